@@ -76,8 +76,7 @@ HOST_DEVICE static inline void adam_scalar(float *p, float *m, float *v, float g
 // The same with moments in bf16, the upper halves of *m and *v. Only what is stored is rounded, at
 // random: v moves by a thousandth of itself per step, which the nearest of numbers with 8 bits
 // would lose (doc/rounding.md). index: the element's number in the arena, modulo 2^32. Its random
-// bits depend on that and the step alone, so that whoever makes the update, in whichever order,
-// rounds alike.
+// bits depend on that and the step alone: whoever makes the update, in whichever order.
 HOST_DEVICE static inline void adam_upper(float *p, uint32_t *m, uint32_t *v, float g,
                                           const AdamStep *s, float decay, uint32_t index) {
     float m1 = bits_float(*m & 0xffff0000), v1 = bits_float(*v & 0xffff0000);
@@ -154,8 +153,7 @@ static inline void adam_prefetch(const void *array, size_t at, size_t size) {
     for (size_t k = 0; k < ADAM_BLOCK * size; k += 64) __builtin_prefetch(from + k);
 }
 
-// The loop of adam_range(); inlined there 10 times, each with the choices known, because neither
-// compiler makes one vector loop of all.
+// The loop of adam_range(), inlined there 10 times: no compiler makes one vector loop of all.
 __attribute__((always_inline))
 static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ low,
                              void *__restrict__ m, void *__restrict__ v,
@@ -292,8 +290,7 @@ static inline double norm_fold(double lane[NORM_LANES]) {
     return lane[0];
 }
 
-// Sum of squares of n <= NORM_BLOCK elements. A square of an fp32 number is exact in double, so
-// that fused or not the sum has the same bits.
+// Sum of squares of n <= NORM_BLOCK elements. Squares are exact in double: fused or not, same bits.
 __attribute__((always_inline))
 static inline double norm_block_sum(const float *g, size_t n) {
     double lane[NORM_LANES] = {0};
@@ -328,9 +325,8 @@ static inline void accumulate_loop(float *__restrict__ sum, const void *__restri
     }
 }
 
-// The gradient joins the sum, in a chunk of a run, behind `block` norm blocks: sum = scale * grad
-// if first, else sum += scale * grad, rounded once. The block sums are made while each block is in
-// the cache.
+// Adds the gradient to the sum, in a chunk of a run, behind `block` norm blocks: sum = scale * grad
+// if first, else sum += scale * grad, rounded once. Makes block sums while a block is in the cache.
 static inline void accumulate_range(const AdamWork *w, const AdamRun *r, size_t block) {
     const size_t full = NORM_BLOCK;
     for (size_t i = r->at, end = r->at + r->length; i < end; i += full, block++) {

@@ -69,8 +69,7 @@ enum { PIECE_HOST,       // state on the host, updated by the CPU
        PIECE_LATE,       // the others; packed state on the host, updated when a window closes
        PIECE_KINDS };
 
-// A range of the shard space within one segment (the embeddings, a layer, or the tail), in which
-// all is done by the same one in one go.
+// A range of the shard space in a segment (embeddings, layer or tail) that is updated in one go.
 typedef struct {
     int kind, segment, subgroup;
     size_t at, length;       // elements of the shard space (model.h), gaps between tensors included
@@ -100,8 +99,7 @@ typedef struct {
     size_t grads_gpu, grads_host;    // elements of gradients that wait for the update there
 } Pieces;
 
-// The shards, with the gaps behind them, are half-open ranges of the shard space; and the one that
-// holds element `at`.
+// The shards, with the gaps behind them, are half-open ranges of the shard space.
 static size_t shard_begin(const ShardMap *map, int i) {
     return i < map->count ? map->shards[i].at : map->elements;
 }
@@ -120,8 +118,7 @@ static int shard_segment(const GPT2Table *t, const ShardMap *map, int i) {
     return t->tensors[map->shards[i].tensor].layer + 1;
 }
 
-// What this process owns of the segment that holds element `at`: [*begin, *end). Returns the
-// segment.
+// Returns the segment that holds element `at`, and what this process owns of it: [*begin, *end).
 static int shard_segment_range(const GPT2Table *t, const ShardMap *map, size_t at,
                                       size_t *begin, size_t *end) {
     int first = shard_at(map, at), last = first + 1;
@@ -212,8 +209,7 @@ static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size,
 // stride, the paper's Algorithm 1 to the letter: residents are whole sub-groups at the end, and of
 // the others, counted from 0, sub-group i visits if (i + 1) % stride == 0. With a share, the same
 // by elements: it visits as soon as all visitors are no more than that share of what has been dealt
-// out; with sub-groups of one size and a share of 1 / k these are those of a stride of k. Free it
-// with pieces_free().
+// out; with sub-groups of one size and a share of 1 / k these are those of a stride of k.
 static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
                                     const OffloadChoice *c) {
     Pieces list;

@@ -1,4 +1,5 @@
-// train_gpt2.c: train a GPT-2 (or OPT) on a CPU, in fp32. The whole of it, in one file.
+// train_gpt2.c: train a GPT-2, OPT, LLaMA, Mistral or Qwen on a CPU, in fp32. The whole of it, in
+// one file.
 //
 //   1. The layers, forward and backward, in the order in which a token meets them
 //   2. The model: memory, forward, backward, update
@@ -6,12 +7,12 @@
 //   4. The loop; tide/run/run.h has what surrounds it
 //
 // This is the reference that everything else in tide.c is checked against, so every layer is the
-// plain loop that defines it. Two of them cannot stay plain and be fast, and have their definition
-// elsewhere: the matrix product (tide/cpu/matmul.h) and attention
-// (attention_definition() in dev/test/test_layers.c).
+// plain loop that defines it. Two of them cannot stay plain and be fast: the matrix product, whose
+// definition is in tide/cpu/matmul.h, and attention, whose definition stands beside the fast one.
 //
 // Letters for shapes, here and everywhere: B sequences of T tokens in a micro-batch, N = B*T rows,
-// C channels, NH heads of HS = C/NH channels, F the MLP's width, V the vocabulary, L the layers.
+// C channels, NH query heads and NKV key heads of HS channels (GPT-2: NKV = NH, HS = C/NH), F the
+// MLP's width, V the vocabulary, L the layers.
 // All arrays are row-major fp32. A loop never splits a sum over threads: each output element is
 // summed by one thread in one order, so that the bits do not depend on the number of threads.
 
@@ -21,7 +22,7 @@
 #include "tide/cpu/matmul.h"
 #include "tide/run/evaluate.h"
 #include "tide/run/sample.h"
-#include "tide/base/vmath.h"
+#include "tide/base/rope.h"
 #include "tide/run/zen_run.h"
 #include "zo.h"
 #include <math.h>
@@ -81,13 +82,16 @@ static void encoder_backward(float *dwte, float *dwpe, const float *dout, const 
 }
 
 // --- layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(var + eps) * w + b --------
+//
+// Or RMS norm (Zhang & Sennrich 2019): out = x / sqrt(mean of x^2 + eps) * w. Its mean is 0, and it
+// has no bias: mean, b and db are NULL.
 
 static void layernorm_forward(float *out, float *mean, float *rstd,  // (N, C), (N), (N)
                               const float *inp, const float *w, const float *b,
-                              size_t N, size_t C) {
+                              size_t N, size_t C, float eps) {
     #pragma omp parallel for
     for (size_t n = 0; n < N; n++)
-        rstd[n] = normalise(out + n * C, &mean[n], inp + n * C, w, b, C, LAYERNORM_EPS);
+        rstd[n] = normalise(out + n * C, mean == NULL ? NULL : &mean[n], inp + n * C, w, b, C, eps);
 }
 
 // Adds to dinp (the residual stream's gradient runs past this layer and is already there).
@@ -98,14 +102,14 @@ static void layernorm_backward(float *dinp, float *dw, float *db, const float *d
     for (size_t n = 0; n < N; n++) {
         const float *x = inp + n * C, *d = dout + n * C;
         float *dx = dinp + n * C;
-        const float mu = mean[n], r = rstd[n];
+        const float mu = mean == NULL ? 0 : mean[n], r = rstd[n];
         float d_mean = 0, d_dot = 0;  // means over c of dnorm, and of dnorm * norm
         #pragma omp simd reduction(+ : d_mean, d_dot)
         for (size_t c = 0; c < C; c++) {
             d_mean += d[c] * w[c];
             d_dot += d[c] * w[c] * ((x[c] - mu) * r);
         }
-        d_mean /= (float)C;
+        d_mean = mean == NULL ? 0 : d_mean / (float)C;
         d_dot /= (float)C;
         for (size_t c = 0; c < C; c++)
             dx[c] += (d[c] * w[c] - d_mean - (x[c] - mu) * r * d_dot) * r;
@@ -116,17 +120,20 @@ static void layernorm_backward(float *dinp, float *dw, float *db, const float *d
         float sum_w[SLICE] = {0}, sum_b[SLICE] = {0};
         for (size_t n = 0; n < N; n++) {
             const float *x = inp + n * C + first, *d = dout + n * C + first;
+            const float mu = mean == NULL ? 0 : mean[n];
             #pragma omp simd
             for (size_t c = 0; c < width; c++) {
-                sum_w[c] += d[c] * ((x[c] - mean[n]) * rstd[n]);
+                sum_w[c] += d[c] * ((x[c] - mu) * rstd[n]);
                 sum_b[c] += d[c];
             }
         }
         #pragma omp simd
-        for (size_t c = 0; c < width; c++) {
+        for (size_t c = 0; c < width; c++)
             dw[first + c] = accumulate ? dw[first + c] + sum_w[c] : sum_w[c];
+        if (db == NULL) continue;
+        #pragma omp simd
+        for (size_t c = 0; c < width; c++)
             db[first + c] = accumulate ? db[first + c] + sum_b[c] : sum_b[c];
-        }
     }
 }
 
@@ -137,11 +144,11 @@ static void matmul_forward(float *out, const float *inp, const float *w, const f
     gemm(false, true, N, OC, C, inp, C, w, C, out, OC, b, false);
 }
 
-// Overwrites dinp (N, C). (Where there is no bias, b and db are NULL.)
-static void matmul_backward(float *dinp, float *dw, float *db, const float *dout,
+// Overwrites dinp (N, C), whose rows are `pitch` apart. Products without a bias have b and db NULL.
+static void matmul_backward(float *dinp, size_t pitch, float *dw, float *db, const float *dout,
                             const float *inp, const float *w, size_t N, size_t C, size_t OC,
                             bool accumulate) {
-    gemm(false, false, N, C, OC, dout, OC, w, C, dinp, C, NULL, false);
+    gemm(false, false, N, C, OC, dout, OC, w, C, dinp, pitch, NULL, false);
     gemm(true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, accumulate);
     if (db == NULL) return;
     #pragma omp parallel for
@@ -157,30 +164,130 @@ static void matmul_backward(float *dinp, float *dw, float *db, const float *dout
     }
 }
 
+// --- rotary positions (Su et al. 2021), and the norm of q and k -------------------------------
+//
+// For each head x of q and of k, of HS channels, at position t, with the angles a[i] = t w[i] of
+// rope_table():
+//     y[i]        = n[i] cos a[i] - n[i + HS/2] sin a[i]
+//     y[i + HS/2] = n[i + HS/2] cos a[i] + n[i] sin a[i]
+// n is x. Or, in Qwen3, x's RMS norm: all heads of q have one weight, and all of k.
+
+// Overwrites q and k in qkv by y. Where there is a norm, copies x to qk for the backward pass;
+// where there is none, qk, qk_rstd, q_norm_w and k_norm_w are NULL.
+static void heads_forward(float *qkv,             // (B, T, (NH + 2 NKV) HS)
+                          float *qk,              // (B, T, (NH + NKV) HS)
+                          float *qk_rstd,         // (B, T, NH + NKV)
+                          const float *q_norm_w, const float *k_norm_w,  // (HS), (HS)
+                          const float *table,     // (T, HS/2, 2): cos a, sin a
+                          const int32_t *begins,  // (B, T), or NULL
+                          size_t B, size_t T, size_t NH, size_t NKV, size_t HS, float eps) {
+    const size_t heads = NH + NKV;
+    #pragma omp parallel for collapse(2)
+    for (size_t n = 0; n < B * T; n++)
+    for (size_t h = 0; h < heads; h++) {
+        float *y = qkv + (n * (heads + NKV) + h) * HS;
+        if (q_norm_w != NULL) {
+            float *x = qk + (n * heads + h) * HS;
+            memcpy(x, y, HS * sizeof *x);
+            qk_rstd[n * heads + h] = normalise(y, NULL, x, h < NH ? q_norm_w : k_norm_w, NULL, HS,
+                                               eps);
+        }
+        rope_rotate(y, table + position(begins, n, T) * HS, HS, 1);
+    }
+}
+
+// dqkv holds dy on entry, and dx on return.
+static void heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, const float *qk,
+                           const float *qk_rstd, const float *q_norm_w, const float *k_norm_w,
+                           const float *table, const int32_t *begins, size_t B, size_t T,
+                           size_t NH, size_t NKV, size_t HS, bool accumulate) {
+    const size_t heads = NH + NKV, N = B * T;
+    #pragma omp parallel for collapse(2)
+    for (size_t n = 0; n < N; n++)
+    for (size_t h = 0; h < heads; h++)
+        rope_rotate(dqkv + (n * (heads + NKV) + h) * HS, table + position(begins, n, T) * HS, HS,
+                    -1);
+    if (q_norm_w == NULL) return;
+    #pragma omp parallel for collapse(2)
+    for (size_t k = 0; k < 2; k++)  // the weights of q, and of k
+    for (size_t first = 0; first < HS; first += SLICE) {
+        const size_t width = min_size(SLICE, HS - first);
+        float *dw = (k == 0 ? dq_norm_w : dk_norm_w) + first, sum[SLICE] = {0};
+        for (size_t n = 0; n < N; n++)
+        for (size_t h = k == 0 ? 0 : NH; h < (k == 0 ? NH : heads); h++) {
+            const float *d = dqkv + (n * (heads + NKV) + h) * HS + first;
+            const float *x = qk + (n * heads + h) * HS + first;
+            const float r = qk_rstd[n * heads + h];
+            #pragma omp simd
+            for (size_t c = 0; c < width; c++) sum[c] += d[c] * (x[c] * r);
+        }
+        #pragma omp simd
+        for (size_t c = 0; c < width; c++) dw[c] = accumulate ? dw[c] + sum[c] : sum[c];
+    }
+    #pragma omp parallel for collapse(2)
+    for (size_t n = 0; n < N; n++)
+    for (size_t h = 0; h < heads; h++) {
+        float *d = dqkv + (n * (heads + NKV) + h) * HS, d_dot = 0;
+        const float *x = qk + (n * heads + h) * HS, *w = h < NH ? q_norm_w : k_norm_w;
+        const float r = qk_rstd[n * heads + h];
+        #pragma omp simd reduction(+ : d_dot)
+        for (size_t c = 0; c < HS; c++) d_dot += d[c] * w[c] * (x[c] * r);
+        d_dot /= (float)HS;
+        for (size_t c = 0; c < HS; c++) d[c] = (d[c] * w[c] - x[c] * r * d_dot) * r;
+    }
+}
+
 // --- causal self-attention (Vaswani et al. 2017) ---------------------------------------------
 //
-// For each sequence and head, with rows q[t], k[t], v[t] of HS channels inside qkv (B, T, 3C):
+// For each sequence and head, with rows q[t], k[t], v[t] of HS channels inside qkv (B, T, Q), whose
+// rows are NH query heads, NKV key heads, NKV value heads: Q = (NH + 2 NKV) HS. Query head h reads
+// key head h / (NH / NKV) (grouped attention, Ainslie et al. 2023).
 //     s[t,u]   = q[t] . k[u] / sqrt(HS)            for begins[t] <= u <= t
 //     p[t,u]   = exp(s[t,u]) / sum over u' of exp(s[t,u'])
 //     out[t]   = sum over u of p[t,u] v[u]
 // Only lse[t] = log sum exp(s[t,:]) is kept for the backward pass; it rebuilds p = exp(s - lse)
 // (Dao et al. 2022), so that no (T, T) matrix is ever in memory.
 
-// It takes a strip of query rows against all the keys they may see, as small matrix products on
-// scores that stay in the core's cache. Scratch for one thread: two strips and the product's.
+// The definition, as plain loops. Training calls attention_forward(), which is faster and cannot
+// overflow; the tests hold the two together.
+static void attention_definition(float *out, float *lse, const float *qkv, const int32_t *begins,
+                                 size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
+    const size_t Q = (NH + 2 * NKV) * HS;
+    for (size_t n = 0; n < B * T; n++)
+    for (size_t h = 0; h < NH; h++) {
+        const size_t b = n / T, t = n % T;
+        const float *q = qkv + n * Q + h * HS;
+        float sum = 0, *o = out + (n * NH + h) * HS;
+        memset(o, 0, HS * sizeof *o);
+        for (size_t u = begins == NULL ? 0 : (size_t)begins[n]; u <= t; u++) {
+            const float *k = qkv + (b * T + u) * Q + (NH + h / (NH / NKV)) * HS, *v = k + NKV * HS;
+            float s = 0;
+            for (size_t i = 0; i < HS; i++) s += q[i] * k[i];
+            s = expf(s / sqrtf((float)HS));
+            sum += s;
+            for (size_t i = 0; i < HS; i++) o[i] += s * v[i];
+        }
+        for (size_t i = 0; i < HS; i++) o[i] /= sum;
+        lse[(b * NH + h) * T + t] = logf(sum);
+    }
+}
+
+// The fast one takes a strip of query rows against all the keys they may see, as small matrix
+// products on scores that stay in the core's cache. Scratch for one thread: two strips and the
+// product's.
 enum { STRIP = 64 };
 
 static size_t attention_scratch_floats(size_t T) {
     return 2 * STRIP * round_up(T, 16) + round_up(gemm_scratch_floats(), 16);
 }
 
-static void attention_forward(float *out,        // (B, T, C)
+static void attention_forward(float *out,        // (B, T, NH HS)
                               float *lse,        // (B, NH, T)
-                              const float *qkv,  // (B, T, 3C)
+                              const float *qkv,  // (B, T, Q)
                               const int32_t *begins,  // (B, T), or NULL: all 0
                               float *scratch,    // (threads, attention_scratch_floats(T))
-                              size_t B, size_t T, size_t C, size_t NH) {
-    const size_t HS = C / NH, strips = (T + STRIP - 1) / STRIP;
+                              size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
+    const size_t A = NH * HS, Q = A + 2 * NKV * HS, strips = (T + STRIP - 1) / STRIP;
     const float scale = 1.0f / sqrtf((float)HS);
     #pragma omp parallel for collapse(3) schedule(dynamic)
     for (size_t b = 0; b < B; b++)
@@ -191,12 +298,12 @@ static void attention_forward(float *out,        // (B, T, C)
         // Keys from `low` on, where the document of the strip's first row begins.
         const int32_t *begin = begins == NULL ? NULL : begins + b * T + first;
         const size_t low = begin == NULL ? 0 : (size_t)begin[0], keys = first + rows - low;
-        const float *q = qkv + (b * T + first) * 3 * C + h * HS;
-        const float *k = qkv + (b * T + low) * 3 * C + C + h * HS, *v = k + C;
+        const float *q = qkv + (b * T + first) * Q + h * HS;
+        const float *k = qkv + (b * T + low) * Q + A + h / (NH / NKV) * HS, *v = k + NKV * HS;
         // p: (rows, keys)
         float *p = scratch + (size_t)omp_get_thread_num() * attention_scratch_floats(T);
         float *product_scratch = p + 2 * STRIP * round_up(T, 16);
-        gemm_serial(false, true, rows, keys, HS, q, 3 * C, k, 3 * C, p, keys, NULL, false,
+        gemm_serial(false, true, rows, keys, HS, q, Q, k, Q, p, keys, NULL, false,
                     product_scratch);
         for (size_t r = 0; r < rows; r++) {
             const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
@@ -212,24 +319,25 @@ static void attention_forward(float *out,        // (B, T, C)
             memset(p + r * keys, 0, from * sizeof(float));
             lse[(b * NH + h) * T + first + r] = max * scale + logf(sum);
         }
-        gemm_serial(false, false, rows, HS, keys, p, keys, v, 3 * C,
-                    out + (b * T + first) * C + h * HS, C, NULL, false, product_scratch);
+        gemm_serial(false, false, rows, HS, keys, p, keys, v, Q,
+                    out + (b * T + first) * A + h * HS, A, NULL, false, product_scratch);
     }
 }
 
-// Overwrites dqkv. The keys' and values' gradients are sums over strips, so one thread takes all
-// strips of a head.
+// Overwrites dqkv. The keys' and values' gradients are sums over strips and over the query heads of
+// their group, so one thread takes all of these, in order.
 static void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
                                const float *qkv, const int32_t *begins, float *scratch,
-                               size_t B, size_t T, size_t C, size_t NH) {
-    const size_t HS = C / NH;
+                               size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
+    const size_t A = NH * HS, Q = A + 2 * NKV * HS, group = NH / NKV;
     const float scale = 1.0f / sqrtf((float)HS);
     #pragma omp parallel for collapse(2) schedule(dynamic)
     for (size_t b = 0; b < B; b++)
-    for (size_t h = 0; h < NH; h++) {
-        const size_t head = b * T * 3 * C + h * HS;
-        const float *k = qkv + head + C, *v = k + C;
-        float *dk = dqkv + head + C, *dv = dk + C;
+    for (size_t kv = 0; kv < NKV; kv++)
+    for (size_t h = kv * group; h < (kv + 1) * group; h++) {
+        const size_t head = b * T * Q + h * HS, key_head = b * T * Q + A + kv * HS;
+        const float *k = qkv + key_head, *v = k + NKV * HS;
+        float *dk = dqkv + key_head, *dv = dk + NKV * HS;
         // p and ds: (rows, keys)
         float *p = scratch + (size_t)omp_get_thread_num() * attention_scratch_floats(T);
         float *ds = p + STRIP * round_up(T, 16);
@@ -238,18 +346,20 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
             const size_t rows = min_size(STRIP, T - first);
             const int32_t *begin = begins == NULL ? NULL : begins + b * T + first;
             const size_t low = begin == NULL ? 0 : (size_t)begin[0], keys = first + rows - low;
-            const float *q = qkv + head + first * 3 * C;
-            const float *kl = k + low * 3 * C, *vl = v + low * 3 * C;
-            const float *o = out + (b * T + first) * C + h * HS;
-            const float *d = dout + (b * T + first) * C + h * HS;
-            // The last rows of dk and dv are new in this strip, the ones above have a part already.
-            for (size_t u = first; u < first + rows; u++) {
-                memset(dk + u * 3 * C, 0, HS * sizeof(float));
-                memset(dv + u * 3 * C, 0, HS * sizeof(float));
+            const float *q = qkv + head + first * Q;
+            const float *kl = k + low * Q, *vl = v + low * Q;
+            const float *o = out + (b * T + first) * A + h * HS;
+            const float *d = dout + (b * T + first) * A + h * HS;
+            // With the group's first head, the last rows of dk and dv are new in this strip; all
+            // others have a part already.
+            const size_t fresh = h == kv * group ? first + rows : first;
+            for (size_t u = first; u < fresh; u++) {
+                memset(dk + u * Q, 0, HS * sizeof(float));
+                memset(dv + u * Q, 0, HS * sizeof(float));
             }
-            gemm_serial(false, true, rows, keys, HS, q, 3 * C, kl, 3 * C, p, keys, NULL, false,
+            gemm_serial(false, true, rows, keys, HS, q, Q, kl, Q, p, keys, NULL, false,
                         product_scratch);
-            gemm_serial(false, true, rows, keys, HS, d, C, vl, 3 * C, ds, keys, NULL, false,
+            gemm_serial(false, true, rows, keys, HS, d, A, vl, Q, ds, keys, NULL, false,
                         product_scratch);  // dp, for now
             for (size_t r = 0; r < rows; r++) {
                 const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
@@ -261,7 +371,7 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
                 float *pr = p + r * keys, *dr = ds + r * keys;
                 float d_dot_o = 0;
                 #pragma omp simd reduction(+ : d_dot_o)
-                for (size_t i = 0; i < HS; i++) d_dot_o += d[r * C + i] * o[r * C + i];
+                for (size_t i = 0; i < HS; i++) d_dot_o += d[r * A + i] * o[r * A + i];
                 #pragma omp simd
                 for (size_t u = from; u < whole; u++) {
                     pr[u] = exp_f32(pr[u] * scale - l);
@@ -270,12 +380,12 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
                 for (size_t u = 0; u < from; u++) pr[u] = dr[u] = 0;
                 for (size_t u = visible; u < keys; u++) pr[u] = dr[u] = 0;
             }
-            gemm_serial(false, false, rows, HS, keys, ds, keys, kl, 3 * C,
-                        dqkv + head + first * 3 * C, 3 * C, NULL, false, product_scratch);
-            gemm_serial(true, false, keys, HS, rows, ds, keys, q, 3 * C, dk + low * 3 * C, 3 * C,
-                        NULL, true, product_scratch);
-            gemm_serial(true, false, keys, HS, rows, p, keys, d, C, dv + low * 3 * C, 3 * C, NULL,
-                        true, product_scratch);
+            gemm_serial(false, false, rows, HS, keys, ds, keys, kl, Q, dqkv + head + first * Q, Q,
+                        NULL, false, product_scratch);
+            gemm_serial(true, false, keys, HS, rows, ds, keys, q, Q, dk + low * Q, Q, NULL, true,
+                        product_scratch);
+            gemm_serial(true, false, keys, HS, rows, p, keys, d, A, dv + low * Q, Q, NULL, true,
+                        product_scratch);
         }
     }
 }
@@ -283,19 +393,47 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
 // --- the MLP's non-linearity -----------------------------------------------------------------
 //
 // GELU (gelu_f32 in tide/base/vmath.h): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+// Or, of 2F columns, the F of a gate z and the F that it lets through (Shazeer 2020):
+//     out = silu(z) up, silu(z) = z s, s = 1 / (1 + exp(-z)).
 
-static void activation_forward(float *out, const float *inp, size_t n, int activation) {
+static void activation_forward(float *out,        // (N, F)
+                               const float *inp,  // (N, F), or (N, 2F)
+                               size_t N, size_t F, int activation) {
+    if (activation == ACTIVATION_SILU) {
+        #pragma omp parallel for
+        for (size_t n = 0; n < N; n++) {
+            const float *z = inp + n * 2 * F, *up = z + F;
+            #pragma omp simd
+            for (size_t f = 0; f < F; f++) out[n * F + f] = z[f] * sigmoid_f32(z[f]) * up[f];
+        }
+        return;
+    }
     if (activation == ACTIVATION_RELU) {
         #pragma omp parallel for simd
-        for (size_t i = 0; i < n; i++) out[i] = inp[i] > 0 ? inp[i] : 0;
+        for (size_t i = 0; i < N * F; i++) out[i] = inp[i] > 0 ? inp[i] : 0;
         return;
     }
     #pragma omp parallel for simd
-    for (size_t i = 0; i < n; i++) out[i] = gelu_f32(inp[i]);
+    for (size_t i = 0; i < N * F; i++) out[i] = gelu_f32(inp[i]);
 }
 
-// d holds dout on entry and dinp on return.
-static void activation_backward(float *d, const float *inp, size_t n, int activation) {
+// d, as wide as inp, holds dout on entry, in the first F columns; and dinp on return.
+static void activation_backward(float *d, const float *inp, size_t N, size_t F, int activation) {
+    const size_t n = N * F;
+    if (activation == ACTIVATION_SILU) {
+        #pragma omp parallel for
+        for (size_t row = 0; row < N; row++) {
+            const float *gate = inp + row * 2 * F, *up = gate + F;
+            float *d_gate = d + row * 2 * F, *d_up = d_gate + F;
+            #pragma omp simd
+            for (size_t f = 0; f < F; f++) {
+                const float z = gate[f], s = sigmoid_f32(z), dout = d_gate[f];
+                d_up[f] = dout * (z * s);
+                d_gate[f] = dout * up[f] * (s * (1.0f + z * (1.0f - s)));
+            }
+        }
+        return;
+    }
     if (activation == ACTIVATION_RELU) {
         #pragma omp parallel for simd
         for (size_t i = 0; i < n; i++) {
@@ -360,11 +498,13 @@ static void crossentropy(float *losses, float *logits, const int32_t *targets, f
 typedef struct {
     float *x;                       // (N, C)  the residual stream on entry
     float *ln_1, *mean_1, *rstd_1;  // (N, C), (N), (N)
-    float *qkv;                     // (N, 3C)
-    float *atty, *lse;              // (N, C), (B, NH, T)
+    float *qkv;                     // (N, Q), Q = (NH + 2 NKV) HS: queries, keys, values
+    float *qk, *qk_rstd;            // (N, (NH + NKV) HS), (N, NH + NKV): q and k before their norm
+    float *atty, *lse;              // (N, NH HS), (B, NH, T)
     float *mid;                     // (N, C)  the residual stream after attention
     float *ln_2, *mean_2, *rstd_2;  // (N, C), (N), (N)
-    float *fc, *act;                // (N, F)  before and after the non-linearity
+    float *fc, *act;                // (N, M), (N, F)  before and after the non-linearity; M is F,
+                                    //         or 2F where the MLP is gated
     // The inputs of attention and of the MLP, and the statistics of norm(mid). The inputs are ln_1
     // and norm(mid) = ln_2; in post-norm layers x and norm(mid) = ln_1, and ln_2 is the second sum.
     float *att_in, *mlp_in, *mid_mean, *mid_rstd;
@@ -396,12 +536,14 @@ typedef struct {
     ZoConfig zo;
     float *parts[STATE_PARTS];                   // of a checkpoint
     float *x;                                    // (L+1, N, C)
-    float *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;       // (L, ...), see LayerActs
-    float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse;
+    float *mid, *ln_1, *ln_2, *qkv, *qk, *atty, *fc, *act;  // (L, ...), see LayerActs
+    float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse, *qk_rstd;
     float *ln_f, *mean_f, *rstd_f;               // (N, C), (N), (N)
     float *logits;                               // (chunk rows, Vp)
     float *losses;                               // (N)
-    float *dx, *dc, *dwide;                      // backward: (N, C), (N, C), (N, max(F, 3C))
+    float *rope;                                 // (T, HS/2, 2): see rope_table()
+    float *dx, *dc, *dwide;                      // backward: (N, C), (N, wider of C and NH HS),
+                                                 // (N, wider of Q and M)
     float *cache;                                // of sampling: see decode()
     float *all_logits;                           // of --dump: (N, Vp)
     float *scratch;                              // attention, per thread
@@ -414,11 +556,11 @@ enum { HEAD_ROWS = 256 };
 
 // The memory plan: every buffer of the model for max_B x max_T. One list is printed and allocated.
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
-    const size_t P = g->table.elements;
+    const size_t C = g->config.channels, N = g->max_B * g->max_T, P = g->table.elements;
+    const size_t A = config_att(&g->config), wide = config_wide(&g->config);
     const size_t L = g->training ? g->config.layers : 1;  // without a backward pass, layers share
     size_t blocks = 0;
-    if ((double)N * (double)(L + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
+    if ((double)N * (double)(L + 4) * (double)(6 * C + 4 * wide) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     for (int i = 0; i < g->table.count; i++) blocks += norm_blocks(g->table.tensors[i].size);
     int n = 0;
@@ -430,14 +572,16 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("activations", N, targets);
     if (g->packed) BUFFER("activations", N, begins);
     BUFFER("activations", (g->training ? L + 1 : 1) * N * C, x);
-    #define ACT_BUFFER(name, width, ...) BUFFER("activations", L * N * (width), name);
+    #define ACT_BUFFER(name, width, ...) \
+        if ((width) > 0) BUFFER("activations", L * N * (width), name);
     LAYER_ACTIVATIONS(ACT_BUFFER, &g->config)
     #undef ACT_BUFFER
     BUFFER("activations", N * C, ln_f);
-    BUFFER("activations", N, mean_f);
+    if (!g->config.rms) BUFFER("activations", N, mean_f);
     BUFFER("activations", N, rstd_f);
     BUFFER("activations", N, losses);
     BUFFER("logits", min_size(HEAD_ROWS, N) * g->config.vocab_padded, logits);
+    if (g->config.rope.theta > 0) BUFFER("rotary", g->max_T * config_head(&g->config), rope);
     BUFFER("scratch", (size_t)omp_get_max_threads() * attention_scratch_floats(g->max_T), scratch);
     if (g->training) {
         BUFFER("gradients", P, grads);
@@ -447,8 +591,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         if (g->zenflow) BUFFER("newest parameters", P, master);
         if (g->zenflow) BUFFER("sums of gradients", P, acc);
         BUFFER("backward", N * C, dx);
-        BUFFER("backward", N * C, dc);
-        BUFFER("backward", N * config_wide(&g->config), dwide);
+        BUFFER("backward", N * (A > C ? A : C), dc);
+        BUFFER("backward", N * wide, dwide);
         BUFFER("scratch", blocks, norm_sums);
     }
     if (g->sampling) BUFFER("sampling", decode_floats(&g->config), cache);
@@ -482,6 +626,8 @@ static void gpt2_allocate(GPT2 *g) {
     const int n = gpt2_buffers(g, list);
     for (int i = 0; i < n; i++)
         buffer_set(&list[i], alloc_or_fail(list[i].bytes, 1, list[i].purpose));
+    if (g->config.rope.theta > 0)
+        rope_table(&g->config.rope, g->max_T, config_head(&g->config), g->rope);
 }
 
 static void gpt2_free(GPT2 *g) {
@@ -505,8 +651,9 @@ static LayerWeights layer_weights(const GPT2 *g, float *arena, size_t l) {
     return w;
 }
 
+// A tensor outside the layers; NULL: this family does not have it.
 static float *tensor(const GPT2 *g, float *arena, int index) {
-    return arena + g->table.tensors[index].offset;
+    return index < 0 ? NULL : arena + g->table.tensors[index].offset;
 }
 
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
@@ -515,7 +662,8 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     LayerActs a;
     if (!g->training) l = 0;
     a.x = g->x + l * N * C;
-    #define ACT_POINT(name, width, ...) a.name = g->name + l * N * (width);
+    #define ACT_POINT(name, width, ...) \
+        a.name = g->name == NULL ? NULL : g->name + l * N * (width);
     LAYER_ACTIVATIONS(ACT_POINT, &g->config)
     #undef ACT_POINT
     a.att_in = post ? a.x : a.ln_1;
@@ -530,17 +678,19 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
 // too.
 static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, size_t B,
                          size_t T) {
-    const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads, N = B * T;
-    const size_t A = config_att(&g->config), Q = config_qkv(&g->config);
-    const size_t M = config_mlp(&g->config), L = g->config.layers;
-    const bool post = g->config.post_norm;
+    const GPT2Config *c = &g->config;
+    const size_t C = c->channels, F = c->ffn, N = B * T, L = c->layers;
+    const size_t NH = c->heads, NKV = config_kv(c), HS = config_head(c);
+    const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
+    const float eps = config_eps(c);
+    const bool post = c->post_norm;
     g->B = B;
     g->T = T;
     g->documents = begins;
     const float *wte = tensor(g, g->params, g->table.wte);
     const float *wpe = tensor(g, g->params, g->table.wpe);
-    if (g->config.embed > 0) {
-        const size_t E = g->config.embed;
+    if (c->embed > 0) {
+        const size_t E = c->embed;
         encoder_forward(g->ln_f, tokens, begins, wte, NULL, B, T, E);
         encoder_forward(g->x, tokens, begins, NULL, wpe, B, T, C);
         gemm(false, true, N, C, E, g->ln_f, E, tensor(g, g->params, g->table.project_in), E, g->x,
@@ -553,25 +703,31 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
         const LayerActs a = layer_acts(g, l);
         const LayerWeights w = layer_weights(g, g->params, l);
         x = g->training ? a.x + g->max_B * g->max_T * C : a.x;  // where the layer's output goes
-        if (!post) layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C);
+        if (!post)
+            layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps);
         matmul_forward(a.qkv, a.att_in, w.qkv_w, w.qkv_b, N, C, Q);
-        attention_forward(a.atty, a.lse, a.qkv, begins, g->scratch, B, T, C, NH);
+        if (c->rope.theta > 0)
+            heads_forward(a.qkv, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope, begins, B, T, NH,
+                          NKV, HS, eps);
+        attention_forward(a.atty, a.lse, a.qkv, begins, g->scratch, B, T, NH, NKV, HS);
         matmul_forward(a.mid, a.atty, w.attproj_w, w.attproj_b, N, A, C);
         residual_forward(a.mid, a.x, N * C);
-        layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w.mid_w, w.mid_b, N, C);
+        layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w.mid_w, w.mid_b, N, C,
+                          eps);
         matmul_forward(a.fc, a.mlp_in, w.fc_w, w.fc_b, N, C, M);
-        activation_forward(a.act, a.fc, N * F, g->config.activation);
+        activation_forward(a.act, a.fc, N, F, c->activation);
         float *sum = post ? a.ln_2 : x;
         matmul_forward(sum, a.act, w.fcproj_w, w.fcproj_b, N, F, C);
         residual_forward(sum, post ? a.ln_1 : a.mid, N * C);
-        if (post) layernorm_forward(x, a.mean_2, a.rstd_2, sum, w.ln_2_w, w.ln_2_b, N, C);
+        if (post)
+            layernorm_forward(x, a.mean_2, a.rstd_2, sum, w.ln_2_w, w.ln_2_b, N, C, eps);
     }
-    if (g->config.embed > 0)
+    if (c->embed > 0)
         matmul_forward(g->ln_f, x, tensor(g, g->params, g->table.project_out), NULL, N, C,
-                       g->config.embed);
+                       c->embed);
     else
         layernorm_forward(g->ln_f, g->mean_f, g->rstd_f, x, tensor(g, g->params, g->table.ln_f_w),
-                          tensor(g, g->params, g->table.ln_f_b), N, C);
+                          tensor(g, g->params, g->table.ln_f_b), N, C, eps);
 }
 
 // Head and loss, in chunks of rows. Returns the mean loss of the micro-batch in nats per token.
@@ -648,16 +804,16 @@ static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32
 // From the head's gradient (made by gpt2_head) down to the embeddings. dx is the gradient of the
 // residual stream: every branch reads it, and adds its own part where it left the stream.
 static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
-    const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads;
-    const size_t B = g->B, T = g->T, N = B * T, L = g->config.layers;
-    const size_t A = config_att(&g->config), Q = config_qkv(&g->config), M = config_mlp(&g->config);
+    const GPT2Config *c = &g->config;
+    const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T, L = c->layers;
+    const size_t NH = c->heads, NKV = config_kv(c), HS = config_head(c), E = c->embed;
+    const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
     const GPT2Table *t = &g->table;
     float *dx = g->dx, *dc = g->dc, *dwide = g->dwide;
-    const size_t E = g->config.embed;
-    const bool post = g->config.post_norm;
+    const bool post = c->post_norm;
     const float *last = g->x + L * g->max_B * g->max_T * C;
     if (E > 0) {
-        matmul_backward(dx, tensor(g, g->grads, t->project_out), NULL, dc, last,
+        matmul_backward(dx, C, tensor(g, g->grads, t->project_out), NULL, dc, last,
                         tensor(g, g->params, t->project_out), N, C, E, accumulate);
     } else {
         memset(dx, 0, N * C * sizeof(float));
@@ -677,10 +833,10 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
                                a.rstd_2, N, C, accumulate);
         }
         // MLP branch: stream -> dact -> dfc -> dmlp_in -> stream
-        matmul_backward(dwide, d.fcproj_w, d.fcproj_b, stream, a.act, w.fcproj_w, N, F, C,
+        matmul_backward(dwide, M, d.fcproj_w, d.fcproj_b, stream, a.act, w.fcproj_w, N, F, C,
                         accumulate);
-        activation_backward(dwide, a.fc, N * F, g->config.activation);
-        matmul_backward(branch, d.fc_w, d.fc_b, dwide, a.mlp_in, w.fc_w, N, C, M, accumulate);
+        activation_backward(dwide, a.fc, N, F, c->activation);
+        matmul_backward(branch, C, d.fc_w, d.fc_b, dwide, a.mlp_in, w.fc_w, N, C, M, accumulate);
         if (post) {
             residual_forward(branch, stream, N * C);
             memset(stream, 0, N * C * sizeof(float));
@@ -688,11 +844,14 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
         layernorm_backward(stream, d.mid_w, d.mid_b, branch, a.mid, w.mid_w, a.mid_mean,
                            a.mid_rstd, N, C, accumulate);
         // attention branch: stream -> datty -> dqkv -> datt_in -> stream
-        matmul_backward(branch, d.attproj_w, d.attproj_b, stream, a.atty, w.attproj_w, N, A, C,
+        matmul_backward(branch, A, d.attproj_w, d.attproj_b, stream, a.atty, w.attproj_w, N, A, C,
                         accumulate);
-        attention_backward(dwide, branch, a.atty, a.lse, a.qkv, g->documents, g->scratch, B, T, C,
-                           NH);
-        matmul_backward(branch, d.qkv_w, d.qkv_b, dwide, a.att_in, w.qkv_w, N, C, Q, accumulate);
+        attention_backward(dwide, branch, a.atty, a.lse, a.qkv, g->documents, g->scratch, B, T, NH,
+                           NKV, HS);
+        if (c->rope.theta > 0)
+            heads_backward(dwide, d.q_norm, d.k_norm, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
+                           g->documents, B, T, NH, NKV, HS, accumulate);
+        matmul_backward(branch, C, d.qkv_w, d.qkv_b, dwide, a.att_in, w.qkv_w, N, C, Q, accumulate);
         if (post) residual_forward(branch, stream, N * C);  // dx again
         else layernorm_backward(stream, d.ln_1_w, d.ln_1_b, branch, a.x, w.ln_1_w, a.mean_1,
                                 a.rstd_1, N, C, accumulate);
@@ -700,13 +859,13 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     // A tied head has just written its part of dwte; the embeddings add theirs.
     float *dwte = tensor(g, g->grads, t->wte), *dwpe = tensor(g, g->grads, t->wpe);
     if (!accumulate) {
-        memset(dwpe, 0, t->tensors[t->wpe].size * sizeof(float));
+        if (dwpe != NULL) memset(dwpe, 0, t->tensors[t->wpe].size * sizeof(float));
         if (!g->config.tied) memset(dwte, 0, t->tensors[t->wte].size * sizeof(float));
     }
     if (E > 0) {
         encoder_backward(NULL, dwpe, dx, tokens, g->documents, B, T, C);
         encoder_forward(g->ln_f, tokens, g->documents, tensor(g, g->params, t->wte), NULL, B, T, E);
-        matmul_backward(dc, tensor(g, g->grads, t->project_in), NULL, dx, g->ln_f,
+        matmul_backward(dc, E, tensor(g, g->grads, t->project_in), NULL, dx, g->ln_f,
                         tensor(g, g->params, t->project_in), N, E, C, accumulate);
         encoder_backward(dwte, NULL, dc, tokens, g->documents, B, T, E);
     } else {
@@ -937,8 +1096,7 @@ int main(int argc, char **argv) {
     }
     save(g, r);
     const int code = run_end(r);
-    printf("memory: at most %.1f MiB, planned %.1f MiB\n", (double)memory_peak() / (1 << 20),
-           (double)planned / (1 << 20));
+    printf("memory: at most %.1f MiB, planned %.1f MiB\n", mib(memory_peak()), mib(planned));
     return code;
 }
 #endif

@@ -1,4 +1,5 @@
-// train_gpt2.cu: train a GPT-2 (or OPT) on a GPU, in bf16 with fp32 master weights, or in fp32.
+// train_gpt2.cu: train a GPT-2, OPT, LLaMA, Mistral or Qwen on a GPU, in bf16 with fp32 master
+// weights, or in fp32.
 //
 //   1. One step: its streams and events, forward, backward, gradients, norm, update
 //   2. Sampling, evaluation, checkpoints
@@ -66,8 +67,8 @@
 //   gathered[s]      ranks         all ranks' new weights of s are there     compute: forward of s
 //   grad_ready[s]    compute       backward has made the gradient of s       sums (ZeRO: ranks)
 //   reduced[s]       ranks         it is summed over the ranks               sums
-//   grad_left[place] sums, pack    all have read the gradient in this place  compute: backward
-//                    or out
+//   grad_left[place] sums, pack    all have read the gradient in this place  compute: backward;
+//                    or out                                                  an untied head
 //   packed_free[i]   out           ZenFlow: packed buffer i is copied        pack
 //   grad_arrived[s]  out or host   the gradient of s is on the host          host (visitors: fetch)
 //   room_free[i]     host          the worker has read landing i             out
@@ -105,6 +106,9 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
         compute_span(g, g->timeline.between ? "evaluate" : "forward", s);
         forward_segment(g, s);
     }
+    // The head may write its gradient where the tail's is made, once the one before has left.
+    if (g->training && head_in_place(g))
+        stream_wait(g->compute, g->grad_left[g->segment[g->segments - 1].place]);
 }
 
 // Copies to the host, in stream `out`, the part of segment s's gradient that waits for its update
@@ -487,7 +491,7 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, 
     const size_t C = config_embed(&g->config), Vp = g->config.vocab_padded;
     // Few different lengths, because each has products of its own. The zeros behind the last token
     // change nothing: no row sees a later one.
-    const size_t T = min_size(round_up(count, 64), g->config.context);
+    const size_t T = min_size(round_up(count, 64), config_window(&g->config));
     gpt2_update_wait(g);
     g->timeline.between = true;
     memset(g->inputs, 0, T * sizeof(int32_t));
@@ -629,7 +633,10 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     if (o->weights == WEIGHTS_HOST && g->weights == WEIGHTS_GPU && !r->only_sampling)
         printf("without training, all weights are on the GPU\n");
     g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
+    // the logits of more rows may take less memory than the sum of several chunks' gradients
+    const size_t N = g->max_B * g->max_T, more = 4 * config_embed(&g->config) / sizeof(floatX);
     g->head_rows = HEAD_ROWS;
+    if (!g->config.tied && N > HEAD_ROWS && N <= HEAD_ROWS + more) g->head_rows = N;
     return settle(g, r);
 }
 

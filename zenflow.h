@@ -201,8 +201,7 @@ static int zen_rank_compare(const void *a, const void *b) {
     return (x->column > y->column) - (x->column < y->column);
 }
 
-// Chosen slot `chosen` and slot `rest` of the same tensor (counted from the first of the rest) are
-// to change places.
+// Two slots of a tensor that are to change places. rest: counted from the first slot of the rest.
 typedef struct { int32_t chosen, rest; } ZenSwap;
 
 // Selects the columns of tensor i with the highest scores (cols), of equal ones the first. Fills
@@ -294,8 +293,7 @@ static bool zen_is_late(const ZenConfig *c, const ZenClock *x) {
     return c->overlap && x->windows > 0;
 }
 
-// Would a checkpoint lack something now: gradients that a window has summed so far, or the scores
-// of a warm-up?
+// Would a checkpoint lack something now: gradients of an open window, or the scores of a warm-up?
 static bool zen_is_open(const ZenConfig *c, const ZenClock *x) {
     return x->filled > 0 || (zen_is_warm(c, x) && x->warm > zen_scores_from(c));
 }
@@ -448,8 +446,7 @@ static void zen_adam(ZenReference *x, const ZenTensor *z, size_t e, float g, con
     x->v[e] = bf16_to_f32(v);
 }
 
-// One step, of which `grads` is the whole gradient and `scale` clips it. The same for any cut of
-// the work, as every element is its own.
+// Makes a step by the whole gradient `grads`, which `scale` clips. Every element is its own.
 static void zen_reference_step(ZenReference *x, const float *grads, float scale,
                                       const ZenRates *rates) {
     const ZenConfig *c = &x->config;

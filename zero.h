@@ -56,38 +56,30 @@ static inline size_t zero_begin(const GPT2Table *t, int s, size_t world, size_t 
     return x->offset + begin - at;  // the latter: it is in the gap behind x
 }
 
-// Adds to the map what there is of elements [begin, end) of a segment; `first` is its first tensor.
-static inline void zero_add(ShardMap *map, const GPT2Table *t, int first, size_t begin,
-                            size_t end) {
-    const int layer = t->tensors[first].layer;
-    for (int i = first; i < t->count && t->tensors[i].layer == layer; i++) {
-        const GPT2Tensor *x = &t->tensors[i];
-        const size_t from = x->offset > begin ? x->offset : begin;
-        const size_t to = min_size(x->offset + x->size, end);
-        if (from >= to) continue;
-        Shard *shard = &map->shards[map->count++];
-        shard->tensor = i;
-        shard->offset = from - x->offset;
-        shard->length = to - from;
-        shard->at = map->elements + (from - begin);
-        shard->decay = x->decay;
-    }
-    map->elements += end - begin;
-}
-
 // What a rank owns. Each shard of a segment begins with an element of a tensor, since gaps are
 // shorter than ALIGN_ELEMENTS. Free map.shards.
 static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank, bool rows) {
     ShardMap map = {0, NULL, 0};
+    size_t begin = 0, end = 0;  // of the segment, what the rank owns
     map.shards = (Shard *)alloc_or_fail((size_t)t->count, sizeof(Shard), "shard map");
-    for (int first = 0; first < t->count; first++) {
-        const int s = t->tensors[first].layer + 1;
-        const size_t at = t->tensors[first].offset;
-        if (first > 0 && t->tensors[first - 1].layer + 1 == s) continue;
-        const size_t begin = zero_begin(t, s, world, rank, rows);
-        const size_t end = zero_begin(t, s, world, rank + 1, rows);
-        if (begin < end) zero_add(&map, t, first, at + begin, at + end);
+    for (int i = 0; i < t->count; i++) {
+        const GPT2Tensor *x = &t->tensors[i];
+        if (i == 0 || x->layer > t->tensors[i - 1].layer) {
+            map.elements += end - begin;
+            begin = x->offset + zero_begin(t, x->layer + 1, world, rank, rows);
+            end = x->offset + zero_begin(t, x->layer + 1, world, rank + 1, rows);
+        }
+        const size_t from = x->offset > begin ? x->offset : begin;
+        const size_t to = min_size(x->offset + x->size, end);
+        if (from >= to) continue;
+        Shard *shard = &map.shards[map.count++];
+        shard->tensor = i;
+        shard->offset = from - x->offset;
+        shard->length = to - from;
+        shard->at = map.elements + (from - begin);
+        shard->decay = x->decay;
     }
+    map.elements += end - begin;
     return map;
 }
 

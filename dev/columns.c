@@ -3,11 +3,10 @@
 // later: it counts on a few of them having most of it.
 #include "tool.h"
 #include "../tide/files/hf.h"
-#include "../tide/run/log.h"
 #include "../zenflow.h"
 
 static const char help[] =
-    "usage: columns DUMP.safetensors ... [--svg FILE]\n"
+    "usage: columns DUMP.safetensors ...\n"
     "\n"
     "Reads the gradients that train_gpt2 --dump wrote, and prints for every matrix, in percent:\n"
     "  of all    its share of the squared norm of the whole gradient\n"
@@ -21,8 +20,6 @@ static const char help[] =
     "about the largest 10 % of the columns in the first dump:\n"
     "  held      their share of the last dump's squared norm\n"
     "  kept      how many of them are among the largest 10 % there; evenly spread: by lot\n"
-    "\n"
-    "  --svg FILE  also draws the shares of columns, over the layers\n"
     "\n"
     "exit code: 0; 1 if something cannot be written; 2 for a file that cannot be read or used\n";
 
@@ -290,133 +287,23 @@ static void print_all(const Columns *s) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Drawing
-
-// What is drawn: its kind in a layer, or -1; the name of the others, and of all in the legend.
-static const struct { int kind; const char *name, *colour; } drawn[] = {
-    {-1, "wte", "#b08549"}, {-1, "wpe", "#a8446f"}, {QKV_W, "attn.qkv.w", "#2670bf"},
-    {ATTPROJ_W, "attn.proj.w", "#d9601a"}, {FC_W, "mlp.fc.w", "#2a998b"},
-    {FCPROJ_W, "mlp.proj.w", "#8a5ec0"}, {-1, "lm_head", "#738090"}};
-enum { DRAWN = sizeof drawn / sizeof *drawn, TOP = 20, LEGEND = 46 };
-
-static double x_of(size_t slot, size_t slots) {
-    const double w = PLOT_WIDTH - PLOT_LEFT - PLOT_RIGHT;
-    return PLOT_LEFT + w * ((double)slot + 0.5) / (double)slots;
-}
-
-static double y_of(double share, double top) {
-    const double h = PLOT_HEIGHT - TOP - LEGEND - PLOT_BOTTOM;
-    return TOP + LEGEND + h * (1 - share / top);
-}
-
-// From 0 to `top` percent; below, before and after the layers, what is in none of them.
-static void draw_axes(FILE *f, const Columns *s, size_t slots, double top) {
-    const double right = PLOT_WIDTH - PLOT_RIGHT, bottom = PLOT_HEIGHT - PLOT_BOTTOM;
-    const double dy = plot_tick(top, 8), dx = fmax(1, plot_tick((double)s->config.layers, 24));
-    for (int i = 0; i * dy <= top; i++)
-        fprintf(f, "<path class=\"grid\" d=\"M%d %.1fH%.0f\"/><text x=\"%d\" y=\"%.1f\" "
-                "text-anchor=\"end\">%.6g%s</text>\n", PLOT_LEFT, y_of(i * dy, top), right,
-                PLOT_LEFT - 8, y_of(i * dy, top) + 4, i * dy, i > 0 ? "" : " %");
-    for (int p = 0; p < PERCENTS; p++)
-        fprintf(f, "<path class=\"even\" d=\"M%d %.1fH%.0f\"/>\n", PLOT_LEFT,
-                y_of((double)percents[p], top), right);
-    fprintf(f, "<path class=\"axis\" d=\"M%d %.0fH%.0f\"/>\n", PLOT_LEFT, bottom, right);
-    for (size_t slot = 0; slot < slots; slot++) {
-        char layer[32];
-        snprintf(layer, sizeof layer, "%zu", slot - 1);
-        const bool inside = slot > 0 && slot <= s->config.layers;
-        if (inside && (slot - 1) % (size_t)dx != 0) continue;
-        fprintf(f, "<path class=\"axis\" d=\"M%.1f %.0fv5\"/><text x=\"%.1f\" y=\"%.0f\" "
-                "text-anchor=\"middle\">%s</text>\n", x_of(slot, slots), bottom, x_of(slot, slots),
-                bottom + 20, inside ? layer : slot == 0 ? "wte, wpe" : "lm_head");
-    }
-    fprintf(f, "<text x=\"%.0f\" y=\"%d\" text-anchor=\"middle\">layer</text>\n",
-            (PLOT_LEFT + right) / 2, PLOT_HEIGHT - 10);
-    fprintf(f, "<text transform=\"translate(16 %.0f) rotate(-90)\" text-anchor=\"middle\">share of "
-            "the squared norm</text>\n", (TOP + LEGEND + bottom) / 2);
-}
-
-// The line of kind d over the layers, and a ring for each matrix, which is all that others have.
-static void draw_kind(FILE *f, const Columns *s, int d, int percent, size_t slots, double top) {
-    char *rings = NULL;
-    size_t n = 0;
-    FILE *r = open_memstream(&rings, &n);
-    if (r == NULL) fail("out of memory: the picture");
-    fprintf(f, "<polyline class=\"k%d%s\" points=\"", d, percent == ONE ? " one" : "");
-    for (const Matrix *m = s->matrices; m < s->matrices + s->table.count; m++) {
-        const GPT2Tensor *t = m->tensor;
-        if (t == NULL || t->kind != drawn[d].kind || !(m->sum > 0)) continue;
-        if (t->kind < 0 && strcmp(t->name, drawn[d].name) != 0) continue;
-        const double x = x_of((size_t)(t->layer + 1), slots);
-        const double y = y_of(100 * m->top[0][percent] / m->sum, top);
-        fprintf(f, " %.1f,%.1f", x, y);
-        const int radius = percent == ONE ? 2 : 3;
-        fprintf(r, "M%.1f,%.1fm-%d,0a%d,%d 0 1 0 %d,0a%d,%d 0 1 0 -%d,0", x, y, radius, radius,
-                radius, 2 * radius, radius, radius, 2 * radius);
-    }
-    if (fclose(r) != 0) fail("out of memory: the picture");
-    fprintf(f, "\"/><path class=\"k%d\" d=\"%s\"/>\n", d, rings);
-    free(rings);
-}
-
-static void draw(FILE *f, const Columns *s) {
-    const size_t slots = s->config.layers + 1 + !s->config.tied;
-    double top = 11;  // percent; what evenly spread columns have is below it
-    for (const Matrix *m = s->matrices; m < s->matrices + s->table.count; m++)
-        if (m->sum > 0) top = fmax(top, 104 * m->top[0][TEN] / m->sum);
-    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
-            "height=\"%d\">\n<style>\n", PLOT_WIDTH, PLOT_HEIGHT, PLOT_WIDTH, PLOT_HEIGHT);
-    fprintf(f, "text{font:12px sans-serif;fill:#444} .page{fill:#fff} polyline,path{fill:none}\n"
-            "polyline,path{stroke-width:2} .axis{stroke:#888;stroke-width:1}\n"
-            ".grid{stroke:#8886;stroke-width:1} .one{stroke-dasharray:5 3}\n"
-            ".even{stroke:#888;stroke-width:1;stroke-dasharray:1 3} .line{stroke:#888}\n");
-    for (int d = 0; d < DRAWN; d++) fprintf(f, ".k%d{stroke:%s}\n", d, drawn[d].colour);
-    fprintf(f, "@media(prefers-color-scheme:dark){text{fill:#bbb} .page{fill:#161b22}}\n"
-            "</style>\n<rect class=\"page\" width=\"100%%\" height=\"100%%\"/>\n");
-    draw_axes(f, s, slots, top);
-    double x = PLOT_LEFT;
-    for (int d = 0; d < DRAWN - s->config.tied; d++) {
-        fprintf(f, "<path class=\"k%d\" d=\"M%.1f %dh16\"/><text x=\"%.1f\" y=\"%d\">%s</text>\n",
-                d, x, TOP, x + 22, TOP + 4, drawn[d].name);
-        x += 44 + 6.6 * (double)strlen(drawn[d].name);
-        for (int p = 0; p < PERCENTS; p++) draw_kind(f, s, d, p, slots, top);
-    }
-    fprintf(f, "<path class=\"line\" d=\"M%d %dh24\"/><text x=\"%d\" y=\"%d\">in the largest 10 %% "
-            "of columns</text>\n", PLOT_LEFT, TOP + 20, PLOT_LEFT + 30, TOP + 24);
-    fprintf(f, "<path class=\"line one\" d=\"M%d %dh24\"/><text x=\"%d\" y=\"%d\">in the largest "
-            "1 %%</text>\n", PLOT_LEFT + 230, TOP + 20, PLOT_LEFT + 260, TOP + 24);
-    fprintf(f, "<path class=\"even\" d=\"M%d %dh24\"/><text x=\"%d\" y=\"%d\">if evenly spread"
-            "</text>\n</svg>\n", PLOT_LEFT + 380, TOP + 20, PLOT_LEFT + 410, TOP + 24);
-}
-
-// ---------------------------------------------------------------------------------------------
 
 int main(int argc, char **argv) {
     static Columns s;
-    const char *svg = NULL;
     int count = 0;  // of the files, whose names move to the front of argv
     program_begin();
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
         if (strcmp(arg, "--help") == 0) { fputs(help, stdout); return 0; }
-        if (strncmp(arg, "--", 2) != 0) { argv[count++] = argv[i]; continue; }
-        if (strcmp(arg, "--svg") != 0) die("no such option: %s (see --help)", arg);
-        if (++i == argc) die("%s wants a value", arg);
-        svg = argv[i];
+        if (strncmp(arg, "--", 2) == 0) die("no such option: %s (see --help)", arg);
+        argv[count++] = argv[i];
     }
-    if (count == 0) die("usage: columns DUMP.safetensors ... [--svg FILE]");
-    tool_check_screen("--svg", svg);
-    for (int i = 0; i < count; i++) tool_check("--svg", svg, argv[i]);
+    if (count == 0) die("usage: columns DUMP.safetensors ...");
+    for (int i = 0; i < count; i++) tool_check(NULL, NULL, argv[i]);
     for (int i = 0; i < count; i++) read_dump(&s, argv[i], i + 1 == count);
     if (!(s.sum > 0)) die("%s: all gradients are zero", argv[0]);
     for (Matrix *m = s.matrices; m < s.matrices + s.table.count; m++)
         for (int side = 0; side < 2 && m->tensor != NULL; side++) add_up(m, side);
-
-    if (svg != NULL) {
-        FILE *f = tool_open(svg);
-        draw(f, &s);
-        tool_close(f, svg);
-    }
     print_all(&s);
     tool_close(stdout, NULL);
 

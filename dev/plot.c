@@ -1,6 +1,6 @@
 // plot.c: a picture of a table; --help says the rest.
 #include "tool.h"
-#include "../tide/run/log.h"
+#include "../tide/run/svg.h"
 
 static const char help[] =
     "usage: plot [TABLE.tsv] [-o OUT.svg] [--lines | --stack] [--title T] [--y T] [--note T]\n"
@@ -99,18 +99,8 @@ static void read_table(Table *t, FILE *f, const char *path, bool stack) {
 
 static void put_text(FILE *f, double x, double y, const char *attributes, const char *text) {
     fprintf(f, "<text x=\"%.1f\" y=\"%.1f\"%s>", x, y, attributes);
-    for (; *text != '\0'; text++) {
-        if (*text == '<') fputs("&lt;", f);
-        else if (*text == '&') fputs("&amp;", f);
-        else fputc(*text, f);
-    }
+    svg_text(f, text, 400);
     fputs("</text>\n", f);
-}
-
-static double at_y(const Table *t, double y) { return FLOOR - (FLOOR - TOP) * y / t->top; }
-
-static double at_x(const Table *t, double x) {
-    return LEFT + 12 + (PIXELS - 24) * (t->x1 > t->x0 ? (x - t->x0) / (t->x1 - t->x0) : 0.5);
 }
 
 // The colour of a series, and whether it is hollow.
@@ -131,16 +121,16 @@ static int colour_of(const Table *t, size_t column, bool *hollow) {
     return colour % (int)(sizeof colours / sizeof *colours);
 }
 
-static void draw_bar(FILE *f, const Table *t, size_t column, double x, double width, double from,
-                     double to) {
+static void draw_bar(const SvgFrame *s, const Table *t, size_t column, double x, double width,
+                     double from, double to) {
     bool hollow;
     const int colour = colour_of(t, column, &hollow);
-    fprintf(f, "<rect class=\"%c%d\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n",
-            hollow ? 'h' : 'k', colour, x, at_y(t, to), width, at_y(t, from) - at_y(t, to));
+    fprintf(s->f, "<rect class=\"%c%d\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n",
+            hollow ? 'h' : 'k', colour, x, svg_y(s, to), width, svg_y(s, from) - svg_y(s, to));
 }
 
 // Bars of each row: beside each other, or one above the other.
-static void draw_bars(FILE *f, const Table *t, bool stack) {
+static void draw_bars(const SvgFrame *s, const Table *t, bool stack) {
     const double group = (double)PIXELS / (double)t->rows;
     const double each = fmin(0.8 * group / (stack ? 1 : (double)t->columns), 60);
     for (size_t i = 0; i < t->rows; i++) {
@@ -148,7 +138,7 @@ static void draw_bars(FILE *f, const Table *t, bool stack) {
         double x = middle - 0.5 * each * (stack ? 1 : (double)t->columns), sum = 0;
         for (size_t c = 0; c < t->columns; c++) {
             const double value = t->cells[i][c];
-            if (!isnan(value)) draw_bar(f, t, c, x, each, sum, sum + value);
+            if (!isnan(value)) draw_bar(s, t, c, x, each, sum, sum + value);
             if (stack && !isnan(value)) sum += value;
             if (!stack) x += each;
         }
@@ -156,72 +146,56 @@ static void draw_bars(FILE *f, const Table *t, bool stack) {
         snprintf(first, sizeof first, "%s", t->labels[i]);
         char *second = strchr(first, ' ');
         if (second != NULL) *second++ = '\0';
-        put_text(f, middle, FLOOR + 16, " text-anchor=\"middle\"", first);
-        if (second != NULL) put_text(f, middle, FLOOR + 30, " text-anchor=\"middle\"", second);
+        put_text(s->f, middle, FLOOR + 16, " text-anchor=\"middle\"", first);
+        if (second != NULL) put_text(s->f, middle, FLOOR + 30, " text-anchor=\"middle\"", second);
     }
 }
 
-static void draw_lines(FILE *f, const Table *t) {
-    const double tick = plot_tick(t->x1 - t->x0 > 0 ? t->x1 - t->x0 : 1, 10);
+static void draw_lines(const SvgFrame *s, const Table *t) {
     for (size_t c = 0; c < t->columns; c++) {
+        SvgPoint points[MOST_ROWS];
         bool hollow;
+        char style[16];
         const int colour = colour_of(t, c, &hollow);
-        fprintf(f, "<polyline class=\"%c%d\" points=\"", hollow ? 'd' : 'l', colour);
-        for (size_t i = 0; i < t->rows; i++)
-            if (!isnan(t->cells[i][c]))
-                fprintf(f, " %.1f,%.1f", at_x(t, t->x[i]), at_y(t, t->cells[i][c]));
-        fputs("\"/>\n", f);
+        for (size_t i = 0; i < t->rows; i++) points[i] = (SvgPoint){t->x[i], t->cells[i][c]};
+        snprintf(style, sizeof style, "%c%d", hollow ? 'd' : 'l', colour);
+        svg_curve(s, style, points, t->rows);
         for (size_t i = 0; i < t->rows && t->rows <= 40; i++)
-            if (!isnan(t->cells[i][c]))
-                fprintf(f, "<circle class=\"%c%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"/>\n",
-                        hollow ? 'h' : 'k', colour, at_x(t, t->x[i]), at_y(t, t->cells[i][c]));
+            if (!isnan(points[i].y))
+                fprintf(s->f, "<circle class=\"%c%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"/>\n",
+                        hollow ? 'h' : 'k', colour, svg_x(s, points[i].x), svg_y(s, points[i].y));
     }
+    if (t->numbers) svg_ticks(s, svg_tick(s->x1 - s->x0, 10), false, "");
     for (size_t i = 0; i < t->rows && !t->numbers; i++)
-        put_text(f, at_x(t, t->x[i]), FLOOR + 16, " text-anchor=\"middle\"", t->labels[i]);
-    for (double k = ceil(t->x0 / tick); k * tick <= t->x1 && t->numbers; k++) {
-        char text[32];
-        snprintf(text, sizeof text, "%.6g", k * tick);
-        put_text(f, at_x(t, k * tick), FLOOR + 16, " text-anchor=\"middle\"", text);
-    }
+        put_text(s->f, svg_x(s, t->x[i]), FLOOR + 16, " text-anchor=\"middle\"", t->labels[i]);
 }
 
 static void draw(FILE *f, const Table *t, int kind, const char *title, const char *unit,
                  const char *note) {
-    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
-            "height=\"%d\">\n<style>\ntext{font:12px sans-serif;fill:#444} .page{fill:#fff} "
-            ".grid{stroke:#8886;fill:none} .axis{stroke:#888;fill:none} .title{font-size:15px}\n"
-            "polyline{fill:none;stroke-width:2}\n", WIDTH, HEIGHT, WIDTH, HEIGHT);
+    // 12 pixels on both sides of the first and last points; a single one is in the middle
+    const double margin = t->x1 > t->x0 ? 12 * (t->x1 - t->x0) / (PIXELS - 24) : 1;
+    const SvgFrame s = {.f = f, .left = LEFT, .right = LEFT + PIXELS, .top = TOP, .bottom = FLOOR,
+                        .x0 = t->x0 - margin, .x1 = t->x1 + margin, .y1 = t->top};
+    svg_begin(f, WIDTH, HEIGHT);
+    fputs(".axis{stroke:#888} polyline{fill:none;stroke-width:2}\n", f);
     for (size_t k = 0; k < sizeof colours / sizeof *colours; k++)
-        fprintf(f, ".k%zu{fill:%s} .l%zu{stroke:%s} "
-                ".h%zu{fill:none;stroke:%s;stroke-dasharray:3 2} .d%zu{stroke:%s;stroke-dasharray:5 4}\n", k, colours[k], k, colours[k], k,
+        fprintf(f, ".k%zu{fill:%s} .l%zu{stroke:%s} .h%zu{fill:none;stroke:%s;stroke-dasharray:"
+                "3 2} .d%zu{stroke:%s;stroke-dasharray:5 4}\n", k, colours[k], k, colours[k], k,
                 colours[k], k, colours[k]);
-    fprintf(f, "@media(prefers-color-scheme:dark){text{fill:#bbb} .page{fill:#161b22}}\n</style>\n"
-            "<rect class=\"page\" width=\"100%%\" height=\"100%%\"/>\n");
-    const double tick = plot_tick(t->top, 8);
-    for (double i = 0; i * tick <= t->top; i++) {
-        char text[32];
-        snprintf(text, sizeof text, "%.6g", i * tick);
-        fprintf(f, "<path class=\"grid\" d=\"M%d %.1fh%d\"/>\n", LEFT, at_y(t, i * tick), PIXELS);
-        put_text(f, LEFT - 8, at_y(t, i * tick) + 4, " text-anchor=\"end\"", text);
-    }
-    if (kind == 'l') draw_lines(f, t);
-    else draw_bars(f, t, kind == 's');
-    fprintf(f, "<path class=\"axis\" d=\"M%d %dh%d\"/>\n", LEFT, FLOOR, PIXELS);
+    svg_page(f, "");
+    svg_levels(&s, 8, "");
+    if (kind == 'l') draw_lines(&s, t);
+    else draw_bars(&s, t, kind == 's');
+    svg_axes(&s, t->names[0], kind == 'l' ? 36 : 48, unit);
     double x = LEFT, y = 46;
     for (size_t c = 0; c < t->columns; c++) {
         bool hollow;
+        char style[16];
         const int colour = colour_of(t, c, &hollow);
-        const double width = 34 + 6.8 * (double)strlen(t->names[c + 1]);
-        if (x + width > WIDTH - RIGHT && x > LEFT) { x = LEFT; y += 16; }
-        fprintf(f, "<rect class=\"%c%d\" x=\"%.1f\" y=\"%.1f\" width=\"12\" height=\"10\"/>\n",
-                hollow ? 'h' : 'k', colour, x, y - 9);
-        put_text(f, x + 17, y, "", t->names[c + 1]);
-        x += width;
+        snprintf(style, sizeof style, "%c%d", hollow ? 'h' : 'k', colour);
+        svg_legend(f, &x, &y, LEFT, WIDTH - RIGHT, style, t->names[c + 1]);
     }
     put_text(f, LEFT, 24, " class=\"title\"", title);
-    put_text(f, LEFT + PIXELS / 2, FLOOR + (kind == 's' ? 48 : 36), " text-anchor=\"middle\"",
-             t->names[0]);
-    put_text(f, 0, 0, " transform=\"translate(16 235) rotate(-90)\" text-anchor=\"middle\"", unit);
     put_text(f, LEFT, HEIGHT - 12, "", note);
     fputs("</svg>\n", f);
 }

@@ -2,6 +2,7 @@
 // memory; --help says the rest. Its input is Chrome's trace format as tide/plan/trace.h writes it.
 #include "tool.h"
 #include "../tide/files/json.h"
+#include "../tide/run/svg.h"
 
 static const char help[] =
     "usage: timeline TRACE.json [-o OUT.svg] [--step N | --from S --to S] [--title T] [--memory]\n"
@@ -214,56 +215,17 @@ static void read_trace(Picture *p, const Json *root, const char *path, size_t st
 // ---------------------------------------------------------------------------------------------
 // Drawing
 
-// Text as XML, at most `most` characters of it; what XML does not allow becomes '?'.
-static void put_text(FILE *f, const char *s, int most) {
-    const size_t n = strlen(s);
-    for (size_t i = 0; i < n; most--) {
-        uint32_t c = 0;
-        const size_t used = utf8_decode(s + i, n - i, &c);
-        if (most == 0) { fputs("...", f); return; }
-        if (c == '&') fputs("&amp;", f);
-        else if (c == '<') fputs("&lt;", f);
-        else if (c == '>') fputs("&gt;", f);
-        else if (used == 0 || c < 0x20 || c == 0xfffe || c == 0xffff) fputc('?', f);
-        else fwrite(s + i, 1, used, f);
-        i += used > 0 ? used : 1;
-    }
-}
-
 static double x_of(const Picture *p, double at) {
     return LEFT + PIXELS * fmin(1, fmax(0, (at - p->begin) / (p->end - p->begin)));
 }
 
-// The distance between ticks: 1, 2 or 5 times a power of ten, for at most n of them.
-static double tick(double span, int n) {
-    const double unit = pow(10, floor(log10(span / n)));
-    for (int m = 1; m < 10; m = m == 1 ? 2 : m == 2 ? 5 : 10)
-        if (span / (unit * m) <= n) return unit * m;
-    return unit * 10;
-}
-
-// Lines from y to `bottom` at round times since the begin, and these times below.
+// Draws lines from y to `bottom` at round times since the begin, and these times below.
 static void draw_axis(FILE *f, const Picture *p, double y, double bottom) {
-    const double span = p->end - p->begin, d = tick(span, 10);
+    const double span = p->end - p->begin;
     const double unit = span >= 2e6 ? 1e6 : span >= 2e3 ? 1e3 : 1;
-    const char *name = unit == 1 ? "&#181;s" : unit == 1e3 ? "ms" : "s";
-    for (int i = 0; i * d <= span * 1.0001; i++) {
-        const double x = x_of(p, p->begin + i * d);
-        fprintf(f, "<path class=\"grid\" d=\"M%.1f %.0fV%.0f\"/><text x=\"%.1f\" y=\"%.0f\" "
-                "text-anchor=\"middle\">%.6g%s%s</text>\n", x, y, bottom, x, bottom + 17,
-                i * d / unit, i > 0 ? "" : " ", i > 0 ? "" : name);
-    }
-}
-
-// One entry of a legend, that begins at *x; in the next line if there is no more room.
-static void draw_legend(FILE *f, double *x, double *y, const char *class, const char *name) {
-    const double width = 34 + 6.6 * (double)strlen(name);
-    if (*x > LEFT && *x + width > WIDTH) { *x = LEFT; *y += 18; }
-    fprintf(f, "<path class=\"%s\" d=\"M%.1f %.0fh12v12h-12z\"/><text x=\"%.1f\" y=\"%.0f\">",
-            class, *x, *y - 10, *x + 17, *y);
-    put_text(f, name, 40);
-    fputs("</text>\n", f);
-    *x += width;
+    const SvgFrame s = {.f = f, .left = LEFT, .right = LEFT + PIXELS, .top = y, .bottom = bottom,
+                        .x1 = span / unit};
+    svg_ticks(&s, svg_tick(s.x1, 10), true, unit == 1 ? "&#181;s" : unit == 1e3 ? "ms" : "s");
 }
 
 // Half a pixel less where that can be seen, so that neighbours are apart.
@@ -314,7 +276,7 @@ static double draw_rows(FILE *f, const Picture *p, double y) {
     for (int k = 0; k < KINDS; k++) {
         char class[16];
         snprintf(class, sizeof class, "k%d", k);
-        if (used[k]) draw_legend(f, &x, &y, class, kinds[k].legend);
+        if (used[k]) svg_legend(f, &x, &y, LEFT, WIDTH, class, kinds[k].legend);
     }
     y += 14;
     double bottom = y;
@@ -323,7 +285,7 @@ static double draw_rows(FILE *f, const Picture *p, double y) {
     for (int r = 0; r < (int)p->row_count; r++) {
         if (!row_used[r]) continue;
         fprintf(f, "<text x=\"14\" y=\"%.0f\">", y + 17);
-        put_text(f, p->rows[r].name, 28);
+        svg_text(f, p->rows[r].name, 28);
         fputs("</text>\n", f);
         for (int k = 0; k < 2 * KINDS; k++) draw_bars(f, p, r, k / 2, k % 2 == 0, y + 3);
         draw_numbers(f, p, r, y + 3);
@@ -364,12 +326,12 @@ static double draw_counter(FILE *f, const Picture *p, const char *counter, doubl
     }
     const double unit = peak >= 0x1p30 ? 0x1p30 : peak >= 0x1p20 ? 0x1p20 : 1024;
     const char *name = unit == 0x1p30 ? "GiB" : unit == 0x1p20 ? "MiB" : "KiB";
-    const double top = fmax(peak, 1), d = tick(top / unit, 4);
+    const double top = fmax(peak, 1);
     y += 16;
     for (size_t c = 0; c < p->class_count; c++) {
         char class[16];
         snprintf(class, sizeof class, "c%zu", p->classes[c].fill);
-        if (used[c]) draw_legend(f, &x, &y, class, p->classes[c].name);
+        if (used[c]) svg_legend(f, &x, &y, LEFT, WIDTH, class, p->classes[c].name);
     }
     y += 14;
     const double bottom = y + PANEL;
@@ -385,14 +347,11 @@ static double draw_counter(FILE *f, const Picture *p, const char *counter, doubl
         fprintf(f, "H%dV%.0fz\"/>\n", LEFT + PIXELS, bottom);
     }
     draw_axis(f, p, y, bottom);
-    for (int k = 0; k * d <= top / unit; k++) {
-        const double at = bottom - PANEL * k * d * unit / top;
-        fprintf(f, "<path class=\"grid\" d=\"M%d %.1fh%d\"/><text x=\"%d\" y=\"%.1f\" "
-                "text-anchor=\"end\">%.6g%s%s</text>\n", LEFT, at, PIXELS, LEFT - 8, at + 4, k * d,
-                k > 0 ? "" : " ", k > 0 ? "" : name);
-    }
+    const SvgFrame s = {.f = f, .left = LEFT, .right = LEFT + PIXELS, .top = y, .bottom = bottom,
+                        .y1 = top / unit};
+    svg_levels(&s, 4, name);
     fprintf(f, "<text x=\"14\" y=\"%.0f\">", y + 12);
-    put_text(f, counter, 28);
+    svg_text(f, counter, 28);
     fprintf(f, "</text><text x=\"14\" y=\"%.0f\">peak %.3g %s</text>\n", y + 28, peak / unit, name);
     return bottom + 24;
 }
@@ -405,7 +364,7 @@ static void draw(FILE *f, const Picture *p, const char *title, bool memory) {
     double y = 24;
     if (title != NULL) {
         fprintf(b, "<text class=\"title\" x=\"14\" y=\"26\">");
-        put_text(b, title, 120);
+        svg_text(b, title, 120);
         fputs("</text>\n", b);
         y += 26;
     }
@@ -416,15 +375,13 @@ static void draw(FILE *f, const Picture *p, const char *title, bool memory) {
         if (before == c) y = draw_counter(b, p, p->classes[c].counter, y);
     }
     if (fclose(b) != 0) fail("out of memory");
-    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %.0f\" width=\"%d\" "
-            "height=\"%.0f\">\n<style>\ntext{font:12px sans-serif;fill:#444} .page{fill:#fff} "
-            ".grid{stroke:#8886;fill:none}\n.title{font-size:15px} .n{font-size:9px;"
-            "text-anchor:middle} .pale{opacity:.35}\n", WIDTH, y + 6, WIDTH, y + 6);
+    svg_begin(f, WIDTH, y + 6);
+    fputs(".pale{opacity:.35}\n", f);
     for (int k = 0; k < KINDS; k++)
         fprintf(f, ".k%d{fill:%s} .t%d{fill:%s}\n", k, kinds[k].fill, k, kinds[k].text);
     for (int c = 0; c < FILLS; c++) fprintf(f, ".c%d{fill:%s}\n", c, class_fill[c]);
-    fprintf(f, "@media(prefers-color-scheme:dark){text:not(.n){fill:#bbb} .page{fill:#161b22}}\n"
-            "</style>\n<rect class=\"page\" width=\"100%%\" height=\"100%%\"/>\n%s</svg>\n", body);
+    svg_page(f, "");
+    fprintf(f, "%s</svg>\n", body);
     free(body);
 }
 

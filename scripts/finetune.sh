@@ -17,7 +17,7 @@ trainer=${trainer:-${top:-./}train_gpt2}
 make train_gpt2 build/reviews
 if [ -n "$file" ]; then
     if [ -z "$model" ]; then
-        sh dev/data/gpt2.sh
+        sh dev/data/model.sh gpt2
         model=data/gpt2
     fi
     config=$model/config.json

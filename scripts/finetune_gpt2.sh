@@ -8,7 +8,7 @@ set -eu
 text=$(realpath "$1") model=${2:+$(realpath "$2")}
 cd "$(dirname "$0")/.."
 if [ -z "$model" ]; then
-    sh dev/data/gpt2.sh
+    sh dev/data/model.sh gpt2
     model=data/gpt2
 fi
 make train_gpt2

@@ -12,7 +12,7 @@ set -eu
 case " $* " in *" --help "*) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=$(dirname "$0")/rates
-models=${MODELS:-gpt2-xl 7b 8.3b 10b 13b 20b} cards=${CARDS:-8 12 16 24 48 80 141}
+models=${MODELS:-gpt2-xl llama3.2-3b llama2-7b llama3.1-8b llama2-13b qwen2.5-14b 20b} cards=${CARDS:-8 12 16 24 48 80 141}
 hosts=${HOSTS:-32 64 128 256 512}
 [ -x "$trainer" ] ||
     { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Asks a model HellaSwag's 10,042 questions (Zellers et al. 2019), or the first N of them, and says
 # which share it answers, scored as in llm.c: doc/evaluation.md. OUT gets a line for each ending.
-# The questions and GPT-2's weights are fetched, unless a file and a directory are given.
+# The questions and the weights are fetched, unless a file and a directory are given.
 # usage: [QUESTIONS=N] [HELLASWAG=FILE.jsonl] [OUT=FILE] [TRAINER=./train_gpt2cu]
-#        scripts/hellaswag.sh [gpt2|gpt2-medium|gpt2-large|gpt2-xl|DIRECTORY [OPTION...]]
+#        scripts/hellaswag.sh [gpt2|gpt2-medium|gpt2-large|gpt2-xl|OWNER/NAME|DIRECTORY [OPTION...]]
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -25,8 +25,8 @@ if [ ! -d "$model" ]; then
         echo "(without a GPU: make, and TRAINER=./train_gpt2 before this command)" >&2
         exit 1
     }
-    sh dev/data/gpt2.sh "$model"
-    model=data/$model
+    sh dev/data/model.sh "$model"
+    model=data/$(basename "$model")
 fi
 if [ -z "$questions" ]; then
     sh dev/data/hellaswag.sh

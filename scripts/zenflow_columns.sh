@@ -14,7 +14,7 @@ if [ -z "$text" ]; then
     sh dev/data/tinyshakespeare.sh
     text=data/tinyshakespeare/input.txt
 fi
-make train_gpt2 build/columns
+make train_gpt2 build/columns build/plot
 out=${out:-out/zenflow_columns} top=$PWD
 new_folder "$out" "$text" ${other:+"$other"}
 head -c $(($(wc -c <"$text") / 2)) "$text" >"$out/half.txt"
@@ -28,7 +28,17 @@ for what in "$out/half.txt" ${other:+"$other"}; do
     done
     echo "--- the gradient of $what"
     # shellcheck disable=SC2046  # names
-    (cd "$out" && "$top/build/columns" $(seq -f %g.safetensors 16) --svg "$name.svg")
+    (cd "$out" && "$top/build/columns" $(seq -f %g.safetensors 16)) >"$out/$name.txt"
+    cat "$out/$name.txt"
     rm -f "$out"/*.safetensors
+    # A row "h.2.mlp.fc.w (512, 128) ..." becomes "2 mlp.fc (512, 128) ...", whose seventh word is the
+    # share of the top 10 % of the columns.
+    sed 's/^h\.\([0-9]*\)\.\([a-z.]*\)\.w /\1 \2 /; t; d' "$out/$name.txt" | awk '
+        BEGIN { print "layer\tattn.qkv\tattn.proj\tmlp.fc\tmlp.proj" }
+        $2 == "attn.qkv" { printf "%d", $1 }
+        { printf "\t%s", $7 }
+        $2 == "mlp.proj" { print "" }' >"$out/$name.tsv"
+    build/plot "$out/$name.tsv" --lines -o "$out/$name.svg" --y "%" \
+        --title "share of the squared norm in the top 10 % of the columns"
 done
 echo "drawn in $out/*.svg"

@@ -29,8 +29,8 @@ case " $* " in *" --plan "*)
 esac
 if [ ! -d "$model" ]; then  # many GB
     sh dev/data/try_trainer.sh "$trainer" --optimizer mezo --precision fp16
-    sh dev/data/opt.sh "$model"
-    model=data/$model
+    sh dev/data/model.sh "$model"
+    model=data/$(basename "$model")
 fi
 if [ -z "$sst2" ]; then
     sh dev/data/sst2.sh

@@ -50,7 +50,7 @@ static void report(const char *name, double t, double flops, double bytes) {
 // n elements on the device, in [-1, 1).
 template <typename X> static X *tensor_of(size_t n) {
     X *x = (X *)gpu_alloc(n * sizeof(X), "a benchmark");
-    device_fill_kernel<<<ceil_div(n, 256), 256, 0, bench.timed.stream>>>(x, n);
+    timed_fill_kernel<<<ceil_div(n, 256), 256, 0, bench.timed.stream>>>(x, n);
     CUDA(cudaGetLastError());
     return x;
 }
@@ -114,11 +114,13 @@ template <typename X> static void bench_shape(const Shape *s) {
     BENCH("encoder_forward", 0, (2 * N + T) * C * E,
           encoder_forward(x, tokens, (const int32_t *)NULL, wte, wpe, B, T, C, stream));
     BENCH("encoder_backward", 0, (2 * N + T) * C * E + 8 * order.groups * C,
-          encoder_backward(dwte, wpe, x, tokens, order, TokenOrder{}, B, T, C, stream));
+          encoder_backward(dwte, (decltype(wpe))NULL, wpe, x, tokens, order, TokenOrder{}, B, T,
+                           C, stream));
     BENCH("layernorm_forward", 0, 2 * N * C * E,
-          layernorm_forward(x2, mean, rstd, x, bias, bias, N, C, stream));
+          layernorm_forward(x2, mean, rstd, x, bias, bias, N, C, LAYERNORM_EPS, stream));
     BENCH("residual_layernorm_forward", 0, 4 * N * C * E,
-          residual_layernorm_forward(x3, x2, mean, rstd, x, x, bias, bias, N, C, stream));
+          residual_layernorm_forward(x3, x2, mean, rstd, x, x, bias, bias, N, C,
+                                     LAYERNORM_EPS, stream));
     BENCH("layernorm_backward", 0, 4 * N * C * E,
           layernorm_backward(x2, dbias, dbias + C, dbias + 2 * C, scratch, x3, x, bias, mean, rstd,
                              N, C, stream));
@@ -143,11 +145,11 @@ template <typename X> static void bench_shape(const Shape *s) {
     // five: scores again, dv, dp, dq, dk. (The kernels may do some of it twice.)
     const double product = (double)N * (double)T * (double)C;
     BENCH("attention_forward", 2 * product, 4 * N * C * E,
-          attention_forward(x, lse, qkv, NULL, B, T, C, NH, stream));
+          attention_forward(x, lse, qkv, NULL, B, T, NH, NH, C / NH, stream));
     BENCH("attention_backward", 5 * product, 8 * N * C * E,
-          attention_backward(dqkv, delta, x2, x, lse, qkv, NULL, B, T, C, NH, stream));
+          attention_backward(dqkv, delta, x2, x, lse, qkv, NULL, B, T, NH, NH, C / NH, stream));
     BENCH("activation_forward", 0, 2 * N * F * E,
-          activation_forward(act, fc, N * F, ACTIVATION_GELU, stream));
+          activation_forward(act, fc, N, F, ACTIVATION_GELU, stream));
     BENCH("activation_backward", 0, 3 * N * F * E,
           activation_backward(act, dbias, scratch, fc, N, F, ACTIVATION_GELU, stream));
     BENCH("residual_forward", 0, 3 * N * C * E, residual_forward(x, x2, N * C, stream));

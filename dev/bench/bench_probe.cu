@@ -295,7 +295,7 @@ static void product(const char *shape, const char *name, bool trans_a, bool tran
 
 static bf16 *product_tensor(size_t n) {
     bf16 *x = (bf16 *)gpu_alloc(n * sizeof *x, "a probe");
-    device_fill_kernel<<<ceil_div(n, 256), 256, 0, products.timed.stream>>>(x, n);
+    timed_fill_kernel<<<ceil_div(n, 256), 256, 0, products.timed.stream>>>(x, n);
     CUDA(cudaGetLastError());
     return x;
 }

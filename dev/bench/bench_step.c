@@ -24,7 +24,8 @@ static void bench(const char *model, size_t B, size_t T) {
     g.training = true;
     gpt2_allocate(&g);
     gpt2_init(&g.table, g.params, 1);
-    const size_t N = B * T, C = g.config.channels;
+    const size_t N = B * T, C = g.config.channels, NH = g.config.heads;
+    const size_t NKV = config_kv(&g.config), HS = config_head(&g.config);
     int32_t *tokens = (int32_t *)alloc_or_fail(N + 1, sizeof(int32_t), "tokens");
     for (size_t i = 0; i <= N; i++)
         tokens[i] = (int32_t)(philox4x32(1, (uint32_t)i, 0, 0, 0).x[0] % g.config.vocab);
@@ -53,11 +54,11 @@ static void bench(const char *model, size_t B, size_t T) {
         const double t4 = seconds_now();
         const LayerActs a = layer_acts(&g, 0);
         for (size_t l = 0; l < g.config.layers; l++)
-            attention_forward(a.atty, a.lse, a.qkv, NULL, g.scratch, B, T, C, g.config.heads);
+            attention_forward(a.atty, a.lse, a.qkv, NULL, g.scratch, B, T, NH, NKV, HS);
         const double t5 = seconds_now();
         for (size_t l = 0; l < g.config.layers; l++)
-            attention_backward(g.dwide, g.dc, a.atty, a.lse, a.qkv, NULL, g.scratch, B, T, C,
-                               g.config.heads);
+            attention_backward(g.dwide, g.dc, a.atty, a.lse, a.qkv, NULL, g.scratch, B, T, NH, NKV,
+                               HS);
         const double t6 = seconds_now();
         t[FORWARD][i] = t1 - t0;
         t[HEAD][i] = t2 - t1;

@@ -1,7 +1,7 @@
 # fetch.sh: what the scripts beside it share. POSIX sh; needs curl or wget, od, awk.
 # A file is downloaded to NAME.part, which a second try continues, checked, and then renamed.
-# HF_ENDPOINT names another server with the layout of huggingface.co. A download that fails before its
-# first byte leaves nothing behind.
+# HF_ENDPOINT names another server with the layout of huggingface.co; it, and no other, is given the
+# token in HF_TOKEN. A download that fails before its first byte leaves nothing behind.
 
 # shellcheck disable=SC2034  # used by the scripts
 hub=${HF_ENDPOINT:-https://huggingface.co}
@@ -36,9 +36,20 @@ $mirror=URL names a mirror"
     reached=$server
 }
 
+# ask OPTION... URL: curl, with the user's token for the hub, which no list of processes shows
+ask() {
+    for asked in "$@"; do :; done
+    case ${HF_TOKEN:+token}$asked in
+        token"$hub"/*) printf 'header = "Authorization: Bearer %s"\n' "$HF_TOKEN" | curl -K - "$@" ;;
+        *) curl "$@" ;;
+    esac
+}
+
 # download URL FILE: appends what is missing.
 download() {
-    if command -v curl > /dev/null 2>&1; then curl -fL --retry 5 -C - -o "$2" "$1"
+    if command -v curl > /dev/null 2>&1; then
+        answer=$(ask -fL --retry 5 -C - -w '%{http_code}' -o "$2" "$1") ||
+            [ "$answer" = 416 ]  # there is nothing after the part, which may be whole
     elif command -v wget > /dev/null 2>&1; then wget -c -O "$2" "$1"
     else fail "needs curl or wget"
     fi
@@ -89,10 +100,11 @@ check_size() {
     return 1
 }
 
-# check_text FILE START: begins with START and is no web page.
+# check_text FILE START: begins with START, is not empty, and is no web page.
 check_text() {
-    [ "$(head -c "${#2}" "$1")" = "$2" ] && ! head -c 200 "$1" | grep -qi '<html' && return
-    echo "it does not start with '$2'"
+    [ -s "$1" ] && [ "$(head -c "${#2}" "$1" | tr -d '\000')" = "$2" ] &&
+        ! head -c 200 "$1" | grep -qai '<html' && return
+    echo "it does not start with '$2', or is a web page"
     return 1
 }
 

@@ -1,27 +1,30 @@
 #!/usr/bin/env python3
-"""Writes tide/files/unicode.h: which code points GPT-2's split expression calls letters, numbers, white space.
+"""Writes tide/files/unicode.h: which code points GPT-2's split expression calls letters, numbers, white space;
+and tide/files/unicode_nfc.h: what canonical composition (NFC) needs.
 
     python3 dev/data/make_unicode.py > tide/files/unicode.h
+    python3 dev/data/make_unicode.py nfc > tide/files/unicode_nfc.h
 
 The classes are asked from Hugging Face `tokenizers` (its byte-level pre-tokenizer holds the
 expression), because equal ids are the goal: "a" + c + "a" stays in one piece only if c is a letter,
 and so on. Where a Unicode database of the same version is at hand (Python's own unicodedata, or the
-package unicodedata2), the result is compared with its general categories L* and N*.
+package unicodedata2), the result is compared with its general categories L* and N*. So are the numeric
+code points of its Digits pre-tokenizer (a newer Unicode), and the tables of NFC (Unicode 9).
 """
 import sys
 import tokenizers
-from tokenizers import pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
 UNICODE = "16.0.0"  # what tokenizers 0.23 was built with; the check below needs the same version
 OTHER, LETTER, NUMBER, SPACE = range(4)
 
 HEAD = '''\
-// tide/files/unicode.h: letters, numbers and white space as GPT-2's split expression means them:
+// unicode.h: letters, numbers and white space as GPT-2's split expression means them:
 // \\p{L}, \\p{N} and \\s in Unicode %(unicode)s, as Hugging Face tokenizers %(version)s has it.
 // Written by dev/data/make_unicode.py; do not edit.
 #ifndef TIDE_UNICODE_H
 #define TIDE_UNICODE_H
-#include "util.h"
+#include "../base/util.h"
 
 enum { UNICODE_OTHER, UNICODE_LETTER, UNICODE_NUMBER, UNICODE_SPACE };
 
@@ -42,6 +45,46 @@ static inline int unicode_class(uint32_t point) {
     }
     return (int)(unicode_ranges[low] & 3);
 }
+
+// Numeric code points of the pre-tokenizer Digits that are none here: first, last, first, last ..
+static const uint32_t unicode_digits[%(digits)d] = {%(digit_ranges)s};
+
+#endif
+'''
+
+NFC_HEAD = '''\
+// unicode_nfc.h: canonical decompositions, compositions and combining classes as Hugging
+// Face tokenizers %(version)s has them: those of Unicode 9.0, whatever a newer one has added.
+// Written by dev/data/make_unicode.py; do not edit. Hangul syllables are arithmetic (nfc.h).
+#ifndef TIDE_UNICODE_NFC_H
+#define TIDE_UNICODE_NFC_H
+#include "../base/util.h"
+
+// Decompositions of one code point into one or two, ascending: c << 42 | first << 21 | second; a
+// single one has no second (0). A first one may decompose further.
+static const uint64_t unicode_decompositions[%(decompositions)d] = {
+'''
+NFC_COMPOSE = '''\
+};
+
+// The pairs that compose, ascending: first << 42 | second << 21 | c.
+static const uint64_t unicode_compositions[%(compositions)d] = {
+'''
+NFC_MARKS = '''\
+};
+
+// Where the combining class changes, ascending: the first code point of a range << 8 | the class.
+static const uint64_t unicode_marks[%(marks)d] = {
+'''
+NFC_COMPOSING = '''\
+};
+
+// What changes alone, composes with what stands before it, or has a combining class: the first code
+// point of a range, and the last.
+static const uint32_t unicode_composing[%(composing)d] = {
+'''
+NFC_TAIL = '''\
+};
 
 #endif
 '''
@@ -77,17 +120,110 @@ def check(classes):
     print(f"equal to the categories of Unicode {UNICODE}", file=sys.stderr)
 
 
-classes = [classify(point) for point in range(0x110000)]
-check(classes)
-starts = [p for p in range(0x110000) if p == 0 or classes[p] != classes[p - 1]]
-items = [f"{p * 4 + classes[p]:#x}," for p in starts]
-sys.stdout.write(HEAD % {"unicode": UNICODE, "version": tokenizers.__version__,
-                         "count": len(items)})
-line = "   "
-for item in items:
-    if len(line) + 1 + len(item) > 100:
-        print(line)
-        line = "   "
-    line += " " + item
-print(line)
-sys.stdout.write(TAIL)
+def write_items(items):
+    line = "   "
+    for item in items:
+        if len(line) + 1 + len(item) > 100:
+            print(line)
+            line = "   "
+        line += " " + item
+    print(line)
+
+
+def points():
+    return (p for p in range(0x110000) if not 0xD800 <= p < 0xE000)
+
+
+def ranges(numbers):
+    """The first and the last of each run of numbers, ascending."""
+    ends = []
+    for n in sorted(numbers):
+        if ends and ends[-1] == n - 1:
+            ends[-1] = n
+        else:
+            ends += [n, n]
+    return ends
+
+
+def write_classes():
+    classes = [classify(point) for point in range(0x110000)]
+    check(classes)
+    digits = pre_tokenizers.Digits(individual_digits=True).pre_tokenize_str
+    numeric = {p for p in points() if len(digits("a" + chr(p) + "a")) == 3}
+    if not {p for p in points() if classes[p] == NUMBER} <= numeric:
+        sys.exit("a number that is not numeric")
+    more = ranges(p for p in numeric if classes[p] != NUMBER)
+    starts = [p for p in range(0x110000) if p == 0 or classes[p] != classes[p - 1]]
+    sys.stdout.write(HEAD % {"unicode": UNICODE, "version": tokenizers.__version__,
+                             "count": len(starts)})
+    write_items(f"{p * 4 + classes[p]:#x}," for p in starts)
+    sys.stdout.write(TAIL % {"digits": len(more), "digit_ranges": ", ".join(map(hex, more))})
+
+
+def write_nfc():
+    import unicodedata
+    nfc, nfd = normalizers.NFC().normalize_str, normalizers.NFD().normalize_str
+    hangul = range(0xAC00, 0xD7A4)
+    full = {c: nfd(chr(c)) for c in points() if c not in hangul}
+    by_full = {}  # a code point of each full decomposition; any will do
+    for c, s in full.items():
+        by_full.setdefault(s, c)
+    decompositions = []
+    for c, s in full.items():
+        if s == chr(c):
+            continue
+        # What another code point stands for is one. Else the last code point is the second one, and
+        # a code point that stands for those before it is the first.
+        if len(nfc(chr(c))) == 1 and nfc(chr(c)) != chr(c):
+            first, second = ord(nfc(chr(c))), 0
+        else:
+            first, second = by_full[s[:-1]], ord(s[-1])
+        decompositions.append((c, first, second))
+    compositions = sorted((first, second, c) for c, first, second in decompositions
+                          if second > 0 and nfc(chr(first) + chr(second)) == chr(c))
+
+    def reordered(a, b):
+        return nfd("a" + a + b) != "a" + a + b
+
+    known = {}  # a mark of each class; old ones, whose class never changes
+    for c in full:
+        if unicodedata.combining(chr(c)) and full[c] == chr(c) and (
+                reordered(chr(c), "\u0334") or reordered("\u0345", chr(c))):
+            known.setdefault(unicodedata.combining(chr(c)), chr(c))
+
+    def mark_class(c):
+        x = chr(c)
+        if full[c] != x or not (reordered(x, "\u0334") or reordered("\u0345", x)):
+            return 0
+        classes = [k for k, r in known.items() if not reordered(r, x) and not reordered(x, r)]
+        if len(classes) != 1:
+            sys.exit(f"U+{c:04X}: classes {classes}")
+        return classes[0]
+
+    composing = {second for _, second, _ in compositions}
+    composing.update(c for c in full if nfc(chr(c)) != chr(c))
+    composing.update([*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)])  # Hangul behind a consonant
+    marks, last = [], -1
+    for c in full:
+        kind = mark_class(c)
+        if kind:
+            composing.add(c)
+        if kind != last:
+            marks.append(c << 8 | kind)
+        last = kind
+    sys.stdout.write(NFC_HEAD % {"version": tokenizers.__version__,
+                                 "decompositions": len(decompositions)})
+    write_items(f"{a << 42 | b << 21 | c:#x}," for a, b, c in decompositions)
+    sys.stdout.write(NFC_COMPOSE % {"compositions": len(compositions)})
+    write_items(f"{a << 42 | b << 21 | c:#x}," for a, b, c in compositions)
+    sys.stdout.write(NFC_MARKS % {"marks": len(marks)})
+    write_items(f"{mark:#x}," for mark in marks)
+    sys.stdout.write(NFC_COMPOSING % {"composing": len(ranges(composing))})
+    write_items(f"{end:#x}," for end in ranges(composing))
+    sys.stdout.write(NFC_TAIL)
+
+
+if sys.argv[1:] == ["nfc"]:
+    write_nfc()
+else:
+    write_classes()

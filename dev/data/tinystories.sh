@@ -18,5 +18,5 @@ check_stories() {
 base=$hub/datasets/roneneldan/TinyStories/resolve/main
 get "$base/TinyStoriesV2-GPT4-valid.txt" "$dir/valid.txt" check_stories 20000000
 get "$base/TinyStoriesV2-GPT4-train.txt" "$dir/train.txt" check_stories 2000000000
-echo "next, with a tokenizer from dev/data/gpt2.sh, for each of train and valid:"
+echo "next, with a tokenizer from dev/data/model.sh --tokenizer gpt2, for each of train and valid:"
 echo "  tokenize --tokenizer data/gpt2 --split-at '<|endoftext|>' --out $dir/valid $dir/valid.txt"

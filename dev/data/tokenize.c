@@ -12,11 +12,13 @@ static const char *const usage_text =
 "    Prints the header of a token file and its first tokens.\n"
 "\n"
 "FILE is text, one document, or JSON lines: a JSON object per line, whose \"text\" is a document.\n"
-"It is JSON lines if its name ends in .jsonl, .ndjson or .json, or if it begins as they do. An\n"
-"end-of-text token is put in front of every document if the tokenizer has one; if it has none, a\n"
-"newline is put after every JSON document. A run that fails leaves no file.\n"
+"It is JSON lines if its name ends in .jsonl, .ndjson or .json, or if it begins as they do. The\n"
+"token that begins every text stands in front of a document, and the one that ends a text behind\n"
+"it; if the tokenizer has the latter alone, it stands in front; if it has none, a newline is put\n"
+"after every JSON document. A run that fails leaves no file.\n"
 "\n"
-"  --tokenizer bytes|DIR  raw bytes (default), or a directory with vocab.json and merges.txt\n"
+"  --tokenizer bytes|DIR  raw bytes (default), or a directory with tokenizer.json, or with\n"
+"                         vocab.json and merges.txt\n"
 "  --out PREFIX           start of the names of the files to write\n"
 "  --shard-tokens N       tokens per file, at most 2147483647 (default 100000000)\n"
 "  --val FRACTION         share for the val files, 0 to 1 (default 0): of a text file the end,\n"
@@ -41,8 +43,6 @@ typedef struct {
 } Output;
 
 static Tokenizer *tok;
-static uint32_t *ids;         // tokens of one block
-static size_t ids_room;
 
 static Output outputs[2];     // of training, and held out
 static bool whole;            // are they
@@ -120,22 +120,9 @@ static void output_tokens(Output *o, const uint32_t *tokens, size_t n) {
 }
 
 static void output_document(Output *o, const char *text, size_t n) {
-    const int eot = tok->eot;
-    if (n == 0) return;
-    if (eot >= 0) {
-        const uint32_t token = (uint32_t)eot;
-        output_tokens(o, &token, 1);
-    }
-    for (size_t at = 0, m; at < n; at += m) {
-        m = text_block(text + at, n - at, 1 << 20);
-        if (m > ids_room) {
-            free(ids);
-            ids = (uint32_t *)malloc((ids_room = m) * sizeof *ids);
-            if (ids == NULL) fail("out of memory to encode %zu bytes", m);
-        }
-        output_tokens(o, ids, tokenizer_encode(tok, text + at, m, ids));
-    }
-    o->documents++;
+    Document d = {tok, text, n, 0, NULL, 0, 0};
+    o->documents += n > 0;
+    while (document_next(&d, false)) output_tokens(o, d.ids, d.count);
 }
 
 static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
@@ -260,7 +247,8 @@ static void show(const char *path, size_t tokens) {
     for (size_t i = 0; i < tokens; i++) {
         const uint32_t token = segment_token(&s, i);
         size_t length = 0;
-        const char *text = tok != NULL ? tokenizer_token(tok, token, &length) : NULL;
+        const char *text = tok == NULL ? NULL : i == 0 ? tokenizer_first(tok, token, &length)
+                                                       : tokenizer_token(tok, token, &length);
         if (length > 0) fwrite(text, 1, length, stdout);
         else printf(tok != NULL ? "[%u]" : "%u ", token);
     }
@@ -318,9 +306,9 @@ int main(int argc, char **argv) {
         train->split = "train";
         val->split = "val";
         for (int i = 1; i <= files; i++) tool_check(NULL, NULL, argv[i]);
-        for (int i = 0; i < 2 && !bytes; i++) {
+        for (int i = 0; i < TOKENIZER_FILES && !bytes; i++) {
             char path[PATH_MAX];
-            path_join(path, tokenizer, i == 0 ? "vocab.json" : "merges.txt");
+            path_join(path, tokenizer, tokenizer_files[i]);
             tool_check(NULL, NULL, path);
         }
         refuse_old(train, argv + 1, files);
@@ -346,6 +334,5 @@ int main(int argc, char **argv) {
         free(val->tokens);
     }
     tokenizer_free(tok);
-    free(ids);
     return 0;
 }

@@ -1,5 +1,4 @@
-// tokens.h: token files, written, and texts in blocks. tide/files/data.h reads them, and says what is in
-// them.
+// tokens.h: token files, written. tide/files/data.h reads them, and says what is in them.
 #ifndef TIDE_TOKENS_H
 #define TIDE_TOKENS_H
 #include "../../tide/files/data.h"
@@ -30,18 +29,6 @@ static inline bool tokens_write(const char *path, const uint32_t *tokens, size_t
         ok = fwrite(narrow, 2, m, f) == m;
     }
     return replace_close(f, path, err);  // knows if a write failed
-}
-
-// How much of the text to encode at once: all if n <= limit, else at most `limit` bytes if they can
-// be cut between a visible ASCII character and a space or newline. GPT-2's pattern never joins such
-// a pair into one token, so the pieces give the tokens of the whole. Text without such a place is
-// taken whole.
-static inline size_t text_block(const char *text, size_t n, size_t limit) {
-    if (n <= limit) return n;
-    for (size_t i = limit; i > 0; i--)
-        if ((text[i] == ' ' || text[i] == '\n') && text[i - 1] > 0x20 && text[i - 1] < 0x7f)
-            return i;
-    return n;
 }
 
 #endif

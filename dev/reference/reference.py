@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""reference.py: an independent float64 GPT-2 / OPT, from the papers' equations, in plain PyTorch.
+"""reference.py: an independent float64 GPT-2, OPT, LLaMA, from papers' equations, in plain PyTorch.
 
 It writes and checks the fixtures that the C programs are held against; README.md beside this file
 describes their format. Needs numpy and PyTorch (1.13 or newer); --check-transformers also needs
@@ -14,16 +14,21 @@ The model is pre-LN GPT-2 (Radford et al. 2019) and OPT (Zhang et al. 2022): lea
   h = x + Attention(LN(x)),  x' = h + MLP(LN(h)),  logits = LN(x) head^T,
 or OPT-350M, which differs: tokens are projected up,
   h = LN(x + Attention(x)),  x' = LN(h + MLP(h)),  logits = (x projected down) head^T,
-with GELU in the tanh form of Hendrycks and Gimpel 2016. The optimizer is AdamW (Loshchilov and
-Hutter 2019, algorithm 2). The parameters live in a dict under their Hugging Face names and in that
-layout, so gradients and updated parameters come out named and laid out the same way.
+with GELU in the tanh form of Hendrycks and Gimpel 2016; or the LLaMA family (Touvron et al. 2023:
+Llama, Mistral, Qwen2, Qwen3), whose block is GPT-2's with other parts: RMS norm (Zhang and Sennrich
+2019), rotary positions (Su et al. 2021), key and value heads that query heads share (Ainslie et al.
+2023), silu(gate) * up in the MLP (Shazeer 2020). The optimizer is AdamW (Loshchilov and Hutter
+2019, algorithm 2). The parameters are in a dict under their Hugging Face names and in that layout,
+so gradients and updated parameters are named and laid out the same way.
 """
 import argparse
+import importlib.util
 import json
 import math
 import os
 import struct
 import sys
+import types
 
 import numpy as np
 import torch
@@ -31,11 +36,17 @@ import torch
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 
 # L layers, NH heads, C channels, F width of the MLP, V vocabulary, ctx rows of the position table;
-# E width of the embeddings, if not C; B sequences per micro-batch, T tokens each. `stream` scales
-# what enters the residual stream: where it is small, layer norm's epsilon matters. `packed`: a row
-# holds several documents, and a third of the targets, -1, are not trained.
-BASE = dict(family="gpt2", act="gelu_new", tied=True, E=None, stream=1.0, packed=False, accum=1,
-            steps=10, warmup=3, lr=1e-2, min_lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-3, weight_decay=0.1)
+# E width of the embeddings, if not C; NKV key heads, if not NH; HS size of a head, if not C / NH;
+# B sequences per micro-batch, T tokens each. `norm_eps` is the norms' epsilon; `biased` are the
+# linear parts that have a bias; `qk_norm`: q and k are normalised. `stream` scales what enters the
+# residual stream: where it is small, the norms' epsilon matters. `packed`: a row holds several
+# documents, and a third of the targets, -1, are not trained.
+BASE = dict(family="gpt2", norm="layer", norm_eps=1e-5, act="gelu_new", tied=True, E=None, NKV=None,
+            HS=None, biased=("qkv", "proj", "fc", "mlp"), qk_norm=False, stream=1.0, packed=False,
+            accum=1, steps=10, warmup=3, lr=1e-2, min_lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-3,
+            weight_decay=0.1)
+# `config`: keys of config.json beside those that all have; `left_out`: keys that this one has not.
+LLAMA = dict(BASE, family="llama", norm="rms", act="silu", biased=(), config={}, left_out=())
 CASES = {
     # the plain case: every length is equal to its table, the head is tied
     "gpt2": dict(BASE, seed=1, L=2, NH=2, C=16, F=64, V=61, ctx=12, B=2, T=12, clip=1.85),
@@ -59,7 +70,62 @@ CASES = {
     # several documents in a row
     "gpt2-packed": dict(BASE, seed=8, L=2, NH=2, C=16, F=64, V=61, ctx=40, B=2, T=36, clip=1.6,
                         packed=True),
+    # three query heads for each key head, heads wider than C / NH; of the five frequencies, llama3
+    # keeps one, blends one and divides three by 8
+    "llama-gqa": dict(LLAMA, seed=9, L=2, NH=6, NKV=2, HS=10, C=18, F=29, V=131, ctx=512, B=2, T=13,
+                      clip=9.72, tied=False, stream=0.4, lr=5e-3, config=dict(
+                          head_dim=10, attention_bias=False, mlp_bias=False, pretraining_tp=1,
+                          eos_token_id=[1, 5], rope_theta=100.0, rope_scaling=dict(
+                              rope_type="llama3", factor=8.0, low_freq_factor=1.0,
+                              high_freq_factor=4.0, original_max_position_embeddings=32))),
+    # several documents in a row
+    "llama-packed": dict(LLAMA, seed=10, L=2, NH=4, NKV=2, C=16, F=37, V=61, ctx=64, B=2, T=37,
+                         clip=2.37, packed=True, norm_eps=1e-4,
+                         config=dict(rope_theta=10000.0, rope_scaling=None)),
+    # biases everywhere, as many key heads as heads, and no key of config.json that may be missing
+    "llama-biased": dict(LLAMA, seed=11, L=1, NH=3, C=12, F=21, V=53, ctx=32, B=2, T=11, clip=12.5,
+                         tied=False, stream=0.2, lr=5e-3, norm_eps=1e-6,
+                         biased=("qkv", "proj", "fc", "mlp"),
+                         config=dict(attention_bias=True, mlp_bias=True,
+                                     rope_scaling=dict(type="linear", factor=2.5)),
+                         left_out=("num_key_value_heads", "rms_norm_eps", "hidden_act",
+                                   "tie_word_embeddings", "attention_dropout")),
+    # one key head for all; longer than the tiles of a blocked attention
+    "mistral": dict(LLAMA, seed=12, L=1, NH=4, NKV=1, C=24, F=41, V=37, ctx=160, B=1, T=149,
+                    clip=4.53, family="mistral", tied=False, stream=0.2,
+                    config=dict(rope_theta=1000.0, sliding_window=None)),
+    # biases of q, k and v; the newer key for positions; llama3's length is that of the model; a
+    # window that is not used
+    "qwen2": dict(LLAMA, seed=13, L=2, NH=4, NKV=2, C=24, F=31, V=137, ctx=48, B=2, T=15, clip=4.41,
+                  family="qwen2", biased=("qkv",), norm_eps=1e-4, config=dict(
+                      use_sliding_window=False, sliding_window=3, max_window_layers=0,
+                      rope_parameters=dict(rope_type="llama3", rope_theta=200.0, factor=4.0,
+                                           low_freq_factor=1.0, high_freq_factor=4.0))),
+    # norms of q and k, where only a large epsilon matters; two micro-batches per step
+    "qwen3": dict(LLAMA, seed=14, L=2, NH=4, NKV=2, HS=8, C=20, F=33, V=67, ctx=40, B=2, T=17,
+                  clip=2.78, family="qwen3", qk_norm=True, norm_eps=1e-3, accum=2, config=dict(
+                      head_dim=8, attention_bias=False, use_sliding_window=False,
+                      sliding_window=None, layer_types=["full_attention"] * 2, dtype="float32",
+                      rope_parameters=dict(rope_type="default", rope_theta=50.0))),
 }
+# Hugging Face's names of the parts; those of a layer in file order. A part of several names is
+# stored in pieces: q, k and v; gate and up.
+NAMES = {
+    "gpt2": dict(top="transformer.", wte="wte", wpe="wpe", ln_f="ln_f", h="h.%d.", layer=dict(
+        ln_1=["ln_1"], qkv=["attn.c_attn"], proj=["attn.c_proj"],
+        ln_2=["ln_2"], fc=["mlp.c_fc"], mlp=["mlp.c_proj"])),
+    "opt": dict(top="model.decoder.", wte="embed_tokens", wpe="embed_positions",
+                ln_f="final_layer_norm", h="layers.%d.", layer=dict(
+        qkv=["self_attn.%s_proj" % n for n in "qkv"], proj=["self_attn.out_proj"],
+        ln_1=["self_attn_layer_norm"], fc=["fc1"], mlp=["fc2"], ln_2=["final_layer_norm"])),
+    "llama": dict(top="model.", wte="embed_tokens", wpe=None, ln_f="norm", h="layers.%d.",
+                  layer=dict(
+        ln_1=["input_layernorm"], qkv=["self_attn.%s_proj" % n for n in "qkv"],
+        qk_norm=["self_attn.%s_norm" % n for n in "qk"], proj=["self_attn.o_proj"],
+        ln_2=["post_attention_layernorm"], fc=["mlp.gate_proj", "mlp.up_proj"],
+        mlp=["mlp.down_proj"])),
+}
+NAMES.update(dict.fromkeys(("mistral", "qwen2", "qwen3"), NAMES["llama"]))
 TRAINING_KEYS = ("seed", "B", "T", "accum", "steps", "lr", "min_lr", "warmup", "beta1", "beta2",
                  "eps", "weight_decay", "clip")
 
@@ -105,10 +171,14 @@ def safetensors_read(path):
 # The model. Each piece is a small function, so that the study can break one at a time.
 
 
-def layer_norm(x, w, b):  # over the last dimension, biased variance
+def layer_norm(x, w, b, eps):  # over the last dimension, biased variance
     mean = x.mean(-1, keepdim=True)
     var = ((x - mean) ** 2).mean(-1, keepdim=True)
-    return (x - mean) / torch.sqrt(var + 1e-5) * w + b
+    return (x - mean) / torch.sqrt(var + eps) * w + b
+
+
+def rms_norm(x, w, b, eps):  # over the last dimension; has no b
+    return x / torch.sqrt((x ** 2).mean(-1, keepdim=True) + eps) * w
 
 
 def gelu(x):
@@ -117,6 +187,10 @@ def gelu(x):
 
 def relu(x):
     return torch.where(x > 0, x, torch.zeros_like(x))
+
+
+def gated_silu(gate, up):
+    return gate / (1 + torch.exp(-gate)) * up
 
 
 def causal_mask(T):  # (T, T), true where row t may not look at column s
@@ -128,71 +202,117 @@ def other_documents(begins):  # (B, T) -> (B, 1, T, T), true where s is of anoth
     return (begins[:, None, :, None] != begins[:, None, None, :])
 
 
-def attention(q, k, v, heads, begins=None):  # (B, T, C) each
-    B, T, C = q.shape
-    q, k, v = (x.reshape(B, T, heads, C // heads).permute(0, 2, 1, 3) for x in (q, k, v))
-    score = q @ k.transpose(-1, -2) / math.sqrt(C // heads)  # (B, NH, T, T)
+def rope_of(config):  # the keys of rope_parameters, from either spelling of config.json
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return {"rope_theta": config.get("rope_theta", 10000.0),
+            "rope_type": rope.get("type", "default"),
+            "original_max_position_embeddings": config["max_position_embeddings"], **rope}
+
+
+def frequencies(config, HS):  # (HS / 2): by how much a pair of channels turns from token to token
+    rope = rope_of(config)
+    kind = rope["rope_type"]
+    w = rope["rope_theta"] ** (-2 * torch.arange(HS // 2, dtype=torch.float64) / HS)
+    if kind == "linear":
+        return w / rope["factor"]
+    if kind == "llama3":  # the slow ones are divided, the fast ones kept, those between are blends
+        length = rope["original_max_position_embeddings"]
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        keep = ((length * w / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        return keep * w + (1 - keep) * w / rope["factor"]
+    assert kind == "default", kind
+    return w
+
+
+def rotate(x, angle):  # (B, NH, T, HS), angle per channel i < HS / 2, which turns with i + HS / 2
+    cos, sin = torch.cos(angle).to(x.dtype), torch.sin(angle).to(x.dtype)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def place(x, angle, norm):  # what attention sees of q and of k; only Qwen3 has this norm
+    return rotate(norm(x) if norm else x, angle)
+
+
+def for_each_query_head(x, heads):  # (B, NKV, T, HS) -> (B, NH, T, HS)
+    return x if heads == x.shape[1] else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def attention(q, k, v, begins=None):  # q (B, NH, T, HS); k, v (B, NKV, T, HS) -> (B, T, NH HS)
+    B, NH, T, HS = q.shape
+    k, v = for_each_query_head(k, NH), for_each_query_head(v, NH)
+    score = q @ k.transpose(-1, -2) / math.sqrt(HS)  # (B, NH, T, T)
     score = score.masked_fill(causal_mask(T), -math.inf)
     if begins is not None:
         score = score.masked_fill(other_documents(begins), -math.inf)
     att = torch.exp(score - score.max(-1, keepdim=True)[0])
     att = att / att.sum(-1, keepdim=True)
-    return (att @ v).permute(0, 2, 1, 3).reshape(B, T, C)
+    return (att @ v).permute(0, 2, 1, 3).reshape(B, T, NH * HS)
 
 
 def residual(x, y):
     return x + y
 
 
-def lookup(wte, wpe, tokens, offset, begins=None):  # OPT's positions start with `offset` unused rows
-    places = torch.arange(tokens.shape[1]) - (0 if begins is None else begins)
-    return wte[tokens] + wpe[places + offset]
+def positions(tokens, begins):  # (T) or (B, T): counted within the document
+    return torch.arange(tokens.shape[1]) - (0 if begins is None else begins)
 
 
-def linear(p, name, x, family):  # GPT-2 keeps weights as (C, OC), OPT as (OC, C)
-    w = p[name + ".weight"]
-    return x @ (w if family == "gpt2" else w.t()) + p[name + ".bias"]
+def lookup(wte, wpe, tokens, offset, begins=None):  # OPT's table starts with `offset` unused rows
+    x = wte[tokens]
+    return x if wpe is None else x + wpe[positions(tokens, begins) + offset]
+
+
+def linear(p, name, x, family):  # GPT-2 keeps weights as (C, OC), the others as (OC, C)
+    w, b = p[name + ".weight"], p.get(name + ".bias")
+    y = x @ (w if family == "gpt2" else w.t())
+    return y if b is None else y + b
+
+
+def head_shape(c):  # -> query heads, key heads, channels of a head
+    return c["NH"], c["NKV"] or c["NH"], c["HS"] or c["C"] // c["NH"]
 
 
 def forward(p, c, tokens, begins=None):
-    """tokens (B, T) -> logits (B, T, V). p: parameters under their Hugging Face names. begins (B, T):
-    where in its row each token's document begins."""
-    gpt2 = c["family"] == "gpt2"
-    act = relu if c["act"] == "relu" else gelu
+    """tokens (B, T) -> logits (B, T, V). p: parameters under their Hugging Face names.
+    begins (B, T): where in its row each token's document begins."""
+    names, HS = NAMES[c["family"]], head_shape(c)[2]
+    top, part = names["top"], names["layer"]
+    post = c["E"] is not None  # OPT-350M
+    act = {"gelu_new": gelu, "relu": relu, "silu": gated_silu}[c["act"]]
+    normalise = layer_norm if c["norm"] == "layer" else rms_norm
+    angle = None
+    if not names["wpe"]:
+        angle = positions(tokens, begins)[..., None, :, None] * frequencies(make_config(c), HS)
 
     def norm(name, x):
-        return layer_norm(x, p[name + ".weight"], p[name + ".bias"])
-    top = "transformer." if gpt2 else "model.decoder."
-    wte = p[top + ("wte.weight" if gpt2 else "embed_tokens.weight")]
-    wpe = p[top + ("wpe.weight" if gpt2 else "embed_positions.weight")]
-    post = c["E"] is not None
-    if post:  # OPT-350M
-        wte = wte @ p[top + "project_in.weight"].t()
-    x = lookup(wte, wpe, tokens, 0 if gpt2 else 2, begins)
+        return normalise(x, p[name + ".weight"], p.get(name + ".bias"), c["norm_eps"])
+
+    def products(x, h, which):
+        return [linear(p, h + name, x, c["family"]) for name in part[which]]
+
+    def turned(x, name):
+        return place(x, angle, (lambda y: norm(name, y)) if c["qk_norm"] else None)
+
+    def attend(x, h):
+        qkv = products(x, h, "qkv")
+        qkv = qkv if len(qkv) == 3 else qkv[0].split(c["C"], -1)
+        q, k, v = (y.reshape(*y.shape[:2], -1, HS).permute(0, 2, 1, 3) for y in qkv)
+        if angle is not None:
+            q, k = (turned(y, h + name) for y, name in zip((q, k), part["qk_norm"]))
+        return products(attention(q, k, v, begins), h, "proj")[0]
+
+    def mlp(x, h):
+        return products(act(*products(x, h, "fc")), h, "mlp")[0]
+    wte, wpe = p[top + names["wte"] + ".weight"], p.get("%s%s.weight" % (top, names["wpe"]))
+    up = wte @ p[top + "project_in.weight"].t() if post else wte
+    x = lookup(up, wpe, tokens, 2 if c["family"] == "opt" else 0, begins)
     for i in range(c["L"]):
-        h = top + ("h.%d." if gpt2 else "layers.%d.") % i
-        if gpt2:
-            qkv = linear(p, h + "attn.c_attn", norm(h + "ln_1", x), "gpt2").split(c["C"], -1)
-            y = linear(p, h + "attn.c_proj", attention(*qkv, c["NH"], begins), "gpt2")
-            ln_2, fc, proj = "ln_2", "mlp.c_fc", "mlp.c_proj"
-        else:
-            z = x if post else norm(h + "self_attn_layer_norm", x)
-            qkv = [linear(p, h + "self_attn.%s_proj" % n, z, "opt") for n in "qkv"]
-            y = linear(p, h + "self_attn.out_proj", attention(*qkv, c["NH"], begins), "opt")
-            ln_2, fc, proj = "final_layer_norm", "fc1", "fc2"
-        x = residual(x, y)
-        if post:
-            x = norm(h + "self_attn_layer_norm", x)
-            z = act(linear(p, h + fc, x, c["family"]))
-            x = norm(h + ln_2, residual(x, linear(p, h + proj, z, c["family"])))
-            continue
-        z = act(linear(p, h + fc, norm(h + ln_2, x), c["family"]))
-        x = residual(x, linear(p, h + proj, z, c["family"]))
-    if post:
-        wte = p[top + "embed_tokens.weight"]
-        x = x @ p[top + "project_out.weight"].t()
-        return x @ (wte if c["tied"] else p["lm_head.weight"]).t()
-    x = norm(top + ("ln_f" if gpt2 else "final_layer_norm"), x)
+        h = top + names["h"] % i
+        for branch, ln in ((attend, h + part["ln_1"][0]), (mlp, h + part["ln_2"][0])):
+            y = branch(x if post else norm(ln, x), h)
+            x = norm(ln, residual(x, y)) if post else residual(x, y)
+    x = x @ p[top + "project_out.weight"].t() if post else norm(top + names["ln_f"], x)
     return x @ (wte if c["tied"] else p["lm_head.weight"]).t()
 
 
@@ -266,44 +386,42 @@ def train(p, c, tokens, targets, begins=None):
 def parameter_shapes(c):
     """Hugging Face name -> (shape, kind, fan-in), in file order."""
     C, F, V, out = c["C"], c["F"], c["V"], {}
-    E = c["E"] or C
+    E, names, (NH, NKV, HS) = c["E"] or C, NAMES[c["family"]], head_shape(c)
+    top = names["top"]
 
-    def add_linear(name, cin, cout, kind):
+    def add_linear(name, cin, cout, part):
+        kind = "inner" if part in ("qkv", "fc") else "stream"
         out[name + ".weight"] = ((cin, cout) if c["family"] == "gpt2" else (cout, cin), kind, cin)
-        out[name + ".bias"] = ((cout,), kind + "-bias", cin)
+        if part in c["biased"]:
+            out[name + ".bias"] = ((cout,), kind + "-bias", cin)
 
-    def add_norm(name):
-        out[name + ".weight"] = ((C,), "norm", C)
-        out[name + ".bias"] = ((C,), "bias", C)
-    if c["family"] == "gpt2":
-        out["transformer.wte.weight"] = ((V, C), "wte", C)
-        out["transformer.wpe.weight"] = ((c["ctx"], C), "wpe", C)
-        for i in range(c["L"]):
-            h = "transformer.h.%d." % i
-            add_norm(h + "ln_1")
-            add_linear(h + "attn.c_attn", C, 3 * C, "inner")
-            add_linear(h + "attn.c_proj", C, C, "stream")
-            add_norm(h + "ln_2")
-            add_linear(h + "mlp.c_fc", C, F, "inner")
-            add_linear(h + "mlp.c_proj", F, C, "stream")
-        add_norm("transformer.ln_f")
+    def add_norm(name, size):
+        out[name + ".weight"] = ((size,), "norm", size)
+        if c["norm"] == "layer":
+            out[name + ".bias"] = ((size,), "bias", size)
+    # of a layer's linear parts: input, and outputs that share their input
+    widths = {"qkv": (C, (NH * HS, NKV * HS, NKV * HS)), "proj": (NH * HS, (C,)),
+              "fc": (C, (F, F) if c["act"] == "silu" else (F,)), "mlp": (F, (C,))}
+    out[top + names["wte"] + ".weight"] = ((V, E), "wte", E)
+    if names["wpe"]:
+        unused = 2 if c["family"] == "opt" else 0
+        out[top + names["wpe"] + ".weight"] = ((c["ctx"] + unused, C), "wpe", C)
+    for i in range(c["L"]):
+        h = top + names["h"] % i
+        for part, those in names["layer"].items():
+            if part in widths:
+                cin, couts = widths[part]
+                each = list(zip(those, couts if len(those) > 1 else (sum(couts),)))
+                for name, cout in each[1:] + each[:1]:  # OPT has k and v before q
+                    add_linear(h + name, cin, cout, part)
+            elif part != "qk_norm" or c["qk_norm"]:
+                for name in those:
+                    add_norm(h + name, HS if part == "qk_norm" else C)
+    if E == C:
+        add_norm(top + names["ln_f"], C)
     else:
-        out["model.decoder.embed_tokens.weight"] = ((V, E), "wte", E)
-        out["model.decoder.embed_positions.weight"] = ((c["ctx"] + 2, C), "wpe", C)
-        for i in range(c["L"]):
-            h = "model.decoder.layers.%d." % i
-            for n in "kvq":
-                add_linear(h + "self_attn.%s_proj" % n, C, C, "inner")
-            add_linear(h + "self_attn.out_proj", C, C, "stream")
-            add_norm(h + "self_attn_layer_norm")
-            add_linear(h + "fc1", C, F, "inner")
-            add_linear(h + "fc2", F, C, "stream")
-            add_norm(h + "final_layer_norm")
-        if E == C:
-            add_norm("model.decoder.final_layer_norm")
-        else:
-            out["model.decoder.project_in.weight"] = ((C, E), "inner", E)
-            out["model.decoder.project_out.weight"] = ((E, C), "inner", C)
+        out[top + "project_in.weight"] = ((C, E), "inner", E)
+        out[top + "project_out.weight"] = ((E, C), "inner", C)
     if not c["tied"]:
         out["lm_head.weight"] = ((V, E), "inner", E)
     return out
@@ -355,10 +473,21 @@ def make_config(c):
                     n_inner=None if c["F"] == 4 * c["C"] else c["F"], activation_function=c["act"],
                     layer_norm_epsilon=1e-5, tie_word_embeddings=c["tied"], resid_pdrop=0.0,
                     embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
+    if c["norm"] == "rms":
+        config = dict(model_type=c["family"],
+                      architectures=[c["family"].capitalize() + "ForCausalLM"],
+                      num_hidden_layers=c["L"], num_attention_heads=c["NH"],
+                      num_key_value_heads=c["NKV"] or c["NH"], hidden_size=c["C"],
+                      intermediate_size=c["F"], max_position_embeddings=c["ctx"], vocab_size=c["V"],
+                      rms_norm_eps=c["norm_eps"], hidden_act=c["act"], attention_dropout=0.0,
+                      tie_word_embeddings=c["tied"], bos_token_id=0, eos_token_id=0)
+        config.update(c["config"])
+        return {key: value for key, value in config.items() if key not in c["left_out"]}
     return dict(model_type="opt", architectures=["OPTForCausalLM"], num_hidden_layers=c["L"],
-                num_attention_heads=c["NH"], hidden_size=c["C"], word_embed_proj_dim=c["E"] or c["C"],
-                max_position_embeddings=c["ctx"], vocab_size=c["V"], ffn_dim=c["F"],
-                activation_function=c["act"], do_layer_norm_before=c["E"] is None, dropout=0.0,
+                num_attention_heads=c["NH"], hidden_size=c["C"],
+                word_embed_proj_dim=c["E"] or c["C"], max_position_embeddings=c["ctx"],
+                vocab_size=c["V"], ffn_dim=c["F"], activation_function=c["act"],
+                do_layer_norm_before=c["E"] is None, dropout=0.0,
                 tie_word_embeddings=c["tied"], pad_token_id=None, bos_token_id=0, eos_token_id=0)
 
 
@@ -478,14 +607,28 @@ def check_case(name, c):
     return not bad
 
 
+class AllDouble(types.ModuleType):
+    """The module torch, in which float32 is float64: transformers' RMS norms, rotary positions and
+    eager softmax convert to float32, whatever the model's type is."""
+    def __getattr__(self, name):
+        return getattr(torch, "float64" if name in ("float", "float32") else name)
+
+
+def load_transformers(path, family):  # the model in a directory, in float64 throughout
+    import transformers
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    for module in ("modeling_rope_utils", "models.{0}.modeling_{0}".format(family)):
+        importlib.import_module("transformers." + module).torch = AllDouble("torch")
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path, attn_implementation="eager", dtype=torch.float64).train()
+
+
 def check_transformers(name, c):
     """Logits, loss, gradients and the saved files against transformers, in float64."""
-    import transformers
     path = os.path.join(HERE, name)
     try:
-        # OPT's eager attention computes its softmax in fp32 whatever the type; sdpa does not
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            path, attn_implementation="sdpa" if c["family"] == "opt" else "eager").double().train()
+        model = load_transformers(path, c["family"])
     except Exception as e:
         print("FAIL %s: %s" % (name, e))
         return False
@@ -520,26 +663,28 @@ def check_transformers(name, c):
 
 
 class NormWithout(torch.autograd.Function):
-    """Layer norm whose backward lacks a term: dx = (g - mean(g) - xhat mean(g xhat)) / sigma."""
+    """A norm whose backward lacks a term: dx = (g - mean(g) - xhat mean(g xhat)) / sigma. RMS norm
+    (b is None) has no mean(g)."""
     @staticmethod
-    def forward(ctx, x, w, b, term):
-        sigma = torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5)
-        xhat = (x - x.mean(-1, keepdim=True)) / sigma
+    def forward(ctx, x, w, b, eps, term):
+        x = x if b is None else x - x.mean(-1, keepdim=True)
+        sigma = torch.sqrt((x ** 2).mean(-1, keepdim=True) + eps)
+        xhat = x / sigma
         ctx.save_for_backward(xhat, sigma, w)
-        ctx.term = term
-        return xhat * w + b
+        ctx.term, ctx.layer = term, b is not None
+        return xhat * w + (b if ctx.layer else 0)
 
     @staticmethod
     def backward(ctx, dy):
         xhat, sigma, w = ctx.saved_tensors
         g = dy * w
         dx = g
-        if ctx.term != "mean":
+        if ctx.term != "mean" and ctx.layer:
             dx = dx - g.mean(-1, keepdim=True)
         if ctx.term != "xhat":
             dx = dx - xhat * (g * xhat).mean(-1, keepdim=True)
         lead = tuple(range(dy.dim() - 1))
-        return dx / sigma, (dy * xhat).sum(lead), dy.sum(lead), None
+        return dx / sigma, (dy * xhat).sum(lead), dy.sum(lead) if ctx.layer else None, None, None
 
 
 class GeluWithout(torch.autograd.Function):
@@ -556,7 +701,8 @@ class GeluWithout(torch.autograd.Function):
         return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * math.sqrt(2 / math.pi))
 
 
-gelu_right, linear_right, norm_right = gelu, linear, layer_norm
+gelu_right, linear_right, layer_norm_right, rms_norm_right = gelu, linear, layer_norm, rms_norm
+rotate_right, frequencies_right, lookup_right, silu_right = rotate, frequencies, lookup, gated_silu
 
 
 def linear_no_bias_gradient(which):
@@ -571,12 +717,10 @@ def norm_eps(eps, which):
     """Another epsilon in the norms whose index is in `which` (counted through one forward)."""
     count = [0]
 
-    def f(x, w, b):
+    def f(x, w, b, right):
         i, count[0] = count[0], count[0] + 1
-        if not which(i):
-            return norm_right(x, w, b)
-        mean = x.mean(-1, keepdim=True)
-        return (x - mean) / torch.sqrt(((x - mean) ** 2).mean(-1, keepdim=True) + eps) * w + b
+        norm = rms_norm_right if b is None else layer_norm_right
+        return norm(x, w, b, eps if which(i) else right)
     return f
 
 
@@ -592,32 +736,93 @@ def mask_short(T):  # the last row does not see the first column
     return torch.from_numpy(mask)
 
 
-def forward_mutants(c):
-    norms = 2 * c["L"] + 1
+def neighbours(x, angle):  # channel 2i turns with channel 2i + 1, the paper's order
+    halves = torch.cat([x[..., 0::2], x[..., 1::2]], -1)
+    a, b = rotate_right(halves, angle).chunk(2, -1)
+    return torch.stack([a, b], -1).flatten(-2)
+
+
+def rotate_not_back(x, angle):  # the gradient turns forwards, too
+    wrong = rotate_right(x, -angle)
+    return rotate_right(x, angle).detach() + wrong - wrong.detach()
+
+
+def one_heads_gradient(x, heads):  # key heads have it of the first of their query heads only
+    group = heads // x.shape[1]
+    each = torch.stack([x] + [x.detach()] * (group - 1), 2)
+    return each.flatten(1, 2)
+
+
+def silu_without_slope(gate, up):
+    return gate * (1 / (1 + torch.exp(-gate))).detach() * up
+
+
+def rope_mutants(c):
+    NH, NKV, HS = head_shape(c)
+    config = make_config(c)
+    rope = rope_of(config)
+
+    def other(**keys):
+        changed = dict(config, rope_scaling={**rope, **keys})
+        return "frequencies", lambda _, HS: frequencies_right(changed, HS)
     out = {
-        "bias gradient of fc missing": ("linear", linear_no_bias_gradient("fc")),
-        "bias gradient of qkv missing": ("linear", linear_no_bias_gradient(
-            "c_attn" if c["family"] == "gpt2" else "v_proj")),
-        "LN backward without mean(g)": ("layer_norm", lambda *a: NormWithout.apply(*a, "mean")),
-        "LN backward without xhat term": ("layer_norm", lambda *a: NormWithout.apply(*a, "xhat")),
+        "rotation of neighbours": ("rotate", neighbours),
+        "rotation the other way": ("rotate", lambda x, a: rotate_right(x, -a)),
+        "rotation's gradient not turned back": ("rotate", rotate_not_back),
+        "theta 1 % larger": other(rope_theta=1.01 * rope["rope_theta"]),
+        "gate and up swapped": ("gated_silu", lambda g, u: silu_right(u, g)),
+        "GELU for SiLU": ("gated_silu", lambda g, u: gelu_right(g) * u),
+        "SiLU backward without its slope": ("gated_silu", silu_without_slope),
+    }
+    if "factor" in rope:
+        out["rope_scaling ignored"] = other(rope_type="default")
+    if rope["rope_type"] == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        out["llama3: blended ones divided"] = other(low_freq_factor=high * 0.999999)
+        out["llama3: blended ones kept"] = other(high_freq_factor=low * 1.000001)
+    if NKV < NH:
+        out["keys' gradient of one query head"] = ("for_each_query_head", one_heads_gradient)
+    if 1 < NKV < NH:
+        out["query head h reads h mod NKV"] = (
+            "for_each_query_head", lambda x, heads: x.repeat(1, heads // x.shape[1], 1, 1))
+    if c["qk_norm"]:
+        out["q, k normalised after the rotation"] = (
+            "place", lambda x, angle, norm: norm(rotate(x, angle)))
+        out["norm epsilon 0, q and k only"] = ("rms_norm", norm_eps(0, lambda i: i % 4 in (1, 2)))
+    return out
+
+
+def forward_mutants(c):
+    part = NAMES[c["family"]]["layer"]
+    norms = (4 if c["qk_norm"] else 2) * c["L"] + 1
+    norm = c["norm"] + "_norm"
+    out = {
+        "bias gradient of fc missing": ("linear", linear_no_bias_gradient(part["fc"][0])),
+        "bias gradient of qkv missing": ("linear", linear_no_bias_gradient(part["qkv"][-1])),
+        "norm backward without mean(g)": (norm, lambda *a: NormWithout.apply(*a, "mean")),
+        "norm backward without xhat term": (norm, lambda *a: NormWithout.apply(*a, "xhat")),
         "mask: one column too many, one row": ("causal_mask", mask_leak),
         "mask: one column too few, one row": ("causal_mask", mask_short),
+        "mask: documents see each other": ("other_documents", lambda b: torch.tensor(False)),
         "GELU by erf": ("gelu", lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))),
         "GELU backward without the cubic": ("gelu", GeluWithout.apply),
-        "LN epsilon 0, all": ("layer_norm", norm_eps(0, lambda i: True)),
-        "LN epsilon 1e-6, all": ("layer_norm", norm_eps(1e-6, lambda i: True)),
-        "LN epsilon 0, ln_f only": ("layer_norm", norm_eps(0, lambda i: i == norms - 1)),
+        "norm epsilon 0, all": (norm, norm_eps(0, lambda i: True)),
+        "norm epsilon a tenth, all": (norm, norm_eps(c["norm_eps"] / 10, lambda i: True)),
+        "norm epsilon 0, ln_f only": (norm, norm_eps(0, lambda i: i == norms - 1)),
         "no residual": ("residual", lambda x, y: y),
-        "lookup's gradient missing": ("lookup", lambda wte, wpe, t, o, b=None: (
-            wte[t].detach() + wpe[torch.arange(t.shape[1]) + o])),
+        "lookup's gradient missing": ("lookup", lambda wte, *a: lookup_right(wte.detach(), *a)),
         "loss over B*T - 1 tokens": ("cross_entropy", lambda l, t: cross_entropy_right(l, t)
                                      * t.numel() / (t.numel() - 1)),
     }
-    if c["act"] != "gelu_new":
-        out = {k: v for k, v in out.items() if "GELU" not in k}
+    present = {"GELU": c["act"] == "gelu_new", "documents": c["packed"],
+               "mean(g)": norm == "layer_norm",
+               "of fc": "fc" in c["biased"], "of qkv": "qkv" in c["biased"]}
+    out = {k: v for k, v in out.items() if all(present[word] for word in present if word in k)}
     if c["family"] == "opt":
         out["positions start at row 0"] = ("lookup", lambda wte, wpe, t, o, b=None: (
-            wte[t] + wpe[torch.arange(t.shape[1])]))
+            lookup_right(wte, wpe, t, 0, b)))
+    if NAMES[c["family"]]["wpe"] is None:
+        out.update(rope_mutants(c))
     return out
 
 
@@ -676,7 +881,7 @@ def worst_of(mine, right, floor):
         e = np.abs(np.asarray(mine[n], np.float64) - b).max() / max(np.abs(b).max(), floor)
         if not e <= worst:
             worst, name = e, n
-    return worst, name.replace("transformer.", "").replace("model.decoder.", "")
+    return worst, name.replace("transformer.", "").replace("model.", "").replace("decoder.", "")
 
 
 def study(name, c):
@@ -728,6 +933,8 @@ def study(name, c):
     print("  %-36s %9s %9s %9s %9s" % ("ten steps", "losses", "norms", "params", "moved"))
     print("  %-36s %s" % ("rounding", against(train(q, c, *batches))))
     for label, mutant in TRAIN_MUTANTS.items():
+        if "positions" in label and NAMES[c["family"]]["wpe"] is None:
+            continue
         print("  %-36s %s" % (label, against(with_mutant(mutant, train, p, c, *batches))))
 
 
@@ -739,6 +946,9 @@ def main():
     parser.add_argument("--case", choices=CASES, help="this case only")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.check_transformers and not importlib.util.find_spec("transformers"):
+        print("skip --check-transformers: transformers is missing")
+        return 0
     good = True
     for name, c in CASES.items():
         if args.case in (None, name):

@@ -75,8 +75,9 @@ Function *hot_functions[] = {
     (Function *)zo_perturb, (Function *)zo_update,
 #ifndef __cplusplus
     (Function *)encoder_forward, (Function *)encoder_backward, (Function *)layernorm_forward,
-    (Function *)layernorm_backward, (Function *)matmul_backward, (Function *)attention_forward,
-    (Function *)attention_backward, (Function *)activation_forward, (Function *)activation_backward,
+    (Function *)layernorm_backward, (Function *)matmul_backward, (Function *)heads_forward,
+    (Function *)heads_backward, (Function *)attention_forward, (Function *)attention_backward,
+    (Function *)activation_forward, (Function *)activation_backward,
     (Function *)residual_forward, (Function *)crossentropy, (Function *)decode_matvec,
 #endif
 };

@@ -18,14 +18,28 @@ void cpu_encoder_backward(float *dwte, float *dwpe, const float *dout, const int
 }
 
 void cpu_layernorm_forward(float *out, float *mean, float *rstd, const float *inp, const float *w,
-                           const float *b, size_t N, size_t C) {
-    layernorm_forward(out, mean, rstd, inp, w, b, N, C);
+                           const float *b, size_t N, size_t C, float eps) {
+    layernorm_forward(out, mean, rstd, inp, w, b, N, C, eps);
 }
 
 void cpu_layernorm_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
                             const float *w, const float *mean, const float *rstd, size_t N,
                             size_t C, bool accumulate) {
     layernorm_backward(dinp, dw, db, dout, inp, w, mean, rstd, N, C, accumulate);
+}
+
+void cpu_heads_forward(float *qkv, float *qk, float *qk_rstd, const float *q_norm_w,
+                       const float *k_norm_w, const float *table, const int32_t *begins, size_t B,
+                       size_t T, size_t NH, size_t NKV, size_t HS, float eps) {
+    heads_forward(qkv, qk, qk_rstd, q_norm_w, k_norm_w, table, begins, B, T, NH, NKV, HS, eps);
+}
+
+void cpu_heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, const float *qk,
+                        const float *qk_rstd, const float *q_norm_w, const float *k_norm_w,
+                        const float *table, const int32_t *begins, size_t B, size_t T, size_t NH,
+                        size_t NKV, size_t HS, bool accumulate) {
+    heads_backward(dqkv, dq_norm_w, dk_norm_w, qk, qk_rstd, q_norm_w, k_norm_w, table, begins, B, T,
+                   NH, NKV, HS, accumulate);
 }
 
 void cpu_gemm(bool transpose_a, bool transpose_b, size_t M, size_t N, size_t K, const float *a,
@@ -41,15 +55,35 @@ void cpu_matmul_forward(float *out, const float *inp, const float *w, const floa
 
 void cpu_matmul_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
                          const float *w, size_t N, size_t C, size_t OC, bool accumulate) {
-    matmul_backward(dinp, dw, db, dout, inp, w, N, C, OC, accumulate);
+    matmul_backward(dinp, C, dw, db, dout, inp, w, N, C, OC, accumulate);
 }
 
-void cpu_activation_forward(float *out, const float *inp, size_t n, int activation) {
-    activation_forward(out, inp, n, activation);
+void cpu_activation_forward(float *out, const float *inp, size_t N, size_t F, int activation) {
+    activation_forward(out, inp, N, F, activation);
 }
 
-void cpu_activation_backward(float *d, const float *inp, size_t n, int activation) {
-    activation_backward(d, inp, n, activation);
+static float *attention_scratch(size_t T) {
+    const size_t floats = (size_t)omp_get_max_threads() * attention_scratch_floats(T);
+    return ALLOC(float, floats, "scratch");
+}
+
+void cpu_attention_forward(float *out, float *lse, const float *qkv, const int32_t *begins,
+                           size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
+    float *scratch = attention_scratch(T);
+    attention_forward(out, lse, qkv, begins, scratch, B, T, NH, NKV, HS);
+    free(scratch);
+}
+
+void cpu_attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
+                            const float *qkv, const int32_t *begins, size_t B, size_t T, size_t NH,
+                            size_t NKV, size_t HS) {
+    float *scratch = attention_scratch(T);
+    attention_backward(dqkv, dout, out, lse, qkv, begins, scratch, B, T, NH, NKV, HS);
+    free(scratch);
+}
+
+void cpu_activation_backward(float *d, const float *inp, size_t N, size_t F, int activation) {
+    activation_backward(d, inp, N, F, activation);
 }
 
 void cpu_residual_forward(float *out, const float *inp, size_t n) {

@@ -17,10 +17,17 @@ void cpu_encoder_forward(float *out, const int32_t *tokens, const int32_t *begin
 void cpu_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
                           const int32_t *begins, size_t B, size_t T, size_t C);
 void cpu_layernorm_forward(float *out, float *mean, float *rstd, const float *inp, const float *w,
-                           const float *b, size_t N, size_t C);
+                           const float *b, size_t N, size_t C, float eps);
 void cpu_layernorm_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
                             const float *w, const float *mean, const float *rstd, size_t N,
                             size_t C, bool accumulate);
+void cpu_heads_forward(float *qkv, float *qk, float *qk_rstd, const float *q_norm_w,
+                       const float *k_norm_w, const float *table, const int32_t *begins, size_t B,
+                       size_t T, size_t NH, size_t NKV, size_t HS, float eps);
+void cpu_heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, const float *qk,
+                        const float *qk_rstd, const float *q_norm_w, const float *k_norm_w,
+                        const float *table, const int32_t *begins, size_t B, size_t T, size_t NH,
+                        size_t NKV, size_t HS, bool accumulate);
 void cpu_gemm(bool transpose_a, bool transpose_b, size_t M, size_t N, size_t K, const float *a,
               size_t lda, const float *b, size_t ldb, float *c, size_t ldc, const float *bias,
               bool accumulate);
@@ -28,8 +35,13 @@ void cpu_matmul_forward(float *out, const float *inp, const float *w, const floa
                         size_t C, size_t OC);
 void cpu_matmul_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
                          const float *w, size_t N, size_t C, size_t OC, bool accumulate);
-void cpu_activation_forward(float *out, const float *inp, size_t n, int activation);
-void cpu_activation_backward(float *d, const float *inp, size_t n, int activation);
+void cpu_activation_forward(float *out, const float *inp, size_t N, size_t F, int activation);
+void cpu_activation_backward(float *d, const float *inp, size_t N, size_t F, int activation);
+void cpu_attention_forward(float *out, float *lse, const float *qkv, const int32_t *begins,
+                           size_t B, size_t T, size_t NH, size_t NKV, size_t HS);
+void cpu_attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
+                            const float *qkv, const int32_t *begins, size_t B, size_t T, size_t NH,
+                            size_t NKV, size_t HS);
 void cpu_residual_forward(float *out, const float *inp, size_t n);
 void cpu_crossentropy(float *losses, float *logits, const int32_t *targets, float grad_scale,
                       size_t N, size_t V, size_t Vp);

@@ -23,7 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     check(kept <= n && kept == again && memcmp(a, b, kept) == 0);
     check(kept == 0 || a[kept - 1] == '\n');
     check(first.train.count == second.train.count && first.val.count == second.val.count);
-    for (size_t i = 0; i < first.train.count; i++) check(first.train.points[i].step <= 7);
+    for (size_t i = 0; i < first.train.count; i++) check(first.train.points[i].x <= 7);
     free(a);
     free(b);
     free(first.train.points);

@@ -32,8 +32,8 @@ namespace test_plan {
 namespace test_zen_time {
 #include "test_zen_time.cu"
 }
-namespace test_zen_plan {
-#include "test_zen_plan.cu"
+namespace test_zen_rehearsal {
+#include "test_zen_rehearsal.cu"
 }
 namespace test_zenflow_gpu {
 #include "test_zenflow_gpu.cu"
@@ -41,8 +41,8 @@ namespace test_zenflow_gpu {
 namespace test_zero_gpu {
 #include "test_zero_gpu.cu"
 }
-namespace test_zo_plan {
-#include "test_zo_plan.cu"
+namespace test_zo_rehearsal {
+#include "test_zo_rehearsal.cu"
 }
 #ifndef ENABLE_FP32
 namespace test_attention {
@@ -78,10 +78,10 @@ int main(int argc, char **argv) {
         {"test_placement", test_placement::main},
         {"test_plan", test_plan::main},
         {"test_zen_time", test_zen_time::main},
-        {"test_zen_plan", test_zen_plan::main},
+        {"test_zen_rehearsal", test_zen_rehearsal::main},
         {"test_zenflow_gpu", test_zenflow_gpu::main},
         {"test_zero_gpu", test_zero_gpu::main},
-        {"test_zo_plan", test_zo_plan::main},
+        {"test_zo_rehearsal", test_zo_rehearsal::main},
 #ifndef ENABLE_FP32
         {"test_attention", [](int, char **) { return test_attention::main(); }},
         {"test_calibrate", test_calibrate::main},

@@ -5,7 +5,7 @@ not part of `make test`, which has fixtures that this script wrote.
     dev/test/hf_roundtrip.py [--trainer ./train_gpt2]   transformers -> tide -> transformers
     dev/test/hf_roundtrip.py --fixtures                 rewrites dev/test/fixtures/hf
 
-The round trip saves small GPT-2, OPT and OPT-350M models with random weights (tied and untied; fp32, fp16,
+The round trip saves small models of all families with random weights (tied and untied; fp32, fp16,
 bf16; one file, shards, the base model without prefix), has the trainer load and save each, and
 wants back the same tensors with no key missing or unexpected. In fp32 it also compares the
 trainer's reference dump with PyTorch: loss, logits and every gradient.
@@ -22,7 +22,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
-from transformers import OPTConfig, OPTForCausalLM
+from transformers import LlamaConfig, MistralConfig, OPTConfig, OPTForCausalLM, Qwen2Config, Qwen3Config
+
+LLAMA = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -35,6 +37,15 @@ def make_model(family, layers, heads, channels, ffn, context, vocab, tied=True):
                             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
                             tie_word_embeddings=tied)
         return GPT2LMHeadModel(config)
+    if family in LLAMA:  # the untied ones have heads of another width, and scaled positions
+        scaling = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0,
+                   "high_freq_factor": 4.0, "original_max_position_embeddings": 12}
+        return AutoModelForCausalLM.from_config(LLAMA[family](
+            num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads // 2,
+            hidden_size=channels, intermediate_size=ffn or 3 * channels, head_dim=10 if tied else 16,
+            max_position_embeddings=context, vocab_size=vocab, bos_token_id=0, eos_token_id=[0, 1],
+            rms_norm_eps=1e-5, tie_word_embeddings=tied, sliding_window=None,
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0} if tied else scaling))
     config = OPTConfig(num_hidden_layers=layers, num_attention_heads=heads, hidden_size=channels,
                        word_embed_proj_dim=channels // 2 if family == "opt-350m" else channels,
                        do_layer_norm_before=family == "opt", ffn_dim=ffn or 4 * channels,
@@ -112,7 +123,7 @@ def round_trip(trainer, work):
         f.write("".join(chr(33 + i * i % 90) for i in range(4000)))
     done = 0
     for family, tied, dtype, how in itertools.product(
-            ("gpt2", "opt", "opt-350m"), (True, False), (torch.float32, torch.float16, torch.bfloat16),
+            ("gpt2", "opt", "opt-350m", *LLAMA), (True, False), (torch.float32, torch.float16, torch.bfloat16),
             ("file", "shards", "base")):
         if how == "base" and not tied:
             continue  # the base model has no head
@@ -121,7 +132,7 @@ def round_trip(trainer, work):
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(torch.randn_like(p) * 0.05)
-            if family != "gpt2":  # rows that no position uses; saved as zeros
+            if family.startswith("opt"):  # rows that no position uses; saved as zeros
                 model.model.decoder.embed_positions.weight[:2] = 0
         model = model.to(dtype).eval()
         source = os.path.join(work, f"{family}_{'tied' if tied else 'untied'}_{dtype}_{how}"[:64])
@@ -132,6 +143,10 @@ def round_trip(trainer, work):
             run([trainer, "--model", source, "--data", text, "--tokenizer", "bytes", "--batch", "2",
                  "--seq", "16", "--steps", "0", "--save-dtype", save, "--out", back])
             again, info = AutoModelForCausalLM.from_pretrained(back, output_loading_info=True)
+            if family in LLAMA:  # what was read is kept
+                for key in ("eos_token_id", "rope_parameters", "head_dim", "rms_norm_eps"):
+                    want, got = getattr(model.config, key), getattr(again.config, key)
+                    assert want == got, (back, key, want, got)
             for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
                 assert not info.get(key), (back, key, info[key])
             want, got = model.state_dict(), again.state_dict()

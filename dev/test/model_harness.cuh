@@ -79,6 +79,8 @@ struct Shape {
     size_t accum, head_rows;
     bool repeated;                          // nearly all tokens are the same one
     size_t document = 0;                    // rows hold documents of so many tokens; 0: one each
+    int family = FAMILY_GPT2;               // of the LLaMA family: its activation, whatever is above
+    size_t NKV = 0, HS = 0;                 // 0: NH, C / NH
 };
 
 enum { GELU = ACTIVATION_GELU, RELU = ACTIVATION_RELU };
@@ -108,14 +110,16 @@ static float *floats(size_t n) { return (float *)alloc_or_fail(n, sizeof(float),
 static GPT2Config shape_config(const Shape *s) {
     GPT2Config c;
     Error err;
-    memset(&c, 0, sizeof c);
+    config_family(&c, s->family);
     c.layers = s->L;
     c.heads = s->NH;
     c.channels = s->C;
     c.ffn = s->F;
     c.context = s->context;
     c.vocab = s->V;
-    c.activation = s->activation;
+    c.kv_heads = s->NKV;
+    c.head_size = s->HS;
+    if (s->family < FAMILY_LLAMA) c.activation = s->activation;
     c.tied = s->tied;
     if (!gpt2_finish(&c, &err)) die("%s", err.text);
     return c;
@@ -340,7 +344,8 @@ static uint64_t train_steps(GPT2 *g, const Shape *s, const Recipe *r, size_t fir
         numbers[0] = gpu_step(g, now, r, step, inputs, targets, &numbers[1]);
         hash = hash_with(hash, numbers, sizeof numbers);
         if (evaluations == NULL) continue;
-        gpt2_forward(g, targets, NULL, inputs, (s->B + 1) / 2, s->T);
+        const int32_t *tokens = s->document > 0 ? inputs : targets;  // of which some are -1
+        gpt2_forward(g, tokens, NULL, inputs, (s->B + 1) / 2, s->T);
         gpt2_head(g, 0, 1, false, NULL);
         const double loss = gpt2_loss(g);
         CHECK(loss > 0 && loss < 20, "%s: evaluation gives %g", s->name, loss);

@@ -8,10 +8,15 @@ sub lines { my $f = shift; $is{$f} = [@{$was{$f} = [do { local @ARGV = $f; <> }]
 lines("tide/base/util.h");
 my ($first) = grep { $is{"tide/base/util.h"}[$_] =~ /^#include/ } 0 .. 99;
 $is{"tide/base/util.h"}[$first] .= '
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-static const char *const mutant_text = getenv("MUTANT");
-static const int mutant_chosen = mutant_text == nullptr ? 0 : atoi(mutant_text);
+static int mutant_chosen;
+__attribute__((constructor)) static void mutant_choose(void) {
+    const char *text = getenv("MUTANT");
+    mutant_chosen = text == NULL ? 0 : atoi(text);
+}
 static inline bool mutant(int n) { return n == mutant_chosen; }
 static inline uint16_t f32_to_fp16(float f) {
     uint32_t x;

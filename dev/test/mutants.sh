@@ -2,9 +2,10 @@
 # Do the tests of offloading, of importance-aware updates, of zeroth-order training and of several
 # GPUs notice a mistake? First, each call that orders a step (a wait, a record, a copy, work for the
 # host: queue.cuh) is left out, by its place, in every program that comes by. Then, each line of
-# mutants.list is a mistake in the sources of the GPU trainer: a buffer is used too early, a sum not
+# mutants.list is a mistake in the sources of the trainers: a buffer is used too early, a sum not
 # reset. test_placement, or test_zo_gpu for those of zo*, test_zenflow_gpu for those whose name has
-# "zen", test_zero_gpu for "zero", is built with all of them and runs with one at a time (MUTANT=N).
+# "zen", test_zero_gpu for "zero", test_kernels for the layers' kernels, test_layers for the layers on
+# the CPU, is built with all of them and runs with one at a time (MUTANT=N).
 # Each mistake must be noticed: by other bits under a schedule of the emulated GPU (prio:0, prio:1,
 # lazy), by a test's own checks (test), or by ThreadSanitizer (tsan). Those of "zero run" are in the
 # trainer's loop, and must fail test_cli_zero.sh (cli).
@@ -71,15 +72,27 @@ cli() {
     grep -q '^ok' "cli.$MUTANT" && ! grep -q '^FAIL' "cli.$MUTANT"
 }
 
+# A test of layers, in all types, or one that trains, in two.
+tests() {
+    case $1 in
+        test_layers) timeout 900 "$bin/test/$1" ;;
+        test_kernels) timeout 900 "$bin/emu/$1" ;;
+        *) timeout 900 "$bin/emu/$1" && timeout 900 "$bin/emu/${1}_fp32" ;;
+    esac
+}
+
 # Says how mistake N is noticed, by a test.
 try() {
-    ways="prio:0 prio:1 lazy test tsan"
-    [ "$2" != train_gpt2emu ] || ways=cli
+    case $2 in
+        train_gpt2emu) ways=cli ;;
+        test_layers | test_kernels) ways=test ;;
+        *) ways="prio:0 prio:1 lazy test tsan" ;;
+    esac
     for way in $ways; do
         case $way in
             cli) cli "$2" ;;
             tsan) sanitize "$2" ;;
-            test) timeout 900 "$bin/emu/$2" && timeout 900 "$bin/emu/${2}_fp32" ;;
+            test) tests "$2" ;;
             *) hashes "$2" $way >"out.$1"; cmp "out.$1" "hashes.$2" ;;
         esac >/dev/null 2>&1 || { printf '%s ' $way; [ "${ALL:-0}" = 1 ] || return; }
     done
@@ -136,7 +149,7 @@ ln -s "$here"/*.h "$here"/*.c "$here"/*.cu "$here/Makefile" "$work"
 for room in "$here"/tide/*; do
     mkdir "$work/tide/${room##*/}" && ln -s "$room"/* "$work/tide/${room##*/}"
 done
-ln -s "$here/dev/emu" "$here/dev/bench" "$work/dev"
+ln -s "$here/dev/emu" "$here/dev/bench" "$here/dev/data" "$here"/dev/*.c "$work/dev"
 ln -s "$here"/dev/test/*.* "$work/dev/test"
 ln -s "$here/build/emu/runtime" "$here/build/emu/runtime-tsan" "$here/build/emu/cpu_reference.o" \
       "$work/build/emu"
@@ -146,6 +159,8 @@ perl "$here/dev/test/mutants.pl" <list || exit 1
 test_of() {
     case $1 in
         "zero run"*) echo train_gpt2emu ;;
+        *" :: tide/gpu/kernels."*) echo test_kernels ;;
+        *" :: tide/base/rope.h ::"* | *" :: tide/base/vmath.h ::"* | *" :: train_gpt2.c :: "*) echo test_layers ;;
         zero*) echo test_zero_gpu ;;
         *" :: zo."* | *" :: tide/gpu/zo."* | *zo_* | ranks:*) echo test_zo_gpu ;;
         *"zen "*) echo test_zenflow_gpu ;;
@@ -155,15 +170,23 @@ test_of() {
 programs=$(grep -v '^#' list | grep -F -- "${1:-}" | while read -r line; do test_of "$line"; done |
            sort -u)
 for program in $(for p in $programs; do
-        if [ "$p" = train_gpt2emu ]; then echo $p
-        else echo "build/emu/$p build/emu/${p}_fp32 build/tsan/$p build/tsan/${p}_fp32"; fi
+        case $p in
+            train_gpt2emu) echo $p ;;
+            test_layers) echo build/test/$p ;;
+            test_kernels) echo build/emu/$p ;;
+            *) echo "build/emu/$p build/emu/${p}_fp32 build/tsan/$p build/tsan/${p}_fp32" ;;
+        esac
     done); do
     make -s -o tide/base/util.h -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o $program >log 2>&1 ||
         { cat log; exit 1; }
 done
 
 for program in $programs; do
-    [ "$program" = train_gpt2emu ] || hashes "$program" eager >"hashes.$program"
+    case $program in
+        train_gpt2emu) ;;
+        test_layers | test_kernels) tests "$program" >log 2>&1 || { cat log; exit 1; } ;;
+        *) hashes "$program" eager >"hashes.$program" ;;
+    esac
 done
 number=0
 while read -r line; do

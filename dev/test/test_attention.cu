@@ -10,6 +10,7 @@
 //   - fp32 arithmetic: NOISE units of 2^-24 of the sum of all |terms|, times 1 + |scores| + |lse|,
 //     because an error of a score is a relative error of its exponential.
 #include "../../tide/gpu/attention.cuh"
+#include "cpu_reference.h"
 #include "test.h"
 
 static cudaStream_t stream;
@@ -81,7 +82,12 @@ static void *download(const void *device, size_t bytes) {
 // ---------------------------------------------------------------------------------------------
 // The reference
 
-struct Shape { size_t B, T, NH, HS; unsigned document = 0; };
+// group: query heads of a key head
+struct Shape {
+    size_t B, T, NH, HS;
+    unsigned document = 0, group = 1;
+    AttentionShape of(void) const { return attention_shape(B, T, NH, NH / group, HS); }
+};
 
 // Where the documents of the rows begin, (B, T), at most 2 * s.document - 1 tokens each; 0: NULL.
 static int32_t *documents(Shape s) {
@@ -121,8 +127,9 @@ template <typename T> static T *zeros(size_t n) {
 template <typename X>
 static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed) {
     const size_t B = s.B, T = s.T, NH = s.NH, HS = s.HS, C = NH * HS;
+    const size_t keys_C = C / s.group, Q = C + 2 * keys_C;
     Reference r;
-    r.n_qkv = B * T * 3 * C; r.n_out = B * T * C; r.n_lse = B * NH * T;
+    r.n_qkv = B * T * Q; r.n_out = B * T * C; r.n_lse = B * NH * T;
     r.qkv = zeros<float>(r.n_qkv); r.dout = zeros<float>(r.n_out);
     r.out = zeros<float>(r.n_out); r.lse = zeros<float>(r.n_lse);
     r.want_out = zeros<double>(r.n_out); r.want_lse = zeros<double>(r.n_lse);
@@ -134,20 +141,20 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
     int32_t *begins = documents(s);
     seed = data_seed;
     for (size_t i = 0; i < r.n_qkv; i++)
-        r.qkv[i] = host_f32(host_round<X>(next_float() * (i % (3 * C) < 2 * C ? qk_amplitude : 1)));
+        r.qkv[i] = host_f32(host_round<X>(next_float() * (i % Q < C + keys_C ? qk_amplitude : 1)));
     for (size_t i = 0; i < r.n_out; i++) r.dout[i] = host_f32(host_round<X>(next_float()));
     const double scale = 1 / sqrt((double)HS);
     for (size_t b = 0; b < B; b++)
     for (size_t h = 0; h < NH; h++)
     for (size_t t = 0; t < T; t++) {
-        const size_t row = (b * T + t) * 3 * C + h * HS, keys = b * T * 3 * C + C + h * HS;
+        const size_t row = (b * T + t) * Q + h * HS, keys = b * T * Q + C + h / s.group * HS;
         const size_t at = (b * T + t) * C + h * HS, l = (b * NH + h) * T + t;
         const size_t begin = begins ? (size_t)begins[b * T + t] : 0;
         double max = -INFINITY, sum = 0, largest = 0;
         for (size_t u = begin; u <= t; u++) {
             sc[u] = sa[u] = 0;
             for (size_t i = 0; i < HS; i++) {
-                const double qk = (double)r.qkv[row + i] * r.qkv[keys + u * 3 * C + i] * scale;
+                const double qk = (double)r.qkv[row + i] * r.qkv[keys + u * Q + i] * scale;
                 sc[u] += qk;
                 sa[u] += fabs(qk);
             }
@@ -160,7 +167,8 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
         r.lse[l] = (float)r.want_lse[l];
         for (size_t u = begin; u <= t; u++)
             for (size_t i = 0; i < HS; i++) {
-                const double p = exp(sc[u] - r.want_lse[l]), v = r.qkv[keys + C + u * 3 * C + i];
+                const double p = exp(sc[u] - r.want_lse[l]);
+                const double v = r.qkv[keys + keys_C + u * Q + i];
                 r.want_out[at + i] += p * v;
                 r.round_out[at + i] += p * fabs(v);
                 r.tiny_out[at + i] += fabs(v) / sum;
@@ -176,7 +184,7 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
         for (size_t u = begin; u <= t; u++) {
             double dp = 0, dp_abs = 0;
             for (size_t i = 0; i < HS; i++) {
-                const double dv = (double)r.dout[at + i] * r.qkv[keys + C + u * 3 * C + i];
+                const double dv = (double)r.dout[at + i] * r.qkv[keys + keys_C + u * Q + i];
                 dp += dv;
                 dp_abs += fabs(dv);
             }
@@ -184,7 +192,7 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
             const double noise = 1 + sa[u] + fabs((double)r.lse[l]);
             const double ds_noise = p * (dp_abs + delta_abs) * scale * noise;
             for (size_t i = 0; i < HS; i++) {
-                const size_t iq = row + i, ik = keys + u * 3 * C + i, iv = ik + C;
+                const size_t iq = row + i, ik = keys + u * Q + i, iv = ik + keys_C;
                 const double q = r.qkv[iq], k = r.qkv[ik], d = r.dout[at + i];
                 r.want_dqkv[iq] += ds * k;
                 r.want_dqkv[ik] += ds * q;
@@ -219,28 +227,24 @@ static const char *const kernels_name[] = {"dispatch", "plain", "flash"};
 template <typename X>
 static void forward(Kernels kernels, X *out, float *lse, const X *qkv, const int32_t *begins,
                     Shape s) {
-    const size_t C = s.NH * s.HS;
-    if (kernels == PLAIN) attention_forward_plain(out, lse, qkv, begins, s.B, s.T, C, s.NH, stream);
-    if (kernels == DISPATCH) attention_forward(out, lse, qkv, begins, s.B, s.T, C, s.NH, stream);
+    if (kernels == PLAIN) attention_forward_plain(out, lse, qkv, begins, s.of(), stream);
+    if (kernels == DISPATCH)
+        attention_forward(out, lse, qkv, begins, s.B, s.T, s.NH, s.NH / s.group, s.HS, stream);
     if constexpr (sizeof(X) == 2)
-        if (kernels == FLASH)
-            attention_forward_flash(out, lse, qkv, begins, s.B, s.T, C, s.NH, stream);
+        if (kernels == FLASH) attention_forward_flash(out, lse, qkv, begins, s.of(), stream);
 }
 
 template <typename X>
 static void backward(Kernels kernels, X *dqkv, float *delta, const X *dout, const X *out,
                      const float *lse, const X *qkv, const int32_t *begins, Shape s) {
-    const size_t B = s.B, T = s.T, C = s.NH * s.HS, NH = s.NH;
     if (kernels == PLAIN)
-        attention_backward_plain(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH, stream);
-    if (kernels == DISPATCH)
-        attention_backward(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH, stream);
+        attention_backward_plain(dqkv, delta, dout, out, lse, qkv, begins, s.of(), stream);
+    if (kernels == DISPATCH || (kernels == FLASH && !std::is_same_v<X, bf16>))  // f16: plain ones
+        attention_backward(dqkv, delta, dout, out, lse, qkv, begins, s.B, s.T, s.NH,
+                           s.NH / s.group, s.HS, stream);
     if constexpr (std::is_same_v<X, bf16>)
         if (kernels == FLASH)
-            attention_backward_flash(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH, stream);
-    if constexpr (std::is_same_v<X, f16>)  // it has only the plain ones
-        if (kernels == FLASH)
-            attention_backward(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH, stream);
+            attention_backward_flash(dqkv, delta, dout, out, lse, qkv, begins, s.of(), stream);
 }
 
 // The three results of a forward and a backward pass on the given inputs.
@@ -289,9 +293,10 @@ static void compare(const char *what, Kernels kernels, Shape s, const X *got, si
         if (kernels == FLASH) band += unit<X>() * rounded[i] + tiny<X>() * (small ? small[i] : 0);
         if (!test_within(fabs((double)host_f32(got[i]) - want[i]), band) && bad++ == 0) where = i;
     }
-    CHECK(bad == 0, "%s, %s, %s, B %zu T %zu NH %zu HS %zu documents %u: %zu of %zu outside, "
-          "first at %zu: %.9g, not %.9g", what, kernels_name[kernels], type_name<X>(), s.B, s.T,
-          s.NH, s.HS, s.document, bad, n, where, (double)host_f32(got[where]), want[where]);
+    CHECK(bad == 0, "%s, %s, %s, B %zu T %zu NH %zu HS %zu documents %u groups of %u: %zu of %zu "
+          "outside, first at %zu: %.9g, not %.9g", what, kernels_name[kernels], type_name<X>(), s.B,
+          s.T, s.NH, s.HS, s.document, s.group, bad, n, where, (double)host_f32(got[where]),
+          want[where]);
 }
 
 template <typename X> static bool same_results(const Results<X> *a, const Results<X> *b,
@@ -352,6 +357,57 @@ template <typename X> static void flash_16(void) {
         check<X>(FLASH, packed[i], i % 3 == 0 ? 7 : 1, i == 1);
 }
 
+// How far a is from b, relative to the norm of b.
+template <typename X, typename Y> static double distance(const X *a, const Y *b, size_t n) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = (double)host_f32(a[i]) - (double)host_f32(b[i]), x = host_f32(b[i]);
+        difference += d * d;
+        norm += x * x;
+    }
+    return sqrt(difference / norm);
+}
+
+// Groups of query heads that share a key head: one head in all, as many as query heads, between.
+template <typename X> static void groups(void) {
+    const Shape shapes[] = {{2, 37, 6, 8, 0, 3}, {1, 40, 4, 20, 0, 4}, {1, 70, 6, 64, 0, 3},
+                            {1, 70, 6, 20, 9, 3}, {1, 200, 4, 64, 30, 4}, {1, 130, 4, 128, 0, 2},
+                            {1, 33, 4, 128, 5, 4}, {1, 66, 4, 80, 40, 2}, {1, 65, 3, 64, 0, 1}};
+    for (const Shape &s : shapes) {
+        const bool flash = sizeof(X) == 2 && attention_has_flash(s.HS);
+        check<X>(flash ? FLASH : DISPATCH, s, 1, s.document == 30 || s.T == 70);
+        if (s.T < 50) check<X>(PLAIN, s, 1, false);
+    }
+}
+
+// What the CPU's trainer makes of the same inputs, rounded to X: in fp32 the same to 1e-5.
+template <typename X> static void groups_are_the_cpu_s(double allowance) {
+    for (const Shape &s : {Shape{2, 70, 6, 64, 0, 3}, Shape{1, 90, 4, 20, 25, 4},
+                           Shape{1, 65, 3, 8, 0, 1}, Shape{1, 100, 4, 128, 40, 2}}) {
+        Reference r = reference_make<X>(s, 1, 9);
+        Results<X> gpu = run<X>(DISPATCH, s, &r, r.qkv);
+        float *out = zeros<float>(r.n_out), *lse = zeros<float>(r.n_lse);
+        float *dqkv = zeros<float>(r.n_qkv);
+        int32_t *begins = documents(s);
+        cpu_attention_forward(out, lse, r.qkv, begins, s.B, s.T, s.NH, s.NH / s.group, s.HS);
+        cpu_attention_backward(dqkv, r.dout, r.out, r.lse, r.qkv, begins, s.B, s.T, s.NH,
+                               s.NH / s.group, s.HS);
+        const double d[3] = {distance(gpu.out, out, r.n_out), distance(gpu.lse, lse, r.n_lse),
+                             distance(gpu.dqkv, dqkv, r.n_qkv)};
+        CHECK(test_within(d[0], allowance) & test_within(d[1], 1e-5) & test_within(d[2], allowance),
+              "NH %zu HS %zu, groups of %u: %g %g %g", s.NH, s.HS, s.group, d[0], d[1], d[2]);
+        free(out);
+        free(lse);
+        free(dqkv);
+        free(begins);
+        results_free(&gpu);
+        reference_free(&r);
+    }
+}
+
+static void groups_of_fp32_are_the_cpu_s(void) { groups_are_the_cpu_s<float>(1e-5); }
+static void groups_of_bf16_are_the_cpu_s(void) { groups_are_the_cpu_s<bf16>(4e-3); }
+
 // Scores of up to +-50 and to some hundreds, where exp() without the largest score overflows.
 static void large_scores(void) {
     for (const float amplitude : {7.0f, 30.0f}) {
@@ -367,16 +423,6 @@ static void large_scores(void) {
 
 // The flash kernels were meant to be chosen, and agree with the plain ones: relative to the norm,
 // by the roundings of p and ds, whose errors mostly cancel.
-template <typename X> static double distance(const X *a, const X *b, size_t n) {
-    double difference = 0, norm = 0;
-    for (size_t i = 0; i < n; i++) {
-        const double d = (double)host_f32(a[i]) - (double)host_f32(b[i]), x = host_f32(b[i]);
-        difference += d * d;
-        norm += x * x;
-    }
-    return sqrt(difference / norm);
-}
-
 template <typename X> static void flash_is_plain(void) {
     for (const size_t HS : {8, 64, 96}) {
         const Shape s = {1, 70, 3, HS};
@@ -399,38 +445,39 @@ template <typename X> static void flash_is_plain(void) {
     }
 }
 
-// Whatever stands in another sequence, in another head or (finite) in the future or in another
-// document of a token: its
-// out, lse and gradients of the query keep their bits, and so do those of keys and values, of
-// another sequence and head.
+// Whatever stands in another sequence, in another group of heads or (finite) in the future or in
+// another document of a token: its out, lse and gradients of the query keep their bits, and so do
+// those of keys and values, of another sequence and group.
 template <typename X> static void check_isolation(Kernels kernels, Shape s, size_t now) {
-    const size_t C = s.NH * s.HS, other_b = 1, other_h = 1;
+    const size_t C = s.NH * s.HS, keys_C = C / s.group, Q = C + 2 * keys_C, other = 1;
     Reference r = reference_make<X>(s, 2, 77);
     float *changed = zeros<float>(r.n_qkv);
     int32_t *begins = documents(s);
     const size_t begin = begins ? (size_t)begins[now] : 0;
     const bool ends = now + 1 == s.T || (begins && begins[now + 1] > (int)now);
     for (size_t i = 0; i < r.n_qkv; i++) {
-        const size_t b = i / (3 * C) / s.T, t = i / (3 * C) % s.T, h = i % C / s.HS;
+        const size_t b = i / Q / s.T, t = i / Q % s.T, c = i % Q;
+        const size_t group = c < C ? c / s.HS / s.group : (c - C) % keys_C / s.HS;
         const bool unseen = t > now || t < begin;
-        changed[i] = b == other_b || h == other_h ? NAN : unseen ? 30 * r.qkv[i] : r.qkv[i];
+        changed[i] = b == other || group == other ? NAN : unseen ? 30 * r.qkv[i] : r.qkv[i];
     }
     Results<X> a = run<X>(kernels, s, &r, r.qkv), c = run<X>(kernels, s, &r, changed);
     size_t differ = 0;
     for (size_t b = 0; b < s.B; b++)
     for (size_t h = 0; h < s.NH; h++)
     for (size_t t = 0; t < s.T; t++) {
-        if (b == other_b || h == other_h || t > now || t < begin) continue;
+        if (b == other || h / s.group == other || t > now || t < begin) continue;
         const size_t at = (b * s.T + t) * C + h * s.HS, l = (b * s.NH + h) * s.T + t;
-        const size_t row = (b * s.T + t) * 3 * C + h * s.HS;
+        const size_t row = (b * s.T + t) * Q, key = row + C + h / s.group * s.HS;
         differ += memcmp(a.out + at, c.out + at, s.HS * sizeof(X)) != 0;
         differ += memcmp(a.lse + l, c.lse + l, 4) != 0;
-        differ += memcmp(a.dqkv + row, c.dqkv + row, s.HS * sizeof(X)) != 0;
+        differ += memcmp(a.dqkv + row + h * s.HS, c.dqkv + row + h * s.HS, s.HS * sizeof(X)) != 0;
         if (ends)
-            for (size_t i = C; i < 3 * C; i += C)
-                differ += memcmp(a.dqkv + row + i, c.dqkv + row + i, s.HS * sizeof(X)) != 0;
+            for (size_t i = key; i <= key + keys_C; i += keys_C)
+                differ += memcmp(a.dqkv + i, c.dqkv + i, s.HS * sizeof(X)) != 0;
     }
-    CHECK(differ == 0, "%s HS %zu: %zu rows", kernels_name[kernels], s.HS, differ);
+    CHECK(differ == 0, "%s HS %zu, groups of %u: %zu rows", kernels_name[kernels], s.HS, s.group,
+          differ);
     free(changed);
     free(begins);
     results_free(&a);
@@ -445,6 +492,9 @@ static void what_must_not_matter(void) {
     check_isolation<f16>(FLASH, Shape{1, 70, 1, 64}, 40);
     check_isolation<bf16>(PLAIN, Shape{1, 40, 1, 12}, 31);
     check_isolation<float>(PLAIN, Shape{3, 20, 3, 4}, 19);
+    check_isolation<bf16>(FLASH, Shape{2, 70, 9, 16, 0, 3}, 69);
+    check_isolation<bf16>(FLASH, Shape{1, 70, 4, 64, 30, 2}, 40);
+    check_isolation<float>(PLAIN, Shape{2, 40, 9, 4, 0, 3}, 39);
     for (const size_t now : {40, 99, 150, 299}) {
         check_isolation<bf16>(FLASH, Shape{1, 300, 1, 64, 30}, now);
         check_isolation<bf16>(FLASH, Shape{1, 300, 1, 128, 80}, now);
@@ -452,14 +502,14 @@ static void what_must_not_matter(void) {
     }
 }
 
-// Every tile of every head is worked on exactly once, the longest first in every group.
+// Every tile of every head is worked on exactly once, the longest first in every run of heads.
 __global__ static void block_work_kernel(unsigned *seen, unsigned *order, unsigned tiles,
-                                         size_t heads, unsigned group) {
+                                         unsigned heads, unsigned at_once) {
     unsigned tile;
-    const size_t head = block_work(&tile, tiles, heads, group);
+    const unsigned head = block_work(&tile, blockIdx.x, tiles, heads, at_once);
     if (threadIdx.x == 0 && head < heads && tile < tiles) {
         seen[head * tiles + tile] = 1;
-        order[blockIdx.x] = (unsigned)(head / group * tiles + tiles - 1 - tile);
+        order[blockIdx.x] = head / at_once * tiles + tiles - 1 - tile;
     }
 }
 
@@ -483,8 +533,12 @@ static void work_is_divided(void) {
         CUDA(cudaFree(seen));
         CUDA(cudaFree(order));
     }
-    CHECK(heads_per_group(1000, 4096, 128) == 8 && heads_per_group(5, 1, 8) == 5
-          && heads_per_group(3, 1 << 20, 128) == 1, "heads per group");
+    CHECK(flash_at_once(attention_shape(1, 4096, 1000, 1000, 128), false) == 8
+          && flash_at_once(attention_shape(1, 4096, 1000, 1000, 128), true) == 8
+          && flash_at_once(attention_shape(5, 1, 1, 1, 8), false) == 5
+          && flash_at_once(attention_shape(1, 1 << 20, 3, 3, 128), false) == 1
+          && flash_at_once(attention_shape(1, 4096, 1000, 250, 128), false) == 32
+          && flash_at_once(attention_shape(1, 4096, 1000, 250, 128), true) == 2, "heads at once");
 }
 
 int main(void) {
@@ -494,6 +548,11 @@ int main(void) {
     RUN(plain_16<f16>);
     RUN(flash_16<bf16>);
     RUN(flash_16<f16>);
+    RUN(groups<float>);
+    RUN(groups<bf16>);
+    RUN(groups<f16>);
+    RUN(groups_of_fp32_are_the_cpu_s);
+    RUN(groups_of_bf16_are_the_cpu_s);
     RUN(large_scores);
     RUN(flash_is_plain<bf16>);
     RUN(flash_is_plain<f16>);

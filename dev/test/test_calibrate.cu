@@ -158,14 +158,18 @@ static void test_measure(void) {
     for (int i = 0; i < 3; i++) {
         const double begin = seconds_now();
         memset(&r, 0xff, sizeof r);
+        ranks.local_world = i + 1;  // several ranks of a node measure at once
         rates_measure(&r, &queue, 0.02);
         printf("  %.2f s\n", seconds_now() - begin);
+        CHECK(r.host_gpus == i + 1 && (i == 0 || r.node_gpus == i + 1), "%d ranks: %g, %g GPUs",
+              i + 1, r.host_gpus, r.node_gpus);
         check_rates(&r);
         if (i == 1) {
             gpu = gpu_memory_free();
             host = memory_resident();
         }
     }
+    ranks.local_world = 1;
     CHECK(gpu_memory_free() == gpu, "GPU: %zu free, %zu before", gpu_memory_free(), gpu);
     bool sanitized = false;  // a sanitizer keeps what is freed
 #ifdef __SANITIZE_ADDRESS__

@@ -122,17 +122,26 @@ static RunState state_of(const GPT2Table *t, float *const *arenas, int parts) {
 static bool save_model(const char *dir, const GPT2Config *c, const GPT2Table *t, float *arena,
                        bool bf16, int eot) {
     const RunState here = state_of(t, &arena, 1);
-    return model_save(dir, c, t, &here, bf16, eot, &err);
+    return model_save(dir, c, t, &here, bf16, eot, NULL, &err);
 }
 
-// Sizes that no tile, block or alignment divides.
+// Sizes that no tile, block or alignment divides; and all that the LLaMA family's config.json says.
 static GPT2Config config_of(int family, int tied) {
+    static const Rope ropes[] = {
+        {5e5, ROPE_LLAMA3, 8, 1, 4, 7}, {1e4, ROPE_NONE, 0, 0, 0, 0},
+        {123.456, ROPE_LINEAR, 2.5, 0, 0, 0}, {1e6, ROPE_NONE, 0, 0, 0, 0}};
     GPT2Config c;
-    memset(&c, 0, sizeof c);
+    config_family(&c, family);
     c.layers = 2; c.heads = 4; c.channels = 20; c.ffn = 37; c.context = 9; c.vocab = 131;
-    c.family = family;
-    c.activation = family == FAMILY_OPT ? ACTIVATION_RELU : ACTIVATION_GELU;
     c.tied = tied;
+    if (family >= FAMILY_LLAMA) {
+        c.kv_heads = 2;
+        c.head_size = 6;  // not C / NH
+        c.norm_eps = tied ? 1e-5 : 3e-7;
+        c.rope = ropes[family - FAMILY_LLAMA];
+    }
+    if (family == FAMILY_LLAMA && tied) c.unbiased = 0;
+    if (family == FAMILY_QWEN3 && !tied) c.unbiased = BIAS_MLP;
     gpt2_finish(&c, &err);
     return c;
 }
@@ -158,7 +167,18 @@ static void stored_add(Stored *list, int *n, size_t rows, size_t cols, const cha
     s->cols = cols;
 }
 
-// The tensors of transformers' GPT2LMHeadModel and OPTForCausalLM, from their documentation.
+// A linear layer, or one of q, k, v, gate and up: (rows, cols), and its bias, if there is one.
+static void stored_linear(Stored *list, int *n, size_t rows, size_t cols, bool biased,
+                          const char *name, int layer) {
+    char format[64];
+    snprintf(format, sizeof format, "layers.%%d.%s.weight", name);
+    stored_add(list, n, rows, cols, format, layer);
+    snprintf(format, sizeof format, "layers.%%d.%s.bias", name);
+    if (biased) stored_add(list, n, 0, rows, format, layer);
+}
+
+// The tensors of transformers' GPT2LMHeadModel, OPTForCausalLM, LlamaForCausalLM and the latter's
+// relatives, from their documentation.
 static int stored_list(const GPT2Config *c, Stored *list) {
     const size_t C = c->channels, F = c->ffn;
     int n = 0;
@@ -181,26 +201,36 @@ static int stored_list(const GPT2Config *c, Stored *list) {
         }
         stored_add(list, &n, 0, C, "ln_f.weight", 0);
         stored_add(list, &n, 0, C, "ln_f.bias", 0);
+    } else if (c->family >= FAMILY_LLAMA) {
+        const bool qkv = !(c->unbiased & BIAS_QKV), o = !(c->unbiased & BIAS_ATTPROJ);
+        const bool mlp = !(c->unbiased & BIAS_MLP);
+        stored_add(list, &n, c->vocab, C, "embed_tokens.weight", 0);
+        for (int l = 0; l < (int)c->layers; l++) {
+            stored_linear(list, &n, 4 * 6, C, qkv, "self_attn.q_proj", l);
+            stored_linear(list, &n, 2 * 6, C, qkv, "self_attn.k_proj", l);
+            stored_linear(list, &n, 2 * 6, C, qkv, "self_attn.v_proj", l);
+            stored_linear(list, &n, C, 4 * 6, o, "self_attn.o_proj", l);
+            if (c->qk_norm) stored_add(list, &n, 0, 6, "layers.%d.self_attn.q_norm.weight", l);
+            if (c->qk_norm) stored_add(list, &n, 0, 6, "layers.%d.self_attn.k_norm.weight", l);
+            stored_linear(list, &n, F, C, mlp, "mlp.gate_proj", l);
+            stored_linear(list, &n, F, C, mlp, "mlp.up_proj", l);
+            stored_linear(list, &n, C, F, mlp, "mlp.down_proj", l);
+            stored_add(list, &n, 0, C, "layers.%d.input_layernorm.weight", l);
+            stored_add(list, &n, 0, C, "layers.%d.post_attention_layernorm.weight", l);
+        }
+        stored_add(list, &n, 0, C, "norm.weight", 0);
     } else {
-        static const char *const qkv[3] = {"q", "k", "v"};
-        char format[64];
         stored_add(list, &n, c->vocab, C, "embed_tokens.weight", 0);
         stored_add(list, &n, c->context + 2, C, "embed_positions.weight", 0);
         for (int l = 0; l < (int)c->layers; l++) {
-            for (int i = 0; i < 3; i++) {
-                snprintf(format, sizeof format, "layers.%%d.self_attn.%s_proj.weight", qkv[i]);
-                stored_add(list, &n, C, C, format, l);
-                snprintf(format, sizeof format, "layers.%%d.self_attn.%s_proj.bias", qkv[i]);
-                stored_add(list, &n, 0, C, format, l);
-            }
-            stored_add(list, &n, C, C, "layers.%d.self_attn.out_proj.weight", l);
-            stored_add(list, &n, 0, C, "layers.%d.self_attn.out_proj.bias", l);
+            stored_linear(list, &n, C, C, true, "self_attn.q_proj", l);
+            stored_linear(list, &n, C, C, true, "self_attn.k_proj", l);
+            stored_linear(list, &n, C, C, true, "self_attn.v_proj", l);
+            stored_linear(list, &n, C, C, true, "self_attn.out_proj", l);
             stored_add(list, &n, 0, C, "layers.%d.self_attn_layer_norm.weight", l);
             stored_add(list, &n, 0, C, "layers.%d.self_attn_layer_norm.bias", l);
-            stored_add(list, &n, F, C, "layers.%d.fc1.weight", l);
-            stored_add(list, &n, 0, F, "layers.%d.fc1.bias", l);
-            stored_add(list, &n, C, F, "layers.%d.fc2.weight", l);
-            stored_add(list, &n, 0, C, "layers.%d.fc2.bias", l);
+            stored_linear(list, &n, F, C, true, "fc1", l);
+            stored_linear(list, &n, C, F, true, "fc2", l);
             stored_add(list, &n, 0, C, "layers.%d.final_layer_norm.weight", l);
             stored_add(list, &n, 0, C, "layers.%d.final_layer_norm.bias", l);
         }
@@ -213,38 +243,49 @@ static int stored_list(const GPT2Config *c, Stored *list) {
 
 // What our element (row, col) of native tensor x must be, by its place in the stored tensors.
 static float native_value(const GPT2Config *c, const GPT2Tensor *x, size_t row, size_t col) {
-    static const char *const gpt2[12] = {
-        "ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight",
-        "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias",
-        "mlp.c_proj.weight", "mlp.c_proj.bias"};
-    static const char *const opt[12] = {
-        "self_attn_layer_norm.weight", "self_attn_layer_norm.bias", "self_attn.%c_proj.weight",
-        "self_attn.%c_proj.bias", "self_attn.out_proj.weight", "self_attn.out_proj.bias",
-        "final_layer_norm.weight", "final_layer_norm.bias", "fc1.weight", "fc1.bias",
-        "fc2.weight", "fc2.bias"};
-    const bool is_opt = c->family == FAMILY_OPT;
-    const size_t C = c->channels;
-    char name[96], last[64];
-    if (strcmp(x->name, "wte") == 0)
-        return hf_value(is_opt ? "embed_tokens.weight" : "wte.weight", row * C + col);
-    if (strcmp(x->name, "wpe") == 0)
-        return is_opt ? hf_value("embed_positions.weight", (row + 2) * C + col)
-                      : hf_value("wpe.weight", row * C + col);
-    if (strcmp(x->name, "lm_head") == 0) return hf_value("lm_head.weight", row * C + col);
-    if (strcmp(x->name, "ln_f.w") == 0)
-        return hf_value(is_opt ? "final_layer_norm.weight" : "ln_f.weight", col);
-    if (strcmp(x->name, "ln_f.b") == 0)
-        return hf_value(is_opt ? "final_layer_norm.bias" : "ln_f.bias", col);
-    if (!is_opt) {
-        snprintf(name, sizeof name, "h.%d.%s", x->layer, gpt2[x->kind]);
-        return hf_value(name, x->rank == 2 ? col * x->rows + row : col);
+    static const struct { const char *native, *gpt2, *opt, *llama; } names[] = {
+        {"wte", "wte.weight", "embed_tokens.weight", "embed_tokens.weight"},
+        {"wpe", "wpe.weight", "embed_positions.weight", ""},
+        {"lm_head", "lm_head.weight", "lm_head.weight", "lm_head.weight"},
+        {"ln_f.w", "ln_f.weight", "final_layer_norm.weight", "norm.weight"},
+        {"ln_f.b", "ln_f.bias", "final_layer_norm.bias", ""},
+        {"ln_1.w", "ln_1.weight", "self_attn_layer_norm.weight", "input_layernorm.weight"},
+        {"ln_1.b", "ln_1.bias", "self_attn_layer_norm.bias", ""},
+        {"attn.qkv.w", "attn.c_attn.weight", "self_attn.%s_proj.weight",
+         "self_attn.%s_proj.weight"},
+        {"attn.qkv.b", "attn.c_attn.bias", "self_attn.%s_proj.bias", "self_attn.%s_proj.bias"},
+        {"attn.q_norm.w", "", "", "self_attn.q_norm.weight"},
+        {"attn.k_norm.w", "", "", "self_attn.k_norm.weight"},
+        {"attn.proj.w", "attn.c_proj.weight", "self_attn.out_proj.weight",
+         "self_attn.o_proj.weight"},
+        {"attn.proj.b", "attn.c_proj.bias", "self_attn.out_proj.bias", "self_attn.o_proj.bias"},
+        {"ln_2.w", "ln_2.weight", "final_layer_norm.weight", "post_attention_layernorm.weight"},
+        {"ln_2.b", "ln_2.bias", "final_layer_norm.bias", ""},
+        {"mlp.fc.w", "mlp.c_fc.weight", "fc1.weight", "mlp.%s_proj.weight"},
+        {"mlp.fc.b", "mlp.c_fc.bias", "fc1.bias", "mlp.%s_proj.bias"},
+        {"mlp.proj.w", "mlp.c_proj.weight", "fc2.weight", "mlp.down_proj.weight"},
+        {"mlp.proj.b", "mlp.c_proj.bias", "fc2.bias", "mlp.down_proj.bias"}};
+    const bool gpt2 = c->family == FAMILY_GPT2, opt = c->family == FAMILY_OPT;
+    const bool llama = !gpt2 && !opt;
+    const char *native = x->kind < 0 ? x->name : strchr(x->name + 2, '.') + 1;
+    size_t i = 0, out = x->rank == 2 ? row : col;
+    while (strcmp(names[i].native, native) != 0) i++;
+    const char *part = "";
+    if (llama && (x->kind == FC_W || x->kind == FC_B)) {
+        part = out < 37 ? "gate" : "up";
+        out %= 37;
+    } else if (!gpt2 && (x->kind == QKV_W || x->kind == QKV_B)) {
+        const size_t keys = llama ? 24 : c->channels, values = llama ? 36 : 2 * c->channels;
+        part = out < keys ? "q" : out < values ? "k" : "v";
+        out -= out < keys ? 0 : out < values ? keys : values;
     }
-    const size_t out = x->rank == 2 ? row : col;  // q, k and v follow one another
-    const bool qkv = x->kind == QKV_W || x->kind == QKV_B;
-    snprintf(last, sizeof last, opt[x->kind], "qkv"[qkv ? out / C : 0]);
-    snprintf(name, sizeof name, "layers.%d.%s", x->layer, last);
-    if (x->rank == 1) return hf_value(name, qkv ? col % C : col);
-    return hf_value(name, (qkv ? row % C : row) * x->cols + col);
+    char name[96], last[64];
+    snprintf(last, sizeof last, gpt2 ? names[i].gpt2 : opt ? names[i].opt : names[i].llama, part);
+    if (x->kind < 0) snprintf(name, sizeof name, "%s", last);
+    else snprintf(name, sizeof name, "%s.%d.%s", gpt2 ? "h" : "layers", x->layer, last);
+    if (gpt2 && x->kind >= 0 && x->rank == 2) return hf_value(name, col * x->rows + row);
+    if (opt && strcmp(native, "wpe") == 0) out += 2;
+    return hf_value(name, x->rank == 2 ? out * x->cols + col : out);
 }
 
 static void check_native(const GPT2Config *c, const GPT2Table *t, const float *arena) {
@@ -265,7 +306,7 @@ static void check_native(const GPT2Config *c, const GPT2Table *t, const float *a
 typedef struct {
     const char *prefix, *drop, *reshape, *nan, *twice, *extra;
     int dtype, shards, head;
-    bool masks;
+    bool masks;      // and other buffers that old files have
 } Variant;
 
 enum { HEAD_SAME = 1, HEAD_OTHER };  // Variant.head: a tied model's file has one, too
@@ -295,9 +336,13 @@ static void write_hf(const char *dir, const GPT2Config *c, const Variant *v) {
     remove_tree(dir);
     make_directories(dir);
     if (v->head) stored_add(list, &count, c->vocab, c->channels, "lm_head.weight", 0);
-    if (v->masks) stored_add(list, &count, 9, 9, "h.1.attn.bias", 0);
-    if (v->masks) list[count - 1].rank = 4;
-    if (v->masks) stored_add(list, &count, 0, 1, "h.0.attn.masked_bias", 0);
+    if (v->masks && c->family == FAMILY_GPT2) {
+        stored_add(list, &count, 9, 9, "h.1.attn.bias", 0);
+        list[count - 1].rank = 4;
+        stored_add(list, &count, 0, 1, "h.0.attn.masked_bias", 0);
+    } else if (v->masks && c->family >= FAMILY_LLAMA) {
+        stored_add(list, &count, 0, 3, "layers.1.self_attn.rotary_emb.inv_freq", 0);
+    }
     if (v->extra != NULL) stored_add(list, &count, 0, 3, v->extra, 0);
     if (v->twice != NULL) stored_add(list, &count, 0, c->channels, v->twice, 0);
     for (int k = 0; k < shards; k++) {
@@ -348,7 +393,7 @@ static void write_hf(const char *dir, const GPT2Config *c, const Variant *v) {
     path_join(path, dir, "config.json");
     FILE *f = fopen(path, "wb");
     if (f == NULL) die("cannot write %s", path);
-    config_write(f, c, false, -1);
+    config_write(f, c, false, -1, NULL);
     fclose(f);
     strcat(index, "}}");
     path_join(path, dir, "model.safetensors.index.json");
@@ -400,19 +445,21 @@ static void check_refused(const GPT2Config *c, Variant v, const char *expected) 
 // ---------------------------------------------------------------------------------------------
 // Loading
 
+static int first_family, end_family = FAMILIES;  // those that are loaded and saved
+
 static void test_load_layouts(void) {
     static const int dtypes[] = {ST_F32, ST_F16, ST_F64};
     int n = 0;
-    for (int family = 0; family < 2; family++)
+    for (int family = first_family; family < end_family; family++)
         for (int tied = 0; tied < 2; tied++)
-            for (const char *const *p = hf_prefixes[family]; *p != NULL; p++)
+            for (const char *const *p = hf_prefixes[hf_families[family].naming]; *p != NULL; p++)
                 for (int shards = 1; shards <= 3; shards++) {
                     GPT2Config c = config_of(family, tied);
                     Variant v = {0};
                     v.prefix = *p;
                     v.dtype = dtypes[n++ % 3];
                     v.shards = shards;
-                    v.masks = family == FAMILY_GPT2;
+                    v.masks = true;
                     v.head = tied && n % 2 == 0 ? HEAD_SAME : 0;
                     write_hf(in_base("load"), &c, &v);
                     check_loads(in_base("load"), &c);
@@ -439,8 +486,8 @@ static void test_load_heads(void) {
     static const int dtypes[] = {ST_F32, ST_F64, ST_F16};
     int n = 0;
     ranks.rank = 1;  // which prints no note
-    for (int family = 0; family < 2; family++)
-        for (const char *const *p = hf_prefixes[family]; *p != NULL; p++)
+    for (int family = 0; family < FAMILIES; family++)
+        for (const char *const *p = hf_prefixes[hf_families[family].naming]; *p != NULL; p++)
             for (int shards = 1; shards <= 3; shards++, n++) {
                 GPT2Config c = config_of(family, 1), untied = config_of(family, 0), found;
                 Variant v = {0};
@@ -458,7 +505,7 @@ static void test_load_heads(void) {
                 model_config_load(dir, &found);
                 CHECK(found.tied == 1, "family %d, %d shards: it is untied", family, shards);
                 check_loads(dir, &c);
-                v.drop = family == FAMILY_OPT ? "embed_tokens.weight" : "wte.weight";
+                v.drop = family == FAMILY_GPT2 ? "wte.weight" : "embed_tokens.weight";
                 write_hf(dir, &c, &v);
                 check_loads(dir, &c);
             }
@@ -593,6 +640,22 @@ static void test_load_refuses(void) {
     check_refused(&o, x, "embed_positions.weight is (20, 11), the model needs (11, 20)");
     x = w; x.extra = "project_in.weight";
     check_refused(&o, x, "project_in.weight is unknown to a opt model with an untied head");
+    GPT2Config l = config_of(FAMILY_LLAMA, 0), q = config_of(FAMILY_QWEN2, 1);
+    w.prefix = "model.";
+    x = w; x.drop = "layers.1.mlp.up_proj.weight";
+    check_refused(&l, x, "model.layers.1.mlp.up_proj.weight is missing, the model needs (37, 20)");
+    x = w; x.reshape = "layers.0.self_attn.o_proj.weight";
+    check_refused(&l, x, "o_proj.weight is (24, 20), the model needs (20, 24)");
+    x = w; x.reshape = "layers.0.self_attn.k_proj.weight";
+    check_refused(&l, x, "k_proj.weight is (20, 12), the model needs (12, 20)");
+    x = w; x.extra = "layers.0.self_attn.q_proj.bias";
+    check_refused(&l, x, "q_proj.bias is unknown to a llama model with an untied head");
+    x = w; x.drop = "layers.1.self_attn.v_proj.bias";
+    check_refused(&q, x, "v_proj.bias is missing, the model needs (12)");
+    x = w; x.extra = "layers.0.self_attn.q_norm.weight";
+    check_refused(&q, x, "q_norm.weight is unknown to a qwen2 model with a tied head");
+    x = v; x.extra = "h.0.attn.rotary_emb.inv_freq";
+    check_refused(&g, x, "inv_freq is unknown to a gpt2 model");
     GPT2Config untied = g;
     untied.tied = 0;
     GPT2Table t;
@@ -696,11 +759,194 @@ static void test_config_accepts(void) {
     }
 }
 
+// The LLaMA family, of 32 heads and 64 channels; "TYPE" is in the place of %s.
+#define LLAMA_SIZES "{\"model_type\":\"%s\",\"num_hidden_layers\":3," \
+                    "\"num_attention_heads\":32,\"hidden_size\":64,\"intermediate_size\":7," \
+                    "\"max_position_embeddings\":5000,\"vocab_size\":300"
+
+static bool llama_from(const char *type, const char *more, GPT2Config *c) {
+    char text[2000];
+    const size_t n = (size_t)snprintf(text, sizeof text, LLAMA_SIZES, type);
+    snprintf(text + n, sizeof text - n, "%s%s}", *more != '\0' ? "," : "", more);
+    return config_from(text, c);
+}
+
+// What each family takes for a key that is missing or null, and what each key says.
+static void test_config_llama(void) {
+    enum { NO_BIAS = BIAS_QKV | BIAS_ATTPROJ | BIAS_MLP, QWEN = BIAS_ATTPROJ | BIAS_MLP };
+    static const char nulls[] =
+        "\"num_key_value_heads\":null,\"rms_norm_eps\":null,\"tie_word_embeddings\":null,"
+        "\"hidden_act\":null,\"attention_bias\":null,\"mlp_bias\":null,\"rope_theta\":null,"
+        "\"rope_scaling\":null,\"rope_parameters\":null,\"partial_rotary_factor\":null,"
+        "\"pretraining_tp\":null,\"quantization_config\":null,\"sliding_window\":null,"
+        "\"use_sliding_window\":null,\"head_dim\":null,\"eos_token_id\":null";
+    static const char values[] =
+        "\"num_key_value_heads\":4,\"head_dim\":6,\"rms_norm_eps\":1e-5,"
+        "\"tie_word_embeddings\":true,\"hidden_act\":\"silu\",\"attention_bias\":true,"
+        "\"mlp_bias\":true,\"rope_theta\":5e5,\"pretraining_tp\":1,\"eos_token_id\":[1,2],"
+        "\"bos_token_id\":7,\"attention_dropout\":0.1,\"partial_rotary_factor\":1.0,"
+        "\"torch_dtype\":\"bfloat16\",\"sliding_window\":9000,\"use_sliding_window\":true";
+    static const struct {
+        const char *type, *more;
+        size_t kv_heads, head, context;
+        double eps;
+        int tied, unbiased;
+        double theta;
+    } good[] = {
+        {"llama", "", 32, 2, 5000, 1e-6, 0, NO_BIAS, 1e4},
+        {"mistral", "", 8, 2, 4096, 1e-6, 0, NO_BIAS, 1e4},
+        {"qwen2", "", 32, 2, 5000, 1e-6, 0, QWEN, 1e4},
+        {"qwen3", "", 32, 128, 5000, 1e-6, 0, NO_BIAS, 1e4},
+        {"llama", nulls, 32, 2, 5000, 1e-6, 0, NO_BIAS, 1e4},
+        {"mistral", nulls, 32, 2, 5000, 1e-6, 0, NO_BIAS, 1e4},
+        {"qwen2", nulls, 32, 2, 5000, 1e-6, 0, QWEN, 1e4},
+        {"qwen3", nulls, 32, 128, 5000, 1e-6, 0, NO_BIAS, 1e4},
+        {"llama", values, 4, 6, 5000, 1e-5, 1, 0, 5e5},
+        {"mistral", values, 4, 6, 5000, 1e-5, 1, NO_BIAS, 5e5},  // has no key for biases
+        {"qwen2", values, 4, 6, 5000, 1e-5, 1, QWEN, 5e5},       // neither
+        {"qwen3", values, 4, 6, 5000, 1e-5, 1, BIAS_MLP, 5e5},
+        {"llama", "\"head_dim\":2,\"sliding_window\":9", 32, 2, 5000, 1e-6, 0, NO_BIAS, 1e4},
+        // a window limits the context, where it is used
+        {"mistral", "\"sliding_window\":1000", 8, 2, 1000, 1e-6, 0, NO_BIAS, 1e4},
+        {"mistral", "\"sliding_window\":5001", 8, 2, 5000, 1e-6, 0, NO_BIAS, 1e4},
+        {"qwen2", "\"sliding_window\":9", 32, 2, 5000, 1e-6, 0, QWEN, 1e4},
+        {"qwen2", "\"sliding_window\":9,\"use_sliding_window\":false", 32, 2, 5000, 1e-6, 0, QWEN,
+         1e4},
+        {"qwen2", "\"sliding_window\":9,\"use_sliding_window\":true", 32, 2, 9, 1e-6, 0, QWEN, 1e4},
+        {"qwen3", "\"use_sliding_window\":true", 32, 128, 4096, 1e-6, 0, NO_BIAS, 1e4},
+        {"qwen3", "\"sliding_window\":null,\"use_sliding_window\":true", 32, 128, 5000, 1e-6, 0,
+         NO_BIAS, 1e4},
+    };
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        GPT2Config c;
+        CHECK(llama_from(good[i].type, good[i].more, &c), "%zu: %s", i, err.text);
+        CHECK(c.layers == 3 && c.heads == 32 && c.channels == 64 && c.vocab == 300 && c.ffn == 7
+              && c.vocab_padded == 384 && c.rms && c.activation == ACTIVATION_SILU
+              && c.rope.scaling == ROPE_NONE && !c.post_norm && c.embed == 0
+              && strcmp(hf_families[c.family].type, good[i].type) == 0
+              && c.qk_norm == (c.family == FAMILY_QWEN3), "%zu: another model", i);
+        CHECK(config_kv(&c) == good[i].kv_heads && config_head(&c) == good[i].head
+              && c.context == good[i].context && c.norm_eps == good[i].eps
+              && c.tied == good[i].tied && c.unbiased == good[i].unbiased
+              && c.rope.theta == good[i].theta,
+              "%zu: %zu key heads of %zu, context %zu, eps %g, tied %d, unbiased %d, theta %g", i,
+              config_kv(&c), config_head(&c), c.context, c.norm_eps, c.tied, c.unbiased,
+              c.rope.theta);
+    }
+}
+
+// Which of the keys for rotary positions counts.
+static void test_config_rope(void) {
+    #define LLAMA3 "\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4"
+    static const struct { const char *more; Rope rope; } good[] = {
+        {"\"rope_theta\":50", {50, ROPE_NONE, 0, 0, 0, 0}},
+        {"\"rope_parameters\":{\"rope_theta\":50}", {50, ROPE_NONE, 0, 0, 0, 0}},
+        {"\"rope_theta\":9,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":50}",
+         {50, ROPE_NONE, 0, 0, 0, 0}},
+        {"\"rope_theta\":9,\"rope_scaling\":{\"type\":\"default\"}", {9, ROPE_NONE, 0, 0, 0, 0}},
+        {"\"rope_theta\":9,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}",
+         {9, ROPE_LINEAR, 2.5, 0, 0, 0}},
+        {"\"rope_theta\":9,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2,"
+         "\"rope_theta\":8}", {8, ROPE_LINEAR, 2, 0, 0, 0}},
+        // rope_type before type; rope_scaling before rope_parameters, unless it is empty
+        {"\"rope_scaling\":{\"type\":\"yarn\",\"rope_type\":\"linear\",\"factor\":2}",
+         {1e4, ROPE_LINEAR, 2, 0, 0, 0}},
+        {"\"rope_theta\":9,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":3},"
+         "\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":50," LLAMA3 "}",
+         {9, ROPE_LINEAR, 3, 0, 0, 0}},
+        {"\"rope_theta\":9,\"rope_scaling\":{},\"rope_parameters\":{\"rope_type\":\"llama3\","
+         "\"rope_theta\":50," LLAMA3 ",\"original_max_position_embeddings\":77}",
+         {50, ROPE_LLAMA3, 8, 1, 4, 77}},
+        {"\"rope_scaling\":null,\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2}",
+         {1e4, ROPE_LINEAR, 2, 0, 0, 0}},
+        // without it, the length is the model's own
+        {"\"rope_scaling\":{\"rope_type\":\"llama3\"," LLAMA3 "}", {1e4, ROPE_LLAMA3, 8, 1, 4,
+                                                                      5000}},
+        {"\"rope_scaling\":{\"rope_type\":\"llama3\"," LLAMA3
+         ",\"original_max_position_embeddings\":null}", {1e4, ROPE_LLAMA3, 8, 1, 4, 5000}},
+    };
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        GPT2Config c;  // Mistral's window limits the context to 4096
+        CHECK(llama_from(i % 2 == 0 ? "mistral" : "llama", good[i].more, &c), "%zu: %s", i,
+              err.text);
+        const Rope *a = &c.rope, *b = &good[i].rope;
+        CHECK(a->theta == b->theta && a->scaling == b->scaling && a->factor == b->factor
+              && a->low == b->low && a->high == b->high && a->original == b->original,
+              "%zu: theta %g, scaling %d: %g %g %g %zu", i, a->theta, a->scaling, a->factor, a->low,
+              a->high, a->original);
+    }
+}
+
+// Each in one line that names the key.
+static void test_config_llama_refuses(void) {
+    #define SCALED(text) "\"rope_scaling\":{" text "}"
+    static const struct { const char *type, *more, *expected; } bad[] = {
+        {"gemma", "", "model_type is gemma"}, {"phi3", "", "model_type is phi3"},
+        {"gpt_neox", "", "model_type is gpt_neox"}, {"falcon", "", "model_type is falcon"},
+        {"Llama", "", "model_type is Llama"},
+        {"llama", SCALED("\"rope_type\":\"dynamic\",\"factor\":2"), "rope_type dynamic is not"},
+        {"qwen2", SCALED("\"type\":\"yarn\",\"factor\":4"), "rope_type yarn is not supported"},
+        {"llama", SCALED("\"rope_type\":\"longrope\""), "rope_type longrope is not supported"},
+        {"llama", SCALED("\"rope_type\":\"proportional\""), "rope_type proportional is not"},
+        {"llama", SCALED("\"rope_type\":\"su\""), "default, linear and llama3 are"},
+        {"llama", SCALED("\"rope_type\":3"), "rope_type no name is not supported"},
+        {"llama", SCALED("\"rope_type\":\"linear\""), "rope_type linear needs a factor"},
+        {"llama", SCALED("\"rope_type\":\"linear\",\"factor\":0"), "factor must be a number"},
+        {"llama", SCALED("\"rope_type\":\"linear\",\"factor\":0.5"), "factor"},
+        {"llama", SCALED("\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1"),
+         "llama3 needs low_freq_factor and high_freq_factor"},
+        {"llama", SCALED("\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
+                         "\"high_freq_factor\":4"), "high_freq_factor above low_freq_factor"},
+        {"llama", SCALED("\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
+                         "\"high_freq_factor\":4,\"original_max_position_embeddings\":0.5"),
+         "original_max_position_embeddings must be a whole number"},
+        {"llama", "\"rope_scaling\":\"linear\"", "rope_scaling must be an object"},
+        {"llama", "\"rope_scaling\":[2]", "rope_scaling must be an object"},
+        {"llama", "\"rope_parameters\":3", "rope_parameters must be an object"},
+        {"llama", "\"rope_parameters\":{\"rope_type\":\"yarn\"}", "rope_type yarn is not"},
+        {"llama", "\"rope_theta\":0", "rope_theta must be a number above 0"},
+        {"llama", "\"rope_theta\":\"1e4\"", "rope_theta must be a number above 0"},
+        {"llama", "\"rope_theta\":0.5", "rope_theta must be 1 to 1e12"},
+        {"llama", "\"partial_rotary_factor\":0.5", "partial_rotary_factor is not 1"},
+        {"qwen3", "\"rope_parameters\":{\"partial_rotary_factor\":0.25}",
+         "partial_rotary_factor is not 1"},
+        {"llama", "\"hidden_act\":\"gelu\"", "hidden_act is gelu; only silu"},
+        {"mistral", "\"hidden_act\":7", "hidden_act is no name"},
+        {"qwen2", "\"quantization_config\":{\"quant_method\":\"awq\"}", "quantization_config"},
+        {"llama", "\"pretraining_tp\":2", "pretraining_tp is not 1"},
+        {"llama", "\"head_dim\":5", "even head size, not 5"},
+        {"llama", "\"head_dim\":0", "head_dim must be a whole number of at least 1"},
+        {"llama", "\"head_dim\":70000", "heads times head size must be at most 65536"},
+        {"llama", "\"num_key_value_heads\":0", "num_key_value_heads must be a whole number"},
+        {"llama", "\"num_key_value_heads\":5", "multiple of key heads (5)"},
+        {"llama", "\"num_key_value_heads\":64", "multiple of key heads (64)"},
+        {"llama", "\"rms_norm_eps\":0", "rms_norm_eps must be a number above 0"},
+        {"llama", "\"rms_norm_eps\":1", "eps of norms must be below 1"},
+        {"llama", "\"attention_bias\":1", "attention_bias must be true or false"},
+        {"llama", "\"mlp_bias\":\"no\"", "mlp_bias must be true or false"},
+        {"llama", "\"tie_word_embeddings\":0", "tie_word_embeddings must be true or false"},
+        {"mistral", "\"sliding_window\":0", "sliding_window must be a whole number"},
+        {"qwen2", "\"use_sliding_window\":1", "use_sliding_window must be true or false"},
+        {"llama", "\"intermediate_size\":7", "\"intermediate_size\" twice"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        GPT2Config c;
+        CHECK(!llama_from(bad[i].type, bad[i].more, &c), "accepted: %s", bad[i].more);
+        CHECK(says(bad[i].expected) && says("config.json"), "%s: %s", bad[i].more, err.text);
+    }
+    GPT2Config c;  // where others take 4 C
+    CHECK(!config_from("{\"model_type\":\"llama\",\"num_hidden_layers\":3,\"hidden_size\":64,"
+                       "\"num_attention_heads\":32,\"max_position_embeddings\":5000,"
+                       "\"vocab_size\":300}", &c) && says("intermediate_size must be there"), "%s",
+          err.text);
+}
+
 static void test_config_refuses(void) {
     static const struct { const char *text, *expected; } bad[] = {
         {"", "JSON"}, {"[]", "model_type"}, {"{}", "model_type"},
         {"{\"model_type\":3}", "model_type"},
-        {"{\"model_type\":\"llama\"}", "llama"},
+        {"{\"model_type\":\"mixtral\"}",
+         "model_type is mixtral; only gpt2, opt, llama, mistral, qwen2 and qwen3 are known"},
         {"{\"model_type\":\"gpt2\"}", "n_layer must be"},
         {"{\"model_type\":\"opt\",\"n_layer\":2}", "num_hidden_layers must be"},
         {"{" GPT2_SIZES ",\"n_inner\":0}", "n_inner must be"},
@@ -721,7 +967,7 @@ static void test_config_refuses(void) {
         {"{" GPT2_SIZES ",\"activation_function\":\"gelu\"}", "activation_function is gelu;"},
         {"{" GPT2_SIZES ",\"activation_function\":\"silu\"}", "activation_function is silu;"},
         {"{" GPT2_SIZES ",\"activation_function\":7}", "activation_function"},
-        {"{" GPT2_SIZES ",\"quantization_config\":{}}", "quantized"},
+        {"{" GPT2_SIZES ",\"quantization_config\":{}}", "quantization_config"},
         {"{" OPT_SIZES ",\"do_layer_norm_before\":false}", "word_embed_proj_dim"},
         {"{" OPT_SIZES ",\"do_layer_norm_before\":0,\"word_embed_proj_dim\":4}", "proj_dim"},
         {"{" OPT_SIZES ",\"do_layer_norm_before\":false,\"word_embed_proj_dim\":9}", "proj_dim"},
@@ -746,10 +992,13 @@ static void test_config_refuses(void) {
 // Saving
 
 static void test_save_round_trips(void) {
-    for (int variant = 0; variant < 8; variant++) {
-        const bool opt = variant & 1, tied = variant & 2, bf16 = variant & 4;
-        GPT2Config c = config_of(opt ? FAMILY_OPT : FAMILY_GPT2, tied), back;
-        c.activation = variant % 3 == 0 ? ACTIVATION_RELU : ACTIVATION_GELU;
+    static const char *const prefixes[NAMINGS] = {"transformer.", "model.decoder.", "model."};
+    for (int variant = 4 * first_family; variant < 4 * end_family; variant++) {
+        const int family = variant / 4;
+        const bool tied = variant & 1, bf16 = variant & 2;
+        GPT2Config c = config_of(family, tied), back;
+        if (family < FAMILY_LLAMA)
+            c.activation = variant % 3 == 0 ? ACTIVATION_RELU : ACTIVATION_GELU;
         GPT2Table t = gpt2_table(&c), t2;
         static Stored list[64];
         const int count = stored_list(&c, list);
@@ -772,7 +1021,7 @@ static void test_save_round_trips(void) {
         for (int i = 0; i < count; i++) {
             char name[6000];
             const bool head = strcmp(list[i].name, "lm_head.weight") == 0;
-            snprintf(name, sizeof name, "%s%s", head ? "" : opt ? "model.decoder." : "transformer.",
+            snprintf(name, sizeof name, "%s%s", head ? "" : prefixes[hf_naming(&c)],
                      list[i].name);
             const SafeTensor *s = safetensors_find(&st, name);
             CHECK(s != NULL, "%s is not there", name);
@@ -802,6 +1051,95 @@ static void test_save_round_trips(void) {
         gpt2_table_free(&t);
         gpt2_table_free(&t2);
     }
+}
+
+// A model's own config.json, with keys that nobody here knows, and numbers as Python writes them.
+static const char origin_text[] =
+    "{\n  \"architectures\": [\"LlamaModel\"],\n  \"model_type\": \"llama\",\n"
+    "  \"attention_dropout\": 0.1,\n  \"bos_token_id\": 128000,\n"
+    "  \"eos_token_id\": [128001, 128008, 128009],\n  \"pad_token_id\": null,\n"
+    "  \"head_dim\": 6,\n  \"hidden_act\": \"silu\",\n  \"hidden_size\": 20,\n"
+    "  \"initializer_range\": 2e-2,\n  \"intermediate_size\": 37,\n"
+    "  \"max_position_embeddings\": 9,\n  \"num_attention_heads\": 4,\n"
+    "  \"num_hidden_layers\": 2,\n  \"num_key_value_heads\": 2,\n"
+    "  \"rms_norm_eps\": 3e-07,\n  \"rope_theta\": 500000.0,\n"
+    "  \"rope_scaling\": {\"factor\": 8.0, \"low_freq_factor\": 1.0,\n"
+    "    \"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 7,\n"
+    "    \"rope_type\": \"llama3\"},\n  \"tie_word_embeddings\": true,\n"
+    "  \"torch_dtype\": \"bfloat16\",\n  \"dtype\": \"float16\",\n"
+    "  \"transformers_version\": \"4.45.1\",\n  \"use_cache\": true,\n"
+    "  \"vocab_size\": 131,\n  \"x-\\u00e9\\\"\": {\"a\": [1, null, {}, [], \"\\n\"]}\n}\n";
+
+// As text, of one member; "" if there is none.
+static const char *member_text(const Json *root, const char *key) {
+    static char text[4][1000];
+    static int turn;
+    char *to = text[turn++ % 4];
+    FILE *f = fmemopen(to, sizeof text[0], "w");
+    *to = '\0';
+    if (json_get(root, key) != NULL) json_write(f, json_get(root, key));
+    fclose(f);
+    return to;
+}
+
+// The configuration of a model that was fine-tuned is that of the model, but for what training
+// changes; unless it is of another model.
+static void test_save_keeps_the_configuration(void) {
+    char *from = in_base("origin"), *to = in_base("tuned"), *config = in_base("origin/config.json");
+    GPT2Config c = config_of(FAMILY_LLAMA, 0), found;
+    GPT2Table t = gpt2_table(&c);
+    float *arena = (float *)alloc_or_fail(t.elements, sizeof(float), "arena");
+    const RunState here = state_of(&t, &arena, 1);
+    Json *before = json_parse(origin_text, strlen(origin_text), &err);
+    CHECK(before != NULL, "%s", err.text);
+    gpt2_init(&t, arena, 7);
+    for (int i = 0; i < 7; i++) {
+        const char *origin = i == 1 ? in_base("origin/model.safetensors") : i == 2 ? NULL : from;
+        GPT2Config own = c;
+        remove_tree(from);
+        remove_tree(to);
+        CHECK(save_model(from, &c, &t, arena, false, -1), "%s", err.text);
+        write_text(config, origin_text, strlen(origin_text));
+        if (i == 3) write_text(config, "{", 1);
+        if (i == 4) unlink(config);
+        if (i == 5) write_text(config, "{\"vocab_size\":131}", 18);
+        if (i == 6) own.context = 8;  // a window may have limited that
+        CHECK(model_save(to, &own, &t, &here, i == 1, 5, origin, &err), "%s", err.text);
+        model_config_load(to, &found);
+        Json *after = json_read(in_base("tuned/config.json"), &err);
+        CHECK(after != NULL, "%d: %s", i, err.text);
+        CHECK(strcmp(member_text(after, "architectures"), "[\"LlamaForCausalLM\"]") == 0
+              && strcmp(member_text(after, "model_type"), "\"llama\"") == 0
+              && strcmp(member_text(after, "tie_word_embeddings"), "false") == 0
+              && strcmp(member_text(after, "torch_dtype"), i == 1 ? "\"bfloat16\"" : "\"float32\"")
+                     == 0 && json_get(after, "dtype") == NULL, "%d: what training changes", i);
+        const bool kept = i < 2 || i == 6;
+        if (i != 6) CHECK(memcmp(&found, &c, sizeof c) == 0, "%d: another configuration", i);
+        CHECK(strcmp(member_text(after, "eos_token_id"),
+                     kept ? "[128001, 128008, 128009]" : "5") == 0, "%d: end tokens", i);
+        CHECK((json_get(after, "use_cache") != NULL) == kept, "%d: unknown keys", i);
+        for (const Json *x = before->child; x != NULL && kept; x = x->next) {
+            if (strcmp(x->key, "architectures") == 0 || strcmp(x->key, "tie_word_embeddings") == 0
+                || strstr(x->key, "dtype") != NULL) continue;
+            CHECK(strcmp(member_text(after, x->key), member_text(before, x->key)) == 0, "%d: %s is "
+                  "%s", i, x->key, member_text(after, x->key));
+        }
+        json_free(after);
+    }
+    // GPT-2's and OPT's is written anew
+    GPT2Config g = config_of(FAMILY_GPT2, 1);
+    GPT2Table gt = gpt2_table(&g);
+    float *weights = (float *)alloc_or_fail(gt.elements, sizeof(float), "arena");
+    const RunState there = state_of(&gt, &weights, 1);
+    CHECK(model_save(to, &g, &gt, &there, false, 5, from, &err), "%s", err.text);
+    Json *after = json_read(in_base("tuned/config.json"), &err);
+    CHECK(json_get(after, "use_cache") == NULL, "keys of LLaMA in GPT-2's");
+    json_free(after);
+    json_free(before);
+    free(arena);
+    free(weights);
+    gpt2_table_free(&t);
+    gpt2_table_free(&gt);
 }
 
 static void test_save_failures(void) {
@@ -850,7 +1188,7 @@ static void test_save_failures(void) {
 
 static void test_dump(void) {
     enum { B = 2, T = 3 };
-    for (int family = 0; family < 2; family++) {
+    for (int family = 0; family < FAMILIES; family++) {
         GPT2Config c = config_of(family, 1);
         GPT2Table t = gpt2_table(&c);
         SafeTensors st, model;
@@ -884,7 +1222,7 @@ static void test_dump(void) {
         const SafeTensor *begins = safetensors_find(&st, "begins");
         CHECK((begins != NULL) == (family == 1) && (begins == NULL
               || memcmp(begins->data, tokens, sizeof tokens) == 0), "begins");
-        CHECK(st.count == model.count + 4 + family, "%d tensors", st.count);
+        CHECK(st.count == model.count + 4 + (family == 1), "%d tensors", st.count);
         for (int i = 0; i < model.count; i++) {
             char name[128];
             snprintf(name, sizeof name, "grad.%s", model.tensors[i].name);
@@ -1184,13 +1522,43 @@ static void test_state_round_trip(void) {
     run_free(&other);
 }
 
+// Of every family, with all that is in its configuration.
+static void test_state_of_families(void) {
+    for (int i = 0; i < 2 * FAMILIES; i++) {
+        const GPT2Config c = config_of(i / 2, i % 2);
+        Run r, back;
+        TrainState s;
+        char dir[PATH_MAX], *out = in_base("families");
+        memset(&r, 0, sizeof r);
+        r.c = c;
+        r.t = gpt2_table(&c);
+        back = r;
+        for (int k = 0; k < PARTS; k++) {
+            r.arena[k] = (float *)alloc_or_fail(r.t.elements, sizeof(float), "part");
+            back.arena[k] = (float *)alloc_or_fail(r.t.elements, sizeof(float), "part");
+            gpt2_init(&r.t, r.arena[k], (uint64_t)k + 1);
+        }
+        remove_tree(out);
+        CHECK(run_save(&r, out, 1, 0) && find(out, &s, dir), "%s", err.text);
+        CHECK(memcmp(&s.config, &c, sizeof c) == 0, "%d: another configuration", i);
+        CHECK(load_state(dir, &s, &back, PARTS), "%s", err.text);
+        for (int k = 0; k < PARTS; k++)
+            CHECK(memcmp(back.arena[k], r.arena[k], r.t.elements * 4) == 0, "%d: part %d", i, k);
+        train_state_free(&s);
+        for (int k = 0; k < PARTS; k++) free(back.arena[k]);
+        run_free(&r);
+    }
+}
+
 // Everything that is loaded or saved, of state that only its trainer reaches, or that lies here and
 // there: the same files, the same values. Never more than one tensor is in host memory.
 static void test_far_arenas(void) {
     char *out = in_base("far"), *file = in_base("far/checkpoints/step_00000001/state.safetensors");
-    for (int i = 0; i < 8; i++) {  // other cuts each time
+    for (int i = 0; i <= FAMILIES; i++) {  // other cuts each time
         far = i == 0 ? MOVED : MIXED;
         far_largest = 0;
+        first_family = i == 0 ? 0 : i - 1;
+        end_family = i == 0 ? FAMILIES : i;
         test_load_layouts();
         test_load_refuses();
         test_save_round_trips();
@@ -1213,6 +1581,8 @@ static void test_far_arenas(void) {
         run_free(&back);
     }
     far = NEAR;
+    first_family = 0;
+    end_family = FAMILIES;
 }
 
 static void test_state_keep(void) {
@@ -1548,6 +1918,9 @@ int main(void) {
     RUN(test_format_writer);
     RUN(test_config_accepts);
     RUN(test_config_refuses);
+    RUN(test_config_llama);
+    RUN(test_config_rope);
+    RUN(test_config_llama_refuses);
     RUN(test_load_layouts);
     RUN(test_load_from_a_file);
     RUN(test_load_heads);
@@ -1556,10 +1929,12 @@ int main(void) {
     RUN(test_load_refuses);
     RUN(test_load_paths_and_shards);
     RUN(test_save_round_trips);
+    RUN(test_save_keeps_the_configuration);
     RUN(test_save_failures);
     RUN(test_save_trouble);
     RUN(test_dump);
     RUN(test_state_round_trip);
+    RUN(test_state_of_families);
     RUN(test_far_arenas);
     RUN(test_state_keep);
     RUN(test_state_replace);

@@ -329,6 +329,25 @@ for what in "--model whole --prompt x" "--model whole --data text.txt --steps 0"
 done
 check changed_data_is_noticed sh -c "'$tide' --resume --out moved --steps 4 2>&1 | grep -q 'not what this run'"
 
+# tokenizer.json: its ids for texts and prompts, and its files in --out, byte for byte. The model of
+# such a run brings it along. <s>, 1, begins every text; </s>, 2, ends it.
+spaced=$top/dev/test/fixtures/tokenizer/small-llama2
+printf 'the king is the king of the sea\n%.0s' 1 2 3 4 5 6 7 8 9 >king.txt
+"$tide" $small --data king.txt --tokenizer "$spaced" --steps 2 --eval-every 0 --out spaced >/dev/null
+for f in tokenizer.json tokenizer_config.json; do
+    check "out_has_the_$f" cmp "$spaced/$f" spaced/$f
+done
+check a_run_with_tokenizer_json_goes_on "$tide" --resume --out spaced --steps 3
+check its_model_speaks sh -c "'$tide' --model spaced --steps 0 --prompt 'the king' --sample-tokens 2 | grep -q '^the king'"
+echo '{"prompt": "the", "completion": " king"}' >king.jsonl
+check its_examples_train "$tide" --model spaced --data king.jsonl --val king.jsonl --steps 1 --out spaced2
+refuses bytes_for_a_model_with_tokenizer_json 2 'other tokens' "$tide" --model spaced --tokenizer bytes --data king.txt
+"$tokenize" --tokenizer "$spaced" --out king king.txt >/dev/null
+check documents_begin_and_end sh -c "'$tokenize' --show king_train_000000.bin --tokens 3 | tail -n 1 | grep -q '^1 274 '"
+# this </s> is normalised: it is written as it is looked for, with a space
+check documents_come_back sh -c "'$tokenize' --show king_train_000000.bin --tokenizer '$spaced' --tokens 99999 |
+    tail -n +2 >king.shown; (printf '<s> '; cat king.txt; echo ' </s>') | cmp - king.shown"
+
 # --- refusals: one line, exit code 2 (1 while running), nothing lost ---------------------------
 
 refuses unknown_option 2 'did you mean --batch' "$tide" --bach 3
@@ -364,10 +383,12 @@ refuses model_of_another_kind 2 'model.gguf: a pointer of git-lfs: git lfs pull'
 mkdir only_json
 cp whole/model.safetensors whole/config.json only_json
 echo '{"added_tokens": []}' >only_json/tokenizer.json
-json='only_json/tokenizer.json is not read yet, only a folder'
+json='only_json/tokenizer.json: decoder null: not supported'
 refuses tokenizer_json_for_text 2 "$json" "$tide" --model only_json --data text.txt --steps 1 --out only
 refuses tokenizer_json_for_a_prompt 2 "$json" "$tide" --model only_json --steps 0 --prompt x
-refuses tokenizer_json_named 2 "$json" "$tide" $small --tokenizer only_json/tokenizer.json --data text.txt --out only
+check but_token_files_need_none "$tide" --model only_json --data tok_train_000000.bin --steps 1 --out only_files
+refuses tokenizer_json_named 2 'tokenizer.json is a file: name its folder' "$tide" $small \
+    --tokenizer only_json/tokenizer.json --data text.txt --out only
 refuses tokenizer_json_of_a_folder 2 "$json" "$tide" $small --tokenizer only_json --data text.txt --out only
 refuses larger_tokenizer 2 tokens "$tide" $small --tokenizer bytes --vocab 100
 "$tide" $small --vocab 300 --steps 1 --out wide >/dev/null
@@ -444,7 +465,7 @@ check more_steps_change_the_rate sh -c '"$@" >more.out && grep -q "^note: the le
 its schedule follows the options, --steps 20 now and 12 before" more.out' - "$tide" --resume --steps 20 --out noted
 check as_many_do_not sh -c 'rm -r noted/checkpoints/step_00000020; "$@" >more.out; ! grep "^note" more.out' - "$tide" --resume --steps 12 --out noted
 check a_preset_says_where_weights_are sh -c '"$0" --data text.txt --model gpt2 --layers 1 --heads 1 --channels 8 --steps 1 \
-    --out preset_gpt2 >preset.out && grep -q "new, random weights (trained ones: dev/data/gpt2.sh" preset.out' "$tide"
+    --out preset_gpt2 >preset.out && grep -q "new, random weights (trained ones: dev/data/model.sh NAME" preset.out' "$tide"
 refuses other_run_in_the_way 2 'resume' "$tide" $steps --out whole
 refuses out_is_a_file 2 text.txt "$tide" $steps --out text.txt
 refuses resume_other_shape 2 'contradicts' "$tide" --resume --out whole --layers 5

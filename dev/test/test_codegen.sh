@@ -50,13 +50,15 @@ hot_tanh 1 fused
 hot_max 1
 encoder_forward 1
 encoder_backward 1
-layernorm_forward 3
+layernorm_forward 4
 layernorm_backward 2
 matmul_backward 0
+heads_forward 3
+heads_backward 4
 attention_forward 2 fused
 attention_backward 2 fused
-activation_forward 2 tail,fused
-activation_backward 2 fused
+activation_forward 3 tail,fused
+activation_backward 3 fused
 residual_forward 1
 crossentropy 4 tail,fused
 decode_matvec 1 tail'

@@ -324,6 +324,17 @@ static void test_documents(void) {
             CHECK(segment_token(d.segments, i) == expected[i], "token %zu", i);
         CHECK(data_open(path_of("1.txt"), tok).tokens == 1, "one file, no end");
     }
+    // a token that begins every text: in front of each document, and the end behind it
+    tok->bos = 65;
+    tok->behind = tok->eot;
+    const TokenData between = data_open(path_of("*.txt"), tok);
+    static const uint32_t both[9] = {65, 256, 259, 65, 257, 259, 65, 256, 259};
+    CHECK(between.tokens == 9, "%zu tokens", between.tokens);
+    for (size_t i = 0; i < between.tokens && i < 9; i++)
+        CHECK(segment_token(between.segments, i) == both[i], "token %zu with both", i);
+    tok->bos = -1;  // a template may have an end alone
+    CHECK(data_open(path_of("1.txt"), tok).tokens == 2, "an end alone");
+    tok->behind = -1;
     clean();
     tok->vocab = 260;
     write_text("1.txt", "ab");  // no merges: as many tokens as bytes, and the separator
@@ -365,7 +376,7 @@ static void test_blocks_keep_tokens(void) {
     for (size_t limit = 1; limit < 200; limit++) {
         size_t used = 0;
         for (size_t at = 0, m; at < n; at += m, cuts++) {
-            m = text_block(text + at, n - at, limit);
+            m = tokenizer_block(tok, text + at, n - at, limit);
             used += tokenizer_encode(tok, text + at, m, blocks + used);
         }
         CHECK(used == count && memcmp(whole, blocks, count * 4) == 0, "limit %zu", limit);
@@ -374,16 +385,24 @@ static void test_blocks_keep_tokens(void) {
 }
 
 static void test_text_blocks(void) {
-    CHECK(text_block("ab cd ef", 8, 8) == 8, "all fits");
-    CHECK(text_block("ab cd ef", 8, 7) == 5, "before the last space within the limit");
-    CHECK(text_block("ab cd ef", 8, 5) == 5, "a space right at the limit");
-    CHECK(text_block("ab cd ef", 8, 4) == 2, "the one before");
-    CHECK(text_block("ab\ncd ef", 8, 4) == 2, "a newline");
-    CHECK(text_block("ab  cd", 6, 4) == 2, "never between two spaces");
-    CHECK(text_block("ab\n\ncd", 6, 4) == 2, "nor two newlines");
-    CHECK(text_block("a\xc2\xa0 cd", 6, 4) == 6, "nor after a space that is not ASCII");
-    CHECK(text_block(" abcdef", 7, 3) == 7, "not in front of everything");
-    CHECK(text_block("abcdefgh", 8, 3) == 8, "no place to cut");
+    Tokenizer *t = small_tokenizer();
+    CHECK(tokenizer_block(t, "ab cd ef", 8, 8) == 8, "all fits");
+    CHECK(tokenizer_block(t, "ab cd ef", 8, 7) == 5, "before the last space within the limit");
+    CHECK(tokenizer_block(t, "ab cd ef", 8, 5) == 5, "a space right at the limit");
+    CHECK(tokenizer_block(t, "ab cd ef", 8, 4) == 2, "the one before");
+    CHECK(tokenizer_block(t, "ab\ncd ef", 8, 4) == 2, "a newline");
+    CHECK(tokenizer_block(t, "a1\tcd ef", 8, 4) == 2, "a tab behind a number");
+    CHECK(tokenizer_block(t, "ab  cd", 6, 4) == 2, "never between two spaces");
+    CHECK(tokenizer_block(t, "ab\n\ncd", 6, 4) == 2, "nor two newlines");
+    CHECK(tokenizer_block(t, "a\xc2\xa0 cd", 6, 4) == 6, "nor after a space that is not ASCII");
+    CHECK(tokenizer_block(t, "ab! cd", 6, 4) == 6, "nor after others, which may take a newline");
+    CHECK(tokenizer_block(t, " abcdef", 7, 3) == 7, "not in front of everything");
+    CHECK(tokenizer_block(t, "abcdefgh", 8, 3) == 8, "no place to cut");
+    t->added[0].tokens[0].rstrip = true;
+    CHECK(tokenizer_block(t, "ab cd ef", 8, 7) == 8, "a token may take the space");
+    t->added[0].tokens[0].rstrip = false;
+    t->added[0].tokens[0].content[3] = ' ';
+    CHECK(tokenizer_block(t, "ab cd ef", 8, 7) == 8, "a token may reach over it");
 }
 
 static void test_split(void) {

@@ -248,7 +248,7 @@ static void encoder_case(size_t B, size_t T, size_t C, size_t V, bool one_token,
                         device<X>(wpe, context * C), B, T, C, stream);
         check_equal<X>("out", host(d_out, N * C), out, N * C);
         float *d_dwte = device<float>(dwte, V * C);
-        encoder_backward(d_dwte, d_dwpe, device<X>(dout, N * C), d_tokens,
+        encoder_backward(d_dwte, (X *)NULL, d_dwpe, device<X>(dout, N * C), d_tokens,
                          device_order(tokens, N, V),
                          places == NULL ? TokenOrder{} : device_order(places, N, T), B, T, C,
                          stream);
@@ -284,39 +284,42 @@ template <typename X> static void encoder(void) {
 // Layer normalisation
 
 template <typename X>
-static void layernorm_case(size_t N, size_t C, float offset, double band) {
-    set_shape("N %zu C %zu", N, C);
+static void layernorm_case(size_t N, size_t C, float offset, double band, bool rms = false) {
+    const float eps = rms ? 1e-6f : LAYERNORM_EPS;
+    set_shape("N %zu C %zu rms %d", N, C, rms);
     float *a = normals<X>(N * C, 1, offset, 2), *b = normals<X>(N * C, 2, 0, 1);
     float *w = normals<X>(C, 3, 1, 0.3f), *bias = normals<X>(C, 4, 0, 0.3f);
     float *sum = copy(a, N * C), *out = floats(N * C), *mean = floats(N), *rstd = floats(N);
     cpu_residual_forward(sum, b, N * C);
     for (size_t i = 0; i < N * C; i++) sum[i] = rounded<X>(sum[i]);
-    cpu_layernorm_forward(out, mean, rstd, sum, w, bias, N, C);
+    cpu_layernorm_forward(out, rms ? NULL : mean, rstd, sum, w, rms ? NULL : bias, N, C, eps);
     TWICE {
-        const X *d_w = device<X>(w, C), *d_bias = device<X>(bias, C), *d_b = device<X>(b, N * C);
+        const X *d_w = device<X>(w, C), *d_bias = rms ? NULL : device<X>(bias, C);
+        const X *d_b = device<X>(b, N * C);
         X *d_sum = device<X>(a, N * C), *d_out = poison<X>(N * C);
-        float *d_mean = poison<float>(N), *d_rstd = poison<float>(N);
+        float *d_mean = rms ? NULL : poison<float>(N), *d_rstd = poison<float>(N);
         residual_forward(d_sum, d_b, N * C, stream);
         check_equal<X>("a + b", host(d_sum, N * C), sum, N * C);
-        layernorm_forward(d_out, d_mean, d_rstd, d_sum, d_w, d_bias, N, C, stream);
+        layernorm_forward(d_out, d_mean, d_rstd, d_sum, d_w, d_bias, N, C, eps, stream);
         check_band<X>("out", host(d_out, N * C), out, N * C, band);
-        check_band<float>("mean", host(d_mean, N), mean, N, band);
+        if (!rms) check_band<float>("mean", host(d_mean, N), mean, N, band);
         check_band<float>("rstd", host(d_rstd, N), rstd, N, band);
 
         // the fused form: every bit as above
         X *d_fused = poison<X>(N * C), *d_out2 = poison<X>(N * C);
-        float *d_mean2 = poison<float>(N), *d_rstd2 = poison<float>(N);
+        float *d_mean2 = rms ? NULL : poison<float>(N), *d_rstd2 = poison<float>(N);
         residual_layernorm_forward(d_fused, d_out2, d_mean2, d_rstd2, device<X>(a, N * C), d_b, d_w,
-                                   d_bias, N, C, stream);
-        float *separate = host(d_out, N * C), *m = host(d_mean, N), *r = host(d_rstd, N);
+                                   d_bias, N, C, eps, stream);
+        float *separate = host(d_out, N * C), *r = host(d_rstd, N);
+        float *m = rms ? NULL : host(d_mean, N);
         check_equal<X>("fused residual", host(d_fused, N * C), sum, N * C);
         check_equal<X>("fused out", host(d_out2, N * C), separate, N * C);
-        check_equal<float>("fused mean", host(d_mean2, N), m, N);
+        if (!rms) check_equal<float>("fused mean", host(d_mean2, N), m, N);
         check_equal<float>("fused rstd", host(d_rstd2, N), r, N);
         free(separate); free(m); free(r);
         hash_device(d_out, N * C * sizeof(X));
         hash_device(d_out2, N * C * sizeof(X));
-        hash_device(d_mean, N * sizeof(float));
+        if (!rms) hash_device(d_mean, N * sizeof(float));
         hash_device(d_rstd, N * sizeof(float));
     }
     free(a); free(b); free(w); free(bias); free(sum); free(out); free(mean); free(rstd);
@@ -327,23 +330,27 @@ template <typename X> static void layernorm(void) {
     for (size_t i = 0; i < 5; i++) {
         layernorm_case<X>(1, channels[i], 0.5f, 2e-6);
         layernorm_case<X>(7, channels[i], 0.5f, 2e-6);
+        layernorm_case<X>(7, channels[i], 0.5f, 2e-6, true);
     }
     layernorm_case<X>(66, 8, 0.5f, 2e-6);
     layernorm_case<X>(2, 12288, 0.5f, 2e-6);
+    layernorm_case<X>(2, 12288, 0.5f, 2e-6, true);
     // E[x^2] - E[x]^2 would lose most digits here; the CPU's mean, without vectors, some
     layernorm_case<X>(3, 768, 2000, 5e-3);
-    // constant rows: only eps is left of the variance
-    float w[24], bias[24] = {0}, row[24], *got;
-    for (int c = 0; c < 24; c++) w[c] = 1, row[c] = c == 0 ? 0.0625f : 0;
-    X *out = poison<X>(24);
-    float *mean = poison<float>(1), *rstd = poison<float>(1);
-    layernorm_forward(out, mean, rstd, device<X>(row, 24), device<X>(w, 24), device<X>(bias, 24), 1,
-                      24, stream);
-    const double variance = 0.0625 * 0.0625 * 23 / (24 * 24);
-    got = host(rstd, 1);
-    CHECK(test_within(fabs(got[0] * sqrt(variance + 1e-5) - 1), 1e-6), "rstd %.9g", got[0]);
-    free(got);
-    release_device();
+    // small rows: much of what is under the root is eps
+    float w[24], row[24] = {0.0625f};
+    for (int c = 0; c < 24; c++) w[c] = 1;
+    for (int rms = 0; rms < 2; rms++) {
+        X *out = poison<X>(24), *bias = rms ? NULL : device<X>(w, 24);
+        float *mean = rms ? NULL : poison<float>(1), *rstd = poison<float>(1);
+        layernorm_forward(out, mean, rstd, device<X>(row, 24), device<X>(w, 24), bias, 1, 24, 3e-5f,
+                          stream);
+        const double variance = 0.0625 * 0.0625 * (rms ? 24 : 23) / (24 * 24);
+        float *got = host(rstd, 1);
+        CHECK(test_within(fabs(got[0] * sqrt(variance + 3e-5) - 1), 1e-6), "rstd %.9g", got[0]);
+        free(got);
+        release_device();
+    }
 }
 
 // Sums of columns, in the order of layernorm_backward(): of a block's rows every `teams`-th, then
@@ -369,32 +376,34 @@ template <typename X> static float *columns(const float *dinp, size_t N, size_t 
     return sum;
 }
 
-template <typename X> static void layernorm_backward_case(size_t N, size_t C) {
-    set_shape("N %zu C %zu", N, C);
+template <typename X> static void layernorm_backward_case(size_t N, size_t C, bool rms = false) {
+    set_shape("N %zu C %zu rms %d", N, C, rms);
     float *x = normals<X>(N * C, 1, 0.5f, 2), *w = normals<X>(C, 2, 1, 0.3f);
     float *dout = normals<X>(N * C, 3, 0.2f, 1), *dinp = normals<X>(N * C, 4, 0, 1);
     float *mean = floats(N), *rstd = floats(N), *out = floats(N * C), *bias = floats(C);
     float *dx = copy(dinp, N * C), *dw = floats(C), *db = floats(C);
-    cpu_layernorm_forward(out, mean, rstd, x, w, bias, N, C);
-    cpu_layernorm_backward(dx, dw, db, dout, x, w, mean, rstd, N, C, false);
+    cpu_layernorm_forward(out, rms ? NULL : mean, rstd, x, w, rms ? NULL : bias, N, C, 1e-5f);
+    cpu_layernorm_backward(dx, dw, rms ? NULL : db, dout, x, w, rms ? NULL : mean, rstd, N, C,
+                           false);
     TWICE {
-        X *d_dinp = device<X>(dinp, N * C), *d_dw = poison<X>(C), *d_db = poison<X>(C);
+        X *d_dinp = device<X>(dinp, N * C), *d_dw = poison<X>(C), *d_db = rms ? NULL : poison<X>(C);
         X *d_sum = poison<X>(C), *at_once = pass == 0 ? d_sum : NULL;
         float *scratch = poison<float>(layernorm_backward_scratch(N, C));
         layernorm_backward(d_dinp, d_dw, d_db, at_once, scratch, device<X>(dout, N * C),
-                           device<X>(x, N * C), device<X>(w, C), device<float>(mean, N),
-                           device<float>(rstd, N), N, C, stream);
+                           device<X>(x, N * C), device<X>(w, C),
+                           rms ? NULL : device<float>(mean, N), device<float>(rstd, N), N, C,
+                           stream);
         if (at_once == NULL) layernorm_dinp_sum(d_sum, scratch, N, C, stream);
         check_band<X>("dinp", host(d_dinp, N * C), dx, N * C, 2e-6);
         check_band<X>("dw", host(d_dw, C), dw, C, 2e-6);
-        check_band<X>("db", host(d_db, C), db, C, 2e-6);
+        if (!rms) check_band<X>("db", host(d_db, C), db, C, 2e-6);
         float *stored = host(d_dinp, N * C), *sum = columns<X>(stored, N, C);
         check_equal<X>("sum of dinp", host(d_sum, C), sum, C);
         free(stored); free(sum);
         hash_device(d_sum, C * sizeof(X));
         hash_device(d_dinp, N * C * sizeof(X));
         hash_device(d_dw, C * sizeof(X));
-        hash_device(d_db, C * sizeof(X));
+        if (!rms) hash_device(d_db, C * sizeof(X));
     }
     free(x); free(w); free(dout); free(dinp); free(mean); free(rstd); free(out); free(bias);
     free(dx); free(dw); free(db);
@@ -402,13 +411,79 @@ template <typename X> static void layernorm_backward_case(size_t N, size_t C) {
 
 template <typename X> static void layernorm_gradients(void) {
     const size_t channels[] = {8, 24, 40, 768, 1600};
-    for (size_t i = 0; i < 5; i++) {
-        layernorm_backward_case<X>(1, channels[i]);
-        layernorm_backward_case<X>(37, channels[i]);
+    for (int rms = 0; rms < 2; rms++) {
+        for (size_t i = 0; i < 5; i++) {
+            layernorm_backward_case<X>(1, channels[i], rms);
+            layernorm_backward_case<X>(37, channels[i], rms);
+        }
+        layernorm_backward_case<X>(8205, 8, rms);  // 17 rows a block, and a short last block
+        layernorm_backward_case<X>(17, 4104, rms);
+        layernorm_backward_case<X>(3, 12288, rms);
     }
-    layernorm_backward_case<X>(8205, 8);  // more than 16 rows a block, and a short last block
-    layernorm_backward_case<X>(17, 4104);
-    layernorm_backward_case<X>(3, 12288);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Rotary positions, the norm of q and k
+
+template <typename X>
+static void heads_case(size_t B, size_t T, size_t NH, size_t NKV, size_t HS, bool norm,
+                       size_t document = 0) {
+    set_shape("B %zu T %zu heads %zu/%zu of %zu, norm %d, documents of %zu", B, T, NH, NKV, HS,
+              norm, document);
+    const size_t N = B * T, heads = NH + NKV, wide = N * (heads + NKV) * HS, n = N * heads * HS;
+    const float eps = 1e-2f;
+    const Rope rope = {.theta = 1e4, .scaling = ROPE_NONE, .factor = 1, .low = 1, .high = 4,
+                       .original = 8192};
+    float *table = floats(T * HS), *x = normals<X>(wide, 1, 0.2f, 1);
+    float *y = copy(x, wide), *d = normals<X>(wide, 2, 0, 1), *dx = copy(d, wide);
+    float *w_q = normals<X>(HS, 3, 1, 0.3f), *w_k = normals<X>(HS, 4, 1, 0.3f);
+    float *qk = floats(n), *rstd = floats(N * heads), *dw_q = floats(HS), *dw_k = floats(HS);
+    int32_t *begins = document > 0 ? random_tokens(N, 1, 5) : NULL;
+    for (size_t i = 0; begins != NULL && i < N; i++)
+        begins[i] = (int32_t)(i % T / document * document);
+    rope_table(&rope, T, HS, table);
+    cpu_heads_forward(y, norm ? qk : NULL, norm ? rstd : NULL, norm ? w_q : NULL,
+                      norm ? w_k : NULL, table, begins, B, T, NH, NKV, HS, eps);
+    cpu_heads_backward(dx, norm ? dw_q : NULL, norm ? dw_k : NULL, qk, rstd, norm ? w_q : NULL,
+                       norm ? w_k : NULL, table, begins, B, T, NH, NKV, HS, false);
+    TWICE {
+        const float *d_table = device<float>(table, T * HS);
+        const int32_t *d_begins = begins == NULL ? NULL : device_ints(begins, N);
+        X *d_x = device<X>(x, wide), *d_d = device<X>(d, wide), *d_dw = poison<X>(2 * HS);
+        X *d_qk = norm ? poison<X>(n) : NULL, *d_w = norm ? device<X>(w_q, HS) : NULL;
+        X *d_wk = norm ? device<X>(w_k, HS) : NULL;
+        float *d_rstd = norm ? poison<float>(N * heads) : NULL;
+        float *scratch = norm ? poison<float>(heads_backward_scratch(N, HS)) : NULL;
+        heads_forward(d_x, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, B, T, NH, NKV, HS, eps,
+                      stream);
+        heads_backward(d_d, d_dw, d_dw + HS, scratch, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, B,
+                       T, NH, NKV, HS, stream);
+        check_band<X>("y", host(d_x, wide), y, wide, 2e-6);
+        check_band<X>("dx", host(d_d, wide), dx, wide, 2e-6);
+        hash_device(d_x, wide * sizeof(X));
+        hash_device(d_d, wide * sizeof(X));
+        if (!norm) continue;
+        check_equal<X>("qk", host(d_qk, n), qk, n);
+        check_band<float>("rstd", host(d_rstd, N * heads), rstd, N * heads, 2e-6);
+        float *dw = host(d_dw, 2 * HS);
+        check_band<X>("dw of q", copy(dw, HS), dw_q, HS, 5e-6);
+        check_band<X>("dw of k", copy(dw + HS, HS), dw_k, HS, 5e-6);
+        free(dw);
+        hash_device(d_dw, 2 * HS * sizeof(X));
+    }
+    free(table); free(x); free(y); free(d); free(dx); free(w_q); free(w_k); free(qk); free(rstd);
+    free(dw_q); free(dw_k); free(begins);
+}
+
+template <typename X> static void heads(void) {
+    static const size_t sizes[] = {2, 8, 16, 20, 64, 100, 128, 256};  // of a head
+    for (size_t HS : sizes) {
+        heads_case<X>(1, 3, 2, 1, HS, false);
+        heads_case<X>(2, 9, 3, 3, HS, false, 4);
+        heads_case<X>(2, 9, 4, 2, HS, true, 4);
+        heads_case<X>(1, 5, 1, 1, HS, true);
+    }
+    heads_case<X>(3, 1000, 2, 1, 16, true, 300);  // six rows a block
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -452,18 +527,21 @@ template <typename X> static void activation(void) {
             const float special[] = {0, -0.0f, 1e-30f, -1e-30f, 12, -12, 60, -60, 1e4f, -1e4f};
             for (int j = 0; j < 10; j++) x[j] = rounded<X>(special[j]);
         }
-        cpu_activation_forward(out, x, n, kind);
-        cpu_activation_backward(dx, x, n, kind);
+        cpu_activation_forward(out, x, N, F, kind);
+        cpu_activation_backward(dx, x, N, F, kind);
         TWICE {
             const X *d_x = device<X>(x, n);
             X *d_out = poison<X>(n), *d_d = device<X>(d, n), *d_db = poison<X>(2 * F);
             float *scratch = poison<float>(bias_backward_scratch(N, F));
-            activation_forward(d_out, d_x, n, kind, stream);
+            activation_forward(d_out, d_x, N, F, kind, stream);
+            X *no_bias = device<X>(d, n);
+            activation_backward(no_bias, (X *)NULL, scratch, d_x, N, F, kind, stream);
             activation_backward(d_d, d_db, scratch, d_x, N, F, kind, stream);
             bias_backward(d_db + F, scratch, d_d, N, F, stream);  // the definition
-            float *db = host(d_db, 2 * F);
+            float *db = host(d_db, 2 * F), *with_bias = host(d_d, n);
             check_equal<X>("db", copy(db, F), db + F, F);
-            free(db);
+            check_equal<X>("dinp without a bias", host(no_bias, n), with_bias, n);
+            free(db); free(with_bias);
             hash_device(d_db, F * sizeof(X));
             hash_device(d_out, n * sizeof(X));
             hash_device(d_d, n * sizeof(X));
@@ -481,6 +559,40 @@ template <typename X> static void activation(void) {
             free(got); free(slope);
         }
         free(x); free(d); free(out); free(dx);
+    }
+}
+
+template <typename X> static void gate(void) {
+    const size_t rows[] = {1, 7, 65, 333, 2}, widths[] = {8, 40, 264, 24, 5000};
+    for (size_t i = 0; i < 5; i++) {
+        const size_t N = rows[i], F = widths[i], n = 2 * N * F;
+        set_shape("N %zu F %zu", N, F);
+        float *x = normals<X>(n, 1, 0, 3), *d = normals<X>(n, 2, 0, 1), *dx = copy(d, n);
+        float *out = floats(N * F), *db = floats(2 * F);
+        const float special[] = {0, -0.0f, 1e-30f, -1e-30f, 12, -12, 95, -95};
+        for (int j = 0; j < 8; j++) x[j] = rounded<X>(special[j]);
+        for (size_t j = 0; j < n; j++) if (j / F % 2 == 1) d[j] = NAN;  // behind dout
+        cpu_activation_forward(out, x, N, F, ACTIVATION_SILU);
+        cpu_activation_backward(dx, x, N, F, ACTIVATION_SILU);
+        TWICE {
+            const X *d_x = device<X>(x, n);
+            X *d_out = poison<X>(N * F), *d_d = device<X>(d, n), *d_db = poison<X>(2 * F);
+            float *scratch = poison<float>(bias_backward_scratch(N, 2 * F));
+            activation_forward(d_out, d_x, N, F, ACTIVATION_SILU, stream);
+            activation_backward(d_d, pass == 0 ? d_db : NULL, scratch, d_x, N, F, ACTIVATION_SILU,
+                                stream);
+            float *got = host(d_out, N * F), *got_d = host(d_d, n);
+            check_near("out", got, out, N * F, 2e-6 + rounding<X>(), 1e-30 + tiny<X>());
+            check_near("dinp", got_d, dx, n, 2e-6 + rounding<X>(), 4e-6);
+            if (pass == 0) {
+                for (size_t j = 0; j < n; j++) db[j % (2 * F)] += got_d[j];
+                check_band<X>("db", host(d_db, 2 * F), db, 2 * F, 2e-6);
+            }
+            free(got); free(got_d);
+            hash_device(d_out, N * F * sizeof(X));
+            hash_device(d_d, n * sizeof(X));
+        }
+        free(x); free(d); free(dx); free(out); free(db);
     }
 }
 
@@ -814,7 +926,9 @@ static void scratch_is_enough(void) {
                 CHECK(ceil_div(N, layernorm_backward_rows(N)) * 3 * C
                           <= layernorm_backward_scratch(rows[j], C)
                       && ceil_div(N, bias_backward_rows(N, wide)) * wide
-                          <= bias_backward_scratch(rows[j], wide),
+                          <= bias_backward_scratch(rows[j], wide)
+                      && 2 * C * ceil_div(N, heads_backward_rows(N))
+                          <= heads_backward_scratch(rows[j], C),
                       "%zu channels, %zu rows in room for %zu", C, N, rows[j]);
             }
 }
@@ -828,7 +942,7 @@ static void sizes_are_refused(void) {
         if (in_child(line, &status)) {
             if (i < 2) index_32(B * T * C / Pack<bf16>::N);
             else if (i == 2) encoder_forward<bf16>(NULL, NULL, NULL, NULL, NULL, B + 1, T, C, NULL);
-            else attention_delta<bf16>(NULL, NULL, NULL, B, T, C, 1, NULL);
+            else attention_delta<bf16>(NULL, NULL, NULL, attention_shape(B, T, 1, 1, C), NULL);
             _exit(0);
         }
         CHECK(i == 0 ? status == 0 : WIFEXITED(status) && WEXITSTATUS(status) != 0
@@ -865,11 +979,18 @@ int main(void) {
     RUN(layernorm<f16>);
     RUN(layernorm_gradients<float>);
     RUN(layernorm_gradients<bf16>);
+    RUN(layernorm_gradients<f16>);
+    RUN(heads<float>);
+    RUN(heads<bf16>);
+    RUN(heads<f16>);
     RUN(bias<float>);
     RUN(bias<bf16>);
     RUN(activation<float>);
     RUN(activation<bf16>);
     RUN(activation<f16>);
+    RUN(gate<float>);
+    RUN(gate<bf16>);
+    RUN(gate<f16>);
     RUN(residual<float>);
     RUN(residual<bf16>);
     RUN(residual<f16>);

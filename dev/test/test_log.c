@@ -111,8 +111,8 @@ static void resuming_cuts_the_log_back(void) {
     CHECK(open_quietly(&l, 2, false, &err), "%s", err.text);
     snprintf(text, sizeof text, "%s%s%s%s", one, two, val, best);
     CHECK(strcmp(read_text("log.jsonl"), text) == 0, "%s", read_text("log.jsonl"));
-    CHECK(l.train.count == 2 && l.train.points[0].loss == 4 && l.train.points[1].step == 2, "-");
-    CHECK(l.val.count == 1 && l.val.points[0].step == 2 && l.val.points[0].loss == 3.75, "-");
+    CHECK(l.train.count == 2 && l.train.points[0].y == 4 && l.train.points[1].x == 2, "-");
+    CHECK(l.val.count == 1 && l.val.points[0].x == 2 && l.val.points[0].y == 3.75, "-");
     CHECK(!path_exists(path("log.jsonl.tmp")), "no temporary file is left");
     log_step(&l, 3, 4, 2.5, 1, 1, 1, 1, 0, "");
     CHECK(strstr(read_text("log.jsonl"), "3.75}\n{\"step\":3,\"loss\":2.5,") != NULL, "appended");
@@ -439,8 +439,8 @@ static void the_plot_keeps_spikes_and_averages(void) {
     }
     CHECK(n == 400 && low > two - 8 && high < two + 8, "mean %g .. %g, not %g", low, high, two);
     close_quietly(&l);
-    CHECK(plot_tick(10, 8) == 2 && plot_tick(8, 8) == 1 && plot_tick(0.9, 8) == 0.2, "ticks");
-    CHECK(plot_tick(35, 8) == 5 && plot_tick(100, 8) == 20 && plot_tick(1000, 8) == 200, "ticks");
+    CHECK(svg_tick(10, 8) == 2 && svg_tick(8, 8) == 1 && svg_tick(0.9, 8) == 0.2, "ticks");
+    CHECK(svg_tick(35, 8) == 5 && svg_tick(100, 8) == 20 && svg_tick(1000, 8) == 200, "ticks");
 }
 
 // A run whose loss falls from 5.5 to 1.5, most of it in the first 60 steps, with a last loss that
@@ -458,7 +458,7 @@ static void the_plot_is_of_what_is_learned(void) {
     double x, y = 0, late = 0, mean_value = 0;
     int used = 0;
     CHECK(strstr(svg, ">loss over 1200 steps, from 5.458 at step 1<") != NULL, "title");
-    for (size_t i = 1200 - 24; i <= 1200; i++) mean_value += l.train.points[i - 1].loss / 25;
+    for (size_t i = 1200 - 24; i <= 1200; i++) mean_value += l.train.points[i - 1].y / 25;
     char legend[64];
     snprintf(legend, sizeof legend, ">train %.4g (mean)<", mean_value);
     CHECK(strstr(svg, legend) != NULL && fabs(mean_value - 1.1) > 0.3, "%s", legend);

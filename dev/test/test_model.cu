@@ -30,6 +30,17 @@ static const Shape shapes[] = {
     {"documents of 9",  2, 2, 128, 256, 131, 80, 3, 70, GELU, 1, AGAIN, 1,  99, false, 9},
     {"documents of 40", 2, 3,  24,  72, 131, 90, 3, 85, RELU, 0, KEEP, 4,  16, false, 40},
     {"of 70",           1, 1, 128, 136, 131, 260, 1, 250, GELU, 1, LIGHT, 1, 99, false, 70},
+    // the LLaMA family: key heads 2 and heads that are wider or narrower than C / NH
+    {"llama",           2, 6,  48,  40, 131, 80, 2, 70, GELU, 0, KEEP, 1, 99, false, 0,
+     FAMILY_LLAMA, 2, 16},
+    {"llama again",     2, 4,  64, 104, 131, 80, 3, 40, GELU, 1, AGAIN, 2, 99, false, 9,
+     FAMILY_MISTRAL, 1, 8},
+    {"qwen2 light",     2, 2, 128, 136, 131, 90, 2, 72, GELU, 1, LIGHT, 1, 16, false, 0,
+     FAMILY_QWEN2, 1, 64},
+    {"qwen3",           2, 4,  40,  72, 300, 90, 2, 33, GELU, 0, LIGHT, 4, 99, false, 20,
+     FAMILY_QWEN3, 2, 24},
+    {"qwen3 again",     3, 3,  64,  72, 131, 90, 1, 85, GELU, 1, AGAIN, 1, 99, false, 0,
+     FAMILY_QWEN3, 3, 128},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes, MAX_ACCUM = 4, STEPS = 10 };
 
@@ -46,44 +57,49 @@ typedef struct {
 static Band bands[] = {
     // kind             fp32  max    rms of bf16
     {"x",              4e-6, 0.020, 0.016, 0, 0, 0},
-    {"ln_1",           4e-6, 0.016, 0.012, 0, 0, 0},
+    {"ln_1",           4e-6, 0.018, 0.013, 0, 0, 0},
     {"mean_1",         4e-6, 0.036, 0.042, 0, 0, 0},
     {"rstd_1",         4e-6, 0.008, 0.006, 0, 0, 0},
-    {"qkv",            4e-6, 0.018, 0.012, 0, 0, 0},
-    {"atty",           4e-6, 0.014, 0.012, 0, 0, 0},
+    {"qkv",            4e-6, 0.028, 0.014, 0, 0, 0},
+    {"qk",             4e-6, 0.016, 0.013, 0, 0, 0},
+    {"qk_rstd",        4e-6, 0.012, 0.004, 0, 0, 0},
+    {"atty",           4e-6, 0.020, 0.013, 0, 0, 0},
     {"lse",            4e-6, 0.016, 0.012, 0, 0, 0},
-    {"mid",            4e-6, 0.016, 0.012, 0, 0, 0},
-    {"ln_2",           4e-6, 0.018, 0.012, 0, 0, 0},
+    {"mid",            4e-6, 0.017, 0.013, 0, 0, 0},
+    {"ln_2",           4e-6, 0.018, 0.014, 0, 0, 0},
     {"mean_2",         4e-6, 0.040, 0.044, 0, 0, 0},
     {"rstd_2",         4e-6, 0.010, 0.006, 0, 0, 0},
-    {"fc",             4e-6, 0.022, 0.014, 0, 0, 0},
-    {"act",            4e-6, 0.022, 0.014, 0, 0, 0},
-    {"ln_f",           4e-6, 0.020, 0.018, 0, 0, 0},
+    {"fc",             4e-6, 0.022, 0.015, 0, 0, 0},
+    {"act",            4e-6, 0.029, 0.023, 0, 0, 0},
+    {"ln_f",           4e-6, 0.023, 0.018, 0, 0, 0},
     {"mean_f",         4e-6, 0.030, 0.026, 0, 0, 0},
     {"rstd_f",         4e-6, 0.016, 0.008, 0, 0, 0},
-    {"logits",         4e-6, 0.018, 0.016, 0, 0, 0},
-    {"losses",         2e-6, 0.004, 0.004, 0, 0, 0},
+    {"logits",         4e-6, 0.023, 0.016, 0, 0, 0},
+    {"losses",         2e-6, 0.005, 0.004, 0, 0, 0},
     {"loss",           1e-6, 0.004, 0.004, 0, 0, 0},
-    {"dx",             4e-6, 0.020, 0.016, 0, 0, 0},
-    {"d wte",          4e-6, 0.022, 0.016, 0, 0, 0},
+    {"dx",             4e-6, 0.030, 0.026, 0, 0, 0},
+    {"d wte",          4e-6, 0.029, 0.023, 0, 0, 0},
     {"d wpe",          4e-6, 0.024, 0.016, 0, 0, 0},
     {"d ln_1.w",       4e-6, 0.022, 0.020, 0, 0, 0},
     {"d ln_1.b",       4e-6, 0.036, 0.022, 0, 0, 0},
-    {"d attn.qkv.w",   4e-6, 0.018, 0.018, 0, 0, 0},
+    {"d attn.qkv.w",   4e-6, 0.024, 0.023, 0, 0, 0},
     {"d attn.qkv.b",   4e-6, 0.022, 0.020, 0, 0, 0},
+    {"d attn.q_norm.w", 4e-6, 0.036, 0.033, 0, 0, 0},
+    {"d attn.k_norm.w", 4e-6, 0.033, 0.032, 0, 0, 0},
     {"d attn.proj.w",  4e-6, 0.018, 0.016, 0, 0, 0},
     {"d attn.proj.b",  4e-6, 0.016, 0.018, 0, 0, 0},
     {"d ln_2.w",       4e-6, 0.032, 0.026, 0, 0, 0},
     {"d ln_2.b",       4e-6, 0.022, 0.022, 0, 0, 0},
-    {"d mlp.fc.w",     4e-6, 0.024, 0.020, 0, 0, 0},
+    {"d mlp.fc.w",     4e-6, 0.027, 0.023, 0, 0, 0},
     {"d mlp.fc.b",     4e-6, 0.030, 0.016, 0, 0, 0},  // max on an H200: 0.0244
-    {"d mlp.proj.w",   4e-6, 0.018, 0.016, 0, 0, 0},
+    {"d mlp.proj.w",   4e-6, 0.030, 0.026, 0, 0, 0},
     {"d mlp.proj.b",   4e-6, 0.014, 0.014, 0, 0, 0},
-    {"d ln_f.w",       4e-6, 0.020, 0.022, 0, 0, 0},
+    {"d ln_f.w",       4e-6, 0.024, 0.022, 0, 0, 0},
     {"d ln_f.b",       4e-6, 0.008, 0.008, 0, 0, 0},
-    {"d lm_head",      4e-6, 0.014, 0.020, 0, 0, 0},
+    {"d lm_head",      4e-6, 0.022, 0.020, 0, 0, 0},
     {"norm",           4e-6, 0.006, 0.006, 0, 0, 0},
     {"ten steps",      1e-4, 0.102, 0.024, 0, 0, 0},
+    {"ten steps, q, k norm", 1e-4, 0.086, 0.058, 0, 0, 0},  // few numbers
 };
 enum { BANDS = sizeof bands / sizeof *bands };
 
@@ -169,6 +185,8 @@ static void compare_activation(CPUModel *cpu, const Shape *s, const char *kind,
                                size_t layer, const Y *ours) {
     size_t n;
     const float *wanted = cpu_model_tensor(cpu, kind, layer, &n);
+    CHECK((wanted == NULL) == (ours == NULL), "%s of %s is there on one side only", kind, s->name);
+    if (wanted == NULL || ours == NULL) return;  // this family has none
     float *host = floats(n);
     fetch(host, ours, n);
     compare(s->name, kind, layer, host, wanted, n);
@@ -307,6 +325,8 @@ static void test_every_tensor(void) {
 static const Shape small = {"small", 2, 2, 32, 64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 99, false};
 static const Shape small_accum = {"small, accumulating", 2, 2, 32, 64, 131, 20, 3, 15, RELU, 0,
                                   AGAIN, 4, 16, false};
+static const Shape small_llama = {"small llama", 2, 4, 32, 40, 131, 20, 3, 15, GELU, 0, LIGHT, 2,
+                                  99, false, 0, FAMILY_QWEN3, 2, 16};
 
 // Ten steps. What is compared is how far the parameters have come. eps is far above the rounding of
 // gradients that ought to be zero (the keys' bias): AdamW would make whole steps of it.
@@ -335,7 +355,10 @@ static void check_ten_steps(const Shape *s, const Recipe *r, bool clips) {
         }
         for (int i = 0; i < g->table.count; i++) {
             const GPT2Tensor *x = &g->table.tensors[i];
-            compare(s->name, "ten steps", step, ours + x->offset,
+            char name[64];
+            snprintf(name, sizeof name, "%s, %s", s->name, x->name);
+            const bool head = x->kind == Q_NORM || x->kind == K_NORM;
+            compare(name, head ? "ten steps, q, k norm" : "ten steps", step, ours + x->offset,
                     wanted + x->offset, x->size);
         }
     }
@@ -353,6 +376,7 @@ static void test_ten_steps(void) {
     const Recipe free_running = {1e-2, 1e-2, 0, 0.1, false};
     check_ten_steps(&small, IS_BF16 ? &free_running : &clipping, !IS_BF16);
     check_ten_steps(&small_accum, IS_BF16 ? &clipping : &free_running, IS_BF16);
+    check_ten_steps(&small_llama, IS_BF16 ? &clipping : &free_running, IS_BF16);
 }
 
 // A hundred steps on a short text, said over and over. The largest difference of the mean of ten
@@ -418,6 +442,7 @@ static void test_equal_bits(void) {
     Shape three = shapes[2];  // several layers, an odd shape
     check_equal_bits(small_accum);
     if (!IS_BF16) return;
+    check_equal_bits(small_llama);
     check_equal_bits(small);
     check_equal_bits(three);
 }
@@ -563,6 +588,7 @@ static void test_sum_norm_and_update_by_definition(void) {
     check_definitions(&odd);
     check_definitions(&small_accum);
     if (IS_BF16) check_definitions(&shapes[0]);
+    if (IS_BF16) check_definitions(&small_llama);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -668,6 +694,7 @@ static void test_allocates_what_was_planned(void) {
     check_allocation(&small);
     if (!IS_BF16) return;
     check_allocation(&small_accum);
+    check_allocation(&small_llama);
     check_allocation(&shapes[2]);
 }
 
@@ -678,13 +705,14 @@ static void test_allocates_what_was_planned(void) {
 // occurs: each switch is the parity of an odd number of the four bits of K, and no two of the same
 // ones (an orthogonal array of strength 3). Then some that the switches do not reach.
 
-enum { SWITCHED = 16, CONFIGS = SWITCHED + 6 };
-static const int some[] = {1, 5, 7, 14, 16, 17, 20};  // cover what there is
+enum { SWITCHED = 16, CONFIGS = SWITCHED + 9 };
+static const int some[] = {1, 5, 7, 14, 16, 17, 20, 22};  // cover what there is
 
 static bool parity(unsigned bits) { return __builtin_popcount(bits) % 2 == 1; }
 
 static bool config_is_here(int k) {
-    return (k < SWITCHED ? parity((unsigned)k & 1) : k != SWITCHED + 4) == IS_BF16;
+    return (k < SWITCHED ? parity((unsigned)k & 1) : k != SWITCHED + 4 && k != SWITCHED + 8)
+        == IS_BF16;
 }
 
 static uint64_t config_hash(int k, size_t steps, char name[300]) {
@@ -706,12 +734,18 @@ static uint64_t config_hash(int k, size_t steps, char name[300]) {
             {"repeated token", 2, 2, 32, 64, 257, 17, 3, 17, GELU, 1, KEEP, 2, 99, true},
             {"two tiles", 1, 1, 64, 64, 131, 70, 1, 70, GELU, 1, KEEP, 2, 32, false},
             {"one row at a time", 2, 1, 24, 40, 131, 9, 1, 9, GELU, 0, AGAIN, 2, 1, false},
-            {"five layers", 5, 1, 16, 32, 131, 8, 2, 8, RELU, 1, AGAIN, 2, 99, false}};
+            {"five layers", 5, 1, 16, 32, 131, 8, 2, 8, RELU, 1, AGAIN, 2, 99, false},
+            {"llama", 2, 4, 32, 40, 131, 17, 2, 17, GELU, 0, LIGHT, 2, 99, false, 0,
+             FAMILY_QWEN3, 2, 16},
+            {"llama in chunks", 2, 2, 24, 40, 131, 17, 2, 17, GELU, 0, AGAIN, 2, 16, false, 5,
+             FAMILY_QWEN2, 1, 16},
+            {"llama in fp32", 1, 4, 32, 40, 131, 17, 3, 7, GELU, 0, KEEP, 2, 99, false, 0,
+             FAMILY_LLAMA, 2, 8}};
         s = more[k - SWITCHED];
     }
     snprintf(name, 300, "%s L%zu NH%zu C%zu F%zu V%zu B%zu T%zu%s%s%s accum %zu, "
              "head rows %zu%s%s", IS_BF16 ? "bf16" : "fp32", s.L, s.NH, s.C, s.F, s.V, s.B, s.T,
-             s.activation == RELU ? " relu" : " gelu",
+             s.family != FAMILY_GPT2 ? " silu" : s.activation == RELU ? " relu" : " gelu",
              s.tied ? " tied" : " untied", again_names[s.recompute], s.accum,
              s.head_rows, s.repeated ? ", repeated token" : "", evaluate ? ", evaluating" : "");
     uint64_t hashes[2] = {0, 0}, *evaluations = evaluate ? &hashes[1] : NULL;

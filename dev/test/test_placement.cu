@@ -11,13 +11,18 @@
 // The configurations
 
 // With gaps between tensors, padded rows, tied and untied heads.
-enum { TIED, ODD, ONE, FIVE, SHAPES };
+enum { TIED, ODD, ONE, FIVE, LLAMA, CHUNKS, SHAPES };
 static const Shape shapes[SHAPES] = {
     // name          L NH   C    F    V  ctx  B   T  act  tied recompute accum head repeated
     {"tied",         2, 2,  32,  64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 99, false},
     {"odd",          3, 3,  24,  40, 257, 17, 2,  9, RELU, 0, KEEP, 1,  5, false},
     {"one layer",    1, 2,  48,  72, 131, 17, 1, 17, GELU, 0, KEEP, 1, 99, false},
     {"five layers",  5, 1,  16,  32, 131,  9, 2,  8, RELU, 1, KEEP, 1, 99, false},
+    // the head's gradient is made where it waits; or, in chunks, summed first
+    {"llama",        3, 4,  32,  40, 131, 20, 2,  9, GELU, 0, KEEP, 1, 99, false, 0,
+     FAMILY_QWEN3, 2, 16},
+    {"chunks",       2, 2,  24,  40, 131, 20, 2,  9, GELU, 0, KEEP, 1,  5, false, 4,
+     FAMILY_QWEN2, 1, 16},
 };
 
 typedef struct {
@@ -86,9 +91,17 @@ static const Config configs[] = {
     {ODD,  32, 1,  KEEP, 0,   1, 0, OFFLOAD_NONE, 1, 0, 0, 0, 2, 3, 16, 1, 1, 0, 16, 0, 0},
     {FIVE, 16, 1, LIGHT, .05, 0, 1, INTER, .3, 0, .5,  4096, 2, 3, 16, 0, 2, 0, 16, 2, 2},
     {ODD,  32, 4, LIGHT, 1e6, 1, 0, ZERO,   0, 0,  0,     0, 2, 2, 32, 2, 1, 0, 32, 9, 3},
+    // the LLaMA family
+    {LLAMA,  16, 2, AGAIN, .05, 0, 1, INTER, .3, 0, .5,  4096, 2, 2, 16, 1, 2, 0, 16, 2, 2},
+    {LLAMA,  16, 2,  KEEP,   0, 1, 0, ZERO,   0, 0,  0,     0, 2, 9, 32, 0, 1, 0, 32, 0, 2},
+    {LLAMA,  32, 1, LIGHT, .05, 0, 1, TWIN,  .3, 0,  0,  8192, 2, 2, 16, 0, 2, 0, 32, 9, 2},
+    {CHUNKS, 16, 2, LIGHT, 1e6, 0, 0, INTER,  0, 2,  0,     0, 2, 2, 16, 2, 1, 0, 32, 9, 2},
+    {CHUNKS, 32, 2,  KEEP, .05, 1, 0, INTER,  0, 0,  1,  4096, 1, 3, 32, 1, 1, 0, 16, 1, 3},
+    {LLAMA,  16, 1,  KEEP, .05, 0, 1, OFFLOAD_NONE, 1, 0, 0, 0, 2, 2, 16, 1, 1, 0, 32, 0, 0},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
-static const int some[] = {0, 4, 10, 14, 16, 19, 24, 26, 28, 30, 31, 32, 33, 35, 37};  // cover all
+// Those that cover all.
+static const int some[] = {0, 4, 10, 14, 16, 19, 24, 26, 28, 30, 31, 32, 33, 35, 37, 39, 43};
 
 static Shape config_shape(const Config *c) {
     Shape s = shapes[c->shape];

@@ -533,6 +533,7 @@ static OffloadSearch search_for(Memory *memory, double gpu, double host) {
     q.memory = m;
     q.rehearse = memory_rehearse;
     q.trainer = memory;
+    gpt2_sizes(memory->t->g);
     q.bytes = update_bytes(memory->t->g);
     q.choice.slots = 3;
     return q;

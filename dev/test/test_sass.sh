@@ -167,5 +167,5 @@ cp "$work/ptx" "$work/ptx.BF16"
 sed 's/0 bytes spill stores/8 bytes spill stores/' "$work/ptxas.BF16" >"$work/ptxas"
 mv "$work/ptxas" "$work/ptxas.BF16"
 read_lines BF16 >"$work/lines"
-if judge "$arch" "$work/lines" | grep -q '^layernorm_forward_kernel<bf16>: 8 bytes of local memory'
+if judge "$arch" "$work/lines" | grep -q '^layernorm_forward_kernel<bf16,0>: 8 bytes of local memory'
 then echo "ok sass_notices_spills"; else echo "FAIL sass_notices_spills: no"; fi

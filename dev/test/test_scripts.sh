@@ -58,12 +58,12 @@ in_short() {
         END { for (i = 1; i <= n; i++) print "| " order[i] " |" row[order[i]] }' "$1"
 }
 if whole || [ "${UPDATE:-0}" = 1 ]; then sh "$top/scripts/fits.sh" >table
-else MODELS=7b CARDS=24 sh "$top/scripts/fits.sh" >table; fi
+else MODELS=llama2-7b CARDS=24 sh "$top/scripts/fits.sh" >table; fi
 if [ "${UPDATE:-0}" = 1 ]; then
     for f in doc/fits.md README.md; do
         [ $f = doc/fits.md ] || in_short table >table.short
         awk -v table=table -v short=table.short -v readme="$f" '
-            readme == "README.md" ? !/^[|] [0-9.]+b [|]/ : !/^[|]/ { print; next }
+            readme == "README.md" ? !/^[|] [a-z0-9.-]*b [|]/ : !/^[|]/ { print; next }
             !done { if (readme == "README.md") table = short
                     while ((getline line < table) > 0) print line
                     done = 1 }' "$top/$f" >new

@@ -216,6 +216,38 @@ static void task_json_lines(void) {
     CHECK(one.longest == 1, "a token and the end of text");
 }
 
+// In the style of SentencePiece a text is given a space in front, but not the part behind a prompt.
+static void task_spaces(void) {
+    static const struct { const char *line, *prompt, *last; } cases[] = {
+        {"{\"prompt\": \"the\", \"completion\": \"king\"}", " the", "king"},
+        {"{\"prompt\": \"the\", \"completion\": \" king\"}", " the", " king"},
+        {"{\"prompt\": \"\", \"completion\": \"king\"}", "", " king"},
+        {"{\"text\": \"king\"}", "", " king"},
+        {"{\"prompt\": \"\", \"choices\": [\"a\", \"b\"], \"answer\": 0}", "", " b"},
+        {"{\"prompt\": \"x\", \"choices\": [\"a\", \"b\"], \"answer\": 0}", " x", "b"}};
+    const char *slash = strrchr(__FILE__, '/');
+    char dir[PATH_MAX];
+    snprintf(dir, sizeof dir, "%.*sfixtures/tokenizer/small-llama2",
+             slash != NULL ? (int)(slash + 1 - __FILE__) : 0, __FILE__);
+    const Tokenizer *tok = tokenizer_load(dir);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const Task t = task_parse("f.jsonl", strdup(cases[i].line), NULL, NULL, tok, tok->bos,
+                                  2005);
+        CHECK(t.tokens[0] == 1, "no <s>, but %d", t.tokens[0]);
+        for (int last = 0; last < 2; last++) {
+            const size_t piece = last ? t.pieces - 1 : 0, end = t.first[piece + 1];
+            char text[100] = "";
+            for (size_t k = t.first[piece] + (last ? 0 : 1); k < end && t.tokens[k] != 2; k++) {
+                size_t n;
+                const char *s = tokenizer_token(tok, (uint32_t)t.tokens[k], &n);
+                strncat(text, s, n);
+            }
+            CHECK(strcmp(text, last ? cases[i].last : cases[i].prompt) == 0, "%s: '%s'",
+                  cases[i].line, text);
+        }
+    }
+}
+
 static void task_bad_json(void) {
     #define PROMPT "{\"prompt\":\"p\","
     static const struct { const char *text, *words; } bad[] = {
@@ -458,7 +490,8 @@ static void task_gpt2(void) {
     Tokenizer *gpt2 = tokenizer_load(dir);
     FILE *f = fopen(in_base("vocab.json"), "wb");
     fprintf(f, "{\"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"<unk>\": 3");
-    Json *ids_of = json_parse(gpt2->files[0], strlen(gpt2->files[0]), &err);
+    const TokenizerFile *vocab = &gpt2->files[FILE_VOCAB];
+    Json *ids_of = json_parse(vocab->text, vocab->length, &err);
     for (const Json *token = ids_of->child; token != NULL; token = token->next) {
         if (token->number == 50256) continue;
         fprintf(f, ", ");
@@ -500,6 +533,7 @@ int main(void) {
     RUN(task_joins);
     RUN(task_long_labels);
     RUN(task_json_lines);
+    RUN(task_spaces);
     RUN(task_bad_json);
     RUN(task_cuts);
     RUN(task_packs);

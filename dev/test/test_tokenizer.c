@@ -1,6 +1,9 @@
-// Tests of tokenizer.h and unicode.h. fixtures/tokenizer/expected.txt has the ids of two other
-// implementations (see make_fixture.py there). With TIDE_GPT2_TOKENIZER=DIR in the environment,
-// DIR holding GPT-2's vocab.json and merges.txt, the whole vocabulary is tested as well.
+// Tests of tokenizer.h and what it stands on. fixtures/tokenizer/expected.txt has the ids of two
+// other implementations (see make_fixture.py there), cases.jsonl those of Hugging Face for variants
+// of three tokenizer.json (make_cases.py). With TIDE_GPT2_TOKENIZER=DIR in the environment, DIR
+// holding GPT-2's vocab.json and merges.txt, the whole vocabulary is tested as well; with
+// TIDE_TOKENIZERS=DIR those of DIR's folders, for which DIR/cases.jsonl has the ids
+// (check_published() says how).
 #include "../../tide/files/tokenizer.h"
 #include "dies.h"
 #include "test.h"
@@ -20,7 +23,7 @@ static uint32_t random_below(uint32_t n) {  // xorshift64
 static uint64_t hash_add(uint64_t h, uint32_t value) { return (h ^ value) * 0x100000001b3u; }
 
 static size_t encode(const Tokenizer *t, const char *text, size_t n, uint32_t **ids) {
-    *ids = (uint32_t *)malloc((n > 0 ? n : 1) * sizeof **ids);
+    *ids = (uint32_t *)malloc((tokenizer_room(t, n) + 1) * sizeof **ids);
     return tokenizer_encode(t, text, n, *ids);
 }
 
@@ -65,7 +68,8 @@ static size_t for_expected(const Tokenizer *t, ExpectedCheck check) {
         while (*s == ' ' && s[1] != '/') ids[count++] = (uint32_t)strtoul(s, &s, 10);
         size_t at = 0;
         for (s += 2; *s == ' ';) {
-            size_t expected = strtoul(s, &s, 10), got = tokenizer_word(text + at, length - at);
+            size_t expected = strtoul(s, &s, 10);
+            size_t got = word_length(t->rule, t->classes, text + at, length - at);
             CHECK(got == expected, "'%.*s' at byte %zu: a word of %zu bytes, not %zu",
                   (int)(length < 60 ? length : 60), text, at, got, expected);
             at += expected;
@@ -100,7 +104,8 @@ static void tokenizer_expected(void) {
 
 // The same classes as those of an independent database (unicodedata2 16.0.0, White_Space).
 static void unicode_classes(void) {
-    size_t counts[4] = {0};
+    size_t counts[4] = {0}, numeric = 0;
+    unsigned char *classes = word_classes_make();
     uint64_t h = 0xcbf29ce484222325u;
     for (uint32_t c = 0; c < 0x110000; c++) {
         char s[4];
@@ -109,8 +114,11 @@ static void unicode_classes(void) {
         counts[kind]++;
         h = hash_add(h, (uint32_t)kind);
         if (c >= 0xd800 && c < 0xe000) continue;
-        CHECK(tokenizer_class(s, n, &length) == kind && length == n, "U+%04X", (unsigned)c);
+        CHECK(word_class(classes, s, n, &length) == kind && length == n, "U+%04X", (unsigned)c);
+        numeric += (word_bits(classes, s, n, &length) & WORD_NUMERIC) != 0;
     }
+    CHECK(numeric == 1911 + 13, "%zu numeric", numeric);
+    free(classes);
     CHECK(counts[UNICODE_LETTER] == 141028 && counts[UNICODE_NUMBER] == 1911
           && counts[UNICODE_SPACE] == 25, "%zu letters, %zu numbers, %zu white space", counts[1],
           counts[2], counts[3]);
@@ -125,10 +133,13 @@ static void write_file(const char *name, const char *text, size_t n) {
 }
 
 static void remove_files(void) {
-    static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json",
-                                        "added_tokens.json", "tokenizer.json"};
     char path[PATH_MAX];
-    for (int i = 0; i < 5; i++) { path_join(path, scratch, names[i]); unlink(path); }
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
+        path_join(path, scratch, tokenizer_files[i]);
+        unlink(path);
+    }
+    path_join(path, scratch, "config.json");
+    unlink(path);
 }
 
 // merges.txt, from the fixture or another directory, alone in the scratch directory.
@@ -423,16 +434,16 @@ static void tokenizer_bad_directories(void) {
     write_file("vocab.json", "{}\0", 3);
     CHECK(DIES_WITH("NUL", tokenizer_load(scratch)), "a NUL");
     remove_files();
-    write_file("tokenizer.json", "{}", 2);  // what is saved today, and not read
     path_join(path, scratch, "tokenizer.json");
-    CHECK(DIES_WITH("tokenizer.json is not read yet, only a folder's", tokenizer_load(path))
-          && DIES_WITH(path, tokenizer_load(path)), "the file");
-    CHECK(DIES_WITH(path, tokenizer_load(scratch)), "a folder with it alone");
     tokenizer_save(tokenizer_bytes(), scratch);
-    CHECK(tokenizer_load(scratch)->vocab == 256, "with the others beside it");
+    write_file("tokenizer.json", "{}", 2);
+    CHECK(DIES_WITH("tokenizer.json is a file: name its folder", tokenizer_load(path))
+          && DIES_WITH(path, tokenizer_load(path)), "the file");
+    CHECK(DIES_WITH(path, tokenizer_load(scratch)), "it goes before the others");
     unlink(path);
+    CHECK(tokenizer_load(scratch)->vocab == 256, "the others alone");
     path_join(path, scratch, "vocab.json");
-    CHECK(DIES_WITH("vocab.json is not read yet, only a folder's", tokenizer_load(path)), "a file");
+    CHECK(DIES_WITH("vocab.json is a file: name its folder", tokenizer_load(path)), "a file");
     // the merges.txt that was saved has none: all is in vocab.json
     path_join(path, scratch, "vocab.json");
     CHECK(unlink(path) == 0, "unlink");
@@ -484,10 +495,517 @@ static void tokenizer_added_tokens(void) {
             write_file(i == 0 ? "vocab.json" : "merges.txt", text, strlen(text));
         }
         const Tokenizer *t = tokenizer_load(scratch);
-        CHECK(t->vocab == 257 && t->merge_count == 1 && strcmp(t->files[0], texts[0]) == 0
-              && strcmp(t->files[1], texts[1]) == 0, "byte order marks: %d", marked);
+        CHECK(t->vocab == 257 && t->merge_count == 1
+              && strcmp(t->files[FILE_VOCAB].text, texts[0]) == 0
+              && strcmp(t->files[FILE_MERGES].text, texts[1]) == 0, "byte order marks: %d", marked);
     }
     remove_files();
+}
+
+// ---------------------------------------------------------------------------------------------
+// tokenizer.json
+
+// The text of a fixture's tokenizer.json with `old`, which is there once, replaced.
+static char *altered(const char *text, const char *old, const char *by) {
+    const char *at = strstr(text, old);
+    char *out = NULL;
+    if (at == NULL || strstr(at + 1, old) != NULL) die("not there once: %s", old);
+    if (asprintf(&out, "%.*s%s%s", (int)(at - text), text, by, at + strlen(old)) < 0) exit(1);
+    return out;
+}
+
+// A text with " for each '.
+static char *quoted(const char *text) {
+    char *copy = strdup(text);
+    for (char *c = copy; *c != '\0'; c++) if (*c == '\'') *c = '"';
+    return copy;
+}
+
+static char *small_file(const char *folder, const char *name, size_t *n) {
+    char dir[PATH_MAX];
+    path_join(dir, fixture, folder);
+    return read_file(dir, name, n);
+}
+
+// The tokenizer of a variant, a line of cases.jsonl or {"folder": ..}, from the scratch directory.
+static Tokenizer *load_variant(const Json *variant) {
+    size_t n = 0;
+    const Json *all = json_get(variant, "replace");
+    char *text = small_file(json_get(variant, "folder")->string, "tokenizer.json", &n);
+    for (const Json *r = all != NULL ? all->child : NULL; r != NULL; r = r->next) {
+        char *next = altered(text, r->child->string, r->child->next->string);
+        free(text);
+        text = next;
+    }
+    write_file("tokenizer.json", text, strlen(text));
+    free(text);
+    return tokenizer_load(scratch);
+}
+
+static void check_same_ids(const Json *expected, const uint32_t *ids, size_t count,
+                           const char *what, const char *text) {
+    size_t i = 0, id = 0;
+    for (const Json *e = expected->child; e != NULL && i < count; e = e->next, i++)
+        if (!json_size(e, &id) || id != ids[i]) break;
+    CHECK(i == count && i == expected->count, "%s, '%.60s': %zu ids, not %zu, the first other one "
+          "at %zu", what, text, count, expected->count, i);
+}
+
+// The text of ids, of which the first begins a text.
+static char *decoded(const Tokenizer *t, const uint32_t *ids, size_t count, size_t *n) {
+    char *text = NULL;
+    FILE *f = open_memstream(&text, n);
+    for (size_t i = 0; i < count; i++) {
+        size_t length;
+        const char *s = (i == 0 ? tokenizer_first : tokenizer_token)(t, ids[i], &length);
+        fwrite(s, 1, length, f);
+    }
+    fclose(f);
+    return text;
+}
+
+// Checks the ids and the text of a case, in one piece and in blocks.
+static void check_case(const Tokenizer *t, const char *what, const char *text, size_t n,
+                       const Json *ids, const Json *plain, const Json *shown) {
+    uint32_t *got = (uint32_t *)malloc((tokenizer_room(t, n) + 1) * sizeof *got);
+    size_t length = 0;
+    char *exact = (char *)malloc(n + 1);  // for the address sanitizer
+    exact = (char *)realloc(exact, n > 0 ? n : 1);
+    memcpy(exact, text, n);
+    size_t count = tokenizer_part(t, exact, n, TOKENIZER_PLAIN, got);
+    const bool other = plain != NULL && plain->type == JSON_ARRAY;
+    check_same_ids(other ? plain : ids, got, count, what, text);
+    count = tokenizer_encode(t, exact, n, got);
+    check_same_ids(ids, got, count, what, text);
+    char *back = decoded(t, got, count, &length);
+    const bool given = shown != NULL && shown->type == JSON_STRING;
+    const char *expected = given ? shown->string : text;
+    if (strstr(expected, "\xef\xbf\xbd") == NULL)  // where Hugging Face wrote U+FFFD
+        CHECK(length == (given ? shown->length : n) && memcmp(back, expected, length) == 0,
+              "%s: '%.60s' came back as '%.60s'", what, expected, back);
+    for (size_t limit = 1; limit < min_size(n, 40); limit += 1 + n / 20) {
+        size_t used = 0;
+        for (size_t at = 0, m; at < n; at += m) {
+            m = tokenizer_block(t, exact + at, n - at, limit);
+            used += tokenizer_part(t, exact + at, m, at > 0 ? TOKENIZER_GOES_ON : 0, got + used);
+        }
+        check_same_ids(ids, got, used, "in blocks", text);
+    }
+    free(exact);
+    free(back);
+    free(got);
+}
+
+// Reads a file of JSON lines; all lines, to be freed with the values.
+static Json **json_lines(const char *dir, const char *name, size_t *count) {
+    size_t n = 0;
+    char *text = read_file(dir, name, &n), *rest = text;
+    Json **lines = ALLOC(Json *, n / 2 + 1, "lines");
+    for (char *line; (line = strsep(&rest, "\n")) != NULL && *line != '\0';) {
+        Error err;
+        lines[*count] = json_parse(line, strlen(line), &err);
+        if (lines[*count] == NULL) die("%s: %s", name, err.text);
+        ++*count;
+    }
+    free(text);
+    return lines;
+}
+
+static void json_cases(void) {
+    size_t count = 0, number = 0;
+    Json **lines = json_lines(fixture, "cases.jsonl", &count);
+    CHECK(count > 150, "only %zu cases", count);
+    data_is_quiet = true;
+    remove_files();
+    for (const Json *v = json_get(lines[0], "variants")->child; v != NULL; v = v->next, number++) {
+        Tokenizer *t = load_variant(v);
+        for (size_t i = 1; i < count; i++) {
+            const Json *text = json_get(lines[i], "text"), *part[3];
+            static const char *const keys[3] = {"ids", "plain", "decoded"};
+            for (int k = 0; k < 3; k++) {
+                part[k] = json_get(lines[i], keys[k])->child;
+                for (size_t j = 0; j < number; j++) part[k] = part[k]->next;
+            }
+            check_case(t, json_get(v, "name")->string, text->string, text->length, part[0], part[1],
+                       part[2]);
+        }
+        tokenizer_free(t);
+    }
+    CHECK(number == 10, "%zu variants", number);
+    data_is_quiet = false;
+    remove_files();
+    for (size_t i = 0; i < count; i++) json_free(lines[i]);
+    free(lines);
+}
+
+// What each alteration of a tokenizer.json is refused for. All are refused by Hugging Face, too, or
+// give other ids there than these rules would.
+static void json_refused(void) {
+    #define LLAMA3 "small-llama3"
+    #define SMOLLM2 "small-smollm2"
+    #define LLAMA2 "small-llama2"
+    #define SPACE TOKENIZER_SPACE
+    #define PREPEND "{'type':'Prepend','prepend':'" SPACE "'},"
+    #define REPLACE "{'type':'Replace','pattern':{'String':' '},'content':'" SPACE "'}"
+    #define BOTH "'normalizer':{'type':'Sequence','normalizers':[" PREPEND REPLACE "]}"
+    #define NONE "'normalizer':null"
+    static const struct { const char *folder, *old, *by, *words; } cases[] = {
+        {LLAMA3, "'version':'1.0'", "'version':'2.0'", "version other than 1.0: not supported"},
+        {LLAMA3, NONE, "'normalizer':{'type':'NFKC'}",
+         "tokenizer.json: normalizer NFKC: not supported"},
+        {LLAMA3, NONE, "'normalizer':{'type':'Lowercase'}", "normalizer Lowercase: not"},
+        {LLAMA3, NONE,
+         "'normalizer':{'type':'Sequence','normalizers':[{'type':'NFC'},"
+         "{'type':'Strip','strip_left':true}]}", "normalizer NFC + Strip: not"},
+        {LLAMA3, NONE, "'normalizer':{'type':'Sequence'}", "normalizer Sequence: not"},
+        {LLAMA3, NONE, "'normalizer':7", "normalizer without a type: not"},
+        {LLAMA3, NONE, "'normalizer':" REPLACE, "normalizer, pre_tokenizer and decoder in this"},
+        {LLAMA3, "{1,3}", "{1,4}",
+         "pre_tokenizer Split with an expression other than GPT-2's, " "Llama-3's or Qwen2's, "
+         "behavior Isolated + ByteLevel"},
+        {LLAMA3, "'Regex'", "'String'", "pre_tokenizer Split with String (?i:'s"},
+        {LLAMA3, "'Isolated'", "'Removed'", "expression, behavior Removed + ByteLevel"},
+        {LLAMA3, "'invert':false", "'invert':true", "behavior Isolated, invert true + "},
+        {LLAMA3, "'invert':false", "'invert':{}", "behavior Isolated, invert ? + "},
+        {LLAMA3, "'use_regex':false", "'use_regex':true",
+         "ByteLevel with add_prefix_space false: not"},
+        {LLAMA3, "'add_prefix_space':false", "'add_prefix_space':true",
+         "ByteLevel with use_regex false"},
+        {SMOLLM2, "'individual_digits':true", "'individual_digits':false",
+         "Digits with individual_digits false"},
+        {SMOLLM2, "'type':'Digits'", "'type':'Punctuation'", "pre_tokenizer Punctuation"},
+        {LLAMA2, "'pre_tokenizer':null",
+         "'pre_tokenizer':{'type':'Metaspace','replacement':'" SPACE "','prepend_scheme':'first'}",
+         "Metaspace with replacement " SPACE ", prepend_scheme first: not"},
+        {LLAMA2, "'pre_tokenizer':null",
+         "'pre_tokenizer':{'type':'Metaspace','replacement':'" SPACE
+         "','prepend_scheme':'first','split':false}", "in this combination"},
+        {LLAMA2, BOTH, NONE, "in this combination"},
+        {LLAMA2, REPLACE, "{'type':'NFC'}", "normalizer Prepend with prepend " SPACE " + NFC"},
+        {LLAMA2, "'pattern':{'String':' '}", "'pattern':{'Regex':' '}",
+         "Replace with an expression"},
+        {LLAMA2, "'prepend':'" SPACE "'", "'prepend':'_'", "Prepend with prepend _ + Replace"},
+        {LLAMA2, "'start':1,'stop'", "'start':2,'stop'", "Strip with content  , start 2, stop 0"},
+        {LLAMA2, "{'type':'Fuse'},", "", "decoder Replace"},
+        {LLAMA2, "'decoder':{", "'decoder':{'type':'ByteLevel'},'other':{", "in this combination"},
+        {LLAMA2, "'decoder':{", "'other':{", "decoder null: not"},
+        {LLAMA2, "'TemplateProcessing'", "'RobertaProcessing'", "post_processor RobertaProcessing"},
+        {LLAMA2, "'single':[", "'single':[{'SpecialToken':{'id':'<s>','type_id':0}},",
+         "post_processor with more than one token on each side"},
+        {LLAMA2, "'ids':[1]", "'ids':[1,2]", "more than one token"},
+        {LLAMA2, "'ids':[1]", "'ids':[2005]", "more than one token"},
+        {LLAMA2, "'single':[", "'single':[],'other':[", "post_processor without a text"},
+        {LLAMA3, "'type':'BPE'", "'type':'Unigram'", "model of a type other than BPE"},
+        {LLAMA3, "'dropout':null", "'dropout':0.1", "model with dropout: not"},
+        {LLAMA3, "'end_of_word_suffix':null", "'end_of_word_suffix':'</w>'",
+         "model with end_of_word_suffix"},
+        {LLAMA3, "'continuing_subword_prefix':null", "'continuing_subword_prefix':'##'",
+         "model with continuing_subword_prefix"},
+        {LLAMA3, "'ignore_merges':true", "'ignore_merges':1", "model without vocab, merges, true"},
+        {LLAMA3, "'merges':[[", "'merges':{},'other':[[", "model without vocab, merges"},
+        {LLAMA3, "'vocab':{", "'vocab':{},'other':{", "model without vocab, merges"},
+        {LLAMA3, "'vocab':{'!':0", "'vocab':{'!':1", "token 1, \"\"\", has the id of another"},
+        {LLAMA3, "'vocab':{'!':0", "'vocab':{'!':-1", "id of \"!\" is not a number below 2^24"},
+        {LLAMA3, "['h','e']", "['h','e','e']", "tokenizer.json, merge 8: not two tokens"},
+        {LLAMA3, "['h','e']", "['h','']", "merge 8: not two tokens"},
+        {LLAMA3, "['h','e']", "'h e '", "merge 8: not two tokens"},
+        {LLAMA3, "['h','e']", "{}", "merge 8: not two tokens"},
+        {LLAMA3, "['h','e']", "['h','zzz']", "merge 8: merges a token that is not"},
+        {LLAMA3, "['h','e']", "['e','!']", "merge 8: gives a token that is not"},
+        {LLAMA3, "['h','e']", "['\u0120','t']", "merge 8: occurs twice"},
+        {SMOLLM2, "'unk_token':null", "'unk_token':'!'",
+         "model with byte_fallback or unk_token for bytes"},
+        {LLAMA2, "'byte_fallback':true", "'byte_fallback':false", "model without byte_fallback"},
+        {LLAMA2, "'<0xFF>':", "'<0xFf>':", "model without byte_fallback, <0x00> to <0xFF>"},
+        {LLAMA2, "'id':2001", "'id':2002",
+         "\"<|left|>\" has the id 2002, and Hugging Face gives it 2001"},
+        {LLAMA2, "{'id':1,", "{'id':9,", "\"<s>\" has the id 9, and Hugging Face gives it 1"},
+        {LLAMA2, "'content':'<|left|>'", "'content':'<|right|>'", "\"<|right|>\" is there twice"},
+        {LLAMA2, "'content':'<|left|>'", "'content':''", "added_tokens without content, id"},
+        {LLAMA2, "'content':'<|left|>'", "'content':5", "added_tokens without content, id"},
+        {LLAMA2, "'content':'<|left|>','single_word':false",
+         "'content':'<|left|>','single_word':true", "added_tokens with single_word"},
+        {LLAMA2, "'content':'<|left|>','single_word':false", "'content':'<|left|>','single_word':0",
+         "added_tokens without content, id, true"},
+    };
+    remove_files();
+    data_is_quiet = true;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t n = 0;
+        char *text = small_file(cases[i].folder, "tokenizer.json", &n);
+        char *other = altered(text, quoted(cases[i].old), quoted(cases[i].by));
+        write_file("tokenizer.json", other, strlen(other));
+        CHECK(DIES_WITH(cases[i].words, tokenizer_load(scratch))
+              && DIES_WITH(scratch, tokenizer_load(scratch)), "%s", cases[i].words);
+    }
+    data_is_quiet = false;
+    remove_files();
+}
+
+// A file that is cut anywhere is refused in a line, and so is one with a byte that is another, or
+// it is read.
+static void json_damaged(void) {
+    size_t n = 0;
+    char *text = small_file("small-llama2", "tokenizer.json", &n);
+    remove_files();
+    for (size_t i = 0; i < n; i += i < 3000 ? 97 : 1501) {
+        write_file("tokenizer.json", text, i);
+        CHECK(DIES_WITH("/tokenizer.json", tokenizer_load(scratch)), "cut at %zu", i);
+    }
+    for (int run = 0; run < 300; run++) {
+        const size_t at = random_below((uint32_t)(run % 2 ? n : 3000));
+        const char old = text[at];
+        Error err = {""};
+        text[at] = (char)random_below(256);
+        Tokenizer *t = tokenizer_parse_json(scratch, strndup(text, n), strnlen(text, n), &err);
+        CHECK(t != NULL || strstr(err.text, "tokenizer.json") != NULL, "byte %zu: %s", at,
+              err.text);
+        tokenizer_free(t);
+        text[at] = old;
+    }
+}
+
+// The tokens around texts, and those that end them, from the files that may name them.
+static void json_ends(void) {
+    static const char *const names[3] = {"tokenizer_config.json", "generation_config.json",
+                                         "config.json"};
+    static const struct {
+        const char *folder, *config, *generation, *model;  // NULL: no such file
+        int bos, eot, behind, stops[3];
+    } cases[] = {
+        {LLAMA2, NULL, NULL, NULL, 1, 2, 2, {2, -1, -1}},  // </s>, as nobody names another
+        {LLAMA2, "{}", "{'eos_token_id': 2000}", "{'eos_token_id': 5}", 1, 2000, 2000,
+         {2000, -1, -1}},
+        {LLAMA2, "{'eos_token': '<pad>'}", "{'eos_token_id': [2000, 99999, 2001]}", NULL, 1, 3, 3,
+         {3, 2000, 2001}},
+        {LLAMA2, "{'eos_token': {'content': '</s>'}}", NULL, "{'eos_token_id': [7], 'x': 9}", 1, 2,
+         2, {2, 7, -1}},
+        {LLAMA2, "{'eos_token': '<s>'}", NULL, "{'eos_token_id': 8, 'hidden_size': 9}", 1, 1, -1,
+         {1, 8, -1}},
+        {LLAMA2, "{'eos_token': 'nothing'}", NULL, NULL, 1, 2, 2, {2, -1, -1}},
+        {LLAMA3, "{'eos_token': '<|eot_id|>'}", NULL, NULL, 2000, 2009, 2009, {2009, -1, -1}},
+        {SMOLLM2, NULL, NULL, "{'bos_token_id': 1, 'eos_token_id': 2}", -1, 2, -1, {2, -1, -1}},
+        {SMOLLM2, NULL, NULL, NULL, -1, 0, -1, {0, -1, -1}},  // <|endoftext|>
+        {SMOLLM2, "{'eos_token': 'the'}", NULL, NULL, -1, -2, -1, {-2, -1, -1}},  // -2: "the"
+    };
+    data_is_quiet = true;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t n = 0, ends = 0;
+        const char *const texts[3] = {cases[i].config, cases[i].generation, cases[i].model};
+        char *text = small_file(cases[i].folder, "tokenizer.json", &n);
+        remove_files();
+        write_file("tokenizer.json", text, n);
+        for (int k = 0; k < 3; k++)
+            if (texts[k] != NULL) write_file(names[k], quoted(texts[k]), strlen(texts[k]));
+        const Tokenizer *t = tokenizer_load(scratch);
+        const int the = (int)tokenizer_find(t, "the", 3);
+        CHECK(t->bos == cases[i].bos && t->behind == cases[i].behind
+              && t->eot == (cases[i].eot == -2 ? the : cases[i].eot), "case %zu: %d, %d, %d", i,
+              t->bos, t->eot, t->behind);
+        for (size_t id = 0; id < t->vocab; id++) ends += tokenizer_ends(t, (int32_t)id);
+        size_t expected = 0;
+        for (int k = 0; k < 3 && cases[i].stops[k] != -1; k++, expected++)
+            CHECK(tokenizer_ends(t, cases[i].stops[k] == -2 ? the : cases[i].stops[k]),
+                  "case %zu: %d", i, cases[i].stops[k]);
+        CHECK(ends == expected && !tokenizer_ends(t, -1), "case %zu: %zu tokens end", i, ends);
+    }
+    for (int k = 0; k < 3; k++) {
+        remove_files();
+        size_t n = 0;
+        char *text = small_file(LLAMA2, "tokenizer.json", &n);
+        write_file("tokenizer.json", text, n);
+        write_file(names[k], "{\"a\"", 4);
+        CHECK(DIES_WITH(names[k], tokenizer_load(scratch)), "%s", names[k]);
+    }
+    data_is_quiet = false;
+    remove_files();
+    size_t n = 0;
+    char *text = small_file(LLAMA2, "tokenizer.json", &n);
+    write_file("tokenizer.json", text, n);
+    write_file("tokenizer_config.json", "{\"add_bos_token\": false}", 24);
+    CHECK(strstr(load_says(), "tokenizer_config.json has add_bos_token false, but") != NULL, "%s",
+          load_says());
+    write_file("tokenizer_config.json", "{\"add_bos_token\": true}", 23);
+    CHECK(*load_says() == '\0', "%s", load_says());
+    text = small_file(SMOLLM2, "tokenizer.json", &n);
+    write_file("tokenizer.json", text, n);
+    CHECK(strstr(load_says(), "21 of the 256 bytes have no token") != NULL, "%s", load_says());
+    remove_files();
+}
+
+// Every file of a tokenizer is saved byte for byte; without tokenizer_config.json there is one that
+// says what transformers needs.
+static void json_saves(void) {
+    size_t n = 0, m = 0;
+    char *json = small_file(LLAMA2, "tokenizer.json", &n), out[PATH_MAX];
+    remove_files();
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
+        const char *text = i == FILE_CONFIG || i == FILE_GENERATION ? "{\"a\": 1 }" : "\0any\xff";
+        if (i != FILE_JSON) write_file(tokenizer_files[i], text, i <= FILE_GENERATION ? 9 : 5);
+    }
+    write_file("tokenizer.json", json, n);
+    Tokenizer *t = tokenizer_load(scratch);
+    remove_files();
+    path_join(out, scratch, "out");
+    CHECK(mkdir(out, 0700) == 0, "mkdir");
+    tokenizer_save(t, out);
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
+        char *saved = read_file(out, tokenizer_files[i], &m), path[PATH_MAX];
+        if (i == FILE_JSON) CHECK(m == n && memcmp(saved, json, n) == 0, "tokenizer.json");
+        else CHECK(m == (i <= FILE_GENERATION ? 9 : 5), "%s: %zu bytes", tokenizer_files[i], m);
+        free(saved);
+        path_join(path, out, tokenizer_files[i]);
+        CHECK(unlink(path) == 0, "%s", path);
+    }
+    tokenizer_free(t);
+    write_file("tokenizer.json", json, n);
+    t = tokenizer_load(scratch);
+    tokenizer_save(t, out);
+    const char *config = read_file(out, "tokenizer_config.json", &m);
+    CHECK(strcmp(config, quoted("{'tokenizer_class': 'PreTrainedTokenizerFast', "
+                                "'clean_up_tokenization_spaces': false, 'bos_token': '<s>', "
+                                "'eos_token': '</s>'}\n")) == 0, "%s", config);
+    CHECK(same(t, tokenizer_load(out)), "another after saving");
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
+        char path[PATH_MAX];
+        path_join(path, out, tokenizer_files[i]);
+        unlink(path);
+    }
+    CHECK(rmdir(out) == 0, "more files");
+    free(json);
+    remove_files();
+}
+
+// Special tokens by their contents, as the file has them.
+static void json_added(void) {
+    Error err;
+    size_t n = 0;
+    char *text = small_file(LLAMA2, "tokenizer.json", &n);
+    Tokenizer *t = tokenizer_parse_json("none", text, n, &err);
+    CHECK(tokenizer_added(t, "<s>") == 1 && tokenizer_added(t, "</s>") == 2
+          && tokenizer_added(t, "<|left|>") == 2001 && tokenizer_added(t, "the") == TOKENIZER_NONE
+          && tokenizer_added(t, "<tool>s") == 2003, "added tokens");
+    // many that begin alike: the longest is found, wherever the search begins
+    static const char many[] = "x<|right|>xx <|right|>y<|left|>";
+    uint32_t ids[100];
+    const uint32_t expected[] = {2004, 2000, 2001};
+    size_t special = 0;
+    const size_t count = tokenizer_encode(t, many, strlen(many), ids);
+    for (size_t i = 0; i < count; i++)
+        if (ids[i] >= 2000) CHECK(special < 3 && ids[i] == expected[special++], "%u", ids[i]);
+    CHECK(special == 3, "%zu special tokens", special);
+    tokenizer_free(t);
+}
+
+// The pieces of a text in the style of SentencePiece: cut in front of spaces, or whole, and words
+// of any length.
+static void json_cuts(void) {
+    Error err;
+    size_t n = 0, length = 1 << 20;
+    char *text = small_file(LLAMA2, "tokenizer.json", &n), random[400];
+    Tokenizer *t = tokenizer_parse_json("none", text, n, &err);
+    bool *joins = t->joins, *all = (bool *)malloc(1 << 16);
+    memset(all, true, 1 << 16);
+    for (int run = 0; run < 5000; run++) {
+        uint32_t a[1000], b[1000];
+        const size_t bytes = 1 + random_below(300);
+        for (size_t i = 0; i < bytes; i++)
+            random[i] = "  etaoinshrdlu()\n.,=\xc3\xa9"[random_below(22)];
+        t->joins = joins;
+        const size_t count = tokenizer_encode(t, random, bytes, a);
+        t->joins = all;
+        CHECK(tokenizer_encode(t, random, bytes, b) == count && memcmp(a, b, count * 4) == 0,
+              "run %d", run);
+    }
+    t->joins = joins;
+    free(all);
+    char *words = (char *)malloc(length);
+    const double start = seconds_now();
+    for (int kind = 0; kind < 3; kind++) {
+        for (size_t i = 0; i < length; i++)
+            words[i] = kind == 0 ? ' ' : kind == 1 ? (char)(0x80 + random_below(64))
+                                       : "et"[random_below(2)];
+        uint32_t *ids;
+        const size_t count = encode(t, words, length, &ids);
+        size_t m = 0;
+        char *back = decoded(t, ids, count, &m);
+        CHECK(m == length && memcmp(back, words, m) == 0, "kind %d", kind);
+        free(back);
+        free(ids);
+    }
+    CHECK(seconds_now() - start < 30, "%.1f seconds", seconds_now() - start);
+    free(words);
+    tokenizer_free(t);
+}
+
+// Canonical composition of literal texts: also what later versions of Unicode compose, and Hugging
+// Face does not; what is no UTF-8; marks by the thousand.
+static void nfc_composes(void) {
+    static const struct { const char *text, *expected; } cases[] = {
+        {"", ""}, {"plain \xc3\xa9", "plain \xc3\xa9"},
+        {"e\xcc\x81", "\xc3\xa9"}, {"xe\xcc\x81y", "x\xc3\xa9y"}, {"\xcc\x81", "\xcc\x81"},
+        {"e\xcc\xa3\xcc\x81", "\xe1\xba\xb9\xcc\x81"},
+        {"e\xcc\x81\xcc\xa3", "\xe1\xba\xb9\xcc\x81"},
+        {"e\xff\xcc\x81", "e\xff\xcc\x81"}, {"e\xcc", "e\xcc"}, {"\xe2\x84\xab", "\xc3\x85"},
+        {"\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", "\xea\xb0\x81"},
+        {"\xea\xb0\x80\xe1\x86\xa8", "\xea\xb0\x81"},
+        {"\xea\xb0\x80\xe1\x86\xa7", "\xea\xb0\x80\xe1\x86\xa7"},
+        {"\xea\xb0\x81\xe1\x86\xa8", "\xea\xb0\x81\xe1\x86\xa8"},
+        {"\xe0\xa5\x98", "\xe0\xa4\x95\xe0\xa4\xbc"}, {"\xef\xac\xac", "\xd7\xa9\xd6\xbc\xd7\x81"},
+        {"\xf0\x9d\x87\x80", "\xf0\x9d\x86\xba\xf0\x9d\x85\xa5\xf0\x9d\x85\xaf"},
+        {"\xf0\x91\xa4\xb5\xf0\x91\xa4\xb0", "\xf0\x91\xa4\xb5\xf0\x91\xa4\xb0"},  // of Unicode 13
+    };
+    unsigned char *classes = word_classes_make();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *room = NULL, *exact = strdup(cases[i].text);
+        size_t n = strlen(exact);
+        const char *got = nfc_text(classes, exact, &n, &room);
+        CHECK(n == strlen(cases[i].expected) && memcmp(got, cases[i].expected, n) == 0,
+              "case %zu", i);
+        free(room);
+        free(exact);
+    }
+    enum { MARKS = 500000 };
+    char *marks = (char *)malloc(2 * MARKS + 1), *room = NULL;
+    marks[0] = 'x';
+    for (size_t i = 0; i < MARKS; i++)
+        memcpy(marks + 1 + 2 * i, i % 2 ? "\xcc\x81" : "\xcc\xa3", 2);
+    size_t n = 2 * MARKS + 1;
+    const double start = seconds_now();
+    const char *sorted = nfc_text(classes, marks, &n, &room);
+    CHECK(n > 2 * MARKS - 10 && memcmp(sorted + n - 2, "\xcc\x81", 2) == 0
+          && memcmp(sorted + 3, "\xcc\xa3", 2) == 0, "%zu bytes", n);
+    CHECK(seconds_now() - start < 20, "%.1f seconds", seconds_now() - start);
+    free(room);
+    free(marks);
+    free(classes);
+}
+
+// Checks the folders of TIDE_TOKENIZERS=DIR by DIR/cases.jsonl, which has in each line {"text": ..,
+// "ids": {FOLDER: [..]}, "ids_plain": {..}, "decoded": {..}}. A folder that is not there is left
+// out.
+static void check_published(void) {
+    const char *dir = getenv("TIDE_TOKENIZERS");
+    if (dir == NULL) SKIP("TIDE_TOKENIZERS names no folder of published tokenizers");
+    size_t count = 0, folders = 0;
+    Json **lines = json_lines(dir, "cases.jsonl", &count);
+    for (const Json *f = json_get(lines[0], "ids")->child; f != NULL; f = f->next) {
+        char path[PATH_MAX];
+        path_join(path, dir, f->key);
+        if (!path_is_directory(path)) continue;
+        const Tokenizer *t = tokenizer_load(path);
+        folders++;
+        for (size_t i = 0; i < count; i++) {
+            const Json *text = json_get(lines[i], "text");
+            if (text == NULL) continue;  // no UTF-8
+            check_case(t, f->key, text->string, text->length,
+                       json_get(json_get(lines[i], "ids"), f->key),
+                       json_get(json_get(lines[i], "ids_plain"), f->key),
+                       json_get(json_get(lines[i], "decoded"), f->key));
+        }
+    }
+    printf("  %zu folders, %zu cases\n", folders, count);
+    CHECK(folders > 0, "none of the folders is there");
 }
 
 static uint64_t gpt2_hash;
@@ -555,6 +1073,15 @@ int main(void) {
     RUN(tokenizer_bad_files);
     RUN(tokenizer_bad_directories);
     RUN(tokenizer_added_tokens);
+    RUN(json_cases);
+    RUN(json_refused);
+    RUN(json_damaged);
+    RUN(json_ends);
+    RUN(json_saves);
+    RUN(json_added);
+    RUN(json_cuts);
+    RUN(nfc_composes);
+    RUN(check_published);
     RUN(tokenizer_gpt2);
     remove_files();
     rmdir(scratch);

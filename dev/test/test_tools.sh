@@ -5,7 +5,7 @@
 set -u
 top=$(pwd)
 timeline=$top/build/timeline plot=$top/build/plot columns=$top/build/columns
-compare=$top/build/compare tensorboard=$top/build/tensorboard tokenize=$top/build/tokenize
+compare=$top/build/compare tokenize=$top/build/tokenize
 unpickle=$top/build/unpickle reviews=$top/build/reviews
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
@@ -21,8 +21,7 @@ cp "$top/dev/reference/fixtures/gpt2/dump.safetensors" dump
 cp "$top/dev/test/fixtures/pickle/plain.bin" pickled
 printf 'It is a text.\nIt has two lines.\n' >text
 printf '{"text": "one"}\n{"text": "two"}\n' >lines.jsonl
-mkdir run folder
-echo '{"step":1,"loss":5.5}' >run/log.jsonl
+mkdir folder
 
 # --- an output that is an input ------------------------------------------------------------------
 
@@ -47,7 +46,6 @@ keeps() {
 }
 keeps timeline_keeps_the_trace trace "$timeline" trace -o out
 keeps plot_keeps_the_table table "$plot" table -o out
-keeps columns_keep_the_dump dump "$columns" dump --svg out
 keeps unpickle_keeps_the_pickle pickled "$unpickle" out pickled
 refuses timeline_same_name 2 'would replace' "$timeline" trace -o folder/../trace
 refuses plot_stdin 2 'would replace' sh -c '"$1" -o ./table <table' - "$plot"
@@ -66,7 +64,6 @@ screen plot_screen table "$plot" table
 screen columns_screen dump "$columns" dump
 screen compare_screen dump "$compare" dump dump
 screen tokenize_screen text "$tokenize" --out shards text
-refuses columns_two_outputs 2 'standard output, too' sh -c '"$1" dump --svg both >both' - "$columns"
 refuses unpickle_two_outputs 2 'standard output, too' sh -c '"$1" both pickled >both' - "$unpickle"
 ln -s /dev/null device  # (by this name only the link is lost if it is replaced)
 check one_device_is_no_file sh -c '"$1" -o device <table && "$1" </dev/null >/dev/null 2>why
@@ -88,21 +85,6 @@ check old_is_kept sh -c 'cmp table old && test ! -e old.tmp && test ! -e old.saf
 cp pickled first
 refuses unpickle_the_wrong_way_round 2 'first' "$unpickle" first pickled
 check first_is_kept cmp first pickled
-
-"$tensorboard" run
-cp run/events.out.tfevents.0.tide events
-ln -s run link
-refuses a_run_twice 2 'same file' "$tensorboard" run link
-mkdir other
-ln run/log.jsonl other/events.out.tfevents.0.tide
-cp run/log.jsonl other/log.jsonl
-refuses events_that_are_a_log 2 'would replace' "$tensorboard" other run
-: >other/log.jsonl
-cp events other/events.copy
-rm other/events.out.tfevents.0.tide && cp events other/events.out.tfevents.0.tide
-refuses empty_log 2 'no line' "$tensorboard" other
-check older_events_stay cmp events other/events.out.tfevents.0.tide
-refuses a_file_for_a_run 2 'no folder' "$tensorboard" run/log.jsonl
 
 # The names of shards are made: none may be an input, nor be left of an earlier run.
 cp text t_train_000001.bin
@@ -146,7 +128,6 @@ closed() {
     check "${name}_without_any" sh -c 'file=$1; shift; "$@" <&- >&- 2>&-; cmp "$file" open' - "$file" "$@"
 }
 closed unpickle new "$unpickle" new pickled
-closed columns new "$columns" dump --svg new
 closed timeline new "$timeline" trace -o new
 closed tokenize new_train_000000.bin "$tokenize" --out new text
 mv new_train_000000.bin open_train_000000.bin

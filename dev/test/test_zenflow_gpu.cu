@@ -14,7 +14,7 @@
 
 // With gaps between tensors, padded rows, tied and untied heads, odd widths, and matrices of more
 // than one block of rows. And one in which all is even.
-enum { TIED, ODD, WIDE, ONE, DEEP, EVEN, SHAPES };
+enum { TIED, ODD, WIDE, ONE, DEEP, EVEN, LLAMA, SHAPES };
 static const Shape shapes[SHAPES] = {
     // name          L NH   C    F    V  ctx  B  T  act  tied recompute accum head repeated
     {"tied",         3, 1,  32,  64, 131,  9, 1, 8, GELU, 1, KEEP, 1, 99, false},
@@ -23,6 +23,8 @@ static const Shape shapes[SHAPES] = {
     {"one layer",    1, 2,  48, 136, 131,  7, 2, 7, GELU, 0, KEEP, 1, 99, false},
     {"deep",         6, 1,  32,  64, 131,  8, 1, 8, GELU, 1, KEEP, 1, 99, false},
     {"even",         2, 2,  64, 128, 256, 16, 2, 4, GELU, 1, KEEP, 1, 99, false},
+    {"llama",        3, 4,  32,  40, 131,  9, 1, 8, GELU, 0, KEEP, 1, 99, false, 0,
+     FAMILY_QWEN3, 2, 16},
 };
 enum { AUTO = 0, ALL = 9 };  // of windows, layers
 
@@ -78,10 +80,12 @@ static const Config configs[] = {
     {TIED, 16, 1, LIGHT, .05,  .3,    1, 3, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 2, 16,   0},
     {TIED, 16, 1, LIGHT, .05,  .3,    3, 2, 1, 0, 2,   0, 2, 0, 0, 0, 0, 0, 9, 32, ALL},
     {DEEP, 16, 1,  KEEP, .05,  .3,    3, 2, 1, 1, 2,   0, 2, 0, 0, 0, 1, 0, 2, 32,   3},
+    {LLAMA,16, 2, LIGHT, .05,  .3,    2, 3, 1, 1, 2,   0, 2, 0, 0, 0, 0, 1, 2, 32,   1},
+    {LLAMA,32, 1, AGAIN, .05,  .2,    3, 1, 2, 0, 1,   1, 1, 0, 0, 1, 1, 0, 9, 16, ALL},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, LONGEST = 100 };
 // Those that cover what there is.
-static const int some[] = {3, 6, 7, 11, 13, 16, 17, 20, 21, 22, 23, 25, 27};
+static const int some[] = {3, 6, 7, 11, 13, 16, 17, 20, 21, 22, 23, 25, 27, 28};
 
 static Shape config_shape(const Config *c) {
     Shape s = shapes[c->shape];
@@ -692,6 +696,7 @@ static void test_plain_adamw(void) {
     if (IS_BF16) check_plain(TIED, 1);
     if (IS_BF16) check_plain(ONE, 2);
     if (!IS_BF16) check_plain(ODD, 1);
+    if (!IS_BF16) check_plain(LLAMA, 1);
 }
 
 // ---------------------------------------------------------------------------------------------

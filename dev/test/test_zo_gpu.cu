@@ -15,7 +15,7 @@
 // With gaps between tensors, padded rows, tied and untied heads; a loss of labels; and a
 // vocabulary of two chunks, the second one not full. In fp32, with rows that begin and end amid the
 // eight elements that are drawn at once.
-enum { TIED, ODD, LABELS, WIDE, SHAPES };
+enum { TIED, ODD, LABELS, WIDE, LLAMA, WORDS, SHAPES };
 enum { LESS = BITS == 32 ? 4 : 0 };
 static const Shape shapes[SHAPES] = {
     // name     L NH   C   F    V  ctx  B   T  act  tied recompute accum head repeated
@@ -23,6 +23,10 @@ static const Shape shapes[SHAPES] = {
     {"odd",     5, 1, 24 - LESS, 40, 257,  7, 2,  5, RELU, 0, KEEP, 1, 99, false},
     {"labels",  3, 1, 16 + LESS, 32, 150,  8, 2,  6, RELU, 1, KEEP, 1, 99, false},
     {"wide",    3, 1, 16, 24, 700,  6, 2,  3, GELU, 0, KEEP, 1, 99, false},
+    {"llama",   4, 4, 24, 40, 131,  8, 2,  4, GELU, 0, KEEP, 1, 99, false, 0,
+     FAMILY_QWEN3, 2, 8},
+    {"words",   3, 4, 16, 24, 150,  8, 2,  6, GELU, 1, KEEP, 1, 99, false, 0,
+     FAMILY_QWEN2, 1, 16},
 };
 enum { F32 = PRECISION_FP32, BF16 = PRECISION_BF16, F16 = PRECISION_FP16 };
 enum { ALL = 9, SKIPPED = 4, NOT_A_NUMBER = 3 };  // residents; steps without an update
@@ -63,9 +67,15 @@ static const Config configs[] = {
     {ODD,    F32,  1, 1, 1, 1, 0,    1, 1, 1, 0, 0},
     {ODD,    F16,  1, 1, 1, 3, 0,    1, 1, 1, 1, 0},
     {ODD,    BF16, 1, 3, 1, 9, 0,    1, 1, 1, 0, 0},
+    // the LLaMA family
+    {LLAMA,  BF16, 0, 1, 1, 2, 1,    1, 1, 1, 1, 0},
+    {LLAMA,  F32,  1, 2, 2, 3, 0,    1, 1, 1, 0, 1},
+    {LLAMA,  F16,  0, 2, 1, 1, 0,    0, 1, 0, 1, 0},
+    {WORDS,  BF16, 1, 2, 2, 9, 0,    1, 0, 1, 1, 0},
+    {WORDS,  F16,  1, 1, 1, 2, ALL,  1, 1, 0, 0, 0},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, LONGEST = 50 };
-static const int some[] = {0, 2, 3, 5, 8, 11, 16, 19, 20, 21, 22};  // cover what there is
+static const int some[] = {0, 2, 3, 5, 8, 11, 16, 19, 20, 21, 22, 23, 24, 25};  // cover all
 
 // What they are compared with: everything on the GPU, an update as soon as it is known.
 static Config in_memory(const Config *c) {
@@ -150,7 +160,7 @@ static void feed_make(Feed *f, const Config *c, size_t steps) {
     r->train = loader_make(&f->data, s->T, 3, false);
     r->val = r->train;
     r->val.sequences = s->B + 1;  // a whole batch, and one of a row
-    r->task = r->words = c->shape == LABELS;
+    r->task = r->words = c->shape == LABELS || c->shape == WORDS;
     if (!r->task) return;
     Task *t = &r->task_all;
     for (size_t i = 0; i < PROMPTS; i++) {
@@ -260,7 +270,7 @@ static uint64_t look(GPT2 *g, Feed *f, size_t step, bool sample, uint64_t hash) 
         FILE *screen = log->screen;
         f->r.o.eval_batches = step % 4 == 1 ? 1 : 2;
         run_eval(&f->r, step, gpt2_eval, g);
-        hash = hash_with(hash, &log->val.points[0].loss, sizeof(double));
+        hash = hash_with(hash, &log->val.points[0].y, sizeof(double));
         log_close(log);
         fclose(screen);
         const char *accuracy = strstr(text, "\"val_accuracy\":");
@@ -512,7 +522,7 @@ static void check_weights(int shape, int type, int noise) {
     ZoPass quiet = p;
     quiet.signs = 0;
     for (int first_one = t->wte;; first_one = t->ln_f_w) {  // as zo_pass()
-        const int count = first_one == t->wte ? 2 : t->count - t->ln_f_w;
+        const int count = first_one == t->wte ? t->first_layer : t->count - t->ln_f_w;
         const ZoGroup group = zo_group(t, first_one, count);
         zo_weights(g, tensor(g, first_one), &group, &p.update, &quiet, 0);
         if (first_one == t->ln_f_w) break;
@@ -534,8 +544,9 @@ static void check_weights(int shape, int type, int noise) {
             float *x = floats(N * C);
             for (size_t i = 0; i < N * C; i++) {
                 const size_t token = (size_t)g->inputs[i / C], position = i / C % g->max_T;
-                x[i] = as(type, w[s][token * C + i % C]
-                                + w[s][t->tensors[t->wpe].offset + position * C + i % C]);
+                const float *wpe = t->wpe < 0 ? NULL : w[s] + t->tensors[t->wpe].offset;
+                x[i] = w[s][token * C + i % C];
+                if (wpe != NULL) x[i] = as(type, x[i] + wpe[position * C + i % C]);
             }
             CHECK(same_on_gpu(zo_x(g, j, s), x, N * C), "%s: embeddings, sign %d", name, s);
             free(x);
@@ -548,6 +559,7 @@ static void check_weights(int shape, int type, int noise) {
 static void test_weights_are_the_cpus(void) {
     for (int noise = 0; noise < 2; noise++) {
         check_weights(IS_BF16 ? LABELS : BITS == 32 ? ODD : WIDE, PRECISION, noise);
+        check_weights(LLAMA, PRECISION, noise);
     }
 }
 
@@ -609,7 +621,7 @@ static void check_losses(const Config *config, double tolerance) {
 }
 
 static void test_losses_are_the_cpus(void) {
-    const int some[] = {0, 1, 2, 3, 4, 7, 15, 21};
+    const int some[] = {0, 1, 2, 3, 4, 7, 15, 21, 23, 24, 25, 26, 27};
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
         const Config *c = &configs[some[i]];
         if (config_is_here(some[i]))
@@ -628,6 +640,7 @@ static Config in_shared_config(int k) {
         {LABELS, BF16, 1, 1, 6, 1, 0,    1, 1, 1, 1, 0},
         {LABELS, F32,  0, 3, 6, 9, ALL,  1, 1, 0, 1, 0},
         {ODD,    F16,  0, 1, 6, 2, 0,    0, 0, 0, 1, 0},
+        {LLAMA,  F16,  0, 1, 6, 2, 0,    1, 1, 1, 0, 0},
     };
     if (k < 0)
         return Config{(int)(sizeof shared / sizeof *shared), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};

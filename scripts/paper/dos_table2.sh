@@ -1,17 +1,18 @@
 #!/bin/sh
 # Table 2 of Deep Optimizer States: its models, and what their weights (2 bytes per parameter),
 # gradients (2) and state (10: m, v, and 2 of the master) take here, in GB. The host's own copy of
-# the weights is not in it. (The paper counts by ZeRO-Infinity's formula, with fp32 gradients.)
+# the weights is not in it. Its 7B and 13B are LLaMA-2's, which follow with their own names. (The paper counts by ZeRO-Infinity's formula, with fp32 gradients.)
 # usage: [MODELS="7b 20b"] scripts/paper/dos_table2.sh; see figure.sh
 id=dos_table2 PLAN=1
 # shellcheck source=scripts/paper/dos.sh
 . "$(dirname "$0")/dos.sh"
+[ -n "${MODELS-}" ] || models="$models llama2-7b llama2-13b"
 row model parameters 'weights' 'gradients' 'state' 'weights and gradients (paper)' 'state (paper)'
 for model in $models; do
     measure "$model" --offload zero --recompute block
     parameters=$(sed -n 's/.*: \([0-9.]*\) M parameters;.*/\1/p' "$out/$model.txt")
-    paper=$(case $model in 7b) echo 24 96 ;; 8.3b) echo 30 121 ;; 10b) echo 37 150 ;;
-        13b) echo 46 188 ;; 20b) echo 73 294 ;; *) echo '? ?' ;; esac)
+    paper=$(case $model in 7b | llama2-7b) echo 24 96 ;; 8.3b) echo 30 121 ;; 10b) echo 37 150 ;;
+        13b | llama2-13b) echo 46 188 ;; 20b) echo 73 294 ;; *) echo '? ?' ;; esac)
     # shellcheck disable=SC2086  # two cells
     row "$model" "$(calculate "$parameters / 1000")" "$(calculate "$parameters * 0.002")" \
         "$(calculate "$parameters * 0.002")" "$(calculate "$parameters * 0.010")" $paper

@@ -83,8 +83,7 @@ static void *buffer_get(const Buffer *b) {
     return p;
 }
 
-// Bytes of those of a list that are on the host, or on the GPU, each rounded up to what its
-// allocator deals in.
+// Bytes of a list's buffers on the host, or on the GPU, rounded up to the allocator's units.
 static size_t buffers_bytes(const Buffer *list, int n, bool host) {
     size_t total = 0, unit = host ? 4096 : 256;
     assert(n <= MAX_BUFFERS);
@@ -95,8 +94,7 @@ static size_t buffers_bytes(const Buffer *list, int n, bool host) {
 
 // Prints what each of `world` ranks plans for a place ("host"; else the device) as a table: a line
 // for each purpose, like "GPU gradients 12.55", and "GPU total 40.10 of 79.00 GiB"; in MiB, if that
-// is less than 1 GiB. What is too small for a line, and padding, is "other". limit SIZE_MAX: there
-// is none.
+// is less than 1 GiB. "other": padding, and what is too small for a line. limit SIZE_MAX: none.
 static void plan_print(const char *place, const Buffer *list, int n, size_t total, size_t limit,
                        size_t world) {
     const bool large = total >> 30 > 0;

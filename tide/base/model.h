@@ -1,6 +1,7 @@
-// model.h: what a GPT-2 (or OPT) model is: its configuration, its presets, the one table that
-// describes every parameter tensor, its first values, and how many bytes everything takes.
-// Nothing here computes; loaders, trainers, optimizer, sharding and tests iterate over the table.
+// model.h: what a model is (GPT-2, OPT, LLaMA, Mistral, Qwen): its configuration, its presets, the
+// one table that describes every parameter tensor, its first values, and how many bytes everything
+// takes. Nothing here computes; loaders, trainers, optimizer, sharding and tests iterate over the
+// table.
 //
 //     gpt2_preset()        a configuration by its name; gpt2_finish() after any change of one
 //     gpt2_table()         all parameter tensors; gpt2_tensor_at(): the one at an element
@@ -12,12 +13,16 @@
 #define TIDE_MODEL_H
 #include "util.h"
 #include "rng.h"
+#include "rope.h"
 
 // ---------------------------------------------------------------------------------------------
 // Configuration
 
-enum { FAMILY_GPT2, FAMILY_OPT };          // which Hugging Face naming a saved model uses
-enum { ACTIVATION_GELU, ACTIVATION_RELU };  // GELU in its tanh form ("gelu_new")
+// Hugging Face's model types: names of files and tensors, and what config_family() fills.
+enum { FAMILY_GPT2, FAMILY_OPT, FAMILY_LLAMA, FAMILY_MISTRAL, FAMILY_QWEN2, FAMILY_QWEN3,
+       FAMILIES };
+// GELU in its tanh form ("gelu_new"). SILU: the MLP is gated, silu(gate) * up.
+enum { ACTIVATION_GELU, ACTIVATION_RELU, ACTIVATION_SILU };
 
 // Placement, by the options' values: activations that backward computes again; memory of the
 // optimizer's state, and the processor that updates it (offload.h); memory of the weights.
@@ -26,12 +31,18 @@ enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTER
        OFFLOAD_ZENFLOW };
 enum { WEIGHTS_GPU, WEIGHTS_HOST, WEIGHTS_AUTO };
 
+#define LAYERNORM_EPS 1e-5f
+#define ALIGN_ELEMENTS 128  // every tensor starts at a multiple of this, and Vp is one
+
+enum { BIAS_QKV = 1, BIAS_ATTPROJ = 2, BIAS_MLP = 4 };
+
+// Fields that are 0 describe GPT-2.
 typedef struct {
     size_t layers;        // L
-    size_t heads;         // NH; the head size C / NH is HS
+    size_t heads;         // NH, of queries
     size_t channels;      // C
     size_t ffn;           // F, hidden width of the MLP; 4 C unless a loaded model says otherwise
-    size_t context;       // longest sequence that the position table has room for
+    size_t context;       // longest sequence: rows of the position table, if there is one
     size_t vocab;         // V, tokens 0 .. V-1
     size_t vocab_padded;  // Vp, V rounded up to a multiple of 128; only gpt2_finish() sets it
     int family;           // FAMILY_*
@@ -41,30 +52,67 @@ typedef struct {
                           // and project_out connect to the layers
     int post_norm;        // 1, as in OPT-350M: layers normalise after each sum, not before each
                           // branch, and no normalisation follows the last layer
+    size_t kv_heads;      // NKV, of keys and values (grouped attention); 0: NH
+    size_t head_size;     // HS; 0: C / NH
+    int rms;              // 1: RMS norm, which has neither a mean nor a bias
+    double norm_eps;      // 0: 1e-5
+    int unbiased;         // BIAS_* of the products that have none
+    int qk_norm;          // 1, as in Qwen3: q and k are normalised, head by head
+    Rope rope;            // rotary positions; theta 0: a table of positions (wpe)
 } GPT2Config;
 
-// Channels of wte and the head; of one attention head; of all heads; of q, k and v together; of
-// what the MLP's first product makes; and of the widest row that a layer makes.
+// Channels of wte and the head; of one attention head; of all heads; of q, k and v together; of q
+// and k; of what the MLP's first product makes; and of the widest row that a layer makes.
 static size_t config_embed(const GPT2Config *c) { return c->embed > 0 ? c->embed : c->channels; }
-static size_t config_head(const GPT2Config *c) { return c->channels / c->heads; }
+static size_t config_kv(const GPT2Config *c) { return c->kv_heads > 0 ? c->kv_heads : c->heads; }
+static size_t config_head(const GPT2Config *c) {
+    return c->head_size > 0 ? c->head_size : c->channels / c->heads;
+}
 static size_t config_att(const GPT2Config *c) { return c->heads * config_head(c); }
-static size_t config_qkv(const GPT2Config *c) { return 3 * config_att(c); }
-static size_t config_mlp(const GPT2Config *c) { return c->ffn; }
+static size_t config_qk(const GPT2Config *c) { return (c->heads + config_kv(c)) * config_head(c); }
+static size_t config_qkv(const GPT2Config *c) {
+    return config_qk(c) + config_kv(c) * config_head(c);
+}
+static bool config_gated(const GPT2Config *c) { return c->activation == ACTIVATION_SILU; }
+static size_t config_mlp(const GPT2Config *c) { return config_gated(c) ? 2 * c->ffn : c->ffn; }
 static size_t config_wide(const GPT2Config *c) {
     return config_mlp(c) > config_qkv(c) ? config_mlp(c) : config_qkv(c);
 }
 
-#define LAYERNORM_EPS 1e-5f
-#define ALIGN_ELEMENTS 128  // every tensor starts at a multiple of this, and Vp is one
+// Tokens that the model sees at most while a text is sampled: what costs memory for each of them
+// should not take the whole context of a model whose context is long.
+static size_t config_window(const GPT2Config *c) { return min_size(c->context, 4096); }
+
+static bool config_biased(const GPT2Config *c, int product) { return !(c->unbiased & product); }
+static float config_eps(const GPT2Config *c) {
+    return c->norm_eps > 0 ? (float)c->norm_eps : LAYERNORM_EPS;
+}
 
 // Fills the derived fields and refuses what is not a model. Call it after any change.
 static bool gpt2_finish(GPT2Config *c, Error *err) {
     if (c->layers < 1 || c->layers > 1000) return error_set(err, "layers must be 1 to 1000");
     if (c->channels < 1 || c->channels > 1 << 16)
         return error_set(err, "channels must be 1 to %d", 1 << 16);
-    if (c->heads < 1 || c->channels % c->heads != 0)
+    if (c->heads < 1 || (c->head_size == 0 && c->channels % c->heads != 0))
         return error_set(err, "channels (%zu) must be a multiple of heads (%zu)", c->channels,
                          c->heads);
+    if (c->heads > 1 << 16 || c->head_size > 1 << 16 || config_att(c) > 1 << 16)
+        return error_set(err, "heads times head size must be at most %d", 1 << 16);
+    if (c->heads % config_kv(c) != 0)
+        return error_set(err, "heads (%zu) must be a multiple of key heads (%zu)", c->heads,
+                         c->kv_heads);
+    if (c->rope.theta != 0 && !(c->rope.theta >= 1 && c->rope.theta <= 1e12))
+        return error_set(err, "rope_theta must be 1 to 1e12");
+    if (c->rope.scaling != ROPE_NONE && !(c->rope.factor >= 1 && c->rope.factor <= 1e6))
+        return error_set(err, "the factor of rotary positions must be 1 to 1e6");
+    if (c->rope.scaling == ROPE_LLAMA3
+        && !(c->rope.low > 0 && c->rope.high > c->rope.low && c->rope.original > 0))
+        return error_set(err, "rotary positions of llama3 need high_freq_factor above "
+                         "low_freq_factor");
+    if (!(c->norm_eps >= 0 && c->norm_eps < 1))
+        return error_set(err, "the eps of norms must be below 1");
+    if (c->rope.theta > 0 && config_head(c) % 2 != 0)
+        return error_set(err, "rotary positions need an even head size, not %zu", config_head(c));
     if (c->embed >= c->channels && c->embed > 0)
         return error_set(err, "embeddings (%zu channels) must be narrower than layers (%zu)",
                          c->embed, c->channels);
@@ -80,71 +128,153 @@ static bool gpt2_finish(GPT2Config *c, Error *err) {
     return true;
 }
 
-// GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1. 7b
-// to 20b: Deep Optimizer States, table 2, with the GPT-2 vocabulary.
-#define GPT2(L, NH, C, T, V) {L, NH, C, 0, T, V, 0, FAMILY_GPT2, ACTIVATION_GELU, 1, 0, 0}
-#define OPT(L, NH, C, E, V) {L, NH, C, 0, 2048, V, 0, FAMILY_OPT, ACTIVATION_RELU, 1, E, (E) > 0}
-static const struct { const char *name; GPT2Config config; } gpt2_presets[] = {
-    {"nano",        GPT2( 4,  4,   128,  256,   256)},
-    {"gpt2",        GPT2(12, 12,   768, 1024, 50257)},
-    {"gpt2-medium", GPT2(24, 16,  1024, 1024, 50257)},
-    {"gpt2-large",  GPT2(36, 20,  1280, 1024, 50257)},
-    {"gpt2-xl",     GPT2(48, 25,  1600, 1024, 50257)},
-    {"7b",          GPT2(32, 32,  4096, 2048, 50257)},
-    {"8.3b",        GPT2(72, 24,  3072, 2048, 50257)},
-    {"10b",         GPT2(50, 32,  4096, 2048, 50257)},
-    {"13b",         GPT2(40, 40,  5120, 2048, 50257)},
-    {"20b",         GPT2(48, 64,  6144, 2048, 50257)},
-    {"opt-125m",    OPT( 12, 12,   768,   0, 50272)},
-    {"opt-350m",    OPT( 24, 16,  1024, 512, 50272)},
-    {"opt-1.3b",    OPT( 24, 32,  2048,   0, 50272)},
-    {"opt-2.7b",    OPT( 32, 32,  2560,   0, 50272)},
-    {"opt-6.7b",    OPT( 32, 32,  4096,   0, 50272)},
-    {"opt-13b",     OPT( 40, 40,  5120,   0, 50272)},
-    {"opt-30b",     OPT( 48, 56,  7168,   0, 50272)},
-    {"opt-66b",     OPT( 64, 72,  9216,   0, 50272)},
-    {"opt-175b",    OPT( 96, 96, 12288,   0, 50272)},
+// Fills what the models of a family have in common.
+static void config_family(GPT2Config *c, int family) {
+    const bool llama = family >= FAMILY_LLAMA;
+    memset(c, 0, sizeof *c);
+    c->family = family;
+    c->activation = llama ? ACTIVATION_SILU : family == FAMILY_OPT ? ACTIVATION_RELU
+                                                                   : ACTIVATION_GELU;
+    c->tied = !llama;
+    if (!llama) return;
+    c->rms = 1;
+    c->norm_eps = 1e-6;
+    c->unbiased = BIAS_ATTPROJ | BIAS_MLP;
+    if (family != FAMILY_QWEN2) c->unbiased |= BIAS_QKV;
+    c->qk_norm = family == FAMILY_QWEN3;
+    c->rope.theta = 1e4;
+}
+
+// GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1. 7b to 20b: Deep Optimizer
+// States, table 2, with the GPT-2 vocabulary. The others: their models' config.json; nano-llama is
+// ours. HS 0: C / NH. Llama-3's rotary positions are slowed by a factor; 0: they are not.
+typedef struct {
+    const char *name;
+    int family;
+    size_t L, NH, NKV, HS, C, F, T, V, E;
+    int tied;
+    double theta, factor;
+} Preset;
+
+#define GPT2(L, NH, C, T, V) FAMILY_GPT2, L, NH, 0, 0, C, 0, T, V, 0, 1, 0, 0
+#define OPT(L, NH, C, E, V) FAMILY_OPT, L, NH, 0, 0, C, 0, 2048, V, E, 1, 0, 0
+#define LLAMA(L, NH, NKV, C, F, T, V, tied, theta) \
+    FAMILY_LLAMA, L, NH, NKV, 0, C, F, T, V, 0, tied, theta, 0
+#define LLAMA3(L, NH, C, F, tied, factor) \
+    FAMILY_LLAMA, L, NH, 8, 0, C, F, 8192, 128256, 0, tied, 5e5, factor
+#define QWEN2(L, NH, NKV, C, F, V, tied) \
+    FAMILY_QWEN2, L, NH, NKV, 0, C, F, 8192, V, 0, tied, 1e6, 0
+#define QWEN3(L, NH, C, F, tied) \
+    FAMILY_QWEN3, L, NH, 8, 128, C, F, 8192, 151936, 0, tied, 1e6, 0
+static const Preset gpt2_presets[] = {
+    {"nano",           GPT2( 4,  4,   128,  256,   256)},
+    {"gpt2",           GPT2(12, 12,   768, 1024, 50257)},
+    {"gpt2-medium",    GPT2(24, 16,  1024, 1024, 50257)},
+    {"gpt2-large",     GPT2(36, 20,  1280, 1024, 50257)},
+    {"gpt2-xl",        GPT2(48, 25,  1600, 1024, 50257)},
+    {"7b",             GPT2(32, 32,  4096, 2048, 50257)},
+    {"8.3b",           GPT2(72, 24,  3072, 2048, 50257)},
+    {"10b",            GPT2(50, 32,  4096, 2048, 50257)},
+    {"13b",            GPT2(40, 40,  5120, 2048, 50257)},
+    {"20b",            GPT2(48, 64,  6144, 2048, 50257)},
+    {"opt-125m",       OPT( 12, 12,   768,   0, 50272)},
+    {"opt-350m",       OPT( 24, 16,  1024, 512, 50272)},
+    {"opt-1.3b",       OPT( 24, 32,  2048,   0, 50272)},
+    {"opt-2.7b",       OPT( 32, 32,  2560,   0, 50272)},
+    {"opt-6.7b",       OPT( 32, 32,  4096,   0, 50272)},
+    {"opt-13b",        OPT( 40, 40,  5120,   0, 50272)},
+    {"opt-30b",        OPT( 48, 56,  7168,   0, 50272)},
+    {"opt-66b",        OPT( 64, 72,  9216,   0, 50272)},
+    {"opt-175b",       OPT( 96, 96, 12288,   0, 50272)},
+    {"nano-llama",     LLAMA( 4,  4,  2,  128,   352,  256,   256, 1, 1e4)},
+    {"smollm2-135m",   LLAMA(30,  9,  3,  576,  1536, 8192, 49152, 1, 1e5)},
+    {"smollm2-360m",   LLAMA(32, 15,  5,  960,  2560, 8192, 49152, 1, 1e5)},
+    {"tinyllama-1.1b", LLAMA(22, 32,  4, 2048,  5632, 8192, 32000, 0, 1e4)},
+    {"llama2-7b",      LLAMA(32, 32, 32, 4096, 11008, 4096, 32000, 0, 1e4)},
+    {"llama2-13b",     LLAMA(40, 40, 40, 5120, 13824, 4096, 32000, 0, 1e4)},
+    {"llama3.2-1b",    LLAMA3(16, 32, 2048,  8192, 1, 32)},
+    {"llama3.2-3b",    LLAMA3(28, 24, 3072,  8192, 1, 32)},
+    {"llama3.1-8b",    LLAMA3(32, 32, 4096, 14336, 0, 8)},
+    {"mistral-7b",     FAMILY_MISTRAL, 32, 32, 8, 0, 4096, 14336, 8192, 32000, 0, 0, 1e4, 0},
+    {"qwen2.5-0.5b",   QWEN2(24, 14, 2,  896,  4864, 151936, 1)},
+    {"qwen2.5-1.5b",   QWEN2(28, 12, 2, 1536,  8960, 151936, 1)},
+    {"qwen2.5-3b",     QWEN2(36, 16, 2, 2048, 11008, 151936, 1)},
+    {"qwen2.5-7b",     QWEN2(28, 28, 4, 3584, 18944, 152064, 0)},
+    {"qwen2.5-14b",    QWEN2(48, 40, 8, 5120, 13824, 152064, 0)},
+    {"qwen3-0.6b",     QWEN3(28, 16, 1024,  3072, 1)},
+    {"qwen3-1.7b",     QWEN3(28, 16, 2048,  6144, 1)},
+    {"qwen3-4b",       QWEN3(36, 32, 2560,  9728, 1)},
+    {"qwen3-8b",       QWEN3(36, 32, 4096, 12288, 0)},
+    {"qwen3-14b",      QWEN3(40, 40, 5120, 17408, 0)},
 };
+#undef GPT2
+#undef OPT
+#undef LLAMA
+#undef LLAMA3
+#undef QWEN2
+#undef QWEN3
 
 // Fills *c from a preset's name, or from "dN": depth N at GPT-2's proportions, 64 channels per
 // layer and 64 per head, so that d12 is GPT-2 124M. Returns false if there is no such name.
 static bool gpt2_preset(GPT2Config *c, const char *name) {
-    memset(c, 0, sizeof *c);
-    for (size_t i = 0; i < sizeof gpt2_presets / sizeof gpt2_presets[0]; i++) {
-        if (strcmp(gpt2_presets[i].name, name) != 0) continue;
-        *c = gpt2_presets[i].config;
-        return true;
+    const Preset *p = gpt2_presets, *end = p + sizeof gpt2_presets / sizeof *p;
+    size_t depth = 0;
+    if (name[0] == 'd' && name[1] >= '1' && name[1] <= '9') {
+        char *rest;
+        depth = strtoul(name + 1, &rest, 10);
+        if (*rest != '\0' || depth > 1000) return false;
+        name = "gpt2";
     }
-    char *end;
-    if (name[0] != 'd' || name[1] < '1' || name[1] > '9') return false;
-    const size_t depth = strtoul(name + 1, &end, 10);
-    if (*end != '\0' || depth > 1000) return false;
-    const GPT2Config d = GPT2(depth, depth, 64 * depth, 1024, 50257);
-    *c = d;
+    while (p < end && strcmp(p->name, name) != 0) p++;
+    if (p == end) return false;
+    config_family(c, p->family);
+    c->layers = depth > 0 ? depth : p->L;
+    c->heads = depth > 0 ? depth : p->NH;
+    c->channels = depth > 0 ? 64 * depth : p->C;
+    c->kv_heads = p->NKV;
+    c->head_size = p->HS;
+    c->ffn = p->F;
+    c->context = p->T;
+    c->vocab = p->V;
+    c->embed = p->E;
+    c->post_norm = p->E > 0;
+    c->tied = p->tied;
+    if (p->family == FAMILY_LLAMA || p->family == FAMILY_MISTRAL) c->norm_eps = 1e-5;
+    c->rope.theta = p->theta;
+    if (p->factor > 0) {
+        c->rope.scaling = ROPE_LLAMA3;
+        c->rope.factor = p->factor;
+        c->rope.low = 1;
+        c->rope.high = 4;
+        c->rope.original = 8192;
+    }
     return true;
 }
-#undef GPT2
-#undef OPT
 
 // ---------------------------------------------------------------------------------------------
 // The parameter table
 
 // The tensors of one layer, in the order in which they lie in memory: kind, field of LayerWeights,
 // native name, the part of the layer that reads it (tide/gpu/blocks.cuh), first values, rows,
-// columns. A linear layer's weight is (OC, C).
+// columns. A linear layer's weight is (OC, C). Rows of attn.qkv: those of all query heads, of the
+// key heads, of the value heads; of a gated mlp.fc: the gate's, then those that it multiplies. No
+// rows: the family has no such tensor.
 #define LAYER_PARAMETERS(PARAM, c) \
     PARAM(LN_1_W, ln_1_w, "ln_1.w", 0, INIT_ONE, 1, (c)->channels) \
-    PARAM(LN_1_B, ln_1_b, "ln_1.b", 0, INIT_ZERO, 1, (c)->channels) \
+    PARAM(LN_1_B, ln_1_b, "ln_1.b", 0, INIT_ZERO, !(c)->rms, (c)->channels) \
     PARAM(QKV_W, qkv_w, "attn.qkv.w", 0, INIT_NORMAL, config_qkv(c), (c)->channels) \
-    PARAM(QKV_B, qkv_b, "attn.qkv.b", 0, INIT_ZERO, 1, config_qkv(c)) \
+    PARAM(QKV_B, qkv_b, "attn.qkv.b", 0, INIT_ZERO, config_biased(c, BIAS_QKV), config_qkv(c)) \
+    PARAM(Q_NORM, q_norm, "attn.q_norm.w", 0, INIT_ONE, (size_t)(c)->qk_norm, config_head(c)) \
+    PARAM(K_NORM, k_norm, "attn.k_norm.w", 0, INIT_ONE, (size_t)(c)->qk_norm, config_head(c)) \
     PARAM(ATTPROJ_W, attproj_w, "attn.proj.w", 1, INIT_RESIDUAL, (c)->channels, config_att(c)) \
-    PARAM(ATTPROJ_B, attproj_b, "attn.proj.b", 1, INIT_ZERO, 1, (c)->channels) \
+    PARAM(ATTPROJ_B, attproj_b, "attn.proj.b", 1, INIT_ZERO, config_biased(c, BIAS_ATTPROJ), \
+          (c)->channels) \
     PARAM(LN_2_W, ln_2_w, "ln_2.w", 1, INIT_ONE, 1, (c)->channels) \
-    PARAM(LN_2_B, ln_2_b, "ln_2.b", 1, INIT_ZERO, 1, (c)->channels) \
+    PARAM(LN_2_B, ln_2_b, "ln_2.b", 1, INIT_ZERO, !(c)->rms, (c)->channels) \
     PARAM(FC_W, fc_w, "mlp.fc.w", 2, INIT_NORMAL, config_mlp(c), (c)->channels) \
-    PARAM(FC_B, fc_b, "mlp.fc.b", 2, INIT_ZERO, 1, config_mlp(c)) \
+    PARAM(FC_B, fc_b, "mlp.fc.b", 2, INIT_ZERO, config_biased(c, BIAS_MLP), config_mlp(c)) \
     PARAM(FCPROJ_W, fcproj_w, "mlp.proj.w", 3, INIT_RESIDUAL, (c)->channels, (c)->ffn) \
-    PARAM(FCPROJ_B, fcproj_b, "mlp.proj.b", 3, INIT_ZERO, 1, (c)->channels)
+    PARAM(FCPROJ_B, fcproj_b, "mlp.proj.b", 3, INIT_ZERO, config_biased(c, BIAS_MLP), (c)->channels)
 
 #define LAYER_KIND(kind, ...) kind,
 enum { LAYER_PARAMETERS(LAYER_KIND, 0) LAYER_TENSORS, LAYER_PARTS = 4 };
@@ -206,9 +336,9 @@ static GPT2Tensor *table_add(GPT2Table *t, const char *name, int layer, int kind
     return x;
 }
 
-// Lays the model out: wte, wpe, the layers, ln_f, lm_head (untied only); with narrow embeddings
-// project_in follows wpe, and project_out is in ln_f's place. One layer is one contiguous range.
-// The caller frees it with gpt2_table_free().
+// Lays the model out: wte, wpe (without rotary positions), the layers, ln_f, lm_head (untied only);
+// with narrow embeddings project_in follows wpe, and project_out is in ln_f's place. One layer is
+// one contiguous range. The caller frees it with gpt2_table_free().
 static GPT2Table gpt2_table(const GPT2Config *c) {
     #define LAYER_ROW(kind, field, name, part, init, rows, cols) {name, init, rows, cols},
     const struct { const char *name; int init; size_t rows, cols; } layer[LAYER_TENSORS] = {
@@ -220,9 +350,11 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
     t.tensors = ALLOC(GPT2Tensor, L * LAYER_TENSORS + 6, "table");
     t.wte = t.count;
     table_add(&t, "wte", -1, -1, c->vocab, E, INIT_NORMAL, L)->rows_padded = c->vocab_padded;
-    t.wpe = t.count;
-    table_add(&t, "wpe", -1, -1, c->context, C, INIT_NORMAL, L);
-    t.project_in = t.project_out = t.ln_f_w = t.ln_f_b = -1;
+    t.wpe = t.project_in = t.project_out = t.ln_f_w = t.ln_f_b = -1;
+    if (c->rope.theta == 0) {
+        t.wpe = t.count;
+        table_add(&t, "wpe", -1, -1, c->context, C, INIT_NORMAL, L);
+    }
     if (c->embed > 0) {
         t.project_in = t.count;
         table_add(&t, "project_in.w", -1, -1, C, E, INIT_NORMAL, L);
@@ -246,6 +378,8 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
     if (!c->post_norm) {
         t.ln_f_w = t.count;
         table_add(&t, "ln_f.w", (int)L, -1, 1, C, INIT_ONE, L);
+    }
+    if (!c->post_norm && !c->rms) {
         t.ln_f_b = t.count;
         table_add(&t, "ln_f.b", (int)L, -1, 1, C, INIT_ZERO, L);
     }
@@ -316,19 +450,21 @@ static void gpt2_init(const GPT2Table *t, float *arena, uint64_t seed) {
 // The activation table
 
 // The activations of one layer, in the order in which they lie in a GPU's memory: name, width per
-// token in elements, whether it is fp32 (else the trainer's type), the part of the layer that makes
-// it (tide/gpu/blocks.cuh), and the strongest --recompute that keeps it. Rows that a stronger one
-// keeps stand first. Memory, plan, trace and tests read this list; LayerActs of each trainer has a
-// pointer of each name.
+// token in elements (0: the family has no such activation), whether it is fp32 (else the trainer's
+// type), the part of the layer that makes it (tide/gpu/blocks.cuh), and the strongest --recompute
+// that keeps it. Rows that a stronger one keeps stand first. Memory, plan, trace and tests read
+// this list; LayerActs of each trainer has a pointer of each name.
 #define LAYER_ACTIVATIONS(ACT, c) \
     ACT(qkv, config_qkv(c), false, 0, RECOMPUTE_LIGHT) \
     ACT(atty, config_att(c), false, 0, RECOMPUTE_LIGHT) \
     ACT(lse, (c)->heads, true, 0, RECOMPUTE_LIGHT) \
+    ACT(qk, (c)->qk_norm ? config_qk(c) : 0, false, 0, RECOMPUTE_LIGHT) \
+    ACT(qk_rstd, (c)->qk_norm ? (c)->heads + config_kv(c) : 0, true, 0, RECOMPUTE_LIGHT) \
     ACT(mid, (c)->channels, false, 1, RECOMPUTE_LIGHT) \
     ACT(fc, config_mlp(c), false, 2, RECOMPUTE_LIGHT) \
-    ACT(mean_1, 1, true, (c)->post_norm ? 1 : 0, RECOMPUTE_LIGHT) \
+    ACT(mean_1, !(c)->rms, true, (c)->post_norm ? 1 : 0, RECOMPUTE_LIGHT) \
     ACT(rstd_1, 1, true, (c)->post_norm ? 1 : 0, RECOMPUTE_LIGHT) \
-    ACT(mean_2, 1, true, (c)->post_norm ? 3 : 1, RECOMPUTE_LIGHT) \
+    ACT(mean_2, !(c)->rms, true, (c)->post_norm ? 3 : 1, RECOMPUTE_LIGHT) \
     ACT(rstd_2, 1, true, (c)->post_norm ? 3 : 1, RECOMPUTE_LIGHT) \
     ACT(ln_1, (c)->channels, false, (c)->post_norm ? 1 : 0, RECOMPUTE_NONE) \
     ACT(ln_2, (c)->channels, false, (c)->post_norm ? 3 : 1, RECOMPUTE_NONE) \

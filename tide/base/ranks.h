@@ -335,8 +335,7 @@ static void ranks_meet(void) {
     free(all);
 }
 
-// To be the first thing in main(): what is printed before it is printed by every rank. From here on
-// stdout of all but rank 0 is /dev/null.
+// Is first in main(), so that only rank 0 prints: stdout of the others becomes /dev/null.
 static void ranks_open(void) {
     pthread_t watcher;
     ranks_find();

@@ -12,8 +12,12 @@
 //     path_join(), path_exists(), ..               names of files
 //     program_begin()                              descriptors 0 to 2, signals of files
 //     output_check()                               an output that is an input is refused
+//     file_map(), file_read(), text_read()         a whole file; one that must be text
 //     file_kind()                                  what a file's first bytes say that it is
 //     text_line()                                  a value in a text of lines "name value"
+//     utf8_decode(), utf8_encode()                 one code point
+//     hash_word(), hash_words(), hash_bytes()      is a file the one that was written?
+//     seal_print(), seal_find()                    a text that ends with its own hash
 #ifndef TIDE_UTIL_H
 #define TIDE_UTIL_H
 
@@ -23,6 +27,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -32,6 +37,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -93,8 +99,7 @@ HOST_DEVICE static inline float fma_in_double(float a, float b, float c) {
 HOST_DEVICE static inline uint32_t float_bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 HOST_DEVICE static inline float bits_float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
-// The same bits everywhere. Where there is no instruction, fmaf() is a slow call, and the loop
-// around it remains scalar.
+// The same bits everywhere. Without an instruction, fmaf() is a slow call in a loop of scalars.
 HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_rn(a, b, c);
@@ -121,8 +126,7 @@ static bool error_set(Error *err, const char *format, ...) {
     return false;
 }
 
-// Set in threads that what runs at exit may wait for, as CUDA does for its host functions. They end
-// the program without it.
+// True in threads that exit() may wait for, as CUDA's for host functions: they end with _exit().
 static __thread bool thread_is_awaited;
 
 // Where several processes are one run (ranks.h): takes the line instead, and returns when it has
@@ -149,6 +153,8 @@ static void end_program(int code, const char *format, ...) {
 #define die(...) end_program(2, __VA_ARGS__)
 #define fail(...) end_program(1, __VA_ARGS__)
 
+static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
+
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
 static size_t round_up(size_t n, size_t multiple) {
@@ -158,10 +164,10 @@ static size_t round_up(size_t n, size_t multiple) {
 // Zeroed memory at a 64-byte boundary (a cache line, and the widest vector register); free() frees
 // it. `what` names the buffer in the error line.
 static void *alloc_or_fail(size_t count, size_t size, const char *what) {
-    const double mib = (double)count * (double)size / (1 << 20);
+    const double needed = (double)count * (double)size / (1 << 20);  // a size_t may overflow
     const size_t bytes = count * size > 0 ? round_up(count * size, 64) : 64;
-    void *p = mib < 1e12 ? aligned_alloc(64, bytes) : NULL;
-    if (p == NULL) fail("out of memory: %s needs %.1f MiB", what, mib);
+    void *p = needed < 1e12 ? aligned_alloc(64, bytes) : NULL;
+    if (p == NULL) fail("out of memory: %s needs %.1f MiB", what, needed);
     memset(p, 0, bytes);
     return p;
 }
@@ -221,13 +227,12 @@ static FILE *replace_open(const char *path, Error *err) {
 static bool replace_close(FILE *f, const char *path, Error *err) {
     char temporary[PATH_MAX];
     replace_name(temporary, path);
-    bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
-    int reason = errno;  // of the first call that failed: fclose may succeed and hide it
-    if (fclose(f) != 0 && ok) { ok = false; reason = errno; }
-    if (ok && rename(temporary, path) != 0) { ok = false; reason = errno; }
-    if (ok) return true;
+    const bool whole = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
+    if (whole && fclose(f) == 0 && rename(temporary, path) == 0) return true;
+    error_set(err, "cannot write %.400s: %s", path, strerror(errno));
+    if (!whole) fclose(f);
     unlink(temporary);
-    return error_set(err, "cannot write %.400s: %s", path, strerror(reason));
+    return false;
 }
 
 // Gives up a file that replace_open() opened: the old one stays.
@@ -238,8 +243,7 @@ static void replace_discard(FILE *f, const char *path) {
     unlink(temporary);
 }
 
-// In a text of lines "name value", or "name" alone: what follows that name, from the blank to the
-// end of the line; NULL if no line has it.
+// Finds what follows a name, from the blank on, in a text of lines "name value" or "name"; or NULL.
 static const char *text_line(const char *text, const char *name) {
     const size_t n = strlen(name);
     for (const char *at = text; at != NULL; at = strchr(at, '\n')) {
@@ -299,6 +303,60 @@ static void output_check(const char *option, const char *out, const char *reader
     if (pattern) globfree(&found);
 }
 
+// mkdir -p. Returns false with errno set if a part of the path cannot be made.
+static bool make_directories(const char *path) {
+    char part[PATH_MAX];
+    size_t n = strlen(path);
+    if (n == 0 || n >= sizeof part) { errno = ENAMETOOLONG; return false; }
+    for (size_t i = 1; i <= n; i++) {
+        if (path[i] != '/' && path[i] != '\0') continue;
+        memcpy(part, path, i);
+        part[i] = '\0';
+        if (mkdir(part, 0777) != 0 && errno != EEXIST) return false;
+    }
+    if (!path_is_directory(path)) { errno = ENOTDIR; return false; }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// UTF-8
+
+// One code point of UTF-8 (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF). Returns
+// its length in bytes, or 0 if s does not start with a valid one.
+static size_t utf8_decode(const char *s, size_t n, uint32_t *point) {
+    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
+    const unsigned char *u = (const unsigned char *)s;
+    if (n == 0) return 0;
+    if (u[0] < 0x80) { *point = u[0]; return 1; }
+    size_t length = u[0] >= 0xf0 ? 4 : u[0] >= 0xe0 ? 3 : 2;
+    if (u[0] < 0xc2 || u[0] > 0xf4 || n < length) return 0;
+    uint32_t c = u[0] & (0x7fu >> length);
+    for (size_t i = 1; i < length; i++) {
+        if ((u[i] & 0xc0) != 0x80) return 0;
+        c = c << 6 | (u[i] & 0x3f);
+    }
+    if (c < smallest[length] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return 0;
+    *point = c;
+    return length;
+}
+
+// Writes code point c as 1 to 4 bytes and returns how many.
+static size_t utf8_encode(uint32_t c, char *out) {
+    if (c < 0x80) { out[0] = (char)c; return 1; }
+    size_t length = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (size_t i = length - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
+    out[0] = (char)((0xf00u >> length & 0xff) | c);
+    return length;
+}
+
+// Bytes of the byte order mark with which a text begins: 3, or 0.
+static size_t utf8_mark(const char *text, size_t n) {
+    return n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Whole files
+
 // Names what the first n bytes of a file say that it is, and what to do with it: "PATH is ..".
 // NULL: nothing that is known here. Patterns have '|' between them, and upper case is lower case.
 static const char *file_kind(const void *bytes, size_t n) {
@@ -323,7 +381,7 @@ static const char *file_kind(const void *bytes, size_t n) {
     const char *s = (const char *)bytes, *end = s + n;
     if (n > 9 && s[7] == 0 && s[8] == '{' && (s[9] == '"' || s[9] == '}'))
         return "a safetensors file: name it, or its folder, with --model";
-    if (n > 2 && memcmp(s, "\xef\xbb\xbf", 3) == 0) s += 3;  // a byte order mark
+    s += utf8_mark(s, n);
     while (s < end && memchr(" \t\r\n", *s, 4) != NULL) s++;
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         for (const char *at = kinds[i].patterns; *at != '\0'; at += *at == '|') {
@@ -335,19 +393,101 @@ static const char *file_kind(const void *bytes, size_t n) {
     return NULL;
 }
 
-// mkdir -p. Returns false with errno set if a part of the path cannot be made.
-static bool make_directories(const char *path) {
-    char part[PATH_MAX];
-    size_t n = strlen(path);
-    if (n == 0 || n >= sizeof part) { errno = ENAMETOOLONG; return false; }
-    for (size_t i = 1; i <= n; i++) {
-        if (path[i] != '/' && path[i] != '\0') continue;
-        memcpy(part, path, i);
-        part[i] = '\0';
-        if (mkdir(part, 0777) != 0 && errno != EEXIST) return false;
+// Maps a whole, non-empty, regular file of *n bytes read-only.
+static void *file_map(const char *path, size_t *n) {
+    struct stat st;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait on a pipe
+    if (fd < 0 || fstat(fd, &st) != 0) die("cannot open %s: %s", path, strerror(errno));
+    if (S_ISDIR(st.st_mode)) die("%s is a directory; '%s/*' names the files in it", path, path);
+    if (!S_ISREG(st.st_mode)) die("%s is not a regular file", path);
+    if (st.st_size == 0) die("%s is empty", path);
+    *n = (size_t)st.st_size;
+    void *map = mmap(NULL, *n, PROT_READ, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) die("cannot map %s: %s", path, strerror(errno));
+    close(fd);
+    return map;
+}
+
+// Reads a whole regular file, without a byte order mark; puts a NUL after its *n bytes. free() it.
+// NULL and the reason in err if it is not there, not a regular file, or changes while it is read.
+static char *file_read(const char *path, size_t *n, Error *err) {
+    struct stat s;
+    errno = 0;
+    FILE *f = stat(path, &s) == 0 && S_ISREG(s.st_mode) ? fopen(path, "rb") : NULL;
+    if (f == NULL) {
+        error_set(err, "%s: %s", path, errno != 0 ? strerror(errno) : "not a regular file");
+        return NULL;
     }
-    if (!path_is_directory(path)) { errno = ENOTDIR; return false; }
-    return true;
+    *n = (size_t)s.st_size;
+    char *text = (char *)alloc_or_fail(*n + 1, 1, path);
+    const bool whole = fread(text, 1, *n, f) == *n && fgetc(f) == EOF && !ferror(f);
+    fclose(f);
+    const size_t mark = utf8_mark(text, *n);
+    *n -= mark;
+    memmove(text, text + mark, *n + 1);
+    if (whole) return text;
+    free(text);
+    error_set(err, "%s: cannot be read as a whole", path);
+    return NULL;
+}
+
+// file_read() of a text: refuses what is something else by its first bytes, and a NUL.
+static char *text_read(const char *path, size_t *n, Error *err) {
+    char *text = file_read(path, n, err);
+    const char *kind = text != NULL ? file_kind(text, *n) : NULL;
+    if (text == NULL || (kind == NULL && strlen(text) == *n)) return text;
+    error_set(err, "%.200s %s%s", path, kind != NULL ? "is " : "has a NUL byte: it is no text, ",
+              kind != NULL ? kind : "or UTF-16: write it as UTF-8");
+    free(text);
+    return NULL;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Hash
+//
+// The sum of a number for each 8-byte word, which depends on the word and its place: the parts of a
+// file may be hashed in any order. The number is splitmix64's mixing (Steele, Lea, Flood 2014) of
+// the two, a bijection of the word: a change within one word always changes the sum. Any other
+// damage goes unnoticed with a chance of 2^-64. It is no defence against a forger.
+
+static uint64_t hash_word(uint64_t place, uint64_t x) {
+    x ^= place * 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+// n bytes from byte `place` of a file add this. Only where a tensor ends may a word be cut short.
+static uint64_t hash_words(uint64_t place, const void *bytes, size_t n) {
+    const unsigned char *p = (const unsigned char *)bytes;
+    const size_t whole = n / 8;
+    uint64_t sum = 0, x;
+    for (size_t i = 0; i < whole; i++) {
+        memcpy(&x, p + 8 * i, 8);
+        sum += hash_word(place + 8 * i, x);
+    }
+    if (n % 8 == 0) return sum;
+    memset(&x, 0, 8);
+    memcpy(&x, p + 8 * whole, n % 8);
+    return sum + hash_word(place + 8 * whole, x);
+}
+
+static uint64_t hash_bytes(const void *bytes, size_t n) {
+    return hash_word(n, hash_words(0, bytes, n));
+}
+
+// A text's last line, "seal 16 digits", is the hash of what is before it.
+enum { SEAL = 22 };
+static void seal_print(FILE *f, const char *text, size_t n) {
+    fprintf(f, "seal %016" PRIx64 "\n", hash_bytes(text, n));
+}
+
+// Bytes of a text of n before its seal; SIZE_MAX: it is not what was written.
+static size_t seal_find(const char *text, size_t n) {
+    char seal[SEAL + 1];
+    if (n < SEAL) return SIZE_MAX;
+    snprintf(seal, sizeof seal, "seal %016" PRIx64 "\n", hash_bytes(text, n - SEAL));
+    return memcmp(text + n - SEAL, seal, SEAL) == 0 ? n - SEAL : SIZE_MAX;
 }
 
 #endif

@@ -67,6 +67,8 @@ VECTORISED float gelu_f32(float x) {
     return 0.5f * x * (1.0f + tanh_u);
 }
 
+VECTORISED float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+
 // The largest of n numbers; -infinity of none. NaNs make it NaN, or do not count. Compilers may not
 // change the order of comparisons of floats, lest one is NaN, and clang then compares one by one;
 // integers are compared in any order. These are the bits, with those of negative numbers turned
@@ -83,17 +85,21 @@ static inline float max_f32(const float *x, size_t n) {
     return bits_float((uint32_t)float_order(max));
 }
 
-// Of n numbers: out = (x - mean) r w + b. Returns r = 1 / sqrt(variance + eps).
+// Normalises n numbers: out = (x - mean) r w + b. Returns r = 1 / sqrt(variance + eps). Where mean
+// is NULL, b is NULL too: RMS norm takes 0 for both.
 VECTORISED float normalise(float *out, float *mean, const float *x, const float *w, const float *b,
                            size_t n, float eps) {
-    float sum = 0, squares = 0;
-    #pragma omp simd reduction(+ : sum)
-    for (size_t i = 0; i < n; i++) sum += x[i];
-    const float mu = *mean = sum / (float)n;
+    float sum = 0, squares = 0, mu = 0;
+    if (mean != NULL) {
+        #pragma omp simd reduction(+ : sum)
+        for (size_t i = 0; i < n; i++) sum += x[i];
+        mu = *mean = sum / (float)n;
+    }
     #pragma omp simd reduction(+ : squares)
     for (size_t i = 0; i < n; i++) squares += (x[i] - mu) * (x[i] - mu);
     const float r = 1.0f / sqrtf(squares / (float)n + eps);
-    for (size_t i = 0; i < n; i++) out[i] = (x[i] - mu) * r * w[i] + b[i];
+    if (mean == NULL) for (size_t i = 0; i < n; i++) out[i] = x[i] * r * w[i];
+    else for (size_t i = 0; i < n; i++) out[i] = (x[i] - mu) * r * w[i] + b[i];
     return r;
 }
 

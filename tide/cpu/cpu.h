@@ -43,14 +43,10 @@ static void cpu_describe(void) {
            cpu_instructions());
 }
 
-// OpenMP's threads meet after every loop, and who comes first waits in a loop: with gcc's
-// library 300,000 times round, with LLVM's for 200 ms, before it sleeps. Where another process
-// wants the core, or the host of a virtual machine takes it, that is time taken from the one that
-// is waited for: up to 15 times slower (doc/SPEED.md). 1000 times round, some 30 to 60 us, are
-// enough for the waits of an idle machine; LLVM's library, which yields in its loop, counts in ms:
-// one. The libraries read this from the environment before main(), so the program starts once more
-// with it; whatever the user has set stays. Its name among the processes is then /proc's "exe",
-// until it is what the user called it again.
+// Lets threads that wait for each other after a loop sleep after some 30 to 60 us: the libraries'
+// own waits take the core from the one that is waited for (doc/SPEED.md). The libraries read this
+// from the environment before main(), so the program starts once more with it, and then takes its
+// name back from /proc's "exe"; whatever the user has set stays.
 static void cpu_wait_briefly(char **argv) {
 #ifdef _OPENMP
     prctl(PR_SET_NAME, program_invocation_short_name);
@@ -83,10 +79,8 @@ static int cpu_threads(size_t asked, int ranks) {
 static void cpu_copy(void *to, const void *from, size_t bytes) {
     const size_t chunk = 1 << 16;
     #pragma omp parallel for schedule(dynamic) if (bytes > chunk)
-    for (size_t at = 0; at < bytes; at += chunk) {
-        const size_t n = bytes - at < chunk ? bytes - at : chunk;
-        memcpy((char *)to + at, (const char *)from + at, n);
-    }
+    for (size_t at = 0; at < bytes; at += chunk)
+        memcpy((char *)to + at, (const char *)from + at, min_size(chunk, bytes - at));
 }
 
 // ---------------------------------------------------------------------------------------------

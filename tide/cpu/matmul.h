@@ -1,22 +1,7 @@
 // matmul.h: the matrix product, where a transformer on a CPU spends nine tenths of its time.
 //
 // gemm_plain() is the definition: three loops. gemm() and gemm_serial() compute the same thing as
-// fast as the machine allows. What they do about it, in the order in which it pays:
-//
-//   Register tile. One fused multiply-add needs two numbers; reading both from memory each time
-//     would make loads, not arithmetic, the limit. So a tile of GEMM_MR x GEMM_NR results stays in
-//     vector registers while k runs: per k it reads MR numbers of A and NV vectors of B, and does
-//     MR x NV vector multiply-adds with them (24 for 10 loads, with AVX-512).
-//   Packing. The tile wants B as [k][NR columns], whatever way the matrix lies in memory. Copying
-//     a panel of KC x NR into that order costs once what is then used for every row of A. It also
-//     turns widely strided rows, which collide in the cache and the TLB, into one run of bytes.
-//     A is copied for that second reason, without reordering when its rows lie along k.
-//   Blocks for the caches. MR x KC of A (9 KiB) stays in L1 while a tile is computed, and KC x NR
-//     of B (96 KiB with AVX-512) streams from L2, a few bytes per multiply-add. MC x KC of A (at
-//     most 2.3 MiB) is packed once for all threads and lives in L2/L3. A larger KC means fewer
-//     passes over the result; those reads are announced (prefetched) when a tile starts.
-//   Threads share the packed A; each takes one panel of B at a time, packs it and multiplies. The
-//     weights, the largest operand of a small batch, are so read and packed exactly once.
+// fast as the machine allows, in panels and register tiles: doc/matmul.md is the lesson.
 //
 // Bits. Every result is the sum over blocks of KC of sums from 0 in order of k, added to what was
 // there in that order. MC, the tile's place and the threads do not enter: the same inputs give the
@@ -49,8 +34,7 @@ typedef float Vec __attribute__((vector_size(4 * VEC_LANES)));
 typedef float VecLoose __attribute__((vector_size(4 * VEC_LANES), aligned(4), may_alias));
 typedef float Vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
-// Lanes a, b, c, d of the eight in x and y. gcc before 12 has it under another name and with the
-// numbers in a vector.
+// Lanes a, b, c, d of the eight in x and y. gcc before 12 wants the numbers in a vector.
 #if defined __clang__ || __GNUC__ >= 12
 #define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
 #else
@@ -92,8 +76,8 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 #define GEMM_NV ((size_t)2)         // 16
 #endif
 #define GEMM_NR (GEMM_NV * VEC_LANES)
-#define GEMM_KC ((size_t)384)       // see above; part of the definition of the bits
-#define GEMM_MC ((size_t)1536)      // a multiple of MR
+#define GEMM_KC ((size_t)384)       // depth of a panel; part of the definition of the bits
+#define GEMM_MC ((size_t)1536)      // rows of A that are packed at once; a multiple of MR
 
 // ---------------------------------------------------------------------------------------------
 // The definition
@@ -118,8 +102,7 @@ static void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
 // ---------------------------------------------------------------------------------------------
 // The fast product
 
-// Where the tiles find A: tile t's row r begins at base + t * tile + r * row, and its elements
-// along k are `k` apart.
+// The rows of A: tile t's row r begins at base + t * tile + r * row; its elements are `k` apart.
 typedef struct { const float *base; size_t tile, row, k; } GemmA;
 
 // Packs rows [0, rows) and kc columns of op(A). Along k: a plain copy, KC floats per row. Across
@@ -338,8 +321,7 @@ static __attribute__((noinline)) float fma_chains(int rounds, float factor_value
 }
 
 // GFLOP/s of all threads doing nothing but multiply-adds on registers for about `seconds`: the
-// limit that a product is measured against (two operations per lane). The best of several runs,
-// because the clock and the neighbours vary.
+// limit of a product. The best of several runs, because the clock and the neighbours vary.
 static double fma_peak_gflops(double seconds) {
     const int rounds = 400000;
     const double end = seconds_now() + seconds;

@@ -8,7 +8,7 @@
 //     loader_make()       sequences of T tokens of a data set
 //     loader_check()      ends the program if there is none
 //     loader_sequence()   the one at a position
-//     segment_parse(), file_map(), permute(): also of use elsewhere
+//     segment_parse(), permute(): also of use elsewhere
 //
 // What is wrong with a file ends the program with one line. Files stay mapped, and views look into
 // the data set that they are of: nothing here is ever closed.
@@ -21,11 +21,7 @@
 #include "../base/util.h"
 #include "../base/memory.h"
 #include "../base/rng.h"
-#include "safetensors.h"
 #include "tokenizer.h"
-#include <fcntl.h>
-#include <glob.h>
-#include <sys/mman.h>
 
 enum { BIN_HEADER = 256 * 4, BIN_MAGIC_16 = 20240520, BIN_MAGIC_32 = 20240801 };
 
@@ -82,23 +78,11 @@ static TokenSegment segment_parse(const char *name, const void *bytes, size_t n)
 // ---------------------------------------------------------------------------------------------
 // Opening
 
-// Maps a whole, non-empty, regular file of *n bytes read-only.
-static void *file_map(const char *path, size_t *n) {
-    struct stat st;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait on a pipe
-    if (fd < 0 || fstat(fd, &st) != 0) die("cannot open %s: %s", path, strerror(errno));
-    if (S_ISDIR(st.st_mode)) die("%s is a directory; '%s/*' names the files in it", path, path);
-    if (!S_ISREG(st.st_mode)) die("%s is not a regular file", path);
-    if (st.st_size == 0) die("%s is empty", path);
-    *n = (size_t)st.st_size;
-    void *map = mmap(NULL, *n, PROT_READ, MAP_SHARED, fd, 0);
-    if (map == MAP_FAILED) die("cannot map %s: %s", path, strerror(errno));
-    close(fd);
-    return map;
-}
+// Why there is no tokenizer, for the line that says that one is needed.
+static char tokenizer_why[ERR_MAX] = "the model came without one";
 
-// Of texts, as segments of bytes: one segment of their tokens, with an end-of-text token between
-// two files if the tokenizer has one. The texts are no longer mapped then.
+// Of texts, as segments of bytes: one segment of their tokens, each a document with the tokens
+// around it (document_next). The texts are no longer mapped then.
 static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
     TokenSegment all = {name, NULL, 0, 0, tok->vocab <= 65536 ? 2 : 4};
     // A token takes 4 bytes until all are known. Texts have about as many bytes for each, but where
@@ -107,15 +91,20 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     if (peak > (double)memory_available())
         die("encoding %s takes about %.0f MiB of memory, and %.0f MiB are available: make token "
             "files of it, part by part (dev/data/tokenize.c)", name, peak / (1 << 20),
-            (double)memory_available() / (1 << 20));
-    // a byte is at most one token
-    uint32_t *ids = (uint32_t *)malloc((texts->tokens + texts->count) * sizeof *ids);
-    if (ids == NULL) fail("out of memory: the tokens of %zu bytes of text", texts->tokens);
-    for (size_t i = 0; i < texts->count; i++) {
+            mib(memory_available()));
+    uint32_t *ids = NULL;
+    for (size_t i = 0, room = 0; i < texts->count; i++) {
         const TokenSegment *text = &texts->segments[i];
-        if (i > 0 && tok->eot >= 0) ids[all.count++] = (uint32_t)tok->eot;
-        all.count += tokenizer_encode(tok, (const char *)text->tokens, text->count,
-                                      ids + all.count);
+        Document d = {tok, (const char *)text->tokens, text->count, 0, NULL, 0, 0};
+        while (document_next(&d, i == 0)) {
+            if (all.count + d.count > room) {
+                room = 2 * room + d.count;
+                ids = (uint32_t *)realloc(ids, room * sizeof *ids);
+                if (ids == NULL) fail("out of memory: %zu tokens of text", room);
+            }
+            memcpy(ids + all.count, d.ids, d.count * sizeof *ids);
+            all.count += d.count;
+        }
         munmap((void *)text->tokens, text->count);
     }
     for (size_t i = 0; i < all.count && all.width == 2; i++) {
@@ -207,8 +196,7 @@ static TokenData data_view(const TokenData *all, size_t from, size_t to) {
     return view;
 }
 
-// The last `held_out` share (0 to 1, of the tokens of all files together) goes to val, what is
-// before it to train. Nothing is copied.
+// Makes views: val has the last `held_out` share (0 to 1) of all files' tokens, train the others.
 static void data_split(const TokenData *all, double held_out, TokenData *train, TokenData *val) {
     const size_t held = (size_t)((double)all->tokens * held_out);
     *train = data_view(all, 0, all->tokens - held);
@@ -226,8 +214,7 @@ typedef struct {
     size_t sequences;  // per epoch
 } Loader;
 
-// True if windows of this segment move from epoch to epoch: for that a segment needs T - 1 tokens
-// more than one window has.
+// True if this segment's windows move from epoch to epoch: T - 1 tokens more than one window has.
 static bool segment_has_phase(const Loader *l, const TokenSegment *s) {
     return l->shuffle && s->count / 2 >= l->T;
 }

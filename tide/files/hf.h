@@ -77,7 +77,8 @@ static size_t state_next(const RunState *x, size_t *at, size_t end) {
 //
 // One table serves loading, saving and dumping: what each tensor is called in Hugging Face's files,
 // and where its elements are in our arena. GPT-2 keeps the weights of its linear layers as
-// (in, out); OPT has q, k and v apart, and two rows that no position uses in front of the others.
+// (in, out); the others have q, k and v apart, and OPT two rows that no position uses in front of
+// the positions'.
 
 typedef struct {
     char name[96];      // with the prefix under which we write it
@@ -90,33 +91,52 @@ typedef struct {
     bool transpose;     // a matrix; ours is the other way round
 } HfTensor;
 
+// The families: model_type, architecture, and the naming that several share.
+enum { NAMING_GPT2, NAMING_OPT, NAMING_LLAMA, NAMINGS };
+static const struct { const char *type, *architecture; int naming; } hf_families[FAMILIES] = {
+    {"gpt2", "GPT2LMHeadModel", NAMING_GPT2}, {"opt", "OPTForCausalLM", NAMING_OPT},
+    {"llama", "LlamaForCausalLM", NAMING_LLAMA}, {"mistral", "MistralForCausalLM", NAMING_LLAMA},
+    {"qwen2", "Qwen2ForCausalLM", NAMING_LLAMA}, {"qwen3", "Qwen3ForCausalLM", NAMING_LLAMA}};
+
+static int hf_naming(const GPT2Config *c) { return hf_families[c->family].naming; }
+
 // The prefixes under which the same tensor is found; the first is the one that we write.
-static const char *const hf_prefixes[2][5] = {
+static const char *const hf_prefixes[NAMINGS][5] = {
     {"transformer.", "", NULL, NULL, NULL},
     {"model.decoder.", "decoder.", "model.", "", NULL},
+    {"model.", "", NULL, NULL, NULL},
 };
 
 // The names behind them, of layer %d, as in the table: those of a layer by kind, then the others.
-static const char *const hf_names[LAYER_TENSORS + 7][2] = {
-    {"h.%d.ln_1.weight", "layers.%d.self_attn_layer_norm.weight"},
-    {"h.%d.ln_1.bias", "layers.%d.self_attn_layer_norm.bias"},
-    {"h.%d.attn.c_attn.weight", "layers.%d.self_attn.%c_proj.weight"},
-    {"h.%d.attn.c_attn.bias", "layers.%d.self_attn.%c_proj.bias"},
-    {"h.%d.attn.c_proj.weight", "layers.%d.self_attn.out_proj.weight"},
-    {"h.%d.attn.c_proj.bias", "layers.%d.self_attn.out_proj.bias"},
-    {"h.%d.ln_2.weight", "layers.%d.final_layer_norm.weight"},
-    {"h.%d.ln_2.bias", "layers.%d.final_layer_norm.bias"},
-    {"h.%d.mlp.c_fc.weight", "layers.%d.fc1.weight"},
-    {"h.%d.mlp.c_fc.bias", "layers.%d.fc1.bias"},
-    {"h.%d.mlp.c_proj.weight", "layers.%d.fc2.weight"},
-    {"h.%d.mlp.c_proj.bias", "layers.%d.fc2.bias"},
-    {"wte.weight", "embed_tokens.weight"},
-    {"wpe.weight", "embed_positions.weight"},
-    {"ln_f.weight", "final_layer_norm.weight"},
-    {"ln_f.bias", "final_layer_norm.bias"},
-    {NULL, "project_in.weight"},
-    {NULL, "project_out.weight"},
-    {"lm_head.weight", "lm_head.weight"},
+// %s: the part of a tensor that is stored in parts.
+static const char *const hf_names[LAYER_TENSORS + 7][NAMINGS] = {
+    {"h.%d.ln_1.weight", "layers.%d.self_attn_layer_norm.weight",
+     "layers.%d.input_layernorm.weight"},
+    {"h.%d.ln_1.bias", "layers.%d.self_attn_layer_norm.bias", NULL},
+    {"h.%d.attn.c_attn.weight", "layers.%d.self_attn.%s_proj.weight",
+     "layers.%d.self_attn.%s_proj.weight"},
+    {"h.%d.attn.c_attn.bias", "layers.%d.self_attn.%s_proj.bias",
+     "layers.%d.self_attn.%s_proj.bias"},
+    {NULL, NULL, "layers.%d.self_attn.q_norm.weight"},
+    {NULL, NULL, "layers.%d.self_attn.k_norm.weight"},
+    {"h.%d.attn.c_proj.weight", "layers.%d.self_attn.out_proj.weight",
+     "layers.%d.self_attn.o_proj.weight"},
+    {"h.%d.attn.c_proj.bias", "layers.%d.self_attn.out_proj.bias",
+     "layers.%d.self_attn.o_proj.bias"},
+    {"h.%d.ln_2.weight", "layers.%d.final_layer_norm.weight",
+     "layers.%d.post_attention_layernorm.weight"},
+    {"h.%d.ln_2.bias", "layers.%d.final_layer_norm.bias", NULL},
+    {"h.%d.mlp.c_fc.weight", "layers.%d.fc1.weight", "layers.%d.mlp.%s_proj.weight"},
+    {"h.%d.mlp.c_fc.bias", "layers.%d.fc1.bias", "layers.%d.mlp.%s_proj.bias"},
+    {"h.%d.mlp.c_proj.weight", "layers.%d.fc2.weight", "layers.%d.mlp.down_proj.weight"},
+    {"h.%d.mlp.c_proj.bias", "layers.%d.fc2.bias", "layers.%d.mlp.down_proj.bias"},
+    {"wte.weight", "embed_tokens.weight", "embed_tokens.weight"},
+    {"wpe.weight", "embed_positions.weight", NULL},
+    {"ln_f.weight", "final_layer_norm.weight", "norm.weight"},
+    {"ln_f.bias", "final_layer_norm.bias", NULL},
+    {NULL, "project_in.weight", NULL},
+    {NULL, "project_out.weight", NULL},
+    {"lm_head.weight", "lm_head.weight", "lm_head.weight"},
 };
 
 // Tensor i of the table in our own layout and naming, as checkpoints store it.
@@ -128,34 +148,39 @@ static HfTensor own_tensor(const GPT2Table *t, int i) {
     return x;
 }
 
-// What is stored for part 0, 1 or 2 of tensor i / 3 of the table is number i; only OPT's q, k and v
-// are stored in parts. Returns false if there is no such number. c NULL: own_tensor().
+// What is stored for part 0, 1 or 2 of tensor i / 3 of the table is number i: q, k and v, and the
+// two halves of a gated MLP's first product, are stored in parts, but for GPT-2's. Returns false if
+// there is no such number. c NULL: own_tensor().
 static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *x) {
+    static const char *const names[2][3] = {{"q", "k", "v"}, {"gate", "up", NULL}};
     const GPT2Tensor *p = &t->tensors[i / 3];
     *x = own_tensor(t, i / 3);
     if (c == NULL) return i % 3 == 0;
-    const bool opt = c->family == FAMILY_OPT;
-    const bool parts = opt && (p->kind == QKV_W || p->kind == QKV_B);
+    const int naming = hf_naming(c), part = i % 3;
+    const bool qkv = naming != NAMING_GPT2 && (p->kind == QKV_W || p->kind == QKV_B);
+    const bool gate = config_gated(c) && (p->kind == FC_W || p->kind == FC_B);
     const int others[] = {t->wte, t->wpe, t->ln_f_w, t->ln_f_b, t->project_in, t->project_out,
                           t->lm_head};
     int row = p->kind >= 0 ? p->kind : LAYER_TENSORS;
     while (row >= LAYER_TENSORS && others[row - LAYER_TENSORS] != i / 3) row++;
-    const char *prefix = p == &t->tensors[t->lm_head] && !c->tied ? "" : hf_prefixes[c->family][0];
-    if (i % 3 > 0 && !parts) return false;
+    const char *prefix = p == &t->tensors[t->lm_head] && !c->tied ? "" : hf_prefixes[naming][0];
+    if (part > (qkv ? 2 : gate ? 1 : 0)) return false;
     x->prefix = strlen(prefix);
     memcpy(x->name, prefix, x->prefix);
-    snprintf(x->name + x->prefix, sizeof x->name - x->prefix, hf_names[row][c->family], p->layer,
-             "qkv"[i % 3]);
-    if (parts) {
-        x->shape[0] /= 3;
-        x->n /= 3;
-        x->first = (size_t)(i % 3) * x->n;
+    snprintf(x->name + x->prefix, sizeof x->name - x->prefix, hf_names[row][naming], p->layer,
+             names[gate][part]);
+    if (qkv || gate) {
+        const size_t K = config_kv(c) * config_head(c), width = x->n / x->shape[0];
+        const size_t rows[3] = {qkv ? config_att(c) : c->ffn, qkv ? K : c->ffn, K};
+        for (int k = 0; k < part; k++) x->first += rows[k] * width;
+        x->shape[0] = rows[part];
+        x->n = rows[part] * width;
     }
-    if (opt && i / 3 == t->wpe) {
+    if (naming == NAMING_OPT && i / 3 == t->wpe) {
         x->skip = 2 * p->cols;
         x->shape[0] += 2;
     }
-    if (!opt && p->kind >= 0 && p->rank == 2) {
+    if (naming == NAMING_GPT2 && p->kind >= 0 && p->rank == 2) {
         x->transpose = true;
         x->shape[0] = p->cols;
         x->shape[1] = p->rows;
@@ -255,14 +280,15 @@ static void part_write(const RunState *here, int part, const GPT2Table *t, const
 // ---------------------------------------------------------------------------------------------
 // 3. Reading a model
 
-// What a configuration's sizes are called in config.json, by family.
-static const struct { size_t at; const char *names[2]; } config_sizes[] = {
-    {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers"}},
-    {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads"}},
-    {offsetof(GPT2Config, channels), {"n_embd", "hidden_size"}},
-    {offsetof(GPT2Config, context), {"n_positions", "max_position_embeddings"}},
-    {offsetof(GPT2Config, vocab), {"vocab_size", "vocab_size"}},
-    {offsetof(GPT2Config, ffn), {"n_inner", "ffn_dim"}},
+// What a configuration's sizes are called in config.json, by naming.
+static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = {
+    {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers", "num_hidden_layers"}},
+    {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads", "num_attention_heads"}},
+    {offsetof(GPT2Config, channels), {"n_embd", "hidden_size", "hidden_size"}},
+    {offsetof(GPT2Config, context),
+     {"n_positions", "max_position_embeddings", "max_position_embeddings"}},
+    {offsetof(GPT2Config, vocab), {"vocab_size", "vocab_size", "vocab_size"}},
+    {offsetof(GPT2Config, ffn), {"n_inner", "ffn_dim", "intermediate_size"}},
 };
 enum { CONFIG_SIZES = sizeof config_sizes / sizeof config_sizes[0] };
 
@@ -270,61 +296,146 @@ enum { CONFIG_SIZES = sizeof config_sizes / sizeof config_sizes[0] };
 // else must be the same if it is `needed`: other models need arithmetic that is not in
 // train_gpt2.c, and no result is better than a slightly wrong one. Dropout is 0: that is how the
 // model was trained. OPT gets no padding token, since PyTorch would freeze its row.
-static const struct { int family; bool needed; const char *key, *value; } config_fixed[] = {
-    {FAMILY_GPT2, false, "architectures", "[\"GPT2LMHeadModel\"]"},
-    {FAMILY_GPT2, false, "model_type", "\"gpt2\""},
-    {FAMILY_GPT2, true, "layer_norm_epsilon", "1e-05"},
-    {FAMILY_GPT2, true, "scale_attn_weights", "true"},
-    {FAMILY_GPT2, true, "scale_attn_by_inverse_layer_idx", "false"},
-    {FAMILY_GPT2, true, "add_cross_attention", "false"},
-    {FAMILY_GPT2, false, "embd_pdrop", "0.0"},
-    {FAMILY_GPT2, false, "attn_pdrop", "0.0"},
-    {FAMILY_GPT2, false, "resid_pdrop", "0.0"},
-    {FAMILY_OPT, false, "architectures", "[\"OPTForCausalLM\"]"},
-    {FAMILY_OPT, false, "model_type", "\"opt\""},
-    {FAMILY_OPT, false, "do_layer_norm_before", "true"},
-    {FAMILY_OPT, true, "enable_bias", "true"},
-    {FAMILY_OPT, true, "layer_norm_elementwise_affine", "true"},
-    {FAMILY_OPT, true, "_remove_final_layer_norm", "false"},
-    {FAMILY_OPT, false, "dropout", "0.0"},
-    {FAMILY_OPT, false, "attention_dropout", "0.0"},
-    {FAMILY_OPT, false, "pad_token_id", "null"},
+static const struct { int naming; bool needed; const char *key, *value; } config_fixed[] = {
+    {NAMING_GPT2, true, "layer_norm_epsilon", "1e-05"},
+    {NAMING_GPT2, true, "scale_attn_weights", "true"},
+    {NAMING_GPT2, true, "scale_attn_by_inverse_layer_idx", "false"},
+    {NAMING_GPT2, true, "add_cross_attention", "false"},
+    {NAMING_GPT2, false, "embd_pdrop", "0.0"},
+    {NAMING_GPT2, false, "attn_pdrop", "0.0"},
+    {NAMING_GPT2, false, "resid_pdrop", "0.0"},
+    {NAMING_OPT, false, "do_layer_norm_before", "true"},
+    {NAMING_OPT, true, "enable_bias", "true"},
+    {NAMING_OPT, true, "layer_norm_elementwise_affine", "true"},
+    {NAMING_OPT, true, "_remove_final_layer_norm", "false"},
+    {NAMING_OPT, false, "dropout", "0.0"},
+    {NAMING_OPT, false, "attention_dropout", "0.0"},
+    {NAMING_OPT, false, "pad_token_id", "null"},
+    {NAMING_LLAMA, true, "pretraining_tp", "1"},
+    {NAMING_LLAMA, false, "attention_dropout", "0.0"},
 };
 enum { CONFIG_FIXED = sizeof config_fixed / sizeof config_fixed[0] };
 
-// Reads the Hugging Face config.json of a GPT-2 or OPT model into *c.
+// Refuses a configuration in which a member that config_fixed needs has another value.
+static void config_check_fixed(const Json *object, const char *path, int naming) {
+    for (int i = 0; i < CONFIG_FIXED; i++) {
+        const char *text = config_fixed[i].value;
+        const Json *value = json_get(object, config_fixed[i].key);
+        if (config_fixed[i].naming != naming || !config_fixed[i].needed || value == NULL) continue;
+        if (value->type != (text[0] == 't' ? JSON_TRUE : text[0] == 'f' ? JSON_FALSE : JSON_NUMBER)
+            || fabs(value->number - strtod(text, NULL)) > 1e-3 * strtod(text, NULL))
+            die("%s: models whose %s is not %s are not supported", path, config_fixed[i].key, text);
+    }
+}
+
+// Members of a configuration; `missing` where there is none.
+static double config_number(const Json *object, const char *key, double missing, const char *path) {
+    const Json *value = json_get(object, key);
+    if (value != NULL && (value->type != JSON_NUMBER || !(value->number > 0)))
+        die("%s: %s must be a number above 0", path, key);
+    return value != NULL ? value->number : missing;
+}
+
+static bool config_flag(const Json *object, const char *key, bool missing, const char *path) {
+    const Json *value = json_get(object, key);
+    if (value != NULL && value->type != JSON_TRUE && value->type != JSON_FALSE)
+        die("%s: %s must be true or false", path, key);
+    return value != NULL ? value->type == JSON_TRUE : missing;
+}
+
+static size_t config_size(const Json *object, const char *key, size_t missing, const char *path) {
+    const Json *value = json_get(object, key);
+    if (value != NULL && (!json_size(value, &missing) || missing == 0))
+        die("%s: %s must be a whole number of at least 1", path, key);
+    return missing;
+}
+
+static const char *config_text(const Json *object, const char *key, const char *missing) {
+    const Json *value = json_get(object, key);
+    return value == NULL ? missing : value->type == JSON_STRING ? value->string : "no name";
+}
+
+// Rotary positions: transformers 4 has rope_theta and rope_scaling, transformers 5 one object,
+// rope_parameters. transformers 5 reads rope_scaling first, if there is anything in it.
+static void config_read_rope(const Json *root, const char *path, GPT2Config *c) {
+    const Json *scaling = json_get(root, "rope_scaling"), *rope = scaling;
+    Rope *r = &c->rope;
+    if (scaling == NULL || (scaling->type == JSON_OBJECT && scaling->count == 0))
+        rope = json_get(root, "rope_parameters");
+    if (rope != NULL && rope->type != JSON_OBJECT)
+        die("%s: %s must be an object", path, rope == scaling ? "rope_scaling" : "rope_parameters");
+    const char *type = config_text(rope, "rope_type", config_text(rope, "type", "default"));
+    if (config_number(root, "partial_rotary_factor", 1, path) != 1
+        || config_number(rope, "partial_rotary_factor", 1, path) != 1)
+        die("%s: models whose partial_rotary_factor is not 1 are not supported", path);
+    r->theta = config_number(root, "rope_theta", 1e4, path);
+    r->theta = config_number(rope, "rope_theta", r->theta, path);
+    if (strcmp(type, "default") == 0) return;
+    r->factor = config_number(rope, "factor", 0, path);
+    r->scaling = strcmp(type, "linear") == 0 ? ROPE_LINEAR : ROPE_LLAMA3;
+    if (r->scaling == ROPE_LLAMA3 && strcmp(type, "llama3") != 0)
+        die("%s: rope_type %.100s is not supported; default, linear and llama3 are", path, type);
+    if (r->factor == 0) die("%s: rope_type %s needs a factor", path, type);
+    if (r->scaling == ROPE_LINEAR) return;
+    r->low = config_number(rope, "low_freq_factor", 0, path);
+    r->high = config_number(rope, "high_freq_factor", 0, path);
+    r->original = config_size(rope, "original_max_position_embeddings", c->context, path);
+    if (r->low == 0 || r->high == 0)
+        die("%s: rope_type llama3 needs low_freq_factor and high_freq_factor", path);
+}
+
+// What only the LLaMA family's config.json has. A model that attends to a window of positions is
+// the same as one that attends to all of them as long as no sequence is longer: so the window
+// limits the context.
+static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
+    const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
+    const bool null_heads = json_is_null(root, "num_key_value_heads");
+    const bool slides = c->family == FAMILY_MISTRAL
+        || (qwen && config_flag(root, "use_sliding_window", false, path));
+    const size_t heads = c->family == FAMILY_LLAMA || null_heads ? c->heads : qwen ? 32 : 8;
+    const char *act = config_text(root, "hidden_act", "silu");
+    if (strcmp(act, "silu") != 0)
+        die("%s: hidden_act is %.100s; only silu is supported", path, act);
+    c->kv_heads = config_size(root, "num_key_value_heads", heads, path);
+    c->head_size = config_size(root, "head_dim", c->family == FAMILY_QWEN3 ? 128 : 0, path);
+    if (c->head_size * c->heads == c->channels) c->head_size = 0;
+    c->norm_eps = config_number(root, "rms_norm_eps", 1e-6, path);
+    if (c->family == FAMILY_LLAMA || c->family == FAMILY_QWEN3)
+        if (config_flag(root, "attention_bias", false, path))
+            c->unbiased &= ~(BIAS_QKV | BIAS_ATTPROJ);
+    if (c->family == FAMILY_LLAMA && config_flag(root, "mlp_bias", false, path))
+        c->unbiased &= ~BIAS_MLP;
+    config_read_rope(root, path, c);  // which asks for the context without a window
+    if (slides && !json_is_null(root, "sliding_window"))
+        c->context = min_size(c->context, config_size(root, "sliding_window", 4096, path));
+}
+
+// Reads the Hugging Face config.json of a model into *c.
 static void config_read(const Json *root, const char *path, GPT2Config *c) {
     // all but the first: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
     static const char *const activations[] = {
         "relu", "gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"};
     Error err;
-    memset(c, 0, sizeof *c);
-    const Json *type = json_get(root, "model_type"), *tied = json_get(root, "tie_word_embeddings");
-    const Json *projection = json_get(root, "word_embed_proj_dim");
     const Json *before = json_get(root, "do_layer_norm_before");
-    const Json *activation = json_get(root, "activation_function");
-    const char *name = type != NULL && type->type == JSON_STRING ? type->string : "not there";
-    if (strcmp(name, "opt") == 0) c->family = FAMILY_OPT;
-    else if (strcmp(name, "gpt2") != 0)
-        die("%s: model_type is %.100s; only gpt2 and opt are known", path, name);
+    const Json *projection = json_get(root, "word_embed_proj_dim");
+    const char *type = config_text(root, "model_type", "not there");
+    int family = 0;
+    while (family < FAMILIES && strcmp(type, hf_families[family].type) != 0) family++;
+    if (family == FAMILIES)
+        die("%s: model_type is %.100s; only gpt2, opt, llama, mistral, qwen2 and qwen3 are known",
+            path, type);
+    config_family(c, family);
+    const int naming = hf_naming(c);
     for (int i = 0; i < CONFIG_SIZES; i++) {
-        const char *key = config_sizes[i].names[c->family];
+        const char *key = config_sizes[i].names[naming];
         const Json *value = json_get(root, key);
         size_t *size = (size_t *)(void *)((char *)c + config_sizes[i].at);
-        if (size == &c->ffn && value == NULL) continue;  // 4 C
+        if (size == &c->ffn && value == NULL && naming != NAMING_LLAMA) continue;  // 4 C
         if (!json_size(value, size) || *size == 0)
             die("%s: %s must be there, and a whole number of at least 1", path, key);
     }
-    for (int i = 0; i < CONFIG_FIXED; i++) {
-        const char *text = config_fixed[i].value;
-        const Json *value = json_get(root, config_fixed[i].key);
-        if (config_fixed[i].family != c->family || !config_fixed[i].needed || value == NULL)
-            continue;
-        if (value->type != (text[0] == 't' ? JSON_TRUE : text[0] == 'f' ? JSON_FALSE : JSON_NUMBER)
-            || fabs(value->number - strtod(text, NULL)) > 1e-3 * strtod(text, NULL))
-            die("%s: models whose %s is not %s are not supported", path, config_fixed[i].key, text);
-    }
-    if (c->family == FAMILY_OPT) {
+    config_check_fixed(root, path, naming);
+    if (naming == NAMING_OPT) {
         size_t embed = c->channels;
         if (projection != NULL && !json_size(projection, &embed)) embed = 0;
         const JsonType order = before != NULL ? before->type : JSON_TRUE;
@@ -336,18 +447,20 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
                 "do_layer_norm_before is false", path, c->channels);
     }
     if (json_get(root, "quantization_config") != NULL)
-        die("%s: quantized models are not supported", path);
-    c->tied = tied == NULL || tied->type == JSON_TRUE;
-    if (!c->tied && tied->type != JSON_FALSE)
-        die("%s: tie_word_embeddings must be true or false", path);
-    name = c->family == FAMILY_OPT ? "relu" : "gelu_new";
-    if (activation != NULL) name = activation->type == JSON_STRING ? activation->string : "no name";
-    size_t known = 0;
-    while (known < 6 && strcmp(name, activations[known]) != 0) known++;
-    c->activation = known == 0 ? ACTIVATION_RELU : ACTIVATION_GELU;
-    if (known == 6)
-        die("%s: activation_function is %.100s; only relu and the tanh form of GELU (gelu_new) "
-            "are supported", path, name);
+        die("%s: models with a quantization_config are not supported", path);
+    c->tied = config_flag(root, "tie_word_embeddings", c->tied, path);
+    if (naming == NAMING_LLAMA) {
+        config_read_llama(root, path, c);
+    } else {
+        const char *name = config_text(root, "activation_function",
+                                       naming == NAMING_OPT ? "relu" : "gelu_new");
+        size_t known = 0;
+        while (known < 6 && strcmp(name, activations[known]) != 0) known++;
+        c->activation = known == 0 ? ACTIVATION_RELU : ACTIVATION_GELU;
+        if (known == 6)
+            die("%s: activation_function is %.100s; only relu and the tanh form of GELU "
+                "(gelu_new) are supported", path, name);
+    }
     if (!gpt2_finish(c, &err)) die("%s: %s", path, err.text);
 }
 
@@ -408,7 +521,7 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
                               const GPT2Config *c, const HfTensor *x, bool needed) {
     SafeTensor *found = NULL, *next;
     char name[128], there[200] = "missing", here[200];
-    for (const char *const *prefix = hf_prefixes[c->family]; *prefix != NULL; prefix++) {
+    for (const char *const *prefix = hf_prefixes[hf_naming(c)]; *prefix != NULL; prefix++) {
         snprintf(name, sizeof name, "%s%s", x->prefix > 0 ? *prefix : "", x->name + x->prefix);
         for (int i = 0; i < count; i++) {
             if ((next = safetensors_find(&files[i], name)) == NULL) continue;
@@ -504,9 +617,10 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
                 && ((strcmp(end, ".attn.bias") == 0 && s->rank == 4 && s->shape[2] == s->shape[3])
                     || (strcmp(end, ".attn.masked_bias") == 0 && s->elements == 1));
             const bool head = c->tied && strcmp(s->name, "lm_head.weight") == 0;  // it is wte
-            if (!s->seen && !mask && !head)
+            const bool rotary = strstr(s->name, ".rotary_emb.inv_freq") != NULL;  // made anew
+            if (!s->seen && !mask && !head && !(rotary && c->rope.theta > 0))
                 die("%s: tensor %.100s is unknown to a %s model with %s head", path, s->name,
-                    c->family == FAMILY_OPT ? "opt" : "gpt2", c->tied ? "a tied" : "an untied");
+                    hf_families[c->family].type, c->tied ? "a tied" : "an untied");
         }
     }
     model_close(files, count);
@@ -545,40 +659,121 @@ static void tensors_put(SafeWriter *file, const GPT2Config *c, const GPT2Table *
         if (hf_tensor(c, t, k, &x)) part_write(here, part, t, &x, file, i++);
 }
 
-// Writes config.json. eot: the token that ends a text, or -1.
-static void config_write(FILE *f, const GPT2Config *c, bool bf16, int eot) {
-    const bool opt = c->family == FAMILY_OPT;
+// A number in as few digits as read back to it.
+typedef struct { char text[32]; } NumberText;
+
+static NumberText number_text(double value) {
+    NumberText t = {""};
+    if (value == floor(value) && value < 1e9) snprintf(t.text, sizeof t.text, "%.1f", value);
+    else for (int digits = 1; digits <= 17; digits++) {
+        snprintf(t.text, sizeof t.text, "%.*g", digits, value);
+        if (strtod(t.text, NULL) == value) break;
+    }
+    return t;
+}
+
+// Writes what only the LLaMA family has, by the keys that transformers 4 and 5 read.
+static void config_write_llama(FILE *f, const GPT2Config *c) {
+    const Rope *r = &c->rope;
+    fprintf(f, "  \"num_key_value_heads\": %zu,\n  \"head_dim\": %zu,\n"
+            "  \"hidden_act\": \"silu\",\n  \"attention_bias\": %s,\n  \"mlp_bias\": %s,\n"
+            "  \"rms_norm_eps\": %s,\n  \"rope_theta\": %s,\n", config_kv(c), config_head(c),
+            config_biased(c, BIAS_ATTPROJ) ? "true" : "false",
+            config_biased(c, BIAS_MLP) ? "true" : "false", number_text(c->norm_eps).text,
+            number_text(r->theta).text);
+    if (c->family == FAMILY_MISTRAL) fprintf(f, "  \"sliding_window\": null,\n");
+    if (r->scaling == ROPE_NONE) return;
+    fprintf(f, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %s",
+            r->scaling == ROPE_LINEAR ? "linear" : "llama3", number_text(r->factor).text);
+    if (r->scaling == ROPE_LLAMA3)
+        fprintf(f, ", \"low_freq_factor\": %s, \"high_freq_factor\": %s, "
+                "\"original_max_position_embeddings\": %zu", number_text(r->low).text,
+                number_text(r->high).text, r->original);
+    fprintf(f, "},\n");
+}
+
+// Reads the config.json of the model at `path` again, for config_write(). NULL: there is none, or
+// it is of a model of other sizes, or of a family whose configuration is written anew.
+static Json *config_origin(const char *path, const GPT2Config *c) {
+    char dir[PATH_MAX], name[PATH_MAX];
+    Error err;
+    if (path == NULL || hf_naming(c) != NAMING_LLAMA || !path_exists(path)) return NULL;
+    model_directory(path, dir);
+    path_join(name, dir, "config.json");
+    Json *root = path_exists(name) ? json_read(name, &err) : NULL;
+    for (int i = 0; i < CONFIG_SIZES; i++) {
+        const size_t at = config_sizes[i].at;
+        size_t size = 0;
+        json_get_size(root, config_sizes[i].names[NAMING_LLAMA], &size);
+        if (at != offsetof(GPT2Config, context)  // sliding_window may have limited it
+            && size != *(const size_t *)(const void *)((const char *)c + at)) {
+            json_free(root);
+            return NULL;
+        }
+    }
+    return root;
+}
+
+// Writes config.json. eot: the token that ends a text, or -1. origin: the configuration of the
+// model from which this one was trained, whose members are kept, but for those that training
+// changes; or NULL.
+static void config_write(FILE *f, const GPT2Config *c, bool bf16, int eot, const Json *origin) {
+    static const char *const ours[] = {"architectures", "model_type", "tie_word_embeddings",
+                                       "torch_dtype", "dtype"};
+    const int naming = hf_naming(c);
+    const char *dtype = bf16 ? "bfloat16" : "float32";
     char token[16] = "null";
     if (eot >= 0) snprintf(token, sizeof token, "%d", eot);
-    fprintf(f, "{\n  \"%s\": %zu,\n", opt ? "word_embed_proj_dim" : "n_ctx",
-            opt ? config_embed(c) : c->context);
+    fprintf(f, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
+            hf_families[c->family].architecture, hf_families[c->family].type);
+    for (const Json *x = origin != NULL ? origin->child : NULL; x != NULL; x = x->next) {
+        int k = 0;
+        while (k < 5 && strcmp(x->key, ours[k]) != 0) k++;
+        if (k < 5) continue;
+        fprintf(f, "  ");
+        json_write_string(f, x->key, x->key_length);
+        fprintf(f, ": ");
+        json_write(f, x);
+        fprintf(f, ",\n");
+    }
+    fprintf(f, "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"",
+            c->tied ? "true" : "false", dtype);
+    if (origin != NULL) {
+        fprintf(f, "\n}\n");
+        return;
+    }
+    fprintf(f, ",\n");
+    if (naming == NAMING_OPT) fprintf(f, "  \"word_embed_proj_dim\": %zu,\n", config_embed(c));
+    if (naming == NAMING_GPT2) fprintf(f, "  \"n_ctx\": %zu,\n", c->context);
     for (int i = 0; i < CONFIG_SIZES; i++)
-        fprintf(f, "  \"%s\": %zu,\n", config_sizes[i].names[c->family],
+        fprintf(f, "  \"%s\": %zu,\n", config_sizes[i].names[naming],
                 *(const size_t *)(const void *)((const char *)c + config_sizes[i].at));
     for (int i = 0; i < CONFIG_FIXED; i++) {
         const char *key = config_fixed[i].key, *value = config_fixed[i].value;
         if (c->post_norm && strcmp(key, "do_layer_norm_before") == 0) value = "false";
-        if (config_fixed[i].family == c->family) fprintf(f, "  \"%s\": %s,\n", key, value);
+        if (config_fixed[i].naming == naming) fprintf(f, "  \"%s\": %s,\n", key, value);
     }
-    fprintf(f, "  \"activation_function\": \"%s\",\n  \"tie_word_embeddings\": %s,\n"
-            "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"torch_dtype\": \"%s\"\n}\n",
-            c->activation == ACTIVATION_RELU ? "relu" : "gelu_new", c->tied ? "true" : "false",
-            token, token, bf16 ? "bfloat16" : "float32");
+    if (naming == NAMING_LLAMA) config_write_llama(f, c);
+    else fprintf(f, "  \"activation_function\": \"%s\",\n",
+                 c->activation == ACTIVATION_RELU ? "relu" : "gelu_new");
+    fprintf(f, "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s\n}\n", token, token);
 }
 
 // Writes dir/model.safetensors and dir/config.json so that Hugging Face's
 // AutoModelForCausalLM.from_pretrained(dir) loads them: fp32, or bf16 rounded to the nearest.
 // Makes dir if it must. On failure what was there before is still there.
 static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
-                       const RunState *here, bool bf16, int eot, Error *err) {
+                       const RunState *here, bool bf16, int eot, const char *origin, Error *err) {
     char weights[PATH_MAX], config[PATH_MAX];
     SafeWriter out;
     if (!make_directories(dir)) return error_set(err, "cannot make %s: %s", dir, strerror(errno));
     path_join(weights, dir, "model.safetensors");
     path_join(config, dir, "config.json");
+    Json *from = config_origin(origin, c);
     FILE *f = replace_open(config, err);
+    if (f != NULL) config_write(f, c, bf16, eot, from);
+    json_free(from);
     if (f == NULL) return false;
-    config_write(f, c, bf16, eot);
     // Complete before the old weights go: the new ones may need it.
     if (fflush(f) != 0) return replace_close(f, config, err);
     memset(&out, 0, sizeof out);

@@ -2,10 +2,9 @@
 //
 //   json_parse, json_read, json_free    a text, or a file, as a tree of values
 //   json_get, json_get_size, json_size  a member of an object; a number that is a size
-//   json_write_string                   a string with its quotes
-//   file_read, text_read                a whole file; one that must be text
+//   json_is, json_flag                  is it this string?; true or false
+//   json_write, json_write_string       a value; a string with its quotes
 //   json_begins                         does a text begin like JSON?
-//   utf8_decode, utf8_encode            one code point
 //
 // A strict reader of RFC 8259: no comments, no trailing commas, no NaN; strings are valid UTF-8.
 // (Only numbers may also be like 01, +1 or 1, and a byte order mark may stand first.) It also
@@ -34,34 +33,6 @@ typedef struct Json {
 } Json;
 
 enum { JSON_DEPTH = 64 };
-
-// One code point of UTF-8 (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF). Returns
-// its length in bytes, or 0 if s does not start with a valid one.
-static size_t utf8_decode(const char *s, size_t n, uint32_t *point) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
-    const unsigned char *u = (const unsigned char *)s;
-    if (n == 0) return 0;
-    if (u[0] < 0x80) { *point = u[0]; return 1; }
-    size_t length = u[0] >= 0xf0 ? 4 : u[0] >= 0xe0 ? 3 : 2;
-    if (u[0] < 0xc2 || u[0] > 0xf4 || n < length) return 0;
-    uint32_t c = u[0] & (0x7fu >> length);
-    for (size_t i = 1; i < length; i++) {
-        if ((u[i] & 0xc0) != 0x80) return 0;
-        c = c << 6 | (u[i] & 0x3f);
-    }
-    if (c < smallest[length] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return 0;
-    *point = c;
-    return length;
-}
-
-// Writes code point c as 1 to 4 bytes and returns how many.
-static size_t utf8_encode(uint32_t c, char *out) {
-    if (c < 0x80) { out[0] = (char)c; return 1; }
-    size_t length = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (size_t i = length - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
-    out[0] = (char)((0xf00u >> length & 0xff) | c);
-    return length;
-}
 
 typedef struct {
     const char *text, *end, *at;
@@ -225,11 +196,6 @@ static void json_value(JsonParser *p, Json *node, int depth) {
     if (object && !p->failed) json_index(p, node);
 }
 
-// Bytes of the byte order mark with which a text begins: 3, or 0.
-static size_t utf8_mark(const char *text, size_t n) {
-    return n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-}
-
 // Does a text begin like JSON: with {" or [{, with or without white space?
 static bool json_begins(const char *text, size_t n) {
     JsonParser p = {text, text + n, text + utf8_mark(text, n), NULL, NULL, NULL, false, NULL};
@@ -237,8 +203,7 @@ static bool json_begins(const char *text, size_t n) {
                                           : json_take(&p, '[') && json_take_after_space(&p, '{');
 }
 
-// Reads one JSON text of n bytes. Returns the root, to be freed with json_free(), or NULL with the
-// line and the reason in err.
+// Reads one JSON text of n bytes. Returns the root, for json_free(); NULL, and the reason in err.
 static Json *json_parse(const char *text, size_t n, Error *err) {
     size_t nodes = 1;  // every other value follows one of these
     for (size_t i = 0; i < n; i++) nodes += text[i] == ',' || text[i] == '[' || text[i] == '{';
@@ -264,6 +229,13 @@ static const Json *json_get(const Json *object, const char *key) {
     return member == NULL || member->type == JSON_NULL ? NULL : member;
 }
 
+// Is a member there, and null?
+static bool json_is_null(const Json *object, const char *key) {
+    if (object == NULL || object->type != JSON_OBJECT) return false;
+    const Json *member = *json_place(object, key, strlen(key));
+    return member != NULL && member->type == JSON_NULL;
+}
+
 // The value of a number written as digits only and below 2^53, where a double is still exact.
 static bool json_size(const Json *value, size_t *out) {
     if (value == NULL || value->type != JSON_NUMBER || value->number >= 9007199254740992.0
@@ -275,6 +247,19 @@ static bool json_size(const Json *value, size_t *out) {
 // json_size() of a member. False, and *out as it was, if there is none or it is something else.
 static bool json_get_size(const Json *object, const char *key, size_t *out) {
     return json_size(json_get(object, key), out);
+}
+
+// Is a value this string?
+static bool json_is(const Json *value, const char *text) {
+    return value != NULL && value->type == JSON_STRING && value->length == strlen(text)
+        && memcmp(value->string, text, value->length) == 0;
+}
+
+// A member that is true (1) or false (0); `missing` if there is none, -1 if it is something else.
+static int json_flag(const Json *object, const char *key, bool missing) {
+    const Json *member = json_get(object, key);
+    if (member == NULL) return missing;
+    return member->type == JSON_TRUE ? 1 : member->type == JSON_FALSE ? 0 : -1;
 }
 
 // Writes n bytes as a JSON string with its quotes. A byte that is not UTF-8 becomes U+FFFD.
@@ -293,39 +278,26 @@ static void json_write_string(FILE *f, const char *s, size_t n) {
     fputc('"', f);
 }
 
-// A whole regular file without the byte order mark at its start, with a NUL after its *n bytes, to
-// be freed with free(); NULL and the reason in err if it is not there, not a regular file, or
-// changes while it is read.
-static char *file_read(const char *path, size_t *n, Error *err) {
-    struct stat s;
-    errno = 0;
-    FILE *f = stat(path, &s) == 0 && S_ISREG(s.st_mode) ? fopen(path, "rb") : NULL;
-    if (f == NULL) {
-        error_set(err, "%s: %s", path, errno != 0 ? strerror(errno) : "not a regular file");
-        return NULL;
+// Writes a value as JSON text.
+static void json_write(FILE *f, const Json *value) {
+    static const char *const words[] = {"null", "false", "true"};
+    const bool object = value->type == JSON_OBJECT;
+    if (value->type <= JSON_TRUE) {
+        fputs(words[value->type], f);
+    } else if (value->type == JSON_NUMBER) {
+        fwrite(value->string, 1, value->length, f);
+    } else if (value->type == JSON_STRING) {
+        json_write_string(f, value->string, value->length);
+    } else {
+        fputc(object ? '{' : '[', f);
+        for (const Json *x = value->child; x != NULL; x = x->next) {
+            if (object) json_write_string(f, x->key, x->key_length);
+            if (object) fputs(": ", f);
+            json_write(f, x);
+            if (x->next != NULL) fputs(", ", f);
+        }
+        fputc(object ? '}' : ']', f);
     }
-    *n = (size_t)s.st_size;
-    char *text = (char *)alloc_or_fail(*n + 1, 1, path);
-    const bool whole = fread(text, 1, *n, f) == *n && fgetc(f) == EOF && !ferror(f);
-    fclose(f);
-    const size_t mark = utf8_mark(text, *n);
-    *n -= mark;
-    memmove(text, text + mark, *n + 1);
-    if (whole) return text;
-    free(text);
-    error_set(err, "%s: cannot be read as a whole", path);
-    return NULL;
-}
-
-// file_read() of a text: refuses what is something else by its first bytes, and a NUL.
-static char *text_read(const char *path, size_t *n, Error *err) {
-    char *text = file_read(path, n, err);
-    const char *kind = text != NULL ? file_kind(text, *n) : NULL;
-    if (text == NULL || (kind == NULL && strlen(text) == *n)) return text;
-    error_set(err, "%.200s %s%s", path, kind != NULL ? "is " : "has a NUL byte: it is no text, ",
-              kind != NULL ? kind : "or UTF-16: write it as UTF-8");
-    free(text);
-    return NULL;
 }
 
 // text_read() and json_parse(); the error names the file.

@@ -1,12 +1,9 @@
-// safetensors.h: the file format that weights, training state and reference dumps share, and a hash
-// that notices when a file is not the one that was written.
+// safetensors.h: the file format that weights, training state and reference dumps share.
 //
 //   safetensors_open, safetensors_parse, safetensors_close   a file, or one that lies in memory
 //   safetensors_find, safetensor_floats, safetensor_release  a tensor; its elements; enough of it
 //   safewriter_add, safewriter_open,
 //   safewriter_put, safewriter_flush, safewriter_close       writes a file, also of several ranks
-//   hash_word, hash_words, hash_bytes                        the hash
-//   seal_print, seal_find                                    a text that ends with its own
 //
 // A file is: the header's length (8 bytes, little-endian), the header (JSON: for each tensor its
 // dtype, its shape and where its bytes begin and end), the bytes of all tensors without gaps.
@@ -16,9 +13,6 @@
 #include "../base/util.h"
 #include "../base/bf16.h"
 #include "json.h"
-#include <fcntl.h>
-#include <inttypes.h>
-#include <sys/mman.h>
 
 enum { ST_F32, ST_F16, ST_BF16, ST_F64, ST_I32, ST_I64, ST_DTYPES = 16 };
 enum { ST_MAX_RANK = 8, ST_MAX_HEADER = 100000000 };
@@ -29,54 +23,6 @@ static const struct { const char *name; size_t size; } st_dtypes[ST_DTYPES] = {
     {"I8", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}, {"C64", 8}, {"F8_E4M3", 1},
     {"F8_E5M2", 1},
 };
-
-// ---------------------------------------------------------------------------------------------
-// Hash
-//
-// The sum of a number for each 8-byte word, which depends on the word and its place: the parts of a
-// file may be hashed in any order. The number is splitmix64's mixing (Steele, Lea, Flood 2014) of
-// the two, a bijection of the word: a change within one word always changes the sum. Any other
-// damage goes unnoticed with a chance of 2^-64. It is no defence against a forger.
-
-static uint64_t hash_word(uint64_t place, uint64_t x) {
-    x ^= place * 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
-// n bytes from byte `place` of a file add this. Only where a tensor ends may a word be cut short.
-static uint64_t hash_words(uint64_t place, const void *bytes, size_t n) {
-    const unsigned char *p = (const unsigned char *)bytes;
-    const size_t whole = n / 8;
-    uint64_t sum = 0, x;
-    for (size_t i = 0; i < whole; i++) {
-        memcpy(&x, p + 8 * i, 8);
-        sum += hash_word(place + 8 * i, x);
-    }
-    if (n % 8 == 0) return sum;
-    memset(&x, 0, 8);
-    memcpy(&x, p + 8 * whole, n % 8);
-    return sum + hash_word(place + 8 * whole, x);
-}
-
-static uint64_t hash_bytes(const void *bytes, size_t n) {
-    return hash_word(n, hash_words(0, bytes, n));
-}
-
-// A text's last line, "seal 16 digits", is the hash of what is before it.
-enum { SEAL = 22 };
-static void seal_print(FILE *f, const char *text, size_t n) {
-    fprintf(f, "seal %016" PRIx64 "\n", hash_bytes(text, n));
-}
-
-// Bytes of a text of n before its seal; SIZE_MAX: it is not what was written.
-static size_t seal_find(const char *text, size_t n) {
-    char seal[SEAL + 1];
-    if (n < SEAL) return SIZE_MAX;
-    snprintf(seal, sizeof seal, "seal %016" PRIx64 "\n", hash_bytes(text, n - SEAL));
-    return memcmp(text + n - SEAL, seal, SEAL) == 0 ? n - SEAL : SIZE_MAX;
-}
 
 // ---------------------------------------------------------------------------------------------
 // Reading
@@ -273,8 +219,8 @@ static void safewriter_fail(SafeWriter *w) {
 
 static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
                            const size_t *shape) {
-    w->tensors = (SafeTensor *)realloc(w->tensors, ((size_t)w->count + 1) * sizeof(SafeTensor));
-    if (w->tensors == NULL) fail("out of memory: list of tensors");
+    w->tensors = (SafeTensor *)array_grow(w->tensors, (size_t)w->count, sizeof(SafeTensor),
+                                          "list of tensors");
     SafeTensor *t = &w->tensors[w->count++];
     memset(t, 0, sizeof *t);
     t->name = strdup(name);
@@ -302,8 +248,7 @@ static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes
     safewriter_bytes(w, place, bytes, n);
 }
 
-// The header, padded so that the data is aligned to 8, behind its length; *length bytes of both, to
-// be freed.
+// Makes the file's first *length bytes: the header's length, and it, padded to a multiple of 8.
 static char *safewriter_header(SafeWriter *w, size_t *length) {
     char *header = NULL;
     uint64_t begin = 0;

@@ -13,7 +13,6 @@
 #define TIDE_STATE_H
 #include "hf.h"
 #include <dirent.h>
-#include <inttypes.h>
 
 // ---------------------------------------------------------------------------------------------
 // 1. Training state
@@ -65,9 +64,13 @@ static const struct { const char *name; size_t at, size; } state_fields[] = {
     STATE_FIELD(config.channels), STATE_FIELD(config.context), STATE_FIELD(config.vocab),
     STATE_FIELD(config.ffn), STATE_FIELD(config.family), STATE_FIELD(config.activation),
     STATE_FIELD(config.tied), STATE_FIELD(products), STATE_FIELD(config.embed),
-    STATE_FIELD(best.step), STATE_FIELD(best.loss), STATE_FIELD(best.data)};
-enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0],
-       STATE_NEEDED = STATE_FIELDS - 5 };
+    STATE_FIELD(best.step), STATE_FIELD(best.loss), STATE_FIELD(best.data),
+    STATE_FIELD(config.kv_heads), STATE_FIELD(config.head_size), STATE_FIELD(config.rms),
+    STATE_FIELD(config.norm_eps), STATE_FIELD(config.unbiased), STATE_FIELD(config.qk_norm),
+    STATE_FIELD(config.rope.theta), STATE_FIELD(config.rope.scaling),
+    STATE_FIELD(config.rope.factor), STATE_FIELD(config.rope.low), STATE_FIELD(config.rope.high),
+    STATE_FIELD(config.rope.original)};
+enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0], STATE_NEEDED = 14 };
 
 static void train_state_free(TrainState *s) {
     free(s->text);
@@ -157,8 +160,8 @@ static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
     if (s->version < STATE_OLDEST || s->version > STATE_VERSION)
         return error_set(err, "state.txt is of version %" PRIu64 "; this program reads %d to %d",
                          s->version, STATE_OLDEST, STATE_VERSION);
-    if (!ok || length >= sizeof s->options || (unsigned)c->family > FAMILY_OPT
-        || (unsigned)c->activation > ACTIVATION_RELU || (unsigned)c->tied > 1)
+    if (!ok || length >= sizeof s->options || (unsigned)c->family >= FAMILIES
+        || (unsigned)c->activation > ACTIVATION_SILU || (unsigned)c->tied > 1)
         return error_set(err, "state.txt lacks a field");
     if (options != NULL) memcpy(s->options, options + 1, length);
     s->config.post_norm = s->config.embed > 0;
@@ -409,7 +412,7 @@ static void state_file_move(void *owner, int part, size_t at, size_t n, float *w
 
 // model.safetensors and config.json, in `out`, of a step's checkpoint; on rank 0.
 static bool state_model(const StateSave *x, size_t step, const char *out, bool bf16, int eot,
-                        Error *err) {
+                        const char *origin, Error *err) {
     char dir[PATH_MAX];
     StateFile from = {x->table, {0, NULL, NULL, NULL, 0}};
     RunState here = state_in(NULL, 1);
@@ -417,7 +420,7 @@ static bool state_model(const StateSave *x, size_t step, const char *out, bool b
     here.owner = &from;
     state_path(dir, x->out, step);
     const bool ok = state_open(dir, &from.file, err)
-        && model_save(out, &x->state.config, x->table, &here, bf16, eot, err);
+        && model_save(out, &x->state.config, x->table, &here, bf16, eot, origin, err);
     safetensors_close(&from.file);
     return ok;
 }

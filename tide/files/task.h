@@ -55,6 +55,7 @@ typedef struct {
     const Tokenizer *tok;
     size_t vocab;
     size_t room;               // for tokens
+    bool starts;               // no text stands in front of the next pieces: the prompt is empty
     char where[PATH_MAX + 32]; // file and line
 } TaskReader;
 
@@ -63,14 +64,18 @@ typedef struct {
 static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, bool ends) {
     Task *t = &r->t;
     const size_t at = t->first[t->pieces];
-    if (at + n + 2 > r->room) {  // a byte is at most one token
-        r->room = 2 * (at + n + 2);
+    const size_t needed = at + tokenizer_room(r->tok, n) + 2;
+    if (needed > r->room) {
+        r->room = 2 * needed;
         t->tokens = (int32_t *)realloc(t->tokens, r->room * sizeof *t->tokens);
         if (t->tokens == NULL) fail("out of memory: %s", r->where);
     }
     int32_t *end = t->tokens + at;
+    const int how = begins || r->starts ? 0 : TOKENIZER_GOES_ON;
+    if (begins) r->starts = n == 0;
+    if (begins && t->first_token >= 0) *end++ = t->first_token;
     // ids are below 2^24, so that it does not matter that the encoder's are unsigned
-    end += tokenizer_begin(r->tok, begins ? t->first_token : -1, text, n, (uint32_t *)end);
+    end += tokenizer_part(r->tok, text, n, how, (uint32_t *)end);
     if (ends && r->tok->eot >= 0) *end++ = r->tok->eot;
     for (const int32_t *token = t->tokens + at; token < end; token++)
         if ((size_t)*token >= r->vocab)
@@ -284,8 +289,7 @@ static Task task_view(const Task *all, size_t from, size_t to) {
     return v;
 }
 
-// The last `held_out` share of the examples (0 to 1) goes to val, what is before it to train;
-// either may end up empty. Nothing is copied.
+// Makes views, perhaps empty: val has the last `held_out` share of the examples, train the others.
 static void task_split(const Task *all, double held_out, Task *train, Task *val) {
     const size_t held = (size_t)((double)all->count * held_out);
     *train = task_view(all, 0, all->count - held);
@@ -437,8 +441,7 @@ static void task_batch(const Task *t, uint64_t seed, bool training, uint64_t pos
     }
 }
 
-// How many tokens are trained in the `rows` rows at `position` and behind it; of label words, how
-// many prompts.
+// Counts the trained tokens, or prompts of label words, of the `rows` rows from `position` on.
 static size_t task_targets(const Task *t, uint64_t seed, uint64_t position, size_t rows, size_t T) {
     size_t sum = 0;
     for (size_t b = 0; b < rows; b++) {
@@ -451,8 +454,7 @@ static size_t task_targets(const Task *t, uint64_t seed, uint64_t position, size
     return sum;
 }
 
-// Of all examples: how many lose tokens; and, of the right choices, the inputs and the trained
-// tokens of an epoch.
+// Of all examples: how many lose tokens; inputs and trained tokens of the right choices.
 typedef struct { size_t cut, inputs, targets; } TaskSum;
 
 static TaskSum task_sum(const Task *t, size_t T) {

@@ -1,131 +1,170 @@
-// tokenizer.h: text to tokens and back, as GPT-2 does it: byte-level byte-pair encoding.
+// tokenizer.h: text to tokens and back, as the models of Hugging Face have it.
 //
 //     tokenizer_bytes()    a byte is a token
-//     tokenizer_load()     of a directory; tokenizer_parse(): of the texts of its files
+//     tokenizer_load()     of a directory; tokenizer_open(): or the reason why not
+//     tokenizer_parse()    of the texts of vocab.json and merges.txt
 //     tokenizer_save()     into another one
-//     tokenizer_encode()   text to tokens; tokenizer_begin(): a text from its first token on
-//     tokenizer_token()    the text of one token
+//     tokenizer_encode()   text to tokens; tokenizer_begin(): from the first token on
+//     tokenizer_part()     a text that goes on, or a user's, in which special tokens are text
+//     tokenizer_room()     how many tokens a text may become; tokenizer_block(): a place to cut it
+//     document_next()      a document to train on, with the tokens around it
+//     tokenizer_token()    the text of one token; tokenizer_first(): as the first of a text
+//     tokenizer_added()    the id of an added token; tokenizer_ends(): does a token end a text?
 //     tokenizer_free()
 //
-// 1. The text is cut into words by the expression of GPT-2's encoder.py, here a small scanner:
-//        's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-//    A byte that is not part of valid UTF-8 counts as one code point that is no letter, no number
-//    and no white space: the ids of any bytes decode to exactly those bytes.
-// 2. A word starts as one token per byte. As long as two neighbours are in the list of merges, the
-//    pair that comes first in the list (of equal ones the leftmost) becomes one token.
-// The text of the end-of-text token, "<|endoftext|>" or OPT's "</s>", becomes that token wherever
-// it stands. Other special tokens of a vocabulary (<pad>, <mask>) decode, but text never becomes
-// them.
-//
-// In vocab.json and merges.txt every byte is written as one printable code point: itself if it is
-// printable Latin-1, else the next free one from U+0100 on (a space is U+0120). What is wrong with
-// these files ends the program with one line.
-// Sources: Radford et al. 2019 (section 2.2), Sennrich et al. 2016 (byte-pair encoding).
+// A text becomes tokens in four steps; each family of models uses some:
+// 1. Added tokens, such as <|im_end|>, are cut out. Each piece between them goes on by itself.
+// 2. The piece is normalised: composed (nfc.h), or given a space in front. Added tokens whose
+//    contents are normalised are cut out now.
+// 3. A byte-level piece is cut into words (words.h). In the style of SentencePiece it is one word.
+// 4. The symbols of each word are merged (vocabulary.h).
+// A directory has a tokenizer.json, whose parts describe the steps, or GPT-2's vocab.json and
+// merges.txt. A part that is not known here is refused by its name: wrong ids are worse than none.
+// Any bytes are text: a byte that is not UTF-8 is a code point of its own.
+// Sources: Radford et al. 2019 (section 2.2); Hugging Face tokenizers 0.23.
 #ifndef TIDE_TOKENIZER_H
 #define TIDE_TOKENIZER_H
 #include "../base/util.h"
 #include "json.h"
-#include "unicode.h"
+#include "nfc.h"
+#include "vocabulary.h"
+#include <ctype.h>
 
 #define TOKENIZER_EOT "<|endoftext|>"
-#define TOKENIZER_NONE UINT32_MAX          // no such token, no such merge
-enum {
-    TOKENIZER_MAX_IDS = 1 << 24,
-    TOKENIZER_SHORT = 64                   // words up to here are merged by the plain loop
-};
 
-typedef struct { size_t start, length; } TokenText;  // in Tokenizer.bytes; length 0: no such id
-typedef struct { uint32_t left, right, result; } TokenMerge;
+// The files of a tokenizer, in the order in which they are saved: those that decide come last.
+enum { FILE_CONFIG, FILE_GENERATION, FILE_JSON = 6, FILE_VOCAB, FILE_MERGES };
+static const char *const tokenizer_files[TOKENIZER_FILES] = {
+    "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "tokenizer.model", "tokenizer.json", "vocab.json",
+    "merges.txt"};
 
-typedef struct Tokenizer {
-    size_t vocab;                          // largest id + 1
-    int eot;                               // the token that ends a text; -1: none
-    uint32_t byte_id[256];
-    TokenText *tokens;                     // [vocab]
-    char *bytes;                           // of all tokens
-    TokenMerge *merges;                    // [merge_count], the first comes first
-    size_t merge_count;
-    uint32_t *table;                       // hash of (left, right) -> index of the merge + 1
-    size_t table_mask;
-    char *files[2];                        // the texts of vocab.json and merges.txt
-} Tokenizer;
+static bool data_is_quiet;  // of several ranks, the first one warns
 
 // ---------------------------------------------------------------------------------------------
-// Bytes as printable characters
+// Added tokens
 
-static uint32_t tokenizer_byte_to_char(int byte) {
-    if (byte <= 32) return 256 + (uint32_t)byte;
-    if (byte >= 127 && byte <= 160) return 289 + (uint32_t)(byte - 127);
-    return byte == 173 ? 323 : (uint32_t)byte;
-}
-
-// The byte that a code point stands for, or -1.
-static int tokenizer_char_to_byte(uint32_t c) {
-    int byte = c < 256 ? (int)c : c < 289 ? (int)c - 256 : c < 323 ? (int)c - 162 : 173;
-    return c <= 323 && tokenizer_byte_to_char(byte) == c ? byte : -1;
-}
-
-// Writes the bytes that a text of n bytes stands for and returns how many; if it is not made of
-// such characters, as <pad> in other alphabets, it stands for itself.
-static size_t tokenizer_decode(const char *text, size_t n, char *out) {
-    size_t used = 0;
-    for (size_t i = 0; i < n;) {
-        uint32_t c = 0;
-        const size_t step = utf8_decode(text + i, n - i, &c);
-        const int byte = step == 0 ? -1 : tokenizer_char_to_byte(c);
-        if (byte < 0) {
-            memcpy(out, text, n);
-            return n;
+// Adds a token whose content, of n bytes, is as the file has it, in the vocabulary (known) or not.
+// Returns false if it is there already. flags: see read_added().
+static bool added_push(Tokenizer *t, const char *content, size_t n, uint32_t id, bool known,
+                       const int *flags) {
+    const bool normalized = flags[2], front = normalized && (t->steps & STEP_PREPEND);
+    AddedTokens *list = &t->added[normalized];
+    char *room = ALLOC(char, 4 * n + 2, "added tokens"), *composed = NULL;
+    AddedToken a = {.content = room, .name = room + 3 * n + 1, .length = 0, .id = id,
+                    .special = flags[1] != 0, .lstrip = flags[3] != 0, .rstrip = flags[4] != 0};
+    memcpy(a.name, content, n);
+    if (normalized && (t->steps & STEP_NFC)) content = nfc_text(t->classes, content, &n, &composed);
+    a.content[0] = ' ';
+    if (!normalized || !(t->steps & STEP_REPLACE)) memcpy(a.content, content, n);
+    else n = tokenizer_spaces(content, n, a.content + front);
+    a.length = front + n;
+    free(composed);
+    for (size_t i = 0; i < list->count; i++)
+        if (list->tokens[i].length == a.length
+            && memcmp(list->tokens[i].content, a.content, a.length) == 0) {
+            free(a.content);
+            return false;
         }
-        out[used++] = (char)byte;
-        i += step;
+    if (known && front) t->bytes[t->used++] = ' ';
+    if (!known) tokenizer_store(t, id, a.content, a.length);
+    else if (front) tokenizer_store(t, id, a.name, strlen(a.name));
+    t->tokens[id].front = known && front;
+    list->tokens = (AddedToken *)array_grow(list->tokens, list->count, sizeof a, "added tokens");
+    list->tokens[list->count++] = a;
+    list->first[(unsigned char)a.content[0]] = true;
+    for (int c = 0; c < 256; c++)
+        list->second[c] |= a.length == 1 || c == (unsigned char)a.content[1];
+    return true;
+}
+
+// Finds the first place from *at on with the content of a token, and the longest such token, or
+// NULL.
+static const AddedToken *added_find(const AddedTokens *list, const char *s, size_t n, size_t *at) {
+    for (; list->count > 0 && *at < n; ++*at) {
+        const char *here = s + *at;
+        const AddedToken *found = NULL;
+        if (!list->first[(unsigned char)*here]
+            || (*at + 1 < n && !list->second[(unsigned char)here[1]])) continue;
+        for (const AddedToken *a = list->tokens; a < list->tokens + list->count; a++)
+            if (a->length <= n - *at && (found == NULL || a->length > found->length)
+                && memcmp(a->content, here, a->length) == 0) found = a;
+        if (found != NULL) return found;
     }
-    return used;
+    return NULL;
+}
+
+// Finds the id of the added token with this content, or TOKENIZER_NONE.
+static uint32_t tokenizer_added(const Tokenizer *t, const char *content) {
+    for (int k = 0; k < 2; k++)
+        for (size_t i = 0; i < t->added[k].count; i++)
+            if (strcmp(t->added[k].tokens[i].name, content) == 0) return t->added[k].tokens[i].id;
+    return TOKENIZER_NONE;
 }
 
 // ---------------------------------------------------------------------------------------------
-// Reading vocab.json and merges.txt
+// vocab.json and merges.txt
 
-// One pass over merges.txt.
-typedef struct {
-    const char *dir, *at;
-    size_t line;
-    char *both;                            // the two tokens of the current merge, joined
-    size_t left, length;                   // bytes of the first one, and of both
-} MergeReader;
-
-static MergeReader merge_reader(const char *dir, const char *merges) {
-    MergeReader r = {dir, merges, 0, ALLOC(char, strlen(merges) + 1, "merges"), 0, 0};
-    return r;
+static Tokenizer *tokenizer_new(void) {
+    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
+    t->classes = word_classes_make();
+    t->bos = t->eot = t->behind = -1;
+    return t;
 }
 
-// Goes to the next merge; false at the end.
-static bool merge_next(MergeReader *r) {
-    while (*r->at != '\0') {
-        const char *s = r->at;
-        size_t n = strcspn(s, "\n");
-        r->at += n + (s[n] == '\n');
-        r->line++;
-        if (n > 0 && s[n - 1] == '\r') n--;
-        if (n == 0 || (r->line == 1 && strncmp(s, "#version", 8) == 0)) continue;
-        const char *space = (const char *)memchr(s, ' ', n);
-        r->left = space == NULL ? 0 : (size_t)(space - s);
-        r->length = n - 1;
-        if (r->left == 0 || r->left == r->length
-            || memchr(space + 1, ' ', r->length - r->left) != NULL)
-            die("%s/merges.txt, line %zu: not two tokens with a space between", r->dir, r->line);
-        memcpy(r->both, s, r->left);
-        memcpy(r->both + r->left, space + 1, r->length - r->left);
-        return true;
+static void tokenizer_free(Tokenizer *t) {
+    if (t == NULL) return;
+    for (int k = 0; k < 2; k++) {
+        for (size_t i = 0; i < t->added[k].count; i++) free(t->added[k].tokens[i].content);
+        free(t->added[k].tokens);
     }
-    free(r->both);
-    return false;
+    for (int i = 0; i < TOKENIZER_FILES; i++) free(t->files[i].text);
+    free(t->classes);
+    free(t->tokens);
+    free(t->bytes);
+    free(t->places);
+    free(t->merges);
+    free(t->table);
+    free(t->joins);
+    free(t->stops);
+    free(t);
+}
+
+static void tokenizer_file(Tokenizer *t, int file, const char *text) {
+    t->files[file].text = strdup(text);
+    t->files[file].length = strlen(text);
+}
+
+// Writes the tokenizer_config.json that the transformers library needs, as a file to be saved.
+static void tokenizer_write_config(Tokenizer *t) {
+    char *text = NULL;
+    size_t length = 0;
+    const bool gpt2 = t->files[FILE_JSON].text == NULL;
+    const int ids[3] = {gpt2 ? t->eot : t->bos, t->eot, t->eot};
+    static const char *const keys[3] = {"bos_token", "eos_token", "unk_token"};
+    FILE *f = open_memstream(&text, &length);
+    if (f == NULL) fail("out of memory: tokenizer_config.json");
+    fprintf(f, "{\"tokenizer_class\": \"%s\", %s\"clean_up_tokenization_spaces\": false",
+            gpt2 ? "GPT2Tokenizer" : "PreTrainedTokenizerFast",
+            gpt2 ? "\"add_prefix_space\": false, " : "");
+    for (int i = 0; i < (gpt2 ? 3 : 2); i++) {
+        fprintf(f, ", \"%s\": ", keys[i]);
+        // null, not absent: without an entry transformers adds its own <|endoftext|>
+        if (ids[i] < 0) fprintf(f, "null");
+        else json_write_string(f, t->bytes + t->tokens[ids[i]].start, t->tokens[ids[i]].length);
+    }
+    fprintf(f, "}\n");
+    if (fclose(f) != 0) fail("out of memory: tokenizer_config.json");
+    tokenizer_file(t, FILE_CONFIG, text);
+    free(text);
 }
 
 // The vocab.json that belongs to merges.txt by GPT-2's rule: the bytes in the order of their
 // characters, the results of the merges in the order of the file, <|endoftext|>. Without merges
 // (NULL), every byte is its own id, and nothing ends a text.
 static char *tokenizer_vocabulary(const char *dir, const char *merges) {
+    char file[PATH_MAX];
+    Error err;
     char *text = NULL, utf8[4];
     size_t length = 0, id = 0;
     FILE *f = open_memstream(&text, &length);
@@ -138,12 +177,15 @@ static char *tokenizer_vocabulary(const char *dir, const char *merges) {
         fprintf(f, ": %zu", id++);
     }
     if (merges != NULL) {
-        MergeReader r = merge_reader(dir, merges);
+        path_join(file, dir, "merges.txt");
+        MergeReader r = merge_reader(file, merges, NULL, &err);
         while (merge_next(&r)) {
             fprintf(f, ", ");
             json_write_string(f, r.both, r.length);
             fprintf(f, ": %zu", id++);
         }
+        if (r.failed) die("%s", err.text);
+        free(r.both);
         if (id == 256) die("%s: no merges in merges.txt, and there is no vocab.json", dir);
         fprintf(f, ", \"" TOKENIZER_EOT "\": %zu", id);
     }
@@ -152,91 +194,39 @@ static char *tokenizer_vocabulary(const char *dir, const char *merges) {
     return text;
 }
 
-// The id of the token that is written like this, or TOKENIZER_NONE.
-static uint32_t tokenizer_find(const Json *vocabulary, const char *key, size_t length) {
-    size_t id = TOKENIZER_NONE;
-    json_size(*json_place(vocabulary, key, length), &id);
-    return (uint32_t)id;
-}
-
-// The entry of a merge in the hash table: its place in the list + 1, or 0 where it would be.
-static uint32_t *tokenizer_entry(const Tokenizer *t, uint32_t left, uint32_t right) {
-    const uint64_t h = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u;
-    for (size_t slot = (size_t)(h >> 29);; slot++) {
-        uint32_t *entry = &t->table[slot & t->table_mask];
-        if (*entry == 0) return entry;
-        const TokenMerge *m = &t->merges[*entry - 1];
-        if (m->left == left && m->right == right) return entry;
-    }
-}
-
-// The place of the merge of two tokens in the list, or TOKENIZER_NONE.
-static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right) {
-    return *tokenizer_entry(t, left, right) - 1;
-}
-
-// Reads the list of merges of tokens of the vocabulary.
-static void tokenizer_read_merges(Tokenizer *t, const Json *vocabulary, MergeReader r) {
-    size_t lines = 1, slots = 4;
-    for (const char *c = r.at; *c != '\0'; c++) lines += *c == '\n';
-    while (slots < 2 * lines + 2) slots *= 2;  // at most half full
-    t->table_mask = slots - 1;
-    t->table = ALLOC(uint32_t, slots, "merges");
-    t->merges = ALLOC(TokenMerge, lines, "merges");
-    while (merge_next(&r)) {
-        TokenMerge m = {tokenizer_find(vocabulary, r.both, r.left),
-                        tokenizer_find(vocabulary, r.both + r.left, r.length - r.left),
-                        tokenizer_find(vocabulary, r.both, r.length)};
-        if (m.left == TOKENIZER_NONE || m.right == TOKENIZER_NONE || m.result == TOKENIZER_NONE)
-            die("%s/merges.txt, line %zu: %s a token that is not in the vocabulary", r.dir, r.line,
-                m.left == TOKENIZER_NONE || m.right == TOKENIZER_NONE ? "merges" : "gives");
-        uint32_t *entry = tokenizer_entry(t, m.left, m.right);
-        if (*entry != 0) die("%s/merges.txt, line %zu: occurs twice", r.dir, r.line);
-        t->merges[t->merge_count++] = m;
-        *entry = (uint32_t)t->merge_count;
-    }
-}
-
 // A tokenizer from the texts of vocab.json and merges.txt; without the first (NULL) see
 // tokenizer_vocabulary(). `dir` is for messages.
 static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char *merges) {
-    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
-    size_t id = 0, used = 0;
+    Tokenizer *t = tokenizer_new();
+    char file[PATH_MAX], *made = vocab == NULL ? tokenizer_vocabulary(dir, merges) : NULL;
+    static const int special[5] = {false, true, false, false, false};
+    size_t lines = 1;
     Error err;
+    t->byte_level = true;
+    t->rule = &word_rules[RULE_GPT2];
     if (*merges == '\0') die("%s/merges.txt: empty", dir);
-    t->files[0] = vocab != NULL ? strdup(vocab) : tokenizer_vocabulary(dir, merges);
-    t->files[1] = strdup(merges);
-    Json *json = json_parse(t->files[0], strlen(t->files[0]), &err);
+    tokenizer_file(t, FILE_VOCAB, vocab != NULL ? vocab : made);
+    tokenizer_file(t, FILE_MERGES, merges);
+    free(made);
+    Json *json = json_parse(t->files[FILE_VOCAB].text, t->files[FILE_VOCAB].length, &err);
     if (json == NULL) die("%s/vocab.json: %s", dir, err.text);
     if (json->type != JSON_OBJECT) die("%s/vocab.json: not an object", dir);
-    for (const Json *token = json->child; token != NULL; token = token->next) {
-        if (!json_size(token, &id) || id >= TOKENIZER_MAX_IDS)
-            die("%s/vocab.json: the id of \"%.100s\" is not a number below 2^24", dir, token->key);
-        if (id >= t->vocab) t->vocab = id + 1;
-    }
-    t->tokens = ALLOC(TokenText, t->vocab, "vocabulary");
-    t->bytes = ALLOC(char, strlen(t->files[0]), "vocabulary");
-    for (Json *token = json->child; token != NULL; token = token->next) {
-        json_size(token, &id);
-        if (token->key_length == 0 || t->tokens[id].length > 0)
-            die("%s/vocab.json: token %zu, \"%.100s\", %s", dir, id, token->key,
-                token->key_length == 0 ? "is empty" : "has the id of another");
-        t->tokens[id].start = used;
-        t->tokens[id].length = tokenizer_decode(token->key, token->key_length, t->bytes + used);
-        used += t->tokens[id].length;
-    }
-    for (int i = 0; i < 256; i++) {
-        char utf8[4];
-        const size_t n = utf8_encode(tokenizer_byte_to_char(i), utf8);
-        t->byte_id[i] = tokenizer_find(json, utf8, n);
-        if (t->byte_id[i] == TOKENIZER_NONE)
-            die("%s/vocab.json: no token for the byte 0x%02x", dir, (unsigned)i);
+    path_join(file, dir, "vocab.json");
+    if (!tokenizer_read_tokens(t, file, json, 0, 0, &err)) die("%s", err.text);
+    if (tokenizer_read_bytes(t, json) > 0) {
+        int i = 0;
+        while (t->byte_id[i] != TOKENIZER_NONE) i++;
+        die("%s: no token for the byte 0x%02x", file, (unsigned)i);
     }
     // OPT's vocabulary has GPT-2's token as well, and never uses it.
-    const bool opt = tokenizer_find(json, "<s>", 3) != TOKENIZER_NONE;
-    const char *eot = opt ? "</s>" : TOKENIZER_EOT;
-    t->eot = (int)tokenizer_find(json, eot, strlen(eot));  // TOKENIZER_NONE is -1
-    tokenizer_read_merges(t, json, merge_reader(dir, merges));
+    const char *eot = vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE ? "</s>" : TOKENIZER_EOT;
+    t->eot = (int)vocabulary_find(json, eot, strlen(eot));  // TOKENIZER_NONE is -1
+    if (t->eot >= 0) added_push(t, eot, strlen(eot), (uint32_t)t->eot, true, special);
+    for (const char *c = merges; *c != '\0'; c++) lines += *c == '\n';
+    path_join(file, dir, "merges.txt");
+    if (!tokenizer_read_merges(t, json, merge_reader(file, merges, NULL, &err), lines))
+        die("%s", err.text);
+    tokenizer_write_config(t);
     json_free(json);
     return t;
 }
@@ -248,25 +238,6 @@ static Tokenizer *tokenizer_bytes(void) {
     free(vocab);
     return t;
 }
-
-// Why there is no tokenizer, for the line that says that one is needed.
-static char tokenizer_why[ERR_MAX] = "the model came without one";
-
-// Is `dir` a file, or has it a tokenizer.json and no merges.txt? Then tokenizer_why says so.
-static bool tokenizer_unread(const char *dir) {
-    char path[PATH_MAX];
-    path_join(path, dir, "merges.txt");
-    if (path_exists(path)) return false;
-    path_join(path, dir, "tokenizer.json");
-    const char *file = path_exists(path) ? path : dir;
-    if (!path_exists(file) || path_is_directory(file)) return false;
-    snprintf(tokenizer_why, sizeof tokenizer_why, "%.200s is not read yet, only a folder's "
-             "vocab.json and merges.txt: they are where the model is from, or was tuned from; "
-             "dev/data/gpt2.sh and opt.sh fetch GPT-2's and OPT's", file);
-    return true;
-}
-
-static bool data_is_quiet;  // of several ranks, the first one warns
 
 // Warns of a token that added_tokens.json adds to the vocabulary.
 static void tokenizer_check_added(const Tokenizer *t, const char *dir) {
@@ -285,14 +256,13 @@ static void tokenizer_check_added(const Tokenizer *t, const char *dir) {
 }
 
 // Reads dir/vocab.json and dir/merges.txt, or merges.txt alone if there is no vocab.json.
-static Tokenizer *tokenizer_load(const char *dir) {
-    static const char *const names[2] = {"vocab.json", "merges.txt"};
+static Tokenizer *tokenizer_load_lists(const char *dir) {
+    static const int names[2] = {FILE_VOCAB, FILE_MERGES};
     char path[PATH_MAX], *text[2] = {NULL, NULL};
-    if (tokenizer_unread(dir)) die("%s", tokenizer_why);
     for (int i = 0; i < 2; i++) {
         Error err;
         size_t n = 0;
-        path_join(path, dir, names[i]);
+        path_join(path, dir, tokenizer_files[names[i]]);
         if (i == 0 && !path_exists(path)) continue;
         if ((text[i] = text_read(path, &n, &err)) == NULL) die("%s", err.text);
     }
@@ -303,193 +273,577 @@ static Tokenizer *tokenizer_load(const char *dir) {
     return t;
 }
 
-static void tokenizer_free(Tokenizer *t) {
-    if (t == NULL) return;
-    free(t->tokens);
-    free(t->bytes);
-    free(t->merges);
-    free(t->table);
-    free(t->files[0]);
-    free(t->files[1]);
-    free(t);
+// ---------------------------------------------------------------------------------------------
+// tokenizer.json
+
+typedef struct {
+    Tokenizer *t;
+    const char *path;          // for messages
+    const Json *root, *vocabulary;
+    Error *err;
+} PartReader;
+
+// The parts that are known, as read_part() writes them, and their steps.
+#define PART_REPLACE "Replace with String  , content " TOKENIZER_SPACE
+#define PART_PREPEND "Prepend with prepend " TOKENIZER_SPACE " + " PART_REPLACE
+#define PART_METASPACE "Metaspace with replacement " TOKENIZER_SPACE
+#define PART_BYTES "ByteLevel with add_prefix_space false"
+#define PART_SPLIT(rule) "Split with " rule " expression, behavior Isolated + " PART_BYTES \
+                         ", use_regex false"
+#define PART_SPACES "Replace with String " TOKENIZER_SPACE ", content   + ByteFallback + Fuse"
+static const struct { const char *part, *line; int steps, rule; } tokenizer_parts[] = {
+    {"normalizer", "null", 0, 0},
+    {"normalizer", "NFC", STEP_NFC, 0},
+    {"normalizer", PART_REPLACE, STEP_REPLACE, 0},
+    {"normalizer", PART_PREPEND, STEP_PREPEND | STEP_REPLACE, 0},
+    {"normalizer", "NFC + " PART_REPLACE, STEP_NFC | STEP_REPLACE, 0},
+    {"normalizer", "NFC + " PART_PREPEND, STEP_NFC | STEP_PREPEND | STEP_REPLACE, 0},
+    {"pre_tokenizer", "null", 0, 0},
+    {"pre_tokenizer", PART_BYTES, STEP_BYTES, RULE_GPT2},
+    {"pre_tokenizer", "Digits with individual_digits true + " PART_BYTES,
+     STEP_DIGITS | STEP_BYTES, RULE_GPT2},
+    {"pre_tokenizer", PART_SPLIT("GPT-2's"), STEP_BYTES, RULE_GPT2},
+    {"pre_tokenizer", PART_SPLIT("Llama-3's"), STEP_BYTES, RULE_LLAMA3},
+    {"pre_tokenizer", PART_SPLIT("Qwen2's"), STEP_BYTES, RULE_QWEN2},
+    {"pre_tokenizer", PART_METASPACE ", prepend_scheme never, split false", STEP_NEVER, 0},
+    {"pre_tokenizer", PART_METASPACE ", prepend_scheme first, split false", STEP_FIRST, 0},
+    {"pre_tokenizer", PART_METASPACE ", split false", STEP_ALWAYS, 0},
+    {"decoder", "ByteLevel", STEP_UNBYTES, 0},
+    {"decoder", PART_SPACES, 0, 0},
+    {"decoder", PART_SPACES " + Strip with content  , start 1, stop 0", STEP_STRIP, 0},
+    {"post_processor", "null", 0, 0},
+    {"post_processor", "ByteLevel", 0, 0},  // is about offsets
+    {"post_processor", "TemplateProcessing", 0, 0},
+    {"post_processor", "ByteLevel + TemplateProcessing", 0, 0}};
+
+static bool part_refuse(PartReader *r, const char *part, const char *what) {
+    return error_set(r->err, "%.200s: %s %.250s: not supported", r->path, part, what);
+}
+
+// Writes a step as its type and the members that matter. A member that says the same as none is
+// left out, and an expression is called by its name.
+static void step_write(FILE *f, const Json *step, bool members) {
+    static const struct { const char *key, *none; } names[] = {
+        {"individual_digits", ""}, {"prepend", ""}, {"pattern", ""}, {"content", ""},
+        {"behavior", ""}, {"invert", "false"}, {"replacement", ""}, {"prepend_scheme", "always"},
+        {"split", "true"}, {"add_prefix_space", "true"}, {"use_regex", "true"}, {"start", ""},
+        {"stop", ""}};
+    static const char *const words[3] = {"null", "false", "true"};  // in the order of JsonType
+    const Json *type = json_get(step, "type");
+    const char *between = " with ";
+    fputs(type != NULL && type->type == JSON_STRING ? type->string : "without a type", f);
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && members; i++) {
+        const Json *value = json_get(step, names[i].key);
+        const bool pattern = value != NULL && value->type == JSON_OBJECT && value->count == 1;
+        if (pattern) value = value->child;  // {"String": ".."} or {"Regex": ".."}
+        if (value == NULL) continue;
+        const char *text = value->type <= JSON_TRUE ? words[value->type]
+                         : value->type <= JSON_STRING ? value->string : "?";
+        if (strcmp(text, names[i].none) == 0) continue;
+        int rule = pattern && strcmp(value->key, "Regex") == 0 ? 0 : RULES + 1;
+        while (rule < RULES && !json_is(value, word_rules[rule].expression)) rule++;
+        if (rule > RULES)
+            fprintf(f, "%s%s %s", between, pattern ? value->key : names[i].key, text);
+        else if (rule < RULES) fprintf(f, "%s%s expression", between, word_rules[rule].name);
+        else fprintf(f, "%san expression other than GPT-2's, Llama-3's or Qwen2's", between);
+        between = ", ";
+    }
+}
+
+// Reads a part: null, a Sequence, or a step.
+static bool read_part(PartReader *r, const char *name, const char *list) {
+    const Json *part = json_get(r->root, name), *all = json_get(part, list);
+    const bool sequence = json_is(json_get(part, "type"), "Sequence") && all != NULL
+                       && all->type == JSON_ARRAY;
+    const char *between = "";
+    char *line = NULL;
+    size_t length = 0, k = 0;
+    FILE *f = open_memstream(&line, &length);
+    if (f == NULL) fail("out of memory: tokenizer.json");
+    for (const Json *s = sequence ? all->child : part; s != NULL; s = sequence ? s->next : NULL) {
+        const bool bytes = json_is(json_get(s, "type"), "ByteLevel");
+        fputs(between, f);
+        step_write(f, s, !bytes || strcmp(name, "pre_tokenizer") == 0);  // else it has no choice
+        between = " + ";
+    }
+    fputs(*between == '\0' ? "null" : "", f);
+    if (fclose(f) != 0) fail("out of memory: tokenizer.json");
+    const size_t parts = sizeof tokenizer_parts / sizeof tokenizer_parts[0];
+    while (k < parts && (strcmp(tokenizer_parts[k].part, name) != 0
+                         || strcmp(tokenizer_parts[k].line, line) != 0)) k++;
+    if (k == parts) part_refuse(r, name, line);
+    free(line);
+    if (k == parts) return false;
+    r->t->steps |= tokenizer_parts[k].steps;
+    if (tokenizer_parts[k].steps & STEP_BYTES) r->t->rule = &word_rules[tokenizer_parts[k].rule];
+    return true;
+}
+
+// Reads all parts but the post_processor. Bytes and spaces for U+2581 do not go together.
+static bool read_steps(PartReader *r) {
+    Tokenizer *t = r->t;
+    if (!read_part(r, "normalizer", "normalizers")
+        || !read_part(r, "pre_tokenizer", "pretokenizers") || !read_part(r, "decoder", "decoders"))
+        return false;
+    const int spaces = t->steps & (STEP_REPLACE | STEP_METASPACE);
+    t->byte_level = (t->steps & STEP_BYTES) != 0;
+    if (!(t->steps & STEP_UNBYTES) == !t->byte_level && !spaces == t->byte_level
+        && !((spaces & STEP_REPLACE) && (spaces & STEP_METASPACE))) return true;
+    return part_refuse(r, "normalizer, pre_tokenizer and decoder", "in this combination");
+}
+
+// Reads the vocabulary and the merges.
+static bool read_model(PartReader *r) {
+    static const char *const unused[3] = {"dropout", "continuing_subword_prefix",
+                                          "end_of_word_suffix"};
+    Tokenizer *t = r->t;
+    const Json *m = json_get(r->root, "model"), *vocabulary = json_get(m, "vocab");
+    const Json *merges = json_get(m, "merges"), *added = json_get(r->root, "added_tokens");
+    const int fallback = json_flag(m, "byte_fallback", false);
+    const int ignore = json_flag(m, "ignore_merges", false);
+    size_t more = 0, bytes = 0;
+    if (json_get(m, "type") != NULL && !json_is(json_get(m, "type"), "BPE"))
+        return part_refuse(r, "model", "of a type other than BPE");
+    if (vocabulary == NULL || vocabulary->type != JSON_OBJECT || vocabulary->count == 0
+        || merges == NULL || merges->type != JSON_ARRAY || fallback < 0 || ignore < 0)
+        return part_refuse(r, "model", "without vocab, merges, true and false");
+    for (int i = 0; i < 3; i++) {
+        const Json *value = json_get(m, unused[i]);
+        const bool zero = value != NULL && value->type == JSON_NUMBER && value->number == 0;
+        if (value != NULL && !json_is(value, "") && !zero)
+            return part_refuse(r, "model with", unused[i]);
+    }
+    for (const Json *a = added != NULL ? added->child : NULL; a != NULL; a = a->next, more++)
+        bytes += json_get(a, "content") != NULL ? 4 * json_get(a, "content")->length + 2 : 0;
+    if (!tokenizer_read_tokens(t, r->path, vocabulary, more, bytes, r->err)) return false;
+    t->ignore_merges = ignore;
+    r->vocabulary = vocabulary;
+    const int missing = tokenizer_read_bytes(t, vocabulary);
+    if (t->byte_level ? missing > 0 && (fallback || json_get(m, "unk_token") != NULL)
+                      : !fallback || missing > 0 || tokenizer_find(t, " ", 1) == TOKENIZER_NONE)
+        return part_refuse(r, "model", t->byte_level
+                           ? "with byte_fallback or unk_token for bytes that have no token"
+                           : "without byte_fallback, <0x00> to <0xFF> and U+2581");
+    if (missing > 0 && !data_is_quiet)
+        fprintf(stderr, "tide: warning: %s: %d of the 256 bytes have no token, and are left out of "
+                "every text, as in Hugging Face\n", r->path, missing);
+    return tokenizer_read_merges(t, vocabulary, merge_reader(r->path, NULL, merges, r->err),
+                                 merges->count);
+}
+
+// Reads the added tokens. Those that are not in the vocabulary are numbered behind it.
+static bool read_added(PartReader *r) {
+    static const char *const names[5] = {"single_word", "special", "normalized", "lstrip",
+                                         "rstrip"};
+    Tokenizer *t = r->t;
+    const Json *all = json_get(r->root, "added_tokens");
+    size_t next = r->vocabulary->count, id = 0;
+    for (const Json *item = all != NULL ? all->child : NULL; item != NULL; item = item->next) {
+        const Json *content = json_get(item, "content");
+        int flags[5], wrong = content == NULL || content->type != JSON_STRING
+                           || content->length == 0 || !json_get_size(item, "id", &id);
+        for (int i = 0; i < 5; i++) wrong |= (flags[i] = json_flag(item, names[i], false)) < 0;
+        if (wrong || flags[0])
+            return part_refuse(r, "added_tokens", wrong ? "without content, id, true and false"
+                               : "with single_word");
+        const uint32_t known = vocabulary_find(r->vocabulary, content->string, content->length);
+        const size_t given = known != TOKENIZER_NONE ? known : next++;
+        const bool taken = known == TOKENIZER_NONE && given < t->vocab
+                        && t->tokens[given].length > 0;
+        if (id != given || taken || id >= TOKENIZER_MAX_IDS)
+            return error_set(r->err, "%.200s: added_tokens: \"%.60s\" has the id %zu, and Hugging "
+                             "Face gives it %zu", r->path, content->string, id, given);
+        if (id >= t->vocab) t->vocab = id + 1;
+        if (!added_push(t, content->string, content->length, (uint32_t)id,
+                        known != TOKENIZER_NONE, flags))
+            return error_set(r->err, "%.200s: added_tokens: \"%.60s\" is there twice", r->path,
+                             content->string);
+    }
+    return true;
+}
+
+// Reads which token the template of a post_processor puts in front of a text, and which behind it.
+static bool read_template(PartReader *r) {
+    const Json *step = json_get(r->root, "post_processor"), *all = json_get(step, "processors");
+    bool text = false;
+    if (!read_part(r, "post_processor", "processors")) return false;
+    for (const Json *s = all != NULL ? all->child : NULL; s != NULL; s = s->next) step = s;
+    if (!json_is(json_get(step, "type"), "TemplateProcessing")) return true;
+    const Json *single = json_get(step, "single"), *special = json_get(step, "special_tokens");
+    for (const Json *i = single != NULL ? single->child : NULL; i != NULL; i = i->next) {
+        const Json *name = json_get(json_get(i, "SpecialToken"), "id"), *ids = NULL;
+        int *place = text ? &r->t->behind : &r->t->bos;
+        size_t id = SIZE_MAX;
+        if (name != NULL && name->type == JSON_STRING)
+            ids = json_get(json_get(special, name->string), "ids");
+        if (!text && json_is(json_get(json_get(i, "Sequence"), "id"), "A")) text = true;
+        else if (ids != NULL && ids->count == 1 && json_size(ids->child, &id) && *place < 0
+                 && id < r->t->vocab) *place = (int)id;
+        else return part_refuse(r, "post_processor", "with more than one token on each side");
+    }
+    return text || part_refuse(r, "post_processor", "without a text");
+}
+
+// Reads the token that ends a text, which tokenizer_config.json may name, and those that end a
+// model's answer: generation_config.json, or else config.json, has their ids.
+static bool read_ends(PartReader *r, const char *dir) {
+    static const char *const names[3] = {"tokenizer_config.json", "generation_config.json",
+                                         "config.json"};
+    Tokenizer *t = r->t;
+    uint32_t eot = TOKENIZER_NONE;
+    for (int k = 0; k < 3; k++) {
+        char path[PATH_MAX];
+        path_join(path, dir, names[k]);
+        if (!path_exists(path)) continue;
+        Json *config = json_read(path, r->err);
+        if (config == NULL) return false;
+        const Json *eos = json_get(config, "eos_token"), *ids = json_get(config, "eos_token_id");
+        if (json_get(eos, "content") != NULL) eos = json_get(eos, "content");
+        if (k == 0 && eos != NULL && eos->type == JSON_STRING) {
+            eot = tokenizer_added(t, eos->string);
+            if (eot == TOKENIZER_NONE)
+                eot = vocabulary_find(r->vocabulary, eos->string, eos->length);
+        }
+        const bool adds = json_flag(config, "add_bos_token", true) != 0;
+        if (k == 0 && t->bos >= 0 && !adds && !data_is_quiet)
+            fprintf(stderr, "tide: warning: %s has add_bos_token false, but tokenizer.json puts "
+                    "token %d in front of every text\n", path, t->bos);
+        const bool list = ids != NULL && ids->type == JSON_ARRAY;
+        if (k == 0 || t->stop_count > 0) ids = NULL;
+        else if (list) ids = ids->child;
+        for (size_t id = 0; json_size(ids, &id); ids = list ? ids->next : NULL) {
+            if (id >= t->vocab || t->tokens[id].length == 0) continue;
+            t->stops = (uint32_t *)array_grow(t->stops, t->stop_count, sizeof *t->stops, "stops");
+            t->stops[t->stop_count++] = (uint32_t)id;
+        }
+        json_free(config);
+    }
+    if (eot == TOKENIZER_NONE && t->stop_count > 0) eot = t->stops[0];
+    if (eot == TOKENIZER_NONE) eot = tokenizer_added(t, TOKENIZER_EOT);
+    if (eot == TOKENIZER_NONE) eot = tokenizer_added(t, "</s>");
+    t->eot = (int)eot;  // TOKENIZER_NONE is -1
+    if (t->behind < 0 && t->bos >= 0 && t->bos != t->eot) t->behind = t->eot;
+    return true;
+}
+
+// Makes a tokenizer of the text of dir/tokenizer.json, n bytes, which is its own from now on, and
+// of the files beside it. NULL and the reason in err if one is damaged, or a part is not supported.
+static Tokenizer *tokenizer_parse_json(const char *dir, char *text, size_t n, Error *err) {
+    char path[PATH_MAX], other[PATH_MAX];
+    Error inner;
+    Tokenizer *t = tokenizer_new();
+    Json *root = json_parse(text, n, &inner);
+    const Json *version = json_get(root, "version");
+    PartReader r = {.t = t, .path = path, .root = root, .vocabulary = NULL, .err = err};
+    path_join(path, dir, tokenizer_files[FILE_JSON]);
+    t->files[FILE_JSON].text = text;
+    t->files[FILE_JSON].length = n;
+    bool ok = root != NULL || error_set(err, "%.200s: %.290s", path, inner.text);
+    if (version != NULL && !json_is(version, "1.0"))
+        ok = part_refuse(&r, "version", "other than 1.0");
+    ok = ok && read_steps(&r) && read_model(&r) && read_added(&r) && read_template(&r)
+      && read_ends(&r, dir);
+    for (int i = 0; ok && i < TOKENIZER_FILES; i++) {
+        path_join(other, dir, tokenizer_files[i]);
+        if (i == FILE_JSON || !path_exists(other)) continue;
+        t->files[i].text = file_read(other, &t->files[i].length, err);
+        ok = t->files[i].text != NULL;
+    }
+    if (ok && t->files[FILE_CONFIG].text == NULL) tokenizer_write_config(t);
+    json_free(root);
+    if (ok) return t;
+    tokenizer_free(t);
+    return NULL;
+}
+
+// Has a directory a tokenizer's files?
+static bool tokenizer_is_in(const char *dir) {
+    char json[PATH_MAX], merges[PATH_MAX];
+    path_join(json, dir, tokenizer_files[FILE_JSON]);
+    path_join(merges, dir, tokenizer_files[FILE_MERGES]);
+    return path_exists(json) || path_exists(merges);
+}
+
+// Opens the tokenizer of a directory: tokenizer.json, else vocab.json and merges.txt, else
+// merges.txt alone. NULL and the reason in err if tokenizer.json cannot be read here; the program
+// ends if the other two cannot.
+static Tokenizer *tokenizer_open(const char *dir, Error *err) {
+    char path[PATH_MAX];
+    size_t n = 0;
+    path_join(path, dir, tokenizer_files[FILE_JSON]);
+    if (path_exists(dir) && !path_is_directory(dir)) {
+        error_set(err, "%.200s is a file: name its folder", dir);
+        return NULL;
+    }
+    if (!path_exists(path)) return tokenizer_load_lists(dir);
+    char *text = text_read(path, &n, err);
+    return text != NULL ? tokenizer_parse_json(dir, text, n, err) : NULL;
+}
+
+// tokenizer_open(), or the end of the program.
+static Tokenizer *tokenizer_load(const char *dir) {
+    Error err;
+    Tokenizer *t = tokenizer_open(dir, &err);
+    if (t == NULL) die("%s", err.text);
+    return t;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Text to tokens
 
-// The class of the code point at s and its length; a byte that is not UTF-8 stands for itself.
-static int tokenizer_class(const char *s, size_t n, size_t *length) {
-    uint32_t c = 0;
-    unsigned char first = (unsigned char)*s;
-    *length = 1;
-    if (first < 0x80) {
-        if ((first | 32) >= 'a' && (first | 32) <= 'z') return UNICODE_LETTER;
-        if (first >= '0' && first <= '9') return UNICODE_NUMBER;
-        return first == ' ' || (first >= 9 && first <= 13) ? UNICODE_SPACE : UNICODE_OTHER;
-    }
-    size_t used = utf8_decode(s, n, &c);
-    if (used == 0) return UNICODE_OTHER;
-    *length = used;
-    return unicode_class(c);
+enum {
+    TOKENIZER_PLAIN = 1,    // a user's text: special tokens in it are text
+    TOKENIZER_GOES_ON = 2   // a text that stands behind another one
+};
+
+typedef enum { PIECE_INSIDE, PIECE_STARTS, PIECE_GOES_ON } PiecePlace;  // in the text
+
+typedef struct {
+    const Tokenizer *t;
+    bool plain;
+    uint32_t *out;
+    size_t used;
+} Encoding;
+
+static void encode_word(Encoding *e, const char *s, size_t n) {
+    e->used += tokenizer_word(e->t, s, n, e->out + e->used);
 }
 
-// The length of the first word of a text of n > 0 bytes.
-static size_t tokenizer_word(const char *s, size_t n) {
-    if (s[0] == '\'') {
-        if (n >= 2 && (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd')) return 2;
-        if (n >= 3 && (memcmp(s + 1, "re", 2) == 0 || memcmp(s + 1, "ve", 2) == 0
-                       || memcmp(s + 1, "ll", 2) == 0)) return 3;
+// Encodes a stretch of a byte-level piece. White space at its end is at the end of the text.
+static void encode_words(Encoding *e, const char *s, size_t n) {
+    for (size_t at = 0, length; at < n; at += length) {
+        length = word_length(e->t->rule, e->t->classes, s + at, n - at);
+        encode_word(e, s + at, length);
     }
-    size_t at = 0, last, length, second;
-    int kind = tokenizer_class(s, n, &length);
-    if (s[0] == ' ' && n > 1) {  // one space belongs to the word behind it
-        int behind = tokenizer_class(s + 1, n - 1, &second);
-        if (behind != UNICODE_SPACE) { kind = behind; at = 1; length = second; }
+}
+
+// Encodes a byte-level piece, in which numbers may be pieces of their own.
+static void encode_bytes(Encoding *e, const char *s, size_t n) {
+    size_t done = 0;
+    for (size_t at = 0, length; at < n && (e->t->steps & STEP_DIGITS); at += length) {
+        if ((word_bits(e->t->classes, s + at, n - at, &length) & WORD_NUMERIC) == 0) continue;
+        encode_words(e, s + done, at - done);
+        encode_word(e, s + at, length);
+        done = at + length;
     }
+    encode_words(e, s + done, n - done);
+}
+
+// Encodes a piece in the style of SentencePiece. The piece is one word, but cut between two bytes
+// that no token has side by side it becomes the same tokens, faster.
+static void encode_spaced(Encoding *e, const char *s, size_t n) {
+    const unsigned char *u = (const unsigned char *)s;
+    const int byte = e->t->ignore_merges ? tokenizer_hex(s, n) : -1;
+    uint32_t id = e->t->ignore_merges ? tokenizer_find(e->t, s, n) : TOKENIZER_NONE;
+    if (byte >= 0 && s[3] < 'a' && s[4] < 'a') id = e->t->hex_id[byte];
+    if (id != TOKENIZER_NONE) e->out[e->used++] = id;
+    for (size_t at = 0, end = 1; at < n && id == TOKENIZER_NONE; at = end++) {
+        while (end < n && e->t->joins[u[end - 1] << 8 | u[end]]) end++;
+        encode_word(e, s + at, end - at);
+    }
+}
+
+// Returns a text of *n bytes with a space for each U+2581, and maybe one in front: itself, if
+// nothing changes, else *room, to be freed.
+static const char *text_spaced(const char *s, size_t *n, bool front, char **room) {
+    if (!front && memmem(s, *n, TOKENIZER_SPACE, 3) == NULL) return s;
+    *room = (char *)malloc(*n + 1);
+    if (*room == NULL) fail("out of memory: %zu bytes of text", *n);
+    **room = ' ';
+    *n = front + tokenizer_spaces(s, *n, *room + front);
+    return *room;
+}
+
+// Encodes a normalised piece without added tokens.
+static void encode_piece(Encoding *e, const char *s, size_t n, PiecePlace place) {
+    const int steps = e->t->steps;
+    const bool space = s[0] == ' ' || (n >= 3 && memcmp(s, TOKENIZER_SPACE, 3) == 0);
+    const bool front = ((steps & STEP_ALWAYS) && place != PIECE_GOES_ON)
+                    || ((steps & STEP_FIRST) && place == PIECE_STARTS);
+    char *room = NULL;
+    if (steps & STEP_METASPACE) s = text_spaced(s, &n, front && !space, &room);
+    if (e->t->byte_level) encode_bytes(e, s, n);
+    else encode_spaced(e, s, n);
+    free(room);
+}
+
+static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, PiecePlace place);
+
+// Encodes a piece between added tokens that is not normalised yet.
+static void encode_raw(Encoding *e, const char *s, size_t n, PiecePlace place) {
+    const Tokenizer *t = e->t;
+    char *composed = NULL, *spaced = NULL;
+    if (t->steps & STEP_NFC) s = nfc_text(t->classes, s, &n, &composed);
+    const bool front = (t->steps & STEP_PREPEND) && place != PIECE_GOES_ON;
+    if (t->steps & STEP_REPLACE) s = text_spaced(s, &n, front, &spaced);
+    encode_added(e, true, s, n, place);
+    free(composed);
+    free(spaced);
+}
+
+// Gives the length of the white space at the end (at_end) of a text of n bytes, or at its start. A
+// space that stands for U+2581 is none (spaces false).
+static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_end, bool spaces) {
+    size_t white = 0, length;
+    while (white < n) {
+        size_t at = at_end ? n - white - 1 : white;
+        for (int i = 0; at_end && i < 3 && at > 0 && (s[at] & 0xc0) == 0x80; i++) at--;
+        if (word_class(t->classes, s + at, n - at, &length) != UNICODE_SPACE
+            || (s[at] == ' ' && !spaces) || (at_end && at + length != n - white)) break;
+        white += length;
+    }
+    return white;
+}
+
+// Cuts out the added tokens whose contents are normalised, or the others, and encodes the pieces
+// between them. White space that a token has taken is not in a piece.
+static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, PiecePlace place) {
+    const bool spaces = !normalized || !(e->t->steps & STEP_REPLACE);
+    const AddedToken *a;
+    size_t done = 0, at = 0;
     do {
-        last = at;
-        at += length;
-    } while (at < n && tokenizer_class(s + at, n - at, &length) == kind);
-    // \s+(?!\S): white space before a word leaves its last character to that word
-    return kind == UNICODE_SPACE && at < n && last > 0 ? last : at;
+        a = added_find(&e->t->added[normalized], s, n, &at);
+        size_t from = a != NULL ? at : n, to = a != NULL ? at + a->length : n;
+        at = to;
+        if (a != NULL && a->special && e->plain) continue;
+        if (a != NULL && a->lstrip && from < done) from = done;
+        if (a != NULL && a->lstrip)
+            from -= encode_white(e->t, s + done, from - done, true, spaces);
+        if (a != NULL && a->rstrip) to += encode_white(e->t, s + to, n - to, false, spaces);
+        if (from > done)
+            (normalized ? encode_piece : encode_raw)(e, s + done, from - done,
+                                                     done == 0 ? place : PIECE_INSIDE);
+        if (a != NULL && from < to) e->out[e->used++] = a->id;
+        done = to;
+    } while (a != NULL);
 }
 
-// Merges the n <= TOKENIZER_SHORT tokens of a word in place and returns how many are left. This is
-// the definition; it is quadratic, but for words of the usual length nothing is faster.
-static size_t tokenizer_merge_short(const Tokenizer *t, uint32_t *ids, size_t n) {
-    uint32_t rank[TOKENIZER_SHORT + 1];  // of the pair that starts at i
-    for (size_t i = 0; i + 1 < n; i++) rank[i] = tokenizer_rank(t, ids[i], ids[i + 1]);
-    while (n > 1) {
-        size_t best = 0;
-        for (size_t i = 1; i + 1 < n; i++) if (rank[i] < rank[best]) best = i;
-        if (rank[best] == TOKENIZER_NONE) break;
-        ids[best] = t->merges[rank[best]].result;
-        n--;
-        for (size_t i = best + 1; i < n; i++) ids[i] = ids[i + 1];
-        for (size_t i = best + 1; i + 1 < n; i++) rank[i] = rank[i + 1];
-        if (best + 1 < n) rank[best] = tokenizer_rank(t, ids[best], ids[best + 1]);
-        if (best > 0) rank[best - 1] = tokenizer_rank(t, ids[best - 1], ids[best]);
-    }
-    return n;
+// Gives the most tokens that n bytes become: composed, a text has up to three times the bytes; a
+// piece, which is given a space, has one or more.
+static size_t tokenizer_room(const Tokenizer *t, size_t n) {
+    const bool front = (t->steps & (STEP_PREPEND | STEP_FIRST | STEP_ALWAYS)) != 0;
+    return n * (((t->steps & STEP_NFC) ? 3 : 1) + front);
 }
 
-// Adds a pair to a binary heap, smallest first: rank << 32 | position, so that equal ranks go
-// leftmost first. A pair that nothing merges is left out.
-static void tokenizer_heap_push(const Tokenizer *t, uint64_t *heap, size_t *count,
-                                const uint32_t *ids, size_t left, size_t right) {
-    const uint32_t rank = tokenizer_rank(t, ids[left], ids[right]);
-    const uint64_t item = (uint64_t)rank << 32 | left;
-    if (rank == TOKENIZER_NONE) return;
-    size_t i = (*count)++;
-    for (; i > 0 && heap[(i - 1) / 2] > item; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
-    heap[i] = item;
+// Encodes n bytes of a text, TOKENIZER_PLAIN and TOKENIZER_GOES_ON or not. `out` has room for
+// tokenizer_room() ids; returns how many were written. Memory beyond that is a few copies of the
+// longest piece, and 24 bytes per byte of the longest word.
+static size_t tokenizer_part(const Tokenizer *t, const char *text, size_t n, int how,
+                             uint32_t *out) {
+    Encoding e = {t, (how & TOKENIZER_PLAIN) != 0, out, 0};
+    encode_added(&e, false, text, n, how & TOKENIZER_GOES_ON ? PIECE_GOES_ON : PIECE_STARTS);
+    return e.used;
 }
 
-static uint64_t tokenizer_heap_pop(uint64_t *heap, size_t *count) {
-    const uint64_t top = heap[0], item = heap[--*count];
-    size_t i = 0;
-    for (size_t child; (child = 2 * i + 1) < *count; i = child) {
-        if (child + 1 < *count && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= item) break;
-        heap[i] = heap[child];
-    }
-    heap[i] = item;
-    return top;
-}
-
-// The same in O(n log n), for a "word" of any length: the tokens are a linked list, the pairs a
-// heap. A pair that has changed since it was pushed is recognised by its rank, and dropped. Each
-// merge pops one and pushes at most two, so 2n places are enough.
-static size_t tokenizer_merge_long(const Tokenizer *t, uint32_t *ids, size_t n) {
-    uint64_t *heap = ALLOC(uint64_t, 2 * n, "a long word");
-    uint32_t *next = ALLOC(uint32_t, 2 * n, "a long word"), *previous = next + n;
-    size_t count = 0, left = 0;
-    if (n >= UINT32_MAX) die("a word of %zu bytes is too long", n);
-    for (size_t i = 0; i < n; i++) {
-        next[i] = (uint32_t)i + 1;
-        previous[i] = (uint32_t)i - 1;
-        if (i + 1 < n) tokenizer_heap_push(t, heap, &count, ids, i, i + 1);
-    }
-    while (count > 0) {
-        const uint64_t top = tokenizer_heap_pop(heap, &count);
-        const uint32_t rank = (uint32_t)(top >> 32), i = (uint32_t)top, j = next[i];
-        if (ids[i] == TOKENIZER_NONE || j >= n || tokenizer_rank(t, ids[i], ids[j]) != rank)
-            continue;
-        ids[i] = t->merges[rank].result;
-        ids[j] = TOKENIZER_NONE;
-        next[i] = next[j];
-        if (next[i] < n) previous[next[i]] = i;
-        if (next[i] < n) tokenizer_heap_push(t, heap, &count, ids, i, next[i]);
-        if (i > 0) tokenizer_heap_push(t, heap, &count, ids, previous[i], i);
-    }
-    for (size_t i = 0; i < n; i = next[i]) ids[left++] = ids[i];
-    free(heap);
-    free(next);
-    return left;
-}
-
-// Encodes n bytes. `out` has room for n ids; returns how many were written. Memory beyond that is
-// 24 bytes per byte of the longest word.
+// Encodes a text of n bytes, as tokenizer_part() does.
 static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, uint32_t *out) {
-    const TokenText none = {0, 0}, eot = t->eot >= 0 ? t->tokens[t->eot] : none;
-    size_t used = 0, at = 0;
-    while (at < n) {
-        const char *hit = NULL;
-        if (eot.length > 0)
-            hit = (const char *)memmem(text + at, n - at, t->bytes + eot.start, eot.length);
-        const size_t stop = hit == NULL ? n : (size_t)(hit - text);
-        while (at < stop) {
-            const size_t length = tokenizer_word(text + at, stop - at);
-            uint32_t *ids = out + used;  // used <= at, so the word fits
-            for (size_t i = 0; i < length; i++) ids[i] = t->byte_id[(unsigned char)text[at + i]];
-            used += length <= TOKENIZER_SHORT ? tokenizer_merge_short(t, ids, length)
-                                              : tokenizer_merge_long(t, ids, length);
-            at += length;
-        }
-        if (hit == NULL) continue;
-        out[used++] = (uint32_t)t->eot;
-        at += eot.length;
-    }
-    return used;
+    return tokenizer_part(t, text, n, 0, out);
 }
 
 // Encodes a text from its beginning: the token `first` (-1: none), with which every text of the
-// model begins, then those of n bytes. `out` has room for n + 1 ids.
+// model begins, then those of n bytes. `out` has room for one id more.
 static size_t tokenizer_begin(const Tokenizer *t, int32_t first, const char *text, size_t n,
                               uint32_t *out) {
     if (first >= 0) *out = (uint32_t)first;
     return (first >= 0) + tokenizer_encode(t, text, n, out + (first >= 0));
 }
 
+// May a text be cut in front of white space? No, if an added token reaches over it.
+static bool tokenizer_cuts(const Tokenizer *t) {
+    for (int k = 0; k < 2; k++)
+        for (size_t i = 0; i < t->added[k].count; i++) {
+            const AddedToken *a = &t->added[k].tokens[i];
+            for (size_t at = 1, length; at < a->length; at += length)
+                if (word_class(t->classes, a->content + at, a->length - at, &length)
+                    == UNICODE_SPACE) return false;
+            if (a->rstrip || strstr(a->name, TOKENIZER_SPACE) != NULL) return false;
+        }
+    return t->byte_level || !t->ignore_merges;
+}
+
+// Gives the bytes of a text to encode at once: all if n <= limit, else at most `limit`, if the text
+// can be cut between an ASCII letter or number and white space. No token reaches over such a place,
+// so that the parts become the tokens of the whole. A text without one is taken whole.
+static size_t tokenizer_block(const Tokenizer *t, const char *text, size_t n, size_t limit) {
+    const unsigned char *u = (const unsigned char *)text;
+    if (n <= limit || !tokenizer_cuts(t)) return n;
+    for (size_t i = limit; i > 0; i--)
+        if (u[i - 1] < 0x80 && isalnum(u[i - 1])
+            && (t->byte_level ? memchr(" \t\r\n", u[i], 4) != NULL
+                              : u[i] == ' ' && !t->joins[u[i - 1] << 8 | ' '])) return i;
+    return n;
+}
+
+// A document to train on, encoded block by block. In front of it stands the token that begins every
+// text, or else, as in GPT-2's training, the one that ends a text; behind it Tokenizer.behind.
+typedef struct {
+    const Tokenizer *t;
+    const char *text;
+    size_t n, at;                   // bytes of the text, and those that are encoded
+    uint32_t *ids;                  // [count], of the block
+    size_t count, room;
+} Document;
+
+// Encodes the next block; false at the end. first: no document stands before this one, so that none
+// has to be ended.
+static bool document_next(Document *d, bool first) {
+    const Tokenizer *t = d->t;
+    const int front = t->bos >= 0 ? t->bos : t->behind >= 0 || first ? -1 : t->eot;
+    const size_t block = tokenizer_block(t, d->text + d->at, d->n - d->at, 1 << 20);
+    const size_t needed = tokenizer_room(t, block) + 2;
+    if (block == 0) free(d->ids);
+    if (block == 0) return false;
+    if (needed > d->room) {
+        free(d->ids);
+        d->ids = (uint32_t *)malloc((d->room = needed) * sizeof *d->ids);
+        if (d->ids == NULL) fail("out of memory to encode %zu bytes", block);
+    }
+    d->count = d->at == 0 && front >= 0;
+    if (d->count > 0) d->ids[0] = (uint32_t)front;
+    d->count += tokenizer_part(t, d->text + d->at, block, d->at > 0 ? TOKENIZER_GOES_ON : 0,
+                               d->ids + d->count);
+    d->at += block;
+    if (d->at == d->n && t->behind >= 0) d->ids[d->count++] = (uint32_t)t->behind;
+    return true;
+}
+
+// Does this token end what a model writes?
+static bool tokenizer_ends(const Tokenizer *t, int32_t id) {
+    for (size_t i = 0; i < t->stop_count; i++) if ((int32_t)t->stops[i] == id) return true;
+    return id >= 0 && id == t->eot;
+}
+
 // ---------------------------------------------------------------------------------------------
 // Tokens to text
 
-// The bytes of one token, not NUL-terminated; *length is 0 if there is no such id. The text of a
-// sequence is the bytes of its tokens behind each other.
+// Gives the bytes of one token, not NUL-terminated; *length is 0 if there is no such id. The text
+// of a sequence is the bytes of its tokens behind each other.
 static const char *tokenizer_token(const Tokenizer *t, uint32_t id, size_t *length) {
     *length = id < t->vocab ? t->tokens[id].length : 0;
-    return *length > 0 ? t->bytes + t->tokens[id].start : "";
+    if (*length == 0) return "";
+    *length += t->tokens[id].front;
+    return t->bytes + t->tokens[id].start - t->tokens[id].front;
 }
 
-// Writes vocab.json, merges.txt and tokenizer_config.json into an existing directory, as the
-// transformers library's GPT2Tokenizer reads them; tokenizer_load() gives the same tokenizer again.
-// Each file is replaced at once; merges.txt comes last, so that it never is without the others.
+// tokenizer_token() of the first token of a text: without the space in front that encoding adds.
+static const char *tokenizer_first(const Tokenizer *t, uint32_t id, size_t *length) {
+    const char *text = tokenizer_token(t, id, length);
+    const bool space = (t->steps & STEP_STRIP) && *length > 0 && *text == ' ';
+    *length -= space;
+    return text + space;
+}
+
+// Writes the tokenizer's files into an existing directory, as they were read, so that the
+// transformers library and tokenizer_load() read the same tokenizer again. Each file is replaced at
+// once.
 static void tokenizer_save(const Tokenizer *t, const char *dir) {
-    static const char *const names[3] = {"vocab.json", "tokenizer_config.json", "merges.txt"};
-    char eos[64] = "null", config[512], path[PATH_MAX];
-    size_t n;
-    const char *eot = t->eot >= 0 ? tokenizer_token(t, (uint32_t)t->eot, &n) : NULL;
-    if (eot != NULL) snprintf(eos, sizeof eos, "\"%.*s\"", (int)n, eot);
-    // null, not absent: without an entry transformers adds its own <|endoftext|> to the vocabulary
-    snprintf(config, sizeof config, "{\"tokenizer_class\": \"GPT2Tokenizer\", "
-             "\"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
-             "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", eos, eos, eos);
-    const char *const texts[3] = {t->files[0], config, t->files[1]};
-    for (int i = 0; i < 3; i++) {
+    char path[PATH_MAX];
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
         Error err;
-        path_join(path, dir, names[i]);
+        if (t->files[i].text == NULL) continue;
+        path_join(path, dir, tokenizer_files[i]);
         FILE *f = replace_open(path, &err);
-        if (f != NULL) fputs(texts[i], f);
+        if (f != NULL) fwrite(t->files[i].text, 1, t->files[i].length, f);
         if (f == NULL || !replace_close(f, path, &err)) fail("%s", err.text);
     }
 }

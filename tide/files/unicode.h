@@ -171,4 +171,7 @@ static inline int unicode_class(uint32_t point) {
     return (int)(unicode_ranges[low] & 3);
 }
 
+// Numeric code points of the pre-tokenizer Digits that are none here: first, last, first, last ..
+static const uint32_t unicode_digits[4] = {0x11de0, 0x11de9, 0x16ff4, 0x16ff6};
+
 #endif

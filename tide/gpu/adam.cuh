@@ -28,8 +28,7 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count,
     return batch;
 }
 
-// An element of which the weight is W and the moments are M: float, or uint16_t for bf16; a float
-// weight has no `low`.
+// An element with a weight W and moments M: float, or uint16_t for bf16. A float has no `low`.
 template <typename W, typename M>
 __device__ static inline void adam_stored(W *w, uint16_t *low, M *m, M *v, float g,
                                           const AdamStep *s, float decay, size_t index) {
@@ -85,8 +84,7 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
                     number + j);
 }
 
-// The time of an update with moments in bf16, of that with fp32: as their bytes. (A gradient of 2
-// bytes, and weight and state twice.)
+// The time of an update with moments in bf16, of that with fp32: as a parameter's bytes.
 #define BF16_MOMENTS_TAKE (18.0 / 26)
 
 static unsigned adam_blocks(const AdamRun *run) {
@@ -122,10 +120,9 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
     }
 }
 
-// One warp takes one block of NORM_BLOCK elements, which is the unit of work here. Lanes are
-// folded in the order of norm_block_sum(): lane 0 ends with the same sum, the other lanes need not.
-// 16 loads of each lane are under way at a time; adding the 0 of those past the end changes
-// nothing.
+// One warp takes one block of NORM_BLOCK elements, the unit of work here. Lanes are folded in the
+// order of norm_block_sum(): lane 0 ends with the same sum. 16 loads of each lane are under way at
+// a time; adding the 0 of those past the end changes nothing.
 enum { NORM_WARPS = 8 };
 
 template <bool IS_BF16>

@@ -1,13 +1,15 @@
 // attention.cuh: causal self-attention on the GPU, forward and backward.
 //
-// For each sequence and head, with rows q[t], k[t], v[t] of HS channels inside qkv (B, T, 3C):
+// A row of qkv (B, T, (NH + 2 NKV) HS) has NH query heads, then NKV key heads, then NKV value heads
+// of HS channels. Query head h reads key head and value head h / (NH / NKV): the query heads that
+// share one are its group. For each sequence and query head, with its rows q[t], k[t], v[t]:
 //     s[t,u]   = q[t] . k[u] / sqrt(HS)                      for begins[t] <= u <= t
 //     out[t]   = sum over u of p[t,u] v[u],                  p[t,u] = exp(s[t,u] - lse[t])
 //     lse[t]   = log of the sum over u of exp(s[t,u])
 // and backward, with delta[t] = dout[t] . out[t] (which is the sum over u of p[t,u] dp[t,u]):
 //     dp[t,u]  = dout[t] . v[u]             ds[t,u] = p[t,u] (dp[t,u] - delta[t])
-//     dv[u]    = sum over t of p[t,u] dout[t]
-//     dk[u]    = sum over t of ds[t,u] q[t] / sqrt(HS)
+//     dv[u]    = sum over the group and t of p[t,u] dout[t]
+//     dk[u]    = sum over the group and t of ds[t,u] q[t] / sqrt(HS)
 //     dq[t]    = sum over u of ds[t,u] k[u] / sqrt(HS)
 //
 // begins (B, T): where in its row the document of each token begins. Within a row it never falls.
@@ -37,6 +39,14 @@
 // No atomics. The gradients of keys and of queries are sums over different axes, so that there are
 // two kernels, each of which computes the scores: 7 products of a tile instead of 5, in exchange
 // for one fixed order of summation: the same launch always gives the same bits.
+//
+// Groups. A block of the dk/dv kernel owns keys of one key head and streams the queries of the
+// whole group, head after head: keys and values are read once, dk and dv stay in registers, and
+// their order of summation is that of the heads. In the forward and the dq kernel a block owns
+// queries of one head. (128 rows of several heads would stream as many keys as 128 rows of one.)
+// The heads of a group are worked on at once, so that all but the first find their keys in the L2
+// cache. The price: the dk/dv kernel has NKV / NH times as many blocks, each with more work, which
+// are too few for a GPU where B NKV T is small.
 #ifndef TIDE_ATTENTION_CUH
 #define TIDE_ATTENTION_CUH
 #include "queue.cuh"
@@ -46,6 +56,26 @@
 #ifdef __CUDA_EMU__
 #include "emu_mma.h"
 #endif
+
+#define LOG2_E 1.44269504f  // exp(x) = 2^(x LOG2_E)
+
+// The shape of a call, and what follows from it; in 32 bits, because divisions of 64 are slow.
+typedef struct {
+    unsigned B, T, NH, NKV, HS;
+    unsigned group;               // query heads that share a key head
+    unsigned width, keys, pitch;  // channels of the query heads, of the key heads, of a row of qkv
+    float scale, scale2;          // of scores, for powers of e and of 2
+} AttentionShape;
+
+static AttentionShape attention_shape(size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
+    index_32(B * T * NH);  // every count below is smaller
+    const unsigned heads = (unsigned)NH, key_heads = (unsigned)NKV, size = (unsigned)HS;
+    const float scale = 1.0f / sqrtf((float)HS);
+    return AttentionShape{.B = (unsigned)B, .T = (unsigned)T, .NH = heads, .NKV = key_heads,
+                          .HS = size, .group = heads / key_heads, .width = heads * size,
+                          .keys = key_heads * size, .pitch = (heads + 2 * key_heads) * size,
+                          .scale = scale, .scale2 = scale * LOG2_E};
+}
 
 // ---------------------------------------------------------------------------------------------
 // The plain kernels: the definition. A warp takes one row; first each of its lanes one of 32 keys
@@ -88,36 +118,35 @@ __device__ static inline void store_channels(X *row, const float (&acc)[PLAIN_CH
 
 template <typename X>
 __global__ static void attention_forward_plain_kernel(X *out, float *lse, const X *qkv,
-                                                      const int32_t *begins, size_t B, size_t T,
-                                                      size_t C, size_t NH) {
+                                                      const int32_t *begins, AttentionShape s) {
     __shared__ float shared_weights[PLAIN_WARPS][32];
-    const size_t HS = C / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const size_t T = s.T, HS = s.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
-    if (row >= B * NH * T) return;  // whole warps; the block has no barrier
-    const size_t t = row % T, h = row / T % NH, b = row / T / NH;
-    const X *q = qkv + (b * T + t) * 3 * C + h * HS;
-    const X *k = qkv + b * T * 3 * C + C + h * HS, *v = k + C;
+    if (row >= s.B * s.NH * T) return;  // whole warps; the block has no barrier
+    const size_t t = row % T, h = row / T % s.NH, b = row / T / s.NH;
+    const X *q = qkv + (b * T + t) * s.pitch + h * HS;
+    const X *k = qkv + b * T * s.pitch + (s.NH + h / s.group) * HS, *v = k + s.keys;
     float *weights = shared_weights[warp];
-    const float scale = 1.0f / sqrtf((float)HS);
     const size_t begin = begins == NULL ? 0 : (size_t)begins[b * T + t];
     for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
         float acc[PLAIN_CHANNELS] = {0}, max = -INFINITY, sum = 0;
         for (size_t u0 = begin; u0 <= t; u0 += 32) {
             const size_t u = u0 + lane;
-            const float s = u <= t ? head_dot(q, k + u * 3 * C, HS) * scale : -INFINITY;
-            const float new_max = fmaxf(max, warp_max(s));
-            const float rescale = expf(max - new_max), p = expf(s - new_max);
+            const float score = u <= t ? head_dot(q, k + u * s.pitch, HS) * s.scale : -INFINITY;
+            const float new_max = fmaxf(max, warp_max(score));
+            const float rescale = expf(max - new_max), p = expf(score - new_max);
             max = new_max;
             sum = sum * rescale + p;  // this lane's keys
             for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] *= rescale;
             __syncwarp();  // the previous weights were read
             weights[lane] = p;
             __syncwarp();
-            add_rows(acc, weights, t - u0 < 32 ? t - u0 + 1 : 32, v + u0 * 3 * C, 3 * C, first, HS);
+            add_rows(acc, weights, t - u0 < 32 ? t - u0 + 1 : 32, v + u0 * s.pitch, s.pitch, first,
+                     HS);
         }
         sum = warp_sum(sum);
         for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] /= sum;
-        store_channels(out + (b * T + t) * C + h * HS, acc, first, HS);
+        store_channels(out + (b * T + t) * s.width + h * HS, acc, first, HS);
         if (lane == 0) lse[row] = max + logf(sum);
     }
 }
@@ -125,8 +154,8 @@ __global__ static void attention_forward_plain_kernel(X *out, float *lse, const 
 // p[t,u] and ds[t,u], this one with the factor that s has
 template <typename X>
 __device__ static inline void plain_score(float *p, float *ds, const X *q, const X *k, const X *v,
-                                          const X *dout, float lse, float delta, size_t HS) {
-    const float scale = 1.0f / sqrtf((float)HS);
+                                          const X *dout, float lse, float delta, size_t HS,
+                                          float scale) {
     *p = expf(head_dot(q, k, HS) * scale - lse);
     *ds = *p * (head_dot(dout, v, HS) - delta) * scale;
 }
@@ -135,15 +164,15 @@ template <typename X>
 __global__ static void attention_backward_dq_plain_kernel(X *dqkv, const float *delta,
                                                           const X *dout, const float *lse,
                                                           const X *qkv, const int32_t *begins,
-                                                          size_t B, size_t T, size_t C,
-                                                          size_t NH) {
+                                                          AttentionShape s) {
     __shared__ float shared_weights[PLAIN_WARPS][32];
-    const size_t HS = C / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const size_t T = s.T, HS = s.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
-    if (row >= B * NH * T) return;
-    const size_t t = row % T, h = row / T % NH, b = row / T / NH;
-    const X *q = qkv + (b * T + t) * 3 * C + h * HS, *d = dout + (b * T + t) * C + h * HS;
-    const X *k = qkv + b * T * 3 * C + C + h * HS, *v = k + C;
+    if (row >= s.B * s.NH * T) return;
+    const size_t t = row % T, h = row / T % s.NH, b = row / T / s.NH;
+    const X *q = qkv + (b * T + t) * s.pitch + h * HS;
+    const X *d = dout + (b * T + t) * s.width + h * HS;
+    const X *k = qkv + b * T * s.pitch + (s.NH + h / s.group) * HS, *v = k + s.keys;
     float *weights = shared_weights[warp];
     const size_t begin = begins == NULL ? 0 : (size_t)begins[b * T + t];
     for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
@@ -152,13 +181,15 @@ __global__ static void attention_backward_dq_plain_kernel(X *dqkv, const float *
             const size_t u = u0 + lane;
             float p = 0, ds = 0;
             if (u <= t)
-                plain_score(&p, &ds, q, k + u * 3 * C, v + u * 3 * C, d, lse[row], delta[row], HS);
+                plain_score(&p, &ds, q, k + u * s.pitch, v + u * s.pitch, d, lse[row], delta[row],
+                            HS, s.scale);
             __syncwarp();
             weights[lane] = ds;
             __syncwarp();
-            add_rows(dq, weights, t - u0 < 32 ? t - u0 + 1 : 32, k + u0 * 3 * C, 3 * C, first, HS);
+            add_rows(dq, weights, t - u0 < 32 ? t - u0 + 1 : 32, k + u0 * s.pitch, s.pitch, first,
+                     HS);
         }
-        store_channels(dqkv + (b * T + t) * 3 * C + h * HS, dq, first, HS);
+        store_channels(dqkv + (b * T + t) * s.pitch + h * HS, dq, first, HS);
     }
 }
 
@@ -166,35 +197,37 @@ template <typename X>
 __global__ static void attention_backward_dkdv_plain_kernel(X *dqkv, const float *delta,
                                                             const X *dout, const float *lse,
                                                             const X *qkv, const int32_t *begins,
-                                                            size_t B, size_t T, size_t C,
-                                                            size_t NH) {
+                                                            AttentionShape s) {
     __shared__ float shared_p[PLAIN_WARPS][32], shared_ds[PLAIN_WARPS][32];
-    const size_t HS = C / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
-    if (row >= B * NH * T) return;
-    const size_t u = row % T, h = row / T % NH, b = row / T / NH;
-    const X *q = qkv + b * T * 3 * C + h * HS, *d = dout + b * T * C + h * HS;
-    const X *k = q + u * 3 * C + C, *v = k + C;
-    const float *l = lse + (row - u), *dl = delta + (row - u);  // of this sequence and head
+    const size_t T = s.T, HS = s.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NKV, T)
+    if (row >= s.B * s.NKV * T) return;
+    const size_t u = row % T, kv = row / T % s.NKV, b = row / T / s.NKV;
+    const size_t at_k = (b * T + u) * s.pitch + (s.NH + kv) * HS;
+    const X *k = qkv + at_k, *v = k + s.keys;
     for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
         float dk[PLAIN_CHANNELS] = {0}, dv[PLAIN_CHANNELS] = {0};
-        for (size_t t0 = u; t0 < T; t0 += 32) {
-            if (begins != NULL && (size_t)begins[b * T + t0] > u) break;
-            const size_t t = t0 + lane;
-            float p = 0, ds = 0;
-            if (t < T && (begins == NULL || (size_t)begins[b * T + t] <= u))
-                plain_score(&p, &ds, q + t * 3 * C, k, v, d + t * C, l[t], dl[t], HS);
-            __syncwarp();
-            shared_p[warp][lane] = p;
-            shared_ds[warp][lane] = ds;
-            __syncwarp();
-            const size_t n = T - t0 < 32 ? T - t0 : 32;
-            add_rows(dv, shared_p[warp], n, d + t0 * C, C, first, HS);
-            add_rows(dk, shared_ds[warp], n, q + t0 * 3 * C, 3 * C, first, HS);
+        for (size_t h = kv * s.group; h < (kv + 1) * s.group; h++) {
+            const X *q = qkv + b * T * s.pitch + h * HS, *d = dout + b * T * s.width + h * HS;
+            const float *l = lse + (b * s.NH + h) * T, *dl = delta + (b * s.NH + h) * T;
+            for (size_t t0 = u; t0 < T; t0 += 32) {
+                if (begins != NULL && (size_t)begins[b * T + t0] > u) break;
+                const size_t t = t0 + lane;
+                float p = 0, ds = 0;
+                if (t < T && (begins == NULL || (size_t)begins[b * T + t] <= u))
+                    plain_score(&p, &ds, q + t * s.pitch, k, v, d + t * s.width, l[t], dl[t], HS,
+                                s.scale);
+                __syncwarp();
+                shared_p[warp][lane] = p;
+                shared_ds[warp][lane] = ds;
+                __syncwarp();
+                const size_t n = T - t0 < 32 ? T - t0 : 32;
+                add_rows(dv, shared_p[warp], n, d + t0 * s.width, s.width, first, HS);
+                add_rows(dk, shared_ds[warp], n, q + t0 * s.pitch, s.pitch, first, HS);
+            }
         }
-        X *drow = dqkv + (b * T + u) * 3 * C + h * HS;
-        store_channels(drow + C, dk, first, HS);
-        store_channels(drow + 2 * C, dv, first, HS);
+        store_channels(dqkv + at_k, dk, first, HS);
+        store_channels(dqkv + at_k + s.keys, dv, first, HS);
     }
 }
 
@@ -216,31 +249,29 @@ __global__ static void attention_delta_kernel(float *delta, const X *dout, const
 }
 
 template <typename X>
-static void attention_delta(float *delta, const X *dout, const X *out, size_t B, size_t T, size_t C,
-                            size_t NH, cudaStream_t stream) {
-    const unsigned rows = index_32(B * T * NH * 8) / 8;
+static void attention_delta(float *delta, const X *dout, const X *out, AttentionShape s,
+                            cudaStream_t stream) {
+    const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
     LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
-           (unsigned)T, (unsigned)NH, (unsigned)(C / NH));
+           s.T, s.NH, s.HS);
 }
 
 template <typename X>
 static void attention_forward_plain(X *out, float *lse, const X *qkv, const int32_t *begins,
-                                    size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
-    LAUNCH(attention_forward_plain_kernel<X>, ceil_div(B * NH * T, PLAIN_WARPS), 32 * PLAIN_WARPS,
-           0, stream, out, lse, qkv, begins, B, T, C, NH);
+                                    AttentionShape s, cudaStream_t stream) {
+    LAUNCH(attention_forward_plain_kernel<X>, ceil_div(s.B * s.NH * s.T, PLAIN_WARPS),
+           32 * PLAIN_WARPS, 0, stream, out, lse, qkv, begins, s);
 }
 
 template <typename X>
 static void attention_backward_plain(X *dqkv, float *delta, const X *dout, const X *out,
                                      const float *lse, const X *qkv, const int32_t *begins,
-                                     size_t B, size_t T, size_t C, size_t NH,
-                                     cudaStream_t stream) {
-    const unsigned blocks = ceil_div(B * NH * T, PLAIN_WARPS);
-    attention_delta(delta, dout, out, B, T, C, NH, stream);
-    LAUNCH(attention_backward_dq_plain_kernel<X>, blocks, 32 * PLAIN_WARPS, 0, stream, dqkv, delta,
-           dout, lse, qkv, begins, B, T, C, NH);
-    LAUNCH(attention_backward_dkdv_plain_kernel<X>, blocks, 32 * PLAIN_WARPS, 0, stream, dqkv,
-           delta, dout, lse, qkv, begins, B, T, C, NH);
+                                     AttentionShape s, cudaStream_t stream) {
+    attention_delta(delta, dout, out, s, stream);
+    LAUNCH(attention_backward_dq_plain_kernel<X>, ceil_div(s.B * s.NH * s.T, PLAIN_WARPS),
+           32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
+    LAUNCH(attention_backward_dkdv_plain_kernel<X>, ceil_div(s.B * s.NKV * s.T, PLAIN_WARPS),
+           32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -289,8 +320,6 @@ __device__ static inline void load_matrices(uint32_t (&r)[4], const void *row) {
 #undef LOAD_MATRICES
 #endif
 }
-
-#define LOG2_E 1.44269504f  // exp(x) = 2^(x LOG2_E)
 
 // 2^x to 2 units of the last place; results below 2^-126 become 0; exp2_fast(-inf) = 0.
 __device__ static inline float exp2_fast(float x) {
@@ -364,7 +393,7 @@ __device__ static inline void tile_load(X *tile, const X *x, int pitch, int rows
     UNROLL for (int row = 0; row < ROWS; row += STEP)
         UNROLL for (int chunk = 0; chunk < D / 8; chunk += CHUNKS) {  // it permutes as the first
             X *const to = to0 + row * D + chunk * 8;
-            if (row0 + row < rows && (chunk0 + chunk) * 8 < HS)
+            if (row0 + row < rows && chunk0 + chunk < HS / 8)
                 __pipeline_memcpy_async(to, from0 + (int64_t)row * pitch + chunk * 8, 16);
             else
                 *reinterpret_cast<int4 *>(to) = make_int4(0, 0, 0, 0);
@@ -461,9 +490,13 @@ __device__ static inline float row_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-static inline unsigned heads_per_group(size_t heads, size_t T, size_t HS) {
-    const size_t fit = ((size_t)16 << 20) / (T * HS * 2 * sizeof(bf16));
-    return (unsigned)(fit < 1 ? 1 : fit < heads ? fit : heads);
+// Returns how many heads are worked on at once, so that what they stream fits the L2 cache: query
+// heads, which stream the keys and values of their groups; of_keys: key heads, which stream the
+// queries and dout of theirs.
+static unsigned flash_at_once(AttentionShape s, bool of_keys) {
+    const size_t channels = of_keys ? s.group * s.HS : s.HS, heads = s.B * s.NKV;
+    const size_t fit = ((size_t)16 << 20) / (s.T * channels * 2 * sizeof(bf16));
+    return (unsigned)((fit < 1 ? 1 : fit < heads ? fit : heads) * (of_keys ? 1 : s.group));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -478,43 +511,46 @@ enum { QUERY_MI = 2, BACKWARD_STREAM = 32 };                           // forwar
 #define KEY_MI(D) ((D) <= 64 ? 2 : 1)                                  // dk, dv
 #define FORWARD_KEYS(D) ((D) <= 64 ? 64 : 32)                          // streamed at a time
 
-// Which tile of which head this block works on. blockIdx.x counts groups of heads whose keys and
-// values fit the L2 cache together; within a group the tiles with the most work come first
-// (tile `tiles` - 1 of every head, then tile `tiles` - 2, ...), so that the last blocks to start
-// are the shortest.
-__device__ static inline size_t block_work(unsigned *tile, unsigned tiles, size_t heads,
-                                           unsigned group) {
-    const size_t first = blockIdx.x / (tiles * group) * group;
-    const unsigned in_group = heads - first < group ? (unsigned)(heads - first) : group;
-    const unsigned i = blockIdx.x % (tiles * group);
-    *tile = tiles - 1 - i / in_group;
-    return first + i % in_group;
+// Returns which head a block works on, and which tile of it. Blocks are counted in runs of at_once
+// heads; within a run the tiles with the most work are first (tile `tiles` - 1 of every head, then
+// tile `tiles` - 2, ...), so that the last blocks to start are the shortest.
+__device__ static inline unsigned block_work(unsigned *tile, unsigned block, unsigned tiles,
+                                             unsigned heads, unsigned at_once) {
+    const unsigned first = block / (tiles * at_once) * at_once;
+    const unsigned in_run = heads - first < at_once ? heads - first : at_once;
+    const unsigned i = block % (tiles * at_once);
+    *tile = tiles - 1 - i / in_run;
+    return first + i % in_run;
 }
 
-// A tile of rows of one head.
+// A tile of rows of a query head; or of a key head, and then the query head is the group's first.
 typedef struct {
-    size_t head;           // of (B, NH)
-    size_t at_qkv, at_out; // where the head's row 0 begins in (B, T, 3C) and in (B, T, C)
-    size_t at_row;         // and in (B, T)
-    int first, rows;       // the tile's first row; how many come from there on (the rest is 0)
-    float scale, scale2;   // of scores, for powers of e and of 2
+    unsigned head;        // the query head, of (B, NH)
+    unsigned at_q, at_k;  // where in a row the query head begins, in qkv and out, and the key head
+    unsigned at_row;      // where in (B, T) the sequence begins
+    int first, rows;      // the tile's first row; how many come from there on (the rest is 0)
 } FlashWork;
 
-__device__ static inline FlashWork flash_work(int tile_rows, bool of_keys, size_t B, size_t T,
-                                              size_t C, size_t NH, unsigned group) {
-    const unsigned tiles = (unsigned)((T + tile_rows - 1) / tile_rows);
-    unsigned tile;
-    const int HS = (int)(C / NH);
+// Returns the work of this block. A kernel calls it before its loop, and again behind it: the loop
+// has no registers for numbers that wait. (The asm keeps the compiler from seeing that both calls
+// are the same.)
+__device__ static inline FlashWork flash_work(int tile_rows, bool of_keys, AttentionShape s,
+                                              unsigned at_once) {
+    const unsigned tiles = (s.T + tile_rows - 1) / tile_rows;
+    unsigned tile, block = blockIdx.x;
+    asm volatile("" : "+r"(block));
     FlashWork w;
-    w.head = block_work(&tile, tiles, B * NH, group);
-    if (of_keys) tile = tiles - 1 - tile;  // there the first have the most work
-    w.first = (int)tile * tile_rows;
-    w.rows = (int)T - w.first;
-    w.at_row = w.head / NH * T;
-    w.at_qkv = w.at_row * 3 * C + w.head % NH * HS;
-    w.at_out = w.at_row * C + w.head % NH * HS;
-    w.scale = 1.0f / sqrtf((float)HS);
-    w.scale2 = w.scale * LOG2_E;
+    w.head = block_work(&tile, block, tiles, s.B * (of_keys ? s.NKV : s.NH), at_once);
+    if (of_keys) {
+        tile = tiles - 1 - tile;  // there the first have the most work
+        w.head *= s.group;
+    }
+    const unsigned h = w.head % s.NH;
+    w.at_q = h * s.HS;
+    w.at_k = (s.NH + h / s.group) * s.HS;
+    w.at_row = w.head / s.NH * s.T;
+    w.first = (int)(tile * tile_rows);
+    w.rows = (int)s.T - w.first;
     return w;
 }
 
@@ -559,19 +595,30 @@ __device__ static inline void mask_unseen(float (&s)[MI][NB][4], const int32_t *
         }
 }
 
+// Masks the scores of the warp's queries, from query0 on, with the keys behind them, from key0 on.
+template <int MI, int NB>
+__device__ static inline void mask_future(float (&s)[MI][NB][4], int key0, int query0) {
+    if (key0 + 8 * NB - 1 <= query0) return;
+    const int ahead = query0 + fragment_row(0, 0) - key0 - fragment_column(0, 0);
+    FOR_FRAGMENTS(m, n, NB, e)
+        if (8 * n + e % 2 - 16 * m - 8 * (e / 2) > ahead) s[m][n][e] = -INFINITY;
+}
+
 template <int D, typename X, bool PACKED>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
-attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *begins, size_t B,
-                               size_t T, size_t C, size_t NH, unsigned group) {
+attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *begins,
+                               AttentionShape shape, unsigned at_once) {
     enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = FORWARD_KEYS(D), NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
     X *const q_tile = reinterpret_cast<X *>(flash_shared);  // (ROWS, D)
     X *const stages = q_tile + ROWS * D;                    // (2, k and v, KEYS, D)
     int32_t *const begin = reinterpret_cast<int32_t *>(stages + 4 * KEYS * D);  // (ROWS), if PACKED
-    const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
-    const FlashWork w = flash_work(ROWS, false, B, T, C, NH, group);
-    const int pitch = (int)(3 * C), first = w.first, rows = w.rows;
-    const X *q = qkv + w.at_qkv, *k = q + C, *v = k + C;
+    const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
+    const FlashWork w = flash_work(ROWS, false, shape, at_once);
+    const size_t T = shape.T, width = shape.width;
+    const int pitch = (int)shape.pitch, first = w.first, rows = w.rows;
+    const X *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
+    const X *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
     if (PACKED) begins_load(begin, begins += w.at_row + first, rows);
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
@@ -599,11 +646,7 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *
 
         float s[MI][NB][4];
         tile_product<D>(s, q_tile, row0, k_tile);
-        if (!PACKED && key0 + KEYS - 1 > first + row0) {
-            FOR_FRAGMENTS(m, n, NB, e)
-                if (key0 + fragment_column(n, e) > first + row0 + fragment_row(m, e))
-                    s[m][n][e] = -INFINITY;
-        }
+        if (!PACKED) mask_future(s, key0, first + row0);
         if (PACKED) mask_unseen<true>(s, begin, key0, first, row0);
         float rescale[MI][2];
         bool moved = false;
@@ -613,14 +656,14 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *
                 UNROLL for (int n = 0; n < NB; n++)
                     top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
                 top = row_max(top);
-                rescale[m][r] = exp2_fast((max[m][r] - top) * w.scale2);
+                rescale[m][r] = exp2_fast((max[m][r] - top) * shape.scale2);
                 moved |= top > max[m][r];
                 max[m][r] = top;
-                const float bias = top * w.scale2;
+                const float bias = top * shape.scale2;
                 float part = 0;
                 UNROLL for (int n = 0; n < NB; n++)
                     UNROLL for (int e = 2 * r; e < 2 * r + 2; e++)
-                        part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], w.scale2, -bias));
+                        part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], shape.scale2, -bias));
                 sum[m][r] = sum[m][r] * rescale[m][r] + part;  // this lane's columns
             }
         if (__any_sync(0xffffffffu, moved)) {  // seldom, after the first tiles
@@ -628,22 +671,24 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *
         }
         tile_accumulate<D>(o, s, v_tile);
     }
+    const FlashWork to = flash_work(ROWS, false, shape, at_once);
     float inverse[MI][2];
     UNROLL for (int m = 0; m < MI; m++)
         UNROLL for (int r = 0; r < 2; r++) {
             const float total = row_sum(sum[m][r]);
             const int row = row0 + fragment_row(m, 2 * r);
             inverse[m][r] = 1.0f / total;
-            if (lane % 4 == 0 && row < rows)
-                lse[w.head * T + first + row] = max[m][r] * w.scale + logf(total);
+            if (lane % 4 == 0 && row < to.rows)
+                lse[(size_t)to.head * T + to.first + row] = max[m][r] * shape.scale + logf(total);
         }
-    tile_store<D>(out + w.at_out + (int64_t)first * C, (int)C, rows, HS, o, inverse, q_tile, row0);
+    tile_store<D>(out + (size_t)(to.at_row + to.first) * width + to.at_q, (int)width, to.rows, HS,
+                  o, inverse, q_tile, row0);
 }
 
 // s: q . k, becomes p; dp becomes ds, without the scale. scale2 and lse2 are for powers of two.
 __device__ static inline void score_gradient(float &s, float &dp, float scale2, float lse2,
-                                             float delta, bool visible) {
-    s = visible ? exp2_fast(fmaf(s, scale2, -lse2)) : 0;
+                                             float delta) {
+    s = exp2_fast(fmaf(s, scale2, -lse2));
     dp = s * (dp - delta);
 }
 
@@ -651,17 +696,20 @@ template <int D, bool PACKED>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
 attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
                                    const float *lse, const bf16 *qkv, const int32_t *begins,
-                                   size_t B, size_t T, size_t C, size_t NH, unsigned group) {
+                                   AttentionShape shape, unsigned at_once) {
     enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = BACKWARD_STREAM, NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
     bf16 *const q_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
     bf16 *const d_tile = q_tile + ROWS * D;                       // (ROWS, D), of dout
     bf16 *const stages = d_tile + ROWS * D;                       // (2, k and v, KEYS, D)
     int32_t *const begin = reinterpret_cast<int32_t *>(stages + 4 * KEYS * D);  // (ROWS), if PACKED
-    const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
-    const FlashWork w = flash_work(ROWS, false, B, T, C, NH, group);
-    const int pitch = (int)(3 * C), first = w.first, rows = w.rows;
-    const bf16 *q = qkv + w.at_qkv, *k = q + C, *v = k + C, *d = dout + w.at_out;
+    const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
+    const FlashWork w = flash_work(ROWS, false, shape, at_once);
+    const size_t T = shape.T, width = shape.width;
+    const int pitch = (int)shape.pitch, first = w.first, rows = w.rows;
+    const bf16 *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
+    const bf16 *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
+    const bf16 *d = dout + (size_t)w.at_row * width + w.at_q;
     if (PACKED) begins_load(begin, begins += w.at_row + first, rows);
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
@@ -670,12 +718,12 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
     UNROLL for (int m = 0; m < MI; m++)
         UNROLL for (int r = 0; r < 2; r++) {
             const int row = row0 + fragment_row(m, 2 * r);
-            row_lse2[m][r] = row < rows ? lse[w.head * T + first + row] * LOG2_E : 0;
-            row_delta[m][r] = row < rows ? delta[w.head * T + first + row] : 0;
-            factor[m][r] = w.scale;
+            row_lse2[m][r] = row < rows ? lse[(size_t)w.head * T + first + row] * LOG2_E : 0;
+            row_delta[m][r] = row < rows ? delta[(size_t)w.head * T + first + row] : 0;
+            factor[m][r] = shape.scale;
         }
     tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
-    tile_load<D, ROWS>(d_tile, d + first * C, (int)C, rows, HS);
+    tile_load<D, ROWS>(d_tile, d + first * width, (int)width, rows, HS);
     const int tile0 = PACKED ? begins[0] / KEYS : 0;
     stage_load<D, KEYS>(stages, tile0, k, pitch, v, pitch, tile0 * KEYS, T, HS);
     __pipeline_commit();
@@ -694,24 +742,25 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
         float s[MI][NB][4], dp[MI][NB][4];
         tile_product<D>(s, q_tile, row0, k_tile);
         tile_product<D>(dp, d_tile, row0, v_tile);
+        if (!PACKED) mask_future(s, key0, first + row0);
         if (PACKED) mask_unseen<false>(s, begin, key0, first, row0);
-        const bool masked = !PACKED && key0 + KEYS - 1 > first + row0;
         FOR_FRAGMENTS(m, n, NB, e)
-            score_gradient(s[m][n][e], dp[m][n][e], w.scale2, row_lse2[m][e / 2],
-                           row_delta[m][e / 2], !masked || key0 + fragment_column(n, e)
-                                                           <= first + row0 + fragment_row(m, e));
+            score_gradient(s[m][n][e], dp[m][n][e], shape.scale2, row_lse2[m][e / 2],
+                           row_delta[m][e / 2]);
         tile_accumulate<D>(dq, dp, k_tile);
     }
-    bf16 *to = dqkv + w.at_qkv + (int64_t)first * pitch;
-    tile_store<D>(to, pitch, rows, HS, dq, factor, q_tile, row0);
+    const FlashWork to = flash_work(ROWS, false, shape, at_once);
+    tile_store<D>(dqkv + (size_t)(to.at_row + to.first) * shape.pitch + to.at_q, pitch, to.rows, HS,
+                  dq, factor, q_tile, row0);
 }
 
-// Scores are transposed here: a row is a key, a column a query.
+// Scores are transposed here: a row is a key, a column a query. The tiles of queries of all heads
+// of the group are one stream, one head after the other.
 template <int D, bool PACKED>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
 attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
                                      const float *lse, const bf16 *qkv, const int32_t *begins,
-                                     size_t B, size_t T, size_t C, size_t NH, unsigned group) {
+                                     AttentionShape shape, unsigned at_once) {
     enum { MI = KEY_MI(D), ROWS = 64 * MI };
     enum { QUERIES = BACKWARD_STREAM, NB = QUERIES / 8 };
     extern __shared__ int4 flash_shared[];
@@ -720,23 +769,35 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
     bf16 *const stages = v_tile + ROWS * D;                       // (2, q and dout, QUERIES, D)
     float *const statistics = reinterpret_cast<float *>(stages + 4 * QUERIES * D);
     enum { STATISTICS = PACKED ? 3 : 2 };  // (2, lse and delta, and begins, QUERIES)
-    const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
-    const FlashWork w = flash_work(ROWS, true, B, T, C, NH, group);
-    const int pitch = (int)(3 * C), first = w.first, rows = w.rows;
-    const bf16 *q = qkv + w.at_qkv, *k = q + C, *v = k + C, *d = dout + w.at_out;
-    const int tiles = (rows + QUERIES - 1) / QUERIES;  // from the diagonal to the end
+    const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
+    FlashWork w = flash_work(ROWS, true, shape, at_once);
+    const size_t T = shape.T, width = shape.width;
+    const int pitch = (int)shape.pitch, first = w.first, rows = w.rows;
+    const bf16 *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
+    int tiles = (rows + QUERIES - 1) / QUERIES;  // of queries of a head, from the diagonal on
+    if (PACKED) {  // those whose first query sees some of the keys: all others are behind them
+        int seen = 0;
+        for (int i = threadIdx.x; i - (int)threadIdx.x < tiles; i += FLASH_THREADS)
+            seen += __syncthreads_count(i < tiles && begins[w.at_row + first + i * QUERIES]
+                                                     < first + ROWS);
+        tiles = seen;
+    }
+    const int all_tiles = tiles * (int)shape.group;
 
     float dk[MI][D / 8][4], dv[MI][D / 8][4], k_factor[MI][2], v_factor[MI][2];
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] = dv[m][n][e] = 0;
     UNROLL for (int m = 0; m < MI; m++) {
-        k_factor[m][0] = k_factor[m][1] = w.scale;
+        k_factor[m][0] = k_factor[m][1] = shape.scale;
         v_factor[m][0] = v_factor[m][1] = 1;
     }
-    // Starts the copies of query tile j; queries past the end have q, dout, lse and delta 0: for
-    // them p is finite and ds is 0, and neither adds anything. They begin behind all keys.
-    const auto load_queries = [&](int j) {
-        const int query0 = first + j * QUERIES;
-        stage_load<D, QUERIES>(stages, j, q, pitch, d, (int)C, query0, T, HS);
+    // Starts the copies of a tile of head w.head, into stage j % 2. Queries past the end have q,
+    // dout, lse and delta 0: for them p is finite and ds is 0, and neither adds anything. They
+    // begin behind all keys.
+    const auto load_queries = [&](int j, int tile) {
+        const int query0 = first + tile * QUERIES;
+        const bf16 *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
+        const bf16 *d = dout + (size_t)w.at_row * width + w.at_q;
+        stage_load<D, QUERIES>(stages, j, q, pitch, d, (int)width, query0, T, HS);
         float *at = statistics + j % 2 * STATISTICS * QUERIES + threadIdx.x;
         const int query = query0 + threadIdx.x % QUERIES;
         if (threadIdx.x < 2 * QUERIES) {
@@ -751,24 +812,33 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
     };
     tile_load<D, ROWS>(k_tile, k + (int64_t)first * pitch, pitch, rows, HS);
     tile_load<D, ROWS>(v_tile, v + (int64_t)first * pitch, pitch, rows, HS);
-    load_queries(0);
-    for (int j = 0; j < tiles; j++) {
-        const int query0 = first + j * QUERIES;
+    load_queries(0, 0);
+    for (int j = 0, tile = 0, next; j < all_tiles; j++, tile = next) {
+        const int query0 = tile * QUERIES;  // counted from `first`, as rows of the keys' tile are
         const bf16 *q_tile = stages + j % 2 * 2 * QUERIES * D, *d_tile = q_tile + QUERIES * D;
         const float *tile_lse = statistics + j % 2 * STATISTICS * QUERIES;
         const float *tile_delta = tile_lse + QUERIES;
         const int32_t *begin = reinterpret_cast<const int32_t *>(tile_delta + QUERIES);
         __pipeline_wait_prior(0);
         __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
-        if (PACKED && begin[0] >= first + ROWS) break;  // from here on none sees any of the keys
-        if (j + 1 < tiles) load_queries(j + 1);
-        if (row0 >= rows || query0 + QUERIES - 1 < first + row0) continue;
+        next = tile + 1;
+        if (next == tiles) {  // the group's next head
+            next = 0;
+            w.head++;
+            w.at_q += shape.HS;
+        }
+        if (j + 1 < all_tiles) load_queries(j + 1, next);
+        if (row0 >= rows || query0 + QUERIES - 1 < row0) continue;
         if (PACKED && begin[0] >= first + row0 + 16 * MI) continue;
 
         float s[MI][NB][4], dp[MI][NB][4];
         tile_product<D>(s, k_tile, row0, q_tile);
         tile_product<D>(dp, v_tile, row0, d_tile);
-        const bool masked = query0 < first + row0 + 16 * MI - 1;
+        if (query0 < row0 + 16 * MI - 1) {  // queries see no keys behind them
+            const int behind = row0 + fragment_row(0, 0) - query0 - fragment_column(0, 0);
+            FOR_FRAGMENTS(m, n, NB, e)
+                if (8 * n + e % 2 - 16 * m - 8 * (e / 2) < behind) s[m][n][e] = -INFINITY;
+        }
         if (PACKED && begin[QUERIES - 1] > first + row0) {
             UNROLL for (int n = 0; n < NB; n++)
                 UNROLL for (int c = 0; c < 2; c++) {
@@ -784,16 +854,15 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
                 const float lse2 = tile_lse[column] * LOG2_E, dl = tile_delta[column];
                 UNROLL for (int m = 0; m < MI; m++)
                     UNROLL for (int e = c; e < 4; e += 2)
-                        score_gradient(s[m][n][e], dp[m][n][e], w.scale2, lse2, dl,
-                                       !masked || query0 + column
-                                                  >= first + row0 + fragment_row(m, e));
+                        score_gradient(s[m][n][e], dp[m][n][e], shape.scale2, lse2, dl);
             }
         tile_accumulate<D>(dv, s, d_tile);
         tile_accumulate<D>(dk, dp, q_tile);
     }
-    bf16 *to = dqkv + w.at_qkv + (int64_t)first * pitch;
-    tile_store<D>(to + C, pitch, rows, HS, dk, k_factor, k_tile, row0);
-    tile_store<D>(to + 2 * C, pitch, rows, HS, dv, v_factor, v_tile, row0);
+    const FlashWork to = flash_work(ROWS, true, shape, at_once);
+    dqkv += (size_t)(to.at_row + to.first) * shape.pitch + to.at_k;
+    tile_store<D>(dqkv, pitch, to.rows, HS, dk, k_factor, k_tile, row0);
+    tile_store<D>(dqkv + shape.keys, pitch, to.rows, HS, dv, v_factor, v_tile, row0);
 }
 
 static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
@@ -807,27 +876,26 @@ static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 
     ((packed) ? FLASH_HEADS(kernel, D, ##__VA_ARGS__, true) \
               : FLASH_HEADS(kernel, D, ##__VA_ARGS__, false))
 
-// The flash kernels, for head sizes HS = C / NH with attention_has_flash(HS).
+// The flash kernels, for head sizes with attention_has_flash(HS).
 
 template <typename X>
 static void attention_forward_flash(X *out, float *lse, const X *qkv, const int32_t *begins,
-                                    size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
-    const size_t D = round_up(C / NH, 32), rows = 64 * QUERY_MI;
+                                    AttentionShape s, cudaStream_t stream) {
+    const size_t D = round_up(s.HS, 32), rows = 64 * QUERY_MI;
     const size_t numbers = begins != NULL ? rows : 0;
     const size_t bytes = (rows + 4 * FORWARD_KEYS(D)) * D * sizeof(X) + 4 * numbers;
     const auto kernel = FLASH_KERNEL(attention_forward_flash_kernel, D, begins != NULL, X);
     LET_SHARED(kernel, bytes);
-    LAUNCH(kernel, ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS, bytes, stream, out, lse,
-           qkv, begins, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
+    LAUNCH(kernel, ceil_div(s.T, rows) * (unsigned)(s.B * s.NH), FLASH_THREADS, bytes, stream, out,
+           lse, qkv, begins, s, flash_at_once(s, false));
 }
 
 static void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out,
                                      const float *lse, const bf16 *qkv, const int32_t *begins,
-                                     size_t B, size_t T, size_t C, size_t NH,
-                                     cudaStream_t stream) {
-    const size_t D = round_up(C / NH, 32), columns = BACKWARD_STREAM;
+                                     AttentionShape s, cudaStream_t stream) {
+    const size_t D = round_up(s.HS, 32), columns = BACKWARD_STREAM;
     const bool packed = begins != NULL;
-    attention_delta(delta, dout, out, B, T, C, NH, stream);
+    attention_delta(delta, dout, out, s, stream);
     for (int of_keys = 1; of_keys >= 0; of_keys--) {
         const size_t rows = 64 * (size_t)(of_keys ? KEY_MI(D) : QUERY_MI);
         const size_t numbers = of_keys ? (packed ? 6 : 4) * columns : packed ? rows : 0;
@@ -835,8 +903,9 @@ static void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout,
         const auto kernel = of_keys ? FLASH_KERNEL(attention_backward_dkdv_flash_kernel, D, packed)
                                     : FLASH_KERNEL(attention_backward_dq_flash_kernel, D, packed);
         LET_SHARED(kernel, bytes);
-        LAUNCH(kernel, ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS, bytes, stream, dqkv,
-               delta, dout, lse, qkv, begins, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
+        LAUNCH(kernel, ceil_div(s.T, rows) * (unsigned)(s.B * (of_keys ? s.NKV : s.NH)),
+               FLASH_THREADS, bytes, stream, dqkv, delta, dout, lse, qkv, begins, s,
+               flash_at_once(s, of_keys));
     }
 }
 
@@ -844,32 +913,34 @@ static void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout,
 // What the trainer calls
 
 template <typename X>
-static void attention_forward(X *out,        // (B, T, C)
+static void attention_forward(X *out,        // (B, T, NH HS)
                               float *lse,    // (B, NH, T)
-                              const X *qkv,  // (B, T, 3C): q, k, v, each (NH, HS)
+                              const X *qkv,  // (B, T, (NH + 2 NKV) HS): queries, keys, values
                               const int32_t *begins,  // (B, T), or NULL
-                              size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
-    GPU_TAKES(stream, 2.0 * (double)(B * T * T * C), gpu_flops);  // half of all pairs are masked
+                              size_t B, size_t T, size_t NH, size_t NKV, size_t HS,
+                              cudaStream_t stream) {
+    const AttentionShape s = attention_shape(B, T, NH, NKV, HS);
+    GPU_TAKES(stream, 2.0 * (double)(B * T * T * s.width), gpu_flops);  // half the pairs are masked
     if constexpr (sizeof(X) == sizeof(bf16)) {
-        if (attention_has_flash(C / NH))
-            return attention_forward_flash(out, lse, qkv, begins, B, T, C, NH, stream);
+        if (attention_has_flash(HS))
+            return attention_forward_flash(out, lse, qkv, begins, s, stream);
     }
-    attention_forward_plain(out, lse, qkv, begins, B, T, C, NH, stream);
+    attention_forward_plain(out, lse, qkv, begins, s, stream);
 }
 
-// Overwrites all of dqkv (B, T, 3C). `out` and `lse` are the forward pass's; delta is scratch. In
+// Overwrites all of dqkv (as qkv). `out` and `lse` are the forward pass's; delta is scratch. In
 // f16, which no training uses, always by the plain kernels.
 template <typename X>
 static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *dout, const X *out,
                                const float *lse, const X *qkv, const int32_t *begins, size_t B,
-                               size_t T, size_t C, size_t NH, cudaStream_t stream) {
-    GPU_TAKES(stream, 4.0 * (double)(B * T * T * C), gpu_flops);
+                               size_t T, size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
+    const AttentionShape s = attention_shape(B, T, NH, NKV, HS);
+    GPU_TAKES(stream, 4.0 * (double)(B * T * T * s.width), gpu_flops);
     if constexpr (std::is_same_v<X, bf16>) {
-        if (attention_has_flash(C / NH))
-            return attention_backward_flash(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH,
-                                            stream);
+        if (attention_has_flash(HS))
+            return attention_backward_flash(dqkv, delta, dout, out, lse, qkv, begins, s, stream);
     }
-    attention_backward_plain(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH, stream);
+    attention_backward_plain(dqkv, delta, dout, out, lse, qkv, begins, s, stream);
 }
 
 #endif

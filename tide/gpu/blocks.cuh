@@ -16,24 +16,29 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
     const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
+    const size_t NH = c->heads, NKV = config_kv(c), HS = config_head(c);
+    const float eps = config_eps(c);
     const bool post = c->post_norm;
     Matmul *lt = &g->lt;
     cudaStream_t stream = g->compute;
     if (part == 0) {
         matmul_forward(lt, a->qkv, a->att_in, w->qkv_w, w->qkv_b, N, C, Q, stream);
-        attention_forward(a->atty, a->lse, a->qkv, g->documents, B, T, C, c->heads, stream);
+        if (c->rope.theta > 0)
+            heads_forward(a->qkv, a->qk, a->qk_rstd, w->q_norm, w->k_norm, g->rope, g->documents, B,
+                          T, NH, NKV, HS, eps, stream);
+        attention_forward(a->atty, a->lse, a->qkv, g->documents, B, T, NH, NKV, HS, stream);
     } else if (part == 1) {
         matmul_forward(lt, a->branch, a->atty, w->attproj_w, w->attproj_b, N, A, C, stream);
         residual_layernorm_forward(a->mid, a->mlp_in, a->mid_mean, a->mid_rstd, a->x, a->branch,
-                                   w->mid_w, w->mid_b, N, C, stream);
+                                   w->mid_w, w->mid_b, N, C, eps, stream);
     } else if (part == 2) {
         matmul_forward(lt, a->fc, a->mlp_in, w->fc_w, w->fc_b, N, C, M, stream);
-        activation_forward(a->act, a->fc, N * F, c->activation, stream);
+        activation_forward(a->act, a->fc, N, F, c->activation, stream);
     } else {
         matmul_forward(lt, a->branch, a->act, w->fcproj_w, w->fcproj_b, N, F, C, stream);
         if (post)
             residual_layernorm_forward(a->ln_2, a->out, a->mean_2, a->rstd_2, a->ln_1, a->branch,
-                                       w->ln_2_w, w->ln_2_b, N, C, stream);
+                                       w->ln_2_w, w->ln_2_b, N, C, eps, stream);
     }
 }
 
@@ -43,10 +48,12 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
 // fcproj's bias that is the segment above, when this layer's gradient has no place yet: scratch
 // keeps them until now.
 static void layer_backward(GPT2 *g, size_t l) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
-    const bool post = g->config.post_norm;
+    const GPT2Config *c = &g->config;
+    const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
+    const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
+    const size_t NH = c->heads, NKV = config_kv(c), HS = config_head(c);
+    const bool post = c->post_norm;
     const LayerActs a = layer_acts(g, l);
-    const size_t A = config_att(&g->config), Q = config_qkv(&g->config), M = config_mlp(&g->config);
     const LayerWeights w = layer_weights(g, l), d = layer_grads(g, l);
     floatX *dwide = g->dwide;
     floatX *dx = g->dx, *dc = g->branch;  // the gradients of the stream and in a branch
@@ -59,13 +66,13 @@ static void layer_backward(GPT2 *g, size_t l) {
         stream_zero(dx, N * C * sizeof(floatX), stream);
         layernorm_backward(dx, d.ln_2_w, d.ln_2_b, d.fcproj_b, sum, dc, a.ln_2, w.ln_2_w,
                            a.mean_2, a.rstd_2, N, C, stream);
-    } else {
+    } else if (d.fcproj_b != NULL) {
         layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // by the norm above this layer
     }
     // MLP branch: dx -> dact -> dfc -> dmlp_in -> dx
-    matmul_backward(lt, dwide, d.fcproj_w, dx, a.act, w.fcproj_w, N, F, C, stream);
-    activation_backward(dwide, d.fc_b, sum, a.fc, N, F, g->config.activation, stream);
-    matmul_backward(lt, dc, d.fc_w, dwide, a.mlp_in, w.fc_w, N, C, M, stream);
+    matmul_backward(lt, dwide, M, d.fcproj_w, dx, a.act, w.fcproj_w, N, F, C, stream);
+    activation_backward(dwide, d.fc_b, sum, a.fc, N, F, c->activation, stream);
+    matmul_backward(lt, dc, C, d.fc_w, dwide, a.mlp_in, w.fc_w, N, C, M, stream);
     if (post) {
         residual_forward(dc, dx, N * C, stream);
         stream_zero(dx, N * C * sizeof(floatX), stream);
@@ -73,11 +80,14 @@ static void layer_backward(GPT2 *g, size_t l) {
     layernorm_backward(dx, d.mid_w, d.mid_b, d.attproj_b, sum, dc, a.mid, w.mid_w,
                        a.mid_mean, a.mid_rstd, N, C, stream);
     // attention branch: dx -> datty -> dqkv -> datt_in -> dx
-    matmul_backward(lt, dc, d.attproj_w, dx, a.atty, w.attproj_w, N, A, C, stream);
-    attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->documents, g->B, g->T, C,
-                       g->config.heads, stream);
-    matmul_backward(lt, dc, d.qkv_w, dwide, a.att_in, w.qkv_w, N, C, Q, stream);
-    bias_backward(d.qkv_b, sum, dwide, N, Q, stream);
+    matmul_backward(lt, dc, A, d.attproj_w, dx, a.atty, w.attproj_w, N, A, C, stream);
+    attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->documents, B, T, NH, NKV, HS,
+                       stream);
+    if (c->rope.theta > 0)
+        heads_backward(dwide, d.q_norm, d.k_norm, sum, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
+                       g->documents, B, T, NH, NKV, HS, stream);
+    matmul_backward(lt, dc, C, d.qkv_w, dwide, a.att_in, w.qkv_w, N, C, Q, stream);
+    if (d.qkv_b != NULL) bias_backward(d.qkv_b, sum, dwide, N, Q, stream);
     if (post) residual_forward(dc, dx, N * C, stream);  // in g->dx again
     else layernorm_backward<floatX>(dx, d.ln_1_w, d.ln_1_b, NULL, sum, dc, a.x, w.ln_1_w,
                                     a.mean_1, a.rstd_1, N, C, stream);
@@ -89,6 +99,7 @@ static void layer_backward(GPT2 *g, size_t l) {
 static void forward_segment(GPT2 *g, size_t s) {
     const size_t C = g->config.channels, L = g->config.layers, N = g->B * g->T;
     const size_t E = g->config.embed;
+    const float eps = config_eps(&g->config);
     const GPT2Table *t = &g->table;
     cudaStream_t stream = g->compute;
     floatX *x = layer_input(g, s > 0 ? s - 1 : 0), *const none = NULL;
@@ -105,17 +116,17 @@ static void forward_segment(GPT2 *g, size_t s) {
         matmul_forward(&g->lt, g->ln_f, x, tensor(g, t->project_out), none, N, C, E, stream);
     } else if (s > L) {
         residual_layernorm_forward(x, g->ln_f, g->mean_f, g->rstd_f, sum, g->branch,
-                                   tensor(g, t->ln_f_w), tensor(g, t->ln_f_b), N, C, stream);
+                                   tensor(g, t->ln_f_w), tensor(g, t->ln_f_b), N, C, eps, stream);
     }
     if (s == 0 || s > L) return;
     const LayerActs a = layer_acts(g, s - 1);
     const LayerWeights w = layer_weights(g, s - 1);
     const bool post = g->config.post_norm;
     if (s == 1 && !post)
-        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, stream);
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps, stream);
     else if (!post)
         residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w.ln_1_w,
-                                   w.ln_1_b, N, C, stream);
+                                   w.ln_1_b, N, C, eps, stream);
     for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, &w);
     if (!g->timeline.between) live(g, "activations", layer_elements(g), sizeof(floatX), stream);
 }
@@ -125,11 +136,14 @@ static void forward_segment(GPT2 *g, size_t s) {
 // product (one in post-norm layers, for the second sum).
 static void recompute(GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
+    const size_t M = config_mlp(&g->config);
+    const float eps = config_eps(&g->config);
     const LayerActs a = layer_acts(g, l);
     const LayerWeights w = layer_weights(g, l);
     const bool post = g->config.post_norm;
     if (!post)
-        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, g->compute);
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps,
+                          g->compute);
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
         const ActTable t = gpt2_acts(&g->config);
         bool makes[LAYER_PARTS] = {};  // something that backward reads
@@ -138,10 +152,10 @@ static void recompute(GPT2 *g, size_t l) {
             if (makes[part]) layer_part(g, part, &a, &w);
         return;
     }
-    GPU_TAKES(g->compute, 2 * (2 * C + F) * N * sizeof(floatX), gpu_bytes);
-    activation_forward(a.act, a.fc, N * F, g->config.activation, g->compute);
+    GPU_TAKES(g->compute, (4 * C + M + F) * N * sizeof(floatX), gpu_bytes);
+    activation_forward(a.act, a.fc, N, F, g->config.activation, g->compute);
     layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w.mid_w, w.mid_b, N, C,
-                      g->compute);
+                      eps, g->compute);
     if (post) layer_part(g, 3, &a, &w);
 }
 
@@ -153,13 +167,13 @@ static void backward_segment(GPT2 *g, size_t s) {
     const GPT2Table *t = &g->table;
     cudaStream_t stream = g->compute;
     if (s > L) {
-        if (!g->config.tied) {  // dwte was the head's alone: it is complete; the embeddings' begins
+        if (!g->config.tied && !head_in_place(g)) {  // dwte is complete; the embeddings' begins
             round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size,
                            stream);
             stream_zero(g->dwte, t->tensors[t->wte].size * sizeof(float), stream);
         }
         if (E > 0) {
-            matmul_backward(&g->lt, g->dx, tensor_grad(g, t->project_out), g->branch,
+            matmul_backward(&g->lt, g->dx, C, tensor_grad(g, t->project_out), g->branch,
                             layer_input(g, L), tensor(g, t->project_out), N, C, E, stream);
             return;
         }
@@ -172,20 +186,24 @@ static void backward_segment(GPT2 *g, size_t s) {
     } else {
         // A tied head has left its part in dwte; the embeddings add theirs, and the sum is rounded.
         const size_t positions = g->by_position.groups > 0 ? g->by_position.groups : T;
-        encoder_backward(E > 0 ? NULL : g->dwte, tensor_grad(g, t->wpe), g->dx, g->tokens,
-                         g->by_token, g->by_position, B, T, C, stream);
+        const size_t size = t->tensors[t->wte].size;
+        floatX *dwte = tensor_grad(g, t->wte), *const none = NULL;
+        floatX *rounded = head_in_place(g) ? dwte : NULL;
+        float *sum = rounded != NULL ? NULL : g->dwte;
+        if (rounded != NULL) stream_zero(rounded, size * sizeof(floatX), stream);
+        encoder_backward(E > 0 ? NULL : sum, E > 0 ? NULL : rounded, tensor_grad(g, t->wpe), g->dx,
+                         g->tokens, g->by_token, g->by_position, B, T, C, stream);
         if (E > 0) {
-            encoder_forward(g->ln_f, g->tokens, NULL, tensor(g, t->wte), (floatX *)NULL, B, T, E,
-                            stream);
-            matmul_backward(&g->lt, g->branch, tensor_grad(g, t->project_in), g->dx, g->ln_f,
+            encoder_forward(g->ln_f, g->tokens, NULL, tensor(g, t->wte), none, B, T, E, stream);
+            matmul_backward(&g->lt, g->branch, E, tensor_grad(g, t->project_in), g->dx, g->ln_f,
                             tensor(g, t->project_in), N, E, C, stream);
-            encoder_backward(g->dwte, (floatX *)NULL, g->branch, g->tokens, g->by_token,
-                             g->by_position, B, T, E, stream);
+            encoder_backward(sum, rounded, none, g->branch, g->tokens, g->by_token, g->by_position,
+                             B, T, E, stream);
         }
-        round_gradient(tensor_grad(g, t->wte), g->dwte, t->tensors[t->wte].size, stream);
-        // positions without a gradient
-        stream_zero(tensor_grad(g, t->wpe) + positions * C,
-                    (g->config.context - positions) * C * sizeof(floatX), stream);
+        if (sum != NULL) round_gradient(dwte, sum, size, stream);
+        if (t->wpe >= 0)  // positions without a gradient
+            stream_zero(tensor_grad(g, t->wpe) + positions * C,
+                        (g->config.context - positions) * C * sizeof(floatX), stream);
     }
 }
 

@@ -12,8 +12,6 @@
 #include "devices.cuh"
 #include "host.cuh"
 #include "matmul.cuh"
-#include "../base/memory.h"
-#include "../run/options.h"
 #include "../plan/rates.h"
 #include "../base/rng.h"
 
@@ -213,13 +211,6 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
 // ---------------------------------------------------------------------------------------------
 // All of it
 
-// Bytes of GPU memory that are free.
-static size_t gpu_available(void) {
-    size_t available, total;
-    CUDA(cudaMemGetInfo(&available, &total));
-    return available;
-}
-
 // Memory for n parameters of state on the host (a multiple of 4096) and for copies of half of that.
 static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double seconds) {
     memset(c, 0, sizeof *c);
@@ -257,30 +248,23 @@ static void calibrate_close(Calibration *c) {
 
 // Measures all rates but gpu_flops, which is a model's, host_cast and those between GPUs, in about
 // `seconds` (some tenths more go into page-locked memory). The queue must have nothing to do. Takes
-// at most an eighth of the host's free memory and half of the GPU's, and gives them back.
+// at most an eighth of the host's free memory and half of the GPU's, and gives them back. All ranks
+// of a node measure at once.
 //   dram      26 bytes per parameter of the host's update: 14 are read, 12 written
 //   dram_dma  the same of the update that runs while both directions of the link are busy, plus
 //             what these two move: each of their bytes is one of host memory, too
 static void rates_measure(Rates *r, HostQueue *q, double seconds) {
     Calibration c;
     memset(r, 0, sizeof *r);
-    // A first look: how much is out of the caches, if they are large, and not too slow?
-    const double share = seconds / 12;
-    size_t n = (size_t)1 << 16;
-    calibrate_open(&c, q, n, share);
-    const double wanted = share / 8 * calibrate_rate(&c, WORK_HOST_ADAM);
-    calibrate_close(&c);
     long cache = 0;
 #ifdef _SC_LEVEL3_CACHE_SIZE
     cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
-    // (With twice the cache, 300 MiB of L3, an update seemed to reach 8 to 11 G parameters/s; it
-    // reaches 6.1.)
-    const double beyond = EMULATED ? 0 : 16.0 * (double)cache / 14;
-    const double most = fmin(fmax(beyond, 32 << 20), (double)memory_available() / 8 / 28);
-    if (fmax(wanted, beyond) > (double)n) n = (size_t)fmin(fmax(wanted, beyond), most);
-    n = n < 4096 ? 4096 : n / 4096 * 4096;
-    calibrate_open(&c, q, n, share);
+    // (With twice the cache, 300 MiB of L3, an update seemed to reach 8 to 11 G/s; it reaches 6.1.)
+    const double wanted = EMULATED ? 1 << 20 : fmax(16.0 * (double)cache / 14, 32 << 20);
+    const double most = fmin(wanted, (double)memory_available() / 8 / 28);
+    const size_t n = most < 4096 ? 4096 : (size_t)most / 4096 * 4096;
+    calibrate_open(&c, q, n, seconds / 12);
     r->h2d = calibrate_rate(&c, WORK_H2D);
     r->d2h = calibrate_rate(&c, WORK_D2H);
     double together[3] = {r->h2d, r->d2h, 0};
@@ -301,6 +285,7 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds) {
     CUDA(cudaGetDeviceCount(&gpus));
     r->node_gpus = gpus;
     r->host_gpus = 1;
+    if (ranks.local_world > 1) r->node_gpus = r->host_gpus = ranks.local_world;
 }
 
 // What follows from the rates: the speed of an update with bf16 on the wire, gradients of
@@ -324,86 +309,6 @@ static void calibrate_print(FILE *f, const Rates *r) {
         fprintf(f, "%-15s %5.1f %% on the GPU: at most %.3g G parameters/s, bound by %s\n",
                 splits[i].name, 100 * share, 1e-9 / bound, limit);
     }
-}
-
-static bool has_device(void) {
-    int devices = 0;
-    return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
-}
-
-// Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another); of the ranks of a node, each its own,
-// unless its launcher shows it no other.
-static void open_device(void) {
-    int devices = 0;
-    cudaDeviceProp device;
-    const cudaError_t e = cudaGetDeviceCount(&devices);
-    if (e != cudaSuccess || devices == 0)
-        fail("no CUDA device can be used (%s): ./train_gpt2 trains on the CPU",
-             e != cudaSuccess ? cudaGetErrorString(e) : "there is none");
-    const int mine = devices == 1 ? 0 : ranks.local;
-    if (mine >= devices) fail("rank %d is number %d of its node, which has %d GPUs", ranks.rank,
-                              ranks.local, devices);
-    CUDA(cudaSetDevice(mine));
-    CUDA(cudaGetDeviceProperties(&device, mine));
-    if (device.major < 8)
-        fail("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or more", device.name,
-             device.major, device.minor);
-}
-
-// The rates of this machine, or of what one of several ranks has of it: from --rates, or measured
-// now, which takes a second or two; ranks do that at once, and each finds its own part. The queue
-// is opened if it is not yet, with a team of `threads` (0: one per core).
-static void machine_rates(HostQueue *host, int threads, const Options *o, Rates *rates) {
-    Error err;
-    if (rates->h2d > 0) return;  // known already
-    if (o->rates != NULL) {
-        if (!rates_load(rates, o->rates, &err)) die("--rates: %s", err.text);
-        if (!(rates->h2d > 0 && rates->d2h > 0)) die("--rates %s: it lacks h2d or d2h", o->rates);
-        *rates = rates_of_rank(rates, o->plan ? rates_local(rates, o->world)
-                                              : (size_t)ranks.local_world);
-        return;
-    }
-    if (!has_device()) die("describe the machine that is planned for: --rates FILE");
-    if (host->stream == NULL) host_queue_open(host, threads);
-    rates_measure(rates, host, 1.5);
-#ifdef __CUDA_EMU__
-    printf("rates: measured on an emulated GPU; what is predicted from them means nothing\n");
-#endif
-    if (ranks.local_world > 1) rates->node_gpus = rates->host_gpus = ranks.local_world;
-    if (o->plan) *rates = rates_of_rank(rates, rates_local(rates, o->world));
-}
-
-// How much memory there is: on this machine or, with --plan, what --gpu-memory and --host-memory
-// say, or with --rates no limit, SIZE_MAX. Dies if --trace cannot be written; opens the GPU, if
-// there is one here that is meant.
-typedef struct { bool here; size_t gpu, host; } Limits;
-
-static void settle_limits(const Options *o, Limits *x) {
-    x->here = !o->plan || (o->rates == NULL && has_device());
-    if (x->here) open_device();
-    const size_t available = x->here ? gpu_available() : SIZE_MAX;
-    const size_t sharers = (size_t)ranks.local_world, asked = o->host_memory;
-    const size_t host_available = x->here ? memory_available() / sharers : SIZE_MAX;
-    const size_t container = x->here ? memory_container() / sharers : SIZE_MAX;
-    ranks_barrier();  // none takes anything before all have looked
-    // Some is left for what the driver rounds up and loads later: kernels, and the library's.
-    const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
-    x->gpu = o->gpu_memory == 0 ? available - margin
-           : o->plan ? o->gpu_memory : min_size(available, o->gpu_memory);
-    x->host = asked > 0 ? asked : host_available - (x->here ? host_available / 32 : 0);
-    if (o->plan && x->here)
-        printf("planned for %.1f GiB of GPU memory, as %s, and %.1f GiB of host memory, as %s; "
-               "free on this machine: %.1f and %.1f\n",
-               mib(x->gpu) / 1024, o->gpu_memory > 0 ? "said" : "here", mib(x->host) / 1024,
-               asked > 0 ? "said" : "here", mib(available) / 1024, mib(host_available) / 1024);
-    if (o->plan || asked <= host_available) return;
-    // The user's word counts more than Linux's, but who exceeds a container's limit is killed.
-    x->host = min_size(asked, container - container / 32);
-    host_memory_grows = container > host_available;
-    printf("--host-memory: %.1f MiB are more than the %.1f MiB that are available now: %s\n",
-           mib(asked), mib(host_available), x->host == asked ? "taken as said"
-               : "no more is used than the container's limit leaves");
-    fflush(stdout);  // if the memory does not come, Linux kills the program
 }
 
 #endif

@@ -8,6 +8,7 @@
 //   calibrate()                       --calibrate
 #ifndef TIDE_CHOOSE_CUH
 #define TIDE_CHOOSE_CUH
+#include "calibrate.cuh"
 #include "layout.cuh"
 
 // Predicts how long a step takes on a machine of these rates, by a rehearsal of the trainer's step:
@@ -163,9 +164,8 @@ static void zen_print_time(const GPT2 *g, const Rates *r, const PlanRun *run,
     plan_print_comm(r, run, x);
 }
 
-// gpu_flops is what forward and backward of this model reach: a few of its layers are run, with
-// nobody to update them, and what they take is extrapolated to all. (In fp16, which has no
-// backward: forward.)
+// gpu_flops is what forward and backward (in fp16: forward) of this model reach: a few of its
+// layers run without an update, and their time is extrapolated to all.
 typedef struct { double seconds, flops, passes; } LayerTimes;  // passes: the seconds of others
 
 // Times one micro-batch of a model of `layers` layers, the median of at most 9 runs or 3 s, and
@@ -255,11 +255,27 @@ static double model_flops(const Steps *steps, const Run *r, const Rates *rates) 
     return 0;
 }
 
-// The rates of --rates, or of this machine with this model, unless they are known.
+// The rates of this machine with this model, or of what one of several ranks has of it, unless they
+// are known: from --rates, or measured now, which takes a second or two; ranks do that at once, and
+// each finds its own part. The host's queue is opened if it is not yet.
 static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
+    const Options *o = &r->o;
+    Error err;
     if (rates->h2d > 0) return;
-    machine_rates(&g->host, g->host_threads, &r->o, rates);
-    if (r->o.rates == NULL) rates->gpu_flops = model_flops(g->steps, r, rates);
+    if (o->rates != NULL) {
+        if (!rates_load(rates, o->rates, &err)) die("--rates: %s", err.text);
+        if (!(rates->h2d > 0 && rates->d2h > 0)) die("--rates %s: it lacks h2d or d2h", o->rates);
+        *rates = rates_of_rank(rates, o->plan ? rates_local(rates, o->world)
+                                              : (size_t)ranks.local_world);
+        return;
+    }
+    if (!has_device()) die("describe the machine that is planned for: --rates FILE");
+    if (g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
+    rates_measure(rates, &g->host, 1.5);
+    if (EMULATED)
+        printf("rates: measured on an emulated GPU; what is predicted from them means nothing\n");
+    if (o->plan) *rates = rates_of_rank(rates, rates_local(rates, o->world));
+    rates->gpu_flops = model_flops(g->steps, r, rates);
 }
 
 // Settles ZenFlow's columns: a checkpoint's, or new ones. Whole layers stay on the GPU: the share
@@ -282,8 +298,7 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         zen_map_free(&z->map);
     }
     if (!given && whole > L) whole = 0;  // nothing fits
-    // The columns to choose from are the same on all ranks: as many layers as the one needs that
-    // has the least memory.
+    // All ranks have the same columns: as many whole layers as the rank with the least memory.
     if (g->zero != NULL && !fixed && !o->plan) whole = ~zero_least(~whole, r->world);
     zen_open(r, &z->map, &z->clock, whole);
     if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
@@ -367,14 +382,14 @@ static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
     g->accumulating = r->training && r->o.accum > 1 && r->o.dump == NULL;
     g->max_B = r->batches ? r->B : 1;
     g->max_T = r->batches ? r->T : 1;
-    if (r->sampling && g->max_B * g->max_T < g->config.context) {  // a sample may fill the context
+    const size_t window = config_window(&g->config);
+    if (r->sampling && g->max_B * g->max_T < window) {  // a sample may fill it
         g->max_B = 1;
-        g->max_T = g->config.context;
+        g->max_T = window;
     }
 }
 
-// Settles where everything is to be within these limits; returns whether it fits. --zero auto is 3
-// where 2 does not fit on all ranks.
+// Places everything within these limits. Returns whether it fits. --zero auto: 3, if 2 does not.
 static bool choose(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     const bool two = g->zero != NULL && r->o.zero == 0 && r->world > 1 && !g->zero->rows;
     for (int stage = zero_asked(&r->o);; stage = 3) {
@@ -450,9 +465,8 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     die("this run needs %s", text);
 }
 
-// Settles where everything will be, on this machine or, with --plan, on the one that --rates and
-// the caps describe; prints it, and how long a step will take, if the rates are known. Returns the
-// planned bytes of GPU memory.
+// Places everything on this machine or, with --plan, on the one that --rates and the caps describe.
+// Prints it, and the time of a step, if the rates are known. Returns the bytes of GPU memory.
 static size_t settle(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     Limits limits;
@@ -508,8 +522,6 @@ static int calibrate(const Run *r, const Steps *steps) {
             "smaller %s--seq or --model", o->model, r->B, r->T, r->B > 1 ? "--batch, " : "");
     printf("%s, %zu x %zu tokens: forward and backward reach %.3g Tflop/s\n", o->model, r->B, r->T,
            1e-12 * rates.gpu_flops);
-    // All ranks of a node have measured at once.
-    if (ranks.local_world > 1) rates.node_gpus = rates.host_gpus = ranks.local_world;
     if (ranks.rank > 0) return 0;
     rates_write(stdout, &rates);
     calibrate_print(stdout, &rates);

@@ -67,8 +67,7 @@ static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool
     return batch;
 }
 
-// A thread's slot, and its rows: k bands after `row`, if that is less than `left` further. A thread
-// without a slot has none left.
+// A thread's slot, and its rows: `row` and each band behind it, within `left`. No slot: left is 0.
 typedef struct { unsigned row, slot, left; } ColumnsThread;
 
 __device__ static inline ColumnsThread columns_thread(const ColumnsWork &w, unsigned block,
@@ -133,9 +132,8 @@ columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_a
 
 // packs: packed `to` = the chosen columns of all tensors of a segment in an arena, or the rest's.
 // Else the inverse, which writes these columns and no others. Float, or bf16 that may come from
-// floats: gradients rounded to nearest even, weights as masters are. Both point to the segment's:
-// the first packed element, the first of the first tensor. column: ZenMap's, on the GPU. Gaps are
-// not written.
+// floats: gradients rounded to nearest even, weights as masters are. Both point to the segment's
+// first element. column: ZenMap's, on the GPU. Gaps are not written.
 static void columns_move_gpu(bool packs, void *to, bool to_bf16, const void *from, bool from_bf16,
                              const ZenMap *map, int segment, bool rest, const int32_t *column,
                              cudaStream_t stream) {
@@ -197,35 +195,28 @@ columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, M *__restrict
     }
 }
 
-template <typename X, typename M>
-static void columns_adam_launch(X *arena_part, float *p, M *m, M *v, const void *grad,
-                                bool grad_is_bf16, const ZenMap *map, int segment,
-                                const int32_t *column, const AdamStep *step, cudaStream_t stream) {
+// Makes an AdamW step of a segment's chosen columns: of p, m and v by the gradient, all packed.
+// Each tensor decays or not. Writes the new weights as X (float or bf16) to their places in
+// arena_part, unless that is NULL. *step is copied, and says how m and v are stored.
+template <typename X>
+static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const void *grad,
+                             bool grad_is_bf16, const ZenMap *map, int segment,
+                             const int32_t *column, const AdamStep *step, cudaStream_t stream) {
     const Batch<ColumnsWork> batch = columns_of(map, segment, false, COLUMNS_ADAM_EACH);
     const unsigned blocks = batch_units(&batch);
     if (blocks == 0) return;
     const double state = step->moments_bf16 ? BF16_MOMENTS_TAKE : 1;
     GPU_TAKES(stream, state * (double)map->segment[segment].chosen, gpu_adam);
-    const auto kernel = grad_is_bf16 ? columns_adam_kernel<X, bf16, M>
-                                     : columns_adam_kernel<X, float, M>;
-    LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, arena_part, p, m, v, grad, column, batch,
-           *step);
-}
-
-// One AdamW step of a segment's chosen columns, of p, m and v with the gradient, all packed; they
-// point to the segment's. Each tensor decays or not. The new weights, as X, go to their places in
-// arena_part, unless that is NULL. X: float or bf16. *step is copied, and says how m and v are
-// stored.
-template <typename X>
-static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const void *grad,
-                             bool grad_is_bf16, const ZenMap *map, int segment,
-                             const int32_t *column, const AdamStep *step, cudaStream_t stream) {
-    if (step->moments_bf16)
-        columns_adam_launch(arena_part, p, (uint16_t *)m, (uint16_t *)v, grad, grad_is_bf16, map,
-                            segment, column, step, stream);
-    else
-        columns_adam_launch(arena_part, p, (float *)m, (float *)v, grad, grad_is_bf16, map,
-                            segment, column, step, stream);
+    #define COLUMNS_ADAM(G, M) do { \
+        const auto kernel = columns_adam_kernel<X, G, M>; \
+        LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, arena_part, p, (M *)m, (M *)v, grad, \
+               column, batch, *step); \
+    } while (0)
+    if (step->moments_bf16 && grad_is_bf16) COLUMNS_ADAM(bf16, uint16_t);
+    else if (step->moments_bf16) COLUMNS_ADAM(float, uint16_t);
+    else if (grad_is_bf16) COLUMNS_ADAM(bf16, float);
+    else COLUMNS_ADAM(float, float);
+    #undef COLUMNS_ADAM
 }
 
 // ---------------------------------------------------------------------------------------------

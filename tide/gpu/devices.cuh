@@ -1,11 +1,13 @@
-// devices.cuh: what a GPU can do at most: arithmetic and memory bandwidth, from the vendor's data
-// sheets. The log's "% of peak" and the benchmarks are shares of these; for a GPU that is not in
-// the table there is no percentage.
-//   device_peak()                           the current GPU's row
-//   device_fill_kernel, device_seconds()    for measurements
+// devices.cuh: what a GPU can do at most (arithmetic and memory bandwidth, from the vendor's data
+// sheets), opening it, and how much memory a run may take. The log's "% of peak" and the benchmarks
+// are shares of these; for a GPU that is not in the table there is no percentage.
+//   device_peak()                       the current GPU's row
+//   has_device(), open_device()         is there a GPU; opens this rank's
+//   gpu_available(), settle_limits()    free GPU memory; the memory that a run may take
 #ifndef TIDE_DEVICES_CUH
 #define TIDE_DEVICES_CUH
-#include "gpu.cuh"
+#include "host.cuh"
+#include "../run/options.h"
 
 // Dense peak rates (data sheets often print the double, "with sparsity") at the boost clock of the
 // sheet, in TFLOP/s: bf16 on tensor cores with sums in fp32, and plain fp32; memory in GB/s.
@@ -87,20 +89,6 @@ static const Device *device_find(const char *name) {
 // Arithmetic in the run's precision, and memory; 0: not known.
 typedef struct { double flops, bytes_per_second; } DevicePeak;
 
-// Numbers in [-1, 1): a product of zeros would draw less power and run at a higher clock.
-template <typename X> __global__ static void device_fill_kernel(X *x, size_t n) {
-    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i < n) x[i] = from_f32<X>((float)(int32_t)((uint32_t)i * 2654435761u) * 0x1p-31f);
-}
-
-// Seconds that the device took between two events, both recorded on `stream`.
-static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
-    float ms = 0;
-    CUDA(cudaEventSynchronize(end));
-    CUDA(cudaEventElapsedTime(&ms, start, end));
-    return 1e-3 * (double)ms;
-}
-
 // The current device's peak for training in fp32, or in 16 bits, which it prints.
 static DevicePeak device_peak(bool fp32) {
     cudaDeviceProp device;
@@ -118,6 +106,73 @@ static DevicePeak device_peak(bool fp32) {
     printf("device: %s, %.4g TFLOP/s and %.4g GB/s (data sheet)\n", device.name,
            1e-12 * peak.flops, known->bandwidth);
     return peak;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Opening one, and its memory
+
+static bool has_device(void) {
+    int devices = 0;
+    return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+}
+
+// Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another); of the ranks of a node, each its own,
+// unless its launcher shows it no other.
+static void open_device(void) {
+    int devices = 0;
+    cudaDeviceProp device;
+    const cudaError_t e = cudaGetDeviceCount(&devices);
+    if (e != cudaSuccess || devices == 0)
+        fail("no CUDA device can be used (%s): ./train_gpt2 trains on the CPU",
+             e != cudaSuccess ? cudaGetErrorString(e) : "there is none");
+    const int mine = devices == 1 ? 0 : ranks.local;
+    if (mine >= devices) fail("rank %d is number %d of its node, which has %d GPUs", ranks.rank,
+                              ranks.local, devices);
+    CUDA(cudaSetDevice(mine));
+    CUDA(cudaGetDeviceProperties(&device, mine));
+    if (device.major < 8)
+        fail("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or more", device.name,
+             device.major, device.minor);
+}
+
+// Bytes of GPU memory that are free.
+static size_t gpu_available(void) {
+    size_t available, total;
+    CUDA(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
+// How much memory there is: on this machine or, with --plan, what --gpu-memory and --host-memory
+// say, or with --rates no limit, SIZE_MAX. Dies if --trace cannot be written; opens the GPU, if
+// there is one here that is meant.
+typedef struct { bool here; size_t gpu, host; } Limits;
+
+static void settle_limits(const Options *o, Limits *x) {
+    x->here = !o->plan || (o->rates == NULL && has_device());
+    if (x->here) open_device();
+    const size_t available = x->here ? gpu_available() : SIZE_MAX;
+    const size_t sharers = (size_t)ranks.local_world, asked = o->host_memory;
+    const size_t host_available = x->here ? memory_available() / sharers : SIZE_MAX;
+    const size_t container = x->here ? memory_container() / sharers : SIZE_MAX;
+    ranks_barrier();  // none takes anything before all have looked
+    // Some is left for what the driver rounds up and loads later: kernels, and the library's.
+    const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
+    x->gpu = o->gpu_memory == 0 ? available - margin
+           : o->plan ? o->gpu_memory : min_size(available, o->gpu_memory);
+    x->host = asked > 0 ? asked : host_available - (x->here ? host_available / 32 : 0);
+    if (o->plan && x->here)
+        printf("planned for %.1f GiB of GPU memory, as %s, and %.1f GiB of host memory, as %s; "
+               "free on this machine: %.1f and %.1f\n",
+               mib(x->gpu) / 1024, o->gpu_memory > 0 ? "said" : "here", mib(x->host) / 1024,
+               asked > 0 ? "said" : "here", mib(available) / 1024, mib(host_available) / 1024);
+    if (o->plan || asked <= host_available) return;
+    // The user's word counts more than Linux's, but who exceeds a container's limit is killed.
+    x->host = min_size(asked, container - container / 32);
+    host_memory_grows = container > host_available;
+    printf("--host-memory: %.1f MiB are more than the %.1f MiB that are available now: %s\n",
+           mib(asked), mib(host_available), x->host == asked ? "taken as said"
+               : "no more is used than the container's limit leaves");
+    fflush(stdout);  // if the memory does not come, Linux kills the program
 }
 
 #endif

@@ -35,11 +35,12 @@ static const int PRECISION = PRECISION_BF16;
 struct LayerActs {
     floatX *x;                        // (N, C)  the residual stream on entry
     floatX *ln_1; float *mean_1, *rstd_1;  // (N, C), (N), (N)
-    floatX *qkv;                      // (N, 3C)
-    floatX *atty; float *lse;         // (N, C), (B, NH, T)
+    floatX *qkv;                      // (N, Q), Q = (NH + 2 NKV) HS: queries, keys, values
+    floatX *qk; float *qk_rstd;       // (N, (NH + NKV) HS), (N, NH + NKV): before their norm
+    floatX *atty; float *lse;         // (N, NH HS), (B, NH, T)
     floatX *mid;                      // (N, C)  the residual stream after attention
     floatX *ln_2; float *mean_2, *rstd_2;  // (N, C), (N), (N)
-    floatX *fc, *act;                 // (N, F)  before and after the non-linearity
+    floatX *fc, *act;                 // (N, M), (N, F)  before and after the non-linearity
     floatX *branch;                   // (N, C)  what is to be added to the residual stream
     floatX *out;                      // (N, C)  of layers that normalise each sum: the last one
     // what attention and the MLP read; the statistics of the norm of mid: see layer_order()
@@ -190,15 +191,18 @@ struct GPT2 {
     void *waiting;                               // gradients for the update; see Piece
     char *slots;                                 // (slots, longest visit): see slot_places()
     float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
-    float *dwte;                                 // (Vp, E): the head's gradient and wte's, in fp32
+    float *dwte;                                 // (Vp, E): the head's gradient and wte's, in fp32,
+                                                 // unless head_in_place()
     char *acts;                                  // of layers: see layer_acts()
     floatX *ln_f;                                // (N, C)
     float *mean_f, *rstd_f;                      // (N), (N)
     floatX *logits;                              // (head_rows, Vp)
     float *losses;                               // (N)
     double *loss;                                // [2]: mean over the step so far; norm^2
-    floatX *branch;                              // (N, C): what a layer's branch adds to the stream
-    floatX *dx, *dwide;                          // backward: (N, C), (N, max(F, 3C))
+    float *rope;                                 // (T, HS/2, 2): see rope_table()
+    floatX *branch;                              // (N, C): what a layer adds to the stream;
+                                                 // backward: (N, wider of C and NH HS)
+    floatX *dx, *dwide;                          // backward: (N, C), (N, wider of Q and M)
     float *delta;                                // backward: (B, NH, T)
     float *scratch;                              // partial sums of weight gradients over rows
     double *norm_sums, *run_sums;                // (blocks), and of runs of them
@@ -352,7 +356,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     int k = 0;
     #define ACT_POINT(name, ...) \
         if (k == kept) at = shared; \
-        a.name = (decltype(a.name))at; \
+        a.name = bytes[k] > 0 ? (decltype(a.name))at : NULL; \
         at += bytes[k++];
     LAYER_ACTIVATIONS(ACT_POINT, &g->config)
     #undef ACT_POINT
@@ -414,6 +418,17 @@ static void gpu_copy(void *to, const void *from, size_t bytes) {
     device_rest();
     if (rehearsal == NULL) CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
     device_rest();
+}
+
+// The table of rotary positions: its floats; makes it, and copies it to the GPU.
+static size_t rope_floats(const GPT2 *g) { return g->max_T * config_head(&g->config); }
+
+static void rope_upload(GPT2 *g) {
+    if (g->rope == NULL || rehearsal != NULL) return;
+    float *table = ALLOC(float, rope_floats(g), "rotary positions");
+    rope_table(&g->config.rope, g->max_T, config_head(&g->config), table);
+    gpu_copy(g->rope, table, rope_floats(g) * sizeof *table);
+    free(table);
 }
 
 // n weights anywhere, out to floats on the host, or from there, rounded as masters are.
@@ -478,17 +493,25 @@ static LayerWeights layer_grads(const GPT2 *g, size_t l) {
     return layer_pointers(g, l, g->grads + g->segment[l + 1].grad_at);
 }
 
-// A tensor outside the layers.
+// A tensor outside the layers, and its gradient; NULL: this family does not have it.
 static floatX *tensor(const GPT2 *g, int index) {
+    if (index < 0) return NULL;
     const GPT2Tensor *x = &g->table.tensors[index];
     const Segment *s = &g->segment[x->layer + 1];
     return g->params + s->param_at + (x->offset - s->at);
 }
 
 static floatX *tensor_grad(const GPT2 *g, int index) {
+    if (index < 0) return NULL;
     const GPT2Tensor *x = &g->table.tensors[index];
     const Segment *s = &g->segment[x->layer + 1];
     return g->grads + s->grad_at + (x->offset - s->at);
+}
+
+// Is the head's gradient made where the tail's is, rounded once? It can be where it is the head's
+// alone, and all rows' logits are in memory at once. Else it is summed in fp32, in dwte.
+static bool head_in_place(const GPT2 *g) {
+    return !g->config.tied && g->words.count == 0 && g->max_B * g->max_T <= g->head_rows;
 }
 
 // For the timeline: from here on the compute stream works on segment s; NULL: on nothing.

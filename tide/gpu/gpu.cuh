@@ -129,8 +129,7 @@ __device__ static inline float block_max(float x) {
 
 static inline unsigned ceil_div(size_t a, size_t b) { return (unsigned)((a + b - 1) / b); }
 
-// n, for kernels that number n threads or packs in 32 bits: a division of 64 bits takes them longer
-// than what they compute.
+// n, for kernels that number n threads or packs in 32 bits, because divisions of 64 bits are slow.
 static inline unsigned index_32(size_t n) {
     if (n > 1u << 31) fail("%zu are too many for a kernel that counts in 32 bits", n);
     return (unsigned)n;
@@ -169,7 +168,5 @@ template <typename Work> static void batch_add(Batch<Work> *batch, const Work &w
     batch->work[batch->count] = work;
     batch->end[batch->count++] = (unsigned)end;
 }
-
-static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
 #endif

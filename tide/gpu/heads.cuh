@@ -88,7 +88,7 @@ __global__ static void classify_backward_kernel(float *dhead, const float *slope
 // Head and loss, in chunks of rows. Adds share (1 / micro-batches of the step) times the mean loss
 // to g->loss, which the step's first micro-batch overwrites; gpt2_loss() reads it. With grad_scale,
 // 1 / (tokens of the whole step), it also makes the head's half of the backward pass:
-// branch = dln_f, and the head's weight gradient in dwte, summed in fp32. With 0 it only evaluates.
+// branch = dln_f, and the head's weight gradient (head_in_place()). With 0 it only evaluates.
 // all_logits (N, Vp), if not NULL, is host memory and receives the logits.
 static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
                       float *all_logits) {
@@ -107,8 +107,12 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
         if (grad_scale == 0) continue;
         gemm(&g->lt, false, false, rows, C, Vp, g->logits, Vp, w, C, g->branch + first * C, C,
              NULL, false, GEMM_PLAIN, NULL, g->compute);
-        gemm(&g->lt, true, false, Vp, C, rows, g->logits, Vp, inp, C, g->dwte, C,
-             NULL, first > 0, GEMM_PLAIN, NULL, g->compute);
+        if (head_in_place(g))
+            gemm(&g->lt, true, false, Vp, C, rows, g->logits, Vp, inp, C,
+                 tensor_grad(g, g->table.lm_head), C, NULL, false, GEMM_PLAIN, NULL, g->compute);
+        else
+            gemm(&g->lt, true, false, Vp, C, rows, g->logits, Vp, inp, C, g->dwte, C, NULL,
+                 first > 0, GEMM_PLAIN, NULL, g->compute);
     }
     loss_accumulate(g->loss, g->losses, N, share / (double)N, !accumulate, g->compute);
     compute_span(g, NULL, 0);

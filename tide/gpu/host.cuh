@@ -8,11 +8,10 @@
 // as after a kernel or a copy. The main thread never waits, and shares nothing with the worker
 // but what the streams' order gives it.
 //
-// No thread of the driver is held while the host computes: where one is, the work of other streams
-// may stand still too. Two counters go up by one with each work. A host function that takes
-// microseconds says "the stream has come to work n", and the stream waits, by itself, until the
-// worker says "work n is done" (cuStreamWaitValue32). Where a device cannot wait for a word, a host
-// function does, and holds the driver's thread; TIDE_HOST_WAIT=function asks for that.
+// Two counters go up by one with each work: a host function says that the stream has come to work
+// n, and the stream waits until the worker says that work n is done (cuStreamWaitValue32). Where a
+// device cannot wait for a word, a host function does; TIDE_HOST_WAIT=function asks for that.
+// doc/offload.md has the reasons.
 #ifndef TIDE_HOST_CUH
 #define TIDE_HOST_CUH
 #include "../base/memory.h"
@@ -147,8 +146,7 @@ static void host_takes(const HostQueue *q, size_t bytes) {
     rehearse(stream_number(q->stream), TAKES_HOST, (double)bytes);
 }
 
-// The driver's function, if this device can: it is asked to wait for what is there. NULL: it
-// cannot.
+// Finds the driver's function, and asks it to wait for what is there. NULL: this device cannot.
 static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     const char *way = getenv("TIDE_HOST_WAIT");
     if (way != NULL && strcmp(way, "function") == 0) return NULL;
@@ -172,10 +170,9 @@ static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     return wait;
 }
 
-// Starts the worker. threads: of its team; 0: this rank's share of the machine, of which one is
-// left for the thread that launches the GPU's work, if there are more than four: of few cores one
-// is a large part of the speed, for a thread that works for some ms of a step. *q must stay where
-// it is.
+// Starts the worker. threads: of its team; 0: this rank's share of the machine, less one for the
+// thread that launches the GPU's work, if there are more than four: that one works for some ms of a
+// step, and of few cores one is a large part of the speed. *q must stay where it is.
 static void host_queue_open(HostQueue *q, int threads) {
     memset(q, 0, sizeof *q);
     if (rehearsal != NULL) {
@@ -219,48 +216,41 @@ static void host_describe(const HostQueue *q) {
 // ---------------------------------------------------------------------------------------------
 // Memory
 
-// The user says that there is more than Linux says (--host-memory): a virtual machine may start
-// with little, and get more as that is used.
+// --host-memory is more than Linux says: a virtual machine may get more as memory is used.
 static bool host_memory_grows;
 
 typedef struct { char *p; size_t bytes; } HostRange;
 
-// A page comes from the memory next to the core that touches it first, and the kernel zeroes it.
-static void host_touch(const void *arg) {
+// A page comes from the memory next to the core that touches it first.
+static void host_zero(const void *arg) {
     const HostRange *range = (const HostRange *)arg;
     const size_t page = 4096;
     #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < range->bytes; i += page) range->p[i] = 0;
+    for (size_t i = 0; i < range->bytes; i += page)
+        memset(range->p + i, 0, min_size(page, range->bytes - i));
 }
 
 // Zeroed page-locked memory, at a multiple of 2 MiB and in huge pages where Linux has
-// them; the queue's team touches it, so this waits for what is in the queue. host_free() frees it.
+// them; the queue's team zeroes it, so this waits for what is in the queue. host_free() frees it.
 // `what` names it in the error. Nothing is touched if there is not enough: Linux gives out memory
 // that it does not have, and kills the program when that is used.
 static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     if (rehearsal != NULL) return own(OWNS_HOST, rehearse_memory(bytes));
-    const size_t page = 4096, huge = (size_t)2 << 20;
+    const size_t huge = (size_t)2 << 20;
     const size_t available = host_memory_grows ? memory_container() : memory_available();
-    const double mib = (double)bytes / (1 << 20);
-    void *map = MAP_FAILED;
+    HostRange range = {NULL, bytes > 0 ? bytes : 1};
     if (bytes <= available - available / 64)  // the rest: page tables, and the driver's own lists
-        map = mmap(NULL, bytes + 2 * huge, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map == MAP_FAILED)
+        range.p = (char *)aligned_alloc(huge, round_up(range.bytes, huge));
+    if (range.p == NULL)
         fail("out of host memory: %s needs %.1f MiB, %.1f MiB are free; set "
-             "--host-memory to what may be used", what, mib,
-             (double)memory_available() / (1 << 20));
-    HostRange range = {(char *)(((uintptr_t)map + page + huge - 1) / huge * huge), bytes};
-    if (bytes == 0) range.bytes = 1;
-    const HostMemory memory = {map, bytes + 2 * huge};
-    memcpy(range.p - sizeof memory, &memory, sizeof memory);
+             "--host-memory to what may be used", what, mib(bytes), mib(memory_available()));
     madvise(range.p, range.bytes, MADV_HUGEPAGE);
-    host_queue_submit(q, host_touch, &range, sizeof range);
+    host_queue_submit(q, host_zero, &range, sizeof range);
     stream_rest(q->stream);
     const cudaError_t e = cudaHostRegister(range.p, range.bytes, cudaHostRegisterDefault);
     if (e == cudaErrorMemoryAllocation)
         fail("out of page-locked host memory: %s needs %.1f MiB; set --host-memory "
-             "to what may be locked", what, mib);
+             "to what may be locked", what, mib(bytes));
     CUDA(e);
 #ifdef __CUDA_EMU__
     emu_name_memory(range.p, what);

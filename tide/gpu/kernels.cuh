@@ -4,6 +4,7 @@
 //   encoder_forward, encoder_backward, token_order     tokens and positions
 //   layernorm_forward, residual_layernorm_forward, layernorm_backward
 //   matmul_forward, matmul_backward                    linear layers (products: matmul.cuh)
+//   heads_forward, heads_backward                      rotary positions, the norm of q and k
 //   activation_forward, activation_backward, bias_backward
 //   residual_forward                                   (attention: attention.cuh)
 //   crossentropy, loss_accumulate                      loss, fused with its gradient
@@ -23,6 +24,7 @@
 #include "attention.cuh"
 #include "matmul.cuh"
 #include "../base/model.h"
+#include "../base/rope.h"
 #include "queue.cuh"
 
 enum { BLOCK_THREADS = 256, BLOCK_WARPS = BLOCK_THREADS / 32 };
@@ -171,10 +173,10 @@ static size_t token_order(int32_t *rows, int32_t *first, int32_t *count, const i
     return groups;
 }
 
-// A block sums the rows of one token for 32 packs of channels, and adds them to dwte; or, with
-// dwpe, those of one position: group g of the order is position g.
+// A block sums the rows of one token for 32 packs of channels, and adds them to dwte; or stores
+// them in `out`. tokens NULL: the groups of rows are positions, number 0 first.
 template <typename X>
-__global__ static void encoder_backward_wte_kernel(float *dwte, X *dwpe, const X *dout,
+__global__ static void encoder_backward_wte_kernel(float *dwte, X *out, const X *dout,
                                                    const int32_t *tokens, TokenOrder order,
                                                    size_t C, unsigned slices) {
     const size_t group = blockIdx.x / slices, slice = blockIdx.x % slices;
@@ -187,8 +189,9 @@ __global__ static void encoder_backward_wte_kernel(float *dwte, X *dwpe, const X
     const float total = fold_warps<X>(sum);
     const size_t column = slice * width + threadIdx.x;
     if (threadIdx.x >= width || column >= C) return;
-    if (dwpe != NULL) dwpe[group * C + column] = from_f32<X>(total);
-    else dwte[(size_t)tokens[order.rows[begin]] * C + column] += total;
+    const size_t row = tokens == NULL ? group : (size_t)tokens[order.rows[begin]];
+    if (out != NULL) out[row * C + column] = from_f32<X>(total);
+    else dwte[row * C + column] += total;
 }
 
 template <typename X>
@@ -202,28 +205,31 @@ __global__ static void encoder_backward_wpe_kernel(X *dwpe, const X *dout, size_
     store_pack(dwpe + i, total);
 }
 
-// Adds to dwte (V, C), in fp32, where a tied head has left its part; overwrites of dwpe the rows of
-// the positions that occur: 0 .. T-1, or, of rows with several documents, those of `places`.
-// `order` is token_order() of the same tokens, copied to the device; `places` that of the
-// positions, or no groups. NULL: that gradient is not there.
+// Adds to dwte (V, C), in fp32, where a tied head has left its part; or overwrites of `rounded`
+// (V, C) the rows of the tokens that are there. Overwrites of dwpe the rows of the positions that
+// are there: 0 .. T - 1, or, for rows with documents, those of `places`. `order` is token_order()
+// of the same tokens, copied to the device; `places` is that of the positions, or has no groups.
+// NULL: the gradient is not wanted.
 template <typename X>
-static void encoder_backward(float *dwte, X *dwpe, const X *dout, const int32_t *tokens,
-                             TokenOrder order, TokenOrder places, size_t B, size_t T, size_t C,
-                             cudaStream_t stream) {
+static void encoder_backward(float *dwte, X *rounded, X *dwpe, const X *dout,
+                             const int32_t *tokens, TokenOrder order, TokenOrder places, size_t B,
+                             size_t T, size_t C, cudaStream_t stream) {
     const unsigned slices = ceil_div(C, 32 * Pack<X>::N);
-    if (dwte != NULL)
+    if (dwte != NULL || rounded != NULL)
         LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(order.groups * slices), BLOCK_THREADS, 0,
-               stream, dwte, (X *)NULL, dout, tokens, order, C, slices);
+               stream, dwte, rounded, dout, tokens, order, C, slices);
     if (dwpe == NULL) return;
     if (places.groups > 0)
         LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(places.groups * slices), BLOCK_THREADS,
-               0, stream, (float *)NULL, dwpe, dout, tokens, places, C, slices);
+               0, stream, (float *)NULL, dwpe, dout, (const int32_t *)NULL, places, C, slices);
     else
         LAUNCH(encoder_backward_wpe_kernel<X>, pack_blocks<X>(T * C), BLOCK_THREADS, 0, stream,
                dwpe, dout, B, T * C);
 }
 
 // --- layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(var + eps) * w + b --------
+//
+// Or RMS norm, as on the CPU: mean, b and db are NULL then, and the kernels' RMS is true.
 //
 // A row belongs to a team of warps, as few as hold it in registers, at most four packs to a thread:
 // it is read once, and mean and variance are still computed one after the other. Where one warp is
@@ -246,16 +252,16 @@ __device__ static inline float team_sum(float x, unsigned team) {
 // With add == NULL a row is inp's. Otherwise it is inp + add, rounded as residual_forward() does,
 // and goes to `residual` too. A thread of the team holds packs i, i + team, ... The multiply-adds
 // are spelled out, because with add and without it the bits must be the same.
-template <typename X>
+template <typename X, bool RMS>
 __global__ static void __launch_bounds__(1024)
 layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X *inp, const X *add,
-                         const X *w, const X *b, size_t N, size_t C, unsigned team) {
+                         const X *w, const X *b, size_t N, size_t C, float eps, unsigned team) {
     const size_t packs = C / Pack<X>::N;
     const unsigned i = threadIdx.x % team;
     const size_t n = blockIdx.x * (size_t)(blockDim.x / team) + threadIdx.x / team;
     if (n >= N) return;  // whole warps, and only where the team is a warp: there is no barrier then
     int4 row[ROW_PACKS], more[ROW_PACKS];
-    float sum = 0, squares = 0;
+    float sum = 0, squares = 0, mu = 0;
     FOR_PACKS(k) {
         const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
         row[k] = load_bits(inp + at);
@@ -271,11 +277,13 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
             memcpy(&row[k], &both, sizeof both);
         }
     }
-    FOR_PACKS(k) {
-        const Pack<X> x = as_pack<X>(row[k]);
-        for (int j = 0; j < Pack<X>::N; j++) sum += to_f32(x.x[j]);
+    if (!RMS) {
+        FOR_PACKS(k) {
+            const Pack<X> x = as_pack<X>(row[k]);
+            for (int j = 0; j < Pack<X>::N; j++) sum += to_f32(x.x[j]);
+        }
+        mu = team_sum(sum, team) / (float)C;
     }
-    const float mu = team_sum(sum, team) / (float)C;
     FOR_PACKS(k) {
         const Pack<X> x = as_pack<X>(row[k]);
         for (int j = 0; j < Pack<X>::N; j++) {
@@ -283,80 +291,82 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
             squares = fmaf(d, d, squares);
         }
     }
-    const float r = 1.0f / sqrtf(team_sum(squares, team) / (float)C + LAYERNORM_EPS);
+    const float r = 1.0f / sqrtf(team_sum(squares, team) / (float)C + eps);
     FOR_PACKS(k) {
         const size_t c = (size_t)(i + k * team) * Pack<X>::N;
-        const Pack<X> scale = load_pack(w + c), shift = load_pack(b + c);
+        const Pack<X> scale = load_pack(w + c), shift = RMS ? Pack<X>{} : load_pack(b + c);
         Pack<X> x = as_pack<X>(row[k]);
         for (int j = 0; j < Pack<X>::N; j++)
             x.x[j] = from_f32<X>(fmaf((to_f32(x.x[j]) - mu) * r, to_f32(scale.x[j]),
-                                      to_f32(shift.x[j])));
+                                      RMS ? 0.0f : to_f32(shift.x[j])));
         store_pack(out + n * C + c, x);
     }
     if (i == 0) {
-        mean[n] = mu;
+        if (!RMS) mean[n] = mu;
         rstd[n] = r;
     }
 }
 
-// residual = a + b, and out its layer normalisation with weight w and bias `bias`: the same bits as
+// residual = a + b, and out its normalisation with weight w and bias `bias`: the same bits as
 // residual_forward() and then layernorm_forward(), without reading the sum again. Ends the program
 // where C is too large for a block: 32768 channels in bf16, 16384 in fp32.
 template <typename X>
 static void residual_layernorm_forward(X *residual, X *out, float *mean, float *rstd,
                                        const X *a, const X *b, const X *w, const X *bias,
-                                       size_t N, size_t C, cudaStream_t stream) {
+                                       size_t N, size_t C, float eps, cudaStream_t stream) {
     const unsigned team = layernorm_team<X>(C), rows = team == 32 ? 4 : 1;
     if (team > 1024) fail("layer normalisation: %zu channels are too many", C);
-    LAUNCH(layernorm_forward_kernel<X>, ceil_div(N, rows), rows * team, 0, stream, residual, out,
-           mean, rstd, a, b, w, bias, N, C, team);
+    const auto kernel = mean == NULL ? layernorm_forward_kernel<X, true>
+                                     : layernorm_forward_kernel<X, false>;
+    LAUNCH(kernel, ceil_div(N, rows), rows * team, 0, stream, residual, out, mean, rstd, a, b, w,
+           bias, N, C, eps, team);
 }
 
 template <typename X>
 static void layernorm_forward(X *out, float *mean, float *rstd,  // (N, C), (N), (N)
-                              const X *inp, const X *w, const X *b, size_t N, size_t C,
+                              const X *inp, const X *w, const X *b, size_t N, size_t C, float eps,
                               cudaStream_t stream) {
-    residual_layernorm_forward<X>(NULL, out, mean, rstd, inp, NULL, w, b, N, C, stream);
+    residual_layernorm_forward<X>(NULL, out, mean, rstd, inp, NULL, w, b, N, C, eps, stream);
 }
 
 // Each block takes a run of rows, and its teams take turns. A thread has the same columns in every
-// row: its sums of dw, of db, and of the columns of dinp stay in registers, if HELD, and come to
+// row: its sums of the columns of dinp, of dw and of db stay in registers, if HELD, and come to
 // shared memory in the end. Very wide rows need blocks so large that there are no registers left:
 // then the sums are in shared memory all the time, where nobody else touches them. `sums` is
-// (teams, 3, C), and within a row of C the first halves of all packs come before the second halves,
-// so that neighbouring threads access neighbouring 16 bytes.
+// (teams, SUMS, C), and within a row of C the first halves of all packs come before the second
+// halves, so that neighbouring threads access neighbouring 16 bytes.
 enum { HELD_THREADS = 256 };
 template <typename X, bool HELD> struct LayernormBackward {
     enum { MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512 };  // by their registers
 };
 
-template <typename X, bool HELD>
+template <typename X, bool HELD, bool RMS>
 __global__ static void __launch_bounds__(LayernormBackward<X, HELD>::MAX_THREADS)
 layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X *dout, const X *inp,
                           const X *w, const float *mean, const float *rstd, size_t N, size_t C,
                           size_t rows, unsigned team) {
     extern __shared__ __align__(16) float sums[];
     __shared__ float2 part[2][32];  // of each warp, by parity of the round
-    enum { QUADS = Pack<X>::N / 4 };
+    enum { QUADS = Pack<X>::N / 4, SUMS = RMS ? 2 : 3 };
     const unsigned packs = (unsigned)(C / Pack<X>::N), teams = blockDim.x / team;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const unsigned mine = threadIdx.x / team, i = threadIdx.x % team;
-    Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][3];
+    Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][SUMS];
     const auto shared_sum = [&](int k, int q, int of) {  // of quad q of this thread's k-th pack
-        return (Pack<float> *)(sums + (mine * 3 + of) * C) + q * packs + i + k * team;
+        return (Pack<float> *)(sums + (mine * SUMS + of) * C) + q * packs + i + k * team;
     };
     const auto sum = [&](int k, int q, int of) {
         return HELD ? &held[k * QUADS + q][of] : shared_sum(k, q, of);
     };
     FOR_PACKS(k)
         for (int q = 0; q < QUADS; q++)
-            for (int of = 0; of < 3; of++) *sum(k, q, of) = Pack<float>{{0}};
+            for (int of = 0; of < SUMS; of++) *sum(k, q, of) = Pack<float>{{0}};
     const size_t begin = blockIdx.x * rows, last = begin + rows < N ? begin + rows : N;
     int4 next_d[ROW_PACKS], next_x[ROW_PACKS], next_dx[ROW_PACKS];
     float next_mu = 0, next_r = 0;
     const auto load_row = [&](size_t n) {
         if (n >= last) return;
-        next_mu = mean[n];
+        if (!RMS) next_mu = mean[n];
         next_r = rstd[n];
         FOR_PACKS(k) {
             const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
@@ -386,11 +396,11 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
                 const Pack<X> d = as_pack<X>(bits_d[k]), x = as_pack<X>(bits_x[k]);
                 for (int j = 0; j < Pack<X>::N; j++) {
                     const float dnorm = to_f32(d.x[j]) * to_f32(scale.x[j]);
-                    d_mean += dnorm;
+                    if (!RMS) d_mean += dnorm;
                     d_dot += dnorm * ((to_f32(x.x[j]) - mu) * r);
                 }
             }
-        d_mean = warp_sum(d_mean);
+        if (!RMS) d_mean = warp_sum(d_mean);
         d_dot = warp_sum(d_dot);
         if (team > 32) {
             // One barrier is enough: two rounds later, when this part is written again, everyone
@@ -426,21 +436,21 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
                 store_pack(dinp + n * C + (size_t)p * Pack<X>::N, dx);
                 for (int q = 0; q < QUADS; q++)
                     for (int j = 0; j < 4; j++) {
-                        sum(k, q, 0)->x[j] += to_f32(d.x[4 * q + j]) * norm[4 * q + j];
-                        sum(k, q, 1)->x[j] += to_f32(d.x[4 * q + j]);
-                        sum(k, q, 2)->x[j] += to_f32(dx.x[4 * q + j]);
+                        sum(k, q, 0)->x[j] += to_f32(dx.x[4 * q + j]);
+                        sum(k, q, 1)->x[j] += to_f32(d.x[4 * q + j]) * norm[4 * q + j];
+                        if (!RMS) sum(k, q, SUMS - 1)->x[j] += to_f32(d.x[4 * q + j]);
                     }
             }
     }
     if (HELD) {
         FOR_PACKS(k)
             for (int q = 0; q < QUADS; q++)
-                for (int of = 0; of < 3; of++) *shared_sum(k, q, of) = *sum(k, q, of);
+                for (int of = 0; of < SUMS; of++) *shared_sum(k, q, of) = *sum(k, q, of);
     }
     __syncthreads();
-    for (unsigned at = threadIdx.x; at < 3 * C; at += blockDim.x) {  // add up the teams
+    for (unsigned at = threadIdx.x; at < SUMS * C; at += blockDim.x) {  // add up the teams
         float total = 0;
-        for (unsigned t = 0; t < teams; t++) total += sums[t * 3 * C + at];
+        for (unsigned t = 0; t < teams; t++) total += sums[t * SUMS * C + at];
         const unsigned a = at % C, quad = a / 4 / packs, p = a / 4 % packs;
         partial[blockIdx.x * 3 * C + at / C * C + p * Pack<X>::N + quad * 4 + a % 4] = total;
     }
@@ -458,8 +468,8 @@ static size_t layernorm_backward_scratch(size_t N, size_t C) {
     return min_size(ceil_div(N, 16), 512) * 3 * C;
 }
 
-// Bytes of shared memory that a block of layernorm_backward asks for; what it has without asking
-// takes less than 2 KiB.
+// Bytes of shared memory that a block of layernorm_backward asks for; RMS norm, two thirds of them.
+// What it has without asking takes less than 2 KiB.
 template <typename X> static size_t layernorm_backward_shared(size_t C) {
     const unsigned team = layernorm_team<X>(C);
     return (team < BLOCK_THREADS ? BLOCK_THREADS / team : 1) * 3 * C * sizeof(float);
@@ -477,18 +487,22 @@ static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratc
                                size_t N, size_t C, cudaStream_t stream) {
     const unsigned team = layernorm_team<X>(C);
     const unsigned teams = team < BLOCK_THREADS ? BLOCK_THREADS / team : 1;
-    const size_t shared = layernorm_backward_shared<X>(C), rows = layernorm_backward_rows(N);
-    const size_t width = (dinp_sum != NULL ? 3 : 2) * C;
-    const bool held = teams * team <= HELD_THREADS;
-    const auto kernel = held ? layernorm_backward_kernel<X, true>
-                             : layernorm_backward_kernel<X, false>;
+    const bool held = teams * team <= HELD_THREADS, rms = mean == NULL;
+    const size_t sums = rms ? 2 : 3, shared = layernorm_backward_shared<X>(C) / 3 * sums;
+    const size_t rows = layernorm_backward_rows(N);
+    const auto kernel = held ? rms ? layernorm_backward_kernel<X, true, true>
+                                   : layernorm_backward_kernel<X, true, false>
+                             : rms ? layernorm_backward_kernel<X, false, true>
+                                   : layernorm_backward_kernel<X, false, false>;
     if (team > LayernormBackward<X, false>::MAX_THREADS)
         fail("backward of layer normalisation: %zu channels are too many", C);
     if (shared > 47 << 10) LET_SHARED(kernel, shared + 1024);  // its static part included
     LAUNCH(kernel, ceil_div(N, rows), teams * team, shared, stream, dinp, scratch, dout, inp, w,
            mean, rstd, N, C, rows, team);
-    LAUNCH(partial_sum_kernel<X>, ceil_div(width, 32), 1024, 0, stream, dw, db, dinp_sum, scratch,
-           ceil_div(N, rows), 3 * C, width, C);
+    X *const to[4] = {dinp_sum, dw, db, NULL};
+    const size_t first = dinp_sum == NULL, width = (sums - first) * C;
+    LAUNCH(partial_sum_kernel<X>, ceil_div(width, 32), 1024, 0, stream, to[first], to[first + 1],
+           to[first + 2], scratch + first * C, ceil_div(N, rows), 3 * C, width, C);
 }
 
 // The sums of dinp's columns, from what layernorm_backward() of the same N rows left in scratch.
@@ -496,7 +510,7 @@ template <typename X>
 static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size_t C,
                                cudaStream_t stream) {
     LAUNCH(partial_sum_kernel<X>, ceil_div(C, 32), 1024, 0, stream, dinp_sum, dinp_sum, dinp_sum,
-           scratch + 2 * C, ceil_div(N, layernorm_backward_rows(N)), 3 * C, C, C);
+           scratch, ceil_div(N, layernorm_backward_rows(N)), 3 * C, C, C);
 }
 
 // --- linear layer: out (N, OC) = inp (N, C) . w (OC, C)^T + b --------------------------------
@@ -507,15 +521,220 @@ static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X
     gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, NULL, stream);
 }
 
-// Overwrites both gradients. The bias's is the sums of dout's columns: a kernel of ours that writes
-// dout makes them in passing; for other dout there is bias_backward().
+// Overwrites both gradients; the rows of dinp (N, C) are `pitch` apart. The bias's gradient is the
+// sums of dout's columns: a kernel of ours that writes dout makes them in passing; for other dout
+// there is bias_backward().
 template <typename X>
-static void matmul_backward(Matmul *lt, X *dinp, X *dw, const X *dout, const X *inp, const X *w,
-                            size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, C, NULL, false, GEMM_PLAIN,
+static void matmul_backward(Matmul *lt, X *dinp, size_t pitch, X *dw, const X *dout, const X *inp,
+                            const X *w, size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, pitch, NULL, false, GEMM_PLAIN,
          NULL, stream);
     gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, false, GEMM_PLAIN,
          NULL, stream);
+}
+
+// --- rotary positions (Su et al. 2021), and the norm of q and k: as on the CPU ----------------
+//
+// A team of lanes, a power of two, takes a head. Its thread i has run i, i + team, .. of the W
+// channels of each half. A run is a pack, or one channel of heads whose halves are not whole packs.
+
+enum { HEAD_MOST = 256 };  // channels of a head
+
+// What a thread has of a head: a run of the first half, the run of the second half that is rotated
+// with it, and so on.
+template <int W> struct HeadPart {
+    enum { N = W == 1 ? HEAD_MOST / 32 : 2 * W };
+    float x[N];
+};
+typedef struct { unsigned i, team, half, end; } HeadLane;  // end: half, or 0: there is no head
+
+// For each run k of a part, and the channel `at` of its half at which it begins.
+#define FOR_RUNS(k, at) UNROLL for (unsigned k = 0, at = lane.i * W; \
+    k < HeadPart<W>::N / W && at < lane.end; k++, at = (lane.i + k / 2 * lane.team) * W)
+
+template <typename X, int W>
+__device__ static inline HeadPart<W> load_part(const X *head, HeadLane lane) {
+    HeadPart<W> part = {};
+    FOR_RUNS(k, at) {
+        const X *from = head + k % 2 * lane.half + at;
+        if constexpr (W == 1) {
+            part.x[k] = to_f32(*from);
+        } else {
+            const Pack<X> x = load_pack(from);
+            for (int j = 0; j < W; j++) part.x[k * W + j] = to_f32(x.x[j]);
+        }
+    }
+    return part;
+}
+
+template <typename X, int W>
+__device__ static inline void store_part(X *head, const HeadPart<W> &part, HeadLane lane) {
+    FOR_RUNS(k, at) {
+        X *to = head + k % 2 * lane.half + at;
+        if constexpr (W == 1) {
+            *to = from_f32<X>(part.x[k]);
+        } else {
+            Pack<X> x;
+            for (int j = 0; j < W; j++) x.x[j] = from_f32<X>(part.x[k * W + j]);
+            store_pack(to, x);
+        }
+    }
+}
+
+template <int W> __device__ static inline void rotate_part(HeadPart<W> *part, const float *turn,
+                                                           float sign, HeadLane lane) {
+    FOR_RUNS(k, at)
+        for (int j = 0; j < W && k % 2 == 0; j++) {
+            const float2 t = reinterpret_cast<const float2 *>(turn)[at + j];
+            const float a = part->x[k * W + j], b = part->x[k * W + W + j], s = sign * t.y;
+            part->x[k * W + j] = fmaf(a, t.x, -(b * s));
+            part->x[k * W + W + j] = fmaf(b, t.x, a * s);
+        }
+}
+
+__device__ static inline float lanes_sum(float x, unsigned team) {
+    for (unsigned distance = team / 2; distance > 0; distance /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+// all: the heads of all rows. sign -1, without a norm: backward.
+template <typename X, int W, bool NORM>
+__global__ static void heads_forward_kernel(X *qkv, X *qk, float *qk_rstd, const X *q_norm_w,
+                                            const X *k_norm_w, const float *table,
+                                            const int32_t *begins, float sign, unsigned all,
+                                            unsigned T, unsigned NH, unsigned NKV, unsigned HS,
+                                            float eps, unsigned team) {
+    const unsigned head = blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
+    const unsigned n = head / (NH + NKV), h = head % (NH + NKV);
+    const HeadLane lane = {threadIdx.x % team, team, HS / 2, head < all ? HS / 2 : 0};
+    X *y = qkv + ((size_t)n * (NH + 2 * NKV) + h) * HS;
+    HeadPart<W> part = load_part<X, W>(y, lane);
+    if (NORM) {
+        const HeadPart<W> w = load_part<X, W>(h < NH ? q_norm_w : k_norm_w, lane);
+        float squares = 0;
+        if (qk != NULL) store_part(qk + (size_t)head * HS, part, lane);
+        for (int j = 0; j < part.N; j++) squares = fmaf(part.x[j], part.x[j], squares);
+        const float r = 1.0f / sqrtf(lanes_sum(squares, team) / (float)HS + eps);
+        for (int j = 0; j < part.N; j++) part.x[j] = part.x[j] * r * w.x[j];
+        if (qk != NULL && lane.i == 0 && head < all) qk_rstd[head] = r;
+    }
+    if (head >= all) return;
+    const unsigned t = n % T - (begins == NULL ? 0 : (unsigned)begins[n]);
+    rotate_part(&part, table + (size_t)t * HS, sign, lane);
+    store_part(y, part, lane);
+}
+
+// With a norm. Even blocks take the heads of q, odd ones those of k, each of a run of rows; the
+// teams of a block take turns. A thread has the same channels of every head, and holds their sums.
+template <typename X, int W>
+__global__ static void __launch_bounds__(BLOCK_THREADS)
+heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, HS) */, const X *qk,
+                      const float *qk_rstd, const X *q_norm_w, const X *k_norm_w,
+                      const float *table, const int32_t *begins, unsigned N, unsigned T,
+                      unsigned NH, unsigned NKV, unsigned HS, unsigned rows, unsigned team) {
+    __shared__ float sums[BLOCK_THREADS * HeadPart<W>::N];  // (teams, HS)
+    const unsigned mine = threadIdx.x / team, teams = blockDim.x / team, is_k = blockIdx.x % 2;
+    const unsigned begin = blockIdx.x / 2 * rows, last = begin + rows < N ? begin + rows : N;
+    const unsigned heads = is_k ? NKV : NH, count = (last - begin) * heads;
+    HeadLane lane = {threadIdx.x % team, team, HS / 2, HS / 2};
+    const HeadPart<W> w = load_part<X, W>(is_k ? k_norm_w : q_norm_w, lane);
+    HeadPart<W> sum = {};
+    for (unsigned first = 0; first < count; first += teams) {
+        const bool active = first + mine < count;  // else: only here for the shuffles
+        const unsigned n = begin + (first + mine) / heads;
+        const unsigned h = is_k * NH + (first + mine) % heads;
+        const unsigned t = !active ? 0 : n % T - (begins == NULL ? 0 : (unsigned)begins[n]);
+        const size_t head = (size_t)n * (NH + NKV) + h;
+        const float r = active ? qk_rstd[head] : 0;
+        X *y = dqkv + (head + (size_t)n * NKV) * HS;
+        lane.end = active ? HS / 2 : 0;
+        HeadPart<W> d = load_part<X, W>(y, lane), norm = load_part<X, W>(qk + head * HS, lane);
+        float d_dot = 0;  // mean over c of dnorm * norm
+        rotate_part(&d, table + (size_t)t * HS, -1, lane);
+        for (int j = 0; j < d.N; j++) {
+            norm.x[j] *= r;
+            sum.x[j] += d.x[j] * norm.x[j];
+            d.x[j] *= w.x[j];
+            d_dot += d.x[j] * norm.x[j];
+        }
+        d_dot = lanes_sum(d_dot, team) / (float)HS;
+        for (int j = 0; j < d.N; j++) d.x[j] = (d.x[j] - norm.x[j] * d_dot) * r;
+        store_part(y, d, lane);
+    }
+    lane.end = HS / 2;
+    FOR_RUNS(k, at)
+        for (int j = 0; j < W; j++)
+            sums[mine * HS + k % 2 * lane.half + at + j] = sum.x[k * W + j];
+    __syncthreads();
+    for (unsigned c = threadIdx.x; c < HS; c += blockDim.x) {
+        float total = 0;
+        for (unsigned j = 0; j < teams; j++) total += sums[j * HS + c];
+        partial[(size_t)blockIdx.x * HS + c] = total;
+    }
+}
+
+// Channels of a run, and lanes of a team.
+template <typename X> static unsigned head_run(size_t HS) {
+    return HS % (2 * Pack<X>::N) == 0 ? Pack<X>::N : 1;
+}
+template <typename X> static unsigned head_team(size_t HS) {
+    unsigned team = 1;
+    while (team < 32 && team * head_run<X>(HS) < HS / 2) team *= 2;
+    return team;
+}
+
+// As on the CPU: overwrites q and k in qkv, and with a norm copies them to qk before. HS must be
+// even. Ends the program where it is more than HEAD_MOST. sign -1 rotates back (heads_backward()).
+template <typename X>
+static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
+                          X *qk,           // (B, T, (NH + NKV) HS)
+                          float *qk_rstd,  // (B, T, NH + NKV)
+                          const X *q_norm_w, const X *k_norm_w,  // (HS), (HS)
+                          const float *table,     // (T, HS/2, 2)
+                          const int32_t *begins,  // (B, T), or NULL
+                          size_t B, size_t T, size_t NH, size_t NKV, size_t HS, float eps,
+                          cudaStream_t stream, float sign = 1) {
+    enum { W = Pack<X>::N };
+    const bool packs = head_run<X>(HS) == W, norm = q_norm_w != NULL;
+    const unsigned team = head_team<X>(HS), all = index_32(B * T * (NH + NKV));
+    const auto kernel =
+        packs ? norm ? heads_forward_kernel<X, W, true> : heads_forward_kernel<X, W, false>
+              : norm ? heads_forward_kernel<X, 1, true> : heads_forward_kernel<X, 1, false>;
+    if (HS > HEAD_MOST) fail("rotary positions: heads of %zu channels are too wide", HS);
+    LAUNCH(kernel, ceil_div(all, BLOCK_THREADS / team), BLOCK_THREADS, 0, stream, qkv, qk, qk_rstd,
+           q_norm_w, k_norm_w, table, begins, sign, all, (unsigned)T, (unsigned)NH, (unsigned)NKV,
+           (unsigned)HS, eps, team);
+}
+
+// Rows of a block: at least 4, and no more than 512 blocks for q, and as many for k.
+static size_t heads_backward_rows(size_t N) { return N > 4 * 512 ? (N + 511) / 512 : 4; }
+
+// Floats of scratch that heads_backward needs for N rows or fewer, if there is a norm.
+static size_t heads_backward_scratch(size_t N, size_t HS) {
+    return min_size(ceil_div(N, 4), 512) * 2 * HS;
+}
+
+// dqkv holds the gradient of what heads_forward() left on entry, and of what it found on return.
+// Overwrites dq_norm_w and dk_norm_w.
+template <typename X>
+static void heads_backward(X *dqkv, X *dq_norm_w, X *dk_norm_w, float *scratch, const X *qk,
+                           const float *qk_rstd, const X *q_norm_w, const X *k_norm_w,
+                           const float *table, const int32_t *begins, size_t B, size_t T,
+                           size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
+    if (q_norm_w == NULL) {
+        heads_forward<X>(dqkv, NULL, NULL, NULL, NULL, table, begins, B, T, NH, NKV, HS, 0, stream,
+                         -1);
+        return;
+    }
+    const size_t rows = heads_backward_rows(B * T), blocks = ceil_div(B * T, rows);
+    const auto kernel = head_run<X>(HS) > 1 ? heads_backward_kernel<X, Pack<X>::N>
+                                            : heads_backward_kernel<X, 1>;
+    LAUNCH(kernel, (unsigned)(2 * blocks), BLOCK_THREADS, 0, stream, dqkv, scratch, qk, qk_rstd,
+           q_norm_w, k_norm_w, table, begins, (unsigned)(B * T), (unsigned)T, (unsigned)NH,
+           (unsigned)NKV, (unsigned)HS, (unsigned)rows, head_team<X>(HS));
+    LAUNCH(partial_sum_kernel<X>, ceil_div(2 * HS, 32), 1024, 0, stream, dq_norm_w, dk_norm_w,
+           (X *)NULL, scratch, blocks, 2 * HS, 2 * HS, HS);
 }
 
 // --- the MLP's non-linearity -----------------------------------------------------------------
@@ -552,12 +771,53 @@ __global__ static void activation_forward_kernel(X *out, const X *inp, size_t n,
     store_pack(out + i, v);
 }
 
-// n must be whole packs.
+// silu(z) = z sigmoid(z). As exact as GELU.
+template <typename X> __device__ static inline float sigmoid(float z) {
+    if constexpr (sizeof(X) == 2) return rcp_fast(1.0f + exp2_fast(-LOG2_E * z));
+    else return 1.0f / (1.0f + expf(-z));
+}
+
+// Each row of inp is a gate, then what it lets through: F channels each. all: the packs of out.
 template <typename X>
-static void activation_forward(X *out, const X *inp, size_t n, int activation,
+__global__ static void gate_forward_kernel(X *out, const X *inp, unsigned all, unsigned F) {
+    const unsigned packs = F / Pack<X>::N, i = (unsigned)grid_thread();
+    if (i >= all) return;
+    const X *row = inp + (size_t)(i / packs) * 2 * F + i % packs * Pack<X>::N;
+    Pack<X> gate = load_pack(row);
+    const Pack<X> up = load_pack(row + F);
+    for (int j = 0; j < Pack<X>::N; j++) {
+        const float z = to_f32(gate.x[j]);
+        gate.x[j] = from_f32<X>(z * sigmoid<X>(z) * to_f32(up.x[j]));
+    }
+    store_pack(out + (size_t)i * Pack<X>::N, gate);
+}
+
+template <typename X>
+__global__ static void gate_backward_kernel(X *d, const X *inp, unsigned all, unsigned F) {
+    const unsigned packs = F / Pack<X>::N, i = (unsigned)grid_thread();
+    if (i >= all) return;
+    const size_t at = (size_t)(i / packs) * 2 * F + i % packs * Pack<X>::N;
+    const Pack<X> gate = load_pack(inp + at), up = load_pack(inp + at + F);
+    Pack<X> d_gate = load_pack(d + at), d_up;
+    for (int j = 0; j < Pack<X>::N; j++) {
+        const float z = to_f32(gate.x[j]), s = sigmoid<X>(z), dout = to_f32(d_gate.x[j]);
+        d_up.x[j] = from_f32<X>(dout * (z * s));
+        d_gate.x[j] = from_f32<X>(dout * to_f32(up.x[j]) * (s * (1.0f + z * (1.0f - s))));
+    }
+    store_pack(d + at, d_gate);
+    store_pack(d + at + F, d_up);
+}
+
+// out (N, F); inp as wide, or (N, 2F) with a gate. F must be whole packs.
+template <typename X>
+static void activation_forward(X *out, const X *inp, size_t N, size_t F, int activation,
                                cudaStream_t stream) {
-    LAUNCH(activation_forward_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, inp, n,
-           activation);
+    const unsigned blocks = pack_blocks<X>(N * F);
+    if (activation == ACTIVATION_SILU)
+        LAUNCH(gate_forward_kernel<X>, blocks, BLOCK_THREADS, 0, stream, out, inp,
+               index_32(N * F / Pack<X>::N), (unsigned)F);
+    else LAUNCH(activation_forward_kernel<X>, blocks, BLOCK_THREADS, 0, stream, out, inp, N * F,
+                activation);
 }
 
 // Multiplies rows begin, begin + BLOCK_WARPS, ... below last of a pack of columns of d (N, width)
@@ -639,8 +899,9 @@ static void column_sums(X *db, float *scratch, X *d, const X *inp, int activatio
     const auto kernel = bias_backward_kernel<X, SLOPES>;
     LAUNCH(kernel, splits * slices, BLOCK_THREADS, 0, stream, scratch, d, inp, activation, N, OC,
            rows, slices);
-    LAUNCH(partial_sum_kernel<X>, ceil_div(OC, 32), 1024, 0, stream, db, db, db, scratch, splits,
-           OC, OC, OC);
+    if (db != NULL)
+        LAUNCH(partial_sum_kernel<X>, ceil_div(OC, 32), 1024, 0, stream, db, db, db, scratch,
+               splits, OC, OC, OC);
 }
 
 // Overwrites db (OC). OC must be whole packs.
@@ -650,12 +911,18 @@ static void bias_backward(X *db, float *scratch, const X *dout, size_t N, size_t
     column_sums<X, false>(db, scratch, (X *)dout, NULL, 0, N, OC, stream);
 }
 
-// d (N, F) holds dout on entry and dinp on return; then db is that of bias_backward(). F must be
-// whole packs.
+// d, as wide as inp, holds dout on entry, in the first F columns, and dinp on return; then db is
+// that of bias_backward(), or NULL. F must be whole packs.
 template <typename X>
 static void activation_backward(X *d, X *db, float *scratch, const X *inp, size_t N, size_t F,
                                 int activation, cudaStream_t stream) {
-    column_sums<X, true>(db, scratch, d, inp, activation, N, F, stream);
+    if (activation != ACTIVATION_SILU) {
+        column_sums<X, true>(db, scratch, d, inp, activation, N, F, stream);
+        return;
+    }
+    LAUNCH(gate_backward_kernel<X>, pack_blocks<X>(N * F), BLOCK_THREADS, 0, stream, d, inp,
+           index_32(N * F / Pack<X>::N), (unsigned)F);
+    if (db != NULL) bias_backward(db, scratch, d, N, 2 * F, stream);
 }
 
 // --- residual connection ---------------------------------------------------------------------

@@ -116,16 +116,18 @@ static void gpt2_place(GPT2 *g) {
 // zeros, for the sake of the gaps between tensors. The others may hold anything: the emulated GPU
 // fills them with NaN.
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
+    const size_t C = g->config.channels, A = config_att(&g->config), N = g->max_B * g->max_T;
     const size_t wide = config_wide(&g->config), X_ = sizeof(floatX), f32 = sizeof(float);
     const size_t queries = g->zo != NULL ? (size_t)g->zo->config.queries : 0;
     const size_t L = g->config.layers;
     size_t sum_scratch = layernorm_backward_scratch(N, C);
-    const size_t widths[2] = {config_qkv(&g->config), F};
+    const size_t widths[2] = {config_qkv(&g->config), config_mlp(&g->config)};
     for (int k = 0; k < 2; k++)
         if (bias_backward_scratch(N, widths[k]) > sum_scratch)
             sum_scratch = bias_backward_scratch(N, widths[k]);
-    if ((double)N * (double)(2 * L + 2 * queries + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
+    const size_t heads = heads_backward_scratch(N, config_head(&g->config));
+    if (g->config.qk_norm && heads > sum_scratch) sum_scratch = heads;
+    if ((double)N * (double)(2 * L + 2 * queries + 4) * (double)(6 * C + 4 * wide) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     if (g->zo != NULL) return zo_buffers(g, list);
     int n = 0;
@@ -138,9 +140,10 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     ARENA("parameters", g->param_elements * X_, params);
     BUFFER("activations", acts_bytes(g), acts);
     BUFFER("activations", N * C * X_, ln_f);
-    BUFFER("activations", N * f32, mean_f);
+    if (!g->config.rms) BUFFER("activations", N * f32, mean_f);
     BUFFER("activations", N * f32, rstd_f);
-    BUFFER("activations", N * C * X_, branch);
+    BUFFER("activations", N * (g->training && A > C ? A : C) * X_, branch);
+    if (g->config.rope.theta > 0) BUFFER("rotary", rope_floats(g) * f32, rope);
     BUFFER("logits", min_size(g->head_rows, N) * g->config.vocab_padded * X_, logits);
     BUFFER("logits", N * f32, losses);
     BUFFER("logits", 2 * sizeof(double), loss);
@@ -164,7 +167,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         if (g->zero != NULL) n = zero_buffers(g, list, n);
         if (g->host_grad_bytes > X_ && !g->accumulating && grads_host > 0)
             BUFFER("gradients", WIRE_CHUNK * f32, wire);
-        BUFFER("gradients", g->config.vocab_padded * config_embed(&g->config) * f32, dwte);
+        if (!head_in_place(g))
+            BUFFER("gradients", g->config.vocab_padded * config_embed(&g->config) * f32, dwte);
         BUFFER("backward", N * C * X_, dx);
         BUFFER("backward", N * wide * X_, dwide);
         BUFFER("backward", N * g->config.heads * f32, delta);
@@ -331,6 +335,7 @@ static void gpt2_allocate(GPT2 *g) {
     if (g->zo != NULL) zo_allocate(g);
     else pieces_point(g);
     owner_end();
+    rope_upload(g);
     device_rest();  // the zeros are there before any stream begins
 }
 

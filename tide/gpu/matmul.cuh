@@ -25,7 +25,6 @@
 // as fp32, never rounded to TF32.
 #ifndef TIDE_MATMUL_CUH
 #define TIDE_MATMUL_CUH
-#include "devices.cuh"
 #include "queue.cuh"
 #include "tune.cuh"
 

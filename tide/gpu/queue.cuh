@@ -3,6 +3,7 @@
 //   stream_make(), event_make(), events_make(), stream_free(), event_free()
 //   stream_wait(), event_record()                    what waits for what
 //   event_wait(), stream_rest(), device_rest()       the host waits
+//   device_seconds()                                 the time between two timing events
 //   LAUNCH(), stream_copy(), stream_zero()           work for the GPU, and for the link
 //   tell_host()                                      a few numbers, past the link's queue
 //   GPU_TAKES()                                      how long a rehearsed GPU works on something
@@ -14,7 +15,6 @@
 #define TIDE_QUEUE_CUH
 #include "gpu.cuh"
 #include "../plan/rehearsal.h"
-#include <sys/mman.h>
 
 // ---------------------------------------------------------------------------------------------
 // Owners: what is made between owner_begin() and owner_end() is freed by owner_free()
@@ -47,7 +47,7 @@ static void *gpu_alloc(size_t bytes, const char *what) {
     const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
     if (e == cudaErrorMemoryAllocation)
         fail("out of GPU memory: %s needs %.1f MiB, which were free before: end what else uses the "
-             "GPU, or plan with less: --gpu-memory", what, (double)bytes / (1 << 20));
+             "GPU, or plan with less: --gpu-memory", what, mib(bytes));
     CUDA(e);
 #ifdef __CUDA_EMU__
     emu_name_memory(p, what);  // for its error messages
@@ -62,7 +62,7 @@ static void *pinned_alloc(size_t bytes, const char *what) {
     if (rehearsal != NULL) return own(OWNS_PINNED, alloc_or_fail(bytes, 1, what));
     const cudaError_t e = cudaMallocHost(&p, bytes > 0 ? bytes : 1);
     if (e == cudaErrorMemoryAllocation)
-        fail("out of page-locked host memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
+        fail("out of page-locked host memory: %s needs %.1f MiB", what, mib(bytes));
     CUDA(e);
     memset(p, 0, bytes);
     return own(OWNS_PINNED, p);
@@ -73,16 +73,11 @@ static void pinned_free(void *p) {
     else if (p != NULL) CUDA(cudaFreeHost(p));
 }
 
-// In front of what host_alloc() of host.cuh makes, in a page of its own.
-typedef struct { void *map; size_t map_bytes; } HostMemory;
-
-// p: from host_alloc(), or NULL. No stream may use it any more.
+// p: from host_alloc() of host.cuh, or NULL. No stream may use it any more.
 static void host_free(void *p) {
     if (p == NULL || rehearsal != NULL) return;
-    HostMemory memory;
-    memcpy(&memory, (char *)p - sizeof memory, sizeof memory);
     CUDA(cudaHostUnregister(p));
-    munmap(memory.map, memory.map_bytes);
+    free(p);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -91,9 +86,8 @@ static void host_free(void *p) {
 static int stream_number(cudaStream_t stream) { return (int)(uintptr_t)stream; }
 static int event_number(cudaEvent_t event) { return (int)(uintptr_t)event; }
 
-// urgent: where kernels of several streams wait for room on the GPU, its blocks are the next ones
-// (copies and host functions know no such order). It is for short kernels that others wait for.
-// name: in reports of the emulated GPU.
+// urgent: its blocks are the next ones where kernels wait for room on the GPU: for short kernels
+// that others wait for. (Copies have no such order.) name: in reports of the emulated GPU.
 static cudaStream_t stream_make(const char *name, bool urgent) {
     int lowest, highest;
     cudaStream_t stream;
@@ -157,6 +151,14 @@ static void stream_rest(cudaStream_t stream) {
 static void device_rest(void) {
     if (rehearsal == NULL) CUDA(cudaDeviceSynchronize());
     else for (int i = 1; i < rehearsal->stream_count; i++) rehearse_rest(i);
+}
+
+// Returns the seconds between two timing events, once the second one is complete.
+static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
+    float ms = 0;
+    CUDA(cudaEventSynchronize(end));
+    CUDA(cudaEventElapsedTime(&ms, start, end));
+    return 1e-3 * (double)ms;
 }
 
 // Device memory. This waits for all that any stream has been given.
@@ -233,9 +235,8 @@ static inline void tell_host(double *host, const double *from, unsigned rows, si
     LAUNCH(tell_host_kernel, rows, n, 0, stream, host, from, stride);
 }
 
-// Tests leave out one of the calls that order a step, to see that this is noticed: the one whose
-// place, "function: call", is TIDE_LEAVE_OUT. TIDE_SITES names a file that gets the places that
-// were run (dev/test/mutants.sh).
+// Tests leave out the call that orders a step at the place TIDE_LEAVE_OUT, "function: call": this
+// must be noticed. The places that were run are written to the file TIDE_SITES (mutants.sh).
 #ifdef TESTING
 static const char *const site_left_out = getenv("TIDE_LEAVE_OUT");
 static const char *const site_list = getenv("TIDE_SITES");

@@ -40,19 +40,16 @@ typedef struct Timeline {
     long long class_bytes[TIMELINE_CLASSES];
 } Timeline;
 
-// Opens it on the current GPU. file: where the trace goes, NULL for counters only; dies if that
-// cannot be written.
+// Opens it on the current GPU. file: the trace's; NULL: counters only. Dies if it cannot be made.
 static void timeline_open(Timeline *t, const char *file) {
     Error err;
     memset(t, 0, sizeof *t);
     t->doing = -1;
     if (file != NULL && !trace_open(&t->trace, file, &err)) die("%s", err.text);
     for (int k = 0; k < 2; k++) t->half[k].slot = ALLOC(TimelineSlot, TIMELINE_SPANS, "timeline");
-    cudaStream_t s = stream_make("clock", false);
     CUDA(cudaEventCreate(&t->base));
-    CUDA(cudaEventRecord(t->base, s));
+    CUDA(cudaEventRecord(t->base, 0));
     CUDA(cudaEventSynchronize(t->base));
-    CUDA(cudaStreamDestroy(s));
     t->open = true;
 }
 
@@ -147,9 +144,8 @@ static double timeline_seconds(const Timeline *t, cudaEvent_t e) {
     return t->base_at + 1e-3 * (double)ms;
 }
 
-// Is this span still under way? Then it will count for a later step, two, four, .. from its own,
-// because nothing waits for it. Its begin is read, if it is known: later the base would be too far
-// from it (see timeline_read()).
+// Is this span still under way? Then it counts for a later step, because nothing waits for it. Its
+// begin is read, if it is known: later the base would be too far from it (see timeline_read()).
 static bool timeline_goes_on(const Timeline *t, TimelineSlot *x) {
     if (cudaEventQuery(x->span.row >= 0 ? x->end : x->begin) != cudaErrorNotReady) return false;
     if (!x->began && cudaEventQuery(x->begin) == cudaSuccess) {
@@ -215,16 +211,14 @@ static void timeline_step(Timeline *t, size_t step) {
     }
 }
 
-// What was busy how long in the newest step that was read, as members of a JSON object, each after
-// a comma.
+// Writes what was busy how long in the newest step that was read, as members of a JSON object.
 static void timeline_log(const Timeline *t, char *json, size_t n) {
     const TimelineStep *d = &t->done;
     snprintf(json, n, ",\"gpu_busy_ms\":%.6g,\"cpu_busy_ms\":%.6g,\"h2d_busy_ms\":%.6g,"
              "\"d2h_busy_ms\":%.6g", 1e3 * d->gpu, 1e3 * d->cpu, 1e3 * d->h2d, 1e3 * d->d2h);
 }
 
-// Reads the rest, once it is complete, ends the file and frees all; t->done stays: the last step's
-// counters.
+// Reads the rest, ends the file and frees all; t->done stays: the last step's counters.
 static void timeline_close(Timeline *t) {
     Error err;
     if (!t->open) return;

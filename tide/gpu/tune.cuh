@@ -10,9 +10,7 @@
 #ifndef TIDE_TUNE_CUH
 #define TIDE_TUNE_CUH
 #include "gpu.cuh"
-#include "../files/safetensors.h"
 #include <cublasLt.h>
-#include <inttypes.h>
 
 // Everything that the choice of an algorithm may depend on. Compared byte by byte: clear it first.
 typedef struct {
@@ -46,8 +44,7 @@ static const Tuned *tune_find(const Tune *t, const MatmulShape *s) {
     return NULL;
 }
 
-// A line of the file: M, N, K, number and times, for people; and shape and algorithm as they are in
-// memory. False: it is none.
+// A line of the file: M, N, K, number and times, for people; shape and algorithm as in memory.
 enum { TUNE_WORDS = (sizeof(MatmulShape) + sizeof(cublasLtMatmulAlgo_t)) / 8 };
 
 static bool tune_parse(const char *line, Tuned *x) {

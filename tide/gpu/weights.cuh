@@ -16,12 +16,12 @@ static int ring_places(const GPT2 *g) {
 
 // Says where each segment's weights are. The layers that stay are spread evenly among the others,
 // so that while they compute, those come: the link is never idle for long, nor ever behind by more
-// than it must. The first one is among those that stay: forward need not wait for it.
+// than it must. The first one is among those that stay: forward need not wait for it. The ring is
+// at the begin of GPT2.params.
 static void weights_place(GPT2 *g) {
     const int tail = g->segments - 1;
     const bool dealt = zero_stage(g->zero) == 3;
     int may = 0, number = 0, turn = 0;
-    size_t at = 0;
     for (int i = 0; i < g->segments; i++) {
         Segment *s = &g->segment[i];
         s->streams = i >= 1 && i < tail;
@@ -32,6 +32,7 @@ static void weights_place(GPT2 *g) {
     }
     g->streamed = g->choice.streamed < may ? g->choice.streamed : may;
     g->ring = places_of(g->choice.ring, dealt ? tail - 1 : g->streamed);
+    size_t at = (size_t)g->ring * g->segment[1].room;
     for (int i = 0; i < g->segments; i++) {
         Segment *s = &g->segment[i];
         const bool layer = i >= 1 && i < tail;
@@ -39,25 +40,20 @@ static void weights_place(GPT2 *g) {
             s->streams = (number + 1) * g->streamed / may > number * g->streamed / may;
             number++;
         }
-        s->ring = -1;
+        s->ring = dealt ? g->ring + (i > 0) : -1;
         if (layer && (dealt || s->streams)) {
             s->ring = turn++ % g->ring;
-            continue;
+            s->param_at = (size_t)s->ring * s->room;
+        } else {
+            s->param_at = at;
+            at += s->room;
         }
-        if (dealt) s->ring = g->ring + (i > 0);
-        s->param_at = at;
-        at += s->room;
-    }
-    g->param_elements = at + (size_t)g->ring * g->segment[1].room;
-    for (int i = 0; i < g->segments; i++) {
-        Segment *s = &g->segment[i];
-        const bool layer = i >= 1 && i < tail;
-        if (layer && s->ring >= 0) s->param_at = at + (size_t)s->ring * s->room;
         s->own_param_at = s->param_at + (s->own_from - s->at);
         if (!layer || !dealt || s->streams) continue;
-        s->own_param_at = g->param_elements;
-        g->param_elements += s->cut;
+        s->own_param_at = at;
+        at += s->cut;
     }
+    g->param_elements = at;
 }
 
 // This process's part of segment s's weights comes from the host, once it has been updated.
@@ -90,9 +86,8 @@ static void weights_fetch(GPT2 *g, size_t s) {
     if (g->zero != NULL) zero_gather(g, s);
 }
 
-// Compute comes to segment s, and goes on to s + next (1 or -1). The weights of s must be on their
-// way, those of s - next are done with, and those that come next come meanwhile, as far as there
-// are places.
+// Compute comes to segment s, and goes on to s + next (1 or -1): frees the place of s - next, and
+// fetches the weights of s and, as far as there are places, of those that come next.
 static void weights_use(GPT2 *g, size_t s, int next) {
     const size_t before = s - (size_t)next, end = (size_t)g->segments;  // may wrap: no segment then
     int ahead = g->no_overlap && zero_stage(g->zero) < 3 ? 1 : g->ring;

@@ -13,13 +13,7 @@
 // GPU, the rest's leaves for a buffer on the host, which holds one step. Both wait for the norm: it
 // clips them. Then the GPU updates the chosen, and the host's worker adds the rest to the window's
 // sum, which frees the buffer, segment by segment, for the next step. What the worker computes at
-// the end of a window it has the next one's steps for; then it goes to the GPU. Compute waits, and
-// all of it is counted, when
-//   - new weights are not there: the worker or the link is too slow (forward waits);
-//   - gradients find no room: those of the step before have not been added, or the link is slower
-//     than backward (backward waits);
-//   - columns are selected: a window's update is computed and shown at once, and then columns
-//     change places (this counts as forward's).
+// the end of a window it has the next one's steps for; then it goes to the GPU.
 #ifndef TIDE_ZENFLOW_CUH
 #define TIDE_ZENFLOW_CUH
 #include "../run/zen_run.h"
@@ -42,8 +36,7 @@ struct ZenFlow {
     int packing;                // the half of `packed` that is used next
     cudaStream_t pack;          // packs the gradients of the rest
     size_t swapped;             // columns that changed places in this step
-    // Per segment: its late update is computed; the result of that has left the host. And, per half
-    // of `packed`: that has left.
+    // Per segment: its late update is computed, has left the host; per half of `packed`: has left.
     cudaEvent_t *computed, *result_free, *packed_free;
     // GPU memory, in the layouts of ZenMap; the chosen's state is as a resident's, in GPT2.
     int32_t *column;            // (columns)
@@ -58,9 +51,8 @@ struct ZenFlow {
     ZenSum *host_sums;          // (ranks, columns): the first are made the sums of all
 };
 
-// How many sums the host keeps. With two, the worker may take a whole window for an update; with
-// one, if memory is tight, it must be done with a segment when the next window's first gradient of
-// it is added.
+// Sets how many sums the host keeps. With two, the worker may take a whole window for an update;
+// with one (memory is tight), until the next window's first gradient of the segment is added.
 static void zen_settle_sums(ZenFlow *z, bool tight) {
     if (z->config.window == 1) z->sums = 0;
     else z->sums = z->config.overlap && !tight ? 2 : 1;
@@ -155,8 +147,7 @@ static void zen_free(ZenFlow *z) {
 // ---------------------------------------------------------------------------------------------
 // 2. Gradients
 
-// Where a chosen piece's gradient waits, packed; and the half of `packed` that a late one's leaves
-// by.
+// Returns the place where a chosen piece's packed gradient waits.
 static void *zen_grad(const GPT2 *g, const Piece *p) {
     return (char *)g->zen->grad + p->grad_at * g->waiting_bytes;
 }
@@ -183,8 +174,7 @@ static void zen_chosen_waits(GPT2 *g, size_t s) {
                      z->column, g->sums);
 }
 
-// The rest's part, packed as it crosses the link, in a stream of its own: where that waits for
-// room, the norm does not.
+// Packs the rest's part for the link, in a stream of its own, whose waits do not delay the norm.
 static void zen_rest_leaves(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     order(g, g->sums, z->pack);
@@ -213,8 +203,7 @@ static void zen_sums_leave(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 3. The end of a step
 
-// Once the sums are there: adds them up, in the order of the ranks, and decides what this step
-// brings.
+// Adds up the sums of the ranks, in their order, and decides what this step brings.
 static void zen_begin(GPT2 *g) {
     ZenFlow *z = g->zen;
     const size_t n = z->map.columns;
@@ -239,9 +228,8 @@ static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
     timeline_end(&g->timeline, updating, g->update);
 }
 
-// Gives the worker segment s: to add this step's gradient to the window's sum (update false), to
-// make the update that the window's end has begun from the other sum, which is complete (gradient
-// false), or to do both in one pass.
+// Gives the worker segment s: to add this step's gradient to the window's sum (gradient), to make
+// the update of the window that has ended, from the other sum (update), or to do both in one pass.
 static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale) {
     ZenFlow *z = g->zen;
     if (z->map.segment[s].rest == 0) return;
@@ -262,8 +250,7 @@ static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale)
     if (update) event_record(z->computed[s], g->host.stream);
 }
 
-// Gives the worker the next segments of a late update that is spread over the window, until it has
-// had this many elements.
+// Gives the worker the next segments of the late update, until it has had this many elements.
 static void zen_compute_until(GPT2 *g, size_t due) {
     ZenFlow *z = g->zen;
     for (; z->queued < z->map.segments && z->map.segment[z->queued].rest_at < due; z->queued++)
@@ -361,8 +348,7 @@ static void zen_log(const GPT2 *g, char *json, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // 4. Selection
 
-// Columns of tensor t in segment s change places in one part of the state: masters (k 0), m or v.
-// The chosen ones come to the host for that.
+// Swaps columns of tensor t in segment s in a part of the state, masters (k 0), m or v: by the CPU.
 static void zen_exchange(GPT2 *g, int s, const ZenTensor *t, const ZenSwap *swaps, size_t count,
                          int k) {
     const ZenSegment *x = &g->zen->map.segment[s];

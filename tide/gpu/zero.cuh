@@ -10,7 +10,7 @@
 #ifndef TIDE_ZERO_CUH
 #define TIDE_ZERO_CUH
 #include "../../zero.h"
-#include "calibrate.cuh"
+#include "devices.cuh"
 #include "gpt2.cuh"
 #ifdef TIDE_NCCL
 #include <nccl.h>
@@ -65,8 +65,7 @@ static size_t shard_begin_of(const Zero *z, size_t s, size_t r) {
     return z->begin[s * (z->world + 1) + r];
 }
 
-// A rehearsal takes as long for it as a ring for so many bytes on each GPU. Returns whether it is
-// to be run.
+// Rehearses a collective: a ring of so many bytes on each GPU. Returns whether it is to be run.
 static bool between_gpus(const Zero *z, size_t bytes) {
     if (rehearsal != NULL)
         rehearse(stream_number(z->stream), TAKES_COMM,
@@ -99,8 +98,7 @@ static void reduce_scatter(Zero *z, floatX *data, size_t s, size_t cut) {
     z->reduced_bytes += (z->rows ? room - own : room - cut) * sizeof *data;
 }
 
-// Each rank gives `bytes` at `mine`, and gets those of all, in their order, at data; mine may be
-// its place there.
+// Gives all ranks the `bytes` at each rank's `mine`, in their order, at data. In place, or apart.
 static void all_gather(Zero *z, void *data, const void *mine, size_t bytes) {
     const bool runs = between_gpus(z, z->world * bytes);
 #ifdef TIDE_NCCL
@@ -130,15 +128,12 @@ static void all_gather_rows(Zero *z, floatX *data, size_t s) {
 // ---------------------------------------------------------------------------------------------
 // 2. Memory
 
-static void open_device(void);
-
 // --zero, or what auto is where it fits.
 static int zero_asked(const Options *o) {
     return o->zero > 0 ? (int)o->zero : o->weights == WEIGHTS_HOST ? 3 : 2;
 }
 
-// With several GPUs, or if --zero asks for it: what it takes, connected unless this is only a plan.
-// Else NULL.
+// Makes what several GPUs or --zero need, connected unless this is only a plan; else returns NULL.
 static Zero *zero_open(const Run *r) {
     const Options *o = &r->o;
     if (!r->training || o->dump != NULL || (r->world == 1 && !option_given(o, "zero"))) return NULL;
@@ -251,9 +246,8 @@ static cudaEvent_t gradient_event(const GPT2 *g, size_t s) {
 }
 
 // gpt2_grad_norm_squared() of several ranks: behind what the stream `sums` has been given, each
-// rank's part of the loss and its block sums go to all others, and each rank's GPU adds up all of
-// them in one order. (Sums of runs would be fewer, but shards cut runs.) A rank's other numbers for
-// all ranks are sent with them.
+// sends its loss, its block sums and its other numbers to all others, and each rank's GPU adds all
+// block sums in one order. (Sums of runs would be fewer, but shards cut runs.)
 static double zero_norm_squared(GPT2 *g, double *loss) {
     Zero *z = g->zero;
     const size_t n = zero_exchanged(z);
@@ -280,8 +274,7 @@ static double zero_norm_squared(GPT2 *g, double *loss) {
 // ---------------------------------------------------------------------------------------------
 // 4. Weights
 
-// The shards of segment s's weights go from every rank to all others, once they are updated and, if
-// they live on the host, have come from there.
+// Gathers segment s's weights from all ranks, once they are updated and, if need be, on the GPU.
 static void zero_gather(GPT2 *g, size_t s) {
     Zero *z = g->zero;
     const Segment *x = &g->segment[s];
@@ -311,9 +304,8 @@ static size_t zero_least(size_t mine, size_t world) {
     return mine;
 }
 
-// Adds the counters to those for log.jsonl: bytes that this rank gave to others in this step; and
-// how long forward and backward waited, for other ranks or an update, in the newest step that is
-// complete (see offload_log()).
+// Adds counters for log.jsonl: bytes that this rank gave to others in this step; and how long
+// forward and backward waited in the newest step that is complete (see offload_log()).
 static void zero_log(const GPT2 *g, char *json, size_t n) {
     const Zero *z = g->zero;
     const TimelineStep *d = &g->timeline.done;

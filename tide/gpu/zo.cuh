@@ -16,7 +16,6 @@
 #ifndef TIDE_ZO_CUH
 #define TIDE_ZO_CUH
 #include "blocks.cuh"
-#include "calibrate.cuh"
 #include "gpt2.cuh"
 #include "heads.cuh"
 #include "../plan/plan.h"
@@ -180,8 +179,8 @@ struct Zo {
     float *logits;              // (head_rows, chunk)
     float *row_max, *row_sum, *target_logit;  // (2, N)
     floatX *x;                  // (queries, 2, N, C): of both signs; so are
-    floatX *atty, *act;         // (2, N, C), (2, N, F)
-    floatX *ln, *qkv;           // (N, C), (N, 3C)
+    floatX *atty, *act;         // (2, N, zo_row()), (2, N, F)
+    floatX *ln, *qkv;           // (N, C), (N, Q); of a gated MLP also fc (N, 2F)
     floatX *norm;               // (2, zo_norm()), with narrow embeddings
     float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
     float *right;               // (B)
@@ -269,6 +268,12 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     if (z->chunk * C > z->scratch) z->scratch = round_up(z->chunk * C, ALIGN_ELEMENTS);
 }
 
+// Width of the rows of atty, which holds what attention and the norms make.
+static size_t zo_row(const GPT2 *g) {
+    const size_t A = config_att(&g->config), C = g->config.channels;
+    return A > C ? A : C;
+}
+
 // Elements of a normalisation's weights, which are stored side by side.
 static size_t zo_norm(const GPT2 *g) {
     return 2 * round_up(g->config.channels, ALIGN_ELEMENTS);
@@ -292,11 +297,13 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("perturbed weights", z->scratch * X_, z->perturbed[1]);
     if (g->config.post_norm) BUFFER("perturbed weights", 2 * zo_norm(g) * X_, z->norm);
     BUFFER("activations", Q * 2 * N * C * X_, z->x);
-    BUFFER("activations", 2 * N * C * X_, z->atty);
+    BUFFER("activations", 2 * N * zo_row(g) * X_, z->atty);
     BUFFER("activations", 2 * N * F * X_, z->act);
     BUFFER("activations", N * C * X_, z->ln);
-    BUFFER("activations", N * config_qkv(&g->config) * X_, z->qkv);
-    BUFFER("activations", N * f32, z->mean);
+    const GPT2Config *c = &g->config;
+    BUFFER("activations", N * (config_gated(c) ? config_wide(c) : config_qkv(c)) * X_, z->qkv);
+    if (c->rope.theta > 0) BUFFER("rotary", rope_floats(g) * f32, g->rope);
+    if (!g->config.rms) BUFFER("activations", N * f32, z->mean);
     BUFFER("activations", N * f32, z->rstd);
     BUFFER("activations", N * g->config.heads * f32, z->lse);
     BUFFER("logits", min_size(g->head_rows, N) * z->chunk * f32, z->logits);
@@ -510,7 +517,7 @@ static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
 static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const Zo *z = g->zo;
-    floatX *x = zo_x(g, query, sign), *atty = z->atty + (size_t)sign * most * C;
+    floatX *x = zo_x(g, query, sign), *atty = z->atty + (size_t)sign * most * zo_row(g);
     floatX *act = z->act + (size_t)sign * most * g->config.ffn;
     const ZoRange *range = z->group[k].range;
     LayerWeights w = {};
@@ -524,7 +531,8 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     a.rstd_1 = a.rstd_2 = z->rstd;
     a.qkv = z->qkv;
     a.lse = z->lse;
-    a.fc = a.act = act;
+    a.act = act;
+    a.fc = config_gated(&g->config) ? z->qkv : act;
     layer_order(&a, &g->config);
     for (int i = 0; i < z->group[k].count; i++)
         w.kind[g->table.tensors[z->group_first[k] + i].kind] = z->perturbed[sign] + range[i].at;
@@ -536,7 +544,8 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
         w.mid_b = w.ln_2_b = w.mid_w + zo_norm(g) / 2;
     }
     if (!post && k == 0)
-        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, x, w.ln_1_w, w.ln_1_b, N, C, g->compute);
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, x, w.ln_1_w, w.ln_1_b, N, C,
+                          config_eps(&g->config), g->compute);
     layer_part(g, k, &a, &w);
     if (post && k == 1) zo_keep_norm(g, range[2].at, sign);
     if (!post && k == 3) residual_forward(x, a.branch, N * C, g->compute);
@@ -565,7 +574,7 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
     }
     for (int s = 0; s < p->signs; s++) {
         floatX *x = zo_x(g, query, s);
-        zo_embed(g, p, query, s, x, E == 0, true, C);
+        zo_embed(g, p, query, s, x, E == 0, g->table.wpe >= 0, C);
         if (E == 0) continue;
         zo_embed(g, p, query, s, z->ln, true, false, E);
         matmul_forward(&g->lt, z->atty, z->ln, z->perturbed[s], (floatX *)NULL, N, E, C,
@@ -578,18 +587,19 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
 static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const GPT2Table *t = &g->table;
-    const ZoGroup group = zo_group(t, t->tail, g->config.post_norm ? 1 : 2);
+    const ZoGroup group = zo_group(t, t->tail, t->ln_f_b < 0 ? 1 : 2);  // or project_out
     const Zo *z = g->zo;
     floatX *const *w = z->perturbed;
     zo_weights(g, tensor(g, t->tail), &group, &zo_nothing, p, query);
     for (int s = 0; s < p->signs; s++) {
-        floatX *out = z->atty + (size_t)s * most * C, *x = zo_x(g, query, s);
+        floatX *out = z->atty + (size_t)s * most * zo_row(g), *x = zo_x(g, query, s);
         if (g->config.embed > 0)
             matmul_forward(&g->lt, out, x, w[s], (floatX *)NULL, N, C, g->config.embed,
                            g->compute);
         else
-            layernorm_forward(out, z->mean, z->rstd, x, w[s], w[s] + group.range[1].at, N, C,
-                              g->compute);
+            layernorm_forward(out, z->mean, z->rstd, x, w[s],
+                              group.count > 1 ? w[s] + group.range[1].at : NULL, N, C,
+                              config_eps(&g->config), g->compute);
     }
 }
 
@@ -606,7 +616,7 @@ static void zo_head_weights(GPT2 *g, const ZoPass *p, int query, size_t v0, size
 // The mean loss of a language model, of both signs, to totals[0] and totals[1].
 static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const Zo *z = g->zo;
-    const size_t C = g->config.channels, E = config_embed(&g->config), V = g->config.vocab;
+    const size_t E = config_embed(&g->config), V = g->config.vocab;
     const size_t N = g->B * g->T, most = g->max_B * g->max_T;
     const int32_t *targets = p->batch->device + N;
     for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
@@ -618,7 +628,7 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
             for (size_t first = 0; first < N; first += g->head_rows) {
                 const size_t rows = min_size(g->head_rows, N - first);
                 const size_t row = (size_t)s * most + first;
-                const floatX *x = z->atty + (size_t)s * most * C + first * E;
+                const floatX *x = z->atty + (size_t)s * most * zo_row(g) + first * E;
                 gemm(&g->lt, false, true, rows, width, E, x, E, z->perturbed[s], E,
                      z->logits, width, NULL, false, GEMM_PLAIN, NULL, g->compute);
                 GPU_TAKES(g->compute, 8 * rows * width, gpu_bytes);  // the product's, and here
@@ -634,10 +644,10 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
 // The same for labelled sentences.
 static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const Zo *z = g->zo;
-    const size_t C = g->config.channels, B = g->B, most = g->max_B * g->max_T;
+    const size_t B = g->B, most = g->max_B * g->max_T;
     const int head = g->table.lm_head;
     for (int s = 0; s < p->signs; s++) {
-        const floatX *x = z->atty + (size_t)s * most * C;
+        const floatX *x = z->atty + (size_t)s * most * zo_row(g);
         LAUNCH(classify_kernel, (unsigned)B, BLOCK_THREADS, 0, g->compute, g->losses, z->right,
                (float *)NULL, (floatX *)NULL, x, p->batch->device + B * g->T, tensor(g, head),
                z->config, g->words, head, p->step, (uint32_t)query, zo_scale(p, s), 0, g->T,

@@ -33,8 +33,7 @@ typedef struct {
     double gpu, cpu, h2d, d2h; // shares of the time in which each is at work; 0: not asked for
 } Prediction;
 
-// A step of a rehearsal: the job behind which the host knows its norm; and how many jobs there
-// were when its update was queued.
+// A step of a rehearsal: the job that ends its norm, and the number of jobs up to its update.
 typedef struct { int norm, end; } StepMark;
 
 // Micro-batches that are rehearsed, at most: the last but one stands for all that are left out.
@@ -104,11 +103,10 @@ static void predict_busy(const Rehearsal *q, double begin, double end, Predictio
     free(s);
 }
 
-// What the last `counted` of `steps` come to, in the mean: in the steady state, if those before
-// were enough. Of each, `more` micro-batches were left out; `world` GPUs train together. With a
-// trace (NULL: none), it is also found what is at work when, unless something was left out, and if
-// the file is open the update before these steps, they and their updates are drawn there, from time
-// 0. Changes *q.
+// Returns the mean of the last `counted` of `steps`, which should be a steady state. `more` micro-
+// batches of each were left out; `world` GPUs train together. With a trace (NULL: none), finds what
+// is at work when, unless something was left out, and draws the steps, with the update before them,
+// from time 0 on, if the file is open. Changes *q.
 static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int counted, size_t more,
                           size_t world, TraceFile *trace) {
     const StepMark *first = &marks[steps - counted - 1], *last = &marks[steps - 1];
@@ -223,15 +221,16 @@ static bool choice_fits(const OffloadMemory *m, const OffloadChoice *c) {
     return memory_fits(m, gpu, host);
 }
 
-// The most of *n, a number in *c, in [low, high], with which *c fits: where none does, low. n NULL:
-// of residents, in 256ths. The most is tried first: where all is resident, nothing needs slots.
-static void choice_grow(const OffloadMemory *m, OffloadChoice *c, int *n, int low, int high) {
-    for (int middle = high;; middle = high - (high - low) / 2) {
+// Finds the number from `worst` to `best` that is nearest to `best` and with which *c fits: where
+// none does, `worst`. n: the number, in *c; NULL: of residents, in 256ths. The best is tried first:
+// where all is resident, nothing needs slots.
+static void choice_search(const OffloadMemory *m, OffloadChoice *c, int *n, int worst, int best) {
+    for (int middle = best;; middle = best + (worst - best) / 2) {
         if (n != NULL) *n = middle;
         else c->resident = middle / 256.0;
-        if (low == high) return;
-        if (choice_fits(m, c)) low = middle;
-        else high = middle - 1;
+        if (worst == best) return;
+        if (choice_fits(m, c)) worst = middle;
+        else best = middle + (worst > best ? 1 : -1);
     }
 }
 
@@ -241,40 +240,26 @@ static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
     OffloadMemory gpu = *m, host = *m;
     gpu.host = host.gpu = SIZE_MAX;
     gpu.least = host.least = NULL;
-    for (int low = 0, high = 256; m->least != NULL && low < high; c.resident = high / 256.0) {
-        const int middle = (low + high) / 2;
-        c.resident = middle / 256.0;
-        if (choice_fits(&host, &c)) high = middle;
-        else low = middle + 1;
+    if (m->least != NULL) {
+        choice_search(&host, &c, NULL, 256, 0);
+        choice_fits(m, &c);
     }
-    if (m->least != NULL) choice_fits(m, &c);
-    choice_grow(&gpu, &c, NULL, 0, 256);
+    choice_search(&gpu, &c, NULL, 0, 256);
     return c.resident > 0 || choice_fits(&gpu, &c) ? c.resident : -1;
 }
 
-// Lets as few layers stream as need be for *c to fit; it does with as many as it has.
-static void choice_keep_weights(const OffloadMemory *m, OffloadChoice *c) {
-    for (int low = 0, high = c->streamed; low < high;) {
-        c->streamed = (low + high) / 2;
-        if (choice_fits(m, c)) high = c->streamed;
-        else low = c->streamed + 1;
-        c->streamed = high;
-    }
-}
-
-// Uses what *c leaves of the GPU's memory: for weights that stay, unless all are to stream; for
-// places of gradients, of weights, and then for slots, if they are "auto". A byte of the former
-// spares backward a wait that some bytes of slots only shorten; but there is no such wait where
-// gradients are summed on the GPU.
+// Uses what *c leaves of the GPU's memory for weights that stay, unless all are to stream; then for
+// places of gradients and of weights, whose bytes spare backward a wait (there is none where
+// gradients are summed on the GPU); then for slots, which only shorten one. All if "auto".
 static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
-    if (m->weights == WEIGHTS_AUTO) choice_keep_weights(m, c);
+    if (m->weights == WEIGHTS_AUTO) choice_search(m, c, &c->streamed, c->streamed, 0);
     const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
     if (c->places == 0 && c->mode != OFFLOAD_NONE && leaves)
-        choice_grow(m, c, &c->places, LEAST_PLACES, 1000);
+        choice_search(m, c, &c->places, LEAST_PLACES, 1000);
     if (c->ring == 0 && c->streamed > 0)
-        choice_grow(m, c, &c->ring, LEAST_PLACES, 1000);
+        choice_search(m, c, &c->ring, LEAST_PLACES, 1000);
     if (c->slots == 0 && c->mode == OFFLOAD_INTERLEAVE)
-        choice_grow(m, c, &c->slots, LEAST_SLOTS, 1000);
+        choice_search(m, c, &c->slots, LEAST_SLOTS, 1000);
 }
 
 // Settles what only costs memory, or only costs time, of a choice whose mode is given: residents,

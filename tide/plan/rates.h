@@ -7,7 +7,7 @@
 //   update_bound(), best_share()           what no schedule can beat, and the split for it
 #ifndef TIDE_RATES_H
 #define TIDE_RATES_H
-#include "../files/json.h"
+#include "../base/util.h"
 #include <math.h>
 
 // Bytes, parameters or floating-point operations per second; 0: not known.
@@ -119,9 +119,8 @@ static Rates rates_of_rank(const Rates *r, size_t local) {
     return x;
 }
 
-// Seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs: in a ring
-// each passes on all but its own part (nccl-tests, doc/PERFORMANCE.md). A bandwidth that is not
-// known is no limit.
+// Seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs: each passes
+// on all but its own part (nccl-tests, doc/PERFORMANCE.md). An unknown bandwidth is no limit.
 static double collective_seconds(const Rates *r, size_t world, double bytes) {
     const bool far = rates_local(r, world) < world;
     const double bandwidth = far ? r->node_link : r->gpu_link, R = (double)world;
@@ -137,10 +136,8 @@ static double collective_seconds(const Rates *r, size_t world, double bytes) {
 //   k (1/Uc + 1/Dc) = 3/B + k/(2B) + 1/Ug,   hence   k = (3/B + 1/Ug) / (1/Uc + 1/Dc - 1/(2B))
 // with B the link's fp32 parameters per second in one direction. A Dc or Ug that is not known is
 // no limit. INFINITY where the CPU updates faster than the link brings its 16-bit weights back: one
-// on the GPU never pays. NAN if B or Uc is not known.
-// As published, k has two meanings. Section 4.2 derives k : 1, a share of 1 / (k + 1) on the GPU.
-// Algorithm 1 tests (i + 1) % k == 0, a share of 1 / k; so does section 5.3, "k = 2, i.e., every
-// alternate subgroup". Here it is what the equation says.
+// on the GPU never pays. NAN if B or Uc is not known. As published, k has two meanings
+// (doc/performance_model.md); here it is what the equation says.
 static double eq1_stride(const Rates *r) {
     if (!(r->h2d > 0 && r->host_adam > 0)) return NAN;
     const double B = r->h2d / 4, ug = r->gpu_adam > 0 ? 1 / r->gpu_adam : 0;
@@ -190,9 +187,7 @@ static void update_lines(const Rates *r, const UpdateBytes *b, double share,
 // gives `dram_dma` while both directions of the link are busy, which is as long as the one with
 // less to do takes, and `dram` for the rest of the step's time T:
 //   bytes = dram_dma t + dram (T - t).
-// With one rate W for both, one rate B each way, bf16 on the wire and gradients that stay, and 10
-// bytes of state:
-//   T >= max{(2 + 8 f) / B, 10 f / B, (28 - 8 f) / W, (1 - f) / Uc}
+// doc/performance_model.md has T where each is one rate.
 // limit, if not NULL: which of them binds, for people, or several that meet, as at most best
 // shares: "link and DRAM"; "nothing" if no rate is known.
 static double update_bound(const Rates *r, const UpdateBytes *b, double share, char limit[40]) {

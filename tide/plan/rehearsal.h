@@ -178,8 +178,7 @@ static void *rehearse_memory(size_t bytes) {
 // ---------------------------------------------------------------------------------------------
 // The machine
 
-// Divides what there is evenly among three who want something; what one does not need, the others
-// get.
+// Divides `total` evenly among three wants: what one of them does not need, the others get.
 static void share_out(double total, double want[3]) {
     bool served[3] = {false, false, false};
     for (int left = 3; left > 0; left--) {

@@ -55,15 +55,11 @@ static double intervals_length(const Interval *x, int n) {
     return length;
 }
 
-// Length of what two joined lists have in common.
-static double intervals_common(const Interval *a, int na, const Interval *b, int nb) {
-    double length = 0;
-    for (int i = 0, j = 0; i < na && j < nb;) {
-        length += fmax(0, fmin(a[i].end, b[j].end) - fmax(a[i].begin, b[j].begin));
-        if (a[i].end < b[j].end) i++;
-        else j++;
-    }
-    return length;
+// Length of what two joined lists have in common, by which their union is shorter than both: x has
+// the na of one, and behind them the nb of the other. Joins all.
+static double intervals_common(Interval *x, int na, int nb) {
+    const double both = intervals_length(x, na + nb);
+    return fmax(both - intervals_length(x, intervals_join(x, na + nb)), 0);
 }
 
 // Rows by what they occupy, a bit for each. Spans of the link are copies if they have bytes.
@@ -109,14 +105,14 @@ static const char *trace_after(const TraceSpan *s, int n, double end) {
 // Fills all of c but step from the n spans of a step, whose waits do not overlap.
 static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     static const char *const update[4] = {"fetch", "update", "flush", "back"};
-    Interval *x = ALLOC(Interval, 2 * (size_t)n, "intervals"), *y = x + n;
+    Interval *x = ALLOC(Interval, 2 * (size_t)n, "intervals");
     double first = INFINITY, last = -INFINITY;  // of the update
     c->gpu = intervals_length(x, trace_work(x, s, n, ROWS_GPU));
     c->cpu = intervals_length(x, trace_work(x, s, n, ROWS_CPU));
-    const int in = trace_work(x, s, n, ROWS_H2D), out = trace_work(y, s, n, ROWS_D2H);
+    const int in = trace_work(x, s, n, ROWS_H2D), out = trace_work(x + in, s, n, ROWS_D2H);
     c->h2d = intervals_length(x, in);
-    c->d2h = intervals_length(y, out);
-    c->duplex = intervals_common(x, in, y, out);
+    c->d2h = intervals_length(x + in, out);
+    c->duplex = intervals_common(x, in, out);
     c->forward = c->backward = c->stalled = c->stalled_backward = 0;
     for (int i = 0; i < n; i++) {
         const double length = s[i].end - s[i].begin;

@@ -35,9 +35,9 @@ static RunScore run_score_row(const Task *t, size_t row, size_t T, const float *
     return x;
 }
 
-// Of the rows' scores of a task: the mean loss of the right choices, over their tokens. Returns the
-// share of the examples with several whose right one has the highest likelihood per token (as llm.c
-// scores HellaSwag), or -1.
+// Sets *mean to the mean loss of the tokens of a task's right choices. Returns the share of the
+// examples with several whose right one has the highest likelihood per token (as llm.c scores
+// HellaSwag); -1: there are none.
 static double run_rank(const Task *t, const RunScore *rows, size_t count, double *mean) {
     RunScore sum = {0, 0};
     double asked = 0, right = 0;
@@ -130,8 +130,7 @@ static double run_score(Run *r, const Loader *from, RunLoss *loss, void *model, 
     return share;
 }
 
-// Evaluates what there is: the held-out data and --choices. It goes to the log; of step 0 it is
-// printed.
+// Evaluates the held-out data and --choices, as far as there are, into the log; prints at step 0.
 static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     const char *path = r->o.scores;
     FILE *scores = NULL;
@@ -161,8 +160,7 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     }
 }
 
-// --steps 0: a sample, or an evaluation; and --out gets the model as it was loaded, which converts
-// it.
+// --steps 0: a sample, or an evaluation. Writes the loaded model to --out: so it can be converted.
 static int run_without_steps(Run *r, RunLoss *loss, SampleNext *next, void *model) {
     if (r->only_sampling) run_sample(r, 0, next, model);
     else if (r->batches) run_eval(r, 0, loss, model);

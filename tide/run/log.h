@@ -13,12 +13,10 @@
 // that a crash cut short is dropped by the run that resumes.
 #ifndef TIDE_LOG_H
 #define TIDE_LOG_H
-#include "../base/util.h"
-#include <math.h>
 #include "../files/json.h"
+#include "svg.h"
 
-typedef struct { size_t step; double loss; } LogPoint;
-typedef struct { size_t count; LogPoint *points; } LogSeries;
+typedef struct { size_t count; SvgPoint *points; } LogSeries;  // steps and losses
 
 typedef struct {
     char dir[PATH_MAX];
@@ -39,8 +37,8 @@ typedef struct {
 
 static void log_add(LogSeries *s, size_t step, double loss) {
     if (fabs(loss) > 1e30) return;  // could not be drawn
-    const LogPoint point = {step, loss};
-    s->points = (LogPoint *)array_grow(s->points, s->count, sizeof point, "the log");
+    const SvgPoint point = {(double)step, loss};
+    s->points = (SvgPoint *)array_grow(s->points, s->count, sizeof point, "the log");
     s->points[s->count++] = point;
 }
 
@@ -214,130 +212,58 @@ static void log_best(Log *l, size_t step, double val_loss) {
 // The plot
 
 enum { PLOT_WIDTH = 800, PLOT_HEIGHT = 450, PLOT_LEFT = 60, PLOT_RIGHT = 30, PLOT_TOP = 30,
-       PLOT_BOTTOM = 50, PLOT_BUCKETS = 400 };
+       PLOT_BOTTOM = 50 };
 
-typedef struct {
-    FILE *f;
-    double x1, y0, y1;  // steps 0 .. x1, losses y0 .. y1
-} Plot;
-
-static double plot_x(const Plot *p, double step) {
-    return PLOT_LEFT + (PLOT_WIDTH - PLOT_LEFT - PLOT_RIGHT) * step / p->x1;
+// Draws a series, and its legend with its last value.
+static void log_draw(const SvgFrame *f, const char *name, const LogSeries *s, bool noisy, int y) {
+    if (s->count == 0) return;
+    const SvgPoint last = svg_series(f, name, noisy, s->points, s->count);
+    fprintf(f->f, "<path class=\"%s\" d=\"M620 %dh24\"/><text x=\"652\" y=\"%d\">%s %.4g%s"
+            "</text>\n", name, y, y + 4, name, last.y, noisy ? " (mean)" : "");
 }
 
-static double plot_y(const Plot *p, double loss) {
-    return PLOT_TOP + (PLOT_HEIGHT - PLOT_TOP - PLOT_BOTTOM) * (p->y1 - loss) / (p->y1 - p->y0);
-}
-
-// The distance between ticks, 1, 2 or 5 times a power of ten, for at most n of them.
-static double plot_tick(double span, int n) {
-    double tick = pow(10, floor(log10(span / n)));
-    for (int i = 0; i < 3 && span / tick > n; i++) tick *= i == 1 ? 2.5 : 2;
-    return tick;
-}
-
-static void plot_axes(const Plot *p) {
-    const int right = PLOT_WIDTH - PLOT_RIGHT, bottom = PLOT_HEIGHT - PLOT_BOTTOM;
-    const double dx = fmax(plot_tick(p->x1, 8), 1), dy = plot_tick(p->y1 - p->y0, 8);
-    for (double i = ceil(p->y0 / dy); i * dy <= p->y1; i++)
-        fprintf(p->f, "<path class=\"grid\" d=\"M%d %.1fH%d\"/>\n"
-                "<text x=\"52\" y=\"%.1f\" text-anchor=\"end\">%.6g</text>\n", PLOT_LEFT,
-                plot_y(p, i * dy), right, plot_y(p, i * dy) + 4, i * dy);
-    for (double i = 0; i * dx <= p->x1; i++)
-        fprintf(p->f, "<path class=\"axis\" d=\"M%.1f %dv5\"/>\n"
-                "<text x=\"%.1f\" y=\"420\" text-anchor=\"middle\">%.10g</text>\n",
-                plot_x(p, i * dx), bottom, plot_x(p, i * dx), i * dx);
-    fprintf(p->f, "<path class=\"axis\" d=\"M%d %dH%d\"/>\n"
-            "<text x=\"415\" y=\"440\" text-anchor=\"middle\">step</text>\n"
-            "<text transform=\"translate(16 215) rotate(-90)\" text-anchor=\"middle\">loss"
-            "</text>\n", PLOT_LEFT, bottom, right);
-}
-
-// The mean of a 25th of the run around loss i; less at its begin, and those before at its end.
-static LogPoint plot_mean(const LogSeries *s, size_t i) {
-    const size_t n = s->count, back = min_size(i, n / 50), ahead = min_size(back, n - 1 - i);
-    LogPoint mean = {s->points[i].step, 0};
-    for (size_t k = i - back; k <= i + ahead; k++) mean.loss += s->points[k].loss;
-    mean.loss /= (double)(back + ahead + 1);
-    return mean;
-}
-
-static void plot_point(const Plot *p, LogPoint at) {
-    fprintf(p->f, " %.1f,%.1f", plot_x(p, (double)at.step), plot_y(p, at.loss));
-}
-
-// A series and its legend: of every bucket of steps the last loss, with a ring at the end, which
-// alone shows a series of one point. The training loss is noisy: the mean around every bucket's
-// end, and under it, thin, lowest and highest of every bucket (no spike is lost).
-static void plot_series(const Plot *p, const char *name, const LogSeries *s, bool noisy, int y) {
-    const LogPoint *x = s->points;
-    const size_t n = s->count, buckets = min_size(n, PLOT_BUCKETS);
-    LogPoint last = {0, 0};
-    if (n == 0) return;
-    if (noisy) fprintf(p->f, "<polyline class=\"raw\" points=\"");
-    for (size_t b = 0, i = 0; noisy && b < buckets; b++) {
-        size_t low = i, high = i;
-        for (; i < (b + 1) * n / buckets; i++) {
-            if (x[i].loss < x[low].loss) low = i;
-            if (x[i].loss > x[high].loss) high = i;
-        }
-        plot_point(p, x[min_size(low, high)]);
-        plot_point(p, x[low < high ? high : low]);
-    }
-    fprintf(p->f, "%s<polyline class=\"%s\" points=\"", noisy ? "\"/>\n" : "", name);
-    for (size_t b = 0; b < buckets; b++) {
-        const size_t i = (b + 1) * n / buckets - 1;
-        last = noisy ? plot_mean(s, b == 0 ? 0 : i) : x[i];
-        plot_point(p, last);
-    }
-    fprintf(p->f, "\"/>\n"
-            "<path class=\"%s\" d=\"M %.1f,%.1fm-3,0a3,3 0 1 0 6,0a3,3 0 1 0 -6,0\"/>\n"
-            "<path class=\"%s\" d=\"M620 %dh24\"/><text x=\"652\" y=\"%d\">%s %.4g%s</text>\n",
-            name, plot_x(p, (double)last.step), plot_y(p, last.loss), name, y, y + 4, name,
-            last.loss, noisy ? " (mean)" : "");
-}
-
-// Draws both losses over the steps to DIR/loss.svg, replacing it whole. What is higher than all
-// after the first twentieth of the steps is cut off: it would take most of the height.
+// Draws both losses over the steps to DIR/loss.svg, replacing it whole. Cuts off losses of the
+// first twentieth of the steps that are higher than all later ones: they would take most of the
+// height.
 static bool log_plot(const Log *l, Error *err) {
     char path[PATH_MAX];
     const LogSeries *both[2] = {&l->train, &l->val};
-    Plot p = {NULL, 1, INFINITY, -INFINITY};
+    SvgFrame s = {.f = NULL, .left = PLOT_LEFT, .right = PLOT_WIDTH - PLOT_RIGHT, .top = PLOT_TOP,
+                  .bottom = PLOT_HEIGHT - PLOT_BOTTOM, .x0 = 0, .x1 = 1, .y0 = INFINITY,
+                  .y1 = -INFINITY};
     for (int k = 0; k < 2; k++)
-        if (both[k]->count > 0)
-            p.x1 = fmax(p.x1, (double)both[k]->points[both[k]->count - 1].step);
+        if (both[k]->count > 0) s.x1 = fmax(s.x1, both[k]->points[both[k]->count - 1].x);
     for (int k = 0; k < 2; k++)
         for (size_t i = 0; i < both[k]->count; i++) {
-            const LogPoint at = both[k]->points[i];
-            p.y0 = fmin(p.y0, at.loss);
-            if ((double)at.step > p.x1 / 20 || i + 1 == both[k]->count) p.y1 = fmax(p.y1, at.loss);
+            const SvgPoint at = both[k]->points[i];
+            s.y0 = fmin(s.y0, at.y);
+            if (at.x > s.x1 / 20 || i + 1 == both[k]->count) s.y1 = fmax(s.y1, at.y);
         }
-    if (p.y0 > p.y1 || l->dir[0] == '\0') return true;  // nothing to show yet, or nowhere
-    const double margin = fmax(0.04 * (p.y1 - p.y0), 1e-3 * fmax(1, fabs(p.y1)));
-    p.y0 -= margin;
-    p.y1 += margin;
+    if (s.y0 > s.y1 || l->dir[0] == '\0') return true;  // nothing to show yet, or nowhere
+    const double margin = fmax(0.04 * (s.y1 - s.y0), 1e-3 * fmax(1, fabs(s.y1)));
+    s.y0 -= margin;
+    s.y1 += margin;
     path_join(path, l->dir, "loss.svg");
-    p.f = replace_open(path, err);
-    if (p.f == NULL) return false;
-    fprintf(p.f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 800 450\" width=\"800\" "
-            "height=\"450\">\n<style>\n"
-            "text{font:12px sans-serif;fill:#444} .page{fill:#fff} polyline,path{fill:none}\n"
-            ".axis{stroke:#888} .grid{stroke:#ddd} .raw{stroke:#9ec5f0;stroke-width:1}\n"
-            ".train{stroke:#1f6fc4;stroke-width:2} .val{stroke:#d9601a;stroke-width:2}\n"
-            "@media(prefers-color-scheme:dark){text{fill:#bbb} .page{fill:#161b22}\n"
-            ".grid{stroke:#30363d} .raw{stroke:#2b4f78} .train{stroke:#58a6ff} "
-            ".val{stroke:#f0883e}}\n</style>\n<rect class=\"page\" width=\"100%%\" "
-            "height=\"100%%\"/>\n");
+    s.f = replace_open(path, err);
+    if (s.f == NULL) return false;
+    svg_begin(s.f, PLOT_WIDTH, PLOT_HEIGHT);
+    fprintf(s.f, ".axis{stroke:#888} .grid{stroke:#ddd} polyline,circle{fill:none}\n"
+            ".raw{stroke:#9ec5f0} .train,.val{stroke-width:2} .train{stroke:#1f6fc4} "
+            ".val{stroke:#d9601a}\n");
+    svg_page(s.f, " .grid{stroke:#30363d} .raw{stroke:#2b4f78} .train{stroke:#58a6ff} "
+                  ".val{stroke:#f0883e}");
     if (l->train.count > 0)
-        fprintf(p.f, "<text x=\"60\" y=\"18\">loss over %.0f steps, from %.4g at step %zu</text>\n",
-                p.x1, l->train.points[0].loss, l->train.points[0].step);
-    plot_axes(&p);
-    fprintf(p.f, "<clipPath id=\"in\"><path d=\"M56 30H774V400H56z\"/></clipPath>\n"
-            "<g clip-path=\"url(#in)\">\n");
-    plot_series(&p, "train", &l->train, true, PLOT_TOP + 10);
-    plot_series(&p, "val", &l->val, false, PLOT_TOP + (l->train.count > 0 ? 30 : 10));
-    fprintf(p.f, "</g>\n</svg>\n");
-    return replace_close(p.f, path, err);
+        fprintf(s.f, "<text x=\"%d\" y=\"18\">loss over %.0f steps, from %.4g at step %.0f"
+                "</text>\n", s.left, s.x1, l->train.points[0].y, l->train.points[0].x);
+    svg_levels(&s, 8, "");
+    svg_ticks(&s, fmax(svg_tick(s.x1, 8), 1), false, "");
+    svg_axes(&s, "step", 40, "loss");
+    fprintf(s.f, "<clipPath id=\"in\"><path d=\"M56 %.0fH%dV%.0fH56z\"/></clipPath>\n"
+            "<g clip-path=\"url(#in)\">\n", s.top, s.right + 4, s.bottom);
+    log_draw(&s, "train", &l->train, true, PLOT_TOP + 10);
+    log_draw(&s, "val", &l->val, false, PLOT_TOP + (l->train.count > 0 ? 30 : 10));
+    fprintf(s.f, "</g>\n</svg>\n");
+    return replace_close(s.f, path, err);
 }
 
 #endif

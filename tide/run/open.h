@@ -132,18 +132,24 @@ static void run_choose_model(Run *r) {
     }
     if (gpt2_preset(c, o->model)) {
         if (o->layers) c->layers = o->layers;
+        // an MLP width that the preset names keeps its proportion
+        if (o->channels) c->ffn = round_up(c->ffn * o->channels / c->channels, 8);
         if (o->channels) c->channels = o->channels;
         if (o->channels && c->embed > 0) c->embed = c->channels / 2;
         if (o->heads) c->heads = o->heads;
+        if (o->kv_heads && c->family < FAMILY_LLAMA)
+            die("--kv-heads: GPT-2 and OPT have as many key heads as heads");
+        if (o->kv_heads) c->kv_heads = o->kv_heads;
+        if (o->ffn) c->ffn = o->ffn;
         if (o->context) c->context = o->context;
     } else if (path_exists(o->model)) {
         r->saved_model = o->model;
         model_config_load(o->model, c);
-        if (o->layers || o->channels || o->heads || o->context || o->vocab)
-            die("--layers, --channels, --heads, --context and --vocab describe a new model; "
-                "%s has its own", o->model);
+        if (o->layers || o->channels || o->heads || o->kv_heads || o->ffn || o->context || o->vocab)
+            die("--layers, --channels, --heads, --kv-heads, --ffn, --context and --vocab describe "
+                "a new model; %s has its own", o->model);
     } else {
-        die("--model %s: no such preset (nano, gpt2, gpt2-xl, d12, opt-125m, ..; see --help), "
+        die("--model %s: no such preset (nano, gpt2, d12, opt-125m, llama3.2-1b, ..; see --help), "
             "and no such file", o->model);
     }
 }
@@ -156,20 +162,23 @@ static void run_choose_tokenizer(Run *r) {
     struct stat merges;
     if (saved != NULL) model_directory(saved, home);
     path_join(list, home, "merges.txt");
-    const bool lists = saved != NULL && path_exists(list);
-    const bool unread = saved != NULL && o->tokenizer == NULL && tokenizer_unread(home);
-    const char *dir = o->tokenizer != NULL ? o->tokenizer : lists ? home : "bytes";
+    const bool own = saved != NULL && tokenizer_is_in(home);
+    const char *dir = o->tokenizer != NULL ? o->tokenizer : own ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
-        r->tokenizer = tokenizer_load(dir);
+        Error err;
+        r->tokenizer = tokenizer_open(dir, &err);
+        if (r->tokenizer == NULL && o->tokenizer != NULL) die("%s", err.text);
+        if (r->tokenizer == NULL) memcpy(tokenizer_why, err.text, sizeof err.text);
         path_join(list, dir, "vocab.json");
-        if (r->config.family == FAMILY_OPT && !path_exists(list))
+        if (r->config.family == FAMILY_OPT && r->tokenizer != NULL && !path_exists(list)
+            && r->tokenizer->files[FILE_JSON].text == NULL)
             die("there is no %s, and merges.txt alone gives GPT-2's tokens, not OPT's", list);
-    } else if (o->tokenizer != NULL || saved == NULL || (r->config.vocab == 256 && !unread)) {
+    } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
         r->tokenizer = tokenizer_bytes();
     }
     // else: a saved model with tokens that nobody explained; token files will do for it
     if (saved != NULL && strcmp(dir, "bytes") == 0 && o->tokenizer != NULL  // whose merges are none
-        && (stat(list, &merges) == 0 ? merges.st_size > 16 : r->config.vocab >= 50257))
+        && (stat(list, &merges) == 0 ? merges.st_size > 16 : own || r->config.vocab >= 50257))
         die("--tokenizer bytes: the model in %s knows %zu other tokens: leave it out, or name the "
             "directory of theirs", home, r->config.vocab);
 }
@@ -179,8 +188,10 @@ static const Task *run_task(const Run *r) {
     return r->o.data != NULL ? &r->task_all : &r->task_val_all;
 }
 
-// The token with which every text begins: OPT has seen all of them begin with </s>. -1: none.
+// The token with which every text begins, as the tokenizer says; OPT has seen all of them begin
+// with </s>. -1: none.
 static int32_t run_first_token(const Run *r) {
+    if (r->tokenizer->bos >= 0) return r->tokenizer->bos;
     if (r->config.family == FAMILY_OPT && r->tokenizer->vocab != 256) return 2;
     return -1;
 }
@@ -311,16 +322,17 @@ static void run_describe(const Run *r) {
     const bool fresh = !o->resume && r->saved_model == NULL, mezo = o->optimizer == OPTIMIZER_MEZO;
     if (fresh && !o->plan && (r->only_sampling || (r->training ? mezo : r->batches)))
         fprintf(r->only_sampling ? stderr : stdout, "note: these weights are random; for trained "
-                "ones --model DIR, a run's --out or what dev/data/gpt2.sh and opt.sh fetch\n");
+                "ones --model DIR, a run's --out or what dev/data/model.sh fetches\n");
     if (r->only_sampling) return;
-    printf("model: %zu layer%s, %zu head%s, %zu channel%s, context %zu, vocabulary %zu: "
-           "%.2f M parameters; ", c->layers, plural(c->layers), c->heads, plural(c->heads),
-           c->channels, plural(c->channels), c->context, c->vocab,
-           1e-6 * (double)r->table.parameters);
+    printf("model: %zu layer%s, %zu head%s", c->layers, plural(c->layers), c->heads,
+           plural(c->heads));
+    if (config_kv(c) < c->heads) printf(" (%zu of keys)", config_kv(c));
+    printf(", %zu channel%s, context %zu, vocabulary %zu: %.2f M parameters; ", c->channels,
+           plural(c->channels), c->context, c->vocab, 1e-6 * (double)r->table.parameters);
     const bool hint = !o->plan && (strncmp(o->model, "gpt2", 4) == 0 || c->family == FAMILY_OPT);
     if (fresh)
-        printf("new, random weights%s\n", hint ? " (trained ones: dev/data/gpt2.sh and "
-               "opt.sh, then --model DIR)" : "");
+        printf("new, random weights%s\n", hint ? " (trained ones: dev/data/model.sh NAME, then "
+               "--model DIR)" : "");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
     if (o->resume && mezo && o->zo_noise == 0 && r->state.version == STATE_OLDEST)
@@ -386,12 +398,20 @@ static void run_describe_unused(const Run *r) {
 // Refuses shapes that the GPU's kernels do not take: they work on whole packs of 16 bytes, and hold
 // a row of channels in one block of threads.
 static void run_check_shape(const Run *r) {
-    const size_t C = r->config.channels, E = config_embed(&r->config), F = r->config.ffn;
+    const GPT2Config *c = &r->config;
+    const size_t C = c->channels, E = config_embed(c), F = c->ffn, A = config_att(c);
     const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
     if (C > 12288 || C % pack != 0 || E % pack != 0 || F % pack != 0)
         die("the GPU trainer takes up to 12288 channels (of embeddings, too), and an MLP width, "
             "that are multiples of 8 (of 4 with --precision fp32), not %zu (%zu) and %zu; the CPU "
             "trainer takes any", C, E, F);
+    if (A % pack != 0 || config_qkv(c) % pack != 0)
+        die("the GPU trainer takes heads whose channels together, and those of all key heads, are "
+            "multiples of 8 (of 4 with --precision fp32), not %zu and %zu of %zu; the CPU trainer "
+            "takes any", c->heads, config_kv(c), config_head(c));
+    if (c->rope.theta > 0 && config_head(c) > 256)
+        die("the GPU trainer rotates heads of at most 256 channels, not %zu; the CPU trainer takes "
+            "any", config_head(c));
 }
 
 // Ends a run whose ranks were started with other options, or see other data.

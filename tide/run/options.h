@@ -43,7 +43,7 @@ enum { CALIBRATED_SEQ = 2048, EMULATED = 0 };
 // point into argv, the table, or `saved`.
 typedef struct {
     const char *model;                                // preset, dN, directory or .safetensors file
-    size_t layers, heads, channels, context, vocab;   // 0: as in the model
+    size_t layers, heads, kv_heads, channels, ffn, context, vocab;  // 0: as in the model
     const char *data, *val, *tokenizer;               // NULL: not given
     size_t batch, seq, accum;                         // seq 0: the model's context
     size_t steps, warmup, seed;                       // warmup may be AUTO_COUNT: see schedule_lr()
@@ -131,7 +131,9 @@ static const Option option_table[] = {
     TEXT("model", model, "nano", "NAME|PATH", O_FIXED, "a name from the list above, or weights"),
     COUNT("layers", layers, "auto", 1, 1000, O_FIXED, "auto: as in the model"),
     COUNT("heads", heads, "auto", 1, 65536, O_FIXED, "auto: as in the model"),
+    COUNT("kv-heads", kv_heads, "auto", 1, 65536, O_FIXED, "heads of keys and values"),
     COUNT("channels", channels, "auto", 1, 65536, O_FIXED, "auto: as in the model"),
+    COUNT("ffn", ffn, "auto", 1, 1 << 20, O_FIXED, "width of the MLP"),
     COUNT("context", context, "auto", 1, 1 << 20, O_FIXED, "auto: as in the model"),
     COUNT("vocab", vocab, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model"),
 
@@ -139,7 +141,7 @@ static const Option option_table[] = {
     TEXT("data", data, NULL, "PATH", O_READS, "text, llm.c .bin tokens (or a glob), or JSON lines"),
     TEXT("val", val, NULL, "PATH", O_READS, "validation data; else the last tenth of --data"),
     TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0,
-         "DIR: vocab.json, merges.txt; else the model's, or bytes"),
+         "DIR: a tokenizer.json, or a merges.txt; else the model's, or bytes"),
     COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU"),
     COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per sequence; 0: the model's context"),
     CHOICE("pack", pack, "auto", "auto|on|off", O_FIXED,
@@ -502,10 +504,15 @@ static void options_help(FILE *f, const char *program) {
                "  %s --resume --steps 5000          goes on with it\n"
                "  %s --model out --prompt \"Once \"   shows what it has learned\n\n"
                "[x]: the default. =: fixed by the checkpoint; all others may change on --resume.\n"
-               "Models: nano, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 7b, 8.3b, 10b, 13b, 20b,\n"
-               "        opt-125m .. opt-175b, dN (N layers, shaped like GPT-2), and weights in\n"
-               "        Hugging Face naming: a directory or a .safetensors file\n",
-            program, program, program, program);
+               "Models:", program, program, program, program);
+    size_t column = 7;
+    for (size_t i = 0; i < sizeof gpt2_presets / sizeof *gpt2_presets; i++) {
+        const char *name = gpt2_presets[i].name;
+        if (column + strlen(name) > 90) column = (size_t)fprintf(f, "\n       ") - 1;
+        column += (size_t)fprintf(f, " %s,", name);
+    }
+    fprintf(f, "\n        dN (N layers, shaped like GPT-2), and weights in Hugging Face naming: a\n"
+               "        directory or a .safetensors file\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *x = &option_table[i];
         const char *value = x->values != NULL ? x->values : x->type == O_REAL ? "F"
@@ -620,8 +627,7 @@ static bool option_same(const Options *a, const Options *b, const Option *x) {
 // Merges the options of the checkpoint (lines of options_write) into those of a command line with
 // --resume: what was not given is taken from the checkpoint; what was given is used, unless it
 // contradicts an option that defines the run. Then checks the combinations. Lines that this build
-// does not know are skipped: another build or version may have written them. Returns the options
-// that the checkpoint had.
+// does not know are skipped: another build may have written them. Returns the checkpoint's options.
 static Options options_resume(Options *o, const char *lines) {
     Options before = *o;
     const char *mode = text_line(lines, "--offload");  // in another, options of zenflow are idle

@@ -10,8 +10,8 @@
 #define TIDE_OUT_H
 #include "../base/util.h"
 #include "../base/ranks.h"
-#include "../files/data.h"
 #include "../files/state.h"
+#include "../files/tokenizer.h"
 #include "options.h"
 #include <fnmatch.h>
 #include <sys/file.h>
@@ -36,9 +36,8 @@ static void out_unmake(void) {
     }
 }
 
-// One run owns --out: as long as one of its processes lives, it holds a lock (flock) on the file
-// .lock there, which the system takes back however a process ends. how: LOCK_EX, and then LOCK_SH
-// to share it with other ranks.
+// One run owns --out: its processes hold a lock (flock) on the file .lock there, which the system
+// takes back however they end. how: LOCK_EX, and then LOCK_SH to share it with other ranks.
 static void out_lock(const char *out, int *lock, int how) {
     char path[PATH_MAX], owner[256] = "nobody knows which", host[128] = "";
     path_join(path, out, ".lock");
@@ -77,10 +76,12 @@ static void out_share(const char *out, int *lock) {
 // The files that a run writes into --out: those that a resumed run replaces, the others of a model,
 // the rest. `.tide` there is the mark that this program has written them: a line for each of a
 // model, behind one that says whether they are being written.
-enum { OUT_RESUMED = 5, OUT_MODEL = 8, OUT_FILES = 13 };
+enum { OUT_RESUMED = 5, OUT_MODEL = OUT_RESUMED + TOKENIZER_FILES, OUT_FILES = OUT_MODEL + 5 };
 static const char *const out_files[OUT_FILES] = {
     "model.safetensors", "config.json", "best/model.safetensors", "best/config.json",
     "best/tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer_config.json",
+    "tokenizer.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "tokenizer.model",
     "log.jsonl", "log.jsonl.old", "loss.svg", "checkpoints", "best"};
 
 // The files of a model and its tokenizer, whoever wrote them.
@@ -194,8 +195,7 @@ static void out_check_files(const Options *o) {
     }
 }
 
-// Refuses an --out or another output that cannot be written, and an --out that holds another run,
-// before anything is computed.
+// Refuses outputs that cannot be written, and an --out that holds another run.
 static void out_check(const Options *o, int *lock) {
     char path[PATH_MAX];
     for (int i = 0; i < OPTION_COUNT; i++) {

@@ -70,17 +70,18 @@ typedef void SampleNext(void *model, const int32_t *tokens, size_t count, size_t
                         float *logits);
 
 // Prints --prompt and its continuation, to the end of the text or for --sample-tokens. The model
-// sees the last tokens that its context holds; when that is full, it starts again from its second
-// half. begin: the first token of every text of this model, which stays the first that it sees; -1:
-// there is none. A prompt without tokens becomes the one that ends a text; a token that the model
-// does not have, or logits that are not finite, end the program. number: tells the samples of a run
-// apart (same seed and number, same text); 0: nothing is trained.
+// sees the last tokens, as many as config_window() allows; when these are too many, it starts again
+// from their second half. begin: the first token of every text of this model, which stays the first
+// that it sees; -1: there is none. A prompt without tokens becomes the one that ends a text; a
+// token that the model does not have, or logits that are not finite, end the program. number: tells
+// the samples of a run apart (same seed and number, same text); 0: nothing is trained.
 static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
                         int32_t begin, uint32_t number, SampleNext *next, void *model) {
     const char *prompt = o->prompt != NULL ? o->prompt : "";
-    const size_t bytes = strlen(prompt), context = c->context;
+    const size_t bytes = strlen(prompt), context = config_window(c);
     const size_t V = min_size(c->vocab, tokenizer->vocab);  // those that may be drawn
-    int32_t *tokens = ALLOC(int32_t, bytes + o->sample_tokens + 2, "prompt");
+    const size_t room = tokenizer_room(tokenizer, bytes) + o->sample_tokens + 2;
+    int32_t *tokens = ALLOC(int32_t, room, "prompt");
     float *logits = ALLOC(float, c->vocab, "sampling");
     unsigned char last = 0;
     size_t n = tokenizer_begin(tokenizer, begin, prompt, bytes, (uint32_t *)tokens);
@@ -102,9 +103,11 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
             fail("there is no next token: the logits are not finite, as the weights are damaged, "
                  "or too large for --precision");
         }
-        if (token == tokenizer->eot) break;
+        if (tokenizer_ends(tokenizer, token)) break;
         size_t length;
-        const char *text = tokenizer_token(tokenizer, (uint32_t)token, &length);
+        const bool first_text = bytes == 0 && drawn == 0;
+        const char *text = first_text ? tokenizer_first(tokenizer, (uint32_t)token, &length)
+                                      : tokenizer_token(tokenizer, (uint32_t)token, &length);
         sample_print(text, length, &last);
         tokens[n++] = token;
         fresh = 1;
@@ -122,10 +125,16 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
 // On a CPU: a new token only computes its own row, because a cache keeps the keys and values of
 // those before it.
 
-// Floats of the cache: keys and values (L, context, C); then the rows of one token.
+// Width of the row that holds what a branch reads and adds, by turns.
+static size_t decode_row(const GPT2Config *c) {
+    return config_att(c) > c->channels ? config_att(c) : c->channels;
+}
+
+// Floats of the cache: keys and values (L, window, NKV HS); then the rows of one token, and the
+// cosines and sines of its position.
 static size_t decode_floats(const GPT2Config *c) {
-    return 2 * c->layers * c->context * c->channels + 2 * c->channels + config_qkv(c)
-         + config_mlp(c) + c->context;
+    return 2 * c->layers * config_window(c) * config_kv(c) * config_head(c) + 2 * c->channels
+         + decode_row(c) + config_qkv(c) + config_mlp(c) + config_window(c) + config_head(c);
 }
 
 // out (OC) = w (OC, C) . x + b: one row is bound by reading w, so there is nothing to block.
@@ -140,69 +149,89 @@ static void decode_matvec(float *out, const float *x, const float *w, const floa
     }
 }
 
-// One query (C) over the first `seen` keys and values (context, C). scores: (context).
-static void decode_attention(float *out, const float *query, const float *keys, const float *values,
-                             float *scores, size_t seen, size_t C, size_t NH) {
-    const size_t HS = C / NH;
+// The queries of one token (NH, HS) over the first `seen` keys and values (context, NKV, HS).
+// scores: (context).
+static void decode_attention(float *out, const float *queries, const float *keys,
+                             const float *values, float *scores, size_t seen, size_t NH,
+                             size_t NKV, size_t HS) {
     const float scale = 1.0f / sqrtf((float)HS);
-    for (size_t i = 0; i < C; i++) out[i] = 0;
-    for (size_t h = 0; h < C; h += HS) {
-        float max = -INFINITY, sum = 0;
+    memset(out, 0, NH * HS * sizeof *out);
+    for (size_t h = 0; h < NH; h++) {
+        const float *q = queries + h * HS;
+        const size_t at = h / (NH / NKV) * HS, pitch = NKV * HS;
+        float max = -INFINITY, sum = 0, *o = out + h * HS;
         for (size_t u = 0; u < seen; u++) {
             float dot = 0;
             #pragma omp simd reduction(+ : dot)
-            for (size_t i = 0; i < HS; i++) dot += query[h + i] * keys[u * C + h + i];
+            for (size_t i = 0; i < HS; i++) dot += q[i] * keys[u * pitch + at + i];
             scores[u] = dot * scale;
             max = fmaxf(max, scores[u]);
         }
         for (size_t u = 0; u < seen; u++) {
             const float p = exp_f32(scores[u] - max);
             sum += p;
-            for (size_t i = 0; i < HS; i++) out[h + i] += p * values[u * C + h + i];
+            for (size_t i = 0; i < HS; i++) o[i] += p * values[u * pitch + at + i];
         }
-        for (size_t i = 0; i < HS; i++) out[h + i] /= sum;
+        for (size_t i = 0; i < HS; i++) o[i] /= sum;
     }
 }
 
-// The token at this position, below the context; the cache has those before it. logits (V) then
+// The token at this position, below config_window(); the cache has those before it. logits (V) then
 // predict the next one. NULL: nobody asks.
 static void decode(const GPT2Config *c, const GPT2Table *t, const float *params, float *cache,
                    int32_t token, size_t position, float *logits) {
     const size_t C = c->channels, E = config_embed(c), F = c->ffn, L = c->layers;
+    const size_t NH = c->heads, NKV = config_kv(c), HS = config_head(c), K = NKV * HS;
+    const size_t window = config_window(c);
     const bool post = c->post_norm;
-    float mean;
-    float *x = cache + 2 * L * c->context * C, *row = x + C, *qkv = row + C;
-    float *wide = qkv + config_qkv(c);
-    #define AT(k) (params + t->tensors[k].offset)
-    const float *wte = AT(t->wte) + (size_t)token * E, *wpe = AT(t->wpe) + position * C;
+    const float eps = config_eps(c);
+    float unused, *const mean = c->rms ? NULL : &unused;
+    float *x = cache + 2 * L * window * K, *row = x + C, *qkv = row + decode_row(c);
+    float *wide = qkv + config_qkv(c), *added = wide + config_mlp(c);
+    float *scores = added + C, *angle = scores + window;
+    #define AT(i) ((i) < 0 ? NULL : params + t->tensors[i].offset)
+    #define LAYER(kind) AT(layer_tensor(t, l, kind))
+    const float *wte = AT(t->wte) + (size_t)token * E, *wpe = AT(t->wpe);
     if (post) decode_matvec(row, wte, AT(t->project_in), NULL, E, C);
-    for (size_t i = 0; i < C; i++) x[i] = (post ? row : wte)[i] + wpe[i];
+    memcpy(x, post ? row : wte, C * sizeof *x);
+    if (wpe != NULL)
+        for (size_t i = 0; i < C; i++) x[i] += wpe[position * C + i];
+    else rope_row(&c->rope, position, HS, angle);
     for (size_t l = 0; l < L; l++) {
-        const int w = t->first_layer + (int)l * LAYER_TENSORS;
-        float *keys = cache + l * c->context * C, *values = keys + L * c->context * C;
-        if (!post) normalise(row, &mean, x, AT(w + LN_1_W), AT(w + LN_1_B), C, LAYERNORM_EPS);
-        decode_matvec(qkv, post ? x : row, AT(w + QKV_W), AT(w + QKV_B), C, config_qkv(c));
-        memcpy(keys + position * C, qkv + C, C * sizeof(float));
-        memcpy(values + position * C, qkv + 2 * C, C * sizeof(float));
-        decode_attention(row, qkv, keys, values, wide + F, position + 1, C, c->heads);
-        decode_matvec(qkv, row, AT(w + ATTPROJ_W), AT(w + ATTPROJ_B), C, C);
-        for (size_t i = 0; i < C; i++) x[i] += qkv[i];
-        const int norm = post ? LN_1_W : LN_2_W;
-        normalise(row, &mean, x, AT(w + norm), AT(w + norm + 1), C, LAYERNORM_EPS);
+        float *keys = cache + l * window * K, *values = keys + L * window * K;
+        if (!post) normalise(row, mean, x, LAYER(LN_1_W), LAYER(LN_1_B), C, eps);
+        decode_matvec(qkv, post ? x : row, LAYER(QKV_W), LAYER(QKV_B), C, config_qkv(c));
+        if (wpe == NULL)
+            for (size_t h = 0; h < NH + NKV; h++) {
+                float *head = qkv + h * HS;
+                const float *w = LAYER(h < NH ? Q_NORM : K_NORM);
+                if (w != NULL) normalise(head, NULL, head, w, NULL, HS, eps);
+                rope_rotate(head, angle, HS, 1);
+            }
+        memcpy(keys + position * K, qkv + NH * HS, K * sizeof(float));
+        memcpy(values + position * K, qkv + NH * HS + K, K * sizeof(float));
+        decode_attention(row, qkv, keys, values, scores, position + 1, NH, NKV, HS);
+        decode_matvec(added, row, LAYER(ATTPROJ_W), LAYER(ATTPROJ_B), NH * HS, C);
+        for (size_t i = 0; i < C; i++) x[i] += added[i];
+        if (post) normalise(row, mean, x, LAYER(LN_1_W), LAYER(LN_1_B), C, eps);
+        else normalise(row, mean, x, LAYER(LN_2_W), LAYER(LN_2_B), C, eps);
         if (post) memcpy(x, row, C * sizeof(float));
-        decode_matvec(wide, row, AT(w + FC_W), AT(w + FC_B), C, F);
-        for (size_t i = 0; i < F; i++)
-            wide[i] = c->activation == ACTIVATION_RELU ? fmaxf(wide[i], 0) : gelu_f32(wide[i]);
-        decode_matvec(row, wide, AT(w + FCPROJ_W), AT(w + FCPROJ_B), F, C);
+        decode_matvec(wide, row, LAYER(FC_W), LAYER(FC_B), C, config_mlp(c));
+        for (size_t i = 0; i < F; i++) {
+            if (config_gated(c)) wide[i] *= sigmoid_f32(wide[i]) * wide[F + i];
+            else wide[i] = c->activation == ACTIVATION_RELU ? fmaxf(wide[i], 0) : gelu_f32(wide[i]);
+        }
+        decode_matvec(row, wide, LAYER(FCPROJ_W), LAYER(FCPROJ_B), F, C);
         for (size_t i = 0; i < C; i++) x[i] += row[i];
         if (!post) continue;
-        normalise(row, &mean, x, AT(w + LN_2_W), AT(w + LN_2_B), C, LAYERNORM_EPS);
+        normalise(row, mean, x, LAYER(LN_2_W), LAYER(LN_2_B), C, eps);
         memcpy(x, row, C * sizeof(float));
     }
     if (logits == NULL) return;
     if (post) decode_matvec(row, x, AT(t->project_out), NULL, C, E);
-    else normalise(row, &mean, x, AT(t->ln_f_w), AT(t->ln_f_b), C, LAYERNORM_EPS);
+    else normalise(row, mean, x, AT(t->ln_f_w), AT(t->ln_f_b), C, eps);
     decode_matvec(logits, row, AT(t->lm_head), NULL, E, c->vocab);
+    #undef LAYER
     #undef AT
 }
 

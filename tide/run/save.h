@@ -108,6 +108,8 @@ static void run_write(Run *r, size_t step, bool state) {
     x.state.seed = r->o.seed;
     x.state.data_position = step * r->step_sequences;
     path_join(best, r->o.out, "best");
+    const char *origin = r->saved_model;
+    if (r->o.resume) origin = path_exists(r->o.model) ? r->o.model : r->o.out;
     if (improved) {
         const StateBest now = {step, r->lowest, run_val_hash(r)};
         x.state.best = now;
@@ -124,10 +126,12 @@ static void run_write(Run *r, size_t step, bool state) {
         }
         state = state && !ok;
         if (ok && ranks.rank == 0)
-            ok = ranks.world > 1 ? state_model(&x, step, r->o.out, bf16, eot, &err)
-                : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, eot, &err);
+            ok = ranks.world > 1 ? state_model(&x, step, r->o.out, bf16, eot, origin, &err)
+                : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, eot, origin,
+                             &err);
         if (ok && ranks.rank == 0 && r->state.best.step > 0 && !r->best_is_out)
-            r->best_is_out = ok = state_model(&x, r->state.best.step, best, bf16, eot, &err);
+            r->best_is_out = ok = state_model(&x, r->state.best.step, best, bf16, eot, origin,
+                                                &err);
         if (state_agree(ok, &err)) break;
         if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
             x.keep = 1;  // room is worth more than the others

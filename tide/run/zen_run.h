@@ -36,12 +36,10 @@ static void zen_describe(const ZenConfig *c, const ZenMap *map, const char *gpu,
 // ---------------------------------------------------------------------------------------------
 // Checkpoints
 //
-// A run is saved at a window's end, where no gradient is held back, and no score (those of the
-// warm-up's last steps); at the end of training also within one, whose gradients are then dropped,
-// as in the weights. Besides param (the newest weights), m and v there is a part shown, the weights
-// in use, where an update is still to show; other modes leave it, and go on from the newest. The
-// rest is in state.txt: these lines, of which the last goes on with the columns of each matrix by
-// their slots, the chosen ones first, then a bar. (Slots are what moments in bf16 are rounded by.)
+// doc/zenflow.md says when a run is saved. Besides param (the newest weights), m and v there is a
+// part shown, the weights in use, where an update is still to show. The rest is in state.txt: these
+// lines, of which the last goes on with the columns of each matrix by their slots, the chosen ones
+// first, then a bar. (Slots are what moments in bf16 are rounded by.)
 
 #define ZEN_LINES " zenflow\nzen.whole %zu\nzen.warm %zu\nzen.rest_t %zu\nzen.windows %zu\n" \
     "zen.selections %zu\nzen.columns"

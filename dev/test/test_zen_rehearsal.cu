@@ -1,4 +1,4 @@
-// test_zen_plan.cu: rehearsals of steps with importance-aware updates (zenflow.cuh) against the
+// test_zen_rehearsal.cu: rehearsals of steps with importance-aware updates (zenflow.cuh) against the
 // closed forms of doc/zenflow.md, and against what must be so on any machine. (Against the trainer
 // itself: test_zen_time.cu.)
 #include "model_harness.cuh"

@@ -181,7 +181,7 @@ static const StateSave *what(const Model *g, const char *out, size_t step) {
 
 static bool save_at_once(const Model *g, const char *out, size_t step) {
     return state_save(what(g, out, step), &err)
-        && model_save(out, &g->c, &g->t, &g->here, false, 50, &err);
+        && model_save(out, &g->c, &g->t, &g->here, false, 50, NULL, &err);
 }
 
 static size_t newest(const char *out) {  // the step of the newest whole checkpoint, or 0
@@ -332,6 +332,7 @@ static int load_and_save(void) {
     Model *g = job_model();
     Run *r = ranks_run(g, job.out);
     r->o.resume = true;
+    r->o.model = "nano";
     r->state.text = NULL;
     fill_all(g, -1);
     CHECK(state_find(ranks.rank == 0 ? job.out : "no/such", SIZE_MAX, &r->state, r->resume_from,
@@ -440,7 +441,7 @@ static int save_in_trouble(void) {
     trouble_count = 0;
     if (here && victim.limit > 0) limit_file_size(victim.limit);
     const bool ok = state_save(s, &err)
-        && state_agree(ranks.rank > 0 || state_model(s, s->state.step, s->out, false, 50, &err),
+        && state_agree(ranks.rank > 0 || state_model(s, s->state.step, s->out, false, 50, NULL, &err),
                        &err);
     limit_file_size(0);
     bool none = victim.limit == 0, all[MAX_WORLD];
@@ -577,7 +578,7 @@ static void test_ranks_apart(void) {
 
 
 int main(void) {
-    snprintf(base, sizeof base, "/tmp/tide_saver_XXXXXX");
+    snprintf(base, sizeof base, "/tmp/tide_checkpoint_XXXXXX");
     if (mkdtemp(base) == NULL) { perror(base); return 1; }
     RUN(test_ranks_same_bytes);
     RUN(test_ranks_first_values);

@@ -1,7 +1,7 @@
-// test_zo_plan.cu: rehearsals of zeroth-order training (zo.cuh) against arithmetic, against a
+// test_zo_rehearsal.cu: rehearsals of zeroth-order training (zo.cuh) against arithmetic, against a
 // recursion over single operations, and against the tables of ZO-Offloading (Wang et al. 2024):
-// `test_zo_plan --table` prints what doc/performance_model.md must have, test_zo_plan_fp32 its rows
-// in fp32. (Against the trainer itself: test_zo_gpu.cu.)
+// `test_zo_rehearsal --table` prints what doc/performance_model.md must have,
+// test_zo_rehearsal_fp32 its rows in fp32. (Against the trainer itself: test_zo_gpu.cu.)
 #include "model_harness.cuh"
 
 typedef struct {

@@ -1,0 +1,493 @@
+// vocabulary.h: the tokens and merges of a tokenizer in memory, and the merging of a word.
+//
+//     tokenizer_read_tokens()   the tokens of a vocabulary, tokenizer_read_bytes() those of bytes
+//     tokenizer_read_merges()   a list of merges (MergeReader)
+//     tokenizer_find()          the token of a text
+//     tokenizer_word()          a word to tokens
+//
+// A word starts as one token for each symbol. As long as two neighbours are in the list of merges,
+// the pair that comes first in the list (of equal ones the leftmost) becomes one token. There are
+// two kinds of vocabularies:
+//   - byte-level (GPT-2, Llama-3, Qwen): a symbol is a byte. In the files a byte is one printable
+//     code point: itself if it is printable Latin-1, else the next free one from U+0100 on (a space
+//     is U+0120).
+//   - in the style of SentencePiece (Llama-2, Mistral): a symbol is a code point that is a token,
+//     else each of its bytes, whose tokens are <0x00> .. <0xFF> in the files. A space is U+2581.
+// In memory the text of a token is the bytes that it stands for, a space a space. Most words are
+// tokens: a hash table finds them without merging.
+// Source: Sennrich et al. 2016 (byte-pair encoding).
+#ifndef TIDE_VOCABULARY_H
+#define TIDE_VOCABULARY_H
+#include "json.h"
+#include "words.h"
+
+#define TOKENIZER_NONE UINT32_MAX          // no such token, no such merge
+#define TOKENIZER_SPACE "\xe2\x96\x81"     // U+2581
+enum {
+    TOKENIZER_MAX_IDS = 1 << 24,
+    TOKENIZER_SHORT = 64                   // words up to here are merged by the plain loop
+};
+
+typedef struct {
+    size_t start;                          // in Tokenizer.bytes
+    uint32_t length;                       // 0: no such id
+    bool whole;                            // a word with this text has become this token
+    bool front;                            // a space stands in front of it, which is written, too
+} TokenText;
+typedef struct { uint32_t left, right, result; } TokenMerge;
+typedef struct { uint32_t hash, place; } TokenPlace;  // in a hash table: place + 1; 0: free
+
+// A token that text becomes wherever the content stands, before the text is cut into words.
+typedef struct {
+    char *content, *name;                  // as it is looked for, maybe normalised; as the file
+                                           // has it, in the same memory
+    size_t length;
+    uint32_t id;
+    bool special, lstrip, rstrip;
+} AddedToken;
+typedef struct {
+    AddedToken *tokens;                    // [count]
+    size_t count;
+    bool first[256], second[256];          // the bytes with which contents begin
+} AddedTokens;
+
+// The steps of a tokenizer from a text to the merges, and back.
+enum {
+    STEP_NFC = 1, STEP_PREPEND = 2,         // a piece is composed, is given a space in front
+    STEP_REPLACE = 4,                       // U+2581 is a space
+    STEP_DIGITS = 8, STEP_BYTES = 16,       // each number is a piece; byte-level
+    // U+2581 is a space, later; a space is put in front of no piece, of the first, of each
+    STEP_NEVER = 32, STEP_FIRST = 64, STEP_ALWAYS = 128, STEP_METASPACE = 32 | 64 | 128,
+    STEP_UNBYTES = 256, STEP_STRIP = 512    // byte-level; the first space is not written
+};
+
+typedef struct { char *text; size_t length; } TokenizerFile;
+enum { TOKENIZER_FILES = 9 };
+
+typedef struct Tokenizer {
+    int steps;
+    bool byte_level;                       // else in the style of SentencePiece
+    const WordRule *rule;                  // how a byte-level piece is cut into words
+    unsigned char *classes;                // of code points, words.h
+    AddedTokens added[2];                  // found before a piece is normalised, and after
+    size_t vocab;                          // largest id + 1
+    uint32_t byte_id[256], hex_id[256];    // of a byte as a symbol (TOKENIZER_NONE: it is dropped),
+                                           // and as <0x00> .. <0xFF>
+    TokenText *tokens;                     // [vocab]
+    char *bytes;                           // of all tokens
+    size_t used, longest;                  // bytes in all, and of the longest token
+    TokenPlace *places;                    // hash of a text -> its token
+    size_t place_mask;
+    TokenMerge *merges;                    // [merge_count], the first comes first
+    size_t merge_count;
+    TokenPlace *table;                     // hash of (left, right) -> the place of the merge
+    size_t table_mask;
+    bool ignore_merges;                    // a piece that is a token becomes it, merges or not
+    bool *joins;                           // [256 * 256]: has a token these bytes side by side?
+    int bos, eot;                          // the token in front of a text, and the one that ends it
+    int behind;                            // the token behind a document; -1: none
+    uint32_t *stops;                       // [stop_count]: these end what a model writes, too
+    size_t stop_count;
+    TokenizerFile files[TOKENIZER_FILES];  // as they were read, see tokenizer_files
+} Tokenizer;
+
+// ---------------------------------------------------------------------------------------------
+// Bytes as printable characters
+
+static uint32_t tokenizer_byte_to_char(int byte) {
+    if (byte <= 32) return 256 + (uint32_t)byte;
+    if (byte >= 127 && byte <= 160) return 289 + (uint32_t)(byte - 127);
+    return byte == 173 ? 323 : (uint32_t)byte;
+}
+
+// The byte that a code point stands for, or -1.
+static int tokenizer_char_to_byte(uint32_t c) {
+    int byte = c < 256 ? (int)c : c < 289 ? (int)c - 256 : c < 323 ? (int)c - 162 : 173;
+    return c <= 323 && tokenizer_byte_to_char(byte) == c ? byte : -1;
+}
+
+// Writes the bytes for which a text of n bytes stands and returns how many; 0 if it is not made of
+// such characters, as <pad> in other alphabets.
+static size_t tokenizer_decode(const char *text, size_t n, char *out) {
+    size_t used = 0;
+    for (size_t i = 0; i < n;) {
+        uint32_t c = 0;
+        const size_t step = utf8_decode(text + i, n - i, &c);
+        const int byte = step == 0 ? -1 : tokenizer_char_to_byte(c);
+        if (byte < 0) return 0;
+        out[used++] = (char)byte;
+        i += step;
+    }
+    return used;
+}
+
+// Copies a text of n bytes with a space for each U+2581 and returns its length.
+static size_t tokenizer_spaces(const char *text, size_t n, char *out) {
+    size_t used = 0;
+    for (size_t i = 0; i < n; used++) {
+        const bool space = n - i >= 3 && memcmp(text + i, TOKENIZER_SPACE, 3) == 0;
+        out[used] = space ? ' ' : text[i];
+        i += space ? 3 : 1;
+    }
+    return used;
+}
+
+// The byte for which <0x00> .. <0xFF> stands, or -1.
+static int tokenizer_hex(const char *text, size_t n) {
+    char digits[3] = "";
+    if (n != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
+    memcpy(digits, text + 3, 2);
+    return strspn(digits, "0123456789abcdefABCDEF") == 2 ? (int)strtol(digits, NULL, 16) : -1;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Tokens
+
+// A hash of a text, eight bytes at a time.
+static uint32_t tokenizer_hash(const char *text, size_t n) {
+    uint64_t h = n, word;
+    for (; n >= 8; text += 8, n -= 8) {
+        memcpy(&word, text, 8);
+        h = (h ^ word) * 0x9e3779b97f4a7c15u;
+        h ^= h >> 32;
+    }
+    word = 0;
+    for (size_t i = 0; i < n; i++) word = word << 8 | (unsigned char)text[i];
+    return (uint32_t)(((h ^ word) * 0x9e3779b97f4a7c15u) >> 32);
+}
+
+// Finds the place of a text in the hash table: its token's, or a free one.
+static TokenPlace *tokenizer_place(const Tokenizer *t, const char *text, size_t n, uint32_t hash) {
+    for (size_t slot = hash;; slot++) {
+        TokenPlace *p = &t->places[slot & t->place_mask];
+        if (p->place == 0) return p;
+        const TokenText *token = &t->tokens[p->place - 1];
+        if (p->hash == hash && token->length == n
+            && memcmp(t->bytes + token->start, text, n) == 0) return p;
+    }
+}
+
+// Finds the token of the vocabulary with this text, or TOKENIZER_NONE.
+static uint32_t tokenizer_find(const Tokenizer *t, const char *text, size_t n) {
+    if (n > t->longest) return TOKENIZER_NONE;
+    return tokenizer_place(t, text, n, tokenizer_hash(text, n))->place - 1;
+}
+
+// Finds the id of the token that is written like this in a file, or TOKENIZER_NONE.
+static uint32_t vocabulary_find(const Json *vocabulary, const char *key, size_t length) {
+    size_t id = TOKENIZER_NONE;
+    json_size(*json_place(vocabulary, key, length), &id);
+    return (uint32_t)id;
+}
+
+// Stores the text of a token that is written like this in a file. Returns true if the text is made
+// of symbols, so that a word may become the token.
+static bool tokenizer_store(Tokenizer *t, size_t id, const char *key, size_t n) {
+    char *text = t->bytes + t->used;
+    const int byte = t->byte_level ? -1 : tokenizer_hex(key, n);
+    size_t length = t->byte_level ? tokenizer_decode(key, n, text) : 0;
+    const bool symbols = t->byte_level ? length > 0 : byte < 0 && memchr(key, ' ', n) == NULL;
+    if (byte >= 0) text[length++] = (char)byte;
+    else if (!t->byte_level) length = tokenizer_spaces(key, n, text);
+    else if (!symbols) memcpy(text, key, length = n);  // the text stands for itself
+    const TokenText stored = {t->used, (uint32_t)length, false, false};
+    t->tokens[id] = stored;
+    t->used += length;
+    return symbols;
+}
+
+// Reads the tokens of a vocabulary {"text": id, ..}, with room for `more` others of `more_bytes`.
+static bool tokenizer_read_tokens(Tokenizer *t, const char *file, const Json *vocabulary,
+                                  size_t more, size_t more_bytes, Error *err) {
+    size_t id = 0, bytes = more_bytes, slots = 4;
+    for (const Json *token = vocabulary->child; token != NULL; token = token->next) {
+        if (!json_size(token, &id) || id >= TOKENIZER_MAX_IDS)
+            return error_set(err, "%.200s: the id of \"%.100s\" is not a number below 2^24", file,
+                             token->key);
+        if (id >= t->vocab) t->vocab = id + 1;
+        bytes += token->key_length;
+    }
+    while (slots < 2 * vocabulary->count + 2) slots *= 2;  // at most half full
+    t->place_mask = slots - 1;
+    t->places = ALLOC(TokenPlace, slots, "vocabulary");
+    t->tokens = ALLOC(TokenText, t->vocab + more, "vocabulary");
+    t->bytes = ALLOC(char, bytes, "vocabulary");
+    t->joins = ALLOC(bool, 1 << 16, "vocabulary");
+    for (const Json *token = vocabulary->child; token != NULL; token = token->next) {
+        json_size(token, &id);
+        if (token->key_length == 0 || t->tokens[id].length > 0)
+            return error_set(err, "%.200s: token %zu, \"%.100s\", %s", file, id, token->key,
+                             token->key_length == 0 ? "is empty" : "has the id of another");
+        if (!tokenizer_store(t, id, token->key, token->key_length)) continue;
+        const TokenText *s = &t->tokens[id];
+        const TokenPlace place = {tokenizer_hash(t->bytes + s->start, s->length), (uint32_t)id + 1};
+        *tokenizer_place(t, t->bytes + s->start, s->length, place.hash) = place;
+        if (s->length > t->longest) t->longest = s->length;
+        const unsigned char *text = (const unsigned char *)t->bytes + s->start;
+        for (size_t i = 1; i < s->length && !t->byte_level; i++)
+            t->joins[text[i - 1] << 8 | text[i]] = true;
+    }
+    return true;
+}
+
+// Finds the tokens of the 256 bytes, and returns how many are missing.
+static int tokenizer_read_bytes(Tokenizer *t, const Json *vocabulary) {
+    char key[8];
+    int missing = 0;
+    for (int i = 0; i < 256; i++) {
+        const size_t n = t->byte_level ? utf8_encode(tokenizer_byte_to_char(i), key)
+                                       : (size_t)snprintf(key, sizeof key, "<0x%02X>", (unsigned)i);
+        const char character = (char)i;
+        const uint32_t own = i < 128 && !t->byte_level ? tokenizer_find(t, &character, 1)
+                                                       : TOKENIZER_NONE;
+        const uint32_t byte = vocabulary_find(vocabulary, key, n);
+        missing += byte == TOKENIZER_NONE;
+        t->byte_id[i] = own != TOKENIZER_NONE ? own : byte;
+        t->hex_id[i] = byte;
+    }
+    return missing;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Lists of merges
+
+// One pass over the text of merges.txt, or over the list of tokenizer.json.
+typedef struct {
+    const char *file, *at;                 // the file for messages, the text
+    const Json *item;                      // else the list
+    Error *err;
+    size_t number;                         // of the line or item
+    char *both;                            // the two tokens of the current merge, joined
+    size_t left, length, room;             // bytes of the first one, of both, and for both
+    bool failed;                           // err says why
+} MergeReader;
+
+static MergeReader merge_reader(const char *file, const char *text, const Json *list, Error *err) {
+    MergeReader r;
+    memset(&r, 0, sizeof r);
+    r.file = file;
+    r.at = text;
+    r.item = list != NULL ? list->child : NULL;
+    r.err = err;
+    return r;
+}
+
+static bool merge_error(MergeReader *r, const char *what) {
+    r->failed = true;
+    return error_set(r->err, "%.300s, %s %zu: %s", r->file, r->at != NULL ? "line" : "merge",
+                     r->number, what);
+}
+
+// Joins two tokens of a and b bytes as the current merge.
+static bool merge_join(MergeReader *r, const char *left, size_t a, const char *right, size_t b) {
+    if (a == 0 || b == 0) return merge_error(r, "not two tokens with a space between");
+    if (a + b > r->room) {
+        free(r->both);
+        r->both = ALLOC(char, r->room = 2 * (a + b), "merges");
+    }
+    memcpy(r->both, left, a);
+    memcpy(r->both + a, right, b);
+    r->left = a;
+    r->length = a + b;
+    return true;
+}
+
+// Takes "left right" as the current merge.
+static bool merge_split(MergeReader *r, const char *s, size_t n) {
+    const char *space = (const char *)memchr(s, ' ', n), *right = space != NULL ? space + 1 : s;
+    const size_t length = n - (size_t)(right - s);
+    const bool two = space != NULL && memchr(right, ' ', length) == NULL;
+    return merge_join(r, s, two ? n - length - 1 : 0, right, length);
+}
+
+// Goes to the next merge. False at the end, or if the next item is no merge.
+static bool merge_next(MergeReader *r) {
+    while (r->at != NULL && *r->at != '\0') {
+        const char *s = r->at;
+        size_t n = strcspn(s, "\n");
+        r->at += n + (s[n] == '\n');
+        r->number++;
+        if (n > 0 && s[n - 1] == '\r') n--;
+        if (n > 0 && (r->number > 1 || strncmp(s, "#version", 8) != 0))
+            return merge_split(r, s, n);
+    }
+    while (r->item != NULL) {
+        const Json *m = r->item, *left = m->child;
+        r->item = m->next;
+        r->number++;
+        if (m->type == JSON_ARRAY && m->count == 2 && left->type == JSON_STRING
+            && left->next->type == JSON_STRING)
+            return merge_join(r, left->string, left->length, left->next->string,
+                              left->next->length);
+        if (m->type != JSON_STRING) return merge_join(r, "", 0, "", 0);
+        // as Hugging Face has it, wherever such a string stands
+        if (strncmp(m->string, "#version", 8) != 0) return merge_split(r, m->string, m->length);
+    }
+    return false;
+}
+
+static uint32_t merge_hash(uint32_t left, uint32_t right) {
+    return (uint32_t)((((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u) >> 32);
+}
+
+// Finds the place of a merge in the hash table: its own, or a free one.
+static TokenPlace *merge_place(const Tokenizer *t, uint32_t left, uint32_t right, uint32_t hash) {
+    for (size_t slot = hash;; slot++) {
+        TokenPlace *p = &t->table[slot & t->table_mask];
+        if (p->place == 0) return p;
+        if (p->hash != hash) continue;
+        const TokenMerge *m = &t->merges[p->place - 1];
+        if (m->left == left && m->right == right) return p;
+    }
+}
+
+// Gives the rank of the merge of two tokens, its place in the list, or TOKENIZER_NONE.
+static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right) {
+    return merge_place(t, left, right, merge_hash(left, right))->place - 1;
+}
+
+// Reads a list of at most `most` merges of tokens of the vocabulary.
+static bool tokenizer_read_merges(Tokenizer *t, const Json *vocabulary, MergeReader r,
+                                  size_t most) {
+    size_t slots = 4;
+    while (slots < 2 * most + 2) slots *= 2;  // at most half full
+    t->table_mask = slots - 1;
+    t->table = ALLOC(TokenPlace, slots, "merges");
+    t->merges = ALLOC(TokenMerge, most, "merges");
+    while (merge_next(&r)) {
+        TokenMerge m = {vocabulary_find(vocabulary, r.both, r.left),
+                        vocabulary_find(vocabulary, r.both + r.left, r.length - r.left),
+                        vocabulary_find(vocabulary, r.both, r.length)};
+        const uint32_t hash = merge_hash(m.left, m.right);
+        TokenPlace *place = merge_place(t, m.left, m.right, hash);
+        if (m.left == TOKENIZER_NONE || m.right == TOKENIZER_NONE)
+            merge_error(&r, "merges a token that is not in the vocabulary");
+        else if (m.result == TOKENIZER_NONE)
+            merge_error(&r, "gives a token that is not in the vocabulary");
+        else if (place->place > 0) merge_error(&r, "occurs twice");
+        if (r.failed) break;
+        if (!t->byte_level && (tokenizer_hex(r.both, r.left) >= 0
+                               || tokenizer_hex(r.both + r.left, r.length - r.left) >= 0))
+            memset(t->joins, true, 1 << 16);  // bytes become a token that is not their text
+        t->merges[t->merge_count++] = m;
+        place->hash = hash;
+        place->place = (uint32_t)t->merge_count;
+    }
+    free(r.both);
+    return !r.failed;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Merging
+
+// Merges the n <= TOKENIZER_SHORT tokens of a word in place and returns how many are left. This is
+// the definition; it is quadratic, but for words of the usual length nothing is faster.
+static size_t tokenizer_merge_short(const Tokenizer *t, uint32_t *ids, size_t n) {
+    uint32_t rank[TOKENIZER_SHORT + 1];  // of the pair that starts at i
+    for (size_t i = 0; i + 1 < n; i++) rank[i] = tokenizer_rank(t, ids[i], ids[i + 1]);
+    while (n > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < n; i++) if (rank[i] < rank[best]) best = i;
+        if (rank[best] == TOKENIZER_NONE) break;
+        ids[best] = t->merges[rank[best]].result;
+        n--;
+        for (size_t i = best + 1; i < n; i++) ids[i] = ids[i + 1];
+        for (size_t i = best + 1; i + 1 < n; i++) rank[i] = rank[i + 1];
+        if (best + 1 < n) rank[best] = tokenizer_rank(t, ids[best], ids[best + 1]);
+        if (best > 0) rank[best - 1] = tokenizer_rank(t, ids[best - 1], ids[best]);
+    }
+    return n;
+}
+
+// Adds a pair to a binary heap, smallest first: rank << 32 | position, so that equal ranks go
+// leftmost first. A pair that nothing merges is left out.
+static void tokenizer_heap_push(const Tokenizer *t, uint64_t *heap, size_t *count,
+                                const uint32_t *ids, size_t left, size_t right) {
+    const uint32_t rank = tokenizer_rank(t, ids[left], ids[right]);
+    const uint64_t item = (uint64_t)rank << 32 | left;
+    if (rank == TOKENIZER_NONE) return;
+    size_t i = (*count)++;
+    for (; i > 0 && heap[(i - 1) / 2] > item; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
+    heap[i] = item;
+}
+
+static uint64_t tokenizer_heap_pop(uint64_t *heap, size_t *count) {
+    const uint64_t top = heap[0], item = heap[--*count];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < *count; i = child) {
+        if (child + 1 < *count && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= item) break;
+        heap[i] = heap[child];
+    }
+    heap[i] = item;
+    return top;
+}
+
+// The same in O(n log n), for a "word" of any length: the tokens are a linked list, the pairs a
+// heap. A pair that has changed since it was pushed is recognised by its rank, and dropped. Each
+// merge pops one and pushes at most two, so 2n places are enough.
+static size_t tokenizer_merge_long(const Tokenizer *t, uint32_t *ids, size_t n) {
+    uint64_t *heap = ALLOC(uint64_t, 2 * n, "a long word");
+    uint32_t *next = ALLOC(uint32_t, 2 * n, "a long word"), *previous = next + n;
+    size_t count = 0, left = 0;
+    if (n >= UINT32_MAX) die("a word of %zu bytes is too long", n);
+    for (size_t i = 0; i < n; i++) {
+        next[i] = (uint32_t)i + 1;
+        previous[i] = (uint32_t)i - 1;
+        if (i + 1 < n) tokenizer_heap_push(t, heap, &count, ids, i, i + 1);
+    }
+    while (count > 0) {
+        const uint64_t top = tokenizer_heap_pop(heap, &count);
+        const uint32_t rank = (uint32_t)(top >> 32), i = (uint32_t)top, j = next[i];
+        if (ids[i] == TOKENIZER_NONE || j >= n || tokenizer_rank(t, ids[i], ids[j]) != rank)
+            continue;
+        ids[i] = t->merges[rank].result;
+        ids[j] = TOKENIZER_NONE;
+        next[i] = next[j];
+        if (next[i] < n) previous[next[i]] = i;
+        if (next[i] < n) tokenizer_heap_push(t, heap, &count, ids, i, next[i]);
+        if (i > 0) tokenizer_heap_push(t, heap, &count, ids, previous[i], i);
+    }
+    for (size_t i = 0; i < n; i = next[i]) ids[left++] = ids[i];
+    free(heap);
+    free(next);
+    return left;
+}
+
+// Writes the symbols of a word of n bytes, at most n, and returns how many.
+static size_t tokenizer_symbols(const Tokenizer *t, const char *s, size_t n, uint32_t *ids) {
+    size_t count = 0, end = 0;  // end: of the code point that has no token
+    for (size_t i = 0; i < n;) {
+        uint32_t c, id = TOKENIZER_NONE;
+        const bool wide = !t->byte_level && (s[i] & 0x80) != 0 && i >= end;
+        const size_t step = wide ? utf8_decode(s + i, n - i, &c) : 0;
+        if (step > 0) id = tokenizer_find(t, s + i, step);
+        if (id == TOKENIZER_NONE) {
+            end = step > 0 ? i + step : end;
+            ids[count] = t->byte_id[(unsigned char)s[i++]];
+            count += ids[count] != TOKENIZER_NONE;
+        } else {
+            ids[count++] = id;
+            i += step;
+        }
+    }
+    return count;
+}
+
+// Encodes a word of n bytes. `out` has room for n ids; returns how many were written. Memory beyond
+// that is 24 bytes per byte of a long word. A word that has become one token is not merged again.
+static size_t tokenizer_word(const Tokenizer *t, const char *s, size_t n, uint32_t *out) {
+    const uint32_t id = tokenizer_find(t, s, n);
+    TokenText *token = id != TOKENIZER_NONE ? &t->tokens[id] : NULL;
+    if (token != NULL && (token->whole || (t->byte_level && t->ignore_merges))) {
+        *out = id;
+        return 1;
+    }
+    size_t count = tokenizer_symbols(t, s, n, out);
+    count = count <= TOKENIZER_SHORT ? tokenizer_merge_short(t, out, count)
+                                     : tokenizer_merge_long(t, out, count);
+    if (token != NULL && count == 1 && *out == id) token->whole = true;
+    return count;
+}
+
+#endif

@@ -1,0 +1,155 @@
+// words.h: a text cut into words, whose borders no token crosses.
+//
+//     word_rules            the expressions of GPT-2, Llama-3 and Qwen2, as a table
+//     word_length()         of the first word of a text
+//     word_classes_make()   a class for every code point
+//     word_class()          that of the code point with which a text begins
+//
+// The three expressions try the same alternatives, in this order, at each place of a text:
+//     's|'t|'re|'ve|'m|'ll|'d     a contraction
+//      ?\p{L}+                    letters, and a character in front of them
+//      ?\p{N}+                    numbers
+//      ?[^\s\p{L}\p{N}]+          other characters
+//     \s+(?!\S)|\s+               white space, which leaves its last character to a word behind it
+// The fields of a WordRule say how they differ. A byte that is not part of valid UTF-8 counts as
+// one code point that is no letter, no number and no white space.
+#ifndef TIDE_WORDS_H
+#define TIDE_WORDS_H
+#include "../base/util.h"
+#include "json.h"
+#include "unicode.h"
+#include "unicode_nfc.h"
+
+typedef struct {
+    const char *name, *expression;  // as tokenizer.json has it
+    bool fold;          // contractions may be in upper case
+    bool any_prefix;    // any character may stand in front of letters, but CR, LF, letters and
+                        // numbers; else a space
+    bool space_number;  // a space may stand in front of numbers
+    bool newlines;      // other characters take the CR and LF behind them; white space ends behind
+                        // its last CR or LF
+    size_t max_number;  // numbers in one word
+} WordRule;
+
+enum { RULE_GPT2, RULE_LLAMA3, RULE_QWEN2, RULES };
+static const WordRule word_rules[RULES] = {
+    {.name = "GPT-2's", .expression = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+|"
+     " ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+     .fold = false, .any_prefix = false, .space_number = true, .newlines = false,
+     .max_number = SIZE_MAX},
+    {.name = "Llama-3's", .expression = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+     "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
+     " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     .fold = true, .any_prefix = true, .space_number = false, .newlines = true, .max_number = 3},
+    {.name = "Qwen2's", .expression = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+     "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
+     " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     .fold = true, .any_prefix = true, .space_number = false, .newlines = true, .max_number = 1},
+};
+
+// ---------------------------------------------------------------------------------------------
+// Classes of code points
+
+enum {
+    WORD_CLASS = 3,            // the bits of UNICODE_OTHER, UNICODE_LETTER, ..
+    WORD_NUMERIC = 4,          // the pre-tokenizer Digits cuts it out
+    WORD_COMPOSES = 8,         // it may change in NFC, or change the code point before it: nfc.h
+    WORD_POINTS = 0x323b0,     // code points from here on are of class UNICODE_OTHER
+    WORD_END = UNICODE_SPACE + 1  // no code point: the text ends
+};
+
+// Sets a bit of the code points in ranges, given by their first and last ones.
+static void word_mark(unsigned char *classes, const uint32_t *ranges, size_t n, int bit) {
+    for (size_t i = 0; i < n; i += 2)
+        for (uint32_t c = ranges[i]; c <= ranges[i + 1]; c++) classes[c] |= (unsigned char)bit;
+}
+
+// Makes a table of the bits of each code point below WORD_POINTS: a search in ranges takes longer
+// than everything else.
+static unsigned char *word_classes_make(void) {
+    unsigned char *classes = ALLOC(unsigned char, WORD_POINTS, "classes of characters");
+    const size_t ranges = sizeof unicode_ranges / sizeof unicode_ranges[0];
+    for (size_t i = 0; i + 1 < ranges; i++) {
+        const int kind = (int)(unicode_ranges[i] & 3);
+        memset(classes + (unicode_ranges[i] >> 2), kind | (kind == UNICODE_NUMBER) * WORD_NUMERIC,
+               (unicode_ranges[i + 1] >> 2) - (unicode_ranges[i] >> 2));
+    }
+    word_mark(classes, unicode_digits, sizeof unicode_digits / sizeof(uint32_t), WORD_NUMERIC);
+    word_mark(classes, unicode_composing, sizeof unicode_composing / sizeof(uint32_t),
+              WORD_COMPOSES);
+    return classes;
+}
+
+// The bits of the code point with which a text of n > 0 bytes begins, and its length.
+static inline int word_bits(const unsigned char *classes, const char *s, size_t n, size_t *length) {
+    uint32_t c = 0;
+    *length = 1;
+    if ((unsigned char)*s < 0x80) return classes[(unsigned char)*s];
+    const size_t used = utf8_decode(s, n, &c);
+    if (used == 0) return UNICODE_OTHER;
+    *length = used;
+    return c < WORD_POINTS ? classes[c] : (int)UNICODE_OTHER;
+}
+
+static inline int word_class(const unsigned char *classes, const char *s, size_t n,
+                             size_t *length) {
+    return word_bits(classes, s, n, length) & WORD_CLASS;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Words
+
+// Finds the end of a run of at most `most` code points of one class from `at` on.
+static inline size_t word_run(const unsigned char *classes, const char *s, size_t at, size_t n,
+                              int kind, size_t most) {
+    size_t length;
+    for (; at < n && most > 0 && word_class(classes, s + at, n - at, &length) == kind; most--)
+        at += length;
+    return at;
+}
+
+// Gives the length of a contraction at the apostrophe with which a text begins, or 0.
+static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
+    static const char *const ends[7] = {"s", "t", "re", "ve", "m", "ll", "d"};
+    for (int i = 0; i < 7; i++) {
+        const size_t length = strlen(ends[i]);
+        if (n > length && (rule->fold ? strncasecmp(s + 1, ends[i], length)
+                                      : memcmp(s + 1, ends[i], length)) == 0) return 1 + length;
+    }
+    // a long s, U+017F, is the only other letter that folds to one of these
+    return rule->fold && n > 2 && memcmp(s + 1, "\xc5\xbf", 2) == 0 ? 3 : 0;
+}
+
+// Gives the length of the first word of a text of n > 0 bytes.
+static size_t word_length(const WordRule *rule, const unsigned char *classes, const char *s,
+                          size_t n) {
+    size_t first, second = 0;
+    const int kind = word_class(classes, s, n, &first);
+    const int next = first < n ? word_class(classes, s + first, n - first, &second) : WORD_END;
+    const bool space = s[0] == ' ';
+    const size_t contraction = s[0] == '\'' ? word_contraction(rule, s, n) : 0;
+    if (contraction > 0) return contraction;
+    const bool prefix = space || (rule->any_prefix && kind != UNICODE_NUMBER && s[0] != '\r'
+                                  && s[0] != '\n');
+    if (kind == UNICODE_LETTER || (next == UNICODE_LETTER && prefix))
+        return word_run(classes, s, first, n, UNICODE_LETTER, n);
+    if (kind == UNICODE_NUMBER) return word_run(classes, s, 0, n, kind, rule->max_number);
+    if (space && next == UNICODE_NUMBER && rule->space_number)
+        return word_run(classes, s, 1, n, next, rule->max_number);
+    if (kind == UNICODE_OTHER || (space && next == UNICODE_OTHER)) {
+        size_t end = word_run(classes, s, first, n, UNICODE_OTHER, n);
+        while (rule->newlines && end < n && (s[end] == '\r' || s[end] == '\n')) end++;
+        return end;
+    }
+    size_t end = 0, last = 0, line = 0;  // ends: of the white space, without its last character,
+                                         // behind its last CR or LF
+    for (size_t length; end < n && word_class(classes, s + end, n - end, &length) == UNICODE_SPACE;
+         end += length) {
+        last = end;
+        if (s[end] == '\r' || s[end] == '\n') line = end + 1;
+    }
+    if (rule->newlines && line > 0) return line;
+    return end == n || last == 0 ? end : last;
+}
+
+#endif

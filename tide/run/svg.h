@@ -1,0 +1,163 @@
+// svg.h: pictures as SVG, for light and dark pages: axes with round numbers, curves, text.
+//
+//   svg_begin, svg_page        the head of a picture; the caller writes "</svg>" at its end
+//   svg_text                   text, escaped
+//   svg_x, svg_y               the place of a value in a frame
+//   svg_levels, svg_ticks      round numbers beside a frame, and below it
+//   svg_axes                   the line below a frame, and the names of both axes
+//   svg_curve, svg_series      a line through points; of very many points, also noisy ones
+//   svg_legend                 a colour and its name
+#ifndef TIDE_SVG_H
+#define TIDE_SVG_H
+#include <math.h>
+#include "../base/util.h"
+
+enum { SVG_BUCKETS = 400 };  // points that a curve has at most
+
+typedef struct { double x, y; } SvgPoint;
+
+typedef struct {
+    FILE *f;
+    int left, right;
+    double top, bottom;     // in pixels, as left and right
+    double x0, x1, y0, y1;  // the values at left and right, at bottom and top
+} SvgFrame;
+
+// Writes the head of a picture up to its rules of style, which the caller may add to; ".n" is text
+// on a colour.
+static void svg_begin(FILE *f, int width, double height) {
+    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %.0f\" width=\"%d\" "
+            "height=\"%.0f\">\n<style>\ntext{font:12px sans-serif;fill:#444} .page{fill:#fff} "
+            ".grid{stroke:#8886;fill:none}\n.title{font-size:15px} .n{font-size:9px;"
+            "text-anchor:middle} ", width, height, width, height);
+}
+
+// Ends the style, with `dark`, the rules of a dark page, or "", and paints the page.
+static void svg_page(FILE *f, const char *dark) {
+    fprintf(f, "@media(prefers-color-scheme:dark){text:not(.n){fill:#bbb} .page{fill:#161b22}%s}\n"
+            "</style>\n<rect class=\"page\" width=\"100%%\" height=\"100%%\"/>\n", dark);
+}
+
+// Writes at most `most` characters of a text; replaces by '?' what XML does not allow.
+static void svg_text(FILE *f, const char *s, int most) {
+    const size_t n = strlen(s);
+    for (size_t i = 0; i < n; most--) {
+        uint32_t c = 0;
+        const size_t used = utf8_decode(s + i, n - i, &c);
+        if (most == 0) { fputs("...", f); return; }
+        if (c == '&') fputs("&amp;", f);
+        else if (c == '<') fputs("&lt;", f);
+        else if (c == '>') fputs("&gt;", f);
+        else if (used == 0 || c < 0x20 || c == 0xfffe || c == 0xffff) fputc('?', f);
+        else fwrite(s + i, 1, used, f);
+        i += used > 0 ? used : 1;
+    }
+}
+
+static double svg_x(const SvgFrame *s, double x) {
+    return s->left + (s->right - s->left) * (x - s->x0) / (s->x1 - s->x0);
+}
+
+static double svg_y(const SvgFrame *s, double y) {
+    return s->bottom - (s->bottom - s->top) * (y - s->y0) / (s->y1 - s->y0);
+}
+
+// Returns the distance between ticks: 1, 2 or 5 times a power of ten, for at most n of them.
+static double svg_tick(double span, int n) {
+    const double unit = pow(10, floor(log10(span / n)));
+    for (int m = 1; m < 10; m = m == 1 ? 2 : m == 2 ? 5 : 10)
+        if (span / (unit * m) <= n) return unit * m;
+    return unit * 10;
+}
+
+// Draws a line across the frame at each of at most n + 1 round values, with its number on the left;
+// `unit`, or "", is beside the zero.
+static void svg_levels(const SvgFrame *s, int n, const char *unit) {
+    const double d = svg_tick(s->y1 - s->y0, n);
+    for (double i = ceil(s->y0 / d) + 0.0; i * d <= s->y1; i++)  // + 0.0: no "-0"
+        fprintf(s->f, "<path class=\"grid\" d=\"M%d %.1fh%d\"/><text x=\"%d\" y=\"%.1f\" "
+                "text-anchor=\"end\">%.6g%s%s</text>\n", s->left, svg_y(s, i * d),
+                s->right - s->left, s->left - 8, svg_y(s, i * d) + 4, i * d,
+                i == 0 && *unit != '\0' ? " " : "", i == 0 ? unit : "");
+}
+
+// Draws ticks at round values, d apart, and their numbers below; `across`: from top to bottom.
+static void svg_ticks(const SvgFrame *s, double d, bool across, const char *unit) {
+    for (double i = ceil(s->x0 / d) + 0.0; i * d <= s->x1 * 1.0001; i++) {
+        const double x = fmin(svg_x(s, i * d), s->right);
+        fprintf(s->f, "<path class=\"%s\" d=\"M%.1f %.0fV%.0f\"/><text x=\"%.1f\" y=\"%.0f\" "
+                "text-anchor=\"middle\">%.10g%s%s</text>\n", across ? "grid" : "axis", x,
+                across ? s->top : s->bottom, across ? s->bottom : s->bottom + 5, x, s->bottom + 17,
+                i * d, i == 0 && *unit != '\0' ? " " : "", i == 0 ? unit : "");
+    }
+}
+
+// Draws the line below the frame, the name of x so many pixels below it, and that of y.
+static void svg_axes(const SvgFrame *s, const char *x, int below, const char *y) {
+    fprintf(s->f, "<path class=\"axis\" d=\"M%d %.0fH%d\"/>\n<text x=\"%d\" y=\"%.0f\" "
+            "text-anchor=\"middle\">", s->left, s->bottom, s->right, (s->left + s->right) / 2,
+            s->bottom + below);
+    svg_text(s->f, x, 120);
+    fprintf(s->f, "</text>\n<text transform=\"translate(16 %.0f) rotate(-90)\" "
+            "text-anchor=\"middle\">", (s->top + s->bottom) / 2);
+    svg_text(s->f, y, 120);
+    fputs("</text>\n", s->f);
+}
+
+// Draws a line through n points, those without a y (NaN) left out.
+static void svg_curve(const SvgFrame *s, const char *style, const SvgPoint *points, size_t n) {
+    fprintf(s->f, "<polyline class=\"%s\" points=\"", style);
+    for (size_t i = 0; i < n; i++)
+        if (!isnan(points[i].y))
+            fprintf(s->f, " %.1f,%.1f", svg_x(s, points[i].x), svg_y(s, points[i].y));
+    fputs("\"/>\n", s->f);
+}
+
+// Returns the mean of a 25th of n points around point i, of fewer near both ends.
+static SvgPoint svg_mean(const SvgPoint *points, size_t n, size_t i) {
+    const size_t back = min_size(i, n / 50), ahead = min_size(back, n - 1 - i);
+    SvgPoint mean = {points[i].x, 0};
+    for (size_t k = i - back; k <= i + ahead; k++) mean.y += points[k].y;
+    mean.y /= (double)(back + ahead + 1);
+    return mean;
+}
+
+// Draws n > 0 points, however many: the last one of each bucket, and a ring at the end, which alone
+// shows a single point. Of noisy points the curve is the mean around the end of each bucket, over a
+// thin curve in style "raw" of the lowest and highest (no spike is lost). Returns the curve's end.
+static SvgPoint svg_series(const SvgFrame *s, const char *style, bool noisy, const SvgPoint *points,
+                           size_t n) {
+    SvgPoint curve[SVG_BUCKETS], raw[2 * SVG_BUCKETS];
+    const size_t buckets = min_size(n, SVG_BUCKETS);
+    for (size_t b = 0, i = 0; b < buckets; b++) {
+        size_t low = i, high = i;
+        for (; i < (b + 1) * n / buckets; i++) {
+            if (points[i].y < points[low].y) low = i;
+            if (points[i].y > points[high].y) high = i;
+        }
+        raw[2 * b] = points[min_size(low, high)];
+        raw[2 * b + 1] = points[low < high ? high : low];
+        curve[b] = noisy ? svg_mean(points, n, b == 0 ? 0 : i - 1) : points[i - 1];
+    }
+    const SvgPoint last = curve[buckets - 1];
+    if (noisy) svg_curve(s, "raw", raw, 2 * buckets);
+    svg_curve(s, style, curve, buckets);
+    fprintf(s->f, "<circle class=\"%s\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/>\n", style,
+            svg_x(s, last.x), svg_y(s, last.y));
+    return last;
+}
+
+// Draws an entry of a legend at *x, or in the next line if it ends right of `right`; *x is then
+// where the next entry begins.
+static void svg_legend(FILE *f, double *x, double *y, int left, int right, const char *style,
+                       const char *name) {
+    const double width = 34 + 6.6 * (double)strlen(name);
+    if (*x > left && *x + width > right) { *x = left; *y += 18; }
+    fprintf(f, "<path class=\"%s\" d=\"M%.1f %.0fh12v12h-12z\"/><text x=\"%.1f\" y=\"%.0f\">",
+            style, *x, *y - 10, *x + 17, *y);
+    svg_text(f, name, 40);
+    fputs("</text>\n", f);
+    *x += width;
+}
+
+#endif
