@@ -456,20 +456,17 @@ static size_t tokenizer_merge_long(const Tokenizer *t, uint32_t *ids, size_t n) 
 
 // Writes the symbols of a word of n bytes, at most n, and returns how many.
 static size_t tokenizer_symbols(const Tokenizer *t, const char *s, size_t n, uint32_t *ids) {
-    size_t count = 0, end = 0;  // end: of the code point that has no token
-    for (size_t i = 0; i < n;) {
-        uint32_t c, id = TOKENIZER_NONE;
-        const bool wide = !t->byte_level && (s[i] & 0x80) != 0 && i >= end;
-        const size_t step = wide ? utf8_decode(s + i, n - i, &c) : 0;
-        if (step > 0) id = tokenizer_find(t, s + i, step);
-        if (id == TOKENIZER_NONE) {
-            end = step > 0 ? i + step : end;
-            ids[count] = t->byte_id[(unsigned char)s[i++]];
-            count += ids[count] != TOKENIZER_NONE;
-        } else {
-            ids[count++] = id;
-            i += step;
+    size_t count = 0, step;
+    for (size_t i = 0; i < n; i += step) {
+        uint32_t c;
+        const bool wide = !t->byte_level && (s[i] & 0x80) != 0;
+        step = wide ? utf8_decode(s + i, n - i, &c) : 0;
+        ids[count] = step > 0 ? tokenizer_find(t, s + i, step) : TOKENIZER_NONE;
+        if (ids[count] == TOKENIZER_NONE) {  // no token: its bytes, one by one
+            step = 1;
+            ids[count] = t->byte_id[(unsigned char)s[i]];
         }
+        count += ids[count] != TOKENIZER_NONE;
     }
     return count;
 }
