@@ -125,7 +125,7 @@ fuzz: $(FUZZ:%=build/fuzz/%)  ## long fuzzing of every parser (clang; FUZZ_SECON
 	    build/fuzz/$$f -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2048 -print_final_stats=1 \
 	    build/corpus/$$f || exit 1; done
 
-BENCH = build/bench_matmul build/bench_adam build/bench_step \
+BENCH = build/bench_matmul build/bench_adam build/bench_step build/bench_tokenizer \
         $(if $(and $(NVCC),$(GPU)),$(GPU_BENCHES:%=build/gpu/%))
 bench: $(BENCH)  ## speed, as shares of limits measured in the same run
 	@for b in $(BENCH); do $$b || exit 1; done
