@@ -107,7 +107,6 @@ static uint32_t tokenizer_added(const Tokenizer *t, const char *content) {
 
 static Tokenizer *tokenizer_new(void) {
     Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
-    t->classes = word_classes_make();
     t->bos = t->eot = t->behind = -1;
     return t;
 }
@@ -227,6 +226,7 @@ static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char
     if (!tokenizer_read_merges(t, json, merge_reader(file, merges, NULL, &err), lines))
         die("%s", err.text);
     tokenizer_write_config(t);
+    t->classes = word_classes_make();
     json_free(json);
     return t;
 }
@@ -532,6 +532,7 @@ static Tokenizer *tokenizer_parse_json(const char *dir, char *text, size_t n, Er
     char path[PATH_MAX], other[PATH_MAX];
     Error inner;
     Tokenizer *t = tokenizer_new();
+    t->classes = word_classes_make();
     Json *root = json_parse(text, n, &inner);
     const Json *version = json_get(root, "version");
     PartReader r = {.t = t, .path = path, .root = root, .vocabulary = NULL, .err = err};

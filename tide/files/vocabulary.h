@@ -84,6 +84,7 @@ typedef struct Tokenizer {
     size_t table_mask;
     bool ignore_merges;                    // a piece that is a token becomes it, merges or not
     bool *joins;                           // [256 * 256]: has a token these bytes side by side?
+                                           // NULL if byte-level
     int bos, eot;                          // the token in front of a text, and the one that ends it
     int behind;                            // the token behind a document; -1: none
     uint32_t *stops;                       // [stop_count]: these end what a model writes, too
@@ -212,7 +213,7 @@ static bool tokenizer_read_tokens(Tokenizer *t, const char *file, const Json *vo
     t->places = ALLOC(TokenPlace, slots, "vocabulary");
     t->tokens = ALLOC(TokenText, t->vocab + more, "vocabulary");
     t->bytes = ALLOC(char, bytes, "vocabulary");
-    t->joins = ALLOC(bool, 1 << 16, "vocabulary");
+    if (!t->byte_level) t->joins = ALLOC(bool, 1 << 16, "vocabulary");
     for (const Json *token = vocabulary->child; token != NULL; token = token->next) {
         json_size(token, &id);
         if (token->key_length == 0 || t->tokens[id].length > 0)
