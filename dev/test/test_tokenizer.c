@@ -722,6 +722,7 @@ static void json_refused(void) {
         {LLAMA2, "{'id':1,", "{'id':9,", "\"<s>\" has the id 9, and Hugging Face gives it 1"},
         {LLAMA2, "'content':'<|left|>'", "'content':'<|right|>'", "\"<|right|>\" is there twice"},
         {LLAMA2, "'content':'<|left|>'", "'content':''", "added_tokens without content, id"},
+        {LLAMA2, "'added_tokens':[", "'added_tokens':{},'other':[", "added_tokens other than a list"},
         {LLAMA2, "'content':'<|left|>'", "'content':5", "added_tokens without content, id"},
         {LLAMA2, "'content':'<|left|>','single_word':false",
          "'content':'<|left|>','single_word':true", "added_tokens with single_word"},

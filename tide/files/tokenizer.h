@@ -438,6 +438,8 @@ static bool read_added(PartReader *r) {
     Tokenizer *t = r->t;
     const Json *all = json_get(r->root, "added_tokens");
     size_t next = r->vocabulary->count, id = 0;
+    if (all != NULL && all->type != JSON_ARRAY)
+        return part_refuse(r, "added_tokens", "other than a list");
     for (const Json *item = all != NULL ? all->child : NULL; item != NULL; item = item->next) {
         const Json *content = json_get(item, "content");
         int flags[5], wrong = content == NULL || content->type != JSON_STRING
