@@ -420,13 +420,18 @@ static void gpu_copy(void *to, const void *from, size_t bytes) {
     device_rest();
 }
 
-// The table of rotary positions: its floats; makes it, and copies it to the GPU.
-static size_t rope_floats(const GPT2 *g) { return g->max_T * config_head(&g->config); }
+// The table of rotary positions: its rows (a sample is one row of tokens in the room of a whole
+// micro-batch, so it may be longer than --seq), and its floats.
+static size_t rope_rows(const GPT2 *g) {
+    return min_size(g->max_B * g->max_T, g->config.context);
+}
+static size_t rope_floats(const GPT2 *g) { return rope_rows(g) * config_head(&g->config); }
 
+// Makes the table, and copies it to the GPU.
 static void rope_upload(GPT2 *g) {
     if (g->rope == NULL || rehearsal != NULL) return;
     float *table = ALLOC(float, rope_floats(g), "rotary positions");
-    rope_table(&g->config.rope, g->max_T, config_head(&g->config), table);
+    rope_table(&g->config.rope, rope_rows(g), config_head(&g->config), table);
     gpu_copy(g->rope, table, rope_floats(g) * sizeof *table);
     free(table);
 }
