@@ -119,10 +119,13 @@ static RunState state_of(const GPT2Table *t, float *const *arenas, int parts) {
     return x;
 }
 
+static const TextEnds no_ends = {-1, -1}, ends = {7, 5};
+
 static bool save_model(const char *dir, const GPT2Config *c, const GPT2Table *t, float *arena,
                        bool bf16, int eot) {
     const RunState here = state_of(t, &arena, 1);
-    return model_save(dir, c, t, &here, bf16, eot, NULL, &err);
+    const TextEnds these = {-1, eot};
+    return model_save(dir, c, t, &here, bf16, these, NULL, &err);
 }
 
 // Sizes that no tile, block or alignment divides; and all that the LLaMA family's config.json says.
@@ -393,7 +396,7 @@ static void write_hf(const char *dir, const GPT2Config *c, const Variant *v) {
     path_join(path, dir, "config.json");
     FILE *f = fopen(path, "wb");
     if (f == NULL) die("cannot write %s", path);
-    config_write(f, c, false, -1, NULL);
+    config_write(f, c, false, no_ends, NULL);
     fclose(f);
     strcat(index, "}}");
     path_join(path, dir, "model.safetensors.index.json");
@@ -1104,7 +1107,7 @@ static void test_save_keeps_the_configuration(void) {
         if (i == 4) unlink(config);
         if (i == 5) write_text(config, "{\"vocab_size\":131}", 18);
         if (i == 6) own.context = 8;  // a window may have limited that
-        CHECK(model_save(to, &own, &t, &here, i == 1, 5, origin, &err), "%s", err.text);
+        CHECK(model_save(to, &own, &t, &here, i == 1, ends, origin, &err), "%s", err.text);
         model_config_load(to, &found);
         Json *after = json_read(in_base("tuned/config.json"), &err);
         CHECK(after != NULL, "%d: %s", i, err.text);
@@ -1117,6 +1120,8 @@ static void test_save_keeps_the_configuration(void) {
         if (i != 6) CHECK(memcmp(&found, &c, sizeof c) == 0, "%d: another configuration", i);
         CHECK(strcmp(member_text(after, "eos_token_id"),
                      kept ? "[128001, 128008, 128009]" : "5") == 0, "%d: end tokens", i);
+        CHECK(strcmp(member_text(after, "bos_token_id"), kept ? "128000" : "7") == 0,
+              "%d: the token that begins a text", i);
         CHECK((json_get(after, "use_cache") != NULL) == kept, "%d: unknown keys", i);
         for (const Json *x = before->child; x != NULL && kept; x = x->next) {
             if (strcmp(x->key, "architectures") == 0 || strcmp(x->key, "tie_word_embeddings") == 0
@@ -1131,9 +1136,10 @@ static void test_save_keeps_the_configuration(void) {
     GPT2Table gt = gpt2_table(&g);
     float *weights = (float *)alloc_or_fail(gt.elements, sizeof(float), "arena");
     const RunState there = state_of(&gt, &weights, 1);
-    CHECK(model_save(to, &g, &gt, &there, false, 5, from, &err), "%s", err.text);
+    CHECK(model_save(to, &g, &gt, &there, false, ends, from, &err), "%s", err.text);
     Json *after = json_read(in_base("tuned/config.json"), &err);
     CHECK(json_get(after, "use_cache") == NULL, "keys of LLaMA in GPT-2's");
+    CHECK(strcmp(member_text(after, "bos_token_id"), "5") == 0, "GPT-2 begins with what ends");
     json_free(after);
     json_free(before);
     free(arena);

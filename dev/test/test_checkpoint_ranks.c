@@ -179,9 +179,11 @@ static const StateSave *what(const Model *g, const char *out, size_t step) {
     return &x;
 }
 
+static const TextEnds ends = {-1, 50};
+
 static bool save_at_once(const Model *g, const char *out, size_t step) {
     return state_save(what(g, out, step), &err)
-        && model_save(out, &g->c, &g->t, &g->here, false, 50, NULL, &err);
+        && model_save(out, &g->c, &g->t, &g->here, false, ends, NULL, &err);
 }
 
 static size_t newest(const char *out) {  // the step of the newest whole checkpoint, or 0
@@ -441,7 +443,8 @@ static int save_in_trouble(void) {
     trouble_count = 0;
     if (here && victim.limit > 0) limit_file_size(victim.limit);
     const bool ok = state_save(s, &err)
-        && state_agree(ranks.rank > 0 || state_model(s, s->state.step, s->out, false, 50, NULL, &err),
+        && state_agree(ranks.rank > 0 || state_model(s, s->state.step, s->out, false, ends,
+                                                          NULL, &err),
                        &err);
     limit_file_size(0);
     bool none = victim.limit == 0, all[MAX_WORLD];

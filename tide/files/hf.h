@@ -714,16 +714,21 @@ static Json *config_origin(const char *path, const GPT2Config *c) {
     return root;
 }
 
-// Writes config.json. eot: the token that ends a text, or -1. origin: the configuration of the
+typedef struct { int bos, eos; } TextEnds;  // the tokens that begin and end a text, or -1
+
+// Writes config.json. GPT-2 and OPT begin a text with the token that ends one. origin: that of the
 // model from which this one was trained, whose members are kept, but for those that training
 // changes; or NULL.
-static void config_write(FILE *f, const GPT2Config *c, bool bf16, int eot, const Json *origin) {
+static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
+                         const Json *origin) {
     static const char *const ours[] = {"architectures", "model_type", "tie_word_embeddings",
                                        "torch_dtype", "dtype"};
     const int naming = hf_naming(c);
     const char *dtype = bf16 ? "bfloat16" : "float32";
-    char token[16] = "null";
-    if (eot >= 0) snprintf(token, sizeof token, "%d", eot);
+    const int bos = naming == NAMING_LLAMA ? ends.bos : ends.eos;
+    char begin[16] = "null", end[16] = "null";
+    if (bos >= 0) snprintf(begin, sizeof begin, "%d", bos);
+    if (ends.eos >= 0) snprintf(end, sizeof end, "%d", ends.eos);
     fprintf(f, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
             hf_families[c->family].architecture, hf_families[c->family].type);
     for (const Json *x = origin != NULL ? origin->child : NULL; x != NULL; x = x->next) {
@@ -756,14 +761,15 @@ static void config_write(FILE *f, const GPT2Config *c, bool bf16, int eot, const
     if (naming == NAMING_LLAMA) config_write_llama(f, c);
     else fprintf(f, "  \"activation_function\": \"%s\",\n",
                  c->activation == ACTIVATION_RELU ? "relu" : "gelu_new");
-    fprintf(f, "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s\n}\n", token, token);
+    fprintf(f, "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s\n}\n", begin, end);
 }
 
 // Writes dir/model.safetensors and dir/config.json so that Hugging Face's
 // AutoModelForCausalLM.from_pretrained(dir) loads them: fp32, or bf16 rounded to the nearest.
 // Makes dir if it must. On failure what was there before is still there.
 static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
-                       const RunState *here, bool bf16, int eot, const char *origin, Error *err) {
+                       const RunState *here, bool bf16, TextEnds ends, const char *origin,
+                       Error *err) {
     char weights[PATH_MAX], config[PATH_MAX];
     SafeWriter out;
     if (!make_directories(dir)) return error_set(err, "cannot make %s: %s", dir, strerror(errno));
@@ -771,7 +777,7 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     path_join(config, dir, "config.json");
     Json *from = config_origin(origin, c);
     FILE *f = replace_open(config, err);
-    if (f != NULL) config_write(f, c, bf16, eot, from);
+    if (f != NULL) config_write(f, c, bf16, ends, from);
     json_free(from);
     if (f == NULL) return false;
     // Complete before the old weights go: the new ones may need it.

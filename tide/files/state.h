@@ -411,8 +411,8 @@ static void state_file_move(void *owner, int part, size_t at, size_t n, float *w
 }
 
 // model.safetensors and config.json, in `out`, of a step's checkpoint; on rank 0.
-static bool state_model(const StateSave *x, size_t step, const char *out, bool bf16, int eot,
-                        const char *origin, Error *err) {
+static bool state_model(const StateSave *x, size_t step, const char *out, bool bf16,
+                        TextEnds ends, const char *origin, Error *err) {
     char dir[PATH_MAX];
     StateFile from = {x->table, {0, NULL, NULL, NULL, 0}};
     RunState here = state_in(NULL, 1);
@@ -420,7 +420,7 @@ static bool state_model(const StateSave *x, size_t step, const char *out, bool b
     here.owner = &from;
     state_path(dir, x->out, step);
     const bool ok = state_open(dir, &from.file, err)
-        && model_save(out, &x->state.config, x->table, &here, bf16, eot, origin, err);
+        && model_save(out, &x->state.config, x->table, &here, bf16, ends, origin, err);
     safetensors_close(&from.file);
     return ok;
 }

@@ -95,7 +95,8 @@ static double run_best_loss(const Run *r) {
 // newest whole one, but not the best, make room; else the run ends only if there is none, or no
 // later chance.
 static void run_write(Run *r, size_t step, bool state) {
-    const int eot = r->tokenizer != NULL ? r->tokenizer->eot : -1;
+    const Tokenizer *tok = r->tokenizer;
+    const TextEnds ends = {tok != NULL ? tok->bos : -1, tok != NULL ? tok->eot : -1};
     const bool bf16 = r->o.save_dtype == SAVE_BF16;
     const double start = seconds_now();
     const bool improved = state && r->o.keep_best && r->lowest < run_best_loss(r);
@@ -126,11 +127,11 @@ static void run_write(Run *r, size_t step, bool state) {
         }
         state = state && !ok;
         if (ok && ranks.rank == 0)
-            ok = ranks.world > 1 ? state_model(&x, step, r->o.out, bf16, eot, origin, &err)
-                : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, eot, origin,
+            ok = ranks.world > 1 ? state_model(&x, step, r->o.out, bf16, ends, origin, &err)
+                : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, ends, origin,
                              &err);
         if (ok && ranks.rank == 0 && r->state.best.step > 0 && !r->best_is_out)
-            r->best_is_out = ok = state_model(&x, r->state.best.step, best, bf16, eot, origin,
+            r->best_is_out = ok = state_model(&x, r->state.best.step, best, bf16, ends, origin,
                                                 &err);
         if (state_agree(ok, &err)) break;
         if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
