@@ -20,7 +20,7 @@ LDLIBS = -lm -pthread
 HEADERS = $(wildcard *.h tide/*/*.h tide/*/*.cuh dev/test/*.h dev/test/*.cuh dev/*.h dev/data/*.h)
 
 .PHONY: all nvcc cxx compiler run test test-all fuzz bench reference clean help
-TOOLS = train_gpt2 $(addprefix build/,tokenize compare columns timeline reviews plot unpickle)
+TOOLS = train_gpt2 $(addprefix build/,tokenize compare columns timeline reviews ask plot unpickle)
 all: $(TOOLS)  ## build the trainer and its tools
 	@echo "./train_gpt2 is there. Next: make run trains a small GPT; ./train_gpt2 --help; make help"
 

@@ -1,33 +1,95 @@
 #!/bin/sh
-# Fine-tunes on examples, JSON lines of prompts and completions (doc/finetuning.md), with AdamW.
+# Fine-tunes a model on examples, JSON lines (doc/finetuning.md), with AdamW, and shows what it answers
+# to the last three of them, which are held out, before and after.
 # usage: scripts/finetune.sh [OPTION...]      without FILE: a small model reads made-up film reviews and
 #        is then taught to say what they come to; a minute on a CPU, without network; in out/finetune-demo
-#        FILE=my.jsonl [MODEL=DIR] scripts/finetune.sh [OPTION...]      your examples, GPT-2 124M (fetched)
-#        or another model; in out/finetune/tuned. [TRAINER=./train_gpt2cu] [OUT=DIR]
-# Rows have 256 tokens, or the model's context if that is less; --seq chooses.
+#        FILE=my.jsonl [MODEL=DIR|OWNER/NAME] scripts/finetune.sh [OPTION...]      your examples, and a model
+#        in a folder or of the hub, which is fetched (default GPT-2 124M); in out/finetune/tuned.
+#        --plan: what fits, and how fast it is predicted to be; trains nothing. [TRAINER=./train_gpt2cu] [OUT=DIR]
+# Where there is a GPU, the GPU trainer chooses a placement that fits; if none does, moments are stored in 16
+# bits, then micro-batches are shorter. Rows have 256 tokens, or the model's context if that is less; --seq
+# chooses.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 trainer=${TRAINER:+$(absolute "$TRAINER")} out=${OUT:+$(absolute "$OUT")} file=${FILE:+$(absolute "$FILE")}
-model=${MODEL:+$(absolute "$MODEL")} top=$PWD
+model=${MODEL-} top=$PWD
+case $model in
+    */*/* | /* | ./* | ../* | '') hub='' ;;
+    */*) if [ -e "$model" ]; then hub=''; else hub=$model; fi ;;
+    *) hub='' ;;
+esac
+[ -z "$model" ] || [ -n "$hub" ] || model=$(absolute "$model")
 cd "$(dirname "$0")/.."
 if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # what is printed works where we were called
-trainer=${trainer:-${top:-./}train_gpt2}
 [ -n "$file" ] || [ -z "$model" ] || refuse "MODEL without FILE: name your examples with FILE=my.jsonl"
-make train_gpt2 build/reviews
+
+# answers MODEL: what it says to the last three examples
+answers() {
+    for k in 3 2 1; do
+        if asked=$(build/ask "$file" $k prompt); then
+            "$trainer" --model "$1" --steps 0 --prompt "$asked" --sample-tokens 64 --temperature 0
+        elif asked=$(build/ask "$file" $k user); then
+            system=$(build/ask "$file" $k system) || system=''
+            echo "> $asked"
+            echo "$asked" | "$trainer" --model "$1" --steps 0 --chat ${system:+--prompt "$system"} \
+                --sample-tokens 64 --temperature 0
+        fi
+    done
+}
+
+# fit OPTION...: sets $fits to the options that make this fit, as the plan proposes them
+fit() {
+    fits=''
+    # shellcheck disable=SC2086  # fits is words
+    while ! said=$("$trainer" --plan "$@" $fits 2>&1 >/dev/null); do
+        more=$(echo "$said" | sed -n 's/.*; it fits with \(--[a-z0-9 .-]*\).*/\1/p')
+        case "$fits" in *"${more:-none}"*) more='' ;; esac
+        if [ -z "$more" ]; then
+            echo "$said" >&2
+            exit 1
+        fi
+        echo "as asked, this does not fit here; it does with $more"
+        fits="$fits $more"
+    done
+}
+
+case " $* " in *" --plan "*) plan=1 ;; *) plan='' ;; esac
 if [ -n "$file" ]; then
-    if [ -z "$model" ]; then
-        sh dev/data/model.sh gpt2
-        model=data/gpt2
+    make build/ask
+    if [ -z "$trainer" ] && { [ -n "$plan" ] || [ -e /dev/nvidiactl ]; }; then
+        # shellcheck source=scripts/trainer.sh
+        . scripts/trainer.sh
+        trainer=$(absolute "$trainer")
+    elif [ -z "$trainer" ]; then
+        make train_gpt2
+        trainer=${top:-./}train_gpt2
+    fi
+    if [ -n "$hub" ] || [ -z "$model" ]; then
+        sh dev/data/model.sh "${hub:-gpt2}"
+        model=data/$(basename "${hub:-gpt2}")
     fi
     config=$model/config.json
     [ -d "$model" ] || config=$(dirname "$model")/config.json
     context=$([ ! -r "$config" ] || tr -d ' \t\r\n' <"$config" |
         grep -oE '"(n_positions|max_position_embeddings)":[0-9]+' | head -n 1 | cut -d : -f 2)
     if [ "${context:-256}" -lt 256 ]; then seq=$context; else seq=256; fi
-    exec "$trainer" --model "$model" --data "$file" --batch 4 --seq "$seq" --steps 300 --lr 3e-5 \
-        --eval-every 50 --out "${out:-${top}out/finetune}/tuned" "$@"
+    set -- --model "$model" --data "$file" --batch 4 --seq "$seq" --steps 300 --lr 3e-5 \
+        --eval-every 50 "$@"
+    fits=''
+    case ${trainer##*/} in train_gpt2) ;; *) fit "$@" ;; esac
+    # shellcheck disable=SC2086  # fits is words
+    set -- "$@" $fits
+    [ -z "$plan" ] || exec "$trainer" "$@"
+    echo "before:"
+    answers "$model"
+    "$trainer" --out "${out:-${top}out/finetune}/tuned" "$@"
+    echo "after:"
+    answers "${out:-${top}out/finetune}/tuned"
+    exit
 fi
+make train_gpt2 build/reviews
+trainer=${trainer:-${top:-./}train_gpt2}
 out=${out:-${top}out/finetune-demo}
 # examples N SEED: a review, and which of two verdicts is right
 examples() {
