@@ -23,6 +23,7 @@ esac
 cd "$(dirname "$0")/.."
 if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # what is printed works where we were called
 [ -n "$file" ] || [ -z "$model" ] || refuse "MODEL without FILE: name your examples with FILE=my.jsonl"
+[ -z "$file" ] || [ -r "$file" ] || refuse "FILE=$file: there is no such file"
 
 # answers MODEL: what it says to the last three examples
 answers() {
@@ -66,7 +67,7 @@ if [ -n "$file" ]; then
         trainer=${top:-./}train_gpt2
     fi
     if [ -n "$hub" ] || [ -z "$model" ]; then
-        sh dev/data/model.sh "${hub:-gpt2}"
+        sh dev/data/model.sh ${plan:+--tokenizer} "${hub:-gpt2}"
         model=data/$(basename "${hub:-gpt2}")
     fi
     config=$model/config.json

@@ -8,9 +8,9 @@ set -u
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
 tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
 cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
-reviews=$(absolute "${REVIEWS:-build/reviews}")
+reviews=$(absolute "${REVIEWS:-build/reviews}") asks=$(absolute "${ASK:-build/ask}")
 launch=$(absolute scripts/launch.sh) top=$(pwd)
-for program in "$tide" "$cpu" "$reviews"; do
+for program in "$tide" "$cpu" "$reviews" "$asks"; do
     [ -x "$program" ] || { echo "skip cli_task: $program is missing"; exit 0; }
 done
 export OMP_NUM_THREADS=1 EMU_THREADS=1
@@ -210,7 +210,8 @@ check what_is_cut_is_said grep -q '^data: [0-9]* of 500 examples are longer than
 mkdir -p made/scripts made/build
 cp "$top/scripts/finetune.sh" "$top/scripts/common.sh" made/scripts
 ln -s "$reviews" made/build/reviews
-echo 'train_gpt2 build/reviews:' >made/Makefile
+ln -s "$asks" made/build/ask
+echo 'train_gpt2 build/reviews build/ask:' >made/Makefile
 printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" --steps 3 --warmup 0 ;; esac\nexec "%s" "$@"\n' \
     "$cpu" >made/train_gpt2
 chmod +x made/train_gpt2
@@ -218,10 +219,18 @@ chmod +x made/train_gpt2
 check the_script_evaluates_and_tunes sh -c 'grep -q "^val loss.*accuracy" made.out &&
     grep -q "^data: .* rows of 128 tokens, packed" made.out && grep -q "are in out/finetune-demo/tuned$" made.out'
 check the_script_takes_a_file sh -c 'cd made && FILE=../train.jsonl MODEL=out/finetune-demo/read OUT=mine \
-    sh scripts/finetune.sh --seq 64 --no-save 2>&1 | grep "^3 of 3 steps"'
+    sh scripts/finetune.sh --seq 64 --no-save >../file.out 2>&1; grep "^3 of 3 steps" ../file.out'
+check the_script_refuses_no_file sh -c 'FILE=none.jsonl sh made/scripts/finetune.sh 2>&1 | grep "none.jsonl: there is no such file"'
+# What it shows: answers to the last three examples, before and after.
+tail -n 3 train.jsonl | sed 's/.*"prompt": "\([^"]*\)".*/\1/' >asked
+check the_script_shows_answers sh -c 'FILE=../train.jsonl; cd made; export FILE
+    MODEL=out/finetune-demo/read OUT=shown sh scripts/finetune.sh --seq 64 >../shown.out 2>&1
+    sed -n "/^before:/,/^after:/p" ../shown.out | grep -cF -f ../asked | grep -qx 3 &&
+        sed -n "/^after:/,\$p" ../shown.out | grep -cF -f ../asked | grep -qx 3'
 # ask FILE MODEL OPTION...: what the trainer is given for it
 printf '#!/bin/sh\necho "$@"\n' >said && chmod +x said
-ask() { (file=$1 model=$2; shift 2; FILE=$file MODEL=$model TRAINER=./said sh made/scripts/finetune.sh "$@") | tail -n 1; }
+ask() { (file=$1 model=$2; shift 2; FILE=$file MODEL=$model TRAINER=./said sh made/scripts/finetune.sh "$@") | grep -e '--data' | tail -n 1; }
+touch x.json x.JSONL x.ndjson x x.jsonl "my file.txt"
 for name in x.json x.JSONL x.ndjson x "my file.txt"; do
     check "the_script_passes_$name" sh -c 'echo "$1" | grep -qF -e "--data $2 --batch"' - "$(ask "$name" m)" "$PWD/$name"
 done
@@ -233,6 +242,20 @@ for context in '"n_positions": 64' '"max_position_embeddings" : 100' '"n_positio
     check "the_script_takes_a_context_$context" expr "$(ask x.jsonl m)" : ".* --seq $n --steps"
 done
 check the_script_takes_your_seq expr "$(ask x.jsonl m --seq 32)" : '.* --seq 256 .* --seq 32$'
+# A GPU trainer is asked what fits; the options that it proposes are added. A model of the hub is fetched.
+mkdir -p made/dev/data
+printf '#!/bin/sh\necho "fetched: $*"\n' >made/dev/data/model.sh
+printf '#!/bin/sh\ncase "$*" in *--plan*) case "$*" in *"--moments bf16"*) ;; *)
+    echo "tide: this run needs 9 GiB; it fits with --moments bf16" >&2; exit 2 ;; esac ;; esac\necho "$@"\n' >fits && chmod +x fits
+fit() { (FILE=x.jsonl MODEL=$1 TRAINER=./fits; shift; export FILE MODEL TRAINER; sh made/scripts/finetune.sh "$@"); }
+check the_script_adds_what_fits sh -c 'echo "$0" | grep -q "does with --moments bf16" &&
+    echo "$0" | grep -qe "--out .*--data .* --moments bf16$"' "$(fit m)"
+check the_script_fetches sh -c 'echo "$0" | grep -qx "fetched: Owner/Name-0.5B" &&
+    echo "$0" | grep -qe "--model data/Name-0.5B --data"' "$(fit Owner/Name-0.5B)"
+check the_script_plans sh -c 'echo "$0" | grep -qx "fetched: --tokenizer Owner/Name" &&
+    echo "$0" | tail -n 1 | grep -qe "--data .* --plan --moments bf16$" && ! echo "$0" | grep -q before:' "$(fit Owner/Name --plan)"
+printf '#!/bin/sh\necho "tide: this run needs 9 GiB" >&2; exit 2\n' >fits
+refuses the_script_says_what_does_not_fit 1 '^tide: this run needs 9 GiB$' env FILE=x.jsonl MODEL=m TRAINER=./fits sh made/scripts/finetune.sh
 refuses the_script_wants_examples_for_a_model 2 'MODEL without FILE' env MODEL=m sh made/scripts/finetune.sh
 
 # What an earlier call has trained is never removed: neither by the same script nor by the other.
