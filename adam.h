@@ -30,7 +30,7 @@ HOST_DEVICE static inline float sqrt_f32(float a) { return sqrtf(a); }
 // ---------------------------------------------------------------------------------------------
 // The update
 
-// What all elements of one step share. Made once per step, on the host, in double.
+// The numbers that all elements of one step share, computed once per step, on the host, in double.
 typedef struct {
     float grad_scale;       // the clip scale (times 1/accumulation, if the caller wants that)
     float beta1, one_minus_beta1;
@@ -99,8 +99,8 @@ HOST_DEVICE static inline float grad_at(const void *grad, int is_bf16, size_t i)
     return is_bf16 ? bf16_to_f32(((const uint16_t *)grad)[i]) : ((const float *)grad)[i];
 }
 
-// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one. Where
-// these are parts of larger arenas, index is the number of its first element there.
+// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one. index is
+// the number of its first element in the whole model, if the arenas hold a part of it.
 typedef struct { size_t at, length; int decay; size_t index; } AdamRun;
 
 // One pass over the state of some runs, of which all pointers are the arenas'. It makes an AdamW
@@ -144,8 +144,8 @@ static inline void adam_upper_split(AdamUpper *x, float g, const AdamStep *s, fl
     x->low = float_bits(p) << 16;
 }
 
-// What the update of elements from `at` on will need soon: a processor's own prefetching ends with
-// each page, of which there are five or six at a time.
+// The update reads and writes five or six pages at a time, and a processor's own prefetching ends
+// with each page: so the lines ahead of `at` are fetched by instructions.
 enum { ADAM_BLOCK = 128, ADAM_AHEAD = 512 };
 __attribute__((always_inline))
 static inline void adam_prefetch(const void *array, size_t at, size_t size) {
@@ -376,7 +376,7 @@ static inline double norm_total(const double *sums, size_t count) {
     return total;
 }
 
-// What to multiply gradients by so that their norm is at most `clip`: clip / norm, rounded once;
+// Computes the factor that makes the gradients' norm at most `clip`: clip / norm, rounded once;
 // exactly 1 if the norm is not above clip, or if clip <= 0 (no clipping). A norm that is infinite
 // or NaN gives NaN whatever clip is: such a step must not be taken.
 static inline float clip_scale(double norm_squared, double clip) {

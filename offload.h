@@ -4,7 +4,7 @@
 // parameter, or 6) is cut into sub-groups, and those into pieces. A piece's state lives on the GPU
 // or on the host; the GPU or the CPU updates it. Here it is decided which, by pure functions of the
 // model and of what was asked for: the trainer, its memory plan, the predictions of --plan and the
-// tests all follow the same list. What is done with the list is in train_gpt2.cu, gpt2_update().
+// tests all follow the same list. gpt2_update() in train_gpt2.cu works through the list.
 //
 //   mode         residents       the others' state is on the host, and updated by
 //   none         everything
@@ -43,15 +43,15 @@ typedef struct {
     int early;           // number of segments, counted from the last one, that are updated before
                          // the others: their gradients are the first to reach the host
     bool wire_f32;       // gradients cross the link as fp32
-    int streamed;        // layers whose weights live on the host, and come whenever they are used:
-                         // of those without residents, as far as there are so many
+    int streamed;        // layers whose weights are stored on the host, and copied for each use:
+                         // first of all the layers without residents
     int ring;            // places that such layers' weights take turns in; 0: auto,
                          // LEAST_PLACES until settled
 } OffloadChoice;
 
 enum { LEAST_SLOTS = 3, LEAST_PLACES = 2 };
 
-// How many there are where so many (0: auto) are chosen: never more than are of use.
+// Returns the number of slots: `chosen` (0: auto), but never more than there are visits.
 static int slots_of(int chosen, int visits) {
     const int n = chosen > 0 ? chosen : LEAST_SLOTS;
     return n < visits ? n : visits;
@@ -78,7 +78,7 @@ typedef struct {
     size_t state_at;         // of the elements with state where ours is: its first one
     bool grad_on_gpu;        // its gradient waits for the update on the GPU, not on the host
     size_t grad_at;          // the same for the gradient, where that waits for the update
-    size_t weights_at;       // the same for the weights, where the CPU updates them or they live
+    size_t weights_at;       // of its weights, if the host updates or stores them
     bool over_acts;          // there the layer's activations were, and grad_at counts bytes
     // Where it is; the trainer sets that once, when there is memory. floatX is its storage type.
     void *params;            // the weights that forward and backward use, on the GPU or, if they
@@ -184,7 +184,7 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
     }
 }
 
-// Where the next sub-group after one that begins at `at` begins.
+// Finds the end of the sub-group that begins at `at`.
 static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size, size_t at) {
     if (size > 0) {  // flat: at multiples of `size` from the begin of the shard space
         for (size_t next = (at / size + 1) * size;; next += size) {
@@ -204,8 +204,8 @@ static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size,
 }
 
 // The list. Residents are the last layers (Deep Optimizer States, 4.1: what is still on its way
-// when they are updated needs the time); but if there is room for the embeddings, whose gradient
-// comes last and which the next forward pass needs first, they come before all others. With a
+// when they are updated needs the time); but the embeddings, whose gradient is complete last and
+// which the next forward pass reads first, precede all others if there is room for them. With a
 // stride, the paper's Algorithm 1 to the letter: residents are whole sub-groups at the end, and of
 // the others, counted from 0, sub-group i visits if (i + 1) % stride == 0. With a share, the same
 // by elements: it visits as soon as all visitors are no more than that share of what has been dealt

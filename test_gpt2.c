@@ -27,9 +27,9 @@ enum { CASES = sizeof cases / sizeof cases[0] };
 #define PARAM_TOLERANCE 4e-5
 
 // The same in bf16, which rounds a number by up to 2^-8 of its size: errors add up over the layers
-// and, in these models, are not averaged over many channels. Twice what was seen. Where ReLU bends,
-// rounding switches a whole unit on or off: four times as much there, for gradients and parameters.
-// test_model.cu has bands for each kind of tensor, also in larger models.
+// and, in these models, are not averaged over many channels. Twice what was seen. Near ReLU's bend,
+// rounding switches a whole unit on or off: such models are allowed four times as much, for
+// gradients and parameters. test_model.cu has bands for each kind of tensor, also in larger models.
 #define BF16_LOSS_TOLERANCE 8e-3
 #define BF16_LOGITS_TOLERANCE 6e-2
 #define BF16_GRAD_TOLERANCE 0.18
@@ -83,14 +83,14 @@ static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum
     model_load(dir, &g->config, &g->table, &here);
 }
 
-// How many of n targets are trained: all but those that are -1.
+// Counts the targets that are trained: all of n but those that are -1.
 static size_t targets_of(const int32_t *targets, size_t n) {
     size_t trained = 0;
     for (size_t i = 0; i < n; i++) trained += targets[i] >= 0;
     return trained;
 }
 
-// Where the documents of rows begin, if a case has several in a row.
+// Reads the begins of documents, if a case has several in a row.
 static const int32_t *begins_of(const SafeTensors *reference) {
     const SafeTensor *t = safetensors_find(reference, "begins");
     return t == NULL ? NULL : (const int32_t *)(const void *)t->data;
@@ -144,7 +144,7 @@ static float *gradients(GPT2 *g) {
     return grads;
 }
 
-// How much looser a tolerance is in a model with ReLU; see above.
+// Returns the factor by which a tolerance is looser in a model with ReLU; see above.
 static double relu(const GPT2 *g) {
     return IS_BF16 && g->config.activation == ACTIVATION_RELU ? 4 : 1;
 }

@@ -172,8 +172,8 @@ static void matmul_backward(float *dinp, size_t pitch, float *dw, float *db, con
 //     y[i + HS/2] = n[i + HS/2] cos a[i] + n[i] sin a[i]
 // n is x. Or, in Qwen3, x's RMS norm: all heads of q have one weight, and all of k.
 
-// Overwrites q and k in qkv by y. Where there is a norm, copies x to qk for the backward pass;
-// where there is none, qk, qk_rstd, q_norm_w and k_norm_w are NULL.
+// Overwrites q and k in qkv by y. If there is a norm, copies x to qk for the backward pass; else
+// qk, qk_rstd, q_norm_w and k_norm_w are NULL.
 static void heads_forward(float *qkv,             // (B, T, (NH + 2 NKV) HS)
                           float *qk,              // (B, T, (NH + NKV) HS)
                           float *qk_rstd,         // (B, T, NH + NKV)
@@ -494,7 +494,7 @@ static void crossentropy(float *losses, float *logits, const int32_t *targets, f
 // =============================================================================================
 // 2. The model
 
-// What one layer makes, and what its backward pass needs: pointers into GPT2's buffers.
+// The activations of one layer, which its backward pass reads: pointers into GPT2's buffers.
 typedef struct {
     float *x;                       // (N, C)  the residual stream on entry
     float *ln_1, *mean_1, *rstd_1;  // (N, C), (N), (N)

@@ -10,8 +10,8 @@
 // they make one AdamW step, which the CPU computes while the next window trains, and which shows at
 // the end of that: always one window late; or at once, with --zen-overlap off.
 //
-// Section 4 says what is computed, and the CPU trainer runs it. zenflow.cuh does the same with
-// nothing ever waiting that need not, and must leave the same bits. doc/zenflow.md is the lesson.
+// Section 4 defines the computation, and the CPU trainer runs it. zenflow.cuh does the same work
+// without a wait that is not needed, and must leave the same bits. doc/zenflow.md is the lesson.
 #ifndef TIDE_ZENFLOW_H
 #define TIDE_ZENFLOW_H
 #include "tide/base/util.h"
@@ -70,7 +70,8 @@ typedef struct {
 // Has it columns of both kinds? Only then is there something to select in it.
 static bool zen_is_mixed(const ZenTensor *z) { return z->chosen > 0 && z->chosen < z->cols; }
 
-// How many of `cols` columns a share comes to: the nearest number, but at least one of a share.
+// Returns the number of columns that is the share topk of `cols`: the nearest one, but at least one
+// if topk > 0.
 static size_t zen_quota(double topk, size_t cols) {
     const size_t n = (size_t)(topk * (double)cols + 0.5);
     return topk > 0 && n == 0 ? 1 : n > cols ? cols : n;
@@ -206,8 +207,8 @@ typedef struct { int32_t chosen, rest; } ZenSwap;
 
 // Selects the columns of tensor i with the highest scores (cols), of equal ones the first. Fills
 // swaps (chosen) with the slots whose columns have to change places, and returns how many they
-// are; zen_swap() makes it so in the map. A column that stays chosen keeps its slot. Which of the
-// others gets which does not depend on the order of the rest, which no checkpoint has.
+// are; zen_swap() makes it so in the map. A column that stays chosen keeps its slot. The slots of
+// the others do not depend on the order of the rest, which no checkpoint has.
 static size_t zen_select(const ZenMap *map, int i, const double *scores, ZenSwap *swaps) {
     const ZenTensor *z = &map->tensor[i];
     const int32_t *column = map->column + z->column_at;
@@ -339,7 +340,7 @@ static void zen_add_means(const ZenMap *map, ZenClock *x, const ZenSum *sums, bo
     }
 }
 
-// What the end of a step brings. In this order: the chosen are updated; the rest's gradients join
+// The work at the end of a step, in this order: the chosen are updated; the rest's gradients join
 // the window's sum; if the window closes, the update of the one before shows, if it is late, and
 // its own is computed; if it drains, that shows, too; then columns are selected.
 typedef struct {
@@ -379,7 +380,7 @@ static void zen_turn_end(const ZenConfig *c, ZenClock *x, const ZenTurn *turn) {
     }
 }
 
-// What the two parts' steps of AdamW have in common: the options.
+// The options of AdamW, which both parts' steps take.
 typedef struct { double lr, beta1, beta2, eps, weight_decay; int moments_bf16; } ZenRates;
 
 // The step of the chosen. Each part counts its own steps, for the corrections of its bias.
@@ -415,7 +416,8 @@ typedef struct {
     bool bf16;
 } ZenReference;
 
-// Where slots [first, last) of tensor i are in an arena, row by row: BODY for each element e.
+// Runs BODY for each element e of slots [first, last) of tensor i, row by row; e is its place in an
+// arena.
 #define ZEN_EACH(z, column, first, last, BODY) \
     for (size_t zen_r = 0; zen_r < (z)->rows; zen_r++) \
         for (size_t zen_j = (first); zen_j < (last); zen_j++) { \

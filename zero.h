@@ -18,7 +18,7 @@
 //
 // State is AdamW's: what the fp32 master weights have besides the weights, m and v. In every stage
 // each gradient is summed over the ranks by the same reduce-scatter: all stages compute the same
-// bits. What the GPU does with this is in zero.cuh; the lesson is doc/zero.md.
+// bits. zero.cuh does the GPU's part; doc/zero.md is the lesson.
 #ifndef TIDE_ZERO_H
 #define TIDE_ZERO_H
 #include "tide/base/util.h"

@@ -114,8 +114,8 @@ static bool zo_usable(double loss, double lr, double norm) {
     return isfinite(loss) && lr * norm < 1e30;
 }
 
-// What the losses of a step, side (queries, 2) at theta + eps z and theta - eps z, come to: *u,
-// none if a loss is no number. *loss: their mean; *norm: the root mean square of projected
+// Makes the update *u from the losses of a step, side (queries, 2) at theta + eps z and theta - eps
+// z; no update if a loss is no number. *loss: their mean; *norm: the root mean square of projected
 // gradients.
 static void zo_estimate(ZoUpdate *u, const ZoConfig *c, size_t step, double lr,
                         double weight_decay, const double *side, double *loss, double *norm) {

@@ -73,14 +73,14 @@ static const uint64_t unicode_compositions[%(compositions)d] = {
 NFC_MARKS = '''\
 };
 
-// Where the combining class changes, ascending: the first code point of a range << 8 | the class.
+// The ranges of one combining class, ascending: the first code point << 8 | the class.
 static const uint64_t unicode_marks[%(marks)d] = {
 '''
 NFC_COMPOSING = '''\
 };
 
-// What changes alone, composes with what stands before it, or has a combining class: the first code
-// point of a range, and the last.
+// Code points that change alone, compose with the one before them, or have a combining class: the
+// first of a range, and the last.
 static const uint32_t unicode_composing[%(composing)d] = {
 '''
 NFC_TAIL = '''\

@@ -494,8 +494,8 @@ static ActTable gpt2_acts(const GPT2Config *c) {
 // Shard map
 
 // A range of the arena that this process owns. Optimizer, norm, offloading and checkpoints walk a
-// list of these; one process without ZeRO owns every tensor whole (with ZeRO: zero.h). What it owns
-// lies side by side, in the arena's order: that is its shard space. A gap behind a tensor goes with
+// list of these; one process without ZeRO owns every tensor whole (with ZeRO: zero.h). Its ranges
+// lie side by side, in the arena's order: that is its shard space. A gap behind a tensor goes with
 // the range before it.
 typedef struct {
     int tensor;      // index into the table
@@ -511,7 +511,7 @@ typedef struct {
     size_t elements;  // of the shard space, gaps included
 } ShardMap;
 
-// How many of a shard's elements are the model's, not padding; they come first.
+// Counts a shard's elements that are the model's, and not padding, which is at its end.
 static size_t shard_logical(const GPT2Table *t, const Shard *s) {
     const size_t n = t->tensors[s->tensor].rows * t->tensors[s->tensor].cols;
     return n <= s->offset ? 0 : min_size(s->length, n - s->offset);

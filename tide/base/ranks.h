@@ -31,7 +31,7 @@ typedef struct {
     int port;                // where rank 0 listens, at `address`
     int timeout;             // seconds to wait for each other at the start
     const char *address;
-    const char *job;         // tells this run from another that meets at the same port
+    const char *job;         // this run's name: another run may use the same port
 } Ranks;
 
 static Ranks ranks = {0, 1, 0, 1, 29500, 30, "127.0.0.1", ""};  // one, alone
@@ -137,8 +137,8 @@ static void *ranks_watch(void *unused) {
     return unused;
 }
 
-// die() and fail(), on any thread. What one rank finds wrong, others find too, and one line is
-// enough: that of a rank that is gone, else of rank 0, else of the first.
+// die() and fail(), on any thread. Several ranks find the same fault, and one line is enough: that
+// of a rank that is gone, else of rank 0, else of the first.
 static void ranks_report(int code, const char *line) {
     usleep(ranks.rank == 0 ? 400000 : 800000);
     pthread_mutex_lock(&ranks_end);
@@ -258,7 +258,8 @@ static void ranks_gather(double until) {
 // Small data of the host: calls of one thread, in the same order on all ranks. All goes through
 // rank 0, which gets `bytes` from each of R ranks and sends R * bytes to each.
 
-// Sends or receives. Where a connection has ended, the watcher mostly knows why, and ends this.
+// Sends or receives. If the connection has ended, the watcher, which mostly has the reason, ends
+// the process.
 static void ranks_pass(bool out, int peer, void *data, size_t bytes) {
     for (size_t at = 0; at < bytes;) {
         char *const p = (char *)data + at;
@@ -294,8 +295,8 @@ static void ranks_barrier(void) {
     free(all);
 }
 
-// Ends the run unless `text` is the same on all ranks. `what` says what it is, like "options"; the
-// line shows the first line of it, or part between commas, that differs.
+// Ends the run unless `text` is the same on all ranks. `what` is its name in the error, like
+// "options"; the error shows the first line, or part between commas, that differs.
 static void ranks_agree(const char *what, const char *text) {
     size_t length = strlen(text), at = 0;
     ranks_broadcast(&length, sizeof length);

@@ -63,7 +63,7 @@ HOST_DEVICE static inline float rng_slope(float u) {
     return fma_f32(fma_f32(2.22438227e-22f, uu, -2.46543373e-13f), uu, 4.32717461e-05f);
 }
 
-// Of 32 random bits two x / sqrt(8), and of these the sum and the difference.
+// Makes two x / sqrt(8) from 32 random bits, and returns their sum and their difference.
 HOST_DEVICE static inline void rng_two(uint32_t bits, float *sum, float *difference) {
     const uint32_t odd = bits | 0x00010001u;
     const float a = (float)(int16_t)(odd & 0xffffu), b = (float)((int32_t)odd >> 16);

@@ -4,8 +4,8 @@
 // Two ways to end, and one convention:
 //   die()   bad input: an impossible option, a missing or damaged file. One line, exit code 2.
 //   fail()  the machine gave out while running: no memory, disk full. One line, exit code 1.
-//   Where the program may go on (with the checkpoint before a damaged one) or saves first, a
-//   function returns false (or NULL) and leaves one sentence in `err`: error_set().
+//   If the program may go on (with the checkpoint before a damaged one) or saves first, a function
+//   returns false (or NULL) and leaves one sentence in `err`: error_set().
 //
 //     alloc_or_fail(), ALLOC(), array_grow()       memory
 //     replace_open(), replace_close()              a file that is the old one or the new one, whole
@@ -112,7 +112,7 @@ HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
 
 #define TIDE_VERSION "0.1.0"
 
-// One sentence that says what is wrong with a file or an option, and where.
+// One sentence: which file or option is wrong, where, and why.
 #define ERR_MAX 512
 typedef struct { char text[ERR_MAX]; } Error;
 
@@ -129,15 +129,15 @@ static bool error_set(Error *err, const char *format, ...) {
 // True in threads that exit() may wait for, as CUDA's for host functions: they end with _exit().
 static __thread bool thread_is_awaited;
 
-// Where several processes are one run (ranks.h): takes the line instead, and returns when it has
-// been said, once for all of them. Tests take it, too, and go on (dev/test/dies.h).
+// If several processes are one run (ranks.h): takes the line instead, and returns when one of them
+// has printed it. Tests take it, too, and go on (dev/test/dies.h).
 static void (*report_for_all)(int code, const char *line);
 
 __attribute__((format(printf, 2, 3), noreturn))
 static void end_program(int code, const char *format, ...) {
     char line[PATH_MAX];
     va_list args;
-    fflush(stdout);  // what was printed before comes first
+    fflush(stdout);  // earlier output is printed first
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
     va_end(args);

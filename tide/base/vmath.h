@@ -85,8 +85,8 @@ static inline float max_f32(const float *x, size_t n) {
     return bits_float((uint32_t)float_order(max));
 }
 
-// Normalises n numbers: out = (x - mean) r w + b. Returns r = 1 / sqrt(variance + eps). Where mean
-// is NULL, b is NULL too: RMS norm takes 0 for both.
+// Normalises n numbers: out = (x - mean) r w + b. Returns r = 1 / sqrt(variance + eps). mean NULL:
+// RMS norm, for which mean and b are 0, and b is NULL, too.
 VECTORISED float normalise(float *out, float *mean, const float *x, const float *w, const float *b,
                            size_t n, float eps) {
     float sum = 0, squares = 0, mu = 0;

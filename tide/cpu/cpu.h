@@ -87,7 +87,8 @@ static void cpu_copy(void *to, const void *from, size_t bytes) {
 // A build for another CPU
 
 #if defined __x86_64__ && !defined __CUDA_ARCH__
-// What a compiler uses unasked once it may: its macro, and the name that says whether it is there.
+// The extensions that a compiler uses by itself: the macro of each, and the name by which the
+// processor is asked for it.
 #define CPU_FEATURES(X)                                                                  \
     X(__SSE4_2__, "sse4.2") X(__AVX__, "avx") X(__FMA__, "fma") X(__BMI2__, "bmi2")      \
     X(__AVX2__, "avx2") X(__AVX512F__, "avx512f") X(__AVX512BW__, "avx512bw")            \

@@ -10,8 +10,8 @@
 //     loader_sequence()   the one at a position
 //     segment_parse(), permute(): also of use elsewhere
 //
-// What is wrong with a file ends the program with one line. Files stay mapped, and views look into
-// the data set that they are of: nothing here is ever closed.
+// A fault in a file ends the program with one line. Files stay mapped, and views look into the data
+// set that they are of: nothing here is ever closed.
 //
 // Token files are those of llm.c (dev/data/data_common.py there): 256 int32, of which the first
 // three are magic, version and number of tokens, then the tokens; all little-endian.
@@ -81,8 +81,8 @@ static TokenSegment segment_parse(const char *name, const void *bytes, size_t n)
 // Why there is no tokenizer, for the line that says that one is needed.
 static char tokenizer_why[ERR_MAX] = "the model came without one";
 
-// Of texts, as segments of bytes: one segment of their tokens, each a document with the tokens
-// around it (document_next). The texts are no longer mapped then.
+// Makes one segment of tokens from texts, which are segments of bytes: each text is a document with
+// the tokens around it (document_next). The texts are no longer mapped then.
 static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
     TokenSegment all = {name, NULL, 0, 0, tok->vocab <= 65536 ? 2 : 4};
     // A token takes 4 bytes until all are known. Texts have about as many bytes for each, but where
@@ -116,7 +116,8 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     return all;
 }
 
-// Whatever is not a token file is taken as text. What is compressed, or no UTF-8, has a NUL byte.
+// Whatever is not a token file is taken as text. Compressed data, and text in UTF-16, has a NUL
+// byte.
 static void data_warn(const char *name, const char *bytes, size_t n) {
     const char *kind = file_kind(bytes, n);
     if (data_is_quiet || (kind == NULL && memchr(bytes, 0, min_size(n, 1 << 20)) == NULL)) return;
@@ -161,8 +162,8 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
         d.text = text;
         d.tokens += s->count;
     }
-    // Windows come in random order. What fits in memory is soon all there, so reading ahead helps;
-    // of what does not fit, reading ahead would throw most away.
+    // Windows are read in random order. Reading ahead helps if the whole file fits in memory; else
+    // most of what is read ahead is dropped before it is used.
     const double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGE_SIZE);
     for (size_t i = 0; i < d.count && !d.text && (double)bytes > memory / 2; i++)
         madvise((char *)d.segments[i].tokens - BIN_HEADER,
@@ -247,10 +248,10 @@ static void loader_check(const Loader *l) {
             "works", l->data->tokens, longest, l->T, longest - 1);
 }
 
-// Where index i of 0 .. n-1 goes in the pseudorandom permutation that belongs to `key`. A Feistel
-// network is a bijection whatever its round function is (Luby and Rackoff 1988); numbers outside
-// 0 .. n-1 go around again until they are inside (cycle walking: Black and Rogaway 2002), fewer
-// than 4 times on average. Eight rounds, because with halves of a few bits four are visibly biased.
+// Maps index i of 0 .. n-1 to its place in the pseudorandom permutation of `key`. A Feistel network
+// is a bijection whatever its round function is (Luby and Rackoff 1988); numbers outside 0 .. n-1
+// go around again until they are inside (cycle walking: Black and Rogaway 2002), fewer than 4 times
+// on average. Eight rounds, because with halves of a few bits four are visibly biased.
 static uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
     int half = 1;  // bits
     while (half < 32 && (n - 1) >> (2 * half) != 0) half++;

@@ -22,8 +22,8 @@
 // 1. What is saved and loaded
 //
 // State may lie in several places, in a GPU's memory and the host's, and in any form: the trainer
-// that has it moves it. Of several ranks, each brings to a file what it has, and loads as much from
-// it. Files and state meet in a buffer of PART_UNIT elements: a second whole copy would not fit
+// that has it moves it. Each of several ranks writes its own part of a file, and loads its own
+// part. Files and state meet in a buffer of PART_UNIT elements: a second whole copy would not fit
 // beside a model that is larger than the GPU.
 
 #ifndef PART_UNIT
@@ -61,8 +61,8 @@ static RunState state_in(float *const *arenas, int parts) {
     return x;
 }
 
-// Of elements [*at, end), the first that are here: how many there are, at most PART_UNIT (0: none),
-// from *at, which is moved there.
+// Moves *at to the first element of [*at, end) that this rank has, and returns the number of
+// elements that follow without a gap, at most PART_UNIT (0: none).
 static size_t state_next(const RunState *x, size_t *at, size_t end) {
     for (const StateRange *s = x->ranges; s < x->ranges + x->count; s++) {
         if (s->length == 0 || s->at + s->length <= *at || s->at >= end) continue;
@@ -148,9 +148,9 @@ static HfTensor own_tensor(const GPT2Table *t, int i) {
     return x;
 }
 
-// What is stored for part 0, 1 or 2 of tensor i / 3 of the table is number i: q, k and v, and the
-// two halves of a gated MLP's first product, are stored in parts, but for GPT-2's. Returns false if
-// there is no such number. c NULL: own_tensor().
+// Describes tensor number i of a file: part i % 3 of tensor i / 3 of the table. q, k and v, and the
+// two halves of a gated MLP's first product, are parts of their own in a file, except in GPT-2's.
+// Returns false if there is no such number. c NULL: own_tensor().
 static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *x) {
     static const char *const names[2][3] = {{"q", "k", "v"}, {"gate", "up", NULL}};
     const GPT2Tensor *p = &t->tensors[i / 3];
@@ -280,7 +280,7 @@ static void part_write(const RunState *here, int part, const GPT2Table *t, const
 // ---------------------------------------------------------------------------------------------
 // 3. Reading a model
 
-// What a configuration's sizes are called in config.json, by naming.
+// The names of a configuration's sizes in config.json, by naming.
 static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = {
     {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers", "num_hidden_layers"}},
     {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads", "num_attention_heads"}},
@@ -292,8 +292,8 @@ static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = 
 };
 enum { CONFIG_SIZES = sizeof config_sizes / sizeof config_sizes[0] };
 
-// What else is in the config.json that we write. In one that we read it may be missing or null, or
-// else must be the same if it is `needed`: other models need arithmetic that is not in
+// The other members of the config.json that we write. One that we read may lack them, or have null;
+// a value that is `needed` must be the same: other models need arithmetic that is not in
 // train_gpt2.c, and no result is better than a slightly wrong one. Dropout is 0: that is how the
 // model was trained. OPT gets no padding token, since PyTorch would freeze its row.
 static const struct { int naming; bool needed; const char *key, *value; } config_fixed[] = {
@@ -384,9 +384,9 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
         die("%s: rope_type llama3 needs low_freq_factor and high_freq_factor", path);
 }
 
-// What only the LLaMA family's config.json has. A model that attends to a window of positions is
-// the same as one that attends to all of them as long as no sequence is longer: so the window
-// limits the context.
+// Reads the members that only the LLaMA family's config.json has. A model that attends to a window
+// of positions is the same as one that attends to all of them as long as no sequence is longer: so
+// the window limits the context.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
     const bool null_heads = json_is_null(root, "num_key_value_heads");

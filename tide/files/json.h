@@ -79,7 +79,7 @@ static uint32_t json_hex4(JsonParser *p) {
     return (uint32_t)strtoul(digits, NULL, 16);
 }
 
-// What follows the backslash of an escape, as a code point.
+// Reads an escape behind its backslash, and returns its code point.
 static uint32_t json_escape(JsonParser *p) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     const char *found = p->at < p->end ? (const char *)memchr(names, *p->at, 8) : NULL;

@@ -34,7 +34,7 @@ typedef struct {
     size_t shape[ST_MAX_RANK];
     size_t elements, bytes;
     const unsigned char *data;  // in the file's map, with no alignment promised
-    bool seen;                  // for a reader that wants to know what it has not used
+    bool seen;                  // set by readers, which refuse a tensor that none has used
     uint64_t place;             // for a writer: its first byte in the file
 } SafeTensor;
 

@@ -24,9 +24,9 @@
 //
 // Several ranks save together, each what it has, into the file that one process would write. Rank 0
 // makes the file, and names it when all have flushed; what fails on one rank fails on all.
-// Functions that say so must be called by all ranks, at the same point.
+// All ranks call a function whose comment demands it, at the same point.
 
-// What there may be of every parameter: the newest weights; AdamW's moments; with importance-aware
+// The parts of a parameter's state: the newest weights; AdamW's two moments; with importance-aware
 // updates, the weights in use.
 enum { STATE_PARTS = 4 };
 static const char *const state_parts[STATE_PARTS] = {"param", "m", "v", "shown"};
@@ -118,8 +118,8 @@ static size_t state_newest(const char *out, size_t before, bool clean) {
     return newest;
 }
 
-// Have all ranks succeeded? If not, err says on each of them what the first one that failed says.
-// All ranks call it.
+// Have all ranks succeeded? If not, err has the sentence of the first one that failed, on each of
+// them. All ranks call it.
 static bool state_agree(bool ok, Error *err) {
     Error *all = ALLOC(Error, (size_t)ranks.world, "answers"), none = {""};
     int failed = 0, first = 0;

@@ -21,9 +21,9 @@
 //     task_batch()   the rows at a position; task_targets(): how many of their tokens are trained
 //     task_row()     an example and a choice as a row; task_find(): which ones has this row?
 //
-// What is wrong with a file ends the program with one line.
-// Sources: Malladi et al. 2023 (MeZO); Gao, Fisch and Chen 2021 (templates and label words); Ding
-// et al. 2024 (packing by best fit, in which documents stay whole).
+// A fault in a file ends the program with one line. Sources: Malladi et al. 2023 (MeZO); Gao, Fisch
+// and Chen 2021 (templates and label words); Ding et al. 2024 (packing by best fit, in which
+// documents stay whole).
 #ifndef TIDE_TASK_H
 #define TIDE_TASK_H
 #include "data.h"
@@ -335,8 +335,9 @@ static size_t task_row(const Task *t, size_t i, size_t choice, size_t T, int32_t
     return cut_inputs(cut);
 }
 
-// How many rows an epoch of training has, in which examples have the right choice; and how many
-// evaluation has, in which choices that are not label words have each a row, in the file's order.
+// Counts the rows of an epoch of training, in which an example has its right choice only; or those
+// of an evaluation, in which each choice has a row, in the file's order, unless the choices are
+// label words.
 static size_t task_rows(const Task *t, bool training) {
     if (training && t->rows > 0) return t->rows;
     if (training || t->labels > 0) return t->count;
@@ -395,8 +396,8 @@ static void task_pack(Task *t, size_t T) {
     free(open);
 }
 
-// Which row is at a position, counted from the start of training over all epochs: in an order that
-// depends on seed and epoch, or, without training, in the file's.
+// Finds the row at a position, counted from the start of training over all epochs: in an order that
+// depends on seed and epoch, or, without training, in the file's order.
 static size_t task_at(const Task *t, uint64_t seed, bool training, uint64_t position) {
     const size_t rows = task_rows(t, training);
     const uint64_t epoch = position / rows, i = position % rows;
@@ -413,8 +414,8 @@ static size_t row_example(const Task *t, size_t j) { return t->rows > 0 ? t->pac
 // Fills rows of T tokens with those at `position` and behind it. What is shorter is followed by
 // zeros, which no other token sees, and which are not trained.
 // inputs, targets (rows, T). begins (rows, T), unless NULL: for each token, where in its row its
-// document begins. Of label words, where (rows, 2) instead of targets: the index of the prompt's
-// last token in its row, and the label. t->count and T must not be 0.
+// document begins. With label words, targets is (rows, 2): the index of the prompt's last token in
+// its row, and the label. t->count and T must not be 0.
 static void task_batch(const Task *t, uint64_t seed, bool training, uint64_t position, size_t rows,
                        size_t T, int32_t *inputs, int32_t *targets, int32_t *begins) {
     const bool words = t->labels > 0, choices = !training && !words;

@@ -320,8 +320,8 @@ static bool part_refuse(PartReader *r, const char *part, const char *what) {
     return error_set(r->err, "%.200s: %s %.250s: not supported", r->path, part, what);
 }
 
-// Writes a step as its type and the members that matter. A member that says the same as none is
-// left out, and an expression is called by its name.
+// Writes a step as its type and the members that matter. A member that equals its default is left
+// out, and an expression is written by its name.
 static void step_write(FILE *f, const Json *step, bool members) {
     static const struct { const char *key, *none; } names[] = {
         {"individual_digits", ""}, {"prepend", ""}, {"pattern", ""}, {"content", ""},

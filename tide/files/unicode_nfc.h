@@ -614,7 +614,7 @@ static const uint64_t unicode_compositions[940] = {
     0x452e422960114bc, 0x452e422974114bb, 0x452e42297a114be, 0x456e022b5e115ba, 0x456e422b5e115bb,
 };
 
-// Where the combining class changes, ascending: the first code point of a range << 8 | the class.
+// The ranges of one combining class, ascending: the first code point << 8 | the class.
 static const uint64_t unicode_marks[499] = {
     0x0, 0x300e6, 0x315e8, 0x316dc, 0x31ae8, 0x31bd8, 0x31cdc, 0x321ca, 0x323dc, 0x327ca, 0x329dc,
     0x33401, 0x339dc, 0x33de6, 0x34000, 0x342e6, 0x34300, 0x345f0, 0x346e6, 0x347dc, 0x34ae6,
@@ -673,8 +673,8 @@ static const uint64_t unicode_marks[499] = {
     0x1e94b00,
 };
 
-// What changes alone, composes with what stands before it, or has a combining class: the first code
-// point of a range, and the last.
+// Code points that change alone, compose with the one before them, or have a combining class: the
+// first of a range, and the last.
 static const uint32_t unicode_composing[494] = {
     0x300, 0x34e, 0x350, 0x36f, 0x374, 0x374, 0x37e, 0x37e, 0x387, 0x387, 0x483, 0x487, 0x591,
     0x5bd, 0x5bf, 0x5bf, 0x5c1, 0x5c2, 0x5c4, 0x5c5, 0x5c7, 0x5c7, 0x610, 0x61a, 0x64b, 0x65f,

@@ -368,9 +368,9 @@ template <typename X> __device__ static inline uint32_t pack_pair(float low, flo
 
 enum { FLASH_WARPS = 4, FLASH_THREADS = 32 * FLASH_WARPS };
 
-// Where chunk (16 bytes, 8 channels) of a row is, in elements. The chunks of a row change places so
-// that the same chunk of 8 neighbouring rows lies in 8 different parts of the 32 banks: reading or
-// writing a matrix of 8 x 8 then takes one pass.
+// Returns the place of a chunk (16 bytes, 8 channels) of a row, in elements. The chunks of a row
+// change places so that the same chunk of 8 neighbouring rows lies in 8 different parts of the 32
+// banks: reading or writing a matrix of 8 x 8 then takes one pass.
 template <int D> __device__ static inline int tile_at(int row, int chunk) {
     return row * D + (chunk ^ (D % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
 }
@@ -472,7 +472,7 @@ __device__ static inline void tile_store(X *x, int pitch, int rows, int HS,
     }
 }
 
-// Where element e of fragment [m][n] of a score matrix belongs, for this lane (see mma_16x8x16)
+// Returns the row of element e of fragment [m][n] of a score matrix, for this lane (mma_16x8x16)
 __device__ static inline int fragment_row(int m, int e) {
     return 16 * m + 8 * (e / 2) + threadIdx.x % 32 / 4;
 }
@@ -564,8 +564,9 @@ __device__ static inline void stage_load(X *stages, int j, const X *x, int x_pit
 }
 
 // With PACKED, rows hold several documents, and `begins` says where. Tiles that no row of the block
-// may see are not loaded, and those that none of a warp's may see it leaves out. What its rows see
-// of a tile on the border is masked. Without, nothing of this is in the machine code.
+// may see are not loaded, and those that none of a warp's may see it leaves out. A tile on the
+// border is masked for the rows that see a part of it. Without PACKED, none of this is in the
+// machine code.
 
 // Copies the begins of a tile of `rows` rows, in which those past the end are as the last. A thread
 // copies one.

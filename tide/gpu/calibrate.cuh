@@ -17,7 +17,7 @@
 
 enum { CALIBRATE_RUNS = 9, CALIBRATE_PARTS = 32 };
 
-// What the host's threads work on; for host_queue_submit(), which copies it.
+// The work of the host's threads; host_queue_submit() copies it.
 typedef struct {
     float *m, *v;  // n elements each
     uint16_t *w, *low, *grad;
@@ -137,12 +137,12 @@ typedef struct {
     int rows;       // 3; 2: there was no update
 } Overlap;
 
-// How many parts each row has.
+// Returns the number of parts of a row.
 static int overlap_count(int row) { return row < 2 ? CALIBRATE_PARTS : 1; }
 
 // Bytes per second to the GPU and back, and parameters per second: of the copies, in those parts
-// that lie within the time in which all were at work. Where there are none, as on the emulated GPU,
-// nothing slowed anything down, and all parts count.
+// that lie within the time in which all were at work. If there are none, as on the emulated GPU,
+// nothing was slowed down, and all parts count.
 static void overlap_rates(const Overlap *o, double rates[3]) {
     double from = -INFINITY, to = INFINITY;
     for (int i = 0; i < o->rows; i++) {

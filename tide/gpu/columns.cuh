@@ -5,7 +5,7 @@
 //   3. The update of the chosen columns: columns_adam_gpu()
 //   4. Importance: sums over columns: columns_sums_gpu(), columns_scratch()
 //
-// One launch serves a whole segment. What is computed is in zenflow.h and adam.h, bit for bit.
+// One launch serves a whole segment. zenflow.h and adam.h define the results, bit for bit.
 //
 // All of this is bound by memory. A thread has one column, and walks down some of its rows: it
 // looks the column up once, and has many loads under way. Its neighbours have the slots beside it:

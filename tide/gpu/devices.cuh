@@ -71,8 +71,8 @@ static bool device_has_word(const char *text, const char *word) {
 }
 
 // The row whose name the device's name contains as whole words; NULL if there is none. "L40S" is no
-// L40, and a device whose name also says one of `other`, where the row's does not, is another chip
-// under the same number, or a slice of it.
+// L40; a device whose name has one of the words `other`, which the row's name lacks, is another
+// chip under the same number, or a slice of it.
 static const Device *device_find(const char *name) {
     static const char *const other[] = {"Laptop", "Mobile", "Max-Q", "MIG", "Ti", "SUPER", "D",
                                         "PCIe", "NVL"};

@@ -30,8 +30,8 @@ static const int PRECISION = PRECISION_FP16;
 static const int PRECISION = PRECISION_BF16;
 #endif
 
-// What one layer makes, and what its backward pass needs: pointers into GPT2's buffers. With narrow
-// embeddings (model.h), mid and ln_2 are the sums, and ln_1 what becomes of the first.
+// The activations of one layer, which its backward pass reads: pointers into GPT2's buffers. With
+// narrow embeddings (model.h), mid and ln_2 are the sums, and ln_1 what becomes of the first.
 struct LayerActs {
     floatX *x;                        // (N, C)  the residual stream on entry
     floatX *ln_1; float *mean_1, *rstd_1;  // (N, C), (N), (N)
@@ -61,7 +61,7 @@ typedef LAYER_WEIGHTS(floatX) LayerWeights;
 // A segment is one contiguous range of the arena: 0 the embeddings, 1 .. L the layers, L + 1 the
 // tail (ln_f, and an untied head). Backward completes their gradients from the last to the first.
 // With ZeRO (zero.h) a segment is dealt out to the ranks in shards of equal room; else the only
-// shard is the segment. What is "own" is this rank's shard. All in elements.
+// shard is the segment. "own" means this rank's shard. All in elements.
 typedef struct {
     size_t at, length;    // in the arena
     size_t cut, room;     // of a shard (0: they differ); of all shards together
@@ -78,7 +78,7 @@ typedef struct {
     size_t leaving;       // of its gradient: what waits for the update on the host
 } Segment;
 
-// What a micro-batch needs of the host, on its way to the GPU in one copy: page-locked memory, in
+// A micro-batch's numbers from the host, which one copy brings to the GPU: page-locked memory, in
 // two sets, so that the host may fill one while the copy of the other still waits in the stream;
 // and one for evaluations of zeroth order, which has sent the next micro-batch by then.
 typedef struct {
@@ -122,7 +122,7 @@ struct GPT2 {
     size_t head_rows;           // the head's logits are in memory for this many rows at a time
     Matmul lt;
     Owner owner;                // of all that gpt2_allocate() makes
-    // Where the optimizer's state lives and who updates it (offload.h, doc/offload.md).
+    // The place of the optimizer's state, and who updates it (offload.h, doc/offload.md).
     OffloadChoice choice;
     Pieces pieces;
     int *visits;                // the visiting ones among them, in order
@@ -236,9 +236,9 @@ enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits
 #define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
 #endif
 
-// Where the gradients (in zo.cuh the weights) of segments are made, each with its room: one after
-// the other; or so many places that the layers take turns in, behind those of the embeddings and
-// the tail.
+// Returns the place of segment i's gradient (in zo.cuh: of its weights). Segments lie side by side;
+// or, with `turns` places, layers take turns in these, behind the places of the embeddings and the
+// tail.
 static size_t segment_place(const GPT2 *g, int i, int turns) {
     const int tail = g->segments - 1;
     const Segment *s = g->segment;
@@ -288,8 +288,8 @@ static void gpt2_sizes(GPT2 *g) {
 }
 
 // Activations. A layer's entry into the residual stream, x (N, C), and what else backward needs of
-// it, all in whole units of 256 bytes; what is made again, of that, all layers share. What a layer
-// keeps, and the entry of the next one, is in one range:
+// it, all in whole units of 256 bytes; what is made again, of that, all layers share. A layer's
+// kept activations, and the entry of the next layer, are in one range:
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
 // Once backward has made a layer's gradient, nothing of its range is used any more until forward
 // comes there again, which waits for the layer's update: until then the gradient may lie there.
@@ -339,7 +339,7 @@ static floatX *layer_input(const GPT2 *g, size_t l) {
     return (floatX *)(g->acts + l * layer_stride(g));
 }
 
-// Where the rest of layer l begins.
+// Returns the begin of the rest of layer l.
 static char *layer_rest(const GPT2 *g, size_t l) {
     return (char *)layer_input(g, l) + layer_entry(g);
 }
@@ -366,8 +366,8 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     return a;
 }
 
-// Sets where each piece is, once there is memory. Of columns, state is packed, and gradients are
-// until then where backward makes them.
+// Sets the addresses of each piece, once there is memory. State of columns is packed; their
+// gradients are packed when backward has made them.
 static void pieces_point(GPT2 *g) {
     void *const gpu[3] = {g->master, g->m, g->v};
     void *const host[3] = {g->host_master, g->host_m, g->host_v};
@@ -539,7 +539,8 @@ static double layer_elements(const GPT2 *g) {
     return (double)(g->B * g->T * kept);
 }
 
-// What `later` is given from now on waits for what `earlier` has been given so far.
+// Makes all work that `later` is given from now on wait for the work that `earlier` has been given
+// so far.
 static void order(GPT2 *g, cudaStream_t earlier, cudaStream_t later) {
     event_record(g->handover, earlier);
     stream_wait(later, g->handover);

@@ -8,10 +8,10 @@
 // as after a kernel or a copy. The main thread never waits, and shares nothing with the worker
 // but what the streams' order gives it.
 //
-// Two counters go up by one with each work: a host function says that the stream has come to work
-// n, and the stream waits until the worker says that work n is done (cuStreamWaitValue32). Where a
-// device cannot wait for a word, a host function does; TIDE_HOST_WAIT=function asks for that.
-// doc/offload.md has the reasons.
+// Two counters go up by one with each work: a host function counts that the stream has reached work
+// n, and the stream waits until the worker has counted that work n is done (cuStreamWaitValue32).
+// On a device that cannot wait for a word, a host function waits; TIDE_HOST_WAIT=function chooses
+// that. doc/offload.md has the reasons.
 #ifndef TIDE_HOST_CUH
 #define TIDE_HOST_CUH
 #include "../base/memory.h"
@@ -27,7 +27,8 @@ typedef struct HostJob {
     void (*work)(const void *arg);
 } HostJob;
 
-// Of one queue, in page-locked memory, each in a cache line of its own. They wrap around.
+// The two counters of a queue, in page-locked memory, each in a cache line of its own. They wrap
+// around.
 typedef struct {
     uint32_t reached;  // the number of the last work that the stream has come to
     char apart[60];
@@ -146,7 +147,8 @@ static void host_takes(const HostQueue *q, size_t bytes) {
     rehearse(stream_number(q->stream), TAKES_HOST, (double)bytes);
 }
 
-// Finds the driver's function, and asks it to wait for what is there. NULL: this device cannot.
+// Finds the driver's function, and tries it with a wait that is already over. NULL: this device
+// cannot.
 static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     const char *way = getenv("TIDE_HOST_WAIT");
     if (way != NULL && strcmp(way, "function") == 0) return NULL;

@@ -149,8 +149,8 @@ static void encoder_forward(X *out,                 // (B, T, C)
 }
 
 // Rows that hold the same token add to the same row of dwte, and must do so in one order: the rows
-// of a micro-batch are sorted by token, and a block of threads then sums one token's rows. So are
-// they by position, where rows hold several documents.
+// of a micro-batch are sorted by token, and a block of threads then sums one token's rows. Rows
+// that hold several documents are sorted by position, too.
 typedef struct {
     const int32_t *rows;   // (N)           the rows 0 .. N-1 by token; equal tokens in row order
     const int32_t *first;  // (groups + 1)  where in rows each token's begin; first[groups] = N
@@ -232,7 +232,7 @@ static void encoder_backward(float *dwte, X *rounded, X *dwpe, const X *dout,
 // Or RMS norm, as on the CPU: mean, b and db are NULL then, and the kernels' RMS is true.
 //
 // A row belongs to a team of warps, as few as hold it in registers, at most four packs to a thread:
-// it is read once, and mean and variance are still computed one after the other. Where one warp is
+// it is read once, and mean and variance are still computed one after the other. If one warp is
 // enough, a block holds several such rows; otherwise the team is the block.
 
 enum { ROW_PACKS = 4 };
@@ -456,8 +456,8 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
     }
 }
 
-// How many rows a block of layernorm_backward takes: enough that its partial sums are few against
-// what it reads, and no more than 512 blocks.
+// Returns the number of rows that a block of layernorm_backward takes: its partial sums are few
+// against the bytes that it reads, and there are at most 512 blocks.
 static size_t layernorm_backward_rows(size_t N) {
     const size_t rows = (N + 511) / 512;
     return rows > 16 ? rows : 16;
@@ -469,7 +469,7 @@ static size_t layernorm_backward_scratch(size_t N, size_t C) {
 }
 
 // Bytes of shared memory that a block of layernorm_backward asks for; RMS norm, two thirds of them.
-// What it has without asking takes less than 2 KiB.
+// Its static shared memory is less than 2 KiB.
 template <typename X> static size_t layernorm_backward_shared(size_t C) {
     const unsigned team = layernorm_team<X>(C);
     return (team < BLOCK_THREADS ? BLOCK_THREADS / team : 1) * 3 * C * sizeof(float);
@@ -540,7 +540,7 @@ static void matmul_backward(Matmul *lt, X *dinp, size_t pitch, X *dw, const X *d
 
 enum { HEAD_MOST = 256 };  // channels of a head
 
-// What a thread has of a head: a run of the first half, the run of the second half that is rotated
+// A thread's part of a head: a run of the first half, the run of the second half that is rotated
 // with it, and so on.
 template <int W> struct HeadPart {
     enum { N = W == 1 ? HEAD_MOST / 32 : 2 * W };

@@ -36,8 +36,9 @@ static inline void lt_check(cublasStatus_t e, const char *call, const char *file
         fail("cuBLASLt: %s (%d): %s (%s:%d)", cublasLtGetStatusString(e), (int)e, call, file, line);
 }
 
-// What is applied to a product before it is stored: nothing; GELU, keeping the value before it in
-// aux, if there is an aux, for the backward pass; or GELU's gradient: out = product * gelu'(aux).
+// The function that is applied to a product before it is stored: none; GELU, which stores its
+// argument in aux, if there is an aux, for the backward pass; or GELU's gradient: out = product *
+// gelu'(aux).
 enum { GEMM_PLAIN, GEMM_GELU, GEMM_DGELU };
 
 // The library's names for the storage types.
@@ -261,8 +262,8 @@ static void matmul_measure(Matmul *lt, const MatmulPlan *p, const MatmulOperands
     }
 }
 
-// The algorithm of a plan, by --tune. What is added to something takes that of its first part, the
-// same product: to measure it would change the sum.
+// The algorithm of a plan, by --tune. A product that is added to a sum takes the algorithm of the
+// sum's first part, the same product: to measure it would change the sum.
 static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
     Tuned mine = {p->shape, p->algo, 0, 0, 0};
     mine.shape.accumulate = 0;

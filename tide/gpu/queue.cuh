@@ -1,5 +1,6 @@
 // queue.cuh: streams and events, and what is put into streams: run by the GPU or, while a rehearsal
-// is open (rehearsal.h), only written down. What trains uses these calls and no others of CUDA.
+// is open (rehearsal.h), only written down. The training step uses these calls and no others of
+// CUDA.
 //   stream_make(), event_make(), events_make(), stream_free(), event_free()
 //   stream_wait(), event_record()                    what waits for what
 //   event_wait(), stream_rest(), device_rest()       the host waits
@@ -125,7 +126,7 @@ static cudaEvent_t *events_make(size_t n) {
     return events;
 }
 
-// What the stream is given from now on waits for the event, as it was last recorded.
+// Makes all work that the stream is given from now on wait for the event, as it was last recorded.
 static void stream_wait(cudaStream_t stream, cudaEvent_t event) {
     if (rehearsal != NULL) rehearse_wait(stream_number(stream), event_number(event));
     else CUDA(cudaStreamWaitEvent(stream, event, 0));
@@ -211,7 +212,7 @@ static void owner_free(Owner *o) {
                      (double)(amount) / rate_or(rehearsal->rates.rate, UNLIMITED)); \
     } while (0)
 
-// Of copies within the GPU a rehearsal takes no account.
+// Copies on a stream. A rehearsal takes no account of copies within the GPU.
 static void stream_copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                         cudaStream_t stream) {
     if (rehearsal == NULL) CUDA(cudaMemcpyAsync(to, from, bytes, kind, stream));

@@ -1,7 +1,7 @@
 // timeline.cuh: when did each stream do what? Every span is two timing events, recorded in the
 // stream whose work it spans, and read a step later, when they are long complete: nothing waits for
-// a measurement, and nothing is ordered by one. What comes out is the counters of a step and, with
-// a file, the trace (trace.h).
+// a measurement, and nothing is ordered by one. The results are the counters of a step and, with a
+// file, the trace (trace.h).
 //   timeline_open(), timeline_step(), timeline_close()   a run, its steps
 //   timeline_begin(), timeline_end()                     a span
 //   timeline_compute()                                   those of the compute stream
@@ -196,9 +196,9 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
     h->count = kept;
 }
 
-// Begins step `step`, to be called once a step. What was recorded before the last call is read, as
-// far as it is complete: t->done then has the counters of the step before the one that just ended,
-// and the file its rows. If that cannot be written, it says so and goes on without.
+// Begins step `step`, to be called once a step. Reads the spans recorded before the last call, as
+// far as they are complete: t->done then has the counters of the step before the one that just
+// ended, and the file its rows. If that cannot be written, it says so and goes on without.
 static void timeline_step(Timeline *t, size_t step) {
     Error err;
     if (!t->open) return;

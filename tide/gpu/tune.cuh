@@ -1,9 +1,9 @@
 // tune.cuh: which algorithm each matrix product takes, in a file (--tune), so that what was
 // measured once is used by all later runs, which then have the same bits.
 //   tune_open()   reads FILE, if it is there and of this device
-//   tune_find()   what it says of a shape
+//   tune_find()   the algorithm of a shape
 //   tune_add()    writes it anew with one more
-//   tune_print()  says what is new
+//   tune_print()  prints what is new
 // What is measured, and how, is in matmul.cuh. An algorithm is 64 bytes that only the library
 // reads; they may be kept in a file and used by the same version of it (cuBLAS documentation,
 // cublasLtMatmulAlgo_t). So the file names the device and the library, and is of no use to others.
@@ -34,7 +34,7 @@ typedef struct {
     char device[320];            // its first two lines
     Tuned *list;
     int count, measured;         // entries; those of this run
-    int missing, told;           // products that it lacks; and of these and measured ones, told
+    int missing, told;           // products that it lacks; those that were printed
     uint64_t seal;               // the hash of the file's contents; 0: there are none
 } Tune;
 
@@ -93,7 +93,7 @@ static void tune_add(Tune *t, const Tuned *x) {
 }
 
 // file: of --tune, or NULL. measures: products that it lacks are to be measured, and added. A file
-// of another device or library is told, and left alone; a damaged one is refused.
+// of another device or library is reported, and not used; a damaged one is refused.
 static void tune_open(Tune *t, const char *file, bool measures) {
     cudaDeviceProp device;
     int number = 0, driver = 0;

@@ -4,8 +4,8 @@
 // used, the others are filled; what is there is not fetched again. So the last layers are still
 // there when backward begins, and the first ones when the next micro-batch does.
 //
-// What is updated is where the weights live: the CPU leaves them there; a visitor's (offload.h) go
-// there with its state; residents' layers stay on the GPU. doc/offload.md is the lesson.
+// An update writes the stored weights: the CPU's in place; a visitor's (offload.h) are copied to
+// the host with its state; residents' layers stay on the GPU. doc/offload.md is the lesson.
 #ifndef TIDE_WEIGHTS_CUH
 #define TIDE_WEIGHTS_CUH
 #include "zenflow.cuh"
@@ -14,10 +14,10 @@ static int ring_places(const GPT2 *g) {
     return g->ring + (zero_stage(g->zero) == 3 ? 2 : 0);  // the embeddings and the tail have theirs
 }
 
-// Says where each segment's weights are. The layers that stay are spread evenly among the others,
-// so that while they compute, those come: the link is never idle for long, nor ever behind by more
-// than it must. The first one is among those that stay: forward need not wait for it. The ring is
-// at the begin of GPT2.params.
+// Sets the address of each segment's weights. The layers that stay are spread evenly among the
+// others, which are copied while those that stay compute: the link is never idle for long, nor ever
+// behind by more than it must. The first one is among those that stay: forward need not wait for
+// it. The ring is at the begin of GPT2.params.
 static void weights_place(GPT2 *g) {
     const int tail = g->segments - 1;
     const bool dealt = zero_stage(g->zero) == 3;
@@ -86,8 +86,9 @@ static void weights_fetch(GPT2 *g, size_t s) {
     if (g->zero != NULL) zero_gather(g, s);
 }
 
-// Compute comes to segment s, and goes on to s + next (1 or -1): frees the place of s - next, and
-// fetches the weights of s and, as far as there are places, of those that come next.
+// Prepares the weights of segment s, which compute reaches next, before s + next (1 or -1): frees
+// the place of s - next, and fetches the weights of s and, as far as there are places, of the
+// segments after s.
 static void weights_use(GPT2 *g, size_t s, int next) {
     const size_t before = s - (size_t)next, end = (size_t)g->segments;  // may wrap: no segment then
     int ahead = g->no_overlap && zero_stage(g->zero) < 3 ? 1 : g->ring;
@@ -99,7 +100,7 @@ static void weights_use(GPT2 *g, size_t s, int next) {
     }
 }
 
-// What says that segment s's weights are there, of those that come.
+// Returns the event that is recorded when segment s's weights have been copied to the GPU.
 static cudaEvent_t weights_event(const GPT2 *g, size_t s) {
     return g->zero != NULL ? zero_gathered(g->zero, s) : g->arrived[s];
 }

@@ -1,6 +1,6 @@
-// zenflow.cuh: importance-aware updates on the GPU (zenflow.h says what they compute, and
-// doc/zenflow.md is the lesson), of a GPT2 (gpt2.cuh) whose `zen` this is. It knows when what is
-// done to the pieces of kind PIECE_CHOSEN and PIECE_LATE; train_gpt2.cu does the rest.
+// zenflow.cuh: importance-aware updates on the GPU: the order of all work for pieces of kind
+// PIECE_CHOSEN and PIECE_LATE; train_gpt2.cu orders the other pieces. zenflow.h defines the
+// results, and doc/zenflow.md is the lesson. A ZenFlow is the `zen` of a GPT2 (gpt2.cuh).
 //
 //   1. Memory: zen_pieces(), zen_buffers(), zen_allocate(), zen_free()
 //   2. Gradients, packed, apart for the chosen columns and for the rest: zen_chosen_waits(),
@@ -12,8 +12,9 @@
 // A layer's gradient is packed as soon as it is complete: the chosen columns' part waits on the
 // GPU, the rest's leaves for a buffer on the host, which holds one step. Both wait for the norm: it
 // clips them. Then the GPU updates the chosen, and the host's worker adds the rest to the window's
-// sum, which frees the buffer, segment by segment, for the next step. What the worker computes at
-// the end of a window it has the next one's steps for; then it goes to the GPU.
+// sum, which frees the buffer, segment by segment, for the next step. The worker has the next
+// window's steps as time for the update at the end of a window; then the new weights are copied to
+// the GPU.
 #ifndef TIDE_ZENFLOW_CUH
 #define TIDE_ZENFLOW_CUH
 #include "../run/zen_run.h"
@@ -152,7 +153,8 @@ static void *zen_grad(const GPT2 *g, const Piece *p) {
     return (char *)g->zen->grad + p->grad_at * g->waiting_bytes;
 }
 
-// Where the rest's weights come to, packed: new ones; or, apart, those that live on the host.
+// Returns the buffer on the GPU for the rest's packed weights: for new ones; or, apart from them,
+// for those that the host stores.
 static floatX *zen_landing(const ZenFlow *z, bool streams) {
     return z->landing + (streams ? z->map.longest : 0);
 }
@@ -266,8 +268,8 @@ static void zen_copies(const void *arg) {
 }
 
 // The result of the rest's last update in segment s goes to the GPU and takes its columns' places;
-// or, where the weights in use live on the host, becomes those. The next forward pass waits for it.
-// (What came from there has come: backward has used it.)
+// or, if the host stores the weights in use, becomes those. The next forward pass waits for it.
+// (The copies of the old ones are over: backward has used them.)
 static void zen_show(GPT2 *g, int s) {
     ZenFlow *z = g->zen;
     const bool is_bf16 = sizeof(floatX) == 2, streams = g->segment[s].streams;
@@ -293,8 +295,9 @@ static void zen_show(GPT2 *g, int s) {
     event_record(g->returned[s], stream);
 }
 
-// Segment s, whose weights live on the host, has come, as far as the host has it. It takes its
-// columns' places, and so do the weights of the chosen columns, whose masters are here.
+// Segment s's weights of the rest, which the host stores, have been copied to the GPU. Puts them
+// into their columns' places, and so the weights of the chosen columns, whose masters are on the
+// GPU.
 static void zen_arrived(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     const bool is_bf16 = sizeof(floatX) == 2;
@@ -306,8 +309,8 @@ static void zen_arrived(GPT2 *g, size_t s) {
                      false, z->column, g->weights_in);
 }
 
-// What the end of a step, whose gradient has this scale, brings for the rest. Of what the worker
-// does, first comes what is needed first: new weights, by forward; or room, by backward.
+// Does the work for the rest at the end of a step, whose gradient has this scale. The worker does
+// first what is needed first: new weights, in forward's order; or room, in backward's.
 static void zen_window(GPT2 *g, float scale) {
     ZenFlow *z = g->zen;
     const ZenTurn turn = z->turn;
@@ -423,7 +426,7 @@ static void zen_part(const GPT2 *g, const Piece *p, int part, size_t at, float *
 }
 
 // A RunState's move: the weights in use, or a part in the layout of the table from its packed
-// halves. Newest weights that come are in use, too, until others come for that.
+// halves. Newest weights that are loaded are also those in use, until others are loaded as such.
 static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     GPT2 *g = (GPT2 *)owner;
     const ZenFlow *z = g->zen;
@@ -466,7 +469,7 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
 }
 
 // Values for the first step: a checkpoint's of this mode, or of another, or those that --model
-// names. Where an update was under way, its result is made again from the newest weights.
+// names. If an update was under way, its result is made again from the newest weights.
 static void zen_load(GPT2 *g, Run *r, RunState *state) {
     ZenFlow *z = g->zen;
     if (zen_is_saved(r)) state->parts = STATE_PARTS;

@@ -2,11 +2,11 @@
 // doc/zero.md is the lesson).
 //
 // All of it is queued in one stream, in an order that is the same on all ranks: NCCL asks for that.
-// Of each micro-batch, while backward runs, segment after segment from the last to the first: the
-// gradient is summed over the ranks, and each keeps its shard of the sum (reduce-scatter). Of each
-// step: loss and block sums of the gradient's squares go around.
-// Behind each segment's update, in the order of forward: its weights are gathered; in stage 3 only
-// shortly before forward and backward use a layer's (weights.cuh).
+// In each micro-batch, while backward runs, segment after segment from the last to the first: the
+// gradient is summed over the ranks, and each keeps its shard of the sum (reduce-scatter). In each
+// step: all ranks exchange losses and block sums of the gradient's squares. After each segment's
+// update, in the order of forward: its weights are gathered; in stage 3 only shortly before forward
+// and backward use a layer's (weights.cuh).
 #ifndef TIDE_ZERO_CUH
 #define TIDE_ZERO_CUH
 #include "../../zero.h"
@@ -60,7 +60,7 @@ enum { ZERO_LOSS, ZERO_NEWS, ZERO_HEAD = ZERO_NEWS + NEWS };  // before a rank's
 static int zero_stage(const Zero *z) { return z == NULL ? 0 : z->stage; }
 static cudaEvent_t zero_gathered(const Zero *z, size_t s) { return z->gathered[s]; }
 
-// Where rank r's shard of segment s begins, or with r == world, the last one ends.
+// Returns the begin of rank r's shard of segment s or, if r == world, the end of the last shard.
 static size_t shard_begin_of(const Zero *z, size_t s, size_t r) {
     return z->begin[s * (z->world + 1) + r];
 }
@@ -240,7 +240,7 @@ static void zero_reduce(GPT2 *g, size_t s) {
     event_record(z->reduced[s], z->stream);
 }
 
-// What tells that segment s of the gradient is what the update is made from.
+// Returns the event that is recorded when segment s of the gradient is ready for the update.
 static cudaEvent_t gradient_event(const GPT2 *g, size_t s) {
     return g->zero != NULL ? g->zero->reduced[s] : g->grad_ready[s];
 }

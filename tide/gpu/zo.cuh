@@ -1,15 +1,15 @@
 // zo.cuh: zeroth-order training on the GPU, of models that need not fit there.
 //
 //   1. Kernels
-//   2. What it adds to the model, and where layers live
-//   3. The pipeline: layers come, are updated, perturbed and used, and go
+//   2. Its part of the model, and the place of each layer
+//   3. The pipeline: layers are fetched, updated, perturbed, used and stored
 //   4. The forward passes of both signs
 //   5. Evaluation, saving, a step, and how long it takes
 //
 // Source: ZO-Offloading (Wang et al. 2024): a layer
 // is uploaded, updated by the step before, used for both signs, and offloaded, while its neighbours
-// are on their way; the embeddings and the head stay. What differs here is in doc/zo_streaming.md.
-// What happens to each element is in zo.h, and the same as on the CPU, bit for bit.
+// are on their way; the embeddings and the head stay. doc/zo_streaming.md lists the differences.
+// zo.h defines the operations on each element; the CPU's results have the same bits.
 //
 // floatX is the type of the weights and of the arithmetic's inputs (float, bf16 or fp16), as in the
 // layers.
@@ -133,14 +133,14 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
 }
 
 // =============================================================================================
-// 2. What it adds to the model, and where layers live
+// 2. Its part of the model, and the place of each layer
 
 enum { ZO_GROUPS = LAYER_PARTS };  // a group of a layer is the parameters of a part (model.h)
 
 enum { ZO_EVALUATION = 2 };  // the staging of evaluations; those of training are 0 and 1, by turns
 
-// What a pass over the layers does. signs 2: forward with theta + scale z and theta - scale z, for
-// each query. signs 1: forward with theta. signs 0: only the update.
+// The work of a pass over the layers. signs 2: forward with theta + scale z and theta - scale z,
+// for each query. signs 1: forward with theta. signs 0: only the update.
 typedef struct {
     ZoUpdate update;            // that is not yet in the weights: it is put there
     int signs, queries;
@@ -192,8 +192,8 @@ struct Zo {
     double *mine;               // and what this one is about to say, behind that: begins as totals
 };
 
-// How many losses a rank makes in a step; and the numbers that it sends to the others: the losses,
-// and ZO_SAYS more.
+// The number of losses that a rank makes in a step; and of numbers that it sends to other ranks:
+// the losses, and ZO_SAYS more.
 enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // run_tell(); its data cannot be read
 static size_t zo_losses(const Zo *z) { return z->accum * 2 * (size_t)z->config.queries; }
 static size_t zo_news(const Zo *z) { return zo_losses(z) + ZO_SAYS; }
@@ -212,8 +212,8 @@ static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
     return g;
 }
 
-// Residents are spread evenly: each hides some of the way of the next visitor. How many of the
-// layers before this one stay on the GPU:
+// Counts the layers before layer l that stay on the GPU. They are spread evenly: each hides a part
+// of the next visitor's copy.
 static size_t zo_residents(const GPT2 *g, size_t l) {
     return l * (g->config.layers - g->zo->streamed) / g->config.layers;
 }
@@ -367,8 +367,8 @@ static void zo_release(const Zo *z) {
     for (size_t i = 0; i < z->slots; i++) gpu_free(z->slot[i]);
 }
 
-// What of --optimizer mezo there is to know before it has memory. Without training it evaluates
-// labels, too. NULL: neither.
+// Makes the settings of --optimizer mezo, without memory; also for an evaluation of labels. NULL:
+// neither.
 static Zo *zo_open(const Run *r) {
     const Options *o = &r->o;
     if (o->optimizer != OPTIMIZER_MEZO && (!r->words || r->training)) return NULL;
@@ -395,8 +395,8 @@ static void zo_print(const GPT2 *g, const Options *o) {
 // 3. The pipeline
 //
 // Layers visit in order, pass after pass; visit v takes slot v % slots. Each of a layer's groups
-// waits for its own events, so that computing begins when the first has arrived, each goes home as
-// soon as it is updated, and its room takes the next layer's while the rest is still being used.
+// has its own events: computing begins when the first has been copied, each is copied back as soon
+// as it is updated, and its room takes the next layer's group while the others are still in use.
 // The host queues all of a pass without waiting, and fetches for the next one: what is fetched does
 // not depend on the losses.
 
@@ -583,7 +583,7 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
     }
 }
 
-// What the head takes, of both signs: atty (N, C) = ln_f(x), or (N, E) = project_out x.
+// Computes the head's input, for both signs: atty (N, C) = ln_f(x), or (N, E) = project_out x.
 static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const GPT2Table *t = &g->table;
@@ -786,7 +786,7 @@ static bool zo_forward(GPT2 *g, Run *r, size_t step) {
         const ZoPass p = {z->pending, 2, z->config.queries, z->config.eps, (uint32_t)step,
                           &g->staging[micro % 2]};
         // The next one goes ahead of the layers that will be fetched for its pass. If it cannot be
-        // read, that is told when its turn comes.
+        // read, the error is reported in its step.
         for (; z->sent <= micro + 1 && z->sent < r->o.steps * z->accum; z->sent++)
             if (!zo_send_batch(g, r, z->sent, z->sent == micro ? &r->damage : &later)) break;
         if (z->sent == micro) return false;
@@ -797,8 +797,8 @@ static bool zo_forward(GPT2 *g, Run *r, size_t step) {
 }
 
 // The counters of a step, for log.jsonl: bytes over the link are those of this one, times those of
-// the newest step that is complete, "step"; what this rank has sent to the others, and how long it
-// waited for what they have sent.
+// the newest step that is complete, "step"; the bytes that this rank has sent, and how long it
+// waited for the other ranks.
 static void zo_log(const GPT2 *g, char *json, size_t n) {
     const TimelineStep *d = &g->timeline.done;
     char busy[160];
@@ -812,9 +812,9 @@ static void zo_log(const GPT2 *g, char *json, size_t n) {
 }
 
 // One step of MeZO, as mezo_step() in train_gpt2.c. All its passes are queued before the host waits
-// for the losses. Ranks then tell each other theirs, and all of them go on with the same numbers,
-// to the last bit: they take the same update, or skip it, and stop after the same step. If a token
-// file is damaged all of them say so; r->damage says why on the ranks that found it.
+// for the losses. Ranks then exchange their losses, and all go on with equal numbers, to the last
+// bit: they take one update, or skip it, and stop after one step. If a token file is damaged, all
+// ranks report it; r->damage has the reason on the ranks that found it.
 static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     Zo *z = g->zo;
     const size_t n = zo_losses(z), news = zo_news(z), bytes = news * sizeof(double);
@@ -842,7 +842,7 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     return x;
 }
 
-// What copies leave of a step, for people to see.
+// The share of a step that copies take, for the plan's text.
 typedef struct {
     double in, out;          // seconds that they would take, both ways busy
     double exposed;          // by so many, a step is longer than its work for the GPU
@@ -909,7 +909,7 @@ static void zo_agree(GPT2 *g) {
     ranks_agree("weights", text);
 }
 
-// For gpt2_load(). Of replicas all load, and rank 0 alone has something to save.
+// For gpt2_load(). All replicas load, and rank 0 alone saves.
 static void zo_load(GPT2 *g, Run *r) {
     Zo *z = g->zo;
     RunState state = state_in(NULL, 1);

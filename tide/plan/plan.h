@@ -84,7 +84,7 @@ static void predict_step(const Rehearsal *q, int before, int end, size_t more, P
     x->backward += t[end].span.end - tail;
 }
 
-// What is at work between the norms of two steps.
+// Computes the shares at work between the norms of two steps.
 static void predict_busy(const Rehearsal *q, double begin, double end, Prediction *x) {
     TraceSpan *s = ALLOC(TraceSpan, q->count, "plan");
     TimelineStep busy;
@@ -141,7 +141,7 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
 // ---------------------------------------------------------------------------------------------
 // For people
 
-// What is planned, for the words about it.
+// The planned run, for the sentences about it.
 typedef struct {
     size_t tokens;           // of a step, on all GPUs
     size_t world;            // GPUs that train together
@@ -160,7 +160,7 @@ static void plan_print_speed(const Rates *r, const PlanRun *run, const Predictio
                "host\n", 100 * x->gpu, 100 * x->cpu, 100 * x->h2d, 100 * x->d2h);
 }
 
-// What goes on between several GPUs, and what that costs.
+// Prints the traffic between several GPUs, and its cost.
 static void plan_print_comm(const Rates *r, const PlanRun *run, const Prediction *x) {
     if (run->world <= 1) return;
     const bool far = rates_local(r, run->world) < run->world;
@@ -172,7 +172,7 @@ static void plan_print_comm(const Rates *r, const PlanRun *run, const Prediction
         printf("  as if that took no time: %s is not known\n", far ? "node_link" : "gpu_link");
 }
 
-// What a Prediction says, in lines.
+// Prints a Prediction in lines.
 static void plan_print_time(const Rates *r, const PlanRun *run, const Prediction *x) {
     printf("predicted time of a step, in seconds: forward %.4g, backward %.4g, update %.4g\n",
            x->forward, x->backward, x->update);
@@ -197,7 +197,7 @@ typedef void (*OffloadNeeds)(void *model, const OffloadChoice *c, size_t *gpu, s
 // with this GPU's. SIZE_MAX: no amount would.
 typedef struct { size_t gpu, host; } OffloadLeast;
 
-// What a choice has to fit into.
+// The memory that a choice has to fit into.
 typedef struct {
     OffloadNeeds needs;
     void *model;             // for needs()
@@ -300,8 +300,8 @@ typedef struct {
     double none;             // seconds of a step with nothing offloaded; INFINITY: it does not fit
 } OffloadSearch;
 
-// Takes this choice, with as many residents as fit or none, and then as many places and slots, if
-// its step is clearly shorter: what was tried before is simpler.
+// Takes this choice if its step is clearly shorter than that of the choices tried before, which are
+// simpler; with all residents that fit or none, then with all places and slots that fit.
 static void search_try(OffloadSearch *q, OffloadChoice c, bool residents) {
     if (residents) c.resident = choice_residents(&q->memory, c);
     if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;

@@ -88,7 +88,8 @@ static bool rates_load(Rates *r, const char *path, Error *err) {
     return any || error_set(err, "%.300s: names no rate", path);
 }
 
-// What rates_load() reads back, to three digits: the next measurement has others after them.
+// Writes rates for rates_load(), with three digits: the next measurement would differ in the
+// fourth.
 static void rates_write(FILE *f, const Rates *r) {
     for (int i = 0; i < RATE_FIELDS; i++) {
         const double v = *rate_at(r, i);
@@ -100,13 +101,13 @@ static void rates_write(FILE *f, const Rates *r) {
 // ---------------------------------------------------------------------------------------------
 // Several GPUs
 
-// How many of `world` GPUs are in one node.
+// Returns the number of GPUs, of `world`, in one node.
 static size_t rates_local(const Rates *r, size_t world) {
     return r->node_gpus > 0 && (double)world > r->node_gpus ? (size_t)r->node_gpus : world;
 }
 
-// What each of `local` GPUs of a node has when all are at work. Where more share the host than the
-// rates are for, what the link does beside all of the cores (_busy) says nothing any more.
+// Computes the rates of each of `local` GPUs of a node when all are at work. If more GPUs share the
+// host than the rates are for, those of the link beside all cores (_busy) are dropped.
 static Rates rates_of_rank(const Rates *r, size_t local) {
     Rates x = *r;
     const double sharing = (double)local / fmax(r->host_gpus, 1);
@@ -148,7 +149,7 @@ static double eq1_stride(const Rates *r) {
 // ---------------------------------------------------------------------------------------------
 // The bound
 
-// Of what crosses the link, what the choices of a run decide.
+// The bytes on the link that depend on a run's choices.
 typedef struct {
     double grad;         // bytes of a gradient, on the link and in host memory: 2 or 4
     double weight;       // bytes of a weight: 2; or 4
@@ -162,9 +163,9 @@ typedef struct {
 enum { UPDATE_LINES = 6 };
 
 // Seconds per parameter if the GPU updates `share` of the state that lives on the host, as linear
-// functions of it: H2D, D2H, host memory (two, see update_bound()), cores, GPU. Of what is not
-// known, 0. Each byte of the link is one of host memory, too; the cores read weight, state and
-// gradient, and write weight and state. Backward hides the gradients' way.
+// functions of it: H2D, D2H, host memory (two, see update_bound()), cores, GPU. A rate that is not
+// known counts 0. Each byte of the link is one of host memory, too; the cores read weight, state
+// and gradient, and write weight and state. Backward hides the gradients' way.
 static void update_lines(const Rates *r, const UpdateBytes *b, double share,
                          double t[UPDATE_LINES]) {
     const double cpu = 1 - share, d2h = (b->state + b->streams * b->weight) * share;

@@ -13,7 +13,7 @@
 //   - host memory, of `dram` bytes a second, `dram_dma` while both directions are busy, by each
 //     direction and the cores, evenly: who wants less than his part leaves the rest to the others.
 //     Where the _busy rates are known, they are what the link gets;
-//   - collectives between GPUs take what rates.h says, one after the other, whatever else goes on.
+//   - collectives between GPUs take the time of rates.h, one by one, whatever else is at work.
 // A rate of 0 is not known, and limits nothing.
 #ifndef TIDE_REHEARSAL_H
 #define TIDE_REHEARSAL_H
@@ -28,7 +28,7 @@ enum { TAKES_NOTHING, TAKES_PRODUCTS, TAKES_GPU, TAKES_H2D, TAKES_D2H, TAKES_HOS
 enum { JOB_WAITS = 3, REHEARSAL_STREAMS = 16, THE_HOST = 0, NO_JOB = -1 };
 static const double UNLIMITED = 1e18;
 
-// What a stream does in one go. Tasks are numbered in the order in which the host has queued them.
+// One piece of a stream's work. Tasks are numbered in the order in which the host has queued them.
 typedef struct {
     int stream, next;        // the next job of this stream, or NO_JOB
     int waits[JOB_WAITS];   // jobs that must be complete besides the one before in its stream
@@ -93,7 +93,7 @@ static void rehearsal_end(Rehearsal *q) {
 
 static int rehearse(int stream, int takes, double work);
 
-// What the stream is given from now on waits for this job.
+// Makes all work that the stream is given from now on wait for this job.
 static void rehearse_wait_for(int stream, int job) {
     RehearsedStream *s = &rehearsal->streams[stream];
     if (job == NO_JOB || rehearsal->jobs[job].stream == stream) return;

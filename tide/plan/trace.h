@@ -1,6 +1,6 @@
 // trace.h: what happened when, on the GPU's streams and on the host: the file that Perfetto
 // (ui.perfetto.dev) and chrome://tracing open, and what each step did. No CUDA here:
-// timeline.cuh brings what was measured, plan.h what is predicted, and both look the same.
+// timeline.cuh writes measured spans, plan.h predicted ones, in one form.
 //   trace_open(), trace_span(), trace_counter(), trace_flush(), trace_close()   the file
 //   trace_counters()                                                            what a step did
 #ifndef TIDE_TRACE_H
@@ -82,7 +82,7 @@ static int trace_work(Interval *x, const TraceSpan *s, int n, unsigned rows) {
     return intervals_join(x, count);
 }
 
-// What one step did, in seconds.
+// The times of one step, in seconds.
 typedef struct {
     size_t step;
     double gpu, cpu, h2d, d2h;  // each worked, or copied, whatever it was; of that,
@@ -93,7 +93,7 @@ typedef struct {
     double update_seconds;  // from the first "update" to the last end of the update's spans
 } TimelineStep;
 
-// What compute did after it waited until `end`: the name of its next span, or "".
+// Returns the name of compute's next span after a wait that ended at `end`, or "".
 static const char *trace_after(const TraceSpan *s, int n, double end) {
     const TraceSpan *next = NULL;
     for (int i = 0; i < n; i++)

@@ -312,7 +312,7 @@ static uint64_t run_val_hash(const Run *r) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// What a run says before its first step, and what it refuses
+// The lines that a run prints before its first step, and its refusals
 
 // Says what is going to be trained on what, and what a training run computes with. A preset is a
 // shape, with random weights: who samples it, evaluates it or tunes it with MeZO is told.
@@ -429,7 +429,7 @@ static void run_agree(const Run *r) {
 }
 
 // The --precision of a run that is not open yet: the command line's, or with --resume that of its
-// newest readable checkpoint. It ends nothing: what is wrong is told by run_open(), for all ranks.
+// newest readable checkpoint. It reports no error: run_open() does, for all ranks.
 static int run_precision(int argc, char **argv) {
     static const char *const names[] = {"bf16", "fp32", "fp16"};
     const char *given = NULL, *out = "out";

@@ -398,7 +398,7 @@ static void option_write(FILE *f, const Options *o, const Option *x) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
-// What other programs call an option, and its name here.
+// The names of options in other programs, and here.
 static const char *const option_synonyms[][2] = {
     {"learning-rate", "lr"}, {"lr-scheduler", "schedule"}, {"batch-size", "batch"},
     {"gradient-accumulation-steps", "accum"}, {"warmup-steps", "warmup"}, {"max-steps", "steps"},
@@ -616,7 +616,7 @@ static void options_write(const Options *o, char *buf, size_t n) {
     if (fclose(f) != 0 || !fits) die("the options are too long: shorten --prompt or the paths");
 }
 
-// Of options that define the run: texts, choices and numbers.
+// Returns whether option x has one value in a and b; x is a text, a choice or a number.
 static bool option_same(const Options *a, const Options *b, const Option *x) {
     const void *p = (const char *)a + x->offset, *q = (const char *)b + x->offset;
     if (x->type != O_TEXT) return memcmp(p, q, x->type == O_CHOICE ? sizeof(int) : 8) == 0;

@@ -35,14 +35,14 @@ typedef struct {
 // Data
 
 // The first sequence of a micro-batch (the first is 0) of a step (the first is 1): all GPUs'
-// micro-batches of one number lie side by side. Which sequences a step has is then the same on any
-// number of GPUs.
+// micro-batches of one number lie side by side. So a step has the same sequences on any number of
+// GPUs.
 static uint64_t run_position(const Run *r, size_t step, size_t micro) {
     return (((uint64_t)(step - 1) * r->o.accum + micro) * r->world + r->rank) * r->B;
 }
 
-// How many tokens are trained in a step, of all its micro-batches on all GPUs; of label words, how
-// many prompts. The gradient, and the loss, are means over them.
+// Counts the tokens that a step trains, in all its micro-batches on all GPUs; with label words, its
+// prompts. The gradient, and the loss, are means over them.
 static size_t run_targets(const Run *r, size_t step) {
     if (r->words) return r->step_tokens / r->T;
     if (!r->task || r->train.sequences == 0) return r->step_tokens;  // 0: a plan, without data
@@ -50,8 +50,8 @@ static size_t run_targets(const Run *r, size_t step) {
                         r->step_sequences, r->T);
 }
 
-// How many micro-batches these would be if each of their tokens were trained: what the sum of
-// means over whole micro-batches is divided by.
+// Returns the divisor of a sum of means over whole micro-batches: the number of micro-batches if
+// each of their tokens were trained.
 static double run_parts(const Run *r, size_t step) {
     const size_t tokens = r->words ? r->B : r->B * r->T;
     return (double)run_targets(r, step) / (double)tokens;
@@ -65,8 +65,8 @@ static const Task *run_examples(const Run *r, const Loader *loader) {
 }
 
 // Fills `rows` rows of the loader's T tokens with the sequences at `position` and after. False,
-// with the reason in err, on a token that the model does not know. Of label words (rows, 2)
-// targets: see task_batch(). begins (rows, T), or NULL: only written of packed rows.
+// with the reason in err, on a token that the model does not know. With label words, targets are
+// (rows, 2): see task_batch(). begins (rows, T), or NULL: written for packed rows only.
 static bool run_batch(const Run *r, const Loader *loader, uint64_t position, size_t rows,
                       int32_t *inputs, int32_t *targets, int32_t *begins, Error *err) {
     const bool train = loader == &r->train;
@@ -120,8 +120,8 @@ static void run_catch_signals(void) {
     for (int i = first; i < 4; i++) sigaction(signals[i], &action, NULL);
 }
 
-// What ranks tell each other at every step, with their losses: whether a signal came (its number),
-// and whether a checkpoint is due. All then know, by the largest of each, the same, and do the same
+// The numbers that ranks exchange at every step, with their losses: the number of a signal, or 0,
+// and whether a checkpoint is due. Each rank takes the largest of each, and so all do the same
 // after this step.
 enum { NEWS_SIGNAL, NEWS_DUE, NEWS };
 static double run_news[NEWS];
@@ -131,7 +131,7 @@ static void run_tell(double *mine) {
     mine[NEWS_DUE] = seconds_now() >= run_save_due;
 }
 
-// said: of rank k, what run_tell() said, at said[k * stride].
+// said: the numbers of rank k's run_tell() begin at said[k * stride].
 static void run_hear(const double *said, size_t stride) {
     memset(run_news, 0, sizeof run_news);
     for (size_t k = 0; k < (size_t)ranks.world; k++)

@@ -32,8 +32,8 @@ static void run_load_first(Run *r, const RunState *here) {
 }
 
 // Values for the first step: the checkpoint's, or, of the first part, those that --model names.
-// That tensors are damaged is seen only now: that checkpoint is put aside, and the one before takes
-// its place if it has the same settings, and if nothing was set up by what this one says. Else the
+// Damaged tensors are found only now: then that checkpoint is put aside, and the one before takes
+// its place if it has the same settings, and if nothing was set up from the damaged one. Else the
 // next --resume takes it.
 static void run_load(Run *r, const RunState *here) {
     Error err, why;
@@ -90,9 +90,9 @@ static double run_best_loss(const Run *r) {
 }
 
 // Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
-// Each is whole or not there; what was saved before stays if they fail. Of several ranks none has
-// all weights: they come from the checkpoint. If the disk is full, the checkpoints before the
-// newest whole one, but not the best, make room; else the run ends only if there is none, or no
+// Each is whole or not there; what was saved before stays if they fail. With several ranks, no rank
+// has all weights: they are read from the checkpoint. If the disk is full, the checkpoints before
+// the newest whole one, but not the best, make room; else the run ends only if there is none, or no
 // later chance.
 static void run_write(Run *r, size_t step, bool state) {
     const Tokenizer *tok = r->tokenizer;

@@ -123,8 +123,9 @@ static SvgPoint svg_mean(const SvgPoint *points, size_t n, size_t i) {
 }
 
 // Draws n > 0 points, however many: the last one of each bucket, and a ring at the end, which alone
-// shows a single point. Of noisy points the curve is the mean around the end of each bucket, over a
-// thin curve in style "raw" of the lowest and highest (no spike is lost). Returns the curve's end.
+// shows a single point. The curve of noisy points is the mean around the end of each bucket; below
+// it, a thin curve in style "raw" has the lowest and highest (no spike is lost). Returns the
+// curve's end.
 static SvgPoint svg_series(const SvgFrame *s, const char *style, bool noisy, const SvgPoint *points,
                            size_t n) {
     SvgPoint curve[SVG_BUCKETS], raw[2 * SVG_BUCKETS];

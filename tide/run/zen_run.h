@@ -1,8 +1,8 @@
 // zen_run.h: what a run with importance-aware updates (zenflow.h) needs besides its steps.
 //
 //   zen_config, zen_rates   its settings
-//   zen_describe            what it says
-//   zen_text, zen_open      what its checkpoints say besides weights and moments
+//   zen_describe            its line at the start of a run
+//   zen_text, zen_open      the text of its checkpoints, beside weights and moments
 //   zen_reference           zenflow.h's reference for a run
 #ifndef TIDE_ZEN_RUN_H
 #define TIDE_ZEN_RUN_H
