@@ -20,26 +20,26 @@
 #include "adam.h"
 #include "tide/base/model.h"
 
-// By OFFLOAD_*, the values of the option; "auto" has become another one before anything is cut.
+// The option's values, by OFFLOAD_*. "auto" is replaced by another one before anything is cut.
 static const char *const offload_names[] = {"auto", "none", "zero", "twinflow", "interleave",
                                             "zenflow"};
 
-enum { SUBGROUP_PARAMETERS = 100000000 };  // of a sub-group, at most: Deep Optimizer States, 5.3
+enum { SUBGROUP_PARAMETERS = 100000000 };  // at most, in one: Deep Optimizer States, 5.3
 
 typedef struct {
     int mode;
     double resident;     // share of the state that stays on the GPU
-    size_t stride;       // every stride-th sub-group visits the GPU; 0: as `share` says
-    double share;        // of the bytes that are not resident: what visits the GPU
+    size_t stride;       // every stride-th sub-group visits the GPU; 0: `share` decides
+    double share;        // share of the bytes that are not resident which visits the GPU
     size_t subgroup;     // elements; 0: layers, in equal parts of at most SUBGROUP_PARAMETERS
     int slots;           // rooms on the GPU for visiting state; 0: auto, LEAST_SLOTS until settled
-    int places;          // on the GPU, in which the layers' gradients are made in turns, where they
-                         // do not wait for the update; 0: auto, LEAST_PLACES until settled
+    int places;          // places on the GPU in which layers' gradients are made in turns, unless
+                         // they wait there for the update; 0: auto, LEAST_PLACES until settled
     bool keep_grads;     // gradients of visiting pieces wait on the GPU, not on the host
     int recompute;       // what backward makes again: RECOMPUTE_*
-    bool apart;          // with everything on the GPU: gradients do not wait where backward makes
-                         // them, but as far as they can where activations were
-    bool sum_on_host;    // of several micro-batches, the gradients of pieces on the host
+    bool apart;          // with everything on the GPU: gradients wait in the room of dead
+                         // activations, as far as it goes, and not where backward makes them
+    bool sum_on_host;    // the host adds the micro-batches' gradients of pieces that it updates
     int early;           // number of segments, counted from the last one, that are updated before
                          // the others: their gradients are the first to reach the host
     bool wire_f32;       // gradients cross the link as fp32
@@ -73,19 +73,19 @@ enum { PIECE_HOST,       // state on the host, updated by the CPU
 typedef struct {
     int kind, segment, subgroup;
     size_t at, length;       // elements of the shard space (model.h), gaps between tensors included
-    int first_run, runs;     // its tensors or parts of them, in Pieces.runs; at is relative to ours
+    int first_run, runs;     // its tensors or parts of them, in Pieces.runs, where AdamRun.at counts
+                             // from the piece's begin
     size_t first_block, blocks;  // its blocks of the gradient norm, which no cut ever divides
-    size_t state_at;         // of the elements with state where ours is: its first one
+    size_t state_at;         // its begin in the state of all pieces on its side, in elements
     bool grad_on_gpu;        // its gradient waits for the update on the GPU, not on the host
-    size_t grad_at;          // the same for the gradient, where that waits for the update
-    size_t weights_at;       // of its weights, if the host updates or stores them
-    bool over_acts;          // there the layer's activations were, and grad_at counts bytes
-    // Where it is; the trainer sets that once, when there is memory. floatX is its storage type.
-    void *params;            // the weights that forward and backward use, on the GPU or, if they
-                             // come from there, on the host: floatX
-    void *weights;           // those that AdamW updates: the same; or on the host, if the CPU does
-    void *made;              // where backward makes the gradient: floatX
-    void *grad, *host_grad;  // where that waits for the update, or is summed: floatX or fp32
+    size_t grad_at;          // its begin in the gradients that wait on that side, in elements
+    size_t weights_at;       // its begin in the weights that the host updates or stores
+    bool over_acts;          // the gradient lies over the layer's activations; grad_at: in bytes
+    // Addresses, which the trainer sets once, when there is memory. floatX is its storage type.
+    void *params;            // weights for forward and backward: floatX; on the host if they stream
+    void *weights;           // weights that AdamW updates: those, or if the CPU does, the host's
+    void *made;              // the gradient that backward makes: floatX
+    void *grad, *host_grad;  // the gradient that waits, or is summed: floatX or fp32
     void *state[3];          // the masters' other bits (NULL in fp32), m and v; on GPU or host
 } Piece;
 
@@ -96,7 +96,7 @@ typedef struct {
     AdamRun *runs;
     size_t elements[PIECE_KINDS];    // in pieces of each kind
     size_t longest_visit;            // elements
-    size_t grads_gpu, grads_host;    // elements of gradients that wait for the update there
+    size_t grads_gpu, grads_host;    // elements of gradients that wait on the GPU, on the host
 } Pieces;
 
 // The shards, with the gaps behind them, are half-open ranges of the shard space.
