@@ -73,7 +73,7 @@ enum { PIECE_HOST,       // state on the host, updated by the CPU
 typedef struct {
     int kind, segment, subgroup;
     size_t at, length;       // elements of the shard space (model.h), gaps between tensors included
-    int first_run, runs;     // its tensors or parts of them, in Pieces.runs, where AdamRun.at counts
+    int first_run, runs;     // its tensors or parts of them, in Pieces.runs; AdamRun.at counts
                              // from the piece's begin
     size_t first_block, blocks;  // its blocks of the gradient norm, which no cut ever divides
     size_t state_at;         // its begin in the state of all pieces on its side, in elements
