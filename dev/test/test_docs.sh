@@ -2,7 +2,7 @@
 # The numbers of the lessons that can be computed again: those of the exercises in doc/README.md, of the
 # adversary in doc/emulator.md, and of packed rows in doc/finetuning.md; and that the commands which draw
 # pictures draw them. With ALL=1 the exercises' mistakes are made, too: each in its line, in a copy of the
-# sources.
+# sources. And that each page's links lead somewhere, and the functions that it names exist.
 # usage: sh dev/test/test_docs.sh      (from the top of the repository, after make train_gpt2 train_gpt2emu
 #                                       build/timeline build/reviews)
 set -u
@@ -43,6 +43,27 @@ orders() {
     done
 }
 loss_4() { loss 4; }
+
+# --- every page: its links lead to a file and a heading, and the functions that it names exist ---------
+
+# headings FILE: as the anchors that a page of them gets
+headings() { sed -n 's/^##* *//p' "$1" | tr 'A-Z' 'a-z' | sed 's/[^a-z0-9 _-]//g; s/ /-/g'; }
+pages() { (cd "$top" && ls ./*.md doc/*.md scripts/*.md scripts/paper/*.md dev/*/*.md); }
+pages | while read -r page; do
+    grep -oE '\]\([^)# ]*(#[^) ]*)?\)' "$top/$page" | sed 's/^](//; s/)$//' | sort -u | while read -r link; do
+        file=${link%%#*} to=$top/$page
+        case $link in http*) continue ;; esac
+        [ -z "$file" ] || to=$top/$(dirname "$page")/$file
+        case $link in *#*) headings "$to" 2>/dev/null | grep -qxF -e "${link#*#}" ;; *) [ -e "$to" ] ;; esac ||
+            echo "$page: $link"
+    done
+done >dead
+check links_lead_somewhere sh -c 'cat dead; test ! -s dead'
+(cd "$top" && pages | xargs grep -ohE '`[a-z][a-z0-9_]+\(\)`') | tr -d '`()' | sort -u >named
+(cd "$top" && grep -ohE '\b[a-z][a-z0-9_]+\(' ./*.c ./*.cu ./*.h tide/*/* dev/*.[ch] dev/*/*.[ch]* dev/*/*.sh dev/*/*.py \
+    dev/*/*/*.[ch]*) | tr -d '(' | sort -u | comm -23 named - >unknown
+check functions_are_called_so sh -c 'cat unknown; test ! -s unknown'
+check pages_have_links_and_names test "$(wc -l <named)" -gt 50
 missing="--accum 2 --steps 1" slot="--steps 4 --offload interleave --share 1 --slots 1"
 late="--steps 40 --offload zenflow" uphill="--steps 300 --optimizer mezo --lr 1e-3"
 plan="--plan --model gpt2-xl --batch 16 --offload zero --rates scripts/rates/h200_16cores.txt"
