@@ -333,7 +333,28 @@ static void slots_and_places_are_as_many_as_are_of_use(void) {
           && places_of(12, 9) == 9 && places_of(2, 1) == 1, "places");
 }
 
+// The numbers that the papers and the models' pages give for these shapes.
+static void presets_have_their_parameters(void) {
+    static const struct { const char *name; size_t parameters; } known[] = {
+        {"gpt2", 124439808},          {"gpt2-xl", 1557611200},       {"opt-125m", 125239296},
+        {"opt-350m", 331196416},      {"smollm2-135m", 134515008},   {"smollm2-360m", 361821120},
+        {"tinyllama-1.1b", 1100048384}, {"llama2-7b", 6738415616},   {"llama2-13b", 13015864320},
+        {"llama3.2-1b", 1235814400},  {"llama3.2-3b", 3212749824},   {"llama3.1-8b", 8030261248},
+        {"mistral-7b", 7241732096},   {"qwen2.5-0.5b", 494032768},   {"qwen2.5-1.5b", 1543714304},
+        {"qwen2.5-3b", 3085938688},   {"qwen2.5-7b", 7615616512},    {"qwen2.5-14b", 14770033664},
+        {"qwen3-0.6b", 596049920},    {"qwen3-1.7b", 1720574976},    {"qwen3-4b", 4022468096},
+        {"qwen3-8b", 8190735360},     {"qwen3-14b", 14768307200}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        GPT2Config c;
+        Error err;
+        CHECK(gpt2_preset(&c, known[i].name) && gpt2_finish(&c, &err), "%s", known[i].name);
+        const size_t parameters = gpt2_table(&c).parameters;
+        CHECK(parameters == known[i].parameters, "%s has %zu", known[i].name, parameters);
+    }
+}
+
 int main(void) {
+    RUN(presets_have_their_parameters);
     RUN(every_choice_covers_every_preset);
     RUN(every_choice_covers_random_models);
     RUN(no_cut_changes_the_norm);
