@@ -5,6 +5,7 @@
 //
 // usage: test_model                     all tests
 //        test_model --errors            all tests, and the largest errors beside what is allowed
+//        test_model --texts             only sampling with a cache, for mutants.sh
 //        test_model --config K|some|all [N]  for test_schedules.sh: N (4) training steps of each
 //                                       configuration, and a hash of all that came out
 #include "model_harness.cuh"
@@ -877,6 +878,10 @@ int main(int argc, char **argv) {
     if (argc >= 3 && strcmp(argv[1], "--config") == 0)
         return run_configs(argc, argv, CONFIGS, some, config_is_here, config_hash);
     if (argc == 2 && strcmp(argv[1], "--errors") == 0) setenv("TEST_ERRORS", "1", 1);
+    if (argc == 2 && strcmp(argv[1], "--texts") == 0) {
+        RUN(test_texts_token_by_token);
+        return test_summary();
+    }
     if (IS_BF16) RUN(test_plan_and_recompute_auto);  // first: it forks
     RUN(test_allocates_what_was_planned);
     if (IS_BF16) RUN(test_short_work_is_urgent);
