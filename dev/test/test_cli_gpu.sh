@@ -92,7 +92,6 @@ check samples_do_not_change_bits same sampled whole
 texts() { sed -n '/^--- sample/,/^---$/p' "$1"; }
 check samples_of_streamed_weights_are_the_same test "$(texts streamed.out)" = "$(texts sampled.out)"
 check and_change_no_bits same streamed whole
-check the_cache_is_in_the_plan grep -q '^GPU  sampling' sampled.out
 short="$small --seq 8 --batch 1 --steps 2"
 check samples_longer_than_a_batch "$tide" $short --sample-every 1 --sample-tokens 40 --out long
 "$tide" $short --out unsampled >/dev/null
