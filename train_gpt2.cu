@@ -484,23 +484,31 @@ static GPT2 *gpt2_new(void) {
 // =============================================================================================
 // 2. Sampling, evaluation, checkpoints
 
-// For run_sample(): the logits (V) of the token after the last of `count` tokens, on the host. A
-// whole forward pass over them: no cache of keys and values, nothing that training does not use.
-static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, float *logits) {
+// For run_sample(): the logits (V) of the token after the last of `count` tokens, on the host. If
+// only the last one is new, a forward pass over its row: attention reads the cache, which has the
+// keys and values of all others (cache.cuh). Else a pass over all rows, which fills the cache. In
+// zeroth order, whose weights may stream, there is no cache.
+static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t fresh,
+                      float *logits) {
     GPT2 *g = (GPT2 *)model;
     const size_t C = config_embed(&g->config), Vp = g->config.vocab_padded;
+    const size_t first = fresh == 1 && g->sampling ? count - 1 : 0, rows = count - first;
     // Few different lengths, because each has products of its own. The zeros behind the last token
     // change nothing: no row sees a later one.
-    const size_t T = min_size(round_up(count, 64), config_window(&g->config));
+    const size_t T = first > 0 ? 1 : min_size(round_up(count, 64), config_window(&g->config));
     gpt2_update_wait(g);
     g->timeline.between = true;
     memset(g->inputs, 0, T * sizeof(int32_t));
-    memcpy(g->inputs, tokens, count * sizeof(int32_t));
+    memcpy(g->inputs, tokens + first, rows * sizeof(int32_t));
     if (g->zo != NULL) {
         zo_next(g, T, count - 1, logits);
     } else {
+        g->caching = g->sampling;
+        g->position = first;
         gpt2_forward(g, g->inputs, NULL, NULL, 1, T);
-        gemm(&g->lt, false, true, 1, Vp, C, g->ln_f + (count - 1) * C, C,
+        g->caching = false;
+        g->position = 0;
+        gemm(&g->lt, false, true, 1, Vp, C, g->ln_f + (rows - 1) * C, C,
              tensor(g, g->table.lm_head), C, g->logits, Vp, NULL, false, GEMM_PLAIN, NULL,
              g->compute);
         compute_span(g, NULL, 0);

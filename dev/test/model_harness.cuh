@@ -81,6 +81,7 @@ struct Shape {
     size_t document = 0;                    // rows hold documents of so many tokens; 0: one each
     int family = FAMILY_GPT2;               // of the LLaMA family: its activation, whatever is above
     size_t NKV = 0, HS = 0;                 // 0: NH, C / NH
+    size_t E = 0;                           // not 0: as OPT-350M
 };
 
 enum { GELU = ACTIVATION_GELU, RELU = ACTIVATION_RELU };
@@ -119,6 +120,8 @@ static GPT2Config shape_config(const Shape *s) {
     c.vocab = s->V;
     c.kv_heads = s->NKV;
     c.head_size = s->HS;
+    c.embed = s->E;
+    c.post_norm = s->E > 0;
     if (s->family < FAMILY_LLAMA) c.activation = s->activation;
     c.tied = s->tied;
     if (!gpt2_finish(&c, &err)) die("%s", err.text);

@@ -9,7 +9,8 @@
 //   - in f16, of a number below 2^-14:   2^-25; p is there scaled so that its row's largest is 1
 //   - fp32 arithmetic: NOISE units of 2^-24 of the sum of all |terms|, times 1 + |scores| + |lse|,
 //     because an error of a score is a relative error of its exponential.
-#include "../../tide/gpu/attention.cuh"
+#include "../../tide/gpu/cache.cuh"
+#include "../../tide/run/sample.h"
 #include "cpu_reference.h"
 #include "test.h"
 
@@ -541,6 +542,69 @@ static void work_is_divided(void) {
           && flash_at_once(attention_shape(1, 4096, 1000, 250, 128), true) == 2, "heads at once");
 }
 
+// One row of a text, whose keys and values are cached: decode_attention() of the CPU, to a rounding
+// of the result. Rows and channels that end anywhere; one key head, groups; heads that are no
+// packs, and wider than a block; large scores. And what is cached is what was made.
+template <typename X> static void cached_is_the_cpu_s(void) {
+    static const struct { size_t seen, NH, group, HS; float amplitude; } cases[] = {
+        {1, 1, 1, 4, 1}, {2, 3, 1, 8, 1}, {65, 4, 2, 4, 1}, {31, 2, 1, 20, 1}, {64, 6, 3, 16, 1},
+        {255, 2, 2, 64, 1}, {256, 2, 1, 72, 7}, {257, 4, 4, 128, 30}, {300, 1, 1, 80, 1},
+        {600, 2, 1, 256, 1}, {33, 1, 1, 272, 1}, {40, 1, 1, 516, 1}, {4096, 1, 1, 64, 7},
+        {513, 8, 2, 96, 1}, {70, 1, 1, 5, 1}};
+    const double allowance = std::is_same_v<X, bf16> ? 4e-3 : sizeof(X) == 2 ? 5e-4 : 1e-5;
+    for (const auto &c : cases) {
+        const size_t NKV = c.NH / c.group, A = c.NH * c.HS, K = NKV * c.HS, seen = c.seen;
+        float *qkv = zeros<float>(A + 2 * K), *cache = zeros<float>(seen * 2 * K);
+        float *keys = zeros<float>(seen * K), *values = zeros<float>(seen * K);
+        float *out = zeros<float>(A), *scores = zeros<float>(seen);
+        seed = (uint32_t)seen;
+        for (size_t i = 0; i < A + 2 * K; i++)
+            qkv[i] = host_f32(host_round<X>(c.amplitude * next_float()));
+        for (size_t i = 0; i < seen * 2 * K; i++) {
+            const size_t u = i / (2 * K), j = i % (2 * K);
+            cache[i] = host_f32(host_round<X>((j < K ? c.amplitude : 1) * next_float()));
+            (j < K ? keys : values)[u * K + j % K] = cache[i];
+        }
+        decode_attention(out, qkv, keys, values, scores, seen, c.NH, NKV, c.HS);
+        X *d_qkv = upload<X>(qkv, A + 2 * K), *d_cache = upload<X>(cache, seen * 2 * K);
+        X *d_out = (X *)poisoned(A * sizeof(X));
+        attention_cached(d_out, d_qkv, d_cache, seen, c.NH, NKV, c.HS, stream);
+        X *got = (X *)download(d_out, A * sizeof(X));
+        const double d = distance(got, out, A);
+        CHECK(test_within(d, allowance), "%s, %zu keys, NH %zu, groups of %zu, HS %zu: %g",
+              type_name<X>(), seen, c.NH, c.group, c.HS, d);
+        CUDA(cudaFreeHost(got));
+        CUDA(cudaFree(d_qkv));
+        CUDA(cudaFree(d_cache));
+        CUDA(cudaFree(d_out));
+        free(qkv);
+        free(cache);
+        free(keys);
+        free(values);
+        free(out);
+        free(scores);
+    }
+    for (const auto &c : {Shape{1, 1, 2, 8, 0, 2}, Shape{1, 37, 6, 4, 0, 3},
+                          Shape{1, 70, 3, 64, 0, 1}}) {
+        const AttentionShape s = c.of();
+        const size_t row = 2 * s.keys, n = c.T * s.pitch;
+        float *qkv = zeros<float>(n);
+        for (size_t i = 0; i < n; i++) qkv[i] = host_f32(host_round<X>(next_float()));
+        X *d_qkv = upload<X>(qkv, n), *d_cache = (X *)poisoned(c.T * row * sizeof(X));
+        cache_store(d_cache, d_qkv, c.T, s.NH, s.NKV, s.HS, stream);
+        X *got = (X *)download(d_cache, c.T * row * sizeof(X));
+        size_t other = 0;
+        for (size_t i = 0; i < c.T * row; i++)
+            other += host_f32(got[i]) != qkv[i / row * s.pitch + s.width + i % row];
+        CHECK(other == 0, "%s, T %zu HS %u: %zu numbers are others", type_name<X>(), c.T, s.HS,
+              other);
+        CUDA(cudaFreeHost(got));
+        CUDA(cudaFree(d_qkv));
+        CUDA(cudaFree(d_cache));
+        free(qkv);
+    }
+}
+
 int main(void) {
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     RUN(plain_float);
@@ -553,6 +617,9 @@ int main(void) {
     RUN(groups<f16>);
     RUN(groups_of_fp32_are_the_cpu_s);
     RUN(groups_of_bf16_are_the_cpu_s);
+    RUN(cached_is_the_cpu_s<float>);
+    RUN(cached_is_the_cpu_s<bf16>);
+    RUN(cached_is_the_cpu_s<f16>);
     RUN(large_scores);
     RUN(flash_is_plain<bf16>);
     RUN(flash_is_plain<f16>);

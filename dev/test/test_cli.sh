@@ -175,6 +175,8 @@ check token_file_gives_the_bits_of_its_text same whole bin
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 0 >a.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 0 >b.txt
 check greedy_sampling_repeats cmp a.txt b.txt
+"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 1 --top-p 1e-9 >b.txt
+check the_smallest_nucleus_is_greedy cmp a.txt b.txt
 check sample_starts_with_the_prompt grep -q 'The ' a.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 5 >a.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 6 >b.txt

@@ -88,6 +88,10 @@ check accumulation_reads_on near "$(loss none 1)" "$(loss whole 1)" 0.01
 "$tide" $steps --sample-every 3 --sample-tokens 5 --out sampled >sampled.out
 check samples_come_while_training test "$(grep -c '^--- sample' sampled.out)" -eq 3
 check samples_do_not_change_bits same sampled whole
+"$tide" $steps --sample-every 3 --sample-tokens 5 --offload zero --weights host --out streamed >streamed.out
+texts() { sed -n '/^--- sample/,/^---$/p' "$1"; }
+check samples_of_streamed_weights_are_the_same test "$(texts streamed.out)" = "$(texts sampled.out)"
+check and_change_no_bits same streamed whole
 short="$small --seq 8 --batch 1 --steps 2"
 check samples_longer_than_a_batch "$tide" $short --sample-every 1 --sample-tokens 40 --out long
 "$tide" $short --out unsampled >/dev/null
@@ -197,6 +201,14 @@ check greedy_sample_is_that_of_the_cpu cmp a.txt b.txt
 sample "$tide" --prompt "$(head -c 300 text.txt)" --precision fp32 --temperature 0 >a.txt
 sample "$cpu" --prompt "$(head -c 300 text.txt)" --temperature 0 >b.txt
 check beyond_the_context_too cmp a.txt b.txt
+# A text of several windows, and of grouped heads with rotary positions: each token by its cache.
+"$cpu" $small --model nano-llama --heads 4 --batch 16 --steps 300 --eval-every 0 --out learned_llama >/dev/null
+for model in learned learned_llama; do
+    several="--model $model --steps 0 --sample-tokens 100 --prompt P --temperature 0"
+    "$tide" $several --precision fp32 >a.txt
+    "$cpu" $several >b.txt
+    check "greedy_text_of_several_windows_$model" cmp a.txt b.txt
+done
 
 # --- algorithms of products by measurement -------------------------------------------------------
 

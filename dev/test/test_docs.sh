@@ -1,6 +1,6 @@
 #!/bin/sh
 # The numbers of the lessons that can be computed again: those of the exercises in doc/README.md, of the
-# adversary in doc/emulator.md, and of packed rows in doc/finetuning.md; and that the commands which draw
+# adversary in doc/emulator.md, of packed rows in doc/finetuning.md, of caches in doc/sampling.md; and that the commands which draw
 # pictures draw them. With ALL=1 the exercises' mistakes are made, too: each in its line, in a copy of the
 # sources. And that each page's links lead somewhere, and the functions that it names exist.
 # usage: sh dev/test/test_docs.sh      (from the top of the repository, after make train_gpt2 train_gpt2emu
@@ -114,6 +114,15 @@ for pack in on off; do
     set -- "$pack" $(sed -n 's/^data: \([0-9]*\) rows of \([0-9]*\) tokens,.* \([0-9.]*\) % full;.*/\1 \2 \3/p' $pack.out)
     case $pack in on) of='the context' ;; *) of='the longest' ;; esac
     says "rows_with_pack_$pack" doc/finetuning.md "| \`--pack $pack\` | ${2-} | ${3-}, $of | ${4-} % |"
+done
+
+# What a cache of keys and values takes.
+cache_of() {
+    ./train_gpt2emu --plan --model "$1" --batch 1 --seq 64 --sample-every 1 --offload zero --gpu-memory 100G \
+        --host-memory 400G --rates scripts/rates/h200_16cores.txt | sed -n 's/^GPU  sampling  *//p'
+}
+for model in gpt2-xl llama2-7b llama3.1-8b qwen2.5-7b; do
+    check "cache_of_$model" grep -q "^| $model |.* | $(cache_of $model) |$" "$top/doc/sampling.md"
 done
 
 # Pictures, by the commands of doc/step_memory.md.

@@ -5,6 +5,7 @@
 //
 // usage: test_model                     all tests
 //        test_model --errors            all tests, and the largest errors beside what is allowed
+//        test_model --texts             only sampling with a cache, for mutants.sh
 //        test_model --config K|some|all [N]  for test_schedules.sh: N (4) training steps of each
 //                                       configuration, and a hash of all that came out
 #include "model_harness.cuh"
@@ -592,6 +593,126 @@ static void test_sum_norm_and_update_by_definition(void) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// A text token by token, with a cache of keys and values
+
+static const Shape cached[] = {
+    // name              L NH   C    F    V  ctx B   T  act  tied recompute accum head repeated
+    {"cache gpt2",       2, 2,  32,  64, 131, 20, 3, 15, GELU, 1, KEEP,  1, 99, false},
+    {"cache opt",        3, 4,  48,  72, 131, 70, 2, 15, RELU, 0, AGAIN, 1, 16, false, 0,
+     FAMILY_OPT},
+    {"cache opt-350m",   2, 2,  32,  64, 131, 21, 3, 15, RELU, 1, LIGHT, 2, 99, false, 0,
+     FAMILY_OPT, 0, 0, 16},
+    {"cache llama",      2, 6,  48,  40, 131, 66, 1, 65, GELU, 0, KEEP,  1, 99, false, 0,
+     FAMILY_LLAMA, 2, 16},
+    {"cache narrow",     2, 8,  32,  40, 131, 23, 2, 9,  GELU, 1, AGAIN, 1, 99, false, 0,
+     FAMILY_MISTRAL, 2, 4},
+    {"cache qwen2",      2, 2, 128, 136, 131, 19, 2, 12, GELU, 1, KEEP,  1, 16, false, 0,
+     FAMILY_QWEN2, 1, 128},
+    {"cache qwen3",      2, 4,  40,  72, 300, 36, 2, 33, GELU, 0, LIGHT, 2, 99, false, 20,
+     FAMILY_QWEN3, 2, 24},
+    {"cache of one",     1, 2,  16,  64, 128,  1, 1,  1, GELU, 0, KEEP,  1, 99, false},
+};
+
+// Continues a random text as sample_text() does: a prompt, then one token after the other; a window
+// that is full begins again with its second half. One time, two tokens are new. The logits of each
+// call against the CPU's of a whole pass over the window.
+static void compare_text(GPT2 *g, CPUModel *cpu, const Shape *s, size_t prompt) {
+    const size_t T = s->context, V = s->V, Vp = g->config.vocab_padded, half = (T + 1) / 2;
+    float *ours = floats(T * V), *wanted = floats(T * Vp);
+    int32_t *text = ALLOC(int32_t, 2 * T, "test");
+    for (size_t i = 0; i < 2 * T; i++)
+        text[i] = (int32_t)(philox4x32(7, (uint32_t)i, (uint32_t)prompt, 0, 0).x[0] % V);
+    for (int again = 0; again < 2; again++) {
+        const int32_t *window = text + (again ? T + 1 - half : 0);
+        const size_t first = again ? half : prompt;
+        cpu_model_forward(cpu, window, NULL);
+        cpu_model_head(cpu, window, 1, false, wanted);
+        for (size_t count = first, fresh = first; count <= T; count++) {
+            if (count == first + 3 && count < T) {  // comes with the next one
+                memcpy(ours + (count - 1) * V, wanted + (count - 1) * Vp, V * sizeof *ours);
+                fresh = 2;
+                continue;
+            }
+            gpt2_next(g, window, count, fresh, ours + (count - 1) * V);
+            fresh = 1;
+        }
+        for (size_t t = 0; t < T; t++) memmove(wanted + t * V, wanted + t * Vp, V * sizeof *ours);
+        compare(s->name, "logits", prompt, ours + (first - 1) * V, wanted + (first - 1) * V,
+                (T + 1 - first) * V);
+    }
+    free(ours);
+    free(wanted);
+    free(text);
+}
+
+// Texts after prompts of one token, two, half a window and a whole one. Memory is what was planned.
+static void check_cached(const Shape *s, const Placement *where) {
+    const size_t prompts[] = {1, 2, (s->context + 1) / 2, s->context};
+    float *params = shape_params(s, true);
+    GPT2 *g = model_new(s, where);
+    g->packed = false;
+    if (s->B * s->T < s->context) {
+        g->max_B = 1;
+        g->max_T = s->context;
+    }
+    model_place(g, s->recompute, where != NULL ? where->tight : 0);
+    const size_t without = gpt2_bytes(g), before = free_memory();
+    g->sampling = true;
+    CHECK(gpt2_bytes(g) - without == round_up(s->L * s->context * 2 * config_kv(&g->config)
+                                              * config_head(&g->config) * sizeof(floatX), 256),
+          "%s: %zu bytes of cache", s->name, gpt2_bytes(g) - without);
+    model_begin(g, s, params, where);
+    check_memory(g, s->name, before - free_memory());
+    CPUModel *cpu = cpu_model_new(&g->config, 1, s->context, params);
+    for (size_t k = 0; k < sizeof prompts / sizeof *prompts; k++)
+        if (prompts[k] <= s->context) compare_text(g, cpu, s, prompts[k]);
+    model_close(g);
+    cpu_model_free(cpu);
+    free(params);
+}
+
+// A text between two steps leaves every bit as it was.
+static void check_text_between(const Shape *s, const Placement *where) {
+    const size_t window = s->context;
+    float *params = shape_params(s, false), *logits = floats(s->V);
+    int32_t *text = ALLOC(int32_t, window, "test");
+    uint64_t hashes[2];
+    for (int texts = 0; texts < 2; texts++) {
+        GPT2 *g = model_new(s, where);
+        g->sampling = texts;
+        if (texts && s->B * s->T < window) {
+            g->max_B = 1;
+            g->max_T = window;
+        }
+        model_begin(g, s, params, where);
+        for (size_t step = 1; step <= 3; step++) {
+            hashes[texts] = train_steps(g, s, &plain, step, step, step > 1 ? hashes[texts] : 0, NULL);
+            for (size_t n = 3; texts && n <= window; n++)
+                gpt2_next(g, text, n, n == 3 ? 3 : 1, logits);
+        }
+        hashes[texts] = hash_with(hash_state(g), &hashes[texts], sizeof *hashes);
+        model_close(g);
+    }
+    CHECK(hashes[0] == hashes[1], "%s: a text between steps changes bits", s->name);
+    free(params);
+    free(logits);
+    free(text);
+}
+
+static void test_texts_token_by_token(void) {
+    Placement streams = {};
+    streams.choice.mode = OFFLOAD_ZERO;
+    streams.choice.streamed = 3;  // layers, whose weights take turns in one place
+    streams.choice.ring = 1;
+    for (size_t i = 0; i < sizeof cached / sizeof *cached; i++) check_cached(&cached[i], NULL);
+    check_text_between(&cached[0], NULL);
+    check_cached(&cached[1], &streams);
+    check_text_between(&cached[1], &streams);
+    check_text_between(&cached[3], NULL);
+    if (IS_BF16) check_text_between(&cached[6], NULL);
+}
+
+// ---------------------------------------------------------------------------------------------
 // The memory plan
 
 // --recompute auto begins where keeping everything ends; and what does not fit is refused, with one
@@ -757,6 +878,10 @@ int main(int argc, char **argv) {
     if (argc >= 3 && strcmp(argv[1], "--config") == 0)
         return run_configs(argc, argv, CONFIGS, some, config_is_here, config_hash);
     if (argc == 2 && strcmp(argv[1], "--errors") == 0) setenv("TEST_ERRORS", "1", 1);
+    if (argc == 2 && strcmp(argv[1], "--texts") == 0) {
+        RUN(test_texts_token_by_token);
+        return test_summary();
+    }
     if (IS_BF16) RUN(test_plan_and_recompute_auto);  // first: it forks
     RUN(test_allocates_what_was_planned);
     if (IS_BF16) RUN(test_short_work_is_urgent);
@@ -766,6 +891,7 @@ int main(int argc, char **argv) {
     RUN(test_equal_bits);
     RUN(test_smaller_batch);
     RUN(test_sum_norm_and_update_by_definition);
+    RUN(test_texts_token_by_token);
     if (getenv("TEST_ERRORS") != NULL)
         for (size_t i = 0; i < BANDS; i++)
             printf("  %-14s fp32 %.1e of %.0e   bf16 max %.4f of %.4f   rms %.4f of %.4f\n",

@@ -92,11 +92,12 @@ static void options_are_stored_in_their_fields(void) {
     CHECK(o.weight_decay == 0 && o.beta1 == 0.5 && o.beta2 == 0.999 && o.eps == 1e-6, "-");
     CHECK(o.clip == 0, "-");
     o = cpu("--data d --eval-every 1 --eval-batches 2 --sample-every 3 --sample-tokens 4 "
-            "--prompt _ --temperature 0 --top-k 5 --out o --save-every 6 --keep 7 "
+            "--prompt _ --temperature 0 --top-k 5 --top-p .9 --out o --save-every 6 --keep 7 "
             "--save-dtype bf16 --threads 8 --dump f --warmup auto --seed 9007199254740991 "
             "--choices q.jsonl --keep-best");
     CHECK(o.eval_every == 1 && o.eval_batches == 2 && o.sample_every == 3, "-");
     CHECK(o.sample_tokens == 4 && o.prompt != NULL && *o.prompt == '\0' && o.temperature == 0, "-");
+    CHECK(o.top_p == 0.9 && cpu("--data d").top_p == 1 && cpu("--data d --top-p 1").top_p == 1, "-");
     CHECK(o.top_k == 5 && strcmp(o.out, "o") == 0 && o.save_every == 6 && o.keep == 7, "-");
     CHECK(o.save_dtype == SAVE_BF16 && o.threads == 8 && strcmp(o.dump, "f") == 0, "-");
     CHECK(strcmp(o.choices, "q.jsonl") == 0 && o.keep_best && o.scores == NULL, "-");
@@ -149,6 +150,8 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --weight-decya 1", "did you mean --weight-decay?"},
         {"--data d --sead=3", "unknown option --sead; did you mean --seed?"},
         {"--data d -steps 3", "unknown option -steps; did you mean --steps?"},
+        {"--data d --top-p 0", "--top-p 0: must be 1e-09 to 1"},
+        {"--data d --top-p 1.1", "--top-p 1.1: must be 1e-09 to 1"},
         {"--data d --temperat 3", "did you mean --temperature?"},
         {"--data d --learning-rate 1", "unknown option --learning-rate; did you mean --lr?"},
         {"--data d --batch-size 1", "did you mean --batch?"},

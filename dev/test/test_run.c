@@ -114,23 +114,56 @@ static void test_sampling(void) {
     enum { DRAWS = 20000 };
     for (int i = 0; i < DRAWS; i++) {
         for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
-        counts[sample(logits, 5, 1.0, 0, ((float)i + 0.5f) / DRAWS)]++;
+        counts[sample(logits, 5, 1.0, 0, 1, ((float)i + 0.5f) / DRAWS)]++;
     }
     for (int j = 0; j < 5; j++)
         CHECK(fabs(counts[j] / (double)DRAWS - p[j]) < 1e-3, "token %d: %d draws", j, counts[j]);
     memset(counts, 0, sizeof counts);
     for (int i = 0; i < 1000; i++) {  // the two likeliest, sharpened: 0.4^2 : 0.25^2
         for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
-        counts[sample(logits, 5, 0.5, 2, ((float)i + 0.5f) / 1000)]++;
+        counts[sample(logits, 5, 0.5, 2, 1, ((float)i + 0.5f) / 1000)]++;
     }
     CHECK(counts[0] + counts[2] + counts[4] == 0, "top-k let others through");
     CHECK(abs(counts[1] - 719) <= 2, "temperature: %d", counts[1]);
     for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
-    CHECK(sample(logits, 5, 0, 0, 0.99f) == 1, "temperature 0 takes the likeliest");
+    CHECK(sample(logits, 5, 0, 0, 1, 0.99f) == 1, "temperature 0 takes the likeliest");
     for (int j = 0; j < 15; j++) {  // nothing is drawn of what is not finite, whatever would be
         for (int k = 0; k < 5; k++) logits[k] = logf(p[k]);
         logits[j % 5] = j < 5 ? NAN : j < 10 ? INFINITY : -INFINITY;
-        CHECK(sample(logits, 5, j % 2 == 0 ? 0 : 1, 2, 0.5f) == -1, "%g is drawn from", logits[j % 5]);
+        CHECK(sample(logits, 5, j % 2 == 0 ? 0 : 1, 2, 0.5, 0.5f) == -1, "%g is drawn from",
+              logits[j % 5]);
+    }
+}
+
+// --top-p: how often each of five tokens is drawn in 1000 draws. Computed by hand, from the rules of
+// Hugging Face's TopKLogitsWarper, its TopPLogitsWarper, and softmax.
+static void test_top_p(void) {
+    static const struct { double p[5], temperature, top_p; size_t top_k; int wanted[5]; } cases[] = {
+        {{.1, .4, .2, .25, .05}, 1, 1, 0, {100, 400, 200, 250, 50}},
+        {{.1, .4, .2, .25, .05}, 1, 0.99, 0, {100, 400, 200, 250, 50}},
+        {{.1, .4, .2, .25, .05}, 1, 0.9, 0, {105, 421, 211, 263, 0}},  // not .85, but .95
+        {{.1, .4, .2, .25, .05}, 1, 0.6, 0, {0, 615, 0, 385, 0}},
+        {{.1, .4, .2, .25, .05}, 1, 0.3, 0, {0, 1000, 0, 0, 0}},         // the first one alone
+        {{.1, .4, .2, .25, .05}, 1, 1e-9, 0, {0, 1000, 0, 0, 0}},        // never none
+        {{.1, .4, .2, .25, .05}, 0.5, 0.8, 0, {0, 719, 0, 281, 0}},      // the tempered ones count
+        {{.1, .4, .2, .25, .05}, 1, 0.75, 3, {0, 615, 0, 385, 0}},       // .65 / .85 of top-k's
+        {{.1, .4, .2, .25, .05}, 1, 0.77, 3, {0, 471, 235, 294, 0}},
+        {{.2, .2, .2, .2, .2}, 1, 0.5, 0, {333, 333, 333, 0, 0}},        // of equal ones the first
+        {{.05, .3, .3, .05, .3}, 1, 0.55, 0, {0, 500, 500, 0, 0}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int counts[5] = {0};
+        for (int k = 0; k < 1000; k++) {
+            float logits[5];
+            for (int j = 0; j < 5; j++) logits[j] = logf((float)cases[i].p[j]);
+            counts[sample(logits, 5, cases[i].temperature, cases[i].top_k, cases[i].top_p,
+                          ((float)k + 0.5f) / 1000)]++;
+        }
+        for (int j = 0; j < 5; j++) {
+            const int wanted = cases[i].wanted[j];
+            CHECK(wanted == 0 ? counts[j] == 0 : abs(counts[j] - wanted) <= 1,
+                  "case %zu: token %d is drawn %d times, not %d", i, j, counts[j], wanted);
+        }
     }
 }
 
@@ -374,6 +407,7 @@ int main(void) {
     RUN(test_first_values_elsewhere);
     RUN(test_first_and_saved_weights);
     RUN(test_sampling);
+    RUN(test_top_p);
     RUN(test_sample_window);
     RUN(test_sample_begins);
     RUN(test_task);

@@ -24,9 +24,14 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
     if (part == 0) {
         matmul_forward(lt, a->qkv, a->att_in, w->qkv_w, w->qkv_b, N, C, Q, stream);
         if (c->rope.theta > 0)
-            heads_forward(a->qkv, a->qk, a->qk_rstd, w->q_norm, w->k_norm, g->rope, g->documents, B,
-                          T, NH, NKV, HS, eps, stream);
-        attention_forward(a->atty, a->lse, a->qkv, g->documents, B, T, NH, NKV, HS, stream);
+            heads_forward(a->qkv, a->qk, a->qk_rstd, w->q_norm, w->k_norm,
+                          g->rope + g->position * HS, g->documents, B, T, NH, NKV, HS, eps, stream);
+        if (a->cache != NULL)
+            cache_store(a->cache + g->position * cache_row(c), a->qkv, N, NH, NKV, HS, stream);
+        if (a->cache != NULL && N == 1)
+            attention_cached(a->atty, a->qkv, a->cache, g->position + 1, NH, NKV, HS, stream);
+        else
+            attention_forward(a->atty, a->lse, a->qkv, g->documents, B, T, NH, NKV, HS, stream);
     } else if (part == 1) {
         matmul_forward(lt, a->branch, a->atty, w->attproj_w, w->attproj_b, N, A, C, stream);
         residual_layernorm_forward(a->mid, a->mlp_in, a->mid_mean, a->mid_rstd, a->x, a->branch,
@@ -103,13 +108,13 @@ static void forward_segment(GPT2 *g, size_t s) {
     const GPT2Table *t = &g->table;
     cudaStream_t stream = g->compute;
     floatX *x = layer_input(g, s > 0 ? s - 1 : 0), *const none = NULL;
+    const floatX *wpe = t->wpe < 0 ? NULL : tensor(g, t->wpe) + g->position * C;
     const floatX *sum = layer_acts(g, s > 1 ? s - 2 : 0).mid;  // of the layer before
     if (s == 0 && E == 0) {
-        encoder_forward(x, g->tokens, g->documents, tensor(g, t->wte), tensor(g, t->wpe), g->B,
-                        g->T, C, stream);
+        encoder_forward(x, g->tokens, g->documents, tensor(g, t->wte), wpe, g->B, g->T, C, stream);
     } else if (s == 0) {
         encoder_forward(g->ln_f, g->tokens, NULL, tensor(g, t->wte), none, g->B, g->T, E, stream);
-        encoder_forward(x, g->tokens, g->documents, none, tensor(g, t->wpe), g->B, g->T, C, stream);
+        encoder_forward(x, g->tokens, g->documents, none, wpe, g->B, g->T, C, stream);
         matmul_forward(&g->lt, g->branch, g->ln_f, tensor(g, t->project_in), none, N, E, C, stream);
         residual_forward(x, g->branch, N * C, stream);
     } else if (s > L && E > 0) {

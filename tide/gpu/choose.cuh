@@ -382,6 +382,7 @@ static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
     g->accumulating = r->training && r->o.accum > 1 && r->o.dump == NULL;
     g->max_B = r->batches ? r->B : 1;
     g->max_T = r->batches ? r->T : 1;
+    g->sampling = r->sampling && g->zo == NULL;
     const size_t window = config_window(&g->config);
     if (r->sampling && g->max_B * g->max_T < window) {  // a sample may fill it
         g->max_B = 1;

@@ -13,9 +13,9 @@
 #define TIDE_GPT2_CUH
 #include "../../offload.h"
 #include "adam.cuh"
+#include "cache.cuh"
 #include "columns.cuh"
 #include "host.cuh"
-#include "kernels.cuh"
 #include "../base/memory.h"
 #include "../plan/plan.h"
 #include "../run/run.h"
@@ -41,6 +41,7 @@ struct LayerActs {
     floatX *mid;                      // (N, C)  the residual stream after attention
     floatX *ln_2; float *mean_2, *rstd_2;  // (N, C), (N), (N)
     floatX *fc, *act;                 // (N, M), (N, F)  before and after the non-linearity
+    floatX *cache;                    // (window, 2, NKV HS) of sampling: see cache.cuh; or NULL
     floatX *branch;                   // (N, C)  what is to be added to the residual stream
     floatX *out;                      // (N, C)  of layers that normalise each sum: the last one
     // what attention and the MLP read; the statistics of the norm of mid: see layer_order()
@@ -116,6 +117,9 @@ struct GPT2 {
     size_t B, T;                // what the last forward used
     const int32_t *documents;   // the same: its begins (B, T), on the GPU, or NULL
     bool training;              // false: no gradients, no moments, one layer's activations
+    bool sampling;              // room for a cache of keys and values
+    bool caching;               // the forward pass under way stores them there
+    size_t position;            // of its first row in the text; not 0: of its only row
     bool moments_bf16;          // m and v are stored in bf16
     bool packed;                // training's rows hold several documents
     bool accumulating;          // a step has several micro-batches: they are summed, in fp32
@@ -200,6 +204,7 @@ struct GPT2 {
     float *losses;                               // (N)
     double *loss;                                // [2]: mean over the step so far; norm^2
     float *rope;                                 // (T, HS/2, 2): see rope_table()
+    floatX *cache;                               // (L, window, 2, NKV HS): see cache.cuh
     floatX *branch;                              // (N, C): what a layer adds to the stream;
                                                  // backward: (N, wider of C and NH HS)
     floatX *dx, *dwide;                          // backward: (N, C), (N, wider of Q and M)
@@ -344,6 +349,11 @@ static char *layer_rest(const GPT2 *g, size_t l) {
     return (char *)layer_input(g, l) + layer_entry(g);
 }
 
+// Elements of the cache of one layer.
+static size_t layer_cache(const GPT2 *g) {
+    return config_window(&g->config) * cache_row(&g->config);
+}
+
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
     const ActTable t = gpt2_acts(&g->config);
     const int kept = kept_acts(g, &t);
@@ -360,6 +370,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
         at += bytes[k++];
     LAYER_ACTIVATIONS(ACT_POINT, &g->config)
     #undef ACT_POINT
+    a.cache = g->caching ? g->cache + l * layer_cache(g) : NULL;
     a.branch = g->branch;
     a.out = layer_input(g, l + 1);
     layer_order(&a, &g->config);

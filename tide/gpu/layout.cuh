@@ -144,6 +144,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("activations", N * f32, rstd_f);
     BUFFER("activations", N * (g->training && A > C ? A : C) * X_, branch);
     if (g->config.rope.theta > 0) BUFFER("rotary", rope_floats(g) * f32, rope);
+    if (g->sampling) BUFFER("sampling", L * layer_cache(g) * X_, cache);
     BUFFER("logits", min_size(g->head_rows, N) * g->config.vocab_padded * X_, logits);
     BUFFER("logits", N * f32, losses);
     BUFFER("logits", 2 * sizeof(double), loss);

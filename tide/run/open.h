@@ -377,7 +377,8 @@ static void run_describe_unused(const Run *r) {
     const struct { const char *name; bool used; const char *needs; } options[] = {
         {"prompt", r->sampling, "--sample-every, or --steps 0"},
         {"sample-tokens", r->sampling, "--sample-every"}, {"top-k", r->sampling, "--sample-every"},
-        {"temperature", r->sampling, "--sample-every"}, {"template", o->labels != NULL, "--labels"},
+        {"top-p", r->sampling, "--sample-every"}, {"temperature", r->sampling, "--sample-every"},
+        {"template", o->labels != NULL, "--labels"},
         {"eval-batches", evaluates, "data to evaluate"}, {"keep", saves, "no --no-save"},
         {"min-lr", o->schedule != SCHEDULE_CONSTANT, "--schedule cosine or linear"},
         {"save-every", saves, "no --no-save"}, {"save-dtype", saves, "no --no-save"}};

@@ -53,7 +53,7 @@ typedef struct {
     int schedule, optimizer, moments;
     size_t log_every;                                 // 0: auto
     size_t eval_every, eval_batches, sample_every, sample_tokens, top_k;  // every 0: never
-    double temperature;
+    double temperature, top_p;
     const char *choices, *scores, *prompt;            // NULL: not given
     const char *out, *dump;
     size_t save_every, keep, threads;                 // AUTO_COUNT: by time; threads 0: all
@@ -185,6 +185,7 @@ static const Option option_table[] = {
     {O_TEXT, "prompt", offsetof(Options, prompt), NULL, "TEXT", 0, 0, 0, "what a sample continues"},
     REAL("temperature", temperature, "0.8", 0, 1000, 0, "0: always the likeliest token"),
     COUNT("top-k", top_k, "0", 0, 1 << 24, 0, "sample from the N likeliest tokens; 0: from all"),
+    REAL("top-p", top_p, "1", 1e-9, 1, 0, "of these, from the likeliest with this share; 1: all"),
 
     TITLE("Files and the machine"),
     TEXT("out", out, "out", "DIR", O_OWN, "the run's log, weights and checkpoints"),

@@ -17,10 +17,38 @@ static int sample_compare(const void *a, const void *b) {  // descending
     return (x < y) - (x > y);
 }
 
-// Draws from softmax(logits / temperature) over the top_k largest (0: all) of n logits; uniform is
-// in [0, 1). Temperature 0 (below 1e-6) takes the largest. Overwrites the logits. Returns -1 if one
-// of them is not finite.
-static int32_t sample(float *logits, size_t n, double temperature, size_t top_k, float uniform) {
+// Returns a copy of the n numbers, the largest first; the caller frees it.
+static float *sample_sorted(const float *x, size_t n) {
+    float *sorted = ALLOC(float, n, "sampling");
+    memcpy(sorted, x, n * sizeof(float));
+    qsort(sorted, n, sizeof(float), sample_compare);
+    return sorted;
+}
+
+// Keeps the nucleus (Holtzman et al. 2020): the largest of n probabilities, as few as add up to
+// `enough`, which is above 0; of equal ones, the first. Makes all others 0. Returns the sum.
+static double sample_nucleus(float *p, size_t n, double enough) {
+    float *sorted = sample_sorted(p, n);
+    size_t kept = 0, equal = 0;
+    double sum = 0;
+    while (kept < n && sum < enough) sum += sorted[kept++];
+    const float least = sorted[kept - 1];
+    while (equal < kept && sorted[kept - 1 - equal] == least) equal++;
+    for (size_t i = 0; i < n; i++) {
+        const bool last = p[i] == least && equal > 0;  // on the border, and still in
+        if (p[i] <= least && !last) p[i] = 0;
+        equal -= last;
+    }
+    free(sorted);
+    return sum;
+}
+
+// Draws from softmax(logits / temperature) over the top_k largest (0: all) of n logits, and of
+// these over as few of the largest as have the share top_p of their probability (1: all); uniform
+// is in [0, 1). Temperature 0 (below 1e-6) takes the largest. Overwrites the logits. Returns -1 if
+// one of them is not finite.
+static int32_t sample(float *logits, size_t n, double temperature, size_t top_k, double top_p,
+                      float uniform) {
     size_t best = 0;
     for (size_t i = 0; i < n; i++) {
         if (!isfinite(logits[i])) return -1;
@@ -29,9 +57,7 @@ static int32_t sample(float *logits, size_t n, double temperature, size_t top_k,
     if (temperature < 1e-6) return (int32_t)best;
     float least = -INFINITY;
     if (top_k > 0 && top_k < n) {
-        float *sorted = ALLOC(float, n, "sampling");
-        memcpy(sorted, logits, n * sizeof(float));
-        qsort(sorted, n, sizeof(float), sample_compare);
+        float *sorted = sample_sorted(logits, n);
         least = sorted[top_k - 1];
         free(sorted);
     }
@@ -41,6 +67,7 @@ static int32_t sample(float *logits, size_t n, double temperature, size_t top_k,
         logits[i] = logits[i] < least ? 0 : expf((logits[i] - max) / (float)temperature);
         sum += logits[i];
     }
+    if (top_p < 1) sum = sample_nucleus(logits, n, top_p * sum);
     double left = uniform * sum;
     for (size_t i = 0; i < n; i++) {
         if (logits[i] > 0 && left < logits[i]) return (int32_t)i;
@@ -97,7 +124,8 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
         if (first > 0 && begin >= 0) tokens[first] = begin;
         next(model, tokens + first, n - first, fresh, logits);
         const Philox4 random = philox4x32(o->seed, (uint32_t)drawn, number, 0, RNG_SAMPLE);
-        const int32_t token = sample(logits, V, o->temperature, o->top_k, rng_uniform(random, 0));
+        const int32_t token = sample(logits, V, o->temperature, o->top_k, o->top_p,
+                                     rng_uniform(random, 0));
         if (token < 0) {
             putchar('\n');
             fail("there is no next token: the logits are not finite, as the weights are damaged, "

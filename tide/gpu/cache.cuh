@@ -1,0 +1,120 @@
+// cache.cuh: the keys and values of a text so far, for a model that continues it token by token.
+//
+// A new token changes nothing in the rows of the tokens before it, because no row sees a later one.
+// So a sample keeps the keys and values of each layer, and computes one row for each new token: its
+// query sees the cached keys, its own among them. decode() in sample.h is the same in plain C.
+//
+//     cache_store()        copies the keys and values of some rows into a layer's cache
+//     attention_cached()   the attention of one row
+//
+// A layer's cache is (window, 2, NKV HS): a row has the token's key heads, then its value heads.
+// Heads of one group share them (attention.cuh), so the cache has key heads only.
+#ifndef TIDE_CACHE_CUH
+#define TIDE_CACHE_CUH
+#include "kernels.cuh"
+
+// Elements of a token's row in one layer's cache.
+static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_head(c); }
+
+// n_packs: of what is copied.
+template <typename X>
+__global__ static void cache_store_kernel(X *cache, const X *qkv, AttentionShape s,
+                                          unsigned n_packs) {
+    const unsigned packs = 2 * s.keys / Pack<X>::N, i = (unsigned)grid_thread();
+    if (i >= n_packs) return;
+    const X *row = qkv + (size_t)(i / packs) * s.pitch + s.width;
+    store_pack(cache + (size_t)i * Pack<X>::N, load_pack(row + i % packs * Pack<X>::N));
+}
+
+template <typename X>
+static void cache_store(X *cache,      // (rows, 2, NKV HS)
+                        const X *qkv,  // (rows, (NH + 2 NKV) HS)
+                        size_t rows, size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
+    const AttentionShape s = attention_shape(1, rows, NH, NKV, HS);
+    const size_t n = rows * 2 * s.keys;
+    LAUNCH(cache_store_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, cache, qkv, s,
+           index_32(n / Pack<X>::N));
+}
+
+// A block takes a query head. First, teams of eight lanes take a key each, and AHEAD keys at once:
+// those loads are under way together. Then each thread takes a run of W channels of every
+// `groups`-th value, so that neighbours read neighbouring bytes. Both products read a key or a
+// value once; W is a pack where heads are whole packs, else 1. Scores, softmax and sums are in
+// fp32; the order of each sum depends on the shape and on `seen` alone.
+enum { CACHED_THREADS = 512, CACHED_TEAM = 8, CACHED_AHEAD = 4, CACHED_MOST = 4096 };
+
+template <typename X, int W>
+__global__ static void __launch_bounds__(CACHED_THREADS)
+attention_cached_kernel(X *out, const X *q, const X *cache, AttentionShape s, unsigned seen) {
+    enum { TEAMS = CACHED_THREADS / CACHED_TEAM, AHEAD = CACHED_AHEAD };
+    extern __shared__ float weights[];             // (seen): scores, then exp(score - max)
+    __shared__ float part[CACHED_THREADS * W];     // (groups, width): sums of weighted values
+    const unsigned h = blockIdx.x, HS = s.HS, row = 2 * s.keys;
+    const unsigned team = threadIdx.x / CACHED_TEAM, lane = threadIdx.x % CACHED_TEAM;
+    const X *k = cache + h / s.group * HS, *v = k + s.keys;
+    float max = -INFINITY, sum = 0;
+    q += h * HS;
+    for (unsigned first = 0; first < seen; first += AHEAD * TEAMS) {
+        float dot[AHEAD] = {0};
+        for (unsigned c = lane * W; c < HS; c += CACHED_TEAM * W)
+            UNROLL for (unsigned a = 0; a < AHEAD; a++) {
+                const unsigned u = first + a * TEAMS + team;
+                if (u < seen) dot[a] += head_dot(q + c, k + (size_t)u * row + c, W);
+            }
+        UNROLL for (unsigned a = 0; a < AHEAD; a++) {
+            const unsigned u = first + a * TEAMS + team;
+            for (int distance = CACHED_TEAM / 2; distance > 0; distance /= 2)
+                dot[a] += __shfl_xor_sync(0xffffffffu, dot[a], distance);
+            if (u < seen) max = fmaxf(max, dot[a] * s.scale);
+            if (u < seen && lane == 0) weights[u] = dot[a] * s.scale;
+        }
+    }
+    max = block_max(max);  // its barriers also order the weights
+    for (unsigned u = threadIdx.x; u < seen; u += CACHED_THREADS) {
+        weights[u] = expf(weights[u] - max);
+        sum += weights[u];
+    }
+    sum = block_sum(sum);
+    const unsigned threads = CACHED_THREADS, runs = HS / W < threads ? HS / W : threads;
+    const unsigned width = runs * W, groups = threads / runs, mine = threadIdx.x / runs;
+    for (unsigned first = 0; first < HS; first += width) {  // once, but for very wide heads
+        const unsigned at = threadIdx.x % runs * W, c = first + at;
+        float acc[W] = {0};
+        if (mine < groups && c < HS) {
+            #pragma unroll 4
+            for (unsigned u = mine; u < seen; u += groups) {
+                const X *value = v + (size_t)u * row + c;
+                if constexpr (W == 1) {
+                    acc[0] += weights[u] * to_f32(*value);
+                } else {
+                    const Pack<X> x = load_pack(value);
+                    for (int j = 0; j < W; j++) acc[j] += weights[u] * to_f32(x.x[j]);
+                }
+            }
+            for (int j = 0; j < W; j++) part[mine * width + at + j] = acc[j];
+        }
+        __syncthreads();
+        for (unsigned i = threadIdx.x; i < width && first + i < HS; i += CACHED_THREADS) {
+            float total = 0;
+            for (unsigned g = 0; g < groups; g++) total += part[g * width + i];
+            out[h * HS + first + i] = from_f32<X>(total / sum);
+        }
+        __syncthreads();
+    }
+}
+
+// Ends the program where `seen` is more than config_window() allows: a block has its scores in
+// shared memory.
+template <typename X>
+static void attention_cached(X *out,          // (NH HS)
+                             const X *qkv,    // ((NH + 2 NKV) HS): of the newest token
+                             const X *cache,  // (seen, 2, NKV HS): its own row is the last
+                             size_t seen, size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
+    enum { W = Pack<X>::N };
+    const auto kernel = HS % W == 0 ? attention_cached_kernel<X, W> : attention_cached_kernel<X, 1>;
+    if (seen > CACHED_MOST) fail("attention: %zu cached tokens are too many", seen);
+    LAUNCH(kernel, (unsigned)NH, CACHED_THREADS, seen * sizeof(float), stream, out, qkv, cache,
+           attention_shape(1, seen, NH, NKV, HS), (unsigned)seen);
+}
+
+#endif
