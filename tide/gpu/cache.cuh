@@ -16,7 +16,7 @@
 // Elements of a token's row in one layer's cache.
 static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_head(c); }
 
-// n_packs: of what is copied.
+// Each thread copies a pack of keys or values; n_packs: in all rows.
 template <typename X>
 __global__ static void cache_store_kernel(X *cache, const X *qkv, AttentionShape s,
                                           unsigned n_packs) {
