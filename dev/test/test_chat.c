@@ -144,6 +144,13 @@ static void chat_ids(void) {
         free(tokens);
         free(open);
     }
+    // no space in front of a piece inside a text, where the tokenizer has none there
+    const Chat inside = open_chat(load_v3(), CHAT_MISTRAL);
+    const char *const texts[] = {NULL, "Who?", NULL};
+    int32_t *tokens;
+    encode(&inside, texts, 3, &tokens);
+    CHECK(tokens[0] == ~1 && tokens[1] == ~1798, "[ is %d", ~tokens[1]);
+    free(tokens);
 }
 
 // The system message of a conversation that has none.
