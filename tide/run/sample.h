@@ -216,6 +216,7 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
                         void *model, const volatile sig_atomic_t *stop) {
     const bool terminal = isatty(STDIN_FILENO), spaceless = chat_opens_with_space(chat);
     const bool system = option_given(o, "prompt");
+    const ChatMessage given = {CHAT_SYSTEM, o->prompt, system ? strlen(o->prompt) : 0};
     Sampler s = sampler_make(o, chat->t, c, chat->begin, 0, next, model);
     const size_t room = min_size(o->sample_tokens, s.context / 2);
     ChatMessage *m = (ChatMessage *)array_grow(NULL, 0, sizeof *m, "a conversation");
@@ -223,7 +224,7 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
     char *line = NULL;
     s.end = chat->ids[0];
     s.stop = stop;
-    if (system) m[count++] = (ChatMessage){CHAT_SYSTEM, o->prompt, strlen(o->prompt)};
+    if (system) m[count++] = given;
     while (*stop == 0) {
         if (terminal) printf("> ");
         fflush(stdout);
