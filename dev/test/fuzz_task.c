@@ -1,6 +1,6 @@
-// Any bytes as a file of labelled sentences, or of JSON lines: no crash, no read beyond the end,
-// one sentence for what is refused, and what is accepted can be split, packed and made into
-// batches. The input is: T, flags, held out share, and the file.
+// Any bytes as a file of labelled sentences, or of JSON lines, conversations among them: no crash,
+// no read beyond the end, one sentence for what is refused, and what is accepted can be split,
+// packed and made into batches. The input is: T, flags, held out share, and the file.
 #include "../../tide/files/task.h"
 #include "dies.h"
 
@@ -40,7 +40,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static const char merges[] = "\xc4\xa0 g\no o\n\xc4\xa0g oo\n\xc4\xa0goo d\n";
     if (tok[0] == NULL) {
         tok[0] = tokenizer_bytes();
-        tok[1] = tokenizer_parse("fuzz", NULL, merges);
+        tok[1] = tokenizer_parse("fuzz", NULL, merges);  // which has a token that ends a text
     }
     if (n < 3) return 0;
     const size_t T = (size_t)data[0] + 1, vocab = data[1] & 4 ? 128 : 300;
@@ -54,7 +54,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     const char *labels = flags & 8 ? "-|+|0" : "-|+";
     if (flags & 32) labels = flags & 64 ? NULL : "no|+";
     if (DIES(all = task_parse("fuzz", file, labels, flags & 16 ? "" : " It", tok[flags & 1],
-                              flags & 2 ? 2 : -1, vocab)) == NULL) {
+                              flags & 2 ? 2 : -1, vocab,
+                              flags & 128 ? CHAT_MISTRAL : CHAT_LLAMA2)) == NULL) {
         check(all.count > 0 && all.first[0] == 0 && all.example[all.count] == all.pieces);
         check(all.labels == (flags & 32 ? 0 : 2 + (flags & 8) / 8));
         for (size_t k = 0; k < all.pieces; k++) check(all.first[k + 1] >= all.first[k]);
@@ -90,5 +91,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     FUZZ_SEED("\7\140\100{\"prompt\":\"good\",\"completion\":\" one\"}\n{\"text\":\"a b\"}"),  \
     FUZZ_SEED("\11\143\1{\"prompt\":\"a\",\"choices\":[\" b\",\"good\"],\"answer\":1}\n"),     \
     FUZZ_SEED("\17\40\20not so\t1\na good one\t0\n"),                                          \
+    FUZZ_SEED("\37\141\40{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":"      \
+              "\"assistant\",\"content\":\" good\"},{\"role\":\"user\",\"content\":\"so\"},{\"role\":"\
+              "\"assistant\",\"content\":\"b\"}]}\n{\"text\":\"a b\"}"),                       \
+    FUZZ_SEED("\77\341\0{\"messages\":[{\"role\":\"system\",\"content\":\"x\"},{\"role\":\"user\","\
+              "\"content\":\"\"},{\"role\":\"assistant\",\"content\":\"good\"}]}"),            \
     FUZZ_SEED("\1\12\377x\t2\n \t0\n"), FUZZ_SEED("\1\27\200\xc3\xa9 good\t1\ny\t01\n") }
 #include "fuzz_main.h"

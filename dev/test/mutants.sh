@@ -5,7 +5,7 @@
 # mutants.list is a mistake in the sources of the trainers: a buffer is used too early, a sum not
 # reset. test_placement, or test_zo_gpu for those of zo*, test_zenflow_gpu for those whose name has
 # "zen", test_zero_gpu for "zero", test_kernels for the layers' kernels, test_layers for the layers on
-# the CPU, test_tokenizer for "text", test_model or test_attention for "cache", is built with all of them and runs with one at a time (MUTANT=N).
+# the CPU, test_tokenizer for "text", test_chat for "chat", test_model or test_attention for "cache", is built with all of them and runs with one at a time (MUTANT=N).
 # Each mistake must be noticed: by other bits under a schedule of the emulated GPU (prio:0, prio:1,
 # lazy), by a test's own checks (test), or by ThreadSanitizer (tsan). Those of "zero run" are in the
 # trainer's loop, and must fail test_cli_zero.sh (cli).
@@ -75,7 +75,7 @@ cli() {
 # A test of layers, in all types, or one that trains, in two.
 tests() {
     case $1 in
-        test_layers | test_tokenizer) timeout 900 "$bin/test/$1" ;;
+        test_layers | test_tokenizer | test_chat) timeout 900 "$bin/test/$1" ;;
         test_kernels | test_attention) timeout 900 "$bin/emu/$1" ;;
         test_model) timeout 900 "$bin/emu/$1" --texts && timeout 900 "$bin/emu/${1}_fp32" --texts ;;
         *) timeout 900 "$bin/emu/$1" && timeout 900 "$bin/emu/${1}_fp32" ;;
@@ -86,7 +86,7 @@ tests() {
 try() {
     case $2 in
         train_gpt2emu) ways=cli ;;
-        test_layers | test_kernels | test_tokenizer | test_model | test_attention) ways=test ;;
+        test_layers | test_kernels | test_tokenizer | test_chat | test_model | test_attention) ways=test ;;
         *) ways="prio:0 prio:1 lazy test tsan" ;;
     esac
     for way in $ways; do
@@ -161,6 +161,7 @@ test_of() {
     case $1 in
         "zero run"*) echo train_gpt2emu ;;
         "text "*) echo test_tokenizer ;;
+        "chat "*) echo test_chat ;;
         *" :: tide/gpu/kernels."*) echo test_kernels ;;
         *" :: tide/gpu/cache."*) echo test_attention ;;
         "cache: "*) echo test_model ;;
@@ -176,7 +177,7 @@ programs=$(grep -v '^#' list | grep -F -- "${1:-}" | while read -r line; do test
 for program in $(for p in $programs; do
         case $p in
             train_gpt2emu) echo $p ;;
-            test_layers | test_tokenizer) echo build/test/$p ;;
+            test_layers | test_tokenizer | test_chat) echo build/test/$p ;;
             test_kernels | test_attention) echo build/emu/$p ;;
             test_model) echo build/emu/$p build/emu/${p}_fp32 ;;
             *) echo "build/emu/$p build/emu/${p}_fp32 build/tsan/$p build/tsan/${p}_fp32" ;;
@@ -189,7 +190,7 @@ done
 for program in $programs; do
     case $program in
         train_gpt2emu) ;;
-        test_layers | test_kernels | test_tokenizer | test_model | test_attention) tests "$program" >log 2>&1 || { cat log; exit 1; } ;;
+        test_layers | test_kernels | test_tokenizer | test_chat | test_model | test_attention) tests "$program" >log 2>&1 || { cat log; exit 1; } ;;
         *) hashes "$program" eager >"hashes.$program" ;;
     esac
 done

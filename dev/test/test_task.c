@@ -13,7 +13,8 @@ enum { SPACE_GREAT = 256 + 4, SPACE_B = 256 + 6 };
 // Parses a copy of exactly its size.
 static Task parse_with(const char *text, const char *labels, const char *template_text,
                        const Tokenizer *tok, int32_t first_token, size_t vocab) {
-    return task_parse("f.tsv", strdup(text), labels, template_text, tok, first_token, vocab);
+    return task_parse("f.tsv", strdup(text), labels, template_text, tok, first_token, vocab,
+                      CHAT_AUTO);
 }
 
 // What most tests have in common: labels '-' (0) and '+' (1), template " = ", no first token.
@@ -108,7 +109,7 @@ static void task_joins(void) {
 }
 
 static Task open_file(const char *path) {
-    return task_open(path, "-|+", " = ", bytes, -1, 256);
+    return task_open(path, "-|+", " = ", bytes, -1, 256, CHAT_AUTO);
 }
 
 static void task_files(void) {
@@ -179,7 +180,7 @@ static void task_long_labels(void) {
 }
 
 static Task json_with(const char *text, const Tokenizer *tok, int32_t first_token) {
-    return task_parse("f.jsonl", strdup(text), NULL, NULL, tok, first_token, 300);
+    return task_parse("f.jsonl", strdup(text), NULL, NULL, tok, first_token, 300, CHAT_AUTO);
 }
 
 static Task json(const char *text) { return json_with(text, bytes, -1); }
@@ -232,7 +233,7 @@ static void task_spaces(void) {
     const Tokenizer *tok = tokenizer_load(dir);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const Task t = task_parse("f.jsonl", strdup(cases[i].line), NULL, NULL, tok, tok->bos,
-                                  2005);
+                                  2005, CHAT_AUTO);
         CHECK(t.tokens[0] == 1, "no <s>, but %d", t.tokens[0]);
         for (int last = 0; last < 2; last++) {
             const size_t piece = last ? t.pieces - 1 : 0, end = t.first[piece + 1];
@@ -293,11 +294,12 @@ static void task_bad_json(void) {
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         CHECK(DIES_WITH(bad[i].words, json(bad[i].text)), "%s", bad[i].text);
     CHECK(DIES_WITH("line 2 has token 122", task_parse("f", strdup("{\"text\":\"ab\"}\n{\"text\":"
-          "\"az\"}"), NULL, NULL, bytes, -1, 'z')), "z");
+          "\"az\"}"), NULL, NULL, bytes, -1, 'z', CHAT_AUTO)),
+          "z");
     Tokenizer ends = *bytes;
     ends.eot = '~';
     CHECK(DIES_WITH("line 1 has token 126", task_parse("f", strdup("{\"text\":\"ab\"}"), NULL, NULL,
-          &ends, -1, '~')), "end of text");
+          &ends, -1, '~', CHAT_AUTO)), "end of text");
 }
 
 // What is longer than a row: the prompt's front goes, but not the first token; then the choice's

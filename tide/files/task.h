@@ -6,8 +6,11 @@
 //         {"prompt": "Capital of Peru?", "completion": " Lima"}
 //         {"text": "a document: an empty prompt, and one choice"}
 //         {"prompt": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}
+//         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", ..}]}
 //     Completions and texts end with the tokenizer's end-of-text token, if it has one. A prompt and
 //     what follows it are encoded each by itself: a space between them belongs to what follows.
+//     Messages are a conversation (chat.h): up to its first answer it is a prompt, the rest is a
+//     choice, in which the answers are trained, and what stands between them is only read.
 //   - that of GLUE's SST-2: lines "sentence TAB number of the label", below a line "sentence TAB
 //     label" that may be absent. A template makes the sentence a prompt, the labels are choices:
 //         "a warm and witty film" + " It was"     then " terrible" (label 0) or " great" (label 1)
@@ -26,6 +29,7 @@
 // documents stay whole).
 #ifndef TIDE_TASK_H
 #define TIDE_TASK_H
+#include "chat.h"
 #include "data.h"
 
 enum { TASK_LABELS = 16 };
@@ -35,10 +39,11 @@ typedef struct {
     size_t *example;           // (count + 1): example i is piece example[i], its prompt, and those
                                // behind it up to example[i+1] - 1, its choices
     size_t *first;             // (pieces + 1): piece k is tokens first[k] .. first[k+1] - 1
-    int32_t *tokens;
+    int32_t *tokens;           // ~token: in a choice, but only read
     int *label;                // (count): which choice is right, from 0 on
     size_t pieces;             // of the whole file
     size_t longest;            // inputs of the longest row, see task_row()
+    bool chats;                // there are conversations
     int labels;                // of one token each: pieces are prompts only; 0: with choices
     int32_t word[TASK_LABELS]; // the token of each label
     int32_t first_token;       // with which every prompt begins, or -1
@@ -55,34 +60,48 @@ typedef struct {
     const Tokenizer *tok;
     size_t vocab;
     size_t room;               // for tokens
+    int format;                // --chat-format, for chat_open(), and its result
+    Chat chat;                 // .format NULL: no conversation was read yet
     bool starts;               // no text stands in front of the next pieces: the prompt is empty
     char where[PATH_MAX + 32]; // file and line
 } TaskReader;
 
-// The next piece: n bytes, with the first token before them if it `begins` an example, with the
-// end-of-text token behind them if it `ends` one. The model must know all tokens.
-static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, bool ends) {
+// Returns the end of the tokens, with room for n more.
+static int32_t *task_room(TaskReader *r, size_t n) {
     Task *t = &r->t;
-    const size_t at = t->first[t->pieces];
-    const size_t needed = at + tokenizer_room(r->tok, n) + 2;
+    const size_t at = t->first[t->pieces], needed = at + n;
     if (needed > r->room) {
         r->room = 2 * needed;
         t->tokens = (int32_t *)realloc(t->tokens, r->room * sizeof *t->tokens);
         if (t->tokens == NULL) fail("out of memory: %s", r->where);
     }
-    int32_t *end = t->tokens + at;
+    return t->tokens + at;
+}
+
+// The tokens up to `end` are the next piece. The model must know all of them.
+static void task_ends_piece(TaskReader *r, const int32_t *end) {
+    Task *t = &r->t;
+    for (const int32_t *token = t->tokens + t->first[t->pieces]; token < end; token++) {
+        const int32_t id = token_id(*token);
+        if ((size_t)id >= r->vocab)
+            die("%s has token %d, but the model's vocabulary has %zu tokens", r->where, id,
+                r->vocab);
+    }
+    t->first = (size_t *)array_grow(t->first, ++t->pieces, sizeof *t->first, r->where);
+    t->first[t->pieces] = (size_t)(end - t->tokens);
+}
+
+// The next piece: n bytes, with the first token before them if it `begins` an example, with the
+// end-of-text token behind them if it `ends` one.
+static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, bool ends) {
+    int32_t *end = task_room(r, tokenizer_room(r->tok, n) + 2);
     const int how = begins || r->starts ? 0 : TOKENIZER_GOES_ON;
     if (begins) r->starts = n == 0;
-    if (begins && t->first_token >= 0) *end++ = t->first_token;
+    if (begins && r->t.first_token >= 0) *end++ = r->t.first_token;
     // ids are below 2^24, so that it does not matter that the encoder's are unsigned
     end += tokenizer_part(r->tok, text, n, how, (uint32_t *)end);
     if (ends && r->tok->eot >= 0) *end++ = r->tok->eot;
-    for (const int32_t *token = t->tokens + at; token < end; token++)
-        if ((size_t)*token >= r->vocab)
-            die("%s has token %d, but the model's vocabulary has %zu tokens", r->where, *token,
-                r->vocab);
-    t->first = (size_t *)array_grow(t->first, ++t->pieces, sizeof *t->first, r->where);
-    t->first[t->pieces] = (size_t)(end - t->tokens);
+    task_ends_piece(r, end);
 }
 
 static size_t piece_tokens(const Task *t, size_t k) { return t->first[k + 1] - t->first[k]; }
@@ -125,10 +144,37 @@ static void task_choices(TaskReader *r, const Json *choices) {
     }
 }
 
+// The pieces of a conversation: what stands before the first answer, and the rest, without what is
+// only read at its end.
+static void task_chat(TaskReader *r, const Json *messages) {
+    Error err;
+    ChatMessage *list;
+    size_t n, first = 0;
+    if (r->chat.format == NULL
+        && !chat_open(&r->chat, r->tok, r->format, r->t.first_token, &err))
+        die("%s: %s", r->where, err.text);
+    const size_t count = chat_read(&r->chat, messages, r->where, &list);
+    int32_t *tokens = chat_encode(&r->chat, list, count, &n);
+    while (first < n && tokens[first] < 0) first++;
+    while (n > 0 && tokens[n - 1] < 0) n--;  // a turn's last token is trained
+    for (size_t i = 0; i < first; i++) tokens[i] = ~tokens[i];
+    for (int k = 0; k < 2; k++) {
+        const size_t from = k == 0 ? 0 : first, length = k == 0 ? first : n - first;
+        int32_t *end = task_room(r, length);
+        memcpy(end, tokens + from, length * sizeof *end);
+        task_ends_piece(r, end + length);
+    }
+    r->t.chats = true;
+    free(tokens);
+    free(list);
+}
+
 static void task_json(TaskReader *r, const char *line) {
-    static const char *const keys[5] = {"prompt", "completion", "text", "choices", "answer"};
-    enum { COMPLETION = 1 | 2, TEXT = 4, CHOICES = 1 | 8 | 16 };
-    const Json *value[5];
+    enum { KEYS = 7 };
+    static const char *const keys[KEYS] = {"prompt", "completion", "text", "choices", "answer",
+                                           "messages", "tools"};
+    enum { COMPLETION = 1 | 2, TEXT = 4, CHOICES = 1 | 8 | 16, MESSAGES = 32, TOOLS = 64 };
+    const Json *value[KEYS];
     int form = 0;
     Error err = {""};
     size_t answer = 0;
@@ -140,13 +186,21 @@ static void task_json(TaskReader *r, const char *line) {
             r->t.count > 0 || strstr(err.text, "twice") != NULL ? "" : "; each line is to be one "
             "(jq -c '.[]' FILE makes lines of an array, jq -c . FILE of objects; JSON as running "
             "text must be a token file: build/tokenize)");
-    for (int k = 0; k < 5; k++) {
+    for (int k = 0; k < KEYS; k++) {
         value[k] = json_get(root, keys[k]);
         if (value[k] != NULL) form |= 1 << k;
     }
-    if (form != COMPLETION && form != TEXT && form != CHOICES)
+    if (form == (MESSAGES | TOOLS)) die("%s: it has \"tools\", which are not supported", r->where);
+    form &= ~TOOLS;
+    if (form != COMPLETION && form != TEXT && form != CHOICES && form != MESSAGES)
         die("%s: it must have \"prompt\" and \"completion\", or \"text\", or \"prompt\", "
-            "\"choices\" and \"answer\", and no others of these", r->where);
+            "\"choices\" and \"answer\", or \"messages\", and no others of these", r->where);
+    if (form == MESSAGES) {
+        task_chat(r, value[5]);
+        task_example(r, 0);
+        json_free(root);
+        return;
+    }
     const Json *prompt = form == TEXT ? NULL : task_string(r, value[0], keys[0]);
     task_piece(r, prompt != NULL ? prompt->string : "", prompt != NULL ? prompt->length : 0, true,
                false);
@@ -220,7 +274,7 @@ static int task_labels(TaskReader *r, char *words, const char *template_text,
 
 // Examples from the text of a file, which is cut into pieces on the way; see task_open().
 static Task task_parse(const char *name, char *text, const char *labels, const char *template_text,
-                       const Tokenizer *tok, int32_t first_token, size_t vocab) {
+                       const Tokenizer *tok, int32_t first_token, size_t vocab, int format) {
     TaskReader reader, *r = &reader;
     char *words = labels != NULL ? strdup(labels) : NULL, *label[TASK_LABELS];
     int count = 0;
@@ -228,6 +282,7 @@ static Task task_parse(const char *name, char *text, const char *labels, const c
     r->t.first_token = first_token;
     r->tok = tok;
     r->vocab = vocab;
+    r->format = format;
     if (first_token >= 0 && (size_t)first_token >= vocab)
         die("prompts begin with token %d, but the model's vocabulary has %zu", first_token, vocab);
     r->t.first = (size_t *)array_grow(NULL, 0, sizeof *r->t.first, "examples");
@@ -255,16 +310,16 @@ static Task task_parse(const char *name, char *text, const char *labels, const c
 // Opens a file of examples: labelled sentences, where label number i is the i-th word of `labels`,
 // "word|word|..", 2 to 16 of them, and a prompt is the sentence without white space around it and
 // `template_text`; or, if labels is NULL, JSON lines. Every prompt begins with `first_token` (OPT:
-// 2; -1: none). All tokens must be < `vocab`.
+// 2; -1: none). All tokens must be < `vocab`. format: of conversations, see chat_open().
 static Task task_open(const char *path, const char *labels, const char *template_text,
-                      const Tokenizer *tok, int32_t first_token, size_t vocab) {
+                      const Tokenizer *tok, int32_t first_token, size_t vocab, int format) {
     size_t n = 0;
     Error err;
     char *text = text_read(path, &n, &err);
     if (text == NULL)
         die("%s%s", err.text, path_exists(path) || strpbrk(path, "*?[") == NULL ? ""
             : " (patterns work for text only: examples are in one file)");
-    const Task t = task_parse(path, text, labels, template_text, tok, first_token, vocab);
+    const Task t = task_parse(path, text, labels, template_text, tok, first_token, vocab, format);
     free(text);
     return t;
 }
@@ -300,23 +355,32 @@ static void task_split(const Task *all, double held_out, Task *train, Task *val)
 // Rows
 //
 // A row of a prompt and a choice has their tokens without the last one as inputs, and without the
-// first one as targets, of which those that belong to the prompt are -1: they are not trained. What
-// is longer than T inputs loses the prompt's front, but not the first token of all; a choice that
-// is too long by itself loses its end.
+// first one as targets, of which those that are only read are -1: they are not trained. What is
+// longer than T inputs loses the prompt's front, but not the first token of all; a choice that is
+// too long by itself loses its end. A conversation first loses the turns behind its first answer.
 
-typedef struct { size_t prompt, choice; } TaskCut;  // tokens that stay
+typedef struct { size_t prompt, choice, read; } TaskCut;  // tokens that stay; the choice's ~tokens
 
 static TaskCut task_cut(const Task *t, size_t i, size_t choice, size_t T) {
     const size_t k = t->example[i], prompt = piece_tokens(t, k);
     const size_t all = t->labels > 0 ? 1 : piece_tokens(t, k + 1 + choice);
-    TaskCut cut = {prompt, min_size(all, prompt > 0 ? T : T + 1)};
+    TaskCut cut = {prompt, min_size(all, prompt > 0 ? T : T + 1), 0};
+    if (t->chats) {
+        const int32_t *token = t->tokens + t->first[k + 1 + choice];
+        size_t answer = 0;  // the first one
+        while (answer < cut.choice && token[answer] >= 0) answer++;
+        if (prompt + cut.choice > T + 1)
+            cut.choice = prompt + answer > T + 1 ? answer : T + 1 - prompt;
+        while (token[cut.choice - 1] < 0) cut.choice--;
+        for (size_t j = answer; j < cut.choice; j++) cut.read += token[j] < 0;
+    }
     cut.prompt = min_size(prompt, T + 1 - cut.choice);
     return cut;
 }
 
 static size_t cut_inputs(TaskCut cut) { return cut.prompt + cut.choice - 1; }
 
-static size_t cut_targets(TaskCut cut) { return cut.choice - (cut.prompt == 0); }
+static size_t cut_targets(TaskCut cut) { return cut.choice - cut.read - (cut.prompt == 0); }
 
 // Example i with this choice: writes its inputs, and, unless NULL, targets; returns how many, at
 // most T.
@@ -328,8 +392,8 @@ static size_t task_row(const Task *t, size_t i, size_t choice, size_t T, int32_t
     const int32_t *rest = t->labels > 0 ? &t->word[choice] : t->tokens + t->first[k + 1 + choice];
     for (size_t j = 0; j <= cut_inputs(cut); j++) {
         const int32_t token = j < cut.prompt ? prompt[j] : rest[j - cut.prompt];
-        if (j < cut_inputs(cut)) inputs[j] = token;
-        if (j > 0 && targets != NULL) targets[j - 1] = j < cut.prompt ? -1 : token;
+        if (j < cut_inputs(cut)) inputs[j] = token_id(token);
+        if (j > 0 && targets != NULL) targets[j - 1] = j < cut.prompt || token < 0 ? -1 : token;
     }
     if (cut.prompt > 0 && t->first_token >= 0) inputs[0] = t->first_token;
     return cut_inputs(cut);

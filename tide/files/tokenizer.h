@@ -33,7 +33,7 @@
 #define TOKENIZER_EOT "<|endoftext|>"
 
 // The files of a tokenizer, in the order in which they are saved: those that decide come last.
-enum { FILE_CONFIG, FILE_GENERATION, FILE_JSON = 6, FILE_VOCAB, FILE_MERGES };
+enum { FILE_CONFIG, FILE_GENERATION, FILE_TEMPLATE = 4, FILE_JSON = 6, FILE_VOCAB, FILE_MERGES };
 static const char *const tokenizer_files[TOKENIZER_FILES] = {
     "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "tokenizer.model", "tokenizer.json", "vocab.json",
@@ -596,7 +596,8 @@ static Tokenizer *tokenizer_load(const char *dir) {
 
 enum {
     TOKENIZER_PLAIN = 1,    // a user's text: special tokens in it are text
-    TOKENIZER_GOES_ON = 2   // a text that stands behind another one
+    TOKENIZER_GOES_ON = 2,  // a text that stands behind another one
+    TOKENIZER_INSIDE = 4    // a text that stands behind an added token
 };
 
 typedef enum { PIECE_INSIDE, PIECE_STARTS, PIECE_GOES_ON } PiecePlace;  // in the text
@@ -728,13 +729,14 @@ static size_t tokenizer_room(const Tokenizer *t, size_t n) {
     return n * (((t->steps & STEP_NFC) ? 3 : 1) + front);
 }
 
-// Encodes n bytes of a text, TOKENIZER_PLAIN and TOKENIZER_GOES_ON or not. `out` has room for
+// Encodes n bytes of a text; how: any of TOKENIZER_PLAIN and the others. `out` has room for
 // tokenizer_room() ids; returns how many were written. Memory beyond that is a few copies of the
 // longest piece, and 24 bytes per byte of the longest word.
 static size_t tokenizer_part(const Tokenizer *t, const char *text, size_t n, int how,
                              uint32_t *out) {
     Encoding e = {t, (how & TOKENIZER_PLAIN) != 0, out, 0};
-    encode_added(&e, false, text, n, how & TOKENIZER_GOES_ON ? PIECE_GOES_ON : PIECE_STARTS);
+    encode_added(&e, false, text, n, how & TOKENIZER_GOES_ON ? PIECE_GOES_ON
+                                   : how & TOKENIZER_INSIDE ? PIECE_INSIDE : PIECE_STARTS);
     return e.used;
 }
 

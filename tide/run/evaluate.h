@@ -2,7 +2,7 @@
 // questions that are answered right, and losses by row.
 //
 //     run_eval()            evaluates what there is: --val or the held-out part, and --choices
-//     run_without_steps()   --steps 0: a sample, or an evaluation
+//     run_without_steps()   --steps 0: a sample, a conversation, or an evaluation
 //
 // A trainer offers a RunLoss.
 #ifndef TIDE_EVALUATE_H
@@ -20,18 +20,17 @@ typedef double RunLoss(void *model, Run *r, const Loader *from, size_t first, si
 // how many tokens that is of.
 typedef struct { double loss, count; } RunScore;
 
-// A row's losses by token are losses (T).
+// A row's losses by token are losses (T), 0 where nothing is trained.
 static RunScore run_score_row(const Task *t, size_t row, size_t T, const float *losses) {
-    RunScore x = {0, 0};
-    size_t from = 0, to = T, choice = 0;
+    RunScore x = {0, (double)T};
+    size_t to = T, choice = 0;
     if (t != NULL) {
         const size_t i = task_find(t, row, &choice);
         const TaskCut cut = task_cut(t, i, choice, T);
         to = cut_inputs(cut);
-        from = to - cut_targets(cut);
+        x.count = (double)cut_targets(cut);
     }
-    for (size_t u = from; u < to; u++) x.loss += losses[u];
-    x.count = (double)(to - from);
+    for (size_t u = 0; u < to; u++) x.loss += losses[u];
     return x;
 }
 
@@ -169,7 +168,7 @@ static int run_without_steps(Run *r, RunLoss *loss, SampleNext *next, void *mode
         run_write(r, 0, false);
     }
     if (fflush(stdout) != 0 || ferror(stdout)) fail("cannot print: %s", strerror(errno));
-    return 0;
+    return stop_requested == 0 ? 0 : 128 + (int)stop_requested;
 }
 
 #endif

@@ -44,7 +44,8 @@ typedef struct {
     size_t step_tokens;
     const char *saved_model;        // --model is this directory or file; NULL: preset, or --resume
     bool training;                  // gradients are needed: for steps, or for --dump
-    bool only_sampling;             // --steps 0 --prompt: nothing but the sample is printed
+    bool only_sampling;             // --steps 0 --prompt or --chat: only samples are printed
+    Chat chat;                      // of --chat
     bool batches;                   // batches of B x T are read: to train on, or to evaluate
     bool sampling;                  // samples are drawn: as the only thing, or while training
     TrainState state;               // of the newest whole checkpoint; step 0: there is none
@@ -200,7 +201,8 @@ static int32_t run_first_token(const Run *r) {
 static void run_open_choices(Run *r) {
     const Options *o = &r->o;
     Task *t = &r->task_choices;
-    *t = task_open(o->choices, NULL, NULL, r->tokenizer, run_first_token(r), r->config.vocab);
+    *t = task_open(o->choices, NULL, NULL, r->tokenizer, run_first_token(r), r->config.vocab,
+                   o->chat_format);
     if (task_rows(t, false) == t->count) die("%s: no line has several \"choices\"", o->choices);
     const size_t longest = round_up(t->longest, 8);
     if (o->seq == 0 && o->data == NULL && o->val == NULL)
@@ -221,7 +223,8 @@ static void run_open_task(Run *r) {
         if (path_exists(files[k]) && path_is_examples(files[k]) != (labels == NULL))
             die(labels == NULL ? "%s: of --data and --val, both are JSON lines, or none"
                 : "%s: JSON lines have no --labels, but \"choices\"", files[k]);
-        *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, first, V);
+        *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, first, V,
+                               o->chat_format);
     }
     if (o->data != NULL)
         task_split(&r->task_all, o->val == NULL ? 0.1 : 0, &r->task_train, &r->task_val);
@@ -514,11 +517,14 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     r->table = gpt2_table(&r->config);
     const bool data = o->data != NULL || o->val != NULL || o->choices != NULL;
     r->training = o->steps > 0 || o->dump != NULL;
-    r->only_sampling = !r->training && option_given(o, "prompt");
+    r->only_sampling = !r->training && (o->chat || option_given(o, "prompt"));
     r->batches = r->training || (!r->only_sampling && data);
     r->sampling = r->only_sampling || (o->steps > 0 && o->sample_every > 0);
     if (r->only_sampling && r->tokenizer == NULL)
-        die("--prompt needs --tokenizer: %s", tokenizer_why);
+        die("--%s needs --tokenizer: %s", o->chat ? "chat" : "prompt", tokenizer_why);
+    Error err;
+    if (o->chat && !chat_open(&r->chat, r->tokenizer, o->chat_format, run_first_token(r), &err))
+        die("--chat: %s", err.text);
     if (o->scores != NULL && (r->words || !r->batches))
         die(r->words ? "--scores: labels of one token each have no losses by token"
             : "--scores needs --data, --val or --choices to evaluate");

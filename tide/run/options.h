@@ -45,6 +45,8 @@ typedef struct {
     const char *model;                                // preset, dN, directory or .safetensors file
     size_t layers, heads, kv_heads, channels, ffn, context, vocab;  // 0: as in the model
     const char *data, *val, *tokenizer;               // NULL: not given
+    int chat_format;                                  // of chat.h
+    bool chat;
     size_t batch, seq, accum;                         // seq 0: the model's context
     size_t steps, warmup, seed;                       // warmup may be AUTO_COUNT: see schedule_lr()
     int pack;
@@ -142,6 +144,8 @@ static const Option option_table[] = {
     TEXT("val", val, NULL, "PATH", O_READS, "validation data; else the last tenth of --data"),
     TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0,
          "DIR: a tokenizer.json, or a merges.txt; else the model's, or bytes"),
+    CHOICE("chat-format", chat_format, "auto", "auto|chatml|llama3|mistral-v3|mistral|llama2",
+           O_FIXED, "of conversations; auto: by the tokenizer's special tokens"),
     COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU"),
     COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per sequence; 0: the model's context"),
     CHOICE("pack", pack, "auto", "auto|on|off", O_FIXED,
@@ -183,6 +187,8 @@ static const Option option_table[] = {
     COUNT("sample-every", sample_every, "0", 0, BIG, 0, "steps; 0: never"),
     COUNT("sample-tokens", sample_tokens, "256", 1, 1e9, 0, "length of a sample"),
     {O_TEXT, "prompt", offsetof(Options, prompt), NULL, "TEXT", 0, 0, 0, "what a sample continues"},
+    FLAG("chat", chat, O_OWN,
+         "with --steps 0: a conversation; --prompt is its system message"),
     REAL("temperature", temperature, "0.8", 0, 1000, 0, "0: always the likeliest token"),
     COUNT("top-k", top_k, "0", 0, 1 << 24, 0, "sample from the N likeliest tokens; 0: from all"),
     REAL("top-p", top_p, "1", 1e-9, 1, 0, "of these, from the likeliest with this share; 1: all"),
@@ -488,15 +494,17 @@ static void options_check(const Options *o) {
     if (o->keep_best && (o->eval_every == 0 || (o->no_save && option_given(o, "keep-best"))))
         die("--keep-best keeps the checkpoint of an evaluation: leave out %s",
             o->eval_every == 0 ? "--eval-every 0" : "--no-save");
-    if (o->scores != NULL && (o->steps > 0 || o->prompt != NULL))
-        die("--scores is of an evaluation: --steps 0, without --prompt");
+    if (o->scores != NULL && (o->steps > 0 || o->prompt != NULL || o->chat))
+        die("--scores is of an evaluation: --steps 0, without --prompt and --chat");
+    if (o->chat && (o->steps > 0 || o->epochs > 0 || o->dump != NULL))
+        die("--chat is a conversation with a trained model: it needs --steps 0, and --model DIR");
     if (o->plan || o->calibrate) return;
     if (o->data == NULL && (o->steps > 0 || o->dump != NULL))
         die("--data is missing: name a text or .bin file: --data my.txt");
     if (o->data == NULL && o->val == NULL && o->choices == NULL && o->prompt == NULL
-        && !option_given(o, "out"))
-        die("--steps 0 needs --data, --val or --choices to evaluate, --prompt to sample, or --out "
-            "to save the model");
+        && !o->chat && !option_given(o, "out"))
+        die("--steps 0 needs --data, --val or --choices to evaluate, --prompt or --chat to sample, "
+            "or --out to save the model");
 }
 
 static void options_help(FILE *f, const char *program) {
@@ -573,8 +581,8 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     else if (o->version) printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
                                 cpu_instructions());
     if (o->help || o->version) exit(fflush(stdout) == 0 ? 0 : 1);
-    if (o->data == NULL && o->val == NULL && o->choices == NULL && o->prompt != NULL
-        && option_given(o, "model") && !option_given(o, "steps")
+    if (o->data == NULL && o->val == NULL && o->choices == NULL
+        && (o->prompt != NULL || o->chat) && option_given(o, "model") && !option_given(o, "steps")
         && !option_given(o, "out") && o->dump == NULL && !o->plan)
         o->steps = 0;  // to sample needs no more
     if (o->calibrate && !option_given(o, "model")) {

@@ -253,9 +253,14 @@ static bool run_wants_save(Run *r, size_t step) {
     return r->due && !r->open && !r->damaged;
 }
 
-// Prints --prompt and its continuation.
+// Prints --prompt and its continuation, or has a conversation, which a signal ends.
 static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
     if (step > 0) log_clear(&r->log);
+    if (r->o.chat) {
+        run_catch_signals();
+        sample_chat(&r->o, &r->chat, &r->config, next, model, &stop_requested);
+        return;
+    }
     sample_text(&r->o, r->tokenizer, &r->config, run_first_token(r), (uint32_t)step, next, model);
 }
 
@@ -274,9 +279,14 @@ static void run_hint(const Run *r) {
     const bool streams = o->gpu_build && (o->optimizer == OPTIMIZER_MEZO
                                           || (r->world > 1 && o->zero == 3));
     if (r->tokenizer == NULL || strchr(r->program, '\'') || strchr(out, '\'')) return;
-    printf("try it: %s%s%s --model %s%s%s%s%s --steps 0 --prompt \"...%s\"%s\n", q, r->program, q,
-           q, out, q, precisions[o->precision], streams ? " --optimizer mezo" : "",
-           ask ? o->template_text : "", r->words ? " --sample-tokens 1" : "");
+    printf("try it: %s%s%s --model %s%s%s%s%s --steps 0 ", q, r->program, q, q, out, q,
+           precisions[o->precision], streams ? " --optimizer mezo" : "");
+    if (r->task && run_task(r)->chats)
+        printf("--chat%s%s\n", o->chat_format > 0 ? " --chat-format " : "",
+               o->chat_format > 0 ? chat_formats[o->chat_format - 1].name : "");
+    else
+        printf("--prompt \"...%s\"%s\n", ask ? o->template_text : "",
+               r->words ? " --sample-tokens 1" : "");
     if (streams && o->optimizer != OPTIMIZER_MEZO)
         printf("(--optimizer mezo: so its layers stream through one GPU)\n");
 }

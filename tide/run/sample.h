@@ -1,6 +1,7 @@
 // sample.h: text from a model. Drawing a token from its logits, and everything about a sample that
 // does not depend on who computes them: the prompt, the window that the model sees, the printing.
 //   sample_text()    prints --prompt and its continuation
+//   sample_chat()    --chat: answers the lines of the standard input
 //   sample()         draws a token
 //   decode()         on a CPU: one token's logits, with the keys and values of those before it
 #ifndef TIDE_SAMPLE_H
@@ -9,8 +10,9 @@
 #include "../base/model.h"
 #include "options.h"
 #include "../base/rng.h"
-#include "../files/tokenizer.h"
+#include "../files/chat.h"
 #include "../base/vmath.h"
+#include <signal.h>
 
 static int sample_compare(const void *a, const void *b) {  // descending
     const float x = *(const float *)a, y = *(const float *)b;
@@ -96,57 +98,201 @@ static void sample_print(const char *text, size_t n, unsigned char *last) {
 typedef void SampleNext(void *model, const int32_t *tokens, size_t count, size_t fresh,
                         float *logits);
 
-// Prints --prompt and its continuation, to the end of the text or for --sample-tokens. The model
-// sees the last tokens, as many as config_window() allows; when these are too many, it starts again
-// from their second half. begin: the first token of every text of this model, which stays the first
-// that it sees; -1: there is none. A prompt without tokens becomes the one that ends a text; a
-// token that the model does not have, or logits that are not finite, end the program. number: tells
-// the samples of a run apart (same seed and number, same text); 0: nothing is trained.
-static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
-                        int32_t begin, uint32_t number, SampleNext *next, void *model) {
-    const char *prompt = o->prompt != NULL ? o->prompt : "";
-    const size_t bytes = strlen(prompt), context = config_window(c);
-    const size_t V = min_size(c->vocab, tokenizer->vocab);  // those that may be drawn
-    const size_t room = tokenizer_room(tokenizer, bytes) + o->sample_tokens + 2;
-    int32_t *tokens = ALLOC(int32_t, room, "prompt");
-    float *logits = ALLOC(float, c->vocab, "sampling");
-    unsigned char last = 0;
-    size_t n = tokenizer_begin(tokenizer, begin, prompt, bytes, (uint32_t *)tokens);
-    if (n == 0) tokens[n++] = tokenizer->eot >= 0 ? tokenizer->eot : '\n';
-    for (size_t i = 0; i < n; i++)
-        if ((size_t)tokens[i] >= V)
-            die("the prompt has token %d, the model knows 0 to %zu", tokens[i], V - 1);
-    if (number > 0) printf("--- sample\n");
-    sample_print(prompt, bytes, &last);
-    size_t first = n > context ? n - context : 0;  // the model sees tokens[first .. n - 1]
-    size_t fresh = n - first;
-    for (size_t drawn = 0; drawn < o->sample_tokens; drawn++) {
-        if (first > 0 && begin >= 0) tokens[first] = begin;
-        next(model, tokens + first, n - first, fresh, logits);
-        const Philox4 random = philox4x32(o->seed, (uint32_t)drawn, number, 0, RNG_SAMPLE);
-        const int32_t token = sample(logits, V, o->temperature, o->top_k, o->top_p,
+// A text that a model goes on with.
+typedef struct {
+    const Options *o;
+    const Tokenizer *tokenizer;
+    SampleNext *next;
+    void *model;
+    int32_t begin, end;       // the first token of every text, and one more that ends it; -1: none
+    uint32_t number;          // of the sample
+    size_t V, context;        // tokens that may be drawn, and those that the model sees
+    int32_t *tokens;          // [n], with room for those that are drawn
+    size_t n, first, fresh;   // the model sees tokens[first .. n - 1]; the last `fresh` are new
+    size_t seen;              // tokens of the last call of next()
+    size_t drawn;
+    bool spaceless;           // the next text is printed without a space in front
+    unsigned char last;       // byte that was printed
+    float *logits;
+    const volatile sig_atomic_t *stop;  // ends it; NULL: nothing does
+} Sampler;
+
+static Sampler sampler_make(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
+                            int32_t begin, uint32_t number, SampleNext *next, void *model) {
+    Sampler s;
+    memset(&s, 0, sizeof s);
+    s.o = o;
+    s.tokenizer = tokenizer;
+    s.next = next;
+    s.model = model;
+    s.begin = begin;
+    s.end = -1;
+    s.number = number;
+    s.V = min_size(c->vocab, tokenizer->vocab);
+    s.context = config_window(c);
+    s.logits = ALLOC(float, c->vocab, "sampling");
+    return s;
+}
+
+// Ends the program if the model does not have one of the tokens.
+static void sample_check(const Sampler *s, const char *what) {
+    for (size_t i = 0; i < s->n; i++)
+        if ((size_t)s->tokens[i] >= s->V)
+            die("the %s has token %d, the model knows 0 to %zu", what, s->tokens[i], s->V - 1);
+}
+
+// Draws and prints tokens, at most `most`, to the end of the text. The model sees the last ones, as
+// many as config_window() allows; when these are too many, it starts again from their second half.
+// Logits that are not finite end the program.
+static void sample_on(Sampler *s, size_t most) {
+    for (size_t i = 0; i < most && (s->stop == NULL || *s->stop == 0); i++) {
+        if (s->first > 0 && s->begin >= 0) s->tokens[s->first] = s->begin;
+        s->seen = s->n - s->first;
+        s->next(s->model, s->tokens + s->first, s->seen, s->fresh, s->logits);
+        const Options *o = s->o;
+        const Philox4 random = philox4x32(o->seed, (uint32_t)s->drawn++, s->number, 0, RNG_SAMPLE);
+        const int32_t token = sample(s->logits, s->V, o->temperature, o->top_k, o->top_p,
                                      rng_uniform(random, 0));
         if (token < 0) {
             putchar('\n');
             fail("there is no next token: the logits are not finite, as the weights are damaged, "
                  "or too large for --precision");
         }
-        if (tokenizer_ends(tokenizer, token)) break;
+        if (tokenizer_ends(s->tokenizer, token) || token == s->end) break;
         size_t length;
-        const bool first_text = bytes == 0 && drawn == 0;
-        const char *text = first_text ? tokenizer_first(tokenizer, (uint32_t)token, &length)
-                                      : tokenizer_token(tokenizer, (uint32_t)token, &length);
-        sample_print(text, length, &last);
-        tokens[n++] = token;
-        fresh = 1;
-        if (n - first > context) {
-            first = n - (context + 1) / 2;
-            fresh = n - first;
+        const char *text = tokenizer_token(s->tokenizer, (uint32_t)token, &length);
+        const bool space = s->spaceless && length > 0 && *text == ' ';
+        sample_print(text + space, length - space, &s->last);
+        s->spaceless = false;
+        s->tokens[s->n++] = token;
+        s->fresh = 1;
+        if (s->n - s->first > s->context) {
+            s->first = s->n - (s->context + 1) / 2;
+            s->fresh = s->n - s->first;
         }
     }
+}
+
+// Prints --prompt and its continuation, to the end of the text or for --sample-tokens. begin: the
+// first token of every text of this model, which stays the first that it sees; -1: there is none. A
+// prompt without tokens becomes the one that ends a text; a token that the model does not have ends
+// the program. number: tells the samples of a run apart (same seed and number, same text); 0:
+// nothing is trained.
+static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
+                        int32_t begin, uint32_t number, SampleNext *next, void *model) {
+    const char *prompt = o->prompt != NULL ? o->prompt : "";
+    const size_t bytes = strlen(prompt);
+    Sampler s = sampler_make(o, tokenizer, c, begin, number, next, model);
+    s.tokens = ALLOC(int32_t, tokenizer_room(tokenizer, bytes) + o->sample_tokens + 2, "prompt");
+    s.n = tokenizer_begin(tokenizer, begin, prompt, bytes, (uint32_t *)s.tokens);
+    if (s.n == 0) s.tokens[s.n++] = tokenizer->eot >= 0 ? tokenizer->eot : '\n';
+    sample_check(&s, "prompt");
+    if (number > 0) printf("--- sample\n");
+    sample_print(prompt, bytes, &s.last);
+    s.first = s.n > s.context ? s.n - s.context : 0;
+    s.fresh = s.n - s.first;
+    s.spaceless = bytes == 0 && (tokenizer->steps & STEP_STRIP) != 0;
+    sample_on(&s, o->sample_tokens);
     printf("\n%s", number > 0 ? "---\n" : "");
-    free(tokens);
-    free(logits);
+    free(s.tokens);
+    free(s.logits);
+}
+
+// ---------------------------------------------------------------------------------------------
+// A conversation
+
+// Makes the tokens of the conversation those of the sampler. What the model has seen of them is not
+// computed again.
+static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size_t count) {
+    size_t n, same = 0;
+    int32_t *tokens = chat_encode(chat, m, count, &n);
+    for (size_t i = 0; i < n; i++) tokens[i] = token_id(tokens[i]);
+    while (same + 1 < n && same < s->seen && tokens[same] == s->tokens[same]) same++;
+    free(s->tokens);
+    s->tokens = tokens;
+    s->n = n;
+    s->first = 0;
+    s->seen = same;
+    s->fresh = n - same;
+    sample_check(s, "conversation");
+}
+
+// Returns the text of the tokens from `from` on, without a space in front if it is spaceless, as a
+// message, to be freed.
+static ChatMessage chat_answer(const Sampler *s, size_t from, bool spaceless) {
+    ChatMessage answer = {CHAT_ASSISTANT, NULL, 0};
+    size_t length;
+    char *text = NULL;
+    FILE *f = open_memstream(&text, &answer.n);
+    if (f == NULL) fail("out of memory: an answer");
+    for (size_t i = from; i < s->n; i++) {
+        const char *token = tokenizer_token(s->tokenizer, (uint32_t)s->tokens[i], &length);
+        const bool space = spaceless && i == from && length > 0 && *token == ' ';
+        fwrite(token + space, 1, length - space, f);
+    }
+    if (fclose(f) != 0) fail("out of memory: an answer");
+    answer.text = text;
+    return answer;
+}
+
+// --chat: each line of the standard input that is not empty is a user's turn, which is answered to
+// the end of the turn or for --sample-tokens. --prompt is the system message. Where the turns are
+// too many for the window, with room for an answer, the oldest are forgotten. Ends with the input,
+// or when *stop is no longer 0.
+static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c, SampleNext *next,
+                        void *model, const volatile sig_atomic_t *stop) {
+    const bool terminal = isatty(STDIN_FILENO), spaceless = chat_opens_with_space(chat);
+    const bool system = option_given(o, "prompt");
+    const ChatMessage given = {CHAT_SYSTEM, o->prompt, system ? strlen(o->prompt) : 0};
+    Sampler s = sampler_make(o, chat->t, c, chat->begin, 0, next, model);
+    const size_t room = min_size(o->sample_tokens, s.context / 2);
+    ChatMessage *m = (ChatMessage *)array_grow(NULL, 0, sizeof *m, "a conversation");
+    size_t count = 0, space = 0;
+    char *line = NULL;
+    s.end = chat->ids[0];
+    s.stop = stop;
+    if (system) m[count++] = given;
+    while (*stop == 0) {
+        if (terminal) printf("> ");
+        fflush(stdout);
+        if (getline(&line, &space, stdin) < 0) break;
+        line[strcspn(line, "\r\n")] = '\0';
+        if (line[strspn(line, " \t")] == '\0') continue;
+        const ChatMessage turn[2] = {{CHAT_USER, strdup(line), strlen(line)},
+                                     {CHAT_ASSISTANT, NULL, 0}};
+        for (int k = 0; k < 2; k++) {
+            m = (ChatMessage *)array_grow(m, count, sizeof *m, "a conversation");
+            m[count++] = turn[k];
+        }
+        size_t forgotten = 0;
+        for (chat_tokens(&s, chat, m, count); s.n + room > s.context && count - system > 2;
+             chat_tokens(&s, chat, m, count), forgotten++) {
+            free((char *)m[system].text);
+            free((char *)m[system + 1].text);
+            count -= 2;
+            memmove(m + system, m + system + 2, (count - system) * sizeof *m);
+        }
+        if (forgotten > 0)
+            fprintf(stderr, "tide: the window of %zu tokens is full: the model forgets the oldest "
+                    "turn%s\n", s.context, plural(forgotten));
+        if (s.n > s.context) {
+            fprintf(stderr, "tide: that is too long: %zu tokens, and the model sees %zu\n", s.n,
+                    s.context);
+            free((char *)m[count -= 2].text);
+            continue;
+        }
+        const size_t most = min_size(o->sample_tokens, s.context + 1 - s.n), from = s.n;
+        s.tokens = (int32_t *)realloc(s.tokens, (s.n + most) * sizeof *s.tokens);
+        if (s.tokens == NULL) fail("out of memory: a conversation");
+        s.spaceless = spaceless;
+        sample_on(&s, most);
+        printf("\n");
+        m[count - 1] = chat_answer(&s, from, spaceless);
+    }
+    if (terminal) printf("\n");
+    free(s.tokens);
+    free(s.logits);
+    free(line);
 }
 
 // ---------------------------------------------------------------------------------------------
