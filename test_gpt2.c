@@ -324,7 +324,8 @@ static void test_reference_training(void) {
             check_number(cases[i], &reference, "lr", step, lr, 1e-12);
         }
         const RunState here = state_of(&g);
-        if (!model_save(work_dir, &g.config, &g.table, &here, false, -1, NULL, &err))
+        const TextEnds ends = {-1, -1};
+        if (!model_save(work_dir, &g.config, &g.table, &here, false, ends, NULL, &err))
             die("%s", err.text);
         SafeTensors ours = open_file(work_dir, "model.safetensors");
         const int n = compare_tensors(cases[i], &ours, &reference, "param.", 6,
