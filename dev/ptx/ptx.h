@@ -22,7 +22,8 @@ static inline Window ptx_shared(const void *tag, size_t bytes, const char *name)
 }
 
 [[noreturn]] void ptx_bad_shared(uint32_t address, unsigned n);
-template <size_t N> static inline char *ptx_shared_at(const Window (&w)[N], uint32_t a, unsigned n) {
+template <size_t N>
+static inline char *ptx_shared_at(const Window (&w)[N], uint32_t a, unsigned n) {
     const uint32_t i = a >> 24, offset = a & 0xffffff;
     if (i >= N || a % n != 0 || offset + n > w[i].bytes) ptx_bad_shared(a, n);
     return w[i].base + offset;
@@ -51,6 +52,7 @@ static inline float FTZ(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x)
 float ptx_fma(float a, float b, float c, int mode);  // rounds as <cfenv> calls the mode
 #define FMA ptx_fma
 
+template <typename T> static inline T SHL(T x, uint32_t n) { return n < 8 * sizeof x ? x << n : 0; }
 template <typename T> static inline T BFI(T field, T x, uint32_t at, uint32_t length) {
     const uint32_t width = 8 * sizeof(T);
     at &= 255, length &= 255;

@@ -21,7 +21,6 @@ SIZE = {'pred': 1, 'b8': 8, 's8': 8, 'u8': 8, 'b16': 16, 's16': 16, 'u16': 16, '
 COORDINATE = re.compile(r'%(tid|ntid|ctaid|nctaid)\.([xyz])$')
 BUILTIN = {'tid': 'threadIdx', 'ntid': 'blockDim', 'ctaid': 'blockIdx', 'nctaid': 'gridDim'}
 OPERAND = re.compile(r'(?:[^,{\[]|\{[^}]*\}|\[[^\]]*\])+')
-RULES = []
 
 
 class Refused(Exception):
@@ -33,7 +32,9 @@ def unsigned(ty):
 
 
 def c_type(ty):
-    return {'f32': 'float', 'f64': 'double'}.get(ty) or ('' if ty[0] == 's' else 'u') + f'int{SIZE[ty]}_t'
+    if ty[0] == 'f':
+        return 'float' if ty == 'f32' else 'double'
+    return ('' if ty[0] == 's' else 'u') + f'int{SIZE[ty]}_t'
 
 
 def split(text):
@@ -54,7 +55,7 @@ def reg(o):
 
 @functools.cache
 def rule_of(op):
-    """Gives the rule of an instruction, and what its pattern's brackets matched; or (None, None)."""
+    """Gives the rule of an instruction and what its pattern's brackets matched, or (None, None)."""
     for pattern, rule in RULES:
         match = pattern.fullmatch(op)
         if match:
@@ -177,323 +178,208 @@ class Kernel:
         return '\n'.join(out) + '\n}\n'
 
 
-# --- the instructions --------------------------------------------------------------------------------
-# A rule takes the kernel, the operands and what its pattern's brackets matched.
+# --- the instructions
+# A rule takes the kernel, the operands, and what the brackets of its pattern matched; it gives C++.
 
 INT = '([us](?:16|32|64))'
-BITS = '(b16|b32|b64)'
 FLOAT = '(f32|f64)'
-PLAIN = '((?:[usb](?:8|16|32|64))|f32|f64)'
-SIGN = {'add': '+', 'sub': '-', 'mul': '*', 'div': '/', 'rem': '%', 'and': '&', 'or': '|', 'xor': '^'}
-ROUND = {'n': 'nearbyint', 'z': 'trunc', 'm': 'floor', 'p': 'ceil'}
+DATA = '((?:[usb](?:8|16|32|64))|f32|f64)'
+SIGN = {'add': '+', 'sub': '-', 'mul': '*', 'div': '/', 'rem': '%', 'and': '&', 'or': '|',
+        'xor': '^', 'eq': '==', 'ne': '!=', 'lt': '<', 'le': '<=', 'gt': '>', 'ge': '>='}
+UNORDERED = {'neu': '{x} != {y}', 'ltu': '!({x} >= {y})', 'leu': '!({x} > {y})',
+             'gtu': '!({x} <= {y})', 'geu': '!({x} < {y})', 'nan': '{x} != {x} || {y} != {y}',
+             'num': '{x} == {x} && {y} == {y}'}
+ROUND = {'n': 'std::nearbyint', 'z': 'std::trunc', 'm': 'std::floor', 'p': 'std::ceil'}
 MODE = {'z': 'FE_TOWARDZERO', 'm': 'FE_DOWNWARD', 'p': 'FE_UPWARD'}
 
 
-def rule(pattern):
-    def add(f):
-        RULES.append((re.compile(pattern), f))
-        return f
-    return add
+def u(ty):
+    """Gives the unsigned type of the same width."""
+    return f'u{SIZE[ty]}'
 
 
-@rule('ret|exit')
-def _(k, a):
-    return 'return;'
-
-
-@rule(r'bra(?:\.uni)?')
-def _(k, a):
-    return f'goto {reg(a[0])};'
-
-
-@rule(r'mov\.(pred|b16|[usb]32|[usb]64|f32|f64)')
-def _(k, a, ty):
+def mov(k, a, ty):
     bits = 'pred' if ty == 'pred' else f'b{SIZE[ty]}'
     to, source = parts(a[0]), parts(a[1])
+    n = SIZE[ty] // max(len(to), len(source))
     if len(to) > 1:
-        n = SIZE[ty] // len(to)
-        return ' '.join(k.set(d, f'{k.get(a[1], bits)} >> {n * i}', f'b{n}') for i, d in enumerate(to))
+        return ' '.join(k.set(d, f'{k.get(a[1], bits)} >> {n * i}', f'b{n}')
+                        for i, d in enumerate(to))
     if len(source) > 1:
-        n = SIZE[ty] // len(source)
-        each = (f'({unsigned(ty)}){k.get(x, f"b{n}")} << {n * i}' for i, x in enumerate(source))
-        return k.set(a[0], ' | '.join(each), bits)
+        return k.set(a[0], ' | '.join(f'({unsigned(ty)}){k.get(x, f"b{n}")} << {n * i}'
+                                      for i, x in enumerate(source)), bits)
     return k.set(a[0], k.get(a[1], bits), bits)
 
 
-@rule(r'ld\.(param|global|shared|local)(?:\.nc)?(?:\.v([24]))?\.' + PLAIN)
-def _(k, a, space, count, ty):
-    to, n = parts(a[0]), SIZE[ty] // 8
-    at = ty.replace('f', 'b')
-    loads = (k.set(d, f'LOAD<{c_type(at)}>(q + {n * i})', at) for i, d in enumerate(to))
+def ld(k, a, space, count, ty):
+    to, n, ty = parts(a[0]), SIZE[ty] // 8, ty.replace('f', 'b')
+    loads = (k.set(d, f'LOAD<{c_type(ty)}>(q + {n * i})', ty) for i, d in enumerate(to))
     return f'{{ const char *q = {k.address(a[1], space, n * len(to))}; {" ".join(loads)} }}'
 
 
-@rule(r'st\.(global|shared|local)(?:\.v([24]))?\.' + PLAIN)
-def _(k, a, space, count, ty):
+def st(k, a, space, count, ty):
     values, n = parts(a[1]), SIZE[ty] // 8
     stores = (f'STORE(q + {n * i}, {k.get(x, f"b{8 * n}")});' for i, x in enumerate(values))
     return f'{{ char *q = {k.address(a[0], space, n * len(values))}; {" ".join(stores)} }}'
 
 
-@rule(r'cvta\.(?:to\.global|local)\.u64')  # one address space here
-def _(k, a):
-    return k.set(a[0], k.get(a[1], 'u64'), 'u64')
+def wide(k, a, op, ty):
+    double = f'{ty[0]}{2 * SIZE[ty]}'
+    more = f' + {k.get(a[3], double)}' if op == 'mad' else ''
+    return k.set(a[0], f'({c_type(double)}){k.get(a[1], ty)} * {k.get(a[2], ty)}{more}', double)
 
 
-@rule(r'(add|sub)\.' + INT)
-def _(k, a, op, ty):
-    u = 'u' + ty[1:]
-    return k.set(a[0], f'{k.get(a[1], u)} {SIGN[op]} {k.get(a[2], u)}', ty)
-
-
-@rule(r'(div|rem)\.' + INT)
-def _(k, a, op, ty):
-    return k.set(a[0], f'{k.get(a[1], ty)} {SIGN[op]} {k.get(a[2], ty)}', ty)
-
-
-@rule(r'(mul|mad)\.lo\.' + INT)
-def _(k, a, op, ty):
-    more = f' + {k.get(a[3], "u" + ty[1:])}' if op == 'mad' else ''
-    return k.set(a[0], f'(uint64_t){k.get(a[1], ty)} * (uint64_t){k.get(a[2], ty)}{more}', ty)
-
-
-@rule(r'(mul|mad)\.wide\.([us](?:16|32))')
-def _(k, a, op, ty):
-    wide = f'{ty[0]}{2 * SIZE[ty]}'
-    more = f' + {k.get(a[3], wide)}' if op == 'mad' else ''
-    return k.set(a[0], f'({c_type(wide)}){k.get(a[1], ty)} * {k.get(a[2], ty)}{more}', wide)
-
-
-@rule(r'mul\.hi\.(u32|u64)')
-def _(k, a, ty):
-    return k.set(a[0], f'(unsigned __int128){k.get(a[1], ty)} * {k.get(a[2], ty)} >> {SIZE[ty]}', ty)
-
-
-@rule(r'(min|max)\.' + INT)
-def _(k, a, op, ty):
-    return k.set(a[0], f'std::{op}({k.get(a[1], ty)}, {k.get(a[2], ty)})', ty)
-
-
-@rule(r'(min|max)\.' + FLOAT)
-def _(k, a, op, ty):
-    return k.set(a[0], f'std::f{op}({k.get(a[1], ty)}, {k.get(a[2], ty)})', ty)
-
-
-@rule(r'(add|sub|mul|div)(?:\.rn)?\.' + FLOAT)
-def _(k, a, op, ty):
-    return k.set(a[0], f'{k.get(a[1], ty)} {SIGN[op]} {k.get(a[2], ty)}', ty)
-
-
-@rule(r'fma\.r([nzmp])\.' + FLOAT)
-def _(k, a, mode, ty):
+def fma(k, a, mode, ty):
     x = ', '.join(k.get(v, ty) for v in a[1:])
     return k.set(a[0], f'std::fma({x})' if mode == 'n' else f'FMA({x}, {MODE[mode]})', ty)
 
 
-@rule(r'(neg|abs)\.' + FLOAT)
-def _(k, a, op, ty):
-    n = SIZE[ty]
-    change = f'^ 1ull << {n - 1}' if op == 'neg' else f'& ~(1ull << {n - 1})'
-    return k.set(a[0], f'{k.get(a[1], f"u{n}")} {change}', f'u{n}')
-
-
-@rule(r'neg\.' + INT)
-def _(k, a, ty):
-    return k.set(a[0], f'0 - {k.get(a[1], "u" + ty[1:])}', ty)
-
-
-@rule(r'abs\.(s(?:16|32|64))')
-def _(k, a, ty):
-    return k.set(a[0], f'{k.get(a[1], ty)} < 0 ? 0 - {k.get(a[1], "u" + ty[1:])} : {k.get(a[1], "u" + ty[1:])}', ty)
-
-
-@rule(r'(and|or|xor)\.(pred|b16|b32|b64)')
-def _(k, a, op, ty):
-    return k.set(a[0], f'{k.get(a[1], ty)} {SIGN[op]} {k.get(a[2], ty)}', ty)
-
-
-@rule(r'not\.(pred|b16|b32|b64)')
-def _(k, a, ty):
-    return k.set(a[0], f'{"!" if ty == "pred" else "~"}{k.get(a[1], ty)}', ty)
-
-
-@rule(r'shl\.' + BITS)
-def _(k, a, ty):
-    n = k.get(a[2], 'u32')
-    return k.set(a[0], f'{n} < {SIZE[ty]} ? {k.get(a[1], ty)} << {n} : 0', ty)
-
-
-@rule(r'shr\.([us](?:16|32|64))')
-def _(k, a, ty):
-    n, top = k.get(a[2], 'u32'), SIZE[ty] - 1
-    x = k.get(a[1], ty)
+def shr(k, a, ty):
+    n, top, x = k.get(a[2], 'u32'), SIZE[ty] - 1, k.get(a[1], ty)
     return k.set(a[0], f'{x} >> std::min<uint32_t>({n}, {top})' if ty[0] == 's'
                  else f'{n} <= {top} ? {x} >> {n} : 0', ty)
 
 
-@rule(r'shf\.([lr])\.wrap\.b32')
-def _(k, a, way):
-    both = f'((uint64_t){k.get(a[2], "u32")} << 32 | {k.get(a[1], "u32")})'
-    n = f'({k.get(a[3], "u32")} & 31)'
-    return k.set(a[0], f'{both} << {n} >> 32' if way == 'l' else f'{both} >> {n}', 'b32')
-
-
-@rule(r'bfi\.(b32|b64)')
-def _(k, a, ty):
-    x = ', '.join([k.get(a[1], ty), k.get(a[2], ty), k.get(a[3], 'u32'), k.get(a[4], 'u32')])
-    return k.set(a[0], f'BFI({x})', ty)
-
-
-@rule(r'setp\.(eq|ne|lt|le|gt|ge)(?:\.(and|or|xor))?\.((?:[usb](?:16|32|64))|f32|f64)')
-def _(k, a, how, combine, ty):
+def setp(k, a, how, combine, ty):
     x, y = k.get(a[1], ty), k.get(a[2], ty)
-    sign = {'eq': '==', 'lt': '<', 'le': '<=', 'gt': '>', 'ge': '>='}.get(how, '!=')
-    value = f'({x} < {y} || {x} > {y})' if how == 'ne' and ty[0] == 'f' else f'({x} {sign} {y})'
+    value = UNORDERED[how].format(x=x, y=y) if how in UNORDERED else f'({x} {SIGN[how]} {y})'
+    if how == 'ne' and ty[0] == 'f':
+        value = f'({x} < {y} || {x} > {y})'
     if combine:
         value += f' {SIGN[combine]} {k.get(a[3], "pred")}'
     return k.set(a[0], value, 'pred')
 
 
-@rule(r'setp\.(equ|neu|ltu|leu|gtu|geu|num|nan)\.' + FLOAT)
-def _(k, a, how, ty):
-    x, y = k.get(a[1], ty), k.get(a[2], ty)
-    value = {'equ': f'!({x} < {y} || {x} > {y})', 'neu': f'{x} != {y}', 'ltu': f'!({x} >= {y})',
-             'leu': f'!({x} > {y})', 'gtu': f'!({x} <= {y})', 'geu': f'!({x} < {y})',
-             'num': f'{x} == {x} && {y} == {y}', 'nan': f'{x} != {x} || {y} != {y}'}[how]
-    return k.set(a[0], value, 'pred')
-
-
-@rule(r'selp\.((?:[usb](?:16|32|64))|f32|f64)')
-def _(k, a, ty):
-    bits = f'b{SIZE[ty]}'
-    return k.set(a[0], f'{k.get(a[3], "pred")} ? {k.get(a[1], bits)} : {k.get(a[2], bits)}', bits)
-
-
-@rule(r'cvt\.([us](?:8|16|32|64))\.([us](?:8|16|32|64))')
-def _(k, a, to, ty):
-    return k.set(a[0], k.get(a[1], ty), to)
-
-
-@rule(r'cvt\.rn\.(f32|f64)\.' + INT + r'|cvt()\.f64\.(f32)|cvt\.rn\.(f32)\.(f64)')
-def _(k, a, to, ty, widen, f32, narrow, f64):
-    return k.set(a[0], k.get(a[1], ty or f32 or f64), to or narrow or 'f64')
-
-
-@rule(r'cvt\.r([nzmp])i\.(f32|f64)\.(?:f32|f64)')
-def _(k, a, mode, ty):
-    return k.set(a[0], f'std::{ROUND[mode]}({k.get(a[1], ty)})', ty)
-
-
-@rule(r'cvt\.r([nzmp])i\.([us](?:32|64))\.' + FLOAT)
-def _(k, a, mode, to, ty):
-    return k.set(a[0], f'TO_INT<{c_type(to)}>(std::{ROUND[mode]}({k.get(a[1], ty)}))', to)
-
-
-@rule(r'cvt\.sat\.f32\.f32')
-def _(k, a):
-    return k.set(a[0], f'__saturatef({k.get(a[1], "f32")})', 'f32')
-
-
-@rule(r'cvt\.rn\.(bf16|f16)\.f32')
-def _(k, a, to):
-    return k.set(a[0], f'emu::f32_to_{to}({k.get(a[1], "f32")})', 'b16')
-
-
-@rule(r'cvt\.rn\.(bf16|f16)x2\.f32')
-def _(k, a, to):
-    high, low = (f'emu::f32_to_{to}({k.get(x, "f32")})' for x in a[1:])
-    return k.set(a[0], f'(uint32_t){high} << 16 | {low}', 'b32')
-
-
-@rule(r'cvt\.f32\.f16')
-def _(k, a):
-    return k.set(a[0], f'emu::f16_to_f32({k.get(a[1], "b16")})', 'f32')
-
-
-@rule(r'cvt\.f32\.bf16')  # since sm_90; before it, a mov
-def _(k, a):
-    return k.statement(f'mov.b32 {a[0]}, {{0, {a[1]}}}')
-
-
-@rule(r'(ex2|rcp|lg2|rsqrt|sqrt|sin|cos)\.(?:approx|rn)(\.ftz)?\.' + FLOAT)
-def _(k, a, op, ftz, ty):
-    x = k.get(a[1], ty)
-    x = f'FTZ({x})' if ftz else x
+def special(k, a, op, ftz, ty):
+    ftz = 'FTZ' if ftz else ''
+    x = f'{ftz}({k.get(a[1], ty)})'
     y = {'rcp': f'1 / {x}', 'rsqrt': f'1 / std::sqrt({x})', 'ex2': f'std::exp2({x})',
          'lg2': f'std::log2({x})'}.get(op, f'std::{op}({x})')
-    return k.set(a[0], f'FTZ({y})' if ftz else y, ty)
+    return k.set(a[0], f'{ftz}({y})', ty)
 
 
-@rule(r'bar\.warp\.sync')
-def _(k, a):
-    return f'emu_warp_collective({k.get(a[0], "u32")}, nullptr, nullptr, true);'
-
-
-@rule(r'bar\.(sync|red\.popc\.u32)')
-def _(k, a, kind):
+def bar(k, a, popc):
     k.barriers += 1
-    value, op = ('0', 'PLAIN') if kind == 'sync' else (k.get(a[2], 'pred'), 'COUNT')
-    if a[0 if kind == 'sync' else 1] != '0':
+    if a.pop(1 if popc else 0) != '0':
         raise Refused('a barrier that is not number 0')
+    value, op = (k.get(a[1], 'pred'), 'COUNT') if popc else ('0', 'PLAIN')
     call = f'emu_barrier({value}, EMU_BARRIER_{op}, "barrier {k.barriers} of the PTX")'
-    return call + ';' if kind == 'sync' else k.set(a[0], call, 'u32')
+    return k.set(a[0], call, 'u32') if popc else call + ';'
 
 
-@rule(r'shfl\.sync\.(bfly|idx)\.b32')
-def _(k, a, mode):
+def shfl(k, a, mode):
     d = a[0].split('|')
     x = ', '.join(k.get(v, 'u32') for v in a[1:])
     there = k.set(d[1], 'there', 'pred') if len(d) > 1 else ''
     return f'{{ bool there; {k.set(d[0], f"SHUFFLE_{mode}({x}, &there)", "b32")} {there} }}'
 
 
-@rule(r'vote\.sync\.(any|all)\.pred|vote\.sync\.ballot\.b32')
-def _(k, a, how):
+def vote(k, a, how):
     call = f'__{how or "ballot"}_sync({k.get(a[2], "u32")}, {k.get(a[1], "pred")})'
     return k.set(a[0], call, 'pred' if how else 'b32')
 
 
-@rule(r'cp\.async\.(?:ca|cg)\.shared\.global')
-def _(k, a):
+def cp_async(k, a):
     n = int(a[2], 0)
     zeros = f'{n} - {k.get(a[3], "u32")}' if len(a) > 3 else '0'
-    return f'emu_copy_async({k.address(a[0], "shared", n)}, {k.address(a[1], "global", n)}, {n}, {zeros});'
+    to, source = k.address(a[0], 'shared', n), k.address(a[1], 'global', n)
+    return f'emu_copy_async({to}, {source}, {n}, {zeros});'
 
 
-@rule(r'cp\.async\.commit_group')
-def _(k, a):
-    return 'emu_copy_commit();'
-
-
-@rule(r'cp\.async\.wait_group')
-def _(k, a):
-    return f'emu_copy_wait({a[0]});'
-
-
-@rule(r'ldmatrix\.sync\.aligned\.m8n8\.x4(\.trans)?\.shared\.b16')
-def _(k, a, trans):
+def ldmatrix(k, a, trans):
     sets = ' '.join(k.set(d, f'q[{i}]', 'b32') for i, d in enumerate(parts(a[0])))
     name = 'ldmatrix_x4_trans' if trans else 'ldmatrix_x4'
     return f'{{ uint32_t q[4]; emu::{name}(q, {k.address(a[1], "shared", 16)}); {sets} }}'
 
 
-@rule(r'mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16\.bf16|f16\.f16)\.f32')
-def _(k, a, ty):
-    c, x, y = (', '.join(k.get(v, t) for v in parts(o)) for o, t in ((a[3], 'f32'), (a[1], 'b32'), (a[2], 'b32')))
+def mma(k, a, ty):
+    c = ', '.join(k.get(v, 'f32') for v in parts(a[3]))
+    x, y = (', '.join(k.get(v, 'b32') for v in parts(o)) for o in a[1:3])
     sets = ' '.join(k.set(d, f'd[{i}]', 'f32') for i, d in enumerate(parts(a[0])))
     return (f'{{ float d[4] = {{{c}}}; const uint32_t x[4] = {{{x}}}, y[2] = {{{y}}}; '
             f'emu::mma_m16n8k16_{ty.split(".")[0]}(d, x, y); {sets} }}')
 
 
-@rule(r'(?:membar|fence)\.(?:cta|gl|sys|acq_rel\.gpu|sc\.gpu)')
-def _(k, a):
-    return 'emu_threadfence();'
+def half_pair(k, a, to):
+    high, low = (f'emu::f32_to_{to}({k.get(x, "f32")})' for x in a[1:])
+    return k.set(a[0], f'(uint32_t){high} << 16 | {low}', 'b32')
 
 
-# --- files -------------------------------------------------------------------------------------------
+RULES = [(re.compile(pattern), f) for pattern, f in {
+    'ret|exit': lambda k, a: 'return;',
+    r'bra(?:\.uni)?': lambda k, a: f'goto {reg(a[0])};',
+    r'mov\.(pred|b16|[usb]32|[usb]64|f32|f64)': mov,
+    r'ld\.(param|global|shared|local)(?:\.nc)?(?:\.v([24]))?\.' + DATA: ld,
+    r'st\.(global|shared|local)(?:\.v([24]))?\.' + DATA: st,
+    r'cvta\.(?:to\.global|local)\.u64': lambda k, a: mov(k, a, 'u64'),  # one address space here
+    r'(add|sub)\.' + INT: lambda k, a, op, ty: k.set(
+        a[0], f'{k.get(a[1], u(ty))} {SIGN[op]} {k.get(a[2], u(ty))}', ty),
+    r'(div|rem)\.' + INT + r'|(add|sub|mul|div)(?:\.rn)?\.' + FLOAT:
+        lambda k, a, i, int_ty, f, ty: k.set(a[0], f'{k.get(a[1], int_ty or ty)} {SIGN[i or f]} '
+                                             + k.get(a[2], int_ty or ty), int_ty or ty),
+    r'mul\.lo\.' + INT:
+        lambda k, a, ty: k.set(a[0], f'(uint64_t){k.get(a[1], ty)} * {k.get(a[2], u(ty))}', ty),
+    r'mad\.lo\.' + INT: lambda k, a, ty: k.set(
+        a[0], f'(uint64_t){k.get(a[1], ty)} * {k.get(a[2], u(ty))} + {k.get(a[3], u(ty))}', ty),
+    r'(mul|mad)\.wide\.([us](?:16|32))': wide,
+    r'mul\.hi\.(u32|u64)': lambda k, a, ty: k.set(
+        a[0], f'(unsigned __int128){k.get(a[1], ty)} * {k.get(a[2], ty)} >> {SIZE[ty]}', ty),
+    r'(min|max)\.' + INT:
+        lambda k, a, op, ty: k.set(a[0], f'std::{op}({k.get(a[1], ty)}, {k.get(a[2], ty)})', ty),
+    r'(min|max)\.' + FLOAT:
+        lambda k, a, op, ty: k.set(a[0], f'std::f{op}({k.get(a[1], ty)}, {k.get(a[2], ty)})', ty),
+    r'fma\.r([nzmp])\.' + FLOAT: fma,
+    r'neg\.' + FLOAT:
+        lambda k, a, ty: k.set(a[0], f'{k.get(a[1], u(ty))} ^ 1ull << {SIZE[ty] - 1}', u(ty)),
+    r'abs\.' + FLOAT:
+        lambda k, a, ty: k.set(a[0], f'{k.get(a[1], u(ty))} & ~(1ull << {SIZE[ty] - 1})', u(ty)),
+    r'neg\.' + INT: lambda k, a, ty: k.set(a[0], f'0 - {k.get(a[1], u(ty))}', ty),
+    r'(and|or|xor)\.(pred|b16|b32|b64)':
+        lambda k, a, op, ty: k.set(a[0], f'{k.get(a[1], ty)} {SIGN[op]} {k.get(a[2], ty)}', ty),
+    r'not\.(b16|b32|b64)': lambda k, a, ty: k.set(a[0], f'~{k.get(a[1], ty)}', ty),
+    r'not\.pred': lambda k, a: k.set(a[0], f'!{k.get(a[1], "pred")}', 'pred'),
+    r'shl\.(b16|b32|b64)': lambda k, a, ty: k.set(
+        a[0], f'SHL({k.get(a[1], ty)}, {k.get(a[2], "u32")})', ty),
+    r'shr\.([us](?:16|32|64))': shr,
+    r'bfi\.(b32|b64)': lambda k, a, ty: k.set(
+        a[0], f'BFI({k.get(a[1], ty)}, {k.get(a[2], ty)}, {reg(a[3])}, {reg(a[4])})', ty),
+    r'setp\.(\w\w|neu|ltu|leu|gtu|geu|nan|num)(?:\.(and|or|xor))?\.' + DATA: setp,
+    r'selp\.' + DATA: lambda k, a, ty: k.set(
+        a[0], f'{k.get(a[3], "pred")} ? {k.get(a[1], u(ty))} : {k.get(a[2], u(ty))}', u(ty)),
+    r'cvt\.([us](?:8|16|32|64))\.([us](?:8|16|32|64))':
+        lambda k, a, to, ty: k.set(a[0], k.get(a[1], ty), to),
+    r'cvt\.rn\.(f32|f64)\.' + INT: lambda k, a, to, ty: k.set(a[0], k.get(a[1], ty), to),
+    r'cvt\.(?:rn\.(f32)\.f64|(f64)\.f32)': lambda k, a, narrow, widen: k.set(
+        a[0], k.get(a[1], 'f64' if narrow else 'f32'), narrow or widen),
+    r'cvt\.r([nzmp])i\.(f32|f64)\.(?:f32|f64)':
+        lambda k, a, mode, ty: k.set(a[0], f'{ROUND[mode]}({k.get(a[1], ty)})', ty),
+    r'cvt\.r([nzmp])i\.([us](?:32|64))\.' + FLOAT: lambda k, a, mode, to, ty: k.set(
+        a[0], f'TO_INT<{c_type(to)}>({ROUND[mode]}({k.get(a[1], ty)}))', to),
+    r'cvt\.sat\.f32\.f32': lambda k, a: k.set(a[0], f'__saturatef({k.get(a[1], "f32")})', 'f32'),
+    r'cvt\.rn\.(bf16|f16)\.f32':
+        lambda k, a, to: k.set(a[0], f'emu::f32_to_{to}({k.get(a[1], "f32")})', 'b16'),
+    r'cvt\.rn\.(bf16|f16)x2\.f32': half_pair,
+    r'cvt\.f32\.f16': lambda k, a: k.set(a[0], f'emu::f16_to_f32({k.get(a[1], "b16")})', 'f32'),
+    r'cvt\.f32\.bf16': lambda k, a: mov(k, [a[0], f'{{0, {a[1]}}}'], 'b32'),  # as on sm_80
+    r'(ex2|rcp|lg2|rsqrt|sqrt|sin|cos)\.(?:approx|rn)(\.ftz)?\.' + FLOAT: special,
+    r'bar\.warp\.sync':
+        lambda k, a: f'emu_warp_collective({k.get(a[0], "u32")}, nullptr, nullptr, true);',
+    r'bar\.(?:sync|red\.(popc)\.u32)': bar,
+    r'shfl\.sync\.(bfly|idx)\.b32': shfl,
+    r'vote\.sync\.(?:(any|all)\.pred|ballot\.b32)': vote,
+    r'cp\.async\.(?:ca|cg)\.shared\.global': cp_async,
+    r'cp\.async\.commit_group': lambda k, a: 'emu_copy_commit();',
+    r'cp\.async\.wait_group': lambda k, a: f'emu_copy_wait({a[0]});',
+    r'ldmatrix\.sync\.aligned\.m8n8\.x4(\.trans)?\.shared\.b16': ldmatrix,
+    r'mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16\.bf16|f16\.f16)\.f32': mma,
+}.items()]
+
+
+# --- files
 
 TOKEN = re.compile(r'\s*(?:([{}])|([$\w]+):|([^;{}]*(?:\{[^;{}]*\}[^;{}]*)*);)')
-PARAM = re.compile(r'\.param (?:\.align (\d+) )?\.(\w+) (?:\.ptr (?:\.\w+ )?(?:\.align \d+ )?)?([\w$]+)(?:\[(\d+)\])?')
+PARAM = re.compile(r'\.param (?:\.align (\d+) )?\.(\w+) (?:\.ptr (?:\.\w+ )?(?:\.align \d+ )?)?'
+                   r'([\w$]+)(?:\[(\d+)\])?')
 ENTRY = re.compile(r'\.entry\s+([\w$]+)\s*\(([^)]*)\)([^{]*)\{')
 
 
@@ -562,7 +448,8 @@ def main():
     for path in o.files:
         name = os.path.basename(path).removesuffix('.ptx')
         for kernel, k in read(path, o.only, known):
-            rows.append((name, kernel, list(known.values()).index(k), k.bytes))
+            n = list(known.values()).index(k)
+            rows.append(f'    {{"{name}", "{kernel}", ptx_{n}, {k.bytes}}},\n')
     sizes = [0] * o.parts
     files = [open(f'{o.out}.{i}.cpp', 'w') for i in range(o.parts)]
     for f in files:
@@ -576,10 +463,8 @@ def main():
     with open(f'{o.out}.table.cpp', 'w') as f:
         f.write('#include "ptx.h"\n')
         f.writelines(f'void ptx_{n}(const char *param);\n' for n in range(len(known)))
-        f.write('const PtxKernel ptx_kernels[] = {\n')
-        f.writelines(f'    {{"{name}", "{kernel}", ptx_{n}, {size}}},\n' for name, kernel, n, size in rows)
-        f.write('    {}\n};\n')
-    print(f'{len(rows)} kernels in {len(o.files)} files; {len(known)} differ, of {sum(sizes)} lines')
+        f.write(f'const PtxKernel ptx_kernels[] = {{\n{"".join(rows)}    {{}}\n}};\n')
+    print(f'{len(rows)} kernels in {len(o.files)} files; {len(known)} differ: {sum(sizes)} lines')
 
 
 main()

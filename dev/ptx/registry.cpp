@@ -6,7 +6,7 @@
 //     PTX_REPORT=FILE    the number of launches of each kernel is appended: "SET KERNEL COUNT", or
 //                        "- KERNEL COUNT" if it was the program's own
 //
-// A launched kernel is known by the address of its function; the program's symbol table has its name.
+// A kernel is launched by its function's address: the program's symbol table has the name.
 #include "ptx.h"
 #include "../emu/block.h"
 #include <elf.h>
@@ -35,7 +35,8 @@ static void read_symbols() {
     const int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
     struct stat st;
     if (fd < 0 || fstat(fd, &st) != 0) emu_fail("ptx: cannot read the program");
-    const char *file = (const char *)mmap(nullptr, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    const size_t size = (size_t)st.st_size;
+    const char *file = (const char *)mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (file == MAP_FAILED) emu_fail("ptx: cannot map the program");
     const Elf64_Ehdr *elf = (const Elf64_Ehdr *)file;
     const Elf64_Shdr *section = (const Elf64_Shdr *)(file + elf->e_shoff);
@@ -47,7 +48,7 @@ static void read_symbols() {
             if (ELF64_ST_TYPE(symbol[k].st_info) == STT_FUNC && symbol[k].st_value != 0)
                 symbols[(const void *)(bias + symbol[k].st_value)] = names + symbol[k].st_name;
     }
-    munmap((void *)file, (size_t)st.st_size);
+    munmap((void *)file, size);
     close(fd);
 }
 
@@ -120,7 +121,7 @@ bool emu::ptx_launch(Launch *l, const Argument *arguments) {
     for (const Argument *a = arguments; a->p != nullptr; a++)
         bytes = (bytes + a->align - 1) / a->align * a->align + a->bytes;
     if (bytes != kernel->bytes)
-        emu_fail("%s has %zu bytes of parameters, and its PTX %zu", l->kernel, bytes, kernel->bytes);
+        emu_fail("%s: %zu bytes of parameters, and %zu in PTX", l->kernel, bytes, kernel->bytes);
     char *param = (char *)aligned_alloc(64, (bytes + 63) / 64 * 64 + 64);
     if (param == nullptr) emu_fail("no memory for parameters");
     size_t at = 0;
