@@ -55,7 +55,7 @@ try() {
     passes "$work/$1" "$kernel" "${line##* :: }"
     case $? in
         0) echo "FAIL mutant $name: not noticed" ;;
-        1) echo "ok $name: $(grep -m 1 'FAIL\|emulated GPU\|error' "$work/$1/log" | cut -c1-90)" ;;
+        1) echo "ok $name: $(grep -m 1 '^FAIL\|^emulated GPU' "$work/$1/log" | cut -c1-90)" ;;
         *) echo "FAIL mutant $name: $(tail -n 2 "$work/$1/log")" ;;
     esac
     rm -rf "${work:?}/$1"
