@@ -83,7 +83,8 @@ build/ptx/%.ptx: train_gpt2.cu $(HEADERS)
 	$(NVCC) $(filter-out -lineinfo,$(NVDEVICE)) -arch=compute_$(lastword $(subst _, ,$*)) \
 	    -DENABLE_$(call ptx_macro,$*) -ptx $< -o $@
 build/ptx/kernels.made: dev/ptx/ptx2c.py $(PTX_SETS:%=build/ptx/%.ptx)
-	python3 $< --parts 8 build/ptx/kernels $(filter %.ptx,$^) >$@
+	python3 $< --parts 8 build/ptx/kernels $(filter %.ptx,$^) >$@.new
+	@mv $@.new $@
 $(PTX_PARTS:%=%.cpp): build/ptx/kernels.made
 $(PTX_PARTS:%=%.o): %.o: %.cpp dev/ptx/ptx.h $(EMU)
 	$(CXX) $(PTX_FLAGS) -Og -c $< -o $@

@@ -14,6 +14,13 @@ trap 'rm -rf "$work"' EXIT
 make -s -j"$jobs" $(value ptx_programs) >"$work/log" 2>&1 ||
     { grep -m 5 'ptx2c\|[Ee]rror' "$work/log"; echo "FAIL ptx: does not build"; exit 1; }
 
+# An instruction without a rule ends the translation, by its name.
+sed 's/ex2\.approx\.ftz/tanh.approx/' build/ptx/bf16_sm_90.ptx >"$work/unknown.ptx"
+if ! python3 dev/ptx/ptx2c.py --only gate_forward "$work/out" "$work/unknown.ptx" >"$work/log" 2>&1 &&
+    grep -q 'unknown.ptx line [0-9]*, kernel .*gate_forward.*: unknown instruction tanh.approx.f32' \
+        "$work/log"
+then echo "ok ptx_refuses_the_unknown"; else echo "FAIL ptx_refuses_the_unknown"; cat "$work/log"; fi
+
 # What runs: TEST ORDER GPU, the slowest first. Orders of a block's threads and GPUs are spread over the
 # tests of bf16, without those of plans, clocks and products, which launch no other kernels.
 # test_kernels and test_attention have the kernels of all three precisions; in fp32 and fp16 what
