@@ -25,7 +25,7 @@ static inline uint16_t f32_to_fp16(float f) {
 }
 ';
 for (my $n = 1; my $line = <STDIN>; $n++) {
-    next if $line =~ /^#/;
+    next if $line =~ /^#| :: ptx :: /;  # no source
     chomp $line;
     my ($name, $file, $place, $old, $new) = split / :: /, $line;
     lines($file);
@@ -33,6 +33,7 @@ for (my $n = 1; my $line = <STDIN>; $n++) {
     my @found = grep { index($was{$file}[$_], $place) >= 0 } 0 .. $#{$was{$file}};
     @found = $found[$which eq "last" ? -1 : 0] if $which && @found > 1;
     my $from = \($is{$file}[$found[0] // 0]);
+    $from = \(my $alone = $was{$file}[$found[0] // 0]) if $name =~ /^ptx /;
     my $changes = @found != 1 ? 0
         : defined $old ? $$from =~ s/^(.*)(?<!\w)\Q$old\E(?!\w)/$1(mutant($n) ? $new : $old)/s
         : $$from =~ s/(?=\Q$place\E)/if (mutant($n)) {} else /;

@@ -8,10 +8,11 @@
 # the CPU, test_tokenizer for "text", test_chat for "chat", test_model or test_attention for "cache", is built with all of them and runs with one at a time (MUTANT=N).
 # Each mistake must be noticed: by other bits under a schedule of the emulated GPU (prio:0, prio:1,
 # lazy), by a test's own checks (test), or by ThreadSanitizer (tsan). Those of "zero run" are in the
-# trainer's loop, and must fail test_cli_zero.sh (cli).
-# usage: sh dev/test/mutants.sh [places|list] [PATTERN]     (from the top, after make test; ALL=1:
+# trainer's loop, and must fail test_cli_zero.sh (cli). Those of "ptx" are for mutants_ptx.sh.
+# usage: sh dev/test/mutants.sh [places|list|ptx] [PATTERN] (from the top, after make test; ALL=1:
 #                                          every way that each is noticed, not only the first)
 set -u
+[ "${1-}" != ptx ] || { shift; exec sh dev/test/mutants_ptx.sh "$@"; }
 here=$PWD
 only=
 case ${1:-} in places | list) only=$1 && shift ;; esac
@@ -20,7 +21,7 @@ trap 'rm -rf "$work"' EXIT
 export EMU_THREADS=1 OMP_NUM_THREADS=1 EMU_MEM_MB=2000 EMU_PEER_SECONDS=20
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 
-grep -v '^#' dev/test/mutants.list >"$work/list"
+grep -v '^#\|^ptx ' dev/test/mutants.list >"$work/list"
 
 # Places whose call can be left out, with the reason.
 cat >"$work/redundant" <<'END'

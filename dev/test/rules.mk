@@ -71,6 +71,30 @@ build/nvcc/%.o: %.cu $(HEADERS) $(CUDA_SOURCES) dev/test/device_only.sh
 	    -Xcompiler -O0,-fno-inline $(NCCL_FLAGS) -c $< -o $@
 	@sh dev/test/device_only.sh $@ || { rm $@; exit 1; }
 
+# What nvcc makes of the kernels, in the emulated GPU's tests (doc/ptx.md): PTX of each precision for
+# two GPUs, in C++, is linked with what build/emu/gpu_tests was; test_ptx.sh runs it.
+PTX := $(and $(NVCC),$(shell command -v python3 2>/dev/null))
+PTX_SETS = $(foreach p,bf16 fp32 fp16,$(p)_sm_80 $(p)_sm_90)
+PTX_PARTS = $(patsubst %,build/ptx/kernels.%,0 1 2 3 4 5 6 7 table)
+PTX_FLAGS = -std=c++17 $(ARCH) $(EXACT) -Idev/emu/include -Idev/ptx -D__CUDACC__ $(EXTRA)
+ptx_macro = $(subst fp,FP,$(subst bf,BF,$(firstword $(subst _, ,$(1)))))
+build/ptx/%.ptx: train_gpt2.cu $(HEADERS)
+	@mkdir -p $(@D)
+	$(NVCC) $(filter-out -lineinfo,$(NVDEVICE)) -arch=compute_$(lastword $(subst _, ,$*)) \
+	    -DENABLE_$(call ptx_macro,$*) -ptx $< -o $@
+build/ptx/kernels.made: dev/ptx/ptx2c.py $(PTX_SETS:%=build/ptx/%.ptx)
+	python3 $< --parts 8 build/ptx/kernels $(filter %.ptx,$^) >$@.new
+	@mv $@.new $@
+$(PTX_PARTS:%=%.cpp): build/ptx/kernels.made
+$(PTX_PARTS:%=%.o): %.o: %.cpp dev/ptx/ptx.h $(EMU)
+	$(CXX) $(PTX_FLAGS) -Og -c $< -o $@
+build/ptx/registry.o: dev/ptx/registry.cpp dev/ptx/ptx.h $(EMU)
+	@mkdir -p $(@D)
+	$(CXX) $(PTX_FLAGS) -O1 $(WARN) -c $< -o $@
+ptx_programs = $(gpu_programs:%=build/ptx/%)
+$(ptx_programs): build/ptx/%: build/emu/% $(PTX_PARTS:%=%.o) build/ptx/registry.o $(emu_plain)
+	$(CXX) $(OPENMP) $(EXTRA) $<.o build/emu/cpu_reference.o $(filter %.o,$^) -lpthread -o $@
+
 # `make test` covers everything once, `make test-all` does what takes long: dev/test/README.md.
 # What computes runs as it is shipped in the one and with AddressSanitizer in the other; what reads
 # and writes the other way around.
@@ -103,7 +127,7 @@ TESTS_ALL = $(call in,test,$(READS)) $(call in,asan,$(COMPUTES) test_gpt2) \
 TEST_ALL_NEEDS = $(foreach on,asan/emu $(if $(CLANGXX),tsan),$(call in,$(on),gpu_tests bugs \
                      gpu_tests_fp32 $(TRAINS) $(TRAINS:%=%_fp32))) \
                  $(call in,emu,$(gpu_programs) bugs test_emu $(GPU_BENCHES)) train_gpt2emu \
-                 $(TOOLS) \
+                 $(TOOLS) $(if $(PTX),$(ptx_programs)) \
                  $(if $(NVCC),train_gpt2cu $(if $(GPU),,$(patsubst %,build/nvcc/%.o,gpu_tests \
                      test_emu test_nccl $(filter-out bench_zo_%,$(GPU_BENCHES)))))
 

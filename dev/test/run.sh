@@ -70,7 +70,7 @@ else echo "ok nvcc_compiles"; fi | tee -a "$RESULTS/machine"  # or make would ha
 # Those that wait more than they compute run beside the others, which take turns on the cores. What
 # takes longest comes first.
 waits='test_ranks|test_launch|test_checkpoint'
-first='test_schedules|test_cli_zo\.|test_cli_zero|test_cli_gpu|test_cli_zen|test_cli_offload'
+first='test_ptx|test_schedules|test_cli_zo\.|test_cli_zero|test_cli_gpu|test_cli_zen|test_cli_offload'
 take_turns() { xargs -r -P "$1" -n 1 sh dev/test/run.sh; }
 printf '%s\n' "$@" | grep -E "$waits" | take_turns 2 &
 {

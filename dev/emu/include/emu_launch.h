@@ -32,6 +32,11 @@ bool launch_allowed(const Launch &l);  // if not, cudaGetLastError() says why
 void check_pointer(const char *kernel, int index, const void *p);  // fails on a host pointer
 void launch(const Launch &l, const void *pc);
 
+// What nvcc made of the kernel takes the place of the C++ function, in a program that dev/ptx is
+// linked with: sets l's args, run and destroy, or returns false. The arguments end with a null one.
+struct Argument { const void *p; size_t bytes, align; };
+__attribute__((weak)) bool ptx_launch(Launch *l, const Argument *arguments);
+
 template <typename T> static inline void check_argument(const char *kernel, int index, const T &x) {
     if constexpr (std::is_pointer_v<T>) check_pointer(kernel, index, (const void *)x);
     (void)kernel, (void)index, (void)x;
@@ -52,9 +57,12 @@ __attribute__((noinline)) static void launch_with(Launch l, F function, P... p) 
     int index = 0;
     (check_argument(l.kernel, index++, p), ...);
     (void)index;
-    l.args = new A{function, std::tuple<P...>(p...)};
-    l.run = [](void *args) { ((A *)args)->call(std::index_sequence_for<P...>()); };
-    l.destroy = [](void *args) { delete (A *)args; };
+    const Argument arguments[] = {{(const void *)&p, sizeof p, alignof(P)}..., {nullptr, 0, 0}};
+    if (ptx_launch == nullptr || !ptx_launch(&l, arguments)) {
+        l.args = new A{function, std::tuple<P...>(p...)};
+        l.run = [](void *args) { ((A *)args)->call(std::index_sequence_for<P...>()); };
+        l.destroy = [](void *args) { delete (A *)args; };
+    }
     launch(l, __builtin_return_address(0));
 }
 
