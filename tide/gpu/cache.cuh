@@ -36,11 +36,21 @@ static void cache_store(X *cache,      // (rows, 2, NKV HS)
            index_32(n / Pack<X>::N));
 }
 
-// A block takes a query head. First, teams of eight lanes take a key each, and AHEAD keys at once:
-// those loads are under way together. Then each thread takes a run of W channels of every
-// `groups`-th value, so that neighbours read neighbouring bytes. Both products read a key or a
-// value once; W is a pack where heads are whole packs, else 1. Scores, softmax and sums are in
-// fp32; the order of each sum depends on the shape and on `seen` alone.
+// A run of W channels: a pack where heads are whole packs, else one channel.
+template <int W, typename X> __device__ static inline int4 load_run(const X *p) {
+    if constexpr (W > 1) return load_bits(p);
+    Pack<X> one = {};
+    int4 bits;
+    one.x[0] = *p;
+    memcpy(&bits, &one, sizeof bits);
+    return bits;
+}
+
+// A block takes a query head. First, teams of eight lanes take a key each, AHEAD times: those loads
+// are under way together. Then each thread takes a run of channels of every `groups`-th value,
+// AHEAD of them at once, so that neighbours read neighbouring bytes. Behind the last row, the last
+// one is loaded again, and ignored: a branch would let each load wait for the one before. Scores,
+// softmax and sums are in fp32; the order of each sum depends on the shape and on `seen` alone.
 enum { CACHED_THREADS = 512, CACHED_TEAM = 8, CACHED_AHEAD = 4, CACHED_MOST = 4096 };
 
 template <typename X, int W>
@@ -54,13 +64,19 @@ attention_cached_kernel(X *out, const X *q, const X *cache, AttentionShape s, un
     const X *k = cache + h / s.group * HS, *v = k + s.keys;
     float max = -INFINITY, sum = 0;
     q += h * HS;
+    const auto at_row = [&](unsigned u) { return (size_t)(u < seen ? u : seen - 1) * row; };
     for (unsigned first = 0; first < seen; first += AHEAD * TEAMS) {
         float dot[AHEAD] = {0};
-        for (unsigned c = lane * W; c < HS; c += CACHED_TEAM * W)
+        for (unsigned c = lane * W; c < HS; c += CACHED_TEAM * W) {
+            int4 keys[AHEAD];
+            UNROLL for (unsigned a = 0; a < AHEAD; a++)
+                keys[a] = load_run<W>(k + at_row(first + a * TEAMS + team) + c);
+            const Pack<X> query = as_pack<X>(load_run<W>(q + c));
             UNROLL for (unsigned a = 0; a < AHEAD; a++) {
-                const unsigned u = first + a * TEAMS + team;
-                if (u < seen) dot[a] += head_dot(q + c, k + (size_t)u * row + c, W);
+                const Pack<X> key = as_pack<X>(keys[a]);
+                for (int j = 0; j < W; j++) dot[a] += to_f32(query.x[j]) * to_f32(key.x[j]);
             }
+        }
         UNROLL for (unsigned a = 0; a < AHEAD; a++) {
             const unsigned u = first + a * TEAMS + team;
             for (int distance = CACHED_TEAM / 2; distance > 0; distance /= 2)
@@ -81,14 +97,14 @@ attention_cached_kernel(X *out, const X *q, const X *cache, AttentionShape s, un
         const unsigned at = threadIdx.x % runs * W, c = first + at;
         float acc[W] = {0};
         if (mine < groups && c < HS) {
-            #pragma unroll 4
-            for (unsigned u = mine; u < seen; u += groups) {
-                const X *value = v + (size_t)u * row + c;
-                if constexpr (W == 1) {
-                    acc[0] += weights[u] * to_f32(*value);
-                } else {
-                    const Pack<X> x = load_pack(value);
-                    for (int j = 0; j < W; j++) acc[j] += weights[u] * to_f32(x.x[j]);
+            for (unsigned u = mine; u < seen; u += AHEAD * groups) {
+                int4 values[AHEAD];
+                UNROLL for (unsigned a = 0; a < AHEAD; a++)
+                    values[a] = load_run<W>(v + at_row(u + a * groups) + c);
+                UNROLL for (unsigned a = 0; a < AHEAD; a++) {
+                    const float w = u + a * groups < seen ? weights[u + a * groups] : 0;
+                    const Pack<X> value = as_pack<X>(values[a]);
+                    for (int j = 0; j < W; j++) acc[j] += w * to_f32(value.x[j]);
                 }
             }
             for (int j = 0; j < W; j++) part[mine * width + at + j] = acc[j];
