@@ -178,8 +178,8 @@ refuses a_completion_that_is_a_number 2 'number.jsonl, line 1: "completion" is n
 refuses broken_json 2 'broken.jsonl, line 2: no JSON: byte' "$cpu" --data broken.jsonl
 refuses a_prompt_with_a_text 2 'both.jsonl, line 1: it must have "prompt" and "completion", or' sh -c \
     'echo "{\"prompt\": \"a\", \"text\": \"b\"}" >both.jsonl; "$0" --data both.jsonl' "$cpu"
-refuses labels_of_json_lines 2 'have no --labels' "$cpu" --data train.jsonl --labels 'a|b'
-refuses one_of_each 2 'both are JSON lines' "$cpu" --data train.jsonl --val text.txt
+refuses labels_of_json_lines 2 '--labels is for labelled sentences' "$cpu" --data train.jsonl --labels 'a|b'
+refuses one_of_each 2 'must both have JSON lines' "$cpu" --data train.jsonl --val text.txt
 refuses utf16 2 'utf16.jsonl is text in UTF-16' sh -c \
     'printf "\377\376{\000" >utf16.jsonl; "$0" --data utf16.jsonl' "$cpu"
 # JSON lines are told by how they begin; what is no lines is refused with what makes lines of it.

@@ -137,7 +137,7 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
     memset(&found, 0, sizeof found);
     d.count = 1;
     if (!path_exists(pattern)) {  // a file whose name has a '[' is found by that name first
-        if (glob(pattern, 0, NULL, &found) != 0) die("no file matches %s", pattern);
+        if (glob(pattern, 0, NULL, &found) != 0) die("%s: there is no such file", pattern);
         paths = found.gl_pathv;   // sorted (bytewise in the C locale); the names stay
         d.count = found.gl_pathc;
     }

@@ -223,7 +223,7 @@ static void out_check(const Options *o, int *lock) {
         atexit(out_unmake);
     }
     if (!make_directories(o->out) || access(o->out, W_OK | X_OK) != 0)
-        die("--out %s: %s", o->out, strerror(errno));
+        die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
     out_lock(o->out, lock, LOCK_EX);
     if (!o->resume && saved)
         die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
