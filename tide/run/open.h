@@ -221,7 +221,7 @@ static void run_open_task(Run *r) {
     for (int k = 0; k < 2; k++) {
         if (files[k] == NULL) continue;
         if (path_exists(files[k]) && path_is_examples(files[k]) != (labels == NULL))
-            die(labels == NULL ? "%s is text: --data and --val must both have JSON lines, or neither"
+            die(labels == NULL ? "%s: --data and --val must both have JSON lines, or neither"
                 : "%s has JSON lines: --labels is for labelled sentences, use \"choices\" here",
                 files[k]);
         *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, first, V,
