@@ -22,16 +22,15 @@ if ! python3 dev/ptx/ptx2c.py --only gate_forward "$work/out" "$work/unknown.ptx
 then echo "ok ptx_refuses_the_unknown"; else echo "FAIL ptx_refuses_the_unknown"; cat "$work/log"; fi
 
 # What runs: TEST ORDER GPU, the slowest first. Orders of a block's threads and GPUs are spread over the
-# tests of bf16, without those of plans, clocks and products, which launch no other kernels.
+# tests. Those of placements, ranks, plans, clocks and products launch no other kernels and are not here.
 # test_kernels and test_attention have the kernels of all three precisions; in fp32 and fp16 what
 # trains covers the rest.
 cat >"$work/plan" <<'END'
-test_placement reverse sm_90
-test_model forward sm_80
-test_zo_gpu reverse sm_80
 test_zenflow_gpu random sm_90
+test_model forward sm_80
+test_model_fp32 random sm_80
+test_zo_gpu reverse sm_80
 test_zo_gpu_fp16 random sm_90
-test_zero_gpu forward sm_90
 test_gpt2cu random sm_80
 test_zo_gpu_fp32 forward sm_80
 test_kernels reverse sm_90
