@@ -13,7 +13,7 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 trainer=${TRAINER:+$(absolute "$TRAINER")} out=${OUT:+$(absolute "$OUT")} file=${FILE:+$(absolute "$FILE")}
-model=${MODEL-} top=$PWD
+model=${MODEL-} top=$PWD caller=$PWD
 case $model in
     */*/* | /* | ./* | ../* | '') hub='' ;;
     */*) if [ -e "$model" ]; then hub=''; else hub=$model; fi ;;
@@ -28,10 +28,10 @@ if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # what is printed works
 # answers MODEL: what it says to the last three examples
 answers() {
     for k in 3 2 1; do
-        if asked=$(build/ask "$file" $k prompt); then
+        if asked=$("${top}build/ask" "$file" $k prompt); then
             "$trainer" --model "$1" --steps 0 --prompt "$asked" --sample-tokens 64 --temperature 0
-        elif asked=$(build/ask "$file" $k user); then
-            system=$(build/ask "$file" $k system) || system=''
+        elif asked=$("${top}build/ask" "$file" $k user); then
+            system=$("${top}build/ask" "$file" $k system) || system=''
             echo "> $asked"
             echo "$asked" | "$trainer" --model "$1" --steps 0 --chat ${system:+--prompt "$system"} \
                 --sample-tokens 64 --temperature 0
@@ -68,8 +68,9 @@ if [ -n "$file" ]; then
     fi
     if [ -n "$hub" ] || [ -z "$model" ]; then
         sh dev/data/model.sh ${plan:+--tokenizer} "${hub:-gpt2}"
-        model=data/$(basename "${hub:-gpt2}")
+        model=${top}data/$(basename "${hub:-gpt2}")
     fi
+    cd "$caller"  # files among the options are named as seen from there
     config=$model/config.json
     [ -d "$model" ] || config=$(dirname "$model")/config.json
     context=$([ ! -r "$config" ] || tr -d ' \t\r\n' <"$config" |
