@@ -11,7 +11,8 @@ if ($file eq "ptx") {
     ($first) = grep { $text[$_] =~ /\.entry \S*\Q$kernel\E/ } 0 .. $#text or die "no kernel $kernel\n";
     ($last) = grep { $text[$_] =~ /^\}/ } $first .. $#text;
 }
-my ($found) = grep { index($text[$_], $place) >= 0 } $first .. $last;
+my $which = $place =~ s/^\((first|last)\) // && $1 eq "last" ? -1 : 0;
+my $found = (grep { index($text[$_], $place) >= 0 } $first .. $last)[$which];
 die "no line with $place\n" if !defined $found;
 $text[$found] =~ s/^(.*)(?<!\w)\Q$old\E(?!\w)/$1$new/s or die "no $old in $text[$found]";
 if ($file ne "ptx") {

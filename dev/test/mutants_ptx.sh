@@ -3,9 +3,9 @@
 # lines of mutants.list whose name begins with "ptx":
 #     NAME :: FILE :: LINE :: OLD :: NEW :: KERNEL :: TEST
 # In a line of FILE that only nvcc sees, OLD is NEW; that the emulated GPU's program is the same as
-# before, so that its own tests pass, is checked. If FILE is "ptx", the mistake is one that a compiler
-# could make: the line is the first with LINE in nvcc's code for KERNEL. Then TEST runs with nvcc's
-# code for KERNEL, and must fail; without a mistake it passes.
+# before, so that its own tests pass, is checked. If FILE is "ptx", the mistake is one that a
+# compiler could make: the line is the first with LINE (or the last) in nvcc's code for KERNEL. Then
+# TEST runs with nvcc's code for KERNEL, and must fail; without a mistake it passes.
 # usage: sh dev/test/mutants.sh ptx [PATTERN]     (from the top; a quarter of an hour)
 set -u
 here=$PWD
@@ -14,7 +14,8 @@ flags=$(make -s --no-print-directory print-NVDEVICE)
 cxx="$(make -s --no-print-directory print-CXX) $(make -s --no-print-directory print-PTX_FLAGS) -O0"
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 [ -n "$(make -s --no-print-directory print-PTX)" ] || { echo "skip mutants_ptx: no nvcc"; exit 0; }
-make -s -j"$jobs" build/emu/gpu_tests build/ptx/registry.o build/ptx/bf16_sm_90.ptx >/dev/null || exit 1
+make -s -j"$jobs" build/emu/gpu_tests build/ptx/registry.o build/ptx/bf16_sm_90.ptx >/dev/null ||
+    exit 1
 export OMP_NUM_THREADS=1 EMU_THREADS=1 EMU_MEM_MB=2000
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
@@ -48,8 +49,9 @@ try() {
         printf '%s\n' "$line" | PTX_FILE="$here/build/ptx/bf16_sm_90.ptx" HERE="$here" \
             perl "$here/dev/test/mutants_ptx.pl" || exit 1
         [ ! -e tree ] && exit
-        preprocessed tree | cmp -s - "$work/plain" || { echo "$name: the emulated GPU sees it"; exit 1; }
-        cd tree && $nvcc $flags -arch=compute_90 -DENABLE_BF16 -ptx train_gpt2.cu -o ../bf16_sm_90.ptx
+        preprocessed tree | cmp -s - "$work/plain" || { echo "the emulated GPU sees it"; exit 1; }
+        cd tree &&
+            $nvcc $flags -arch=compute_90 -DENABLE_BF16 -ptx train_gpt2.cu -o ../bf16_sm_90.ptx
     ) >"$work/$1.log" 2>&1 || { echo "FAIL mutant $name: $(head -n 2 "$work/$1.log")"; return; }
     kernel=$(printf '%s' "$line" | sed 's/ :: [^:]*$//; s/.* :: //')
     passes "$work/$1" "$kernel" "${line##* :: }"

@@ -21,9 +21,9 @@ if ! python3 dev/ptx/ptx2c.py --only gate_forward "$work/out" "$work/unknown.ptx
         "$work/log"
 then echo "ok ptx_refuses_the_unknown"; else echo "FAIL ptx_refuses_the_unknown"; cat "$work/log"; fi
 
-# What runs: TEST ORDER GPU, the slowest first. Orders of a block's threads and GPUs are spread over the
-# tests. Those of placements, ranks, plans, clocks and products launch no other kernels and are not here.
-# test_kernels and test_attention have the kernels of all three precisions; in fp32 and fp16 what
+# What runs: TEST ORDER GPU, the slowest first. Orders of a block's threads and GPUs are spread over
+# the tests. Those of placements, ranks, plans, clocks and products launch no other kernels, and are
+# left out. test_kernels and test_attention have the kernels of all three precisions; in fp32 and fp16 what
 # trains covers the rest.
 cat >"$work/plan" <<'END'
 test_zenflow_gpu random sm_90
