@@ -2,7 +2,7 @@
 # Conversations as a user meets them: twenty are learned, and the model answers line by line what it
 # has learned, on the CPU and on the GPU; what it sees when its window is full; what is refused.
 # usage: sh dev/test/test_cli_chat.sh    (from the top of the repository, after make,
-#        make train_gpt2emu; TIDE_GPU=./train_gpt2cu for a real GPU)
+#        make train_gpt2emu build/ask; TIDE_GPU=./train_gpt2cu for a real GPU)
 set -u
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
 tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
@@ -11,7 +11,7 @@ for program in "$tide" "$cpu"; do
     [ -x "$program" ] || { echo "skip cli_chat: $program is missing"; exit 0; }
 done
 export OMP_NUM_THREADS=1 EMU_THREADS=1
-fixtures=$(absolute dev/test/fixtures/tokenizer)
+fixtures=$(absolute dev/test/fixtures/tokenizer) scripts=$(absolute scripts)
 work=$(mktemp -d) || exit 1
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
 . dev/test/cli.sh
@@ -111,6 +111,14 @@ wait $said
 code=$?
 exec 3>&-
 check ctrl_c_ends_it test "$(cat stopped.out) $code" = 'blue 130'
+
+# --- finetune.sh shows answers to the last three, each with its system message --------------------------
+
+FILE=chat.jsonl MODEL=tuned TRAINER="$cpu" OUT=shown sh "$scripts/finetune.sh" --val chat.jsonl --steps 1 --lr 1e-6 --seq 64 \
+    --eval-every 0 --save-every 0 >shown.out 2>&1
+printf '> colour of sea?\nBLUE\n> colour of rose?\nRED\n> colour of blood?\nRED\n' >expected
+check the_script_asks_before_and_after sh -c 'sed -n "/^before:/,/^after:/p" shown.out | grep -A 5 "^> colour of sea" |
+    cmp - expected && sed -n "/^after:/,\$p" shown.out | sed 1d | cmp - expected'
 
 # --- formats by their names, and what is refused ------------------------------------------------------
 
