@@ -543,7 +543,7 @@ static double gpt2_eval(void *model, Run *r, const Loader *from, size_t first, s
     return loss;
 }
 
-// Where a piece begins in the arena.
+// Returns the begin of a piece in the arena.
 static size_t arena_at(const GPT2 *g, const Piece *p) {
     const Segment *s = &g->segment[p->segment];
     return s->own_from + (p->at - s->own_at);

@@ -127,8 +127,8 @@ static bool chat_opens_with_space(const Chat *chat) {
 // From JSON
 
 // Reads the list `messages` up to the assistant's last one, behind which nothing is trained.
-// Returns how many messages those are; their texts are those of the JSON. What is wrong ends the
-// program with one line that begins with `where`.
+// Returns how many messages those are; their texts are those of the JSON. A fault ends the program
+// with one line that begins with `where`.
 static size_t chat_read(const Chat *chat, const Json *messages, const char *where,
                         ChatMessage **out) {
     static const char *const refused[] = {"tool_calls", "function_call", "weight"};

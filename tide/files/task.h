@@ -355,8 +355,8 @@ static void task_split(const Task *all, double held_out, Task *train, Task *val)
 // Rows
 //
 // A row of a prompt and a choice has their tokens without the last one as inputs, and without the
-// first one as targets, of which those that are only read are -1: they are not trained. What is
-// longer than T inputs loses the prompt's front, but not the first token of all; a choice that is
+// first one as targets, of which those that are only read are -1: they are not trained. An example
+// of more than T inputs loses the prompt's front, but not the first token of all; a choice that is
 // too long by itself loses its end. A conversation first loses the turns behind its first answer.
 
 typedef struct { size_t prompt, choice, read; } TaskCut;  // tokens that stay; the choice's ~tokens
@@ -475,11 +475,11 @@ static size_t row_begin(const Task *t, size_t k) { return t->rows > 0 ? t->row[k
 
 static size_t row_example(const Task *t, size_t j) { return t->rows > 0 ? t->packed[j] : j; }
 
-// Fills rows of T tokens with those at `position` and behind it. What is shorter is followed by
-// zeros, which no other token sees, and which are not trained.
-// inputs, targets (rows, T). begins (rows, T), unless NULL: for each token, where in its row its
-// document begins. With label words, targets is (rows, 2): the index of the prompt's last token in
-// its row, and the label. t->count and T must not be 0.
+// Fills rows of T tokens with those at `position` and behind it. A shorter row is filled up with
+// zeros, which no other token sees, and which are not trained. inputs, targets (rows, T). begins
+// (rows, T), unless NULL: for each token, where in its row its document begins. With label words,
+// targets is (rows, 2): the index of the prompt's last token in its row, and the label. t->count
+// and T must not be 0.
 static void task_batch(const Task *t, uint64_t seed, bool training, uint64_t position, size_t rows,
                        size_t T, int32_t *inputs, int32_t *targets, int32_t *begins) {
     const bool words = t->labels > 0, choices = !training && !words;

@@ -201,8 +201,8 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
 // ---------------------------------------------------------------------------------------------
 // A conversation
 
-// Makes the tokens of the conversation those of the sampler. What the model has seen of them is not
-// computed again.
+// Makes the tokens of the conversation those of the sampler. Their common beginning with the tokens
+// that the model has seen is not computed again.
 static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size_t count) {
     size_t n, same = 0;
     int32_t *tokens = chat_encode(chat, m, count, &n);
@@ -236,9 +236,9 @@ static ChatMessage chat_answer(const Sampler *s, size_t from, bool spaceless) {
 }
 
 // --chat: each line of the standard input that is not empty is a user's turn, which is answered to
-// the end of the turn or for --sample-tokens. --prompt is the system message. Where the turns are
-// too many for the window, with room for an answer, the oldest are forgotten. Ends with the input,
-// or when *stop is no longer 0.
+// the end of the turn or for --sample-tokens. --prompt is the system message. If the turns leave no
+// room for an answer in the window, the oldest are forgotten. Ends with the input, or when *stop is
+// no longer 0.
 static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c, SampleNext *next,
                         void *model, const volatile sig_atomic_t *stop) {
     const bool terminal = isatty(STDIN_FILENO), spaceless = chat_opens_with_space(chat);
