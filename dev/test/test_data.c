@@ -177,9 +177,9 @@ static void test_bad_files(void) {
         snprintf(name, sizeof name, "shard_%d.bin: truncated", wrong);
         CHECK(refused(path_of("shard_*.bin"), tok, name), "shard %d", wrong);
     }
-    CHECK(refused(path_of("none.bin"), tok, "no file"), "a missing file");
+    CHECK(refused(path_of("none.bin"), tok, "no such file"), "a missing file");
     CHECK(refused(path_of("*.none"), tok, "*.none"), "a pattern without a match");
-    CHECK(refused("", tok, "no file"), "an empty name");
+    CHECK(refused("", tok, "no such file"), "an empty name");
     CHECK(refused(dir, tok, "is a directory"), "a directory");
     CHECK(mkdir(path_of("d.bin"), 0777) == 0, "mkdir");
     CHECK(refused(path_of("?.bin"), tok, "d.bin is a directory"), "a directory in a pattern");
