@@ -308,7 +308,7 @@ def half_pair(k, a, to):
 RULES = [(re.compile(pattern), f) for pattern, f in {
     'ret|exit': lambda k, a: 'return;',
     r'bra(?:\.uni)?': lambda k, a: f'goto {reg(a[0])};',
-    r'mov\.(pred|b16|[usb]32|[usb]64|f32|f64)': mov,
+    r'mov\.(pred|[usb]16|[usb]32|[usb]64|f32|f64)': mov,
     r'ld\.(param|global|shared|local)(?:\.nc)?(?:\.v([24]))?\.' + DATA: ld,
     r'st\.(global|shared|local)(?:\.v([24]))?\.' + DATA: st,
     r'cvta\.(?:to\.global|local)\.u64': lambda k, a: mov(k, a, 'u64'),  # one address space here
