@@ -76,8 +76,9 @@ if [ -n "$file" ]; then
     context=$([ ! -r "$config" ] || tr -d ' \t\r\n' <"$config" |
         grep -oE '"(n_positions|max_position_embeddings)":[0-9]+' | head -n 1 | cut -d : -f 2)
     if [ "${context:-256}" -lt 256 ]; then seq=$context; else seq=256; fi
-    set -- --model "$model" --data "$file" --batch 4 --seq "$seq" --steps 300 --lr 3e-5 \
-        --eval-every 50 "$@"
+    case " $* " in *" --epochs"*) steps='' ;; *) steps='--steps 300' ;; esac
+    # shellcheck disable=SC2086  # steps is words
+    set -- --model "$model" --data "$file" --batch 4 --seq "$seq" $steps --lr 3e-5 --eval-every 50 "$@"
     fits=''
     case ${trainer##*/} in train_gpt2) ;; *) fit "$@" ;; esac
     # shellcheck disable=SC2086  # fits is words

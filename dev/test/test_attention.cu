@@ -551,7 +551,8 @@ template <typename X> static void cached_is_the_cpu_s(void) {
         {255, 2, 2, 64, 1}, {256, 2, 1, 72, 7}, {257, 4, 4, 128, 30}, {300, 1, 1, 80, 1},
         {600, 2, 1, 256, 1}, {33, 1, 1, 272, 1}, {40, 1, 1, 516, 1}, {4096, 1, 1, 64, 7},
         {513, 8, 2, 96, 1}, {70, 1, 1, 5, 1}};
-    const double allowance = std::is_same_v<X, bf16> ? 4e-3 : sizeof(X) == 2 ? 5e-4 : 1e-5;
+    // fp32: without vectors, the CPU adds in another order, and scores of 30 x 30 round to 1e-4
+    const double allowance = std::is_same_v<X, bf16> ? 4e-3 : sizeof(X) == 2 ? 5e-4 : 3e-5;
     for (const auto &c : cases) {
         const size_t NKV = c.NH / c.group, A = c.NH * c.HS, K = NKV * c.HS, seen = c.seen;
         float *qkv = zeros<float>(A + 2 * K), *cache = zeros<float>(seen * 2 * K);

@@ -241,6 +241,7 @@ for context in '"n_positions": 64' '"max_position_embeddings" : 100' '"n_positio
     [ "$n" -gt 1 ] && [ "$n" -lt 256 ] || n=256
     check "the_script_takes_a_context_$context" expr "$(ask x.jsonl m)" : ".* --seq $n --steps"
 done
+check the_script_takes_your_epochs sh -c '! echo "$0" | grep -qe --steps' "$(ask x.jsonl m --epochs 2)"
 check the_script_takes_your_seq expr "$(ask x.jsonl m --seq 32)" : '.* --seq 256 .* --seq 32$'
 # A GPU trainer is asked what fits; the options that it proposes are added. A model of the hub is fetched.
 mkdir -p made/dev/data
