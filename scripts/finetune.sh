@@ -1,13 +1,13 @@
 #!/bin/sh
-# Fine-tunes a model on examples, JSON lines (doc/finetuning.md), with AdamW, and shows what it answers
-# to the last three of them, which are held out, before and after.
+# Fine-tunes a model on examples, JSON lines (doc/finetuning.md), with AdamW, and shows its answers to the
+# last three of them before and after; of thirty examples or more, these three are held out.
 # usage: scripts/finetune.sh [OPTION...]      without FILE: a small model reads made-up film reviews and
 #        is then taught to say what they come to; a minute on a CPU, without network; in out/finetune-demo
 #        FILE=my.jsonl [MODEL=DIR|OWNER/NAME] scripts/finetune.sh [OPTION...]      your examples, and a model
 #        in a folder or of the hub, which is fetched (default GPT-2 124M); in out/finetune/tuned.
 #        --plan: what fits, and how fast it is predicted to be; trains nothing. [TRAINER=./train_gpt2cu] [OUT=DIR]
-# Where there is a GPU, the GPU trainer chooses a placement that fits; if none does, moments are stored in 16
-# bits, then micro-batches are shorter. Rows have 256 tokens, or the model's context if that is less; --seq
+# The GPU trainer, if there is a GPU, chooses a placement that fits; if none does, the script adds the options
+# that the plan proposes, and prints them. Rows have 256 tokens, or the model's context if that is less; --seq
 # chooses.
 set -eu
 # shellcheck source=scripts/common.sh
@@ -25,7 +25,7 @@ if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # what is printed works
 [ -n "$file" ] || [ -z "$model" ] || refuse "MODEL without FILE: name your examples with FILE=my.jsonl"
 [ -z "$file" ] || [ -r "$file" ] || refuse "FILE=$file: there is no such file"
 
-# answers MODEL: what it says to the last three examples
+# answers MODEL: prints its answers to the last three examples
 answers() {
     for k in 3 2 1; do
         if asked=$("${top}build/ask" "$file" $k prompt); then

@@ -1,6 +1,6 @@
 // Tests of chat.h, and of conversations in task.h. The ids are those of Hugging Face's tokenizers,
 // piece by piece, for the small tokenizers in fixtures/tokenizer. With TIDE_TOKENIZERS=DIR in the
-// environment (test_tokenizer.c says what is in it), ids of published tokenizers are tested as well.
+// environment (test_tokenizer.c describes it), ids of published tokenizers are tested as well.
 #include "../../tide/files/task.h"
 #include "../../tide/run/options.h"
 #include "test.h"

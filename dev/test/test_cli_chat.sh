@@ -82,7 +82,7 @@ check steps_0_is_not_needed_with_a_model test "$(printf 'colour of ink?\n' | "$c
 
 # --- a full window --------------------------------------------------------------------------------
 
-# Of 64 tokens, half may be left for an answer. The question before the last one is forgotten, and its
+# At most half of the 64 tokens are kept free for an answer. The question before the last one is forgotten, and its
 # answer with it; the system message stays.
 printf 'colour of coal?\ncolour of sky?\ncolour of rose?\nsure?\n' >many.txt
 answers "$cpu" --sample-tokens 32 <many.txt >many.out

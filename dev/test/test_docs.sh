@@ -116,7 +116,7 @@ for pack in on off; do
     says "rows_with_pack_$pack" doc/finetuning.md "| \`--pack $pack\` | ${2-} | ${3-}, $of | ${4-} % |"
 done
 
-# What a cache of keys and values takes.
+# The bytes of a cache of keys and values.
 cache_of() {
     ./train_gpt2emu --plan --model "$1" --batch 1 --seq 64 --sample-every 1 --offload zero --gpu-memory 100G \
         --host-memory 400G --rates scripts/rates/h200_16cores.txt | sed -n 's/^GPU  sampling  *//p'

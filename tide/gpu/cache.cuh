@@ -48,8 +48,8 @@ template <int W, typename X> __device__ static inline int4 load_run(const X *p) 
 
 // A block takes a query head. First, teams of eight lanes take a key each, AHEAD times: those loads
 // are under way together. Then each thread takes a run of channels of every `groups`-th value,
-// AHEAD of them at once, so that neighbours read neighbouring bytes. Behind the last row, the last
-// one is loaded again, and ignored: a branch would let each load wait for the one before. Scores,
+// AHEAD of them at once, so that neighbours read neighbouring bytes. Loads after the last row take
+// it again, and are ignored: a branch would let each load wait for the one before. Scores,
 // softmax and sums are in fp32; the order of each sum depends on the shape and on `seen` alone.
 enum { CACHED_THREADS = 512, CACHED_TEAM = 8, CACHED_AHEAD = 4, CACHED_MOST = 4096 };
 
