@@ -79,6 +79,7 @@ printf '%s\n' "$@" | grep -E "$waits" | take_turns 2 &
 } | take_turns "$(nproc 2>/dev/null || echo 2)"
 wait
 
+cat "$RESULTS"/* | grep '^FAIL '  # once more, where a reader looks first
 passed=$(cat "$RESULTS"/* | grep -c '^ok ')
 failed=$(cat "$RESULTS"/* | grep -c '^FAIL ')
 skipped=$(cat "$RESULTS"/* | grep -c '^skip ')
