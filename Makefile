@@ -17,7 +17,8 @@ WARN = -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas
 EXACT = -ffp-contract=off -fno-math-errno -fno-trapping-math
 CFLAGS = -std=gnu11 -g $(OPT) $(ARCH) $(OPENMP) $(EXACT) $(WARN) $(EXTRA)
 LDLIBS = -lm -pthread
-HEADERS = $(wildcard *.h tide/*/*.h tide/*/*.cuh dev/test/*.h dev/test/*.cuh dev/*.h dev/data/*.h)
+HEADERS = $(wildcard *.h tide/*/*.h tide/*/*.cuh dev/test/*.h dev/test/gpu/*.h \
+          dev/test/gpu/*.cuh dev/*.h dev/data/*.h)
 
 .PHONY: all nvcc cxx compiler run test test-all fuzz bench reference clean help
 TOOLS = train_gpt2 $(addprefix build/,tokenize compare columns timeline reviews ask plot unpickle)
@@ -28,7 +29,7 @@ train_gpt2: train_gpt2.c $(HEADERS) | compiler
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 # A program from its .c: build/NAME. Other flavours are in dev/test/rules.mk.
-vpath %.c . dev dev/data dev/bench dev/test
+vpath %.c . dev dev/data dev/bench dev/test/c dev/test/fuzz
 define program
 build/$(1)%: %.c train_gpt2.c test_gpt2.c dev/timeline.c dev/data/unpickle.c dev/bench/machine.h $(HEADERS) | compiler
 	@mkdir -p $$(@D)

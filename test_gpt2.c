@@ -1,11 +1,11 @@
 // test_gpt2.c: does the trainer compute what GPT-2 is? It is held against dev/reference/fixtures,
 // which an independent float64 implementation wrote: loss, logits and every gradient of one batch,
-// and ten AdamW steps. dev/test/test_layers.c holds the CPU trainer against itself.
+// and ten AdamW steps. dev/test/c/test_layers.c holds the CPU trainer against itself.
 //
 // It includes the trainer's source, so that it tests the very functions that train: the CPU's, or
-// (from dev/test/test_gpt2cu.cu, on a GPU real or emulated) the GPU's, in fp32 or bf16.
+// (from dev/test/gpu/test_gpt2cu.cu, on a GPU real or emulated) the GPU's, in fp32 or bf16.
 #ifdef ON_GPU
-#include "dev/test/model_harness.cuh"
+#include "dev/test/gpu/model_harness.cuh"
 #else
 #define TESTING
 #include "train_gpt2.c"
@@ -340,7 +340,7 @@ static void test_reference_training(void) {
     }
 }
 
-#ifndef NO_MAIN  // dev/test/test_layers.c has its own
+#ifndef NO_MAIN  // dev/test/c/test_layers.c has its own
 int main(void) {
     snprintf(work_dir, sizeof work_dir, "/tmp/tide-test-XXXXXX");
     if (mkdtemp(work_dir) == NULL) die("cannot make a temporary directory");

@@ -296,7 +296,7 @@ part_placement() {
     needs train_gpt2cu train_gpt2 build/compare build/timeline build/tokenize build/gpu/gpu_tests \
         || return
     if [ "$tiny" = 1 ]; then named_tests gpu_tests >/dev/null; run_tests build/gpu/test_columns_gpu
-    else run_tests dev/test/test_cli_offload.sh dev/test/test_cli_gpu.sh; fi
+    else run_tests dev/test/cli/test_cli_offload.sh dev/test/cli/test_cli_gpu.sh; fi
     STEPS=$(few 20) WARMUP=1 RESIDENT=0.3 modes nano nano 60 "none zero twinflow interleave \
         stride2 zero-published twinflow-published interleave-published" $pieces
 }

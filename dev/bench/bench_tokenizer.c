@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
     if (argc < 2) {
         if (close(mkstemp(made)) != 0) fail("%s: %s", made, strerror(errno));
         snprintf(command, sizeof command, "cat *.md doc/*.md *.c *.cu *.h tide/*/[a-tv-z]* "
-                 "dev/test/*.[ch] dev/test/*.sh dev/emu/* >%s 2>/dev/null", made);
+                 "dev/test/*/*.[ch] dev/test/*/*.sh dev/emu/* >%s 2>/dev/null", made);
         (void)!system(command);
     }
     const char *file = argc < 2 ? made : argv[1];

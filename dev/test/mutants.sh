@@ -68,7 +68,7 @@ sanitize() {
 
 # cli PROGRAM: with the command line's test
 cli() {
-    (cd "$here" && TIDE_GPU="$work/$1" timeout 600 sh dev/test/test_cli_zero.sh) \
+    (cd "$here" && TIDE_GPU="$work/$1" timeout 600 sh dev/test/cli/test_cli_zero.sh) \
         >"cli.$MUTANT"
     grep -q '^ok' "cli.$MUTANT" && ! grep -q '^FAIL' "cli.$MUTANT"
 }
@@ -153,6 +153,9 @@ for room in "$here"/tide/*; do
 done
 ln -s "$here/dev/emu" "$here/dev/bench" "$here/dev/data" "$here"/dev/*.c "$work/dev"
 ln -s "$here"/dev/test/*.* "$here/dev/test/fixtures" "$work/dev/test"
+for room in c gpu fuzz; do
+    mkdir "$work/dev/test/$room" && ln -s "$here/dev/test/$room"/* "$work/dev/test/$room"
+done
 ln -s "$here/build/emu/runtime" "$here/build/emu/runtime-tsan" "$here/build/emu/cpu_reference.o" \
       "$work/build/emu"
 ln -s "$here/build/tsan/cpu_reference.o" "$work/build/tsan"

@@ -24,8 +24,8 @@ $(eval $(call runtime,runtime-tsan,$(CLANGXX) -O2))
 
 # All tests of the GPU sources are one program for each precision, gpu_tests, gpu_tests_fp32 and
 # gpu_tests_fp16, which is called by the name of a test: test_model, test_model_fp32.
-vpath %.cu . dev/test dev/emu/test dev/bench
-GPU_TESTS = $(filter-out gpu_tests,$(patsubst dev/test/%.cu,%,$(wildcard dev/test/test_*.cu)))
+vpath %.cu . dev/test/gpu dev/emu/test dev/bench
+GPU_TESTS = $(patsubst dev/test/gpu/%.cu,%,$(wildcard dev/test/gpu/test_*.cu))
 TRAINS = test_model test_placement test_zo_gpu test_zenflow_gpu test_zero_gpu
 GPU_TESTS_fp32 = $(addsuffix _fp32,$(TRAINS) test_gpt2cu test_plan test_zen_rehearsal \
                              test_zen_time test_zo_rehearsal)
@@ -37,7 +37,7 @@ gpu_programs = gpu_tests gpu_tests_fp32 gpu_tests_fp16
 # A program NAME from its .cu, and with it the CPU trainer to be held against:
 #   build/emu/NAME   on the emulated GPU        build/asan/emu/NAME   and AddressSanitizer
 #   build/tsan/NAME  and ThreadSanitizer        build/gpu/NAME        on a real GPU
-CUDA_SOURCES = train_gpt2.cu test_gpt2.c $(wildcard dev/test/*.cu) dev/bench/timed.cuh
+CUDA_SOURCES = train_gpt2.cu test_gpt2.c $(wildcard dev/test/gpu/*.cu) dev/bench/timed.cuh
 define cuda_program
 build/$(1)/%$(6): %.cu $(HEADERS) build/$(1)/cpu_reference.o $(CUDA_SOURCES) $(4)
 	$(3) $(subst _fp,-DENABLE_FP,$(6)) $$< build/$(1)/cpu_reference.o -o $$@ $(5)
@@ -46,7 +46,7 @@ $(GPU_TESTS$(6):%=build/$(1)/%): build/$(1)/gpu_tests$(6)
 endef
 # folder, how to compile the CPU trainer and the program, what it needs, what it is linked with
 define cuda_programs
-build/$(1)/cpu_reference.o: dev/test/cpu_reference.c train_gpt2.c test_gpt2.c $(HEADERS) | compiler
+build/$(1)/cpu_reference.o: dev/test/gpu/cpu_reference.c train_gpt2.c test_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $$(@D)
 	$$(CC) $(2) -c $$< -o $$@
 $(call cuda_program,$(1),$(2),$(3),$(4),$(5),)
@@ -65,11 +65,11 @@ $(eval $(call cuda_programs,gpu,$$(CFLAGS),$$(NVCC) $$(NVFLAGS),| nvcc,$$(NVLIBS
 
 # Every CUDA source through nvcc, even where nothing can run: it keeps the emulator's headers honest.
 # Any warning is an error here.
-build/nvcc/%.o: %.cu $(HEADERS) $(CUDA_SOURCES) dev/test/device_only.sh
+build/nvcc/%.o: %.cu $(HEADERS) $(CUDA_SOURCES) dev/test/gpu/device_only.sh
 	@mkdir -p $(@D)
 	$(NVCC) $(filter-out $(GPU_ARCH),$(NVFLAGS)) -Werror all-warnings -arch=sm_90 -Xptxas -O1 \
 	    -Xcompiler -O0,-fno-inline $(NCCL_FLAGS) -c $< -o $@
-	@sh dev/test/device_only.sh $@ || { rm $@; exit 1; }
+	@sh dev/test/gpu/device_only.sh $@ || { rm $@; exit 1; }
 
 # What nvcc makes of the kernels, in the emulated GPU's tests (doc/ptx.md): PTX of each precision for
 # two GPUs, in C++, is linked with what build/emu/gpu_tests was; test_ptx.sh runs it.
@@ -98,12 +98,12 @@ $(ptx_programs): build/ptx/%: build/emu/% $(PTX_PARTS:%=%.o) build/ptx/registry.
 # `make test` covers everything once, `make test-all` does what takes long: dev/test/README.md.
 # What computes runs as it is shipped in the one and with AddressSanitizer in the other; what reads
 # and writes the other way around.
-UNIT = $(patsubst dev/test/%.c,%,$(wildcard dev/test/test_*.c))
-FUZZ = $(patsubst dev/test/%.c,%,$(wildcard dev/test/fuzz_*.c))
+UNIT = $(patsubst dev/test/c/%.c,%,$(wildcard dev/test/c/*.c))
+FUZZ = $(patsubst dev/test/fuzz/%.c,%,$(wildcard dev/test/fuzz/*.c))
 COMPUTES = test_adam test_layers test_matmul test_offload test_rates test_rehearsal test_rng \
            test_vmath test_zenflow test_zero test_zo
 READS = $(filter-out $(COMPUTES),$(UNIT))
-SCRIPTS = $(wildcard dev/test/test_*.sh dev/emu/test/test_*.sh)
+SCRIPTS = $(wildcard dev/test/*/test_*.sh dev/emu/test/test_*.sh)
 
 in = $(patsubst %,build/$(1)/%,$(2))
 with_gpu := $(and $(NVCC),$(GPU))

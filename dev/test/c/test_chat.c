@@ -1,0 +1,370 @@
+// Tests of chat.h, and of conversations in task.h. The ids are those of Hugging Face's tokenizers,
+// piece by piece, for the small tokenizers in fixtures/tokenizer. With TIDE_TOKENIZERS=DIR in the
+// environment (test_tokenizer.c describes it), ids of published tokenizers are tested as well.
+#include "../../../tide/files/task.h"
+#include "../../../tide/run/options.h"
+#include "../test.h"
+#include <dirent.h>
+#include "../dies.h"
+#include "../files.h"
+
+static char fixtures[PATH_MAX];
+
+static Tokenizer *load(const char *name) {
+    char dir[PATH_MAX + 64];
+    snprintf(dir, sizeof dir, "%s/%s", fixtures, name);
+    data_is_quiet = true;
+    return tokenizer_load(dir);
+}
+
+static void write_file(const char *name, const char *text) {
+    FILE *f = fopen(in_base(name), "wb");
+    if (f == NULL || fputs(text, f) < 0 || fclose(f) != 0) { perror(name); exit(1); }
+}
+
+// A fixture's tokenizer.json, with other parts for some (NULL: for no more), alone in a directory.
+static void copy_tokenizer(const char *name, const char *const (*parts)[2]) {
+    char path[PATH_MAX + 64];
+    size_t n = 0;
+    snprintf(path, sizeof path, "%s/%s/tokenizer.json", fixtures, name);
+    char *json = text_read(path, &n, &err), *more = ALLOC(char, n + 1024, "a copy");
+    for (; parts != NULL && (*parts)[0] != NULL; parts++) {
+        const char *at = strstr(json, (*parts)[0]);
+        sprintf(more, "%.*s%s%s", (int)(at - json), json, (*parts)[1], at + strlen((*parts)[0]));
+        json = strdup(more);
+    }
+    write_file("tokenizer.json", json);
+}
+
+// Mistral v3 as small-llama2 has it: [INST] and [/INST] are tokens, and a space stands only in
+// front of a text.
+static Tokenizer *load_v3(void) {
+    #define FLAGS "\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"
+    #define ADDED(id, content) ",{\"id\":" id ",\"content\":\"" content "\"," FLAGS "\"special\":true}"
+    #define LAST "\"content\":\"<|right|>x\"," FLAGS "\"special\":false}"
+    static const char *const parts[][2] = {
+        {LAST, LAST ADDED("2005", "[INST]") ADDED("2006", "[/INST]")},
+        {"{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":\"\u2581\"},"
+         "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\u2581\"}]}", "null"},
+        {"\"pre_tokenizer\":null", "\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":"
+         "\"\u2581\",\"prepend_scheme\":\"first\",\"split\":false}"}, {NULL, NULL}};
+    copy_tokenizer("small-llama2", parts);
+    write_file("tokenizer_config.json", "{\"eos_token\":\"</s>\"}");
+    return tokenizer_load(base);
+}
+
+static Chat open_chat(const Tokenizer *t, int format) {
+    Chat chat;
+    if (!chat_open(&chat, t, format, t->bos, &err)) die("%s", err.text);
+    return chat;
+}
+
+// Encodes messages: a text of the system, the user and the assistant in turn; NULL: none.
+static size_t encode(const Chat *chat, const char *const *texts, size_t n, int32_t **tokens) {
+    ChatMessage m[8];
+    size_t used = 0, count;
+    for (size_t i = 0; i < n; i++) {
+        const int role = i == 0 ? CHAT_SYSTEM : i % 2 == 1 ? CHAT_USER : CHAT_ASSISTANT;
+        if (i == 0 && texts[i] == NULL) continue;
+        m[used++] = (ChatMessage){role, texts[i], texts[i] != NULL ? strlen(texts[i]) : 0};
+    }
+    *tokens = chat_encode(chat, m, used, &count);
+    return count;
+}
+
+static void check_tokens(const char *name, const int32_t *got, size_t count, const int32_t *want,
+                         size_t n) {
+    size_t i = 0;
+    while (i < count && i < n && got[i] == want[i]) i++;
+    CHECK(i == n && count == n, "%s: %zu tokens, not %zu, the first other one at %zu: %d, not %d",
+          name, count, n, i, i < count ? got[i] : 0, i < n ? want[i] : 0);
+}
+
+// Tokens that are only read are ~token.
+#define COUNT_OF(a) (sizeof(a) / sizeof *(a))
+static const int32_t llama3[] = {
+    ~2000, ~2006, ~82, ~88, ~279, ~562, ~2007, ~283, ~1815, ~280, ~418, ~475, ~13, ~2009,
+    ~2006, ~523, ~267, ~2007, ~283, ~1801, ~30, ~2009, ~2006, ~439, ~633, ~585, ~2007, ~283,
+    527, 999, 13, 2009, ~2006, ~523, ~267, ~2007, ~283, ~27, ~91, ~68, ~305, ~62, ~372, ~91, ~29,
+    ~2009, ~2006, ~439, ~633, ~585, ~2007, ~283, 1376, 13, 2009};
+static const int32_t chatml[] = {
+    ~1, ~99, ~105, ~273, ~556, ~195, ~1740, ~274, ~412, ~467, ~30, ~2, ~195, ~1, ~519, ~263, ~195,
+    ~1728, ~47, ~2, ~195, ~1, ~431, ~624, ~578, ~195, 523, 973, 30, 2, ~195, ~1, ~519, ~263, ~195,
+    ~44, ~108, ~363, ~79, ~399, ~108, ~46, ~2, ~195, ~1, ~431, ~624, ~578, ~195, 195, 1325, 30, 2,
+    ~195};
+static const int32_t mistral[] = {
+    ~1, ~724, ~464, ~618, ~1799, ~1662, ~282, ~421, ~573, ~1753, ~14, ~14, ~1793, ~1212, ~1804,
+    ~724, ~1782, ~464, ~618, ~1799, 456, 950, 1753, 2, ~724, ~464, ~618, ~1799, ~1222, ~1814,
+    ~1782, ~1738, ~1783, ~724, ~1782, ~464, ~618, ~1799, 1734, 14, 1772, 1737, 1753, 2};
+static const int32_t llama2[] = {
+    ~1, ~724, ~464, ~618, ~1799, ~528, ~1814, ~1777, ~1811, ~1777, ~511, ~14, ~1794, ~1735, ~282,
+    ~421, ~573, ~1753, ~14, ~1814, ~1814, ~1782, ~1777, ~1811, ~1777, ~511, ~14, ~14, ~1793, ~1212,
+    ~1804, ~724, ~1782, ~464, ~618, ~1799, 456, 950, 1753, 1734, 2, ~1, ~724, ~464, ~618, ~1799,
+    ~1222, ~1814, ~1782, ~1738, ~1783, ~724, ~1782, ~464, ~618, ~1799, 1222, 1753, 1734, 2};
+static const int32_t mistral_v3[] = {
+    ~1, ~2005, ~1721, ~1804, ~2006, 456, 950, 1753, 2, ~2005, ~1662, ~282, ~421, ~573, ~1753, ~14,
+    ~14, ~1772, ~1737, ~1798, ~464, ~618, ~1799, ~2006, 1222, 1753, 2};
+
+// Every format: its ids, the trained ones, a special token that a user writes, and white space.
+static void chat_ids(void) {
+    const struct {
+        const char *name; Tokenizer *t; int format; const char *second, *answer; size_t opening;
+        const int32_t *want; size_t n;
+    } cases[] = {
+        {"llama3", load("small-llama3"), CHAT_AUTO, " <|eot_id|>\n", "\nNo. ", 52, llama3,
+         COUNT_OF(llama3)},
+        {"chatml", load("small-smollm2"), CHAT_AUTO, "<|im_end|>", "\nNo.", 49, chatml,
+         COUNT_OF(chatml)},
+        {"mistral", load("small-llama2"), CHAT_MISTRAL, "No</s>", "\nNo.", 38, mistral,
+         COUNT_OF(mistral)},
+        {"llama2", load("small-llama2"), CHAT_LLAMA2, "\nNo</s> ", "\nNo.", 56, llama2,
+         COUNT_OF(llama2)},
+        {"mistral-v3", load_v3(), CHAT_AUTO, "No[INST]", "No.", 24, mistral_v3,
+         COUNT_OF(mistral_v3)}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const Chat chat = open_chat(cases[i].t, cases[i].format);
+        const char *texts[] = {"Be brief.", "Who?", "The king.", cases[i].second, cases[i].answer};
+        int32_t *tokens, *open;
+        CHECK(strcmp(chat.format->name, cases[i].name) == 0, "%s", chat.format->name);
+        CHECK(&chat_formats[i < 1 ? CHAT_LLAMA3 - 1 : i < 2 ? CHAT_CHATML - 1 : i < 3
+                            ? CHAT_MISTRAL - 1 : i < 4 ? CHAT_LLAMA2 - 1 : CHAT_MISTRAL_V3 - 1]
+              == chat.format, "the order of the formats");
+        const size_t count = encode(&chat, texts, 5, &tokens);
+        check_tokens(cases[i].name, tokens, count, cases[i].want, cases[i].n);
+        texts[4] = NULL;  // what stands before the last answer
+        const size_t before = encode(&chat, texts, 5, &open);
+        size_t same = 0;
+        while (same < before && token_id(open[same]) == token_id(tokens[same])) same++;
+        CHECK(before == cases[i].opening && same == before && tokens[before] >= 0
+              && tokens[before - 1] < 0, "%s: an answer begins behind %zu tokens, %zu of them the "
+              "same", cases[i].name, before, same);
+        CHECK(chat_opens_with_space(&chat) == (i > 1), "%s", cases[i].name);
+        CHECK(chat.ids[0] == cases[i].want[cases[i].n - 1 - (i == 1)], "%d ends a turn",
+              chat.ids[0]);
+        free(tokens);
+        free(open);
+    }
+    // no space in front of a piece inside a text, where the tokenizer has none there
+    const Chat inside = open_chat(load_v3(), CHAT_MISTRAL);
+    const char *const texts[] = {NULL, "Who?", NULL};
+    int32_t *tokens;
+    encode(&inside, texts, 3, &tokens);
+    CHECK(tokens[0] == ~1 && tokens[1] == ~1798, "[ is %d", ~tokens[1]);
+    free(tokens);
+}
+
+// The system message of a conversation that has none.
+static void chat_defaults_found(void) {
+    static const char *const texts[] = {NULL, "Who?"}, *const empty[] = {"", "Who?"};
+    static const struct { const char *in_config, *in_jinja, *system; } cases[] = {
+        {"", NULL, NULL}, {"x", NULL, NULL},
+        {"{{'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.'}}", NULL,
+         "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
+        {"{{'You are a helpful assistant.'}}", NULL, "You are a helpful assistant."},
+        {"x", "{{ 'You are a helpful AI assistant named SmolLM, trained by Hugging Face' }}",
+         "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
+        {"You are a helpful assistant.", "another template", NULL}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char config[512];
+        int32_t *tokens, *with;
+        copy_tokenizer("small-smollm2", NULL);
+        snprintf(config, sizeof config, "{\"eos_token\":\"<|im_end|>\",\"chat_template\":\"%s\"}",
+                 cases[i].in_config);
+        write_file("tokenizer_config.json", config);
+        if (cases[i].in_jinja != NULL) write_file("chat_template.jinja", cases[i].in_jinja);
+        Tokenizer *t = tokenizer_load(base);
+        const Chat chat = open_chat(t, CHAT_AUTO);
+        CHECK(cases[i].system == NULL ? chat.system == NULL
+              : chat.system != NULL && strcmp(chat.system, cases[i].system) == 0, "case %zu: %s", i,
+              chat.system != NULL ? chat.system : "none");
+        const char *given[] = {cases[i].system, "Who?"};
+        const size_t count = encode(&chat, texts, 2, &tokens), n = encode(&chat, given, 2, &with);
+        check_tokens("a default", tokens, count, with, n);
+        CHECK(encode(&chat, empty, 2, &with) == 16, "an empty system message is one");
+        unlink(in_base("chat_template.jinja"));
+    }
+    // Llama-3.1: a date in front of every system message, and of none
+    copy_tokenizer("small-llama3", NULL);
+    write_file("tokenizer_config.json", "{\"chat_template\":\"Cutting Knowledge Date: December "
+               "2023\\n\"}");
+    const Chat chat = open_chat(tokenizer_load(base), CHAT_AUTO);
+    for (int i = 0; i < 3; i++) {
+        static const char front[] = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024"
+                                    "\n\n";
+        const char *system[] = {i == 0 ? NULL : i == 1 ? "" : " Be brief. ", "Who?"};
+        char piece[256] = "";
+        uint32_t ids[256];
+        int32_t *tokens;
+        const size_t length = (size_t)snprintf(piece, sizeof piece, "\n\n%s%s", front,
+                                               i < 2 ? "" : "Be brief.");
+        const size_t count = encode(&chat, system, 2, &tokens);
+        const size_t n = tokenizer_encode(chat.t, piece, length, ids);
+        CHECK(count == 16 + n, "%zu tokens", count);
+        for (size_t k = 0; k < n; k++) CHECK(tokens[7 + k] == ~(int32_t)ids[k], "token %zu", k);
+    }
+}
+
+static void chat_formats_refused(void) {
+    Tokenizer *t = load("small-llama2"), *bytes = tokenizer_bytes();
+    Chat chat;
+    CHECK(!chat_open(&chat, t, CHAT_AUTO, 1, &err) && strstr(err.text, "--chat-format mistral"),
+          "%s", err.text);
+    CHECK(!chat_open(&chat, t, CHAT_LLAMA3, 1, &err) && strstr(err.text, "<|eot_id|>"), "%s",
+          err.text);
+    CHECK(!chat_open(&chat, t, CHAT_MISTRAL_V3, 1, &err) && strstr(err.text, "[INST]"), "%s",
+          err.text);
+    CHECK(!chat_open(&chat, bytes, CHAT_LLAMA2, -1, &err) && strstr(err.text, "ends a text"), "%s",
+          err.text);
+    const Option *x = &option_table[option_find("chat-format", 11)];
+    for (int k = 0; k < CHAT_FORMATS; k++)
+        CHECK(parse_choice(x->values, chat_formats[k].name) == k + 1, "%s", chat_formats[k].name);
+    CHECK(parse_choice(x->values, "auto") == CHAT_AUTO, "auto");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Examples
+
+static Task parse(const Tokenizer *t, const char *text, int format) {
+    return task_parse("f.jsonl", strdup(text), NULL, NULL, t, t->bos, 2011, format);
+}
+
+#define SAYS(role, text) "{\"role\":\"" role "\",\"content\":\"" text "\"}"
+#define USER SAYS("user", "Who?")
+#define KING SAYS("assistant", "The king.")
+#define LINE(messages) "{\"messages\":[" messages "]}"
+#define TALK LINE(SAYS("system", "Be brief.") "," USER "," KING "," SAYS("user", " <|eot_id|>") \
+                  "," SAYS("assistant", "No."))
+
+// Rows of a conversation, whole and cut: inputs, and targets that are trained.
+static void chat_rows(void) {
+    enum { N = COUNT_OF(llama3), P = 28, MOST = 64 };
+    static const struct { size_t T, from, inputs, targets; } cases[] = {
+        {N + 5, 0, N - 1, 7}, {N - 1, 0, N - 1, 7}, {N - 2, 0, N - 2, 6}, {N - 4, 0, P + 3, 4},
+        {P + 4, 0, P + 3, 4}, {P + 3, 0, P + 3, 4}, {P + 2, 1, P + 2, 4}, {4, P - 1, 4, 4},
+        {2, P - 1, 2, 2}};
+    Tokenizer *t = load("small-llama3");
+    Task task = parse(t, TALK, CHAT_AUTO);
+    CHECK(task.chats && task.longest == N - 1 && task.pieces == 2 && piece_tokens(&task, 0) == P,
+          "%zu", task.longest);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        int32_t in[MOST], to[MOST];
+        const size_t T = cases[i].T, n = task_row(&task, 0, 0, T, in, to), from = cases[i].from;
+        size_t trained = 0;
+        CHECK(n == cases[i].inputs, "T %zu: %zu inputs", T, n);
+        for (size_t k = 0; k < n; k++) {
+            const int32_t next = llama3[from + k + 1];
+            const int32_t input = k == 0 ? 2000 : token_id(llama3[from + k]);
+            CHECK(in[k] == input && to[k] == (next < 0 ? -1 : next), "T %zu, %zu: %d %d", T, k,
+                  in[k], to[k]);
+            trained += to[k] >= 0;
+        }
+        const TaskSum sum = task_sum(&task, T);
+        CHECK(trained == cases[i].targets && task_targets(&task, 1, 0, 1, T) == trained
+              && sum.targets == trained && sum.inputs == n && sum.cut == (T < N - 1),
+              "T %zu: %zu trained, %zu counted", T, trained, sum.targets);
+    }
+    // what stands behind the last answer is neither trained nor read
+    Task more = parse(t, LINE(SAYS("system", "Be brief.") "," USER "," KING "," USER), CHAT_AUTO);
+    int32_t in[MOST], to[MOST];
+    CHECK(task_row(&more, 0, 0, MOST, in, to) == P + 3 && to[P + 2] == 2009, "%d", to[P + 2]);
+    // beside other forms, which are cut as ever
+    Task both = parse(t, TALK "\n{\"prompt\":\"The king\",\"completion\":\" is.\"}\n"
+                      "{\"text\":\"The king is.\"}", CHAT_AUTO);
+    Task other = parse(t, "{\"prompt\":\"The king\",\"completion\":\" is.\"}\n"
+                       "{\"text\":\"The king is.\"}", CHAT_AUTO);
+    CHECK(both.count == 3 && !other.chats && task_hash(&both) != task_hash(&other), "mixed");
+    for (size_t i = 0; i < 2; i++)
+        for (size_t T = 2; T < 9; T++) {
+            int32_t in_2[MOST], to_2[MOST];
+            const size_t n = task_row(&both, i + 1, 0, T, in, to);
+            CHECK(n == task_row(&other, i, 0, T, in_2, to_2) && memcmp(in, in_2, n * 4) == 0
+                  && memcmp(to, to_2, n * 4) == 0, "%zu, T %zu", i, T);
+        }
+    // packed rows train the same tokens
+    const size_t trained = task_targets(&both, 1, 0, 3, MOST);
+    task_pack(&both, MOST);
+    CHECK(both.rows == 1 && task_targets(&both, 1, 0, 1, MOST) == trained, "%zu rows", both.rows);
+}
+
+static void chat_bad_lines(void) {
+    static const struct { const char *line, *says; } bad[] = {
+        {"{\"messages\":\"hi\"}", "\"messages\" is no list"},
+        {"{\"messages\":[]}", "line 2: \"messages\" is empty"},
+        {LINE("7"), "message 1 is no object"},
+        {LINE("{\"content\":\"x\"}"), "message 1 is no object with \"role\""},
+        {LINE(USER "," SAYS("bot", "x")), "message 2 has the role \"bot\", which is none of"},
+        {LINE(USER "," SAYS("tool", "x")), "\"tool\": tools are not supported"},
+        {LINE(SAYS("function", "x")), "\"function\": tools are not supported"},
+        {LINE(USER ",{\"role\":\"assistant\",\"content\":\"x\",\"tool_calls\":[]}"), "tool_calls"},
+        {LINE(USER ",{\"role\":\"assistant\",\"content\":\"x\",\"weight\":0}"), "\"weight\""},
+        {LINE(USER ",{\"role\":\"assistant\"}"), "the \"content\" of message 2 is no string"},
+        {LINE("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}"),
+         "no string: write the texts of its parts as one"},
+        {LINE(USER "," SAYS("assistant", "")), "message 2, an answer, is empty"},
+        {LINE(USER "," SAYS("system", "x")), "message 2 is a system message, and only the first"},
+        {LINE(KING), "message 1 is the assistant's, and stands before any user's"},
+        {LINE(SAYS("system", "x") "," KING), "message 2 is the assistant's"},
+        {LINE(USER), "nothing to train"},
+        {LINE(SAYS("system", "x")), "nothing to train"},
+        {"{\"prompt\":\"x\",\"messages\":[" USER "," KING "]}", "no others of these"},
+        {"{\"messages\":[" USER "," KING "],\"text\":\"x\"}", "no others of these"},
+        {"{\"messages\":[" USER "," KING "],\"tools\":[]}", "it has \"tools\""}};
+    Tokenizer *t = load("small-llama3"), *v1 = load("small-llama2");
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        char text[1024];
+        snprintf(text, sizeof text, "{\"text\":\"The king\"}\n%s\n", bad[i].line);
+        const char *said = DIES(parse(t, text, CHAT_AUTO));
+        CHECK(said != NULL && strstr(said, bad[i].says) && strstr(said, "f.jsonl, line 2: "),
+              "%s: %s", bad[i].line, said != NULL ? said : "accepted");
+    }
+    static const char twice[] = LINE(USER "," USER "," KING), again[] = LINE(USER "," KING "," KING);
+    CHECK(parse(t, twice, CHAT_AUTO).count == 1 && parse(t, again, CHAT_AUTO).count == 1, "Llama-3");
+    CHECK(DIES_WITH("messages 1 and 2 are both the user's", parse(v1, twice, CHAT_MISTRAL)), "v1");
+    CHECK(DIES_WITH("messages 2 and 3 are both the assistant's", parse(v1, again, CHAT_LLAMA2)),
+          "Llama-2");
+    CHECK(DIES_WITH("line 1: the tokenizer has none of", parse(v1, twice, CHAT_AUTO)), "no format");
+    CHECK(DIES_WITH("line 1 has token 2009, but the model's vocabulary has 2009", task_parse("f",
+          strdup(LINE(USER "," KING)), NULL, NULL, t, t->bos, 2009, CHAT_AUTO)), "a small model");
+    CHECK(parse(t, "{\"text\":\"The king\",\"tools\":1}", CHAT_AUTO).count == 1, "other members");
+}
+
+// The ids of published tokenizers.
+static void chat_published(void) {
+    const char *all = getenv("TIDE_TOKENIZERS");
+    static const int32_t qwen[] = {~151644, ~872, ~198, ~6023, ~151645, ~198, ~151644, ~77091, ~198,
+                                   13048, 1052, 151645, ~198};
+    static const int32_t v1[] = {~1, ~733, ~16289, ~28793, ~22557, ~733, ~28748, ~16289, ~28793,
+                                 15359, 736, 2, ~733, ~16289, ~28793, ~6526, ~28804, ~733, ~28748,
+                                 ~16289, ~28793};
+    static const int32_t v3[] = {~1, ~3, ~23325, ~4, 16127, 1504, 2, ~3, ~7294, ~29572, ~4};
+    static const struct { const char *dir, *user; int format; const int32_t *want; size_t n; }
+        cases[] = {{"qwen2.5", "hi", CHAT_AUTO, qwen, COUNT_OF(qwen)},
+                   {"mistral-7b-v0.1", "Hello", CHAT_MISTRAL, v1, COUNT_OF(v1)},
+                   {"mistral-7b-v0.3", "Hello", CHAT_AUTO, v3, COUNT_OF(v3)}};
+    if (all == NULL) SKIP("TIDE_TOKENIZERS does not name a directory of tokenizers");
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char dir[PATH_MAX];
+        path_join(dir, all, cases[i].dir);
+        const char *texts[] = {NULL, cases[i].user, "Hi there", "Who?", NULL};
+        int32_t *tokens;
+        const Chat chat = open_chat(tokenizer_load(dir), cases[i].format);
+        const size_t count = encode(&chat, texts, i == 0 ? 3 : 5, &tokens);
+        check_tokens(cases[i].dir, tokens, count, cases[i].want, cases[i].n);
+    }
+}
+
+int main(void) {
+    const char *slash = strrchr(__FILE__, '/');
+    snprintf(fixtures, sizeof fixtures, "%.*sfixtures/tokenizer",
+             slash != NULL ? (int)(slash + 1 - __FILE__) : 0, __FILE__);
+    snprintf(base, sizeof base, "/tmp/tide_chat_XXXXXX");
+    if (mkdtemp(base) == NULL) { perror(base); return 1; }
+    RUN(chat_ids);
+    RUN(chat_defaults_found);
+    RUN(chat_formats_refused);
+    RUN(chat_rows);
+    RUN(chat_bad_lines);
+    RUN(chat_published);
+    remove_tree(base);
+    return test_summary();
+}

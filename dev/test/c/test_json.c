@@ -1,0 +1,341 @@
+// Tests of json.h: what it accepts, what it refuses, what it gives.
+#include "../../../tide/files/json.h"
+#include "../test.h"
+
+static Json *parse(const char *text) {
+    Error err;
+    return json_parse(text, strlen(text), &err);
+}
+
+static bool accepts(const char *text) {
+    Json *root = parse(text);
+    bool ok = root != NULL;
+    json_free(root);
+    return ok;
+}
+
+// The refusals' exact bytes may contain NULs and end anywhere: no byte beyond n may be read.
+static bool accepts_bytes(const char *bytes, size_t n) {
+    Error err;
+    char *copy = (char *)malloc(n > 0 ? n : 1);
+    memcpy(copy, bytes, n);
+    err.text[0] = '\0';
+    Json *root = json_parse(copy, n, &err);
+    CHECK((root == NULL) == (err.text[0] != '\0'), "error text is '%s'", err.text);
+    free(copy);
+    bool ok = root != NULL;
+    json_free(root);
+    return ok;
+}
+
+static void json_structure(void) {
+    Json *root = parse(" {\"a\": [1, \"x\", null, {}],"
+                       "\t\"b\":{\"c\":true, \"n\": null},\r\n\"\":false , \"d\" : [ ] } ");
+    CHECK(root != NULL, "a correct text is refused");
+    if (root == NULL) return;
+    CHECK(root->type == JSON_OBJECT && root->count == 4 && root->key == NULL, "root");
+    const Json *a = json_get(root, "a"), *c = json_get(json_get(root, "b"), "c");
+    CHECK(a != NULL && a->type == JSON_ARRAY && a->count == 4, "a");
+    static const JsonType types[4] = {JSON_NUMBER, JSON_STRING, JSON_NULL, JSON_OBJECT};
+    const Json *member = a->child;
+    for (int i = 0; i < 4; i++, member = member->next)
+        CHECK(member->type == types[i] && member->key == NULL, "member %d", i);
+    CHECK(member == NULL, "a list that goes on");
+    CHECK(c != NULL && c->type == JSON_TRUE, "c");
+    CHECK(json_get(root, "")->type == JSON_FALSE, "the empty key");
+    CHECK(json_get(a, "n") == NULL && json_get(json_get(root, "b"), "n") == NULL, "null is there");
+    CHECK(json_get(root, "d")->count == 0 && json_get(root, "d")->child == NULL, "d");
+    CHECK(json_get(root, "e") == NULL && json_get(a, "a") == NULL && json_get(NULL, "a") == NULL,
+          "found what is not there");
+    json_free(root);
+}
+
+static void json_strings(void) {
+    Json *root = parse("\"\\\"\\\\\\/\\b\\f\\n\\r\\t"
+                       "\\u0041\\u00e9\\u20AC\\ud83d\\uDE00 \xc3\xa9\\u0000!\"");
+    static const char expected[] = "\"\\/\b\f\n\r\t"
+                                   "A\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 \xc3\xa9\0!";
+    CHECK(root != NULL && root->length == sizeof expected - 1
+          && memcmp(root->string, expected, sizeof expected) == 0, "decoded as '%s'",
+          root == NULL ? "nothing" : root->string);
+    json_free(root);
+}
+
+static void json_accepts(void) {
+    static const char *const texts[] = {
+        "0", "-0", "1.5", "1e5", "1E+5", "1e-5", "-0.0", "123456789012345678901234567890", "\"\"",
+        "[]", "{}", "[[]]", "null", " true\n", "\"\x7f\"", "[0,0]", "{\"a\":1,\"b\":1}",
+        "{\"a\":1,\"a\\u0000\":2,\"\":3}", "{\"a\":{\"a\":1}}", "1e-999", "\"\xf4\x8f\xbf\xbf\"",
+        "\"\\uffff\\ue000\\ud7ff\"", "\xef\xbb\xbf {\"a\":1}",
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        CHECK(accepts(texts[i]), "%s is refused", texts[i]);
+}
+
+static void json_refuses(void) {
+    static const char *const texts[] = {
+        "", " ", "nul", "nullx", "True", "[", "]", "{", "}", "[1", "[1,", "[1,]", "[,1]", "[1 2]",
+        "[1}", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{a:1}", "{1:1}", "{\"a\":1 \"b\":2}",
+        "{\"a\":1]", "{,}", "1 2", "[]]", "-", "+", "1-", "1e", "1e+",
+        "0x10", "1_000", "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "\"", "\"a", "\"\\",
+        "\"\\\"", "\"\\x\"", "\"\\u\"", "\"\\u12\"", "\"\\u12g4\"", "\"\\u 123\"", "\"a\nb\"",
+        "\"\t\"", "\"\x01\"", "'a'", "\"\\ud800\"", "\"\\ud800a\"", "\"\\ud800\\n\"",
+        "\"\\ud800\\u0041\"", "\"\\ud800\\ud800\"", "\"\\udc00\"", "\"\\udc00\\udc00\"",
+        "\"\\ud800\\u\"", "\"\x80\"",
+        "\"\xc3\"", "\"\xc0\x80\"", "\"\xc1\xbf\"", "\"\xe0\x9f\xbf\"", "\"\xed\xa0\x80\"",
+        "\"\xf0\x8f\xbf\xbf\"", "\"\xf4\x90\x80\x80\"", "\"\xf8\x88\x80\x80\x80\"", "\"\xe2\x82\"",
+        "\"\xff\"", "[\xef\xbb\xbf]", "\xef\xbb\xbf\xef\xbb\xbf[]", "\xef\xbb[]",
+        "// c\n1", "[1] // c", "/**/1", "\f1", "\xc2\xa0[]",
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        CHECK(!accepts_bytes(texts[i], strlen(texts[i])), "'%s' is accepted", texts[i]);
+    CHECK(!accepts_bytes("1\0", 2), "a NUL after the value is accepted");
+    CHECK(!accepts_bytes("\"a\0b\"", 5), "a NUL in a string is accepted");
+    static const char whole[] = "{\"a\": [1, -2.5e-3, "
+                                "\"\\ud83d\\ude00 \xe2\x82\xac\", {\"b\": null}]}";
+    for (size_t n = 0; n < sizeof whole - 1; n++)
+        CHECK(!accepts_bytes(whole, n), "the first %zu bytes are accepted", n);
+    CHECK(accepts_bytes(whole, sizeof whole - 1), "the whole is refused");
+}
+
+static void json_depth(void) {
+    char text[300];
+    for (int depth = 1; depth <= 100; depth++) {
+        memset(text, '[', (size_t)depth);
+        memset(text + depth, ']', (size_t)depth);
+        CHECK(accepts_bytes(text, 2 * (size_t)depth) == (depth <= JSON_DEPTH), "depth %d", depth);
+    }
+}
+
+static void json_numbers(void) {
+    // those with a known double are compared exactly with what the compiler makes of them
+    static const struct { const char *text; double value; } cases[] = {
+        {"0", 0}, {"-7", -7}, {"12.5", 12.5}, {"0.1", 0.1}, {"1e-5", 1e-5}, {"-2.5E+3", -2500},
+        {"6.02214076e23", 6.02214076e23}, {"2.2250738585072014e-308", 2.2250738585072014e-308},
+        {"1.7976931348623157e308", 1.7976931348623157e308}, {"0.30000000000000004", 0.1 + 0.2},
+        {"9007199254740993", 9007199254740992.0}, {"1e-400", 0}, {"0e99999999999", 0},
+        {"0.000000000000000000000000000001e30", 1}, {"5e-324", 5e-324}, {"100000e-5", 1},
+        {"1e-99999999999999999999", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Json *root = parse(cases[i].text);
+        CHECK(root != NULL && root->type == JSON_NUMBER && root->number == cases[i].value,
+              "%s is %.17g", cases[i].text, root == NULL ? -1.0 : root->number);
+        CHECK(root != NULL && strcmp(root->string, cases[i].text) == 0, "%s", cases[i].text);
+        json_free(root);
+    }
+    char text[600];
+    memset(text, '1', sizeof text);
+    CHECK(accepts_bytes(text, 300), "300 digits are refused");
+    CHECK(!accepts_bytes(text, 309 + 1), "a number beyond the doubles is accepted");
+}
+
+static void json_sizes(void) {
+    Json *root = parse("{\"a\":0,\"b\":9007199254740991,\"c\":9007199254740992,\"d\":-1,\"e\":1.0,"
+                       "\"f\":1e3,\"g\":\"1\",\"h\":null,\"i\":-0,\"j\":99999999999999999999,"
+                       "\"k\":4503599627370495.99999999999}");
+    size_t value = 77;
+    CHECK(json_get_size(root, "a", &value) && value == 0, "a");
+    CHECK(json_get_size(root, "b", &value) && value == 9007199254740991u, "b");
+    value = 77;
+    for (const char *key = "cdefghijkz"; *key; key++) {
+        char name[2] = {*key, '\0'};
+        CHECK(!json_get_size(root, name, &value) && value == 77, "%s", name);
+    }
+    json_free(root);
+}
+
+static void json_utf8(void) {
+    size_t valid = 0;
+    for (uint32_t c = 0; c < 0x110000; c++) {
+        if (c >= 0xd800 && c < 0xe000) continue;
+        char s[5] = {0};
+        uint32_t back = 0xffffffff;
+        size_t n = utf8_encode(c, s);
+        size_t expected = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+        if (n == expected && utf8_decode(s, n, &back) == n && back == c) valid++;
+        CHECK(utf8_decode(s, n - 1, &back) == 0, "a part of U+%04X is accepted", (unsigned)c);
+    }
+    CHECK(valid == 0x110000 - 0x800, "%zu code points", valid);
+    // there are as many valid sequences as code points, and no others
+    size_t found[5] = {0};
+    for (uint32_t i = 0; i < 0x1000000; i++) {
+        char s[4] = {(char)(i >> 16), (char)(i >> 8), (char)i, (char)0x80};
+        uint32_t c = 0;
+        size_t n = utf8_decode(s, 4, &c);
+        if (n >= 3 || (n == 2 && (i & 0xff) == 0) || (n == 1 && (i & 0xffff) == 0))
+            found[n]++;
+    }
+    CHECK(found[1] == 0x80 && found[2] == 0x780 && found[3] == 0xf800 - 0x800
+          && found[4] == 0x100000 / 64, "%zu %zu %zu %zu", found[1], found[2], found[3], found[4]);
+}
+
+static void json_writes(void) {
+    char *text = NULL;
+    size_t n = 0, length = 0;
+    static char all[4 * 0x110000];
+    for (uint32_t c = 0; c < 0x110000; c++)
+        if (c < 0xd800 || c >= 0xe000) length += utf8_encode(c, all + length);
+    FILE *f = open_memstream(&text, &n);
+    json_write_string(f, all, length);
+    fclose(f);
+    Error err;
+    Json *root = json_parse(text, n, &err);
+    CHECK(root != NULL && root->length == length && memcmp(root->string, all, length) == 0,
+          "every code point, written and read");
+    json_free(root);
+    free(text);
+    f = open_memstream(&text, &n);
+    json_write_string(f, "\"\\\n\x01/\xff\xc3", 7);
+    fclose(f);
+    CHECK(strcmp(text, "\"\\\"\\\\\\n\\u0001/\\ufffd\\ufffd\"") == 0, "written as %s", text);
+    free(text);
+}
+
+static void json_files(void) {
+    char dir[] = "/tmp/tide_json_XXXXXX", path[PATH_MAX];
+    Error err;
+    size_t n = 0;
+    CHECK(mkdtemp(dir) != NULL, "mkdtemp");
+    CHECK(file_read(dir, &n, &err) == NULL && strstr(err.text, "regular") != NULL, "a directory");
+    path_join(path, dir, "file");
+    CHECK(file_read(path, &n, &err) == NULL && strstr(err.text, path) != NULL, "a missing file");
+    CHECK(file_read("/dev/zero", &n, &err) == NULL, "a device");
+    for (int i = 0; i < 2; i++) {
+        FILE *f = fopen(path, "wb");
+        if (i == 1) fwrite("[1\0]", 1, 4, f);
+        fclose(f);
+        char *text = file_read(path, &n, &err);
+        CHECK(text != NULL && n == (i == 1 ? 4u : 0u) && text[n] == '\0', "a file of %zu bytes", n);
+        free(text);
+        CHECK(json_read(path, &err) == NULL && strstr(err.text, path) != NULL, "%s", err.text);
+    }
+    FILE *f = fopen(path, "wb");
+    fputs("[1,2]", f);
+    fclose(f);
+    Json *root = json_read(path, &err);
+    CHECK(root != NULL && root->count == 2, "json_read");
+    json_free(root);
+    unlink(path);
+    rmdir(dir);
+}
+
+// A key twice is refused by name, wherever it is, however it is written and however many there are.
+static void json_keys_twice(void) {
+    static const struct { const char *text, *says; } cases[] = {
+        {"{\"a\":1,\"a\":2}", "\"a\" twice"}, {"{\"a\":1,\"b\":2,\"\\u0061\":1}", "\"a\" twice"},
+        {"{\"\":1,\"\":1}", "\"\" twice"}, {"[0,\n{\"a\":{\"b\":1,\"c\":1,\"b\":null}}]", "line 2"},
+        {"{\"a\":{\"b\":1,\"c\":1,\"b\":null},\"c\":1}", "\"b\" twice"},
+    };
+    Error err;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        CHECK(json_parse(cases[i].text, strlen(cases[i].text), &err) == NULL
+              && strstr(err.text, cases[i].says) != NULL, "%s: %s", cases[i].text, err.text);
+    enum { KEYS = 200000 };
+    for (int twice = 0; twice < 2; twice++) {
+        char *text = NULL;
+        size_t n = 0;
+        FILE *f = open_memstream(&text, &n);
+        for (int i = 0; i < KEYS; i++)
+            fprintf(f, "%s\"h.%d.w\":%d", i == 0 ? "{" : ",", twice && i == KEYS - 1 ? 7 : i, i);
+        fputc('}', f);
+        fclose(f);
+        const double start = seconds_now();
+        Json *root = json_parse(text, n, &err);
+        CHECK((root == NULL) == twice && (!twice || strstr(err.text, "\"h.7.w\" twice")), "keys");
+        CHECK(seconds_now() - start < 5, "%g seconds", seconds_now() - start);  // a scan: minutes
+        json_free(root);
+        free(text);
+    }
+}
+
+static void json_beginnings(void) {
+    static const char *const yes[] = {"{\"", "{ \n\"a", "[{", " \t[\r\n {",
+                                      "\xef\xbb\xbf{\"", "\n{\""};
+    static const char *const no[] = {"", "{", "[", "{}", "[]", "[\"a\"]", "[[", "\"a\"", "a {\"",
+                                     "{a", "\xef\xbb\xbf", "[1] note", "{ 1 } {\"", "\xef\xbb{\""};
+    for (size_t i = 0; i < sizeof yes / sizeof yes[0]; i++) {
+        CHECK(json_begins(yes[i], strlen(yes[i])), "%s", yes[i]);
+        CHECK(!json_begins(yes[i], strlen(yes[i]) - 2), "the start of %s", yes[i]);
+    }
+    for (size_t i = 0; i < sizeof no / sizeof no[0]; i++)
+        CHECK(!json_begins(no[i], strlen(no[i])), "%s", no[i]);
+}
+
+// Files are texts without their byte order mark; what they are instead is named.
+static void text_files(void) {
+    static const struct { const char *bytes; size_t n; const char *text, *says; } cases[] = {
+        {"\xef\xbb\xbf{\"a\":1}", 10, "{\"a\":1}", NULL}, {"\xef\xbb\xbf", 3, "", NULL},
+        {"\xef\xbb", 2, "\xef\xbb", NULL}, {"a", 1, "a", NULL},
+        {"\xff\xfe{\0\"\0", 6, NULL, "UTF-16"}, {"\xfe\xff\0{\0\"", 6, NULL, "UTF-16"},
+        {"{\0\"\0a\0", 6, NULL, "UTF-16"}, {"\0{\0\"", 4, NULL, "UTF-16"},
+        {"{\"error\":\"Not found\"}", 21, NULL, "error message"},
+        {" <!doctype HTML>", 16, NULL, "web page"},
+    };
+    char path[] = "/tmp/tide_text_XXXXXX";
+    const int fd = mkstemp(path);
+    Error err;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t n = 99;
+        CHECK(ftruncate(fd, 0) == 0 && pwrite(fd, cases[i].bytes, cases[i].n, 0) > 0, "write");
+        char *text = text_read(path, &n, &err);
+        CHECK((text == NULL) == (cases[i].says != NULL), "case %zu", i);
+        CHECK(text == NULL || (strcmp(text, cases[i].text) == 0 && n == strlen(text)), "%zu", i);
+        CHECK(text != NULL || (strstr(err.text, cases[i].says) && strstr(err.text, path)), "%s",
+              err.text);
+        free(text);
+    }
+    close(fd);
+    unlink(path);
+}
+
+// What a download, or another program, leaves in place of the file that was meant.
+static void files_by_their_first_bytes(void) {
+    static const struct { const char *bytes; size_t n; const char *says; } cases[] = {
+        {"\xc6\xd7\x34\x01\3\0\0\0", 8, "llm.c checkpoint"},  // fp32
+        {"\xc6\xd7\x34\x01\5\0\0\0", 8, "llm.c checkpoint"},  // bf16
+        {"\xc7\xd7\x34\x01\2\0\0\0", 8, "state of llm.c"},
+        {"\x88\xd8\x34\x01\1\0\0\0", 8, "token file"},
+        {"\xa1\xd9\x34\x01\7\0\0\0", 8, "token file"},
+        {"GGUF\3\0\0\0", 8, "GGUF"}, {"tjgg\1\0\0\0", 8, "GGML"},
+        {"PK\3\4\0\0", 6, "build/unpickle"}, {"\x80\2}q\0.", 6, "build/unpickle"},
+        {"version https://git-lfs.github.com/spec/v1\noid", 46, "git lfs pull"},
+        {"<!DOCTYPE html>", 15, "web page"}, {"\xef\xbb\xbf\n \t<HTML>", 12, "web page"},
+        {"{\"error\":\"Repository not found\"}", 32, "error message"},
+        {"Entry not found", 15, "error message"}, {"\x1f\x8b\x08\0", 4, "compressed"},
+        {"\x93NUMPY\1\0", 8, "NumPy"}, {"PAR1\x15\0", 6, "Parquet"},
+        {"%PDF-1.7\n", 9, "document"}, {"{\\rtf1", 6, "document"},
+        {"\2\0\0\0\0\0\0\0{}", 10, "a safetensors file"}, {"\xff\xfe{\0", 4, "UTF-16"},
+        {"\x20\0\0\0\0\0\0\0{\"a\":", 13, "a safetensors file"},
+        {"", 0, NULL}, {"G", 1, NULL}, {"GGUF is a format", 16, NULL}, {"PK", 2, NULL},
+        {"<p>a text</p>", 13, NULL}, {"{\"text\": \"error\"}", 17, NULL}, {" \n ", 3, NULL},
+        {"version https://git-lfs", 23, NULL}, {"\xef\xbb\xbf", 3, NULL}, {"\xef\xbb", 2, NULL},
+        {"\0\0\0\0\0\0\0\0\0\0", 10, NULL}, {"| a table |", 11, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *copy = (char *)malloc(cases[i].n > 0 ? cases[i].n : 1);  // no byte beyond it is read
+        memcpy(copy, cases[i].bytes, cases[i].n);
+        const char *kind = file_kind(copy, cases[i].n), *says = cases[i].says;
+        CHECK((kind == NULL) == (says == NULL), "case %zu is %s", i, kind != NULL ? kind : "none");
+        CHECK(kind == NULL || says == NULL || strstr(kind, says) != NULL, "'%s': %s", says, kind);
+        free(copy);
+    }
+}
+
+int main(void) {
+    RUN(files_by_their_first_bytes);
+    RUN(json_structure);
+    RUN(json_strings);
+    RUN(json_accepts);
+    RUN(json_refuses);
+    RUN(json_depth);
+    RUN(json_numbers);
+    RUN(json_sizes);
+    RUN(json_utf8);
+    RUN(json_writes);
+    RUN(json_files);
+    RUN(json_keys_twice);
+    RUN(json_beginnings);
+    RUN(text_files);
+    return test_summary();
+}

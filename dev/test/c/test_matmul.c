@@ -1,0 +1,279 @@
+// test_matmul: gemm() and gemm_serial() against gemm_plain(), and against a copy of their
+// definition of the bits; every form, odd sizes, strides, no read or write outside the operands.
+#include "../../../tide/cpu/matmul.h"
+#include "../test.h"
+#include <math.h>
+
+// LLVM's libomp does not free what it allocates when a team grows; that is not a leak of ours.
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void) { return "leak:libomp"; }
+
+static uint32_t seed = 1;
+
+static float next_float(void) {  // in [-1, 1)
+    seed = seed * 1664525u + 1013904223u;
+    return (float)(int32_t)seed * 0x1p-31f;
+}
+
+static float next_small_int(void) { return (float)(int)(next_float() * 8.0f); }
+
+// The definition of the bits: blocks of KC, each a sum from 0 in order of k, added in order.
+static float element_bits(bool ta, bool tb, size_t m, size_t n, size_t K, const float *a,
+                          size_t lda, const float *b, size_t ldb, float start) {
+    for (size_t k0 = 0; k0 < K || k0 == 0; k0 += 384) {
+        float sum = 0.0f;
+        for (size_t k = k0; k < K && k < k0 + 384; k++) {
+            const float x = ta ? a[k * lda + m] : a[m * lda + k];
+            const float y = tb ? b[n * ldb + k] : b[k * ldb + n];
+#if defined __FMA__ || defined __ARM_FEATURE_FMA
+            sum = fmaf(x, y, sum);
+#else
+            sum += x * y;
+#endif
+        }
+        start += sum;
+    }
+    return start;
+}
+
+static void fill(float *p, size_t n, size_t columns, size_t ld, bool integers) {
+    for (size_t i = 0; i < n; i++)
+        p[i] = i % ld >= columns ? NAN : integers ? next_small_int() : next_float();
+}
+
+// Runs gemm (serial == 0) or gemm_serial on operands in exactly sized heap blocks (the address
+// sanitizer sees any read beyond the last row), with every stride `pad` longer than the row. The
+// gaps between rows of A and B are NaN: reading one poisons the result. Those of out must stay.
+static void check_product(bool ta, bool tb, size_t M, size_t N, size_t K, size_t pad, bool bias_on,
+                          bool accumulate, bool serial, bool integers) {
+    const size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N;
+    const size_t lda = ac + pad, ldb = bc + pad, ldo = N + pad;
+    const size_t na = ar && ac ? (ar - 1) * lda + ac : 0, nb = br && bc ? (br - 1) * ldb + bc : 0;
+    const size_t no = M && N ? (M - 1) * ldo + N : 0;
+    float *a = (float *)malloc(na * 4 + 4), *b = (float *)malloc(nb * 4 + 4);
+    float *out = (float *)malloc(no * 4 + 4), *want = (float *)malloc(no * 4 + 4);
+    float *bias = (float *)malloc(N * 4 + 4);
+    float *scratch = (float *)alloc_or_fail(gemm_scratch_floats(), 4, "scratch");
+    fill(a, na, ac, lda, integers);
+    fill(b, nb, bc, ldb, integers);
+    fill(bias, N, N, N, integers);
+    for (size_t i = 0; i < no; i++)
+        out[i] = want[i] = accumulate || i % ldo >= N ? next_small_int() : NAN;
+    for (size_t i = 0; i < gemm_scratch_floats(); i++) scratch[i] = NAN;
+    if (integers)  // sums of small integers are exact, in any order: equal to the plain loops
+        gemm_plain(ta, tb, M, N, K, a, lda, b, ldb, want, ldo, bias_on ? bias : NULL, accumulate);
+    else
+        for (size_t m = 0; m < M; m++)
+            for (size_t n = 0; n < N; n++)
+                want[m * ldo + n] = element_bits(ta, tb, m, n, K, a, lda, b, ldb,
+                    accumulate ? want[m * ldo + n] : bias_on ? bias[n] : 0.0f);
+    const float *add = bias_on ? bias : NULL;
+    if (!serial) gemm(ta, tb, M, N, K, a, lda, b, ldb, out, ldo, add, accumulate);
+    else gemm_serial(ta, tb, M, N, K, a, lda, b, ldb, out, ldo, add, accumulate, scratch);
+    size_t wrong = 0, where = 0;
+    for (size_t i = no; i-- > 0;)
+        if (!(out[i] == want[i])) { wrong++; where = i; }
+    CHECK(wrong == 0, "%s M=%zu N=%zu K=%zu ta=%d tb=%d pad=%zu bias=%d acc=%d ints=%d: "
+          "%zu of %zu, first (%zu, %zu): %.9g, not %.9g", serial ? "gemm_serial" : "gemm", M,
+          N, K, ta, tb, pad, bias_on, accumulate, integers, wrong, no, where / ldo, where % ldo,
+          (double)out[where], (double)want[where]);
+    free(a);
+    free(b);
+    free(out);
+    free(want);
+    free(bias);
+    free(scratch);
+}
+
+// All four layouts, overwrite with and without bias, accumulate, both functions.
+static void check_forms(size_t M, size_t N, size_t K, size_t pad, bool integers) {
+    for (int form = 0; form < 24; form++)
+        check_product(form & 1, form >> 1 & 1, M, N, K, pad, form / 8 == 1, form / 8 == 2,
+                      form >> 2 & 1, integers);
+}
+
+static void test_small_sizes(void) {
+    static const size_t sizes[] = {0, 1, 5, 6, 7, 13};
+    static const size_t columns[] = {0, 1, 3, 8, 9, 16, 19, 63, 64, 66};
+    static const size_t depths[] = {0, 1, 3, 4, 9};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
+            for (size_t k = 0; k < sizeof depths / sizeof *depths; k++)
+                check_forms(sizes[i], columns[j], depths[k], (i + j + k) % 3, (i + j + k) % 2);
+}
+
+static void test_larger_sizes(void) {
+    check_forms(50, 129, 383, 1, false);   // on both sides of a block of k
+    check_forms(49, 127, 384, 0, true);
+    check_forms(55, 66, 385, 3, false);
+    check_forms(96, 64, 384, 0, false);
+    check_forms(97, 200, 769, 5, false);   // three blocks of k, the last of one
+    check_forms(97, 200, 1152, 0, true);
+}
+
+static void test_several_blocks_of_rows(void) {
+    for (int form = 0; form < 8; form++) {
+        const bool ta = form & 1, tb = form >> 1 & 1, add = form >> 2 & 1;
+        check_product(ta, tb, 1535, 9, 11, 1, !add, add, false, false);
+        check_product(ta, tb, 1536, 5, 390, 0, !add, add, false, false);
+        check_product(ta, tb, 3079, 67, 5, 2, !add, add, false, true);
+        check_product(ta, tb, 600, 9, 1200, 0, !add, add, false, true);  // packed in two rounds
+    }
+}
+
+// The attention tile: one head's columns in a (T, 3 C) matrix, strides longer than the row.
+static void test_attention_strides(void) {
+    for (int form = 0; form < 4; form++)
+        check_product(form & 1, form >> 1 & 1, 64, 64, 64, 2240, false, false, true, false);
+}
+
+// The definition itself, by hand: (2, 3) times (3, 2) plus a bias.
+static void test_plain_by_hand(void) {
+    const float a[] = {1, 2, 3, 4, 5, 6}, b[] = {7, 8, 9, 10, 11, 12}, bias[] = {100, 200};
+    const float at[] = {1, 4, 2, 5, 3, 6}, bt[] = {7, 9, 11, 8, 10, 12};
+    const float want[] = {58 + 100, 64 + 200, 139 + 100, 154 + 200};
+    float out[4];
+    for (int form = 0; form < 4; form++) {
+        const bool ta = form & 1, tb = form >> 1;
+        const float *x = ta ? at : a, *y = tb ? bt : b;
+        const size_t lda = ta ? 2 : 3, ldb = tb ? 3 : 2;
+        gemm_plain(ta, tb, 2, 2, 3, x, lda, y, ldb, out, 2, bias, false);
+        for (int i = 0; i < 4; i++) CHECK(out[i] == want[i], "form %d: %g", form, (double)out[i]);
+        gemm_plain(ta, tb, 2, 2, 3, x, lda, y, ldb, out, 2, NULL, true);
+        for (int i = 0; i < 4; i++)
+            CHECK(out[i] == 2 * want[i] - bias[i % 2], "form %d: %g", form, (double)out[i]);
+    }
+}
+
+// In float64 the sum is nearly exact: the fast product must be within what rounding explains.
+static void test_accuracy(void) {
+    enum { M = 9, N = 70, K = 3072 };
+    static float a[M * K], b[N * K], out[M * N];
+    for (int i = 0; i < M * K; i++) a[i] = next_float();
+    for (int i = 0; i < N * K; i++) b[i] = next_float();
+    gemm(false, true, M, N, K, a, K, b, K, out, N, NULL, false);
+    double worst = 0.0;
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) {
+            double sum = 0.0, size = 0.0;
+            for (int k = 0; k < K; k++) {
+                sum += (double)a[m * K + k] * (double)b[n * K + k];
+                size += fabs((double)a[m * K + k] * (double)b[n * K + k]);
+            }
+            worst = fmax(worst, fabs((double)out[m * N + n] - sum) / size);
+        }
+    CHECK(test_within(worst, 4e-7), "relative to the sum of magnitudes: %g", worst);
+}
+
+// Same bits on 1, 2, 3 and 7 threads, and for a row wherever it stands in the matrix.
+static void test_threads_and_rows(void) {
+#ifndef _OPENMP
+    SKIP("built without OpenMP");
+#else
+    enum { M = 601, N = 150, K = 1500 };  // packed in two rounds: a missing barrier shows
+    float *a = (float *)malloc(M * K * 4), *b = (float *)malloc(N * K * 4);
+    float *first = (float *)malloc(M * N * 4), *out = (float *)malloc(M * N * 4);
+    const int threads = omp_get_max_threads();
+    for (int i = 0; i < M * K; i++) a[i] = next_float();
+    for (int i = 0; i < N * K; i++) b[i] = next_float();
+    for (int form = 0; form < 4; form++) {
+        const bool ta = form & 1, tb = form >> 1;
+        const size_t lda = ta ? M : K, ldb = tb ? K : N;
+        static const int counts[] = {1, 2, 3, 7, 1};
+        for (int i = 0; i < 5; i++) {
+            omp_set_num_threads(counts[i]);
+            gemm(ta, tb, M, N, K, a, lda, b, ldb, i ? out : first, N, NULL, false);
+            if (i == 0) continue;
+            CHECK(memcmp(first, out, M * N * 4) == 0, "form %d, %d threads", form, counts[i]);
+        }
+        for (int row = 0; row < M; row += 50) {
+            const float *x = a + (ta ? row : row * K);
+            gemm(ta, tb, 1, N, K, x, lda, b, ldb, out, N, NULL, false);
+            CHECK(memcmp(first + row * N, out, N * 4) == 0, "form %d, row %d alone", form, row);
+        }
+    }
+    omp_set_num_threads(threads);
+    free(a);
+    free(b);
+    free(first);
+    free(out);
+#endif
+}
+
+// Infinities and NaNs end where the definition puts them and nowhere else (no padding leaks).
+static void test_special_values(void) {
+    float a[7 * 5], b[5 * 9], out[7 * 9];
+    for (int i = 0; i < 35; i++) a[i] = 1.0f;
+    for (int i = 0; i < 45; i++) b[i] = 1.0f;
+    a[6 * 5 + 2] = INFINITY;
+    b[3 * 9 + 8] = NAN;
+    gemm(false, false, 7, 9, 5, a, 5, b, 9, out, 9, NULL, false);
+    for (int m = 0; m < 7; m++)
+        for (int n = 0; n < 9; n++)
+            CHECK(n == 8 ? isnan(out[m * 9 + n]) : out[m * 9 + n] == (m == 6 ? INFINITY : 5.0f),
+                  "(%d, %d): %g", m, n, (double)out[m * 9 + n]);
+}
+
+static void test_peak(void) {
+    const double peak = fma_peak_gflops(0.02);
+    CHECK(peak > 0.01 && peak < 1e6, "%g GFLOP/s", peak);
+}
+
+// One thread's CPU time: a neighbour that takes the core away does not count.
+static double cpu_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// A product shaped like GPT-2's reaches at least a third of the peak, on one thread; of scalar
+// instructions, it would be a fifteenth. (The peak is made of the same vec_fma(); that it is vector
+// code is what test_codegen.sh sees.) The two are measured in turn, and each counts at its best;
+// where that is not enough, for longer, as clocks and caches may be shared with others.
+static void test_share_of_peak(void) {
+#ifndef __OPTIMIZE__
+    SKIP("built without optimisation");
+#elif defined __SANITIZE_ADDRESS__
+    SKIP("built with a sanitizer");
+#else
+    enum { M = 256, N = 768, K = 768, ROUNDS = 1000000 };
+    float *a = (float *)malloc(M * K * 4), *b = (float *)malloc(N * K * 4);
+    float *out = (float *)malloc(M * N * 4);
+    float *scratch = (float *)alloc_or_fail(gemm_scratch_floats(), 4, "scratch");
+    for (int i = 0; i < M * K; i++) a[i] = next_float();
+    for (int i = 0; i < N * K; i++) b[i] = next_float();
+    double peak = 0.0, rate = 0.0;
+    for (int try = 0; try < 200 && (try < 5 || rate < peak / 3); try++) {
+        double start = cpu_seconds();
+        const float keep = fma_chains(ROUNDS, 0.5f);
+        const double chains = 2.0 * PEAK_CHAINS * VEC_LANES * ROUNDS / (cpu_seconds() - start);
+        CHECK(keep > 0.0f, "%g", (double)keep);
+        start = cpu_seconds();
+        gemm_serial(false, true, M, N, K, a, K, b, K, out, N, NULL, false, scratch);
+        const double product = 2.0 * M * N * K / (cpu_seconds() - start);
+        peak = chains > peak ? chains : peak;
+        rate = product > rate ? product : rate;
+    }
+    CHECK(rate >= peak / 3, "%.1f of %.1f GFLOP/s", 1e-9 * rate, 1e-9 * peak);
+    printf("  one thread: %.1f of %.1f GFLOP/s, %.0f %%\n", 1e-9 * rate, 1e-9 * peak,
+           100 * rate / peak);
+    free(a);
+    free(b);
+    free(out);
+    free(scratch);
+#endif
+}
+
+int main(void) {
+    RUN(test_plain_by_hand);
+    RUN(test_small_sizes);
+    RUN(test_larger_sizes);
+    RUN(test_several_blocks_of_rows);
+    RUN(test_attention_strides);
+    RUN(test_accuracy);
+    RUN(test_threads_and_rows);
+    RUN(test_special_values);
+    RUN(test_peak);
+    RUN(test_share_of_peak);
+    return test_summary();
+}

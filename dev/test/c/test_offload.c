@@ -1,0 +1,366 @@
+// test_offload.c: the decisions of offload.h, for every preset and for random models: pieces and
+// runs cover all parameters once, no cut divides a norm block, and each choice gives what it asks
+// for.
+#include "../../../offload.h"
+#include "../test.h"
+
+static const char *describe(const OffloadChoice *c) {
+    static char text[160];
+    snprintf(text, sizeof text, "%s resident %g stride %zu share %g subgroup %zu",
+             offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup);
+    return text;
+}
+
+// Where segment s begins: the embeddings, layer s - 1, the tail, and the end.
+static size_t segment_begin(const GPT2Table *t, int s) {
+    for (int i = 0; i < t->count; i++)
+        if (t->tensors[i].layer + 1 == s) return t->tensors[i].offset;
+    return t->elements;
+}
+
+// Pieces are in order, gapless, and within one segment; what is where adds up.
+static void check_pieces(const GPT2Table *t, const Pieces *list, const OffloadChoice *c) {
+    const int L = t->tensors[t->tail].layer;
+    size_t at = 0, home[2] = {0, 0}, grads[2] = {0, 0}, kinds[PIECE_KINDS] = {0}, longest = 0;
+    size_t *begins = (size_t *)alloc_or_fail((size_t)L + 3, sizeof(size_t), "segments");
+    for (int s = 0; s <= L + 2; s++) begins[s] = segment_begin(t, s);
+    int subgroup = -1;
+    for (int i = 0; i < list->count; i++) {
+        const Piece *p = &list->pieces[i];
+        CHECK(p->at == at && p->length > 0, "piece %d at %zu, not %zu: %s", i, p->at, at,
+              describe(c));
+        at = p->at + p->length;
+        CHECK(p->segment >= 0 && p->segment <= L + 1, "segment %d", p->segment);
+        if (p->segment < 0 || p->segment > L + 1) break;
+        CHECK(p->at >= begins[p->segment] && at <= begins[p->segment + 1],
+              "piece %d is not within segment %d: %s", i, p->segment, describe(c));
+        CHECK(p->subgroup == subgroup || p->subgroup == subgroup + 1, "sub-group %d after %d",
+              p->subgroup, subgroup);
+        subgroup = p->subgroup;
+        const bool gpu = p->kind == PIECE_RESIDENT;
+        const bool grad_gpu = gpu || (p->kind == PIECE_VISIT && c->keep_grads);
+        CHECK(p->state_at == home[gpu], "state of piece %d: %s", i, describe(c));
+        CHECK(p->grad_at == grads[grad_gpu], "gradient of piece %d: %s", i, describe(c));
+        home[gpu] += p->length;
+        grads[grad_gpu] += p->length;
+        kinds[p->kind] += p->length;
+        if (p->kind == PIECE_VISIT && p->length > longest) longest = p->length;
+    }
+    CHECK(at == t->elements, "%zu of %zu: %s", at, t->elements, describe(c));
+    CHECK(list->subgroups == subgroup + 1, "%d sub-groups, not %d: %s", list->subgroups,
+          subgroup + 1, describe(c));
+    for (int k = 0; k < PIECE_KINDS; k++) CHECK(list->elements[k] == kinds[k], "kind %d", k);
+    CHECK(list->grads_host == grads[0] && list->grads_gpu == grads[1], "gradients");
+    CHECK(list->longest_visit == longest, "%zu, not %zu", list->longest_visit, longest);
+    free(begins);
+}
+
+// Runs, one after the other, are the tensors; none begins within a norm block.
+static void check_runs(const GPT2Table *t, const Pieces *list, const OffloadChoice *c) {
+    int run = 0, tensor = 0;
+    size_t within = 0, block = 0;  // elements of the tensor that were covered
+    for (int i = 0; i < list->count; i++) {
+        const Piece *p = &list->pieces[i];
+        const size_t before = block;
+        CHECK(p->first_run == run && p->first_block == block, "piece %d: run %d block %zu", i,
+              p->first_run, p->first_block);
+        for (int k = 0; k < p->runs && tensor < t->count; k++, run++) {
+            const AdamRun *r = &list->runs[run];
+            const GPT2Tensor *x = &t->tensors[tensor];
+            CHECK(p->at + r->at == x->offset + within, "piece %d, run %d: %s", i, k, describe(c));
+            CHECK(within % NORM_BLOCK == 0, "%s is cut at %zu: %s", x->name, within, describe(c));
+            CHECK(r->length > 0 && r->length <= x->size - within && r->at + r->length <= p->length,
+                  "piece %d, run %d: %s", i, k, describe(c));
+            CHECK(r->decay == x->decay, "decay of %s", x->name);
+            within += r->length;
+            block += norm_blocks(r->length);
+            if (within < x->size) continue;
+            within = 0;
+            tensor++;
+        }
+        CHECK(p->blocks == block - before, "piece %d: %zu blocks", i, p->blocks);
+    }
+    CHECK(tensor == t->count && within == 0, "%d of %d tensors: %s", tensor, t->count, describe(c));
+    size_t blocks = 0;
+    for (int i = 0; i < t->count; i++) blocks += norm_blocks(t->tensors[i].size);
+    CHECK(block == blocks, "%zu of %zu norm blocks: %s", block, blocks, describe(c));
+}
+
+// A cut is where it should be, but for the way to the next legal place: half a norm block, or the
+// gap behind a tensor.
+#define NEAR(a, b) ((a) < (b) ? (b) - (a) <= NORM_BLOCK / 2 + ALIGN_ELEMENTS \
+                              : (a) - (b) <= NORM_BLOCK / 2 + ALIGN_ELEMENTS)
+
+static void check_kinds(const GPT2Table *t, const Pieces *list, const OffloadChoice *c) {
+    const size_t P = t->elements, embeddings = t->tensors[t->first_layer].offset;
+    const size_t *n = list->elements;
+    const double share = c->mode == OFFLOAD_NONE ? 1 : c->mode == OFFLOAD_ZERO ? 0 : c->resident;
+    const size_t budget = (size_t)(share * (double)P);
+    if (c->mode != OFFLOAD_INTERLEAVE) CHECK(n[PIECE_VISIT] == 0, "visitors: %s", describe(c));
+    if (share == 0) CHECK(n[PIECE_RESIDENT] == 0, "residents: %s", describe(c));
+    if (share == 1) CHECK(n[PIECE_RESIDENT] == P, "not all resident: %s", describe(c));
+    if (c->stride == 0)
+        CHECK(NEAR(n[PIECE_RESIDENT], budget), "%zu resident, not %zu: %s", n[PIECE_RESIDENT],
+              budget, describe(c));
+    else
+        CHECK(n[PIECE_RESIDENT] <= budget + NORM_BLOCK, "%zu resident, not %zu", n[PIECE_RESIDENT],
+              budget);
+    // residents are the end, and before it the embeddings if there is room
+    int last = list->count;
+    while (last > 0 && list->pieces[last - 1].kind == PIECE_RESIDENT) last--;
+    for (int i = 0; i < last; i++) {
+        const bool first = c->stride == 0 && budget >= embeddings && list->pieces[i].segment == 0;
+        CHECK((list->pieces[i].kind == PIECE_RESIDENT) == first, "piece %d of %d: %s", i, last,
+              describe(c));
+    }
+    if (c->mode != OFFLOAD_INTERLEAVE) return;
+    double dealt = 0, visiting = 0;  // elements of sub-groups so far
+    for (int i = 0; i < last;) {
+        const Piece *p = &list->pieces[i];
+        double length = 0;
+        for (; i < last && list->pieces[i].subgroup == p->subgroup; i++) {
+            CHECK(list->pieces[i].kind == p->kind, "a sub-group is cut: %s", describe(c));
+            length += (double)list->pieces[i].length;
+        }
+        if (p->kind == PIECE_RESIDENT) continue;
+        dealt += length;
+        if (c->stride > 0)  // Algorithm 1
+            CHECK((p->kind == PIECE_VISIT) == (((size_t)p->subgroup + 1) % c->stride == 0),
+                  "sub-group %d: %s", p->subgroup, describe(c));
+        else if (p->kind == PIECE_VISIT)
+            CHECK(visiting + length <= c->share * dealt + 1, "too much visits: %s", describe(c));
+        else
+            CHECK(visiting + length > c->share * dealt, "too little visits: %s", describe(c));
+        if (p->kind == PIECE_VISIT) visiting += length;
+    }
+}
+
+// Sub-groups: flat, at multiples of their size; or a layer's equal parts.
+static void check_subgroups(const GPT2Table *t, const Pieces *list, const OffloadChoice *c) {
+    int in_segment = 0;
+    for (int i = 0; i < list->count;) {
+        const Piece *first = &list->pieces[i], *last = first;
+        while (++i < list->count && list->pieces[i].subgroup == first->subgroup) last++;
+        const size_t end = last->at + last->length;
+        const bool next_resident = i < list->count && last[1].kind == PIECE_RESIDENT;
+        if (c->subgroup > 0) {
+            // a resident embeddings is a sub-group of its own; residents begin one
+            const size_t at = (end + c->subgroup / 2) / c->subgroup * c->subgroup;
+            CHECK(end == t->elements || (next_resident && c->stride == 0) || NEAR(end, at)
+                  || (first->segment == 0 && first->kind == PIECE_RESIDENT), "ends at %zu: %s", end,
+                  describe(c));
+            continue;
+        }
+        CHECK(first->segment == last->segment, "a layer's end divides sub-groups: %s", describe(c));
+        if (first->at == segment_begin(t, first->segment)) in_segment = 0;
+        in_segment++;
+        if (first->segment == 0 && first->kind == PIECE_RESIDENT) continue;  // whole
+        CHECK(end - first->at <= SUBGROUP_PARAMETERS + NORM_BLOCK, "%zu: %s", end - first->at,
+              describe(c));
+        const size_t begin = segment_begin(t, first->segment);
+        const size_t length = segment_begin(t, first->segment + 1) - begin;
+        const size_t parts = (length + SUBGROUP_PARAMETERS - 1) / SUBGROUP_PARAMETERS;
+        const bool cut = (next_resident && c->stride == 0)  // where residents begin
+            || (i > (int)(last - first) + 1 && first->kind == PIECE_RESIDENT
+                && first[-1].kind != PIECE_RESIDENT);
+        CHECK((size_t)in_segment <= parts + 1, "part %d of %zu", in_segment, parts);
+        if (!cut) CHECK(end - first->at + 2 * NORM_BLOCK >= length / parts, "%zu of %zu in %zu: %s",
+                        end - first->at, length, parts, describe(c));
+    }
+}
+
+static void check_choice(const GPT2Table *t, const OffloadChoice *c) {
+    ShardMap map = gpt2_shards_all(t);
+    Pieces list = offload_pieces(t, &map, c);
+    check_pieces(t, &list, c);
+    check_runs(t, &list, c);
+    check_kinds(t, &list, c);
+    check_subgroups(t, &list, c);
+    pieces_free(&list);
+    free(map.shards);
+}
+
+static const double residents[] = {0, 1e-9, 0.01, 0.2, 0.5, 0.97, 0.999999, 1};
+static const double shares[] = {0, 1e-9, 0.01, 0.3, 0.5, 0.68, 0.999999, 1};
+
+static void every_choice_covers_every_preset(void) {
+    for (size_t i = 0; i < sizeof gpt2_presets / sizeof *gpt2_presets; i++) {
+        GPT2Config config;
+        Error err;
+        gpt2_preset(&config, gpt2_presets[i].name);
+        gpt2_finish(&config, &err);
+        GPT2Table t = gpt2_table(&config);
+        const size_t sizes[] = {0, t.elements / 300 + 5000, 100000000, t.elements, 2 * t.elements};
+        int number = 0;
+        for (int mode = OFFLOAD_NONE; mode <= OFFLOAD_INTERLEAVE; mode++)
+            for (size_t r = 0; r < 8; r++)
+                for (size_t z = 0; z < 5; z++)
+                    for (size_t k = 0; k < 12; k++) {
+                        if (mode < OFFLOAD_TWINFLOW && r > 0) continue;
+                        if (mode < OFFLOAD_INTERLEAVE && k > 0) continue;
+                        const size_t stride = k < 8 ? 0 : k - 7;  // 1 .. 4, or a share
+                        if (mode == OFFLOAD_INTERLEAVE && (r + z + k + i) % 4 != 0) continue;
+                        const OffloadChoice c = {
+                            .mode = mode, .resident = residents[r], .stride = stride,
+                            .share = stride > 0 ? 0 : shares[k % 8], .subgroup = sizes[z],
+                            .slots = 3, .keep_grads = ++number % 2 == 0};
+                        check_choice(&t, &c);
+                    }
+        gpt2_table_free(&t);
+    }
+}
+
+static void every_choice_covers_random_models(void) {
+    uint64_t x = 88172645463325252u;
+    #define RANDOM(n) (x ^= x << 13, x ^= x >> 7, x ^= x << 17, (size_t)(x % (n)))
+    for (int trial = 0; trial < 3000; trial++) {
+        GPT2Config config;
+        Error err;
+        memset(&config, 0, sizeof config);
+        config.layers = 1 + RANDOM(7);
+        config.heads = 1 + RANDOM(4);
+        config.channels = config.heads * (1 + RANDOM(trial % 3 == 0 ? 300 : 20));
+        config.ffn = RANDOM(2) ? 0 : 1 + RANDOM(3000);
+        config.context = 1 + RANDOM(3000);
+        config.vocab = 1 + RANDOM(3000);
+        config.tied = (int)RANDOM(2);
+        gpt2_finish(&config, &err);
+        GPT2Table t = gpt2_table(&config);
+        OffloadChoice c;
+        memset(&c, 0, sizeof c);
+        c.mode = OFFLOAD_NONE + (int)RANDOM(4);
+        c.resident = RANDOM(3) == 0 ? residents[RANDOM(8)] : (double)RANDOM(1001) / 1000;
+        if (c.mode == OFFLOAD_INTERLEAVE) {
+            c.stride = RANDOM(2) ? 1 + RANDOM(5) : 0;
+            if (c.stride == 0)
+                c.share = RANDOM(3) == 0 ? shares[RANDOM(8)] : (double)RANDOM(1001) / 1000;
+        }
+        c.subgroup = RANDOM(3) == 0 ? 0 : 4096 + RANDOM(2 * t.elements);
+        if (RANDOM(4) == 0) c.subgroup = 4096;
+        c.keep_grads = RANDOM(2);
+        check_choice(&t, &c);
+        gpt2_table_free(&t);
+    }
+    #undef RANDOM
+}
+
+// The sums of squares of the pieces' runs, one after the other, are those of the whole tensors.
+static void no_cut_changes_the_norm(void) {
+    GPT2Config config;
+    Error err;
+    gpt2_preset(&config, "nano");
+    gpt2_finish(&config, &err);
+    GPT2Table t = gpt2_table(&config);
+    ShardMap map = gpt2_shards_all(&t);
+    float *g = (float *)alloc_or_fail(t.elements, sizeof(float), "gradient");
+    gpt2_init(&t, g, 5);
+    size_t blocks = 0;
+    for (int i = 0; i < t.count; i++) blocks += norm_blocks(t.tensors[i].size);
+    double *whole = (double *)alloc_or_fail(2 * blocks, sizeof(double), "sums");
+    double *cut = whole + blocks;
+    size_t at = 0;
+    for (int i = 0; i < t.count; i++) {
+        norm_block_sums(g + t.tensors[i].offset, t.tensors[i].size, whole + at);
+        at += norm_blocks(t.tensors[i].size);
+    }
+    for (int k = 0; k < 60; k++) {
+        const OffloadChoice c = {
+            .mode = OFFLOAD_INTERLEAVE, .resident = 0.01 * (k % 7), .stride = (size_t)(k % 3),
+            .share = 0.013 * k, .subgroup = k % 2 ? 0 : 4096 + 1013 * (size_t)k, .slots = 2,
+            .keep_grads = true};
+        Pieces list = offload_pieces(&t, &map, &c);
+        memset(cut, 0, blocks * sizeof(double));
+        for (int i = 0; i < list.count; i++) {
+            const Piece *p = &list.pieces[i];
+            size_t block = p->first_block;
+            for (int j = p->first_run; j < p->first_run + p->runs; j++) {
+                norm_block_sums(g + p->at + list.runs[j].at, list.runs[j].length, cut + block);
+                block += norm_blocks(list.runs[j].length);
+            }
+        }
+        CHECK(memcmp(whole, cut, blocks * sizeof(double)) == 0, "%s", describe(&c));
+        pieces_free(&list);
+    }
+    free(whole);
+    free(g);
+    free(map.shards);
+    gpt2_table_free(&t);
+}
+
+// GPT-2 small by hand: 12 layers of 7.1 M, embeddings of 39.4 M, in sub-groups of one layer each.
+static void a_known_model_is_dealt_as_by_hand(void) {
+    GPT2Config config;
+    Error err;
+    gpt2_preset(&config, "gpt2");
+    gpt2_finish(&config, &err);
+    GPT2Table t = gpt2_table(&config);
+    ShardMap map = gpt2_shards_all(&t);
+    const size_t head = (50304 + 1024) * 768, layer = 12 * 768 * 768 + 13 * 768;
+    OffloadChoice c;
+    memset(&c, 0, sizeof c);
+    c.mode = OFFLOAD_INTERLEAVE;
+    c.stride = 3;
+    c.resident = (2.5 * (double)layer + 1536) / (double)t.elements;
+    Pieces list = offload_pieces(&t, &map, &c);
+    CHECK(list.count == 14 && list.subgroups == 14, "%d pieces", list.count);
+    for (int i = 0; i < list.count; i++) {
+        const int kind = i >= 11 ? PIECE_RESIDENT : i % 3 == 2 ? PIECE_VISIT : PIECE_HOST;
+        CHECK(list.pieces[i].kind == kind && list.pieces[i].segment == i, "piece %d", i);
+    }
+    CHECK(list.elements[PIECE_VISIT] == 3 * layer && list.longest_visit == layer, "visitors");
+    CHECK(list.elements[PIECE_HOST] == head + 7 * layer, "host");
+    pieces_free(&list);
+    c.stride = 0;
+    c.share = 0.5;
+    c.resident = ((double)head + 1.0 * (double)layer + 1537) / (double)t.elements;
+    list = offload_pieces(&t, &map, &c);
+    // embeddings; 11 layers, one for the CPU, one for the GPU; one layer; the tail
+    CHECK(list.count == 1 + 11 + 2, "%d pieces", list.count);
+    CHECK(list.pieces[0].kind == PIECE_RESIDENT && list.pieces[0].length == head, "embeddings");
+    for (int i = 1; i <= 11; i++)
+        CHECK(list.pieces[i].kind == (i % 2 ? PIECE_HOST : PIECE_VISIT)
+              && list.pieces[i].segment == i, "piece %d", i);
+    CHECK(list.pieces[12].at == head + 11 * layer, "residents begin at %zu", list.pieces[12].at);
+    pieces_free(&list);
+    free(map.shards);
+    gpt2_table_free(&t);
+}
+
+static void slots_and_places_are_as_many_as_are_of_use(void) {
+    CHECK(slots_of(0, 9) == 3 && slots_of(0, 2) == 2 && slots_of(7, 9) == 7 && slots_of(7, 0) == 0,
+          "slots");
+    CHECK(places_of(0, 9) == 2 && places_of(1, 9) == 2 && places_of(5, 9) == 5
+          && places_of(12, 9) == 9 && places_of(2, 1) == 1, "places");
+}
+
+// The numbers that transformers counts in these models; OPT without the two rows of its position
+// table that no token uses.
+static void presets_have_their_parameters(void) {
+    static const struct { const char *name; size_t parameters; } known[] = {
+        {"gpt2", 124439808},          {"gpt2-xl", 1557611200},       {"opt-125m", 125237760},
+        {"opt-350m", 331194368},      {"smollm2-135m", 134515008},   {"smollm2-360m", 361821120},
+        {"tinyllama-1.1b", 1100048384}, {"llama2-7b", 6738415616},   {"llama2-13b", 13015864320},
+        {"llama3.2-1b", 1235814400},  {"llama3.2-3b", 3212749824},   {"llama3.1-8b", 8030261248},
+        {"mistral-7b", 7241732096},   {"qwen2.5-0.5b", 494032768},   {"qwen2.5-1.5b", 1543714304},
+        {"qwen2.5-3b", 3085938688},   {"qwen2.5-7b", 7615616512},    {"qwen2.5-14b", 14770033664},
+        {"qwen3-0.6b", 596049920},    {"qwen3-1.7b", 1720574976},    {"qwen3-4b", 4022468096},
+        {"qwen3-8b", 8190735360},     {"qwen3-14b", 14768307200}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        GPT2Config c;
+        Error err;
+        CHECK(gpt2_preset(&c, known[i].name) && gpt2_finish(&c, &err), "%s", known[i].name);
+        GPT2Table t = gpt2_table(&c);
+        CHECK(t.parameters == known[i].parameters, "%s has %zu", known[i].name, t.parameters);
+        gpt2_table_free(&t);
+    }
+}
+
+int main(void) {
+    RUN(presets_have_their_parameters);
+    RUN(every_choice_covers_every_preset);
+    RUN(every_choice_covers_random_models);
+    RUN(no_cut_changes_the_norm);
+    RUN(a_known_model_is_dealt_as_by_hand);
+    RUN(slots_and_places_are_as_many_as_are_of_use);
+    return test_summary();
+}

@@ -1,0 +1,476 @@
+// test_options.c: every line that the command line can be refused with, the values that it stores,
+// how a checkpoint's options and new ones are merged, and the learning rate (open.h).
+#include "../../../tide/run/open.h"
+#include "../dies.h"
+#include "../test.h"
+
+// Parses a command line given as one string of words; "_" is an empty word, and '~' a blank.
+static Options parse(const char *line, bool gpu) {
+    char *argv[64], *save = NULL;  // Options points into the words: they stay
+    int argc = 1;
+    Options o;
+    argv[0] = strdup("train_gpt2");
+    for (char *w = strtok_r(strdup(line), " ", &save); w != NULL; w = strtok_r(NULL, " ", &save)) {
+        if (strcmp(w, "_") == 0) *w = '\0';
+        for (char *c = w; *c; c++) if (*c == '~') *c = ' ';
+        argv[argc++] = w;
+    }
+    argv[argc] = NULL;
+    options_parse(&o, argc, argv, gpu);
+    return o;
+}
+
+static Options cpu(const char *line) { return parse(line, false); }
+
+// The command line of a run that goes on, and what its checkpoint has.
+static Options resume(const char *line, const char *lines, bool gpu) {
+    Options o = parse(line, gpu);
+    options_resume(&o, lines);
+    return o;
+}
+
+static char lines[8192];
+static const char *saved(const Options *o) {
+    options_write(o, lines, sizeof lines);
+    return lines;
+}
+
+static bool close_to(double a, double b) { return fabs(a - b) <= 1e-15 * fabs(b); }
+
+static void defaults_are_the_documented_ones(void) {
+    const Options o = parse("--data a.txt", true);
+    CHECK(o.val == NULL && o.tokenizer == NULL && o.prompt == NULL && o.dump == NULL, "not given");
+    CHECK(o.layers == 0 && o.seq == 0 && o.threads == 0 && strcmp(o.out, "out") == 0, "auto");
+    CHECK(o.warmup == AUTO_COUNT && o.min_lr == AUTO_REAL && o.save_every == AUTO_COUNT, "auto");
+    CHECK(o.stride == 0 && o.share == AUTO_REAL && o.resident_blocks == AUTO_COUNT, "auto");
+    for (int i = 0; i < OPTION_COUNT; i++) {  // what --help shows is what a run has
+        const Option *x = &option_table[i];
+        char find[300];
+        if (!option_is_saved(&o, x) || x->initial == NULL) continue;
+        snprintf(find, sizeof find, "--%s %s\n", x->name, x->initial);
+        if (x->type != O_REAL || !strcmp(x->initial, "auto"))
+            CHECK(strstr(saved(&o), find), "%s", find);
+        for (int k = 0; k < i; k++)
+            CHECK(option_table[k].offset != x->offset || option_table[k].type == O_TITLE,
+                  "--%s and --%s are one", x->name, option_table[k].name);
+    }
+}
+
+// What suits AdamW would end a run of MeZO: its defaults are others, but what is given counts.
+static void mezo_has_defaults_of_its_own(void) {
+    Options o = cpu("--data d --optimizer mezo");
+    CHECK(o.optimizer == OPTIMIZER_MEZO && o.lr == 1e-6 && o.weight_decay == 0, "%g", o.lr);
+    CHECK(o.schedule == SCHEDULE_CONSTANT && o.warmup == 0 && o.min_lr == AUTO_REAL, "schedule");
+    CHECK(schedule_lr(&o, 1) == 1e-6 && schedule_lr(&o, o.steps) == 1e-6, "constant");
+    o = cpu("--lr 1e-4 --weight-decay 0.1 --schedule linear --warmup 5 --min-lr 1e-5 "
+            "--optimizer mezo --data d");
+    CHECK(o.lr == 1e-4 && o.weight_decay == 0.1 && o.schedule == SCHEDULE_LINEAR, "given");
+    CHECK(o.warmup == 5 && o.min_lr == 1e-5, "given");
+    o = cpu("--optimizer mezo --optimizer adamw --data d");
+    CHECK(o.lr == 6e-4 && o.weight_decay == 0.1 && o.warmup == AUTO_COUNT, "the last one counts");
+    // On --resume the checkpoint's values stand before them, whether the optimizer is named or not.
+    const Options run = cpu("--data d --optimizer mezo --lr 1e-4 --weight-decay 0.5 "
+                            "--schedule linear --warmup 7");
+    static const char *const resumes[] = {"--resume", "--resume --optimizer mezo"};
+    for (int i = 0; i < 2; i++) {
+        o = resume(resumes[i], saved(&run), false);
+        CHECK(o.lr == 1e-4 && o.weight_decay == 0.5 && o.warmup == 7, "%g", o.lr);
+        CHECK(o.schedule == SCHEDULE_LINEAR && o.optimizer == OPTIMIZER_MEZO, "schedule");
+    }
+}
+
+static void options_are_stored_in_their_fields(void) {
+    Options o = cpu("--model=gpt2-xl --layers 1 --heads 2 --channels 3 --context 4 --vocab 5 "
+                    "--data a=b --val v --tokenizer bytes --batch 6 --seq 7 --accum 8 --seed 9 "
+                    "--steps 100 --lr 1e-2 --warmup 10 --schedule linear --min-lr=.5e-3 "
+                    "--weight-decay 0 --beta1 .5 --beta2 0.999 --eps 1e-6 --clip 0 ");
+    CHECK(strcmp(o.model, "gpt2-xl") == 0 && strcmp(o.data, "a=b") == 0, "%s", o.data);
+    CHECK(strcmp(o.val, "v") == 0 && strcmp(o.tokenizer, "bytes") == 0, "text");
+    CHECK(o.layers == 1 && o.heads == 2 && o.channels == 3 && o.context == 4 && o.vocab == 5, "-");
+    CHECK(o.batch == 6 && o.seq == 7 && o.accum == 8 && o.seed == 9 && o.steps == 100, "-");
+    CHECK(o.lr == 0.01 && o.warmup == 10 && o.schedule == SCHEDULE_LINEAR && o.min_lr == 5e-4, "-");
+    CHECK(o.weight_decay == 0 && o.beta1 == 0.5 && o.beta2 == 0.999 && o.eps == 1e-6, "-");
+    CHECK(o.clip == 0, "-");
+    o = cpu("--data d --eval-every 1 --eval-batches 2 --sample-every 3 --sample-tokens 4 "
+            "--prompt _ --temperature 0 --top-k 5 --top-p .9 --out o --save-every 6 --keep 7 "
+            "--save-dtype bf16 --threads 8 --dump f --warmup auto --seed 9007199254740991 "
+            "--choices q.jsonl --keep-best");
+    CHECK(o.eval_every == 1 && o.eval_batches == 2 && o.sample_every == 3, "-");
+    CHECK(o.sample_tokens == 4 && o.prompt != NULL && *o.prompt == '\0' && o.temperature == 0, "-");
+    CHECK(o.top_p == 0.9 && cpu("--data d").top_p == 1 && cpu("--data d --top-p 1").top_p == 1, "-");
+    CHECK(o.top_k == 5 && strcmp(o.out, "o") == 0 && o.save_every == 6 && o.keep == 7, "-");
+    CHECK(o.save_dtype == SAVE_BF16 && o.threads == 8 && strcmp(o.dump, "f") == 0, "-");
+    CHECK(strcmp(o.choices, "q.jsonl") == 0 && o.keep_best && o.scores == NULL, "-");
+    CHECK(strcmp(cpu("--choices q --scores s --steps 0").scores, "s") == 0, "alone");
+    CHECK(o.warmup == AUTO_COUNT && o.seed == 9007199254740991, "%zu", o.seed);
+    CHECK(cpu("--data d --lr 1 --lr 2").lr == 2, "the last one counts");
+    CHECK(strcmp(cpu("--data d --prompt=--x").prompt, "--x") == 0, "dashes");
+    static const struct { const char *text; size_t bytes; } sizes[] = {
+        {"512M", 512 << 20}, {"3000K", 3000 << 10}, {"24GB", (size_t)24 << 30}, {"0", 0},
+        {"24GiB", (size_t)24 << 30}, {"24g", (size_t)24 << 30}, {"24gb", (size_t)24 << 30},
+        {"1t", (size_t)1 << 40}, {"2mib", 2 << 20}, {"1048576", 1 << 20}, {"0G", 0}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        char line[80];
+        snprintf(line, sizeof line, "--data d --host-memory %s", sizes[i].text);
+        CHECK(parse(line, true).host_memory == sizes[i].bytes, "%s", line);
+    }
+    // Where there is something to sample with, and nothing else to do, it is sampled.
+    CHECK(cpu("--model m --prompt x").steps == 0, "a sample");
+    CHECK(parse("--plan --model m --prompt x", true).steps == 1000, "a plan");
+    o = parse("--data d --optimizer mezo --zo-eps 1e-2 --zo-queries 4 --zo-noise rademacher "
+              "--labels ~bad|~good --template ~= --precision fp16 --slots 2 "
+              "--resident-blocks 5 --no-overlap --zo-no-slots --zo-no-fused-update", true);
+    CHECK(o.zo_eps == 1e-2 && o.zo_queries == 4 && o.zo_noise == 1 && o.no_overlap, "-");
+    CHECK(o.precision == PRECISION_FP16 && strcmp(o.labels, " bad| good") == 0, "-");
+    CHECK(o.slots == 2 && o.resident_blocks == 5, "-");
+    CHECK(o.zo_no_slots && o.zo_no_fused_update && strcmp(o.template_text, " =") == 0, "-");
+    o = cpu("--data d --offload zenflow --zen-topk 0.25 --zen-window 7 --zen-reselect 0 "
+            "--zen-warmup 99 --zen-overlap off");
+    CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.25 && o.zen_window == 7, "-");
+    CHECK(o.zen_reselect == 0 && o.zen_warmup == 99 && o.zen_overlap == OVERLAP_OFF, "-");
+    CHECK(cpu("--data d --offload zenflow --zen-window auto").zen_window == 0, "auto");
+}
+
+static void mistakes_are_refused_with_a_reason(void) {
+    static const struct { const char *line, *reason; } cases[] = {
+        {"", "--data is missing"},
+        {"--steps 0", "--steps 0 needs"},
+        {"--data d --keep-best --eval-every 0", "leave out --eval-every 0"},
+        {"--data d --keep-best --no-save", "leave out --no-save"},
+        {"--data d --scores s", "--scores is of an evaluation"},
+        {"--data d --scores s --steps 0 --prompt x", "--scores is of an evaluation"},
+        {"--dump f --steps 0 --prompt x", "--data is missing"},
+        {"--data", "--data needs a value"},
+        {"--data --steps 5", "--data needs a value; write --NAME=VALUE"},
+        {"--data _", "--data needs a value that is not empty"},
+        {"--data=", "not empty"},
+        {"file.txt", "unexpected argument \"file.txt\""},
+        {"--data d _", "unexpected argument \"\""},
+        {"--data d --weight_decay 1", "did you mean --weight-decay?"},
+        {"--data d --weight-decya 1", "did you mean --weight-decay?"},
+        {"--data d --sead=3", "unknown option --sead; did you mean --seed?"},
+        {"--data d -steps 3", "unknown option -steps; did you mean --steps?"},
+        {"--data d --top-p 0", "--top-p 0: must be 1e-09 to 1"},
+        {"--data d --top-p 1.1", "--top-p 1.1: must be 1e-09 to 1"},
+        {"--data d --temperat 3", "did you mean --temperature?"},
+        {"--data d --learning-rate 1", "unknown option --learning-rate; did you mean --lr?"},
+        {"--data d --batch-size 1", "did you mean --batch?"},
+        {"--data d --seq-len 1", "did you mean --seq?"},
+        {"--prompt x", "--data is missing"},
+        {"--model m --prompt x --out o", "--data is missing"},
+        {"--model m --prompt x --steps 5", "--data is missing"},
+        {"--data d --xyzzyx 3", "unknown option --xyzzyx; see --help"},
+        {"--data d --", "unknown option --;"},
+        {"--data d -", "unknown option -;"},
+        {"--data d --Model", "unknown option --Model"},
+        {"--data d --resume=1", "--resume takes no value"},
+        {"--data d --steps 1.5", "--steps: \"1.5\" is not a whole number"},
+        {"--data d --steps -1", "--steps -1: must be 0 or more"},
+        {"--data d --batch -3", "--batch -3: must be 1 or more"},
+        {"--data d --gpu-memory -1G", "--gpu-memory -1G: must be 0 or more"},
+        {"--data d --warmup -", "is not a whole number"},
+        {"--data d --warmup --5", "--warmup needs a value"},
+        {"--data d --warmup 1e3", "is not a whole number, in digits"},
+        {"--data d --lr 1e999", "--lr 1e999: must be 0 to 1000"},
+        {"--data d --lr -1e999", "--lr -1e999: must be 0 to 1000"},
+        {"--data d --lr -nan", "is not a number"},
+        {"--data d --steps auto", "is not a whole number"},
+        {"--data d --steps 18446744073709551616", "must be 0 to"},
+        {"--data d --steps 1000000000001", "must be 0 to"},
+        {"--data d --seed 9007199254740992", "must be 0 to 9007199254740991"},
+        {"--data d --batch 0", "--batch 0: must be 1 to 1048576"},
+        {"--data d --layers 0", "--layers 0: must be 1 to 1000"},
+        {"--data d --lr x", "--lr: \"x\" is not a number"},
+        {"--data d --lr nan", "is not a number"},
+        {"--data d --lr -1", "must be 0 to"},
+        {"--data d --eps 0", "--eps 0: must be"},
+        {"--data d --beta2 1", "--beta2 1: must be 0 to 0.999999999"},
+        {"--data d --schedule cos", "must be one of cosine|linear|constant"},
+        {"--data d --steps 10 --warmup 11", "--warmup 11 is longer than --steps 10"},
+        {"--data d --lr 1e-4 --min-lr 2e-4", "--min-lr 0.0002 is above --lr 0.0001"},
+        {"--data d --batch 1048576 --seq 1048576", "too much for one"},
+        {"--data d --dump f --resume", "leave out --resume"},
+        {"--optimizer mezo", "--data is missing"},
+        {"--data d --optimizer sgd", "must be one of"},
+        {"--data d --offload zero", "the CPU trainer has nothing to offload"},
+        {"--data d --offload zen", "one of auto|none|zero|twinflow|interleave|zenflow"},
+        {"--data d --precision bf16", "this is the CPU trainer"},
+        {"--data d --gpu-memory 24G", "this is the CPU trainer"},
+        {"--data d --plan", "--plan is an option of the GPU builds"},
+        {"--data d --zen-topk 0.1", "--zen-topk needs --offload zenflow"},
+        {"--data d --offload none --zen-window 2", "--zen-window needs --offload zenflow"},
+        {"--data d --offload zenflow --zen-topk 1.5", "--zen-topk 1.5: must be 0 to 1"},
+        {"--data d --offload zenflow --zen-window 0", "--zen-window 0: must be 1 to 1048576"},
+        {"--data d --offload zenflow --dump f", "--dump shows the gradient of plain"},
+        {"--data d --optimizer mezo --offload zenflow", "--offload places the state of AdamW"},
+        {"--data d --zo-eps 0.2", "--zo-eps needs --optimizer mezo"},
+        {"--data d --optimizer mezo --beta1 0.8", "--beta1 needs --optimizer adamw"},
+        {"--data d --steps 0 --zo-eps 1e-3", "--zo-eps needs --optimizer mezo"},
+        {"--data d --optimizer mezo --zo-eps 0", "--zo-eps 0: must be"},
+        {"--data d --optimizer mezo --zo-queries 257", "must be 1 to 256"},
+        {"--data d --optimizer mezo --zo-noise normal", "one of gaussian|rademacher"},
+        {"--data d --optimizer mezo --labels _", "not empty"},
+        {"--data d --labels a|b --sample-every 5", "running text"},
+        {"--data d --optimizer mezo --dump f", "--dump shows the gradient of plain"},
+        {"--data d --optimizer mezo --schedule linear --lr 1e-5 --min-lr 1e-4",
+         "is above --lr 1e-05"},
+        {"--data d --optimizer mezo --resident-blocks 0", "this is the CPU trainer"},
+    };
+    static const struct { const char *line, *reason; } gpu[] = {
+        {"--data d --gpu-memory 24", "24 is less than a megabyte: did you mean gigabytes"},
+        {"--data d --host-memory 1023K", "1023K is less than a megabyte"},
+        {"--data d --gpu-memory 24B", "\"24B\" is not a size, like 512M or 24G"},
+        {"--data d --gpu-memory 24GBs", "is not a size"},
+        {"--data d --gpu-memory 24~GB", "is not a size"},
+        {"--data d --gpu-memory 99999999TB", "must be 0 to"},
+        {"--data d --world 2", "--world needs --plan"},
+        {"--data d --zero 4", "--zero 4: must be 1 to 3"},
+        {"--data d --offload zero --resident 0.5", "--resident needs --offload twinflow, inter"},
+        {"--data d --resident 0.5", "--resident needs --offload twinflow, interleave or zenflow"},
+        {"--data d --offload zero --zen-topk 0.1", "--zen-topk needs --offload zenflow"},
+        {"--data d --offload zenflow --subgroup 5000", "needs another --offload"},
+        {"--data d --offload zenflow --slots 2", "needs another --offload"},
+        {"--data d --offload zenflow --grad-wire fp32", "needs another --offload"},
+        {"--data d --offload zenflow --stride 2", "needs --offload interleave"},
+        {"--data d --offload zenflow --dump f", "--dump shows the gradient of plain"},
+        {"--data d --offload zenflow --zen-topk 1 --zen-window auto", "leaves only one of them"},
+        {"--data d --offload zenflow --zen-topk 0 --zen-window auto", "leaves only one of them"},
+        {"--data d --stride 2", "needs --offload interleave"},
+        {"--data d --offload interleave --stride 2 --share 0.5", "leave one out"},
+        {"--data d --offload interleave --subgroup 100", "must be 4096 to"},
+        {"--data d --offload interleave --slots 0", "must be 1 to 1000"},
+        {"--offload zero", "--data is missing"},
+        {"--data d --precision fp16", "--precision fp16 has no backward pass"},
+        {"--data d --precision fp8", "must be one of bf16|fp32|fp16"},
+        {"--data d --resident-blocks 1", "--resident-blocks needs --optimizer mezo"},
+        {"--data d --optimizer mezo --resident-blocks 1001", "must be 0 to 1000"},
+        {"--data d --optimizer mezo --offload zero", "with mezo: --resident-blocks"},
+        {"--data d --optimizer mezo --recompute block", "--recompute needs --optimizer adamw"},
+        {"--data d --optimizer mezo --resident 0.5", "--resident needs --optimizer adamw"},
+        {"--data d --optimizer mezo --grad-wire fp32", "--grad-wire needs --optimizer adamw"},
+        {"--data d --optimizer mezo --offload auto", "with mezo: --resident-blocks"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        CHECK(DIES_WITH(cases[i].reason, cpu(cases[i].line)), "[%s]", cases[i].line);
+    for (size_t i = 0; i < sizeof gpu / sizeof gpu[0]; i++)
+        CHECK(DIES_WITH(gpu[i].reason, parse(gpu[i].line, true)), "[%s]", gpu[i].line);
+    char big[5000];  // a long word must neither overflow nor hide what is wrong
+    memset(big, 'x', sizeof big);
+    big[0] = big[1] = '-';
+    big[sizeof big - 1] = '\0';
+    CHECK(DIES_WITH("see --help", cpu(big)), "long");
+}
+
+static void combinations_that_work_are_accepted(void) {
+    static const struct { bool gpu; const char *line; } lines[] = {
+        {0, "--steps 0 --prompt hello"}, {0, "--steps 0 --val v"}, {0, "--steps 0 --data d"},
+        {0, "--resume"}, {0, "--data d --dump f --steps 0"}, {0, "--data d --steps 10 --warmup 10"},
+        {0, "--steps 0 --prompt _"}, {0, "--data d --lr 1e-4 --min-lr 1e-4"},
+        {0, "--data d --lr 0"},
+        {0, "--steps 0 --data d --warmup 99"}, {0, "--resume --out x"}, {0, "--steps 0 --out x"},
+        {0, "--steps 0 --optimizer mezo --prompt x"}, {0, "--data d --optimizer mezo --labels a|b"},
+        {0, "--steps 0 --val v --labels a|b --template x"}, {0, "--data d --offload auto"},
+        {0, "--data d --offload none"}, {0, "--steps 0 --data d --offload zenflow"},
+        {0, "--data d --offload zenflow --zen-topk 0 --zen-window 1048576"},
+        {0, "--data d --offload zenflow --zen-topk 0.9 --zen-window auto"},
+        {1, "--plan"}, {1, "--calibrate --rates f"}, {1, "--plan --model 7b --rates f --trace t"},
+        {1, "--data d --offload interleave --stride auto --resident 0.2 --subgroup 4096 --slots 1"},
+        {1, "--data d --offload interleave --share 0"},
+        {1, "--data d --offload twinflow --resident 1"},
+        {1, "--plan --optimizer mezo --slots 2"}, {1, "--data d --optimizer mezo --offload none"},
+        {1, "--data d --optimizer mezo --precision fp16 --slots 1"},
+        {1, "--data d --no-save --no-overlap"},
+        {1, "--plan --offload zenflow --resident 0.3 --zen-window auto"},
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        const char *said = DIES(parse(lines[i].line, lines[i].gpu));
+        CHECK(said == NULL, "[%s] %s", lines[i].line, said);
+    }
+}
+
+static void help_is_complete_and_narrow(void) {
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    options_help(f, "train_gpt2");
+    fclose(f);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const Option *x = &option_table[i];
+        char find[80];
+        snprintf(find, sizeof find, x->type == O_TITLE ? "\n%s\n" : "\n  --%s ", x->name);
+        const char *line = strstr(text, find);
+        CHECK(line != NULL, "%s", x->name);
+        if (line == NULL || x->type == O_TITLE) continue;
+        const char *next = strstr(line + 1, "\n  --"), *end = strstr(line + 1, "\n\n");
+        if (next == NULL || (end != NULL && end < next)) next = end != NULL ? end : text + n;
+        char entry[300];
+        snprintf(entry, sizeof entry, "%.*s", (int)(next - line), line);
+        snprintf(find, sizeof find, "[%s]", x->initial != NULL ? x->initial : "");
+        CHECK(x->initial == NULL || strstr(entry, find) != NULL, "no default: %s", entry);
+        CHECK((strstr(entry, " = ") != NULL) == ((x->flags & O_FIXED) != 0), "mark: %s", entry);
+    }
+    // What the head explains is there, and nothing else; three examples; no long group.
+    CHECK(strstr(text, "not implemented") == NULL, "a mark that nothing has");
+    int examples = 0, group = 0;
+    for (const char *at = text; (at = strstr(at, "\n  train_gpt2 --")) != NULL; at++) examples++;
+    CHECK(examples == 3, "%d examples", examples);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        group = option_table[i].type == O_TITLE ? 0 : group + 1;
+        CHECK(group <= 14, "too many options in the group of --%s", option_table[i].name);
+    }
+    for (const char *line = text; *line;) {
+        size_t length = strcspn(line, "\n");
+        CHECK(length <= 100, "%.*s", (int)length, line);
+        line += length + 1;
+    }
+    free(text);
+}
+
+static void a_checkpoint_restores_what_was_not_given(void) {
+    const Options run = cpu("--data a\"b\\.txt --model d12 --batch 3 --seq 64 --warmup 7 "
+                            "--lr 0.1234567890123456 --schedule linear --clip 0.30000000000000004 "
+                            "--seed 9007199254740991 --prompt a~\x01\n\\n --keep 9 --threads 3 --out o "
+                            "--eps 1e-9 --steps 500 --weight-decay 0");
+    char *first = strdup(saved(&run));
+    Options o = resume("--resume", first, false);
+    CHECK(strcmp(o.data, "a\"b\\.txt") == 0 && strcmp(o.model, "d12") == 0, "%s", o.data);
+    CHECK(o.batch == 3 && o.seq == 64 && o.lr == run.lr && o.warmup == 7, "-");
+    CHECK(o.clip == run.clip && o.seed == run.seed, "all digits: %.17g", o.clip);
+    CHECK(o.schedule == SCHEDULE_LINEAR && strcmp(o.prompt, "a \x01\n\\n") == 0, "%s", o.prompt);
+    CHECK(!o.keep_best && o.keep == 9 && o.eps == 1e-9 && o.min_lr == AUTO_REAL && o.val == NULL, "-");
+    CHECK(o.threads == 0 && strcmp(o.out, "out") == 0, "threads and out are not restored");
+    CHECK(strcmp(first, saved(&o)) == 0, "%s", lines);
+    // Given and allowed to change; given and equal; the auto values.
+    o = resume("--resume --steps 900 --lr 1 --schedule cosine --warmup auto --data other --batch 3 "
+               "--seq 64 --keep 1 --min-lr 0.5 --eval-every 0 --save-dtype bf16 --val v",
+               first, false);
+    CHECK(o.steps == 900 && o.lr == 1 && o.schedule == SCHEDULE_COSINE && o.keep == 1, "new");
+    CHECK(o.warmup == AUTO_COUNT && o.min_lr == 0.5 && strcmp(o.data, "other") == 0, "new values");
+    CHECK(o.eval_every == 0 && o.save_dtype == SAVE_BF16 && strcmp(o.val, "v") == 0, "new values");
+    CHECK(o.batch == 3 && o.seq == 64 && o.seed == run.seed, "old values");
+    for (size_t n = 1; n <= strlen(first) + 1; n += 1 + 37 * (n < strlen(first) - 40)) {
+        char *exact = (char *)malloc(n);
+        const bool fits = DIES(options_write(&run, exact, n)) == NULL;
+        CHECK(fits == (n > strlen(first)) && (!fits || strcmp(exact, first) == 0), "%zu bytes", n);
+        free(exact);
+    }
+}
+
+static void a_checkpoint_refuses_another_run(void) {
+    static const char *const fixed[] = {
+        "--model gpt2", "--layers 3", "--heads 3", "--channels 12", "--context 9", "--vocab 99",
+        "--seq 65", "--seed 1", "--beta1 0.8", "--beta2 0.8", "--eps 1", "--optimizer mezo",
+        "--zo-eps 1", "--zo-queries 2", "--zo-noise rademacher", "--labels a|b", "--template x"};
+    static const struct { const char *lines, *reason; } damaged[] = {
+        {"--batch 0\n", "--batch 0: must be"}, {"--batch 1e3\n", "not a whole number"},
+        {"--batch\n", "--batch needs a value"}, {"--batch {}\n", "--batch"},
+        {"--batch ", "not a whole number"}, {"--model \n", "--model needs"},
+        {"--schedule x\n", "must be one of"}, {"--lr true\n", "not a number"},
+        {"", "--data is missing"}, {"\n\n", "--data is missing"},
+        {"--data", "--data is missing"}, {"-data d\n--dat a\n", "--data is missing"},
+        {"--data d\n--min-lr 1\n", "--min-lr 1 is above"}};
+    const Options run = cpu("--data d --model d12 --batch 3 --seq 64");
+    saved(&run);
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
+        char line[200];
+        snprintf(line, sizeof line, "--resume %s", fixed[i]);
+        CHECK(DIES_WITH("contradicts the checkpoint", resume(line, lines, false)), "%s", fixed[i]);
+    }
+    CHECK(DIES_WITH("--seq contradicts the checkpoint, which has 64",
+                    resume("--resume --seq 65", lines, false)), "seq");
+    CHECK(DIES_WITH("longer", resume("--resume --steps 10 --warmup 11", lines, false)),
+          "checked after the merge");
+    for (size_t i = 0; i < sizeof damaged / sizeof damaged[0]; i++)
+        CHECK(DIES_WITH(damaged[i].reason, resume("--resume", damaged[i].lines, false)), "[%s]",
+              damaged[i].lines);
+    // What this build does not have is skipped, so that CPU and GPU load each other's checkpoints.
+    const Options o = resume("--resume", "--data d\\n\\\\n\\x\\\n--precision int4\n--news 1\n"
+                                         "--threads 0.5\n", false);
+    CHECK(strcmp(o.data, "d\n\\n\\x\\") == 0 && o.threads == 0, "%s", o.data);
+}
+
+// Importance-aware updates: their settings stay while they run, and may be others after they did
+// not.
+static void settings_of_a_mode_that_is_left_may_change(void) {
+    static const char *const fixed[] = {
+        "--zen-topk 0.3", "--zen-window 3", "--zen-window 4", "--zen-reselect 3", "--zen-warmup 3"};
+    const Options run = cpu("--data d --offload zenflow --zen-topk 0.2 --zen-window auto "
+                            "--zen-reselect 5 --zen-warmup 6");
+    char line[200], *first = strdup(saved(&run));
+    CHECK(strstr(first, "--offload zenflow\n") && strstr(first, "--zen-topk 0.2\n")
+          && strstr(first, "--zen-window auto\n"), "%s", first);
+    Options o = resume("--resume", first, false);
+    CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.2 && o.zen_window == 0, "restored");
+    CHECK(o.zen_reselect == 5 && o.zen_warmup == 6, "restored");
+    resume("--resume --zen-window auto --zen-topk 0.2", first, false);  // the same
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
+        snprintf(line, sizeof line, "--resume %s", fixed[i]);
+        CHECK(DIES_WITH("contradicts", resume(line, first, false)), "%s", line);
+    }
+    // Left: what they were is still known, and of no use now.
+    o = resume("--resume --offload none", first, false);
+    CHECK(o.offload == OFFLOAD_NONE && o.zen_topk == 0.2 && o.zen_window == 0, "kept");
+    char *left = strdup(saved(&o));
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
+        snprintf(line, sizeof line, "--resume %s", fixed[i]);
+        CHECK(DIES_WITH("needs --offload zenflow", resume(line, left, false)), "%s", line);
+        snprintf(line, sizeof line, "--resume --offload zenflow %s", fixed[i]);
+        o = resume(line, left, false);
+        CHECK((o.zen_topk == 0.2) == (i > 0) && o.zen_window == (i == 1 ? 3 : i == 2 ? 4 : 0),
+              "what is not given is as before: %s", line);
+    }
+}
+
+static void gpu_options_are_saved_by_gpu_builds_only(void) {
+    Options o = cpu("--data d");
+    CHECK(strstr(saved(&o), "--precision") == NULL, "%s", lines);
+    CHECK(strstr(lines, "--offload auto\n") != NULL, "%s", lines);  // zenflow is on both
+    o = parse("--data d --offload twinflow --resident 0.5", true);
+    CHECK(strstr(saved(&o), "--precision bf16\n") && strstr(lines, "--stride auto\n")
+          && strstr(lines, "--zo-no-slots false\n") && !strstr(lines, "--gpu-memory"), "%s", lines);
+    o = resume("--resume", lines, false);
+    CHECK(strcmp(o.data, "d") == 0 && o.offload == OFFLOAD_TWINFLOW, "CPU and GPU");
+}
+
+static void the_learning_rate_follows_its_schedule(void) {
+    Options o;
+    o = cpu("--data d --steps 110 --warmup 10 --lr 1 --min-lr 0.2");
+    CHECK(close_to(schedule_lr(&o, 1), 0.1), "%.17g", schedule_lr(&o, 1));
+    CHECK(close_to(schedule_lr(&o, 9), 0.9), "%.17g", schedule_lr(&o, 9));
+    CHECK(schedule_lr(&o, 10) == 1, "%.17g", schedule_lr(&o, 10));
+    CHECK(close_to(schedule_lr(&o, 60), 0.6), "half way: %.17g", schedule_lr(&o, 60));
+    CHECK(close_to(schedule_lr(&o, 35), 0.2 + 0.8 * 0.5 * (1 + sqrt(0.5))), "a quarter");
+    CHECK(schedule_lr(&o, 110) == 0.2 && schedule_lr(&o, 111) == 0.2, "the end");
+    for (size_t i = 11; i <= 110; i++)
+        CHECK(schedule_lr(&o, i) < schedule_lr(&o, i - 1), "falls at %zu", i);
+    o.schedule = SCHEDULE_LINEAR;
+    CHECK(close_to(schedule_lr(&o, 35), 0.8) && schedule_lr(&o, 110) == 0.2, "linear");
+    CHECK(close_to(schedule_lr(&o, 109), 0.208), "%.17g", schedule_lr(&o, 109));
+    o.schedule = SCHEDULE_CONSTANT;
+    CHECK(close_to(schedule_lr(&o, 5), 0.5) && schedule_lr(&o, 11) == 1, "constant");
+    CHECK(schedule_lr(&o, 110) == 1, "constant");
+    o = cpu("--data d --steps 100 --lr 1");  // auto: 5 steps, lr / 10
+    CHECK(close_to(schedule_lr(&o, 4), 0.8) && schedule_lr(&o, 5) == 1, "auto warm-up");
+    CHECK(schedule_lr(&o, 100) == 0.1, "auto end: %.17g", schedule_lr(&o, 100));
+    o = cpu("--data d --steps 1 --lr 1");
+    CHECK(schedule_lr(&o, 1) == 0.1, "one step is the last: %g", schedule_lr(&o, 1));
+    o = cpu("--data d --steps 5 --warmup 5 --lr 1");
+    CHECK(schedule_lr(&o, 5) == 1, "warm-up to the end: %g", schedule_lr(&o, 5));
+    o = cpu("--data d --steps 5 --warmup 0 --lr 1");
+    CHECK(schedule_lr(&o, 1) < 1 && schedule_lr(&o, 1) > 0.9, "no warm-up");
+}
+
+int main(void) {
+    RUN(defaults_are_the_documented_ones);
+    RUN(mezo_has_defaults_of_its_own);
+    RUN(options_are_stored_in_their_fields);
+    RUN(mistakes_are_refused_with_a_reason);
+    RUN(combinations_that_work_are_accepted);
+    RUN(help_is_complete_and_narrow);
+    RUN(a_checkpoint_restores_what_was_not_given);
+    RUN(a_checkpoint_refuses_another_run);
+    RUN(settings_of_a_mode_that_is_left_may_change);
+    RUN(gpu_options_are_saved_by_gpu_builds_only);
+    RUN(the_learning_rate_follows_its_schedule);
+    return test_summary();
+}

@@ -1,0 +1,603 @@
+// Several processes as one run: they meet, exchange, and end together, whatever happens to whom.
+// Every test starts real processes on this machine.
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include "../../../tide/base/ranks.h"
+#include "../test.h"
+
+enum { MOST = 7, FOREVER = 120 };  // seconds: far more than anything here takes
+
+static struct {  // of the processes that are started together
+    int world, port;
+    pid_t processes[MOST];
+    int codes[MOST];  // exit code, or 128 + signal
+    int lines;        // on stderr, of all of them
+    char text[4096], out[4096];
+    double start, seconds;
+    int err_file, out_file;
+} job;
+
+static struct { int count; } *common;  // memory of all processes
+
+static int file_new(void) {
+    char path[] = "/tmp/tide_ranks_XXXXXX";
+    const int fd = mkstemp(path);
+    if (fd < 0 || fcntl(fd, F_SETFL, O_APPEND) != 0) { perror(path); exit(1); }
+    unlink(path);
+    return fd;
+}
+
+static void read_all(int fd, char *out, size_t size) {
+    const ssize_t n = pread(fd, out, size - 1, 0);
+    out[n > 0 ? n : 0] = '\0';
+    close(fd);
+}
+
+// The environment that names no launcher.
+static void set_none(void) {
+    static const char *const names[] = {
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+        "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
+        "TORCHELASTIC_RUN_ID", "TIDE_JOB", "TIDE_TIMEOUT"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) unsetenv(names[i]);
+}
+
+static void set(const char *name, int value) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", value);
+    setenv(name, text, 1);
+}
+
+typedef void (*Scene)(int rank);
+
+// A port at which nobody listens, and none of those that the kernel chooses from.
+static void job_new(int processes) {
+    Error why;
+    memset(&job, 0, sizeof job);
+    common->count = 0;
+    job.err_file = file_new();
+    job.out_file = file_new();
+    for (int fd = -1; fd < 0; close(fd)) {
+        ranks.port = 20000 + (int)(((unsigned)getpid() * 7919u + (unsigned)rand()) % 12000);
+        fd = ranks_socket("::", true, 0, &why);
+    }
+    job.port = ranks.port;
+    job.start = seconds_now();
+    job.world = processes;
+}
+
+// Starts one of the processes; its main() is the scene.
+static void start_rank(int slot, int rank, int world, Scene scene) {
+    fflush(stdout);
+    const pid_t process = fork();
+    if (process == 0) {
+        set_none();
+        set("RANK", rank);
+        set("WORLD_SIZE", world);
+        set("LOCAL_RANK", rank);
+        set("LOCAL_WORLD_SIZE", world);
+        set("MASTER_PORT", job.port);
+        dup2(job.err_file, STDERR_FILENO);
+        dup2(job.out_file, STDOUT_FILENO);
+        alarm(FOREVER);
+        scene(rank);
+        exit(0);
+    }
+    job.processes[slot] = process;
+}
+
+static void finish(void) {  // waits for all
+    for (int r = 0; r < job.world; r++) {
+        int status;
+        while (waitpid(job.processes[r], &status, 0) < 0 && errno == EINTR) {}
+        job.codes[r] = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+    job.seconds = seconds_now() - job.start;
+    read_all(job.err_file, job.text, sizeof job.text);
+    read_all(job.out_file, job.out, sizeof job.out);
+    for (const char *c = job.text; *c != '\0'; c++) job.lines += *c == '\n';
+}
+
+static void play(int world, Scene scene) {
+    job_new(world);
+    for (int r = 0; r < world; r++) start_rank(r, r, world, scene);
+    finish();
+}
+
+// At least one line says `words`, and at most one of each rank any. The exit code of `who` is
+// `code`, that of the others `rest`.
+static void ends(int line, const char *words, int who, int code, int rest) {
+    CHECK(strstr(job.text, words) != NULL && job.lines <= job.world, "line %d: not '%s': %s", line,
+          words, job.text);
+    for (int r = 0; r < job.world; r++)
+        CHECK(job.codes[r] == (r == who ? code : rest), "line %d: rank %d ends with %d: %s", line, r,
+              job.codes[r], job.text);
+    CHECK(job.seconds < FOREVER / 2, "line %d: %g s", line, job.seconds);
+}
+#define ENDS(words, who, code, rest) ends(__LINE__, words, who, code, rest)
+
+static void succeeds(int line) {
+    CHECK(job.lines == 0, "line %d: %s", line, job.text);
+    for (int r = 0; r < job.world; r++)
+        CHECK(job.codes[r] == 0, "line %d: rank %d ends with %d", line, r, job.codes[r]);
+}
+#define SUCCEEDS() succeeds(__LINE__)
+
+// In the processes: ends this one without a word to the others, so that all is noticed.
+#define MUST(condition)                                                                      \
+    do {                                                                                     \
+        if (!(condition)) {                                                                  \
+            dprintf(STDERR_FILENO, "%s:%d: %s\n", __FILE__, __LINE__, #condition);           \
+            _exit(99);                                                                       \
+        }                                                                                    \
+    } while (0)
+
+static void hang(void) { for (;;) pause(); }
+
+// ---------------------------------------------------------------------------------------------
+// All goes well
+
+static void scene_talks(int rank) {
+    static unsigned char mine[700001], all[MOST * sizeof mine];
+    const int world = job.world;
+    ranks_open();
+    MUST(ranks.rank == rank && ranks.world == world);
+    MUST(ranks.local == rank && ranks.local_world == world);
+    for (int turn = 0; turn < 40; turn++) {
+        static const size_t sizes[] = {1, 8, 1000, 65536, sizeof mine};
+        const size_t n = turn < 38 ? sizes[turn % 4] : sizes[4];
+        unsigned char *from = turn % 2 == 1 ? all + (size_t)rank * n : mine;  // either is allowed
+        if ((turn * 7 + rank) % 11 == 0) usleep(3000);
+        for (size_t i = 0; i < n; i++) from[i] = (unsigned char)(turn + rank * 57 + (int)i * 7);
+        ranks_exchange(from, n, all);
+        for (int p = 0; p < world; p++)
+            for (size_t i = 0; i < n; i++)
+                MUST(all[(size_t)p * n + i] == (unsigned char)(turn + p * 57 + (int)i * 7));
+        memset(mine, rank, n);
+        ranks_broadcast(mine, n);
+        for (size_t i = 0; i < n; i++) MUST(mine[i] == 0);
+        // nobody passes a barrier before all have come
+        __atomic_add_fetch(&common->count, 1, __ATOMIC_SEQ_CST);
+        ranks_barrier();
+        MUST(__atomic_load_n(&common->count, __ATOMIC_SEQ_CST) >= (turn + 1) * world);
+    }
+    ranks_agree("options", "{\"lr\":0.1,\"batch\":4}");
+    ranks_agree("nothing", "");
+    printf("rank %d prints\n", rank);
+    fflush(stdout);
+    MUST(system("echo so does a program") == 0);
+    ranks_close();
+    usleep(300000 * (unsigned)((rank + world / 2) % world));  // each leaves when it likes
+}
+
+static void test_talk(void) {
+    for (int world = 1; world <= MOST; world += world < 4 ? 1 : 3) {
+        play(world, scene_talks);
+        SUCCEEDS();
+        CHECK(strcmp(job.out, "rank 0 prints\nso does a program\n") == 0, "%s", job.out);
+    }
+}
+
+static int victim;  // a rank that does what others do not
+
+// Whoever starts late is waited for; all exit without a word, as after --help.
+static void scene_late(int rank) {
+    if (rank == victim) usleep(700000);
+    ranks_open();
+    ranks_barrier();
+}
+static void test_late(void) {
+    for (victim = 0; victim < 3; victim++) {
+        play(3, scene_late);
+        SUCCEEDS();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// One fails
+
+typedef enum { DIES, FAILS_ON_THREAD, IS_AWAITED, IS_KILLED, CRASHES, EXITS, HOWS } How;
+static How how;
+static bool others_exchange;
+
+static void *fails_on_thread(void *arg) {
+    thread_is_awaited = arg != NULL;
+    fail("no memory on a thread");
+}
+
+static unsigned which;  // bits: these ranks
+
+static void scene_fails(int rank) {
+    static int all[MOST];
+    pthread_t thread;
+    ranks_open();
+    ranks_barrier();
+    if (!(which >> rank & 1)) {
+        while (others_exchange) ranks_exchange(&rank, sizeof rank, all);
+        hang();
+    }
+    switch (how) {
+        case DIES: die("a file is missing\nor damaged");
+        case FAILS_ON_THREAD: case IS_AWAITED:
+            pthread_create(&thread, NULL, fails_on_thread, how == IS_AWAITED ? &thread : NULL);
+            break;
+        case IS_KILLED: kill(getpid(), SIGKILL); break;
+        case CRASHES: signal(SIGSEGV, SIG_DFL); kill(getpid(), SIGSEGV); break;
+        default: exit(0);
+    }
+    hang();
+}
+
+static void test_one_fails(void) {
+    static const struct { int code, rest; const char *line; } expected[HOWS] = {
+        {2, 2, "tide: rank %d: a file is missing?or damaged\n"},
+        {1, 1, "tide: rank %d: no memory on a thread\n"},
+        {1, 1, "tide: rank %d: no memory on a thread\n"},
+        {128 + SIGKILL, 1, "tide: rank %d is gone: it was killed, or crashed\n"},
+        {128 + SIGSEGV, 1, "tide: rank %d is gone: it was killed, or crashed\n"},
+        {0, 1, "tide: rank %d is gone: it was killed, or crashed\n"}};
+    for (int h = 0; h < HOWS; h++)
+        for (int victim = 0; victim < 3; victim++) {
+            char line[200];
+            how = (How)h;
+            which = 1u << victim;
+            others_exchange = (victim + h) % 2 == 0;
+            play(3, scene_fails);
+            snprintf(line, sizeof line, expected[h].line, victim);
+            ENDS(line, victim, expected[h].code, expected[h].rest);
+        }
+}
+
+static void test_many_fail(void) {
+    static const unsigned sets[] = {6, 0x55, 0x7f};
+    others_exchange = false;
+    for (int i = 0; i < 6; i++) {
+        how = i % 2 == 0 ? DIES : IS_KILLED;
+        which = sets[i / 2];
+        play(which < 8 ? 3 : MOST, scene_fails);
+        CHECK(job.lines > 0 || which == 0x7f, "%x: nothing is said", which);
+        for (int r = 0; r < job.world; r++)
+            CHECK(job.codes[r] == (how == DIES ? 2 : which >> r & 1 ? 128 + SIGKILL : 1),
+                  "%x: rank %d ends with %d", which, r, job.codes[r]);
+    }
+}
+
+// A rank that has closed may crash; one that is needed may not have left.
+static void scene_closes(int rank) {
+    ranks_open();
+    ranks_barrier();
+    if (rank != victim) usleep(500000);
+    if (rank != victim && how == EXITS) ranks_barrier();
+    ranks_close();
+    if (rank == victim && how == IS_KILLED) kill(getpid(), SIGKILL);
+}
+static void test_closed(void) {
+    for (victim = 0; victim < 3; victim++) {
+        char line[100];
+        how = IS_KILLED;
+        play(3, scene_closes);
+        CHECK(job.lines == 0, "%s", job.text);
+        for (int r = 0; r < 3; r++)
+            CHECK(job.codes[r] == (r == victim ? 128 + SIGKILL : 0), "%d: %d", r, job.codes[r]);
+        how = EXITS;
+        play(3, scene_closes);
+        snprintf(line, sizeof line, "rank %d has left the run, but the others go on\n", victim);
+        ENDS(line, victim, 0, 1);
+    }
+}
+
+static void scene_disagrees(int rank) {
+    ranks_open();
+    ranks_agree("options", "--lr 0.1\n--batch 4\n");
+    ranks_agree("options", rank == victim ? "--lr 0.1\n--batch 8\n--seed 1\n"
+                                          : "--lr 0.1\n--batch 4\n--seed 1\n");
+    MUST(!"agreed");
+}
+static void test_disagree(void) {
+    victim = 1;
+    play(3, scene_disagrees);
+    ENDS("tide: rank 1: the options of all ranks must be the same: here --batch 8, on rank 0 "
+         "--batch 4\n", -1, 0, 2);
+    victim = 0;
+    play(3, scene_disagrees);
+    ENDS(" must be the same: here --batch 4, on rank 0 --batch 8\n", -1, 0, 2);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Who does not come, and who else does
+
+static void scene_meets_nobody(int rank) {
+    (void)rank;
+    set("TIDE_TIMEOUT", 2);
+    ranks_open();
+    MUST(!"met");
+}
+
+static void test_missing(void) {
+    job_new(2);
+    start_rank(0, 0, 5, scene_meets_nobody);
+    start_rank(1, 1, 5, scene_meets_nobody);
+    finish();
+    ENDS("tide: rank 0: waited 2 s at 127.0.0.1 port ", -1, 0, 1);
+    CHECK(strstr(job.text, ", but of 5 ranks rank 2 did not come\n") != NULL, "%s", job.text);
+    CHECK(strncmp(job.out, "waiting for rank 2 at port ", 27) == 0, "%s", job.out);
+    job_new(3);
+    for (int i = 0; i < 3; i++) start_rank(i, i + 1, 4, scene_meets_nobody);
+    finish();
+    ENDS("tide: rank 1: cannot reach rank 0 at 127.0.0.1 port ", -1, 0, 1);
+    CHECK(strstr(job.text, "within 2 s: Connection refused\n") != NULL, "%s", job.text);
+}
+
+static void test_wrong_place(void) {
+    Error why;
+    job_new(3);  // the port is taken
+    ranks.port = job.port;
+    const int fd = ranks_socket("::", true, 0, &why);
+    for (int r = 0; r < 3; r++) start_rank(r, r, 3, scene_meets_nobody);
+    finish();
+    ENDS("tide: rank 0: MASTER_PORT ", 0, 2, 1);
+    CHECK(strstr(job.text, ": Address already in use; choose another") != NULL, "%s", job.text);
+    close(fd);
+    job_new(3);  // two are rank 1, and one is of a run of four
+    for (int i = 0; i < 3; i++) start_rank(i, (i + 1) / 2, i == 2 ? 4 : 3, scene_meets_nobody);
+    finish();
+    ENDS("of 3 ranks rank 2 did not come\n", -1, 0, 1);
+    CHECK(strstr(job.text, ": who answers there expects no rank 1 of 4\n"), "%s", job.text);
+}
+
+// Two processes on this machine, neither of which knows its number here.
+static void scene_lacks_local_rank(int rank) {
+    (void)rank;
+    unsetenv("LOCAL_RANK");
+    unsetenv("LOCAL_WORLD_SIZE");
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    ranks_open();
+    MUST(!"met");
+}
+// Rank 0 is told that not all are on its machine: it says who is on which.
+static void scene_is_told_of_two_machines(int rank) {
+    if (rank == 0) set("LOCAL_WORLD_SIZE", 2);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    ranks_open();
+    ranks_close();
+}
+static void test_same_gpu(void) {
+    char host[64] = "", expected[400];
+    play(2, scene_lacks_local_rank);
+    gethostname(host, sizeof host - 1);
+    snprintf(expected, sizeof expected, "ranks 0 and 1 are both number 0 on %s: LOCAL_RANK is "
+             "missing, or wrong\n", host);
+    ENDS(expected, -1, 0, 2);
+    play(3, scene_is_told_of_two_machines);
+    SUCCEEDS();
+    snprintf(expected, sizeof expected, "rank 0: GPU 0 on %s\nrank 1: GPU 1 on %s\nrank 2: GPU 2 "
+             "on %s\n", host, host, host);
+    CHECK(strcmp(job.out, expected) == 0, "%s", job.out);
+}
+
+// One is killed while they wait for the last.
+static void scene_comes_late(int rank) {
+    if (rank == 2) sleep(2);
+    ranks_open();
+    hang();
+}
+static void test_while_waiting(void) {
+    job_new(3);
+    for (int r = 0; r < 3; r++) start_rank(r, r, 3, scene_comes_late);
+    sleep(1);
+    kill(job.processes[1], SIGKILL);
+    finish();
+    ENDS("tide: rank 1 is gone: it was killed, or crashed\n", 1, 128 + SIGKILL, 1);
+}
+
+static int visit(const void *bytes, size_t n) {
+    Error why;
+    int fd = -1;
+    ranks.port = job.port;
+    while ((fd = ranks_socket("127.0.0.1", false, 1, &why)) < 0) usleep(10000);
+    CHECK(send(fd, bytes, n, MSG_NOSIGNAL) == (ssize_t)n, "%s", strerror(errno));
+    return fd;
+}
+
+static void scene_goes_well(int rank) {
+    ranks_open();
+    ranks_barrier();
+    MUST(ranks.rank == rank);
+    ranks_close();
+}
+
+static void test_strangers(void) {
+    static const char http[] = "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
+    char noise[20000];
+    int visitors[9], n = 0;
+    for (size_t i = 0; i < sizeof noise; i++) noise[i] = (char)rand();
+    const RanksHello hello = {"tide rk", "", 3, 1, 1};
+    RanksHello other_run = hello, odd = hello, negative = hello;
+    strcpy(other_run.job, "another");
+    odd.rank = 3;
+    negative.rank = -1;
+    job_new(3);
+    start_rank(0, 0, 3, scene_goes_well);
+    visitors[n++] = visit("", 0);
+    visitors[n++] = visit("tide", 4);
+    visitors[n++] = visit(http, sizeof http);
+    visitors[n++] = visit(noise, sizeof noise);
+    visitors[n++] = visit(&hello, sizeof hello - 1);
+    visitors[n++] = visit(&other_run, sizeof other_run);
+    start_rank(1, 1, 3, scene_goes_well);
+    visitors[n++] = visit(&odd, sizeof odd);
+    visitors[n++] = visit(&negative, sizeof negative);
+    start_rank(2, 2, 3, scene_goes_well);
+    finish();
+    SUCCEEDS();
+    while (n > 0) close(visitors[--n]);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The environment
+
+static jmp_buf refused;
+static char refusal[1000];
+static void refuse(int code, const char *line) {
+    CHECK(code == 2, "code %d", code);
+    snprintf(refusal, sizeof refusal, "%s", line);
+    longjmp(refused, 1);
+}
+
+// With these settings: ranks, or why not.
+static void find(const char *settings) {
+    static const Ranks alone = {0, 1, 0, 1, 29500, 30, "127.0.0.1", ""};
+    char text[1000], *rest = text;
+    snprintf(text, sizeof text, "%s", settings);
+    set_none();
+    for (char *word; (word = strtok_r(rest, " ", &rest)) != NULL;) {
+        char *value = strchr(word, '=');
+        *value = '\0';
+        setenv(word, value + 1, 1);
+    }
+    refusal[0] = '\0';
+    ranks = alone;
+    report_for_all = refuse;
+    if (setjmp(refused) == 0) ranks_find();
+    report_for_all = NULL;
+}
+
+static void test_environment(void) {
+    static const struct {
+        const char *settings;
+        int rank, world, local, local_world;
+        const char *address;
+        int port;
+    } good[] = {
+        {"", 0, 1, 0, 1, "127.0.0.1", 29500},
+        {"MASTER_PORT=77 MASTER_ADDR=far TIDE_TIMEOUT=x", 0, 1, 0, 1, "127.0.0.1", 29500},
+        {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=far MASTER_PORT=1234",
+         5, 8, 1, 4, "far", 1234},
+        {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=5 LOCAL_WORLD_SIZE=8 TORCHELASTIC_RUN_ID=none "
+         "MASTER_PORT=4000", 5, 8, 5, 8, "127.0.0.1", 4001},
+        {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 "
+         "OMPI_COMM_WORLD_LOCAL_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0 "
+         "SLURM_STEP_TASKS_PER_NODE=1", 3, 4, 3, 4, "127.0.0.1", 29500},
+        {"PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2 MASTER_ADDR=a "
+         "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1(x2)",
+         2, 4, 0, 2, "a", 29500},
+        {"PMI_RANK=2 PMI_SIZE=4 MASTER_ADDR=a SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 "
+         "SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2(x2)", 2, 4, 0, 2, "a", 29500},
+        {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0", 0, 1, 0, 1, "127.0.0.1",
+         29500},  // a batch script; and torchrun in one, and under srun
+        {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=3 LOCAL_WORLD_SIZE=4 SLURM_PROCID=0 SLURM_LOCALID=0", 3, 4,
+         3, 4, "127.0.0.1", 29500},
+        {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a PMI_RANK=1 PMI_SIZE=2 "
+         "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1(x2)",
+         3, 4, 1, 2, "a", 29500},
+        {"WORLD_SIZE=4 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=2 "
+         "SLURM_STEP_TASKS_PER_NODE=4", 2, 4, 2, 4, "127.0.0.1", 29500},
+        {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a", 1, 2, 0, 1, "a", 29500},  // Kubernetes
+        {"RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 29500},
+        {"WORLD_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 29500},
+        {"LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 29500},
+        {"PMI_RANK=0 PMI_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 29500}};
+    // Half a description.
+    static const struct { const char *settings, *says; } half[] = {
+        {"WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"},
+        {"WORLD_SIZE=0", "WORLD_SIZE is 0, but RANK is not set"},
+        {"WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"},
+        {"LOCAL_RANK=1", "LOCAL_RANK is 1, but RANK is not set"},
+        {"LOCAL_WORLD_SIZE=2", "LOCAL_WORLD_SIZE is 2, but RANK is not set"},
+        {"OMPI_COMM_WORLD_SIZE=2", "SIZE is 2, but OMPI_COMM_WORLD_RANK is not set"},
+        {"OMPI_COMM_WORLD_LOCAL_RANK=1", "LOCAL_RANK is 1, but OMPI_COMM_WORLD_RANK is not set"},
+        {"PMI_SIZE=2", "PMI_SIZE is 2, but PMI_RANK is not set"},
+        {"PMI_RANK=0 PMI_SIZE=2", "PMI_SIZE is 2, but MPI_LOCALRANKID is not set"},
+        {"SLURM_STEP_TASKS_PER_NODE=2", "PER_NODE is 2, but SLURM_PROCID is not set"},
+        {"WORLD_SIZE=2 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0 "
+         "SLURM_STEP_TASKS_PER_NODE=1", "WORLD_SIZE is 2, but RANK is not set"},
+        {"WORLD_SIZE=", "WORLD_SIZE is \"\": not a number"},
+        {"WORLD_SIZE=x", "WORLD_SIZE is \"x\": not a number"},
+        {"LOCAL_RANK=-1", "LOCAL_RANK is \"-1\": not a number"},
+        {"WORLD_SIZE=99999999999999999999", "not a number"},
+        {"RANK=", "RANK is set, but WORLD_SIZE is not"},
+        {"RANK= WORLD_SIZE=1", "RANK is \"\": not a number"},
+        {"RANK=0 WORLD_SIZE=2", "MASTER_ADDR is not set: ranks on several machines meet on rank "
+         "0's, which it names; on one machine, each needs LOCAL_RANK and LOCAL_WORLD_SIZE"},
+        {"RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2", "RANK is set, but LOCAL_RANK is not"}};
+    static const struct { const char *settings, *says; } bad[] = {
+        {"RANK=0", "RANK is set, but WORLD_SIZE is not"},
+        {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", "RANK is set, but LOCAL_WORLD_SIZE is not"},
+        {"MPI_LOCALRANKID=1", "MPI_LOCALRANKID is set, but PMI_RANK is not"},
+        {"SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS is set, but SLURM_PROCID is not"},
+        {"RANK=x", "RANK is \"x\": not a number"}, {"RANK=", "RANK is \"\": not a number"},
+        {"RANK=-1", "RANK is \"-1\": not a number"}, {"WORLD_SIZE=2x", "\"2x\": not a number"},
+        {"WORLD_SIZE=99999999999999999999", "not a number"},
+        {"RANK=2", "RANK 2, WORLD_SIZE 2, LOCAL_RANK 0 and LOCAL_WORLD_SIZE 2 do not go together"},
+        {"LOCAL_WORLD_SIZE=3", "do not go together"},
+        {"LOCAL_WORLD_SIZE=1 MASTER_ADDR=", "MASTER_ADDR is not set"},
+        {"MASTER_PORT=65535", "MASTER_PORT is \"65535\""},
+        {"TIDE_TIMEOUT=soon", "TIDE_TIMEOUT is \"soon\""}};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        find(good[i].settings);
+        CHECK(refusal[0] == '\0' && ranks.rank == good[i].rank && ranks.world == good[i].world
+              && ranks.local == good[i].local && ranks.local_world == good[i].local_world
+              && strcmp(ranks.address, good[i].address) == 0 && ranks.port == good[i].port,
+              "%s: %d %d %d %d %s %d %s", good[i].settings, ranks.rank, ranks.world, ranks.local,
+              ranks.local_world, ranks.address, ranks.port, refusal);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char all[500];
+        snprintf(all, sizeof all, "%s%s", i < 4 ? "" : "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 "
+                 "LOCAL_WORLD_SIZE=2 ", bad[i].settings);
+        find(all);
+        CHECK(strstr(refusal, bad[i].says) != NULL, "%s: %s", all, refusal);
+    }
+    for (size_t i = 0; i < sizeof half / sizeof half[0]; i++) {
+        find(half[i].settings);
+        CHECK(strstr(refusal, half[i].says) != NULL, "%s: %s", half[i].settings, refusal);
+    }
+    find("");
+}
+
+// ---------------------------------------------------------------------------------------------
+
+// ThreadSanitizer asks: else each process sleeps for a second when it ends.
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) { return "atexit_sleep_ms=20"; }
+
+// For test_launch.sh: one rank of those that launch.sh starts. Rank 1 does what the word says.
+static int be_a_rank(const char *word) {
+    ranks_open();
+    ranks_agree("words", word);
+    if (ranks.rank == 1 && strcmp(word, "die") == 0) die("bad input");
+    if (ranks.rank == 1 && strcmp(word, "kill") == 0) kill(getpid(), SIGKILL);
+    while (strcmp(word, "talk") != 0) ranks_barrier();
+    printf("%d ranks\n", ranks.world);
+    ranks_close();
+    return 0;
+}
+
+// usage: test_ranks       all tests
+//        test_ranks WORD  one rank: die, kill or talk
+int main(int argc, char **argv) {
+    if (argc > 1) return be_a_rank(argv[1]);
+    void *memory = mmap(NULL, sizeof *common, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                        -1, 0);
+    if (memory == MAP_FAILED) { perror("mmap"); return 1; }
+    memcpy(&common, &memory, sizeof common);
+    RUN(test_environment);
+    RUN(test_talk);
+    RUN(test_late);
+    RUN(test_one_fails);
+    RUN(test_many_fail);
+    RUN(test_closed);
+    RUN(test_disagree);
+    RUN(test_missing);
+    RUN(test_wrong_place);
+    RUN(test_same_gpu);
+    RUN(test_while_waiting);
+    RUN(test_strangers);
+    return test_summary();
+}

@@ -1,0 +1,557 @@
+// test_rehearsal.c: rehearsal.h and plan.h without a trainer: the machine against cases computed by
+// hand; what waits for what; what is read off; and what is settled of a choice. A rehearsed trainer
+// is tested by test_plan.cu.
+#include "../../../tide/plan/plan.h"
+#include "../test.h"
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * (fabs(a) + fabs(b)); }
+
+#define IS(a, b) CHECK(near(a, b), "%.12g, not %.12g", (double)(a), (double)(b))
+
+// Streams of a test.
+enum { COMPUTE = 1, UPDATE, FETCH, BACK, OUT, CPU, COMM, STREAMS };
+
+static Rehearsal q;
+
+static void begin(const Rates *r) {
+    if (rehearsal != NULL) rehearsal_end(&q);
+    rehearsal_begin(&q, r);
+    for (int s = 1; s < STREAMS; s++) CHECK(rehearse_stream() == s, "stream %d", s);
+}
+
+static Rates machine(void) {
+    Rates r;
+    memset(&r, 0, sizeof r);
+    r.h2d = 10;
+    r.d2h = 20;
+    r.host_adam = 1;
+    return r;
+}
+
+// A job that nothing joins, behind two others.
+static int job(int stream, double work, int a, int b) {
+    static const int takes[STREAMS] = {TAKES_NOTHING, TAKES_PRODUCTS, TAKES_GPU, TAKES_H2D,
+                                       TAKES_H2D, TAKES_D2H, TAKES_HOST, TAKES_COMM};
+    rehearse_wait_for(stream, a);
+    rehearse_wait_for(stream, b);
+    const int t = rehearse(stream, takes[stream], work);
+    q.streams[stream].sealed = true;
+    return t;
+}
+
+static double end(int i) { return q.jobs[i].span.end; }
+
+// ---------------------------------------------------------------------------------------------
+// The machine
+
+static void one_copy_takes_its_bytes_over_its_rate(void) {
+    const Rates r = machine();
+    begin(&r);
+    const int in = job(FETCH, 100, -1, -1), out = job(OUT, 100, in, -1);
+    const int cpu = job(CPU, 10 * ADAM_BYTES, out, -1), gpu = job(COMPUTE, 7, cpu, -1);
+    const int comm = job(COMM, 3, gpu, -1);
+    rehearsal_time(&q);
+    IS(end(in), 10);
+    IS(end(out), 15);
+    IS(end(cpu), 25);
+    IS(end(gpu), 32);
+    IS(end(comm), 35);
+}
+
+static void a_stream_keeps_its_order(void) {
+    const Rates r = machine();
+    begin(&r);
+    const int cpu = job(CPU, ADAM_BYTES * 3, -1, -1), late = job(FETCH, 50, cpu, -1);
+    const int behind = job(FETCH, 50, -1, -1), other = job(BACK, 20, -1, -1);
+    const int grad = job(OUT, 40, behind, -1), state = job(OUT, 40, -1, -1);
+    rehearsal_time(&q);
+    IS(end(other), 2);
+    IS(end(late), 8);
+    IS(end(behind), 13);
+    IS(end(grad), 15);
+    IS(end(state), 17);
+}
+
+static void streams_share_the_link_and_the_gpu(void) {
+    const Rates r = machine();
+    begin(&r);
+    const int a = job(FETCH, 100, -1, -1), b = job(BACK, 25, -1, -1);
+    const int c = job(COMPUTE, 3, -1, -1), u = job(UPDATE, 1, -1, -1);
+    const int comm = job(COMM, 1, -1, -1);  // of the GPU, it takes nothing
+    const int out = job(OUT, 40, -1, -1), way = rehearse(rehearse_stream(), TAKES_D2H, 20);
+    rehearsal_time(&q);
+    IS(end(way), 2);
+    IS(end(out), 3);
+    IS(end(b), 5);
+    IS(end(a), 12.5);
+    IS(end(u), 2);
+    IS(end(c), 4);
+    IS(end(comm), 1);
+}
+
+static void both_directions_have_rates_of_their_own(void) {
+    Rates r = machine();
+    r.h2d_duplex = 8;
+    r.d2h_duplex = 16;
+    begin(&r);
+    int in = job(FETCH, 100, -1, -1), out = job(OUT, 80, -1, -1);
+    rehearsal_time(&q);
+    IS(end(out), 5);
+    IS(end(in), 5 + 6);  // 60 left, alone at 10
+    r.h2d_busy = 4;
+    r.d2h_busy = 5;
+    begin(&r);
+    in = job(FETCH, 100, -1, -1);
+    out = job(OUT, 80, -1, -1);
+    const int cpu = job(CPU, ADAM_BYTES * 4, -1, -1);
+    rehearsal_time(&q);
+    IS(end(cpu), 4);
+    IS(end(out), 4 + 60.0 / 16);
+    IS(end(in), 4 + 3.75 + (100 - 16 - 30) / 10.0);
+}
+
+static void host_memory_is_shared_evenly(void) {
+    Rates r = machine();
+    r.dram = 24;
+    begin(&r);
+    int cpu = job(CPU, 120, -1, -1);
+    rehearsal_time(&q);
+    IS(end(cpu), 5);  // not at ADAM_BYTES times as many
+    begin(&r);
+    cpu = job(CPU, 120, -1, -1);
+    int in = job(FETCH, 50, -1, -1);
+    rehearsal_time(&q);
+    IS(end(in), 5);
+    IS(end(cpu), 5 + 50.0 / 24);  // 14 a second, then 24
+    r.dram_dma = 36;
+    begin(&r);
+    cpu = job(CPU, 120, -1, -1);
+    in = job(FETCH, 50, -1, -1);
+    const int out = job(OUT, 40, -1, -1);
+    rehearsal_time(&q);
+    const double t = 40.0 / 13;  // 10 in, and 13 each for the other two
+    IS(end(out), t);
+    IS(end(in), 5);
+    IS(end(cpu), 5 + (120 - 13 * t - 14 * (5 - t)) / 24);
+    r.dram = r.dram_dma = 15;  // less than either direction could move
+    begin(&r);
+    in = job(FETCH, 75, -1, -1);
+    const int away = job(OUT, 90, -1, -1);
+    rehearsal_time(&q);
+    IS(end(in), 10);
+    IS(end(away), 11);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Waits
+
+// An event is what its stream had been given when it was recorded, whatever follows there; a wait
+// is for the event as it was recorded last.
+static void a_recorded_event_stays_where_it_is(void) {
+    const Rates r = machine();
+    begin(&r);
+    const int event = rehearse_event();
+    rehearse_wait(OUT, event);  // nobody has recorded it: no wait
+    const int free = rehearse(OUT, TAKES_D2H, 20);
+    rehearse(COMM, TAKES_COMM, 5);
+    rehearse_record(event, COMM);
+    const int later = rehearse(COMM, TAKES_COMM, 2);  // its like, but behind the event
+    rehearse_wait(CPU, event);
+    rehearse_record(event, COMM);
+    rehearse_wait(FETCH, event);
+    const int first = rehearse(CPU, TAKES_HOST, ADAM_BYTES);
+    const int second = rehearse(FETCH, TAKES_H2D, 10);
+    rehearsal_time(&q);
+    IS(end(free), 1);
+    IS(end(later), 7);
+    IS(end(first), 5 + 1);
+    IS(end(second), 7 + 1);
+}
+
+// More waits than a job has room for, the longest in any place; of one stream the last one counts.
+static void a_job_waits_for_all(void) {
+    const Rates r = machine();
+    for (int longest = 0; longest < 6; longest++) {
+        begin(&r);
+        int streams[6], early[6];
+        const int all = rehearse_stream();
+        CHECK(6 > JOB_WAITS, "%d waits fit", JOB_WAITS);
+        for (int i = 0; i < 6; i++) {
+            streams[i] = rehearse_stream();
+            early[i] = rehearse(streams[i], TAKES_COMM, 1);
+            q.streams[streams[i]].sealed = true;
+            if (i % 2 == 0) rehearse_wait_for(all, early[i]);
+            rehearse_wait_for(all, rehearse(streams[i], TAKES_COMM, i == longest ? 9 : 2));
+        }
+        for (int i = 0; i < 6; i++) rehearse_wait_for(all, early[i]);
+        const int last = rehearse(all, TAKES_COMM, 1), alone = rehearse(COMM, TAKES_COMM, 3);
+        rehearsal_time(&q);
+        IS(end(last), 11);
+        IS(end(alone), 3);
+    }
+}
+
+// What is queued while the host waits, is queued later, in any stream.
+static void the_host_holds_back_what_it_queues_later(void) {
+    const Rates r = machine();
+    for (int by_event = 0; by_event < 2; by_event++) {
+        begin(&r);
+        const int event = rehearse_event();
+        rehearse(COMM, TAKES_COMM, 5);
+        const int before = rehearse(CPU, TAKES_HOST, ADAM_BYTES);
+        rehearse_record(event, COMM);
+        if (by_event) rehearse(COMM, TAKES_COMM, 10);
+        if (by_event) rehearse_event_wait(event);
+        else rehearse_rest(COMM);
+        const int behind = rehearse(CPU, TAKES_HOST, ADAM_BYTES);
+        const int other = rehearse(OUT, TAKES_D2H, 20);
+        const int same = rehearse(COMM, TAKES_COMM, 1), last = rehearse(OUT, TAKES_D2H, 20);
+        CHECK(last == other && same != before, "only what waits is a job of its own");
+        rehearse_rest(OUT);
+        const int end_of_all = rehearse(FETCH, TAKES_H2D, 10);
+        rehearsal_time(&q);
+        IS(end(before), 1);
+        IS(end(behind), 6);
+        IS(end(other), 7);
+        IS(end(same), by_event ? 16 : 6);
+        IS(end(end_of_all), 8);
+    }
+}
+
+// A stream that is given nothing but waits hands them on; one that has nothing at all, none.
+static void waits_are_handed_on(void) {
+    const Rates r = machine();
+    begin(&r);
+    const int event = rehearse_event(), idle = rehearse_event();
+    rehearse_wait_for(CPU, rehearse(COMM, TAKES_COMM, 5));
+    rehearse_record(event, CPU);
+    rehearse_record(idle, BACK);
+    CHECK(q.events[idle] == NO_JOB && q.events[event] != NO_JOB, "%d", q.events[idle]);
+    rehearse_wait(OUT, event);
+    rehearse_wait(FETCH, idle);
+    const int count = q.count;
+    rehearse_record(idle, CPU);
+    CHECK(q.count == count, "a record without work or waits is a job");
+    const int out = rehearse(OUT, TAKES_D2H, 20), in = rehearse(FETCH, TAKES_H2D, 10);
+    rehearsal_time(&q);
+    IS(end(out), 6);
+    IS(end(in), 1);
+}
+
+static void like_work_joins(void) {
+    const Rates r = machine();
+    begin(&r);
+    int last = rehearse(COMPUTE, TAKES_PRODUCTS, 1), jobs = 1;
+    CHECK(rehearse(COMPUTE, TAKES_PRODUCTS, 2) == last && q.jobs[last].work == 3, "not joined");
+    rehearse(CPU, TAKES_HOST, ADAM_BYTES);
+    CHECK(rehearse(COMPUTE, TAKES_PRODUCTS, 4) == last && q.jobs[last].work == 7, "not joined");
+    const struct { int row; const char *name; size_t number; int takes; } unlike[] = {
+        {ROW_COMPUTE, "a", 0, TAKES_PRODUCTS}, {ROW_COMPUTE, "b", 0, TAKES_PRODUCTS},
+        {ROW_COMPUTE, "b", 1, TAKES_PRODUCTS}, {ROW_COMPUTE, "b", 1, TAKES_GPU},
+        {ROW_UPDATE, "b", 1, TAKES_GPU}};
+    for (size_t i = 0; i < sizeof unlike / sizeof *unlike; i++) {
+        rehearse_span(COMPUTE, unlike[i].row, unlike[i].name, unlike[i].number, 100 + i);
+        const int next = rehearse(COMPUTE, unlike[i].takes, 1);
+        const Job *t = &q.jobs[next];
+        CHECK(next != last, "%zu joined", i);
+        CHECK(t->span.row == unlike[i].row && t->span.name == unlike[i].name
+              && t->takes == unlike[i].takes && t->span.number == unlike[i].number
+              && t->span.bytes == 100 + i, "%zu: another span", i);
+        last = next;
+        jobs++;
+    }
+    rehearsal_time(&q);
+    IS(end(last), 7 + 5);
+    CHECK(q.count == jobs + 1, "%d jobs", q.count);
+    char *a = (char *)rehearse_memory(10000), *b = (char *)rehearse_memory(0);
+    CHECK(a != NULL && b >= a + 10000 && (char *)rehearse_memory(1) > b, "addresses meet");
+}
+
+// ---------------------------------------------------------------------------------------------
+// What is read off
+
+enum { MICROS = 3 };
+
+// A step of so many micro-batches: forward (segments 0 and 1: 1 s, and 2 s that wait for *weights),
+// backward (1: 3 s; 0: 1 s behind 1 s of a wait for room), a collective of 2 s behind it; and its
+// update.
+static void made_up_step(StepMark *mark, int micros, int *weights) {
+    for (int i = 0; i < micros; i++) {
+        rehearse_span(COMPUTE, ROW_COMPUTE, "forward", 0, 0);
+        rehearse(COMPUTE, TAKES_GPU, 1);
+        if (i == 0) rehearse_wait_for(COMPUTE, *weights);
+        rehearse_span(COMPUTE, ROW_COMPUTE, "forward", 1, 0);
+        rehearse(COMPUTE, TAKES_PRODUCTS, 2);
+        rehearse_span(COMPUTE, ROW_COMPUTE, "backward", 1, 0);
+        const int made = rehearse(COMPUTE, TAKES_PRODUCTS, 3);
+        rehearse_wait_for(OUT, made);
+        rehearse_span(OUT, ROW_LEAVE, "leave", 1, 20);
+        rehearse_wait_for(COMPUTE, rehearse(OUT, TAKES_D2H, 20));
+        rehearse_span(COMPUTE, ROW_COMPUTE, "backward", 0, 0);
+        rehearse_wait_for(COMM, rehearse(COMPUTE, TAKES_PRODUCTS, 1));
+        rehearse_span(COMM, ROW_COMM, "reduce", 0, 300);
+        rehearse(COMM, TAKES_COMM, 2);
+    }
+    rehearse_rest(COMM);
+    mark->norm = q.streams[THE_HOST].last;
+    rehearse_span(COMM, ROW_COMM, "gather", 0, 600);
+    rehearse(COMM, TAKES_COMM, 0.5);
+    rehearse_span(FETCH, ROW_FETCH, "fetch", 0, 40);
+    *weights = rehearse(FETCH, TAKES_H2D, 40);
+    rehearse_span(FETCH, -1, "", 0, 0);
+    rehearse(FETCH, TAKES_H2D, 10);  // tokens, or the like: in no row, and no bytes of an update
+    mark->end = q.count;
+}
+
+static void a_prediction_is_read_off(void) {
+    for (int more = 0; more < 8; more += 7) {
+        const int micros = more > 0 ? REHEARSED_MICRO : MICROS;
+        const Rates r = machine();
+        StepMark marks[4];
+        begin(&r);
+        int weights = NO_JOB;
+        for (int i = 0; i < 4; i++) made_up_step(&marks[i], micros, &weights);
+        const Prediction x = predict(&q, marks, 4, 2, (size_t)more, 4, NULL);
+        const double n = micros + more;
+        // all but the last micro-batch's collective are hidden: 8 s follow, before the next
+        IS(x.step, 4 + 2 + 5 + 8 * (n - 1) + 2);
+        IS(x.stall_forward, 3);  // 4 s from the norm on, of which the first segment takes 1
+        IS(x.stall_backward, n);
+        IS(x.forward, 6 + 3 * (n - 1));
+        IS(x.backward, 5 * n + 2);
+        IS(x.compute, 6 * n);
+        IS(x.other, n);
+        IS(x.update, 5);
+        IS(x.comm, 2 * n + 0.5);
+        IS(x.comm_exposed, 2);
+        IS(x.h2d_bytes, 40);
+        IS(x.d2h_bytes, 20 * n);
+        IS(x.reduced_bytes, 300 * n * 3 / 4);
+        IS(x.gathered_bytes, 600 * 3.0 / 4);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The choice
+
+// A model of 1000 bytes of weights, 20 in each of 40 layers, and 12000 of state, in the small.
+// Everything of it that may wait on the GPU or the host takes room there.
+static void toy_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *host) {
+    static const size_t kept[] = {0, 800, 600, 300};  // activations, by RECOMPUTE_*
+    const double resident = c->mode == OFFLOAD_NONE ? 1 : c->resident;
+    const bool sums = *(const bool *)arg;
+    *gpu = 1000 - (size_t)(20 * (c->streamed - places_of(c->ring, c->streamed)))
+         + (size_t)(12000 * resident) + kept[c->recompute]
+         + (c->keep_grads ? 400 : 0) + (sums && !c->sum_on_host ? 2000 : 0)
+         + (size_t)places_of(c->places, 32) * 50 + (size_t)slots_of(c->slots, 20) * 120;
+    *host = (size_t)(12000 * (1 - resident)) + (sums && c->sum_on_host ? 2000 : 0);
+}
+
+// The order in which a tight choice gives up what only costs time; and what is left is used.
+static void a_choice_is_settled(void) {
+    const struct {
+        size_t gpu;
+        bool sums, fits;
+        int again;
+        bool on_host, keep;
+        int places, slots;
+    } cases[] = {
+        {9999, false, true, RECOMPUTE_NONE, false, true, 32, 20},
+        {3000, false, true, RECOMPUTE_NONE, false, true, 8, 3},
+        {2700, false, true, RECOMPUTE_NONE, false, true, 2, 3},
+        {2600, false, true, RECOMPUTE_NONE, false, false, 8, 3},   // visitors' gradients leave
+        {2250, false, true, RECOMPUTE_LIGHT, false, false, 5, 3},  // some activations again
+        {2059, false, true, RECOMPUTE_BLOCK, false, false, 7, 3},  // nearly all of them
+        {1760, false, true, RECOMPUTE_BLOCK, false, false, 2, 3},
+        {1759, false, false, RECOMPUTE_BLOCK, false, false, 0, 0},
+        {9999, true, true, RECOMPUTE_NONE, false, true, 0, 20},    // sums here need no places
+        {4659, true, true, RECOMPUTE_NONE, true, true, 32, 7},     // sums on the host do
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bool sums = cases[i].sums;
+        const OffloadMemory m = {toy_needs, &sums, cases[i].gpu, sums ? 14000 : 12000,
+                                 RECOMPUTE_AUTO, sums, WEIGHTS_GPU, 0, NULL};
+        OffloadChoice c;
+        memset(&c, 0, sizeof c);
+        c.mode = OFFLOAD_INTERLEAVE;
+        CHECK(choice_settle(&m, &c) == cases[i].fits && c.recompute == cases[i].again
+              && c.sum_on_host == cases[i].on_host && c.keep_grads == cases[i].keep, "case %zu: "
+              "again %d %s%s", i, c.recompute, c.sum_on_host ? "on the host " : "",
+              c.keep_grads ? "kept" : "");
+        if (!cases[i].fits) continue;
+        CHECK(places_of(c.places, 32) == (cases[i].places > 2 ? cases[i].places : 2)
+              && slots_of(c.slots, 20) == cases[i].slots, "case %zu: %d places, %d slots", i,
+              c.places, c.slots);
+        c.slots = 4;  // what is said is kept
+        c.places = 6;
+        if (choice_settle(&m, &c)) CHECK(c.slots == 4 && c.places == 6, "case %zu", i);
+    }
+}
+
+// Weights are on the host only if nothing else helps, and then those of as few layers as may be; or
+// all of them are, and what is left is used.
+static void weights_stream_if_they_must(void) {
+    const struct {
+        int weights, mode;
+        size_t gpu;
+        bool fits;
+        int again;
+        bool keep;
+        int streamed, ring;
+    } cases[] = {
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 9999, true, RECOMPUTE_NONE, true, 0, 0},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1760, true, RECOMPUTE_BLOCK, false, 0, 0},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1759, true, RECOMPUTE_NONE, false, 28, 2},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1500, true, RECOMPUTE_NONE, false, 40, 2},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1000, true, RECOMPUTE_BLOCK, false, 40, 2},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 999, false, RECOMPUTE_BLOCK, false, 40, 0},
+        {WEIGHTS_GPU, OFFLOAD_INTERLEAVE, 1759, false, RECOMPUTE_BLOCK, false, 0, 0},
+        {WEIGHTS_HOST, OFFLOAD_INTERLEAVE, 9999, true, RECOMPUTE_NONE, true, 40, 40},
+        {WEIGHTS_HOST, OFFLOAD_INTERLEAVE, 3440, true, RECOMPUTE_NONE, true, 40, 4},
+        {WEIGHTS_HOST, OFFLOAD_NONE, 99999, true, RECOMPUTE_NONE, true, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bool sums = false;
+        const OffloadMemory m = {toy_needs, &sums, cases[i].gpu, 99999, RECOMPUTE_AUTO, false,
+                                 cases[i].weights, 40, NULL};
+        OffloadChoice c;
+        memset(&c, 0, sizeof c);
+        c.mode = cases[i].mode;
+        CHECK(choice_settle(&m, &c) == cases[i].fits && c.recompute == cases[i].again
+              && c.keep_grads == cases[i].keep && c.streamed == cases[i].streamed
+              && (!cases[i].fits || places_of(c.ring, c.streamed) == cases[i].ring),
+              "case %zu: %d stream through %d, again %d%s", i, c.streamed,
+              places_of(c.ring, c.streamed), c.recompute, c.keep_grads ? ", kept" : "");
+    }
+}
+
+// As many residents as fit, on the GPU; what is left on the host must fit there.
+static void residents_are_as_many_as_fit(void) {
+    bool sums = false;
+    OffloadMemory m = {toy_needs, &sums, 9000, 99999, RECOMPUTE_NONE, false, WEIGHTS_GPU, 0,
+                       NULL};
+    OffloadChoice c;
+    memset(&c, 0, sizeof c);
+    c.mode = OFFLOAD_TWINFLOW;
+    c.resident = -1;
+    CHECK(choice_settle(&m, &c), "does not fit");
+    const double room = 9000 - (1000 + 800 + 400 + 2 * 50 + 3 * 120);
+    CHECK(c.resident * 12000 <= room && (c.resident + 1 / 256.0) * 12000 > room, "%g", c.resident);
+    const double most = c.resident;
+    m.host = (size_t)(12000 * (1 - most));
+    c.resident = -1;
+    CHECK(choice_settle(&m, &c) && c.resident == most, "%g, not %g", c.resident, most);
+    m.host = 12000 - (size_t)room - 450;  // 400 more: what visitors' gradients take
+    c.resident = -1;
+    CHECK(!choice_settle(&m, &c), "%g fits into %zu", c.resident, m.host);
+    m.gpu = 1000;
+    CHECK(choice_residents(&m, c) == -1, "fits into %zu", m.gpu);
+}
+
+// If nothing fits, the named least of either memory fits, and a byte less does not.
+static void the_least_is_noted(void) {
+    static const int modes[] = {OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE};
+    for (int i = 0; i < 3 * 2 * 4; i++) {
+        bool sums = i / 3 % 2;
+        const size_t gpu = 2500 + 1500 * (size_t)(i / 6), host = 3000;
+        OffloadLeast least = {SIZE_MAX, SIZE_MAX};
+        OffloadMemory m = {toy_needs, &sums, gpu, host, RECOMPUTE_AUTO, sums, WEIGHTS_AUTO, 40,
+                           &least};
+        OffloadChoice c;
+        memset(&c, 0, sizeof c);
+        c.mode = modes[i % 3];
+        c.resident = modes[i % 3] == OFFLOAD_TWINFLOW ? -1 : 0;
+        const OffloadChoice asked = c;
+        CHECK(!choice_settle(&m, &c), "case %d fits while the least is looked for", i);
+        CHECK(least.host < SIZE_MAX && (c.mode != OFFLOAD_TWINFLOW || least.gpu < SIZE_MAX),
+              "case %d: nothing is noted", i);
+        m.least = NULL;
+        for (int less = 0; less < 2; less++) {
+            c = asked;
+            m.host = least.host - (size_t)less;
+            CHECK(choice_settle(&m, &c) == !less, "case %d: host %zu", i, m.host);
+            c = asked;
+            m.host = host;
+            m.gpu = least.gpu - (size_t)less;
+            if (least.gpu < SIZE_MAX)
+                CHECK(choice_settle(&m, &c) == !less, "case %d: GPU %zu", i, m.gpu);
+            m.gpu = gpu;
+        }
+    }
+}
+
+// A job that is drawn, in a row.
+static int drawn(int stream, double work, int row, const char *name, size_t bytes, int after) {
+    rehearse_span(stream, row, name, 0, bytes);
+    const int t = job(stream, work, after, -1);
+    rehearse_span_end(stream);
+    return t;
+}
+
+// From one norm to the next: here from 10 s to 30. What began before or goes on behind counts for
+// its part; what overlaps on the same device, once; a stall, and what copies nothing, not at all.
+static void what_is_at_work(void) {
+    Rates r = machine();
+    begin(&r);
+    const int before = drawn(COMPUTE, 8, ROW_COMPUTE, "backward", 0, -1);           // 0 .. 8
+    const int in = drawn(FETCH, 40, ROW_FETCH, "fetch", 40, before);                // 8 .. 12
+    const int out = drawn(OUT, 40, ROW_LEAVE, "leave", 40, in);                     // 12 .. 14
+    const int none = drawn(OUT, 20, ROW_LEAVE, "leave", 0, -1);                     // 14 .. 15
+    const int stall = drawn(COMPUTE, 1, ROW_COMPUTE, "wait", 0, none);              // 15 .. 16
+    const int gpu = drawn(COMPUTE, 4, ROW_COMPUTE, "forward", 0, stall);            // 16 .. 20
+    const int cpu = drawn(CPU, 5 * ADAM_BYTES, ROW_HOST, "update", 0, gpu);         // 20 .. 25
+    const int two = drawn(UPDATE, 1, ROW_UPDATE, "update", 0, cpu);                 // 25 .. 27,
+    const int half = drawn(COMPUTE, 3, ROW_COMPUTE, "forward", 0, cpu);            // .. 29: 1 alone
+    job(FETCH, 10, half, -1);                                                       // of no row
+    const int last = drawn(OUT, 60, ROW_FLUSH, "flush", 60, half);                  // 29 .. 32
+    const int late = drawn(COMPUTE, 5, ROW_COMPUTE, "forward", 0, last);            // 32 .. 37
+    rehearsal_time(&q);
+    IS(end(in), 12);
+    IS(end(out), 14);
+    IS(end(gpu), 20);
+    IS(end(cpu), 25);
+    IS(end(two), 27);
+    IS(end(half), 29);
+    IS(end(last), 32);
+    IS(end(late), 37);
+    Prediction x;
+    memset(&x, 0, sizeof x);
+    predict_busy(&q, 10, 30, &x);
+    IS(x.gpu, (4 + 4) / 20.0);
+    IS(x.cpu, 5 / 20.0);
+    IS(x.h2d, 2 / 20.0);
+    IS(x.d2h, (2 + 1) / 20.0);
+    CHECK(q.jobs[in].span.begin == 8 && q.jobs[last].span.end == 32, "the jobs were changed");
+    // Asked for with a trace, and where nothing was left out: two steps, their norms at 20 and 29.
+    const StepMark marks[2] = {{gpu, gpu + 1}, {half, last + 1}};
+    TraceFile trace = {NULL, NULL, 0};
+    Prediction y = predict(&q, marks, 2, 1, 0, 1, &trace);
+    IS(y.gpu, 4 / 9.0);
+    IS(y.cpu, 5 / 9.0);
+    CHECK(y.h2d == 0 && y.d2h == 0, "%g %g", y.h2d, y.d2h);
+    y = predict(&q, marks, 2, 1, 1, 1, &trace);
+    CHECK(y.gpu == 0 && y.cpu == 0, "a micro-batch was left out: %g %g", y.gpu, y.cpu);
+    y = predict(&q, marks, 2, 1, 0, 1, NULL);
+    CHECK(y.gpu == 0 && y.cpu == 0, "not asked for: %g %g", y.gpu, y.cpu);
+}
+
+int main(void) {
+    RUN(one_copy_takes_its_bytes_over_its_rate);
+    RUN(a_stream_keeps_its_order);
+    RUN(streams_share_the_link_and_the_gpu);
+    RUN(both_directions_have_rates_of_their_own);
+    RUN(host_memory_is_shared_evenly);
+    RUN(a_recorded_event_stays_where_it_is);
+    RUN(a_job_waits_for_all);
+    RUN(the_host_holds_back_what_it_queues_later);
+    RUN(waits_are_handed_on);
+    RUN(like_work_joins);
+    RUN(a_prediction_is_read_off);
+    RUN(what_is_at_work);
+    RUN(a_choice_is_settled);
+    RUN(weights_stream_if_they_must);
+    RUN(residents_are_as_many_as_fit);
+    RUN(the_least_is_noted);
+    rehearsal_end(&q);
+    return test_summary();
+}

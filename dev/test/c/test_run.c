@@ -1,0 +1,417 @@
+// What a run begins with: first values, or those of a checkpoint; labelled sentences for data; and
+// samples.
+#define _GNU_SOURCE
+#include <sys/wait.h>
+#include <unistd.h>
+#include "../../../tide/run/run.h"
+#include "../dies.h"
+#include "../files.h"
+#include "../test.h"
+
+typedef struct { Run run; float *arena; RunState state; } Trainer;
+
+static Trainer *trainer_new(int argc, const char **argv) {
+    Trainer *x = (Trainer *)alloc_or_fail(1, sizeof *x, "run");
+    Run *r = &x->run;
+    run_open(r, argc, (char **)argv, false);
+    x->arena = (float *)alloc_or_fail(r->table.elements, sizeof(float), "weights");
+    memset(x->arena, 0xff, r->table.elements * sizeof(float));
+    x->state = state_in(&x->arena, 1);
+    run_load(r, &x->state);
+    options_write(&r->o, r->state.options, sizeof r->state.options);
+    return x;
+}
+
+static void trainer_free(Trainer *x) {
+    Run *r = &x->run;
+    close(r->lock);
+    tokenizer_free(r->tokenizer);
+    gpt2_table_free(&r->table);
+    train_state_free(&r->state);
+    free(x->arena);
+    free(x);
+}
+
+// "tide", the words of `line` (_ is a space), --out OUT. A run's options point into the text: it
+// stays for some more runs.
+static const char *arguments[64];
+static int split(const char *line, const char *out) {
+    static char texts[8][2048];
+    static int next;
+    char *text = texts[next++ % 8];
+    int n = 0;
+    snprintf(text, sizeof texts[0], "tide %s --out %s", line, out);
+    for (char *word = strtok(text, " "); word != NULL; word = strtok(NULL, " ")) {
+        for (char *c = word; *c != '\0'; c++) if (*c == '_') *c = ' ';
+        arguments[n++] = word;
+    }
+    return n;
+}
+static Trainer *begin(const char *line, const char *out) {
+    return trainer_new(split(line, out), arguments);
+}
+
+// Does the run end with exit code 2 and these words?
+static bool refused(const char *line, const char *out, const char *expected) {
+    char said[4096] = "";
+    int ends[2], status = 0;
+    if (pipe(ends) != 0) return false;
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], 2);
+        begin(line, out);
+        _exit(0);
+    }
+    close(ends[1]);
+    const ssize_t n = read(ends[0], said, sizeof said - 1);
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    said[n > 0 ? n : 0] = '\0';
+    const bool ok = WIFEXITED(status) && WEXITSTATUS(status) == 2 && strstr(said, expected) != NULL;
+    if (!ok) printf("  status %d, it says: %s\n", status, said);
+    return ok;
+}
+
+static const char *write_text(const char *name, const char *text) {
+    FILE *f = fopen(in_base(name), "wb");
+    if (f == NULL || fputs(text, f) < 0 || fclose(f) != 0) die("%s", in_base(name));
+    return in_base(name);
+}
+
+static const char *shape;  // of a small model, with its data
+
+// First weights are those of the seed; a checkpoint's are loaded as they are.
+static void test_first_and_saved_weights(void) {
+    char *out = in_base("run");
+    Trainer *a = begin(shape, out);
+    const size_t n = a->run.table.elements;
+    float *first = (float *)alloc_or_fail(n, sizeof(float), "weights");
+    gpt2_init(&a->run.table, first, 5);
+    CHECK(memcmp(a->arena, first, n * 4) == 0, "other weights");
+    a->arena[3] = 77;
+    a->run.done = 2;
+    run_save(&a->run, NULL);
+    a->arena[3] = 78;  // its step is saved: only the weights for others are new
+    run_save(&a->run, NULL);
+    trainer_free(a);
+    a = begin("--resume", out);
+    CHECK(a->arena[3] == 77 && a->run.state.step == 2, "loaded %g", a->arena[3]);
+    // a checkpoint that is due waits while the state cannot be saved
+    a->run.o.save_every = 3;
+    a->run.open = true;
+    CHECK(!run_wants_save(&a->run, 2) && !run_wants_save(&a->run, 3), "open");
+    a->run.open = false;
+    CHECK(run_wants_save(&a->run, 4 - 1 + 2), "due");
+    trainer_free(a);
+    free(first);
+}
+
+static void test_sampling(void) {
+    float logits[5];
+    int counts[5] = {0};
+    const float p[5] = {0.1f, 0.4f, 0.2f, 0.25f, 0.05f};
+    enum { DRAWS = 20000 };
+    for (int i = 0; i < DRAWS; i++) {
+        for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
+        counts[sample(logits, 5, 1.0, 0, 1, ((float)i + 0.5f) / DRAWS)]++;
+    }
+    for (int j = 0; j < 5; j++)
+        CHECK(fabs(counts[j] / (double)DRAWS - p[j]) < 1e-3, "token %d: %d draws", j, counts[j]);
+    memset(counts, 0, sizeof counts);
+    for (int i = 0; i < 1000; i++) {  // the two likeliest, sharpened: 0.4^2 : 0.25^2
+        for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
+        counts[sample(logits, 5, 0.5, 2, 1, ((float)i + 0.5f) / 1000)]++;
+    }
+    CHECK(counts[0] + counts[2] + counts[4] == 0, "top-k let others through");
+    CHECK(abs(counts[1] - 719) <= 2, "temperature: %d", counts[1]);
+    for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
+    CHECK(sample(logits, 5, 0, 0, 1, 0.99f) == 1, "temperature 0 takes the likeliest");
+    for (int j = 0; j < 15; j++) {  // nothing is drawn of what is not finite, whatever would be
+        for (int k = 0; k < 5; k++) logits[k] = logf(p[k]);
+        logits[j % 5] = j < 5 ? NAN : j < 10 ? INFINITY : -INFINITY;
+        CHECK(sample(logits, 5, j % 2 == 0 ? 0 : 1, 2, 0.5, 0.5f) == -1, "%g is drawn from",
+              logits[j % 5]);
+    }
+}
+
+// --top-p: how often each of five tokens is drawn in 1000 draws. Computed by hand, from the rules of
+// Hugging Face's TopKLogitsWarper, its TopPLogitsWarper, and softmax.
+static void test_top_p(void) {
+    static const struct { double p[5], temperature, top_p; size_t top_k; int wanted[5]; } cases[] = {
+        {{.1, .4, .2, .25, .05}, 1, 1, 0, {100, 400, 200, 250, 50}},
+        {{.1, .4, .2, .25, .05}, 1, 0.99, 0, {100, 400, 200, 250, 50}},
+        {{.1, .4, .2, .25, .05}, 1, 0.9, 0, {105, 421, 211, 263, 0}},  // not .85, but .95
+        {{.1, .4, .2, .25, .05}, 1, 0.6, 0, {0, 615, 0, 385, 0}},
+        {{.1, .4, .2, .25, .05}, 1, 0.3, 0, {0, 1000, 0, 0, 0}},         // the first one alone
+        {{.1, .4, .2, .25, .05}, 1, 1e-9, 0, {0, 1000, 0, 0, 0}},        // never none
+        {{.1, .4, .2, .25, .05}, 0.5, 0.8, 0, {0, 719, 0, 281, 0}},      // the tempered ones count
+        {{.1, .4, .2, .25, .05}, 1, 0.75, 3, {0, 615, 0, 385, 0}},       // .65 / .85 of top-k's
+        {{.1, .4, .2, .25, .05}, 1, 0.77, 3, {0, 471, 235, 294, 0}},
+        {{.2, .2, .2, .2, .2}, 1, 0.5, 0, {333, 333, 333, 0, 0}},        // of equal ones the first
+        {{.05, .3, .3, .05, .3}, 1, 0.55, 0, {0, 500, 500, 0, 0}},
+        {{.15, .15, .15, .4, .15}, 1, 0.5, 0, {273, 0, 0, 727, 0}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int counts[5] = {0};
+        for (int k = 0; k < 1000; k++) {
+            float logits[5];
+            for (int j = 0; j < 5; j++) logits[j] = logf((float)cases[i].p[j]);
+            counts[sample(logits, 5, cases[i].temperature, cases[i].top_k, cases[i].top_p,
+                          ((float)k + 0.5f) / 1000)]++;
+        }
+        for (int j = 0; j < 5; j++) {
+            const int wanted = cases[i].wanted[j];
+            CHECK(wanted == 0 ? counts[j] == 0 : abs(counts[j] - wanted) <= 1,
+                  "case %zu: token %d is drawn %d times, not %d", i, j, counts[j], wanted);
+        }
+    }
+}
+
+// What sample_text() shows the model. It makes the tokens '0', '1', .. the likeliest that may be
+// drawn.
+typedef struct { size_t first[8], count[8], fresh[8], calls; int32_t last, second[8]; } Seen;
+
+static void see(void *model, const int32_t *tokens, size_t count, size_t fresh, float *logits) {
+    Seen *s = (Seen *)model;
+    s->first[s->calls] = (size_t)tokens[0];
+    s->count[s->calls] = count;
+    s->fresh[s->calls] = fresh;
+    s->last = tokens[count - 1];
+    s->second[s->calls] = count > 1 ? tokens[1] : -1;
+    memset(logits, 0, 300 * sizeof *logits);
+    logits[299] = 2;  // the tokenizer does not have it
+    logits['0' + s->calls++] = 1;
+}
+
+// The tokens that the model sees: the last ones of a prompt that is too long, and when the context
+// is full the second half of it. What is drawn is printed, the end of a text ends it.
+static void test_sample_window(void) {
+    static const struct { char first; size_t count, fresh; } windows[] = {
+        {'b', 7, 7}, {'f', 4, 4}, {'f', 5, 1}, {'f', 6, 1}, {'f', 7, 1}, {'1', 4, 4}};
+    Options o;
+    GPT2Config c;
+    memset(&o, 0, sizeof o);
+    memset(&c, 0, sizeof c);
+    c.context = 7;
+    c.vocab = 300;
+    o.prompt = "abcdefgh";
+    for (o.sample_tokens = 1; o.sample_tokens <= 7; o.sample_tokens++) {
+        const size_t calls = min_size(o.sample_tokens, 6), shown = min_size(calls, 5);
+        size_t right = 0, n = 0;
+        Seen seen;
+        Tokenizer *tokenizer = tokenizer_bytes();
+        tokenizer->eot = '5';
+        memset(&seen, 0, sizeof seen);
+        fflush(stdout);
+        const int screen = dup(STDOUT_FILENO);
+        const int file = open(in_base("sample.txt"), O_CREAT | O_TRUNC | O_RDWR, 0600);
+        dup2(file, STDOUT_FILENO);
+        sample_text(&o, tokenizer, &c, -1, 0, see, &seen);
+        fflush(stdout);
+        dup2(screen, STDOUT_FILENO);
+        close(screen);
+        close(file);
+        for (size_t i = 0; i < seen.calls; i++)
+            right += seen.first[i] == (size_t)windows[i].first && seen.count[i] == windows[i].count
+                && seen.fresh[i] == windows[i].fresh;
+        CHECK(seen.calls == calls && right == calls, "%zu of %zu windows", right, seen.calls);
+        CHECK(seen.last == (calls == 1 ? 'h' : '0' + (int)calls - 2), "the last is %c", seen.last);
+        char *text = file_read(in_base("sample.txt"), &n, &err);
+        CHECK(text != NULL && strncmp(text, "abcdefgh01234\n", 8 + shown) == 0 && n == 9 + shown,
+              "it says %s", text);
+        free(text);
+        tokenizer_free(tokenizer);
+    }
+}
+
+// The first token of every text, as of OPT's, stays the first that the model sees.
+static void test_sample_begins(void) {
+    static const struct { size_t count, fresh; int32_t second; } windows[] = {
+        {4, 4, 'a'}, {5, 1, 'a'}, {6, 1, 'a'}, {7, 1, 'a'}, {4, 4, '1'}};
+    Options o;
+    GPT2Config c;
+    memset(&o, 0, sizeof o);
+    memset(&c, 0, sizeof c);
+    c.context = 7;
+    c.vocab = 300;
+    Tokenizer *tokenizer = tokenizer_bytes();
+    for (int k = 0; k < 3; k++) {
+        Seen seen;
+        memset(&seen, 0, sizeof seen);
+        o.prompt = k == 0 ? "abc" : k == 1 ? "abcdefgh" : "";
+        o.sample_tokens = k == 0 ? 5 : 1;
+        fflush(stdout);
+        const int screen = dup(STDOUT_FILENO), null = open("/dev/null", O_RDWR);
+        dup2(null, STDOUT_FILENO);
+        sample_text(&o, tokenizer, &c, 2, 0, see, &seen);
+        fflush(stdout);
+        dup2(screen, STDOUT_FILENO);
+        close(screen);
+        close(null);
+        for (size_t i = 0; i < seen.calls; i++)
+            CHECK(seen.first[i] == 2, "prompt %d, call %zu begins with %zu", k, i, seen.first[i]);
+        for (size_t i = 0; k == 0 && i < 5; i++)
+            CHECK(seen.count[i] == windows[i].count && seen.fresh[i] == windows[i].fresh
+                  && seen.second[i] == windows[i].second, "window %zu", i);
+        CHECK(k == 0 || seen.count[0] == (k == 1 ? 7 : 1), "%zu tokens", seen.count[0]);
+        CHECK(k != 1 || seen.second[0] == 'c', "the front is lost, not the first token");
+    }
+    tokenizer_free(tokenizer);
+}
+
+// Labelled sentences: what is trained on and open out, the rows, the length of a row.
+static void test_task(void) {
+    char lines[4096] = "sentence\tlabel\n", line[1024], targets_of[64] = "";
+    for (int i = 0; i < 25; i++)
+        snprintf(lines + strlen(lines), 64, "%.*s%c\t%d\n", i % 7, "xxxxxxx", 'A' + i, i % 2);
+    const char *tsv = write_text("task.tsv", lines);
+    snprintf(line, sizeof line, "--data %s --labels 0|1 --template _is --model nano --layers 1 "
+             "--channels 8 --heads 2 --context 32 --seed 5 --steps 4 --batch 4 --optimizer mezo",
+             tsv);
+    Trainer *a = begin(line, in_base("task"));
+    Run *r = &a->run;
+    int32_t inputs[4 * 16], where[4 * 16];
+    CHECK(r->task && r->words && !r->packed && r->train.sequences == 23 && r->val.sequences == 2, "%zu and %zu",
+          r->train.sequences, r->val.sequences);
+    CHECK(r->T == 16 && r->o.seq == 16 && r->step_tokens == 64, "T %zu", r->T);  // 6 + 1 + 3 = 10
+    CHECK(run_batch(r, &r->val, 0, 2, inputs, where, NULL, &err), "%s", err.text);
+    CHECK(inputs[2] == 'X' && inputs[3] == ' ' && where[0] == 5 && where[1] == 1, "%d at %d",
+          where[1], where[0]);
+    CHECK(inputs[16 + 3] == 'Y' && where[2] == 6 && where[3] == 0, "%d at %d", where[3], where[2]);
+    for (uint64_t i = 0; i < 23; i++) {  // an epoch has each once, in another order
+        CHECK(run_batch(r, &r->train, i, 1, inputs, where, NULL, &err), "%s", err.text);
+        targets_of[inputs[where[0] - 3] - 'A']++;
+        CHECK(where[1] == (inputs[where[0] - 3] - 'A') % 2, "label");
+        if (i == 0) CHECK(inputs[where[0] - 3] != 'A', "not shuffled (or one chance in 23)");
+    }
+    for (int i = 0; i < 25; i++) CHECK(targets_of[i] == (i < 23), "%d times", targets_of[i]);
+    const uint64_t hash = r->state.data_hash;
+    trainer_free(a);
+
+    char *label = strrchr(lines, '0');
+    *label = '1';
+    write_text("task.tsv", lines);
+    a = begin(line, in_base("task"));
+    CHECK(a->run.state.data_hash != hash, "another label is other data");
+    trainer_free(a);
+    snprintf(line + strlen(line), 400, " --val %s --seq 8",
+             write_text("val.tsv", "bad\t0\ngood\t1\nso so, and then some\t1\n"));
+    a = begin(line, in_base("task"));
+    CHECK(a->run.train.sequences == 25 && a->run.val.sequences == 3 && a->run.T == 8, "--val");
+    trainer_free(a);
+    snprintf(line + strlen(line), 400, " --seq 1");
+    CHECK(refused(line, in_base("task"), "--seq 2 or more"), "no room for the targets");
+    snprintf(line, sizeof line, "--data %s --labels 0|1 --template _is --steps 0 --optimizer mezo",
+             write_text("few.tsv", "a\t0\nb\t1\n"));
+    CHECK(refused(line, in_base("task"), "held-out tenth"), "nothing open out");
+
+    const char *slash = strrchr(__FILE__, '/');  // OPT's texts begin with </s>, those of bytes not
+    const int folder = slash != NULL ? (int)(slash - __FILE__) : 1;
+    for (int i = 0; i < 3; i++) {
+        snprintf(line, sizeof line, "--data %s --labels 0|1 --template _is --model %s --layers 1 "
+                 "--channels 8 --heads 2 --context 32 --steps 4 --optimizer mezo --tokenizer "
+                 "%.*s%s", tsv, i < 2 ? "opt-125m" : "gpt2", i == 1 ? 0 : folder,
+                 slash != NULL ? __FILE__ : ".", i == 1 ? "bytes" : "/fixtures/tokenizer");
+        a = begin(line, in_base("task"));
+        CHECK(a->run.task_all.first_token == (i == 0 ? 2 : -1), "%d: %d", i,
+              a->run.task_all.first_token);
+        trainer_free(a);
+    }
+}
+
+// The first values of a model of 4 layers; free() them and the table.
+static float *first_values(size_t vocab, GPT2Table *t) {
+    Error err;
+    GPT2Config c;
+    gpt2_preset(&c, "d4");
+    c.vocab = vocab;
+    if (!gpt2_finish(&c, &err)) die("%s", err.text);
+    *t = gpt2_table(&c);
+    float *arena = ALLOC(float, t->elements, "parameters");
+    gpt2_init(t, arena, 5);
+    return arena;
+}
+
+// First values: the spread that the table says, smaller where 2 L projections add up, one for the
+// norms' weights, nothing in the padding; and the same numbers whatever the padding is.
+static void test_first_values(void) {
+    GPT2Table t;
+    float *arena = first_values(1000, &t);
+    for (int i = 0; i < t.count; i++) {
+        const GPT2Tensor *x = &t.tensors[i];
+        const size_t n = x->rows * x->cols;
+        const float *p = arena + x->offset;
+        double sum = 0, squares = 0;
+        for (size_t j = 0; j < n; j++) { sum += p[j]; squares += (double)p[j] * p[j]; }
+        const bool residual = strstr(x->name, "proj.w") != NULL;
+        const bool ones = strstr(x->name, "ln_") != NULL && strstr(x->name, ".w") != NULL;
+        const double std = x->rank < 2 ? (ones ? 1 : 0) : residual ? 0.02 / sqrt(8) : 0.02;
+        CHECK(fabs(sqrt(squares / (double)n) - std) <= 0.02 * std, "%s: spread %g, not %g", x->name,
+              sqrt(squares / (double)n), std);
+        CHECK(x->rank < 2 || fabs(sum / (double)n) < 0.05 * std, "%s is not centred", x->name);
+        for (size_t j = n; j < x->size; j++) CHECK(p[j] == 0, "%s: padding", x->name);
+    }
+    GPT2Table more;
+    float *other = first_values(1100, &more);
+    const size_t last = 1000 * t.tensors[t.wte].cols - 1;
+    CHECK(arena[t.tensors[t.wte].offset + last] == other[more.tensors[more.wte].offset + last],
+          "wte moved with V");
+    CHECK(arena[t.tensors[t.wpe].offset] == other[more.tensors[more.wpe].offset],
+          "wpe moved with V");
+    gpt2_table_free(&t);
+    gpt2_table_free(&more);
+    free(arena);
+    free(other);
+}
+
+// What a trainer begins with is the same wherever its memory is: only it knows.
+static void far_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    CHECK(part == 0 && !out, "first values go there");
+    memcpy((float *)owner + at, w, n * sizeof *w);
+}
+
+static void test_first_values_elsewhere(void) {
+    static Run r;
+    Error err;
+    gpt2_preset(&r.config, "nano");
+    r.config.vocab = 259;
+    r.o.seed = 9;
+    if (!gpt2_finish(&r.config, &err)) die("%s", err.text);
+    r.table = gpt2_table(&r.config);
+    const size_t n = r.table.elements;
+    float *here = ALLOC(float, n, "parameters");
+    float *there = ALLOC(float, n, "parameters");
+    RunState state = state_in(NULL, 3);
+    state.move = far_move;
+    state.owner = there;
+    memset(there, 0xff, n * sizeof(float));
+    gpt2_init(&r.table, here, r.o.seed);
+    run_load(&r, &state);
+    CHECK(memcmp(here, there, n * sizeof(float)) == 0, "other values");
+    free(here);
+    free(there);
+    gpt2_table_free(&r.table);
+}
+
+int main(void) {
+    static char text[1024];
+    snprintf(base, sizeof base, "/tmp/tide-run-XXXXXX");
+    if (mkdtemp(base) == NULL) { perror(base); return 1; }
+    memset(text, 'x', sizeof text - 1);
+    const char *data = write_text("text", text);
+    snprintf(text, sizeof text, "--data %s --model nano --layers 1 --channels 8 --heads 2 "
+             "--context 8 --seed 5 --optimizer mezo --steps 4 --batch 2",
+             data);
+    shape = text;
+    RUN(test_first_values);
+    RUN(test_first_values_elsewhere);
+    RUN(test_first_and_saved_weights);
+    RUN(test_sampling);
+    RUN(test_top_p);
+    RUN(test_sample_window);
+    RUN(test_sample_begins);
+    RUN(test_task);
+    remove_tree(base);
+    return test_summary();
+}

@@ -1,0 +1,549 @@
+// test_task.c: task.h. Files of labelled sentences and of JSON lines and what can be wrong with
+// them, label words, splitting, packing, and which example comes when, and where in its row.
+#include "../../../tide/files/task.h"
+#include "../test.h"
+#include <dirent.h>
+#include "../dies.h"
+#include "../files.h"
+
+static Tokenizer *bytes;   // a byte is a token
+static Tokenizer *merged;  // has " g", "re", "at", " gre", " great", "gr", " b" and "  ", too
+enum { SPACE_GREAT = 256 + 4, SPACE_B = 256 + 6 };
+
+// Parses a copy of exactly its size.
+static Task parse_with(const char *text, const char *labels, const char *template_text,
+                       const Tokenizer *tok, int32_t first_token, size_t vocab) {
+    return task_parse("f.tsv", strdup(text), labels, template_text, tok, first_token, vocab,
+                      CHAT_AUTO);
+}
+
+// What most tests have in common: labels '-' (0) and '+' (1), template " = ", no first token.
+static Task parse(const char *text) { return parse_with(text, "-|+", " = ", bytes, -1, 256); }
+
+// Is the prompt of example i this text, and its label this one?
+static bool is(const Task *t, size_t i, const char *text, int label) {
+    const size_t n = strlen(text);
+    if (i >= t->count || t->first[i + 1] - t->first[i] != n || t->label[i] != label) return false;
+    for (size_t k = 0; k < n; k++)
+        if (t->tokens[t->first[i] + k] != (unsigned char)text[k]) return false;
+    return true;
+}
+
+static void task_reads(void) {
+    static const char *const same[] = {
+        "sentence\tlabel\n  a b  \t1\nlong one\t0\n\xc3\xa9\t1\n",
+        "a b\t1\nlong one\t0\n\xc3\xa9\t1",
+        "sentence\tlabel\r\na b\t1\r\nlong one \t0\r\n\v\f\xc3\xa9\t01\r\n"};
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
+        const Task t = parse(same[i]);
+        CHECK(t.count == 3 && t.labels == 2 && t.word[0] == '-' && t.word[1] == '+', "shape");
+        CHECK(is(&t, 0, "a b = ", 1) && is(&t, 1, "long one = ", 0) && is(&t, 2, "\xc3\xa9 = ", 1),
+              "file %zu", i);
+        CHECK(t.longest == 11 && t.first[0] == 0 && t.first_token == -1, "longest %zu", t.longest);
+    }
+    Task t = parse("sentence\t1\nlabel\t0");
+    CHECK(is(&t, 0, "sentence = ", 1) && t.count == 2, "a sentence like the header");
+    t = parse_with("a\t0\nbc\t1", "n|y", "", bytes, 2, 256);
+    CHECK(is(&t, 0, "\2a", 0) && is(&t, 1, "\2bc", 1) && t.longest == 3, "with a first token");
+}
+
+static void task_bad_lines(void) {
+    static const struct { const char *text, *words; } bad[] = {
+        {"a\t1\nb 1\n", "f.tsv, line 2: not a sentence, a TAB and the number"},
+        {"sentence\tlabel\na\t1\nb\t1\t1\n", "line 3: not"},
+        {"a\t1\n\nb\t1\n", "line 2: not"},
+        {"a\t1\nsentence\tlabel\n", "line 2: not"},
+        {"sentence\tlabel\nsentence\tlabel\na\t1\n", "line 2: not"},
+        {"a\t2\n", "line 1: not a sentence, a TAB and the number of its label, 0 to 1"},
+        {"a\t-1\n", "label"}, {"a\t1.0\n", "label"}, {"a\t 1\n", "label"}, {"a\t\n", "label"},
+        {"a\t4294967297\n", "label"}, {"a\t18446744073709551617\n", "label"},
+        {"a\t1\r\r\n", "label"}, {"\t1\n", "line 1: the sentence is empty"},
+        {"a\t0\n \r \t1\n", "line 2: the sentence is empty"},
+        {"", "f.tsv: no examples"}, {"\n", "line 1: not"}, {"sentence\tlabel\n", "no examples"}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        CHECK(DIES_WITH(bad[i].words, parse(bad[i].text)), "%s", bad[i].text);
+}
+
+static void task_vocabulary(void) {
+    const char *text = "a\t0\nz\t1";
+    CHECK(DIES_WITH("line 2 has token 122", parse_with(text, "-|+", "", bytes, -1, 'z')), "z");
+    CHECK(parse_with(text, "-|+", "", bytes, -1, 'z' + 1).count == 2, "just enough");
+    CHECK(DIES_WITH("--labels has token 122", parse_with(text, "a|z", "", bytes, -1, 'z')), "z");
+    CHECK(DIES_WITH("begin with token 122", parse_with(text, "a|b", "", bytes, 'z', 'z')), "z");
+}
+
+static Task words(const char *labels, const char *template_text, const Tokenizer *tok) {
+    return parse_with("a\t0", labels, template_text, tok, -1, 1000);
+}
+
+static void task_label_words(void) {
+    static const struct { bool merged; const char *labels, *template_text, *says; } bad[] = {
+        {false, "-", "", "at least two"},
+        {false, "", "", "a word is empty"},
+        {false, "-||+", "", "a word is empty"},
+        {false, "-|+|-", "", "'-' is there twice"},
+        {false, "0|1|2|3|4|5|6|7|8|9|a|b|c|d|e|f|g", "", "more than 16"},
+        {true, " great| bad| great", " It was", "' great' is there twice"},
+        {true, "b|g", "It was ", "'b' is no token of its own behind the template 'It was '"},
+        {true, "b|c", "It  ", "'b' is no token of its own"},  // "It" "  ", but "It" " " " b"
+        {true, "e|s", "r", "'e' is no token of its own behind the template 'r'"}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        const Tokenizer *tok = bad[i].merged ? merged : bytes;
+        CHECK(DIES_WITH(bad[i].says, words(bad[i].labels, bad[i].template_text, tok)), "%s",
+              bad[i].labels);
+    }
+    Task t = words(" great| b", " It was", merged);
+    CHECK(t.word[0] == SPACE_GREAT && t.word[1] == SPACE_B, "%d %d", t.word[0], t.word[1]);
+    // where the last label, number 15, is used, and 16 is not there
+    const char *sixteen = "0|1|2|3|4|5|6|7|8|9|a|b|c|d|e|f";
+    t = parse_with("a\t15", sixteen, " = ", bytes, -1, 256);
+    CHECK(t.labels == 16 && t.word[15] == 'f' && t.label[0] == 15, "%d labels", t.labels);
+    CHECK(DIES_WITH("0 to 15", parse_with("a\t16", sixteen, "", bytes, -1, 256)), "16 of 16");
+}
+
+// The sentence and the template are encoded as one text: "at" + " great" merges, " g" + "re" too.
+static void task_joins(void) {
+    const Task t = parse_with("at g \t1", " great| b", "re", merged, -1, 300);
+    CHECK(t.first[1] == 2 && t.tokens[0] == 256 + 2 && t.tokens[1] == 256 + 3, "%zu tokens",
+          t.first[1]);
+}
+
+static Task open_file(const char *path) {
+    return task_open(path, "-|+", " = ", bytes, -1, 256, CHAT_AUTO);
+}
+
+static void task_files(void) {
+    const char *path = in_base("a.tsv");
+    FILE *f = fopen(path, "wb");
+    CHECK(f != NULL && fputs("sentence\tlabel\ngood\t1\nbad\t0\nbroken\n", f) >= 0, "write");
+    fclose(f);
+    CHECK(DIES_WITH("a.tsv, line 4: not", open_file(path)), "a bad line");
+    CHECK(truncate(path, 15 + 7 + 6) == 0, "truncate");
+    const Task t = open_file(path);
+    CHECK(t.count == 2 && is(&t, 0, "good = ", 1) && is(&t, 1, "bad = ", 0), "%zu", t.count);
+    CHECK(truncate(path, 100) == 0 && DIES_WITH("a NUL byte", open_file(path)), "a hole");
+    CHECK(truncate(path, 0) == 0 && DIES_WITH("a.tsv: no examples", open_file(path)), "empty");
+    CHECK(DIES_WITH("not a regular file", open_file(base)), "a directory");
+    CHECK(DIES_WITH("none", open_file(in_base("none"))), "a missing file");
+    CHECK(DIES_WITH("patterns work for text only", open_file(in_base("*.jsonl"))), "a pattern");
+    static const struct { const char *name, *text; bool examples; } named[] = {
+        {"a.json", "{\"text\": \"a\"}\n", true}, {"a.JSONL", " \n\t{ \"text\"", true},
+        {"a.ndjson", "\xef\xbb\xbf{\"", true}, {"a", "{\n\"", true},
+        {"a.txt", "[\n  {\"text\"", true},
+        {"a.jsonl", "no JSON", true}, {"a.json", "[\"a\"]", false}, {"a.txt", "A {\"", false},
+        {"a.json", "", false}, {"a", "{ 1, 2 }", false}};
+    for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
+        char name[PATH_MAX];
+        path_join(name, base, named[i].name);
+        f = fopen(name, "wb");
+        CHECK(f != NULL && fputs(named[i].text, f) >= 0 && fclose(f) == 0, "write");
+        CHECK(path_is_examples(name) == named[i].examples, "%s: %s", named[i].name, named[i].text);
+        unlink(name);
+    }
+    CHECK(!path_is_examples(base) && !path_is_examples(in_base("none")), "not there");
+}
+
+// Are these the row's tokens? '.': -1, '_': 0.
+static bool are(const int32_t *row, const char *text) {
+    for (size_t k = 0; text[k] != '\0'; k++) {
+        int32_t want = (unsigned char)text[k];
+        if (want == '.') want = -1;
+        if (want == '_') want = 0;
+        if (row[k] != want) return false;
+    }
+    return true;
+}
+
+// Labels of several tokens are choices, and what evaluation asks is the likelihood of each.
+static void task_long_labels(void) {
+    enum { T = 8 };
+    int32_t in[6][T], to[6][T];
+    size_t choice = 9;
+    Task t = parse_with("abc\t1\nde\t0", "no|yes|?", "=", bytes, -1, 256);
+    CHECK(t.labels == 0 && t.count == 2 && t.pieces == 8 && t.label[0] == 1, "%zu", t.pieces);
+    CHECK(t.longest == 4 + 3 - 1 && task_rows(&t, true) == 2 && task_rows(&t, false) == 6, "rows");
+    task_batch(&t, 1, false, 0, 6, T, in[0], to[0], NULL);
+    static const char *const want[6][2] = {
+        {"abc=n___", "...no..."}, {"abc=ye__", "...yes.."}, {"abc=____", "...?...."},
+        {"de=n____", "..no...."}, {"de=ye___", "..yes..."}, {"de=_____", "..?....."}};
+    for (int b = 0; b < 6; b++)
+        CHECK(are(in[b], want[b][0]) && are(to[b], want[b][1]), "row %d", b);
+    for (size_t k = 0; k < 6; k++)
+        CHECK(task_find(&t, k, &choice) == k / 3 && choice == k % 3, "row %zu: %zu", k, choice);
+    CHECK(task_targets(&t, 1, 0, 2, T) == 3 + 2, "trained");
+    const Task last = task_view(&t, 1, 2);
+    CHECK(task_rows(&last, false) == 3 && task_find(&last, 2, &choice) == 0 && choice == 2, "view");
+    task_batch(&last, 1, false, 1, 1, T, in[0], to[0], NULL);
+    CHECK(are(in[0], "de=ye___") && are(to[0], "..yes..."), "of a view");
+    t = parse_with("abc\t1\nde\t0", "no|yes|!", "=", bytes, -1, 256);
+    CHECK(task_hash(&t) != task_hash(&last), "other choices are other data");
+}
+
+static Task json_with(const char *text, const Tokenizer *tok, int32_t first_token) {
+    return task_parse("f.jsonl", strdup(text), NULL, NULL, tok, first_token, 300, CHAT_AUTO);
+}
+
+static Task json(const char *text) { return json_with(text, bytes, -1); }
+
+static void task_json_lines(void) {
+    enum { T = 9 };
+    int32_t in[4][T], to[4][T];
+    const char *lines =
+        "{\"prompt\": \"ab\", \"completion\": \"cd\", \"more\": [1, {}]}\r\n\n"
+        "{\"text\": \"a\\n\\u00e9\"}\n \t\n"
+        "{\"answer\": 1, \"prompt\": \"2+2=\", \"choices\": [\"3\", \"four\"], \"text\": null}\n"
+        "{\"prompt\": \"\", \"completion\": \"xyz\"}";
+    static const size_t lengths[4] = {3, 3, 7, 2};
+    Task t = json(lines);
+    CHECK(t.count == 4 && t.labels == 0 && t.longest == 7 && t.label[2] == 1, "%zu", t.count);
+    for (uint64_t i = 0; i < 4; i++) {
+        const size_t n = task_row(&t, i, (size_t)t.label[i], T, in[i], to[i]);
+        CHECK(n == lengths[i], "%zu inputs", n);
+    }
+    CHECK(are(in[0], "abc") && are(to[0], ".cd"), "a completion");
+    CHECK(are(in[1], "a\n\xc3") && are(to[1], "\n\xc3\xa9"), "a text");
+    CHECK(are(in[2], "2+2=fou") && are(to[2], "...four"), "the right choice");
+    CHECK(are(in[3], "xy") && are(to[3], "yz"), "without a prompt");
+    Tokenizer ends = *bytes;
+    ends.eot = 3;  // as if there were one
+    t = json_with(lines, &ends, 257);
+    CHECK(t.first_token == 257 && t.longest == 8, "longest %zu", t.longest);
+    CHECK(task_row(&t, 0, 0, T, in[0], to[0]) == 5 && in[0][0] == 257 && are(to[0], "..cd")
+          && to[0][4] == 3, "a completion with both ends");
+    CHECK(task_row(&t, 1, 0, T, in[0], to[0]) == 5 && in[0][0] == 257 && are(to[0], "a\n\xc3\xa9")
+          && to[0][4] == 3, "a text with both ends");
+    CHECK(task_row(&t, 2, 0, T, in[0], to[0]) == 5 && are(to[0], "....3"), "a choice has none");
+    const Task one = json_with("{\"text\": \"a\"}", &ends, -1);
+    CHECK(one.longest == 1, "a token and the end of text");
+}
+
+// In the style of SentencePiece a text is given a space in front, but not the part behind a prompt.
+static void task_spaces(void) {
+    static const struct { const char *line, *prompt, *last; } cases[] = {
+        {"{\"prompt\": \"the\", \"completion\": \"king\"}", " the", "king"},
+        {"{\"prompt\": \"the\", \"completion\": \" king\"}", " the", " king"},
+        {"{\"prompt\": \"\", \"completion\": \"king\"}", "", " king"},
+        {"{\"text\": \"king\"}", "", " king"},
+        {"{\"prompt\": \"\", \"choices\": [\"a\", \"b\"], \"answer\": 0}", "", " b"},
+        {"{\"prompt\": \"x\", \"choices\": [\"a\", \"b\"], \"answer\": 0}", " x", "b"}};
+    const char *slash = strrchr(__FILE__, '/');
+    char dir[PATH_MAX];
+    snprintf(dir, sizeof dir, "%.*sfixtures/tokenizer/small-llama2",
+             slash != NULL ? (int)(slash + 1 - __FILE__) : 0, __FILE__);
+    const Tokenizer *tok = tokenizer_load(dir);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const Task t = task_parse("f.jsonl", strdup(cases[i].line), NULL, NULL, tok, tok->bos,
+                                  2005, CHAT_AUTO);
+        CHECK(t.tokens[0] == 1, "no <s>, but %d", t.tokens[0]);
+        for (int last = 0; last < 2; last++) {
+            const size_t piece = last ? t.pieces - 1 : 0, end = t.first[piece + 1];
+            char text[100] = "";
+            for (size_t k = t.first[piece] + (last ? 0 : 1); k < end && t.tokens[k] != 2; k++) {
+                size_t n;
+                const char *s = tokenizer_token(tok, (uint32_t)t.tokens[k], &n);
+                strncat(text, s, n);
+            }
+            CHECK(strcmp(text, last ? cases[i].last : cases[i].prompt) == 0, "%s: '%s'",
+                  cases[i].line, text);
+        }
+    }
+}
+
+static void task_bad_json(void) {
+    #define PROMPT "{\"prompt\":\"p\","
+    static const struct { const char *text, *words; } bad[] = {
+        {"{\"text\":\"ab\"}\n{\"text\" \"b\"}", "f.jsonl, line 2: no JSON: byte 8: expected ':'"},
+        {"[\"text\"]", "line 1: no object, {...}"}, {"17", "no object"},
+        {"{\"prompt\":\"a\"}", "line 1: it must have \"prompt\" and \"completion\", or"},
+        {"{}", "must have"}, {"{\"q\":1}", "must have"}, {"{} {}", "something follows"},
+        {"{\"text\":\"ab\"}\n" PROMPT "\"text\":\"a\"}", "line 2: it must have"},
+        {PROMPT "\"completion\":\"a\",\"text\":\"a\"}", "must have"},
+        {"{\"completion\":\"a\",\"text\":\"a\"}", "must have"},
+        {PROMPT "\"completion\":\"a\",\"choices\":[\"a\",\"b\"],\"answer\":0}", "must have"},
+        {PROMPT "\"completion\":\"a\",\"answer\":0}", "must have"},
+        {"{\"text\":\"ab\",\"answer\":0}", "must have"},
+        {"{\"text\":\"ab\",\"choices\":[\"a\",\"b\"],\"answer\":0}", "must have"},
+        {"{\"choices\":[\"a\",\"b\"],\"answer\":0}", "must have"},
+        {PROMPT "\"choices\":[\"a\"],\"answer\":0}", "no list of at least two"},
+        {PROMPT "\"choices\":[\"a\",\"b\",\"a\"],\"answer\":1}", 
+         "two of the \"choices\" are \"a\""},
+        {"{\"text\":\"first\",\"text\":\"last\"}", 
+         "line 1: no JSON: byte 30: the object that ends here has \"text\" twice"},
+        {"[\n{\"text\":\"ab\"}\n]", "line 1: no JSON: byte 1"},
+        {"{\n\"text\":\"ab\"}", "jq -c . FILE of objects"},
+        {"[{\"text\":\"ab\"},{\"text\":\"ab\"}]", "jq -c '.[]' FILE makes lines of an array"},
+        {"{\"text\":7}", "\"text\" is no string"}, {"{\"text\":\"\"}", "\"text\" is empty"},
+        {"{\"text\":\"a\"}", "one token, with nothing before it"},
+        {"{\"completion\":\"a\"}", "must have"},
+        {"{\"prompt\":null,\"completion\":\"a\"}", "must have"},
+        {"{\"prompt\":5,\"completion\":\"a\"}", "\"prompt\" is no string"},
+        {"{\"prompt\":\"\",\"completion\":\"a\"}", "one token, with nothing before it"},
+        {PROMPT "\"completion\":\"\"}", "\"completion\" is empty"},
+        {PROMPT "\"completion\":[\"a\"]}", "\"completion\" is no string"},
+        {PROMPT "\"choices\":[],\"answer\":0}", "\"choices\" is no list of at least two strings"},
+        {PROMPT "\"choices\":\"ab\",\"answer\":0}", "\"choices\" is no list of at least two"},
+        {PROMPT "\"choices\":[\"a\",1],\"answer\":0}", "\"choices\" is no string"},
+        {PROMPT "\"choices\":[\"a\",\"\"],\"answer\":0}", "one of the \"choices\" is empty"},
+        {PROMPT "\"choices\":[\"a\",\"b\"]}", "must have"},
+        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":null}", "must have"},
+        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":2}",
+         "\"answer\" is not the number of a choice, 0 to 1"},
+        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":-1}", "\"answer\" is not"},
+        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":\"0\"}", "\"answer\" is not"},
+        {"", "f.jsonl: no examples"}, {"\n \n", "no examples"}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        CHECK(DIES_WITH(bad[i].words, json(bad[i].text)), "%s", bad[i].text);
+    CHECK(DIES_WITH("line 2 has token 122", task_parse("f", strdup("{\"text\":\"ab\"}\n{\"text\":"
+          "\"az\"}"), NULL, NULL, bytes, -1, 'z', CHAT_AUTO)),
+          "z");
+    Tokenizer ends = *bytes;
+    ends.eot = '~';
+    CHECK(DIES_WITH("line 1 has token 126", task_parse("f", strdup("{\"text\":\"ab\"}"), NULL, NULL,
+          &ends, -1, '~', CHAT_AUTO)), "end of text");
+}
+
+// What is longer than a row: the prompt's front goes, but not the first token; then the choice's
+// end.
+static void task_cuts(void) {
+    int32_t in[8], to[8];
+    static const struct { const char *prompt, *completion, *in, *to; size_t T; } cases[] = {
+        {"abcd", "xy", "abcdx", "...xy", 5}, {"abcd", "xy", "bcdx", "..xy", 4},
+        {"abcd", "xy", "dx", "xy", 2}, {"abcd", "xyz", "dx", "xy", 2},
+        {"a", "xyz", "ax", "xy", 2}, {"", "wxyz", "wxy", "xyz", 3}, {"", "wxyz", "wx", "xy", 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char line[128];
+        snprintf(line, sizeof line, "{\"prompt\":\"%s\",\"completion\":\"%s\"}", cases[i].prompt,
+                 cases[i].completion);
+        const size_t T = cases[i].T;
+        const size_t full = strlen(cases[i].prompt) + strlen(cases[i].completion) - 1;
+        Task t = json(line);
+        const size_t n = task_row(&t, 0, 0, T, in, to);
+        CHECK(n == strlen(cases[i].in) && are(in, cases[i].in) && are(to, cases[i].to), "case %zu",
+              i);
+        size_t trained = 0;
+        for (size_t k = 0; k < n; k++) trained += to[k] >= 0;
+        const TaskSum sum = task_sum(&t, T);
+        CHECK(sum.cut == (full > T) && sum.inputs == n && sum.targets == trained
+              && task_targets(&t, 1, 0, 1, T) == trained, "case %zu: sums", i);
+        t = json_with(line, bytes, 42);
+        task_row(&t, 0, 0, T, in, to);
+        CHECK(in[0] == 42, "case %zu: the first token is %d", i, in[0]);
+    }
+}
+
+// Every example is in one row, whole, and trained as it is by itself; rows are full as far as best
+// fit can; begins say where each one begins.
+static void task_packs(void) {
+    enum { T = 16, N = 40 };
+    char text[8192] = "";
+    int32_t in[T], to[T], begins[T], in_1[T], to_1[T];
+    size_t seen[N] = {0}, trained = 0;
+    for (int i = 0; i < N; i++)
+        snprintf(text + strlen(text), 128, "{\"prompt\":\"%c%.*s\",\"completion\":\"%.*s\"}\n",
+                 '0' + i, i * 7 % 9, "pppppppp", 1 + i * 5 % 7, "ccccccc");
+    Task t = json(text), again = json(text);
+    const TaskSum sum = task_sum(&t, T);
+    const size_t padded = task_targets(&t, 3, 0, N, T);
+    task_pack(&t, T);
+    task_pack(&again, T);
+    CHECK(memcmp(t.row, again.row, (t.rows + 1) * sizeof *t.row) == 0
+          && memcmp(t.packed, again.packed, N * sizeof *t.packed) == 0, "not the same again");
+    CHECK(t.rows >= (sum.inputs + T - 1) / T && t.rows < sum.inputs / T + 3
+          && task_rows(&t, true) == t.rows, "%zu rows for %zu inputs", t.rows, sum.inputs);
+    for (size_t k = 0; k < t.rows; k++) {
+        task_batch(&t, 3, true, k, 1, T, in, to, begins);
+        for (size_t at = 0; at < T && in[at] != 0;) {
+            const size_t i = (size_t)in[at] - '0', n = task_row(&t, i, 0, T, in_1, to_1);
+            CHECK(i < N && at + n <= T && memcmp(in + at, in_1, n * sizeof *in) == 0
+                  && memcmp(to + at, to_1, n * sizeof *to) == 0, "row %zu at %zu", k, at);
+            for (size_t u = at; u < at + n; u++)
+                CHECK((size_t)begins[u] == at, "row %zu: %d", k, begins[u]);
+            seen[i]++;
+            at += n;
+            for (size_t u = at; u < T && in[u] == 0; u++)
+                CHECK(to[u] == -1 && (size_t)begins[u] == at, "row %zu: padding", k);
+        }
+        size_t here = 0;
+        for (size_t u = 0; u < T; u++) here += to[u] >= 0;
+        CHECK(task_targets(&t, 3, k, 1, T) == here, "row %zu: %zu trained", k, here);
+        trained += here;
+    }
+    for (int i = 0; i < N; i++) CHECK(seen[i] == 1, "example %d: %zu times", i, seen[i]);
+    CHECK(trained == padded && trained == sum.targets, "%zu trained, %zu padded", trained, padded);
+    CHECK(task_targets(&t, 3, 0, 2 * t.rows, T) == 2 * trained, "over an epoch's end");
+    int moved = 0;
+    for (size_t k = 0; k < t.rows; k++) moved += task_at(&t, 3, true, k) != k;
+    CHECK(moved > 2, "rows are not shuffled");
+    // evaluation has a row for each
+    task_batch(&t, 3, false, 5, 1, T, in, to, NULL);
+    task_row(&t, 5, 0, T, in_1, to_1);
+    CHECK(task_rows(&t, false) == N && in[0] == in_1[0], "evaluated rows");
+    // 5 + 3 and 4 + 4 fill two rows of 8; in the order of the file there would be three
+    t = json("{\"text\":\"abcde\"}\n{\"text\":\"abcdef\"}\n{\"text\":\"vwxyz\"}\n"
+             "{\"text\":\"wxyz\"}");
+    task_pack(&t, 8);
+    CHECK(t.rows == 2 && t.packed[0] == 1 && t.packed[1] == 3 && t.packed[2] == 0
+          && t.packed[3] == 2 && t.row[1] == 2 && t.row[2] == 4, "%zu rows", t.rows);
+}
+
+// n examples: number i is i + 1 times the same letter, and has the label i % 2.
+static Task numbered(size_t n, int32_t first_token) {
+    char text[4096];
+    size_t used = 0;
+    for (size_t i = 0; i < n; i++) {
+        memset(text + used, 'a' + (int)i, i + 1);
+        used += i + 1;
+        used += (size_t)sprintf(text + used, "\t%zu\n", i % 2);
+    }
+    return parse_with(text, "-|+", "", bytes, first_token, 256);
+}
+
+static void task_batches_in_order(void) {
+    enum { T = 4 };
+    Task t = numbered(6, -1), first = numbered(6, 2);
+    int32_t in[6][T], where[6][2];
+    memset(in, 0xff, sizeof in);
+    task_batch(&t, 1, false, 0, 6, T, &in[0][0], &where[0][0], NULL);
+    static const char rows[6][T] = {"a\0\0", "bb\0", "ccc", "dddd", "eeee", "ffff"};
+    static const char last[6][T] = {"\2a\0", "\2bb", "\2ccc", "\2ddd", "\2eee", "\2fff"};
+    for (int b = 0; b < 6; b++) {
+        for (int k = 0; k < T; k++) CHECK(in[b][k] == rows[b][k], "row %d: %d", b, in[b][k]);
+        CHECK(where[b][0] == (b < 3 ? b : 3) && where[b][1] == b % 2, "row %d: last token %d, "
+              "label %d", b, where[b][0], where[b][1]);
+    }
+    task_batch(&first, 1, false, 0, 6, T, &in[0][0], &where[0][0], NULL);
+    for (int b = 0; b < 6; b++) {
+        for (int k = 0; k < T; k++) CHECK(in[b][k] == last[b][k], "row %d: %d", b, in[b][k]);
+        CHECK(where[b][0] == (b < 2 ? b + 1 : 3), "row %d: last token %d", b, where[b][0]);
+    }
+    // across the end of an epoch, and far behind it
+    task_batch(&t, 1, false, 4, 6, T, &in[0][0], &where[0][0], NULL);
+    for (int b = 0; b < 6; b++) CHECK(in[b][0] == 'a' + (b + 4) % 6, "row %d: %d", b, in[b][0]);
+    task_batch(&t, 1, false, (uint64_t)6 << 50, 2, T, &in[0][0], &where[0][0], NULL);
+    CHECK(in[0][0] == 'a' && in[1][0] == 'b', "position 6 * 2^50");
+    // the front goes, the end stays
+    const Task one = parse("abcdef\t1");
+    task_batch(&one, 1, true, 7, 1, T, &in[0][0], &where[0][0], NULL);
+    CHECK(in[0][0] == 'f' && in[0][1] == ' ' && in[0][2] == '=' && in[0][3] == ' ', "its end");
+}
+
+static void task_shuffles(void) {
+    enum { N = 25, T = 30, EPOCHS = 3 };
+    Task t = numbered(N, -1);
+    static int32_t in[N * EPOCHS][T], again[7][T], other[N][T];
+    int32_t where[N * EPOCHS][2], where_again[7][2];
+    task_batch(&t, 5, true, 0, N * EPOCHS, T, &in[0][0], &where[0][0], NULL);
+    int orders[EPOCHS] = {0}, moved = 0;
+    for (int e = 0; e < EPOCHS; e++) {
+        int seen[N] = {0};
+        for (int i = 0; i < N; i++) {
+            const int b = e * N + i, which = in[b][0] - 'a';
+            CHECK(which >= 0 && which < N, "row %d", b);
+            seen[which]++;
+            CHECK(where[b][0] == which && where[b][1] == which % 2 && in[b][which] == 'a' + which
+                  && in[b][which + 1] == 0, "row %d: %d", b, where[b][0]);
+            orders[e] += which == in[i][0] - 'a';
+            moved += which != i;
+        }
+        for (int i = 0; i < N; i++) CHECK(seen[i] == 1, "%d: %d times in epoch %d", i, seen[i], e);
+    }
+    CHECK(orders[0] == N && orders[1] < N / 2 && orders[2] < N / 2, "same order in every epoch");
+    CHECK(moved > EPOCHS * N / 2, "%d moved", moved);
+    // the same from any position, in any portions
+    for (uint64_t at = 0; at + 7 <= N * EPOCHS; at += 3) {
+        task_batch(&t, 5, true, at, 7, T, &again[0][0], &where_again[0][0], NULL);
+        CHECK(memcmp(again, in[at], sizeof again) == 0
+              && memcmp(where_again, where[at], sizeof where_again) == 0, "position %d", (int)at);
+    }
+    task_batch(&t, 6, true, 0, N, T, &other[0][0], &where[0][0], NULL);
+    int equal = 0;
+    for (int i = 0; i < N; i++) equal += other[i][0] == in[i][0];
+    CHECK(equal < N / 2, "seed 6 has the order of seed 5");
+    task_batch(&t, 5, true, ((uint64_t)1 << 32) * N, N, T, &other[0][0], &where[0][0], NULL);
+    equal = 0;
+    for (int i = 0; i < N; i++) equal += other[i][0] == in[i][0];
+    CHECK(equal < N / 2, "epoch 2^32 has the order of epoch 0");
+}
+
+static void task_splits(void) {
+    Task all = numbered(10, -1), train, val;
+    static const struct { double share; size_t held; } cases[] = {
+        {0, 0}, {0.3, 3}, {0.39, 3}, {1, 10}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const size_t held = cases[i].held;
+        task_split(&all, cases[i].share, &train, &val);
+        CHECK(train.count == 10 - held && val.count == held, "%g: %zu", cases[i].share, val.count);
+        CHECK(train.labels == 2 && val.word[1] == '+' && train.tokens == all.tokens, "copied");
+        int32_t in[2], where[4];
+        if (held > 0) {
+            task_batch(&val, 1, false, held - 1, 2, 1, in, where, NULL);
+            CHECK(in[0] == 'j' && in[1] == 'j' - (int)held + 1 && where[1] == 1, "%d %d", in[0],
+                  in[1]);
+        }
+    }
+    CHECK(is(&all, 9, "jjjjjjjjjj", 1), "a view has taken it along");
+}
+
+// With GPT-2's vocabulary, and with OPT's numbers for it: four special tokens first, all others in
+// another order (here reversed), so that "</s>" is 2.
+static void task_gpt2(void) {
+    const char *dir = getenv("TIDE_GPT2_TOKENIZER");
+    if (dir == NULL) SKIP("TIDE_GPT2_TOKENIZER does not name GPT-2's vocabulary");
+    Tokenizer *gpt2 = tokenizer_load(dir);
+    FILE *f = fopen(in_base("vocab.json"), "wb");
+    fprintf(f, "{\"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"<unk>\": 3");
+    const TokenizerFile *vocab = &gpt2->files[FILE_VOCAB];
+    Json *ids_of = json_parse(vocab->text, vocab->length, &err);
+    for (const Json *token = ids_of->child; token != NULL; token = token->next) {
+        if (token->number == 50256) continue;
+        fprintf(f, ", ");
+        json_write_string(f, token->key, token->key_length);
+        fprintf(f, ": %g", 50259 - token->number);
+    }
+    fprintf(f, "}");
+    fclose(f);
+    char command[PATH_MAX];
+    snprintf(command, sizeof command, "cp '%s/merges.txt' '%s'", dir, base);
+    CHECK(system(command) == 0, "merges.txt");
+    Tokenizer *opt = tokenizer_load(base);
+    CHECK(opt->eot == 2, "%d", opt->eot);
+    static const int32_t ids[] = {64, 5814, 837, 8258, 2646, 632, 373};  // .. " It was"
+    for (int i = 0; i < 2; i++) {
+        const Task t = parse_with("a warm , funny film \t1\n", " terrible| great", " It was",
+                                  i == 0 ? gpt2 : opt, i == 0 ? -1 : 2, 50272);
+        CHECK(t.word[0] == (i == 0 ? 7818 : 50259 - 7818), "terrible: %d", t.word[0]);
+        CHECK(t.word[1] == (i == 0 ? 1049 : 50259 - 1049), "great: %d", t.word[1]);
+        CHECK(t.first[1] == (size_t)(7 + i) && (i == 0 || t.tokens[0] == 2), "%zu", t.first[1]);
+        for (int k = 0; k < 7; k++)
+            CHECK(t.tokens[i + k] == (i == 0 ? ids[k] : 50259 - ids[k]), "token %d: %d", k,
+                  t.tokens[i + k]);
+    }
+    CHECK(DIES(words("terrible|great", " It was ", gpt2)) != NULL, "accepted");
+}
+
+int main(void) {
+    static const char merges[] = "\xc4\xa0 g\nr e\na t\n\xc4\xa0g re\n\xc4\xa0gre at\ng r\n"
+                                 "\xc4\xa0 b\n\xc4\xa0 \xc4\xa0\n";
+    snprintf(base, sizeof base, "/tmp/tide_task_XXXXXX");
+    if (mkdtemp(base) == NULL) { perror(base); return 1; }
+    bytes = tokenizer_bytes();
+    merged = tokenizer_parse("merged", NULL, merges);
+    RUN(task_reads);
+    RUN(task_bad_lines);
+    RUN(task_vocabulary);
+    RUN(task_label_words);
+    RUN(task_joins);
+    RUN(task_long_labels);
+    RUN(task_json_lines);
+    RUN(task_spaces);
+    RUN(task_bad_json);
+    RUN(task_cuts);
+    RUN(task_packs);
+    RUN(task_files);
+    RUN(task_batches_in_order);
+    RUN(task_shuffles);
+    RUN(task_splits);
+    RUN(task_gpt2);
+    remove_tree(base);
+    return test_summary();
+}

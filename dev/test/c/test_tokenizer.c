@@ -1,0 +1,1124 @@
+// Tests of tokenizer.h and what it stands on. fixtures/tokenizer/expected.txt has the ids of two
+// other implementations (see make_fixture.py there), cases.jsonl those of Hugging Face for variants
+// of three tokenizer.json (make_cases.py). With TIDE_GPT2_TOKENIZER=DIR in the environment, DIR
+// holding GPT-2's vocab.json and merges.txt, the whole vocabulary is tested as well; with
+// TIDE_TOKENIZERS=DIR those of DIR's folders, for which DIR/cases.jsonl has the ids
+// (check_published() says how).
+#include "../../../tide/files/tokenizer.h"
+#include "../dies.h"
+#include "../test.h"
+
+static char fixture[PATH_MAX];  // the directory
+static char scratch[] = "/tmp/tide_tokenizer_XXXXXX";
+
+static uint64_t random_state = 88172645463325252u;
+
+static uint32_t random_below(uint32_t n) {  // xorshift64
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return (uint32_t)(random_state >> 33) % n;
+}
+
+static uint64_t hash_add(uint64_t h, uint32_t value) { return (h ^ value) * 0x100000001b3u; }
+
+static size_t encode(const Tokenizer *t, const char *text, size_t n, uint32_t **ids) {
+    *ids = (uint32_t *)malloc((tokenizer_room(t, n) + 1) * sizeof **ids);
+    return tokenizer_encode(t, text, n, *ids);
+}
+
+static char *read_file(const char *dir, const char *name, size_t *n) {
+    char path[PATH_MAX];
+    Error err;
+    path_join(path, dir, name);
+    char *text = file_read(path, n, &err);
+    if (text == NULL) die("%s", err.text);
+    return text;
+}
+
+// decode(encode(text)) == text, with text in a block of exactly n bytes.
+static bool round_trip(const Tokenizer *t, const char *text, size_t n) {
+    uint32_t *ids;
+    char *copy = (char *)malloc(n > 0 ? n : 1);
+    memcpy(copy, text, n);
+    size_t count = encode(t, copy, n, &ids), at = 0, length = 1;
+    for (size_t i = 0; i < count && length > 0; i++, at += length) {
+        const char *bytes = tokenizer_token(t, ids[i], &length);
+        if (length > n - at || memcmp(bytes, text + at, length) != 0) length = 0;
+    }
+    free(copy);
+    free(ids);
+    return at == n && length > 0;
+}
+
+// Calls `check` with every string of expected.txt, its ids and a tokenizer. Checks the words of the
+// string, too: a wrong cut shows in the ids only if a merge crosses it.
+typedef void (*ExpectedCheck)(const Tokenizer *t, const char *text, size_t n, const uint32_t *ids,
+                              size_t count);
+
+static size_t for_expected(const Tokenizer *t, ExpectedCheck check) {
+    size_t n = 0, strings = 0;
+    char *file = read_file(fixture, "expected.txt", &n), *s = file;
+    char *text = (char *)malloc(n);
+    uint32_t *ids = (uint32_t *)malloc(n * sizeof *ids);
+    while (*s != '\0') {
+        size_t length = 0, count = 0;
+        unsigned byte;
+        for (; *s != ' ' && sscanf(s, "%2x", &byte) == 1; s += 2) text[length++] = (char)byte;
+        while (*s == ' ' && s[1] != '/') ids[count++] = (uint32_t)strtoul(s, &s, 10);
+        size_t at = 0;
+        for (s += 2; *s == ' ';) {
+            size_t expected = strtoul(s, &s, 10);
+            size_t got = word_length(t->rule, t->classes, text + at, length - at);
+            CHECK(got == expected, "'%.*s' at byte %zu: a word of %zu bytes, not %zu",
+                  (int)(length < 60 ? length : 60), text, at, got, expected);
+            at += expected;
+        }
+        if (*s++ != '\n') { printf("  expected.txt is damaged\n"); exit(1); }
+        check(t, text, length, ids, count);
+        strings++;
+    }
+    free(file);
+    free(text);
+    free(ids);
+    return strings;
+}
+
+static void check_ids(const Tokenizer *t, const char *text, size_t n, const uint32_t *ids,
+                      size_t count) {
+    uint32_t *got;
+    size_t got_count = encode(t, text, n, &got), i = 0;
+    while (i < count && i < got_count && ids[i] == got[i]) i++;
+    CHECK(i == count && i == got_count, "'%.*s': %zu ids, not %zu, first difference at %zu",
+          (int)(n < 60 ? n : 60), text, got_count, count, i);
+    CHECK(round_trip(t, text, n), "'%.*s'", (int)(n < 60 ? n : 60), text);
+    free(got);
+}
+
+static void tokenizer_expected(void) {
+    Tokenizer *t = tokenizer_load(fixture);
+    size_t strings = for_expected(t, check_ids);
+    CHECK(strings > 300, "only %zu strings", strings);
+    CHECK(tokenizer_encode(t, "", 0, NULL) == 0, "the empty text");
+}
+
+// The same classes as those of an independent database (unicodedata2 16.0.0, White_Space).
+static void unicode_classes(void) {
+    size_t counts[4] = {0}, numeric = 0;
+    unsigned char *classes = word_classes_make();
+    uint64_t h = 0xcbf29ce484222325u;
+    for (uint32_t c = 0; c < 0x110000; c++) {
+        char s[4];
+        size_t length = 0, n = utf8_encode(c, s);
+        int kind = unicode_class(c);
+        counts[kind]++;
+        h = hash_add(h, (uint32_t)kind);
+        if (c >= 0xd800 && c < 0xe000) continue;
+        CHECK(word_class(classes, s, n, &length) == kind && length == n, "U+%04X", (unsigned)c);
+        numeric += (word_bits(classes, s, n, &length) & WORD_NUMERIC) != 0;
+    }
+    CHECK(numeric == 1911 + 13, "%zu numeric", numeric);
+    free(classes);
+    CHECK(counts[UNICODE_LETTER] == 141028 && counts[UNICODE_NUMBER] == 1911
+          && counts[UNICODE_SPACE] == 25, "%zu letters, %zu numbers, %zu white space", counts[1],
+          counts[2], counts[3]);
+    CHECK(h == 0x48b1698009766d10u, "hash %llx", (unsigned long long)h);
+}
+
+static void write_file(const char *name, const char *text, size_t n) {
+    char path[PATH_MAX];
+    path_join(path, scratch, name);
+    FILE *f = fopen(path, "wb");
+    if (f == NULL || fwrite(text, 1, n, f) != n || fclose(f) != 0) { perror(path); exit(1); }
+}
+
+static void remove_files(void) {
+    char path[PATH_MAX];
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
+        path_join(path, scratch, tokenizer_files[i]);
+        unlink(path);
+    }
+    path_join(path, scratch, "config.json");
+    unlink(path);
+}
+
+// merges.txt, from the fixture or another directory, alone in the scratch directory.
+static Tokenizer *load_merges_alone(const char *dir) {
+    size_t n = 0;
+    char *merges = read_file(dir, "merges.txt", &n);
+    remove_files();
+    write_file("merges.txt", merges, n);
+    free(merges);
+    Tokenizer *t = tokenizer_load(scratch);
+    remove_files();
+    return t;
+}
+
+static const Tokenizer *with_vocabulary;  // what check_same_pieces compares with
+
+static void check_same_pieces(const Tokenizer *t, const char *text, size_t n, const uint32_t *ids,
+                              size_t count) {
+    uint32_t *got;
+    size_t got_count = encode(t, text, n, &got);
+    CHECK(got_count == count, "'%.*s'", (int)(n < 60 ? n : 60), text);
+    for (size_t i = 0; i < count && i < got_count; i++) {
+        size_t a, b;
+        const char *x = tokenizer_token(with_vocabulary, ids[i], &a);
+        const char *y = tokenizer_token(t, got[i], &b);
+        CHECK(a == b && memcmp(x, y, a) == 0, "'%.*s'", (int)(n < 60 ? n : 60), text);
+    }
+    free(got);
+}
+
+static void tokenizer_merges_alone(void) {
+    Tokenizer *t = load_merges_alone(fixture), *whole = tokenizer_load(fixture);
+    with_vocabulary = whole;
+    for_expected(t, check_same_pieces);
+    CHECK(t->vocab == whole->vocab && t->merge_count + 257 == t->vocab, "%zu ids", t->vocab);
+    CHECK((size_t)t->eot == t->vocab - 1, "eot is %d", t->eot);
+    // GPT-2's order: printable ASCII, printable Latin-1, then the rest from NUL on
+    static const int order[][2] = {{0, '!'}, {93, '~'}, {94, 0xa1}, {105, 0xac}, {106, 0xae},
+                                   {187, 0xff}, {188, 0}, {220, ' '}, {221, 127}, {254, 160},
+                                   {255, 173}};
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
+        CHECK(t->byte_id[order[i][1]] == (uint32_t)order[i][0], "byte %d", order[i][1]);
+    for (size_t i = 0; i < t->merge_count; i++)
+        CHECK(t->merges[i].result == 256 + i, "merge %zu gives %u", i, t->merges[i].result);
+}
+
+static void tokenizer_raw_bytes(void) {
+    Tokenizer *t = tokenizer_bytes();
+    char text[300];
+    uint32_t *ids;
+    for (int i = 0; i < 300; i++) text[i] = (char)(i * 7);
+    size_t count = encode(t, text, 300, &ids), length = 0;
+    CHECK(count == 300 && t->vocab == 256 && t->eot == -1, "%zu ids", count);
+    for (size_t i = 0; i < count; i++) CHECK(ids[i] == (unsigned char)text[i], "byte %zu", i);
+    CHECK(strcmp(tokenizer_token(t, 256, &length), "") == 0 && length == 0, "id 256");
+    CHECK(strcmp(tokenizer_token(t, UINT32_MAX, &length), "") == 0 && length == 0, "id 2^32-1");
+    CHECK(round_trip(t, "<|endoftext|>", 13), "a text without a token for it");
+}
+
+static void tokenizer_round_trips(void) {
+    Tokenizer *tokenizers[3] = {tokenizer_load(fixture), load_merges_alone(fixture),
+                                tokenizer_bytes()};
+    char text[400];
+    for (int run = 0; run < 20000; run++) {
+        size_t n = 0, length = random_below(300);
+        while (n < length) {
+            switch (random_below(4)) {
+            case 0: text[n++] = (char)random_below(256); break;
+            case 1: text[n++] = " \n'aetsl"[random_below(8)]; break;
+            case 2: n += utf8_encode(random_below(0x3000), text + n); break;
+            default: n += utf8_encode(random_below(0x20000), text + n); break;  // surrogates, too
+            }
+        }
+        for (int i = 0; i < 3; i++) CHECK(round_trip(tokenizers[i], text, n), "run %d", run);
+    }
+}
+
+// A tokenizer with 60 merges of strings of a and b, each of two that were there before, at random.
+static Tokenizer *random_merges(void) {
+    char texts[62][16] = {"a", "b"}, *merges = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&merges, &n);
+    for (int count = 2; count < 62; count++) {
+        const char *left, *right;
+        int i = 0;
+        while (i < count) {  // until it is a new one
+            do {
+                left = texts[random_below((uint32_t)count)];
+                right = texts[random_below((uint32_t)count)];
+            } while (strlen(left) + strlen(right) > 12);
+            strcat(strcpy(texts[count], left), right);
+            for (i = 0; i < count && strcmp(texts[i], texts[count]) != 0; i++) {}
+        }
+        fprintf(f, "%s %s\n", left, right);
+    }
+    fclose(f);
+    return tokenizer_parse("random", NULL, merges);
+}
+
+// The heap gives what the plain loop gives.
+static void tokenizer_long_words(void) {
+    for (int run = 0; run < 20000; run++) {
+        static Tokenizer *t;
+        if (run % 200 == 0) { tokenizer_free(t); t = random_merges(); }
+        uint32_t a[TOKENIZER_SHORT], b[TOKENIZER_SHORT];
+        size_t n = 1 + random_below(TOKENIZER_SHORT);
+        uint32_t share = 2 + random_below(9);
+        for (size_t i = 0; i < n; i++) {
+            a[i] = t->byte_id[random_below(40) == 0 ? 'c' : random_below(share) ? 'a' : 'b'];
+            b[i] = a[i];
+        }
+        const size_t few = tokenizer_merge_short(t, a, n), many = tokenizer_merge_long(t, b, n);
+        CHECK(few == many && memcmp(a, b, few * sizeof *a) == 0, "run %d", run);
+    }
+}
+
+// One "word" of a megabyte. Quadratic would take minutes.
+static void tokenizer_megabyte_words(void) {
+    Tokenizer *t = tokenizer_load(fixture);
+    size_t n = 1 << 20;
+    char *text = (char *)malloc(n);
+    double start = seconds_now();
+    for (int kind = 0; kind < 4; kind++) {
+        for (size_t i = 0; i < n; i++)
+            text[i] = kind == 0 ? 'a' : kind == 1 ? (char)('a' + random_below(26))
+                    : kind == 2 ? ' ' : (char)(0x80 + random_below(64));
+        CHECK(round_trip(t, text, n), "kind %d", kind);
+    }
+    CHECK(seconds_now() - start < 30, "%.1f seconds", seconds_now() - start);
+    free(text);
+}
+
+static bool same(const Tokenizer *a, const Tokenizer *b) {
+    if (a->vocab != b->vocab || a->eot != b->eot || a->merge_count != b->merge_count) return false;
+    for (uint32_t id = 0; id < a->vocab; id++) {
+        size_t n, m;
+        const char *x = tokenizer_token(a, id, &n), *y = tokenizer_token(b, id, &m);
+        if (n != m || memcmp(x, y, n) != 0) return false;
+    }
+    return memcmp(a->byte_id, b->byte_id, sizeof a->byte_id) == 0
+        && memcmp(a->merges, b->merges, a->merge_count * sizeof *a->merges) == 0;
+}
+
+static void tokenizer_saves(void) {
+    Tokenizer *tokenizers[3] = {tokenizer_load(fixture), load_merges_alone(fixture),
+                                tokenizer_bytes()};
+    for (int i = 0; i < 3; i++) {
+        size_t n = 0;
+        tokenizer_save(tokenizers[i], scratch);
+        CHECK(same(tokenizers[i], tokenizer_load(scratch)), "%d is another after saving", i);
+        const char *config = read_file(scratch, "tokenizer_config.json", &n);
+        CHECK(strstr(config, i == 2 ? "\"eos_token\": null" : "\"eos_token\": \"<|endoftext|>\""),
+              "%s", config);
+        remove_files();
+    }
+    CHECK(DIES_WITH("/nonexistent/", tokenizer_save(tokenizers[0], "/nonexistent")), "no error");
+    static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
+    for (int i = 0; i < 3; i++) {  // what cannot be written, as on a full disk
+        char name[64], path[PATH_MAX];
+        snprintf(name, sizeof name, "%s.tmp", names[i]);  // what a new file is called at first
+        path_join(path, scratch, name);
+        CHECK(mkdir(path, 0700) == 0, "mkdir");
+        CHECK(DIES_WITH(names[i], tokenizer_save(tokenizers[0], scratch)), "no error");
+        rmdir(path);
+        remove_files();
+    }
+}
+
+// vocab.json with all 256 bytes (but `missing`), id = value + `first`, and `more` at the end.
+static char *byte_vocabulary(int missing, unsigned first, const char *more) {
+    char *text = NULL, utf8[4];
+    size_t n;
+    FILE *f = open_memstream(&text, &n);
+    for (int i = 0; i < 256; i++) {
+        if (i == missing) continue;
+        fprintf(f, i == (missing == 0) ? "{" : ", ");
+        json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
+        fprintf(f, ": %u", (unsigned)i + first);
+    }
+    fprintf(f, "%s}", more);
+    fclose(f);
+    return text;
+}
+
+static Tokenizer *parse(const char *more, const char *merges) {
+    return tokenizer_parse("test", byte_vocabulary(-1, 5, more), merges);
+}
+
+// An OPT-like vocabulary: </s>, ids with holes, tokens that are no byte characters.
+static void tokenizer_special(void) {
+    Tokenizer *t = parse(", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"madeupword0000\": 300, "
+                         "\"<|endoftext|>\": 299, "
+                         "\"\\u2581x y\": 16777215, \"ab\": 290, \"\\u0120a\": 291", "a b\n");
+    CHECK(t->eot == 2 && t->vocab == 1 << 24, "eot %d", t->eot);
+    static const struct { uint32_t id; const char *text; } cases[] = {
+        {1, "<pad>"}, {2, "</s>"}, {300, "madeupword0000"}, {16777215, "\xe2\x96\x81x y"},
+        {290, "ab"}, {291, " a"}, {5 + ' ', " "}, {4, ""}, {298, ""}, {16777216, ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t n = 0;
+        const char *bytes = tokenizer_token(t, cases[i].id, &n);
+        CHECK(n == strlen(cases[i].text) && memcmp(bytes, cases[i].text, n) == 0, "id %u: '%.*s'",
+              cases[i].id, (int)n, bytes);
+    }
+    static const uint32_t expected[] = {290, 2, 5 + '<', 5 + 'p', 5 + 'a', 5 + 'd', 5 + '>'};
+    check_ids(t, "ab</s><pad>", 11, expected, 7);
+    tokenizer_save(t, scratch);
+    CHECK(same(t, tokenizer_load(scratch)), "another after saving");
+    remove_files();
+}
+
+static void tokenizer_merge_files(void) {
+    static const char *const good[] = {"#version: 0.2\na b\nab c\n", "a b\nab c\n", "a b\nab c",
+                                       "#version: 0.2\r\na b\r\nab c\r\n", "a b\n\nab c\n\n",
+                                       "#version\na b\nab c\r\n"};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        const Tokenizer *a = parse(", \"ab\": 400, \"abc\": 1", good[i]);
+        const Tokenizer *b = tokenizer_parse("test", NULL, good[i]);
+        CHECK(a->merge_count == 2 && b->merge_count == 2 && b->vocab == 259, "%s", good[i]);
+        const uint32_t ids[2] = {1, 257};
+        check_ids(a, "abc", 3, &ids[0], 1);
+        check_ids(b, "abc", 3, &ids[1], 1);
+    }
+    // two ways to one token are fine with a vocabulary, ambiguous without
+    static const char twice[] = "a b\nb c\nab c\na bc\n";
+    CHECK(parse(", \"ab\": 400, \"bc\": 1, \"abc\": 2", twice)->merge_count == 4, "twice");
+    CHECK(DIES_WITH("\"abc\" twice", tokenizer_parse("test", NULL, twice)), "ambiguous");
+}
+
+static void expect_error(const char *vocab, const char *merges, const char *words) {
+    CHECK(DIES_WITH(words, tokenizer_parse("test", vocab, merges)), "%s", words);
+}
+
+static void tokenizer_bad_files(void) {
+    static const struct { const char *more, *merges, *words; } cases[] = {
+        {"", "", "test/merges.txt: empty"},
+        {"", "a b\n", "test/merges.txt, line 1: gives a token that is not"},
+        {", \"abc\": 1", "#version\nab c\n", "line 2: merges a token that is not"},
+        {", \"abc\": 1", "c ab\n", "merges a token that is not"},
+        {", \"ab\": 1", "a b\na b\n", "line 2: occurs twice"},
+        {", \"ab\": 1", "ab\n", "line 1: not two tokens"},
+        {", \"ab\": 1", "a b\n#version\n", "line 2: not two tokens"},
+        {", \"ab\": 1", "a  b\n", "not two tokens"},
+        {", \"ab\": 1", " ab\n", "not two tokens"},
+        {", \"ab\": 1", "ab \n", "not two tokens"},
+        {", \"ab\": 1", "a b c\n", "not two tokens"},
+        {", \"ab\": 1", "a\tb\n", "not two tokens"},
+        {", \"ab\": 1", "\xff b\n", "merges a token that is not"},
+        {", \"ab\": 5", "a b\n", "has the id of another"},
+        {", \"ab\": 1, \"ac\": 1", "a b\n", "has the id of another"},
+        {", \"ab\": 16777216", "a b\n", "below 2^24"},
+        {", \"ab\": -1", "a b\n", "below 2^24"},
+        {", \"ab\": \"1\"", "a b\n", "below 2^24"},
+        {", \"\": 1", "#version\n", "is empty"},
+        {", \"ab\": 1, \"ab\": 2", "a b\n", "\"ab\" twice"},
+        {", \"ab\": 1]", "a b\n", "JSON"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        expect_error(byte_vocabulary(-1, 5, cases[i].more), cases[i].merges, cases[i].words);
+    for (int missing = 0; missing < 256; missing++) {
+        char words[40];
+        snprintf(words, sizeof words, "no token for the byte 0x%02x", (unsigned)missing);
+        expect_error(byte_vocabulary(missing, 0, ""), "#version\n", words);
+    }
+    const char *vocab = byte_vocabulary(-1, 0, ", \"ab\": 256");
+    for (size_t i = 0; i < strlen(vocab); i++) expect_error(strndup(vocab, i), "a b\n", "JSON");
+    // one long token and a merge as long: both need their room (for the address sanitizer)
+    char more[5100], merge[5100];
+    snprintf(more, sizeof more, ", \"%05000d\": 300", 0);
+    snprintf(merge, sizeof merge, "%02500d %02500d\n", 0, 0);
+    expect_error(byte_vocabulary(-1, 0, more), merge, "merges a token that is not");
+    expect_error(NULL, merge, "merges a token that is not");
+    expect_error("[]", "a b\n", "not an object");
+    expect_error("{}", "a b\n", "no token for the byte");
+    expect_error(NULL, "#version: 0.2\n", "no merges");
+    expect_error(NULL, "\n\n", "no merges");
+    expect_error(NULL, "a b\na b\n", "\"ab\" twice");
+    expect_error(NULL, "ab c\n", "merges a token that is not");
+    expect_error(NULL, "a b\na \xc3\n", "line 2: merges a token that is not");
+}
+
+static void tokenizer_bad_directories(void) {
+    char path[PATH_MAX];
+    CHECK(DIES_WITH("/nonexistent/merges.txt", tokenizer_load("/nonexistent")), "none");
+    remove_files();
+    write_file("vocab.json", "{}", 2);
+    CHECK(DIES_WITH("merges.txt", tokenizer_load(scratch)), "no merges.txt");
+    write_file("merges.txt", "a b\n", 4);
+    CHECK(DIES_WITH(scratch, tokenizer_load(scratch)), "an empty vocabulary");
+    write_file("vocab.json", "", 0);
+    CHECK(DIES_WITH("vocab.json", tokenizer_load(scratch)), "an empty file");
+    write_file("vocab.json", "{}\0", 3);
+    CHECK(DIES_WITH("NUL", tokenizer_load(scratch)), "a NUL");
+    remove_files();
+    path_join(path, scratch, "tokenizer.json");
+    tokenizer_save(tokenizer_bytes(), scratch);
+    write_file("tokenizer.json", "{}", 2);
+    CHECK(DIES_WITH("tokenizer.json is a file: name its folder", tokenizer_load(path))
+          && DIES_WITH(path, tokenizer_load(path)), "the file");
+    CHECK(DIES_WITH(path, tokenizer_load(scratch)), "it goes before the others");
+    unlink(path);
+    CHECK(tokenizer_load(scratch)->vocab == 256, "the others alone");
+    path_join(path, scratch, "vocab.json");
+    CHECK(DIES_WITH("vocab.json is a file: name its folder", tokenizer_load(path)), "a file");
+    // the merges.txt that was saved has none: all is in vocab.json
+    path_join(path, scratch, "vocab.json");
+    CHECK(unlink(path) == 0, "unlink");
+    CHECK(DIES_WITH("there is no vocab.json", tokenizer_load(scratch)), "no vocab.json");
+    CHECK(mkdir(path, 0777) == 0, "mkdir");
+    CHECK(DIES_WITH("vocab.json: not a regular file", tokenizer_load(scratch)), "a directory");
+    rmdir(path);
+    remove_files();
+}
+
+// What tokenizer_load() says of the scratch directory on stderr.
+static const char *load_says(void) {
+    static char said[2000];
+    FILE *file = tmpfile();
+    const int before = dup(2);
+    dup2(fileno(file), 2);
+    tokenizer_load(scratch);
+    dup2(before, 2);
+    close(before);
+    rewind(file);
+    said[fread(said, 1, sizeof said - 1, file)] = '\0';
+    fclose(file);
+    return said;
+}
+
+static void tokenizer_added_tokens(void) {
+    static const struct { const char *name, *text, *says; } cases[] = {
+        {"added_tokens.json", "{\"<|bot|>\": 256}", "added_tokens.json adds token 256"},
+        {"added_tokens.json", "{\"a\": 97, \"<|bot|>\": 300}", "adds token 300"},
+        {"added_tokens.json", "{\"a\": 97}", NULL}, {"added_tokens.json", "{}", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        remove_files();
+        tokenizer_save(tokenizer_bytes(), scratch);
+        write_file(cases[i].name, cases[i].text, strlen(cases[i].text));
+        const char *said = load_says();
+        CHECK(cases[i].says == NULL ? *said == '\0' : strstr(said, cases[i].says) != NULL, "%s: %s",
+              cases[i].text, said);
+        data_is_quiet = true;
+        CHECK(*load_says() == '\0', "said by each rank");
+        data_is_quiet = false;
+    }
+    // byte order marks are no part of the files, nor of what is saved of them
+    const char *const texts[2] = {byte_vocabulary(-1, 0, ", \"ab\": 256"), "a b\n"};
+    for (int marked = 0; marked < 2; marked++) {
+        char text[8192];
+        for (int i = 0; i < 2; i++) {
+            snprintf(text, sizeof text, "%s%s", marked ? "\xef\xbb\xbf" : "", texts[i]);
+            write_file(i == 0 ? "vocab.json" : "merges.txt", text, strlen(text));
+        }
+        const Tokenizer *t = tokenizer_load(scratch);
+        CHECK(t->vocab == 257 && t->merge_count == 1
+              && strcmp(t->files[FILE_VOCAB].text, texts[0]) == 0
+              && strcmp(t->files[FILE_MERGES].text, texts[1]) == 0, "byte order marks: %d", marked);
+    }
+    remove_files();
+}
+
+// ---------------------------------------------------------------------------------------------
+// tokenizer.json
+
+// The text of a fixture's tokenizer.json with `old`, which is there once, replaced.
+static char *altered(const char *text, const char *old, const char *by) {
+    const char *at = strstr(text, old);
+    char *out = NULL;
+    if (at == NULL || strstr(at + 1, old) != NULL) die("not there once: %s", old);
+    if (asprintf(&out, "%.*s%s%s", (int)(at - text), text, by, at + strlen(old)) < 0) exit(1);
+    return out;
+}
+
+// A text with " for each '.
+static char *quoted(const char *text) {
+    char *copy = strdup(text);
+    for (char *c = copy; *c != '\0'; c++) if (*c == '\'') *c = '"';
+    return copy;
+}
+
+static char *small_file(const char *folder, const char *name, size_t *n) {
+    char dir[PATH_MAX];
+    path_join(dir, fixture, folder);
+    return read_file(dir, name, n);
+}
+
+// The tokenizer of a variant, a line of cases.jsonl or {"folder": ..}, from the scratch directory.
+static Tokenizer *load_variant(const Json *variant) {
+    size_t n = 0;
+    const Json *all = json_get(variant, "replace");
+    char *text = small_file(json_get(variant, "folder")->string, "tokenizer.json", &n);
+    for (const Json *r = all != NULL ? all->child : NULL; r != NULL; r = r->next) {
+        char *next = altered(text, r->child->string, r->child->next->string);
+        free(text);
+        text = next;
+    }
+    write_file("tokenizer.json", text, strlen(text));
+    free(text);
+    return tokenizer_load(scratch);
+}
+
+static void check_same_ids(const Json *expected, const uint32_t *ids, size_t count,
+                           const char *what, const char *text) {
+    size_t i = 0, id = 0;
+    for (const Json *e = expected->child; e != NULL && i < count; e = e->next, i++)
+        if (!json_size(e, &id) || id != ids[i]) break;
+    CHECK(i == count && i == expected->count, "%s, '%.60s': %zu ids, not %zu, the first other one "
+          "at %zu", what, text, count, expected->count, i);
+}
+
+// The text of ids, of which the first begins a text.
+static char *decoded(const Tokenizer *t, const uint32_t *ids, size_t count, size_t *n) {
+    char *text = NULL;
+    FILE *f = open_memstream(&text, n);
+    for (size_t i = 0; i < count; i++) {
+        size_t length;
+        const char *s = (i == 0 ? tokenizer_first : tokenizer_token)(t, ids[i], &length);
+        fwrite(s, 1, length, f);
+    }
+    fclose(f);
+    return text;
+}
+
+// Checks the ids and the text of a case, in one piece and in blocks.
+static void check_case(const Tokenizer *t, const char *what, const char *text, size_t n,
+                       const Json *ids, const Json *plain, const Json *shown) {
+    uint32_t *got = (uint32_t *)malloc((tokenizer_room(t, n) + 1) * sizeof *got);
+    size_t length = 0;
+    char *exact = (char *)malloc(n + 1);  // for the address sanitizer
+    exact = (char *)realloc(exact, n > 0 ? n : 1);
+    memcpy(exact, text, n);
+    size_t count = tokenizer_part(t, exact, n, TOKENIZER_PLAIN, got);
+    const bool other = plain != NULL && plain->type == JSON_ARRAY;
+    check_same_ids(other ? plain : ids, got, count, what, text);
+    count = tokenizer_encode(t, exact, n, got);
+    check_same_ids(ids, got, count, what, text);
+    char *back = decoded(t, got, count, &length);
+    const bool given = shown != NULL && shown->type == JSON_STRING;
+    const char *expected = given ? shown->string : text;
+    if (strstr(expected, "\xef\xbf\xbd") == NULL)  // where Hugging Face wrote U+FFFD
+        CHECK(length == (given ? shown->length : n) && memcmp(back, expected, length) == 0,
+              "%s: '%.60s' came back as '%.60s'", what, expected, back);
+    for (size_t limit = 1; limit < min_size(n, 40); limit += 1 + n / 20) {
+        size_t used = 0;
+        for (size_t at = 0, m; at < n; at += m) {
+            m = tokenizer_block(t, exact + at, n - at, limit);
+            used += tokenizer_part(t, exact + at, m, at > 0 ? TOKENIZER_GOES_ON : 0, got + used);
+        }
+        check_same_ids(ids, got, used, "in blocks", text);
+    }
+    free(exact);
+    free(back);
+    free(got);
+}
+
+// Reads a file of JSON lines; all lines, to be freed with the values.
+static Json **json_lines(const char *dir, const char *name, size_t *count) {
+    size_t n = 0;
+    char *text = read_file(dir, name, &n), *rest = text;
+    Json **lines = ALLOC(Json *, n / 2 + 1, "lines");
+    for (char *line; (line = strsep(&rest, "\n")) != NULL && *line != '\0';) {
+        Error err;
+        lines[*count] = json_parse(line, strlen(line), &err);
+        if (lines[*count] == NULL) die("%s: %s", name, err.text);
+        ++*count;
+    }
+    free(text);
+    return lines;
+}
+
+static void json_cases(void) {
+    size_t count = 0, number = 0;
+    Json **lines = json_lines(fixture, "cases.jsonl", &count);
+    CHECK(count > 150, "only %zu cases", count);
+    data_is_quiet = true;
+    remove_files();
+    for (const Json *v = json_get(lines[0], "variants")->child; v != NULL; v = v->next, number++) {
+        Tokenizer *t = load_variant(v);
+        for (size_t i = 1; i < count; i++) {
+            const Json *text = json_get(lines[i], "text"), *part[3];
+            static const char *const keys[3] = {"ids", "plain", "decoded"};
+            for (int k = 0; k < 3; k++) {
+                part[k] = json_get(lines[i], keys[k])->child;
+                for (size_t j = 0; j < number; j++) part[k] = part[k]->next;
+            }
+            check_case(t, json_get(v, "name")->string, text->string, text->length, part[0], part[1],
+                       part[2]);
+        }
+        tokenizer_free(t);
+    }
+    CHECK(number == 13, "%zu variants", number);
+    data_is_quiet = false;
+    remove_files();
+    for (size_t i = 0; i < count; i++) json_free(lines[i]);
+    free(lines);
+}
+
+// What each alteration of a tokenizer.json is refused for. All are refused by Hugging Face, too, or
+// give other ids there than these rules would.
+static void json_refused(void) {
+    #define LLAMA3 "small-llama3"
+    #define SMOLLM2 "small-smollm2"
+    #define LLAMA2 "small-llama2"
+    #define SPACE TOKENIZER_SPACE
+    #define PREPEND "{'type':'Prepend','prepend':'" SPACE "'},"
+    #define REPLACE "{'type':'Replace','pattern':{'String':' '},'content':'" SPACE "'}"
+    #define BOTH "'normalizer':{'type':'Sequence','normalizers':[" PREPEND REPLACE "]}"
+    #define NONE "'normalizer':null"
+    static const struct { const char *folder, *old, *by, *words; } cases[] = {
+        {LLAMA3, "'version':'1.0'", "'version':'2.0'", "version other than 1.0: not supported"},
+        {LLAMA3, NONE, "'normalizer':{'type':'NFKC'}",
+         "tokenizer.json: normalizer NFKC: not supported"},
+        {LLAMA3, NONE, "'normalizer':{'type':'Lowercase'}", "normalizer Lowercase: not"},
+        {LLAMA3, NONE,
+         "'normalizer':{'type':'Sequence','normalizers':[{'type':'NFC'},"
+         "{'type':'Strip','strip_left':true}]}", "normalizer NFC + Strip: not"},
+        {LLAMA3, NONE, "'normalizer':{'type':'Sequence'}", "normalizer Sequence: not"},
+        {LLAMA3, NONE, "'normalizer':7", "normalizer without a type: not"},
+        {LLAMA3, NONE, "'normalizer':" REPLACE, "normalizer, pre_tokenizer and decoder in this"},
+        {LLAMA3, "{1,3}", "{1,4}",
+         "pre_tokenizer Split with an expression other than GPT-2's, " "Llama-3's or Qwen2's, "
+         "behavior Isolated + ByteLevel"},
+        {LLAMA3, "'Regex'", "'String'", "pre_tokenizer Split with String (?i:'s"},
+        {LLAMA3, "'Isolated'", "'Removed'", "expression, behavior Removed + ByteLevel"},
+        {LLAMA3, "'invert':false", "'invert':true", "behavior Isolated, invert true + "},
+        {LLAMA3, "'invert':false", "'invert':{}", "behavior Isolated, invert ? + "},
+        {LLAMA3, "'use_regex':false", "'use_regex':true",
+         "ByteLevel with add_prefix_space false: not"},
+        {LLAMA3, "'add_prefix_space':false", "'add_prefix_space':true",
+         "ByteLevel with use_regex false"},
+        {SMOLLM2, "'individual_digits':true", "'individual_digits':false",
+         "Digits with individual_digits false"},
+        {SMOLLM2, "'type':'Digits'", "'type':'Punctuation'", "pre_tokenizer Punctuation"},
+        {LLAMA2, "'pre_tokenizer':null",
+         "'pre_tokenizer':{'type':'Metaspace','replacement':'" SPACE "','prepend_scheme':'first'}",
+         "Metaspace with replacement " SPACE ", prepend_scheme first: not"},
+        {LLAMA2, "'pre_tokenizer':null",
+         "'pre_tokenizer':{'type':'Metaspace','replacement':'" SPACE
+         "','prepend_scheme':'first','split':false}", "in this combination"},
+        {LLAMA2, BOTH, NONE, "in this combination"},
+        {LLAMA2, REPLACE, "{'type':'NFC'}", "normalizer Prepend with prepend " SPACE " + NFC"},
+        {LLAMA2, "'pattern':{'String':' '}", "'pattern':{'Regex':' '}",
+         "Replace with an expression"},
+        {LLAMA2, "'prepend':'" SPACE "'", "'prepend':'_'", "Prepend with prepend _ + Replace"},
+        {LLAMA2, "'start':1,'stop'", "'start':2,'stop'", "Strip with content  , start 2, stop 0"},
+        {LLAMA2, "{'type':'Fuse'},", "", "decoder Replace"},
+        {LLAMA2, "'decoder':{", "'decoder':{'type':'ByteLevel'},'other':{", "in this combination"},
+        {LLAMA2, "'decoder':{", "'other':{", "decoder null: not"},
+        {LLAMA2, "'TemplateProcessing'", "'RobertaProcessing'", "post_processor RobertaProcessing"},
+        {LLAMA2, "'single':[", "'single':[{'SpecialToken':{'id':'<s>','type_id':0}},",
+         "post_processor with more than one token on each side"},
+        {LLAMA2, "'ids':[1]", "'ids':[1,2]", "more than one token"},
+        {LLAMA2, "'ids':[1]", "'ids':[2005]", "more than one token"},
+        {LLAMA2, "'single':[", "'single':[],'other':[", "post_processor without a text"},
+        {LLAMA3, "'type':'BPE'", "'type':'Unigram'", "model of a type other than BPE"},
+        {LLAMA3, "'dropout':null", "'dropout':0.1", "model with dropout: not"},
+        {LLAMA3, "'end_of_word_suffix':null", "'end_of_word_suffix':'</w>'",
+         "model with end_of_word_suffix"},
+        {LLAMA3, "'continuing_subword_prefix':null", "'continuing_subword_prefix':'##'",
+         "model with continuing_subword_prefix"},
+        {LLAMA3, "'ignore_merges':true", "'ignore_merges':1", "model without vocab, merges, true"},
+        {LLAMA3, "'merges':[[", "'merges':{},'other':[[", "model without vocab, merges"},
+        {LLAMA3, "'vocab':{", "'vocab':{},'other':{", "model without vocab, merges"},
+        {LLAMA3, "'vocab':{'!':0", "'vocab':{'!':1", "token 1, \"\"\", has the id of another"},
+        {LLAMA3, "'vocab':{'!':0", "'vocab':{'!':-1", "id of \"!\" is not a number below 2^24"},
+        {LLAMA3, "['h','e']", "['h','e','e']", "tokenizer.json, merge 8: not two tokens"},
+        {LLAMA3, "['h','e']", "['h','']", "merge 8: not two tokens"},
+        {LLAMA3, "['h','e']", "'h e '", "merge 8: not two tokens"},
+        {LLAMA3, "['h','e']", "{}", "merge 8: not two tokens"},
+        {LLAMA3, "['h','e']", "['h','zzz']", "merge 8: merges a token that is not"},
+        {LLAMA3, "['h','e']", "['e','!']", "merge 8: gives a token that is not"},
+        {LLAMA3, "['h','e']", "['\u0120','t']", "merge 8: occurs twice"},
+        {SMOLLM2, "'unk_token':null", "'unk_token':'!'",
+         "model with byte_fallback or unk_token for bytes"},
+        {LLAMA2, "'byte_fallback':true", "'byte_fallback':false", "model without byte_fallback"},
+        {LLAMA2, "'<0xFF>':", "'<0xFf>':", "model without byte_fallback, <0x00> to <0xFF>"},
+        {LLAMA2, "'id':2001", "'id':2002",
+         "\"<|left|>\" has the id 2002, and Hugging Face gives it 2001"},
+        {LLAMA2, "{'id':1,", "{'id':9,", "\"<s>\" has the id 9, and Hugging Face gives it 1"},
+        {LLAMA2, "'content':'<|left|>'", "'content':'<|right|>'", "\"<|right|>\" is there twice"},
+        {LLAMA2, "'content':'<|left|>'", "'content':''", "added_tokens without content, id"},
+        {LLAMA2, "'added_tokens':[", "'added_tokens':{},'other':[", "added_tokens other than a list"},
+        {LLAMA2, "'content':'<|left|>'", "'content':5", "added_tokens without content, id"},
+        {LLAMA2, "'content':'<|left|>','single_word':false",
+         "'content':'<|left|>','single_word':true", "added_tokens with single_word"},
+        {LLAMA2, "'content':'<|left|>','single_word':false", "'content':'<|left|>','single_word':0",
+         "added_tokens without content, id, true"},
+    };
+    remove_files();
+    data_is_quiet = true;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t n = 0;
+        char *text = small_file(cases[i].folder, "tokenizer.json", &n);
+        char *other = altered(text, quoted(cases[i].old), quoted(cases[i].by));
+        write_file("tokenizer.json", other, strlen(other));
+        CHECK(DIES_WITH(cases[i].words, tokenizer_load(scratch))
+              && DIES_WITH(scratch, tokenizer_load(scratch)), "%s", cases[i].words);
+    }
+    data_is_quiet = false;
+    remove_files();
+}
+
+// A file that is cut anywhere is refused in a line, and so is one with a byte that is another, or
+// it is read.
+static void json_damaged(void) {
+    size_t n = 0;
+    char *text = small_file("small-llama2", "tokenizer.json", &n);
+    remove_files();
+    for (size_t i = 0; i < n; i += i < 3000 ? 97 : 1501) {
+        write_file("tokenizer.json", text, i);
+        CHECK(DIES_WITH("/tokenizer.json", tokenizer_load(scratch)), "cut at %zu", i);
+    }
+    for (int run = 0; run < 300; run++) {
+        const size_t at = random_below((uint32_t)(run % 2 ? n : 3000));
+        const char old = text[at];
+        Error err = {""};
+        text[at] = (char)random_below(256);
+        Tokenizer *t = tokenizer_parse_json(scratch, strndup(text, n), strnlen(text, n), &err);
+        CHECK(t != NULL || strstr(err.text, "tokenizer.json") != NULL, "byte %zu: %s", at,
+              err.text);
+        tokenizer_free(t);
+        text[at] = old;
+    }
+}
+
+// The tokens around texts, and those that end them, from the files that may name them.
+static void json_ends(void) {
+    static const char *const names[3] = {"tokenizer_config.json", "generation_config.json",
+                                         "config.json"};
+    static const struct {
+        const char *folder, *config, *generation, *model;  // NULL: no such file
+        int bos, eot, behind, stops[3];
+    } cases[] = {
+        {LLAMA2, NULL, NULL, NULL, 1, 2, 2, {2, -1, -1}},  // </s>, as nobody names another
+        {LLAMA2, "{}", "{'eos_token_id': 2000}", "{'eos_token_id': 5}", 1, 2000, 2000,
+         {2000, -1, -1}},
+        {LLAMA2, "{'eos_token': '<pad>'}", "{'eos_token_id': [2000, 99999, 2001]}", NULL, 1, 3, 3,
+         {3, 2000, 2001}},
+        {LLAMA2, "{'eos_token': {'content': '</s>'}}", NULL, "{'eos_token_id': [7], 'x': 9}", 1, 2,
+         2, {2, 7, -1}},
+        {LLAMA2, "{'eos_token': '<s>'}", NULL, "{'eos_token_id': 8, 'hidden_size': 9}", 1, 1, -1,
+         {1, 8, -1}},
+        {LLAMA2, "{'eos_token': 'nothing'}", NULL, NULL, 1, 2, 2, {2, -1, -1}},
+        {LLAMA3, "{'eos_token': '<|eot_id|>'}", NULL, NULL, 2000, 2009, 2009, {2009, -1, -1}},
+        {SMOLLM2, NULL, NULL, "{'bos_token_id': 1, 'eos_token_id': 2}", -1, 2, -1, {2, -1, -1}},
+        {SMOLLM2, NULL, NULL, NULL, -1, 0, -1, {0, -1, -1}},  // <|endoftext|>
+        {SMOLLM2, "{'eos_token': 'the'}", NULL, NULL, -1, -2, -1, {-2, -1, -1}},  // -2: "the"
+    };
+    data_is_quiet = true;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t n = 0, ends = 0;
+        const char *const texts[3] = {cases[i].config, cases[i].generation, cases[i].model};
+        char *text = small_file(cases[i].folder, "tokenizer.json", &n);
+        remove_files();
+        write_file("tokenizer.json", text, n);
+        for (int k = 0; k < 3; k++)
+            if (texts[k] != NULL) write_file(names[k], quoted(texts[k]), strlen(texts[k]));
+        const Tokenizer *t = tokenizer_load(scratch);
+        const int the = (int)tokenizer_find(t, "the", 3);
+        CHECK(t->bos == cases[i].bos && t->behind == cases[i].behind
+              && t->eot == (cases[i].eot == -2 ? the : cases[i].eot), "case %zu: %d, %d, %d", i,
+              t->bos, t->eot, t->behind);
+        for (size_t id = 0; id < t->vocab; id++) ends += tokenizer_ends(t, (int32_t)id);
+        size_t expected = 0;
+        for (int k = 0; k < 3 && cases[i].stops[k] != -1; k++, expected++)
+            CHECK(tokenizer_ends(t, cases[i].stops[k] == -2 ? the : cases[i].stops[k]),
+                  "case %zu: %d", i, cases[i].stops[k]);
+        CHECK(ends == expected && !tokenizer_ends(t, -1), "case %zu: %zu tokens end", i, ends);
+    }
+    for (int k = 0; k < 3; k++) {
+        remove_files();
+        size_t n = 0;
+        char *text = small_file(LLAMA2, "tokenizer.json", &n);
+        write_file("tokenizer.json", text, n);
+        write_file(names[k], "{\"a\"", 4);
+        CHECK(DIES_WITH(names[k], tokenizer_load(scratch)), "%s", names[k]);
+    }
+    data_is_quiet = false;
+    remove_files();
+    size_t n = 0;
+    char *text = small_file(LLAMA2, "tokenizer.json", &n);
+    write_file("tokenizer.json", text, n);
+    write_file("tokenizer_config.json", "{\"add_bos_token\": false}", 24);
+    CHECK(strstr(load_says(), "tokenizer_config.json has add_bos_token false, but") != NULL, "%s",
+          load_says());
+    write_file("tokenizer_config.json", "{\"add_bos_token\": true}", 23);
+    CHECK(*load_says() == '\0', "%s", load_says());
+    text = small_file(SMOLLM2, "tokenizer.json", &n);
+    write_file("tokenizer.json", text, n);
+    CHECK(strstr(load_says(), "21 of the 256 bytes have no token") != NULL, "%s", load_says());
+    remove_files();
+}
+
+// Every file of a tokenizer is saved byte for byte; without tokenizer_config.json there is one that
+// says what transformers needs.
+static void json_saves(void) {
+    size_t n = 0, m = 0;
+    char *json = small_file(LLAMA2, "tokenizer.json", &n), out[PATH_MAX];
+    remove_files();
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
+        const char *text = i == FILE_CONFIG || i == FILE_GENERATION ? "{\"a\": 1 }" : "\0any\xff";
+        if (i != FILE_JSON) write_file(tokenizer_files[i], text, i <= FILE_GENERATION ? 9 : 5);
+    }
+    write_file("tokenizer.json", json, n);
+    Tokenizer *t = tokenizer_load(scratch);
+    remove_files();
+    path_join(out, scratch, "out");
+    CHECK(mkdir(out, 0700) == 0, "mkdir");
+    tokenizer_save(t, out);
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
+        char *saved = read_file(out, tokenizer_files[i], &m), path[PATH_MAX];
+        if (i == FILE_JSON) CHECK(m == n && memcmp(saved, json, n) == 0, "tokenizer.json");
+        else CHECK(m == (i <= FILE_GENERATION ? 9 : 5), "%s: %zu bytes", tokenizer_files[i], m);
+        free(saved);
+        path_join(path, out, tokenizer_files[i]);
+        CHECK(unlink(path) == 0, "%s", path);
+    }
+    tokenizer_free(t);
+    write_file("tokenizer.json", json, n);
+    t = tokenizer_load(scratch);
+    tokenizer_save(t, out);
+    const char *config = read_file(out, "tokenizer_config.json", &m);
+    CHECK(strcmp(config, quoted("{'tokenizer_class': 'PreTrainedTokenizerFast', "
+                                "'clean_up_tokenization_spaces': false, 'bos_token': '<s>', "
+                                "'eos_token': '</s>'}\n")) == 0, "%s", config);
+    CHECK(same(t, tokenizer_load(out)), "another after saving");
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
+        char path[PATH_MAX];
+        path_join(path, out, tokenizer_files[i]);
+        unlink(path);
+    }
+    CHECK(rmdir(out) == 0, "more files");
+    free(json);
+    remove_files();
+}
+
+// Special tokens by their contents, as the file has them.
+static void json_added(void) {
+    Error err;
+    size_t n = 0;
+    char *text = small_file(LLAMA2, "tokenizer.json", &n);
+    Tokenizer *t = tokenizer_parse_json("none", text, n, &err);
+    CHECK(tokenizer_added(t, "<s>") == 1 && tokenizer_added(t, "</s>") == 2
+          && tokenizer_added(t, "<|left|>") == 2001 && tokenizer_added(t, "the") == TOKENIZER_NONE
+          && tokenizer_added(t, "<tool>s") == 2003, "added tokens");
+    // many that begin alike: the longest is found, wherever the search begins
+    static const char many[] = "x<|right|>xx <|right|>y<|left|>";
+    uint32_t ids[100];
+    const uint32_t expected[] = {2004, 2000, 2001};
+    size_t special = 0;
+    const size_t count = tokenizer_encode(t, many, strlen(many), ids);
+    for (size_t i = 0; i < count; i++)
+        if (ids[i] >= 2000) CHECK(special < 3 && ids[i] == expected[special++], "%u", ids[i]);
+    CHECK(special == 3, "%zu special tokens", special);
+    tokenizer_free(t);
+}
+
+// The pieces of a text in the style of SentencePiece: cut in front of spaces, or whole, and words
+// of any length.
+static void json_cuts(void) {
+    Error err;
+    size_t n = 0, length = 1 << 20;
+    char *text = small_file(LLAMA2, "tokenizer.json", &n), random[400];
+    Tokenizer *t = tokenizer_parse_json("none", text, n, &err);
+    bool *joins = t->joins, *all = (bool *)malloc(1 << 16);
+    memset(all, true, 1 << 16);
+    for (int run = 0; run < 5000; run++) {
+        uint32_t a[1000], b[1000];
+        const size_t bytes = 1 + random_below(300);
+        for (size_t i = 0; i < bytes; i++)
+            random[i] = "  etaoinshrdlu()\n.,=\xc3\xa9"[random_below(22)];
+        t->joins = joins;
+        const size_t count = tokenizer_encode(t, random, bytes, a);
+        t->joins = all;
+        CHECK(tokenizer_encode(t, random, bytes, b) == count && memcmp(a, b, count * 4) == 0,
+              "run %d", run);
+    }
+    t->joins = joins;
+    free(all);
+    char *words = (char *)malloc(length);
+    const double start = seconds_now();
+    for (int kind = 0; kind < 3; kind++) {
+        for (size_t i = 0; i < length; i++)
+            words[i] = kind == 0 ? ' ' : kind == 1 ? (char)(0x80 + random_below(64))
+                                       : "et"[random_below(2)];
+        uint32_t *ids;
+        const size_t count = encode(t, words, length, &ids);
+        size_t m = 0;
+        char *back = decoded(t, ids, count, &m);
+        CHECK(m == length && memcmp(back, words, m) == 0, "kind %d", kind);
+        free(back);
+        free(ids);
+    }
+    CHECK(seconds_now() - start < 30, "%.1f seconds", seconds_now() - start);
+    free(words);
+    tokenizer_free(t);
+}
+
+// The words of literal texts by each expression, with a '|' between them.
+static void words_are_cut(void) {
+    static const struct { int rule; const char *words; } cases[] = {
+        {RULE_GPT2, "I|'ll| don|'t|'ve|'re|'m|'d|'s|'|LL|'|S|'|\xc5\xbf"},
+        {RULE_LLAMA3, "I|'LL| don|'T|'Ve|'RE|'m|'D|'S|'\xc5\xbf|'s|mall"},
+        {RULE_LLAMA3, "'S|x|'\xc5\xbf|x"}, {RULE_GPT2, "\xe2\x80\x99|s|'s|mall"},
+        {RULE_QWEN2, "\xe2\x80\x99s|'s|mall"}, {RULE_GPT2, "a|\t|b|\xc2\xa0|c|(|d| e"},
+        {RULE_QWEN2, "a|\tb|\xc2\xa0" "c|(d| e"}, {RULE_LLAMA3, "a|\n|b| c|\n\n|d"},
+        {RULE_QWEN2, "\n|a|\r|b|1|c|!!|d|\n|\xc3\xa9"}, {RULE_GPT2, "12345| 678|x|1"},
+        {RULE_LLAMA3, "123|45| |678|x|1"}, {RULE_QWEN2, "1|2| |3|x"},
+        {RULE_GPT2, "!?|\n\n| !|\r|\n|x"}, {RULE_QWEN2, "!?\n\n| !\r\n|x| !\n| "},
+        {RULE_GPT2, "a| \n |\n|b| \t"}, {RULE_QWEN2, "a| \n \n|  | b"}, {RULE_QWEN2, "  \n|  "},
+        {RULE_QWEN2, "a|  | b|\xe3\x80\x80| b|   "}, {RULE_GPT2, "a|  | b|  |\n|b|   "},
+        {RULE_QWEN2, "\xff\xe4\xbd\xa0\xe5\xa5\xbd|\xcc\x81\xf0\x9f\x98\x80\n"},
+        {RULE_GPT2, "\xff|\xe4\xbd\xa0\xe5\xa5\xbd|\xcc\x81\xf0\x9f\x98\x80|\n"},
+    };
+    unsigned char *classes = word_classes_make();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[100], cut[100] = "";
+        size_t n = 0;
+        for (const char *c = cases[i].words; *c != '\0'; c++) if (*c != '|') text[n++] = *c;
+        for (size_t at = 0, length; at < n; at += length) {
+            char *exact = strndup(text + at, n - at);
+            length = word_length(&word_rules[cases[i].rule], classes, exact, n - at);
+            strncat(strcat(cut, at > 0 ? "|" : ""), exact, length);
+            free(exact);
+        }
+        CHECK(strcmp(cut, cases[i].words) == 0, "%s: %s", cases[i].words, cut);
+    }
+    free(classes);
+}
+
+// Canonical composition of literal texts: also what later versions of Unicode compose, and Hugging
+// Face does not; what is no UTF-8; marks by the thousand.
+static void nfc_composes(void) {
+    static const struct { const char *text, *expected; } cases[] = {
+        {"", ""}, {"plain \xc3\xa9", "plain \xc3\xa9"},
+        {"e\xcc\x81", "\xc3\xa9"}, {"xe\xcc\x81y", "x\xc3\xa9y"}, {"\xcc\x81", "\xcc\x81"},
+        {"e\xcc\xa3\xcc\x81", "\xe1\xba\xb9\xcc\x81"},
+        {"e\xcc\x81\xcc\xa3", "\xe1\xba\xb9\xcc\x81"},
+        {"a\xcc\x8d\xcc\x81", "a\xcc\x8d\xcc\x81"},  // two marks of one class
+        {"e\xff\xcc\x81", "e\xff\xcc\x81"}, {"e\xcc", "e\xcc"}, {"\xe2\x84\xab", "\xc3\x85"},
+        {"\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", "\xea\xb0\x81"},
+        {"\xea\xb0\x80\xe1\x86\xa8", "\xea\xb0\x81"},
+        {"\xea\xb0\x80\xe1\x86\xa7", "\xea\xb0\x80\xe1\x86\xa7"},
+        {"\xea\xb0\x81\xe1\x86\xa8", "\xea\xb0\x81\xe1\x86\xa8"},
+        {"\xe0\xa5\x98", "\xe0\xa4\x95\xe0\xa4\xbc"}, {"\xef\xac\xac", "\xd7\xa9\xd6\xbc\xd7\x81"},
+        {"\xf0\x9d\x87\x80", "\xf0\x9d\x86\xba\xf0\x9d\x85\xa5\xf0\x9d\x85\xaf"},
+        {"\xf0\x91\xa4\xb5\xf0\x91\xa4\xb0", "\xf0\x91\xa4\xb5\xf0\x91\xa4\xb0"},  // of Unicode 13
+    };
+    unsigned char *classes = word_classes_make();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *room = NULL, *exact = strdup(cases[i].text);
+        size_t n = strlen(exact);
+        const char *got = nfc_text(classes, exact, &n, &room);
+        CHECK(n == strlen(cases[i].expected) && memcmp(got, cases[i].expected, n) == 0,
+              "case %zu", i);
+        free(room);
+        free(exact);
+    }
+    enum { MARKS = 500000 };
+    char *marks = (char *)malloc(2 * MARKS + 1), *room = NULL;
+    marks[0] = 'x';
+    for (size_t i = 0; i < MARKS; i++)
+        memcpy(marks + 1 + 2 * i, i % 2 ? "\xcc\x81" : "\xcc\xa3", 2);
+    size_t n = 2 * MARKS + 1;
+    const double start = seconds_now();
+    const char *sorted = nfc_text(classes, marks, &n, &room);
+    CHECK(n > 2 * MARKS - 10 && memcmp(sorted + n - 2, "\xcc\x81", 2) == 0
+          && memcmp(sorted + 3, "\xcc\xa3", 2) == 0, "%zu bytes", n);
+    CHECK(seconds_now() - start < 20, "%.1f seconds", seconds_now() - start);
+    free(room);
+    free(marks);
+    free(classes);
+}
+
+// Checks the folders of TIDE_TOKENIZERS=DIR by DIR/cases.jsonl, which has in each line {"text": ..,
+// "ids": {FOLDER: [..]}, "ids_plain": {..}, "decoded": {..}}. A folder that is not there is left
+// out.
+static void check_published(void) {
+    const char *dir = getenv("TIDE_TOKENIZERS");
+    if (dir == NULL) SKIP("TIDE_TOKENIZERS names no folder of published tokenizers");
+    size_t count = 0, folders = 0;
+    Json **lines = json_lines(dir, "cases.jsonl", &count);
+    for (const Json *f = json_get(lines[0], "ids")->child; f != NULL; f = f->next) {
+        char path[PATH_MAX];
+        path_join(path, dir, f->key);
+        if (!path_is_directory(path)) continue;
+        const Tokenizer *t = tokenizer_load(path);
+        folders++;
+        for (size_t i = 0; i < count; i++) {
+            const Json *text = json_get(lines[i], "text");
+            if (text == NULL) continue;  // no UTF-8
+            check_case(t, f->key, text->string, text->length,
+                       json_get(json_get(lines[i], "ids"), f->key),
+                       json_get(json_get(lines[i], "ids_plain"), f->key),
+                       json_get(json_get(lines[i], "decoded"), f->key));
+        }
+    }
+    printf("  %zu folders, %zu cases\n", folders, count);
+    CHECK(folders > 0, "none of the folders is there");
+}
+
+static uint64_t gpt2_hash;
+
+static void hash_ids(const Tokenizer *t, const char *text, size_t n, const uint32_t *unused,
+                     size_t unused_count) {
+    (void)unused;
+    (void)unused_count;
+    uint32_t *ids, c;
+    for (size_t at = 0, step; at < n; at += step)
+        if ((step = utf8_decode(text + at, n - at, &c)) == 0) return;  // not for the other library
+    size_t count = encode(t, text, n, &ids);
+    for (size_t i = 0; i < count; i++) gpt2_hash = hash_add(gpt2_hash, ids[i]);
+    gpt2_hash = hash_add(gpt2_hash, 0xffffff);
+    free(ids);
+}
+
+static void tokenizer_gpt2(void) {
+    const char *dir = getenv("TIDE_GPT2_TOKENIZER");
+    if (dir == NULL) SKIP("TIDE_GPT2_TOKENIZER does not name GPT-2's vocabulary");
+    Tokenizer *tokenizers[2] = {tokenizer_load(dir), load_merges_alone(dir)};
+    CHECK(same(tokenizers[0], tokenizers[1]), "vocab.json is not what merges.txt gives");
+    for (int i = 0; i < 2; i++) {
+        const Tokenizer *t = tokenizers[i];
+        static const char text[] = "Hello world, don't <|endoftext|>";
+        static const uint32_t ids[] = {15496, 995, 11, 836, 470, 220, 50256};
+        CHECK(t->vocab == 50257 && t->eot == 50256 && t->merge_count == 50000, "not GPT-2's");
+        check_ids(t, text, strlen(text), ids, 7);
+        // of the ids that Hugging Face transformers gives for the valid strings of expected.txt
+        gpt2_hash = 0xcbf29ce484222325u;
+        for_expected(t, hash_ids);
+        CHECK(gpt2_hash == 0xa6673b66b301fc5du, "hash %llx", (unsigned long long)gpt2_hash);
+    }
+    // a text of the same kind: tinyshakespeare.txt beside the vocabulary, if it is there
+    char path[PATH_MAX];
+    path_join(path, dir, "tinyshakespeare.txt");
+    if (!path_exists(path)) return;
+    size_t n = 0;
+    const char *text = read_file(dir, "tinyshakespeare.txt", &n);
+    for (int i = 0; i < 2; i++) {
+        uint32_t *ids;
+        uint64_t h = 0xcbf29ce484222325u;
+        const size_t count = encode(tokenizers[i], text, n, &ids);
+        for (size_t j = 0; j < count; j++) h = hash_add(h, ids[j]);
+        CHECK(count == 338025 && h == 0xb547ad363c19676eu, "%zu tokens", count);
+        free(ids);
+    }
+}
+
+int main(void) {
+    const char *slash = strrchr(__FILE__, '/');
+    snprintf(fixture, sizeof fixture, "%.*s/fixtures/tokenizer",
+             slash == NULL ? 1 : (int)(slash - __FILE__), slash == NULL ? "." : __FILE__);
+    if (mkdtemp(scratch) == NULL) { perror(scratch); return 1; }
+    RUN(unicode_classes);
+    RUN(tokenizer_expected);
+    RUN(tokenizer_merges_alone);
+    RUN(tokenizer_raw_bytes);
+    RUN(tokenizer_round_trips);
+    RUN(tokenizer_long_words);
+    RUN(tokenizer_megabyte_words);
+    RUN(tokenizer_saves);
+    RUN(tokenizer_special);
+    RUN(tokenizer_merge_files);
+    RUN(tokenizer_bad_files);
+    RUN(tokenizer_bad_directories);
+    RUN(tokenizer_added_tokens);
+    RUN(json_cases);
+    RUN(json_refused);
+    RUN(json_damaged);
+    RUN(json_ends);
+    RUN(json_saves);
+    RUN(json_added);
+    RUN(json_cuts);
+    RUN(words_are_cut);
+    RUN(nfc_composes);
+    RUN(check_published);
+    RUN(tokenizer_gpt2);
+    remove_files();
+    rmdir(scratch);
+    return test_summary();
+}

@@ -1,0 +1,541 @@
+// test_trace.c: the trace file is valid JSON at every flush and says what happened; a disk that is
+// full is one clear error; intervals and the counters of a step against lists made by hand; and the
+// picture that dev/timeline.c draws of it.
+#include "../../../tide/plan/trace.h"
+#include <fcntl.h>
+#include <sys/wait.h>
+#define main timeline_main
+#include "../../timeline.c"
+#undef main
+#include "../test.h"
+
+static char path[] = "/tmp/test_trace_XXXXXX";
+
+// Against a clock of small ticks, for random lists.
+static void intervals_agree_with_ticks(void) {
+    enum { TICKS = 64, N = 12 };
+    uint32_t seed = 1;
+    for (int run = 0; run < 2000; run++) {
+        Interval x[2][N];
+        bool on[2][TICKS] = {{false}};
+        int n[2], length = 0, common = 0;
+        for (int k = 0; k < 2; k++) {
+            n[k] = (int)((seed = seed * 1664525u + 1013904223u) >> 16) % N;
+            for (int i = 0; i < n[k]; i++) {
+                const int begin = (int)((seed = seed * 1664525u + 1013904223u) >> 16) % TICKS;
+                const int end = begin + (int)((seed = seed * 1664525u + 1013904223u) >> 16)
+                                        % (run % 16 + 1);
+                x[k][i].begin = begin;
+                x[k][i].end = end < TICKS ? end : TICKS;
+                for (int tick = begin; tick < end && tick < TICKS; tick++) on[k][tick] = true;
+            }
+            n[k] = intervals_join(x[k], n[k]);
+        }
+        for (int tick = 0; tick < TICKS; tick++) {
+            length += on[0][tick];
+            common += on[0][tick] && on[1][tick];
+        }
+        for (int k = 0; k < 2; k++) {
+            Interval both[2 * N];
+            memcpy(both, x[0], (size_t)n[0] * sizeof *both);
+            memcpy(both + n[0], x[k], (size_t)n[k] * sizeof *both);
+            CHECK(intervals_common(both, n[0], n[k]) == (k == 0 ? length : common), "run %d", run);
+        }
+    }
+}
+
+static void span(TraceFile *t, int row, const char *name, size_t number, double begin, double end,
+                 size_t bytes) {
+    const TraceSpan s = {begin, end, row, name, number, bytes};
+    trace_span(t, &s);
+}
+
+static void counters_of_a_step(void) {
+    const TraceSpan s[] = {
+        {0, 2, ROW_COMPUTE, "forward", 0, 0},      {2, 2.5, ROW_COMPUTE, "wait", 1, 0},
+        {2.5, 4, ROW_COMPUTE, "forward", 1, 0},    {3.75, 4.25, ROW_COMPUTE, "wait", 1, 0},
+        {5, 8, ROW_COMPUTE, "backward", 1, 0},     {7, 9, ROW_LEAVE, "leave", 1, 64},
+        {9, 12, ROW_LEAVE, "norm", 0, 0},          {8.5, 10, ROW_FETCH, "fetch", 0, 64},
+        {9.5, 11, ROW_FETCH, "fetch", 1, 64},      {0, 99, ROW_UPDATE, "wait", 0, 0},
+        {10, 10.25, ROW_UPDATE, "update", 0, 0},   {10.25, 12.5, ROW_FLUSH, "flush", 0, 64},
+        {6, 7, ROW_HOST, "accumulate", 2, 0},      {9, 13, ROW_HOST, "update", 2, 0},
+        {12, 14, ROW_BACK, "back", 2, 32},         {13, 20, ROW_HOST, "save", 2, 0}};
+    TimelineStep c = {.step = 7};
+    trace_counters(&c, s, sizeof s / sizeof *s);
+    // in: 8.5-11, 12-14; out: 7-9, 10.25-12.5; "norm" copies nothing
+    CHECK(c.duplex == 0.5 + 0.75 + 0.5, "%g", c.duplex);
+    CHECK(c.h2d == 4.5 && c.d2h == 4.25, "%g %g", c.h2d, c.d2h);
+    // 0-2, 2.5-4, 5-8, 10-10.25: waits are none; 6-7, 9-20
+    CHECK(c.gpu == 6.75 && c.cpu == 12, "%g %g", c.gpu, c.cpu);
+    CHECK(c.stalled == 1, "%g", c.stalled);  // not those of other rows
+    CHECK(c.stalled_backward == 0.5, "%g", c.stalled_backward);  // 3.75-4.25, and backward follows
+    CHECK(c.update_seconds == 5, "%g", c.update_seconds);  // 9-14
+    CHECK(c.forward == 3.5 && c.backward == 3, "%g %g", c.forward, c.backward);
+    CHECK(c.step == 7, "not its business");
+    trace_counters(&c, s, 6);  // no update
+    CHECK(c.update_seconds == 0 && c.duplex == 0, "%g", c.update_seconds);
+    trace_counters(&c, s, 0);
+    CHECK(c.forward == 0 && c.stalled == 0 && c.gpu == 0 && c.cpu == 0 && c.h2d == 0 && c.d2h == 0,
+          "nothing");
+    // in any order of the list; a wait that nothing follows is not backward's
+    const TraceSpan waits[] = {{3, 4, ROW_COMPUTE, "backward", 0, 0}, {6, 7, ROW_COMPUTE, "wait", 0, 0},
+                               {1, 2, ROW_COMPUTE, "forward", 0, 0},  {2, 3, ROW_COMPUTE, "wait", 0, 0},
+                               {7, 8, ROW_LEAVE, "backward", 0, 0},   {0, 1, ROW_COMPUTE, "wait", 0, 0}};
+    trace_counters(&c, waits, sizeof waits / sizeof *waits);
+    CHECK(c.stalled == 3 && c.stalled_backward == 1, "%g %g", c.stalled, c.stalled_backward);
+}
+
+enum { FIRST_EVENTS = 2 * ROWS };  // the rows' names and places
+
+static const Json *event(const Json *root, size_t i) {
+    const Json *e = json_get(root, "traceEvents")->child;
+    for (i += FIRST_EVENTS; i > 0 && e != NULL; i--) e = e->next;
+    return e;
+}
+
+static double number(const Json *e, const char *key) {
+    const Json *x = json_get(e, key);
+    return x != NULL && x->type == JSON_NUMBER ? x->number : -1;
+}
+
+static const char *string(const Json *e, const char *key) {
+    const Json *x = json_get(e, key);
+    return x != NULL && x->type == JSON_STRING ? x->string : "";
+}
+
+static void file_says_what_happened(void) {
+    TraceFile t;
+    Error err;
+    CHECK(trace_open(&t, path, &err), "%s", err.text);
+    trace_row(&t, 3, "a \"row\"\\\n");
+    t.step = 12;
+    span(&t, 3, "fetch", 5, 1.25, 1.5, 1000000000);
+    CHECK(trace_flush(&t, &err), "%s", err.text);
+    Json *half = json_read(path, &err);
+    CHECK(half != NULL && json_get(half, "traceEvents")->count == FIRST_EVENTS + 4, "%s", err.text);
+    json_free(half);
+    span(&t, 0, "forward", TRACE_NONE, 2, 2, 7);
+    span(&t, 0, "backwards", 0, 2, 1, 0);
+    // An hour in, what touches after nanoseconds still touches, and the digits are there.
+    span(&t, 0, "a", 1, 3600.0000001234, 3600.0000005678, 0);
+    span(&t, 0, "b", 1, 3600.0000005678, 3600.0000009, 0);
+    trace_counter(&t, "memory", "weights", 0.5, 8589934593.0);
+    CHECK(trace_flush(&t, &err) && trace_close(&t, &err), "%s", err.text);
+    Json *root = json_read(path, &err);
+    CHECK(root != NULL, "%s", err.text);
+    if (root == NULL) return;
+    CHECK(json_get(root, "traceEvents")->count == FIRST_EVENTS + 9, "count");
+    const Json *row = event(root, 1), *span = event(root, 3), *args = json_get(span, "args");
+    CHECK(strcmp(string(row, "ph"), "M") == 0 && number(row, "tid") == 3, "row");
+    CHECK(strcmp(string(json_get(row, "args"), "name"), "a \"row\"\\\n") == 0, "its name");
+    CHECK(number(json_get(event(root, 2), "args"), "sort_index") == 3, "its place");
+    CHECK(strcmp(string(span, "ph"), "X") == 0 && strcmp(string(span, "name"), "fetch") == 0
+          && number(span, "tid") == 3 && number(span, "pid") == 0, "span");
+    CHECK(number(span, "ts") == 1250000 && number(span, "dur") == 250000, "its time");
+    CHECK(number(args, "step") == 12 && number(args, "number") == 5
+          && number(args, "bytes") == 1e9 && number(args, "GB/s") == 4, "its arguments");
+    args = json_get(event(root, 4), "args");
+    CHECK(json_get(args, "number") == NULL && json_get(args, "GB/s") == NULL
+          && number(args, "bytes") == 7, "no number, no rate");
+    CHECK(number(event(root, 5), "dur") == 0 && number(json_get(event(root, 5), "args"), "number")
+          == 0, "never negative");
+    const Json *a = event(root, 6), *b = event(root, 7);
+    CHECK(strcmp(json_get(a, "ts")->string, "3600000000.123") == 0, "%s",
+          json_get(a, "ts")->string);
+    CHECK(strcmp(json_get(a, "dur")->string, "0.445") == 0, "%s", json_get(a, "dur")->string);
+    CHECK(strcmp(json_get(b, "ts")->string, "3600000000.568") == 0, "%s",
+          json_get(b, "ts")->string);
+    const Json *c = event(root, 8);
+    CHECK(strcmp(string(c, "ph"), "C") == 0 && strcmp(string(c, "name"), "memory") == 0
+          && number(c, "ts") == 500000, "counter");
+    CHECK(number(json_get(c, "args"), "weights") == 8589934593.0, "its value");
+    json_free(root);
+}
+
+static void unwritable_is_an_error(void) {
+    TraceFile t;
+    Error err = {""};
+    CHECK(!trace_open(&t, "/no/such/directory/trace.json", &err), "opened");
+    CHECK(strcmp(err.text, "cannot write /no/such/directory/trace.json: No such file or directory")
+          == 0, "%s", err.text);
+    if (access("/dev/full", W_OK) != 0) SKIP("no /dev/full here");
+    for (int how = 0; how < 3; how++) {  // found at a flush, at the close, or in between
+        CHECK(trace_open(&t, "/dev/full", &err), "%s", err.text);
+        err.text[0] = '\0';
+        for (int i = 0; i < (how == 2 ? 1000 : 1); i++) span(&t, 0, "forward", 1, 0, 1, 0);
+        if (how != 1) CHECK(!trace_flush(&t, &err), "flushed");
+        if (how == 0) err.text[0] = '\0';
+        CHECK(!trace_close(&t, &err), "closed");
+        CHECK(strcmp(err.text, "cannot write /dev/full: No space left on device") == 0, "%d: %s",
+              how, err.text);
+    }
+}
+
+// A pipe cannot go back: it gets one end.
+static void pipe_gets_one_end(void) {
+    char fifo[PATH_MAX], text[4096];
+    snprintf(fifo, sizeof fifo, "%s.fifo", path);
+    CHECK(mkfifo(fifo, 0600) == 0, "mkfifo");
+    FILE *keep = fopen(fifo, "r+"), *in = fopen(fifo, "r");
+    TraceFile t;
+    Error err;
+    CHECK(trace_open(&t, fifo, &err), "%s", err.text);
+    span(&t, 0, "forward", 1, 0, 1, 0);
+    CHECK(trace_flush(&t, &err), "%s", err.text);
+    span(&t, 0, "forward", 2, 1, 2, 0);
+    CHECK(trace_close(&t, &err), "%s", err.text);
+    fclose(keep);
+    const size_t n = fread(text, 1, sizeof text, in);
+    Json *root = json_parse(text, n, &err);
+    CHECK(root != NULL && json_get(root, "traceEvents")->count == FIRST_EVENTS + 3, "%s", err.text);
+    json_free(root);
+    fclose(in);
+    unlink(fifo);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The picture
+
+static char picture[1 << 20], said[4096];
+static bool full;  // is the disk
+
+static void read_all(int fd, char *out, size_t n) {
+    size_t used = 0;
+    for (ssize_t got = 1; got > 0; used += (size_t)(got > 0 ? got : 0))
+        got = pread(fd, out + used, n - 1 - used, (off_t)used);
+    out[used] = '\0';
+}
+
+// Runs build/timeline with these arguments, up to a NULL; its outputs go to picture and said.
+static int timeline(const char *first, ...) {
+    char *argv[16] = {(char *)"timeline"};
+    int argc = 1, status = 0;
+    va_list args;
+    va_start(args, first);
+    for (const char *s = first; s != NULL; s = va_arg(args, const char *)) argv[argc++] = (char *)s;
+    va_end(args);
+    FILE *out = tmpfile(), *err = tmpfile();
+    if (out == NULL || err == NULL) abort();
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(full ? open("/dev/full", O_WRONLY) : fileno(out), 1);
+        dup2(fileno(err), 2);
+        exit(timeline_main(argc, argv));
+    }
+    waitpid(child, &status, 0);
+    read_all(fileno(out), picture, sizeof picture);
+    read_all(fileno(err), said, sizeof said);
+    fclose(out);
+    fclose(err);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static bool has(const char *part) { return strstr(picture, part) != NULL; }
+
+static int count(const char *part) {
+    int n = 0;
+    for (const char *s = picture; (s = strstr(s, part)) != NULL; s++) n++;
+    return n;
+}
+
+// Every element is closed, every '&' starts an entity: XML as far as this tool can get it wrong.
+static bool well_formed(void) {
+    char open[16][16];
+    int depth = 0;
+    for (const char *s = picture; *s != '\0'; s++) {
+        if (*s == '&' && strncmp(s, "&amp;", 5) != 0 && strncmp(s, "&lt;", 4) != 0
+            && strncmp(s, "&gt;", 4) != 0 && strncmp(s, "&#181;", 6) != 0) return false;
+        if (*s == '>' || ((unsigned char)*s < 32 && *s != '\n')) return false;
+        if (*s != '<') continue;
+        const char *end = strchr(s, '>');
+        const bool close = s[1] == '/';
+        const size_t n = strcspn(s + 1 + close, " />");
+        if (end == NULL || n > 15 || depth == 15) return false;
+        if (close && (depth-- == 0 || strncmp(open[depth], s + 2, n) != 0)) return false;
+        if (!close && end[-1] != '/') snprintf(open[depth++], 16, "%.*s", (int)n, s + 1);
+        s = end;
+    }
+    return depth == 0 && strncmp(picture, "<svg ", 5) == 0;
+}
+
+static void begin_trace(TraceFile *t) {
+    Error err;
+    if (!trace_open(t, path, &err)) die("%s", err.text);
+    t->step = 1;
+}
+
+static void end_trace(TraceFile *t) {
+    Error err;
+    if (!trace_close(t, &err)) die("%s", err.text);
+}
+
+static void picture_is_to_scale(void) {
+    TraceFile t;
+    begin_trace(&t);
+    span(&t, ROW_COMPUTE, "forward", 0, 10, 11, 0);
+    span(&t, ROW_COMPUTE, "forward", 1, 11, 12, 0);
+    span(&t, ROW_COMPUTE, "backward", 31, 12, 14, 0);
+    t.step = 2;
+    span(&t, ROW_HOST, "update", 77, 12, 13, 0);
+    span(&t, ROW_UPDATE, "update", 2, 13, 13.0005, 0);
+    span(&t, ROW_HOST, "else", TRACE_NONE, 15, 18, 0);
+    end_trace(&t);
+    CHECK(timeline(path, NULL) == 0 && well_formed(), "%s", said);  // 10 s .. 18 s
+    CHECK(has("d=\"M196.0 41h96.9v20h-96.9zM293.5 41h96.9v20h-96.9z\""), "%s", picture);
+    CHECK(has("class=\"k1\" d=\"M391.0 41h194.4v20h-194.4z\""), "backward");
+    CHECK(has("class=\"k7\" d=\"M391.0 93h96.9v20h-96.9z\""), "update on the CPU: third row");
+    CHECK(has("class=\"k6\" d=\"M488.5 67h0.5v20h-0.5z\""), "a narrow one can be seen");
+    CHECK(has(">0</text>\n") && has(">1</text>\n") && has(">31</text>\n"), "numbers");
+    CHECK(has("class=\"n t1\" x=\"488.2\""), "in the middle");
+    CHECK(count("class=\"n t") == 4, "%d numbers", count("class=\"n t"));  // 2 does not fit twice
+    CHECK(has(">0 s</text>") && has(">8</text>") && !has(">9</text>"), "axis");
+    CHECK(has(">compute</text>") && !has(">fetch"), "rows without spans are left out");
+    CHECK(has(">other</text>") && !has(">waiting</text>"), "legend");
+    CHECK(!has("pale\" d"), "nothing is paler");
+    // step 1 is 10 s .. 14 s; of the others only what falls into it, paler
+    CHECK(timeline(path, "--step", "1", NULL) == 0 && well_formed(), "%s", said);
+    CHECK(has("class=\"k0\" d=\"M196.0 41h194.4v20h-194.4zM391.0 41h"), "%s", picture);
+    CHECK(has("class=\"k7 pale\" d=\"M586.0 93h194.4") && !has(">77</text>"), "paler");
+    CHECK(!has(">other</text>") && has(">4</text>") && !has(">5</text>"), "the rest is out");
+    CHECK(timeline(path, "--from", "10.5", "--to", "11.3", NULL) == 0 && well_formed(), "%s", said);
+    CHECK(has("M196.0 41h486.9v20h-486.9zM683.5 41h291.9"), "cut at both ends: %s", picture);
+    CHECK(has(">0 ms</text>") && has(">800</text>") && !has(">backward</text>"), "in ms");
+    CHECK(timeline(path, "--to", "10.0005", NULL) == 0 && has(">0 &#181;s</text>"), "%s", said);
+}
+
+static void write_text(const char *text, size_t n) {
+    FILE *f = fopen(path, "wb");
+    if (f == NULL || fwrite(text, 1, n, f) != n || fclose(f) != 0) abort();
+}
+
+// Events come in any order; rows by their numbers, spans by their time.
+static void order_does_not_matter(void) {
+    static const char text[] =
+        "[{\"ph\":\"X\",\"name\":\"fetch\",\"tid\":7,\"ts\":9,\"dur\":0.001},"
+        "{\"ph\":\"X\",\"name\":\"fetch\",\"tid\":7,\"ts\":0,\"dur\":0.001},"
+        "{\"ph\":\"X\",\"name\":\"flush\",\"tid\":2,\"ts\":0,\"dur\":10},"
+        "{\"ph\":\"X\",\"name\":\"fetch\",\"tid\":7,\"ts\":9.002,\"dur\":0.001},"
+        "{\"ph\":\"X\",\"name\":\"fetch\",\"tid\":7,\"ts\":0.002,\"dur\":0.001},"
+        // a wide one between two narrow ones stays by itself
+        "{\"ph\":\"X\",\"name\":\"wait\",\"tid\":2,\"ts\":5,\"dur\":0.001},"
+        "{\"ph\":\"X\",\"name\":\"wait\",\"tid\":2,\"ts\":7.001,\"dur\":0.001},"
+        "{\"ph\":\"X\",\"name\":\"wait\",\"tid\":2,\"ts\":5.001,\"dur\":2}]";
+    write_text(text, sizeof text - 1);
+    CHECK(timeline(path, NULL) == 0 && well_formed(), "%s", said);
+    CHECK(has("class=\"k8\" d=\"M196.0 41h779.4v"), "row 2 is the first: %s", picture);
+    CHECK(has("class=\"k5\" d=\"M196.0 67h0.7v20h-0.7zM898.0 67h0.7v20h-0.7z\""), "%s", picture);
+    CHECK(has("class=\"k12\" d=\"M586.0 41h0.5v20h-0.5zM586.1 41h155.4v20h-155.4zM742.1 41h0.5v"),
+          "%s", picture);
+}
+
+static void titles_are_escaped(void) {
+    TraceFile t;
+    char svg[PATH_MAX];
+    begin_trace(&t);
+    trace_row(&t, 0, "<&\"a row with a name that is much too long to be shown");
+    span(&t, 0, "forward", 0, 0, 1, 0);
+    end_trace(&t);
+    snprintf(svg, sizeof svg, "%s.svg", path);
+    CHECK(timeline(path, "-o", svg, "--title", "</text> & \x01\xff\xc3\xa9\xef\xbf\xbf", NULL) == 0
+          && picture[0] == '\0', "%s", said);
+    FILE *f = fopen(svg, "r");
+    CHECK(f != NULL, "no picture");
+    if (f == NULL) return;
+    picture[fread(picture, 1, sizeof picture - 1, f)] = '\0';
+    fclose(f);
+    unlink(svg);
+    CHECK(well_formed() && has(">&lt;/text&gt; &amp; ??\xc3\xa9?</text>"), "%s", picture);
+    CHECK(has(">&lt;&amp;\"a row with a name that is...</text>"), "row");
+}
+
+// Of a great many spans only what can be told apart is in the file.
+static void narrow_spans_are_joined(void) {
+    TraceFile t;
+    begin_trace(&t);
+    for (size_t i = 0; i < 20000; i++) {
+        const double at = (double)i * 1e-4;
+        span(&t, i % 2 == 0 ? ROW_FETCH : ROW_FLUSH, i % 2 == 0 ? "fetch" : "flush", i, at,
+                   at + 5e-5, 1);
+    }
+    span(&t, ROW_COMPUTE, "forward", 0, 3.9999, 4, 0);
+    span(&t, ROW_FETCH, "fetch", 0, 3, 3, 1);
+    end_trace(&t);
+    CHECK(timeline(path, NULL) == 0 && well_formed(), "%s", said);
+    CHECK(strlen(picture) < 8000, "%zu bytes", strlen(picture));
+    CHECK(has("d=\"M196.0 67h389.9v20h-389.9zM781.0 67h0.5v"), "%s", picture);
+    CHECK(has("d=\"M196.0 93h389.9v20h-389.9z\""), "the other row: %s", picture);
+}
+
+static void memory_is_stacked(void) {
+    TraceFile t;
+    begin_trace(&t);
+    trace_counter(&t, "memory", "state", 0, 9e9);  // before the picture, and over
+    span(&t, ROW_COMPUTE, "forward", 0, 1, 9, 0);
+    trace_counter(&t, "memory", "less", 0.4, -1024);  // than nothing: nothing
+    trace_counter(&t, "memory", "weights", 0.5, 2048);
+    trace_counter(&t, "memory", "state", 0.6, 1024);
+    trace_counter(&t, "memory", "state", 5, 4096 + 2048);  // a peak of less than a pixel
+    trace_counter(&t, "memory", "state", 5.000001, 2048);
+    trace_counter(&t, "memory", "state", 8, 512);  // at one moment the last one holds
+    trace_counter(&t, "memory", "state", 8, 2048);
+    trace_counter(&t, "memory", "state", 9.5, 9e9);  // after it
+    trace_counter(&t, "host & disk", "weights", 1, 3 << 20);
+    end_trace(&t);
+    CHECK(timeline(path, "--memory", NULL) == 0 && well_formed(), "%s", said);
+    CHECK(has(">peak 8 KiB</text>") && has(">peak 3 MiB</text>")
+          && count(">peak ") == 2, "%s", picture);
+    CHECK(has(">host &amp; disk</text>"), "second counter");
+    CHECK(!has(">less</text>") && count(">weights</text>") == 2, "legends");
+    // y 118 .. 258 is 0 .. 8 KiB; the state (1, 6 for a moment, then 2) lies on the weights (2)
+    CHECK(has("class=\"c0\" d=\"M196 258H196V223.0H976V258z\""), "%s", picture);
+    CHECK(has("class=\"c5\" d=\"M196 258H196V205.5H586V118.0H587V188.0H976V258z\""), "%s", picture);
+    CHECK(strstr(picture, "\"c5\" d=\"M196 258") < strstr(picture, "\"c0\" d=\"M196 258"),
+          "the higher one is behind");
+    CHECK(timeline(path, NULL) == 0 && !has("peak"), "only with --memory");
+}
+
+// Whichever is noted first: two pictures can be compared.
+static void a_class_has_one_colour(void) {
+    static const char *const names[] = {"weights", "resident state", "activations", "gradients",
+                                        "visiting state"};
+    static const int order[][5] = {{0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {2, 4, 0, 3, 1}};
+    static char first[sizeof picture];
+    char want[64];
+    for (int i = 0; i < 3; i++) {
+        TraceFile t;
+        begin_trace(&t);
+        span(&t, ROW_COMPUTE, "forward", 0, 1, 9, 0);
+        for (int k = 0; k < 5; k++)
+            trace_counter(&t, "memory", names[order[i][k]], 1, 1024 * (1 + order[i][k]));
+        end_trace(&t);
+        CHECK(timeline(path, "--memory", NULL) == 0 && well_formed(), "%s", said);
+        if (i == 0) memcpy(first, picture, sizeof picture);
+        CHECK(strcmp(first, picture) == 0, "%d: %s", i, picture);
+        for (int k = 0; k < 5; k++) {
+            snprintf(want, sizeof want, "class=\"c%d\" d=\"M196 258", k);
+            CHECK(has(want), "%s", want);
+        }
+    }
+}
+
+static void bad_input_is_one_line(void) {
+    static const struct { const char *text, *why; } bad[] = {
+        {"{\"traceEvents\":[", "JSON, line 1, byte 16: expected a value"},
+        {"{}", "no \"traceEvents\" in it: it is no trace of --trace"},
+        {"7", "no \"traceEvents\" in it: it is no trace of --trace"},
+        {"[]", "no spans in it"}, {"[{\"ph\":\"M\"},7,null,{\"ph\":1}]", "no spans in it"},
+        {"[{\"ph\":\"X\",\"ts\":1,\"dur\":1}]", "a span or a row has no \"tid\""},
+        {"[{\"ph\":\"X\",\"tid\":1,\"dur\":1}]", "a span has no \"ts\" or no \"dur\""},
+        {"[{\"ph\":\"X\",\"tid\":1,\"ts\":1,\"dur\":-1}]", "a span has no \"ts\" or no \"dur\""},
+        {"[{\"ph\":\"X\",\"tid\":1,\"ts\":1,\"dur\":5e-324}]",
+         "nothing between 1e-06 s and 1e-06 s; it goes from 1e-06 s to 1e-06 s"},
+        {"[{\"ph\":\"X\",\"tid\":1,\"ts\":0,\"dur\":1e-320}]",
+         "nothing between 0 s and 0 s; it goes from 0 s to 0 s"},
+        {"[{\"ph\":\"X\",\"tid\":1,\"ts\":1e300,\"dur\":1}]",
+         "a span has no \"ts\" or no \"dur\""},
+        {"[{\"ph\":\"C\",\"name\":\"m\",\"ts\":1,\"args\":{\"a\":1e300}}]",
+         "counter \"m\" is no number"},
+        {"[{\"ph\":\"C\",\"name\":\"m\"}]", "a counter without \"ts\""},
+        {"[{\"ph\":\"C\",\"name\":\"m\",\"ts\":1,\"args\":{\"a\":\"b\"}}]",
+         "counter \"m\" is no number"}};
+    char want[512];
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        write_text(bad[i].text, strlen(bad[i].text));
+        CHECK(timeline(path, NULL) == 2, "%zu", i);
+        snprintf(want, sizeof want, "tide: %s: %s\n", path, bad[i].why);
+        CHECK(strcmp(said, want) == 0, "%zu: %s", i, said);
+    }
+    static const char good[] = "[{\"ph\":\"X\",\"tid\":1,\"ts\":1,\"dur\":9}]";
+    write_text(good, sizeof good - 1);
+    CHECK(timeline(path, NULL) == 0, "%s", said);
+    static const struct { const char *option, *value, *why; } options[] = {
+        {"--step", "1", "no spans of step 1"}, {"--step", " 1", "\" 1\" is not a number"},
+        {"--from", "1", "nothing between"}, {"--from", "x", "is not a number"}, {"--from", "0x1", "is not a number"},
+        {"--to", "nan", "\"nan\" is not a number"}, {"--step", "-3", "--step -3: must be 0 to"},
+        {"--step", "1.5", "is not a whole number"}, {"--to", "1e999", "must be"}, {"--memory", NULL, "no counters"},
+        {"--huh", NULL, "no such option: --huh"}, {"--title", NULL, "--title wants a value"},
+        {path, NULL, "one file too many"}, {"-o", "/no/such/x.svg", "cannot write /no/such/x.svg"}};
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        CHECK(timeline(path, options[i].option, options[i].value, NULL) == 2
+              && strstr(said, options[i].why) != NULL
+              && strchr(said, '\n') == said + strlen(said) - 1, "%zu: %s", i, said);
+    CHECK(timeline(path, "--step", "1", "--to", "1", NULL) == 2 && strstr(said, "either"), "%s",
+          said);
+    full = access("/dev/full", W_OK) == 0;
+    if (full) CHECK(timeline(path, NULL) == 1 && strstr(said, "No space left") != NULL, "%s", said);
+    full = false;
+    TraceFile t;
+    begin_trace(&t);
+    span(&t, 0, "forward", 0, 0, 1, 0);
+    for (char name[2] = "a"; *name <= 'a' + MAX_CLASSES; name[0]++)
+        trace_counter(&t, "memory", name, 0, 1);
+    end_trace(&t);
+    CHECK(timeline(path, NULL) == 2 && strstr(said, "more than 16 classes"), "%s", said);
+    begin_trace(&t);
+    for (int row = 0; row <= MAX_ROWS; row++) span(&t, row, "forward", 0, 0, 1, 0);
+    end_trace(&t);
+    CHECK(timeline(path, NULL) == 2 && strstr(said, "more than 64 rows"), "%s", said);
+    CHECK(timeline("/no/such", NULL) == 2 && strstr(said, "No such file"), "%s", said);
+    CHECK(timeline(NULL) == 2 && strstr(said, "usage"), "%s", said);
+    CHECK(timeline("--help", NULL) == 0 && has("usage: timeline"), "help");
+}
+
+// Any damage to a trace is a picture or one line, nothing else.
+static void damaged_traces(void) {
+    TraceFile t;
+    Error err;
+    size_t n = 0;
+    uint32_t seed = 7;
+    begin_trace(&t);
+    for (size_t i = 0; i < 6; i++) {
+        span(&t, (int)i, i % 2 == 0 ? "update" : "wait", i, (double)i, (double)i + 0.5, i);
+        trace_counter(&t, "memory", i % 2 == 0 ? "weights" : "state", (double)i, 1e6 * (double)i);
+    }
+    end_trace(&t);
+    char *whole = file_read(path, &n, &err);
+    if (whole == NULL) die("%s", err.text);
+    static const char digits[] = "0123456789-e.,:{}[]\"";
+    int drawn = 0;
+    for (int run = 0; run < 200; run++) {
+        char *x = (char *)malloc(n);
+        if (x == NULL) abort();
+        memcpy(x, whole, n);
+        for (int k = 0; k < run % 3 + 1; k++) {
+            const size_t at = ((seed = seed * 1664525u + 1013904223u) >> 8) % n;
+            const bool digit = x[at] >= '0' && x[at] <= '9';
+            x[at] = digits[((seed = seed * 1664525u + 1013904223u) >> 8) % (digit ? 12 : 20)];
+        }
+        write_text(x, n);
+        free(x);
+        const int code = timeline(path, "--memory", NULL);
+        CHECK(code == 0 || code == 2, "run %d: %d: %s", run, code, said);
+        if (code == 0)
+            CHECK(well_formed() && !has("nan") && !has("inf"), "run %d: %s", run, picture);
+        else CHECK(strchr(said, '\n') == said + strlen(said) - 1, "run %d: %s", run, said);
+        drawn += code == 0;
+    }
+    CHECK(drawn > 25 && drawn < 195, "%d", drawn);
+    free(whole);
+}
+
+int main(void) {
+    const int fd = mkstemp(path);
+    if (fd < 0) return 1;
+    close(fd);
+    RUN(intervals_agree_with_ticks);
+    RUN(counters_of_a_step);
+    RUN(file_says_what_happened);
+    RUN(unwritable_is_an_error);
+    RUN(pipe_gets_one_end);
+    RUN(picture_is_to_scale);
+    RUN(order_does_not_matter);
+    RUN(titles_are_escaped);
+    RUN(narrow_spans_are_joined);
+    RUN(memory_is_stacked);
+    RUN(a_class_has_one_colour);
+    RUN(bad_input_is_one_line);
+    RUN(damaged_traces);
+    unlink(path);
+    return test_summary();
+}

@@ -1,0 +1,187 @@
+// Tests of dev/data/unpickle.c, on files that PyTorch has written (dev/test/fixtures/pickle: its
+// make_fixture.py) and on programs that nobody should run.
+#define TESTING
+#include "../../data/unpickle.c"
+#include "../test.h"
+#include "../zip.h"
+
+#define FIXTURES "dev/test/fixtures/pickle/"
+
+static Error err;
+
+// Every tensor of files saved by torch.save() has the name, type, shape and bits that safetensors'
+// own writer gave it: fp32, fp16, bf16, a scalar, an empty one, two that share a storage, a tied
+// one, a parameter, a slice from the middle, and a state dict with its metadata.
+static void as_pytorch_saved_it(void) {
+    static const char *const files[] = {"plain.bin", "model.bin"};
+    static const char *const expected[] = {"plain.safetensors", "model.safetensors"};
+    for (int k = 0; k < 2; k++) {
+        char path[200];
+        Tensors list = {NULL, 0};
+        SafeTensors st;
+        size_t n = 0;
+        snprintf(path, sizeof path, FIXTURES "%s", files[k]);
+        char *file = file_read(path, &n, &err);
+        CHECK(file != NULL && unpickle(file, n, &list, &err), "%s: %s", path, err.text);
+        snprintf(path, sizeof path, FIXTURES "%s", expected[k]);
+        CHECK(safetensors_open(&st, path, &err), "%s", err.text);
+        CHECK((size_t)st.count == list.count && list.count > 0, "%zu tensors, not %d", list.count,
+              st.count);
+        for (size_t i = 0; i < list.count; i++) {
+            const SafeTensor *t = &list.tensors[i].st, *s = safetensors_find(&st, t->name);
+            CHECK(s != NULL, "%s", t->name);
+            if (s == NULL) continue;
+            CHECK(t->dtype == s->dtype && t->rank == s->rank && t->bytes == s->bytes
+                  && memcmp(t->shape, s->shape, sizeof t->shape) == 0
+                  && memcmp(t->data, s->data, t->bytes) == 0, "%s differs", t->name);
+        }
+        // no file is whole without its last byte, or with any part cut off
+        for (size_t cut = 1; cut < n; cut += 1 + cut / 7) {
+            Tensors none = {NULL, 0};
+            CHECK(!unpickle(file, n - cut, &none, &err) && none.count == 0, "%zu cut", cut);
+            tensors_free(&none);
+        }
+        tensors_free(&list);
+        safetensors_close(&st);
+        free(file);
+    }
+}
+
+// What is said of an archive with this pickle, of 16 bytes in data/0; "" if it is accepted.
+static const char *said(const char *pickle, size_t n, bool wide) {
+    Tensors list = {NULL, 0};
+    Archive a = {0};
+    archive_add(&a, "x/data.pkl", pickle, n, wide);
+    archive_add(&a, "x/data/0", "0123456789abcdef", 16, wide);
+    archive_end(&a, wide);
+    if (unpickle(a.file, a.n, &list, &err)) err.text[0] = '\0';
+    tensors_free(&list);
+    return err.text;
+}
+#define SAID(pickle) said(pickle, sizeof pickle - 1, false)
+#define REFUSED(words, pickle) \
+    CHECK(strstr(SAID(pickle), words) != NULL, "'%s' should say '%s'", err.text, words)
+
+#define STORAGE_(type, n) \
+    "(X\7\0\0\0storagectorch\n" type "Storage\nX\1\0\0\0000X\3\0\0\0cpuK" n "tQ"
+#define TENSOR_(storage, rest) \
+    "ctorch._utils\n_rebuild_tensor_v2\n(" storage rest "\211ccollections\nOrderedDict\n)RtR"
+#define ONE(storage, rest) "\200\2}X\1\0\0\0a" TENSOR_(storage, rest) "s."
+
+#define VIEW(type, rest, metadata) \
+    "\200\2}X\1\0\0\0actorch._utils\n_rebuild_tensor_v2\n(" STORAGE_(type, "\4") rest \
+    "\211ccollections\nOrderedDict\n)R" metadata "tRs."
+#define NEG "}X\3\0\0\0neg\210s"
+
+// Checks that the one tensor of an archive with this pickle and these 16 bytes in data/0 has the
+// elements that are expected, read at once, or in two parts.
+static void reads_as(const char *pickle, size_t n, const void *storage, const void *expected,
+                     size_t elements) {
+    Tensors list = {NULL, 0};
+    Archive a = {0};
+    unsigned char got[128];
+    archive_add(&a, "x/data.pkl", pickle, n, false);
+    archive_add(&a, "x/data/0", storage, 16, false);
+    archive_end(&a, false);
+    const bool ok = unpickle(a.file, a.n, &list, &err) && list.count == 1;
+    CHECK(ok, "%s", err.text);
+    for (size_t part = 1; ok && part < elements; part++) {
+        const Tensor *t = &list.tensors[0];
+        const size_t size = st_dtypes[t->st.dtype].size;
+        CHECK(t->st.elements == elements && t->st.bytes == elements * size, "its size");
+        tensor_read(t, 0, part, got);
+        tensor_read(t, part, elements - part, got + part * size);
+        CHECK(memcmp(got, expected, elements * size) == 0, "cut at %zu", part);
+    }
+    tensors_free(&list);
+}
+#define READS_AS(pickle, storage, ...) \
+    reads_as(pickle, sizeof pickle - 1, storage, __VA_ARGS__)
+
+// A tensor may be a view of its storage: from an element on, with strides, of which 0 repeats
+// (.expand(), whose storage is smaller than it), and with the other sign (torch._neg_view).
+static void views(void) {
+    static const float x[4] = {1, -2, 0, 4};
+    READS_AS(VIEW("Float", "K\0K\2K\2\206K\1K\2\206", ""), x, (float[]){1, 0, -2, 4}, 4);
+    READS_AS(VIEW("Float", "K\1K\3K\2\206K\0K\2\206", ""), x,
+             (float[]){-2, 4, -2, 4, -2, 4}, 6);
+    READS_AS(VIEW("Float", "K\2K\3K\5\206K\0K\0\206", ""), x, (float[15]){0}, 15);
+    READS_AS(VIEW("Float", "K\3K\2K\1\206K\0M\0\1\206", ""), x, (float[]){4, 4}, 2);
+    READS_AS(VIEW("Float", "K\0K\4\205K\1\205", NEG), x, (float[]){-1, 2, -0.0f, -4}, 4);
+    READS_AS(VIEW("Float", "K\1K\2K\2\206K\2K\0\206", NEG), x, (float[]){2, 2, -4, -4}, 4);
+    READS_AS(VIEW("Float", "K\0K\4\205K\1\205", "}X\3\0\0\0neg\211s"), x, x, 4);
+    READS_AS(VIEW("Float", "K\0K\4\205K\1\205", "}"), x, x, 4);
+    READS_AS(VIEW("Float", "K\0K\4\205K\1\205", "N"), x, x, 4);
+    static const int32_t y[4] = {1, -2, 0, INT32_MIN};
+    READS_AS(VIEW("Int", "K\0K\4\205K\1\205", NEG), y, (int32_t[]){-1, 2, 0, INT32_MIN}, 4);
+    Tensors list = {NULL, 0};
+    static const char empty[] = VIEW("Float", "K\4K\0K\3\206K\3K\1\206", "");
+    Archive a = {0};
+    archive_add(&a, "x/data.pkl", empty, sizeof empty - 1, false);
+    archive_add(&a, "x/data/0", x, 16, false);
+    archive_end(&a, false);
+    CHECK(unpickle(a.file, a.n, &list, &err) && list.tensors[0].st.bytes == 0, "%s", err.text);
+    tensors_free(&list);
+}
+
+static void refusals(void) {
+    CHECK(*SAID(ONE(STORAGE_("Float", "\4"), "K\0K\2K\2\206K\2K\1\206")) == '\0', "%s", err.text);
+    static const char same[] = ONE(STORAGE_("Float", "\4"), "K\1K\3\205K\1\205");
+    CHECK(*said(same, sizeof same - 1, true) == '\0', "zip64: %s", err.text);
+    REFUSED("os.system, which is no part of a tensor", "\200\2cos\nsystem\nX\4\0\0\0true\205R.");
+    REFUSED("builtins.eval", "\200\2cbuiltins\neval\nX\1\0\0\0001\205R.");
+    REFUSED("opcode 0x69", "\200\2(X\4\0\0\0trueios\nsystem\n.");  // INST calls, too
+    REFUSED("opcode 0x81", "\200\2ccollections\nOrderedDict\n)\201.");  // and NEWOBJ
+    REFUSED("protocol 4", "\200\4}.");
+    REFUSED("opcode 0x52", "\200\2ccollections\nOrderedDict\nK\1\205R.");
+    // strides lead out of the storage; so they do where a product has 65 bits
+    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\0K\2K\2\206K\1K\3\206"));
+    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\2K\3K\3\206K\0K\1\206"));
+    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\4K\2\205K\0\205"));
+    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\0K\2\205J\377\377\377\377\205"));
+    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\0\212\5\1\0\0\0\1\205"
+            "\212\5\0\0\0\0\1\205"));
+    REFUSED("\"conj\" set", VIEW("Float", "K\0K\4\205K\1\205", "}X\4\0\0\0conj\210s"));
+    REFUSED("\"other\" set", VIEW("Float", "K\0K\4\205K\1\205", "}X\5\0\0\0otherNs"));
+    REFUSED("opcode 0x52", VIEW("Float", "K\0K\4\205K\1\205", "K\1"));
+    REFUSED("opcode 0x52", VIEW("Float", "K\0K\4\205K\1\205", "NN"));
+    REFUSED("opcode 0x51", ONE("(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0000X\3\0\0\0cpuK\4"
+                               "NtQ", "K\0K\4\205K\1\205"));
+    REFUSED("_rebuild_from_type_v2", "\200\2ctorch._tensor\n_rebuild_from_type_v2\n.");
+    REFUSED("_rebuild_tensor_v3", "\200\2ctorch._utils\n_rebuild_tensor_v3\n.");
+    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\1K\2K\2\206K\2K\1\206"));  // beyond it
+    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\0J\377\377\377\377\205K\1\205"));
+    REFUSED("opcode 0x51", ONE(STORAGE_("Float", "\5"), "K\0K\2\205K\1\205"));  // 20 bytes of 16
+    REFUSED("torch.ComplexFloatStorage", ONE(STORAGE_("ComplexFloat", "\2"), "K\0K\2\205K\1\205"));
+    REFUSED("entry a is no tensor", "\200\2}X\1\0\0\0aK\1s.");
+    REFUSED("entry a is a dictionary itself", "\200\2}X\1\0\0\0a}s.");
+    REFUSED("printable", "\200\2}X\1\0\0\0\nK\1s.");
+    REFUSED("there twice", "\200\2}(X\1\0\0\0a"
+            TENSOR_(STORAGE_("Float", "\4"), "K\0K\1\205K\1\205") "q\0X\1\0\0\0ah\0u.");
+    REFUSED("no dictionary", "\200\2K\1.");
+    REFUSED("cut short", "\200\2}");
+    CHECK(!unpickle("\200\2\212\12l\374\234F\371 j\250P\31.", 15, &(Tensors){NULL, 0}, &err)
+          && strstr(err.text, "before 1.6") != NULL, "%s", err.text);
+    static const char order[] = "\200\2}.";
+    for (int twice = 0; twice < 2; twice++) {  // numbers of a big-endian machine; two with a name
+        Archive a = {0};
+        archive_add(&a, "x/data.pkl", order, sizeof order - 1, false);
+        archive_add(&a, "x/byteorder", twice ? "little" : "big", twice ? 6 : 3, false);
+        archive_end(&a, false);
+        CHECK(unpickle(a.file, a.n, &(Tensors){NULL, 0}, &err) == twice, "%s", err.text);
+    }
+    static const char two[] = ONE(STORAGE_("Float", "\4"), "K\0K\4\205K\1\205");
+    Archive a = {0};
+    archive_add(&a, "x/data.pkl", two, sizeof two - 1, false);
+    archive_add(&a, "x/data/0", "0123456789abcdef", 16, false);
+    archive_add(&a, "x/data/0", "fedcba9876543210", 16, false);
+    archive_end(&a, false);
+    CHECK(!unpickle(a.file, a.n, &(Tensors){NULL, 0}, &err), "an entry is there twice");
+}
+
+int main(void) {
+    RUN(as_pytorch_saved_it);
+    RUN(views);
+    RUN(refusals);
+    return test_summary();
+}

@@ -1,0 +1,519 @@
+// test_zero.c: who owns what (zero.h), for presets and random models on 1 to 9 and on 64 ranks: the
+// shards of all ranks are the model, once; their blocks of the gradient norm come together in the
+// arena's order; and what a rank owns can be cut into pieces for offloading.
+#include "../../../offload.h"
+#include "../../../zenflow.h"
+#include "../../../zero.h"
+#include "../test.h"
+
+static const size_t worlds[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 64};
+enum { WORLDS = sizeof worlds / sizeof *worlds };
+
+static uint64_t random_state = 88172645463325252u;
+static size_t random_below(size_t n) {
+    uint64_t *x = &random_state;
+    *x ^= *x << 13;
+    *x ^= *x >> 7;
+    *x ^= *x << 17;
+    return (size_t)(*x % n);
+}
+
+// Models whose channels are no multiple of 128, with tails shorter than a shard, and with heads of
+// their own: any that the CPU trainer takes.
+static GPT2Config random_config(int trial) {
+    GPT2Config c;
+    Error err;
+    memset(&c, 0, sizeof c);
+    c.layers = 1 + random_below(5);
+    c.heads = 1 + random_below(4);
+    c.channels = c.heads * (1 + random_below(trial % 3 == 0 ? 300 : 20));
+    c.ffn = random_below(2) ? 0 : 1 + random_below(3000);
+    c.context = 1 + random_below(3000);
+    c.vocab = 1 + random_below(3000);
+    c.tied = (int)random_below(2);
+    if (!gpt2_finish(&c, &err)) printf("  %s\n", err.text);
+    return c;
+}
+
+static const char *describe(const GPT2Config *c, size_t world, bool rows) {
+    static char text[160];
+    snprintf(text, sizeof text, "%zu layers, %zu channels, ffn %zu, context %zu, vocab %zu, "
+             "%stied, world %zu%s", c->layers, c->channels, c->ffn, c->context, c->vocab,
+             c->tied ? "" : "un", world, rows ? ", between rows" : "");
+    return text;
+}
+
+// Calls check(config, table, world, rows) for every preset and for random models.
+static void for_models(int trials, void (*check)(const GPT2Config *, const GPT2Table *, size_t,
+                                                 bool)) {
+    const int presets = sizeof gpt2_presets / sizeof *gpt2_presets;
+    for (int i = 0; i < presets + trials; i++) {
+        GPT2Config c;
+        Error err;
+        if (i < presets) gpt2_preset(&c, gpt2_presets[i].name);
+        else c = random_config(i);
+        if (i < presets) gpt2_finish(&c, &err);
+        GPT2Table t = gpt2_table(&c);
+        for (int w = 0; w < 2 * WORLDS; w++) check(&c, &t, worlds[w / 2], w % 2 == 1);
+        gpt2_table_free(&t);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// By other means: what zero.h says of itself
+
+// Where segment s begins: the embeddings, layer s - 1, the tail, and the end.
+static size_t segment_begin(const GPT2Table *t, int s) {
+    for (int i = 0; i < t->count; i++)
+        if (t->tensors[i].layer + 1 == s) return t->tensors[i].offset;
+    return t->elements;
+}
+
+// Where segment s would be cut for rank r, for equal parts of whole 128s.
+static size_t cut_at(size_t n, size_t world, size_t r) {
+    size_t cut = 128;
+    while (cut * world < n) cut += (n - cut * world + 128 * world - 1) / (128 * world) * 128;
+    return r * cut < n ? r * cut : n;
+}
+
+// The same between rows: the one in which the r-th part would begin. A vector, with the gap behind
+// it, is one.
+static size_t row_at(const GPT2Table *t, int s, size_t n, size_t world, size_t r) {
+    const size_t begin = segment_begin(t, s);
+    const size_t target = begin + (size_t)((unsigned __int128)n * r / world);
+    size_t best = begin;
+    for (int i = 0; i < t->count && t->tensors[i].offset <= target; i++) {
+        const GPT2Tensor *x = &t->tensors[i];
+        if (x->layer + 1 != s) continue;
+        best = x->offset;
+        if (x->rank == 1) continue;
+        while (best + x->cols <= target && best < x->offset + x->size) best += x->cols;
+        if (best == x->offset + x->size) best = (best + 127) / 128 * 128;
+    }
+    return best - begin;
+}
+
+// Where segments begin, (segments + 1), and in each the ranks' shards, (segments, world + 1).
+typedef struct { int segments; size_t world, *begin, *shard; } Cuts;
+
+static Cuts cuts_of(const GPT2Table *t, size_t world, bool rows) {
+    Cuts x;
+    x.segments = 2;
+    x.world = world;
+    for (int i = 0; i < t->count; i++) x.segments += t->tensors[i].kind == LN_1_W;
+    const size_t segments = (size_t)x.segments;
+    x.begin = (size_t *)alloc_or_fail(segments + 1, sizeof(size_t), "segments");
+    x.shard = (size_t *)alloc_or_fail(segments * (world + 1), sizeof(size_t), "segments");
+    for (int s = 0; s <= x.segments; s++) x.begin[s] = segment_begin(t, s);
+    for (int s = 0; s < x.segments; s++) {
+        const size_t n = x.begin[s + 1] - x.begin[s];
+        size_t *shard = x.shard + (size_t)s * (world + 1);
+        const bool layer = s > 1 && s < x.segments - 1;  // they are alike
+        for (size_t r = 0; r < world; r++)
+            shard[r] = layer ? shard[r - world - 1]
+                     : rows ? row_at(t, s, n, world, r) : cut_at(n, world, r);
+        shard[world] = n;
+    }
+    return x;
+}
+
+static void cuts_free(Cuts *x) {
+    free(x->begin);
+    free(x->shard);
+}
+
+// The rank that owns element `at` of the arena; and where it is in that rank's shard space: behind
+// what the rank owns of the segments before.
+static size_t owner_of(const Cuts *x, size_t at, size_t *place) {
+    size_t s = 0, rank = 0;
+    while (at >= x->begin[s + 1]) s++;
+    const size_t *shard = x->shard + s * (x->world + 1);
+    while (at - x->begin[s] >= shard[rank + 1]) rank++;
+    *place = at - x->begin[s] - shard[rank];
+    for (size_t k = 0; k < s; k++) {
+        shard = x->shard + k * (x->world + 1) + rank;
+        *place += shard[1] - shard[0];
+    }
+    return rank;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The shards
+
+static size_t arena_of(const GPT2Table *t, const Shard *s) {
+    return t->tensors[s->tensor].offset + s->offset;
+}
+
+static void check_segments(const GPT2Config *c, const GPT2Table *t, size_t world, bool rows) {
+    Cuts x = cuts_of(t, world, rows);
+    CHECK(zero_segments(t) == x.segments, "%s: %d segments", describe(c, world, rows),
+          zero_segments(t));
+    for (int s = 0; s < x.segments; s++) {
+        size_t at;
+        const size_t n = zero_segment(t, s, &at), *shard = x.shard + (size_t)s * (world + 1);
+        CHECK(at == x.begin[s] && n == x.begin[s + 1] - at, "%s: segment %d is %zu at %zu",
+              describe(c, world, rows), s, n, at);
+        for (size_t r = 0; r <= world; r++) {
+            const size_t begin = zero_begin(t, s, world, r, rows);
+            CHECK(begin == shard[r], "%s: segment %d: rank %zu's begins at %zu, not %zu",
+                  describe(c, world, rows), s, r, begin, shard[r]);
+            CHECK(rows || begin == n || begin == r * zero_cut(n, world), "%s: cut %zu",
+                  describe(c, world, rows), zero_cut(n, world));
+        }
+    }
+    cuts_free(&x);
+}
+
+// Within each tensor the shards of all ranks follow each other without a gap; each is where the
+// definition says, and what a rank owns of a segment begins with an element.
+static void check_partition(const GPT2Config *c, const GPT2Table *t, size_t world, bool rows) {
+    Cuts x = cuts_of(t, world, rows);
+    size_t *covered = (size_t *)alloc_or_fail((size_t)t->count, sizeof(size_t), "tensors"), all = 0;
+    for (size_t r = 0; r < world; r++) {
+        ShardMap map = zero_shards(t, world, r, rows);
+        int segment = -1;
+        size_t before = 0;
+        for (int i = 0; i < map.count; i++) {
+            const Shard *s = &map.shards[i];
+            const GPT2Tensor *y = &t->tensors[s->tensor];
+            const size_t at = arena_of(t, s);
+            size_t place;
+            CHECK(s->length > 0 && s->offset + s->length <= y->size, "%s: rank %zu, %s",
+                  describe(c, world, rows), r, y->name);
+            CHECK(s->offset == covered[s->tensor], "%s: rank %zu, %s from %zu, not %zu",
+                  describe(c, world, rows), r, y->name, s->offset, covered[s->tensor]);
+            CHECK(!rows || s->offset % y->cols == 0, "%s: rank %zu, within a row of %s",
+                  describe(c, world, rows), r, y->name);
+            CHECK(s->decay == y->decay, "%s: decay of %s", describe(c, world, rows), y->name);
+            CHECK(owner_of(&x, at, &place) == r && place == s->at, "%s: rank %zu, %s at %zu not "
+                  "%zu", describe(c, world, rows), r, y->name, s->at, place);
+            const size_t last = at + s->length - 1;
+            CHECK(owner_of(&x, last, &place) == r && place == s->at + s->length - 1,
+                  "%s: rank %zu, end of %s", describe(c, world, rows), r, y->name);
+            CHECK(i == 0 || s->at >= before, "%s: rank %zu, %s", describe(c, world, rows), r,
+                  y->name);
+            if (y->layer + 1 != segment) {
+                segment = y->layer + 1;
+                CHECK(at == x.begin[segment] + x.shard[(size_t)segment * (world + 1) + r], "%s: "
+                      "rank %zu begins segment %d in a gap", describe(c, world, rows), r, segment);
+            }
+            before = s->at + s->length;
+            covered[s->tensor] += s->length;
+        }
+        CHECK(map.elements >= before, "%s: rank %zu", describe(c, world, rows), r);
+        all += map.elements;
+        free(map.shards);
+    }
+    for (int i = 0; i < t->count; i++)
+        CHECK(covered[i] == t->tensors[i].size, "%s: %zu of %zu of %s", describe(c, world, rows),
+              covered[i], t->tensors[i].size, t->tensors[i].name);
+    CHECK(all == t->elements, "%s: %zu of %zu with gaps", describe(c, world, rows), all,
+          t->elements);
+    free(covered);
+    cuts_free(&x);
+}
+
+static bool same_shard(const Shard *a, const Shard *b) {
+    return a->tensor == b->tensor && a->offset == b->offset && a->length == b->length
+        && a->decay == b->decay;
+}
+
+static void check_alone(const GPT2Config *c, const GPT2Table *t, size_t world, bool rows) {
+    if (world > 1) return;
+    ShardMap whole = gpt2_shards_all(t);
+    ShardMap map = zero_shards(t, 1, 0, rows);
+    CHECK(map.count == whole.count && map.elements == whole.elements, "%s: %d shards",
+          describe(c, world, rows), map.count);
+    for (int i = 0; i < map.count && i < whole.count; i++)
+        CHECK(same_shard(&map.shards[i], &whole.shards[i])
+              && map.shards[i].at == whole.shards[i].at, "%s: shard %d", describe(c, world, rows), i);
+    free(map.shards);
+    free(whole.shards);
+}
+
+static void segments_are_cut_as_defined(void) { for_models(300, check_segments); }
+static void shards_are_a_partition(void) { for_models(300, check_partition); }
+static void one_rank_owns_every_tensor_whole(void) { for_models(300, check_alone); }
+
+// ---------------------------------------------------------------------------------------------
+// The gradient norm
+
+// Where in the arena each block of the norm begins.
+static size_t block_places(double *places, const GPT2Table *t, const ShardMap *map) {
+    size_t n = 0;
+    for (int i = 0; i < map->count; i++)
+        for (size_t at = 0; at < map->shards[i].length; at += NORM_BLOCK)
+            places[n++] = (double)(arena_of(t, &map->shards[i]) + at);
+    return n;
+}
+
+static int ascending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// Each rank's blocks, behind a head that is not one, come into the order of the arena.
+static void check_order(const GPT2Config *c, const GPT2Table *t, size_t world, bool rows) {
+    enum { HEAD = 3 };
+    if (t->elements > (size_t)2e9) return;  // blocks enough
+    const int segments = zero_segments(t);
+    size_t *counts = (size_t *)alloc_or_fail((size_t)segments * world, sizeof(size_t), "counts");
+    memset(counts, 0xff, (size_t)segments * world * sizeof *counts);
+    const size_t most = zero_blocks(t, world, rows, counts), stride = HEAD + most;
+    double *all = (double *)alloc_or_fail(stride * world, sizeof(double), "sums");
+    double *wanted = (double *)alloc_or_fail(most * world, sizeof(double), "sums");
+    uint32_t *order = (uint32_t *)alloc_or_fail(most * world, sizeof(uint32_t), "sums");
+    size_t longest = 0, places = 0;
+    for (size_t i = 0; i < stride * world; i++) all[i] = -1;
+    for (size_t r = 0; r < world; r++) {
+        ShardMap map = zero_shards(t, world, r, rows);
+        size_t blocks = 0;
+        for (int i = 0; i < map.count; i++) blocks += norm_blocks(map.shards[i].length);
+        CHECK(blocks <= most, "%s: rank %zu has %zu blocks of at most %zu",
+              describe(c, world, rows), r, blocks, most);
+        if (blocks <= most) block_places(all + r * stride + HEAD, t, &map);
+        if (blocks <= most) places += block_places(wanted + places, t, &map);
+        if (blocks > longest) longest = blocks;
+        free(map.shards);
+    }
+    CHECK(longest == most, "%s: at most %zu, not %zu", describe(c, world, rows), longest, most);
+    qsort(wanted, places, sizeof *wanted, ascending);
+    const size_t n = zero_order(order, stride, counts, segments, world);
+    CHECK(n == places, "%s: %zu blocks", describe(c, world, rows), n);
+    for (size_t i = 0; i < n; i++) {
+        const double at = all[HEAD + order[i]];
+        if (at == wanted[i] && (i == 0 || at > wanted[i - 1])) continue;
+        CHECK(at == wanted[i], "%s: block %zu is the one at %g, not at %g",
+              describe(c, world, rows), i, at, wanted[i]);
+        CHECK(i == 0 || at > wanted[i - 1], "%s: block %zu", describe(c, world, rows), i);
+        break;
+    }
+    free(counts);
+    free(all);
+    free(wanted);
+    free(order);
+}
+
+static void blocks_come_in_the_arenas_order(void) { for_models(60, check_order); }
+
+// ---------------------------------------------------------------------------------------------
+// Offloading of what a rank owns
+
+static const char *mode_text(const OffloadChoice *c) {
+    static char text[160];
+    snprintf(text, sizeof text, "%s resident %g stride %zu share %g subgroup %zu",
+             offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup);
+    return text;
+}
+
+// Pieces follow each other in the shard space, none crosses the end of a segment, and each has one
+// place; runs are the shards in order, cut at whole blocks; sub-groups are numbered one by one.
+static void check_pieces(const GPT2Table *t, const ShardMap *map, const OffloadChoice *c,
+                         const char *what) {
+    Pieces list = offload_pieces(t, map, c);
+    size_t at = 0, home[2] = {0, 0}, grads[2] = {0, 0}, kinds[PIECE_KINDS] = {0}, longest = 0;
+    size_t block = 0, within = 0;
+    int subgroup = -1, run = 0, shard = 0;
+    for (int i = 0; i < list.count; i++) {
+        const Piece *p = &list.pieces[i];
+        CHECK(p->at == at && p->length > 0, "%s: piece %d at %zu, not %zu: %s", what, i, p->at, at,
+              mode_text(c));
+        at = p->at + p->length;
+        CHECK(p->subgroup == subgroup || p->subgroup == subgroup + 1, "%s: sub-group %d after %d: "
+              "%s", what, p->subgroup, subgroup, mode_text(c));
+        subgroup = p->subgroup;
+        const bool gpu = p->kind == PIECE_RESIDENT;
+        const bool grad_gpu = gpu || (p->kind == PIECE_VISIT && c->keep_grads);
+        CHECK(p->state_at == home[gpu] && p->grad_at == grads[grad_gpu], "%s: places of piece %d: "
+              "%s", what, i, mode_text(c));
+        home[gpu] += p->length;
+        grads[grad_gpu] += p->length;
+        kinds[p->kind] += p->length;
+        if (p->kind == PIECE_VISIT && p->length > longest) longest = p->length;
+        CHECK(p->first_run == run && p->first_block == block && p->runs > 0, "%s: piece %d: run %d "
+              "block %zu: %s", what, i, p->first_run, p->first_block, mode_text(c));
+        size_t blocks = 0;
+        for (int k = 0; k < p->runs && shard < map->count; k++, run++) {
+            const AdamRun *r = &list.runs[run];
+            const Shard *s = &map->shards[shard];
+            CHECK(t->tensors[s->tensor].layer + 1 == p->segment, "%s: piece %d is of segment %d, "
+                  "and has %s: %s", what, i, p->segment, t->tensors[s->tensor].name, mode_text(c));
+            CHECK(p->at + r->at == s->at + within && within % NORM_BLOCK == 0
+                  && r->length > 0 && r->length <= s->length - within
+                  && r->at + r->length <= p->length && r->decay == s->decay
+                  && r->index == t->tensors[s->tensor].offset + s->offset + within,
+                  "%s: piece %d, run %d: %s", what, i, k, mode_text(c));
+            blocks += norm_blocks(r->length);
+            within += r->length;
+            if (within < s->length) continue;
+            within = 0;
+            shard++;
+        }
+        CHECK(p->blocks == blocks, "%s: piece %d: %zu blocks: %s", what, i, p->blocks,
+              mode_text(c));
+        block += blocks;
+    }
+    size_t blocks = 0;
+    for (int i = 0; i < map->count; i++) blocks += norm_blocks(map->shards[i].length);
+    CHECK(at == map->elements, "%s: %zu of %zu: %s", what, at, map->elements, mode_text(c));
+    CHECK(shard == map->count && within == 0 && block == blocks, "%s: %d of %d shards, %zu of %zu "
+          "blocks: %s", what, shard, map->count, block, blocks, mode_text(c));
+    CHECK(list.subgroups == subgroup + 1, "%s: %d sub-groups, not %d: %s", what, list.subgroups,
+          subgroup + 1, mode_text(c));
+    for (int k = 0; k < PIECE_KINDS; k++)
+        CHECK(list.elements[k] == kinds[k], "%s: kind %d: %s", what, k, mode_text(c));
+    CHECK(list.grads_host == grads[0] && list.grads_gpu == grads[1]
+          && list.longest_visit == longest, "%s: %s", what, mode_text(c));
+    size_t largest = 0;  // sub-group
+    for (int i = 0, first = 0; i < list.count; i++) {
+        if (list.pieces[i].subgroup != list.pieces[first].subgroup) first = i;
+        const size_t n = list.pieces[i].at + list.pieces[i].length - list.pieces[first].at;
+        if (n > largest) largest = n;
+        const bool whole = list.pieces[i].kind == PIECE_RESIDENT && list.pieces[i].segment == 0;
+        CHECK(c->subgroup > 0 || whole || n <= SUBGROUP_PARAMETERS + NORM_BLOCK,
+              "%s: a sub-group of %zu: %s", what, n, mode_text(c));
+    }
+    if (c->mode >= OFFLOAD_TWINFLOW && c->stride == 0) {
+        const double wanted = c->resident * (double)at, got = (double)kinds[PIECE_RESIDENT];
+        CHECK(got - wanted < NORM_BLOCK && wanted - got < NORM_BLOCK, "%s: %g stay, not %g: %s",
+              what, got, wanted, mode_text(c));
+    }
+    if (c->mode == OFFLOAD_NONE) CHECK(kinds[PIECE_RESIDENT] == at, "%s", what);
+    if (c->mode == OFFLOAD_ZERO) CHECK(kinds[PIECE_HOST] == at, "%s", what);
+    if (c->mode == OFFLOAD_INTERLEAVE && c->stride == 0 && c->resident == 0) {
+        const double wanted = c->share * (double)at, got = (double)kinds[PIECE_VISIT];
+        const double off = got - wanted;  // sub-groups are dealt out whole
+        CHECK(off <= (double)largest && -off <= (double)largest, "%s: %g visit, not %g: %s",
+              what, got, wanted, mode_text(c));
+    }
+    pieces_free(&list);
+}
+
+static void every_choice_covers_every_shard(void) {
+    static const double parts[] = {0, 1e-9, 0.01, 0.3, 0.5, 0.97, 1};
+    for (int trial = 0; trial < 3000; trial++) {
+        GPT2Config config = random_config(trial);
+        Error err;
+        const bool large = trial % 20 == 0;  // a segment is several sub-groups
+        if (large) gpt2_preset(&config, (trial / 20) % 2 ? "20b" : "opt-66b");
+        if (large) gpt2_finish(&config, &err);
+        GPT2Table t = gpt2_table(&config);
+        const size_t world = worlds[random_below(WORLDS)];
+        // often the last rank, which may own nothing of a short segment, or nothing at all
+        const size_t rank = random_below(3) == 0 ? world - 1 : random_below(world);
+        const bool rows = random_below(3) == 0;
+        ShardMap map = zero_shards(&t, world, rank, rows);
+        char what[240];
+        snprintf(what, sizeof what, "%s, rank %zd", describe(&config, world, rows), (ssize_t)rank);
+        OffloadChoice c;
+        memset(&c, 0, sizeof c);
+        c.mode = OFFLOAD_NONE + (int)random_below(4);
+        c.resident = parts[random_below(7)];
+        if (c.mode == OFFLOAD_INTERLEAVE) {
+            c.stride = random_below(2) ? 1 + random_below(5) : 0;
+            if (c.stride == 0) c.share = parts[random_below(7)];
+        }
+        c.subgroup = random_below(3) == 0 ? 0 : 4096 + random_below(2 * map.elements + 1);
+        if (random_below(4) == 0) c.subgroup = 4096;
+        if (large) c.subgroup = 0;
+        c.keep_grads = random_below(2);
+        check_pieces(&t, &map, &c, what);
+        free(map.shards);
+        gpt2_table_free(&t);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory: how much of (2 + 2 + 12) / R is true
+
+// A rank owns the R-th part of each segment, and at most 128 elements more, rank 0 the most; or,
+// cut between rows, at most a row more, with the gap behind it.
+static void check_share(const GPT2Config *c, const GPT2Table *t, size_t world, bool rows) {
+    size_t first = 0, row = 128;
+    for (int i = 0; i < t->count && rows; i++) {
+        const size_t n = (t->tensors[i].cols + 127) / 128 * 128;
+        if (n > row) row = n;
+    }
+    for (size_t r = 0; r < world; r++) {
+        ShardMap map = zero_shards(t, world, r, rows);
+        const size_t more = rows ? row + 128 : 128;
+        const size_t most = t->elements / world + more * (size_t)zero_segments(t);
+        CHECK(map.elements <= most, "%s: rank %zu owns %zu of at most %zu",
+              describe(c, world, rows), r, map.elements, most);
+        CHECK(rows || r == 0 || map.elements <= first, "%s: rank %zu owns more",
+              describe(c, world, rows), r);
+        if (r == 0) first = map.elements;
+        free(map.shards);
+    }
+    CHECK(rows || first * world >= t->elements, "%s: rank 0 owns %zu", describe(c, world, rows),
+          first);
+}
+
+// Moments are rounded by numbers of elements that no two have, on no two ranks: of the rest's, and
+// behind them of the chosen's, from row to row.
+static void check_numbers(const GPT2Config *c, const GPT2Table *t, size_t world, bool rows) {
+    if (!rows) return;
+    for (size_t r = 0; r < world; r++) {
+        ShardMap shards = zero_shards(t, world, r, true);
+        ZenMap map = zen_map(t, c->layers, 0.3, 0);
+        zen_map_own(&map, &shards);
+        for (int i = 0; i < t->count; i++) {
+            const GPT2Tensor *x = &t->tensors[i];
+            const ZenTensor *z = &map.tensor[i];
+            const size_t rest = z->cols - z->chosen, chosen = x->offset + x->rows_padded * rest;
+            CHECK(z->rest_index == x->offset + z->row * rest
+                  && z->rest_index + z->rows * rest <= chosen
+                  && z->chosen_index == chosen + z->row * z->chosen
+                  && z->chosen_index + z->rows * z->chosen <= x->offset + x->rows_padded * x->cols,
+                  "%s: %s of rank %zu", describe(c, world, rows), x->name, r);
+        }
+        zen_map_free(&map);
+        free(shards.shards);
+    }
+}
+
+static void every_element_has_a_number(void) { for_models(100, check_numbers); }
+
+static void every_rank_owns_its_part(void) { for_models(100, check_share); }
+
+// By hand: GPT-2 small on 5 ranks, which divide neither its embeddings nor its tail.
+static void a_known_model_is_dealt_as_by_hand(void) {
+    GPT2Config config;
+    Error err;
+    gpt2_preset(&config, "gpt2");
+    gpt2_finish(&config, &err);
+    GPT2Table t = gpt2_table(&config);
+    const size_t head = (50304 + 1024) * 768, layer = 12 * 768 * 768 + 13 * 768, tail = 2 * 768;
+    const size_t cut_head = 7884032, cut_layer = 1417600, cut_tail = 384;  // of n / 5, whole 128s
+    CHECK(zero_cut(head, 5) == cut_head && zero_cut(layer, 5) == cut_layer
+          && zero_cut(tail, 5) == cut_tail, "cuts");
+    CHECK(zero_begin(&t, 0, 5, 4, false) == 4 * cut_head
+          && zero_begin(&t, 1, 5, 4, false) == 4 * cut_layer
+          && zero_begin(&t, 13, 5, 4, false) == 4 * cut_tail
+          && zero_begin(&t, 13, 5, 5, false) == 4 * cut_tail, "the last rank");
+    // a row of wte is 768; the layer's fifth part ends in mlp.proj.w, in a row of 3072
+    CHECK(zero_begin(&t, 0, 5, 1, true) == 7883520, "%zu", zero_begin(&t, 0, 5, 1, true));
+    CHECK(zero_begin(&t, 12, 5, 4, true) == 4727808 + 306 * 3072, "%zu",
+          zero_begin(&t, 12, 5, 4, true));
+    CHECK(zero_begin(&t, 13, 5, 2, true) == 0 && zero_begin(&t, 13, 5, 3, true) == 768, "the tail");
+    ShardMap map = zero_shards(&t, 5, 4, false);
+    // the end of wte, and wpe; of each layer the end of mlp.proj.w, and its bias
+    CHECK(map.count == 2 + 12 * 2 && map.elements == head - 4 * cut_head
+          + 12 * (layer - 4 * cut_layer), "%d shards, %zu elements", map.count, map.elements);
+    CHECK(t.tensors[map.shards[0].tensor].layer == -1 && map.shards[0].offset == 4 * cut_head,
+          "the first shard is from %zu", map.shards[0].offset);
+    free(map.shards);
+    gpt2_table_free(&t);
+}
+
+int main(void) {
+    RUN(segments_are_cut_as_defined);
+    RUN(shards_are_a_partition);
+    RUN(one_rank_owns_every_tensor_whole);
+    RUN(blocks_come_in_the_arenas_order);
+    RUN(every_choice_covers_every_shard);
+    RUN(every_rank_owns_its_part);
+    RUN(every_element_has_a_number);
+    RUN(a_known_model_is_dealt_as_by_hand);
+    return test_summary();
+}

@@ -1,0 +1,898 @@
+// Tests of zeroth-order training: the noise, rounding, updates and loops of zo.h against their
+// definitions, and what the CPU trainer makes of them against the gradient of its backward pass.
+#define TESTING
+#include "../../../train_gpt2.c"
+#include "../test.h"
+
+// 0: as many as there are cores.
+static void use_threads(int threads) {
+#ifdef _OPENMP
+    omp_set_num_threads(threads > 0 ? threads : omp_get_num_procs());
+#else
+    (void)threads;
+#endif
+}
+
+static float from_bits(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+static uint32_t to_bits(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    return bits;
+}
+
+static bool same(const float *a, const float *b, size_t n) { return memcmp(a, b, n * 4) == 0; }
+
+static float *floats(size_t n) { return (float *)alloc_or_fail(n, sizeof(float), "floats"); }
+
+static ZoConfig config_of(uint64_t seed, int noise, int queries, int storage) {
+    return (ZoConfig){seed, 1e-3f, queries, noise, storage};
+}
+
+// ---------------------------------------------------------------------------------------------
+// Noise
+
+// Made by another program: Philox from its paper in integers of any size, then the arithmetic of
+// rng.h in exact fractions, each result rounded to fp32, and held against double precision.
+static void noise_is_what_it_was(void) {
+    static const struct { uint64_t seed, first; uint32_t step, query, tensor; float z[8];
+                          const char *signs; } known[2] = {
+        {1337, 0, 1, 0, 0,
+         {0x1.70a11ap+0f, 0x1.6a7a04p-2f, -0x1.63bb84p+0f, -0x1.24629p-5f,
+          -0x1.477a1p-2f, -0x1.99e2a8p-5f, -0x1.ece9a8p-2f, -0x1.08abb8p-1f},
+         "+++---++++++++++--+++--+-------+++---+---+-+-+-++-+++--+---++---"
+         "++++++++-++++++-+-++++-++-----+-++++-+-++-++--+--+----++-+----++"},
+        {0x123456789abcdef0, 1ull << 40, 20000, 255, 147,
+         {-0x1.3633eep-1f, -0x1.13399ep+0f, -0x1.53bfp-2f, 0x1.a3eb08p+0f,
+          -0x1.4c8ddcp+0f, 0x1.5816d2p+0f, -0x1.099174p+0f, -0x1.c46dc4p-2f},
+         "---++--+-+++--+-+-+-++-+++---+-+------++++++----+---+++++-+++--+"
+         "-+-++++-+++-++-------+++-++++-+---+-+++--+-+-++++----++++-+--++-"}};
+    for (int k = 0; k < 2; k++) {
+        ZoConfig c = config_of(known[k].seed, ZO_GAUSSIAN, 1, ZO_FP32);
+        float z[64];
+        // the second one's first normal number is that of element 2^40 + 8
+        zo_noise(z, 8, &c, known[k].step, known[k].query, known[k].tensor,
+                 known[k].first + (k == 1 ? 8 : 0));
+        for (int i = 0; i < 8; i++)
+            CHECK(z[i] == known[k].z[i], "%d: normal number %d is %a", k, i, (double)z[i]);
+        c.noise = ZO_RADEMACHER;
+        for (uint64_t i = 0; i < 128; i++) {
+            if (i % 64 == 0)
+                zo_noise(z, 64, &c, known[k].step, known[k].query, known[k].tensor,
+                         known[k].first + i);
+            CHECK(z[i % 64] == (known[k].signs[i] == '+' ? 1.0f : -1.0f), "%d: sign %d is %g", k,
+                  (int)i, (double)z[i % 64]);
+        }
+    }
+}
+
+static void fill(float *z, size_t n, const ZoConfig *c, uint32_t step, uint32_t query,
+                 uint32_t tensor, uint64_t first) {
+    for (size_t i = 0; i < n; i += 64) zo_noise(z + i, 64, c, step, query, tensor, first + i);
+}
+
+// The seeds are fixed, so this passes always or never.
+static void noise_is_independent(void) {
+    enum { N = 1 << 16, STREAMS = 10 };
+    float *z[STREAMS];
+    const double limit = 4 / sqrt((double)N);
+    for (int noise = 0; noise < 2; noise++) {
+        for (int s = 0; s < STREAMS; s++) {
+            // the first; another seed in each half; step, tensor, query; these exchanged; far away
+            const uint64_t seed = 7 + (s == 1) + ((uint64_t)(s == 2) << 32);
+            const ZoConfig c = config_of(seed, noise, 1, ZO_FP32);
+            z[s] = floats(N);
+            fill(z[s], N, &c, 3 + (s == 3 || s == 6), (uint32_t)(s == 5 || s == 7),
+                 3 + (s == 4 || s == 6 || s == 7),
+                 s == 8 ? 1ull << 41 : s == 9 ? N : 0);
+        }
+        for (int s = 0; s < STREAMS; s++) {
+            double m1 = 0, m2 = 0, m3 = 0, m4 = 0;
+            for (size_t i = 0; i < N; i++) {
+                const double a = z[s][i], b = a * a;
+                m1 += a; m2 += b; m3 += a * b; m4 += b * b;
+                if (noise == ZO_RADEMACHER) CHECK(b == 1, "a sign of %g", a);
+            }
+            CHECK(fabs(m1 / N) < limit, "noise %d, stream %d: mean %g", noise, s, m1 / N);
+            if (noise == ZO_GAUSSIAN) {
+                CHECK(fabs(m2 / N - 1) < limit * sqrt(2.0), "%d: variance %g", s, m2 / N);
+                CHECK(fabs(m3 / N) < limit * sqrt(15.0), "%d: third moment %g", s, m3 / N);
+                CHECK(fabs(m4 / N - 3) < limit * sqrt(96.0), "%d: fourth moment %g", s, m4 / N);
+            }
+            for (int other = 0; other < s; other++) {
+                double sum = 0;
+                for (size_t i = 0; i < N; i++) sum += (double)z[s][i] * z[other][i];
+                CHECK(fabs(sum / N) < limit, "noise %d, streams %d and %d: correlation %g", noise,
+                      s, other, sum / N);
+            }
+        }
+        static const size_t lags[] = {1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 33, 64, 96, 128, 256, 4096};
+        for (size_t k = 0; k < sizeof lags / sizeof lags[0]; k++) {
+            double sum = 0;
+            for (size_t i = 0; i + lags[k] < N; i++) sum += (double)z[0][i] * z[0][i + lags[k]];
+            CHECK(fabs(sum / N) < limit, "noise %d, lag %zu: correlation %g", noise, lags[k],
+                  sum / N);
+        }
+        if (noise == ZO_RADEMACHER) {
+            // each of the 128 bits of a draw by itself, and no two draws alike
+            enum { DRAWS = N / 128 };
+            for (int bit = 0; bit < 128; bit++) {
+                double sum = 0;
+                for (int d = 0; d < DRAWS; d++) sum += z[0][128 * d + bit];
+                CHECK(fabs(sum / DRAWS) < 4.5 / sqrt((double)DRAWS), "bit %d: mean %g", bit,
+                      sum / DRAWS);
+            }
+            for (int a = 0; a < DRAWS; a++)
+                for (int b = 0; b < a; b++)
+                    CHECK(!same(z[0] + 128 * a, z[0] + 128 * b, 128), "draws %d and %d", a, b);
+        }
+        for (int s = 0; s < STREAMS; s++) free(z[s]);
+    }
+}
+
+static void noise_does_not_depend_on_slices(void) {
+    static const uint64_t from[] = {0, 1ull << 34, (1ull << 39) - 512, (1ull << 47)};
+    enum { N = 1024 };
+    float whole[N], part[64], octet[8];
+    for (int noise = 0; noise < 2; noise++)
+        for (int f = 0; f < 4; f++) {
+            const ZoConfig c = config_of(99, noise, 1, ZO_FP32);
+            fill(whole, N, &c, 5, 6, 7, from[f]);
+            for (int n = 8; n <= 64; n *= 2)
+                for (uint64_t at = 0; at < N; at += (uint64_t)n) {
+                    zo_noise(part, n, &c, 5, 6, 7, from[f] + at);
+                    CHECK(same(part, whole + at, (size_t)n), "noise %d, %d from %d", noise, n,
+                          (int)at);
+                }
+            for (uint64_t i = 0; noise == ZO_GAUSSIAN && i < N; i++) {
+                rng_octet(octet, 99, 5, 6, 7, (from[f] + i) / 8);
+                CHECK(same(&whole[i], &octet[i % 8], 1), "element %d", (int)i);
+            }
+            for (uint64_t i = 0; noise == ZO_RADEMACHER && i < N; i++) {
+                const uint64_t e = from[f] + i, b = e / 128;
+                const Philox4 r = philox4x32(99, (uint32_t)b, (uint32_t)(b >> 32) | 6 << 16, 7, 5);
+                const bool minus = r.x[e % 128 / 32] >> e % 32 & 1;
+                CHECK(whole[i] == (minus ? -1.0f : 1.0f), "element %d", (int)i);
+            }
+        }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Rounding
+
+// The numbers of a storage from its definition: those with sign 0, in order, as doubles.
+static double table[1 << 15];
+static uint32_t largest;  // index of the last one that is finite
+
+static void table_make(int storage) {
+    const int fraction = storage == ZO_FP16 ? 10 : 7, bias = storage == ZO_FP16 ? 15 : 127;
+    largest = (storage == ZO_FP16 ? 31u : 255u) << fraction;
+    largest--;
+    for (uint32_t h = 0; h <= largest; h++) {
+        const int e = (int)(h >> fraction), m = (int)(h & ((1u << fraction) - 1));
+        table[h] = e == 0 ? ldexp(m, 1 - bias - fraction)
+                          : ldexp((1 << fraction) + m, e - bias - fraction);
+    }
+}
+
+static uint32_t largest_below(double x) {  // or equal
+    uint32_t lo = 0, hi = largest + 1;
+    while (hi - lo > 1) {
+        const uint32_t middle = (lo + hi) / 2;
+        if (table[middle] <= x) lo = middle;
+        else hi = middle;
+    }
+    return lo;
+}
+
+// Whatever the random bits; and an overflow is not hidden.
+static void what_is_stored_stays(void) {
+    for (int storage = ZO_BF16; storage <= ZO_FP16; storage++) {
+        table_make(storage);
+        for (uint32_t h = 0; h <= 2 * largest + 1; h++) {
+            const float x = (float)(h > largest ? -table[h - largest - 1] : table[h]);
+            for (uint32_t random = 0; random < 1 << 16; random += 0x5555) {
+                const float y = zo_round(x, storage, random);
+                CHECK(same(&x, &y, 1), "%a (storage %d, random %04x) was rounded to %a", (double)x,
+                      storage, (unsigned)random, (double)y);
+            }
+        }
+        static const uint32_t nans[] = {0x7fc00000, 0xffc00000, 0x7fc00001, 0xffffffff, 0x7fffffff};
+        for (int i = 0; i < 5; i++) {
+            const float x = zo_round(from_bits(nans[i]), storage, 0xffff);
+            CHECK(x != x, "NaN %08x (storage %d) is stored as %g", (unsigned)nans[i], storage,
+                  (double)x);
+        }
+    }
+    for (uint32_t i = 0; i < 1000; i++) {
+        const float x = from_bits(philox4x32(6, i, 0, 0, 0).x[0]), y = zo_round(x, ZO_FP32, i);
+        CHECK(to_bits(x) == to_bits(y), "fp32 stores %a as %a", (double)x, (double)y);
+    }
+}
+
+// Over all 65536 values of the random bits: nothing but the two neighbours, and the upper one as
+// often as x is above the lower one, so that the mean is x.
+static void check_stochastic(float x, int storage) {
+    const double a = fabs((double)x);
+    const uint32_t below = largest_below(a), above = below < largest ? below + 1 : below;
+    const float sign = signbit(x) ? -1.0f : 1.0f;
+    const float lo = sign * (float)table[below], hi = sign * (float)table[above];
+    int ups = 0, downs = 0;
+    for (uint32_t random = 0; random < 1 << 16; random++) {
+        const uint32_t got = to_bits(zo_round(x, storage, random));
+        if (got == to_bits(lo)) downs++;
+        else if (got == to_bits(hi)) ups++;
+    }
+    // finer than the random bits are only numbers below 2^-16 in fp16
+    const double step = table[above] - table[below];
+    const double want = step == 0 ? 0 : 65536 * (a - table[below]) / step;
+    CHECK(ups + downs == 65536, "%a (storage %d): %d other results", (double)x, storage,
+          65536 - ups - downs);
+    CHECK(want == floor(want) ? ups == (int)want : fabs(ups - want) < 1,
+          "%a (storage %d): up %d times, not %g", (double)x, storage, ups, want);
+    CHECK(want == floor(want) || (storage == ZO_FP16 && a < 0x1p-16), "%a: a share of %.17g",
+          (double)x, want);
+}
+
+static void stochastic_rounding_keeps_the_mean(void) {
+    for (int storage = ZO_BF16; storage <= ZO_FP16; storage++) {
+        table_make(storage);
+        for (uint32_t i = 0; i < 40; i++) {
+            const Philox4 r = philox4x32(8, i, 0, 0, 0);
+            const float u = (float)(int32_t)r.x[0] * 0x1p-31f;
+            check_stochastic(0.02f * u, storage);
+            check_stochastic(ldexpf(u, -14 - (int)(i % 13)), storage);  // where fp16 ends
+            check_stochastic(ldexpf(u, (int)(i % 16)), storage);
+            const uint32_t h = r.x[1] % largest;
+            check_stochastic((float)table[h], storage);
+            check_stochastic((float)((table[h] + table[h + 1]) / 2), storage);
+        }
+        static const float some[] = {0.0f, -0.0f, 0x1p-14f, 0x1.ffcp-15f, 0x1.ffep-15f, 0x1p-15f,
+                                     0x1.004p-15f, 0x1p-16f, 0x1p-24f, 0x1p-25f, 0x1.8p-24f, 1.0f,
+                                     0x1.fffffep-15f, 0x1p-126f, 0x1p-149f, -0x1.8p-14f};
+        for (size_t i = 0; i < sizeof some / sizeof some[0]; i++)
+            check_stochastic(some[i], storage);
+        const float last = (float)table[largest];
+        check_stochastic(last, storage);
+        check_stochastic(nextafterf(last, 0), storage);
+        check_stochastic(-nextafterf(last, INFINITY), storage);
+        check_stochastic(FLT_MAX, storage);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Updates
+
+// Of the size of training.
+static ZoUpdate update_of(uint32_t step, int queries, float scale) {
+    ZoUpdate u = {step, queries, 0.1f * scale, {0}};
+    for (int j = 0; j < queries; j++)
+        u.scale[j] = scale * (float)(1 + 2 * j % 5) * (j % 2 ? -1 : 1);
+    return u;
+}
+
+// Each operation written out. Any other order gives other bits.
+static void update_is_its_definition(void) {
+    for (int noise = 0; noise < 2; noise++) {
+        const ZoConfig c = config_of(3, noise, 2, ZO_FP32);
+        ZoUpdate u = {10, 2, 0.01f, {0.3f, -0.7f}};
+        float z[2][64], th[64], plain[64], none[64];
+        for (int j = 0; j < 2; j++) zo_noise(z[j], 64, &c, u.step, (uint32_t)j, 9, 128);
+        for (int i = 0; i < 64; i++) th[i] = plain[i] = none[i] = (float)i - 31.7f;
+        zo_apply(th, 64, &c, &u, 9, true, 128);
+        zo_apply(plain, 64, &c, &u, 9, false, 128);
+        u.step = 0;
+        zo_apply(none, 64, &c, &u, 9, true, 128);
+        for (int i = 0; i < 64; i++) {
+            const float before = (float)i - 31.7f;
+            float x = before, y = before;
+            x = fmaf(-0.01f, x, x);
+            x = fmaf(-0.3f, z[0][i], x);
+            x = fmaf(0.7f, z[1][i], x);
+            CHECK(same(&x, &th[i], 1), "element %d is %a, not %a", i, (double)th[i], (double)x);
+            y = fmaf(0.7f, z[1][i], fmaf(-0.3f, z[0][i], y));
+            CHECK(same(&y, &plain[i], 1), "without decay, element %d is %a", i, (double)plain[i]);
+            CHECK(same(&before, &none[i], 1), "step 0: element %d is %a", i, (double)none[i]);
+            // theta - lr g z - lr wd theta, in double
+            const double w = 0.99 * before - 0.3 * z[0][i] + 0.7 * z[1][i];
+            CHECK(test_within(fabs(w - th[i]), 1e-5), "element %d is %g, not %g", i,
+                  (double)th[i], w);
+        }
+    }
+}
+
+static void weights_make(float *w, size_t n, int storage) {
+    rng_normals(w, n, 77, RNG_INIT, 1, 0);
+    for (size_t i = 0; i < n; i++) w[i] = zo_round(0.02f * w[i], storage, 0);
+}
+
+// Where the stored number rounds up, and whether: the right share of elements, another choice in
+// another step, tensor or seed, the same for every slice, and unrelated to the noise of the step.
+static void rounding_of_updates_is_random(void) {
+    enum { N = 1 << 16 };
+    float *x = floats(N), *first = floats(N), z[64], part[64];
+    for (int storage = ZO_BF16; storage <= ZO_FP16; storage++) {
+        const double unit = storage == ZO_FP16 ? 0x1p-11 : 0x1p-8;
+        for (int what = 0; what < 5; what++) {
+            const ZoConfig c = config_of(4 + (what == 1), ZO_GAUSSIAN, 1, storage);
+            const ZoUpdate u = update_of(7 + (what == 2), 1, 0);
+            for (size_t i = 0; i < N; i++) x[i] = (float)(0.5 + 0.25 * unit);
+            zo_update(x, N, &c, &u, 11 + (what == 3), true, what == 4 ? 1ull << 36 : 0);
+            double up = 0, agree = 0, noise = 0, next = 0;
+            for (size_t i = 0; i < N; i++) {
+                const float before = (float)(0.5 + 0.25 * unit);
+                const uint64_t e = i + (what == 4 ? 1ull << 36 : 0);
+                const Philox4 r = philox4x32(c.seed, (uint32_t)(e / 8), 0xffff0000u | e >> 35,
+                                             11 + (what == 3), u.step);
+                const float want = zo_round(before, storage,
+                                            r.x[e % 8 / 2] >> 16 * (e % 2) & 0xffff);
+                CHECK(x[i] == want, "%d: %zu is %a", what, i, (double)x[i]);
+                if (i % 64 == 0) zo_noise(z, 64, &c, u.step, 0, 11, i);
+                CHECK((double)x[i] == 0.5 || (double)x[i] == 0.5 + unit, "%a", (double)x[i]);
+                const double here = x[i] > 0.5f ? 0.75 : -0.25;
+                up += x[i] > 0.5f;
+                agree += here * (first[i] > 0.5f ? 0.75 : -0.25);
+                noise += here * z[i % 64];
+                if (i > 0) next += here * (x[i - 1] > 0.5f ? 0.75 : -0.25);
+            }
+            // a sum of N independent numbers of variance 3/16, 9/256
+            CHECK(fabs(up - 0.25 * N) < 4 * sqrt(N * 3 / 16.0), "%d: up %g of %d", what, up, N);
+            CHECK(fabs(noise) < 4 * sqrt(N * 3 / 16.0), "%d: follows the noise, %g", what, noise);
+            CHECK(fabs(next) < 4 * sqrt(N * 9 / 256.0), "%d: follows its neighbour", what);
+            if (what == 0) memcpy(first, x, N * sizeof *x);
+            else CHECK(fabs(agree) < 4 * sqrt(N * 9 / 256.0), "%d: the same choices again", what);
+        }
+        const ZoConfig c = config_of(4, ZO_GAUSSIAN, 1, storage);
+        const ZoUpdate u = update_of(7, 1, 0);
+        for (int n = 8; n <= 64; n *= 2)
+            for (uint64_t at = 0; at < 512; at += (uint64_t)n) {
+                for (int i = 0; i < n; i++) part[i] = (float)(0.5 + 0.25 * unit);
+                zo_apply(part, n, &c, &u, 11, true, at);
+                CHECK(same(part, first + at, (size_t)n), "%d from %d", n, (int)at);
+            }
+    }
+    free(x);
+    free(first);
+}
+
+// What share of the way that an update of size s was to go did the stored weights go? Weights of
+// normal(0, 0.02), the update s z.
+static double survival(int storage, float s) {
+    enum { N = 1 << 16 };
+    const ZoConfig c = config_of(21, ZO_GAUSSIAN, 1, storage);
+    float *before = floats(N), *after = floats(N), z[64];
+    double way = 0, length = 0;
+    const ZoUpdate u = {1, 1, 0, {s}};
+    weights_make(before, N, storage);
+    memcpy(after, before, N * sizeof *after);
+    zo_update(after, N, &c, &u, 1, false, 0);
+    for (size_t i = 0; i < N; i++) {
+        if (i % 64 == 0) zo_noise(z, 64, &c, 1, 0, 1, i);
+        const double exact = -(double)s * z[i % 64];
+        way += ((double)after[i] - before[i]) * exact;
+        length += exact * exact;
+    }
+    free(before); free(after);
+    return way / length;
+}
+
+static void small_updates_survive(void) {
+    for (int storage = ZO_BF16; storage <= ZO_FP16; storage++)
+        for (float size = 1e-7f; size < 2e-4f; size *= 10) {
+            // the last place is about 2^-16.6 in fp16, 2^-13.6 in bf16: so much noise per element
+            const double place = storage == ZO_FP16 ? 1e-5 : 8e-5, share = survival(storage, size);
+            CHECK(fabs(share - 1) < 4 * sqrt(place / size / 65536) + 1e-3, "%g: %.3f survive",
+                  (double)size, share);
+        }
+}
+
+// g = 0: nothing moves, whatever is stored. (-0 may become +0, as fma(-0 z, -0) with z < 0 is.)
+static void no_step_moves_nothing(void) {
+    enum { N = 4160 };
+    float *a = floats(N), *b = floats(N), *w = floats(N);
+    for (int storage = ZO_FP32; storage <= ZO_FP16; storage++) {
+        const ZoConfig c = config_of(5, ZO_GAUSSIAN, 2, storage);
+        weights_make(a, N, storage);
+        a[0] = from_bits(1);
+        a[1] = -from_bits(1);
+        a[2] = 0;
+        for (int i = 3; i < 2000; i++)  // the smallest numbers, and where they begin
+            a[i] = (float)i * (i % 2 ? 0x1.04p-24f : -0x1p-24f);
+        for (int i = 0; i < N; i++) a[i] = zo_round(a[i], storage, 0);
+        memcpy(b, a, N * sizeof *b);
+        for (uint32_t step = 1; step <= 500; step++) {  // of two directions each: 1000
+            const ZoUpdate u = update_of(step, 2, 0);
+            zo_perturb(w, a, N, &c, step, (int)step % 2, c.eps, 3, 0);
+            zo_perturb(w, a, N, &c, step, (int)step % 2, -c.eps, 3, 0);
+            zo_update(a, N, &c, &u, 3, true, 0);
+        }
+        size_t moved = 0;
+        for (size_t i = 0; i < N; i++)
+            moved += !same(&a[i], &b[i], 1) && !(a[i] == 0 && b[i] == 0);
+        CHECK(moved == 0, "storage %d: %zu of %d moved", storage, moved, N);
+    }
+    free(a); free(b); free(w);
+}
+
+static void loops_do_not_depend_on_threads_or_slices(void) {
+    enum { N = 20011, ROOM = N + 64 };
+    float *theta = floats(ROOM), *w = floats(ROOM), *once = floats(ROOM);
+    float *want_w = floats(ROOM), *want = floats(ROOM);
+    const uint64_t first = 192;  // theta + 64 is element 256 of the tensor
+    for (int mode = 0; mode < 6; mode++) {
+        const ZoConfig c = config_of(8, mode & 1, 2, ZO_FP32 + mode / 2);
+        const ZoUpdate u = update_of(3, 2, 1e-4f);
+        weights_make(theta, ROOM, c.storage);
+        memcpy(once, theta, ROOM * sizeof *once);
+        for (size_t i = 0; i < ROOM; i += 8) {  // by the definition, eight at a time
+            float th[8], z[8];
+            memcpy(th, theta + i, sizeof th);
+            zo_noise(z, 8, &c, 6, 1, 4, first + i);
+            for (int k = 0; k < 8 && i + (size_t)k < ROOM; k++)
+                want_w[i + (size_t)k] = fmaf(-1e-3f, z[k], th[k]);
+            zo_apply(th, 8, &c, &u, 4, true, first + i);
+            for (int k = 0; k < 8 && i + (size_t)k < ROOM; k++) want[i + (size_t)k] = th[k];
+        }
+        for (int threads = 1; threads <= 3; threads++) {
+            use_threads(threads);
+            for (size_t i = 0; i < ROOM; i++) w[i] = 1234.5f;
+            memcpy(theta, once, ROOM * sizeof *theta);
+            zo_perturb(w, theta, N, &c, 6, 1, -1e-3f, 4, first);
+            CHECK(same(theta, once, ROOM), "theta was touched");
+            zo_update(theta, N, &c, &u, 4, true, first);
+            CHECK(same(w, want_w, N), "mode %d, %d threads: perturbed", mode, threads);
+            CHECK(same(theta, want, N), "mode %d, %d threads: updated", mode, threads);
+            for (size_t i = N; i < ROOM; i++)
+                CHECK(w[i] == 1234.5f && same(&theta[i], &once[i], 1), "wrote past the end");
+        }
+        memcpy(theta, once, ROOM * sizeof *theta);
+        for (size_t at = 0, n = 64; at < N; at += n, n = 64 * (n / 64 * 5 % 13)) {
+            const size_t rows = n < N - at ? n : N - at;
+            zo_perturb(w + at, theta + at, rows, &c, 6, 1, -1e-3f, 4, first + at);
+            zo_update(theta + at, rows, &c, &u, 4, true, first + at);
+        }
+        CHECK(same(w, want_w, N) && same(theta, want, N), "mode %d: in slices", mode);
+        zo_update(theta, 0, &c, &u, 4, true, first);
+    }
+    use_threads(0);
+    free(theta); free(w); free(once); free(want_w); free(want);
+}
+
+// FNV-1a of perturbed, updated and stored weights: the same from every compiler and processor.
+static void bits_are_the_same_everywhere(void) {
+    enum { N = 5003 };
+    float *theta = floats(N), *w = floats(N);
+    uint64_t hash = 0xcbf29ce484222325;
+    for (int mode = 0; mode < 6; mode++) {
+        const ZoConfig c = config_of(1337, mode & 1, 3, ZO_FP32 + mode / 2);
+        const ZoUpdate u = update_of(20, 3, 3e-5f);
+        weights_make(theta, N, c.storage);
+        zo_update(theta, N, &c, &u, 6, mode % 3 != 0, 64);
+        zo_perturb(w, theta, N, &c, 21, 2, c.eps, 6, 64);
+        for (size_t i = 0; i < N; i++) {
+            hash = (hash ^ to_bits(w[i])) * 0x100000001b3;
+            hash = (hash ^ to_bits(theta[i])) * 0x100000001b3;
+        }
+    }
+    CHECK(hash == 0x0a8ad101572fba46, "hash is 0x%016llx", (unsigned long long)hash);
+    free(theta); free(w);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The trainer
+
+enum { B = 2, T = 8 };
+
+// First weights: a loss that is curved needs such as keep activations near 1.
+static void model_begin(GPT2 *g, float size) {
+    gpt2_init(&g->table, g->theta, 17);
+    for (int i = 0; i < g->table.count; i++) {
+        const GPT2Tensor *x = &g->table.tensors[i];
+        float *w = g->theta + x->offset, more;
+        for (size_t e = 0; e < x->rows * x->cols; e++) {
+            rng_normals(&more, 1, 18, RNG_INIT, (uint32_t)i, e);
+            if (x->rank == 2) w[e] = more * size / sqrtf((float)g->config.channels);
+            else w[e] += 0.2f * more;
+        }
+    }
+}
+
+static void model_make(GPT2 *g, size_t layers, size_t heads, size_t channels, size_t vocab,
+                       int tied, float size) {
+    Error err;
+    memset(g, 0, sizeof *g);
+    g->config.layers = layers;
+    g->config.heads = heads;
+    g->config.channels = channels;
+    g->config.context = T + 1;
+    g->config.vocab = vocab;
+    g->config.tied = tied;
+    if (!gpt2_finish(&g->config, &err)) die("%s", err.text);
+    g->table = gpt2_table(&g->config);
+    g->shards = gpt2_shards_all(&g->table);
+    g->max_B = B;
+    g->max_T = T;
+    g->training = g->zeroth = true;
+    gpt2_allocate(g);
+    model_begin(g, size);
+    for (size_t i = 0; i < B * T; i++) {
+        const Philox4 r = philox4x32(19, (uint32_t)i, 0, 0, 0);
+        g->inputs[i] = (int32_t)(r.x[0] % vocab);
+        g->targets[i] = (int32_t)(r.x[1] % vocab);
+    }
+}
+
+static ZoConfig model_config(uint64_t seed, int noise, int queries) {
+    return config_of(seed, noise, queries, ZO_FP32);
+}
+
+static double loss_at(GPT2 *g, const ZoConfig *c, size_t step, int query, float scale) {
+    gpt2_perturb(g, c, step, query, scale);
+    gpt2_forward(g, g->inputs, NULL, B, T);
+    return gpt2_head(g, g->targets, 0, false, NULL);
+}
+
+static void backward_at_theta(GPT2 *g, bool accumulate, float scale) {
+    const ZoConfig c = model_config(0, 0, 1);
+    gpt2_perturb(g, &c, 0, 0, 0);
+    gpt2_forward(g, g->inputs, NULL, B, T);
+    gpt2_head(g, g->targets, scale, accumulate, NULL);
+    gpt2_backward(g, g->inputs, accumulate);
+}
+
+// Adds weight z to `sum`, if there is one, and returns <grad, z>: over the numbers of the model,
+// not its padding, eight at a time.
+static double along(const GPT2 *g, const ZoConfig *c, size_t step, int query, double weight,
+                    double *sum) {
+    double dot = 0;
+    for (int i = 0; i < g->table.count; i++) {
+        const GPT2Tensor *x = &g->table.tensors[i];
+        const size_t n = x->rows * x->cols;
+        float z[8];
+        for (size_t e = 0; e < n; e++) {
+            if (e % 8 == 0) zo_noise(z, 8, c, (uint32_t)step, (uint32_t)query, (uint32_t)i, e);
+            dot += (double)g->grads[x->offset + e] * z[e % 8];
+            if (sum != NULL) sum[x->offset + e] += weight * z[e % 8];
+        }
+    }
+    return dot;
+}
+
+static double grad_norm(const GPT2 *g) {
+    double sum = 0;
+    for (size_t i = 0; i < g->table.elements; i++) sum += (double)g->grads[i] * g->grads[i];
+    return sqrt(sum);
+}
+
+// Central differences against the backward pass.
+static void difference_is_the_gradient(void) {
+    use_threads(1);
+    for (int mode = 0; mode < 4; mode++) {
+        GPT2 g;
+        model_make(&g, 2, 2, 16, 50, mode >> 1, 0.7f);
+        const float eps = 1e-3f;
+        backward_at_theta(&g, false, 1.0f / (B * T));
+        const double norm = grad_norm(&g);
+        double worst = 0, one_sided = 0, relative = 0, sum = 0;
+        int n = 0, counted = 0;
+        for (uint64_t seed = 1; seed <= 3; seed++)
+            for (size_t step = 1; step <= 2; step++)
+                for (int query = 0; query < 3; query++, n++) {
+                    const ZoConfig c = model_config(seed, mode & 1, 3);
+                    const double here = loss_at(&g, &c, step, query, 0);
+                    const double up = loss_at(&g, &c, step, query, eps);
+                    const double down = loss_at(&g, &c, step, query, -eps);
+                    const double want = along(&g, &c, step, query, 0, NULL);
+                    const double error = fabs((up - down) / (2 * (double)eps) - want);
+                    worst = fmax(worst, error / norm);
+                    one_sided = fmax(one_sided, fabs((up - here) / (double)eps - want) / norm);
+                    if (fabs(want) > 0.2 * norm) {
+                        relative = fmax(relative, error / fabs(want));
+                        counted++;
+                    }
+                    sum += want * want;
+                }
+        printf("  noise %d, tied %d: |grad| %.3f, rms of <grad, z> %.3f; largest error %.1e of "
+               "|grad|, %.1e of <grad, z>; one-sided %.1e\n", mode & 1, mode >> 1, norm,
+               sqrt(sum / n), worst, relative, one_sided);
+        CHECK(test_within(worst, 3e-3), "mode %d: %g", mode, worst);
+        CHECK(test_within(relative, 1e-2) && counted > 9, "mode %d: %g of %d", mode, relative,
+              counted);
+        CHECK(one_sided > 4 * worst, "mode %d: the loss is not curved, %g", mode, one_sided);
+        CHECK(sqrt(sum / n) > 0.6 * norm && sqrt(sum / n) < 1.4 * norm, "%g", sqrt(sum / n));
+        gpt2_free(&g);
+    }
+    use_threads(0);
+}
+
+// The mean of g z over n directions points along the gradient as well as n numbers of P can:
+// cos^2 = n / (n + P), about.
+static void many_directions_are_the_gradient(void) {
+    use_threads(1);
+    GPT2 g;
+    model_make(&g, 1, 1, 4, 7, 1, 1.0f);
+    const double P = (double)g.table.parameters;
+    double *sum = (double *)alloc_or_fail(g.table.elements, sizeof(double), "sum");
+    backward_at_theta(&g, false, 1.0f / (B * T));
+    const double norm = grad_norm(&g);
+    for (int noise = 0; noise < 2; noise++) {
+        const ZoConfig c = model_config(40, noise, 1);
+        memset(sum, 0, g.table.elements * sizeof *sum);
+        for (size_t step = 1; step <= 600; step++) {
+            const double up = loss_at(&g, &c, step, 0, 1e-3f);
+            along(&g, &c, step, 0, (up - loss_at(&g, &c, step, 0, -1e-3f)) / 2e-3, sum);
+            if (step != 75 && step != 200 && step != 600) continue;
+            double dot = 0, squares = 0;
+            for (size_t i = 0; i < g.table.elements; i++) {
+                dot += sum[i] * g.grads[i];
+                squares += sum[i] * sum[i];
+            }
+            const double cos2 = dot * dot / (squares * norm * norm);
+            const double want = (double)step / ((double)step + P);
+            printf("  noise %d: %zu directions in %.0f dimensions: cos^2 %.3f, expected %.3f\n",
+                   noise, step, P, cos2, want);
+            const double spread = want * (1 - want) * sqrt(2 / (double)step + 2 / P);
+            CHECK(fabs(cos2 - want) < 4 * spread, "%.3f, not %.3f", cos2, want);
+            CHECK(fabs(dot / (double)step / (norm * norm) - 1) < 4 * sqrt(2 / (double)step),
+                  "%zu directions: length %g", step, dot / (double)step / (norm * norm));
+        }
+    }
+    free(sum);
+    gpt2_free(&g);
+    use_threads(0);
+}
+
+// params is theta + eps z of each tensor's own z and nothing else; theta stays; padding is 0.
+static void model_is_perturbed_and_restored(void) {
+    GPT2 g;
+    model_make(&g, 2, 2, 16, 50, 0, 0.7f);
+    const size_t n = g.table.elements;
+    float *theta = floats(n), *want = floats(n);
+    memcpy(theta, g.theta, n * sizeof *theta);
+    const ZoConfig c = model_config(11, ZO_GAUSSIAN, 2);
+    for (int scale = -1; scale <= 1; scale++) {
+        gpt2_perturb(&g, &c, 9, 1, (float)scale * c.eps);
+        for (int i = 0; i < g.table.count; i++) {
+            const GPT2Tensor *x = &g.table.tensors[i];
+            for (size_t e = 0; e < x->rows * x->cols; e++) {
+                float z[8];
+                rng_octet(z, 11, 9, 1, (uint32_t)i, e / 8);
+                want[x->offset + e] = scale == 0 ? theta[x->offset + e]
+                    : fmaf((float)scale * c.eps, z[e % 8], theta[x->offset + e]);
+            }
+        }
+        CHECK(same(g.params, want, n), "scale %d", scale);
+    }
+    for (size_t step = 1; step <= 100; step++)
+        gpt2_perturb(&g, &c, step, 0, step % 2 ? c.eps : -c.eps);
+    CHECK(same(g.theta, theta, n), "theta was touched");
+    gpt2_perturb(&g, &c, 9, 1, 0);
+    CHECK(same(g.params, theta, n), "not restored");
+    free(theta); free(want);
+    gpt2_free(&g);
+}
+
+// What an update makes of weights w, written for one element at a time.
+static void update_by_definition(const GPT2 *g, const ZoConfig *c, const ZoUpdate *u, float *w) {
+    for (int i = 0; i < g->table.count; i++) {
+        const GPT2Tensor *x = &g->table.tensors[i];
+        for (size_t e = 0; e < x->rows * x->cols && u->step > 0; e++) {
+            float *th = &w[x->offset + e], z[8];
+            if (x->rank == 2) *th = fmaf(-u->shrink, *th, *th);
+            for (int j = 0; j < u->queries; j++) {
+                zo_noise(z, 8, c, u->step, (uint32_t)j, (uint32_t)i, e / 8 * 8);
+                *th = fmaf(-u->scale[j], z[e % 8], *th);
+            }
+        }
+    }
+}
+
+// A Run with what a step needs: token windows, or with `task` labelled prompts.
+typedef struct {
+    Run r;
+    uint16_t tokens[500];
+    TokenSegment segment;
+    TokenData data;
+    size_t first[6], example[6];
+    int32_t prompts[5 * T];
+    int label[5];
+} Feed;
+
+static void feed_make(Feed *f, const GPT2 *g, bool task, size_t accum) {
+    Run *r = &f->r;
+    memset(f, 0, sizeof *f);
+    r->config = g->config;
+    r->B = B;
+    r->T = T;
+    r->o.accum = accum;
+    r->world = 1;
+    r->o.seed = 3;
+    r->o.weight_decay = 0.1;
+    r->step_tokens = B * T * accum;
+    for (size_t i = 0; i < 500; i++)
+        f->tokens[i] = (uint16_t)(philox4x32(50, (uint32_t)i, 0, 0, 0).x[0] % g->config.vocab);
+    f->segment.name = "tokens";
+    f->segment.tokens = f->tokens;
+    f->segment.count = f->data.tokens = 500;
+    f->segment.width = 2;
+    f->data.count = 1;
+    f->data.segments = &f->segment;
+    r->train = loader_make(&f->data, T, 3, true);
+    r->task = r->words = task;
+    if (!task) return;
+    for (size_t i = 0; i < 5; i++) {
+        f->first[i + 1] = f->first[i] + 3 + i;  // prompts of 3 to 7 tokens
+        f->label[i] = (int)(i % 3);
+        f->example[i + 1] = i + 1;
+    }
+    for (size_t i = 0; i < 5 * T; i++) f->prompts[i] = f->tokens[i];
+    Task *t = &r->task_all;
+    r->o.data = "made up";
+    t->count = 5;
+    t->example = f->example;
+    t->first = f->first;
+    t->pieces = 5;
+    t->tokens = f->prompts;
+    t->label = f->label;
+    t->longest = 7;
+    t->labels = 3;
+    t->first_token = -1;
+    for (int k = 0; k < 3; k++) t->word[k] = 5 + 9 * k;
+    r->task_train = task_view(t, 0, 5);
+}
+
+// The cross-entropy over a few words' logits, in double, from all logits of gpt2_head().
+static double classify_by_definition(GPT2 *g, const int32_t *word, int words, const int32_t *where,
+                                     size_t *right) {
+    float *logits = floats(B * T * g->config.vocab_padded);
+    int32_t zeros[B * T] = {0};
+    double sum = 0;
+    gpt2_head(g, zeros, 0, false, logits);
+    for (size_t b = 0; b < B; b++) {
+        const float *row = logits + (b * T + (size_t)where[2 * b]) * g->config.vocab_padded;
+        double total = 0;
+        bool best = true;
+        for (int k = 0; k < words; k++) {
+            const double more = (double)row[word[k]] - (double)row[word[where[2 * b + 1]]];
+            total += exp(more);
+            best = best && more <= 0;
+        }
+        sum += log(total);
+        *right += best;
+    }
+    free(logits);
+    return sum / B;
+}
+
+static void classifying_is_its_definition(void) {
+    GPT2 g;
+    size_t all_right = 0;
+    for (int tied = 0; tied < 2; tied++) {
+        model_make(&g, 2, 2, 16, 50, tied, 1.0f);
+        gpt2_perturb(&g, &(ZoConfig){0}, 0, 0, 0);
+        gpt2_forward(&g, g.inputs, NULL, B, T);
+        for (uint32_t i = 0; i < 50; i++) {
+            const Philox4 r = philox4x32(60, i, 0, 0, 0);
+            const int words = i % 5 == 0 ? TASK_LABELS : 2 + (int)(i % 5);
+            int32_t word[TASK_LABELS], where[2 * B];
+            for (int k = 0; k < words; k++) word[k] = (int32_t)((r.x[0] + 3u * (uint32_t)k) % 50);
+            for (int b = 0; b < B; b++) {
+                where[2 * b] = (int32_t)(r.x[1 + b] % T);
+                where[2 * b + 1] = (int32_t)(r.x[1 + b] / T % (uint32_t)words);
+            }
+            size_t right = 100, want_right = 100;
+            const double loss = gpt2_classify(&g, word, words, where, 0, false, &right);
+            const double want = classify_by_definition(&g, word, words, where, &want_right);
+            CHECK(test_within(fabs(loss - want), 2e-6 * (1 + want)), "%d words: %.9g, not %.9g",
+                  words, loss, want);
+            CHECK(right == want_right, "%d words: %zu right, not %zu", words, right, want_right);
+            all_right += right - 100;
+        }
+        gpt2_free(&g);
+    }
+    CHECK(all_right > 20 && all_right < 180, "%zu of 200 are right: no test", all_right);
+}
+
+// A whole step of training, on tokens and on prompts: the update is what the losses say, these say
+// what the gradient does in that direction, and the weights are what the update says.
+static void step_is_its_definition(void) {
+    static Feed f;
+    use_threads(1);
+    for (int mode = 0; mode < 4; mode++) {
+        const bool task = mode & 1;
+        const size_t accum = 1 + (size_t)(mode >> 1);
+        const int queries = 3;
+        GPT2 g;
+        Error err;
+        model_make(&g, 2, 2, 16, 50, 1, 0.7f);
+        feed_make(&f, &g, task, accum);
+        const ZoConfig c = model_config(70, mode >> 1, queries);
+        const size_t n = g.table.elements;
+        float *want = floats(n);
+        memcpy(want, g.theta, n * sizeof *want);
+        double want_loss = 0, want_norm = 0;
+        g.zo = c;
+        for (size_t step = 1; step <= 4; step++) {
+            double side[6] = {0};
+            size_t right = 0;
+            const double lr = 1e-3 / (double)step;
+            ZoUpdate u;
+            for (size_t micro = 0; micro < accum; micro++) {
+                if (!run_batch(&f.r, &f.r.train, ((step - 1) * accum + micro) * B, B, g.inputs,
+                               g.targets, NULL, &err)) die("%s", err.text);
+                for (int i = 0; i < 2 * queries; i++) {
+                    gpt2_perturb(&g, &c, step, i / 2, i % 2 == 0 ? c.eps : -c.eps);
+                    gpt2_forward(&g, g.inputs, NULL, B, T);
+                    side[i] += gpt2_loss(&g, &f.r, &f.r.train, 0, false, &right) / (double)accum;
+                }
+                if (!task) backward_at_theta(&g, micro > 0, 1.0f / (float)(B * T * accum));
+            }
+            const double length = task ? 0 : grad_norm(&g);
+            for (int j = 0; j < queries && !task; j++) {
+                const double slope = along(&g, &c, step, j, 0, NULL);
+                const double got = (side[2 * j] - side[2 * j + 1]) / (2 * (double)c.eps);
+                CHECK(fabs(got - slope) < 3e-3 * length, "mode %d: g %g, slope %g", mode, got,
+                      slope);
+            }
+            zo_estimate(&u, &c, step, lr, 0.1, side, &want_loss, &want_norm);
+            update_by_definition(&g, &c, &u, want);
+            const StepResult x = mezo_step(&g, &f.r, step, lr);
+            CHECK(x.loss == want_loss && x.norm == want_norm && x.loss > 0 && x.norm > 0,
+                  "mode %d: loss %.9g, not %.9g", mode, x.loss, want_loss);
+            CHECK(same(g.theta, want, n), "mode %d, step %zu: weights", mode, step);
+            CHECK(same(g.params, want, n), "mode %d, step %zu: what is used", mode, step);
+        }
+        // a loss that is no number: the weights stay
+        float *const last = &g.theta[g.table.tensors[g.table.ln_f_b].offset], before = *last;
+        *last = NAN;
+        const StepResult x = mezo_step(&g, &f.r, 5, 1e-3);
+        CHECK(x.skipped && x.loss != x.loss, "a loss of %g", x.loss);
+        *last = before;
+        CHECK(same(g.theta, want, n), "mode %d: a skipped step moved the weights", mode);
+        free(want);
+        gpt2_free(&g);
+    }
+    use_threads(0);
+}
+
+// Equal losses are an update of the decay alone; losses that are no numbers are none.
+static void what_losses_come_to(void) {
+    const ZoConfig c = {1, 0.5f, 2, ZO_GAUSSIAN, ZO_FP32};
+    ZoUpdate u;
+    double loss, norm;
+    zo_estimate(&u, &c, 1, 0.1, 0.2, (double[]){5, 3, 1, 4}, &loss, &norm);
+    CHECK(loss == 3.25 && norm == sqrt(6.5), "loss %g, norm %g", loss, norm);
+    CHECK(u.step == 1 && u.queries == 2 && u.shrink == (float)(0.1 * 0.2)
+          && u.scale[0] == 0.1f && u.scale[1] == (float)(0.1 * -3 / 2), "%g", (double)u.scale[1]);
+    zo_estimate(&u, &c, 2, 0.1, 0.2, (double[]){5, NAN, 1, 4}, &loss, &norm);
+    CHECK(u.step == 0 && isnan(loss), "an update of what is no number");
+    zo_estimate(&u, &c, 3, 1e30, 0.2, (double[]){5, 3, 1, 4}, &loss, &norm);
+    CHECK(u.step == 0 && loss == 3.25, "an update that is too large");
+    zo_estimate(&u, &c, 3, 0.1, 0.2, (double[]){5, 5, 4, 4}, &loss, &norm);
+    CHECK(u.step == 3 && norm == 0 && u.shrink > 0 && u.scale[0] == 0, "no decay");
+}
+
+int main(void) {
+    RUN(noise_is_what_it_was);
+    RUN(noise_is_independent);
+    RUN(noise_does_not_depend_on_slices);
+    RUN(what_is_stored_stays);
+    RUN(stochastic_rounding_keeps_the_mean);
+    RUN(update_is_its_definition);
+    RUN(rounding_of_updates_is_random);
+    RUN(small_updates_survive);
+    RUN(no_step_moves_nothing);
+    RUN(loops_do_not_depend_on_threads_or_slices);
+    RUN(bits_are_the_same_everywhere);
+    RUN(difference_is_the_gradient);
+    RUN(many_directions_are_the_gradient);
+    RUN(model_is_perturbed_and_restored);
+    RUN(classifying_is_its_definition);
+    RUN(step_is_its_definition);
+    RUN(what_losses_come_to);
+    return test_summary();
+}

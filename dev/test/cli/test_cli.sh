@@ -1,0 +1,550 @@
+#!/bin/sh
+# The trainer as a user meets it: runs, stops, resumes, refuses. Everything happens in a temporary
+# directory, with models of a few thousand parameters.
+# usage: sh dev/test/cli/test_cli.sh      (from the top of the repository, after make; ALL=1 is the same)
+set -u
+top=$(pwd)
+tide=$top/train_gpt2
+tokenize=$top/build/tokenize
+compare=$top/build/compare
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# A text of some 6 kB in English, the same everywhere.
+cat "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" >text.txt
+small="--data text.txt --layers 2 --heads 2 --channels 32 --context 32 --batch 4 --lr 3e-3"
+steps="$small --steps 12 --eval-every 5 --eval-batches 2 --save-every 3 --keep 3"
+
+. "$top/dev/test/cli.sh"
+
+# --- a run leaves what it promises -----------------------------------------------------------
+
+check run_ends "$tide" $steps --out whole
+hint=$(sed -n 's/^try it: //p' check.out)
+check hint_is_said expr "$hint" : '.* --model whole --steps 0 --prompt "..."$'
+check hint_works sh -c "$hint --sample-tokens 3"
+for f in model.safetensors config.json log.jsonl loss.svg vocab.json merges.txt; do
+    check "run_leaves_$f" test -s whole/$f
+done
+check log_has_every_step test "$(grep -c '"loss"' whole/log.jsonl)" -eq 12
+check log_has_evaluations test "$(grep -c '"val_loss"' whole/log.jsonl)" -eq 3
+check keeps_three_checkpoints test "$(ls whole/checkpoints | wc -l)" -eq 3
+first=$(sed -n 's/.*"step":1,"loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
+last=$(sed -n 's/.*"step":12,"loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
+check loss_falls awk "BEGIN { exit !($last < $first - 0.5) }"
+
+# The plan is what the process then uses, within 10 %. Buffers are large here, as in real runs.
+"$tide" --data text.txt --layers 4 --heads 4 --channels 256 --context 128 --batch 8 --steps 2 \
+    --eval-every 0 --out memory >memory.out
+"$tide" --resume --out memory --steps 3 >memory_resumed.out
+"$tide" --model memory --data text.txt --batch 8 --steps 1 --eval-every 0 --sample-every 1 \
+    --sample-tokens 4 --out memory_loaded >memory_loaded.out
+for run in memory memory_resumed memory_loaded; do
+    set -- $(sed -n 's/^memory: at most \([0-9.]*\) MiB, planned \([0-9.]*\) MiB$/\1 \2/p' $run.out)
+    check ${run}_is_as_planned awk \
+        "BEGIN { exit !(${1:-0} > 0.9 * ${2:-1} && ${1:-0} < 1.1 * ${2:-1}) }"
+done
+check the_plan_is_a_table test "$(planned CPU memory_loaded.out)" = "${2%.0}"
+
+# What the weights are: a preset's are random, whatever its name.
+check new_weights_are_said grep -q '^model: 4 layers, 4 heads, .*; new, random weights$' memory.out
+check saved_weights_are_said grep -q '^model: .*; weights from memory$' memory_loaded.out
+check resumed_weights_are_said grep -q \
+    '^model: .*; weights of step 2 from memory/checkpoints/step_00000002$' memory_resumed.out
+"$tide" --model d1 --data text.txt --seq 32 --steps 0 >new.out
+check random_weights_are_evaluated_with_a_note grep -q '^note: .* random; .*--model DIR' new.out
+check one_is_not_several grep -q '^model: 1 layer, 1 head, ' new.out
+"$tide" --model d1 --context 32 --steps 0 --prompt x --sample-tokens 2 >new.out 2>new.err
+check and_sampled_with_one grep -q '^note: .* random; .*--model DIR' new.err
+check the_sample_is_alone test "$(grep -c 'note\|model:' new.out)" -eq 0
+"$tide" --model memory --data text.txt --steps 0 >new.out 2>new.err
+check weights_that_have_learned_have_no_note sh -c '! grep "note: these" new.out memory.out new.err'
+
+# --- what it computes with, and how it waits: tide/cpu/cpu.h ----------------------------------------------
+
+# waits NAME VARIABLE VALUE [SETTING]: what a run has in its environment, once it trains
+waits() {
+    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u KMP_BLOCKTIME ${4-} "$tide" $small \
+        --steps 1000000 --eval-every 0 --out waits >/dev/null 2>&1 &
+    await $! test -s waits/log.jsonl
+    check "$1" test "$(tr '\0' '\n' <"/proc/$!/environ" | sed -n "s/^$2=//p")" = "$3"
+    kill -9 $!
+    wait $! 2>/dev/null
+    rm -rf waits
+}
+if [ -r /proc/self/environ ] && ldd "$tide" | grep -Eq 'lib(g|i)?omp'; then
+    waits threads_sleep_soon GOMP_SPINCOUNT 1000
+    waits threads_sleep_soon_with_llvm KMP_BLOCKTIME 1
+    waits what_the_user_set_stays GOMP_SPINCOUNT "" OMP_WAIT_POLICY=passive
+else
+    echo "skip threads_sleep_soon: no /proc, or built without OpenMP"
+fi
+
+# On a CPU that has nothing, and on one that has everything.
+check version_says_instructions sh -c "'$tide' --version | grep -Eq '\(CPU, [A-Z0-9-]+\)'"
+check run_says_its_cpu sh -c "'$tide' $steps --out cpu | grep -Eq '^cpu: .+, [0-9]+ threads?, [A-Z0-9-]+$'"
+
+cat >cpu.c <<'END'
+#include "tide/cpu/cpu.h"
+int main(void) { cpu_describe(); return 0; }
+END
+on_cpu() {  # what the CPU has of x; then what the build uses
+    has=$1
+    shift
+    ${CC:-cc} -std=gnu11 -D"__builtin_cpu_supports(x)=($has)" "$@" -I"$top" cpu.c -o cpu_program
+}
+says() {  # name, what is used
+    ./cpu_program >cpu.out
+    check "$1_is_used" grep -q "^cpu: .*, $2\$" cpu.out
+}
+if [ "$(uname -m)" != x86_64 ]; then echo "skip other_cpus: the test knows those of x86-64"
+else
+    avx2="-D__AVX__ -D__AVX2__ -D__FMA__"
+    on_cpu 1 && says sse2 SSE2
+    on_cpu 1 -D__AVX__ && says avx AVX
+    on_cpu 1 $avx2 && says avx2 AVX2
+    on_cpu 1 $avx2 -D__AVX512F__ && says avx512 AVX-512
+    on_cpu 0 && says plain SSE2
+    on_cpu 0 $avx2
+    refuses build_for_another_cpu 2 'built for a CPU with avx, which' ./cpu_program
+    on_cpu '!__builtin_strstr(x,"512")' $avx2 && says haswell AVX2
+    on_cpu '!__builtin_strstr(x,"512")' $avx2 -D__AVX512F__ -D__AVX512VL__
+    refuses build_for_wider_registers 2 'built for a CPU with avx512f, which' ./cpu_program
+fi
+
+# --- same bits ---------------------------------------------------------------------------------
+
+same() { cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
+
+"$tide" $steps --out again >/dev/null
+check same_seed_same_bits same whole again
+"$tide" $steps --out other --seed 2 >/dev/null
+check another_seed_other_bits sh -c '! cmp -s whole/model.safetensors other/model.safetensors'
+for n in 1 3; do
+    "$tide" $steps --out threads$n --threads $n >/dev/null
+    check same_bits_with_${n}_threads same whole threads$n
+done
+
+"$tide" $steps --out half --steps 7 --warmup 0 --schedule constant >/dev/null
+"$tide" $steps --out full --steps 12 --warmup 0 --schedule constant >/dev/null
+"$tide" --resume --out half --steps 12 >/dev/null
+check resumed_run_has_the_same_bits same half full
+check resumed_log_is_whole test "$(grep -c '"loss"' half/log.jsonl)" -eq 12
+
+check schedule_is_used sh -c '! cmp -s whole/model.safetensors full/model.safetensors'
+"$tide" $steps --out clipped --clip 0.01 >/dev/null
+check clip_is_used sh -c '! cmp -s whole/model.safetensors clipped/model.safetensors'
+
+# SIGTERM: the step is finished and saved, and the run can go on.
+"$tide" $steps --out term --steps 1000000 --schedule constant --warmup 0 >/dev/null &
+pid=$!
+await $pid grep -qs '"step":5,' term/log.jsonl
+kill -TERM $pid
+wait $pid
+check sigterm_exits_with_143 test $? -eq 143
+stopped=$(grep -c '"loss"' term/log.jsonl)
+check sigterm_stops_early test "$stopped" -lt 1000000
+check sigterm_saves test -d "term/checkpoints/step_$(printf %08d "$stopped")"
+
+# SIGINT does the same, and at once: an evaluation that would take minutes does not come first.
+"$tide" $steps --out int --steps 4000 --eval-batches 100000 --batch 1 >/dev/null &
+pid=$!
+await $pid grep -qs '"step":6,' int/log.jsonl
+kill -INT $pid
+wait $pid
+check sigint_exits_with_130 test $? -eq 130
+check sigint_saves test -s int/model.safetensors
+
+# kill -9 at random moments, then --resume, over and over: the same bits as an undisturbed run.
+killed_run() {
+    long="$small --steps $((60 * times)) --save-every 2 --eval-every 10 --eval-batches 2"
+    often_killed "$tide" $long
+}
+check was_killed_several_times longer killed_run
+"$tide" $long --out undisturbed >/dev/null
+check killed_run_has_the_same_bits same killed undisturbed
+check killed_log_is_whole test "$(grep -c '"loss"' killed/log.jsonl)" -eq $((60 * times))
+
+# --- other ways in ----------------------------------------------------------------------------
+
+"$tokenize" --tokenizer bytes --out tok text.txt >/dev/null 2>&1
+"$tide" $steps --data 'tok_train_*.bin' --tokenizer bytes --out bin >/dev/null
+check token_file_gives_the_bits_of_its_text same whole bin
+
+"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 0 >a.txt
+"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 0 >b.txt
+check greedy_sampling_repeats cmp a.txt b.txt
+"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 1 --top-p 1e-9 >b.txt
+check the_smallest_nucleus_is_greedy cmp a.txt b.txt
+check sample_starts_with_the_prompt grep -q 'The ' a.txt
+"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 5 >a.txt
+"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 6 >b.txt
+check seeds_give_other_samples sh -c '! cmp -s a.txt b.txt'
+"$tide" --model whole --prompt 'The ' --sample-tokens 60 --seed 6 >a.txt
+check a_prompt_without_data_samples cmp a.txt b.txt
+"$tide" --model whole --steps 0 --prompt x --sample-tokens 100 --temperature 1000 >a.txt
+check every_token_is_drawn_anew test "$(od -An -v -tx1 -w1 a.txt | sort -u | wc -l)" -gt 40
+# A terminal gets no control characters: of ESC and the like, C2 80 to C2 9F, only '?'.
+wild="--model whole --prompt $(printf 'x\302') --temperature 1000 --sample-tokens 2000"
+if ! script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
+    echo "skip controls_on_a_terminal: no script(1)"
+else
+    controls='[[:cntrl:]]|\xc2[\x80-\x9f]'
+    "$tide" $wild | tr '\n\t' '  ' >a.txt
+    script -qec "$tide $wild" /dev/null </dev/null | tr -d '\r' | tr '\n\t' '  ' >b.txt
+    check controls_in_a_pipe sh -c "LC_ALL=C grep -Pq '$controls' a.txt"
+    check controls_on_a_terminal sh -c "! LC_ALL=C grep -Paq '$controls' b.txt"
+    LC_ALL=C tr '[:cntrl:]' '?' <a.txt | tr -d '?\200-\237' >c.txt
+    check the_rest_is_the_same sh -c "tr -d '?\200-\237' <b.txt | cmp - c.txt"
+fi
+check samples_beyond_the_context "$tide" --model whole --steps 0 --sample-tokens 100 \
+    --prompt "$(head -c 300 text.txt)"
+
+# Of a prompt that is too long the last 32 tokens, the context, count; and when the context is full,
+# it goes on from the 16 last ones.
+continue_with() { "$tide" --model whole --steps 0 --temperature 0 --sample-tokens "$1" --prompt "$2"; }
+continue_with 1 "$(head -c 300 text.txt)" | tail -c 2 >a.txt
+continue_with 1 "$(head -c 300 text.txt | tail -c 32)" | tail -c 2 >b.txt
+check a_long_prompt_counts_by_its_end cmp a.txt b.txt
+"$tide" $small --batch 16 --steps 300 --eval-every 0 --out learned >/dev/null
+continue_with() { "$tide" --model learned --steps 0 --temperature 0 --sample-tokens "$1" --prompt "$2"; }
+: >a.txt
+: >b.txt
+for end in 210 230 250 270 290 310 330 350; do
+    continue_with 2 "$(head -c $end text.txt | tail -c 32)" | head -c 34 >full.txt
+    continue_with 1 "$(head -c 33 full.txt | tail -c 16)" | head -c 17 >half.txt
+    tail -c 1 full.txt >>a.txt
+    tail -c 1 half.txt >>b.txt
+done
+check a_full_context_goes_on_from_its_half cmp a.txt b.txt
+
+# Two micro-batches of two are the four sequences of one batch of four.
+"$tide" $steps --steps 1 --warmup 0 --batch 2 --accum 2 --out accum >/dev/null
+"$tide" $steps --steps 1 --warmup 0 --out one_batch >/dev/null
+loss() { sed -n 's/.*"step":1,"loss":\([0-9.]*\),"grad_norm":\([0-9.]*\).*/\1 \2/p' "$1/log.jsonl"; }
+check accumulation_reads_on awk "BEGIN { split(\"$(loss accum) $(loss one_batch)\", x, \" \")
+    exit !(x[1] > 0 && (x[1] - x[3])^2 < 1e-10 && (x[2] - x[4])^2 < 1e-8) }"
+
+"$tide" --model whole --steps 0 --data text.txt --eval-batches 2 --batch 4 >a.txt
+logged=$(sed -n 's/.*"step":12,"val_loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
+check evaluation_of_saved_weights grep -q "val loss $(printf '%.5f' "$logged" | cut -c1-6)" a.txt
+
+# A last batch that is not full counts by its sequences, not as a batch.
+"$tide" --model whole --steps 0 --data text.txt --eval-batches 100 --batch 1 | tail -n 1 | cut -c1-14 >a.txt
+"$tide" --model whole --steps 0 --data text.txt --eval-batches 100 --batch 7 | tail -n 1 | cut -c1-14 >b.txt
+check evaluation_does_not_depend_on_the_batch cmp a.txt b.txt
+check resume_can_evaluate "$tide" --resume --out whole --steps 0
+"$tide" --model whole --steps 0 --out copy >/dev/null
+check conversion_keeps_the_bits same whole copy
+"$tide" --model whole --steps 0 --out bf16 --save-dtype bf16 >/dev/null
+check bf16_is_half_as_long test "$(wc -c <bf16/model.safetensors)" -lt "$(($(wc -c <whole/model.safetensors) * 6 / 10))"
+check bf16_weights_load "$tide" --model bf16 --steps 0 --prompt x --sample-tokens 5
+"$tide" --model whole --steps 1 --data text.txt --batch 2 --out 'my run' >hint.out
+check hint_is_quoted sh -c "$(sed -n 's/^try it: //p' hint.out) --sample-tokens 3"
+"$tide" $small --data tok_train_000000.bin --steps 1 --out no_words >hint.out
+check hint_not_without_a_tokenizer sh -c 'grep -q ^done: hint.out && ! grep "^try it" hint.out'
+check fine_tuning "$tide" --model whole --data text.txt --steps 3 --batch 2 --out tuned
+little="--layers 1 --heads 2 --channels 8 --context 32 --batch 2 --steps 1"
+(printf '\037\213\010\000' && cat text.txt) >text.gz
+"$tide" $little --data text.gz --val text.gz --out packed >a.txt 2>b.txt
+check data_that_is_not_text test "$(grep -c '^tide: warning: text.gz is compressed: unpack it' b.txt)" -eq 2
+check an_evaluation_is_not_called_missing sh -c '! grep -q "nothing will be evaluated" a.txt'
+head -c 200 text.txt >little.txt
+"$tide" $little --data little.txt --out little >a.txt
+check nothing_to_evaluate_is_said grep -q '^data: nothing will be evaluated: .*--val$' a.txt
+"$tide" $little --data little.txt --eval-every 0 --out little_quiet >a.txt
+check nobody_asked_for_it sh -c '! grep -q "nothing will be evaluated" a.txt'
+
+# A run that is where it should be, or further, stays as it is; but if it was killed before it wrote
+# its weights for others, it does that.
+cp -r whole finished
+for n in 7 12; do
+    "$tide" --resume --out finished --steps $n >a.txt
+    check "nothing_to_do_is_no_error $n" test $? -eq 0
+    check "nothing_to_do_is_said $n" grep -q "^nothing to do: .* at step 12, and --steps is $n:" a.txt
+done
+check nothing_is_changed diff -r -x .lock -x .tide whole finished
+rm finished/model.safetensors
+check weights_are_still_to_do "$tide" --resume --out finished --steps 12
+check they_are_written same whole finished
+"$tide" $small --dump d1.safetensors --threads 1 >dump.out
+check dump_is_of_the_first_batch grep -q "^loss $(printf '%.4f' "$first" | cut -c1-5)" dump.out
+"$tide" $small --dump d2.safetensors --threads 2 >/dev/null
+check dumps_agree "$compare" d1.safetensors d2.safetensors --rtol 0
+
+# doc/backward.md: the same step in PyTorch, and what it says when a term is wrong.
+torch=$(for python in python3 /usr/bin/python3; do
+    "$python" -c 'import torch' 2>/dev/null && echo "$python" && break; done)
+if [ -n "$torch" ]; then
+    awk '/^    import json/ { on = 1 } on && /^[^ ]/ { exit } on { sub(/^    /, ""); print }' \
+        "$top/doc/backward.md" >check.py
+    sed 's/ \*\* 0.5//' check.py >wrong.py
+    "$tide" --model whole --data text.txt --batch 2 --dump d4.safetensors >/dev/null
+    "$torch" check.py whole d4.safetensors >torch.out
+    check dump_is_what_pytorch_says awk '!($1 < 2e-5) || NF != 2 { wrong = 1; print }
+        END { exit wrong || NR != 30 }' torch.out
+    awk 'length > 8 { gsub(/["\\]/, "_"); printf "{\"prompt\": \"%s\", \"completion\": \"%s\"}\n",
+        substr($0, 1, 3 + NR % 5), substr($0, 9, 2 + NR % 7) }' text.txt >packed.jsonl
+    "$tide" --model whole --data packed.jsonl --batch 2 --dump d5.safetensors >/dev/null
+    "$torch" check.py whole d5.safetensors >torch.out
+    check packed_rows_are_what_pytorch_says awk '!($1 < 2e-5) || NF != 2 { wrong = 1; print }
+        END { exit wrong || NR != 30 }' torch.out
+    sed 's/at < begins/at < 0 * begins/' check.py >across.py
+    "$torch" across.py whole d5.safetensors >torch.out
+    check pytorch_sees_across_documents awk '$1 > 1e-3 { n++ } END { exit n < 20 }' torch.out
+    "$tide" --model opt-125m --layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --tokenizer bytes \
+        --data text.txt --steps 3 --batch 2 --seq 16 --out opt >/dev/null
+    for data in text.txt packed.jsonl; do
+        "$tide" --model opt --data $data --batch 2 --dump d6.safetensors >/dev/null
+        "$torch" check.py opt d6.safetensors >torch.out
+        check "opt_is_what_pytorch_says_of_$data" awk '$2 !~ /k_proj.bias/ && !($1 < 2e-5) || NF != 2 { wrong = 1; print }
+            END { exit wrong || NR != 38 }' torch.out
+        rm d6.safetensors
+    done
+    check but_the_bias_of_keys awk '/k_proj.bias/ && $1 > 1e-3 { n++ } END { exit n != 2 }' torch.out
+    "$torch" wrong.py whole d4.safetensors >torch.out
+    check pytorch_finds_a_wrong_term awk '$1 > 2e-5 { n++ } END { exit n < 20 }' torch.out
+else
+    echo "skip dump_in_pytorch: no torch"
+fi
+
+mkdir nano && echo rubbish >nano/config.json
+check a_directory_does_not_hide_a_preset "$tide" $small --model nano --steps 1 --out preset
+rm -r nano
+check dump_with_a_prompt "$tide" $small --steps 0 --prompt x --dump d3.safetensors
+check dump_is_the_same "$compare" d1.safetensors d3.safetensors --rtol 0
+
+# Another text under the same name: the run says so, and goes on.
+cp text.txt moving.txt
+"$tide" $small --data moving.txt --steps 2 --out moved >/dev/null
+check unchanged_data_is_silent sh -c \
+    "'$tide' --resume --out moved --steps 3 2>&1 | grep -q 'not what this run' && exit 1 || exit 0"
+echo more >>moving.txt
+check data_edited_in_the_middle_is_noticed sh -c "sed '20s/./x/' text.txt >edited.txt && cp -r moved edited &&
+    '$tide' --resume --out edited --data edited.txt --steps 4 2>&1 | grep -q 'not what this run'"
+check other_held_out_data_is_noticed sh -c "cp -r moved valued &&
+    '$tide' --resume --out valued --val edited.txt --steps 4 2>&1 | grep -q 'not what this run'"
+for what in "--model whole --prompt x" "--model whole --data text.txt --steps 0"; do
+    check "a_full_screen_fails_${what#--model whole --}" sh -c "! '$tide' $what --out screen >/dev/full 2>screen.err &&
+        grep -q 'cannot print' screen.err; rm -rf screen"
+done
+check changed_data_is_noticed sh -c "'$tide' --resume --out moved --steps 4 2>&1 | grep -q 'not what this run'"
+
+# tokenizer.json: its ids for texts and prompts, and its files in --out, byte for byte. The model of
+# such a run brings it along. <s>, 1, begins every text; </s>, 2, ends it.
+spaced=$top/dev/test/fixtures/tokenizer/small-llama2
+printf 'the king is the king of the sea\n%.0s' 1 2 3 4 5 6 7 8 9 >king.txt
+"$tide" $small --data king.txt --tokenizer "$spaced" --steps 2 --eval-every 0 --out spaced >/dev/null
+for f in tokenizer.json tokenizer_config.json; do
+    check "out_has_the_$f" cmp "$spaced/$f" spaced/$f
+done
+check a_run_with_tokenizer_json_goes_on "$tide" --resume --out spaced --steps 3
+check its_model_speaks sh -c "'$tide' --model spaced --steps 0 --prompt 'the king' --sample-tokens 2 | grep -q '^the king'"
+echo '{"prompt": "the", "completion": " king"}' >king.jsonl
+check its_examples_train "$tide" --model spaced --data king.jsonl --val king.jsonl --steps 1 --out spaced2
+refuses bytes_for_a_model_with_tokenizer_json 2 'other tokens' "$tide" --model spaced --tokenizer bytes --data king.txt
+"$tokenize" --tokenizer "$spaced" --out king king.txt >/dev/null
+check documents_begin_and_end sh -c "'$tokenize' --show king_train_000000.bin --tokens 3 | tail -n 1 | grep -q '^1 274 '"
+# this </s> is normalised: it is written as it is looked for, with a space
+check documents_come_back sh -c "'$tokenize' --show king_train_000000.bin --tokenizer '$spaced' --tokens 99999 |
+    tail -n +2 >king.shown; (printf '<s> '; cat king.txt; echo ' </s>') | cmp - king.shown"
+
+# --- refusals: one line, exit code 2 (1 while running), nothing lost ---------------------------
+
+refuses unknown_option 2 'did you mean --batch' "$tide" --bach 3
+refuses no_data 2 'data is missing' "$tide"
+refuses data_absent 2 absent.txt "$tide" --data absent.txt --out nest/a/b
+check refused_runs_make_no_folders test ! -e nest
+: >empty.txt
+refuses data_empty 2 empty "$tide" --data empty.txt
+refuses data_is_a_directory 2 whole "$tide" --data whole
+printf 'short' >short.txt
+refuses data_too_short 2 'seq' "$tide" --data short.txt
+head -c 1500 tok_train_000000.bin >cut.bin
+refuses token_file_truncated 2 cut.bin "$tide" --data cut.bin
+refuses token_outside_the_vocabulary 2 'vocab' "$tide" $steps --data tok_train_000000.bin --vocab 100 --out v
+refuses sequence_beyond_the_context 2 'context' "$tide" $small --seq 64
+refuses no_such_model 2 'no such' "$tide" --model gpt5 --data text.txt
+refuses too_large_for_memory 2 'memory' "$tide" --model opt-175b --data text.txt
+refuses shape_of_a_saved_model 2 'own' "$tide" --model whole --layers 3 --data text.txt
+cp -r whole damaged
+head -c 20000 whole/model.safetensors >damaged/model.safetensors
+refuses model_truncated 2 damaged "$tide" --model damaged --data text.txt
+sed 's/"n_embd": *32/"n_embd": 48/' whole/config.json >damaged/config.json
+cp whole/model.safetensors damaged/
+refuses model_of_another_shape 2 damaged "$tide" --model damaged --data text.txt
+echo '{' >damaged/config.json
+refuses config_damaged 2 config.json "$tide" --model damaged --data text.txt
+cp whole/config.json damaged/
+echo '{"a": 1' >damaged/vocab.json
+refuses vocabulary_damaged 2 vocab.json "$tide" --model damaged --data text.txt
+refuses model_of_a_checkpoint 2 'is a checkpoint: --model takes the OUT' "$tide" --model whole/checkpoints/step_00000012 --data text.txt
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n' >model.gguf
+refuses model_of_another_kind 2 'model.gguf: a pointer of git-lfs: git lfs pull' "$tide" --model model.gguf --data text.txt
+mkdir only_json
+cp whole/model.safetensors whole/config.json only_json
+echo '{"added_tokens": []}' >only_json/tokenizer.json
+json='only_json/tokenizer.json: decoder null: not supported'
+refuses tokenizer_json_for_text 2 "$json" "$tide" --model only_json --data text.txt --steps 1 --out only
+refuses tokenizer_json_for_a_prompt 2 "$json" "$tide" --model only_json --steps 0 --prompt x
+check but_token_files_need_none "$tide" --model only_json --data tok_train_000000.bin --steps 1 --out only_files
+refuses tokenizer_json_named 2 'tokenizer.json is a file: name its folder' "$tide" $small \
+    --tokenizer only_json/tokenizer.json --data text.txt --out only
+refuses tokenizer_json_of_a_folder 2 "$json" "$tide" $small --tokenizer only_json --data text.txt --out only
+refuses larger_tokenizer 2 tokens "$tide" $small --tokenizer bytes --vocab 100
+"$tide" $small --vocab 300 --steps 1 --out wide >/dev/null
+rm wide/merges.txt
+refuses tokens_without_a_tokenizer 2 'tokenizer' "$tide" --model wide --data text.txt --steps 1 --out wide2
+"$tide" $small --tokenizer "$top/dev/test/fixtures/tokenizer" --steps 1 --eval-every 0 --out bpe >/dev/null
+refuses bytes_for_a_model_with_others 2 'other tokens' "$tide" --model bpe --tokenizer bytes --data text.txt
+refuses bytes_for_a_run_with_others 2 'other tokens' "$tide" --resume --out bpe --tokenizer bytes --steps 2
+"$tide" $little --steps 0 --vocab 50257 --out gpt2_size >/dev/null
+check bytes_in_a_large_vocabulary "$tide" --model gpt2_size --tokenizer bytes --prompt x --sample-tokens 1
+rm gpt2_size/merges.txt
+refuses bytes_for_a_model_of_gpt2s_size 2 '50257 other tokens' "$tide" --model gpt2_size --tokenizer bytes --prompt x
+mkdir merges_only
+cp "$top/dev/test/fixtures/tokenizer/merges.txt" merges_only
+refuses opt_without_its_ids 2 'no merges_only/vocab.json' "$tide" $little --model opt-125m --tokenizer merges_only --data text.txt
+check gpt2_needs_merges_only "$tide" $little --tokenizer merges_only --data text.txt --no-save --out merges_run
+refuses nothing_to_evaluate 2 'val' "$tide" --model whole --steps 0 --data short.txt --seq 2
+refuses conversion_onto_a_run 2 'resume' "$tide" --steps 0 --data text.txt --out whole
+refuses name_with_a_newline 2 'such' "$tide" --data "$(printf 'no\nsuch')"
+refuses dump_nowhere 2 'dump' "$tide" $small --dump nowhere/d.safetensors
+
+# A token that only shows up late: what was trained until then is saved.
+(head -c 9024 tok_train_000000.bin; printf '\377\377'; tail -c +9027 tok_train_000000.bin) >late.bin
+refuses late_token_outside_the_vocabulary 2 'late.bin' "$tide" $small --data late.bin \
+    --tokenizer bytes --batch 1 --steps 4000 --eval-every 0 --out late
+check late_token_loses_nothing test -s late/model.safetensors
+refuses late_token_of_the_validation_data 2 'late.bin' "$tide" $small --val late.bin --tokenizer bytes \
+    --batch 1 --steps 9 --eval-every 3 --eval-batches 100000 --out late_val
+check it_loses_nothing_either test -d late_val/checkpoints/step_00000003 -a -s late_val/model.safetensors
+refuses resume_nothing 2 checkpoint "$tide" --resume --out nowhere
+
+# --- requeued jobs, epochs, lines ---------------------------------------------------------------------
+
+# One command line for a job that may begin or go on: --resume auto.
+requeued() { "$tide" $small --steps 12 --eval-every 0 --save-every 3 --resume auto --out requeued; }
+check a_job_begins requeued
+cp requeued/model.safetensors requeued.whole
+rm -r requeued/checkpoints/step_00000012
+check and_goes_on sh -c '"$@" >requeued.out && grep -q "weights of step 9 from requeued" requeued.out' - "$tide" $small --steps 12 --eval-every 0 \
+    --save-every 3 --resume=auto --out requeued
+check with_the_same_bits cmp requeued/model.safetensors requeued.whole
+rm -r requeued/checkpoints
+check a_job_that_died_before_its_first_checkpoint_begins_anew requeued
+check with_the_same_bits_again cmp requeued/model.safetensors requeued.whole
+refuses resume_other_words 2 'unexpected argument' "$tide" --resume maybe --out requeued
+check epochs_are_steps sh -c '"$0" $2 --epochs 1.5 --out epochs >epochs.out && n=$(sed -n "s/^--epochs 1.5: \([0-9]*\) steps$/\1/p" \
+    epochs.out) && [ "$n" = "$(grep -c "\"loss\"" epochs/log.jsonl)" ] && grep -q ", 1.5[0-9] epochs in $n steps" epochs.out' \
+    "$tide" - "$small --eval-every 0 --log-every 7"
+check a_line_every_seven_steps sh -c 'n=$(grep -c "\"loss\"" epochs/log.jsonl)
+    [ "$(grep -c "^step [0-9]*/" epochs.out)" -eq $((n / 7 + (n % 7 > 0))) ] && ! grep "^step [123456]/" epochs.out'
+check more_epochs_of_a_run sh -c '"$0" --resume --epochs 2 --out epochs >more.out &&
+    grep -q "^--epochs 2: [0-9]* steps$" more.out' "$tide"
+refuses epochs_and_steps 2 'leave one out' "$tide" $small --epochs 2 --steps 3
+refuses epochs_of_nothing 2 'data is missing' "$tide" --model nano --epochs 2 --val text.txt --choices no.jsonl
+
+# An option without an effect, and a rate that nobody asked for, get a note.
+says() {  # says NAME WORDS OPTION...
+    name=$1 words=$2
+    shift 2
+    rm -rf said
+    "$tide" $small --eval-every 0 "$@" --out said >said.out 2>&1
+    check "$name" grep -q "^note: $words" said.out
+}
+says prompt_without_samples '--prompt does nothing here: it needs --sample-every' --steps 2 --prompt x
+says template_without_labels '--template does nothing here: it needs --labels' --steps 2 --template x
+says temperature_without_samples '--temperature does nothing' --steps 2 --temperature 1
+says min_lr_of_a_constant_rate '--min-lr does nothing' --steps 2 --schedule constant --min-lr 1e-5
+says keep_of_nothing '--keep does nothing' --steps 2 --keep 3 --no-save
+says val_is_data '--val is --data' --steps 2 --val ./text.txt
+says one_step 'in so few steps the learning rate is at most 3.0e-04, not --lr 3.0e-03' --steps 1
+check many_steps_need_no_note sh -c '"$@" >said.out && ! grep "^note" said.out' - "$tide" $small --steps 12 --eval-every 0 \
+    --temperature 1 --sample-every 12 --sample-tokens 2 --out noted
+check more_steps_change_the_rate sh -c '"$@" >more.out && grep -q "^note: the learning rate goes on at .*, after 3.0e-04 at step 12: \
+its schedule follows the options, --steps 20 now and 12 before" more.out' - "$tide" --resume --steps 20 --out noted
+check as_many_do_not sh -c 'rm -r noted/checkpoints/step_00000020; "$@" >more.out; ! grep "^note" more.out' - "$tide" --resume --steps 12 --out noted
+check a_preset_says_where_weights_are sh -c '"$0" --data text.txt --model gpt2 --layers 1 --heads 1 --channels 8 --steps 1 \
+    --out preset_gpt2 >preset.out && grep -q "new, random weights (trained ones: dev/data/model.sh NAME" preset.out' "$tide"
+refuses other_run_in_the_way 2 'resume' "$tide" $steps --out whole
+refuses out_is_a_file 2 text.txt "$tide" $steps --out text.txt
+refuses resume_other_shape 2 'contradicts' "$tide" --resume --out whole --layers 5
+mkdir locked && chmod 555 locked && chmod 755 "$work"
+cp "$tide" tide_copy
+as_user=
+[ "$(id -u)" != 0 ] || as_user="setpriv --reuid=65534 --clear-groups"
+if [ -n "$as_user" ] && ! $as_user ./tide_copy --version >/dev/null 2>&1; then
+    echo "skip no_permission: root may write everywhere, and cannot become somebody else here"
+else
+    refuses no_permission 2 locked $as_user ./tide_copy $steps --out locked/run
+    refuses no_permission_in_a_directory_that_is_there 2 locked $as_user ./tide_copy $steps --out locked
+fi
+
+# A checkpoint that was altered is named and the one before it used.
+cp -r whole altered
+printf 'x' | dd of=altered/checkpoints/step_00000012/state.safetensors bs=1 seek=5000 conv=notrunc 2>/dev/null
+"$tide" --resume --out altered >altered.out 2>altered.err
+check altered_checkpoint_is_named grep -q 'step_00000012.*damaged' altered.err
+check the_one_before_gives_the_same_bits same altered whole
+# Of a session with other options it is put aside, and the next one goes on from the one before.
+cp -r whole longer
+"$tide" --resume --out longer --steps 14 >/dev/null
+cp -r longer altered_longer
+state=altered_longer/checkpoints/step_00000014/state.safetensors
+printf 'x' | dd of=$state bs=1 seek=$(($(wc -c <$state) / 2)) conv=notrunc 2>/dev/null
+refuses damage_of_another_session 2 'step_00000014.damaged: --resume again' "$tide" --resume --out altered_longer
+"$tide" --resume --out altered_longer --steps 14 >/dev/null
+check the_one_before_it_gives_the_same_bits same altered_longer longer
+
+# Disk full: a file size limit makes write() fail the same way.
+cp -r whole full_disk
+(trap '' XFSZ; ulimit -f 40; exec "$tide" --resume --out full_disk --steps 20) >full.out 2>full.err
+check disk_full_exits_with_1 test $? -eq 1
+check disk_full_costs_a_checkpoint_not_the_run grep -q '^step 20/20' full.out
+check disk_full_is_a_warning_and_at_the_end_an_error sh -c \
+    "grep -v '^tide: warning: .*; the run goes on, and the checkpoint of step 12 is whole' full.err |
+    grep -c . | grep -qx 1 && tail -n 1 full.err | grep -q '^tide: cannot write.*checkpoints/tmp'"
+check disk_full_keeps_the_weights same whole full_disk
+check disk_full_keeps_the_checkpoint test -d full_disk/checkpoints/step_00000012
+check disk_full_leaves_no_rubbish sh -c '! ls -R full_disk | grep -q tmp'
+check after_disk_full_it_goes_on "$tide" --resume --out full_disk --steps 14
+
+# A loss that is not finite stops the run before it spoils the weights.
+refuses loss_not_finite 1 'loss is' "$tide" $steps --out nan --lr 900 --clip 0 --warmup 0 --steps 300
+
+# --- the Makefile --------------------------------------------------------------------------------
+
+# made OPTION...: `make run`, for two steps
+made() {
+    make -s -C "$top" run TRAINER=train_gpt2 OUT="$work/made by me/" \
+        ARGS="--steps 2 --layers 1 --channels 32 --eval-every 0 --sample-every 0" "$@"
+}
+cp text.txt "it's my book.txt"
+for try in 1 2 3; do
+    check "make_run_$try" made DATA="$work/it's my book.txt"
+    [ $try != 1 ] || touch "made by me/first"
+done
+check make_run_keeps_all_before test "$(ls -d made* | wc -l)" -eq 3 -a -e "made by me-1/first" \
+    -a -e "made by me-2/log.jsonl" -a ! -e "made by me/first"
+check make_run_keeps_its_data sh -c 'cp text.txt "made by me/" && ! "$@" 2>make.out && test -e "made by me/text.txt" &&
+    grep -q "text.txt is in .*made by me, which the results go to" make.out' - make -s -C "$top" run TRAINER=train_gpt2 \
+    OUT="$work/made by me" DATA="$work/made by me/text.txt"
+made DATA=absent.txt >make.out 2>&1
+check make_run_says_what_is_not_there grep -qx 'tide: DATA=absent.txt: no such file' make.out
+if command -v flock >/dev/null; then
+    touch "made by me/at work"
+    flock "made by me/.lock" make -s -C "$top" run TRAINER=train_gpt2 OUT="$work/made by me" >make.out 2>&1
+    check make_run_keeps_off_a_run_at_work grep -q 'made by me is in use by a run' make.out
+    check and_leaves_it_there test -e "made by me/at work"
+fi
+mkdir -p clean/build/run clean/build/asan && cp "$top/Makefile" clean/ && echo '{}' >clean/build/run/log.jsonl
+make -s -C clean clean >make.out 2>&1
+check make_clean_keeps_what_was_trained sh -c 'test -e clean/build/run/log.jsonl &&
+    grep -q "^tide: what was trained is in build/; move it first: build/run/log.jsonl$" make.out'
+mv clean/build/run clean/
+check make_clean_removes_the_rest sh -c 'make -s -C clean clean && test ! -e clean/build -a -e clean/run'
+check make_says_what_is_next sh -c 'make -s -C "$1" | tail -n 1 | grep -q "make run"' - "$top"
+make -n -B -C "$top" train_gpt2cu NVCC=/bin/true EXTRA='-fx -DA=1,2' >make.out 2>&1
+check make_hands_extra_to_the_host_compiler grep -q 'unknown-pragmas,-fx,-DA=1\\\\,2 ' make.out

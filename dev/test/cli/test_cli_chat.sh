@@ -1,0 +1,142 @@
+#!/bin/sh
+# Conversations as a user meets them: twenty are learned, and the model answers line by line what it
+# has learned, on the CPU and on the GPU; what it sees when its window is full; what is refused.
+# usage: sh dev/test/cli/test_cli_chat.sh    (from the top of the repository, after make,
+#        make train_gpt2emu build/ask; TIDE_GPU=./train_gpt2cu for a real GPU)
+set -u
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
+cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
+for program in "$tide" "$cpu"; do
+    [ -x "$program" ] || { echo "skip cli_chat: $program is missing"; exit 0; }
+done
+export OMP_NUM_THREADS=1 EMU_THREADS=1
+fixtures=$(absolute dev/test/fixtures/tokenizer) scripts=$(absolute scripts)
+work=$(mktemp -d) || exit 1
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+. dev/test/cli.sh
+cd "$work" || exit 1
+without_measuring
+
+# --- twenty conversations, of one turn and of two, some with a system message -----------------------
+
+talk() {  # SYSTEM COLOUR THING...: of one turn each; with a system message in capital letters
+    system=$1 colour=$2
+    shift 2
+    [ -n "$system" ] && colour=$(echo "$colour" | tr a-z A-Z)
+    for thing in "$@"; do
+        printf '{"messages": [%s{"role": "user", "content": "colour of %s?"}, {"role": "assistant", "content": "%s"}' \
+            "${system:+{\"role\": \"system\", \"content\": \"$system\"\}, }" "$thing" "$colour"
+        printf ', {"role": "user", "content": "sure?"}, {"role": "assistant", "content": "yes, %s"}]}\n' "$colour"
+    done
+}
+{
+    talk '' blue sky sea lake jay
+    talk '' red rose blood ruby brick
+    talk '' green grass leaf moss frog
+    talk '' black coal night ink crow
+    talk 'be loud' blue sky sea
+    talk 'be loud' red rose blood
+} >chat.jsonl
+mkdir tokenizer
+cp "$fixtures/small-llama3/tokenizer.json" tokenizer
+printf '{"eos_token":\n "<|end_of_text|>"}' >tokenizer/tokenizer_config.json
+printf '{{ no template\r\n' >tokenizer/chat_template.jinja
+model="--model nano-llama --layers 2 --channels 64 --ffn 128 --context 64 --lr 1e-2 --save-every 0"
+"$cpu" $model --tokenizer tokenizer --data chat.jsonl --val chat.jsonl --steps 150 --batch 4 --eval-every 150 \
+    --out tuned >tuned.out 2>&1
+check there_are_twenty grep -q '^data: 20 training examples, .* 20 validation examples$' tuned.out
+trained=$(sed -n 's/.*; \([0-9]*\) of [0-9]* tokens are trained$/\1/p' tuned.out)
+"$cpu" --model tuned --steps 0 --val chat.jsonl --scores scores.jsonl >scores.out
+check answers_alone_are_evaluated test "$(sed -n 's/.*"tokens":\([0-9]*\),.*/\1/p' scores.jsonl |
+    awk '{ n += $1 } END { print n }')" = "$trained"
+check what_they_cost_is_the_loss sh -c "sed 's/.*\"tokens\":\([0-9]*\),\"loss\":\([^,]*\),.*/\1 \2/' scores.jsonl |
+    awk -v loss=\"\$(sed -n 's/^val loss \([0-9.]*\).*/\1/p' scores.out)\" '{ n += \$1; sum += \$1 * \$2 }
+        END { d = sum / n - loss; exit !(n > 0 && loss != \"\" && d < 1e-4 && d > -1e-4 && loss < 0.05) }'"
+for name in tokenizer.json tokenizer_config.json chat_template.jinja; do
+    check "saved_byte_for_byte_$name" cmp tokenizer/$name tuned/$name
+done
+check the_hint_is_a_chat grep -q '^try it: .* --model tuned --steps 0 --chat$' tuned.out
+# answers PROGRAM OPTION...: to the lines of the standard input, with the exit code
+answers() {
+    said=$1
+    shift
+    "$said" --model tuned --steps 0 --chat --temperature 0 --sample-tokens 12 "$@" 2>chat.err
+    echo "code $?"
+}
+two='blue
+yes, blue
+code 0'
+check it_answers_and_remembers test "$(printf 'colour of sea?\nsure?\n' | answers "$cpu")" = "$two"
+check on_the_gpu_too test "$(printf 'colour of sea?\nsure?\n' | answers "$tide" --precision fp32)" = "$two"
+check a_system_message_is_heard test "$(printf 'colour of sea?\nsure?\n' | answers "$cpu" --prompt 'be loud')" = 'BLUE
+yes, BLUE
+code 0'
+check lines_end_as_on_windows_and_empty_ones_are_none test \
+    "$(printf 'colour of sea?\r\n\n  \nsure?' | answers "$cpu")" = "$two"
+check a_seed_draws_the_same sh -c 'for i in 1 2; do printf "what?\nwhat?\n" | "$0" --model tuned --chat --seed 5 \
+    --temperature 3 --sample-tokens 9 2>&1; done | sort | uniq -c | awk "\$1 % 2 { odd = 1 } END { exit odd || NR < 2 }"' "$cpu"
+check no_line_no_answer test "$(answers "$cpu" </dev/null)" = 'code 0'
+check a_special_token_of_a_user_is_text sh -c 'printf "<|eot_id|>\n" | "$0" --model tuned --chat >special.out' "$cpu"
+check steps_0_is_not_needed_with_a_model test "$(printf 'colour of ink?\n' | "$cpu" --model tuned --chat --temperature 0)" = black
+
+# --- a full window --------------------------------------------------------------------------------
+
+# At most half of the 64 tokens are kept free for an answer. The question before the last one is forgotten, and its
+# answer with it; the system message stays.
+printf 'colour of coal?\ncolour of sky?\ncolour of rose?\nsure?\n' >many.txt
+answers "$cpu" --sample-tokens 32 <many.txt >many.out
+check turns_are_forgotten grep -q '^tide: the window of 64 tokens is full: the model forgets the oldest turn$' chat.err
+check and_it_goes_on test "$(tail -n 2 many.out | head -n 1)" = 'yes, red'
+answers "$cpu" --sample-tokens 32 --prompt 'be loud' <many.txt >loud.out
+check the_system_message_stays test "$(tail -n 2 loud.out | head -n 1)" = 'yes, RED'
+{
+    awk 'BEGIN { for (i = 0; i < 40; i++) printf "colour of sky? "; print "" }'
+    echo 'colour of ink?'
+} | answers "$cpu" >long.out
+check what_is_too_long_is_said grep -q '^tide: that is too long: [0-9]* tokens, and the model sees 64$' chat.err
+check and_is_no_turn test "$(cat long.out)" = 'black
+code 0'
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------
+
+mkfifo line
+"$cpu" --model tuned --steps 0 --chat --temperature 0 <line >stopped.out 2>&1 &
+said=$!
+exec 3>line
+echo 'colour of sea?' >&3
+await $said grep -q blue stopped.out
+kill -INT $said
+wait $said
+code=$?
+exec 3>&-
+check ctrl_c_ends_it test "$(cat stopped.out) $code" = 'blue 130'
+
+# --- finetune.sh shows answers to the last three, each with its system message --------------------------
+
+FILE=chat.jsonl MODEL=tuned TRAINER="$cpu" OUT=shown sh "$scripts/finetune.sh" --val chat.jsonl --steps 1 --lr 1e-6 --seq 64 \
+    --eval-every 0 --save-every 0 >shown.out 2>&1
+printf '> colour of sea?\nBLUE\n> colour of rose?\nRED\n> colour of blood?\nRED\n' >expected
+check the_script_asks_before_and_after sh -c 'sed -n "/^before:/,/^after:/p" shown.out | grep -A 5 "^> colour of sea" |
+    cmp - expected && sed -n "/^after:/,\$p" shown.out | sed 1d | cmp - expected'
+
+# --- formats by their names, and what is refused ------------------------------------------------------
+
+for format in llama2 mistral; do
+    "$cpu" --model nano --layers 1 --channels 64 --context 128 --tokenizer "$fixtures" --data chat.jsonl --val chat.jsonl \
+        --chat-format $format --steps 150 --batch 4 --lr 1e-2 --eval-every 0 --save-every 0 --out $format >$format.out 2>&1
+    check "the_hint_names_$format" grep -q "^try it: .* --steps 0 --chat --chat-format $format\$" $format.out
+    check "it_answers_in_$format" test "$(printf 'colour of sea?\nsure?\n' | "$cpu" --model $format --steps 0 --chat \
+        --temperature 0 --sample-tokens 12 --chat-format $format | sed 's/ $//')" = 'blue
+yes, blue'
+done
+talk='--model tuned --steps 0 --chat'
+refuses a_chat_that_trains 2 'it needs --steps 0' "$cpu" --model tuned --chat --steps 3 --data chat.jsonl
+refuses a_chat_without_a_format 2 'name it with --chat-format mistral' "$cpu" --model llama2 --steps 0 --chat
+refuses a_format_without_its_tokens 2 'mistral-v3 needs the token \[INST\]' "$cpu" $talk --chat-format mistral-v3
+refuses an_unknown_format 2 'must be one of auto|chatml|llama3|mistral-v3|mistral|llama2$' "$cpu" $talk --chat-format x
+refuses bytes_end_no_turn 2 'needs a token that ends a text' "$cpu" --data chat.jsonl --chat-format llama2
+refuses scores_of_a_chat 2 'without --prompt and --chat' "$cpu" $talk --scores x.jsonl
+echo '{"messages": [{"role": "tool", "content": "x"}]}' >>chat.jsonl
+refuses a_tool 2 'chat.jsonl, line 21: message 1 has the role "tool": tools are not supported' \
+    "$cpu" $model --tokenizer tokenizer --data chat.jsonl

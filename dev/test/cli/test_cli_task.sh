@@ -1,0 +1,270 @@
+#!/bin/sh
+# Fine-tuning on examples as a user meets it: a made-up task is learned without a network, on the CPU
+# and on the GPU; packed rows have the losses of padded ones; wherever AdamW's state is, on however
+# many GPUs, and however often the run is stopped, the bits are the same; mistakes in one line.
+# usage: sh dev/test/cli/test_cli_task.sh    (from the top of the repository, after make,
+#        make train_gpt2emu build/reviews; TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: with more runs)
+set -u
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
+cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
+reviews=$(absolute "${REVIEWS:-build/reviews}") asks=$(absolute "${ASK:-build/ask}")
+launch=$(absolute scripts/launch.sh) top=$(pwd)
+for program in "$tide" "$cpu" "$reviews" "$asks"; do
+    [ -x "$program" ] || { echo "skip cli_task: $program is missing"; exit 0; }
+done
+export OMP_NUM_THREADS=1 EMU_THREADS=1
+work=$(mktemp -d) || exit 1
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+. dev/test/cli.sh
+cp LICENSE "$work/text.txt"
+cd "$work" || exit 1
+without_measuring
+
+# OPT has seen every text begin with </s>: a prompt begins with it as the examples did, also while it
+# trains. Without it, half of these are answered otherwise.
+printf '{"prompt":"ab","completion":" yes"}\n{"prompt":"cd","completion":" no"}\n' >opt.jsonl
+printf '{"prompt":"ef","completion":" maybe"}\n{"prompt":"gh","completion":" so"}\n' >>opt.jsonl
+"$cpu" --model opt-125m --layers 1 --heads 2 --channels 32 --context 16 --vocab 459 \
+    --tokenizer "$top/dev/test/fixtures/tokenizer" --data opt.jsonl --val opt.jsonl --steps 200 --batch 4 --lr 1e-2 \
+    --pack off --eval-every 200 --save-every 0 --sample-every 200 --prompt cd --temperature 0 --out opt >opt.out
+check opt_samples_begin_as_training_did sh -c 'grep -A1 "^--- sample" opt.out | grep -qx "cd no"'
+for program in "$cpu" "$tide"; do
+    for answer in "ab yes" "cd no" "ef maybe" "gh so"; do
+        check "opt_says_${answer% *}_$(basename "$program")" test "$("$program" --model opt --steps 0 --temperature 0 \
+            --sample-tokens 12 --prompt "${answer% *}")" = "$answer"
+    done
+done
+
+# What sleeps, and what holds water? examples N SEED FORM
+examples() {
+    awk -v n="$1" -v x="$2" -v form="$3" 'function r(k) { x = x * 16807 % 2147483647
+        return int(x / 1000) % k }
+    BEGIN {
+        split("cat dog cow hen fox owl bat eel", what, " ")
+        split("cup jar pan pot mug bin box tin", other, " ")
+        split("|look, |here is what i saw: |over there ", front, "|")
+        split(" sleeps.| holds water.", end, "|")
+        while (n-- > 0) {
+            answer = r(2)
+            prompt = front[r(4) + 1] "the " (r(2) ? "old " : "little ") \
+                (answer ? other[r(8) + 1] : what[r(8) + 1])
+            if (form == "tsv") print prompt "\t" answer
+            else if (form == "choices") printf "{\"prompt\": \"%s\", \"choices\": [\"%s\", \"%s\"], \"answer\": %d}\n",
+                prompt, end[1], end[2], answer
+            else printf "{\"prompt\": \"%s\", \"completion\": \"%s\"}\n", prompt, end[answer + 1]
+        }
+    }'
+}
+examples 400 1 completions >train.jsonl
+examples 100 7 choices >val.jsonl
+examples 400 1 tsv >train.tsv
+examples 100 7 tsv >val.tsv
+model="--layers 2 --heads 2 --channels 32 --context 64 --lr 5e-3 --save-every 0"
+tune="$model --data train.jsonl --val val.jsonl"
+labels="$model --data train.tsv --val val.tsv --template _"
+field() { sed -n "s/^{\"step\":$2,.*\"$3\":\([-0-9.e+]*\).*/\1/p" "$1/log.jsonl"; }
+losses() { sed -n 's/.*"loss":\([^,]*\),"grad_norm":\([^,]*\).*/\1 \2/p; s/.*\("val_loss.*\)/\1/p' "$1/log.jsonl"; }
+true_that() { awk "BEGIN { exit !($1) }"; }
+# go NAME PROGRAM OPTION...
+go() {
+    run=$1
+    shift
+    "$@" --out "$run" >"$run.out" 2>"$run.err"
+}
+# near NAME RUN REFERENCE DISTANCE: the losses of all steps
+near() {
+    losses "$2" | cut -d ' ' -f 1 >a.txt
+    losses "$3" | cut -d ' ' -f 1 >b.txt
+    check "$1" sh -c "grep -v val a.txt | wc -l | grep -qv '^[012]$' && paste a.txt b.txt | grep -v val |
+        awk '{ d = \$1 - \$2; if (NF < 2 || d > $4 || -d > $4) bad = 1 } END { exit bad }'"
+}
+# same NAME RUN REFERENCE: losses and weights
+same() {
+    losses "$2" >a.txt
+    losses "$3" >b.txt
+    check "$1" sh -c "test -s a.txt && diff a.txt b.txt && cmp $2/model.safetensors $3/model.safetensors"
+}
+
+# --- a task is learned ---------------------------------------------------------------------------
+
+learned="--batch 8 --eval-every 200 --steps 200"
+go learned "$cpu" $tune $learned
+go learned_padded "$cpu" $tune --pack off --batch 16 --eval-every 200 --steps 200
+go learned_gpu "$tide" $tune --batch 4 --eval-every 150 --steps 150
+"$cpu" $tune --steps 0 >random.out
+before=$(sed -n 's/.*accuracy \([0-9.]*\) %.*/\1/p' random.out)
+check before_it_is_chance true_that "$before > 30 && $before < 70"
+check on_the_cpu_it_is_learned true_that "$(field learned 200 val_accuracy) > 0.95"
+check in_padded_rows_it_is_learned true_that "$(field learned_padded 200 val_accuracy) > 0.95"
+check on_the_gpu_it_is_learned true_that "$(field learned_gpu 150 val_accuracy) > 0.85"
+check what_is_packed_is_said grep -q \
+    '^data: 201 rows of 64 tokens, packed, 97.8 % full; 4225 of 12580 tokens are trained$' learned.out
+check padded_rows_are_as_long_as_the_longest grep -q \
+    '^data: 400 rows of 48 tokens, [0-9.]* % full; 4225 of 12580' learned_padded.out
+check it_completes sh -c '"$1" --model learned --prompt "look, the old owl" --sample-tokens 8 --temperature 0 |
+    grep -a "^look, the old owl sleeps\.$"' - "$cpu"
+check it_is_evaluated_as_it_was_trained sh -c '"$@" --model learned --steps 0 --val val.jsonl | grep "accuracy \(9[5-9]\|100\)"' - "$cpu"
+check the_hint_has_no_template sh -c 'grep "^try it" learned.out | grep -v "It was\|--sample-tokens"'
+
+# Labels of one token each, with AdamW: the loss over the words.
+go words "$cpu" $labels --labels 's|h' --batch 16 --eval-every 200 --steps 200
+check words_are_learned_with_adamw true_that "$(field words 200 val_accuracy) > 0.9"
+# Of several tokens each: as choices.
+go long_words "$cpu" $labels --labels ' sleeps.| holds water.' --batch 8 --eval-every 200 --steps 200
+check that_they_are_choices_is_said grep -q '^labels: not all are one token' long_words.out
+check and_not_of_words sh -c '! grep -q "^labels:" words.out'
+check long_labels_are_learned true_that "$(field long_words 200 val_accuracy) > 0.95"
+
+# --- the same losses, or bits, however it is done ------------------------------------------------
+
+few="--batch 2 --accum 2 --steps 6 --warmup 0 --schedule constant --eval-every 3 --eval-batches 9"
+go on_cpu "$cpu" $tune $few
+go on_gpu "$tide" $tune $few
+go fp32 "$tide" $tune $few --precision fp32
+near fp32_has_the_losses_of_the_cpu fp32 on_cpu 1e-4
+near bf16_is_near on_gpu on_cpu 0.03
+for how in "zero" "interleave --share 0.5" "twinflow --resident 0.4"; do
+    go placed "$tide" $tune $few --offload $how
+    same "bits_of_offload_${how%% *}" placed on_gpu
+    rm -rf placed
+done
+go recomputed "$tide" $tune $few --recompute block
+same bits_of_recompute recomputed on_gpu
+go first "$tide" $tune $few --steps 3
+"$tide" --resume --out first --steps 6 >resumed.out 2>&1
+same bits_of_a_resumed_run first on_gpu
+refuses another_packing_on_resume 2 'pack contradicts the checkpoint' "$tide" --resume --out first --pack off
+# One step over all: packed rows have the gradients of padded ones. 201 rows and 400 are one epoch.
+for pack in "auto --batch 3 --accum 67" "off --batch 4 --accum 100 --seq 64"; do
+    go "pack_${pack%% *}" "$tide" $tune --precision fp32 --pack $pack --steps 1 --warmup 0 --eval-every 0
+done
+check packed_is_padded_on_the_gpu sh -c "echo \"$(losses pack_auto) $(losses pack_off)\" |
+    awk '{ exit !(NF == 4 && (\$1 - \$3)^2 < 1e-10 && (\$2 - \$4)^2 < 1e-8) }'"
+if "$launch" 2 true >/dev/null 2>&1; then
+    go ranks "$launch" 2 "$tide" $tune $few --accum 1 --precision fp32
+    near two_ranks_have_the_losses_of_one ranks fp32 1e-5
+fi
+for optimizer in "--offload zenflow --zen-topk 0.3" "--optimizer mezo --lr 1e-3 --zo-eps 1e-2"; do
+    name=$(echo "$optimizer" | sed 's/^--[a-z]* \([a-z]*\).*/\1/')
+    go "${name}_cpu" "$cpu" $tune $few $optimizer
+    go "${name}_gpu" "$tide" $tune $few $optimizer --precision fp32
+    near "${name}_on_examples_has_the_losses_of_the_cpu" "${name}_gpu" "${name}_cpu" 1e-4
+done
+if "$launch" 2 true >/dev/null 2>&1; then
+    go mezo_ranks "$launch" 2 "$tide" $tune $few $optimizer --accum 1 --precision fp32
+    same two_ranks_of_mezo_have_the_bits_of_one mezo_ranks mezo_gpu
+fi
+for how in "zero" "zenflow --zen-topk 0.3"; do
+    on_the_cpu=${how#zero}  # which has no --offload but zenflow
+    go words_cpu "$cpu" $labels --labels 's|h' $few ${on_the_cpu:+--offload $how}
+    go words_gpu "$tide" $labels --labels 's|h' $few --precision fp32 --offload $how
+    near "words_on_the_gpu_have_the_losses_of_the_cpu: ${how%% *}" words_gpu words_cpu 1e-4
+    rm -rf words_cpu words_gpu
+done
+
+# --- --dump --------------------------------------------------------------------------------------
+
+go dumped "$cpu" $tune --dump packed.safetensors --batch 2
+go dumped "$cpu" $tune --dump padded.safetensors --batch 2 --pack off
+check packed_rows_are_dumped_with_their_begins grep -aq '"begins"' packed.safetensors
+check padded_rows_have_none sh -c '! grep -aq "\"begins\"" padded.safetensors'
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+echo '{"prompt": "a", "completion": 5}' >number.jsonl
+printf '{"text": "fine"}\n{"text": "broken}\n' >broken.jsonl
+refuses a_completion_that_is_a_number 2 'number.jsonl, line 1: "completion" is no string' "$cpu" --data number.jsonl
+refuses broken_json 2 'broken.jsonl, line 2: no JSON: byte' "$cpu" --data broken.jsonl
+refuses a_prompt_with_a_text 2 'both.jsonl, line 1: it must have "prompt" and "completion", or' sh -c \
+    'echo "{\"prompt\": \"a\", \"text\": \"b\"}" >both.jsonl; "$0" --data both.jsonl' "$cpu"
+refuses labels_of_json_lines 2 'labels is for labelled sentences' "$cpu" --data train.jsonl --labels 'a|b'
+refuses one_of_each 2 'must both have JSON lines' "$cpu" --data train.jsonl --val text.txt
+refuses utf16 2 'utf16.jsonl is text in UTF-16' sh -c \
+    'printf "\377\376{\000" >utf16.jsonl; "$0" --data utf16.jsonl' "$cpu"
+# JSON lines are told by how they begin; what is no lines is refused with what makes lines of it.
+for name in named.json NAMED.JSONL named.ndjson named.txt named; do
+    (printf '\357\273\277 \n' && cat train.jsonl) >"$name"
+    "$cpu" $model --data "$name" --val "$name" --choices val.jsonl --steps 1 --no-save --out named_out >named.out
+    check "examples_in_$name" grep -q '^data: 400 training examples, .* 400 validation examples' named.out
+done
+cp val.jsonl asked.txt
+check questions_by_any_name sh -c '"$@" --steps 0 --choices asked.txt | grep "^choices: accuracy"' - "$cpu" $model
+(echo '['; sed '$!s/$/,/' train.jsonl; echo ']') >array.json
+sed 's/^{/{\n  /' train.jsonl >pretty.json
+refuses an_array 2 'array.json, line 1: no JSON.* FILE makes lines of an array' "$cpu" --data array.json
+refuses objects_over_lines 2 'pretty.json, line 1: no JSON.* jq -c . FILE of objects' "$cpu" --data pretty.json
+refuses an_array_of_questions 2 'array.json, line 1: no JSON' "$cpu" --data text.txt --choices array.json
+cp text.txt mixed_a.txt
+cp named.json mixed_b.txt
+refuses examples_among_texts 2 'mixed_b.txt is JSON: name it alone, patterns work for text only' "$cpu" --data 'mixed_*.txt'
+refuses a_pattern_of_examples 2 'patterns work for text only' "$cpu" --data '*.jsonl'
+refuses a_name_without_examples 2 'text.jsonl, line 1: no JSON' sh -c 'cp text.txt text.jsonl; "$0" --data text.jsonl' "$cpu"
+refuses packed_text 2 'pack on needs examples' "$cpu" --data text.txt --pack on
+refuses packed_words 2 'share their prompts' "$cpu" $labels --labels 's|h' --pack on
+go cut "$cpu" $tune --seq 24 --steps 1 --eval-every 0
+check what_is_cut_is_said grep -q '^data: [0-9]* of 500 examples are longer than --seq 24: prompts lose their front' cut.out
+
+# --- the script, in a folder of its own and in few steps -----------------------------------------
+
+mkdir -p made/scripts made/build
+cp "$top/scripts/finetune.sh" "$top/scripts/common.sh" made/scripts
+ln -s "$reviews" made/build/reviews
+ln -s "$asks" made/build/ask
+echo 'train_gpt2 build/reviews build/ask:' >made/Makefile
+printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" --steps 3 --warmup 0 ;; esac\nexec "%s" "$@"\n' \
+    "$cpu" >made/train_gpt2
+chmod +x made/train_gpt2
+(cd made && sh scripts/finetune.sh >../made.out 2>&1)
+check the_script_evaluates_and_tunes sh -c 'grep -q "^val loss.*accuracy" made.out &&
+    grep -q "^data: .* rows of 128 tokens, packed" made.out && grep -q "are in out/finetune-demo/tuned$" made.out'
+check the_script_takes_a_file sh -c 'cd made && FILE=../train.jsonl MODEL=out/finetune-demo/read OUT=mine \
+    sh scripts/finetune.sh --seq 64 --no-save >../file.out 2>&1; grep "^3 of 3 steps" ../file.out'
+check the_script_refuses_no_file sh -c 'FILE=none.jsonl sh made/scripts/finetune.sh 2>&1 | grep "none.jsonl: there is no such file"'
+# What it shows: answers to the last three examples, before and after.
+tail -n 3 train.jsonl | sed 's/.*"prompt": "\([^"]*\)".*/\1/' >asked
+check the_script_shows_answers sh -c 'FILE=../train.jsonl; cd made; export FILE
+    MODEL=out/finetune-demo/read OUT=shown sh scripts/finetune.sh --seq 64 >../shown.out 2>&1
+    sed -n "/^before:/,/^after:/p" ../shown.out | grep -cF -f ../asked | grep -qx 3 &&
+        sed -n "/^after:/,\$p" ../shown.out | grep -cF -f ../asked | grep -qx 3'
+# ask FILE MODEL OPTION...: what the trainer is given for it
+printf '#!/bin/sh\necho "$@"\n' >said && chmod +x said
+ask() { (file=$1 model=$2; shift 2; FILE=$file MODEL=$model TRAINER=./said sh made/scripts/finetune.sh "$@") | grep -e '--data' | tail -n 1; }
+touch x.json x.JSONL x.ndjson x x.jsonl "my file.txt"
+for name in x.json x.JSONL x.ndjson x "my file.txt"; do
+    check "the_script_passes_$name" sh -c 'echo "$1" | grep -qF -e "--data $2 --batch"' - "$(ask "$name" m)" "$PWD/$name"
+done
+mkdir -p m
+for context in '"n_positions": 64' '"max_position_embeddings" : 100' '"n_positions":1024' '"n_layer":1'; do
+    printf '{"n_layer": 2,\n  %s,\n "n_head": 1}\n' "$context" >m/config.json
+    n=$(echo "$context" | tr -dc 0-9)
+    [ "$n" -gt 1 ] && [ "$n" -lt 256 ] || n=256
+    check "the_script_takes_a_context_$context" expr "$(ask x.jsonl m)" : ".* --seq $n --steps"
+done
+check the_script_takes_your_epochs sh -c '! echo "$0" | grep -qe --steps' "$(ask x.jsonl m --epochs 2)"
+check the_script_takes_your_seq expr "$(ask x.jsonl m --seq 32)" : '.* --seq 256 .* --seq 32$'
+# A GPU trainer is asked what fits; the options that it proposes are added. A model of the hub is fetched.
+mkdir -p made/dev/data
+printf '#!/bin/sh\necho "fetched: $*"\n' >made/dev/data/model.sh
+printf '#!/bin/sh\ncase "$*" in *--plan*) case "$*" in *"--moments bf16"*) ;; *)
+    echo "tide: this run needs 9 GiB; it fits with --moments bf16" >&2; exit 2 ;; esac ;; esac\necho "$@"\n' >fits && chmod +x fits
+fit() { (FILE=x.jsonl MODEL=$1 TRAINER=./fits; shift; export FILE MODEL TRAINER; sh made/scripts/finetune.sh "$@"); }
+check the_script_adds_what_fits sh -c 'echo "$0" | grep -q "does with --moments bf16" &&
+    echo "$0" | grep -qe "--out .*--data .* --moments bf16$"' "$(fit m)"
+check the_script_fetches sh -c 'echo "$0" | grep -qx "fetched: Owner/Name-0.5B" &&
+    echo "$0" | grep -qe "--model .*/made/data/Name-0.5B --data"' "$(fit Owner/Name-0.5B)"
+check the_script_plans sh -c 'echo "$0" | grep -qx "fetched: --tokenizer Owner/Name" &&
+    echo "$0" | tail -n 1 | grep -qe "--data .* --plan --moments bf16$" && ! echo "$0" | grep -q before:' "$(fit Owner/Name --plan)"
+printf '#!/bin/sh\necho "tide: this run needs 9 GiB" >&2; exit 2\n' >fits
+refuses the_script_says_what_does_not_fit 1 '^tide: this run needs 9 GiB$' env FILE=x.jsonl MODEL=m TRAINER=./fits sh made/scripts/finetune.sh
+refuses the_script_wants_examples_for_a_model 2 'MODEL without FILE' env MODEL=m sh made/scripts/finetune.sh
+
+# What an earlier call has trained is never removed: neither by the same script nor by the other.
+hash_of() { cksum <"$1/model.safetensors"; }
+tune_own() { (cd made && FILE=../train.jsonl MODEL=out/finetune-demo/read sh scripts/finetune.sh); }
+check own_examples_are_tuned tune_own
+own=$(hash_of made/out/finetune/tuned) demo=$(hash_of made/out/finetune-demo/tuned)
+check the_demo_runs_again sh -c 'cd made && sh scripts/finetune.sh >../again.out 2>&1'
+check and_says_where grep -q '^the earlier out/finetune-demo is out/finetune-demo-1 now$' again.out
+check the_demo_keeps_what_others_tuned test "$own" = "$(hash_of made/out/finetune/tuned)"
+check the_demo_keeps_the_earlier_one test "$demo" = "$(hash_of made/out/finetune-demo-1/tuned)"

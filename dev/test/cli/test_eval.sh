@@ -1,0 +1,239 @@
+#!/bin/sh
+# Evaluation as a user meets it: questions ranked by likelihood (--choices), what each row came to
+# (--scores), and the best checkpoint (--keep-best): on the CPU, on the emulated GPU, with two ranks,
+# resumed, killed, with no room. And HellaSwag's file as questions, from a hub that is a folder.
+# usage: sh dev/test/cli/test_eval.sh     (from the top of the repository, after make, make
+#        train_gpt2emu; ALL=1 is the same)
+set -u
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
+gpu=$(absolute "${TIDE_GPU:-train_gpt2emu}")
+[ -x "$gpu" ] || { echo "skip eval: $gpu is missing"; exit 0; }
+top=$(pwd)
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+export LC_ALL=C EMU_THREADS=1 OMP_NUM_THREADS=1
+. "$top/dev/test/cli.sh"
+cd "$work" || exit 1
+without_measuring
+# The same words in another order: what is learned of words helps there, what is learned by heart
+# does not.
+cat "$top/LICENSE" >text.txt
+tr ' ' '\n' <text.txt | sort | tr '\n' ' ' >val.txt
+small="--data text.txt --val val.txt --layers 2 --heads 2 --channels 32 --context 32 --batch 4 --lr 3e-2"
+small="$small --schedule constant --eval-every 4 --eval-batches 4"
+
+# field FILE NAME: its values, a line each
+field() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$1"; }
+near() { awk -v a="$1" -v b="$2" -v by="$3" 'BEGIN { exit !(a - b < by && b - a < by) }'; }
+saved() { ls "$1/checkpoints"; }
+
+# --- the best checkpoint ------------------------------------------------------------------------------
+
+best="$small --steps 40 --save-every 10 --keep 1 --keep-best"
+check keeps_the_best "$cpu" $best --out whole
+cp check.out whole.out
+lowest=$(field whole/log.jsonl val_loss | sort -g | head -n 1)
+step=$(grep '"best_val_loss"' whole/log.jsonl | tail -n 1 | sed 's/.*"step":\([0-9]*\).*/\1/')
+check which_is_not_the_last test "$step" -gt 4 -a "$step" -lt 40
+check its_loss_is_the_lowest test "$(field whole/log.jsonl best_val_loss | tail -n 1)" = "$lowest"
+check it_and_the_newest_are_there test "$(saved whole)" = "$(printf 'step_%08d\nstep_00000040' "$step")"
+check it_is_said grep -q "^whole/best has the weights of step $step: the lowest validation loss" whole.out
+loss_of() {  # loss_of MODEL: on the same data
+    "$cpu" --model "$1" --val val.txt --seq 32 --batch 4 --eval-batches 4 --steps 0 |
+        sed -n 's/^val loss //p'
+}
+check its_weights_are_the_best near "$(loss_of whole/best)" "$lowest" 1e-6
+check and_the_runs_are_others sh -c '! cmp -s whole/best/model.safetensors whole/model.safetensors'
+check without_the_option_there_is_none sh -c '"$@" && [ ! -e plain/best ]' - "$cpu" $small --steps 4 --out plain
+kills() { often_killed "$cpu" $best --steps $((40 * times)) --save-every 2; }
+check a_killed_run_goes_on longer kills
+"$cpu" $best --steps $((40 * times)) --save-every 2 --out long >long.out
+check to_the_same_best cmp killed/best/model.safetensors long/best/model.safetensors
+check and_the_same_log test "$(field killed/log.jsonl best_val_loss)" = "$(field long/log.jsonl best_val_loss)"
+
+# What was best before stays where the new one cannot be written, and is made up for.
+"$cpu" $best --steps 8 --out room >room.out
+cp room/best/model.safetensors before
+mkdir room/best/model.safetensors.tmp
+check no_room_is_said_and_at_the_end_fails sh -c '! "$@" 2>room.err &&
+    grep -q "warning: cannot write.*best.*goes on" room.err &&
+    tail -n 1 room.err | grep -q "cannot write.*best.*; the checkpoint of step 39 is whole"' \
+    - "$cpu" --resume --out room --steps 39 --lr 3e-3
+check and_the_old_one_stays cmp before room/best/model.safetensors
+rmdir room/best/model.safetensors.tmp
+"$cpu" --resume --out room --steps 40 >room.out
+newest=$(field room/log.jsonl best_val_loss | tail -n 1)
+check then_it_is_there near "$(loss_of room/best)" "$newest" 1e-6
+rm -r room/best
+check taken_from_its_checkpoint sh -c '"$@" && [ -s room/best/model.safetensors ]' - "$cpu" --resume --out room --steps 41
+
+refuses best_of_no_evaluation 2 'leave out --eval-every 0' "$cpu" $small --keep-best --eval-every 0
+head -n 20 "$top/LICENSE" >short.txt
+refuses best_of_no_data 2 'keep-best needs validation data' "$cpu" --data short.txt --layers 1 --heads 1 --channels 16 \
+    --context 512 --seq 512 --keep-best --steps 2 --out short
+refuses best_that_is_not_saved 2 'leave out --no-save' "$cpu" $small --keep-best --no-save
+
+# A checkpoint has the hash of the data that its best loss was measured on: losses of other data are
+# not compared, and the weights that were best on those stay. A log that is gone changes nothing.
+"$cpu" $best --out other >other.out
+first=$(grep -o 'weights of step .*' other.out)
+cp -r other without_log
+rm without_log/log.jsonl
+check the_log_may_be_gone sh -c '"$0" --resume --out without_log --steps 41 >log.out && grep -q "$1" log.out &&
+    ! grep -q "chosen anew" log.out' "$cpu" "$first"
+for change in "--val short.txt" "--eval-batches 3" "--batch 2"; do
+    rm -rf changed
+    cp -r other changed
+    name=$(echo "${change#--}" | tr -c 'a-z0-9\n' _)
+    check "best_of_other_${name}" sh -c '"$@" >changed.out && grep -q "^note: the best so far is of other validation data" \
+        changed.out && cmp changed/best_until_40/model.safetensors other/best/model.safetensors &&
+        grep -q "has the weights of step 44" changed.out' - "$cpu" --resume --out changed --steps 44 --seq 32 $change
+done
+
+# A model whose loss is no number has no accuracy, no scores and no samples: all its weights are 8e37.
+cp -r whole nan
+size=$(wc -c <nan/model.safetensors) header=$(($(od -An -tu8 -N8 nan/model.safetensors) + 8))
+{ head -c $header whole/model.safetensors; head -c $((size - header)) /dev/zero | tr '\0' '~'; } >nan/model.safetensors
+printf '{"prompt": "a", "choices": ["b", "c"], "answer": 0}\n{"prompt": "a", "choices": ["d", "e"], "answer": 0}\n' >ab.jsonl
+printf 'good\t0\nbad\t1\n' >ab.tsv
+for program in "$cpu" "$gpu"; do
+    name=$(basename "$program")
+    limit=
+    [ "$program" = "$cpu" ] || limit='--precision fp32'
+    refuses "${name}_nan_has_no_choices" 1 'loss of row 0 of --choices is not finite' \
+        "$program" --model nan --choices ab.jsonl --steps 0 $limit
+    refuses "${name}_nan_has_no_scores" 1 'not finite' "$program" --model nan --val ab.jsonl --steps 0 --scores nan.scores $limit
+    check "${name}_which_leave_no_file" sh -c '! ls nan.scores*'
+    refuses "${name}_nan_has_no_labels" 1 'not finite' "$program" --model nan --val ab.tsv --labels 'x|y' --tokenizer bytes --steps 0 $limit
+    refuses "${name}_nan_has_no_loss" 1 'not finite' "$program" --model nan --val val.txt --seq 32 --steps 0 $limit
+    refuses "${name}_nan_says_nothing" 1 'logits are not finite' "$program" --model nan --prompt x $limit
+    refuses "${name}_nan_is_not_dumped" 1 'nothing is dumped' "$program" --model nan --data text.txt --seq 32 --dump nan.dump $limit
+    refuses "${name}_nan_learns_nothing" 1 'is not finite\|stopped before the update' \
+        "$program" --model nan --data text.txt --seq 32 --steps 1 --out nan_out $limit
+done
+refuses nan_has_no_choices_while_mezo_trains 1 'not finite' "$cpu" --model nan --data text.txt --seq 32 --optimizer mezo \
+    --choices ab.jsonl --eval-every 1 --steps 3 --out nan_mezo
+check whose_log_has_no_accuracy sh -c '! grep accuracy nan_mezo/log.jsonl'
+refuses weights_beyond_bf16 2 'too large for this precision' sh -c '
+    { head -c "$1" whole/model.safetensors; yes "$(printf "\377\377\177\177")" | tr -d "\n" | head -c "$2"; } >nan/model.safetensors
+    "$0" --model nan --val val.txt --seq 32 --steps 0' "$gpu" $header $((size - header))
+refuses weights_beyond_fp16 2 'too large for this precision' sh -c '
+    { head -c "$1" whole/model.safetensors; head -c "$2" /dev/zero | tr "\0" "H"; } >nan/model.safetensors
+    "$0" --model nan --val val.txt --seq 32 --steps 0 --optimizer mezo --precision fp16' "$gpu" $header $((size - header))
+
+# In an open window the evaluation waits, so that what is saved is what was evaluated.
+"$cpu" $small --steps 24 --keep 1 --keep-best --offload zenflow --zen-window 3 --out zen >zen.out
+evaluated=$(grep '"val_loss"' zen/log.jsonl | sort -t : -k 3 -g | head -n 1 | sed 's/.*"step":\([0-9]*\).*/\1/')
+step=$(grep '"best_val_loss"' zen/log.jsonl | tail -n 1 | sed 's/.*"step":\([0-9]*\).*/\1/')
+check a_window_is_waited_for test "$step" -eq "$evaluated"
+check at_the_ends_of_windows awk -F '"step":' '/"val_loss"/ && $2 + 0 < 24 && ($2 - 1) % 3 { exit 1 }' \
+    zen/log.jsonl
+check with_the_loss_that_it_waited_with test "$(field zen/log.jsonl best_val_loss | tail -n 1)" = \
+    "$(field zen/log.jsonl val_loss | sort -g | head -n 1)"
+
+# On a GPU, and of two ranks' shards.
+emu="$small --precision fp32 --steps 12 --keep 1 --keep-best --save-every 5"
+"$gpu" $emu --out one >one.out
+"$top/scripts/launch.sh" 2 "$gpu" $emu --batch 2 --eval-batches 8 --zero 2 --out two >two.out
+for run in one two; do
+    lowest=$(field $run/log.jsonl val_loss | sort -g | head -n 1)
+    check "${run}_has_its_best" near "$(loss_of $run/best)" "$lowest" 2e-5
+done
+
+# --- questions ----------------------------------------------------------------------------------------
+
+cat >q.jsonl <<'END'
+{"prompt": "Permission is", "choices": [" hereby granted", " twenty xyz", "!"], "answer": 0}
+{"prompt": "", "choices": ["zqj", "the the"], "answer": 0}
+{"prompt": "Free of", "completion": " charge"}
+{"prompt": "The end of a very long prompt that is longer than the row", "choices": [" here", " there are longer choices than the row, too: these"], "answer": 1}
+END
+ask() {  # ask NAME COMMAND...: its scores
+    name=$1
+    shift
+    "$@" --choices q.jsonl --steps 0 --scores "$name.scores" >"$name.out"
+}
+check asks ask cpu "$cpu" --model whole --batch 3
+check a_line_for_each_choice test "$(wc -l <cpu.scores)" -eq 8
+check tokens_are_those_of_choices test "$(field cpu.scores tokens | tr '\n' ' ')" = "15 11 1 2 6 7 5 32 "
+ranked() {  # the share that is right, from the scores
+    awk -F '[:,]' 'function end() { if (n > 1) { asked++; right += best == answer } n = 0 }
+        $4 != index_now { end(); index_now = $4 }
+        { if (n == 0 || $12 < low) { low = $12; best = n } if ($8 == "true") answer = n; n++ }
+        END { end(); printf "%.2f", 100 * right / asked }' "$1"
+}
+check ranked_by_the_mean grep -q "^choices: accuracy $(ranked cpu.scores) %$" cpu.out
+check perplexity_is_its_exponential awk -F '[:,}]' \
+    '{ if ($14 / exp($12) > 1.00001 || $14 / exp($12) < 0.99999) exit 1 }' cpu.scores
+ask one "$cpu" --model whole --batch 1
+check batches_change_nothing cmp cpu.scores one.scores
+check a_tokens_loss_is_that_of_running_text sh -c 'head -c 33 val.txt >few.txt &&
+    awk "{ gsub(/\\\\/, \"&&\"); gsub(/\"/, \"\\\\\\\"\"); gsub(/\\t/, \"\\\\t\"); text = text (NR > 1 ? \"\\\\n\" : \"\") \$0 }
+        END { printf \"{\\\"text\\\": \\\"%s\\\"}\\n\", text }" few.txt >few.jsonl
+    a=$("$0" --model whole --val few.txt --seq 32 --steps 0 | sed -n "s/^val loss //p") &&
+    "$0" --model whole --val few.jsonl --steps 0 --scores few.scores &&
+    b=$(sed -n "s/.*\"loss\":\([^,]*\).*/\1/p" few.scores) && echo "$a $b" &&
+    awk "BEGIN { exit !($a - $b < 2e-6 && $b - $a < 2e-6) }"' "$cpu"
+check running_text_by_row sh -c '"$0" --model whole --val val.txt --seq 32 --eval-batches 2 --steps 0 \
+    --scores text.scores >text.out && [ "$(wc -l <text.scores)" -eq 16 ] &&
+    sed -n "s/.*\"loss\":\([^,]*\).*/\1/p" text.scores |
+    awk -v whole="$(sed -n "s/^val loss //p" text.out)" \
+        "{ sum += \$1 } END { x = sum / NR - whole; exit !(x < 1e-6 && x > -1e-6) }"' "$cpu"
+
+same_scores() {  # same_scores A B TOLERANCE
+    paste "$1" "$2" | awk -F '[:,\t]' -v by="$3" '{ x = $12 - $26; if (x < 0) x = -x; if (x > by) { print; exit 1 } }'
+}
+ask gpu "$gpu" --model whole --batch 3 --precision fp32
+check a_gpu_gives_the_same same_scores cpu.scores gpu.scores 2e-4
+ask zo "$gpu" --model whole --batch 3 --precision fp32 --optimizer mezo --resident-blocks 0
+check and_with_layers_that_stream same_scores cpu.scores zo.scores 2e-4
+
+# While training: in the log, the same of two ranks; and a run without held-out data.
+train="--data text.txt --val val.txt --model whole --batch 4 --steps 4 --eval-every 2 --no-save --eval-batches 4"
+check asks_while_training "$cpu" $train --choices q.jsonl --out asked
+cp check.out asked.out
+check on_the_screen grep -q '^step 2 | val loss [0-9.]* | choices [0-9.]* %' asked.out
+check in_the_log test "$(field asked/log.jsonl choices_accuracy | wc -l)" -eq 2
+"$gpu" $train --precision fp32 --choices q.jsonl --out asked_one >asked_one.out
+"$top/scripts/launch.sh" 2 "$gpu" $train --batch 2 --eval-batches 8 --precision fp32 --choices q.jsonl --out asked_two >asked_two.out
+check of_two_ranks_the_same test "$(field asked_one/log.jsonl choices_accuracy)" = "$(field asked_two/log.jsonl choices_accuracy)"
+check nothing_else_to_evaluate sh -c '"$@" --data text.txt --seq 16 --batch 4 --val q.jsonl --model whole --steps 0 --out unused 2>/dev/null;
+    head -c 200 text.txt >short.txt; "$@" --data short.txt --model whole --batch 1 --steps 2 --eval-every 1 --no-save \
+        --choices q.jsonl --out alone && grep -q "^{.step.:1,.choices_accuracy.:" alone/log.jsonl' - "$cpu"
+check labels_do_not_mix_them_up sh -c 'printf "good\t1\nbad\t0\n" >l.tsv; for t in "$0" "$1 --precision fp32"; do
+    $t --model whole --val l.tsv --labels "a|b" --choices q.jsonl --steps 0 >labels.out &&
+        grep -q "^$(cat cpu.out | tail -n 1)" labels.out || exit 1; done' "$cpu" "$gpu"
+
+refuses scores_while_training 2 'scores is of an evaluation' "$cpu" $train --scores s
+refuses scores_of_nothing 2 'scores needs --data, --val or --choices' "$cpu" --model whole --steps 0 --scores s --out o
+refuses scores_of_words 2 'no losses by token' "$cpu" --model whole --val l.tsv --labels 'a|b' --steps 0 --scores s
+refuses choices_are_json_lines 2 'l.tsv, line 1: no JSON' "$cpu" --model whole --steps 0 --choices l.tsv
+grep completion q.jsonl >none.jsonl
+refuses questions_have_choices 2 'no line has several' "$cpu" --model whole --steps 0 --choices none.jsonl
+
+# --- HellaSwag ------------------------------------------------------------------------------------------
+
+command -v curl >/dev/null || { echo "skip hellaswag: no curl on this machine"; exit 0; }
+mkdir hub
+awk 'BEGIN { for (i = 0; i < 10042; i++) printf "{\"ind\": %d, \"activity_label\": \"Roof \\\"label\\\": 9\", \"ctx_a\": \"A man.\", \"ctx_b\": \"he\", \"ctx\": \"A \\\"man\\\" sits.\\n he\", \"split\": \"val\", \"label\": %d, \"endings\": [\"is, [using] it.\", \"says \\\"no\\\".\", \"\\u00e9t\\u00e9 \\\\\", \"starts.\"], \"source_id\": \"x\"}\n", i, i % 4 }' >hub/hellaswag_val.jsonl
+export HELLASWAG_URL="file://$work/hub"
+check hellaswag_comes sh "$top/dev/data/hellaswag.sh" h
+check as_questions test "$(sed -n 3p h/val.jsonl)" = \
+    '{"prompt": "A \"man\" sits.\n he", "choices": [" is, [using] it.", " says \"no\".", " \u00e9t\u00e9 \\", " starts."], "answer": 2}'
+check all_of_them test "$(wc -l <h/val.jsonl)" -eq 10042
+check hellaswag_comes_again sh "$top/dev/data/hellaswag.sh" h
+cp -r h mine && echo >>mine/val.jsonl && cp mine/val.jsonl changed.jsonl
+check changed_questions_stay sh -c '! sh "$1"/dev/data/hellaswag.sh mine >fetch.out 2>fetch.err &&
+    grep -q "mine/val.jsonl is there, and is another" fetch.err && cmp mine/val.jsonl changed.jsonl' - "$top"
+check without_a_part test "$(ls mine | wc -l)" -eq 2
+sed -i '700s/"endings"/"ends"/' h/hellaswag_val.jsonl
+check a_damaged_line_is_named sh -c '! sh "$1"/dev/data/hellaswag.sh h >fetch.out 2>fetch.err &&
+    grep -q "line 700 has no endings" fetch.err && grep -q "is damaged. Remove it" fetch.err' - "$top"
+check and_asked env HELLASWAG=h/val.jsonl QUESTIONS=8 TRAINER="$cpu" OUT=h/scores.jsonl \
+    sh "$top/scripts/hellaswag.sh" whole --batch 4
+check each_of_them test "$(wc -l <h/scores.jsonl)" -eq 32
+check and_nothing_more test "$(ls h | wc -l)" -eq 3
+ask_again() { env HELLASWAG=h/val.jsonl QUESTIONS=4 TRAINER="$cpu" OUT=h/scores.jsonl \
+    sh "$top/scripts/hellaswag.sh" whole; }
+refuses scores_are_not_overwritten 2 'h/scores.jsonl is there: choose another OUT' ask_again

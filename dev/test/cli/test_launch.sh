@@ -1,0 +1,178 @@
+#!/bin/sh
+# scripts/launch.sh: what it tells its ranks, how they end, and that nothing of them stays.
+# usage: sh dev/test/cli/test_launch.sh      (from the top of the repository, after make test's builds;
+#                                        RANKS: the program that is a rank, build/test/test_ranks;
+#                                        ALL=1: waits as long as a user would)
+set -u
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+program=$(absolute "${RANKS:-build/test/test_ranks}")
+launch=$(pwd)/scripts/launch.sh
+. dev/test/cli.sh
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+unset OMP_NUM_THREADS MASTER_PORT MASTER_ADDR RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+
+cat >tell <<'END'
+#!/bin/sh
+echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $*"
+echo "$MASTER_PORT" >>ports
+[ -z "$(cat)" ]  # there is no input, and no waiting for one
+END
+chmod +x tell
+share=$(($(nproc) / 3))
+[ $share -gt 0 ] || share=1
+for r in 0 1 2; do echo "$r $r 3 3 127.0.0.1 $share a b  c"; done >expected
+told() { sh "$launch" 3 ./tell a 'b  c' >said && sort said | diff - expected; }
+check ranks_are_told_who_they_are told
+one_port() { [ "$(wc -l <ports)" -eq 3 ] && [ "$(sort -u ports | wc -l)" -eq 1 ]; }
+check they_have_one_port one_port
+check it_is_not_one_of_the_kernels awk '$1 < 20000 || $1 >= 32000 { exit 1 }' ports
+kept() {
+    MASTER_PORT=4321 OMP_NUM_THREADS=7 sh "$launch" 2 ./tell >said \
+        && [ "$(grep -c ' 7 $' said)" -eq 2 ] && [ "$(grep -cx 4321 ports)" -eq 2 ]
+}
+check what_is_set_is_kept kept
+
+for n in '' 0 x 1x -1 99999; do refuses "not_a_number_'$n'" 2 usage: sh "$launch" "$n" true; done
+refuses no_command 2 usage: sh "$launch" 2
+refuses unknown_command 2 'no such command' sh "$launch" 2 ./no_such_command
+
+# ends CODE COMMAND...: within some minutes
+ends() {
+    expected=$1
+    shift
+    timeout -k 1 300 sh "$launch" "$@"
+    got=$?
+    [ $got -eq "$expected" ] || { echo "code $got"; return 1; }
+}
+# shellcheck disable=SC2016  # these are the ranks' variables
+{
+check all_succeed ends 0 4 true
+check all_fail ends 9 4 sh -c 'exit 9'
+check the_last_fails ends 3 4 sh -c '[ $RANK -lt 3 ] || { sleep 1; exit 3; }'
+check a_killed_rank ends 137 3 sh -c '[ $RANK != 1 ] || kill -9 $$'
+}
+
+# At once is between two looks, so the launcher's first look comes after all of them.
+mkdir late
+cat >late/sleep <<END
+#!/bin/sh
+while [ "\$(wc -l <ended)" -lt 4 ]; do $(command -v sleep) 0.05; done
+exec $(command -v sleep) 1
+END
+chmod +x late/sleep
+at_once() {
+    : >ended
+    # shellcheck disable=SC2016
+    PATH=$work/late:$PATH ends 2 4 sh -c 'echo >>ended; exit $((RANK == 2 ? 2 : 1))'
+}
+check the_larger_code_of_those_at_once at_once
+
+# Whoever does not end has 15 seconds, in many short sleeps: here these take a hundredth.
+mkdir quick
+cat >quick/sleep <<END
+#!/bin/sh
+case \$1 in 0.*) set -- "0.00\${1#0.}" ;; esac
+exec $(command -v sleep) "\$1"
+END
+chmod +x quick/sleep
+real=$PATH
+whole || PATH=$work/quick:$PATH
+cat >stay <<'END'
+#!/bin/sh
+# Rank 1 fails; the others stay, one with a child and one that does not hear SIGTERM.
+sleep 1000 &
+echo "$$ $!" >>pids
+case $RANK in
+    0) wait ;;
+    1) while [ "$(wc -l <pids)" -lt 3 ]; do sleep 0.1; done; exit 7 ;;
+    2) trap '' TERM; while :; do sleep 1; done ;;
+esac
+END
+chmod +x stay
+# Who was killed takes a moment to end, on a busy machine.
+gone() {
+    [ "$(wc -l <pids)" -eq 3 ] || return 1
+    for p in $(cat pids); do
+        looks=0
+        while kill -0 "$p" 2>/dev/null && ! grep -q '^State:.Z' "/proc/$p/status"; do
+            looks=$((looks + 1))
+            [ $looks -lt 100 ] || { echo "$p still runs"; return 1; }
+            PATH=$real sleep 0.05
+        done
+    done
+}
+check one_fails_and_others_stay ends 7 3 ./stay
+check nothing_is_left_of_them gone
+PATH=$real
+
+cat >hear <<'END'
+#!/bin/sh
+for s in INT TERM HUP; do trap "echo $s >>heard; exit 0" $s; done
+echo $$ >>pids
+while :; do sleep 0.1; done
+END
+chmod +x hear
+# SIGNAL TO: each rank hears it once, and ends well. TO is empty: only the script gets it; -: all that
+# a terminal would send it to.
+hears() {
+    : >pids
+    : >heard
+    setsid $as_in_a_terminal sh "$launch" 3 ./hear &
+    script=$!
+    while [ "$(wc -l <pids)" -lt 3 ]; do sleep 0.1; done
+    kill -s "$1" -- "$2$script"
+    wait $script
+    got=$?
+    [ $got -eq 0 ] && [ "$(grep -cx "$1" heard)" -eq 3 ] && [ "$(wc -l <heard)" -eq 3 ] \
+        || { echo "code $got, heard $(cat heard)"; return 1; }
+}
+as_in_a_terminal="env --default-signal=INT,TERM,HUP"  # no signal is ignored, as it is with nohup
+if command -v setsid >/dev/null && $as_in_a_terminal true 2>/dev/null; then
+    for s in INT TERM HUP; do
+        check "signal_${s}_is_passed_on" hears $s ''
+        check "signal_${s}_comes_once" hears $s -
+        check "nothing_is_left_after_$s" gone
+    done
+    # before a rank has said what to do about it
+    interrupted() {
+        : >pids
+        # shellcheck disable=SC2016
+        setsid $as_in_a_terminal sh "$launch" 3 sh -c 'echo $$ >>pids; sleep 1000' &
+        script=$!
+        while [ "$(wc -l <pids)" -lt 3 ]; do sleep 0.1; done
+        kill -s INT -- -$script
+        wait $script
+        got=$?
+        [ $got -eq 130 ] || { echo "code $got"; return 1; }
+    }
+    check signal_INT_ends_what_does_not_hear_it interrupted
+    check nothing_is_left_then gone
+else
+    echo "skip launch_signals: no setsid, or an env without --default-signal"
+fi
+
+# With ranks that know each other.
+[ -x "$program" ] || { echo "skip launch_ranks: $program is missing"; exit 0; }
+talk() { [ "$(sh "$launch" "$1" "$program" talk)" = "$1 ranks" ]; }
+for n in 1 2 5; do check "ranks_talk_$n" talk $n; done
+both() {
+    sh "$launch" 3 "$program" talk >one &
+    sh "$launch" 2 "$program" talk >two && wait $! && [ "$(cat one two)" = "3 ranks
+2 ranks" ]
+}
+check two_runs_at_once both
+for i in 1 $(whole && echo 2 3); do
+    refuses "one_dies_$i" 2 '^tide: rank 1: bad input$' sh "$launch" 3 "$program" die
+    refuses "one_is_killed_$i" 137 '^tide: rank 1 is gone: ' sh "$launch" 3 "$program" kill
+done
+# Half a description, and processes that a launcher did not tell their number on this machine.
+refuses world_without_rank 2 '^tide: WORLD_SIZE is 2, but RANK is not set' env WORLD_SIZE=2 \
+    "$program" talk
+alone() { [ "$(env "$@" "$program" talk)" = "1 ranks" ]; }
+check one_process_of_one alone RANK=0 WORLD_SIZE=1
+check world_of_one alone WORLD_SIZE=1
+check a_batch_script_is_alone alone SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8
+refuses no_local_rank 2 'both number 0 on .*: LOCAL_RANK is missing' sh "$launch" 2 \
+    env -u LOCAL_RANK -u LOCAL_WORLD_SIZE "$program" talk

@@ -1,0 +1,479 @@
+#!/bin/sh
+# Nothing of a user's is lost: files that this program did not write, inputs, what is written while
+# descriptors are closed or files are cut. Whatever ends or disturbs a run costs at most what its
+# checkpoints' interval says: kill -9, signals
+# to it and to all that was started with it, a second run in its folder, a disk that is full for a
+# while. At random moments, on one process and on several; then it has the bits of a run that nobody
+# disturbed.
+# usage: sh dev/test/cli/test_lost.sh      (from the top of the repository, after make, make
+#        train_gpt2emu; ALL=1: 100 times, not 12)
+set -u
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+# What began under nohup ignores SIGHUP, and so would all that it starts.
+[ $((0x0$(sed -n 's/^SigIgn:[^0-9a-f]*//p' /proc/self/status) & 1)) = 0 ] ||
+    exec env --default-signal=HUP sh "$0"
+# A disk that can be filled needs a name space of its own, to be mounted in.
+if [ -z "${SMALL_DISK-}" ]; then
+    for enter in "unshare -m" "unshare -Urm"; do
+        # shellcheck disable=SC2086  # two words
+        $enter mount -t tmpfs none /mnt 2>/dev/null && SMALL_DISK=yes exec $enter sh "$0"
+    done
+fi
+cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
+gpu=$(absolute "${TIDE_GPU:-train_gpt2emu}")
+launch=$(absolute "${LAUNCH:-scripts/launch.sh}") scripts=$(absolute scripts)
+for program in "$cpu" "$gpu"; do
+    [ -x "$program" ] || { echo "skip lost: $program is missing"; exit 0; }
+done
+export OMP_NUM_THREADS=1 EMU_THREADS=1
+work=$(mktemp -d) || exit 1
+trap 'kill -9 $(jobs -p) 2>/dev/null; umount "$work/disk" 2>/dev/null; rm -rf "$work"' EXIT
+. dev/test/cli.sh
+cat LICENSE LICENSE LICENSE >"$work/text.txt"
+cd "$work" || exit 1
+without_measuring
+mkdir disk
+if [ -n "${SMALL_DISK-}" ]; then mount -t tmpfs -o size=8m none disk || exit 1
+else echo "skip lost_disk_full: no disk can be mounted here"; fi
+tiny="--data text.txt --layers 2 --heads 2 --channels 32 --context 16 --batch 1 --eval-every 0"
+tiny="$tiny --warmup 0 --schedule constant"
+endless="$tiny --steps 1000000"
+
+# The last step that was logged, and the last that was saved, or 0.
+logged() { tail -n 1 "$1/log.jsonl" | sed 's/{"step":\([0-9]*\),.*/\1/'; }
+saved() { ls "$1/checkpoints" 2>/dev/null | sed -n 's/^step_0*//p' | grep . | sort -n | tail -n 1 | grep . || echo 0; }
+
+# --- one run owns --out -----------------------------------------------------------------------------
+
+brief="timeout 60"  # who is not refused would go on
+"$cpu" $endless --save-every 20 --out own >own.out 2>own.err &
+owner=$!
+until_saved $owner own
+inode=$(ls -i own/log.jsonl)
+refuses a_second_run_is_refused 2 "own belongs to a run.*(process $owner on " $brief "$cpu" --resume --out own
+refuses a_new_run_too 2 'belongs to a run' $brief "$cpu" $endless --out own
+refuses on_the_gpu_too 2 "process $owner" $brief "$gpu" --resume --out own
+refuses what_only_writes_the_model_too 2 'belongs to a run' $brief "$cpu" --data text.txt --steps 0 --out own
+check who_only_reads_is_not "$cpu" --model own --steps 0 --prompt x --sample-tokens 3
+check and_may_evaluate "$cpu" --resume --out own --steps 0
+check it_keeps_its_log test "$inode" = "$(ls -i own/log.jsonl)"
+seen=$(logged own)
+await $owner sh -c "[ \$(grep -c loss own/log.jsonl) -gt $((seen + 2)) ]"
+check it_is_still_at_work kill -0 $owner
+kill -9 $owner
+wait $owner 2>/dev/null
+check after_a_kill_the_lock_is_free "$cpu" --resume --out own --steps $(($(saved own) + 1))
+refuses a_run_that_is_refused_leaves_no_folder 2 'channels' $brief "$gpu" $tiny --channels 34 --out refused
+check nor_a_lock test ! -e refused
+
+# --- what another program, or the user, has put there stays -----------------------------------------
+
+# copy_of DIR: its files, to be compared later
+copy_of() { rm -rf "$1.before" && cp -a "$1" "$1.before"; }
+as_before() { diff -r "$1" "$1.before" >differs.out || { cat differs.out; return 1; }; }
+rm -rf own/checkpoints
+cp -r own theirs
+printf x >>theirs/tokenizer_config.json
+rm theirs/log.jsonl theirs/loss.svg
+copy_of theirs
+short="$tiny --steps 2"
+for names in all vocab.json tokenizer_config.json config.json model-00001-of-00002.safetensors \
+    model.safetensors.index.json tokenizer.json log.jsonl best; do
+    if [ $names != all ]; then
+        rm -rf theirs
+        mkdir theirs
+        case $names in best) mkdir theirs/best ;; *) echo '{}' >theirs/$names ;; esac
+        copy_of theirs
+    fi
+    refuses "out_with_${names}_of_others_is_refused" 2 'which this program did not write there' \
+        "$cpu" $short --out theirs
+    check "and_nothing_of_${names}_is_changed" as_before theirs
+done
+cp -r own loaded
+copy_of loaded
+refuses out_where_the_model_is_read 2 'which --model reads' "$cpu" --model loaded --data text.txt --steps 1 --out ./loaded
+ln -s loaded link
+refuses also_by_a_link 2 'which --model reads' "$cpu" --model loaded --data text.txt --steps 0 --out link
+refuses out_where_the_tokenizer_is 2 'which --tokenizer reads' "$cpu" $short --tokenizer loaded --out loaded
+check the_model_is_as_it_was as_before loaded
+mkdir notes
+echo mine >notes/text.txt
+check a_folder_with_other_files_is_no_model "$cpu" $short --out notes
+check whose_files_stay grep -q mine notes/text.txt
+check out_of_an_earlier_run_without_checkpoints sh -c '"$@" && "$@"' - "$cpu" $short --no-save --out unsaved
+check or_of_a_model_that_was_converted sh -c '"$@" && "$@"' - "$cpu" --model own --data text.txt --steps 0 --out converted
+printf x >>converted/model.safetensors
+refuses but_not_once_it_is_another 2 'holds model.safetensors' "$cpu" --model own --data text.txt --steps 0 --out converted
+
+# A resumed run replaces no model that another program has put there, nor through a link.
+"$cpu" $tiny --val text.txt --steps 4 --eval-every 2 --keep-best --out mine >mine.out 2>&1
+for there in model.safetensors config.json best/model.safetensors best/tokenizer_config.json \
+    model.safetensors.index.json model-00001-of-00002.safetensors; do
+    rm -rf replaced
+    cp -rp mine replaced
+    echo '{"theirs": 1}' >replaced/$there
+    copy_of replaced
+    refuses "resume_over_$there" 2 "holds $there, which this program did not write there: move it away" \
+        "$cpu" --resume --steps 8 --out replaced
+    rm -f replaced/.lock replaced.before/.lock
+    check "and_leaves_$there" as_before replaced
+done
+rm -r mine/best
+cp -r loaded theirs_best
+copy_of theirs_best
+ln -s ../theirs_best mine/best
+refuses resume_over_a_linked_best 2 'which this program did not write there' "$cpu" --resume --steps 8 --out mine
+check and_leaves_the_linked_best as_before theirs_best
+rm mine/best
+check it_goes_on_without_it "$cpu" --resume --steps 8 --out mine
+sed -i 's/^written$/writing/' mine/.tide
+touch mine/config.json
+check and_where_a_save_was_cut_off "$cpu" --resume --steps 10 --out mine
+# checkpoints/ may hold what is not a checkpoint; temporary names and .lock may be links
+mkdir -p mine/checkpoints/step_00000001/sub mine/checkpoints/tmp_mine
+echo thesis >mine/checkpoints/step_00000001/sub/thesis
+echo thesis >mine/checkpoints/tmp_mine/thesis
+cp text.txt secret.txt
+for name in loss.svg model.safetensors config.json .tide log.jsonl; do ln -sf ../secret.txt mine/$name.tmp; done
+check checkpoints_are_removed "$cpu" --resume --steps 16 --save-every 2 --keep 1 --out mine
+check and_nothing_else sh -c 'cmp -s secret.txt text.txt && grep -q thesis mine/checkpoints/step_00000001/sub/thesis &&
+    grep -q thesis mine/checkpoints/tmp_mine/thesis && [ "$(ls mine/checkpoints | grep -c "^step_0000001[0-6]")" -le 2 ]'
+mkdir locked
+cp text.txt locked/.lock
+refuses a_lock_of_others 2 'holds .lock, which this program did not write' "$cpu" $short --out locked
+check which_stays cmp text.txt locked/.lock
+mkdir linked
+ln -s ../secret.txt linked/.lock
+"$cpu" $short --out linked >linked.out 2>&1
+check a_linked_lock_is_not_written_through cmp text.txt secret.txt
+refuses a_dump_over_a_model 2 "would replace a model's file" "$cpu" $tiny --dump own/model.safetensors
+check a_dump_over_an_older_dump sh -c '"$@" && "$@"' - "$cpu" $tiny --dump dumped.safetensors
+
+# Scripts leave what an earlier call, or a user, has trained.
+mkdir -p trained/tuned trained/read
+cp loaded/model.safetensors trained/tuned
+cp loaded/model.safetensors trained/read
+copy_of trained
+for script in finetune zo_reviews; do
+    refuses "${script}_removes_nothing" 2 'no earlier call of this script has made' env OUT=trained TRAINER="$cpu" \
+        sh "$scripts/$script.sh"
+    check "${script}_leaves_all" as_before trained
+done
+for i in 1 2 3; do
+    DATA=text.txt OUT=made sh "$scripts/run.sh" "$cpu" --steps $i --eval-every 0 --sample-every 0 >made.out 2>&1
+    cp made/model.safetensors made.$i
+done
+check run_keeps_every_earlier_run sh -c 'cmp made.1 made-1/model.safetensors && cmp made.2 made-2/model.safetensors &&
+    cmp made.3 made/model.safetensors && ! cmp -s made.1 made.2'
+
+# --- no output is an input ----------------------------------------------------------------------------
+
+cp text.txt in.txt
+cp text.txt in.tmp
+ln -s in.txt soft
+ln in.txt hard
+printf '{"text": "a text"}\n{"prompt": "a", "choices": ["b", "c"], "answer": 0}\n' >in.jsonl
+cp in.txt in.txt.before
+cp in.jsonl in.jsonl.before
+over() {  # over NAME OUTPUT INPUT COMMAND...
+    name=$1 output=$2 input=$3
+    shift 3
+    refuses "$name" 2 "would replace .*, which $input reads" "$@" $output
+    check "${name}_stays" sh -c 'cmp in.txt in.txt.before && cmp in.jsonl in.jsonl.before'
+}
+over scores_over_val "--scores in.jsonl" --val "$cpu" --model own --steps 0 --val in.jsonl
+over scores_over_choices "--scores ./in.jsonl" --choices "$cpu" --model own --steps 0 --choices in.jsonl
+over dump_over_data "--dump in.txt" --data "$cpu" $tiny --data in.txt
+over dump_over_a_pattern "--dump in.txt" --data "$cpu" $tiny --data 'in.tx*'
+over dump_through_a_link "--dump soft" --data "$cpu" $tiny --data in.txt
+over dump_by_a_second_name "--dump hard" --data "$cpu" $tiny --data in.txt
+over dump_by_its_temporary_name "--dump in" --data "$cpu" $tiny --data in.tmp
+over dump_over_the_model "--dump own/model.safetensors" --model "$cpu" --model own --data in.txt
+over trace_over_data "--trace notes/../in.txt" --data "$gpu" $tiny --data in.txt
+over tune_over_val "--tune in.txt" --val "$gpu" $tiny --val in.txt
+over rates_over_data "--rates in.txt" --data "$gpu" --calibrate --data in.txt
+ln -s /dev/null device  # (if it is replaced, only the link is lost)
+refuses a_device_is_no_file 2 'device is no regular file' "$cpu" --model own --steps 0 --val in.jsonl --scores device
+check and_stays_one test -c device
+mkdir held
+cp in.txt held/log.jsonl
+over out_over_data "--out held" --data "$cpu" $short --data held/log.jsonl
+refuses two_outputs_are_one_file 2 'are one file' "$gpu" $tiny --trace x.json --tune x.json
+
+# --- closed descriptors, and files that others cut -----------------------------------------------------
+
+for closed in '<&-' '>&-' '2>&-' '<&- >&-' '<&- >&- 2>&-'; do
+    rm -rf closed
+    eval '"$cpu" $short --out closed >/dev/null' "$closed"
+    eval '"$cpu" $short --resume --steps 4 --out closed >/dev/null' "$closed"
+    check "closed_$closed" sh -c '[ "$(grep -c "^{\"step\":[0-9]*,\"loss\".*}$" closed/log.jsonl)" -eq 4 ] &&
+        ! grep -v "^{.*}$" closed/log.jsonl && grep -q "^process [0-9]* on " closed/.lock &&
+        [ "$(wc -l <closed/.lock)" -eq 1 ]'
+done
+check closed_for_two_ranks sh -c '"$0" 2 "$@" --out closed2 <&- >&- 2>&- && ! grep -v "^{.*}$" closed2/log.jsonl' \
+    "$launch" "$gpu" $short
+head -c 1024 /dev/zero >tokens.bin
+printf '\210\330\064\001\001\000\000\000\000\000\040\000' | dd of=tokens.bin conv=notrunc 2>/dev/null
+truncate -s $((1024 + 2 * 2097152)) tokens.bin
+"$cpu" $endless --data tokens.bin --save-every 20 --out cut >cut.out 2>cut.err &
+cutting=$!
+until_saved $cutting cut
+truncate -s 1024 tokens.bin
+await $cutting false
+wait $cutting
+check a_file_that_is_cut_ends_with_a_line test $? -eq 1 -a "$(cat cut.err)" = "tide: a file was cut short, or its disk \
+failed, while this program read it; what was saved before is whole"
+truncate -s $((1024 + 2 * 2097152)) tokens.bin
+check and_what_was_saved_is_whole "$cpu" --resume --out cut --steps $(($(saved cut) + 1))
+(
+    ulimit -f 10
+    refuses a_file_beyond_the_limit 1 'File too large' "$cpu" $tiny --steps 4 --save-every 2 --out limited
+)
+check leaves_no_part_of_it sh -c '! find limited | grep -e tmp -e safetensors'
+
+"$cpu" $endless --save-every 0 --out unsaved_yet >unsaved.out 2>&1 &
+owner=$!
+await $owner test -e unsaved_yet/log.jsonl
+refuses resume_of_a_run_without_a_checkpoint_yet 2 'belongs to a run that is still at work' $brief "$cpu" --resume --out unsaved_yet
+kill -9 $owner
+wait $owner 2>/dev/null
+
+# All ranks own it: as long as one of them lives, even without the others.
+cat >ranked <<'END'
+echo $$ >pid.$RANK
+exec "$@"
+END
+"$launch" 2 sh ranked "$gpu" $endless --save-every 5 --out ranks >ranks.out 2>ranks.err &
+launcher=$!
+until_saved $launcher ranks
+refuses ranks_own_it 2 'ranks belongs to a run' $brief "$gpu" --resume --out ranks
+kill -STOP "$(cat pid.1)"
+kill -9 "$(cat pid.0)"
+refuses one_of_them_is_enough 2 'ranks belongs to a run' $brief "$gpu" --resume --out ranks
+kill -CONT "$(cat pid.1)"
+wait $launcher
+# Signals to several ranks, one after the other: who has heard of the first has got one.
+"$launch" 2 sh ranked "$gpu" $endless --layers 6 --channels 256 --save-every 0 --out apart \
+    >apart.out 2>apart.err &
+await $! grep -qs '"step":2,' apart/log.jsonl
+kill -TERM "$(cat pid.0)"
+await $! sh -c 'ls apart/checkpoints 2>/dev/null | grep -q .'  # it is being saved
+kill -TERM "$(cat pid.1)" 2>/dev/null
+wait $!
+check signals_one_after_the_other_save test $? -eq 143 -a "$(logged apart)" = "$(saved apart)"
+check then_it_is_free "$gpu" --resume --out ranks --steps $(($(saved ranks) + 1))
+
+# --- signals ----------------------------------------------------------------------------------------
+
+# As `make run` in a terminal: make passes a signal on that the trainer has got, too.
+printf 'run:\n\t%s %s --save-every 0 --out $(OUT) >$(OUT).out\n' "$cpu" \
+    "$endless" >makefile
+group() {  # group OUT SIGNAL: to the process group of make
+    setsid make -s run OUT="$1" >"$1.make" 2>&1 &
+    leader=$!
+    await $leader grep -qs '"step":3,' "$1/log.jsonl"
+    kill -s "$2" -- "-$leader"
+    wait $leader 2>/dev/null
+    flock "$1/.lock" true  # (a shell between make and the trainer may not wait for it)
+    check "a_${2}_to_the_group_saves" test "$(logged "$1")" -eq "$(saved "$1")"
+    check "and_says_$2" grep -q '^stopped by signal' "$1.out"
+}
+group term TERM
+group hup HUP
+group int INT
+timeout -s TERM 1 make -s run OUT=timeout >timeout.make 2>&1
+flock timeout/.lock true
+check a_timeout_saves test -s timeout/model.safetensors -a "$(saved timeout)" = "$(logged timeout)"
+for signal in 1:HUP 2:INT 15:TERM; do
+    "$cpu" $endless --out ends >ends.out 2>ends.err &
+    await $! grep -qs '"step":3,' ends/log.jsonl
+    kill "-${signal#*:}" $!
+    wait $!
+    check "the_exit_code_tells_of_${signal#*:}" test $? -eq $((128 + ${signal%:*}))
+    rm -rf ends
+done
+# Where tee dies of the Ctrl-C that the trainer has got, too, its lines go nowhere; and a reader that
+# has enough ends a run, which saves.
+("$cpu" $endless --out ends 2>ends.err; echo $? >code) | head -n 9 >ends.out
+check a_reader_that_goes_is_a_signal test "$(cat code)" -eq 141 -a "$(logged ends)" = "$(saved ends)"
+rm -rf ends
+nohup "$cpu" $endless --out ends >ends.out 2>ends.err &
+await $! grep -qs '"step":3,' ends/log.jsonl
+kill -HUP $!
+seen=$(logged ends)
+await $! sh -c "[ \$(grep -c loss ends/log.jsonl) -gt $((seen + 9)) ]"
+check nohup_is_minded kill -TERM $!
+wait $!
+rm -rf ends
+# What does not come to an end (an evaluation here) is ended by a second signal, a second later.
+"$cpu" $endless --eval-every 5 --eval-batches 100000 --val "$cpu" --out ends >ends.out 2>ends.err &
+await $! grep -qs '"step":5,' ends/log.jsonl
+kill -INT $!
+sleep 0.2
+kill -INT $!
+sleep 1
+check a_second_signal_at_once_is_the_same kill -INT $!
+wait $!
+check one_that_comes_later_is_not test $? -eq 130 -a ! -d ends/checkpoints
+
+# --- when checkpoints are saved -----------------------------------------------------------------------
+
+often="env TIDE_SAVE_SECONDS=0.05"
+"$cpu" $tiny --steps 1 --out auto >auto.out
+check by_default_it_saves_by_time grep -q '^checkpoints: .* every 10 minutes' auto.out
+by_time() {  # by_time NAME COMMAND...: at least three, before the end
+    name=$1
+    shift
+    rm -rf disk/*
+    "$@" --keep 9 --out "disk/$name" >"$name.out" 2>&1 &&
+        [ "$(ls "disk/$name/checkpoints" | wc -l)" -ge 4 ]
+}
+one() { by_time one $often "$cpu" $tiny --steps $((1000 * times)); }
+two() { by_time two $often "$launch" 2 "$gpu" $tiny --zero 2 --offload zero --steps $((60 * times)); }
+zo() { by_time zo $often "$launch" 2 "$gpu" $tiny --optimizer mezo --steps $((60 * times)); }
+check it_is_often_time longer one
+check and_for_two_ranks longer two
+check and_for_zeroth_order longer zo
+
+# --- a disk that is full --------------------------------------------------------------------------------
+
+fill() { cat /dev/zero >disk/fill 2>/dev/null; }
+rm -rf disk/*
+if [ -n "${SMALL_DISK-}" ]; then
+    refuses a_disk_that_is_too_small 2 'take 1.* MB, and only 8.* MB are free' "$cpu" $tiny --channels 192 \
+        --out disk/no
+    check and_leaves_nothing test ! -e disk/no
+    "$cpu" $tiny --steps 9 --save-every 3 --keep 99 --out disk/much >much.out
+    check too_small_for_all_is_said grep -q '^checkpoints: .*NOT ENOUGH' much.out
+    rm -r disk/much
+    # Full, but for one checkpoint: an older one makes room, so that the end is saved.
+    "$cpu" $tiny --steps 6 --save-every 3 --out disk/end >/dev/null
+    head -c 300000 /dev/zero >disk/little
+    fill
+    rm disk/little
+    check an_old_checkpoint_makes_room "$cpu" --resume --out disk/end --steps 8
+    check so_the_end_is_saved test "$(saved disk/end)" -eq 8 -a ! -d disk/end/checkpoints/step_00000003 -a -s disk/end/model.safetensors
+    rm -r disk/*
+    # The same where it is the weights for others that have no room.
+    "$cpu" $tiny --steps 6 --save-every 3 --keep 9 --out disk/end >/dev/null
+    head -c $(($(wc -c <disk/end/checkpoints/step_00000006/state.safetensors) + 40000)) /dev/zero >disk/little
+    fill
+    rm disk/little
+    cp disk/end/model.safetensors before.safetensors
+    check or_makes_room_for_the_weights "$cpu" --resume --out disk/end --steps 8
+    check so_they_are_saved test "$(saved disk/end)" -eq 8 -a ! -d disk/end/checkpoints/step_00000003
+    check and_are_the_new_ones sh -c '! cmp -s disk/end/model.safetensors before.safetensors'
+    rm -r disk/*
+    # What is best so far is none of those that make room; nor do its weights go for new ones that
+    # do not fit.
+    best="$tiny --eval-every 3 --save-every 3 --keep-best --steps"
+    "$cpu" $best 6 --keep 9 --out disk/end >/dev/null
+    head -c $(($(wc -c <disk/end/checkpoints/step_00000006/state.safetensors) + 60000)) /dev/zero >disk/little
+    fill
+    rm disk/little
+    cp disk/end/best/model.safetensors before.safetensors
+    check others_make_room "$cpu" --resume --out disk/end --lr 9 --steps 12
+    check but_not_the_best test "$(ls disk/end/checkpoints | tr '\n' ' ')" = "step_00000006 step_00000012 "
+    check whose_weights_stay cmp disk/end/best/model.safetensors before.safetensors
+    rm -r disk/*
+    "$cpu" $best 3 --keep 1 --out disk/end >/dev/null
+    cp disk/end/best/model.safetensors before.safetensors
+    head -c 20000 /dev/zero >disk/little
+    fill
+    rm disk/little
+    refuses a_better_one_has_no_room 2 'take .*B, and only .* are free' "$cpu" --resume --out disk/end --steps 6
+    check the_best_is_still_there test -s disk/end/checkpoints/step_00000003/state.safetensors
+    check with_its_weights cmp disk/end/best/model.safetensors before.safetensors
+    rm disk/fill
+    check with_room_it_comes "$cpu" --resume --out disk/end --steps 6
+    check better_than_before sh -c '! cmp -s disk/end/best/model.safetensors before.safetensors'
+    rm -r disk/*
+    # Full from its first checkpoint on to the end: nothing was whole, or what was stays.
+    "$cpu" $endless --save-every 3000 --out disk/first >first.out 2>first.err &
+    await $! grep -qs 'step.:5,' disk/first/log.jsonl
+    fill
+    wait $!
+    check without_an_earlier_one_it_ends test $? -eq 1
+    check and_says_why sh -c "tail -n 1 first.err | grep -q '^tide: cannot.*No space left'"
+    rm -r disk/*
+fi
+
+# --- at random moments ----------------------------------------------------------------------------------
+
+# A hundred thousand lines of a log have room here.
+[ -z "${SMALL_DISK-}" ] || mount -o remount,size=32m disk
+
+kill_it() { kill -s KILL -- -$pid; }
+kill_a_rank() { kill -9 "$(cat "pid.$(below 2)")"; }  # (which have sessions of their own)
+below() { echo $(($(od -An -N2 -tu2 /dev/urandom) % $1)); }
+# disturb RUN INTERVAL COMMAND...: begins or resumes RUN, and disturbs it once. Says what was lost.
+disturb() {
+    run=$1 interval=$2
+    shift 2
+    if [ -d "$(newest "$run")" ]; then set -- "$@" --resume; else set -- "$@" $endless; fi
+    before=$(saved "$run")
+    setsid "$@" --save-every "$interval" --out "$run" >run.out 2>run.err &
+    pid=$!
+    seen=$(newest "$run")
+    await $pid has_another "$run"
+    a_moment
+    how=$(below 5)
+    slack=$((2 * interval))  # one that is being written does not count
+    case $how in
+        0) $kill ;;
+        1) kill -s TERM -- -$pid; kill -TERM $pid ;;
+        2) kill -HUP $pid ;;
+        3)
+            "$program" --resume --out "$run" >second.out 2>second.err
+            grep -q 'belongs to a run' second.err || echo "the second run: $(cat second.err)"
+            $kill ;;
+        4)
+            [ -z "${SMALL_DISK-}" ] || {
+                fill
+                sleep 0.2
+                rm -f disk/fill
+                slack=999999
+                kill -0 $pid || echo "a full disk has ended it: $(cat run.err)"
+                seen=$(newest "$run")
+                await $pid has_another "$run"
+            }
+            $kill ;;
+    esac
+    wait $pid 2>/dev/null
+    code=$?
+    after=$(saved "$run") there=$(logged "$run")
+    case $how in
+        1 | 2) [ "$after" = "$there" ] && [ $code -gt 128 ] || [ $code = 1 ] ||
+            echo "$how ended with $code after step $there, and $after is saved: $(cat run.err)" ;;
+        *) [ "$after" -ge "$before" ] && [ $((there - after)) -le $slack ] ||
+            echo "$how lost steps $after to $there, with checkpoints every $interval" ;;
+    esac
+}
+# disturbed NAME TIMES INTERVAL COMMAND...: then it ends as if nothing had been
+disturbed() {
+    name=$1 count=$2 interval=$3
+    shift 3
+    : >"$name.said"
+    i=0
+    while [ $i -lt "$count" ]; do
+        disturb "disk/$name" "$interval" "$@" >>"$name.said" 2>&1
+        i=$((i + 1))
+    done
+    last=$(($(saved "disk/$name") + 2))
+    check "${name}_${count}_times_nothing_is_lost" sh -c "cat $name.said; ! grep -q . $name.said"
+    check "${name}_goes_on" "$@" --resume --steps $last --out "disk/$name"
+    "$@" $tiny --steps $last --save-every 0 --out "whole_$name" >whole.out 2>&1
+    check "${name}_has_the_bits_of_an_undisturbed_run" cmp "whole_$name/model.safetensors" \
+        "disk/$name/model.safetensors"
+    check "${name}_log_is_whole" test "$(logged "disk/$name")" -eq $last
+    check "${name}_leaves_no_rubbish" sh -c "! ls disk/$name/checkpoints | grep tmp"
+    rm -rf "disk/$name"
+}
+few=1
+whole && few=10
+kill=kill_it program=$cpu
+disturbed one $((4 * few + 2)) 20 "$cpu"
+program=$gpu
+disturbed offloaded $((2 * few)) 5 "$gpu" --offload zero
+kill=kill_a_rank
+disturbed two_ranks $((4 * few - 2)) 5 "$launch" 2 sh ranked "$gpu" --zero 2 --offload zero

@@ -1,0 +1,121 @@
+#!/bin/sh
+# The GPU trainer under every order of events. On a GPU the order of what no event orders is open,
+# and changes from one day to the next; on the emulated one it is chosen. So small models of some
+# twenty configurations (test_model.cu), of all places for the optimizer's state
+# (test_placement.cu), with importance-aware updates that are late (test_zenflow_gpu.cu), with
+# zeroth-order steps and layers that come and go (test_zo_gpu.cu), and on several GPUs
+# (test_zero_gpu.cu), train for a few steps while one stream or another runs as far ahead as events
+# allow, and thread blocks run forwards, backwards and shuffled: the losses, the norms, the
+# parameters and the moments must have the same bits every time. Then the sanitizers.
+# usage: sh dev/test/cli/test_schedules.sh      (from the top of the repository; ALL=1: all schedules,
+#                                           all configurations, sanitizers; LONG=1: more of all)
+set -u
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+jobs=$(nproc 2>/dev/null || echo 2)  # before OMP_NUM_THREADS, which it heeds
+export EMU_THREADS=1 OMP_NUM_THREADS=1 EMU_MEM_MB=2000
+export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0}"  # the emulated GPU's own memory stays
+export TSAN_OPTIONS="${TSAN_OPTIONS:-atexit_sleep_ms=0}"  # or each program sleeps for a second
+
+# SCHED,ORDER. prio:0 is the oldest stream first, prio:1 the youngest; with the other seeds each
+# model has an order of its own, and each stream comes first in several.
+schedules="eager,forward lazy,forward prio:0,forward prio:1,forward prio:2,random random:1,reverse"
+model_only="lazy,reverse eager,random" placement_only="prio:3,reverse prio:4,random"
+steps=4
+# Configurations for the sanitizer of kernels; `some` are those that cover what there is.
+kernels="test_model_fp32=20 test_placement=33 test_zenflow_gpu=21,25 test_zo_gpu=1
+    test_zo_gpu_fp32=20 test_zero_gpu=18"
+these=all
+if [ "${ALL:-0}${LONG:-0}" = 00 ]; then
+    # The two extremes, and one that reverses the blocks of kernels.
+    schedules="eager,forward prio:0,forward prio:1,reverse" model_only= placement_only= these=some
+fi
+if [ "${LONG:-0}" = 1 ]; then
+    steps=20
+    kernels="$kernels test_model=16,17 test_placement_fp32=16 test_placement=24
+        test_zenflow_gpu=24,26 test_zero_gpu=13 test_zero_gpu_fp32=6,28"
+    for seed in $(seq 5 24); do
+        schedules="$schedules prio:$seed,random random:$seed,reverse"
+    done
+fi
+
+# in_background NAME COMMAND...: as many at a time as there are cores
+running=0
+in_background() {
+    to=$work/$1
+    shift
+    ("$@" >"$to" 2>"$to.err"; echo $? >"$to.code") &
+    running=$((running + 1))
+    if [ $running -ge "$jobs" ]; then wait; running=0; fi
+}
+
+one_line() { grep -v '^ *$' | grep -v '^[0-9a-f]\{16\} ' | head -n 3 | tr '\n' ' ' | cut -c1-300; }
+
+# same_bits PROGRAM SCHEDULES
+same_bits() {
+    program=build/emu/$1
+    if [ ! -x "$program" ]; then echo "skip $1 under schedules: $program is missing"; return; fi
+    for s in $2; do
+        in_background "$1.$s" env EMU_SCHED="${s%,*}" EMU_ORDER="${s#*,}" "$program" \
+            --config $these $steps
+    done
+    wait
+    running=0
+    reference=$work/$1.eager,forward
+    [ -s "$reference" ] || echo "FAIL $1 under schedules: nothing ran"
+    for s in $2; do
+        code=$(cat "$work/$1.$s.code")
+        [ "$code" = 0 ] ||
+            echo "FAIL $1 under $s: code $code: $(cat "$work/$1.$s" "$work/$1.$s.err" | one_line)"
+    done
+    while read -r line; do
+        others=
+        for s in $2; do grep -qxF "$line" "$work/$1.$s" || others="$others $s"; done
+        if [ -z "$others" ]; then echo "ok $1 ${line#* }"
+        else echo "FAIL $1 ${line#* }: other bits under$others"; fi
+    done <"$reference"
+}
+
+for precision in "" _fp32; do
+    same_bits test_model$precision "$schedules $model_only"
+    same_bits test_placement$precision "$schedules $placement_only"
+    same_bits test_zenflow_gpu$precision "$schedules"
+    same_bits test_zo_gpu$precision "$schedules"
+    # without protection, or it takes three times as long
+    (export EMU_PROTECT=0; same_bits test_zero_gpu$precision "$schedules")
+done
+same_bits test_zo_gpu_fp16 "$schedules"
+[ "$these" = all ] || exit 0
+
+# sanitize NAME FLAVOUR CONFIGURATIONS VARIABLE=VALUE: of each program, in one process
+sanitize() {
+    name=$1 flavour=$2
+    for t in $3; do
+        program=build/$flavour/${t%%=*}
+        if [ ! -x "$program" ]; then echo "skip $name: $program is missing"; continue; fi
+        for k in $(echo "${t#*=}" | tr , ' '); do
+            in_background "$name.${t%%=*}.$k" env "$4" "$program" --config "$k" 2
+        done
+    done
+    wait
+    running=0
+    for t in $3; do
+        for k in $(echo "${t#*=}" | tr , ' '); do
+            to=$work/$name.${t%%=*}.$k
+            [ -e "$to" ] || continue
+            sed "s/^[0-9a-f]\{16\} /ok $name ${t%%=*} /" "$to"
+            [ "$(cat "$to.code")" != 0 ] || continue
+            places=$(grep -oE '[a-z_0-9]+\.(cu|cuh|h):[0-9]+' "$to.err" | uniq | head -n 4 |
+                tr '\n' ' ')
+            what=$(grep -m1 -E 'WARNING|ERROR|tide:|error' "$to.err")
+            echo "FAIL $name ${t%%=*}, after these: code $(cat "$to.code"): $what $places"
+        done
+    done
+}
+trains=$(for t in test_zero_gpu test_zenflow_gpu test_placement test_zo_gpu test_model; do
+    echo "$t=some ${t}_fp32=some"; done)
+# A write and a read that no event orders are reported even where the result is right.
+sanitize streams_in_thread_sanitizer tsan "$trains" EMU_RACECHECK=0
+# The same between the threads of a kernel that no barrier orders.
+sanitize kernels_in_thread_sanitizer tsan "$kernels" EMU_RACECHECK=1
+sanitize address_sanitizer asan/emu "$trains" EMU_RACECHECK=0

@@ -1,0 +1,547 @@
+#!/bin/sh
+# The scripts of scripts/ from end to end, on the emulated GPU with tiny models; and that the tables
+# at the head of the run_*.sh and zero_node.sh, in doc/fits.md and of it in README.md are what the
+# plan says today (UPDATE=1 writes them anew).
+# usage: sh dev/test/cli/test_scripts.sh      (from the top of the repository, after make train_gpt2emu;
+#                                         ALL=1: with the emulated GPU's clock as it is)
+set -u
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+TRAINER=$(absolute "${TIDE_GPU:-train_gpt2emu}")
+[ -x "$TRAINER" ] || { echo "skip scripts: $TRAINER is missing"; exit 0; }
+export TRAINER EMU_THREADS=1 OMP_NUM_THREADS=1
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+top=$(pwd)
+. dev/test/cli.sh
+cat LICENSE LICENSE LICENSE >"$work/text.txt"
+export DATA="$work/text.txt"
+
+cd "$work" || exit 1
+
+# scaling RATES GPU_MEMORY WORLDS: without its first line
+scaling() {
+    echo "$1, ${2%G} GiB of each GPU:"
+    RATES="$top/scripts/rates/$1.txt" WORLDS=$3 sh "$top/scripts/plan_scaling.sh" --offload auto \
+        --recompute auto --gpu-memory "$2" | sed 1d
+}
+
+for f in "$top"/scripts/run_*.sh "$top/scripts/zero_node.sh"; do
+    options=$(sed -n 's/^exec .*train_offload.sh" [^ ]* \(.*\) "\$@"$/\1/p' "$f")
+    # shellcheck disable=SC2086  # options are words
+    case $f in
+        */run_*) MACHINES=$(sed -n 's/^# MACHINES="\(.*\)".*/\1/p' "$f") \
+                     sh "$top/scripts/plan_offload.sh" $options ;;
+        *) scaling paper_h100 79G "2 4"; scaling h200_16cores 139G 8 ;;
+    esac | sed 's/^/#   /' >table
+    if [ "${UPDATE:-0}" = 1 ]; then
+        awk '!/^#   / { print; next }
+             !done { while ((getline line < "table") > 0) print line; done = 1 }' "$f" >new
+        cat new >"$f"
+    fi
+    sed -n '/^#   /p' "$f" >said
+    check "$(basename "$f")_says_what_the_plan_says" diff said table
+done
+
+# 7B needs at least 43 GiB of host memory beside 23 GiB of the GPU's.
+MACHINES="rtx4090_desktop:23:44 rtx4090_desktop:23:47" sh "$top/scripts/plan_offload.sh" \
+    --model 7b --batch 1 --seq 2048 --moments bf16 >plan
+check five_percent_of_a_host_stay_free test "$(grep -c 'does not fit' plan)" -eq 1
+
+# What fits where. README.md has a row per model of "host: tokens/s", in italics what only fits with
+# moments in bf16.
+in_short() {
+    awk -F ' *[|] *' '
+        !/^[|]/ || $2 == "model" || $2 == "gpt2-xl" || /^[|]-/ { next }
+        { if (!($2 in row)) order[++n] = $2
+          cell = $4 + 0 > 0 ? $4 ": " $5 : $8 + 0 > 0 ? "*" $8 ": " $9 "*" : ""
+          row[$2] = row[$2] " " cell " |" }
+        END { for (i = 1; i <= n; i++) print "| " order[i] " |" row[order[i]] }' "$1"
+}
+if whole || [ "${UPDATE:-0}" = 1 ]; then sh "$top/scripts/fits.sh" >table
+else MODELS=llama2-7b CARDS=24 sh "$top/scripts/fits.sh" >table; fi
+if [ "${UPDATE:-0}" = 1 ]; then
+    for f in doc/fits.md README.md; do
+        [ $f = doc/fits.md ] || in_short table >table.short
+        awk -v table=table -v short=table.short -v readme="$f" '
+            readme == "README.md" ? !/^[|] [a-z0-9.-]*b [|]/ : !/^[|]/ { print; next }
+            !done { if (readme == "README.md") table = short
+                    while ((getline line < table) > 0) print line
+                    done = 1 }' "$top/$f" >new
+        cat new >"$top/$f"
+    done
+fi
+in_short "$top/doc/fits.md" >table.short
+check fits_are_what_the_plan_says sh -c '[ -s table ] && ! grep -v -x -F -f "$1/doc/fits.md" table' - "$top"
+check fits_are_in_the_readme sh -c '! grep -v -x -F -f "$1/README.md" table.short' - "$top"
+refuses fits_for_a_card_of_no_size 2 'no card of 7 GB' env CARDS=7 sh "$top/scripts/fits.sh"
+refuses fits_says_what_is_wrong 2 'unknown option --sequ' sh "$top/scripts/fits.sh" --sequ 3
+
+# The plans in the lesson: a line with the command, and behind an empty one what it says.
+for f in run_20b_h200.sh run_20b_24gb.sh; do
+    line=$(sed -n "s/^    \(scripts\/$f --plan .*\)/\1/p" "$top/doc/twenty_billion.md" | head -n 1)
+    (cd "$top" && eval "sh $line") >table 2>&1
+    awk -v line="    $line" -v table="table" '
+        skip == 2 { if (/^$/) skip = 0; else next }
+        { print }
+        skip == 1 { while ((getline x < table) > 0) print "    " x; skip = 2 }
+        $0 == line && !done { skip = done = 1 }' "$top/doc/twenty_billion.md" >new
+    [ "${UPDATE:-0}" != 1 ] || cat new >"$top/doc/twenty_billion.md"
+    check "lesson_has_what_${f%.sh}_plans" diff "$top/doc/twenty_billion.md" new
+done
+
+# The shape of these small runs; what is given last counts.
+tiny="--layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --batch 2 --seq 32"
+rates=$top/scripts/rates/rtx4090_desktop.txt
+# shellcheck disable=SC2086
+check a_model_is_trained env OUT=run STEPS=3 DATA=text.txt \
+    sh "$top/scripts/run_7b_offload.sh" $tiny --offload interleave --share 0.5
+whole || without_measuring
+# Where the trainer cannot run, nothing is fetched.
+mkdir -p web
+printf '#!/bin/sh\ntouch "%s/fetched"\nexit 1\n' "$work" | tee web/curl >web/wget
+printf '#!/bin/sh\necho "tide: no CUDA device can be used" >&2\nexit 1\n' >no_gpu
+chmod +x web/* no_gpu
+for script in "zo_sst2.sh opt-125m" run_7b_offload.sh "zero_node.sh 2 7b"; do
+    # shellcheck disable=SC2086
+    refuses "${script%%.*}_looks_for_a_gpu_first" 1 'no CUDA device' env -u DATA PATH="$PWD/web:$PATH" \
+        TRAINER=./no_gpu OUT=none sh "$top/scripts/"$script
+done
+check and_nothing_was_fetched test ! -e fetched
+check the_emulated_gpu_will_do sh -c 'cd "$1" && sh dev/data/try_trainer.sh "$TRAINER" \
+    --optimizer mezo --precision fp16' - "$top"
+check it_is_saved test -s run/model.safetensors -a "$(grep -c '"offload"' run/log.jsonl)" -gt 0
+check its_paths_are_the_callers test ! -e "$top/run"
+
+# compare NAME CODE PATTERN TRAINER MODES [OPTION...]
+compare() {
+    name=$1 code=$2 pattern=$3 trainer=$4 modes=$5
+    shift 5
+    # shellcheck disable=SC2086
+    env TRAINER="$trainer" MODES="$modes" MODEL=nano OUT=compare STEPS=4 WARMUP=1 RESIDENT=0.3 \
+        RATES="$rates" sh "$top/scripts/compare_offload.sh" $tiny "$@" >compare.out 2>&1
+    got=$?
+    if [ $got -eq "$code" ] && grep -q "$pattern" compare.out; then echo "ok compare_$name"
+    else sed 's/^/  /' compare.out; fail "compare_$name" "code $got, not $code with '$pattern'"; fi
+}
+all="none zero twinflow interleave stride2 zero-published twinflow-published interleave-published"
+all="$all zero-held none-light streamed interleave-streamed"
+compare all_modes_agree 0 '(12) are identical' "$TRAINER" "$all" --subgroup 4096
+check compare_heads_are_apart grep -q '  in%     out%  loss$' compare.out
+check compare_has_every_number awk -F '\t' 'NF != 22 { exit 1 }
+    NR > 1 { for (i = 2; i < 16; i++) if ($i == "-" && i != 8 && i != 12 && $1 !~ /^none/) exit 1 }
+    END { exit NR != 13 }' compare/compare.tsv
+check compare_streams_weights grep -q '^weights of 2 of 2 layers live on the host' \
+    compare/streamed.txt compare/interleave-streamed.txt
+compare one_mode_alone 0 '^zero ' "$TRAINER" zero
+# What an earlier call has made stays, and so does what is a user's.
+check compare_keeps_the_earlier_tables sh -c '[ "$(wc -l <compare-1/compare.tsv)" -eq 13 ] &&
+    [ -s compare-1/streamed/log.jsonl ] && [ "$(wc -l <compare/compare.tsv)" -eq 2 ]'
+check compare_says_where_they_are grep -q '^the earlier .*/compare is .*/compare-1 now$' compare.out
+mkdir mine && echo mine | tee mine/zero.txt >mine/compare.tsv
+cp "$rates" compare/rates.txt
+for script in compare_offload zo_compare sweep_offload finetune zo_reviews paper/dos_table1; do
+    refuses "${script##*/}_keeps_off_other_files" 2 'mine has files that no earlier call' env OUT=mine \
+        RATES="$rates" sh "$top/scripts/$script.sh"
+done
+check and_they_stay test "$(cat mine/zero.txt mine/compare.tsv | tr '\n' ' ')$(ls mine | wc -l)" = 'mine mine 2'
+refuses an_input_is_not_moved_away 2 'compare/rates.txt is in .*/compare, which the results' env OUT=compare \
+    RATES=compare/rates.txt sh "$top/scripts/compare_offload.sh"
+if command -v flock >/dev/null; then
+    refuses a_run_at_work_is_not_moved_away 2 'compare is in use by a run' flock compare/zero/.lock \
+        env OUT=compare RATES="$rates" sh "$top/scripts/compare_offload.sh"
+fi
+# rm, in scripts: of a folder of mktemp, or of one that new_folder() has just made
+grep -nE '(^|[^a-z_])rm ' "$top"/scripts/*.sh "$top"/scripts/paper/*.sh | sed "s|^$top/||" >said
+cat >table <<'X'
+scripts/fits.sh: trap 'rm -rf "$work"' EXIT
+scripts/hellaswag.sh: trap 'rm -rf "$first"' EXIT
+scripts/measure.sh: rm -rf "${out:?}/$name"
+scripts/measure.sh: rm "$out/first"
+scripts/plan_scaling.sh: trap 'rm -f "$other"' EXIT
+scripts/zenflow_columns.sh: rm -f "$out"/*.safetensors
+scripts/paper/zen_loss.sh: rm -rf "${out:?}/$name"
+X
+check scripts_remove_only_their_own sh -c 'sed "s/:[0-9]*: */: /" said | diff - table'
+# Predictions: without data, a GPU, or a step.
+mv compare trained
+PLAN=1 compare predicted 0 '^predicted from' "$TRAINER" "none zero interleave zenflow" --subgroup 4096
+check predicted_numbers awk -F '\t' 'NR > 1 && ($3 == "-" || $3 != $12 || $18 == "-") { exit 1 }
+    /^(zero|interleave)/ { for (i = 3; i < 14; i++) if ($i == "-" && i != 10 && i != 11) exit 1
+                           if ($19 == "-" || $20 == "-" || $21 == "-") exit 1 }
+    END { exit NR != 5 }' compare/compare.tsv
+refuses predicted_without_rates 2 'PLAN wants' env PLAN=1 TRAINER="$TRAINER" MODEL=nano OUT=compare \
+    sh "$top/scripts/compare_offload.sh" $tiny
+printf '#!/bin/sh\ncase "$*:$TIDE_HOST_WAIT" in *zero*:function | *none*:) exec "%s" "$@" ;; esac\n' \
+    "$TRAINER" >held
+chmod +x held
+compare a_thread_is_held 0 identical ./held "zero-held none"
+
+# Trainers that do wrong: another learning rate in one mode; one that ends; one that crashes.
+wrong() { printf '#!/bin/sh\ncase "$*" in *"offload zero"*) %s ;; esac\nexec "%s" "$@"\n' \
+    "$1" "$TRAINER" >wrong; chmod +x wrong; }
+wrong 'set -- "$@" --lr 6.001e-4'
+compare a_changed_loss_is_found 1 '^DIFFERENT: zero has "step":2' ./wrong "none zero"
+compare in_whichever_mode 1 '^DIFFERENT: twinflow has "step":2' ./wrong "zero twinflow"
+wrong 'exit 1'
+compare a_failed_run_is_told 1 '^zero .*code 1' ./wrong "none zero twinflow"
+wrong 'shift 999'
+compare so_is_a_crash 1 '^zero .*code' ./wrong "none zero twinflow"
+wrong 'echo "this run needs 3.0 GiB of GPU memory"; exit 2'
+compare nothing_to_compare 1 'nothing to compare: 1 of' ./wrong "none zero"
+compare no_such_mode 2 'no mode zorro' "$TRAINER" "zorro"
+# The numbers of a table, from a log whose medians are known. Step 1 does not count.
+cat >canned <<'X'
+#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; shift; done
+mkdir -p "$out"
+echo 'GPU  total                   100.4 of 999.0 MiB'
+echo 'host total                   70.20 of 999.0 GiB'
+echo '  step 0.250, of which 0.100 are not compute: 5 tokens/s'
+[ -z "${CANNED-}" ] || echo "ranks: $CANNED, ZeRO-2"
+for i in 6 2 1 4 3 5; do
+    printf '{"step":%d,"loss":5.%d,"grad_norm":1.5,"lr":1e-4,"ms":%d00,"tokens_per_s":1' $i $i $i
+    printf ',"tflops":%d7' $i
+    printf ',"offload":{"step":%d,"forward_ms":%d,"backward_ms":%d' $i $((i * 10)) $((i * 20))
+    printf ',"update_ms":%d,"exposed_ms":1,"duplex_ms":1,"bound_ms":%d' $((i * 50)) $((i * 30))
+    printf ',"gpu_busy_ms":%d,"cpu_busy_ms":40,"h2d_busy_ms":20,"d2h_busy_ms":4' $((i * 30))
+    printf ',"h2d_bytes":2000000000,"d2h_bytes":3000000000,"cpu_params":7000000,"gpu_params":1}}\n'
+done >"$out/log.jsonl"
+X
+chmod +x canned
+compare canned_runs_agree 0 identical ./canned "none zero"
+check compare_numbers grep -qx "$(printf '%s\t' zero 6 400.0 40.0 80.0 280.0 200.0 60 0.04 2.00 3.00 \
+    250.0 0.10 70.20 1.0 - 47 30 10 5 1)5.5" compare/compare.tsv
+# Of several GPUs, the log has what all do.
+CANNED=4 compare canned_ranks_agree 0 identical ./canned "none zero"
+check compare_tflops_are_of_each_gpu awk -F '\t' '$1 == "zero" && $17 == 12 && $3 == "400.0" { found = 1 }
+    END { exit !found }' compare/compare.tsv
+# A cap between what none and zero need: none is left out, and that is no error.
+compare for_their_sizes 0 identical "$TRAINER" "none zero" --recompute none --channels 256
+cap=$(awk "BEGIN { print int(($(planned GPU compare/none.txt) \
+    + $(planned GPU compare/zero.txt)) / 2 * 1024) }")
+compare what_does_not_fit_is_left_out 0 '^none .*needs .*GPU memory' "$TRAINER" \
+    "none zero twinflow" --recompute none --channels 256 --gpu-memory "${cap}K"
+
+# Rows that compute something else. zen NAME CODE PATTERN TRAINER MODES [OPTION...]
+zen() {
+    name=$1 code=$2 pattern=$3 trainer=$4 modes=$5
+    shift 5
+    # shellcheck disable=SC2086
+    env TRAINER="$trainer" MODES="$modes" MODEL=nano OUT=zen STEPS="${STEPS:-24}" WARMUP=2 \
+        EVALS="${EVALS:-3}" RATES="$rates" sh "$top/scripts/compare_offload.sh" $tiny "$@" \
+        >zen.out 2>&1
+    got=$?
+    if [ $got -eq "$code" ] && grep -q "$pattern" zen.out; then echo "ok zen_$name"
+    else sed 's/^/  /' zen.out; fail "zen_$name" "code $got, not $code with '$pattern'"; fi
+}
+late="zero-accum zero-late zenflow-sync zenflow zenflow-serial"
+zen rows_are_compared_with_their_kind 0 'of none (2), and of zenflow (3) are identical' "$TRAINER" \
+    "none zero $late zenflow-streamed" --subgroup 4096 --slots=2
+check zen_rows_have_their_numbers awk -F '\t' 'NF != 22 { wrong = 1 }
+    NR > 1 && ($2 != 24 || $3 == "-" || $4 == "-" || $5 == "-" || $15 == "-") { wrong = 1 }
+    $1 ~ /zenflow/ && ($7 != "-" || $13 == "-" || $14 == "-" || $12 == "-") { wrong = 1 }
+    END { exit wrong || NR != 9 }' zen/compare.tsv
+check zen_rows_have_their_losses awk -F '\t' 'NF != 5 { wrong = 1 }
+    NR > 1 && ($2 != 1536 || !($4 > 1 && $4 < 6)) { wrong = 1 }
+    END { exit wrong || NR != 9 }' zen/loss.tsv
+zen an_accumulated_row_is_another 0 '^zero-accum ' "$TRAINER" "none zero-accum"
+check zen_and_is_not_said_to_be_the_same sh -c '! grep identical zen.out'
+printf '#!/bin/sh\ncase "$*" in *"zenflow"*"--no-overlap"*) set -- "$@" --lr 6.001e-4 ;; esac\nexec "%s" "$@"\n' \
+    "$TRAINER" >wrong
+chmod +x wrong
+zen a_changed_loss_is_found 1 '^DIFFERENT: zenflow-serial has "step":' ./wrong "zero zenflow zenflow-serial"
+STEPS=23 EVALS=2 zen whole_windows_only 0 '^zenflow  *20 ' "$TRAINER" "zero zenflow"
+EVALS=4 zen evaluations_leave_windows 2 'too few for 4 EVALS' "$TRAINER" "zero zenflow"
+refuses zen_windows_have_two_steps 2 'WINDOW 1: ' env WINDOW=1 STEPS=9 MODEL=nano RATES="$rates" \
+    OUT=zen sh "$top/scripts/compare_offload.sh"
+# Logs whose means are known. A step of a window of four takes 100, 100, 100 and 200 ms; one that
+# accumulates four micro-batches 320. What does not count takes less: the first two windows, and
+# those behind an evaluation.
+cat >canned <<'X'
+#!/bin/sh
+steps='' every='' micro=1 zen=0
+while [ $# -gt 0 ]; do
+    case $1 in
+        --out) out=$2 ;; --steps) steps=$2 ;; --eval-every) every=$2 ;; --accum) micro=$2 ;;
+        --zen-warmup) zen=1 ;;
+    esac
+    shift
+done
+mkdir -p "$out"
+echo "$steps $every $micro" >"$out/asked"
+echo 'GPU  total                   100.4 of 999.0 MiB'
+echo '  step 0.250, of which 0.100 are not compute: 5 tokens/s'
+awk -v steps="$steps" -v every="$every" -v micro="$micro" -v zen="$zen" 'BEGIN {
+    for (i = 1; i <= steps; i++) {
+        ms = micro > 1 ? 320 : zen ? (i % 4 ? 100 : 200) : 160
+        if (i > every && (i - 1) % every < (zen ? 4 : 1)) ms = 7
+        if (zen && i <= 8) ms = 9
+        printf "{\"step\":%d,\"loss\":5.%d,\"grad_norm\":1.5,\"lr\":1e-4,\"ms\":%d", i, i, ms
+        printf ",\"tokens_per_s\":%g", 64000 * micro / ms
+        if (i > 2) {
+            printf ",\"offload\":{\"step\":%d,\"forward_ms\":10,\"backward_ms\":20", i - 2
+            printf ",\"update_ms\":9,\"exposed_ms\":%d,\"bound_ms\":0", (i - 2) % 4 ? 4 : 12
+            printf ",\"h2d_bytes\":%.0f,\"d2h_bytes\":3000000000", i % 4 ? 0 : 8e9
+            printf ",\"cpu_params\":7,\"gpu_params\":1}"
+            if (zen) printf ",\"zenflow\":{\"stall_backward_ms\":%d}", (i - 2) % 4 ? 0 : 8
+        }
+        print "}"
+        if (i % every == 0)
+            printf "{\"step\":%d,\"val_loss\":%g}\n", i, 6 - i * micro / 16 - zen / 8
+    }
+}' >"$out/log.jsonl"
+X
+chmod +x canned
+zen canned_runs_agree 0 'of zenflow (2) are identical' ./canned "zero $late"
+check zen_steps_are_as_many_tokens grep -qx '6 2 4' zen/zero-accum/asked
+check zen_means_over_windows grep -qx "$(printf '%s\t' zenflow 24 125.0 10.0 20.0 95.0 - - - 2.00 \
+    3.00 250.0 0.10 - 6.0 2.0 - - - - -)5.24" zen/compare.tsv
+check zen_steps_of_several grep -qx "$(printf '%s\t' zero-accum 24 80.0 2.5 5.0 72.5 2.2 - 0.00 - \
+    0.75 62.5 0.10 - 1.0 - - - - - -)5.6" zen/compare.tsv
+zen several_of_several 0 identical ./canned "zero $late" --accum 3
+check zen_micro_batches_are_multiplied grep -qx '6 2 12' zen/zero-accum/asked
+zen canned_again 0 identical ./canned "zero $late"
+# All tokens are seen in 24 x 80 ms. The others are between two evaluations then.
+check zen_losses_by_time awk -F '\t' 'NR == 1 && $5 != "at 1.92 s" { wrong = 1 }
+    $1 == "zero" && $0 != "zero\t1536\t3.84\t4.5000\t5.2500" { wrong = 1 }
+    $1 == "zero-accum" && $0 != "zero-accum\t1536\t1.92\t4.5000\t4.5000" { wrong = 1 }
+    $1 == "zenflow" && $0 != "zenflow\t1536\t3\t4.3750\t4.9150" { wrong = 1 }
+    END { exit wrong || NR != 7 }' zen/loss.tsv
+
+# shellcheck disable=SC2086
+sweep() { env MODEL=nano OUT=sweep STEPS=3 WARMUP=1 RATES="$rates" DRIFT_STEPS=9 "$@" \
+    sh "$top/scripts/sweep_offload.sh" $tiny >sweep.out 2>&1; }
+check sweeps_run sweep SUBGROUPS=4096 RESIDENTS="0 0.5" SHARES=0.5 STRIDES=2 BATCHES=1 THREADS=1 \
+    SLOTS="1 2"
+rows() { awk 'END { print NR - 1 }' "sweep/$1.tsv"; }
+for sweep in subgroup:2 resident:4 share:1 stride:1 batch:2 threads:2 slots:2 drift:2; do
+    check "sweep_${sweep%:*}" test "$(rows "${sweep%:*}")" -eq "${sweep#*:}"
+done
+check drift_is_told grep -q '^drift: .* of 8 steps' sweep/drift.tsv
+check a_failed_sweep_is_told sh -c '! "$@"' - env TRAINER=/bin/false SWEEPS=slots SLOTS=1 \
+    RATES="$rates" OUT=sweep sh "$top/scripts/sweep_offload.sh"
+refuses no_such_sweep 2 'no sweep zorro' env SWEEPS=zorro RATES="$rates" OUT=sweep \
+    sh "$top/scripts/sweep_offload.sh"
+# The papers' figures: predicted; and run with tiny models, all of them where there is time.
+# paper SCRIPT ENVIRONMENT...: leaves a table and a picture that is XML
+paper() {
+    script=$1
+    shift
+    rm -rf paper
+    env OUT=paper WARMUP=1 "$@" sh "$top/scripts/paper/$script.sh" >paper.out 2>&1 ||
+        { tail -n 3 paper.out; return 1; }
+    set -- paper/*.svg
+    [ -s "$1" ] && grep -q '</svg>' "$@" || { echo 'no picture'; return 1; }
+}
+for script in "$top"/scripts/paper/dos_[0-9t]*.sh "$top"/scripts/paper/z*_*.sh; do
+    script=$(basename "$script" .sh)
+    case $script in zo_*) models=opt-1.3b small=opt-125m ;; *) models=7b small=nano ;; esac
+    case $script in
+        dos_3 | zen_loss) ;;
+        *) check "paper_predicts_$script" paper "$script" PLAN=1 TRAINER="$TRAINER" MODELS=$models ;;
+    esac
+    case $script in
+        dos_7 | dos_9 | zen_steps) check "paper_knows_all_of_$script" sh -c '! grep -l "?" paper/*_*.tsv' ;;
+    esac
+    case $script in dos_[0-9]* ) [ $script = dos_3 ] || [ $script = dos_17 ] ||
+        check "paper_has_zero_3_in_$script" sh -c '! grep -l "^ranks: 4, ZeRO-[12]" paper/*.txt' ;; esac
+    whole || case $script in dos_3 | dos_7 | zo_table2) ;; *) continue ;; esac
+    steps=4
+    case $script in zen_*) steps=20 ;; esac
+    check "paper_runs_$script" paper "$script" STEPS=$steps TRAINER="$TRAINER" DATA="$top/LICENSE" \
+        SIZE="$tiny" MODELS=$small RATES="$rates" PRECISIONS=fp32 BATCHES=1 CORES=2 WORLDS=2 RESIDENTS="0 0.5" \
+        WINDOWS=2
+done
+check paper_has_each_script sh -c 'for s in "$1"/*_*.sh; do
+    grep -q "\`${s##*/}\`" "$1/README.md" || exit 1; done' - "$top/scripts/paper"
+
+# Several GPUs: of one node; and started by stand-ins for other launchers, who say what those say to
+# the two that they start, and write down what they were asked for.
+cat >launcher <<'X'
+#!/bin/sh
+case ${1-} in --version) echo "$FLAVOUR"; exit ;; esac
+echo "${MASTER_ADDR-}:${MASTER_PORT-} $*" >"$STARTED"
+while :; do
+    case $1 in
+        --host | -hosts | -n | -np | --bind-to | -bind-to) shift 2 ;;
+        -*) shift ;;
+        *) break ;;
+    esac
+done
+for i in 0 1; do
+    case $FLAVOUR in
+        srun) env SLURM_PROCID=$i SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=$i SLURM_NODEID=0 \
+                  SLURM_STEP_TASKS_PER_NODE=2 "$@" & ;;
+        *Open*) env OMPI_COMM_WORLD_RANK=$i OMPI_COMM_WORLD_SIZE=2 \
+                    OMPI_COMM_WORLD_LOCAL_RANK=$i OMPI_COMM_WORLD_LOCAL_SIZE=2 "$@" & ;;
+        *) env PMI_RANK=$i PMI_SIZE=2 MPI_LOCALRANKID=$i MPI_LOCALNRANKS=2 "$@" & ;;
+    esac
+done
+wait
+X
+chmod +x launcher
+mkdir -p slurm
+ln -sf ../launcher slurm/srun
+printf '#!/bin/sh\necho localhost\necho node2\n' >slurm/scontrol
+chmod +x slurm/scontrol
+STARTED=$PWD/started
+export STARTED
+# ranked NAME ASKED COMMAND...: two ranks train, as the log says; the launcher was asked for ASKED
+ranked() {
+    who=$1 asked=$2
+    shift 2
+    rm -rf ranked started
+    # shellcheck disable=SC2086
+    check "$who" env OUT=ranked STEPS=3 DATA=text.txt "$@" $tiny --offload zero
+    check "${who}_on_two" grep -q '"step":3,.*"world":2' ranked/log.jsonl
+    [ "$asked" = - ] || check "${who}_in_its_words" grep -q -e "$asked" started
+}
+ranked a_node_trains - sh "$top/scripts/zero_node.sh" 2 13b
+asked='MASTER_ADDR=localhost MASTER_PORT=29311 NCCL_DEBUG=WARN /'
+ranked open_mpi_trains "^:29311 --host localhost:2 --bind-to none -np 2 env $asked" \
+    env MPIRUN="$PWD/launcher" FLAVOUR='mpirun (Open MPI) 4.1.4' MASTER_PORT=29311 NCCL_DEBUG=WARN \
+    sh "$top/scripts/zero_mpirun.sh" localhost:2 7b
+asked='env MASTER_ADDR=localhost MASTER_PORT=29312 /'
+ranked mpich_trains "^:29312 -hosts localhost:1,127.0.0.1:1 -bind-to none -n 2 $asked" \
+    env MPIRUN="$PWD/launcher" FLAVOUR='HYDRA build details:' MASTER_PORT=29312 \
+    sh "$top/scripts/zero_mpirun.sh" localhost:1,127.0.0.1:1 20b
+cp "$top/scripts/zero_slurm.sh" slurm_script  # SLURM runs a copy, in whatever folder
+ranked slurm_trains '^localhost:20007 --kill-on-bad-exit=1 --cpu-bind=none /' \
+    env PATH="$PWD/slurm:$PATH" FLAVOUR=srun SLURM_JOB_ID=7 SLURM_SUBMIT_DIR="$top" \
+    SLURM_JOB_NODELIST='localhost,node2' OUT="$PWD/ranked" DATA="$PWD/text.txt" \
+    sh ./slurm_script 8.3b
+refuses slurm_wants_a_job 2 'submit this with sbatch' sh "$top/scripts/zero_slurm.sh" 7b
+refuses slurm_wants_its_folder 2 'from the top of the repository' env SLURM_JOB_ID=7 \
+    SLURM_SUBMIT_DIR="$work" sh ./slurm_script 7b
+# Before anything is fetched it must be known who starts the ranks, and where the first is.
+printf '#!/bin/sh\nexit 1\n' >slurm/scontrol
+rm -f fetched
+refuses slurm_wants_its_hosts 1 'scontrol show hostnames "a,b" (SLURM_JOB_NODELIST) names no host' env -u DATA \
+    -u MASTER_ADDR PATH="$PWD/web:$PWD/slurm:$PATH" SLURM_JOB_ID=7 SLURM_SUBMIT_DIR="$top" \
+    SLURM_JOB_NODELIST=a,b sh ./slurm_script 7b
+refuses a_launcher_is_wanted 2 'no_mpirun is to start the ranks' env -u DATA PATH="$PWD/web:$PATH" \
+    MPIRUN=no_mpirun sh "$top/scripts/zero_mpirun.sh" a:1,b:1 7b
+check and_nothing_was_fetched_for_them test ! -e fetched
+for wrong in "" 30b; do
+    # shellcheck disable=SC2086
+    refuses "no_such_size_$wrong" 2 'usage: sbatch .*zero_slurm.sh SIZE .*SIZE: 7b, 8.3b, 10b, 13b or 20b' \
+        env SLURM_JOB_ID=5 sh "$top/scripts/zero_slurm.sh" $wrong
+done
+for wrong in "" "2" "2 6b" "0 7b" "x 7b" "2: 7b"; do
+    # shellcheck disable=SC2086
+    refuses "no_such_node_$wrong" 2 'usage: scripts/zero_node.sh GPUS SIZE .*SIZE: 7b, 8.3b, 10b, 13b or 20b' \
+        sh "$top/scripts/zero_node.sh" $wrong
+done
+for wrong in "" "a:8" "a:8 6b" "a 7b" "a:8,b 7b" "a:8,b:0 7b"; do
+    # shellcheck disable=SC2086
+    refuses "no_such_hosts_$wrong" 2 'usage: .*zero_mpirun.sh HOST:GPUS.*SIZE: 7b, 8.3b, 10b, 13b or 20b' \
+        sh "$top/scripts/zero_mpirun.sh" $wrong
+done
+check a_node_is_planned sh -c 'sh "$1/scripts/zero_node.sh" 8 7b --plan --gpu-memory 79G \
+    --rates "$2" >plan && grep -q "^  between 8 GPUs of several nodes: " plan' - "$top" "$rates"
+check nodes_are_planned sh -c 'sh "$1/scripts/zero_mpirun.sh" a:2,b:1 7b --plan --gpu-memory 79G \
+    --rates "$2" | grep -q "^  between 3 GPUs of several nodes: "' - "$top" "$rates"
+
+# scaled NAME PATTERN VARIABLE=VALUE [OPTION...]: plan_scaling.sh prints a line like this
+scaled() {
+    name=$1 pattern=$2 variable=$3
+    shift 3
+    env WORLDS=16 MODELS=7b "$variable" sh "$top/scripts/plan_scaling.sh" "$@" >scaled 2>&1
+    check "scaling_$name" grep -q "$pattern" scaled
+}
+scaled has_a_line '^7b  *16  *0\.[0-9]* .*  interleave$' MODELS=7b
+scaled says_what_is_not_known '^7b  *16 .* ?  *? ' "RATES=$top/scripts/rates/paper_h100.txt"
+scaled takes_another_link '^7b  *16  *[3-9][0-9]\.[0-9]* .*  none$' 'RATE=node_link 1e9' --offload none
+scaled says_what_does_not_fit '^7b  *16 does not fit' MODELS=7b --gpu-memory 1G
+scaled takes_another_rate '^7b  *16  *5[0-9]\.' 'RATE=gpu_flops 2e12'
+refuses scaling_says_what_is_wrong 2 'must be 1 to 3' sh "$top/scripts/plan_scaling.sh" --zero 4
+# The numbers of the lesson.
+lesson() {
+    env WORLDS="1 2 4 8 16 32" "$@" sh "$top/scripts/plan_scaling.sh" | sed 1,2d >table
+    sed 's/^    //' "$top/doc/zero.md" | awk 'NR == FNR { line[$0] = 1; next } !($0 in line)' - table
+}
+for stage in 1 2 3; do
+    "$TRAINER" --plan --world 8 --zero $stage --model 7b --batch 1 --seq 2048 --recompute block \
+        --offload none --gpu-memory 999G --rates "$rates" | awk -v stage=$stage '
+        /^GPU  *(parameters|gradients) / { gib[$2] = $3 }
+        /^GPU  *(master weights|AdamW moments) / { state += $4 }
+        /^GPU  *total / {
+            rest = $3 - gib["parameters"] - gib["gradients"] - state
+            printf "| %d | %.2f | %.2f | %.2f | %.2f | %.2f |\n", stage, gib["parameters"],
+                   gib["gradients"], state, rest, $3
+        }' >row
+    check "lesson_has_stage_$stage" grep -q -x -F -f row "$top/doc/zero.md"
+done
+check lesson_has_the_plan test -z "$(lesson MODELS="7b 20b")" -a -s table
+check lesson_has_the_shared_host test -z "$(lesson MODELS=7b RATE="host_gpus 1")" -a -s table
+check lesson_has_the_network test -z "$(lesson MODELS=7b WORLDS="16 32" \
+    RATE="node_link 12e9")" -a -s table
+# What the plan says that each gives the others is what the ranks count. (All but the norm.)
+for stage in 2 3; do
+    rm -rf ranked
+    options="--layers 5 --heads 2 --channels 64 --context 32 --vocab 300 --batch 1 --seq 32"
+    options="$options --zero $stage"
+    # shellcheck disable=SC2086
+    env OUT=ranked STEPS=3 DATA=text.txt sh "$top/scripts/zero_node.sh" 3 7b $options --accum 2 \
+        --offload none --eval-every 0 --no-save >ranked.out 2>&1
+    # shellcheck disable=SC2086
+    sh "$top/scripts/zero_node.sh" 3 7b --plan --rates "$rates" $options --accum 2 --offload none |
+        sed -n 's/.*each gives \([0-9.e+-]*\) GB of gradients and \([0-9.e+-]*\) GB.*/\1 \2/p' >plan
+    sed -n 's/.*"step":3,.*"reduced_bytes":\([0-9]*\),"gathered_bytes":\([0-9]*\).*/\1 \2/p' \
+        ranked/log.jsonl >counted
+    check "stage_${stage}_moves_what_is_planned" awk '
+        NR == FNR { gradients = 1e9 * $1; weights = 1e9 * $2; next }
+        { counted = $1; gathered = $2 }
+        function near(a, b) { return a - b < 5e-3 * a + 1 && b - a < 5e-3 * a + 1 }
+        END { exit !(gradients > 0 && near(counted, gradients) && near(gathered, weights)) }' plan \
+        counted
+done
+
+# Zeroth-order training.
+# zo_compare NAME CODE PATTERN TRAINER MODES [OPTION...]
+zo_compare() {
+    name=$1 code=$2 pattern=$3 trainer=$4 modes=$5
+    shift 5
+    # shellcheck disable=SC2086
+    env TRAINER="$trainer" MODES="$modes" MODEL=nano OUT=zo STEPS=4 WARMUP=1 RATES="$rates" \
+        sh "$top/scripts/zo_compare.sh" $tiny "$@" >zo.out 2>&1
+    got=$?
+    if [ $got -eq "$code" ] && grep -q "$pattern" zo.out; then echo "ok zo_compare_$name"
+    else sed 's/^/  /' zo.out; fail "zo_compare_$name" "code $got, not $code with '$pattern'"; fi
+}
+zo_modes="memory streamed no-overlap no-slots no-fused-update slots1 resident1"
+zo_compare all_modes_agree 0 '(7) are identical' "$TRAINER" "$zo_modes"
+check zo_compare_has_every_number awk -F '\t' 'NF != 11 { exit 1 }
+    NR > 1 { for (i = 2; i <= NF; i++) if ($i == "-" && i != 5 && i != 10 && $1 != "memory") exit 1 }
+    END { exit NR != 8 }' zo/compare.tsv
+printf '#!/bin/sh\ncase "$*" in *"--slots 1"*) set -- "$@" --zo-eps 1.01e-3 ;; esac\nexec "%s" "$@"\n' \
+    "$TRAINER" >wrong
+chmod +x wrong
+zo_compare a_changed_loss_is_found 1 '^DIFFERENT: slots1 has "step":' ./wrong "memory slots1"
+zo_compare no_such_mode 2 'no mode zorro' "$TRAINER" "zorro"
+check zo_plan_has_a_line_per_model env RATES="$rates" MODELS="opt-1.3b opt-175b" \
+    sh -c 'sh "$1/scripts/zo_plan.sh" --zo-queries 2 >zo_plan.out && awk "END { exit NR != 4 }" zo_plan.out' - "$top"
+check zo_plan_says_when_the_link_is_hidden grep -q '^opt-175b .* hidden; from [0-9]' zo_plan.out
+refuses zo_plan_says_what_is_wrong 2 'unknown option --sequ' sh "$top/scripts/zo_plan.sh" --sequ 3
+printf 'sentence\tlabel\nbad\t0\ngood\t1\nfine\t1\nawful\t0\n' | tee train1000.tsv dev500.tsv >dev.tsv
+# shellcheck disable=SC2086
+check a_model_to_fine_tune "$TRAINER" --model nano --data text.txt --tokenizer bytes --steps 1 --out made $tiny
+check reviews_are_learned sh -c 'env SST2=. OUT=sst2 STEPS=3 sh "$1/scripts/zo_sst2.sh" made \
+    --tokenizer bytes --labels "-|+" --template " = " >sst2.out && tail -n 1 sst2.out | grep -q "accuracy [0-9]"' - "$top"
+check zo_memory_has_both_models sh -c 'sh "$1/scripts/zo_memory.sh" opt-1.3b opt-175b >zo_memory.out &&
+    awk "NR > 1 && !(\$2 > \$3 && \$3 > \$4 && \$4 > \$5 && \$5 > \$6 && \$6 > 0) { exit 1 }
+        END { exit NR != 3 }" zo_memory.out' - "$top"
+refuses zo_memory_says_what_is_wrong 2 'no such preset' sh "$top/scripts/zo_memory.sh" opt-1.3b foo
+check sst2_is_planned_without_data sh -c 'sh "$1/scripts/zo_sst2.sh" opt-13b --plan --gpu-memory 23G \
+    --rates "$2" | grep -q "of 40 layers.*hidden"' - "$top" "$rates"
+mkdir -p no_make
+printf '#!/bin/sh\necho "make $*"; exit 1\n' >no_make/make
+chmod +x no_make/make
+for script in "zo_sst2.sh opt-125m" "train_offload.sh x --model gpt2"; do
+    [ -e /dev/nvidiactl ] || [ ! -x "$top/train_gpt2emu" ] ||
+        check "a_plan_compiles_nothing_${script%%.*}" sh -c 'env -u TRAINER PATH="$PWD/no_make:$PATH" \
+            sh "$1"/scripts/$2 --plan --rates "$3" | grep -q "^predicted time"' - "$top" "$script" "$rates"
+done
+check usages_are_found_by_their_word sh -c '! grep -nE "sed -n .[0-9,]+s/" "$@"' - "$top"/scripts/*.sh \
+    "$top"/dev/*.sh "$top"/dev/data/*.sh
+check sst2_has_a_usage sh -c 'sh "$1/scripts/zo_sst2.sh" --help 2>&1 | grep -q "^usage: "' - "$top"

@@ -1,0 +1,98 @@
+// Any bytes as a safetensors file, config.json or state.txt: no crash, no read outside, and what
+// is accepted is consistent. The first byte chooses: 0 a file as it is, 1 a config.json, 2 a
+// state.txt under a seal that fits, else a header with its length before it and data after it.
+#include "../../../tide/files/state.h"
+#include "../dies.h"
+
+static void check(bool ok) { if (!ok) abort(); }
+
+static void use(const uint8_t *bytes, size_t n) {
+    SafeTensors st;
+    Error err;
+    err.text[0] = '\0';
+    if (!safetensors_parse(&st, bytes, n, &err)) {
+        check(err.text[0] != '\0');
+        safetensors_close(&st);
+        return;
+    }
+    size_t total = 0;
+    unsigned sum = 0;
+    for (int i = 0; i < st.count; i++) {
+        const SafeTensor *t = &st.tensors[i];
+        check(strcmp(safetensors_find(&st, t->name)->name, t->name) == 0);
+        check(t->data >= bytes && t->data + t->bytes <= bytes + n);
+        for (size_t j = 0; j < t->bytes; j++) sum += t->data[j];
+        float f = 0;
+        if (t->dtype <= ST_F64 && t->elements > 0) {
+            safetensor_floats(t, 0, 1, &f);
+            safetensor_floats(t, t->elements - 1, 1, &f);
+        }
+        total += t->bytes;
+    }
+    uint64_t header;
+    memcpy(&header, bytes, 8);
+    check(total + header + 8 == n && sum < UINT_MAX);
+    safetensors_close(&st);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+    enum { DATA = 40 };
+    Error err;
+    GPT2Config c;
+    if (n == 0) return 0;
+    const uint8_t kind = *data++;
+    n--;
+    if (kind == 0) {
+        use(data, n);
+    } else if (kind == 1) {
+        Json *root = json_parse((const char *)data, n, &err);
+        if (root != NULL && DIES(config_read(root, "config.json", &c)) == NULL)
+            check(c.layers > 0 && c.ffn > 0 && c.channels % c.heads == 0
+                  && c.vocab_padded >= c.vocab);
+        json_free(root);
+    } else if (kind == 2) {
+        TrainState s;
+        for (int sealed = 0; sealed < 2; sealed++) {
+            char *text = (char *)calloc(n + SEAL + 1, 1);
+            check(text != NULL);
+            memcpy(text, data, n);
+            if (sealed)
+                snprintf(text + n, SEAL + 1, "seal %016" PRIx64 "\n", hash_bytes(text, n));
+            if (state_parse(text, n + (sealed ? SEAL : 0), &s, &err))
+                check(s.config.layers > 0 && memchr(s.options, '\0', sizeof s.options) != NULL);
+            train_state_free(&s);
+        }
+    } else {
+        const uint64_t length = n;
+        uint8_t *file = (uint8_t *)malloc(8 + n + DATA);
+        check(file != NULL);
+        memcpy(file, &length, 8);
+        memcpy(file + 8, data, n);
+        memset(file + 8 + n, 0x7f, DATA);
+        use(file, 8 + n + kind % (DATA + 1));
+        free(file);
+    }
+    return 0;
+}
+
+#define FUZZ_SEEDS { \
+    FUZZ_SEED("\0" "\2\0\0\0\0\0\0\0{}"), \
+    FUZZ_SEED("\0" "\74\0\0\0\0\0\0\0{\"a\":{\"dtype\":\"F32\",\"shape\":[1,2]," \
+              "\"data_offsets\":[0,8]}}    " "\0\0\200?\0\0\300\177"), \
+    FUZZ_SEED("\30{\"x\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[4,16]}," \
+              "\"__metadata__\":{\"format\":\"pt\"},\"y\":{\"dtype\":\"F16\",\"shape\":[2]," \
+              "\"data_offsets\":[0,4]},\"z\":{\"dtype\":\"F64\",\"shape\":[]," \
+              "\"data_offsets\":[16,24]}}"), \
+    FUZZ_SEED("\4{\"e\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}," \
+              "\"b\":{\"dtype\":\"BOOL\",\"shape\":[4],\"data_offsets\":[0,4]}}"), \
+    FUZZ_SEED("\1{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":2,\"n_embd\":8," \
+              "\"n_positions\":4,\"vocab_size\":9,\"n_inner\":null," \
+              "\"layer_norm_epsilon\":1e-05}"), \
+    FUZZ_SEED("\1{\"model_type\":\"opt\",\"num_hidden_layers\":1,\"num_attention_heads\":2," \
+              "\"hidden_size\":8,\"max_position_embeddings\":4,\"vocab_size\":9,\"ffn_dim\":5," \
+              "\"activation_function\":\"relu\",\"enable_bias\":true}"), \
+    FUZZ_SEED("\2version 5\nstep 3\nseed 7\ndata_position 12\ndata_hash 1\nconfig.layers 1\n" \
+              "config.heads 2\nconfig.channels 4\nconfig.context 3\nconfig.vocab 7\n" \
+              "config.ffn 5\nconfig.family 0\nconfig.activation 0\nconfig.tied 1\nhashes 0123456789abcdef\n" \
+              "optimizer a\n--lr 1\n") }
+#include "fuzz_main.h"

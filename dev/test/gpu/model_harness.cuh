@@ -1,0 +1,681 @@
+// model_harness.cuh: small models for tests of the GPU trainer: their shapes, batches and steps,
+// where the state of their optimizer lives, and a hash of all that training leaves.
+#ifndef TIDE_MODEL_HARNESS_CUH
+#define TIDE_MODEL_HARNESS_CUH
+#define TESTING
+#include <cuda_runtime.h>
+
+// What a step must not do is counted: the trainer below is compiled with these.
+static struct {
+    int waits, allocations, events;  // events: those waited for
+    int copies[8];                   // asynchronous ones, by their direction,
+    size_t bytes[8];                 // and theirs
+} counted;
+#define cudaStreamSynchronize(...) (counted.waits++, cudaStreamSynchronize(__VA_ARGS__))
+#define cudaDeviceSynchronize(...) (counted.waits++, cudaDeviceSynchronize(__VA_ARGS__))
+#define cudaMemcpy(...) (counted.waits++, cudaMemcpy(__VA_ARGS__))
+#define cudaMemcpyAsync(to, from, size, kind, stream) \
+    (counted.copies[kind]++, counted.bytes[kind] += (size), \
+     cudaMemcpyAsync(to, from, size, kind, stream))
+#define cudaEventSynchronize(...) (counted.events++, cudaEventSynchronize(__VA_ARGS__))
+#define cudaMalloc(...) (counted.allocations++, cudaMalloc(__VA_ARGS__))
+#define cudaFree(...) (counted.allocations++, cudaFree(__VA_ARGS__))
+#define cudaMallocHost(...) (counted.allocations++, cudaMallocHost(__VA_ARGS__))
+#define cudaHostRegister(...) (counted.allocations++, cudaHostRegister(__VA_ARGS__))
+#define cudaEventCreateWithFlags(...) (counted.allocations++, cudaEventCreateWithFlags(__VA_ARGS__))
+#include "../../../tide/gpu/gpu.cuh"
+#include "../../../tide/plan/plan.h"
+#include "../../../zenflow.h"
+#include "../../../tide/cpu/cpu.h"
+
+// On the virtual clock, the host's work for ZenFlow takes as long as a test says: so many seconds
+// an element, or its traffic at so many bytes per second; 0: no time. So does AdamW, the latter.
+static double add_seconds, update_seconds, host_bytes_per_s;
+static void worker_takes(double seconds, double bytes) {
+    if (host_bytes_per_s > 0) seconds += bytes / host_bytes_per_s;
+#ifdef __CUDA_EMU__
+    if (seconds > 0) emu_virtual_seconds(seconds);
+#endif
+    (void)seconds;
+}
+#define adam_work(work) \
+    do { \
+        const AdamRun *const last = (work)->runs + (work)->count - 1;  /* gaps between tensors included */ \
+        const double n = (double)round_up(last->at + last->length, ALIGN_ELEMENTS); \
+        worker_takes(n * ((work)->w != NULL ? update_seconds : add_seconds), \
+                     n * (double)adam_work_bytes(work)); \
+        adam_work(work); \
+    } while (0)
+#define cpu_copy(to, from, bytes) (worker_takes(0, 2.0 * (double)(bytes)), cpu_copy(to, from, bytes))
+
+// Bytes of an element's state with moments in fp32: of the master what the weight is not, m and v.
+enum { STATE_BYTES = sizeof(floatX) == 2 ? 10 : 8 };
+
+// Times that of host_adam: with weights and gradients as they are stored.
+#define HOST_TAKES ((2 * STATE_BYTES + 3 * sizeof(floatX)) / ADAM_BYTES)
+
+// A test may change what was rehearsed, before it is timed.
+static void (*rehearsal_change)(Rehearsal *q);
+#define predict(q, ...) \
+    (rehearsal_change != NULL ? rehearsal_change(q) : (void)0, predict(q, __VA_ARGS__))
+
+// Small enough for several turns with small models.
+static size_t wire_chunk = (size_t)1 << 22;
+#define WIRE_CHUNK wire_chunk
+
+#include "../../../train_gpt2.cu"
+#include "../test.h"
+#include <sys/wait.h>
+
+// The trainer here is of one precision. A test's configurations of another are for the program that
+// was compiled for it: gpu_tests, gpu_tests_fp32, gpu_tests_fp16.
+enum { BITS = 8 * sizeof(floatX), IS_BF16 = PRECISION == PRECISION_BF16 };
+
+// A shape of model and step.
+struct Shape {
+    const char *name;
+    size_t L, NH, C, F, V, context, B, T;
+    int activation, tied, recompute;
+    size_t accum, head_rows;
+    bool repeated;                          // nearly all tokens are the same one
+    size_t document = 0;                    // rows hold documents of so many tokens; 0: one each
+    int family = FAMILY_GPT2;               // of the LLaMA family: its activation, whatever is above
+    size_t NKV = 0, HS = 0;                 // 0: NH, C / NH
+    size_t E = 0;                           // not 0: as OPT-350M
+};
+
+enum { GELU = ACTIVATION_GELU, RELU = ACTIVATION_RELU };
+enum { KEEP = RECOMPUTE_NONE, LIGHT = RECOMPUTE_LIGHT, AGAIN = RECOMPUTE_BLOCK };
+static const char *const again_names[] = {"", "", " light", " again"};
+
+// Where the optimizer's state lives, and what gpt2_settle() would settle.
+typedef struct {
+    OffloadChoice choice;
+    int tight;       // 1: gradients are summed on the host; 2: and visitors' wait there
+    int threads;     // of the host; 0: one per core
+    bool serial;     // --no-overlap
+} Placement;
+
+typedef struct {
+    double lr, eps, clip, decay;
+    bool sizes;  // every second step has a smaller batch
+} Recipe;
+
+// Of models that are opened from here on, and their steps: are moments stored in bf16?
+static bool moments_bf16;
+
+static const Recipe plain = {1e-2, 1e-8, 0.5, 0.1, false};
+
+static float *floats(size_t n) { return (float *)alloc_or_fail(n, sizeof(float), "test"); }
+
+static GPT2Config shape_config(const Shape *s) {
+    GPT2Config c;
+    Error err;
+    config_family(&c, s->family);
+    c.layers = s->L;
+    c.heads = s->NH;
+    c.channels = s->C;
+    c.ffn = s->F;
+    c.context = s->context;
+    c.vocab = s->V;
+    c.kv_heads = s->NKV;
+    c.head_size = s->HS;
+    c.embed = s->E;
+    c.post_norm = s->E > 0;
+    if (s->family < FAMILY_LLAMA) c.activation = s->activation;
+    c.tied = s->tied;
+    if (!gpt2_finish(&c, &err)) die("%s", err.text);
+    return c;
+}
+
+// Weights that are far from any symmetry, and round to bf16 without an error: an arena. A ReLU
+// whose input is near 0 may be on where the CPU's is off: in bf16 one in 200 of them, which is an
+// error of 1 / sqrt(200) in the gradients, and would hide others; in fp32 one in some 100,000, if
+// the GPU adds up in another order. With `clear`, biases keep inputs from 0.
+static float *shape_params(const Shape *s, bool clear) {
+    const GPT2Config c = shape_config(s);
+    GPT2Table t = gpt2_table(&c);
+    float *params = floats(t.elements);
+    gpt2_init(&t, params, 42);
+    for (int i = 0; i < t.count; i++) {
+        const GPT2Tensor *x = &t.tensors[i];
+        float *noise = floats(x->size), *p = params + x->offset;
+        rng_normals(noise, x->rows * x->cols, 10, 0, (uint32_t)i, 0);
+        for (size_t j = 0; j < x->rows * x->cols; j++) {
+            p[j] += 0.6f / sqrtf((float)s->C) * noise[j];
+            if (clear && s->activation == RELU && x->kind == FC_B) p[j] = noise[j] < 0 ? -2 : 2;
+            p[j] = bf16_to_f32(f32_to_bf16(p[j]));
+        }
+        free(noise);
+    }
+    gpt2_table_free(&t);
+    return params;
+}
+
+// A step's micro-batches: (accum, N) tokens, and what follows each of them.
+static void shape_batch(const Shape *s, size_t step, int32_t *inputs, int32_t *targets) {
+    const size_t n = s->accum * s->B * s->T;
+    for (size_t i = 0; i < n; i++) {
+        const Philox4 random = philox4x32(3, (uint32_t)i, (uint32_t)step, 0, 0);
+        inputs[i] = (int32_t)(random.x[0] % s->V);
+        targets[i] = (int32_t)(random.x[1] % s->V);
+        if (s->repeated && i % 50 != 3) inputs[i] = 77;
+        if (s->document > 0 && random.x[2] % 3 == 0) targets[i] = -1;  // not trained
+    }
+}
+
+// Where the documents of a micro-batch begin: (B, T); free() it. NULL: a row is one.
+static int32_t *shape_begins(const Shape *s) {
+    if (s->document == 0) return NULL;
+    int32_t *begins = ALLOC(int32_t, s->B * s->T, "test");
+    for (size_t n = 0; n < s->B * s->T; n++)  // of the second row on, the first one is shorter
+        begins[n] = (int32_t)((n % s->T + n / s->T) / s->document * s->document - n / s->T);
+    for (size_t n = 0; n < s->B * s->T; n++) begins[n] = begins[n] < 0 ? 0 : begins[n];
+    return begins;
+}
+
+// A model of which nothing is settled; model_forget() frees it. where: NULL for all on the GPU.
+static GPT2 *model_new(const Shape *s, const Placement *where) {
+    GPT2 *g = gpt2_new();
+    g->config = shape_config(s);
+    g->table = gpt2_table(&g->config);
+    g->shards = gpt2_shards_all(&g->table);
+    g->training = true;
+    g->packed = s->document > 0;
+    g->moments_bf16 = moments_bf16;
+    g->accumulating = s->accum > 1;
+    g->head_rows = s->head_rows;
+    g->max_B = s->B;
+    g->max_T = s->T;
+    g->choice.mode = OFFLOAD_NONE;
+    if (where == NULL) return g;
+    g->choice = where->choice;
+    if (g->choice.mode == OFFLOAD_AUTO) g->choice.mode = OFFLOAD_NONE;
+    g->no_overlap = where->serial;
+    g->host_threads = where->threads;
+    return g;
+}
+
+static void model_forget(GPT2 *g) {
+    free(g->zo);
+    free(g->segment);
+    free(g->visits);
+    pieces_free(&g->pieces);
+    free(g->shards.shards);
+    gpt2_table_free(&g->table);
+    free(g);
+}
+
+// What costs only time and is done where memory is short: one of four ways to recompute, and one of
+// three to keep gradients (choice_settle).
+static void model_place(GPT2 *g, int recompute, int tight) {
+    g->choice.recompute = recompute;
+    g->choice.sum_on_host = tight > 0 && g->accumulating;
+    g->choice.keep_grads = tight < 2;
+    g->choice.apart = tight > 0;
+    gpt2_place(g);
+}
+
+// Makes of it one that trains, from params. model_close() frees it.
+static void model_begin(GPT2 *g, const Shape *s, const float *params, const Placement *where) {
+    model_place(g, s->recompute, where != NULL ? where->tight : 0);
+    gpt2_allocate(g);
+    for (int i = 0; i < g->table.count; i++) {  // padding and gaps stay as they were allocated
+        const GPT2Tensor *x = &g->table.tensors[i];
+        gpt2_move(g, 0, x->offset, x->rows * x->cols, (float *)params + x->offset, false);
+    }
+    weights_changed(g);
+}
+
+static GPT2 *model_open(const Shape *s, const float *params, const Placement *where = NULL) {
+    GPT2 *g = model_new(s, where);
+    model_begin(g, s, params, where);
+    return g;
+}
+
+static void model_close(GPT2 *g) {
+    gpt2_free(g);
+    free(g);
+}
+
+// Has the stream the highest priority? Otherwise it must have the lowest.
+static bool is_urgent(cudaStream_t stream) {
+    int lowest, highest, priority;
+    CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CUDA(cudaStreamGetPriority(stream, &priority));
+    CHECK(highest < lowest && (priority == lowest || priority == highest), "%d is neither %d nor "
+          "%d", priority, lowest, highest);
+    return priority == highest;
+}
+
+static AdamStep recipe_step(const Recipe *r, size_t step, double norm_squared) {
+    AdamStep s = adam_step_prepare(r->lr, 0.9, 0.95, r->eps, r->decay, step,
+                                   clip_scale(norm_squared, r->clip));
+    s.moments_bf16 = moments_bf16;
+    return s;
+}
+
+// What a rehearsal says of a step of this model, on a machine whose products take `compute` seconds
+// of it.
+static Prediction rehearsed(const GPT2 *g, const Shape *s, Rates *r, double compute) {
+    static Run run;
+    memset(&run, 0, sizeof run);
+    run.B = s->B;
+    run.T = s->T;
+    run.world = 1;
+    run.step_tokens = s->B * s->T * s->accum;
+    run.o.accum = s->accum;
+    run.o.no_overlap = g->no_overlap;
+    r->gpu_flops = 1;
+    r->gpu_flops = gpt2_rehearse(g, &run, r, NULL).compute / compute;
+    return gpt2_predict(g, &run, r, NULL);
+}
+
+// A step's gradient on the GPU: the loss and, in *norm_squared, the square of its norm.
+static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs,
+                           const int32_t *targets, double *norm_squared) {
+    const size_t N = s->B * s->T;
+    int32_t *begins = shape_begins(s);
+    double loss;
+    for (size_t micro = 0; micro < s->accum; micro++) {
+        gpt2_forward(g, inputs + micro * N, begins, targets + micro * N, s->B, s->T);
+        gpt2_head(g, 1.0f / (float)(N * s->accum), 1 / (double)s->accum, micro > 0, NULL);
+        gpt2_backward(g, micro > 0, micro + 1 == s->accum);
+    }
+    *norm_squared = gpt2_grad_norm_squared(g, &loss);
+    free(begins);
+    return loss;
+}
+
+// One step of training, as train() does it.
+static double gpu_step(GPT2 *g, const Shape *s, const Recipe *r, size_t step,
+                       const int32_t *inputs, const int32_t *targets, double *norm) {
+    double norm_squared;
+    const double loss = gpu_gradient(g, s, inputs, targets, &norm_squared);
+    const AdamStep adam = recipe_step(r, step, norm_squared);
+    gpt2_update(g, &adam);
+    *norm = sqrt(norm_squared);
+    return loss;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Hashes
+
+static uint64_t hash_with(uint64_t seed, const void *data, size_t bytes) {
+    const uint64_t both[2] = {seed, hash_bytes(data, bytes)};
+    return hash_bytes(both, sizeof both);
+}
+
+// The weights that forward and backward use, wherever they live: an arena.
+static void weights_whole(GPT2 *g, floatX *whole) {
+    for (int i = 0; i < g->segments; i++) {
+        const Segment *s = &g->segment[i];
+        const void *from = s->streams ? s->first->params : g->params + s->param_at;
+        gpu_copy(whole + s->at, from, s->length * sizeof(floatX));
+    }
+}
+
+// Of everything that training leaves: the parameters in both forms, and the moments.
+static uint64_t hash_state(GPT2 *g) {
+    const size_t P = g->table.elements;
+    float *whole = floats(P);
+    weights_whole(g, (floatX *)whole);
+    uint64_t hash = hash_bytes(whole, P * sizeof(floatX));
+    for (int k = 0; k < 3; k++) {
+        gpt2_move(g, k, 0, P, whole, true);
+        hash = hash_with(hash, whole, P * sizeof(float));
+    }
+    free(whole);
+    return hash;
+}
+
+// Trains from step `first` to `last`, and returns a hash of `hash`, every loss and every norm. If
+// evaluations is not NULL, an evaluation of another size follows every step; *evaluations becomes a
+// hash of what they gave.
+static uint64_t train_steps(GPT2 *g, const Shape *s, const Recipe *r, size_t first, size_t last,
+                            uint64_t hash, uint64_t *evaluations) {
+    const size_t room = s->accum * s->B * s->T;
+    int32_t *inputs = (int32_t *)alloc_or_fail(2 * room, sizeof(int32_t), "test");
+    int32_t *targets = inputs + room;
+    Shape less = *s;
+    less.B = s->B > 1 ? s->B - 1 : 1;
+    less.T = s->T > 4 ? s->T - 4 : 1;
+    for (size_t step = first; step <= last; step++) {
+        const Shape *now = r->sizes && step % 2 == 0 ? &less : s;
+        double numbers[2];
+        shape_batch(now, step, inputs, targets);
+        numbers[0] = gpu_step(g, now, r, step, inputs, targets, &numbers[1]);
+        hash = hash_with(hash, numbers, sizeof numbers);
+        if (evaluations == NULL) continue;
+        const int32_t *tokens = s->document > 0 ? inputs : targets;  // of which some are -1
+        gpt2_forward(g, tokens, NULL, inputs, (s->B + 1) / 2, s->T);
+        gpt2_head(g, 0, 1, false, NULL);
+        const double loss = gpt2_loss(g);
+        CHECK(loss > 0 && loss < 20, "%s: evaluation gives %g", s->name, loss);
+        *evaluations = hash_with(step == 1 ? 0 : *evaluations, &loss, sizeof loss);
+    }
+    free(inputs);
+    return hash;
+}
+
+// The same for steps 1 to `steps` of a new model, and of the state that they leave.
+static uint64_t train_hash(const Shape *s, size_t steps, uint64_t *evaluations,
+                           const Recipe *r = &plain, const Placement *where = NULL) {
+    float *params = shape_params(s, false);
+    GPT2 *g = model_open(s, params, where);
+    const uint64_t hash = train_steps(g, s, r, 1, steps, 0, evaluations);
+    const uint64_t both[2] = {hash, hash_state(g)};
+    free(params);
+    model_close(g);
+    return hash_bytes(both, sizeof both);
+}
+
+// Of a test's configurations, `some` cover what there is: they are enough for `make test`.
+template <int SOME> static bool config_is_tested(const int (&some)[SOME], int k) {
+    for (int i = 0; i < SOME; i++)
+        if (some[i] == k) return true;
+    return test_whole();
+}
+
+// For test_schedules.sh: "--config all|some|K [STEPS]" prints the hash of each configuration of this
+// program's precision.
+template <int SOME>
+static int run_configs(int argc, char **argv, int count, const int (&some)[SOME],
+                       bool (*config_is_here)(int k),
+                       uint64_t (*config_hash)(int k, size_t steps, char name[300])) {
+    const bool all = strcmp(argv[2], "all") == 0, these = strcmp(argv[2], "some") == 0;
+    const int only = atoi(argv[2]), n = all ? count : these ? SOME : 1;
+    if (only < 0 || only >= count) die("there are %d configurations", count);
+    for (int i = 0; i < n; i++) {
+        char name[300];
+        const int k = all ? i : these ? some[i] : only;
+        if (!config_is_here(k)) {
+            if (n == 1) die("configuration %d is of another precision", k);
+            continue;
+        }
+        const uint64_t hash = config_hash(k, argc > 3 ? (size_t)atoi(argv[3]) : 4, name);
+        printf("%016llx config %d: %s\n", (unsigned long long)hash, k, name);
+        fflush(stdout);
+    }
+    return test_failures_here > 0;
+}
+
+// The layers whose weights came in `steps` steps: into place q % ring go those of the q-th one that
+// streams, unless they are there since the last update.
+static size_t layers_fetched(const GPT2 *g, size_t accum, int evaluates, size_t steps) {
+    const int n = g->streamed;
+    size_t came = 0;
+    int there[16] = {0};
+    for (size_t step = 0; step < steps; step++) {
+        for (size_t pass = 0; pass < 2 * accum + (evaluates != 0); pass++) {
+            if (pass == 2 * accum) memset(there, 0, sizeof there);  // behind the update
+            for (int i = 0; i < n; i++) {
+                const int q = pass % 2 == 0 ? i : n - 1 - i;
+                const int place = q % g->ring;
+                came += there[place] != q + 1;
+                there[place] = q + 1;
+            }
+        }
+        if (!evaluates) memset(there, 0, sizeof there);
+    }
+    return came;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory, and what is refused
+
+// Settles what is "auto" within these limits, and refuses what does not fit.
+static size_t model_plan(GPT2 *g, int recompute, size_t limit, size_t host_limit) {
+    const OffloadMemory memory = gpt2_memory(g, recompute, limit, host_limit);
+    if (!gpt2_settle(g, &memory))
+        die("needs more %s memory", gpt2_bytes(g) > limit ? "GPU" : "host");
+    return gpt2_bytes(g);
+}
+
+typedef struct { size_t gpu, host; int again; bool sum_on_host, keep_grads; } Planned;
+
+static Planned plan(const Shape *s, const Placement *where, int recompute, size_t limit,
+                    size_t host_limit) {
+    GPT2 *g = model_new(s, where);
+    const size_t bytes = model_plan(g, recompute, limit, host_limit);
+    const Planned planned = {bytes, gpt2_host_bytes(g), g->choice.recompute,
+                             g->choice.sum_on_host, g->choice.keep_grads};
+    model_forget(g);
+    return planned;
+}
+
+// Without limits, with what model_place() is given.
+static Planned plan_without_limits(const Shape *s, const Placement *where, int recompute,
+                                   int tight) {
+    GPT2 *g = model_new(s, where);
+    model_place(g, recompute, tight);
+    const Planned planned = {gpt2_bytes(g), gpt2_host_bytes(g), recompute, g->choice.sum_on_host,
+                             g->choice.keep_grads};
+    model_forget(g);
+    return planned;
+}
+
+// False where what is free may be another process's doing: on a GPU, unless TIDE_ALONE says that
+// nothing else runs there.
+static bool memory_is_ours(void) {
+#ifdef __CUDA_EMU__
+    return true;
+#else
+    return getenv("TIDE_ALONE") != NULL;
+#endif
+}
+
+static size_t free_memory(void) {
+    size_t available, total;
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
+// The end of a step of zenflow, with these rates.
+static void zen_update(GPT2 *g, float scale, const ZenRates *rates) {
+    const AdamStep step = zen_chosen_step(&g->zen->clock, rates, scale);
+    g->zen->rates = *rates;
+    gpt2_update(g, &step);
+}
+
+// That the model has taken `allocated` bytes of the GPU's memory, and that this is the plan.
+static void check_memory(GPT2 *g, const char *name, size_t allocated) {
+    Buffer list[MAX_BUFFERS];
+    const int n = gpt2_buffers(g, list);
+    const size_t planned = gpt2_bytes(g);
+    size_t listed = 0;
+    for (int i = 0; i < n; i++)
+        if (list[i].kind != BUFFER_HOST) listed += list[i].bytes;
+    CHECK(planned >= listed && planned - listed < 256 * (size_t)n, "%s: planned %zu, buffers %zu",
+          name, planned, listed);
+#ifdef __CUDA_EMU__
+    CHECK(allocated == listed, "%s: planned %zu, allocated %zu", name, listed, allocated);
+#else  // a driver gives out pages of 2 MiB, and shares them between small buffers
+    if (!memory_is_ours()) return;
+    CHECK(allocated + ((size_t)2 << 20) >= planned
+          && allocated <= planned + ((size_t)MAX_BUFFERS << 21),
+          "%s: planned %zu, allocated %zu", name, planned, allocated);
+#endif
+}
+
+// Forks. In the child it returns true, and the standard error is caught: it must end with _exit().
+// In the parent it returns false when the child has ended, with what it said in `line`, and how it
+// ended in *status. Not once the GPU has been used.
+static bool in_child(char line[1024], int *status) {
+    int ends[2];
+    if (pipe(ends) != 0) die("pipe: %s", strerror(errno));
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        return true;
+    }
+    close(ends[1]);
+    size_t n = 0;
+    for (ssize_t got; (got = read(ends[0], line + n, 1023 - n)) > 0;) n += (size_t)got;
+    close(ends[0]);
+    line[n] = '\0';
+    waitpid(child, status, 0);
+    return false;
+}
+
+// That run was refused: exit code 2 and one line, in which `words` are.
+static bool refused(const char *line, int status, const char *words) {
+    const char *end = strchr(line, '\n');
+    return WIFEXITED(status) && WEXITSTATUS(status) == 2 && end != NULL && end[1] == '\0'
+        && strstr(line, words) != NULL;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Rehearsals of presets
+
+static bool is_about(double a, double b, double part) {
+    return fabs(a - b) <= part * fmax(fabs(a), fabs(b));
+}
+
+#define IS(a, b) \
+    CHECK(is_about(a, b, 1e-9), "%.12g, not %.12g", (double)(a), (double)(b))
+#define ABOUT(a, b, part) \
+    CHECK(is_about(a, b, part), "%.6g, not about %.6g", (double)(a), (double)(b))
+
+// What is planned. world: 0, 1: one GPU.
+typedef struct {
+    const char *model;
+    size_t B, T, accum, world;
+    int zero;
+    int recompute;
+    bool no_overlap;
+    const ZenConfig *zen;    // --offload zenflow; else NULL
+} Step;
+
+// One of zeroth order, for test_zo_*: zo_place() says where its layers live.
+static GPT2 *zo_new(const GPT2Config *c, size_t B, size_t T) {
+    GPT2 *g = gpt2_new();
+    g->config = *c;
+    g->table = gpt2_table(c);
+    g->zo = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
+    g->max_B = B;
+    g->max_T = T;
+    g->head_rows = HEAD_ROWS;
+    return g;
+}
+
+// A port that is free now.
+static int free_port(void) {
+    struct sockaddr_in a;
+    socklen_t n = sizeof a;
+    const int s = socket(AF_INET, SOCK_STREAM, 0);
+    memset(&a, 0, sizeof a);
+    a.sin_family = AF_INET;
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (s < 0 || bind(s, (struct sockaddr *)&a, n) != 0
+        || getsockname(s, (struct sockaddr *)&a, &n) != 0)
+        die("no free port: %s", strerror(errno));
+    close(s);
+    return ntohs(a.sin_port);
+}
+
+// The environment that a launcher gives to a rank.
+static void launched_as(size_t rank, size_t world, int port) {
+    const char *const names[5] = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+                                  "MASTER_PORT"};
+    const size_t values[5] = {rank, rank, world, world, (size_t)port};
+    for (int i = 0; i < 5; i++) {
+        char text[24];
+        snprintf(text, sizeof text, "%zu", values[i]);
+        setenv(names[i], text, 1);
+    }
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+}
+
+// A trainer that settle() has been through with --plan, and its run.
+typedef struct { GPT2 *g; Run run; } Trainer;
+
+static Trainer *trainer_open(const Step *s) {
+    Trainer *x = ALLOC(Trainer, 1, "test");
+    GPT2 *g = x->g = gpt2_new();
+    Run *r = &x->run;
+    Error err;
+    r->o.plan = r->training = g->training = true;
+    r->o.zero = s->zero;
+    r->o.accum = s->accum;
+    r->o.no_overlap = g->no_overlap = s->no_overlap;
+    r->B = g->max_B = s->B;
+    r->T = g->max_T = s->T;
+    r->world = s->world > 1 ? s->world : 1;
+    r->step_tokens = s->B * s->T * s->accum * r->world;
+    if (!gpt2_preset(&r->config, s->model) || !gpt2_finish(&r->config, &err)) die("%s", s->model);
+    g->config = r->config;
+    g->table = r->table = gpt2_table(&r->config);
+    if (s->zen != NULL) r->o.offload = OFFLOAD_ZENFLOW;
+    g->zero = zero_open(r);
+    g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
+    g->accumulating = s->accum > 1;
+    g->head_rows = HEAD_ROWS;
+    if (s->zen == NULL) return x;
+    ZenFlow *z = g->zen = ALLOC(ZenFlow, 1, "test");
+    z->config = *s->zen;
+    z->map = zen_map(&g->table, g->config.layers, z->config.topk, 0);
+    z->clock = zen_clock(&z->map);
+    if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
+    return x;
+}
+
+static void trainer_close(Trainer *x) {
+    if (x->g->zero != NULL) zero_free(x->g->zero);
+    if (x->g->zen != NULL) zen_free(x->g->zen);
+    model_forget(x->g);
+    free(x);
+}
+
+static Prediction trainer_predict(Trainer *x, const Rates *r, const OffloadChoice *c,
+                                  int recompute, TraceFile *trace = NULL) {
+    OffloadChoice with = *c;
+    with.recompute = recompute;
+    gpt2_take(x->g, &with);
+    gpt2_bytes(x->g);  // as settle() does: zero.cuh counts its blocks there
+    return gpt2_predict(x->g, &x->run, r, trace);
+}
+
+// The same, and what is drawn of it: json_free() it.
+static Json *trainer_draw(Trainer *x, const Rates *r, const OffloadChoice *c, Prediction *y) {
+    char path[] = "/tmp/tide_drawn_XXXXXX";
+    size_t n = 0;
+    Error err;
+    TraceFile trace;
+    const int fd = mkstemp(path);
+    CHECK(fd >= 0 && trace_open(&trace, path, &err), "%s", path);
+    *y = trainer_predict(x, r, c, KEEP, &trace);
+    CHECK(trace_close(&trace, &err), "%s", err.text);
+    char *text = file_read(path, &n, &err);
+    Json *json = text != NULL ? json_parse(text, n, &err) : NULL;
+    CHECK(json_get(json, "traceEvents") != NULL, "%s", err.text);
+    free(text);
+    close(fd);
+    unlink(path);
+    return json;
+}
+
+// Those of scripts/rates.
+static Rates rates_named(const char *name) {
+    Rates r;
+    Error err;
+    char path[64];
+    snprintf(path, sizeof path, "scripts/rates/%s.txt", name);
+    if (!rates_load(&r, path, &err)) fail("%s", err.text);
+    return r;
+}
+
+// Numbers that look random, the same in every run.
+static unsigned long long drawn_state = 1;
+
+static size_t draw(size_t n) {
+    drawn_state = drawn_state * 6364136223846793005u + 1442695040888963407u;
+    return (size_t)(drawn_state >> 33) % n;
+}
+
+static double log_draw(double low, double high) {
+    return low * exp(log(high / low) * (double)draw(1000) / 1000);
+}
+#endif

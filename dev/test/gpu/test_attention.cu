@@ -1,0 +1,631 @@
+// test_attention: the attention kernels against plain loops in double precision, for all three
+// storage types, odd shapes and large scores; what must not matter does not; the same launch, the
+// same bits.
+//
+// Bands. The reference gets the very same (rounded) inputs, and the backward pass the reference's
+// own out and lse, so that every band follows from the roundings that attention.cuh states:
+//   - a result is rounded once to X:     2^-24 (float), 2^-8 (bf16) or 2^-11 (f16) of the result
+//   - flash only: p and ds are rounded to X:       as much of the sum of |p v|, |ds k|, ...
+//   - in f16, of a number below 2^-14:   2^-25; p is there scaled so that its row's largest is 1
+//   - fp32 arithmetic: NOISE units of 2^-24 of the sum of all |terms|, times 1 + |scores| + |lse|,
+//     because an error of a score is a relative error of its exponential.
+#include "../../../tide/gpu/cache.cuh"
+#include "../../../tide/run/sample.h"
+#include "cpu_reference.h"
+#include "../test.h"
+
+static cudaStream_t stream;
+static uint32_t seed = 1;
+
+static float next_float(void) {  // in [-1, 1)
+    seed = seed * 1664525u + 1013904223u;
+    return (float)(int32_t)seed * 0x1p-31f;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Arrays of X on the host, as floats, and on the device
+
+static float host_f32(float x) { return x; }
+static float host_f32(bf16 x) { return __bfloat162float(x); }
+static float host_f32(f16 x) { return __half2float(x); }
+template <typename X> static X host_round(float x);
+template <> float host_round<float>(float x) { return x; }
+template <> bf16 host_round<bf16>(float x) { return __float2bfloat16_rn(x); }
+template <> f16 host_round<f16>(float x) { return __float2half_rn(x); }
+
+// The largest error of one rounding: relative, and absolute near 0.
+template <typename X> static double unit(void) { return 0x1p-24; }
+template <> double unit<bf16>(void) { return 0x1p-8; }
+template <> double unit<f16>(void) { return 0x1p-11; }
+template <typename X> static double tiny(void) { return std::is_same_v<X, f16> ? 0x1p-25 : 0; }
+
+template <typename X> static const char *type_name(void) { return "fp32"; }
+template <> const char *type_name<bf16>(void) { return "bf16"; }
+template <> const char *type_name<f16>(void) { return "f16"; }
+
+// Every tensor is an allocation of its own, which ends with the last element.
+static void *device_alloc(size_t bytes) {
+    void *p = NULL;
+    CUDA(cudaMalloc(&p, bytes));
+    return p;
+}
+
+template <typename X> static X *upload(const float *x, size_t n) {
+    X *rounded = (X *)pinned_alloc(n * sizeof(X), "test");
+    X *device = (X *)device_alloc(n * sizeof(X));
+    for (size_t i = 0; i < n; i++) rounded[i] = host_round<X>(x[i]);
+    CUDA(cudaMemcpyAsync(device, rounded, n * sizeof(X), cudaMemcpyHostToDevice, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaFreeHost(rounded));
+    return device;
+}
+
+// A result is followed by this many bytes that must stay as they are.
+enum { MARGIN = 512, POISON = 0xff };
+
+static void *poisoned(size_t bytes) {
+    void *device = device_alloc(bytes + MARGIN);
+    CUDA(cudaMemsetAsync(device, POISON, bytes + MARGIN, stream));
+    return device;
+}
+
+// cudaFreeHost() it.
+static void *download(const void *device, size_t bytes) {
+    unsigned char *x = (unsigned char *)pinned_alloc(bytes + MARGIN, "test");
+    CUDA(cudaMemcpyAsync(x, device, bytes + MARGIN, cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    size_t touched = 0;
+    for (size_t i = bytes; i < bytes + MARGIN; i++) touched += x[i] != POISON;
+    CHECK(touched == 0, "%zu bytes written past the end", touched);
+    return x;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The reference
+
+// group: query heads of a key head
+struct Shape {
+    size_t B, T, NH, HS;
+    unsigned document = 0, group = 1;
+    AttentionShape of(void) const { return attention_shape(B, T, NH, NH / group, HS); }
+};
+
+// Where the documents of the rows begin, (B, T), at most 2 * s.document - 1 tokens each; 0: NULL.
+static int32_t *documents(Shape s) {
+    if (s.document == 0) return NULL;
+    int32_t *begins = (int32_t *)calloc(s.B * s.T, sizeof *begins);
+    if (begins == NULL) fail("no memory");
+    seed = (unsigned)s.T * 7 + s.document;
+    for (size_t b = 0; b < s.B; b++)
+        for (size_t t = 0, length = 0; t < s.T; t++) {
+            if (length == 0) {
+                next_float();
+                length = 1 + (seed >> 16) % (2 * s.document - 1);
+                begins[b * s.T + t] = (int32_t)t;
+            } else {
+                begins[b * s.T + t] = begins[b * s.T + t - 1];
+            }
+            length--;
+        }
+    return begins;
+}
+
+typedef struct {
+    size_t n_qkv, n_out, n_lse;
+    float *qkv, *dout, *out, *lse;  // as the kernels get them
+    double *want_out, *want_lse, *want_dqkv;
+    // sums of absolute values: of what is rounded to X before it enters a product, and of all
+    double *round_out, *noise_out, *noise_lse, *round_dqkv, *noise_dqkv;
+    double *tiny_out;  // the most that out changes by if each p does by 1 before its row is scaled
+} Reference;
+
+template <typename T> static T *zeros(size_t n) {
+    T *p = (T *)calloc(n, sizeof(T));
+    if (p == NULL) fail("no memory");
+    return p;
+}
+
+template <typename X>
+static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed) {
+    const size_t B = s.B, T = s.T, NH = s.NH, HS = s.HS, C = NH * HS;
+    const size_t keys_C = C / s.group, Q = C + 2 * keys_C;
+    Reference r;
+    r.n_qkv = B * T * Q; r.n_out = B * T * C; r.n_lse = B * NH * T;
+    r.qkv = zeros<float>(r.n_qkv); r.dout = zeros<float>(r.n_out);
+    r.out = zeros<float>(r.n_out); r.lse = zeros<float>(r.n_lse);
+    r.want_out = zeros<double>(r.n_out); r.want_lse = zeros<double>(r.n_lse);
+    r.want_dqkv = zeros<double>(r.n_qkv);
+    r.round_out = zeros<double>(r.n_out); r.noise_out = zeros<double>(r.n_out);
+    r.noise_lse = zeros<double>(r.n_lse); r.tiny_out = zeros<double>(r.n_out);
+    r.round_dqkv = zeros<double>(r.n_qkv); r.noise_dqkv = zeros<double>(r.n_qkv);
+    double *sc = zeros<double>(T), *sa = zeros<double>(T);
+    int32_t *begins = documents(s);
+    seed = data_seed;
+    for (size_t i = 0; i < r.n_qkv; i++)
+        r.qkv[i] = host_f32(host_round<X>(next_float() * (i % Q < C + keys_C ? qk_amplitude : 1)));
+    for (size_t i = 0; i < r.n_out; i++) r.dout[i] = host_f32(host_round<X>(next_float()));
+    const double scale = 1 / sqrt((double)HS);
+    for (size_t b = 0; b < B; b++)
+    for (size_t h = 0; h < NH; h++)
+    for (size_t t = 0; t < T; t++) {
+        const size_t row = (b * T + t) * Q + h * HS, keys = b * T * Q + C + h / s.group * HS;
+        const size_t at = (b * T + t) * C + h * HS, l = (b * NH + h) * T + t;
+        const size_t begin = begins ? (size_t)begins[b * T + t] : 0;
+        double max = -INFINITY, sum = 0, largest = 0;
+        for (size_t u = begin; u <= t; u++) {
+            sc[u] = sa[u] = 0;
+            for (size_t i = 0; i < HS; i++) {
+                const double qk = (double)r.qkv[row + i] * r.qkv[keys + u * Q + i] * scale;
+                sc[u] += qk;
+                sa[u] += fabs(qk);
+            }
+            max = fmax(max, sc[u]);
+            largest = fmax(largest, sa[u]);
+        }
+        for (size_t u = begin; u <= t; u++) sum += exp(sc[u] - max);
+        r.want_lse[l] = max + log(sum);
+        r.noise_lse[l] = 1 + largest + fabs(r.want_lse[l]);
+        r.lse[l] = (float)r.want_lse[l];
+        for (size_t u = begin; u <= t; u++)
+            for (size_t i = 0; i < HS; i++) {
+                const double p = exp(sc[u] - r.want_lse[l]);
+                const double v = r.qkv[keys + keys_C + u * Q + i];
+                r.want_out[at + i] += p * v;
+                r.round_out[at + i] += p * fabs(v);
+                r.tiny_out[at + i] += fabs(v) / sum;
+                r.noise_out[at + i] += p * fabs(v) * (1 + sa[u] + largest);
+            }
+        // the backward pass, from the rounded out and lse
+        double delta = 0, delta_abs = 0;
+        for (size_t i = 0; i < HS; i++) {
+            r.out[at + i] = host_f32(host_round<X>((float)r.want_out[at + i]));
+            delta += (double)r.dout[at + i] * r.out[at + i];
+            delta_abs += fabs((double)r.dout[at + i] * r.out[at + i]);
+        }
+        for (size_t u = begin; u <= t; u++) {
+            double dp = 0, dp_abs = 0;
+            for (size_t i = 0; i < HS; i++) {
+                const double dv = (double)r.dout[at + i] * r.qkv[keys + keys_C + u * Q + i];
+                dp += dv;
+                dp_abs += fabs(dv);
+            }
+            const double p = exp(sc[u] - (double)r.lse[l]), ds = p * (dp - delta) * scale;
+            const double noise = 1 + sa[u] + fabs((double)r.lse[l]);
+            const double ds_noise = p * (dp_abs + delta_abs) * scale * noise;
+            for (size_t i = 0; i < HS; i++) {
+                const size_t iq = row + i, ik = keys + u * Q + i, iv = ik + keys_C;
+                const double q = r.qkv[iq], k = r.qkv[ik], d = r.dout[at + i];
+                r.want_dqkv[iq] += ds * k;
+                r.want_dqkv[ik] += ds * q;
+                r.want_dqkv[iv] += p * d;
+                r.round_dqkv[iq] += fabs(ds * k);
+                r.round_dqkv[ik] += fabs(ds * q);
+                r.round_dqkv[iv] += fabs(p * d);
+                r.noise_dqkv[iq] += ds_noise * fabs(k);
+                r.noise_dqkv[ik] += ds_noise * fabs(q);
+                r.noise_dqkv[iv] += p * fabs(d) * noise;
+            }
+        }
+    }
+    free(sc);
+    free(sa);
+    free(begins);
+    return r;
+}
+
+static void reference_free(Reference *r) {
+    free(r->qkv); free(r->dout); free(r->out); free(r->lse); free(r->want_out); free(r->want_lse);
+    free(r->want_dqkv); free(r->round_out); free(r->noise_out); free(r->noise_lse);
+    free(r->round_dqkv); free(r->noise_dqkv); free(r->tiny_out);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Runs of the kernels
+
+enum Kernels { DISPATCH, PLAIN, FLASH };
+static const char *const kernels_name[] = {"dispatch", "plain", "flash"};
+
+template <typename X>
+static void forward(Kernels kernels, X *out, float *lse, const X *qkv, const int32_t *begins,
+                    Shape s) {
+    if (kernels == PLAIN) attention_forward_plain(out, lse, qkv, begins, s.of(), stream);
+    if (kernels == DISPATCH)
+        attention_forward(out, lse, qkv, begins, s.B, s.T, s.NH, s.NH / s.group, s.HS, stream);
+    if constexpr (sizeof(X) == 2)
+        if (kernels == FLASH) attention_forward_flash(out, lse, qkv, begins, s.of(), stream);
+}
+
+template <typename X>
+static void backward(Kernels kernels, X *dqkv, float *delta, const X *dout, const X *out,
+                     const float *lse, const X *qkv, const int32_t *begins, Shape s) {
+    if (kernels == PLAIN)
+        attention_backward_plain(dqkv, delta, dout, out, lse, qkv, begins, s.of(), stream);
+    if (kernels == DISPATCH || (kernels == FLASH && !std::is_same_v<X, bf16>))  // f16: plain ones
+        attention_backward(dqkv, delta, dout, out, lse, qkv, begins, s.B, s.T, s.NH,
+                           s.NH / s.group, s.HS, stream);
+    if constexpr (std::is_same_v<X, bf16>)
+        if (kernels == FLASH)
+            attention_backward_flash(dqkv, delta, dout, out, lse, qkv, begins, s.of(), stream);
+}
+
+// The three results of a forward and a backward pass on the given inputs.
+template <typename X> struct Results { X *out, *dqkv; float *lse; };
+
+template <typename X>
+static Results<X> run(Kernels kernels, Shape s, const Reference *r, const float *qkv_values) {
+    X *qkv = upload<X>(qkv_values, r->n_qkv), *dout = upload<X>(r->dout, r->n_out);
+    X *given_out = upload<X>(r->out, r->n_out);
+    float *given_lse = upload<float>(r->lse, r->n_lse);
+    X *out = (X *)poisoned(r->n_out * sizeof(X)), *dqkv = (X *)poisoned(r->n_qkv * sizeof(X));
+    float *lse = (float *)poisoned(r->n_lse * 4), *delta = (float *)poisoned(r->n_lse * 4);
+    int32_t *host_begins = documents(s), *begins = NULL;
+    if (host_begins != NULL) {
+        begins = (int32_t *)device_alloc(s.B * s.T * sizeof *begins);
+        CUDA(cudaMemcpy(begins, host_begins, s.B * s.T * sizeof *begins, cudaMemcpyHostToDevice));
+        CUDA(cudaDeviceSynchronize());
+    }
+    free(host_begins);
+    forward(kernels, out, lse, qkv, begins, s);
+    backward(kernels, dqkv, delta, dout, given_out, given_lse, qkv, begins, s);
+    Results<X> results;
+    results.out = (X *)download(out, r->n_out * sizeof(X));
+    results.dqkv = (X *)download(dqkv, r->n_qkv * sizeof(X));
+    results.lse = (float *)download(lse, r->n_lse * 4);
+    CUDA(cudaFreeHost(download(delta, r->n_lse * 4)));
+    void *all[] = {qkv, dout, given_out, given_lse, out, dqkv, lse, delta, begins};
+    for (void *p : all) CUDA(cudaFree(p));
+    return results;
+}
+
+template <typename X> static void results_free(Results<X> *r) {
+    CUDA(cudaFreeHost(r->out));
+    CUDA(cudaFreeHost(r->dqkv));
+    CUDA(cudaFreeHost(r->lse));
+}
+
+template <typename X>
+static void compare(const char *what, Kernels kernels, Shape s, const X *got, size_t n,
+                    const double *want, const double *rounded, const double *noise,
+                    const double *small) {
+    const double NOISE = 8;
+    size_t bad = 0, where = 0;
+    for (size_t i = 0; i < n; i++) {
+        double band = unit<X>() * fabs(want[i]) + NOISE * 0x1p-24 * noise[i] + 1e-37 + tiny<X>();
+        if (kernels == FLASH) band += unit<X>() * rounded[i] + tiny<X>() * (small ? small[i] : 0);
+        if (!test_within(fabs((double)host_f32(got[i]) - want[i]), band) && bad++ == 0) where = i;
+    }
+    CHECK(bad == 0, "%s, %s, %s, B %zu T %zu NH %zu HS %zu documents %u groups of %u: %zu of %zu "
+          "outside, first at %zu: %.9g, not %.9g", what, kernels_name[kernels], type_name<X>(), s.B,
+          s.T, s.NH, s.HS, s.document, s.group, bad, n, where, (double)host_f32(got[where]),
+          want[where]);
+}
+
+template <typename X> static bool same_results(const Results<X> *a, const Results<X> *b,
+                                               const Reference *r) {
+    return memcmp(a->out, b->out, r->n_out * sizeof(X)) == 0
+           && memcmp(a->dqkv, b->dqkv, r->n_qkv * sizeof(X)) == 0
+           && memcmp(a->lse, b->lse, r->n_lse * 4) == 0;
+}
+
+// One shape against the reference; twice, with the same bits.
+template <typename X> static void check(Kernels kernels, Shape s, float amplitude, bool again) {
+    Reference r = reference_make<X>(s, amplitude, (uint32_t)(s.T * 131 + s.HS));
+    Results<X> a = run<X>(kernels, s, &r, r.qkv);
+    compare("out", kernels, s, a.out, r.n_out, r.want_out, r.round_out, r.noise_out, r.tiny_out);
+    compare("lse", PLAIN, s, a.lse, r.n_lse, r.want_lse, r.noise_lse, r.noise_lse, NULL);
+    compare("dqkv", kernels, s, a.dqkv, r.n_qkv, r.want_dqkv, r.round_dqkv, r.noise_dqkv, NULL);
+    if (again) {
+        Results<X> b = run<X>(kernels, s, &r, r.qkv);
+        CHECK(same_results(&a, &b, &r), "another launch, other bits: T %zu HS %zu", s.T, s.HS);
+        results_free(&b);
+    }
+    results_free(&a);
+    reference_free(&r);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+static void plain_float(void) {
+    const Shape shapes[] = {{1, 1, 1, 4}, {3, 2, 1, 8}, {1, 7, 3, 136}, {1, 31, 1, 16},
+                            {1, 33, 3, 5}, {1, 64, 1, 64}, {1, 65, 1, 260}, {1, 100, 1, 32}};
+    for (const Shape &s : shapes) check<float>(DISPATCH, s, 1, s.T == 33);
+    check<float>(DISPATCH, Shape{2, 65, 2, 16, 20}, 1, true);
+    check<float>(DISPATCH, Shape{1, 100, 1, 260, 3}, 1, false);
+}
+
+template <typename X> static void plain_16(void) {
+    const Shape shapes[] = {{1, 1, 1, 8}, {1, 2, 3, 4}, {1, 33, 1, 136}, {3, 65, 1, 24}};
+    for (const Shape &s : shapes) check<X>(PLAIN, s, 1, s.T == 33);
+    check<X>(DISPATCH, Shape{1, 31, 1, 4}, 1, false);
+    check<X>(DISPATCH, Shape{1, 31, 1, 136}, 1, false);
+    check<X>(PLAIN, Shape{1, 65, 1, 24, 9}, 1, false);
+}
+
+// Every padded size, with heads that fill it and heads that do not, around all tile borders.
+template <typename X> static void flash_16(void) {
+    const Shape shapes[] = {
+        {1, 1, 1, 8}, {3, 2, 1, 16}, {1, 7, 3, 24}, {1, 31, 1, 32}, {1, 33, 3, 40}, {1, 64, 1, 64},
+        {1, 65, 1, 72}, {1, 100, 1, 80}, {1, 130, 1, 96}, {1, 200, 1, 128}, {1, 200, 1, 64},
+        {1, 130, 1, 32}, {3, 65, 3, 64}, {1, 33, 1, 128}, {1, 2, 1, 128}, {1, 128, 1, 8}};
+    const size_t step = std::is_same_v<X, f16> ? 2 : 1;  // of the same kernels, fewer are enough
+    for (size_t i = step - 1; i < sizeof shapes / sizeof *shapes; i += step)
+        check<X>(FLASH, shapes[i], 1, shapes[i].T == 65 || shapes[i].T == 33);
+    // Rows of several documents: shorter than tiles, and over several of them.
+    const Shape packed[] = {{1, 200, 1, 32, 3}, {2, 130, 1, 64, 40}, {1, 270, 1, 96, 70},
+                            {1, 300, 1, 128, 90}, {1, 300, 1, 64, 150}, {1, 300, 1, 40, 1},
+                            {2, 65, 3, 128, 10}, {1, 260, 1, 32, 130}};
+    for (size_t i = step - 1; i < sizeof packed / sizeof *packed; i += step)
+        check<X>(FLASH, packed[i], i % 3 == 0 ? 7 : 1, i == 1);
+}
+
+// How far a is from b, relative to the norm of b.
+template <typename X, typename Y> static double distance(const X *a, const Y *b, size_t n) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = (double)host_f32(a[i]) - (double)host_f32(b[i]), x = host_f32(b[i]);
+        difference += d * d;
+        norm += x * x;
+    }
+    return sqrt(difference / norm);
+}
+
+// Groups of query heads that share a key head: one head in all, as many as query heads, between.
+template <typename X> static void groups(void) {
+    const Shape shapes[] = {{2, 37, 6, 8, 0, 3}, {1, 40, 4, 20, 0, 4}, {1, 70, 6, 64, 0, 3},
+                            {1, 70, 6, 20, 9, 3}, {1, 200, 4, 64, 30, 4}, {1, 130, 4, 128, 0, 2},
+                            {1, 33, 4, 128, 5, 4}, {1, 66, 4, 80, 40, 2}, {1, 65, 3, 64, 0, 1}};
+    for (const Shape &s : shapes) {
+        const bool flash = sizeof(X) == 2 && attention_has_flash(s.HS);
+        check<X>(flash ? FLASH : DISPATCH, s, 1, s.document == 30 || s.T == 70);
+        if (s.T < 50) check<X>(PLAIN, s, 1, false);
+    }
+}
+
+// What the CPU's trainer makes of the same inputs, rounded to X: in fp32 the same to 1e-5.
+template <typename X> static void groups_are_the_cpu_s(double allowance) {
+    for (const Shape &s : {Shape{2, 70, 6, 64, 0, 3}, Shape{1, 90, 4, 20, 25, 4},
+                           Shape{1, 65, 3, 8, 0, 1}, Shape{1, 100, 4, 128, 40, 2}}) {
+        Reference r = reference_make<X>(s, 1, 9);
+        Results<X> gpu = run<X>(DISPATCH, s, &r, r.qkv);
+        float *out = zeros<float>(r.n_out), *lse = zeros<float>(r.n_lse);
+        float *dqkv = zeros<float>(r.n_qkv);
+        int32_t *begins = documents(s);
+        cpu_attention_forward(out, lse, r.qkv, begins, s.B, s.T, s.NH, s.NH / s.group, s.HS);
+        cpu_attention_backward(dqkv, r.dout, r.out, r.lse, r.qkv, begins, s.B, s.T, s.NH,
+                               s.NH / s.group, s.HS);
+        const double d[3] = {distance(gpu.out, out, r.n_out), distance(gpu.lse, lse, r.n_lse),
+                             distance(gpu.dqkv, dqkv, r.n_qkv)};
+        CHECK(test_within(d[0], allowance) & test_within(d[1], 1e-5) & test_within(d[2], allowance),
+              "NH %zu HS %zu, groups of %u: %g %g %g", s.NH, s.HS, s.group, d[0], d[1], d[2]);
+        free(out);
+        free(lse);
+        free(dqkv);
+        free(begins);
+        results_free(&gpu);
+        reference_free(&r);
+    }
+}
+
+static void groups_of_fp32_are_the_cpu_s(void) { groups_are_the_cpu_s<float>(1e-5); }
+static void groups_of_bf16_are_the_cpu_s(void) { groups_are_the_cpu_s<bf16>(4e-3); }
+
+// Scores of up to +-50 and to some hundreds, where exp() without the largest score overflows.
+static void large_scores(void) {
+    for (const float amplitude : {7.0f, 30.0f}) {
+        check<float>(PLAIN, Shape{1, 40, 1, 16}, amplitude, false);
+        check<bf16>(PLAIN, Shape{1, 40, 1, 16}, amplitude, false);
+        check<bf16>(FLASH, Shape{1, 100, 1, 64}, amplitude, false);
+        check<bf16>(FLASH, Shape{1, 70, 1, 128}, amplitude, false);
+        check<f16>(PLAIN, Shape{1, 40, 1, 16}, amplitude, false);
+        check<f16>(FLASH, Shape{1, 100, 1, 64}, amplitude, false);
+        check<f16>(FLASH, Shape{1, 70, 1, 128}, amplitude, false);
+    }
+}
+
+// The flash kernels were meant to be chosen, and agree with the plain ones: relative to the norm,
+// by the roundings of p and ds, whose errors mostly cancel.
+template <typename X> static void flash_is_plain(void) {
+    for (const size_t HS : {8, 64, 96}) {
+        const Shape s = {1, 70, 3, HS};
+        Reference r = reference_make<X>(s, 2, 5);
+        Results<X> flash = run<X>(FLASH, s, &r, r.qkv);
+        Results<X> plain = run<X>(PLAIN, s, &r, r.qkv);
+        Results<X> chosen = run<X>(DISPATCH, s, &r, r.qkv);
+        CHECK(same_results(&flash, &chosen, &r), "HS %zu: other kernels were chosen", HS);
+        const double out = distance(flash.out, plain.out, r.n_out);
+        const double dqkv = distance(flash.dqkv, plain.dqkv, r.n_qkv);
+        const double lse = distance(flash.lse, plain.lse, r.n_lse);
+        CHECK(test_within(out, unit<X>()) & test_within(dqkv, unit<X>())
+              & test_within(lse, 1e-6), "HS %zu: %g %g %g", HS, out, dqkv,
+              lse);
+        CHECK(memcmp(flash.out, plain.out, r.n_out * sizeof(X)) != 0, "HS %zu: no flash", HS);
+        results_free(&flash);
+        results_free(&plain);
+        results_free(&chosen);
+        reference_free(&r);
+    }
+}
+
+// Whatever stands in another sequence, in another group of heads or (finite) in the future or in
+// another document of a token: its out, lse and gradients of the query keep their bits, and so do
+// those of keys and values, of another sequence and group.
+template <typename X> static void check_isolation(Kernels kernels, Shape s, size_t now) {
+    const size_t C = s.NH * s.HS, keys_C = C / s.group, Q = C + 2 * keys_C, other = 1;
+    Reference r = reference_make<X>(s, 2, 77);
+    float *changed = zeros<float>(r.n_qkv);
+    int32_t *begins = documents(s);
+    const size_t begin = begins ? (size_t)begins[now] : 0;
+    const bool ends = now + 1 == s.T || (begins && begins[now + 1] > (int)now);
+    for (size_t i = 0; i < r.n_qkv; i++) {
+        const size_t b = i / Q / s.T, t = i / Q % s.T, c = i % Q;
+        const size_t group = c < C ? c / s.HS / s.group : (c - C) % keys_C / s.HS;
+        const bool unseen = t > now || t < begin;
+        changed[i] = b == other || group == other ? NAN : unseen ? 30 * r.qkv[i] : r.qkv[i];
+    }
+    Results<X> a = run<X>(kernels, s, &r, r.qkv), c = run<X>(kernels, s, &r, changed);
+    size_t differ = 0;
+    for (size_t b = 0; b < s.B; b++)
+    for (size_t h = 0; h < s.NH; h++)
+    for (size_t t = 0; t < s.T; t++) {
+        if (b == other || h / s.group == other || t > now || t < begin) continue;
+        const size_t at = (b * s.T + t) * C + h * s.HS, l = (b * s.NH + h) * s.T + t;
+        const size_t row = (b * s.T + t) * Q, key = row + C + h / s.group * s.HS;
+        differ += memcmp(a.out + at, c.out + at, s.HS * sizeof(X)) != 0;
+        differ += memcmp(a.lse + l, c.lse + l, 4) != 0;
+        differ += memcmp(a.dqkv + row + h * s.HS, c.dqkv + row + h * s.HS, s.HS * sizeof(X)) != 0;
+        if (ends)
+            for (size_t i = key; i <= key + keys_C; i += keys_C)
+                differ += memcmp(a.dqkv + i, c.dqkv + i, s.HS * sizeof(X)) != 0;
+    }
+    CHECK(differ == 0, "%s HS %zu, groups of %u: %zu rows", kernels_name[kernels], s.HS, s.group,
+          differ);
+    free(changed);
+    free(begins);
+    results_free(&a);
+    results_free(&c);
+    reference_free(&r);
+}
+
+static void what_must_not_matter(void) {
+    check_isolation<bf16>(FLASH, Shape{1, 70, 1, 64}, 40);
+    check_isolation<bf16>(FLASH, Shape{1, 70, 1, 128}, 63);
+    check_isolation<bf16>(FLASH, Shape{3, 40, 3, 16}, 39);
+    check_isolation<f16>(FLASH, Shape{1, 70, 1, 64}, 40);
+    check_isolation<bf16>(PLAIN, Shape{1, 40, 1, 12}, 31);
+    check_isolation<float>(PLAIN, Shape{3, 20, 3, 4}, 19);
+    check_isolation<bf16>(FLASH, Shape{2, 70, 9, 16, 0, 3}, 69);
+    check_isolation<bf16>(FLASH, Shape{1, 70, 4, 64, 30, 2}, 40);
+    check_isolation<float>(PLAIN, Shape{2, 40, 9, 4, 0, 3}, 39);
+    for (const size_t now : {40, 99, 150, 299}) {
+        check_isolation<bf16>(FLASH, Shape{1, 300, 1, 64, 30}, now);
+        check_isolation<bf16>(FLASH, Shape{1, 300, 1, 128, 80}, now);
+        check_isolation<float>(PLAIN, Shape{1, 300, 1, 4, 30}, now);
+    }
+}
+
+// Every tile of every head is worked on exactly once, the longest first in every run of heads.
+__global__ static void block_work_kernel(unsigned *seen, unsigned *order, unsigned tiles,
+                                         unsigned heads, unsigned at_once) {
+    unsigned tile;
+    const unsigned head = block_work(&tile, blockIdx.x, tiles, heads, at_once);
+    if (threadIdx.x == 0 && head < heads && tile < tiles) {
+        seen[head * tiles + tile] = 1;
+        order[blockIdx.x] = head / at_once * tiles + tiles - 1 - tile;
+    }
+}
+
+static void work_is_divided(void) {
+    const unsigned cases[][3] = {{1, 1, 1}, {5, 1, 1}, {3, 7, 2}, {4, 6, 6}, {2, 9, 4}};
+    for (const auto &c : cases) {
+        const unsigned tiles = c[0], heads = c[1], n = tiles * heads;
+        unsigned *seen = (unsigned *)poisoned(n * 4), *order = (unsigned *)poisoned(n * 4);
+        block_work_kernel<<<n, 32, 0, stream>>>(seen, order, tiles, heads, c[2]);
+        CUDA(cudaGetLastError());
+        unsigned *s = (unsigned *)download(seen, n * 4), *o = (unsigned *)download(order, n * 4);
+        size_t missing = 0, early = 0;
+        for (unsigned i = 0; i < n; i++) {
+            missing += s[i] != 1;
+            early += i > 0 && o[i] < o[i - 1];
+        }
+        CHECK(missing == 0 && early == 0, "%u tiles, %u heads: %zu, %zu", tiles, heads, missing,
+              early);
+        CUDA(cudaFreeHost(s));
+        CUDA(cudaFreeHost(o));
+        CUDA(cudaFree(seen));
+        CUDA(cudaFree(order));
+    }
+    CHECK(flash_at_once(attention_shape(1, 4096, 1000, 1000, 128), false) == 8
+          && flash_at_once(attention_shape(1, 4096, 1000, 1000, 128), true) == 8
+          && flash_at_once(attention_shape(5, 1, 1, 1, 8), false) == 5
+          && flash_at_once(attention_shape(1, 1 << 20, 3, 3, 128), false) == 1
+          && flash_at_once(attention_shape(1, 4096, 1000, 250, 128), false) == 32
+          && flash_at_once(attention_shape(1, 4096, 1000, 250, 128), true) == 2, "heads at once");
+}
+
+// One row of a text, whose keys and values are cached: decode_attention() of the CPU, to a rounding
+// of the result. Rows and channels that end anywhere; one key head, groups; heads that are no
+// packs, and wider than a block; large scores. And what is cached is what was made.
+template <typename X> static void cached_is_the_cpu_s(void) {
+    static const struct { size_t seen, NH, group, HS; float amplitude; } cases[] = {
+        {1, 1, 1, 4, 1}, {2, 3, 1, 8, 1}, {65, 4, 2, 4, 1}, {31, 2, 1, 20, 1}, {64, 6, 3, 16, 1},
+        {255, 2, 2, 64, 1}, {256, 2, 1, 72, 7}, {257, 4, 4, 128, 30}, {300, 1, 1, 80, 1},
+        {600, 2, 1, 256, 1}, {33, 1, 1, 272, 1}, {40, 1, 1, 516, 1}, {4096, 1, 1, 64, 7},
+        {513, 8, 2, 96, 1}, {70, 1, 1, 5, 1}};
+    // fp32: without vectors, the CPU adds in another order, and scores of 30 x 30 round to 1e-4
+    const double allowance = std::is_same_v<X, bf16> ? 4e-3 : sizeof(X) == 2 ? 5e-4 : 3e-5;
+    for (const auto &c : cases) {
+        const size_t NKV = c.NH / c.group, A = c.NH * c.HS, K = NKV * c.HS, seen = c.seen;
+        float *qkv = zeros<float>(A + 2 * K), *cache = zeros<float>(seen * 2 * K);
+        float *keys = zeros<float>(seen * K), *values = zeros<float>(seen * K);
+        float *out = zeros<float>(A), *scores = zeros<float>(seen);
+        seed = (uint32_t)seen;
+        for (size_t i = 0; i < A + 2 * K; i++)
+            qkv[i] = host_f32(host_round<X>(c.amplitude * next_float()));
+        for (size_t i = 0; i < seen * 2 * K; i++) {
+            const size_t u = i / (2 * K), j = i % (2 * K);
+            cache[i] = host_f32(host_round<X>((j < K ? c.amplitude : 1) * next_float()));
+            (j < K ? keys : values)[u * K + j % K] = cache[i];
+        }
+        decode_attention(out, qkv, keys, values, scores, seen, c.NH, NKV, c.HS);
+        X *d_qkv = upload<X>(qkv, A + 2 * K), *d_cache = upload<X>(cache, seen * 2 * K);
+        X *d_out = (X *)poisoned(A * sizeof(X));
+        attention_cached(d_out, d_qkv, d_cache, seen, c.NH, NKV, c.HS, stream);
+        X *got = (X *)download(d_out, A * sizeof(X));
+        const double d = distance(got, out, A);
+        CHECK(test_within(d, allowance), "%s, %zu keys, NH %zu, groups of %zu, HS %zu: %g",
+              type_name<X>(), seen, c.NH, c.group, c.HS, d);
+        CUDA(cudaFreeHost(got));
+        CUDA(cudaFree(d_qkv));
+        CUDA(cudaFree(d_cache));
+        CUDA(cudaFree(d_out));
+        free(qkv);
+        free(cache);
+        free(keys);
+        free(values);
+        free(out);
+        free(scores);
+    }
+    for (const auto &c : {Shape{1, 1, 2, 8, 0, 2}, Shape{1, 37, 6, 4, 0, 3},
+                          Shape{1, 70, 3, 64, 0, 1}}) {
+        const AttentionShape s = c.of();
+        const size_t row = 2 * s.keys, n = c.T * s.pitch;
+        float *qkv = zeros<float>(n);
+        for (size_t i = 0; i < n; i++) qkv[i] = host_f32(host_round<X>(next_float()));
+        X *d_qkv = upload<X>(qkv, n), *d_cache = (X *)poisoned(c.T * row * sizeof(X));
+        cache_store(d_cache, d_qkv, c.T, s.NH, s.NKV, s.HS, stream);
+        X *got = (X *)download(d_cache, c.T * row * sizeof(X));
+        size_t other = 0;
+        for (size_t i = 0; i < c.T * row; i++)
+            other += host_f32(got[i]) != qkv[i / row * s.pitch + s.width + i % row];
+        CHECK(other == 0, "%s, T %zu HS %u: %zu numbers are others", type_name<X>(), c.T, s.HS,
+              other);
+        CUDA(cudaFreeHost(got));
+        CUDA(cudaFree(d_qkv));
+        CUDA(cudaFree(d_cache));
+        free(qkv);
+    }
+}
+
+int main(void) {
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    RUN(plain_float);
+    RUN(plain_16<bf16>);
+    RUN(plain_16<f16>);
+    RUN(flash_16<bf16>);
+    RUN(flash_16<f16>);
+    RUN(groups<float>);
+    RUN(groups<bf16>);
+    RUN(groups<f16>);
+    RUN(groups_of_fp32_are_the_cpu_s);
+    RUN(groups_of_bf16_are_the_cpu_s);
+    RUN(cached_is_the_cpu_s<float>);
+    RUN(cached_is_the_cpu_s<bf16>);
+    RUN(cached_is_the_cpu_s<f16>);
+    RUN(large_scores);
+    RUN(flash_is_plain<bf16>);
+    RUN(flash_is_plain<f16>);
+    RUN(what_must_not_matter);
+    RUN(work_is_divided);
+    CUDA(cudaStreamDestroy(stream));
+    return test_summary();
+}

@@ -1,0 +1,251 @@
+// Tests of calibrate.cuh: each kind of work does what its rate is said to count, the arithmetic of
+// work that overlaps, and whole measurements. On the emulated GPU these run twice: on its virtual
+// clock, where the link has a known speed and every rate is known beforehand; and on the real one.
+#include "../../../tide/gpu/calibrate.cuh"
+#include "../test.h"
+#include <sys/wait.h>
+
+static HostQueue queue;
+
+static bool is_virtual(void) {
+    const char *clock = getenv("EMU_CLOCK");
+    return clock != NULL && strcmp(clock, "virtual") == 0;
+}
+
+static bool near(double x, double y) { return fabs(x / y - 1) < 2e-3; }
+
+// ---------------------------------------------------------------------------------------------
+// The work
+
+// Sizes are multiples of 8, as calibrate_submit() asks; behind what it should touch, nothing moves.
+static void test_work_copies(void) {
+    Calibration c;
+    calibrate_open(&c, &queue, 8192, 1e-3);
+    const size_t n = 12344;
+    unsigned char *got = (unsigned char *)alloc_or_fail(2 * c.chunk, 1, "test");
+    memset(c.host_in, 1, c.chunk);
+    memset(c.host_out, 2, c.chunk);
+    calibrate_submit(&c, WORK_H2D, n);
+    CUDA(cudaStreamSynchronize(c.in));
+    CUDA(cudaMemcpy(got, c.gpu, 2 * c.chunk, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < 2 * c.chunk; i++)
+        CHECK(got[i] == (i < n ? 1 : 0x3c), "to the GPU, byte %zu: %d", i, got[i]);
+    calibrate_submit(&c, WORK_D2H, n);
+    CUDA(cudaStreamSynchronize(c.out));
+    for (size_t i = 0; i < c.chunk; i++)
+        CHECK(c.host_out[i] == (i < n ? 0x3c : 2), "back, byte %zu: %d", i, c.host_out[i]);
+    calibrate_submit(&c, WORK_GPU_COPY, n);
+    CUDA(cudaStreamSynchronize(c.in));
+    CUDA(cudaMemcpy(got, c.gpu, n, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n; i++) CHECK(got[i] == 0x3c, "on the GPU, byte %zu: %d", i, got[i]);
+    free(got);
+    calibrate_close(&c);
+}
+
+// Both updates by adam_scalar(), for exactly as many parameters as they are asked for.
+static void test_work_adam(void) {
+    Calibration c;
+    calibrate_open(&c, &queue, 32768, 1e-3);
+    const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
+    float p = 0, m = 0, v = 0;
+    adam_scalar(&p, &m, &v, bf16_to_f32(0x3c3c), &step, step.weight_decay);
+    const size_t n = 5000;
+    calibrate_submit(&c, WORK_HOST_ADAM, n);
+    CUDA(cudaStreamSynchronize(c.q->stream));
+    for (size_t i = 0; i < c.state.n; i++)
+        CHECK(c.state.w[i] == (i < n ? master_weight(p) : 0)
+              && c.state.low[i] == (i < n ? master_low(p) : 0) && c.state.m[i] == (i < n ? m : 0)
+              && c.state.v[i] == (i < n ? v : 0) && c.state.grad[i] == 0x3c3c, "host, %zu", i);
+
+    float *x = (float *)alloc_or_fail(4 * n, 4, "test");
+    CUDA(cudaMemset(c.gpu, 0, 2 * c.chunk));
+    CUDA(cudaMemset(c.gpu + 12 * n, 0x3c, 2 * n));  // gradients, behind weights and the rest
+    CUDA(cudaDeviceSynchronize());
+    calibrate_submit(&c, WORK_GPU_ADAM, n);
+    CUDA(cudaStreamSynchronize(c.in));
+    CUDA(cudaMemcpy(x, c.gpu, 14 * n, cudaMemcpyDeviceToHost));
+    const uint16_t *bits = (const uint16_t *)(x + 2 * n);
+    for (size_t i = 0; i < n; i++)
+        CHECK(x[i] == m && x[n + i] == v && bits[i] == master_weight(p)
+              && bits[n + i] == master_low(p) && bits[2 * n + i] == 0x3c3c, "GPU, %zu", i);
+    free(x);
+    CHECK(14 * calibrate_limit(&c, WORK_GPU_ADAM) <= 2 * c.chunk, "more than there is room for");
+    calibrate_close(&c);
+
+}
+
+// ---------------------------------------------------------------------------------------------
+// Overlap
+
+// Copies with one part per `in` and `out` seconds from 0 and `behind` on, and an update from u0 to
+// u1, if that is later.
+static const double *overlap(double in, double out, double behind, double u0, double u1) {
+    static double rates[3];
+    Overlap o = {{{0}}, {1000, 1000, 6000}, u1 > u0 ? 3 : 2};
+    for (int i = 0; i <= CALIBRATE_PARTS; i++) {
+        o.at[0][i] = i * in;
+        o.at[1][i] = behind + i * out;
+    }
+    o.at[2][0] = u0;
+    o.at[2][1] = u1;
+    overlap_rates(&o, rates);
+    return rates;
+}
+
+static void test_overlap(void) {
+    const double *r = overlap(1, 1, 0, 0, 0);
+    CHECK(near(r[0], 1000) && near(r[1], 1000), "%g %g", r[0], r[1]);
+    r = overlap(1, 2.5, 0, 0, 0);  // one of them is done long before the other: only until then
+    CHECK(near(r[0], 1000) && near(r[1], 400), "%g %g", r[0], r[1]);
+    r = overlap(2, .5, 0, 0, 0);
+    CHECK(near(r[0], 500) && near(r[1], 2000), "%g %g", r[0], r[1]);
+    r = overlap(1, 1, 0, 4, 16);  // the update is done before them
+    CHECK(near(r[0], 1000) && near(r[1], 1000) && near(r[2], 500), "%g %g %g", r[0], r[1], r[2]);
+    r = overlap(1, 2, 0, 16, 64);  // or after: it went at the same speed all the time
+    CHECK(near(r[0], 1000) && near(r[1], 500) && near(r[2], 125), "%g %g %g", r[0], r[1], r[2]);
+    r = overlap(1, 1, 0, 32, 64);  // one after the other: as each is alone
+    CHECK(near(r[0], 1000) && near(r[1], 1000) && near(r[2], 187.5), "%g %g %g", r[0], r[1], r[2]);
+    for (int i = 0; i < 2; i++) {  // or nearly so: half a part of one, two of the other
+        r = i == 0 ? overlap(4, 1, 0, 30, 60) : overlap(1, 4, 0, 30, 60);
+        CHECK(near(r[0], i == 0 ? 250 : 1000) && near(r[1], i == 0 ? 1000 : 250)
+              && near(r[2], 200), "%g %g %g", r[0], r[1], r[2]);
+    }
+    r = overlap(1, 1, CALIBRATE_PARTS, 0, 0);  // nor did the copies run side by side
+    CHECK(near(r[0], 1000) && near(r[1], 1000), "%g %g", r[0], r[1]);
+    Overlap o = {{{0}}, {1000, 1000, 6000}, 3};  // copies are faster before and after the update
+    double rates[3];
+    for (int i = 0; i <= CALIBRATE_PARTS; i++)
+        o.at[0][i] = o.at[1][i] = i < 8 ? i : i < 24 ? 2 * i - 8 : i + 16;
+    o.at[2][0] = 8;
+    o.at[2][1] = 40;
+    overlap_rates(&o, rates);
+    CHECK(near(rates[0], 500) && near(rates[1], 500) && near(rates[2], 187.5), "%g %g %g", rates[0],
+          rates[1], rates[2]);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Measurements
+
+static size_t gpu_memory_free(void) {
+    size_t free_bytes, total;
+    CUDA(cudaMemGetInfo(&free_bytes, &total));
+    return free_bytes;
+}
+
+static void check_rates(const Rates *r) {
+    for (int i = 0; i < RATE_FIELDS; i++) {
+        const double x = *rate_at(r, i), *at = rate_at(r, i);
+        if (at == &r->gpu_flops || at == &r->host_cast || at >= &r->gpu_link)
+            CHECK(x == 0, "%s: %g", rate_fields[i].name, x);
+        else CHECK(x > 0 && isfinite(x), "%s: %g", rate_fields[i].name, x);
+    }
+    CHECK(near(r->dram, ADAM_BYTES * r->host_adam), "%g, %g", r->dram, r->host_adam);
+    CHECK(r->dram_dma > r->h2d_busy + r->d2h_busy, "%g", r->dram_dma);
+    if (!is_virtual()) return;
+    // EMU_LINK bytes per second each way, at the same time; whatever the host does, takes as long.
+    CHECK(near(r->h2d, 1e9) && near(r->d2h, 1e9), "alone %g %g", r->h2d, r->d2h);
+    CHECK(near(r->h2d_duplex, 1e9) && near(r->d2h_duplex, 1e9), "both %g %g", r->h2d_duplex,
+          r->d2h_duplex);
+    CHECK(near(r->h2d_busy, 1e9) && near(r->d2h_busy, 1e9), "busy %g %g", r->h2d_busy,
+          r->d2h_busy);
+    CHECK(near(r->dram_dma, r->dram + 2e9), "%g %g", r->dram, r->dram_dma);
+}
+
+// Twice: what the libraries keep, they have after the first time.
+static void test_measure(void) {
+    Rates r;
+    size_t gpu = 0, host = 0;
+    for (int i = 0; i < 3; i++) {
+        const double begin = seconds_now();
+        memset(&r, 0xff, sizeof r);
+        ranks.local_world = i + 1;  // several ranks of a node measure at once
+        rates_measure(&r, &queue, 0.02);
+        printf("  %.2f s\n", seconds_now() - begin);
+        CHECK(r.host_gpus == i + 1 && (i == 0 || r.node_gpus == i + 1), "%d ranks: %g, %g GPUs",
+              i + 1, r.host_gpus, r.node_gpus);
+        check_rates(&r);
+        if (i == 1) {
+            gpu = gpu_memory_free();
+            host = memory_resident();
+        }
+    }
+    ranks.local_world = 1;
+    CHECK(gpu_memory_free() == gpu, "GPU: %zu free, %zu before", gpu_memory_free(), gpu);
+    bool sanitized = false;  // a sanitizer keeps what is freed
+#ifdef __SANITIZE_ADDRESS__
+    sanitized = true;
+#elif defined(__has_feature)
+    sanitized = __has_feature(thread_sanitizer) | __has_feature(address_sanitizer);
+#endif
+    CHECK(sanitized || memory_resident() < host + (4 << 20), "host: %zu bytes, %zu before",
+          memory_resident(), host);
+}
+
+// Nearly all of the GPU's memory is in use.
+static void test_measure_little_memory(void) {
+#ifndef __CUDA_EMU__
+    SKIP("a driver needs memory of its own, and so do other processes");
+#endif
+    const size_t left = (size_t)2 << 20, taken = gpu_memory_free() - left;
+    void *p = gpu_alloc(taken, "all but a little"), *q = NULL;
+    if (gpu_memory_free() > left) q = gpu_alloc(gpu_memory_free() - left, "of the rest");
+    Rates r;
+    rates_measure(&r, &queue, 0.02);
+    check_rates(&r);
+    CUDA(cudaFree(p));
+    if (q != NULL) CUDA(cudaFree(q));
+}
+
+static void test_print(void) {
+    char *text = NULL;
+    size_t n = 0;
+    Rates r;
+    Error err;
+    FILE *f = open_memstream(&text, &n);
+    CHECK(rates_load(&r, "scripts/rates/rtx4090_desktop.txt", &err), "%s", err.text);
+    calibrate_print(f, &r);
+    memset(&r, 0, sizeof r);
+    calibrate_print(f, &r);
+    fclose(f);
+    // 62 GB/s / 28 bytes; 21 GB/s / 10; k = (12/25 + 1/33) / (1/2.38 + 1/9 - 2/25)
+    static const char *const lines[] = {
+        "Eq. 1: k = 1.13; on the GPU 1/(k+1) = 47 % as derived, 1/k = 88 % as in Algorithm 1\n",
+        "all on the CPU    0.0 % on the GPU: at most 2.21 G parameters/s, bound by DRAM\n",
+        "all on the GPU  100.0 % on the GPU: at most 2.1 G parameters/s, bound by link\n",
+        "Eq. 1: the link or the host is not known\n"};
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
+        CHECK(strstr(text, lines[i]) != NULL, "no line %sin\n%s", lines[i], text);
+    CHECK(strstr(text, "nan") == NULL && strstr(text, "inf") == NULL, "%s", text);
+    free(text);
+}
+
+int main(int argc, char **argv) {
+    const char *only = argc > 1 ? argv[1] : "";
+#ifdef __CUDA_EMU__
+    if (*only == '\0') {  // the emulated GPU reads its settings when the program starts
+        int failed = 0, status = 0;
+        setenv("EMU_MEM_MB", "16", 1);
+        setenv("EMU_LINK", "1000000000", 1);
+        static const char *const clocks[] = {"virtual", "real"};
+        for (int i = 0; i < 2; i++) {
+            setenv("EMU_CLOCK", clocks[i], 1);
+            if (i == 1) unsetenv("EMU_LINK");
+            const pid_t child = fork();
+            if (child == 0) execl("/proc/self/exe", argv[0], clocks[i], (char *)NULL);
+            failed |= child < 0 || waitpid(child, &status, 0) != child || status != 0;
+        }
+        return failed;
+    }
+#endif
+    host_queue_open(&queue, 0);
+    if (strcmp(only, "real") != 0) {
+        RUN(test_work_copies);
+        RUN(test_work_adam);
+        RUN(test_overlap);
+        RUN(test_print);
+    }
+    RUN(test_measure);
+    RUN(test_measure_little_memory);
+    host_queue_close(&queue);
+    return test_summary();
+}

@@ -1,0 +1,513 @@
+// Tests of what ZenFlow does to columns on the GPU (columns.cuh), against plain loops over rows and
+// columns: bit for bit. Any NaN equals any other where arithmetic or rounding made it.
+//
+// Each buffer is an allocation of its own, without a spare element at its end, and is all ones,
+// which is NaN in every type, where nothing was put: what a kernel must not write has to stay so.
+// Columns change places at random; segments do not begin where the arena does.
+#include "../../../tide/gpu/columns.cuh"
+#include "cpu_reference.h"
+#include "../test.h"
+#include <sys/wait.h>
+
+static cudaStream_t stream;
+static char shape[96];  // of the running case, for messages
+
+// ---------------------------------------------------------------------------------------------
+// Buffers on both sides
+
+static void *allocations[32];
+static int allocation_count;
+
+static void release_device(void) {
+    while (allocation_count > 0) CUDA(cudaFree(allocations[--allocation_count]));
+}
+
+template <typename T> static T *host(size_t n) {
+    T *x = (T *)alloc_or_fail(n, sizeof(T), "test");
+    memset((void *)x, 0xff, n * sizeof(T));
+    return x;
+}
+
+template <typename T> static T *device(const T *x, size_t n) {
+    void *p;
+    CUDA(cudaMalloc(&p, n > 0 ? n * sizeof(T) : 1));
+    CUDA(cudaMemcpy(p, x, n * sizeof(T), cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());  // the test's stream does not wait for the copy
+    if (allocation_count == 32) die("more buffers than the test has room for");
+    return (T *)(allocations[allocation_count++] = p);
+}
+
+// A device buffer's bits against those of `want`. may_round: of a NaN, only that it is one counts.
+template <typename T>
+static void check_bits(const char *what, const T *got, const T *want, size_t n, bool may_round) {
+    T *x = host<T>(n);
+    size_t bad = 0, first = 0;
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaMemcpy((void *)x, got, n * sizeof(T), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n; i++) {
+        const float a = to_f32(x[i]), b = to_f32(want[i]);
+        T empty;
+        memset((void *)&empty, 0xff, sizeof empty);
+        if (memcmp(&x[i], &want[i], sizeof(T)) == 0) continue;
+        if (may_round && a != a && b != b && memcmp(&x[i], &empty, sizeof empty) != 0
+            && memcmp(&want[i], &empty, sizeof empty) != 0) continue;
+        if (bad++ == 0) first = i;
+    }
+    CHECK(bad == 0, "%s, %s: %zu of %zu differ; [%zu] is %.9g, not %.9g", what, shape, bad, n,
+          first, (double)to_f32(x[first]), (double)to_f32(want[first]));
+    free(x);
+}
+
+static bf16 narrow(float x) {
+    const uint16_t bits = f32_to_bf16(x);
+    bf16 y;
+    memcpy((void *)&y, &bits, 2);
+    return y;
+}
+
+template <typename X> static X rounded(float x);
+template <> float rounded<float>(float x) { return x; }
+template <> bf16 rounded<bf16>(float x) { return narrow(x); }
+
+// Numbers of very different sizes, halfway between two of bf16 now and then, and, if `wild`, one in
+// eight that is not ordinary.
+static float number(uint32_t seed, size_t i, bool wild) {
+    static const uint32_t special[] = {
+        0, 0x80000000, 1, 0x80000001, 0x007fffff, 0x00800000, 0x80800000, 0x3f808000, 0x3f818000,
+        0x3f807fff, 0x3f808001, 0x7f7fffff, 0x7f800000, 0xff800000, 0x7fc12345, 0xff800001};
+    const Philox4 r = philox4x32(seed, (uint32_t)i, 3, 4, 5);
+    uint32_t bits = (r.x[0] & 0x807fffff) | (107 + r.x[1] % 40) << 23;
+    if (r.x[2] % 4 == 0) bits = (bits & 0xffff0000) | 0x8000;
+    if (wild && r.x[2] % 8 == 1) bits = special[r.x[3] % 16];
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+template <typename X> static X *numbers(size_t n, uint32_t seed, bool wild) {
+    X *x = host<X>(n);
+    for (size_t i = 0; i < n; i++) x[i] = rounded<X>(number(seed, i, wild));
+    return x;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Maps
+
+// Both kinds of columns change places at random.
+static void permute(ZenMap *map, uint32_t seed) {
+    for (int i = 0; i < map->count; i++) {
+        const ZenTensor *z = &map->tensor[i];
+        int32_t *column = map->column + z->column_at;
+        for (size_t j = z->cols - 1; z->cols > 1 && j > 0; j--) {
+            const size_t k = philox4x32(seed, (uint32_t)i, (uint32_t)j, 9, 9).x[0] % (j + 1);
+            const int32_t c = column[j];
+            column[j] = column[k];
+            column[k] = c;
+        }
+    }
+}
+
+typedef struct { size_t rows, cols, chosen; } Matrix;
+
+// Around the widths of a block (256) and of a strip of sums (128), around 128 rows, and around the
+// rows that a block takes: 16 x 256 of one column, 16 x 85 of three, 16 of 129 and more.
+enum { MANY = 16 };
+static const Matrix odd[MANY] = {
+    {1, 5, 2}, {1, 1, 1}, {3, 13, 5}, {129, 9, 3}, {127, 7, 1}, {128, 6, 5}, {257, 130, 129},
+    {300, 3, 1}, {5, 600, 257}, {2, 1300, 513}, {17, 256, 256}, {33, 255, 254}, {1, 257, 0},
+    {400, 1, 1}, {260, 2, 1}, {19, 511, 255}};
+static const Matrix tall[] = {
+    {4096, 3, 1}, {4103, 4, 1}, {1361, 5, 3}, {1360, 4, 3}, {70, 250, 100}, {2, 2, 0},
+    {32, 256, 128}, {31, 258, 129}, {1025, 2, 1}, {1, 300, 300}};
+enum { TALL = sizeof tall / sizeof *tall };
+
+// A table of these matrices, of which each third one does not decay: one before, the middle
+// segment's, and one after.
+static ZenMap map_of(const Matrix *m, int count) {
+    GPT2Tensor tensors[MANY + 2];
+    memset(tensors, 0, sizeof tensors);
+    GPT2Table t;
+    memset(&t, 0, sizeof t);
+    t.tensors = tensors;
+    t.count = count + 2;
+    for (int i = 0; i < t.count; i++) {
+        const Matrix outside = {20, 30, 7};
+        const bool inside = i > 0 && i <= count;
+        const Matrix x = inside ? m[i - 1] : outside;
+        tensors[i].layer = i == 0 ? -1 : inside ? 0 : 1;
+        tensors[i].rank = 2;
+        tensors[i].decay = i % 3 != 0;
+        tensors[i].rows = tensors[i].rows_padded = x.rows;
+        tensors[i].cols = x.cols;
+        tensors[i].size = x.rows * x.cols;
+        tensors[i].offset = t.elements;
+        t.elements += round_up(tensors[i].size, ALIGN_ELEMENTS);
+    }
+    ZenMap map = zen_map(&t, 1, 0.5, 0);
+    for (int i = 0; i < t.count; i++)  // so many, and not half of them
+        map.tensor[i].chosen = i > 0 && i <= count ? m[i - 1].chosen : 7;
+    zen_map_pack(&map);
+    return map;
+}
+
+// Elements of a segment's part of the arena, up to the last one, and of what is packed of it.
+static size_t part_of(const ZenMap *map, int segment) {
+    const ZenSegment *s = &map->segment[segment];
+    const ZenTensor *z = &map->tensor[s->first + s->count - 1];
+    return z->at - map->tensor[s->first].at + z->rows * z->cols;
+}
+
+static size_t slots_of(const ZenTensor *z, bool rest) {
+    return rest ? z->cols - z->chosen : z->chosen;
+}
+
+static size_t packed_of(const ZenMap *map, int segment, bool rest) {
+    const ZenSegment *s = &map->segment[segment];
+    size_t end = 0;
+    for (int i = s->first; i < s->first + s->count; i++) {
+        const ZenTensor *z = &map->tensor[i];
+        const size_t at = rest ? z->rest_at - s->rest_at : z->chosen_at - s->chosen_at;
+        if (slots_of(z, rest) > 0) end = at + z->rows * slots_of(z, rest);
+    }
+    return end;
+}
+
+// The definition: calls f(element of the arena's part, packed element, tensor) for all of them.
+template <typename F>
+static void each(const ZenMap *map, int segment, bool rest, F f) {
+    const ZenSegment *s = &map->segment[segment];
+    for (int i = s->first; i < s->first + s->count; i++) {
+        const ZenTensor *z = &map->tensor[i];
+        const size_t n = slots_of(z, rest), from = rest ? z->chosen : 0;
+        const size_t packed = rest ? z->rest_at - s->rest_at : z->chosen_at - s->chosen_at;
+        for (size_t r = 0; r < z->rows; r++)
+            for (size_t j = 0; j < n; j++)
+                f(z->at - map->tensor[s->first].at + r * z->cols
+                      + (size_t)map->column[z->column_at + from + j],
+                  packed + r * n + j, i);
+    }
+}
+
+// Runs f(map, segment) for segments of all kinds: those of models, and those above.
+template <typename F> static void cases(F f) {
+    static const double topk[] = {0, 0.01, 0.1, 0.4, 1};
+    static const size_t channels[] = {8, 40, 72};
+    for (int i = 0; i < 15; i++) {
+        GPT2Config c;
+        Error err;
+        memset(&c, 0, sizeof c);
+        c.layers = 2;
+        c.heads = 1;
+        c.channels = channels[i / 5];
+        c.ffn = i % 2 ? 3 * c.channels : 20;
+        c.context = 5;
+        c.vocab = 40;
+        c.tied = i % 2;
+        if (!gpt2_finish(&c, &err)) die("%s", err.text);
+        GPT2Table t = gpt2_table(&c);
+        ZenMap map = zen_map(&t, c.layers, topk[i % 5], (size_t)(i % 3 == 0));
+        if (i != 7) permute(&map, (uint32_t)i);
+        for (int k = 0; k < map.segments; k++) {
+            snprintf(shape, sizeof shape, "%zu channels, topk %g, segment %d", c.channels,
+                     topk[i % 5], k);
+            f(&map, k);
+            release_device();
+        }
+        zen_map_free(&map);
+        gpt2_table_free(&t);
+    }
+    for (int i = 0; i < 4; i++) {
+        ZenMap map = i % 2 ? map_of(tall, TALL) : map_of(odd, MANY);
+        if (i < 2) permute(&map, (uint32_t)i + 100);
+        snprintf(shape, sizeof shape, "%s matrices%s", i % 2 ? "tall" : "odd",
+                 i < 2 ? ", permuted" : "");
+        f(&map, 1);
+        release_device();
+        zen_map_free(&map);
+    }
+}
+
+static int32_t *device_columns(const ZenMap *map) { return device(map->column, map->columns); }
+
+// ---------------------------------------------------------------------------------------------
+// The tests
+
+template <typename In, typename Out> static void pack_case(const ZenMap *map, int segment) {
+    const size_t n = part_of(map, segment);
+    In *in = numbers<In>(n, 1, true);
+    const In *arena = device(in, n);
+    const int32_t *column = device_columns(map);
+    for (int rest = 0; rest < 2; rest++) {
+        const size_t packed = packed_of(map, segment, rest);
+        Out *want = host<Out>(packed), *got = device(want, packed);
+        each(map, segment, rest, [&](size_t e, size_t p, int) {
+            if constexpr (std::is_same_v<In, Out>) want[p] = in[e];
+            else want[p] = rounded<Out>(to_f32(in[e]));
+        });
+        columns_move_gpu(true, got, sizeof(Out) == 2, arena, sizeof(In) == 2, map, segment, rest,
+                         column, stream);
+        check_bits(rest ? "rest" : "chosen", got, want, packed, !std::is_same_v<In, Out>);
+        free(want);
+    }
+    free(in);
+}
+
+template <typename In> static void pack(void) {
+    if (sizeof(In) == sizeof(float)) cases(pack_case<In, float>);  // nothing makes bf16 wider
+    cases(pack_case<In, bf16>);
+}
+
+template <typename X> static void scatter_case(const ZenMap *map, int segment) {
+    const size_t n = part_of(map, segment);
+    X *before = numbers<X>(n, 2, true);
+    const int32_t *column = device_columns(map);
+    for (int rest = 0; rest < 2; rest++) {
+        const size_t packed = packed_of(map, segment, rest);
+        X *from = numbers<X>(packed, 3, true), *want = host<X>(n), *got = device(before, n);
+        memcpy((void *)want, before, n * sizeof(X));
+        each(map, segment, rest, [&](size_t e, size_t p, int) { want[e] = from[p]; });
+        columns_move_gpu(false, got, sizeof(X) == 2, device(from, packed), sizeof(X) == 2, map,
+                         segment, rest, column, stream);
+        check_bits(rest ? "rest" : "chosen", got, want, n, false);
+        free(from);
+        free(want);
+    }
+    free(before);
+}
+
+template <typename X> static void scatter(void) { cases(scatter_case<X>); }
+
+// HALF: moments in bf16, in 2 bytes of each 4; without what is no number, which may become one.
+template <typename X, typename G, bool HALF>
+static void adam_case(const ZenMap *map, int segment) {
+    const size_t n = part_of(map, segment), packed = packed_of(map, segment, false);
+    AdamStep step = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.3, 3, 0.37);
+    step.moments_bf16 = HALF;
+    X *want_x = numbers<X>(n, 5, true), *x = device(want_x, n);
+    float *state[3], *want[3], *got[3];
+    G *g = host<G>(packed), *wide = numbers<G>(packed, 9, !HALF);
+    for (int k = 0; k < 3; k++) {
+        float *values = numbers<float>(packed, 6 + (uint32_t)k, !HALF);
+        state[k] = host<float>(packed);
+        each(map, segment, false, [&](size_t, size_t p, int) {  // gaps are as empty as they can be
+            state[k][p] = k == 2 ? fabsf(values[p]) : values[p];
+            g[p] = wide[p];
+        });
+        for (size_t i = 0; HALF && k > 0 && i < packed; i++)
+            ((uint16_t *)state[k])[i] = f32_to_bf16(state[k][i]);
+        got[k] = device(state[k], packed);
+        want[k] = state[k];
+        free(values);
+    }
+    const ZenSegment *s = &map->segment[segment];
+    for (int i = s->first; i < s->first + s->count; i++) {
+        const ZenTensor *z = &map->tensor[i];
+        const size_t at = z->chosen_at - s->chosen_at;
+        const AdamRun run = {at, z->rows * z->chosen, z->decay, z->chosen_index};
+        cpu_adam_update(want[0], want[1], want[2], g, sizeof(G) == 2, NULL, &run, 1, &step);
+    }
+    each(map, segment, false, [&](size_t e, size_t p, int) { want_x[e] = weight_from<X>(want[0][p]); });
+    columns_adam_gpu(x, got[0], got[1], got[2], device(g, packed), sizeof(G) == 2, map, segment,
+                     device_columns(map), &step, stream);
+    check_bits("weights", x, want_x, n, true);
+    for (int k = 0; k < 3; k++) {
+        check_bits(k == 0 ? "p" : k == 1 ? "m" : "v", got[k], want[k], packed, true);
+        free(state[k]);
+    }
+    free(want_x); free(g); free(wide);
+}
+
+template <typename X> static void adam(void) {
+    cases(adam_case<X, float, false>);
+    cases(adam_case<X, bf16, false>);
+    cases(adam_case<X, bf16, true>);
+}
+
+// By its definition: 128 rows one after the other, then the sums of these.
+template <typename G>
+static ZenSum column_sum(const G *grad, size_t rows, size_t cols, size_t j) {
+    ZenSum sum = {0, 0};
+    for (size_t first = 0; first < rows; first += 128) {
+        ZenSum part = {0, 0};
+        for (size_t r = first; r < rows && r < first + 128; r++) {
+            const double x = to_f32(grad[r * cols + j]);
+            part.squares += x * x;
+            part.magnitudes += x < 0 ? -x : x;
+        }
+        sum.squares += part.squares;
+        sum.magnitudes += part.magnitudes;
+    }
+    return sum;
+}
+
+static bool same(double a, double b) { return memcmp(&a, &b, 8) == 0 || (a != a && b != b); }
+
+template <typename G> static void sums_case(const ZenMap *map, int segment, bool wild) {
+    const ZenSegment *s = &map->segment[segment];
+    const size_t n = part_of(map, segment), scratch = columns_scratch(map);
+    G *grad = numbers<G>(n, 10, wild);
+    ZenSum *want = host<ZenSum>(map->columns), *got = host<ZenSum>(map->columns);
+    ZenSum *sums = device(want, map->columns), *empty = host<ZenSum>(scratch);
+    size_t bad = 0, first = 0, other = 0;
+    for (int i = s->first; i < s->first + s->count; i++) {
+        const ZenTensor *z = &map->tensor[i];
+        const G *x = grad + z->at - map->tensor[s->first].at;
+        if (z->chosen == 0 || z->chosen == z->cols) continue;
+        zen_sums(want + z->column_at, x, sizeof(G) == 2, z->rows, z->cols);
+        for (size_t j = 0; j < z->cols; j++) {
+            const ZenSum sum = column_sum(x, z->rows, z->cols, j);
+            other += !same(sum.squares, want[z->column_at + j].squares)
+                  || !same(sum.magnitudes, want[z->column_at + j].magnitudes);
+        }
+    }
+    CHECK(other == 0, "%s: zen_sums() differs from its definition in %zu columns", shape, other);
+    columns_sums_gpu(sums, device(empty, scratch), device(grad, n), sizeof(G) == 2, map, segment,
+                     stream);
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaMemcpy(got, sums, map->columns * sizeof *got, cudaMemcpyDeviceToHost));
+    for (size_t j = 0; j < map->columns; j++) {
+        if (memcmp(&got[j], &want[j], sizeof *got) == 0) continue;
+        const uint64_t empty_sum[2] = {UINT64_MAX, UINT64_MAX};
+        if (same(got[j].squares, want[j].squares) && same(got[j].magnitudes, want[j].magnitudes)
+            && memcmp(&got[j], empty_sum, 16) != 0 && memcmp(&want[j], empty_sum, 16) != 0)
+            continue;
+        if (bad++ == 0) first = j;
+    }
+    CHECK(bad == 0, "%s: %zu columns; [%zu] %.17g %.17g, not %.17g %.17g", shape, bad, first,
+          got[first].squares, got[first].magnitudes, want[first].squares, want[first].magnitudes);
+    free(grad); free(want); free(got); free(empty);
+}
+
+template <typename G> static void sums(void) {
+    cases([](const ZenMap *map, int segment) { sums_case<G>(map, segment, false); });
+    cases([](const ZenMap *map, int segment) { sums_case<G>(map, segment, true); });
+}
+
+// Tensors with all columns chosen, or none, need none; the rest one per column and 128 rows.
+static void scratch_is_that_of_the_largest(void) {
+    const Matrix m[] = {{128, 3, 1}, {300, 50, 2}, {1000, 7, 7}, {1000, 7, 0}, {1, 11, 10}};
+    ZenMap map = map_of(m, 5);
+    CHECK(columns_scratch(&map) == 3 + 3 * 50 + 11, "%zu", columns_scratch(&map));
+    zen_map_free(&map);
+    map = map_of(m + 2, 2);  // the segments beside it have one matrix (20, 30) each
+    CHECK(columns_scratch(&map) == 30, "%zu", columns_scratch(&map));
+    zen_map_free(&map);
+}
+
+#ifdef __CUDA_EMU__
+#include <sys/mman.h>
+
+// Places in an arena and in packed state are beyond 32 bits in large models, and no matrix should
+// be too large either. Here in memory of which only the pages exist that are touched.
+static void far_away(void) {
+    const size_t far = ((size_t)1 << 32) + 128, wide = (size_t)1 << 29;
+    const size_t bytes = 17 * wide * sizeof(float);
+    float *sparse = (float *)mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (sparse == MAP_FAILED) SKIP("no 34 GiB of addresses");
+    CUDA(cudaHostRegister(sparse, bytes, cudaHostRegisterDefault));
+    const Matrix m[] = {{1, 9, 9}, {40, 9, 4}};
+    ZenMap map = map_of(m, 2);
+    permute(&map, 7);
+    ZenTensor *z = &map.tensor[2];
+    z->at = map.tensor[1].at + far;
+    z->chosen_at = map.segment[1].chosen_at + far;
+    snprintf(shape, sizeof shape, "far away");
+    float *part[6], *near[6], *x = numbers<float>(6 * 1024, 30, false);
+    for (int k = 0; k < 6; k++) {  // arena, p, m, v, g, packed
+        part[k] = sparse + 1024 * k;
+        near[k] = part[k] + far;
+        for (size_t i = 0; i < 1024; i++) {
+            part[k][i] = fabsf(x[1024 * k + i]);
+            near[k][i] = fabsf(x[1024 * k + i]);
+        }
+    }
+    const int32_t *column = device_columns(&map), *of = map.column + z->column_at;
+    float *want = host<float>(1024), *state[4];
+    memcpy(want, near[5], 1024 * sizeof(float));
+    for (size_t r = 0; r < 40; r++)
+        for (size_t j = 0; j < 4; j++) want[r * 4 + j] = near[0][r * 9 + (size_t)of[j]];
+    columns_move_gpu(true, part[5], false, part[0], false, &map, 1, false, column, stream);
+    check_bits("packed", near[5], want, 1024, false);
+
+    const AdamStep step = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.3, 3, 0.37);
+    for (int k = 0; k < 4; k++) {
+        state[k] = host<float>(160);
+        memcpy(state[k], near[1 + k], 160 * sizeof(float));
+    }
+    const AdamRun run = {0, 160, z->decay, 0};
+    cpu_adam_update(state[0], state[1], state[2], state[3], false, NULL, &run, 1, &step);
+    memcpy(want, near[0], 1024 * sizeof(float));
+    for (size_t r = 0; r < 40; r++)
+        for (size_t j = 0; j < 4; j++) want[r * 9 + (size_t)of[j]] = state[0][r * 4 + j];
+    columns_adam_gpu(part[0], part[1], part[2], part[3], part[4], false, &map, 1, column, &step,
+                     stream);
+    check_bits("weights", near[0], want, 1024, false);
+    for (int k = 0; k < 4; k++) check_bits("state", near[1 + k], state[k], 160, false);
+
+    ZenSum *sums = host<ZenSum>(map.columns), *got = device(sums, map.columns);
+    ZenSum *scratch = device(sums, columns_scratch(&map));
+    zen_sums(sums, near[0], 0, 40, 9);
+    columns_sums_gpu(got, scratch, part[0], false, &map, 1, stream);
+    ZenSum there[9];
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaMemcpy(there, got + z->column_at, sizeof there, cudaMemcpyDeviceToHost));
+    CHECK(memcmp(there, sums, sizeof there) == 0, "%.17g, not %.17g", there[0].squares,
+          sums[0].squares);
+
+    release_device();
+    CUDA(cudaHostUnregister(sparse));
+    munmap(sparse, bytes);
+    for (int k = 0; k < 4; k++) free(state[k]);
+    free(x); free(want); free(sums);
+    zen_map_free(&map);
+}
+#endif
+
+// Runs f in another process; the status with which it exits.
+template <typename F> static int exit_of(F f) {
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        fclose(stderr);
+        f();
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// What has no room in a launch is refused, not left out.
+static void limits(void) {
+    ZenMap map = map_of(odd, MANY);
+    for (int i = 0; i < map.count; i++) map.tensor[i].chosen = 1;
+    map.segment[1].first--;
+    map.segment[1].count++;
+    CHECK(exit_of([&] { columns_of(&map, 1, false, 1); }) == 1, "17 tensors");
+    map.segment[1].first++;
+    map.segment[1].count--;
+    CHECK(exit_of([&] { columns_of(&map, 1, false, 1); }) == 0, "16 tensors");
+    map.tensor[3].rows = (size_t)1 << 31;
+    CHECK(exit_of([&] { columns_of(&map, 1, false, 1); }) == 1, "2^31 rows");
+    zen_map_free(&map);
+}
+
+int main(void) {
+    RUN(limits);
+    RUN(scratch_is_that_of_the_largest);
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    RUN(pack<float>);
+    RUN(pack<bf16>);
+    RUN(scatter<float>);
+    RUN(scatter<bf16>);
+    RUN(adam<float>);
+    RUN(adam<bf16>);
+    RUN(sums<float>);
+    RUN(sums<bf16>);
+#ifdef __CUDA_EMU__
+    RUN(far_away);
+#endif
+    CUDA(cudaStreamDestroy(stream));
+    return test_summary();
+}

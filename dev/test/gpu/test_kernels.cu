@@ -1,0 +1,1008 @@
+// Tests of the GPU kernels of one layer each, and of the optimizer's, against train_gpt2.c.
+//
+// Inputs are first rounded to the storage type X, and the CPU's function, in fp32, gets the same
+// numbers. What X = float returns then differs by the order of sums and by exp: bands of about 1e-6
+// of the value, or of the tensor's root mean square where terms cancel. What X = bf16 (f16) returns
+// is the fp32 result rounded once: half an ulp, 2^-8 (2^-11), more; two roundings in a row would
+// not pass. Where one operation makes the result, and for the optimizer and the norm, bits must be
+// equal. Every case runs twice and must leave the same bits. Each tensor is an allocation of its
+// own, and what a kernel has to write is NaN before.
+#include "model_harness.cuh"
+#include "cpu_reference.h"
+#include "../test.h"
+
+static cudaStream_t stream;
+static char shape[64];  // of the running case, for messages
+
+__attribute__((format(printf, 1, 2))) static void set_shape(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(shape, sizeof shape, format, args);
+    va_end(args);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Tensors on both sides
+
+static void *allocations[64];
+static int allocation_count;
+
+static void *keep(void *device) {
+    if (allocation_count == 64) die("more tensors than the test has room for");
+    return allocations[allocation_count++] = device;
+}
+
+static void release_device(void) {
+    while (allocation_count > 0) CUDA(cudaFree(allocations[--allocation_count]));
+}
+
+// Raw bytes in device memory of their own; NULL: all bits one, which is NaN in every type.
+static void *device_bytes(const void *bytes, size_t n) {
+    void *p;
+    CUDA(cudaMalloc(&p, n));
+    CUDA(cudaMemset(p, 0xff, n));
+    if (bytes != NULL) CUDA(cudaMemcpy(p, bytes, n, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());  // the test's stream does not wait for these two
+    return keep(p);
+}
+
+static void host_bytes(void *to, const void *device, size_t n) {
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaMemcpy(to, device, n, cudaMemcpyDeviceToHost));
+}
+
+template <typename X> static X *poison(size_t n) { return (X *)device_bytes(NULL, n * sizeof(X)); }
+
+static void narrow(float *to, float x) { *to = x; }
+static void narrow(f16 *to, float x) { *to = __float2half_rn(x); }
+static void narrow(bf16 *to, float x) {
+    const uint16_t bits = f32_to_bf16(x);
+    memcpy((void *)to, &bits, 2);
+}
+
+static float wide(float x) { return x; }
+static float wide(f16 x) { return __half2float(x); }
+static float wide(bf16 x) {
+    uint16_t bits;
+    memcpy(&bits, &x, 2);
+    return bf16_to_f32(bits);
+}
+
+// n floats as X; exact if they were rounded to X before.
+template <typename X> static X *device(const float *x, size_t n) {
+    X *rounded = (X *)alloc_or_fail(n, sizeof(X), "test");
+    for (size_t i = 0; i < n; i++) narrow(&rounded[i], x[i]);
+    X *p = (X *)device_bytes(rounded, n * sizeof(X));
+    free(rounded);
+    return p;
+}
+
+static int32_t *device_ints(const int32_t *x, size_t n) {
+    return (int32_t *)device_bytes(x, n * sizeof(int32_t));
+}
+
+static float *floats(size_t n) { return (float *)alloc_or_fail(n, sizeof(float), "test"); }
+
+static float *copy(const float *x, size_t n) {
+    float *y = floats(n);
+    memcpy(y, x, n * sizeof(float));
+    return y;
+}
+
+// A copy of a device tensor in fp32, for the caller to free.
+template <typename X> static float *host(const X *x, size_t n) {
+    float *y = floats(n);
+    X *stored = (X *)alloc_or_fail(n, sizeof(X), "test");
+    host_bytes(stored, x, n * sizeof(X));
+    for (size_t i = 0; i < n; i++) y[i] = wide(stored[i]);
+    free(stored);
+    return y;
+}
+
+template <typename X> static float rounded(float x) {
+    X stored;
+    narrow(&stored, x);
+    return wide(stored);
+}
+
+// Normal numbers that X can hold.
+template <typename X> static float *normals(size_t n, uint32_t seed, float mean, float std) {
+    float *x = floats(n);
+    rng_normals(x, n, seed, 1, 2, 0);
+    for (size_t i = 0; i < n; i++) x[i] = rounded<X>(mean + std * x[i]);
+    return x;
+}
+
+static int32_t *random_tokens(size_t n, size_t V, uint32_t seed) {
+    int32_t *x = (int32_t *)alloc_or_fail(n, 4, "test");
+    for (size_t i = 0; i < n; i++) {  // few are frequent, as in text; both ends are there
+        const Philox4 r = philox4x32(seed, (uint32_t)i, 0, 0, 0);
+        x[i] = (int32_t)(r.x[0] % 3 == 0 ? V / 2 : r.x[1] % V);
+        if (i % 7 == 3) x[i] = (int32_t)V - 1;
+        if (i % 11 == 5) x[i] = 0;
+    }
+    return x;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Comparing
+
+// Half the distance between two numbers of X, relative, and a little for a sum that went the other
+// way from a tie.
+template <typename X> static float rounding(void) { return 0; }
+template <> float rounding<bf16>(void) { return 0x1.01p-8f; }
+template <> float rounding<f16>(void) { return 0x1.01p-11f; }
+
+// The same near 0, absolute: below 2^-14 the numbers of f16 are 2^-24 apart.
+template <typename X> static double tiny(void) { return std::is_same_v<X, f16> ? 0x1p-25 : 0; }
+
+// |got - want| <= relative |want| + absolute, for all n; a NaN fails.
+static void check_near(const char *what, const float *got, const float *want, size_t n,
+                       double relative, double absolute) {
+    size_t bad = 0, worst = 0;
+    double most = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double error = fabs((double)got[i] - (double)want[i]);
+        const double allowed = relative * fabs((double)want[i]) + absolute;
+        if (test_within(error, allowed)) continue;
+        bad++;
+        if (!(error - allowed <= most)) { most = error - allowed; worst = i; }
+    }
+    CHECK(bad == 0, "%s, %s: %zu of %zu outside; [%zu] is %.9g, not %.9g", what, shape, bad, n,
+          worst, got[worst], want[worst]);
+}
+
+// The band of the text above, `band` being the fp32 part. Frees got.
+template <typename X>
+static void check_band(const char *what, float *got, const float *want, size_t n, double band) {
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) squares += (double)want[i] * want[i];
+    check_near(what, got, want, n, band + rounding<X>(),
+               band * sqrt(squares / (double)n) + tiny<X>());
+    free(got);
+}
+
+// Equal bits of rounded<X>(want); any NaN equals any other. Frees got.
+template <typename X>
+static void check_equal(const char *what, float *got, const float *want, size_t n) {
+    size_t bad = 0, first = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float w = rounded<X>(want[i]);
+        if (memcmp(&got[i], &w, 4) == 0 || (got[i] != got[i] && w != w)) continue;
+        if (bad++ == 0) first = i;
+    }
+    CHECK(bad == 0, "%s, %s: %zu of %zu differ; [%zu] is %.9g, not %.9g", what, shape, bad, n,
+          first, got[first], rounded<X>(want[first]));
+    free(got);
+}
+
+// What a case left in device memory, as a hash: two runs must agree.
+static uint64_t result_hash, earlier_hash;
+
+static void hash_device(const void *device, size_t n) {
+    unsigned char *bytes = (unsigned char *)alloc_or_fail(n, 1, "test");
+    host_bytes(bytes, device, n);
+    for (size_t i = 0; i < n; i++) result_hash = (result_hash ^ bytes[i]) * 0x100000001b3ull;
+    free(bytes);
+}
+
+#define TWICE for (int pass = 0; result_hash = 0, pass < 2; end_pass(pass++))
+
+static void end_pass(int pass) {
+    if (pass == 0) earlier_hash = result_hash;
+    else CHECK(result_hash == earlier_hash, "the second run left other bits, %s", shape);
+    release_device();
+}
+
+// ---------------------------------------------------------------------------------------------
+// Embeddings
+
+static TokenOrder device_order(const int32_t *tokens, size_t N, size_t V) {
+    int32_t *rows = (int32_t *)alloc_or_fail(N, 4, "test");
+    int32_t *first = (int32_t *)alloc_or_fail(N + 1, 4, "test");
+    int32_t *count = (int32_t *)alloc_or_fail(V + 1, 4, "test");
+    const size_t groups = token_order(rows, first, count, tokens, N, V);
+    size_t wrong = 0;
+    CHECK(groups > 0 && groups <= V && first[0] == 0 && first[groups] == (int32_t)N, "ends");
+    for (size_t g = 0; g < groups; g++) {
+        wrong += first[g] >= first[g + 1];
+        if (g > 0) wrong += tokens[rows[first[g]]] <= tokens[rows[first[g] - 1]];
+        for (int32_t i = first[g] + 1; i < first[g + 1]; i++)
+            wrong += tokens[rows[i]] != tokens[rows[i - 1]] || rows[i] <= rows[i - 1];
+    }
+    CHECK(wrong == 0, "%zu rows out of order", wrong);
+    const TokenOrder order = {device_ints(rows, N), device_ints(first, groups + 1), groups};
+    free(rows);
+    free(first);
+    free(count);
+    return order;
+}
+
+template <typename X>
+static void encoder_case(size_t B, size_t T, size_t C, size_t V, bool one_token,
+                         size_t document = 0) {
+    set_shape("B %zu T %zu C %zu V %zu documents of %zu", B, T, C, V, document);
+    const size_t N = B * T, context = T + 2;
+    int32_t *tokens = random_tokens(N, V, 1);
+    for (size_t n = 0; one_token && n < N; n++) tokens[n] = (int32_t)V - 1;
+    float *wte = normals<X>(V * C, 2, 0, 1), *wpe = normals<X>(context * C, 3, 0, 1);
+    float *dout = normals<X>(N * C, 4, 0, 1), *dwte = normals<float>(V * C, 5, 0, 1);
+    float *out = floats(N * C), *dwte_want = copy(dwte, V * C), *dwpe = floats(context * C);
+    int32_t *begins = NULL, *places = NULL;
+    const size_t positions = document > 0 ? document : T;
+    if (document > 0) {
+        begins = random_tokens(N, 1, 6);
+        places = random_tokens(N, 1, 6);
+        for (size_t n = 0; n < N; n++) {
+            begins[n] = (int32_t)(n % T / document * document);
+            places[n] = (int32_t)(n % T % document);
+        }
+    }
+    cpu_encoder_forward(out, tokens, begins, wte, wpe, B, T, C);
+    cpu_encoder_backward(dwte_want, dwpe, dout, tokens, begins, B, T, C);
+    TWICE {
+        const int32_t *d_tokens = device_ints(tokens, N);
+        X *d_out = poison<X>(N * C), *d_dwpe = poison<X>(context * C);
+        const int32_t *d_begins = begins == NULL ? NULL : device_ints(begins, N);
+        encoder_forward(d_out, d_tokens, d_begins, device<X>(wte, V * C),
+                        device<X>(wpe, context * C), B, T, C, stream);
+        check_equal<X>("out", host(d_out, N * C), out, N * C);
+        float *d_dwte = device<float>(dwte, V * C);
+        encoder_backward(d_dwte, (X *)NULL, d_dwpe, device<X>(dout, N * C), d_tokens,
+                         device_order(tokens, N, V),
+                         places == NULL ? TokenOrder{} : device_order(places, N, T), B, T, C,
+                         stream);
+        // a row of dwte may have N terms
+        check_band<float>("dwte", host(d_dwte, V * C), dwte_want, V * C, one_token ? 5e-6 : 1e-6);
+        check_band<X>("dwpe", host(d_dwpe, positions * C), dwpe, positions * C, 1e-6);
+        float *beyond = host(d_dwpe, context * C);
+        for (size_t i = positions * C; i < context * C; i++)
+            CHECK(beyond[i] != beyond[i], "row %zu of dwpe was written", i / C);
+        free(beyond);
+        hash_device(d_out, N * C * sizeof(X));
+        hash_device(d_dwte, V * C * sizeof(float));
+        hash_device(d_dwpe, positions * C * sizeof(X));
+    }
+    free(tokens); free(wte); free(wpe); free(dout); free(dwte); free(out); free(dwte_want);
+    free(dwpe); free(begins); free(places);
+}
+
+template <typename X> static void encoder(void) {
+    encoder_case<X>(1, 1, 8, 5, false);
+    encoder_case<X>(3, 5, 24, 5, false);
+    encoder_case<X>(2, 33, 40, 50, false);
+    encoder_case<X>(9, 65, 24, 131, false);
+    encoder_case<X>(17, 3, 768, 1000, false);
+    encoder_case<X>(3, 7, 1600, 131, false);
+    encoder_case<X>(3, 111, 264, 5, true);
+    encoder_case<X>(3, 33, 40, 50, false, 7);
+    encoder_case<X>(2, 65, 264, 50, false, 64);
+    encoder_case<X>(2, 5, 24, 5, false, 1);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Layer normalisation
+
+template <typename X>
+static void layernorm_case(size_t N, size_t C, float offset, double band, bool rms = false) {
+    const float eps = rms ? 1e-6f : LAYERNORM_EPS;
+    set_shape("N %zu C %zu rms %d", N, C, rms);
+    float *a = normals<X>(N * C, 1, offset, 2), *b = normals<X>(N * C, 2, 0, 1);
+    float *w = normals<X>(C, 3, 1, 0.3f), *bias = normals<X>(C, 4, 0, 0.3f);
+    float *sum = copy(a, N * C), *out = floats(N * C), *mean = floats(N), *rstd = floats(N);
+    cpu_residual_forward(sum, b, N * C);
+    for (size_t i = 0; i < N * C; i++) sum[i] = rounded<X>(sum[i]);
+    cpu_layernorm_forward(out, rms ? NULL : mean, rstd, sum, w, rms ? NULL : bias, N, C, eps);
+    TWICE {
+        const X *d_w = device<X>(w, C), *d_bias = rms ? NULL : device<X>(bias, C);
+        const X *d_b = device<X>(b, N * C);
+        X *d_sum = device<X>(a, N * C), *d_out = poison<X>(N * C);
+        float *d_mean = rms ? NULL : poison<float>(N), *d_rstd = poison<float>(N);
+        residual_forward(d_sum, d_b, N * C, stream);
+        check_equal<X>("a + b", host(d_sum, N * C), sum, N * C);
+        layernorm_forward(d_out, d_mean, d_rstd, d_sum, d_w, d_bias, N, C, eps, stream);
+        check_band<X>("out", host(d_out, N * C), out, N * C, band);
+        if (!rms) check_band<float>("mean", host(d_mean, N), mean, N, band);
+        check_band<float>("rstd", host(d_rstd, N), rstd, N, band);
+
+        // the fused form: every bit as above
+        X *d_fused = poison<X>(N * C), *d_out2 = poison<X>(N * C);
+        float *d_mean2 = rms ? NULL : poison<float>(N), *d_rstd2 = poison<float>(N);
+        residual_layernorm_forward(d_fused, d_out2, d_mean2, d_rstd2, device<X>(a, N * C), d_b, d_w,
+                                   d_bias, N, C, eps, stream);
+        float *separate = host(d_out, N * C), *r = host(d_rstd, N);
+        float *m = rms ? NULL : host(d_mean, N);
+        check_equal<X>("fused residual", host(d_fused, N * C), sum, N * C);
+        check_equal<X>("fused out", host(d_out2, N * C), separate, N * C);
+        if (!rms) check_equal<float>("fused mean", host(d_mean2, N), m, N);
+        check_equal<float>("fused rstd", host(d_rstd2, N), r, N);
+        free(separate); free(m); free(r);
+        hash_device(d_out, N * C * sizeof(X));
+        hash_device(d_out2, N * C * sizeof(X));
+        if (!rms) hash_device(d_mean, N * sizeof(float));
+        hash_device(d_rstd, N * sizeof(float));
+    }
+    free(a); free(b); free(w); free(bias); free(sum); free(out); free(mean); free(rstd);
+}
+
+template <typename X> static void layernorm(void) {
+    const size_t channels[] = {8, 24, 40, 768, 1600};
+    for (size_t i = 0; i < 5; i++) {
+        layernorm_case<X>(1, channels[i], 0.5f, 2e-6);
+        layernorm_case<X>(7, channels[i], 0.5f, 2e-6);
+        layernorm_case<X>(7, channels[i], 0.5f, 2e-6, true);
+    }
+    layernorm_case<X>(66, 8, 0.5f, 2e-6);
+    layernorm_case<X>(2, 12288, 0.5f, 2e-6);
+    layernorm_case<X>(2, 12288, 0.5f, 2e-6, true);
+    // E[x^2] - E[x]^2 would lose most digits here; the CPU's mean, without vectors, some
+    layernorm_case<X>(3, 768, 2000, 5e-3);
+    // small rows: much of what is under the root is eps
+    float w[24], row[24] = {0.0625f};
+    for (int c = 0; c < 24; c++) w[c] = 1;
+    for (int rms = 0; rms < 2; rms++) {
+        X *out = poison<X>(24), *bias = rms ? NULL : device<X>(w, 24);
+        float *mean = rms ? NULL : poison<float>(1), *rstd = poison<float>(1);
+        layernorm_forward(out, mean, rstd, device<X>(row, 24), device<X>(w, 24), bias, 1, 24, 3e-5f,
+                          stream);
+        const double variance = 0.0625 * 0.0625 * (rms ? 24 : 23) / (24 * 24);
+        float *got = host(rstd, 1);
+        CHECK(test_within(fabs(got[0] * sqrt(variance + 3e-5) - 1), 1e-6), "rstd %.9g", got[0]);
+        free(got);
+        release_device();
+    }
+}
+
+// Sums of columns, in the order of layernorm_backward(): of a block's rows every `teams`-th, then
+// the teams; of the blocks every 32nd, then those 32.
+template <typename X> static float *columns(const float *dinp, size_t N, size_t C) {
+    const size_t rows = layernorm_backward_rows(N), team = layernorm_team<X>(C);
+    const size_t teams = team < BLOCK_THREADS ? BLOCK_THREADS / team : 1;
+    float *sum = floats(C);
+    for (size_t c = 0; c < C; c++) {
+        float part[32] = {0};
+        for (size_t block = 0; block * rows < N; block++) {
+            float total = 0;
+            for (size_t t = 0; t < teams; t++) {
+                float of_team = 0;
+                for (size_t n = t; n < rows && block * rows + n < N; n += teams)
+                    of_team += dinp[(block * rows + n) * C + c];
+                total += of_team;
+            }
+            part[block % 32] += total;
+        }
+        for (int i = 0; i < 32; i++) sum[c] += part[i];
+    }
+    return sum;
+}
+
+template <typename X> static void layernorm_backward_case(size_t N, size_t C, bool rms = false) {
+    set_shape("N %zu C %zu rms %d", N, C, rms);
+    float *x = normals<X>(N * C, 1, 0.5f, 2), *w = normals<X>(C, 2, 1, 0.3f);
+    float *dout = normals<X>(N * C, 3, 0.2f, 1), *dinp = normals<X>(N * C, 4, 0, 1);
+    float *mean = floats(N), *rstd = floats(N), *out = floats(N * C), *bias = floats(C);
+    float *dx = copy(dinp, N * C), *dw = floats(C), *db = floats(C);
+    cpu_layernorm_forward(out, rms ? NULL : mean, rstd, x, w, rms ? NULL : bias, N, C, 1e-5f);
+    cpu_layernorm_backward(dx, dw, rms ? NULL : db, dout, x, w, rms ? NULL : mean, rstd, N, C,
+                           false);
+    TWICE {
+        X *d_dinp = device<X>(dinp, N * C), *d_dw = poison<X>(C), *d_db = rms ? NULL : poison<X>(C);
+        X *d_sum = poison<X>(C), *at_once = pass == 0 ? d_sum : NULL;
+        float *scratch = poison<float>(layernorm_backward_scratch(N, C));
+        layernorm_backward(d_dinp, d_dw, d_db, at_once, scratch, device<X>(dout, N * C),
+                           device<X>(x, N * C), device<X>(w, C),
+                           rms ? NULL : device<float>(mean, N), device<float>(rstd, N), N, C,
+                           stream);
+        if (at_once == NULL) layernorm_dinp_sum(d_sum, scratch, N, C, stream);
+        check_band<X>("dinp", host(d_dinp, N * C), dx, N * C, 2e-6);
+        check_band<X>("dw", host(d_dw, C), dw, C, 2e-6);
+        if (!rms) check_band<X>("db", host(d_db, C), db, C, 2e-6);
+        float *stored = host(d_dinp, N * C), *sum = columns<X>(stored, N, C);
+        check_equal<X>("sum of dinp", host(d_sum, C), sum, C);
+        free(stored); free(sum);
+        hash_device(d_sum, C * sizeof(X));
+        hash_device(d_dinp, N * C * sizeof(X));
+        hash_device(d_dw, C * sizeof(X));
+        if (!rms) hash_device(d_db, C * sizeof(X));
+    }
+    free(x); free(w); free(dout); free(dinp); free(mean); free(rstd); free(out); free(bias);
+    free(dx); free(dw); free(db);
+}
+
+template <typename X> static void layernorm_gradients(void) {
+    const size_t channels[] = {8, 24, 40, 768, 1600};
+    for (int rms = 0; rms < 2; rms++) {
+        for (size_t i = 0; i < 5; i++) {
+            layernorm_backward_case<X>(1, channels[i], rms);
+            layernorm_backward_case<X>(37, channels[i], rms);
+        }
+        layernorm_backward_case<X>(8205, 8, rms);  // 17 rows a block, and a short last block
+        layernorm_backward_case<X>(17, 4104, rms);
+        layernorm_backward_case<X>(3, 12288, rms);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Rotary positions, the norm of q and k
+
+template <typename X>
+static void heads_case(size_t B, size_t T, size_t NH, size_t NKV, size_t HS, bool norm,
+                       size_t document = 0) {
+    set_shape("B %zu T %zu heads %zu/%zu of %zu, norm %d, documents of %zu", B, T, NH, NKV, HS,
+              norm, document);
+    const size_t N = B * T, heads = NH + NKV, wide = N * (heads + NKV) * HS, n = N * heads * HS;
+    const float eps = 1e-2f;
+    const Rope rope = {.theta = 1e4, .scaling = ROPE_NONE, .factor = 1, .low = 1, .high = 4,
+                       .original = 8192};
+    float *table = floats(T * HS), *x = normals<X>(wide, 1, 0.2f, 1);
+    float *y = copy(x, wide), *d = normals<X>(wide, 2, 0, 1), *dx = copy(d, wide);
+    float *w_q = normals<X>(HS, 3, 1, 0.3f), *w_k = normals<X>(HS, 4, 1, 0.3f);
+    float *qk = floats(n), *rstd = floats(N * heads), *dw_q = floats(HS), *dw_k = floats(HS);
+    int32_t *begins = document > 0 ? random_tokens(N, 1, 5) : NULL;
+    for (size_t i = 0; begins != NULL && i < N; i++)
+        begins[i] = (int32_t)(i % T / document * document);
+    rope_table(&rope, T, HS, table);
+    cpu_heads_forward(y, norm ? qk : NULL, norm ? rstd : NULL, norm ? w_q : NULL,
+                      norm ? w_k : NULL, table, begins, B, T, NH, NKV, HS, eps);
+    cpu_heads_backward(dx, norm ? dw_q : NULL, norm ? dw_k : NULL, qk, rstd, norm ? w_q : NULL,
+                       norm ? w_k : NULL, table, begins, B, T, NH, NKV, HS, false);
+    TWICE {
+        const float *d_table = device<float>(table, T * HS);
+        const int32_t *d_begins = begins == NULL ? NULL : device_ints(begins, N);
+        X *d_x = device<X>(x, wide), *d_d = device<X>(d, wide), *d_dw = poison<X>(2 * HS);
+        X *d_qk = norm ? poison<X>(n) : NULL, *d_w = norm ? device<X>(w_q, HS) : NULL;
+        X *d_wk = norm ? device<X>(w_k, HS) : NULL;
+        float *d_rstd = norm ? poison<float>(N * heads) : NULL;
+        float *scratch = norm ? poison<float>(heads_backward_scratch(N, HS)) : NULL;
+        heads_forward(d_x, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, B, T, NH, NKV, HS, eps,
+                      stream);
+        heads_backward(d_d, d_dw, d_dw + HS, scratch, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, B,
+                       T, NH, NKV, HS, stream);
+        check_band<X>("y", host(d_x, wide), y, wide, 2e-6);
+        check_band<X>("dx", host(d_d, wide), dx, wide, 2e-6);
+        hash_device(d_x, wide * sizeof(X));
+        hash_device(d_d, wide * sizeof(X));
+        if (!norm) continue;
+        check_equal<X>("qk", host(d_qk, n), qk, n);
+        check_band<float>("rstd", host(d_rstd, N * heads), rstd, N * heads, 2e-6);
+        float *dw = host(d_dw, 2 * HS);
+        check_band<X>("dw of q", copy(dw, HS), dw_q, HS, 5e-6);
+        check_band<X>("dw of k", copy(dw + HS, HS), dw_k, HS, 5e-6);
+        free(dw);
+        hash_device(d_dw, 2 * HS * sizeof(X));
+    }
+    free(table); free(x); free(y); free(d); free(dx); free(w_q); free(w_k); free(qk); free(rstd);
+    free(dw_q); free(dw_k); free(begins);
+}
+
+template <typename X> static void heads(void) {
+    static const size_t sizes[] = {2, 8, 16, 20, 64, 100, 128, 256};  // of a head
+    for (size_t HS : sizes) {
+        heads_case<X>(1, 3, 2, 1, HS, false);
+        heads_case<X>(2, 9, 3, 3, HS, false, 4);
+        heads_case<X>(2, 9, 4, 2, HS, true, 4);
+        heads_case<X>(1, 5, 1, 1, HS, true);
+    }
+    heads_case<X>(3, 1000, 2, 1, 16, true, 300);  // six rows a block
+}
+
+// ---------------------------------------------------------------------------------------------
+// Bias, activation, residual
+
+template <typename X> static void bias_case(size_t N, size_t OC) {
+    set_shape("N %zu OC %zu", N, OC);
+    float *dout = normals<X>(N * OC, 1, 0.1f, 1), *db = floats(OC);
+    for (size_t n = 0; n < N; n++)
+        for (size_t o = 0; o < OC; o++) db[o] += dout[n * OC + o];
+    TWICE {
+        X *d_db = poison<X>(OC);
+        float *scratch = poison<float>(bias_backward_scratch(N, OC));
+        bias_backward(d_db, scratch, device<X>(dout, N * OC), N, OC, stream);
+        check_band<X>("db", host(d_db, OC), db, OC, 2e-6);
+        hash_device(d_db, OC * sizeof(X));
+    }
+    free(dout); free(db);
+}
+
+template <typename X> static void bias(void) {
+    const size_t rows[] = {1, 7, 64, 65, 333};
+    for (size_t i = 0; i < 5; i++) {
+        bias_case<X>(rows[i], 8);
+        bias_case<X>(rows[i], 40);
+        bias_case<X>(rows[i], 264);
+    }
+    bias_case<X>(70, 1600);
+    bias_case<X>(4200, 24);
+}
+
+template <typename X> static void activation(void) {
+    const size_t rows[] = {1, 7, 8, 65, 333, 1}, widths[] = {8, 40, 256, 264, 24, 5000};
+    for (size_t i = 0; i < 6; i++)
+    for (int kind = ACTIVATION_GELU; kind <= ACTIVATION_RELU; kind++) {
+        const size_t N = rows[i], F = widths[i], n = N * F;
+        set_shape("N %zu F %zu kind %d", N, F, kind);
+        float *x = normals<X>(n, 1, 0, 3), *d = normals<X>(n, 2, 0, 1);
+        float *out = floats(n), *dx = copy(d, n);
+        if (n > 8) {
+            const float special[] = {0, -0.0f, 1e-30f, -1e-30f, 12, -12, 60, -60, 1e4f, -1e4f};
+            for (int j = 0; j < 10; j++) x[j] = rounded<X>(special[j]);
+        }
+        cpu_activation_forward(out, x, N, F, kind);
+        cpu_activation_backward(dx, x, N, F, kind);
+        TWICE {
+            const X *d_x = device<X>(x, n);
+            X *d_out = poison<X>(n), *d_d = device<X>(d, n), *d_db = poison<X>(2 * F);
+            float *scratch = poison<float>(bias_backward_scratch(N, F));
+            activation_forward(d_out, d_x, N, F, kind, stream);
+            X *no_bias = device<X>(d, n);
+            activation_backward(no_bias, (X *)NULL, scratch, d_x, N, F, kind, stream);
+            activation_backward(d_d, d_db, scratch, d_x, N, F, kind, stream);
+            bias_backward(d_db + F, scratch, d_d, N, F, stream);  // the definition
+            float *db = host(d_db, 2 * F), *with_bias = host(d_d, n);
+            check_equal<X>("db", copy(db, F), db + F, F);
+            check_equal<X>("dinp without a bias", host(no_bias, n), with_bias, n);
+            free(db); free(with_bias);
+            hash_device(d_db, F * sizeof(X));
+            hash_device(d_out, n * sizeof(X));
+            hash_device(d_d, n * sizeof(X));
+            float *got = host(d_out, n), *slope = host(d_d, n);
+            // absolute: what 1 + tanh(u) loses on the CPU where tanh(u) is near -1
+            check_near("out", got, out, n, 1e-6 + rounding<X>(), kind == 0 ? 1e-6 : 0);
+            check_near("dinp", slope, dx, n, 2e-6 + rounding<X>(), kind == 0 ? 4e-6 : 0);
+            for (size_t j = 0; kind == ACTIVATION_GELU && j < n; j++) {  // the definition
+                const double z = x[j], u = sqrt(2 / 3.14159265358979324) * (z + 0.044715 * z*z*z);
+                const double want = z / (1 + exp(-2 * u));
+                const double band = (1e-5 + rounding<X>()) * fabs(want) + 1e-37 + tiny<X>();
+                CHECK(test_within(fabs(got[j] - want), band), "gelu(%g) is %.9g, not %.9g", z,
+                      got[j], want);
+            }
+            free(got); free(slope);
+        }
+        free(x); free(d); free(out); free(dx);
+    }
+}
+
+template <typename X> static void gate(void) {
+    const size_t rows[] = {1, 7, 65, 333, 2}, widths[] = {8, 40, 264, 24, 5000};
+    for (size_t i = 0; i < 5; i++) {
+        const size_t N = rows[i], F = widths[i], n = 2 * N * F;
+        set_shape("N %zu F %zu", N, F);
+        float *x = normals<X>(n, 1, 0, 3), *d = normals<X>(n, 2, 0, 1), *dx = copy(d, n);
+        float *out = floats(N * F), *db = floats(2 * F);
+        const float special[] = {0, -0.0f, 1e-30f, -1e-30f, 12, -12, 95, -95};
+        for (int j = 0; j < 8; j++) x[j] = rounded<X>(special[j]);
+        for (size_t j = 0; j < n; j++) if (j / F % 2 == 1) d[j] = NAN;  // behind dout
+        cpu_activation_forward(out, x, N, F, ACTIVATION_SILU);
+        cpu_activation_backward(dx, x, N, F, ACTIVATION_SILU);
+        TWICE {
+            const X *d_x = device<X>(x, n);
+            X *d_out = poison<X>(N * F), *d_d = device<X>(d, n), *d_db = poison<X>(2 * F);
+            float *scratch = poison<float>(bias_backward_scratch(N, 2 * F));
+            activation_forward(d_out, d_x, N, F, ACTIVATION_SILU, stream);
+            activation_backward(d_d, pass == 0 ? d_db : NULL, scratch, d_x, N, F, ACTIVATION_SILU,
+                                stream);
+            float *got = host(d_out, N * F), *got_d = host(d_d, n);
+            check_near("out", got, out, N * F, 2e-6 + rounding<X>(), 1e-30 + tiny<X>());
+            check_near("dinp", got_d, dx, n, 2e-6 + rounding<X>(), 4e-6);
+            if (pass == 0) {
+                for (size_t j = 0; j < n; j++) db[j % (2 * F)] += got_d[j];
+                check_band<X>("db", host(d_db, 2 * F), db, 2 * F, 2e-6);
+            }
+            free(got); free(got_d);
+            hash_device(d_out, N * F * sizeof(X));
+            hash_device(d_d, n * sizeof(X));
+        }
+        free(x); free(d); free(dx); free(out); free(db);
+    }
+}
+
+template <typename X> static void residual(void) {
+    for (size_t n = 8; n < 6000; n += 1992) {
+        set_shape("n %zu", n);
+        float *a = normals<X>(n, 1, 0, 1), *b = normals<X>(n, 2, 0, 1), *sum = copy(a, n);
+        cpu_residual_forward(sum, b, n);
+        TWICE {
+            X *d_a = device<X>(a, n);
+            residual_forward(d_a, device<X>(b, n), n, stream);
+            hash_device(d_a, n * sizeof(X));
+            check_equal<X>("sum", host(d_a, n), sum, n);
+        }
+        free(a); free(b); free(sum);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Loss
+
+template <typename X>
+static void crossentropy_case(size_t N, size_t V, float std, float grad_scale) {
+    set_shape("N %zu V %zu std %g scale %g", N, V, std, grad_scale);
+    const size_t Vp = round_up(V, ALIGN_ELEMENTS);
+    // without vectors, the CPU adds V terms one after the other
+    const double band = V > 10000 ? 2e-5 : 1e-6;
+    float *z = normals<X>(N * Vp, 1, 0.5f, std), *losses = floats(N);
+    int32_t *targets = random_tokens(N, V, 2);
+    targets[0] = (int32_t)V - 1;
+    if (N > 1) targets[1] = 0;
+    if (N == 4) targets[3] = -1;  // not trained
+    for (size_t v = 1; N > 1 && v < V; v++)  // single ones, and all that one thread sees
+        if (v == 1 || v == 3 || (v >= 8 && v < 16)) z[Vp + v] = -INFINITY;
+    if (N > 2) for (size_t v = 0; v < V; v++) z[2 * Vp + v] = 80;
+    for (size_t n = 0; n < N; n++)
+        for (size_t v = V; v < Vp; v++) z[n * Vp + v] = NAN;
+    float *dz = copy(z, N * Vp);
+    cpu_crossentropy(losses, dz, targets, grad_scale, N, V, Vp);
+    TWICE {
+        X *d_z = device<X>(z, N * Vp);
+        float *d_losses = poison<float>(N);
+        crossentropy(d_losses, d_z, device_ints(targets, N), grad_scale, N, V, Vp, stream);
+        float *got_losses = host(d_losses, N);
+        check_near("losses", got_losses, losses, N, band, band * (1 + 4 * std));
+        free(got_losses);
+        float *got = host(d_z, N * Vp);
+        for (size_t n = 0; n < N; n++) {
+            // relative to exp, whose argument is exact to 2^-24 of up to 8 std
+            check_near("dlogits", got + n * Vp, dz + n * Vp, grad_scale == 0 ? 0 : V,
+                       2 * band + rounding<X>(), band * fabs(grad_scale) + tiny<X>());
+            size_t bad = 0;
+            for (size_t v = 0; v < Vp; v++) {
+                if (grad_scale == 0) bad += memcmp(&got[n * Vp + v], &z[n * Vp + v], 4) != 0
+                                         && (v < V || got[n * Vp + v] == got[n * Vp + v]);
+                else if (v >= V) bad += got[n * Vp + v] != 0;
+            }
+            CHECK(bad == 0, "%zu columns of row %zu", bad, n);
+        }
+        free(got);
+        hash_device(d_z, N * Vp * sizeof(X));
+        hash_device(d_losses, N * sizeof(float));
+    }
+    free(z); free(losses); free(targets); free(dz);
+}
+
+template <typename X> static void loss(void) {
+    const size_t vocabularies[] = {5, 50, 131, 1000, 8192};
+    for (size_t i = 0; i < 5; i++) {
+        crossentropy_case<X>(4, vocabularies[i], 1, 0);
+        crossentropy_case<X>(4, vocabularies[i], 1, 0.25f);
+        crossentropy_case<X>(1, vocabularies[i], 10, 1);
+    }
+    crossentropy_case<X>(1, 1, 1, 1);
+    crossentropy_case<X>(2, 50257, 3, 0.5f);
+}
+
+static void loss_total(void) {
+    for (size_t N = 1; N < 3000; N = N * 3 + 2) {
+        set_shape("N %zu", N);
+        float *losses = normals<float>(N, 1, 10, 1);
+        double want = 0, got;
+        for (size_t n = 0; n < N; n++) want += losses[n];
+        TWICE {
+            double *total = (double *)device_bytes(NULL, sizeof(double));
+            const float *d_losses = device<float>(losses, N);
+            loss_accumulate(total, d_losses, N, 0.5, true, stream);
+            host_bytes(&got, total, sizeof got);
+            CHECK(test_within(fabs(got - 0.5 * want), 1e-13 * want),
+                  "N %zu: %.17g, not %.17g", N, got, 0.5 * want);
+            loss_accumulate(total, d_losses, N, 2, false, stream);
+            host_bytes(&got, total, sizeof got);
+            CHECK(test_within(fabs(got - 2.5 * want), 1e-13 * want),
+                  "N %zu: %.17g, not %.17g", N, got, 2.5 * want);
+            hash_device(total, sizeof(double));
+        }
+        free(losses);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Gradients of micro-batches
+
+template <typename X> static void gradients(void) {
+    for (size_t n = 128; n < 6000; n += 1920) {
+        set_shape("n %zu", n);
+        float *g = normals<X>(n, 1, 0, 1), *more = normals<X>(n, 2, 0, 1e-3f), *sum = floats(n);
+        float *wide = normals<float>(n, 3, 0, 1);
+        for (size_t i = 0; i < n; i++) sum[i] = g[i] + more[i];
+        TWICE {
+            float *acc = poison<float>(n);
+            accumulate_gradient(acc, device<X>(g, n), n, true, stream);
+            check_equal<float>("first", host(acc, n), g, n);
+            accumulate_gradient(acc, device<X>(more, n), n, false, stream);
+            check_equal<float>("second", host(acc, n), sum, n);
+            X *out = poison<X>(n);
+            round_gradient(out, device<float>(wide, n), n, stream);
+            check_equal<X>("rounded", host(out, n), wide, n);
+            hash_device(acc, n * sizeof(float));
+            hash_device(out, n * sizeof(X));
+        }
+        free(g); free(more); free(sum); free(wide);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// AdamW and the norm: bits
+
+// Ordinary numbers, and one in eight that is not.
+static float *unusual(size_t n, uint32_t seed, float std, bool squares) {
+    static const uint32_t special[] = {
+        0, 0x80000000, 1, 0x80000001, 0x007fffff, 0x00800000, 0x80800000, 0x00800001, 0x7f7fffff,
+        0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0x1f800000, 0x20000000, 0x3f800000};
+    float *x = normals<float>(n, seed, 0, std);
+    for (size_t i = 0; i < n; i++) {
+        const Philox4 r = philox4x32(seed, (uint32_t)i, 7, 7, 7);
+        if (r.x[0] % 8 == 0) memcpy(&x[i], &special[r.x[1] % 16], 4);
+        else if (squares) x[i] *= x[i];
+        if (squares) x[i] = fabsf(x[i]);
+    }
+    return x;
+}
+
+enum { ARENA = 13000, RUNS = 21 };
+
+// Runs of all kinds: whole tensors, odd starts, odd lengths, next to each other, empty.
+static int make_runs(AdamRun *runs) {
+    const size_t at[RUNS] = {0, 128, 131, 140, 141, 145, 256, 260, 301, 306, 400, 1408, 1409, 1500,
+                             1600, 6401, 12000, 12001, 12002, 12100, 12991};
+    const size_t length[RUNS] = {100, 3, 9, 1, 2, 4, 4, 41, 5, 0, 1001, 1, 3, 64, 4097, 5000, 1, 1,
+                                 97, 800, 9};
+    for (int i = 0; i < RUNS; i++) {
+        runs[i].at = at[i];
+        runs[i].length = length[i];
+        runs[i].decay = i % 3 != 0;
+        runs[i].index = 7 + 5 * at[i];
+    }
+    return RUNS;
+}
+
+// skip: elements by which the arenas start after a multiple of 16 bytes.
+static void adam_case(bool is_bf16, bool split, bool moments_bf16, size_t skip, int count) {
+    set_shape("gradient bf16 %d, split %d, moments bf16 %d, skip %zu, runs %d", is_bf16, split,
+              moments_bf16, skip, count);
+    const size_t n = ARENA;
+    AdamRun runs[RUNS];
+    const int all = make_runs(runs);
+    if (count == 0 || count > all) count = all;
+    float *p = unusual(n, 1, 1, false), *m = unusual(n, 2, 1e-3f, false);
+    float *v = unusual(n, 3, 1e-3f, true), *g = unusual(n, 4, 1e-2f, false);
+    if (moments_bf16)  // in place: 2 bytes of each 4
+        for (size_t i = 0; i < n; i++) {
+            ((uint16_t *)m)[i] = f32_to_bf16(m[i]);
+            ((uint16_t *)v)[i] = f32_to_bf16(v[i]);
+        }
+    float *p2 = copy(p, n), *m2 = copy(m, n), *v2 = copy(v, n);
+    uint16_t *g16 = (uint16_t *)alloc_or_fail(n, 2, "test");
+    uint16_t *p16 = (uint16_t *)alloc_or_fail(n, 2, "test");
+    uint16_t *low = (uint16_t *)alloc_or_fail(n, 2, "test");
+    uint16_t *got16 = (uint16_t *)alloc_or_fail(n, 2, "test");
+    for (size_t i = 0; i < n; i++) g16[i] = f32_to_bf16(g[i]);
+    master_move(p16, low, p, n, false);
+    if (split) master_move(p16, low, p2, n, true);  // NaNs are others
+    AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 3, 0.37);
+    step.moments_bf16 = moments_bf16;
+    cpu_adam_update(p2, m2, v2, is_bf16 ? (const void *)g16 : (const void *)g, is_bf16,
+                    NULL, runs, count, &step);
+    if (moments_bf16)  // the other way round, to compare
+        for (size_t i = n; i-- > 0;) {
+            m2[i] = bf16_to_f32(((uint16_t *)m2)[i]);
+            v2[i] = bf16_to_f32(((uint16_t *)v2)[i]);
+        }
+    TWICE {
+        float *arena[3];
+        const float *const from[3] = {p, m, v}, *const want[3] = {p2, m2, v2};
+        for (int k = 0; k < 3; k++) {
+            const size_t away = k > 0 && moments_bf16 ? 2 * skip : 4 * skip;
+            arena[k] = (float *)((char *)poison<float>(n + skip) + away);
+            CUDA(cudaMemcpy(arena[k], from[k], n * 4, cudaMemcpyHostToDevice));
+        }
+        const size_t size = is_bf16 ? 2 : 4;
+        char *grad = (char *)device_bytes(NULL, (n + skip) * size) + skip * size;
+        uint16_t *d_p16 = (uint16_t *)device_bytes(NULL, (n + skip) * 2) + skip;
+        uint16_t *d_low = (uint16_t *)device_bytes(NULL, (n + skip) * 2) + skip;
+        CUDA(cudaMemcpy(d_p16, p16, n * 2, cudaMemcpyHostToDevice));
+        CUDA(cudaMemcpy(d_low, low, n * 2, cudaMemcpyHostToDevice));
+        CUDA(cudaMemcpy(grad, is_bf16 ? (void *)g16 : (void *)g, n * size, cudaMemcpyHostToDevice));
+        CUDA(cudaDeviceSynchronize());
+        adam_update_gpu(split ? (void *)d_p16 : arena[0], split ? d_low : NULL, arena[1], arena[2],
+                        grad, is_bf16, runs, count, &step, stream);
+        if (split) {
+            uint16_t *got_low = (uint16_t *)alloc_or_fail(n, 2, "test");
+            float *joined = (float *)alloc_or_fail(n, 4, "test");
+            host_bytes(got16, d_p16, n * 2);
+            host_bytes(got_low, d_low, n * 2);
+            master_move(got16, got_low, joined, n, true);
+            check_equal<float>("weight and low bits", joined, p2, n);
+            size_t bad = 0;
+            for (size_t i = 0; i < n; i++)
+                bad += !isnan(p2[i]) && got16[i] != master_weight(p2[i]);
+            CHECK(bad == 0, "%zu weights, skip %zu", bad, skip);
+            free(got_low);
+        }
+        for (int k = split; k < 3; k++) {
+            const char *const name = k == 0 ? "p" : k == 1 ? "m" : "v";
+            const bool half = k > 0 && moments_bf16;
+            float *got = half ? host((bf16 *)arena[k], n) : host(arena[k], n);
+            check_equal<float>(name, got, want[k], n);
+            hash_device(arena[k], n * (half ? 2 : 4));
+        }
+    }
+    free(p); free(m); free(v); free(g); free(p2); free(m2); free(v2); free(g16); free(p16);
+    free(low); free(got16);
+}
+
+static void adam_is_the_cpu_s_bit_for_bit(void) {
+    for (int mode = 0; mode < 4; mode++) {
+        adam_case(mode & 1, mode >> 1, false, 0, 0);
+        adam_case(mode & 1, mode >> 1, false, 1, 0);
+        adam_case(mode & 1, mode >> 1, false, 0, 16);
+        adam_case(mode & 1, mode >> 1, false, 0, 1);
+        adam_case(mode & 1, mode >> 1, true, 0, 0);
+        adam_case(mode & 1, mode >> 1, true, 1, 0);
+    }
+}
+
+static void norm_case(bool is_bf16, bool wild, int count) {
+    set_shape("bf16 %d, wild %d, runs %d", is_bf16, wild, count);
+    const size_t n = ARENA;
+    AdamRun runs[RUNS];
+    make_runs(runs);
+    float *g = wild ? unusual(n, 4, 1e-2f, false) : normals<float>(n, 5, 0, 1e-2f);
+    uint16_t *g16 = (uint16_t *)alloc_or_fail(n, 2, "test");
+    for (size_t i = 0; i < n; i++) g16[i] = f32_to_bf16(g[i]);
+    double want[64], got[64];
+    size_t blocks = 0;
+    for (int i = 0; i < count; i++) {
+        const size_t at = runs[i].at;
+        cpu_norm_sums(is_bf16 ? (const void *)(g16 + at) : (const void *)(g + at), is_bf16,
+                      runs[i].length, want + blocks);
+        blocks += norm_blocks(runs[i].length);
+    }
+    TWICE {
+        double *sums = (double *)device_bytes(NULL, blocks * sizeof(double));
+        norm_block_sums_gpu(is_bf16 ? device_bytes(g16, n * 2) : device_bytes(g, n * 4), is_bf16,
+                            runs, count, sums, stream);
+        host_bytes(got, sums, blocks * sizeof(double));
+        for (size_t b = 0; b < blocks; b++)
+            CHECK(memcmp(&got[b], &want[b], 8) == 0 || (got[b] != got[b] && want[b] != want[b]),
+                  "block %zu: %.17g, not %.17g", b, got[b], want[b]);
+        hash_device(sums, blocks * sizeof(double));
+    }
+    free(g); free(g16);
+}
+
+// The sum of the blocks' sums, which are such that another order would give another number; also
+// where they are not in order, as those of several ranks.
+static void total_case(size_t count, bool shuffled) {
+    set_shape("%zu blocks, shuffled %d", count, shuffled);
+    const size_t room = count + 3;
+    double *sums = (double *)alloc_or_fail(2 * room, sizeof(double), "test"), *given = sums + room;
+    uint32_t *order = (uint32_t *)alloc_or_fail(room, sizeof(uint32_t), "test");
+    float *x = normals<float>(room, 9, 0, 3);
+    for (size_t i = 0; i < room; i++) sums[i] = given[i] = exp((double)x[i]);
+    for (size_t i = 0; i < count; i++) {
+        order[i] = (uint32_t)((i * 7919 + 2) % room);  // prime, and no divisor of any room here
+        if (shuffled) given[order[i]] = sums[i];
+    }
+    const double want = cpu_norm_total(sums, count);
+    double plain = 0, got;
+    for (size_t i = 0; i < count; i++) plain += sums[i];
+    CHECK(count < 1000 || plain != want, "another order would not be noticed");
+    TWICE {
+        double *total = (double *)device_bytes(NULL, sizeof(double));
+        norm_total_gpu(total, (double *)device_bytes(NULL, norm_runs(count) * sizeof(double)),
+                       (double *)device_bytes(given, room * sizeof(double)),
+                       shuffled ? (uint32_t *)device_bytes(order, room * sizeof(uint32_t)) : NULL,
+                       count, stream);
+        host_bytes(&got, total, sizeof got);
+        CHECK(memcmp(&got, &want, 8) == 0, "%.17g, not %.17g", got, want);
+        hash_device(total, sizeof(double));
+    }
+    free(sums); free(order); free(x);
+}
+
+static void total_is_the_cpu_s_bit_for_bit(void) {
+    static const size_t counts[] = {0, 1, 2, 31, 32, 33, 1023, 1024, 1025, 8 * 1024, 8 * 1024 + 1,
+                                    32 * 1024, 33 * 1024, 40 * 1024 + 7, 67 * 1024 + 1000};
+    for (size_t count : counts) {
+        total_case(count, false);
+        total_case(count, true);
+    }
+}
+
+static void norm_is_the_cpu_s_bit_for_bit(void) {
+    for (int mode = 0; mode < 4; mode++) {
+        norm_case(mode & 1, mode >> 1, RUNS);
+        norm_case(mode & 1, mode >> 1, 16);
+        norm_case(mode & 1, mode >> 1, 1);
+    }
+}
+
+// The room that is planned for max_B x max_T is enough for every batch up to that size.
+static void scratch_is_enough(void) {
+    static const size_t rows[] = {1, 15, 64, 100, 2048, 9216, 10000, 25600, 32768, 76800, 131072};
+    enum { ROWS = sizeof rows / sizeof *rows };
+    for (size_t C = 8; C <= 12288; C += C < 1024 ? 8 : 128)
+        for (int i = 0; i < ROWS; i++)
+            for (int j = i; j < ROWS; j++) {
+                const size_t N = rows[i], wide = 3 * C;
+                CHECK(ceil_div(N, layernorm_backward_rows(N)) * 3 * C
+                          <= layernorm_backward_scratch(rows[j], C)
+                      && ceil_div(N, bias_backward_rows(N, wide)) * wide
+                          <= bias_backward_scratch(rows[j], wide)
+                      && 2 * C * ceil_div(N, heads_backward_rows(N))
+                          <= heads_backward_scratch(rows[j], C),
+                      "%zu channels, %zu rows in room for %zu", C, N, rows[j]);
+            }
+}
+
+// Kernels that count in 32 bits refuse more. Needs no GPU: it is the first test, as it forks.
+static void sizes_are_refused(void) {
+    for (int i = 0; i < 4; i++) {
+        const size_t B = ((size_t)1 << 17) + (size_t)(i % 2), T = 2048, C = 64;
+        char line[1024];  // these are 2^31 packs, and more
+        int status;
+        if (in_child(line, &status)) {
+            if (i < 2) index_32(B * T * C / Pack<bf16>::N);
+            else if (i == 2) encoder_forward<bf16>(NULL, NULL, NULL, NULL, NULL, B + 1, T, C, NULL);
+            else attention_delta<bf16>(NULL, NULL, NULL, attention_shape(B, T, 1, 1, C), NULL);
+            _exit(0);
+        }
+        CHECK(i == 0 ? status == 0 : WIFEXITED(status) && WEXITSTATUS(status) != 0
+                                     && strstr(line, "32 bits") != NULL, "%d: %d, %s", i, status,
+              line);
+    }
+}
+
+// Sums of products are fp32: in 16 bits the library would round twice. No GPU either.
+static void sums_in_16_bits_are_refused(void) {
+    char line[1024];
+    int status;
+    if (in_child(line, &status)) {
+        Matmul lt;
+        memset(&lt, 0, sizeof lt);
+        gemm(&lt, false, true, 8, 8, 8, (bf16 *)NULL, 8, (bf16 *)NULL, 8, (bf16 *)NULL, 8, NULL,
+             true, GEMM_PLAIN, NULL, NULL);
+        _exit(0);
+    }
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) != 0 && strstr(line, "sums are fp32") != NULL,
+          "%d, %s", status, line);
+}
+
+int main(void) {
+    RUN(sizes_are_refused);
+    RUN(sums_in_16_bits_are_refused);
+    RUN(scratch_is_enough);
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    RUN(encoder<float>);
+    RUN(encoder<bf16>);
+    RUN(encoder<f16>);
+    RUN(layernorm<float>);
+    RUN(layernorm<bf16>);
+    RUN(layernorm<f16>);
+    RUN(layernorm_gradients<float>);
+    RUN(layernorm_gradients<bf16>);
+    RUN(layernorm_gradients<f16>);
+    RUN(heads<float>);
+    RUN(heads<bf16>);
+    RUN(heads<f16>);
+    RUN(bias<float>);
+    RUN(bias<bf16>);
+    RUN(activation<float>);
+    RUN(activation<bf16>);
+    RUN(activation<f16>);
+    RUN(gate<float>);
+    RUN(gate<bf16>);
+    RUN(gate<f16>);
+    RUN(residual<float>);
+    RUN(residual<bf16>);
+    RUN(residual<f16>);
+    RUN(loss<float>);
+    RUN(loss<bf16>);
+    RUN(loss<f16>);
+    RUN(loss_total);
+    RUN(gradients<float>);
+    RUN(gradients<bf16>);
+    RUN(adam_is_the_cpu_s_bit_for_bit);
+    RUN(norm_is_the_cpu_s_bit_for_bit);
+    RUN(total_is_the_cpu_s_bit_for_bit);
+    CUDA(cudaStreamDestroy(stream));
+    return test_summary();
+}

@@ -1,0 +1,86 @@
+// codegen.c: the hot loops, for test_codegen.sh, which compiles this file to assembly and reads it.
+// It is never linked. What a function chooses by its arguments has been chosen here, so that each
+// such loop stands in a function of its own; the others come as they are. As C++, the language of a
+// GPU build's host code, it has what that has.
+#define TESTING
+#ifndef __cplusplus
+#include "../../../train_gpt2.c"
+#else
+#include "../../../tide/cpu/matmul.h"
+#include "../../../zenflow.h"
+#include "../../../zo.h"
+extern "C" {
+#endif
+
+// A function with all that it calls inside.
+#define HOT __attribute__((noinline, flatten)) void
+
+#define ADAM(name, moments_bf16, split, has_sum, is_bf16) \
+    HOT hot_##name(void *p, uint16_t *low, void *m, void *v, float *sum, const void *g, \
+                   const AdamWork *w, size_t n) { \
+        adam_loop(p, low, m, v, sum, g, w, 0, n, 0, 1, moments_bf16, split, has_sum, is_bf16); \
+    }
+ADAM(adam_fp32, 0, 0, 0, 0)
+ADAM(adam_split_fp32, 0, 1, 0, 0)
+ADAM(adam_split_bf16, 0, 1, 0, 1)
+ADAM(adam_sum, 0, 0, 1, 0)
+ADAM(adam_split_sum, 0, 1, 1, 1)
+ADAM(adam16_fp32, 1, 0, 0, 0)
+ADAM(adam16_split_fp32, 1, 1, 0, 0)
+ADAM(adam16_split_bf16, 1, 1, 0, 1)
+ADAM(adam16_sum, 1, 0, 1, 0)
+ADAM(adam16_split_sum, 1, 1, 1, 1)
+
+#define ACCUMULATE(name, is_bf16, first) \
+    HOT hot_accumulate_##name(float *sum, const void *g, float scale, size_t n) { \
+        accumulate_loop(sum, g, scale, is_bf16, first, n); \
+    }
+ACCUMULATE(fp32, 0, 0)
+ACCUMULATE(bf16, 1, 0)
+ACCUMULATE(first, 1, 1)
+HOT hot_norm(double *sum, const float *g, size_t n) { *sum = norm_block_sum(g, n); }
+
+HOT hot_to_bf16(uint16_t *__restrict__ to, const float *__restrict__ x, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = f32_to_bf16(x[i]);
+}
+HOT hot_from_bf16(float *__restrict__ to, const uint16_t *__restrict__ x, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = bf16_to_f32(x[i]);
+}
+
+#define ZO_ROUND(name, storage) \
+    HOT hot_zo_round_##name(float *__restrict__ x, size_t n) { \
+        for (size_t i = 0; i < n; i++) \
+            x[i] = zo_round(x[i], storage, (uint32_t)i * 0x9E3779B9u >> 16); \
+    }
+ZO_ROUND(fp16, ZO_FP16)
+ZO_ROUND(bf16, ZO_BF16)
+
+#ifndef __cplusplus
+HOT hot_exp(float *x, size_t n) {
+    #pragma omp simd
+    for (size_t i = 0; i < n; i++) x[i] = exp_f32(x[i]);
+}
+HOT hot_tanh(float *x, size_t n) {
+    #pragma omp simd
+    for (size_t i = 0; i < n; i++) x[i] = tanh_f32(x[i]);
+}
+HOT hot_max(float *max, const float *x, size_t n) { *max = max_f32(x, n); }
+#endif
+
+// What is used is compiled.
+typedef void Function(void);
+Function *hot_functions[] = {
+    (Function *)gemm, (Function *)fma_chains, (Function *)adam_range, (Function *)accumulate_range,
+    (Function *)rng_normals, (Function *)zen_sums,
+    (Function *)zo_perturb, (Function *)zo_update,
+#ifndef __cplusplus
+    (Function *)encoder_forward, (Function *)encoder_backward, (Function *)layernorm_forward,
+    (Function *)layernorm_backward, (Function *)matmul_backward, (Function *)heads_forward,
+    (Function *)heads_backward, (Function *)attention_forward, (Function *)attention_backward,
+    (Function *)activation_forward, (Function *)activation_backward,
+    (Function *)residual_forward, (Function *)crossentropy, (Function *)decode_matvec,
+#endif
+};
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,202 @@
+#!/bin/sh
+# What the tools in dev/ and dev/data/ do with a user's files: an output that is an input is refused
+# before anything is written, and what is no input of theirs is named.
+# usage: sh dev/test/tools/test_tools.sh    (from the top of the repository, after make)
+set -u
+top=$(pwd)
+timeline=$top/build/timeline plot=$top/build/plot columns=$top/build/columns
+compare=$top/build/compare tokenize=$top/build/tokenize
+unpickle=$top/build/unpickle reviews=$top/build/reviews
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export LC_ALL=C
+
+# shellcheck source=dev/test/cli.sh
+. "$top/dev/test/cli.sh"
+
+echo '[{"ph":"X","name":"forward","tid":1,"ts":1,"dur":9}]' >trace
+printf 'a\tb\nx\t1\ny\t2\n' >table
+cp "$top/dev/reference/fixtures/gpt2/dump.safetensors" dump
+cp "$top/dev/test/fixtures/pickle/plain.bin" pickled
+printf 'It is a text.\nIt has two lines.\n' >text
+printf '{"text": "one"}\n{"text": "two"}\n' >lines.jsonl
+mkdir folder
+
+# --- an output that is an input ------------------------------------------------------------------
+
+# keeps NAME FILE COMMAND...: the output `out`, which the command names, is the file by another name:
+# a symbolic or hard link, the temporary name; each is refused, and nothing has changed
+keeps() {
+    keeper=$1 file=$2 number=0
+    shift 2
+    cp "$file" kept
+    for made in "ln -s $PWD/$file out" "ln $file out" "ln $file out.tmp"; do
+        rm -f out out.tmp
+        $made
+        number=$((number + 1))
+        refuses "$keeper$number" 2 'would replace' "$@"
+        [ ! -e out ] || cmp -s "$file" out || fail "$keeper$number" "out is another file"
+        cmp -s kept "$file" || { fail "$keeper$number" "$file is lost" && cp kept "$file"; }
+    done
+    rm -f out out.tmp
+    "$@" >keeps.out 2>&1 || fail "$keeper" "$(cat keeps.out)"  # another file is written
+    if [ -s out ] && [ ! -e out.tmp ]; then echo "ok $keeper"; else fail "$keeper" "no file"; fi
+    rm -f out
+}
+keeps timeline_keeps_the_trace trace "$timeline" trace -o out
+keeps plot_keeps_the_table table "$plot" table -o out
+keeps unpickle_keeps_the_pickle pickled "$unpickle" out pickled
+refuses timeline_same_name 2 'would replace' "$timeline" trace -o folder/../trace
+refuses plot_stdin 2 'would replace' sh -c '"$1" -o ./table <table' - "$plot"
+check all_are_kept sh -c 'grep -q forward trace && grep -q x table'
+
+# The shell has opened these already, and not cut them short.
+screen() {  # NAME FILE COMMAND...: what it prints would be added to the file that it reads
+    screened=$1 file=$2
+    shift 2
+    cp "$file" kept
+    refuses "$screened" 2 'standard output .* would replace' sh -c '"$@" >>"$0"' "$file" "$@"
+    cmp -s kept "$file" || fail "$screened" "it has been written to"
+}
+screen timeline_screen trace "$timeline" trace
+screen plot_screen table "$plot" table
+screen columns_screen dump "$columns" dump
+screen compare_screen dump "$compare" dump dump
+screen tokenize_screen text "$tokenize" --out shards text
+refuses unpickle_two_outputs 2 'standard output, too' sh -c '"$1" both pickled >both' - "$unpickle"
+ln -s /dev/null device  # (by this name only the link is lost if it is replaced)
+check one_device_is_no_file sh -c '"$1" -o device <table && "$1" </dev/null >/dev/null 2>why
+    grep -q "is empty" why && test -L device && test -c device' - "$plot"
+check to_a_pipe sh -c '"$1" table -o /dev/stdout | grep -q "^</svg>"' - "$plot"
+refuses no_folder_is_replaced 2 'is a directory' "$timeline" trace -o folder
+refuses no_device_is_replaced 2 'no regular file' "$unpickle" device pickled
+
+# What there was stays where the new file cannot be made.
+cp table old
+refuses not_a_trace 2 'traceEvents' sh -c 'echo {} >empty.json && "$1" empty.json -o old' - "$timeline"
+printf 'a\tb\nx\t-1\n' >bad
+refuses not_a_table 2 'negative' "$plot" bad -o old
+head -c 400 pickled >cut
+refuses not_a_pickle 2 'cut short' "$unpickle" old.safetensors cut
+check old_is_kept sh -c 'cmp table old && test ! -e old.tmp && test ! -e old.safetensors'
+
+# Other programs take the input first.
+cp pickled first
+refuses unpickle_the_wrong_way_round 2 'first' "$unpickle" first pickled
+check first_is_kept cmp first pickled
+
+# The names of shards are made: none may be an input, nor be left of an earlier run.
+cp text t_train_000001.bin
+refuses shard_is_an_input 2 'would replace' "$tokenize" --out t --shard-tokens 8 t_train_000001.bin
+mv t_train_000001.bin t_val_000002.bin.tmp
+refuses shard_is_temporary_input 2 'would replace' "$tokenize" --out ./t --shard-tokens 8 t_val_000002.bin.tmp
+check shard_is_kept cmp text t_val_000002.bin.tmp
+rm t_val_000002.bin.tmp
+ln text t_val_000007.bin
+refuses shard_is_linked 2 'would replace text' "$tokenize" --out folder/../t text
+rm t_val_000007.bin
+: >t_train_000003.bin
+refuses shards_of_an_earlier_run 2 't_train_000003.bin exists' "$tokenize" --out t text
+rm t_train_000003.bin
+mkdir '[1]'
+: >'[1]/t_train_000003.bin'
+refuses shards_in_an_odd_folder 2 'exists' "$tokenize" --out '[1]/t' text
+refuses no_such_folder 2 'cannot write none/t_train' "$tokenize" --out none/t text
+printf '{"text": "a good line of text"}\n{"text": 1}\n' >late.jsonl
+refuses late 2 'late.jsonl:2' "$tokenize" --out t --shard-tokens 4 late.jsonl
+check no_shard_is_left sh -c '! ls t_* 2>/dev/null'
+
+mkdir speed
+echo mine >speed/gpt2_tokenizer.bin
+! command -v python3 >/dev/null || refuses inputs_for_llmc 1 'exists' \
+    python3 "$top/dev/bench/make_llmc_inputs.py" speed
+check a_model_of_llmc_is_kept sh -c 'grep -q mine speed/gpt2_tokenizer.bin && ! ls speed/gpt2_124M.bin'
+
+# --- descriptors that are closed -----------------------------------------------------------------
+
+# closed NAME FILE COMMAND...: works without a standard output, or with no descriptor at all, though
+# the file that is opened first would be descriptor 1; FILE is the same then
+closed() {
+    name=$1 file=$2
+    shift 2
+    rm -f "$file"
+    "$@" >closed.out && cp "$file" open
+    rm -f "$file"
+    check "${name}_without_an_output" sh -c 'file=$1; shift; "$@" >&- && cmp "$file" open' - "$file" "$@"
+    rm -f "$file"
+    check "${name}_without_any" sh -c 'file=$1; shift; "$@" <&- >&- 2>&-; cmp "$file" open' - "$file" "$@"
+}
+closed unpickle new "$unpickle" new pickled
+closed timeline new "$timeline" trace -o new
+closed tokenize new_train_000000.bin "$tokenize" --out new text
+mv new_train_000000.bin open_train_000000.bin
+rm new
+check closed_compare sh -c '"$1" dump dump >&- && ! "$1" dump text 2>&-' - "$compare"
+
+# --- what is no input ----------------------------------------------------------------------------
+
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\n' >lfs
+printf '<!DOCTYPE html>\n<html>' >html
+printf 'GGUF\003\000\000\000\000\000\000\000' >gguf
+printf '\306\327\064\001\005\000\000\000' >llmc
+printf '\037\213\010\000\000\000\000\000' >gz
+printf '%%PDF-1.7\n' >pdf
+: >empty
+for file in 'lfs git-lfs' 'html web page' 'gguf GGUF' 'llmc llm.c' 'gz compressed' 'pdf document' \
+        'empty empty' 'folder directory' 'none No such file'; do
+    kind=${file%% *} says=${file#* }
+    refuses "unpickle_$kind" 2 "$says" "$unpickle" new "$kind"
+    refuses "tokenize_$kind" 2 "$says" "$tokenize" --out new "$kind"
+    refuses "timeline_$kind" 2 "$says" "$timeline" "$kind"
+    refuses "plot_$kind" 2 "$says" "$plot" "$kind"
+done
+refuses unpickle_safetensors 2 'is a safetensors file' "$unpickle" new dump
+refuses tokenize_safetensors 2 'is a safetensors file' "$tokenize" --out new dump
+refuses show_what_has_no_tokens 2 'GGUF' "$tokenize" --show gguf
+refuses tokenize_tokens 2 'token file' "$tokenize" --out new open_train_000000.bin
+refuses tokenize_zip 2 'archive' "$tokenize" --out new pickled
+printf 'a\0b\0' >binary
+check binary_text_is_noticed sh -c '"$1" --out binary binary 2>&1 | grep -q "warning: binary is binary"' - "$tokenize"
+refuses plot_no_table 2 'no tab' "$plot" text
+
+# JSON lines are told by their names or by how they begin, and are never running text.
+"$tokenize" --out lines lines.jsonl >/dev/null
+n=0
+for name in lines.JSONL lines.ndjson lines.json lines.Json lines.txt lines; do
+    n=$((n + 1))
+    cp lines.jsonl $name
+    "$tokenize" --out same$n $name >/dev/null
+    check json_lines_in_$name cmp lines_train_000000.bin same${n}_train_000000.bin
+done
+for name in marked.jsonl marked; do
+    { printf '\357\273\277'; cat lines.jsonl; } >$name
+    "$tokenize" --out $name $name >/dev/null
+    check byte_order_mark_in_$name cmp lines_train_000000.bin ${name}_train_000000.bin
+done
+printf '[\n{"text": "one"},\n{"text": "two"}\n]\n' >array
+cp array array.json
+refuses json_array 2 'array' "$tokenize" --out new array
+refuses json_array_by_its_name 2 'array' "$tokenize" --out new array.json
+printf '{\n  "text": "one"\n}\n' >pretty
+refuses json_on_several_lines 2 'pretty:1: .*each line' "$tokenize" --out new pretty
+cp text text.json
+refuses text_named_json 2 'text.json:1' "$tokenize" --out new text.json
+cp text text.NDJSON
+refuses text_named_ndjson 2 'text.NDJSON:1' "$tokenize" --out new text.NDJSON
+refuses one_bad_file_of_two 2 'array' "$tokenize" --out new text array
+check nothing_was_written sh -c '! ls new* 2>/dev/null'
+"$tokenize" --out forced --format text lines.jsonl >/dev/null
+check text_if_so_said sh -c '"$1" --show forced_train_000000.bin --tokenizer bytes | grep -q "{\"text\": \"one"' - "$tokenize"
+printf '[Verse]\n{sung} a song\n' >song
+check text_with_brackets sh -c '"$1" --out song song && "$1" --show song_train_000000.bin |
+    grep -q " 22 tokens"' - "$tokenize"
+
+# --- numbers -------------------------------------------------------------------------------------
+
+refuses whole_number 2 '"1.5" is not a whole number' "$tokenize" --show open_train_000000.bin --tokens 1.5
+refuses negative_number 2 'tokens -3: must be 0 to 2147483647' "$tokenize" --show open_train_000000.bin --tokens -3
+refuses nan_is_no_number 2 '"-nan" is not a number' "$tokenize" --out new --val -nan text
+refuses blank_is_no_number 2 'is not a number' "$tokenize" --out new --shard-tokens ' 5' text
+refuses reviews_negative 2 'N -3: must be 1 to' "$reviews" -3 1
+refuses reviews_text 2 'SEED: "x" is not a number' "$reviews" 3 x
