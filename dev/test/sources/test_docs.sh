@@ -126,11 +126,12 @@ for model in gpt2-xl llama2-7b llama3.1-8b qwen2.5-7b; do
 done
 
 # Pictures, by the commands of doc/step_memory.md.
-awk '/^## Draw it again/ { on = 1 } on && /^    EMU_CLOCK=virtual/ { go = 1 } go && /^    / { sub(/^    /, ""); print; next }
-     go { exit }' "$top/doc/step_memory.md" >draw.sh
-check pictures_are_drawn sh -eu draw.sh
-check a_step_has_its_memory grep -q '>visiting state</text>' out/t.svg
-check a_plan_has_its_streams grep -q '>update on the CPU</text>' out/p.svg
+picture() { TRAINER=./train_gpt2emu OUT=$1 sh "$top/scripts/picture.sh" $2; }
+plan=$(sed -n '/scripts.picture.sh --plan/,/rates/p' "$top/doc/step_memory.md" | sed 's/.*picture.sh//; s/[\\#].*//' | tr '\n' ' ')
+check a_step_is_drawn picture drawn_step ''
+check a_step_has_its_memory grep -q '>visiting state</text>' drawn_step/picture.svg
+check a_plan_is_drawn picture drawn_plan "$plan"
+check a_plan_has_its_streams grep -q '>update on the CPU</text>' drawn_plan/picture.svg
 
 # --- dev/draw_lessons.sh: the same pictures, and the times that doc/zenflow.md says -------------------
 
