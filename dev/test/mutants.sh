@@ -8,7 +8,7 @@
 # the CPU, test_tokenizer for "text", test_chat for "chat", test_model or test_attention for "cache", is built with all of them and runs with one at a time (MUTANT=N).
 # Each mistake must be noticed: by other bits under a schedule of the emulated GPU (prio:0, prio:1,
 # lazy), by a test's own checks (test), or by ThreadSanitizer (tsan). Those of "zero run" are in the
-# trainer's loop, and must fail test_cli_zero.sh (cli). Those of "ptx" are for mutants_ptx.sh.
+# trainer's loop, and must fail test_cli_zero.sh (cli); those of "chat run" test_cli_chat.sh. Those of "ptx" are for mutants_ptx.sh.
 # usage: sh dev/test/mutants.sh [places|list|ptx] [PATTERN] (from the top, after make test; ALL=1:
 #                                          every way that each is noticed, not only the first)
 set -u
@@ -68,8 +68,11 @@ sanitize() {
 
 # cli PROGRAM: with the command line's test
 cli() {
-    (cd "$here" && TIDE_GPU="$work/$1" timeout 600 sh dev/test/cli/test_cli_zero.sh) \
-        >"cli.$MUTANT"
+    case $1 in
+        train_gpt2) set -- "TIDE_CPU=$work/$1" test_cli_chat.sh ;;
+        *) set -- "TIDE_GPU=$work/$1" test_cli_zero.sh ;;
+    esac
+    (cd "$here" && env "$1" timeout 600 sh "dev/test/cli/$2") >"cli.$MUTANT"
     grep -q '^ok' "cli.$MUTANT" && ! grep -q '^FAIL' "cli.$MUTANT"
 }
 
@@ -86,7 +89,7 @@ tests() {
 # Says how mistake N is noticed, by a test.
 try() {
     case $2 in
-        train_gpt2emu) ways=cli ;;
+        train_gpt2 | train_gpt2emu) ways=cli ;;
         test_layers | test_kernels | test_tokenizer | test_chat | test_model | test_attention) ways=test ;;
         *) ways="prio:0 prio:1 lazy test tsan" ;;
     esac
@@ -164,6 +167,7 @@ perl "$here/dev/test/mutants.pl" <list || exit 1
 test_of() {
     case $1 in
         "zero run"*) echo train_gpt2emu ;;
+        "chat run"*) echo train_gpt2 ;;
         "text "*) echo test_tokenizer ;;
         "chat "*) echo test_chat ;;
         *" :: tide/gpu/kernels."*) echo test_kernels ;;
@@ -180,7 +184,7 @@ programs=$(grep -v '^#' list | grep -F -- "${1:-}" | while read -r line; do test
            sort -u)
 for program in $(for p in $programs; do
         case $p in
-            train_gpt2emu) echo $p ;;
+            train_gpt2 | train_gpt2emu) echo $p ;;
             test_layers | test_tokenizer | test_chat) echo build/test/$p ;;
             test_kernels | test_attention) echo build/emu/$p ;;
             test_model) echo build/emu/$p build/emu/${p}_fp32 ;;
@@ -193,7 +197,7 @@ done
 
 for program in $programs; do
     case $program in
-        train_gpt2emu) ;;
+        train_gpt2 | train_gpt2emu) ;;
         test_layers | test_kernels | test_tokenizer | test_chat | test_model | test_attention) tests "$program" >log 2>&1 || { cat log; exit 1; } ;;
         *) hashes "$program" eager >"hashes.$program" ;;
     esac
