@@ -39,7 +39,8 @@ $(eval $(call program,,$$(CC) $$(CFLAGS)))
 
 # --- the GPU trainer, on a GPU and on the emulated one ------------------------------------------
 
-# nvcc compiles for the GPU that is present, or for Ampere, Hopper and the newest that it knows.
+# nvcc compiles for the GPU that is present, or for Ampere, Hopper and the newest generation that it
+# knows: that one's first member (12.0, not 12.1), whose code all others of it run.
 NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 # (A driver that is mounted into a container may lie where no PATH leads.)
 GPUS := PATH="$$PATH:/usr/local/nvidia/bin" nvidia-smi --query-gpu=compute_cap,name \
@@ -47,7 +48,7 @@ GPUS := PATH="$$PATH:/usr/local/nvidia/bin" nvidia-smi --query-gpu=compute_cap,n
 GPU := $(shell $(GPUS) | awk '$$1 + 0 >= 8' | head -n 1)
 OLD_GPU := $(if $(GPU),,$(shell $(GPUS) | awk '$$1 + 0 > 0' | head -n 1))
 $(if $(OLD_GPU),$(info tide: GPU $(OLD_GPU): its compute capability is below 8.0 (Ampere): the CPU is used))
-newest = $(shell $(NVCC) --list-gpu-code 2>/dev/null | sed 's/sm_//' | sort -n | tail -n 1)
+newest = $(shell $(NVCC) --list-gpu-code 2>/dev/null | sed -n 's/sm_\(.*0\)$$/\1/p' | sort -n | tail -n 1)
 gencode = -gencode arch=compute_$(1),code=sm_$(1)
 # Hopper's also as PTX, which the driver translates for GPUs that came after it.
 GPU_ARCH ?= $(if $(GPU),-arch=native,$(call gencode,80) \

@@ -1,6 +1,6 @@
 // bench_probe: what has to be known of a device before its speed can be understood, in seconds.
 //
-//   build/gpu/bench_probe [--tiny] [host] [copies] [products [SHAPE]] [touch MIB]
+//   build/gpu/bench_probe [--tiny] [host] [copies] [products [SHAPE]] [touch MIB] [pin MIB]
 //                                         host, copies and products, if nothing is named
 //
 //   host      does the CPU's work in a stream stop kernels and copies of other streams? Does queueing
@@ -14,6 +14,8 @@
 //             same bits in every run. With epilogues, too: the pass that those save is in bench_gpu
 //   touch     writes to so much host memory by all threads, as the first to do so: how fast that is,
 //             and whether a machine gives what it has, or grows as it is used
+//   pin       gets so much page-locked memory as the trainer does, in doubling steps up to MIB: how long
+//             that takes, and whether the system refuses it
 //
 // Each row: what, a number, its unit. --tiny: runs in a second anywhere, and says nothing about
 // speed, as nothing does on the emulated GPU. (No trainer is in this: it compiles in no time.)
@@ -384,8 +386,22 @@ static void part_touch(size_t mib) {
     munmap(p, 9 * step);
 }
 
+static void part_pin(size_t mib) {
+    HostQueue q;
+    host_queue_open(&q, 0);
+    for (size_t n = mib < 64 ? mib : 64; n > 0; n = n == mib ? 0 : min_size(2 * n, mib)) {
+        char what[64];
+        snprintf(what, sizeof what, "%zu MiB: zeroed and page-locked", n);
+        const double begin = seconds_now();
+        void *p = host_alloc(&q, n << 20, "a probe");
+        row(what, seconds_now() - begin, "s");
+        host_free(p);
+    }
+    host_queue_close(&q);
+}
+
 int main(int argc, char **argv) {
-    size_t touch = 0;
+    size_t touch = 0, pin = 0;
     bool host = false, copies = false, multiply = false;
     const char *shape = NULL;
     for (int i = 1; i < argc; i++) {
@@ -395,15 +411,18 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[i], "products") == 0) multiply = true;
         else if (strcmp(argv[i], "touch") == 0 && i + 1 < argc)
             touch = (size_t)tool_number("touch", argv[++i], 1, 1 << 30, true);
+        else if (strcmp(argv[i], "pin") == 0 && i + 1 < argc)
+            pin = (size_t)tool_number("pin", argv[++i], 1, 1 << 30, true);
         else if (multiply && shape == NULL && *argv[i] != '-') shape = argv[i];
         else die("usage: bench_probe [--tiny] [host] [copies] [products [SHAPE]] "
-                 "[touch MIB]");
+                 "[touch MIB] [pin MIB]");
     }
-    const bool all = !host && !copies && !multiply && touch == 0;
+    const bool all = !host && !copies && !multiply && touch == 0 && pin == 0;
 #ifdef __CUDA_EMU__
     printf("on the emulated GPU: the times below say nothing about speed\n");
 #endif
     if (touch > 0) part_touch(touch);
+    if (pin > 0) part_pin(pin);
     if (all || host) part_host();
     if (all || copies) part_copies();
     if (all || multiply) part_products(shape);
