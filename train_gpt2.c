@@ -1,18 +1,19 @@
 // train_gpt2.c: train a GPT-2, OPT, LLaMA, Mistral or Qwen on a CPU, in fp32. The whole of it, in
 // one file.
 //
-//   1. The layers, forward and backward, in the order in which a token meets them
+//   1. The functions that a model is made of, forward and backward, in the order of a token's way
 //   2. The model: memory, forward, backward, update
 //   3. One step: AdamW's, or that of MeZO
 //   4. The loop; tide/run/run.h has what surrounds it
 //
-// This is the reference that everything else in tide.c is checked against, so every layer is the
+// This is the reference that everything else in tide.c is checked against, so each function is the
 // plain loop that defines it. Two of them cannot stay plain and be fast: the matrix product, whose
 // definition is in tide/cpu/matmul.h, and attention, whose definition stands beside the fast one.
 //
 // Letters for shapes, here and everywhere: B sequences of T tokens in a micro-batch, N = B*T rows,
 // C channels, NH query heads and NKV key heads of HS channels (GPT-2: NKV = NH, HS = C/NH), F the
-// MLP's width, V the vocabulary, L the layers.
+// MLP's width, V the vocabulary (Vp: rounded up to 128), L the layers. Widths that follow from these:
+// A = NH HS; Q = (NH + 2 NKV) HS of q, k and v; M of the MLP's first product: F, with a gate 2F.
 // All arrays are row-major fp32. A loop never splits a sum over threads: each output element is
 // summed by one thread in one order, so that the bits do not depend on the number of threads.
 
@@ -28,7 +29,7 @@
 #include <math.h>
 
 // =============================================================================================
-// 1. The layers
+// 1. The functions
 //
 // X_forward computes the outputs; X_backward turns the gradient of the loss with respect to the
 // outputs ("dout") into the gradients with respect to the inputs and the weights. doc/backward.md
@@ -978,9 +979,9 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
 // =============================================================================================
 // 3. One step
 
-// The loss behind gpt2_forward() of g->inputs, rows of this loader: per token, or, with --labels
-// of one token each, per sentence; `right` is then increased by how many labels are the likeliest.
-// With grad_scale, 1 / (what counts in the whole step), the head's half of the backward pass, too.
+// Returns the loss after gpt2_forward() of g->inputs, rows of this loader: the mean over tokens, or
+// over sentences with --labels of one token each; *right then counts the likeliest ones.
+// With grad_scale, 1 / (tokens or sentences of the step), computes the head's gradients, too.
 static double gpt2_loss(GPT2 *g, const Run *r, const Loader *from, float grad_scale,
                         bool accumulate, size_t *right) {
     const Task *t = run_task(r);
@@ -989,8 +990,8 @@ static double gpt2_loss(GPT2 *g, const Run *r, const Loader *from, float grad_sc
     return gpt2_head(g, g->targets, grad_scale, accumulate, NULL);
 }
 
-// The gradient of the mean loss over all trained tokens of the step, one micro-batch after the
-// other; then it is clipped to --clip by its global norm, and AdamW.
+// Does one step of AdamW: sums the gradient of the mean loss over the step's micro-batches, clips
+// it to --clip by its global norm, and updates.
 static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
     const float grad_scale = 1.0f / (float)run_targets(r, step);
     const double parts = run_parts(r, step);

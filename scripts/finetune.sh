@@ -1,17 +1,21 @@
 #!/bin/sh
-# Fine-tunes a model on examples, JSON lines (doc/finetuning.md), with AdamW, and shows its answers to the
-# last three of them before and after; of thirty examples or more, these three are held out.
+# Fine-tunes a model on examples or conversations, JSON lines (doc/finetuning.md), with AdamW; all weights are
+# trained. Then shows the answers of the model as it was, and as it is, to the last three of them; of thirty
+# or more, these three are held out.
 # usage: scripts/finetune.sh [OPTION...]      without FILE: a small model reads made-up film reviews and
 #        is then taught to say what they come to; a minute on a CPU, without network; in out/finetune-demo
 #        FILE=my.jsonl [MODEL=DIR|OWNER/NAME] scripts/finetune.sh [OPTION...]      your examples, and a model
 #        in a folder or of the hub, which is fetched (default GPT-2 124M); in out/finetune/tuned.
-#        --plan: what fits, and how fast it is predicted to be; trains nothing. [TRAINER=./train_gpt2cu] [OUT=DIR]
+#        --plan: what fits, and how fast it is predicted to be; trains nothing; MODEL may be the name of a shape.
+#        [TRAINER=./train_gpt2cu] [OUT=DIR]; --resume goes on with a run that was stopped.
 # The GPU trainer, if there is a GPU, chooses a placement that fits; if none does, the script adds the options
 # that the plan proposes, and prints them. Rows have 256 tokens, or the model's context if that is less; --seq
-# chooses.
+# chooses. Without --steps or --epochs three epochs are trained, of fewer than 100 lines 100 steps.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
+case " $* " in *" --help "* | *" -h "*) usage ;; esac
+case " $* " in *" --plan "*) plan=1 ;; *) plan='' ;; esac
 trainer=${TRAINER:+$(absolute "$TRAINER")} out=${OUT:+$(absolute "$OUT")} file=${FILE:+$(absolute "$FILE")}
 model=${MODEL-} top=$PWD caller=$PWD
 case $model in
@@ -19,22 +23,40 @@ case $model in
     */*) if [ -e "$model" ]; then hub=''; else hub=$model; fi ;;
     *) hub='' ;;
 esac
-[ -z "$model" ] || [ -n "$hub" ] || model=$(absolute "$model")
+case $plan$model in  # a name without a folder is a preset's
+    1*/*) ;;
+    1?*) [ -e "$model" ] || preset=$model ;;
+esac
+[ -z "$model" ] || [ -n "$hub${preset-}" ] || model=$(absolute "$model")
 cd "$(dirname "$0")/.."
 if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # what is printed works where we were called
 [ -n "$file" ] || [ -z "$model" ] || refuse "MODEL without FILE: name your examples with FILE=my.jsonl"
+[ -n "$file" ] || [ -z "$plan" ] || refuse "--plan without FILE: name your examples with FILE=my.jsonl"
 [ -z "$file" ] || [ -r "$file" ] || refuse "FILE=$file: there is no such file"
+
+# option NAME OPTION...: prints the value that the options give it
+option() {
+    name=$1
+    shift
+    for word in "$@"; do
+        case $word in "$name"=*) echo "${word#*=}" ;; esac
+        [ "${before-}" != "$name" ] || echo "$word"
+        before=$word
+    done | tail -n 1
+}
 
 # answers MODEL: prints its answers to the last three examples
 answers() {
     for k in 3 2 1; do
         if asked=$("${top}build/ask" "$file" $k prompt); then
-            "$trainer" --model "$1" --steps 0 --prompt "$asked" --sample-tokens 64 --temperature 0
+            "$trainer" --model "$1" ${tokenizer:+--tokenizer "$tokenizer"} --steps 0 --prompt "$asked" \
+                --sample-tokens 64 --temperature 0
         elif asked=$("${top}build/ask" "$file" $k user); then
             system=$("${top}build/ask" "$file" $k system) || system=''
             echo "> $asked"
-            echo "$asked" | "$trainer" --model "$1" --steps 0 --chat ${system:+--prompt "$system"} \
-                --sample-tokens 64 --temperature 0
+            echo "$asked" | "$trainer" --model "$1" ${tokenizer:+--tokenizer "$tokenizer"} --steps 0 --chat \
+                ${format:+--chat-format "$format"} ${system:+--prompt "$system"} --sample-tokens 64 \
+                --temperature 0
         fi
     done
 }
@@ -55,8 +77,12 @@ fit() {
     done
 }
 
-case " $* " in *" --plan "*) plan=1 ;; *) plan='' ;; esac
 if [ -n "$file" ]; then
+    tuned=${out:-${top}out/finetune}/tuned
+    case " $* " in *" --resume "* | *" --plan "*) ;; *)
+        [ ! -e "$tuned/checkpoints" ] ||
+            refuse "$tuned is of an earlier call: go on with it by --resume, or choose another folder by OUT="
+    esac
     make build/ask
     if [ -z "$trainer" ] && { [ -n "$plan" ] || [ -e /dev/nvidiactl ]; }; then
         # shellcheck source=scripts/trainer.sh
@@ -66,7 +92,8 @@ if [ -n "$file" ]; then
         make train_gpt2
         trainer=${top:-./}train_gpt2
     fi
-    if [ -n "$hub" ] || [ -z "$model" ]; then
+    if [ -n "${preset-}" ]; then :  # a shape, whose weights are not needed
+    elif [ -n "$hub" ] || [ -z "$model" ]; then
         sh dev/data/model.sh ${plan:+--tokenizer} "${hub:-gpt2}"
         model=${top}data/$(basename "${hub:-gpt2}")
     fi
@@ -76,7 +103,11 @@ if [ -n "$file" ]; then
     context=$([ ! -r "$config" ] || tr -d ' \t\r\n' <"$config" |
         grep -oE '"(n_positions|max_position_embeddings)":[0-9]+' | head -n 1 | cut -d : -f 2)
     if [ "${context:-256}" -lt 256 ]; then seq=$context; else seq=256; fi
-    case " $* " in *" --epochs"*) steps='' ;; *) steps='--steps 300' ;; esac
+    lines=$(wc -l <"$file")
+    steps='--epochs 3'
+    [ "$lines" -ge 100 ] || steps='--steps 100'
+    case " $* " in *" --epochs"* | *" --steps"*) steps='' ;; esac
+    format=$(option --chat-format "$@") tokenizer=$(option --tokenizer "$@")
     # shellcheck disable=SC2086  # steps is words
     set -- --model "$model" --data "$file" --batch 4 --seq "$seq" $steps --lr 3e-5 --eval-every 50 "$@"
     fits=''
@@ -84,11 +115,12 @@ if [ -n "$file" ]; then
     # shellcheck disable=SC2086  # fits is words
     set -- "$@" $fits
     [ -z "$plan" ] || exec "$trainer" "$@"
-    echo "before:"
+    "$trainer" --out "$tuned" "$@"
+    if [ "$lines" -ge 30 ]; then seen='held out'; else seen='trained on, or held out with the last tenth'; fi
+    echo "the last three examples ($seen), before:"
     answers "$model"
-    "$trainer" --out "${out:-${top}out/finetune}/tuned" "$@"
     echo "after:"
-    answers "${out:-${top}out/finetune}/tuned"
+    answers "$tuned"
     exit
 fi
 make train_gpt2 build/reviews
@@ -105,10 +137,10 @@ examples 1000 2 >"$out/train.jsonl"
 examples 400 3 >"$out/val.jsonl"
 echo "a small model reads made-up reviews:"
 ./train_gpt2 --data "$out/text.txt" --layers 2 --heads 2 --channels 64 --context 128 --batch 8 \
-    --steps 1000 --lr 3e-3 --eval-every 500 --out "$out/read"
+    --steps 1000 --lr 3e-3 --eval-every 500 --log-every 50 --out "$out/read"
 echo "which verdict it finds likelier, before and while it is taught:"
 "$trainer" --model "$out/read" --val "$out/val.jsonl" --steps 0
 "$trainer" --model "$out/read" --data "$out/train.jsonl" --val "$out/val.jsonl" --batch 8 --steps 300 --lr 2e-3 \
-    --eval-every 50 --out "$out/tuned" "$@"
+    --eval-every 50 --log-every 50 --out "$out/tuned" "$@"
 echo "ask it: $trainer --model \"$out/tuned\" --steps 0 \\
     --prompt \"i love the plot so it is\" --sample-tokens 12 --temperature 0"
