@@ -12,7 +12,7 @@
 //
 // Letters for shapes, here and everywhere: B sequences of T tokens in a micro-batch, N = B*T rows,
 // C channels, NH query heads and NKV key heads of HS channels (GPT-2: NKV = NH, HS = C/NH), F the
-// MLP's width, V the vocabulary (Vp: rounded up to 128), L the layers. Widths that follow from these:
+// MLP's width, V the vocabulary (Vp: rounded up to 128), L the layers. Widths that follow:
 // A = NH HS; Q = (NH + 2 NKV) HS of q, k and v; M of the MLP's first product: F, with a gate 2F.
 // All arrays are row-major fp32. A loop never splits a sum over threads: each output element is
 // summed by one thread in one order, so that the bits do not depend on the number of threads.

@@ -23,9 +23,9 @@ case $model in
     */*) if [ -e "$model" ]; then hub=''; else hub=$model; fi ;;
     *) hub='' ;;
 esac
-case $plan$model in  # a name without a folder is a preset's
-    1*/*) ;;
-    1?*) [ -e "$model" ] || preset=$model ;;
+case $plan:$model in  # a name without a folder is a preset's
+    1:*/*) ;;
+    1:?*) [ -e "$model" ] || preset=$model ;;
 esac
 [ -z "$model" ] || [ -n "$hub${preset-}" ] || model=$(absolute "$model")
 cd "$(dirname "$0")/.."
@@ -117,7 +117,8 @@ if [ -n "$file" ]; then
     [ -z "$plan" ] || exec "$trainer" "$@"
     "$trainer" --out "$tuned" "$@"
     if [ "$lines" -ge 30 ]; then seen='held out'; else seen='trained on, or held out with the last tenth'; fi
-    echo "the last three examples ($seen), before:"
+    echo "answers to the last three examples ($seen)"
+    echo "before:"
     answers "$model"
     echo "after:"
     answers "$tuned"

@@ -120,6 +120,10 @@ printf '> colour of sea?\nBLUE\n> colour of rose?\nRED\n> colour of blood?\nRED\
 check the_script_asks_before_and_after sh -c 'sed -n "/^before:/,/^after:/p" shown.out | grep -A 5 "^> colour of sea" |
     cmp - expected && sed -n "/^after:/,\$p" shown.out | sed 1d | cmp - expected'
 
+FILE=chat.jsonl MODEL=tuned TRAINER="$cpu" OUT=named sh "$scripts/finetune.sh" --val chat.jsonl --steps 1 --lr 1e-6 --seq 64 \
+    --eval-every 0 --save-every 0 --chat-format=llama2 >named.out 2>&1
+check the_script_asks_in_the_named_format test "$(grep -c '^> colour of' named.out)" = 6
+
 # --- formats by their names, and what is refused ------------------------------------------------------
 
 for format in llama2 mistral; do

@@ -231,6 +231,7 @@ check the_script_shows_answers sh -c 'FILE=../train.jsonl; cd made; export FILE
 printf '#!/bin/sh\necho "$@"\n' >said && chmod +x said
 ask() { (file=$1 model=$2; shift 2; FILE=$file MODEL=$model TRAINER=./said sh made/scripts/finetune.sh "$@") | grep -e '--data' | tail -n 1; }
 touch x.json x.JSONL x.ndjson x x.jsonl "my file.txt"
+seq 100 >many.jsonl
 for name in x.json x.JSONL x.ndjson x "my file.txt"; do
     check "the_script_passes_$name" sh -c 'echo "$1" | grep -qF -e "--data $2 --batch"' - "$(ask "$name" m)" "$PWD/$name"
 done
@@ -242,6 +243,8 @@ for context in '"n_positions": 64' '"max_position_embeddings" : 100' '"n_positio
     check "the_script_takes_a_context_$context" expr "$(ask x.jsonl m)" : ".* --seq $n --steps"
 done
 check the_script_takes_your_epochs sh -c '! echo "$0" | grep -qe --steps' "$(ask x.jsonl m --epochs 2)"
+check three_epochs_of_many sh -c 'echo "$0" | grep -qe "--epochs 3 --lr"' "$(ask many.jsonl m)"
+check the_script_plans_a_shape sh -c 'echo "$0" | grep -qe "--model gpt2-xl --data"' "$(ask x.jsonl gpt2-xl --plan)"
 check the_script_takes_your_seq expr "$(ask x.jsonl m --seq 32)" : '.* --seq 256 .* --seq 32$'
 # A GPU trainer is asked what fits; the options that it proposes are added. A model of the hub is fetched.
 mkdir -p made/dev/data
@@ -263,6 +266,7 @@ refuses the_script_wants_examples_for_a_model 2 'MODEL without FILE' env MODEL=m
 hash_of() { cksum <"$1/model.safetensors"; }
 tune_own() { (cd made && FILE=../train.jsonl MODEL=out/finetune-demo/read sh scripts/finetune.sh); }
 check own_examples_are_tuned tune_own
+refuses the_script_knows_its_earlier_run 2 'finetune/tuned is of an earlier call: go on with it by --resume' tune_own
 own=$(hash_of made/out/finetune/tuned) demo=$(hash_of made/out/finetune-demo/tuned)
 check the_demo_runs_again sh -c 'cd made && sh scripts/finetune.sh >../again.out 2>&1'
 check and_says_where grep -q '^the earlier out/finetune-demo is out/finetune-demo-1 now$' again.out
