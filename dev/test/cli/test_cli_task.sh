@@ -219,12 +219,12 @@ chmod +x made/train_gpt2
 check the_script_evaluates_and_tunes sh -c 'grep -q "^val loss.*accuracy" made.out &&
     grep -q "^data: .* rows of 128 tokens, packed" made.out && grep -q "are in out/finetune-demo/tuned$" made.out'
 check the_script_takes_a_file sh -c 'cd made && FILE=../train.jsonl MODEL=out/finetune-demo/read OUT=mine \
-    sh scripts/finetune.sh --seq 64 --no-save >../file.out 2>&1; grep "^3 of 3 steps" ../file.out'
+    sh scripts/finetune.sh --steps 3 --seq 64 --no-save >../file.out 2>&1; grep "^3 of 3 steps" ../file.out'
 check the_script_refuses_no_file sh -c 'FILE=none.jsonl sh made/scripts/finetune.sh 2>&1 | grep "none.jsonl: there is no such file"'
 # What it shows: answers to the last three examples, before and after.
 tail -n 3 train.jsonl | sed 's/.*"prompt": "\([^"]*\)".*/\1/' >asked
 check the_script_shows_answers sh -c 'FILE=../train.jsonl; cd made; export FILE
-    MODEL=out/finetune-demo/read OUT=shown sh scripts/finetune.sh --seq 64 >../shown.out 2>&1
+    MODEL=out/finetune-demo/read OUT=shown sh scripts/finetune.sh --steps 3 --seq 64 >../shown.out 2>&1
     sed -n "/^before:/,/^after:/p" ../shown.out | grep -cF -f ../asked | grep -qx 3 &&
         sed -n "/^after:/,\$p" ../shown.out | grep -cF -f ../asked | grep -qx 3'
 # ask FILE MODEL OPTION...: what the trainer is given for it
@@ -264,7 +264,7 @@ refuses the_script_wants_examples_for_a_model 2 'MODEL without FILE' env MODEL=m
 
 # What an earlier call has trained is never removed: neither by the same script nor by the other.
 hash_of() { cksum <"$1/model.safetensors"; }
-tune_own() { (cd made && FILE=../train.jsonl MODEL=out/finetune-demo/read sh scripts/finetune.sh); }
+tune_own() { (cd made && FILE=../train.jsonl MODEL=out/finetune-demo/read sh scripts/finetune.sh --steps 3); }
 check own_examples_are_tuned tune_own
 refuses the_script_knows_its_earlier_run 2 'finetune/tuned is of an earlier call: go on with it by --resume' tune_own
 own=$(hash_of made/out/finetune/tuned) demo=$(hash_of made/out/finetune-demo/tuned)
