@@ -119,7 +119,7 @@ elif [ ! -e "$dir/config.json" ] && ! has main config.json; then
 fi
 get "$(url main config.json)" "$dir/config.json" check_text '{'
 for file in generation_config.json tokenizer.json tokenizer_config.json special_tokens_map.json \
-    vocab.json merges.txt tokenizer.model; do
+    chat_template.jinja vocab.json merges.txt tokenizer.model; do
     case $file in *.json) start='{' ;; *) start='' ;; esac
     if [ -e "$dir/$file" ] || { [ -z "$complete" ] && has main $file; }; then
         get "$(url main $file)" "$dir/$file" check_text "$start"
