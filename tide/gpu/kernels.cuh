@@ -518,19 +518,18 @@ static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size
 template <typename X>
 static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X *b,
                            size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, NULL, stream);
+    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, stream);
 }
 
-// Overwrites both gradients; the rows of dinp (N, C) are `pitch` apart. The bias's gradient is the
-// sums of dout's columns: a kernel of ours that writes dout makes them in passing; for other dout
-// there is bias_backward().
-template <typename X>
-static void matmul_backward(Matmul *lt, X *dinp, size_t pitch, X *dw, const X *dout, const X *inp,
-                            const X *w, size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, pitch, NULL, false, GEMM_PLAIN,
-         NULL, stream);
-    gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, false, GEMM_PLAIN,
-         NULL, stream);
+// Overwrites both gradients, or adds to dw, which is in fp32 then; the rows of dinp (N, C) are
+// `pitch` apart. The bias's gradient is the sums of dout's columns: a kernel of ours that writes
+// dout makes them in passing; for other dout there is bias_backward().
+template <typename X, typename D>
+static void matmul_backward(Matmul *lt, X *dinp, size_t pitch, D *dw, const X *dout, const X *inp,
+                            const X *w, size_t N, size_t C, size_t OC, cudaStream_t stream,
+                            bool adds = false) {
+    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, pitch, NULL, false, stream);
+    gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, adds, stream);
 }
 
 // --- rotary positions (Su et al. 2021), and the norm of q and k: as on the CPU ----------------
