@@ -116,42 +116,7 @@ __device__ static inline void store_channels(X *row, const float (&acc)[PLAIN_CH
     }
 }
 
-template <typename X>
-__global__ static void attention_forward_plain_kernel(X *out, float *lse, const X *qkv,
-                                                      const int32_t *begins, AttentionShape s) {
-    __shared__ float shared_weights[PLAIN_WARPS][32];
-    const size_t T = s.T, HS = s.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
-    if (row >= s.B * s.NH * T) return;  // whole warps; the block has no barrier
-    const size_t t = row % T, h = row / T % s.NH, b = row / T / s.NH;
-    const X *q = qkv + (b * T + t) * s.pitch + h * HS;
-    const X *k = qkv + b * T * s.pitch + (s.NH + h / s.group) * HS, *v = k + s.keys;
-    float *weights = shared_weights[warp];
-    const size_t begin = begins == NULL ? 0 : (size_t)begins[b * T + t];
-    for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
-        float acc[PLAIN_CHANNELS] = {0}, max = -INFINITY, sum = 0;
-        for (size_t u0 = begin; u0 <= t; u0 += 32) {
-            const size_t u = u0 + lane;
-            const float score = u <= t ? head_dot(q, k + u * s.pitch, HS) * s.scale : -INFINITY;
-            const float new_max = fmaxf(max, warp_max(score));
-            const float rescale = expf(max - new_max), p = expf(score - new_max);
-            max = new_max;
-            sum = sum * rescale + p;  // this lane's keys
-            for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] *= rescale;
-            __syncwarp();  // the previous weights were read
-            weights[lane] = p;
-            __syncwarp();
-            add_rows(acc, weights, t - u0 < 32 ? t - u0 + 1 : 32, v + u0 * s.pitch, s.pitch, first,
-                     HS);
-        }
-        sum = warp_sum(sum);
-        for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] /= sum;
-        store_channels(out + (b * T + t) * s.width + h * HS, acc, first, HS);
-        if (lane == 0) lse[row] = max + logf(sum);
-    }
-}
-
-// p[t,u] and ds[t,u], this one with the factor that s has
+// p[t,u] and ds[t,u], this one with the factor that s has.
 template <typename X>
 __device__ static inline void plain_score(float *p, float *ds, const X *q, const X *k, const X *v,
                                           const X *dout, float lse, float delta, size_t HS,
@@ -160,41 +125,55 @@ __device__ static inline void plain_score(float *p, float *ds, const X *q, const
     *ds = *p * (head_dot(dout, v, HS) - delta) * scale;
 }
 
-template <typename X>
-__global__ static void attention_backward_dq_plain_kernel(X *dqkv, const float *delta,
-                                                          const X *dout, const float *lse,
-                                                          const X *qkv, const int32_t *begins,
-                                                          AttentionShape s) {
+// The rows of out (B, T, NH HS), and lse, if FORWARD; else those of dq in dqkv.
+template <typename X, bool FORWARD>
+__global__ static void attention_queries_plain_kernel(X *result, float *lse, const float *delta,
+                                                      const X *dout, const X *qkv,
+                                                      const int32_t *begins, AttentionShape s) {
     __shared__ float shared_weights[PLAIN_WARPS][32];
     const size_t T = s.T, HS = s.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
-    if (row >= s.B * s.NH * T) return;
+    if (row >= s.B * s.NH * T) return;  // whole warps; the block has no barrier
     const size_t t = row % T, h = row / T % s.NH, b = row / T / s.NH;
     const X *q = qkv + (b * T + t) * s.pitch + h * HS;
-    const X *d = dout + (b * T + t) * s.width + h * HS;
+    const X *d = FORWARD ? NULL : dout + (b * T + t) * s.width + h * HS;
     const X *k = qkv + b * T * s.pitch + (s.NH + h / s.group) * HS, *v = k + s.keys;
     float *weights = shared_weights[warp];
     const size_t begin = begins == NULL ? 0 : (size_t)begins[b * T + t];
     for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
-        float dq[PLAIN_CHANNELS] = {0};
+        float acc[PLAIN_CHANNELS] = {0}, max = -INFINITY, sum = 0;
         for (size_t u0 = begin; u0 <= t; u0 += 32) {
             const size_t u = u0 + lane;
             float p = 0, ds = 0;
-            if (u <= t)
+            if (FORWARD) {
+                const float score = u <= t ? head_dot(q, k + u * s.pitch, HS) * s.scale : -INFINITY;
+                const float new_max = fmaxf(max, warp_max(score)), rescale = expf(max - new_max);
+                p = expf(score - new_max);
+                max = new_max;
+                sum = sum * rescale + p;  // this lane's keys
+                for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] *= rescale;
+            } else if (u <= t) {
                 plain_score(&p, &ds, q, k + u * s.pitch, v + u * s.pitch, d, lse[row], delta[row],
                             HS, s.scale);
+            }
+            __syncwarp();  // the previous weights were read
+            weights[lane] = FORWARD ? p : ds;
             __syncwarp();
-            weights[lane] = ds;
-            __syncwarp();
-            add_rows(dq, weights, t - u0 < 32 ? t - u0 + 1 : 32, k + u0 * s.pitch, s.pitch, first,
-                     HS);
+            add_rows(acc, weights, t - u0 < 32 ? t - u0 + 1 : 32,
+                     (FORWARD ? v : k) + u0 * s.pitch, s.pitch, first, HS);
         }
-        store_channels(dqkv + (b * T + t) * s.pitch + h * HS, dq, first, HS);
+        if (FORWARD) {
+            sum = warp_sum(sum);
+            for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] /= sum;
+            if (lane == 0) lse[row] = max + logf(sum);
+        }
+        store_channels(result + (b * T + t) * (FORWARD ? s.width : s.pitch) + h * HS, acc, first,
+                       HS);
     }
 }
 
 template <typename X>
-__global__ static void attention_backward_dkdv_plain_kernel(X *dqkv, const float *delta,
+__global__ static void attention_keys_plain_kernel(X *dqkv, const float *delta,
                                                             const X *dout, const float *lse,
                                                             const X *qkv, const int32_t *begins,
                                                             AttentionShape s) {
@@ -243,8 +222,7 @@ __global__ static void attention_delta_kernel(float *delta, const X *dout, const
     if (i < rows)
         for (unsigned c = threadIdx.x % 8 * N; c < HS; c += 8 * N)
             sum += head_dot(dout + (size_t)i * HS + c, out + (size_t)i * HS + c, N);
-    for (int distance = 4; distance > 0; distance /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    sum = lanes_sum(sum, 8);
     if (i < rows && threadIdx.x % 8 == 0) delta[(size_t)(b * NH + h) * T + t] = sum;
 }
 
@@ -259,18 +237,20 @@ static void attention_delta(float *delta, const X *dout, const X *out, Attention
 template <typename X>
 static void attention_forward_plain(X *out, float *lse, const X *qkv, const int32_t *begins,
                                     AttentionShape s, cudaStream_t stream) {
-    LAUNCH(attention_forward_plain_kernel<X>, ceil_div(s.B * s.NH * s.T, PLAIN_WARPS),
-           32 * PLAIN_WARPS, 0, stream, out, lse, qkv, begins, s);
+    const auto kernel = attention_queries_plain_kernel<X, true>;
+    LAUNCH(kernel, ceil_div(s.B * s.NH * s.T, PLAIN_WARPS), 32 * PLAIN_WARPS, 0, stream, out, lse,
+           (const float *)NULL, (const X *)NULL, qkv, begins, s);
 }
 
 template <typename X>
 static void attention_backward_plain(X *dqkv, float *delta, const X *dout, const X *out,
                                      const float *lse, const X *qkv, const int32_t *begins,
                                      AttentionShape s, cudaStream_t stream) {
+    const auto kernel = attention_queries_plain_kernel<X, false>;
     attention_delta(delta, dout, out, s, stream);
-    LAUNCH(attention_backward_dq_plain_kernel<X>, ceil_div(s.B * s.NH * s.T, PLAIN_WARPS),
-           32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
-    LAUNCH(attention_backward_dkdv_plain_kernel<X>, ceil_div(s.B * s.NKV * s.T, PLAIN_WARPS),
+    LAUNCH(kernel, ceil_div(s.B * s.NH * s.T, PLAIN_WARPS), 32 * PLAIN_WARPS, 0, stream, dqkv,
+           (float *)lse, delta, dout, qkv, begins, s);
+    LAUNCH(attention_keys_plain_kernel<X>, ceil_div(s.B * s.NKV * s.T, PLAIN_WARPS),
            32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
 }
 
@@ -506,10 +486,11 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 // with one, shared memory is busier than the tensor cores, but dk and dv of large heads leave no
 // registers for two. Two blocks of 128 threads with up to 255 registers fit a multiprocessor. No
 // kernel needs more than 96 KiB, which a block may have on every GPU since sm_80; an H100 has room
-// for two such blocks, an A100 for two of 80 KiB.
-enum { QUERY_MI = 2, BACKWARD_STREAM = 32 };                           // forward and dq; dq, dk, dv
-#define KEY_MI(D) ((D) <= 64 ? 2 : 1)                                  // dk, dv
-#define FORWARD_KEYS(D) ((D) <= 64 ? 64 : 32)                          // streamed at a time
+// for two such blocks, an A100 for two of 80 KiB. QUERY_: of blocks that own queries, in forward
+// and for dq, and stream keys; KEY_: of those that own keys, for dk and dv, and stream queries.
+enum { QUERY_MI = 2, KEY_QUERIES = 32 };
+#define KEY_MI(D) ((D) <= 64 ? 2 : 1)
+#define QUERY_KEYS(D, forward) ((D) <= 64 && (forward) ? 64 : 32)
 
 // Returns which head a block works on, and which tile of it. Blocks are counted in runs of at_once
 // heads; within a run the tiles with the most work are first (tile `tiles` - 1 of every head, then
@@ -605,16 +586,56 @@ __device__ static inline void mask_future(float (&s)[MI][NB][4], int key0, int q
         if (8 * n + e % 2 - 16 * m - 8 * (e / 2) > ahead) s[m][n][e] = -INFINITY;
 }
 
-template <int D, typename X, bool PACKED>
+// Adds a tile of values to the warp's rows of o, by their scores s, which become p. max: a row's
+// largest q . k so far, without the scale; sum: this lane's part of the sum of p.
+template <int D, int MI, int NB, typename X>
+__device__ static inline void softmax_tile(float (&o)[MI][D / 8][4], float (&max)[MI][2],
+                                           float (&sum)[MI][2], float (&s)[MI][NB][4],
+                                           float scale2, const X *v_tile) {
+    float rescale[MI][2];
+    bool moved = false;
+    UNROLL for (int m = 0; m < MI; m++)
+        UNROLL for (int r = 0; r < 2; r++) {
+            float top = max[m][r];
+            UNROLL for (int n = 0; n < NB; n++)
+                top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+            top = row_max(top);
+            rescale[m][r] = exp2_fast((max[m][r] - top) * scale2);
+            moved |= top > max[m][r];
+            max[m][r] = top;
+            const float bias = top * scale2;
+            float part = 0;
+            UNROLL for (int n = 0; n < NB; n++)
+                UNROLL for (int e = 2 * r; e < 2 * r + 2; e++)
+                    part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], scale2, -bias));
+            sum[m][r] = sum[m][r] * rescale[m][r] + part;
+        }
+    if (__any_sync(0xffffffffu, moved)) {  // seldom, after the first tiles
+        FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] *= rescale[m][e / 2];
+    }
+    tile_accumulate<D>(o, s, v_tile);
+}
+
+// s: q . k, becomes p; dp becomes ds, without the scale. scale2 and lse2 are for powers of two.
+__device__ static inline void score_gradient(float &s, float &dp, float scale2, float lse2,
+                                             float delta) {
+    s = exp2_fast(fmaf(s, scale2, -lse2));
+    dp = s * (dp - delta);
+}
+
+// Blocks that own queries: those of out (B, T, NH HS), and lse, if FORWARD; else of dq in dqkv.
+template <int D, typename X, bool PACKED, bool FORWARD>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
-attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *begins,
-                               AttentionShape shape, unsigned at_once) {
-    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = FORWARD_KEYS(D), NB = KEYS / 8 };
+attention_queries_flash_kernel(X *result, float *lse, const float *delta, const X *dout,
+                               const X *qkv, const int32_t *begins, AttentionShape shape,
+                               unsigned at_once) {
+    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = QUERY_KEYS(D, FORWARD), NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
-    X *const q_tile = reinterpret_cast<X *>(flash_shared);  // (ROWS, D)
-    X *const stages = q_tile + ROWS * D;                    // (2, k and v, KEYS, D)
+    X *const q_tile = reinterpret_cast<X *>(flash_shared);   // (ROWS, D)
+    X *const d_tile = q_tile + ROWS * D;                     // (ROWS, D) of dout, if not FORWARD
+    X *const stages = FORWARD ? d_tile : d_tile + ROWS * D;  // (2, k and v, KEYS, D)
     int32_t *const begin = reinterpret_cast<int32_t *>(stages + 4 * KEYS * D);  // (ROWS), if PACKED
-    const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
+    const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
     const FlashWork w = flash_work(ROWS, false, shape, at_once);
     const size_t T = shape.T, width = shape.width;
     const int pitch = (int)shape.pitch, first = w.first, rows = w.rows;
@@ -623,13 +644,24 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *
     if (PACKED) begins_load(begin, begins += w.at_row + first, rows);
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
-    float o[MI][D / 8][4], max[MI][2], sum[MI][2];  // max: of q . k, without the scale
-    FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] = 0;
-    UNROLL for (int m = 0; m < MI; m++) {
-        max[m][0] = max[m][1] = PACKED ? -1e30f : -INFINITY;  // a row's first tiles may be masked
-        sum[m][0] = sum[m][1] = 0;
-    }
+    float acc[MI][D / 8][4], factor[MI][2];
+    float max[MI][2], sum[MI][2];             // forward: see softmax_tile()
+    float row_lse2[MI][2], row_delta[MI][2];  // backward
+    FOR_FRAGMENTS(m, n, D / 8, e) acc[m][n][e] = 0;
+    UNROLL for (int m = 0; m < MI; m++)
+        UNROLL for (int r = 0; r < 2; r++) {
+            max[m][r] = PACKED ? -1e30f : -INFINITY;  // a row's first tiles may be masked
+            sum[m][r] = 0;
+            if (FORWARD) continue;
+            const int row = row0 + fragment_row(m, 2 * r);
+            row_lse2[m][r] = row < rows ? lse[(size_t)w.head * T + first + row] * LOG2_E : 0;
+            row_delta[m][r] = row < rows ? delta[(size_t)w.head * T + first + row] : 0;
+            factor[m][r] = shape.scale;
+        }
     tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
+    if (!FORWARD)
+        tile_load<D, ROWS>(d_tile, dout + (size_t)(w.at_row + first) * width + w.at_q, (int)width,
+                           rows, HS);
     const int tile0 = PACKED ? begins[0] / KEYS : 0;
     stage_load<D, KEYS>(stages, tile0, k, pitch, v, pitch, tile0 * KEYS, T, HS);
     __pipeline_commit();
@@ -645,125 +677,46 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *
         if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;  // nothing visible
         if (PACKED && key0 + KEYS <= begin[row0]) continue;
 
-        float s[MI][NB][4];
-        tile_product<D>(s, q_tile, row0, k_tile);
-        if (!PACKED) mask_future(s, key0, first + row0);
-        if (PACKED) mask_unseen<true>(s, begin, key0, first, row0);
-        float rescale[MI][2];
-        bool moved = false;
-        UNROLL for (int m = 0; m < MI; m++)
-            UNROLL for (int r = 0; r < 2; r++) {
-                float top = max[m][r];
-                UNROLL for (int n = 0; n < NB; n++)
-                    top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
-                top = row_max(top);
-                rescale[m][r] = exp2_fast((max[m][r] - top) * shape.scale2);
-                moved |= top > max[m][r];
-                max[m][r] = top;
-                const float bias = top * shape.scale2;
-                float part = 0;
-                UNROLL for (int n = 0; n < NB; n++)
-                    UNROLL for (int e = 2 * r; e < 2 * r + 2; e++)
-                        part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], shape.scale2, -bias));
-                sum[m][r] = sum[m][r] * rescale[m][r] + part;  // this lane's columns
-            }
-        if (__any_sync(0xffffffffu, moved)) {  // seldom, after the first tiles
-            FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] *= rescale[m][e / 2];
-        }
-        tile_accumulate<D>(o, s, v_tile);
-    }
-    const FlashWork to = flash_work(ROWS, false, shape, at_once);
-    float inverse[MI][2];
-    UNROLL for (int m = 0; m < MI; m++)
-        UNROLL for (int r = 0; r < 2; r++) {
-            const float total = row_sum(sum[m][r]);
-            const int row = row0 + fragment_row(m, 2 * r);
-            inverse[m][r] = 1.0f / total;
-            if (lane % 4 == 0 && row < to.rows)
-                lse[(size_t)to.head * T + to.first + row] = max[m][r] * shape.scale + logf(total);
-        }
-    tile_store<D>(out + (size_t)(to.at_row + to.first) * width + to.at_q, (int)width, to.rows, HS,
-                  o, inverse, q_tile, row0);
-}
-
-// s: q . k, becomes p; dp becomes ds, without the scale. scale2 and lse2 are for powers of two.
-__device__ static inline void score_gradient(float &s, float &dp, float scale2, float lse2,
-                                             float delta) {
-    s = exp2_fast(fmaf(s, scale2, -lse2));
-    dp = s * (dp - delta);
-}
-
-template <int D, bool PACKED>
-__global__ static void __launch_bounds__(FLASH_THREADS, 2)
-attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
-                                   const float *lse, const bf16 *qkv, const int32_t *begins,
-                                   AttentionShape shape, unsigned at_once) {
-    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = BACKWARD_STREAM, NB = KEYS / 8 };
-    extern __shared__ int4 flash_shared[];
-    bf16 *const q_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
-    bf16 *const d_tile = q_tile + ROWS * D;                       // (ROWS, D), of dout
-    bf16 *const stages = d_tile + ROWS * D;                       // (2, k and v, KEYS, D)
-    int32_t *const begin = reinterpret_cast<int32_t *>(stages + 4 * KEYS * D);  // (ROWS), if PACKED
-    const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
-    const FlashWork w = flash_work(ROWS, false, shape, at_once);
-    const size_t T = shape.T, width = shape.width;
-    const int pitch = (int)shape.pitch, first = w.first, rows = w.rows;
-    const bf16 *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
-    const bf16 *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
-    const bf16 *d = dout + (size_t)w.at_row * width + w.at_q;
-    if (PACKED) begins_load(begin, begins += w.at_row + first, rows);
-    const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
-
-    float dq[MI][D / 8][4], row_lse2[MI][2], row_delta[MI][2], factor[MI][2];
-    FOR_FRAGMENTS(m, n, D / 8, e) dq[m][n][e] = 0;
-    UNROLL for (int m = 0; m < MI; m++)
-        UNROLL for (int r = 0; r < 2; r++) {
-            const int row = row0 + fragment_row(m, 2 * r);
-            row_lse2[m][r] = row < rows ? lse[(size_t)w.head * T + first + row] * LOG2_E : 0;
-            row_delta[m][r] = row < rows ? delta[(size_t)w.head * T + first + row] : 0;
-            factor[m][r] = shape.scale;
-        }
-    tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
-    tile_load<D, ROWS>(d_tile, d + first * width, (int)width, rows, HS);
-    const int tile0 = PACKED ? begins[0] / KEYS : 0;
-    stage_load<D, KEYS>(stages, tile0, k, pitch, v, pitch, tile0 * KEYS, T, HS);
-    __pipeline_commit();
-    for (int j = tile0; j < tiles; j++) {
-        const int key0 = j * KEYS;
-        const bf16 *k_tile = stages + j % 2 * 2 * KEYS * D, *v_tile = k_tile + KEYS * D;
-        __pipeline_wait_prior(0);
-        __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
-        if (j + 1 < tiles) {
-            stage_load<D, KEYS>(stages, j + 1, k, pitch, v, pitch, key0 + KEYS, T, HS);
-            __pipeline_commit();
-        }
-        if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;
-        if (PACKED && key0 + KEYS <= begin[row0]) continue;
-
         float s[MI][NB][4], dp[MI][NB][4];
         tile_product<D>(s, q_tile, row0, k_tile);
-        tile_product<D>(dp, d_tile, row0, v_tile);
+        if (!FORWARD) tile_product<D>(dp, d_tile, row0, v_tile);
         if (!PACKED) mask_future(s, key0, first + row0);
-        if (PACKED) mask_unseen<false>(s, begin, key0, first, row0);
-        FOR_FRAGMENTS(m, n, NB, e)
-            score_gradient(s[m][n][e], dp[m][n][e], shape.scale2, row_lse2[m][e / 2],
-                           row_delta[m][e / 2]);
-        tile_accumulate<D>(dq, dp, k_tile);
+        if (PACKED) mask_unseen<FORWARD>(s, begin, key0, first, row0);
+        if (FORWARD) {
+            softmax_tile<D>(acc, max, sum, s, shape.scale2, v_tile);
+        } else {
+            FOR_FRAGMENTS(m, n, NB, e)
+                score_gradient(s[m][n][e], dp[m][n][e], shape.scale2, row_lse2[m][e / 2],
+                               row_delta[m][e / 2]);
+            tile_accumulate<D>(acc, dp, k_tile);
+        }
     }
     const FlashWork to = flash_work(ROWS, false, shape, at_once);
-    tile_store<D>(dqkv + (size_t)(to.at_row + to.first) * shape.pitch + to.at_q, pitch, to.rows, HS,
-                  dq, factor, q_tile, row0);
+    if (FORWARD) {
+        UNROLL for (int m = 0; m < MI; m++)
+            UNROLL for (int r = 0; r < 2; r++) {
+                const float total = row_sum(sum[m][r]);
+                const int row = row0 + fragment_row(m, 2 * r);
+                factor[m][r] = 1.0f / total;
+                if (threadIdx.x % 4 == 0 && row < to.rows)
+                    lse[(size_t)to.head * T + to.first + row] = max[m][r] * shape.scale
+                                                                + logf(total);
+            }
+    }
+    const size_t result_pitch = FORWARD ? width : shape.pitch;
+    tile_store<D>(result + (to.at_row + to.first) * result_pitch + to.at_q, (int)result_pitch,
+                  to.rows, HS, acc, factor, q_tile, row0);
 }
 
 // Scores are transposed here: a row is a key, a column a query. The tiles of queries of all heads
 // of the group are one stream, one head after the other.
 template <int D, bool PACKED>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
-attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
+attention_keys_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
                                      const float *lse, const bf16 *qkv, const int32_t *begins,
                                      AttentionShape shape, unsigned at_once) {
     enum { MI = KEY_MI(D), ROWS = 64 * MI };
-    enum { QUERIES = BACKWARD_STREAM, NB = QUERIES / 8 };
+    enum { QUERIES = KEY_QUERIES, NB = QUERIES / 8 };
     extern __shared__ int4 flash_shared[];
     bf16 *const k_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
     bf16 *const v_tile = k_tile + ROWS * D;                       // (ROWS, D)
@@ -868,46 +821,48 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
 
 static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
 
-// The instance of a flash kernel for heads padded to D channels, and for rows of several documents
-// (packed) or not; behind that: its other types.
-#define FLASH_HEADS(kernel, D, ...) \
+// The instance of a flash kernel for heads padded to D channels; behind that: its other types.
+#define FLASH_KERNEL(kernel, D, ...) \
     ((D) == 32 ? kernel<32, __VA_ARGS__> : (D) == 64 ? kernel<64, __VA_ARGS__> \
      : (D) == 96 ? kernel<96, __VA_ARGS__> : kernel<128, __VA_ARGS__>)
-#define FLASH_KERNEL(kernel, D, packed, ...) \
-    ((packed) ? FLASH_HEADS(kernel, D, ##__VA_ARGS__, true) \
-              : FLASH_HEADS(kernel, D, ##__VA_ARGS__, false))
 
 // The flash kernels, for head sizes with attention_has_flash(HS).
+
+template <typename X, bool FORWARD>
+static void attention_queries_flash(X *result, float *lse, const float *delta, const X *dout,
+                                    const X *qkv, const int32_t *begins, AttentionShape s,
+                                    cudaStream_t stream) {
+    const size_t D = round_up(s.HS, 32), rows = 64 * QUERY_MI, tiles = FORWARD ? 1 : 2;
+    const size_t numbers = begins != NULL ? rows : 0;
+    const size_t bytes = (tiles * rows + 4 * QUERY_KEYS(D, FORWARD)) * D * sizeof(X) + 4 * numbers;
+    const auto kernel = begins != NULL
+        ? FLASH_KERNEL(attention_queries_flash_kernel, D, X, true, FORWARD)
+        : FLASH_KERNEL(attention_queries_flash_kernel, D, X, false, FORWARD);
+    LET_SHARED(kernel, bytes);
+    LAUNCH(kernel, ceil_div(s.T, rows) * (unsigned)(s.B * s.NH), FLASH_THREADS, bytes, stream,
+           result, lse, delta, dout, qkv, begins, s, flash_at_once(s, false));
+}
 
 template <typename X>
 static void attention_forward_flash(X *out, float *lse, const X *qkv, const int32_t *begins,
                                     AttentionShape s, cudaStream_t stream) {
-    const size_t D = round_up(s.HS, 32), rows = 64 * QUERY_MI;
-    const size_t numbers = begins != NULL ? rows : 0;
-    const size_t bytes = (rows + 4 * FORWARD_KEYS(D)) * D * sizeof(X) + 4 * numbers;
-    const auto kernel = FLASH_KERNEL(attention_forward_flash_kernel, D, begins != NULL, X);
-    LET_SHARED(kernel, bytes);
-    LAUNCH(kernel, ceil_div(s.T, rows) * (unsigned)(s.B * s.NH), FLASH_THREADS, bytes, stream, out,
-           lse, qkv, begins, s, flash_at_once(s, false));
+    attention_queries_flash<X, true>(out, lse, NULL, NULL, qkv, begins, s, stream);
 }
 
 static void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out,
                                      const float *lse, const bf16 *qkv, const int32_t *begins,
                                      AttentionShape s, cudaStream_t stream) {
-    const size_t D = round_up(s.HS, 32), columns = BACKWARD_STREAM;
-    const bool packed = begins != NULL;
+    const size_t D = round_up(s.HS, 32), rows = 64 * (size_t)KEY_MI(D);
+    const size_t numbers = (begins != NULL ? 6 : 4) * KEY_QUERIES;
+    const size_t bytes = (2 * rows + 4 * KEY_QUERIES) * D * sizeof(bf16) + 4 * numbers;
+    const auto kernel = begins != NULL
+        ? FLASH_KERNEL(attention_keys_flash_kernel, D, true)
+        : FLASH_KERNEL(attention_keys_flash_kernel, D, false);
     attention_delta(delta, dout, out, s, stream);
-    for (int of_keys = 1; of_keys >= 0; of_keys--) {
-        const size_t rows = 64 * (size_t)(of_keys ? KEY_MI(D) : QUERY_MI);
-        const size_t numbers = of_keys ? (packed ? 6 : 4) * columns : packed ? rows : 0;
-        const size_t bytes = (2 * rows + 4 * columns) * D * sizeof(bf16) + 4 * numbers;
-        const auto kernel = of_keys ? FLASH_KERNEL(attention_backward_dkdv_flash_kernel, D, packed)
-                                    : FLASH_KERNEL(attention_backward_dq_flash_kernel, D, packed);
-        LET_SHARED(kernel, bytes);
-        LAUNCH(kernel, ceil_div(s.T, rows) * (unsigned)(s.B * (of_keys ? s.NKV : s.NH)),
-               FLASH_THREADS, bytes, stream, dqkv, delta, dout, lse, qkv, begins, s,
-               flash_at_once(s, of_keys));
-    }
+    LET_SHARED(kernel, bytes);
+    LAUNCH(kernel, ceil_div(s.T, rows) * (unsigned)(s.B * s.NKV), FLASH_THREADS, bytes, stream,
+           dqkv, delta, dout, lse, qkv, begins, s, flash_at_once(s, true));
+    attention_queries_flash<bf16, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s, stream);
 }
 
 // ---------------------------------------------------------------------------------------------

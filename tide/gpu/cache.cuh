@@ -79,8 +79,7 @@ attention_cached_kernel(X *out, const X *q, const X *cache, AttentionShape s, un
         }
         UNROLL for (unsigned a = 0; a < AHEAD; a++) {
             const unsigned u = first + a * TEAMS + team;
-            for (int distance = CACHED_TEAM / 2; distance > 0; distance /= 2)
-                dot[a] += __shfl_xor_sync(0xffffffffu, dot[a], distance);
+            dot[a] = lanes_sum(dot[a], CACHED_TEAM);
             if (u < seen) max = fmaxf(max, dot[a] * s.scale);
             if (u < seen && lane == 0) weights[u] = dot[a] * s.scale;
         }

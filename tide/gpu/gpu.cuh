@@ -93,12 +93,15 @@ template <typename X> __device__ static inline void store_pack(X *p, const Pack<
 // Reductions. Each has one order, so that the same launch always gives the same bits. All threads
 // of the warp (of the block) must call them, and all of them get the result.
 
-// Folds 32 lanes: at each level every lane adds the one at distance 16, 8, 4, 2, 1.
-template <typename T> __device__ static inline T warp_sum(T x) {
-    for (int distance = 16; distance > 0; distance /= 2)
+// Folds each team of lanes, a power of two: at each level every lane adds the one at distance
+// team / 2, .. 4, 2, 1.
+template <typename T> __device__ static inline T lanes_sum(T x, unsigned team) {
+    for (unsigned distance = team / 2; distance > 0; distance /= 2)
         x += __shfl_xor_sync(0xffffffffu, x, distance);
     return x;
 }
+
+template <typename T> __device__ static inline T warp_sum(T x) { return lanes_sum(x, 32); }
 
 __device__ static inline float warp_max(float x) {
     for (int distance = 16; distance > 0; distance /= 2)

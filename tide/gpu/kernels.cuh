@@ -591,12 +591,6 @@ template <int W> __device__ static inline void rotate_part(HeadPart<W> *part, co
         }
 }
 
-__device__ static inline float lanes_sum(float x, unsigned team) {
-    for (unsigned distance = team / 2; distance > 0; distance /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, distance);
-    return x;
-}
-
 // all: the heads of all rows. sign -1, without a norm: backward.
 template <typename X, int W, bool NORM>
 __global__ static void heads_forward_kernel(X *qkv, X *qk, float *qk_rstd, const X *q_norm_w,
