@@ -228,24 +228,22 @@ static const char *const kernels_name[] = {"dispatch", "plain", "flash"};
 template <typename X>
 static void forward(Kernels kernels, X *out, float *lse, const X *qkv, const int32_t *begins,
                     Shape s) {
-    if (kernels == PLAIN) attention_forward_plain(out, lse, qkv, begins, s.of(), stream);
-    if (kernels == DISPATCH)
-        attention_forward(out, lse, qkv, begins, s.B, s.T, s.NH, s.NH / s.group, s.HS, stream);
-    if constexpr (sizeof(X) == 2)
-        if (kernels == FLASH) attention_forward_flash(out, lse, qkv, begins, s.of(), stream);
+    if (kernels == FLASH)
+        attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s.of(), true, stream);
+    else
+        attention_forward(out, lse, qkv, begins, s.B, s.T, s.NH, s.NH / s.group, s.HS, stream,
+                          kernels == PLAIN);
 }
 
 template <typename X>
 static void backward(Kernels kernels, X *dqkv, float *delta, const X *dout, const X *out,
                      const float *lse, const X *qkv, const int32_t *begins, Shape s) {
-    if (kernels == PLAIN)
-        attention_backward_plain(dqkv, delta, dout, out, lse, qkv, begins, s.of(), stream);
-    if (kernels == DISPATCH || (kernels == FLASH && !std::is_same_v<X, bf16>))  // f16: plain ones
-        attention_backward(dqkv, delta, dout, out, lse, qkv, begins, s.B, s.T, s.NH,
-                           s.NH / s.group, s.HS, stream);
-    if constexpr (std::is_same_v<X, bf16>)
-        if (kernels == FLASH)
-            attention_backward_flash(dqkv, delta, dout, out, lse, qkv, begins, s.of(), stream);
+    attention_backward(dqkv, delta, dout, out, lse, qkv, begins, s.B, s.T, s.NH, s.NH / s.group,
+                       s.HS, stream, kernels != DISPATCH);
+    if (kernels != FLASH || !std::is_same_v<X, bf16>) return;  // f16: plain ones
+    CUDA(cudaMemsetAsync(dqkv, 0xff, s.B * s.T * s.of().pitch * sizeof(X), stream));
+    attention_keys(dqkv, delta, dout, lse, qkv, begins, s.of(), true, stream);
+    attention_queries<X, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s.of(), true, stream);
 }
 
 // The three results of a forward and a backward pass on the given inputs.

@@ -226,34 +226,6 @@ __global__ static void attention_delta_kernel(float *delta, const X *dout, const
     if (i < rows && threadIdx.x % 8 == 0) delta[(size_t)(b * NH + h) * T + t] = sum;
 }
 
-template <typename X>
-static void attention_delta(float *delta, const X *dout, const X *out, AttentionShape s,
-                            cudaStream_t stream) {
-    const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
-    LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
-           s.T, s.NH, s.HS);
-}
-
-template <typename X>
-static void attention_forward_plain(X *out, float *lse, const X *qkv, const int32_t *begins,
-                                    AttentionShape s, cudaStream_t stream) {
-    const auto kernel = attention_queries_plain_kernel<X, true>;
-    LAUNCH(kernel, ceil_div(s.B * s.NH * s.T, PLAIN_WARPS), 32 * PLAIN_WARPS, 0, stream, out, lse,
-           (const float *)NULL, (const X *)NULL, qkv, begins, s);
-}
-
-template <typename X>
-static void attention_backward_plain(X *dqkv, float *delta, const X *dout, const X *out,
-                                     const float *lse, const X *qkv, const int32_t *begins,
-                                     AttentionShape s, cudaStream_t stream) {
-    const auto kernel = attention_queries_plain_kernel<X, false>;
-    attention_delta(delta, dout, out, s, stream);
-    LAUNCH(kernel, ceil_div(s.B * s.NH * s.T, PLAIN_WARPS), 32 * PLAIN_WARPS, 0, stream, dqkv,
-           (float *)lse, delta, dout, qkv, begins, s);
-    LAUNCH(attention_keys_plain_kernel<X>, ceil_div(s.B * s.NKV * s.T, PLAIN_WARPS),
-           32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
-}
-
 // ---------------------------------------------------------------------------------------------
 // The instructions that C++ has no name for, one wrapper each (PTX ISA, "Warp Level Matrix
 // Instructions"). All lanes of a warp must be there.
@@ -819,6 +791,9 @@ attention_keys_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
     tile_store<D>(dqkv + shape.keys, pitch, to.rows, HS, dv, v_factor, v_tile, row0);
 }
 
+// ---------------------------------------------------------------------------------------------
+// Launches. With `flash`, the head size must be one that those kernels take.
+
 static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
 
 // The instance of a flash kernel for heads padded to D channels; behind that: its other types.
@@ -826,62 +801,63 @@ static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 
     ((D) == 32 ? kernel<32, __VA_ARGS__> : (D) == 64 ? kernel<64, __VA_ARGS__> \
      : (D) == 96 ? kernel<96, __VA_ARGS__> : kernel<128, __VA_ARGS__>)
 
-// The flash kernels, for head sizes with attention_has_flash(HS).
-
+// The kernels in which a warp, or a block, owns queries.
 template <typename X, bool FORWARD>
-static void attention_queries_flash(X *result, float *lse, const float *delta, const X *dout,
-                                    const X *qkv, const int32_t *begins, AttentionShape s,
-                                    cudaStream_t stream) {
+static void attention_queries(X *result, float *lse, const float *delta, const X *dout,
+                              const X *qkv, const int32_t *begins, AttentionShape s, bool flash,
+                              cudaStream_t stream) {
     const size_t D = round_up(s.HS, 32), rows = 64 * QUERY_MI, tiles = FORWARD ? 1 : 2;
     const size_t numbers = begins != NULL ? rows : 0;
     const size_t bytes = (tiles * rows + 4 * QUERY_KEYS(D, FORWARD)) * D * sizeof(X) + 4 * numbers;
-    const auto kernel = begins != NULL
-        ? FLASH_KERNEL(attention_queries_flash_kernel, D, X, true, FORWARD)
-        : FLASH_KERNEL(attention_queries_flash_kernel, D, X, false, FORWARD);
-    LET_SHARED(kernel, bytes);
-    LAUNCH(kernel, ceil_div(s.T, rows) * (unsigned)(s.B * s.NH), FLASH_THREADS, bytes, stream,
-           result, lse, delta, dout, qkv, begins, s, flash_at_once(s, false));
+    if constexpr (FORWARD ? sizeof(X) == 2 : std::is_same_v<X, bf16>)
+        if (flash) {
+            const auto kernel = begins != NULL
+                ? FLASH_KERNEL(attention_queries_flash_kernel, D, X, true, FORWARD)
+                : FLASH_KERNEL(attention_queries_flash_kernel, D, X, false, FORWARD);
+            LET_SHARED(kernel, bytes);
+            LAUNCH(kernel, ceil_div(s.T, rows) * s.B * s.NH, FLASH_THREADS, bytes, stream, result,
+                   lse, delta, dout, qkv, begins, s, flash_at_once(s, false));
+            return;
+        }
+    const auto kernel = attention_queries_plain_kernel<X, FORWARD>;
+    LAUNCH(kernel, ceil_div(s.B * s.NH * s.T, PLAIN_WARPS), 32 * PLAIN_WARPS, 0, stream, result,
+           lse, delta, dout, qkv, begins, s);
 }
 
+// Those in which it owns keys.
 template <typename X>
-static void attention_forward_flash(X *out, float *lse, const X *qkv, const int32_t *begins,
-                                    AttentionShape s, cudaStream_t stream) {
-    attention_queries_flash<X, true>(out, lse, NULL, NULL, qkv, begins, s, stream);
-}
-
-static void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out,
-                                     const float *lse, const bf16 *qkv, const int32_t *begins,
-                                     AttentionShape s, cudaStream_t stream) {
+static void attention_keys(X *dqkv, const float *delta, const X *dout, const float *lse,
+                           const X *qkv, const int32_t *begins, AttentionShape s, bool flash,
+                           cudaStream_t stream) {
     const size_t D = round_up(s.HS, 32), rows = 64 * (size_t)KEY_MI(D);
     const size_t numbers = (begins != NULL ? 6 : 4) * KEY_QUERIES;
-    const size_t bytes = (2 * rows + 4 * KEY_QUERIES) * D * sizeof(bf16) + 4 * numbers;
-    const auto kernel = begins != NULL
-        ? FLASH_KERNEL(attention_keys_flash_kernel, D, true)
-        : FLASH_KERNEL(attention_keys_flash_kernel, D, false);
-    attention_delta(delta, dout, out, s, stream);
-    LET_SHARED(kernel, bytes);
-    LAUNCH(kernel, ceil_div(s.T, rows) * (unsigned)(s.B * s.NKV), FLASH_THREADS, bytes, stream,
-           dqkv, delta, dout, lse, qkv, begins, s, flash_at_once(s, true));
-    attention_queries_flash<bf16, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s, stream);
+    const size_t bytes = (2 * rows + 4 * KEY_QUERIES) * D * sizeof(X) + 4 * numbers;
+    if constexpr (std::is_same_v<X, bf16>)
+        if (flash) {
+            const auto kernel = begins != NULL
+                ? FLASH_KERNEL(attention_keys_flash_kernel, D, true)
+                : FLASH_KERNEL(attention_keys_flash_kernel, D, false);
+            LET_SHARED(kernel, bytes);
+            LAUNCH(kernel, ceil_div(s.T, rows) * s.B * s.NKV, FLASH_THREADS, bytes, stream, dqkv,
+                   delta, dout, lse, qkv, begins, s, flash_at_once(s, true));
+            return;
+        }
+    LAUNCH(attention_keys_plain_kernel<X>, ceil_div(s.B * s.NKV * s.T, PLAIN_WARPS),
+           32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
 }
 
-// ---------------------------------------------------------------------------------------------
-// What the trainer calls
-
+// plain: by the plain kernels, also where there are others.
 template <typename X>
 static void attention_forward(X *out,        // (B, T, NH HS)
                               float *lse,    // (B, NH, T)
                               const X *qkv,  // (B, T, (NH + 2 NKV) HS): queries, keys, values
                               const int32_t *begins,  // (B, T), or NULL
                               size_t B, size_t T, size_t NH, size_t NKV, size_t HS,
-                              cudaStream_t stream) {
+                              cudaStream_t stream, bool plain = false) {
     const AttentionShape s = attention_shape(B, T, NH, NKV, HS);
+    const bool flash = !plain && sizeof(X) == 2 && attention_has_flash(HS);
     GPU_TAKES(stream, 2.0 * (double)(B * T * T * s.width), gpu_flops);  // half the pairs are masked
-    if constexpr (sizeof(X) == sizeof(bf16)) {
-        if (attention_has_flash(HS))
-            return attention_forward_flash(out, lse, qkv, begins, s, stream);
-    }
-    attention_forward_plain(out, lse, qkv, begins, s, stream);
+    attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash, stream);
 }
 
 // Overwrites all of dqkv (as qkv). `out` and `lse` are the forward pass's; delta is scratch. In
@@ -889,14 +865,16 @@ static void attention_forward(X *out,        // (B, T, NH HS)
 template <typename X>
 static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *dout, const X *out,
                                const float *lse, const X *qkv, const int32_t *begins, size_t B,
-                               size_t T, size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
+                               size_t T, size_t NH, size_t NKV, size_t HS, cudaStream_t stream,
+                               bool plain = false) {
     const AttentionShape s = attention_shape(B, T, NH, NKV, HS);
+    const bool flash = !plain && std::is_same_v<X, bf16> && attention_has_flash(HS);
+    const unsigned rows = index_32(8 * B * T * NH) / 8;
     GPU_TAKES(stream, 4.0 * (double)(B * T * T * s.width), gpu_flops);
-    if constexpr (std::is_same_v<X, bf16>) {
-        if (attention_has_flash(HS))
-            return attention_backward_flash(dqkv, delta, dout, out, lse, qkv, begins, s, stream);
-    }
-    attention_backward_plain(dqkv, delta, dout, out, lse, qkv, begins, s, stream);
+    LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
+           s.T, s.NH, s.HS);
+    attention_keys(dqkv, delta, dout, lse, qkv, begins, s, flash, stream);
+    attention_queries<X, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s, flash, stream);
 }
 
 #endif
