@@ -36,16 +36,6 @@ static void cache_store(X *cache,      // (rows, 2, NKV HS)
            index_32(n / Pack<X>::N));
 }
 
-// A run of W channels: a pack where heads are whole packs, else one channel.
-template <int W, typename X> __device__ static inline int4 load_run(const X *p) {
-    if constexpr (W > 1) return load_bits(p);
-    Pack<X> one = {};
-    int4 bits;
-    one.x[0] = *p;
-    memcpy(&bits, &one, sizeof bits);
-    return bits;
-}
-
 // A block takes a query head. First, teams of eight lanes take a key each, AHEAD times: those loads
 // are under way together. Then each thread takes a run of channels of every `groups`-th value,
 // AHEAD of them at once, so that neighbours read neighbouring bytes. Loads after the last row take

@@ -6,9 +6,8 @@
 //   matmul_forward, matmul_backward                    linear layers (products: matmul.cuh)
 //   heads_forward, heads_backward                      rotary positions, the norm of q and k
 //   activation_forward, activation_backward, bias_backward
-//   residual_forward                                   (attention: attention.cuh)
 //   crossentropy, loss_accumulate                      loss, fused with its gradient
-//   accumulate_gradient, round_gradient                gradients of several micro-batches
+//   residual_forward, accumulate_gradient, round_gradient    sums of tensors
 //
 // The same functions in the same order as in train_gpt2.c, for X = float or bf16 in memory and fp32
 // in registers. Each is a kernel and its launcher, which takes the arguments of the CPU's function,
@@ -47,6 +46,16 @@ template <typename X> __device__ static inline Pack<X> as_pack(int4 bits) {
     Pack<X> r;
     memcpy(&r, &bits, sizeof r);
     return r;
+}
+
+// A run of W channels of a head: a pack, or one channel of heads that are not whole packs.
+template <int W, typename X> __device__ static inline int4 load_run(const X *p) {
+    if constexpr (W > 1) return load_bits(p);
+    Pack<X> one = {};
+    int4 bits;
+    one.x[0] = *p;
+    memcpy(&bits, &one, sizeof bits);
+    return bits;
 }
 
 // The compiler takes these bits for new ones: what it has computed from them it computes again, and
@@ -88,6 +97,16 @@ template <typename X> __device__ static inline float fold_warps(const float (&su
     if (threadIdx.x < 32 * Pack<X>::N)
         for (int i = 0; i < BLOCK_WARPS; i++) total += part[i][threadIdx.x];
     return total;
+}
+
+// Rows of a block of a kernel that sums over N rows: so few that there are `most` blocks or a
+// little less, but at least `least`. And how many blocks there are with N rows or fewer.
+static size_t rows_of_block(size_t N, size_t least, size_t most) {
+    const size_t rows = ceil_div(N, most);
+    return rows > least ? rows : least;
+}
+static size_t most_blocks(size_t N, size_t least, size_t most) {
+    return min_size(ceil_div(N, least), most);
 }
 
 // The last step of a sum over rows: adds up the first `width` columns of `count` rows of partial,
@@ -457,15 +476,12 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
 }
 
 // Returns the number of rows that a block of layernorm_backward takes: its partial sums are few
-// against the bytes that it reads, and there are at most 512 blocks.
-static size_t layernorm_backward_rows(size_t N) {
-    const size_t rows = (N + 511) / 512;
-    return rows > 16 ? rows : 16;
-}
+// against the bytes that it reads.
+static size_t layernorm_backward_rows(size_t N) { return rows_of_block(N, 16, 512); }
 
 // Floats of scratch that layernorm_backward needs for N rows or fewer.
 static size_t layernorm_backward_scratch(size_t N, size_t C) {
-    return min_size(ceil_div(N, 16), 512) * 3 * C;
+    return most_blocks(N, 16, 512) * 3 * C;
 }
 
 // Bytes of shared memory that a block of layernorm_backward asks for; RMS norm, two thirds of them.
@@ -535,7 +551,7 @@ static void matmul_backward(Matmul *lt, X *dinp, size_t pitch, D *dw, const X *d
 // --- rotary positions (Su et al. 2021), and the norm of q and k: as on the CPU ----------------
 //
 // A team of lanes, a power of two, takes a head. Its thread i has run i, i + team, .. of the W
-// channels of each half. A run is a pack, or one channel of heads whose halves are not whole packs.
+// channels of each half.
 
 enum { HEAD_MOST = 256 };  // channels of a head
 
@@ -555,13 +571,8 @@ template <typename X, int W>
 __device__ static inline HeadPart<W> load_part(const X *head, HeadLane lane) {
     HeadPart<W> part = {};
     FOR_RUNS(k, at) {
-        const X *from = head + k % 2 * lane.half + at;
-        if constexpr (W == 1) {
-            part.x[k] = to_f32(*from);
-        } else {
-            const Pack<X> x = load_pack(from);
-            for (int j = 0; j < W; j++) part.x[k * W + j] = to_f32(x.x[j]);
-        }
+        const Pack<X> x = as_pack<X>(load_run<W>(head + k % 2 * lane.half + at));
+        for (int j = 0; j < W; j++) part.x[k * W + j] = to_f32(x.x[j]);
     }
     return part;
 }
@@ -570,13 +581,10 @@ template <typename X, int W>
 __device__ static inline void store_part(X *head, const HeadPart<W> &part, HeadLane lane) {
     FOR_RUNS(k, at) {
         X *to = head + k % 2 * lane.half + at;
-        if constexpr (W == 1) {
-            *to = from_f32<X>(part.x[k]);
-        } else {
-            Pack<X> x;
-            for (int j = 0; j < W; j++) x.x[j] = from_f32<X>(part.x[k * W + j]);
-            store_pack(to, x);
-        }
+        Pack<X> x;
+        for (int j = 0; j < W; j++) x.x[j] = from_f32<X>(part.x[k * W + j]);
+        if (W > 1) store_pack(to, x);
+        else *to = x.x[0];
     }
 }
 
@@ -700,12 +708,12 @@ static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
            (unsigned)HS, eps, team);
 }
 
-// Rows of a block: at least 4, and no more than 512 blocks for q, and as many for k.
-static size_t heads_backward_rows(size_t N) { return N > 4 * 512 ? (N + 511) / 512 : 4; }
+// Rows of a block: so many blocks for q, and as many for k.
+static size_t heads_backward_rows(size_t N) { return rows_of_block(N, 4, 512); }
 
 // Floats of scratch that heads_backward needs for N rows or fewer, if there is a norm.
 static size_t heads_backward_scratch(size_t N, size_t HS) {
-    return min_size(ceil_div(N, 4), 512) * 2 * HS;
+    return most_blocks(N, 4, 512) * 2 * HS;
 }
 
 // dqkv holds the gradient of what heads_forward() left on entry, and of what it found on return.
@@ -751,38 +759,29 @@ template <typename X> __device__ static inline float gelu_sigmoid(float x) {
     }
 }
 
-template <typename X>
-__global__ static void activation_forward_kernel(X *out, const X *inp, size_t n, int activation) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    Pack<X> v = load_pack(inp + i);
-    for (int j = 0; j < Pack<X>::N; j++) {
-        const float x = to_f32(v.x[j]);
-        v.x[j] = from_f32<X>(activation == ACTIVATION_RELU ? (x > 0 ? x : 0)
-                                                              : x * gelu_sigmoid<X>(x));
-    }
-    store_pack(out + i, v);
-}
-
 // silu(z) = z sigmoid(z). As exact as GELU.
 template <typename X> __device__ static inline float sigmoid(float z) {
     if constexpr (sizeof(X) == 2) return rcp_fast(1.0f + exp2_fast(-LOG2_E * z));
     else return 1.0f / (1.0f + expf(-z));
 }
 
-// Each row of inp is a gate, then what it lets through: F channels each. all: the packs of out.
-template <typename X>
-__global__ static void gate_forward_kernel(X *out, const X *inp, unsigned all, unsigned F) {
+// With a GATE, each row of inp is the gate, then what it lets through: F channels each. all: the
+// packs of out.
+template <typename X, bool GATE>
+__global__ static void activation_forward_kernel(X *out, const X *inp, unsigned all, unsigned F,
+                                                 int activation) {
     const unsigned packs = F / Pack<X>::N, i = (unsigned)grid_thread();
     if (i >= all) return;
-    const X *row = inp + (size_t)(i / packs) * 2 * F + i % packs * Pack<X>::N;
-    Pack<X> gate = load_pack(row);
-    const Pack<X> up = load_pack(row + F);
+    const X *from = inp + (size_t)(GATE ? i / packs * (2 * packs) + i % packs : i) * Pack<X>::N;
+    Pack<X> v = load_pack(from), up;
+    if (GATE) up = load_pack(from + F);
     for (int j = 0; j < Pack<X>::N; j++) {
-        const float z = to_f32(gate.x[j]);
-        gate.x[j] = from_f32<X>(z * sigmoid<X>(z) * to_f32(up.x[j]));
+        const float z = to_f32(v.x[j]);
+        v.x[j] = from_f32<X>(GATE                            ? z * sigmoid<X>(z) * to_f32(up.x[j])
+                             : activation == ACTIVATION_RELU ? (z > 0 ? z : 0)
+                                                             : z * gelu_sigmoid<X>(z));
     }
-    store_pack(out + (size_t)i * Pack<X>::N, gate);
+    store_pack(out + (size_t)i * Pack<X>::N, v);
 }
 
 template <typename X>
@@ -805,12 +804,10 @@ __global__ static void gate_backward_kernel(X *d, const X *inp, unsigned all, un
 template <typename X>
 static void activation_forward(X *out, const X *inp, size_t N, size_t F, int activation,
                                cudaStream_t stream) {
-    const unsigned blocks = pack_blocks<X>(N * F);
-    if (activation == ACTIVATION_SILU)
-        LAUNCH(gate_forward_kernel<X>, blocks, BLOCK_THREADS, 0, stream, out, inp,
-               index_32(N * F / Pack<X>::N), (unsigned)F);
-    else LAUNCH(activation_forward_kernel<X>, blocks, BLOCK_THREADS, 0, stream, out, inp, N * F,
-                activation);
+    const auto kernel = activation == ACTIVATION_SILU ? activation_forward_kernel<X, true>
+                                                      : activation_forward_kernel<X, false>;
+    LAUNCH(kernel, pack_blocks<X>(N * F), BLOCK_THREADS, 0, stream, out, inp,
+           index_32(N * F / Pack<X>::N), (unsigned)F, activation);
 }
 
 // Multiplies rows begin, begin + BLOCK_WARPS, ... below last of a pack of columns of d (N, width)
@@ -871,17 +868,19 @@ __global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, X
     if (threadIdx.x < width && column < OC) partial[split * OC + column] = total;
 }
 
-// Rows of a block: at least 64, and about 2048 blocks in all.
+// How many blocks share the rows of a slice: about 2048 in all.
+static size_t bias_backward_splits(size_t OC) {
+    const size_t slices = ceil_div(OC, 256);
+    return slices < 2048 ? 2048 / slices : 1;
+}
+
 static size_t bias_backward_rows(size_t N, size_t OC) {
-    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
-    const size_t rows = ceil_div(N, splits);
-    return rows > 64 ? rows : 64;
+    return rows_of_block(N, 64, bias_backward_splits(OC));
 }
 
 // Floats of scratch that both need for N rows or fewer; a larger OC may need less.
 static size_t bias_backward_scratch(size_t N, size_t OC) {
-    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
-    return min_size(ceil_div(N, 64), splits) * OC;
+    return most_blocks(N, 64, bias_backward_splits(OC)) * OC;
 }
 
 template <typename X, bool SLOPES>
@@ -916,25 +915,6 @@ static void activation_backward(X *d, X *db, float *scratch, const X *inp, size_
     LAUNCH(gate_backward_kernel<X>, pack_blocks<X>(N * F), BLOCK_THREADS, 0, stream, d, inp,
            index_32(N * F / Pack<X>::N), (unsigned)F);
     if (db != NULL) bias_backward(db, scratch, d, N, 2 * F, stream);
-}
-
-// --- residual connection ---------------------------------------------------------------------
-
-template <typename X>
-__global__ static void residual_forward_kernel(X *out, const X *inp, size_t n) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    Pack<X> sum = load_pack(out + i);
-    const Pack<X> more = load_pack(inp + i);
-    for (int j = 0; j < Pack<X>::N; j++)
-        sum.x[j] = from_f32<X>(to_f32(sum.x[j]) + to_f32(more.x[j]));
-    store_pack(out + i, sum);
-}
-
-// out += inp. Its backward is the identity into both branches. n must be whole packs.
-template <typename X>
-static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream) {
-    LAUNCH(residual_forward_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, inp, n);
 }
 
 // --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
@@ -1016,46 +996,49 @@ static void loss_accumulate(double *total, const float *losses, size_t N, double
     LAUNCH(loss_accumulate_kernel, 1, 1024, 0, stream, total, losses, N, scale, first);
 }
 
-// --- gradients of several micro-batches ------------------------------------------------------
+// --- sums of two tensors, element by element ---------------------------------------------------
 //
-// In both, n must be a multiple of 8 elements.
+// Of residual branches, and of gradients of several micro-batches. n must be a multiple of 8
+// elements.
 
-template <typename X>
-__global__ static void round_gradient_kernel(X *out, const float *in, size_t n) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    Pack<X> rounded;
-    for (int q = 0; q < Pack<X>::N; q += 4) {
-        const Pack<float> x = load_pack(in + i + q);
-        for (int j = 0; j < 4; j++) rounded.x[q + j] = from_f32<X>(x.x[j]);
+// out = in, or out += in: in fp32, rounded once.
+template <typename O, typename I, bool ADDS>
+__global__ static void add_kernel(O *out, const I *in, size_t n) {
+    enum { N = 16 / (sizeof(O) < sizeof(I) ? sizeof(O) : sizeof(I)) };
+    const size_t first = grid_thread() * N;
+    float more[N];
+    if (first >= n) return;
+    for (int i = 0; i < N; i += Pack<I>::N) {
+        const Pack<I> x = load_pack(in + first + i);
+        for (int j = 0; j < Pack<I>::N; j++) more[i + j] = to_f32(x.x[j]);
     }
-    store_pack(out + i, rounded);
+    for (int i = 0; i < N; i += Pack<O>::N) {
+        Pack<O> sum;
+        if (ADDS) sum = load_pack(out + first + i);
+        for (int j = 0; j < Pack<O>::N; j++)
+            sum.x[j] = from_f32<O>(ADDS ? to_f32(sum.x[j]) + more[i + j] : more[i + j]);
+        store_pack(out + first + i, sum);
+    }
+}
+
+// out += inp. Its backward is the identity into both branches.
+template <typename X>
+static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream) {
+    const auto kernel = add_kernel<X, X, true>;
+    LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, inp, n);
 }
 
 // out = in, rounded to X: the one rounding of a gradient that was summed in fp32.
 template <typename X>
 static void round_gradient(X *out, const float *in, size_t n, cudaStream_t stream) {
-    LAUNCH(round_gradient_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, in, n);
-}
-
-template <typename X>
-__global__ static void accumulate_gradient_kernel(float *acc, const X *g, size_t n, bool first) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    const Pack<X> more = load_pack(g + i);
-    for (int q = 0; q < Pack<X>::N; q += 4) {
-        Pack<float> sum;
-        if (!first) sum = load_pack(acc + i + q);
-        for (int j = 0; j < 4; j++)
-            sum.x[j] = first ? to_f32(more.x[q + j]) : sum.x[j] + to_f32(more.x[q + j]);
-        store_pack(acc + i + q, sum);
-    }
+    const auto kernel = add_kernel<X, float, false>;
+    LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, in, n);
 }
 
 // acc (+)= g, in fp32, never rounded to X; the first micro-batch overwrites.
 template <typename X>
 static void accumulate_gradient(float *acc, const X *g, size_t n, bool first,
                                 cudaStream_t stream) {
-    LAUNCH(accumulate_gradient_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, acc, g, n,
-           first);
+    const auto kernel = first ? add_kernel<float, X, false> : add_kernel<float, X, true>;
+    LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, acc, g, n);
 }
