@@ -16,24 +16,14 @@
 // Elements of a token's row in one layer's cache.
 static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_head(c); }
 
-// Each thread copies a pack of keys or values; n_packs: in all rows.
-template <typename X>
-__global__ static void cache_store_kernel(X *cache, const X *qkv, AttentionShape s,
-                                          unsigned n_packs) {
-    const unsigned packs = 2 * s.keys / Pack<X>::N, i = (unsigned)grid_thread();
-    if (i >= n_packs) return;
-    const X *row = qkv + (size_t)(i / packs) * s.pitch + s.width;
-    store_pack(cache + (size_t)i * Pack<X>::N, load_pack(row + i % packs * Pack<X>::N));
-}
-
 template <typename X>
 static void cache_store(X *cache,      // (rows, 2, NKV HS)
                         const X *qkv,  // (rows, (NH + 2 NKV) HS)
                         size_t rows, size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
-    const AttentionShape s = attention_shape(1, rows, NH, NKV, HS);
-    const size_t n = rows * 2 * s.keys;
-    LAUNCH(cache_store_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, cache, qkv, s,
-           index_32(n / Pack<X>::N));
+    const size_t keys = NKV * HS * sizeof(X), queries = NH * HS * sizeof(X);
+    if (rehearsal == NULL)
+        CUDA(cudaMemcpy2DAsync(cache, 2 * keys, (const char *)qkv + queries, queries + 2 * keys,
+                               2 * keys, rows, cudaMemcpyDeviceToDevice, stream));
 }
 
 // A block takes a query head. First, teams of eight lanes take a key each, AHEAD times: those loads
