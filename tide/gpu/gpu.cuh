@@ -20,6 +20,11 @@ __attribute__((constructor)) static void gpu_connections(void) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
 
+#ifndef __CUDA_EMU__  // the emulated GPU names what its reports are about
+#define emu_name_memory(p, what) ((void)(what))
+#define emu_name_stream(stream, name) ((void)(name))
+#endif
+
 // ---------------------------------------------------------------------------------------------
 // Errors
 

@@ -358,7 +358,7 @@ static void zo_allocate(GPT2 *g) {
     z->left = events_make(events);
     z->all = (double *)pinned_alloc((1 + world) * news * sizeof(double), "losses of all ranks");
     z->mine = z->all + world * news;
-    z->slot = (floatX **)own(OWNS_PLAIN, ALLOC(floatX *, z->slots, "slots"));
+    z->slot = (floatX **)own(free, ALLOC(floatX *, z->slots, "slots"));
     owner_end();  // slots come and go with --zo-no-slots: zo_release() frees them
     for (size_t i = 0; i < z->slots; i++) z->slot[i] = zo_slot(g);
 }
