@@ -198,7 +198,7 @@ int main(int argc, char **argv) {
     if ((alignment & (alignment - 1)) != 0) die("--align %u: must be a power of two", alignment);
     if (tiny) only = "tiny";
     timed_open(&bench.timed, tiny);
-    matmul_open(&bench.lt, MATMUL_WORKSPACE);
+    matmul_open(&bench.lt);
     bench.lt.alignment = alignment;
     CUDA(cudaDeviceSynchronize());
     bench.peak = device_peak(fp32);

@@ -235,7 +235,7 @@ static double product_seconds(const MatmulPlan *p, const cublasLtMatmulAlgo_t *a
         if (status != CUBLAS_STATUS_SUCCESS) return;
         status = cublasLtMatmul(products.lt.handle, p->op, &alpha, products.b, p->b, products.a,
                                 p->a, &beta, products.out, p->out, products.out, p->out, algo,
-                                products.lt.workspace, products.lt.workspace_bytes,
+                                products.lt.workspace, MATMUL_WORKSPACE,
                                 products.timed.stream);
     });
     return status == CUBLAS_STATUS_SUCCESS ? s : INFINITY;

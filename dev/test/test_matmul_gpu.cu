@@ -346,7 +346,7 @@ int main(void) {
         return 0;
     }
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    matmul_open(&lt, MATMUL_WORKSPACE);
+    matmul_open(&lt);
     CUDA(cudaDeviceSynchronize());
     RUN(test_linear_layers_fp32);
     RUN(test_linear_layers_bf16);

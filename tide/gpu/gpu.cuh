@@ -114,25 +114,25 @@ __device__ static inline float warp_max(float x) {
     return x;
 }
 
-// blockDim must be (32 n, 1, 1). Each call has two barriers.
-template <typename T> __device__ static inline T block_sum(T x) {
+// Folds a block's warps, and then what they have, by `fold`; `none` changes nothing. blockDim must be
+// (32 n, 1, 1). Each call has two barriers.
+template <typename T, typename Fold>
+__device__ static inline T block_fold(T x, T none, Fold fold) {
     __shared__ T part[32];
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    x = warp_sum(x);
+    x = fold(x);
     __syncthreads();  // an earlier call may still be reading
     if (lane == 0) part[warp] = x;
     __syncthreads();
-    return warp_sum(lane < blockDim.x / 32 ? part[lane] : (T)0);
+    return fold(lane < blockDim.x / 32 ? part[lane] : none);
+}
+
+template <typename T> __device__ static inline T block_sum(T x) {
+    return block_fold(x, (T)0, [](T y) { return warp_sum(y); });
 }
 
 __device__ static inline float block_max(float x) {
-    __shared__ float part[32];
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    x = warp_max(x);
-    __syncthreads();
-    if (lane == 0) part[warp] = x;
-    __syncthreads();
-    return warp_max(lane < blockDim.x / 32 ? part[lane] : -INFINITY);
+    return block_fold(x, -INFINITY, [](float y) { return warp_max(y); });
 }
 
 static inline unsigned ceil_div(size_t a, size_t b) { return (unsigned)((a + b - 1) / b); }

@@ -147,8 +147,6 @@ static void host_takes(const HostQueue *q, size_t bytes) {
 static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     const char *way = getenv("TIDE_HOST_WAIT");
     if (way != NULL && strcmp(way, "function") == 0) return NULL;
-    if (way != NULL && *way != '\0' && strcmp(way, "value") != 0)
-        die("TIDE_HOST_WAIT=%s: expected function or value", way);
     void *function = NULL;
     cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
@@ -160,10 +158,7 @@ static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     const StreamWaitValue wait = (StreamWaitValue)function;
     if (found != cudaDriverEntryPointSuccess || wait == NULL
         || wait(q->stream, (CUdeviceptr)(uintptr_t)&q->counters->done, q->submitted,
-                CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS) {
-        if (way != NULL && *way != '\0') fail("TIDE_HOST_WAIT=value: this device cannot");
-        return NULL;
-    }
+                CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS) return NULL;
     return wait;
 }
 

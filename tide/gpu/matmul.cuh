@@ -57,8 +57,7 @@ enum { MATMUL_PLANS = 128, MATMUL_ALIGNMENT = 16 };
 typedef struct {
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
-    void *workspace;
-    size_t workspace_bytes;
+    void *workspace;          // MATMUL_WORKSPACE bytes
     uint32_t alignment;       // bytes: addresses count as multiples of at most this
     size_t searches;          // how often the heuristic was asked
     size_t made;              // plans so far; the newest MATMUL_PLANS of them are kept
@@ -73,15 +72,14 @@ static inline void matmul_prefer(const Matmul *lt, cublasLtMatmulPreferenceAttri
 
 // Opens the library on the current device. The workspace is all the device memory that products
 // ever take beyond their operands. Ends the program if there is no room for it.
-static inline void matmul_open(Matmul *lt, size_t workspace_bytes = MATMUL_WORKSPACE) {
+static inline void matmul_open(Matmul *lt) {
+    const uint64_t bytes = MATMUL_WORKSPACE;
     memset(lt, 0, sizeof *lt);
     if (rehearsal != NULL) return;
-    lt->workspace_bytes = workspace_bytes;
-    lt->workspace = gpu_alloc(workspace_bytes, "the matrix product's workspace");
+    lt->workspace = gpu_alloc(bytes, "the matrix product's workspace");
     lt->alignment = MATMUL_ALIGNMENT;
     LT(cublasLtCreate(&lt->handle));
     LT(cublasLtMatmulPreferenceCreate(&lt->preference));
-    const uint64_t bytes = workspace_bytes;
     LT(cublasLtMatmulPreferenceSetAttribute(lt->preference,
            CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
     matmul_prefer(lt, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -102,7 +100,7 @@ static inline void matmul_close(Matmul *lt) {
     LT(cublasLtMatmulPreferenceDestroy(lt->preference));
     LT(cublasLtDestroy(lt->handle));
     gpu_free(lt->workspace);
-    tune_close(&lt->tune);
+    free(lt->tune.list);
     memset(lt, 0, sizeof *lt);
 }
 
@@ -180,7 +178,7 @@ static inline cublasStatus_t matmul_run(const Matmul *lt, const MatmulPlan *p,
                                         const MatmulOperands *x) {
     const float alpha = 1.0f, beta = p->shape.accumulate ? 1.0f : 0.0f;
     return cublasLtMatmul(lt->handle, p->op, &alpha, x->b, p->b, x->a, p->a, &beta, x->out, p->out,
-                          x->out, p->out, algo, lt->workspace, lt->workspace_bytes, x->stream);
+                          x->out, p->out, algo, lt->workspace, MATMUL_WORKSPACE, x->stream);
 }
 
 // Seconds of one product, of n in a row; INFINITY if the library refuses it.
@@ -248,7 +246,7 @@ static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
         known = &mine;
     } else if (cublasLtMatmulAlgoCheck(lt->handle, p->op, p->b, p->a, p->out, p->out, &known->algo,
                                        &result) != CUBLAS_STATUS_SUCCESS
-               || result.workspaceSize > lt->workspace_bytes) {
+               || result.workspaceSize > MATMUL_WORKSPACE) {
         die("--tune %s: the library does not know its algorithm for M=%zu N=%zu K=%zu: remove the "
             "file, and products are measured anew", lt->tune.file, p->shape.M, p->shape.N,
             p->shape.K);

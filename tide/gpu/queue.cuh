@@ -142,7 +142,7 @@ static void event_record(cudaEvent_t event, cudaStream_t stream) {
     else CUDA(cudaEventRecord(event, stream));
 }
 
-// The host waits: for an event, for all that a stream has been given. device_rest(): for all streams.
+// The host waits: for an event, for all that a stream has been given, or, device_rest(), for all.
 static void event_wait(cudaEvent_t event) {
     if (rehearsal != NULL) rehearse_event_wait(event_number(event));
     else CUDA(cudaEventSynchronize(event));

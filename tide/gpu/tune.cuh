@@ -136,11 +136,6 @@ static void tune_open(Tune *t, const char *file, bool measures) {
     free(text);
 }
 
-static void tune_close(Tune *t) {
-    free(t->list);
-    memset(t, 0, sizeof *t);
-}
-
 // For people, where there is something new.
 static void tune_print(Tune *t) {
     double first = 0, best = 0;
