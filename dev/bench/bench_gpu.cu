@@ -133,10 +133,11 @@ template <typename X> static void bench_shape(const Shape *s) {
     // Two products of (T, HS) and (HS, T) per head, half of which a causal mask leaves; in backward
     // five: scores again, dv, dp, dq, dk. (The kernels may do some of it twice.)
     const double product = (double)N * (double)T * (double)C;
+    const AttentionShape heads = attention_shape(B, T, NH, NH, C / NH);
     BENCH("attention_forward", 2 * product, 4 * N * C * E,
-          attention_forward(x, lse, qkv, NULL, B, T, NH, NH, C / NH, stream));
+          attention_forward(x, lse, qkv, NULL, heads, stream));
     BENCH("attention_backward", 5 * product, 8 * N * C * E,
-          attention_backward(dqkv, delta, x2, x, lse, qkv, NULL, B, T, NH, NH, C / NH, stream));
+          attention_backward(dqkv, delta, x2, x, lse, qkv, NULL, heads, stream));
     BENCH("activation_forward", 0, 2 * N * F * E,
           activation_forward(act, fc, N, F, ACTIVATION_GELU, stream));
     BENCH("activation_backward", 0, 3 * N * F * E,

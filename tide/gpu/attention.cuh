@@ -68,7 +68,7 @@ typedef struct {
 } AttentionShape;
 
 static AttentionShape attention_shape(size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
-    index_32(B * T * NH);  // every count below is smaller
+    index_32(B * T * (NH + NKV));  // every count below is smaller
     const unsigned heads = (unsigned)NH, key_heads = (unsigned)NKV, size = (unsigned)HS;
     const float scale = 1.0f / sqrtf((float)HS);
     return AttentionShape{.B = (unsigned)B, .T = (unsigned)T, .NH = heads, .NKV = key_heads,
@@ -213,9 +213,8 @@ __global__ static void attention_keys_plain_kernel(X *dqkv, const float *delta,
 // delta[b,h,t] = dout[b,t,h] . out[b,t,h]. Eight lanes take one row of one head.
 template <typename X>
 __global__ static void attention_delta_kernel(float *delta, const X *dout, const X *out,
-                                              unsigned rows, unsigned T, unsigned NH,
-                                              unsigned HS) {
-    const unsigned N = HS % Pack<X>::N == 0 ? Pack<X>::N : 1;
+                                              unsigned rows, AttentionShape s) {
+    const unsigned T = s.T, NH = s.NH, HS = s.HS, N = HS % Pack<X>::N == 0 ? Pack<X>::N : 1;
     const unsigned i = (blockIdx.x * blockDim.x + threadIdx.x) / 8;  // of (B, T, NH)
     const unsigned n = i / NH, h = i % NH, b = n / T, t = n % T;
     float sum = 0;
@@ -846,17 +845,20 @@ static void attention_keys(X *dqkv, const float *delta, const X *dout, const flo
            32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
 }
 
+// Products of all rows of q and k, half of which are masked.
+static double attention_pairs(AttentionShape s) {
+    return (double)((size_t)s.B * s.T * s.T * s.width);
+}
+
 // plain: by the plain kernels, also where there are others.
 template <typename X>
 static void attention_forward(X *out,        // (B, T, NH HS)
                               float *lse,    // (B, NH, T)
                               const X *qkv,  // (B, T, (NH + 2 NKV) HS): queries, keys, values
                               const int32_t *begins,  // (B, T), or NULL
-                              size_t B, size_t T, size_t NH, size_t NKV, size_t HS,
-                              cudaStream_t stream, bool plain = false) {
-    const AttentionShape s = attention_shape(B, T, NH, NKV, HS);
-    const bool flash = !plain && sizeof(X) == 2 && attention_has_flash(HS);
-    GPU_TAKES(stream, 2.0 * (double)(B * T * T * s.width), gpu_flops);  // half the pairs are masked
+                              AttentionShape s, cudaStream_t stream, bool plain = false) {
+    const bool flash = !plain && sizeof(X) == 2 && attention_has_flash(s.HS);
+    GPU_TAKES(stream, 2 * attention_pairs(s), gpu_flops);
     attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash, stream);
 }
 
@@ -864,15 +866,13 @@ static void attention_forward(X *out,        // (B, T, NH HS)
 // f16, which no training uses, always by the plain kernels.
 template <typename X>
 static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *dout, const X *out,
-                               const float *lse, const X *qkv, const int32_t *begins, size_t B,
-                               size_t T, size_t NH, size_t NKV, size_t HS, cudaStream_t stream,
-                               bool plain = false) {
-    const AttentionShape s = attention_shape(B, T, NH, NKV, HS);
-    const bool flash = !plain && std::is_same_v<X, bf16> && attention_has_flash(HS);
-    const unsigned rows = index_32(8 * B * T * NH) / 8;
-    GPU_TAKES(stream, 4.0 * (double)(B * T * T * s.width), gpu_flops);
+                               const float *lse, const X *qkv, const int32_t *begins,
+                               AttentionShape s, cudaStream_t stream, bool plain = false) {
+    const bool flash = !plain && std::is_same_v<X, bf16> && attention_has_flash(s.HS);
+    const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
+    GPU_TAKES(stream, 4 * attention_pairs(s), gpu_flops);
     LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
-           s.T, s.NH, s.HS);
+           s);
     attention_keys(dqkv, delta, dout, lse, qkv, begins, s, flash, stream);
     attention_queries<X, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s, flash, stream);
 }

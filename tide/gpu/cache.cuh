@@ -19,8 +19,8 @@ static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_
 template <typename X>
 static void cache_store(X *cache,      // (rows, 2, NKV HS)
                         const X *qkv,  // (rows, (NH + 2 NKV) HS)
-                        size_t rows, size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
-    const size_t keys = NKV * HS * sizeof(X), queries = NH * HS * sizeof(X);
+                        size_t rows, AttentionShape s, cudaStream_t stream) {
+    const size_t keys = s.keys * sizeof(X), queries = s.width * sizeof(X);
     if (rehearsal == NULL)
         CUDA(cudaMemcpy2DAsync(cache, 2 * keys, (const char *)qkv + queries, queries + 2 * keys,
                                2 * keys, rows, cudaMemcpyDeviceToDevice, stream));
@@ -104,12 +104,13 @@ template <typename X>
 static void attention_cached(X *out,          // (NH HS)
                              const X *qkv,    // ((NH + 2 NKV) HS): of the newest token
                              const X *cache,  // (seen, 2, NKV HS): its own row is the last
-                             size_t seen, size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
+                             size_t seen, AttentionShape s, cudaStream_t stream) {
     enum { W = Pack<X>::N };
-    const auto kernel = HS % W == 0 ? attention_cached_kernel<X, W> : attention_cached_kernel<X, 1>;
+    const auto kernel = s.HS % W == 0 ? attention_cached_kernel<X, W>
+                                      : attention_cached_kernel<X, 1>;
     if (seen > CACHED_MOST) fail("attention: %zu cached tokens are too many", seen);
-    LAUNCH(kernel, (unsigned)NH, CACHED_THREADS, seen * sizeof(float), stream, out, qkv, cache,
-           attention_shape(1, seen, NH, NKV, HS), (unsigned)seen);
+    LAUNCH(kernel, s.NH, CACHED_THREADS, seen * sizeof(float), stream, out, qkv, cache, s,
+           (unsigned)seen);
 }
 
 #endif

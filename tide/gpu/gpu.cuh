@@ -114,8 +114,8 @@ __device__ static inline float warp_max(float x) {
     return x;
 }
 
-// Folds a block's warps, and then what they have, by `fold`; `none` changes nothing. blockDim must be
-// (32 n, 1, 1). Each call has two barriers.
+// Folds a block's warps, and then their results, by `fold`; `none` changes nothing. blockDim must
+// be (32 n, 1, 1). Each call has two barriers.
 template <typename T, typename Fold>
 __device__ static inline T block_fold(T x, T none, Fold fold) {
     __shared__ T part[32];

@@ -604,25 +604,24 @@ template <typename X, int W, bool NORM>
 __global__ static void heads_forward_kernel(X *qkv, X *qk, float *qk_rstd, const X *q_norm_w,
                                             const X *k_norm_w, const float *table,
                                             const int32_t *begins, float sign, unsigned all,
-                                            unsigned T, unsigned NH, unsigned NKV, unsigned HS,
-                                            float eps, unsigned team) {
+                                            AttentionShape s, float eps, unsigned team) {
     const unsigned head = blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
-    const unsigned n = head / (NH + NKV), h = head % (NH + NKV);
-    const HeadLane lane = {threadIdx.x % team, team, HS / 2, head < all ? HS / 2 : 0};
-    X *y = qkv + ((size_t)n * (NH + 2 * NKV) + h) * HS;
+    const unsigned n = head / (s.NH + s.NKV), h = head % (s.NH + s.NKV);
+    const HeadLane lane = {threadIdx.x % team, team, s.HS / 2, head < all ? s.HS / 2 : 0};
+    X *y = qkv + (size_t)n * s.pitch + h * s.HS;
     HeadPart<W> part = load_part<X, W>(y, lane);
     if (NORM) {
-        const HeadPart<W> w = load_part<X, W>(h < NH ? q_norm_w : k_norm_w, lane);
+        const HeadPart<W> w = load_part<X, W>(h < s.NH ? q_norm_w : k_norm_w, lane);
         float squares = 0;
-        if (qk != NULL) store_part(qk + (size_t)head * HS, part, lane);
+        if (qk != NULL) store_part(qk + (size_t)head * s.HS, part, lane);
         for (int j = 0; j < part.N; j++) squares = fmaf(part.x[j], part.x[j], squares);
-        const float r = 1.0f / sqrtf(lanes_sum(squares, team) / (float)HS + eps);
+        const float r = 1.0f / sqrtf(lanes_sum(squares, team) / (float)s.HS + eps);
         for (int j = 0; j < part.N; j++) part.x[j] = part.x[j] * r * w.x[j];
         if (qk != NULL && lane.i == 0 && head < all) qk_rstd[head] = r;
     }
     if (head >= all) return;
-    const unsigned t = n % T - (begins == NULL ? 0 : (unsigned)begins[n]);
-    rotate_part(&part, table + (size_t)t * HS, sign, lane);
+    const unsigned t = n % s.T - (begins == NULL ? 0 : (unsigned)begins[n]);
+    rotate_part(&part, table + (size_t)t * s.HS, sign, lane);
     store_part(y, part, lane);
 }
 
@@ -630,48 +629,49 @@ __global__ static void heads_forward_kernel(X *qkv, X *qk, float *qk_rstd, const
 // teams of a block take turns. A thread has the same channels of every head, and holds their sums.
 template <typename X, int W>
 __global__ static void __launch_bounds__(BLOCK_THREADS)
-heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, HS) */, const X *qk,
+heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, s.HS) */, const X *qk,
                       const float *qk_rstd, const X *q_norm_w, const X *k_norm_w,
-                      const float *table, const int32_t *begins, unsigned N, unsigned T,
-                      unsigned NH, unsigned NKV, unsigned HS, unsigned rows, unsigned team) {
-    __shared__ float sums[BLOCK_THREADS * HeadPart<W>::N];  // (teams, HS)
+                      const float *table, const int32_t *begins, AttentionShape s, unsigned rows,
+                      unsigned team) {
+    __shared__ float sums[BLOCK_THREADS * HeadPart<W>::N];  // (teams, s.HS)
     const unsigned mine = threadIdx.x / team, teams = blockDim.x / team, is_k = blockIdx.x % 2;
-    const unsigned begin = blockIdx.x / 2 * rows, last = begin + rows < N ? begin + rows : N;
-    const unsigned heads = is_k ? NKV : NH, count = (last - begin) * heads;
-    HeadLane lane = {threadIdx.x % team, team, HS / 2, HS / 2};
+    const unsigned N = s.B * s.T, begin = blockIdx.x / 2 * rows;
+    const unsigned last = begin + rows < N ? begin + rows : N;
+    const unsigned heads = is_k ? s.NKV : s.NH, count = (last - begin) * heads;
+    HeadLane lane = {threadIdx.x % team, team, s.HS / 2, s.HS / 2};
     const HeadPart<W> w = load_part<X, W>(is_k ? k_norm_w : q_norm_w, lane);
     HeadPart<W> sum = {};
     for (unsigned first = 0; first < count; first += teams) {
         const bool active = first + mine < count;  // else: only here for the shuffles
         const unsigned n = begin + (first + mine) / heads;
-        const unsigned h = is_k * NH + (first + mine) % heads;
-        const unsigned t = !active ? 0 : n % T - (begins == NULL ? 0 : (unsigned)begins[n]);
-        const size_t head = (size_t)n * (NH + NKV) + h;
+        const unsigned h = is_k * s.NH + (first + mine) % heads;
+        const unsigned t = !active ? 0 : n % s.T - (begins == NULL ? 0 : (unsigned)begins[n]);
+        const size_t head = (size_t)n * (s.NH + s.NKV) + h;
         const float r = active ? qk_rstd[head] : 0;
-        X *y = dqkv + (head + (size_t)n * NKV) * HS;
-        lane.end = active ? HS / 2 : 0;
-        HeadPart<W> d = load_part<X, W>(y, lane), norm = load_part<X, W>(qk + head * HS, lane);
+        X *y = dqkv + (head + (size_t)n * s.NKV) * s.HS;
+        lane.end = active ? s.HS / 2 : 0;
+        HeadPart<W> d = load_part<X, W>(y, lane), norm = load_part<X, W>(qk + head * s.HS, lane);
         float d_dot = 0;  // mean over c of dnorm * norm
-        rotate_part(&d, table + (size_t)t * HS, -1, lane);
+        rotate_part(&d, table + (size_t)t * s.HS, -1, lane);
         for (int j = 0; j < d.N; j++) {
             norm.x[j] *= r;
             sum.x[j] += d.x[j] * norm.x[j];
             d.x[j] *= w.x[j];
             d_dot += d.x[j] * norm.x[j];
         }
-        d_dot = lanes_sum(d_dot, team) / (float)HS;
+        d_dot = lanes_sum(d_dot, team) / (float)s.HS;
         for (int j = 0; j < d.N; j++) d.x[j] = (d.x[j] - norm.x[j] * d_dot) * r;
         store_part(y, d, lane);
     }
-    lane.end = HS / 2;
+    lane.end = s.HS / 2;
     FOR_RUNS(k, at)
         for (int j = 0; j < W; j++)
-            sums[mine * HS + k % 2 * lane.half + at + j] = sum.x[k * W + j];
+            sums[mine * s.HS + k % 2 * lane.half + at + j] = sum.x[k * W + j];
     __syncthreads();
-    for (unsigned c = threadIdx.x; c < HS; c += blockDim.x) {
+    for (unsigned c = threadIdx.x; c < s.HS; c += blockDim.x) {
         float total = 0;
-        for (unsigned j = 0; j < teams; j++) total += sums[j * HS + c];
-        partial[(size_t)blockIdx.x * HS + c] = total;
+        for (unsigned j = 0; j < teams; j++) total += sums[j * s.HS + c];
+        partial[(size_t)blockIdx.x * s.HS + c] = total;
     }
 }
 
@@ -694,18 +694,16 @@ static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
                           const X *q_norm_w, const X *k_norm_w,  // (HS), (HS)
                           const float *table,     // (T, HS/2, 2)
                           const int32_t *begins,  // (B, T), or NULL
-                          size_t B, size_t T, size_t NH, size_t NKV, size_t HS, float eps,
-                          cudaStream_t stream, float sign = 1) {
+                          AttentionShape s, float eps, cudaStream_t stream, float sign = 1) {
     enum { W = Pack<X>::N };
-    const bool packs = head_run<X>(HS) == W, norm = q_norm_w != NULL;
-    const unsigned team = head_team<X>(HS), all = index_32(B * T * (NH + NKV));
+    const bool packs = head_run<X>(s.HS) == W, norm = q_norm_w != NULL;
+    const unsigned team = head_team<X>(s.HS), all = s.B * s.T * (s.NH + s.NKV);
     const auto kernel =
         packs ? norm ? heads_forward_kernel<X, W, true> : heads_forward_kernel<X, W, false>
               : norm ? heads_forward_kernel<X, 1, true> : heads_forward_kernel<X, 1, false>;
-    if (HS > HEAD_MOST) fail("rotary positions: heads of %zu channels are too wide", HS);
+    if (s.HS > HEAD_MOST) fail("rotary positions: heads of %u channels are too wide", s.HS);
     LAUNCH(kernel, ceil_div(all, BLOCK_THREADS / team), BLOCK_THREADS, 0, stream, qkv, qk, qk_rstd,
-           q_norm_w, k_norm_w, table, begins, sign, all, (unsigned)T, (unsigned)NH, (unsigned)NKV,
-           (unsigned)HS, eps, team);
+           q_norm_w, k_norm_w, table, begins, sign, all, s, eps, team);
 }
 
 // Rows of a block: so many blocks for q, and as many for k.
@@ -721,21 +719,19 @@ static size_t heads_backward_scratch(size_t N, size_t HS) {
 template <typename X>
 static void heads_backward(X *dqkv, X *dq_norm_w, X *dk_norm_w, float *scratch, const X *qk,
                            const float *qk_rstd, const X *q_norm_w, const X *k_norm_w,
-                           const float *table, const int32_t *begins, size_t B, size_t T,
-                           size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
+                           const float *table, const int32_t *begins, AttentionShape s,
+                           cudaStream_t stream) {
     if (q_norm_w == NULL) {
-        heads_forward<X>(dqkv, NULL, NULL, NULL, NULL, table, begins, B, T, NH, NKV, HS, 0, stream,
-                         -1);
+        heads_forward<X>(dqkv, NULL, NULL, NULL, NULL, table, begins, s, 0, stream, -1);
         return;
     }
-    const size_t rows = heads_backward_rows(B * T), blocks = ceil_div(B * T, rows);
-    const auto kernel = head_run<X>(HS) > 1 ? heads_backward_kernel<X, Pack<X>::N>
-                                            : heads_backward_kernel<X, 1>;
+    const size_t N = (size_t)s.B * s.T, rows = heads_backward_rows(N), blocks = ceil_div(N, rows);
+    const auto kernel = head_run<X>(s.HS) > 1 ? heads_backward_kernel<X, Pack<X>::N>
+                                              : heads_backward_kernel<X, 1>;
     LAUNCH(kernel, (unsigned)(2 * blocks), BLOCK_THREADS, 0, stream, dqkv, scratch, qk, qk_rstd,
-           q_norm_w, k_norm_w, table, begins, (unsigned)(B * T), (unsigned)T, (unsigned)NH,
-           (unsigned)NKV, (unsigned)HS, (unsigned)rows, head_team<X>(HS));
-    LAUNCH(partial_sum_kernel<X>, ceil_div(2 * HS, 32), 1024, 0, stream, dq_norm_w, dk_norm_w,
-           (X *)NULL, scratch, blocks, 2 * HS, 2 * HS, HS);
+           q_norm_w, k_norm_w, table, begins, s, (unsigned)rows, head_team<X>(s.HS));
+    LAUNCH(partial_sum_kernel<X>, ceil_div(2 * s.HS, 32), 1024, 0, stream, dq_norm_w, dk_norm_w,
+           (X *)NULL, scratch, blocks, 2 * s.HS, 2 * s.HS, s.HS);
 }
 
 // --- the MLP's non-linearity -----------------------------------------------------------------
