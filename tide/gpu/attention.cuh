@@ -397,22 +397,20 @@ __device__ static inline void tile_accumulate(float (&acc)[MI][D / 8][4],
     }
 }
 
-// Rows row0, ... of x = the warp's accumulators, row r of which is multiplied by factor[r / 16]
-// [r / 8 % 2]. On their way they pass the warp's own rows of `tile`, which nobody needs any more,
-// so that lanes write runs of 16 bytes. Rows from `rows` and channels from HS on are left out.
+// Rows row0, ... of x = the warp's accumulators. On their way they pass the warp's own rows of
+// `tile`, which nobody needs any more, so that lanes write runs of 16 bytes. Rows from `rows` and
+// channels from HS on are left out.
 template <int D, int MI, typename X>
 __device__ static inline void tile_store(X *x, int pitch, int rows, int HS,
-                                         const float (&acc)[MI][D / 8][4],
-                                         const float (&factor)[MI][2], X *tile, int row0) {
+                                         const float (&acc)[MI][D / 8][4], X *tile, int row0) {
     const int lane = threadIdx.x % 32;
     __syncwarp();  // other lanes may still read those rows
     UNROLL for (int m = 0; m < MI; m++)
         UNROLL for (int n = 0; n < D / 8; n++)
             UNROLL for (int r = 0; r < 2; r++) {
                 X *to = tile + tile_at<D>(row0 + 16 * m + 8 * r + lane / 4, n) + lane % 4 * 2;
-                const float f = factor[m][r];
-                *reinterpret_cast<uint32_t *>(to) = pack_pair<X>(acc[m][n][2 * r] * f,
-                                                                 acc[m][n][2 * r + 1] * f);
+                *reinterpret_cast<uint32_t *>(to) = pack_pair<X>(acc[m][n][2 * r],
+                                                                 acc[m][n][2 * r + 1]);
             }
     __syncwarp();
     UNROLL for (int i = lane; i < 16 * MI * D / 8; i += 32) {
@@ -615,7 +613,7 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
     if (PACKED) begins_load(begin, begins += w.at_row + first, rows);
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
-    float acc[MI][D / 8][4], factor[MI][2];
+    float acc[MI][D / 8][4];
     float max[MI][2], sum[MI][2];             // forward: see softmax_tile()
     float row_lse2[MI][2], row_delta[MI][2];  // backward
     FOR_FRAGMENTS(m, n, D / 8, e) acc[m][n][e] = 0;
@@ -627,7 +625,6 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
             const int row = row0 + fragment_row(m, 2 * r);
             row_lse2[m][r] = row < rows ? lse[(size_t)w.head * T + first + row] * LOG2_E : 0;
             row_delta[m][r] = row < rows ? delta[(size_t)w.head * T + first + row] : 0;
-            factor[m][r] = shape.scale;
         }
     tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
     if (!FORWARD)
@@ -663,6 +660,8 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
         }
     }
     const FlashWork to = flash_work(ROWS, false, shape, at_once);
+    float factor[MI][2];
+    UNROLL for (int m = 0; m < MI; m++) factor[m][0] = factor[m][1] = shape.scale;
     if (FORWARD) {
         UNROLL for (int m = 0; m < MI; m++)
             UNROLL for (int r = 0; r < 2; r++) {
@@ -674,9 +673,10 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
                                                                 + logf(total);
             }
     }
+    FOR_FRAGMENTS(m, n, D / 8, e) acc[m][n][e] *= factor[m][e / 2];
     const size_t result_pitch = FORWARD ? width : shape.pitch;
     tile_store<D>(result + (to.at_row + to.first) * result_pitch + to.at_q, (int)result_pitch,
-                  to.rows, HS, acc, factor, q_tile, row0);
+                  to.rows, HS, acc, q_tile, row0);
 }
 
 // Scores are transposed here: a row is a key, a column a query. The tiles of queries of all heads
@@ -709,12 +709,8 @@ attention_keys_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
     }
     const int all_tiles = tiles * (int)shape.group;
 
-    float dk[MI][D / 8][4], dv[MI][D / 8][4], k_factor[MI][2], v_factor[MI][2];
+    float dk[MI][D / 8][4], dv[MI][D / 8][4];
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] = dv[m][n][e] = 0;
-    UNROLL for (int m = 0; m < MI; m++) {
-        k_factor[m][0] = k_factor[m][1] = shape.scale;
-        v_factor[m][0] = v_factor[m][1] = 1;
-    }
     // Starts the copies of a tile of head w.head, into stage j % 2. Queries past the end have q,
     // dout, lse and delta 0: for them p is finite and ds is 0, and neither adds anything. They
     // begin behind all keys.
@@ -786,8 +782,9 @@ attention_keys_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
     }
     const FlashWork to = flash_work(ROWS, true, shape, at_once);
     dqkv += (size_t)(to.at_row + to.first) * shape.pitch + to.at_k;
-    tile_store<D>(dqkv, pitch, to.rows, HS, dk, k_factor, k_tile, row0);
-    tile_store<D>(dqkv + shape.keys, pitch, to.rows, HS, dv, v_factor, v_tile, row0);
+    FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] *= shape.scale;
+    tile_store<D>(dqkv, pitch, to.rows, HS, dk, k_tile, row0);
+    tile_store<D>(dqkv + shape.keys, pitch, to.rows, HS, dv, v_tile, row0);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -845,11 +842,6 @@ static void attention_keys(X *dqkv, const float *delta, const X *dout, const flo
            32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
 }
 
-// Products of all rows of q and k, half of which are masked.
-static double attention_pairs(AttentionShape s) {
-    return (double)((size_t)s.B * s.T * s.T * s.width);
-}
-
 // plain: by the plain kernels, also where there are others.
 template <typename X>
 static void attention_forward(X *out,        // (B, T, NH HS)
@@ -858,7 +850,7 @@ static void attention_forward(X *out,        // (B, T, NH HS)
                               const int32_t *begins,  // (B, T), or NULL
                               AttentionShape s, cudaStream_t stream, bool plain = false) {
     const bool flash = !plain && sizeof(X) == 2 && attention_has_flash(s.HS);
-    GPU_TAKES(stream, 2 * attention_pairs(s), gpu_flops);
+    GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_flops);  // half the pairs are masked
     attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash, stream);
 }
 
@@ -870,7 +862,7 @@ static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *
                                AttentionShape s, cudaStream_t stream, bool plain = false) {
     const bool flash = !plain && std::is_same_v<X, bf16> && attention_has_flash(s.HS);
     const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
-    GPU_TAKES(stream, 4 * attention_pairs(s), gpu_flops);
+    GPU_TAKES(stream, 4.0 * s.width * s.B * s.T * s.T, gpu_flops);
     LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
            s);
     attention_keys(dqkv, delta, dout, lse, qkv, begins, s, flash, stream);

@@ -69,11 +69,19 @@ template <typename X> struct alignas(16) Pack {
     X x[N];
 };
 
-template <typename X> __device__ static inline Pack<X> load_pack(const X *p) {
-    const int4 bits = *reinterpret_cast<const int4 *>(p);
+// A pack as it came, for values that wait in registers: as a Pack, each bf16 takes a whole one.
+template <typename X> __device__ static inline int4 load_bits(const X *p) {
+    return *reinterpret_cast<const int4 *>(p);
+}
+
+template <typename X> __device__ static inline Pack<X> as_pack(int4 bits) {
     Pack<X> r;
     memcpy(&r, &bits, sizeof r);
     return r;
+}
+
+template <typename X> __device__ static inline Pack<X> load_pack(const X *p) {
+    return as_pack<X>(load_bits(p));
 }
 
 // One store of 16 bytes to global memory. From C++ the compiler makes four of 4 bytes of it

@@ -37,17 +37,6 @@ __device__ static inline size_t grid_thread(void) {
     return blockIdx.x * (size_t)blockDim.x + threadIdx.x;
 }
 
-// A pack as it came, for values that wait in registers: as a Pack, each bf16 takes a whole one.
-template <typename X> __device__ static inline int4 load_bits(const X *p) {
-    return *reinterpret_cast<const int4 *>(p);
-}
-
-template <typename X> __device__ static inline Pack<X> as_pack(int4 bits) {
-    Pack<X> r;
-    memcpy(&r, &bits, sizeof r);
-    return r;
-}
-
 // A run of W channels of a head: a pack, or one channel of heads that are not whole packs.
 template <int W, typename X> __device__ static inline int4 load_run(const X *p) {
     if constexpr (W > 1) return load_bits(p);
