@@ -546,13 +546,16 @@ __device__ static inline void mask_unseen(float (&s)[MI][NB][4], const int32_t *
         }
 }
 
-// Masks the scores of the warp's queries, from query0 on, with the keys behind them, from key0 on.
-template <int MI, int NB>
-__device__ static inline void mask_future(float (&s)[MI][NB][4], int key0, int query0) {
-    if (key0 + 8 * NB - 1 <= query0) return;
-    const int ahead = query0 + fragment_row(0, 0) - key0 - fragment_column(0, 0);
-    FOR_FRAGMENTS(m, n, NB, e)
-        if (8 * n + e % 2 - 16 * m - 8 * (e / 2) > ahead) s[m][n][e] = -INFINITY;
+// Masks the scores of queries with the keys behind them. The warp's rows are queries, from row0 on,
+// and the columns keys, from column0 on; or with KEYS the other way around.
+template <bool KEYS, int MI, int NB>
+__device__ static inline void mask_future(float (&s)[MI][NB][4], int row0, int column0) {
+    if (KEYS ? column0 >= row0 + 16 * MI - 1 : column0 + 8 * NB - 1 <= row0) return;
+    const int ahead = row0 + fragment_row(0, 0) - column0 - fragment_column(0, 0);
+    FOR_FRAGMENTS(m, n, NB, e) {
+        const int column = 8 * n + e % 2 - 16 * m - 8 * (e / 2);
+        if (KEYS ? column < ahead : column > ahead) s[m][n][e] = -INFINITY;
+    }
 }
 
 // Adds a tile of values to the warp's rows of o, by their scores s, which become p. max: a row's
@@ -648,7 +651,7 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
         float s[MI][NB][4], dp[MI][NB][4];
         tile_product<D>(s, q_tile, row0, k_tile);
         if (!FORWARD) tile_product<D>(dp, d_tile, row0, v_tile);
-        if (!PACKED) mask_future(s, key0, first + row0);
+        if (!PACKED) mask_future<false>(s, first + row0, key0);
         if (PACKED) mask_unseen<FORWARD>(s, begin, key0, first, row0);
         if (FORWARD) {
             softmax_tile<D>(acc, max, sum, s, shape.scale2, v_tile);
@@ -755,11 +758,7 @@ attention_keys_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
         float s[MI][NB][4], dp[MI][NB][4];
         tile_product<D>(s, k_tile, row0, q_tile);
         tile_product<D>(dp, v_tile, row0, d_tile);
-        if (query0 < row0 + 16 * MI - 1) {  // queries see no keys behind them
-            const int behind = row0 + fragment_row(0, 0) - query0 - fragment_column(0, 0);
-            FOR_FRAGMENTS(m, n, NB, e)
-                if (8 * n + e % 2 - 16 * m - 8 * (e / 2) < behind) s[m][n][e] = -INFINITY;
-        }
+        mask_future<true>(s, row0, query0);
         if (PACKED && begin[QUERIES - 1] > first + row0) {
             UNROLL for (int n = 0; n < NB; n++)
                 UNROLL for (int c = 0; c < 2; c++) {

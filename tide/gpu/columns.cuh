@@ -234,7 +234,7 @@ static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const vo
 // zen_sums(): a thread adds up one column of one block of ZEN_BLOCK rows; then another thread adds
 // up a column's blocks. A block of threads takes COLUMNS_STRIP adjacent columns.
 
-enum { COLUMNS_STRIP = 128, COLUMNS_ROWS = 16 };  // so many loads of each thread are under way
+enum { COLUMNS_STRIP = 128 };
 
 // Fills a segment's work: blocks and strips of all its matrices that have both kinds of columns.
 // Returns how many ZenSum of scratch memory that takes.
@@ -269,11 +269,6 @@ static size_t columns_scratch(const ZenMap *map) {
     return most;
 }
 
-__device__ static inline void columns_sum(ZenSum *sum, double x) {
-    sum->squares += x * x;  // exact, so that it may be fused
-    sum->magnitudes += fabs(x);
-}
-
 template <typename G>
 __global__ static void __launch_bounds__(COLUMNS_STRIP)
 columns_block_sums_kernel(ZenSum *__restrict__ scratch, const void *__restrict__ arena_part,
@@ -286,22 +281,18 @@ columns_block_sums_kernel(ZenSum *__restrict__ scratch, const void *__restrict__
     const unsigned rows = left < ZEN_BLOCK ? left : (unsigned)ZEN_BLOCK;
     const G *grad = (const G *)arena_part + w.at + (size_t)b * ZEN_BLOCK * w.cols + j;
     ZenSum sum = {0, 0};
-    unsigned row = 0;
-    for (; row + COLUMNS_ROWS <= rows; row += COLUMNS_ROWS) {
-        G x[COLUMNS_ROWS];
-        #pragma unroll
-        for (int k = 0; k < COLUMNS_ROWS; k++, grad += w.cols) x[k] = *grad;
-        #pragma unroll
-        for (int k = 0; k < COLUMNS_ROWS; k++) columns_sum(&sum, to_f32(x[k]));
+    #pragma unroll 16
+    for (unsigned row = 0; row < rows; row++) {
+        const double x = to_f32(grad[(size_t)row * w.cols]);
+        sum.squares += x * x;  // exact, so that it may be fused
+        sum.magnitudes += fabs(x);
     }
-    for (; row < rows; row++, grad += w.cols) columns_sum(&sum, to_f32(*grad));
     scratch[w.packed_at + (size_t)b * w.cols + j] = sum;
 }
 
 __global__ static void __launch_bounds__(COLUMNS_STRIP)
 columns_sums_kernel(ZenSum *__restrict__ sums, const ZenSum *__restrict__ scratch,
                     Batch<ColumnsWork> batch) {
-    enum { AHEAD = 8 };
     unsigned strip = blockIdx.x;
     const ColumnsWork w = batch_find(batch, &strip);
     const unsigned j = strip * COLUMNS_STRIP + threadIdx.x;
@@ -309,18 +300,10 @@ columns_sums_kernel(ZenSum *__restrict__ sums, const ZenSum *__restrict__ scratc
     if (j >= w.cols) return;
     scratch += w.packed_at + j;
     ZenSum sum = {0, 0};
-    for (unsigned first = 0; first < blocks; first += AHEAD) {
-        ZenSum x[AHEAD];
-        #pragma unroll
-        for (unsigned k = 0; k < AHEAD; k++, scratch += w.cols) {
-            x[k] = {0, 0};  // to add it changes nothing
-            if (first + k < blocks) x[k] = *scratch;
-        }
-        #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            sum.squares += x[k].squares;
-            sum.magnitudes += x[k].magnitudes;
-        }
+    #pragma unroll 8
+    for (unsigned b = 0; b < blocks; b++) {
+        sum.squares += scratch[(size_t)b * w.cols].squares;
+        sum.magnitudes += scratch[(size_t)b * w.cols].magnitudes;
     }
     sums[w.column_at + j] = sum;
 }
