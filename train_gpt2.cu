@@ -508,9 +508,8 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t f
         gpt2_forward(g, g->inputs, NULL, NULL, 1, T);
         g->caching = false;
         g->position = 0;
-        gemm(&g->lt, false, true, 1, Vp, C, g->ln_f + (rows - 1) * C, C,
-             tensor(g, g->table.lm_head), C, g->logits, Vp, NULL, false, GEMM_PLAIN, NULL,
-             g->compute);
+        matmul_forward<floatX>(&g->lt, g->logits, g->ln_f + (rows - 1) * C,
+                               tensor(g, g->table.lm_head), NULL, 1, C, Vp, g->compute);
         compute_span(g, NULL, 0);
         floats_move(g->logits, logits, g->config.vocab, true);
     }

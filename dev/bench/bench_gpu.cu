@@ -74,10 +74,10 @@ static void bench_linear(const char *name, X *out, X *inp, X *w, X *bias, X *dw,
     BENCH(line, flops, bytes, matmul_forward(lt, out, inp, w, bias, N, C, OC, bench.timed.stream));
     snprintf(line, sizeof line, "  gradient of the input");
     BENCH(line, flops, bytes, gemm(lt, false, false, N, C, OC, out, OC, w, C, inp, C, nullptr,
-                                   false, GEMM_PLAIN, nullptr, bench.timed.stream));
+                                   false, bench.timed.stream));
     snprintf(line, sizeof line, "  gradient of the weight");
     BENCH(line, flops, bytes, gemm(lt, true, false, OC, C, N, out, OC, inp, C, dw, C, nullptr,
-                                   false, GEMM_PLAIN, nullptr, bench.timed.stream));
+                                   false, bench.timed.stream));
 }
 
 template <typename X> static void bench_shape(const Shape *s) {
@@ -128,26 +128,16 @@ template <typename X> static void bench_shape(const Shape *s) {
     bench_linear("attproj", x2, x, w, bias, dw, N, C, C);
     bench_linear("fc", fc, x, w, bias, dw, N, C, F);
     bench_linear("fcproj", x, act, w, bias, dw, N, F, C);
-    if (gemm(lt, false, true, N, F, C, x, C, w, C, act, F, bias, false, GEMM_GELU, fc, stream)
-        && gemm(lt, false, false, N, F, C, x, C, w, F, act, F, nullptr, false, GEMM_DGELU, fc,
-                stream)) {  // there are algorithms
-        const double flops = 2.0 * (double)N * (double)C * (double)F;
-        BENCH("fc with GELU", flops, (N * C + C * F + 2 * N * F) * E,
-              gemm(lt, false, true, N, F, C, x, C, w, C, act, F, bias, false, GEMM_GELU, fc,
-                   stream));
-        BENCH("  gradient of fcproj's input", flops, (N * C + C * F + 2 * N * F) * E,
-              gemm(lt, false, false, N, F, C, x, C, w, F, act, F, nullptr, false, GEMM_DGELU, fc,
-                   stream));
-    }
     BENCH("bias_backward (3 C)", 0, 3 * N * C * E,
           bias_backward(dbias, scratch, qkv, N, 3 * C, stream));
     // Two products of (T, HS) and (HS, T) per head, half of which a causal mask leaves; in backward
     // five: scores again, dv, dp, dq, dk. (The kernels may do some of it twice.)
     const double product = (double)N * (double)T * (double)C;
+    const AttentionShape heads = attention_shape(B, T, NH, NH, C / NH);
     BENCH("attention_forward", 2 * product, 4 * N * C * E,
-          attention_forward(x, lse, qkv, NULL, B, T, NH, NH, C / NH, stream));
+          attention_forward(x, lse, qkv, NULL, heads, stream));
     BENCH("attention_backward", 5 * product, 8 * N * C * E,
-          attention_backward(dqkv, delta, x2, x, lse, qkv, NULL, B, T, NH, NH, C / NH, stream));
+          attention_backward(dqkv, delta, x2, x, lse, qkv, NULL, heads, stream));
     BENCH("activation_forward", 0, 2 * N * F * E,
           activation_forward(act, fc, N, F, ACTIVATION_GELU, stream));
     BENCH("activation_backward", 0, 3 * N * F * E,
@@ -156,16 +146,13 @@ template <typename X> static void bench_shape(const Shape *s) {
     const double head = 2.0 * (double)rows * (double)Vp * (double)C;
     const size_t head_bytes = (rows * C + Vp * C + rows * Vp) * E;
     BENCH("logits, a chunk of rows", head, head_bytes,
-          gemm(lt, false, true, rows, Vp, C, x, C, wte, C, logits, Vp, nullptr, false, GEMM_PLAIN,
-               nullptr, stream));
+          gemm(lt, false, true, rows, Vp, C, x, C, wte, C, logits, Vp, nullptr, false, stream));
     BENCH("crossentropy", 0, 2 * rows * Vp * E,
           crossentropy(losses, logits, tokens, 1.0f, rows, V, Vp, stream));
     BENCH("  gradient of the input", head, head_bytes,
-          gemm(lt, false, false, rows, C, Vp, logits, Vp, wte, C, x, C, nullptr, false, GEMM_PLAIN,
-               nullptr, stream));
+          gemm(lt, false, false, rows, C, Vp, logits, Vp, wte, C, x, C, nullptr, false, stream));
     BENCH("  gradient of wte, added in fp32", head, (rows * C + rows * Vp) * E + 8 * Vp * C,
-          gemm(lt, true, false, Vp, C, rows, logits, Vp, x, C, dwte, C, nullptr, true, GEMM_PLAIN,
-               nullptr, stream));
+          gemm(lt, true, false, Vp, C, rows, logits, Vp, x, C, dwte, C, nullptr, true, stream));
     BENCH("round_gradient (wte)", 0, Vp * C * (4 + E), round_gradient(wte, dwte, Vp * C, stream));
     BENCH("accumulate_gradient (wte)", 0, Vp * C * (8 + E),
           accumulate_gradient(dwte, wte, Vp * C, false, stream));
@@ -212,7 +199,7 @@ int main(int argc, char **argv) {
     if ((alignment & (alignment - 1)) != 0) die("--align %u: must be a power of two", alignment);
     if (tiny) only = "tiny";
     timed_open(&bench.timed, tiny);
-    matmul_open(&bench.lt, MATMUL_WORKSPACE);
+    matmul_open(&bench.lt);
     bench.lt.alignment = alignment;
     CUDA(cudaDeviceSynchronize());
     bench.peak = device_peak(fp32);

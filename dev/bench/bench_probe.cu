@@ -11,7 +11,7 @@
 //             behind large ones of another stream
 //   products  every product of a training step: the algorithm that the heuristic names first, which
 //             is what tide/gpu/matmul.cuh takes, against the best of its first sixteen; all of them give the
-//             same bits in every run. With epilogues, too: the pass that those save is in bench_gpu
+//             same bits in every run
 //   touch     writes to so much host memory by all threads, as the first to do so: how fast that is,
 //             and whether a machine gives what it has, or grows as it is used
 //   pin       gets so much page-locked memory as the trainer does, in doubling steps up to MIB: how long
@@ -224,7 +224,7 @@ static struct {
     Timed timed;
     Matmul lt;
     DevicePeak peak;
-    bf16 *a, *b, *bias, *aux;
+    bf16 *a, *b, *bias;
     void *out;
     double first, best;  // seconds of a layer's products, summed
 } products;
@@ -237,7 +237,7 @@ static double product_seconds(const MatmulPlan *p, const cublasLtMatmulAlgo_t *a
         if (status != CUBLAS_STATUS_SUCCESS) return;
         status = cublasLtMatmul(products.lt.handle, p->op, &alpha, products.b, p->b, products.a,
                                 p->a, &beta, products.out, p->out, products.out, p->out, algo,
-                                products.lt.workspace, products.lt.workspace_bytes,
+                                products.lt.workspace, MATMUL_WORKSPACE,
                                 products.timed.stream);
     });
     return status == CUBLAS_STATUS_SUCCESS ? s : INFINITY;
@@ -245,7 +245,7 @@ static double product_seconds(const MatmulPlan *p, const cublasLtMatmulAlgo_t *a
 
 // As gemm() in tide/gpu/matmul.cuh describes it. `counts`: it is one of a layer's twelve.
 static void product(const char *shape, const char *name, bool trans_a, bool trans_b, size_t M,
-                    size_t N, size_t K, bool bias, int epilogue, bool fp32, bool counts) {
+                    size_t N, size_t K, bool bias, bool fp32, bool counts) {
     MatmulShape s;
     MatmulPlan p;
     cublasLtMatmulHeuristicResult_t found[ALGORITHMS];
@@ -263,20 +263,11 @@ static void product(const char *shape, const char *name, bool trans_a, bool tran
     s.out_type = fp32 ? CUDA_R_32F : CUDA_R_16BF;
     s.accumulate = fp32;
     s.bias = bias;
-    s.epilogue = epilogue;
     s.align_a = s.align_b = s.align_out = MATMUL_ALIGNMENT;
     if (bias) s.align_bias = MATMUL_ALIGNMENT;
-    if (epilogue != GEMM_PLAIN) s.align_aux = MATMUL_ALIGNMENT;
-    const cublasStatus_t status = matmul_plan(&products.lt, &s, &p);
-    if (status != CUBLAS_STATUS_SUCCESS) {
-        printf("%s: no algorithm: %s\n", what, cublasLtGetStatusString(status));
-        return;
-    }
+    matmul_plan(&products.lt, &s, &p);
     if (bias)
         matmul_set(p.op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &products.bias, sizeof products.bias);
-    if (epilogue != GEMM_PLAIN)
-        matmul_set(p.op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &products.aux,
-                   sizeof products.aux);
     const double first = product_seconds(&p, &p.algo);
     double least = first;
     LT(cublasLtMatmulAlgoGetHeuristic(products.lt.handle, p.op, p.b, p.a, p.out, p.out,
@@ -311,7 +302,6 @@ static void products_of(const ProductShape *s) {
     products.a = product_tensor(most);
     products.b = product_tensor(most);
     products.bias = product_tensor(F > 3 * C ? F : 3 * C);
-    products.aux = product_tensor(N * F);
     products.out = product_tensor(2 * most);
     products.first = products.best = 0;
     const struct { const char *name; size_t in, out; } linear[] = {
@@ -319,19 +309,16 @@ static void products_of(const ProductShape *s) {
     for (const auto &l : linear) {
         char name[64];
         snprintf(name, sizeof name, "%s", l.name);
-        product(s->name, name, false, true, N, l.out, l.in, true, GEMM_PLAIN, false, true);
+        product(s->name, name, false, true, N, l.out, l.in, true, false, true);
         snprintf(name, sizeof name, "%s, gradient of the input", l.name);
-        product(s->name, name, false, false, N, l.in, l.out, false, GEMM_PLAIN, false, true);
+        product(s->name, name, false, false, N, l.in, l.out, false, false, true);
         snprintf(name, sizeof name, "%s, gradient of the weight", l.name);
-        product(s->name, name, true, false, l.out, l.in, N, false, GEMM_PLAIN, false, true);
+        product(s->name, name, true, false, l.out, l.in, N, false, false, true);
     }
-    product(s->name, "fc with GELU, aux", false, true, N, F, C, true, GEMM_GELU, false, false);
-    product(s->name, "fcproj, gradient with DGELU", false, false, N, F, C, false, GEMM_DGELU, false,
-            false);
-    product(s->name, "logits", false, true, rows, Vp, C, false, GEMM_PLAIN, false, false);
-    product(s->name, "logits, gradient of the input", false, false, rows, C, Vp, false, GEMM_PLAIN,
+    product(s->name, "logits", false, true, rows, Vp, C, false, false, false);
+    product(s->name, "logits, gradient of the input", false, false, rows, C, Vp, false,
             false, false);
-    product(s->name, "wte, gradient in fp32", true, false, Vp, C, rows, false, GEMM_PLAIN, true,
+    product(s->name, "wte, gradient in fp32", true, false, Vp, C, rows, false, true,
             false);
     char what[64];
     snprintf(what, sizeof what, "%s: products of a layer", s->name);
@@ -341,7 +328,7 @@ static void products_of(const ProductShape *s) {
     row(what, 100 * (1 - products.best / products.first), "%");
     CUDA(cudaStreamSynchronize(products.timed.stream));
     for (void *x : {(void *)products.a, (void *)products.b, (void *)products.bias,
-                    (void *)products.aux, products.out})
+                    products.out})
         CUDA(cudaFree(x));
 }
 

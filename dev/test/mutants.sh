@@ -1,7 +1,7 @@
 #!/bin/sh
 # Do the tests of offloading, of importance-aware updates, of zeroth-order training and of several
 # GPUs notice a mistake? First, each call that orders a step (a wait, a record, a copy, work for the
-# host: queue.cuh) is left out, by its place, in every program that comes by. Then, each line of
+# host: sites.cuh) is left out, by its place, in every program that comes by. Then, each line of
 # mutants.list is a mistake in the sources of the trainers: a buffer is used too early, a sum not
 # reset. test_placement, or test_zo_gpu for those of zo*, test_zenflow_gpu for those whose name has
 # "zen", test_zero_gpu for "zero", test_kernels for the layers' kernels, test_layers for the layers on

@@ -8,6 +8,8 @@
 #include "../../adam.h"
 #include "queue.cuh"
 
+enum { ADAM_THREADS = 256 };
+
 // The weight that is stored for a master.
 template <typename X> HOST_DEVICE static inline X weight_from(float p) { return from_f32<X>(p); }
 template <> HOST_DEVICE inline bf16 weight_from<bf16>(float p) {
@@ -17,14 +19,16 @@ template <> HOST_DEVICE inline bf16 weight_from<bf16>(float p) {
     return w;
 }
 
-// A launch for the runs from number `first` on, as many as it has room for; units_of(run): its
-// units.
-static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count,
-                                 unsigned (*units_of)(const AdamRun *)) {
+// A launch for the runs from number `first` on, as many as it has room for. Units: blocks of the
+// norm, or of threads that take four elements each.
+static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool norm) {
     Batch<AdamRun> batch;
     memset(&batch, 0, sizeof batch);
-    for (int i = first; i < count && i < first + BATCH_MOST; i++)
-        batch_add(&batch, runs[i], units_of(&runs[i]));
+    for (int i = first; i < count && i < first + BATCH_MOST; i++) {
+        const size_t fours = (runs[i].at + runs[i].length + 3) / 4 - runs[i].at / 4;
+        const size_t blocks = runs[i].length > 0 ? ceil_div(fours, ADAM_THREADS) : 0;
+        batch_add(&batch, runs[i], norm ? norm_blocks(runs[i].length) : blocks);
+    }
     return batch;
 }
 
@@ -48,8 +52,6 @@ template <typename X> __device__ static inline Four<X> &four(const X *at) { retu
 // One thread takes four elements that start at a multiple of four. At the ends of a run that starts
 // or ends elsewhere, or in arenas that are not aligned, it takes those of its four that belong to
 // the run one by one. The unit of work is one block of threads.
-enum { ADAM_THREADS = 256 };
-
 template <typename W, typename M>
 __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const void *grad,
                                           bool grad_is_bf16, bool aligned,
@@ -87,11 +89,6 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
 // The time of an update with moments in bf16, of that with fp32: as a parameter's bytes.
 #define BF16_MOMENTS_TAKE (18.0 / 26)
 
-static unsigned adam_blocks(const AdamRun *run) {
-    const size_t fours = (run->at + run->length + 3) / 4 - run->at / 4;
-    return run->length > 0 ? ceil_div(fours, ADAM_THREADS) : 0;
-}
-
 // adam_update() for elements at .. at + length - 1 of each run: the same bits. The pointers are the
 // starts of arenas in device memory; low NULL: the weights are floats. *step is copied, and says
 // how m and v are stored. Fastest where the arenas are 16-byte aligned.
@@ -101,7 +98,7 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
     const uintptr_t addresses = (uintptr_t)w | (uintptr_t)low | (uintptr_t)m | (uintptr_t)v
                               | (uintptr_t)grad;
     for (int first = 0; first < count; first += BATCH_MOST) {
-        const Batch<AdamRun> batch = adam_batch(runs, first, count, adam_blocks);
+        const Batch<AdamRun> batch = adam_batch(runs, first, count, false);
         const unsigned blocks = batch_units(&batch);
         if (blocks == 0) continue;
         const double state = step->moments_bf16 ? BF16_MOMENTS_TAKE : 1;
@@ -149,14 +146,12 @@ __global__ static void norm_block_sums_kernel(const void *grad, double *sums, un
     if (lane == 0) sums[unit] = sum;
 }
 
-static unsigned adam_norm_blocks(const AdamRun *run) { return (unsigned)norm_blocks(run->length); }
-
 // norm_block_sums() of every run, one after the other: the same bits. `grad` is the start of an
 // arena in device memory, sums (sum over the runs of norm_blocks(length)) is device memory too.
 static inline void norm_block_sums_gpu(const void *grad, bool is_bf16, const AdamRun *runs,
                                        int count, double *sums, cudaStream_t stream) {
     for (int first = 0; first < count; first += BATCH_MOST) {
-        const Batch<AdamRun> batch = adam_batch(runs, first, count, adam_norm_blocks);
+        const Batch<AdamRun> batch = adam_batch(runs, first, count, true);
         const unsigned units = batch_units(&batch);
         if (units == 0) continue;
         const auto kernel = is_bf16 ? norm_block_sums_kernel<true> : norm_block_sums_kernel<false>;

@@ -68,7 +68,7 @@ typedef struct {
 } AttentionShape;
 
 static AttentionShape attention_shape(size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
-    index_32(B * T * NH);  // every count below is smaller
+    index_32(B * T * (NH + NKV));  // every count below is smaller
     const unsigned heads = (unsigned)NH, key_heads = (unsigned)NKV, size = (unsigned)HS;
     const float scale = 1.0f / sqrtf((float)HS);
     return AttentionShape{.B = (unsigned)B, .T = (unsigned)T, .NH = heads, .NKV = key_heads,
@@ -116,42 +116,7 @@ __device__ static inline void store_channels(X *row, const float (&acc)[PLAIN_CH
     }
 }
 
-template <typename X>
-__global__ static void attention_forward_plain_kernel(X *out, float *lse, const X *qkv,
-                                                      const int32_t *begins, AttentionShape s) {
-    __shared__ float shared_weights[PLAIN_WARPS][32];
-    const size_t T = s.T, HS = s.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
-    if (row >= s.B * s.NH * T) return;  // whole warps; the block has no barrier
-    const size_t t = row % T, h = row / T % s.NH, b = row / T / s.NH;
-    const X *q = qkv + (b * T + t) * s.pitch + h * HS;
-    const X *k = qkv + b * T * s.pitch + (s.NH + h / s.group) * HS, *v = k + s.keys;
-    float *weights = shared_weights[warp];
-    const size_t begin = begins == NULL ? 0 : (size_t)begins[b * T + t];
-    for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
-        float acc[PLAIN_CHANNELS] = {0}, max = -INFINITY, sum = 0;
-        for (size_t u0 = begin; u0 <= t; u0 += 32) {
-            const size_t u = u0 + lane;
-            const float score = u <= t ? head_dot(q, k + u * s.pitch, HS) * s.scale : -INFINITY;
-            const float new_max = fmaxf(max, warp_max(score));
-            const float rescale = expf(max - new_max), p = expf(score - new_max);
-            max = new_max;
-            sum = sum * rescale + p;  // this lane's keys
-            for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] *= rescale;
-            __syncwarp();  // the previous weights were read
-            weights[lane] = p;
-            __syncwarp();
-            add_rows(acc, weights, t - u0 < 32 ? t - u0 + 1 : 32, v + u0 * s.pitch, s.pitch, first,
-                     HS);
-        }
-        sum = warp_sum(sum);
-        for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] /= sum;
-        store_channels(out + (b * T + t) * s.width + h * HS, acc, first, HS);
-        if (lane == 0) lse[row] = max + logf(sum);
-    }
-}
-
-// p[t,u] and ds[t,u], this one with the factor that s has
+// p[t,u] and ds[t,u], this one with the factor that s has.
 template <typename X>
 __device__ static inline void plain_score(float *p, float *ds, const X *q, const X *k, const X *v,
                                           const X *dout, float lse, float delta, size_t HS,
@@ -160,41 +125,55 @@ __device__ static inline void plain_score(float *p, float *ds, const X *q, const
     *ds = *p * (head_dot(dout, v, HS) - delta) * scale;
 }
 
-template <typename X>
-__global__ static void attention_backward_dq_plain_kernel(X *dqkv, const float *delta,
-                                                          const X *dout, const float *lse,
-                                                          const X *qkv, const int32_t *begins,
-                                                          AttentionShape s) {
+// The rows of out (B, T, NH HS), and lse, if FORWARD; else those of dq in dqkv.
+template <typename X, bool FORWARD>
+__global__ static void attention_queries_plain_kernel(X *result, float *lse, const float *delta,
+                                                      const X *dout, const X *qkv,
+                                                      const int32_t *begins, AttentionShape s) {
     __shared__ float shared_weights[PLAIN_WARPS][32];
     const size_t T = s.T, HS = s.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
-    if (row >= s.B * s.NH * T) return;
+    if (row >= s.B * s.NH * T) return;  // whole warps; the block has no barrier
     const size_t t = row % T, h = row / T % s.NH, b = row / T / s.NH;
     const X *q = qkv + (b * T + t) * s.pitch + h * HS;
-    const X *d = dout + (b * T + t) * s.width + h * HS;
+    const X *d = FORWARD ? NULL : dout + (b * T + t) * s.width + h * HS;
     const X *k = qkv + b * T * s.pitch + (s.NH + h / s.group) * HS, *v = k + s.keys;
     float *weights = shared_weights[warp];
     const size_t begin = begins == NULL ? 0 : (size_t)begins[b * T + t];
     for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
-        float dq[PLAIN_CHANNELS] = {0};
+        float acc[PLAIN_CHANNELS] = {0}, max = -INFINITY, sum = 0;
         for (size_t u0 = begin; u0 <= t; u0 += 32) {
             const size_t u = u0 + lane;
             float p = 0, ds = 0;
-            if (u <= t)
+            if (FORWARD) {
+                const float score = u <= t ? head_dot(q, k + u * s.pitch, HS) * s.scale : -INFINITY;
+                const float new_max = fmaxf(max, warp_max(score)), rescale = expf(max - new_max);
+                p = expf(score - new_max);
+                max = new_max;
+                sum = sum * rescale + p;  // this lane's keys
+                for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] *= rescale;
+            } else if (u <= t) {
                 plain_score(&p, &ds, q, k + u * s.pitch, v + u * s.pitch, d, lse[row], delta[row],
                             HS, s.scale);
+            }
+            __syncwarp();  // the previous weights were read
+            weights[lane] = FORWARD ? p : ds;
             __syncwarp();
-            weights[lane] = ds;
-            __syncwarp();
-            add_rows(dq, weights, t - u0 < 32 ? t - u0 + 1 : 32, k + u0 * s.pitch, s.pitch, first,
-                     HS);
+            add_rows(acc, weights, t - u0 < 32 ? t - u0 + 1 : 32,
+                     (FORWARD ? v : k) + u0 * s.pitch, s.pitch, first, HS);
         }
-        store_channels(dqkv + (b * T + t) * s.pitch + h * HS, dq, first, HS);
+        if (FORWARD) {
+            sum = warp_sum(sum);
+            for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] /= sum;
+            if (lane == 0) lse[row] = max + logf(sum);
+        }
+        store_channels(result + (b * T + t) * (FORWARD ? s.width : s.pitch) + h * HS, acc, first,
+                       HS);
     }
 }
 
 template <typename X>
-__global__ static void attention_backward_dkdv_plain_kernel(X *dqkv, const float *delta,
+__global__ static void attention_keys_plain_kernel(X *dqkv, const float *delta,
                                                             const X *dout, const float *lse,
                                                             const X *qkv, const int32_t *begins,
                                                             AttentionShape s) {
@@ -234,44 +213,16 @@ __global__ static void attention_backward_dkdv_plain_kernel(X *dqkv, const float
 // delta[b,h,t] = dout[b,t,h] . out[b,t,h]. Eight lanes take one row of one head.
 template <typename X>
 __global__ static void attention_delta_kernel(float *delta, const X *dout, const X *out,
-                                              unsigned rows, unsigned T, unsigned NH,
-                                              unsigned HS) {
-    const unsigned N = HS % Pack<X>::N == 0 ? Pack<X>::N : 1;
+                                              unsigned rows, AttentionShape s) {
+    const unsigned T = s.T, NH = s.NH, HS = s.HS, N = HS % Pack<X>::N == 0 ? Pack<X>::N : 1;
     const unsigned i = (blockIdx.x * blockDim.x + threadIdx.x) / 8;  // of (B, T, NH)
     const unsigned n = i / NH, h = i % NH, b = n / T, t = n % T;
     float sum = 0;
     if (i < rows)
         for (unsigned c = threadIdx.x % 8 * N; c < HS; c += 8 * N)
             sum += head_dot(dout + (size_t)i * HS + c, out + (size_t)i * HS + c, N);
-    for (int distance = 4; distance > 0; distance /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    sum = lanes_sum(sum, 8);
     if (i < rows && threadIdx.x % 8 == 0) delta[(size_t)(b * NH + h) * T + t] = sum;
-}
-
-template <typename X>
-static void attention_delta(float *delta, const X *dout, const X *out, AttentionShape s,
-                            cudaStream_t stream) {
-    const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
-    LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
-           s.T, s.NH, s.HS);
-}
-
-template <typename X>
-static void attention_forward_plain(X *out, float *lse, const X *qkv, const int32_t *begins,
-                                    AttentionShape s, cudaStream_t stream) {
-    LAUNCH(attention_forward_plain_kernel<X>, ceil_div(s.B * s.NH * s.T, PLAIN_WARPS),
-           32 * PLAIN_WARPS, 0, stream, out, lse, qkv, begins, s);
-}
-
-template <typename X>
-static void attention_backward_plain(X *dqkv, float *delta, const X *dout, const X *out,
-                                     const float *lse, const X *qkv, const int32_t *begins,
-                                     AttentionShape s, cudaStream_t stream) {
-    attention_delta(delta, dout, out, s, stream);
-    LAUNCH(attention_backward_dq_plain_kernel<X>, ceil_div(s.B * s.NH * s.T, PLAIN_WARPS),
-           32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
-    LAUNCH(attention_backward_dkdv_plain_kernel<X>, ceil_div(s.B * s.NKV * s.T, PLAIN_WARPS),
-           32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -446,22 +397,20 @@ __device__ static inline void tile_accumulate(float (&acc)[MI][D / 8][4],
     }
 }
 
-// Rows row0, ... of x = the warp's accumulators, row r of which is multiplied by factor[r / 16]
-// [r / 8 % 2]. On their way they pass the warp's own rows of `tile`, which nobody needs any more,
-// so that lanes write runs of 16 bytes. Rows from `rows` and channels from HS on are left out.
+// Rows row0, ... of x = the warp's accumulators. On their way they pass the warp's own rows of
+// `tile`, which nobody needs any more, so that lanes write runs of 16 bytes. Rows from `rows` and
+// channels from HS on are left out.
 template <int D, int MI, typename X>
 __device__ static inline void tile_store(X *x, int pitch, int rows, int HS,
-                                         const float (&acc)[MI][D / 8][4],
-                                         const float (&factor)[MI][2], X *tile, int row0) {
+                                         const float (&acc)[MI][D / 8][4], X *tile, int row0) {
     const int lane = threadIdx.x % 32;
     __syncwarp();  // other lanes may still read those rows
     UNROLL for (int m = 0; m < MI; m++)
         UNROLL for (int n = 0; n < D / 8; n++)
             UNROLL for (int r = 0; r < 2; r++) {
                 X *to = tile + tile_at<D>(row0 + 16 * m + 8 * r + lane / 4, n) + lane % 4 * 2;
-                const float f = factor[m][r];
-                *reinterpret_cast<uint32_t *>(to) = pack_pair<X>(acc[m][n][2 * r] * f,
-                                                                 acc[m][n][2 * r + 1] * f);
+                *reinterpret_cast<uint32_t *>(to) = pack_pair<X>(acc[m][n][2 * r],
+                                                                 acc[m][n][2 * r + 1]);
             }
     __syncwarp();
     UNROLL for (int i = lane; i < 16 * MI * D / 8; i += 32) {
@@ -506,10 +455,11 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 // with one, shared memory is busier than the tensor cores, but dk and dv of large heads leave no
 // registers for two. Two blocks of 128 threads with up to 255 registers fit a multiprocessor. No
 // kernel needs more than 96 KiB, which a block may have on every GPU since sm_80; an H100 has room
-// for two such blocks, an A100 for two of 80 KiB.
-enum { QUERY_MI = 2, BACKWARD_STREAM = 32 };                           // forward and dq; dq, dk, dv
-#define KEY_MI(D) ((D) <= 64 ? 2 : 1)                                  // dk, dv
-#define FORWARD_KEYS(D) ((D) <= 64 ? 64 : 32)                          // streamed at a time
+// for two such blocks, an A100 for two of 80 KiB. QUERY_: of blocks that own queries, in forward
+// and for dq, and stream keys; KEY_: of those that own keys, for dk and dv, and stream queries.
+enum { QUERY_MI = 2, KEY_QUERIES = 32 };
+#define KEY_MI(D) ((D) <= 64 ? 2 : 1)
+#define QUERY_KEYS(D, forward) ((D) <= 64 && (forward) ? 64 : 32)
 
 // Returns which head a block works on, and which tile of it. Blocks are counted in runs of at_once
 // heads; within a run the tiles with the most work are first (tile `tiles` - 1 of every head, then
@@ -596,25 +546,68 @@ __device__ static inline void mask_unseen(float (&s)[MI][NB][4], const int32_t *
         }
 }
 
-// Masks the scores of the warp's queries, from query0 on, with the keys behind them, from key0 on.
-template <int MI, int NB>
-__device__ static inline void mask_future(float (&s)[MI][NB][4], int key0, int query0) {
-    if (key0 + 8 * NB - 1 <= query0) return;
-    const int ahead = query0 + fragment_row(0, 0) - key0 - fragment_column(0, 0);
-    FOR_FRAGMENTS(m, n, NB, e)
-        if (8 * n + e % 2 - 16 * m - 8 * (e / 2) > ahead) s[m][n][e] = -INFINITY;
+// Masks the scores of queries with the keys behind them. The warp's rows are queries, from row0 on,
+// and the columns keys, from column0 on; or with KEYS the other way around.
+template <bool KEYS, int MI, int NB>
+__device__ static inline void mask_future(float (&s)[MI][NB][4], int row0, int column0) {
+    if (KEYS ? column0 >= row0 + 16 * MI - 1 : column0 + 8 * NB - 1 <= row0) return;
+    const int ahead = row0 + fragment_row(0, 0) - column0 - fragment_column(0, 0);
+    FOR_FRAGMENTS(m, n, NB, e) {
+        const int column = 8 * n + e % 2 - 16 * m - 8 * (e / 2);
+        if (KEYS ? column < ahead : column > ahead) s[m][n][e] = -INFINITY;
+    }
 }
 
-template <int D, typename X, bool PACKED>
+// Adds a tile of values to the warp's rows of o, by their scores s, which become p. max: a row's
+// largest q . k so far, without the scale; sum: this lane's part of the sum of p.
+template <int D, int MI, int NB, typename X>
+__device__ static inline void softmax_tile(float (&o)[MI][D / 8][4], float (&max)[MI][2],
+                                           float (&sum)[MI][2], float (&s)[MI][NB][4],
+                                           float scale2, const X *v_tile) {
+    float rescale[MI][2];
+    bool moved = false;
+    UNROLL for (int m = 0; m < MI; m++)
+        UNROLL for (int r = 0; r < 2; r++) {
+            float top = max[m][r];
+            UNROLL for (int n = 0; n < NB; n++)
+                top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+            top = row_max(top);
+            rescale[m][r] = exp2_fast((max[m][r] - top) * scale2);
+            moved |= top > max[m][r];
+            max[m][r] = top;
+            const float bias = top * scale2;
+            float part = 0;
+            UNROLL for (int n = 0; n < NB; n++)
+                UNROLL for (int e = 2 * r; e < 2 * r + 2; e++)
+                    part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], scale2, -bias));
+            sum[m][r] = sum[m][r] * rescale[m][r] + part;
+        }
+    if (__any_sync(0xffffffffu, moved)) {  // seldom, after the first tiles
+        FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] *= rescale[m][e / 2];
+    }
+    tile_accumulate<D>(o, s, v_tile);
+}
+
+// s: q . k, becomes p; dp becomes ds, without the scale. scale2 and lse2 are for powers of two.
+__device__ static inline void score_gradient(float &s, float &dp, float scale2, float lse2,
+                                             float delta) {
+    s = exp2_fast(fmaf(s, scale2, -lse2));
+    dp = s * (dp - delta);
+}
+
+// Blocks that own queries: those of out (B, T, NH HS), and lse, if FORWARD; else of dq in dqkv.
+template <int D, typename X, bool PACKED, bool FORWARD>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
-attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *begins,
-                               AttentionShape shape, unsigned at_once) {
-    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = FORWARD_KEYS(D), NB = KEYS / 8 };
+attention_queries_flash_kernel(X *result, float *lse, const float *delta, const X *dout,
+                               const X *qkv, const int32_t *begins, AttentionShape shape,
+                               unsigned at_once) {
+    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = QUERY_KEYS(D, FORWARD), NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
-    X *const q_tile = reinterpret_cast<X *>(flash_shared);  // (ROWS, D)
-    X *const stages = q_tile + ROWS * D;                    // (2, k and v, KEYS, D)
+    X *const q_tile = reinterpret_cast<X *>(flash_shared);   // (ROWS, D)
+    X *const d_tile = q_tile + ROWS * D;                     // (ROWS, D) of dout, if not FORWARD
+    X *const stages = FORWARD ? d_tile : d_tile + ROWS * D;  // (2, k and v, KEYS, D)
     int32_t *const begin = reinterpret_cast<int32_t *>(stages + 4 * KEYS * D);  // (ROWS), if PACKED
-    const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
+    const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
     const FlashWork w = flash_work(ROWS, false, shape, at_once);
     const size_t T = shape.T, width = shape.width;
     const int pitch = (int)shape.pitch, first = w.first, rows = w.rows;
@@ -623,13 +616,23 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *
     if (PACKED) begins_load(begin, begins += w.at_row + first, rows);
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
-    float o[MI][D / 8][4], max[MI][2], sum[MI][2];  // max: of q . k, without the scale
-    FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] = 0;
-    UNROLL for (int m = 0; m < MI; m++) {
-        max[m][0] = max[m][1] = PACKED ? -1e30f : -INFINITY;  // a row's first tiles may be masked
-        sum[m][0] = sum[m][1] = 0;
-    }
+    float acc[MI][D / 8][4];
+    float max[MI][2], sum[MI][2];             // forward: see softmax_tile()
+    float row_lse2[MI][2], row_delta[MI][2];  // backward
+    FOR_FRAGMENTS(m, n, D / 8, e) acc[m][n][e] = 0;
+    UNROLL for (int m = 0; m < MI; m++)
+        UNROLL for (int r = 0; r < 2; r++) {
+            max[m][r] = PACKED ? -1e30f : -INFINITY;  // a row's first tiles may be masked
+            sum[m][r] = 0;
+            if (FORWARD) continue;
+            const int row = row0 + fragment_row(m, 2 * r);
+            row_lse2[m][r] = row < rows ? lse[(size_t)w.head * T + first + row] * LOG2_E : 0;
+            row_delta[m][r] = row < rows ? delta[(size_t)w.head * T + first + row] : 0;
+        }
     tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
+    if (!FORWARD)
+        tile_load<D, ROWS>(d_tile, dout + (size_t)(w.at_row + first) * width + w.at_q, (int)width,
+                           rows, HS);
     const int tile0 = PACKED ? begins[0] / KEYS : 0;
     stage_load<D, KEYS>(stages, tile0, k, pitch, v, pitch, tile0 * KEYS, T, HS);
     __pipeline_commit();
@@ -645,125 +648,49 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *
         if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;  // nothing visible
         if (PACKED && key0 + KEYS <= begin[row0]) continue;
 
-        float s[MI][NB][4];
-        tile_product<D>(s, q_tile, row0, k_tile);
-        if (!PACKED) mask_future(s, key0, first + row0);
-        if (PACKED) mask_unseen<true>(s, begin, key0, first, row0);
-        float rescale[MI][2];
-        bool moved = false;
-        UNROLL for (int m = 0; m < MI; m++)
-            UNROLL for (int r = 0; r < 2; r++) {
-                float top = max[m][r];
-                UNROLL for (int n = 0; n < NB; n++)
-                    top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
-                top = row_max(top);
-                rescale[m][r] = exp2_fast((max[m][r] - top) * shape.scale2);
-                moved |= top > max[m][r];
-                max[m][r] = top;
-                const float bias = top * shape.scale2;
-                float part = 0;
-                UNROLL for (int n = 0; n < NB; n++)
-                    UNROLL for (int e = 2 * r; e < 2 * r + 2; e++)
-                        part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], shape.scale2, -bias));
-                sum[m][r] = sum[m][r] * rescale[m][r] + part;  // this lane's columns
-            }
-        if (__any_sync(0xffffffffu, moved)) {  // seldom, after the first tiles
-            FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] *= rescale[m][e / 2];
-        }
-        tile_accumulate<D>(o, s, v_tile);
-    }
-    const FlashWork to = flash_work(ROWS, false, shape, at_once);
-    float inverse[MI][2];
-    UNROLL for (int m = 0; m < MI; m++)
-        UNROLL for (int r = 0; r < 2; r++) {
-            const float total = row_sum(sum[m][r]);
-            const int row = row0 + fragment_row(m, 2 * r);
-            inverse[m][r] = 1.0f / total;
-            if (lane % 4 == 0 && row < to.rows)
-                lse[(size_t)to.head * T + to.first + row] = max[m][r] * shape.scale + logf(total);
-        }
-    tile_store<D>(out + (size_t)(to.at_row + to.first) * width + to.at_q, (int)width, to.rows, HS,
-                  o, inverse, q_tile, row0);
-}
-
-// s: q . k, becomes p; dp becomes ds, without the scale. scale2 and lse2 are for powers of two.
-__device__ static inline void score_gradient(float &s, float &dp, float scale2, float lse2,
-                                             float delta) {
-    s = exp2_fast(fmaf(s, scale2, -lse2));
-    dp = s * (dp - delta);
-}
-
-template <int D, bool PACKED>
-__global__ static void __launch_bounds__(FLASH_THREADS, 2)
-attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
-                                   const float *lse, const bf16 *qkv, const int32_t *begins,
-                                   AttentionShape shape, unsigned at_once) {
-    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = BACKWARD_STREAM, NB = KEYS / 8 };
-    extern __shared__ int4 flash_shared[];
-    bf16 *const q_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
-    bf16 *const d_tile = q_tile + ROWS * D;                       // (ROWS, D), of dout
-    bf16 *const stages = d_tile + ROWS * D;                       // (2, k and v, KEYS, D)
-    int32_t *const begin = reinterpret_cast<int32_t *>(stages + 4 * KEYS * D);  // (ROWS), if PACKED
-    const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
-    const FlashWork w = flash_work(ROWS, false, shape, at_once);
-    const size_t T = shape.T, width = shape.width;
-    const int pitch = (int)shape.pitch, first = w.first, rows = w.rows;
-    const bf16 *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
-    const bf16 *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
-    const bf16 *d = dout + (size_t)w.at_row * width + w.at_q;
-    if (PACKED) begins_load(begin, begins += w.at_row + first, rows);
-    const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
-
-    float dq[MI][D / 8][4], row_lse2[MI][2], row_delta[MI][2], factor[MI][2];
-    FOR_FRAGMENTS(m, n, D / 8, e) dq[m][n][e] = 0;
-    UNROLL for (int m = 0; m < MI; m++)
-        UNROLL for (int r = 0; r < 2; r++) {
-            const int row = row0 + fragment_row(m, 2 * r);
-            row_lse2[m][r] = row < rows ? lse[(size_t)w.head * T + first + row] * LOG2_E : 0;
-            row_delta[m][r] = row < rows ? delta[(size_t)w.head * T + first + row] : 0;
-            factor[m][r] = shape.scale;
-        }
-    tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
-    tile_load<D, ROWS>(d_tile, d + first * width, (int)width, rows, HS);
-    const int tile0 = PACKED ? begins[0] / KEYS : 0;
-    stage_load<D, KEYS>(stages, tile0, k, pitch, v, pitch, tile0 * KEYS, T, HS);
-    __pipeline_commit();
-    for (int j = tile0; j < tiles; j++) {
-        const int key0 = j * KEYS;
-        const bf16 *k_tile = stages + j % 2 * 2 * KEYS * D, *v_tile = k_tile + KEYS * D;
-        __pipeline_wait_prior(0);
-        __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
-        if (j + 1 < tiles) {
-            stage_load<D, KEYS>(stages, j + 1, k, pitch, v, pitch, key0 + KEYS, T, HS);
-            __pipeline_commit();
-        }
-        if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;
-        if (PACKED && key0 + KEYS <= begin[row0]) continue;
-
         float s[MI][NB][4], dp[MI][NB][4];
         tile_product<D>(s, q_tile, row0, k_tile);
-        tile_product<D>(dp, d_tile, row0, v_tile);
-        if (!PACKED) mask_future(s, key0, first + row0);
-        if (PACKED) mask_unseen<false>(s, begin, key0, first, row0);
-        FOR_FRAGMENTS(m, n, NB, e)
-            score_gradient(s[m][n][e], dp[m][n][e], shape.scale2, row_lse2[m][e / 2],
-                           row_delta[m][e / 2]);
-        tile_accumulate<D>(dq, dp, k_tile);
+        if (!FORWARD) tile_product<D>(dp, d_tile, row0, v_tile);
+        if (!PACKED) mask_future<false>(s, first + row0, key0);
+        if (PACKED) mask_unseen<FORWARD>(s, begin, key0, first, row0);
+        if (FORWARD) {
+            softmax_tile<D>(acc, max, sum, s, shape.scale2, v_tile);
+        } else {
+            FOR_FRAGMENTS(m, n, NB, e)
+                score_gradient(s[m][n][e], dp[m][n][e], shape.scale2, row_lse2[m][e / 2],
+                               row_delta[m][e / 2]);
+            tile_accumulate<D>(acc, dp, k_tile);
+        }
     }
     const FlashWork to = flash_work(ROWS, false, shape, at_once);
-    tile_store<D>(dqkv + (size_t)(to.at_row + to.first) * shape.pitch + to.at_q, pitch, to.rows, HS,
-                  dq, factor, q_tile, row0);
+    float factor[MI][2];
+    UNROLL for (int m = 0; m < MI; m++) factor[m][0] = factor[m][1] = shape.scale;
+    if (FORWARD) {
+        UNROLL for (int m = 0; m < MI; m++)
+            UNROLL for (int r = 0; r < 2; r++) {
+                const float total = row_sum(sum[m][r]);
+                const int row = row0 + fragment_row(m, 2 * r);
+                factor[m][r] = 1.0f / total;
+                if (threadIdx.x % 4 == 0 && row < to.rows)
+                    lse[(size_t)to.head * T + to.first + row] = max[m][r] * shape.scale
+                                                                + logf(total);
+            }
+    }
+    FOR_FRAGMENTS(m, n, D / 8, e) acc[m][n][e] *= factor[m][e / 2];
+    const size_t result_pitch = FORWARD ? width : shape.pitch;
+    tile_store<D>(result + (to.at_row + to.first) * result_pitch + to.at_q, (int)result_pitch,
+                  to.rows, HS, acc, q_tile, row0);
 }
 
 // Scores are transposed here: a row is a key, a column a query. The tiles of queries of all heads
 // of the group are one stream, one head after the other.
 template <int D, bool PACKED>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
-attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
+attention_keys_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
                                      const float *lse, const bf16 *qkv, const int32_t *begins,
                                      AttentionShape shape, unsigned at_once) {
     enum { MI = KEY_MI(D), ROWS = 64 * MI };
-    enum { QUERIES = BACKWARD_STREAM, NB = QUERIES / 8 };
+    enum { QUERIES = KEY_QUERIES, NB = QUERIES / 8 };
     extern __shared__ int4 flash_shared[];
     bf16 *const k_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
     bf16 *const v_tile = k_tile + ROWS * D;                       // (ROWS, D)
@@ -785,12 +712,8 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
     }
     const int all_tiles = tiles * (int)shape.group;
 
-    float dk[MI][D / 8][4], dv[MI][D / 8][4], k_factor[MI][2], v_factor[MI][2];
+    float dk[MI][D / 8][4], dv[MI][D / 8][4];
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] = dv[m][n][e] = 0;
-    UNROLL for (int m = 0; m < MI; m++) {
-        k_factor[m][0] = k_factor[m][1] = shape.scale;
-        v_factor[m][0] = v_factor[m][1] = 1;
-    }
     // Starts the copies of a tile of head w.head, into stage j % 2. Queries past the end have q,
     // dout, lse and delta 0: for them p is finite and ds is 0, and neither adds anything. They
     // begin behind all keys.
@@ -835,11 +758,7 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
         float s[MI][NB][4], dp[MI][NB][4];
         tile_product<D>(s, k_tile, row0, q_tile);
         tile_product<D>(dp, v_tile, row0, d_tile);
-        if (query0 < row0 + 16 * MI - 1) {  // queries see no keys behind them
-            const int behind = row0 + fragment_row(0, 0) - query0 - fragment_column(0, 0);
-            FOR_FRAGMENTS(m, n, NB, e)
-                if (8 * n + e % 2 - 16 * m - 8 * (e / 2) < behind) s[m][n][e] = -INFINITY;
-        }
+        mask_future<true>(s, row0, query0);
         if (PACKED && begin[QUERIES - 1] > first + row0) {
             UNROLL for (int n = 0; n < NB; n++)
                 UNROLL for (int c = 0; c < 2; c++) {
@@ -862,86 +781,91 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
     }
     const FlashWork to = flash_work(ROWS, true, shape, at_once);
     dqkv += (size_t)(to.at_row + to.first) * shape.pitch + to.at_k;
-    tile_store<D>(dqkv, pitch, to.rows, HS, dk, k_factor, k_tile, row0);
-    tile_store<D>(dqkv + shape.keys, pitch, to.rows, HS, dv, v_factor, v_tile, row0);
-}
-
-static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
-
-// The instance of a flash kernel for heads padded to D channels, and for rows of several documents
-// (packed) or not; behind that: its other types.
-#define FLASH_HEADS(kernel, D, ...) \
-    ((D) == 32 ? kernel<32, __VA_ARGS__> : (D) == 64 ? kernel<64, __VA_ARGS__> \
-     : (D) == 96 ? kernel<96, __VA_ARGS__> : kernel<128, __VA_ARGS__>)
-#define FLASH_KERNEL(kernel, D, packed, ...) \
-    ((packed) ? FLASH_HEADS(kernel, D, ##__VA_ARGS__, true) \
-              : FLASH_HEADS(kernel, D, ##__VA_ARGS__, false))
-
-// The flash kernels, for head sizes with attention_has_flash(HS).
-
-template <typename X>
-static void attention_forward_flash(X *out, float *lse, const X *qkv, const int32_t *begins,
-                                    AttentionShape s, cudaStream_t stream) {
-    const size_t D = round_up(s.HS, 32), rows = 64 * QUERY_MI;
-    const size_t numbers = begins != NULL ? rows : 0;
-    const size_t bytes = (rows + 4 * FORWARD_KEYS(D)) * D * sizeof(X) + 4 * numbers;
-    const auto kernel = FLASH_KERNEL(attention_forward_flash_kernel, D, begins != NULL, X);
-    LET_SHARED(kernel, bytes);
-    LAUNCH(kernel, ceil_div(s.T, rows) * (unsigned)(s.B * s.NH), FLASH_THREADS, bytes, stream, out,
-           lse, qkv, begins, s, flash_at_once(s, false));
-}
-
-static void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out,
-                                     const float *lse, const bf16 *qkv, const int32_t *begins,
-                                     AttentionShape s, cudaStream_t stream) {
-    const size_t D = round_up(s.HS, 32), columns = BACKWARD_STREAM;
-    const bool packed = begins != NULL;
-    attention_delta(delta, dout, out, s, stream);
-    for (int of_keys = 1; of_keys >= 0; of_keys--) {
-        const size_t rows = 64 * (size_t)(of_keys ? KEY_MI(D) : QUERY_MI);
-        const size_t numbers = of_keys ? (packed ? 6 : 4) * columns : packed ? rows : 0;
-        const size_t bytes = (2 * rows + 4 * columns) * D * sizeof(bf16) + 4 * numbers;
-        const auto kernel = of_keys ? FLASH_KERNEL(attention_backward_dkdv_flash_kernel, D, packed)
-                                    : FLASH_KERNEL(attention_backward_dq_flash_kernel, D, packed);
-        LET_SHARED(kernel, bytes);
-        LAUNCH(kernel, ceil_div(s.T, rows) * (unsigned)(s.B * (of_keys ? s.NKV : s.NH)),
-               FLASH_THREADS, bytes, stream, dqkv, delta, dout, lse, qkv, begins, s,
-               flash_at_once(s, of_keys));
-    }
+    FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] *= shape.scale;
+    tile_store<D>(dqkv, pitch, to.rows, HS, dk, k_tile, row0);
+    tile_store<D>(dqkv + shape.keys, pitch, to.rows, HS, dv, v_tile, row0);
 }
 
 // ---------------------------------------------------------------------------------------------
-// What the trainer calls
+// Launches. With `flash`, the head size must be one that those kernels take.
 
+static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
+
+// The instance of a flash kernel for heads padded to D channels; behind that: its other types.
+#define FLASH_KERNEL(kernel, D, ...) \
+    ((D) == 32 ? kernel<32, __VA_ARGS__> : (D) == 64 ? kernel<64, __VA_ARGS__> \
+     : (D) == 96 ? kernel<96, __VA_ARGS__> : kernel<128, __VA_ARGS__>)
+
+// The kernels in which a warp, or a block, owns queries.
+template <typename X, bool FORWARD>
+static void attention_queries(X *result, float *lse, const float *delta, const X *dout,
+                              const X *qkv, const int32_t *begins, AttentionShape s, bool flash,
+                              cudaStream_t stream) {
+    const size_t D = round_up(s.HS, 32), rows = 64 * QUERY_MI, tiles = FORWARD ? 1 : 2;
+    const size_t numbers = begins != NULL ? rows : 0;
+    const size_t bytes = (tiles * rows + 4 * QUERY_KEYS(D, FORWARD)) * D * sizeof(X) + 4 * numbers;
+    if constexpr (FORWARD ? sizeof(X) == 2 : std::is_same_v<X, bf16>)
+        if (flash) {
+            const auto kernel = begins != NULL
+                ? FLASH_KERNEL(attention_queries_flash_kernel, D, X, true, FORWARD)
+                : FLASH_KERNEL(attention_queries_flash_kernel, D, X, false, FORWARD);
+            LET_SHARED(kernel, bytes);
+            LAUNCH(kernel, ceil_div(s.T, rows) * s.B * s.NH, FLASH_THREADS, bytes, stream, result,
+                   lse, delta, dout, qkv, begins, s, flash_at_once(s, false));
+            return;
+        }
+    const auto kernel = attention_queries_plain_kernel<X, FORWARD>;
+    LAUNCH(kernel, ceil_div(s.B * s.NH * s.T, PLAIN_WARPS), 32 * PLAIN_WARPS, 0, stream, result,
+           lse, delta, dout, qkv, begins, s);
+}
+
+// Those in which it owns keys.
+template <typename X>
+static void attention_keys(X *dqkv, const float *delta, const X *dout, const float *lse,
+                           const X *qkv, const int32_t *begins, AttentionShape s, bool flash,
+                           cudaStream_t stream) {
+    const size_t D = round_up(s.HS, 32), rows = 64 * (size_t)KEY_MI(D);
+    const size_t numbers = (begins != NULL ? 6 : 4) * KEY_QUERIES;
+    const size_t bytes = (2 * rows + 4 * KEY_QUERIES) * D * sizeof(X) + 4 * numbers;
+    if constexpr (std::is_same_v<X, bf16>)
+        if (flash) {
+            const auto kernel = begins != NULL
+                ? FLASH_KERNEL(attention_keys_flash_kernel, D, true)
+                : FLASH_KERNEL(attention_keys_flash_kernel, D, false);
+            LET_SHARED(kernel, bytes);
+            LAUNCH(kernel, ceil_div(s.T, rows) * s.B * s.NKV, FLASH_THREADS, bytes, stream, dqkv,
+                   delta, dout, lse, qkv, begins, s, flash_at_once(s, true));
+            return;
+        }
+    LAUNCH(attention_keys_plain_kernel<X>, ceil_div(s.B * s.NKV * s.T, PLAIN_WARPS),
+           32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
+}
+
+// plain: by the plain kernels, also where there are others.
 template <typename X>
 static void attention_forward(X *out,        // (B, T, NH HS)
                               float *lse,    // (B, NH, T)
                               const X *qkv,  // (B, T, (NH + 2 NKV) HS): queries, keys, values
                               const int32_t *begins,  // (B, T), or NULL
-                              size_t B, size_t T, size_t NH, size_t NKV, size_t HS,
-                              cudaStream_t stream) {
-    const AttentionShape s = attention_shape(B, T, NH, NKV, HS);
-    GPU_TAKES(stream, 2.0 * (double)(B * T * T * s.width), gpu_flops);  // half the pairs are masked
-    if constexpr (sizeof(X) == sizeof(bf16)) {
-        if (attention_has_flash(HS))
-            return attention_forward_flash(out, lse, qkv, begins, s, stream);
-    }
-    attention_forward_plain(out, lse, qkv, begins, s, stream);
+                              AttentionShape s, cudaStream_t stream, bool plain = false) {
+    const bool flash = !plain && sizeof(X) == 2 && attention_has_flash(s.HS);
+    GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_flops);  // half the pairs are masked
+    attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash, stream);
 }
 
 // Overwrites all of dqkv (as qkv). `out` and `lse` are the forward pass's; delta is scratch. In
 // f16, which no training uses, always by the plain kernels.
 template <typename X>
 static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *dout, const X *out,
-                               const float *lse, const X *qkv, const int32_t *begins, size_t B,
-                               size_t T, size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
-    const AttentionShape s = attention_shape(B, T, NH, NKV, HS);
-    GPU_TAKES(stream, 4.0 * (double)(B * T * T * s.width), gpu_flops);
-    if constexpr (std::is_same_v<X, bf16>) {
-        if (attention_has_flash(HS))
-            return attention_backward_flash(dqkv, delta, dout, out, lse, qkv, begins, s, stream);
-    }
-    attention_backward_plain(dqkv, delta, dout, out, lse, qkv, begins, s, stream);
+                               const float *lse, const X *qkv, const int32_t *begins,
+                               AttentionShape s, cudaStream_t stream, bool plain = false) {
+    const bool flash = !plain && std::is_same_v<X, bf16> && attention_has_flash(s.HS);
+    const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
+    GPU_TAKES(stream, 4.0 * s.width * s.B * s.T * s.T, gpu_flops);
+    LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
+           s);
+    attention_keys(dqkv, delta, dout, lse, qkv, begins, s, flash, stream);
+    attention_queries<X, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s, flash, stream);
 }
 
 #endif

@@ -16,7 +16,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
     const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
-    const size_t NH = c->heads, NKV = config_kv(c), HS = config_head(c);
+    const AttentionShape s = attention_shape(B, T, c->heads, config_kv(c), config_head(c));
     const float eps = config_eps(c);
     const bool post = c->post_norm;
     Matmul *lt = &g->lt;
@@ -25,13 +25,13 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
         matmul_forward(lt, a->qkv, a->att_in, w->qkv_w, w->qkv_b, N, C, Q, stream);
         if (c->rope.theta > 0)
             heads_forward(a->qkv, a->qk, a->qk_rstd, w->q_norm, w->k_norm,
-                          g->rope + g->position * HS, g->documents, B, T, NH, NKV, HS, eps, stream);
+                          g->rope + g->position * s.HS, g->documents, s, eps, stream);
         if (a->cache != NULL)
-            cache_store(a->cache + g->position * cache_row(c), a->qkv, N, NH, NKV, HS, stream);
+            cache_store(a->cache + g->position * cache_row(c), a->qkv, N, s, stream);
         if (a->cache != NULL && N == 1)
-            attention_cached(a->atty, a->qkv, a->cache, g->position + 1, NH, NKV, HS, stream);
+            attention_cached(a->atty, a->qkv, a->cache, g->position + 1, s, stream);
         else
-            attention_forward(a->atty, a->lse, a->qkv, g->documents, B, T, NH, NKV, HS, stream);
+            attention_forward(a->atty, a->lse, a->qkv, g->documents, s, stream);
     } else if (part == 1) {
         matmul_forward(lt, a->branch, a->atty, w->attproj_w, w->attproj_b, N, A, C, stream);
         residual_layernorm_forward(a->mid, a->mlp_in, a->mid_mean, a->mid_rstd, a->x, a->branch,
@@ -56,7 +56,7 @@ static void layer_backward(GPT2 *g, size_t l) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
     const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
-    const size_t NH = c->heads, NKV = config_kv(c), HS = config_head(c);
+    const AttentionShape s = attention_shape(B, T, c->heads, config_kv(c), config_head(c));
     const bool post = c->post_norm;
     const LayerActs a = layer_acts(g, l);
     const LayerWeights w = layer_weights(g, l), d = layer_grads(g, l);
@@ -86,11 +86,10 @@ static void layer_backward(GPT2 *g, size_t l) {
                        a.mid_mean, a.mid_rstd, N, C, stream);
     // attention branch: dx -> datty -> dqkv -> datt_in -> dx
     matmul_backward(lt, dc, A, d.attproj_w, dx, a.atty, w.attproj_w, N, A, C, stream);
-    attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->documents, B, T, NH, NKV, HS,
-                       stream);
+    attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->documents, s, stream);
     if (c->rope.theta > 0)
         heads_backward(dwide, d.q_norm, d.k_norm, sum, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
-                       g->documents, B, T, NH, NKV, HS, stream);
+                       g->documents, s, stream);
     matmul_backward(lt, dc, C, d.qkv_w, dwide, a.att_in, w.qkv_w, N, C, Q, stream);
     if (d.qkv_b != NULL) bias_backward(d.qkv_b, sum, dwide, N, Q, stream);
     if (post) residual_forward(dc, dx, N * C, stream);  // in g->dx again

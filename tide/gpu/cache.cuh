@@ -16,34 +16,14 @@
 // Elements of a token's row in one layer's cache.
 static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_head(c); }
 
-// Each thread copies a pack of keys or values; n_packs: in all rows.
-template <typename X>
-__global__ static void cache_store_kernel(X *cache, const X *qkv, AttentionShape s,
-                                          unsigned n_packs) {
-    const unsigned packs = 2 * s.keys / Pack<X>::N, i = (unsigned)grid_thread();
-    if (i >= n_packs) return;
-    const X *row = qkv + (size_t)(i / packs) * s.pitch + s.width;
-    store_pack(cache + (size_t)i * Pack<X>::N, load_pack(row + i % packs * Pack<X>::N));
-}
-
 template <typename X>
 static void cache_store(X *cache,      // (rows, 2, NKV HS)
                         const X *qkv,  // (rows, (NH + 2 NKV) HS)
-                        size_t rows, size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
-    const AttentionShape s = attention_shape(1, rows, NH, NKV, HS);
-    const size_t n = rows * 2 * s.keys;
-    LAUNCH(cache_store_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, cache, qkv, s,
-           index_32(n / Pack<X>::N));
-}
-
-// A run of W channels: a pack where heads are whole packs, else one channel.
-template <int W, typename X> __device__ static inline int4 load_run(const X *p) {
-    if constexpr (W > 1) return load_bits(p);
-    Pack<X> one = {};
-    int4 bits;
-    one.x[0] = *p;
-    memcpy(&bits, &one, sizeof bits);
-    return bits;
+                        size_t rows, AttentionShape s, cudaStream_t stream) {
+    const size_t keys = s.keys * sizeof(X), queries = s.width * sizeof(X);
+    if (rehearsal == NULL)
+        CUDA(cudaMemcpy2DAsync(cache, 2 * keys, (const char *)qkv + queries, queries + 2 * keys,
+                               2 * keys, rows, cudaMemcpyDeviceToDevice, stream));
 }
 
 // A block takes a query head. First, teams of eight lanes take a key each, AHEAD times: those loads
@@ -79,8 +59,7 @@ attention_cached_kernel(X *out, const X *q, const X *cache, AttentionShape s, un
         }
         UNROLL for (unsigned a = 0; a < AHEAD; a++) {
             const unsigned u = first + a * TEAMS + team;
-            for (int distance = CACHED_TEAM / 2; distance > 0; distance /= 2)
-                dot[a] += __shfl_xor_sync(0xffffffffu, dot[a], distance);
+            dot[a] = lanes_sum(dot[a], CACHED_TEAM);
             if (u < seen) max = fmaxf(max, dot[a] * s.scale);
             if (u < seen && lane == 0) weights[u] = dot[a] * s.scale;
         }
@@ -125,12 +104,13 @@ template <typename X>
 static void attention_cached(X *out,          // (NH HS)
                              const X *qkv,    // ((NH + 2 NKV) HS): of the newest token
                              const X *cache,  // (seen, 2, NKV HS): its own row is the last
-                             size_t seen, size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
+                             size_t seen, AttentionShape s, cudaStream_t stream) {
     enum { W = Pack<X>::N };
-    const auto kernel = HS % W == 0 ? attention_cached_kernel<X, W> : attention_cached_kernel<X, 1>;
+    const auto kernel = s.HS % W == 0 ? attention_cached_kernel<X, W>
+                                      : attention_cached_kernel<X, 1>;
     if (seen > CACHED_MOST) fail("attention: %zu cached tokens are too many", seen);
-    LAUNCH(kernel, (unsigned)NH, CACHED_THREADS, seen * sizeof(float), stream, out, qkv, cache,
-           attention_shape(1, seen, NH, NKV, HS), (unsigned)seen);
+    LAUNCH(kernel, s.NH, CACHED_THREADS, seen * sizeof(float), stream, out, qkv, cache, s,
+           (unsigned)seen);
 }
 
 #endif

@@ -17,12 +17,14 @@
 
 enum { CALIBRATE_RUNS = 9, CALIBRATE_PARTS = 32 };
 
-// The work of the host's threads; host_queue_submit() copies it.
-typedef struct {
-    float *m, *v;  // n elements each
-    uint16_t *w, *low, *grad;
-    size_t n;
-} HostState;
+// The state of n parameters, 14 n bytes.
+typedef struct { float *m, *v; uint16_t *w, *low, *grad; size_t n; } HostState;
+
+static HostState state_at(void *memory, size_t n) {
+    float *m = (float *)memory;
+    uint16_t *w = (uint16_t *)(m + 2 * n);
+    return HostState{.m = m, .v = m + n, .w = w, .low = w + n, .grad = w + 2 * n, .n = n};
+}
 
 typedef struct {
     HostQueue *q;
@@ -84,15 +86,13 @@ static void calibrate_submit(Calibration *c, int work, size_t n) {
         stream_copy(c->host_out, from, n, cudaMemcpyDeviceToHost, s);
     } else if (work == WORK_GPU_COPY) {
         stream_copy(to, from, n, cudaMemcpyDeviceToDevice, s);
-    } else if (work == WORK_GPU_ADAM) {  // 14 n bytes
-        float *m = (float *)c->gpu, *v = m + n;
-        uint16_t *weight = (uint16_t *)(v + n), *low = weight + n, *grad = low + n;
+    } else if (work == WORK_GPU_ADAM) {
+        const HostState x = state_at(c->gpu, n);
         const AdamRun run = {0, n, 1, 0};
         const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
-        adam_update_gpu(weight, low, m, v, grad, true, &run, 1, &step, s);
+        adam_update_gpu(x.w, x.low, x.m, x.v, x.grad, true, &run, 1, &step, s);
     } else if (work == WORK_GPU_NORMALS) {
-        calibrate_normals_kernel<<<ceil_div(n, 8 * 256), 256, 0, s>>>((bf16 *)c->gpu, n);
-        CUDA(cudaGetLastError());
+        LAUNCH(calibrate_normals_kernel, ceil_div(n, 8 * 256), 256, 0, s, (bf16 *)c->gpu, n);
     } else {
         HostState state = c->state;
         state.n = n;
@@ -218,14 +218,8 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     c->seconds = seconds;
     c->chunk = min_size(7 * n, gpu_available() / 4 / 4096 * 4096);
     if (c->chunk == 0) c->chunk = 4096;  // what is missing will be named
-    float *m = (float *)host_alloc(q, 14 * n + 2 * c->chunk, "measuring the host");
-    c->state.m = m;
-    c->state.v = m + n;
-    c->state.w = (uint16_t *)(m + 2 * n);
-    c->state.low = c->state.w + n;
-    c->state.grad = c->state.low + n;
-    c->state.n = n;
-    c->host_in = (char *)m + 14 * n;
+    c->state = state_at(host_alloc(q, 14 * n + 2 * c->chunk, "measuring the host"), n);
+    c->host_in = (char *)(c->state.grad + n);
     c->host_out = c->host_in + c->chunk;
     c->gpu = (char *)gpu_alloc(2 * c->chunk, "measuring the GPU");
     c->in = stream_make("in", false);

@@ -24,17 +24,31 @@ enum { COLUMNS_THREADS = 256 };
 
 // Some columns of a matrix (rows, cols), those in `slots` slots: (rows, slots) when packed. Slots
 // are cut into strips of at most COLUMNS_THREADS, all but the last of one width; a block's threads
-// take a strip of as many rows at once as there is room for: a band.
+// take a strip of as many rows at once as there is room for: a band. For sums over all columns,
+// `packed_at` is of the sums of blocks of rows (blocks, cols) in scratch memory, and what only
+// slots have is 0.
 typedef struct {
     size_t at;         // of the matrix, in its part of an arena
     size_t packed_at;  // of its first packed element
     size_t column_at;  // of the column in slot 0, in the list of columns
-    unsigned rows, cols, slots;
-    unsigned strips, width, band;
+    unsigned rows, cols, strips;
+    unsigned slots, width, band;
     int decay;
     size_t index;      // of the first packed element, for adam_bf16()
     size_t ahead, packed_ahead;  // from an element to the next band's, in the matrix and packed
 } ColumnsWork;
+
+static ColumnsWork columns_matrix(const ZenMap *map, const ZenSegment *s, const ZenTensor *z) {
+    ColumnsWork w;
+    memset(&w, 0, sizeof w);
+    if (z->rows > INT32_MAX || z->cols > INT32_MAX)
+        fail("columns: a matrix of %zu x %zu is too large", z->rows, z->cols);
+    w.at = z->at - map->tensor[s->first].at;
+    w.column_at = z->column_at;
+    w.rows = (unsigned)z->rows;
+    w.cols = (unsigned)z->cols;
+    return w;
+}
 
 // The chosen columns of a segment's tensors, or the rest, for blocks that take `each` bands.
 static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest,
@@ -45,15 +59,10 @@ static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool
     for (int i = s->first; i < s->first + s->count; i++) {
         const ZenTensor *z = &map->tensor[i];
         const size_t slots = rest ? z->cols - z->chosen : z->chosen;
-        ColumnsWork w;
         if (slots == 0) continue;
-        if (z->rows > INT32_MAX || z->cols > INT32_MAX)
-            fail("columns: a matrix of %zu x %zu is too large", z->rows, z->cols);
-        w.at = z->at - map->tensor[s->first].at;
+        ColumnsWork w = columns_matrix(map, s, z);
         w.packed_at = rest ? z->rest_at - s->rest_at : z->chosen_at - s->chosen_at;
         w.column_at = z->column_at + (rest ? z->chosen : 0);
-        w.rows = (unsigned)z->rows;
-        w.cols = (unsigned)z->cols;
         w.slots = (unsigned)slots;
         w.strips = ceil_div(slots, COLUMNS_THREADS);
         w.width = ceil_div(slots, w.strips);
@@ -225,19 +234,12 @@ static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const vo
 // zen_sums(): a thread adds up one column of one block of ZEN_BLOCK rows; then another thread adds
 // up a column's blocks. A block of threads takes COLUMNS_STRIP adjacent columns.
 
-enum { COLUMNS_STRIP = 128, COLUMNS_ROWS = 16 };  // so many loads of each thread are under way
-
-typedef struct {
-    size_t at;          // of the matrix, in its part of an arena
-    size_t sums_at;     // of its columns' sums
-    size_t scratch_at;  // of its blocks' sums, (blocks, cols)
-    unsigned rows, cols, strips;
-} ColumnsSums;
+enum { COLUMNS_STRIP = 128 };
 
 // Fills a segment's work: blocks and strips of all its matrices that have both kinds of columns.
 // Returns how many ZenSum of scratch memory that takes.
-static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsSums> *blocks,
-                              Batch<ColumnsSums> *strips) {
+static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsWork> *blocks,
+                              Batch<ColumnsWork> *strips) {
     const ZenSegment *s = &map->segment[segment];
     size_t scratch = 0;
     memset(blocks, 0, sizeof *blocks);
@@ -246,9 +248,9 @@ static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsSums>
         const ZenTensor *z = &map->tensor[i];
         const size_t n = ceil_div(z->rows, ZEN_BLOCK);
         if (!zen_is_mixed(z)) continue;
-        const ColumnsSums w = {z->at - map->tensor[s->first].at, z->column_at, scratch,
-                               (unsigned)z->rows, (unsigned)z->cols,
-                               ceil_div(z->cols, COLUMNS_STRIP)};
+        ColumnsWork w = columns_matrix(map, s, z);
+        w.packed_at = scratch;
+        w.strips = ceil_div(z->cols, COLUMNS_STRIP);
         batch_add(blocks, w, n * w.strips);
         batch_add(strips, w, w.strips);
         scratch += n * z->cols;
@@ -258,7 +260,7 @@ static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsSums>
 
 // The most of it, for any segment.
 static size_t columns_scratch(const ZenMap *map) {
-    Batch<ColumnsSums> blocks, strips;
+    Batch<ColumnsWork> blocks, strips;
     size_t most = 0;
     for (int s = 0; s < map->segments; s++) {
         const size_t n = columns_sums_of(map, s, &blocks, &strips);
@@ -267,67 +269,50 @@ static size_t columns_scratch(const ZenMap *map) {
     return most;
 }
 
-__device__ static inline void columns_sum(ZenSum *sum, double x) {
-    sum->squares += x * x;  // exact, so that it may be fused
-    sum->magnitudes += fabs(x);
-}
-
 template <typename G>
 __global__ static void __launch_bounds__(COLUMNS_STRIP)
 columns_block_sums_kernel(ZenSum *__restrict__ scratch, const void *__restrict__ arena_part,
-                          Batch<ColumnsSums> batch) {
+                          Batch<ColumnsWork> batch) {
     unsigned block = blockIdx.x;
-    const ColumnsSums w = batch_find(batch, &block);
+    const ColumnsWork w = batch_find(batch, &block);
     const unsigned b = block / w.strips, j = block % w.strips * COLUMNS_STRIP + threadIdx.x;
     if (j >= w.cols) return;
     const unsigned left = w.rows - b * ZEN_BLOCK;
     const unsigned rows = left < ZEN_BLOCK ? left : (unsigned)ZEN_BLOCK;
     const G *grad = (const G *)arena_part + w.at + (size_t)b * ZEN_BLOCK * w.cols + j;
     ZenSum sum = {0, 0};
-    unsigned row = 0;
-    for (; row + COLUMNS_ROWS <= rows; row += COLUMNS_ROWS) {
-        G x[COLUMNS_ROWS];
-        #pragma unroll
-        for (int k = 0; k < COLUMNS_ROWS; k++, grad += w.cols) x[k] = *grad;
-        #pragma unroll
-        for (int k = 0; k < COLUMNS_ROWS; k++) columns_sum(&sum, to_f32(x[k]));
+    #pragma unroll 16
+    for (unsigned row = 0; row < rows; row++) {
+        const double x = to_f32(grad[(size_t)row * w.cols]);
+        sum.squares += x * x;  // exact, so that it may be fused
+        sum.magnitudes += fabs(x);
     }
-    for (; row < rows; row++, grad += w.cols) columns_sum(&sum, to_f32(*grad));
-    scratch[w.scratch_at + (size_t)b * w.cols + j] = sum;
+    scratch[w.packed_at + (size_t)b * w.cols + j] = sum;
 }
 
 __global__ static void __launch_bounds__(COLUMNS_STRIP)
 columns_sums_kernel(ZenSum *__restrict__ sums, const ZenSum *__restrict__ scratch,
-                    Batch<ColumnsSums> batch) {
-    enum { AHEAD = 8 };
+                    Batch<ColumnsWork> batch) {
     unsigned strip = blockIdx.x;
-    const ColumnsSums w = batch_find(batch, &strip);
+    const ColumnsWork w = batch_find(batch, &strip);
     const unsigned j = strip * COLUMNS_STRIP + threadIdx.x;
     const unsigned blocks = (w.rows + ZEN_BLOCK - 1) / ZEN_BLOCK;
     if (j >= w.cols) return;
-    scratch += w.scratch_at + j;
+    scratch += w.packed_at + j;
     ZenSum sum = {0, 0};
-    for (unsigned first = 0; first < blocks; first += AHEAD) {
-        ZenSum x[AHEAD];
-        #pragma unroll
-        for (unsigned k = 0; k < AHEAD; k++, scratch += w.cols) {
-            x[k] = {0, 0};  // to add it changes nothing
-            if (first + k < blocks) x[k] = *scratch;
-        }
-        #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            sum.squares += x[k].squares;
-            sum.magnitudes += x[k].magnitudes;
-        }
+    #pragma unroll 8
+    for (unsigned b = 0; b < blocks; b++) {
+        sum.squares += scratch[(size_t)b * w.cols].squares;
+        sum.magnitudes += scratch[(size_t)b * w.cols].magnitudes;
     }
-    sums[w.sums_at + j] = sum;
+    sums[w.column_at + j] = sum;
 }
 
 // zen_sums() of every matrix of a segment that has both kinds of columns, to those of its columns
 // in sums (ZenMap's columns). arena_part: gradients, float or bf16. scratch: columns_scratch().
 static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const void *arena_part, bool is_bf16,
                              const ZenMap *map, int segment, cudaStream_t stream) {
-    Batch<ColumnsSums> blocks, strips;
+    Batch<ColumnsWork> blocks, strips;
     columns_sums_of(map, segment, &blocks, &strips);
     if (blocks.count == 0) return;
     const auto kernel = is_bf16 ? columns_block_sums_kernel<bf16>

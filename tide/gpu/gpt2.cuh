@@ -639,10 +639,4 @@ static void host_submit(GPT2 *g, const Piece *p, size_t number, const AdamWork *
     timeline_end(&g->timeline, span, g->host.stream);
 }
 
-#ifdef TESTING  // see queue.cuh
-#define order(g, a, b) SITE("order(" #a ", " #b ")", order(g, a, b))
-#define copy_out(g, to, from, n) SITE("copy_out(" #to ", " #from ")", copy_out(g, to, from, n))
-#define copy_in(g, to, from, n, s) SITE("copy_in(" #to ", " #from ")", copy_in(g, to, from, n, s))
-#endif
-
 #endif

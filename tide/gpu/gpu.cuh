@@ -20,6 +20,11 @@ __attribute__((constructor)) static void gpu_connections(void) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
 
+#ifndef __CUDA_EMU__  // the emulated GPU names what its reports are about
+#define emu_name_memory(p, what) ((void)(what))
+#define emu_name_stream(stream, name) ((void)(name))
+#endif
+
 // ---------------------------------------------------------------------------------------------
 // Errors
 
@@ -64,11 +69,19 @@ template <typename X> struct alignas(16) Pack {
     X x[N];
 };
 
-template <typename X> __device__ static inline Pack<X> load_pack(const X *p) {
-    const int4 bits = *reinterpret_cast<const int4 *>(p);
+// A pack as it came, for values that wait in registers: as a Pack, each bf16 takes a whole one.
+template <typename X> __device__ static inline int4 load_bits(const X *p) {
+    return *reinterpret_cast<const int4 *>(p);
+}
+
+template <typename X> __device__ static inline Pack<X> as_pack(int4 bits) {
     Pack<X> r;
     memcpy(&r, &bits, sizeof r);
     return r;
+}
+
+template <typename X> __device__ static inline Pack<X> load_pack(const X *p) {
+    return as_pack<X>(load_bits(p));
 }
 
 // One store of 16 bytes to global memory. From C++ the compiler makes four of 4 bytes of it
@@ -93,12 +106,15 @@ template <typename X> __device__ static inline void store_pack(X *p, const Pack<
 // Reductions. Each has one order, so that the same launch always gives the same bits. All threads
 // of the warp (of the block) must call them, and all of them get the result.
 
-// Folds 32 lanes: at each level every lane adds the one at distance 16, 8, 4, 2, 1.
-template <typename T> __device__ static inline T warp_sum(T x) {
-    for (int distance = 16; distance > 0; distance /= 2)
+// Folds each team of lanes, a power of two: at each level every lane adds the one at distance
+// team / 2, .. 4, 2, 1.
+template <typename T> __device__ static inline T lanes_sum(T x, unsigned team) {
+    for (unsigned distance = team / 2; distance > 0; distance /= 2)
         x += __shfl_xor_sync(0xffffffffu, x, distance);
     return x;
 }
+
+template <typename T> __device__ static inline T warp_sum(T x) { return lanes_sum(x, 32); }
 
 __device__ static inline float warp_max(float x) {
     for (int distance = 16; distance > 0; distance /= 2)
@@ -106,25 +122,25 @@ __device__ static inline float warp_max(float x) {
     return x;
 }
 
-// blockDim must be (32 n, 1, 1). Each call has two barriers.
-template <typename T> __device__ static inline T block_sum(T x) {
+// Folds a block's warps, and then their results, by `fold`; `none` changes nothing. blockDim must
+// be (32 n, 1, 1). Each call has two barriers.
+template <typename T, typename Fold>
+__device__ static inline T block_fold(T x, T none, Fold fold) {
     __shared__ T part[32];
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    x = warp_sum(x);
+    x = fold(x);
     __syncthreads();  // an earlier call may still be reading
     if (lane == 0) part[warp] = x;
     __syncthreads();
-    return warp_sum(lane < blockDim.x / 32 ? part[lane] : (T)0);
+    return fold(lane < blockDim.x / 32 ? part[lane] : none);
+}
+
+template <typename T> __device__ static inline T block_sum(T x) {
+    return block_fold(x, (T)0, [](T y) { return warp_sum(y); });
 }
 
 __device__ static inline float block_max(float x) {
-    __shared__ float part[32];
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    x = warp_max(x);
-    __syncthreads();
-    if (lane == 0) part[warp] = x;
-    __syncthreads();
-    return warp_max(lane < blockDim.x / 32 ? part[lane] : -INFINITY);
+    return block_fold(x, -INFINITY, [](float y) { return warp_max(y); });
 }
 
 static inline unsigned ceil_div(size_t a, size_t b) { return (unsigned)((a + b - 1) / b); }

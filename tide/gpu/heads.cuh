@@ -99,20 +99,18 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
     for (size_t first = 0; first < N; first += g->head_rows) {
         const size_t rows = min_size(g->head_rows, N - first);
         const floatX *inp = g->ln_f + first * C;
-        gemm(&g->lt, false, true, rows, Vp, C, inp, C, w, C, g->logits, Vp, NULL,
-             false, GEMM_PLAIN, NULL, g->compute);
+        matmul_forward<floatX>(&g->lt, g->logits, inp, w, NULL, rows, C, Vp, g->compute);
         if (all_logits != NULL) floats_move(g->logits, all_logits + first * Vp, rows * Vp, true);
         crossentropy(g->losses + first, g->logits, targets + first, grad_scale, rows, V, Vp,
                      g->compute);
         if (grad_scale == 0) continue;
-        gemm(&g->lt, false, false, rows, C, Vp, g->logits, Vp, w, C, g->branch + first * C, C,
-             NULL, false, GEMM_PLAIN, NULL, g->compute);
+        floatX *const dinp = g->branch + first * C;
         if (head_in_place(g))
-            gemm(&g->lt, true, false, Vp, C, rows, g->logits, Vp, inp, C,
-                 tensor_grad(g, g->table.lm_head), C, NULL, false, GEMM_PLAIN, NULL, g->compute);
+            matmul_backward(&g->lt, dinp, C, tensor_grad(g, g->table.lm_head), g->logits, inp, w,
+                            rows, C, Vp, g->compute);
         else
-            gemm(&g->lt, true, false, Vp, C, rows, g->logits, Vp, inp, C, g->dwte, C, NULL,
-                 first > 0, GEMM_PLAIN, NULL, g->compute);
+            matmul_backward(&g->lt, dinp, C, g->dwte, g->logits, inp, w, rows, C, Vp, g->compute,
+                            first > 0);
     }
     loss_accumulate(g->loss, g->losses, N, share / (double)N, !accumulate, g->compute);
     compute_span(g, NULL, 0);

@@ -2,7 +2,7 @@
 // threads while training, and page-locked memory that this team touched first.
 //   host_queue_open(), host_queue_submit(), host_queue_close()  work for the host
 //   host_describe()                                             one line about the team
-//   host_alloc()                                               memory
+//   host_alloc(), host_free()                                  memory
 //
 // Work for the host is an operation in a stream: an event recorded after it orders what follows,
 // as after a kernel or a copy. The main thread never waits, and shares nothing with the worker
@@ -136,11 +136,6 @@ static void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const
     if (e != CUDA_SUCCESS) fail("CUDA error %d: a stream cannot wait for the host", (int)e);
 }
 
-#ifdef TESTING  // see queue.cuh
-#define host_queue_submit(q, work, arg, n) \
-    SITE("host_queue_submit(" #q ", " #work ")", host_queue_submit(q, work, arg, n))
-#endif
-
 // In a rehearsal: the next work moves so many bytes of host memory. AdamW moves 26 of an element.
 static void host_takes(const HostQueue *q, size_t bytes) {
     if (rehearsal == NULL || bytes == 0) return;
@@ -152,8 +147,6 @@ static void host_takes(const HostQueue *q, size_t bytes) {
 static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     const char *way = getenv("TIDE_HOST_WAIT");
     if (way != NULL && strcmp(way, "function") == 0) return NULL;
-    if (way != NULL && *way != '\0' && strcmp(way, "value") != 0)
-        die("TIDE_HOST_WAIT=%s: expected function or value", way);
     void *function = NULL;
     cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
@@ -165,10 +158,7 @@ static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     const StreamWaitValue wait = (StreamWaitValue)function;
     if (found != cudaDriverEntryPointSuccess || wait == NULL
         || wait(q->stream, (CUdeviceptr)(uintptr_t)&q->counters->done, q->submitted,
-                CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS) {
-        if (way != NULL && *way != '\0') fail("TIDE_HOST_WAIT=value: this device cannot");
-        return NULL;
-    }
+                CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS) return NULL;
     return wait;
 }
 
@@ -232,12 +222,19 @@ static void host_zero(const void *arg) {
         memset(range->p + i, 0, min_size(page, range->bytes - i));
 }
 
-// Zeroed page-locked memory, at a multiple of 2 MiB and in huge pages where Linux has
-// them; the queue's team zeroes it, so this waits for what is in the queue. host_free() frees it.
-// `what` names it in the error. Nothing is touched if there is not enough: Linux gives out memory
-// that it does not have, and kills the program when that is used.
+// p: from host_alloc(), or NULL. No stream may use it any more.
+static void host_free(void *p) {
+    if (p == NULL || rehearsal != NULL) return;
+    CUDA(cudaHostUnregister(p));
+    free(p);
+}
+
+// Zeroed page-locked memory, at a multiple of 2 MiB and in huge pages where Linux has them; the
+// queue's team zeroes it, so this waits for what is in the queue. `what` names it in the error.
+// Nothing is touched if there is not enough: Linux gives out memory that it does not have, and
+// kills the program when that is used.
 static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
-    if (rehearsal != NULL) return own(OWNS_HOST, rehearse_memory(bytes));
+    if (rehearsal != NULL) return own(host_free, rehearse_memory(bytes));
     const size_t huge = (size_t)2 << 20;
     const size_t available = host_memory_grows ? memory_container() : memory_available();
     HostRange range = {NULL, bytes > 0 ? bytes : 1};
@@ -254,10 +251,8 @@ static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
         fail("out of page-locked host memory: %s needs %.1f MiB; set --host-memory "
              "to what may be locked", what, mib(bytes));
     CUDA(e);
-#ifdef __CUDA_EMU__
     emu_name_memory(range.p, what);
-#endif
-    return own(OWNS_HOST, range.p);
+    return own(host_free, range.p);
 }
 
 #endif

@@ -6,9 +6,8 @@
 //   matmul_forward, matmul_backward                    linear layers (products: matmul.cuh)
 //   heads_forward, heads_backward                      rotary positions, the norm of q and k
 //   activation_forward, activation_backward, bias_backward
-//   residual_forward                                   (attention: attention.cuh)
 //   crossentropy, loss_accumulate                      loss, fused with its gradient
-//   accumulate_gradient, round_gradient                gradients of several micro-batches
+//   residual_forward, accumulate_gradient, round_gradient    sums of tensors
 //
 // The same functions in the same order as in train_gpt2.c, for X = float or bf16 in memory and fp32
 // in registers. Each is a kernel and its launcher, which takes the arguments of the CPU's function,
@@ -38,15 +37,14 @@ __device__ static inline size_t grid_thread(void) {
     return blockIdx.x * (size_t)blockDim.x + threadIdx.x;
 }
 
-// A pack as it came, for values that wait in registers: as a Pack, each bf16 takes a whole one.
-template <typename X> __device__ static inline int4 load_bits(const X *p) {
-    return *reinterpret_cast<const int4 *>(p);
-}
-
-template <typename X> __device__ static inline Pack<X> as_pack(int4 bits) {
-    Pack<X> r;
-    memcpy(&r, &bits, sizeof r);
-    return r;
+// A run of W channels of a head: a pack, or one channel of heads that are not whole packs.
+template <int W, typename X> __device__ static inline int4 load_run(const X *p) {
+    if constexpr (W > 1) return load_bits(p);
+    Pack<X> one = {};
+    int4 bits;
+    one.x[0] = *p;
+    memcpy(&bits, &one, sizeof bits);
+    return bits;
 }
 
 // The compiler takes these bits for new ones: what it has computed from them it computes again, and
@@ -88,6 +86,16 @@ template <typename X> __device__ static inline float fold_warps(const float (&su
     if (threadIdx.x < 32 * Pack<X>::N)
         for (int i = 0; i < BLOCK_WARPS; i++) total += part[i][threadIdx.x];
     return total;
+}
+
+// Rows of a block of a kernel that sums over N rows: so few that there are `most` blocks or a
+// little less, but at least `least`. And how many blocks there are with N rows or fewer.
+static size_t rows_of_block(size_t N, size_t least, size_t most) {
+    const size_t rows = ceil_div(N, most);
+    return rows > least ? rows : least;
+}
+static size_t most_blocks(size_t N, size_t least, size_t most) {
+    return min_size(ceil_div(N, least), most);
 }
 
 // The last step of a sum over rows: adds up the first `width` columns of `count` rows of partial,
@@ -457,15 +465,12 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
 }
 
 // Returns the number of rows that a block of layernorm_backward takes: its partial sums are few
-// against the bytes that it reads, and there are at most 512 blocks.
-static size_t layernorm_backward_rows(size_t N) {
-    const size_t rows = (N + 511) / 512;
-    return rows > 16 ? rows : 16;
-}
+// against the bytes that it reads.
+static size_t layernorm_backward_rows(size_t N) { return rows_of_block(N, 16, 512); }
 
 // Floats of scratch that layernorm_backward needs for N rows or fewer.
 static size_t layernorm_backward_scratch(size_t N, size_t C) {
-    return min_size(ceil_div(N, 16), 512) * 3 * C;
+    return most_blocks(N, 16, 512) * 3 * C;
 }
 
 // Bytes of shared memory that a block of layernorm_backward asks for; RMS norm, two thirds of them.
@@ -518,25 +523,24 @@ static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size
 template <typename X>
 static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X *b,
                            size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, NULL, stream);
+    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, stream);
 }
 
-// Overwrites both gradients; the rows of dinp (N, C) are `pitch` apart. The bias's gradient is the
-// sums of dout's columns: a kernel of ours that writes dout makes them in passing; for other dout
-// there is bias_backward().
-template <typename X>
-static void matmul_backward(Matmul *lt, X *dinp, size_t pitch, X *dw, const X *dout, const X *inp,
-                            const X *w, size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, pitch, NULL, false, GEMM_PLAIN,
-         NULL, stream);
-    gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, false, GEMM_PLAIN,
-         NULL, stream);
+// Overwrites both gradients, or adds to dw, which is in fp32 then; the rows of dinp (N, C) are
+// `pitch` apart. The bias's gradient is the sums of dout's columns: a kernel of ours that writes
+// dout makes them in passing; for other dout there is bias_backward().
+template <typename X, typename D>
+static void matmul_backward(Matmul *lt, X *dinp, size_t pitch, D *dw, const X *dout, const X *inp,
+                            const X *w, size_t N, size_t C, size_t OC, cudaStream_t stream,
+                            bool adds = false) {
+    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, pitch, NULL, false, stream);
+    gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, adds, stream);
 }
 
 // --- rotary positions (Su et al. 2021), and the norm of q and k: as on the CPU ----------------
 //
 // A team of lanes, a power of two, takes a head. Its thread i has run i, i + team, .. of the W
-// channels of each half. A run is a pack, or one channel of heads whose halves are not whole packs.
+// channels of each half.
 
 enum { HEAD_MOST = 256 };  // channels of a head
 
@@ -556,13 +560,8 @@ template <typename X, int W>
 __device__ static inline HeadPart<W> load_part(const X *head, HeadLane lane) {
     HeadPart<W> part = {};
     FOR_RUNS(k, at) {
-        const X *from = head + k % 2 * lane.half + at;
-        if constexpr (W == 1) {
-            part.x[k] = to_f32(*from);
-        } else {
-            const Pack<X> x = load_pack(from);
-            for (int j = 0; j < W; j++) part.x[k * W + j] = to_f32(x.x[j]);
-        }
+        const Pack<X> x = as_pack<X>(load_run<W>(head + k % 2 * lane.half + at));
+        for (int j = 0; j < W; j++) part.x[k * W + j] = to_f32(x.x[j]);
     }
     return part;
 }
@@ -571,13 +570,10 @@ template <typename X, int W>
 __device__ static inline void store_part(X *head, const HeadPart<W> &part, HeadLane lane) {
     FOR_RUNS(k, at) {
         X *to = head + k % 2 * lane.half + at;
-        if constexpr (W == 1) {
-            *to = from_f32<X>(part.x[k]);
-        } else {
-            Pack<X> x;
-            for (int j = 0; j < W; j++) x.x[j] = from_f32<X>(part.x[k * W + j]);
-            store_pack(to, x);
-        }
+        Pack<X> x;
+        for (int j = 0; j < W; j++) x.x[j] = from_f32<X>(part.x[k * W + j]);
+        if (W > 1) store_pack(to, x);
+        else *to = x.x[0];
     }
 }
 
@@ -592,36 +588,29 @@ template <int W> __device__ static inline void rotate_part(HeadPart<W> *part, co
         }
 }
 
-__device__ static inline float lanes_sum(float x, unsigned team) {
-    for (unsigned distance = team / 2; distance > 0; distance /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, distance);
-    return x;
-}
-
 // all: the heads of all rows. sign -1, without a norm: backward.
 template <typename X, int W, bool NORM>
 __global__ static void heads_forward_kernel(X *qkv, X *qk, float *qk_rstd, const X *q_norm_w,
                                             const X *k_norm_w, const float *table,
                                             const int32_t *begins, float sign, unsigned all,
-                                            unsigned T, unsigned NH, unsigned NKV, unsigned HS,
-                                            float eps, unsigned team) {
+                                            AttentionShape s, float eps, unsigned team) {
     const unsigned head = blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
-    const unsigned n = head / (NH + NKV), h = head % (NH + NKV);
-    const HeadLane lane = {threadIdx.x % team, team, HS / 2, head < all ? HS / 2 : 0};
-    X *y = qkv + ((size_t)n * (NH + 2 * NKV) + h) * HS;
+    const unsigned n = head / (s.NH + s.NKV), h = head % (s.NH + s.NKV);
+    const HeadLane lane = {threadIdx.x % team, team, s.HS / 2, head < all ? s.HS / 2 : 0};
+    X *y = qkv + (size_t)n * s.pitch + h * s.HS;
     HeadPart<W> part = load_part<X, W>(y, lane);
     if (NORM) {
-        const HeadPart<W> w = load_part<X, W>(h < NH ? q_norm_w : k_norm_w, lane);
+        const HeadPart<W> w = load_part<X, W>(h < s.NH ? q_norm_w : k_norm_w, lane);
         float squares = 0;
-        if (qk != NULL) store_part(qk + (size_t)head * HS, part, lane);
+        if (qk != NULL) store_part(qk + (size_t)head * s.HS, part, lane);
         for (int j = 0; j < part.N; j++) squares = fmaf(part.x[j], part.x[j], squares);
-        const float r = 1.0f / sqrtf(lanes_sum(squares, team) / (float)HS + eps);
+        const float r = 1.0f / sqrtf(lanes_sum(squares, team) / (float)s.HS + eps);
         for (int j = 0; j < part.N; j++) part.x[j] = part.x[j] * r * w.x[j];
         if (qk != NULL && lane.i == 0 && head < all) qk_rstd[head] = r;
     }
     if (head >= all) return;
-    const unsigned t = n % T - (begins == NULL ? 0 : (unsigned)begins[n]);
-    rotate_part(&part, table + (size_t)t * HS, sign, lane);
+    const unsigned t = n % s.T - (begins == NULL ? 0 : (unsigned)begins[n]);
+    rotate_part(&part, table + (size_t)t * s.HS, sign, lane);
     store_part(y, part, lane);
 }
 
@@ -629,48 +618,49 @@ __global__ static void heads_forward_kernel(X *qkv, X *qk, float *qk_rstd, const
 // teams of a block take turns. A thread has the same channels of every head, and holds their sums.
 template <typename X, int W>
 __global__ static void __launch_bounds__(BLOCK_THREADS)
-heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, HS) */, const X *qk,
+heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, s.HS) */, const X *qk,
                       const float *qk_rstd, const X *q_norm_w, const X *k_norm_w,
-                      const float *table, const int32_t *begins, unsigned N, unsigned T,
-                      unsigned NH, unsigned NKV, unsigned HS, unsigned rows, unsigned team) {
-    __shared__ float sums[BLOCK_THREADS * HeadPart<W>::N];  // (teams, HS)
+                      const float *table, const int32_t *begins, AttentionShape s, unsigned rows,
+                      unsigned team) {
+    __shared__ float sums[BLOCK_THREADS * HeadPart<W>::N];  // (teams, s.HS)
     const unsigned mine = threadIdx.x / team, teams = blockDim.x / team, is_k = blockIdx.x % 2;
-    const unsigned begin = blockIdx.x / 2 * rows, last = begin + rows < N ? begin + rows : N;
-    const unsigned heads = is_k ? NKV : NH, count = (last - begin) * heads;
-    HeadLane lane = {threadIdx.x % team, team, HS / 2, HS / 2};
+    const unsigned N = s.B * s.T, begin = blockIdx.x / 2 * rows;
+    const unsigned last = begin + rows < N ? begin + rows : N;
+    const unsigned heads = is_k ? s.NKV : s.NH, count = (last - begin) * heads;
+    HeadLane lane = {threadIdx.x % team, team, s.HS / 2, s.HS / 2};
     const HeadPart<W> w = load_part<X, W>(is_k ? k_norm_w : q_norm_w, lane);
     HeadPart<W> sum = {};
     for (unsigned first = 0; first < count; first += teams) {
         const bool active = first + mine < count;  // else: only here for the shuffles
         const unsigned n = begin + (first + mine) / heads;
-        const unsigned h = is_k * NH + (first + mine) % heads;
-        const unsigned t = !active ? 0 : n % T - (begins == NULL ? 0 : (unsigned)begins[n]);
-        const size_t head = (size_t)n * (NH + NKV) + h;
+        const unsigned h = is_k * s.NH + (first + mine) % heads;
+        const unsigned t = !active ? 0 : n % s.T - (begins == NULL ? 0 : (unsigned)begins[n]);
+        const size_t head = (size_t)n * (s.NH + s.NKV) + h;
         const float r = active ? qk_rstd[head] : 0;
-        X *y = dqkv + (head + (size_t)n * NKV) * HS;
-        lane.end = active ? HS / 2 : 0;
-        HeadPart<W> d = load_part<X, W>(y, lane), norm = load_part<X, W>(qk + head * HS, lane);
+        X *y = dqkv + (head + (size_t)n * s.NKV) * s.HS;
+        lane.end = active ? s.HS / 2 : 0;
+        HeadPart<W> d = load_part<X, W>(y, lane), norm = load_part<X, W>(qk + head * s.HS, lane);
         float d_dot = 0;  // mean over c of dnorm * norm
-        rotate_part(&d, table + (size_t)t * HS, -1, lane);
+        rotate_part(&d, table + (size_t)t * s.HS, -1, lane);
         for (int j = 0; j < d.N; j++) {
             norm.x[j] *= r;
             sum.x[j] += d.x[j] * norm.x[j];
             d.x[j] *= w.x[j];
             d_dot += d.x[j] * norm.x[j];
         }
-        d_dot = lanes_sum(d_dot, team) / (float)HS;
+        d_dot = lanes_sum(d_dot, team) / (float)s.HS;
         for (int j = 0; j < d.N; j++) d.x[j] = (d.x[j] - norm.x[j] * d_dot) * r;
         store_part(y, d, lane);
     }
-    lane.end = HS / 2;
+    lane.end = s.HS / 2;
     FOR_RUNS(k, at)
         for (int j = 0; j < W; j++)
-            sums[mine * HS + k % 2 * lane.half + at + j] = sum.x[k * W + j];
+            sums[mine * s.HS + k % 2 * lane.half + at + j] = sum.x[k * W + j];
     __syncthreads();
-    for (unsigned c = threadIdx.x; c < HS; c += blockDim.x) {
+    for (unsigned c = threadIdx.x; c < s.HS; c += blockDim.x) {
         float total = 0;
-        for (unsigned j = 0; j < teams; j++) total += sums[j * HS + c];
-        partial[(size_t)blockIdx.x * HS + c] = total;
+        for (unsigned j = 0; j < teams; j++) total += sums[j * s.HS + c];
+        partial[(size_t)blockIdx.x * s.HS + c] = total;
     }
 }
 
@@ -693,26 +683,24 @@ static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
                           const X *q_norm_w, const X *k_norm_w,  // (HS), (HS)
                           const float *table,     // (T, HS/2, 2)
                           const int32_t *begins,  // (B, T), or NULL
-                          size_t B, size_t T, size_t NH, size_t NKV, size_t HS, float eps,
-                          cudaStream_t stream, float sign = 1) {
+                          AttentionShape s, float eps, cudaStream_t stream, float sign = 1) {
     enum { W = Pack<X>::N };
-    const bool packs = head_run<X>(HS) == W, norm = q_norm_w != NULL;
-    const unsigned team = head_team<X>(HS), all = index_32(B * T * (NH + NKV));
+    const bool packs = head_run<X>(s.HS) == W, norm = q_norm_w != NULL;
+    const unsigned team = head_team<X>(s.HS), all = s.B * s.T * (s.NH + s.NKV);
     const auto kernel =
         packs ? norm ? heads_forward_kernel<X, W, true> : heads_forward_kernel<X, W, false>
               : norm ? heads_forward_kernel<X, 1, true> : heads_forward_kernel<X, 1, false>;
-    if (HS > HEAD_MOST) fail("rotary positions: heads of %zu channels are too wide", HS);
+    if (s.HS > HEAD_MOST) fail("rotary positions: heads of %u channels are too wide", s.HS);
     LAUNCH(kernel, ceil_div(all, BLOCK_THREADS / team), BLOCK_THREADS, 0, stream, qkv, qk, qk_rstd,
-           q_norm_w, k_norm_w, table, begins, sign, all, (unsigned)T, (unsigned)NH, (unsigned)NKV,
-           (unsigned)HS, eps, team);
+           q_norm_w, k_norm_w, table, begins, sign, all, s, eps, team);
 }
 
-// Rows of a block: at least 4, and no more than 512 blocks for q, and as many for k.
-static size_t heads_backward_rows(size_t N) { return N > 4 * 512 ? (N + 511) / 512 : 4; }
+// Rows of a block: so many blocks for q, and as many for k.
+static size_t heads_backward_rows(size_t N) { return rows_of_block(N, 4, 512); }
 
 // Floats of scratch that heads_backward needs for N rows or fewer, if there is a norm.
 static size_t heads_backward_scratch(size_t N, size_t HS) {
-    return min_size(ceil_div(N, 4), 512) * 2 * HS;
+    return most_blocks(N, 4, 512) * 2 * HS;
 }
 
 // dqkv holds the gradient of what heads_forward() left on entry, and of what it found on return.
@@ -720,21 +708,19 @@ static size_t heads_backward_scratch(size_t N, size_t HS) {
 template <typename X>
 static void heads_backward(X *dqkv, X *dq_norm_w, X *dk_norm_w, float *scratch, const X *qk,
                            const float *qk_rstd, const X *q_norm_w, const X *k_norm_w,
-                           const float *table, const int32_t *begins, size_t B, size_t T,
-                           size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
+                           const float *table, const int32_t *begins, AttentionShape s,
+                           cudaStream_t stream) {
     if (q_norm_w == NULL) {
-        heads_forward<X>(dqkv, NULL, NULL, NULL, NULL, table, begins, B, T, NH, NKV, HS, 0, stream,
-                         -1);
+        heads_forward<X>(dqkv, NULL, NULL, NULL, NULL, table, begins, s, 0, stream, -1);
         return;
     }
-    const size_t rows = heads_backward_rows(B * T), blocks = ceil_div(B * T, rows);
-    const auto kernel = head_run<X>(HS) > 1 ? heads_backward_kernel<X, Pack<X>::N>
-                                            : heads_backward_kernel<X, 1>;
+    const size_t N = (size_t)s.B * s.T, rows = heads_backward_rows(N), blocks = ceil_div(N, rows);
+    const auto kernel = head_run<X>(s.HS) > 1 ? heads_backward_kernel<X, Pack<X>::N>
+                                              : heads_backward_kernel<X, 1>;
     LAUNCH(kernel, (unsigned)(2 * blocks), BLOCK_THREADS, 0, stream, dqkv, scratch, qk, qk_rstd,
-           q_norm_w, k_norm_w, table, begins, (unsigned)(B * T), (unsigned)T, (unsigned)NH,
-           (unsigned)NKV, (unsigned)HS, (unsigned)rows, head_team<X>(HS));
-    LAUNCH(partial_sum_kernel<X>, ceil_div(2 * HS, 32), 1024, 0, stream, dq_norm_w, dk_norm_w,
-           (X *)NULL, scratch, blocks, 2 * HS, 2 * HS, HS);
+           q_norm_w, k_norm_w, table, begins, s, (unsigned)rows, head_team<X>(s.HS));
+    LAUNCH(partial_sum_kernel<X>, ceil_div(2 * s.HS, 32), 1024, 0, stream, dq_norm_w, dk_norm_w,
+           (X *)NULL, scratch, blocks, 2 * s.HS, 2 * s.HS, s.HS);
 }
 
 // --- the MLP's non-linearity -----------------------------------------------------------------
@@ -758,38 +744,29 @@ template <typename X> __device__ static inline float gelu_sigmoid(float x) {
     }
 }
 
-template <typename X>
-__global__ static void activation_forward_kernel(X *out, const X *inp, size_t n, int activation) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    Pack<X> v = load_pack(inp + i);
-    for (int j = 0; j < Pack<X>::N; j++) {
-        const float x = to_f32(v.x[j]);
-        v.x[j] = from_f32<X>(activation == ACTIVATION_RELU ? (x > 0 ? x : 0)
-                                                              : x * gelu_sigmoid<X>(x));
-    }
-    store_pack(out + i, v);
-}
-
 // silu(z) = z sigmoid(z). As exact as GELU.
 template <typename X> __device__ static inline float sigmoid(float z) {
     if constexpr (sizeof(X) == 2) return rcp_fast(1.0f + exp2_fast(-LOG2_E * z));
     else return 1.0f / (1.0f + expf(-z));
 }
 
-// Each row of inp is a gate, then what it lets through: F channels each. all: the packs of out.
-template <typename X>
-__global__ static void gate_forward_kernel(X *out, const X *inp, unsigned all, unsigned F) {
+// With a GATE, each row of inp is the gate, then what it lets through: F channels each. all: the
+// packs of out.
+template <typename X, bool GATE>
+__global__ static void activation_forward_kernel(X *out, const X *inp, unsigned all, unsigned F,
+                                                 int activation) {
     const unsigned packs = F / Pack<X>::N, i = (unsigned)grid_thread();
     if (i >= all) return;
-    const X *row = inp + (size_t)(i / packs) * 2 * F + i % packs * Pack<X>::N;
-    Pack<X> gate = load_pack(row);
-    const Pack<X> up = load_pack(row + F);
+    const X *from = inp + (size_t)(GATE ? i / packs * (2 * packs) + i % packs : i) * Pack<X>::N;
+    Pack<X> v = load_pack(from), up;
+    if (GATE) up = load_pack(from + F);
     for (int j = 0; j < Pack<X>::N; j++) {
-        const float z = to_f32(gate.x[j]);
-        gate.x[j] = from_f32<X>(z * sigmoid<X>(z) * to_f32(up.x[j]));
+        const float z = to_f32(v.x[j]);
+        v.x[j] = from_f32<X>(GATE                            ? z * sigmoid<X>(z) * to_f32(up.x[j])
+                             : activation == ACTIVATION_RELU ? (z > 0 ? z : 0)
+                                                             : z * gelu_sigmoid<X>(z));
     }
-    store_pack(out + (size_t)i * Pack<X>::N, gate);
+    store_pack(out + (size_t)i * Pack<X>::N, v);
 }
 
 template <typename X>
@@ -812,12 +789,10 @@ __global__ static void gate_backward_kernel(X *d, const X *inp, unsigned all, un
 template <typename X>
 static void activation_forward(X *out, const X *inp, size_t N, size_t F, int activation,
                                cudaStream_t stream) {
-    const unsigned blocks = pack_blocks<X>(N * F);
-    if (activation == ACTIVATION_SILU)
-        LAUNCH(gate_forward_kernel<X>, blocks, BLOCK_THREADS, 0, stream, out, inp,
-               index_32(N * F / Pack<X>::N), (unsigned)F);
-    else LAUNCH(activation_forward_kernel<X>, blocks, BLOCK_THREADS, 0, stream, out, inp, N * F,
-                activation);
+    const auto kernel = activation == ACTIVATION_SILU ? activation_forward_kernel<X, true>
+                                                      : activation_forward_kernel<X, false>;
+    LAUNCH(kernel, pack_blocks<X>(N * F), BLOCK_THREADS, 0, stream, out, inp,
+           index_32(N * F / Pack<X>::N), (unsigned)F, activation);
 }
 
 // Multiplies rows begin, begin + BLOCK_WARPS, ... below last of a pack of columns of d (N, width)
@@ -878,17 +853,19 @@ __global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, X
     if (threadIdx.x < width && column < OC) partial[split * OC + column] = total;
 }
 
-// Rows of a block: at least 64, and about 2048 blocks in all.
+// How many blocks share the rows of a slice: about 2048 in all.
+static size_t bias_backward_splits(size_t OC) {
+    const size_t slices = ceil_div(OC, 256);
+    return slices < 2048 ? 2048 / slices : 1;
+}
+
 static size_t bias_backward_rows(size_t N, size_t OC) {
-    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
-    const size_t rows = ceil_div(N, splits);
-    return rows > 64 ? rows : 64;
+    return rows_of_block(N, 64, bias_backward_splits(OC));
 }
 
 // Floats of scratch that both need for N rows or fewer; a larger OC may need less.
 static size_t bias_backward_scratch(size_t N, size_t OC) {
-    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
-    return min_size(ceil_div(N, 64), splits) * OC;
+    return most_blocks(N, 64, bias_backward_splits(OC)) * OC;
 }
 
 template <typename X, bool SLOPES>
@@ -923,25 +900,6 @@ static void activation_backward(X *d, X *db, float *scratch, const X *inp, size_
     LAUNCH(gate_backward_kernel<X>, pack_blocks<X>(N * F), BLOCK_THREADS, 0, stream, d, inp,
            index_32(N * F / Pack<X>::N), (unsigned)F);
     if (db != NULL) bias_backward(db, scratch, d, N, 2 * F, stream);
-}
-
-// --- residual connection ---------------------------------------------------------------------
-
-template <typename X>
-__global__ static void residual_forward_kernel(X *out, const X *inp, size_t n) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    Pack<X> sum = load_pack(out + i);
-    const Pack<X> more = load_pack(inp + i);
-    for (int j = 0; j < Pack<X>::N; j++)
-        sum.x[j] = from_f32<X>(to_f32(sum.x[j]) + to_f32(more.x[j]));
-    store_pack(out + i, sum);
-}
-
-// out += inp. Its backward is the identity into both branches. n must be whole packs.
-template <typename X>
-static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream) {
-    LAUNCH(residual_forward_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, inp, n);
 }
 
 // --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
@@ -1023,46 +981,49 @@ static void loss_accumulate(double *total, const float *losses, size_t N, double
     LAUNCH(loss_accumulate_kernel, 1, 1024, 0, stream, total, losses, N, scale, first);
 }
 
-// --- gradients of several micro-batches ------------------------------------------------------
+// --- sums of two tensors, element by element ---------------------------------------------------
 //
-// In both, n must be a multiple of 8 elements.
+// Of residual branches, and of gradients of several micro-batches. n must be a multiple of 8
+// elements.
 
-template <typename X>
-__global__ static void round_gradient_kernel(X *out, const float *in, size_t n) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    Pack<X> rounded;
-    for (int q = 0; q < Pack<X>::N; q += 4) {
-        const Pack<float> x = load_pack(in + i + q);
-        for (int j = 0; j < 4; j++) rounded.x[q + j] = from_f32<X>(x.x[j]);
+// out = in, or out += in: in fp32, rounded once.
+template <typename O, typename I, bool ADDS>
+__global__ static void add_kernel(O *out, const I *in, size_t n) {
+    enum { N = 16 / (sizeof(O) < sizeof(I) ? sizeof(O) : sizeof(I)) };
+    const size_t first = grid_thread() * N;
+    float more[N];
+    if (first >= n) return;
+    for (int i = 0; i < N; i += Pack<I>::N) {
+        const Pack<I> x = load_pack(in + first + i);
+        for (int j = 0; j < Pack<I>::N; j++) more[i + j] = to_f32(x.x[j]);
     }
-    store_pack(out + i, rounded);
+    for (int i = 0; i < N; i += Pack<O>::N) {
+        Pack<O> sum;
+        if (ADDS) sum = load_pack(out + first + i);
+        for (int j = 0; j < Pack<O>::N; j++)
+            sum.x[j] = from_f32<O>(ADDS ? to_f32(sum.x[j]) + more[i + j] : more[i + j]);
+        store_pack(out + first + i, sum);
+    }
+}
+
+// out += inp. Its backward is the identity into both branches.
+template <typename X>
+static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream) {
+    const auto kernel = add_kernel<X, X, true>;
+    LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, inp, n);
 }
 
 // out = in, rounded to X: the one rounding of a gradient that was summed in fp32.
 template <typename X>
 static void round_gradient(X *out, const float *in, size_t n, cudaStream_t stream) {
-    LAUNCH(round_gradient_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, in, n);
-}
-
-template <typename X>
-__global__ static void accumulate_gradient_kernel(float *acc, const X *g, size_t n, bool first) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    const Pack<X> more = load_pack(g + i);
-    for (int q = 0; q < Pack<X>::N; q += 4) {
-        Pack<float> sum;
-        if (!first) sum = load_pack(acc + i + q);
-        for (int j = 0; j < 4; j++)
-            sum.x[j] = first ? to_f32(more.x[q + j]) : sum.x[j] + to_f32(more.x[q + j]);
-        store_pack(acc + i + q, sum);
-    }
+    const auto kernel = add_kernel<X, float, false>;
+    LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, in, n);
 }
 
 // acc (+)= g, in fp32, never rounded to X; the first micro-batch overwrites.
 template <typename X>
 static void accumulate_gradient(float *acc, const X *g, size_t n, bool first,
                                 cudaStream_t stream) {
-    LAUNCH(accumulate_gradient_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, acc, g, n,
-           first);
+    const auto kernel = first ? add_kernel<float, X, false> : add_kernel<float, X, true>;
+    LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, acc, g, n);
 }

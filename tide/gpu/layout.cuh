@@ -293,7 +293,7 @@ static void gpt2_allocate(GPT2 *g) {
     owner_begin(&g->owner);
     buffers_allocate(list, gpt2_buffers(g, list), &g->host);
     if (!g->training && g->zo == NULL)  // only to load from, and to save: not worth GPU memory
-        g->master = own(OWNS_PLAIN, ALLOC(uint16_t, g->table.elements, "parameters"));
+        g->master = own(free, ALLOC(uint16_t, g->table.elements, "parameters"));
     // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
     g->compute = stream_make("compute", false);
     g->sums = stream_make("sums", true);
@@ -310,7 +310,7 @@ static void gpt2_allocate(GPT2 *g) {
     g->returned = events_make(segments);
     g->arrived = events_make(segments);
     g->ring_free = events_make((size_t)ring_places(g));
-    g->tenant = (int *)own(OWNS_PLAIN, ALLOC(int, (size_t)ring_places(g) + 1, "places"));
+    g->tenant = (int *)own(free, ALLOC(int, (size_t)ring_places(g) + 1, "places"));
     g->slot_free = events_make((size_t)g->slot_count);
     g->slot_full = events_make((size_t)g->slot_count);
     event_make(&g->handover, false);
@@ -326,8 +326,8 @@ static void gpt2_allocate(GPT2 *g) {
     if (g->accumulating && g->choice.sum_on_host)
         g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
     const size_t most = g->config.vocab > g->max_T ? g->config.vocab : g->max_T;
-    g->token_count = (int32_t *)own(OWNS_PLAIN, ALLOC(int32_t, most + 1, "tokens"));
-    g->inputs = (int32_t *)own(OWNS_PLAIN, ALLOC(int32_t, (g->packed ? 4 : 2) * N, "tokens"));
+    g->token_count = (int32_t *)own(free, ALLOC(int32_t, most + 1, "tokens"));
+    g->inputs = (int32_t *)own(free, ALLOC(int32_t, (g->packed ? 4 : 2) * N, "tokens"));
     g->targets = g->inputs + N;
     g->begins = g->packed ? g->targets + N : NULL;
     g->positions = g->packed ? g->begins + N : NULL;

@@ -36,11 +36,6 @@ static inline void lt_check(cublasStatus_t e, const char *call, const char *file
         fail("cuBLASLt: %s (%d): %s (%s:%d)", cublasLtGetStatusString(e), (int)e, call, file, line);
 }
 
-// The function that is applied to a product before it is stored: none; GELU, which stores its
-// argument in aux, if there is an aux, for the backward pass; or GELU's gradient: out = product *
-// gelu'(aux).
-enum { GEMM_PLAIN, GEMM_GELU, GEMM_DGELU };
-
 // The library's names for the storage types.
 template <typename X> struct MatmulType;
 template <> struct MatmulType<float> { typedef float type; enum { CUDA = CUDA_R_32F }; };
@@ -50,7 +45,6 @@ template <> struct MatmulType<f16> { typedef f16 type; enum { CUDA = CUDA_R_16F 
 // The library's description of a shape, and the algorithm for it.
 typedef struct {
     MatmulShape shape;
-    bool none;                // there is no algorithm, and nothing to free
     bool settled;             // --tune has been asked about it
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, out;
@@ -63,11 +57,9 @@ enum { MATMUL_PLANS = 128, MATMUL_ALIGNMENT = 16 };
 typedef struct {
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
-    void *workspace;
-    size_t workspace_bytes;
+    void *workspace;          // MATMUL_WORKSPACE bytes
     uint32_t alignment;       // bytes: addresses count as multiples of at most this
     size_t searches;          // how often the heuristic was asked
-    size_t unfused;           // how often there was no algorithm for an epilogue
     size_t made;              // plans so far; the newest MATMUL_PLANS of them are kept
     Tune tune;
     MatmulPlan plans[MATMUL_PLANS];
@@ -80,15 +72,14 @@ static inline void matmul_prefer(const Matmul *lt, cublasLtMatmulPreferenceAttri
 
 // Opens the library on the current device. The workspace is all the device memory that products
 // ever take beyond their operands. Ends the program if there is no room for it.
-static inline void matmul_open(Matmul *lt, size_t workspace_bytes = MATMUL_WORKSPACE) {
+static inline void matmul_open(Matmul *lt) {
+    const uint64_t bytes = MATMUL_WORKSPACE;
     memset(lt, 0, sizeof *lt);
     if (rehearsal != NULL) return;
-    lt->workspace_bytes = workspace_bytes;
-    lt->workspace = gpu_alloc(workspace_bytes, "the matrix product's workspace");
+    lt->workspace = gpu_alloc(bytes, "the matrix product's workspace");
     lt->alignment = MATMUL_ALIGNMENT;
     LT(cublasLtCreate(&lt->handle));
     LT(cublasLtMatmulPreferenceCreate(&lt->preference));
-    const uint64_t bytes = workspace_bytes;
     LT(cublasLtMatmulPreferenceSetAttribute(lt->preference,
            CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
     matmul_prefer(lt, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -96,7 +87,6 @@ static inline void matmul_open(Matmul *lt, size_t workspace_bytes = MATMUL_WORKS
 }
 
 static inline void matmul_plan_free(MatmulPlan *p) {
-    if (p->none) return;
     LT(cublasLtMatmulDescDestroy(p->op));
     LT(cublasLtMatrixLayoutDestroy(p->a));
     LT(cublasLtMatrixLayoutDestroy(p->b));
@@ -110,7 +100,7 @@ static inline void matmul_close(Matmul *lt) {
     LT(cublasLtMatmulPreferenceDestroy(lt->preference));
     LT(cublasLtDestroy(lt->handle));
     gpu_free(lt->workspace);
-    tune_close(&lt->tune);
+    free(lt->tune.list);
     memset(lt, 0, sizeof *lt);
 }
 
@@ -126,21 +116,13 @@ static inline void matmul_set(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttribu
     LT(cublasLtMatmulDescSetAttribute(op, attribute, value, bytes));
 }
 
-// Describes a shape to the library and asks for an algorithm. If there is none, the status says
-// why, and nothing is left to free.
-static inline cublasStatus_t matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) {
+// Describes a shape to the library and asks for an algorithm. Ends the program if there is none.
+static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) {
     const cublasOperation_t op_a = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const bool has_aux = s->align_aux != 0;
-    const uint32_t epilogue =
-        s->epilogue == GEMM_GELU && s->bias
-            ? (has_aux ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS)
-        : s->epilogue == GEMM_GELU
-            ? (has_aux ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU)
-        : s->epilogue == GEMM_DGELU         ? CUBLASLT_EPILOGUE_DGELU
-        : s->bias                           ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const uint32_t epilogue = s->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     p->shape = *s;
-    p->none = p->settled = false;
+    p->settled = false;
     // Swapped, as the top of this file says: the library's A is our b.
     LT(cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     matmul_set(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
@@ -153,15 +135,9 @@ static inline cublasStatus_t matmul_plan(Matmul *lt, const MatmulShape *s, Matmu
                                   s->trans_b ? s->N : s->K, (int64_t)s->ldb));
     LT(cublasLtMatrixLayoutCreate(&p->out, (cudaDataType_t)s->out_type, s->N, s->M,
                                   (int64_t)s->ldo));
-    // The heuristic looks at these two pointers for their alignment and does not follow them.
+    // The heuristic looks at this pointer for its alignment and does not follow it.
     const void *bias = (const void *)(uintptr_t)(4096 + s->align_bias);
-    const void *aux = (const void *)(uintptr_t)(4096 + s->align_aux);
     if (s->bias) matmul_set(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-    if (has_aux) {
-        const int64_t pitch = (int64_t)s->ldo;
-        matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
-        matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &pitch, sizeof pitch);
-    }
     matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, s->align_b);
     matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, s->align_a);
     matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, s->align_out);
@@ -174,32 +150,22 @@ static inline cublasStatus_t matmul_plan(Matmul *lt, const MatmulShape *s, Matmu
     lt->searches++;
     if (status == CUBLAS_STATUS_SUCCESS && count < 1) status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (status == CUBLAS_STATUS_SUCCESS) status = found.state;
+    if (status != CUBLAS_STATUS_SUCCESS)
+        fail("cuBLASLt has no algorithm for M=%zu N=%zu K=%zu, pitches %zu %zu %zu, transposed %d "
+             "%d, types %d to %d: %s (%d)", s->M, s->N, s->K, s->lda, s->ldb, s->ldo,
+             s->trans_a, s->trans_b, s->type, s->out_type, cublasLtGetStatusString(status),
+             (int)status);
     p->algo = found.algo;
-    if (status != CUBLAS_STATUS_SUCCESS) {
-        matmul_plan_free(p);
-        p->none = true;
-    }
-    return status;
 }
 
-// The plan for a shape: from the table, or made now and kept, as is the knowledge that an epilogue
-// has no algorithm. A training run has some twenty shapes, so that after its first step nothing is
-// searched or created any more.
+// The plan for a shape: from the table, or made now and kept. A training run has some twenty
+// shapes, so that after its first step nothing is searched or created any more.
 static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
     for (size_t i = 0; i < lt->made && i < MATMUL_PLANS; i++)
         if (memcmp(&lt->plans[i].shape, s, sizeof *s) == 0) return &lt->plans[i];
     MatmulPlan *p = &lt->plans[lt->made % MATMUL_PLANS];
     if (lt->made >= MATMUL_PLANS) matmul_plan_free(p);  // full: the oldest goes
-    const cublasStatus_t status = matmul_plan(lt, s, p);
-    if (status != CUBLAS_STATUS_SUCCESS && s->epilogue != GEMM_PLAIN) {
-        lt->unfused++;
-        printf("cuBLASLt has no algorithm with GELU for M=%zu N=%zu K=%zu: GELU is a pass of its "
-               "own\n", s->M, s->N, s->K);
-    } else if (status != CUBLAS_STATUS_SUCCESS)
-        fail("cuBLASLt has no algorithm for M=%zu N=%zu K=%zu, pitches %zu %zu %zu, transposed %d "
-             "%d, types %d to %d: %s (%d)", s->M, s->N, s->K, s->lda, s->ldb, s->ldo,
-             s->trans_a, s->trans_b, s->type, s->out_type, cublasLtGetStatusString(status),
-             (int)status);
+    matmul_plan(lt, s, p);
     lt->made++;
     return p;
 }
@@ -212,7 +178,7 @@ static inline cublasStatus_t matmul_run(const Matmul *lt, const MatmulPlan *p,
                                         const MatmulOperands *x) {
     const float alpha = 1.0f, beta = p->shape.accumulate ? 1.0f : 0.0f;
     return cublasLtMatmul(lt->handle, p->op, &alpha, x->b, p->b, x->a, p->a, &beta, x->out, p->out,
-                          x->out, p->out, algo, lt->workspace, lt->workspace_bytes, x->stream);
+                          x->out, p->out, algo, lt->workspace, MATMUL_WORKSPACE, x->stream);
 }
 
 // Seconds of one product, of n in a row; INFINITY if the library refuses it.
@@ -280,7 +246,7 @@ static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
         known = &mine;
     } else if (cublasLtMatmulAlgoCheck(lt->handle, p->op, p->b, p->a, p->out, p->out, &known->algo,
                                        &result) != CUBLAS_STATUS_SUCCESS
-               || result.workspaceSize > lt->workspace_bytes) {
+               || result.workspaceSize > MATMUL_WORKSPACE) {
         die("--tune %s: the library does not know its algorithm for M=%zu N=%zu K=%zu: remove the "
             "file, and products are measured anew", lt->tune.file, p->shape.M, p->shape.N,
             p->shape.K);
@@ -291,47 +257,34 @@ static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
 // out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
 // A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all
 // row-major, lda, ldb, ldo elements from row to row. bias (N) goes to every row; NULL: none; it
-// is ignored with accumulate. The epilogue (GEMM_*) comes last; aux (M, N) has the pitch of out;
-// for GEMM_GELU it may be NULL: then the value before it is not kept. An epilogue does not go
-// with accumulate, nor does an output of 16 bits: the library rounds the product before it adds
-// (seen with cuBLASLt 13.0 on an H200). Returns false, having done nothing, where the library has
-// no algorithm for the epilogue: NVIDIA lists which types have one, not which shapes. O is X, or
-// float for sums that are not to be rounded. Sizes are at least 1; rows of 16-bit types should
-// begin at multiples of 16 bytes (else it is slow, or there is no algorithm, and the program ends
-// saying so). out must overlap neither A nor B.
+// is ignored with accumulate. An output of 16 bits does not go with accumulate: the library rounds
+// the product before it adds (seen with cuBLASLt 13.0 on an H200). O is X, or float for sums that
+// are not to be rounded. Sizes are at least 1; rows of 16-bit types should begin at multiples of 16
+// bytes (else it is slow, or there is no algorithm, and the program ends saying so). out must
+// overlap neither A nor B.
 template <typename X, typename O>
-static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
+static void gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                  const X *a, size_t lda, const X *b, size_t ldb, O *out, size_t ldo,
-                 const typename MatmulType<X>::type *bias, bool accumulate, int epilogue,
-                 typename MatmulType<X>::type *aux, cudaStream_t stream) {
+                 const typename MatmulType<X>::type *bias, bool accumulate, cudaStream_t stream) {
     GPU_TAKES(stream, 2.0 * (double)M * (double)N * (double)K, gpu_flops);
-    if (rehearsal != NULL) return true;
+    if (rehearsal != NULL) return;
     if (accumulate) bias = NULL;
-    if (epilogue == GEMM_PLAIN) aux = NULL;
-    if (epilogue != GEMM_PLAIN && accumulate)
-        fail("gemm: epilogue %d does not go with accumulate", epilogue);
     if (accumulate && sizeof(O) == 2) fail("gemm: sums are fp32");
-    if (epilogue == GEMM_DGELU && aux == NULL) fail("gemm: epilogue %d needs aux", epilogue);
     MatmulShape s;
     memset(&s, 0, sizeof s);
     s.M = M; s.N = N; s.K = K; s.lda = lda; s.ldb = ldb; s.ldo = ldo;
     s.trans_a = trans_a; s.trans_b = trans_b;
     s.type = MatmulType<X>::CUDA; s.out_type = MatmulType<O>::CUDA;
-    s.bias = bias != NULL; s.accumulate = accumulate; s.epilogue = epilogue;
+    s.bias = bias != NULL; s.accumulate = accumulate;
     s.align_a = matmul_alignment(lt, a);
     s.align_b = matmul_alignment(lt, b);
     s.align_out = matmul_alignment(lt, out);
     if (s.bias) s.align_bias = matmul_alignment(lt, bias);
-    if (aux != NULL) s.align_aux = matmul_alignment(lt, aux);
     MatmulPlan *p = matmul_find(lt, &s);
-    if (p->none) return false;
     if (s.bias) matmul_set(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-    if (aux != NULL)
-        matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
     const MatmulOperands operands = {a, b, out, stream};
     if (lt->tune.file != NULL && !p->settled) matmul_settle(lt, p, &operands);
     LT(matmul_run(lt, p, &p->algo, &operands));
-    return true;
 }
 
 #endif

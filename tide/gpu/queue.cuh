@@ -20,8 +20,7 @@
 // ---------------------------------------------------------------------------------------------
 // Owners: what is made between owner_begin() and owner_end() is freed by owner_free()
 
-enum { OWNS_GPU, OWNS_PINNED, OWNS_HOST, OWNS_PLAIN, OWNS_STREAM, OWNS_EVENT };
-typedef struct { int kind; void *p; } Owned;
+typedef struct { void (*free)(void *p); void *p; } Owned;
 typedef struct { Owned *list; int count; } Owner;
 
 static Owner *owner;
@@ -29,44 +28,33 @@ static Owner *owner;
 static void owner_begin(Owner *o) { owner = o; }
 static void owner_end(void) { owner = NULL; }
 
-// Notes it; returns p.
-static void *own(int kind, void *p) {
+// Notes what frees p; returns p.
+static void *own(void (*free)(void *p), void *p) {
     Owner *o = owner;
     if (o == NULL) return p;
     o->list = (Owned *)array_grow(o->list, (size_t)o->count, sizeof *o->list, "list of buffers");
-    o->list[o->count++] = Owned{kind, p};
+    o->list[o->count++] = Owned{free, p};
     return p;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Memory
-
-// Device memory, aligned to 256 bytes, with anything in it. `what` names it in the error.
-static void *gpu_alloc(size_t bytes, const char *what) {
-    void *p = NULL;
-    if (rehearsal != NULL) return own(OWNS_GPU, rehearse_memory(bytes));
-    const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
-    if (e == cudaErrorMemoryAllocation)
-        fail("out of GPU memory: %s needs %.1f MiB, which were free before: end what else uses the "
-             "GPU, or plan with less: --gpu-memory", what, mib(bytes));
-    CUDA(e);
-#ifdef __CUDA_EMU__
-    emu_name_memory(p, what);  // for its error messages
-#endif
-    return own(OWNS_GPU, p);
+// Frees all of it. Nothing may be under way.
+static void owner_free(Owner *o) {
+    for (const Owned *x = o->list; x < o->list + o->count; x++) x->free(x->p);
+    free(o->list);
+    memset(o, 0, sizeof *o);
 }
 
-// Zeroed page-locked host memory, which copies to and from the GPU need to be asynchronous. It is
-// there in a rehearsal, too: for what the host itself reads and writes.
-static void *pinned_alloc(size_t bytes, const char *what) {
-    void *p = NULL;
-    if (rehearsal != NULL) return own(OWNS_PINNED, alloc_or_fail(bytes, 1, what));
-    const cudaError_t e = cudaMallocHost(&p, bytes > 0 ? bytes : 1);
-    if (e == cudaErrorMemoryAllocation)
-        fail("out of page-locked host memory: %s needs %.1f MiB", what, mib(bytes));
-    CUDA(e);
-    memset(p, 0, bytes);
-    return own(OWNS_PINNED, p);
+// ---------------------------------------------------------------------------------------------
+// Memory. Freeing the GPU's waits for all that any stream has been given.
+
+static void device_rest(void) {
+    if (rehearsal == NULL) CUDA(cudaDeviceSynchronize());
+    else for (int i = 1; i < rehearsal->stream_count; i++) rehearse_rest(i);
+}
+
+static void gpu_free(void *p) {
+    if (rehearsal != NULL) device_rest();
+    else CUDA(cudaFree(p));
 }
 
 static void pinned_free(void *p) {
@@ -74,11 +62,30 @@ static void pinned_free(void *p) {
     else if (p != NULL) CUDA(cudaFreeHost(p));
 }
 
-// p: from host_alloc() of host.cuh, or NULL. No stream may use it any more.
-static void host_free(void *p) {
-    if (p == NULL || rehearsal != NULL) return;
-    CUDA(cudaHostUnregister(p));
-    free(p);
+// Device memory, aligned to 256 bytes, with anything in it. `what` names it in the error.
+static void *gpu_alloc(size_t bytes, const char *what) {
+    void *p = NULL;
+    if (rehearsal != NULL) return own(gpu_free, rehearse_memory(bytes));
+    const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
+    if (e == cudaErrorMemoryAllocation)
+        fail("out of GPU memory: %s needs %.1f MiB, which were free before: end what else uses the "
+             "GPU, or plan with less: --gpu-memory", what, mib(bytes));
+    CUDA(e);
+    emu_name_memory(p, what);
+    return own(gpu_free, p);
+}
+
+// Zeroed page-locked host memory, which copies to and from the GPU need to be asynchronous. It is
+// there in a rehearsal, too: for what the host itself reads and writes.
+static void *pinned_alloc(size_t bytes, const char *what) {
+    void *p = NULL;
+    if (rehearsal != NULL) return own(pinned_free, alloc_or_fail(bytes, 1, what));
+    const cudaError_t e = cudaMallocHost(&p, bytes > 0 ? bytes : 1);
+    if (e == cudaErrorMemoryAllocation)
+        fail("out of page-locked host memory: %s needs %.1f MiB", what, mib(bytes));
+    CUDA(e);
+    memset(p, 0, bytes);
+    return own(pinned_free, p);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -87,24 +94,25 @@ static void host_free(void *p) {
 static int stream_number(cudaStream_t stream) { return (int)(uintptr_t)stream; }
 static int event_number(cudaEvent_t event) { return (int)(uintptr_t)event; }
 
+static void stream_free(void *stream) {
+    if (rehearsal == NULL) CUDA(cudaStreamDestroy((cudaStream_t)stream));
+}
+
+static void event_free(void *event) {
+    if (rehearsal == NULL) CUDA(cudaEventDestroy((cudaEvent_t)event));
+}
+
 // urgent: its blocks are the next ones where kernels wait for room on the GPU: for short kernels
 // that others wait for. (Copies have no such order.) name: in reports of the emulated GPU.
 static cudaStream_t stream_make(const char *name, bool urgent) {
     int lowest, highest;
     cudaStream_t stream;
     if (rehearsal != NULL)
-        return (cudaStream_t)own(OWNS_STREAM, (void *)(uintptr_t)rehearse_stream());
+        return (cudaStream_t)own(stream_free, (void *)(uintptr_t)rehearse_stream());
     CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? highest : lowest));
-#ifdef __CUDA_EMU__
     emu_name_stream(stream, name);
-#endif
-    (void)name;
-    return (cudaStream_t)own(OWNS_STREAM, stream);
-}
-
-static void stream_free(cudaStream_t stream) {
-    if (rehearsal == NULL) CUDA(cudaStreamDestroy(stream));
+    return (cudaStream_t)own(stream_free, stream);
 }
 
 // sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
@@ -112,16 +120,12 @@ static void event_make(cudaEvent_t *event, bool sleeps) {
     if (rehearsal != NULL) *event = (cudaEvent_t)(uintptr_t)rehearse_event();
     else CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
                                                   | (sleeps ? cudaEventBlockingSync : 0)));
-    own(OWNS_EVENT, *event);
-}
-
-static void event_free(cudaEvent_t event) {
-    if (rehearsal == NULL) CUDA(cudaEventDestroy(event));
+    own(event_free, *event);
 }
 
 // n of them.
 static cudaEvent_t *events_make(size_t n) {
-    cudaEvent_t *events = (cudaEvent_t *)own(OWNS_PLAIN, ALLOC(cudaEvent_t, n, "events"));
+    cudaEvent_t *events = (cudaEvent_t *)own(free, ALLOC(cudaEvent_t, n, "events"));
     for (size_t i = 0; i < n; i++) event_make(&events[i], false);
     return events;
 }
@@ -138,7 +142,7 @@ static void event_record(cudaEvent_t event, cudaStream_t stream) {
     else CUDA(cudaEventRecord(event, stream));
 }
 
-// The host waits: for an event, for all that a stream has been given, for all streams.
+// The host waits: for an event, for all that a stream has been given, or, device_rest(), for all.
 static void event_wait(cudaEvent_t event) {
     if (rehearsal != NULL) rehearse_event_wait(event_number(event));
     else CUDA(cudaEventSynchronize(event));
@@ -149,37 +153,12 @@ static void stream_rest(cudaStream_t stream) {
     else CUDA(cudaStreamSynchronize(stream));
 }
 
-static void device_rest(void) {
-    if (rehearsal == NULL) CUDA(cudaDeviceSynchronize());
-    else for (int i = 1; i < rehearsal->stream_count; i++) rehearse_rest(i);
-}
-
 // Returns the seconds between two timing events, once the second one is complete.
 static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
     float ms = 0;
     CUDA(cudaEventSynchronize(end));
     CUDA(cudaEventElapsedTime(&ms, start, end));
     return 1e-3 * (double)ms;
-}
-
-// Device memory. This waits for all that any stream has been given.
-static void gpu_free(void *p) {
-    if (rehearsal != NULL) device_rest();
-    else CUDA(cudaFree(p));
-}
-
-// Nothing may be under way.
-static void owner_free(Owner *o) {
-    for (const Owned *x = o->list; x < o->list + o->count; x++) {
-        if (x->kind == OWNS_GPU) gpu_free(x->p);
-        if (x->kind == OWNS_PINNED) pinned_free(x->p);
-        if (x->kind == OWNS_HOST) host_free(x->p);
-        if (x->kind == OWNS_PLAIN) free(x->p);
-        if (x->kind == OWNS_STREAM) stream_free((cudaStream_t)x->p);
-        if (x->kind == OWNS_EVENT) event_free((cudaEvent_t)x->p);
-    }
-    free(o->list);
-    memset(o, 0, sizeof *o);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -235,36 +214,5 @@ static inline void tell_host(double *host, const double *from, unsigned rows, si
                              unsigned n, cudaStream_t stream) {
     LAUNCH(tell_host_kernel, rows, n, 0, stream, host, from, stride);
 }
-
-// Tests leave out the call that orders a step at the place TIDE_LEAVE_OUT, "function: call": this
-// must be noticed. The places that were run are written to the file TIDE_SITES (mutants.sh).
-#ifdef TESTING
-static const char *const site_left_out = getenv("TIDE_LEAVE_OUT");
-static const char *const site_list = getenv("TIDE_SITES");
-
-static bool site_runs(const char *function, const char *call, bool *seen) {
-    char place[512];
-    if (site_left_out == NULL && site_list == NULL) return true;
-    snprintf(place, sizeof place, "%s: %s", function, call);
-    FILE *f = *seen || site_list == NULL ? NULL : fopen(site_list, "a");
-    if (f != NULL) fprintf(f, "%s\n", place);
-    if (f != NULL) fclose(f);
-    *seen = true;
-    return site_left_out == NULL || strcmp(place, site_left_out) != 0;
-}
-
-#define SITE(text, call) \
-    do { \
-        static bool seen; \
-        if (site_runs(__func__, text, &seen)) call; \
-    } while (0)
-#define stream_wait(s, e) SITE("stream_wait(" #s ", " #e ")", stream_wait(s, e))
-#define event_record(e, s) SITE("event_record(" #e ", " #s ")", event_record(e, s))
-#define event_wait(e) SITE("event_wait(" #e ")", event_wait(e))
-#define stream_rest(s) SITE("stream_rest(" #s ")", stream_rest(s))
-#define device_rest() SITE("device_rest()", device_rest())
-#define stream_copy(to, from, n, kind, s) \
-    SITE("stream_copy(" #to ", " #from ")", stream_copy(to, from, n, kind, s))
-#endif
 
 #endif

@@ -15,8 +15,8 @@
 // Everything that the choice of an algorithm may depend on. Compared byte by byte: clear it first.
 typedef struct {
     size_t M, N, K, lda, ldb, ldo;
-    int trans_a, trans_b, type, out_type, bias, accumulate, epilogue;
-    uint32_t align_a, align_b, align_out, align_bias, align_aux;  // bytes; 0: there is none
+    int trans_a, trans_b, type, out_type, bias, accumulate;
+    uint32_t align_a, align_b, align_out, align_bias;  // bytes; 0: there is none
 } MatmulShape;
 
 typedef struct {
@@ -134,11 +134,6 @@ static void tune_open(Tune *t, const char *file, bool measures) {
         if (t->count == TUNED_MOST || !tune_parse(line + 1, &t->list[t->count++]))
             die("--tune %s: a line of it is none of ours", file);
     free(text);
-}
-
-static void tune_close(Tune *t) {
-    free(t->list);
-    memset(t, 0, sizeof *t);
 }
 
 // For people, where there is something new.

@@ -358,7 +358,7 @@ static void zo_allocate(GPT2 *g) {
     z->left = events_make(events);
     z->all = (double *)pinned_alloc((1 + world) * news * sizeof(double), "losses of all ranks");
     z->mine = z->all + world * news;
-    z->slot = (floatX **)own(OWNS_PLAIN, ALLOC(floatX *, z->slots, "slots"));
+    z->slot = (floatX **)own(free, ALLOC(floatX *, z->slots, "slots"));
     owner_end();  // slots come and go with --zo-no-slots: zo_release() frees them
     for (size_t i = 0; i < z->slots; i++) z->slot[i] = zo_slot(g);
 }
@@ -630,7 +630,7 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
                 const size_t row = (size_t)s * most + first;
                 const floatX *x = z->atty + (size_t)s * most * zo_row(g) + first * E;
                 gemm(&g->lt, false, true, rows, width, E, x, E, z->perturbed[s], E,
-                     z->logits, width, NULL, false, GEMM_PLAIN, NULL, g->compute);
+                     z->logits, width, NULL, false, g->compute);
                 GPU_TAKES(g->compute, 8 * rows * width, gpu_bytes);  // the product's, and here
                 LAUNCH(zo_crossentropy_kernel, (unsigned)rows, BLOCK_THREADS, 0, g->compute,
                        g->losses + first, z->row_max + row, z->row_sum + row,
@@ -741,7 +741,7 @@ static void zo_next(GPT2 *g, size_t T, size_t last, float *logits) {
         const size_t width = min_size(z->chunk, g->config.vocab_padded - v0);
         zo_head_weights(g, &p, 0, v0, width);
         gemm(&g->lt, false, true, 1, width, C, z->atty + last * C, C, z->perturbed[0], C,
-             z->logits, width, NULL, false, GEMM_PLAIN, NULL, g->compute);
+             z->logits, width, NULL, false, g->compute);
         gpu_copy(logits + v0, z->logits, min_size(width, V - v0) * sizeof(float));
     }
 }

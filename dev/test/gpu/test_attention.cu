@@ -228,24 +228,21 @@ static const char *const kernels_name[] = {"dispatch", "plain", "flash"};
 template <typename X>
 static void forward(Kernels kernels, X *out, float *lse, const X *qkv, const int32_t *begins,
                     Shape s) {
-    if (kernels == PLAIN) attention_forward_plain(out, lse, qkv, begins, s.of(), stream);
-    if (kernels == DISPATCH)
-        attention_forward(out, lse, qkv, begins, s.B, s.T, s.NH, s.NH / s.group, s.HS, stream);
-    if constexpr (sizeof(X) == 2)
-        if (kernels == FLASH) attention_forward_flash(out, lse, qkv, begins, s.of(), stream);
+    if (kernels == FLASH)
+        attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s.of(), true, stream);
+    else
+        attention_forward(out, lse, qkv, begins, s.of(), stream, kernels == PLAIN);
 }
 
 template <typename X>
 static void backward(Kernels kernels, X *dqkv, float *delta, const X *dout, const X *out,
                      const float *lse, const X *qkv, const int32_t *begins, Shape s) {
-    if (kernels == PLAIN)
-        attention_backward_plain(dqkv, delta, dout, out, lse, qkv, begins, s.of(), stream);
-    if (kernels == DISPATCH || (kernels == FLASH && !std::is_same_v<X, bf16>))  // f16: plain ones
-        attention_backward(dqkv, delta, dout, out, lse, qkv, begins, s.B, s.T, s.NH,
-                           s.NH / s.group, s.HS, stream);
-    if constexpr (std::is_same_v<X, bf16>)
-        if (kernels == FLASH)
-            attention_backward_flash(dqkv, delta, dout, out, lse, qkv, begins, s.of(), stream);
+    attention_backward(dqkv, delta, dout, out, lse, qkv, begins, s.of(), stream,
+                       kernels != DISPATCH);
+    if (kernels != FLASH || !std::is_same_v<X, bf16>) return;  // f16: plain ones
+    CUDA(cudaMemsetAsync(dqkv, 0xff, s.B * s.T * s.of().pitch * sizeof(X), stream));
+    attention_keys(dqkv, delta, dout, lse, qkv, begins, s.of(), true, stream);
+    attention_queries<X, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s.of(), true, stream);
 }
 
 // The three results of a forward and a backward pass on the given inputs.
@@ -569,7 +566,8 @@ template <typename X> static void cached_is_the_cpu_s(void) {
         decode_attention(out, qkv, keys, values, scores, seen, c.NH, NKV, c.HS);
         X *d_qkv = upload<X>(qkv, A + 2 * K), *d_cache = upload<X>(cache, seen * 2 * K);
         X *d_out = (X *)poisoned(A * sizeof(X));
-        attention_cached(d_out, d_qkv, d_cache, seen, c.NH, NKV, c.HS, stream);
+        attention_cached(d_out, d_qkv, d_cache, seen, attention_shape(1, seen, c.NH, NKV, c.HS),
+                         stream);
         X *got = (X *)download(d_out, A * sizeof(X));
         const double d = distance(got, out, A);
         CHECK(test_within(d, allowance), "%s, %zu keys, NH %zu, groups of %zu, HS %zu: %g",
@@ -592,7 +590,7 @@ template <typename X> static void cached_is_the_cpu_s(void) {
         float *qkv = zeros<float>(n);
         for (size_t i = 0; i < n; i++) qkv[i] = host_f32(host_round<X>(next_float()));
         X *d_qkv = upload<X>(qkv, n), *d_cache = (X *)poisoned(c.T * row * sizeof(X));
-        cache_store(d_cache, d_qkv, c.T, s.NH, s.NKV, s.HS, stream);
+        cache_store(d_cache, d_qkv, c.T, s, stream);
         X *got = (X *)download(d_cache, c.T * row * sizeof(X));
         size_t other = 0;
         for (size_t i = 0; i < c.T * row; i++)

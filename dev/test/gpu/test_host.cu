@@ -190,8 +190,7 @@ static void chain_under_every_schedule(void) {
 #ifndef __CUDA_EMU__
     char text[4096];
     CHECK(again("TIDE_HOST_WAIT=function", "chain 0", text, sizeof text) == 0, "%s", text);
-    const int code = again("TIDE_HOST_WAIT=value", "chain 0", text, sizeof text);
-    CHECK(code == 0 || strstr(text, "this device cannot") != NULL, "code %d: %s", code, text);
+    CHECK(again("TIDE_HOST_WAIT=", "chain 0", text, sizeof text) == 0, "%s", text);
 #else
     char text[4096];
     for (int i = 0; i < SCHEDULES; i++) {

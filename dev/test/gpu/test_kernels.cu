@@ -454,10 +454,10 @@ static void heads_case(size_t B, size_t T, size_t NH, size_t NKV, size_t HS, boo
         X *d_wk = norm ? device<X>(w_k, HS) : NULL;
         float *d_rstd = norm ? poison<float>(N * heads) : NULL;
         float *scratch = norm ? poison<float>(heads_backward_scratch(N, HS)) : NULL;
-        heads_forward(d_x, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, B, T, NH, NKV, HS, eps,
-                      stream);
-        heads_backward(d_d, d_dw, d_dw + HS, scratch, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, B,
-                       T, NH, NKV, HS, stream);
+        const AttentionShape s = attention_shape(B, T, NH, NKV, HS);
+        heads_forward(d_x, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, s, eps, stream);
+        heads_backward(d_d, d_dw, d_dw + HS, scratch, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, s,
+                       stream);
         check_band<X>("y", host(d_x, wide), y, wide, 2e-6);
         check_band<X>("dx", host(d_d, wide), dx, wide, 2e-6);
         hash_device(d_x, wide * sizeof(X));
@@ -942,7 +942,9 @@ static void sizes_are_refused(void) {
         if (in_child(line, &status)) {
             if (i < 2) index_32(B * T * C / Pack<bf16>::N);
             else if (i == 2) encoder_forward<bf16>(NULL, NULL, NULL, NULL, NULL, B + 1, T, C, NULL);
-            else attention_delta<bf16>(NULL, NULL, NULL, attention_shape(B, T, 1, 1, C), NULL);
+            else
+                attention_backward<bf16>(NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                                         attention_shape(B, T, 1, 1, C), NULL);
             _exit(0);
         }
         CHECK(i == 0 ? status == 0 : WIFEXITED(status) && WEXITSTATUS(status) != 0
@@ -959,7 +961,7 @@ static void sums_in_16_bits_are_refused(void) {
         Matmul lt;
         memset(&lt, 0, sizeof lt);
         gemm(&lt, false, true, 8, 8, 8, (bf16 *)NULL, 8, (bf16 *)NULL, 8, (bf16 *)NULL, 8, NULL,
-             true, GEMM_PLAIN, NULL, NULL);
+             true, NULL);
         _exit(0);
     }
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) != 0 && strstr(line, "sums are fp32") != NULL,

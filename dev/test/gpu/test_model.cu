@@ -802,7 +802,7 @@ static void test_short_work_is_urgent(void) {
     int streams = 0;
     for (int i = 0; i < g->owner.count; i++) {
         const cudaStream_t s = (cudaStream_t)g->owner.list[i].p;
-        if (g->owner.list[i].kind != OWNS_STREAM) continue;
+        if (g->owner.list[i].free != stream_free) continue;
         CHECK(is_urgent(s) == (s == g->sums || s == g->update), "stream %d", streams);
         streams++;
     }

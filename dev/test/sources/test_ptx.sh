@@ -67,7 +67,7 @@ awk -F '[ ",{}]+' 'FNR == NR {
     if (/_sm_/) {
         known[$2 " " $3] = $4
         if (!($4 in name)) name[$4] = $2 " " $3
-        if ($2 !~ /^fp16/ || $3 !~ /columns_adam|round_gradient|classify_backward|accumulate_grad/)
+        if ($2 !~ /^fp16/ || $3 !~ /columns_adam|add_kernelI(f|6__halff)|classify_backward/)
             needed[$4]
         sets[$2]
     }
