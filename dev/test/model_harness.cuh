@@ -554,6 +554,7 @@ static GPT2 *zo_new(const GPT2Config *c, size_t B, size_t T) {
     GPT2 *g = gpt2_new();
     g->config = *c;
     g->table = gpt2_table(c);
+    g->shards = gpt2_shards_all(&g->table);
     g->zo = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
     g->max_B = B;
     g->max_T = T;

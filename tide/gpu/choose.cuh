@@ -60,7 +60,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
         g->zo = &zo;
         zo.accum = micros;
         zo.pending = zo_nothing;
-        zo.visits = zo.fetched = zo.sent = 0;
+        zo.visits = zo.fetched = zo.newest = zo.sent = 0;
         steps = 9;
         counted = 3;
         run->o.steps = steps + 1;  // whose batch is sent ahead
@@ -68,7 +68,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     StepMark *marks = ALLOC(StepMark, steps, "plan");
     rehearsal_begin(&q, rates);
     gpt2_allocate(g);
-    if (g->zo == NULL) weights_changed(g);
+    weights_changed(g);
     for (size_t i = 0; i < steps; i++) {
         g->steps->train(g, run, i + 1);
         marks[i] = StepMark{q.events[event_number(g->step_left)], q.count};  // its norm, its end
@@ -141,7 +141,7 @@ static void weights_print_time(const GPT2 *g, const Run *r, const Rates *rates,
     const double bytes = (double)g->streamed * (double)each * sizeof(floatX);
     const double pass = bytes / rates->h2d, micro = x->compute / (double)r->o.accum;
     const int passes = g->choice.recompute == RECOMPUTE_BLOCK ? 4 : 3;
-    if (g->streamed == 0) return;
+    if (g->streamed == 0 || !g->training) return;
     printf("  weights from the host: %.2f GB in each pass, %.4g", 1e-9 * bytes, pass);
     if (micro > 0)
         printf("; forward takes as long from %.0f tokens in a micro-batch on",
@@ -307,6 +307,27 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
             "the GPU: leave it out", o->resident, z->map.whole);
 }
 
+// Settles where everything is: of --resident-blocks (auto: of all) layers, those for which there is
+// room, with fewer slots than the default for the others, if these would not fit. False: nothing
+// fits.
+static bool zo_choose(GPT2 *g, const Options *o, size_t limit, size_t host_limit) {
+    const OffloadMemory m = {NULL, NULL, limit, host_limit, 0, false, 0, 0, g->least};
+    Buffer list[MAX_BUFFERS];
+    const bool automatic = o->resident_blocks == AUTO_COUNT;
+    const size_t least = automatic ? 0 : o->resident_blocks, fewest = o->slots > 0 ? o->slots : 1;
+    size_t stay = automatic ? g->config.layers : least;
+    size_t slots = o->slots > 0 ? o->slots : (size_t)LEAST_SLOTS;
+    for (;;) {
+        zo_place(g, stay, slots);
+        const int n = zo_buffers(g, list);
+        if (memory_fits(&m, buffers_bytes(list, n, false), buffers_bytes(list, n, true)))
+            return true;
+        if (stay > least) stay--;
+        else if (slots > fewest) slots--;
+        else return false;
+    }
+}
+
 // Chooses where the optimizer's state lives, by the options and, for those that are "auto", by the
 // machine's rates. Returns false if nothing fits.
 static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
@@ -375,11 +396,11 @@ static void check_device(const GPT2 *g, bool resumed) {
 
 // Sets what decides how much memory is needed, from the options and the stage of ZeRO.
 static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
-    const bool stay = g->zo != NULL || !r->training || r->o.dump != NULL;
+    const bool stay = !g->training || r->o.dump != NULL;
     if (g->zero != NULL) g->zero->stage = stage;
     g->weights = stay || (g->zero != NULL && stage < 3) ? (int)WEIGHTS_GPU : r->o.weights;
     g->moments_bf16 = r->o.moments == MOMENTS_BF16;
-    g->accumulating = r->training && r->o.accum > 1 && r->o.dump == NULL;
+    g->accumulating = g->training && r->o.accum > 1 && r->o.dump == NULL;
     g->max_B = r->batches ? r->B : 1;
     g->max_T = r->batches ? r->T : 1;
     g->sampling = r->sampling && g->zo == NULL;

@@ -285,7 +285,7 @@ static void gpt2_sizes(GPT2 *g) {
     for (int kind = 0; kind < PIECE_KINDS; kind++) {
         size_t *bytes = g->state_bytes[kind];
         // chosen columns are far apart in the weights: their masters lie side by side, whole
-        bytes[0] = FIRST_STATE == 0 ? sizeof(uint16_t) : 0;
+        bytes[0] = FIRST_STATE == 0 && g->zo == NULL ? sizeof(uint16_t) : 0;
         if (kind == PIECE_CHOSEN) bytes[0] = sizeof(float);
         bytes[1] = bytes[2] = g->moments_bf16 ? sizeof(uint16_t) : sizeof(float);
         g->piece_bytes[kind] = bytes[0] + bytes[1] + bytes[2];
@@ -464,14 +464,16 @@ static void floats_move(floatX *here, float *w, size_t n, bool out) {
 }
 
 // n elements of a piece's master weights, m or v (k as in state_bytes), from its element `at` on,
-// out to floats on the host, or from there, rounded to the nearest if they are stored in bf16.
+// out to floats on the host, or from there, rounded to the nearest if they are stored in bf16. In
+// fp32 and in zeroth order the weights are the masters.
 static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w, size_t n,
                        bool out) {
     const size_t size = g->state_bytes[p->kind][k];
     void *const weights = (floatX *)p->weights + at, *here = weights;
     if (size > 0) here = (char *)p->state[k] + at * size;
     if (size != sizeof(uint16_t)) {
-        gpu_copy(out ? w : here, out ? here : w, n * sizeof(float));
+        if (size == 0) floats_move((floatX *)weights, w, n, out);
+        else gpu_copy(out ? w : here, out ? here : w, n * sizeof(float));
         return;
     }
     uint16_t *half = ALLOC(uint16_t, 2 * n, "state"), *low = half + n;

@@ -112,13 +112,51 @@ static void gpt2_place(GPT2 *g) {
     }
 }
 
+// The same of zeroth order, where `residents` layers live on the GPU, the others on the host. Residents are
+// spread evenly: each hides a part of the next visitor's copy.
+static void zo_place(GPT2 *g, size_t residents, size_t slots) {
+    Zo *z = g->zo;
+    const GPT2Table *t = &g->table;
+    const size_t L = g->config.layers, C = g->config.channels, stay = min_size(residents, L);
+    int first[ZO_GROUPS + 1];
+    g->choice.mode = OFFLOAD_NONE;
+    gpt2_place(g);
+    g->streamed = (int)(L - stay);
+    g->offloaded = g->streamed > 0;
+    z->slots = min_size(slots, L - stay);
+    g->param_elements = g->weights_on_host = 0;
+    for (size_t i = 0; i < L + 2; i++) {
+        Segment *s = &g->segment[i];
+        s->streams = i >= 1 && i <= L && i * stay / L == (i - 1) * stay / L;
+        size_t *at = s->streams ? &g->weights_on_host : &g->param_elements;
+        s->param_at = s->own_param_at = *at;
+        *at += s->length;
+    }
+    for (int i = 0; i < g->pieces.count; i++) {
+        Piece *p = &g->pieces.pieces[i];
+        const Segment *s = &g->segment[p->segment];
+        p->weights_at = s->param_at + (p->at - s->own_at);
+    }
+    z->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
+    gpt2_parts(t, first);
+    for (int k = 0; k < ZO_GROUPS; k++) {
+        z->group[k] = zo_group(t, first[k], first[k + 1] - first[k]);
+        z->group_at[k] = t->tensors[first[k]].offset - t->tensors[t->first_layer].offset;
+        if (z->group[k].length > z->scratch) z->scratch = z->group[k].length;
+    }
+    // Logits of a chunk: as many tokens as the scratch has room for, and a few hundred at least.
+    z->chunk = z->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
+    if (z->chunk < 512) z->chunk = 512;
+    z->chunk = min_size(min_size(z->chunk, 8192), g->config.vocab_padded);
+    if (z->chunk * C > z->scratch) z->scratch = round_up(z->chunk * C, ALIGN_ELEMENTS);
+}
+
 // The memory plan: every buffer, on the GPU for max_B x max_T, and on the host. Arenas begin as
 // zeros, for the sake of the gaps between tensors. The others may hold anything: the emulated GPU
 // fills them with NaN.
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, A = config_att(&g->config), N = g->max_B * g->max_T;
     const size_t wide = config_wide(&g->config), X_ = sizeof(floatX), f32 = sizeof(float);
-    const size_t queries = g->zo != NULL ? (size_t)g->zo->config.queries : 0;
     const size_t L = g->config.layers;
     size_t sum_scratch = layernorm_backward_scratch(N, C);
     const size_t widths[2] = {config_qkv(&g->config), config_mlp(&g->config)};
@@ -127,7 +165,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
             sum_scratch = bias_backward_scratch(N, widths[k]);
     const size_t heads = heads_backward_scratch(N, config_head(&g->config));
     if (g->config.qk_norm && heads > sum_scratch) sum_scratch = heads;
-    if ((double)N * (double)(2 * L + 2 * queries + 4) * (double)(6 * C + 4 * wide) * 4 > 1e18)
+    if ((double)N * (double)(2 * L + 2 * ZO_QUERIES + 4) * (double)(6 * C + 4 * wide) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     if (g->zo != NULL) return zo_buffers(g, list);
     int n = 0;
@@ -292,7 +330,7 @@ static void gpt2_allocate(GPT2 *g) {
     if (g->offloaded && g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
     owner_begin(&g->owner);
     buffers_allocate(list, gpt2_buffers(g, list), &g->host);
-    if (!g->training && g->zo == NULL)  // only to load from, and to save: not worth GPU memory
+    if (!g->training && g->state_bytes[PIECE_RESIDENT][0] > 0)  // only to load from, and to save
         g->master = own(OWNS_PLAIN, ALLOC(uint16_t, g->table.elements, "parameters"));
     // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
     g->compute = stream_make("compute", false);
@@ -333,8 +371,8 @@ static void gpt2_allocate(GPT2 *g) {
     g->positions = g->packed ? g->begins + N : NULL;
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
+    pieces_point(g);
     if (g->zo != NULL) zo_allocate(g);
-    else pieces_point(g);
     owner_end();
     rope_upload(g);
     device_rest();  // the zeros are there before any stream begins
@@ -361,6 +399,53 @@ static void gpt2_free(GPT2 *g) {
     pieces_free(&g->pieces);
     free(g->shards.shards);
     gpt2_table_free(&g->table);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The state, as checkpoints see it
+
+// Waits until nothing of an update is under way, neither weights nor state.
+static void gpt2_update_wait(GPT2 *g) {
+    if (g->zen != NULL) zen_compute_until(g, SIZE_MAX);
+    if (g->zo != NULL) zo_update_weights(g);
+    device_rest();
+}
+
+// Returns the begin of a piece in the arena.
+static size_t arena_at(const GPT2 *g, const Piece *p) {
+    const Segment *s = &g->segment[p->segment];
+    return s->own_from + (p->at - s->own_at);
+}
+
+// Implements RunState.move: copies state between its pieces and w. Masters that are loaded also
+// become the weights in use.
+static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    const GPT2 *g = (const GPT2 *)owner;
+    for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
+        const size_t begin = arena_at(g, p), from = begin > at ? begin : at;
+        const size_t to = min_size(begin + p->length, at + n);
+        if (from >= to) continue;
+        state_copy(g, p, part, from - begin, w + (from - at), to - from, out);
+        if (part == 0 && !out && p->weights != p->params)
+            gpu_copy((floatX *)p->params + (from - begin), (floatX *)p->weights + (from - begin),
+                     (to - from) * sizeof(floatX));
+    }
+}
+
+// The state: of each segment, the own shard.
+static RunState gpt2_state(GPT2 *g) {
+    return RunState{g->training ? 3 : 1, g->ranges, g->segments,
+                    g->zen != NULL ? zen_move : gpt2_move, g, g->moments_bf16, 0};
+}
+
+// First values: a checkpoint's, or those that --model names.
+static void gpt2_load(GPT2 *g, Run *r) {
+    RunState state = gpt2_state(g);
+    if (g->zen != NULL && zen_is_saved(r)) state.parts = STATE_PARTS;
+    run_load(r, &state);
+    if (g->zen != NULL) zen_loaded(g, r);
+    if (g->zo != NULL) zo_loaded(g, r);
+    weights_changed(g);
 }
 
 #endif

@@ -7,7 +7,7 @@
 //      zen_rest_leaves(); and sums over columns: zen_sums_leave()
 //   3. The end of a step: zen_begin(), update_chosen(), zen_window(), zen_log()
 //   4. Selection: columns change places: zen_exchange_columns()
-//   5. Checkpoints: zen_load()
+//   5. Checkpoints: zen_move(), zen_loaded()
 //
 // A layer's gradient is packed as soon as it is complete: the chosen columns' part waits on the
 // GPU, the rest's leaves for a buffer on the host, which holds one step. Both wait for the norm: it
@@ -468,14 +468,12 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     free(packed);
 }
 
-// Values for the first step: a checkpoint's of this mode, or of another, or those that --model
-// names. If an update was under way, its result is made again from the newest weights.
-static void zen_load(GPT2 *g, Run *r, RunState *state) {
-    ZenFlow *z = g->zen;
-    if (zen_is_saved(r)) state->parts = STATE_PARTS;
-    run_load(r, state);
+// Values are loaded: a checkpoint's of this mode, or of another, or those that --model names. If an
+// update was under way, its result is made again from the newest weights.
+static void zen_loaded(GPT2 *g, Run *r) {
     r->saves.parts = STATE_PARTS;
-    z->queued = z->map.segments;
+    g->zen->queued = g->zen->map.segments;
 }
+
 #endif
 

@@ -136,7 +136,8 @@ static int zero_asked(const Options *o) {
 // Makes what several GPUs or --zero need, connected unless this is only a plan; else returns NULL.
 static Zero *zero_open(const Run *r) {
     const Options *o = &r->o;
-    if (!r->training || o->dump != NULL || (r->world == 1 && !option_given(o, "zero"))) return NULL;
+    if (!r->training || o->optimizer == OPTIMIZER_MEZO || o->dump != NULL) return NULL;
+    if (r->world == 1 && !option_given(o, "zero")) return NULL;
     Zero *z = (Zero *)alloc_or_fail(1, sizeof(Zero), "ranks");
     z->stage = zero_asked(o);
     z->world = r->world;
