@@ -599,12 +599,11 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     }
     zo_open(g, r);
     g->zero = zero_open(r);
-    if (g->zero != NULL && r->world > 1)
-        printf("ranks: %zu, ZeRO-%d\n", r->world, g->zero->stage);
     gpt2_follow(g, r, zero_stage(g->zero));
     if (o->weights == WEIGHTS_HOST && g->weights == WEIGHTS_GPU && !r->only_sampling)
         printf("without training, all weights are on the GPU\n");
-    g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
+    g->shards = g->zero == NULL ? gpt2_shards_all(&g->table)
+              : zero_shards(&g->table, r->world, r->rank, g->zero->rows);
     // the logits of more rows may take less memory than the sum of several chunks' gradients
     const size_t N = g->max_B * g->max_T, more = 4 * config_embed(&g->config) / sizeof(floatX);
     g->head_rows = HEAD_ROWS;

@@ -176,7 +176,7 @@ static GPT2 *zo_model(const char *name, const GPT2Config *c, size_t B, bool stre
     z->keeps_slots = z->fused = true;
     z->accum = 1;
     zo_place(g, stream ? 0 : c->layers, SLOTS);
-    const size_t planned = gpt2_bytes(g), host = gpt2_host_bytes(g), there = gpu_available();
+    const size_t planned = gpt2_bytes(g, false), host = gpt2_bytes(g, true), there = gpu_available();
     const char *where = stream ? "streamed" : "in memory";
     if (planned > there / 100 * 98 || host > memory_available() / 100 * 90) {
         printf("%s %s, %s: left out, needs %.1f GiB on the GPU and %.1f on the host; %.1f and %.1f "
@@ -232,9 +232,9 @@ static GPT2 *plain_model(const GPT2Config *c, size_t B) {
     g->choice.mode = OFFLOAD_NONE;
     g->choice.slots = SLOTS;
     gpt2_place(g);
-    if (gpt2_bytes(g) > gpu_available() / 100 * 98) {
+    if (gpt2_bytes(g, false) > gpu_available() / 100 * 98) {
         printf("two forward passes of %zu layers: left out, they need %.1f GiB of GPU memory\n",
-               c->layers, mib(gpt2_bytes(g)) / 1024);
+               c->layers, mib(gpt2_bytes(g, false)) / 1024);
         return NULL;
     }
     gpt2_allocate(g);

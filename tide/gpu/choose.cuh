@@ -195,7 +195,7 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     g->choice.mode = OFFLOAD_NONE;
     g->choice.recompute = recompute;
     gpt2_place(g);
-    if (gpt2_bytes(g) > gpu_available()) {
+    if (gpt2_bytes(g, false) > gpu_available()) {
         gpt2_free(g);
         free(g);
         free(run);
@@ -506,7 +506,7 @@ static size_t settle(GPT2 *g, Run *r) {
         know_rates(g, r, &rates);
     if (rates.h2d > 0 && r->training) choose_early(g, r, &rates);
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
-    const size_t planned = gpt2_bytes(g);
+    const size_t planned = gpt2_bytes(g, false);
     if (rates.h2d > 0 && r->training) {
         const PlanRun run = {r->step_tokens, r->world};
         const bool draw = o->plan && o->trace != NULL;

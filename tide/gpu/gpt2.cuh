@@ -237,6 +237,10 @@ static size_t batch_numbers(const GPT2 *g, bool backward) {
 
 enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
 
+// Adds a line to a memory plan, `list`, which has n: unless it is of 0 bytes.
+#define BUFFER(kind, purpose, size, pointer) \
+    (list[n] = Buffer{purpose, size, &(pointer), BUFFER_##kind}, n += list[n].bytes > 0)
+
 #ifndef WIRE_CHUNK  // as the tests choose it
 #define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
 #endif
@@ -298,55 +302,39 @@ static void gpt2_sizes(GPT2 *g) {
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
 // Once backward has made a layer's gradient, nothing of its range is used any more until forward
 // comes there again, which waits for the layer's update: until then the gradient may lie there.
+typedef struct {
+    size_t entry, stride;      // bytes of x; from a layer's entry to the next one's
+    size_t bytes[LAYER_ACTS];  // of each row of the activation table (model.h),
+    size_t at[LAYER_ACTS];     // where it begins behind its layer's entry or, if all layers share
+    bool shared[LAYER_ACTS];   // it, behind the last one
+    size_t all;                // bytes of all layers
+} ActsPlace;
+
 // Do layers share what is made again, or, with no backward, everything?
 static bool shares_acts(const GPT2 *g) {
     return !g->training || g->choice.recompute >= RECOMPUTE_LIGHT;
 }
 
-// The first rows of the activation table (model.h) that each layer keeps for itself.
-static int kept_acts(const GPT2 *g, const ActTable *t) {
-    int n = 0;
-    while (g->training && n < LAYER_ACTS && g->choice.recompute <= t->acts[n].kept) n++;
-    return n;
-}
-
-// Bytes of rows [first, end) of the activation table.
-static size_t acts_rows(const GPT2 *g, const ActTable *t, int first, int end,
-                        size_t bytes[LAYER_ACTS]) {
-    size_t sum = 0;
-    for (int k = first; k < end; k++) {
-        const size_t size = t->acts[k].f32 ? sizeof(float) : sizeof(floatX);
-        sum += bytes[k] = round_up(g->max_B * g->max_T * t->acts[k].width * size, 256);
+static ActsPlace acts_place(const GPT2 *g) {
+    const ActTable t = gpt2_acts(&g->config);
+    const size_t N = g->max_B * g->max_T;
+    size_t sizes[2] = {0, 0};  // of a layer's own rows, and of shared ones
+    ActsPlace p;
+    p.entry = round_up(N * g->config.channels * sizeof(floatX), 256);
+    for (int k = 0; k < LAYER_ACTS; k++) {
+        const size_t size = t.acts[k].f32 ? sizeof(float) : sizeof(floatX);
+        p.shared[k] = !g->training || g->choice.recompute > t.acts[k].kept;
+        p.bytes[k] = round_up(N * t.acts[k].width * size, 256);
+        p.at[k] = sizes[p.shared[k]];
+        sizes[p.shared[k]] += p.bytes[k];
     }
-    return sum;
-}
-
-static size_t layer_entry(const GPT2 *g) {
-    return round_up(g->max_B * g->max_T * g->config.channels * sizeof(floatX), 256);
-}
-
-// Bytes from a layer's entry to the next one's; and of all.
-static size_t layer_stride(const GPT2 *g) {
-    const ActTable t = gpt2_acts(&g->config);
-    size_t bytes[LAYER_ACTS];
-    if (!g->training) return 0;
-    return layer_entry(g) + acts_rows(g, &t, 0, kept_acts(g, &t), bytes);
-}
-
-static size_t acts_bytes(const GPT2 *g) {
-    const ActTable t = gpt2_acts(&g->config);
-    size_t bytes[LAYER_ACTS];
-    return g->config.layers * layer_stride(g) + layer_entry(g)
-         + acts_rows(g, &t, kept_acts(g, &t), LAYER_ACTS, bytes);
+    p.stride = g->training ? p.entry + sizes[0] : 0;
+    p.all = g->config.layers * p.stride + p.entry + sizes[1];
+    return p;
 }
 
 static floatX *layer_input(const GPT2 *g, size_t l) {
-    return (floatX *)(g->acts + l * layer_stride(g));
-}
-
-// Returns the begin of the rest of layer l.
-static char *layer_rest(const GPT2 *g, size_t l) {
-    return (char *)layer_input(g, l) + layer_entry(g);
+    return (floatX *)(g->acts + l * acts_place(g).stride);
 }
 
 // Elements of the cache of one layer.
@@ -355,21 +343,16 @@ static size_t layer_cache(const GPT2 *g) {
 }
 
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
-    const ActTable t = gpt2_acts(&g->config);
-    const int kept = kept_acts(g, &t);
-    size_t bytes[LAYER_ACTS];
+    const ActsPlace p = acts_place(g);
     LayerActs a;
-    char *at = layer_rest(g, l), *shared = g->acts + acts_bytes(g);
-    acts_rows(g, &t, 0, kept, bytes);
-    shared -= acts_rows(g, &t, kept, LAYER_ACTS, bytes);
-    a.x = layer_input(g, l);
     int k = 0;
     #define ACT_POINT(name, ...) \
-        if (k == kept) at = shared; \
-        a.name = bytes[k] > 0 ? (decltype(a.name))at : NULL; \
-        at += bytes[k++];
+        a.name = p.bytes[k] == 0 ? NULL : (decltype(a.name))(g->acts + p.entry + p.at[k] \
+                     + (p.shared[k] ? g->config.layers : l) * p.stride); \
+        k++;
     LAYER_ACTIVATIONS(ACT_POINT, &g->config)
     #undef ACT_POINT
+    a.x = layer_input(g, l);
     a.cache = g->caching ? g->cache + l * layer_cache(g) : NULL;
     a.branch = g->branch;
     a.out = layer_input(g, l + 1);
@@ -382,11 +365,13 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
 static void pieces_point(GPT2 *g) {
     void *const gpu[3] = {g->master, g->m, g->v};
     void *const host[3] = {g->host_master, g->host_m, g->host_v};
+    const ActsPlace acts = acts_place(g);
     for (int i = 0; i < g->pieces.count; i++) {
         Piece *p = &g->pieces.pieces[i];
         const Segment *s = &g->segment[p->segment];
         const size_t inside = p->at - s->own_at, waits = g->sums_on_gpu ? p->at : p->grad_at;
         const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;
+        const size_t layer = (size_t)p->segment - 1;
         p->params = p->weights = g->params + s->own_param_at + inside;
         if (p->kind == PIECE_HOST || p->kind == PIECE_LATE || (s->streams && !chosen))
             p->weights = g->host_weights + p->weights_at;
@@ -399,7 +384,7 @@ static void pieces_point(GPT2 *g) {
         p->made = g->grads + s->own_grad_at + inside;
         p->grad = (char *)g->waiting + waits * g->waiting_bytes;
         if (g->in_place || (chosen && !g->sums_on_gpu)) p->grad = p->made;
-        if (p->over_acts) p->grad = layer_rest(g, (size_t)p->segment - 1) + p->grad_at;
+        if (p->over_acts) p->grad = g->acts + acts.entry + layer * acts.stride + p->grad_at;
         p->host_grad = (char *)g->host_grads + p->grad_at * g->host_grad_bytes;
     }
 }

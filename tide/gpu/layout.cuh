@@ -1,7 +1,7 @@
 // layout.cuh: where everything of a model on the GPU is, and the memory for it: pieces and segments
 // follow a choice (offload.h), one list names every buffer, and the plan of memory is that list.
 //   gpt2_place()                           pieces, segments and places, by g->choice
-//   gpt2_buffers()                         every buffer; gpt2_bytes(), gpt2_host_bytes(): sums
+//   gpt2_buffers()                         every buffer; gpt2_bytes(): their sum
 //   gpt2_take(), gpt2_settle()             follow a choice; settle what is "auto" in it
 //   gpt2_print()                           prints the choice and the memory
 //   gpt2_allocate(), gpt2_release(), gpt2_free()    memory, streams and events
@@ -15,6 +15,7 @@
 // then, as many as fit; the others lie side by side in g->waiting.
 static void gradients_over_acts(GPT2 *g) {
     Pieces *list = &g->pieces;
+    const size_t stride = acts_place(g).stride;
     size_t at = 0;
     int segment = 0;
     list->grads_gpu = 0;
@@ -25,7 +26,7 @@ static void gradients_over_acts(GPT2 *g) {
         if (p->segment != segment) at = 0;
         segment = p->segment;
         const bool layer = segment >= 1 && segment < g->segments - 1;
-        p->over_acts = layer && at + bytes <= layer_stride(g);
+        p->over_acts = layer && at + bytes <= stride;
         p->grad_at = p->over_acts ? at : list->grads_gpu;
         if (!p->over_acts) {
             list->grads_gpu += p->length;
@@ -112,8 +113,8 @@ static void gpt2_place(GPT2 *g) {
     }
 }
 
-// The same of zeroth order, where `residents` layers live on the GPU, the others on the host. Residents are
-// spread evenly: each hides a part of the next visitor's copy.
+// The same of zeroth order, where `residents` layers live on the GPU, the others on the host. They
+// are spread evenly: each hides a part of the next visitor's copy.
 static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     Zo *z = g->zo;
     const GPT2Table *t = &g->table;
@@ -169,76 +170,61 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     if (g->zo != NULL) return zo_buffers(g, list);
     int n = 0;
-    #define BUFFER(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_ANY}
-    #define ARENA(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_ZERO}
-    #define HOST(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_HOST}
-    ARENA("parameters", g->param_elements * X_, params);
-    BUFFER("activations", acts_bytes(g), acts);
-    BUFFER("activations", N * C * X_, ln_f);
-    if (!g->config.rms) BUFFER("activations", N * f32, mean_f);
-    BUFFER("activations", N * f32, rstd_f);
-    BUFFER("activations", N * (g->training && A > C ? A : C) * X_, branch);
-    if (g->config.rope.theta > 0) BUFFER("rotary", rope_floats(g) * f32, rope);
-    if (g->sampling) BUFFER("sampling", L * layer_cache(g) * X_, cache);
-    BUFFER("logits", min_size(g->head_rows, N) * g->config.vocab_padded * X_, logits);
-    BUFFER("logits", N * f32, losses);
-    BUFFER("logits", 2 * sizeof(double), loss);
-    BUFFER("tokens", batch_numbers(g, true) * sizeof(int32_t), tokens);
+    BUFFER(ZERO, "parameters", g->param_elements * X_, g->params);
+    BUFFER(ANY, "activations", acts_place(g).all, g->acts);
+    BUFFER(ANY, "activations", N * C * X_, g->ln_f);
+    if (!g->config.rms) BUFFER(ANY, "activations", N * f32, g->mean_f);
+    BUFFER(ANY, "activations", N * f32, g->rstd_f);
+    BUFFER(ANY, "activations", N * (g->training && A > C ? A : C) * X_, g->branch);
+    if (g->config.rope.theta > 0) BUFFER(ANY, "rotary", rope_floats(g) * f32, g->rope);
+    if (g->sampling) BUFFER(ANY, "sampling", L * layer_cache(g) * X_, g->cache);
+    BUFFER(ANY, "logits", min_size(g->head_rows, N) * g->config.vocab_padded * X_, g->logits);
+    BUFFER(ANY, "logits", N * f32, g->losses);
+    BUFFER(ANY, "logits", 2 * sizeof(double), g->loss);
+    BUFFER(ANY, "tokens", batch_numbers(g, true) * sizeof(int32_t), g->tokens);
     if (g->training) {
         const size_t *of = g->pieces.elements, grads_host = g->pieces.grads_host;
         const size_t here = of[PIECE_RESIDENT] + of[PIECE_CHOSEN];
         const size_t away = of[PIECE_HOST] + of[PIECE_VISIT] + of[PIECE_LATE];
         const bool lands = g->accumulating && g->choice.sum_on_host && grads_host > 0;
         const int kind = g->zen != NULL ? PIECE_CHOSEN : PIECE_RESIDENT;
-        const size_t master = g->state_bytes[kind][0], moment = g->state_bytes[kind][1];
-        if (here > 0 && master > 0) ARENA("master weights", here * master, master);
-        if (here > 0) ARENA("AdamW moments", here * moment, m);
-        if (here > 0) ARENA("AdamW moments", here * moment, v);
-        ARENA("gradients", gradient_elements(g) * X_, grads);
+        const size_t moment = g->state_bytes[kind][1];
+        const size_t head = g->config.vocab_padded * config_embed(&g->config);
+        BUFFER(ZERO, "master weights", here * g->state_bytes[kind][0], g->master);
+        BUFFER(ZERO, "AdamW moments", here * moment, g->m);
+        BUFFER(ZERO, "AdamW moments", here * moment, g->v);
+        BUFFER(ZERO, "gradients", gradient_elements(g) * X_, g->grads);
         const size_t waiting = g->sums_on_gpu ? g->shards.elements
                              : g->in_place ? 0 : g->pieces.grads_gpu;
-        if (waiting > 0) ARENA("gradients", waiting * g->waiting_bytes, waiting);
-        if (g->visit_count > 0)
-            BUFFER("slots", (size_t)g->slot_count * slot_bytes(g), slots);
+        BUFFER(ZERO, "gradients", waiting * g->waiting_bytes, g->waiting);
+        BUFFER(ANY, "slots", (size_t)g->slot_count * slot_bytes(g), g->slots);
         if (g->zero != NULL) n = zero_buffers(g, list, n);
         if (g->host_grad_bytes > X_ && !g->accumulating && grads_host > 0)
-            BUFFER("gradients", WIRE_CHUNK * f32, wire);
-        if (!head_in_place(g))
-            BUFFER("gradients", g->config.vocab_padded * config_embed(&g->config) * f32, dwte);
-        BUFFER("backward", N * C * X_, dx);
-        BUFFER("backward", N * wide * X_, dwide);
-        BUFFER("backward", N * g->config.heads * f32, delta);
-        BUFFER("backward", sum_scratch * f32, scratch);
-        BUFFER("backward", g->blocks * sizeof(double), norm_sums);
-        BUFFER("backward", norm_runs(g->zero != NULL ? zero_all_blocks(g->zero) : g->blocks)
-                               * sizeof(double), run_sums);
-        if (away > 0 && X_ < f32) HOST("master weights", away * sizeof(uint16_t), host_master);
-        if (away > 0) HOST("AdamW moments", away * moment, host_m);
-        if (away > 0) HOST("AdamW moments", away * moment, host_v);
-        if (grads_host > 0) HOST("gradients", grads_host * g->host_grad_bytes, host_grads);
-        if (g->weights_on_host > 0) HOST("weights", g->weights_on_host * X_, host_weights);
-        if (lands) HOST("gradients", 2 * g->longest_segment * X_, landing);
+            BUFFER(ANY, "gradients", WIRE_CHUNK * f32, g->wire);
+        if (!head_in_place(g)) BUFFER(ANY, "gradients", head * f32, g->dwte);
+        BUFFER(ANY, "backward", N * C * X_, g->dx);
+        BUFFER(ANY, "backward", N * wide * X_, g->dwide);
+        BUFFER(ANY, "backward", N * g->config.heads * f32, g->delta);
+        BUFFER(ANY, "backward", sum_scratch * f32, g->scratch);
+        BUFFER(ANY, "backward", g->blocks * sizeof(double), g->norm_sums);
+        BUFFER(ANY, "backward", norm_runs(g->zero != NULL ? g->zero->all_blocks : g->blocks)
+                               * sizeof(double), g->run_sums);
+        BUFFER(HOST, "master weights", away * g->state_bytes[PIECE_HOST][0], g->host_master);
+        BUFFER(HOST, "AdamW moments", away * moment, g->host_m);
+        BUFFER(HOST, "AdamW moments", away * moment, g->host_v);
+        BUFFER(HOST, "gradients", grads_host * g->host_grad_bytes, g->host_grads);
+        BUFFER(HOST, "weights", g->weights_on_host * X_, g->host_weights);
+        if (lands) BUFFER(HOST, "gradients", 2 * g->longest_segment * X_, g->landing);
         if (g->zen != NULL) n = zen_buffers(g, list, n);
     }
     list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};  // matmul_open()'s
-    #undef BUFFER
-    #undef ARENA
-    #undef HOST
     return n;
 }
 
-// Bytes of the plans.
-static size_t gpt2_bytes(GPT2 *g) {
+// Bytes of the plan, on the host or on the GPU.
+static size_t gpt2_bytes(GPT2 *g, bool host) {
     Buffer list[MAX_BUFFERS];
-    return buffers_bytes(list, gpt2_buffers(g, list), false);
-}
-
-static size_t gpt2_host_bytes(GPT2 *g) {
-    Buffer list[MAX_BUFFERS];
-    return buffers_bytes(list, gpt2_buffers(g, list), true);
+    return buffers_bytes(list, gpt2_buffers(g, list), host);
 }
 
 // Follows this choice, as far as memory goes.
@@ -256,8 +242,8 @@ static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
 static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t *host) {
     GPT2 *g = (GPT2 *)model;
     gpt2_take(g, c);
-    *gpu = g->weights == WEIGHTS_HOST && g->streamed == 0 ? SIZE_MAX : gpt2_bytes(g);
-    *host = gpt2_host_bytes(g);
+    *gpu = g->weights == WEIGHTS_HOST && g->streamed == 0 ? SIZE_MAX : gpt2_bytes(g, false);
+    *host = gpt2_bytes(g, true);
 }
 
 static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
@@ -283,9 +269,9 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     if (g->zero != NULL && g->zero->stage != zero_asked(&r->o))
         printf("--zero auto takes ZeRO-3, which deals out the weights, too: ZeRO-2 does not fit\n");
     const int buffers = gpt2_buffers(g, list);
-    plan_print("GPU", list, buffers, gpt2_bytes(g), limit, world);
+    plan_print("GPU", list, buffers, gpt2_bytes(g, false), limit, world);
     if (g->offloaded)
-        plan_print("host", list, buffers, gpt2_host_bytes(g), host_limit, world);
+        plan_print("host", list, buffers, gpt2_bytes(g, true), host_limit, world);
     if (g->zo != NULL) zo_print(g, &r->o);
     if (!g->training) return;
     printf("offload %s: %s parameters", offload_names[g->choice.mode],

@@ -98,23 +98,17 @@ static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     ZenFlow *z = g->zen;
     const ZenMap *map = &z->map;
     const size_t longest = map->longest, sums = map->columns * sizeof(ZenSum);
-    list[n++] = Buffer{"gradients", map->chosen * g->waiting_bytes, &z->grad, BUFFER_ZERO};
-    list[n++] = Buffer{"columns", map->columns * sizeof(int32_t), &z->column, BUFFER_ANY};
-    if (map->rest > 0) {
-        list[n++] = Buffer{"packed", 2 * longest * sizeof(floatX), &z->packed, BUFFER_ZERO};
-        const size_t landings = g->streamed > 0 ? 2 : 1;
-        list[n++] = Buffer{"packed", landings * longest * sizeof(floatX), &z->landing,
-                           BUFFER_ZERO};
-    }
-    if (map->rest > 0 && z->sums > 0)
-        list[n++] = Buffer{"sums of gradients", (size_t)z->sums * map->rest * sizeof(float),
-                           &z->acc, BUFFER_HOST};
+    const size_t landings = g->streamed > 0 ? 2 : 1;
+    BUFFER(ZERO, "gradients", map->chosen * g->waiting_bytes, z->grad);
+    BUFFER(ANY, "columns", map->columns * sizeof(int32_t), z->column);
+    BUFFER(ZERO, "packed", 2 * longest * sizeof(floatX), z->packed);
+    BUFFER(ZERO, "packed", landings * longest * sizeof(floatX), z->landing);
+    BUFFER(HOST, "sums of gradients", (size_t)z->sums * map->rest * sizeof(float), z->acc);
     if (!map->mixed) return n;
-    list[n++] = Buffer{"columns", sums, &z->column_sums, BUFFER_ZERO};
-    if (g->zero != NULL)
-        list[n++] = Buffer{"columns", zen_ranks(g) * sums, &z->all_sums, BUFFER_ANY};
-    list[n++] = Buffer{"columns", columns_scratch(map) * sizeof(ZenSum), &z->scratch, BUFFER_ANY};
-    list[n++] = Buffer{"columns", zen_ranks(g) * sums, &z->host_sums, BUFFER_HOST};
+    BUFFER(ZERO, "columns", sums, z->column_sums);
+    if (g->zero != NULL) BUFFER(ANY, "columns", zen_ranks(g) * sums, z->all_sums);
+    BUFFER(ANY, "columns", columns_scratch(map) * sizeof(ZenSum), z->scratch);
+    BUFFER(HOST, "columns", zen_ranks(g) * sums, z->host_sums);
     return n;
 }
 

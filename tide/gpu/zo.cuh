@@ -237,37 +237,32 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = c->channels, F = c->ffn, N = g->max_B * g->max_T;
     const size_t Q = (size_t)z->config.queries, X_ = sizeof(floatX), f32 = sizeof(float);
     int n = 0;
-    #define BUFFER(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, &field, BUFFER_ANY}
-    BUFFER("weights", g->param_elements * X_, g->params);
-    list[0].kind = BUFFER_ZERO;
+    BUFFER(ZERO, "weights", g->param_elements * X_, g->params);
     if (g->offloaded)
         list[n++] = Buffer{"slots", z->slots * zo_layer_bytes(g), NULL, BUFFER_ANY};
-    BUFFER("perturbed weights", z->scratch * X_, z->perturbed[0]);
-    BUFFER("perturbed weights", z->scratch * X_, z->perturbed[1]);
-    if (c->post_norm) BUFFER("perturbed weights", 2 * zo_norm(g) * X_, z->norm);
-    BUFFER("activations", Q * 2 * N * C * X_, z->x);
-    BUFFER("activations", 2 * N * zo_row(g) * X_, z->atty);
-    BUFFER("activations", 2 * N * F * X_, z->act);
-    BUFFER("activations", N * C * X_, z->ln);
-    BUFFER("activations", N * (config_gated(c) ? config_wide(c) : config_qkv(c)) * X_, z->qkv);
-    if (c->rope.theta > 0) BUFFER("rotary", rope_floats(g) * f32, g->rope);
-    if (!c->rms) BUFFER("activations", N * f32, z->mean);
-    BUFFER("activations", N * f32, z->rstd);
-    BUFFER("activations", N * c->heads * f32, z->lse);
-    BUFFER("logits", min_size(g->head_rows, N) * z->chunk * f32, z->logits);
-    BUFFER("logits", 2 * N * f32, z->row_max);
-    BUFFER("logits", 2 * N * f32, z->row_sum);
-    BUFFER("logits", 2 * N * f32, z->target_logit);
-    BUFFER("logits", N * f32, g->losses);
-    BUFFER("logits", N * f32, z->right);
-    BUFFER("logits", zo_losses(z) * sizeof(double), g->loss);
-    list[n - 1].kind = BUFFER_ZERO;  // not all of them are always set, and all are copied
-    BUFFER("tokens", STAGINGS * batch_numbers(g, false) * sizeof(int32_t), g->tokens);
+    BUFFER(ANY, "perturbed weights", z->scratch * X_, z->perturbed[0]);
+    BUFFER(ANY, "perturbed weights", z->scratch * X_, z->perturbed[1]);
+    if (c->post_norm) BUFFER(ANY, "perturbed weights", 2 * zo_norm(g) * X_, z->norm);
+    BUFFER(ANY, "activations", Q * 2 * N * C * X_, z->x);
+    BUFFER(ANY, "activations", 2 * N * zo_row(g) * X_, z->atty);
+    BUFFER(ANY, "activations", 2 * N * F * X_, z->act);
+    BUFFER(ANY, "activations", N * C * X_, z->ln);
+    BUFFER(ANY, "activations", N * (config_gated(c) ? config_wide(c) : config_qkv(c)) * X_, z->qkv);
+    if (c->rope.theta > 0) BUFFER(ANY, "rotary", rope_floats(g) * f32, g->rope);
+    if (!c->rms) BUFFER(ANY, "activations", N * f32, z->mean);
+    BUFFER(ANY, "activations", N * f32, z->rstd);
+    BUFFER(ANY, "activations", N * c->heads * f32, z->lse);
+    BUFFER(ANY, "logits", min_size(g->head_rows, N) * z->chunk * f32, z->logits);
+    BUFFER(ANY, "logits", 2 * N * f32, z->row_max);
+    BUFFER(ANY, "logits", 2 * N * f32, z->row_sum);
+    BUFFER(ANY, "logits", 2 * N * f32, z->target_logit);
+    BUFFER(ANY, "logits", N * f32, g->losses);
+    BUFFER(ANY, "logits", N * f32, z->right);
+    // not all losses are always set, and all are copied
+    BUFFER(ZERO, "logits", zo_losses(z) * sizeof(double), g->loss);
+    BUFFER(ANY, "tokens", STAGINGS * batch_numbers(g, false) * sizeof(int32_t), g->tokens);
     list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};
-    if (g->offloaded)
-        list[n++] = Buffer{"weights", g->weights_on_host * X_, &g->host_weights, BUFFER_HOST};
-    #undef BUFFER
+    BUFFER(HOST, "weights", g->weights_on_host * X_, g->host_weights);
     return n;
 }
 
@@ -636,8 +631,8 @@ static void zo_update_weights(GPT2 *g) {
 // =============================================================================================
 // 5. Evaluation, a step, and how long it takes
 
-// A pass over g->inputs (B, T) with the weights as they are: the loss by g->targets goes to g->loss;
-// or the logits (V) behind token number `last` to the host, unless logits is NULL.
+// Queues a pass over g->inputs (B, T) with the weights as they are. Leaves the loss by g->targets
+// in g->loss; or copies the logits (V) behind token `last` to the host, unless logits is NULL.
 static void zo_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
     const Zo *z = g->zo;
     const size_t C = config_embed(&g->config), V = g->config.vocab;
@@ -791,7 +786,8 @@ static void zo_loaded(const GPT2 *g, Run *r) {
         gpu_copy(w, p->weights, p->length * sizeof *w);
         #pragma omp parallel for reduction(+ : hash)
         for (size_t k = 0; k < p->length; k += 4096)
-            hash += hash_words((p->at + k) * sizeof *w, w + k, min_size(p->length - k, 4096) * sizeof *w);
+            hash += hash_words((p->at + k) * sizeof *w, w + k,
+                               min_size(p->length - k, 4096) * sizeof *w);
         free(w);
     }
     snprintf(text, sizeof text, "%016" PRIx64, hash);
