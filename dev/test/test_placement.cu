@@ -241,8 +241,8 @@ static void check_places(const GPT2 *g, const Config *c,
                          : apart && a->place != b->place, "%s: segments %d and %d", name, k, i);
         }
     }
-    CHECK(end == all && gradient_elements(g) == all, "%s: %zu elements of gradients, places of %zu",
-          name, gradient_elements(g), all);
+    CHECK(end == all && g->grad_elements == all, "%s: %zu elements of gradients, places of %zu",
+          name, g->grad_elements, all);
 }
 
 // With one micro-batch whose activations are kept, gradients wait in their own layer's range, one

@@ -283,7 +283,7 @@ static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
 static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     const Options *o = &r->o;
     const size_t L = g->config.layers;
-    ZenFlow *z = g->zen = (ZenFlow *)alloc_or_fail(1, sizeof(ZenFlow), "columns");
+    ZenFlow *z = g->zen = ALLOC(ZenFlow, 1, "columns");
     const bool given = o->resident >= 0;
     const OffloadChoice asked = g->choice;
     const OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
@@ -495,8 +495,7 @@ static size_t settle(GPT2 *g, Run *r) {
     settle_limits(o, &limits);
     if (limits.here) check_device(g, o->resume);
     const size_t limit = limits.gpu, host_limit = limits.host;
-    Rates rates;
-    memset(&rates, 0, sizeof rates);
+    Rates rates = {};
     if (!choose(g, r, limit, host_limit, &rates)) refuse(g, r, limit, host_limit, &rates);
     if (zero_stage(g->zero) == 3 && !o->plan) {  // the ranks gather in one order
         g->choice.ring = (int)zero_least((size_t)g->ring, r->world);
@@ -529,10 +528,8 @@ static size_t settle(GPT2 *g, Run *r) {
 // --calibrate: the rates, what follows from them, and the rates into the file --rates.
 static int calibrate(const Run *r, const Steps *steps) {
     const Options *o = &r->o;
-    Rates rates;
-    HostQueue queue;
-    memset(&rates, 0, sizeof rates);
-    memset(&queue, 0, sizeof queue);
+    Rates rates = {};
+    HostQueue queue = {};
     open_device();
     ranks_barrier();
     host_queue_open(&queue, (int)o->threads);

@@ -148,7 +148,7 @@ struct GPT2 {
     int streamed;               // layers whose weights live on the host
     int ring;                   // places that layers' weights take turns in
     int *tenant;                // per such place: 1 + the segment whose weights are there; 0: none
-    size_t param_elements;      // of `params`
+    size_t param_elements, grad_elements;  // of `params` and `grads`
     size_t slot_weights;        // bytes of an element of weights in a visitor's slot
     size_t weights_on_host;     // elements
     int host_threads;           // 0: as host_queue_open() finds
@@ -245,36 +245,10 @@ enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits
 #define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
 #endif
 
-// Returns the place of segment i's gradient (in zo.cuh: of its weights). Segments lie side by side;
-// or, with `turns` places, layers take turns in these, behind the places of the embeddings and the
-// tail.
-static size_t segment_place(const GPT2 *g, int i, int turns) {
-    const int tail = g->segments - 1;
-    const Segment *s = g->segment;
-    size_t at = 0;
-    if (turns > 0 && i >= 1 && i < tail)
-        return s[0].room + s[tail].room + (size_t)(i % turns) * s[1].room;
-    if (turns > 0) return i == 0 ? 0 : s[0].room;
-    for (int k = 0; k < i; k++) at += s[k].room;
-    return at;
-}
-
 // The i-th segment that is updated.
 static int update_order(const GPT2 *g, int i) {
     const int early = g->choice.early < g->segments ? g->choice.early : g->segments;
     return i < early ? g->segments - 1 - i : i - early;
-}
-
-// Elements from the first place to behind the last one.
-static size_t segment_room(const GPT2 *g, int turns) {
-    if (turns == 0) return segment_place(g, g->segments, 0);
-    return g->segment[0].room + g->segment[g->segments - 1].room
-         + (size_t)turns * g->segment[1].room;
-}
-
-// Elements of GPT2.grads.
-static size_t gradient_elements(const GPT2 *g) {
-    return segment_room(g, g->in_place ? 0 : g->places);
 }
 
 // In fp32, the weights are the masters: state begins with m.
@@ -601,8 +575,7 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
 
 // Work for the CPU on a piece: an AdamW step, if there is one; the caller adds gradient and sum.
 static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
-    AdamWork w;
-    memset(&w, 0, sizeof w);
+    AdamWork w = {};
     w.runs = g->pieces.runs + p->first_run;
     w.count = p->runs;
     w.scale = 1;

@@ -55,9 +55,9 @@ static void gpt2_place(GPT2 *g) {
     g->offloaded = list->elements[PIECE_RESIDENT] < g->shards.elements;
     g->in_place = !g->accumulating && !g->offloaded && stage < 2 && !g->choice.apart;
     g->segments = zero_segments(t);
-    g->segment = (Segment *)alloc_or_fail((size_t)g->segments, sizeof(Segment), "segments");
+    g->segment = ALLOC(Segment, (size_t)g->segments, "segments");
     g->ranges = ALLOC(StateRange, (size_t)g->segments, "segments");
-    g->visits = (int *)alloc_or_fail((size_t)list->count + 1, sizeof(int), "pieces");
+    g->visits = ALLOC(int, (size_t)list->count + 1, "pieces");
     g->visit_count = 0;
     g->longest_segment = 0;
     size_t own_at = 0;
@@ -92,12 +92,16 @@ static void gpt2_place(GPT2 *g) {
     g->places = places_of(g->choice.places, (int)g->config.layers);
     weights_place(g);
     const int tail = g->segments - 1;
+    const size_t first = g->segment[0].room, ends = first + g->segment[tail].room;
+    g->grad_elements = g->in_place ? 0 : ends + (size_t)g->places * g->segment[1].room;
     for (int i = 0; i < g->segments; i++) {
         Segment *s = &g->segment[i];
         const bool layer = i >= 1 && i < tail;
         if (s->leaving > 0 && s->own > g->longest_segment) g->longest_segment = s->own;
         s->place = g->in_place || !layer ? i : 1 + i % g->places;
-        s->grad_at = segment_place(g, i, g->in_place ? 0 : g->places);
+        s->grad_at = g->in_place ? g->grad_elements
+                   : layer ? ends + (size_t)(i % g->places) * s->room : i > 0 ? first : 0;
+        if (g->in_place) g->grad_elements += s->room;
         s->own_grad_at = s->grad_at + (s->own_from - s->at);
     }
     g->slot_weights = g->weights_on_host = 0;
@@ -193,7 +197,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER(ZERO, "master weights", here * g->state_bytes[kind][0], g->master);
         BUFFER(ZERO, "AdamW moments", here * moment, g->m);
         BUFFER(ZERO, "AdamW moments", here * moment, g->v);
-        BUFFER(ZERO, "gradients", gradient_elements(g) * X_, g->grads);
+        BUFFER(ZERO, "gradients", g->grad_elements * X_, g->grads);
         const size_t waiting = g->sums_on_gpu ? g->shards.elements
                              : g->in_place ? 0 : g->pieces.grads_gpu;
         BUFFER(ZERO, "gradients", waiting * g->waiting_bytes, g->waiting);

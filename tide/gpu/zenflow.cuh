@@ -390,7 +390,7 @@ static void zen_exchange_columns(GPT2 *g) {
         fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
     device_rest();
-    ZenSwap *swaps = (ZenSwap *)alloc_or_fail(z->map.columns, sizeof *swaps, "columns");
+    ZenSwap *swaps = ALLOC(ZenSwap, z->map.columns, "columns");
     for (int i = 0; i < z->map.count; i++) {
         const ZenTensor *t = &z->map.tensor[i];
         const size_t count = zen_select(&z->map, i, z->clock.scores + t->column_at, swaps);

@@ -71,26 +71,33 @@ static bool between_gpus(const Zero *z, size_t bytes) {
     return rehearsal == NULL;
 }
 
+// Every rank's shard of segment s, where they are cut between rows, in place: becomes the sum over
+// all ranks (sums), or is given to all.
+static void between_rows(Zero *z, floatX *data, size_t s, bool sums) {
+#ifdef TIDE_NCCL
+    NCCL(ncclGroupStart());
+    for (size_t r = 0; r < z->world; r++) {
+        floatX *shard = data + shard_begin_of(z, s, r);
+        const size_t n = shard_begin_of(z, s, r + 1) - shard_begin_of(z, s, r);
+        if (sums)
+            NCCL(ncclReduce(shard, shard, n, nccl_floatX, ncclSum, (int)r, z->comm, z->stream));
+        else NCCL(ncclBroadcast(shard, shard, n, nccl_floatX, (int)r, z->comm, z->stream));
+    }
+    NCCL(ncclGroupEnd());
+#endif
+    (void)z, (void)data, (void)s, (void)sums;
+}
+
 // Each rank has data of its own for all of segment s, which is x. Its shard becomes the sum over
 // all ranks, in place; the rest is lost.
 static void reduce_scatter(Zero *z, floatX *data, size_t s, const Segment *x) {
     const bool runs = between_gpus(z, x->room * sizeof *data);
+    if (runs && z->rows) between_rows(z, data, s, true);
 #ifdef TIDE_NCCL
-    if (runs && !z->rows) {
+    if (runs && !z->rows)
         NCCL(ncclReduceScatter(data, data + z->rank * x->cut, x->cut, nccl_floatX, ncclSum,
                                z->comm, z->stream));
-    } else if (runs) {
-        NCCL(ncclGroupStart());
-        for (size_t r = 0; r < z->world; r++) {
-            floatX *shard = data + shard_begin_of(z, s, r);
-            const size_t n = shard_begin_of(z, s, r + 1) - shard_begin_of(z, s, r);
-            NCCL(ncclReduce(shard, shard, n, nccl_floatX, ncclSum, (int)r, z->comm,
-                            z->stream));
-        }
-        NCCL(ncclGroupEnd());
-    }
 #endif
-    (void)s, (void)runs;
     z->reduced_bytes += (x->room - (z->rows ? x->own : x->cut)) * sizeof *data;
 }
 
@@ -102,22 +109,6 @@ static void all_gather(Zero *z, void *data, const void *mine, size_t bytes) {
 #endif
     (void)data, (void)mine, (void)runs;
     z->gathered_bytes += (z->world - 1) * bytes;
-}
-
-// The same with the shards of segment s, where they are cut between rows, in place.
-static void all_gather_rows(Zero *z, floatX *data, size_t s, const Segment *x) {
-    const bool runs = between_gpus(z, x->room * sizeof *data);
-#ifdef TIDE_NCCL
-    if (runs) NCCL(ncclGroupStart());
-    for (size_t r = 0; runs && r < z->world; r++) {
-        floatX *shard = data + shard_begin_of(z, s, r);
-        const size_t n = shard_begin_of(z, s, r + 1) - shard_begin_of(z, s, r);
-        NCCL(ncclBroadcast(shard, shard, n, nccl_floatX, (int)r, z->comm, z->stream));
-    }
-    if (runs) NCCL(ncclGroupEnd());
-#endif
-    (void)s, (void)runs;
-    z->gathered_bytes += (z->world - 1) * x->own * sizeof *data;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -133,7 +124,7 @@ static Zero *zero_open(const Run *r) {
     const Options *o = &r->o;
     if (!r->training || o->optimizer == OPTIMIZER_MEZO || o->dump != NULL) return NULL;
     if (r->world == 1 && !option_given(o, "zero")) return NULL;
-    Zero *z = (Zero *)alloc_or_fail(1, sizeof(Zero), "ranks");
+    Zero *z = ALLOC(Zero, 1, "ranks");
     z->stage = zero_asked(o);
     z->world = r->world;
     z->rank = r->rank;
@@ -141,11 +132,11 @@ static Zero *zero_open(const Run *r) {
     if (z->rows && z->stage == 3) die("--offload zenflow works with --zero 1 or 2, not 3");
     const GPT2Table *t = &r->table;
     const size_t segments = (size_t)zero_segments(t);
-    z->begin = (size_t *)alloc_or_fail(segments * (z->world + 1), sizeof(size_t), "shards");
+    z->begin = ALLOC(size_t, segments * (z->world + 1), "shards");
     for (size_t s = 0; s < segments; s++)
         for (size_t i = 0; i <= z->world; i++)
             z->begin[s * (z->world + 1) + i] = zero_begin(t, (int)s, z->world, i, z->rows);
-    z->blocks = (size_t *)alloc_or_fail(segments * z->world, sizeof(size_t), "gradient norm");
+    z->blocks = ALLOC(size_t, segments * z->world, "gradient norm");
     z->exchanged = ZERO_HEAD + zero_blocks(t, z->world, z->rows, z->blocks);
     for (size_t i = 0; i < segments * z->world; i++) z->all_blocks += z->blocks[i];
     if (z->world > 1) printf("ranks: %zu, ZeRO-%d\n", z->world, z->stage);
@@ -194,7 +185,7 @@ static void zero_allocate(GPT2 *g) {
     z->host_mine = (double *)pinned_alloc(head, "gradient norm");
     z->host_all = (double *)pinned_alloc(z->world * head, "gradient norm");
     if (rehearsal != NULL) return;
-    uint32_t *order = (uint32_t *)alloc_or_fail(z->all_blocks, sizeof(uint32_t), "gradient norm");
+    uint32_t *order = ALLOC(uint32_t, z->all_blocks, "gradient norm");
     zero_order(order, z->exchanged, z->blocks, g->segments, z->world);
     gpu_copy(z->order, order, z->all_blocks * sizeof(uint32_t));
     free(order);
@@ -268,9 +259,10 @@ static void zero_gather(GPT2 *g, size_t s) {
     if (x->streams) stream_wait(z->stream, g->arrived[s]);
     const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, x->room * sizeof(floatX),
                                     z->stream);
-    if (z->rows) all_gather_rows(z, g->params + x->param_at, s, x);
-    else all_gather(z, g->params + x->param_at, g->params + x->own_param_at,
-                    x->cut * sizeof(floatX));
+    floatX *const place = g->params + x->param_at;
+    if (!z->rows) all_gather(z, place, g->params + x->own_param_at, x->cut * sizeof(floatX));
+    else if (between_gpus(z, x->room * sizeof(floatX))) between_rows(z, place, s, false);
+    if (z->rows) z->gathered_bytes += (z->world - 1) * x->own * sizeof(floatX);
     timeline_end(&g->timeline, span, z->stream);
     event_record(z->gathered[s], z->stream);
 }

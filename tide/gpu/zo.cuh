@@ -202,8 +202,7 @@ static size_t zo_news(const Zo *z) { return zo_losses(z) + ZO_SAYS; }
 
 // Tensors first .. first + count - 1 as a group.
 static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
-    ZoGroup g;
-    memset(&g, 0, sizeof g);
+    ZoGroup g = {};
     g.count = count;
     for (int i = 0; i < count; i++) {
         const GPT2Tensor *x = &t->tensors[first + i];
@@ -298,7 +297,7 @@ static void zo_open(GPT2 *g, const Run *r) {
     const Options *o = &r->o;
     g->training = r->training && o->optimizer != OPTIMIZER_MEZO;
     if (o->optimizer != OPTIMIZER_MEZO && (!r->words || r->training)) return;
-    Zo *z = g->zo = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
+    Zo *z = g->zo = ALLOC(Zo, 1, "model");
     z->config = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_STORAGE};
     z->accum = o->accum;
     z->keeps_slots = !o->zo_no_slots;
@@ -470,16 +469,16 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     if (!post && k == 3) residual_forward(x, a.branch, N * C, g->compute);
 }
 
-static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out, bool tokens,
-                     bool positions, size_t C) {
+// The sum of rows of tokens and of positions (N, C), perturbed; one of the two may be NULL.
+static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out,
+                     const floatX *wte, const floatX *wpe, size_t C) {
     const size_t N = g->B * g->T;
     const GPT2Table *t = &g->table;
     const unsigned blocks = ceil_div(N * C, 4 * BLOCK_THREADS);
-    GPU_TAKES(g->compute, (1 + tokens + positions) * N * C * sizeof(floatX), gpu_bytes);
+    GPU_TAKES(g->compute, (1 + (wte != NULL) + (wpe != NULL)) * N * C * sizeof(floatX), gpu_bytes);
     LAUNCH(zo_encoder_kernel, blocks, BLOCK_THREADS, 0, g->compute, out, p->batch->device,
-           p->batch->begins, tokens ? tensor(g, t->wte) : NULL,
-           positions ? tensor(g, t->wpe) : NULL, g->zo->config, t->wte, t->wpe, p->step,
-           (uint32_t)query, zo_scale(p, sign), N, g->T, C);
+           p->batch->begins, wte, wpe, g->zo->config, t->wte, t->wpe, p->step, (uint32_t)query,
+           zo_scale(p, sign), N, g->T, C);
 }
 
 // The first layer's input, of both signs.
@@ -487,15 +486,16 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, E = g->config.embed, N = g->B * g->T;
     const Zo *z = g->zo;
     const int in = g->table.project_in;
+    const floatX *wte = tensor(g, g->table.wte), *none = NULL;
     if (E > 0) {
         const ZoGroup group = zo_group(&g->table, in, 1);
         zo_weights(g, tensor(g, in), &group, &zo_nothing, p, query);
     }
     for (int s = 0; s < p->signs; s++) {
         floatX *x = zo_x(g, query, s);
-        zo_embed(g, p, query, s, x, E == 0, g->table.wpe >= 0, C);
+        zo_embed(g, p, query, s, x, E == 0 ? wte : none, tensor(g, g->table.wpe), C);
         if (E == 0) continue;
-        zo_embed(g, p, query, s, z->ln, true, false, E);
+        zo_embed(g, p, query, s, z->ln, wte, none, E);
         matmul_forward(&g->lt, z->atty, z->ln, z->perturbed[s], (floatX *)NULL, N, E, C,
                        g->compute);
         residual_forward(x, z->atty, N * C, g->compute);
@@ -700,8 +700,7 @@ static void zo_log(const GPT2 *g, char *json, size_t n) {
 static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     Zo *z = g->zo;
     const size_t n = zo_losses(z), news = zo_news(z), bytes = news * sizeof(double);
-    StepResult x;
-    memset(&x, 0, sizeof x);
+    StepResult x = {};
     const bool damaged = !zo_forward(g, r, step);
     stream_copy(z->mine, g->loss, n * sizeof(double), cudaMemcpyDeviceToHost, g->compute);
     event_record(g->step_left, g->compute);
