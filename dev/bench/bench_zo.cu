@@ -182,7 +182,8 @@ static GPT2 *zo_model(const char *name, const GPT2Config *c, size_t B, bool stre
         printf("%s %s, %s: left out, needs %.1f GiB on the GPU and %.1f on the host; %.1f and %.1f "
                "are there\n", name, type_name, where, mib(planned) / 1024, mib(host) / 1024,
                mib(there) / 1024, mib(memory_available()) / 1024);
-        gpt2_free(g);
+        gpt2_table_free(&g->table);
+        free(z);
         free(g);
         return NULL;
     }

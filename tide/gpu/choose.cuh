@@ -311,17 +311,14 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
 // room, with fewer slots than the default for the others, if these would not fit. False: nothing
 // fits.
 static bool zo_choose(GPT2 *g, const Options *o, size_t limit, size_t host_limit) {
-    const OffloadMemory m = {NULL, NULL, limit, host_limit, 0, false, 0, 0, g->least};
-    Buffer list[MAX_BUFFERS];
+    const OffloadMemory m = gpt2_memory(g, o->recompute, limit, host_limit);
     const bool automatic = o->resident_blocks == AUTO_COUNT;
     const size_t least = automatic ? 0 : o->resident_blocks, fewest = o->slots > 0 ? o->slots : 1;
     size_t stay = automatic ? g->config.layers : least;
     size_t slots = o->slots > 0 ? o->slots : (size_t)LEAST_SLOTS;
     for (;;) {
         zo_place(g, stay, slots);
-        const int n = zo_buffers(g, list);
-        if (memory_fits(&m, buffers_bytes(list, n, false), buffers_bytes(list, n, true)))
-            return true;
+        if (memory_fits(&m, gpt2_bytes(g, false), gpt2_bytes(g, true))) return true;
         if (stay > least) stay--;
         else if (slots > fewest) slots--;
         else return false;

@@ -8,7 +8,6 @@
 //   host_work(), host_submit()       work for the CPU
 //   compute_span(), live()           what the timeline shows
 //   gpu_copy(), floats_move(), state_copy()    to and from the host, when all is at rest
-//   buffers_allocate()                                         a list of buffers
 #ifndef TIDE_GPT2_CUH
 #define TIDE_GPT2_CUH
 #include "../../offload.h"
@@ -369,18 +368,6 @@ static size_t slot_bytes(const GPT2 *g) {
     return g->pieces.longest_visit * (g->piece_bytes[PIECE_VISIT] + g->slot_weights + grad);
 }
 
-// Memory for those of a list that are not somebody else's (pointer NULL).
-static void buffers_allocate(const Buffer *list, int n, HostQueue *host) {
-    for (int i = 0; i < n; i++) {
-        const Buffer *b = &list[i];
-        if (b->pointer == NULL) continue;
-        void *p = b->kind == BUFFER_HOST ? host_alloc(host, b->bytes, b->purpose)
-                                         : gpu_alloc(b->bytes, b->purpose);
-        if (b->kind == BUFFER_ZERO && rehearsal == NULL) CUDA(cudaMemset(p, 0, b->bytes));
-        buffer_set(b, p);
-    }
-}
-
 // For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
 // everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
 // may return before the last piece has arrived, and our streams do not wait for the default one.)
@@ -427,26 +414,20 @@ static void floats_move(floatX *here, float *w, size_t n, bool out) {
 // fp32 and in zeroth order the weights are the masters.
 static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w, size_t n,
                        bool out) {
-    const size_t size = g->state_bytes[p->kind][k];
-    void *const weights = (floatX *)p->weights + at, *here = weights;
-    if (size > 0) here = (char *)p->state[k] + at * size;
-    if (size != sizeof(uint16_t)) {
-        if (size == 0) floats_move((floatX *)weights, w, n, out);
-        else gpu_copy(out ? w : here, out ? here : w, n * sizeof(float));
-        return;
-    }
+    const size_t size = g->state_bytes[p->kind][k], bytes = n * size;
+    floatX *const weights = (floatX *)p->weights + at;
+    void *const here = (char *)p->state[k] + at * size;
+    if (size == 0) floats_move(weights, w, n, out);
+    if (size == sizeof(float)) gpu_copy(out ? w : here, out ? here : w, bytes);
+    if (size != sizeof(uint16_t)) return;
     uint16_t *half = ALLOC(uint16_t, 2 * n, "state"), *low = half + n;
-    if (k > 0) {
-        if (out) gpu_copy(half, here, n * sizeof *half);
-        bf16_move(half, w, n, out);
-        if (!out) gpu_copy(here, half, n * sizeof *half);
-    } else {
-        if (out) gpu_copy(half, weights, n * sizeof *half);
-        if (out) gpu_copy(low, here, n * sizeof *low);
-        master_move(half, low, w, n, out);
-        if (!out) gpu_copy(weights, half, n * sizeof *half);
-        if (!out) gpu_copy(here, low, n * sizeof *low);
-    }
+    void *const upper = k > 0 ? here : weights;  // masters: the other half is `here`
+    if (out) gpu_copy(half, upper, bytes);
+    if (out && k == 0) gpu_copy(low, here, bytes);
+    if (k > 0) bf16_move(half, w, n, out);
+    else master_move(half, low, w, n, out);
+    if (!out) gpu_copy(upper, half, bytes);
+    if (!out && k == 0) gpu_copy(here, low, bytes);
     free(half);
 }
 

@@ -316,10 +316,17 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
 static void gpt2_allocate(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
     const size_t N = g->max_B * g->max_T, segments = (size_t)g->segments;
+    const int buffers = gpt2_buffers(g, list);
     matmul_open(&g->lt);
     if (g->offloaded && g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
     owner_begin(&g->owner);
-    buffers_allocate(list, gpt2_buffers(g, list), &g->host);
+    for (const Buffer *b = list; b < list + buffers; b++) {
+        if (b->pointer == NULL) continue;  // memory that is somebody else's
+        void *p = b->kind == BUFFER_HOST ? host_alloc(&g->host, b->bytes, b->purpose)
+                                         : gpu_alloc(b->bytes, b->purpose);
+        if (b->kind == BUFFER_ZERO && rehearsal == NULL) CUDA(cudaMemset(p, 0, b->bytes));
+        buffer_set(b, p);
+    }
     if (!g->training && g->state_bytes[PIECE_RESIDENT][0] > 0)  // only to load from, and to save
         g->master = own(OWNS_PLAIN, ALLOC(uint16_t, g->table.elements, "parameters"));
     // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
@@ -330,13 +337,9 @@ static void gpt2_allocate(GPT2 *g) {
     g->back = stream_make("back", false);
     g->weights_in = stream_make("weights", false);
     g->update = stream_make("update", true);
-    g->grad_ready = events_make(segments);
-    g->grad_left = events_make(segments);
-    g->room_free = events_make(segments);
-    g->grad_arrived = events_make(segments);
-    g->updated = events_make(segments);
-    g->returned = events_make(segments);
-    g->arrived = events_make(segments);
+    cudaEvent_t **const events[] = {&g->grad_ready, &g->grad_left, &g->room_free, &g->grad_arrived,
+                                    &g->updated, &g->returned, &g->arrived};
+    for (cudaEvent_t **e : events) *e = events_make(segments);
     g->ring_free = events_make((size_t)ring_places(g));
     g->tenant = (int *)own(OWNS_PLAIN, ALLOC(int, (size_t)ring_places(g) + 1, "places"));
     g->slot_free = events_make((size_t)g->slot_count);
@@ -373,7 +376,7 @@ static void gpt2_release(GPT2 *g) {
     device_rest();
     matmul_close(&g->lt);
     if (g->host.stream != NULL) host_queue_close(&g->host);
-    if (g->zo != NULL) zo_release(g->zo);
+    for (size_t i = 0; g->zo != NULL && i < g->zo->slots; i++) gpu_free(g->zo->slot[i].weights);
     owner_free(&g->owner);
 }
 

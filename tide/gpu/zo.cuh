@@ -283,12 +283,8 @@ static void zo_allocate(GPT2 *g) {
             event_make(&x->used[k], false);
             event_make(&x->left[k], false);
         }
-    owner_end();  // memory comes and goes with --zo-no-slots: zo_release() frees it
+    owner_end();  // memory comes and goes with --zo-no-slots: gpt2_release() frees it
     for (size_t i = 0; i < z->slots; i++) z->slot[i].weights = zo_room(g);
-}
-
-static void zo_release(const Zo *z) {
-    for (size_t i = 0; i < z->slots; i++) gpu_free(z->slot[i].weights);
 }
 
 // Makes the settings of --optimizer mezo, without memory; also for an evaluation of labels. All
