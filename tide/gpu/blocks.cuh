@@ -150,11 +150,8 @@ static void recompute(GPT2 *g, size_t l) {
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps,
                           g->compute);
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
-        const ActTable t = gpt2_acts(&g->config);
-        bool makes[LAYER_PARTS] = {};  // something that backward reads
-        for (int k = 0; k < LAYER_ACTS; k++) makes[t.acts[k].part] = true;
-        for (int part = 0; part < LAYER_PARTS; part++)
-            if (makes[part]) layer_part(g, part, &a, &w);
+        // what the last part of pre-norm layers makes, backward does not read
+        for (int part = 0; part < LAYER_PARTS - !post; part++) layer_part(g, part, &a, &w);
         return;
     }
     GPU_TAKES(g->compute, (4 * C + M + F) * N * sizeof(floatX), gpu_bytes);

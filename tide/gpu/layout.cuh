@@ -19,8 +19,7 @@ static void gradients_over_acts(GPT2 *g) {
     size_t at = 0;
     int segment = 0;
     list->grads_gpu = 0;
-    for (int i = 0; i < list->count; i++) {
-        Piece *p = &list->pieces[i];
+    for (Piece *p = list->pieces; p < list->pieces + list->count; p++) {
         const size_t bytes = round_up(p->length * sizeof(floatX), 256);
         if (!p->grad_on_gpu) continue;
         if (p->segment != segment) at = 0;
@@ -28,12 +27,9 @@ static void gradients_over_acts(GPT2 *g) {
         const bool layer = segment >= 1 && segment < g->segments - 1;
         p->over_acts = layer && at + bytes <= stride;
         p->grad_at = p->over_acts ? at : list->grads_gpu;
-        if (!p->over_acts) {
-            list->grads_gpu += p->length;
-            continue;
-        }
-        g->grads_over_acts += p->length;
-        at += bytes;
+        if (p->over_acts) at += bytes;
+        size_t *elements = p->over_acts ? &g->grads_over_acts : &list->grads_gpu;
+        *elements += p->length;
     }
 }
 

@@ -88,19 +88,6 @@ static void between_rows(Zero *z, floatX *data, size_t s, bool sums) {
     (void)z, (void)data, (void)s, (void)sums;
 }
 
-// Each rank has data of its own for all of segment s, which is x. Its shard becomes the sum over
-// all ranks, in place; the rest is lost.
-static void reduce_scatter(Zero *z, floatX *data, size_t s, const Segment *x) {
-    const bool runs = between_gpus(z, x->room * sizeof *data);
-    if (runs && z->rows) between_rows(z, data, s, true);
-#ifdef TIDE_NCCL
-    if (runs && !z->rows)
-        NCCL(ncclReduceScatter(data, data + z->rank * x->cut, x->cut, nccl_floatX, ncclSum,
-                               z->comm, z->stream));
-#endif
-    z->reduced_bytes += (x->room - (z->rows ? x->own : x->cut)) * sizeof *data;
-}
-
 // Gives all ranks the `bytes` at each rank's `mine`, in their order, at data. In place, or apart.
 static void all_gather(Zero *z, void *data, const void *mine, size_t bytes) {
     const bool runs = between_gpus(z, z->world * bytes);
@@ -208,10 +195,18 @@ static void zero_free(Zero *z) {
 static void zero_reduce(GPT2 *g, size_t s) {
     Zero *z = g->zero;
     const Segment *x = &g->segment[s];
+    floatX *const grad = g->grads + x->grad_at;
     stream_wait(z->stream, g->grad_ready[s]);
     const int span = timeline_begin(&g->timeline, ROW_COMM, "reduce", s, x->room * sizeof(floatX),
                                     z->stream);
-    reduce_scatter(z, g->grads + x->grad_at, s, x);
+    const bool runs = between_gpus(z, x->room * sizeof(floatX));
+    if (runs && z->rows) between_rows(z, grad, s, true);
+#ifdef TIDE_NCCL
+    if (runs && !z->rows)
+        NCCL(ncclReduceScatter(grad, grad + z->rank * x->cut, x->cut, nccl_floatX, ncclSum,
+                               z->comm, z->stream));
+#endif
+    z->reduced_bytes += (x->room - (z->rows ? x->own : x->cut)) * sizeof(floatX);
     timeline_end(&g->timeline, span, z->stream);
     event_record(z->reduced[s], z->stream);
 }

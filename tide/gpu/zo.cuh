@@ -175,8 +175,6 @@ struct Zo {
     size_t visits, fetched;     // of all passes: visits that have been computed, and fetched for
     size_t newest;              // layer that was fetched last, counted from 1
     uint64_t sent;              // micro-batches of the run that have been sent
-    size_t exchanged;           // bytes that this rank has sent to the others for this step
-    double exchange;            // seconds until it had theirs
     ZoSlot *slot;               // (slots)
     // GPU memory
     floatX *perturbed[2];       // (scratch): weights plus and minus the noise
@@ -344,20 +342,6 @@ static void zo_fetch(GPT2 *g) {
         timeline_end(&g->timeline, span, g->fetch);
         event_record(slot->there[k], g->fetch);
     }
-}
-
-// Returns the slot of the layer that visits now, which has been fetched; or, ahead of it, is.
-static ZoSlot *zo_visit(GPT2 *g) {
-    Zo *z = g->zo;
-    if (z->fetched == z->visits) zo_fetch(g);
-    return &z->slot[z->visits % z->slots];
-}
-
-// The layer that visits has been used.
-static void zo_leave(GPT2 *g) {
-    Zo *z = g->zo;
-    z->visits++;
-    while (!g->no_overlap && z->fetched < z->visits + z->slots) zo_fetch(g);
 }
 
 // A rehearsed kernel takes what its bytes take, or the noise, if that takes longer (of signs alone
@@ -575,9 +559,10 @@ static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
 // Queues a pass over all layers, and with a batch the way to the normalised output; then head or
 // classification, whose losses (queries, 2) go to totals. NULL: without a head. Nothing here waits.
 static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
+    Zo *z = g->zo;
     const GPT2Table *t = &g->table;
     const bool looks = p->signs > 0;
-    g->timeline.between = p->signs == 1 || (!looks && g->zo->fused);
+    g->timeline.between = p->signs == 1 || (!looks && z->fused);
     if (p->update.step != 0) {  // what stays on the GPU beside the layers
         const ZoPass quiet = {zo_nothing, 0, 1, 0, p->step, NULL};
         const ZoGroup head = zo_group(t, t->wte, t->first_layer);
@@ -596,13 +581,16 @@ static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
         for (int j = 0; j < p->queries; j++) zo_encoder(g, p, j);
     }
     for (size_t l = 0; l < g->config.layers; l++) {
-        ZoSlot *slot = g->segment[l + 1].streams ? zo_visit(g) : NULL;
+        const bool visits = g->segment[l + 1].streams;
+        if (visits && z->fetched == z->visits) zo_fetch(g);
+        ZoSlot *slot = visits ? &z->slot[z->visits % z->slots] : NULL;
         for (int j = 0; j < p->queries; j++)
             for (int k = 0; k < ZO_GROUPS; k++) {
                 zo_perturb_group(g, p, l, k, slot, j);
                 for (int s = 0; s < p->signs; s++) zo_layer_part(g, k, j, s);
             }
-        if (slot != NULL) zo_leave(g);
+        z->visits += visits;
+        while (visits && !g->no_overlap && z->fetched < z->visits + z->slots) zo_fetch(g);
     }
     compute_span(g, looks ? "forward" : NULL, g->config.layers + 1);
     for (int j = 0; j < p->queries && looks; j++) {
@@ -675,9 +663,9 @@ static bool zo_forward(GPT2 *g, Run *r, size_t step) {
 }
 
 // The counters of a step, for log.jsonl: bytes over the link are those of this one, times those of
-// the newest step that is complete, "step"; the bytes that this rank has sent, and how long it
-// waited for the other ranks.
-static void zo_log(const GPT2 *g, char *json, size_t n) {
+// the newest step that is complete, "step"; the bytes that this rank has sent, and the seconds that
+// it waited for the other ranks.
+static void zo_log(const GPT2 *g, char *json, size_t n, size_t sent, double waited) {
     const TimelineStep *d = &g->timeline.done;
     char busy[160];
     timeline_log(&g->timeline, busy, sizeof busy);
@@ -685,8 +673,7 @@ static void zo_log(const GPT2 *g, char *json, size_t n) {
         snprintf(json, n, ",\"zo\":{\"step\":%zu%s,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
                  "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"ranks\":%d,\"exchanged_bytes\":%zu,"
                  "\"exchange_ms\":%.6g}", d->step, busy, 1e3 * d->stalled, 1e3 * d->duplex,
-                 g->moved_in, g->moved_out, ranks.world, g->zo->exchanged,
-                 1e3 * g->zo->exchange);
+                 g->moved_in, g->moved_out, ranks.world, sent, 1e3 * waited);
 }
 
 // One step of MeZO, as mezo_step() in train_gpt2.c. All its passes are queued before the host waits
@@ -705,8 +692,7 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     run_tell(z->mine + n + ZO_NEWS);
     const double start = seconds_now();
     if (rehearsal == NULL) ranks_exchange(z->mine, bytes, z->all);
-    z->exchange = seconds_now() - start;
-    z->exchanged = ranks.world > 1 ? bytes : 0;
+    const double waited = seconds_now() - start;
     run_hear(z->all + n + ZO_NEWS, news);
     for (size_t k = 0; k < (size_t)ranks.world; k++)
         if (z->all[k * news + n + ZO_DAMAGED] != 0) x.damaged = true;
@@ -716,7 +702,7 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     zo_estimate(&z->pending, &z->config, step, lr, r->o.weight_decay, z->side, &x.loss, &x.norm);
     x.skipped = z->pending.step == 0;
     if (!z->fused) zo_update_weights(g);
-    zo_log(g, x.more, sizeof x.more);
+    zo_log(g, x.more, sizeof x.more, ranks.world > 1 ? bytes : 0, waited);
     return x;
 }
 
