@@ -261,7 +261,7 @@ static void all_weights(GPT2 *g, const ZoPass *p) {
     const ZoGroup head = zo_group(t, t->wte, 2);
     zo_weights(g, tensor(g, t->wte), &head, &p->update, &quiet, 0);
     for (size_t l = 0; l < g->config.layers; l++)
-        for (int k = 0; k < ZO_GROUPS; k++) zo_perturb_group(g, p, l, k, NULL, 0);
+        for (int k = 0; k < LAYER_PARTS; k++) zo_perturb_group(g, p, l, k, NULL, 0);
     for (size_t v0 = 0; v0 < g->config.vocab; v0 += g->zo->chunk)
         zo_head_weights(g, p, 0, v0, min_size(g->zo->chunk, g->config.vocab_padded - v0));
 }

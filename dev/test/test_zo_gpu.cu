@@ -509,7 +509,7 @@ static void check_weights(int shape, int type, int noise) {
         for (int s = 0; s < 2; s++)
             cpu_perturbed(t, &z->config, theta, w[s], 4, j, s == 0 ? p.scale : -p.scale, type);
         for (size_t l = 0; l < g->config.layers; l++)
-            for (int k = 0; k < ZO_GROUPS; k++) {
+            for (int k = 0; k < LAYER_PARTS; k++) {
                 zo_perturb_group(g, &p, l, k, NULL, j);
                 const size_t at = g->segment[l + 1].at + z->group_at[k];
                 const size_t n = z->group[k].length;

@@ -100,7 +100,6 @@ static Prediction gpt2_predict(const GPT2 *g, const Run *r, const Rates *rates,
     const double visit = (double)g->pieces.elements[PIECE_VISIT], away = host + visit;
     const UpdateBytes bytes = update_bytes(g);
     Prediction x = gpt2_rehearse(g, r, rates, trace);
-    if (g->zen != NULL || g->zo != NULL) return x;
     x.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, x.limit);
     return x;
 }

@@ -377,18 +377,18 @@ static void gpu_copy(void *to, const void *from, size_t bytes) {
     device_rest();
 }
 
-// The table of rotary positions: its rows (a sample is one row of tokens in the room of a whole
-// micro-batch, so it may be longer than --seq), and its floats.
-static size_t rope_rows(const GPT2 *g) {
-    return min_size(g->max_B * g->max_T, g->config.context);
+// Floats of the table of rotary positions. A sample is one row of tokens in the room of a whole
+// micro-batch, so it may be longer than --seq.
+static size_t rope_floats(const GPT2 *g) {
+    return min_size(g->max_B * g->max_T, g->config.context) * config_head(&g->config);
 }
-static size_t rope_floats(const GPT2 *g) { return rope_rows(g) * config_head(&g->config); }
 
 // Makes the table, and copies it to the GPU.
 static void rope_upload(GPT2 *g) {
     if (g->rope == NULL || rehearsal != NULL) return;
+    const size_t HS = config_head(&g->config);
     float *table = ALLOC(float, rope_floats(g), "rotary positions");
-    rope_table(&g->config.rope, rope_rows(g), config_head(&g->config), table);
+    rope_table(&g->config.rope, rope_floats(g) / HS, HS, table);
     gpu_copy(g->rope, table, rope_floats(g) * sizeof *table);
     free(table);
 }

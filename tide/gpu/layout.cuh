@@ -119,7 +119,8 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     Zo *z = g->zo;
     const GPT2Table *t = &g->table;
     const size_t L = g->config.layers, C = g->config.channels, stay = min_size(residents, L);
-    int first[ZO_GROUPS + 1];
+    const size_t A = config_att(&g->config);
+    int first[LAYER_PARTS + 1];
     g->choice.mode = OFFLOAD_NONE;
     gpt2_place(g);
     g->streamed = (int)(L - stay);
@@ -138,9 +139,10 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
         const Segment *s = &g->segment[p->segment];
         p->weights_at = s->param_at + (p->at - s->own_at);
     }
+    z->row = A > C ? A : C;
     z->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
     gpt2_parts(t, first);
-    for (int k = 0; k < ZO_GROUPS; k++) {
+    for (int k = 0; k < LAYER_PARTS; k++) {
         z->group[k] = zo_group(t, first[k], first[k + 1] - first[k]);
         z->group_at[k] = t->tensors[first[k]].offset - t->tensors[t->first_layer].offset;
         if (z->group[k].length > z->scratch) z->scratch = z->group[k].length;
@@ -159,13 +161,12 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, A = config_att(&g->config), N = g->max_B * g->max_T;
     const size_t wide = config_wide(&g->config), X_ = sizeof(floatX), f32 = sizeof(float);
     const size_t L = g->config.layers;
-    size_t sum_scratch = layernorm_backward_scratch(N, C);
-    const size_t widths[2] = {config_qkv(&g->config), config_mlp(&g->config)};
-    for (int k = 0; k < 2; k++)
-        if (bias_backward_scratch(N, widths[k]) > sum_scratch)
-            sum_scratch = bias_backward_scratch(N, widths[k]);
     const size_t heads = heads_backward_scratch(N, config_head(&g->config));
-    if (g->config.qk_norm && heads > sum_scratch) sum_scratch = heads;
+    const size_t sums[] = {layernorm_backward_scratch(N, C), g->config.qk_norm ? heads : 0,
+                           bias_backward_scratch(N, config_qkv(&g->config)),
+                           bias_backward_scratch(N, config_mlp(&g->config))};
+    size_t sum_scratch = 0;
+    for (size_t n : sums) sum_scratch = n > sum_scratch ? n : sum_scratch;
     if ((double)N * (double)(2 * L + 2 * ZO_QUERIES + 4) * (double)(6 * C + 4 * wide) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     if (g->zo != NULL) return zo_buffers(g, list);

@@ -135,8 +135,6 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
 // =============================================================================================
 // 2. Its part of the model, and the place of each layer
 
-enum { ZO_GROUPS = LAYER_PARTS };  // a group of a layer is the parameters of a part (model.h)
-
 enum { ZO_EVALUATION = 2 };  // the staging of evaluations; those of training are 0 and 1, by turns
 
 // The work of a pass over the layers. signs 2: forward with theta + scale z and theta - scale z,
@@ -152,9 +150,9 @@ typedef struct {
 // Room for a visitor.
 typedef struct {
     floatX *weights;                 // (layer)
-    cudaEvent_t there[ZO_GROUPS];    // the group has arrived
-    cudaEvent_t used[ZO_GROUPS];     // no kernel reads it any more
-    cudaEvent_t left[ZO_GROUPS];     // it is on the host again
+    cudaEvent_t there[LAYER_PARTS];    // the group has arrived
+    cudaEvent_t used[LAYER_PARTS];     // no kernel reads it any more
+    cudaEvent_t left[LAYER_PARTS];     // it is on the host again
 } ZoSlot;
 
 // GPT2.params has the embeddings, the layers that stay on the GPU, and the tail; GPT2.host_weights
@@ -168,8 +166,10 @@ struct Zo {
     bool keeps_slots;           // false: the memory of a visitor is allocated at each visit
     bool fused;                 // updates join the next step's pass; false: have one of their own
     size_t slots;
-    ZoGroup group[ZO_GROUPS];   // of layer 0; the others' differ in the numbers of their tensors
-    size_t group_at[ZO_GROUPS]; // elements, within a layer
+    ZoGroup group[LAYER_PARTS]; // the parameters of each part of layer 0 (model.h); those of the
+                                // others differ in the numbers of their tensors
+    size_t group_at[LAYER_PARTS];  // elements, within a layer
+    size_t row;                 // width of the rows of atty, which attention and the norms make
     size_t chunk;               // tokens of the vocabulary whose logits are made at a time
     size_t scratch;             // elements of perturbed weights, for each sign
     size_t visits, fetched;     // of all passes: visits that have been computed, and fetched for
@@ -181,7 +181,7 @@ struct Zo {
     float *logits;              // (head_rows, chunk)
     float *row_max, *row_sum, *target_logit;  // (2, N)
     floatX *x;                  // (queries, 2, N, C): of both signs; so are
-    floatX *atty, *act;         // (2, N, zo_row()), (2, N, F)
+    floatX *atty, *act;         // (2, N, row), (2, N, F)
     floatX *ln, *qkv;           // (N, C), (N, Q); of a gated MLP also fc (N, 2F)
     floatX *norm;               // (2, zo_norm()), with narrow embeddings
     float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
@@ -211,12 +211,6 @@ static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
     return g;
 }
 
-// Width of the rows of atty, which holds what attention and the norms make.
-static size_t zo_row(const GPT2 *g) {
-    const size_t A = config_att(&g->config), C = g->config.channels;
-    return A > C ? A : C;
-}
-
 // Where segment s lives, from its first element on.
 static floatX *zo_home(const GPT2 *g, size_t s) { return (floatX *)g->segment[s].first->weights; }
 
@@ -241,7 +235,7 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER(ANY, "perturbed weights", z->scratch * X_, z->perturbed[1]);
     if (c->post_norm) BUFFER(ANY, "perturbed weights", 2 * zo_norm(g) * X_, z->norm);
     BUFFER(ANY, "activations", Q * 2 * N * C * X_, z->x);
-    BUFFER(ANY, "activations", 2 * N * zo_row(g) * X_, z->atty);
+    BUFFER(ANY, "activations", 2 * N * z->row * X_, z->atty);
     BUFFER(ANY, "activations", 2 * N * F * X_, z->act);
     BUFFER(ANY, "activations", N * C * X_, z->ln);
     BUFFER(ANY, "activations", N * (config_gated(c) ? config_wide(c) : config_qkv(c)) * X_, z->qkv);
@@ -263,10 +257,6 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     return n;
 }
 
-static floatX *zo_room(const GPT2 *g) {
-    return (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
-}
-
 // For gpt2_allocate().
 static void zo_allocate(GPT2 *g) {
     Zo *z = g->zo;
@@ -276,13 +266,14 @@ static void zo_allocate(GPT2 *g) {
     z->mine = z->all + world * news;
     z->slot = (ZoSlot *)own(OWNS_PLAIN, ALLOC(ZoSlot, z->slots, "slots"));
     for (ZoSlot *x = z->slot; x < z->slot + z->slots; x++)
-        for (int k = 0; k < ZO_GROUPS; k++) {
+        for (int k = 0; k < LAYER_PARTS; k++) {
             event_make(&x->there[k], false);
             event_make(&x->used[k], false);
             event_make(&x->left[k], false);
         }
     owner_end();  // memory comes and goes with --zo-no-slots: gpt2_release() frees it
-    for (size_t i = 0; i < z->slots; i++) z->slot[i].weights = zo_room(g);
+    for (ZoSlot *x = z->slot; x < z->slot + z->slots; x++)
+        x->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
 }
 
 // Makes the settings of --optimizer mezo, without memory; also for an evaluation of labels. All
@@ -330,9 +321,9 @@ static void zo_fetch(GPT2 *g) {
         stream_rest(g->compute);
         stream_rest(g->out);
         gpu_free(slot->weights);
-        slot->weights = zo_room(g);
+        slot->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
     }
-    for (int k = 0; k < ZO_GROUPS; k++) {
+    for (int k = 0; k < LAYER_PARTS; k++) {
         const size_t at = z->group_at[k], bytes = z->group[k].length * sizeof(floatX);
         stream_wait(g->fetch, slot->used[k]);
         stream_wait(g->fetch, slot->left[k]);
@@ -400,8 +391,6 @@ static floatX *zo_x(const GPT2 *g, int query, int sign) {
     return g->zo->x + (size_t)(query * 2 + sign) * g->max_B * g->max_T * g->config.channels;
 }
 
-static float zo_scale(const ZoPass *p, int sign) { return sign == 0 ? p->scale : -p->scale; }
-
 // With narrow embeddings, a layer normalises after the group that follows the one with the weights
 // for it: they are kept from one to the other.
 static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
@@ -415,7 +404,7 @@ static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
 static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const Zo *z = g->zo;
-    floatX *x = zo_x(g, query, sign), *atty = z->atty + (size_t)sign * most * zo_row(g);
+    floatX *x = zo_x(g, query, sign), *atty = z->atty + (size_t)sign * most * z->row;
     floatX *act = z->act + (size_t)sign * most * g->config.ffn;
     const ZoRange *range = z->group[k].range;
     LayerWeights w = {};
@@ -458,7 +447,7 @@ static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out,
     GPU_TAKES(g->compute, (1 + (wte != NULL) + (wpe != NULL)) * N * C * sizeof(floatX), gpu_bytes);
     LAUNCH(zo_encoder_kernel, blocks, BLOCK_THREADS, 0, g->compute, out, p->batch->device,
            p->batch->begins, wte, wpe, g->zo->config, t->wte, t->wpe, p->step, (uint32_t)query,
-           zo_scale(p, sign), N, g->T, C);
+           sign == 0 ? p->scale : -p->scale, N, g->T, C);
 }
 
 // The first layer's input, of both signs.
@@ -491,7 +480,7 @@ static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     floatX *const *w = z->perturbed;
     zo_weights(g, tensor(g, t->tail), &group, &zo_nothing, p, query);
     for (int s = 0; s < p->signs; s++) {
-        floatX *out = z->atty + (size_t)s * most * zo_row(g), *x = zo_x(g, query, s);
+        floatX *out = z->atty + (size_t)s * most * z->row, *x = zo_x(g, query, s);
         if (g->config.embed > 0)
             matmul_forward(&g->lt, out, x, w[s], (floatX *)NULL, N, C, g->config.embed,
                            g->compute);
@@ -527,7 +516,7 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
             for (size_t first = 0; first < N; first += g->head_rows) {
                 const size_t rows = min_size(g->head_rows, N - first);
                 const size_t row = (size_t)s * most + first;
-                const floatX *x = z->atty + (size_t)s * most * zo_row(g) + first * E;
+                const floatX *x = z->atty + (size_t)s * most * z->row + first * E;
                 gemm(&g->lt, false, true, rows, width, E, x, E, z->perturbed[s], E,
                      z->logits, width, NULL, false, GEMM_PLAIN, NULL, g->compute);
                 GPU_TAKES(g->compute, 8 * rows * width, gpu_bytes);  // the product's, and here
@@ -546,11 +535,11 @@ static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const size_t B = g->B, most = g->max_B * g->max_T;
     const int head = g->table.lm_head;
     for (int s = 0; s < p->signs; s++) {
-        const floatX *x = z->atty + (size_t)s * most * zo_row(g);
+        const floatX *x = z->atty + (size_t)s * most * z->row;
         LAUNCH(classify_kernel, (unsigned)B, BLOCK_THREADS, 0, g->compute, g->losses, z->right,
                (float *)NULL, (floatX *)NULL, x, p->batch->device + B * g->T, tensor(g, head),
-               z->config, g->words, head, p->step, (uint32_t)query, zo_scale(p, s), 0, g->T,
-               config_embed(&g->config));
+               z->config, g->words, head, p->step, (uint32_t)query,
+               s == 0 ? p->scale : -p->scale, 0, g->T, config_embed(&g->config));
         loss_accumulate(totals + s, g->losses, B, 1 / (double)B, true, g->compute);
     }
     if (p->signs == 1) loss_accumulate(totals + 1, z->right, B, 1, true, g->compute);
@@ -585,7 +574,7 @@ static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
         if (visits && z->fetched == z->visits) zo_fetch(g);
         ZoSlot *slot = visits ? &z->slot[z->visits % z->slots] : NULL;
         for (int j = 0; j < p->queries; j++)
-            for (int k = 0; k < ZO_GROUPS; k++) {
+            for (int k = 0; k < LAYER_PARTS; k++) {
                 zo_perturb_group(g, p, l, k, slot, j);
                 for (int s = 0; s < p->signs; s++) zo_layer_part(g, k, j, s);
             }
