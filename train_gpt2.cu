@@ -282,7 +282,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
         backward_segment(g, s);
         compute_span(g, NULL, 0);
         if (s >= 1 && s <= L)
-            live(g, "activations", -layer_elements(g), sizeof(floatX), g->compute);
+            live(g, "activations", -(double)acts_place(g).stride, 1, g->compute);
         event_record(g->grad_ready[s], g->compute);
         if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
         gradient_complete(g, s, accumulate, last);

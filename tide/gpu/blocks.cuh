@@ -133,7 +133,7 @@ static void forward_segment(GPT2 *g, size_t s) {
         residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w.ln_1_w,
                                    w.ln_1_b, N, C, eps, stream);
     for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, &w);
-    if (!g->timeline.between) live(g, "activations", layer_elements(g), sizeof(floatX), stream);
+    if (!g->timeline.between) live(g, "activations", (double)acts_place(g).stride, 1, stream);
 }
 
 // Computes again what backward reads of layer l and forward has not kept: all that is between the

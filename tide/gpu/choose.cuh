@@ -165,7 +165,7 @@ static void zen_print_time(const GPT2 *g, const Rates *r, const PlanRun *run,
 
 // gpu_flops is what forward and backward (in fp16: forward) of this model reach: a few of its
 // layers run without an update, and their time is extrapolated to all.
-typedef struct { double seconds, flops, passes; } LayerTimes;  // passes: the seconds of others
+typedef struct { double seconds, flops; } LayerTimes;
 
 // Times one micro-batch of a model of `layers` layers, the median of at most 9 runs or 3 s, and
 // counts its operations in a rehearsal at these rates. All 0: there is too little memory.
@@ -174,6 +174,7 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     enum { RUNS = 9 };
     const bool backward = PRECISION != PRECISION_FP16;
     const double begin = seconds_now();
+    LayerTimes x = {0, 0};
     GPT2 *g = ALLOC(GPT2, 1, "calibration");
     Run *run = ALLOC(Run, 1, "calibration");
     double seconds[RUNS];
@@ -198,7 +199,7 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
         gpt2_free(g);
         free(g);
         free(run);
-        return LayerTimes{0, 0, 0};
+        return x;
     }
     gpt2_allocate(g);
     for (int i = 0; i < g->table.count; i++) {  // of zeros, products are faster
@@ -219,13 +220,9 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     }
     device_rest();
     for (int i = 0; i < RUNS; i++) event_free(after[i]);
-    LayerTimes x = {calibrate_median(seconds, count), 0, 0};
     rates.gpu_flops = 1e12;
-    const double once = gpt2_rehearse(g, run, &rates, NULL).compute;
-    rates.gpu_flops = 2e12;
-    const double twice = gpt2_rehearse(g, run, &rates, NULL).compute;
-    x.flops = 2e12 * (once - twice) / (backward ? 1 : 3);
-    x.passes = 2 * twice - once;
+    x.seconds = calibrate_median(seconds, count);
+    x.flops = 1e12 * gpt2_rehearse(g, run, &rates, NULL).compute / (backward ? 1 : 3);
     gpt2_free(g);
     free(g);
     free(run);
@@ -247,9 +244,7 @@ static double model_flops(const Steps *steps, const Run *r, const Rates *rates) 
         if (b.seconds == 0) continue;
         const LayerTimes a = time_layers(steps, r, few, recompute, *rates);
         const double n = (double)(L - few) / fmax((double)(more - few), 1);
-        const double seconds = a.seconds + n * (b.seconds - a.seconds);
-        const double products = seconds - a.passes - n * (b.passes - a.passes);
-        return (a.flops + n * (b.flops - a.flops)) / fmax(products, 0.1 * seconds);
+        return (a.flops + n * (b.flops - a.flops)) / (a.seconds + n * (b.seconds - a.seconds));
     }
     return 0;
 }

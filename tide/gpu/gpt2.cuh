@@ -483,15 +483,6 @@ static void live(GPT2 *g, const char *what, double elements, size_t bytes, cudaS
     timeline_memory(&g->timeline, what, (long long)(elements * (double)bytes), stream);
 }
 
-// Elements of floatX that a layer's activations take, from its entry into the residual stream on.
-static double layer_elements(const GPT2 *g) {
-    const ActTable t = gpt2_acts(&g->config);
-    size_t kept = g->config.channels;
-    for (int k = 0; k < LAYER_ACTS; k++)
-        if (!t.acts[k].f32 && g->choice.recompute <= t.acts[k].kept) kept += t.acts[k].width;
-    return (double)(g->B * g->T * kept);
-}
-
 // Makes all work that `later` is given from now on wait for the work that `earlier` has been given
 // so far.
 static void order(GPT2 *g, cudaStream_t earlier, cudaStream_t later) {
