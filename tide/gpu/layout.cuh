@@ -1,10 +1,11 @@
 // layout.cuh: where everything of a model on the GPU is, and the memory for it: pieces and segments
 // follow a choice (offload.h), one list names every buffer, and the plan of memory is that list.
-//   gpt2_place()                           pieces, segments and places, by g->choice
+//   gpt2_place(), zo_place()               pieces, segments and places, by g->choice
 //   gpt2_buffers()                         every buffer; gpt2_bytes(): their sum
 //   gpt2_take(), gpt2_settle()             follow a choice; settle what is "auto" in it
 //   gpt2_print()                           prints the choice and the memory
 //   gpt2_allocate(), gpt2_release(), gpt2_free()    memory, streams and events
+//   gpt2_update_wait(), gpt2_state(), gpt2_load()   the state, as checkpoints see it
 #ifndef TIDE_LAYOUT_CUH
 #define TIDE_LAYOUT_CUH
 #include "weights.cuh"
@@ -266,14 +267,18 @@ static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
 // For people: where everything is.
 static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     Buffer list[MAX_BUFFERS];
-    const size_t world = r->world, *n = g->pieces.elements;
+    const size_t world = r->world, L = g->config.layers, *n = g->pieces.elements;
     if (g->zero != NULL && g->zero->stage != zero_asked(&r->o))
         printf("--zero auto takes ZeRO-3, which deals out the weights, too: ZeRO-2 does not fit\n");
     const int buffers = gpt2_buffers(g, list);
     plan_print("GPU", list, buffers, gpt2_bytes(g, false), limit, world);
     if (g->offloaded)
         plan_print("host", list, buffers, gpt2_bytes(g, true), host_limit, world);
-    if (g->zo != NULL) zo_print(g, &r->o);
+    if (g->zo != NULL && g->offloaded)
+        printf("%d of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
+               g->streamed, L, plural(L), mib(zo_layer_bytes(g)), g->zo->slots,
+               plural(g->zo->slots), r->o.resident_blocks == AUTO_COUNT
+                                         ? ": all of them would not fit on the GPU" : "");
     if (!g->training) return;
     printf("offload %s: %s parameters", offload_names[g->choice.mode],
            count_text((double)g->shards.elements).text);
@@ -298,7 +303,7 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     }
     if (g->streamed > 0)
         printf("weights of %d of %zu layers live on the host, and come to %d place%s in turn\n",
-               g->streamed, g->config.layers, g->ring, plural((size_t)g->ring));
+               g->streamed, L, g->ring, plural((size_t)g->ring));
     if (g->choice.recompute == RECOMPUTE_BLOCK) printf("recomputing activations in backward\n");
     if (g->choice.recompute == RECOMPUTE_LIGHT)
         printf("recomputing layer norms and the non-linearity in backward\n");

@@ -292,14 +292,6 @@ static void zo_open(GPT2 *g, const Run *r) {
                r->world, zo_news(z) * sizeof(double));
 }
 
-static void zo_print(const GPT2 *g, const Options *o) {
-    const size_t L = g->config.layers, slots = g->zo->slots;
-    if (!g->offloaded) return;
-    printf("%d of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
-           g->streamed, L, plural(L), mib(zo_layer_bytes(g)), slots, plural(slots),
-           o->resident_blocks == AUTO_COUNT ? ": all of them would not fit on the GPU" : "");
-}
-
 // =============================================================================================
 // 3. The pipeline
 //
