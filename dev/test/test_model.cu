@@ -544,9 +544,9 @@ static void check_definitions(const Shape *s) {
         }
         gpt2_move(g, 0, 0, P, state, true);
         CHECK(memcmp(state, p, P * sizeof(float)) == 0, "%s: parameters, step %zu", s->name, step);
-        gpu_copy(state, g->m, P * sizeof(float));
+        gpu_copy(state, g->state[1], P * sizeof(float));
         CHECK(memcmp(state, m, P * sizeof(float)) == 0, "%s: m, step %zu", s->name, step);
-        gpu_copy(state, g->v, P * sizeof(float));
+        gpu_copy(state, g->state[2], P * sizeof(float));
         CHECK(memcmp(state, v, P * sizeof(float)) == 0, "%s: v, step %zu", s->name, step);
         if (IS_BF16) {
             gpu_copy(bits, g->params, P * 2);

@@ -188,8 +188,8 @@ struct GPT2 {
     int landing_turn;           // the landing that is used next
     // GPU memory.
     floatX *params;                              // what forward and backward use; see Segment
-    void *master;                                // state of residents: master_low(); chosen: fp32
-    void *m, *v;                                 // the same; here and on the host fp32 or bf16
+    void *state[3];                              // of residents: master_low() (chosen: fp32), and
+                                                 // m and v, as on the host in fp32 or bf16
     floatX *grads;                               // the micro-batch's gradients; see Segment
     void *waiting;                               // gradients for the update; see Piece
     char *slots;                                 // (slots, longest visit): see slot_places()
@@ -212,8 +212,7 @@ struct GPT2 {
     double *norm_sums, *run_sums;                // (blocks), and of runs of them
     int32_t *tokens;                             // as in Staging, with this batch's N
     // Page-locked host memory.
-    uint16_t *host_master;                       // state of the pieces that are not resident
-    void *host_m, *host_v;
+    void *host_state[3];                         // state of the pieces that are not resident
     void *host_grads;                            // gradients for the update; see Piece
     floatX *host_weights;                        // that the CPU updates, or that live here
     floatX *landing;                             // (2, longest segment), if the host sums gradients
@@ -336,8 +335,6 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
 // Sets the addresses of each piece, once there is memory. State of columns is packed; their
 // gradients are packed when backward has made them.
 static void pieces_point(GPT2 *g) {
-    void *const gpu[3] = {g->master, g->m, g->v};
-    void *const host[3] = {g->host_master, g->host_m, g->host_v};
     const ActsPlace acts = acts_place(g);
     for (int i = 0; i < g->pieces.count; i++) {
         Piece *p = &g->pieces.pieces[i];
@@ -351,7 +348,7 @@ static void pieces_point(GPT2 *g) {
         if (s->streams && !chosen) p->params = p->weights;
         if (s->streams && p->kind == PIECE_LATE) p->params = (floatX *)p->weights + p->length;
         for (int k = chosen ? 0 : FIRST_STATE; k < (g->training ? 3 : 1); k++)
-            p->state[k] = (char *)(here ? gpu[k] : host[k])
+            p->state[k] = (char *)(here ? g->state[k] : g->host_state[k])
                         + p->state_at * g->state_bytes[p->kind][k];
         if (!g->training) continue;
         p->made = g->grads + s->own_grad_at + inside;

@@ -190,11 +190,10 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         const size_t away = of[PIECE_HOST] + of[PIECE_VISIT] + of[PIECE_LATE];
         const bool lands = g->accumulating && g->choice.sum_on_host && grads_host > 0;
         const int kind = g->zen != NULL ? PIECE_CHOSEN : PIECE_RESIDENT;
-        const size_t moment = g->state_bytes[kind][1];
+        const char *const state_names[3] = {"master weights", "AdamW moments", "AdamW moments"};
         const size_t head = g->config.vocab_padded * config_embed(&g->config);
-        BUFFER(ZERO, "master weights", here * g->state_bytes[kind][0], g->master);
-        BUFFER(ZERO, "AdamW moments", here * moment, g->m);
-        BUFFER(ZERO, "AdamW moments", here * moment, g->v);
+        for (int k = 0; k < 3; k++)
+            BUFFER(ZERO, state_names[k], here * g->state_bytes[kind][k], g->state[k]);
         BUFFER(ZERO, "gradients", g->grad_elements * X_, g->grads);
         const size_t waiting = g->sums_on_gpu ? g->shards.elements
                              : g->in_place ? 0 : g->pieces.grads_gpu;
@@ -211,9 +210,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER(ANY, "backward", g->blocks * sizeof(double), g->norm_sums);
         BUFFER(ANY, "backward", norm_runs(g->zero != NULL ? g->zero->all_blocks : g->blocks)
                                * sizeof(double), g->run_sums);
-        BUFFER(HOST, "master weights", away * g->state_bytes[PIECE_HOST][0], g->host_master);
-        BUFFER(HOST, "AdamW moments", away * moment, g->host_m);
-        BUFFER(HOST, "AdamW moments", away * moment, g->host_v);
+        for (int k = 0; k < 3; k++)
+            BUFFER(HOST, state_names[k], away * g->state_bytes[PIECE_HOST][k], g->host_state[k]);
         BUFFER(HOST, "gradients", grads_host * g->host_grad_bytes, g->host_grads);
         BUFFER(HOST, "weights", g->weights_on_host * X_, g->host_weights);
         if (lands) BUFFER(HOST, "gradients", 2 * g->longest_segment * X_, g->landing);
@@ -330,7 +328,7 @@ static void gpt2_allocate(GPT2 *g) {
         buffer_set(b, p);
     }
     if (!g->training && g->state_bytes[PIECE_RESIDENT][0] > 0)  // only to load from, and to save
-        g->master = own(OWNS_PLAIN, ALLOC(uint16_t, g->table.elements, "parameters"));
+        g->state[0] = own(OWNS_PLAIN, ALLOC(uint16_t, g->table.elements, "parameters"));
     // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
     g->compute = stream_make("compute", false);
     g->sums = stream_make("sums", true);
