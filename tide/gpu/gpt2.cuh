@@ -70,7 +70,6 @@ typedef struct {
     size_t param_at;      // in GPT2.params: the weights
     size_t own_param_at;  // the own shard of them, which ZeRO-3 keeps elsewhere
     size_t grad_at;       // in GPT2.grads: where backward makes the gradient
-    size_t own_grad_at;   // the own shard of it
     int place;            // number of that place; segments may take turns in one
     int ring;             // place that its weights come to when they are used; -1: they stay
     bool streams;         // they live on the host
@@ -351,7 +350,7 @@ static void pieces_point(GPT2 *g) {
             p->state[k] = (char *)(here ? g->state[k] : g->host_state[k])
                         + p->state_at * g->state_bytes[p->kind][k];
         if (!g->training) continue;
-        p->made = g->grads + s->own_grad_at + inside;
+        p->made = g->grads + s->grad_at + (s->own_from - s->at) + inside;
         p->grad = (char *)g->waiting + waits * g->waiting_bytes;
         if (g->in_place || (chosen && !g->sums_on_gpu)) p->grad = p->made;
         if (p->over_acts) p->grad = g->acts + acts.entry + layer * acts.stride + p->grad_at;

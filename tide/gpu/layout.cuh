@@ -99,7 +99,6 @@ static void gpt2_place(GPT2 *g) {
         s->grad_at = g->in_place ? g->grad_elements
                    : layer ? ends + (size_t)(i % g->places) * s->room : i > 0 ? first : 0;
         if (g->in_place) g->grad_elements += s->room;
-        s->own_grad_at = s->grad_at + (s->own_from - s->at);
     }
     g->slot_weights = g->weights_on_host = 0;
     for (int i = 0; i < list->count; i++) {
