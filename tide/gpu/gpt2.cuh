@@ -514,19 +514,15 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
                    const int32_t *begins, size_t B, size_t T, cudaStream_t stream) {
     Staging *s = &g->staging[set];
     const size_t N = B * T;
-    int32_t *host = s->tokens;
-    size_t count = N;
+    const int32_t *const numbers[] = {inputs, targets, begins};
+    size_t count = 0;
     event_wait(s->copied);  // of two forwards ago
-    memcpy(host, inputs, N * sizeof(int32_t));
-    if (targets != NULL) {
-        memcpy(host + N, targets, N * sizeof(int32_t));
-        count = 2 * N;
-    }
-    s->begins = begins == NULL ? NULL : s->device + count;
-    if (begins != NULL) {
-        memcpy(host + count, begins, N * sizeof(int32_t));
+    for (const int32_t *from : numbers) {
+        if (from == NULL) continue;
+        memcpy(s->tokens + count, from, N * sizeof(int32_t));
         count += N;
     }
+    s->begins = begins == NULL ? NULL : s->device + count - N;
     g->by_position.groups = 0;
     if (targets != NULL && g->training) {  // for backward
         count = upload_order(g, s, count, &g->by_token, inputs, N, g->config.vocab);
@@ -537,7 +533,7 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
     s->B = B;
     s->T = T;
     stream_wait(stream, s->used);
-    stream_copy(s->device, host, count * sizeof(int32_t), cudaMemcpyHostToDevice, stream);
+    stream_copy(s->device, s->tokens, count * sizeof(int32_t), cudaMemcpyHostToDevice, stream);
     event_record(s->copied, stream);
 }
 
