@@ -282,7 +282,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
         backward_segment(g, s);
         compute_span(g, NULL, 0);
         if (s >= 1 && s <= L)
-            live(g, "activations", -layer_elements(g), sizeof(floatX), g->compute);
+            live(g, "activations", -(double)acts_place(g).stride, 1, g->compute);
         event_record(g->grad_ready[s], g->compute);
         if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
         gradient_complete(g, s, accumulate, last);
@@ -413,11 +413,30 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
     if (g->zen != NULL && g->zen->turn.selects) zen_exchange_columns(g);
 }
 
-// Waits until nothing of an update is under way, neither weights nor state.
-static void gpt2_update_wait(GPT2 *g) {
-    if (g->zen != NULL) zen_compute_until(g, SIZE_MAX);
-    if (g->zo != NULL) zo_update_weights(g);
-    device_rest();
+// The counters of an offloaded step, for log.jsonl. Times are of the newest step that is complete,
+// "step", two before the one that is being logged, because nothing waits for them; bytes are of
+// the one that is being logged.
+static void offload_log(const GPT2 *g, char *json, size_t n) {
+    const TimelineStep *d = &g->timeline.done;
+    const size_t *of = g->pieces.elements;
+    char busy[160];
+    json[0] = '\0';
+    if (d->step == 0 || (!g->offloaded && g->timeline.trace.file == NULL)) return;
+    timeline_log(&g->timeline, busy, sizeof busy);
+    snprintf(json, n, ",\"offload\":{\"step\":%zu,\"forward_ms\":%.6g,\"backward_ms\":%.6g%s,"
+             "\"update_ms\":%.6g,\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,"
+             "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
+             d->step, 1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
+             1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in, g->moved_out,
+             g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements : of[PIECE_HOST],
+             g->zen != NULL ? g->zen->map.chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
+    if (g->zen != NULL) zen_log(g, json + strlen(json), n - strlen(json));
+}
+
+// Adds the counters of a step of AdamW to its line in log.jsonl.
+static void step_log(const GPT2 *g, StepResult *x) {
+    offload_log(g, x->more, sizeof x->more);
+    if (g->zero != NULL) zero_log(g, x->more, sizeof x->more);
 }
 
 // Queues one training step, waits for its norm, queues the update, and returns loss and norm.
@@ -462,6 +481,7 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
         compute_span(g, NULL, 0);
     }
     x.norm = sqrt(norm_squared);
+    step_log(g, &x);
     return x;
 }
 
@@ -484,6 +504,28 @@ static GPT2 *gpt2_new(void) {
 // =============================================================================================
 // 2. Sampling, evaluation, checkpoints
 
+// Runs a forward pass over g->inputs (B, T), beside the training, with all updates in the weights.
+// Leaves the loss by g->targets in g->loss, for gpt2_loss(); or copies the logits (V) behind token
+// number `last` to the host, unless logits is NULL.
+static void gpt2_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
+    const size_t C = config_embed(&g->config), Vp = g->config.vocab_padded;
+    gpt2_update_wait(g);  // so that neither is in the other's time
+    g->timeline.between = true;
+    if (g->zo != NULL) {
+        zo_look(g, B, T, last, logits);
+    } else {
+        gpt2_forward(g, g->inputs, NULL, logits != NULL ? NULL : g->targets, B, T);
+        if (logits != NULL)
+            matmul_forward<floatX>(&g->lt, g->logits, g->ln_f + last * C,
+                                   tensor(g, g->table.lm_head), NULL, 1, C, Vp, g->compute);
+        else if (g->words.count > 0) gpt2_classify(g, 0, 1, false);
+        else gpt2_head(g, 0, 1, false, NULL);
+        compute_span(g, NULL, 0);
+        if (logits != NULL) floats_move(g->logits, logits, g->config.vocab, true);
+    }
+    g->timeline.between = false;
+}
+
 // For run_sample(): the logits (V) of the token after the last of `count` tokens, on the host. If
 // only the last one is new, a forward pass over its row: attention reads the cache, which has the
 // keys and values of all others (cache.cuh). Else a pass over all rows, which fills the cache. In
@@ -491,82 +533,33 @@ static GPT2 *gpt2_new(void) {
 static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t fresh,
                       float *logits) {
     GPT2 *g = (GPT2 *)model;
-    const size_t C = config_embed(&g->config), Vp = g->config.vocab_padded;
     const size_t first = fresh == 1 && g->sampling ? count - 1 : 0, rows = count - first;
     // Few different lengths, because each has products of its own. The zeros behind the last token
     // change nothing: no row sees a later one.
     const size_t T = first > 0 ? 1 : min_size(round_up(count, 64), config_window(&g->config));
-    gpt2_update_wait(g);
-    g->timeline.between = true;
     memset(g->inputs, 0, T * sizeof(int32_t));
     memcpy(g->inputs, tokens + first, rows * sizeof(int32_t));
-    if (g->zo != NULL) {
-        zo_next(g, T, count - 1, logits);
-    } else {
-        g->caching = g->sampling;
-        g->position = first;
-        gpt2_forward(g, g->inputs, NULL, NULL, 1, T);
-        g->caching = false;
-        g->position = 0;
-        matmul_forward<floatX>(&g->lt, g->logits, g->ln_f + (rows - 1) * C,
-                               tensor(g, g->table.lm_head), NULL, 1, C, Vp, g->compute);
-        compute_span(g, NULL, 0);
-        floats_move(g->logits, logits, g->config.vocab, true);
-    }
-    g->timeline.between = false;
+    g->caching = g->sampling;
+    g->position = first;
+    gpt2_look(g, 1, T, rows - 1, logits);
+    g->caching = false;
+    g->position = 0;
 }
 
 // For run_eval(): see RunLoss.
 static double gpt2_eval(void *model, Run *r, const Loader *from, size_t first, size_t rows,
                         float *losses, size_t *right) {
     GPT2 *g = (GPT2 *)model;
-    double loss;
     if (!run_batch(r, from, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
-    gpt2_update_wait(g);  // so that neither is in the other's time
     const int words = g->words.count;
     if (from == &r->choices) g->words.count = 0;
-    g->timeline.between = true;
-    if (g->zo != NULL) {
-        loss = zo_eval(g, rows, from->T, right);
-    } else {
-        gpt2_forward(g, g->inputs, NULL, g->targets, rows, from->T);
-        if (g->words.count > 0) gpt2_classify(g, 0, 1, false);
-        else gpt2_head(g, 0, 1, false, NULL);
-        loss = gpt2_loss(g);
-        if (g->words.count > 0) *right += (size_t)g->host_loss[1];
-    }
+    gpt2_look(g, rows, from->T, 0, NULL);
+    const double loss = gpt2_loss(g);
+    if (g->words.count > 0) *right += (size_t)g->host_loss[1];
     g->words.count = words;
     if (losses != NULL) gpu_copy(losses, g->losses, rows * from->T * sizeof *losses);
-    g->timeline.between = false;
     device_rest();  // other ranks may wait for this one's part of a collective
     return loss;
-}
-
-// Returns the begin of a piece in the arena.
-static size_t arena_at(const GPT2 *g, const Piece *p) {
-    const Segment *s = &g->segment[p->segment];
-    return s->own_from + (p->at - s->own_at);
-}
-
-// Implements RunState.move: copies state between its pieces and w. Masters that are loaded also
-// become the weights in use.
-static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
-    const GPT2 *g = (const GPT2 *)owner;
-    for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
-        const size_t begin = arena_at(g, p), from = begin > at ? begin : at;
-        const size_t to = min_size(begin + p->length, at + n);
-        if (from >= to) continue;
-        state_copy(g, p, part, from - begin, w + (from - at), to - from, out);
-        if (part == 0 && !out && p->weights != p->params)
-            gpu_copy((floatX *)p->params + (from - begin), (floatX *)p->weights + (from - begin),
-                     (to - from) * sizeof(floatX));
-    }
-}
-
-// The state as checkpoints see it: of each segment, the own shard.
-static RunState gpt2_state(GPT2 *g) {
-    return RunState{g->training ? 3 : 1, g->ranges, g->segments,
-                    g->zen != NULL ? zen_move : gpt2_move, g, g->moments_bf16, 0};
 }
 
 static void save(GPT2 *g, Run *r) {
@@ -577,33 +570,6 @@ static void save(GPT2 *g, Run *r) {
 
 // =============================================================================================
 // 3. Logs, the training loop, and main()
-
-// The counters of an offloaded step, for log.jsonl. Times are of the newest step that is complete,
-// "step", two before the one that is being logged, because nothing waits for them; bytes are of
-// the one that is being logged.
-static void offload_log(const GPT2 *g, char *json, size_t n) {
-    const TimelineStep *d = &g->timeline.done;
-    const size_t *of = g->pieces.elements;
-    char busy[160];
-    json[0] = '\0';
-    if (d->step == 0 || (!g->offloaded && g->timeline.trace.file == NULL)) return;
-    timeline_log(&g->timeline, busy, sizeof busy);
-    snprintf(json, n, ",\"offload\":{\"step\":%zu,\"forward_ms\":%.6g,\"backward_ms\":%.6g%s,"
-             "\"update_ms\":%.6g,\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,"
-             "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
-             d->step, 1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
-             1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in, g->moved_out,
-             g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements : of[PIECE_HOST],
-             g->zen != NULL ? g->zen->map.chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
-    if (g->zen != NULL) zen_log(g, json + strlen(json), n - strlen(json));
-}
-
-// Adds the counters of a step of AdamW to its line in log.jsonl.
-static void step_log(const GPT2 *g, StepResult *x) {
-    if (g->zo != NULL) return;
-    offload_log(g, x->more, sizeof x->more);
-    if (g->zero != NULL) zero_log(g, x->more, sizeof x->more);
-}
 
 // The counters of offload_log() for people, of the last step, when all is over.
 static void offload_end(const GPT2 *g) {
@@ -631,36 +597,18 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
         g->words.count = run_task(r)->labels;
         memcpy(g->words.word, run_task(r)->word, sizeof g->words.word);
     }
-    g->zo = zo_open(r);
-    g->training = r->training && g->zo == NULL;
-    if (g->zo == NULL) g->zero = zero_open(r);
-    if (g->zero != NULL && r->world > 1)
-        printf("ranks: %zu, ZeRO-%d\n", r->world, g->zero->stage);
+    zo_open(g, r);
+    g->zero = zero_open(r);
     gpt2_follow(g, r, zero_stage(g->zero));
     if (o->weights == WEIGHTS_HOST && g->weights == WEIGHTS_GPU && !r->only_sampling)
         printf("without training, all weights are on the GPU\n");
-    g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
+    g->shards = g->zero == NULL ? gpt2_shards_all(&g->table)
+              : zero_shards(&g->table, r->world, r->rank, g->zero->rows);
     // the logits of more rows may take less memory than the sum of several chunks' gradients
     const size_t N = g->max_B * g->max_T, more = 4 * config_embed(&g->config) / sizeof(floatX);
     g->head_rows = HEAD_ROWS;
     if (!g->config.tied && N > HEAD_ROWS && N <= HEAD_ROWS + more) g->head_rows = N;
     return settle(g, r);
-}
-
-// First values.
-static void gpt2_load(GPT2 *g, Run *r) {
-    if (g->zo != NULL) {
-        zo_load(g, r);
-        return;
-    }
-    RunState state = gpt2_state(g);
-    if (g->zen != NULL) {
-        zen_load(g, r, &state);
-        weights_changed(g);
-        return;
-    }
-    run_load(r, &state);
-    weights_changed(g);
 }
 
 // --dump: the first batch's loss, logits and gradients.
@@ -704,7 +652,6 @@ static int train(Run *r) {
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
         StepResult x = train_step(g, r, step);
-        step_log(g, &x);
         tune_print(&g->lt.tune);
         run_log_step(r, step, &x);
         if (run_wants_eval(r, step)) run_eval(r, step, gpt2_eval, g);

@@ -32,7 +32,7 @@ static GPT2 *bench_model(const GPT2Config *config, const OffloadChoice *choice) 
 static void bench_mode(const char *name, const GPT2Config *config, const OffloadChoice *choice,
                        const Rates *r) {
     GPT2 *g = bench_model(config, choice);
-    const double needs = (double)gpt2_bytes(g), there = (double)gpu_available();
+    const double needs = (double)gpt2_bytes(g, false), there = (double)gpu_available();
     if (needs > 0.98 * there) {
         printf("%-28s needs %.1f GiB of GPU memory, and %.1f are there\n", name,
                needs / (1 << 30), there / (1 << 30));
@@ -98,10 +98,10 @@ int main(int argc, char **argv) {
     for (bool fits = false; !fits; config.layers -= !fits) {
         if (!gpt2_finish(&config, &err)) die("%s", err.text);
         c.mode = OFFLOAD_ZERO;  // takes most of the host's memory
-        const size_t host = gpt2_host_bytes(bench_model(&config, &c));
+        const size_t host = gpt2_bytes(bench_model(&config, &c), true);
         c.mode = OFFLOAD_INTERLEAVE;  // and this of the GPU's
         c.share = 1;
-        const size_t gpu = gpt2_bytes(bench_model(&config, &c));
+        const size_t gpu = gpt2_bytes(bench_model(&config, &c), false);
         fits = (host <= memory_available() / 4 * 3 && gpu <= gpu_available() / 4 * 3)
             || layers > 0 || config.layers == 1;
     }

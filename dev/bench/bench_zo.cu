@@ -23,6 +23,7 @@ enum { BATCH = 4, SLOTS = 3, TIMES = 64 };
 
 static struct {
     bool tiny;
+    size_t steps;      // of all models so far
     int rounds;
     Run run;           // what zo_step() wants of one: options, and random tokens
     TokenSegment tokens;
@@ -169,12 +170,13 @@ static GPT2 *bench_model(const GPT2Config *c, size_t B) {
 // NULL, and said, if there is not enough memory. Says what it took.
 static GPT2 *zo_model(const char *name, const GPT2Config *c, size_t B, bool stream, int queries) {
     GPT2 *g = bench_model(c, B);
+    g->shards = gpt2_shards_all(&g->table);
     Zo *z = g->zo = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
     z->config = ZoConfig{1, 1e-3f, queries, ZO_GAUSSIAN, ZO_STORAGE};
     z->keeps_slots = z->fused = true;
     z->accum = 1;
     zo_place(g, stream ? 0 : c->layers, SLOTS);
-    const size_t planned = gpt2_bytes(g), host = gpt2_host_bytes(g), there = gpu_available();
+    const size_t planned = gpt2_bytes(g, false), host = gpt2_bytes(g, true), there = gpu_available();
     const char *where = stream ? "streamed" : "in memory";
     if (planned > there / 100 * 98 || host > memory_available() / 100 * 90) {
         printf("%s %s, %s: left out, needs %.1f GiB on the GPU and %.1f on the host; %.1f and %.1f "
@@ -186,9 +188,9 @@ static GPT2 *zo_model(const char *name, const GPT2Config *c, size_t B, bool stre
         return NULL;
     }
     gpt2_allocate(g);
-    bench_fill(g->params, segment_room(g, 0));
-    const size_t away = z->streamed * g->segment[1].length;
-    floatX *const home = z->host_layers;
+    bench_fill(g->params, g->param_elements);
+    const size_t away = (size_t)g->streamed * g->segment[1].length;
+    floatX *const home = g->host_weights;
     #pragma omp parallel for if (away > 1 << 16)
     for (size_t i = 0; i < away; i++) home[i] = from_f32<floatX>(bench_weight(i));
     printf("%s %s, %s: %.1f MiB of GPU memory taken, planned %.1f; on the host %.1f\n", name,
@@ -199,7 +201,7 @@ static GPT2 *zo_model(const char *name, const GPT2Config *c, size_t B, bool stre
 // One step of the trainer's, in seconds.
 static double bench_step(GPT2 *g) {
     const double begin = seconds_now();
-    const StepResult x = zo_step(g, &bench.run, g->zo->step + 1, 1e-7);
+    const StepResult x = zo_step(g, &bench.run, ++bench.steps, 1e-7);
     const double seconds = seconds_now() - begin;
     if (!isfinite(x.loss)) fail("the loss is %g", x.loss);
     return seconds;
@@ -209,8 +211,9 @@ static double bench_step(GPT2 *g) {
 // counts.
 static void bench_restart(GPT2 *g) {
     CUDA(cudaDeviceSynchronize());
-    g->zo->sent = g->zo->step;
+    g->zo->sent = bench.steps;
     g->zo->fetched = g->zo->visits;
+    g->zo->newest = 0;
 }
 
 // The last update, which was of another number of queries, is dropped.
@@ -230,9 +233,9 @@ static GPT2 *plain_model(const GPT2Config *c, size_t B) {
     g->choice.mode = OFFLOAD_NONE;
     g->choice.slots = SLOTS;
     gpt2_place(g);
-    if (gpt2_bytes(g) > gpu_available() / 100 * 98) {
+    if (gpt2_bytes(g, false) > gpu_available() / 100 * 98) {
         printf("two forward passes of %zu layers: left out, they need %.1f GiB of GPU memory\n",
-               c->layers, mib(gpt2_bytes(g)) / 1024);
+               c->layers, mib(gpt2_bytes(g, false)) / 1024);
         return NULL;
     }
     gpt2_allocate(g);
@@ -258,7 +261,7 @@ static void all_weights(GPT2 *g, const ZoPass *p) {
     const ZoGroup head = zo_group(t, t->wte, 2);
     zo_weights(g, tensor(g, t->wte), &head, &p->update, &quiet, 0);
     for (size_t l = 0; l < g->config.layers; l++)
-        for (int k = 0; k < ZO_GROUPS; k++) zo_perturb_group(g, p, l, k, zo_enter(g, l), 0);
+        for (int k = 0; k < LAYER_PARTS; k++) zo_perturb_group(g, p, l, k, NULL, 0);
     for (size_t v0 = 0; v0 < g->config.vocab; v0 += g->zo->chunk)
         zo_head_weights(g, p, 0, v0, min_size(g->zo->chunk, g->config.vocab_padded - v0));
 }
@@ -285,11 +288,11 @@ static void bench_step_of(const char *name, const GPT2Config *c, GPT2 *plain) {
                 times_add(&two, b);
             }
             // The parts, each alone. The update that is due here is of the last step, once more.
-            const ZoPass p = {z->pending, 2, 1, z->config.eps, (uint32_t)z->step,
-                              &g->staging[z->step % 2]};
+            const ZoPass p = {z->pending, 2, 1, z->config.eps, (uint32_t)bench.steps,
+                              &g->staging[bench.steps % 2]};
             for (int i = 0; i < bench.rounds; i++) {
                 TIMED(&weights, all_weights(g, &p));
-                TIMED(&head, zo_head(g, &p, 0, z->totals));
+                TIMED(&head, zo_head(g, &p, 0, g->loss));
                 TIMED(&head_weights, for (size_t v0 = 0; v0 < c->vocab; v0 += z->chunk)
                     zo_head_weights(g, &p, 0, v0, min_size(z->chunk, c->vocab_padded - v0)));
                 TIMED(&plain_head, gpt2_head(plain, 0, 1, false, NULL));
@@ -345,7 +348,7 @@ enum { WAYS = sizeof ways / sizeof *ways };
 static void bench_way(GPT2 *g, const Way *w, cudaStream_t fetch, cudaStream_t out) {
     Zo *z = g->zo;
     bench_restart(g);
-    z->slots = min_size(w->slots, min_size(SLOTS, z->streamed));
+    z->slots = min_size(w->slots, min_size(SLOTS, (size_t)g->streamed));
     g->no_overlap = !w->overlap;
     z->keeps_slots = w->keeps;
     z->fused = w->fused;
@@ -391,7 +394,7 @@ static void bench_ways(const char *name, const GPT2Config *c, GPT2 *memory, GPT2
            1e3 * m, tokens / m);
     for (int k = 0; k < count; k++) {
         const double s = median(&times[k]);
-        const double moved = (double)(g->zo->streamed * zo_layer_bytes(g));
+        const double moved = (double)((size_t)g->streamed * zo_layer_bytes(g));
         printf("%-9s %-5s %7.0f  %-16s %9.1f %9.0f %9.3f %8.2f", name, type_name, tokens,
                ways[k].name, 1e3 * s, tokens / s, s / m, full / s);
         if (paper >= 0 && ways[k].paper[paper] > 0) printf(" %8.2f", ways[k].paper[paper]);
@@ -452,7 +455,7 @@ static void part_queries(void) {
         }
     printf("%7s %9s %9s %13s %8s\n", "queries", "ms", "x of 1", "directions/s", "GB/s");
     const double one = median(&times[0]);
-    const double moved = (double)(g->zo->streamed * zo_layer_bytes(g));
+    const double moved = (double)((size_t)g->streamed * zo_layer_bytes(g));
     for (int q = 1; q <= QUERIES; q++) {
         const double s = median(&times[q - 1]);
         printf("%7d %9.1f %9.2f %13.2f %8.1f\n", q, 1e3 * s, s / one, q / s, 1e-9 * moved / s);

@@ -132,7 +132,7 @@ static void forward_segment(GPT2 *g, size_t s) {
         residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w.ln_1_w,
                                    w.ln_1_b, N, C, eps, stream);
     for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, &w);
-    if (!g->timeline.between) live(g, "activations", layer_elements(g), sizeof(floatX), stream);
+    if (!g->timeline.between) live(g, "activations", (double)acts_place(g).stride, 1, stream);
 }
 
 // Computes again what backward reads of layer l and forward has not kept: all that is between the
@@ -149,11 +149,8 @@ static void recompute(GPT2 *g, size_t l) {
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps,
                           g->compute);
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
-        const ActTable t = gpt2_acts(&g->config);
-        bool makes[LAYER_PARTS] = {};  // something that backward reads
-        for (int k = 0; k < LAYER_ACTS; k++) makes[t.acts[k].part] = true;
-        for (int part = 0; part < LAYER_PARTS; part++)
-            if (makes[part]) layer_part(g, part, &a, &w);
+        // what the last part of pre-norm layers makes, backward does not read
+        for (int part = 0; part < LAYER_PARTS - !post; part++) layer_part(g, part, &a, &w);
         return;
     }
     GPU_TAKES(g->compute, (4 * C + M + F) * N * sizeof(floatX), gpu_bytes);

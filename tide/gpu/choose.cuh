@@ -60,7 +60,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
         g->zo = &zo;
         zo.accum = micros;
         zo.pending = zo_nothing;
-        zo.visits = zo.fetched = zo.sent = 0;
+        zo.visits = zo.fetched = zo.newest = zo.sent = 0;
         steps = 9;
         counted = 3;
         run->o.steps = steps + 1;  // whose batch is sent ahead
@@ -68,7 +68,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     StepMark *marks = ALLOC(StepMark, steps, "plan");
     rehearsal_begin(&q, rates);
     gpt2_allocate(g);
-    if (g->zo == NULL) weights_changed(g);
+    weights_changed(g);
     for (size_t i = 0; i < steps; i++) {
         g->steps->train(g, run, i + 1);
         marks[i] = StepMark{q.events[event_number(g->step_left)], q.count};  // its norm, its end
@@ -100,7 +100,6 @@ static Prediction gpt2_predict(const GPT2 *g, const Run *r, const Rates *rates,
     const double visit = (double)g->pieces.elements[PIECE_VISIT], away = host + visit;
     const UpdateBytes bytes = update_bytes(g);
     Prediction x = gpt2_rehearse(g, r, rates, trace);
-    if (g->zen != NULL || g->zo != NULL) return x;
     x.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, x.limit);
     return x;
 }
@@ -141,7 +140,7 @@ static void weights_print_time(const GPT2 *g, const Run *r, const Rates *rates,
     const double bytes = (double)g->streamed * (double)each * sizeof(floatX);
     const double pass = bytes / rates->h2d, micro = x->compute / (double)r->o.accum;
     const int passes = g->choice.recompute == RECOMPUTE_BLOCK ? 4 : 3;
-    if (g->streamed == 0) return;
+    if (g->streamed == 0 || !g->training) return;
     printf("  weights from the host: %.2f GB in each pass, %.4g", 1e-9 * bytes, pass);
     if (micro > 0)
         printf("; forward takes as long from %.0f tokens in a micro-batch on",
@@ -166,7 +165,7 @@ static void zen_print_time(const GPT2 *g, const Rates *r, const PlanRun *run,
 
 // gpu_flops is what forward and backward (in fp16: forward) of this model reach: a few of its
 // layers run without an update, and their time is extrapolated to all.
-typedef struct { double seconds, flops, passes; } LayerTimes;  // passes: the seconds of others
+typedef struct { double seconds, flops; } LayerTimes;
 
 // Times one micro-batch of a model of `layers` layers, the median of at most 9 runs or 3 s, and
 // counts its operations in a rehearsal at these rates. All 0: there is too little memory.
@@ -175,6 +174,7 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     enum { RUNS = 9 };
     const bool backward = PRECISION != PRECISION_FP16;
     const double begin = seconds_now();
+    LayerTimes x = {0, 0};
     GPT2 *g = ALLOC(GPT2, 1, "calibration");
     Run *run = ALLOC(Run, 1, "calibration");
     double seconds[RUNS];
@@ -195,11 +195,11 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     g->choice.mode = OFFLOAD_NONE;
     g->choice.recompute = recompute;
     gpt2_place(g);
-    if (gpt2_bytes(g) > gpu_available()) {
+    if (gpt2_bytes(g, false) > gpu_available()) {
         gpt2_free(g);
         free(g);
         free(run);
-        return LayerTimes{0, 0, 0};
+        return x;
     }
     gpt2_allocate(g);
     for (int i = 0; i < g->table.count; i++) {  // of zeros, products are faster
@@ -220,13 +220,9 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     }
     device_rest();
     for (int i = 0; i < RUNS; i++) event_free(after[i]);
-    LayerTimes x = {calibrate_median(seconds, count), 0, 0};
     rates.gpu_flops = 1e12;
-    const double once = gpt2_rehearse(g, run, &rates, NULL).compute;
-    rates.gpu_flops = 2e12;
-    const double twice = gpt2_rehearse(g, run, &rates, NULL).compute;
-    x.flops = 2e12 * (once - twice) / (backward ? 1 : 3);
-    x.passes = 2 * twice - once;
+    x.seconds = calibrate_median(seconds, count);
+    x.flops = 1e12 * gpt2_rehearse(g, run, &rates, NULL).compute / (backward ? 1 : 3);
     gpt2_free(g);
     free(g);
     free(run);
@@ -248,9 +244,7 @@ static double model_flops(const Steps *steps, const Run *r, const Rates *rates) 
         if (b.seconds == 0) continue;
         const LayerTimes a = time_layers(steps, r, few, recompute, *rates);
         const double n = (double)(L - few) / fmax((double)(more - few), 1);
-        const double seconds = a.seconds + n * (b.seconds - a.seconds);
-        const double products = seconds - a.passes - n * (b.passes - a.passes);
-        return (a.flops + n * (b.flops - a.flops)) / fmax(products, 0.1 * seconds);
+        return (a.flops + n * (b.flops - a.flops)) / (a.seconds + n * (b.seconds - a.seconds));
     }
     return 0;
 }
@@ -283,7 +277,7 @@ static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
 static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     const Options *o = &r->o;
     const size_t L = g->config.layers;
-    ZenFlow *z = g->zen = (ZenFlow *)alloc_or_fail(1, sizeof(ZenFlow), "columns");
+    ZenFlow *z = g->zen = ALLOC(ZenFlow, 1, "columns");
     const bool given = o->resident >= 0;
     const OffloadChoice asked = g->choice;
     const OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
@@ -305,6 +299,24 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     if (given && z->map.whole != whole)
         die("--resident %g contradicts the checkpoint, in which the last %zu layers live on "
             "the GPU: leave it out", o->resident, z->map.whole);
+}
+
+// Settles where everything is: of --resident-blocks (auto: of all) layers, those for which there is
+// room, with fewer slots than the default for the others, if these would not fit. False: nothing
+// fits.
+static bool zo_choose(GPT2 *g, const Options *o, size_t limit, size_t host_limit) {
+    const OffloadMemory m = gpt2_memory(g, o->recompute, limit, host_limit);
+    const bool automatic = o->resident_blocks == AUTO_COUNT;
+    const size_t least = automatic ? 0 : o->resident_blocks, fewest = o->slots > 0 ? o->slots : 1;
+    size_t stay = automatic ? g->config.layers : least;
+    size_t slots = o->slots > 0 ? o->slots : (size_t)LEAST_SLOTS;
+    for (;;) {
+        zo_place(g, stay, slots);
+        if (memory_fits(&m, gpt2_bytes(g, false), gpt2_bytes(g, true))) return true;
+        if (stay > least) stay--;
+        else if (slots > fewest) slots--;
+        else return false;
+    }
 }
 
 // Chooses where the optimizer's state lives, by the options and, for those that are "auto", by the
@@ -375,11 +387,11 @@ static void check_device(const GPT2 *g, bool resumed) {
 
 // Sets what decides how much memory is needed, from the options and the stage of ZeRO.
 static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
-    const bool stay = g->zo != NULL || !r->training || r->o.dump != NULL;
+    const bool stay = !g->training || r->o.dump != NULL;
     if (g->zero != NULL) g->zero->stage = stage;
     g->weights = stay || (g->zero != NULL && stage < 3) ? (int)WEIGHTS_GPU : r->o.weights;
     g->moments_bf16 = r->o.moments == MOMENTS_BF16;
-    g->accumulating = r->training && r->o.accum > 1 && r->o.dump == NULL;
+    g->accumulating = g->training && r->o.accum > 1 && r->o.dump == NULL;
     g->max_B = r->batches ? r->B : 1;
     g->max_T = r->batches ? r->T : 1;
     g->sampling = r->sampling && g->zo == NULL;
@@ -474,8 +486,7 @@ static size_t settle(GPT2 *g, Run *r) {
     settle_limits(o, &limits);
     if (limits.here) check_device(g, o->resume);
     const size_t limit = limits.gpu, host_limit = limits.host;
-    Rates rates;
-    memset(&rates, 0, sizeof rates);
+    Rates rates = {};
     if (!choose(g, r, limit, host_limit, &rates)) refuse(g, r, limit, host_limit, &rates);
     if (zero_stage(g->zero) == 3 && !o->plan) {  // the ranks gather in one order
         g->choice.ring = (int)zero_least((size_t)g->ring, r->world);
@@ -485,7 +496,7 @@ static size_t settle(GPT2 *g, Run *r) {
         know_rates(g, r, &rates);
     if (rates.h2d > 0 && r->training) choose_early(g, r, &rates);
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
-    const size_t planned = gpt2_bytes(g);
+    const size_t planned = gpt2_bytes(g, false);
     if (rates.h2d > 0 && r->training) {
         const PlanRun run = {r->step_tokens, r->world};
         const bool draw = o->plan && o->trace != NULL;
@@ -508,10 +519,8 @@ static size_t settle(GPT2 *g, Run *r) {
 // --calibrate: the rates, what follows from them, and the rates into the file --rates.
 static int calibrate(const Run *r, const Steps *steps) {
     const Options *o = &r->o;
-    Rates rates;
-    HostQueue queue;
-    memset(&rates, 0, sizeof rates);
-    memset(&queue, 0, sizeof queue);
+    Rates rates = {};
+    HostQueue queue = {};
     open_device();
     ranks_barrier();
     host_queue_open(&queue, (int)o->threads);

@@ -8,7 +8,6 @@
 //   host_work(), host_submit()       work for the CPU
 //   compute_span(), live()           what the timeline shows
 //   gpu_copy(), floats_move(), state_copy()    to and from the host, when all is at rest
-//   buffers_allocate()                                         a list of buffers
 #ifndef TIDE_GPT2_CUH
 #define TIDE_GPT2_CUH
 #include "../../offload.h"
@@ -71,7 +70,6 @@ typedef struct {
     size_t param_at;      // in GPT2.params: the weights
     size_t own_param_at;  // the own shard of them, which ZeRO-3 keeps elsewhere
     size_t grad_at;       // in GPT2.grads: where backward makes the gradient
-    size_t own_grad_at;   // the own shard of it
     int place;            // number of that place; segments may take turns in one
     int ring;             // place that its weights come to when they are used; -1: they stay
     bool streams;         // they live on the host
@@ -148,7 +146,7 @@ struct GPT2 {
     int streamed;               // layers whose weights live on the host
     int ring;                   // places that layers' weights take turns in
     int *tenant;                // per such place: 1 + the segment whose weights are there; 0: none
-    size_t param_elements;      // of `params`
+    size_t param_elements, grad_elements;  // of `params` and `grads`
     size_t slot_weights;        // bytes of an element of weights in a visitor's slot
     size_t weights_on_host;     // elements
     int host_threads;           // 0: as host_queue_open() finds
@@ -189,8 +187,8 @@ struct GPT2 {
     int landing_turn;           // the landing that is used next
     // GPU memory.
     floatX *params;                              // what forward and backward use; see Segment
-    void *master;                                // state of residents: master_low(); chosen: fp32
-    void *m, *v;                                 // the same; here and on the host fp32 or bf16
+    void *state[3];                              // of residents: master_low() (chosen: fp32), and
+                                                 // m and v, as on the host in fp32 or bf16
     floatX *grads;                               // the micro-batch's gradients; see Segment
     void *waiting;                               // gradients for the update; see Piece
     char *slots;                                 // (slots, longest visit): see slot_places()
@@ -213,8 +211,7 @@ struct GPT2 {
     double *norm_sums, *run_sums;                // (blocks), and of runs of them
     int32_t *tokens;                             // as in Staging, with this batch's N
     // Page-locked host memory.
-    uint16_t *host_master;                       // state of the pieces that are not resident
-    void *host_m, *host_v;
+    void *host_state[3];                         // state of the pieces that are not resident
     void *host_grads;                            // gradients for the update; see Piece
     floatX *host_weights;                        // that the CPU updates, or that live here
     floatX *landing;                             // (2, longest segment), if the host sums gradients
@@ -237,40 +234,18 @@ static size_t batch_numbers(const GPT2 *g, bool backward) {
 
 enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
 
+// Adds a line to a memory plan, `list`, which has n: unless it is of 0 bytes.
+#define BUFFER(kind, purpose, size, pointer) \
+    (list[n] = Buffer{purpose, size, &(pointer), BUFFER_##kind}, n += list[n].bytes > 0)
+
 #ifndef WIRE_CHUNK  // as the tests choose it
 #define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
 #endif
-
-// Returns the place of segment i's gradient (in zo.cuh: of its weights). Segments lie side by side;
-// or, with `turns` places, layers take turns in these, behind the places of the embeddings and the
-// tail.
-static size_t segment_place(const GPT2 *g, int i, int turns) {
-    const int tail = g->segments - 1;
-    const Segment *s = g->segment;
-    size_t at = 0;
-    if (turns > 0 && i >= 1 && i < tail)
-        return s[0].room + s[tail].room + (size_t)(i % turns) * s[1].room;
-    if (turns > 0) return i == 0 ? 0 : s[0].room;
-    for (int k = 0; k < i; k++) at += s[k].room;
-    return at;
-}
 
 // The i-th segment that is updated.
 static int update_order(const GPT2 *g, int i) {
     const int early = g->choice.early < g->segments ? g->choice.early : g->segments;
     return i < early ? g->segments - 1 - i : i - early;
-}
-
-// Elements from the first place to behind the last one.
-static size_t segment_room(const GPT2 *g, int turns) {
-    if (turns == 0) return segment_place(g, g->segments, 0);
-    return g->segment[0].room + g->segment[g->segments - 1].room
-         + (size_t)turns * g->segment[1].room;
-}
-
-// Elements of GPT2.grads.
-static size_t gradient_elements(const GPT2 *g) {
-    return segment_room(g, g->in_place ? 0 : g->places);
 }
 
 // In fp32, the weights are the masters: state begins with m.
@@ -285,7 +260,7 @@ static void gpt2_sizes(GPT2 *g) {
     for (int kind = 0; kind < PIECE_KINDS; kind++) {
         size_t *bytes = g->state_bytes[kind];
         // chosen columns are far apart in the weights: their masters lie side by side, whole
-        bytes[0] = FIRST_STATE == 0 ? sizeof(uint16_t) : 0;
+        bytes[0] = FIRST_STATE == 0 && g->zo == NULL ? sizeof(uint16_t) : 0;
         if (kind == PIECE_CHOSEN) bytes[0] = sizeof(float);
         bytes[1] = bytes[2] = g->moments_bf16 ? sizeof(uint16_t) : sizeof(float);
         g->piece_bytes[kind] = bytes[0] + bytes[1] + bytes[2];
@@ -298,55 +273,39 @@ static void gpt2_sizes(GPT2 *g) {
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
 // Once backward has made a layer's gradient, nothing of its range is used any more until forward
 // comes there again, which waits for the layer's update: until then the gradient may lie there.
+typedef struct {
+    size_t entry, stride;      // bytes of x; from a layer's entry to the next one's
+    size_t bytes[LAYER_ACTS];  // of each row of the activation table (model.h),
+    size_t at[LAYER_ACTS];     // where it begins behind its layer's entry or, if all layers share
+    bool shared[LAYER_ACTS];   // it, behind the last one
+    size_t all;                // bytes of all layers
+} ActsPlace;
+
 // Do layers share what is made again, or, with no backward, everything?
 static bool shares_acts(const GPT2 *g) {
     return !g->training || g->choice.recompute >= RECOMPUTE_LIGHT;
 }
 
-// The first rows of the activation table (model.h) that each layer keeps for itself.
-static int kept_acts(const GPT2 *g, const ActTable *t) {
-    int n = 0;
-    while (g->training && n < LAYER_ACTS && g->choice.recompute <= t->acts[n].kept) n++;
-    return n;
-}
-
-// Bytes of rows [first, end) of the activation table.
-static size_t acts_rows(const GPT2 *g, const ActTable *t, int first, int end,
-                        size_t bytes[LAYER_ACTS]) {
-    size_t sum = 0;
-    for (int k = first; k < end; k++) {
-        const size_t size = t->acts[k].f32 ? sizeof(float) : sizeof(floatX);
-        sum += bytes[k] = round_up(g->max_B * g->max_T * t->acts[k].width * size, 256);
+static ActsPlace acts_place(const GPT2 *g) {
+    const ActTable t = gpt2_acts(&g->config);
+    const size_t N = g->max_B * g->max_T;
+    size_t sizes[2] = {0, 0};  // of a layer's own rows, and of shared ones
+    ActsPlace p;
+    p.entry = round_up(N * g->config.channels * sizeof(floatX), 256);
+    for (int k = 0; k < LAYER_ACTS; k++) {
+        const size_t size = t.acts[k].f32 ? sizeof(float) : sizeof(floatX);
+        p.shared[k] = !g->training || g->choice.recompute > t.acts[k].kept;
+        p.bytes[k] = round_up(N * t.acts[k].width * size, 256);
+        p.at[k] = sizes[p.shared[k]];
+        sizes[p.shared[k]] += p.bytes[k];
     }
-    return sum;
-}
-
-static size_t layer_entry(const GPT2 *g) {
-    return round_up(g->max_B * g->max_T * g->config.channels * sizeof(floatX), 256);
-}
-
-// Bytes from a layer's entry to the next one's; and of all.
-static size_t layer_stride(const GPT2 *g) {
-    const ActTable t = gpt2_acts(&g->config);
-    size_t bytes[LAYER_ACTS];
-    if (!g->training) return 0;
-    return layer_entry(g) + acts_rows(g, &t, 0, kept_acts(g, &t), bytes);
-}
-
-static size_t acts_bytes(const GPT2 *g) {
-    const ActTable t = gpt2_acts(&g->config);
-    size_t bytes[LAYER_ACTS];
-    return g->config.layers * layer_stride(g) + layer_entry(g)
-         + acts_rows(g, &t, kept_acts(g, &t), LAYER_ACTS, bytes);
+    p.stride = g->training ? p.entry + sizes[0] : 0;
+    p.all = g->config.layers * p.stride + p.entry + sizes[1];
+    return p;
 }
 
 static floatX *layer_input(const GPT2 *g, size_t l) {
-    return (floatX *)(g->acts + l * layer_stride(g));
-}
-
-// Returns the begin of the rest of layer l.
-static char *layer_rest(const GPT2 *g, size_t l) {
-    return (char *)layer_input(g, l) + layer_entry(g);
+    return (floatX *)(g->acts + l * acts_place(g).stride);
 }
 
 // Elements of the cache of one layer.
@@ -355,21 +314,16 @@ static size_t layer_cache(const GPT2 *g) {
 }
 
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
-    const ActTable t = gpt2_acts(&g->config);
-    const int kept = kept_acts(g, &t);
-    size_t bytes[LAYER_ACTS];
+    const ActsPlace p = acts_place(g);
     LayerActs a;
-    char *at = layer_rest(g, l), *shared = g->acts + acts_bytes(g);
-    acts_rows(g, &t, 0, kept, bytes);
-    shared -= acts_rows(g, &t, kept, LAYER_ACTS, bytes);
-    a.x = layer_input(g, l);
     int k = 0;
     #define ACT_POINT(name, ...) \
-        if (k == kept) at = shared; \
-        a.name = bytes[k] > 0 ? (decltype(a.name))at : NULL; \
-        at += bytes[k++];
+        a.name = p.bytes[k] == 0 ? NULL : (decltype(a.name))(g->acts + p.entry + p.at[k] \
+                     + (p.shared[k] ? g->config.layers : l) * p.stride); \
+        k++;
     LAYER_ACTIVATIONS(ACT_POINT, &g->config)
     #undef ACT_POINT
+    a.x = layer_input(g, l);
     a.cache = g->caching ? g->cache + l * layer_cache(g) : NULL;
     a.branch = g->branch;
     a.out = layer_input(g, l + 1);
@@ -380,26 +334,26 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
 // Sets the addresses of each piece, once there is memory. State of columns is packed; their
 // gradients are packed when backward has made them.
 static void pieces_point(GPT2 *g) {
-    void *const gpu[3] = {g->master, g->m, g->v};
-    void *const host[3] = {g->host_master, g->host_m, g->host_v};
+    const ActsPlace acts = acts_place(g);
     for (int i = 0; i < g->pieces.count; i++) {
         Piece *p = &g->pieces.pieces[i];
         const Segment *s = &g->segment[p->segment];
         const size_t inside = p->at - s->own_at, waits = g->sums_on_gpu ? p->at : p->grad_at;
         const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;
+        const size_t layer = (size_t)p->segment - 1;
         p->params = p->weights = g->params + s->own_param_at + inside;
         if (p->kind == PIECE_HOST || p->kind == PIECE_LATE || (s->streams && !chosen))
             p->weights = g->host_weights + p->weights_at;
         if (s->streams && !chosen) p->params = p->weights;
         if (s->streams && p->kind == PIECE_LATE) p->params = (floatX *)p->weights + p->length;
         for (int k = chosen ? 0 : FIRST_STATE; k < (g->training ? 3 : 1); k++)
-            p->state[k] = (char *)(here ? gpu[k] : host[k])
+            p->state[k] = (char *)(here ? g->state[k] : g->host_state[k])
                         + p->state_at * g->state_bytes[p->kind][k];
         if (!g->training) continue;
-        p->made = g->grads + s->own_grad_at + inside;
+        p->made = g->grads + s->grad_at + (s->own_from - s->at) + inside;
         p->grad = (char *)g->waiting + waits * g->waiting_bytes;
         if (g->in_place || (chosen && !g->sums_on_gpu)) p->grad = p->made;
-        if (p->over_acts) p->grad = layer_rest(g, (size_t)p->segment - 1) + p->grad_at;
+        if (p->over_acts) p->grad = g->acts + acts.entry + layer * acts.stride + p->grad_at;
         p->host_grad = (char *)g->host_grads + p->grad_at * g->host_grad_bytes;
     }
 }
@@ -408,18 +362,6 @@ static void pieces_point(GPT2 *g) {
 static size_t slot_bytes(const GPT2 *g) {
     const size_t grad = g->choice.keep_grads ? 0 : g->host_grad_bytes;
     return g->pieces.longest_visit * (g->piece_bytes[PIECE_VISIT] + g->slot_weights + grad);
-}
-
-// Memory for those of a list that are not somebody else's (pointer NULL).
-static void buffers_allocate(const Buffer *list, int n, HostQueue *host) {
-    for (int i = 0; i < n; i++) {
-        const Buffer *b = &list[i];
-        if (b->pointer == NULL) continue;
-        void *p = b->kind == BUFFER_HOST ? host_alloc(host, b->bytes, b->purpose)
-                                         : gpu_alloc(b->bytes, b->purpose);
-        if (b->kind == BUFFER_ZERO && rehearsal == NULL) CUDA(cudaMemset(p, 0, b->bytes));
-        buffer_set(b, p);
-    }
 }
 
 // For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
@@ -431,18 +373,18 @@ static void gpu_copy(void *to, const void *from, size_t bytes) {
     device_rest();
 }
 
-// The table of rotary positions: its rows (a sample is one row of tokens in the room of a whole
-// micro-batch, so it may be longer than --seq), and its floats.
-static size_t rope_rows(const GPT2 *g) {
-    return min_size(g->max_B * g->max_T, g->config.context);
+// Floats of the table of rotary positions. A sample is one row of tokens in the room of a whole
+// micro-batch, so it may be longer than --seq.
+static size_t rope_floats(const GPT2 *g) {
+    return min_size(g->max_B * g->max_T, g->config.context) * config_head(&g->config);
 }
-static size_t rope_floats(const GPT2 *g) { return rope_rows(g) * config_head(&g->config); }
 
 // Makes the table, and copies it to the GPU.
 static void rope_upload(GPT2 *g) {
     if (g->rope == NULL || rehearsal != NULL) return;
+    const size_t HS = config_head(&g->config);
     float *table = ALLOC(float, rope_floats(g), "rotary positions");
-    rope_table(&g->config.rope, rope_rows(g), config_head(&g->config), table);
+    rope_table(&g->config.rope, rope_floats(g) / HS, HS, table);
     gpu_copy(g->rope, table, rope_floats(g) * sizeof *table);
     free(table);
 }
@@ -464,28 +406,24 @@ static void floats_move(floatX *here, float *w, size_t n, bool out) {
 }
 
 // n elements of a piece's master weights, m or v (k as in state_bytes), from its element `at` on,
-// out to floats on the host, or from there, rounded to the nearest if they are stored in bf16.
+// out to floats on the host, or from there, rounded to the nearest if they are stored in bf16. In
+// fp32 and in zeroth order the weights are the masters.
 static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w, size_t n,
                        bool out) {
-    const size_t size = g->state_bytes[p->kind][k];
-    void *const weights = (floatX *)p->weights + at, *here = weights;
-    if (size > 0) here = (char *)p->state[k] + at * size;
-    if (size != sizeof(uint16_t)) {
-        gpu_copy(out ? w : here, out ? here : w, n * sizeof(float));
-        return;
-    }
+    const size_t size = g->state_bytes[p->kind][k], bytes = n * size;
+    floatX *const weights = (floatX *)p->weights + at;
+    void *const here = (char *)p->state[k] + at * size;
+    if (size == 0) floats_move(weights, w, n, out);
+    if (size == sizeof(float)) gpu_copy(out ? w : here, out ? here : w, bytes);
+    if (size != sizeof(uint16_t)) return;
     uint16_t *half = ALLOC(uint16_t, 2 * n, "state"), *low = half + n;
-    if (k > 0) {
-        if (out) gpu_copy(half, here, n * sizeof *half);
-        bf16_move(half, w, n, out);
-        if (!out) gpu_copy(here, half, n * sizeof *half);
-    } else {
-        if (out) gpu_copy(half, weights, n * sizeof *half);
-        if (out) gpu_copy(low, here, n * sizeof *low);
-        master_move(half, low, w, n, out);
-        if (!out) gpu_copy(weights, half, n * sizeof *half);
-        if (!out) gpu_copy(here, low, n * sizeof *low);
-    }
+    void *const upper = k > 0 ? here : weights;  // masters: the other half is `here`
+    if (out) gpu_copy(half, upper, bytes);
+    if (out && k == 0) gpu_copy(low, here, bytes);
+    if (k > 0) bf16_move(half, w, n, out);
+    else master_move(half, low, w, n, out);
+    if (!out) gpu_copy(upper, half, bytes);
+    if (!out && k == 0) gpu_copy(here, low, bytes);
     free(half);
 }
 
@@ -541,15 +479,6 @@ static void live(GPT2 *g, const char *what, double elements, size_t bytes, cudaS
     timeline_memory(&g->timeline, what, (long long)(elements * (double)bytes), stream);
 }
 
-// Elements of floatX that a layer's activations take, from its entry into the residual stream on.
-static double layer_elements(const GPT2 *g) {
-    const ActTable t = gpt2_acts(&g->config);
-    size_t kept = g->config.channels;
-    for (int k = 0; k < LAYER_ACTS; k++)
-        if (!t.acts[k].f32 && g->choice.recompute <= t.acts[k].kept) kept += t.acts[k].width;
-    return (double)(g->B * g->T * kept);
-}
-
 // Makes all work that `later` is given from now on wait for the work that `earlier` has been given
 // so far.
 static void order(GPT2 *g, cudaStream_t earlier, cudaStream_t later) {
@@ -585,19 +514,15 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
                    const int32_t *begins, size_t B, size_t T, cudaStream_t stream) {
     Staging *s = &g->staging[set];
     const size_t N = B * T;
-    int32_t *host = s->tokens;
-    size_t count = N;
+    const int32_t *const numbers[] = {inputs, targets, begins};
+    size_t count = 0;
     event_wait(s->copied);  // of two forwards ago
-    memcpy(host, inputs, N * sizeof(int32_t));
-    if (targets != NULL) {
-        memcpy(host + N, targets, N * sizeof(int32_t));
-        count = 2 * N;
-    }
-    s->begins = begins == NULL ? NULL : s->device + count;
-    if (begins != NULL) {
-        memcpy(host + count, begins, N * sizeof(int32_t));
+    for (const int32_t *from : numbers) {
+        if (from == NULL) continue;
+        memcpy(s->tokens + count, from, N * sizeof(int32_t));
         count += N;
     }
+    s->begins = begins == NULL ? NULL : s->device + count - N;
     g->by_position.groups = 0;
     if (targets != NULL && g->training) {  // for backward
         count = upload_order(g, s, count, &g->by_token, inputs, N, g->config.vocab);
@@ -608,14 +533,13 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
     s->B = B;
     s->T = T;
     stream_wait(stream, s->used);
-    stream_copy(s->device, host, count * sizeof(int32_t), cudaMemcpyHostToDevice, stream);
+    stream_copy(s->device, s->tokens, count * sizeof(int32_t), cudaMemcpyHostToDevice, stream);
     event_record(s->copied, stream);
 }
 
 // Work for the CPU on a piece: an AdamW step, if there is one; the caller adds gradient and sum.
 static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
-    AdamWork w;
-    memset(&w, 0, sizeof w);
+    AdamWork w = {};
     w.runs = g->pieces.runs + p->first_run;
     w.count = p->runs;
     w.scale = 1;

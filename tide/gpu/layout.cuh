@@ -1,10 +1,11 @@
 // layout.cuh: where everything of a model on the GPU is, and the memory for it: pieces and segments
 // follow a choice (offload.h), one list names every buffer, and the plan of memory is that list.
-//   gpt2_place()                           pieces, segments and places, by g->choice
-//   gpt2_buffers()                         every buffer; gpt2_bytes(), gpt2_host_bytes(): sums
+//   gpt2_place(), zo_place()               pieces, segments and places, by g->choice
+//   gpt2_buffers()                         every buffer; gpt2_bytes(): their sum
 //   gpt2_take(), gpt2_settle()             follow a choice; settle what is "auto" in it
 //   gpt2_print()                           prints the choice and the memory
 //   gpt2_allocate(), gpt2_release(), gpt2_free()    memory, streams and events
+//   gpt2_update_wait(), gpt2_state(), gpt2_load()   the state, as checkpoints see it
 #ifndef TIDE_LAYOUT_CUH
 #define TIDE_LAYOUT_CUH
 #include "weights.cuh"
@@ -15,24 +16,21 @@
 // then, as many as fit; the others lie side by side in g->waiting.
 static void gradients_over_acts(GPT2 *g) {
     Pieces *list = &g->pieces;
+    const size_t stride = acts_place(g).stride;
     size_t at = 0;
     int segment = 0;
     list->grads_gpu = 0;
-    for (int i = 0; i < list->count; i++) {
-        Piece *p = &list->pieces[i];
+    for (Piece *p = list->pieces; p < list->pieces + list->count; p++) {
         const size_t bytes = round_up(p->length * sizeof(floatX), 256);
         if (!p->grad_on_gpu) continue;
         if (p->segment != segment) at = 0;
         segment = p->segment;
         const bool layer = segment >= 1 && segment < g->segments - 1;
-        p->over_acts = layer && at + bytes <= layer_stride(g);
+        p->over_acts = layer && at + bytes <= stride;
         p->grad_at = p->over_acts ? at : list->grads_gpu;
-        if (!p->over_acts) {
-            list->grads_gpu += p->length;
-            continue;
-        }
-        g->grads_over_acts += p->length;
-        at += bytes;
+        if (p->over_acts) at += bytes;
+        size_t *elements = p->over_acts ? &g->grads_over_acts : &list->grads_gpu;
+        *elements += p->length;
     }
 }
 
@@ -54,9 +52,9 @@ static void gpt2_place(GPT2 *g) {
     g->offloaded = list->elements[PIECE_RESIDENT] < g->shards.elements;
     g->in_place = !g->accumulating && !g->offloaded && stage < 2 && !g->choice.apart;
     g->segments = zero_segments(t);
-    g->segment = (Segment *)alloc_or_fail((size_t)g->segments, sizeof(Segment), "segments");
+    g->segment = ALLOC(Segment, (size_t)g->segments, "segments");
     g->ranges = ALLOC(StateRange, (size_t)g->segments, "segments");
-    g->visits = (int *)alloc_or_fail((size_t)list->count + 1, sizeof(int), "pieces");
+    g->visits = ALLOC(int, (size_t)list->count + 1, "pieces");
     g->visit_count = 0;
     g->longest_segment = 0;
     size_t own_at = 0;
@@ -91,13 +89,16 @@ static void gpt2_place(GPT2 *g) {
     g->places = places_of(g->choice.places, (int)g->config.layers);
     weights_place(g);
     const int tail = g->segments - 1;
+    const size_t first = g->segment[0].room, ends = first + g->segment[tail].room;
+    g->grad_elements = g->in_place ? 0 : ends + (size_t)g->places * g->segment[1].room;
     for (int i = 0; i < g->segments; i++) {
         Segment *s = &g->segment[i];
         const bool layer = i >= 1 && i < tail;
         if (s->leaving > 0 && s->own > g->longest_segment) g->longest_segment = s->own;
         s->place = g->in_place || !layer ? i : 1 + i % g->places;
-        s->grad_at = segment_place(g, i, g->in_place ? 0 : g->places);
-        s->own_grad_at = s->grad_at + (s->own_from - s->at);
+        s->grad_at = g->in_place ? g->grad_elements
+                   : layer ? ends + (size_t)(i % g->places) * s->room : i > 0 ? first : 0;
+        if (g->in_place) g->grad_elements += s->room;
     }
     g->slot_weights = g->weights_on_host = 0;
     for (int i = 0; i < list->count; i++) {
@@ -112,95 +113,117 @@ static void gpt2_place(GPT2 *g) {
     }
 }
 
+// The same of zeroth order, where `residents` layers live on the GPU, the others on the host. They
+// are spread evenly: each hides a part of the next visitor's copy.
+static void zo_place(GPT2 *g, size_t residents, size_t slots) {
+    Zo *z = g->zo;
+    const GPT2Table *t = &g->table;
+    const size_t L = g->config.layers, C = g->config.channels, stay = min_size(residents, L);
+    const size_t A = config_att(&g->config);
+    int first[LAYER_PARTS + 1];
+    g->choice.mode = OFFLOAD_NONE;
+    gpt2_place(g);
+    g->streamed = (int)(L - stay);
+    g->offloaded = g->streamed > 0;
+    z->slots = min_size(slots, L - stay);
+    g->param_elements = g->weights_on_host = 0;
+    for (size_t i = 0; i < L + 2; i++) {
+        Segment *s = &g->segment[i];
+        s->streams = i >= 1 && i <= L && i * stay / L == (i - 1) * stay / L;
+        size_t *at = s->streams ? &g->weights_on_host : &g->param_elements;
+        s->param_at = s->own_param_at = *at;
+        *at += s->length;
+    }
+    for (int i = 0; i < g->pieces.count; i++) {
+        Piece *p = &g->pieces.pieces[i];
+        const Segment *s = &g->segment[p->segment];
+        p->weights_at = s->param_at + (p->at - s->own_at);
+    }
+    z->row = A > C ? A : C;
+    z->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
+    gpt2_parts(t, first);
+    for (int k = 0; k < LAYER_PARTS; k++) {
+        z->group[k] = zo_group(t, first[k], first[k + 1] - first[k]);
+        z->group_at[k] = t->tensors[first[k]].offset - t->tensors[t->first_layer].offset;
+        if (z->group[k].length > z->scratch) z->scratch = z->group[k].length;
+    }
+    // Logits of a chunk: as many tokens as the scratch has room for, and a few hundred at least.
+    z->chunk = z->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
+    if (z->chunk < 512) z->chunk = 512;
+    z->chunk = min_size(min_size(z->chunk, 8192), g->config.vocab_padded);
+    if (z->chunk * C > z->scratch) z->scratch = round_up(z->chunk * C, ALIGN_ELEMENTS);
+}
+
 // The memory plan: every buffer, on the GPU for max_B x max_T, and on the host. Arenas begin as
 // zeros, for the sake of the gaps between tensors. The others may hold anything: the emulated GPU
 // fills them with NaN.
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, A = config_att(&g->config), N = g->max_B * g->max_T;
     const size_t wide = config_wide(&g->config), X_ = sizeof(floatX), f32 = sizeof(float);
-    const size_t queries = g->zo != NULL ? (size_t)g->zo->config.queries : 0;
     const size_t L = g->config.layers;
-    size_t sum_scratch = layernorm_backward_scratch(N, C);
-    const size_t widths[2] = {config_qkv(&g->config), config_mlp(&g->config)};
-    for (int k = 0; k < 2; k++)
-        if (bias_backward_scratch(N, widths[k]) > sum_scratch)
-            sum_scratch = bias_backward_scratch(N, widths[k]);
     const size_t heads = heads_backward_scratch(N, config_head(&g->config));
-    if (g->config.qk_norm && heads > sum_scratch) sum_scratch = heads;
-    if ((double)N * (double)(2 * L + 2 * queries + 4) * (double)(6 * C + 4 * wide) * 4 > 1e18)
+    const size_t sums[] = {layernorm_backward_scratch(N, C), g->config.qk_norm ? heads : 0,
+                           bias_backward_scratch(N, config_qkv(&g->config)),
+                           bias_backward_scratch(N, config_mlp(&g->config))};
+    size_t sum_scratch = 0;
+    for (size_t n : sums) sum_scratch = n > sum_scratch ? n : sum_scratch;
+    if ((double)N * (double)(2 * L + 2 * ZO_QUERIES + 4) * (double)(6 * C + 4 * wide) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     if (g->zo != NULL) return zo_buffers(g, list);
     int n = 0;
-    #define BUFFER(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_ANY}
-    #define ARENA(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_ZERO}
-    #define HOST(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_HOST}
-    ARENA("parameters", g->param_elements * X_, params);
-    BUFFER("activations", acts_bytes(g), acts);
-    BUFFER("activations", N * C * X_, ln_f);
-    if (!g->config.rms) BUFFER("activations", N * f32, mean_f);
-    BUFFER("activations", N * f32, rstd_f);
-    BUFFER("activations", N * (g->training && A > C ? A : C) * X_, branch);
-    if (g->config.rope.theta > 0) BUFFER("rotary", rope_floats(g) * f32, rope);
-    if (g->sampling) BUFFER("sampling", L * layer_cache(g) * X_, cache);
-    BUFFER("logits", min_size(g->head_rows, N) * g->config.vocab_padded * X_, logits);
-    BUFFER("logits", N * f32, losses);
-    BUFFER("logits", 2 * sizeof(double), loss);
-    BUFFER("tokens", batch_numbers(g, true) * sizeof(int32_t), tokens);
+    BUFFER(ZERO, "parameters", g->param_elements * X_, g->params);
+    BUFFER(ANY, "activations", acts_place(g).all, g->acts);
+    BUFFER(ANY, "activations", N * C * X_, g->ln_f);
+    if (!g->config.rms) BUFFER(ANY, "activations", N * f32, g->mean_f);
+    BUFFER(ANY, "activations", N * f32, g->rstd_f);
+    BUFFER(ANY, "activations", N * (g->training && A > C ? A : C) * X_, g->branch);
+    if (g->config.rope.theta > 0) BUFFER(ANY, "rotary", rope_floats(g) * f32, g->rope);
+    if (g->sampling) BUFFER(ANY, "sampling", L * layer_cache(g) * X_, g->cache);
+    BUFFER(ANY, "logits", min_size(g->head_rows, N) * g->config.vocab_padded * X_, g->logits);
+    BUFFER(ANY, "logits", N * f32, g->losses);
+    BUFFER(ANY, "logits", 2 * sizeof(double), g->loss);
+    BUFFER(ANY, "tokens", batch_numbers(g, true) * sizeof(int32_t), g->tokens);
     if (g->training) {
         const size_t *of = g->pieces.elements, grads_host = g->pieces.grads_host;
         const size_t here = of[PIECE_RESIDENT] + of[PIECE_CHOSEN];
         const size_t away = of[PIECE_HOST] + of[PIECE_VISIT] + of[PIECE_LATE];
         const bool lands = g->accumulating && g->choice.sum_on_host && grads_host > 0;
         const int kind = g->zen != NULL ? PIECE_CHOSEN : PIECE_RESIDENT;
-        const size_t master = g->state_bytes[kind][0], moment = g->state_bytes[kind][1];
-        if (here > 0 && master > 0) ARENA("master weights", here * master, master);
-        if (here > 0) ARENA("AdamW moments", here * moment, m);
-        if (here > 0) ARENA("AdamW moments", here * moment, v);
-        ARENA("gradients", gradient_elements(g) * X_, grads);
+        const char *const state_names[3] = {"master weights", "AdamW moments", "AdamW moments"};
+        const size_t head = g->config.vocab_padded * config_embed(&g->config);
+        for (int k = 0; k < 3; k++)
+            BUFFER(ZERO, state_names[k], here * g->state_bytes[kind][k], g->state[k]);
+        BUFFER(ZERO, "gradients", g->grad_elements * X_, g->grads);
         const size_t waiting = g->sums_on_gpu ? g->shards.elements
                              : g->in_place ? 0 : g->pieces.grads_gpu;
-        if (waiting > 0) ARENA("gradients", waiting * g->waiting_bytes, waiting);
-        if (g->visit_count > 0)
-            BUFFER("slots", (size_t)g->slot_count * slot_bytes(g), slots);
+        BUFFER(ZERO, "gradients", waiting * g->waiting_bytes, g->waiting);
+        BUFFER(ANY, "slots", (size_t)g->slot_count * slot_bytes(g), g->slots);
         if (g->zero != NULL) n = zero_buffers(g, list, n);
         if (g->host_grad_bytes > X_ && !g->accumulating && grads_host > 0)
-            BUFFER("gradients", WIRE_CHUNK * f32, wire);
-        if (!head_in_place(g))
-            BUFFER("gradients", g->config.vocab_padded * config_embed(&g->config) * f32, dwte);
-        BUFFER("backward", N * C * X_, dx);
-        BUFFER("backward", N * wide * X_, dwide);
-        BUFFER("backward", N * g->config.heads * f32, delta);
-        BUFFER("backward", sum_scratch * f32, scratch);
-        BUFFER("backward", g->blocks * sizeof(double), norm_sums);
-        BUFFER("backward", norm_runs(g->zero != NULL ? zero_all_blocks(g->zero) : g->blocks)
-                               * sizeof(double), run_sums);
-        if (away > 0 && X_ < f32) HOST("master weights", away * sizeof(uint16_t), host_master);
-        if (away > 0) HOST("AdamW moments", away * moment, host_m);
-        if (away > 0) HOST("AdamW moments", away * moment, host_v);
-        if (grads_host > 0) HOST("gradients", grads_host * g->host_grad_bytes, host_grads);
-        if (g->weights_on_host > 0) HOST("weights", g->weights_on_host * X_, host_weights);
-        if (lands) HOST("gradients", 2 * g->longest_segment * X_, landing);
+            BUFFER(ANY, "gradients", WIRE_CHUNK * f32, g->wire);
+        if (!head_in_place(g)) BUFFER(ANY, "gradients", head * f32, g->dwte);
+        BUFFER(ANY, "backward", N * C * X_, g->dx);
+        BUFFER(ANY, "backward", N * wide * X_, g->dwide);
+        BUFFER(ANY, "backward", N * g->config.heads * f32, g->delta);
+        BUFFER(ANY, "backward", sum_scratch * f32, g->scratch);
+        BUFFER(ANY, "backward", g->blocks * sizeof(double), g->norm_sums);
+        BUFFER(ANY, "backward", norm_runs(g->zero != NULL ? g->zero->all_blocks : g->blocks)
+                               * sizeof(double), g->run_sums);
+        for (int k = 0; k < 3; k++)
+            BUFFER(HOST, state_names[k], away * g->state_bytes[PIECE_HOST][k], g->host_state[k]);
+        BUFFER(HOST, "gradients", grads_host * g->host_grad_bytes, g->host_grads);
+        BUFFER(HOST, "weights", g->weights_on_host * X_, g->host_weights);
+        if (lands) BUFFER(HOST, "gradients", 2 * g->longest_segment * X_, g->landing);
         if (g->zen != NULL) n = zen_buffers(g, list, n);
     }
     list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};  // matmul_open()'s
-    #undef BUFFER
-    #undef ARENA
-    #undef HOST
     return n;
 }
 
-// Bytes of the plans.
-static size_t gpt2_bytes(GPT2 *g) {
+// Bytes of the plan, on the host or on the GPU.
+static size_t gpt2_bytes(GPT2 *g, bool host) {
     Buffer list[MAX_BUFFERS];
-    return buffers_bytes(list, gpt2_buffers(g, list), false);
-}
-
-static size_t gpt2_host_bytes(GPT2 *g) {
-    Buffer list[MAX_BUFFERS];
-    return buffers_bytes(list, gpt2_buffers(g, list), true);
+    return buffers_bytes(list, gpt2_buffers(g, list), host);
 }
 
 // Follows this choice, as far as memory goes.
@@ -218,8 +241,8 @@ static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
 static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t *host) {
     GPT2 *g = (GPT2 *)model;
     gpt2_take(g, c);
-    *gpu = g->weights == WEIGHTS_HOST && g->streamed == 0 ? SIZE_MAX : gpt2_bytes(g);
-    *host = gpt2_host_bytes(g);
+    *gpu = g->weights == WEIGHTS_HOST && g->streamed == 0 ? SIZE_MAX : gpt2_bytes(g, false);
+    *host = gpt2_bytes(g, true);
 }
 
 static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
@@ -241,14 +264,18 @@ static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
 // For people: where everything is.
 static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     Buffer list[MAX_BUFFERS];
-    const size_t world = r->world, *n = g->pieces.elements;
+    const size_t world = r->world, L = g->config.layers, *n = g->pieces.elements;
     if (g->zero != NULL && g->zero->stage != zero_asked(&r->o))
         printf("--zero auto takes ZeRO-3, which deals out the weights, too: ZeRO-2 does not fit\n");
     const int buffers = gpt2_buffers(g, list);
-    plan_print("GPU", list, buffers, gpt2_bytes(g), limit, world);
+    plan_print("GPU", list, buffers, gpt2_bytes(g, false), limit, world);
     if (g->offloaded)
-        plan_print("host", list, buffers, gpt2_host_bytes(g), host_limit, world);
-    if (g->zo != NULL) zo_print(g, &r->o);
+        plan_print("host", list, buffers, gpt2_bytes(g, true), host_limit, world);
+    if (g->zo != NULL && g->offloaded)
+        printf("%d of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
+               g->streamed, L, plural(L), mib(zo_layer_bytes(g)), g->zo->slots,
+               plural(g->zo->slots), r->o.resident_blocks == AUTO_COUNT
+                                         ? ": all of them would not fit on the GPU" : "");
     if (!g->training) return;
     printf("offload %s: %s parameters", offload_names[g->choice.mode],
            count_text((double)g->shards.elements).text);
@@ -273,7 +300,7 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     }
     if (g->streamed > 0)
         printf("weights of %d of %zu layers live on the host, and come to %d place%s in turn\n",
-               g->streamed, g->config.layers, g->ring, plural((size_t)g->ring));
+               g->streamed, L, g->ring, plural((size_t)g->ring));
     if (g->choice.recompute == RECOMPUTE_BLOCK) printf("recomputing activations in backward\n");
     if (g->choice.recompute == RECOMPUTE_LIGHT)
         printf("recomputing layer norms and the non-linearity in backward\n");
@@ -288,12 +315,19 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
 static void gpt2_allocate(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
     const size_t N = g->max_B * g->max_T, segments = (size_t)g->segments;
+    const int buffers = gpt2_buffers(g, list);
     matmul_open(&g->lt);
     if (g->offloaded && g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
     owner_begin(&g->owner);
-    buffers_allocate(list, gpt2_buffers(g, list), &g->host);
-    if (!g->training && g->zo == NULL)  // only to load from, and to save: not worth GPU memory
-        g->master = own(free, ALLOC(uint16_t, g->table.elements, "parameters"));
+    for (const Buffer *b = list; b < list + buffers; b++) {
+        if (b->pointer == NULL) continue;  // memory that is somebody else's
+        void *p = b->kind == BUFFER_HOST ? host_alloc(&g->host, b->bytes, b->purpose)
+                                         : gpu_alloc(b->bytes, b->purpose);
+        if (b->kind == BUFFER_ZERO && rehearsal == NULL) CUDA(cudaMemset(p, 0, b->bytes));
+        buffer_set(b, p);
+    }
+    if (!g->training && g->state_bytes[PIECE_RESIDENT][0] > 0)  // only to load from, and to save
+        g->state[0] = own(free, ALLOC(uint16_t, g->table.elements, "parameters"));
     // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
     g->compute = stream_make("compute", false);
     g->sums = stream_make("sums", true);
@@ -302,13 +336,9 @@ static void gpt2_allocate(GPT2 *g) {
     g->back = stream_make("back", false);
     g->weights_in = stream_make("weights", false);
     g->update = stream_make("update", true);
-    g->grad_ready = events_make(segments);
-    g->grad_left = events_make(segments);
-    g->room_free = events_make(segments);
-    g->grad_arrived = events_make(segments);
-    g->updated = events_make(segments);
-    g->returned = events_make(segments);
-    g->arrived = events_make(segments);
+    cudaEvent_t **const events[] = {&g->grad_ready, &g->grad_left, &g->room_free, &g->grad_arrived,
+                                    &g->updated, &g->returned, &g->arrived};
+    for (cudaEvent_t **e : events) *e = events_make(segments);
     g->ring_free = events_make((size_t)ring_places(g));
     g->tenant = (int *)own(free, ALLOC(int, (size_t)ring_places(g) + 1, "places"));
     g->slot_free = events_make((size_t)g->slot_count);
@@ -333,8 +363,8 @@ static void gpt2_allocate(GPT2 *g) {
     g->positions = g->packed ? g->begins + N : NULL;
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
+    pieces_point(g);
     if (g->zo != NULL) zo_allocate(g);
-    else pieces_point(g);
     owner_end();
     rope_upload(g);
     device_rest();  // the zeros are there before any stream begins
@@ -345,7 +375,7 @@ static void gpt2_release(GPT2 *g) {
     device_rest();
     matmul_close(&g->lt);
     if (g->host.stream != NULL) host_queue_close(&g->host);
-    if (g->zo != NULL) zo_release(g->zo);
+    for (size_t i = 0; g->zo != NULL && i < g->zo->slots; i++) gpu_free(g->zo->slot[i].weights);
     owner_free(&g->owner);
 }
 
@@ -361,6 +391,53 @@ static void gpt2_free(GPT2 *g) {
     pieces_free(&g->pieces);
     free(g->shards.shards);
     gpt2_table_free(&g->table);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The state, as checkpoints see it
+
+// Waits until nothing of an update is under way, neither weights nor state.
+static void gpt2_update_wait(GPT2 *g) {
+    if (g->zen != NULL) zen_compute_until(g, SIZE_MAX);
+    if (g->zo != NULL) zo_update_weights(g);
+    device_rest();
+}
+
+// Returns the begin of a piece in the arena.
+static size_t arena_at(const GPT2 *g, const Piece *p) {
+    const Segment *s = &g->segment[p->segment];
+    return s->own_from + (p->at - s->own_at);
+}
+
+// Implements RunState.move: copies state between its pieces and w. Masters that are loaded also
+// become the weights in use.
+static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    const GPT2 *g = (const GPT2 *)owner;
+    for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
+        const size_t begin = arena_at(g, p), from = begin > at ? begin : at;
+        const size_t to = min_size(begin + p->length, at + n);
+        if (from >= to) continue;
+        state_copy(g, p, part, from - begin, w + (from - at), to - from, out);
+        if (part == 0 && !out && p->weights != p->params)
+            gpu_copy((floatX *)p->params + (from - begin), (floatX *)p->weights + (from - begin),
+                     (to - from) * sizeof(floatX));
+    }
+}
+
+// The state: of each segment, the own shard.
+static RunState gpt2_state(GPT2 *g) {
+    return RunState{g->training ? 3 : 1, g->ranges, g->segments,
+                    g->zen != NULL ? zen_move : gpt2_move, g, g->moments_bf16, 0};
+}
+
+// First values: a checkpoint's, or those that --model names.
+static void gpt2_load(GPT2 *g, Run *r) {
+    RunState state = gpt2_state(g);
+    if (g->zen != NULL && zen_is_saved(r)) state.parts = STATE_PARTS;
+    run_load(r, &state);
+    if (g->zen != NULL) zen_loaded(g, r);
+    if (g->zo != NULL) zo_loaded(g, r);
+    weights_changed(g);
 }
 
 #endif

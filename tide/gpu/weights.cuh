@@ -102,7 +102,7 @@ static void weights_use(GPT2 *g, size_t s, int next) {
 
 // Returns the event that is recorded when segment s's weights have been copied to the GPU.
 static cudaEvent_t weights_event(const GPT2 *g, size_t s) {
-    return g->zero != NULL ? zero_gathered(g->zero, s) : g->arrived[s];
+    return g->zero != NULL ? g->zero->gathered[s] : g->arrived[s];
 }
 
 // An update is queued (or new weights have been loaded): what has come is old. In stages 1 and 2 of

@@ -7,7 +7,7 @@
 //      zen_rest_leaves(); and sums over columns: zen_sums_leave()
 //   3. The end of a step: zen_begin(), update_chosen(), zen_window(), zen_log()
 //   4. Selection: columns change places: zen_exchange_columns()
-//   5. Checkpoints: zen_load()
+//   5. Checkpoints: zen_move(), zen_loaded()
 //
 // A layer's gradient is packed as soon as it is complete: the chosen columns' part waits on the
 // GPU, the rest's leaves for a buffer on the host, which holds one step. Both wait for the norm: it
@@ -98,23 +98,17 @@ static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     ZenFlow *z = g->zen;
     const ZenMap *map = &z->map;
     const size_t longest = map->longest, sums = map->columns * sizeof(ZenSum);
-    list[n++] = Buffer{"gradients", map->chosen * g->waiting_bytes, &z->grad, BUFFER_ZERO};
-    list[n++] = Buffer{"columns", map->columns * sizeof(int32_t), &z->column, BUFFER_ANY};
-    if (map->rest > 0) {
-        list[n++] = Buffer{"packed", 2 * longest * sizeof(floatX), &z->packed, BUFFER_ZERO};
-        const size_t landings = g->streamed > 0 ? 2 : 1;
-        list[n++] = Buffer{"packed", landings * longest * sizeof(floatX), &z->landing,
-                           BUFFER_ZERO};
-    }
-    if (map->rest > 0 && z->sums > 0)
-        list[n++] = Buffer{"sums of gradients", (size_t)z->sums * map->rest * sizeof(float),
-                           &z->acc, BUFFER_HOST};
+    const size_t landings = g->streamed > 0 ? 2 : 1;
+    BUFFER(ZERO, "gradients", map->chosen * g->waiting_bytes, z->grad);
+    BUFFER(ANY, "columns", map->columns * sizeof(int32_t), z->column);
+    BUFFER(ZERO, "packed", 2 * longest * sizeof(floatX), z->packed);
+    BUFFER(ZERO, "packed", landings * longest * sizeof(floatX), z->landing);
+    BUFFER(HOST, "sums of gradients", (size_t)z->sums * map->rest * sizeof(float), z->acc);
     if (!map->mixed) return n;
-    list[n++] = Buffer{"columns", sums, &z->column_sums, BUFFER_ZERO};
-    if (g->zero != NULL)
-        list[n++] = Buffer{"columns", zen_ranks(g) * sums, &z->all_sums, BUFFER_ANY};
-    list[n++] = Buffer{"columns", columns_scratch(map) * sizeof(ZenSum), &z->scratch, BUFFER_ANY};
-    list[n++] = Buffer{"columns", zen_ranks(g) * sums, &z->host_sums, BUFFER_HOST};
+    BUFFER(ZERO, "columns", sums, z->column_sums);
+    if (g->zero != NULL) BUFFER(ANY, "columns", zen_ranks(g) * sums, z->all_sums);
+    BUFFER(ANY, "columns", columns_scratch(map) * sizeof(ZenSum), z->scratch);
+    BUFFER(HOST, "columns", zen_ranks(g) * sums, z->host_sums);
     return n;
 }
 
@@ -396,7 +390,7 @@ static void zen_exchange_columns(GPT2 *g) {
         fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
     device_rest();
-    ZenSwap *swaps = (ZenSwap *)alloc_or_fail(z->map.columns, sizeof *swaps, "columns");
+    ZenSwap *swaps = ALLOC(ZenSwap, z->map.columns, "columns");
     for (int i = 0; i < z->map.count; i++) {
         const ZenTensor *t = &z->map.tensor[i];
         const size_t count = zen_select(&z->map, i, z->clock.scores + t->column_at, swaps);
@@ -468,14 +462,12 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     free(packed);
 }
 
-// Values for the first step: a checkpoint's of this mode, or of another, or those that --model
-// names. If an update was under way, its result is made again from the newest weights.
-static void zen_load(GPT2 *g, Run *r, RunState *state) {
-    ZenFlow *z = g->zen;
-    if (zen_is_saved(r)) state->parts = STATE_PARTS;
-    run_load(r, state);
+// Values are loaded: a checkpoint's of this mode, or of another, or those that --model names. If an
+// update was under way, its result is made again from the newest weights.
+static void zen_loaded(GPT2 *g, Run *r) {
     r->saves.parts = STATE_PARTS;
-    z->queued = z->map.segments;
+    g->zen->queued = g->zen->map.segments;
 }
+
 #endif
 

@@ -43,12 +43,11 @@ struct Zero {
     cudaStream_t stream;        // all that this file queues
     cudaEvent_t *reduced;       // per segment: its gradient is summed over the ranks
     cudaEvent_t *gathered;      // per segment: its weights are whole
-    int segments;
-    size_t *blocks, most;       // of the norm: zero_blocks(),
-    size_t all_blocks;          // and their sum
+    size_t *blocks, all_blocks; // of the norm: zero_blocks(), and their sum
+    size_t exchanged;           // numbers that each rank sends to the others: ZERO_HEAD + the most
     size_t reduced_bytes, gathered_bytes;  // that this rank gave away in this step
     // GPU memory.
-    double *mine, *all;         // (ZERO_HEAD + most), (world, ZERO_HEAD + most)
+    double *mine, *all;         // (exchanged), (world, exchanged)
     uint32_t *order;            // (all_blocks): zero_order()
     // Page-locked host memory.
     double *host_mine;          // (ZERO_HEAD)
@@ -58,7 +57,6 @@ struct Zero {
 enum { ZERO_LOSS, ZERO_NEWS, ZERO_HEAD = ZERO_NEWS + NEWS };  // before a rank's block sums
 
 static int zero_stage(const Zero *z) { return z == NULL ? 0 : z->stage; }
-static cudaEvent_t zero_gathered(const Zero *z, size_t s) { return z->gathered[s]; }
 
 // Returns the begin of rank r's shard of segment s or, if r == world, the end of the last shard.
 static size_t shard_begin_of(const Zero *z, size_t s, size_t r) {
@@ -73,29 +71,21 @@ static bool between_gpus(const Zero *z, size_t bytes) {
     return rehearsal == NULL;
 }
 
-// Each rank has data of its own for all of segment s. Its shard becomes the sum over all ranks, in
-// place; the rest is lost. cut: elements of a shard, with what is behind the last one.
-static void reduce_scatter(Zero *z, floatX *data, size_t s, size_t cut) {
-    const size_t own = shard_begin_of(z, s, z->rank + 1) - shard_begin_of(z, s, z->rank);
-    const size_t room = z->rows ? shard_begin_of(z, s, z->world) : z->world * cut;
-    const bool runs = between_gpus(z, room * sizeof *data);
+// Every rank's shard of segment s, where they are cut between rows, in place: becomes the sum over
+// all ranks (sums), or is given to all.
+static void between_rows(Zero *z, floatX *data, size_t s, bool sums) {
 #ifdef TIDE_NCCL
-    if (runs && !z->rows) {
-        NCCL(ncclReduceScatter(data, data + z->rank * cut, cut, nccl_floatX, ncclSum, z->comm,
-                               z->stream));
-    } else if (runs) {
-        NCCL(ncclGroupStart());
-        for (size_t r = 0; r < z->world; r++) {
-            floatX *shard = data + shard_begin_of(z, s, r);
-            const size_t n = shard_begin_of(z, s, r + 1) - shard_begin_of(z, s, r);
-            NCCL(ncclReduce(shard, shard, n, nccl_floatX, ncclSum, (int)r, z->comm,
-                            z->stream));
-        }
-        NCCL(ncclGroupEnd());
+    NCCL(ncclGroupStart());
+    for (size_t r = 0; r < z->world; r++) {
+        floatX *shard = data + shard_begin_of(z, s, r);
+        const size_t n = shard_begin_of(z, s, r + 1) - shard_begin_of(z, s, r);
+        if (sums)
+            NCCL(ncclReduce(shard, shard, n, nccl_floatX, ncclSum, (int)r, z->comm, z->stream));
+        else NCCL(ncclBroadcast(shard, shard, n, nccl_floatX, (int)r, z->comm, z->stream));
     }
+    NCCL(ncclGroupEnd());
 #endif
-    (void)runs;
-    z->reduced_bytes += (z->rows ? room - own : room - cut) * sizeof *data;
+    (void)z, (void)data, (void)s, (void)sums;
 }
 
 // Gives all ranks the `bytes` at each rank's `mine`, in their order, at data. In place, or apart.
@@ -106,23 +96,6 @@ static void all_gather(Zero *z, void *data, const void *mine, size_t bytes) {
 #endif
     (void)data, (void)mine, (void)runs;
     z->gathered_bytes += (z->world - 1) * bytes;
-}
-
-// The same with the shards of segment s, where they are cut between rows, in place.
-static void all_gather_rows(Zero *z, floatX *data, size_t s) {
-    const size_t own = shard_begin_of(z, s, z->rank + 1) - shard_begin_of(z, s, z->rank);
-    const bool runs = between_gpus(z, shard_begin_of(z, s, z->world) * sizeof *data);
-#ifdef TIDE_NCCL
-    if (runs) NCCL(ncclGroupStart());
-    for (size_t r = 0; runs && r < z->world; r++) {
-        floatX *shard = data + shard_begin_of(z, s, r);
-        const size_t n = shard_begin_of(z, s, r + 1) - shard_begin_of(z, s, r);
-        NCCL(ncclBroadcast(shard, shard, n, nccl_floatX, (int)r, z->comm, z->stream));
-    }
-    if (runs) NCCL(ncclGroupEnd());
-#endif
-    (void)runs;
-    z->gathered_bytes += (z->world - 1) * own * sizeof *data;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -136,8 +109,9 @@ static int zero_asked(const Options *o) {
 // Makes what several GPUs or --zero need, connected unless this is only a plan; else returns NULL.
 static Zero *zero_open(const Run *r) {
     const Options *o = &r->o;
-    if (!r->training || o->dump != NULL || (r->world == 1 && !option_given(o, "zero"))) return NULL;
-    Zero *z = (Zero *)alloc_or_fail(1, sizeof(Zero), "ranks");
+    if (!r->training || o->optimizer == OPTIMIZER_MEZO || o->dump != NULL) return NULL;
+    if (r->world == 1 && !option_given(o, "zero")) return NULL;
+    Zero *z = ALLOC(Zero, 1, "ranks");
     z->stage = zero_asked(o);
     z->world = r->world;
     z->rank = r->rank;
@@ -145,10 +119,14 @@ static Zero *zero_open(const Run *r) {
     if (z->rows && z->stage == 3) die("--offload zenflow works with --zero 1 or 2, not 3");
     const GPT2Table *t = &r->table;
     const size_t segments = (size_t)zero_segments(t);
-    z->begin = (size_t *)alloc_or_fail(segments * (z->world + 1), sizeof(size_t), "shards");
+    z->begin = ALLOC(size_t, segments * (z->world + 1), "shards");
     for (size_t s = 0; s < segments; s++)
         for (size_t i = 0; i <= z->world; i++)
             z->begin[s * (z->world + 1) + i] = zero_begin(t, (int)s, z->world, i, z->rows);
+    z->blocks = ALLOC(size_t, segments * z->world, "gradient norm");
+    z->exchanged = ZERO_HEAD + zero_blocks(t, z->world, z->rows, z->blocks);
+    for (size_t i = 0; i < segments * z->world; i++) z->all_blocks += z->blocks[i];
+    if (z->world > 1) printf("ranks: %zu, ZeRO-%d\n", z->world, z->stage);
     if (o->plan) return z;
 #ifdef TIDE_NCCL
     ncclUniqueId id;
@@ -164,11 +142,6 @@ static Zero *zero_open(const Run *r) {
     return z;
 }
 
-// What this rank updates.
-static ShardMap zero_shards_of(const Zero *z, const GPT2Table *t) {
-    return zero_shards(t, z->world, z->rank, z->rows);
-}
-
 // Says how segment s is dealt out.
 static void zero_place(const Zero *z, int s, Segment *x) {
     const size_t begin = shard_begin_of(z, (size_t)s, z->rank);
@@ -179,23 +152,13 @@ static void zero_place(const Zero *z, int s, Segment *x) {
     x->own_from = x->at + (z->rows ? begin : z->rank * x->cut);
 }
 
-static size_t zero_exchanged(const Zero *z) { return ZERO_HEAD + z->most; }
-static size_t zero_all_blocks(const Zero *z) { return z->all_blocks; }
-
 // Adds the lines of this file to the memory plan of the GPU; returns how many there are now.
 static int zero_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     Zero *z = g->zero;
-    if (z->blocks == NULL) {
-        z->segments = g->segments;
-        z->blocks = (size_t *)alloc_or_fail((size_t)g->segments * z->world, sizeof(size_t),
-                                            "gradient norm");
-        z->most = zero_blocks(&g->table, z->world, z->rows, z->blocks);
-        for (size_t i = 0; i < (size_t)g->segments * z->world; i++) z->all_blocks += z->blocks[i];
-    }
-    list[n++] = Buffer{"backward", zero_exchanged(z) * sizeof(double), &z->mine, BUFFER_ZERO};
-    list[n++] = Buffer{"backward", z->world * zero_exchanged(z) * sizeof(double), &z->all,
-                       BUFFER_ZERO};
-    list[n++] = Buffer{"backward", z->all_blocks * sizeof(uint32_t), &z->order, BUFFER_ANY};
+    const size_t bytes = z->exchanged * sizeof(double);
+    BUFFER(ZERO, "backward", bytes, z->mine);
+    BUFFER(ZERO, "backward", z->world * bytes, z->all);
+    BUFFER(ANY, "backward", z->all_blocks * sizeof(uint32_t), z->order);
     return n;
 }
 
@@ -209,8 +172,8 @@ static void zero_allocate(GPT2 *g) {
     z->host_mine = (double *)pinned_alloc(head, "gradient norm");
     z->host_all = (double *)pinned_alloc(z->world * head, "gradient norm");
     if (rehearsal != NULL) return;
-    uint32_t *order = (uint32_t *)alloc_or_fail(z->all_blocks, sizeof(uint32_t), "gradient norm");
-    zero_order(order, zero_exchanged(z), z->blocks, g->segments, z->world);
+    uint32_t *order = ALLOC(uint32_t, z->all_blocks, "gradient norm");
+    zero_order(order, z->exchanged, z->blocks, g->segments, z->world);
     gpu_copy(z->order, order, z->all_blocks * sizeof(uint32_t));
     free(order);
 }
@@ -232,10 +195,18 @@ static void zero_free(Zero *z) {
 static void zero_reduce(GPT2 *g, size_t s) {
     Zero *z = g->zero;
     const Segment *x = &g->segment[s];
+    floatX *const grad = g->grads + x->grad_at;
     stream_wait(z->stream, g->grad_ready[s]);
     const int span = timeline_begin(&g->timeline, ROW_COMM, "reduce", s, x->room * sizeof(floatX),
                                     z->stream);
-    reduce_scatter(z, g->grads + x->grad_at, s, x->cut);
+    const bool runs = between_gpus(z, x->room * sizeof(floatX));
+    if (runs && z->rows) between_rows(z, grad, s, true);
+#ifdef TIDE_NCCL
+    if (runs && !z->rows)
+        NCCL(ncclReduceScatter(grad, grad + z->rank * x->cut, x->cut, nccl_floatX, ncclSum,
+                               z->comm, z->stream));
+#endif
+    z->reduced_bytes += (x->room - (z->rows ? x->own : x->cut)) * sizeof(floatX);
     timeline_end(&g->timeline, span, z->stream);
     event_record(z->reduced[s], z->stream);
 }
@@ -250,7 +221,7 @@ static cudaEvent_t gradient_event(const GPT2 *g, size_t s) {
 // block sums in one order. (Sums of runs would be fewer, but shards cut runs.)
 static double zero_norm_squared(GPT2 *g, double *loss) {
     Zero *z = g->zero;
-    const size_t n = zero_exchanged(z);
+    const size_t n = z->exchanged;
     run_tell(z->host_mine + ZERO_NEWS);
     stream_copy(z->mine, z->host_mine, ZERO_HEAD * sizeof(double), cudaMemcpyHostToDevice,
                 g->sums);
@@ -283,9 +254,10 @@ static void zero_gather(GPT2 *g, size_t s) {
     if (x->streams) stream_wait(z->stream, g->arrived[s]);
     const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, x->room * sizeof(floatX),
                                     z->stream);
-    if (z->rows) all_gather_rows(z, g->params + x->param_at, s);
-    else all_gather(z, g->params + x->param_at, g->params + x->own_param_at,
-                    x->cut * sizeof(floatX));
+    floatX *const place = g->params + x->param_at;
+    if (!z->rows) all_gather(z, place, g->params + x->own_param_at, x->cut * sizeof(floatX));
+    else if (between_gpus(z, x->room * sizeof(floatX))) between_rows(z, place, s, false);
+    if (z->rows) z->gathered_bytes += (z->world - 1) * x->own * sizeof(floatX);
     timeline_end(&g->timeline, span, z->stream);
     event_record(z->gathered[s], z->stream);
 }

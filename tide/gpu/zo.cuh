@@ -4,7 +4,7 @@
 //   2. Its part of the model, and the place of each layer
 //   3. The pipeline: layers are fetched, updated, perturbed, used and stored
 //   4. The forward passes of both signs
-//   5. Evaluation, saving, a step, and how long it takes
+//   5. Evaluation, a step, and how long it takes
 //
 // Source: ZO-Offloading (Wang et al. 2024): a layer
 // is uploaded, updated by the step before, used for both signs, and offloaded, while its neighbours
@@ -135,8 +135,6 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
 // =============================================================================================
 // 2. Its part of the model, and the place of each layer
 
-enum { ZO_GROUPS = LAYER_PARTS };  // a group of a layer is the parameters of a part (model.h)
-
 enum { ZO_EVALUATION = 2 };  // the staging of evaluations; those of training are 0 and 1, by turns
 
 // The work of a pass over the layers. signs 2: forward with theta + scale z and theta - scale z,
@@ -149,47 +147,49 @@ typedef struct {
     const Staging *batch;
 } ZoPass;
 
-// GPT2.params has the embeddings, the layers that stay on the GPU, and the tail; Segment.param_at
-// is a place there or, of a layer that visits, in host_layers. x is (queries, 2, N, C), atty and
-// act are of both signs, ln_1, qkv, mean_1, rstd_1 and lse of one; tokens are (3, 2N).
+// Room for a visitor.
+typedef struct {
+    floatX *weights;                 // (layer)
+    cudaEvent_t there[LAYER_PARTS];    // the group has arrived
+    cudaEvent_t used[LAYER_PARTS];     // no kernel reads it any more
+    cudaEvent_t left[LAYER_PARTS];     // it is on the host again
+} ZoSlot;
+
+// GPT2.params has the embeddings, the layers that stay on the GPU, and the tail; GPT2.host_weights
+// the layers that visit. GPT2.loss is (accum, queries, 2); of an evaluation, as the trainer's. x is
+// (queries, 2, N, C), atty and act are of both signs, ln_1, qkv, mean_1, rstd_1 and lse of one;
+// tokens are (3, 2N).
 struct Zo {
     ZoConfig config;
     ZoUpdate pending;           // that the next pass is to put into the weights
     size_t accum;               // micro-batches of a step, on this rank
     bool keeps_slots;           // false: the memory of a visitor is allocated at each visit
     bool fused;                 // updates join the next step's pass; false: have one of their own
-    size_t streamed;            // layers that live on the host and visit the GPU (zo_home())
     size_t slots;
-    ZoGroup group[ZO_GROUPS];   // of layer 0; the others' differ in the numbers of their tensors
-    int group_first[ZO_GROUPS + 1];  // index of its first tensor, of layer 0
-    size_t group_at[ZO_GROUPS]; // elements, within a layer
+    ZoGroup group[LAYER_PARTS]; // the parameters of each part of layer 0 (model.h); those of the
+                                // others differ in the numbers of their tensors
+    size_t group_at[LAYER_PARTS];  // elements, within a layer
+    size_t row;                 // width of the rows of atty, which attention and the norms make
     size_t chunk;               // tokens of the vocabulary whose logits are made at a time
     size_t scratch;             // elements of perturbed weights, for each sign
-    cudaEvent_t *there;         // (slots, ZO_GROUPS): the group has arrived
-    cudaEvent_t *used;          //   no kernel reads it any more
-    cudaEvent_t *left;          //   it is on the host again
     size_t visits, fetched;     // of all passes: visits that have been computed, and fetched for
-    size_t step;                // steps done
+    size_t newest;              // layer that was fetched last, counted from 1
     uint64_t sent;              // micro-batches of the run that have been sent
-    size_t exchanged;           // bytes that this rank has sent to the others for this step
-    double exchange;            // seconds until it had theirs
+    ZoSlot *slot;               // (slots)
     // GPU memory
-    floatX **slot;              // where each slot is: (layer)
     floatX *perturbed[2];       // (scratch): weights plus and minus the noise
     float *logits;              // (head_rows, chunk)
     float *row_max, *row_sum, *target_logit;  // (2, N)
     floatX *x;                  // (queries, 2, N, C): of both signs; so are
-    floatX *atty, *act;         // (2, N, zo_row()), (2, N, F)
+    floatX *atty, *act;         // (2, N, row), (2, N, F)
     floatX *ln, *qkv;           // (N, C), (N, Q); of a gated MLP also fc (N, 2F)
     floatX *norm;               // (2, zo_norm()), with narrow embeddings
     float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
     float *right;               // (B)
-    double *totals;             // (accum, queries, 2): losses; and how many labels were right
     // host memory
-    floatX *host_layers;        // (streamed, layer)
     double side[2 * ZO_QUERIES];  // (queries, 2): the means of all micro-batches and ranks
     double *all;                // (world, zo_news()): what each rank has said of this step;
-    double *mine;               // and what this one is about to say, behind that: begins as totals
+    double *mine;               // and what this one is about to say, behind that: GPT2.loss first
 };
 
 // The number of losses that a rank makes in a step; and of numbers that it sends to other ranks:
@@ -200,8 +200,7 @@ static size_t zo_news(const Zo *z) { return zo_losses(z) + ZO_SAYS; }
 
 // Tensors first .. first + count - 1 as a group.
 static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
-    ZoGroup g;
-    memset(&g, 0, sizeof g);
+    ZoGroup g = {};
     g.count = count;
     for (int i = 0; i < count; i++) {
         const GPT2Tensor *x = &t->tensors[first + i];
@@ -212,67 +211,8 @@ static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
     return g;
 }
 
-// Counts the layers before layer l that stay on the GPU. They are spread evenly: each hides a part
-// of the next visitor's copy.
-static size_t zo_residents(const GPT2 *g, size_t l) {
-    return l * (g->config.layers - g->zo->streamed) / g->config.layers;
-}
-
-static bool zo_stays(const GPT2 *g, size_t l) {
-    return zo_residents(g, l + 1) > zo_residents(g, l);
-}
-
-static bool zo_visits(const GPT2 *g, size_t s) {
-    return s >= 1 && s <= g->config.layers && !zo_stays(g, s - 1);
-}
-
-// Where segment s lives.
-static floatX *zo_home(const GPT2 *g, size_t s) {
-    return (zo_visits(g, s) ? g->zo->host_layers : g->params) + g->segment[s].param_at;
-}
-
-// Settles where each layer lives: `residents` on the GPU, the others on the host.
-static void zo_place(GPT2 *g, size_t residents, size_t slots) {
-    Zo *z = g->zo;
-    const GPT2Table *t = &g->table;
-    const size_t L = g->config.layers, C = g->config.channels;
-    size_t host_at = 0;
-    z->streamed = L - min_size(residents, L);
-    z->slots = min_size(slots, z->streamed);
-    g->offloaded = z->streamed > 0;
-    g->segments = zero_segments(t);
-    free(g->segment);
-    g->segment = (Segment *)alloc_or_fail((size_t)g->segments, sizeof(Segment), "segments");
-    for (int i = 0; i < g->segments; i++) {
-        Segment *s = &g->segment[i];
-        const bool visits = zo_visits(g, (size_t)i);
-        s->length = zero_segment(t, i, &s->at);
-        s->room = visits ? 0 : s->length;
-        s->param_at = visits ? host_at : segment_place(g, i, 0);
-        if (visits) host_at += s->length;
-    }
-    g->param_elements = segment_room(g, 0);
-    z->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
-    gpt2_parts(t, z->group_first);
-    for (int k = 0; k < ZO_GROUPS; k++) {
-        const int begin = z->group_first[k];
-        z->group[k] = zo_group(t, begin, z->group_first[k + 1] - begin);
-        z->group_at[k] = t->tensors[begin].offset - t->tensors[t->first_layer].offset;
-        if (z->group[k].length > z->scratch) z->scratch = z->group[k].length;
-    }
-    // Logits of a chunk: as many tokens as the scratch has room for, and a few hundred at least.
-    z->chunk = z->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
-    if (z->chunk < 512) z->chunk = 512;
-    if (z->chunk > 8192) z->chunk = 8192;
-    z->chunk = min_size(z->chunk, g->config.vocab_padded);
-    if (z->chunk * C > z->scratch) z->scratch = round_up(z->chunk * C, ALIGN_ELEMENTS);
-}
-
-// Width of the rows of atty, which holds what attention and the norms make.
-static size_t zo_row(const GPT2 *g) {
-    const size_t A = config_att(&g->config), C = g->config.channels;
-    return A > C ? A : C;
-}
+// Where segment s lives, from its first element on.
+static floatX *zo_home(const GPT2 *g, size_t s) { return (floatX *)g->segment[s].first->weights; }
 
 // Elements of a normalisation's weights, which are stored side by side.
 static size_t zo_norm(const GPT2 *g) {
@@ -284,95 +224,65 @@ static size_t zo_layer_bytes(const GPT2 *g) { return g->segment[1].length * size
 // The memory plan, as gpt2_buffers().
 static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     Zo *z = g->zo;
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
+    const GPT2Config *c = &g->config;
+    const size_t C = c->channels, F = c->ffn, N = g->max_B * g->max_T;
     const size_t Q = (size_t)z->config.queries, X_ = sizeof(floatX), f32 = sizeof(float);
     int n = 0;
-    #define BUFFER(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, &field, BUFFER_ANY}
-    BUFFER("weights", g->param_elements * X_, g->params);
-    list[0].kind = BUFFER_ZERO;
-    if (z->streamed > 0)
-        list[n++] = Buffer{"slots", z->slots * zo_layer_bytes(g), NULL, BUFFER_ANY};
-    BUFFER("perturbed weights", z->scratch * X_, z->perturbed[0]);
-    BUFFER("perturbed weights", z->scratch * X_, z->perturbed[1]);
-    if (g->config.post_norm) BUFFER("perturbed weights", 2 * zo_norm(g) * X_, z->norm);
-    BUFFER("activations", Q * 2 * N * C * X_, z->x);
-    BUFFER("activations", 2 * N * zo_row(g) * X_, z->atty);
-    BUFFER("activations", 2 * N * F * X_, z->act);
-    BUFFER("activations", N * C * X_, z->ln);
-    const GPT2Config *c = &g->config;
-    BUFFER("activations", N * (config_gated(c) ? config_wide(c) : config_qkv(c)) * X_, z->qkv);
-    if (c->rope.theta > 0) BUFFER("rotary", rope_floats(g) * f32, g->rope);
-    if (!g->config.rms) BUFFER("activations", N * f32, z->mean);
-    BUFFER("activations", N * f32, z->rstd);
-    BUFFER("activations", N * g->config.heads * f32, z->lse);
-    BUFFER("logits", min_size(g->head_rows, N) * z->chunk * f32, z->logits);
-    BUFFER("logits", 2 * N * f32, z->row_max);
-    BUFFER("logits", 2 * N * f32, z->row_sum);
-    BUFFER("logits", 2 * N * f32, z->target_logit);
-    BUFFER("logits", N * f32, g->losses);
-    BUFFER("logits", N * f32, z->right);
-    BUFFER("logits", (zo_losses(z) + 1) * sizeof(double), z->totals);
-    list[n - 1].kind = BUFFER_ZERO;  // not all of them are always set, and all are copied
-    BUFFER("tokens", STAGINGS * batch_numbers(g, false) * sizeof(int32_t), g->tokens);
-    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};
+    BUFFER(ZERO, "weights", g->param_elements * X_, g->params);
     if (g->offloaded)
-        list[n++] = Buffer{"weights", z->streamed * zo_layer_bytes(g), &z->host_layers,
-                           BUFFER_HOST};
-    #undef BUFFER
+        list[n++] = Buffer{"slots", z->slots * zo_layer_bytes(g), NULL, BUFFER_ANY};
+    BUFFER(ANY, "perturbed weights", z->scratch * X_, z->perturbed[0]);
+    BUFFER(ANY, "perturbed weights", z->scratch * X_, z->perturbed[1]);
+    if (c->post_norm) BUFFER(ANY, "perturbed weights", 2 * zo_norm(g) * X_, z->norm);
+    BUFFER(ANY, "activations", Q * 2 * N * C * X_, z->x);
+    BUFFER(ANY, "activations", 2 * N * z->row * X_, z->atty);
+    BUFFER(ANY, "activations", 2 * N * F * X_, z->act);
+    BUFFER(ANY, "activations", N * C * X_, z->ln);
+    BUFFER(ANY, "activations", N * (config_gated(c) ? config_wide(c) : config_qkv(c)) * X_, z->qkv);
+    if (c->rope.theta > 0) BUFFER(ANY, "rotary", rope_floats(g) * f32, g->rope);
+    if (!c->rms) BUFFER(ANY, "activations", N * f32, z->mean);
+    BUFFER(ANY, "activations", N * f32, z->rstd);
+    BUFFER(ANY, "activations", N * c->heads * f32, z->lse);
+    BUFFER(ANY, "logits", min_size(g->head_rows, N) * z->chunk * f32, z->logits);
+    BUFFER(ANY, "logits", 2 * N * f32, z->row_max);
+    BUFFER(ANY, "logits", 2 * N * f32, z->row_sum);
+    BUFFER(ANY, "logits", 2 * N * f32, z->target_logit);
+    BUFFER(ANY, "logits", N * f32, g->losses);
+    BUFFER(ANY, "logits", N * f32, z->right);
+    // not all losses are always set, and all are copied
+    BUFFER(ZERO, "logits", zo_losses(z) * sizeof(double), g->loss);
+    BUFFER(ANY, "tokens", STAGINGS * batch_numbers(g, false) * sizeof(int32_t), g->tokens);
+    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};
+    BUFFER(HOST, "weights", g->weights_on_host * X_, g->host_weights);
     return n;
-}
-
-// Settles where everything is: of --resident-blocks (auto: of all) layers, those for which there is
-// room, with fewer slots than the default for the others, if these would not fit. False: nothing
-// fits.
-static bool zo_choose(GPT2 *g, const Options *o, size_t limit, size_t host_limit) {
-    const OffloadMemory m = {NULL, NULL, limit, host_limit, 0, false, 0, 0, g->least};
-    Buffer list[MAX_BUFFERS];
-    const bool automatic = o->resident_blocks == AUTO_COUNT;
-    const size_t least = automatic ? 0 : o->resident_blocks, fewest = o->slots > 0 ? o->slots : 1;
-    size_t stay = automatic ? g->config.layers : least;
-    size_t slots = o->slots > 0 ? o->slots : (size_t)LEAST_SLOTS;
-    for (;;) {
-        zo_place(g, stay, slots);
-        const int n = zo_buffers(g, list);
-        if (memory_fits(&m, buffers_bytes(list, n, false), buffers_bytes(list, n, true)))
-            return true;
-        if (stay > least) stay--;
-        else if (slots > fewest) slots--;
-        else return false;
-    }
-}
-
-static floatX *zo_slot(const GPT2 *g) {
-    return (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
 }
 
 // For gpt2_allocate().
 static void zo_allocate(GPT2 *g) {
     Zo *z = g->zo;
-    const size_t events = z->slots * ZO_GROUPS, news = zo_news(z), world = (size_t)ranks.world;
+    const size_t news = zo_news(z), world = (size_t)ranks.world;
     if (g->no_overlap) g->fetch = g->out = g->compute;
-    z->there = events_make(events);
-    z->used = events_make(events);
-    z->left = events_make(events);
     z->all = (double *)pinned_alloc((1 + world) * news * sizeof(double), "losses of all ranks");
     z->mine = z->all + world * news;
-    z->slot = (floatX **)own(free, ALLOC(floatX *, z->slots, "slots"));
-    owner_end();  // slots come and go with --zo-no-slots: zo_release() frees them
-    for (size_t i = 0; i < z->slots; i++) z->slot[i] = zo_slot(g);
+    z->slot = (ZoSlot *)own(free, ALLOC(ZoSlot, z->slots, "slots"));
+    for (ZoSlot *x = z->slot; x < z->slot + z->slots; x++)
+        for (int k = 0; k < LAYER_PARTS; k++) {
+            event_make(&x->there[k], false);
+            event_make(&x->used[k], false);
+            event_make(&x->left[k], false);
+        }
+    owner_end();  // memory comes and goes with --zo-no-slots: gpt2_release() frees it
+    for (ZoSlot *x = z->slot; x < z->slot + z->slots; x++)
+        x->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
 }
 
-static void zo_release(const Zo *z) {
-    for (size_t i = 0; i < z->slots; i++) gpu_free(z->slot[i]);
-}
-
-// Makes the settings of --optimizer mezo, without memory; also for an evaluation of labels. NULL:
-// neither.
-static Zo *zo_open(const Run *r) {
+// Makes the settings of --optimizer mezo, without memory; also for an evaluation of labels. All
+// others train by a backward pass, if they train.
+static void zo_open(GPT2 *g, const Run *r) {
     const Options *o = &r->o;
-    if (o->optimizer != OPTIMIZER_MEZO && (!r->words || r->training)) return NULL;
-    Zo *z = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
+    g->training = r->training && o->optimizer != OPTIMIZER_MEZO;
+    if (o->optimizer != OPTIMIZER_MEZO && (!r->words || r->training)) return;
+    Zo *z = g->zo = ALLOC(Zo, 1, "model");
     z->config = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_STORAGE};
     z->accum = o->accum;
     z->keeps_slots = !o->zo_no_slots;
@@ -380,15 +290,6 @@ static Zo *zo_open(const Run *r) {
     if (r->world > 1)
         printf("ranks: %zu, each with all weights; per step each sends %zu bytes to the others\n",
                r->world, zo_news(z) * sizeof(double));
-    return z;
-}
-
-static void zo_print(const GPT2 *g, const Options *o) {
-    const size_t L = g->config.layers, slots = g->zo->slots;
-    if (!g->offloaded) return;
-    printf("%zu of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
-           g->zo->streamed, L, plural(L), mib(zo_layer_bytes(g)), slots, plural(slots),
-           o->resident_blocks == AUTO_COUNT ? ": all of them would not fit on the GPU" : "");
 }
 
 // =============================================================================================
@@ -404,43 +305,26 @@ static void zo_print(const GPT2 *g, const Options *o) {
 // slots than visitors, the slot has been left by one that went home later, or by itself.
 static void zo_fetch(GPT2 *g) {
     Zo *z = g->zo;
-    const size_t number = z->fetched % z->streamed, slot = z->fetched % z->slots;
-    size_t l = number;  // the layer: visitors 0 .. number are among layers 0 .. l
-    while (l - zo_residents(g, l + 1) < number) l++;
-    const floatX *home = zo_home(g, l + 1);
+    ZoSlot *slot = &z->slot[z->fetched++ % z->slots];
+    do z->newest = z->newest % g->config.layers + 1;
+    while (!g->segment[z->newest].streams);
+    const floatX *home = zo_home(g, z->newest);
     if (!z->keeps_slots) {  // --zo-no-slots
         stream_rest(g->compute);
         stream_rest(g->out);
-        gpu_free(z->slot[slot]);
-        z->slot[slot] = zo_slot(g);
+        gpu_free(slot->weights);
+        slot->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
     }
-    for (int k = 0; k < ZO_GROUPS; k++) {
-        const size_t event = slot * ZO_GROUPS + (size_t)k, at = z->group_at[k];
-        const size_t bytes = z->group[k].length * sizeof(floatX);
-        stream_wait(g->fetch, z->used[event]);
-        stream_wait(g->fetch, z->left[event]);
-        const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", l, bytes, g->fetch);
-        copy_in(g, z->slot[slot] + at, home + at, bytes, g->fetch);
+    for (int k = 0; k < LAYER_PARTS; k++) {
+        const size_t at = z->group_at[k], bytes = z->group[k].length * sizeof(floatX);
+        stream_wait(g->fetch, slot->used[k]);
+        stream_wait(g->fetch, slot->left[k]);
+        const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", z->newest - 1, bytes,
+                                        g->fetch);
+        copy_in(g, slot->weights + at, home + at, bytes, g->fetch);
         timeline_end(&g->timeline, span, g->fetch);
-        event_record(z->there[event], g->fetch);
+        event_record(slot->there[k], g->fetch);
     }
-    z->fetched++;
-}
-
-// The weights of layer l, which is about to be used.
-static floatX *zo_enter(GPT2 *g, size_t l) {
-    Zo *z = g->zo;
-    if (zo_stays(g, l)) return zo_home(g, l + 1);
-    if (z->fetched == z->visits) zo_fetch(g);
-    return z->slot[z->visits % z->slots];
-}
-
-// Layer l has been used.
-static void zo_leave(GPT2 *g, size_t l) {
-    Zo *z = g->zo;
-    if (zo_stays(g, l)) return;
-    z->visits++;
-    while (!g->no_overlap && z->fetched < z->visits + z->slots) zo_fetch(g);
 }
 
 // A rehearsed kernel takes what its bytes take, or the noise, if that takes longer (of signs alone
@@ -464,34 +348,31 @@ static void zo_weights(GPT2 *g, floatX *theta, const ZoGroup *group, const ZoUpd
 
 static const ZoUpdate zo_nothing = {};
 
-// Makes the perturbed weights of group k of layer l, whose weights are at `theta`, for a query. The
-// first one also updates, and a visitor's updated group goes home at once.
-static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, floatX *theta,
-                             int query) {
+// Makes the perturbed weights of group k of layer l for a query. A visitor is in `slot`; NULL: the
+// layer stays. The first query also updates, and a visitor's updated group goes home at once.
+static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, ZoSlot *slot, int query) {
     const Zo *z = g->zo;
-    const bool visits = !zo_stays(g, l), first = query == 0;
-    const bool last = query + 1 >= p->queries || p->signs == 0;
-    const size_t event = visits ? z->visits % z->slots * ZO_GROUPS + (size_t)k : 0;
-    const size_t at = z->group_at[k], bytes = z->group[k].length * sizeof(floatX);
-    if (visits && first) {
+    const bool first = query == 0, last = query + 1 >= p->queries || p->signs == 0;
+    const size_t bytes = z->group[k].length * sizeof(floatX);
+    floatX *home = zo_home(g, l + 1) + z->group_at[k], *theta = home;
+    ZoGroup group = z->group[k];
+    if (slot != NULL) theta = slot->weights + z->group_at[k];
+    if (slot != NULL && first) {
         compute_span(g, "wait", l + 1);
-        stream_wait(g->compute, z->there[event]);
+        stream_wait(g->compute, slot->there[k]);
     }
     if (first) compute_span(g, p->signs == 0 ? "update" : "forward", l + 1);
-    ZoGroup group = z->group[k];
     for (int i = 0; i < group.count; i++)
         group.range[i].tensor += (uint32_t)l * (uint32_t)g->table.per_layer;
-    zo_weights(g, theta + at, &group, first ? &p->update : &zo_nothing, p, query);
-    if (!visits) return;
-    if (first && p->update.step != 0) {
-        floatX *home = zo_home(g, l + 1);
+    zo_weights(g, theta, &group, first ? &p->update : &zo_nothing, p, query);
+    if (slot != NULL && first && p->update.step != 0) {
         order(g, g->compute, g->out);
         const int span = timeline_begin(&g->timeline, ROW_FLUSH, "flush", l, bytes, g->out);
-        copy_out(g, home + at, theta + at, bytes);
+        copy_out(g, home, theta, bytes);
         timeline_end(&g->timeline, span, g->out);
-        event_record(z->left[event], g->out);
+        event_record(slot->left[k], g->out);
     }
-    if (last) event_record(z->used[event], g->compute);
+    if (slot != NULL && last) event_record(slot->used[k], g->compute);
 }
 
 // =============================================================================================
@@ -501,8 +382,6 @@ static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, floatX *
 static floatX *zo_x(const GPT2 *g, int query, int sign) {
     return g->zo->x + (size_t)(query * 2 + sign) * g->max_B * g->max_T * g->config.channels;
 }
-
-static float zo_scale(const ZoPass *p, int sign) { return sign == 0 ? p->scale : -p->scale; }
 
 // With narrow embeddings, a layer normalises after the group that follows the one with the weights
 // for it: they are kept from one to the other.
@@ -517,7 +396,7 @@ static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
 static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const Zo *z = g->zo;
-    floatX *x = zo_x(g, query, sign), *atty = z->atty + (size_t)sign * most * zo_row(g);
+    floatX *x = zo_x(g, query, sign), *atty = z->atty + (size_t)sign * most * z->row;
     floatX *act = z->act + (size_t)sign * most * g->config.ffn;
     const ZoRange *range = z->group[k].range;
     LayerWeights w = {};
@@ -535,7 +414,7 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     a.fc = config_gated(&g->config) ? z->qkv : act;
     layer_order(&a, &g->config);
     for (int i = 0; i < z->group[k].count; i++)
-        w.kind[g->table.tensors[z->group_first[k] + i].kind] = z->perturbed[sign] + range[i].at;
+        w.kind[g->table.tensors[range[i].tensor].kind] = z->perturbed[sign] + range[i].at;
     w.mid_w = w.ln_2_w;
     w.mid_b = w.ln_2_b;
     if (post && k == 0) zo_keep_norm(g, range[0].at, sign);
@@ -551,16 +430,16 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     if (!post && k == 3) residual_forward(x, a.branch, N * C, g->compute);
 }
 
-static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out, bool tokens,
-                     bool positions, size_t C) {
+// The sum of rows of tokens and of positions (N, C), perturbed; one of the two may be NULL.
+static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out,
+                     const floatX *wte, const floatX *wpe, size_t C) {
     const size_t N = g->B * g->T;
     const GPT2Table *t = &g->table;
     const unsigned blocks = ceil_div(N * C, 4 * BLOCK_THREADS);
-    GPU_TAKES(g->compute, (1 + tokens + positions) * N * C * sizeof(floatX), gpu_bytes);
+    GPU_TAKES(g->compute, (1 + (wte != NULL) + (wpe != NULL)) * N * C * sizeof(floatX), gpu_bytes);
     LAUNCH(zo_encoder_kernel, blocks, BLOCK_THREADS, 0, g->compute, out, p->batch->device,
-           p->batch->begins, tokens ? tensor(g, t->wte) : NULL,
-           positions ? tensor(g, t->wpe) : NULL, g->zo->config, t->wte, t->wpe, p->step,
-           (uint32_t)query, zo_scale(p, sign), N, g->T, C);
+           p->batch->begins, wte, wpe, g->zo->config, t->wte, t->wpe, p->step, (uint32_t)query,
+           sign == 0 ? p->scale : -p->scale, N, g->T, C);
 }
 
 // The first layer's input, of both signs.
@@ -568,15 +447,16 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, E = g->config.embed, N = g->B * g->T;
     const Zo *z = g->zo;
     const int in = g->table.project_in;
+    const floatX *wte = tensor(g, g->table.wte), *none = NULL;
     if (E > 0) {
         const ZoGroup group = zo_group(&g->table, in, 1);
         zo_weights(g, tensor(g, in), &group, &zo_nothing, p, query);
     }
     for (int s = 0; s < p->signs; s++) {
         floatX *x = zo_x(g, query, s);
-        zo_embed(g, p, query, s, x, E == 0, g->table.wpe >= 0, C);
+        zo_embed(g, p, query, s, x, E == 0 ? wte : none, tensor(g, g->table.wpe), C);
         if (E == 0) continue;
-        zo_embed(g, p, query, s, z->ln, true, false, E);
+        zo_embed(g, p, query, s, z->ln, wte, none, E);
         matmul_forward(&g->lt, z->atty, z->ln, z->perturbed[s], (floatX *)NULL, N, E, C,
                        g->compute);
         residual_forward(x, z->atty, N * C, g->compute);
@@ -592,7 +472,7 @@ static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     floatX *const *w = z->perturbed;
     zo_weights(g, tensor(g, t->tail), &group, &zo_nothing, p, query);
     for (int s = 0; s < p->signs; s++) {
-        floatX *out = z->atty + (size_t)s * most * zo_row(g), *x = zo_x(g, query, s);
+        floatX *out = z->atty + (size_t)s * most * z->row, *x = zo_x(g, query, s);
         if (g->config.embed > 0)
             matmul_forward(&g->lt, out, x, w[s], (floatX *)NULL, N, C, g->config.embed,
                            g->compute);
@@ -628,7 +508,7 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
             for (size_t first = 0; first < N; first += g->head_rows) {
                 const size_t rows = min_size(g->head_rows, N - first);
                 const size_t row = (size_t)s * most + first;
-                const floatX *x = z->atty + (size_t)s * most * zo_row(g) + first * E;
+                const floatX *x = z->atty + (size_t)s * most * z->row + first * E;
                 gemm(&g->lt, false, true, rows, width, E, x, E, z->perturbed[s], E,
                      z->logits, width, NULL, false, g->compute);
                 GPU_TAKES(g->compute, 8 * rows * width, gpu_bytes);  // the product's, and here
@@ -641,29 +521,29 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
     }
 }
 
-// The same for labelled sentences.
+// The same for labelled sentences. Of an evaluation also how many labels are right, to totals[1].
 static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const Zo *z = g->zo;
     const size_t B = g->B, most = g->max_B * g->max_T;
     const int head = g->table.lm_head;
     for (int s = 0; s < p->signs; s++) {
-        const floatX *x = z->atty + (size_t)s * most * zo_row(g);
+        const floatX *x = z->atty + (size_t)s * most * z->row;
         LAUNCH(classify_kernel, (unsigned)B, BLOCK_THREADS, 0, g->compute, g->losses, z->right,
                (float *)NULL, (floatX *)NULL, x, p->batch->device + B * g->T, tensor(g, head),
-               z->config, g->words, head, p->step, (uint32_t)query, zo_scale(p, s), 0, g->T,
-               config_embed(&g->config));
+               z->config, g->words, head, p->step, (uint32_t)query,
+               s == 0 ? p->scale : -p->scale, 0, g->T, config_embed(&g->config));
         loss_accumulate(totals + s, g->losses, B, 1 / (double)B, true, g->compute);
     }
-    loss_accumulate(&z->totals[zo_losses(z)], z->right, B, 1, true, g->compute);
+    if (p->signs == 1) loss_accumulate(totals + 1, z->right, B, 1, true, g->compute);
 }
 
 // Queues a pass over all layers, and with a batch the way to the normalised output; then head or
-// classification, whose losses become those of this micro-batch in the totals. logits: leave the
-// head out. Nothing here waits.
-static void zo_pass(GPT2 *g, const ZoPass *p, size_t micro, bool logits) {
-    const Zo *z = g->zo;
+// classification, whose losses (queries, 2) go to totals. NULL: without a head. Nothing here waits.
+static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
+    Zo *z = g->zo;
     const GPT2Table *t = &g->table;
-    g->timeline.between = p->signs == 1 || (p->signs == 0 && z->fused);
+    const bool looks = p->signs > 0;
+    g->timeline.between = p->signs == 1 || (!looks && z->fused);
     if (p->update.step != 0) {  // what stays on the GPU beside the layers
         const ZoPass quiet = {zo_nothing, 0, 1, 0, p->step, NULL};
         const ZoGroup head = zo_group(t, t->wte, t->first_layer);
@@ -672,7 +552,7 @@ static void zo_pass(GPT2 *g, const ZoPass *p, size_t micro, bool logits) {
         zo_weights(g, tensor(g, t->wte), &head, &p->update, &quiet, 0);
         zo_weights(g, tensor(g, t->tail), &tail, &p->update, &quiet, 0);
     }
-    if (p->signs > 0) {
+    if (looks) {
         compute_span(g, "wait", 0);
         stream_wait(g->compute, p->batch->copied);
         compute_span(g, "forward", 0);
@@ -682,33 +562,26 @@ static void zo_pass(GPT2 *g, const ZoPass *p, size_t micro, bool logits) {
         for (int j = 0; j < p->queries; j++) zo_encoder(g, p, j);
     }
     for (size_t l = 0; l < g->config.layers; l++) {
-        floatX *theta = zo_enter(g, l);
-        for (int j = 0; j < (p->signs > 0 ? p->queries : 1); j++)
-            for (int k = 0; k < ZO_GROUPS; k++) {
-                zo_perturb_group(g, p, l, k, theta, j);
+        const bool visits = g->segment[l + 1].streams;
+        if (visits && z->fetched == z->visits) zo_fetch(g);
+        ZoSlot *slot = visits ? &z->slot[z->visits % z->slots] : NULL;
+        for (int j = 0; j < p->queries; j++)
+            for (int k = 0; k < LAYER_PARTS; k++) {
+                zo_perturb_group(g, p, l, k, slot, j);
                 for (int s = 0; s < p->signs; s++) zo_layer_part(g, k, j, s);
             }
-        zo_leave(g, l);
+        z->visits += visits;
+        while (visits && !g->no_overlap && z->fetched < z->visits + z->slots) zo_fetch(g);
     }
-    compute_span(g, p->signs > 0 ? "forward" : NULL, g->config.layers + 1);
-    for (int j = 0; j < p->queries && p->signs > 0; j++) {
+    compute_span(g, looks ? "forward" : NULL, g->config.layers + 1);
+    for (int j = 0; j < p->queries && looks; j++) {
         zo_final_norm(g, p, j);
-        if (logits) break;
-        double *totals = z->totals + 2 * (micro * (size_t)z->config.queries + (size_t)j);
-        if (g->words.count > 0) zo_classify(g, p, j, totals);
-        else zo_head(g, p, j, totals);
+        if (totals == NULL) continue;
+        if (g->words.count > 0) zo_classify(g, p, j, totals + 2 * j);
+        else zo_head(g, p, j, totals + 2 * j);
     }
-    if (p->signs > 0) event_record(p->batch->used, g->compute);
+    if (looks) event_record(p->batch->used, g->compute);
     compute_span(g, NULL, 0);
-}
-
-// Waits for the totals of the passes so far, in z->mine.
-static void zo_totals(GPT2 *g) {
-    const Zo *z = g->zo;
-    stream_copy(z->mine, z->totals, (zo_losses(z) + 1) * sizeof(double), cudaMemcpyDeviceToHost,
-                g->compute);
-    event_record(g->step_left, g->compute);
-    event_wait(g->step_left);
 }
 
 // Puts the last step's update into the weights, now. With --zo-no-fused-update always; else, before
@@ -716,54 +589,27 @@ static void zo_totals(GPT2 *g) {
 static void zo_update_weights(GPT2 *g) {
     Zo *z = g->zo;
     const ZoPass p = {z->pending, 0, 1, 0, z->pending.step, NULL};
-    if (z->pending.step != 0) zo_pass(g, &p, 0, false);
+    if (z->pending.step != 0) zo_pass(g, &p, NULL);
     z->pending = zo_nothing;
 }
 
 // =============================================================================================
-// 5. Evaluation, saving, a step, and how long it takes
+// 5. Evaluation, a step, and how long it takes
 
-// Forward with the weights as they are, of this batch. logits: without the head.
-static ZoPass zo_look(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t B, size_t T,
-                      bool logits) {
-    upload(g, ZO_EVALUATION, inputs, targets, NULL, B, T, g->fetch);
-    const ZoPass p = {zo_nothing, 1, 1, 0, (uint32_t)g->zo->step, &g->staging[ZO_EVALUATION]};
-    zo_pass(g, &p, 0, logits);
-    return p;
-}
-
-// For gpt2_next(): the logits (V) behind token number `last` of g->inputs (T).
-static void zo_next(GPT2 *g, size_t T, size_t last, float *logits) {
+// Queues a pass over g->inputs (B, T) with the weights as they are. Leaves the loss by g->targets
+// in g->loss; or copies the logits (V) behind token `last` to the host, unless logits is NULL.
+static void zo_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
     const Zo *z = g->zo;
     const size_t C = config_embed(&g->config), V = g->config.vocab;
-    const ZoPass p = zo_look(g, g->inputs, NULL, 1, T, true);
-    for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
+    const ZoPass p = {zo_nothing, 1, 1, 0, 0, &g->staging[ZO_EVALUATION]};
+    upload(g, ZO_EVALUATION, g->inputs, logits == NULL ? g->targets : NULL, NULL, B, T, g->fetch);
+    zo_pass(g, &p, logits == NULL ? g->loss : NULL);
+    for (size_t v0 = 0; logits != NULL && v0 < V; v0 += z->chunk) {
         const size_t width = min_size(z->chunk, g->config.vocab_padded - v0);
         zo_head_weights(g, &p, 0, v0, width);
         gemm(&g->lt, false, true, 1, width, C, z->atty + last * C, C, z->perturbed[0], C,
              z->logits, width, NULL, false, g->compute);
         gpu_copy(logits + v0, z->logits, min_size(width, V - v0) * sizeof(float));
-    }
-}
-
-// For gpt2_eval(): the loss of g->inputs (B, T).
-static double zo_eval(GPT2 *g, size_t B, size_t T, size_t *right) {
-    const Zo *z = g->zo;
-    zo_look(g, g->inputs, g->targets, B, T, false);
-    zo_totals(g);
-    *right += (size_t)z->mine[zo_losses(z)];
-    return z->mine[0];
-}
-
-// A RunState's move: the weights, wherever they are, when no update is pending and no stream at
-// work.
-static void zo_move(void *owner, int, size_t at, size_t n, float *w, bool out) {
-    GPT2 *g = (GPT2 *)owner;
-    for (size_t i = 0; i < (size_t)g->segments; i++) {
-        const Segment *s = &g->segment[i];
-        const size_t from = at > s->at ? at : s->at, end = min_size(at + n, s->at + s->length);
-        if (from < end)
-            floats_move(zo_home(g, i) + (from - s->at), w + (from - at), end - from, out);
     }
 }
 
@@ -781,6 +627,7 @@ static bool zo_send_batch(GPT2 *g, const Run *r, uint64_t micro, Error *err) {
 static bool zo_forward(GPT2 *g, Run *r, size_t step) {
     Zo *z = g->zo;
     Error later;
+    if (z->sent < (step - 1) * z->accum) z->sent = (step - 1) * z->accum;  // a run that goes on
     for (size_t m = 0; m < z->accum; m++) {
         const uint64_t micro = (step - 1) * z->accum + m;
         const ZoPass p = {z->pending, 2, z->config.queries, z->config.eps, (uint32_t)step,
@@ -790,16 +637,16 @@ static bool zo_forward(GPT2 *g, Run *r, size_t step) {
         for (; z->sent <= micro + 1 && z->sent < r->o.steps * z->accum; z->sent++)
             if (!zo_send_batch(g, r, z->sent, z->sent == micro ? &r->damage : &later)) break;
         if (z->sent == micro) return false;
-        zo_pass(g, &p, m, false);
+        zo_pass(g, &p, g->loss + 2 * m * (size_t)z->config.queries);
         z->pending = zo_nothing;  // it is in the weights now
     }
     return true;
 }
 
 // The counters of a step, for log.jsonl: bytes over the link are those of this one, times those of
-// the newest step that is complete, "step"; the bytes that this rank has sent, and how long it
-// waited for the other ranks.
-static void zo_log(const GPT2 *g, char *json, size_t n) {
+// the newest step that is complete, "step"; the bytes that this rank has sent, and the seconds that
+// it waited for the other ranks.
+static void zo_log(const GPT2 *g, char *json, size_t n, size_t sent, double waited) {
     const TimelineStep *d = &g->timeline.done;
     char busy[160];
     timeline_log(&g->timeline, busy, sizeof busy);
@@ -807,8 +654,7 @@ static void zo_log(const GPT2 *g, char *json, size_t n) {
         snprintf(json, n, ",\"zo\":{\"step\":%zu%s,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
                  "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"ranks\":%d,\"exchanged_bytes\":%zu,"
                  "\"exchange_ms\":%.6g}", d->step, busy, 1e3 * d->stalled, 1e3 * d->duplex,
-                 g->moved_in, g->moved_out, ranks.world, g->zo->exchanged,
-                 1e3 * g->zo->exchange);
+                 g->moved_in, g->moved_out, ranks.world, sent, 1e3 * waited);
 }
 
 // One step of MeZO, as mezo_step() in train_gpt2.c. All its passes are queued before the host waits
@@ -818,16 +664,16 @@ static void zo_log(const GPT2 *g, char *json, size_t n) {
 static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     Zo *z = g->zo;
     const size_t n = zo_losses(z), news = zo_news(z), bytes = news * sizeof(double);
-    StepResult x;
-    memset(&x, 0, sizeof x);
+    StepResult x = {};
     const bool damaged = !zo_forward(g, r, step);
-    zo_totals(g);
+    stream_copy(z->mine, g->loss, n * sizeof(double), cudaMemcpyDeviceToHost, g->compute);
+    event_record(g->step_left, g->compute);
+    event_wait(g->step_left);
     z->mine[n + ZO_DAMAGED] = damaged;
     run_tell(z->mine + n + ZO_NEWS);
     const double start = seconds_now();
     if (rehearsal == NULL) ranks_exchange(z->mine, bytes, z->all);
-    z->exchange = seconds_now() - start;
-    z->exchanged = ranks.world > 1 ? bytes : 0;
+    const double waited = seconds_now() - start;
     run_hear(z->all + n + ZO_NEWS, news);
     for (size_t k = 0; k < (size_t)ranks.world; k++)
         if (z->all[k * news + n + ZO_DAMAGED] != 0) x.damaged = true;
@@ -837,8 +683,7 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     zo_estimate(&z->pending, &z->config, step, lr, r->o.weight_decay, z->side, &x.loss, &x.norm);
     x.skipped = z->pending.step == 0;
     if (!z->fused) zo_update_weights(g);
-    z->step = step;
-    zo_log(g, x.more, sizeof x.more);
+    zo_log(g, x.more, sizeof x.more, ranks.world > 1 ? bytes : 0, waited);
     return x;
 }
 
@@ -877,8 +722,8 @@ static void zo_print_time(const GPT2 *g, const Run *r, const Rates *rates, const
            x->compute, x->other);
     plan_print_speed(rates, run, x);
     if (g->offloaded) {
-        printf("  over the link, in seconds: %.4g to the GPU, %.4g to the host; %zu of %zu "
-               "layer%s; ", l.in, l.out, g->zo->streamed, g->config.layers,
+        printf("  over the link, in seconds: %.4g to the GPU, %.4g to the host; %d of %zu "
+               "layer%s; ", l.in, l.out, g->streamed, g->config.layers,
                plural(g->config.layers));
         if (l.hidden) printf("hidden");
         else printf("not hidden: %.4g are waits (%s)", l.exposed, l.limit);
@@ -890,37 +735,25 @@ static void zo_print_time(const GPT2 *g, const Run *r, const Rates *rates, const
         printf("(gpu_flops counts as for 16 bits: products in fp32 are slower)\n");
 }
 
-// Ends a run whose ranks have loaded different weights: each would train something else.
-static void zo_agree(GPT2 *g) {
-    enum { CHUNK = 1 << 20 };
+// New weights are loaded. All replicas have loaded them, and rank 0 alone saves. Ends a run whose
+// ranks have loaded different weights: each would train something else.
+static void zo_loaded(const GPT2 *g, Run *r) {
     uint64_t hash = 0;
     char text[40];
     if (ranks.world == 1) return;
-    float *buffer = (float *)alloc_or_fail(CHUNK, sizeof(float), "comparison of weights");
-    for (size_t at = 0, n; at < g->table.elements; at += n) {
-        n = min_size(CHUNK, g->table.elements - at);
-        zo_move(g, 0, at, n, buffer, true);
+    if (r->rank > 0) r->saves.count = 0;
+    for (int i = 0; i < g->pieces.count; i++) {
+        const Piece *p = &g->pieces.pieces[i];
+        floatX *w = ALLOC(floatX, p->length, "comparison of weights");
+        gpu_copy(w, p->weights, p->length * sizeof *w);
         #pragma omp parallel for reduction(+ : hash)
-        for (size_t i = 0; i < n; i += 4096)
-            hash += hash_words(4 * (at + i), buffer + i, 4 * min_size(n - i, 4096));
+        for (size_t k = 0; k < p->length; k += 4096)
+            hash += hash_words((p->at + k) * sizeof *w, w + k,
+                               min_size(p->length - k, 4096) * sizeof *w);
+        free(w);
     }
-    free(buffer);
     snprintf(text, sizeof text, "%016" PRIx64, hash);
     ranks_agree("weights", text);
-}
-
-// For gpt2_load(). All replicas load, and rank 0 alone saves.
-static void zo_load(GPT2 *g, Run *r) {
-    Zo *z = g->zo;
-    RunState state = state_in(NULL, 1);
-    state.move = zo_move;
-    state.owner = g;
-    run_load(r, &state);
-    zo_agree(g);
-    if (r->rank > 0) r->saves.count = 0;
-    z->step = r->state.step;
-    z->sent = z->step * z->accum;
-    device_rest();
 }
 
 #endif

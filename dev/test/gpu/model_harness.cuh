@@ -429,8 +429,8 @@ static size_t layers_fetched(const GPT2 *g, size_t accum, int evaluates, size_t 
 static size_t model_plan(GPT2 *g, int recompute, size_t limit, size_t host_limit) {
     const OffloadMemory memory = gpt2_memory(g, recompute, limit, host_limit);
     if (!gpt2_settle(g, &memory))
-        die("needs more %s memory", gpt2_bytes(g) > limit ? "GPU" : "host");
-    return gpt2_bytes(g);
+        die("needs more %s memory", gpt2_bytes(g, false) > limit ? "GPU" : "host");
+    return gpt2_bytes(g, false);
 }
 
 typedef struct { size_t gpu, host; int again; bool sum_on_host, keep_grads; } Planned;
@@ -439,7 +439,7 @@ static Planned plan(const Shape *s, const Placement *where, int recompute, size_
                     size_t host_limit) {
     GPT2 *g = model_new(s, where);
     const size_t bytes = model_plan(g, recompute, limit, host_limit);
-    const Planned planned = {bytes, gpt2_host_bytes(g), g->choice.recompute,
+    const Planned planned = {bytes, gpt2_bytes(g, true), g->choice.recompute,
                              g->choice.sum_on_host, g->choice.keep_grads};
     model_forget(g);
     return planned;
@@ -450,7 +450,7 @@ static Planned plan_without_limits(const Shape *s, const Placement *where, int r
                                    int tight) {
     GPT2 *g = model_new(s, where);
     model_place(g, recompute, tight);
-    const Planned planned = {gpt2_bytes(g), gpt2_host_bytes(g), recompute, g->choice.sum_on_host,
+    const Planned planned = {gpt2_bytes(g, false), gpt2_bytes(g, true), recompute, g->choice.sum_on_host,
                              g->choice.keep_grads};
     model_forget(g);
     return planned;
@@ -484,7 +484,7 @@ static void zen_update(GPT2 *g, float scale, const ZenRates *rates) {
 static void check_memory(GPT2 *g, const char *name, size_t allocated) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
-    const size_t planned = gpt2_bytes(g);
+    const size_t planned = gpt2_bytes(g, false);
     size_t listed = 0;
     for (int i = 0; i < n; i++)
         if (list[i].kind != BUFFER_HOST) listed += list[i].bytes;
@@ -555,6 +555,7 @@ static GPT2 *zo_new(const GPT2Config *c, size_t B, size_t T) {
     GPT2 *g = gpt2_new();
     g->config = *c;
     g->table = gpt2_table(c);
+    g->shards = gpt2_shards_all(&g->table);
     g->zo = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
     g->max_B = B;
     g->max_T = T;
@@ -611,7 +612,8 @@ static Trainer *trainer_open(const Step *s) {
     g->table = r->table = gpt2_table(&r->config);
     if (s->zen != NULL) r->o.offload = OFFLOAD_ZENFLOW;
     g->zero = zero_open(r);
-    g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
+    g->shards = g->zero == NULL ? gpt2_shards_all(&g->table)
+              : zero_shards(&g->table, r->world, r->rank, g->zero->rows);
     g->accumulating = s->accum > 1;
     g->head_rows = HEAD_ROWS;
     if (s->zen == NULL) return x;
@@ -635,7 +637,7 @@ static Prediction trainer_predict(Trainer *x, const Rates *r, const OffloadChoic
     OffloadChoice with = *c;
     with.recompute = recompute;
     gpt2_take(x->g, &with);
-    gpt2_bytes(x->g);  // as settle() does: zero.cuh counts its blocks there
+    gpt2_bytes(x->g, false);  // as settle() does: zero.cuh counts its blocks there
     return gpt2_predict(x->g, &x->run, r, trace);
 }
 

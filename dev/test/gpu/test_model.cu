@@ -544,9 +544,9 @@ static void check_definitions(const Shape *s) {
         }
         gpt2_move(g, 0, 0, P, state, true);
         CHECK(memcmp(state, p, P * sizeof(float)) == 0, "%s: parameters, step %zu", s->name, step);
-        gpu_copy(state, g->m, P * sizeof(float));
+        gpu_copy(state, g->state[1], P * sizeof(float));
         CHECK(memcmp(state, m, P * sizeof(float)) == 0, "%s: m, step %zu", s->name, step);
-        gpu_copy(state, g->v, P * sizeof(float));
+        gpu_copy(state, g->state[2], P * sizeof(float));
         CHECK(memcmp(state, v, P * sizeof(float)) == 0, "%s: v, step %zu", s->name, step);
         if (IS_BF16) {
             gpu_copy(bits, g->params, P * 2);
@@ -656,11 +656,11 @@ static void check_cached(const Shape *s, const Placement *where) {
         g->max_T = s->context;
     }
     model_place(g, s->recompute, where != NULL ? where->tight : 0);
-    const size_t without = gpt2_bytes(g), before = free_memory();
+    const size_t without = gpt2_bytes(g, false), before = free_memory();
     g->sampling = true;
-    CHECK(gpt2_bytes(g) - without == round_up(s->L * s->context * 2 * config_kv(&g->config)
+    CHECK(gpt2_bytes(g, false) - without == round_up(s->L * s->context * 2 * config_kv(&g->config)
                                               * config_head(&g->config) * sizeof(floatX), 256),
-          "%s: %zu bytes of cache", s->name, gpt2_bytes(g) - without);
+          "%s: %zu bytes of cache", s->name, gpt2_bytes(g, false) - without);
     model_begin(g, s, params, where);
     check_memory(g, s->name, before - free_memory());
     CPUModel *cpu = cpu_model_new(&g->config, 1, s->context, params);

@@ -241,8 +241,8 @@ static void check_places(const GPT2 *g, const Config *c,
                          : apart && a->place != b->place, "%s: segments %d and %d", name, k, i);
         }
     }
-    CHECK(end == all && gradient_elements(g) == all, "%s: %zu elements of gradients, places of %zu",
-          name, gradient_elements(g), all);
+    CHECK(end == all && g->grad_elements == all, "%s: %zu elements of gradients, places of %zu",
+          name, g->grad_elements, all);
 }
 
 // With one micro-batch whose activations are kept, gradients wait in their own layer's range, one
@@ -257,13 +257,13 @@ static void check_over_acts(const GPT2 *g, const Config *c, const char *name) {
         const bool layer = p->segment > 0 && p->segment < g->segments - 1;
         const bool kept = layer && p->grad_on_gpu;
         const size_t bytes = round_up(p->length * sizeof(floatX), 256);
-        if (kept && may && !g->in_place && bytes <= layer_stride(g) / 2 && !p->over_acts)
-            CHECK(end != NULL && end + bytes > g->acts + (size_t)p->segment * layer_stride(g)
-                                               + layer_entry(g), "%s: %d does not", name, i);
+        if (kept && may && !g->in_place && bytes <= acts_place(g).stride / 2 && !p->over_acts)
+            CHECK(end != NULL && end + bytes > g->acts + (size_t)p->segment * acts_place(g).stride
+                                               + acts_place(g).entry, "%s: %d does not", name, i);
         if (!p->over_acts) continue;
-        const char *begin = g->acts + ((size_t)p->segment - 1) * layer_stride(g) + layer_entry(g);
+        const char *begin = g->acts + ((size_t)p->segment - 1) * acts_place(g).stride + acts_place(g).entry;
         if (end == NULL || end < begin) end = begin;
-        CHECK(kept && may && from >= end && from + bytes <= begin + layer_stride(g),
+        CHECK(kept && may && from >= end && from + bytes <= begin + acts_place(g).stride,
               "%s: piece %d waits elsewhere", name, i);
         end = from + bytes;
         all += p->length;
@@ -374,7 +374,7 @@ static void check_host_memory(GPT2 *g, const Config *c, const char *name) {
         CHECK(a.type == cudaMemoryTypeUnregistered, "%s: %s is larger", name, list[i].purpose);
 #endif
     }
-    const size_t planned = gpt2_host_bytes(g);
+    const size_t planned = gpt2_bytes(g, true);
     CHECK(listed == wanted && planned >= listed && planned - listed <= 4096 * (size_t)buffers,
           "%s: %zu bytes of host memory, wanted %zu, planned %zu", name, listed, wanted, planned);
 }

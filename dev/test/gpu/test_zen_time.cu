@@ -93,7 +93,7 @@ static Times measure(const Case *c, double compute) {
     zen_choose(g, &r, SIZE_MAX, SIZE_MAX);
     zen_settle_sums(g->zen, c->sums == 1);
     gpt2_place(g);
-    const size_t host = gpt2_host_bytes(g);  // leaves no room for more sums
+    const size_t host = gpt2_bytes(g, true);  // leaves no room for more sums
     model_plan(g, RECOMPUTE_NONE, SIZE_MAX, host);
     g->choice.streamed = c->streamed;
     gpt2_place(g);

@@ -427,7 +427,7 @@ static void run_free(Run *r) {
 static size_t room_for(GPT2 *g, size_t sums) {
     zen_settle_sums(g->zen, sums == 1);
     gpt2_place(g);
-    return gpt2_host_bytes(g);
+    return gpt2_bytes(g, true);
 }
 
 // A model from params, or from what *r resumes.
@@ -847,7 +847,7 @@ static void test_fit(void) {
             GPT2 *g = model_new(&s, &where);
             zen_choose(g, &run, SIZE_MAX, SIZE_MAX);
             gpu[whole][sums - 1] = model_plan(g, KEEP, SIZE_MAX, room_for(g, sums));
-            host[whole][sums - 1] = gpt2_host_bytes(g);
+            host[whole][sums - 1] = gpt2_bytes(g, true);
             CHECK(whole == 0 || (host[whole][sums - 1] < host[whole - 1][sums - 1]
                                  && gpu[whole][sums - 1] > gpu[whole - 1][sums - 1]),
                   "%zu layers", whole);

@@ -279,7 +279,7 @@ static GPT2 *rank_new(const Config *c, const Shape *s,
     r.o.precision = c->bits == 32 ? PRECISION_FP32 : PRECISION_BF16;
     g->zero = zero_open(&r);
     free(g->shards.shards);
-    g->shards = zero_shards_of(g->zero, &g->table);
+    g->shards = zero_shards(&g->table, r.world, r.rank, g->zero->rows);
     return g;
 }
 

@@ -193,8 +193,8 @@ static double rate_of(size_t step) {
     return step == SKIPPED ? 1e36 : 1e-3 * (double)(1 + step % 3);
 }
 
-// A model with these weights, after so many steps.
-static GPT2 *model_open(const Config *c, Feed *f, const float *weights, size_t step) {
+// A model with these weights.
+static GPT2 *model_open(const Config *c, Feed *f, const float *weights) {
     const Shape *s = &shapes[c->shape];
     const GPT2Config config = shape_config(s);
     GPT2 *g = zo_new(&config, s->B, s->T);
@@ -213,13 +213,11 @@ static GPT2 *model_open(const Config *c, Feed *f, const float *weights, size_t s
     gpt2_allocate(g);
     check_memory(g, name, before - free_memory());
     for (size_t l = 0, stay = 0; l < g->config.layers; l++) {  // as many stay as were asked for
-        stay += zo_stays(g, l);
+        stay += !g->segment[l + 1].streams;
         CHECK(l + 1 < g->config.layers || stay == min_size(c->residents, g->config.layers),
               "%s: %zu layers stay", name, stay);
     }
-    zo_move(g, 0, 0, g->table.elements, (float *)weights, false);
-    z->step = step;
-    z->sent = step * c->accum;
+    gpt2_move(g, 0, 0, g->table.elements, (float *)weights, false);
     if (c->timed) timeline_open(&g->timeline, NULL);
     return g;
 }
@@ -235,7 +233,7 @@ static float *weights_get(GPT2 *g) {
     const size_t P = g->table.elements;
     float *w = floats(P);
     CUDA(cudaDeviceSynchronize());
-    zo_move(g, 0, 0, P, w, true);
+    gpt2_move(g, 0, 0, P, w, true);
     return w;
 }
 
@@ -298,7 +296,7 @@ static size_t zo_steps(GPT2 *g, const Config *c, Feed *f, size_t first, size_t l
         const StepResult x = zo_step(g, &f->r, step, rate_of(step));
         CHECK(!x.damaged, "%s", f->r.damage.text);
         // The losses are awaited, and whether a batch's memory is free; nothing else.
-        const bool quiet = c->keeps_slots || g->zo->streamed == 0;
+        const bool quiet = c->keeps_slots || g->streamed == 0;
         CHECK(!quiet || (counted.waits == 0 && counted.events <= 2 + (int)c->accum),
               "%s: step %zu waits %d and %d times", name, step, counted.waits, counted.events);
         CHECK(!quiet || c->timed || counted.allocations == 0, "%s: step %zu allocates %d times",
@@ -326,11 +324,12 @@ static size_t zo_steps(GPT2 *g, const Config *c, Feed *f, size_t first, size_t l
 static void check_moved(GPT2 *g, const Config *c, size_t updates, const char *name) {
     const Zo *z = g->zo;
     const size_t layer = zo_layer_bytes(g), ahead = c->overlap ? z->slots : 0;
-    if (z->streamed == 0) return;
-    CHECK(z->visits % z->streamed == 0 && z->fetched == z->visits + ahead
+    const size_t streamed = (size_t)g->streamed;
+    if (streamed == 0) return;
+    CHECK(z->visits % streamed == 0 && z->fetched == z->visits + ahead
           && g->moved_in == z->fetched * layer, "%s: %zu visits, %zu bytes in", name, z->visits,
           g->moved_in);
-    CHECK(g->moved_out == updates * z->streamed * layer, "%s: %zu bytes out", name,
+    CHECK(g->moved_out == updates * streamed * layer, "%s: %zu bytes out", name,
           g->moved_out);
 }
 
@@ -342,7 +341,7 @@ static Hashes run(const Config *c, size_t steps, bool at_each) {
     feed_make(&f, c, steps);
     float *w = first_weights(c);
     const size_t before = free_memory();
-    GPT2 *g = model_open(c, &f, w, 0);
+    GPT2 *g = model_open(c, &f, w);
     check_moved(g, c, zo_steps(g, c, &f, 1, steps, &h, at_each), name);
     zo_close(g);
 #ifdef __CUDA_EMU__
@@ -407,18 +406,18 @@ static void resume(int a, int b) {
     const Hashes want = run(&base, STEPS, true);
     float *first = first_weights(c);
     feed_make(&f, c, STEPS);
-    GPT2 *g = model_open(c, &f, first, 0);
+    GPT2 *g = model_open(c, &f, first);
     zo_steps(g, c, &f, 1, HALF, &h, false);
     float *weights = weights_get(g), *pieces = floats(g->table.elements);
     for (size_t at = 0, n; at < g->table.elements; at += n) {  // in odd pieces, too
         n = min_size(1777, g->table.elements - at);
-        zo_move(g, 0, at, n, pieces + at, true);
+        gpt2_move(g, 0, at, n, pieces + at, true);
     }
     CHECK(hash_bytes(pieces, g->table.elements * sizeof(float)) == want.weights_at[HALF],
           "%s: pieces of the weights", name);
     zo_close(g);
     feed_make(&f, &elsewhere, STEPS);
-    g = model_open(&elsewhere, &f, weights, HALF);
+    g = model_open(&elsewhere, &f, weights);
     zo_steps(g, &elsewhere, &f, HALF + 1, STEPS, &h, false);
     CHECK(h.losses == want.losses && h.weights == want.weights_at[STEPS], "%s: resumed", name);
     zo_close(g);
@@ -442,7 +441,7 @@ static void test_nothing_moves(void) {
     c.noise = IS_BF16;
     feed_make(&f, &c, 100);
     float *w = first_weights(&c);
-    GPT2 *g = model_open(&c, &f, w, 0);
+    GPT2 *g = model_open(&c, &f, w);
     const uint64_t before = weights_hash(g);
     for (size_t step = 1; step <= 20; step++)
         CHECK(zo_step(g, &f.r, step, 0).norm > 0, "step %zu", step);
@@ -495,7 +494,7 @@ static void check_weights(int shape, int type, int noise) {
     config_name(&c, name);
     feed_make(&f, &c, 9);
     float *first = shape_params(&shapes[shape], false);
-    GPT2 *g = model_open(&c, &f, first, 0);
+    GPT2 *g = model_open(&c, &f, first);
     const GPT2Table *t = &g->table;
     const Zo *z = g->zo;
     const size_t P = t->elements, C = g->config.channels, N = g->max_B * g->max_T;
@@ -510,8 +509,8 @@ static void check_weights(int shape, int type, int noise) {
         for (int s = 0; s < 2; s++)
             cpu_perturbed(t, &z->config, theta, w[s], 4, j, s == 0 ? p.scale : -p.scale, type);
         for (size_t l = 0; l < g->config.layers; l++)
-            for (int k = 0; k < ZO_GROUPS; k++) {
-                zo_perturb_group(g, &p, l, k, zo_home(g, l + 1), j);
+            for (int k = 0; k < LAYER_PARTS; k++) {
+                zo_perturb_group(g, &p, l, k, NULL, j);
                 const size_t at = g->segment[l + 1].at + z->group_at[k];
                 const size_t n = z->group[k].length;
                 CHECK(same_on_gpu(z->perturbed[0], w[0] + at, n)
@@ -571,7 +570,7 @@ static void check_losses(const Config *config, double tolerance) {
     config_name(&c, name);
     feed_make(&f, &c, 5);
     float *first = first_weights(&c);
-    GPT2 *g = model_open(&c, &f, first, 0);
+    GPT2 *g = model_open(&c, &f, first);
     const Zo *z = g->zo;
     Run *r = &f.r;
     CPUModel *cpu = cpu_model_new(&g->config, r->B, r->T, NULL);
@@ -657,7 +656,7 @@ static void check_rank_fails(int who, size_t micro) {
     const Config c = in_shared_config(0);
     feed_make(&f, &c, 9);
     float *first = first_weights(&c);
-    GPT2 *g = model_open(&c, &f, first, 0);
+    GPT2 *g = model_open(&c, &f, first);
     if (ranks.rank == who) f.tokens[run_position(&f.r, 3, micro) * f.r.T + 1] = 60000;
     for (size_t step = 1; step <= 2; step++) {
         stop_requested = ranks.rank == who && step == 2 ? SIGTERM : 0;
@@ -669,10 +668,10 @@ static void check_rank_fails(int who, size_t micro) {
     CHECK(zo_step(g, &f.r, 3, rate_of(3)).damaged, "rank %d", ranks.rank);
     CHECK((f.r.damage.text[0] != '\0') == (ranks.rank == who), "rank %d: %s", ranks.rank,
           f.r.damage.text);
-    CHECK(g->zo->step == 2, "step %zu", g->zo->step);
+    CHECK(g->zo->pending.step != 3, "a damaged step updates");
     zo_update_weights(g);
     CUDA(cudaDeviceSynchronize());
-    zo_agree(g);  // or it ends here
+    zo_loaded(g, &f.r);  // or it ends here
     zo_close(g);
     free(first);
 }
@@ -764,13 +763,13 @@ static Times measure(const Config *c) {
     double at[3 + SEVERAL];
     feed_make(&f, c, 100);
     float *w = first_weights(c);
-    GPT2 *g = model_open(c, &f, w, 0);
+    GPT2 *g = model_open(c, &f, w);
     for (size_t step = 1; step < 3 + SEVERAL; step++) {
         zo_step(g, &f.r, step, rate_of(3));
         at[step] = 1e6 * emu_virtual_now();
     }
     const Times t = {(at[2 + SEVERAL] - at[2]) / SEVERAL,
-                     (double)(g->zo->streamed * zo_layer_bytes(g)) / link_rate};
+                     (double)((size_t)g->streamed * zo_layer_bytes(g)) / link_rate};
     zo_close(g);
     free(w);
     return t;
@@ -789,7 +788,7 @@ static double planned(const Config *c, double in_memory_step) {
     memset(&r, 0, sizeof r);
     feed_make(&f, c, 100);
     float *w = first_weights(c);
-    GPT2 *g = model_open(c, &f, w, 0);
+    GPT2 *g = model_open(c, &f, w);
     r.h2d = r.d2h = 1e6 * link_rate;
     r.gpu_flops = 1;
     r.gpu_flops = gpt2_rehearse(g, &f.r, &r, NULL).compute / (1e-6 * in_memory_step);

@@ -33,7 +33,7 @@ static Plan plan_of(const char *model) {
 
 // Jobs of another system: the first layer that comes in a pass waits for the end of the one before.
 // A pass begins where the numbers of the compute stream's spans do, and layers come in its order,
-// each in ZO_GROUPS copies.
+// each in LAYER_PARTS copies.
 static size_t pass_copies;
 static void come_in_their_pass(Rehearsal *q) {
     enum { PASSES = 100 * REHEARSED_MICRO };
@@ -71,7 +71,7 @@ static ZoTimes rehearse_plan(const Rates *rates, const Plan *p) {
     r->T = p->T;
     r->step_tokens = p->B * p->T * p->accum;
     zo_place(g, g->config.layers - p->streamed, p->slots);
-    pass_copies = ZO_GROUPS * p->streamed;
+    pass_copies = LAYER_PARTS * p->streamed;
     rehearsal_change = p->no_prefetch ? come_in_their_pass : NULL;
     x.t = gpt2_rehearse(g, r, rates, NULL);
     rehearsal_change = NULL;
@@ -110,7 +110,7 @@ static double layers_bytes(const Plan *p) {
 // Arithmetic
 
 // Of each group: weights, and floating-point operations per token, of one sign.
-static void groups_of(const Plan *p, double weights[ZO_GROUPS], double flops[ZO_GROUPS]) {
+static void groups_of(const Plan *p, double weights[LAYER_PARTS], double flops[LAYER_PARTS]) {
     const double C = (double)p->config.channels, F = (double)p->config.ffn, T = (double)p->T;
     weights[0] = 3 * C * C + 5 * C;
     weights[1] = C * C + 3 * C;
@@ -156,10 +156,10 @@ static Work head(const Rates *r, const Plan *p) {
 static Work work_of(const Rates *r, const Plan *p) {
     const double L = (double)p->config.layers, N = (double)(p->B * p->T), q = (double)p->queries;
     const double P = L * layer_weights(p), micros = (double)p->accum;
-    double weights[ZO_GROUPS], flops[ZO_GROUPS];
+    double weights[LAYER_PARTS], flops[LAYER_PARTS];
     groups_of(p, weights, flops);
     Work w = head(r, p);
-    for (int k = 0; k < ZO_GROUPS; k++)
+    for (int k = 0; k < LAYER_PARTS; k++)
         w.products += q * L * 2 * N * flops[k] / rate_or(r->gpu_flops, UNLIMITED);
     w.products *= micros;
     w.other = micros * (w.other + embeds(r, p) + q * kernel(r, p, P, 3, 1)) + stays(r, p);
@@ -170,7 +170,7 @@ static Work work_of(const Rates *r, const Plan *p) {
 
 // Losses on their way to the host.
 static double losses_take(const Rates *r, const Plan *p) {
-    return (double)(2 * p->queries * p->accum + 1) * 8 / r->d2h;
+    return (double)(2 * p->queries * p->accum) * 8 / r->d2h;
 }
 
 // Everything on the GPU: products, kernels and head, one after the other; noise or bytes, whatever
@@ -274,7 +274,7 @@ static void ablations_are_sums(void) {
 
 // The mean step over a long time, on a machine whose two ways do not disturb each other.
 static double recursion(const Rates *r, const Plan *p) {
-    enum { G = ZO_GROUPS, ROOM = 12000, STEPS = 12 };
+    enum { G = LAYER_PARTS, ROOM = 12000, STEPS = 12 };
     static double used[ROOM][G], left[ROOM][G];  // by visit
     const size_t L = p->config.layers, stay = L - p->streamed;
     const size_t slots = min_size(p->slots, p->streamed);
