@@ -65,6 +65,7 @@ static size_t wire_chunk = (size_t)1 << 22;
 
 #include "../../train_gpt2.cu"
 #include "test.h"
+#include "first_values.h"
 #include <sys/wait.h>
 
 // The trainer here is of one precision. A test's configurations of another are for the program that

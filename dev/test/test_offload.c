@@ -3,6 +3,7 @@
 // for.
 #include "../../offload.h"
 #include "test.h"
+#include "first_values.h"
 
 static const char *describe(const OffloadChoice *c) {
     static char text[160];

@@ -6,7 +6,7 @@
 //     gpt2_preset()        a configuration by its name; gpt2_finish() after any change of one
 //     gpt2_table()         all parameter tensors; gpt2_tensor_at(): the one at an element
 //     gpt2_acts()          what a layer makes: all activations that backward reads
-//     gpt2_init()          first values; gpt2_init_range(): of a part of a tensor
+//     gpt2_init_range()    first values of a part of a tensor
 //     gpt2_shards_all()    the ranges that a process without ZeRO owns
 //     gpt2_flops_per_token()
 #ifndef TIDE_MODEL_H
@@ -320,8 +320,9 @@ typedef struct {
     size_t parameters;    // what one calls the model's size: logical elements only
 } GPT2Table;
 
-static GPT2Tensor *table_add(GPT2Table *t, const char *name, int layer, int kind, size_t rows,
-                             size_t cols, int init, size_t L) {
+// Appends a tensor, and returns its index.
+static int table_add(GPT2Table *t, const char *name, int layer, int kind, size_t rows, size_t cols,
+                     int init, size_t L) {
     GPT2Tensor *x = &t->tensors[t->count++];
     snprintf(x->name, sizeof x->name, "%s", name);
     x->layer = layer;
@@ -333,7 +334,7 @@ static GPT2Tensor *table_add(GPT2Table *t, const char *name, int layer, int kind
     x->init_value = init == INIT_ONE;
     if (init == INIT_NORMAL) x->init_std = 0.02f;
     if (init == INIT_RESIDUAL) x->init_std = (float)(0.02 / __builtin_sqrt(2.0 * (double)L));
-    return x;
+    return t->count - 1;
 }
 
 // Lays the model out: wte, wpe (without rotary positions), the layers, ln_f, lm_head (untied only);
@@ -348,47 +349,28 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
     GPT2Table t;
     memset(&t, 0, sizeof t);
     t.tensors = ALLOC(GPT2Tensor, L * LAYER_TENSORS + 6, "table");
-    t.wte = t.count;
-    table_add(&t, "wte", -1, -1, c->vocab, E, INIT_NORMAL, L)->rows_padded = c->vocab_padded;
     t.wpe = t.project_in = t.project_out = t.ln_f_w = t.ln_f_b = -1;
-    if (c->rope.theta == 0) {
-        t.wpe = t.count;
-        table_add(&t, "wpe", -1, -1, c->context, C, INIT_NORMAL, L);
-    }
-    if (c->embed > 0) {
-        t.project_in = t.count;
-        table_add(&t, "project_in.w", -1, -1, C, E, INIT_NORMAL, L);
-    }
+    t.wte = t.lm_head = table_add(&t, "wte", -1, -1, c->vocab, E, INIT_NORMAL, L);
+    if (c->rope.theta == 0) t.wpe = table_add(&t, "wpe", -1, -1, c->context, C, INIT_NORMAL, L);
+    if (c->embed > 0) t.project_in = table_add(&t, "project_in.w", -1, -1, C, E, INIT_NORMAL, L);
     t.first_layer = t.count;
     for (int k = 0; k < LAYER_TENSORS; k++)
         t.within[k] = layer[k].rows * layer[k].cols > 0 ? t.per_layer++ : -1;
-    for (size_t l = 0; l < L; l++) {
+    for (size_t l = 0; l < L; l++)
         for (int k = 0; k < LAYER_TENSORS; k++) {
             char name[32];
             if (t.within[k] < 0) continue;
             snprintf(name, sizeof name, "h.%zu.%s", l, layer[k].name);
             table_add(&t, name, (int)l, k, layer[k].rows, layer[k].cols, layer[k].init, L);
         }
-    }
+    const int tail = (int)L;
     t.tail = t.count;
-    if (c->embed > 0) {
-        t.project_out = t.count;
-        table_add(&t, "project_out.w", (int)L, -1, E, C, INIT_NORMAL, L);
-    }
-    if (!c->post_norm) {
-        t.ln_f_w = t.count;
-        table_add(&t, "ln_f.w", (int)L, -1, 1, C, INIT_ONE, L);
-    }
-    if (!c->post_norm && !c->rms) {
-        t.ln_f_b = t.count;
-        table_add(&t, "ln_f.b", (int)L, -1, 1, C, INIT_ZERO, L);
-    }
-    t.lm_head = t.wte;
-    if (!c->tied) {
-        t.lm_head = t.count;
-        table_add(&t, "lm_head", (int)L, -1, c->vocab, E, INIT_NORMAL, L)->rows_padded =
-            c->vocab_padded;
-    }
+    if (c->embed > 0)
+        t.project_out = table_add(&t, "project_out.w", tail, -1, E, C, INIT_NORMAL, L);
+    if (!c->post_norm) t.ln_f_w = table_add(&t, "ln_f.w", tail, -1, 1, C, INIT_ONE, L);
+    if (!c->post_norm && !c->rms) t.ln_f_b = table_add(&t, "ln_f.b", tail, -1, 1, C, INIT_ZERO, L);
+    if (!c->tied) t.lm_head = table_add(&t, "lm_head", tail, -1, c->vocab, E, INIT_NORMAL, L);
+    t.tensors[t.wte].rows_padded = t.tensors[t.lm_head].rows_padded = c->vocab_padded;
     for (int i = 0; i < t.count; i++) {
         GPT2Tensor *x = &t.tensors[i];
         x->size = x->rows_padded * x->cols;
@@ -437,13 +419,6 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
     if (x->init_std != 0) rng_normals(p, real, seed, RNG_INIT, (uint32_t)i, first);
     #pragma omp parallel for if (real > 1 << 16)
     for (size_t j = 0; j < real; j++) p[j] = x->init_std != 0 ? p[j] * x->init_std : x->init_value;
-}
-
-// First values for every parameter in `arena` (t->elements floats); what lies between is zero.
-static void gpt2_init(const GPT2Table *t, float *arena, uint64_t seed) {
-    memset(arena, 0, t->elements * sizeof(float));
-    for (int i = 0; i < t->count; i++)
-        gpt2_init_range(t, i, 0, t->tensors[i].size, arena + t->tensors[i].offset, seed);
 }
 
 // ---------------------------------------------------------------------------------------------
