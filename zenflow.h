@@ -102,13 +102,9 @@ static void zen_map_pack(ZenMap *map) {
 // At first, the chosen columns are the first ones. The last `whole` layers, and what follows them,
 // are chosen whole. Free it with zen_map_free().
 static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t whole) {
-    ZenMap map;
-    memset(&map, 0, sizeof map);
-    map.count = t->count;
-    map.segments = (int)layers + 2;
-    map.whole = whole;
-    map.tensor = (ZenTensor *)alloc_or_fail((size_t)t->count, sizeof(ZenTensor), "columns");
-    map.segment = (ZenSegment *)alloc_or_fail(layers + 2, sizeof(ZenSegment), "columns");
+    ZenMap map = {.count = t->count, .segments = (int)layers + 2, .whole = whole};
+    map.tensor = ALLOC(ZenTensor, (size_t)t->count, "columns");
+    map.segment = ALLOC(ZenSegment, layers + 2, "columns");
     for (int i = 0; i < t->count; i++) {
         const GPT2Tensor *x = &t->tensors[i];
         ZenTensor *z = &map.tensor[i];
@@ -263,11 +259,10 @@ typedef struct {
 } ZenClock;
 
 static ZenClock zen_clock(const ZenMap *map) {
-    ZenClock c;
-    memset(&c, 0, sizeof c);
-    c.scores = (double *)alloc_or_fail(map->columns, sizeof(double), "scores");
-    c.chosen_mean = (double *)alloc_or_fail((size_t)map->count, sizeof(double), "scores");
-    c.rest_mean = (double *)alloc_or_fail((size_t)map->count, sizeof(double), "scores");
+    ZenClock c = {0};
+    c.scores = ALLOC(double, map->columns, "scores");
+    c.chosen_mean = ALLOC(double, (size_t)map->count, "scores");
+    c.rest_mean = ALLOC(double, (size_t)map->count, "scores");
     return c;
 }
 
@@ -279,9 +274,7 @@ static void zen_clock_free(ZenClock *c) {
 }
 
 // During the warm-up each step is a window of its own, and nothing is late: that is AdamW.
-static bool zen_is_warm(const ZenConfig *c, const ZenClock *x) {
-    return x->warm < c->warmup;
-}
+static bool zen_is_warm(const ZenConfig *c, const ZenClock *x) { return x->warm < c->warmup; }
 
 // The first step of the warm-up whose gradients count for the first selection; 0: all do.
 static size_t zen_scores_from(const ZenConfig *c) {
@@ -450,7 +443,7 @@ static void zen_adam(ZenReference *x, const ZenTensor *z, size_t e, float g, con
 
 // Makes a step by the whole gradient `grads`, which `scale` clips. Every element is its own.
 static void zen_reference_step(ZenReference *x, const float *grads, float scale,
-                                      const ZenRates *rates) {
+                               const ZenRates *rates) {
     const ZenConfig *c = &x->config;
     if (zen_needs_sums(c, &x->map, &x->clock))
         for (int i = 0; i < x->map.count; i++) {

@@ -119,18 +119,10 @@ typedef struct {
 
 static Sampler sampler_make(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
                             int32_t begin, uint32_t number, SampleNext *next, void *model) {
-    Sampler s;
-    memset(&s, 0, sizeof s);
-    s.o = o;
-    s.tokenizer = tokenizer;
-    s.next = next;
-    s.model = model;
-    s.begin = begin;
-    s.end = -1;
-    s.number = number;
-    s.V = min_size(c->vocab, tokenizer->vocab);
-    s.context = config_window(c);
-    s.logits = ALLOC(float, c->vocab, "sampling");
+    const Sampler s = {.o = o, .tokenizer = tokenizer, .next = next, .model = model, .begin = begin,
+                       .end = -1, .number = number, .V = min_size(c->vocab, tokenizer->vocab),
+                       .context = config_window(c),
+                       .logits = ALLOC(float, c->vocab, "sampling")};
     return s;
 }
 
