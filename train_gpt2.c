@@ -22,7 +22,6 @@
 #include "tide/cpu/matmul.h"
 #include "tide/run/evaluate.h"
 #include "tide/run/sample.h"
-#include "tide/base/rope.h"
 #include "tide/run/zen_run.h"
 #include "zo.h"
 #include <math.h>

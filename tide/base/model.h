@@ -13,7 +13,7 @@
 #define TIDE_MODEL_H
 #include "util.h"
 #include "rng.h"
-#include "rope.h"
+#include "vmath.h"
 
 // ---------------------------------------------------------------------------------------------
 // Configuration
