@@ -379,8 +379,8 @@ static void decode(const GPT2Config *c, const GPT2Table *t, const float *params,
         decode_attention(row, qkv, keys, values, scores, position + 1, NH, NKV, HS);
         decode_matvec(added, row, LAYER(ATTPROJ_W), LAYER(ATTPROJ_B), NH * HS, C);
         for (size_t i = 0; i < C; i++) x[i] += added[i];
-        if (post) normalise(row, mean, x, LAYER(LN_1_W), LAYER(LN_1_B), C, eps);
-        else normalise(row, mean, x, LAYER(LN_2_W), LAYER(LN_2_B), C, eps);
+        normalise(row, mean, x, LAYER(post ? LN_1_W : LN_2_W), LAYER(post ? LN_1_B : LN_2_B), C,
+                  eps);
         if (post) memcpy(x, row, C * sizeof(float));
         decode_matvec(wide, row, LAYER(FC_W), LAYER(FC_B), C, config_mlp(c));
         for (size_t i = 0; i < F; i++) {
@@ -389,9 +389,7 @@ static void decode(const GPT2Config *c, const GPT2Table *t, const float *params,
         }
         decode_matvec(row, wide, LAYER(FCPROJ_W), LAYER(FCPROJ_B), F, C);
         for (size_t i = 0; i < C; i++) x[i] += row[i];
-        if (!post) continue;
-        normalise(row, mean, x, LAYER(LN_2_W), LAYER(LN_2_B), C, eps);
-        memcpy(x, row, C * sizeof(float));
+        if (post) normalise(x, mean, x, LAYER(LN_2_W), LAYER(LN_2_B), C, eps);
     }
     if (logits == NULL) return;
     if (post) decode_matvec(row, x, AT(t->project_out), NULL, C, E);
