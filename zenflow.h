@@ -260,16 +260,14 @@ typedef struct {
 
 static ZenClock zen_clock(const ZenMap *map) {
     ZenClock c = {0};
-    c.scores = ALLOC(double, map->columns, "scores");
-    c.chosen_mean = ALLOC(double, (size_t)map->count, "scores");
-    c.rest_mean = ALLOC(double, (size_t)map->count, "scores");
+    c.scores = ALLOC(double, map->columns + 2 * (size_t)map->count, "scores");
+    c.chosen_mean = c.scores + map->columns;
+    c.rest_mean = c.chosen_mean + map->count;
     return c;
 }
 
 static void zen_clock_free(ZenClock *c) {
     free(c->scores);
-    free(c->chosen_mean);
-    free(c->rest_mean);
     memset(c, 0, sizeof *c);
 }
 

@@ -240,14 +240,10 @@ static bool gpt2_preset(GPT2Config *c, const char *name) {
     c->post_norm = p->E > 0;
     c->tied = p->tied;
     if (p->family == FAMILY_LLAMA || p->family == FAMILY_MISTRAL) c->norm_eps = 1e-5;
+    const Rope slowed = {.theta = p->theta, .scaling = ROPE_LLAMA3, .factor = p->factor, .low = 1,
+                         .high = 4, .original = 8192};
     c->rope.theta = p->theta;
-    if (p->factor > 0) {
-        c->rope.scaling = ROPE_LLAMA3;
-        c->rope.factor = p->factor;
-        c->rope.low = 1;
-        c->rope.high = 4;
-        c->rope.original = 8192;
-    }
+    if (p->factor > 0) c->rope = slowed;
     return true;
 }
 

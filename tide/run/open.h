@@ -351,9 +351,7 @@ static void run_describe(const Run *r) {
     const size_t train = r->task ? r->task_train.count : r->train_view.tokens;
     const size_t step = r->task ? r->step_sequences : r->step_tokens;
     const size_t held = r->val.sequences, rows = r->train.sequences;
-    size_t val = held;
-    if (!r->task && held > 0) val = r->val.data->tokens;
-    if (r->task) val = r->task_val.count;
+    const size_t val = r->task ? r->task_val.count : held > 0 ? r->val.data->tokens : 0;
     const char *what = r->task ? "example" : "token", *unit = r->packed ? "row" : what;
     printf("data: %zu training %s%s, %.2f epochs in %zu step%s of %zu %s%s; %zu validation %s%s\n",
            train, what, plural(train),

@@ -28,11 +28,10 @@ static void out_unmake(void) {
         if (i < 2 ? path_exists(path) : unlink(path) != 0) return;
     }
     snprintf(path, sizeof path, "%s", out_made);
-    for (size_t n = strlen(path); n > out_kept && rmdir(path) == 0;) {  // not if there is a file
-        while (n > 0 && path[n - 1] == '/') n--;
-        while (n > 0 && path[n - 1] != '/') n--;
-        while (n > 0 && path[n - 1] == '/') n--;
-        path[n] = '\0';
+    for (char *slash = path; slash != NULL && strlen(path) > out_kept;) {
+        rmdir(path);  // not if there is a file
+        slash = strrchr(path, '/');
+        if (slash != NULL) *slash = '\0';
     }
 }
 

@@ -82,7 +82,7 @@ static bool zen_is_saved(const Run *r) {
 
 // Makes *map and *x of what zen_text() has written. False, and nothing made, if it is damaged.
 static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const ZenConfig *c,
-                      ZenMap *map, ZenClock *x, Error *err) {
+                      ZenMap *map, ZenClock *x) {
     const char *lines = text_line(text, "optimizer"), *number = text_line(text, "zen.whole");
     const size_t whole = number != NULL ? strtoul(number, NULL, 10) : 0;
     size_t same;
@@ -99,7 +99,7 @@ static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const
     if (ok && *at == '\n') return true;
     zen_map_free(map);
     zen_clock_free(x);
-    return error_set(err, "its chosen columns are damaged");
+    return false;
 }
 
 // Makes *map and *x: of the checkpoint that is resumed, or else new ones, with the last `whole`
@@ -107,13 +107,12 @@ static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const
 static void zen_open(const Run *r, ZenMap *map, ZenClock *x, size_t whole) {
     const size_t layers = r->config.layers;
     const ZenConfig c = zen_config(&r->o);
-    Error err;
     if (!zen_is_saved(r)) {
         *map = zen_map(&r->table, layers, c.topk, whole);
         *x = zen_clock(map);
         x->rest_t = r->state.step;  // not 0 if it went on without zenflow so far
-    } else if (!zen_parse(r->state.text, &r->table, layers, &c, map, x, &err)) {
-        die("%s: %s", r->resume_from, err.text);
+    } else if (!zen_parse(r->state.text, &r->table, layers, &c, map, x)) {
+        die("%s: its chosen columns are damaged", r->resume_from);
     }
     x->chosen_t = r->state.step;
 }
