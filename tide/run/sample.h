@@ -114,6 +114,7 @@ typedef struct {
     bool spaceless;           // the next text is printed without a space in front
     unsigned char last;       // byte that was printed
     float *logits;
+    FILE *copy;               // gets what is printed, too; NULL: nothing does
     const volatile sig_atomic_t *stop;  // ends it; NULL: nothing does
 } Sampler;
 
@@ -155,6 +156,7 @@ static void sample_on(Sampler *s, size_t most) {
         const char *text = tokenizer_token(s->tokenizer, (uint32_t)token, &length);
         const bool space = s->spaceless && length > 0 && *text == ' ';
         sample_print(text + space, length - space, &s->last);
+        if (s->copy != NULL) fwrite(text + space, 1, length - space, s->copy);
         s->spaceless = false;
         s->tokens[s->n++] = token;
         s->fresh = 1;
@@ -209,24 +211,6 @@ static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size
     sample_check(s, "conversation");
 }
 
-// Returns the text of the tokens from `from` on, without a space in front if it is spaceless, as a
-// message, to be freed.
-static ChatMessage chat_answer(const Sampler *s, size_t from, bool spaceless) {
-    ChatMessage answer = {CHAT_ASSISTANT, NULL, 0};
-    size_t length;
-    char *text = NULL;
-    FILE *f = open_memstream(&text, &answer.n);
-    if (f == NULL) fail("out of memory: an answer");
-    for (size_t i = from; i < s->n; i++) {
-        const char *token = tokenizer_token(s->tokenizer, (uint32_t)s->tokens[i], &length);
-        const bool space = spaceless && i == from && length > 0 && *token == ' ';
-        fwrite(token + space, 1, length - space, f);
-    }
-    if (fclose(f) != 0) fail("out of memory: an answer");
-    answer.text = text;
-    return answer;
-}
-
 // --chat: each line of the standard input that is not empty is a user's turn, which is answered to
 // the end of the turn or for --sample-tokens. --prompt is the system message. If the turns leave no
 // room for an answer in the window, the oldest are forgotten. Ends with the input, or when *stop is
@@ -273,13 +257,17 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
             free((char *)m[count -= 2].text);
             continue;
         }
-        const size_t most = min_size(o->sample_tokens, s.context + 1 - s.n), from = s.n;
+        const size_t most = min_size(o->sample_tokens, s.context + 1 - s.n);
+        char *answer = NULL;
         s.tokens = (int32_t *)realloc(s.tokens, (s.n + most) * sizeof *s.tokens);
         if (s.tokens == NULL) fail("out of memory: a conversation");
         s.spaceless = spaceless;
+        s.copy = open_memstream(&answer, &m[count - 1].n);
+        if (s.copy == NULL) fail("out of memory: an answer");
         sample_on(&s, most);
+        if (fclose(s.copy) != 0) fail("out of memory: an answer");
+        m[count - 1].text = answer;
         printf("\n");
-        m[count - 1] = chat_answer(&s, from, spaceless);
     }
     if (terminal) printf("\n");
     free(s.tokens);
