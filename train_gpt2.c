@@ -23,6 +23,7 @@
 #include "tide/run/evaluate.h"
 #include "tide/run/sample.h"
 #include "tide/run/zen_run.h"
+#include "zero.h"
 #include "zo.h"
 #include <math.h>
 

@@ -80,6 +80,9 @@ static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank
     return map;
 }
 
+// What a process without ZeRO owns.
+static inline ShardMap gpt2_shards_all(const GPT2Table *t) { return zero_shards(t, 1, 0, false); }
+
 // Blocks of the gradient norm in each rank's part of each segment: counts (segments, world).
 // Returns the most that a rank has in all.
 static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, size_t *counts) {

@@ -7,7 +7,6 @@
 //     gpt2_table()         all parameter tensors; gpt2_tensor_at(): the one at an element
 //     gpt2_acts()          what a layer makes: all activations that backward reads
 //     gpt2_init_range()    first values of a part of a tensor
-//     gpt2_shards_all()    the ranges that a process without ZeRO owns
 //     gpt2_flops_per_token()
 #ifndef TIDE_MODEL_H
 #define TIDE_MODEL_H
@@ -486,19 +485,6 @@ typedef struct {
 static size_t shard_logical(const GPT2Table *t, const Shard *s) {
     const size_t n = t->tensors[s->tensor].rows * t->tensors[s->tensor].cols;
     return n <= s->offset ? 0 : min_size(s->length, n - s->offset);
-}
-
-static ShardMap gpt2_shards_all(const GPT2Table *t) {
-    ShardMap map;
-    map.count = t->count;
-    map.elements = t->elements;
-    map.shards = ALLOC(Shard, (size_t)t->count, "shard map");
-    for (int i = 0; i < t->count; i++) {
-        const GPT2Tensor *x = &t->tensors[i];
-        const Shard whole = {i, 0, x->size, x->offset, x->decay};
-        map.shards[i] = whole;
-    }
-    return map;
 }
 
 // ---------------------------------------------------------------------------------------------
