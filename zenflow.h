@@ -248,8 +248,7 @@ static void zen_swap(ZenMap *map, int i, const ZenSwap *swaps, size_t count) {
 
 typedef struct {
     size_t warm;            // plain steps done
-    size_t chosen_t;        // AdamW steps that the chosen have had,
-    size_t rest_t;          // and the rest
+    size_t rest_t;          // AdamW steps that the rest have had; the chosen have one in each step
     size_t filled;          // steps of the open window
     size_t windows;         // since the last selection
     size_t selections;
@@ -361,7 +360,6 @@ static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *x, cons
 static void zen_turn_end(const ZenConfig *c, ZenClock *x, const ZenTurn *turn) {
     const bool warm = zen_is_warm(c, x);
     x->warm += warm;
-    x->chosen_t++;
     x->rest_t += turn->closes;
     x->filled = turn->closes ? 0 : turn->steps;
     if (turn->closes && !warm) x->windows++;
@@ -371,18 +369,10 @@ static void zen_turn_end(const ZenConfig *c, ZenClock *x, const ZenTurn *turn) {
     }
 }
 
-// The options of AdamW, which both parts' steps take.
+// The options of AdamW, for the rest's steps.
 typedef struct { double lr, beta1, beta2, eps, weight_decay; int moments_bf16; } ZenRates;
 
-// The step of the chosen. Each part counts its own steps, for the corrections of its bias.
-static AdamStep zen_chosen_step(const ZenClock *x, const ZenRates *r, float scale) {
-    AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay,
-                                   x->chosen_t + 1, scale);
-    s.moments_bf16 = r->moments_bf16;
-    return s;
-}
-
-// The rest's, of the mean gradient of a window of n steps. The decay is that of n steps.
+// The step of the rest, by the mean gradient of a window of n steps. The decay is that of n steps.
 static AdamStep zen_rest_step(const ZenClock *x, const ZenRates *r, size_t n) {
     AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps,
                                    r->weight_decay * (double)n, x->rest_t + 1, 1 / (double)n);
@@ -439,24 +429,25 @@ static void zen_adam(ZenReference *x, const ZenTensor *z, size_t e, float g, con
     x->v[e] = bf16_to_f32(v);
 }
 
-// Makes a step by the whole gradient `grads`, which `scale` clips. Every element is its own.
-static void zen_reference_step(ZenReference *x, const float *grads, float scale,
+// Makes a step by the whole gradient `grads`. now: the step of the chosen, whose grad_scale clips
+// all gradients. Every element is its own.
+static void zen_reference_step(ZenReference *x, const float *grads, const AdamStep *now,
                                const ZenRates *rates) {
     const ZenConfig *c = &x->config;
+    const float scale = now->grad_scale;
     if (zen_needs_sums(c, &x->map, &x->clock))
         for (int i = 0; i < x->map.count; i++) {
             const ZenTensor *z = &x->map.tensor[i];
             zen_sums(x->sums + z->column_at, grads + z->at, 0, z->rows, z->cols);
         }
     const ZenTurn turn = zen_turn(c, &x->map, &x->clock, x->sums);
-    const AdamStep now = zen_chosen_step(&x->clock, rates, scale);
     const AdamStep late = zen_rest_step(&x->clock, rates, turn.steps);
     #pragma omp parallel for schedule(dynamic)
     for (int i = 0; i < x->map.count; i++) {
         const ZenTensor *z = &x->map.tensor[i];
         const int32_t *column = x->map.column + z->column_at;
         ZEN_EACH(z, column, 0, z->chosen,
-            zen_adam(x, z, e, grads[e], &now, z->chosen_index + zen_r * z->chosen + zen_j);
+            zen_adam(x, z, e, grads[e], now, z->chosen_index + zen_r * z->chosen + zen_j);
             x->shown[e] = zen_weight(x, x->master[e]);
         )
         ZEN_EACH(z, column, z->chosen, z->cols,

@@ -473,11 +473,17 @@ static size_t free_memory(void) {
     return available;
 }
 
+static AdamStep adam_of(const ZenRates *r, size_t step, float scale) {
+    AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay, step, scale);
+    s.moments_bf16 = r->moments_bf16;
+    return s;
+}
+
 // The end of a step of zenflow, with these rates.
-static void zen_update(GPT2 *g, float scale, const ZenRates *rates) {
-    const AdamStep step = zen_chosen_step(&g->zen->clock, rates, scale);
+static void zen_update(GPT2 *g, size_t step, float scale, const ZenRates *rates) {
+    const AdamStep adam = adam_of(rates, step, scale);
     g->zen->rates = *rates;
-    gpt2_update(g, &step);
+    gpt2_update(g, &adam);
 }
 
 // That the model has taken `allocated` bytes of the GPU's memory, and that this is the plan.

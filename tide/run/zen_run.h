@@ -114,7 +114,6 @@ static void zen_open(const Run *r, ZenMap *map, ZenClock *x, size_t whole) {
     } else if (!zen_parse(r->state.text, &r->table, layers, &c, map, x)) {
         die("%s: its chosen columns are damaged", r->resume_from);
     }
-    x->chosen_t = r->state.step;
 }
 
 // The reference for a run whose arenas these are (zenflow.h, section 4).
