@@ -406,11 +406,7 @@ typedef struct {
             BODY \
         }
 
-// As gradients are stored, and as weights are.
-static float zen_gradient(const ZenReference *x, float g) {
-    return x->bf16 ? bf16_to_f32(f32_to_bf16(g)) : g;
-}
-
+// As weights are stored.
 static float zen_weight(const ZenReference *x, float w) {
     return x->bf16 ? bf16_to_f32(master_weight(w)) : w;
 }
@@ -451,7 +447,7 @@ static void zen_reference_step(ZenReference *x, const float *grads, const AdamSt
             x->shown[e] = zen_weight(x, x->master[e]);
         )
         ZEN_EACH(z, column, z->chosen, z->cols,
-            const float g = zen_gradient(x, grads[e]);
+            const float g = x->bf16 ? bf16_to_f32(f32_to_bf16(grads[e])) : grads[e];
             x->acc[e] = x->clock.filled == 0 ? mul_f32(scale, g) : fma_f32(scale, g, x->acc[e]);
         )
         if (!turn.closes) continue;

@@ -109,14 +109,9 @@ static void zo_mean(double *side, const double *all, size_t stride, int world, s
     }
 }
 
-// Can a step with this mean loss and norm update anything? NaN and infinity would spread.
-static bool zo_usable(double loss, double lr, double norm) {
-    return isfinite(loss) && lr * norm < 1e30;
-}
-
 // Makes the update *u from the losses of a step, side (queries, 2) at theta + eps z and theta - eps
-// z; no update if a loss is no number. *loss: their mean; *norm: the root mean square of projected
-// gradients.
+// z; no update if a loss is no number, or the norm is too large. *loss: their mean; *norm: the root
+// mean square of projected gradients.
 static void zo_estimate(ZoUpdate *u, const ZoConfig *c, size_t step, double lr,
                         double weight_decay, const double *side, double *loss, double *norm) {
     double squares = 0;
@@ -131,7 +126,7 @@ static void zo_estimate(ZoUpdate *u, const ZoConfig *c, size_t step, double lr,
         u->scale[j] = (float)(lr * g / c->queries);
     }
     *norm = sqrt(squares);
-    if (zo_usable(*loss, lr, *norm)) u->step = (uint32_t)step;
+    if (isfinite(*loss) && lr * *norm < 1e30) u->step = (uint32_t)step;  // else NaNs would spread
 }
 
 // Applies an update to elements first .. first + n - 1 of a tensor, which are th. n and first as in

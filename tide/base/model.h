@@ -206,12 +206,6 @@ static const Preset gpt2_presets[] = {
     {"qwen3-8b",       QWEN3(36, 32, 4096, 12288, 0)},
     {"qwen3-14b",      QWEN3(40, 40, 5120, 17408, 0)},
 };
-#undef GPT2
-#undef OPT
-#undef LLAMA
-#undef LLAMA3
-#undef QWEN2
-#undef QWEN3
 
 // Fills *c from a preset's name, or from "dN": depth N at GPT-2's proportions, 64 channels per
 // layer and 64 per head, so that d12 is GPT-2 124M. Returns false if there is no such name.
@@ -273,7 +267,6 @@ static bool gpt2_preset(GPT2Config *c, const char *name) {
 
 #define LAYER_KIND(kind, ...) kind,
 enum { LAYER_PARAMETERS(LAYER_KIND, 0) LAYER_TENSORS, LAYER_PARTS = 4 };
-#undef LAYER_KIND
 
 // First values, as in GPT-2: normal(0, 0.02), and 0.02 / sqrt(2 L) for the two projections that
 // write into the residual stream, because 2 L of them add up there; or a constant, of vectors.
@@ -339,7 +332,6 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
     #define LAYER_ROW(kind, field, name, part, init, rows, cols) {name, init, rows, cols},
     const struct { const char *name; int init; size_t rows, cols; } layer[LAYER_TENSORS] = {
         LAYER_PARAMETERS(LAYER_ROW, c)};
-    #undef LAYER_ROW
     const size_t C = c->channels, E = config_embed(c), L = c->layers;
     GPT2Table t;
     memset(&t, 0, sizeof t);
@@ -385,7 +377,6 @@ static int layer_tensor(const GPT2Table *t, size_t l, int kind) {
 static void gpt2_parts(const GPT2Table *t, int first[LAYER_PARTS + 1]) {
     #define LAYER_PART(kind, field, name, part, ...) part,
     static const int parts[LAYER_TENSORS] = {LAYER_PARAMETERS(LAYER_PART, 0)};
-    #undef LAYER_PART
     int i = t->first_layer;
     for (int part = 0; part < LAYER_PARTS; part++) {
         first[part] = i;
@@ -449,14 +440,12 @@ typedef struct {
 
 #define ACT_COUNT(...) + 1
 enum { LAYER_ACTS = 0 LAYER_ACTIVATIONS(ACT_COUNT, 0) };
-#undef ACT_COUNT
 
 typedef struct { LayerAct acts[LAYER_ACTS]; } ActTable;
 
 static ActTable gpt2_acts(const GPT2Config *c) {
     #define ACT_ROW(name, width, f32, part, kept) {#name, width, f32, part, kept},
     const ActTable t = {{LAYER_ACTIVATIONS(ACT_ROW, c)}};
-    #undef ACT_ROW
     return t;
 }
 
