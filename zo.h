@@ -161,9 +161,8 @@ HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, con
 // Both take elements first .. first + n - 1 of a tensor, in fp32; `first` is a multiple of 64.
 
 // w = theta + scale z, for a direction of this step. scale is eps, or -eps.
-static void zo_perturb(float *w, const float *theta, size_t n, const ZoConfig *c,
-                              size_t step, int query, float scale, uint32_t tensor,
-                              uint64_t first) {
+static void zo_perturb(float *w, const float *theta, size_t n, const ZoConfig *c, size_t step,
+                       int query, float scale, uint32_t tensor, uint64_t first) {
     #pragma omp parallel for if (n > 1 << 12)
     for (size_t at = 0; at < n; at += 64) {
         float z[64];
@@ -175,7 +174,7 @@ static void zo_perturb(float *w, const float *theta, size_t n, const ZoConfig *c
 
 // theta becomes what the update makes of it.
 static void zo_update(float *theta, size_t n, const ZoConfig *c, const ZoUpdate *u,
-                             uint32_t tensor, bool decay, uint64_t first) {
+                      uint32_t tensor, bool decay, uint64_t first) {
     #pragma omp parallel for if (n > 1 << 12)
     for (size_t at = 0; at < n; at += 64) {
         float th[64] = {0};

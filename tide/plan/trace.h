@@ -16,8 +16,7 @@ enum { ROW_COMPUTE, ROW_LEAVE, ROW_FETCH, ROW_UPDATE, ROW_FLUSH, ROW_HOST, ROW_B
 static const char *const trace_rows[ROWS] = {
     "compute", "out: gradients to the host", "fetch: state to the GPU", "update on the GPU",
     "out: state to the host", "host: update on the CPU", "back: weights to the GPU",
-    "weights: layers to the GPU",
-    "comm: between the GPUs"};
+    "weights: layers to the GPU", "comm: between the GPUs"};
 
 // Seconds are those since the trace began. Names with a meaning: "wait" is a stall, no work;
 // "fetch", "update", "flush" and "back" are the update of the parameters. "reduce" and "gather"
