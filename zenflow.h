@@ -10,8 +10,7 @@
 // they make one AdamW step, which the CPU computes while the next window trains, and which shows at
 // the end of that: always one window late; or at once, with --zen-overlap off.
 //
-// Section 4 defines the computation, and the CPU trainer runs it. zenflow.cuh does the same work
-// without a wait that is not needed, and must leave the same bits. doc/zenflow.md is the lesson.
+// Section 4 defines the bits, which zenflow.cuh must leave as well. doc/zenflow.md is the lesson.
 #ifndef TIDE_ZENFLOW_H
 #define TIDE_ZENFLOW_H
 #include "tide/base/util.h"

@@ -1,7 +1,6 @@
 // model.h: what a model is (GPT-2, OPT, LLaMA, Mistral, Qwen): its configuration, its presets, the
 // one table that describes every parameter tensor, its first values, and how many bytes everything
-// takes. Nothing here computes; loaders, trainers, optimizer, sharding and tests iterate over the
-// table.
+// takes. Nothing here computes.
 //
 //     gpt2_preset()        a configuration by its name; gpt2_finish() after any change of one
 //     gpt2_table()         all parameter tensors; gpt2_tensor_at(): the one at an element
@@ -413,8 +412,7 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
 // The activations of one layer, in the order in which they lie in a GPU's memory: name, width per
 // token in elements (0: the family has no such activation), whether it is fp32 (else the trainer's
 // type), the part of the layer that makes it (tide/gpu/blocks.cuh), and the strongest --recompute
-// that keeps it. Rows that a stronger one keeps stand first. Memory, plan, trace and tests read
-// this list; LayerActs of each trainer has a pointer of each name.
+// that keeps it. Rows that a stronger one keeps stand first.
 #define LAYER_ACTIVATIONS(ACT, c) \
     ACT(qkv, config_qkv(c), false, 0, RECOMPUTE_LIGHT) \
     ACT(atty, config_att(c), false, 0, RECOMPUTE_LIGHT) \
@@ -452,10 +450,8 @@ static ActTable gpt2_acts(const GPT2Config *c) {
 // ---------------------------------------------------------------------------------------------
 // Shard map
 
-// A range of the arena that this process owns. Optimizer, norm, offloading and checkpoints walk a
-// list of these; one process without ZeRO owns every tensor whole (with ZeRO: zero.h). Its ranges
-// lie side by side, in the arena's order: that is its shard space. A gap behind a tensor goes with
-// the range before it.
+// A range of the arena that this process owns (zero.h). Its ranges lie side by side, in the arena's
+// order: that is its shard space. A gap behind a tensor goes with the range before it.
 typedef struct {
     int tensor;      // index into the table
     size_t offset;   // first element within the tensor

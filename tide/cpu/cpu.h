@@ -80,9 +80,6 @@ static void cpu_copy(void *to, const void *from, size_t bytes) {
         memcpy((char *)to + at, (const char *)from + at, min_size(chunk, bytes - at));
 }
 
-// ---------------------------------------------------------------------------------------------
-// A build for another CPU
-
 #if defined __x86_64__ && !defined __CUDA_ARCH__
 // The extensions that a compiler uses by itself: the macro of each, and the name by which the
 // processor is asked for it.

@@ -1,6 +1,5 @@
 // trace.h: what happened when, on the GPU's streams and on the host: the file that Perfetto
-// (ui.perfetto.dev) and chrome://tracing open, and what each step did. No CUDA here:
-// timeline.cuh writes measured spans, plan.h predicted ones, in one form.
+// (ui.perfetto.dev) and chrome://tracing open, and what each step did. No CUDA here.
 //   trace_open(), trace_span(), trace_counter(), trace_flush(), trace_close()   the file
 //   trace_counters()                                                            what a step did
 #ifndef TIDE_TRACE_H
