@@ -11,7 +11,7 @@ try = $(shell echo 'int main(void){return 0;}' | $(CC) $(1) -x c - -o /dev/null 
 ARCH ?= $(or $(call try,-march=native),$(call try,-mcpu=native))
 OPENMP ?= $(or $(call try,-fopenmp),$(call try,-fopenmp-simd))
 OPT ?= -O3
-WARN = -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas
+WARN = -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Wno-missing-field-initializers
 # Exactness (doc/adamw.md): no contraction, nothing "fast"; the last two only say that nobody reads
 # errno or traps, which lets loops with sqrtf and compares be vectorised.
 EXACT = -ffp-contract=off -fno-math-errno -fno-trapping-math

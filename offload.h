@@ -163,11 +163,9 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
             const Shard *x = &map->shards[i];
             const size_t from = x->at > p->at ? x->at : p->at, to = min_size(x->at + x->length, at);
             if (from >= to) continue;  // the gap behind it
-            AdamRun *r = &list->runs[list->run_count++];
-            r->at = from - p->at;
-            r->length = to - from;
-            r->decay = x->decay;
-            r->index = t->tensors[x->tensor].offset + x->offset + (from - x->at);
+            const AdamRun run = {from - p->at, to - from, x->decay,
+                                 t->tensors[x->tensor].offset + x->offset + (from - x->at)};
+            list->runs[list->run_count++] = run;
             list->blocks += norm_blocks(to - from);
         }
         p->runs = list->run_count - p->first_run;
@@ -210,10 +208,8 @@ static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size,
 // the others, counted from 0, sub-group i visits if (i + 1) % stride == 0. With a share, the same
 // by elements: it visits as soon as all visitors are no more than that share of what has been dealt
 // out; with sub-groups of one size and a share of 1 / k these are those of a stride of k.
-static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
-                                    const OffloadChoice *c) {
-    Pieces list;
-    memset(&list, 0, sizeof list);
+static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map, const OffloadChoice *c) {
+    Pieces list = {0};
     const size_t least = c->subgroup > 0 ? c->subgroup : (size_t)SUBGROUP_PARAMETERS;
     const size_t room = 4 * ((size_t)map->count + 2) + 4 * (map->elements / least + 2);
     list.pieces = (Piece *)alloc_or_fail(room, sizeof(Piece), "pieces");

@@ -23,8 +23,8 @@
 #include "tide/cpu/matmul.h"
 #include "tide/run/evaluate.h"
 #include "tide/run/sample.h"
-#include "tide/base/rope.h"
 #include "tide/run/zen_run.h"
+#include "zero.h"
 #include "zo.h"
 #include <math.h>
 
@@ -1007,7 +1007,7 @@ static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
     const double norm_squared = gpt2_grad_norm_squared(g);
     const AdamStep adam = run_adam_step(r, step, x.loss, norm_squared);
     const ZenRates rates = zen_rates(&r->o, step);
-    if (g->zenflow) zen_reference_step(&g->zen, g->grads, adam.grad_scale, &rates);
+    if (g->zenflow) zen_reference_step(&g->zen, g->grads, &adam, &rates);
     else gpt2_update(g, &adam);
     r->open = g->zenflow && zen_is_open(&g->zen.config, &g->zen.clock);
     x.norm = sqrt(norm_squared);

@@ -10,8 +10,7 @@
 // they make one AdamW step, which the CPU computes while the next window trains, and which shows at
 // the end of that: always one window late; or at once, with --zen-overlap off.
 //
-// Section 4 defines the computation, and the CPU trainer runs it. zenflow.cuh does the same work
-// without a wait that is not needed, and must leave the same bits. doc/zenflow.md is the lesson.
+// Section 4 defines the bits, which zenflow.cuh must leave as well. doc/zenflow.md is the lesson.
 #ifndef TIDE_ZENFLOW_H
 #define TIDE_ZENFLOW_H
 #include "tide/base/util.h"
@@ -102,13 +101,9 @@ static void zen_map_pack(ZenMap *map) {
 // At first, the chosen columns are the first ones. The last `whole` layers, and what follows them,
 // are chosen whole. Free it with zen_map_free().
 static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t whole) {
-    ZenMap map;
-    memset(&map, 0, sizeof map);
-    map.count = t->count;
-    map.segments = (int)layers + 2;
-    map.whole = whole;
-    map.tensor = (ZenTensor *)alloc_or_fail((size_t)t->count, sizeof(ZenTensor), "columns");
-    map.segment = (ZenSegment *)alloc_or_fail(layers + 2, sizeof(ZenSegment), "columns");
+    ZenMap map = {.count = t->count, .segments = (int)layers + 2, .whole = whole};
+    map.tensor = ALLOC(ZenTensor, (size_t)t->count, "columns");
+    map.segment = ALLOC(ZenSegment, layers + 2, "columns");
     for (int i = 0; i < t->count; i++) {
         const GPT2Tensor *x = &t->tensors[i];
         ZenTensor *z = &map.tensor[i];
@@ -252,8 +247,7 @@ static void zen_swap(ZenMap *map, int i, const ZenSwap *swaps, size_t count) {
 
 typedef struct {
     size_t warm;            // plain steps done
-    size_t chosen_t;        // AdamW steps that the chosen have had,
-    size_t rest_t;          // and the rest
+    size_t rest_t;          // AdamW steps that the rest have had; the chosen have one in each step
     size_t filled;          // steps of the open window
     size_t windows;         // since the last selection
     size_t selections;
@@ -263,25 +257,20 @@ typedef struct {
 } ZenClock;
 
 static ZenClock zen_clock(const ZenMap *map) {
-    ZenClock c;
-    memset(&c, 0, sizeof c);
-    c.scores = (double *)alloc_or_fail(map->columns, sizeof(double), "scores");
-    c.chosen_mean = (double *)alloc_or_fail((size_t)map->count, sizeof(double), "scores");
-    c.rest_mean = (double *)alloc_or_fail((size_t)map->count, sizeof(double), "scores");
+    ZenClock c = {0};
+    c.scores = ALLOC(double, map->columns + 2 * (size_t)map->count, "scores");
+    c.chosen_mean = c.scores + map->columns;
+    c.rest_mean = c.chosen_mean + map->count;
     return c;
 }
 
 static void zen_clock_free(ZenClock *c) {
     free(c->scores);
-    free(c->chosen_mean);
-    free(c->rest_mean);
     memset(c, 0, sizeof *c);
 }
 
 // During the warm-up each step is a window of its own, and nothing is late: that is AdamW.
-static bool zen_is_warm(const ZenConfig *c, const ZenClock *x) {
-    return x->warm < c->warmup;
-}
+static bool zen_is_warm(const ZenConfig *c, const ZenClock *x) { return x->warm < c->warmup; }
 
 // The first step of the warm-up whose gradients count for the first selection; 0: all do.
 static size_t zen_scores_from(const ZenConfig *c) {
@@ -370,7 +359,6 @@ static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *x, cons
 static void zen_turn_end(const ZenConfig *c, ZenClock *x, const ZenTurn *turn) {
     const bool warm = zen_is_warm(c, x);
     x->warm += warm;
-    x->chosen_t++;
     x->rest_t += turn->closes;
     x->filled = turn->closes ? 0 : turn->steps;
     if (turn->closes && !warm) x->windows++;
@@ -380,18 +368,10 @@ static void zen_turn_end(const ZenConfig *c, ZenClock *x, const ZenTurn *turn) {
     }
 }
 
-// The options of AdamW, which both parts' steps take.
+// The options of AdamW, for the rest's steps.
 typedef struct { double lr, beta1, beta2, eps, weight_decay; int moments_bf16; } ZenRates;
 
-// The step of the chosen. Each part counts its own steps, for the corrections of its bias.
-static AdamStep zen_chosen_step(const ZenClock *x, const ZenRates *r, float scale) {
-    AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay,
-                                   x->chosen_t + 1, scale);
-    s.moments_bf16 = r->moments_bf16;
-    return s;
-}
-
-// The rest's, of the mean gradient of a window of n steps. The decay is that of n steps.
+// The step of the rest, by the mean gradient of a window of n steps. The decay is that of n steps.
 static AdamStep zen_rest_step(const ZenClock *x, const ZenRates *r, size_t n) {
     AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps,
                                    r->weight_decay * (double)n, x->rest_t + 1, 1 / (double)n);
@@ -425,11 +405,7 @@ typedef struct {
             BODY \
         }
 
-// As gradients are stored, and as weights are.
-static float zen_gradient(const ZenReference *x, float g) {
-    return x->bf16 ? bf16_to_f32(f32_to_bf16(g)) : g;
-}
-
+// As weights are stored.
 static float zen_weight(const ZenReference *x, float w) {
     return x->bf16 ? bf16_to_f32(master_weight(w)) : w;
 }
@@ -448,28 +424,29 @@ static void zen_adam(ZenReference *x, const ZenTensor *z, size_t e, float g, con
     x->v[e] = bf16_to_f32(v);
 }
 
-// Makes a step by the whole gradient `grads`, which `scale` clips. Every element is its own.
-static void zen_reference_step(ZenReference *x, const float *grads, float scale,
-                                      const ZenRates *rates) {
+// Makes a step by the whole gradient `grads`. now: the step of the chosen, whose grad_scale clips
+// all gradients. Every element is its own.
+static void zen_reference_step(ZenReference *x, const float *grads, const AdamStep *now,
+                               const ZenRates *rates) {
     const ZenConfig *c = &x->config;
+    const float scale = now->grad_scale;
     if (zen_needs_sums(c, &x->map, &x->clock))
         for (int i = 0; i < x->map.count; i++) {
             const ZenTensor *z = &x->map.tensor[i];
             zen_sums(x->sums + z->column_at, grads + z->at, 0, z->rows, z->cols);
         }
     const ZenTurn turn = zen_turn(c, &x->map, &x->clock, x->sums);
-    const AdamStep now = zen_chosen_step(&x->clock, rates, scale);
     const AdamStep late = zen_rest_step(&x->clock, rates, turn.steps);
     #pragma omp parallel for schedule(dynamic)
     for (int i = 0; i < x->map.count; i++) {
         const ZenTensor *z = &x->map.tensor[i];
         const int32_t *column = x->map.column + z->column_at;
         ZEN_EACH(z, column, 0, z->chosen,
-            zen_adam(x, z, e, grads[e], &now, z->chosen_index + zen_r * z->chosen + zen_j);
+            zen_adam(x, z, e, grads[e], now, z->chosen_index + zen_r * z->chosen + zen_j);
             x->shown[e] = zen_weight(x, x->master[e]);
         )
         ZEN_EACH(z, column, z->chosen, z->cols,
-            const float g = zen_gradient(x, grads[e]);
+            const float g = x->bf16 ? bf16_to_f32(f32_to_bf16(grads[e])) : grads[e];
             x->acc[e] = x->clock.filled == 0 ? mul_f32(scale, g) : fma_f32(scale, g, x->acc[e]);
         )
         if (!turn.closes) continue;

@@ -72,16 +72,16 @@ static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank
         const size_t from = x->offset > begin ? x->offset : begin;
         const size_t to = min_size(x->offset + x->size, end);
         if (from >= to) continue;
-        Shard *shard = &map.shards[map.count++];
-        shard->tensor = i;
-        shard->offset = from - x->offset;
-        shard->length = to - from;
-        shard->at = map.elements + (from - begin);
-        shard->decay = x->decay;
+        const Shard own = {.tensor = i, .offset = from - x->offset, .length = to - from,
+                           .at = map.elements + (from - begin), .decay = x->decay};
+        map.shards[map.count++] = own;
     }
     map.elements += end - begin;
     return map;
 }
+
+// What a process without ZeRO owns.
+static inline ShardMap gpt2_shards_all(const GPT2Table *t) { return zero_shards(t, 1, 0, false); }
 
 // Blocks of the gradient norm in each rank's part of each segment: counts (segments, world).
 // Returns the most that a rank has in all.

@@ -109,14 +109,9 @@ static void zo_mean(double *side, const double *all, size_t stride, int world, s
     }
 }
 
-// Can a step with this mean loss and norm update anything? NaN and infinity would spread.
-static bool zo_usable(double loss, double lr, double norm) {
-    return isfinite(loss) && lr * norm < 1e30;
-}
-
 // Makes the update *u from the losses of a step, side (queries, 2) at theta + eps z and theta - eps
-// z; no update if a loss is no number. *loss: their mean; *norm: the root mean square of projected
-// gradients.
+// z; no update if a loss is no number, or the norm is too large. *loss: their mean; *norm: the root
+// mean square of projected gradients.
 static void zo_estimate(ZoUpdate *u, const ZoConfig *c, size_t step, double lr,
                         double weight_decay, const double *side, double *loss, double *norm) {
     double squares = 0;
@@ -131,7 +126,7 @@ static void zo_estimate(ZoUpdate *u, const ZoConfig *c, size_t step, double lr,
         u->scale[j] = (float)(lr * g / c->queries);
     }
     *norm = sqrt(squares);
-    if (zo_usable(*loss, lr, *norm)) u->step = (uint32_t)step;
+    if (isfinite(*loss) && lr * *norm < 1e30) u->step = (uint32_t)step;  // else NaNs would spread
 }
 
 // Applies an update to elements first .. first + n - 1 of a tensor, which are th. n and first as in
@@ -166,9 +161,8 @@ HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, con
 // Both take elements first .. first + n - 1 of a tensor, in fp32; `first` is a multiple of 64.
 
 // w = theta + scale z, for a direction of this step. scale is eps, or -eps.
-static void zo_perturb(float *w, const float *theta, size_t n, const ZoConfig *c,
-                              size_t step, int query, float scale, uint32_t tensor,
-                              uint64_t first) {
+static void zo_perturb(float *w, const float *theta, size_t n, const ZoConfig *c, size_t step,
+                       int query, float scale, uint32_t tensor, uint64_t first) {
     #pragma omp parallel for if (n > 1 << 12)
     for (size_t at = 0; at < n; at += 64) {
         float z[64];
@@ -180,7 +174,7 @@ static void zo_perturb(float *w, const float *theta, size_t n, const ZoConfig *c
 
 // theta becomes what the update makes of it.
 static void zo_update(float *theta, size_t n, const ZoConfig *c, const ZoUpdate *u,
-                             uint32_t tensor, bool decay, uint64_t first) {
+                      uint32_t tensor, bool decay, uint64_t first) {
     #pragma omp parallel for if (n > 1 << 12)
     for (size_t at = 0; at < n; at += 64) {
         float th[64] = {0};

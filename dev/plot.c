@@ -1,6 +1,6 @@
 // plot.c: a picture of a table; --help says the rest.
 #include "tool.h"
-#include "../tide/run/svg.h"
+#include "picture.h"
 
 static const char help[] =
     "usage: plot [TABLE.tsv] [-o OUT.svg] [--lines | --stack] [--title T] [--y T] [--note T]\n"
@@ -103,6 +103,17 @@ static void put_text(FILE *f, double x, double y, const char *attributes, const 
     fputs("</text>\n", f);
 }
 
+// Returns a text of the table as XML; free() it.
+static char *text_as_xml(const char *text) {
+    char *xml = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&xml, &n);
+    if (f == NULL) fail("out of memory");
+    svg_text(f, text, 120);
+    if (fclose(f) != 0) fail("out of memory");
+    return xml;
+}
+
 // The colour of a series, and whether it is hollow.
 static int colour_of(const Table *t, size_t column, bool *hollow) {
     const char *name = t->names[column + 1], *paper = strstr(name, " (paper)");
@@ -186,7 +197,10 @@ static void draw(FILE *f, const Table *t, int kind, const char *title, const cha
     svg_levels(&s, 8, "");
     if (kind == 'l') draw_lines(&s, t);
     else draw_bars(&s, t, kind == 's');
-    svg_axes(&s, t->names[0], kind == 'l' ? 36 : 48, unit);
+    char *x_name = text_as_xml(t->names[0]), *y_name = text_as_xml(unit);
+    svg_axes(&s, x_name, kind == 'l' ? 36 : 48, y_name);
+    free(x_name);
+    free(y_name);
     double x = LEFT, y = 46;
     for (size_t c = 0; c < t->columns; c++) {
         bool hollow;

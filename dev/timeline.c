@@ -1,8 +1,8 @@
 // timeline.c: a picture of a trace that --trace wrote: which stream did what when, and what lay in
 // memory; --help says the rest. Its input is Chrome's trace format as tide/plan/trace.h writes it.
 #include "tool.h"
+#include "picture.h"
 #include "../tide/files/json.h"
-#include "../tide/run/svg.h"
 
 static const char help[] =
     "usage: timeline TRACE.json [-o OUT.svg] [--step N | --from S --to S] [--title T] [--memory]\n"

@@ -3,6 +3,7 @@
 #define TESTING
 #include "../../train_gpt2.c"
 #include "machine.h"
+#include "../test/first_values.h"
 #include "../tool.h"
 
 enum { REPEATS = 5 };

@@ -7,6 +7,7 @@
 // The first two print the same figures on every machine, up to the order of sums.
 #define TESTING
 #include "../../train_gpt2.c"
+#include "../test/first_values.h"
 #include "../tool.h"
 
 static const char *const storage_name[] = {"fp32", "bf16", "fp16"};

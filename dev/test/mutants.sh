@@ -173,7 +173,7 @@ test_of() {
         *" :: tide/gpu/kernels."*) echo test_kernels ;;
         *" :: tide/gpu/cache."*) echo test_attention ;;
         "cache: "*) echo test_model ;;
-        *" :: tide/base/rope.h ::"* | *" :: tide/base/vmath.h ::"* | *" :: train_gpt2.c :: "*) echo test_layers ;;
+        *" :: tide/base/vmath.h ::"* | *" :: train_gpt2.c :: "*) echo test_layers ;;
         zero*) echo test_zero_gpu ;;
         *" :: zo."* | *" :: tide/gpu/zo."* | *zo_* | ranks:*) echo test_zo_gpu ;;
         *"zen "*) echo test_zenflow_gpu ;;

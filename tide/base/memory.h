@@ -14,20 +14,14 @@
 #include <assert.h>
 #include <sys/resource.h>
 
-// A file of /proc or /sys, to be read; NULL if it is not there. Tests name a folder with made-up
-// ones, which describe another machine.
-static FILE *machine_open(const char *path) {
-    char made_up[PATH_MAX];
-    const char *folder = getenv("TIDE_MACHINE");
-    snprintf(made_up, sizeof made_up, "%s%s", folder != NULL ? folder : "", path);
-    return fopen(made_up, "r");
-}
-
-// The number behind `key` at the start of a line of such a file; SIZE_MAX if there is none.
+// The number behind `key` at the start of a line of a file of /proc or /sys; SIZE_MAX if there is
+// none. Tests name a folder with made-up ones, which describe another machine.
 static size_t machine_number(const char *path, const char *key) {
     size_t number = SIZE_MAX;
-    char line[256];
-    FILE *f = machine_open(path);
+    char file[PATH_MAX], line[256];
+    const char *folder = getenv("TIDE_MACHINE");
+    snprintf(file, sizeof file, "%s%s", folder != NULL ? folder : "", path);
+    FILE *f = fopen(file, "r");
     if (f == NULL) return SIZE_MAX;
     while (number == SIZE_MAX && fgets(line, sizeof line, f) != NULL)
         if (strncmp(line, key, strlen(key)) == 0) sscanf(line + strlen(key), "%zu", &number);

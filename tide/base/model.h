@@ -1,19 +1,17 @@
 // model.h: what a model is (GPT-2, OPT, LLaMA, Mistral, Qwen): its configuration, its presets, the
 // one table that describes every parameter tensor, its first values, and how many bytes everything
-// takes. Nothing here computes; loaders, trainers, optimizer, sharding and tests iterate over the
-// table.
+// takes. Nothing here computes.
 //
 //     gpt2_preset()        a configuration by its name; gpt2_finish() after any change of one
 //     gpt2_table()         all parameter tensors; gpt2_tensor_at(): the one at an element
 //     gpt2_acts()          what a layer makes: all activations that backward reads
-//     gpt2_init()          first values; gpt2_init_range(): of a part of a tensor
-//     gpt2_shards_all()    the ranges that a process without ZeRO owns
+//     gpt2_init_range()    first values of a part of a tensor
 //     gpt2_flops_per_token()
 #ifndef TIDE_MODEL_H
 #define TIDE_MODEL_H
 #include "util.h"
 #include "rng.h"
-#include "rope.h"
+#include "vmath.h"
 
 // ---------------------------------------------------------------------------------------------
 // Configuration
@@ -207,12 +205,6 @@ static const Preset gpt2_presets[] = {
     {"qwen3-8b",       QWEN3(36, 32, 4096, 12288, 0)},
     {"qwen3-14b",      QWEN3(40, 40, 5120, 17408, 0)},
 };
-#undef GPT2
-#undef OPT
-#undef LLAMA
-#undef LLAMA3
-#undef QWEN2
-#undef QWEN3
 
 // Fills *c from a preset's name, or from "dN": depth N at GPT-2's proportions, 64 channels per
 // layer and 64 per head, so that d12 is GPT-2 124M. Returns false if there is no such name.
@@ -240,14 +232,10 @@ static bool gpt2_preset(GPT2Config *c, const char *name) {
     c->post_norm = p->E > 0;
     c->tied = p->tied;
     if (p->family == FAMILY_LLAMA || p->family == FAMILY_MISTRAL) c->norm_eps = 1e-5;
+    const Rope slowed = {.theta = p->theta, .scaling = ROPE_LLAMA3, .factor = p->factor, .low = 1,
+                         .high = 4, .original = 8192};
     c->rope.theta = p->theta;
-    if (p->factor > 0) {
-        c->rope.scaling = ROPE_LLAMA3;
-        c->rope.factor = p->factor;
-        c->rope.low = 1;
-        c->rope.high = 4;
-        c->rope.original = 8192;
-    }
+    if (p->factor > 0) c->rope = slowed;
     return true;
 }
 
@@ -278,7 +266,6 @@ static bool gpt2_preset(GPT2Config *c, const char *name) {
 
 #define LAYER_KIND(kind, ...) kind,
 enum { LAYER_PARAMETERS(LAYER_KIND, 0) LAYER_TENSORS, LAYER_PARTS = 4 };
-#undef LAYER_KIND
 
 // First values, as in GPT-2: normal(0, 0.02), and 0.02 / sqrt(2 L) for the two projections that
 // write into the residual stream, because 2 L of them add up there; or a constant, of vectors.
@@ -320,8 +307,9 @@ typedef struct {
     size_t parameters;    // what one calls the model's size: logical elements only
 } GPT2Table;
 
-static GPT2Tensor *table_add(GPT2Table *t, const char *name, int layer, int kind, size_t rows,
-                             size_t cols, int init, size_t L) {
+// Appends a tensor, and returns its index.
+static int table_add(GPT2Table *t, const char *name, int layer, int kind, size_t rows, size_t cols,
+                     int init, size_t L) {
     GPT2Tensor *x = &t->tensors[t->count++];
     snprintf(x->name, sizeof x->name, "%s", name);
     x->layer = layer;
@@ -333,7 +321,7 @@ static GPT2Tensor *table_add(GPT2Table *t, const char *name, int layer, int kind
     x->init_value = init == INIT_ONE;
     if (init == INIT_NORMAL) x->init_std = 0.02f;
     if (init == INIT_RESIDUAL) x->init_std = (float)(0.02 / __builtin_sqrt(2.0 * (double)L));
-    return x;
+    return t->count - 1;
 }
 
 // Lays the model out: wte, wpe (without rotary positions), the layers, ln_f, lm_head (untied only);
@@ -343,52 +331,32 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
     #define LAYER_ROW(kind, field, name, part, init, rows, cols) {name, init, rows, cols},
     const struct { const char *name; int init; size_t rows, cols; } layer[LAYER_TENSORS] = {
         LAYER_PARAMETERS(LAYER_ROW, c)};
-    #undef LAYER_ROW
     const size_t C = c->channels, E = config_embed(c), L = c->layers;
     GPT2Table t;
     memset(&t, 0, sizeof t);
     t.tensors = ALLOC(GPT2Tensor, L * LAYER_TENSORS + 6, "table");
-    t.wte = t.count;
-    table_add(&t, "wte", -1, -1, c->vocab, E, INIT_NORMAL, L)->rows_padded = c->vocab_padded;
     t.wpe = t.project_in = t.project_out = t.ln_f_w = t.ln_f_b = -1;
-    if (c->rope.theta == 0) {
-        t.wpe = t.count;
-        table_add(&t, "wpe", -1, -1, c->context, C, INIT_NORMAL, L);
-    }
-    if (c->embed > 0) {
-        t.project_in = t.count;
-        table_add(&t, "project_in.w", -1, -1, C, E, INIT_NORMAL, L);
-    }
+    t.wte = t.lm_head = table_add(&t, "wte", -1, -1, c->vocab, E, INIT_NORMAL, L);
+    if (c->rope.theta == 0) t.wpe = table_add(&t, "wpe", -1, -1, c->context, C, INIT_NORMAL, L);
+    if (c->embed > 0) t.project_in = table_add(&t, "project_in.w", -1, -1, C, E, INIT_NORMAL, L);
     t.first_layer = t.count;
     for (int k = 0; k < LAYER_TENSORS; k++)
         t.within[k] = layer[k].rows * layer[k].cols > 0 ? t.per_layer++ : -1;
-    for (size_t l = 0; l < L; l++) {
+    for (size_t l = 0; l < L; l++)
         for (int k = 0; k < LAYER_TENSORS; k++) {
             char name[32];
             if (t.within[k] < 0) continue;
             snprintf(name, sizeof name, "h.%zu.%s", l, layer[k].name);
             table_add(&t, name, (int)l, k, layer[k].rows, layer[k].cols, layer[k].init, L);
         }
-    }
+    const int tail = (int)L;
     t.tail = t.count;
-    if (c->embed > 0) {
-        t.project_out = t.count;
-        table_add(&t, "project_out.w", (int)L, -1, E, C, INIT_NORMAL, L);
-    }
-    if (!c->post_norm) {
-        t.ln_f_w = t.count;
-        table_add(&t, "ln_f.w", (int)L, -1, 1, C, INIT_ONE, L);
-    }
-    if (!c->post_norm && !c->rms) {
-        t.ln_f_b = t.count;
-        table_add(&t, "ln_f.b", (int)L, -1, 1, C, INIT_ZERO, L);
-    }
-    t.lm_head = t.wte;
-    if (!c->tied) {
-        t.lm_head = t.count;
-        table_add(&t, "lm_head", (int)L, -1, c->vocab, E, INIT_NORMAL, L)->rows_padded =
-            c->vocab_padded;
-    }
+    if (c->embed > 0)
+        t.project_out = table_add(&t, "project_out.w", tail, -1, E, C, INIT_NORMAL, L);
+    if (!c->post_norm) t.ln_f_w = table_add(&t, "ln_f.w", tail, -1, 1, C, INIT_ONE, L);
+    if (!c->post_norm && !c->rms) t.ln_f_b = table_add(&t, "ln_f.b", tail, -1, 1, C, INIT_ZERO, L);
+    if (!c->tied) t.lm_head = table_add(&t, "lm_head", tail, -1, c->vocab, E, INIT_NORMAL, L);
+    t.tensors[t.wte].rows_padded = t.tensors[t.lm_head].rows_padded = c->vocab_padded;
     for (int i = 0; i < t.count; i++) {
         GPT2Tensor *x = &t.tensors[i];
         x->size = x->rows_padded * x->cols;
@@ -408,7 +376,6 @@ static int layer_tensor(const GPT2Table *t, size_t l, int kind) {
 static void gpt2_parts(const GPT2Table *t, int first[LAYER_PARTS + 1]) {
     #define LAYER_PART(kind, field, name, part, ...) part,
     static const int parts[LAYER_TENSORS] = {LAYER_PARAMETERS(LAYER_PART, 0)};
-    #undef LAYER_PART
     int i = t->first_layer;
     for (int part = 0; part < LAYER_PARTS; part++) {
         first[part] = i;
@@ -439,21 +406,13 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
     for (size_t j = 0; j < real; j++) p[j] = x->init_std != 0 ? p[j] * x->init_std : x->init_value;
 }
 
-// First values for every parameter in `arena` (t->elements floats); what lies between is zero.
-static void gpt2_init(const GPT2Table *t, float *arena, uint64_t seed) {
-    memset(arena, 0, t->elements * sizeof(float));
-    for (int i = 0; i < t->count; i++)
-        gpt2_init_range(t, i, 0, t->tensors[i].size, arena + t->tensors[i].offset, seed);
-}
-
 // ---------------------------------------------------------------------------------------------
 // The activation table
 
 // The activations of one layer, in the order in which they lie in a GPU's memory: name, width per
 // token in elements (0: the family has no such activation), whether it is fp32 (else the trainer's
 // type), the part of the layer that makes it (tide/gpu/blocks.cuh), and the strongest --recompute
-// that keeps it. Rows that a stronger one keeps stand first. Memory, plan, trace and tests read
-// this list; LayerActs of each trainer has a pointer of each name.
+// that keeps it. Rows that a stronger one keeps stand first.
 #define LAYER_ACTIVATIONS(ACT, c) \
     ACT(qkv, config_qkv(c), false, 0, RECOMPUTE_LIGHT) \
     ACT(atty, config_att(c), false, 0, RECOMPUTE_LIGHT) \
@@ -479,24 +438,20 @@ typedef struct {
 
 #define ACT_COUNT(...) + 1
 enum { LAYER_ACTS = 0 LAYER_ACTIVATIONS(ACT_COUNT, 0) };
-#undef ACT_COUNT
 
 typedef struct { LayerAct acts[LAYER_ACTS]; } ActTable;
 
 static ActTable gpt2_acts(const GPT2Config *c) {
     #define ACT_ROW(name, width, f32, part, kept) {#name, width, f32, part, kept},
     const ActTable t = {{LAYER_ACTIVATIONS(ACT_ROW, c)}};
-    #undef ACT_ROW
     return t;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Shard map
 
-// A range of the arena that this process owns. Optimizer, norm, offloading and checkpoints walk a
-// list of these; one process without ZeRO owns every tensor whole (with ZeRO: zero.h). Its ranges
-// lie side by side, in the arena's order: that is its shard space. A gap behind a tensor goes with
-// the range before it.
+// A range of the arena that this process owns (zero.h). Its ranges lie side by side, in the arena's
+// order: that is its shard space. A gap behind a tensor goes with the range before it.
 typedef struct {
     int tensor;      // index into the table
     size_t offset;   // first element within the tensor
@@ -515,19 +470,6 @@ typedef struct {
 static size_t shard_logical(const GPT2Table *t, const Shard *s) {
     const size_t n = t->tensors[s->tensor].rows * t->tensors[s->tensor].cols;
     return n <= s->offset ? 0 : min_size(s->length, n - s->offset);
-}
-
-static ShardMap gpt2_shards_all(const GPT2Table *t) {
-    ShardMap map;
-    map.count = t->count;
-    map.elements = t->elements;
-    map.shards = ALLOC(Shard, (size_t)t->count, "shard map");
-    for (int i = 0; i < t->count; i++) {
-        const GPT2Tensor *x = &t->tensors[i];
-        const Shard whole = {i, 0, x->size, x->offset, x->decay};
-        map.shards[i] = whole;
-    }
-    return map;
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -173,11 +173,9 @@ static void ranks_tune(int fd, double seconds) {
 
 // A socket that listens at the name's address, or is connected to it; -1, with the reason.
 static int ranks_socket(const char *name, bool listens, double seconds, Error *why) {
-    struct addrinfo hints, *list = NULL;
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
     char port[16];
     int fd = -1;
-    memset(&hints, 0, sizeof hints);
-    hints.ai_socktype = SOCK_STREAM;
     snprintf(port, sizeof port, "%d", ranks.port);
     const int unknown = getaddrinfo(name, port, &hints, &list);
     if (unknown != 0) error_set(why, "%s", gai_strerror(unknown));
@@ -317,9 +315,7 @@ static void ranks_agree(const char *what, const char *text) {
 // several machines. A machine is a name and, as some share it, what its kernel calls this boot.
 static void ranks_meet(void) {
     typedef struct { char host[64], boot[64]; int local; } Place;
-    Place mine, *all = ALLOC(Place, (size_t)ranks.world, "ranks");
-    memset(&mine, 0, sizeof mine);
-    mine.local = ranks.local;
+    Place mine = {.local = ranks.local}, *all = ALLOC(Place, (size_t)ranks.world, "ranks");
     gethostname(mine.host, sizeof mine.host - 1);
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
     if (f != NULL && fgets(mine.boot, sizeof mine.boot, f) == NULL) mine.boot[0] = '\0';

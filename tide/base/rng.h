@@ -41,8 +41,7 @@ HOST_DEVICE static inline Philox4 philox_rounds(int rounds, uint64_t seed, uint3
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-    Philox4 r;
-    r.x[0] = c0; r.x[1] = c1; r.x[2] = c2; r.x[3] = c3;
+    const Philox4 r = {{c0, c1, c2, c3}};
     return r;
 }
 

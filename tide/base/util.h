@@ -228,9 +228,8 @@ static bool replace_close(FILE *f, const char *path, Error *err) {
     char temporary[PATH_MAX];
     replace_name(temporary, path);
     const bool whole = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
-    if (whole && fclose(f) == 0 && rename(temporary, path) == 0) return true;
+    if (fclose(f) == 0 && whole && rename(temporary, path) == 0) return true;
     error_set(err, "cannot write %.400s: %s", path, strerror(errno));
-    if (!whole) fclose(f);
     unlink(temporary);
     return false;
 }
@@ -261,11 +260,9 @@ static bool path_is_directory(const char *path) {
 // Could a file of this name be written? Its directory must be there. errno says why not.
 static bool path_is_writable(const char *path) {
     char dir[PATH_MAX];
-    errno = ENAMETOOLONG;
-    if (snprintf(dir, sizeof dir, "%s", path) >= (int)sizeof dir) return false;
-    char *slash = strrchr(dir, '/');
-    if (slash == NULL) snprintf(dir, sizeof dir, ".");
-    else slash[slash == dir] = '\0';
+    const char *slash = strrchr(path, '/');
+    const int length = slash == NULL || slash == path ? 1 : (int)(slash - path);
+    snprintf(dir, sizeof dir, "%.*s", length, slash == NULL ? "." : path);
     errno = EISDIR;
     return !path_is_directory(path) && access(dir, W_OK | X_OK) == 0;
 }

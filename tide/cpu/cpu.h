@@ -9,9 +9,6 @@
 #define TIDE_CPU_H
 #include "../base/util.h"
 #include <sys/prctl.h>
-#if defined __linux__ && defined __aarch64__
-#include <sys/auxv.h>
-#endif
 
 static const char *cpu_instructions(void) {
 #if defined __AVX512F__
@@ -83,9 +80,6 @@ static void cpu_copy(void *to, const void *from, size_t bytes) {
         memcpy((char *)to + at, (const char *)from + at, min_size(chunk, bytes - at));
 }
 
-// ---------------------------------------------------------------------------------------------
-// A build for another CPU
-
 #if defined __x86_64__ && !defined __CUDA_ARCH__
 // The extensions that a compiler uses by itself: the macro of each, and the name by which the
 // processor is asked for it.
@@ -107,14 +101,6 @@ static void cpu_check(void) {
     if (missing == NULL) return;
     fprintf(stderr, "tide: this program was built for a CPU with %s, which this one does not have: "
             "`make clean`, then build it here\n", missing);
-    _exit(2);
-}
-#elif defined __linux__ && defined __ARM_FEATURE_SVE && !defined __CUDA_ARCH__
-__attribute__((constructor, target("arch=armv8-a")))
-static void cpu_check(void) {
-    if (getauxval(AT_HWCAP) >> 22 & 1) return;
-    fprintf(stderr, "tide: this program was built for a CPU with SVE, which this one does not have:"
-            " `make clean`, then build it here\n");
     _exit(2);
 }
 #endif

@@ -32,15 +32,6 @@
 #endif
 typedef float Vec __attribute__((vector_size(4 * VEC_LANES)));
 typedef float VecLoose __attribute__((vector_size(4 * VEC_LANES), aligned(4), may_alias));
-typedef float Vec4 __attribute__((vector_size(16), aligned(4), may_alias));
-
-// Lanes a, b, c, d of the eight in x and y. gcc before 12 wants the numbers in a vector.
-#if defined __clang__ || __GNUC__ >= 12
-#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
-#else
-typedef int32_t Lanes4 __attribute__((vector_size(16)));
-#define SHUFFLE(x, y, a, b, c, d) __builtin_shuffle(x, y, (Lanes4){a, b, c, d})
-#endif
 
 // Arrays of vectors become registers only if every index is a constant early on: unroll, always.
 #define UNROLL _Pragma("GCC unroll 24")
@@ -134,28 +125,11 @@ static void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float *b, si
         }
         return;
     }
-    // Transposed in squares of 4 x 4, which are eight shuffles; what is left one by one. Sixteen
-    // columns at a time: whole cache lines are written, and few rows of B are open at once.
-    const size_t k4 = kc / 4 * 4, j4 = cols / 4 * 4;
-    for (size_t j0 = 0; j0 < j4; j0 += 16)
-    for (size_t k = 0; k < k4; k += 4)
-        for (size_t j = j0; j < j4 && j < j0 + 16; j += 4) {
-            const float *from = b + j * ldb + k;
-            const Vec4 r0 = *(const Vec4 *)from, r1 = *(const Vec4 *)(from + ldb);
-            const Vec4 r2 = *(const Vec4 *)(from + 2 * ldb), r3 = *(const Vec4 *)(from + 3 * ldb);
-            const Vec4 lo01 = SHUFFLE(r0, r1, 0, 4, 1, 5);
-            const Vec4 hi01 = SHUFFLE(r0, r1, 2, 6, 3, 7);
-            const Vec4 lo23 = SHUFFLE(r2, r3, 0, 4, 1, 5);
-            const Vec4 hi23 = SHUFFLE(r2, r3, 2, 6, 3, 7);
-            float *to = pack + k * GEMM_NR + j;
-            *(Vec4 *)to = SHUFFLE(lo01, lo23, 0, 1, 4, 5);
-            *(Vec4 *)(to + GEMM_NR) = SHUFFLE(lo01, lo23, 2, 3, 6, 7);
-            *(Vec4 *)(to + 2 * GEMM_NR) = SHUFFLE(hi01, hi23, 0, 1, 4, 5);
-            *(Vec4 *)(to + 3 * GEMM_NR) = SHUFFLE(hi01, hi23, 2, 3, 6, 7);
-        }
-    for (size_t k = 0; k < kc; k++)
-        for (size_t j = k < k4 ? j4 : 0; j < cols; j++)
-            pack[k * GEMM_NR + j] = b[j * ldb + k];
+    // Sixteen columns at a time: whole cache lines are written, and few rows of B are open at once.
+    for (size_t first = 0; first < cols; first += 16)
+        for (size_t k = 0; k < kc; k++)
+            for (size_t j = first; j < cols && j < first + 16; j++)
+                pack[k * GEMM_NR + j] = b[j * ldb + k];
 }
 
 // The register tile: out (MR, columns) = start + A's rows times a packed panel of B. start and out

@@ -23,7 +23,7 @@
 #include "attention.cuh"
 #include "matmul.cuh"
 #include "../base/model.h"
-#include "../base/rope.h"
+#include "../base/vmath.h"
 #include "queue.cuh"
 
 enum { BLOCK_THREADS = 256, BLOCK_WARPS = BLOCK_THREADS / 32 };

@@ -110,8 +110,7 @@ static void predict_busy(const Rehearsal *q, double begin, double end, Predictio
 static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int counted, size_t more,
                           size_t world, TraceFile *trace) {
     const StepMark *first = &marks[steps - counted - 1], *last = &marks[steps - 1];
-    Prediction x;
-    memset(&x, 0, sizeof x);
+    Prediction x = {0};
     rehearsal_time(q);
     const double start = q->jobs[first->norm].span.end;
     for (const StepMark *m = first; m < last; m++) predict_step(q, m->norm, m[1].norm, more, &x);
@@ -130,8 +129,7 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
     if (x.comm == 0) return x;
     for (int i = 0; i < q->count; i++)
         if (q->jobs[i].takes == TAKES_COMM) q->jobs[i].work = 0;
-    Prediction y;
-    memset(&y, 0, sizeof y);
+    Prediction y = {0};
     rehearsal_time(q);
     for (const StepMark *m = first; m < last; m++) predict_step(q, m->norm, m[1].norm, more, &y);
     x.comm_exposed = fmax(0, x.step - y.step / counted);

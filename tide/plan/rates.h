@@ -10,39 +10,32 @@
 #include "../base/util.h"
 #include <math.h>
 
-// Bytes, parameters or floating-point operations per second; 0: not known.
-typedef struct {
-    double h2d, d2h;                // one direction alone, page-locked memory
-    double h2d_duplex, d2h_duplex;  // both directions at once
-    double h2d_busy, d2h_busy;      // both while the host updates
-    double dram;        // that the cores alone reach in AdamW: 26 bytes per parameter
-    double dram_dma;    // of the cores and both directions of the link together
-    double host_adam;   // parameters: fused AdamW out of cache, all threads (the paper's Uc)
-    double host_cast;   // parameters: a pass of its own from fp32 to 16 bits (the paper's Dc). This
-                        // trainer has no such pass and does not measure it
-    double gpu_adam;    // parameters (the paper's Ug)
-    double gpu_flops;   // that forward and backward of a model reach, not the peak
-    double gpu_bytes;   // GPU memory
-    double gpu_normals; // normal numbers drawn (rng.h): the noise of zeroth-order training
-    // Several GPUs. In each node all share its memory and cores; each has its own link to them.
-    double node_gpus;   // GPUs of a node; 0: there is one node
-    double host_gpus;   // so many of a node's may have dram .. host_cast at once, each of them;
-                        // 0: one, as measured by one process
-    double gpu_link;    // within a node: bus bandwidth of collectives, as nccl-tests define it
-    double gpu_latency; // seconds, of each collective
-    double node_link;   // the same over several nodes, with all GPUs of each at work
-    double node_latency;
-} Rates;
+// Bytes, parameters or floating-point operations per second; 0: not known. Name and unit of each.
+#define RATES(X) \
+    /* one direction alone, page-locked memory; both at once; both while the host updates */ \
+    X(h2d, "bytes/s") X(d2h, "bytes/s") X(h2d_duplex, "bytes/s") X(d2h_duplex, "bytes/s") \
+    X(h2d_busy, "bytes/s") X(d2h_busy, "bytes/s") \
+    X(dram, "bytes/s")      /* that the cores alone reach in AdamW: 26 bytes per parameter */ \
+    X(dram_dma, "bytes/s")  /* of the cores and both directions of the link together */ \
+    /* fused AdamW out of cache, all threads (the paper's Uc); a pass of its own from fp32 to 16 \
+       bits (the paper's Dc): this trainer has no such pass and does not measure it */ \
+    X(host_adam, "parameters/s") X(host_cast, "parameters/s") \
+    X(gpu_adam, "parameters/s")    /* (the paper's Ug) */ \
+    X(gpu_flops, "flop/s")         /* that forward and backward of a model reach, not the peak */ \
+    X(gpu_bytes, "bytes/s")        /* GPU memory */ \
+    X(gpu_normals, "numbers/s")    /* drawn (rng.h): the noise of zeroth-order training */ \
+    /* Several GPUs. In a node all share its memory and cores; each has its own link to them. */ \
+    X(node_gpus, "GPUs")           /* of a node; 0: there is one node */ \
+    X(host_gpus, "GPUs")           /* so many of a node's may have dram .. host_cast at once, \
+                                      each of them; 0: one, as measured by one process */ \
+    /* within a node: bus bandwidth of collectives, as nccl-tests define it; time of each; and \
+       over several nodes, with all GPUs of each at work */ \
+    X(gpu_link, "bytes/s") X(gpu_latency, "s") X(node_link, "bytes/s") X(node_latency, "s")
 
-// In the order of the struct.
-static const struct { const char *name, *unit; } rate_fields[] = {
-    {"h2d", "bytes/s"}, {"d2h", "bytes/s"}, {"h2d_duplex", "bytes/s"}, {"d2h_duplex", "bytes/s"},
-    {"h2d_busy", "bytes/s"}, {"d2h_busy", "bytes/s"}, {"dram", "bytes/s"}, {"dram_dma", "bytes/s"},
-    {"host_adam", "parameters/s"}, {"host_cast", "parameters/s"}, {"gpu_adam", "parameters/s"},
-    {"gpu_flops", "flop/s"}, {"gpu_bytes", "bytes/s"}, {"gpu_normals", "numbers/s"},
-    {"node_gpus", "GPUs"}, {"host_gpus", "GPUs"}, {"gpu_link", "bytes/s"}, {"gpu_latency", "s"},
-    {"node_link", "bytes/s"}, {"node_latency", "s"},
-};
+#define RATE_FIELD(name, unit) double name;
+#define RATE_ROW(name, unit) {#name, unit},
+typedef struct { RATES(RATE_FIELD) } Rates;
+static const struct { const char *name, *unit; } rate_fields[] = {RATES(RATE_ROW)};
 enum { RATE_FIELDS = sizeof rate_fields / sizeof *rate_fields };
 
 static double rate_or(double rate, double otherwise) { return rate > 0 ? rate : otherwise; }

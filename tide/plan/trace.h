@@ -1,11 +1,10 @@
 // trace.h: what happened when, on the GPU's streams and on the host: the file that Perfetto
-// (ui.perfetto.dev) and chrome://tracing open, and what each step did. No CUDA here:
-// timeline.cuh writes measured spans, plan.h predicted ones, in one form.
+// (ui.perfetto.dev) and chrome://tracing open, and what each step did. No CUDA here.
 //   trace_open(), trace_span(), trace_counter(), trace_flush(), trace_close()   the file
 //   trace_counters()                                                            what a step did
 #ifndef TIDE_TRACE_H
 #define TIDE_TRACE_H
-#include "../files/json.h"
+#include "../base/util.h"
 #include <math.h>
 
 // One row for each stream of the trainer. The link carries fetch, back and weights one way, leave
@@ -16,8 +15,7 @@ enum { ROW_COMPUTE, ROW_LEAVE, ROW_FETCH, ROW_UPDATE, ROW_FLUSH, ROW_HOST, ROW_B
 static const char *const trace_rows[ROWS] = {
     "compute", "out: gradients to the host", "fetch: state to the GPU", "update on the GPU",
     "out: state to the host", "host: update on the CPU", "back: weights to the GPU",
-    "weights: layers to the GPU",
-    "comm: between the GPUs"};
+    "weights: layers to the GPU", "comm: between the GPUs"};
 
 // Seconds are those since the trace began. Names with a meaning: "wait" is a stall, no work;
 // "fetch", "update", "flush" and "back" are the update of the parameters. "reduce" and "gather"
@@ -147,19 +145,11 @@ static bool trace_error(const TraceFile *t, Error *err) {
     return error_set(err, "cannot write %.400s: %s", t->path, strerror(errno != 0 ? errno : EIO));
 }
 
-static void trace_event(TraceFile *t, char phase, const char *name) {
-    fprintf(t->file, ",\n{\"ph\":\"%c\",\"pid\":0,\"name\":", phase);
-    json_write_string(t->file, name, strlen(name));
-}
-
-// Names a row; rows are shown in the order of their numbers.
+// Names a row; rows are shown in the order of their numbers. No name here or below needs escapes.
 static void trace_row(TraceFile *t, int row, const char *name) {
-    trace_event(t, 'M', "thread_name");
-    fprintf(t->file, ",\"tid\":%d,\"args\":{\"name\":", row);
-    json_write_string(t->file, name, strlen(name));
-    fputs("}}", t->file);
-    trace_event(t, 'M', "thread_sort_index");
-    fprintf(t->file, ",\"tid\":%d,\"args\":{\"sort_index\":%d}}", row, row);
+    fprintf(t->file, ",\n{\"ph\":\"M\",\"pid\":0,\"name\":\"thread_name\",\"tid\":%d,\"args\":{"
+            "\"name\":\"%s\"}},\n{\"ph\":\"M\",\"pid\":0,\"name\":\"thread_sort_index\","
+            "\"tid\":%d,\"args\":{\"sort_index\":%d}}", row, name, row, row);
 }
 
 // Starts a trace at `path`, which must stay valid; an older file is replaced; and names
@@ -177,8 +167,8 @@ static bool trace_open(TraceFile *t, const char *path, Error *err) {
 
 static void trace_span(TraceFile *t, const TraceSpan *s) {
     const double us = trace_microseconds(s->begin), duration = trace_microseconds(s->end) - us;
-    trace_event(t, 'X', s->name);
-    fprintf(t->file, ",\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"step\":%zu", s->row, us,
+    fprintf(t->file, ",\n{\"ph\":\"X\",\"pid\":0,\"name\":\"%s\",\"tid\":%d,\"ts\":%.3f,"
+            "\"dur\":%.3f,\"args\":{\"step\":%zu", s->name, s->row, us,
             duration > 0 ? duration : 0, t->step);
     if (s->number != TRACE_NONE) fprintf(t->file, ",\"number\":%zu", s->number);
     if (s->bytes > 0) fprintf(t->file, ",\"bytes\":%zu", s->bytes);
@@ -189,11 +179,9 @@ static void trace_span(TraceFile *t, const TraceSpan *s) {
 
 // From `seconds` on, class `what` of counter `name` has this value.
 static void trace_counter(TraceFile *t, const char *name, const char *what, double seconds,
-                                 double value) {
-    trace_event(t, 'C', name);
-    fprintf(t->file, ",\"ts\":%.3f,\"args\":{", trace_microseconds(seconds));
-    json_write_string(t->file, what, strlen(what));
-    fprintf(t->file, ":%.17g}}", value);
+                          double value) {
+    fprintf(t->file, ",\n{\"ph\":\"C\",\"pid\":0,\"name\":\"%s\",\"ts\":%.3f,\"args\":{"
+            "\"%s\":%.17g}}", name, trace_microseconds(seconds), what, value);
 }
 
 // Brings all of it into the file, which is whole until the next event is written (in a pipe: only

@@ -287,8 +287,7 @@ static void run_open_data(Run *r) {
     if (!r->task && o->val != NULL) loader_check(&r->val);
     const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train_view.tokens,
                                     r->task ? task_hash(&r->task_all) : data_hash(&r->data));
-    if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0
-        && r->state.version == STATE_VERSION)
+    if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0)
         fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
                         "the same bits\n");
     r->state.data_hash = hash;
@@ -339,9 +338,6 @@ static void run_describe(const Run *r) {
                "--model DIR)" : "");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
-    if (o->resume && mezo && o->zo_noise == 0 && r->state.version == STATE_OLDEST)
-        printf("note: normal numbers are drawn otherwise than before: from here on this run has "
-               "other noise than the program that began it would give it\n");
     const TaskSum sum = task_sum(&r->task_train, r->T), other = task_sum(&r->task_val, r->T);
     const TaskSum asked = task_sum(&r->task_choices, r->choices.T);
     const size_t cut = sum.cut + other.cut + asked.cut;
@@ -355,9 +351,7 @@ static void run_describe(const Run *r) {
     const size_t train = r->task ? r->task_train.count : r->train_view.tokens;
     const size_t step = r->task ? r->step_sequences : r->step_tokens;
     const size_t held = r->val.sequences, rows = r->train.sequences;
-    size_t val = held;
-    if (!r->task && held > 0) val = r->val.data->tokens;
-    if (r->task) val = r->task_val.count;
+    const size_t val = r->task ? r->task_val.count : held > 0 ? r->val.data->tokens : 0;
     const char *what = r->task ? "example" : "token", *unit = r->packed ? "row" : what;
     printf("data: %zu training %s%s, %.2f epochs in %zu step%s of %zu %s%s; %zu validation %s%s\n",
            train, what, plural(train),
@@ -404,19 +398,18 @@ static void run_describe_unused(const Run *r) {
 // a row of channels in one block of threads.
 static void run_check_shape(const Run *r) {
     const GPT2Config *c = &r->config;
-    const size_t C = c->channels, E = config_embed(c), F = c->ffn, A = config_att(c);
     const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
-    if (C > 12288 || C % pack != 0 || E % pack != 0 || F % pack != 0)
-        die("the GPU trainer takes up to 12288 channels (of embeddings, too), and an MLP width, "
-            "that are multiples of 8 (of 4 with --precision fp32), not %zu (%zu) and %zu; the CPU "
-            "trainer takes any", C, E, F);
-    if (A % pack != 0 || config_qkv(c) % pack != 0)
-        die("the GPU trainer takes heads whose channels together, and those of all key heads, are "
-            "multiples of 8 (of 4 with --precision fp32), not %zu and %zu of %zu; the CPU trainer "
-            "takes any", c->heads, config_kv(c), config_head(c));
-    if (c->rope.theta > 0 && config_head(c) > 256)
-        die("the GPU trainer rotates heads of at most 256 channels, not %zu; the CPU trainer takes "
-            "any", config_head(c));
+    const struct { const char *name; size_t n; } rows[] = {
+        {"channels", c->channels}, {"channels of embeddings", config_embed(c)},
+        {"channels of the MLP", c->ffn}, {"channels in all heads", config_att(c)},
+        {"channels in all heads of queries, keys and values", config_qkv(c)}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].n % pack != 0)
+            die("the GPU trainer takes multiples of %zu %s, not %zu; the CPU trainer takes any",
+                pack, rows[i].name, rows[i].n);
+    if (c->channels > 12288 || (c->rope.theta > 0 && config_head(c) > 256))
+        die("the GPU trainer takes up to 12288 channels, and rotates heads of up to 256, not %zu "
+            "and %zu; the CPU trainer takes any", c->channels, config_head(c));
 }
 
 // Ends a run whose ranks were started with other options, or see other data.

@@ -11,7 +11,6 @@
 #ifndef TIDE_OPTIONS_H
 #define TIDE_OPTIONS_H
 #include "../base/util.h"
-#include <assert.h>
 #include "../cpu/cpu.h"
 #include "../base/model.h"
 
@@ -35,57 +34,8 @@ enum { CALIBRATED_SEQ = 64, EMULATED = 1 };
 enum { CALIBRATED_SEQ = 2048, EMULATED = 0 };
 #endif
 
-#define OPTION_MAX 96           // room for rows in the table
 #define AUTO_COUNT SIZE_MAX     // "auto", for a count whose range begins at 0
 #define AUTO_REAL (-1.0)        // "auto", for a real number whose range begins at 0
-
-// "auto" is stored as AUTO_COUNT or AUTO_REAL, or as 0 where the range begins behind that. Strings
-// point into argv, the table, or `saved`.
-typedef struct {
-    const char *model;                                // preset, dN, directory or .safetensors file
-    size_t layers, heads, kv_heads, channels, ffn, context, vocab;  // 0: as in the model
-    const char *data, *val, *tokenizer;               // NULL: not given
-    int chat_format;                                  // of chat.h
-    bool chat;
-    size_t batch, seq, accum;                         // seq 0: the model's context
-    size_t steps, warmup, seed;                       // warmup may be AUTO_COUNT: see schedule_lr()
-    int pack;
-    double epochs;                                    // instead of steps; 0: not given
-    double lr, min_lr, weight_decay, beta1, beta2, eps, clip;  // min_lr may be AUTO_REAL
-    int schedule, optimizer, moments;
-    size_t log_every;                                 // 0: auto
-    size_t eval_every, eval_batches, sample_every, sample_tokens, top_k;  // every 0: never
-    double temperature, top_p;
-    const char *choices, *scores, *prompt;            // NULL: not given
-    const char *out, *dump;
-    size_t save_every, keep, threads;                 // AUTO_COUNT: by time; threads 0: all
-    int save_dtype;
-    bool resume, keep_best, no_save, help, version;
-    bool resume_auto;                                 // --resume auto: if there is a checkpoint
-    // placement, GPU builds
-    int precision, recompute, offload, grad_wire, weights;
-    double resident, share;                           // may be AUTO_REAL
-    size_t stride, subgroup, slots;                   // 0: auto
-    size_t zero, world;                               // zero 0: auto
-    bool no_overlap;
-    size_t gpu_memory, host_memory;                   // bytes; 0: all there is
-    bool plan, calibrate;
-    const char *tune, *rates, *trace;
-    // importance-aware updates
-    double zen_topk;
-    size_t zen_window, zen_reselect, zen_warmup;      // zen_window 0: auto
-    int zen_overlap;
-    // zeroth-order training
-    double zo_eps;
-    size_t zo_queries, resident_blocks;
-    int zo_noise;
-    const char *labels, *template_text;               // NULL: the loss of a language model
-    bool zo_no_slots, zo_no_fused_update;
-    // bookkeeping
-    bool gpu_build;
-    bool given[OPTION_MAX];  // by row of the table: it was on the command line
-    char *saved;             // owns the strings that came from a checkpoint
-} Options;
 
 enum { O_TITLE, O_TEXT, O_COUNT, O_BYTES, O_REAL, O_CHOICE, O_FLAG };
 
@@ -102,6 +52,171 @@ enum {
     O_READS = 2048, O_WRITES = 4096  // a file's name: it is read, it is written
 };                // neither fixed nor own: saved, and --resume takes the saved value unless given
 
+#define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
+
+// The options: name, field of Options, default (NULL: none), values or range, flags, help. A TEXT is
+// not empty, WORDS may be.
+#define OPTIONS(TITLE, TEXT, WORDS, CHOICE, COUNT, BYTES, REAL, FLAG) \
+    TITLE("Model") \
+    TEXT("model", model, "nano", "NAME|PATH", O_FIXED, "a name from the list above, or weights") \
+    COUNT("layers", layers, "auto", 1, 1000, O_FIXED, "auto: as in the model") \
+    COUNT("heads", heads, "auto", 1, 65536, O_FIXED, "auto: as in the model") \
+    COUNT("kv-heads", kv_heads, "auto", 1, 65536, O_FIXED, "heads of keys and values") \
+    COUNT("channels", channels, "auto", 1, 65536, O_FIXED, "auto: as in the model") \
+    COUNT("ffn", ffn, "auto", 1, 1 << 20, O_FIXED, "width of the MLP") \
+    COUNT("context", context, "auto", 1, 1 << 20, O_FIXED, "auto: as in the model") \
+    COUNT("vocab", vocab, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model") \
+    TITLE("Data") \
+    TEXT("data", data, NULL, "PATH", O_READS, \
+         "text, llm.c .bin tokens (or a glob), or JSON lines") \
+    TEXT("val", val, NULL, "PATH", O_READS, "validation data; else the last tenth of --data") \
+    TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0, \
+         "DIR: a tokenizer.json, or a merges.txt; else the model's, or bytes") \
+    CHOICE("chat-format", chat_format, "auto", "auto|chatml|llama3|mistral-v3|mistral|llama2", \
+           O_FIXED, "of conversations; auto: by the tokenizer's special tokens") \
+    COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU") \
+    COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per sequence; 0: the model's context") \
+    CHOICE("pack", pack, "auto", "auto|on|off", O_FIXED, \
+           "several examples in a row; auto: on, but one-token --labels") \
+    TEXT("labels", labels, NULL, "WORDS", O_FIXED, \
+         "of labels 0, 1, .. of --data, a TSV: \" bad| good\"") \
+    WORDS("template", template_text, " It was", "TEXT", O_FIXED, \
+          "what stands between sentence and word") \
+    COUNT("accum", accum, "1", 1, 1 << 20, 0, "micro-batches per step, on each GPU") \
+    COUNT("seed", seed, "1337", 0, BIG, O_FIXED, \
+          "of first weights, order of data, noise, samples") \
+    TITLE("Training") \
+    COUNT("steps", steps, "1000", 0, 1e12, 0, \
+          "of the whole run; 0: only evaluate, sample or save") \
+    REAL("epochs", epochs, NULL, 1e-6, 1e9, O_OWN, "instead of --steps: passes over --data") \
+    REAL("lr", lr, "6e-4", 0, 1000, 0, "highest learning rate") \
+    COUNT("warmup", warmup, "auto", 0, 1e12, 0, "steps from 0 up to --lr; auto: 1/20 of --steps") \
+    CHOICE("schedule", schedule, "cosine", "cosine|linear|constant", 0, "how the rate falls then") \
+    REAL("min-lr", min_lr, "auto", 0, 1000, 0, "rate at the last step; auto: 1/10 of --lr") \
+    CHOICE("optimizer", optimizer, "adamw", "adamw|mezo", O_FIXED, \
+           "mezo: forward passes only, see below") \
+    REAL("weight-decay", weight_decay, "0.1", 0, 1000, 0, "of matrices") \
+    REAL("beta1", beta1, "0.9", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the first moment") \
+    REAL("beta2", beta2, "0.95", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the second moment") \
+    REAL("eps", eps, "1e-8", 1e-30, 1, O_FIXED | O_FO, "added to the root of the second moment") \
+    CHOICE("moments", moments, "fp32", "fp32|bf16", O_FO, \
+           "how both are stored; bf16: rounded at random") \
+    REAL("clip", clip, "1", 0, 1e30, O_FO, "largest gradient norm; 0: no clipping") \
+    TITLE("Evaluation and samples") \
+    COUNT("log-every", log_every, "auto", 1, BIG, 0, \
+          "steps per printed line (log.jsonl has all); auto: 1") \
+    COUNT("eval-every", eval_every, "100", 0, BIG, 0, "steps; 0: never") \
+    COUNT("eval-batches", eval_batches, "auto", 1, BIG, O_AUTO, \
+          "at most; auto: 20 of running text, all examples") \
+    TEXT("choices", choices, NULL, "FILE", O_READS, \
+         "questions with choices (JSON lines), all asked at each evaluation") \
+    TEXT("scores", scores, NULL, "FILE", O_OWN | O_WRITES, \
+         "with --steps 0: each row's loss, JSON lines") \
+    COUNT("sample-every", sample_every, "0", 0, BIG, 0, "steps; 0: never") \
+    COUNT("sample-tokens", sample_tokens, "256", 1, 1e9, 0, "length of a sample") \
+    WORDS("prompt", prompt, NULL, "TEXT", 0, "what a sample continues") \
+    FLAG("chat", chat, O_OWN, "with --steps 0: a conversation; --prompt is its system message") \
+    REAL("temperature", temperature, "0.8", 0, 1000, 0, "0: always the likeliest token") \
+    COUNT("top-k", top_k, "0", 0, 1 << 24, 0, "sample from the N likeliest tokens; 0: from all") \
+    REAL("top-p", top_p, "1", 1e-9, 1, 0, "of these, from the likeliest with this share; 1: all") \
+    TITLE("Files and the machine") \
+    TEXT("out", out, "out", "DIR", O_OWN, "the run's log, weights and checkpoints") \
+    FLAG("resume", resume, O_OWN, \
+         "continue the newest checkpoint in --out, as it was; auto: if any") \
+    COUNT("save-every", save_every, "auto", 0, BIG, 0, \
+          "steps; auto: 10 minutes, or 5 % of the time; 0: at the end") \
+    COUNT("keep", keep, "2", 1, BIG, 0, "checkpoints; older ones are deleted") \
+    FLAG("keep-best", keep_best, 0, "and that of the lowest validation loss; weights: OUT/best") \
+    FLAG("no-save", no_save, O_OWN, "leave only the log: for measurements") \
+    CHOICE("save-dtype", save_dtype, "fp32", "fp32|bf16", 0, "of model.safetensors") \
+    COUNT("threads", threads, "0", 0, 4096, O_OWN, "0: one per core; of ranks, each its own") \
+    TEXT("dump", dump, NULL, "FILE", O_OWN | O_WRITES, \
+         "loss, logits, gradients of the first batch; exit") \
+    FLAG("help", help, O_OWN, "this list") \
+    FLAG("version", version, O_OWN, "what this program is; exit") \
+    TITLE("GPU builds (train_gpt2cu, train_gpt2emu)") \
+    CHOICE("precision", precision, "bf16", "bf16|fp32|fp16", O_GPU, \
+           "of what is stored; sums are fp32; fp16: with mezo") \
+    CHOICE("recompute", recompute, "auto", "auto|none|light|block", O_GPU | O_FO, \
+           "activations in backward; light: layer norms and GELU") \
+    TITLE("GPU builds: where the state of AdamW is, and who updates it") \
+    CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0, \
+           "of AdamW's state; auto: fastest as predicted; CPU: zenflow") \
+    CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU, \
+           "host: layers' come when they are used; auto: the faster") \
+    REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO | O_SHARE, \
+         "share of it on the GPU; auto: what fits, or 0") \
+    COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_FO | O_SPLIT, \
+          "interleave: the GPU updates every Nth sub-group") \
+    REAL("share", share, "auto", 0, 1, O_GPU | O_FO | O_SPLIT, \
+         "or this share of the rest; auto: the best") \
+    COUNT("subgroup", subgroup, "auto", 4096, BIG, O_GPU | O_FO | O_OTHER, \
+          "parameters; auto: layers, at most 100 million") \
+    COUNT("slots", slots, "auto", 1, 1000, O_GPU | O_OTHER, \
+          "layers or sub-groups that visit at once; auto: what fits") \
+    CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_FO | O_OTHER, \
+           "of gradients on the link") \
+    FLAG("no-overlap", no_overlap, O_GPU, "compute, link and CPU take turns") \
+    TITLE("GPU builds: several GPUs, limits of memory, plans, measurements") \
+    COUNT("zero", zero, "auto", 1, 3, O_GPU | O_FO, \
+          "stage; auto: 2 on several GPUs, or 3 if it must be") \
+    COUNT("world", world, "1", 1, 1 << 16, O_OWN | O_GPU | O_PLAN, \
+          "with --plan: for so many GPUs") \
+    BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU, \
+          "use at most this: 24G, 24GB or 24GiB, of 1024^3 bytes; 0: all") \
+    BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU, \
+          "use at most this, even if less is free now; 0: all") \
+    FLAG("plan", plan, O_OWN | O_GPU, "print memory and predicted time; exit") \
+    TEXT("tune", tune, NULL, "FILE", O_GPU | O_READS | O_WRITES, \
+         "the products' fastest algorithms; measured if it lacks them") \
+    TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU | O_READS, \
+         "what a machine can do; else it is measured when needed") \
+    FLAG("calibrate", calibrate, O_OWN | O_GPU, \
+         "measure them, of --model (else 7b), into --rates; exit") \
+    TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU | O_WRITES, \
+         "a timeline of all steps for Perfetto") \
+    TITLE("Importance-aware updates (--offload zenflow)") \
+    REAL("zen-topk", zen_topk, "0.1", 0, 1, O_FIXED | O_FO | O_ZEN, \
+         "share of columns that are updated at every step") \
+    COUNT("zen-window", zen_window, "4", 1, 1 << 20, O_FIXED | O_FO | O_ZEN | O_AUTO, \
+          "steps per update of the rest; a save waits for its end") \
+    COUNT("zen-reselect", zen_reselect, "16", 0, BIG, O_FIXED | O_FO | O_ZEN, \
+          "windows per selection; 0: only one") \
+    COUNT("zen-warmup", zen_warmup, "auto", 1, BIG, O_FIXED | O_FO | O_ZEN | O_AUTO, \
+          "plain steps before the first selection; auto: --warmup") \
+    CHOICE("zen-overlap", zen_overlap, "on", "on|off", O_FIXED | O_FO | O_ZEN, \
+           "updates of the rest show a window late; off: at once") \
+    TITLE("Fine-tuning without gradients (--optimizer mezo: --lr 1e-6, constant, no decay)") \
+    REAL("zo-eps", zo_eps, "1e-3", 1e-6, 1, O_FIXED | O_ZO, "size of the perturbation") \
+    COUNT("zo-queries", zo_queries, "1", 1, 256, O_FIXED | O_ZO, \
+          "directions per step, each of two forward passes") \
+    CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_FIXED | O_ZO, \
+           "directions of normal numbers, or of signs") \
+    COUNT("resident-blocks", resident_blocks, "auto", 0, 1000, O_GPU | O_ZO, \
+          "layers that stay on the GPU; the rest visit it, in --slots") \
+    FLAG("zo-no-slots", zo_no_slots, O_GPU | O_ZO, "allocate memory at each visit") \
+    FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU | O_ZO, "a visit more, for the update")
+
+#define FIELD_NONE(...)
+#define FIELD_TEXT(name, field, ...) const char *field;
+#define FIELD_CHOICE(name, field, ...) int field;
+#define FIELD_COUNT(name, field, ...) size_t field;
+#define FIELD_REAL(name, field, ...) double field;
+#define FIELD_FLAG(name, field, ...) bool field;
+#define ADD_1(...) + 1
+enum { OPTION_COUNT = OPTIONS(ADD_1, ADD_1, ADD_1, ADD_1, ADD_1, ADD_1, ADD_1, ADD_1) };
+
+// "auto" is stored as AUTO_COUNT or AUTO_REAL, or as 0 where the range begins behind that. A text
+// that was not given is NULL. Texts point into argv, the table, or `saved`.
+typedef struct {
+    OPTIONS(FIELD_NONE, FIELD_TEXT, FIELD_TEXT, FIELD_CHOICE, FIELD_COUNT, FIELD_COUNT, FIELD_REAL,
+            FIELD_FLAG)
+    bool resume_auto;          // --resume auto: if there is a checkpoint
+    bool gpu_build;
+    bool given[OPTION_COUNT];  // by row of the table: it was on the command line
+    char *saved;               // owns the texts that came from a checkpoint
+} Options;
+
 typedef struct {
     int type;
     const char *name;     // without the two dashes; of a title row: the title
@@ -113,171 +228,22 @@ typedef struct {
     const char *help;
 } Option;
 
-#define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
-#define TITLE(text) {O_TITLE, text, 0, NULL, NULL, 0, 0, 0, ""}
-#define TEXT(name, field, initial, what, flags, help) \
-    {O_TEXT, name, offsetof(Options, field), initial, what, 1, 0, flags, help}
-#define CHOICE(name, field, initial, values, flags, help) \
-    {O_CHOICE, name, offsetof(Options, field), initial, values, 0, 0, flags, help}
-#define COUNT(name, field, initial, min, max, flags, help) \
-    {O_COUNT, name, offsetof(Options, field), initial, NULL, min, max, flags, help}
-#define BYTES(name, field, initial, min, max, flags, help) \
-    {O_BYTES, name, offsetof(Options, field), initial, NULL, min, max, flags, help}
-#define REAL(name, field, initial, min, max, flags, help) \
-    {O_REAL, name, offsetof(Options, field), initial, NULL, min, max, flags, help}
-#define FLAG(name, field, flags, help) \
-    {O_FLAG, name, offsetof(Options, field), NULL, NULL, 0, 0, flags, help}
-
-static const Option option_table[] = {
-    TITLE("Model"),
-    TEXT("model", model, "nano", "NAME|PATH", O_FIXED, "a name from the list above, or weights"),
-    COUNT("layers", layers, "auto", 1, 1000, O_FIXED, "auto: as in the model"),
-    COUNT("heads", heads, "auto", 1, 65536, O_FIXED, "auto: as in the model"),
-    COUNT("kv-heads", kv_heads, "auto", 1, 65536, O_FIXED, "heads of keys and values"),
-    COUNT("channels", channels, "auto", 1, 65536, O_FIXED, "auto: as in the model"),
-    COUNT("ffn", ffn, "auto", 1, 1 << 20, O_FIXED, "width of the MLP"),
-    COUNT("context", context, "auto", 1, 1 << 20, O_FIXED, "auto: as in the model"),
-    COUNT("vocab", vocab, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model"),
-
-    TITLE("Data"),
-    TEXT("data", data, NULL, "PATH", O_READS, "text, llm.c .bin tokens (or a glob), or JSON lines"),
-    TEXT("val", val, NULL, "PATH", O_READS, "validation data; else the last tenth of --data"),
-    TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0,
-         "DIR: a tokenizer.json, or a merges.txt; else the model's, or bytes"),
-    CHOICE("chat-format", chat_format, "auto", "auto|chatml|llama3|mistral-v3|mistral|llama2",
-           O_FIXED, "of conversations; auto: by the tokenizer's special tokens"),
-    COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU"),
-    COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per sequence; 0: the model's context"),
-    CHOICE("pack", pack, "auto", "auto|on|off", O_FIXED,
-           "several examples in a row; auto: on, but one-token --labels"),
-    TEXT("labels", labels, NULL, "WORDS", O_FIXED,
-         "of labels 0, 1, .. of --data, a TSV: \" bad| good\""),
-    {O_TEXT, "template", offsetof(Options, template_text), " It was", "TEXT", 0, 0, O_FIXED,
-     "what stands between sentence and word"},
-    COUNT("accum", accum, "1", 1, 1 << 20, 0, "micro-batches per step, on each GPU"),
-    COUNT("seed", seed, "1337", 0, BIG, O_FIXED, "of first weights, order of data, noise, samples"),
-
-    TITLE("Training"),
-    COUNT("steps", steps, "1000", 0, 1e12, 0, "of the whole run; 0: only evaluate, sample or save"),
-    REAL("epochs", epochs, NULL, 1e-6, 1e9, O_OWN, "instead of --steps: passes over --data"),
-    REAL("lr", lr, "6e-4", 0, 1000, 0, "highest learning rate"),
-    COUNT("warmup", warmup, "auto", 0, 1e12, 0, "steps from 0 up to --lr; auto: 1/20 of --steps"),
-    CHOICE("schedule", schedule, "cosine", "cosine|linear|constant", 0, "how the rate falls then"),
-    REAL("min-lr", min_lr, "auto", 0, 1000, 0, "rate at the last step; auto: 1/10 of --lr"),
-    CHOICE("optimizer", optimizer, "adamw", "adamw|mezo", O_FIXED,
-           "mezo: forward passes only, see below"),
-    REAL("weight-decay", weight_decay, "0.1", 0, 1000, 0, "of matrices"),
-    REAL("beta1", beta1, "0.9", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the first moment"),
-    REAL("beta2", beta2, "0.95", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the second moment"),
-    REAL("eps", eps, "1e-8", 1e-30, 1, O_FIXED | O_FO, "added to the root of the second moment"),
-    CHOICE("moments", moments, "fp32", "fp32|bf16", O_FO,
-           "how both are stored; bf16: rounded at random"),
-    REAL("clip", clip, "1", 0, 1e30, O_FO, "largest gradient norm; 0: no clipping"),
-
-    TITLE("Evaluation and samples"),
-    COUNT("log-every", log_every, "auto", 1, BIG, 0,
-          "steps per printed line (log.jsonl has all); auto: 1"),
-    COUNT("eval-every", eval_every, "100", 0, BIG, 0, "steps; 0: never"),
-    COUNT("eval-batches", eval_batches, "auto", 1, BIG, O_AUTO,
-          "at most; auto: 20 of running text, all examples"),
-    TEXT("choices", choices, NULL, "FILE", O_READS,
-         "questions with choices (JSON lines), all asked at each evaluation"),
-    TEXT("scores", scores, NULL, "FILE", O_OWN | O_WRITES,
-         "with --steps 0: each row's loss, JSON lines"),
-    COUNT("sample-every", sample_every, "0", 0, BIG, 0, "steps; 0: never"),
-    COUNT("sample-tokens", sample_tokens, "256", 1, 1e9, 0, "length of a sample"),
-    {O_TEXT, "prompt", offsetof(Options, prompt), NULL, "TEXT", 0, 0, 0, "what a sample continues"},
-    FLAG("chat", chat, O_OWN,
-         "with --steps 0: a conversation; --prompt is its system message"),
-    REAL("temperature", temperature, "0.8", 0, 1000, 0, "0: always the likeliest token"),
-    COUNT("top-k", top_k, "0", 0, 1 << 24, 0, "sample from the N likeliest tokens; 0: from all"),
-    REAL("top-p", top_p, "1", 1e-9, 1, 0, "of these, from the likeliest with this share; 1: all"),
-
-    TITLE("Files and the machine"),
-    TEXT("out", out, "out", "DIR", O_OWN, "the run's log, weights and checkpoints"),
-    FLAG("resume", resume, O_OWN,
-         "continue the newest checkpoint in --out, as it was; auto: if any"),
-    COUNT("save-every", save_every, "auto", 0, BIG, 0,
-          "steps; auto: 10 minutes, or 5 % of the time; 0: at the end"),
-    COUNT("keep", keep, "2", 1, BIG, 0, "checkpoints; older ones are deleted"),
-    FLAG("keep-best", keep_best, 0, "and that of the lowest validation loss; weights: OUT/best"),
-    FLAG("no-save", no_save, O_OWN, "leave only the log: for measurements"),
-    CHOICE("save-dtype", save_dtype, "fp32", "fp32|bf16", 0, "of model.safetensors"),
-    COUNT("threads", threads, "0", 0, 4096, O_OWN, "0: one per core; of ranks, each its own"),
-    TEXT("dump", dump, NULL, "FILE", O_OWN | O_WRITES,
-         "loss, logits, gradients of the first batch; exit"),
-    FLAG("help", help, O_OWN, "this list"),
-    FLAG("version", version, O_OWN, "what this program is; exit"),
-
-    TITLE("GPU builds (train_gpt2cu, train_gpt2emu)"),
-    CHOICE("precision", precision, "bf16", "bf16|fp32|fp16", O_GPU,
-           "of what is stored; sums are fp32; fp16: with mezo"),
-    CHOICE("recompute", recompute, "auto", "auto|none|light|block", O_GPU | O_FO,
-           "activations in backward; light: layer norms and GELU"),
-
-    TITLE("GPU builds: where the state of AdamW is, and who updates it"),
-    CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0,
-           "of AdamW's state; auto: fastest as predicted; CPU: zenflow"),
-    CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU,
-           "host: layers' come when they are used; auto: the faster"),
-    REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO | O_SHARE,
-         "share of it on the GPU; auto: what fits, or 0"),
-    COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_FO | O_SPLIT,
-          "interleave: the GPU updates every Nth sub-group"),
-    REAL("share", share, "auto", 0, 1, O_GPU | O_FO | O_SPLIT,
-         "or this share of the rest; auto: the best"),
-    COUNT("subgroup", subgroup, "auto", 4096, BIG, O_GPU | O_FO | O_OTHER,
-          "parameters; auto: layers, at most 100 million"),
-    COUNT("slots", slots, "auto", 1, 1000, O_GPU | O_OTHER,
-          "layers or sub-groups that visit at once; auto: what fits"),
-    CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_FO | O_OTHER,
-           "of gradients on the link"),
-    FLAG("no-overlap", no_overlap, O_GPU, "compute, link and CPU take turns"),
-
-    TITLE("GPU builds: several GPUs, limits of memory, plans, measurements"),
-    COUNT("zero", zero, "auto", 1, 3, O_GPU | O_FO,
-          "stage; auto: 2 on several GPUs, or 3 if it must be"),
-    COUNT("world", world, "1", 1, 1 << 16, O_OWN | O_GPU | O_PLAN, "with --plan: for so many GPUs"),
-    BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU,
-          "use at most this: 24G, 24GB or 24GiB, of 1024^3 bytes; 0: all"),
-    BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU,
-          "use at most this, even if less is free now; 0: all"),
-    FLAG("plan", plan, O_OWN | O_GPU, "print memory and predicted time; exit"),
-    TEXT("tune", tune, NULL, "FILE", O_GPU | O_READS | O_WRITES,
-         "the products' fastest algorithms; measured if it lacks them"),
-    TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU | O_READS,
-         "what a machine can do; else it is measured when needed"),
-    FLAG("calibrate", calibrate, O_OWN | O_GPU,
-         "measure them, of --model (else 7b), into --rates; exit"),
-    TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU | O_WRITES,
-         "a timeline of all steps for Perfetto"),
-
-    TITLE("Importance-aware updates (--offload zenflow)"),
-    REAL("zen-topk", zen_topk, "0.1", 0, 1, O_FIXED | O_FO | O_ZEN,
-         "share of columns that are updated at every step"),
-    COUNT("zen-window", zen_window, "4", 1, 1 << 20, O_FIXED | O_FO | O_ZEN | O_AUTO,
-          "steps per update of the rest; a save waits for its end"),
-    COUNT("zen-reselect", zen_reselect, "16", 0, BIG, O_FIXED | O_FO | O_ZEN,
-          "windows per selection; 0: only one"),
-    COUNT("zen-warmup", zen_warmup, "auto", 1, BIG, O_FIXED | O_FO | O_ZEN | O_AUTO,
-          "plain steps before the first selection; auto: --warmup"),
-    CHOICE("zen-overlap", zen_overlap, "on", "on|off", O_FIXED | O_FO | O_ZEN,
-           "updates of the rest show a window late; off: at once"),
-
-    TITLE("Fine-tuning without gradients (--optimizer mezo: --lr 1e-6, constant, no decay)"),
-    REAL("zo-eps", zo_eps, "1e-3", 1e-6, 1, O_FIXED | O_ZO, "size of the perturbation"),
-    COUNT("zo-queries", zo_queries, "1", 1, 256, O_FIXED | O_ZO,
-          "directions per step, each of two forward passes"),
-    CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_FIXED | O_ZO,
-           "directions of normal numbers, or of signs"),
-    COUNT("resident-blocks", resident_blocks, "auto", 0, 1000, O_GPU | O_ZO,
-          "layers that stay on the GPU; the rest visit it, in --slots"),
-    FLAG("zo-no-slots", zo_no_slots, O_GPU | O_ZO, "allocate memory at each visit"),
-    FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU | O_ZO, "a visit more, for the update"),
-};
-
-enum { OPTION_COUNT = sizeof option_table / sizeof option_table[0] };
-static_assert(OPTION_COUNT <= OPTION_MAX, "make OPTION_MAX larger");
+#define ROW_TITLE(text) {O_TITLE, text, 0, NULL, NULL, 0, 0, 0, ""},
+#define ROW_TEXT(name, field, initial, what, flags, help) \
+    {O_TEXT, name, offsetof(Options, field), initial, what, 1, 0, flags, help},
+#define ROW_WORDS(name, field, initial, what, flags, help) \
+    {O_TEXT, name, offsetof(Options, field), initial, what, 0, 0, flags, help},
+#define ROW_CHOICE(name, field, initial, values, flags, help) \
+    {O_CHOICE, name, offsetof(Options, field), initial, values, 0, 0, flags, help},
+#define ROW_NUMBER(type, name, field, initial, min, max, flags, help) \
+    {type, name, offsetof(Options, field), initial, NULL, min, max, flags, help},
+#define ROW_COUNT(...) ROW_NUMBER(O_COUNT, __VA_ARGS__)
+#define ROW_BYTES(...) ROW_NUMBER(O_BYTES, __VA_ARGS__)
+#define ROW_REAL(...) ROW_NUMBER(O_REAL, __VA_ARGS__)
+#define ROW_FLAG(name, field, flags, help) \
+    {O_FLAG, name, offsetof(Options, field), NULL, NULL, 0, 0, flags, help},
+static const Option option_table[] = {OPTIONS(ROW_TITLE, ROW_TEXT, ROW_WORDS, ROW_CHOICE, ROW_COUNT,
+                                              ROW_BYTES, ROW_REAL, ROW_FLAG)};
 
 // Row of the option with this name of n bytes, or -1.
 static int option_find(const char *name, size_t n) {

@@ -2,8 +2,8 @@
 // this program did not write are never replaced (a mark), and no output is an input.
 //
 //   out_is_written   does a run write into --out?
-//   out_check_files  refuses outputs that are inputs, before anything is written
-//   out_check        refuses outputs that cannot be written; makes --out, and locks it
+//   out_check_files  refuses outputs that are inputs, or cannot be written
+//   out_check        makes --out, and locks it
 //   out_share        lets all ranks hold the lock of rank 0
 //   out_mark         marks what is in --out as written by this program
 #ifndef TIDE_OUT_H
@@ -28,11 +28,10 @@ static void out_unmake(void) {
         if (i < 2 ? path_exists(path) : unlink(path) != 0) return;
     }
     snprintf(path, sizeof path, "%s", out_made);
-    for (size_t n = strlen(path); n > out_kept && rmdir(path) == 0;) {  // not if there is a file
-        while (n > 0 && path[n - 1] == '/') n--;
-        while (n > 0 && path[n - 1] != '/') n--;
-        while (n > 0 && path[n - 1] == '/') n--;
-        path[n] = '\0';
+    for (char *slash = path; slash != NULL && strlen(path) > out_kept;) {
+        rmdir(path);  // not if there is a file
+        slash = strrchr(path, '/');
+        if (slash != NULL) *slash = '\0';
     }
 }
 
@@ -183,25 +182,14 @@ static bool out_is_written(const Options *o) {
         && (o->steps > 0 || (!o->resume && option_given(o, "out")));
 }
 
-// Refuses outputs that are inputs, before anything is written.
+// Refuses outputs that are inputs, or cannot be written, before anything is written.
 static void out_check_files(const Options *o) {
-    char path[PATH_MAX];
-    for (int i = 0; i < OPTION_COUNT; i++)
-        if (option_file(o, i, O_WRITES) != NULL)
-            out_check_file(o, i, option_file(o, i, O_WRITES));
-    for (int i = 0; i < OUT_FILES && out_is_written(o); i++) {
-        path_join(path, o->out, out_files[i]);
-        out_check_file(o, OPTION_COUNT, path);
-    }
-}
-
-// Refuses outputs that cannot be written, and an --out that holds another run.
-static void out_check(const Options *o, int *lock) {
     char path[PATH_MAX];
     for (int i = 0; i < OPTION_COUNT; i++) {
         const char *file = option_file(o, i, O_WRITES);
         const char *name = option_table[i].name;
         if (file == NULL) continue;
+        out_check_file(o, i, file);
         if (!path_is_writable(file)) die("--%s %s: %s", name, file, strerror(errno));
         if (!path_is_file(file)) die("--%s %s is no regular file", name, file);
         const char *slash = strrchr(file, '/'), *base = slash != NULL ? slash + 1 : file;
@@ -209,6 +197,15 @@ static void out_check(const Options *o, int *lock) {
             if (strcmp(out_files[k], base) == 0 && path_exists(file))
                 die("--%s %s would replace a model's file: name another one", name, file);
     }
+    for (int i = 0; i < OUT_FILES && out_is_written(o); i++) {
+        path_join(path, o->out, out_files[i]);
+        out_check_file(o, OPTION_COUNT, path);
+    }
+}
+
+// Refuses an --out that cannot be written, or that holds another run; makes it, and locks it.
+static void out_check(const Options *o, int *lock) {
+    char path[PATH_MAX];
     if (!out_is_written(o) || ranks.rank > 0) return;
     const bool saved = state_newest(o->out, SIZE_MAX, false) > 0;
     path_join(path, o->out, ".lock");

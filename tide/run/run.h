@@ -111,10 +111,9 @@ static void request_stop(int signal_number) {
 
 static void run_catch_signals(void) {
     const int signals[] = {SIGHUP, SIGINT, SIGTERM, SIGPIPE};
-    struct sigaction action;
-    sigaction(SIGHUP, NULL, &action);
-    const int first = action.sa_handler == SIG_IGN;  // nohup
-    memset(&action, 0, sizeof action);
+    struct sigaction action = {0}, before;
+    sigaction(SIGHUP, NULL, &before);
+    const int first = before.sa_handler == SIG_IGN;  // nohup
     sigfillset(&action.sa_mask);
     action.sa_handler = request_stop;
     for (int i = first; i < 4; i++) sigaction(signals[i], &action, NULL);

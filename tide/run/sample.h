@@ -114,23 +114,16 @@ typedef struct {
     bool spaceless;           // the next text is printed without a space in front
     unsigned char last;       // byte that was printed
     float *logits;
+    FILE *copy;               // gets what is printed, too; NULL: nothing does
     const volatile sig_atomic_t *stop;  // ends it; NULL: nothing does
 } Sampler;
 
 static Sampler sampler_make(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
                             int32_t begin, uint32_t number, SampleNext *next, void *model) {
-    Sampler s;
-    memset(&s, 0, sizeof s);
-    s.o = o;
-    s.tokenizer = tokenizer;
-    s.next = next;
-    s.model = model;
-    s.begin = begin;
-    s.end = -1;
-    s.number = number;
-    s.V = min_size(c->vocab, tokenizer->vocab);
-    s.context = config_window(c);
-    s.logits = ALLOC(float, c->vocab, "sampling");
+    const Sampler s = {.o = o, .tokenizer = tokenizer, .next = next, .model = model, .begin = begin,
+                       .end = -1, .number = number, .V = min_size(c->vocab, tokenizer->vocab),
+                       .context = config_window(c),
+                       .logits = ALLOC(float, c->vocab, "sampling")};
     return s;
 }
 
@@ -163,6 +156,7 @@ static void sample_on(Sampler *s, size_t most) {
         const char *text = tokenizer_token(s->tokenizer, (uint32_t)token, &length);
         const bool space = s->spaceless && length > 0 && *text == ' ';
         sample_print(text + space, length - space, &s->last);
+        if (s->copy != NULL) fwrite(text + space, 1, length - space, s->copy);
         s->spaceless = false;
         s->tokens[s->n++] = token;
         s->fresh = 1;
@@ -217,24 +211,6 @@ static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size
     sample_check(s, "conversation");
 }
 
-// Returns the text of the tokens from `from` on, without a space in front if it is spaceless, as a
-// message, to be freed.
-static ChatMessage chat_answer(const Sampler *s, size_t from, bool spaceless) {
-    ChatMessage answer = {CHAT_ASSISTANT, NULL, 0};
-    size_t length;
-    char *text = NULL;
-    FILE *f = open_memstream(&text, &answer.n);
-    if (f == NULL) fail("out of memory: an answer");
-    for (size_t i = from; i < s->n; i++) {
-        const char *token = tokenizer_token(s->tokenizer, (uint32_t)s->tokens[i], &length);
-        const bool space = spaceless && i == from && length > 0 && *token == ' ';
-        fwrite(token + space, 1, length - space, f);
-    }
-    if (fclose(f) != 0) fail("out of memory: an answer");
-    answer.text = text;
-    return answer;
-}
-
 // --chat: each line of the standard input that is not empty is a user's turn, which is answered to
 // the end of the turn or for --sample-tokens. --prompt is the system message. If the turns leave no
 // room for an answer in the window, the oldest are forgotten. Ends with the input, or when *stop is
@@ -281,13 +257,17 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
             free((char *)m[count -= 2].text);
             continue;
         }
-        const size_t most = min_size(o->sample_tokens, s.context + 1 - s.n), from = s.n;
+        const size_t most = min_size(o->sample_tokens, s.context + 1 - s.n);
+        char *answer = NULL;
         s.tokens = (int32_t *)realloc(s.tokens, (s.n + most) * sizeof *s.tokens);
         if (s.tokens == NULL) fail("out of memory: a conversation");
         s.spaceless = spaceless;
+        s.copy = open_memstream(&answer, &m[count - 1].n);
+        if (s.copy == NULL) fail("out of memory: an answer");
         sample_on(&s, most);
+        if (fclose(s.copy) != 0) fail("out of memory: an answer");
+        m[count - 1].text = answer;
         printf("\n");
-        m[count - 1] = chat_answer(&s, from, spaceless);
     }
     if (terminal) printf("\n");
     free(s.tokens);
@@ -387,8 +367,8 @@ static void decode(const GPT2Config *c, const GPT2Table *t, const float *params,
         decode_attention(row, qkv, keys, values, scores, position + 1, NH, NKV, HS);
         decode_matvec(added, row, LAYER(ATTPROJ_W), LAYER(ATTPROJ_B), NH * HS, C);
         for (size_t i = 0; i < C; i++) x[i] += added[i];
-        if (post) normalise(row, mean, x, LAYER(LN_1_W), LAYER(LN_1_B), C, eps);
-        else normalise(row, mean, x, LAYER(LN_2_W), LAYER(LN_2_B), C, eps);
+        normalise(row, mean, x, LAYER(post ? LN_1_W : LN_2_W), LAYER(post ? LN_1_B : LN_2_B), C,
+                  eps);
         if (post) memcpy(x, row, C * sizeof(float));
         decode_matvec(wide, row, LAYER(FC_W), LAYER(FC_B), C, config_mlp(c));
         for (size_t i = 0; i < F; i++) {
@@ -397,9 +377,7 @@ static void decode(const GPT2Config *c, const GPT2Table *t, const float *params,
         }
         decode_matvec(row, wide, LAYER(FCPROJ_W), LAYER(FCPROJ_B), F, C);
         for (size_t i = 0; i < C; i++) x[i] += row[i];
-        if (!post) continue;
-        normalise(row, mean, x, LAYER(LN_2_W), LAYER(LN_2_B), C, eps);
-        memcpy(x, row, C * sizeof(float));
+        if (post) normalise(x, mean, x, LAYER(LN_2_W), LAYER(LN_2_B), C, eps);
     }
     if (logits == NULL) return;
     if (post) decode_matvec(row, x, AT(t->project_out), NULL, C, E);

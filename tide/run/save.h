@@ -45,8 +45,7 @@ static void run_load(Run *r, const RunState *here) {
     r->saves.limit = r->o.gpu_build ? limits[r->o.precision] : 0;
     here = &r->saves;
     if (!r->o.resume) run_load_first(r, here);
-    while (r->o.resume
-           && !state_load(r->resume_from, &r->state, &r->table, here, &err)) {
+    while (r->o.resume && !state_load(r->resume_from, &r->state, &r->table, here, &err)) {
         snprintf(aside, sizeof aside, "%.4000s.damaged", r->resume_from);
         snprintf(note, sizeof note, "checkpoint %s is damaged (%s), and put aside as %s",
                  r->resume_from, err.text, aside);
@@ -128,8 +127,7 @@ static void run_write(Run *r, size_t step, bool state) {
         state = state && !ok;
         if (ok && ranks.rank == 0)
             ok = ranks.world > 1 ? state_model(&x, step, r->o.out, bf16, ends, origin, &err)
-                : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, ends, origin,
-                             &err);
+                : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, ends, origin, &err);
         if (ok && ranks.rank == 0 && r->state.best.step > 0 && !r->best_is_out)
             r->best_is_out = ok = state_model(&x, r->state.best.step, best, bf16, ends, origin,
                                                 &err);
@@ -189,8 +187,7 @@ static void run_check_disk(const Run *r) {
     else if (o->save_every > 0) snprintf(when, sizeof when, "every %zu steps", o->save_every);
     printf("checkpoints: %sB, %s; on disk, with --keep %zu%s and the weights, up to %sB; free: %sB"
            "%s\n", count_text(state).text, when, o->keep, o->keep_best ? ", the best one" : "",
-           count_text(most).text,
-           count_text(room).text,
+           count_text(most).text, count_text(room).text,
            room + there < most ? ", NOT ENOUGH for so many: older ones go when it is full" : "");
 }
 

@@ -1,12 +1,10 @@
 // svg.h: pictures as SVG, for light and dark pages: axes with round numbers, curves, text.
 //
 //   svg_begin, svg_page        the head of a picture; the caller writes "</svg>" at its end
-//   svg_text                   text, escaped
 //   svg_x, svg_y               the place of a value in a frame
 //   svg_levels, svg_ticks      round numbers beside a frame, and below it
 //   svg_axes                   the line below a frame, and the names of both axes
 //   svg_curve, svg_series      a line through points; of very many points, also noisy ones
-//   svg_legend                 a colour and its name
 #ifndef TIDE_SVG_H
 #define TIDE_SVG_H
 #include <math.h>
@@ -36,22 +34,6 @@ static void svg_begin(FILE *f, int width, double height) {
 static void svg_page(FILE *f, const char *dark) {
     fprintf(f, "@media(prefers-color-scheme:dark){text:not(.n){fill:#bbb} .page{fill:#161b22}%s}\n"
             "</style>\n<rect class=\"page\" width=\"100%%\" height=\"100%%\"/>\n", dark);
-}
-
-// Writes at most `most` characters of a text; replaces by '?' what XML does not allow.
-static void svg_text(FILE *f, const char *s, int most) {
-    const size_t n = strlen(s);
-    for (size_t i = 0; i < n; most--) {
-        uint32_t c = 0;
-        const size_t used = utf8_decode(s + i, n - i, &c);
-        if (most == 0) { fputs("...", f); return; }
-        if (c == '&') fputs("&amp;", f);
-        else if (c == '<') fputs("&lt;", f);
-        else if (c == '>') fputs("&gt;", f);
-        else if (used == 0 || c < 0x20 || c == 0xfffe || c == 0xffff) fputc('?', f);
-        else fwrite(s + i, 1, used, f);
-        i += used > 0 ? used : 1;
-    }
 }
 
 static double svg_x(const SvgFrame *s, double x) {
@@ -92,16 +74,12 @@ static void svg_ticks(const SvgFrame *s, double d, bool across, const char *unit
     }
 }
 
-// Draws the line below the frame, the name of x so many pixels below it, and that of y.
+// Draws the line below the frame, the name of x so many pixels below it, and that of y: both XML.
 static void svg_axes(const SvgFrame *s, const char *x, int below, const char *y) {
     fprintf(s->f, "<path class=\"axis\" d=\"M%d %.0fH%d\"/>\n<text x=\"%d\" y=\"%.0f\" "
-            "text-anchor=\"middle\">", s->left, s->bottom, s->right, (s->left + s->right) / 2,
-            s->bottom + below);
-    svg_text(s->f, x, 120);
-    fprintf(s->f, "</text>\n<text transform=\"translate(16 %.0f) rotate(-90)\" "
-            "text-anchor=\"middle\">", (s->top + s->bottom) / 2);
-    svg_text(s->f, y, 120);
-    fputs("</text>\n", s->f);
+            "text-anchor=\"middle\">%s</text>\n<text transform=\"translate(16 %.0f) rotate(-90)\""
+            " text-anchor=\"middle\">%s</text>\n", s->left, s->bottom, s->right,
+            (s->left + s->right) / 2, s->bottom + below, x, (s->top + s->bottom) / 2, y);
 }
 
 // Draws a line through n points, those without a y (NaN) left out.
@@ -146,19 +124,6 @@ static SvgPoint svg_series(const SvgFrame *s, const char *style, bool noisy, con
     fprintf(s->f, "<circle class=\"%s\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/>\n", style,
             svg_x(s, last.x), svg_y(s, last.y));
     return last;
-}
-
-// Draws an entry of a legend at *x, or in the next line if it ends right of `right`; *x is then
-// where the next entry begins.
-static void svg_legend(FILE *f, double *x, double *y, int left, int right, const char *style,
-                       const char *name) {
-    const double width = 34 + 6.6 * (double)strlen(name);
-    if (*x > left && *x + width > right) { *x = left; *y += 18; }
-    fprintf(f, "<path class=\"%s\" d=\"M%.1f %.0fh12v12h-12z\"/><text x=\"%.1f\" y=\"%.0f\">",
-            style, *x, *y - 10, *x + 17, *y);
-    svg_text(f, name, 40);
-    fputs("</text>\n", f);
-    *x += width;
 }
 
 #endif

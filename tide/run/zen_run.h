@@ -82,30 +82,24 @@ static bool zen_is_saved(const Run *r) {
 
 // Makes *map and *x of what zen_text() has written. False, and nothing made, if it is damaged.
 static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const ZenConfig *c,
-                      ZenMap *map, ZenClock *x, Error *err) {
-    const char *lines = text_line(text, "optimizer");
-    ZenClock was;
-    size_t whole = 0;
+                      ZenMap *map, ZenClock *x) {
+    const char *lines = text_line(text, "optimizer"), *number = text_line(text, "zen.whole");
+    const size_t whole = number != NULL ? strtoul(number, NULL, 10) : 0;
+    size_t same;
     int read = 0;
-    bool ok = lines != NULL
-        && sscanf(lines, ZEN_LINES "%n", &whole, &was.warm, &was.rest_t, &was.windows,
-                  &was.selections, &read) == 5 && read > 0 && whole <= layers;
-    *map = zen_map(t, layers, c->topk, ok ? whole : 0);
+    *map = zen_map(t, layers, c->topk, min_size(whole, layers));
     *x = zen_clock(map);
+    bool ok = lines != NULL && whole <= layers
+        && sscanf(lines, ZEN_LINES "%n", &same, &x->warm, &x->rest_t, &x->windows, &x->selections,
+                  &read) == 5 && read > 0;
     const char *at = ok ? lines + read : "";
     for (int i = 0; ok && i < map->count; i++)
         if (zen_is_mixed(&map->tensor[i]))
             ok = zen_read_columns(&map->tensor[i], map->column + map->tensor[i].column_at, &at);
-    if (ok && *at == '\n') {
-        x->warm = was.warm;
-        x->rest_t = was.rest_t;
-        x->windows = was.windows;
-        x->selections = was.selections;
-        return true;
-    }
+    if (ok && *at == '\n') return true;
     zen_map_free(map);
     zen_clock_free(x);
-    return error_set(err, "its chosen columns are damaged");
+    return false;
 }
 
 // Makes *map and *x: of the checkpoint that is resumed, or else new ones, with the last `whole`
@@ -113,31 +107,23 @@ static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const
 static void zen_open(const Run *r, ZenMap *map, ZenClock *x, size_t whole) {
     const size_t layers = r->config.layers;
     const ZenConfig c = zen_config(&r->o);
-    Error err;
     if (!zen_is_saved(r)) {
         *map = zen_map(&r->table, layers, c.topk, whole);
         *x = zen_clock(map);
         x->rest_t = r->state.step;  // not 0 if it went on without zenflow so far
-    } else if (!zen_parse(r->state.text, &r->table, layers, &c, map, x, &err)) {
-        die("%s: %s", r->resume_from, err.text);
+    } else if (!zen_parse(r->state.text, &r->table, layers, &c, map, x)) {
+        die("%s: its chosen columns are damaged", r->resume_from);
     }
-    x->chosen_t = r->state.step;
 }
 
 // The reference for a run whose arenas these are (zenflow.h, section 4).
 static ZenReference zen_reference(const Run *r, float *master, float *m, float *v, float *shown,
                                   float *acc) {
-    ZenReference x;
-    memset(&x, 0, sizeof x);
-    x.config = zen_config(&r->o);
+    ZenReference x = {.config = zen_config(&r->o), .master = master, .m = m, .v = v, .shown = shown,
+                      .acc = acc};
     zen_open(r, &x.map, &x.clock, 0);
-    x.sums = (ZenSum *)alloc_or_fail(x.map.columns, sizeof(ZenSum), "columns");
-    x.swaps = (ZenSwap *)alloc_or_fail(x.map.columns, sizeof(ZenSwap), "columns");
-    x.master = master;
-    x.m = m;
-    x.v = v;
-    x.shown = shown;
-    x.acc = acc;
+    x.sums = ALLOC(ZenSum, x.map.columns, "columns");
+    x.swaps = ALLOC(ZenSwap, x.map.columns, "columns");
     return x;
 }
 

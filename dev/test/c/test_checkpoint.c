@@ -32,6 +32,7 @@ static int test_fsync(int fd) { return trouble() != 0 ? -1 : fsync(fd); }
 #include "../dies.h"
 #include "../files.h"
 #include "../test.h"
+#include "../first_values.h"
 
 static void write_text(const char *path, const void *text, size_t n) {
     FILE *f = fopen(path, "wb");

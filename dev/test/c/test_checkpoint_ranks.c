@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include <pthread.h>
 #include "../test.h"
+#include "../first_values.h"
 
 // ThreadSanitizer asks for this: no process sleeps for a second when it ends, as many do here.
 const char *__tsan_default_options(void) { return "atexit_sleep_ms=0"; }

@@ -3,6 +3,7 @@
 // rows of their own, one token at a time against all at once. (The GPU's are in test_model.cu.)
 #define NO_MAIN
 #include "../../../test_gpt2.c"
+#include "../first_values.h"
 
 // A model with random weights that are far from any symmetry, on random tokens.
 static void make_random(GPT2 *g, GPT2Config config, size_t B, size_t T, int32_t *tokens) {

@@ -2,7 +2,9 @@
 // runs cover all parameters once, no cut divides a norm block, and each choice gives what it asks
 // for.
 #include "../../../offload.h"
+#include "../../../zero.h"
 #include "../test.h"
+#include "../first_values.h"
 
 static const char *describe(const OffloadChoice *c) {
     static char text[160];

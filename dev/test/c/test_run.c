@@ -7,6 +7,7 @@
 #include "../dies.h"
 #include "../files.h"
 #include "../test.h"
+#include "../first_values.h"
 
 typedef struct { Run run; float *arena; RunState state; } Trainer;
 

@@ -107,7 +107,7 @@ static void file_says_what_happened(void) {
     TraceFile t;
     Error err;
     CHECK(trace_open(&t, path, &err), "%s", err.text);
-    trace_row(&t, 3, "a \"row\"\\\n");
+    trace_row(&t, 3, "a row: \xc3\xa9");
     t.step = 12;
     span(&t, 3, "fetch", 5, 1.25, 1.5, 1000000000);
     CHECK(trace_flush(&t, &err), "%s", err.text);
@@ -127,7 +127,7 @@ static void file_says_what_happened(void) {
     CHECK(json_get(root, "traceEvents")->count == FIRST_EVENTS + 9, "count");
     const Json *row = event(root, 1), *span = event(root, 3), *args = json_get(span, "args");
     CHECK(strcmp(string(row, "ph"), "M") == 0 && number(row, "tid") == 3, "row");
-    CHECK(strcmp(string(json_get(row, "args"), "name"), "a \"row\"\\\n") == 0, "its name");
+    CHECK(strcmp(string(json_get(row, "args"), "name"), "a row: \xc3\xa9") == 0, "its name");
     CHECK(number(json_get(event(root, 2), "args"), "sort_index") == 3, "its place");
     CHECK(strcmp(string(span, "ph"), "X") == 0 && strcmp(string(span, "name"), "fetch") == 0
           && number(span, "tid") == 3 && number(span, "pid") == 0, "span");
@@ -333,7 +333,7 @@ static void titles_are_escaped(void) {
     TraceFile t;
     char svg[PATH_MAX];
     begin_trace(&t);
-    trace_row(&t, 0, "<&\"a row with a name that is much too long to be shown");
+    trace_row(&t, 0, "<&\\\"a row with a name that is much too long to be shown");
     span(&t, 0, "forward", 0, 0, 1, 0);
     end_trace(&t);
     snprintf(svg, sizeof svg, "%s.svg", path);

@@ -3,6 +3,7 @@
 // state; and the checkpoints of zen_run.h.
 #include "../../../tide/run/zen_run.h"
 #include "../test.h"
+#include "../first_values.h"
 #include <dirent.h>
 #include <sys/wait.h>
 #include "../files.h"
@@ -107,11 +108,17 @@ static void reference_free(ZenReference *x) {
     zen_reference_free(x);
 }
 
-// Step number `step`, counted from 1.
+// Step number `step`, counted from 1, by this gradient; and by its own.
+static void step_by(ZenReference *x, size_t step, const float *g) {
+    const ZenRates r = rates_of(step);
+    const AdamStep now = adam_step_prepare(r.lr, r.beta1, r.beta2, r.eps, r.weight_decay, step,
+                                           scale_of(step));
+    zen_reference_step(x, g, &now, &r);
+}
+
 static void reference_step(ZenReference *x, const Model *m, size_t step, float *g) {
-    const ZenRates rates = rates_of(step);
     gradient_of(&m->table, step, g);
-    zen_reference_step(x, g, scale_of(step), &rates);
+    step_by(x, step, g);
 }
 
 // What the reference held after each step: step s, from 0 on, begins at s * elements.
@@ -205,7 +212,6 @@ static void some_settings_are_plain_adamw(void) {
                     if (x.shown[e] != (cases[k].bf16 ? weight(p[e]) : p[e]))
                         CHECK(false, "%d, %s: shown", which, case_text(&cases[k]));
             }
-            CHECK(x.clock.chosen_t == STEPS, "%zu", x.clock.chosen_t);
             if (x.map.rest > 0) CHECK(x.clock.rest_t == STEPS, "%zu", x.clock.rest_t);
             reference_free(&x);
         }
@@ -440,7 +446,7 @@ static void the_reference_is_what_the_simulator_says(void) {
             reference_step(&x, &m, step, g);
             history_take(&h, step, &x);
             compare(&h, &expected, step, &c, k % MODELS);
-            CHECK(x.clock.chosen_t == step && x.clock.rest_t == moment[step].rest_t, "%s: %zu",
+            CHECK(x.clock.rest_t == moment[step].rest_t, "%s: %zu",
                   case_text(&c), x.clock.rest_t);
             CHECK(x.clock.filled == (moment[step].closes ? 0 : moment[step].length), "%s: %zu",
                   case_text(&c), x.clock.filled);
@@ -495,16 +501,15 @@ static void the_rest_is_late_by_exactly_what_was_told(void) {
             float *g = floats(m.table.elements);
             size_t differs = 0, seen = 0, e = 0;
             for (size_t step = 1; step <= 16; step++) {
-                const ZenRates rates = rates_of(step);
                 const ZenTensor *z = &a.map.tensor[layer_tensor(&m.table, 0, FC_W)];
                 if (step == cases[i].at) {
                     const size_t slot = part == 0 ? z->chosen + 2 : 1;
                     e = z->at + 4 * z->cols + (size_t)a.map.column[z->column_at + slot];
                 }
                 gradient_of(&m.table, step, g);
-                zen_reference_step(&a, g, scale_of(step), &rates);
+                step_by(&a, step, g);
                 if (step == cases[i].at) g[e] = -g[e];  // its square is the same
-                zen_reference_step(&b, g, scale_of(step), &rates);
+                step_by(&b, step, g);
                 if (step < cases[i].at) continue;
                 if (differs == 0 && a.master[e] != b.master[e]) differs = step;
                 if (seen == 0 && a.shown[e] != b.shown[e]) seen = step;
@@ -662,7 +667,6 @@ static void selecting_the_same_set_again_changes_no_bit(void) {
             ZenReference a = reference_of(&m, &once), b = reference_of(&m, &often);
             float *g = floats(n);
             for (size_t step = 1; step <= LAST; step++) {
-                const ZenRates rates = rates_of(step);
                 memset(g, 0, n * sizeof(float));
                 for (int i = 0; i < m.table.count; i++) {
                     const GPT2Tensor *t = &m.table.tensors[i];
@@ -671,8 +675,8 @@ static void selecting_the_same_set_again_changes_no_bit(void) {
                         g[t->offset + e] = ((e + 2) % t->cols < large ? 3.0f : 0.03f)
                                          * noise(step, t->offset + e);
                 }
-                zen_reference_step(&a, g, scale_of(step), &rates);
-                zen_reference_step(&b, g, scale_of(step), &rates);
+                step_by(&a, step, g);
+                step_by(&b, step, g);
                 CHECK(same(a.master, b.master, n) && same(a.m, b.m, n) && same(a.v, b.v, n)
                       && same(a.acc, b.acc, n), "model %d, %s, step %zu", which, case_text(&often),
                       step);
@@ -795,7 +799,7 @@ static void means_are_of_the_columns_of_each_kind(void) {
     CHECK(!turn.closes && x.scores[3] == 4 && x.chosen_mean[0] == 9 && x.rest_mean[0] == 2, "%g",
           x.rest_mean[0]);
     zen_turn_end(&c, &x, &turn);
-    CHECK(x.filled == 1 && x.rest_t == 2 && x.chosen_t == 3 && x.windows == 1, "%zu", x.rest_t);
+    CHECK(x.filled == 1 && x.rest_t == 2 && x.windows == 1, "%zu", x.rest_t);
     turn = zen_turn(&c, &map, &x, large);  // 2 + 2 < (9 + 9) / 2
     CHECK(!turn.closes && turn.steps == 2 && x.rest_mean[0] == 4, "%g", x.rest_mean[0]);
     zen_turn_end(&c, &x, &turn);
@@ -816,18 +820,14 @@ static bool same_step(const AdamStep *a, const AdamStep *b) {
         && a->weight_decay == b->weight_decay;
 }
 
-static void each_part_has_its_own_step(void) {
+static void the_rest_has_steps_of_its_own(void) {
     ZenClock x;
     const ZenRates r = {0.02, 0.9, 0.95, 1e-8, 0.1, 0};
     memset(&x, 0, sizeof x);
-    x.chosen_t = 19;
     x.rest_t = 6;
-    AdamStep step = zen_chosen_step(&x, &r, 0.25f);
-    AdamStep expected = adam_step_prepare(0.02, 0.9, 0.95, 1e-8, 0.1, 20, 0.25);
-    CHECK(same_step(&step, &expected), "the chosen's 20th");
     for (size_t n = 1; n <= 16; n++) {
-        step = zen_rest_step(&x, &r, n);
-        expected = adam_step_prepare(0.02, 0.9, 0.95, 1e-8, 0.1 * (double)n, 7, 1 / (double)n);
+        const AdamStep step = zen_rest_step(&x, &r, n);
+        const AdamStep expected = adam_step_prepare(0.02, 0.9, 0.95, 1e-8, 0.1 * (double)n, 7, 1 / (double)n);
         CHECK(same_step(&step, &expected), "the rest's 7th, of %zu steps", n);
         // lr (step + decay p): of n steps together
         CHECK(fabs((double)step.minus_lr * (double)step.weight_decay + 0.002 * (double)n) < 1e-8,
@@ -885,7 +885,7 @@ static void packed_state_has_the_bits_of_the_reference(void) {
         const size_t selections = x.clock.selections;
         int32_t *before = (int32_t *)alloc_or_fail(map->columns, sizeof(int32_t), "columns");
         memcpy(before, map->column, map->columns * sizeof(int32_t));
-        zen_reference_step(&x, g, scale_of(step), &rates);
+        step_by(&x, step, g);
         if (x.clock.selections > selections)  // who left the chosen brings its state
             EACH_REST(
                 if (map->column[z->column_at + z->chosen + j]
@@ -953,9 +953,8 @@ static void stopped_it_goes_on_with_the_same_bits(void) {
             history_give(&h, stop, &y);
             zen_map_free(&y.map);
             zen_clock_free(&y.clock);
-            if (!zen_parse(text[stop], &m.table, m.config.layers, &c->zen, &y.map, &y.clock, &err))
-                die("%s", err.text);
-            y.clock.chosen_t = stop;
+            if (!zen_parse(text[stop], &m.table, m.config.layers, &c->zen, &y.map, &y.clock))
+                die("step %zu is damaged", stop);
             CHECK(y.map.whole == c->whole, "%zu", y.map.whole);
             for (size_t step = stop; step <= LAST; step++) {
                 if (step > stop) reference_step(&y, &m, step, g);
@@ -1013,7 +1012,7 @@ static void damaged_texts_are_refused(void) {
         if (z->chosen == 5) zen_swap(&map, i, swaps, 6);
     }
     char *text = zen_text(&map, &x);
-    CHECK(zen_parse(text, &m.table, m.config.layers, &c, &other, &clock, &err), "%s", err.text);
+    CHECK(zen_parse(text, &m.table, m.config.layers, &c, &other, &clock), "it is whole");
     CHECK(clock.rest_t == 2 && clock.filled == 0 && clock.windows == 1 && clock.selections == 1
           && clock.warm == 1, "the counters");
     for (int i = 0; i < map.count; i++)
@@ -1023,21 +1022,20 @@ static void damaged_texts_are_refused(void) {
     zen_clock_free(&clock);
     for (size_t k = 0; k < sizeof damage / sizeof damage[0]; k++) {
         char *bad = altered(text, damage[k][0], damage[k][1]);
-        err.text[0] = '\0';
-        const bool ok = zen_parse(bad, &m.table, m.config.layers, &c, &other, &clock, &err);
-        CHECK(!ok && err.text[0] != '\0', "%s for %s is accepted", damage[k][1], damage[k][0]);
+        const bool ok = zen_parse(bad, &m.table, m.config.layers, &c, &other, &clock);
+        CHECK(!ok, "%s for %s is accepted", damage[k][1], damage[k][0]);
         free(bad);
     }
     for (size_t n = 0; n < strlen(text); n++) {
         char *bad = strndup(text, n);
-        const bool ok = zen_parse(bad, &m.table, m.config.layers, &c, &other, &clock, &err);
+        const bool ok = zen_parse(bad, &m.table, m.config.layers, &c, &other, &clock);
         CHECK(!ok, "its first %zu bytes are accepted", n);
         free(bad);
     }
     c.topk = 0.1;
-    CHECK(!zen_parse(text, &m.table, m.config.layers, &c, &other, &clock, &err), "another share");
+    CHECK(!zen_parse(text, &m.table, m.config.layers, &c, &other, &clock), "another share");
     c.topk = 1;
-    CHECK(!zen_parse(text, &m.table, m.config.layers, &c, &other, &clock, &err), "no lists");
+    CHECK(!zen_parse(text, &m.table, m.config.layers, &c, &other, &clock), "no lists");
     free(text);
     zen_map_free(&map);
     zen_clock_free(&x);
@@ -1107,7 +1105,7 @@ static void it_goes_on_from_other_modes(void) {
     ZenClock x;
     run_of(&r, &m, &c, "nowhere");
     zen_open(&r, &map, &x, 2);
-    CHECK(x.chosen_t == 0 && x.rest_t == 0 && map.whole == 2, "a new run");
+    CHECK(x.rest_t == 0 && map.whole == 2, "a new run");
     zen_map_free(&map);
     zen_clock_free(&x);
     r.o.resume = true;
@@ -1115,7 +1113,7 @@ static void it_goes_on_from_other_modes(void) {
     zen_open(&r, &map, &x, 1);
     const ZenConfig config = zen_config(&r.o);
     const ZenRates rates = zen_rates(&r.o, 42);
-    CHECK(x.chosen_t == 41 && x.rest_t == 41 && x.warm == 0 && map.whole == 1, "%zu", x.rest_t);
+    CHECK(x.rest_t == 41 && x.warm == 0 && map.whole == 1, "%zu", x.rest_t);
     CHECK(zen_is_warm(&config, &x) && config.window == 4 && config.topk == 0.3, "settings");
     CHECK(config.reselect == 2 && config.warmup == 2 && config.overlap, "settings");
     r.o.zen_overlap = OVERLAP_OFF;
@@ -1138,7 +1136,7 @@ int main(void) {
     RUN(sums_have_one_order);
     RUN(votes_compare_sums_with_means);
     RUN(means_are_of_the_columns_of_each_kind);
-    RUN(each_part_has_its_own_step);
+    RUN(the_rest_has_steps_of_its_own);
     RUN(packed_state_has_the_bits_of_the_reference);
     RUN(stopped_it_goes_on_with_the_same_bits);
     RUN(damaged_texts_are_refused);

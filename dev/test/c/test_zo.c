@@ -3,6 +3,7 @@
 #define TESTING
 #include "../../../train_gpt2.c"
 #include "../test.h"
+#include "../first_values.h"
 
 // 0: as many as there are cores.
 static void use_threads(int threads) {

@@ -63,9 +63,9 @@ static void (*rehearsal_change)(Rehearsal *q);
 static size_t wire_chunk = (size_t)1 << 22;
 #define WIRE_CHUNK wire_chunk
 
-#include "sites.cuh"
 #include "../../../train_gpt2.cu"
 #include "../test.h"
+#include "../first_values.h"
 #include <sys/wait.h>
 
 // The trainer here is of one precision. A test's configurations of another are for the program that
@@ -473,11 +473,17 @@ static size_t free_memory(void) {
     return available;
 }
 
+static AdamStep adam_of(const ZenRates *r, size_t step, float scale) {
+    AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay, step, scale);
+    s.moments_bf16 = r->moments_bf16;
+    return s;
+}
+
 // The end of a step of zenflow, with these rates.
-static void zen_update(GPT2 *g, float scale, const ZenRates *rates) {
-    const AdamStep step = zen_chosen_step(&g->zen->clock, rates, scale);
+static void zen_update(GPT2 *g, size_t step, float scale, const ZenRates *rates) {
+    const AdamStep adam = adam_of(rates, step, scale);
     g->zen->rates = *rates;
-    gpt2_update(g, &step);
+    gpt2_update(g, &adam);
 }
 
 // That the model has taken `allocated` bytes of the GPU's memory, and that this is the plan.

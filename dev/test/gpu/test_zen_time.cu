@@ -119,7 +119,7 @@ static Times measure(const Case *c, double compute) {
         t.step = 1e6 * (emu_virtual_now() - begin);
         if (step == first + windows * c->window) break;
         const ZenRates rates = zen_rates(&r.o, step);
-        zen_update(g, clip_scale(norm_squared, 1), &rates);
+        zen_update(g, step, clip_scale(norm_squared, 1), &rates);
         if (c->no_overlap) gpt2_update_wait(g);
     }
     const double steps = (double)(windows * c->window);

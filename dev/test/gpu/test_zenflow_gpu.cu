@@ -184,8 +184,7 @@ static uint64_t hash_clock(const ZenConfig *c, const ZenMap *map, const ZenClock
     const bool warms = zen_is_warm(c, x) && x->warm > zen_scores_from(c);
     const bool scores = zen_is_scoring(c, map, x) && (x->filled > 0 || warms);
     const bool means = c->window == AUTO && x->filled > 0;
-    const size_t counts[6] = {x->warm, x->chosen_t, x->rest_t, x->filled, x->windows,
-                              x->selections};
+    const size_t counts[5] = {x->warm, x->rest_t, x->filled, x->windows, x->selections};
     uint64_t h = hash_bytes(counts, sizeof counts);
     for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];
@@ -361,7 +360,8 @@ static void reference_run(const Config *c, size_t steps, Record *r, AfterStep *a
         size_t of, n;
         whole_gradient(g, grads);
         memcpy(before, x.shown, t->elements * sizeof(float));
-        zen_reference_step(&x, grads, scale, &rates);
+        const AdamStep now = adam_of(&rates, step, scale);
+        zen_reference_step(&x, grads, &now, &rates);
         show(g, x.shown);
         ZenTurn *turn = &r->turn[step - 1];
         turn->closes = x.clock.rest_t > t0;
@@ -482,7 +482,7 @@ static void engine_steps(GPT2 *g, const Config *c, size_t first, size_t last, bo
         const size_t selections = g->zen->clock.selections;
         const float scale = step_gradient(g, c, step, r);
         const ZenRates rates = rates_of(step);
-        zen_update(g, scale, &rates);
+        zen_update(g, step, scale, &rates);
         const bool selected = g->zen->clock.selections > selections;
         CHECK(selected || counted.waits == 0, "step %zu waits %d times", step, counted.waits);
         CHECK(counted.allocations == 0 || c->timed, "step %zu allocates %d times", step,
@@ -641,7 +641,7 @@ static uint64_t zen_hash(const Config *c, size_t steps) {
         double numbers[2];
         shape_batch(&s, step, inputs, inputs + N);
         numbers[0] = gpu_gradient(g, &s, inputs, inputs + N, &numbers[1]);
-        zen_update(g, clip_scale(numbers[1], plain.clip), &rates);
+        zen_update(g, step, clip_scale(numbers[1], plain.clip), &rates);
         numbers[1] = sqrt(numbers[1]);
         hash = hash_with(hash, numbers, sizeof numbers);
     }
@@ -901,7 +901,7 @@ static void check_traffic(size_t window, size_t reselect) {
         g->moved_in = g->moved_out = 0;
         const float scale = step_gradient(g, &c, step, &r);
         const ZenRates rates = rates_of(step);
-        zen_update(g, scale, &rates);
+        zen_update(g, step, scale, &rates);
         // The step is number `of` of a window; after the end of which window it shows.
         const size_t number = (step - 2) / window + 1, of = (step - 2) % window + 1;
         const bool first = step == 1, end = of == window;
@@ -977,9 +977,8 @@ static Times measure(const Config *c, double add, double update) {
         const double took = 1e6 * emu_virtual_now() - before;  // the host waits here only
         if (counts) t.step += took / steps;
         if (counts && took > t.longest) t.longest = took;
-        const AdamStep adam = adam_step_prepare(rates.lr, rates.beta1, rates.beta2, rates.eps,
-                                                rates.weight_decay, step, scale);
-        if (c != NULL) zen_update(g, scale, &rates);
+        const AdamStep adam = adam_of(&rates, step, scale);
+        if (c != NULL) zen_update(g, step, scale, &rates);
         else gpt2_update(g, &adam);
     }
     zen_close(g);
