@@ -120,9 +120,11 @@ static void output_tokens(Output *o, const uint32_t *tokens, size_t n) {
 }
 
 static void output_document(Output *o, const char *text, size_t n) {
-    Document d = {tok, text, n, 0, NULL, 0, 0};
+    Tokens list = {NULL, 0, 0};
     o->documents += n > 0;
-    while (document_next(&d, false)) output_tokens(o, d.ids, d.count);
+    for (size_t at = 0; document_next(tok, text, n, &at, false, &list); list.count = 0)
+        output_tokens(o, list.ids, list.count);
+    free(list.ids);
 }
 
 static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }

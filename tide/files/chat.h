@@ -180,8 +180,7 @@ static size_t chat_read(const Chat *chat, const Json *messages, const char *wher
 
 typedef struct {
     const Chat *chat;
-    int32_t *tokens;                // [count]
-    size_t count;
+    Tokens out;
     char *piece;                    // [length] bytes since the last special token
     size_t length, room;
     size_t read;                    // bytes of the piece that are not the assistant's
@@ -194,25 +193,24 @@ typedef struct {
 static void chat_flush(ChatWriter *w) {
     const Tokenizer *t = w->chat->t;
     const int how = TOKENIZER_PLAIN | TOKENIZER_INSIDE;
-    const size_t needed = w->count + tokenizer_room(t, w->length) + 1;  // and a special token
-    w->tokens = (int32_t *)realloc(w->tokens, needed * sizeof *w->tokens);
-    if (w->tokens == NULL) fail("out of memory: a conversation");
-    uint32_t *ids = (uint32_t *)w->tokens + w->count;
-    size_t n = tokenizer_part(t, w->piece, w->read, how, ids), read = 0, at = 0, length;
-    for (size_t i = 0; i < n; i++, read += length) tokenizer_token(t, ids[i], &length);
-    if (w->read < w->length) n = tokenizer_part(t, w->piece, w->length, how, ids);
-    for (size_t i = 0; i < n; i++) {
-        tokenizer_token(t, ids[i], &length);
+    const size_t first = w->out.count;
+    size_t read = 0, at = 0, length;
+    tokenizer_encode(t, w->piece, w->read, how, &w->out);
+    for (size_t i = first; i < w->out.count; i++, read += length)
+        tokenizer_token(t, w->out.ids[i], &length);
+    w->out.count = first;
+    tokenizer_encode(t, w->piece, w->length, how, &w->out);
+    for (uint32_t *id = w->out.ids + first; id < w->out.ids + w->out.count; id++) {
+        tokenizer_token(t, *id, &length);
         at += length;
-        if (at <= read) ids[i] = ~ids[i];
+        if (at <= read) *id = ~*id;
     }
-    w->count += n;
     w->length = w->read = 0;
 }
 
 static void chat_token(ChatWriter *w, int32_t id) {
     chat_flush(w);
-    w->tokens[w->count++] = w->trained ? id : ~id;
+    tokens_add(&w->out, (uint32_t)(w->trained ? id : ~id));
     w->trained = false;
 }
 
@@ -284,8 +282,8 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
     }
     chat_flush(&w);
     free(w.piece);
-    *count = w.count;
-    return w.tokens;
+    *count = w.out.count;
+    return (int32_t *)w.out.ids;
 }
 
 #endif

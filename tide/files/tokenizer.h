@@ -4,9 +4,8 @@
 //     tokenizer_load()     of a directory; tokenizer_open(): or the reason why not
 //     tokenizer_parse()    of the texts of vocab.json and merges.txt
 //     tokenizer_save()     into another one
-//     tokenizer_encode()   text to tokens; tokenizer_begin(): from the first token on
-//     tokenizer_part()     a text that goes on, or a user's, in which special tokens are text
-//     tokenizer_room()     how many tokens a text may become; tokenizer_block(): a place to cut it
+//     tokenizer_encode()   text to tokens
+//     tokenizer_block()    a place to cut a text
 //     document_next()      a document to train on, with the tokens around it
 //     tokenizer_token()    the text of one token; tokenizer_first(): as the first of a text
 //     tokenizer_added()    the id of an added token; tokenizer_ends(): does a token end a text?
@@ -605,19 +604,14 @@ typedef enum { PIECE_INSIDE, PIECE_STARTS, PIECE_GOES_ON } PiecePlace;  // in th
 typedef struct {
     const Tokenizer *t;
     bool plain;
-    uint32_t *out;
-    size_t used;
+    Tokens *out;
 } Encoding;
-
-static void encode_word(Encoding *e, const char *s, size_t n) {
-    e->used += tokenizer_word(e->t, s, n, e->out + e->used);
-}
 
 // Encodes a stretch of a byte-level piece. White space at its end is at the end of the text.
 static void encode_words(Encoding *e, const char *s, size_t n) {
     for (size_t at = 0, length; at < n; at += length) {
         length = word_length(e->t->rule, e->t->classes, s + at, n - at);
-        encode_word(e, s + at, length);
+        tokenizer_word(e->t, s + at, length, e->out);
     }
 }
 
@@ -627,7 +621,7 @@ static void encode_bytes(Encoding *e, const char *s, size_t n) {
     for (size_t at = 0, length; at < n && (e->t->steps & STEP_DIGITS); at += length) {
         if ((word_bits(e->t->classes, s + at, n - at, &length) & WORD_NUMERIC) == 0) continue;
         encode_words(e, s + done, at - done);
-        encode_word(e, s + at, length);
+        tokenizer_word(e->t, s + at, length, e->out);
         done = at + length;
     }
     encode_words(e, s + done, n - done);
@@ -640,10 +634,10 @@ static void encode_spaced(Encoding *e, const char *s, size_t n) {
     const int byte = e->t->ignore_merges ? tokenizer_hex(s, n) : -1;
     uint32_t id = e->t->ignore_merges ? tokenizer_find(e->t, s, n) : TOKENIZER_NONE;
     if (byte >= 0 && s[3] < 'a' && s[4] < 'a') id = e->t->hex_id[byte];
-    if (id != TOKENIZER_NONE) e->out[e->used++] = id;
+    if (id != TOKENIZER_NONE) tokens_add(e->out, id);
     for (size_t at = 0, end = 1; at < n && id == TOKENIZER_NONE; at = end++) {
         while (end < n && e->t->joins[u[end - 1] << 8 | u[end]]) end++;
-        encode_word(e, s + at, end - at);
+        tokenizer_word(e->t, s + at, end - at, e->out);
     }
 }
 
@@ -717,40 +711,17 @@ static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, 
         if (from > done)
             (normalized ? encode_piece : encode_raw)(e, s + done, from - done,
                                                      done == 0 ? place : PIECE_INSIDE);
-        if (a != NULL && from < to) e->out[e->used++] = a->id;
+        if (a != NULL && from < to) tokens_add(e->out, a->id);
         done = to;
     } while (a != NULL);
 }
 
-// Gives the most tokens that n bytes become: composed, a text has up to three times the bytes; a
-// piece, which is given a space, has one or more.
-static size_t tokenizer_room(const Tokenizer *t, size_t n) {
-    const bool front = (t->steps & (STEP_PREPEND | STEP_FIRST | STEP_ALWAYS)) != 0;
-    return n * (((t->steps & STEP_NFC) ? 3 : 1) + front);
-}
-
-// Encodes n bytes of a text; how: any of TOKENIZER_PLAIN and the others. `out` has room for
-// tokenizer_room() ids; returns how many were written. Memory beyond that is a few copies of the
-// longest piece, and 24 bytes per byte of the longest word.
-static size_t tokenizer_part(const Tokenizer *t, const char *text, size_t n, int how,
-                             uint32_t *out) {
-    Encoding e = {t, (how & TOKENIZER_PLAIN) != 0, out, 0};
+// Encodes n bytes of a text; how: any of TOKENIZER_PLAIN and the others. Memory beyond the list is
+// a few copies of the longest piece, and 24 bytes per byte of the longest word.
+static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int how, Tokens *out) {
+    Encoding e = {t, (how & TOKENIZER_PLAIN) != 0, out};
     encode_added(&e, false, text, n, how & TOKENIZER_GOES_ON ? PIECE_GOES_ON
                                    : how & TOKENIZER_INSIDE ? PIECE_INSIDE : PIECE_STARTS);
-    return e.used;
-}
-
-// Encodes a text of n bytes, as tokenizer_part() does.
-static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, uint32_t *out) {
-    return tokenizer_part(t, text, n, 0, out);
-}
-
-// Encodes a text from its beginning: the token `first` (-1: none), with which every text of the
-// model begins, then those of n bytes. `out` has room for one id more.
-static size_t tokenizer_begin(const Tokenizer *t, int32_t first, const char *text, size_t n,
-                              uint32_t *out) {
-    if (first >= 0) *out = (uint32_t)first;
-    return (first >= 0) + tokenizer_encode(t, text, n, out + (first >= 0));
 }
 
 // May a text be cut in front of white space? No, if an added token reaches over it.
@@ -779,36 +750,19 @@ static size_t tokenizer_block(const Tokenizer *t, const char *text, size_t n, si
     return n;
 }
 
-// A document to train on, encoded block by block. In front of it stands the token that begins every
-// text, or else, as in GPT-2's training, the one that ends a text; behind it Tokenizer.behind.
-typedef struct {
-    const Tokenizer *t;
-    const char *text;
-    size_t n, at;                   // bytes of the text, and those that are encoded
-    uint32_t *ids;                  // [count], of the block
-    size_t count, room;
-} Document;
-
-// Encodes the next block; false at the end. first: no document stands before this one, so that none
-// has to be ended.
-static bool document_next(Document *d, bool first) {
-    const Tokenizer *t = d->t;
+// Encodes the next block, from byte *at on, of a document of n bytes to train on; false at the end.
+// In front of the document stands the token that begins every text, or else, as in GPT-2's
+// training, the one that ends a text, unless no document stands before this one (first); behind it
+// Tokenizer.behind.
+static bool document_next(const Tokenizer *t, const char *text, size_t n, size_t *at, bool first,
+                          Tokens *out) {
     const int front = t->bos >= 0 ? t->bos : t->behind >= 0 || first ? -1 : t->eot;
-    const size_t block = tokenizer_block(t, d->text + d->at, d->n - d->at, 1 << 20);
-    const size_t needed = tokenizer_room(t, block) + 2;
-    if (block == 0) free(d->ids);
+    const size_t block = tokenizer_block(t, text + *at, n - *at, 1 << 20);
     if (block == 0) return false;
-    if (needed > d->room) {
-        free(d->ids);
-        d->ids = (uint32_t *)malloc((d->room = needed) * sizeof *d->ids);
-        if (d->ids == NULL) fail("out of memory to encode %zu bytes", block);
-    }
-    d->count = d->at == 0 && front >= 0;
-    if (d->count > 0) d->ids[0] = (uint32_t)front;
-    d->count += tokenizer_part(t, d->text + d->at, block, d->at > 0 ? TOKENIZER_GOES_ON : 0,
-                               d->ids + d->count);
-    d->at += block;
-    if (d->at == d->n && t->behind >= 0) d->ids[d->count++] = (uint32_t)t->behind;
+    if (*at == 0 && front >= 0) tokens_add(out, (uint32_t)front);
+    tokenizer_encode(t, text + *at, block, *at > 0 ? TOKENIZER_GOES_ON : 0, out);
+    *at += block;
+    if (*at == n && t->behind >= 0) tokens_add(out, (uint32_t)t->behind);
     return true;
 }
 

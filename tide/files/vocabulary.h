@@ -3,7 +3,7 @@
 //     tokenizer_read_tokens()   the tokens of a vocabulary, tokenizer_read_bytes() those of bytes
 //     tokenizer_read_merges()   a list of merges (MergeReader)
 //     tokenizer_find()          the token of a text
-//     tokenizer_word()          a word to tokens
+//     tokenizer_word()          a word to tokens, which are added to a list (Tokens)
 //
 // A word starts as one token for each symbol. As long as two neighbours are in the list of merges,
 // the pair that comes first in the list (of equal ones the leftmost) becomes one token. There are
@@ -91,6 +91,27 @@ typedef struct Tokenizer {
     size_t stop_count;
     TokenizerFile files[TOKENIZER_FILES];  // as they were read, see tokenizer_files
 } Tokenizer;
+
+// A list of tokens that grows. Zero it first; free(ids) at the end.
+typedef struct {
+    uint32_t *ids;                         // [count]
+    size_t count, room;
+} Tokens;
+
+// Makes room for n more tokens, and returns where they go.
+static uint32_t *tokens_room(Tokens *out, size_t n) {
+    if (out->count + n > out->room) {
+        out->room = 2 * (out->count + n);
+        out->ids = (uint32_t *)realloc(out->ids, out->room * sizeof *out->ids);
+        if (out->ids == NULL) fail("out of memory: %zu tokens", out->room);
+    }
+    return out->ids + out->count;
+}
+
+static void tokens_add(Tokens *out, uint32_t id) {
+    *tokens_room(out, 1) = id;
+    out->count++;
+}
 
 // ---------------------------------------------------------------------------------------------
 // Bytes as printable characters
@@ -472,20 +493,22 @@ static size_t tokenizer_symbols(const Tokenizer *t, const char *s, size_t n, uin
     return count;
 }
 
-// Encodes a word of n bytes. `out` has room for n ids; returns how many were written. Memory beyond
-// that is 24 bytes per byte of a long word. A word that has become one token is not merged again.
-static size_t tokenizer_word(const Tokenizer *t, const char *s, size_t n, uint32_t *out) {
+// Encodes a word of n bytes. Memory is n ids of the list, and 24 bytes per byte of a long word. A
+// word that has become one token is not merged again.
+static void tokenizer_word(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     const uint32_t id = tokenizer_find(t, s, n);
     TokenText *token = id != TOKENIZER_NONE ? &t->tokens[id] : NULL;
+    uint32_t *ids = tokens_room(out, n);
+    size_t count = 1;
     if (token != NULL && (token->whole || (t->byte_level && t->ignore_merges))) {
-        *out = id;
-        return 1;
+        *ids = id;
+    } else {
+        count = tokenizer_symbols(t, s, n, ids);
+        count = count <= TOKENIZER_SHORT ? tokenizer_merge_short(t, ids, count)
+                                         : tokenizer_merge_long(t, ids, count);
+        if (token != NULL && count == 1 && *ids == id) token->whole = true;
     }
-    size_t count = tokenizer_symbols(t, s, n, out);
-    count = count <= TOKENIZER_SHORT ? tokenizer_merge_short(t, out, count)
-                                     : tokenizer_merge_long(t, out, count);
-    if (token != NULL && count == 1 && *out == id) token->whole = true;
-    return count;
+    out->count += count;
 }
 
 #endif
