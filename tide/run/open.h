@@ -287,8 +287,7 @@ static void run_open_data(Run *r) {
     if (!r->task && o->val != NULL) loader_check(&r->val);
     const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train_view.tokens,
                                     r->task ? task_hash(&r->task_all) : data_hash(&r->data));
-    if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0
-        && r->state.version == STATE_VERSION)
+    if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0)
         fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
                         "the same bits\n");
     r->state.data_hash = hash;
@@ -339,9 +338,6 @@ static void run_describe(const Run *r) {
                "--model DIR)" : "");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
-    if (o->resume && mezo && o->zo_noise == 0 && r->state.version == STATE_OLDEST)
-        printf("note: normal numbers are drawn otherwise than before: from here on this run has "
-               "other noise than the program that began it would give it\n");
     const TaskSum sum = task_sum(&r->task_train, r->T), other = task_sum(&r->task_val, r->T);
     const TaskSum asked = task_sum(&r->task_choices, r->choices.T);
     const size_t cut = sum.cut + other.cut + asked.cut;
