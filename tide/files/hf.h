@@ -337,10 +337,9 @@ static double config_number(const Json *object, const char *key, double missing,
 }
 
 static bool config_flag(const Json *object, const char *key, bool missing, const char *path) {
-    const Json *value = json_get(object, key);
-    if (value != NULL && value->type != JSON_TRUE && value->type != JSON_FALSE)
-        die("%s: %s must be true or false", path, key);
-    return value != NULL ? value->type == JSON_TRUE : missing;
+    const int flag = json_flag(object, key, missing);
+    if (flag < 0) die("%s: %s must be true or false", path, key);
+    return flag;
 }
 
 static size_t config_size(const Json *object, const char *key, size_t missing, const char *path) {
@@ -389,10 +388,11 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
 // the window limits the context.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
-    const bool null_heads = json_is_null(root, "num_key_value_heads");
+    const Json *window = json_member(root, "sliding_window");  // null: there is none
     const bool slides = c->family == FAMILY_MISTRAL
         || (qwen && config_flag(root, "use_sliding_window", false, path));
-    const size_t heads = c->family == FAMILY_LLAMA || null_heads ? c->heads : qwen ? 32 : 8;
+    const bool all = c->family == FAMILY_LLAMA || json_member(root, "num_key_value_heads") != NULL;
+    const size_t heads = all ? c->heads : qwen ? 32 : 8;  // of a number that is null or not there
     const char *act = config_text(root, "hidden_act", "silu");
     if (strcmp(act, "silu") != 0)
         die("%s: hidden_act is %.100s; only silu is supported", path, act);
@@ -406,7 +406,7 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     if (c->family == FAMILY_LLAMA && config_flag(root, "mlp_bias", false, path))
         c->unbiased &= ~BIAS_MLP;
     config_read_rope(root, path, c);  // which asks for the context without a window
-    if (slides && !json_is_null(root, "sliding_window"))
+    if (slides && (window == NULL || window->type != JSON_NULL))
         c->context = min_size(c->context, config_size(root, "sliding_window", 4096, path));
 }
 
@@ -416,8 +416,6 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     static const char *const activations[] = {
         "relu", "gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"};
     Error err;
-    const Json *before = json_get(root, "do_layer_norm_before");
-    const Json *projection = json_get(root, "word_embed_proj_dim");
     const char *type = config_text(root, "model_type", "not there");
     int family = 0;
     while (family < FAMILIES && strcmp(type, hf_families[family].type) != 0) family++;
@@ -436,13 +434,10 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     }
     config_check_fixed(root, path, naming);
     if (naming == NAMING_OPT) {
-        size_t embed = c->channels;
-        if (projection != NULL && !json_size(projection, &embed)) embed = 0;
-        const JsonType order = before != NULL ? before->type : JSON_TRUE;
-        c->post_norm = order == JSON_FALSE;
+        const size_t embed = config_size(root, "word_embed_proj_dim", c->channels, path);
+        c->post_norm = !config_flag(root, "do_layer_norm_before", true, path);
         if (c->post_norm) c->embed = embed;
-        else if (order != JSON_TRUE) embed = 0;
-        if (embed == 0 || embed > c->channels || (embed == c->channels) != (c->embed == 0))
+        if (c->post_norm ? embed >= c->channels : embed != c->channels)
             die("%s: word_embed_proj_dim must be hidden_size (%zu), or smaller where "
                 "do_layer_norm_before is false", path, c->channels);
     }
@@ -738,7 +733,8 @@ static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
         fprintf(f, "  ");
         json_write_string(f, x->key, x->key_length);
         fprintf(f, ": ");
-        json_write(f, x);
+        if (x->type == JSON_STRING) json_write_string(f, x->string, x->length);
+        else fwrite(x->string, 1, x->length, f);
         fprintf(f, ",\n");
     }
     fprintf(f, "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"",

@@ -107,6 +107,7 @@ static uint32_t tokenizer_added(const Tokenizer *t, const char *content) {
 static Tokenizer *tokenizer_new(void) {
     Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
     t->bos = t->eot = t->behind = -1;
+    t->classes = word_classes_make();
     return t;
 }
 
@@ -157,12 +158,30 @@ static void tokenizer_write_config(Tokenizer *t) {
     free(text);
 }
 
+// Makes a list of the lines of merges.txt. Those without a merge count as the version's.
+static Json *tokenizer_lines(const char *merges) {
+    Error err;
+    char *text = NULL;
+    size_t length = 0, n;
+    FILE *f = open_memstream(&text, &length);
+    if (f == NULL) fail("out of memory: merges.txt");
+    for (const char *s = merges; *s != '\0'; s += n + (s[n] == '\n')) {
+        n = strcspn(s, "\n");
+        const size_t used = n > 0 && s[n - 1] == '\r' ? n - 1 : n;
+        fputs(s == merges ? "[" : ", ", f);
+        json_write_string(f, used > 0 ? s : "#version", used > 0 ? used : 8);
+    }
+    fputs("]", f);
+    if (fclose(f) != 0) fail("out of memory: merges.txt");
+    Json *list = json_parse(text, length, &err);
+    free(text);
+    return list;
+}
+
 // The vocab.json that belongs to merges.txt by GPT-2's rule: the bytes in the order of their
 // characters, the results of the merges in the order of the file, <|endoftext|>. Without merges
 // (NULL), every byte is its own id, and nothing ends a text.
-static char *tokenizer_vocabulary(const char *dir, const char *merges) {
-    char file[PATH_MAX];
-    Error err;
+static char *tokenizer_vocabulary(const char *dir, const Json *merges) {
     char *text = NULL, utf8[4];
     size_t length = 0, id = 0;
     FILE *f = open_memstream(&text, &length);
@@ -174,19 +193,18 @@ static char *tokenizer_vocabulary(const char *dir, const char *merges) {
         json_write_string(f, utf8, utf8_encode(c, utf8));
         fprintf(f, ": %zu", id++);
     }
-    if (merges != NULL) {
-        path_join(file, dir, "merges.txt");
-        MergeReader r = merge_reader(file, merges, NULL, &err);
-        while (merge_next(&r)) {
-            fprintf(f, ", ");
-            json_write_string(f, r.both, r.length);
-            fprintf(f, ": %zu", id++);
-        }
-        if (r.failed) die("%s", err.text);
-        free(r.both);
-        if (id == 256) die("%s: no merges in merges.txt, and there is no vocab.json", dir);
-        fprintf(f, ", \"" TOKENIZER_EOT "\": %zu", id);
+    for (const Json *m = merges != NULL ? merges->child : NULL; m != NULL; m = m->next) {
+        if (strncmp(m->string, "#version", 8) == 0) continue;
+        char *both = strdup(m->string), *space = strchr(both, ' ');
+        if (space != NULL) memmove(space, space + 1, strlen(space));
+        fprintf(f, ", ");
+        json_write_string(f, both, strlen(both));
+        fprintf(f, ": %zu", id++);
+        free(both);
     }
+    if (merges != NULL && id == 256)
+        die("%s: no merges in merges.txt, and there is no vocab.json", dir);
+    if (merges != NULL) fprintf(f, ", \"" TOKENIZER_EOT "\": %zu", id);
     fprintf(f, "}\n");
     if (fclose(f) != 0) fail("out of memory: a vocabulary");
     return text;
@@ -195,38 +213,36 @@ static char *tokenizer_vocabulary(const char *dir, const char *merges) {
 // A tokenizer from the texts of vocab.json and merges.txt; without the first (NULL) see
 // tokenizer_vocabulary(). `dir` is for messages.
 static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char *merges) {
-    Tokenizer *t = tokenizer_new();
-    char file[PATH_MAX], *made = vocab == NULL ? tokenizer_vocabulary(dir, merges) : NULL;
     static const int special[5] = {false, true, false, false, false};
-    size_t lines = 1;
+    Tokenizer *t = tokenizer_new();
+    char file[PATH_MAX];
     Error err;
+    int byte = 0;
     t->byte_level = true;
     t->rule = &word_rules[RULE_GPT2];
     if (*merges == '\0') die("%s/merges.txt: empty", dir);
+    Json *list = tokenizer_lines(merges);
+    char *made = vocab == NULL ? tokenizer_vocabulary(dir, list) : NULL;
     tokenizer_file(t, FILE_VOCAB, vocab != NULL ? vocab : made);
     tokenizer_file(t, FILE_MERGES, merges);
     free(made);
-    Json *json = json_parse(t->files[FILE_VOCAB].text, t->files[FILE_VOCAB].length, &err);
-    if (json == NULL) die("%s/vocab.json: %s", dir, err.text);
-    if (json->type != JSON_OBJECT) die("%s/vocab.json: not an object", dir);
     path_join(file, dir, "vocab.json");
+    Json *json = json_parse(t->files[FILE_VOCAB].text, t->files[FILE_VOCAB].length, &err);
+    if (json == NULL) die("%s: %s", file, err.text);
+    if (json->type != JSON_OBJECT) die("%s: not an object", file);
     if (!tokenizer_read_tokens(t, file, json, 0, 0, &err)) die("%s", err.text);
-    if (tokenizer_read_bytes(t, json) > 0) {
-        int i = 0;
-        while (t->byte_id[i] != TOKENIZER_NONE) i++;
-        die("%s: no token for the byte 0x%02x", file, (unsigned)i);
-    }
+    tokenizer_read_bytes(t, json);
+    while (byte < 256 && t->byte_id[byte] != TOKENIZER_NONE) byte++;
+    if (byte < 256) die("%s: no token for the byte 0x%02x", file, (unsigned)byte);
     // OPT's vocabulary has GPT-2's token as well, and never uses it.
     const char *eot = vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE ? "</s>" : TOKENIZER_EOT;
     t->eot = (int)vocabulary_find(json, eot, strlen(eot));  // TOKENIZER_NONE is -1
     if (t->eot >= 0) added_push(t, eot, strlen(eot), (uint32_t)t->eot, true, special);
-    for (const char *c = merges; *c != '\0'; c++) lines += *c == '\n';
-    path_join(file, dir, "merges.txt");
-    if (!tokenizer_read_merges(t, json, merge_reader(file, merges, NULL, &err), lines))
-        die("%s", err.text);
+    path_join(file, dir, "merges.txt, line");
+    if (!tokenizer_read_merges(t, file, json, list, &err)) die("%s", err.text);
     tokenizer_write_config(t);
-    t->classes = word_classes_make();
     json_free(json);
+    json_free(list);
     return t;
 }
 
@@ -256,12 +272,11 @@ static void tokenizer_check_added(const Tokenizer *t, const char *dir) {
 
 // Reads dir/vocab.json and dir/merges.txt, or merges.txt alone if there is no vocab.json.
 static Tokenizer *tokenizer_load_lists(const char *dir) {
-    static const int names[2] = {FILE_VOCAB, FILE_MERGES};
     char path[PATH_MAX], *text[2] = {NULL, NULL};
     for (int i = 0; i < 2; i++) {
         Error err;
         size_t n = 0;
-        path_join(path, dir, tokenizer_files[names[i]]);
+        path_join(path, dir, tokenizer_files[FILE_VOCAB + i]);
         if (i == 0 && !path_exists(path)) continue;
         if ((text[i] = text_read(path, &n, &err)) == NULL) die("%s", err.text);
     }
@@ -327,7 +342,6 @@ static void step_write(FILE *f, const Json *step, bool members) {
         {"behavior", ""}, {"invert", "false"}, {"replacement", ""}, {"prepend_scheme", "always"},
         {"split", "true"}, {"add_prefix_space", "true"}, {"use_regex", "true"}, {"start", ""},
         {"stop", ""}};
-    static const char *const words[3] = {"null", "false", "true"};  // in the order of JsonType
     const Json *type = json_get(step, "type");
     const char *between = " with ";
     fputs(type != NULL && type->type == JSON_STRING ? type->string : "without a type", f);
@@ -336,8 +350,7 @@ static void step_write(FILE *f, const Json *step, bool members) {
         const bool pattern = value != NULL && value->type == JSON_OBJECT && value->count == 1;
         if (pattern) value = value->child;  // {"String": ".."} or {"Regex": ".."}
         if (value == NULL) continue;
-        const char *text = value->type <= JSON_TRUE ? words[value->type]
-                         : value->type <= JSON_STRING ? value->string : "?";
+        const char *text = value->type <= JSON_STRING ? value->string : "?";
         if (strcmp(text, names[i].none) == 0) continue;
         int rule = pattern && strcmp(value->key, "Regex") == 0 ? 0 : RULES + 1;
         while (rule < RULES && !json_is(value, word_rules[rule].expression)) rule++;
@@ -400,6 +413,7 @@ static bool read_model(PartReader *r) {
     const Json *merges = json_get(m, "merges"), *added = json_get(r->root, "added_tokens");
     const int fallback = json_flag(m, "byte_fallback", false);
     const int ignore = json_flag(m, "ignore_merges", false);
+    char place[PATH_MAX + 8];
     size_t more = 0, bytes = 0;
     if (json_get(m, "type") != NULL && !json_is(json_get(m, "type"), "BPE"))
         return part_refuse(r, "model", "of a type other than BPE");
@@ -426,8 +440,8 @@ static bool read_model(PartReader *r) {
     if (missing > 0 && !data_is_quiet)
         fprintf(stderr, "tide: warning: %s: %d of the 256 bytes have no token, and are left out of "
                 "every text, as in Hugging Face\n", r->path, missing);
-    return tokenizer_read_merges(t, vocabulary, merge_reader(r->path, NULL, merges, r->err),
-                                 merges->count);
+    snprintf(place, sizeof place, "%s, merge", r->path);
+    return tokenizer_read_merges(t, place, vocabulary, merges, r->err);
 }
 
 // Reads the added tokens. Those that are not in the vocabulary are numbered behind it.
@@ -533,7 +547,6 @@ static Tokenizer *tokenizer_parse_json(const char *dir, char *text, size_t n, Er
     char path[PATH_MAX], other[PATH_MAX];
     Error inner;
     Tokenizer *t = tokenizer_new();
-    t->classes = word_classes_make();
     Json *root = json_parse(text, n, &inner);
     const Json *version = json_get(root, "version");
     PartReader r = {.t = t, .path = path, .root = root, .vocabulary = NULL, .err = err};
