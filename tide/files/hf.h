@@ -107,37 +107,23 @@ static const char *const hf_prefixes[NAMINGS][5] = {
     {"model.", "", NULL, NULL, NULL},
 };
 
-// The names behind them, of layer %d, as in the table: those of a layer by kind, then the others.
+// Our names and those behind the prefix, and behind the layer's number, without .weight and .bias.
 // %s: the part of a tensor that is stored in parts.
-static const char *const hf_names[LAYER_TENSORS + 7][NAMINGS] = {
-    {"h.%d.ln_1.weight", "layers.%d.self_attn_layer_norm.weight",
-     "layers.%d.input_layernorm.weight"},
-    {"h.%d.ln_1.bias", "layers.%d.self_attn_layer_norm.bias", NULL},
-    {"h.%d.attn.c_attn.weight", "layers.%d.self_attn.%s_proj.weight",
-     "layers.%d.self_attn.%s_proj.weight"},
-    {"h.%d.attn.c_attn.bias", "layers.%d.self_attn.%s_proj.bias",
-     "layers.%d.self_attn.%s_proj.bias"},
-    {NULL, NULL, "layers.%d.self_attn.q_norm.weight"},
-    {NULL, NULL, "layers.%d.self_attn.k_norm.weight"},
-    {"h.%d.attn.c_proj.weight", "layers.%d.self_attn.out_proj.weight",
-     "layers.%d.self_attn.o_proj.weight"},
-    {"h.%d.attn.c_proj.bias", "layers.%d.self_attn.out_proj.bias",
-     "layers.%d.self_attn.o_proj.bias"},
-    {"h.%d.ln_2.weight", "layers.%d.final_layer_norm.weight",
-     "layers.%d.post_attention_layernorm.weight"},
-    {"h.%d.ln_2.bias", "layers.%d.final_layer_norm.bias", NULL},
-    {"h.%d.mlp.c_fc.weight", "layers.%d.fc1.weight", "layers.%d.mlp.%s_proj.weight"},
-    {"h.%d.mlp.c_fc.bias", "layers.%d.fc1.bias", "layers.%d.mlp.%s_proj.bias"},
-    {"h.%d.mlp.c_proj.weight", "layers.%d.fc2.weight", "layers.%d.mlp.down_proj.weight"},
-    {"h.%d.mlp.c_proj.bias", "layers.%d.fc2.bias", "layers.%d.mlp.down_proj.bias"},
-    {"wte.weight", "embed_tokens.weight", "embed_tokens.weight"},
-    {"wpe.weight", "embed_positions.weight", NULL},
-    {"ln_f.weight", "final_layer_norm.weight", "norm.weight"},
-    {"ln_f.bias", "final_layer_norm.bias", NULL},
-    {NULL, "project_in.weight", NULL},
-    {NULL, "project_out.weight", NULL},
-    {"lm_head.weight", "lm_head.weight", "lm_head.weight"},
-};
+static const struct { const char *own, *names[NAMINGS]; } hf_names[] = {
+    {"ln_1", {"ln_1", "self_attn_layer_norm", "input_layernorm"}},
+    {"attn.qkv", {"attn.c_attn", "self_attn.%s_proj", "self_attn.%s_proj"}},
+    {"attn.q_norm", {NULL, NULL, "self_attn.q_norm"}},
+    {"attn.k_norm", {NULL, NULL, "self_attn.k_norm"}},
+    {"attn.proj", {"attn.c_proj", "self_attn.out_proj", "self_attn.o_proj"}},
+    {"ln_2", {"ln_2", "final_layer_norm", "post_attention_layernorm"}},
+    {"mlp.fc", {"mlp.c_fc", "fc1", "mlp.%s_proj"}},
+    {"mlp.proj", {"mlp.c_proj", "fc2", "mlp.down_proj"}},
+    {"wte", {"wte", "embed_tokens", "embed_tokens"}},
+    {"wpe", {"wpe", "embed_positions", NULL}},
+    {"ln_f", {"ln_f", "final_layer_norm", "norm"}},
+    {"project_in", {NULL, "project_in", NULL}},
+    {"project_out", {NULL, "project_out", NULL}},
+    {"lm_head", {"lm_head", "lm_head", "lm_head"}}};
 
 // Tensor i of the table in our own layout and naming, as checkpoints store it.
 static HfTensor own_tensor(const GPT2Table *t, int i) {
@@ -159,16 +145,19 @@ static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *
     const int naming = hf_naming(c), part = i % 3;
     const bool qkv = naming != NAMING_GPT2 && (p->kind == QKV_W || p->kind == QKV_B);
     const bool gate = config_gated(c) && (p->kind == FC_W || p->kind == FC_B);
-    const int others[] = {t->wte, t->wpe, t->ln_f_w, t->ln_f_b, t->project_in, t->project_out,
-                          t->lm_head};
-    int row = p->kind >= 0 ? p->kind : LAYER_TENSORS;
-    while (row >= LAYER_TENSORS && others[row - LAYER_TENSORS] != i / 3) row++;
+    const char *own = p->kind >= 0 ? strchr(strchr(p->name, '.') + 1, '.') + 1 : p->name;
+    char layer[32] = "";
+    int row = 0;
+    while (strncmp(own, hf_names[row].own, strlen(hf_names[row].own)) != 0) row++;
     const char *prefix = p == &t->tensors[t->lm_head] && !c->tied ? "" : hf_prefixes[naming][0];
     if (part > (qkv ? 2 : gate ? 1 : 0)) return false;
     x->prefix = strlen(prefix);
-    memcpy(x->name, prefix, x->prefix);
-    snprintf(x->name + x->prefix, sizeof x->name - x->prefix, hf_names[row][naming], p->layer,
+    if (p->kind >= 0)
+        snprintf(layer, sizeof layer, naming == NAMING_GPT2 ? "h.%d." : "layers.%d.", p->layer);
+    const int used = snprintf(x->name, sizeof x->name, "%s%s", prefix, layer);
+    snprintf(x->name + used, sizeof x->name - (size_t)used, hf_names[row].names[naming],
              names[gate][part]);
+    strcat(x->name, strcmp(own + strlen(hf_names[row].own), ".b") == 0 ? ".bias" : ".weight");
     if (qkv || gate) {
         const size_t K = config_kv(c) * config_head(c), width = x->n / x->shape[0];
         const size_t rows[3] = {qkv ? config_att(c) : c->ffn, qkv ? K : c->ffn, K};
