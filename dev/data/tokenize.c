@@ -249,9 +249,10 @@ static void show(const char *path, size_t tokens) {
     for (size_t i = 0; i < tokens; i++) {
         const uint32_t token = segment_token(&s, i);
         size_t length = 0;
-        const char *text = tok == NULL ? NULL : i == 0 ? tokenizer_first(tok, token, &length)
-                                                       : tokenizer_token(tok, token, &length);
-        if (length > 0) fwrite(text, 1, length, stdout);
+        const char *text = tok != NULL ? tokenizer_token(tok, token, &length) : "";
+        // the space that encoding puts in front of a text
+        const bool space = i == 0 && length > 0 && *text == ' ' && (tok->steps & STEP_STRIP);
+        if (length > 0) fwrite(text + space, 1, length - space, stdout);
         else printf(tok != NULL ? "[%u]" : "%u ", token);
     }
     printf("\n");

@@ -560,8 +560,9 @@ static char *decoded(const Tokenizer *t, const uint32_t *ids, size_t count, size
     FILE *f = open_memstream(&text, n);
     for (size_t i = 0; i < count; i++) {
         size_t length;
-        const char *s = (i == 0 ? tokenizer_first : tokenizer_token)(t, ids[i], &length);
-        fwrite(s, 1, length, f);
+        const char *s = tokenizer_token(t, ids[i], &length);
+        const bool space = i == 0 && length > 0 && *s == ' ' && (t->steps & STEP_STRIP);
+        fwrite(s + space, 1, length - space, f);
     }
     fclose(f);
     return text;

@@ -688,7 +688,7 @@ static Json *config_origin(const char *path, const GPT2Config *c) {
     for (int i = 0; i < CONFIG_SIZES; i++) {
         const size_t at = config_sizes[i].at;
         size_t size = 0;
-        json_get_size(root, config_sizes[i].names[NAMING_LLAMA], &size);
+        json_size(json_get(root, config_sizes[i].names[NAMING_LLAMA]), &size);
         if (at != offsetof(GPT2Config, context)  // sliding_window may have limited it
             && size != *(const size_t *)(const void *)((const char *)c + at)) {
             json_free(root);

@@ -1,7 +1,7 @@
 // json.h: JSON in (config.json, vocab.json, safetensors headers) and strings out.
 //
 //   json_parse, json_read, json_free    a text, or a file, as a tree of values
-//   json_get, json_get_size, json_size  a member of an object; a number that is a size
+//   json_get, json_size                 a member of an object; a number that is a size
 //   json_is, json_flag                  is it this string?; true or false
 //   json_write_string                   writes a string with its quotes
 //   json_begins                         does a text begin like JSON?
@@ -241,17 +241,13 @@ static const Json *json_get(const Json *object, const char *key) {
     return member == NULL || member->type == JSON_NULL ? NULL : member;
 }
 
-// The value of a number written as digits only and below 2^53, where a double is still exact.
+// The value of a number written as digits only and below 2^53, where a double is still exact. False,
+// and *out as it was, if it is something else.
 static bool json_size(const Json *value, size_t *out) {
     if (value == NULL || value->type != JSON_NUMBER || value->number >= 9007199254740992.0
         || strspn(value->string, "0123456789") != value->length) return false;
     *out = (size_t)value->number;
     return true;
-}
-
-// json_size() of a member. False, and *out as it was, if there is none or it is something else.
-static bool json_get_size(const Json *object, const char *key, size_t *out) {
-    return json_size(json_get(object, key), out);
 }
 
 // Is a value this string?

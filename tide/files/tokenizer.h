@@ -7,7 +7,7 @@
 //     tokenizer_encode()   text to tokens
 //     tokenizer_block()    a place to cut a text
 //     document_next()      a document to train on, with the tokens around it
-//     tokenizer_token()    the text of one token; tokenizer_first(): as the first of a text
+//     tokenizer_token()    the text of one token
 //     tokenizer_added()    the id of an added token; tokenizer_ends(): does a token end a text?
 //     tokenizer_free()
 //
@@ -456,7 +456,7 @@ static bool read_added(PartReader *r) {
     for (const Json *item = all != NULL ? all->child : NULL; item != NULL; item = item->next) {
         const Json *content = json_get(item, "content");
         int flags[5], wrong = content == NULL || content->type != JSON_STRING
-                           || content->length == 0 || !json_get_size(item, "id", &id);
+                           || content->length == 0 || !json_size(json_get(item, "id"), &id);
         for (int i = 0; i < 5; i++) wrong |= (flags[i] = json_flag(item, names[i], false)) < 0;
         if (wrong || flags[0])
             return part_refuse(r, "added_tokens", wrong ? "without content, id, true and false"
@@ -612,11 +612,8 @@ enum {
     TOKENIZER_INSIDE = 4    // a text that stands behind an added token
 };
 
-typedef enum { PIECE_INSIDE, PIECE_STARTS, PIECE_GOES_ON } PiecePlace;  // in the text
-
 typedef struct {
     const Tokenizer *t;
-    bool plain;
     Tokens *out;
 } Encoding;
 
@@ -666,11 +663,11 @@ static const char *text_spaced(const char *s, size_t *n, bool front, char **room
 }
 
 // Encodes a normalised piece without added tokens.
-static void encode_piece(Encoding *e, const char *s, size_t n, PiecePlace place) {
+static void encode_piece(Encoding *e, const char *s, size_t n, int how) {
     const int steps = e->t->steps;
     const bool space = s[0] == ' ' || (n >= 3 && memcmp(s, TOKENIZER_SPACE, 3) == 0);
-    const bool front = ((steps & STEP_ALWAYS) && place != PIECE_GOES_ON)
-                    || ((steps & STEP_FIRST) && place == PIECE_STARTS);
+    const bool front = !(how & TOKENIZER_GOES_ON) && ((steps & STEP_ALWAYS)
+                    || ((steps & STEP_FIRST) && !(how & TOKENIZER_INSIDE)));
     char *room = NULL;
     if (steps & STEP_METASPACE) s = text_spaced(s, &n, front && !space, &room);
     if (e->t->byte_level) encode_bytes(e, s, n);
@@ -678,16 +675,16 @@ static void encode_piece(Encoding *e, const char *s, size_t n, PiecePlace place)
     free(room);
 }
 
-static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, PiecePlace place);
+static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, int how);
 
 // Encodes a piece between added tokens that is not normalised yet.
-static void encode_raw(Encoding *e, const char *s, size_t n, PiecePlace place) {
+static void encode_raw(Encoding *e, const char *s, size_t n, int how) {
     const Tokenizer *t = e->t;
     char *composed = NULL, *spaced = NULL;
     if (t->steps & STEP_NFC) s = nfc_text(t->classes, s, &n, &composed);
-    const bool front = (t->steps & STEP_PREPEND) && place != PIECE_GOES_ON;
+    const bool front = (t->steps & STEP_PREPEND) && !(how & TOKENIZER_GOES_ON);
     if (t->steps & STEP_REPLACE) s = text_spaced(s, &n, front, &spaced);
-    encode_added(e, true, s, n, place);
+    encode_added(e, true, s, n, how);
     free(composed);
     free(spaced);
 }
@@ -708,7 +705,7 @@ static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_
 
 // Cuts out the added tokens whose contents are normalised, or the others, and encodes the pieces
 // between them. White space that a token has taken is not in a piece.
-static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, PiecePlace place) {
+static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, int how) {
     const bool spaces = !normalized || !(e->t->steps & STEP_REPLACE);
     const AddedToken *a;
     size_t done = 0, at = 0;
@@ -716,15 +713,15 @@ static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, 
         a = added_find(&e->t->added[normalized], s, n, &at);
         size_t from = a != NULL ? at : n, to = a != NULL ? at + a->length : n;
         at = to;
-        if (a != NULL && a->special && e->plain) continue;
+        if (a != NULL && a->special && (how & TOKENIZER_PLAIN)) continue;
         if (a != NULL && a->lstrip && from < done) from = done;
         if (a != NULL && a->lstrip)
             from -= encode_white(e->t, s + done, from - done, true, spaces);
         if (a != NULL && a->rstrip) to += encode_white(e->t, s + to, n - to, false, spaces);
         if (from > done)
-            (normalized ? encode_piece : encode_raw)(e, s + done, from - done,
-                                                     done == 0 ? place : PIECE_INSIDE);
+            (normalized ? encode_piece : encode_raw)(e, s + done, from - done, how);
         if (a != NULL && from < to) tokens_add(e->out, a->id);
+        how = (how & TOKENIZER_PLAIN) | TOKENIZER_INSIDE;
         done = to;
     } while (a != NULL);
 }
@@ -732,9 +729,8 @@ static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, 
 // Encodes n bytes of a text; how: any of TOKENIZER_PLAIN and the others. Memory beyond the list is
 // a few copies of the longest piece, and 24 bytes per byte of the longest word.
 static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int how, Tokens *out) {
-    Encoding e = {t, (how & TOKENIZER_PLAIN) != 0, out};
-    encode_added(&e, false, text, n, how & TOKENIZER_GOES_ON ? PIECE_GOES_ON
-                                   : how & TOKENIZER_INSIDE ? PIECE_INSIDE : PIECE_STARTS);
+    Encoding e = {t, out};
+    encode_added(&e, false, text, n, how);
 }
 
 // May a text be cut in front of white space? No, if an added token reaches over it.
@@ -795,14 +791,6 @@ static const char *tokenizer_token(const Tokenizer *t, uint32_t id, size_t *leng
     if (*length == 0) return "";
     *length += t->tokens[id].front;
     return t->bytes + t->tokens[id].start - t->tokens[id].front;
-}
-
-// tokenizer_token() of the first token of a text: without the space in front that encoding adds.
-static const char *tokenizer_first(const Tokenizer *t, uint32_t id, size_t *length) {
-    const char *text = tokenizer_token(t, id, length);
-    const bool space = (t->steps & STEP_STRIP) && *length > 0 && *text == ' ';
-    *length -= space;
-    return text + space;
 }
 
 // Writes the tokenizer's files into an existing directory, as they were read, so that the
