@@ -2,6 +2,7 @@
 // in which the loader hands out sequences.
 #include "../data/tokens.h"
 #include "dies.h"
+#include "merges.h"
 #include "test.h"
 #include <math.h>
 #include <signal.h>
@@ -305,7 +306,7 @@ static void test_text(void) {
 
 // Three merges, so that words and white space form tokens, and an end-of-text token (id 259).
 static Tokenizer *small_tokenizer(void) {
-    return tokenizer_parse("small", NULL, "#version: 0.2\nh e\n\xc4\xa0 t\n\xc4\x8a \xc4\x8a\n");
+    return tokenizer_of_merges("#version: 0.2\nh e\n\xc4\xa0 t\n\xc4\x8a \xc4\x8a\n");
 }
 
 static void test_documents(void) {

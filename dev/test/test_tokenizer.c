@@ -6,6 +6,7 @@
 // (check_published() says how).
 #include "../../tide/files/tokenizer.h"
 #include "dies.h"
+#include "merges.h"
 #include "test.h"
 
 static char fixture[PATH_MAX];  // the directory
@@ -146,15 +147,12 @@ static void remove_files(void) {
     unlink(path);
 }
 
-// merges.txt, from the fixture or another directory, alone in the scratch directory.
+// A tokenizer of merges.txt, from the fixture or another directory.
 static Tokenizer *load_merges_alone(const char *dir) {
     size_t n = 0;
     char *merges = read_file(dir, "merges.txt", &n);
-    remove_files();
-    write_file("merges.txt", merges, n);
+    Tokenizer *t = tokenizer_of_merges(merges);
     free(merges);
-    Tokenizer *t = tokenizer_load(scratch);
-    remove_files();
     return t;
 }
 
@@ -240,7 +238,7 @@ static Tokenizer *random_merges(void) {
         fprintf(f, "%s %s\n", left, right);
     }
     fclose(f);
-    return tokenizer_parse("random", NULL, merges);
+    return tokenizer_of_merges(merges);
 }
 
 // The heap gives what the plain loop gives.
@@ -361,7 +359,7 @@ static void tokenizer_merge_files(void) {
                                        "#version\na b\nab c\r\n"};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         const Tokenizer *a = parse(", \"ab\": 400, \"abc\": 1", good[i]);
-        const Tokenizer *b = tokenizer_parse("test", NULL, good[i]);
+        const Tokenizer *b = tokenizer_of_merges(good[i]);
         CHECK(a->merge_count == 2 && b->merge_count == 2 && b->vocab == 259, "%s", good[i]);
         const uint32_t ids[2] = {1, 257};
         check_ids(a, "abc", 3, &ids[0], 1);
@@ -370,7 +368,7 @@ static void tokenizer_merge_files(void) {
     // two ways to one token are fine with a vocabulary, ambiguous without
     static const char twice[] = "a b\nb c\nab c\na bc\n";
     CHECK(parse(", \"ab\": 400, \"bc\": 1, \"abc\": 2", twice)->merge_count == 4, "twice");
-    CHECK(DIES_WITH("\"abc\" twice", tokenizer_parse("test", NULL, twice)), "ambiguous");
+    CHECK(DIES_WITH("\"abc\" twice", tokenizer_of_merges(twice)), "ambiguous");
 }
 
 static void expect_error(const char *vocab, const char *merges, const char *words) {
@@ -414,19 +412,17 @@ static void tokenizer_bad_files(void) {
     snprintf(more, sizeof more, ", \"%05000d\": 300", 0);
     snprintf(merge, sizeof merge, "%02500d %02500d\n", 0, 0);
     expect_error(byte_vocabulary(-1, 0, more), merge, "merges a token that is not");
-    expect_error(NULL, merge, "merges a token that is not");
+    expect_error(vocabulary_of(merge), merge, "merges a token that is not");
     expect_error("[]", "a b\n", "not an object");
     expect_error("{}", "a b\n", "no token for the byte");
-    expect_error(NULL, "#version: 0.2\n", "no merges");
-    expect_error(NULL, "\n\n", "no merges");
-    expect_error(NULL, "a b\na b\n", "\"ab\" twice");
-    expect_error(NULL, "ab c\n", "merges a token that is not");
-    expect_error(NULL, "a b\na \xc3\n", "line 2: merges a token that is not");
+    expect_error(vocabulary_of("a b\na b\n"), "a b\na b\n", "\"ab\" twice");
+    expect_error(vocabulary_of("ab c\n"), "ab c\n", "merges a token that is not");
+    expect_error(vocabulary_of("a \xc3\n"), "a b\na \xc3\n", "line 1: gives a token that is not");
 }
 
 static void tokenizer_bad_directories(void) {
     char path[PATH_MAX];
-    CHECK(DIES_WITH("/nonexistent/merges.txt", tokenizer_load("/nonexistent")), "none");
+    CHECK(DIES_WITH("/nonexistent/vocab.json", tokenizer_load("/nonexistent")), "none");
     remove_files();
     write_file("vocab.json", "{}", 2);
     CHECK(DIES_WITH("merges.txt", tokenizer_load(scratch)), "no merges.txt");
@@ -450,7 +446,7 @@ static void tokenizer_bad_directories(void) {
     // the merges.txt that was saved has none: all is in vocab.json
     path_join(path, scratch, "vocab.json");
     CHECK(unlink(path) == 0, "unlink");
-    CHECK(DIES_WITH("there is no vocab.json", tokenizer_load(scratch)), "no vocab.json");
+    CHECK(DIES_WITH("vocab.json: No such file", tokenizer_load(scratch)), "no vocab.json");
     CHECK(mkdir(path, 0777) == 0, "mkdir");
     CHECK(DIES_WITH("vocab.json: not a regular file", tokenizer_load(scratch)), "a directory");
     rmdir(path);

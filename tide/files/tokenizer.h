@@ -178,40 +178,7 @@ static Json *tokenizer_lines(const char *merges) {
     return list;
 }
 
-// The vocab.json that belongs to merges.txt by GPT-2's rule: the bytes in the order of their
-// characters, the results of the merges in the order of the file, <|endoftext|>. Without merges
-// (NULL), every byte is its own id, and nothing ends a text.
-static char *tokenizer_vocabulary(const char *dir, const Json *merges) {
-    char *text = NULL, utf8[4];
-    size_t length = 0, id = 0;
-    FILE *f = open_memstream(&text, &length);
-    if (f == NULL) fail("out of memory: a vocabulary");
-    for (int i = 0; i <= 323; i++) {
-        if (merges == NULL ? i > 255 : tokenizer_char_to_byte((uint32_t)i) < 0) continue;
-        const uint32_t c = merges == NULL ? tokenizer_byte_to_char(i) : (uint32_t)i;
-        fprintf(f, id == 0 ? "{" : ", ");
-        json_write_string(f, utf8, utf8_encode(c, utf8));
-        fprintf(f, ": %zu", id++);
-    }
-    for (const Json *m = merges != NULL ? merges->child : NULL; m != NULL; m = m->next) {
-        if (strncmp(m->string, "#version", 8) == 0) continue;
-        char *both = strdup(m->string), *space = strchr(both, ' ');
-        if (space != NULL) memmove(space, space + 1, strlen(space));
-        fprintf(f, ", ");
-        json_write_string(f, both, strlen(both));
-        fprintf(f, ": %zu", id++);
-        free(both);
-    }
-    if (merges != NULL && id == 256)
-        die("%s: no merges in merges.txt, and there is no vocab.json", dir);
-    if (merges != NULL) fprintf(f, ", \"" TOKENIZER_EOT "\": %zu", id);
-    fprintf(f, "}\n");
-    if (fclose(f) != 0) fail("out of memory: a vocabulary");
-    return text;
-}
-
-// A tokenizer from the texts of vocab.json and merges.txt; without the first (NULL) see
-// tokenizer_vocabulary(). `dir` is for messages.
+// A tokenizer from the texts of vocab.json and merges.txt. `dir` is for messages.
 static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char *merges) {
     static const int special[5] = {false, true, false, false, false};
     Tokenizer *t = tokenizer_new();
@@ -222,10 +189,8 @@ static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char
     t->rule = &word_rules[RULE_GPT2];
     if (*merges == '\0') die("%s/merges.txt: empty", dir);
     Json *list = tokenizer_lines(merges);
-    char *made = vocab == NULL ? tokenizer_vocabulary(dir, list) : NULL;
-    tokenizer_file(t, FILE_VOCAB, vocab != NULL ? vocab : made);
+    tokenizer_file(t, FILE_VOCAB, vocab);
     tokenizer_file(t, FILE_MERGES, merges);
-    free(made);
     path_join(file, dir, "vocab.json");
     Json *json = json_parse(t->files[FILE_VOCAB].text, t->files[FILE_VOCAB].length, &err);
     if (json == NULL) die("%s: %s", file, err.text);
@@ -248,7 +213,17 @@ static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char
 
 // 256 tokens, no merges, id = value of the byte.
 static Tokenizer *tokenizer_bytes(void) {
-    char *vocab = tokenizer_vocabulary("bytes", NULL);
+    char *vocab = NULL, utf8[4];
+    size_t length = 0;
+    FILE *f = open_memstream(&vocab, &length);
+    if (f == NULL) fail("out of memory: a vocabulary");
+    for (int i = 0; i < 256; i++) {
+        fprintf(f, i == 0 ? "{" : ", ");
+        json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
+        fprintf(f, ": %d", i);
+    }
+    fprintf(f, "}\n");
+    if (fclose(f) != 0) fail("out of memory: a vocabulary");
     Tokenizer *t = tokenizer_parse("bytes", vocab, "#version: 0.2\n");
     free(vocab);
     return t;
@@ -270,14 +245,13 @@ static void tokenizer_check_added(const Tokenizer *t, const char *dir) {
     json_free(root);
 }
 
-// Reads dir/vocab.json and dir/merges.txt, or merges.txt alone if there is no vocab.json.
+// Reads dir/vocab.json and dir/merges.txt.
 static Tokenizer *tokenizer_load_lists(const char *dir) {
-    char path[PATH_MAX], *text[2] = {NULL, NULL};
+    char path[PATH_MAX], *text[2];
     for (int i = 0; i < 2; i++) {
         Error err;
         size_t n = 0;
         path_join(path, dir, tokenizer_files[FILE_VOCAB + i]);
-        if (i == 0 && !path_exists(path)) continue;
         if ((text[i] = text_read(path, &n, &err)) == NULL) die("%s", err.text);
     }
     Tokenizer *t = tokenizer_parse(dir, text[0], text[1]);
@@ -579,9 +553,8 @@ static bool tokenizer_is_in(const char *dir) {
     return path_exists(json) || path_exists(merges);
 }
 
-// Opens the tokenizer of a directory: tokenizer.json, else vocab.json and merges.txt, else
-// merges.txt alone. NULL and the reason in err if tokenizer.json cannot be read here; the program
-// ends if the other two cannot.
+// Opens the tokenizer of a directory: tokenizer.json, else vocab.json and merges.txt. NULL and the
+// reason in err if tokenizer.json cannot be read here; the program ends if the other two cannot.
 static Tokenizer *tokenizer_open(const char *dir, Error *err) {
     char path[PATH_MAX];
     size_t n = 0;
