@@ -134,35 +134,33 @@ static size_t chat_read(const Chat *chat, const Json *messages, const char *wher
     static const char *const refused[] = {"tool_calls", "function_call", "weight"};
     size_t count = 0, kept = 0;
     int before = CHAT_SYSTEM;
+    char at[PATH_MAX + 64];
     if (messages->type != JSON_ARRAY || messages->count == 0)
         die("%s: \"messages\" is %s", where, messages->type != JSON_ARRAY ? "no list" : "empty");
     *out = ALLOC(ChatMessage, messages->count, "a conversation");
     for (const Json *m = messages->child; m != NULL; m = m->next, count++) {
         const Json *role = json_get(m, "role"), *content = json_get(m, "content");
         int k = 0;
+        snprintf(at, sizeof at, "%s: message %zu", where, count + 1);
         if (role == NULL || role->type != JSON_STRING)
-            die("%s: message %zu is no object with \"role\" and \"content\"", where, count + 1);
+            die("%s is no object with \"role\" and \"content\"", at);
         while (k < CHAT_ROLES && !json_is(role, chat_roles[k])) k++;
         if (k == CHAT_ROLES)
-            die("%s: message %zu has the role \"%.40s\"%s", where, count + 1, role->string,
+            die("%s has the role \"%.40s\"%s", at, role->string,
                 json_is(role, "tool") || json_is(role, "function") ? ": tools are not supported"
                 : ", which is none of system, user and assistant");
         for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
             if (json_get(m, refused[i]) != NULL)
-                die("%s: message %zu has \"%s\", which is not supported", where, count + 1,
-                    refused[i]);
+                die("%s has \"%s\", which is not supported", at, refused[i]);
         if (content == NULL || content->type != JSON_STRING)
-            die("%s: the \"content\" of message %zu is no string%s", where, count + 1,
+            die("%s has a \"content\" that is no string%s", at,
                 content != NULL && content->type == JSON_ARRAY
                 ? ": write the texts of its parts as one" : "");
-        if (k == CHAT_ASSISTANT && content->length == 0)
-            die("%s: message %zu, an answer, is empty", where, count + 1);
+        if (k == CHAT_ASSISTANT && content->length == 0) die("%s, an answer, is empty", at);
         if (k == CHAT_SYSTEM && count > 0)
-            die("%s: message %zu is a system message, and only the first one may be", where,
-                count + 1);
+            die("%s is a system message, and only the first one may be", at);
         if (k == CHAT_ASSISTANT && before == CHAT_SYSTEM)
-            die("%s: message %zu is the assistant's, and stands before any user's", where,
-                count + 1);
+            die("%s is the assistant's, and stands before any user's", at);
         if ((chat->format->rules & CHAT_ALTERNATES) && k == before && k != CHAT_SYSTEM)
             die("%s: messages %zu and %zu are both the %s's, who takes turns in the format %s",
                 where, count, count + 1, chat_roles[k], chat->format->name);
