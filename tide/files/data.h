@@ -125,7 +125,6 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
     glob_t found;
     TokenData d;
     char *single = (char *)pattern, **paths = &single;
-    size_t bytes = 0;
     memset(&d, 0, sizeof d);
     memset(&found, 0, sizeof found);
     d.count = 1;
@@ -139,7 +138,6 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
         TokenSegment *s = &d.segments[i];
         s->name = paths[i];
         s->tokens = file_map(s->name, &s->count);  // bytes, for now
-        bytes += s->count;
         const size_t length = strlen(s->name);
         const bool named_bin = length > 4 && strcmp(s->name + length - 4, ".bin") == 0;
         const bool text = !named_bin && bin_width(s->tokens, s->count) == 0;
@@ -155,12 +153,6 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
         d.text = text;
         d.tokens += s->count;
     }
-    // Windows are read in random order. Reading ahead helps if the whole file fits in memory; else
-    // most of what is read ahead is dropped before it is used.
-    const double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGE_SIZE);
-    for (size_t i = 0; i < d.count && !d.text && (double)bytes > memory / 2; i++)
-        madvise((char *)d.segments[i].tokens - BIN_HEADER,
-                BIN_HEADER + d.segments[i].count * (size_t)d.segments[i].width, MADV_RANDOM);
     if (!d.text) return d;
     d.segments[0] = data_encode(&d, pattern, tok);
     d.count = 1;

@@ -666,12 +666,11 @@ static void encode_raw(Encoding *e, const char *s, size_t n, int how) {
 // space that stands for U+2581 is none (spaces false).
 static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_end, bool spaces) {
     size_t white = 0, length;
-    while (white < n) {
-        size_t at = at_end ? n - white - 1 : white;
-        for (int i = 0; at_end && i < 3 && at > 0 && (s[at] & 0xc0) == 0x80; i++) at--;
-        if (word_class(t->classes, s + at, n - at, &length) != UNICODE_SPACE
-            || (s[at] == ' ' && !spaces) || (at_end && at + length != n - white)) break;
-        white += length;
+    for (size_t at = 0; at < n; at += length) {
+        const bool space = word_class(t->classes, s + at, n - at, &length) == UNICODE_SPACE
+                        && (spaces || s[at] != ' ');
+        if (!space && !at_end) break;
+        white = space ? white + length : 0;
     }
     return white;
 }
@@ -711,10 +710,7 @@ static bool tokenizer_cuts(const Tokenizer *t) {
     for (int k = 0; k < 2; k++)
         for (size_t i = 0; i < t->added[k].count; i++) {
             const AddedToken *a = &t->added[k].tokens[i];
-            for (size_t at = 1, length; at < a->length; at += length)
-                if (word_class(t->classes, a->content + at, a->length - at, &length)
-                    == UNICODE_SPACE) return false;
-            if (a->rstrip || strstr(a->name, TOKENIZER_SPACE) != NULL) return false;
+            if (a->rstrip || strpbrk(a->content + 1, " \t\r\n") != NULL) return false;
         }
     return t->byte_level || !t->ignore_merges;
 }
