@@ -123,11 +123,9 @@ static void data_warn(const char *name, const char *bytes, size_t n) {
 // not be cut short while they are in use. `pattern` stays.
 static TokenData data_open(const char *pattern, const Tokenizer *tok) {
     glob_t found;
-    TokenData d;
+    TokenData d = {1, NULL, 0, false};
     char *single = (char *)pattern, **paths = &single;
-    memset(&d, 0, sizeof d);
     memset(&found, 0, sizeof found);
-    d.count = 1;
     if (!path_exists(pattern)) {  // a file whose name has a '[' is found by that name first
         if (glob(pattern, 0, NULL, &found) != 0) die("%s: there is no such file", pattern);
         paths = found.gl_pathv;   // sorted (bytewise in the C locale); the names stay
@@ -165,9 +163,7 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
 
 // A view of tokens from .. to-1, counted over all segments of `all`.
 static TokenData data_view(const TokenData *all, size_t from, size_t to) {
-    TokenData view;
-    memset(&view, 0, sizeof view);
-    view.segments = ALLOC(TokenSegment, all->count, "data view");
+    TokenData view = {0, ALLOC(TokenSegment, all->count, "data view"), 0, false};
     for (size_t i = 0, start = 0; i < all->count; start += all->segments[i++].count) {
         TokenSegment s = all->segments[i];
         const size_t a = from > start ? from - start : 0;

@@ -796,7 +796,6 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
     safewriter_add(&out, "loss", ST_F32, 1, &one);
     safewriter_add(&out, "logits", ST_F32, 3, shape);
     tensors_add(&out, c, t, "grad.", ST_F32);
-    const int last = (int)out.count;
     if (begins != NULL) safewriter_add(&out, "begins", ST_I32, 2, shape);
     safewriter_open(&out, path);
     safewriter_put(&out, 0, 0, tokens, B * T * sizeof *tokens);
@@ -806,7 +805,7 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
         safewriter_put(&out, 3, i * c->vocab * sizeof *logits, logits + i * c->vocab_padded,
                        c->vocab * sizeof *logits);
     tensors_put(&out, c, t, &here, 0, 4);
-    if (begins != NULL) safewriter_put(&out, last, 0, begins, B * T * sizeof *begins);
+    if (begins != NULL) safewriter_put(&out, out.count - 1, 0, begins, B * T * sizeof *begins);
     return safewriter_close(&out, err);
 }
 

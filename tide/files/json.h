@@ -241,8 +241,8 @@ static const Json *json_get(const Json *object, const char *key) {
     return member == NULL || member->type == JSON_NULL ? NULL : member;
 }
 
-// The value of a number written as digits only and below 2^53, where a double is still exact. False,
-// and *out as it was, if it is something else.
+// The value of a number written as digits only and below 2^53, where a double is still exact.
+// False, and *out as it was, if it is something else.
 static bool json_size(const Json *value, size_t *out) {
     if (value == NULL || value->type != JSON_NUMBER || value->number >= 9007199254740992.0
         || strspn(value->string, "0123456789") != value->length) return false;

@@ -245,22 +245,6 @@ static void tokenizer_check_added(const Tokenizer *t, const char *dir) {
     json_free(root);
 }
 
-// Reads dir/vocab.json and dir/merges.txt.
-static Tokenizer *tokenizer_load_lists(const char *dir) {
-    char path[PATH_MAX], *text[2];
-    for (int i = 0; i < 2; i++) {
-        Error err;
-        size_t n = 0;
-        path_join(path, dir, tokenizer_files[FILE_VOCAB + i]);
-        if ((text[i] = text_read(path, &n, &err)) == NULL) die("%s", err.text);
-    }
-    Tokenizer *t = tokenizer_parse(dir, text[0], text[1]);
-    tokenizer_check_added(t, dir);
-    free(text[0]);
-    free(text[1]);
-    return t;
-}
-
 // ---------------------------------------------------------------------------------------------
 // tokenizer.json
 
@@ -554,18 +538,27 @@ static bool tokenizer_is_in(const char *dir) {
 }
 
 // Opens the tokenizer of a directory: tokenizer.json, else vocab.json and merges.txt. NULL and the
-// reason in err if tokenizer.json cannot be read here; the program ends if the other two cannot.
+// reason in err if a file is not there, or tokenizer.json is not supported; the program ends if one
+// of the other two is damaged.
 static Tokenizer *tokenizer_open(const char *dir, Error *err) {
-    char path[PATH_MAX];
+    char path[PATH_MAX], *text;
     size_t n = 0;
     path_join(path, dir, tokenizer_files[FILE_JSON]);
     if (path_exists(dir) && !path_is_directory(dir)) {
         error_set(err, "%.200s is a file: name its folder", dir);
         return NULL;
     }
-    if (!path_exists(path)) return tokenizer_load_lists(dir);
-    char *text = text_read(path, &n, err);
-    return text != NULL ? tokenizer_parse_json(dir, text, n, err) : NULL;
+    const bool json = path_exists(path);
+    if (!json) path_join(path, dir, tokenizer_files[FILE_VOCAB]);
+    if ((text = text_read(path, &n, err)) == NULL) return NULL;
+    if (json) return tokenizer_parse_json(dir, text, n, err);
+    path_join(path, dir, tokenizer_files[FILE_MERGES]);
+    char *merges = text_read(path, &n, err);
+    Tokenizer *t = merges != NULL ? tokenizer_parse(dir, text, merges) : NULL;
+    if (t != NULL) tokenizer_check_added(t, dir);
+    free(text);
+    free(merges);
+    return t;
 }
 
 // tokenizer_open(), or the end of the program.
