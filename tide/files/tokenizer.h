@@ -134,30 +134,6 @@ static void tokenizer_file(Tokenizer *t, int file, const char *text) {
     t->files[file].length = strlen(text);
 }
 
-// Writes the tokenizer_config.json that the transformers library needs, as a file to be saved.
-static void tokenizer_write_config(Tokenizer *t) {
-    char *text = NULL;
-    size_t length = 0;
-    const bool gpt2 = t->files[FILE_JSON].text == NULL;
-    const int ids[3] = {gpt2 ? t->eot : t->bos, t->eot, t->eot};
-    static const char *const keys[3] = {"bos_token", "eos_token", "unk_token"};
-    FILE *f = open_memstream(&text, &length);
-    if (f == NULL) fail("out of memory: tokenizer_config.json");
-    fprintf(f, "{\"tokenizer_class\": \"%s\", %s\"clean_up_tokenization_spaces\": false",
-            gpt2 ? "GPT2Tokenizer" : "PreTrainedTokenizerFast",
-            gpt2 ? "\"add_prefix_space\": false, " : "");
-    for (int i = 0; i < (gpt2 ? 3 : 2); i++) {
-        fprintf(f, ", \"%s\": ", keys[i]);
-        // null, not absent: without an entry transformers adds its own <|endoftext|>
-        if (ids[i] < 0) fprintf(f, "null");
-        else json_write_string(f, t->bytes + t->tokens[ids[i]].start, t->tokens[ids[i]].length);
-    }
-    fprintf(f, "}\n");
-    if (fclose(f) != 0) fail("out of memory: tokenizer_config.json");
-    tokenizer_file(t, FILE_CONFIG, text);
-    free(text);
-}
-
 // Makes a list of the lines of merges.txt. Those without a merge count as the version's.
 static Json *tokenizer_lines(const char *merges) {
     Error err;
@@ -182,7 +158,7 @@ static Json *tokenizer_lines(const char *merges) {
 static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char *merges) {
     static const int special[5] = {false, true, false, false, false};
     Tokenizer *t = tokenizer_new();
-    char file[PATH_MAX];
+    char file[PATH_MAX], config[512], end[32] = "null";
     Error err;
     int byte = 0;
     t->byte_level = true;
@@ -205,7 +181,12 @@ static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char
     if (t->eot >= 0) added_push(t, eot, strlen(eot), (uint32_t)t->eot, true, special);
     path_join(file, dir, "merges.txt, line");
     if (!tokenizer_read_merges(t, file, json, list, &err)) die("%s", err.text);
-    tokenizer_write_config(t);
+    // null, not absent: without an entry transformers adds its own <|endoftext|>
+    if (t->eot >= 0) snprintf(end, sizeof end, "\"%s\"", eot);
+    snprintf(config, sizeof config, "{\"tokenizer_class\": \"GPT2Tokenizer\", "
+             "\"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
+             "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
+    tokenizer_file(t, FILE_CONFIG, config);
     json_free(json);
     json_free(list);
     return t;
@@ -227,22 +208,6 @@ static Tokenizer *tokenizer_bytes(void) {
     Tokenizer *t = tokenizer_parse("bytes", vocab, "#version: 0.2\n");
     free(vocab);
     return t;
-}
-
-// Warns of a token that added_tokens.json adds to the vocabulary.
-static void tokenizer_check_added(const Tokenizer *t, const char *dir) {
-    char path[PATH_MAX];
-    Error ignored;
-    size_t id = 0;
-    path_join(path, dir, "added_tokens.json");
-    Json *root = !data_is_quiet && path_exists(path) ? json_read(path, &ignored) : NULL;
-    for (const Json *m = root != NULL ? root->child : NULL; m != NULL; m = m->next) {
-        if (!json_size(m, &id) || (id < t->vocab && t->tokens[id].length > 0)) continue;
-        fprintf(stderr, "tide: warning: %s adds token %zu to vocab.json, which is not read yet: no "
-                "text becomes it, and what is saved lacks it\n", path, id);
-        break;
-    }
-    json_free(root);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -522,7 +487,6 @@ static Tokenizer *tokenizer_parse_json(const char *dir, char *text, size_t n, Er
         t->files[i].text = file_read(other, &t->files[i].length, err);
         ok = t->files[i].text != NULL;
     }
-    if (ok && t->files[FILE_CONFIG].text == NULL) tokenizer_write_config(t);
     json_free(root);
     if (ok) return t;
     tokenizer_free(t);
@@ -555,7 +519,10 @@ static Tokenizer *tokenizer_open(const char *dir, Error *err) {
     path_join(path, dir, tokenizer_files[FILE_MERGES]);
     char *merges = text_read(path, &n, err);
     Tokenizer *t = merges != NULL ? tokenizer_parse(dir, text, merges) : NULL;
-    if (t != NULL) tokenizer_check_added(t, dir);
+    path_join(path, dir, "added_tokens.json");
+    if (!data_is_quiet && path_exists(path))
+        fprintf(stderr, "tide: warning: %s is not read: no text becomes a token that it adds to "
+                "vocab.json, and what is saved lacks it\n", path);
     free(text);
     free(merges);
     return t;
