@@ -659,21 +659,21 @@ static NumberText number_text(double value) {
 // Writes what only the LLaMA family has, by the keys that transformers 4 and 5 read.
 static void config_write_llama(FILE *f, const GPT2Config *c) {
     const Rope *r = &c->rope;
-    fprintf(f, "  \"num_key_value_heads\": %zu,\n  \"head_dim\": %zu,\n"
+    fprintf(f, ",\n  \"num_key_value_heads\": %zu,\n  \"head_dim\": %zu,\n"
             "  \"hidden_act\": \"silu\",\n  \"attention_bias\": %s,\n  \"mlp_bias\": %s,\n"
-            "  \"rms_norm_eps\": %s,\n  \"rope_theta\": %s,\n", config_kv(c), config_head(c),
+            "  \"rms_norm_eps\": %s,\n  \"rope_theta\": %s", config_kv(c), config_head(c),
             config_biased(c, BIAS_ATTPROJ) ? "true" : "false",
             config_biased(c, BIAS_MLP) ? "true" : "false", number_text(c->norm_eps).text,
             number_text(r->theta).text);
-    if (c->family == FAMILY_MISTRAL) fprintf(f, "  \"sliding_window\": null,\n");
+    if (c->family == FAMILY_MISTRAL) fprintf(f, ",\n  \"sliding_window\": null");
     if (r->scaling == ROPE_NONE) return;
-    fprintf(f, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %s",
+    fprintf(f, ",\n  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %s",
             r->scaling == ROPE_LINEAR ? "linear" : "llama3", number_text(r->factor).text);
     if (r->scaling == ROPE_LLAMA3)
         fprintf(f, ", \"low_freq_factor\": %s, \"high_freq_factor\": %s, "
                 "\"original_max_position_embeddings\": %zu", number_text(r->low).text,
                 number_text(r->high).text, r->original);
-    fprintf(f, "},\n");
+    fprintf(f, "}");
 }
 
 // Reads the config.json of the model at `path` again, for config_write(). NULL: there is none, or
@@ -708,45 +708,41 @@ static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
     static const char *const ours[] = {"architectures", "model_type", "tie_word_embeddings",
                                        "torch_dtype", "dtype"};
     const int naming = hf_naming(c);
-    const char *dtype = bf16 ? "bfloat16" : "float32";
     const int bos = naming == NAMING_LLAMA ? ends.bos : ends.eos;
     char begin[16] = "null", end[16] = "null";
     if (bos >= 0) snprintf(begin, sizeof begin, "%d", bos);
     if (ends.eos >= 0) snprintf(end, sizeof end, "%d", ends.eos);
-    fprintf(f, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
-            hf_families[c->family].architecture, hf_families[c->family].type);
+    fprintf(f, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n"
+            "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"",
+            hf_families[c->family].architecture, hf_families[c->family].type,
+            c->tied ? "true" : "false", bf16 ? "bfloat16" : "float32");
     for (const Json *x = origin != NULL ? origin->child : NULL; x != NULL; x = x->next) {
         int k = 0;
         while (k < 5 && strcmp(x->key, ours[k]) != 0) k++;
         if (k < 5) continue;
-        fprintf(f, "  ");
+        fprintf(f, ",\n  ");
         json_write_string(f, x->key, x->key_length);
         fprintf(f, ": ");
         if (x->type == JSON_STRING) json_write_string(f, x->string, x->length);
         else fwrite(x->string, 1, x->length, f);
-        fprintf(f, ",\n");
     }
-    fprintf(f, "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"",
-            c->tied ? "true" : "false", dtype);
-    if (origin != NULL) {
-        fprintf(f, "\n}\n");
-        return;
+    if (origin == NULL) {
+        for (int i = 0; i < CONFIG_SIZES; i++)
+            fprintf(f, ",\n  \"%s\": %zu", config_sizes[i].names[naming],
+                    *(const size_t *)(const void *)((const char *)c + config_sizes[i].at));
+        for (int i = 0; i < CONFIG_FIXED; i++) {
+            const char *key = config_fixed[i].key, *value = config_fixed[i].value;
+            if (c->post_norm && strcmp(key, "do_layer_norm_before") == 0) value = "false";
+            if (config_fixed[i].naming == naming) fprintf(f, ",\n  \"%s\": %s", key, value);
+        }
+        if (naming == NAMING_OPT) fprintf(f, ",\n  \"word_embed_proj_dim\": %zu", config_embed(c));
+        if (naming == NAMING_GPT2) fprintf(f, ",\n  \"n_ctx\": %zu", c->context);
+        if (naming == NAMING_LLAMA) config_write_llama(f, c);
+        else fprintf(f, ",\n  \"activation_function\": \"%s\"",
+                     c->activation == ACTIVATION_RELU ? "relu" : "gelu_new");
+        fprintf(f, ",\n  \"bos_token_id\": %s,\n  \"eos_token_id\": %s", begin, end);
     }
-    fprintf(f, ",\n");
-    if (naming == NAMING_OPT) fprintf(f, "  \"word_embed_proj_dim\": %zu,\n", config_embed(c));
-    if (naming == NAMING_GPT2) fprintf(f, "  \"n_ctx\": %zu,\n", c->context);
-    for (int i = 0; i < CONFIG_SIZES; i++)
-        fprintf(f, "  \"%s\": %zu,\n", config_sizes[i].names[naming],
-                *(const size_t *)(const void *)((const char *)c + config_sizes[i].at));
-    for (int i = 0; i < CONFIG_FIXED; i++) {
-        const char *key = config_fixed[i].key, *value = config_fixed[i].value;
-        if (c->post_norm && strcmp(key, "do_layer_norm_before") == 0) value = "false";
-        if (config_fixed[i].naming == naming) fprintf(f, "  \"%s\": %s,\n", key, value);
-    }
-    if (naming == NAMING_LLAMA) config_write_llama(f, c);
-    else fprintf(f, "  \"activation_function\": \"%s\",\n",
-                 c->activation == ACTIVATION_RELU ? "relu" : "gelu_new");
-    fprintf(f, "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s\n}\n", begin, end);
+    fprintf(f, "\n}\n");
 }
 
 // Writes dir/model.safetensors and dir/config.json so that Hugging Face's
