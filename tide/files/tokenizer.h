@@ -356,10 +356,12 @@ static bool read_model(PartReader *r) {
     r->vocabulary = vocabulary;
     const int missing = tokenizer_read_bytes(t, vocabulary);
     if (t->byte_level ? missing > 0 && (fallback || json_get(m, "unk_token") != NULL)
-                      : !fallback || missing > 0 || tokenizer_find(t, " ", 1) == TOKENIZER_NONE)
+                      : !fallback || ignore || missing > 0
+                        || tokenizer_find(t, " ", 1) == TOKENIZER_NONE)
         return part_refuse(r, "model", t->byte_level
                            ? "with byte_fallback or unk_token for bytes that have no token"
-                           : "without byte_fallback, <0x00> to <0xFF> and U+2581");
+                           : "without byte_fallback, <0x00> to <0xFF> and U+2581, or with "
+                             "ignore_merges");
     if (missing > 0 && !data_is_quiet)
         fprintf(stderr, "tide: warning: %s: %d of the 256 bytes have no token, and are left out of "
                 "every text, as in Hugging Face\n", r->path, missing);
@@ -574,11 +576,7 @@ static void encode_bytes(Encoding *e, const char *s, size_t n) {
 // that no token has side by side it becomes the same tokens, faster.
 static void encode_spaced(Encoding *e, const char *s, size_t n) {
     const unsigned char *u = (const unsigned char *)s;
-    const int byte = e->t->ignore_merges ? tokenizer_hex(s, n) : -1;
-    uint32_t id = e->t->ignore_merges ? tokenizer_find(e->t, s, n) : TOKENIZER_NONE;
-    if (byte >= 0 && s[3] < 'a' && s[4] < 'a') id = e->t->hex_id[byte];
-    if (id != TOKENIZER_NONE) tokens_add(e->out, id);
-    for (size_t at = 0, end = 1; at < n && id == TOKENIZER_NONE; at = end++) {
+    for (size_t at = 0, end = 1; at < n; at = end++) {
         while (end < n && e->t->joins[u[end - 1] << 8 | u[end]]) end++;
         tokenizer_word(e->t, s + at, end - at, e->out);
     }
@@ -672,7 +670,7 @@ static bool tokenizer_cuts(const Tokenizer *t) {
             const AddedToken *a = &t->added[k].tokens[i];
             if (a->rstrip || strpbrk(a->content + 1, " \t\r\n") != NULL) return false;
         }
-    return t->byte_level || !t->ignore_merges;
+    return true;
 }
 
 // Gives the bytes of a text to encode at once: all if n <= limit, else at most `limit`, if the text

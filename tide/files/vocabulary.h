@@ -71,8 +71,7 @@ typedef struct Tokenizer {
     unsigned char *classes;                // of code points, words.h
     AddedTokens added[2];                  // found before a piece is normalised, and after
     size_t vocab;                          // largest id + 1
-    uint32_t byte_id[256], hex_id[256];    // of a byte as a symbol (TOKENIZER_NONE: it is dropped),
-                                           // and as <0x00> .. <0xFF>
+    uint32_t byte_id[256];                 // of a byte as a symbol; TOKENIZER_NONE: it is dropped
     TokenText *tokens;                     // [vocab]
     char *bytes;                           // of all tokens
     size_t used, longest;                  // bytes in all, and of the longest token
@@ -82,7 +81,7 @@ typedef struct Tokenizer {
     size_t merge_count;
     TokenPlace *table;                     // hash of (left, right) -> the place of the merge
     size_t table_mask;
-    bool ignore_merges;                    // a piece that is a token becomes it, merges or not
+    bool ignore_merges;                    // a word that is a token becomes it, merges or not
     bool *joins;                           // [256 * 256]: has a token these bytes side by side?
                                            // NULL if byte-level
     int bos, eot;                          // the token in front of a text, and the one that ends it
@@ -271,7 +270,6 @@ static int tokenizer_read_bytes(Tokenizer *t, const Json *vocabulary) {
         const uint32_t byte = vocabulary_find(vocabulary, key, n);
         missing += byte == TOKENIZER_NONE;
         t->byte_id[i] = own != TOKENIZER_NONE ? own : byte;
-        t->hex_id[i] = byte;
     }
     return missing;
 }
@@ -449,7 +447,7 @@ static void tokenizer_word(const Tokenizer *t, const char *s, size_t n, Tokens *
     TokenText *token = id != TOKENIZER_NONE ? &t->tokens[id] : NULL;
     uint32_t *ids = tokens_room(out, n);
     size_t count = 1;
-    if (token != NULL && (token->whole || (t->byte_level && t->ignore_merges))) {
+    if (token != NULL && (token->whole || t->ignore_merges)) {
         *ids = id;
     } else {
         count = tokenizer_symbols(t, s, n, ids);
