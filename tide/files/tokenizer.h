@@ -169,8 +169,8 @@ static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char
     tokenizer_file(t, FILE_MERGES, merges);
     path_join(file, dir, "vocab.json");
     Json *json = json_parse(t->files[FILE_VOCAB].text, t->files[FILE_VOCAB].length, &err);
-    if (json == NULL) die("%s: %s", file, err.text);
-    if (json->type != JSON_OBJECT) die("%s: not an object", file);
+    if (json == NULL || json->type != JSON_OBJECT)
+        die("%s: %s", file, json == NULL ? err.text : "not an object");
     if (!tokenizer_read_tokens(t, file, json, 0, 0, &err)) die("%s", err.text);
     tokenizer_read_bytes(t, json);
     while (byte < 256 && t->byte_id[byte] != TOKENIZER_NONE) byte++;
@@ -552,24 +552,20 @@ typedef struct {
     Tokens *out;
 } Encoding;
 
-// Encodes a stretch of a byte-level piece. White space at its end is at the end of the text.
-static void encode_words(Encoding *e, const char *s, size_t n) {
-    for (size_t at = 0, length; at < n; at += length) {
-        length = word_length(e->t->rule, e->t->classes, s + at, n - at);
-        tokenizer_word(e->t, s + at, length, e->out);
-    }
-}
-
-// Encodes a byte-level piece, in which numbers may be pieces of their own.
+// Encodes a byte-level piece, in which numbers may be pieces of their own: white space in front of
+// one is at the end of a text.
 static void encode_bytes(Encoding *e, const char *s, size_t n) {
-    size_t done = 0;
-    for (size_t at = 0, length; at < n && (e->t->steps & STEP_DIGITS); at += length) {
-        if ((word_bits(e->t->classes, s + at, n - at, &length) & WORD_NUMERIC) == 0) continue;
-        encode_words(e, s + done, at - done);
-        tokenizer_word(e->t, s + at, length, e->out);
-        done = at + length;
+    const Tokenizer *t = e->t;
+    for (size_t at = 0, end, length = 0; at < n; at = end + length) {
+        end = t->steps & STEP_DIGITS ? at : n;  // of the words up to the next number
+        while (end < n && !(word_bits(t->classes, s + end, n - end, &length) & WORD_NUMERIC))
+            end += length;
+        for (size_t word; at < end; at += word) {
+            word = word_length(t->rule, t->classes, s + at, end - at);
+            tokenizer_word(t, s + at, word, e->out);
+        }
+        if (end < n) tokenizer_word(t, s + end, length, e->out);
     }
-    encode_words(e, s + done, n - done);
 }
 
 // Encodes a piece in the style of SentencePiece. The piece is one word, but cut between two bytes
