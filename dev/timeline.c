@@ -185,8 +185,8 @@ static void read_trace(Picture *p, const Json *root, const char *path, size_t st
         s->end = s->begin + duration;
         s->row = row_of(p, e, path);
         s->kind = kind_of(get_string(e, "name"), p->rows[s->row].name);
-        s->has_number = json_get_size(args, "number", &s->number);
-        const bool mine = json_get_size(args, "step", &of) && of == step;
+        s->has_number = json_size(json_get(args, "number"), &s->number);
+        const bool mine = json_size(json_get(args, "step"), &of) && of == step;
         s->paler = step != SIZE_MAX && !mine;
         first = fmin(first, s->begin);
         last = fmax(last, s->end);

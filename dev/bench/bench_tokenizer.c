@@ -19,15 +19,17 @@ static size_t document_length(const char *text, size_t n) {
 
 // Encodes all documents and returns the seconds.
 static double encode_all(const Tokenizer *t, const char *text, size_t n, size_t *tokens) {
-    uint32_t *ids = ALLOC(uint32_t, tokenizer_room(t, n), "tokens");
+    Tokens ids = {NULL, 0, 0};
     const double start = seconds_now();
     *tokens = 0;
     for (size_t at = 0, length; at < n; at += length) {
         length = document_length(text + at, n - at);
-        *tokens += tokenizer_encode(t, text + at, length, ids);
+        ids.count = 0;
+        tokenizer_encode(t, text + at, length, 0, &ids);
+        *tokens += ids.count;
     }
     const double seconds = seconds_now() - start;
-    free(ids);
+    free(ids.ids);
     return seconds;
 }
 

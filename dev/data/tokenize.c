@@ -120,9 +120,11 @@ static void output_tokens(Output *o, const uint32_t *tokens, size_t n) {
 }
 
 static void output_document(Output *o, const char *text, size_t n) {
-    Document d = {tok, text, n, 0, NULL, 0, 0};
+    Tokens list = {NULL, 0, 0};
     o->documents += n > 0;
-    while (document_next(&d, false)) output_tokens(o, d.ids, d.count);
+    for (size_t at = 0; document_next(tok, text, n, &at, false, &list); list.count = 0)
+        output_tokens(o, list.ids, list.count);
+    free(list.ids);
 }
 
 static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
@@ -247,9 +249,10 @@ static void show(const char *path, size_t tokens) {
     for (size_t i = 0; i < tokens; i++) {
         const uint32_t token = segment_token(&s, i);
         size_t length = 0;
-        const char *text = tok == NULL ? NULL : i == 0 ? tokenizer_first(tok, token, &length)
-                                                       : tokenizer_token(tok, token, &length);
-        if (length > 0) fwrite(text, 1, length, stdout);
+        const char *text = tok != NULL ? tokenizer_token(tok, token, &length) : "";
+        // the space that encoding puts in front of a text
+        const bool space = i == 0 && length > 0 && *text == ' ' && (tok->steps & STEP_STRIP);
+        if (length > 0) fwrite(text + space, 1, length - space, stdout);
         else printf(tok != NULL ? "[%u]" : "%u ", token);
     }
     printf("\n");

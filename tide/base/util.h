@@ -181,9 +181,14 @@ static void *array_grow(void *p, size_t count, size_t size, const char *what) {
     return p;
 }
 
-// For qsort(): ascending, of numbers or of structures that begin with one.
+// For qsort(): ascending, of numbers or of structures that begin with one; of 64-bit words.
 static int compare_doubles(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static int compare_words(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
 

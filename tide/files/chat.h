@@ -134,35 +134,33 @@ static size_t chat_read(const Chat *chat, const Json *messages, const char *wher
     static const char *const refused[] = {"tool_calls", "function_call", "weight"};
     size_t count = 0, kept = 0;
     int before = CHAT_SYSTEM;
+    char at[PATH_MAX + 64];
     if (messages->type != JSON_ARRAY || messages->count == 0)
         die("%s: \"messages\" is %s", where, messages->type != JSON_ARRAY ? "no list" : "empty");
     *out = ALLOC(ChatMessage, messages->count, "a conversation");
     for (const Json *m = messages->child; m != NULL; m = m->next, count++) {
         const Json *role = json_get(m, "role"), *content = json_get(m, "content");
         int k = 0;
+        snprintf(at, sizeof at, "%s: message %zu", where, count + 1);
         if (role == NULL || role->type != JSON_STRING)
-            die("%s: message %zu is no object with \"role\" and \"content\"", where, count + 1);
+            die("%s is no object with \"role\" and \"content\"", at);
         while (k < CHAT_ROLES && !json_is(role, chat_roles[k])) k++;
         if (k == CHAT_ROLES)
-            die("%s: message %zu has the role \"%.40s\"%s", where, count + 1, role->string,
+            die("%s has the role \"%.40s\"%s", at, role->string,
                 json_is(role, "tool") || json_is(role, "function") ? ": tools are not supported"
                 : ", which is none of system, user and assistant");
         for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
             if (json_get(m, refused[i]) != NULL)
-                die("%s: message %zu has \"%s\", which is not supported", where, count + 1,
-                    refused[i]);
+                die("%s has \"%s\", which is not supported", at, refused[i]);
         if (content == NULL || content->type != JSON_STRING)
-            die("%s: the \"content\" of message %zu is no string%s", where, count + 1,
+            die("%s has a \"content\" that is no string%s", at,
                 content != NULL && content->type == JSON_ARRAY
                 ? ": write the texts of its parts as one" : "");
-        if (k == CHAT_ASSISTANT && content->length == 0)
-            die("%s: message %zu, an answer, is empty", where, count + 1);
+        if (k == CHAT_ASSISTANT && content->length == 0) die("%s, an answer, is empty", at);
         if (k == CHAT_SYSTEM && count > 0)
-            die("%s: message %zu is a system message, and only the first one may be", where,
-                count + 1);
+            die("%s is a system message, and only the first one may be", at);
         if (k == CHAT_ASSISTANT && before == CHAT_SYSTEM)
-            die("%s: message %zu is the assistant's, and stands before any user's", where,
-                count + 1);
+            die("%s is the assistant's, and stands before any user's", at);
         if ((chat->format->rules & CHAT_ALTERNATES) && k == before && k != CHAT_SYSTEM)
             die("%s: messages %zu and %zu are both the %s's, who takes turns in the format %s",
                 where, count, count + 1, chat_roles[k], chat->format->name);
@@ -180,8 +178,7 @@ static size_t chat_read(const Chat *chat, const Json *messages, const char *wher
 
 typedef struct {
     const Chat *chat;
-    int32_t *tokens;                // [count]
-    size_t count;
+    Tokens out;
     char *piece;                    // [length] bytes since the last special token
     size_t length, room;
     size_t read;                    // bytes of the piece that are not the assistant's
@@ -194,25 +191,24 @@ typedef struct {
 static void chat_flush(ChatWriter *w) {
     const Tokenizer *t = w->chat->t;
     const int how = TOKENIZER_PLAIN | TOKENIZER_INSIDE;
-    const size_t needed = w->count + tokenizer_room(t, w->length) + 1;  // and a special token
-    w->tokens = (int32_t *)realloc(w->tokens, needed * sizeof *w->tokens);
-    if (w->tokens == NULL) fail("out of memory: a conversation");
-    uint32_t *ids = (uint32_t *)w->tokens + w->count;
-    size_t n = tokenizer_part(t, w->piece, w->read, how, ids), read = 0, at = 0, length;
-    for (size_t i = 0; i < n; i++, read += length) tokenizer_token(t, ids[i], &length);
-    if (w->read < w->length) n = tokenizer_part(t, w->piece, w->length, how, ids);
-    for (size_t i = 0; i < n; i++) {
-        tokenizer_token(t, ids[i], &length);
+    const size_t first = w->out.count;
+    size_t read = 0, at = 0, length;
+    tokenizer_encode(t, w->piece, w->read, how, &w->out);
+    for (size_t i = first; i < w->out.count; i++, read += length)
+        tokenizer_token(t, w->out.ids[i], &length);
+    w->out.count = first;
+    tokenizer_encode(t, w->piece, w->length, how, &w->out);
+    for (uint32_t *id = w->out.ids + first; id < w->out.ids + w->out.count; id++) {
+        tokenizer_token(t, *id, &length);
         at += length;
-        if (at <= read) ids[i] = ~ids[i];
+        if (at <= read) *id = ~*id;
     }
-    w->count += n;
     w->length = w->read = 0;
 }
 
 static void chat_token(ChatWriter *w, int32_t id) {
     chat_flush(w);
-    w->tokens[w->count++] = w->trained ? id : ~id;
+    tokens_add(&w->out, (uint32_t)(w->trained ? id : ~id));
     w->trained = false;
 }
 
@@ -284,8 +280,8 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
     }
     chat_flush(&w);
     free(w.piece);
-    *count = w.count;
-    return w.tokens;
+    *count = w.out.count;
+    return (int32_t *)w.out.ids;
 }
 
 #endif

@@ -92,27 +92,20 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
         die("encoding %s takes about %.0f MiB of memory, and %.0f MiB are available: make token "
             "files of it, part by part (dev/data/tokenize.c)", name, peak / (1 << 20),
             mib(memory_available()));
-    uint32_t *ids = NULL;
-    for (size_t i = 0, room = 0; i < texts->count; i++) {
+    Tokens list = {NULL, 0, 0};
+    for (size_t i = 0; i < texts->count; i++) {
         const TokenSegment *text = &texts->segments[i];
-        Document d = {tok, (const char *)text->tokens, text->count, 0, NULL, 0, 0};
-        while (document_next(&d, i == 0)) {
-            if (all.count + d.count > room) {
-                room = 2 * room + d.count;
-                ids = (uint32_t *)realloc(ids, room * sizeof *ids);
-                if (ids == NULL) fail("out of memory: %zu tokens of text", room);
-            }
-            memcpy(ids + all.count, d.ids, d.count * sizeof *ids);
-            all.count += d.count;
-        }
+        size_t at = 0;
+        while (document_next(tok, (const char *)text->tokens, text->count, &at, i == 0, &list)) {}
         munmap((void *)text->tokens, text->count);
     }
+    all.count = list.count;
     for (size_t i = 0; i < all.count && all.width == 2; i++) {
-        const uint16_t id = (uint16_t)ids[i];
-        memcpy((char *)ids + 2 * i, &id, 2);
+        const uint16_t id = (uint16_t)list.ids[i];
+        memcpy((char *)list.ids + 2 * i, &id, 2);
     }
-    all.tokens = realloc(ids, all.count * (size_t)all.width);
-    if (all.tokens == NULL) all.tokens = ids;
+    all.tokens = realloc(list.ids, all.count * (size_t)all.width);
+    if (all.tokens == NULL) all.tokens = list.ids;
     return all;
 }
 
@@ -130,12 +123,9 @@ static void data_warn(const char *name, const char *bytes, size_t n) {
 // not be cut short while they are in use. `pattern` stays.
 static TokenData data_open(const char *pattern, const Tokenizer *tok) {
     glob_t found;
-    TokenData d;
+    TokenData d = {1, NULL, 0, false};
     char *single = (char *)pattern, **paths = &single;
-    size_t bytes = 0;
-    memset(&d, 0, sizeof d);
     memset(&found, 0, sizeof found);
-    d.count = 1;
     if (!path_exists(pattern)) {  // a file whose name has a '[' is found by that name first
         if (glob(pattern, 0, NULL, &found) != 0) die("%s: there is no such file", pattern);
         paths = found.gl_pathv;   // sorted (bytewise in the C locale); the names stay
@@ -146,7 +136,6 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
         TokenSegment *s = &d.segments[i];
         s->name = paths[i];
         s->tokens = file_map(s->name, &s->count);  // bytes, for now
-        bytes += s->count;
         const size_t length = strlen(s->name);
         const bool named_bin = length > 4 && strcmp(s->name + length - 4, ".bin") == 0;
         const bool text = !named_bin && bin_width(s->tokens, s->count) == 0;
@@ -162,12 +151,6 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
         d.text = text;
         d.tokens += s->count;
     }
-    // Windows are read in random order. Reading ahead helps if the whole file fits in memory; else
-    // most of what is read ahead is dropped before it is used.
-    const double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGE_SIZE);
-    for (size_t i = 0; i < d.count && !d.text && (double)bytes > memory / 2; i++)
-        madvise((char *)d.segments[i].tokens - BIN_HEADER,
-                BIN_HEADER + d.segments[i].count * (size_t)d.segments[i].width, MADV_RANDOM);
     if (!d.text) return d;
     d.segments[0] = data_encode(&d, pattern, tok);
     d.count = 1;
@@ -180,9 +163,7 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
 
 // A view of tokens from .. to-1, counted over all segments of `all`.
 static TokenData data_view(const TokenData *all, size_t from, size_t to) {
-    TokenData view;
-    memset(&view, 0, sizeof view);
-    view.segments = ALLOC(TokenSegment, all->count, "data view");
+    TokenData view = {0, ALLOC(TokenSegment, all->count, "data view"), 0, false};
     for (size_t i = 0, start = 0; i < all->count; start += all->segments[i++].count) {
         TokenSegment s = all->segments[i];
         const size_t a = from > start ? from - start : 0;
@@ -269,21 +250,24 @@ static uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
     return i;
 }
 
+// Gives which of n sequences or rows is at a position, counted over all epochs, in the order of its
+// epoch; and a random number of the epoch.
+static uint64_t epoch_index(uint64_t seed, uint64_t position, uint64_t n, uint64_t *phase) {
+    const uint64_t epoch = position / n;
+    const Philox4 k = philox4x32(seed, (uint32_t)epoch, (uint32_t)(epoch >> 32), 0, RNG_SHUFFLE);
+    *phase = (uint64_t)k.x[2] << 32 | k.x[3];
+    return permute(position % n, n, (uint64_t)k.x[0] << 32 | k.x[1]);
+}
+
 // The sequence at `position`, counted from the start of training over all epochs and ranks: T
 // inputs, and T targets that are the inputs one token later. Fails on a token >= vocab.
 static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, int32_t *inputs,
                             int32_t *targets, Error *err) {
-    const uint64_t epoch = position / l->sequences;
     uint64_t index = position % l->sequences, phase = 0;
-    if (l->shuffle) {
-        const Philox4 k = philox4x32(l->seed, (uint32_t)epoch, (uint32_t)(epoch >> 32), 0,
-                                     RNG_SHUFFLE);
-        phase = ((uint64_t)k.x[2] << 32 | k.x[3]) % l->T;
-        index = permute(index, l->sequences, (uint64_t)k.x[0] << 32 | k.x[1]);
-    }
+    if (l->shuffle) index = epoch_index(l->seed, position, l->sequences, &phase);
     const TokenSegment *s = l->data->segments;
     for (; index >= segment_sequences(l, s); s++) index -= segment_sequences(l, s);
-    const size_t at = (size_t)index * l->T + (segment_has_phase(l, s) ? (size_t)phase : 0);
+    const size_t at = (size_t)index * l->T + (segment_has_phase(l, s) ? phase % l->T : 0);
     for (size_t t = 0; t <= l->T; t++) {
         const uint32_t token = segment_token(s, at + t);
         if (token >= vocab || token > INT32_MAX)

@@ -107,37 +107,23 @@ static const char *const hf_prefixes[NAMINGS][5] = {
     {"model.", "", NULL, NULL, NULL},
 };
 
-// The names behind them, of layer %d, as in the table: those of a layer by kind, then the others.
+// Our names and those behind the prefix, and behind the layer's number, without .weight and .bias.
 // %s: the part of a tensor that is stored in parts.
-static const char *const hf_names[LAYER_TENSORS + 7][NAMINGS] = {
-    {"h.%d.ln_1.weight", "layers.%d.self_attn_layer_norm.weight",
-     "layers.%d.input_layernorm.weight"},
-    {"h.%d.ln_1.bias", "layers.%d.self_attn_layer_norm.bias", NULL},
-    {"h.%d.attn.c_attn.weight", "layers.%d.self_attn.%s_proj.weight",
-     "layers.%d.self_attn.%s_proj.weight"},
-    {"h.%d.attn.c_attn.bias", "layers.%d.self_attn.%s_proj.bias",
-     "layers.%d.self_attn.%s_proj.bias"},
-    {NULL, NULL, "layers.%d.self_attn.q_norm.weight"},
-    {NULL, NULL, "layers.%d.self_attn.k_norm.weight"},
-    {"h.%d.attn.c_proj.weight", "layers.%d.self_attn.out_proj.weight",
-     "layers.%d.self_attn.o_proj.weight"},
-    {"h.%d.attn.c_proj.bias", "layers.%d.self_attn.out_proj.bias",
-     "layers.%d.self_attn.o_proj.bias"},
-    {"h.%d.ln_2.weight", "layers.%d.final_layer_norm.weight",
-     "layers.%d.post_attention_layernorm.weight"},
-    {"h.%d.ln_2.bias", "layers.%d.final_layer_norm.bias", NULL},
-    {"h.%d.mlp.c_fc.weight", "layers.%d.fc1.weight", "layers.%d.mlp.%s_proj.weight"},
-    {"h.%d.mlp.c_fc.bias", "layers.%d.fc1.bias", "layers.%d.mlp.%s_proj.bias"},
-    {"h.%d.mlp.c_proj.weight", "layers.%d.fc2.weight", "layers.%d.mlp.down_proj.weight"},
-    {"h.%d.mlp.c_proj.bias", "layers.%d.fc2.bias", "layers.%d.mlp.down_proj.bias"},
-    {"wte.weight", "embed_tokens.weight", "embed_tokens.weight"},
-    {"wpe.weight", "embed_positions.weight", NULL},
-    {"ln_f.weight", "final_layer_norm.weight", "norm.weight"},
-    {"ln_f.bias", "final_layer_norm.bias", NULL},
-    {NULL, "project_in.weight", NULL},
-    {NULL, "project_out.weight", NULL},
-    {"lm_head.weight", "lm_head.weight", "lm_head.weight"},
-};
+static const struct { const char *own, *names[NAMINGS]; } hf_names[] = {
+    {"ln_1", {"ln_1", "self_attn_layer_norm", "input_layernorm"}},
+    {"attn.qkv", {"attn.c_attn", "self_attn.%s_proj", "self_attn.%s_proj"}},
+    {"attn.q_norm", {NULL, NULL, "self_attn.q_norm"}},
+    {"attn.k_norm", {NULL, NULL, "self_attn.k_norm"}},
+    {"attn.proj", {"attn.c_proj", "self_attn.out_proj", "self_attn.o_proj"}},
+    {"ln_2", {"ln_2", "final_layer_norm", "post_attention_layernorm"}},
+    {"mlp.fc", {"mlp.c_fc", "fc1", "mlp.%s_proj"}},
+    {"mlp.proj", {"mlp.c_proj", "fc2", "mlp.down_proj"}},
+    {"wte", {"wte", "embed_tokens", "embed_tokens"}},
+    {"wpe", {"wpe", "embed_positions", NULL}},
+    {"ln_f", {"ln_f", "final_layer_norm", "norm"}},
+    {"project_in", {NULL, "project_in", NULL}},
+    {"project_out", {NULL, "project_out", NULL}},
+    {"lm_head", {"lm_head", "lm_head", "lm_head"}}};
 
 // Tensor i of the table in our own layout and naming, as checkpoints store it.
 static HfTensor own_tensor(const GPT2Table *t, int i) {
@@ -159,16 +145,19 @@ static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *
     const int naming = hf_naming(c), part = i % 3;
     const bool qkv = naming != NAMING_GPT2 && (p->kind == QKV_W || p->kind == QKV_B);
     const bool gate = config_gated(c) && (p->kind == FC_W || p->kind == FC_B);
-    const int others[] = {t->wte, t->wpe, t->ln_f_w, t->ln_f_b, t->project_in, t->project_out,
-                          t->lm_head};
-    int row = p->kind >= 0 ? p->kind : LAYER_TENSORS;
-    while (row >= LAYER_TENSORS && others[row - LAYER_TENSORS] != i / 3) row++;
+    const char *own = p->kind >= 0 ? strchr(strchr(p->name, '.') + 1, '.') + 1 : p->name;
+    char layer[32] = "";
+    int row = 0;
+    while (strncmp(own, hf_names[row].own, strlen(hf_names[row].own)) != 0) row++;
     const char *prefix = p == &t->tensors[t->lm_head] && !c->tied ? "" : hf_prefixes[naming][0];
     if (part > (qkv ? 2 : gate ? 1 : 0)) return false;
     x->prefix = strlen(prefix);
-    memcpy(x->name, prefix, x->prefix);
-    snprintf(x->name + x->prefix, sizeof x->name - x->prefix, hf_names[row][naming], p->layer,
+    if (p->kind >= 0)
+        snprintf(layer, sizeof layer, naming == NAMING_GPT2 ? "h.%d." : "layers.%d.", p->layer);
+    const int used = snprintf(x->name, sizeof x->name, "%s%s", prefix, layer);
+    snprintf(x->name + used, sizeof x->name - (size_t)used, hf_names[row].names[naming],
              names[gate][part]);
+    strcat(x->name, strcmp(own + strlen(hf_names[row].own), ".b") == 0 ? ".bias" : ".weight");
     if (qkv || gate) {
         const size_t K = config_kv(c) * config_head(c), width = x->n / x->shape[0];
         const size_t rows[3] = {qkv ? config_att(c) : c->ffn, qkv ? K : c->ffn, K};
@@ -337,10 +326,9 @@ static double config_number(const Json *object, const char *key, double missing,
 }
 
 static bool config_flag(const Json *object, const char *key, bool missing, const char *path) {
-    const Json *value = json_get(object, key);
-    if (value != NULL && value->type != JSON_TRUE && value->type != JSON_FALSE)
-        die("%s: %s must be true or false", path, key);
-    return value != NULL ? value->type == JSON_TRUE : missing;
+    const int flag = json_flag(object, key, missing);
+    if (flag < 0) die("%s: %s must be true or false", path, key);
+    return flag;
 }
 
 static size_t config_size(const Json *object, const char *key, size_t missing, const char *path) {
@@ -389,10 +377,11 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
 // the window limits the context.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
-    const bool null_heads = json_is_null(root, "num_key_value_heads");
+    const Json *window = json_member(root, "sliding_window");  // null: there is none
     const bool slides = c->family == FAMILY_MISTRAL
         || (qwen && config_flag(root, "use_sliding_window", false, path));
-    const size_t heads = c->family == FAMILY_LLAMA || null_heads ? c->heads : qwen ? 32 : 8;
+    const bool all = c->family == FAMILY_LLAMA || json_member(root, "num_key_value_heads") != NULL;
+    const size_t heads = all ? c->heads : qwen ? 32 : 8;  // of a number that is null or not there
     const char *act = config_text(root, "hidden_act", "silu");
     if (strcmp(act, "silu") != 0)
         die("%s: hidden_act is %.100s; only silu is supported", path, act);
@@ -406,7 +395,7 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     if (c->family == FAMILY_LLAMA && config_flag(root, "mlp_bias", false, path))
         c->unbiased &= ~BIAS_MLP;
     config_read_rope(root, path, c);  // which asks for the context without a window
-    if (slides && !json_is_null(root, "sliding_window"))
+    if (slides && (window == NULL || window->type != JSON_NULL))
         c->context = min_size(c->context, config_size(root, "sliding_window", 4096, path));
 }
 
@@ -416,8 +405,6 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     static const char *const activations[] = {
         "relu", "gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"};
     Error err;
-    const Json *before = json_get(root, "do_layer_norm_before");
-    const Json *projection = json_get(root, "word_embed_proj_dim");
     const char *type = config_text(root, "model_type", "not there");
     int family = 0;
     while (family < FAMILIES && strcmp(type, hf_families[family].type) != 0) family++;
@@ -436,13 +423,10 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     }
     config_check_fixed(root, path, naming);
     if (naming == NAMING_OPT) {
-        size_t embed = c->channels;
-        if (projection != NULL && !json_size(projection, &embed)) embed = 0;
-        const JsonType order = before != NULL ? before->type : JSON_TRUE;
-        c->post_norm = order == JSON_FALSE;
+        const size_t embed = config_size(root, "word_embed_proj_dim", c->channels, path);
+        c->post_norm = !config_flag(root, "do_layer_norm_before", true, path);
         if (c->post_norm) c->embed = embed;
-        else if (order != JSON_TRUE) embed = 0;
-        if (embed == 0 || embed > c->channels || (embed == c->channels) != (c->embed == 0))
+        if (c->post_norm ? embed >= c->channels : embed != c->channels)
             die("%s: word_embed_proj_dim must be hidden_size (%zu), or smaller where "
                 "do_layer_norm_before is false", path, c->channels);
     }
@@ -675,21 +659,21 @@ static NumberText number_text(double value) {
 // Writes what only the LLaMA family has, by the keys that transformers 4 and 5 read.
 static void config_write_llama(FILE *f, const GPT2Config *c) {
     const Rope *r = &c->rope;
-    fprintf(f, "  \"num_key_value_heads\": %zu,\n  \"head_dim\": %zu,\n"
+    fprintf(f, ",\n  \"num_key_value_heads\": %zu,\n  \"head_dim\": %zu,\n"
             "  \"hidden_act\": \"silu\",\n  \"attention_bias\": %s,\n  \"mlp_bias\": %s,\n"
-            "  \"rms_norm_eps\": %s,\n  \"rope_theta\": %s,\n", config_kv(c), config_head(c),
+            "  \"rms_norm_eps\": %s,\n  \"rope_theta\": %s", config_kv(c), config_head(c),
             config_biased(c, BIAS_ATTPROJ) ? "true" : "false",
             config_biased(c, BIAS_MLP) ? "true" : "false", number_text(c->norm_eps).text,
             number_text(r->theta).text);
-    if (c->family == FAMILY_MISTRAL) fprintf(f, "  \"sliding_window\": null,\n");
+    if (c->family == FAMILY_MISTRAL) fprintf(f, ",\n  \"sliding_window\": null");
     if (r->scaling == ROPE_NONE) return;
-    fprintf(f, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %s",
+    fprintf(f, ",\n  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %s",
             r->scaling == ROPE_LINEAR ? "linear" : "llama3", number_text(r->factor).text);
     if (r->scaling == ROPE_LLAMA3)
         fprintf(f, ", \"low_freq_factor\": %s, \"high_freq_factor\": %s, "
                 "\"original_max_position_embeddings\": %zu", number_text(r->low).text,
                 number_text(r->high).text, r->original);
-    fprintf(f, "},\n");
+    fprintf(f, "}");
 }
 
 // Reads the config.json of the model at `path` again, for config_write(). NULL: there is none, or
@@ -704,7 +688,7 @@ static Json *config_origin(const char *path, const GPT2Config *c) {
     for (int i = 0; i < CONFIG_SIZES; i++) {
         const size_t at = config_sizes[i].at;
         size_t size = 0;
-        json_get_size(root, config_sizes[i].names[NAMING_LLAMA], &size);
+        json_size(json_get(root, config_sizes[i].names[NAMING_LLAMA]), &size);
         if (at != offsetof(GPT2Config, context)  // sliding_window may have limited it
             && size != *(const size_t *)(const void *)((const char *)c + at)) {
             json_free(root);
@@ -724,44 +708,41 @@ static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
     static const char *const ours[] = {"architectures", "model_type", "tie_word_embeddings",
                                        "torch_dtype", "dtype"};
     const int naming = hf_naming(c);
-    const char *dtype = bf16 ? "bfloat16" : "float32";
     const int bos = naming == NAMING_LLAMA ? ends.bos : ends.eos;
     char begin[16] = "null", end[16] = "null";
     if (bos >= 0) snprintf(begin, sizeof begin, "%d", bos);
     if (ends.eos >= 0) snprintf(end, sizeof end, "%d", ends.eos);
-    fprintf(f, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
-            hf_families[c->family].architecture, hf_families[c->family].type);
+    fprintf(f, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n"
+            "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"",
+            hf_families[c->family].architecture, hf_families[c->family].type,
+            c->tied ? "true" : "false", bf16 ? "bfloat16" : "float32");
     for (const Json *x = origin != NULL ? origin->child : NULL; x != NULL; x = x->next) {
         int k = 0;
         while (k < 5 && strcmp(x->key, ours[k]) != 0) k++;
         if (k < 5) continue;
-        fprintf(f, "  ");
+        fprintf(f, ",\n  ");
         json_write_string(f, x->key, x->key_length);
         fprintf(f, ": ");
-        json_write(f, x);
-        fprintf(f, ",\n");
+        if (x->type == JSON_STRING) json_write_string(f, x->string, x->length);
+        else fwrite(x->string, 1, x->length, f);
     }
-    fprintf(f, "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"",
-            c->tied ? "true" : "false", dtype);
-    if (origin != NULL) {
-        fprintf(f, "\n}\n");
-        return;
+    if (origin == NULL) {
+        for (int i = 0; i < CONFIG_SIZES; i++)
+            fprintf(f, ",\n  \"%s\": %zu", config_sizes[i].names[naming],
+                    *(const size_t *)(const void *)((const char *)c + config_sizes[i].at));
+        for (int i = 0; i < CONFIG_FIXED; i++) {
+            const char *key = config_fixed[i].key, *value = config_fixed[i].value;
+            if (c->post_norm && strcmp(key, "do_layer_norm_before") == 0) value = "false";
+            if (config_fixed[i].naming == naming) fprintf(f, ",\n  \"%s\": %s", key, value);
+        }
+        if (naming == NAMING_OPT) fprintf(f, ",\n  \"word_embed_proj_dim\": %zu", config_embed(c));
+        if (naming == NAMING_GPT2) fprintf(f, ",\n  \"n_ctx\": %zu", c->context);
+        if (naming == NAMING_LLAMA) config_write_llama(f, c);
+        else fprintf(f, ",\n  \"activation_function\": \"%s\"",
+                     c->activation == ACTIVATION_RELU ? "relu" : "gelu_new");
+        fprintf(f, ",\n  \"bos_token_id\": %s,\n  \"eos_token_id\": %s", begin, end);
     }
-    fprintf(f, ",\n");
-    if (naming == NAMING_OPT) fprintf(f, "  \"word_embed_proj_dim\": %zu,\n", config_embed(c));
-    if (naming == NAMING_GPT2) fprintf(f, "  \"n_ctx\": %zu,\n", c->context);
-    for (int i = 0; i < CONFIG_SIZES; i++)
-        fprintf(f, "  \"%s\": %zu,\n", config_sizes[i].names[naming],
-                *(const size_t *)(const void *)((const char *)c + config_sizes[i].at));
-    for (int i = 0; i < CONFIG_FIXED; i++) {
-        const char *key = config_fixed[i].key, *value = config_fixed[i].value;
-        if (c->post_norm && strcmp(key, "do_layer_norm_before") == 0) value = "false";
-        if (config_fixed[i].naming == naming) fprintf(f, "  \"%s\": %s,\n", key, value);
-    }
-    if (naming == NAMING_LLAMA) config_write_llama(f, c);
-    else fprintf(f, "  \"activation_function\": \"%s\",\n",
-                 c->activation == ACTIVATION_RELU ? "relu" : "gelu_new");
-    fprintf(f, "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s\n}\n", begin, end);
+    fprintf(f, "\n}\n");
 }
 
 // Writes dir/model.safetensors and dir/config.json so that Hugging Face's
@@ -811,7 +792,6 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
     safewriter_add(&out, "loss", ST_F32, 1, &one);
     safewriter_add(&out, "logits", ST_F32, 3, shape);
     tensors_add(&out, c, t, "grad.", ST_F32);
-    const int last = (int)out.count;
     if (begins != NULL) safewriter_add(&out, "begins", ST_I32, 2, shape);
     safewriter_open(&out, path);
     safewriter_put(&out, 0, 0, tokens, B * T * sizeof *tokens);
@@ -821,7 +801,7 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
         safewriter_put(&out, 3, i * c->vocab * sizeof *logits, logits + i * c->vocab_padded,
                        c->vocab * sizeof *logits);
     tensors_put(&out, c, t, &here, 0, 4);
-    if (begins != NULL) safewriter_put(&out, last, 0, begins, B * T * sizeof *begins);
+    if (begins != NULL) safewriter_put(&out, out.count - 1, 0, begins, B * T * sizeof *begins);
     return safewriter_close(&out, err);
 }
 

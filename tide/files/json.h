@@ -1,16 +1,16 @@
 // json.h: JSON in (config.json, vocab.json, safetensors headers) and strings out.
 //
 //   json_parse, json_read, json_free    a text, or a file, as a tree of values
-//   json_get, json_get_size, json_size  a member of an object; a number that is a size
+//   json_get, json_size                 a member of an object; a number that is a size
 //   json_is, json_flag                  is it this string?; true or false
-//   json_write, json_write_string       a value; a string with its quotes
+//   json_write_string                   writes a string with its quotes
 //   json_begins                         does a text begin like JSON?
 //
 // A strict reader of RFC 8259: no comments, no trailing commas, no NaN; strings are valid UTF-8.
 // (Only numbers may also be like 01, +1 or 1, and a byte order mark may stand first.) It also
 // refuses lone surrogates, numbers too large for a double, more than 64 levels, and a key that an
 // object has twice: another reader may take the other value. A member that is null counts as none.
-// Memory: one block, at most 105 bytes per byte of text.
+// Memory: one block, at most 106 bytes per byte of text.
 #ifndef TIDE_JSON_H
 #define TIDE_JSON_H
 #include "../base/util.h"
@@ -22,7 +22,8 @@ typedef enum {
 typedef struct Json {
     JsonType type;
     double number;          // JSON_NUMBER
-    const char *string;     // JSON_STRING: decoded, UTF-8, NUL-terminated; JSON_NUMBER: as written
+    const char *string;     // JSON_STRING: decoded, UTF-8; all others: as written. NUL-terminated,
+                            // but for JSON_ARRAY and JSON_OBJECT
     size_t length;          // bytes of string, without the NUL (a string may contain NULs, too)
     const char *key;        // inside an object, else NULL
     size_t key_length;
@@ -171,8 +172,11 @@ static void json_value(JsonParser *p, Json *node, int depth) {
         if ((size_t)(p->end - p->at) < n || memcmp(p->at, words[i], n) != 0) continue;
         p->at += n;
         node->type = (JsonType)i;
+        node->string = words[i];
+        node->length = n;
         return;
     }
+    node->string = p->at;
     const bool object = json_take(p, '{');
     if (!object && !json_take(p, '[')) {
         json_number(p, node);
@@ -193,6 +197,7 @@ static void json_value(JsonParser *p, Json *node, int depth) {
         more = !json_take_after_space(p, close);
         if (more && !json_take(p, ',')) json_error(p, "expected ',' or the end of a list");
     }
+    node->length = (size_t)(p->at - node->string);
     if (object && !p->failed) json_index(p, node);
 }
 
@@ -207,11 +212,13 @@ static bool json_begins(const char *text, size_t n) {
 static Json *json_parse(const char *text, size_t n, Error *err) {
     size_t nodes = 1;  // every other value follows one of these
     for (size_t i = 0; i < n; i++) nodes += text[i] == ',' || text[i] == '[' || text[i] == '{';
-    Json *root = (Json *)calloc(1, nodes * (sizeof(Json) + 3 * sizeof(Json *)) + n + 1);
+    Json *root = (Json *)calloc(1, nodes * (sizeof(Json) + 3 * sizeof(Json *)) + 2 * n + 1);
     if (root == NULL) fail("out of memory: a JSON text of %zu bytes", n);
     Json **places = (Json **)(root + nodes);  // two for each member, one for each object
-    JsonParser p = {text, text + n, text + utf8_mark(text, n), root + 1, places,
-                    (char *)(places + 3 * nodes), false, err};
+    char *strings = (char *)(places + 3 * nodes), *copy = strings + n + 1;
+    memcpy(copy, text, n);
+    JsonParser p = {copy, copy + n, copy + utf8_mark(copy, n), root + 1, places, strings, false,
+                    err};
     json_value(&p, root, 0);
     json_space(&p);
     if (p.at < p.end) json_error(&p, "something follows the end of the value");
@@ -222,31 +229,25 @@ static Json *json_parse(const char *text, size_t n, Error *err) {
 
 static void json_free(Json *root) { free(root); }
 
-// The member of an object with that key, NULL if there is none, or null, or if it is not an object.
-static const Json *json_get(const Json *object, const char *key) {
+// The member of an object with that key, NULL if there is none, or if it is not an object.
+static const Json *json_member(const Json *object, const char *key) {
     if (object == NULL || object->type != JSON_OBJECT) return NULL;
-    const Json *member = *json_place(object, key, strlen(key));
+    return *json_place(object, key, strlen(key));
+}
+
+// The same, but a member that is null counts as none.
+static const Json *json_get(const Json *object, const char *key) {
+    const Json *member = json_member(object, key);
     return member == NULL || member->type == JSON_NULL ? NULL : member;
 }
 
-// Is a member there, and null?
-static bool json_is_null(const Json *object, const char *key) {
-    if (object == NULL || object->type != JSON_OBJECT) return false;
-    const Json *member = *json_place(object, key, strlen(key));
-    return member != NULL && member->type == JSON_NULL;
-}
-
 // The value of a number written as digits only and below 2^53, where a double is still exact.
+// False, and *out as it was, if it is something else.
 static bool json_size(const Json *value, size_t *out) {
     if (value == NULL || value->type != JSON_NUMBER || value->number >= 9007199254740992.0
         || strspn(value->string, "0123456789") != value->length) return false;
     *out = (size_t)value->number;
     return true;
-}
-
-// json_size() of a member. False, and *out as it was, if there is none or it is something else.
-static bool json_get_size(const Json *object, const char *key, size_t *out) {
-    return json_size(json_get(object, key), out);
 }
 
 // Is a value this string?
@@ -276,28 +277,6 @@ static void json_write_string(FILE *f, const char *s, size_t n) {
         i += used;
     }
     fputc('"', f);
-}
-
-// Writes a value as JSON text.
-static void json_write(FILE *f, const Json *value) {
-    static const char *const words[] = {"null", "false", "true"};
-    const bool object = value->type == JSON_OBJECT;
-    if (value->type <= JSON_TRUE) {
-        fputs(words[value->type], f);
-    } else if (value->type == JSON_NUMBER) {
-        fwrite(value->string, 1, value->length, f);
-    } else if (value->type == JSON_STRING) {
-        json_write_string(f, value->string, value->length);
-    } else {
-        fputc(object ? '{' : '[', f);
-        for (const Json *x = value->child; x != NULL; x = x->next) {
-            if (object) json_write_string(f, x->key, x->key_length);
-            if (object) fputs(": ", f);
-            json_write(f, x);
-            if (x->next != NULL) fputs(", ", f);
-        }
-        fputc(object ? '}' : ']', f);
-    }
 }
 
 // text_read() and json_parse(); the error names the file.

@@ -73,11 +73,6 @@ static void nfc_add(NfcSegment *g, uint32_t c) {
     g->count++;
 }
 
-static int nfc_compare(const void *a, const void *b) {
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
 // Writes the segment composed and returns its bytes. A code point composes with the last one of
 // class 0 before it, its starter, if all between them have a lower class.
 static size_t nfc_write(NfcSegment *g, char *out) {
@@ -86,7 +81,7 @@ static size_t nfc_write(NfcSegment *g, char *out) {
     for (size_t i = 0, end; i < g->count; i = end + 1) {  // sorts each run of marks
         end = i;
         while (end < g->count && g->points[end] >> 56 > 0) end++;
-        if (end > i + 1) qsort(g->points + i, end - i, sizeof *g->points, nfc_compare);
+        if (end > i + 1) qsort(g->points + i, end - i, sizeof *g->points, compare_words);
     }
     for (size_t i = 0; i < g->count; i++) {
         const uint64_t kind = g->points[i] >> 56;

@@ -230,9 +230,10 @@ static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
     for (int i = 0; i < rank; i++) t->bytes *= t->shape[i] = shape[i];
 }
 
-// n bytes at byte `place` of the file.
-static void safewriter_bytes(SafeWriter *w, uint64_t place, const void *bytes, size_t n) {
+// n bytes at byte `place` of the file, of tensor i, or of the header, which is of the first.
+static void safewriter_bytes(SafeWriter *w, int i, uint64_t place, const void *bytes, size_t n) {
     w->sums[0] += n;
+    w->sums[1 + i] += hash_words(place, bytes, n);
     for (size_t done = 0; done < n && !w->failed;) {
         const ssize_t now = pwrite(fileno(w->file), (const char *)bytes + done, n - done,
                                    (off_t)(place + done));
@@ -243,9 +244,7 @@ static void safewriter_bytes(SafeWriter *w, uint64_t place, const void *bytes, s
 
 // n bytes of tensor i from its byte `first`; both are multiples of 8, up to the tensor's end.
 static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
-    const uint64_t place = w->tensors[i].place + first;
-    w->sums[1 + i] += hash_words(place, bytes, n);
-    safewriter_bytes(w, place, bytes, n);
+    safewriter_bytes(w, i, w->tensors[i].place + first, bytes, n);
 }
 
 // Makes the file's first *length bytes: the header's length, and it, padded to a multiple of 8.
@@ -291,8 +290,7 @@ static bool safewriter_open(SafeWriter *w, const char *path) {
         w->failed = w->file == NULL;
         // Its size from the start: a client of NFS fills a page beyond the end with zeros.
         if (!w->failed && ftruncate(fileno(w->file), (off_t)w->total) != 0) safewriter_fail(w);
-        w->sums[1] = hash_words(0, header, length);
-        safewriter_bytes(w, 0, header, length);
+        safewriter_bytes(w, 0, 0, header, length);
     } else {
         replace_name(temporary, path);
         const int fd = open(temporary, O_WRONLY | O_CLOEXEC);

@@ -53,10 +53,9 @@ typedef struct {
                              // the optimizer adds, of which the first is named so; or NULL
 } TrainState;
 
-// Versions 5 and 6 lie in the same way: data_hash and, in 5, normal numbers (rng.h) were others.
-enum { STATE_OLDEST = 5, STATE_VERSION = 7 };
+enum { STATE_VERSION = 7 };
 
-// The numbers in state.txt. From `products` on, those that are 0 may be absent.
+// The numbers in state.txt.
 #define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
 static const struct { const char *name; size_t at, size; } state_fields[] = {
     STATE_FIELD(version), STATE_FIELD(step), STATE_FIELD(seed), STATE_FIELD(data_position),
@@ -70,7 +69,7 @@ static const struct { const char *name; size_t at, size; } state_fields[] = {
     STATE_FIELD(config.rope.theta), STATE_FIELD(config.rope.scaling),
     STATE_FIELD(config.rope.factor), STATE_FIELD(config.rope.low), STATE_FIELD(config.rope.high),
     STATE_FIELD(config.rope.original)};
-enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0], STATE_NEEDED = 14 };
+enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0] };
 
 static void train_state_free(TrainState *s) {
     free(s->text);
@@ -151,15 +150,14 @@ static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
         const bool there = number != NULL && *number == ' ';
         const size_t digits = there ? strspn(number + 1, "0123456789") : 0;
         const uint64_t value = digits > 0 ? strtoull(number, NULL, 10) : 0;
-        if (i >= STATE_NEEDED && number == NULL) continue;
         ok = ok && digits > 0 && number[1 + digits] == '\n';
         memcpy((char *)s + state_fields[i].at, &value, state_fields[i].size);
     }
     const char *options = strstr(text, "\n--");
     const size_t length = options != NULL ? (size_t)(text + end - options) - 1 : 0;
-    if (s->version < STATE_OLDEST || s->version > STATE_VERSION)
-        return error_set(err, "state.txt is of version %" PRIu64 "; this program reads %d to %d",
-                         s->version, STATE_OLDEST, STATE_VERSION);
+    if (s->version != STATE_VERSION)
+        return error_set(err, "state.txt is of version %" PRIu64 "; this program reads %d",
+                         s->version, STATE_VERSION);
     if (!ok || length >= sizeof s->options || (unsigned)c->family >= FAMILIES
         || (unsigned)c->activation > ACTIVATION_SILU || (unsigned)c->tied > 1)
         return error_set(err, "state.txt lacks a field");
@@ -240,8 +238,7 @@ static char *state_describe(const StateSave *x, const SafeWriter *file, size_t *
     for (int i = 0; i < STATE_FIELDS; i++) {
         uint64_t value = 0;
         memcpy(&value, (const char *)&s + state_fields[i].at, state_fields[i].size);
-        if (i < STATE_NEEDED || value > 0)
-            fprintf(f, "%s %" PRIu64 "\n", state_fields[i].name, value);
+        fprintf(f, "%s %" PRIu64 "\n", state_fields[i].name, value);
     }
     fprintf(f, "hashes");
     for (int i = 0; i < file->count; i++) fprintf(f, " %016" PRIx64, file->sums[1 + i]);
@@ -339,26 +336,16 @@ static bool state_save(const StateSave *x, Error *err) {
 
 // Finds the newest checkpoint, of a step before `before`, of the run in `out`, reads its *s, to be
 // freed, and puts its path into dir. Torn and truncated ones are named on stderr and passed over.
-// Returns false if none is left, or at one of a program before this form of them. Rank 0 decides
-// for all ranks, which must all call it.
+// Returns false if none is left. Rank 0 decides for all ranks, which must all call it.
 static bool state_find(const char *out, size_t before, TrainState *s, char dir[PATH_MAX],
                        Error *err) {
     const bool first = ranks.rank == 0;
     bool ok = !first;
-    char old[PATH_MAX];
     Error why;
     memset(s, 0, sizeof *s);
     error_set(err, "there is no whole checkpoint in %s/checkpoints", out);
     for (size_t step = before; !ok && (step = state_newest(out, step, false)) > 0;) {
         state_path(dir, out, step);
-        path_join(old, dir, "state.json");
-        if (path_exists(old)) {
-            error_set(err, "checkpoint %.200s has a state.json: it is of version 4 or before, and "
-                      "this program reads %d to %d; the program that wrote it goes on with it, and "
-                      "--model DIR begins a new run with the weights in %.200s", dir,
-                      STATE_OLDEST, STATE_VERSION, out);
-            break;
-        }
         ok = state_check(dir, s, false, &why);
         if (!ok) fprintf(stderr, "tide: checkpoint %s is damaged (%s)\n", dir, why.text);
     }

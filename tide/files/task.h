@@ -59,49 +59,43 @@ typedef struct {
     Task t;
     const Tokenizer *tok;
     size_t vocab;
-    size_t room;               // for tokens
+    Tokens out;                // t.tokens
     int format;                // --chat-format, for chat_open(), and its result
     Chat chat;                 // .format NULL: no conversation was read yet
     bool starts;               // no text stands in front of the next pieces: the prompt is empty
     char where[PATH_MAX + 32]; // file and line
 } TaskReader;
 
-// Returns the end of the tokens, with room for n more.
-static int32_t *task_room(TaskReader *r, size_t n) {
-    Task *t = &r->t;
-    const size_t at = t->first[t->pieces], needed = at + n;
-    if (needed > r->room) {
-        r->room = 2 * needed;
-        t->tokens = (int32_t *)realloc(t->tokens, r->room * sizeof *t->tokens);
-        if (t->tokens == NULL) fail("out of memory: %s", r->where);
-    }
-    return t->tokens + at;
-}
-
 // The tokens up to `end` are the next piece. The model must know all of them.
-static void task_ends_piece(TaskReader *r, const int32_t *end) {
+static void task_ends_piece(TaskReader *r, size_t end) {
     Task *t = &r->t;
-    for (const int32_t *token = t->tokens + t->first[t->pieces]; token < end; token++) {
-        const int32_t id = token_id(*token);
+    t->tokens = (int32_t *)r->out.ids;
+    for (size_t k = t->first[t->pieces]; k < end; k++) {
+        const int32_t id = token_id(t->tokens[k]);
         if ((size_t)id >= r->vocab)
             die("%s has token %d, but the model's vocabulary has %zu tokens", r->where, id,
                 r->vocab);
     }
     t->first = (size_t *)array_grow(t->first, ++t->pieces, sizeof *t->first, r->where);
-    t->first[t->pieces] = (size_t)(end - t->tokens);
+    t->first[t->pieces] = end;
 }
 
 // The next piece: n bytes, with the first token before them if it `begins` an example, with the
 // end-of-text token behind them if it `ends` one.
 static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, bool ends) {
-    int32_t *end = task_room(r, tokenizer_room(r->tok, n) + 2);
     const int how = begins || r->starts ? 0 : TOKENIZER_GOES_ON;
     if (begins) r->starts = n == 0;
-    if (begins && r->t.first_token >= 0) *end++ = r->t.first_token;
-    // ids are below 2^24, so that it does not matter that the encoder's are unsigned
-    end += tokenizer_part(r->tok, text, n, how, (uint32_t *)end);
-    if (ends && r->tok->eot >= 0) *end++ = r->tok->eot;
-    task_ends_piece(r, end);
+    if (begins && r->t.first_token >= 0) tokens_add(&r->out, (uint32_t)r->t.first_token);
+    tokenizer_encode(r->tok, text, n, how, &r->out);
+    if (ends && r->tok->eot >= 0) tokens_add(&r->out, (uint32_t)r->tok->eot);
+    task_ends_piece(r, r->out.count);
+}
+
+// The next piece: two texts as one.
+static void task_joined(TaskReader *r, const char *a, const char *b, bool begins) {
+    char *both = ALLOC(char, strlen(a) + strlen(b) + 1, "a prompt");
+    task_piece(r, both, (size_t)sprintf(both, "%s%s", a, b), begins, false);
+    free(both);
 }
 
 static size_t piece_tokens(const Task *t, size_t k) { return t->first[k + 1] - t->first[k]; }
@@ -122,11 +116,14 @@ static void task_example(TaskReader *r, size_t label) {
     }
 }
 
-// The string `value` of member `key`; only a prompt may be empty.
-static const Json *task_string(const TaskReader *r, const Json *value, const char *key) {
-    if (value->type != JSON_STRING) die("%s: \"%s\" is no string", r->where, key);
-    if (value->length == 0 && strcmp(key, "prompt") != 0) die("%s: \"%s\" is empty", r->where, key);
-    return value;
+// The next piece: the string `value` of member `key`. Only a prompt may be empty, or not there.
+static void task_string(TaskReader *r, const Json *value, const char *key) {
+    const bool prompt = strcmp(key, "prompt") == 0, choice = strcmp(key, "choices") == 0;
+    if (value != NULL && value->type != JSON_STRING) die("%s: \"%s\" is no string", r->where, key);
+    const size_t n = value != NULL ? value->length : 0;
+    if (n == 0 && !prompt)
+        die("%s: %s\"%s\" is empty", r->where, choice ? "one of the " : "", key);
+    task_piece(r, n > 0 ? value->string : "", n, prompt, !prompt && !choice);
 }
 
 // The choices of an example, as pieces: at least two, and no two that are the same.
@@ -134,13 +131,10 @@ static void task_choices(TaskReader *r, const Json *choices) {
     if (choices->type != JSON_ARRAY || choices->count < 2)
         die("%s: \"choices\" is no list of at least two strings", r->where);
     for (const Json *c = choices->child; c != NULL; c = c->next) {
-        if (c->type == JSON_STRING && c->length == 0)
-            die("%s: one of the \"choices\" is empty", r->where);
         task_string(r, c, "choices");
         for (const Json *d = choices->child; d != c; d = d->next)
             if (d->length == c->length && memcmp(d->string, c->string, c->length) == 0)
                 die("%s: two of the \"choices\" are \"%.80s\"", r->where, c->string);
-        task_piece(r, c->string, c->length, false, false);
     }
 }
 
@@ -157,13 +151,10 @@ static void task_chat(TaskReader *r, const Json *messages) {
     int32_t *tokens = chat_encode(&r->chat, list, count, &n);
     while (first < n && tokens[first] < 0) first++;
     while (n > 0 && tokens[n - 1] < 0) n--;  // a turn's last token is trained
-    for (size_t i = 0; i < first; i++) tokens[i] = ~tokens[i];
-    for (int k = 0; k < 2; k++) {
-        const size_t from = k == 0 ? 0 : first, length = k == 0 ? first : n - first;
-        int32_t *end = task_room(r, length);
-        memcpy(end, tokens + from, length * sizeof *end);
-        task_ends_piece(r, end + length);
-    }
+    for (size_t i = 0; i < n; i++)
+        tokens_add(&r->out, (uint32_t)(i < first ? ~tokens[i] : tokens[i]));
+    task_ends_piece(r, r->out.count - (n - first));
+    task_ends_piece(r, r->out.count);
     r->t.chats = true;
     free(tokens);
     free(list);
@@ -195,24 +186,15 @@ static void task_json(TaskReader *r, const char *line) {
     if (form != COMPLETION && form != TEXT && form != CHOICES && form != MESSAGES)
         die("%s: it must have \"prompt\" and \"completion\", or \"text\", or \"prompt\", "
             "\"choices\" and \"answer\", or \"messages\", and no others of these", r->where);
-    if (form == MESSAGES) {
-        task_chat(r, value[5]);
-        task_example(r, 0);
-        json_free(root);
-        return;
-    }
-    const Json *prompt = form == TEXT ? NULL : task_string(r, value[0], keys[0]);
-    task_piece(r, prompt != NULL ? prompt->string : "", prompt != NULL ? prompt->length : 0, true,
-               false);
+    if (form == MESSAGES) task_chat(r, value[5]);
+    else task_string(r, value[0], keys[0]);
+    if (form == COMPLETION) task_string(r, value[1], keys[1]);
+    if (form == TEXT) task_string(r, value[2], keys[2]);
     if (form == CHOICES) {
         task_choices(r, value[3]);
         if (!json_size(value[4], &answer) || answer >= value[3]->count)
             die("%s: \"answer\" is not the number of a choice, 0 to %zu", r->where,
                 value[3]->count - 1);
-    } else {
-        const int k = form == TEXT ? 2 : 1;
-        const Json *c = task_string(r, value[k], keys[k]);
-        task_piece(r, c->string, c->length, false, true);
     }
     task_example(r, answer);
     json_free(root);
@@ -230,9 +212,7 @@ static void task_sentence(TaskReader *r, char *line, const char *template_text, 
     *end = '\0';
     line += strspn(line, space);
     if (*line == '\0') die("%s: the sentence is empty", r->where);
-    char *prompt = ALLOC(char, strlen(line) + strlen(template_text) + 1, "a prompt");
-    task_piece(r, prompt, (size_t)sprintf(prompt, "%s%s", line, template_text), true, false);
-    free(prompt);
+    task_joined(r, line, template_text, true);
     for (int k = 0; k < count && r->t.labels == 0; k++)
         task_piece(r, labels[k], strlen(labels[k]), false, false);
     task_example(r, (size_t)label);
@@ -257,18 +237,17 @@ static int task_labels(TaskReader *r, char *words, const char *template_text,
     }
     if (count < 2) die("--labels '%s': at least two words, with '|' between them", labels[0]);
     snprintf(r->where, sizeof r->where, "--template");
-    t->pieces = 0;
-    if (single) t->labels = count;
-    for (int k = 0; k < t->labels; k++, t->pieces = 0) {
-        char *both = ALLOC(char, strlen(template_text) + strlen(labels[k]) + 1, "labels");
+    for (int k = 0; k < count && single; k++) {
+        t->pieces = r->out.count = 0;
         task_piece(r, template_text, strlen(template_text), false, false);
-        task_piece(r, both, (size_t)sprintf(both, "%s%s", template_text, labels[k]), false, false);
+        task_joined(r, template_text, labels[k], false);
         if (piece_tokens(t, 1) != piece_tokens(t, 0) + 1
             || t->tokens[t->first[2] - 1] != t->word[k])
             die("--labels: '%s' is no token of its own behind the template '%s'; a space between "
                 "them belongs to the label", labels[k], template_text);
-        free(both);
     }
+    t->pieces = r->out.count = 0;
+    if (single) t->labels = count;
     return count;
 }
 
@@ -423,40 +402,32 @@ static size_t task_find(const Task *t, size_t row, size_t *choice) {
 // Puts the examples into as few rows of T tokens as best-fit decreasing finds: from the longest to
 // the shortest, each goes where it leaves the least room.
 static void task_pack(Task *t, size_t T) {
-    size_t *length = ALLOC(size_t, 4 * t->count, "packing"), *order = length + t->count;
-    size_t *row_of = order + t->count, *next = row_of + t->count;
-    size_t *start = ALLOC(size_t, T + 2, "packing");  // of those of T - k tokens, in `order`
-    size_t *open = ALLOC(size_t, T + 1, "packing");   // 1 + a row with so much room; 0: none
-    for (size_t i = 0; i < t->count; i++) {
-        length[i] = cut_inputs(task_cut(t, i, (size_t)t->label[i], T));
-        start[T - length[i] + 1]++;
-    }
-    for (size_t k = 0; k < T; k++) start[k + 1] += start[k];
-    for (size_t i = 0; i < t->count; i++) order[start[T - length[i]]++] = i;
+    enum { INDEX = 40 };                             // bits
+    uint64_t *order = ALLOC(uint64_t, t->count, "packing");
+    size_t *row_of = ALLOC(size_t, 2 * t->count, "packing"), *next = row_of + t->count;
+    size_t *open = ALLOC(size_t, T + 1, "packing");  // 1 + a row with so much room; 0: none
+    for (size_t i = 0; i < t->count; i++)
+        order[i] = (T - cut_inputs(task_cut(t, i, (size_t)t->label[i], T))) << INDEX | i;
+    qsort(order, t->count, sizeof *order, compare_words);
     t->row = ALLOC(size_t, t->count + 1, "rows");
     t->packed = ALLOC(size_t, t->count, "rows");
     for (size_t k = 0; k < t->count; k++) {
-        const size_t i = order[k];
-        size_t room = length[i];
+        const size_t length = T - (order[k] >> INDEX);
+        size_t room = length;
         while (room <= T && open[room] == 0) room++;
-        size_t row = t->rows;
-        if (room <= T) {
-            row = open[room] - 1;
-            open[room] = next[row];
-        } else {
-            room = T;
-            t->rows++;
-        }
-        row_of[i] = row;
-        next[row] = open[room - length[i]];
-        open[room - length[i]] = row + 1;
+        const size_t row = room <= T ? open[room] - 1 : t->rows++;
+        if (room <= T) open[room] = next[row];
+        else room = T;
+        row_of[k] = row;
+        next[row] = open[room - length];
+        open[room - length] = row + 1;
         t->row[row + 1]++;
     }
-    for (size_t k = 0; k < t->rows; k++) t->row[k + 1] += t->row[k];
-    for (size_t k = 0; k < t->rows; k++) next[k] = t->row[k];
-    for (size_t k = 0; k < t->count; k++) t->packed[next[row_of[order[k]]]++] = order[k];
-    free(length);
-    free(start);
+    for (size_t k = 0; k < t->rows; k++) t->row[k + 1] += next[k] = t->row[k];
+    for (size_t k = 0; k < t->count; k++)
+        t->packed[next[row_of[k]]++] = order[k] & (((uint64_t)1 << INDEX) - 1);
+    free(order);
+    free(row_of);
     free(open);
 }
 
@@ -464,10 +435,8 @@ static void task_pack(Task *t, size_t T) {
 // depends on seed and epoch, or, without training, in the file's order.
 static size_t task_at(const Task *t, uint64_t seed, bool training, uint64_t position) {
     const size_t rows = task_rows(t, training);
-    const uint64_t epoch = position / rows, i = position % rows;
-    const Philox4 k = philox4x32(seed, (uint32_t)epoch, (uint32_t)(epoch >> 32), 0, RNG_SHUFFLE);
-    if (!training) return i;
-    return permute(i, rows, (uint64_t)k.x[0] << 32 | k.x[1]);
+    uint64_t phase;
+    return training ? epoch_index(seed, position, rows, &phase) : position % rows;
 }
 
 // Training's row k has packed examples number row_begin(k) .. row_begin(k+1) - 1.

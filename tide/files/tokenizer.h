@@ -4,11 +4,10 @@
 //     tokenizer_load()     of a directory; tokenizer_open(): or the reason why not
 //     tokenizer_parse()    of the texts of vocab.json and merges.txt
 //     tokenizer_save()     into another one
-//     tokenizer_encode()   text to tokens; tokenizer_begin(): from the first token on
-//     tokenizer_part()     a text that goes on, or a user's, in which special tokens are text
-//     tokenizer_room()     how many tokens a text may become; tokenizer_block(): a place to cut it
+//     tokenizer_encode()   text to tokens
+//     tokenizer_block()    a place to cut a text
 //     document_next()      a document to train on, with the tokens around it
-//     tokenizer_token()    the text of one token; tokenizer_first(): as the first of a text
+//     tokenizer_token()    the text of one token
 //     tokenizer_added()    the id of an added token; tokenizer_ends(): does a token end a text?
 //     tokenizer_free()
 //
@@ -108,6 +107,7 @@ static uint32_t tokenizer_added(const Tokenizer *t, const char *content) {
 static Tokenizer *tokenizer_new(void) {
     Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
     t->bos = t->eot = t->behind = -1;
+    t->classes = word_classes_make();
     return t;
 }
 
@@ -134,142 +134,79 @@ static void tokenizer_file(Tokenizer *t, int file, const char *text) {
     t->files[file].length = strlen(text);
 }
 
-// Writes the tokenizer_config.json that the transformers library needs, as a file to be saved.
-static void tokenizer_write_config(Tokenizer *t) {
+// Makes a list of the lines of merges.txt. Those without a merge count as the version's.
+static Json *tokenizer_lines(const char *merges) {
+    Error err;
     char *text = NULL;
-    size_t length = 0;
-    const bool gpt2 = t->files[FILE_JSON].text == NULL;
-    const int ids[3] = {gpt2 ? t->eot : t->bos, t->eot, t->eot};
-    static const char *const keys[3] = {"bos_token", "eos_token", "unk_token"};
+    size_t length = 0, n;
     FILE *f = open_memstream(&text, &length);
-    if (f == NULL) fail("out of memory: tokenizer_config.json");
-    fprintf(f, "{\"tokenizer_class\": \"%s\", %s\"clean_up_tokenization_spaces\": false",
-            gpt2 ? "GPT2Tokenizer" : "PreTrainedTokenizerFast",
-            gpt2 ? "\"add_prefix_space\": false, " : "");
-    for (int i = 0; i < (gpt2 ? 3 : 2); i++) {
-        fprintf(f, ", \"%s\": ", keys[i]);
-        // null, not absent: without an entry transformers adds its own <|endoftext|>
-        if (ids[i] < 0) fprintf(f, "null");
-        else json_write_string(f, t->bytes + t->tokens[ids[i]].start, t->tokens[ids[i]].length);
+    if (f == NULL) fail("out of memory: merges.txt");
+    for (const char *s = merges; *s != '\0'; s += n + (s[n] == '\n')) {
+        n = strcspn(s, "\n");
+        const size_t used = n > 0 && s[n - 1] == '\r' ? n - 1 : n;
+        fputs(s == merges ? "[" : ", ", f);
+        json_write_string(f, used > 0 ? s : "#version", used > 0 ? used : 8);
     }
-    fprintf(f, "}\n");
-    if (fclose(f) != 0) fail("out of memory: tokenizer_config.json");
-    tokenizer_file(t, FILE_CONFIG, text);
+    fputs("]", f);
+    if (fclose(f) != 0) fail("out of memory: merges.txt");
+    Json *list = json_parse(text, length, &err);
     free(text);
+    return list;
 }
 
-// The vocab.json that belongs to merges.txt by GPT-2's rule: the bytes in the order of their
-// characters, the results of the merges in the order of the file, <|endoftext|>. Without merges
-// (NULL), every byte is its own id, and nothing ends a text.
-static char *tokenizer_vocabulary(const char *dir, const char *merges) {
-    char file[PATH_MAX];
-    Error err;
-    char *text = NULL, utf8[4];
-    size_t length = 0, id = 0;
-    FILE *f = open_memstream(&text, &length);
-    if (f == NULL) fail("out of memory: a vocabulary");
-    for (int i = 0; i <= 323; i++) {
-        if (merges == NULL ? i > 255 : tokenizer_char_to_byte((uint32_t)i) < 0) continue;
-        const uint32_t c = merges == NULL ? tokenizer_byte_to_char(i) : (uint32_t)i;
-        fprintf(f, id == 0 ? "{" : ", ");
-        json_write_string(f, utf8, utf8_encode(c, utf8));
-        fprintf(f, ": %zu", id++);
-    }
-    if (merges != NULL) {
-        path_join(file, dir, "merges.txt");
-        MergeReader r = merge_reader(file, merges, NULL, &err);
-        while (merge_next(&r)) {
-            fprintf(f, ", ");
-            json_write_string(f, r.both, r.length);
-            fprintf(f, ": %zu", id++);
-        }
-        if (r.failed) die("%s", err.text);
-        free(r.both);
-        if (id == 256) die("%s: no merges in merges.txt, and there is no vocab.json", dir);
-        fprintf(f, ", \"" TOKENIZER_EOT "\": %zu", id);
-    }
-    fprintf(f, "}\n");
-    if (fclose(f) != 0) fail("out of memory: a vocabulary");
-    return text;
-}
-
-// A tokenizer from the texts of vocab.json and merges.txt; without the first (NULL) see
-// tokenizer_vocabulary(). `dir` is for messages.
+// A tokenizer from the texts of vocab.json and merges.txt. `dir` is for messages.
 static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char *merges) {
-    Tokenizer *t = tokenizer_new();
-    char file[PATH_MAX], *made = vocab == NULL ? tokenizer_vocabulary(dir, merges) : NULL;
     static const int special[5] = {false, true, false, false, false};
-    size_t lines = 1;
+    Tokenizer *t = tokenizer_new();
+    char file[PATH_MAX], config[512], end[32] = "null";
     Error err;
+    int byte = 0;
     t->byte_level = true;
     t->rule = &word_rules[RULE_GPT2];
     if (*merges == '\0') die("%s/merges.txt: empty", dir);
-    tokenizer_file(t, FILE_VOCAB, vocab != NULL ? vocab : made);
+    Json *list = tokenizer_lines(merges);
+    tokenizer_file(t, FILE_VOCAB, vocab);
     tokenizer_file(t, FILE_MERGES, merges);
-    free(made);
-    Json *json = json_parse(t->files[FILE_VOCAB].text, t->files[FILE_VOCAB].length, &err);
-    if (json == NULL) die("%s/vocab.json: %s", dir, err.text);
-    if (json->type != JSON_OBJECT) die("%s/vocab.json: not an object", dir);
     path_join(file, dir, "vocab.json");
+    Json *json = json_parse(t->files[FILE_VOCAB].text, t->files[FILE_VOCAB].length, &err);
+    if (json == NULL || json->type != JSON_OBJECT)
+        die("%s: %s", file, json == NULL ? err.text : "not an object");
     if (!tokenizer_read_tokens(t, file, json, 0, 0, &err)) die("%s", err.text);
-    if (tokenizer_read_bytes(t, json) > 0) {
-        int i = 0;
-        while (t->byte_id[i] != TOKENIZER_NONE) i++;
-        die("%s: no token for the byte 0x%02x", file, (unsigned)i);
-    }
+    tokenizer_read_bytes(t, json);
+    while (byte < 256 && t->byte_id[byte] != TOKENIZER_NONE) byte++;
+    if (byte < 256) die("%s: no token for the byte 0x%02x", file, (unsigned)byte);
     // OPT's vocabulary has GPT-2's token as well, and never uses it.
     const char *eot = vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE ? "</s>" : TOKENIZER_EOT;
     t->eot = (int)vocabulary_find(json, eot, strlen(eot));  // TOKENIZER_NONE is -1
     if (t->eot >= 0) added_push(t, eot, strlen(eot), (uint32_t)t->eot, true, special);
-    for (const char *c = merges; *c != '\0'; c++) lines += *c == '\n';
-    path_join(file, dir, "merges.txt");
-    if (!tokenizer_read_merges(t, json, merge_reader(file, merges, NULL, &err), lines))
-        die("%s", err.text);
-    tokenizer_write_config(t);
-    t->classes = word_classes_make();
+    path_join(file, dir, "merges.txt, line");
+    if (!tokenizer_read_merges(t, file, json, list, &err)) die("%s", err.text);
+    // null, not absent: without an entry transformers adds its own <|endoftext|>
+    if (t->eot >= 0) snprintf(end, sizeof end, "\"%s\"", eot);
+    snprintf(config, sizeof config, "{\"tokenizer_class\": \"GPT2Tokenizer\", "
+             "\"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
+             "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
+    tokenizer_file(t, FILE_CONFIG, config);
     json_free(json);
+    json_free(list);
     return t;
 }
 
 // 256 tokens, no merges, id = value of the byte.
 static Tokenizer *tokenizer_bytes(void) {
-    char *vocab = tokenizer_vocabulary("bytes", NULL);
+    char *vocab = NULL, utf8[4];
+    size_t length = 0;
+    FILE *f = open_memstream(&vocab, &length);
+    if (f == NULL) fail("out of memory: a vocabulary");
+    for (int i = 0; i < 256; i++) {
+        fprintf(f, i == 0 ? "{" : ", ");
+        json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
+        fprintf(f, ": %d", i);
+    }
+    fprintf(f, "}\n");
+    if (fclose(f) != 0) fail("out of memory: a vocabulary");
     Tokenizer *t = tokenizer_parse("bytes", vocab, "#version: 0.2\n");
     free(vocab);
-    return t;
-}
-
-// Warns of a token that added_tokens.json adds to the vocabulary.
-static void tokenizer_check_added(const Tokenizer *t, const char *dir) {
-    char path[PATH_MAX];
-    Error ignored;
-    size_t id = 0;
-    path_join(path, dir, "added_tokens.json");
-    Json *root = !data_is_quiet && path_exists(path) ? json_read(path, &ignored) : NULL;
-    for (const Json *m = root != NULL ? root->child : NULL; m != NULL; m = m->next) {
-        if (!json_size(m, &id) || (id < t->vocab && t->tokens[id].length > 0)) continue;
-        fprintf(stderr, "tide: warning: %s adds token %zu to vocab.json, which is not read yet: no "
-                "text becomes it, and what is saved lacks it\n", path, id);
-        break;
-    }
-    json_free(root);
-}
-
-// Reads dir/vocab.json and dir/merges.txt, or merges.txt alone if there is no vocab.json.
-static Tokenizer *tokenizer_load_lists(const char *dir) {
-    static const int names[2] = {FILE_VOCAB, FILE_MERGES};
-    char path[PATH_MAX], *text[2] = {NULL, NULL};
-    for (int i = 0; i < 2; i++) {
-        Error err;
-        size_t n = 0;
-        path_join(path, dir, tokenizer_files[names[i]]);
-        if (i == 0 && !path_exists(path)) continue;
-        if ((text[i] = text_read(path, &n, &err)) == NULL) die("%s", err.text);
-    }
-    Tokenizer *t = tokenizer_parse(dir, text[0], text[1]);
-    tokenizer_check_added(t, dir);
-    free(text[0]);
-    free(text[1]);
     return t;
 }
 
@@ -328,7 +265,6 @@ static void step_write(FILE *f, const Json *step, bool members) {
         {"behavior", ""}, {"invert", "false"}, {"replacement", ""}, {"prepend_scheme", "always"},
         {"split", "true"}, {"add_prefix_space", "true"}, {"use_regex", "true"}, {"start", ""},
         {"stop", ""}};
-    static const char *const words[3] = {"null", "false", "true"};  // in the order of JsonType
     const Json *type = json_get(step, "type");
     const char *between = " with ";
     fputs(type != NULL && type->type == JSON_STRING ? type->string : "without a type", f);
@@ -337,8 +273,7 @@ static void step_write(FILE *f, const Json *step, bool members) {
         const bool pattern = value != NULL && value->type == JSON_OBJECT && value->count == 1;
         if (pattern) value = value->child;  // {"String": ".."} or {"Regex": ".."}
         if (value == NULL) continue;
-        const char *text = value->type <= JSON_TRUE ? words[value->type]
-                         : value->type <= JSON_STRING ? value->string : "?";
+        const char *text = value->type <= JSON_STRING ? value->string : "?";
         if (strcmp(text, names[i].none) == 0) continue;
         int rule = pattern && strcmp(value->key, "Regex") == 0 ? 0 : RULES + 1;
         while (rule < RULES && !json_is(value, word_rules[rule].expression)) rule++;
@@ -401,6 +336,7 @@ static bool read_model(PartReader *r) {
     const Json *merges = json_get(m, "merges"), *added = json_get(r->root, "added_tokens");
     const int fallback = json_flag(m, "byte_fallback", false);
     const int ignore = json_flag(m, "ignore_merges", false);
+    char place[PATH_MAX + 8];
     size_t more = 0, bytes = 0;
     if (json_get(m, "type") != NULL && !json_is(json_get(m, "type"), "BPE"))
         return part_refuse(r, "model", "of a type other than BPE");
@@ -420,15 +356,17 @@ static bool read_model(PartReader *r) {
     r->vocabulary = vocabulary;
     const int missing = tokenizer_read_bytes(t, vocabulary);
     if (t->byte_level ? missing > 0 && (fallback || json_get(m, "unk_token") != NULL)
-                      : !fallback || missing > 0 || tokenizer_find(t, " ", 1) == TOKENIZER_NONE)
+                      : !fallback || ignore || missing > 0
+                        || tokenizer_find(t, " ", 1) == TOKENIZER_NONE)
         return part_refuse(r, "model", t->byte_level
                            ? "with byte_fallback or unk_token for bytes that have no token"
-                           : "without byte_fallback, <0x00> to <0xFF> and U+2581");
+                           : "without byte_fallback, <0x00> to <0xFF> and U+2581, or with "
+                             "ignore_merges");
     if (missing > 0 && !data_is_quiet)
         fprintf(stderr, "tide: warning: %s: %d of the 256 bytes have no token, and are left out of "
                 "every text, as in Hugging Face\n", r->path, missing);
-    return tokenizer_read_merges(t, vocabulary, merge_reader(r->path, NULL, merges, r->err),
-                                 merges->count);
+    snprintf(place, sizeof place, "%s, merge", r->path);
+    return tokenizer_read_merges(t, place, vocabulary, merges, r->err);
 }
 
 // Reads the added tokens. Those that are not in the vocabulary are numbered behind it.
@@ -443,7 +381,7 @@ static bool read_added(PartReader *r) {
     for (const Json *item = all != NULL ? all->child : NULL; item != NULL; item = item->next) {
         const Json *content = json_get(item, "content");
         int flags[5], wrong = content == NULL || content->type != JSON_STRING
-                           || content->length == 0 || !json_get_size(item, "id", &id);
+                           || content->length == 0 || !json_size(json_get(item, "id"), &id);
         for (int i = 0; i < 5; i++) wrong |= (flags[i] = json_flag(item, names[i], false)) < 0;
         if (wrong || flags[0])
             return part_refuse(r, "added_tokens", wrong ? "without content, id, true and false"
@@ -534,7 +472,6 @@ static Tokenizer *tokenizer_parse_json(const char *dir, char *text, size_t n, Er
     char path[PATH_MAX], other[PATH_MAX];
     Error inner;
     Tokenizer *t = tokenizer_new();
-    t->classes = word_classes_make();
     Json *root = json_parse(text, n, &inner);
     const Json *version = json_get(root, "version");
     PartReader r = {.t = t, .path = path, .root = root, .vocabulary = NULL, .err = err};
@@ -552,7 +489,6 @@ static Tokenizer *tokenizer_parse_json(const char *dir, char *text, size_t n, Er
         t->files[i].text = file_read(other, &t->files[i].length, err);
         ok = t->files[i].text != NULL;
     }
-    if (ok && t->files[FILE_CONFIG].text == NULL) tokenizer_write_config(t);
     json_free(root);
     if (ok) return t;
     tokenizer_free(t);
@@ -567,20 +503,31 @@ static bool tokenizer_is_in(const char *dir) {
     return path_exists(json) || path_exists(merges);
 }
 
-// Opens the tokenizer of a directory: tokenizer.json, else vocab.json and merges.txt, else
-// merges.txt alone. NULL and the reason in err if tokenizer.json cannot be read here; the program
-// ends if the other two cannot.
+// Opens the tokenizer of a directory: tokenizer.json, else vocab.json and merges.txt. NULL and the
+// reason in err if a file is not there, or tokenizer.json is not supported; the program ends if one
+// of the other two is damaged.
 static Tokenizer *tokenizer_open(const char *dir, Error *err) {
-    char path[PATH_MAX];
+    char path[PATH_MAX], *text;
     size_t n = 0;
     path_join(path, dir, tokenizer_files[FILE_JSON]);
     if (path_exists(dir) && !path_is_directory(dir)) {
         error_set(err, "%.200s is a file: name its folder", dir);
         return NULL;
     }
-    if (!path_exists(path)) return tokenizer_load_lists(dir);
-    char *text = text_read(path, &n, err);
-    return text != NULL ? tokenizer_parse_json(dir, text, n, err) : NULL;
+    const bool json = path_exists(path);
+    if (!json) path_join(path, dir, tokenizer_files[FILE_VOCAB]);
+    if ((text = text_read(path, &n, err)) == NULL) return NULL;
+    if (json) return tokenizer_parse_json(dir, text, n, err);
+    path_join(path, dir, tokenizer_files[FILE_MERGES]);
+    char *merges = text_read(path, &n, err);
+    Tokenizer *t = merges != NULL ? tokenizer_parse(dir, text, merges) : NULL;
+    path_join(path, dir, "added_tokens.json");
+    if (!data_is_quiet && path_exists(path))
+        fprintf(stderr, "tide: warning: %s is not read: no text becomes a token that it adds to "
+                "vocab.json, and what is saved lacks it\n", path);
+    free(text);
+    free(merges);
+    return t;
 }
 
 // tokenizer_open(), or the end of the program.
@@ -600,50 +547,34 @@ enum {
     TOKENIZER_INSIDE = 4    // a text that stands behind an added token
 };
 
-typedef enum { PIECE_INSIDE, PIECE_STARTS, PIECE_GOES_ON } PiecePlace;  // in the text
-
 typedef struct {
     const Tokenizer *t;
-    bool plain;
-    uint32_t *out;
-    size_t used;
+    Tokens *out;
 } Encoding;
 
-static void encode_word(Encoding *e, const char *s, size_t n) {
-    e->used += tokenizer_word(e->t, s, n, e->out + e->used);
-}
-
-// Encodes a stretch of a byte-level piece. White space at its end is at the end of the text.
-static void encode_words(Encoding *e, const char *s, size_t n) {
-    for (size_t at = 0, length; at < n; at += length) {
-        length = word_length(e->t->rule, e->t->classes, s + at, n - at);
-        encode_word(e, s + at, length);
-    }
-}
-
-// Encodes a byte-level piece, in which numbers may be pieces of their own.
+// Encodes a byte-level piece, in which numbers may be pieces of their own: white space in front of
+// one is at the end of a text.
 static void encode_bytes(Encoding *e, const char *s, size_t n) {
-    size_t done = 0;
-    for (size_t at = 0, length; at < n && (e->t->steps & STEP_DIGITS); at += length) {
-        if ((word_bits(e->t->classes, s + at, n - at, &length) & WORD_NUMERIC) == 0) continue;
-        encode_words(e, s + done, at - done);
-        encode_word(e, s + at, length);
-        done = at + length;
+    const Tokenizer *t = e->t;
+    for (size_t at = 0, end, length = 0; at < n; at = end + length) {
+        end = t->steps & STEP_DIGITS ? at : n;  // of the words up to the next number
+        while (end < n && !(word_bits(t->classes, s + end, n - end, &length) & WORD_NUMERIC))
+            end += length;
+        for (size_t word; at < end; at += word) {
+            word = word_length(t->rule, t->classes, s + at, end - at);
+            tokenizer_word(t, s + at, word, e->out);
+        }
+        if (end < n) tokenizer_word(t, s + end, length, e->out);
     }
-    encode_words(e, s + done, n - done);
 }
 
 // Encodes a piece in the style of SentencePiece. The piece is one word, but cut between two bytes
 // that no token has side by side it becomes the same tokens, faster.
 static void encode_spaced(Encoding *e, const char *s, size_t n) {
     const unsigned char *u = (const unsigned char *)s;
-    const int byte = e->t->ignore_merges ? tokenizer_hex(s, n) : -1;
-    uint32_t id = e->t->ignore_merges ? tokenizer_find(e->t, s, n) : TOKENIZER_NONE;
-    if (byte >= 0 && s[3] < 'a' && s[4] < 'a') id = e->t->hex_id[byte];
-    if (id != TOKENIZER_NONE) e->out[e->used++] = id;
-    for (size_t at = 0, end = 1; at < n && id == TOKENIZER_NONE; at = end++) {
+    for (size_t at = 0, end = 1; at < n; at = end++) {
         while (end < n && e->t->joins[u[end - 1] << 8 | u[end]]) end++;
-        encode_word(e, s + at, end - at);
+        tokenizer_word(e->t, s + at, end - at, e->out);
     }
 }
 
@@ -659,11 +590,11 @@ static const char *text_spaced(const char *s, size_t *n, bool front, char **room
 }
 
 // Encodes a normalised piece without added tokens.
-static void encode_piece(Encoding *e, const char *s, size_t n, PiecePlace place) {
+static void encode_piece(Encoding *e, const char *s, size_t n, int how) {
     const int steps = e->t->steps;
     const bool space = s[0] == ' ' || (n >= 3 && memcmp(s, TOKENIZER_SPACE, 3) == 0);
-    const bool front = ((steps & STEP_ALWAYS) && place != PIECE_GOES_ON)
-                    || ((steps & STEP_FIRST) && place == PIECE_STARTS);
+    const bool front = !(how & TOKENIZER_GOES_ON) && ((steps & STEP_ALWAYS)
+                    || ((steps & STEP_FIRST) && !(how & TOKENIZER_INSIDE)));
     char *room = NULL;
     if (steps & STEP_METASPACE) s = text_spaced(s, &n, front && !space, &room);
     if (e->t->byte_level) encode_bytes(e, s, n);
@@ -671,16 +602,16 @@ static void encode_piece(Encoding *e, const char *s, size_t n, PiecePlace place)
     free(room);
 }
 
-static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, PiecePlace place);
+static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, int how);
 
 // Encodes a piece between added tokens that is not normalised yet.
-static void encode_raw(Encoding *e, const char *s, size_t n, PiecePlace place) {
+static void encode_raw(Encoding *e, const char *s, size_t n, int how) {
     const Tokenizer *t = e->t;
     char *composed = NULL, *spaced = NULL;
     if (t->steps & STEP_NFC) s = nfc_text(t->classes, s, &n, &composed);
-    const bool front = (t->steps & STEP_PREPEND) && place != PIECE_GOES_ON;
+    const bool front = (t->steps & STEP_PREPEND) && !(how & TOKENIZER_GOES_ON);
     if (t->steps & STEP_REPLACE) s = text_spaced(s, &n, front, &spaced);
-    encode_added(e, true, s, n, place);
+    encode_added(e, true, s, n, how);
     free(composed);
     free(spaced);
 }
@@ -689,19 +620,18 @@ static void encode_raw(Encoding *e, const char *s, size_t n, PiecePlace place) {
 // space that stands for U+2581 is none (spaces false).
 static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_end, bool spaces) {
     size_t white = 0, length;
-    while (white < n) {
-        size_t at = at_end ? n - white - 1 : white;
-        for (int i = 0; at_end && i < 3 && at > 0 && (s[at] & 0xc0) == 0x80; i++) at--;
-        if (word_class(t->classes, s + at, n - at, &length) != UNICODE_SPACE
-            || (s[at] == ' ' && !spaces) || (at_end && at + length != n - white)) break;
-        white += length;
+    for (size_t at = 0; at < n; at += length) {
+        const bool space = word_class(t->classes, s + at, n - at, &length) == UNICODE_SPACE
+                        && (spaces || s[at] != ' ');
+        if (!space && !at_end) break;
+        white = space ? white + length : 0;
     }
     return white;
 }
 
 // Cuts out the added tokens whose contents are normalised, or the others, and encodes the pieces
 // between them. White space that a token has taken is not in a piece.
-static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, PiecePlace place) {
+static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, int how) {
     const bool spaces = !normalized || !(e->t->steps & STEP_REPLACE);
     const AddedToken *a;
     size_t done = 0, at = 0;
@@ -709,48 +639,24 @@ static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, 
         a = added_find(&e->t->added[normalized], s, n, &at);
         size_t from = a != NULL ? at : n, to = a != NULL ? at + a->length : n;
         at = to;
-        if (a != NULL && a->special && e->plain) continue;
+        if (a != NULL && a->special && (how & TOKENIZER_PLAIN)) continue;
         if (a != NULL && a->lstrip && from < done) from = done;
         if (a != NULL && a->lstrip)
             from -= encode_white(e->t, s + done, from - done, true, spaces);
         if (a != NULL && a->rstrip) to += encode_white(e->t, s + to, n - to, false, spaces);
         if (from > done)
-            (normalized ? encode_piece : encode_raw)(e, s + done, from - done,
-                                                     done == 0 ? place : PIECE_INSIDE);
-        if (a != NULL && from < to) e->out[e->used++] = a->id;
+            (normalized ? encode_piece : encode_raw)(e, s + done, from - done, how);
+        if (a != NULL && from < to) tokens_add(e->out, a->id);
+        how = (how & TOKENIZER_PLAIN) | TOKENIZER_INSIDE;
         done = to;
     } while (a != NULL);
 }
 
-// Gives the most tokens that n bytes become: composed, a text has up to three times the bytes; a
-// piece, which is given a space, has one or more.
-static size_t tokenizer_room(const Tokenizer *t, size_t n) {
-    const bool front = (t->steps & (STEP_PREPEND | STEP_FIRST | STEP_ALWAYS)) != 0;
-    return n * (((t->steps & STEP_NFC) ? 3 : 1) + front);
-}
-
-// Encodes n bytes of a text; how: any of TOKENIZER_PLAIN and the others. `out` has room for
-// tokenizer_room() ids; returns how many were written. Memory beyond that is a few copies of the
-// longest piece, and 24 bytes per byte of the longest word.
-static size_t tokenizer_part(const Tokenizer *t, const char *text, size_t n, int how,
-                             uint32_t *out) {
-    Encoding e = {t, (how & TOKENIZER_PLAIN) != 0, out, 0};
-    encode_added(&e, false, text, n, how & TOKENIZER_GOES_ON ? PIECE_GOES_ON
-                                   : how & TOKENIZER_INSIDE ? PIECE_INSIDE : PIECE_STARTS);
-    return e.used;
-}
-
-// Encodes a text of n bytes, as tokenizer_part() does.
-static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, uint32_t *out) {
-    return tokenizer_part(t, text, n, 0, out);
-}
-
-// Encodes a text from its beginning: the token `first` (-1: none), with which every text of the
-// model begins, then those of n bytes. `out` has room for one id more.
-static size_t tokenizer_begin(const Tokenizer *t, int32_t first, const char *text, size_t n,
-                              uint32_t *out) {
-    if (first >= 0) *out = (uint32_t)first;
-    return (first >= 0) + tokenizer_encode(t, text, n, out + (first >= 0));
+// Encodes n bytes of a text; how: any of TOKENIZER_PLAIN and the others. Memory beyond the list is
+// a few copies of the longest piece, and 24 bytes per byte of the longest word.
+static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int how, Tokens *out) {
+    Encoding e = {t, out};
+    encode_added(&e, false, text, n, how);
 }
 
 // May a text be cut in front of white space? No, if an added token reaches over it.
@@ -758,12 +664,9 @@ static bool tokenizer_cuts(const Tokenizer *t) {
     for (int k = 0; k < 2; k++)
         for (size_t i = 0; i < t->added[k].count; i++) {
             const AddedToken *a = &t->added[k].tokens[i];
-            for (size_t at = 1, length; at < a->length; at += length)
-                if (word_class(t->classes, a->content + at, a->length - at, &length)
-                    == UNICODE_SPACE) return false;
-            if (a->rstrip || strstr(a->name, TOKENIZER_SPACE) != NULL) return false;
+            if (a->rstrip || strpbrk(a->content + 1, " \t\r\n") != NULL) return false;
         }
-    return t->byte_level || !t->ignore_merges;
+    return true;
 }
 
 // Gives the bytes of a text to encode at once: all if n <= limit, else at most `limit`, if the text
@@ -779,36 +682,19 @@ static size_t tokenizer_block(const Tokenizer *t, const char *text, size_t n, si
     return n;
 }
 
-// A document to train on, encoded block by block. In front of it stands the token that begins every
-// text, or else, as in GPT-2's training, the one that ends a text; behind it Tokenizer.behind.
-typedef struct {
-    const Tokenizer *t;
-    const char *text;
-    size_t n, at;                   // bytes of the text, and those that are encoded
-    uint32_t *ids;                  // [count], of the block
-    size_t count, room;
-} Document;
-
-// Encodes the next block; false at the end. first: no document stands before this one, so that none
-// has to be ended.
-static bool document_next(Document *d, bool first) {
-    const Tokenizer *t = d->t;
+// Encodes the next block, from byte *at on, of a document of n bytes to train on; false at the end.
+// In front of the document stands the token that begins every text, or else, as in GPT-2's
+// training, the one that ends a text, unless no document stands before this one (first); behind it
+// Tokenizer.behind.
+static bool document_next(const Tokenizer *t, const char *text, size_t n, size_t *at, bool first,
+                          Tokens *out) {
     const int front = t->bos >= 0 ? t->bos : t->behind >= 0 || first ? -1 : t->eot;
-    const size_t block = tokenizer_block(t, d->text + d->at, d->n - d->at, 1 << 20);
-    const size_t needed = tokenizer_room(t, block) + 2;
-    if (block == 0) free(d->ids);
+    const size_t block = tokenizer_block(t, text + *at, n - *at, 1 << 20);
     if (block == 0) return false;
-    if (needed > d->room) {
-        free(d->ids);
-        d->ids = (uint32_t *)malloc((d->room = needed) * sizeof *d->ids);
-        if (d->ids == NULL) fail("out of memory to encode %zu bytes", block);
-    }
-    d->count = d->at == 0 && front >= 0;
-    if (d->count > 0) d->ids[0] = (uint32_t)front;
-    d->count += tokenizer_part(t, d->text + d->at, block, d->at > 0 ? TOKENIZER_GOES_ON : 0,
-                               d->ids + d->count);
-    d->at += block;
-    if (d->at == d->n && t->behind >= 0) d->ids[d->count++] = (uint32_t)t->behind;
+    if (*at == 0 && front >= 0) tokens_add(out, (uint32_t)front);
+    tokenizer_encode(t, text + *at, block, *at > 0 ? TOKENIZER_GOES_ON : 0, out);
+    *at += block;
+    if (*at == n && t->behind >= 0) tokens_add(out, (uint32_t)t->behind);
     return true;
 }
 
@@ -828,14 +714,6 @@ static const char *tokenizer_token(const Tokenizer *t, uint32_t id, size_t *leng
     if (*length == 0) return "";
     *length += t->tokens[id].front;
     return t->bytes + t->tokens[id].start - t->tokens[id].front;
-}
-
-// tokenizer_token() of the first token of a text: without the space in front that encoding adds.
-static const char *tokenizer_first(const Tokenizer *t, uint32_t id, size_t *length) {
-    const char *text = tokenizer_token(t, id, length);
-    const bool space = (t->steps & STEP_STRIP) && *length > 0 && *text == ' ';
-    *length -= space;
-    return text + space;
 }
 
 // Writes the tokenizer's files into an existing directory, as they were read, so that the

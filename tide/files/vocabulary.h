@@ -1,9 +1,9 @@
 // vocabulary.h: the tokens and merges of a tokenizer in memory, and the merging of a word.
 //
 //     tokenizer_read_tokens()   the tokens of a vocabulary, tokenizer_read_bytes() those of bytes
-//     tokenizer_read_merges()   a list of merges (MergeReader)
+//     tokenizer_read_merges()   a list of merges
 //     tokenizer_find()          the token of a text
-//     tokenizer_word()          a word to tokens
+//     tokenizer_word()          a word to tokens, which are added to a list (Tokens)
 //
 // A word starts as one token for each symbol. As long as two neighbours are in the list of merges,
 // the pair that comes first in the list (of equal ones the leftmost) becomes one token. There are
@@ -71,8 +71,7 @@ typedef struct Tokenizer {
     unsigned char *classes;                // of code points, words.h
     AddedTokens added[2];                  // found before a piece is normalised, and after
     size_t vocab;                          // largest id + 1
-    uint32_t byte_id[256], hex_id[256];    // of a byte as a symbol (TOKENIZER_NONE: it is dropped),
-                                           // and as <0x00> .. <0xFF>
+    uint32_t byte_id[256];                 // of a byte as a symbol; TOKENIZER_NONE: it is dropped
     TokenText *tokens;                     // [vocab]
     char *bytes;                           // of all tokens
     size_t used, longest;                  // bytes in all, and of the longest token
@@ -82,7 +81,7 @@ typedef struct Tokenizer {
     size_t merge_count;
     TokenPlace *table;                     // hash of (left, right) -> the place of the merge
     size_t table_mask;
-    bool ignore_merges;                    // a piece that is a token becomes it, merges or not
+    bool ignore_merges;                    // a word that is a token becomes it, merges or not
     bool *joins;                           // [256 * 256]: has a token these bytes side by side?
                                            // NULL if byte-level
     int bos, eot;                          // the token in front of a text, and the one that ends it
@@ -91,6 +90,27 @@ typedef struct Tokenizer {
     size_t stop_count;
     TokenizerFile files[TOKENIZER_FILES];  // as they were read, see tokenizer_files
 } Tokenizer;
+
+// A list of tokens that grows. Zero it first; free(ids) at the end.
+typedef struct {
+    uint32_t *ids;                         // [count]
+    size_t count, room;
+} Tokens;
+
+// Makes room for n more tokens, and returns where they go.
+static uint32_t *tokens_room(Tokens *out, size_t n) {
+    if (out->count + n > out->room) {
+        out->room = 2 * (out->count + n);
+        out->ids = (uint32_t *)realloc(out->ids, out->room * sizeof *out->ids);
+        if (out->ids == NULL) fail("out of memory: %zu tokens", out->room);
+    }
+    return out->ids + out->count;
+}
+
+static void tokens_add(Tokens *out, uint32_t id) {
+    *tokens_room(out, 1) = id;
+    out->count++;
+}
 
 // ---------------------------------------------------------------------------------------------
 // Bytes as printable characters
@@ -197,10 +217,18 @@ static bool tokenizer_store(Tokenizer *t, size_t id, const char *key, size_t n) 
     return symbols;
 }
 
+// Makes a hash table for so many, which is at most half full. *mask: its places but one.
+static TokenPlace *places_make(size_t count, size_t *mask) {
+    size_t places = 4;
+    while (places < 2 * count + 2) places *= 2;
+    *mask = places - 1;
+    return ALLOC(TokenPlace, places, "vocabulary");
+}
+
 // Reads the tokens of a vocabulary {"text": id, ..}, with room for `more` others of `more_bytes`.
 static bool tokenizer_read_tokens(Tokenizer *t, const char *file, const Json *vocabulary,
                                   size_t more, size_t more_bytes, Error *err) {
-    size_t id = 0, bytes = more_bytes, slots = 4;
+    size_t id = 0, bytes = more_bytes;
     for (const Json *token = vocabulary->child; token != NULL; token = token->next) {
         if (!json_size(token, &id) || id >= TOKENIZER_MAX_IDS)
             return error_set(err, "%.200s: the id of \"%.100s\" is not a number below 2^24", file,
@@ -208,9 +236,7 @@ static bool tokenizer_read_tokens(Tokenizer *t, const char *file, const Json *vo
         if (id >= t->vocab) t->vocab = id + 1;
         bytes += token->key_length;
     }
-    while (slots < 2 * vocabulary->count + 2) slots *= 2;  // at most half full
-    t->place_mask = slots - 1;
-    t->places = ALLOC(TokenPlace, slots, "vocabulary");
+    t->places = places_make(vocabulary->count, &t->place_mask);
     t->tokens = ALLOC(TokenText, t->vocab + more, "vocabulary");
     t->bytes = ALLOC(char, bytes, "vocabulary");
     if (!t->byte_level) t->joins = ALLOC(bool, 1 << 16, "vocabulary");
@@ -244,88 +270,12 @@ static int tokenizer_read_bytes(Tokenizer *t, const Json *vocabulary) {
         const uint32_t byte = vocabulary_find(vocabulary, key, n);
         missing += byte == TOKENIZER_NONE;
         t->byte_id[i] = own != TOKENIZER_NONE ? own : byte;
-        t->hex_id[i] = byte;
     }
     return missing;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Lists of merges
-
-// One pass over the text of merges.txt, or over the list of tokenizer.json.
-typedef struct {
-    const char *file, *at;                 // the file for messages, the text
-    const Json *item;                      // else the list
-    Error *err;
-    size_t number;                         // of the line or item
-    char *both;                            // the two tokens of the current merge, joined
-    size_t left, length, room;             // bytes of the first one, of both, and for both
-    bool failed;                           // err says why
-} MergeReader;
-
-static MergeReader merge_reader(const char *file, const char *text, const Json *list, Error *err) {
-    MergeReader r;
-    memset(&r, 0, sizeof r);
-    r.file = file;
-    r.at = text;
-    r.item = list != NULL ? list->child : NULL;
-    r.err = err;
-    return r;
-}
-
-static bool merge_error(MergeReader *r, const char *what) {
-    r->failed = true;
-    return error_set(r->err, "%.300s, %s %zu: %s", r->file, r->at != NULL ? "line" : "merge",
-                     r->number, what);
-}
-
-// Joins two tokens of a and b bytes as the current merge.
-static bool merge_join(MergeReader *r, const char *left, size_t a, const char *right, size_t b) {
-    if (a == 0 || b == 0) return merge_error(r, "not two tokens with a space between");
-    if (a + b > r->room) {
-        free(r->both);
-        r->both = ALLOC(char, r->room = 2 * (a + b), "merges");
-    }
-    memcpy(r->both, left, a);
-    memcpy(r->both + a, right, b);
-    r->left = a;
-    r->length = a + b;
-    return true;
-}
-
-// Takes "left right" as the current merge.
-static bool merge_split(MergeReader *r, const char *s, size_t n) {
-    const char *space = (const char *)memchr(s, ' ', n), *right = space != NULL ? space + 1 : s;
-    const size_t length = n - (size_t)(right - s);
-    const bool two = space != NULL && memchr(right, ' ', length) == NULL;
-    return merge_join(r, s, two ? n - length - 1 : 0, right, length);
-}
-
-// Goes to the next merge. False at the end, or if the next item is no merge.
-static bool merge_next(MergeReader *r) {
-    while (r->at != NULL && *r->at != '\0') {
-        const char *s = r->at;
-        size_t n = strcspn(s, "\n");
-        r->at += n + (s[n] == '\n');
-        r->number++;
-        if (n > 0 && s[n - 1] == '\r') n--;
-        if (n > 0 && (r->number > 1 || strncmp(s, "#version", 8) != 0))
-            return merge_split(r, s, n);
-    }
-    while (r->item != NULL) {
-        const Json *m = r->item, *left = m->child;
-        r->item = m->next;
-        r->number++;
-        if (m->type == JSON_ARRAY && m->count == 2 && left->type == JSON_STRING
-            && left->next->type == JSON_STRING)
-            return merge_join(r, left->string, left->length, left->next->string,
-                              left->next->length);
-        if (m->type != JSON_STRING) return merge_join(r, "", 0, "", 0);
-        // as Hugging Face has it, wherever such a string stands
-        if (strncmp(m->string, "#version", 8) != 0) return merge_split(r, m->string, m->length);
-    }
-    return false;
-}
 
 static uint32_t merge_hash(uint32_t left, uint32_t right) {
     return (uint32_t)((((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u) >> 32);
@@ -347,35 +297,53 @@ static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right
     return merge_place(t, left, right, merge_hash(left, right))->place - 1;
 }
 
-// Reads a list of at most `most` merges of tokens of the vocabulary.
-static bool tokenizer_read_merges(Tokenizer *t, const Json *vocabulary, MergeReader r,
-                                  size_t most) {
-    size_t slots = 4;
-    while (slots < 2 * most + 2) slots *= 2;  // at most half full
-    t->table_mask = slots - 1;
-    t->table = ALLOC(TokenPlace, slots, "merges");
-    t->merges = ALLOC(TokenMerge, most, "merges");
-    while (merge_next(&r)) {
-        TokenMerge m = {vocabulary_find(vocabulary, r.both, r.left),
-                        vocabulary_find(vocabulary, r.both + r.left, r.length - r.left),
-                        vocabulary_find(vocabulary, r.both, r.length)};
-        const uint32_t hash = merge_hash(m.left, m.right);
-        TokenPlace *place = merge_place(t, m.left, m.right, hash);
-        if (m.left == TOKENIZER_NONE || m.right == TOKENIZER_NONE)
-            merge_error(&r, "merges a token that is not in the vocabulary");
-        else if (m.result == TOKENIZER_NONE)
-            merge_error(&r, "gives a token that is not in the vocabulary");
-        else if (place->place > 0) merge_error(&r, "occurs twice");
-        if (r.failed) break;
-        if (!t->byte_level && (tokenizer_hex(r.both, r.left) >= 0
-                               || tokenizer_hex(r.both + r.left, r.length - r.left) >= 0))
+// Reads a list of merges of tokens of the vocabulary: "left right" or ["left", "right"]. place: the
+// name of the file and of its parts, for messages.
+static bool tokenizer_read_merges(Tokenizer *t, const char *place, const Json *vocabulary,
+                                  const Json *list, Error *err) {
+    const char *what = NULL;
+    char *both = NULL;
+    size_t number = 0, room = 0;
+    t->table = places_make(list->count, &t->table_mask);
+    t->merges = ALLOC(TokenMerge, list->count, "merges");
+    for (const Json *m = list->child; m != NULL && what == NULL; m = m->next) {
+        const Json *left = m->child, *right = left != NULL ? left->next : NULL;
+        const bool pair = m->type == JSON_ARRAY && m->count == 2 && left->type == JSON_STRING
+                       && right->type == JSON_STRING;
+        const char *space = m->type == JSON_STRING ? strchr(m->string, ' ') : NULL;
+        const char *second = pair ? right->string : space != NULL ? space + 1 : "";
+        const char *first = pair ? left->string : m->string;
+        const size_t a = pair ? left->length : space != NULL ? (size_t)(space - first) : 0;
+        const size_t b = pair ? right->length : strlen(second);
+        number++;
+        // as Hugging Face has it, wherever such a string stands
+        if (m->type == JSON_STRING && strncmp(m->string, "#version", 8) == 0) continue;
+        if (both == NULL || a + b > room) {
+            free(both);
+            both = ALLOC(char, room = 2 * (a + b), "merges");
+        }
+        memcpy(both, first, a);
+        memcpy(both + a, second, b);
+        TokenMerge merge = {vocabulary_find(vocabulary, first, a),
+                            vocabulary_find(vocabulary, second, b),
+                            vocabulary_find(vocabulary, both, a + b)};
+        const uint32_t hash = merge_hash(merge.left, merge.right);
+        TokenPlace *found = merge_place(t, merge.left, merge.right, hash);
+        if (a == 0 || b == 0 || (!pair && strchr(second, ' ') != NULL))
+            what = "not two tokens with a space between";
+        else if (merge.left == TOKENIZER_NONE || merge.right == TOKENIZER_NONE)
+            what = "merges a token that is not in the vocabulary";
+        else if (merge.result == TOKENIZER_NONE)
+            what = "gives a token that is not in the vocabulary";
+        else if (found->place > 0) what = "occurs twice";
+        if (!t->byte_level && (tokenizer_hex(first, a) >= 0 || tokenizer_hex(second, b) >= 0))
             memset(t->joins, true, 1 << 16);  // bytes become a token that is not their text
-        t->merges[t->merge_count++] = m;
-        place->hash = hash;
-        place->place = (uint32_t)t->merge_count;
+        t->merges[t->merge_count++] = merge;
+        found->hash = hash;
+        found->place = (uint32_t)t->merge_count;
     }
-    free(r.both);
-    return !r.failed;
+    free(both);
+    return what == NULL || error_set(err, "%.300s %zu: %s", place, number, what);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -472,20 +440,22 @@ static size_t tokenizer_symbols(const Tokenizer *t, const char *s, size_t n, uin
     return count;
 }
 
-// Encodes a word of n bytes. `out` has room for n ids; returns how many were written. Memory beyond
-// that is 24 bytes per byte of a long word. A word that has become one token is not merged again.
-static size_t tokenizer_word(const Tokenizer *t, const char *s, size_t n, uint32_t *out) {
+// Encodes a word of n bytes. Memory is n ids of the list, and 24 bytes per byte of a long word. A
+// word that has become one token is not merged again.
+static void tokenizer_word(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     const uint32_t id = tokenizer_find(t, s, n);
     TokenText *token = id != TOKENIZER_NONE ? &t->tokens[id] : NULL;
-    if (token != NULL && (token->whole || (t->byte_level && t->ignore_merges))) {
-        *out = id;
-        return 1;
+    uint32_t *ids = tokens_room(out, n);
+    size_t count = 1;
+    if (token != NULL && (token->whole || t->ignore_merges)) {
+        *ids = id;
+    } else {
+        count = tokenizer_symbols(t, s, n, ids);
+        count = count <= TOKENIZER_SHORT ? tokenizer_merge_short(t, ids, count)
+                                         : tokenizer_merge_long(t, ids, count);
+        if (token != NULL && count == 1 && *ids == id) token->whole = true;
     }
-    size_t count = tokenizer_symbols(t, s, n, out);
-    count = count <= TOKENIZER_SHORT ? tokenizer_merge_short(t, out, count)
-                                     : tokenizer_merge_long(t, out, count);
-    if (token != NULL && count == 1 && *out == id) token->whole = true;
-    return count;
+    out->count += count;
 }
 
 #endif

@@ -11,8 +11,8 @@
 //      ?\p{N}+                    numbers
 //      ?[^\s\p{L}\p{N}]+          other characters
 //     \s+(?!\S)|\s+               white space, which leaves its last character to a word behind it
-// The fields of a WordRule say how they differ. A byte that is not part of valid UTF-8 counts as
-// one code point that is no letter, no number and no white space.
+// These are GPT-2's; a WordRule says how the newer ones differ. A byte that is not part of valid
+// UTF-8 counts as one code point that is no letter, no number and no white space.
 #ifndef TIDE_WORDS_H
 #define TIDE_WORDS_H
 #include "../base/util.h"
@@ -22,30 +22,22 @@
 
 typedef struct {
     const char *name, *expression;  // as tokenizer.json has it
-    bool fold;          // contractions may be in upper case
-    bool any_prefix;    // any character may stand in front of letters, but CR, LF, letters and
-                        // numbers; else a space
-    bool space_number;  // a space may stand in front of numbers
-    bool newlines;      // other characters take the CR and LF behind them; white space ends behind
-                        // its last CR or LF
-    size_t max_number;  // numbers in one word
+    // Contractions may be in upper case. Any character may stand in front of letters, but CR, LF,
+    // letters and numbers; no space in front of numbers. Other characters take the CR and LF behind
+    // them; white space ends behind its last CR or LF.
+    bool newer;
+    size_t max_number;              // numbers in one word
 } WordRule;
 
 enum { RULE_GPT2, RULE_LLAMA3, RULE_QWEN2, RULES };
+#define NEWER_WORDS(numbers) \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" numbers "|" \
+    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 static const WordRule word_rules[RULES] = {
-    {.name = "GPT-2's", .expression = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+|"
-     " ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-     .fold = false, .any_prefix = false, .space_number = true, .newlines = false,
-     .max_number = SIZE_MAX},
-    {.name = "Llama-3's", .expression = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
-     "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
-     " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     .fold = true, .any_prefix = true, .space_number = false, .newlines = true, .max_number = 3},
-    {.name = "Qwen2's", .expression = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
-     "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
-     " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     .fold = true, .any_prefix = true, .space_number = false, .newlines = true, .max_number = 1},
-};
+    {"GPT-2's", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
+     "\\s+(?!\\S)|\\s+", false, SIZE_MAX},
+    {"Llama-3's", NEWER_WORDS("\\p{N}{1,3}"), true, 3},
+    {"Qwen2's", NEWER_WORDS("\\p{N}"), true, 1}};
 
 // ---------------------------------------------------------------------------------------------
 // Classes of code points
@@ -113,11 +105,11 @@ static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
     static const char *const ends[7] = {"s", "t", "re", "ve", "m", "ll", "d"};
     for (int i = 0; i < 7; i++) {
         const size_t length = strlen(ends[i]);
-        if (n > length && (rule->fold ? strncasecmp(s + 1, ends[i], length)
-                                      : memcmp(s + 1, ends[i], length)) == 0) return 1 + length;
+        if (n > length && (rule->newer ? strncasecmp(s + 1, ends[i], length)
+                                       : memcmp(s + 1, ends[i], length)) == 0) return 1 + length;
     }
     // a long s, U+017F, is the only other letter that folds to one of these
-    return rule->fold && n > 2 && memcmp(s + 1, "\xc5\xbf", 2) == 0 ? 3 : 0;
+    return rule->newer && n > 2 && memcmp(s + 1, "\xc5\xbf", 2) == 0 ? 3 : 0;
 }
 
 // Gives the length of the first word of a text of n > 0 bytes.
@@ -129,16 +121,16 @@ static size_t word_length(const WordRule *rule, const unsigned char *classes, co
     const bool space = s[0] == ' ';
     const size_t contraction = s[0] == '\'' ? word_contraction(rule, s, n) : 0;
     if (contraction > 0) return contraction;
-    const bool prefix = space || (rule->any_prefix && kind != UNICODE_NUMBER && s[0] != '\r'
+    const bool prefix = space || (rule->newer && kind != UNICODE_NUMBER && s[0] != '\r'
                                   && s[0] != '\n');
     if (kind == UNICODE_LETTER || (next == UNICODE_LETTER && prefix))
         return word_run(classes, s, first, n, UNICODE_LETTER, n);
     if (kind == UNICODE_NUMBER) return word_run(classes, s, 0, n, kind, rule->max_number);
-    if (space && next == UNICODE_NUMBER && rule->space_number)
+    if (space && next == UNICODE_NUMBER && !rule->newer)
         return word_run(classes, s, 1, n, next, rule->max_number);
     if (kind == UNICODE_OTHER || (space && next == UNICODE_OTHER)) {
         size_t end = word_run(classes, s, first, n, UNICODE_OTHER, n);
-        while (rule->newlines && end < n && (s[end] == '\r' || s[end] == '\n')) end++;
+        while (rule->newer && end < n && (s[end] == '\r' || s[end] == '\n')) end++;
         return end;
     }
     size_t end = 0, last = 0, line = 0;  // ends: of the white space, without its last character,
@@ -148,7 +140,7 @@ static size_t word_length(const WordRule *rule, const unsigned char *classes, co
         last = end;
         if (s[end] == '\r' || s[end] == '\n') line = end + 1;
     }
-    if (rule->newlines && line > 0) return line;
+    if (rule->newer && line > 0) return line;
     return end == n || last == 0 ? end : last;
 }
 

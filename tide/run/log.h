@@ -51,7 +51,7 @@ static void log_load(Log *l, const char *text, size_t n, size_t last, FILE *kept
            text = end + 1) {
         size_t step = 0;
         Json *object = json_parse(text, (size_t)(end - text), &ignored);
-        if (json_get_size(object, "step", &step) && step <= last) {
+        if (json_size(json_get(object, "step"), &step) && step <= last) {
             static const char *const names[2] = {"loss", "val_loss"};
             LogSeries *const series[2] = {&l->train, &l->val};
             for (int k = 0; k < 2; k++) {

@@ -170,10 +170,6 @@ static void run_choose_tokenizer(Run *r) {
         r->tokenizer = tokenizer_open(dir, &err);
         if (r->tokenizer == NULL && o->tokenizer != NULL) die("%s", err.text);
         if (r->tokenizer == NULL) memcpy(tokenizer_why, err.text, sizeof err.text);
-        path_join(list, dir, "vocab.json");
-        if (r->config.family == FAMILY_OPT && r->tokenizer != NULL && !path_exists(list)
-            && r->tokenizer->files[FILE_JSON].text == NULL)
-            die("there is no %s, and merges.txt alone gives GPT-2's tokens, not OPT's", list);
     } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
         r->tokenizer = tokenizer_bytes();
     }

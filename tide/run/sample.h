@@ -177,9 +177,14 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
     const char *prompt = o->prompt != NULL ? o->prompt : "";
     const size_t bytes = strlen(prompt);
     Sampler s = sampler_make(o, tokenizer, c, begin, number, next, model);
-    s.tokens = ALLOC(int32_t, tokenizer_room(tokenizer, bytes) + o->sample_tokens + 2, "prompt");
-    s.n = tokenizer_begin(tokenizer, begin, prompt, bytes, (uint32_t *)s.tokens);
-    if (s.n == 0) s.tokens[s.n++] = tokenizer->eot >= 0 ? tokenizer->eot : '\n';
+    Tokens tokens = {NULL, 0, 0};
+    if (begin >= 0) tokens_add(&tokens, (uint32_t)begin);
+    tokenizer_encode(tokenizer, prompt, bytes, 0, &tokens);
+    const int end = tokenizer->eot >= 0 ? tokenizer->eot : '\n';
+    if (tokens.count == 0) tokens_add(&tokens, (uint32_t)end);
+    tokens_room(&tokens, o->sample_tokens);
+    s.tokens = (int32_t *)tokens.ids;
+    s.n = tokens.count;
     sample_check(&s, "prompt");
     if (number > 0) printf("--- sample\n");
     sample_print(prompt, bytes, &s.last);

@@ -135,12 +135,12 @@ static void json_sizes(void) {
                        "\"f\":1e3,\"g\":\"1\",\"h\":null,\"i\":-0,\"j\":99999999999999999999,"
                        "\"k\":4503599627370495.99999999999}");
     size_t value = 77;
-    CHECK(json_get_size(root, "a", &value) && value == 0, "a");
-    CHECK(json_get_size(root, "b", &value) && value == 9007199254740991u, "b");
+    CHECK(json_size(json_get(root, "a"), &value) && value == 0, "a");
+    CHECK(json_size(json_get(root, "b"), &value) && value == 9007199254740991u, "b");
     value = 77;
     for (const char *key = "cdefghijkz"; *key; key++) {
         char name[2] = {*key, '\0'};
-        CHECK(!json_get_size(root, name, &value) && value == 77, "%s", name);
+        CHECK(!json_size(json_get(root, name), &value) && value == 77, "%s", name);
     }
     json_free(root);
 }

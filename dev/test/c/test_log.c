@@ -66,7 +66,7 @@ static void lines_are_exact_json(void) {
     for (size_t i = 0; i < 7; i++) {
         size_t length = strcspn(text, "\n"), step = 0;
         Json *object = json_parse(text, length, &err);
-        CHECK(object != NULL && json_get_size(object, "step", &step), "%s", err.text);
+        CHECK(object != NULL && json_size(json_get(object, "step"), &step), "%s", err.text);
         const Json *loss = json_get(object, i < 6 ? "loss" : "val_loss");
         CHECK(step == (i < 6 ? i + 1 : 6), "step %zu", step);
         CHECK(loss != NULL && (float)loss->number == losses[i < 6 ? i : 1], "line %zu", i);

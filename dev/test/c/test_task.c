@@ -4,6 +4,7 @@
 #include "../test.h"
 #include <dirent.h>
 #include "../dies.h"
+#include "../merges.h"
 #include "../files.h"
 
 static Tokenizer *bytes;   // a byte is a token
@@ -527,7 +528,7 @@ int main(void) {
     snprintf(base, sizeof base, "/tmp/tide_task_XXXXXX");
     if (mkdtemp(base) == NULL) { perror(base); return 1; }
     bytes = tokenizer_bytes();
-    merged = tokenizer_parse("merged", NULL, merges);
+    merged = tokenizer_of_merges(merges);
     RUN(task_reads);
     RUN(task_bad_lines);
     RUN(task_vocabulary);

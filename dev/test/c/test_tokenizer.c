@@ -6,6 +6,7 @@
 // (check_published() says how).
 #include "../../../tide/files/tokenizer.h"
 #include "../dies.h"
+#include "../merges.h"
 #include "../test.h"
 
 static char fixture[PATH_MAX];  // the directory
@@ -23,8 +24,10 @@ static uint32_t random_below(uint32_t n) {  // xorshift64
 static uint64_t hash_add(uint64_t h, uint32_t value) { return (h ^ value) * 0x100000001b3u; }
 
 static size_t encode(const Tokenizer *t, const char *text, size_t n, uint32_t **ids) {
-    *ids = (uint32_t *)malloc((tokenizer_room(t, n) + 1) * sizeof **ids);
-    return tokenizer_encode(t, text, n, *ids);
+    Tokens list = {NULL, 0, 0};
+    tokenizer_encode(t, text, n, 0, &list);
+    *ids = tokens_room(&list, 1) - list.count;
+    return list.count;
 }
 
 static char *read_file(const char *dir, const char *name, size_t *n) {
@@ -99,7 +102,9 @@ static void tokenizer_expected(void) {
     Tokenizer *t = tokenizer_load(fixture);
     size_t strings = for_expected(t, check_ids);
     CHECK(strings > 300, "only %zu strings", strings);
-    CHECK(tokenizer_encode(t, "", 0, NULL) == 0, "the empty text");
+    uint32_t *ids;
+    CHECK(encode(t, "", 0, &ids) == 0, "the empty text");
+    free(ids);
 }
 
 // The same classes as those of an independent database (unicodedata2 16.0.0, White_Space).
@@ -142,15 +147,12 @@ static void remove_files(void) {
     unlink(path);
 }
 
-// merges.txt, from the fixture or another directory, alone in the scratch directory.
+// A tokenizer of merges.txt, from the fixture or another directory.
 static Tokenizer *load_merges_alone(const char *dir) {
     size_t n = 0;
     char *merges = read_file(dir, "merges.txt", &n);
-    remove_files();
-    write_file("merges.txt", merges, n);
+    Tokenizer *t = tokenizer_of_merges(merges);
     free(merges);
-    Tokenizer *t = tokenizer_load(scratch);
-    remove_files();
     return t;
 }
 
@@ -236,7 +238,7 @@ static Tokenizer *random_merges(void) {
         fprintf(f, "%s %s\n", left, right);
     }
     fclose(f);
-    return tokenizer_parse("random", NULL, merges);
+    return tokenizer_of_merges(merges);
 }
 
 // The heap gives what the plain loop gives.
@@ -357,7 +359,7 @@ static void tokenizer_merge_files(void) {
                                        "#version\na b\nab c\r\n"};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         const Tokenizer *a = parse(", \"ab\": 400, \"abc\": 1", good[i]);
-        const Tokenizer *b = tokenizer_parse("test", NULL, good[i]);
+        const Tokenizer *b = tokenizer_of_merges(good[i]);
         CHECK(a->merge_count == 2 && b->merge_count == 2 && b->vocab == 259, "%s", good[i]);
         const uint32_t ids[2] = {1, 257};
         check_ids(a, "abc", 3, &ids[0], 1);
@@ -366,7 +368,7 @@ static void tokenizer_merge_files(void) {
     // two ways to one token are fine with a vocabulary, ambiguous without
     static const char twice[] = "a b\nb c\nab c\na bc\n";
     CHECK(parse(", \"ab\": 400, \"bc\": 1, \"abc\": 2", twice)->merge_count == 4, "twice");
-    CHECK(DIES_WITH("\"abc\" twice", tokenizer_parse("test", NULL, twice)), "ambiguous");
+    CHECK(DIES_WITH("\"abc\" twice", tokenizer_of_merges(twice)), "ambiguous");
 }
 
 static void expect_error(const char *vocab, const char *merges, const char *words) {
@@ -381,7 +383,6 @@ static void tokenizer_bad_files(void) {
         {", \"abc\": 1", "c ab\n", "merges a token that is not"},
         {", \"ab\": 1", "a b\na b\n", "line 2: occurs twice"},
         {", \"ab\": 1", "ab\n", "line 1: not two tokens"},
-        {", \"ab\": 1", "a b\n#version\n", "line 2: not two tokens"},
         {", \"ab\": 1", "a  b\n", "not two tokens"},
         {", \"ab\": 1", " ab\n", "not two tokens"},
         {", \"ab\": 1", "ab \n", "not two tokens"},
@@ -411,19 +412,17 @@ static void tokenizer_bad_files(void) {
     snprintf(more, sizeof more, ", \"%05000d\": 300", 0);
     snprintf(merge, sizeof merge, "%02500d %02500d\n", 0, 0);
     expect_error(byte_vocabulary(-1, 0, more), merge, "merges a token that is not");
-    expect_error(NULL, merge, "merges a token that is not");
+    expect_error(vocabulary_of(merge), merge, "merges a token that is not");
     expect_error("[]", "a b\n", "not an object");
     expect_error("{}", "a b\n", "no token for the byte");
-    expect_error(NULL, "#version: 0.2\n", "no merges");
-    expect_error(NULL, "\n\n", "no merges");
-    expect_error(NULL, "a b\na b\n", "\"ab\" twice");
-    expect_error(NULL, "ab c\n", "merges a token that is not");
-    expect_error(NULL, "a b\na \xc3\n", "line 2: merges a token that is not");
+    expect_error(vocabulary_of("a b\na b\n"), "a b\na b\n", "\"ab\" twice");
+    expect_error(vocabulary_of("ab c\n"), "ab c\n", "merges a token that is not");
+    expect_error(vocabulary_of("a \xc3\n"), "a b\na \xc3\n", "line 1: gives a token that is not");
 }
 
 static void tokenizer_bad_directories(void) {
     char path[PATH_MAX];
-    CHECK(DIES_WITH("/nonexistent/merges.txt", tokenizer_load("/nonexistent")), "none");
+    CHECK(DIES_WITH("/nonexistent/vocab.json", tokenizer_load("/nonexistent")), "none");
     remove_files();
     write_file("vocab.json", "{}", 2);
     CHECK(DIES_WITH("merges.txt", tokenizer_load(scratch)), "no merges.txt");
@@ -447,7 +446,7 @@ static void tokenizer_bad_directories(void) {
     // the merges.txt that was saved has none: all is in vocab.json
     path_join(path, scratch, "vocab.json");
     CHECK(unlink(path) == 0, "unlink");
-    CHECK(DIES_WITH("there is no vocab.json", tokenizer_load(scratch)), "no vocab.json");
+    CHECK(DIES_WITH("vocab.json: No such file", tokenizer_load(scratch)), "no vocab.json");
     CHECK(mkdir(path, 0777) == 0, "mkdir");
     CHECK(DIES_WITH("vocab.json: not a regular file", tokenizer_load(scratch)), "a directory");
     rmdir(path);
@@ -471,9 +470,8 @@ static const char *load_says(void) {
 
 static void tokenizer_added_tokens(void) {
     static const struct { const char *name, *text, *says; } cases[] = {
-        {"added_tokens.json", "{\"<|bot|>\": 256}", "added_tokens.json adds token 256"},
-        {"added_tokens.json", "{\"a\": 97, \"<|bot|>\": 300}", "adds token 300"},
-        {"added_tokens.json", "{\"a\": 97}", NULL}, {"added_tokens.json", "{}", NULL},
+        {"added_tokens.json", "{\"<|bot|>\": 256}", "added_tokens.json is not read"},
+        {"special_tokens_map.json", "{}", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         remove_files();
@@ -557,8 +555,9 @@ static char *decoded(const Tokenizer *t, const uint32_t *ids, size_t count, size
     FILE *f = open_memstream(&text, n);
     for (size_t i = 0; i < count; i++) {
         size_t length;
-        const char *s = (i == 0 ? tokenizer_first : tokenizer_token)(t, ids[i], &length);
-        fwrite(s, 1, length, f);
+        const char *s = tokenizer_token(t, ids[i], &length);
+        const bool space = i == 0 && length > 0 && *s == ' ' && (t->steps & STEP_STRIP);
+        fwrite(s + space, 1, length - space, f);
     }
     fclose(f);
     return text;
@@ -567,33 +566,34 @@ static char *decoded(const Tokenizer *t, const uint32_t *ids, size_t count, size
 // Checks the ids and the text of a case, in one piece and in blocks.
 static void check_case(const Tokenizer *t, const char *what, const char *text, size_t n,
                        const Json *ids, const Json *plain, const Json *shown) {
-    uint32_t *got = (uint32_t *)malloc((tokenizer_room(t, n) + 1) * sizeof *got);
+    Tokens got = {NULL, 0, 0};
     size_t length = 0;
     char *exact = (char *)malloc(n + 1);  // for the address sanitizer
     exact = (char *)realloc(exact, n > 0 ? n : 1);
     memcpy(exact, text, n);
-    size_t count = tokenizer_part(t, exact, n, TOKENIZER_PLAIN, got);
+    tokenizer_encode(t, exact, n, TOKENIZER_PLAIN, &got);
     const bool other = plain != NULL && plain->type == JSON_ARRAY;
-    check_same_ids(other ? plain : ids, got, count, what, text);
-    count = tokenizer_encode(t, exact, n, got);
-    check_same_ids(ids, got, count, what, text);
-    char *back = decoded(t, got, count, &length);
+    check_same_ids(other ? plain : ids, got.ids, got.count, what, text);
+    got.count = 0;
+    tokenizer_encode(t, exact, n, 0, &got);
+    check_same_ids(ids, got.ids, got.count, what, text);
+    char *back = decoded(t, got.ids, got.count, &length);
     const bool given = shown != NULL && shown->type == JSON_STRING;
     const char *expected = given ? shown->string : text;
     if (strstr(expected, "\xef\xbf\xbd") == NULL)  // where Hugging Face wrote U+FFFD
         CHECK(length == (given ? shown->length : n) && memcmp(back, expected, length) == 0,
               "%s: '%.60s' came back as '%.60s'", what, expected, back);
     for (size_t limit = 1; limit < min_size(n, 40); limit += 1 + n / 20) {
-        size_t used = 0;
+        got.count = 0;
         for (size_t at = 0, m; at < n; at += m) {
             m = tokenizer_block(t, exact + at, n - at, limit);
-            used += tokenizer_part(t, exact + at, m, at > 0 ? TOKENIZER_GOES_ON : 0, got + used);
+            tokenizer_encode(t, exact + at, m, at > 0 ? TOKENIZER_GOES_ON : 0, &got);
         }
-        check_same_ids(ids, got, used, "in blocks", text);
+        check_same_ids(ids, got.ids, got.count, "in blocks", text);
     }
     free(exact);
     free(back);
-    free(got);
+    free(got.ids);
 }
 
 // Reads a file of JSON lines; all lines, to be freed with the values.
@@ -631,7 +631,7 @@ static void json_cases(void) {
         }
         tokenizer_free(t);
     }
-    CHECK(number == 13, "%zu variants", number);
+    CHECK(number == 11, "%zu variants", number);
     data_is_quiet = false;
     remove_files();
     for (size_t i = 0; i < count; i++) json_free(lines[i]);
@@ -716,6 +716,7 @@ static void json_refused(void) {
         {SMOLLM2, "'unk_token':null", "'unk_token':'!'",
          "model with byte_fallback or unk_token for bytes"},
         {LLAMA2, "'byte_fallback':true", "'byte_fallback':false", "model without byte_fallback"},
+        {LLAMA2, "'ignore_merges':false", "'ignore_merges':true", "U+2581, or with ignore_merges"},
         {LLAMA2, "'<0xFF>':", "'<0xFf>':", "model without byte_fallback, <0x00> to <0xFF>"},
         {LLAMA2, "'id':2001", "'id':2002",
          "\"<|left|>\" has the id 2002, and Hugging Face gives it 2001"},
@@ -834,8 +835,7 @@ static void json_ends(void) {
     remove_files();
 }
 
-// Every file of a tokenizer is saved byte for byte; without tokenizer_config.json there is one that
-// says what transformers needs.
+// Every file of a tokenizer is saved byte for byte.
 static void json_saves(void) {
     size_t n = 0, m = 0;
     char *json = small_file(LLAMA2, "tokenizer.json", &n), out[PATH_MAX];
@@ -862,10 +862,6 @@ static void json_saves(void) {
     write_file("tokenizer.json", json, n);
     t = tokenizer_load(scratch);
     tokenizer_save(t, out);
-    const char *config = read_file(out, "tokenizer_config.json", &m);
-    CHECK(strcmp(config, quoted("{'tokenizer_class': 'PreTrainedTokenizerFast', "
-                                "'clean_up_tokenization_spaces': false, 'bos_token': '<s>', "
-                                "'eos_token': '</s>'}\n")) == 0, "%s", config);
     CHECK(same(t, tokenizer_load(out)), "another after saving");
     for (int i = 0; i < TOKENIZER_FILES; i++) {
         char path[PATH_MAX];
@@ -888,13 +884,14 @@ static void json_added(void) {
           && tokenizer_added(t, "<tool>s") == 2003, "added tokens");
     // many that begin alike: the longest is found, wherever the search begins
     static const char many[] = "x<|right|>xx <|right|>y<|left|>";
-    uint32_t ids[100];
+    uint32_t *ids;
     const uint32_t expected[] = {2004, 2000, 2001};
     size_t special = 0;
-    const size_t count = tokenizer_encode(t, many, strlen(many), ids);
+    const size_t count = encode(t, many, strlen(many), &ids);
     for (size_t i = 0; i < count; i++)
         if (ids[i] >= 2000) CHECK(special < 3 && ids[i] == expected[special++], "%u", ids[i]);
     CHECK(special == 3, "%zu special tokens", special);
+    free(ids);
     tokenizer_free(t);
 }
 
@@ -908,15 +905,16 @@ static void json_cuts(void) {
     bool *joins = t->joins, *all = (bool *)malloc(1 << 16);
     memset(all, true, 1 << 16);
     for (int run = 0; run < 5000; run++) {
-        uint32_t a[1000], b[1000];
+        uint32_t *a, *b;
         const size_t bytes = 1 + random_below(300);
         for (size_t i = 0; i < bytes; i++)
             random[i] = "  etaoinshrdlu()\n.,=\xc3\xa9"[random_below(22)];
         t->joins = joins;
-        const size_t count = tokenizer_encode(t, random, bytes, a);
+        const size_t count = encode(t, random, bytes, &a);
         t->joins = all;
-        CHECK(tokenizer_encode(t, random, bytes, b) == count && memcmp(a, b, count * 4) == 0,
-              "run %d", run);
+        CHECK(encode(t, random, bytes, &b) == count && memcmp(a, b, count * 4) == 0, "run %d", run);
+        free(a);
+        free(b);
     }
     t->joins = joins;
     free(all);

@@ -405,8 +405,7 @@ rm gpt2_size/merges.txt
 refuses bytes_for_a_model_of_gpt2s_size 2 '50257 other tokens' "$tide" --model gpt2_size --tokenizer bytes --prompt x
 mkdir merges_only
 cp "$top/dev/test/fixtures/tokenizer/merges.txt" merges_only
-refuses opt_without_its_ids 2 'no merges_only/vocab.json' "$tide" $little --model opt-125m --tokenizer merges_only --data text.txt
-check gpt2_needs_merges_only "$tide" $little --tokenizer merges_only --data text.txt --no-save --out merges_run
+refuses merges_without_ids 2 'merges_only/vocab.json: No such file' "$tide" $little --tokenizer merges_only --data text.txt
 refuses nothing_to_evaluate 2 'val' "$tide" --model whole --steps 0 --data short.txt --seq 2
 refuses conversion_onto_a_run 2 'resume' "$tide" --steps 0 --data text.txt --out whole
 refuses name_with_a_newline 2 'such' "$tide" --data "$(printf 'no\nsuch')"

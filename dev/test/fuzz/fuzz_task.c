@@ -3,6 +3,7 @@
 // packed and made into batches. The input is: T, flags, held out share, and the file.
 #include "../../../tide/files/task.h"
 #include "../dies.h"
+#include "../merges.h"
 
 static void check(bool ok) { if (!ok) abort(); }
 
@@ -40,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static const char merges[] = "\xc4\xa0 g\no o\n\xc4\xa0g oo\n\xc4\xa0goo d\n";
     if (tok[0] == NULL) {
         tok[0] = tokenizer_bytes();
-        tok[1] = tokenizer_parse("fuzz", NULL, merges);  // which has a token that ends a text
+        tok[1] = tokenizer_of_merges(merges);  // which has a token that ends a text
     }
     if (n < 3) return 0;
     const size_t T = (size_t)data[0] + 1, vocab = data[1] & 4 ? 128 : 300;
