@@ -841,7 +841,7 @@ static void test_config_llama(void) {
 
 // Which of the keys for rotary positions counts.
 static void test_config_rope(void) {
-    #define LLAMA3 "\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4"
+    #define SCALING_LLAMA3 "\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4"
     static const struct { const char *more; Rope rope; } good[] = {
         {"\"rope_theta\":50", {50, ROPE_NONE, 0, 0, 0, 0}},
         {"\"rope_parameters\":{\"rope_theta\":50}", {50, ROPE_NONE, 0, 0, 0, 0}},
@@ -856,17 +856,17 @@ static void test_config_rope(void) {
         {"\"rope_scaling\":{\"type\":\"yarn\",\"rope_type\":\"linear\",\"factor\":2}",
          {1e4, ROPE_LINEAR, 2, 0, 0, 0}},
         {"\"rope_theta\":9,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":3},"
-         "\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":50," LLAMA3 "}",
+         "\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":50," SCALING_LLAMA3 "}",
          {9, ROPE_LINEAR, 3, 0, 0, 0}},
         {"\"rope_theta\":9,\"rope_scaling\":{},\"rope_parameters\":{\"rope_type\":\"llama3\","
-         "\"rope_theta\":50," LLAMA3 ",\"original_max_position_embeddings\":77}",
+         "\"rope_theta\":50," SCALING_LLAMA3 ",\"original_max_position_embeddings\":77}",
          {50, ROPE_LLAMA3, 8, 1, 4, 77}},
         {"\"rope_scaling\":null,\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2}",
          {1e4, ROPE_LINEAR, 2, 0, 0, 0}},
         // without it, the length is the model's own
-        {"\"rope_scaling\":{\"rope_type\":\"llama3\"," LLAMA3 "}", {1e4, ROPE_LLAMA3, 8, 1, 4,
+        {"\"rope_scaling\":{\"rope_type\":\"llama3\"," SCALING_LLAMA3 "}", {1e4, ROPE_LLAMA3, 8, 1, 4,
                                                                       5000}},
-        {"\"rope_scaling\":{\"rope_type\":\"llama3\"," LLAMA3
+        {"\"rope_scaling\":{\"rope_type\":\"llama3\"," SCALING_LLAMA3
          ",\"original_max_position_embeddings\":null}", {1e4, ROPE_LLAMA3, 8, 1, 4, 5000}},
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
