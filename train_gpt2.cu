@@ -112,8 +112,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
 }
 
 // Copies to the host, in stream `out`, the part of segment s's gradient that waits for its update
-// there. The caller has ordered `out` behind the gradient. A landing must be free first; the worker
-// then adds it to the sum. Without landings nothing waits here: the update of the last step has
+// there; the caller has ordered `out` behind the gradient. A landing must be free first, and the
+// worker adds it to the sum. Without landings nothing waits here: the update of the last step has
 // read the host's buffer before forward of s began (returned[s], or slot_full and updated[s]).
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *x = &g->segment[s];
@@ -130,15 +130,8 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
         void *to = p->host_grad;
         if (p->kind == PIECE_LATE) from = zen_packed(g->zen);
         if (lands) to = landing + (p->at - x->own_at);
-        if (g->wire == NULL) {
-            copy_out(g, to, from, p->length * bytes);
-            continue;
-        }
-        for (size_t at = 0; at < p->length; at += WIRE_CHUNK) {  // --grad-wire fp32
-            const size_t n = min_size(WIRE_CHUNK, p->length - at);
-            accumulate_gradient(g->wire, (const floatX *)from + at, n, true, g->out);
-            copy_out(g, (float *)to + at, g->wire, n * sizeof(float));
-        }
+        if (g->wire == NULL) copy_out(g, to, from, p->length * bytes);
+        else copy_out_wide(g, (float *)to, (const floatX *)from, p->length);
     }
     timeline_end(t, leaving, g->out);
     if (g->zen != NULL) {
@@ -147,16 +140,9 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
     if (lands) {
         order(g, g->out, g->host.stream);
-        for (const Piece *p = x->first; p < x->end; p++) {
-            if (p->grad_on_gpu) continue;
-            AdamWork work = host_work(g, p, NULL);
-            work.sum = (float *)p->host_grad;
-            work.grad = landing + (p->at - x->own_at);
-            work.grad_is_bf16 = sizeof(floatX) == 2;
-            work.first = !accumulate;
-            if (last) work.block_sums = g->worker_sums + p->first_block;
-            host_submit(g, p, s, &work);
-        }
+        for (const Piece *p = x->first; p < x->end; p++)
+            if (!p->grad_on_gpu)
+                host_adds(g, p, s, landing + (p->at - x->own_at), accumulate, last);
         event_record(g->room_free[room], g->host.stream);
         g->landing_turn = 1 - g->landing_turn;
     }
@@ -186,17 +172,15 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     if (g->zen != NULL && last) zen_chosen_waits(g, s);
     // sums on the GPU cross the link once, with the last micro-batch
     const bool leaves = x->leaving > 0 && (last || !g->sums_on_gpu);
-    cudaStream_t from = g->sums;
-    if (leaves && g->zen != NULL) {  // packed, in a stream of its own
-        zen_rest_leaves(g, s);
-        from = g->zen->pack;
-    }
+    const bool packs = leaves && g->zen != NULL;
+    const cudaStream_t from = packs ? g->zen->pack : g->sums;
+    if (packs) zen_rest_leaves(g, s);
     if (leaves) {
         order(g, from, g->out);
         gradient_to_host(g, s, accumulate, last);
     }
     // the last that reads the place
-    cudaStream_t freed = leaves && !g->sums_on_gpu && g->zen == NULL ? g->out : from;
+    const cudaStream_t freed = leaves && !g->sums_on_gpu && !packs ? g->out : from;
     event_record(g->grad_left[x->place], freed);
     if (!g->in_place) live(g, "gradients", -(double)x->length, sizeof(floatX), freed);
     if (!g->in_place && !accumulate)  // gradients that stay on the GPU until the update
@@ -204,49 +188,26 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
              g->waiting_bytes, g->sums);
     if (g->no_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
-        const cudaEvent_t gone = leaves ? g->grad_arrived[s] : gradient_event(g, s);
-        stream_wait(g->compute, gone);
+        stream_wait(g->compute, leaves ? g->grad_arrived[s] : gradient_event(g, s));
         compute_span(g, NULL, 0);
     }
-}
-
-// Layout of a slot: the masters' other bits, m and v; the weights, if they live on the host; and
-// the gradient, if it was copied to the host.
-enum { SLOT_WEIGHTS = 3, SLOT_GRAD, SLOT_PARTS };
-
-static void slot_places(const GPT2 *g, int visit, void *place[SLOT_PARTS]) {
-    char *slot = g->slots + (size_t)(visit % g->slot_count) * slot_bytes(g);
-    for (int k = 0; k < SLOT_PARTS; k++) {
-        const size_t size = k < 3 ? g->state_bytes[PIECE_VISIT][k] : g->slot_weights;
-        place[k] = slot;
-        slot += g->pieces.longest_visit * size;
-    }
-}
-
-// Bytes of an element of weights that come and go with a visitor's state.
-static size_t visitor_weights(const GPT2 *g, const Piece *p) {
-    return g->segment[p->segment].streams ? g->slot_weights : 0;
 }
 
 // Copies a visitor's state into its slot, once slot_free says that the slot is empty. Stream `out`
 // runs in order, so the visitor's own write-back of the last step is complete by then.
 static void visitor_fetch(GPT2 *g, int visit) {
-    const Piece *p = &g->pieces.pieces[g->visits[visit]];
-    const size_t weights = p->length * visitor_weights(g, p);
-    const size_t bytes = p->length * g->piece_bytes[PIECE_VISIT] + weights;
-    const int slot = visit % g->slot_count;
-    void *place[SLOT_PARTS];
-    slot_places(g, visit, place);
+    const Visitor *v = &g->visits[visit];
+    const Piece *p = v->piece;
     g->fetched = visit + 1;
-    stream_wait(g->fetch, g->slot_free[slot]);
-    const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", (size_t)g->visits[visit],
-                                    bytes, g->fetch);
-    live(g, "visiting state", (double)bytes, 1, g->fetch);
+    stream_wait(g->fetch, g->slot_free[v->slot]);
+    const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", v->number, v->bytes,
+                                    g->fetch);
+    live(g, "visiting state", (double)v->bytes, 1, g->fetch);
     for (int k = FIRST_STATE; k < 3; k++)
-        copy_in(g, place[k], p->state[k], p->length * g->state_bytes[p->kind][k], g->fetch);
-    if (weights > 0) copy_in(g, place[SLOT_WEIGHTS], p->weights, weights, g->fetch);
+        copy_in(g, v->state[k], p->state[k], p->length * g->state_bytes[p->kind][k], g->fetch);
+    if (v->weight_bytes > 0) copy_in(g, v->params, p->weights, v->weight_bytes, g->fetch);
     timeline_end(&g->timeline, span, g->fetch);
-    event_record(g->slot_full[slot], g->fetch);
+    event_record(g->slot_full[v->slot], g->fetch);
 }
 
 // Begins to copy the first visitors' state while backward runs: neither their state nor their slots
@@ -292,8 +253,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
 // Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines;
 // and, in *loss, the mean loss of the step. The host waits here, once per step. This wait is also
 // an ordering edge: the update that is queued after it overwrites weights that backward reads, and
-// no event protects them. The GPU adds up all sums, also those that the host
-// has made.
+// no event protects them. The GPU adds up all sums, also those that the host has made.
 static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     const bool on_host = g->accumulating && g->choice.sum_on_host && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->sums);
@@ -341,42 +301,31 @@ static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, void *const st
 }
 
 // Lets the GPU update a piece that lives on the host: copies its state into a slot, unless that was
-// done ahead, updates it, and copies it back. With several slots, one piece is copied in while
-// another one is copied out.
+// done ahead, updates it, and copies it back, while the next visitor's is copied in.
 static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
-    const Piece *p = &g->pieces.pieces[g->visits[visit]];
-    const size_t number = (size_t)g->visits[visit];
-    const size_t weight_bytes = p->length * visitor_weights(g, p);
-    const size_t bytes = p->length * g->piece_bytes[PIECE_VISIT] + weight_bytes;
-    const int slot = visit % g->slot_count;
+    const Visitor *v = &g->visits[visit];
+    const Piece *p = v->piece;
     Timeline *t = &g->timeline;
-    void *place[SLOT_PARTS];
-    slot_places(g, visit, place);
-    void *weights = g->segment[p->segment].streams ? place[SLOT_WEIGHTS] : p->params;
     if (visit >= g->fetched) visitor_fetch(g, visit);
     if (!g->choice.keep_grads) {
         const size_t grad_bytes = p->length * g->host_grad_bytes;
         stream_wait(g->fetch, g->grad_arrived[p->segment]);
-        const int span = timeline_begin(t, ROW_FETCH, "fetch", number, grad_bytes, g->fetch);
-        copy_in(g, place[SLOT_GRAD], p->host_grad, grad_bytes, g->fetch);
+        const int span = timeline_begin(t, ROW_FETCH, "fetch", v->number, grad_bytes, g->fetch);
+        copy_in(g, v->grad, p->host_grad, grad_bytes, g->fetch);
         timeline_end(t, span, g->fetch);
-        event_record(g->slot_full[slot], g->fetch);
+        event_record(g->slot_full[v->slot], g->fetch);
     }
     // an event, not order(), which would also wait for the next visitors' copies
-    stream_wait(g->update, g->slot_full[slot]);
-    if (g->choice.keep_grads)
-        update_on_gpu(g, p, number, place, weights, p->grad, g->waiting_bytes == 2, step);
-    else
-        update_on_gpu(g, p, number, place, weights, place[SLOT_GRAD], g->host_grad_bytes == 2,
-                      step);
+    stream_wait(g->update, g->slot_full[v->slot]);
+    update_on_gpu(g, p, v->number, v->state, v->params, v->grad, v->grad_bytes == 2, step);
     order(g, g->update, g->out);
-    const int flushing = timeline_begin(t, ROW_FLUSH, "flush", number, bytes, g->out);
+    const int flushing = timeline_begin(t, ROW_FLUSH, "flush", v->number, v->bytes, g->out);
     for (int k = FIRST_STATE; k < 3; k++)
-        copy_out(g, p->state[k], place[k], p->length * g->state_bytes[p->kind][k]);
-    if (weight_bytes > 0) copy_out(g, p->weights, weights, weight_bytes);
+        copy_out(g, p->state[k], v->state[k], p->length * g->state_bytes[p->kind][k]);
+    if (v->weight_bytes > 0) copy_out(g, p->weights, v->params, v->weight_bytes);
     timeline_end(t, flushing, g->out);
-    live(g, "visiting state", -(double)bytes, 1, g->out);
-    event_record(g->slot_free[slot], g->out);
+    live(g, "visiting state", -(double)v->bytes, 1, g->out);
+    event_record(g->slot_free[v->slot], g->out);
 }
 
 // Queues one AdamW step (adam.h) over everything that this process owns: first the segments that
@@ -413,32 +362,6 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
     if (g->zen != NULL && g->zen->turn.selects) zen_exchange_columns(g);
 }
 
-// The counters of an offloaded step, for log.jsonl. Times are of the newest step that is complete,
-// "step", two before the one that is being logged, because nothing waits for them; bytes are of
-// the one that is being logged.
-static void offload_log(const GPT2 *g, char *json, size_t n) {
-    const TimelineStep *d = &g->timeline.done;
-    const size_t *of = g->pieces.elements;
-    char busy[160];
-    json[0] = '\0';
-    if (d->step == 0 || (!g->offloaded && g->timeline.trace.file == NULL)) return;
-    timeline_log(&g->timeline, busy, sizeof busy);
-    snprintf(json, n, ",\"offload\":{\"step\":%zu,\"forward_ms\":%.6g,\"backward_ms\":%.6g%s,"
-             "\"update_ms\":%.6g,\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,"
-             "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
-             d->step, 1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
-             1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in, g->moved_out,
-             g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements : of[PIECE_HOST],
-             g->zen != NULL ? g->zen->map.chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
-    if (g->zen != NULL) zen_log(g, json + strlen(json), n - strlen(json));
-}
-
-// Adds the counters of a step of AdamW to its line in log.jsonl.
-static void step_log(const GPT2 *g, StepResult *x) {
-    offload_log(g, x->more, sizeof x->more);
-    if (g->zero != NULL) zero_log(g, x->more, sizeof x->more);
-}
-
 // Queues one training step, waits for its norm, queues the update, and returns loss and norm.
 static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     StepResult x;
@@ -451,12 +374,9 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     const float grad_scale = 1.0f / (float)run_targets(r, step);
     const double share = 1 / run_parts(r, step);
 
-    // Queue the gradient of the mean loss over all trained tokens of the step, one micro-batch
-    // after the other. In the compute stream: forward, which waits for each segment's update of the
-    // step before; head; and backward of the tail, of layers L-1 .. 0, of the embeddings. In the
-    // sums stream: norm and sum of each of these segments of the gradient, after its grad_ready; in
-    // the out stream their copies to the host. With --zero, the ranks stream sums a segment over
-    // the ranks before that.
+    // Queue the gradient of the mean loss over all trained tokens of the step. Forward waits for
+    // each segment's update of the step before; norm, sum and copy of each segment's gradient are
+    // queued in streams of their own as soon as backward has made it.
     for (size_t micro = 0; micro < r->o.accum; micro++) {
         if (rehearsal == NULL
             && !run_micro_batch(r, step, micro, g->inputs, g->targets, g->begins))
@@ -467,9 +387,8 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
         gpt2_backward(g, micro > 0, micro + 1 == r->o.accum);
     }
 
-    // Wait for the loss and the norm; clip to --clip by it, and queue the update, in streams of its
-    // own: update on the GPU, host on the CPU, and fetch, out and back over the link. The next step
-    // is queued behind it: the time of this update is part of that step's.
+    // Wait for loss and norm, clip to --clip, and queue the update. The next step is queued behind
+    // it, so the time of this update is part of that step's.
     const double norm_squared = gpt2_grad_norm_squared(g, &x.loss);
     const AdamStep adam = run_adam_step(r, step, x.loss, norm_squared);
     if (g->zen != NULL) g->zen->rates = zen_rates(&r->o, step);
@@ -570,20 +489,6 @@ static void save(GPT2 *g, Run *r) {
 
 // =============================================================================================
 // 3. Logs, the training loop, and main()
-
-// The counters of offload_log() for people, of the last step, when all is over.
-static void offload_end(const GPT2 *g) {
-    const TimelineStep *d = &g->timeline.done;
-    if (d->step == 0) return;
-    printf("the last step moved %.1f MiB to the GPU and %.1f MiB to the host, %.1f ms of it at "
-           "once; its update took %.1f ms, forward and backward waited %.1f ms\n",
-           mib(g->moved_in), mib(g->moved_out), 1e3 * d->duplex, 1e3 * d->update_seconds,
-           1e3 * d->stalled);
-    if (g->predicted.bound > 0 && d->update_seconds > 0)
-        printf("the bound of such an update is %.1f ms here (%s), %.0f %% of what it took\n",
-               1e3 * g->predicted.bound, g->predicted.limit,
-               100 * g->predicted.bound / d->update_seconds);
-}
 
 // The memory for what run_open() has settled. Returns the bytes of GPU memory that it planned.
 static size_t gpt2_open(GPT2 *g, Run *r) {

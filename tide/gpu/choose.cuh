@@ -545,4 +545,47 @@ static int calibrate(const Run *r, const Steps *steps) {
     return 0;
 }
 
+// ---------------------------------------------------------------------------------------------
+// What a step took, beside what was predicted
+
+// The counters of an offloaded step, for log.jsonl. Times are of the newest step that is complete,
+// "step", two before the one that is being logged, because nothing waits for them; bytes are of
+// the one that is being logged.
+static void offload_log(const GPT2 *g, char *json, size_t n) {
+    const TimelineStep *d = &g->timeline.done;
+    const size_t *of = g->pieces.elements;
+    char busy[160];
+    json[0] = '\0';
+    if (d->step == 0 || (!g->offloaded && g->timeline.trace.file == NULL)) return;
+    timeline_log(&g->timeline, busy, sizeof busy);
+    snprintf(json, n, ",\"offload\":{\"step\":%zu,\"forward_ms\":%.6g,\"backward_ms\":%.6g%s,"
+             "\"update_ms\":%.6g,\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,"
+             "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
+             d->step, 1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
+             1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in, g->moved_out,
+             g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements : of[PIECE_HOST],
+             g->zen != NULL ? g->zen->map.chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
+    if (g->zen != NULL) zen_log(g, json + strlen(json), n - strlen(json));
+}
+
+// Adds the counters of a step of AdamW to its line in log.jsonl.
+static void step_log(const GPT2 *g, StepResult *x) {
+    offload_log(g, x->more, sizeof x->more);
+    if (g->zero != NULL) zero_log(g, x->more, sizeof x->more);
+}
+
+// The counters of offload_log() for people, of the last step, when all is over.
+static void offload_end(const GPT2 *g) {
+    const TimelineStep *d = &g->timeline.done;
+    if (d->step == 0) return;
+    printf("the last step moved %.1f MiB to the GPU and %.1f MiB to the host, %.1f ms of it at "
+           "once; its update took %.1f ms, forward and backward waited %.1f ms\n",
+           mib(g->moved_in), mib(g->moved_out), 1e3 * d->duplex, 1e3 * d->update_seconds,
+           1e3 * d->stalled);
+    if (g->predicted.bound > 0 && d->update_seconds > 0)
+        printf("the bound of such an update is %.1f ms here (%s), %.0f %% of what it took\n",
+               1e3 * g->predicted.bound, g->predicted.limit,
+               100 * g->predicted.bound / d->update_seconds);
+}
+
 #endif

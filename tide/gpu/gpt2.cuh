@@ -77,6 +77,19 @@ typedef struct {
     size_t leaving;       // of its gradient: what waits for the update on the host
 } Segment;
 
+// A visitor, and its places on the GPU. A slot has room for one visitor's state; for its weights,
+// if they are on the host; and for its gradient, if that was copied to the host.
+typedef struct {
+    const Piece *piece;
+    size_t number;        // of the piece
+    int slot;             // the slot that it takes, in turn with others
+    size_t weight_bytes;  // of its weights, if they are on the host; else 0
+    size_t bytes;         // of those and its state
+    size_t grad_bytes;    // of an element of its gradient
+    void *state[3];       // these lie in the slot, and if they have to, so do
+    void *params, *grad;  // its weights and gradient
+} Visitor;
+
 // A micro-batch's numbers from the host, which one copy brings to the GPU: page-locked memory, in
 // two sets, so that the host may fill one while the copy of the other still waits in the stream;
 // and one for evaluations of zeroth order, which has sent the next micro-batch by then.
@@ -127,7 +140,7 @@ struct GPT2 {
     // The place of the optimizer's state, and who updates it (offload.h, doc/offload.md).
     OffloadChoice choice;
     Pieces pieces;
-    int *visits;                // the visiting ones among them, in order
+    Visitor *visits;            // the visiting ones among them, in order
     int visit_count;            // how many they are
     int fetched;                // of them: whose way in is queued, in this step
     int slot_count;             // slots for visitors
@@ -191,7 +204,7 @@ struct GPT2 {
                                                  // m and v, as on the host in fp32 or bf16
     floatX *grads;                               // the micro-batch's gradients; see Segment
     void *waiting;                               // gradients for the update; see Piece
-    char *slots;                                 // (slots, longest visit): see slot_places()
+    char *slots;                                 // (slots, longest visit): see Visitor
     float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
     float *dwte;                                 // (Vp, E): the head's gradient and wte's, in fp32,
                                                  // unless head_in_place()
@@ -364,6 +377,26 @@ static size_t slot_bytes(const GPT2 *g) {
     return g->pieces.longest_visit * (g->piece_bytes[PIECE_VISIT] + g->slot_weights + grad);
 }
 
+// Sets the same of each visitor.
+static void visitors_point(GPT2 *g) {
+    for (int i = 0; i < g->visit_count; i++) {
+        Visitor *v = &g->visits[i];
+        const Piece *p = v->piece;
+        v->number = (size_t)(p - g->pieces.pieces);
+        v->slot = i % g->slot_count;
+        v->weight_bytes = g->segment[p->segment].streams ? p->length * sizeof(floatX) : 0;
+        v->bytes = p->length * g->piece_bytes[PIECE_VISIT] + v->weight_bytes;
+        v->grad_bytes = g->choice.keep_grads ? g->waiting_bytes : g->host_grad_bytes;
+        char *at = g->slots + (size_t)v->slot * slot_bytes(g);
+        for (int k = 0; k < 3; k++) {
+            v->state[k] = at;
+            at += g->pieces.longest_visit * g->state_bytes[PIECE_VISIT][k];
+        }
+        v->params = v->weight_bytes > 0 ? at : p->params;
+        v->grad = g->choice.keep_grads ? p->grad : at + g->pieces.longest_visit * g->slot_weights;
+    }
+}
+
 // For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
 // everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
 // may return before the last piece has arrived, and our streams do not wait for the default one.)
@@ -497,6 +530,15 @@ static void copy_in(GPT2 *g, void *device, const void *host, size_t bytes, cudaS
     g->moved_in += bytes;
 }
 
+// Copies the n elements of a gradient to the host as fp32 (--grad-wire), a chunk after the other.
+static void copy_out_wide(GPT2 *g, float *host, const floatX *device, size_t n) {
+    for (size_t at = 0; at < n; at += WIRE_CHUNK) {
+        const size_t chunk = min_size(WIRE_CHUNK, n - at);
+        accumulate_gradient(g->wire, device + at, chunk, true, g->out);
+        copy_out(g, host + at, g->wire, chunk * sizeof(float));
+    }
+}
+
 // The order of these numbers (N), each below V, behind `count` others; returns how many are then
 // there.
 static size_t upload_order(GPT2 *g, const Staging *s, size_t count, TokenOrder *order,
@@ -561,6 +603,18 @@ static void host_submit(GPT2 *g, const Piece *p, size_t number, const AdamWork *
     host_takes(&g->host, p->length * adam_work_bytes(work));
     host_queue_submit(&g->host, host_works, work, sizeof *work);
     timeline_end(&g->timeline, span, g->host.stream);
+}
+
+// Lets the worker add a micro-batch's gradient of piece p, in a landing, to the step's sum.
+static void host_adds(GPT2 *g, const Piece *p, size_t s, const floatX *landing, bool accumulate,
+                      bool last) {
+    AdamWork work = host_work(g, p, NULL);
+    work.sum = (float *)p->host_grad;
+    work.grad = landing;
+    work.grad_is_bf16 = sizeof(floatX) == 2;
+    work.first = !accumulate;
+    if (last) work.block_sums = g->worker_sums + p->first_block;
+    host_submit(g, p, s, &work);
 }
 
 #endif

@@ -54,7 +54,7 @@ static void gpt2_place(GPT2 *g) {
     g->segments = zero_segments(t);
     g->segment = ALLOC(Segment, (size_t)g->segments, "segments");
     g->ranges = ALLOC(StateRange, (size_t)g->segments, "segments");
-    g->visits = ALLOC(int, (size_t)list->count + 1, "pieces");
+    g->visits = ALLOC(Visitor, (size_t)list->count + 1, "pieces");
     g->visit_count = 0;
     g->longest_segment = 0;
     size_t own_at = 0;
@@ -79,7 +79,7 @@ static void gpt2_place(GPT2 *g) {
     for (int i = 0; i < g->segments; i++) {
         const Segment *s = &g->segment[update_order(g, i)];
         for (const Piece *p = s->first; p < s->end; p++)
-            if (p->kind == PIECE_VISIT) g->visits[g->visit_count++] = (int)(p - list->pieces);
+            if (p->kind == PIECE_VISIT) g->visits[g->visit_count++].piece = p;
     }
     g->grads_over_acts = 0;
     if (g->training && g->choice.recompute != RECOMPUTE_BLOCK && !g->accumulating && !g->in_place
@@ -364,6 +364,7 @@ static void gpt2_allocate(GPT2 *g) {
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
     pieces_point(g);
+    visitors_point(g);
     if (g->zo != NULL) zo_allocate(g);
     owner_end();
     rope_upload(g);
