@@ -210,21 +210,17 @@ static void visitor_fetch(GPT2 *g, int visit) {
     event_record(g->slot_full[v->slot], g->fetch);
 }
 
-// Begins to copy the first visitors' state while backward runs: neither their state nor their slots
-// depend on the gradient. It does not begin earlier, since forward waits for weights on the same
-// link: that order() is for speed alone, and slot_free makes the copies correct.
-static void visitors_begin(GPT2 *g) {
-    if (g->visit_count == 0) return;
-    order(g, g->compute, g->fetch);
-    for (int i = 0; i < g->slot_count; i++) visitor_fetch(g, i);
-}
-
 // Runs the backward pass, from the head's gradient down to the embeddings. `accumulate`: this is
 // not the step's first micro-batch; `last`: it is the last one. No segment's gradient is made
 // before its place is free, and each is handled as soon as it is complete.
 static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     const size_t L = g->config.layers;
-    if (last) visitors_begin(g);
+    if (last && g->visit_count > 0) {
+        // The first visitors' state is copied while backward runs, since no gradient is needed. Not
+        // earlier: this order() leaves the link to forward's weights, for speed alone.
+        order(g, g->compute, g->fetch);
+        for (int i = 0; i < g->slot_count; i++) visitor_fetch(g, i);
+    }
     for (size_t s = (size_t)g->segments; s-- > 0;) {
         const Segment *x = &g->segment[s];
         weights_use(g, s, -1);
@@ -291,11 +287,11 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
 
 // Updates a piece on the GPU, where its state and gradient are.
 static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, void *const state[3],
-                          void *weights, const void *grad, bool grad_is_bf16,
+                          void *weights, const void *grad, size_t grad_bytes,
                           const AdamStep *step) {
     uint16_t *low = FIRST_STATE == 0 ? (uint16_t *)state[0] : NULL;
     const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", number, 0, g->update);
-    adam_update_gpu(weights, low, state[1], state[2], grad, grad_is_bf16,
+    adam_update_gpu(weights, low, state[1], state[2], grad, grad_bytes == 2,
                     g->pieces.runs + p->first_run, p->runs, step, g->update);
     timeline_end(&g->timeline, updating, g->update);
 }
@@ -317,7 +313,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     }
     // an event, not order(), which would also wait for the next visitors' copies
     stream_wait(g->update, g->slot_full[v->slot]);
-    update_on_gpu(g, p, v->number, v->state, v->params, v->grad, v->grad_bytes == 2, step);
+    update_on_gpu(g, p, v->number, v->state, v->params, v->grad, v->grad_bytes, step);
     order(g, g->update, g->out);
     const int flushing = timeline_begin(t, ROW_FLUSH, "flush", v->number, v->bytes, g->out);
     for (int k = FIRST_STATE; k < 3; k++)
@@ -331,7 +327,6 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
 // Queues one AdamW step (adam.h) over everything that this process owns: first the segments that
 // choice.early names, then the others in the order in which the next forward pass needs them. That
 // pass waits for each segment, not for them all. ZenFlow's late columns have an order of their own.
-// Call it after gpt2_grad_norm_squared(), which has waited for backward.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     int visit = 0;
     if (g->zen != NULL) zen_begin(g);
@@ -340,10 +335,9 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
         const Segment *x = &g->segment[s];
         for (const Piece *p = x->first; p < x->end; p++) {
             const size_t number = (size_t)(p - g->pieces.pieces);
-            const bool is_bf16 = g->waiting_bytes == 2;
             switch (p->kind) {
             case PIECE_RESIDENT:
-                update_on_gpu(g, p, number, p->state, p->params, p->grad, is_bf16, step);
+                update_on_gpu(g, p, number, p->state, p->params, p->grad, g->waiting_bytes, step);
                 break;
             case PIECE_VISIT: update_visitor(g, visit++, step); break;
             case PIECE_HOST: update_on_host(g, p, number, step); break;
@@ -364,13 +358,11 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
 
 // Queues one training step, waits for its norm, queues the update, and returns loss and norm.
 static StepResult train_step(GPT2 *g, Run *r, size_t step) {
-    StepResult x;
-    memset(&x, 0, sizeof x);
+    StepResult x = {};
     timeline_step(&g->timeline, step);
     g->moved_in = g->moved_out = 0;
     if (g->zo != NULL) return zo_step(g, r, step, schedule_lr(&r->o, step));
     if (g->zero != NULL) g->zero->reduced_bytes = g->zero->gathered_bytes = 0;
-
     const float grad_scale = 1.0f / (float)run_targets(r, step);
     const double share = 1 / run_parts(r, step);
 

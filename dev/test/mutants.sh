@@ -25,7 +25,7 @@ grep -v '^#\|^ptx ' dev/test/mutants.list >"$work/list"
 
 # Places whose call can be left out, with the reason.
 cat >"$work/redundant" <<'END'
-visitors_begin: order(g->compute, g->fetch) :: a visitor's state and its slot depend on slot_free alone; the link is to be left to forward
+gpt2_backward: order(g->compute, g->fetch) :: a visitor's state and its slot depend on slot_free alone; the link is to be left to forward
 gpt2_allocate: device_rest() :: loading rests, too (gpu_copy)
 gpt2_free: device_rest() :: gpt2_release() does, and before it there is only the communicator
 gpt2_release: device_rest() :: gpt2_free() does
