@@ -216,8 +216,7 @@ static void visitor_fetch(GPT2 *g, int visit) {
 static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     const size_t L = g->config.layers;
     if (last && g->visit_count > 0) {
-        // The first visitors' state is copied while backward runs, since no gradient is needed. Not
-        // earlier: this order() leaves the link to forward's weights, for speed alone.
+        // The first visitors' state needs no gradient. Forward's weights go first, for speed alone.
         order(g, g->compute, g->fetch);
         for (int i = 0; i < g->slot_count; i++) visitor_fetch(g, i);
     }
@@ -378,7 +377,6 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
         else gpt2_head(g, grad_scale, share, micro > 0, NULL);
         gpt2_backward(g, micro > 0, micro + 1 == r->o.accum);
     }
-
     // Wait for loss and norm, clip to --clip, and queue the update. The next step is queued behind
     // it, so the time of this update is part of that step's.
     const double norm_squared = gpt2_grad_norm_squared(g, &x.loss);
