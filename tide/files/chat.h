@@ -152,9 +152,9 @@ static size_t chat_read(const Chat *chat, const Json *messages, const char *wher
         for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
             if (json_get(m, refused[i]) != NULL)
                 die("%s has \"%s\", which is not supported", at, refused[i]);
-        if (content == NULL || content->type != JSON_STRING)
-            die("%s has a \"content\" that is no string%s", at,
-                content != NULL && content->type == JSON_ARRAY
+        if (content == NULL) die("%s has no \"content\"", at);
+        if (content->type != JSON_STRING)
+            die("%s has a \"content\" that is no string%s", at, content->type == JSON_ARRAY
                 ? ": write the texts of its parts as one" : "");
         if (k == CHAT_ASSISTANT && content->length == 0) die("%s, an answer, is empty", at);
         if (k == CHAT_SYSTEM && count > 0)

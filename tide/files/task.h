@@ -185,7 +185,8 @@ static void task_json(TaskReader *r, const char *line) {
     form &= ~TOOLS;
     if (form != COMPLETION && form != TEXT && form != CHOICES && form != MESSAGES)
         die("%s: it must have \"prompt\" and \"completion\", or \"text\", or \"prompt\", "
-            "\"choices\" and \"answer\", or \"messages\", and no others of these", r->where);
+            "\"choices\" and \"answer\", or \"messages\" with \"role\" and \"content\", and no "
+            "others of these", r->where);
     if (form == MESSAGES) task_chat(r, value[5]);
     else task_string(r, value[0], keys[0]);
     if (form == COMPLETION) task_string(r, value[1], keys[1]);

@@ -340,7 +340,7 @@ static void run_describe(const Run *r) {
     const size_t examples = r->task_train.count + r->task_val.count + r->task_choices.count;
     if (cut > 0)
         printf("data: %zu of %zu examples are longer than --seq %zu: prompts lose their front, "
-               "what is too long without one its end\n", cut, examples, r->T);
+               "conversations their last turns, other texts their end\n", cut, examples, r->T);
     if (r->task && o->labels != NULL && !r->words)
         printf("labels: not all are one token, so each is a choice, of which all tokens count\n");
     if (o->steps == 0 || o->dump != NULL || o->data == NULL) return;

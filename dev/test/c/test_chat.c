@@ -299,7 +299,7 @@ static void chat_bad_lines(void) {
         {LINE(SAYS("function", "x")), "\"function\": tools are not supported"},
         {LINE(USER ",{\"role\":\"assistant\",\"content\":\"x\",\"tool_calls\":[]}"), "tool_calls"},
         {LINE(USER ",{\"role\":\"assistant\",\"content\":\"x\",\"weight\":0}"), "\"weight\""},
-        {LINE(USER ",{\"role\":\"assistant\"}"), "message 2 has a \"content\" that is no string"},
+        {LINE(USER ",{\"role\":\"assistant\"}"), "message 2 has no \"content\""},
         {LINE("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}"),
          "no string: write the texts of its parts as one"},
         {LINE(USER "," SAYS("assistant", "")), "message 2, an answer, is empty"},
