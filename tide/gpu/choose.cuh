@@ -450,24 +450,28 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     }
     const size_t gpu = both || need.host == SIZE_MAX ? need.gpu : limit;
     const size_t host = need.host == SIZE_MAX ? host_limit : need.host;
-    const char *const ways[][2] = {
+    const char *const ways[][4] = {
         {"batch", "1"}, {"seq", half}, {"moments", "bf16"}, {"recompute", "auto"},
         {"offload", "auto"}, {"weights", "auto"}, {"zero", "auto"}, {"slots", "auto"},
-        {"resident-blocks", "auto"}};
-    const char *joint = "; it fits with";
+        {"resident-blocks", "auto"}, {"batch", "1", "moments", "bf16"}};
+    const char *const first = "; it fits with", *joint = first;
     snprintf(half, sizeof half, "%zu", r->T > 3 ? r->T / 2 : r->T);
     for (const char *const *way : ways) {
-        const Option *x = &option_table[option_find(way[0], strlen(way[0]))];
-        option_set(&r->o, x, way[1]);
-        bool fits = !option_same(&asked.o, &r->o, x);
+        bool fits = way[2] == NULL || joint == first;  // two, if none is enough by itself
+        for (int k = 0; k < 4 && way[k] != NULL; k += 2) {
+            const Option *x = &option_table[option_find(way[k], strlen(way[k]))];
+            option_set(&r->o, x, way[k + 1]);
+            fits &= !option_same(&asked.o, &r->o, x) && !(r->o.resume && (x->flags & O_FIXED));
+        }
         if (way == ways[4] && asked.o.offload > OFFLOAD_ZERO) fits = false;  // it may have options
-        if (r->o.resume && ((x->flags & O_FIXED) || option_given(&r->o, "accum"))) fits = false;
+        if (r->o.resume && option_given(&r->o, "accum")) fits = false;
         r->B = r->o.batch;
         if (way == ways[1]) r->T = r->o.seq;
         if (r->o.resume) r->o.accum = asked.o.accum * asked.B / r->B;
         if (fits) need = choose_least(g, r, limit, host_limit, rates);
         if (fits && need.gpu < SIZE_MAX && need.gpu <= limit) {
             fprintf(f, "%s --%s %s", joint, way[0], way[1]);
+            if (way[2] != NULL) fprintf(f, " --%s %s", way[2], way[3]);
             joint = ", or with";
         }
         *r = asked;
