@@ -16,7 +16,6 @@
 #ifndef TIDE_WORDS_H
 #define TIDE_WORDS_H
 #include "../base/util.h"
-#include "json.h"
 #include "unicode.h"
 #include "unicode_nfc.h"
 
