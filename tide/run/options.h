@@ -54,8 +54,8 @@ enum {
 
 #define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
 
-// The options: name, field of Options, default (NULL: none), values or range, flags, help. A TEXT is
-// not empty, WORDS may be.
+// The options: name, field of Options, default (NULL: none), values or range, flags, help. A TEXT
+// is not empty, WORDS may be.
 #define OPTIONS(TITLE, TEXT, WORDS, CHOICE, COUNT, BYTES, REAL, FLAG) \
     TITLE("Model") \
     TEXT("model", model, "nano", "NAME|PATH", O_FIXED, "a name from the list above, or weights") \
