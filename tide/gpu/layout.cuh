@@ -113,8 +113,8 @@ static void gpt2_place(GPT2 *g) {
     }
 }
 
-// Places a model of zeroth order: stores `residents` layers on the GPU, the others on the host. They
-// are spread evenly: each resident hides a part of the next visitor's copy.
+// Places a model of zeroth order, with `residents` layers on the GPU and the others on the host.
+// Residents are spread evenly: each hides a part of the next visitor's copy.
 static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     Zo *z = g->zo;
     const GPT2Table *t = &g->table;

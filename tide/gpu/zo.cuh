@@ -156,9 +156,9 @@ typedef struct {
 } ZoSlot;
 
 // GPT2.params has the embeddings, the layers that stay on the GPU, and the tail; GPT2.host_weights
-// has the layers that visit. GPT2.loss is (accum, queries, 2); of an evaluation, as the trainer's. x is
-// (queries, 2, N, C), atty and act are of both signs, ln_1, qkv, mean_1, rstd_1 and lse of one;
-// tokens are (3, 2N).
+// has the layers that visit. GPT2.loss is (accum, queries, 2); of an evaluation, as the trainer's.
+// x is (queries, 2, N, C), atty and act are of both signs, ln_1, qkv, mean_1, rstd_1 and lse of
+// one; tokens are (3, 2N).
 struct Zo {
     ZoConfig config;
     ZoUpdate pending;           // that the next pass is to put into the weights
