@@ -406,8 +406,8 @@ static void gpu_copy(void *to, const void *from, size_t bytes) {
     device_rest();
 }
 
-// Floats of the table of rotary positions. A sample is one row of tokens in the room of a whole
-// micro-batch, so it may be longer than --seq.
+// Counts the floats of the table of rotary positions. A sample is one row of tokens in the room of
+// a whole micro-batch, so it may be longer than --seq.
 static size_t rope_floats(const GPT2 *g) {
     return min_size(g->max_B * g->max_T, g->config.context) * config_head(&g->config);
 }

@@ -113,8 +113,8 @@ static void gpt2_place(GPT2 *g) {
     }
 }
 
-// The same of zeroth order, where `residents` layers live on the GPU, the others on the host. They
-// are spread evenly: each hides a part of the next visitor's copy.
+// Places a model of zeroth order, with `residents` layers on the GPU and the others on the host.
+// Residents are spread evenly: each hides a part of the next visitor's copy.
 static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     Zo *z = g->zo;
     const GPT2Table *t = &g->table;
@@ -220,7 +220,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     return n;
 }
 
-// Bytes of the plan, on the host or on the GPU.
+// Returns the bytes of the plan, on the host or on the GPU.
 static size_t gpt2_bytes(GPT2 *g, bool host) {
     Buffer list[MAX_BUFFERS];
     return buffers_bytes(list, gpt2_buffers(g, list), host);
@@ -425,13 +425,13 @@ static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool
     }
 }
 
-// The state: of each segment, the own shard.
+// Returns the state: of each segment, the own shard.
 static RunState gpt2_state(GPT2 *g) {
     return RunState{g->training ? 3 : 1, g->ranges, g->segments,
                     g->zen != NULL ? zen_move : gpt2_move, g, g->moments_bf16, 0};
 }
 
-// First values: a checkpoint's, or those that --model names.
+// Loads the first values: a checkpoint's, or those that --model names.
 static void gpt2_load(GPT2 *g, Run *r) {
     RunState state = gpt2_state(g);
     if (g->zen != NULL && zen_is_saved(r)) state.parts = STATE_PARTS;

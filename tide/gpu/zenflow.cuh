@@ -462,8 +462,8 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     free(packed);
 }
 
-// Values are loaded: a checkpoint's of this mode, or of another, or those that --model names. If an
-// update was under way, its result is made again from the newest weights.
+// Prepares for values that were loaded: a checkpoint's of this mode, or of another, or those that
+// --model names. If an update was under way, its result is made again from the newest weights.
 static void zen_loaded(GPT2 *g, Run *r) {
     r->saves.parts = STATE_PARTS;
     g->zen->queued = g->zen->map.segments;

@@ -71,8 +71,8 @@ static bool between_gpus(const Zero *z, size_t bytes) {
     return rehearsal == NULL;
 }
 
-// Every rank's shard of segment s, where they are cut between rows, in place: becomes the sum over
-// all ranks (sums), or is given to all.
+// Sums every rank's shard of segment s over all ranks (sums), or gives it to all of them: in place,
+// where shards are cut between rows.
 static void between_rows(Zero *z, floatX *data, size_t s, bool sums) {
 #ifdef TIDE_NCCL
     NCCL(ncclGroupStart());

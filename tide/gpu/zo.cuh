@@ -156,9 +156,9 @@ typedef struct {
 } ZoSlot;
 
 // GPT2.params has the embeddings, the layers that stay on the GPU, and the tail; GPT2.host_weights
-// the layers that visit. GPT2.loss is (accum, queries, 2); of an evaluation, as the trainer's. x is
-// (queries, 2, N, C), atty and act are of both signs, ln_1, qkv, mean_1, rstd_1 and lse of one;
-// tokens are (3, 2N).
+// has the layers that visit. GPT2.loss is (accum, queries, 2); of an evaluation, as the trainer's.
+// x is (queries, 2, N, C), atty and act are of both signs, ln_1, qkv, mean_1, rstd_1 and lse of
+// one; tokens are (3, 2N).
 struct Zo {
     ZoConfig config;
     ZoUpdate pending;           // that the next pass is to put into the weights
@@ -211,7 +211,7 @@ static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
     return g;
 }
 
-// Where segment s lives, from its first element on.
+// Returns where segment s is stored, from its first element on.
 static floatX *zo_home(const GPT2 *g, size_t s) { return (floatX *)g->segment[s].first->weights; }
 
 // Elements of a normalisation's weights, which are stored side by side.
@@ -276,8 +276,8 @@ static void zo_allocate(GPT2 *g) {
         x->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
 }
 
-// Makes the settings of --optimizer mezo, without memory; also for an evaluation of labels. All
-// others train by a backward pass, if they train.
+// Sets whether the model trains by a backward pass. For --optimizer mezo, and for an evaluation of
+// labels, makes the settings of zeroth order, without memory.
 static void zo_open(GPT2 *g, const Run *r) {
     const Options *o = &r->o;
     g->training = r->training && o->optimizer != OPTIMIZER_MEZO;
@@ -430,7 +430,7 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     if (!post && k == 3) residual_forward(x, a.branch, N * C, g->compute);
 }
 
-// The sum of rows of tokens and of positions (N, C), perturbed; one of the two may be NULL.
+// Adds the rows of tokens and of positions (N, C), perturbed; one of the two may be NULL.
 static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out,
                      const floatX *wte, const floatX *wpe, size_t C) {
     const size_t N = g->B * g->T;
@@ -735,8 +735,8 @@ static void zo_print_time(const GPT2 *g, const Run *r, const Rates *rates, const
         printf("(gpu_flops counts as for 16 bits: products in fp32 are slower)\n");
 }
 
-// New weights are loaded. All replicas have loaded them, and rank 0 alone saves. Ends a run whose
-// ranks have loaded different weights: each would train something else.
+// Ends a run whose ranks have loaded different weights: each would train something else. All
+// replicas load, and rank 0 alone saves.
 static void zo_loaded(const GPT2 *g, Run *r) {
     uint64_t hash = 0;
     char text[40];
