@@ -160,11 +160,11 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
         p->first_block = list->blocks;
         at += p->length;
         for (int i = shard_at(map, p->at); i < map->count && map->shards[i].at < at; i++) {
-            const Shard *x = &map->shards[i];
-            const size_t from = x->at > p->at ? x->at : p->at, to = min_size(x->at + x->length, at);
+            const Shard *s = &map->shards[i];
+            const size_t from = s->at > p->at ? s->at : p->at, to = min_size(s->at + s->length, at);
             if (from >= to) continue;  // the gap behind it
-            const AdamRun run = {from - p->at, to - from, x->decay,
-                                 t->tensors[x->tensor].offset + x->offset + (from - x->at)};
+            const AdamRun run = {from - p->at, to - from, s->decay,
+                                 t->tensors[s->tensor].offset + s->offset + (from - s->at)};
             list->runs[list->run_count++] = run;
             list->blocks += norm_blocks(to - from);
         }

@@ -79,8 +79,8 @@ static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum
 #endif
     (void)accum;
     gpt2_make(g, B, T, true);
-    const RunState here = state_of(g);
-    model_load(dir, &g->config, &g->table, &here);
+    const RunState state = state_of(g);
+    model_load(dir, &g->config, &g->table, &state);
 }
 
 // Counts the targets that are trained: all of n but those that are -1.
@@ -92,8 +92,8 @@ static size_t targets_of(const int32_t *targets, size_t n) {
 
 // Reads the begins of documents, if a case has several in a row.
 static const int32_t *begins_of(const SafeTensors *reference) {
-    const SafeTensor *t = safetensors_find(reference, "begins");
-    return t == NULL ? NULL : (const int32_t *)(const void *)t->data;
+    const SafeTensor *ten = safetensors_find(reference, "begins");
+    return ten == NULL ? NULL : (const int32_t *)(const void *)ten->data;
 }
 
 #ifdef ON_GPU
@@ -166,9 +166,9 @@ static SafeTensors open_file(const char *dir, const char *name) {
 }
 
 static const SafeTensor *find(const SafeTensors *st, const char *name) {
-    const SafeTensor *t = safetensors_find(st, name);
-    if (t == NULL) die("no tensor %s", name);
-    return t;
+    const SafeTensor *ten = safetensors_find(st, name);
+    if (ten == NULL) die("no tensor %s", name);
+    return ten;
 }
 
 static double number(const SafeTensors *st, const char *name, size_t i) {
@@ -181,11 +181,11 @@ static double json_real(const Json *j, const char *key) {
     return v->number;
 }
 
-static double largest(const SafeTensor *t) {
+static double largest(const SafeTensor *ten) {
     double max = 0;
-    for (size_t i = 0; i < t->elements; i++) {
+    for (size_t i = 0; i < ten->elements; i++) {
         float x = 0;
-        safetensor_floats(t, i, 1, &x);
+        safetensor_floats(ten, i, 1, &x);
         if (fabs((double)x) > max) max = fabs((double)x);
     }
     return max;
@@ -323,9 +323,9 @@ static void test_reference_training(void) {
             check_number(cases[i], &reference, "grad_norm", step, norm, TOLERANCE(NORM));
             check_number(cases[i], &reference, "lr", step, lr, 1e-12);
         }
-        const RunState here = state_of(&g);
+        const RunState state = state_of(&g);
         const TextEnds no_ends = {-1, -1};
-        if (!model_save(work_dir, &g.config, &g.table, &here, false, no_ends, NULL, &err))
+        if (!model_save(work_dir, &g.config, &g.table, &state, false, no_ends, NULL, &err))
             die("%s", err.text);
         SafeTensors ours = open_file(work_dir, "model.safetensors");
         const int n = compare_tensors(cases[i], &ours, &reference, "param.", 6,

@@ -995,23 +995,23 @@ static double gpt2_loss(GPT2 *g, const Run *r, const Loader *from, float grad_sc
 static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
     const float grad_scale = 1.0f / (float)run_targets(r, step);
     const double parts = run_parts(r, step);
-    StepResult x = {0};
+    StepResult result = {0};
     size_t right = 0;
     for (size_t micro = 0; micro < r->o.accum; micro++) {
         if (!run_micro_batch(r, step, micro, g->inputs, g->targets, g->begins))
             return run_damaged(r);
         gpt2_forward(g, g->inputs, g->begins, r->B, r->T);
-        x.loss += gpt2_loss(g, r, &r->train, grad_scale, micro > 0, &right) / parts;
+        result.loss += gpt2_loss(g, r, &r->train, grad_scale, micro > 0, &right) / parts;
         gpt2_backward(g, g->inputs, micro > 0);
     }
     const double norm_squared = gpt2_grad_norm_squared(g);
-    const AdamStep adam = run_adam_step(r, step, x.loss, norm_squared);
+    const AdamStep adam = run_adam_step(r, step, result.loss, norm_squared);
     const ZenRates rates = zen_rates(&r->o, step);
     if (g->zenflow) zen_reference_step(&g->zen, g->grads, &adam, &rates);
     else gpt2_update(g, &adam);
     r->open = g->zenflow && zen_is_open(&g->zen.config, &g->zen.clock);
-    x.norm = sqrt(norm_squared);
-    return x;
+    result.norm = sqrt(norm_squared);
+    return result;
 }
 
 // MeZO (zo.h): two losses for each direction give the projected gradient, and the weights go that
@@ -1022,7 +1022,7 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
     double side[2 * ZO_QUERIES] = {0};
     size_t right = 0;
     ZoUpdate update;
-    StepResult x = {0};
+    StepResult result = {0};
     for (int i = 0; i < 2 * zo->queries; i++) {
         gpt2_perturb(g, zo, step, i / 2, i % 2 == 0 ? zo->eps : -zo->eps);
         for (size_t micro = 0; micro < r->o.accum; micro++) {
@@ -1032,10 +1032,10 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
             side[i] += gpt2_loss(g, r, &r->train, 0, false, &right) / parts;
         }
     }
-    zo_estimate(&update, zo, step, lr, r->o.weight_decay, side, &x.loss, &x.norm);
+    zo_estimate(&update, zo, step, lr, r->o.weight_decay, side, &result.loss, &result.norm);
     gpt2_zo_update(g, zo, &update);
-    x.skipped = update.step == 0;
-    return x;
+    result.skipped = update.step == 0;
+    return result;
 }
 
 // =============================================================================================
@@ -1088,9 +1088,9 @@ int main(int argc, char **argv) {
     if (r->o.steps == 0) return run_without_steps(r, gpt2_eval, gpt2_next, g);
 
     for (size_t step = run_begin(r, 1e9 * fma_peak_gflops(0.05)); run_goes_on(r, step); step++) {
-        const StepResult x = g->zeroth ? mezo_step(g, r, step, schedule_lr(&r->o, step))
+        const StepResult result = g->zeroth ? mezo_step(g, r, step, schedule_lr(&r->o, step))
                                        : adamw_step(g, r, step);
-        run_log_step(r, step, &x);
+        run_log_step(r, step, &result);
         if (run_wants_eval(r, step)) run_eval(r, step, gpt2_eval, g);
         if (run_wants_sample(r, step)) run_sample(r, step, gpt2_next, g);
         if (run_wants_save(r, step)) save(g, r);

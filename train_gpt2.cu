@@ -116,20 +116,20 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
 // worker adds it to the sum. Without landings nothing waits here: the update of the last step has
 // read the host's buffer before forward of s began (returned[s], or slot_full and updated[s]).
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
-    const Segment *x = &g->segment[s];
+    const Segment *seg = &g->segment[s];
     floatX *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
     const bool lands = g->accumulating && g->choice.sum_on_host;
     const size_t room = lands ? (size_t)g->landing_turn : s;
     const size_t bytes = lands ? sizeof(floatX) : g->host_grad_bytes;  // of an element
     Timeline *t = &g->timeline;
     if (lands || g->zen != NULL) stream_wait(g->out, g->room_free[room]);
-    const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, x->leaving * bytes, g->out);
-    for (const Piece *p = x->first; p < x->end; p++) {
+    const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, seg->leaving * bytes, g->out);
+    for (const Piece *p = seg->first; p < seg->end; p++) {
         const void *from = g->sums_on_gpu ? p->grad : p->made;
         if (p->grad_on_gpu) continue;
         void *to = p->host_grad;
         if (p->kind == PIECE_LATE) from = zen_packed(g->zen);
-        if (lands) to = landing + (p->at - x->own_at);
+        if (lands) to = landing + (p->at - seg->own_at);
         if (g->wire == NULL) copy_out(g, to, from, p->length * bytes);
         else copy_out_wide(g, (float *)to, (const floatX *)from, p->length);
     }
@@ -140,9 +140,9 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
     if (lands) {
         order(g, g->out, g->host.stream);
-        for (const Piece *p = x->first; p < x->end; p++)
+        for (const Piece *p = seg->first; p < seg->end; p++)
             if (!p->grad_on_gpu)
-                host_adds(g, p, s, landing + (p->at - x->own_at), accumulate, last);
+                host_adds(g, p, s, landing + (p->at - seg->own_at), accumulate, last);
         event_record(g->room_free[room], g->host.stream);
         g->landing_turn = 1 - g->landing_turn;
     }
@@ -153,9 +153,9 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
 // for the update, while the compute stream goes on. With the step's last micro-batch (`last`), also
 // computes its norm, piece by piece; where the worker sums, the worker does.
 static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
-    const Segment *x = &g->segment[s];
+    const Segment *seg = &g->segment[s];
     stream_wait(g->sums, gradient_event(g, s));
-    for (const Piece *p = x->first; p < x->end; p++) {
+    for (const Piece *p = seg->first; p < seg->end; p++) {
         const floatX *made = (const floatX *)p->made;
         if (p->kind == PIECE_LATE) continue;  // the chosen piece has the runs of the whole segment
         const bool kept = p->grad_on_gpu || g->sums_on_gpu;  // on the GPU
@@ -171,7 +171,7 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
     if (g->zen != NULL && last) zen_chosen_waits(g, s);
     // sums on the GPU cross the link once, with the last micro-batch
-    const bool leaves = x->leaving > 0 && (last || !g->sums_on_gpu);
+    const bool leaves = seg->leaving > 0 && (last || !g->sums_on_gpu);
     const bool packs = leaves && g->zen != NULL;
     const cudaStream_t from = packs ? g->zen->pack : g->sums;
     if (packs) zen_rest_leaves(g, s);
@@ -181,10 +181,10 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
     // the last that reads the place
     const cudaStream_t freed = leaves && !g->sums_on_gpu && !packs ? g->out : from;
-    event_record(g->grad_left[x->place], freed);
-    if (!g->in_place) live(g, "gradients", -(double)x->length, sizeof(floatX), freed);
+    event_record(g->grad_left[seg->place], freed);
+    if (!g->in_place) live(g, "gradients", -(double)seg->length, sizeof(floatX), freed);
     if (!g->in_place && !accumulate)  // gradients that stay on the GPU until the update
-        live(g, "gradients", (double)(g->sums_on_gpu ? x->own : x->own - x->leaving),
+        live(g, "gradients", (double)(g->sums_on_gpu ? seg->own : seg->own - seg->leaving),
              g->waiting_bytes, g->sums);
     if (g->no_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
@@ -221,9 +221,9 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
         for (int i = 0; i < g->slot_count; i++) visitor_fetch(g, i);
     }
     for (size_t s = (size_t)g->segments; s-- > 0;) {
-        const Segment *x = &g->segment[s];
+        const Segment *seg = &g->segment[s];
         weights_use(g, s, -1);
-        if (x->ring >= 0) {  // they may be gone
+        if (seg->ring >= 0) {  // they may be gone
             compute_span(g, "wait", s);
             stream_wait(g->compute, weights_event(g, s));
         }
@@ -232,9 +232,9 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
             recompute(g, s - 1);
         }
         compute_span(g, "wait", s);
-        stream_wait(g->compute, g->grad_left[x->place]);
+        stream_wait(g->compute, g->grad_left[seg->place]);
         compute_span(g, "backward", s);
-        live(g, "gradients", (double)x->length, sizeof(floatX), g->compute);
+        live(g, "gradients", (double)seg->length, sizeof(floatX), g->compute);
         backward_segment(g, s);
         compute_span(g, NULL, 0);
         if (s >= 1 && s <= L)
@@ -331,8 +331,8 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
     if (g->zen != NULL) zen_begin(g);
     for (int i = 0; i < g->segments; i++) {
         const int s = update_order(g, i);
-        const Segment *x = &g->segment[s];
-        for (const Piece *p = x->first; p < x->end; p++) {
+        const Segment *seg = &g->segment[s];
+        for (const Piece *p = seg->first; p < seg->end; p++) {
             const size_t number = (size_t)(p - g->pieces.pieces);
             switch (p->kind) {
             case PIECE_RESIDENT:
@@ -345,9 +345,10 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
             }
         }
         const bool whole = g->in_place || g->sums_on_gpu;
-        live(g, "gradients", -(double)(whole ? x->own : x->own - x->leaving), g->waiting_bytes,
+        live(g, "gradients", -(double)(whole ? seg->own : seg->own - seg->leaving),
+             g->waiting_bytes,
              g->update);
-        event_record(g->updated[s], x->streams && g->zen == NULL ? g->out : g->update);
+        event_record(g->updated[s], seg->streams && g->zen == NULL ? g->out : g->update);
         event_record(g->returned[s], g->back);
     }
     if (g->zen != NULL) zen_window(g, step->grad_scale);
@@ -357,7 +358,7 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
 
 // Queues one training step, waits for its norm, queues the update, and returns loss and norm.
 static StepResult train_step(GPT2 *g, Run *r, size_t step) {
-    StepResult x = {};
+    StepResult result = {};
     timeline_step(&g->timeline, step);
     g->moved_in = g->moved_out = 0;
     if (g->zo != NULL) return zo_step(g, r, step, schedule_lr(&r->o, step));
@@ -379,8 +380,8 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     }
     // Wait for loss and norm, clip to --clip, and queue the update. The next step is queued behind
     // it, so the time of this update is part of that step's.
-    const double norm_squared = gpt2_grad_norm_squared(g, &x.loss);
-    const AdamStep adam = run_adam_step(r, step, x.loss, norm_squared);
+    const double norm_squared = gpt2_grad_norm_squared(g, &result.loss);
+    const AdamStep adam = run_adam_step(r, step, result.loss, norm_squared);
     if (g->zen != NULL) g->zen->rates = zen_rates(&r->o, step);
     gpt2_update(g, &adam);
     r->open = g->zen != NULL && zen_is_open(&g->zen->config, &g->zen->clock);
@@ -389,9 +390,9 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
         gpt2_update_wait(g);
         compute_span(g, NULL, 0);
     }
-    x.norm = sqrt(norm_squared);
-    step_log(g, &x);
-    return x;
+    result.norm = sqrt(norm_squared);
+    step_log(g, &result);
+    return result;
 }
 
 // Runs one micro-batch of training, or with scale 0 its forward pass, for calibration: no update
@@ -546,9 +547,9 @@ static int train(Run *r) {
     const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
-        StepResult x = train_step(g, r, step);
+        StepResult result = train_step(g, r, step);
         tune_print(&g->lt.tune);
-        run_log_step(r, step, &x);
+        run_log_step(r, step, &result);
         if (run_wants_eval(r, step)) run_eval(r, step, gpt2_eval, g);
         if (run_wants_sample(r, step)) run_sample(r, step, gpt2_next, g);
         if (run_wants_save(r, step)) save(g, r);

@@ -105,19 +105,20 @@ static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t who
     map.tensor = ALLOC(ZenTensor, (size_t)t->count, "columns");
     map.segment = ALLOC(ZenSegment, layers + 2, "columns");
     for (int i = 0; i < t->count; i++) {
-        const GPT2Tensor *x = &t->tensors[i];
+        const GPT2Tensor *ten = &t->tensors[i];
         ZenTensor *z = &map.tensor[i];
-        ZenSegment *s = &map.segment[x->layer + 1];
-        const bool is_whole = x->rank < 2 || (whole > 0 && (size_t)(x->layer + 1) > layers - whole);
-        z->rows = x->rows_padded;
-        z->cols = x->cols;
-        z->at = x->offset;
-        z->decay = x->decay;
-        z->chosen = is_whole ? x->cols : zen_quota(topk, x->cols);
-        z->rest_index = x->offset;
-        z->chosen_index = x->offset + z->rows * (z->cols - z->chosen);
+        ZenSegment *s = &map.segment[ten->layer + 1];
+        const bool is_whole = ten->rank < 2
+            || (whole > 0 && (size_t)(ten->layer + 1) > layers - whole);
+        z->rows = ten->rows_padded;
+        z->cols = ten->cols;
+        z->at = ten->offset;
+        z->decay = ten->decay;
+        z->chosen = is_whole ? ten->cols : zen_quota(topk, ten->cols);
+        z->rest_index = ten->offset;
+        z->chosen_index = ten->offset + z->rows * (z->cols - z->chosen);
         z->column_at = map.columns;
-        map.columns += x->cols;
+        map.columns += ten->cols;
         map.mixed = map.mixed || zen_is_mixed(z);
         if (s->count++ == 0) s->first = i;
     }
@@ -257,20 +258,21 @@ typedef struct {
 } ZenClock;
 
 static ZenClock zen_clock(const ZenMap *map) {
-    ZenClock c = {0};
-    c.scores = ALLOC(double, map->columns + 2 * (size_t)map->count, "scores");
-    c.chosen_mean = c.scores + map->columns;
-    c.rest_mean = c.chosen_mean + map->count;
-    return c;
+    ZenClock clock = {0};
+    clock.scores = ALLOC(double, map->columns + 2 * (size_t)map->count, "scores");
+    clock.chosen_mean = clock.scores + map->columns;
+    clock.rest_mean = clock.chosen_mean + map->count;
+    return clock;
 }
 
-static void zen_clock_free(ZenClock *c) {
-    free(c->scores);
-    memset(c, 0, sizeof *c);
+static void zen_clock_free(ZenClock *clock) {
+    free(clock->scores);
+    memset(clock, 0, sizeof *clock);
 }
 
 // During the warm-up each step is a window of its own, and nothing is late: that is AdamW.
-static bool zen_is_warm(const ZenConfig *c, const ZenClock *x) { return x->warm < c->warmup; }
+static bool zen_is_warm(const ZenConfig *c,
+                        const ZenClock *clock) { return clock->warm < c->warmup; }
 
 // The first step of the warm-up whose gradients count for the first selection; 0: all do.
 static size_t zen_scores_from(const ZenConfig *c) {
@@ -279,42 +281,43 @@ static size_t zen_scores_from(const ZenConfig *c) {
 }
 
 // Is the update of the window before still to show? (A selection finds, and leaves, nothing late.)
-static bool zen_is_late(const ZenConfig *c, const ZenClock *x) {
-    return c->overlap && x->windows > 0;
+static bool zen_is_late(const ZenConfig *c, const ZenClock *clock) {
+    return c->overlap && clock->windows > 0;
 }
 
 // Would a checkpoint lack something now: gradients of an open window, or the scores of a warm-up?
-static bool zen_is_open(const ZenConfig *c, const ZenClock *x) {
-    return x->filled > 0 || (zen_is_warm(c, x) && x->warm > zen_scores_from(c));
+static bool zen_is_open(const ZenConfig *c, const ZenClock *clock) {
+    return clock->filled > 0 || (zen_is_warm(c, clock) && clock->warm > zen_scores_from(c));
 }
 
 // Is the next selection made by the gradients of the coming step, among others?
-static bool zen_is_scoring(const ZenConfig *c, const ZenMap *map, const ZenClock *x) {
-    if (zen_is_warm(c, x)) return map->mixed && x->warm >= zen_scores_from(c);
-    return map->mixed && x->windows + 1 == c->reselect;
+static bool zen_is_scoring(const ZenConfig *c, const ZenMap *map, const ZenClock *clock) {
+    if (zen_is_warm(c, clock)) return map->mixed && clock->warm >= zen_scores_from(c);
+    return map->mixed && clock->windows + 1 == c->reselect;
 }
 
 // Does the coming step need zen_sums() of its gradients?
-static bool zen_needs_sums(const ZenConfig *c, const ZenMap *map, const ZenClock *x) {
-    return zen_is_scoring(c, map, x) || (map->mixed && c->window == 0 && !zen_is_warm(c, x));
+static bool zen_needs_sums(const ZenConfig *c, const ZenMap *map, const ZenClock *clock) {
+    return zen_is_scoring(c, map, clock)
+        || (map->mixed && c->window == 0 && !zen_is_warm(c, clock));
 }
 
 // Has enough come together? A window that follows the gradients ends when, in 99 of 100 matrices,
 // the sum of the rest's mean magnitudes has reached the mean of those of the chosen ("Zen-auto";
 // the published code multiplies its mean by 1/(10k) at every step, and is right for k = 0.1 only).
-static bool zen_votes(const ZenMap *map, const ZenClock *x, size_t steps) {
+static bool zen_votes(const ZenMap *map, const ZenClock *clock, size_t steps) {
     size_t votes = 0, voters = 0;
     for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];
         if (!zen_is_mixed(z)) continue;
         voters++;
-        votes += x->rest_mean[i] * (double)steps >= x->chosen_mean[i];
+        votes += clock->rest_mean[i] * (double)steps >= clock->chosen_mean[i];
     }
     return (double)votes >= 0.99 * (double)voters || steps >= ZEN_WINDOW_MOST;
 }
 
 // Adds a step's mean magnitudes of the chosen and of the rest of each matrix to the window's.
-static void zen_add_means(const ZenMap *map, ZenClock *x, const ZenSum *sums, bool first) {
+static void zen_add_means(const ZenMap *map, ZenClock *clock, const ZenSum *sums, bool first) {
     for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];
         if (!zen_is_mixed(z)) continue;
@@ -324,8 +327,9 @@ static void zen_add_means(const ZenMap *map, ZenClock *x, const ZenSum *sums, bo
         for (size_t j = 0; j < z->cols; j++)  // in the order of columns, as slots may be others
             part[rest[j]] += sums[z->column_at + j].magnitudes;
         free(rest);
-        x->chosen_mean[i] = (first ? 0 : x->chosen_mean[i]) + part[0] / (double)z->chosen;
-        x->rest_mean[i] = (first ? 0 : x->rest_mean[i]) + part[1] / (double)(z->cols - z->chosen);
+        clock->chosen_mean[i] = (first ? 0 : clock->chosen_mean[i]) + part[0] / (double)z->chosen;
+        clock->rest_mean[i] = (first ? 0 : clock->rest_mean[i])
+                            + part[1] / (double)(z->cols - z->chosen);
     }
 }
 
@@ -339,32 +343,33 @@ typedef struct {
 
 // Takes the sums (columns) of the step's gradients into account, if zen_needs_sums(), and decides.
 // Call it once per step; zen_turn_end() when all of it has been done.
-static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *x, const ZenSum *sums) {
-    const bool warm = zen_is_warm(c, x);
-    const bool first = x->filled == 0 && !warm;
+static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *clock,
+                        const ZenSum *sums) {
+    const bool warm = zen_is_warm(c, clock);
+    const bool first = clock->filled == 0 && !warm;
     ZenTurn turn;
-    turn.steps = x->filled + 1;
-    if (zen_is_scoring(c, map, x))
+    turn.steps = clock->filled + 1;
+    if (zen_is_scoring(c, map, clock))
         for (size_t j = 0; j < map->columns; j++)
-            x->scores[j] = (first ? 0 : x->scores[j]) + sums[j].squares;
-    if (c->window == 0 && zen_needs_sums(c, map, x)) zen_add_means(map, x, sums, first);
+            clock->scores[j] = (first ? 0 : clock->scores[j]) + sums[j].squares;
+    if (c->window == 0 && zen_needs_sums(c, map, clock)) zen_add_means(map, clock, sums, first);
     turn.closes = warm || (c->window > 0 ? turn.steps >= c->window
-                                         : !map->mixed || zen_votes(map, x, turn.steps));
-    turn.selects = map->mixed && (warm ? x->warm + 1 == c->warmup
-                                       : turn.closes && x->windows + 1 == c->reselect);
+                                         : !map->mixed || zen_votes(map, clock, turn.steps));
+    turn.selects = map->mixed && (warm ? clock->warm + 1 == c->warmup
+                                       : turn.closes && clock->windows + 1 == c->reselect);
     turn.drains = turn.closes && (warm || !c->overlap || turn.selects);
     return turn;
 }
 
-static void zen_turn_end(const ZenConfig *c, ZenClock *x, const ZenTurn *turn) {
-    const bool warm = zen_is_warm(c, x);
-    x->warm += warm;
-    x->rest_t += turn->closes;
-    x->filled = turn->closes ? 0 : turn->steps;
-    if (turn->closes && !warm) x->windows++;
+static void zen_turn_end(const ZenConfig *c, ZenClock *clock, const ZenTurn *turn) {
+    const bool warm = zen_is_warm(c, clock);
+    clock->warm += warm;
+    clock->rest_t += turn->closes;
+    clock->filled = turn->closes ? 0 : turn->steps;
+    if (turn->closes && !warm) clock->windows++;
     if (turn->selects) {
-        x->windows = 0;
-        x->selections++;
+        clock->windows = 0;
+        clock->selections++;
     }
 }
 
@@ -372,9 +377,9 @@ static void zen_turn_end(const ZenConfig *c, ZenClock *x, const ZenTurn *turn) {
 typedef struct { double lr, beta1, beta2, eps, weight_decay; int moments_bf16; } ZenRates;
 
 // The step of the rest, by the mean gradient of a window of n steps. The decay is that of n steps.
-static AdamStep zen_rest_step(const ZenClock *x, const ZenRates *r, size_t n) {
+static AdamStep zen_rest_step(const ZenClock *clock, const ZenRates *r, size_t n) {
     AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps,
-                                   r->weight_decay * (double)n, x->rest_t + 1, 1 / (double)n);
+                                   r->weight_decay * (double)n, clock->rest_t + 1, 1 / (double)n);
     s.moments_bf16 = r->moments_bf16;
     return s;
 }
@@ -406,63 +411,64 @@ typedef struct {
         }
 
 // As weights are stored.
-static float zen_weight(const ZenReference *x, float w) {
-    return x->bf16 ? bf16_to_f32(master_weight(w)) : w;
+static float zen_weight(const ZenReference *ref, float w) {
+    return ref->bf16 ? bf16_to_f32(master_weight(w)) : w;
 }
 
 // AdamW of an element of a tensor. Moments in bf16 are kept in fp32 here.
-static void zen_adam(ZenReference *x, const ZenTensor *z, size_t e, float g, const AdamStep *s,
+static void zen_adam(ZenReference *ref, const ZenTensor *z, size_t e, float g, const AdamStep *s,
                      size_t index) {
     const float decay = z->decay ? s->weight_decay : 0;
-    uint16_t m = f32_to_bf16(x->m[e]), v = f32_to_bf16(x->v[e]);  // exact, if they are
+    uint16_t m = f32_to_bf16(ref->m[e]), v = f32_to_bf16(ref->v[e]);  // exact, if they are
     if (!s->moments_bf16) {
-        adam_scalar(&x->master[e], &x->m[e], &x->v[e], g, s, decay);
+        adam_scalar(&ref->master[e], &ref->m[e], &ref->v[e], g, s, decay);
         return;
     }
-    adam_bf16(&x->master[e], &m, &v, g, s, decay, (uint32_t)index);
-    x->m[e] = bf16_to_f32(m);
-    x->v[e] = bf16_to_f32(v);
+    adam_bf16(&ref->master[e], &m, &v, g, s, decay, (uint32_t)index);
+    ref->m[e] = bf16_to_f32(m);
+    ref->v[e] = bf16_to_f32(v);
 }
 
 // Makes a step by the whole gradient `grads`. now: the step of the chosen, whose grad_scale clips
 // all gradients. Every element is its own.
-static void zen_reference_step(ZenReference *x, const float *grads, const AdamStep *now,
+static void zen_reference_step(ZenReference *ref, const float *grads, const AdamStep *now,
                                const ZenRates *rates) {
-    const ZenConfig *c = &x->config;
+    const ZenConfig *c = &ref->config;
     const float scale = now->grad_scale;
-    if (zen_needs_sums(c, &x->map, &x->clock))
-        for (int i = 0; i < x->map.count; i++) {
-            const ZenTensor *z = &x->map.tensor[i];
-            zen_sums(x->sums + z->column_at, grads + z->at, 0, z->rows, z->cols);
+    if (zen_needs_sums(c, &ref->map, &ref->clock))
+        for (int i = 0; i < ref->map.count; i++) {
+            const ZenTensor *z = &ref->map.tensor[i];
+            zen_sums(ref->sums + z->column_at, grads + z->at, 0, z->rows, z->cols);
         }
-    const ZenTurn turn = zen_turn(c, &x->map, &x->clock, x->sums);
-    const AdamStep late = zen_rest_step(&x->clock, rates, turn.steps);
+    const ZenTurn turn = zen_turn(c, &ref->map, &ref->clock, ref->sums);
+    const AdamStep late = zen_rest_step(&ref->clock, rates, turn.steps);
     #pragma omp parallel for schedule(dynamic)
-    for (int i = 0; i < x->map.count; i++) {
-        const ZenTensor *z = &x->map.tensor[i];
-        const int32_t *column = x->map.column + z->column_at;
+    for (int i = 0; i < ref->map.count; i++) {
+        const ZenTensor *z = &ref->map.tensor[i];
+        const int32_t *column = ref->map.column + z->column_at;
         ZEN_EACH(z, column, 0, z->chosen,
-            zen_adam(x, z, e, grads[e], now, z->chosen_index + zen_r * z->chosen + zen_j);
-            x->shown[e] = zen_weight(x, x->master[e]);
+            zen_adam(ref, z, e, grads[e], now, z->chosen_index + zen_r * z->chosen + zen_j);
+            ref->shown[e] = zen_weight(ref, ref->master[e]);
         )
         ZEN_EACH(z, column, z->chosen, z->cols,
-            const float g = x->bf16 ? bf16_to_f32(f32_to_bf16(grads[e])) : grads[e];
-            x->acc[e] = x->clock.filled == 0 ? mul_f32(scale, g) : fma_f32(scale, g, x->acc[e]);
+            const float g = ref->bf16 ? bf16_to_f32(f32_to_bf16(grads[e])) : grads[e];
+            ref->acc[e] = ref->clock.filled == 0 ? mul_f32(scale, g)
+                                                 : fma_f32(scale, g, ref->acc[e]);
         )
         if (!turn.closes) continue;
         ZEN_EACH(z, column, z->chosen, z->cols,
-            x->shown[e] = zen_weight(x, x->master[e]);  // what the window before has made
-            zen_adam(x, z, e, x->acc[e], &late,
+            ref->shown[e] = zen_weight(ref, ref->master[e]);  // what the window before has made
+            zen_adam(ref, z, e, ref->acc[e], &late,
                      z->rest_index + zen_r * (z->cols - z->chosen) + zen_j - z->chosen);
-            if (turn.drains) x->shown[e] = zen_weight(x, x->master[e]);
+            if (turn.drains) ref->shown[e] = zen_weight(ref, ref->master[e]);
         )
     }
-    for (int i = 0; turn.selects && i < x->map.count; i++) {
-        const size_t n = zen_select(&x->map, i, x->clock.scores + x->map.tensor[i].column_at,
-                                    x->swaps);
-        zen_swap(&x->map, i, x->swaps, n);
+    for (int i = 0; turn.selects && i < ref->map.count; i++) {
+        const size_t n = zen_select(&ref->map, i, ref->clock.scores + ref->map.tensor[i].column_at,
+                                    ref->swaps);
+        zen_swap(&ref->map, i, ref->swaps, n);
     }
-    zen_turn_end(c, &x->clock, &turn);
+    zen_turn_end(c, &ref->clock, &turn);
 }
 
 #endif

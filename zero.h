@@ -50,10 +50,11 @@ static inline size_t zero_begin(const GPT2Table *t, int s, size_t world, size_t 
     if (rank >= world) return n;
     if (!rows) return min_size(rank * zero_cut(n, world), n);
     const size_t target = at + n / world * rank + n % world * rank / world;
-    const GPT2Tensor *x = &t->tensors[gpt2_tensor_at(t, target)];
-    const size_t row = x->rank < 2 ? 0 : (target - x->offset) / x->cols;
-    const size_t begin = row < x->rows_padded ? row * x->cols : round_up(x->size, ALIGN_ELEMENTS);
-    return x->offset + begin - at;  // the latter: it is in the gap behind x
+    const GPT2Tensor *ten = &t->tensors[gpt2_tensor_at(t, target)];
+    const size_t row = ten->rank < 2 ? 0 : (target - ten->offset) / ten->cols;
+    const size_t begin = row < ten->rows_padded ? row * ten->cols
+                                                : round_up(ten->size, ALIGN_ELEMENTS);
+    return ten->offset + begin - at;  // the latter: it is in the gap behind x
 }
 
 // What a rank owns. Each shard of a segment begins with an element of a tensor, since gaps are
@@ -63,17 +64,17 @@ static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank
     size_t begin = 0, end = 0;  // of the segment, what the rank owns
     map.shards = (Shard *)alloc_or_fail((size_t)t->count, sizeof(Shard), "shard map");
     for (int i = 0; i < t->count; i++) {
-        const GPT2Tensor *x = &t->tensors[i];
-        if (i == 0 || x->layer > t->tensors[i - 1].layer) {
+        const GPT2Tensor *ten = &t->tensors[i];
+        if (i == 0 || ten->layer > t->tensors[i - 1].layer) {
             map.elements += end - begin;
-            begin = x->offset + zero_begin(t, x->layer + 1, world, rank, rows);
-            end = x->offset + zero_begin(t, x->layer + 1, world, rank + 1, rows);
+            begin = ten->offset + zero_begin(t, ten->layer + 1, world, rank, rows);
+            end = ten->offset + zero_begin(t, ten->layer + 1, world, rank + 1, rows);
         }
-        const size_t from = x->offset > begin ? x->offset : begin;
-        const size_t to = min_size(x->offset + x->size, end);
+        const size_t from = ten->offset > begin ? ten->offset : begin;
+        const size_t to = min_size(ten->offset + ten->size, end);
         if (from >= to) continue;
-        const Shard own = {.tensor = i, .offset = from - x->offset, .length = to - from,
-                           .at = map.elements + (from - begin), .decay = x->decay};
+        const Shard own = {.tensor = i, .offset = from - ten->offset, .length = to - from,
+                           .at = map.elements + (from - begin), .decay = ten->decay};
         map.shards[map.count++] = own;
     }
     map.elements += end - begin;

@@ -310,17 +310,17 @@ typedef struct {
 // Appends a tensor, and returns its index.
 static int table_add(GPT2Table *t, const char *name, int layer, int kind, size_t rows, size_t cols,
                      int init, size_t L) {
-    GPT2Tensor *x = &t->tensors[t->count++];
-    snprintf(x->name, sizeof x->name, "%s", name);
-    x->layer = layer;
-    x->kind = kind;
-    x->rank = init >= INIT_NORMAL ? 2 : 1;
-    x->decay = x->rank == 2;
-    x->rows = x->rows_padded = rows;
-    x->cols = cols;
-    x->init_value = init == INIT_ONE;
-    if (init == INIT_NORMAL) x->init_std = 0.02f;
-    if (init == INIT_RESIDUAL) x->init_std = (float)(0.02 / __builtin_sqrt(2.0 * (double)L));
+    GPT2Tensor *ten = &t->tensors[t->count++];
+    snprintf(ten->name, sizeof ten->name, "%s", name);
+    ten->layer = layer;
+    ten->kind = kind;
+    ten->rank = init >= INIT_NORMAL ? 2 : 1;
+    ten->decay = ten->rank == 2;
+    ten->rows = ten->rows_padded = rows;
+    ten->cols = cols;
+    ten->init_value = init == INIT_ONE;
+    if (init == INIT_NORMAL) ten->init_std = 0.02f;
+    if (init == INIT_RESIDUAL) ten->init_std = (float)(0.02 / __builtin_sqrt(2.0 * (double)L));
     return t->count - 1;
 }
 
@@ -358,11 +358,11 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
     if (!c->tied) t.lm_head = table_add(&t, "lm_head", tail, -1, c->vocab, E, INIT_NORMAL, L);
     t.tensors[t.wte].rows_padded = t.tensors[t.lm_head].rows_padded = c->vocab_padded;
     for (int i = 0; i < t.count; i++) {
-        GPT2Tensor *x = &t.tensors[i];
-        x->size = x->rows_padded * x->cols;
-        x->offset = t.elements;
-        t.elements += round_up(x->size, ALIGN_ELEMENTS);
-        t.parameters += x->rows * x->cols;
+        GPT2Tensor *ten = &t.tensors[i];
+        ten->size = ten->rows_padded * ten->cols;
+        ten->offset = t.elements;
+        t.elements += round_up(ten->size, ALIGN_ELEMENTS);
+        t.parameters += ten->rows * ten->cols;
     }
     return t;
 }
@@ -398,12 +398,13 @@ static int gpt2_tensor_at(const GPT2Table *t, size_t at) {
 // or threads.
 static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, float *p,
                             uint64_t seed) {
-    const GPT2Tensor *x = &t->tensors[i];
-    const size_t all = x->rows * x->cols, real = first < all ? min_size(n, all - first) : 0;
+    const GPT2Tensor *ten = &t->tensors[i];
+    const size_t all = ten->rows * ten->cols, real = first < all ? min_size(n, all - first) : 0;
     memset(p + real, 0, (n - real) * sizeof *p);
-    if (x->init_std != 0) rng_normals(p, real, seed, RNG_INIT, (uint32_t)i, first);
+    if (ten->init_std != 0) rng_normals(p, real, seed, RNG_INIT, (uint32_t)i, first);
     #pragma omp parallel for if (real > 1 << 16)
-    for (size_t j = 0; j < real; j++) p[j] = x->init_std != 0 ? p[j] * x->init_std : x->init_value;
+    for (size_t j = 0; j < real; j++)
+        p[j] = ten->init_std != 0 ? p[j] * ten->init_std : ten->init_value;
 }
 
 // ---------------------------------------------------------------------------------------------

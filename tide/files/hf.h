@@ -57,14 +57,14 @@ static void state_move(void *owner, int part, size_t at, size_t n, float *w, boo
 // The state all of which is in so many arenas.
 static RunState state_in(float *const *arenas, int parts) {
     static const StateRange all = {0, SIZE_MAX};
-    const RunState x = {parts, &all, 1, state_move, (void *)arenas, false, 0};
-    return x;
+    const RunState state = {parts, &all, 1, state_move, (void *)arenas, false, 0};
+    return state;
 }
 
 // Moves *at to the first element of [*at, end) that this rank has, and returns the number of
 // elements that follow without a gap, at most PART_UNIT (0: none).
-static size_t state_next(const RunState *x, size_t *at, size_t end) {
-    for (const StateRange *s = x->ranges; s < x->ranges + x->count; s++) {
+static size_t state_next(const RunState *state, size_t *at, size_t end) {
+    for (const StateRange *s = state->ranges; s < state->ranges + state->count; s++) {
         if (s->length == 0 || s->at + s->length <= *at || s->at >= end) continue;
         if (s->at > *at) *at = s->at;
         return min_size(min_size(s->at + s->length, end) - *at, PART_UNIT);
@@ -127,52 +127,53 @@ static const struct { const char *own, *names[NAMINGS]; } hf_names[] = {
 
 // Tensor i of the table in our own layout and naming, as checkpoints store it.
 static HfTensor own_tensor(const GPT2Table *t, int i) {
-    const GPT2Tensor *p = &t->tensors[i];
-    const size_t n = p->rows * p->cols;
-    HfTensor x = {"", 0, i, p->rank, {p->rank == 2 ? p->rows : n, p->cols}, 0, 0, n, false};
-    snprintf(x.name, sizeof x.name, "%s", p->name);
-    return x;
+    const GPT2Tensor *ten = &t->tensors[i];
+    const size_t n = ten->rows * ten->cols;
+    HfTensor hf = {"", 0, i, ten->rank, {ten->rank == 2 ? ten->rows : n, ten->cols}, 0, 0, n,
+                   false};
+    snprintf(hf.name, sizeof hf.name, "%s", ten->name);
+    return hf;
 }
 
 // Describes tensor number i of a file: part i % 3 of tensor i / 3 of the table. q, k and v, and the
 // two halves of a gated MLP's first product, are parts of their own in a file, except in GPT-2's.
 // Returns false if there is no such number. c NULL: own_tensor().
-static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *x) {
+static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *hf) {
     static const char *const names[2][3] = {{"q", "k", "v"}, {"gate", "up", NULL}};
-    const GPT2Tensor *p = &t->tensors[i / 3];
-    *x = own_tensor(t, i / 3);
+    const GPT2Tensor *ten = &t->tensors[i / 3];
+    *hf = own_tensor(t, i / 3);
     if (c == NULL) return i % 3 == 0;
     const int naming = hf_naming(c), part = i % 3;
-    const bool qkv = naming != NAMING_GPT2 && (p->kind == QKV_W || p->kind == QKV_B);
-    const bool gate = config_gated(c) && (p->kind == FC_W || p->kind == FC_B);
-    const char *own = p->kind >= 0 ? strchr(strchr(p->name, '.') + 1, '.') + 1 : p->name;
+    const bool qkv = naming != NAMING_GPT2 && (ten->kind == QKV_W || ten->kind == QKV_B);
+    const bool gate = config_gated(c) && (ten->kind == FC_W || ten->kind == FC_B);
+    const char *own = ten->kind >= 0 ? strchr(strchr(ten->name, '.') + 1, '.') + 1 : ten->name;
     char layer[32] = "";
     int row = 0;
     while (strncmp(own, hf_names[row].own, strlen(hf_names[row].own)) != 0) row++;
-    const char *prefix = p == &t->tensors[t->lm_head] && !c->tied ? "" : hf_prefixes[naming][0];
+    const char *prefix = ten == &t->tensors[t->lm_head] && !c->tied ? "" : hf_prefixes[naming][0];
     if (part > (qkv ? 2 : gate ? 1 : 0)) return false;
-    x->prefix = strlen(prefix);
-    if (p->kind >= 0)
-        snprintf(layer, sizeof layer, naming == NAMING_GPT2 ? "h.%d." : "layers.%d.", p->layer);
-    const int used = snprintf(x->name, sizeof x->name, "%s%s", prefix, layer);
-    snprintf(x->name + used, sizeof x->name - (size_t)used, hf_names[row].names[naming],
+    hf->prefix = strlen(prefix);
+    if (ten->kind >= 0)
+        snprintf(layer, sizeof layer, naming == NAMING_GPT2 ? "h.%d." : "layers.%d.", ten->layer);
+    const int used = snprintf(hf->name, sizeof hf->name, "%s%s", prefix, layer);
+    snprintf(hf->name + used, sizeof hf->name - (size_t)used, hf_names[row].names[naming],
              names[gate][part]);
-    strcat(x->name, strcmp(own + strlen(hf_names[row].own), ".b") == 0 ? ".bias" : ".weight");
+    strcat(hf->name, strcmp(own + strlen(hf_names[row].own), ".b") == 0 ? ".bias" : ".weight");
     if (qkv || gate) {
-        const size_t K = config_kv(c) * config_head(c), width = x->n / x->shape[0];
+        const size_t K = config_kv(c) * config_head(c), width = hf->n / hf->shape[0];
         const size_t rows[3] = {qkv ? config_att(c) : c->ffn, qkv ? K : c->ffn, K};
-        for (int k = 0; k < part; k++) x->first += rows[k] * width;
-        x->shape[0] = rows[part];
-        x->n = rows[part] * width;
+        for (int k = 0; k < part; k++) hf->first += rows[k] * width;
+        hf->shape[0] = rows[part];
+        hf->n = rows[part] * width;
     }
     if (naming == NAMING_OPT && i / 3 == t->wpe) {
-        x->skip = 2 * p->cols;
-        x->shape[0] += 2;
+        hf->skip = 2 * ten->cols;
+        hf->shape[0] += 2;
     }
-    if (naming == NAMING_GPT2 && p->kind >= 0 && p->rank == 2) {
-        x->transpose = true;
-        x->shape[0] = p->cols;
-        x->shape[1] = p->rows;
+    if (naming == NAMING_GPT2 && ten->kind >= 0 && ten->rank == 2) {
+        hf->transpose = true;
+        hf->shape[0] = ten->cols;
+        hf->shape[1] = ten->rows;
     }
     return true;
 }
@@ -181,12 +182,12 @@ static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *
 // transposed goes by tiles of HF_ROWS stored rows, which is one cache line of ours.
 enum { HF_ROWS = 16, HF_COLS = 64, HF_CHUNK = 1 << 12 };
 
-static void hf_read(const HfTensor *x, const SafeTensor *s, size_t first, size_t n, float *w) {
-    const size_t R = x->shape[0], C = x->shape[1];
-    if (!x->transpose) {
+static void hf_read(const HfTensor *hf, const SafeTensor *ten, size_t first, size_t n, float *w) {
+    const size_t R = hf->shape[0], C = hf->shape[1];
+    if (!hf->transpose) {
         #pragma omp parallel for if (n > 1 << 16)
         for (size_t i = 0; i < n; i += HF_CHUNK)
-            safetensor_floats(s, x->skip + first + i, min_size(HF_CHUNK, n - i), w + i);
+            safetensor_floats(ten, hf->skip + first + i, min_size(HF_CHUNK, n - i), w + i);
         return;
     }
     const size_t begin = first / R, end = (first + n - 1) / R + 1;  // of our rows
@@ -197,7 +198,7 @@ static void hf_read(const HfTensor *x, const SafeTensor *s, size_t first, size_t
             const size_t cols = min_size(HF_COLS, end - col);
             float tile[HF_ROWS][HF_COLS];
             for (size_t r = 0; r < rows; r++)
-                safetensor_floats(s, (row + r) * C + col, cols, tile[r]);
+                safetensor_floats(ten, (row + r) * C + col, cols, tile[r]);
             for (size_t c = 0; c < cols; c++)
                 for (size_t r = 0; r < rows; r++) {
                     const size_t at = (col + c) * R + row + r - first;  // huge if before
@@ -208,59 +209,60 @@ static void hf_read(const HfTensor *x, const SafeTensor *s, size_t first, size_t
 
 // Loads what there is here of a part's tensor x, which is stored as s; with its last elements, what
 // follows them in the arena becomes zero. False if a number is not finite, or reaches the limit.
-static bool part_read(const RunState *here, int part, const GPT2Table *t, const HfTensor *x,
-                      const SafeTensor *s) {
-    const GPT2Tensor *ours = &t->tensors[x->tensor];
-    const size_t begin = ours->offset + x->first, last = begin + x->n;
-    const bool padded = x->first + x->n == ours->rows * ours->cols;
+static bool part_read(const RunState *state, int part, const GPT2Table *t, const HfTensor *hf,
+                      const SafeTensor *ten) {
+    const GPT2Tensor *ours = &t->tensors[hf->tensor];
+    const size_t begin = ours->offset + hf->first, last = begin + hf->n;
+    const bool padded = hf->first + hf->n == ours->rows * ours->cols;
     const size_t end = padded ? ours->offset + round_up(ours->size, ALIGN_ELEMENTS) : last;
     float *w = ALLOC(float, min_size(PART_UNIT, end - begin), "a copy of weights");
-    const float limit = here->limit > 0 ? here->limit : INFINITY;
+    const float limit = state->limit > 0 ? state->limit : INFINITY;
     int bad = 0;
-    for (size_t at = begin, n; (n = state_next(here, &at, end)) > 0; at += n) {
+    for (size_t at = begin, n; (n = state_next(state, &at, end)) > 0; at += n) {
         const size_t stored = at < last ? min_size(n, last - at) : 0;
-        if (stored > 0) hf_read(x, s, at - begin, stored, w);
+        if (stored > 0) hf_read(hf, ten, at - begin, stored, w);
         memset(w + stored, 0, (n - stored) * sizeof *w);
         #pragma omp parallel for if (n > 1 << 16) reduction(| : bad)
         for (size_t i = 0; i < n; i++) bad |= !(fabsf(w[i]) < limit);
-        here->move(here->owner, part, at, n, w, false);
+        state->move(state->owner, part, at, n, w, false);
     }
     free(w);
-    safetensor_release(s);
+    safetensor_release(ten);
     return !bad;
 }
 
 // Saves what there is here of a part's tensor x as number i of a file, rounded to bf16 if that is
 // declared so. All of a matrix to be transposed must be here; HF_ROWS stored rows are made at a
 // time.
-static void part_write(const RunState *here, int part, const GPT2Table *t, const HfTensor *x,
+static void part_write(const RunState *state, int part, const GPT2Table *t, const HfTensor *hf,
                        SafeWriter *file, int i) {
-    const size_t begin = t->tensors[x->tensor].offset + x->first, R = x->shape[0], C = x->shape[1];
-    const size_t unit = min_size(x->transpose ? HF_ROWS * C : PART_UNIT, x->n);
+    const size_t begin = t->tensors[hf->tensor].offset + hf->first, R = hf->shape[0],
+        C = hf->shape[1];
+    const size_t unit = min_size(hf->transpose ? HF_ROWS * C : PART_UNIT, hf->n);
     const bool bf16 = file->tensors[i].dtype == ST_BF16;
     const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
-    float *w = ALLOC(float, unit + x->skip, "a copy of weights"), *ours = NULL;
-    if (x->transpose) {
-        ours = ALLOC(float, x->n, "a matrix to be transposed");
-        here->move(here->owner, part, begin, x->n, ours, true);
+    float *w = ALLOC(float, unit + hf->skip, "a copy of weights"), *ours = NULL;
+    if (hf->transpose) {
+        ours = ALLOC(float, hf->n, "a matrix to be transposed");
+        state->move(state->owner, part, begin, hf->n, ours, true);
     }
-    safewriter_put(file, i, 0, w, x->skip * size);  // zeros
-    for (size_t at = begin, n; (n = state_next(here, &at, begin + x->n)) > 0; at += n) {
-        if (x->transpose) {
+    safewriter_put(file, i, 0, w, hf->skip * size);  // zeros
+    for (size_t at = begin, n; (n = state_next(state, &at, begin + hf->n)) > 0; at += n) {
+        if (hf->transpose) {
             const float *from = ours + (at - begin) / C;  // our column
-            n = min_size(unit, begin + x->n - at);
+            n = min_size(unit, begin + hf->n - at);
             #pragma omp parallel for if (n > 1 << 16)
             for (size_t o = 0; o < C; o++)
                 for (size_t r = 0; r < n / C; r++) w[r * C + o] = from[o * R + r];
         } else {
-            here->move(here->owner, part, at, n, w, true);
+            state->move(state->owner, part, at, n, w, true);
         }
         if (bf16)
             for (size_t j = 0; j < n; j++) {  // in their own place
                 const uint16_t half = master_weight(w[j]);
                 memcpy((char *)w + j * size, &half, size);
             }
-        safewriter_put(file, i, (x->skip + at - begin) * size, w, n * size);
+        safewriter_put(file, i, (hf->skip + at - begin) * size, w, n * size);
     }
     free(ours);
     free(w);
@@ -502,28 +504,28 @@ static void model_close(SafeTensors *files, int count) {
 
 // Finds tensor x, once, in the right shape. NULL: it is not `needed`, and not there.
 static SafeTensor *model_find(const SafeTensors *files, int count, const char *model,
-                              const GPT2Config *c, const HfTensor *x, bool needed) {
+                              const GPT2Config *c, const HfTensor *hf, bool needed) {
     SafeTensor *found = NULL, *next;
     char name[128], there[200] = "missing", here[200];
     for (const char *const *prefix = hf_prefixes[hf_naming(c)]; *prefix != NULL; prefix++) {
-        snprintf(name, sizeof name, "%s%s", x->prefix > 0 ? *prefix : "", x->name + x->prefix);
+        snprintf(name, sizeof name, "%s%s", hf->prefix > 0 ? *prefix : "", hf->name + hf->prefix);
         for (int i = 0; i < count; i++) {
             if ((next = safetensors_find(&files[i], name)) == NULL) continue;
             if (found != NULL && found != next)
-                die("%s: tensor %s is there more than once", model, x->name);
+                die("%s: tensor %s is there more than once", model, hf->name);
             found = next;
         }
     }
     // tied embeddings may be stored under the head's name alone
-    for (int i = 0; i < count && found == NULL && c->tied && x->tensor == 0; i++)
+    for (int i = 0; i < count && found == NULL && c->tied && hf->tensor == 0; i++)
         found = safetensors_find(&files[i], "lm_head.weight");
     if (found == NULL && !needed) return NULL;
-    shape_text(here, x->rank, x->shape);
+    shape_text(here, hf->rank, hf->shape);
     if (found != NULL) shape_text(there, found->rank, found->shape);
     if (strcmp(here, there) != 0)
-        die("%s: tensor %s is %s, the model needs %s", model, x->name, there, here);
+        die("%s: tensor %s is %s, the model needs %s", model, hf->name, there, here);
     if (found->dtype > ST_F64)
-        die("%s: tensor %s is not stored as F32, F16, BF16 or F64", model, x->name);
+        die("%s: tensor %s is not stored as F32, F16, BF16 or F64", model, hf->name);
     return found;
 }
 
@@ -531,14 +533,14 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
 // adapter leaves such a head, and config.json as it was.
 static void model_check_head(const SafeTensors *files, int count, const char *path, GPT2Config *c) {
     GPT2Config untied = *c;
-    HfTensor x, y;
+    HfTensor hf, y;
     untied.tied = 0;
     GPT2Table t = gpt2_table(&untied);
-    hf_tensor(&untied, &t, 3 * t.wte, &x);
+    hf_tensor(&untied, &t, 3 * t.wte, &hf);
     hf_tensor(&untied, &t, 3 * t.lm_head, &y);
-    const SafeTensor *wte = model_find(files, count, path, &untied, &x, false);
+    const SafeTensor *wte = model_find(files, count, path, &untied, &hf, false);
     const SafeTensor *head = model_find(files, count, path, &untied, &y, false);
-    const size_t all = c->tied && wte != NULL && head != NULL ? x.n : 0;
+    const size_t all = c->tied && wte != NULL && head != NULL ? hf.n : 0;
     int differs = 0;
     #pragma omp parallel for reduction(| : differs)
     for (size_t at = 0; at < all; at += HF_CHUNK) {
@@ -551,7 +553,7 @@ static void model_check_head(const SafeTensors *files, int count, const char *pa
     if (differs) c->tied = 0;
     if (differs && ranks.rank == 0)
         fprintf(stderr, "tide: note: %s: lm_head.weight is not %s: the model is untied, whatever "
-                "its config.json says\n", path, x.name);
+                "its config.json says\n", path, hf.name);
     gpt2_table_free(&t);
 }
 
@@ -580,30 +582,31 @@ static void model_config_load(const char *path, GPT2Config *c) {
 // before the names, in one file or several. Refuses, naming the tensor: one that is missing, is
 // there twice, has an odd shape, would not be used, or has numbers that are not finite.
 static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t,
-                       const RunState *here) {
-    HfTensor x;
+                       const RunState *state) {
+    HfTensor hf;
     int count;
     SafeTensors *files = model_open(path, true, &count);
     for (int i = 0; i < 3 * t->count; i++) {
-        if (!hf_tensor(c, t, i, &x)) continue;
-        SafeTensor *s = model_find(files, count, path, c, &x, true);
-        s->seen = true;
-        if (!part_read(here, 0, t, &x, s))
+        if (!hf_tensor(c, t, i, &hf)) continue;
+        SafeTensor *ten = model_find(files, count, path, c, &hf, true);
+        ten->seen = true;
+        if (!part_read(state, 0, t, &hf, ten))
             die("%s: tensor %s has a NaN, an infinity or a number too large for this precision: "
-                "the file is damaged, or of a wider one", path, x.name);
+                "the file is damaged, or of a wider one", path, hf.name);
     }
     for (int f = 0; f < count; f++) {
         for (int i = 0; i < files[f].count; i++) {
-            const SafeTensor *s = &files[f].tensors[i];
-            const char *end = c->family == FAMILY_GPT2 ? strstr(s->name, ".attn.") : NULL;
+            const SafeTensor *ten = &files[f].tensors[i];
+            const char *end = c->family == FAMILY_GPT2 ? strstr(ten->name, ".attn.") : NULL;
             // causal masks (1, 1, n, n), and the number that they put
             const bool mask = end != NULL
-                && ((strcmp(end, ".attn.bias") == 0 && s->rank == 4 && s->shape[2] == s->shape[3])
-                    || (strcmp(end, ".attn.masked_bias") == 0 && s->elements == 1));
-            const bool head = c->tied && strcmp(s->name, "lm_head.weight") == 0;  // it is wte
-            const bool rotary = strstr(s->name, ".rotary_emb.inv_freq") != NULL;  // made anew
-            if (!s->seen && !mask && !head && !(rotary && c->rope.theta > 0))
-                die("%s: tensor %.100s is unknown to a %s model with %s head", path, s->name,
+                && ((strcmp(end, ".attn.bias") == 0 && ten->rank == 4
+                     && ten->shape[2] == ten->shape[3])
+                    || (strcmp(end, ".attn.masked_bias") == 0 && ten->elements == 1));
+            const bool head = c->tied && strcmp(ten->name, "lm_head.weight") == 0;  // it is wte
+            const bool rotary = strstr(ten->name, ".rotary_emb.inv_freq") != NULL;  // made anew
+            if (!ten->seen && !mask && !head && !(rotary && c->rope.theta > 0))
+                die("%s: tensor %.100s is unknown to a %s model with %s head", path, ten->name,
                     hf_families[c->family].type, c->tied ? "a tied" : "an untied");
         }
     }
@@ -627,20 +630,20 @@ static bool directory_sync(const char *dir, Error *err) {
 // those of the file from number `i` on. c NULL: in our own naming and layout.
 static void tensors_add(SafeWriter *file, const GPT2Config *c, const GPT2Table *t,
                         const char *prefix, int dtype) {
-    HfTensor x;
+    HfTensor hf;
     char name[256];
     for (int k = 0; k < 3 * t->count; k++) {
-        if (!hf_tensor(c, t, k, &x)) continue;
-        snprintf(name, sizeof name, "%s%s", prefix, x.name);
-        safewriter_add(file, name, dtype, x.rank, x.shape);
+        if (!hf_tensor(c, t, k, &hf)) continue;
+        snprintf(name, sizeof name, "%s%s", prefix, hf.name);
+        safewriter_add(file, name, dtype, hf.rank, hf.shape);
     }
 }
 
 static void tensors_put(SafeWriter *file, const GPT2Config *c, const GPT2Table *t,
-                        const RunState *here, int part, int i) {
-    HfTensor x;
+                        const RunState *state, int part, int i) {
+    HfTensor hf;
     for (int k = 0; k < 3 * t->count && !file->failed; k++)
-        if (hf_tensor(c, t, k, &x)) part_write(here, part, t, &x, file, i++);
+        if (hf_tensor(c, t, k, &hf)) part_write(state, part, t, &hf, file, i++);
 }
 
 // A number in as few digits as read back to it.
@@ -749,7 +752,7 @@ static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
 // AutoModelForCausalLM.from_pretrained(dir) loads them: fp32, or bf16 rounded to the nearest.
 // Makes dir if it must. On failure what was there before is still there.
 static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
-                       const RunState *here, bool bf16, TextEnds ends, const char *origin,
+                       const RunState *state, bool bf16, TextEnds ends, const char *origin,
                        Error *err) {
     char weights[PATH_MAX], config[PATH_MAX];
     SafeWriter out;
@@ -766,7 +769,7 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     memset(&out, 0, sizeof out);
     tensors_add(&out, c, t, "", bf16 ? ST_BF16 : ST_F32);
     safewriter_open(&out, weights);
-    tensors_put(&out, c, t, here, 0, 0);
+    tensors_put(&out, c, t, state, 0, 0);
     if (safewriter_close(&out, err))
         return replace_close(f, config, err) && directory_sync(dir, err);
     replace_discard(f, config);
@@ -784,7 +787,7 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
     const size_t shape[3] = {B, T, c->vocab}, one = 1;
     const float loss32 = (float)loss;
     float *const arenas[] = {(float *)grads};  // only read
-    const RunState here = state_in(arenas, 1);
+    const RunState state = state_in(arenas, 1);
     SafeWriter out;
     memset(&out, 0, sizeof out);
     safewriter_add(&out, "tokens", ST_I32, 2, shape);
@@ -800,7 +803,7 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
     for (size_t i = 0; i < B * T; i++)
         safewriter_put(&out, 3, i * c->vocab * sizeof *logits, logits + i * c->vocab_padded,
                        c->vocab * sizeof *logits);
-    tensors_put(&out, c, t, &here, 0, 4);
+    tensors_put(&out, c, t, &state, 0, 4);
     if (begins != NULL) safewriter_put(&out, out.count - 1, 0, begins, B * T * sizeof *begins);
     return safewriter_close(&out, err);
 }

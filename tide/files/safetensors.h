@@ -62,7 +62,7 @@ static int st_compare_data(const void *a, const void *b) {
 }
 
 // One entry of the header. Tensor data starts at `data`.
-static bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *data, Error *err) {
+static bool st_tensor(SafeTensor *ten, const Json *entry, const unsigned char *data, Error *err) {
     const Json *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape");
     const Json *offsets = json_get(entry, "data_offsets");
     size_t begin = 0, end = 0;
@@ -70,24 +70,24 @@ static bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *dat
         && shape->type == JSON_ARRAY && shape->count <= ST_MAX_RANK && offsets != NULL
         && offsets->type == JSON_ARRAY && offsets->count == 2 && json_size(offsets->child, &begin)
         && json_size(offsets->child->next, &end) && begin <= end;
-    while (ok && t->dtype < ST_DTYPES && strcmp(st_dtypes[t->dtype].name, dtype->string) != 0)
-        t->dtype++;
-    if (ok && t->dtype == ST_DTYPES)
+    while (ok && ten->dtype < ST_DTYPES && strcmp(st_dtypes[ten->dtype].name, dtype->string) != 0)
+        ten->dtype++;
+    if (ok && ten->dtype == ST_DTYPES)
         return error_set(err, "tensor %.100s has the unknown dtype %.40s", entry->key,
                          dtype->string);
     ok = ok && strlen(entry->key) == entry->key_length;
     for (const char *c = entry->key; *c != '\0'; c++)
         ok = ok && (unsigned char)*c >= 32 && *c != 127;
-    t->name = (char *)entry->key;
-    t->data = data + begin;
-    t->elements = 1;
-    for (const Json *s = ok ? shape->child : NULL; s != NULL; s = s->next)
-        ok = ok && json_size(s, &t->shape[t->rank++])
-            && !__builtin_mul_overflow(t->elements, t->shape[t->rank - 1], &t->elements);
-    return (ok && !__builtin_mul_overflow(t->elements, st_dtypes[t->dtype].size, &t->bytes)
-            && t->bytes == end - begin)
+    ten->name = (char *)entry->key;
+    ten->data = data + begin;
+    ten->elements = 1;
+    for (const Json *value = ok ? shape->child : NULL; value != NULL; value = value->next)
+        ok = ok && json_size(value, &ten->shape[ten->rank++])
+            && !__builtin_mul_overflow(ten->elements, ten->shape[ten->rank - 1], &ten->elements);
+    return (ok && !__builtin_mul_overflow(ten->elements, st_dtypes[ten->dtype].size, &ten->bytes)
+            && ten->bytes == end - begin)
         || error_set(err, "tensor %.100s needs a dtype, a shape of at most %d dimensions, and "
-                     "data_offsets that fit both", t->name, ST_MAX_RANK);
+                     "data_offsets that fit both", ten->name, ST_MAX_RANK);
 }
 
 static void safetensors_close(SafeTensors *st) {
@@ -99,10 +99,10 @@ static void safetensors_close(SafeTensors *st) {
 
 // Lets go of the memory behind a mapped tensor that was copied: its pages would count as ours until
 // the file is closed, beside the copy. They can still be read (from the file, again).
-static void safetensor_release(const SafeTensor *t) {
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)t->data;
+static void safetensor_release(const SafeTensor *ten) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)ten->data;
     const uintptr_t first = (start + page - 1) / page * page;
-    const uintptr_t last = (start + t->bytes) / page * page;
+    const uintptr_t last = (start + ten->bytes) / page * page;
     if (last > first) madvise((void *)first, last - first, MADV_DONTNEED);
 }
 
@@ -172,19 +172,19 @@ static float f16_to_f32(uint16_t h) {
 }
 
 // Elements [first, first + n) of a tensor of floats of any width, as fp32.
-static void safetensor_floats(const SafeTensor *t, size_t first, size_t n, float *out) {
-    const size_t size = st_dtypes[t->dtype].size;
-    const unsigned char *p = t->data + first * size;
+static void safetensor_floats(const SafeTensor *ten, size_t first, size_t n, float *out) {
+    const size_t size = st_dtypes[ten->dtype].size;
+    const unsigned char *p = ten->data + first * size;
     uint16_t half;
     double wide;
-    if (t->dtype == ST_F32) memcpy(out, p, n * size);
-    for (size_t i = 0; t->dtype != ST_F32 && i < n; i++, p += size) {
-        if (t->dtype == ST_F64) {
+    if (ten->dtype == ST_F32) memcpy(out, p, n * size);
+    for (size_t i = 0; ten->dtype != ST_F32 && i < n; i++, p += size) {
+        if (ten->dtype == ST_F64) {
             memcpy(&wide, p, 8);
             out[i] = (float)wide;
         } else {
             memcpy(&half, p, 2);
-            out[i] = t->dtype == ST_F16 ? f16_to_f32(half) : bf16_to_f32(half);
+            out[i] = ten->dtype == ST_F16 ? f16_to_f32(half) : bf16_to_f32(half);
         }
     }
 }
@@ -221,13 +221,13 @@ static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
                            const size_t *shape) {
     w->tensors = (SafeTensor *)array_grow(w->tensors, (size_t)w->count, sizeof(SafeTensor),
                                           "list of tensors");
-    SafeTensor *t = &w->tensors[w->count++];
-    memset(t, 0, sizeof *t);
-    t->name = strdup(name);
-    t->dtype = dtype;
-    t->rank = rank;
-    t->bytes = st_dtypes[dtype].size;
-    for (int i = 0; i < rank; i++) t->bytes *= t->shape[i] = shape[i];
+    SafeTensor *ten = &w->tensors[w->count++];
+    memset(ten, 0, sizeof *ten);
+    ten->name = strdup(name);
+    ten->dtype = dtype;
+    ten->rank = rank;
+    ten->bytes = st_dtypes[dtype].size;
+    for (int i = 0; i < rank; i++) ten->bytes *= ten->shape[i] = shape[i];
 }
 
 // n bytes at byte `place` of the file, of tensor i, or of the header, which is of the first.
@@ -256,15 +256,15 @@ static char *safewriter_header(SafeWriter *w, size_t *length) {
     fwrite(&begin, 8, 1, text);
     fprintf(text, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (int i = 0; i < w->count; i++) {
-        SafeTensor *t = &w->tensors[i];
+        SafeTensor *ten = &w->tensors[i];
         fputs(",\n", text);
-        json_write_string(text, t->name, strlen(t->name));
-        fprintf(text, ":{\"dtype\":\"%s\",\"shape\":[", st_dtypes[t->dtype].name);
-        for (int d = 0; d < t->rank; d++) fprintf(text, d == 0 ? "%zu" : ",%zu", t->shape[d]);
+        json_write_string(text, ten->name, strlen(ten->name));
+        fprintf(text, ":{\"dtype\":\"%s\",\"shape\":[", st_dtypes[ten->dtype].name);
+        for (int d = 0; d < ten->rank; d++) fprintf(text, d == 0 ? "%zu" : ",%zu", ten->shape[d]);
         fprintf(text, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
-                (unsigned long long)(begin + t->bytes));
-        t->place = begin;
-        begin += t->bytes;
+                (unsigned long long)(begin + ten->bytes));
+        ten->place = begin;
+        begin += ten->bytes;
     }
     fputc('}', text);
     while (ftell(text) % 8 != 0) fputc(' ', text);

@@ -31,8 +31,8 @@
 enum { STATE_PARTS = 4 };
 static const char *const state_parts[STATE_PARTS] = {"param", "m", "v", "shown"};
 
-static int state_dtype(const RunState *x, int part) {
-    return x->moments_bf16 && (part == 1 || part == 2) ? ST_BF16 : ST_F32;
+static int state_dtype(const RunState *state, int part) {
+    return state->moments_bf16 && (part == 1 || part == 2) ? ST_BF16 : ST_F32;
 }
 
 // The checkpoint of the lowest validation loss (--keep-best), that loss, and the hash of the data
@@ -229,10 +229,10 @@ typedef struct {
 } StateSave;
 
 // The text of state.txt, of *n bytes; free() it.
-static char *state_describe(const StateSave *x, const SafeWriter *file, size_t *n) {
+static char *state_describe(const StateSave *save, const SafeWriter *file, size_t *n) {
     char *text = NULL;
     FILE *f = open_memstream(&text, n);
-    TrainState s = x->state;
+    TrainState s = save->state;
     if (f == NULL) fail("out of memory: state.txt");
     s.version = STATE_VERSION;
     for (int i = 0; i < STATE_FIELDS; i++) {
@@ -260,14 +260,14 @@ static void state_gather(SafeWriter *file) {
 }
 
 // Completes and names it, or removes what there is; on rank 0.
-static bool state_commit(const StateSave *x, SafeWriter *file, const char *made, Error *err) {
+static bool state_commit(const StateSave *save, SafeWriter *file, const char *made, Error *err) {
     char path[PATH_MAX], final[PATH_MAX], all[PATH_MAX];
     size_t n = 0;
     FILE *f = NULL;
-    char *text = state_describe(x, file, &n);
+    char *text = state_describe(save, file, &n);
     path_join(path, made, "state.txt");
-    path_join(all, x->out, "checkpoints");
-    state_path(final, x->out, x->state.step);
+    path_join(all, save->out, "checkpoints");
+    state_path(final, save->out, save->state.step);
     bool ok = safewriter_close(file, err) && (f = replace_open(path, err)) != NULL;
     if (ok) fwrite(text, 1, n, f);
     ok = ok && replace_close(f, path, err) && directory_sync(made, err);
@@ -281,15 +281,15 @@ static bool state_commit(const StateSave *x, SafeWriter *file, const char *made,
 
 // Removes the checkpoints that a new one leaves too many; on rank 0. One that is torn is none of
 // those to keep.
-static void state_prune(const StateSave *x) {
+static void state_prune(const StateSave *save) {
     char path[PATH_MAX];
     TrainState s;
     Error err;
     int kept = 0;
-    if (ranks.rank > 0 || x->keep <= 0) return;
-    for (size_t step = x->state.step + 1; (step = state_newest(x->out, step, false)) > 0;) {
-        state_path(path, x->out, step);
-        if (kept >= x->keep && step != x->best) {
+    if (ranks.rank > 0 || save->keep <= 0) return;
+    for (size_t step = save->state.step + 1; (step = state_newest(save->out, step, false)) > 0;) {
+        state_path(path, save->out, step);
+        if (kept >= save->keep && step != save->best) {
             checkpoint_remove(path);
         } else if (state_check(path, &s, true, &err)) {
             kept++;
@@ -300,34 +300,35 @@ static void state_prune(const StateSave *x) {
 
 // Saves a checkpoint. On failure, and if the process dies at any point, the checkpoints that were
 // there are still there. All ranks call it.
-static bool state_save(const StateSave *x, Error *err) {
+static bool state_save(const StateSave *save, Error *err) {
     char made[PATH_MAX], path[PATH_MAX], name[128];
     const bool first = ranks.rank == 0;
     SafeWriter file;
     memset(&file, 0, sizeof file);
     file.writer = ranks.rank;
-    snprintf(name, sizeof name, "checkpoints/tmp_%08zu", x->state.step);  // (NFS remembers names)
-    path_join(made, x->out, name);
-    if (first) state_newest(x->out, 0, true);
+    // (NFS remembers names)
+    snprintf(name, sizeof name, "checkpoints/tmp_%08zu", save->state.step);
+    path_join(made, save->out, name);
+    if (first) state_newest(save->out, 0, true);
     bool ok = !first || make_directories(made)
         || error_set(err, "cannot make %s: %s", made, strerror(errno));
     if (!state_agree(ok, err)) return false;
     path_join(path, made, "state.safetensors");
-    for (int k = 0; k < x->here->parts; k++) {
+    for (int k = 0; k < save->here->parts; k++) {
         snprintf(name, sizeof name, "%s.", state_parts[k]);
-        tensors_add(&file, NULL, x->table, name, state_dtype(x->here, k));
+        tensors_add(&file, NULL, save->table, name, state_dtype(save->here, k));
     }
     if (first) safewriter_open(&file, path);
     ranks_barrier();
     if (!first) safewriter_open(&file, path);
-    for (int k = 0; k < x->here->parts; k++)
-        tensors_put(&file, NULL, x->table, x->here, k, k * x->table->count);
+    for (int k = 0; k < save->here->parts; k++)
+        tensors_put(&file, NULL, save->table, save->here, k, k * save->table->count);
     state_gather(&file);
     if (!first) safewriter_flush(&file);
     file.failed = !state_agree(!file.failed, &file.err);
-    ok = first ? state_commit(x, &file, made, err) : safewriter_close(&file, err);
+    ok = first ? state_commit(save, &file, made, err) : safewriter_close(&file, err);
     if (!state_agree(ok, err)) return false;
-    state_prune(x);
+    state_prune(save);
     return true;
 }
 
@@ -361,26 +362,26 @@ static bool state_find(const char *out, size_t before, TrainState *s, char dir[P
 // The hash of each tensor is checked by one of the ranks, in the pass that loads it. All ranks call
 // it.
 static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
-                       const RunState *here, Error *err) {
+                       const RunState *state, Error *err) {
     SafeTensors st;
     bool ok = state_open(dir, &st, err);
-    for (int k = 0; ok && k < here->parts; k++) {
+    for (int k = 0; ok && k < state->parts; k++) {
         char name[128];
         snprintf(name, sizeof name, "%s.%s", state_parts[k], t->tensors[0].name);
         const SafeTensor *first = safetensors_find(&st, name);
         if (first == NULL) ok = error_set(err, "tensor %s is missing", name);
-        else if (k == 1 && first->dtype != state_dtype(here, k))
-            printf(here->moments_bf16 ? "AdamW's moments, saved in fp32, are rounded to bf16\n"
+        else if (k == 1 && first->dtype != state_dtype(state, k))
+            printf(state->moments_bf16 ? "AdamW's moments, saved in fp32, are rounded to bf16\n"
                                       : "AdamW's moments, saved in bf16, are fp32 from here on\n");
         for (int i = 0; ok && i < t->count; i++) {
-            const HfTensor x = own_tensor(t, i);
+            const HfTensor hf = own_tensor(t, i);
             const int number = (int)(first + i - st.tensors);
-            if (number >= st.count || first[i].elements != x.n)
+            if (number >= st.count || first[i].elements != hf.n)
                 ok = error_set(err, "tensor %s is of a model of another shape", first->name);
             else if (number % ranks.world == ranks.rank) ok = state_intact(&st, number, s, err);
-            if (ok && !part_read(here, k, t, &x, &first[i]) && k == 0)
+            if (ok && !part_read(state, k, t, &hf, &first[i]) && k == 0)
                 die("%s: tensor %s has a number that is not finite, or too large for this "
-                    "precision: resume with the one before", dir, x.name);
+                    "precision: resume with the one before", dir, hf.name);
         }
     }
     safetensors_close(&st);
@@ -398,16 +399,16 @@ static void state_file_move(void *owner, int part, size_t at, size_t n, float *w
 }
 
 // model.safetensors and config.json, in `out`, of a step's checkpoint; on rank 0.
-static bool state_model(const StateSave *x, size_t step, const char *out, bool bf16,
+static bool state_model(const StateSave *save, size_t step, const char *out, bool bf16,
                         TextEnds ends, const char *origin, Error *err) {
     char dir[PATH_MAX];
-    StateFile from = {x->table, {0, NULL, NULL, NULL, 0}};
-    RunState here = state_in(NULL, 1);
-    here.move = state_file_move;
-    here.owner = &from;
-    state_path(dir, x->out, step);
+    StateFile from = {save->table, {0, NULL, NULL, NULL, 0}};
+    RunState state = state_in(NULL, 1);
+    state.move = state_file_move;
+    state.owner = &from;
+    state_path(dir, save->out, step);
     const bool ok = state_open(dir, &from.file, err)
-        && model_save(out, &x->state.config, x->table, &here, bf16, ends, origin, err);
+        && model_save(out, &save->state.config, save->table, &state, bf16, ends, origin, err);
     safetensors_close(&from.file);
     return ok;
 }

@@ -295,10 +295,12 @@ static bool read_part(PartReader *r, const char *name, const char *list) {
     size_t length = 0, k = 0;
     FILE *f = open_memstream(&line, &length);
     if (f == NULL) fail("out of memory: tokenizer.json");
-    for (const Json *s = sequence ? all->child : part; s != NULL; s = sequence ? s->next : NULL) {
-        const bool bytes = json_is(json_get(s, "type"), "ByteLevel");
+    for (const Json *value = sequence ? all->child : part; value != NULL;
+         value = sequence ? value->next : NULL) {
+        const bool bytes = json_is(json_get(value, "type"), "ByteLevel");
         fputs(between, f);
-        step_write(f, s, !bytes || strcmp(name, "pre_tokenizer") == 0);  // else it has no choice
+        // a pre_tokenizer has a choice
+        step_write(f, value, !bytes || strcmp(name, "pre_tokenizer") == 0);
         between = " + ";
     }
     fputs(*between == '\0' ? "null" : "", f);
@@ -407,7 +409,8 @@ static bool read_template(PartReader *r) {
     const Json *step = json_get(r->root, "post_processor"), *all = json_get(step, "processors");
     bool text = false;
     if (!read_part(r, "post_processor", "processors")) return false;
-    for (const Json *s = all != NULL ? all->child : NULL; s != NULL; s = s->next) step = s;
+    for (const Json *value = all != NULL ? all->child : NULL; value != NULL; value = value->next)
+        step = value;
     if (!json_is(json_get(step, "type"), "TemplateProcessing")) return true;
     const Json *single = json_get(step, "single"), *special = json_get(step, "special_tokens");
     for (const Json *i = single != NULL ? single->child : NULL; i != NULL; i = i->next) {

@@ -247,9 +247,9 @@ static void calibrate_close(Calibration *c) {
 //   dram      26 bytes per parameter of the host's update: 14 are read, 12 written
 //   dram_dma  the same of the update that runs while both directions of the link are busy, plus
 //             what these two move: each of their bytes is one of host memory, too
-static void rates_measure(Rates *r, HostQueue *q, double seconds) {
+static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     Calibration c;
-    memset(r, 0, sizeof *r);
+    memset(rates, 0, sizeof *rates);
     long cache = 0;
 #ifdef _SC_LEVEL3_CACHE_SIZE
     cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -259,34 +259,34 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds) {
     const double most = fmin(wanted, (double)memory_available() / 8 / 28);
     const size_t n = most < 4096 ? 4096 : (size_t)most / 4096 * 4096;
     calibrate_open(&c, q, n, seconds / 12);
-    r->h2d = calibrate_rate(&c, WORK_H2D);
-    r->d2h = calibrate_rate(&c, WORK_D2H);
-    double together[3] = {r->h2d, r->d2h, 0};
+    rates->h2d = calibrate_rate(&c, WORK_H2D);
+    rates->d2h = calibrate_rate(&c, WORK_D2H);
+    double together[3] = {rates->h2d, rates->d2h, 0};
     calibrate_together(&c, 0, together);
-    r->h2d_duplex = together[0];
-    r->d2h_duplex = together[1];
-    r->host_adam = calibrate_rate(&c, WORK_HOST_ADAM);
-    r->dram = ADAM_BYTES * r->host_adam;
-    calibrate_together(&c, (double)n / r->host_adam, together);
-    r->h2d_busy = together[0];
-    r->d2h_busy = together[1];
-    r->dram_dma = ADAM_BYTES * together[2] + r->h2d_busy + r->d2h_busy;
-    r->gpu_adam = calibrate_rate(&c, WORK_GPU_ADAM);
-    r->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
-    r->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
+    rates->h2d_duplex = together[0];
+    rates->d2h_duplex = together[1];
+    rates->host_adam = calibrate_rate(&c, WORK_HOST_ADAM);
+    rates->dram = ADAM_BYTES * rates->host_adam;
+    calibrate_together(&c, (double)n / rates->host_adam, together);
+    rates->h2d_busy = together[0];
+    rates->d2h_busy = together[1];
+    rates->dram_dma = ADAM_BYTES * together[2] + rates->h2d_busy + rates->d2h_busy;
+    rates->gpu_adam = calibrate_rate(&c, WORK_GPU_ADAM);
+    rates->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
+    rates->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
     calibrate_close(&c);
     int gpus = 1;
     CUDA(cudaGetDeviceCount(&gpus));
-    r->node_gpus = gpus;
-    r->host_gpus = 1;
-    if (ranks.local_world > 1) r->node_gpus = r->host_gpus = ranks.local_world;
+    rates->node_gpus = gpus;
+    rates->host_gpus = 1;
+    if (ranks.local_world > 1) rates->node_gpus = rates->host_gpus = ranks.local_world;
 }
 
 // What follows from the rates: the speed of an update with bf16 on the wire, gradients of
 // GPU-updated parameters on the GPU, the others' gone to the host during the backward pass.
-static void calibrate_print(FILE *f, const Rates *r) {
+static void calibrate_print(FILE *f, const Rates *rates) {
     const UpdateBytes bytes = {2, 2, true, 10, 0};
-    const double k = eq1_stride(r);
+    const double k = eq1_stride(rates);
     if (isfinite(k))
         fprintf(f, "Eq. 1: k = %.2f; on the GPU 1/(k+1) = %.0f %% as derived, 1/k = %.0f %% as in "
                 "Algorithm 1\n", k, 100 / (k + 1), 100 / fmax(k, 1));
@@ -295,10 +295,11 @@ static void calibrate_print(FILE *f, const Rates *r) {
                                            : "the CPU is faster than the link: nothing to the GPU");
     const struct { const char *name; double share; } splits[] = {
         {"all on the CPU", 0}, {"all on the GPU", 1},
-        {"Eq. 1's split", isnan(k) ? -1 : 1 / (1 + k)}, {"the best split", best_share(r, &bytes)}};
+        {"Eq. 1's split", isnan(k) ? -1 : 1 / (1 + k)},
+            {"the best split", best_share(rates, &bytes)}};
     for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
         char limit[40];
-        const double share = splits[i].share, bound = update_bound(r, &bytes, share, limit);
+        const double share = splits[i].share, bound = update_bound(rates, &bytes, share, limit);
         if (share < 0 || !(bound > 0)) continue;
         fprintf(f, "%-15s %5.1f %% on the GPU: at most %.3g G parameters/s, bound by %s\n",
                 splits[i].name, 100 * share, 1e-9 / bound, limit);

@@ -73,17 +73,17 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
         g->steps->train(g, run, i + 1);
         marks[i] = StepMark{q.events[event_number(g->step_left)], q.count};  // its norm, its end
     }
-    Prediction x = predict(&q, marks, (int)steps, (int)counted, more, zen_ranks(g), trace);
-    if (g->zen != NULL) x.h2d_bytes *= (double)window / (double)zen_planned_window(model);
+    Prediction pred = predict(&q, marks, (int)steps, (int)counted, more, zen_ranks(g), trace);
+    if (g->zen != NULL) pred.h2d_bytes *= (double)window / (double)zen_planned_window(model);
     if (g->zo != NULL)  // copies that fall behind a little in each step are not that far yet
-        x.step = fmax(x.step, fmax(x.h2d_bytes / rate_or(rates->h2d, UNLIMITED),
-                                   x.d2h_bytes / rate_or(rates->d2h, UNLIMITED)));
+        pred.step = fmax(pred.step, fmax(pred.h2d_bytes / rate_or(rates->h2d, UNLIMITED),
+                                         pred.d2h_bytes / rate_or(rates->d2h, UNLIMITED)));
     gpt2_release(g);
     rehearsal_end(&q);
     free(marks);
     free(run);
     free(g);
-    return x;
+    return pred;
 }
 
 // Returns the bytes per element that update_bound() counts.
@@ -99,9 +99,9 @@ static Prediction gpt2_predict(const GPT2 *g, const Run *r, const Rates *rates,
     const double host = (double)g->pieces.elements[PIECE_HOST];
     const double visit = (double)g->pieces.elements[PIECE_VISIT], away = host + visit;
     const UpdateBytes bytes = update_bytes(g);
-    Prediction x = gpt2_rehearse(g, r, rates, trace);
-    x.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, x.limit);
-    return x;
+    Prediction pred = gpt2_rehearse(g, r, rates, trace);
+    pred.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, pred.limit);
+    return pred;
 }
 
 // Lets the update begin with the last segments, as many as make a step shortest: the CPU then need
@@ -134,11 +134,11 @@ static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
 // Prints how many tokens in a micro-batch hide the copies of weights that live on the host: forward
 // is a third of the products, or a quarter where backward computes most of it again.
 static void weights_print_time(const GPT2 *g, const Run *r, const Rates *rates,
-                               const Prediction *x) {
+                               const Prediction *pred) {
     const Segment *layer = &g->segment[1];
     const size_t each = g->zen != NULL ? layer->leaving : layer->own;
     const double bytes = (double)g->streamed * (double)each * sizeof(floatX);
-    const double pass = bytes / rates->h2d, micro = x->compute / (double)r->o.accum;
+    const double pass = bytes / rates->h2d, micro = pred->compute / (double)r->o.accum;
     const int passes = g->choice.recompute == RECOMPUTE_BLOCK ? 4 : 3;
     if (g->streamed == 0 || !g->training) return;
     printf("  weights from the host: %.2f GB in each pass, %.4g", 1e-9 * bytes, pass);
@@ -148,19 +148,19 @@ static void weights_print_time(const GPT2 *g, const Run *r, const Rates *rates,
     printf("\n");
 }
 
-static void zen_print_time(const GPT2 *g, const Rates *r, const PlanRun *run,
-                           const Prediction *x) {
-    const double stall = (x->stall_forward + x->stall_backward) / x->step;
+static void zen_print_time(const GPT2 *g, const Rates *rates, const PlanRun *run,
+                           const Prediction *pred) {
+    const double stall = (pred->stall_forward + pred->stall_backward) / pred->step;
     printf("predicted time of a step, in seconds, the mean over a window of %zu: forward waits "
-           "%.4g, backward %.4g", zen_planned_window(g), x->stall_forward, x->stall_backward);
+           "%.4g, backward %.4g", zen_planned_window(g), pred->stall_forward, pred->stall_backward);
     if (stall < 0.01) printf(": hidden\n");
     else printf(": %.0f %%\n", 100 * stall);
-    plan_print_speed(r, run, x);
+    plan_print_speed(rates, run, pred);
     printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times %s in bf16\n",
-           1e-9 * x->h2d_bytes, 1e-9 * x->d2h_bytes,
-           (x->h2d_bytes + x->d2h_bytes) / fmax(2 * (double)g->zen->map.elements, 1),
+           1e-9 * pred->h2d_bytes, 1e-9 * pred->d2h_bytes,
+           (pred->h2d_bytes + pred->d2h_bytes) / fmax(2 * (double)g->zen->map.elements, 1),
            run->world > 1 ? "its part of the model" : "the model");
-    plan_print_comm(r, run, x);
+    plan_print_comm(rates, run, pred);
 }
 
 // gpu_flops is what forward and backward (in fp16: forward) of this model reach: a few of its
@@ -459,9 +459,9 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     for (const char *const *way : ways) {
         bool fits = way[2] == NULL || joint == first;  // two, if none is enough by itself
         for (int k = 0; k < 4 && way[k] != NULL; k += 2) {
-            const Option *x = &option_table[option_find(way[k], strlen(way[k]))];
-            option_set(&r->o, x, way[k + 1]);
-            fits &= !option_same(&asked.o, &r->o, x) && !(r->o.resume && (x->flags & O_FIXED));
+            const Option *opt = &option_table[option_find(way[k], strlen(way[k]))];
+            option_set(&r->o, opt, way[k + 1]);
+            fits &= !option_same(&asked.o, &r->o, opt) && !(r->o.resume && (opt->flags & O_FIXED));
         }
         if (way == ways[4] && asked.o.offload > OFFLOAD_ZERO) fits = false;  // it may have options
         if (r->o.resume && option_given(&r->o, "accum")) fits = false;
@@ -507,13 +507,13 @@ static size_t settle(GPT2 *g, Run *r) {
         TraceFile trace = {NULL, NULL, 0};
         Error err;
         if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
-        const Prediction x = gpt2_predict(g, r, &rates, &trace);
+        const Prediction pred = gpt2_predict(g, r, &rates, &trace);
         if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
-        if (g->zen != NULL) zen_print_time(g, &rates, &run, &x);
-        else if (g->zo != NULL) zo_print_time(g, r, &rates, &run, &x);
-        else plan_print_time(&rates, &run, &x);
-        weights_print_time(g, r, &rates, &x);
-        g->predicted = x;
+        if (g->zen != NULL) zen_print_time(g, &rates, &run, &pred);
+        else if (g->zo != NULL) zo_print_time(g, r, &rates, &run, &pred);
+        else plan_print_time(&rates, &run, &pred);
+        weights_print_time(g, r, &rates, &pred);
+        g->predicted = pred;
     } else if (o->plan && r->training) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
     }
@@ -573,9 +573,9 @@ static void offload_log(const GPT2 *g, char *json, size_t n) {
 }
 
 // Adds the counters of a step of AdamW to its line in log.jsonl.
-static void step_log(const GPT2 *g, StepResult *x) {
-    offload_log(g, x->more, sizeof x->more);
-    if (g->zero != NULL) zero_log(g, x->more, sizeof x->more);
+static void step_log(const GPT2 *g, StepResult *result) {
+    offload_log(g, result->more, sizeof result->more);
+    if (g->zero != NULL) zero_log(g, result->more, sizeof result->more);
 }
 
 // The counters of offload_log() for people, of the last step, when all is over.

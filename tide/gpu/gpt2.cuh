@@ -350,20 +350,20 @@ static void pieces_point(GPT2 *g) {
     const ActsPlace acts = acts_place(g);
     for (int i = 0; i < g->pieces.count; i++) {
         Piece *p = &g->pieces.pieces[i];
-        const Segment *s = &g->segment[p->segment];
-        const size_t inside = p->at - s->own_at, waits = g->sums_on_gpu ? p->at : p->grad_at;
+        const Segment *seg = &g->segment[p->segment];
+        const size_t inside = p->at - seg->own_at, waits = g->sums_on_gpu ? p->at : p->grad_at;
         const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;
         const size_t layer = (size_t)p->segment - 1;
-        p->params = p->weights = g->params + s->own_param_at + inside;
-        if (p->kind == PIECE_HOST || p->kind == PIECE_LATE || (s->streams && !chosen))
+        p->params = p->weights = g->params + seg->own_param_at + inside;
+        if (p->kind == PIECE_HOST || p->kind == PIECE_LATE || (seg->streams && !chosen))
             p->weights = g->host_weights + p->weights_at;
-        if (s->streams && !chosen) p->params = p->weights;
-        if (s->streams && p->kind == PIECE_LATE) p->params = (floatX *)p->weights + p->length;
+        if (seg->streams && !chosen) p->params = p->weights;
+        if (seg->streams && p->kind == PIECE_LATE) p->params = (floatX *)p->weights + p->length;
         for (int k = chosen ? 0 : FIRST_STATE; k < (g->training ? 3 : 1); k++)
             p->state[k] = (char *)(here ? g->state[k] : g->host_state[k])
                         + p->state_at * g->state_bytes[p->kind][k];
         if (!g->training) continue;
-        p->made = g->grads + s->grad_at + (s->own_from - s->at) + inside;
+        p->made = g->grads + seg->grad_at + (seg->own_from - seg->at) + inside;
         p->grad = (char *)g->waiting + waits * g->waiting_bytes;
         if (g->in_place || (chosen && !g->sums_on_gpu)) p->grad = p->made;
         if (p->over_acts) p->grad = g->acts + acts.entry + layer * acts.stride + p->grad_at;
@@ -483,16 +483,16 @@ static LayerWeights layer_grads(const GPT2 *g, size_t l) {
 // A tensor outside the layers, and its gradient; NULL: this family does not have it.
 static floatX *tensor(const GPT2 *g, int index) {
     if (index < 0) return NULL;
-    const GPT2Tensor *x = &g->table.tensors[index];
-    const Segment *s = &g->segment[x->layer + 1];
-    return g->params + s->param_at + (x->offset - s->at);
+    const GPT2Tensor *ten = &g->table.tensors[index];
+    const Segment *seg = &g->segment[ten->layer + 1];
+    return g->params + seg->param_at + (ten->offset - seg->at);
 }
 
 static floatX *tensor_grad(const GPT2 *g, int index) {
     if (index < 0) return NULL;
-    const GPT2Tensor *x = &g->table.tensors[index];
-    const Segment *s = &g->segment[x->layer + 1];
-    return g->grads + s->grad_at + (x->offset - s->at);
+    const GPT2Tensor *ten = &g->table.tensors[index];
+    const Segment *seg = &g->segment[ten->layer + 1];
+    return g->grads + seg->grad_at + (ten->offset - seg->at);
 }
 
 // Is the head's gradient made where the tail's is, rounded once? It can be where it is the head's

@@ -59,26 +59,26 @@ static void gpt2_place(GPT2 *g) {
     g->longest_segment = 0;
     size_t own_at = 0;
     for (int i = 0; i < g->segments; i++) {
-        Segment *s = &g->segment[i];
-        s->length = zero_segment(t, i, &s->at);
-        s->cut = s->room = s->own = s->length;
-        s->own_from = s->at;
-        if (g->zero != NULL) zero_place(g->zero, i, s);
-        s->own_at = own_at;
-        own_at += s->own;
-        g->ranges[i] = StateRange{s->own_from, s->own};
+        Segment *seg = &g->segment[i];
+        seg->length = zero_segment(t, i, &seg->at);
+        seg->cut = seg->room = seg->own = seg->length;
+        seg->own_from = seg->at;
+        if (g->zero != NULL) zero_place(g->zero, i, seg);
+        seg->own_at = own_at;
+        own_at += seg->own;
+        g->ranges[i] = StateRange{seg->own_from, seg->own};
     }
     for (int i = 0; i < list->count; i++) {
         const Piece *p = &list->pieces[i];
-        Segment *s = &g->segment[p->segment];
-        if (s->first == NULL) s->first = p;
-        s->end = p + 1;
-        if (!p->grad_on_gpu) s->leaving += p->length;
+        Segment *seg = &g->segment[p->segment];
+        if (seg->first == NULL) seg->first = p;
+        seg->end = p + 1;
+        if (!p->grad_on_gpu) seg->leaving += p->length;
         g->blocks = p->first_block + p->blocks;
     }
     for (int i = 0; i < g->segments; i++) {
-        const Segment *s = &g->segment[update_order(g, i)];
-        for (const Piece *p = s->first; p < s->end; p++)
+        const Segment *seg = &g->segment[update_order(g, i)];
+        for (const Piece *p = seg->first; p < seg->end; p++)
             if (p->kind == PIECE_VISIT) g->visits[g->visit_count++].piece = p;
     }
     g->grads_over_acts = 0;
@@ -92,13 +92,13 @@ static void gpt2_place(GPT2 *g) {
     const size_t first = g->segment[0].room, ends = first + g->segment[tail].room;
     g->grad_elements = g->in_place ? 0 : ends + (size_t)g->places * g->segment[1].room;
     for (int i = 0; i < g->segments; i++) {
-        Segment *s = &g->segment[i];
+        Segment *seg = &g->segment[i];
         const bool layer = i >= 1 && i < tail;
-        if (s->leaving > 0 && s->own > g->longest_segment) g->longest_segment = s->own;
-        s->place = g->in_place || !layer ? i : 1 + i % g->places;
-        s->grad_at = g->in_place ? g->grad_elements
-                   : layer ? ends + (size_t)(i % g->places) * s->room : i > 0 ? first : 0;
-        if (g->in_place) g->grad_elements += s->room;
+        if (seg->leaving > 0 && seg->own > g->longest_segment) g->longest_segment = seg->own;
+        seg->place = g->in_place || !layer ? i : 1 + i % g->places;
+        seg->grad_at = g->in_place ? g->grad_elements
+                   : layer ? ends + (size_t)(i % g->places) * seg->room : i > 0 ? first : 0;
+        if (g->in_place) g->grad_elements += seg->room;
     }
     g->slot_weights = g->weights_on_host = 0;
     for (int i = 0; i < list->count; i++) {
@@ -116,7 +116,7 @@ static void gpt2_place(GPT2 *g) {
 // Places a model of zeroth order, with `residents` layers on the GPU and the others on the host.
 // Residents are spread evenly: each hides a part of the next visitor's copy.
 static void zo_place(GPT2 *g, size_t residents, size_t slots) {
-    Zo *z = g->zo;
+    Zo *zo = g->zo;
     const GPT2Table *t = &g->table;
     const size_t L = g->config.layers, C = g->config.channels, stay = min_size(residents, L);
     const size_t A = config_att(&g->config);
@@ -125,33 +125,33 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     gpt2_place(g);
     g->streamed = (int)(L - stay);
     g->offloaded = g->streamed > 0;
-    z->slots = min_size(slots, L - stay);
+    zo->slots = min_size(slots, L - stay);
     g->param_elements = g->weights_on_host = 0;
     for (size_t i = 0; i < L + 2; i++) {
-        Segment *s = &g->segment[i];
-        s->streams = i >= 1 && i <= L && i * stay / L == (i - 1) * stay / L;
-        size_t *at = s->streams ? &g->weights_on_host : &g->param_elements;
-        s->param_at = s->own_param_at = *at;
-        *at += s->length;
+        Segment *seg = &g->segment[i];
+        seg->streams = i >= 1 && i <= L && i * stay / L == (i - 1) * stay / L;
+        size_t *at = seg->streams ? &g->weights_on_host : &g->param_elements;
+        seg->param_at = seg->own_param_at = *at;
+        *at += seg->length;
     }
     for (int i = 0; i < g->pieces.count; i++) {
         Piece *p = &g->pieces.pieces[i];
-        const Segment *s = &g->segment[p->segment];
-        p->weights_at = s->param_at + (p->at - s->own_at);
+        const Segment *seg = &g->segment[p->segment];
+        p->weights_at = seg->param_at + (p->at - seg->own_at);
     }
-    z->row = A > C ? A : C;
-    z->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
+    zo->row = A > C ? A : C;
+    zo->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
     gpt2_parts(t, first);
     for (int k = 0; k < LAYER_PARTS; k++) {
-        z->group[k] = zo_group(t, first[k], first[k + 1] - first[k]);
-        z->group_at[k] = t->tensors[first[k]].offset - t->tensors[t->first_layer].offset;
-        if (z->group[k].length > z->scratch) z->scratch = z->group[k].length;
+        zo->group[k] = zo_group(t, first[k], first[k + 1] - first[k]);
+        zo->group_at[k] = t->tensors[first[k]].offset - t->tensors[t->first_layer].offset;
+        if (zo->group[k].length > zo->scratch) zo->scratch = zo->group[k].length;
     }
     // Logits of a chunk: as many tokens as the scratch has room for, and a few hundred at least.
-    z->chunk = z->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
-    if (z->chunk < 512) z->chunk = 512;
-    z->chunk = min_size(min_size(z->chunk, 8192), g->config.vocab_padded);
-    if (z->chunk * C > z->scratch) z->scratch = round_up(z->chunk * C, ALIGN_ELEMENTS);
+    zo->chunk = zo->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
+    if (zo->chunk < 512) zo->chunk = 512;
+    zo->chunk = min_size(min_size(zo->chunk, 8192), g->config.vocab_padded);
+    if (zo->chunk * C > zo->scratch) zo->scratch = round_up(zo->chunk * C, ALIGN_ELEMENTS);
 }
 
 // The memory plan: every buffer, on the GPU for max_B x max_T, and on the host. Arenas begin as
@@ -406,8 +406,8 @@ static void gpt2_update_wait(GPT2 *g) {
 
 // Returns the begin of a piece in the arena.
 static size_t arena_at(const GPT2 *g, const Piece *p) {
-    const Segment *s = &g->segment[p->segment];
-    return s->own_from + (p->at - s->own_at);
+    const Segment *seg = &g->segment[p->segment];
+    return seg->own_from + (p->at - seg->own_at);
 }
 
 // Implements RunState.move: copies state between its pieces and w. Masters that are loaded also

@@ -76,12 +76,12 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
         t->told = true;
         return -1;
     }
-    TimelineSlot *x = &h->slot[h->count];
+    TimelineSlot *slot = &h->slot[h->count];
     const TraceSpan span = {0, 0, row, name, number, bytes};
-    x->span = span;
-    x->ended = x->began = false;
-    x->between = t->between;
-    timeline_record(&x->begin, s);
+    slot->span = span;
+    slot->ended = slot->began = false;
+    slot->between = t->between;
+    timeline_record(&slot->begin, s);
     return t->now * TIMELINE_SPANS + h->count++;
 }
 
@@ -146,11 +146,12 @@ static double timeline_seconds(const Timeline *t, cudaEvent_t e) {
 
 // Is this span still under way? Then it counts for a later step, because nothing waits for it. Its
 // begin is read, if it is known: later the base would be too far from it (see timeline_read()).
-static bool timeline_goes_on(const Timeline *t, TimelineSlot *x) {
-    if (cudaEventQuery(x->span.row >= 0 ? x->end : x->begin) != cudaErrorNotReady) return false;
-    if (!x->began && cudaEventQuery(x->begin) == cudaSuccess) {
-        x->span.begin = timeline_seconds(t, x->begin);
-        x->began = true;
+static bool timeline_goes_on(const Timeline *t, TimelineSlot *slot) {
+    const cudaEvent_t mark = slot->span.row >= 0 ? slot->end : slot->begin;
+    if (cudaEventQuery(mark) != cudaErrorNotReady) return false;
+    if (!slot->began && cudaEventQuery(slot->begin) == cudaSuccess) {
+        slot->span.begin = timeline_seconds(t, slot->begin);
+        slot->began = true;
     }
     (void)cudaGetLastError();  // that it is not ready is no mistake
     return true;
@@ -161,18 +162,18 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
     TraceSpan *changes = spans + h->count;
     int n = 0, apart = h->count, change_count = 0, kept = 0;  // from apart on: spans of no step
     for (int i = 0; i < h->count; i++) {
-        TimelineSlot *x = &h->slot[i];
-        if (!x->ended) fail("step %zu: the span \"%s\" never ended", h->step, x->span.name);
-        if (timeline_goes_on(t, x)) {
-            const TimelineSlot later = *x;
-            *x = h->slot[kept];
+        TimelineSlot *slot = &h->slot[i];
+        if (!slot->ended) fail("step %zu: the span \"%s\" never ended", h->step, slot->span.name);
+        if (timeline_goes_on(t, slot)) {
+            const TimelineSlot later = *slot;
+            *slot = h->slot[kept];
             h->slot[kept++] = later;
             continue;
         }
-        if (!x->began) x->span.begin = timeline_seconds(t, x->begin);
-        if (x->span.row >= 0) x->span.end = timeline_seconds(t, x->end);
-        if (x->span.row < 0) changes[change_count++] = x->span;
-        else spans[x->between ? --apart : n++] = x->span;
+        if (!slot->began) slot->span.begin = timeline_seconds(t, slot->begin);
+        if (slot->span.row >= 0) slot->span.end = timeline_seconds(t, slot->end);
+        if (slot->span.row < 0) changes[change_count++] = slot->span;
+        else spans[slot->between ? --apart : n++] = slot->span;
     }
     // CUDA gives a float of milliseconds: after some minutes from one base for ever, it would no
     // longer tell microseconds. So this step has the base of the next.
@@ -228,9 +229,9 @@ static void timeline_close(Timeline *t) {
     if (t->trace.file != NULL && !trace_close(&t->trace, &err))
         fprintf(stderr, "tide: %s\n", err.text);
     for (int i = 0; i < 2 * TIMELINE_SPANS; i++) {
-        TimelineSlot *x = timeline_slot(t, i);
-        if (x->begin != NULL) CUDA(cudaEventDestroy(x->begin));
-        if (x->end != NULL) CUDA(cudaEventDestroy(x->end));
+        TimelineSlot *slot = timeline_slot(t, i);
+        if (slot->begin != NULL) CUDA(cudaEventDestroy(slot->begin));
+        if (slot->end != NULL) CUDA(cudaEventDestroy(slot->end));
     }
     CUDA(cudaEventDestroy(t->base));
     for (int k = 0; k < 2; k++) free(t->half[k].slot);

@@ -47,36 +47,37 @@ static const Tuned *tune_find(const Tune *t, const MatmulShape *s) {
 // A line of the file: M, N, K, number and times, for people; shape and algorithm as in memory.
 enum { TUNE_WORDS = (sizeof(MatmulShape) + sizeof(cublasLtMatmulAlgo_t)) / 8 };
 
-static bool tune_parse(const char *line, Tuned *x) {
+static bool tune_parse(const char *line, Tuned *tuned) {
     uint64_t words[TUNE_WORDS];
     int used, n;
-    memset(x, 0, sizeof *x);
-    if (sscanf(line, "%*u %*u %*u algorithm %d: %lf us, first: %lf us%n", &x->number, &x->us,
-               &x->first_us, &used) != 3) return false;
+    memset(tuned, 0, sizeof *tuned);
+    if (sscanf(line, "%*u %*u %*u algorithm %d: %lf us, first: %lf us%n", &tuned->number,
+               &tuned->us,
+               &tuned->first_us, &used) != 3) return false;
     for (int i = 0; i < TUNE_WORDS; i++, used += n)
         if (sscanf(line + used, "%" SCNx64 "%n", &words[i], &n) != 1) return false;
-    memcpy(&x->shape, words, sizeof x->shape);
-    memcpy(&x->algo, words + sizeof x->shape / 8, sizeof x->algo);
+    memcpy(&tuned->shape, words, sizeof tuned->shape);
+    memcpy(&tuned->algo, words + sizeof tuned->shape / 8, sizeof tuned->algo);
     return line[used] == '\n';
 }
 
-static void tune_write(FILE *f, const Tuned *x) {
+static void tune_write(FILE *f, const Tuned *tuned) {
     uint64_t words[TUNE_WORDS];
-    memcpy(words, &x->shape, sizeof x->shape);
-    memcpy(words + sizeof x->shape / 8, &x->algo, sizeof x->algo);
-    fprintf(f, "%zu %zu %zu algorithm %d: %.2f us, first: %.2f us", x->shape.M, x->shape.N,
-            x->shape.K, x->number, x->us, x->first_us);
+    memcpy(words, &tuned->shape, sizeof tuned->shape);
+    memcpy(words + sizeof tuned->shape / 8, &tuned->algo, sizeof tuned->algo);
+    fprintf(f, "%zu %zu %zu algorithm %d: %.2f us, first: %.2f us", tuned->shape.M, tuned->shape.N,
+            tuned->shape.K, tuned->number, tuned->us, tuned->first_us);
     for (int i = 0; i < TUNE_WORDS; i++) fprintf(f, " %016" PRIx64, words[i]);
     fputc('\n', f);
 }
 
-static void tune_add(Tune *t, const Tuned *x) {
+static void tune_add(Tune *t, const Tuned *tuned) {
     char *text = NULL;
     size_t n = 0;
     Error err;
     if (t->count == TUNED_MOST)
         fail("--tune %s: more than %d products: name another file", t->file, TUNED_MOST);
-    t->list[t->count++] = *x;
+    t->list[t->count++] = *tuned;
     t->measured++;
     FILE *f = open_memstream(&text, &n);
     if (f == NULL) fail("out of memory: --tune");

@@ -23,45 +23,46 @@ static void weights_place(GPT2 *g) {
     const bool dealt = zero_stage(g->zero) == 3;
     int may = 0, number = 0, turn = 0;
     for (int i = 0; i < g->segments; i++) {
-        Segment *s = &g->segment[i];
-        s->streams = i >= 1 && i < tail;
-        for (const Piece *p = s->first; p < s->end; p++)
+        Segment *seg = &g->segment[i];
+        seg->streams = i >= 1 && i < tail;
+        for (const Piece *p = seg->first; p < seg->end; p++)
             if (p->kind == PIECE_RESIDENT || (p->kind == PIECE_LATE && p->length == 0))
-                s->streams = false;
-        may += s->streams;
+                seg->streams = false;
+        may += seg->streams;
     }
     g->streamed = g->choice.streamed < may ? g->choice.streamed : may;
     g->ring = places_of(g->choice.ring, dealt ? tail - 1 : g->streamed);
     size_t at = (size_t)g->ring * g->segment[1].room;
     for (int i = 0; i < g->segments; i++) {
-        Segment *s = &g->segment[i];
+        Segment *seg = &g->segment[i];
         const bool layer = i >= 1 && i < tail;
-        if (s->streams) {
-            s->streams = (number + 1) * g->streamed / may > number * g->streamed / may;
+        if (seg->streams) {
+            seg->streams = (number + 1) * g->streamed / may > number * g->streamed / may;
             number++;
         }
-        s->ring = dealt ? g->ring + (i > 0) : -1;
-        if (layer && (dealt || s->streams)) {
-            s->ring = turn++ % g->ring;
-            s->param_at = (size_t)s->ring * s->room;
+        seg->ring = dealt ? g->ring + (i > 0) : -1;
+        if (layer && (dealt || seg->streams)) {
+            seg->ring = turn++ % g->ring;
+            seg->param_at = (size_t)seg->ring * seg->room;
         } else {
-            s->param_at = at;
-            at += s->room;
+            seg->param_at = at;
+            at += seg->room;
         }
-        s->own_param_at = s->param_at + (s->own_from - s->at);
-        if (!layer || !dealt || s->streams) continue;
-        s->own_param_at = at;
-        at += s->cut;
+        seg->own_param_at = seg->param_at + (seg->own_from - seg->at);
+        if (!layer || !dealt || seg->streams) continue;
+        seg->own_param_at = at;
+        at += seg->cut;
     }
     g->param_elements = at;
 }
 
 // This process's part of segment s's weights comes from the host, once it has been updated.
 static void weights_copy(GPT2 *g, size_t s) {
-    const Segment *x = &g->segment[s];
-    const Piece *p = g->zen != NULL ? x->end - 1 : x->first;  // of ZenFlow, the rest comes, packed
-    const size_t bytes = (g->zen != NULL ? p->length : x->own) * sizeof(floatX);
-    floatX *const place = g->params + x->own_param_at;
+    const Segment *seg = &g->segment[s];
+    // ZenFlow: the late columns are copied, packed
+    const Piece *p = g->zen != NULL ? seg->end - 1 : seg->first;
+    const size_t bytes = (g->zen != NULL ? p->length : seg->own) * sizeof(floatX);
+    floatX *const place = g->params + seg->own_param_at;
     stream_wait(g->weights_in, g->updated[s]);
     stream_wait(g->weights_in, g->returned[s]);
     const int span = timeline_begin(&g->timeline, ROW_WEIGHTS, "weights", s, bytes, g->weights_in);
@@ -75,14 +76,14 @@ static void weights_copy(GPT2 *g, size_t s) {
 
 // Segment s's weights come to their place, unless they are there, once that is used no more.
 static void weights_fetch(GPT2 *g, size_t s) {
-    const Segment *x = &g->segment[s];
-    if (x->ring < 0 || g->tenant[x->ring] == (int)s + 1) return;
-    g->tenant[x->ring] = (int)s + 1;
+    const Segment *seg = &g->segment[s];
+    if (seg->ring < 0 || g->tenant[seg->ring] == (int)s + 1) return;
+    g->tenant[seg->ring] = (int)s + 1;
     cudaStream_t stream = g->weights_in;
-    if (!x->streams) stream = g->zero->stream;
-    if (g->no_overlap && x->streams) order(g, g->compute, stream);
-    stream_wait(stream, g->ring_free[x->ring]);
-    if (x->streams) weights_copy(g, s);
+    if (!seg->streams) stream = g->zero->stream;
+    if (g->no_overlap && seg->streams) order(g, g->compute, stream);
+    stream_wait(stream, g->ring_free[seg->ring]);
+    if (seg->streams) weights_copy(g, s);
     if (g->zero != NULL) zero_gather(g, s);
 }
 

@@ -346,23 +346,23 @@ static void zen_log(const GPT2 *g, char *json, size_t n) {
 // 4. Selection
 
 // Swaps columns of tensor t in segment s in a part of the state, masters (k 0), m or v: by the CPU.
-static void zen_exchange(GPT2 *g, int s, const ZenTensor *t, const ZenSwap *swaps, size_t count,
+static void zen_exchange(GPT2 *g, int s, const ZenTensor *z, const ZenSwap *swaps, size_t count,
                          int k) {
     const ZenSegment *x = &g->zen->map.segment[s];
     const Piece *mine = g->segment[s].first, *late = g->segment[s].end - 1;
-    const size_t size = g->state_bytes[PIECE_CHOSEN][k], width = t->cols - t->chosen;
-    const size_t bytes = t->rows * t->chosen * size;
+    const size_t size = g->state_bytes[PIECE_CHOSEN][k], width = z->cols - z->chosen;
+    const size_t bytes = z->rows * z->chosen * size;
     const bool split = k == 0 && FIRST_STATE == 0;
-    char *here = (char *)mine->state[k] + (t->chosen_at - x->chosen_at) * size;
+    char *here = (char *)mine->state[k] + (z->chosen_at - x->chosen_at) * size;
     char *chosen = ALLOC(char, bytes, "columns"), *rest = (char *)late->state[k];
     floatX *weights = (floatX *)late->weights, *shown = (floatX *)late->params;
     if (k == 0 && !split) rest = (char *)weights;
     gpu_copy(chosen, here, bytes);
     #pragma omp parallel for schedule(static)
-    for (size_t r = 0; r < t->rows; r++)
+    for (size_t r = 0; r < z->rows; r++)
         for (size_t j = 0; j < count; j++) {
-            const size_t at = t->rest_at - x->rest_at + r * width + (size_t)swaps[j].rest;
-            char *b = chosen + (r * t->chosen + (size_t)swaps[j].chosen) * size, c[4];
+            const size_t at = z->rest_at - x->rest_at + r * width + (size_t)swaps[j].rest;
+            char *b = chosen + (r * z->chosen + (size_t)swaps[j].chosen) * size, c[4];
             memcpy(c, b, size);
             if (split) {
                 uint16_t *weight = (uint16_t *)weights + at, *low = (uint16_t *)rest + at;

@@ -56,46 +56,47 @@ struct Zero {
 
 enum { ZERO_LOSS, ZERO_NEWS, ZERO_HEAD = ZERO_NEWS + NEWS };  // before a rank's block sums
 
-static int zero_stage(const Zero *z) { return z == NULL ? 0 : z->stage; }
+static int zero_stage(const Zero *zero) { return zero == NULL ? 0 : zero->stage; }
 
 // Returns the begin of rank r's shard of segment s or, if r == world, the end of the last shard.
-static size_t shard_begin_of(const Zero *z, size_t s, size_t r) {
-    return z->begin[s * (z->world + 1) + r];
+static size_t shard_begin_of(const Zero *zero, size_t s, size_t r) {
+    return zero->begin[s * (zero->world + 1) + r];
 }
 
 // Rehearses a collective: a ring of so many bytes on each GPU. Returns whether it is to be run.
-static bool between_gpus(const Zero *z, size_t bytes) {
+static bool between_gpus(const Zero *zero, size_t bytes) {
     if (rehearsal != NULL)
-        rehearse(stream_number(z->stream), TAKES_COMM,
-                 collective_seconds(&rehearsal->rates, z->world, (double)bytes));
+        rehearse(stream_number(zero->stream), TAKES_COMM,
+                 collective_seconds(&rehearsal->rates, zero->world, (double)bytes));
     return rehearsal == NULL;
 }
 
 // Sums every rank's shard of segment s over all ranks (sums), or gives it to all of them: in place,
 // where shards are cut between rows.
-static void between_rows(Zero *z, floatX *data, size_t s, bool sums) {
+static void between_rows(Zero *zero, floatX *data, size_t s, bool sums) {
 #ifdef TIDE_NCCL
     NCCL(ncclGroupStart());
-    for (size_t r = 0; r < z->world; r++) {
-        floatX *shard = data + shard_begin_of(z, s, r);
-        const size_t n = shard_begin_of(z, s, r + 1) - shard_begin_of(z, s, r);
+    for (size_t r = 0; r < zero->world; r++) {
+        floatX *shard = data + shard_begin_of(zero, s, r);
+        const size_t n = shard_begin_of(zero, s, r + 1) - shard_begin_of(zero, s, r);
         if (sums)
-            NCCL(ncclReduce(shard, shard, n, nccl_floatX, ncclSum, (int)r, z->comm, z->stream));
-        else NCCL(ncclBroadcast(shard, shard, n, nccl_floatX, (int)r, z->comm, z->stream));
+            NCCL(ncclReduce(shard, shard, n, nccl_floatX, ncclSum, (int)r, zero->comm,
+                            zero->stream));
+        else NCCL(ncclBroadcast(shard, shard, n, nccl_floatX, (int)r, zero->comm, zero->stream));
     }
     NCCL(ncclGroupEnd());
 #endif
-    (void)z, (void)data, (void)s, (void)sums;
+    (void)zero, (void)data, (void)s, (void)sums;
 }
 
 // Gives all ranks the `bytes` at each rank's `mine`, in their order, at data. In place, or apart.
-static void all_gather(Zero *z, void *data, const void *mine, size_t bytes) {
-    const bool runs = between_gpus(z, z->world * bytes);
+static void all_gather(Zero *zero, void *data, const void *mine, size_t bytes) {
+    const bool runs = between_gpus(zero, zero->world * bytes);
 #ifdef TIDE_NCCL
-    if (runs) NCCL(ncclAllGather(mine, data, bytes, ncclUint8, z->comm, z->stream));
+    if (runs) NCCL(ncclAllGather(mine, data, bytes, ncclUint8, zero->comm, zero->stream));
 #endif
     (void)data, (void)mine, (void)runs;
-    z->gathered_bytes += (z->world - 1) * bytes;
+    zero->gathered_bytes += (zero->world - 1) * bytes;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -111,80 +112,81 @@ static Zero *zero_open(const Run *r) {
     const Options *o = &r->o;
     if (!r->training || o->optimizer == OPTIMIZER_MEZO || o->dump != NULL) return NULL;
     if (r->world == 1 && !option_given(o, "zero")) return NULL;
-    Zero *z = ALLOC(Zero, 1, "ranks");
-    z->stage = zero_asked(o);
-    z->world = r->world;
-    z->rank = r->rank;
-    z->rows = o->offload == OFFLOAD_ZENFLOW;
-    if (z->rows && z->stage == 3) die("--offload zenflow works with --zero 1 or 2, not 3");
+    Zero *zero = ALLOC(Zero, 1, "ranks");
+    zero->stage = zero_asked(o);
+    zero->world = r->world;
+    zero->rank = r->rank;
+    zero->rows = o->offload == OFFLOAD_ZENFLOW;
+    if (zero->rows && zero->stage == 3) die("--offload zenflow works with --zero 1 or 2, not 3");
     const GPT2Table *t = &r->table;
     const size_t segments = (size_t)zero_segments(t);
-    z->begin = ALLOC(size_t, segments * (z->world + 1), "shards");
+    zero->begin = ALLOC(size_t, segments * (zero->world + 1), "shards");
     for (size_t s = 0; s < segments; s++)
-        for (size_t i = 0; i <= z->world; i++)
-            z->begin[s * (z->world + 1) + i] = zero_begin(t, (int)s, z->world, i, z->rows);
-    z->blocks = ALLOC(size_t, segments * z->world, "gradient norm");
-    z->exchanged = ZERO_HEAD + zero_blocks(t, z->world, z->rows, z->blocks);
-    for (size_t i = 0; i < segments * z->world; i++) z->all_blocks += z->blocks[i];
-    if (z->world > 1) printf("ranks: %zu, ZeRO-%d\n", z->world, z->stage);
-    if (o->plan) return z;
+        for (size_t i = 0; i <= zero->world; i++)
+            zero->begin[s * (zero->world + 1) + i] = zero_begin(t, (int)s, zero->world, i,
+                                                                zero->rows);
+    zero->blocks = ALLOC(size_t, segments * zero->world, "gradient norm");
+    zero->exchanged = ZERO_HEAD + zero_blocks(t, zero->world, zero->rows, zero->blocks);
+    for (size_t i = 0; i < segments * zero->world; i++) zero->all_blocks += zero->blocks[i];
+    if (zero->world > 1) printf("ranks: %zu, ZeRO-%d\n", zero->world, zero->stage);
+    if (o->plan) return zero;
 #ifdef TIDE_NCCL
     ncclUniqueId id;
     memset(&id, 0, sizeof id);
     open_device();
-    if (z->rank == 0) NCCL(ncclGetUniqueId(&id));
+    if (zero->rank == 0) NCCL(ncclGetUniqueId(&id));
     ranks_broadcast(&id, sizeof id);
-    NCCL(ncclCommInitRank(&z->comm, (int)z->world, id, (int)z->rank));
+    NCCL(ncclCommInitRank(&zero->comm, (int)zero->world, id, (int)zero->rank));
 #else
     die("%s: this program was built without NCCL (make train_gpt2cu says how to get it)",
-        z->world > 1 ? "several GPUs" : "--zero");
+        zero->world > 1 ? "several GPUs" : "--zero");
 #endif
-    return z;
+    return zero;
 }
 
 // Says how segment s is dealt out.
-static void zero_place(const Zero *z, int s, Segment *x) {
-    const size_t begin = shard_begin_of(z, (size_t)s, z->rank);
-    x->cut = z->rows ? 0 : zero_cut(x->length, z->world);
-    x->room = z->rows ? x->length : x->cut * z->world;
-    x->own = shard_begin_of(z, (size_t)s, z->rank + 1) - begin;
+static void zero_place(const Zero *zero, int s, Segment *seg) {
+    const size_t begin = shard_begin_of(zero, (size_t)s, zero->rank);
+    seg->cut = zero->rows ? 0 : zero_cut(seg->length, zero->world);
+    seg->room = zero->rows ? seg->length : seg->cut * zero->world;
+    seg->own = shard_begin_of(zero, (size_t)s, zero->rank + 1) - begin;
     // where an empty shard would be counts, too: NCCL wants it there to work in place
-    x->own_from = x->at + (z->rows ? begin : z->rank * x->cut);
+    seg->own_from = seg->at + (zero->rows ? begin : zero->rank * seg->cut);
 }
 
 // Adds the lines of this file to the memory plan of the GPU; returns how many there are now.
 static int zero_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
-    Zero *z = g->zero;
-    const size_t bytes = z->exchanged * sizeof(double);
-    BUFFER(ZERO, "backward", bytes, z->mine);
-    BUFFER(ZERO, "backward", z->world * bytes, z->all);
-    BUFFER(ANY, "backward", z->all_blocks * sizeof(uint32_t), z->order);
+    Zero *zero = g->zero;
+    const size_t bytes = zero->exchanged * sizeof(double);
+    BUFFER(ZERO, "backward", bytes, zero->mine);
+    BUFFER(ZERO, "backward", zero->world * bytes, zero->all);
+    BUFFER(ANY, "backward", zero->all_blocks * sizeof(uint32_t), zero->order);
     return n;
 }
 
 // After the buffers are there.
 static void zero_allocate(GPT2 *g) {
-    Zero *z = g->zero;
-    z->stream = stream_make("ranks", true);  // where a collective begins late, all ranks wait
-    z->reduced = events_make((size_t)g->segments);
-    z->gathered = events_make((size_t)g->segments);
+    Zero *zero = g->zero;
+    zero->stream = stream_make("ranks", true);  // where a collective begins late, all ranks wait
+    zero->reduced = events_make((size_t)g->segments);
+    zero->gathered = events_make((size_t)g->segments);
     const size_t head = ZERO_HEAD * sizeof(double);
-    z->host_mine = (double *)pinned_alloc(head, "gradient norm");
-    z->host_all = (double *)pinned_alloc(z->world * head, "gradient norm");
+    zero->host_mine = (double *)pinned_alloc(head, "gradient norm");
+    zero->host_all = (double *)pinned_alloc(zero->world * head, "gradient norm");
     if (rehearsal != NULL) return;
-    uint32_t *order = ALLOC(uint32_t, z->all_blocks, "gradient norm");
-    zero_order(order, z->exchanged, z->blocks, g->segments, z->world);
-    gpu_copy(z->order, order, z->all_blocks * sizeof(uint32_t));
+    uint32_t *order = ALLOC(uint32_t, zero->all_blocks, "gradient norm");
+    zero_order(order, zero->exchanged, zero->blocks, g->segments, zero->world);
+    gpu_copy(zero->order, order, zero->all_blocks * sizeof(uint32_t));
     free(order);
 }
 
-static void zero_free(Zero *z) {
+static void zero_free(Zero *zero) {
 #ifdef TIDE_NCCL
-    if (z->comm != NULL) NCCL(ncclCommDestroy(z->comm));
+    if (zero->comm != NULL) NCCL(ncclCommDestroy(zero->comm));
 #endif
-    free(z->blocks);
-    free(z->begin);
-    free(z);
+    free(zero->blocks);
+    free(zero->begin);
+    free(zero);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -193,22 +195,22 @@ static void zero_free(Zero *z) {
 // Segment s of this rank's gradient is complete: it is summed over the ranks, in the type in which
 // it is stored. Every rank keeps its shard of the sum, where that part of its own gradient was.
 static void zero_reduce(GPT2 *g, size_t s) {
-    Zero *z = g->zero;
-    const Segment *x = &g->segment[s];
-    floatX *const grad = g->grads + x->grad_at;
-    stream_wait(z->stream, g->grad_ready[s]);
-    const int span = timeline_begin(&g->timeline, ROW_COMM, "reduce", s, x->room * sizeof(floatX),
-                                    z->stream);
-    const bool runs = between_gpus(z, x->room * sizeof(floatX));
-    if (runs && z->rows) between_rows(z, grad, s, true);
+    Zero *zero = g->zero;
+    const Segment *seg = &g->segment[s];
+    floatX *const grad = g->grads + seg->grad_at;
+    stream_wait(zero->stream, g->grad_ready[s]);
+    const int span = timeline_begin(&g->timeline, ROW_COMM, "reduce", s, seg->room * sizeof(floatX),
+                                    zero->stream);
+    const bool runs = between_gpus(zero, seg->room * sizeof(floatX));
+    if (runs && zero->rows) between_rows(zero, grad, s, true);
 #ifdef TIDE_NCCL
-    if (runs && !z->rows)
-        NCCL(ncclReduceScatter(grad, grad + z->rank * x->cut, x->cut, nccl_floatX, ncclSum,
-                               z->comm, z->stream));
+    if (runs && !zero->rows)
+        NCCL(ncclReduceScatter(grad, grad + zero->rank * seg->cut, seg->cut, nccl_floatX, ncclSum,
+                               zero->comm, zero->stream));
 #endif
-    z->reduced_bytes += (x->room - (z->rows ? x->own : x->cut)) * sizeof(floatX);
-    timeline_end(&g->timeline, span, z->stream);
-    event_record(z->reduced[s], z->stream);
+    zero->reduced_bytes += (seg->room - (zero->rows ? seg->own : seg->cut)) * sizeof(floatX);
+    timeline_end(&g->timeline, span, zero->stream);
+    event_record(zero->reduced[s], zero->stream);
 }
 
 // Returns the event that is recorded when segment s of the gradient is ready for the update.
@@ -220,25 +222,25 @@ static cudaEvent_t gradient_event(const GPT2 *g, size_t s) {
 // sends its loss, its block sums and its other numbers to all others, and each rank's GPU adds all
 // block sums in one order. (Sums of runs would be fewer, but shards cut runs.)
 static double zero_norm_squared(GPT2 *g, double *loss) {
-    Zero *z = g->zero;
-    const size_t n = z->exchanged;
-    run_tell(z->host_mine + ZERO_NEWS);
-    stream_copy(z->mine, z->host_mine, ZERO_HEAD * sizeof(double), cudaMemcpyHostToDevice,
+    Zero *zero = g->zero;
+    const size_t n = zero->exchanged;
+    run_tell(zero->host_mine + ZERO_NEWS);
+    stream_copy(zero->mine, zero->host_mine, ZERO_HEAD * sizeof(double), cudaMemcpyHostToDevice,
                 g->sums);
-    stream_copy(z->mine + ZERO_LOSS, g->loss, sizeof(double), cudaMemcpyDeviceToDevice, g->sums);
-    stream_copy(z->mine + ZERO_HEAD, g->norm_sums, g->blocks * sizeof(double),
+    stream_copy(zero->mine + ZERO_LOSS, g->loss, sizeof(double), cudaMemcpyDeviceToDevice, g->sums);
+    stream_copy(zero->mine + ZERO_HEAD, g->norm_sums, g->blocks * sizeof(double),
                 cudaMemcpyDeviceToDevice, g->sums);
-    order(g, g->sums, z->stream);
-    all_gather(z, z->all, z->mine, n * sizeof(double));
-    norm_total_gpu(g->loss + 1, g->run_sums, z->all + ZERO_HEAD, z->order, z->all_blocks,
-                   z->stream);
-    tell_host(g->host_loss + 1, g->loss + 1, 1, 0, 1, z->stream);
-    tell_host(z->host_all, z->all, (unsigned)z->world, n, ZERO_HEAD, z->stream);
-    event_record(g->step_left, z->stream);
+    order(g, g->sums, zero->stream);
+    all_gather(zero, zero->all, zero->mine, n * sizeof(double));
+    norm_total_gpu(g->loss + 1, g->run_sums, zero->all + ZERO_HEAD, zero->order, zero->all_blocks,
+                   zero->stream);
+    tell_host(g->host_loss + 1, g->loss + 1, 1, 0, 1, zero->stream);
+    tell_host(zero->host_all, zero->all, (unsigned)zero->world, n, ZERO_HEAD, zero->stream);
+    event_record(g->step_left, zero->stream);
     event_wait(g->step_left);
     *loss = 0;
-    for (size_t r = 0; r < z->world; r++) *loss += z->host_all[r * ZERO_HEAD + ZERO_LOSS];
-    run_hear(z->host_all + ZERO_NEWS, ZERO_HEAD);
+    for (size_t r = 0; r < zero->world; r++) *loss += zero->host_all[r * ZERO_HEAD + ZERO_LOSS];
+    run_hear(zero->host_all + ZERO_NEWS, ZERO_HEAD);
     return g->host_loss[1];
 }
 
@@ -247,19 +249,20 @@ static double zero_norm_squared(GPT2 *g, double *loss) {
 
 // Gathers segment s's weights from all ranks, once they are updated and, if need be, on the GPU.
 static void zero_gather(GPT2 *g, size_t s) {
-    Zero *z = g->zero;
-    const Segment *x = &g->segment[s];
-    stream_wait(z->stream, g->updated[s]);
-    stream_wait(z->stream, g->returned[s]);
-    if (x->streams) stream_wait(z->stream, g->arrived[s]);
-    const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, x->room * sizeof(floatX),
-                                    z->stream);
-    floatX *const place = g->params + x->param_at;
-    if (!z->rows) all_gather(z, place, g->params + x->own_param_at, x->cut * sizeof(floatX));
-    else if (between_gpus(z, x->room * sizeof(floatX))) between_rows(z, place, s, false);
-    if (z->rows) z->gathered_bytes += (z->world - 1) * x->own * sizeof(floatX);
-    timeline_end(&g->timeline, span, z->stream);
-    event_record(z->gathered[s], z->stream);
+    Zero *zero = g->zero;
+    const Segment *seg = &g->segment[s];
+    stream_wait(zero->stream, g->updated[s]);
+    stream_wait(zero->stream, g->returned[s]);
+    if (seg->streams) stream_wait(zero->stream, g->arrived[s]);
+    const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, seg->room * sizeof(floatX),
+                                    zero->stream);
+    floatX *const place = g->params + seg->param_at;
+    if (!zero->rows)
+        all_gather(zero, place, g->params + seg->own_param_at, seg->cut * sizeof(floatX));
+    else if (between_gpus(zero, seg->room * sizeof(floatX))) between_rows(zero, place, s, false);
+    if (zero->rows) zero->gathered_bytes += (zero->world - 1) * seg->own * sizeof(floatX);
+    timeline_end(&g->timeline, span, zero->stream);
+    event_record(zero->gathered[s], zero->stream);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -279,20 +282,21 @@ static size_t zero_least(size_t mine, size_t world) {
 // Adds counters for log.jsonl: bytes that this rank gave to others in this step; and how long
 // forward and backward waited in the newest step that is complete (see offload_log()).
 static void zero_log(const GPT2 *g, char *json, size_t n) {
-    const Zero *z = g->zero;
+    const Zero *zero = g->zero;
     const TimelineStep *d = &g->timeline.done;
     const size_t used = strlen(json);
     snprintf(json + used, n - used, ",\"zero\":{\"stage\":%d,\"world\":%zu,\"reduced_bytes\":%zu,"
-             "\"gathered_bytes\":%zu,\"stalled_ms\":%.6g}", z->stage, z->world, z->reduced_bytes,
-             z->gathered_bytes, 1e3 * d->stalled);
+             "\"gathered_bytes\":%zu,\"stalled_ms\":%.6g}", zero->stage, zero->world,
+                 zero->reduced_bytes,
+             zero->gathered_bytes, 1e3 * d->stalled);
 }
 
 // The same for people, of the last step, when all is over.
 static void zero_end(const GPT2 *g) {
-    const Zero *z = g->zero;
+    const Zero *zero = g->zero;
     printf("ZeRO-%d on %zu GPU%s: in the last step each gave the others %.1f MiB to sum and %.1f "
-           "MiB to gather; forward and backward waited %.1f ms\n", z->stage, z->world,
-           z->world > 1 ? "s" : "", mib(z->reduced_bytes), mib(z->gathered_bytes),
+           "MiB to gather; forward and backward waited %.1f ms\n", zero->stage, zero->world,
+           zero->world > 1 ? "s" : "", mib(zero->reduced_bytes), mib(zero->gathered_bytes),
            1e3 * g->timeline.done.stalled);
 }
 

@@ -195,18 +195,18 @@ struct Zo {
 // The number of losses that a rank makes in a step; and of numbers that it sends to other ranks:
 // the losses, and ZO_SAYS more.
 enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // run_tell(); its data cannot be read
-static size_t zo_losses(const Zo *z) { return z->accum * 2 * (size_t)z->config.queries; }
-static size_t zo_news(const Zo *z) { return zo_losses(z) + ZO_SAYS; }
+static size_t zo_losses(const Zo *zo) { return zo->accum * 2 * (size_t)zo->config.queries; }
+static size_t zo_news(const Zo *zo) { return zo_losses(zo) + ZO_SAYS; }
 
 // Tensors first .. first + count - 1 as a group.
 static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
     ZoGroup g = {};
     g.count = count;
     for (int i = 0; i < count; i++) {
-        const GPT2Tensor *x = &t->tensors[first + i];
-        g.range[i] = ZoRange{x->offset - t->tensors[first].offset, x->rows * x->cols, 0,
-                             (uint32_t)(first + i), x->decay};
-        g.length = g.range[i].at + round_up(x->size, ALIGN_ELEMENTS);
+        const GPT2Tensor *ten = &t->tensors[first + i];
+        g.range[i] = ZoRange{ten->offset - t->tensors[first].offset, ten->rows * ten->cols, 0,
+                             (uint32_t)(first + i), ten->decay};
+        g.length = g.range[i].at + round_up(ten->size, ALIGN_ELEMENTS);
     }
     return g;
 }
@@ -223,34 +223,35 @@ static size_t zo_layer_bytes(const GPT2 *g) { return g->segment[1].length * size
 
 // The memory plan, as gpt2_buffers().
 static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
-    Zo *z = g->zo;
+    Zo *zo = g->zo;
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, N = g->max_B * g->max_T;
-    const size_t Q = (size_t)z->config.queries, X_ = sizeof(floatX), f32 = sizeof(float);
+    const size_t Q = (size_t)zo->config.queries, X_ = sizeof(floatX), f32 = sizeof(float);
     int n = 0;
     BUFFER(ZERO, "weights", g->param_elements * X_, g->params);
     if (g->offloaded)
-        list[n++] = Buffer{"slots", z->slots * zo_layer_bytes(g), NULL, BUFFER_ANY};
-    BUFFER(ANY, "perturbed weights", z->scratch * X_, z->perturbed[0]);
-    BUFFER(ANY, "perturbed weights", z->scratch * X_, z->perturbed[1]);
-    if (c->post_norm) BUFFER(ANY, "perturbed weights", 2 * zo_norm(g) * X_, z->norm);
-    BUFFER(ANY, "activations", Q * 2 * N * C * X_, z->x);
-    BUFFER(ANY, "activations", 2 * N * z->row * X_, z->atty);
-    BUFFER(ANY, "activations", 2 * N * F * X_, z->act);
-    BUFFER(ANY, "activations", N * C * X_, z->ln);
-    BUFFER(ANY, "activations", N * (config_gated(c) ? config_wide(c) : config_qkv(c)) * X_, z->qkv);
+        list[n++] = Buffer{"slots", zo->slots * zo_layer_bytes(g), NULL, BUFFER_ANY};
+    BUFFER(ANY, "perturbed weights", zo->scratch * X_, zo->perturbed[0]);
+    BUFFER(ANY, "perturbed weights", zo->scratch * X_, zo->perturbed[1]);
+    if (c->post_norm) BUFFER(ANY, "perturbed weights", 2 * zo_norm(g) * X_, zo->norm);
+    BUFFER(ANY, "activations", Q * 2 * N * C * X_, zo->x);
+    BUFFER(ANY, "activations", 2 * N * zo->row * X_, zo->atty);
+    BUFFER(ANY, "activations", 2 * N * F * X_, zo->act);
+    BUFFER(ANY, "activations", N * C * X_, zo->ln);
+    BUFFER(ANY, "activations", N * (config_gated(c) ? config_wide(c) : config_qkv(c)) * X_,
+           zo->qkv);
     if (c->rope.theta > 0) BUFFER(ANY, "rotary", rope_floats(g) * f32, g->rope);
-    if (!c->rms) BUFFER(ANY, "activations", N * f32, z->mean);
-    BUFFER(ANY, "activations", N * f32, z->rstd);
-    BUFFER(ANY, "activations", N * c->heads * f32, z->lse);
-    BUFFER(ANY, "logits", min_size(g->head_rows, N) * z->chunk * f32, z->logits);
-    BUFFER(ANY, "logits", 2 * N * f32, z->row_max);
-    BUFFER(ANY, "logits", 2 * N * f32, z->row_sum);
-    BUFFER(ANY, "logits", 2 * N * f32, z->target_logit);
+    if (!c->rms) BUFFER(ANY, "activations", N * f32, zo->mean);
+    BUFFER(ANY, "activations", N * f32, zo->rstd);
+    BUFFER(ANY, "activations", N * c->heads * f32, zo->lse);
+    BUFFER(ANY, "logits", min_size(g->head_rows, N) * zo->chunk * f32, zo->logits);
+    BUFFER(ANY, "logits", 2 * N * f32, zo->row_max);
+    BUFFER(ANY, "logits", 2 * N * f32, zo->row_sum);
+    BUFFER(ANY, "logits", 2 * N * f32, zo->target_logit);
     BUFFER(ANY, "logits", N * f32, g->losses);
-    BUFFER(ANY, "logits", N * f32, z->right);
+    BUFFER(ANY, "logits", N * f32, zo->right);
     // not all losses are always set, and all are copied
-    BUFFER(ZERO, "logits", zo_losses(z) * sizeof(double), g->loss);
+    BUFFER(ZERO, "logits", zo_losses(zo) * sizeof(double), g->loss);
     BUFFER(ANY, "tokens", STAGINGS * batch_numbers(g, false) * sizeof(int32_t), g->tokens);
     list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};
     BUFFER(HOST, "weights", g->weights_on_host * X_, g->host_weights);
@@ -259,20 +260,20 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
 
 // For gpt2_allocate().
 static void zo_allocate(GPT2 *g) {
-    Zo *z = g->zo;
-    const size_t news = zo_news(z), world = (size_t)ranks.world;
+    Zo *zo = g->zo;
+    const size_t news = zo_news(zo), world = (size_t)ranks.world;
     if (g->no_overlap) g->fetch = g->out = g->compute;
-    z->all = (double *)pinned_alloc((1 + world) * news * sizeof(double), "losses of all ranks");
-    z->mine = z->all + world * news;
-    z->slot = (ZoSlot *)own(free, ALLOC(ZoSlot, z->slots, "slots"));
-    for (ZoSlot *x = z->slot; x < z->slot + z->slots; x++)
+    zo->all = (double *)pinned_alloc((1 + world) * news * sizeof(double), "losses of all ranks");
+    zo->mine = zo->all + world * news;
+    zo->slot = (ZoSlot *)own(free, ALLOC(ZoSlot, zo->slots, "slots"));
+    for (ZoSlot *x = zo->slot; x < zo->slot + zo->slots; x++)
         for (int k = 0; k < LAYER_PARTS; k++) {
             event_make(&x->there[k], false);
             event_make(&x->used[k], false);
             event_make(&x->left[k], false);
         }
     owner_end();  // memory comes and goes with --zo-no-slots: gpt2_release() frees it
-    for (ZoSlot *x = z->slot; x < z->slot + z->slots; x++)
+    for (ZoSlot *x = zo->slot; x < zo->slot + zo->slots; x++)
         x->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
 }
 
@@ -282,14 +283,14 @@ static void zo_open(GPT2 *g, const Run *r) {
     const Options *o = &r->o;
     g->training = r->training && o->optimizer != OPTIMIZER_MEZO;
     if (o->optimizer != OPTIMIZER_MEZO && (!r->words || r->training)) return;
-    Zo *z = g->zo = ALLOC(Zo, 1, "model");
-    z->config = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_STORAGE};
-    z->accum = o->accum;
-    z->keeps_slots = !o->zo_no_slots;
-    z->fused = !o->zo_no_fused_update;
+    Zo *zo = g->zo = ALLOC(Zo, 1, "model");
+    zo->config = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_STORAGE};
+    zo->accum = o->accum;
+    zo->keeps_slots = !o->zo_no_slots;
+    zo->fused = !o->zo_no_fused_update;
     if (r->world > 1)
         printf("ranks: %zu, each with all weights; per step each sends %zu bytes to the others\n",
-               r->world, zo_news(z) * sizeof(double));
+               r->world, zo_news(zo) * sizeof(double));
 }
 
 // =============================================================================================
@@ -304,22 +305,22 @@ static void zo_open(GPT2 *g, const Run *r) {
 // Queues the way in of the next visitor. Its own way home is over by then: since there are no more
 // slots than visitors, the slot has been left by one that went home later, or by itself.
 static void zo_fetch(GPT2 *g) {
-    Zo *z = g->zo;
-    ZoSlot *slot = &z->slot[z->fetched++ % z->slots];
-    do z->newest = z->newest % g->config.layers + 1;
-    while (!g->segment[z->newest].streams);
-    const floatX *home = zo_home(g, z->newest);
-    if (!z->keeps_slots) {  // --zo-no-slots
+    Zo *zo = g->zo;
+    ZoSlot *slot = &zo->slot[zo->fetched++ % zo->slots];
+    do zo->newest = zo->newest % g->config.layers + 1;
+    while (!g->segment[zo->newest].streams);
+    const floatX *home = zo_home(g, zo->newest);
+    if (!zo->keeps_slots) {  // --zo-no-slots
         stream_rest(g->compute);
         stream_rest(g->out);
         gpu_free(slot->weights);
         slot->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
     }
     for (int k = 0; k < LAYER_PARTS; k++) {
-        const size_t at = z->group_at[k], bytes = z->group[k].length * sizeof(floatX);
+        const size_t at = zo->group_at[k], bytes = zo->group[k].length * sizeof(floatX);
         stream_wait(g->fetch, slot->used[k]);
         stream_wait(g->fetch, slot->left[k]);
-        const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", z->newest - 1, bytes,
+        const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", zo->newest - 1, bytes,
                                         g->fetch);
         copy_in(g, slot->weights + at, home + at, bytes, g->fetch);
         timeline_end(&g->timeline, span, g->fetch);
@@ -331,19 +332,19 @@ static void zo_fetch(GPT2 *g) {
 // it takes nothing).
 static void zo_weights(GPT2 *g, floatX *theta, const ZoGroup *group, const ZoUpdate *update,
                        const ZoPass *p, int query) {
-    const Zo *z = g->zo;
+    const Zo *zo = g->zo;
     const bool stores = update->step != 0, perturbs = p->signs > 0 && p->scale != 0;
     const int draws = (stores ? update->queries : 0) + perturbs;
     const double n = (double)group->length, bytes = n * sizeof(floatX) * (1 + stores + p->signs);
-    const double noise = z->config.noise == ZO_GAUSSIAN ? n * draws : 0;
+    const double noise = zo->config.noise == ZO_GAUSSIAN ? n * draws : 0;
     if (rehearsal != NULL)
         rehearse(stream_number(g->compute), TAKES_GPU,
                  fmax(bytes / rate_or(rehearsal->rates.gpu_bytes, UNLIMITED),
                       noise / rate_or(rehearsal->rates.gpu_normals, UNLIMITED)));
     const unsigned blocks = ceil_div(group->length, 8 * BLOCK_THREADS);
     LAUNCH(zo_weights_kernel, blocks, BLOCK_THREADS, 0, g->compute, theta,
-           p->signs > 0 ? z->perturbed[0] : NULL, p->signs > 1 ? z->perturbed[1] : NULL, *group,
-           z->config, *update, p->step, (uint32_t)query, p->scale);
+           p->signs > 0 ? zo->perturbed[0] : NULL, p->signs > 1 ? zo->perturbed[1] : NULL, *group,
+           zo->config, *update, p->step, (uint32_t)query, p->scale);
 }
 
 static const ZoUpdate zo_nothing = {};
@@ -351,12 +352,12 @@ static const ZoUpdate zo_nothing = {};
 // Makes the perturbed weights of group k of layer l for a query. A visitor is in `slot`; NULL: the
 // layer stays. The first query also updates, and a visitor's updated group goes home at once.
 static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, ZoSlot *slot, int query) {
-    const Zo *z = g->zo;
+    const Zo *zo = g->zo;
     const bool first = query == 0, last = query + 1 >= p->queries || p->signs == 0;
-    const size_t bytes = z->group[k].length * sizeof(floatX);
-    floatX *home = zo_home(g, l + 1) + z->group_at[k], *theta = home;
-    ZoGroup group = z->group[k];
-    if (slot != NULL) theta = slot->weights + z->group_at[k];
+    const size_t bytes = zo->group[k].length * sizeof(floatX);
+    floatX *home = zo_home(g, l + 1) + zo->group_at[k], *theta = home;
+    ZoGroup group = zo->group[k];
+    if (slot != NULL) theta = slot->weights + zo->group_at[k];
     if (slot != NULL && first) {
         compute_span(g, "wait", l + 1);
         stream_wait(g->compute, slot->there[k]);
@@ -386,8 +387,8 @@ static floatX *zo_x(const GPT2 *g, int query, int sign) {
 // With narrow embeddings, a layer normalises after the group that follows the one with the weights
 // for it: they are kept from one to the other.
 static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
-    const Zo *z = g->zo;
-    stream_copy(z->norm + (size_t)sign * zo_norm(g), z->perturbed[sign] + at,
+    const Zo *zo = g->zo;
+    stream_copy(zo->norm + (size_t)sign * zo_norm(g), zo->perturbed[sign] + at,
                 zo_norm(g) * sizeof(floatX), cudaMemcpyDeviceToDevice, g->compute);
 }
 
@@ -395,31 +396,31 @@ static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
 // added to in place.
 static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
-    const Zo *z = g->zo;
-    floatX *x = zo_x(g, query, sign), *atty = z->atty + (size_t)sign * most * z->row;
-    floatX *act = z->act + (size_t)sign * most * g->config.ffn;
-    const ZoRange *range = z->group[k].range;
+    const Zo *zo = g->zo;
+    floatX *x = zo_x(g, query, sign), *atty = zo->atty + (size_t)sign * most * zo->row;
+    floatX *act = zo->act + (size_t)sign * most * g->config.ffn;
+    const ZoRange *range = zo->group[k].range;
     LayerWeights w = {};
     const bool post = g->config.post_norm;
     LayerActs a = {};
     a.x = a.mid = a.out = x;
     a.atty = a.ln_2 = atty;
-    a.ln_1 = post ? atty : z->ln;
-    a.branch = z->ln;
-    a.mean_1 = a.mean_2 = z->mean;
-    a.rstd_1 = a.rstd_2 = z->rstd;
-    a.qkv = z->qkv;
-    a.lse = z->lse;
+    a.ln_1 = post ? atty : zo->ln;
+    a.branch = zo->ln;
+    a.mean_1 = a.mean_2 = zo->mean;
+    a.rstd_1 = a.rstd_2 = zo->rstd;
+    a.qkv = zo->qkv;
+    a.lse = zo->lse;
     a.act = act;
-    a.fc = config_gated(&g->config) ? z->qkv : act;
+    a.fc = config_gated(&g->config) ? zo->qkv : act;
     layer_order(&a, &g->config);
-    for (int i = 0; i < z->group[k].count; i++)
-        w.kind[g->table.tensors[range[i].tensor].kind] = z->perturbed[sign] + range[i].at;
+    for (int i = 0; i < zo->group[k].count; i++)
+        w.kind[g->table.tensors[range[i].tensor].kind] = zo->perturbed[sign] + range[i].at;
     w.mid_w = w.ln_2_w;
     w.mid_b = w.ln_2_b;
     if (post && k == 0) zo_keep_norm(g, range[0].at, sign);
     if (post && k % 2 == 1) {  // the norm of this part's sum
-        w.mid_w = w.ln_2_w = z->norm + (size_t)sign * zo_norm(g);
+        w.mid_w = w.ln_2_w = zo->norm + (size_t)sign * zo_norm(g);
         w.mid_b = w.ln_2_b = w.mid_w + zo_norm(g) / 2;
     }
     if (!post && k == 0)
@@ -445,7 +446,7 @@ static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out,
 // The first layer's input, of both signs.
 static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, E = g->config.embed, N = g->B * g->T;
-    const Zo *z = g->zo;
+    const Zo *zo = g->zo;
     const int in = g->table.project_in;
     const floatX *wte = tensor(g, g->table.wte), *none = NULL;
     if (E > 0) {
@@ -456,10 +457,10 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
         floatX *x = zo_x(g, query, s);
         zo_embed(g, p, query, s, x, E == 0 ? wte : none, tensor(g, g->table.wpe), C);
         if (E == 0) continue;
-        zo_embed(g, p, query, s, z->ln, wte, none, E);
-        matmul_forward(&g->lt, z->atty, z->ln, z->perturbed[s], (floatX *)NULL, N, E, C,
+        zo_embed(g, p, query, s, zo->ln, wte, none, E);
+        matmul_forward(&g->lt, zo->atty, zo->ln, zo->perturbed[s], (floatX *)NULL, N, E, C,
                        g->compute);
-        residual_forward(x, z->atty, N * C, g->compute);
+        residual_forward(x, zo->atty, N * C, g->compute);
     }
 }
 
@@ -468,16 +469,16 @@ static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const GPT2Table *t = &g->table;
     const ZoGroup group = zo_group(t, t->tail, t->ln_f_b < 0 ? 1 : 2);  // or project_out
-    const Zo *z = g->zo;
-    floatX *const *w = z->perturbed;
+    const Zo *zo = g->zo;
+    floatX *const *w = zo->perturbed;
     zo_weights(g, tensor(g, t->tail), &group, &zo_nothing, p, query);
     for (int s = 0; s < p->signs; s++) {
-        floatX *out = z->atty + (size_t)s * most * z->row, *x = zo_x(g, query, s);
+        floatX *out = zo->atty + (size_t)s * most * zo->row, *x = zo_x(g, query, s);
         if (g->config.embed > 0)
             matmul_forward(&g->lt, out, x, w[s], (floatX *)NULL, N, C, g->config.embed,
                            g->compute);
         else
-            layernorm_forward(out, z->mean, z->rstd, x, w[s],
+            layernorm_forward(out, zo->mean, zo->rstd, x, w[s],
                               group.count > 1 ? w[s] + group.range[1].at : NULL, N, C,
                               config_eps(&g->config), g->compute);
     }
@@ -495,12 +496,12 @@ static void zo_head_weights(GPT2 *g, const ZoPass *p, int query, size_t v0, size
 
 // The mean loss of a language model, of both signs, to totals[0] and totals[1].
 static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
-    const Zo *z = g->zo;
+    const Zo *zo = g->zo;
     const size_t E = config_embed(&g->config), V = g->config.vocab;
     const size_t N = g->B * g->T, most = g->max_B * g->max_T;
     const int32_t *targets = p->batch->device + N;
-    for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
-        const size_t width = min_size(z->chunk, g->config.vocab_padded - v0);
+    for (size_t v0 = 0; v0 < V; v0 += zo->chunk) {
+        const size_t width = min_size(zo->chunk, g->config.vocab_padded - v0);
         const size_t valid = min_size(width, V - v0);
         const bool last = v0 + width >= V;
         zo_head_weights(g, p, query, v0, width);
@@ -508,13 +509,13 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
             for (size_t first = 0; first < N; first += g->head_rows) {
                 const size_t rows = min_size(g->head_rows, N - first);
                 const size_t row = (size_t)s * most + first;
-                const floatX *x = z->atty + (size_t)s * most * z->row + first * E;
-                gemm(&g->lt, false, true, rows, width, E, x, E, z->perturbed[s], E,
-                     z->logits, width, NULL, false, g->compute);
+                const floatX *x = zo->atty + (size_t)s * most * zo->row + first * E;
+                gemm(&g->lt, false, true, rows, width, E, x, E, zo->perturbed[s], E,
+                     zo->logits, width, NULL, false, g->compute);
                 GPU_TAKES(g->compute, 8 * rows * width, gpu_bytes);  // the product's, and here
                 LAUNCH(zo_crossentropy_kernel, (unsigned)rows, BLOCK_THREADS, 0, g->compute,
-                       g->losses + first, z->row_max + row, z->row_sum + row,
-                       z->target_logit + row, z->logits, targets + first, v0, valid, width, last);
+                       g->losses + first, zo->row_max + row, zo->row_sum + row,
+                       zo->target_logit + row, zo->logits, targets + first, v0, valid, width, last);
             }
             if (last) loss_accumulate(totals + s, g->losses, N, 1 / (double)N, true, g->compute);
         }
@@ -523,27 +524,27 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
 
 // The same for labelled sentences. Of an evaluation also how many labels are right, to totals[1].
 static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
-    const Zo *z = g->zo;
+    const Zo *zo = g->zo;
     const size_t B = g->B, most = g->max_B * g->max_T;
     const int head = g->table.lm_head;
     for (int s = 0; s < p->signs; s++) {
-        const floatX *x = z->atty + (size_t)s * most * z->row;
-        LAUNCH(classify_kernel, (unsigned)B, BLOCK_THREADS, 0, g->compute, g->losses, z->right,
+        const floatX *x = zo->atty + (size_t)s * most * zo->row;
+        LAUNCH(classify_kernel, (unsigned)B, BLOCK_THREADS, 0, g->compute, g->losses, zo->right,
                (float *)NULL, (floatX *)NULL, x, p->batch->device + B * g->T, tensor(g, head),
-               z->config, g->words, head, p->step, (uint32_t)query,
+               zo->config, g->words, head, p->step, (uint32_t)query,
                s == 0 ? p->scale : -p->scale, 0, g->T, config_embed(&g->config));
         loss_accumulate(totals + s, g->losses, B, 1 / (double)B, true, g->compute);
     }
-    if (p->signs == 1) loss_accumulate(totals + 1, z->right, B, 1, true, g->compute);
+    if (p->signs == 1) loss_accumulate(totals + 1, zo->right, B, 1, true, g->compute);
 }
 
 // Queues a pass over all layers, and with a batch the way to the normalised output; then head or
 // classification, whose losses (queries, 2) go to totals. NULL: without a head. Nothing here waits.
 static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
-    Zo *z = g->zo;
+    Zo *zo = g->zo;
     const GPT2Table *t = &g->table;
     const bool looks = p->signs > 0;
-    g->timeline.between = p->signs == 1 || (!looks && z->fused);
+    g->timeline.between = p->signs == 1 || (!looks && zo->fused);
     if (p->update.step != 0) {  // what stays on the GPU beside the layers
         const ZoPass quiet = {zo_nothing, 0, 1, 0, p->step, NULL};
         const ZoGroup head = zo_group(t, t->wte, t->first_layer);
@@ -563,15 +564,15 @@ static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
     }
     for (size_t l = 0; l < g->config.layers; l++) {
         const bool visits = g->segment[l + 1].streams;
-        if (visits && z->fetched == z->visits) zo_fetch(g);
-        ZoSlot *slot = visits ? &z->slot[z->visits % z->slots] : NULL;
+        if (visits && zo->fetched == zo->visits) zo_fetch(g);
+        ZoSlot *slot = visits ? &zo->slot[zo->visits % zo->slots] : NULL;
         for (int j = 0; j < p->queries; j++)
             for (int k = 0; k < LAYER_PARTS; k++) {
                 zo_perturb_group(g, p, l, k, slot, j);
                 for (int s = 0; s < p->signs; s++) zo_layer_part(g, k, j, s);
             }
-        z->visits += visits;
-        while (visits && !g->no_overlap && z->fetched < z->visits + z->slots) zo_fetch(g);
+        zo->visits += visits;
+        while (visits && !g->no_overlap && zo->fetched < zo->visits + zo->slots) zo_fetch(g);
     }
     compute_span(g, looks ? "forward" : NULL, g->config.layers + 1);
     for (int j = 0; j < p->queries && looks; j++) {
@@ -587,10 +588,10 @@ static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
 // Puts the last step's update into the weights, now. With --zo-no-fused-update always; else, before
 // they are looked at: the next step's pass would do it.
 static void zo_update_weights(GPT2 *g) {
-    Zo *z = g->zo;
-    const ZoPass p = {z->pending, 0, 1, 0, z->pending.step, NULL};
-    if (z->pending.step != 0) zo_pass(g, &p, NULL);
-    z->pending = zo_nothing;
+    Zo *zo = g->zo;
+    const ZoPass p = {zo->pending, 0, 1, 0, zo->pending.step, NULL};
+    if (zo->pending.step != 0) zo_pass(g, &p, NULL);
+    zo->pending = zo_nothing;
 }
 
 // =============================================================================================
@@ -599,17 +600,17 @@ static void zo_update_weights(GPT2 *g) {
 // Queues a pass over g->inputs (B, T) with the weights as they are. Leaves the loss by g->targets
 // in g->loss; or copies the logits (V) behind token `last` to the host, unless logits is NULL.
 static void zo_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
-    const Zo *z = g->zo;
+    const Zo *zo = g->zo;
     const size_t C = config_embed(&g->config), V = g->config.vocab;
     const ZoPass p = {zo_nothing, 1, 1, 0, 0, &g->staging[ZO_EVALUATION]};
     upload(g, ZO_EVALUATION, g->inputs, logits == NULL ? g->targets : NULL, NULL, B, T, g->fetch);
     zo_pass(g, &p, logits == NULL ? g->loss : NULL);
-    for (size_t v0 = 0; logits != NULL && v0 < V; v0 += z->chunk) {
-        const size_t width = min_size(z->chunk, g->config.vocab_padded - v0);
+    for (size_t v0 = 0; logits != NULL && v0 < V; v0 += zo->chunk) {
+        const size_t width = min_size(zo->chunk, g->config.vocab_padded - v0);
         zo_head_weights(g, &p, 0, v0, width);
-        gemm(&g->lt, false, true, 1, width, C, z->atty + last * C, C, z->perturbed[0], C,
-             z->logits, width, NULL, false, g->compute);
-        gpu_copy(logits + v0, z->logits, min_size(width, V - v0) * sizeof(float));
+        gemm(&g->lt, false, true, 1, width, C, zo->atty + last * C, C, zo->perturbed[0], C,
+             zo->logits, width, NULL, false, g->compute);
+        gpu_copy(logits + v0, zo->logits, min_size(width, V - v0) * sizeof(float));
     }
 }
 
@@ -625,20 +626,20 @@ static bool zo_send_batch(GPT2 *g, const Run *r, uint64_t micro, Error *err) {
 
 // Queues the passes of a step, and the batch after each. False if a token file is damaged.
 static bool zo_forward(GPT2 *g, Run *r, size_t step) {
-    Zo *z = g->zo;
+    Zo *zo = g->zo;
     Error later;
-    if (z->sent < (step - 1) * z->accum) z->sent = (step - 1) * z->accum;  // a run that goes on
-    for (size_t m = 0; m < z->accum; m++) {
-        const uint64_t micro = (step - 1) * z->accum + m;
-        const ZoPass p = {z->pending, 2, z->config.queries, z->config.eps, (uint32_t)step,
+    if (zo->sent < (step - 1) * zo->accum) zo->sent = (step - 1) * zo->accum;  // a run that goes on
+    for (size_t m = 0; m < zo->accum; m++) {
+        const uint64_t micro = (step - 1) * zo->accum + m;
+        const ZoPass p = {zo->pending, 2, zo->config.queries, zo->config.eps, (uint32_t)step,
                           &g->staging[micro % 2]};
         // The next one goes ahead of the layers that will be fetched for its pass. If it cannot be
         // read, the error is reported in its step.
-        for (; z->sent <= micro + 1 && z->sent < r->o.steps * z->accum; z->sent++)
-            if (!zo_send_batch(g, r, z->sent, z->sent == micro ? &r->damage : &later)) break;
-        if (z->sent == micro) return false;
-        zo_pass(g, &p, g->loss + 2 * m * (size_t)z->config.queries);
-        z->pending = zo_nothing;  // it is in the weights now
+        for (; zo->sent <= micro + 1 && zo->sent < r->o.steps * zo->accum; zo->sent++)
+            if (!zo_send_batch(g, r, zo->sent, zo->sent == micro ? &r->damage : &later)) break;
+        if (zo->sent == micro) return false;
+        zo_pass(g, &p, g->loss + 2 * m * (size_t)zo->config.queries);
+        zo->pending = zo_nothing;  // it is in the weights now
     }
     return true;
 }
@@ -662,29 +663,30 @@ static void zo_log(const GPT2 *g, char *json, size_t n, size_t sent, double wait
 // bit: they take one update, or skip it, and stop after one step. If a token file is damaged, all
 // ranks report it; r->damage has the reason on the ranks that found it.
 static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
-    Zo *z = g->zo;
-    const size_t n = zo_losses(z), news = zo_news(z), bytes = news * sizeof(double);
-    StepResult x = {};
+    Zo *zo = g->zo;
+    const size_t n = zo_losses(zo), news = zo_news(zo), bytes = news * sizeof(double);
+    StepResult result = {};
     const bool damaged = !zo_forward(g, r, step);
-    stream_copy(z->mine, g->loss, n * sizeof(double), cudaMemcpyDeviceToHost, g->compute);
+    stream_copy(zo->mine, g->loss, n * sizeof(double), cudaMemcpyDeviceToHost, g->compute);
     event_record(g->step_left, g->compute);
     event_wait(g->step_left);
-    z->mine[n + ZO_DAMAGED] = damaged;
-    run_tell(z->mine + n + ZO_NEWS);
+    zo->mine[n + ZO_DAMAGED] = damaged;
+    run_tell(zo->mine + n + ZO_NEWS);
     const double start = seconds_now();
-    if (rehearsal == NULL) ranks_exchange(z->mine, bytes, z->all);
+    if (rehearsal == NULL) ranks_exchange(zo->mine, bytes, zo->all);
     const double waited = seconds_now() - start;
-    run_hear(z->all + n + ZO_NEWS, news);
+    run_hear(zo->all + n + ZO_NEWS, news);
     for (size_t k = 0; k < (size_t)ranks.world; k++)
-        if (z->all[k * news + n + ZO_DAMAGED] != 0) x.damaged = true;
-    if (x.damaged) return x;
-    zo_mean(z->side, z->all, news, ranks.world, z->accum, z->config.queries,
+        if (zo->all[k * news + n + ZO_DAMAGED] != 0) result.damaged = true;
+    if (result.damaged) return result;
+    zo_mean(zo->side, zo->all, news, ranks.world, zo->accum, zo->config.queries,
             run_parts(r, step));
-    zo_estimate(&z->pending, &z->config, step, lr, r->o.weight_decay, z->side, &x.loss, &x.norm);
-    x.skipped = z->pending.step == 0;
-    if (!z->fused) zo_update_weights(g);
-    zo_log(g, x.more, sizeof x.more, ranks.world > 1 ? bytes : 0, waited);
-    return x;
+    zo_estimate(&zo->pending, &zo->config, step, lr, r->o.weight_decay, zo->side, &result.loss,
+                &result.norm);
+    result.skipped = zo->pending.step == 0;
+    if (!zo->fused) zo_update_weights(g);
+    zo_log(g, result.more, sizeof result.more, ranks.world > 1 ? bytes : 0, waited);
+    return result;
 }
 
 // The share of a step that copies take, for the plan's text.
@@ -696,31 +698,32 @@ typedef struct {
     double hidden_from;      // tokens per pass from which they are hidden; INFINITY: never
 } ZoLink;
 
-static ZoLink zo_link(const GPT2 *g, const Run *r, const Rates *rates, const Prediction *x) {
+static ZoLink zo_link(const GPT2 *g, const Run *r, const Rates *rates, const Prediction *pred) {
     const int both[TAKES_KINDS] = {0, 0, 0, 1, 1, 0, 0};  // copies
-    const Zo *z = g->zo;
+    const Zo *zo = g->zo;
     double speed[TAKES_KINDS];
     ZoLink l;
     machine_speeds(rates, both, speed);
-    l.in = x->h2d_bytes / speed[TAKES_H2D];
-    l.out = x->d2h_bytes / speed[TAKES_D2H];
-    l.exposed = x->step - x->compute - x->other;
-    l.hidden = l.exposed < 0.01 * x->step;
+    l.in = pred->h2d_bytes / speed[TAKES_H2D];
+    l.out = pred->d2h_bytes / speed[TAKES_D2H];
+    l.exposed = pred->step - pred->compute - pred->other;
+    l.hidden = l.exposed < 0.01 * pred->step;
     l.limit = l.hidden ? "compute" : l.in > 1.02 * l.out ? "upload"
             : l.out > 1.02 * l.in ? "offload" : "link";
     l.hidden_from = INFINITY;
-    if (!g->no_overlap && z->keeps_slots && z->fused)
-        l.hidden_from = (double)(r->B * r->T) * fmax(fmax(l.in, l.out) - x->other, 0) / x->compute;
+    if (!g->no_overlap && zo->keeps_slots && zo->fused)
+        l.hidden_from = (double)(r->B * r->T) * fmax(fmax(l.in, l.out) - pred->other, 0)
+                      / pred->compute;
     return l;
 }
 
 // How long a step takes, and from how many tokens per pass on the link is hidden.
 static void zo_print_time(const GPT2 *g, const Run *r, const Rates *rates, const PlanRun *run,
-                          const Prediction *x) {
-    const ZoLink l = zo_link(g, r, rates, x);
+                          const Prediction *pred) {
+    const ZoLink l = zo_link(g, r, rates, pred);
     printf("predicted time of a step, in seconds: products %.4g; updates and noise %.4g\n",
-           x->compute, x->other);
-    plan_print_speed(rates, run, x);
+           pred->compute, pred->other);
+    plan_print_speed(rates, run, pred);
     if (g->offloaded) {
         printf("  over the link, in seconds: %.4g to the GPU, %.4g to the host; %d of %zu "
                "layer%s; ", l.in, l.out, g->streamed, g->config.layers,

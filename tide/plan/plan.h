@@ -48,44 +48,45 @@ static bool job_sends(const Job *t, const char *name) {
 }
 
 // Adds to *x what jobs (before, end] of one step are, of which `more` micro-batches were left out.
-static void predict_step(const Rehearsal *q, int before, int end, size_t more, Prediction *x) {
+static void predict_step(const Rehearsal *q, int before, int end, size_t more, Prediction *pred) {
     const Job *t = q->jobs;
     double done = t[before].span.end, begin = 0, tail = 0, back = 0, times = 1;
     int micro = -1;
     bool forward = false, begins = false;
-    x->step += t[end].span.end - t[before].span.end;
+    pred->step += t[end].span.end - t[before].span.end;
     for (int i = before + 1; i <= end; i++) {
         const bool is_forward = job_is(&t[i], "forward"), is_backward = job_is(&t[i], "backward");
         const bool first = is_forward && t[i].span.number == 0;
         if (first && !begins) {  // a micro-batch
-            if (micro >= 0) x->backward += times * (t[i].span.begin - tail);
-            if (times > 1) x->step += (times - 1) * (done - back);
+            if (micro >= 0) pred->backward += times * (t[i].span.begin - tail);
+            if (times > 1) pred->step += (times - 1) * (done - back);
             back = done;
             begin = t[i].span.begin;
             times = ++micro == REHEARSED_MICRO - 2 ? 1 + (double)more : 1;
         }
         if (is_forward || is_backward) {
             const double waited = times * (t[i].span.begin - done);
-            *(is_forward ? &x->stall_forward : &x->stall_backward) += waited;
-            if (is_backward && forward) x->forward += times * (done - begin);
+            *(is_forward ? &pred->stall_forward : &pred->stall_backward) += waited;
+            if (is_backward && forward) pred->forward += times * (done - begin);
             if (is_backward && forward) tail = done;
             forward = is_forward;
             begins = first;
         }
-        if (t[i].span.row == ROW_COMPUTE && t[i].takes == TAKES_GPU) x->other += times * t[i].work;
-        if (t[i].takes == TAKES_PRODUCTS) x->compute += times * t[i].work;
+        if (t[i].span.row == ROW_COMPUTE && t[i].takes == TAKES_GPU)
+            pred->other += times * t[i].work;
+        if (t[i].takes == TAKES_PRODUCTS) pred->compute += times * t[i].work;
         if (t[i].span.row == ROW_COMPUTE) done = t[i].span.end;
-        if (t[i].takes == TAKES_COMM) x->comm += times * t[i].work;
-        if (job_sends(&t[i], "reduce")) x->reduced_bytes += times * (double)t[i].span.bytes;
-        if (job_sends(&t[i], "gather")) x->gathered_bytes += times * (double)t[i].span.bytes;
-        if (t[i].takes == TAKES_H2D && t[i].span.row >= 0) x->h2d_bytes += times * t[i].work;
-        if (t[i].takes == TAKES_D2H && t[i].span.row >= 0) x->d2h_bytes += times * t[i].work;
+        if (t[i].takes == TAKES_COMM) pred->comm += times * t[i].work;
+        if (job_sends(&t[i], "reduce")) pred->reduced_bytes += times * (double)t[i].span.bytes;
+        if (job_sends(&t[i], "gather")) pred->gathered_bytes += times * (double)t[i].span.bytes;
+        if (t[i].takes == TAKES_H2D && t[i].span.row >= 0) pred->h2d_bytes += times * t[i].work;
+        if (t[i].takes == TAKES_D2H && t[i].span.row >= 0) pred->d2h_bytes += times * t[i].work;
     }
-    x->backward += t[end].span.end - tail;
+    pred->backward += t[end].span.end - tail;
 }
 
 // Computes the shares at work between the norms of two steps.
-static void predict_busy(const Rehearsal *q, double begin, double end, Prediction *x) {
+static void predict_busy(const Rehearsal *q, double begin, double end, Prediction *pred) {
     TraceSpan *s = ALLOC(TraceSpan, q->count, "plan");
     TimelineStep busy;
     int n = 0;
@@ -96,10 +97,10 @@ static void predict_busy(const Rehearsal *q, double begin, double end, Predictio
         if (s[n].row >= 0 && s[n].begin < s[n].end) n++;
     }
     trace_counters(&busy, s, n);
-    x->gpu = busy.gpu / (end - begin);
-    x->cpu = busy.cpu / (end - begin);
-    x->h2d = busy.h2d / (end - begin);
-    x->d2h = busy.d2h / (end - begin);
+    pred->gpu = busy.gpu / (end - begin);
+    pred->cpu = busy.cpu / (end - begin);
+    pred->h2d = busy.h2d / (end - begin);
+    pred->d2h = busy.d2h / (end - begin);
     free(s);
 }
 
@@ -110,30 +111,31 @@ static void predict_busy(const Rehearsal *q, double begin, double end, Predictio
 static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int counted, size_t more,
                           size_t world, TraceFile *trace) {
     const StepMark *first = &marks[steps - counted - 1], *last = &marks[steps - 1];
-    Prediction x = {0};
+    Prediction pred = {0};
     rehearsal_time(q);
     const double start = q->jobs[first->norm].span.end;
-    for (const StepMark *m = first; m < last; m++) predict_step(q, m->norm, m[1].norm, more, &x);
-    double *const means[] = {&x.step, &x.forward, &x.backward, &x.compute, &x.other, &x.h2d_bytes,
-                             &x.d2h_bytes, &x.stall_forward, &x.stall_backward, &x.comm,
-                             &x.reduced_bytes, &x.gathered_bytes};
+    for (const StepMark *m = first; m < last; m++) predict_step(q, m->norm, m[1].norm, more, &pred);
+    double *const means[] = {&pred.step, &pred.forward, &pred.backward, &pred.compute, &pred.other,
+                             &pred.h2d_bytes, &pred.d2h_bytes, &pred.stall_forward,
+                             &pred.stall_backward, &pred.comm, &pred.reduced_bytes,
+                             &pred.gathered_bytes};
     for (size_t i = 0; i < sizeof means / sizeof *means; i++) *means[i] /= counted;
-    x.reduced_bytes *= (double)(world - 1) / (double)world;  // a ring passes on all but one part
-    x.gathered_bytes *= (double)(world - 1) / (double)world;
+    pred.reduced_bytes *= (double)(world - 1) / (double)world;  // a ring passes on all but one part
+    pred.gathered_bytes *= (double)(world - 1) / (double)world;
     for (int i = first->norm; i < first->end; i++)
-        x.update = fmax(x.update, q->jobs[i].span.end - start);
+        pred.update = fmax(pred.update, q->jobs[i].span.end - start);
     if (trace != NULL && more == 0)
-        predict_busy(q, start, q->jobs[last->norm].span.end, &x);
+        predict_busy(q, start, q->jobs[last->norm].span.end, &pred);
     if (trace != NULL && trace->file != NULL)
         rehearsal_draw(q, trace, first->norm + 1, last->end, start);
-    if (x.comm == 0) return x;
+    if (pred.comm == 0) return pred;
     for (int i = 0; i < q->count; i++)
         if (q->jobs[i].takes == TAKES_COMM) q->jobs[i].work = 0;
     Prediction y = {0};
     rehearsal_time(q);
     for (const StepMark *m = first; m < last; m++) predict_step(q, m->norm, m[1].norm, more, &y);
-    x.comm_exposed = fmax(0, x.step - y.step / counted);
-    return x;
+    pred.comm_exposed = fmax(0, pred.step - y.step / counted);
+    return pred;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -146,43 +148,43 @@ typedef struct {
 } PlanRun;
 
 // How long a step is, and what is at work in it.
-static void plan_print_speed(const Rates *r, const PlanRun *run, const Prediction *x) {
-    printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", x->step,
-           fmax(x->step - x->compute, 0), (double)run->tokens / x->step);
-    if (r->gpu_flops > 0)
-        printf(" at %.0f Tflop/s%s\n", 1e-12 * r->gpu_flops * x->compute / x->step,
+static void plan_print_speed(const Rates *rates, const PlanRun *run, const Prediction *pred) {
+    printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", pred->step,
+           fmax(pred->step - pred->compute, 0), (double)run->tokens / pred->step);
+    if (rates->gpu_flops > 0)
+        printf(" at %.0f Tflop/s%s\n", 1e-12 * rates->gpu_flops * pred->compute / pred->step,
                run->world > 1 ? " on each GPU" : "");
     else printf(", as if compute took no time: gpu_flops is not known\n");
-    if (x->gpu > 0)
+    if (pred->gpu > 0)
         printf("  at work: GPU %.0f %%, CPU %.0f %%, link %.0f %% to the GPU, %.0f %% to the "
-               "host\n", 100 * x->gpu, 100 * x->cpu, 100 * x->h2d, 100 * x->d2h);
+               "host\n", 100 * pred->gpu, 100 * pred->cpu, 100 * pred->h2d, 100 * pred->d2h);
 }
 
 // Prints the traffic between several GPUs, and its cost.
-static void plan_print_comm(const Rates *r, const PlanRun *run, const Prediction *x) {
+static void plan_print_comm(const Rates *rates, const PlanRun *run, const Prediction *pred) {
     if (run->world <= 1) return;
-    const bool far = rates_local(r, run->world) < run->world;
+    const bool far = rates_local(rates, run->world) < run->world;
     printf("  between %zu GPUs%s: %.4g, of which %.4g are not hidden; each gives %.4g GB of "
            "gradients and %.4g GB of weights to the others\n", run->world,
-           far ? " of several nodes" : "", x->comm, x->comm_exposed, 1e-9 * x->reduced_bytes,
-           1e-9 * x->gathered_bytes);
-    if ((far ? r->node_link : r->gpu_link) <= 0)
+           far ? " of several nodes" : "", pred->comm, pred->comm_exposed,
+           1e-9 * pred->reduced_bytes, 1e-9 * pred->gathered_bytes);
+    if ((far ? rates->node_link : rates->gpu_link) <= 0)
         printf("  as if that took no time: %s is not known\n", far ? "node_link" : "gpu_link");
 }
 
 // Prints a Prediction in lines.
-static void plan_print_time(const Rates *r, const PlanRun *run, const Prediction *x) {
+static void plan_print_time(const Rates *rates, const PlanRun *run, const Prediction *pred) {
     printf("predicted time of a step, in seconds: forward %.4g, backward %.4g, update %.4g\n",
-           x->forward, x->backward, x->update);
-    if (x->bound > 0)
-        printf("  the update's bound is %.4g (%s), %.0f %% of what it takes%s\n", x->bound,
-               x->limit, 100 * x->bound / x->update,
-               x->bound > x->update ? ": the first visitors come before it" : "");
-    plan_print_speed(r, run, x);
-    if (x->h2d_bytes + x->d2h_bytes > 0)
-        printf("  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * x->h2d_bytes,
-               1e-9 * x->d2h_bytes);
-    plan_print_comm(r, run, x);
+           pred->forward, pred->backward, pred->update);
+    if (pred->bound > 0)
+        printf("  the update's bound is %.4g (%s), %.0f %% of what it takes%s\n", pred->bound,
+               pred->limit, 100 * pred->bound / pred->update,
+               pred->bound > pred->update ? ": the first visitors come before it" : "");
+    plan_print_speed(rates, run, pred);
+    if (pred->h2d_bytes + pred->d2h_bytes > 0)
+        printf("  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * pred->h2d_bytes,
+               1e-9 * pred->d2h_bytes);
+    plan_print_comm(rates, run, pred);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -305,11 +307,11 @@ static void search_try(OffloadSearch *q, OffloadChoice c, bool residents) {
     if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
     if (c.resident < 0 || !choice_fits(&q->memory, &c)) return;
     choice_fill(&q->memory, &c);
-    const Prediction x = q->rehearse(q->trainer, &c);
-    if (c.mode == OFFLOAD_NONE) q->none = fmin(q->none, x.step);
-    if (x.step > 0.995 * q->predicted.step) return;
+    const Prediction pred = q->rehearse(q->trainer, &c);
+    if (c.mode == OFFLOAD_NONE) q->none = fmin(q->none, pred.step);
+    if (pred.step > 0.995 * q->predicted.step) return;
     q->choice = c;
-    q->predicted = x;
+    q->predicted = pred;
 }
 
 // Tries none, zero, twinflow, and interleave at shares around the best of rates.h, with and without

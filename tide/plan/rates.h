@@ -40,19 +40,19 @@ enum { RATE_FIELDS = sizeof rate_fields / sizeof *rate_fields };
 
 static double rate_or(double rate, double otherwise) { return rate > 0 ? rate : otherwise; }
 
-static double *rate_at(const Rates *r, int field) { return (double *)r + field; }
+static double *rate_at(const Rates *rates, int field) { return (double *)rates + field; }
 
 // ---------------------------------------------------------------------------------------------
 // The file: "name value  # comment" per line; names and units as above
 
 // Rates that the file does not name are 0. false, and a sentence with file and line in err, for
 // anything that is not such a line, for a name that is not known or comes twice, and for no name.
-static bool rates_load(Rates *r, const char *path, Error *err) {
+static bool rates_load(Rates *rates, const char *path, Error *err) {
     size_t n = 0, line = 0;
     bool seen[RATE_FIELDS] = {false}, any = false;
     char *text = file_read(path, &n, err), *next, name[64] = "", value[64] = "", more;
     if (text == NULL) return false;
-    memset(r, 0, sizeof *r);
+    memset(rates, 0, sizeof *rates);
     const char *wrong = NULL;
     for (char *at = text; wrong == NULL && at < text + n; at = next) {
         next = at + strcspn(at, "\n") + 1;  // a NUL byte ends a line, too
@@ -72,7 +72,7 @@ static bool rates_load(Rates *r, const char *path, Error *err) {
         else if (strcmp(rate_fields[i].unit, "GPUs") == 0 && number != floor(number))
             wrong = "it is no whole number";
         else {
-            *rate_at(r, i) = number;
+            *rate_at(rates, i) = number;
             seen[i] = any = true;
         }
     }
@@ -83,9 +83,9 @@ static bool rates_load(Rates *r, const char *path, Error *err) {
 
 // Writes rates for rates_load(), with three digits: the next measurement would differ in the
 // fourth.
-static void rates_write(FILE *f, const Rates *r) {
+static void rates_write(FILE *f, const Rates *rates) {
     for (int i = 0; i < RATE_FIELDS; i++) {
-        const double v = *rate_at(r, i);
+        const double v = *rate_at(rates, i);
         fprintf(f, "%-12s %-8.3g # %s\n", rate_fields[i].name, v,
                 v > 0 ? rate_fields[i].unit : "not known");
     }
@@ -95,15 +95,16 @@ static void rates_write(FILE *f, const Rates *r) {
 // Several GPUs
 
 // Returns the number of GPUs, of `world`, in one node.
-static size_t rates_local(const Rates *r, size_t world) {
-    return r->node_gpus > 0 && (double)world > r->node_gpus ? (size_t)r->node_gpus : world;
+static size_t rates_local(const Rates *rates, size_t world) {
+    return rates->node_gpus > 0 && (double)world > rates->node_gpus ? (size_t)rates->node_gpus
+                                                                    : world;
 }
 
 // Computes the rates of each of `local` GPUs of a node when all are at work. If more GPUs share the
 // host than the rates are for, those of the link beside all cores (_busy) are dropped.
-static Rates rates_of_rank(const Rates *r, size_t local) {
-    Rates x = *r;
-    const double sharing = (double)local / fmax(r->host_gpus, 1);
+static Rates rates_of_rank(const Rates *rates, size_t local) {
+    Rates x = *rates;
+    const double sharing = (double)local / fmax(rates->host_gpus, 1);
     if (sharing <= 1) return x;
     x.dram /= sharing;
     x.dram_dma /= sharing;
@@ -115,12 +116,12 @@ static Rates rates_of_rank(const Rates *r, size_t local) {
 
 // Seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs: each passes
 // on all but its own part (nccl-tests, doc/PERFORMANCE.md). An unknown bandwidth is no limit.
-static double collective_seconds(const Rates *r, size_t world, double bytes) {
-    const bool far = rates_local(r, world) < world;
-    const double bandwidth = far ? r->node_link : r->gpu_link, R = (double)world;
+static double collective_seconds(const Rates *rates, size_t world, double bytes) {
+    const bool far = rates_local(rates, world) < world;
+    const double bandwidth = far ? rates->node_link : rates->gpu_link, R = (double)world;
     if (world <= 1) return 0;
     return (bandwidth > 0 ? (R - 1) / R * bytes / bandwidth : 0)
-         + (far ? r->node_latency : r->gpu_latency);
+         + (far ? rates->node_latency : rates->gpu_latency);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -132,10 +133,10 @@ static double collective_seconds(const Rates *r, size_t world, double bytes) {
 // no limit. INFINITY where the CPU updates faster than the link brings its 16-bit weights back: one
 // on the GPU never pays. NAN if B or Uc is not known. As published, k has two meanings
 // (doc/performance_model.md); here it is what the equation says.
-static double eq1_stride(const Rates *r) {
-    if (!(r->h2d > 0 && r->host_adam > 0)) return NAN;
-    const double B = r->h2d / 4, ug = r->gpu_adam > 0 ? 1 / r->gpu_adam : 0;
-    const double cpu = 1 / r->host_adam + (r->host_cast > 0 ? 1 / r->host_cast : 0);
+static double eq1_stride(const Rates *rates) {
+    if (!(rates->h2d > 0 && rates->host_adam > 0)) return NAN;
+    const double B = rates->h2d / 4, ug = rates->gpu_adam > 0 ? 1 / rates->gpu_adam : 0;
+    const double cpu = 1 / rates->host_adam + (rates->host_cast > 0 ? 1 / rates->host_cast : 0);
     return cpu > 1 / (2 * B) ? (3 / B + ug) / (cpu - 1 / (2 * B)) : INFINITY;
 }
 
@@ -159,21 +160,22 @@ enum { UPDATE_LINES = 6 };
 // functions of it: H2D, D2H, host memory (two, see update_bound()), cores, GPU. A rate that is not
 // known counts 0. Each byte of the link is one of host memory, too; the cores read weight, state
 // and gradient, and write weight and state. Backward hides the gradients' way.
-static void update_lines(const Rates *r, const UpdateBytes *b, double share,
+static void update_lines(const Rates *rates, const UpdateBytes *b, double share,
                          double t[UPDATE_LINES]) {
     const double cpu = 1 - share, d2h = (b->state + b->streams * b->weight) * share;
     const double h2d = d2h + (b->keep_grads ? 0 : share * b->grad)
                      + cpu * (1 - b->streams) * b->weight;
     const double adam = 2 * (b->weight + b->state) + b->grad, bytes = h2d + d2h + cpu * adam;
     const double update = adam / ADAM_BYTES;
-    const double in = rate_or(r->h2d_duplex, r->h2d), out = rate_or(r->d2h_duplex, r->d2h);
-    const double dma = rate_or(r->dram_dma, r->dram), alone = rate_or(r->dram, dma);
+    const double in = rate_or(rates->h2d_duplex, rates->h2d),
+        out = rate_or(rates->d2h_duplex, rates->d2h);
+    const double dma = rate_or(rates->dram_dma, rates->dram), alone = rate_or(rates->dram, dma);
     t[0] = in > 0 ? h2d / in : 0;
     t[1] = out > 0 ? d2h / out : 0;
     for (int i = 0; i < 2; i++)
         t[2 + i] = alone > 0 ? (bytes - (dma - alone) * t[i]) / alone : 0;
-    t[4] = r->host_adam > 0 ? cpu * update / r->host_adam : 0;
-    t[5] = r->gpu_adam > 0 ? share * update / r->gpu_adam : 0;
+    t[4] = rates->host_adam > 0 ? cpu * update / rates->host_adam : 0;
+    t[5] = rates->gpu_adam > 0 ? share * update / rates->gpu_adam : 0;
 }
 
 // Seconds per parameter that no schedule can beat at this share (0 to 1), but for what it does
@@ -184,10 +186,10 @@ static void update_lines(const Rates *r, const UpdateBytes *b, double share,
 // doc/performance_model.md has T where each is one rate.
 // limit, if not NULL: which of them binds, for people, or several that meet, as at most best
 // shares: "link and DRAM"; "nothing" if no rate is known.
-static double update_bound(const Rates *r, const UpdateBytes *b, double share, char limit[40]) {
+static double update_bound(const Rates *rates, const UpdateBytes *b, double share, char limit[40]) {
     static const char *const names[] = {"link", "DRAM", "cores", "GPU"};
     double t[UPDATE_LINES];
-    update_lines(r, b, share, t);
+    update_lines(rates, b, share, t);
     const double s[] = {fmax(t[0], t[1]), t[0] < t[1] ? t[2] : t[3], t[4], t[5]};
     const double bound = fmax(fmax(s[0], s[1]), fmax(s[2], s[3]));
     if (limit != NULL) snprintf(limit, 40, "nothing");
@@ -199,16 +201,16 @@ static double update_bound(const Rates *r, const UpdateBytes *b, double share, c
 
 // The share with the least bound. Between two crossings of its lines the bound is linear, so that
 // it is least at a crossing, or at 0 or 1. 0 if no rate is known.
-static double best_share(const Rates *r, const UpdateBytes *b) {
-    double at0[UPDATE_LINES], at1[UPDATE_LINES], best = 0, least = update_bound(r, b, 0, NULL);
-    update_lines(r, b, 0, at0);
-    update_lines(r, b, 1, at1);
+static double best_share(const Rates *rates, const UpdateBytes *b) {
+    double at0[UPDATE_LINES], at1[UPDATE_LINES], best = 0, least = update_bound(rates, b, 0, NULL);
+    update_lines(rates, b, 0, at0);
+    update_lines(rates, b, 1, at1);
     for (int i = 0; i < UPDATE_LINES; i++)
         for (int j = 0; j <= i; j++) {
             const double gap0 = at0[i] - at0[j], gap1 = at1[i] - at1[j];
             const double f = i == j ? 1 : gap0 / (gap0 - gap1);
             if (!(f > 0 && f <= 1)) continue;
-            const double t = update_bound(r, b, f, NULL);
+            const double t = update_bound(rates, b, f, NULL);
             if (t < least * (1 - 1e-12)) {
                 best = f;
                 least = t;

@@ -193,14 +193,16 @@ static void share_out(double total, double want[3]) {
 
 // Work per second of a job of each kind, while so many of each are at work. The cores can work on
 // 26 bytes per second for each parameter of host_adam, AdamW's traffic.
-static void machine_speeds(const Rates *r, const int busy[TAKES_KINDS], double speed[TAKES_KINDS]) {
+static void machine_speeds(const Rates *rates, const int busy[TAKES_KINDS],
+                           double speed[TAKES_KINDS]) {
     const bool in = busy[TAKES_H2D] > 0, out = busy[TAKES_D2H] > 0, host = busy[TAKES_HOST] > 0;
-    const double cores = fmin(ADAM_BYTES * rate_or(r->host_adam, UNLIMITED), UNLIMITED);
-    const bool measured = in && out && host && r->h2d_busy > 0 && r->d2h_busy > 0;
-    double h2d = rate_or(r->h2d, UNLIMITED), d2h = rate_or(r->d2h, UNLIMITED);
-    if (in && out) h2d = measured ? r->h2d_busy : rate_or(r->h2d_duplex, h2d);
-    if (in && out) d2h = measured ? r->d2h_busy : rate_or(r->d2h_duplex, d2h);
-    double memory = in && out ? rate_or(r->dram_dma, r->dram) : rate_or(r->dram, r->dram_dma);
+    const double cores = fmin(ADAM_BYTES * rate_or(rates->host_adam, UNLIMITED), UNLIMITED);
+    const bool measured = in && out && host && rates->h2d_busy > 0 && rates->d2h_busy > 0;
+    double h2d = rate_or(rates->h2d, UNLIMITED), d2h = rate_or(rates->d2h, UNLIMITED);
+    if (in && out) h2d = measured ? rates->h2d_busy : rate_or(rates->h2d_duplex, h2d);
+    if (in && out) d2h = measured ? rates->d2h_busy : rate_or(rates->d2h_duplex, d2h);
+    double memory = in && out ? rate_or(rates->dram_dma, rates->dram)
+                              : rate_or(rates->dram, rates->dram_dma);
     if (memory <= 0) memory = 4 * UNLIMITED;
     double want[3] = {in ? h2d : 0, out ? d2h : 0, host ? cores : 0};
     if (measured) want[2] = fmin(want[2], fmax(memory - h2d - d2h, 0.01 * memory));

@@ -262,10 +262,11 @@ static bool option_given(const Options *o, const char *name) {
 // The file that option number i names, if it is one that is read (O_READS) or written (O_WRITES);
 // else NULL. --calibrate writes --rates.
 static const char *option_file(const Options *o, int i, int flag) {
-    const Option *x = &option_table[i];
-    const bool rates = x->offset == offsetof(Options, rates) && o->calibrate;
-    if (x->type != O_TEXT || !((x->flags ^ (rates ? O_READS | O_WRITES : 0)) & flag)) return NULL;
-    return *(const char *const *)(const void *)((const char *)o + x->offset);
+    const Option *opt = &option_table[i];
+    const bool rates = opt->offset == offsetof(Options, rates) && o->calibrate;
+    if (opt->type != O_TEXT
+        || !((opt->flags ^ (rates ? O_READS | O_WRITES : 0)) & flag)) return NULL;
+    return *(const char *const *)(const void *)((const char *)o + opt->offset);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -296,38 +297,38 @@ static int parse_choice(const char *values, const char *text) {
     return -1;
 }
 
-static bool option_has_auto(const Option *x) {
-    return (x->flags & O_AUTO) || (x->initial != NULL && strcmp(x->initial, "auto") == 0);
+static bool option_has_auto(const Option *opt) {
+    return (opt->flags & O_AUTO) || (opt->initial != NULL && strcmp(opt->initial, "auto") == 0);
 }
 
 // Stores a value, given as text, in its field.
-static void option_set(Options *o, const Option *x, const char *text) {
-    void *field = (char *)o + x->offset;
-    const bool real = x->type == O_REAL, size = x->type == O_BYTES;
+static void option_set(Options *o, const Option *opt, const char *text) {
+    void *field = (char *)o + opt->offset;
+    const bool real = opt->type == O_REAL, size = opt->type == O_BYTES;
     double v = 0;
-    if (text == NULL ? x->type != O_TEXT || x->initial != NULL
-                     : x->type == O_TEXT && strlen(text) < (size_t)x->min)
-        die("--%s needs a value that is not empty", x->name);
-    if (x->type == O_FLAG) {
+    if (text == NULL ? opt->type != O_TEXT || opt->initial != NULL
+                     : opt->type == O_TEXT && strlen(text) < (size_t)opt->min)
+        die("--%s needs a value that is not empty", opt->name);
+    if (opt->type == O_FLAG) {
         *(bool *)field = strcmp(text, "true") == 0;
-    } else if (x->type == O_TEXT) {
+    } else if (opt->type == O_TEXT) {
         *(const char **)field = text;
-    } else if (x->type == O_CHOICE) {
-        *(int *)field = parse_choice(x->values, text);
-        if (*(int *)field < 0) die("--%s %.60s: must be one of %s", x->name, text, x->values);
-    } else if (option_has_auto(x) && strcmp(text, "auto") == 0) {
+    } else if (opt->type == O_CHOICE) {
+        *(int *)field = parse_choice(opt->values, text);
+        if (*(int *)field < 0) die("--%s %.60s: must be one of %s", opt->name, text, opt->values);
+    } else if (option_has_auto(opt) && strcmp(text, "auto") == 0) {
         if (real) *(double *)field = AUTO_REAL;
-        else *(size_t *)field = x->min > 0 ? 0 : AUTO_COUNT;
+        else *(size_t *)field = opt->min > 0 ? 0 : AUTO_COUNT;
     } else {
-        if (!parse_number(text, x->type, &v))
-            die("--%s: \"%.60s\" is not a %s", x->name, text,
+        if (!parse_number(text, opt->type, &v))
+            die("--%s: \"%.60s\" is not a %s", opt->name, text,
                 real ? "number" : size ? "size, like 512M or 24G" : "whole number, in digits");
         if (size && v > 0 && v < 1 << 20)
-            die("--%s %.60s is less than a megabyte: did you mean gigabytes, like 24G?", x->name,
+            die("--%s %.60s is less than a megabyte: did you mean gigabytes, like 24G?", opt->name,
                 text);
-        if (v < 0 && !real) die("--%s %.60s: must be %.10g or more", x->name, text, x->min);
-        if (v < x->min || v > x->max)
-            die("--%s %.60s: must be %.10g to %.16g", x->name, text, x->min, x->max);
+        if (v < 0 && !real) die("--%s %.60s: must be %.10g or more", opt->name, text, opt->min);
+        if (v < opt->min || v > opt->max)
+            die("--%s %.60s: must be %.10g to %.16g", opt->name, text, opt->min, opt->max);
         if (real) *(double *)field = v;
         else *(size_t *)field = (size_t)v;
     }
@@ -335,30 +336,30 @@ static void option_set(Options *o, const Option *x, const char *text) {
 
 // Writes a field as option_set() reads it, behind a blank, with \n for a newline and two
 // backslashes for one; nothing for a text that is not there.
-static void option_write(FILE *f, const Options *o, const Option *x) {
-    const void *field = (const char *)o + x->offset;
+static void option_write(FILE *f, const Options *o, const Option *opt) {
+    const void *field = (const char *)o + opt->offset;
     char number[32];
     const char *text = number;
     size_t n = SIZE_MAX;
-    if (x->type == O_FLAG) {
+    if (opt->type == O_FLAG) {
         text = *(const bool *)field ? "true" : "false";
-    } else if (x->type == O_TEXT) {
+    } else if (opt->type == O_TEXT) {
         text = *(const char *const *)field;
-    } else if (x->type == O_CHOICE) {
-        text = x->values;
+    } else if (opt->type == O_CHOICE) {
+        text = opt->values;
         for (int i = *(const int *)field; i > 0; i--) text = strchr(text, '|') + 1;
         n = strcspn(text, "|");
-    } else if (x->type == O_REAL) {
+    } else if (opt->type == O_REAL) {
         const double v = *(const double *)field;
         for (int digits = 6; digits <= 17; digits++) {  // the shortest that is exact
             snprintf(number, sizeof number, "%.*g", digits, v);
             if (strtod(number, NULL) == v) break;
         }
-        if (v < x->min) text = "auto";
+        if (v < opt->min) text = "auto";
     } else {
         const size_t v = *(const size_t *)field;
         snprintf(number, sizeof number, "%zu", v);
-        if (v == (x->min > 0 ? 0 : AUTO_COUNT)) text = "auto";
+        if (v == (opt->min > 0 ? 0 : AUTO_COUNT)) text = "auto";
     }
     if (text == NULL) return;
     fputc(' ', f);
@@ -423,9 +424,9 @@ static void options_check(const Options *o) {
         {O_PLAN, o->plan, "--plan; a launcher starts a process for each GPU of a run"}};
     for (size_t k = 0; k < sizeof groups / sizeof groups[0]; k++)
         for (int i = 0; i < OPTION_COUNT; i++) {
-            const Option *x = &option_table[i];
-            if (o->given[i] && (x->flags & groups[k].flag) && !groups[k].fits)
-                die("--%s needs %s", x->name, groups[k].needed);
+            const Option *opt = &option_table[i];
+            if (o->given[i] && (opt->flags & groups[k].flag) && !groups[k].fits)
+                die("--%s needs %s", opt->name, groups[k].needed);
         }
     if (o->min_lr > o->lr) die("--min-lr %g is above --lr %g", o->min_lr, o->lr);
     if (o->epochs > 0 && option_given(o, "steps"))
@@ -489,18 +490,18 @@ static void options_help(FILE *f, const char *program) {
     fprintf(f, "\n        dN (N layers, shaped like GPT-2), and weights in Hugging Face naming: a\n"
                "        directory or a .safetensors file\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
-        const Option *x = &option_table[i];
-        const char *value = x->values != NULL ? x->values : x->type == O_REAL ? "F"
-                          : x->type == O_BYTES ? "SIZE" : "N";
+        const Option *opt = &option_table[i];
+        const char *value = opt->values != NULL ? opt->values : opt->type == O_REAL ? "F"
+                          : opt->type == O_BYTES ? "SIZE" : "N";
         char left[100];
-        if (x->type == O_TITLE) { fprintf(f, "\n%s\n", x->name); continue; }
-        const bool or_auto = x->values == NULL && option_has_auto(x);
-        if (x->type == O_FLAG) snprintf(left, sizeof left, "--%s", x->name);
-        else snprintf(left, sizeof left, "--%s %s%s", x->name, value, or_auto ? "|auto" : "");
+        if (opt->type == O_TITLE) { fprintf(f, "\n%s\n", opt->name); continue; }
+        const bool or_auto = opt->values == NULL && option_has_auto(opt);
+        if (opt->type == O_FLAG) snprintf(left, sizeof left, "--%s", opt->name);
+        else snprintf(left, sizeof left, "--%s %s%s", opt->name, value, or_auto ? "|auto" : "");
         fprintf(f, "  %-30s", left);
         if (strlen(left) > 29) fprintf(f, "\n  %-30s", "");
-        fprintf(f, "%c %s", x->flags & O_FIXED ? '=' : ' ', x->help);
-        if (x->initial != NULL) fprintf(f, "%s[%s]", x->help[0] ? " " : "", x->initial);
+        fprintf(f, "%c %s", opt->flags & O_FIXED ? '=' : ' ', opt->help);
+        if (opt->initial != NULL) fprintf(f, "%s[%s]", opt->help[0] ? " " : "", opt->initial);
         fputc('\n', f);
     }
 }
@@ -511,8 +512,8 @@ static void options_help(FILE *f, const char *program) {
 static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     memset(o, 0, sizeof *o);
     o->gpu_build = gpu_build;
-    for (const Option *x = option_table; x < option_table + OPTION_COUNT; x++)
-        if (x->initial != NULL) option_set(o, x, x->initial);
+    for (const Option *opt = option_table; opt < option_table + OPTION_COUNT; opt++)
+        if (opt->initial != NULL) option_set(o, opt, opt->initial);
     for (int i = 1; i < argc && !o->help && !o->version; i++) {
         const char *arg = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
         if (arg[0] != '-')
@@ -521,12 +522,12 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
         const char *name = arg + 2, *value = arg[1] == '-' ? strchr(name, '=') : NULL;
         const int row = arg[1] == '-' ? option_find(name, strcspn(name, "=")) : -1;
         if (row < 0) unknown_option(arg);
-        const Option *x = &option_table[row];
-        if (x->type == O_FLAG) {
+        const Option *opt = &option_table[row];
+        if (opt->type == O_FLAG) {
             const char *next = value != NULL ? value + 1 : argv[i + 1];
-            const bool has_auto = x->offset == offsetof(Options, resume) && next != NULL
+            const bool has_auto = opt->offset == offsetof(Options, resume) && next != NULL
                                && strcmp(next, "auto") == 0;
-            if (value != NULL && !has_auto) die("--%s takes no value", x->name);
+            if (value != NULL && !has_auto) die("--%s takes no value", opt->name);
             i += has_auto && value == NULL;
             o->resume_auto = o->resume_auto || has_auto;
             value = "true";
@@ -535,12 +536,12 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
         } else {
             value = argv[++i];  // the list ends with NULL
             if (value == NULL || strncmp(value, "--", 2) == 0)
-                die("--%s needs a value%s", x->name,
+                die("--%s needs a value%s", opt->name,
                     value != NULL ? "; write --NAME=VALUE if it starts with --" : "");
         }
-        option_set(o, x, value);
-        if ((x->flags & O_GPU) && !gpu_build)
-            die("--%s is an option of the GPU builds; this is the CPU trainer", x->name);
+        option_set(o, opt, value);
+        if ((opt->flags & O_GPU) && !gpu_build)
+            die("--%s is an option of the GPU builds; this is the CPU trainer", opt->name);
         o->given[row] = true;
     }
     if (o->help) options_help(stdout, argv[0]);
@@ -572,8 +573,8 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
 // ---------------------------------------------------------------------------------------------
 // Options in a checkpoint
 
-static bool option_is_saved(const Options *o, const Option *x) {
-    return x->type != O_TITLE && !(x->flags & O_OWN) && (o->gpu_build || !(x->flags & O_GPU));
+static bool option_is_saved(const Options *o, const Option *opt) {
+    return opt->type != O_TITLE && !(opt->flags & O_OWN) && (o->gpu_build || !(opt->flags & O_GPU));
 }
 
 // The options that describe the run, as lines "--name value" of less than n bytes in buf. A trainer
@@ -581,10 +582,10 @@ static bool option_is_saved(const Options *o, const Option *x) {
 static void options_write(const Options *o, char *buf, size_t n) {
     FILE *f = fmemopen(buf, n, "w");
     if (f == NULL) fail("out of memory: options");
-    for (const Option *x = option_table; x < option_table + OPTION_COUNT; x++) {
-        if (!option_is_saved(o, x)) continue;
-        fprintf(f, "--%s", x->name);
-        option_write(f, o, x);
+    for (const Option *opt = option_table; opt < option_table + OPTION_COUNT; opt++) {
+        if (!option_is_saved(o, opt)) continue;
+        fprintf(f, "--%s", opt->name);
+        option_write(f, o, opt);
         fputc('\n', f);
     }
     const bool fits = (size_t)ftell(f) < n && fflush(f) == 0;
@@ -592,9 +593,9 @@ static void options_write(const Options *o, char *buf, size_t n) {
 }
 
 // Returns whether option x has one value in a and b; x is a text, a choice or a number.
-static bool option_same(const Options *a, const Options *b, const Option *x) {
-    const void *p = (const char *)a + x->offset, *q = (const char *)b + x->offset;
-    if (x->type != O_TEXT) return memcmp(p, q, x->type == O_CHOICE ? sizeof(int) : 8) == 0;
+static bool option_same(const Options *a, const Options *b, const Option *opt) {
+    const void *p = (const char *)a + opt->offset, *q = (const char *)b + opt->offset;
+    if (opt->type != O_TEXT) return memcmp(p, q, opt->type == O_CHOICE ? sizeof(int) : 8) == 0;
     const char *s = *(const char *const *)p, *t = *(const char *const *)q;
     return s != NULL && t != NULL ? strcmp(s, t) == 0 : s == t;
 }
@@ -609,10 +610,10 @@ static Options options_resume(Options *o, const char *lines) {
     const bool zenflow = mode != NULL && strncmp(mode, " zenflow\n", 9) == 0;
     char *end = o->saved = ALLOC(char, strlen(lines) + 1, "options");
     for (int i = 0; i < OPTION_COUNT; i++) {
-        const Option *x = &option_table[i];
+        const Option *opt = &option_table[i];
         char name[64];
-        snprintf(name, sizeof name, "--%s", x->name);
-        const char *v = option_is_saved(o, x) ? text_line(lines, name) : NULL;
+        snprintf(name, sizeof name, "--%s", opt->name);
+        const char *v = option_is_saved(o, opt) ? text_line(lines, name) : NULL;
         if (v == NULL) continue;
         const char *text = *v == ' ' ? end : NULL;
         for (v += *v == ' '; *v != '\n' && *v != '\0'; v++) {
@@ -621,12 +622,12 @@ static Options options_resume(Options *o, const char *lines) {
             *end++ = escape && *v == 'n' ? '\n' : *v;
         }
         *end++ = '\0';
-        option_set(&before, x, text);
-        if (!o->given[i]) option_set(o, x, text);
-        else if ((x->flags & O_FIXED) && (zenflow || !(x->flags & O_ZEN))
-                 && !option_same(o, &before, x))
+        option_set(&before, opt, text);
+        if (!o->given[i]) option_set(o, opt, text);
+        else if ((opt->flags & O_FIXED) && (zenflow || !(opt->flags & O_ZEN))
+                 && !option_same(o, &before, opt))
             die("--%s contradicts the checkpoint, which has %.60s: leave it out, or start a new "
-                "run in another --out", x->name, text != NULL ? text : "none");
+                "run in another --out", opt->name, text != NULL ? text : "none");
     }
     options_check(o);
     return before;

@@ -184,9 +184,9 @@ static bool run_goes_on(Run *r, size_t step) {
 
 // A step whose data cannot be read. Ranks that step together cannot save without the others.
 static StepResult run_damaged(const Run *r) {
-    const StepResult x = {0, 0, false, true, ""};
+    const StepResult result = {0, 0, false, true, ""};
     if (r->world > 1) die("%s", r->damage.text);
-    return x;
+    return result;
 }
 
 static void run_diverged(const Run *r, size_t step, double loss, double norm, const char *what) {
@@ -209,20 +209,21 @@ static AdamStep run_adam_step(const Run *r, size_t step, double loss, double nor
 // After a step. Zeroth order goes on without an update, but not for ever: ten steps in a row end
 // the run. So do ten whose losses are all equal to the last bit, of which only the decay is left:
 // it has diverged, or eps is too small.
-static void run_log_step(Run *r, size_t step, const StepResult *x) {
+static void run_log_step(Run *r, size_t step, const StepResult *result) {
     const double seconds = seconds_now() - r->start, lr = schedule_lr(&r->o, step);
-    const bool mezo = r->o.optimizer == OPTIMIZER_MEZO, idle = x->skipped || x->norm == 0;
+    const bool mezo = r->o.optimizer == OPTIMIZER_MEZO, idle = result->skipped || result->norm == 0;
     double flops = gpt2_flops_per_token(&r->config, r->T) * (double)r->step_tokens;
     if (mezo) flops *= 2.0 / 3 * (double)r->o.zo_queries;  // two forward passes per direction
-    r->damaged = x->damaged;
-    if (x->damaged) return;
+    r->damaged = result->damaged;
+    if (result->damaged) return;
     r->done = step;
     r->idle = mezo && idle ? r->idle + 1 : 0;
     if (r->idle == 10)
-        run_diverged(r, step, fabs(x->loss), fabs(x->norm), "10 steps in a row led nowhere");
-    if (x->skipped) log_skip(&r->log, step, r->o.steps, x->loss, x->norm);
-    else log_step(&r->log, step, r->o.steps, x->loss, x->norm, lr, 1e3 * seconds,
-                  (double)r->step_tokens / seconds, flops / seconds, x->more);
+        run_diverged(r, step, fabs(result->loss), fabs(result->norm),
+                     "10 steps in a row led nowhere");
+    if (result->skipped) log_skip(&r->log, step, r->o.steps, result->loss, result->norm);
+    else log_step(&r->log, step, r->o.steps, result->loss, result->norm, lr, 1e3 * seconds,
+                  (double)r->step_tokens / seconds, flops / seconds, result->more);
 }
 
 // After a step: is it time to evaluate, for a sample, for a checkpoint?

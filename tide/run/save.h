@@ -13,19 +13,19 @@
 #include <sys/statvfs.h>
 
 // The weights that --model names, a file's or a preset's fresh ones.
-static void run_load_first(Run *r, const RunState *here) {
+static void run_load_first(Run *r, const RunState *state) {
     const GPT2Table *t = &r->table;
     if (r->saved_model != NULL) {
-        model_load(r->saved_model, &r->config, t, here);
+        model_load(r->saved_model, &r->config, t, state);
         return;
     }
     float *w = ALLOC(float, PART_UNIT, "first weights");
     for (int i = 0; i < t->count; i++) {
         const size_t begin = t->tensors[i].offset;
         const size_t end = begin + round_up(t->tensors[i].size, ALIGN_ELEMENTS);
-        for (size_t at = begin, n; (n = state_next(here, &at, end)) > 0; at += n) {
+        for (size_t at = begin, n; (n = state_next(state, &at, end)) > 0; at += n) {
             gpt2_init_range(t, i, at - begin, n, w, r->o.seed);
-            here->move(here->owner, 0, at, n, w, false);
+            state->move(state->owner, 0, at, n, w, false);
         }
     }
     free(w);
@@ -35,17 +35,17 @@ static void run_load_first(Run *r, const RunState *here) {
 // Damaged tensors are found only now: then that checkpoint is put aside, and the one before takes
 // its place if it has the same settings, and if nothing was set up from the damaged one. Else the
 // next --resume takes it.
-static void run_load(Run *r, const RunState *here) {
+static void run_load(Run *r, const RunState *state) {
     Error err, why;
     TrainState before;
     char aside[PATH_MAX], note[3 * PATH_MAX];
     // The first numbers that are rounded to infinity.
     static const float limits[] = {0x1.ffp127f, INFINITY, 65520};  // by --precision
-    r->saves = *here;
+    r->saves = *state;
     r->saves.limit = r->o.gpu_build ? limits[r->o.precision] : 0;
-    here = &r->saves;
-    if (!r->o.resume) run_load_first(r, here);
-    while (r->o.resume && !state_load(r->resume_from, &r->state, &r->table, here, &err)) {
+    state = &r->saves;
+    if (!r->o.resume) run_load_first(r, state);
+    while (r->o.resume && !state_load(r->resume_from, &r->state, &r->table, state, &err)) {
         snprintf(aside, sizeof aside, "%.4000s.damaged", r->resume_from);
         snprintf(note, sizeof note, "checkpoint %s is damaged (%s), and put aside as %s",
                  r->resume_from, err.text, aside);
@@ -99,44 +99,44 @@ static void run_write(Run *r, size_t step, bool state) {
     const bool bf16 = r->o.save_dtype == SAVE_BF16;
     const double start = seconds_now();
     const bool improved = state && r->o.keep_best && r->lowest < run_best_loss(r);
-    StateSave x = {r->o.out, &r->table, &r->saves, (int)r->o.keep, 0, r->state};
+    StateSave save = {r->o.out, &r->table, &r->saves, (int)r->o.keep, 0, r->state};
     char best[PATH_MAX];
     Error err;
     if (r->o.no_save) return;
     out_mark(r->o.out, true);
-    x.state.config = r->config;
-    x.state.seed = r->o.seed;
-    x.state.data_position = step * r->step_sequences;
+    save.state.config = r->config;
+    save.state.seed = r->o.seed;
+    save.state.data_position = step * r->step_sequences;
     path_join(best, r->o.out, "best");
     const char *origin = r->saved_model;
     if (r->o.resume) origin = path_exists(r->o.model) ? r->o.model : r->o.out;
     if (improved) {
         const StateBest now = {step, r->lowest, run_val_hash(r)};
-        x.state.best = now;
+        save.state.best = now;
         log_best(&r->log, step, r->lowest);
     }
     for (int again = 0; again < 2; again++) {
-        x.state.step = step;
-        x.best = x.state.best.step;
-        bool ok = !state || state_save(&x, &err);
+        save.state.step = step;
+        save.best = save.state.best.step;
+        bool ok = !state || state_save(&save, &err);
         if (state && ok) {
             r->state.step = step;
-            r->state.best = x.state.best;
+            r->state.best = save.state.best;
             if (improved) r->best_is_out = false;
         }
         state = state && !ok;
         if (ok && ranks.rank == 0)
-            ok = ranks.world > 1 ? state_model(&x, step, r->o.out, bf16, ends, origin, &err)
+            ok = ranks.world > 1 ? state_model(&save, step, r->o.out, bf16, ends, origin, &err)
                 : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, ends, origin, &err);
         if (ok && ranks.rank == 0 && r->state.best.step > 0 && !r->best_is_out)
-            r->best_is_out = ok = state_model(&x, r->state.best.step, best, bf16, ends, origin,
+            r->best_is_out = ok = state_model(&save, r->state.best.step, best, bf16, ends, origin,
                                                 &err);
         if (state_agree(ok, &err)) break;
         if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
-            x.keep = 1;  // room is worth more than the others
-            x.best = r->state.best.step;
-            x.state.step = r->state.step;
-            state_prune(&x);
+            save.keep = 1;  // room is worth more than the others
+            save.best = r->state.best.step;
+            save.state.step = r->state.step;
+            state_prune(&save);
             continue;
         }
         if (r->state.step == 0) fail("%s", err.text);

@@ -45,12 +45,13 @@ static void zen_describe(const ZenConfig *c, const ZenMap *map, const char *gpu,
     "zen.selections %zu\nzen.columns"
 
 // The state as TrainState.text; free() it.
-static char *zen_text(const ZenMap *map, const ZenClock *x) {
+static char *zen_text(const ZenMap *map, const ZenClock *clock) {
     char *text = NULL;
     size_t n = 0;
     FILE *f = open_memstream(&text, &n);
     if (f == NULL) fail("out of memory: chosen columns");
-    fprintf(f, "optimizer" ZEN_LINES, map->whole, x->warm, x->rest_t, x->windows, x->selections);
+    fprintf(f, "optimizer" ZEN_LINES, map->whole, clock->warm, clock->rest_t, clock->windows,
+            clock->selections);
     for (const ZenTensor *z = map->tensor; z < map->tensor + map->count; z++)
         for (size_t j = 0; zen_is_mixed(z) && j < z->cols; j++)
             fprintf(f, j == z->chosen ? " | %d" : " %d", map->column[z->column_at + j]);
@@ -82,15 +83,16 @@ static bool zen_is_saved(const Run *r) {
 
 // Makes *map and *x of what zen_text() has written. False, and nothing made, if it is damaged.
 static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const ZenConfig *c,
-                      ZenMap *map, ZenClock *x) {
+                      ZenMap *map, ZenClock *clock) {
     const char *lines = text_line(text, "optimizer"), *number = text_line(text, "zen.whole");
     const size_t whole = number != NULL ? strtoul(number, NULL, 10) : 0;
     size_t same;
     int read = 0;
     *map = zen_map(t, layers, c->topk, min_size(whole, layers));
-    *x = zen_clock(map);
+    *clock = zen_clock(map);
     bool ok = lines != NULL && whole <= layers
-        && sscanf(lines, ZEN_LINES "%n", &same, &x->warm, &x->rest_t, &x->windows, &x->selections,
+        && sscanf(lines, ZEN_LINES "%n", &same, &clock->warm, &clock->rest_t, &clock->windows,
+                  &clock->selections,
                   &read) == 5 && read > 0;
     const char *at = ok ? lines + read : "";
     for (int i = 0; ok && i < map->count; i++)
@@ -98,20 +100,20 @@ static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const
             ok = zen_read_columns(&map->tensor[i], map->column + map->tensor[i].column_at, &at);
     if (ok && *at == '\n') return true;
     zen_map_free(map);
-    zen_clock_free(x);
+    zen_clock_free(clock);
     return false;
 }
 
 // Makes *map and *x: of the checkpoint that is resumed, or else new ones, with the last `whole`
 // layers chosen whole. Dies if a checkpoint is damaged.
-static void zen_open(const Run *r, ZenMap *map, ZenClock *x, size_t whole) {
+static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
     const size_t layers = r->config.layers;
     const ZenConfig c = zen_config(&r->o);
     if (!zen_is_saved(r)) {
         *map = zen_map(&r->table, layers, c.topk, whole);
-        *x = zen_clock(map);
-        x->rest_t = r->state.step;  // not 0 if it went on without zenflow so far
-    } else if (!zen_parse(r->state.text, &r->table, layers, &c, map, x)) {
+        *clock = zen_clock(map);
+        clock->rest_t = r->state.step;  // not 0 if it went on without zenflow so far
+    } else if (!zen_parse(r->state.text, &r->table, layers, &c, map, clock)) {
         die("%s: its chosen columns are damaged", r->resume_from);
     }
 }
@@ -119,19 +121,20 @@ static void zen_open(const Run *r, ZenMap *map, ZenClock *x, size_t whole) {
 // The reference for a run whose arenas these are (zenflow.h, section 4).
 static ZenReference zen_reference(const Run *r, float *master, float *m, float *v, float *shown,
                                   float *acc) {
-    ZenReference x = {.config = zen_config(&r->o), .master = master, .m = m, .v = v, .shown = shown,
-                      .acc = acc};
-    zen_open(r, &x.map, &x.clock, 0);
-    x.sums = ALLOC(ZenSum, x.map.columns, "columns");
-    x.swaps = ALLOC(ZenSwap, x.map.columns, "columns");
-    return x;
+    ZenReference ref = {.config = zen_config(&r->o), .master = master, .m = m, .v = v,
+                        .shown = shown,
+                        .acc = acc};
+    zen_open(r, &ref.map, &ref.clock, 0);
+    ref.sums = ALLOC(ZenSum, ref.map.columns, "columns");
+    ref.swaps = ALLOC(ZenSwap, ref.map.columns, "columns");
+    return ref;
 }
 
-static void zen_reference_free(ZenReference *x) {
-    zen_map_free(&x->map);
-    zen_clock_free(&x->clock);
-    free(x->sums);
-    free(x->swaps);
+static void zen_reference_free(ZenReference *ref) {
+    zen_map_free(&ref->map);
+    zen_clock_free(&ref->clock);
+    free(ref->sums);
+    free(ref->swaps);
 }
 
 #endif

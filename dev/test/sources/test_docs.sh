@@ -172,7 +172,7 @@ mistake() {
     cat new >"$1"
 }
 is='atoi(getenv("EXERCISE"))'
-wait='stream_wait(g->compute, g->grad_left[x->place])'
+wait='stream_wait(g->compute, g->grad_left[seg->place])'
 mistake train_gpt2.cu "$wait" "$wait" "if ($is != 2) $wait"
 wait='stream_wait(g->fetch, g->slot_free[slot])'
 mistake train_gpt2.cu "$wait" "$wait" "if ($is != 4) $wait"
