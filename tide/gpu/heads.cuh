@@ -102,6 +102,7 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
         gemm(&g->lt, false, true, rows, Vp, C, inp, C, w, C, g->logits, Vp, NULL,
              false, GEMM_PLAIN, NULL, g->compute);
         if (all_logits != NULL) floats_move(g->logits, all_logits + first * Vp, rows * Vp, true);
+        GPU_TAKES(g->compute, 2 * rows * Vp * sizeof(floatX), gpu_bytes);
         crossentropy(g->losses + first, g->logits, targets + first, grad_scale, rows, V, Vp,
                      g->compute);
         if (grad_scale == 0) continue;

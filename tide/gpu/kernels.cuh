@@ -1042,6 +1042,7 @@ __global__ static void round_gradient_kernel(X *out, const float *in, size_t n) 
 // out = in, rounded to X: the one rounding of a gradient that was summed in fp32.
 template <typename X>
 static void round_gradient(X *out, const float *in, size_t n, cudaStream_t stream) {
+    GPU_TAKES(stream, (sizeof(float) + sizeof(X)) * n, gpu_bytes);
     LAUNCH(round_gradient_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, in, n);
 }
 
@@ -1063,6 +1064,7 @@ __global__ static void accumulate_gradient_kernel(float *acc, const X *g, size_t
 template <typename X>
 static void accumulate_gradient(float *acc, const X *g, size_t n, bool first,
                                 cudaStream_t stream) {
+    GPU_TAKES(stream, ((first ? 1 : 2) * sizeof(float) + sizeof(X)) * n, gpu_bytes);
     LAUNCH(accumulate_gradient_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, acc, g, n,
            first);
 }

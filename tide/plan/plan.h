@@ -150,7 +150,7 @@ typedef struct {
 // How long a step is, and what is at work in it.
 static void plan_print_speed(const Rates *r, const PlanRun *run, const Prediction *x) {
     printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", x->step,
-           fmax(x->step - x->compute, 0), (double)run->tokens / x->step);
+           fmax(x->step - x->compute - x->other, 0), (double)run->tokens / x->step);
     if (r->gpu_flops > 0)
         printf(" at %.0f Tflop/s%s\n", 1e-12 * r->gpu_flops * x->compute / x->step,
                run->world > 1 ? " on each GPU" : "");

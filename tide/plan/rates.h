@@ -21,7 +21,7 @@ typedef struct {
     double host_cast;   // parameters: a pass of its own from fp32 to 16 bits (the paper's Dc). This
                         // trainer has no such pass and does not measure it
     double gpu_adam;    // parameters (the paper's Ug)
-    double gpu_flops;   // that forward and backward of a model reach, not the peak
+    double gpu_flops;   // that a model's products and attention reach, not the peak
     double gpu_bytes;   // GPU memory
     double gpu_normals; // normal numbers drawn (rng.h): the noise of zeroth-order training
     // Several GPUs. In each node all share its memory and cores; each has its own link to them.
