@@ -209,7 +209,7 @@ static void owner_free(Owner *o) {
             rehearse(stream_number(stream), \
                      offsetof(Rates, rate) == offsetof(Rates, gpu_flops) ? TAKES_PRODUCTS \
                                                                          : TAKES_GPU, \
-                     (double)(amount) / rate_or(rehearsal->rates.rate, INFINITY)); \
+                     (double)(amount) / rate_or(rehearsal->rates.rate, UNLIMITED)); \
     } while (0)
 
 // Copies on a stream. A rehearsal takes no account of copies within the GPU.

@@ -76,6 +76,19 @@ check fits_are_in_the_readme sh -c '! grep -v -x -F -f "$1/README.md" table.shor
 refuses fits_for_a_card_of_no_size 2 'no card of 7 GB' env CARDS=7 sh "$top/scripts/fits.sh"
 refuses fits_says_what_is_wrong 2 'unknown option --sequ' sh "$top/scripts/fits.sh" --sequ 3
 
+# What others have measured, beside the plan.
+measured=.
+whole || [ "${UPDATE:-0}" = 1 ] || measured='0.5b|14b|8 x|measured'
+ROWS=$measured sh "$top/scripts/published.sh" >table
+if [ "${UPDATE:-0}" = 1 ]; then
+    awk '/^[|] measured by / { while ((getline line < "table") > 0) print line; skip = 1 }
+         !/^[|]/ { skip = 0 }
+         !skip { print }' "$top/doc/performance_model.md" >new
+    cat new >"$top/doc/performance_model.md"
+fi
+check published_steps_are_predicted_as_the_lesson_says sh -c '[ "$(wc -l <table)" -gt 9 ] &&
+    ! grep -v -x -F -f "$1/doc/performance_model.md" table' - "$top"
+
 # The plans in the lesson: a line with the command, and behind an empty one what it says.
 for f in run_20b_h200.sh run_20b_24gb.sh; do
     line=$(sed -n "s/^    \(scripts\/$f --plan .*\)/\1/p" "$top/doc/twenty_billion.md" | head -n 1)
