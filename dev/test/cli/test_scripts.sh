@@ -540,7 +540,8 @@ printf 'sentence\tlabel\nbad\t0\ngood\t1\nfine\t1\nawful\t0\n' | tee train1000.t
 # shellcheck disable=SC2086
 check a_model_to_fine_tune "$TRAINER" --model nano --data text.txt --tokenizer bytes --steps 1 --out made $tiny
 check reviews_are_learned sh -c 'env SST2=. OUT=sst2 STEPS=3 sh "$1/scripts/zo_sst2.sh" made \
-    --tokenizer bytes --labels "-|+" --template " = " >sst2.out && tail -n 1 sst2.out | grep -q "accuracy [0-9]"' - "$top"
+    --tokenizer bytes --labels "-|+" --template " = " >sst2.out && tail -n 1 sst2.out | grep -q "accuracy [0-9]" &&
+    [ -e sst2/best/model.safetensors ]' - "$top"
 check zo_memory_has_both_models sh -c 'sh "$1/scripts/zo_memory.sh" opt-1.3b opt-175b >zo_memory.out &&
     awk "NR > 1 && !(\$2 > \$3 && \$3 > \$4 && \$4 > \$5 && \$5 > \$6 && \$6 > 0) { exit 1 }
         END { exit NR != 3 }" zo_memory.out' - "$top"
