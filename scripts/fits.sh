@@ -1,13 +1,14 @@
 #!/bin/sh
 # Which model trains on which card, by --plan: the smallest host on which it fits, the options that
-# --offload auto takes there, and the predicted speed. Needs neither GPU nor data.
+# --offload auto takes there, and the predicted speed, with a step of one micro-batch and with one of
+# 524,288 tokens (--accum). Needs neither GPU nor data.
 # usage: [TRAINER=./train_gpt2emu] [MODELS="7b 20b"] [CARDS="24 80"] [HOSTS="64 128"]
 #        scripts/fits.sh [OPTION...]
 # Prints a table in Markdown; the whole of it is doc/fits.md. 5 % of the card and of the host stay
 # free: for CUDA's context, what cuBLASLt has of its own, and the system. Micro-batches of 2,048 to
-# 32,768 tokens: the fastest that fits. Again with --moments bf16, which is never chosen unasked,
-# where that is what makes it fit, or fit a smaller host. The rates are assumed (rates/), with the
-# card's arithmetic and memory; that a larger host may have more channels of memory is not counted.
+# 32,768 tokens: the fastest that fits. The larger step again with --moments bf16, which is never
+# chosen unasked, where that is what makes it fit, or fit a smaller host. The rates are those of
+# rates/; that a larger host may have more channels of memory is not counted.
 set -eu
 case " $* " in *" --help "*) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
@@ -19,33 +20,36 @@ hosts=${HOSTS:-32 64 128 256 512}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# machine CARD: its rates in $work/rates, and in $gib what is there of its memory. The rates that it
-# is made from, and what is another here: Tflop/s, GB/s of memory, share of the link.
+# machine CARD: its rates in $work/rates, and in $gib what is there of its memory. Cards without a
+# file have the desktop of another, with their own arithmetic (87 % of the data sheet's, as the RTX
+# 4090's) and memory: Tflop/s, GB/s (89 % of them count, as in rates/), share of the link.
 machine() {
-    case $1 in                                  # data sheet, Tflop/s and GB/s
-        8) gib=8 made="rtx4090_desktop 21 272 0.5" ;;    # RTX 4060, 30.2 and 272; PCIe 4 x8
-        12) gib=12 made="rtx4090_desktop 43 672 1" ;;    # RTX 5070, 61.7 and 672
-        16) gib=16 made="rtx4090_desktop 68 717 1" ;;    # RTX 4080, 97.5 and 717
-        24) gib=24 made="rtx4090_desktop 115 1008 1" ;;  # RTX 4090, 165 and 1008
-        48) gib=48 made="h200_16cores 200 864 0.46" ;;   # L40S, 362 and 864; PCIe 4 x16
-        80) gib=79 made="h200_16cores 550 3350 1" ;;     # H100, 989 and 3350
-        141) gib=139 made="h200_16cores 550 4800 1" ;;   # H200, 989 and 4800
+    case $1 in
+        8) gib=8 made="rtx4090_desktop 26 272 0.5" ;;   # RTX 4060, 30.2 and 272; PCIe 4 x8
+        12) gib=12 made="rtx4090_desktop 53 672 1" ;;   # RTX 5070, 61.7 and 672
+        16) gib=16 made="rtx4090_desktop 84 717 1" ;;   # RTX 4080, 97.5 and 717
+        24) gib=24 made=rtx4090_desktop ;;
+        48) gib=48 made=l40s_server ;;
+        80) gib=79 made=h100_server ;;
+        141) gib=139 made=h200_16cores ;;
         *) echo "no card of $1 GB: 8, 12, 16, 24, 48, 80 or 141" >&2; exit 2 ;;
     esac
     # shellcheck disable=SC2086  # words
     set -- $made
-    awk -v flops="$2" -v bytes="$3" -v link="$4" '
-        $1 == "gpu_flops" { $2 = flops "e12" }
-        $1 == "gpu_bytes" { $2 = bytes "e9" }
-        $1 == "gpu_adam" { $2 = 0.85 * bytes / 26 * 1e9 }
+    awk -v flops="${2-}" -v bytes="${3-}" -v link="${4-1}" '
+        $1 == "gpu_flops" && flops { $2 = flops "e12" }
+        $1 == "gpu_bytes" && bytes { $2 = 0.89 * bytes * 1e9 }
+        $1 == "gpu_adam" && bytes { $2 = 0.85 * bytes / 26 * 1e9 }
         /^[hd]2[hd]/ { $2 *= link }
         { print $1, $2 }' "$rates/$1.txt" | sed '/^#/d' >"$work/rates"
 }
 
-# plan HOST BATCH OPTION...: what --plan says with 5 % to spare
+# plan HOST BATCH OPTION...: what --plan says with 5 % to spare; BATCH in 2,048 tokens, of 256 of
+# which a step is, if $spread says so
 plan() {
     host=$1 batch=$2
     shift 2
+    [ -z "$spread" ] || set -- "$@" --accum $((256 / batch))
     "$trainer" --plan --model "$model" --seq "$seq" --batch $((batch * 2048 / seq)) \
         --gpu-memory $((gib * 1024 * 95 / 100))M --host-memory $((host * 1024 * 95 / 100))M "$@" 2>&1
 }
@@ -74,28 +78,38 @@ best() {
 }
 
 # The options have to be right, whether it fits or not.
+spread=
 machine "${cards%% *}"
 model=${models%% *} seq=1024
 plan 99999 1 "$@" >"$work/said" || grep -q 'this run needs' "$work/said" ||
     { cat "$work/said" >&2; exit 2; }
-echo '| model | card, GB | host, GiB | tokens/s | batch | options | with `--moments bf16`: host | tokens/s | batch | options |'
-echo '|---|---|---|---|---|---|---|---|---|---|'
+# row SPREAD END OPTION...: best()'s line, or an empty one
+row() {
+    spread=$1
+    shift
+    { best "$@"; echo; } | head -n 1
+}
+
+echo '| model | card, GB | a micro-batch a step: host, GiB | tokens/s | batch | options | 524,288 tokens a step: host | tokens/s | micro-batch | with `--moments bf16`: host | tokens/s | micro-batch | options |'
+echo '|---|---|---|---|---|---|---|---|---|---|---|---|---|'
 for model in $models; do
     seq=2048
     [ "$model" != gpt2-xl ] || seq=1024
     for card in $cards; do
         machine "$card"
-        { best none "$@"; echo; } | head -n 1 >"$work/fp32"
-        { best "$(cut -d' ' -f1 "$work/fp32")" "$@" --moments bf16; echo; } | head -n 1 >"$work/bf16"
-        cat "$work/fp32" "$work/bf16" | awk -v model="$model" -v card="$card" '
-            function cells() {
-                if ($1 == "") return " does not fit | | | |"
+        row '' none "$@" >"$work/once"
+        row yes none "$@" >"$work/fp32"
+        row yes "$(cut -d' ' -f1 "$work/fp32")" "$@" --moments bf16 >"$work/bf16"
+        cat "$work/once" "$work/fp32" "$work/bf16" | awk -v model="$model" -v card="$card" '
+            function cells(options) {
+                if ($1 == "") return " does not fit | | |" (options ? " |" : "")
                 how = $0
                 sub(/^[^ ]* [^ ]* [^ ]* /, "", how)
-                return sprintf(" %d | %d | %d | %s |", $1, $2, $3, how)
+                return sprintf(" %d | %d | %d |", $1, $2, $3) (options ? " " how " |" : "")
             }
-            NR == 1 { fits = $1 != ""; row = cells() }
-            NR == 2 { row = row (fits && $1 == "" ? " | | | |" : cells()) }
+            NR == 1 { row = cells(1) }
+            NR == 2 { fits = $1 != ""; row = row cells(0) }
+            NR == 3 { row = row (fits && $1 == "" ? " | | | |" : cells(1)) }
             END { print "| " model " | " card " |" row }'
     done
 done

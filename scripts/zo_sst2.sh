@@ -8,9 +8,9 @@
 #        scripts/zo_sst2.sh [opt-125m|opt-1.3b|..|opt-66b|DIRECTORY [OPTION...]]
 # e.g. LR=1e-7 scripts/zo_sst2.sh opt-13b --gpu-memory 8G: layers that do not fit stream from the
 # host. --plan fetches nothing; --resume goes on; a GPU trainer is needed, for fp16. MeZO tries LR
-# 1e-6 and 1e-7, and keeps what is best on the 500, which the log has. A checkpoint is the list of
-# what was done to the weights, at most a megabyte, and all are kept; the last weights are saved in
-# full, in fp32. To go back to step N: remove the later checkpoints, then --resume with STEPS=N.
+# 1e-6 and 1e-7, and keeps what is best on the 500: here, the weights of the lowest loss (OUT/best),
+# which the end evaluates. A checkpoint holds all weights in fp32, 51 GB of OPT-13B: the newest two
+# and the best one are kept, and OUT and OUT/best have the weights again.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -47,7 +47,7 @@ task() {
 }
 
 task "$model" dev500.tsv --out "$out" --steps "${STEPS:-20000}" --lr "${LR:-1e-6}" --zo-eps 1e-3 \
-    --eval-every 4000 --save-every 4000 "$@"
+    --eval-every 4000 --save-every 4000 --keep-best "$@"
 n=$#
 while [ $n -gt 0 ]; do  # what is not for an evaluation goes
     n=$((n - 1)) option=$1
@@ -59,4 +59,6 @@ while [ $n -gt 0 ]; do  # what is not for an evaluation goes
     esac
 done
 echo "on the development set:"
-task "$out" dev.tsv "$@" --steps 0
+best=$out/best
+[ -d "$best" ] || best=$out
+task "$best" dev.tsv "$@" --steps 0

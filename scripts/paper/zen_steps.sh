@@ -2,7 +2,7 @@
 # ZenFlow (Lan et al. 2025): a step, what of it the GPU waits, and what crosses the link, by the share
 # of chosen columns k, by the window S, and with and without overlap, beside ZeRO-Offload.
 # usage: [MODELS=7b] [TOPKS="0.05 0.1"] [WINDOWS="2 4"] scripts/paper/zen_steps.sh; see figure.sh
-id=zen_steps rates_of=h200_16cores STEPS=${STEPS:-52}  # two whole windows of 16
+id=zen_steps rates_of=paper_zenflow_a100 STEPS=${STEPS:-52}  # two whole windows of 16
 # shellcheck source=scripts/paper/figure.sh
 . "$(dirname "$0")/figure.sh"
 size="--batch 4 --seq 2048 --recompute block"

@@ -9,6 +9,17 @@
 #define TIDE_BLOCKS_CUH
 #include "gpt2.cuh"
 
+// Counts, in a rehearsal, the bytes that the passes between a layer's products read and write:
+// norms and sums, rotation, non-linearity; in backward, the sums of qkv's bias as well.
+static void layer_passes(GPT2 *g, bool backward) {
+    const GPT2Config *c = &g->config;
+    const size_t C = c->channels, F = c->ffn, M = config_mlp(c);
+    const size_t turned = c->rope.theta > 0 ? 2 * config_qk(c) : 0;
+    const size_t summed = config_biased(c, BIAS_QKV) ? config_qkv(c) : 0;
+    GPU_TAKES(g->compute, (8 * C + turned + F + (backward ? 2 * M + summed : M)) * g->B * g->T
+                              * sizeof(floatX), gpu_bytes);
+}
+
 // Runs a part of a layer with weights w: the part's, and those of the norm of its sum. Part 0
 // begins with att_in: the norm of x that pre-norm layers read is made before. Part 3 ends with
 // a->branch; post-norm layers add and normalise it, into a->out.
@@ -132,6 +143,7 @@ static void forward_segment(GPT2 *g, size_t s) {
         residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w.ln_1_w,
                                    w.ln_1_b, N, C, eps, stream);
     for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, &w);
+    layer_passes(g, false);
     if (!g->timeline.between) live(g, "activations", (double)acts_place(g).stride, 1, stream);
 }
 
@@ -151,6 +163,7 @@ static void recompute(GPT2 *g, size_t l) {
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
         // what the last part of pre-norm layers makes, backward does not read
         for (int part = 0; part < LAYER_PARTS - !post; part++) layer_part(g, part, &a, &w);
+        layer_passes(g, false);
         return;
     }
     GPU_TAKES(g->compute, (4 * C + M + F) * N * sizeof(floatX), gpu_bytes);
@@ -184,6 +197,7 @@ static void backward_segment(GPT2 *g, size_t s) {
                                    tensor(g, t->ln_f_w), g->mean_f, g->rstd_f, N, C, stream);
     } else if (s > 0) {
         layer_backward(g, s - 1);
+        layer_passes(g, true);
     } else {
         // A tied head has left its part in dwte; the embeddings add theirs, and the sum is rounded.
         const size_t positions = g->by_position.groups > 0 ? g->by_position.groups : T;

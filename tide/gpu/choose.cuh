@@ -221,8 +221,10 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     device_rest();
     for (int i = 0; i < RUNS; i++) event_free(after[i]);
     rates.gpu_flops = 1e12;
-    x.seconds = calibrate_median(seconds, count);
-    x.flops = 1e12 * gpt2_rehearse(g, run, &rates, NULL).compute / (backward ? 1 : 3);
+    const Prediction pred = gpt2_rehearse(g, run, &rates, NULL);
+    const double passes = backward ? 1 : 3, median = calibrate_median(seconds, count);
+    x.flops = 1e12 * pred.compute / passes;
+    x.seconds = fmax(median - pred.other / passes, median / 10);  // what moves bytes has its own rate
     gpt2_free(g);
     free(g);
     free(run);

@@ -101,6 +101,7 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
         const floatX *inp = g->ln_f + first * C;
         matmul_forward<floatX>(&g->lt, g->logits, inp, w, NULL, rows, C, Vp, g->compute);
         if (all_logits != NULL) floats_move(g->logits, all_logits + first * Vp, rows * Vp, true);
+        GPU_TAKES(g->compute, 2 * rows * Vp * sizeof(floatX), gpu_bytes);
         crossentropy(g->losses + first, g->logits, targets + first, grad_scale, rows, V, Vp,
                      g->compute);
         if (grad_scale == 0) continue;

@@ -1016,6 +1016,7 @@ static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream
 // out = in, rounded to X: the one rounding of a gradient that was summed in fp32.
 template <typename X>
 static void round_gradient(X *out, const float *in, size_t n, cudaStream_t stream) {
+    GPU_TAKES(stream, (sizeof(float) + sizeof(X)) * n, gpu_bytes);
     const auto kernel = add_kernel<X, float, false>;
     LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, in, n);
 }
@@ -1024,6 +1025,7 @@ static void round_gradient(X *out, const float *in, size_t n, cudaStream_t strea
 template <typename X>
 static void accumulate_gradient(float *acc, const X *g, size_t n, bool first,
                                 cudaStream_t stream) {
+    GPU_TAKES(stream, ((first ? 1 : 2) * sizeof(float) + sizeof(X)) * n, gpu_bytes);
     const auto kernel = first ? add_kernel<float, X, false> : add_kernel<float, X, true>;
     LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, acc, g, n);
 }

@@ -150,7 +150,7 @@ typedef struct {
 // How long a step is, and what is at work in it.
 static void plan_print_speed(const Rates *rates, const PlanRun *run, const Prediction *pred) {
     printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", pred->step,
-           fmax(pred->step - pred->compute, 0), (double)run->tokens / pred->step);
+           fmax(pred->step - pred->compute - pred->other, 0), (double)run->tokens / pred->step);
     if (rates->gpu_flops > 0)
         printf(" at %.0f Tflop/s%s\n", 1e-12 * rates->gpu_flops * pred->compute / pred->step,
                run->world > 1 ? " on each GPU" : "");

@@ -21,7 +21,7 @@
        bits (the paper's Dc): this trainer has no such pass and does not measure it */ \
     X(host_adam, "parameters/s") X(host_cast, "parameters/s") \
     X(gpu_adam, "parameters/s")    /* (the paper's Ug) */ \
-    X(gpu_flops, "flop/s")         /* that forward and backward of a model reach, not the peak */ \
+    X(gpu_flops, "flop/s")         /* that products and attention reach, not the peak */ \
     X(gpu_bytes, "bytes/s")        /* GPU memory */ \
     X(gpu_normals, "numbers/s")    /* drawn (rng.h): the noise of zeroth-order training */ \
     /* Several GPUs. In a node all share its memory and cores; each has its own link to them. */ \

@@ -53,7 +53,7 @@ in_short() {
     awk -F ' *[|] *' '
         !/^[|]/ || $2 == "model" || $2 == "gpt2-xl" || /^[|]-/ { next }
         { if (!($2 in row)) order[++n] = $2
-          cell = $4 + 0 > 0 ? $4 ": " $5 : $8 + 0 > 0 ? "*" $8 ": " $9 "*" : ""
+          cell = $8 + 0 > 0 ? $8 ": " $9 : $11 + 0 > 0 ? "*" $11 ": " $12 "*" : ""
           row[$2] = row[$2] " " cell " |" }
         END { for (i = 1; i <= n; i++) print "| " order[i] " |" row[order[i]] }' "$1"
 }
@@ -75,6 +75,19 @@ check fits_are_what_the_plan_says sh -c '[ -s table ] && ! grep -v -x -F -f "$1/
 check fits_are_in_the_readme sh -c '! grep -v -x -F -f "$1/README.md" table.short' - "$top"
 refuses fits_for_a_card_of_no_size 2 'no card of 7 GB' env CARDS=7 sh "$top/scripts/fits.sh"
 refuses fits_says_what_is_wrong 2 'unknown option --sequ' sh "$top/scripts/fits.sh" --sequ 3
+
+# What others have measured, beside the plan.
+measured=.
+whole || [ "${UPDATE:-0}" = 1 ] || measured='0.5b|14b|8 x|measured'
+ROWS=$measured sh "$top/scripts/published.sh" >table
+if [ "${UPDATE:-0}" = 1 ]; then
+    awk '/^[|] measured by / { while ((getline line < "table") > 0) print line; skip = 1 }
+         !/^[|]/ { skip = 0 }
+         !skip { print }' "$top/doc/performance_model.md" >new
+    cat new >"$top/doc/performance_model.md"
+fi
+check published_steps_are_predicted_as_the_lesson_says sh -c '[ "$(wc -l <table)" -gt 9 ] &&
+    ! grep -v -x -F -f "$1/doc/performance_model.md" table' - "$top"
 
 # The plans in the lesson: a line with the command, and behind an empty one what it says.
 for f in run_20b_h200.sh run_20b_24gb.sh; do
@@ -527,7 +540,8 @@ printf 'sentence\tlabel\nbad\t0\ngood\t1\nfine\t1\nawful\t0\n' | tee train1000.t
 # shellcheck disable=SC2086
 check a_model_to_fine_tune "$TRAINER" --model nano --data text.txt --tokenizer bytes --steps 1 --out made $tiny
 check reviews_are_learned sh -c 'env SST2=. OUT=sst2 STEPS=3 sh "$1/scripts/zo_sst2.sh" made \
-    --tokenizer bytes --labels "-|+" --template " = " >sst2.out && tail -n 1 sst2.out | grep -q "accuracy [0-9]"' - "$top"
+    --tokenizer bytes --labels "-|+" --template " = " >sst2.out && tail -n 1 sst2.out | grep -q "accuracy [0-9]" &&
+    [ -e sst2/best/model.safetensors ]' - "$top"
 check zo_memory_has_both_models sh -c 'sh "$1/scripts/zo_memory.sh" opt-1.3b opt-175b >zo_memory.out &&
     awk "NR > 1 && !(\$2 > \$3 && \$3 > \$4 && \$4 > \$5 && \$5 > \$6 && \$6 > 0) { exit 1 }
         END { exit NR != 3 }" zo_memory.out' - "$top"
