@@ -156,7 +156,7 @@ typedef struct {
 } ZoSlot;
 
 // GPT2.params has the embeddings, the layers that stay on the GPU, and the tail; GPT2.host_weights
-// has the layers that visit. GPT2.loss is (accum, queries, 2); of an evaluation, as the trainer's.
+// has the layers that visit. GPT2.loss is of evaluations alone, and the last two of totals.
 // x is (queries, 2, N, C), atty and act are of both signs, ln_1, qkv, mean_1, rstd_1 and lse of
 // one; tokens are (3, 2N).
 struct Zo {
@@ -186,10 +186,11 @@ struct Zo {
     floatX *norm;               // (2, zo_norm()), with narrow embeddings
     float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
     float *right;               // (B)
+    double *totals;             // (accum, queries, 2): losses; and one number more
     // host memory
     double side[2 * ZO_QUERIES];  // (queries, 2): the means of all micro-batches and ranks
     double *all;                // (world, zo_news()): what each rank has said of this step;
-    double *mine;               // and what this one is about to say, behind that: GPT2.loss first
+    double *mine;               // and what this one is about to say, behind that: totals first
 };
 
 // The number of losses that a rank makes in a step; and of numbers that it sends to other ranks:
@@ -249,8 +250,8 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER(ANY, "logits", 2 * N * f32, z->target_logit);
     BUFFER(ANY, "logits", N * f32, g->losses);
     BUFFER(ANY, "logits", N * f32, z->right);
-    // not all losses are always set, and all are copied
-    BUFFER(ZERO, "logits", zo_losses(z) * sizeof(double), g->loss);
+    // not all numbers are always set, and all are copied
+    BUFFER(ZERO, "logits", (zo_losses(z) + 1) * sizeof(double), z->totals);
     BUFFER(ANY, "tokens", STAGINGS * batch_numbers(g, false) * sizeof(int32_t), g->tokens);
     list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};
     BUFFER(HOST, "weights", g->weights_on_host * X_, g->host_weights);
@@ -264,6 +265,7 @@ static void zo_allocate(GPT2 *g) {
     if (g->no_overlap) g->fetch = g->out = g->compute;
     z->all = (double *)pinned_alloc((1 + world) * news * sizeof(double), "losses of all ranks");
     z->mine = z->all + world * news;
+    g->loss = z->totals + zo_losses(z) - 1;
     z->slot = (ZoSlot *)own(OWNS_PLAIN, ALLOC(ZoSlot, z->slots, "slots"));
     for (ZoSlot *x = z->slot; x < z->slot + z->slots; x++)
         for (int k = 0; k < LAYER_PARTS; k++) {
@@ -637,7 +639,7 @@ static bool zo_forward(GPT2 *g, Run *r, size_t step) {
         for (; z->sent <= micro + 1 && z->sent < r->o.steps * z->accum; z->sent++)
             if (!zo_send_batch(g, r, z->sent, z->sent == micro ? &r->damage : &later)) break;
         if (z->sent == micro) return false;
-        zo_pass(g, &p, g->loss + 2 * m * (size_t)z->config.queries);
+        zo_pass(g, &p, z->totals + 2 * m * (size_t)z->config.queries);
         z->pending = zo_nothing;  // it is in the weights now
     }
     return true;
@@ -666,7 +668,7 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     const size_t n = zo_losses(z), news = zo_news(z), bytes = news * sizeof(double);
     StepResult x = {};
     const bool damaged = !zo_forward(g, r, step);
-    stream_copy(z->mine, g->loss, n * sizeof(double), cudaMemcpyDeviceToHost, g->compute);
+    stream_copy(z->mine, z->totals, (n + 1) * sizeof(double), cudaMemcpyDeviceToHost, g->compute);
     event_record(g->step_left, g->compute);
     event_wait(g->step_left);
     z->mine[n + ZO_DAMAGED] = damaged;
