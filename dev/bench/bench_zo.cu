@@ -292,7 +292,7 @@ static void bench_step_of(const char *name, const GPT2Config *c, GPT2 *plain) {
                               &g->staging[bench.steps % 2]};
             for (int i = 0; i < bench.rounds; i++) {
                 TIMED(&weights, all_weights(g, &p));
-                TIMED(&head, zo_head(g, &p, 0, g->loss));
+                TIMED(&head, zo_head(g, &p, 0, z->totals));
                 TIMED(&head_weights, for (size_t v0 = 0; v0 < c->vocab; v0 += z->chunk)
                     zo_head_weights(g, &p, 0, v0, min_size(z->chunk, c->vocab_padded - v0)));
                 TIMED(&plain_head, gpt2_head(plain, 0, 1, false, NULL));

@@ -224,7 +224,7 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     const Prediction pred = gpt2_rehearse(g, run, &rates, NULL);
     const double passes = backward ? 1 : 3, median = calibrate_median(seconds, count);
     x.flops = 1e12 * pred.compute / passes;
-    x.seconds = fmax(median - pred.other / passes, median / 10);  // what moves bytes has its own rate
+    x.seconds = fmax(median - pred.other / passes, median / 10);  // passes have a rate of their own
     gpt2_free(g);
     free(g);
     free(run);

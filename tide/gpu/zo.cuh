@@ -156,7 +156,7 @@ typedef struct {
 } ZoSlot;
 
 // GPT2.params has the embeddings, the layers that stay on the GPU, and the tail; GPT2.host_weights
-// has the layers that visit. GPT2.loss is (accum, queries, 2); of an evaluation, as the trainer's.
+// has the layers that visit. GPT2.loss is of evaluations alone, and the last two of totals.
 // x is (queries, 2, N, C), atty and act are of both signs, ln_1, qkv, mean_1, rstd_1 and lse of
 // one; tokens are (3, 2N).
 struct Zo {
@@ -186,10 +186,11 @@ struct Zo {
     floatX *norm;               // (2, zo_norm()), with narrow embeddings
     float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
     float *right;               // (B)
+    double *totals;             // (accum, queries, 2): losses; and one number more
     // host memory
     double side[2 * ZO_QUERIES];  // (queries, 2): the means of all micro-batches and ranks
     double *all;                // (world, zo_news()): what each rank has said of this step;
-    double *mine;               // and what this one is about to say, behind that: GPT2.loss first
+    double *mine;               // and what this one is about to say, behind that: totals first
 };
 
 // The number of losses that a rank makes in a step; and of numbers that it sends to other ranks:
@@ -250,8 +251,8 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER(ANY, "logits", 2 * N * f32, zo->target_logit);
     BUFFER(ANY, "logits", N * f32, g->losses);
     BUFFER(ANY, "logits", N * f32, zo->right);
-    // not all losses are always set, and all are copied
-    BUFFER(ZERO, "logits", zo_losses(zo) * sizeof(double), g->loss);
+    // not all numbers are always set, and all are copied
+    BUFFER(ZERO, "logits", (zo_losses(zo) + 1) * sizeof(double), zo->totals);
     BUFFER(ANY, "tokens", STAGINGS * batch_numbers(g, false) * sizeof(int32_t), g->tokens);
     list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};
     BUFFER(HOST, "weights", g->weights_on_host * X_, g->host_weights);
@@ -265,6 +266,7 @@ static void zo_allocate(GPT2 *g) {
     if (g->no_overlap) g->fetch = g->out = g->compute;
     zo->all = (double *)pinned_alloc((1 + world) * news * sizeof(double), "losses of all ranks");
     zo->mine = zo->all + world * news;
+    g->loss = zo->totals + zo_losses(zo) - 1;
     zo->slot = (ZoSlot *)own(free, ALLOC(ZoSlot, zo->slots, "slots"));
     for (ZoSlot *x = zo->slot; x < zo->slot + zo->slots; x++)
         for (int k = 0; k < LAYER_PARTS; k++) {
@@ -638,7 +640,7 @@ static bool zo_forward(GPT2 *g, Run *r, size_t step) {
         for (; zo->sent <= micro + 1 && zo->sent < r->o.steps * zo->accum; zo->sent++)
             if (!zo_send_batch(g, r, zo->sent, zo->sent == micro ? &r->damage : &later)) break;
         if (zo->sent == micro) return false;
-        zo_pass(g, &p, g->loss + 2 * m * (size_t)zo->config.queries);
+        zo_pass(g, &p, zo->totals + 2 * m * (size_t)zo->config.queries);
         zo->pending = zo_nothing;  // it is in the weights now
     }
     return true;
@@ -667,7 +669,7 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     const size_t n = zo_losses(zo), news = zo_news(zo), bytes = news * sizeof(double);
     StepResult result = {};
     const bool damaged = !zo_forward(g, r, step);
-    stream_copy(zo->mine, g->loss, n * sizeof(double), cudaMemcpyDeviceToHost, g->compute);
+    stream_copy(zo->mine, zo->totals, (n + 1) * sizeof(double), cudaMemcpyDeviceToHost, g->compute);
     event_record(g->step_left, g->compute);
     event_wait(g->step_left);
     zo->mine[n + ZO_DAMAGED] = damaged;

@@ -170,7 +170,7 @@ static Work work_of(const Rates *r, const Plan *p) {
 
 // Losses on their way to the host.
 static double losses_take(const Rates *r, const Plan *p) {
-    return (double)(2 * p->queries * p->accum) * 8 / r->d2h;
+    return (double)(2 * p->queries * p->accum + 1) * 8 / r->d2h;
 }
 
 // Everything on the GPU: products, kernels and head, one after the other; noise or bytes, whatever
