@@ -177,16 +177,16 @@ float *cpu_model_tensor(CPUModel *model, const char *name, size_t layer, size_t 
     const size_t C = g->config.channels, L = g->config.layers;
     const size_t N = g->max_B * g->max_T, P = g->table.elements;
     const LayerActs a = layer_acts(g, layer < L ? layer : 0);
-    #define ACT_ROW(name, width, ...) {#name, true, a.name, N * (width)},
+    #define CPU_ROW(name, width, ...) {#name, true, a.name, N * (width)},
     const struct { const char *name; bool per_layer; float *pointer; size_t count; } list[] = {
         {"params", false, g->params, P}, {"grads", false, g->grads, P}, {"m", false, g->m, P},
         {"v", false, g->v, P},
-        LAYER_ACTIVATIONS(ACT_ROW, &g->config)
+        LAYER_ACTIVATIONS(CPU_ROW, &g->config)
         {"ln_f", false, g->ln_f, N * C}, {"mean_f", false, g->mean_f, N},
         {"rstd_f", false, g->rstd_f, N}, {"losses", false, g->losses, N},
         {"dx", false, g->dx, N * C}, {"dc", false, g->dc, N * C},
         {"dwide", false, g->dwide, N * config_wide(&g->config)}};
-    #undef ACT_ROW
+    #undef CPU_ROW
     if (strcmp(name, "x") == 0 && layer <= L) {
         if (count != NULL) *count = N * C;
         return g->x + layer * N * C;
