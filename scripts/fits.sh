@@ -1,7 +1,8 @@
 #!/bin/sh
 # Which model trains on which card, by --plan: the smallest host on which it fits, the options that
 # --offload auto takes there, and the predicted speed, with a step of one micro-batch and with one of
-# 524,288 tokens (--accum). Needs neither GPU nor data.
+# 524,288 tokens (--accum; on the smallest host on which that is no slower: sums of gradients need
+# room). Needs neither GPU nor data.
 # usage: [TRAINER=./train_gpt2emu] [MODELS="7b 20b"] [CARDS="24 80"] [HOSTS="64 128"]
 #        scripts/fits.sh [OPTION...]
 # Prints a table in Markdown; the whole of it is doc/fits.md. 5 % of the card and of the host stay
@@ -54,11 +55,11 @@ plan() {
         --gpu-memory $((gib * 1024 * 95 / 100))M --host-memory $((host * 1024 * 95 / 100))M "$@" 2>&1
 }
 
-# best HOST OPTION...: "HOST TOKENS/S BATCH OPTIONS", of the smallest host on which it fits, or nothing
-# if that is none below HOST
+# best HOST FLOOR OPTION...: "HOST TOKENS/S BATCH OPTIONS", of the smallest host on which it fits and
+# makes at least FLOOR tokens/s, or nothing if that is none below HOST
 best() {
-    end=$1
-    shift
+    end=$1 floor=$2
+    shift 2
     for h in $hosts; do
         [ "$h" != "$end" ] || return 0
         # The least memory has as many residents as fit; this needs no rates, and no search.
@@ -72,8 +73,9 @@ best() {
                 /^weights of / { how = how ", stream " $3 " of " $5 }
                 /^  step .* tokens/ { sub(/.*: /, ""); printf "%d %d %d %s\n", host, $1, batch, how }
                 ' "$work/plan"
-        done | sort -k2,2nr | head -n 1
-        return
+        done | sort -k2,2nr | head -n 1 >"$work/best"
+        read -r _ speed _ <"$work/best" || continue
+        [ "$speed" -lt "$floor" ] || { cat "$work/best"; return; }
     done
 }
 
@@ -83,7 +85,7 @@ machine "${cards%% *}"
 model=${models%% *} seq=1024
 plan 99999 1 "$@" >"$work/said" || grep -q 'this run needs' "$work/said" ||
     { cat "$work/said" >&2; exit 2; }
-# row SPREAD END OPTION...: best()'s line, or an empty one
+# row SPREAD END FLOOR OPTION...: best()'s line, or an empty one
 row() {
     spread=$1
     shift
@@ -97,9 +99,10 @@ for model in $models; do
     [ "$model" != gpt2-xl ] || seq=1024
     for card in $cards; do
         machine "$card"
-        row '' none "$@" >"$work/once"
-        row yes none "$@" >"$work/fp32"
-        row yes "$(cut -d' ' -f1 "$work/fp32")" "$@" --moments bf16 >"$work/bf16"
+        row '' none 0 "$@" >"$work/once"
+        speed=$(cut -d' ' -f2 "$work/once")
+        row yes none "${speed:-0}" "$@" >"$work/fp32"
+        row yes "$(cut -d' ' -f1 "$work/fp32")" 0 "$@" --moments bf16 >"$work/bf16"
         cat "$work/once" "$work/fp32" "$work/bf16" | awk -v model="$model" -v card="$card" '
             function cells(options) {
                 if ($1 == "") return " does not fit | | |" (options ? " |" : "")
