@@ -81,7 +81,7 @@ static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank
     return map;
 }
 
-// What a process without ZeRO owns.
+// Returns the shards of a process without ZeRO: all tensors.
 static inline ShardMap gpt2_shards_all(const GPT2Table *t) { return zero_shards(t, 1, 0, false); }
 
 // Blocks of the gradient norm in each rank's part of each segment: counts (segments, world).

@@ -719,15 +719,16 @@ static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
             "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"",
             hf_families[c->family].architecture, hf_families[c->family].type,
             c->tied ? "true" : "false", bf16 ? "bfloat16" : "float32");
-    for (const Json *x = origin != NULL ? origin->child : NULL; x != NULL; x = x->next) {
+    const Json *member = origin != NULL ? origin->child : NULL;
+    for (; member != NULL; member = member->next) {
         int k = 0;
-        while (k < 5 && strcmp(x->key, ours[k]) != 0) k++;
+        while (k < 5 && strcmp(member->key, ours[k]) != 0) k++;
         if (k < 5) continue;
         fprintf(f, ",\n  ");
-        json_write_string(f, x->key, x->key_length);
+        json_write_string(f, member->key, member->key_length);
         fprintf(f, ": ");
-        if (x->type == JSON_STRING) json_write_string(f, x->string, x->length);
-        else fwrite(x->string, 1, x->length, f);
+        if (member->type == JSON_STRING) json_write_string(f, member->string, member->length);
+        else fwrite(member->string, 1, member->length, f);
     }
     if (origin == NULL) {
         for (int i = 0; i < CONFIG_SIZES; i++)

@@ -552,7 +552,7 @@ static int calibrate(const Run *r, const Steps *steps) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// What a step took, beside what was predicted
+// The time that a step took, beside the predicted one
 
 // The counters of an offloaded step, for log.jsonl. Times are of the newest step that is complete,
 // "step", two before the one that is being logged, because nothing waits for them; bytes are of

@@ -853,7 +853,7 @@ __global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, X
     if (threadIdx.x < width && column < OC) partial[split * OC + column] = total;
 }
 
-// How many blocks share the rows of a slice: about 2048 in all.
+// Returns how many blocks share the rows of a slice: about 2048 in all.
 static size_t bias_backward_splits(size_t OC) {
     const size_t slices = ceil_div(OC, 256);
     return slices < 2048 ? 2048 / slices : 1;
@@ -983,7 +983,7 @@ static void loss_accumulate(double *total, const float *losses, size_t N, double
 
 // --- sums of two tensors, element by element ---------------------------------------------------
 //
-// Of residual branches, and of gradients of several micro-batches. n must be a multiple of 8
+// Residual branches, and gradients of several micro-batches, are added. n must be a multiple of 8
 // elements.
 
 // out = in, or out += in: in fp32, rounded once.

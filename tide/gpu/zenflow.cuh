@@ -425,9 +425,9 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     GPT2 *g = (GPT2 *)owner;
     const ZenFlow *z = g->zen;
     const int tensor = gpt2_tensor_at(&g->table, at), segment = g->table.tensors[tensor].layer + 1;
-    const Segment *x = &g->segment[segment];
-    if (!x->streams) {
-        floatX *here = g->params + x->param_at + (at - x->at);
+    const Segment *seg = &g->segment[segment];
+    if (!seg->streams) {
+        floatX *here = g->params + seg->param_at + (at - seg->at);
         if (part == 3 || (part == 0 && !out)) floats_move(here, w, n, out);
         if (part == 3) return;
     }
@@ -439,7 +439,7 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     const size_t begin = at > own ? at - own : 0;
     const size_t end = at + n > own ? min_size(at + n - own, t->rows * t->cols) : 0;
     if (begin >= end) return;
-    const Piece *mine = x->first, *late = x->end - 1;
+    const Piece *mine = seg->first, *late = seg->end - 1;
     w += own + begin - at;
     const size_t r0 = begin / t->cols, rows = (end - 1) / t->cols + 1 - r0;
     const size_t chosen = t->chosen, rest = t->cols - chosen;

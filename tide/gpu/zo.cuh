@@ -268,15 +268,15 @@ static void zo_allocate(GPT2 *g) {
     zo->mine = zo->all + world * news;
     g->loss = zo->totals + zo_losses(zo) - 1;
     zo->slot = (ZoSlot *)own(free, ALLOC(ZoSlot, zo->slots, "slots"));
-    for (ZoSlot *x = zo->slot; x < zo->slot + zo->slots; x++)
+    for (ZoSlot *slot = zo->slot; slot < zo->slot + zo->slots; slot++)
         for (int k = 0; k < LAYER_PARTS; k++) {
-            event_make(&x->there[k], false);
-            event_make(&x->used[k], false);
-            event_make(&x->left[k], false);
+            event_make(&slot->there[k], false);
+            event_make(&slot->used[k], false);
+            event_make(&slot->left[k], false);
         }
     owner_end();  // memory comes and goes with --zo-no-slots: gpt2_release() frees it
-    for (ZoSlot *x = zo->slot; x < zo->slot + zo->slots; x++)
-        x->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
+    for (ZoSlot *slot = zo->slot; slot < zo->slot + zo->slots; slot++)
+        slot->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
 }
 
 // Sets whether the model trains by a backward pass. For --optimizer mezo, and for an evaluation of
@@ -524,7 +524,7 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
     }
 }
 
-// The same for labelled sentences. Of an evaluation also how many labels are right, to totals[1].
+// Does the same for labelled sentences; an evaluation also counts the right labels in totals[1].
 static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const Zo *zo = g->zo;
     const size_t B = g->B, most = g->max_B * g->max_T;
