@@ -26,7 +26,7 @@ enum { TAKES_NOTHING, TAKES_PRODUCTS, TAKES_GPU, TAKES_H2D, TAKES_D2H, TAKES_HOS
        TAKES_KINDS };
 
 enum { JOB_WAITS = 3, REHEARSAL_STREAMS = 16, THE_HOST = 0, NO_JOB = -1 };
-static const double UNLIMITED = 1e18;
+static const double UNLIMITED = 1e24;
 
 // One piece of a stream's work. Tasks are numbered in the order in which the host has queued them.
 typedef struct {
