@@ -53,7 +53,7 @@ typedef struct {
                              // the optimizer adds, of which the first is named so; or NULL
 } TrainState;
 
-enum { STATE_VERSION = 7 };
+enum { STATE_VERSION = 8 };
 
 // The numbers in state.txt.
 #define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}

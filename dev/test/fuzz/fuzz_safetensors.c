@@ -91,7 +91,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     FUZZ_SEED("\1{\"model_type\":\"opt\",\"num_hidden_layers\":1,\"num_attention_heads\":2," \
               "\"hidden_size\":8,\"max_position_embeddings\":4,\"vocab_size\":9,\"ffn_dim\":5," \
               "\"activation_function\":\"relu\",\"enable_bias\":true}"), \
-    FUZZ_SEED("\2version 7\nstep 3\nseed 7\ndata_position 12\ndata_hash 1\nconfig.layers 1\n" \
+    FUZZ_SEED("\2version 8\nstep 3\nseed 7\ndata_position 12\ndata_hash 1\nconfig.layers 1\n" \
               "config.heads 2\nconfig.channels 4\nconfig.context 3\nconfig.vocab 7\n" \
               "config.ffn 5\nconfig.family 0\nconfig.activation 0\nconfig.tied 1\n" \
               "products 0\nconfig.embed 0\nbest.step 0\nbest.loss 0\nbest.data 0\n" \
