@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define TEST_FIXTURES "dev/test/fixtures"  // tests are run from the top of the repository
+
 static int test_failures_here, test_failures, test_count;
 static const char *test_skip_reason;
 static double test_part;  // the largest error / allowance of the running test; -1: it has none

@@ -356,9 +356,7 @@ static void chat_published(void) {
 }
 
 int main(void) {
-    const char *slash = strrchr(__FILE__, '/');
-    snprintf(fixtures, sizeof fixtures, "%.*sfixtures/tokenizer",
-             slash != NULL ? (int)(slash + 1 - __FILE__) : 0, __FILE__);
+    snprintf(fixtures, sizeof fixtures, TEST_FIXTURES "/tokenizer");
     snprintf(base, sizeof base, "/tmp/tide_chat_XXXXXX");
     if (mkdtemp(base) == NULL) { perror(base); return 1; }
     RUN(chat_ids);

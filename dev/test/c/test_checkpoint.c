@@ -589,10 +589,8 @@ static void test_load_others(void) {
 // Written by dev/test/hf_roundtrip.py --fixtures with transformers' save_pretrained(): GPT-2 in
 // fp32 as the base model (no prefix), OPT in fp16 in several shards.
 static void test_load_fixtures(void) {
-    char here[PATH_MAX], path[PATH_MAX];
-    snprintf(here, sizeof here, "%s", __FILE__);
-    char *slash = strrchr(here, '/');
-    snprintf(slash != NULL ? slash : here, 32, slash != NULL ? "/fixtures/hf" : "fixtures/hf");
+    const char *here = TEST_FIXTURES "/hf";
+    char path[PATH_MAX];
     for (int family = 0; family < 2; family++) {
         GPT2Config c;
         path_join(path, here, family == FAMILY_OPT ? "opt" : "gpt2");

@@ -307,13 +307,11 @@ static void test_task(void) {
              write_text("few.tsv", "a\t0\nb\t1\n"));
     CHECK(refused(line, in_base("task"), "held-out tenth"), "nothing open out");
 
-    const char *slash = strrchr(__FILE__, '/');  // OPT's texts begin with </s>, those of bytes not
-    const int folder = slash != NULL ? (int)(slash - __FILE__) : 1;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {  // OPT's texts begin with </s>, those of bytes not
         snprintf(line, sizeof line, "--data %s --labels 0|1 --template _is --model %s --layers 1 "
                  "--channels 8 --heads 2 --context 32 --steps 4 --optimizer mezo --tokenizer "
-                 "%.*s%s", tsv, i < 2 ? "opt-125m" : "gpt2", i == 1 ? 0 : folder,
-                 slash != NULL ? __FILE__ : ".", i == 1 ? "bytes" : "/fixtures/tokenizer");
+                 "%s", tsv, i < 2 ? "opt-125m" : "gpt2",
+                 i == 1 ? "bytes" : TEST_FIXTURES "/tokenizer");
         a = begin(line, in_base("task"));
         CHECK(a->run.task_all.first_token == (i == 0 ? 2 : -1), "%d: %d", i,
               a->run.task_all.first_token);

@@ -227,11 +227,7 @@ static void task_spaces(void) {
         {"{\"text\": \"king\"}", "", " king"},
         {"{\"prompt\": \"\", \"choices\": [\"a\", \"b\"], \"answer\": 0}", "", " b"},
         {"{\"prompt\": \"x\", \"choices\": [\"a\", \"b\"], \"answer\": 0}", " x", "b"}};
-    const char *slash = strrchr(__FILE__, '/');
-    char dir[PATH_MAX];
-    snprintf(dir, sizeof dir, "%.*sfixtures/tokenizer/small-llama2",
-             slash != NULL ? (int)(slash + 1 - __FILE__) : 0, __FILE__);
-    const Tokenizer *tok = tokenizer_load(dir);
+    const Tokenizer *tok = tokenizer_load(TEST_FIXTURES "/tokenizer/small-llama2");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const Task t = task_parse("f.jsonl", strdup(cases[i].line), NULL, NULL, tok, tok->bos,
                                   2005, CHAT_AUTO);

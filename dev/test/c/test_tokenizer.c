@@ -1088,9 +1088,7 @@ static void tokenizer_gpt2(void) {
 }
 
 int main(void) {
-    const char *slash = strrchr(__FILE__, '/');
-    snprintf(fixture, sizeof fixture, "%.*s/fixtures/tokenizer",
-             slash == NULL ? 1 : (int)(slash - __FILE__), slash == NULL ? "." : __FILE__);
+    snprintf(fixture, sizeof fixture, TEST_FIXTURES "/tokenizer");
     if (mkdtemp(scratch) == NULL) { perror(scratch); return 1; }
     RUN(unicode_classes);
     RUN(tokenizer_expected);

@@ -5,7 +5,7 @@
 #include "../test.h"
 #include "../zip.h"
 
-#define FIXTURES "dev/test/fixtures/pickle/"
+#define FIXTURES TEST_FIXTURES "/pickle/"
 
 static Error err;
 
