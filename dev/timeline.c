@@ -32,6 +32,7 @@ static const struct { const char *name, *legend, *fill, *text; } kinds[] = {
     {"host update", "update on the CPU", "#a8446f", "#fff"},  // "update" in a row "host..."
     {"flush", "state out", "#8a5ec0", "#fff"},
     {"back", "weights back", "#dcac3d", "#3d2c00"},
+    {"save", "saving", "#738090", "#fff"},
     {"weights", "weights in", "#cfae5e", "#3d2c00"},
     {"wait", "waiting", "#9aa4ae55", "#848e98"},
     {"reduce", "gradients summed over GPUs", "#c0563f", "#fff"},

@@ -20,7 +20,7 @@ static const char *const trace_rows[ROWS] = {
 // Seconds are those since the trace began. Names with a meaning: "wait" is a stall, no work;
 // "fetch", "update", "flush" and "back" are the update of the parameters. "reduce" and "gather"
 // move gradients and weights between GPUs; "weights" are layers' that live on the host.
-// dev/timeline.c knows "forward", "backward", "leave", "norm" and "accumulate", too.
+// dev/timeline.c knows "forward", "backward", "leave", "norm", "accumulate" and "save", too.
 typedef struct {
     double begin, end;      // seconds
     int row;                // ROW_COMPUTE ..; -1: of none, not to be written
