@@ -57,11 +57,11 @@ static void encoder_forward(float *out,               // (B, T, C)
                             size_t B, size_t T, size_t C) {
     #pragma omp parallel for
     for (size_t i = 0; i < B * T; i++) {
-        const size_t token = (size_t)tokens[i] * C, place = position(begins, i, T) * C;
+        const size_t token = (size_t)tokens[i] * C, row = position(begins, i, T) * C;
         float *o = out + i * C;
-        if (wte == NULL) memcpy(o, wpe + place, C * sizeof *o);
+        if (wte == NULL) memcpy(o, wpe + row, C * sizeof *o);
         else if (wpe == NULL) memcpy(o, wte + token, C * sizeof *o);
-        else for (size_t c = 0; c < C; c++) o[c] = wte[token + c] + wpe[place + c];
+        else for (size_t c = 0; c < C; c++) o[c] = wte[token + c] + wpe[row + c];
     }
 }
 
@@ -73,10 +73,10 @@ static void encoder_backward(float *dwte, float *dwpe, const float *dout, const 
     for (size_t first = 0; first < C; first += SLICE) {
         const size_t last = min_size(first + SLICE, C);
         for (size_t i = 0; i < B * T; i++) {
-            const size_t token = (size_t)tokens[i] * C, place = position(begins, i, T) * C;
+            const size_t token = (size_t)tokens[i] * C, row = position(begins, i, T) * C;
             for (size_t c = first; c < last; c++) {
                 if (dwte != NULL) dwte[token + c] += dout[i * C + c];
-                if (dwpe != NULL) dwpe[place + c] += dout[i * C + c];
+                if (dwpe != NULL) dwpe[row + c] += dout[i * C + c];
             }
         }
     }
@@ -825,27 +825,27 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     for (size_t l = L; l-- > 0;) {
         const LayerActs a = layer_acts(g, l);
         const LayerWeights w = layer_weights(g, g->params, l), d = layer_weights(g, g->grads, l);
-        float *stream = dx, *branch = dc;  // gradients of the residual stream and in a branch
+        float *residual = dx, *branch = dc;  // gradients of the residual stream and in a branch
         if (post) {  // the gradient of a sum is made anew by its normalisation
-            stream = dc;
+            residual = dc;
             branch = dx;
-            memset(stream, 0, N * C * sizeof(float));
-            layernorm_backward(stream, d.ln_2_w, d.ln_2_b, dx, a.ln_2, w.ln_2_w, a.mean_2,
+            memset(residual, 0, N * C * sizeof(float));
+            layernorm_backward(residual, d.ln_2_w, d.ln_2_b, dx, a.ln_2, w.ln_2_w, a.mean_2,
                                a.rstd_2, N, C, accumulate);
         }
-        // MLP branch: stream -> dact -> dfc -> dmlp_in -> stream
-        matmul_backward(dwide, M, d.fcproj_w, d.fcproj_b, stream, a.act, w.fcproj_w, N, F, C,
+        // MLP branch: residual -> dact -> dfc -> dmlp_in -> residual
+        matmul_backward(dwide, M, d.fcproj_w, d.fcproj_b, residual, a.act, w.fcproj_w, N, F, C,
                         accumulate);
         activation_backward(dwide, a.fc, N, F, c->activation);
         matmul_backward(branch, C, d.fc_w, d.fc_b, dwide, a.mlp_in, w.fc_w, N, C, M, accumulate);
         if (post) {
-            residual_forward(branch, stream, N * C);
-            memset(stream, 0, N * C * sizeof(float));
+            residual_forward(branch, residual, N * C);
+            memset(residual, 0, N * C * sizeof(float));
         }
-        layernorm_backward(stream, d.mid_w, d.mid_b, branch, a.mid, w.mid_w, a.mid_mean,
+        layernorm_backward(residual, d.mid_w, d.mid_b, branch, a.mid, w.mid_w, a.mid_mean,
                            a.mid_rstd, N, C, accumulate);
-        // attention branch: stream -> datty -> dqkv -> datt_in -> stream
-        matmul_backward(branch, A, d.attproj_w, d.attproj_b, stream, a.atty, w.attproj_w, N, A, C,
+        // attention branch: residual -> datty -> dqkv -> datt_in -> residual
+        matmul_backward(branch, A, d.attproj_w, d.attproj_b, residual, a.atty, w.attproj_w, N, A, C,
                         accumulate);
         attention_backward(dwide, branch, a.atty, a.lse, a.qkv, g->documents, g->scratch, B, T, NH,
                            NKV, HS);
@@ -853,8 +853,8 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
             heads_backward(dwide, d.q_norm, d.k_norm, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
                            g->documents, B, T, NH, NKV, HS, accumulate);
         matmul_backward(branch, C, d.qkv_w, d.qkv_b, dwide, a.att_in, w.qkv_w, N, C, Q, accumulate);
-        if (post) residual_forward(branch, stream, N * C);  // dx again
-        else layernorm_backward(stream, d.ln_1_w, d.ln_1_b, branch, a.x, w.ln_1_w, a.mean_1,
+        if (post) residual_forward(branch, residual, N * C);  // dx again
+        else layernorm_backward(residual, d.ln_1_w, d.ln_1_b, branch, a.x, w.ln_1_w, a.mean_1,
                                 a.rstd_1, N, C, accumulate);
     }
     // A tied head has just written its part of dwte; the embeddings add theirs.

@@ -97,7 +97,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
     for (size_t s = 0; s < (size_t)g->segments; s++) {
         weights_use(g, s, 1);
         compute_span(g, "wait", s);
-        if (g->zero != NULL || g->segment[s].streams) {
+        if (g->zero != NULL || g->segment[s].on_host) {
             stream_wait(g->compute, weights_event(g, s));
         } else {
             stream_wait(g->compute, g->updated[s]);
@@ -278,7 +278,7 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
     stream_wait(g->host.stream, g->grad_arrived[p->segment]);
     host_submit(g, p, number, &work);
     order(g, g->host.stream, g->back);
-    if (g->segment[p->segment].streams) return;  // they live where they are
+    if (g->segment[p->segment].on_host) return;  // they live where they are
     const int returning = timeline_begin(&g->timeline, ROW_BACK, "back", number, bytes, g->back);
     copy_in(g, p->params, p->weights, bytes, g->back);
     timeline_end(&g->timeline, returning, g->back);
@@ -348,7 +348,7 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
         live(g, "gradients", -(double)(whole ? seg->own : seg->own - seg->leaving),
              g->waiting_bytes,
              g->update);
-        event_record(g->updated[s], seg->streams && g->zen == NULL ? g->out : g->update);
+        event_record(g->updated[s], seg->on_host && g->zen == NULL ? g->out : g->update);
         event_record(g->returned[s], g->back);
     }
     if (g->zen != NULL) zen_window(g, step->grad_scale);
@@ -468,7 +468,7 @@ static double gpt2_eval(void *model, Run *r, const Loader *from, size_t first, s
     if (g->words.count > 0) *right += (size_t)g->host_loss[1];
     g->words.count = words;
     if (losses != NULL) gpu_copy(losses, g->losses, rows * from->T * sizeof *losses);
-    device_rest();  // other ranks may wait for this one's part of a collective
+    device_sync();  // other ranks may wait for this one's part of a collective
     return loss;
 }
 
@@ -555,7 +555,7 @@ static int train(Run *r) {
         if (run_wants_save(r, step)) save(g, r);
     }
     save(g, r);
-    device_rest();
+    device_sync();
     timeline_close(&g->timeline);
     const int code = run_end(r);
     if (g->offloaded && g->training) offload_end(g);

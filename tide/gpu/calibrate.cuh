@@ -228,7 +228,7 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     CUDA(cudaEventCreateWithFlags(&c->end, cudaEventBlockingSync));  // see host_queue_open()
     memset(c->state.grad, 0x3c, 2 * n);  // 0.0115: zeros may be faster to divide
     CUDA(cudaMemsetAsync(c->gpu, 0x3c, 2 * c->chunk, c->in));
-    stream_rest(c->in);
+    stream_sync(c->in);
 }
 
 static void calibrate_close(Calibration *c) {

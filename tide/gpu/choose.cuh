@@ -218,7 +218,7 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
         if (i > 1) seconds[count++] = device_seconds(after[i - 2], after[i - 1]);
         if (count > 0 && seconds_now() - begin > 3) break;
     }
-    device_rest();
+    device_sync();
     for (int i = 0; i < RUNS; i++) event_free(after[i]);
     rates.gpu_flops = 1e12;
     const Prediction pred = gpt2_rehearse(g, run, &rates, NULL);

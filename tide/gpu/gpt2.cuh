@@ -72,7 +72,7 @@ typedef struct {
     size_t grad_at;       // in GPT2.grads: where backward makes the gradient
     int place;            // number of that place; segments may take turns in one
     int ring;             // place that its weights come to when they are used; -1: they stay
-    bool streams;         // they live on the host
+    bool on_host;         // its weights are on the host
     const Piece *first, *end;  // its pieces (offload.h), if it has any
     size_t leaving;       // of its gradient: what waits for the update on the host
 } Segment;
@@ -355,10 +355,10 @@ static void pieces_point(GPT2 *g) {
         const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;
         const size_t layer = (size_t)p->segment - 1;
         p->params = p->weights = g->params + seg->own_param_at + inside;
-        if (p->kind == PIECE_HOST || p->kind == PIECE_LATE || (seg->streams && !chosen))
+        if (p->kind == PIECE_HOST || p->kind == PIECE_LATE || (seg->on_host && !chosen))
             p->weights = g->host_weights + p->weights_at;
-        if (seg->streams && !chosen) p->params = p->weights;
-        if (seg->streams && p->kind == PIECE_LATE) p->params = (floatX *)p->weights + p->length;
+        if (seg->on_host && !chosen) p->params = p->weights;
+        if (seg->on_host && p->kind == PIECE_LATE) p->params = (floatX *)p->weights + p->length;
         for (int k = chosen ? 0 : FIRST_STATE; k < (g->training ? 3 : 1); k++)
             p->state[k] = (char *)(here ? g->state[k] : g->host_state[k])
                         + p->state_at * g->state_bytes[p->kind][k];
@@ -384,7 +384,7 @@ static void visitors_point(GPT2 *g) {
         const Piece *p = v->piece;
         v->number = (size_t)(p - g->pieces.pieces);
         v->slot = i % g->slot_count;
-        v->weight_bytes = g->segment[p->segment].streams ? p->length * sizeof(floatX) : 0;
+        v->weight_bytes = g->segment[p->segment].on_host ? p->length * sizeof(floatX) : 0;
         v->bytes = p->length * g->piece_bytes[PIECE_VISIT] + v->weight_bytes;
         v->grad_bytes = g->choice.keep_grads ? g->waiting_bytes : g->host_grad_bytes;
         char *at = g->slots + (size_t)v->slot * slot_bytes(g);
@@ -401,9 +401,9 @@ static void visitors_point(GPT2 *g) {
 // everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
 // may return before the last piece has arrived, and our streams do not wait for the default one.)
 static void gpu_copy(void *to, const void *from, size_t bytes) {
-    device_rest();
+    device_sync();
     if (rehearsal == NULL) CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
-    device_rest();
+    device_sync();
 }
 
 // Counts the floats of the table of rotary positions. A sample is one row of tokens in the room of

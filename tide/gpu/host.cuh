@@ -184,14 +184,14 @@ static void host_queue_open(HostQueue *q, int threads) {
     const int error = pthread_create(&q->worker, NULL, host_worker, q);
     if (error != 0) fail("cannot start the host's worker thread: %s", strerror(error));
     host_queue_submit(q, host_team_start, &q, sizeof q);
-    stream_rest(q->stream);
+    stream_sync(q->stream);
 }
 
 // Waits until all that was submitted is done, and ends the worker.
 static void host_queue_close(HostQueue *q) {
     if (rehearsal != NULL) return;
     host_queue_submit(q, host_end, "", 0);
-    stream_rest(q->stream);
+    stream_sync(q->stream);
     pthread_join(q->worker, NULL);
     pthread_mutex_destroy(&q->mutex);
     pthread_cond_destroy(&q->changed);
@@ -245,7 +245,7 @@ static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
              "--host-memory to what may be used", what, mib(bytes), mib(memory_available()));
     madvise(range.p, range.bytes, MADV_HUGEPAGE);
     host_queue_submit(q, host_zero, &range, sizeof range);
-    stream_rest(q->stream);
+    stream_sync(q->stream);
     const cudaError_t e = cudaHostRegister(range.p, range.bytes, cudaHostRegisterDefault);
     if (e == cudaErrorMemoryAllocation)
         fail("out of page-locked host memory: %s needs %.1f MiB; set --host-memory "

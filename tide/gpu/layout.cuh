@@ -103,7 +103,7 @@ static void gpt2_place(GPT2 *g) {
     g->slot_weights = g->weights_on_host = 0;
     for (int i = 0; i < list->count; i++) {
         Piece *p = &g->pieces.pieces[i];
-        const bool streams = g->segment[p->segment].streams, late = p->kind == PIECE_LATE;
+        const bool streams = g->segment[p->segment].on_host, late = p->kind == PIECE_LATE;
         const bool visits = streams && p->kind == PIECE_VISIT;
         if (visits) g->slot_weights = sizeof(floatX);
         if (p->kind != PIECE_HOST && !late && !visits) continue;
@@ -129,8 +129,8 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     g->param_elements = g->weights_on_host = 0;
     for (size_t i = 0; i < L + 2; i++) {
         Segment *seg = &g->segment[i];
-        seg->streams = i >= 1 && i <= L && i * stay / L == (i - 1) * stay / L;
-        size_t *at = seg->streams ? &g->weights_on_host : &g->param_elements;
+        seg->on_host = i >= 1 && i <= L && i * stay / L == (i - 1) * stay / L;
+        size_t *at = seg->on_host ? &g->weights_on_host : &g->param_elements;
         seg->param_at = seg->own_param_at = *at;
         *at += seg->length;
     }
@@ -368,12 +368,12 @@ static void gpt2_allocate(GPT2 *g) {
     if (g->zo != NULL) zo_allocate(g);
     owner_end();
     rope_upload(g);
-    device_rest();  // the zeros are there before any stream begins
+    device_sync();  // the zeros are there before any stream begins
 }
 
 // What gpt2_allocate() has made.
 static void gpt2_release(GPT2 *g) {
-    device_rest();
+    device_sync();
     matmul_close(&g->lt);
     if (g->host.stream != NULL) host_queue_close(&g->host);
     for (size_t i = 0; g->zo != NULL && i < g->zo->slots; i++) gpu_free(g->zo->slot[i].weights);
@@ -381,7 +381,7 @@ static void gpt2_release(GPT2 *g) {
 }
 
 static void gpt2_free(GPT2 *g) {
-    device_rest();
+    device_sync();
     if (g->zero != NULL) zero_free(g->zero);  // the communicator before its stream
     if (g->zen != NULL) zen_free(g->zen);
     gpt2_release(g);
@@ -401,7 +401,7 @@ static void gpt2_free(GPT2 *g) {
 static void gpt2_update_wait(GPT2 *g) {
     if (g->zen != NULL) zen_compute_until(g, SIZE_MAX);
     if (g->zo != NULL) zo_update_weights(g);
-    device_rest();
+    device_sync();
 }
 
 // Returns the begin of a piece in the arena.

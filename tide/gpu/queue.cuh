@@ -3,7 +3,7 @@
 // CUDA.
 //   stream_make(), event_make(), events_make(), stream_free(), event_free()
 //   stream_wait(), event_record()                    what waits for what
-//   event_wait(), stream_rest(), device_rest()       the host waits
+//   event_wait(), stream_sync(), device_sync()       the host waits
 //   device_seconds()                                 the time between two timing events
 //   LAUNCH(), stream_copy(), stream_zero()           work for the GPU, and for the link
 //   tell_host()                                      a few numbers, past the link's queue
@@ -47,13 +47,13 @@ static void owner_free(Owner *o) {
 // ---------------------------------------------------------------------------------------------
 // Memory. Freeing the GPU's waits for all that any stream has been given.
 
-static void device_rest(void) {
+static void device_sync(void) {
     if (rehearsal == NULL) CUDA(cudaDeviceSynchronize());
     else for (int i = 1; i < rehearsal->stream_count; i++) rehearse_rest(i);
 }
 
 static void gpu_free(void *p) {
-    if (rehearsal != NULL) device_rest();
+    if (rehearsal != NULL) device_sync();
     else CUDA(cudaFree(p));
 }
 
@@ -142,13 +142,13 @@ static void event_record(cudaEvent_t event, cudaStream_t stream) {
     else CUDA(cudaEventRecord(event, stream));
 }
 
-// The host waits: for an event, for all that a stream has been given, or, device_rest(), for all.
+// The host waits: for an event, for all that a stream has been given, or, device_sync(), for all.
 static void event_wait(cudaEvent_t event) {
     if (rehearsal != NULL) rehearse_event_wait(event_number(event));
     else CUDA(cudaEventSynchronize(event));
 }
 
-static void stream_rest(cudaStream_t stream) {
+static void stream_sync(cudaStream_t stream) {
     if (rehearsal != NULL) rehearse_rest(stream_number(stream));
     else CUDA(cudaStreamSynchronize(stream));
 }

@@ -24,11 +24,11 @@ static void weights_place(GPT2 *g) {
     int may = 0, number = 0, turn = 0;
     for (int i = 0; i < g->segments; i++) {
         Segment *seg = &g->segment[i];
-        seg->streams = i >= 1 && i < tail;
+        seg->on_host = i >= 1 && i < tail;
         for (const Piece *p = seg->first; p < seg->end; p++)
             if (p->kind == PIECE_RESIDENT || (p->kind == PIECE_LATE && p->length == 0))
-                seg->streams = false;
-        may += seg->streams;
+                seg->on_host = false;
+        may += seg->on_host;
     }
     g->streamed = g->choice.streamed < may ? g->choice.streamed : may;
     g->ring = places_of(g->choice.ring, dealt ? tail - 1 : g->streamed);
@@ -36,12 +36,12 @@ static void weights_place(GPT2 *g) {
     for (int i = 0; i < g->segments; i++) {
         Segment *seg = &g->segment[i];
         const bool layer = i >= 1 && i < tail;
-        if (seg->streams) {
-            seg->streams = (number + 1) * g->streamed / may > number * g->streamed / may;
+        if (seg->on_host) {
+            seg->on_host = (number + 1) * g->streamed / may > number * g->streamed / may;
             number++;
         }
         seg->ring = dealt ? g->ring + (i > 0) : -1;
-        if (layer && (dealt || seg->streams)) {
+        if (layer && (dealt || seg->on_host)) {
             seg->ring = turn++ % g->ring;
             seg->param_at = (size_t)seg->ring * seg->room;
         } else {
@@ -49,7 +49,7 @@ static void weights_place(GPT2 *g) {
             at += seg->room;
         }
         seg->own_param_at = seg->param_at + (seg->own_from - seg->at);
-        if (!layer || !dealt || seg->streams) continue;
+        if (!layer || !dealt || seg->on_host) continue;
         seg->own_param_at = at;
         at += seg->cut;
     }
@@ -80,10 +80,10 @@ static void weights_fetch(GPT2 *g, size_t s) {
     if (seg->ring < 0 || g->tenant[seg->ring] == (int)s + 1) return;
     g->tenant[seg->ring] = (int)s + 1;
     cudaStream_t stream = g->weights_in;
-    if (!seg->streams) stream = g->zero->stream;
-    if (g->no_overlap && seg->streams) order(g, g->compute, stream);
+    if (!seg->on_host) stream = g->zero->stream;
+    if (g->no_overlap && seg->on_host) order(g, g->compute, stream);
     stream_wait(stream, g->ring_free[seg->ring]);
-    if (seg->streams) weights_copy(g, s);
+    if (seg->on_host) weights_copy(g, s);
     if (g->zero != NULL) zero_gather(g, s);
 }
 

@@ -218,7 +218,7 @@ static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
     const ZenFlow *z = g->zen;
     const size_t s = (size_t)p->segment;
     const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", s, 0, g->update);
-    floatX *const weights = g->segment[s].streams ? NULL : (floatX *)p->params;
+    floatX *const weights = g->segment[s].on_host ? NULL : (floatX *)p->params;
     columns_adam_gpu(weights, (float *)p->state[0], p->state[1], p->state[2], zen_grad(g, p),
                      g->waiting_bytes == 2, &z->map, p->segment, z->column, step, g->update);
     timeline_end(&g->timeline, updating, g->update);
@@ -266,7 +266,7 @@ static void zen_copies(const void *arg) {
 // (The copies of the old ones are over: backward has used them.)
 static void zen_show(GPT2 *g, int s) {
     ZenFlow *z = g->zen;
-    const bool is_bf16 = sizeof(floatX) == 2, streams = g->segment[s].streams;
+    const bool is_bf16 = sizeof(floatX) == 2, streams = g->segment[s].on_host;
     if (z->map.segment[s].rest == 0) return;
     const Piece *p = g->segment[s].end - 1;  // the rest
     const size_t bytes = p->length * sizeof(floatX);
@@ -374,7 +374,7 @@ static void zen_exchange(GPT2 *g, int s, const ZenTensor *z, const ZenSwap *swap
                 memcpy(b, rest + at * size, size);
                 memcpy(rest + at * size, c, size);
             }
-            if (k == 0 && g->segment[s].streams) shown[at] = weights[at];
+            if (k == 0 && g->segment[s].on_host) shown[at] = weights[at];
         }
     gpu_copy(here, chosen, bytes);
     free(chosen);
@@ -389,7 +389,7 @@ static void zen_exchange_columns(GPT2 *g) {
     if (zen_is_late(&z->config, &z->clock) || z->clock.filled > 0)
         fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
-    device_rest();
+    device_sync();
     ZenSwap *swaps = ALLOC(ZenSwap, z->map.columns, "columns");
     for (int i = 0; i < z->map.count; i++) {
         const ZenTensor *t = &z->map.tensor[i];
@@ -411,7 +411,7 @@ static void zen_exchange_columns(GPT2 *g) {
 // streams, the weights in use (part 3), which of the chosen are their masters, rounded.
 static void zen_part(const GPT2 *g, const Piece *p, int part, size_t at, float *w, size_t n,
                      bool out) {
-    const bool late = p->kind == PIECE_LATE, streams = g->segment[p->segment].streams;
+    const bool late = p->kind == PIECE_LATE, streams = g->segment[p->segment].on_host;
     if (part < 3 || (!late && out)) state_copy(g, p, part % 3, at, w, n, out);
     if (late && streams && (part == 3 || (part == 0 && !out)))
         floats_move((floatX *)p->params + at, w, n, out);
@@ -426,7 +426,7 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     const ZenFlow *z = g->zen;
     const int tensor = gpt2_tensor_at(&g->table, at), segment = g->table.tensors[tensor].layer + 1;
     const Segment *seg = &g->segment[segment];
-    if (!seg->streams) {
+    if (!seg->on_host) {
         floatX *here = g->params + seg->param_at + (at - seg->at);
         if (part == 3 || (part == 0 && !out)) floats_move(here, w, n, out);
         if (part == 3) return;

@@ -253,7 +253,7 @@ static void zero_gather(GPT2 *g, size_t s) {
     const Segment *seg = &g->segment[s];
     stream_wait(zero->stream, g->updated[s]);
     stream_wait(zero->stream, g->returned[s]);
-    if (seg->streams) stream_wait(zero->stream, g->arrived[s]);
+    if (seg->on_host) stream_wait(zero->stream, g->arrived[s]);
     const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, seg->room * sizeof(floatX),
                                     zero->stream);
     floatX *const place = g->params + seg->param_at;
@@ -272,7 +272,7 @@ static void zero_gather(GPT2 *g, size_t s) {
 // for the exchange would not do its part of a collective on the emulated GPU.
 static size_t zero_least(size_t mine, size_t world) {
     size_t *all = ALLOC(size_t, world, "ranks");
-    device_rest();
+    device_sync();
     ranks_exchange(&mine, sizeof mine, all);
     for (size_t i = 0; i < world; i++) mine = min_size(mine, all[i]);
     free(all);

@@ -310,11 +310,11 @@ static void zo_fetch(GPT2 *g) {
     Zo *zo = g->zo;
     ZoSlot *slot = &zo->slot[zo->fetched++ % zo->slots];
     do zo->newest = zo->newest % g->config.layers + 1;
-    while (!g->segment[zo->newest].streams);
+    while (!g->segment[zo->newest].on_host);
     const floatX *home = zo_home(g, zo->newest);
     if (!zo->keeps_slots) {  // --zo-no-slots
-        stream_rest(g->compute);
-        stream_rest(g->out);
+        stream_sync(g->compute);
+        stream_sync(g->out);
         gpu_free(slot->weights);
         slot->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
     }
@@ -565,7 +565,7 @@ static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
         for (int j = 0; j < p->queries; j++) zo_encoder(g, p, j);
     }
     for (size_t l = 0; l < g->config.layers; l++) {
-        const bool visits = g->segment[l + 1].streams;
+        const bool visits = g->segment[l + 1].on_host;
         if (visits && zo->fetched == zo->visits) zo_fetch(g);
         ZoSlot *slot = visits ? &zo->slot[zo->visits % zo->slots] : NULL;
         for (int j = 0; j < p->queries; j++)

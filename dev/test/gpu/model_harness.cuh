@@ -311,7 +311,7 @@ static uint64_t hash_with(uint64_t seed, const void *data, size_t bytes) {
 static void weights_whole(GPT2 *g, floatX *whole) {
     for (int i = 0; i < g->segments; i++) {
         const Segment *s = &g->segment[i];
-        const void *from = s->streams ? s->first->params : g->params + s->param_at;
+        const void *from = s->on_host ? s->first->params : g->params + s->param_at;
         gpu_copy(whole + s->at, from, s->length * sizeof(floatX));
     }
 }

@@ -27,8 +27,8 @@ static bool site_runs(const char *function, const char *call, bool *seen) {
 #define stream_wait(s, e) SITE("stream_wait(" #s ", " #e ")", stream_wait(s, e))
 #define event_record(e, s) SITE("event_record(" #e ", " #s ")", event_record(e, s))
 #define event_wait(e) SITE("event_wait(" #e ")", event_wait(e))
-#define stream_rest(s) SITE("stream_rest(" #s ")", stream_rest(s))
-#define device_rest() SITE("device_rest()", device_rest())
+#define stream_sync(s) SITE("stream_sync(" #s ")", stream_sync(s))
+#define device_sync() SITE("device_sync()", device_sync())
 #define stream_copy(to, from, n, kind, s) \
     SITE("stream_copy(" #to ", " #from ")", stream_copy(to, from, n, kind, s))
 

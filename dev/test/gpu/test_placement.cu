@@ -286,9 +286,9 @@ static void check_weights(const GPT2 *g, const Config *c, const char *name) {
             CHECK(p->params == (const floatX *)x->first->params + (p->at - x->first->at),
                   "%s: weights of %d are not in one piece", name, s);
         }
-        CHECK(!resident || !x->streams, "%s: layer %d is resident and streams", name, s);
+        CHECK(!resident || !x->on_host, "%s: layer %d is resident and streams", name, s);
         may += !resident;
-        streams += x->streams;
+        streams += x->on_host;
     }
     CHECK(streams == (c->streamed < may ? c->streamed : may) && streams == g->streamed,
           "%s: %d of %d layers stream", name, streams, may);
@@ -299,17 +299,17 @@ static void check_weights(const GPT2 *g, const Config *c, const char *name) {
         bool resident = !layer;
         for (const Piece *p = x->first; p < x->end; p++) resident |= p->kind == PIECE_RESIDENT;
         end = x->param_at + x->length > end ? x->param_at + x->length : end;
-        if (!x->streams) stay += x->length;
+        if (!x->on_host) stay += x->length;
         for (int k = 0; k < s; k++) {
             const Segment *y = &g->segment[k];
-            const bool same = x->streams && y->streams && (seen - ring[k]) % turns == 0;
+            const bool same = x->on_host && y->on_host && (seen - ring[k]) % turns == 0;
             const bool apart = x->param_at >= y->param_at + y->length
                             || y->param_at >= x->param_at + x->length;
             CHECK(same ? x->param_at == y->param_at && x->ring == y->ring
                        : apart && (x->ring != y->ring || x->ring < 0), "%s: %d and %d", name, k, s);
         }
         ring[s] = seen;
-        seen += x->streams;
+        seen += x->on_host;
         before += !resident;
         CHECK(may == 0 || abs(seen * may - before * streams) < may, "%s: not evenly", name);
     }
@@ -329,7 +329,7 @@ static void check_moved(const GPT2 *g, const Config *c, size_t steps, const char
     const size_t weights = layers_fetched(g, c->accum, c->evaluate, steps) * g->segment[1].length * X_;
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
-        const bool with_grad = c->tight == 2, streams = g->segment[p->segment].streams;
+        const bool with_grad = c->tight == 2, streams = g->segment[p->segment].on_host;
         if (p->kind == PIECE_HOST) out += p->length * leaves, in += streams ? 0 : p->length * X_;
         if (p->kind == PIECE_VISIT && streams) out += p->length * X_;
         if (p->kind == PIECE_VISIT && streams) in += p->length * X_;
@@ -353,7 +353,7 @@ static void check_host_memory(GPT2 *g, const Config *c, const char *name) {
     size_t wanted = away * state + grads * (wide ? 4 : 2);
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
-        const bool here = p->kind == PIECE_HOST || g->segment[p->segment].streams;
+        const bool here = p->kind == PIECE_HOST || g->segment[p->segment].on_host;
         if (here) wanted += p->length * sizeof(floatX);
     }
     if (sums && c->tight > 0) wanted += 2 * g->longest_segment * sizeof(floatX);

@@ -213,7 +213,7 @@ static GPT2 *model_open(const Config *c, Feed *f, const float *weights) {
     gpt2_allocate(g);
     check_memory(g, name, before - free_memory());
     for (size_t l = 0, stay = 0; l < g->config.layers; l++) {  // as many stay as were asked for
-        stay += !g->segment[l + 1].streams;
+        stay += !g->segment[l + 1].on_host;
         CHECK(l + 1 < g->config.layers || stay == min_size(c->residents, g->config.layers),
               "%s: %zu layers stay", name, stay);
     }
