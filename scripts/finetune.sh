@@ -109,7 +109,11 @@ if [ -n "$file" ]; then
     case " $* " in *" --epochs"* | *" --steps"*) steps='' ;; esac
     format=$(option --chat-format "$@") tokenizer=$(option --tokenizer "$@")
     # shellcheck disable=SC2086  # steps is words
-    set -- --model "$model" --data "$file" --batch 4 --seq "$seq" $steps --lr 3e-5 --eval-every 50 "$@"
+    if [ -n "${preset-}" ]; then  # without a tokenizer, the examples cannot be read
+        set -- --model "$preset" --batch 4 --seq "$seq" "$@"
+    else
+        set -- --model "$model" --data "$file" --batch 4 --seq "$seq" $steps --lr 3e-5 --eval-every 50 "$@"
+    fi
     fits=''
     case ${trainer##*/} in train_gpt2) ;; *) fit "$@" ;; esac
     # shellcheck disable=SC2086  # fits is words

@@ -244,7 +244,8 @@ for context in '"n_positions": 64' '"max_position_embeddings" : 100' '"n_positio
 done
 check the_script_takes_your_epochs sh -c '! echo "$0" | grep -qe --steps' "$(ask x.jsonl m --epochs 2)"
 check three_epochs_of_many sh -c 'echo "$0" | grep -qe "--epochs 3 --lr"' "$(ask many.jsonl m)"
-check the_script_plans_a_shape sh -c 'echo "$0" | grep -qe "--model gpt2-xl --data"' "$(ask x.jsonl gpt2-xl --plan)"
+check the_script_plans_a_shape sh -c 'FILE=x.jsonl MODEL=gpt2-xl TRAINER=./said sh made/scripts/finetune.sh --plan |
+    grep -q "^--plan --model gpt2-xl --batch 4 --seq 256 --plan$\|^--model gpt2-xl --batch 4 --seq 256 --plan$"'
 check the_script_takes_your_seq expr "$(ask x.jsonl m --seq 32)" : '.* --seq 256 .* --seq 32$'
 # A GPU trainer is asked what fits; the options that it proposes are added. A model of the hub is fetched.
 mkdir -p made/dev/data
