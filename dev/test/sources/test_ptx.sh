@@ -16,8 +16,8 @@ make -s -j"$jobs" $(value ptx_programs) >"$work/log" 2>&1 ||
 
 # An instruction without a rule ends the translation, by its name.
 sed 's/ex2\.approx\.ftz/tanh.approx/' build/ptx/bf16_sm_90.ptx >"$work/unknown.ptx"
-if ! python3 dev/ptx/ptx2c.py --only gate_forward "$work/out" "$work/unknown.ptx" >"$work/log" 2>&1 &&
-    grep -q 'unknown.ptx line [0-9]*, kernel .*gate_forward.*: unknown instruction tanh.approx.f32' \
+if ! python3 dev/ptx/ptx2c.py --only activation_forward "$work/out" "$work/unknown.ptx" >"$work/log" 2>&1 &&
+    grep -q 'unknown.ptx line [0-9]*, kernel .*activation_forward.*: unknown instruction tanh.approx.f32' \
         "$work/log"
 then echo "ok ptx_refuses_the_unknown"; else echo "FAIL ptx_refuses_the_unknown"; cat "$work/log"; fi
 
