@@ -127,10 +127,10 @@ done
 
 # Pictures, by the commands of doc/step_memory.md.
 picture() { TRAINER=./train_gpt2emu OUT=$1 sh "$top/scripts/picture.sh" $2; }
-plan=$(sed -n '/scripts.picture.sh --plan/,/rates/p' "$top/doc/step_memory.md" | sed 's/.*picture.sh//; s/[\\#].*//' | tr '\n' ' ')
+planned=$(sed -n '/scripts.picture.sh --plan/,/rates/p' "$top/doc/step_memory.md" | sed 's/.*picture.sh//; s/[\\#].*//' | tr '\n' ' ')
 check a_step_is_drawn picture drawn_step ''
 check a_step_has_its_memory grep -q '>visiting state</text>' drawn_step/picture.svg
-check a_plan_is_drawn picture drawn_plan "$plan"
+check a_plan_is_drawn picture drawn_plan "$planned"
 check a_plan_has_its_streams grep -q '>update on the CPU</text>' drawn_plan/picture.svg
 
 # --- dev/draw_lessons.sh: the same pictures, and the times that doc/zenflow.md says -------------------
