@@ -222,9 +222,10 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     for (int i = 0; i < RUNS; i++) event_free(after[i]);
     rates.gpu_flops = 1e12;
     const Prediction pred = gpt2_rehearse(g, run, &rates, NULL);
-    const double passes = backward ? 1 : 3, median = calibrate_median(seconds, count);
-    x.flops = 1e12 * pred.compute / passes;
-    x.seconds = fmax(median - pred.other / passes, median / 10);  // passes have a rate of their own
+    // forward is a third of the rehearsed step; passes between products have a rate of their own
+    const double parts = backward ? 1 : 3, median = calibrate_median(seconds, count);
+    x.flops = 1e12 * pred.compute / parts;
+    x.seconds = fmax(median - pred.other / parts, median / 10);
     gpt2_free(g);
     free(g);
     free(run);

@@ -377,7 +377,7 @@ static size_t slot_bytes(const GPT2 *g) {
     return g->pieces.longest_visit * (g->piece_bytes[PIECE_VISIT] + g->slot_weights + grad);
 }
 
-// Sets the same of each visitor.
+// Sets each visitor's sizes and places on the GPU, once there is memory.
 static void visitors_point(GPT2 *g) {
     for (int i = 0; i < g->visit_count; i++) {
         Visitor *v = &g->visits[i];

@@ -695,7 +695,7 @@ static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
            q_norm_w, k_norm_w, table, begins, sign, all, s, eps, team);
 }
 
-// Rows of a block: so many blocks for q, and as many for k.
+// Returns the rows of a block; blocks are as many for q as for k.
 static size_t heads_backward_rows(size_t N) { return rows_of_block(N, 4, 512); }
 
 // Floats of scratch that heads_backward needs for N rows or fewer, if there is a norm.

@@ -76,7 +76,7 @@ check fits_are_in_the_readme sh -c '! grep -v -x -F -f "$1/README.md" table.shor
 refuses fits_for_a_card_of_no_size 2 'no card of 7 GB' env CARDS=7 sh "$top/scripts/fits.sh"
 refuses fits_says_what_is_wrong 2 'unknown option --sequ' sh "$top/scripts/fits.sh" --sequ 3
 
-# What others have measured, beside the plan.
+# Holds the measurements of others beside the plan.
 measured=.
 whole || [ "${UPDATE:-0}" = 1 ] || measured='0.5b|14b|8 x|measured'
 ROWS=$measured sh "$top/scripts/published.sh" >table

@@ -63,6 +63,7 @@ static void (*rehearsal_change)(Rehearsal *q);
 static size_t wire_chunk = (size_t)1 << 22;
 #define WIRE_CHUNK wire_chunk
 
+#include "sites.cuh"
 #include "../../../train_gpt2.cu"
 #include "../test.h"
 #include "../first_values.h"

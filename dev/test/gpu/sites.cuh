@@ -3,7 +3,7 @@
 // file TIDE_SITES (mutants.sh). To be included before the files whose calls these are.
 #ifndef TIDE_SITES_CUH
 #define TIDE_SITES_CUH
-#include "../../tide/gpu/queue.cuh"
+#include "../../../tide/gpu/queue.cuh"
 
 static const char *const site_left_out = getenv("TIDE_LEAVE_OUT");
 static const char *const site_list = getenv("TIDE_SITES");
@@ -32,13 +32,15 @@ static bool site_runs(const char *function, const char *call, bool *seen) {
 #define stream_copy(to, from, n, kind, s) \
     SITE("stream_copy(" #to ", " #from ")", stream_copy(to, from, n, kind, s))
 
-#include "../../tide/gpu/host.cuh"
+#include "../../../tide/gpu/host.cuh"
 #define host_queue_submit(q, work, arg, n) \
     SITE("host_queue_submit(" #q ", " #work ")", host_queue_submit(q, work, arg, n))
 
-#include "../../tide/gpu/gpt2.cuh"
+#include "../../../tide/gpu/gpt2.cuh"
 #define order(g, a, b) SITE("order(" #a ", " #b ")", order(g, a, b))
 #define copy_out(g, to, from, n) SITE("copy_out(" #to ", " #from ")", copy_out(g, to, from, n))
+#define copy_out_wide(g, to, from, n) \
+    SITE("copy_out_wide(" #to ", " #from ")", copy_out_wide(g, to, from, n))
 #define copy_in(g, to, from, n, s) SITE("copy_in(" #to ", " #from ")", copy_in(g, to, from, n, s))
 
 #endif

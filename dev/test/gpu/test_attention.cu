@@ -566,7 +566,7 @@ static void cached_in_double(float *out, const float *queries, const float *cach
 
 // One row of a text, whose keys and values are cached, to a rounding of the result. Rows and
 // channels that end anywhere; one key head, groups; heads that are no packs, and wider than a
-// block; large scores. And what is cached is what was made.
+// block; large scores. The cache has the keys and values that the layer made.
 template <typename X> static void cached_is_its_definition(void) {
     static const struct { size_t seen, NH, group, HS; float amplitude; } cases[] = {
         {1, 1, 1, 4, 1}, {2, 3, 1, 8, 1}, {65, 4, 2, 4, 1}, {31, 2, 1, 20, 1}, {64, 6, 3, 16, 1},
