@@ -94,9 +94,9 @@ HOST_DEVICE static inline void adam_bf16(float *p, uint16_t *m, uint16_t *v, flo
     *v = (uint16_t)(v1 >> 16);
 }
 
-// A gradient is stored in fp32 or in bf16.
-HOST_DEVICE static inline float grad_at(const void *grad, int is_bf16, size_t i) {
-    return is_bf16 ? bf16_to_f32(((const uint16_t *)grad)[i]) : ((const float *)grad)[i];
+// A gradient is stored in fp32 or as a half (bf16.h): in bf16, or in a program in fp16.
+HOST_DEVICE static inline float grad_at(const void *grad, int is_half, size_t i) {
+    return is_half ? half_to_f32(((const uint16_t *)grad)[i]) : ((const float *)grad)[i];
 }
 
 // A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one. index is
@@ -107,12 +107,12 @@ typedef struct { size_t at, length; int decay; size_t index; } AdamRun;
 // step: of the gradient; of the sum of several; or of both, where the sum stays as it is. Or a
 // gradient joins the sum. The arrays must not overlap.
 typedef struct {
-    void *w;              // weights, in place: bf16, or float if `low` is NULL; NULL: no AdamW step
+    void *w;              // weights, in place: halves, or floats if `low` is NULL; NULL: no step
     uint16_t *low;        // the rest of the master weights: master_low()
     void *m, *v;          // float, or bf16: as `step` says
     float *sum;           // of gradients; NULL: there is none
     const void *grad;     // NULL: the sum is complete
-    int grad_is_bf16;
+    int grad_is_half;
     int first;            // the sum holds nothing yet
     float scale;          // of the gradient in the sum
     double *block_sums;   // NULL; or for the norm's block sums of the new sum, run after run
@@ -123,7 +123,7 @@ typedef struct {
 
 // Bytes that it reads and writes, of each element.
 static inline size_t adam_work_bytes(const AdamWork *w) {
-    const size_t grad = w->grad == NULL ? 0 : w->grad_is_bf16 ? 2 : 4;
+    const size_t grad = w->grad == NULL ? 0 : w->grad_is_half ? 2 : 4;
     const size_t sum = w->sum == NULL || w->first ? 0 : 4;  // read
     return grad + sum + (w->w == NULL ? 4 : w->step.moments_bf16 ? 16 : 24);
 }
@@ -160,7 +160,7 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
                              const float *__restrict__ sum, const void *__restrict__ grad,
                              const AdamWork *w, size_t first, size_t last, uint32_t index,
                              int decay, int moments_bf16, int is_split, int has_sum,
-                             int grad_is_bf16) {
+                             int grad_is_half) {
     const AdamStep s = w->step;  // a copy, which the stores below cannot change
     const float d = decay ? s.weight_decay : 0.0f, scale = w->scale;
     const size_t moment = moments_bf16 ? 2 : 4;
@@ -172,19 +172,19 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
         if (is_split) adam_prefetch(low, i, 2);
         adam_prefetch(m, i, moment);
         adam_prefetch(v, i, moment);
-        adam_prefetch(grad, i, grad_is_bf16 ? 2 : 4);
+        adam_prefetch(grad, i, grad_is_half ? 2 : 4);
         if (has_sum) adam_prefetch(sum, i, 4);
         uint32_t number = index + (uint32_t)i;
         // State of 16 bits goes in pairs: to part and to join words takes fewer instructions than
         // to change the length of numbers. (gcc is told once more that arrays do not overlap.)
-        if (moments_bf16 && is_split) {
+        if (!HALF_IS_FP16 && moments_bf16 && is_split) {
             #pragma GCC ivdep
             for (; i + 1 < end; i += 2, number += 2) {
                 const uint32_t w2 = load_pair(half + i), low2 = load_pair(low + i);
                 const uint32_t m2 = load_pair(m16 + i), v2 = load_pair(v16 + i);
-                const uint32_t g2 = grad_is_bf16 ? load_pair((const uint16_t *)grad + i) : 0;
+                const uint32_t g2 = grad_is_half ? load_pair((const uint16_t *)grad + i) : 0;
                 float g = bits_float(g2 << 16), h = bits_float(g2 & 0xffff0000);
-                if (!grad_is_bf16) {
+                if (!grad_is_half) {
                     g = ((const float *)grad)[i];
                     h = ((const float *)grad)[i + 1];
                 }
@@ -203,7 +203,7 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
         }
         for (; i < end; i++, number++) {
             float p = is_split ? master_f32(half[i], low[i]) : whole[i];
-            float g = grad_at(grad, grad_is_bf16, i);
+            float g = grad_at(grad, grad_is_half, i);
             if (has_sum) g = fma_f32(scale, g, sum[i]);
             if (moments_bf16) adam_bf16(&p, m16 + i, v16 + i, g, &s, d, number);
             else adam_scalar(&p, (float *)m + i, (float *)v + i, g, &s, d);
@@ -227,7 +227,7 @@ __attribute__((noinline, target("prefer-vector-width=512")))
 static void adam_range(const AdamWork *w, size_t first, size_t last, uint32_t index, int decay) {
     const void *grad = w->grad != NULL ? w->grad : w->sum;
     const int has_sum = w->sum != NULL && w->grad != NULL;
-    const int is_bf16 = w->grad != NULL && w->grad_is_bf16;
+    const int is_half = w->grad != NULL && w->grad_is_half;
     #define ADAM_CASE(...) \
         adam_loop(w->w, w->low, w->m, w->v, w->sum, grad, w, first, last, index, decay, __VA_ARGS__)
     #define ADAM_LOOP(...) \
@@ -238,7 +238,7 @@ static void adam_range(const AdamWork *w, size_t first, size_t last, uint32_t in
     if (w->low == NULL && has_sum) ADAM_LOOP(0, 1, 0);
     else if (w->low == NULL) ADAM_LOOP(0, 0, 0);
     else if (has_sum) ADAM_LOOP(1, 1, 1);
-    else if (is_bf16) ADAM_LOOP(1, 0, 1);
+    else if (is_half) ADAM_LOOP(1, 0, 1);
     else ADAM_LOOP(1, 0, 0);
     #undef ADAM_LOOP
     #undef ADAM_CASE
@@ -318,9 +318,9 @@ static void norm_block_sums(const float *g, size_t n, double *sums) {
 
 __attribute__((always_inline))
 static inline void accumulate_loop(float *__restrict__ sum, const void *__restrict__ g, float scale,
-                                   int g_is_bf16, int first, size_t n) {
+                                   int g_is_half, int first, size_t n) {
     for (size_t i = 0; i < n; i++) {
-        const float x = grad_at(g, g_is_bf16, i);
+        const float x = grad_at(g, g_is_half, i);
         sum[i] = first ? mul_f32(scale, x) : fma_f32(scale, x, sum[i]);
     }
 }
@@ -331,9 +331,9 @@ static inline void accumulate_range(const AdamWork *w, const AdamRun *r, size_t 
     const size_t full = NORM_BLOCK;
     for (size_t i = r->at, end = r->at + r->length; i < end; i += full, block++) {
         const size_t n = end - i < full ? end - i : full;
-        const void *from = (const char *)w->grad + i * (w->grad_is_bf16 ? 2 : 4);
-        if (w->grad_is_bf16 && w->first) accumulate_loop(w->sum + i, from, w->scale, 1, 1, n);
-        else if (w->grad_is_bf16) accumulate_loop(w->sum + i, from, w->scale, 1, 0, n);
+        const void *from = (const char *)w->grad + i * (w->grad_is_half ? 2 : 4);
+        if (w->grad_is_half && w->first) accumulate_loop(w->sum + i, from, w->scale, 1, 1, n);
+        else if (w->grad_is_half) accumulate_loop(w->sum + i, from, w->scale, 1, 0, n);
         else if (w->first) accumulate_loop(w->sum + i, from, w->scale, 0, 1, n);
         else accumulate_loop(w->sum + i, from, w->scale, 0, 0, n);
         if (w->block_sums != NULL) w->block_sums[block] = norm_block_sum(w->sum + i, n);
@@ -355,10 +355,10 @@ static inline void adam_work(const AdamWork *w) {
 
 // The AdamW step of elements 0 .. n - 1 of an arena by their gradient.
 static inline void adam_update(void *w, uint16_t *low, void *m, void *v, const void *grad,
-                               int grad_is_bf16, size_t n, const AdamStep *s, int decay) {
+                               int grad_is_half, size_t n, const AdamStep *s, int decay) {
     const AdamRun run = {0, n, decay, 0};
     const AdamWork work = {.w = w, .low = low, .m = m, .v = v, .sum = NULL, .grad = grad,
-                           .grad_is_bf16 = grad_is_bf16, .first = 0, .scale = 1,
+                           .grad_is_half = grad_is_half, .first = 0, .scale = 1,
                            .block_sums = NULL, .runs = &run, .count = 1, .step = *s};
     adam_work(&work);
 }

@@ -1004,13 +1004,11 @@ static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
         result.loss += gpt2_loss(g, r, &r->train, grad_scale, micro > 0, &right) / parts;
         gpt2_backward(g, g->inputs, micro > 0);
     }
-    const double norm_squared = gpt2_grad_norm_squared(g);
-    const AdamStep adam = run_adam_step(r, step, result.loss, norm_squared);
+    const AdamStep adam = run_adam_step(r, step, gpt2_grad_norm_squared(g), &result);
     const ZenRates rates = zen_rates(&r->o, step);
     if (g->zenflow) zen_reference_step(&g->zen, g->grads, &adam, &rates);
     else gpt2_update(g, &adam);
     r->open = g->zenflow && zen_is_open(&g->zen.config, &g->zen.clock);
-    result.norm = sqrt(norm_squared);
     return result;
 }
 

@@ -12,7 +12,7 @@
 // Lessons: doc/mixed_precision.md (bf16), doc/streams.md, doc/offload.md.
 //
 // floatX is the type in which parameters, activations and gradients are stored (gpu.cuh). This file
-// is compiled once for each: bf16, float, and f16 for forward passes without a backward. All
+// is compiled once for each: bf16, float, and f16, whose gradients are scaled (run.h). All
 // arithmetic is in fp32. Letters for shapes are train_gpt2.c's. Nothing is summed with atomics: the
 // same run gives the same bits. Everything is queued in streams; the host runs ahead, at most two
 // micro-batches (upload()), and waits once per step for a result, the gradient norm. --plan runs
@@ -218,7 +218,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     if (last && g->visit_count > 0) {
         // The first visitors' state needs no gradient. Forward's weights go first, for speed alone.
         order(g, g->compute, g->fetch);
-        for (int i = 0; i < g->slot_count; i++) visitor_fetch(g, i);
+        while (g->fetched < g->slot_count) visitor_fetch(g, g->fetched);
     }
     for (size_t s = (size_t)g->segments; s-- > 0;) {
         const Segment *seg = &g->segment[s];
@@ -274,7 +274,7 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
     const size_t bytes = p->length * sizeof(floatX);
     AdamWork work = host_work(g, p, step);
     work.grad = p->host_grad;
-    work.grad_is_bf16 = g->host_grad_bytes == 2;
+    work.grad_is_half = g->host_grad_bytes == 2;
     stream_wait(g->host.stream, g->grad_arrived[p->segment]);
     host_submit(g, p, number, &work);
     order(g, g->host.stream, g->back);
@@ -323,6 +323,13 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     event_record(g->slot_free[v->slot], g->out);
 }
 
+// Notes that segment s's gradient on the GPU is used no more.
+static void gradient_used(GPT2 *g, const Segment *seg) {
+    const bool whole = g->in_place || g->sums_on_gpu;
+    live(g, "gradients", -(double)(whole ? seg->own : seg->own - seg->leaving), g->waiting_bytes,
+         g->update);
+}
+
 // Queues one AdamW step (adam.h) over everything that this process owns: first the segments that
 // choice.early names, then the others in the order in which the next forward pass needs them. That
 // pass waits for each segment, not for them all. ZenFlow's late columns have an order of their own.
@@ -344,13 +351,11 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
             case PIECE_LATE: break;  // zen_window()
             }
         }
-        const bool whole = g->in_place || g->sums_on_gpu;
-        live(g, "gradients", -(double)(whole ? seg->own : seg->own - seg->leaving),
-             g->waiting_bytes,
-             g->update);
+        gradient_used(g, seg);
         event_record(g->updated[s], seg->on_host && g->zen == NULL ? g->out : g->update);
         event_record(g->returned[s], g->back);
     }
+    g->fetched = 0;
     if (g->zen != NULL) zen_window(g, step->grad_scale);
     weights_changed(g);
     if (g->zen != NULL && g->zen->turn.selects) zen_exchange_columns(g);
@@ -363,7 +368,8 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     g->moved_in = g->moved_out = 0;
     if (g->zo != NULL) return zo_step(g, r, step, schedule_lr(&r->o, step));
     if (g->zero != NULL) g->zero->reduced_bytes = g->zero->gathered_bytes = 0;
-    const float grad_scale = 1.0f / (float)run_targets(r, step);
+    const double loss_scale = run_loss_scale(r);
+    const float grad_scale = (float)loss_scale / (float)run_targets(r, step);
     const double share = 1 / run_parts(r, step);
 
     // Queue the gradient of the mean loss over all trained tokens of the step. Forward waits for
@@ -379,10 +385,18 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
         gpt2_backward(g, micro > 0, micro + 1 == r->o.accum);
     }
     // Wait for loss and norm, clip to --clip, and queue the update. The next step is queued behind
-    // it, so the time of this update is part of that step's.
+    // it, so the time of this update is part of that step's. A step that fp16 skips leaves weights
+    // and state as they are, on both sides, and visitors in their slots.
     const double norm_squared = gpt2_grad_norm_squared(g, &result.loss);
-    const AdamStep adam = run_adam_step(r, step, result.loss, norm_squared);
-    if (g->zen != NULL) g->zen->rates = zen_rates(&r->o, step);
+    const AdamStep adam = run_adam_step(r, step, norm_squared, &result);
+    if (result.skipped) {
+        for (int s = 0; s < g->segments; s++) gradient_used(g, &g->segment[s]);
+        return result;
+    }
+    if (g->zen != NULL) {
+        g->zen->rates = zen_rates(&r->o, step);
+        g->zen->loss_scale = loss_scale;
+    }
     gpt2_update(g, &adam);
     r->open = g->zen != NULL && zen_is_open(&g->zen->config, &g->zen->clock);
     if (r->o.no_overlap) {
@@ -390,17 +404,15 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
         gpt2_update_wait(g);
         compute_span(g, NULL, 0);
     }
-    result.norm = sqrt(norm_squared);
     step_log(g, &result);
     return result;
 }
 
-// Runs one micro-batch of training, or with scale 0 its forward pass, for calibration: no update
-// follows.
+// Runs one micro-batch of training, for calibration: no update follows.
 static void one_micro_batch(GPT2 *g, size_t B, size_t T, float scale) {
     gpt2_forward(g, g->inputs, NULL, g->targets, B, T);
     gpt2_head(g, scale, 1, false, NULL);
-    if (scale != 0) gpt2_backward(g, false, true);
+    gpt2_backward(g, false, true);
 }
 
 static const Steps trainer_steps = {train_step, one_micro_batch};
@@ -514,10 +526,12 @@ static int gpt2_dump(GPT2 *g, Run *r) {
     float *grads = (float *)alloc_or_fail(P, sizeof(float), "gradients");
     if (!run_micro_batch(r, 1, 0, g->inputs, g->targets, g->begins)) die("%s", r->damage.text);
     gpt2_forward(g, g->inputs, g->begins, g->targets, r->B, r->T);
-    gpt2_head(g, 1.0f / (float)run_targets(r, 1), 1 / run_parts(r, 1), false, logits);
+    const float loss_scale = (float)run_loss_scale(r);
+    gpt2_head(g, loss_scale / (float)run_targets(r, 1), 1 / run_parts(r, 1), false, logits);
     gpt2_backward(g, false, true);
     for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++)
         floats_move((floatX *)p->grad, grads + arena_at(g, p), p->length, true);
+    for (size_t i = 0; i < P; i++) grads[i] /= loss_scale;
     return run_dump(r, g->inputs, g->targets, g->begins, gpt2_loss(g), logits, grads);
 }
 

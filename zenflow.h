@@ -167,7 +167,7 @@ enum { ZEN_BLOCK = 128, ZEN_STRIP = 64 };  // ZEN_STRIP: columns of a thread's t
 typedef struct { double squares, magnitudes; } ZenSum;  // of one column's gradients at one step
 
 // sums (cols) of a gradient (rows, cols), fp32 or bf16.
-static void zen_sums(ZenSum *sums, const void *grad, int is_bf16, size_t rows, size_t cols) {
+static void zen_sums(ZenSum *sums, const void *grad, int is_half, size_t rows, size_t cols) {
     memset(sums, 0, cols * sizeof *sums);
     #pragma omp parallel for schedule(static) if (rows * cols > 1 << 16)
     for (size_t first = 0; first < cols; first += ZEN_STRIP) {
@@ -177,7 +177,7 @@ static void zen_sums(ZenSum *sums, const void *grad, int is_bf16, size_t rows, s
             for (size_t r = block; r < min_size(block + ZEN_BLOCK, rows); r++) {
                 #pragma omp simd
                 for (size_t j = 0; j < width; j++) {
-                    const double x = grad_at(grad, is_bf16, r * cols + first + j);
+                    const double x = grad_at(grad, is_half, r * cols + first + j);
                     squares[j] += x * x;
                     magnitudes[j] += fabs(x);
                 }
@@ -398,7 +398,7 @@ typedef struct {
     float *master, *m, *v;   // newest weights, moments
     float *shown;            // the weights that forward and backward use
     float *acc;              // the rest's gradients, summed over the window so far
-    bool bf16;
+    bool half;               // weights and gradients are stored so (bf16.h)
 } ZenReference;
 
 // Runs BODY for each element e of slots [first, last) of tensor i, row by row; e is its place in an
@@ -412,7 +412,7 @@ typedef struct {
 
 // As weights are stored.
 static float zen_weight(const ZenReference *ref, float w) {
-    return ref->bf16 ? bf16_to_f32(master_weight(w)) : w;
+    return ref->half ? half_to_f32(master_weight(w)) : w;
 }
 
 // AdamW of an element of a tensor. Moments in bf16 are kept in fp32 here.
@@ -420,13 +420,15 @@ static void zen_adam(ZenReference *ref, const ZenTensor *z, size_t e, float g, c
                      size_t index) {
     const float decay = z->decay ? s->weight_decay : 0;
     uint16_t m = f32_to_bf16(ref->m[e]), v = f32_to_bf16(ref->v[e]);  // exact, if they are
-    if (!s->moments_bf16) {
-        adam_scalar(&ref->master[e], &ref->m[e], &ref->v[e], g, s, decay);
-        return;
+    float *master = &ref->master[e];
+    if (s->moments_bf16) {
+        adam_bf16(master, &m, &v, g, s, decay, (uint32_t)index);
+        ref->m[e] = bf16_to_f32(m);
+        ref->v[e] = bf16_to_f32(v);
+    } else {
+        adam_scalar(master, &ref->m[e], &ref->v[e], g, s, decay);
     }
-    adam_bf16(&ref->master[e], &m, &v, g, s, decay, (uint32_t)index);
-    ref->m[e] = bf16_to_f32(m);
-    ref->v[e] = bf16_to_f32(v);
+    *master = master_rounded(*master);
 }
 
 // Makes a step by the whole gradient `grads`. now: the step of the chosen, whose grad_scale clips
@@ -451,7 +453,7 @@ static void zen_reference_step(ZenReference *ref, const float *grads, const Adam
             ref->shown[e] = zen_weight(ref, ref->master[e]);
         )
         ZEN_EACH(z, column, z->chosen, z->cols,
-            const float g = ref->bf16 ? bf16_to_f32(f32_to_bf16(grads[e])) : grads[e];
+            const float g = ref->half ? half_to_f32(f32_to_half(grads[e])) : grads[e];
             ref->acc[e] = ref->clock.filled == 0 ? mul_f32(scale, g)
                                                  : fma_f32(scale, g, ref->acc[e]);
         )

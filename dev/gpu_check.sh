@@ -211,7 +211,7 @@ bring() {
 
 build() {  # what is missing, as many at once as there are cores; each is marked when it is there
     local name
-    make build/emu/cpu_reference.o
+    make build/gpu/cpu_reference.o build/gpu/cpu_reference_fp16.o
     while read -r name; do
         while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
         { make "$name" && touch "$work/built/${name//\//_}"; } </dev/null &

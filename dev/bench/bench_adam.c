@@ -25,8 +25,8 @@ static double median(double *x, size_t n) {
     }
 static void plain_update(uint16_t *__restrict__ w, uint16_t *__restrict__ low,
                          float *__restrict__ m, float *__restrict__ v,
-                         const void *__restrict__ grad, int is_bf16, size_t n) {
-    if (is_bf16) PLAIN_UPDATE(bf16_to_f32(((const uint16_t *)grad)[i]))
+                         const void *__restrict__ grad, int is_half, size_t n) {
+    if (is_half) PLAIN_UPDATE(bf16_to_f32(((const uint16_t *)grad)[i]))
     else PLAIN_UPDATE(((const float *)grad)[i])
 }
 
@@ -104,13 +104,13 @@ int main(int argc, char **argv) {
                                         "bf16, moments in bf16"};
     static const int element_bytes[] = {28, 28, 26, 18};
     for (int kind = 0; kind < 4; kind++) {
-        const int is_bf16 = kind >= 2;
+        const int is_half = kind >= 2;
         const double bytes = (double)n * element_bytes[kind];
         for (size_t r = 0; r < rounds; r++) {
             rng_normals(p, n, 1, 0, 0, 0);
             rng_normals(g, n, 1, 0, 1, 0);
             for (size_t i = 0; kind > 0 && i < n; i++) w[i] = 0x3c00 + (uint16_t)(i % 256);
-            if (is_bf16)
+            if (is_half)
                 for (size_t i = 0; i < n; i++) ((uint16_t *)g)[i] = f32_to_bf16(g[i]);
             memset(m, 0, n * sizeof *m);
             memset(v, 0, n * sizeof *v);
@@ -119,13 +119,13 @@ int main(int argc, char **argv) {
             for (int k = 0; k < 2; k++) {  // who goes first changes with the round
                 const double start = seconds_now();
                 if ((k + r) % 2 == 0) {
-                    adam_update(p, kind > 0 ? low : NULL, m, v, g, is_bf16, n, &s, 1);
+                    adam_update(p, kind > 0 ? low : NULL, m, v, g, is_half, n, &s, 1);
                     adam[r] = seconds_now() - start;
                 } else {
                     if (kind == 3)
                         plain_update_bf16(w, low, (uint16_t *)m, (uint16_t *)v, (uint16_t *)g, n);
                     else if (kind == 0) plain_update_fp32(p, m, v, g, n);
-                    else plain_update(w, low, m, v, g, is_bf16, n);
+                    else plain_update(w, low, m, v, g, is_half, n);
                     plain[r] = seconds_now() - start;
                 }
             }

@@ -69,6 +69,8 @@ for precision in bf16 fp32; do
     run train_gpt2emu 4 $p --optimizer mezo --lr 1e-3 --zo-noise rademacher --zo-queries 2 --accum 2
     run train_gpt2emu 4 $p --optimizer mezo --lr 1e-3 --resident-blocks 0 --zo-no-slots --zo-no-fused-update
 done
+run train_gpt2emu 5 --precision fp16 --offload interleave --stride 2 --subgroup 20000 --slots 2
+run train_gpt2emu 5 --precision fp16 --offload zenflow --zen-window 2 --accum 2
 run train_gpt2emu 4 --precision fp16 --optimizer mezo --lr 1e-3
 run train_gpt2emu 4 --precision fp16 --optimizer mezo --lr 1e-3 --resident-blocks 0
 # ranks: one line per number of processes and stage

@@ -29,7 +29,7 @@ GPU_TESTS = $(patsubst dev/test/gpu/%.cu,%,$(wildcard dev/test/gpu/test_*.cu))
 TRAINS = test_model test_placement test_zo_gpu test_zenflow_gpu test_zero_gpu
 GPU_TESTS_fp32 = $(addsuffix _fp32,$(TRAINS) test_gpt2cu test_plan test_zen_rehearsal \
                              test_zen_time test_zo_rehearsal)
-GPU_TESTS_fp16 = test_zo_gpu_fp16
+GPU_TESTS_fp16 = $(addsuffix _fp16,$(TRAINS))
 GPU_ALL = $(GPU_TESTS) $(GPU_TESTS_fp32) $(GPU_TESTS_fp16)
 GPU_BENCHES = $(patsubst dev/bench/%.cu,%,$(wildcard dev/bench/*.cu)) bench_zo_fp16 bench_zo_fp32
 gpu_programs = gpu_tests gpu_tests_fp32 gpu_tests_fp16
@@ -39,16 +39,16 @@ gpu_programs = gpu_tests gpu_tests_fp32 gpu_tests_fp16
 #   build/tsan/NAME  and ThreadSanitizer        build/gpu/NAME        on a real GPU
 CUDA_SOURCES = train_gpt2.cu test_gpt2.c $(wildcard dev/test/gpu/*.cu) dev/bench/timed.cuh
 define cuda_program
-build/$(1)/%$(6): %.cu $(HEADERS) build/$(1)/cpu_reference.o $(CUDA_SOURCES) $(4)
-	$(3) $(subst _fp,-DENABLE_FP,$(6)) $$< build/$(1)/cpu_reference.o -o $$@ $(5)
+build/$(1)/%$(6): %.cu $(HEADERS) build/$(1)/cpu_reference$(filter _fp16,$(6)).o $(CUDA_SOURCES) $(4)
+	$(3) $(subst _fp,-DENABLE_FP,$(6)) $$< build/$(1)/cpu_reference$(filter _fp16,$(6)).o -o $$@ $(5)
 $(GPU_TESTS$(6):%=build/$(1)/%): build/$(1)/gpu_tests$(6)
 	@ln -sf gpu_tests$(6) $$@
 endef
 # folder, how to compile the CPU trainer and the program, what it needs, what it is linked with
 define cuda_programs
-build/$(1)/cpu_reference.o: dev/test/gpu/cpu_reference.c train_gpt2.c test_gpt2.c $(HEADERS) | compiler
+build/$(1)/cpu_reference.o build/$(1)/cpu_reference_fp16.o: dev/test/gpu/cpu_reference.c train_gpt2.c test_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $$(@D)
-	$$(CC) $(2) -c $$< -o $$@
+	$$(CC) $(2) $$(if $$(findstring fp16,$$@),-DENABLE_FP16) -c $$< -o $$@
 $(call cuda_program,$(1),$(2),$(3),$(4),$(5),)
 $(call cuda_program,$(1),$(2),$(3),$(4),$(5),_fp32)
 $(call cuda_program,$(1),$(2),$(3),$(4),$(5),_fp16)
@@ -93,7 +93,7 @@ build/ptx/registry.o: dev/ptx/registry.cpp dev/ptx/ptx.h $(EMU)
 	$(CXX) $(PTX_FLAGS) -O1 $(WARN) -c $< -o $@
 ptx_programs = $(gpu_programs:%=build/ptx/%)
 $(ptx_programs): build/ptx/%: build/emu/% $(PTX_PARTS:%=%.o) build/ptx/registry.o $(emu_plain)
-	$(CXX) $(OPENMP) $(EXTRA) $<.o build/emu/cpu_reference.o $(filter %.o,$^) -lpthread -o $@
+	$(CXX) $(OPENMP) $(EXTRA) $<.o build/emu/cpu_reference$(findstring _fp16,$*).o $(filter %.o,$^) -lpthread -o $@
 
 # `make test` covers everything once, `make test-all` does what takes long: dev/test/README.md.
 # What computes runs as it is shipped in the one and with AddressSanitizer in the other; what reads

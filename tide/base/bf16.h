@@ -1,12 +1,15 @@
-// bf16.h: bfloat16, the upper half of an fp32 number, and how fp32 numbers become one: to the
-// nearest, split into a weight and 16 bits more, or at random.
+// bf16.h: numbers of 16 bits, and how fp32 numbers become one: to the nearest, split into a weight
+// and 16 bits more, or at random. They are bfloat16, the upper half of an fp32 number, or fp16, half
+// precision in IEEE 754.
 //   bf16_to_f32(), f32_to_bf16()           to and from the nearest, ties to even
+//   f16_to_f32(); half_to_f32(), f32_to_half()     those of the program
 //   master_weight(), master_low(), master_f32()    a master weight in two halves
 //   random_upper(), mix_bits()             rounding at random, and the bits for it
 //   bf16_move(), master_move()             arrays of them, to and from floats
 #ifndef TIDE_BF16_H
 #define TIDE_BF16_H
 #include "util.h"
+#include <math.h>
 
 HOST_DEVICE static inline float bf16_to_f32(uint16_t x) { return bits_float((uint32_t)x << 16); }
 
@@ -14,6 +17,13 @@ HOST_DEVICE static inline float bf16_to_f32(uint16_t x) { return bits_float((uin
 HOST_DEVICE static inline uint16_t f32_to_bf16(float f) {
     const uint32_t bits = float_bits(f);
     return (uint16_t)((f != f ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// The product puts the exponent right, of subnormal numbers, too.
+HOST_DEVICE static inline float f16_to_f32(uint16_t h) {
+    uint32_t bits = float_bits(bits_float((uint32_t)(h & 0x7fff) << 13) * 0x1p112f);
+    bits |= (h & 0x7c00) == 0x7c00 ? 0x7f800000u : 0;
+    return bits_float(bits | (uint32_t)(h & 0x8000) << 16);
 }
 
 // A master weight is the bf16 weight that forward and backward use, and 16 bits more, which only
@@ -29,11 +39,83 @@ HOST_DEVICE static inline float master_of_upper(uint32_t weight, uint32_t low) {
     return bits_float((weight & 0xffff0000) + (uint32_t)((int32_t)low >> 16));
 }
 
-HOST_DEVICE static inline uint16_t master_weight(float f) { return master_upper(f) >> 16; }
+HOST_DEVICE static inline uint16_t bf16_weight(float f) { return master_upper(f) >> 16; }
+
+// A `half` is what a program stores weights and gradients in, if not in fp32: bf16, or fp16.
+#ifdef ENABLE_FP16
+// An fp16 weight and 16 bits more. From 2^-14 on, these count the last places of an fp32 number from
+// the weight to the master, 4,096 at most. Weights below are 2^-24 apart, and the 16 bits count
+// steps of 2^-39: masters are rounded to those, towards zero, which fp32 is finer than only below
+// 2^-16. A master that is too large for fp16 has an infinite weight and is not kept.
+enum { HALF_IS_FP16 = 1 };
+HOST_DEVICE static inline float half_to_f32(uint16_t x) { return f16_to_f32(x); }
+
+// Returns a or b, both of which are computed: compilers make vectors of loops without branches.
+HOST_DEVICE static inline uint32_t bits_if(bool condition, uint32_t a, uint32_t b) {
+    const uint32_t mask = 0u - (uint32_t)condition;
+    return (a & mask) | (b & ~mask);
+}
+
+// The bits of 2^-15 and 2^-14: what fp16's exponents add to fp32's, and fp16's smallest number with
+// a whole mantissa.
+#define F16_BEGINS 0x38000000u
+#define F16_NORMAL 0x38800000u
+
+// Returns the nearest fp16 number, of two as near the even one, for the bits of an fp32 number that
+// is not negative. if_small: the fp16 number if it is below 2^-14. Infinity from 65520 on.
+HOST_DEVICE static inline uint32_t f16_of_bits(uint32_t bits, uint32_t if_small) {
+    uint32_t half = (bits - F16_BEGINS + 0xfff + (bits >> 13 & 1)) >> 13;
+    half = bits_if(bits < F16_NORMAL, if_small, half);
+    half = bits_if(bits >= 0x477ff000u, 0x7c00, half);
+    return bits_if(bits > 0x7f800000u, 0x7e00, half);
+}
+
+// As f32_to_bf16(). Below 2^-14 the last place of the sum is 2^-24.
+HOST_DEVICE static inline uint16_t f32_to_half(float f) {
+    const uint32_t small = float_bits(fabsf(f) + 0.5f) - 0x3f000000u;
+    return (uint16_t)(f16_of_bits(float_bits(fabsf(f)), small) | (float_bits(f) >> 16 & 0x8000));
+}
+
+// Counts the steps in a master below 2^-14.
+HOST_DEVICE static inline uint32_t master_steps(uint32_t bits) {
+    return (uint32_t)(int32_t)(bits_float(bits_if(bits < F16_NORMAL, bits, 0)) * 0x1p39f);
+}
+
+HOST_DEVICE static inline uint16_t master_weight(float f) {
+    const uint32_t bits = float_bits(fabsf(f)), steps = master_steps(bits);
+    const uint32_t small = (steps + 0x3fff + (steps >> 15 & 1)) >> 15;
+    return (uint16_t)(f16_of_bits(bits, small) | (float_bits(f) >> 16 & 0x8000));
+}
+
+HOST_DEVICE static inline uint16_t master_low(float f) {
+    const uint32_t bits = float_bits(fabsf(f)), weight = master_weight(f) & 0x7fff;
+    return (uint16_t)bits_if(weight < 0x400, master_steps(bits) - (weight << 15),
+                             bits - (weight << 13) - F16_BEGINS);
+}
+
+HOST_DEVICE static inline float master_f32(uint16_t weight, uint16_t low) {
+    const uint32_t half = weight & 0x7fff, more = (uint32_t)(int16_t)low;
+    const float small = (float)(int32_t)((half << 15) + more) * 0x1p-39f;
+    uint32_t bits = bits_if(half < 0x400, float_bits(small), (half << 13) + F16_BEGINS + more);
+    bits |= bits_if(half >= 0x7c00, 0x7f800000u, 0);
+    return bits_float(bits | (uint32_t)(weight & 0x8000) << 16);
+}
+
+// Returns the master that can be stored.
+HOST_DEVICE static inline float master_rounded(float f) {
+    return master_f32(master_weight(f), master_low(f));
+}
+#else
+enum { HALF_IS_FP16 = 0 };
+HOST_DEVICE static inline float half_to_f32(uint16_t x) { return bf16_to_f32(x); }
+HOST_DEVICE static inline uint16_t f32_to_half(float f) { return f32_to_bf16(f); }
+HOST_DEVICE static inline float master_rounded(float f) { return f; }
+HOST_DEVICE static inline uint16_t master_weight(float f) { return bf16_weight(f); }
 HOST_DEVICE static inline uint16_t master_low(float f) { return (uint16_t)float_bits(f); }
 HOST_DEVICE static inline float master_f32(uint16_t weight, uint16_t low) {
     return master_of_upper((uint32_t)weight << 16, (uint32_t)low << 16);
 }
+#endif
 
 // Rounds to one of the two neighbours, the nearer the likelier, so that the mean is f: up if what
 // is dropped and r, 16 random bits, add up to a carry. Infinity stays; a NaN stays a NaN (a GPU's

@@ -259,7 +259,7 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
         }
         if (bf16)
             for (size_t j = 0; j < n; j++) {  // in their own place
-                const uint16_t half = master_weight(w[j]);
+                const uint16_t half = bf16_weight(w[j]);
                 memcpy((char *)w + j * size, &half, size);
             }
         safewriter_put(file, i, (hf->skip + at - begin) * size, w, n * size);

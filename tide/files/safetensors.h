@@ -164,13 +164,6 @@ static SafeTensor *safetensors_find(const SafeTensors *st, const char *name) {
     return NULL;
 }
 
-// IEEE 754 half precision. The product puts the exponent right, of subnormal numbers, too.
-static float f16_to_f32(uint16_t h) {
-    uint32_t bits = float_bits(bits_float((uint32_t)(h & 0x7fff) << 13) * 0x1p112f);
-    if ((h & 0x7c00) == 0x7c00) bits |= 0x7f800000u;
-    return bits_float(bits | (uint32_t)(h & 0x8000) << 16);
-}
-
 // Elements [first, first + n) of a tensor of floats of any width, as fp32.
 static void safetensor_floats(const SafeTensor *ten, size_t first, size_t n, float *out) {
     const size_t size = st_dtypes[ten->dtype].size;

@@ -39,6 +39,10 @@ static int state_dtype(const RunState *state, int part) {
 // that it was measured on. step 0: there is none.
 typedef struct { size_t step; double loss; uint64_t data; } StateBest;
 
+// Loss scaling (run.h): the factor, 0 if there was none yet; steps in a row without an overflow;
+// and steps that one has cost.
+typedef struct { double scale; uint64_t good, skipped; } LossScale;
+
 typedef struct {
     uint64_t version;        // STATE_VERSION
     size_t step;             // steps done
@@ -48,12 +52,13 @@ typedef struct {
     GPT2Config config;
     uint64_t products;       // the hash of --tune's file; 0: there was none
     StateBest best;
+    LossScale scaling;
     char options[4096];      // the run's, as lines (options.h)
     char *text;              // one that was loaded: all of state.txt; one to be saved: lines that
                              // the optimizer adds, of which the first is named so; or NULL
 } TrainState;
 
-enum { STATE_VERSION = 8 };
+enum { STATE_VERSION = 9 };
 
 // The numbers in state.txt.
 #define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
@@ -64,6 +69,7 @@ static const struct { const char *name; size_t at, size; } state_fields[] = {
     STATE_FIELD(config.ffn), STATE_FIELD(config.family), STATE_FIELD(config.activation),
     STATE_FIELD(config.tied), STATE_FIELD(products), STATE_FIELD(config.embed),
     STATE_FIELD(best.step), STATE_FIELD(best.loss), STATE_FIELD(best.data),
+    STATE_FIELD(scaling.scale), STATE_FIELD(scaling.good), STATE_FIELD(scaling.skipped),
     STATE_FIELD(config.kv_heads), STATE_FIELD(config.head_size), STATE_FIELD(config.rms),
     STATE_FIELD(config.norm_eps), STATE_FIELD(config.unbiased), STATE_FIELD(config.qk_norm),
     STATE_FIELD(config.rope.theta), STATE_FIELD(config.rope.scaling),

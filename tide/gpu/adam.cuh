@@ -12,9 +12,9 @@ enum { ADAM_THREADS = 256 };
 
 // The weight that is stored for a master.
 template <typename X> HOST_DEVICE static inline X weight_from(float p) { return from_f32<X>(p); }
-template <> HOST_DEVICE inline bf16 weight_from<bf16>(float p) {
+template <> HOST_DEVICE inline halfX weight_from<halfX>(float p) {
     const uint16_t bits = master_weight(p);
-    bf16 w;
+    halfX w;
     memcpy((void *)&w, &bits, sizeof w);
     return w;
 }
@@ -32,7 +32,7 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool
     return batch;
 }
 
-// An element with a weight W and moments M: float, or uint16_t for bf16. A float has no `low`.
+// An element with a weight W and moments M: float, or uint16_t for a half, for moments in bf16. A float has no `low`.
 template <typename W, typename M>
 __device__ static inline void adam_stored(W *w, uint16_t *low, M *m, M *v, float g,
                                           const AdamStep *s, float decay, size_t index) {
@@ -42,7 +42,7 @@ __device__ static inline void adam_stored(W *w, uint16_t *low, M *m, M *v, float
     if constexpr (sizeof(M) == 2) adam_bf16(&p, m, v, g, s, decay, (uint32_t)index);
     else adam_scalar(&p, m, v, g, s, decay);
     if constexpr (sizeof(W) == 2) *w = master_weight(p), *low = master_low(p);
-    else *w = p;
+    else *w = master_rounded(p);
 }
 
 // Four numbers, loaded and stored at once.
@@ -54,7 +54,7 @@ template <typename X> __device__ static inline Four<X> &four(const X *at) { retu
 // the run one by one. The unit of work is one block of threads.
 template <typename W, typename M>
 __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const void *grad,
-                                          bool grad_is_bf16, bool aligned,
+                                          bool grad_is_half, bool aligned,
                                           Batch<AdamRun> batch, AdamStep s) {
     unsigned block = blockIdx.x;
     const AdamRun run = batch_find(batch, &block);
@@ -68,9 +68,9 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
         Four<uint16_t> low4 = {{0}};
         if constexpr (sizeof(W) == 2) low4 = four(low + i);
         Four<float> g4;
-        if (grad_is_bf16) {
+        if (grad_is_half) {
             const Four<uint16_t> g16 = four((const uint16_t *)grad + i);
-            for (int j = 0; j < 4; j++) g4.x[j] = bf16_to_f32(g16.x[j]);
+            for (int j = 0; j < 4; j++) g4.x[j] = half_to_f32(g16.x[j]);
         } else g4 = four((const float *)grad + i);
         for (int j = 0; j < 4; j++)
             adam_stored(&w4.x[j], &low4.x[j], &m4.x[j], &v4.x[j], g4.x[j], &s, decay,
@@ -82,7 +82,7 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
         return;
     }
     for (size_t j = i > run.at ? i : run.at; j < i + 4 && j < end; j++)
-        adam_stored(&w[j], low + j, &m[j], &v[j], grad_at(grad, grad_is_bf16, j), &s, decay,
+        adam_stored(&w[j], low + j, &m[j], &v[j], grad_at(grad, grad_is_half, j), &s, decay,
                     number + j);
 }
 
@@ -93,7 +93,7 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
 // starts of arenas in device memory; low NULL: the weights are floats. *step is copied, and says
 // how m and v are stored. Fastest where the arenas are 16-byte aligned.
 static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, const void *grad,
-                                   bool grad_is_bf16, const AdamRun *runs, int count,
+                                   bool grad_is_half, const AdamRun *runs, int count,
                                    const AdamStep *step, cudaStream_t stream) {
     const uintptr_t addresses = (uintptr_t)w | (uintptr_t)low | (uintptr_t)m | (uintptr_t)v
                               | (uintptr_t)grad;
@@ -107,7 +107,7 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
         #define ADAM_LAUNCH(W, M) do { \
             const auto kernel = adam_update_kernel<W, M>; \
             LAUNCH(kernel, blocks, ADAM_THREADS, 0, stream, (W *)w, low, (M *)m, (M *)v, grad, \
-                   grad_is_bf16, addresses % 16 == 0, batch, *step); \
+                   grad_is_half, addresses % 16 == 0, batch, *step); \
         } while (0)
         if (low != NULL && step->moments_bf16) ADAM_LAUNCH(uint16_t, uint16_t);
         else if (low != NULL) ADAM_LAUNCH(uint16_t, float);
@@ -122,7 +122,7 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
 // a time; adding the 0 of those past the end changes nothing.
 enum { NORM_WARPS = 8 };
 
-template <bool IS_BF16>
+template <bool IS_HALF>
 __global__ static void norm_block_sums_kernel(const void *grad, double *sums, unsigned units,
                                               Batch<AdamRun> batch) {
     const unsigned unit = blockIdx.x * NORM_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -137,7 +137,7 @@ __global__ static void norm_block_sums_kernel(const void *grad, double *sums, un
         #pragma unroll
         for (unsigned j = 0; j < 16; j++) {
             const bool inside = i + j * NORM_LANES < n;
-            x[j] = inside ? grad_at(grad, IS_BF16, run.at + at + i + j * NORM_LANES) : 0.0f;
+            x[j] = inside ? grad_at(grad, IS_HALF, run.at + at + i + j * NORM_LANES) : 0.0f;
         }
         #pragma unroll
         for (int j = 0; j < 16; j++) sum += (double)x[j] * (double)x[j];
@@ -148,13 +148,13 @@ __global__ static void norm_block_sums_kernel(const void *grad, double *sums, un
 
 // norm_block_sums() of every run, one after the other: the same bits. `grad` is the start of an
 // arena in device memory, sums (sum over the runs of norm_blocks(length)) is device memory too.
-static inline void norm_block_sums_gpu(const void *grad, bool is_bf16, const AdamRun *runs,
+static inline void norm_block_sums_gpu(const void *grad, bool is_half, const AdamRun *runs,
                                        int count, double *sums, cudaStream_t stream) {
     for (int first = 0; first < count; first += BATCH_MOST) {
         const Batch<AdamRun> batch = adam_batch(runs, first, count, true);
         const unsigned units = batch_units(&batch);
         if (units == 0) continue;
-        const auto kernel = is_bf16 ? norm_block_sums_kernel<true> : norm_block_sums_kernel<false>;
+        const auto kernel = is_half ? norm_block_sums_kernel<true> : norm_block_sums_kernel<false>;
         LAUNCH(kernel, ceil_div(units, NORM_WARPS), 32 * NORM_WARPS, 0, stream, grad, sums, units,
                batch);
         sums += units;

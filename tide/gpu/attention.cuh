@@ -684,24 +684,24 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
 
 // Scores are transposed here: a row is a key, a column a query. The tiles of queries of all heads
 // of the group are one stream, one head after the other.
-template <int D, bool PACKED>
+template <int D, typename X, bool PACKED>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
-attention_keys_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
-                                     const float *lse, const bf16 *qkv, const int32_t *begins,
-                                     AttentionShape shape, unsigned at_once) {
+attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const float *lse,
+                            const X *qkv, const int32_t *begins, AttentionShape shape,
+                            unsigned at_once) {
     enum { MI = KEY_MI(D), ROWS = 64 * MI };
     enum { QUERIES = KEY_QUERIES, NB = QUERIES / 8 };
     extern __shared__ int4 flash_shared[];
-    bf16 *const k_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
-    bf16 *const v_tile = k_tile + ROWS * D;                       // (ROWS, D)
-    bf16 *const stages = v_tile + ROWS * D;                       // (2, q and dout, QUERIES, D)
+    X *const k_tile = reinterpret_cast<X *>(flash_shared);  // (ROWS, D)
+    X *const v_tile = k_tile + ROWS * D;                    // (ROWS, D)
+    X *const stages = v_tile + ROWS * D;                    // (2, q and dout, QUERIES, D)
     float *const statistics = reinterpret_cast<float *>(stages + 4 * QUERIES * D);
     enum { STATISTICS = PACKED ? 3 : 2 };  // (2, lse and delta, and begins, QUERIES)
     const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
     FlashWork w = flash_work(ROWS, true, shape, at_once);
     const size_t T = shape.T, width = shape.width;
     const int pitch = (int)shape.pitch, first = w.first, rows = w.rows;
-    const bf16 *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
+    const X *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
     int tiles = (rows + QUERIES - 1) / QUERIES;  // of queries of a head, from the diagonal on
     if (PACKED) {  // those whose first query sees some of the keys: all others are behind them
         int seen = 0;
@@ -719,8 +719,8 @@ attention_keys_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
     // begin behind all keys.
     const auto load_queries = [&](int j, int tile) {
         const int query0 = first + tile * QUERIES;
-        const bf16 *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
-        const bf16 *d = dout + (size_t)w.at_row * width + w.at_q;
+        const X *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
+        const X *d = dout + (size_t)w.at_row * width + w.at_q;
         stage_load<D, QUERIES>(stages, j, q, pitch, d, (int)width, query0, T, HS);
         float *at = statistics + j % 2 * STATISTICS * QUERIES + threadIdx.x;
         const int query = query0 + threadIdx.x % QUERIES;
@@ -739,7 +739,7 @@ attention_keys_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
     load_queries(0, 0);
     for (int j = 0, tile = 0, next; j < all_tiles; j++, tile = next) {
         const int query0 = tile * QUERIES;  // counted from `first`, as rows of the keys' tile are
-        const bf16 *q_tile = stages + j % 2 * 2 * QUERIES * D, *d_tile = q_tile + QUERIES * D;
+        const X *q_tile = stages + j % 2 * 2 * QUERIES * D, *d_tile = q_tile + QUERIES * D;
         const float *tile_lse = statistics + j % 2 * STATISTICS * QUERIES;
         const float *tile_delta = tile_lse + QUERIES;
         const int32_t *begin = reinterpret_cast<const int32_t *>(tile_delta + QUERIES);
@@ -804,7 +804,7 @@ static void attention_queries(X *result, float *lse, const float *delta, const X
     const size_t D = round_up(s.HS, 32), rows = 64 * QUERY_MI, tiles = FORWARD ? 1 : 2;
     const size_t numbers = begins != NULL ? rows : 0;
     const size_t bytes = (tiles * rows + 4 * QUERY_KEYS(D, FORWARD)) * D * sizeof(X) + 4 * numbers;
-    if constexpr (FORWARD ? sizeof(X) == 2 : std::is_same_v<X, bf16>)
+    if constexpr (sizeof(X) == 2)
         if (flash) {
             const auto kernel = begins != NULL
                 ? FLASH_KERNEL(attention_queries_flash_kernel, D, X, true, FORWARD)
@@ -827,11 +827,11 @@ static void attention_keys(X *dqkv, const float *delta, const X *dout, const flo
     const size_t D = round_up(s.HS, 32), rows = 64 * (size_t)KEY_MI(D);
     const size_t numbers = (begins != NULL ? 6 : 4) * KEY_QUERIES;
     const size_t bytes = (2 * rows + 4 * KEY_QUERIES) * D * sizeof(X) + 4 * numbers;
-    if constexpr (std::is_same_v<X, bf16>)
+    if constexpr (sizeof(X) == 2)
         if (flash) {
             const auto kernel = begins != NULL
-                ? FLASH_KERNEL(attention_keys_flash_kernel, D, true)
-                : FLASH_KERNEL(attention_keys_flash_kernel, D, false);
+                ? FLASH_KERNEL(attention_keys_flash_kernel, D, X, true)
+                : FLASH_KERNEL(attention_keys_flash_kernel, D, X, false);
             LET_SHARED(kernel, bytes);
             LAUNCH(kernel, ceil_div(s.T, rows) * s.B * s.NKV, FLASH_THREADS, bytes, stream, dqkv,
                    delta, dout, lse, qkv, begins, s, flash_at_once(s, true));
@@ -853,13 +853,12 @@ static void attention_forward(X *out,        // (B, T, NH HS)
     attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash, stream);
 }
 
-// Overwrites all of dqkv (as qkv). `out` and `lse` are the forward pass's; delta is scratch. In
-// f16, which no training uses, always by the plain kernels.
+// Overwrites all of dqkv (as qkv). `out` and `lse` are the forward pass's; delta is scratch.
 template <typename X>
 static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *dout, const X *out,
                                const float *lse, const X *qkv, const int32_t *begins,
                                AttentionShape s, cudaStream_t stream, bool plain = false) {
-    const bool flash = !plain && std::is_same_v<X, bf16> && attention_has_flash(s.HS);
+    const bool flash = !plain && sizeof(X) == 2 && attention_has_flash(s.HS);
     const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
     GPU_TAKES(stream, 4.0 * s.width * s.B * s.T * s.T, gpu_flops);
     LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,

@@ -163,8 +163,8 @@ static void zen_print_time(const GPT2 *g, const Rates *rates, const PlanRun *run
     plan_print_comm(rates, run, pred);
 }
 
-// gpu_flops is what forward and backward (in fp16: forward) of this model reach: a few of its
-// layers run without an update, and their time is extrapolated to all.
+// gpu_flops is what forward and backward of this model reach: a few of its layers run without an
+// update, and their time is extrapolated to all.
 typedef struct { double seconds, flops; } LayerTimes;
 
 // Times one micro-batch of a model of `layers` layers, the median of at most 9 runs or 3 s, and
@@ -172,7 +172,6 @@ typedef struct { double seconds, flops; } LayerTimes;
 static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, int recompute,
                               Rates rates) {
     enum { RUNS = 9 };
-    const bool backward = PRECISION != PRECISION_FP16;
     const double begin = seconds_now();
     LayerTimes x = {0, 0};
     GPT2 *g = ALLOC(GPT2, 1, "calibration");
@@ -213,7 +212,7 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
         g->inputs[n] = g->targets[n] = (int32_t)(n * 7919 % g->config.vocab);
     for (int i = 0; i < RUNS; i++) CUDA(cudaEventCreate(&after[i]));
     for (int i = 0; i < RUNS; i++) {  // each is queued behind another: no launch counts
-        steps->micro_batch(g, r->B, r->T, backward ? 1.0f / (float)run->step_tokens : 0);
+        steps->micro_batch(g, r->B, r->T, (float)(run_loss_scale(run) / (double)run->step_tokens));
         event_record(after[i], g->compute);
         if (i > 1) seconds[count++] = device_seconds(after[i - 2], after[i - 1]);
         if (count > 0 && seconds_now() - begin > 3) break;
@@ -222,10 +221,9 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     for (int i = 0; i < RUNS; i++) event_free(after[i]);
     rates.gpu_flops = 1e12;
     const Prediction pred = gpt2_rehearse(g, run, &rates, NULL);
-    // forward is a third of the rehearsed step; passes between products have a rate of their own
-    const double parts = backward ? 1 : 3, median = calibrate_median(seconds, count);
-    x.flops = 1e12 * pred.compute / parts;
-    x.seconds = fmax(median - pred.other / parts, median / 10);
+    const double median = calibrate_median(seconds, count);
+    x.flops = 1e12 * pred.compute;
+    x.seconds = fmax(median - pred.other, median / 10);  // other: passes between products
     gpt2_free(g);
     free(g);
     free(run);
@@ -577,7 +575,8 @@ static void offload_log(const GPT2 *g, char *json, size_t n) {
 
 // Adds the counters of a step of AdamW to its line in log.jsonl.
 static void step_log(const GPT2 *g, StepResult *result) {
-    offload_log(g, result->more, sizeof result->more);
+    const size_t n = strlen(result->more);
+    offload_log(g, result->more + n, sizeof result->more - n);
     if (g->zero != NULL) zero_log(g, result->more, sizeof result->more);
 }
 

@@ -140,10 +140,10 @@ columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_a
 }
 
 // packs: packed `to` = the chosen columns of all tensors of a segment in an arena, or the rest's.
-// Else the inverse, which writes these columns and no others. Float, or bf16 that may come from
+// Else the inverse, which writes these columns and no others. Float, or halfX that may come from
 // floats: gradients rounded to nearest even, weights as masters are. Both point to the segment's
 // first element. column: ZenMap's, on the GPU. Gaps are not written.
-static void columns_move_gpu(bool packs, void *to, bool to_bf16, const void *from, bool from_bf16,
+static void columns_move_gpu(bool packs, void *to, bool to_half, const void *from, bool from_half,
                              const ZenMap *map, int segment, bool rest, const int32_t *column,
                              cudaStream_t stream) {
     const Batch<ColumnsWork> batch = columns_of(map, segment, rest, COLUMNS_EACH);
@@ -151,10 +151,10 @@ static void columns_move_gpu(bool packs, void *to, bool to_bf16, const void *fro
     if (blocks == 0) return;
     auto kernel = packs ? columns_move_kernel<true, float, float>
                         : columns_move_kernel<false, float, float>;
-    if (to_bf16) kernel = packs ? columns_move_kernel<true, bf16, float>
-                                : columns_move_kernel<false, bf16, float>;
-    if (from_bf16) kernel = packs ? columns_move_kernel<true, bf16, bf16>
-                                  : columns_move_kernel<false, bf16, bf16>;
+    if (to_half) kernel = packs ? columns_move_kernel<true, halfX, float>
+                                : columns_move_kernel<false, halfX, float>;
+    if (from_half) kernel = packs ? columns_move_kernel<true, halfX, halfX>
+                                  : columns_move_kernel<false, halfX, halfX>;
     LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, to, from, column, batch);
 }
 
@@ -205,11 +205,11 @@ columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, M *__restrict
 }
 
 // Makes an AdamW step of a segment's chosen columns: of p, m and v by the gradient, all packed.
-// Each tensor decays or not. Writes the new weights as X (float or bf16) to their places in
+// Each tensor decays or not. Writes the new weights as X (float or halfX) to their places in
 // arena_part, unless that is NULL. *step is copied, and says how m and v are stored.
 template <typename X>
 static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const void *grad,
-                             bool grad_is_bf16, const ZenMap *map, int segment,
+                             bool grad_is_half, const ZenMap *map, int segment,
                              const int32_t *column, const AdamStep *step, cudaStream_t stream) {
     const Batch<ColumnsWork> batch = columns_of(map, segment, false, COLUMNS_ADAM_EACH);
     const unsigned blocks = batch_units(&batch);
@@ -221,9 +221,9 @@ static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const vo
         LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, arena_part, p, (M *)m, (M *)v, grad, \
                column, batch, *step); \
     } while (0)
-    if (step->moments_bf16 && grad_is_bf16) COLUMNS_ADAM(bf16, uint16_t);
+    if (step->moments_bf16 && grad_is_half) COLUMNS_ADAM(halfX, uint16_t);
     else if (step->moments_bf16) COLUMNS_ADAM(float, uint16_t);
-    else if (grad_is_bf16) COLUMNS_ADAM(bf16, float);
+    else if (grad_is_half) COLUMNS_ADAM(halfX, float);
     else COLUMNS_ADAM(float, float);
     #undef COLUMNS_ADAM
 }
@@ -309,13 +309,13 @@ columns_sums_kernel(ZenSum *__restrict__ sums, const ZenSum *__restrict__ scratc
 }
 
 // zen_sums() of every matrix of a segment that has both kinds of columns, to those of its columns
-// in sums (ZenMap's columns). arena_part: gradients, float or bf16. scratch: columns_scratch().
-static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const void *arena_part, bool is_bf16,
+// in sums (ZenMap's columns). arena_part: gradients, float or halfX. scratch: columns_scratch().
+static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const void *arena_part, bool is_half,
                              const ZenMap *map, int segment, cudaStream_t stream) {
     Batch<ColumnsWork> blocks, strips;
     columns_sums_of(map, segment, &blocks, &strips);
     if (blocks.count == 0) return;
-    const auto kernel = is_bf16 ? columns_block_sums_kernel<bf16>
+    const auto kernel = is_half ? columns_block_sums_kernel<halfX>
                                 : columns_block_sums_kernel<float>;
     LAUNCH(kernel, batch_units(&blocks), COLUMNS_STRIP, 0, stream, scratch, arena_part, blocks);
     LAUNCH(columns_sums_kernel, batch_units(&strips), COLUMNS_STRIP, 0, stream, sums, scratch,

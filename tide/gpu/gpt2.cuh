@@ -107,8 +107,7 @@ enum { STAGINGS = 3 };
 // Labels of one token each (run.h); count 0: the loss is a language model's.
 typedef struct { int count; int32_t word[TASK_LABELS]; } Words;
 
-// The trainer's own step, which a plan rehearses; and one micro-batch, which calibration times:
-// with its backward pass, unless the scale of the gradients is 0.
+// The trainer's own step, which a plan rehearses; and one micro-batch, which calibration times.
 struct GPT2;
 typedef struct {
     StepResult (*train)(GPT2 *g, Run *r, size_t step);
@@ -611,7 +610,7 @@ static void host_adds(GPT2 *g, const Piece *p, size_t s, const floatX *landing, 
     AdamWork work = host_work(g, p, NULL);
     work.sum = (float *)p->host_grad;
     work.grad = landing;
-    work.grad_is_bf16 = sizeof(floatX) == 2;
+    work.grad_is_half = sizeof(floatX) == 2;
     work.first = !accumulate;
     if (last) work.block_sums = g->worker_sums + p->first_block;
     host_submit(g, p, s, &work);

@@ -37,8 +37,8 @@ static inline void cuda_check(cudaError_t e, const char *call, const char *file,
 }
 
 // ---------------------------------------------------------------------------------------------
-// Storage types: X is float, bf16 or f16 in every kernel here; arithmetic is in fp32. f16 is for
-// forward passes: gradients would need a scale to stay in its range (doc/mixed_precision.md).
+// Storage types: X is float, bf16 or f16 in every kernel here; arithmetic is in fp32. Gradients in
+// f16 are scaled to stay in its range (doc/mixed_precision.md).
 
 HOST_DEVICE static inline float to_f32(float x) { return x; }
 HOST_DEVICE static inline float to_f32(bf16 x) { return __bfloat162float(x); }
@@ -51,13 +51,16 @@ template <> HOST_DEVICE inline bf16 from_f32<bf16>(float x) { return __float2bfl
 template <> HOST_DEVICE inline f16 from_f32<f16>(float x) { return __float2half_rn(x); }
 
 // floatX: the type in which a program stores parameters, activations and gradients, chosen when it
-// is compiled. fp16 is for forward passes only, in zeroth-order training.
+// is compiled. halfX: the one of 16 bits (bf16.h).
+#if defined(ENABLE_FP16)
+typedef f16 halfX;
+#else
+typedef bf16 halfX;
+#endif
 #if defined(ENABLE_FP32)
 typedef float floatX;
-#elif defined(ENABLE_FP16)
-typedef f16 floatX;
 #else
-typedef bf16 floatX;
+typedef halfX floatX;
 #endif
 
 // Before a loop over arrays that are to be registers: their indices become constants.

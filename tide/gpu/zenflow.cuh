@@ -28,6 +28,7 @@ struct ZenFlow {
     ZenMap map;
     ZenClock clock;
     ZenRates rates;             // of this step,
+    double loss_scale;          // of its gradients (run.h),
     ZenTurn turn;               // and what its end brings
     int sums;                   // of gradients on the host: 2, 1, or 0 where a window is one step
     int sum;                    // the sum that the open window is added to
@@ -161,12 +162,12 @@ static floatX *zen_packed(const ZenFlow *z) {
 // if they are needed, and the chosen columns' part, packed as it waits for the update.
 static void zen_chosen_waits(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
-    const bool is_bf16 = g->waiting_bytes == 2;
+    const bool is_half = g->waiting_bytes == 2;
     const Piece *p = g->segment[s].first;
     if (p == NULL) return;
     if (zen_needs_sums(&z->config, &z->map, &z->clock))
-        columns_sums_gpu(z->column_sums, z->scratch, p->grad, is_bf16, &z->map, (int)s, g->sums);
-    columns_move_gpu(true, zen_grad(g, p), is_bf16, p->grad, is_bf16, &z->map, (int)s, false,
+        columns_sums_gpu(z->column_sums, z->scratch, p->grad, is_half, &z->map, (int)s, g->sums);
+    columns_move_gpu(true, zen_grad(g, p), is_half, p->grad, is_half, &z->map, (int)s, false,
                      z->column, g->sums);
 }
 
@@ -203,11 +204,16 @@ static void zen_sums_leave(GPT2 *g) {
 static void zen_begin(GPT2 *g) {
     ZenFlow *z = g->zen;
     const size_t n = z->map.columns;
-    if (zen_needs_sums(&z->config, &z->map, &z->clock))
+    if (zen_needs_sums(&z->config, &z->map, &z->clock)) {
         for (size_t i = n; i < zen_ranks(g) * n; i++) {
             z->host_sums[i % n].squares += z->host_sums[i].squares;
             z->host_sums[i % n].magnitudes += z->host_sums[i].magnitudes;
         }
+        for (size_t i = 0; z->loss_scale != 1 && i < n; i++) {
+            z->host_sums[i].squares /= z->loss_scale * z->loss_scale;
+            z->host_sums[i].magnitudes /= z->loss_scale;
+        }
+    }
     z->swapped = 0;
     z->turn = zen_turn(&z->config, &z->map, &z->clock, z->host_sums);
 }
@@ -237,7 +243,7 @@ static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale)
     else work.sum = z->acc + (size_t)(gradient ? z->sum : 1 - z->sum) * z->map.rest + p->state_at;
     if (gradient) {
         work.grad = p->host_grad;
-        work.grad_is_bf16 = sizeof(floatX) == 2;
+        work.grad_is_half = sizeof(floatX) == 2;
         stream_wait(g->host.stream, g->grad_arrived[s]);
     }
     if (update) stream_wait(g->host.stream, z->result_free[s]);
@@ -266,7 +272,7 @@ static void zen_copies(const void *arg) {
 // (The copies of the old ones are over: backward has used them.)
 static void zen_show(GPT2 *g, int s) {
     ZenFlow *z = g->zen;
-    const bool is_bf16 = sizeof(floatX) == 2, streams = g->segment[s].on_host;
+    const bool is_half = sizeof(floatX) == 2, streams = g->segment[s].on_host;
     if (z->map.segment[s].rest == 0) return;
     const Piece *p = g->segment[s].end - 1;  // the rest
     const size_t bytes = p->length * sizeof(floatX);
@@ -284,7 +290,7 @@ static void zen_show(GPT2 *g, int s) {
     timeline_end(&g->timeline, span, stream);
     event_record(z->result_free[s], stream);
     if (!streams)
-        columns_move_gpu(false, p->params, is_bf16, zen_landing(z, false), is_bf16, &z->map, s,
+        columns_move_gpu(false, p->params, is_half, zen_landing(z, false), is_half, &z->map, s,
                          true, z->column, stream);
     event_record(g->returned[s], stream);
 }
@@ -294,12 +300,12 @@ static void zen_show(GPT2 *g, int s) {
 // GPU.
 static void zen_arrived(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
-    const bool is_bf16 = sizeof(floatX) == 2;
+    const bool is_half = sizeof(floatX) == 2;
     floatX *const place = g->params + g->segment[s].own_param_at;
     GPU_TAKES(g->weights_in, 2 * g->segment[s].own * sizeof(floatX), gpu_bytes);
-    columns_move_gpu(false, place, is_bf16, zen_landing(z, true), is_bf16, &z->map, (int)s, true,
+    columns_move_gpu(false, place, is_half, zen_landing(z, true), is_half, &z->map, (int)s, true,
                      z->column, g->weights_in);
-    columns_move_gpu(false, place, is_bf16, g->segment[s].first->state[0], false, &z->map, (int)s,
+    columns_move_gpu(false, place, is_half, g->segment[s].first->state[0], false, &z->map, (int)s,
                      false, z->column, g->weights_in);
 }
 
@@ -455,7 +461,7 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
             if (e < begin || e >= end) continue;
             float *x = j < chosen ? &packed[r * chosen + j] : &others[r * rest + j - chosen];
             if (out) w[e - begin] = *x;
-            else *x = w[e - begin];
+            else *x = part % 3 == 0 ? master_rounded(w[e - begin]) : w[e - begin];
         }
     if (chosen > 0 && !out) zen_part(g, mine, part, here, packed, rows * chosen, false);
     if (rest > 0 && !out) zen_part(g, late, part, away, others, rows * rest, false);

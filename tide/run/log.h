@@ -175,8 +175,9 @@ static void log_step(Log *l, size_t step, size_t steps, double loss, double grad
 }
 
 // After a step without an update, because its loss or norm is no number or too large: both lines.
-static void log_skip(Log *l, size_t step, size_t steps, double loss, double norm) {
-    fprintf(l->file, "{\"step\":%zu,\"skipped\":true}\n", step);
+static void log_skip(Log *l, size_t step, size_t steps, double loss, double norm,
+                     const char *more) {
+    fprintf(l->file, "{\"step\":%zu,\"skipped\":true%s}\n", step, more);
     log_clear(l);
     fprintf(l->screen, "step %zu/%zu | skipped: loss %g, norm %g\n", step, steps, fabs(loss),
             fabs(norm));

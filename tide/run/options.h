@@ -136,7 +136,7 @@ enum {
     FLAG("version", version, O_OWN, "what this program is; exit") \
     TITLE("GPU builds (train_gpt2cu, train_gpt2emu)") \
     CHOICE("precision", precision, "bf16", "bf16|fp32|fp16", O_GPU, \
-           "of what is stored; sums are fp32; fp16: with mezo") \
+           "of what is stored; sums are fp32; fp16: loss scaling") \
     CHOICE("recompute", recompute, "auto", "auto|none|light|block", O_GPU | O_FO, \
            "activations in backward; light: layer norms and GELU") \
     TITLE("GPU builds: where the state of AdamW is, and who updates it") \
@@ -454,8 +454,6 @@ static void options_check(const Options *o) {
             o->zen_topk);
     if (option_given(o, "stride") && option_given(o, "share"))
         die("--stride and --share say the same in two ways: leave one out");
-    if (!mezo && o->precision == PRECISION_FP16)
-        die("--precision fp16 has no backward pass: use bf16, or --optimizer mezo");
     if (o->labels != NULL && o->sample_every > 0)
         die("--sample-every needs running text, and --labels reads sentences");
     if (o->keep_best && (o->eval_every == 0 || (o->no_save && option_given(o, "keep-best"))))

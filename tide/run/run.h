@@ -194,14 +194,50 @@ static void run_diverged(const Run *r, size_t step, double loss, double norm, co
          "before is intact)", loss, norm, step, what, r->o.out);
 }
 
-// AdamW's constants of a step: with the schedule's rate, and clipped. Ends the run before a loss or
-// a gradient that is no number spoils the weights.
-static AdamStep run_adam_step(const Run *r, size_t step, double loss, double norm_squared) {
+// Loss scaling. In fp16 most gradients would be too small for the smallest number, so the head's is
+// multiplied by a power of two, and with it all others (Micikevicius et al., "Mixed precision
+// training", 2018, section 3.2); the update divides by it. A step whose gradients overflow updates
+// nothing and halves the factor; after SCALING_STEPS others in a row it is doubled.
+enum { SCALING_FIRST = 1 << 16, SCALING_STEPS = 2000 };
+
+// Returns the factor of the next step; 1 in other precisions.
+static double run_loss_scale(const Run *r) {
+    if (r->o.precision != PRECISION_FP16 || r->o.optimizer == OPTIMIZER_MEZO) return 1;
+    return r->state.scaling.scale > 0 ? r->state.scaling.scale : (double)SCALING_FIRST;
+}
+
+// Settles the factor after a step.
+static void run_scale_loss(Run *r, size_t step, const StepResult *result) {
+    LossScale *s = &r->state.scaling;
+    if (r->o.precision != PRECISION_FP16 || r->o.optimizer == OPTIMIZER_MEZO) return;
+    s->scale = run_loss_scale(r);
+    s->good = result->skipped ? 0 : s->good + 1;
+    s->skipped += result->skipped;
+    if (result->skipped) s->scale /= 2;
+    if (s->good == SCALING_STEPS) {
+        s->scale *= 2;
+        s->good = 0;
+    }
+    if (s->scale < 1)
+        run_diverged(r, step, result->loss, result->norm, "fp16 overflows without loss scaling");
+}
+
+// Computes AdamW's constants of a step, with the schedule's rate and clipped, and result->norm, from
+// the squared norm of the scaled gradient. If loss or norm is no number, fp16 skips the step; in
+// other precisions the run ends before they spoil the weights. Steps that are skipped do not count
+// in the bias corrections.
+static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, StepResult *result) {
     const Options *o = &r->o;
-    if (!isfinite(loss) || !isfinite(norm_squared))
-        run_diverged(r, step, loss, sqrt(norm_squared), "stopped before the update");
+    const double scale = run_loss_scale(r), squared = norm_squared / (scale * scale);
+    result->norm = sqrt(squared);
+    if (o->precision == PRECISION_FP16)
+        snprintf(result->more, sizeof result->more, ",\"loss_scale\":%g", scale);
+    result->skipped = !isfinite(result->loss) || !isfinite(squared);
+    if (result->skipped && o->precision != PRECISION_FP16)
+        run_diverged(r, step, result->loss, result->norm, "stopped before the update");
     AdamStep adam = adam_step_prepare(schedule_lr(o, step), o->beta1, o->beta2, o->eps,
-                                      o->weight_decay, step, clip_scale(norm_squared, o->clip));
+                                      o->weight_decay, step - r->state.scaling.skipped,
+                                      clip_scale(squared, o->clip) / scale);
     adam.moments_bf16 = o->moments == MOMENTS_BF16;
     return adam;
 }
@@ -217,11 +253,13 @@ static void run_log_step(Run *r, size_t step, const StepResult *result) {
     r->damaged = result->damaged;
     if (result->damaged) return;
     r->done = step;
+    run_scale_loss(r, step, result);
     r->idle = mezo && idle ? r->idle + 1 : 0;
     if (r->idle == 10)
         run_diverged(r, step, fabs(result->loss), fabs(result->norm),
                      "10 steps in a row led nowhere");
-    if (result->skipped) log_skip(&r->log, step, r->o.steps, result->loss, result->norm);
+    if (result->skipped)
+        log_skip(&r->log, step, r->o.steps, result->loss, result->norm, mezo ? "" : result->more);
     else log_step(&r->log, step, r->o.steps, result->loss, result->norm, lr, 1e3 * seconds,
                   (double)r->step_tokens / seconds, flops / seconds, result->more);
 }

@@ -127,17 +127,17 @@ static int same_weight(float p, const Arrays *a, size_t i, int is_split) {
 
 // Runs the definition on copies of elements at .. at + n - 1, then compares with `got`.
 static void check_against_scalar(const Arrays *before, const Arrays *got, size_t at, size_t n,
-                                 int is_bf16, int is_split, const AdamStep *s, int decay) {
+                                 int is_half, int is_split, const AdamStep *s, int decay) {
     size_t wrong = 0;
     for (size_t i = at; i < at + n; i++) {
         float p = weight_at(before, i, is_split), m = before->m[i], v = before->v[i];
-        one_element(&p, &m, &v, is_bf16 ? bf16_to_f32(before->g16[i]) : before->g[i], s,
+        one_element(&p, &m, &v, is_half ? bf16_to_f32(before->g16[i]) : before->g[i], s,
                     decay ? s->weight_decay : 0.0f);
         wrong += !same_weight(p, got, i, is_split) || !same_float(m, got->m[i]) ||
                  !same_float(v, got->v[i]);
     }
     CHECK(wrong == 0, "%zu of %zu differ (from %zu, bf16 %d, split %d, decay %d)", wrong, n, at,
-          is_bf16, is_split, decay);
+          is_half, is_split, decay);
 }
 
 static void copy_inputs(Arrays *to, const Arrays *from, size_t n) {
@@ -155,15 +155,15 @@ static void loop_equals_scalar_at_any_length_and_offset(void) {
     for (size_t n = 0; n <= 200; n++)
         for (size_t at = 0; at < 16; at++)  // all offsets within a cache line
             for (int mode = 0; mode < 6; mode++) {
-                const int is_bf16 = mode % 3 == 2, is_split = mode % 3 > 0, decay = mode / 3;
-                const void *g = is_bf16 ? (const void *)(a.g16 + at) : (const void *)(a.g + at);
+                const int is_half = mode % 3 == 2, is_split = mode % 3 > 0, decay = mode / 3;
+                const void *g = is_half ? (const void *)(a.g16 + at) : (const void *)(a.g + at);
                 const AdamStep s = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, n + 1, 0.37);
                 copy_inputs(&b, &a, N);
                 if (is_split)
-                    adam_update(b.half + at, b.low + at, b.m + at, b.v + at, g, is_bf16, n, &s,
+                    adam_update(b.half + at, b.low + at, b.m + at, b.v + at, g, is_half, n, &s,
                                 decay);
-                else adam_update(b.p + at, NULL, b.m + at, b.v + at, g, is_bf16, n, &s, decay);
-                check_against_scalar(&a, &b, at, n, is_bf16, is_split, &s, decay);
+                else adam_update(b.p + at, NULL, b.m + at, b.v + at, g, is_half, n, &s, decay);
+                check_against_scalar(&a, &b, at, n, is_half, is_split, &s, decay);
                 size_t outside = 0;
                 for (size_t i = 0; i < N; i++)
                     if (i < at || i >= at + n)
@@ -227,14 +227,14 @@ static void check_runs(int half) {
     rng_normals(sum, RUNS_END, 7, 0, 2, 0);
     for (int mode = FP32; mode < MODES; mode++) {
         const int is_split = mode != FP32 && mode != SUM && mode != SUM_FP32;
-        const int is_bf16 = mode == SPLIT_BF16 || mode == SPLIT_SUM_BF16;
+        const int is_half = mode == SPLIT_BF16 || mode == SPLIT_SUM_BF16;
         const int has_grad = mode != SUM && mode != SPLIT_SUM;
         copy_inputs(&want, &a, RUNS_END);
         for (size_t i = 0; i < RUNS_END; i++) want.p[i] = weight_at(&a, i, is_split);
         for (int r = 0; r < RUNS; r++)
             for (size_t k = 0, i = runs[r].at; k < runs[r].length; k++, i++) {
                 const float decay = runs[r].decay ? s.weight_decay : 0.0f;
-                float g = is_bf16 ? bf16_to_f32(a.g16[i]) : a.g[i];
+                float g = is_half ? bf16_to_f32(a.g16[i]) : a.g[i];
                 if (mode >= SUM) g = has_grad ? fmaf(0.7f, g, sum[i]) : sum[i];
                 if (half)
                     one_element_bf16(&want.p[i], (uint16_t *)want.m + i, (uint16_t *)want.v + i, g,
@@ -245,9 +245,9 @@ static void check_runs(int half) {
             const bool cuts = threads % 2 == 0;
             use_threads(threads);
             copy_inputs(&b, &a, RUNS_END);
-            const void *grad = is_bf16 ? (const void *)a.g16 : (const void *)a.g;
+            const void *grad = is_half ? (const void *)a.g16 : (const void *)a.g;
             const AdamWork work = {is_split ? (void *)b.half : b.p, is_split ? b.low : NULL, b.m,
-                                   b.v, mode >= SUM ? sum : NULL, has_grad ? grad : NULL, is_bf16,
+                                   b.v, mode >= SUM ? sum : NULL, has_grad ? grad : NULL, is_half,
                                    0, 0.7f, NULL, cuts ? cut : runs, cuts ? 2 * RUNS : RUNS, s};
             adam_work(&work);
             size_t wrong = 0;
@@ -653,21 +653,21 @@ static void accumulation_is_its_definition(void) {
     for (size_t i = 0; i < n; i++) g16[i] = f32_to_bf16(g[i]);
     for (int mode = 0; mode < 16; mode++)
         for (int threads = 1; threads <= 5; threads++) {
-            const int is_bf16 = mode & 1, first = mode >> 1 & 1, with_sums = mode >> 2 & 1;
+            const int is_half = mode & 1, first = mode >> 1 & 1, with_sums = mode >> 2 & 1;
             const float scale = mode < 8 ? 1 : 0.7f;
             use_threads(threads);
             memcpy(acc, g0, n * 4);
             memcpy(want, g0, n * 4);
             for (int b = 0; b < MOST; b++) sums[b] = -7;
             const AdamWork work = {NULL, NULL, NULL, NULL, acc,
-                                   is_bf16 ? (const void *)g16 : (const void *)g, is_bf16, first,
+                                   is_half ? (const void *)g16 : (const void *)g, is_half, first,
                                    scale, with_sums ? sums : NULL, runs, RUNS, none};
             adam_work(&work);
             size_t block = 0, wrong = 0;
             for (int r = 0; r < RUNS; r++) {
                 const size_t at = runs[r].at, length = runs[r].length;
                 for (size_t i = at; i < at + length; i++) {
-                    const float x = is_bf16 ? bf16_to_f32(g16[i]) : g[i];
+                    const float x = is_half ? bf16_to_f32(g16[i]) : g[i];
                     want[i] = first ? x : want[i] + x;
                     if (mode >= 8) want[i] = first ? scale * x : fmaf(scale, x, g0[i]);
                 }
@@ -682,7 +682,7 @@ static void accumulation_is_its_definition(void) {
             CHECK(sums[block] == -7, "wrote past the last of %zu blocks", block);
             for (size_t i = 0; i < n; i++) wrong += !same_float(acc[i], want[i]);
             CHECK(wrong == 0, "%zu differ (bf16 %d, first %d, sums %d, scale %g, %d threads)",
-                  wrong, is_bf16, first, with_sums, (double)scale, threads);
+                  wrong, is_half, first, with_sums, (double)scale, threads);
         }
     use_threads(0);
     free(g); free(g0); free(acc); free(want); free(g16);

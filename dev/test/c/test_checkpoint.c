@@ -1848,10 +1848,10 @@ static void nowhere(void *owner, int part, size_t at, size_t n, float *w, bool o
 // A state whose hashes are right and whose contents are not: nothing may be believed.
 static void test_state_forged(void) {
     static const struct { const char *from, *to, *expected; } edits[] = {
-        {"version 8", "version 9", "of version 9; this program reads 8"},
-        {"version 8", "version 7", "of version 7; this program reads 8"},
+        {"version 9", "version 10", "of version 10; this program reads 9"},
+        {"version 9", "version 8", "of version 8; this program reads 9"},
         {"\nbest.step 0", "\nbest.step x", "lacks"}, {"\nproducts 0", "", "lacks a field"},
-        {"version 8\n", "", "of version 0"},
+        {"version 9\n", "", "of version 0"},
         {"hashes ", "hashes 0", "param.wte in state.safetensors"},
         {"hashes ", "hashes  ", "param.wte in state.safetensors"},
         {"\nhashes ", "\nashes ", "lacks a field"}, {"\nstep 1", "\nstep x", "lacks a field"},

@@ -240,7 +240,6 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --offload interleave --subgroup 100", "must be 4096 to"},
         {"--data d --offload interleave --slots 0", "must be 1 to 1000"},
         {"--offload zero", "--data is missing"},
-        {"--data d --precision fp16", "--precision fp16 has no backward pass"},
         {"--data d --precision fp8", "must be one of bf16|fp32|fp16"},
         {"--data d --resident-blocks 1", "--resident-blocks needs --optimizer mezo"},
         {"--data d --optimizer mezo --resident-blocks 1001", "must be 0 to 1000"},

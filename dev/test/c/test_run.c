@@ -393,6 +393,46 @@ static void test_first_values_elsewhere(void) {
     gpt2_table_free(&r.table);
 }
 
+// The factor of fp16's gradients: halved by a step that overflows, doubled after SCALING_STEPS others
+// in a row, and 1 in other precisions. AdamW's constants take it out, and do not count what was
+// skipped.
+static void test_loss_scaling(void) {
+    Run *r = ALLOC(Run, 1, "test");
+    StepResult fine = {.loss = 2, .norm = 3}, wild = {.loss = 2, .norm = INFINITY, .skipped = true};
+    r->o.precision = PRECISION_FP16;
+    r->o.beta1 = 0.9;
+    r->o.beta2 = 0.95;
+    r->o.eps = 1e-8;
+    r->o.clip = 1;
+    r->o.steps = 100;
+    CHECK(run_loss_scale(r) == SCALING_FIRST, "%g at first", run_loss_scale(r));
+    run_scale_loss(r, 1, &wild);
+    CHECK(run_loss_scale(r) == SCALING_FIRST / 2 && r->state.scaling.skipped == 1, "%g, halved",
+          run_loss_scale(r));
+    for (int i = 1; i < SCALING_STEPS; i++) run_scale_loss(r, 2, &fine);
+    run_scale_loss(r, 3, &wild);
+    for (int i = 1; i < SCALING_STEPS; i++) run_scale_loss(r, 4, &fine);
+    CHECK(run_loss_scale(r) == SCALING_FIRST / 4, "%g after two", run_loss_scale(r));
+    run_scale_loss(r, 5, &fine);
+    CHECK(run_loss_scale(r) == SCALING_FIRST / 2 && r->state.scaling.good == 0, "%g, doubled",
+          run_loss_scale(r));
+    const double scale = SCALING_FIRST / 2;
+    const AdamStep step = run_adam_step(r, 12, 16 * scale * scale, &fine);
+    const AdamStep want = adam_step_prepare(schedule_lr(&r->o, 12), 0.9, 0.95, 1e-8, 0, 10,
+                                            0.25 / scale);
+    CHECK(memcmp(&step, &want, sizeof step) == 0 && fine.norm == 4 && !fine.skipped,
+          "norm %g, scale %g", fine.norm, (double)step.grad_scale);
+    run_adam_step(r, 13, INFINITY, &fine);
+    CHECK(fine.skipped, "an overflow");
+    fine.loss = NAN;
+    run_adam_step(r, 13, 1, &fine);
+    CHECK(fine.skipped, "a loss that is no number");
+    r->o.precision = PRECISION_BF16;
+    run_scale_loss(r, 14, &wild);
+    CHECK(run_loss_scale(r) == 1 && r->state.scaling.scale == scale, "bf16");
+    free(r);
+}
+
 int main(void) {
     static char text[1024];
     snprintf(base, sizeof base, "/tmp/tide-run-XXXXXX");
@@ -412,5 +452,6 @@ int main(void) {
     RUN(test_sample_begins);
     RUN(test_task);
     remove_tree(base);
+    RUN(test_loss_scaling);
     return test_summary();
 }

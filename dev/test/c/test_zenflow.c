@@ -93,7 +93,7 @@ static ZenReference reference_of(const Model *m, const Case *c) {
     x.v = floats(n);
     x.shown = floats(n);
     x.acc = floats(n);
-    x.bf16 = c->bf16;
+    x.half = c->bf16;
     gpt2_init(&m->table, x.master, 3);
     for (size_t e = 0; e < n; e++) x.shown[e] = c->bf16 ? weight(x.master[e]) : x.master[e];
     return x;

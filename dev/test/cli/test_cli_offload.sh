@@ -204,6 +204,46 @@ is sums_on_the_host_return tight_sums h2d_bytes $((14 * g + 2 * c))
 check sums_on_the_host_are_said grep -q 'summed on the host' tight_sums.out
 check sums_on_the_gpu_are_said grep -q 'summed on the GPU' accum_share.out
 
+# --- fp16: loss scaling --------------------------------------------------------------------------
+
+# One token's gradient times 65536 is too large for fp16, so the first steps overflow and update
+# nothing. All steps read the same token.
+head -c 999 /dev/zero | tr '\0' a >same.txt
+one="--precision fp16 --data same.txt --batch 1 --seq 1 --save-every 2 --schedule constant --keep 9"
+without_measuring
+go f16_none $one --offload none --steps 6
+go f16_zero $one --offload zero --steps 6
+go f16_inter $one --offload interleave --stride 2 $fine --slots 2 --steps 6
+go f16_host $one --offload zero --weights host --steps 6
+go f16_wide $one --offload zero --grad-wire fp32 --steps 6
+go f16_zen $one --offload zenflow --zen-overlap off --zen-window 1 --zen-topk 0.3 --steps 6
+go f16_first $one --offload none --steps 1
+go f16_whole $one --offload none --precision fp32 --steps 5
+wait
+"$tide" $tiny $one --steps 0 --out f16_start >f16_start.out 2>&1
+for run in zero inter host wide; do same "fp16_is_the_same_on_$run" f16_$run f16_none; done
+check fp16_is_the_same_in_zenflow cmp f16_zen/model.safetensors f16_none/model.safetensors
+scales() { sed -n 's/.*"step":\([0-9]*\),"\(skipped\|loss\)".*"loss_scale":\([0-9]*\).*/\1 \2 \3/p' $1/log.jsonl; }
+scales f16_none >scales.txt
+check fp16_skips_what_overflows grep -q '^1 skipped 65536$' scales.txt
+check fp16_halves_the_scale grep -q '^2 [a-z]* 32768$' scales.txt
+check fp16_goes_on grep -q '^6 loss' scales.txt
+check a_skipped_step_leaves_the_weights cmp f16_first/model.safetensors f16_start/model.safetensors
+# The updates are those of a run that skips nothing, whose bias corrections count them alone.
+skipped=$(grep -c skipped scales.txt)
+check skipped_steps_do_not_count sh -c 'losses() { sed -n "s/.*\"loss\":\([0-9.]*\).*/\1/p" "$1/log.jsonl"; }
+    losses f16_none >a.txt; losses f16_whole | head -n $((6 - $0)) | paste a.txt - |
+    awk "{ d = \$1 - \$2; n++; if (d * d > 1e-5) exit 1 } END { exit n < 3 }"' "$skipped"
+# Stopped between skipped steps, and resumed elsewhere: the scale is in the checkpoint.
+go f16_part $one --offload zero --steps 2
+wait
+go f16_part $one --offload interleave --stride 2 $fine --steps 6 --resume
+wait
+same fp16_resumes_with_its_scale f16_part f16_none
+check it_resumes_with_its_scale sh -c 'sed "s/.*step/step/" f16_part/log.jsonl | wc -l | grep -qx 6'
+refuses fp16_that_overflows_anyway 1 'without loss scaling' "$tide" $tiny $one --steps 40 --lr 1000 \
+    --clip 0 --out f16_diverged
+
 # --- time, by the emulated GPU's virtual clock (doc/emulator.md): 1 MB/s, 10 ms a kernel ---------
 
 emulated=

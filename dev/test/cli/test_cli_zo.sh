@@ -586,7 +586,6 @@ refuses streaming_with_adamw 2 'resident-blocks needs --optimizer mezo' "$tide" 
     --resident-blocks 0
 refuses dump_with_mezo 2 'gradient' "$cpu" $data --optimizer mezo --dump x
 refuses offload_with_mezo 2 'resident-blocks' "$tide" $data --optimizer mezo --offload zero
-refuses fp16_with_adamw 2 'fp16.*mezo' "$tide" $data --precision fp16
 refuses streaming_on_the_cpu 2 'GPU builds' "$cpu" $data --optimizer mezo --resident-blocks 0
 refuses lr_1e30 2 'must be 0 to 1000' "$cpu" $data --optimizer mezo --lr 1e30
 

@@ -85,6 +85,7 @@ for precision in "" _fp32; do
     (export EMU_PROTECT=0; same_bits test_zero_gpu$precision "$schedules")
 done
 same_bits test_zo_gpu_fp16 "$schedules"
+same_bits test_placement_fp16 "$schedules"
 
 # The calls that order a step can be left out one by one (mutants.sh): this one is listed, and the bits
 # are others without it.

@@ -95,10 +95,10 @@ void cpu_crossentropy(float *losses, float *logits, const int32_t *targets, floa
     crossentropy(losses, logits, targets, grad_scale, N, V, Vp);
 }
 
-void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_bf16,
+void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_half,
                      uint16_t *p_bf16, const AdamRun *runs, int count, const AdamStep *step) {
-    AdamWork work = {p, NULL, m, v, NULL, grad, grad_is_bf16, 0, 1, NULL, runs, count, *step};
-    if (p_bf16 == NULL && !grad_is_bf16) {
+    AdamWork work = {p, NULL, m, v, NULL, grad, grad_is_half, 0, 1, NULL, runs, count, *step};
+    if (p_bf16 == NULL && !grad_is_half) {
         adam_work(&work);
         return;
     }
@@ -119,9 +119,9 @@ void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_
     free(weights);
 }
 
-void cpu_norm_sums(const void *grad, bool is_bf16, size_t n, double *sums) {
+void cpu_norm_sums(const void *grad, bool is_half, size_t n, double *sums) {
     float *wide = (float *)alloc_or_fail(n, sizeof(float), "gradient");
-    for (size_t i = 0; i < n; i++) wide[i] = grad_at(grad, is_bf16, i);
+    for (size_t i = 0; i < n; i++) wide[i] = grad_at(grad, is_half, i);
     norm_block_sums(wide, n, sums);
     free(wide);
 }

@@ -47,9 +47,9 @@ void cpu_crossentropy(float *losses, float *logits, const int32_t *targets, floa
                       size_t N, size_t V, size_t Vp);
 // p: whole masters. p_bf16, unless NULL: the weights; then, or with gradients in bf16, the step is
 // made as of weights in bf16 and their other bits.
-void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_bf16,
+void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_half,
                      uint16_t *p_bf16, const AdamRun *runs, int count, const AdamStep *step);
-void cpu_norm_sums(const void *grad, bool is_bf16, size_t n, double *sums);
+void cpu_norm_sums(const void *grad, bool is_half, size_t n, double *sums);
 double cpu_norm_total(const double *sums, size_t count);
 
 // --- the model -------------------------------------------------------------------------------

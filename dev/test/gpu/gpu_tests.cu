@@ -16,15 +16,21 @@
 namespace test_zo_gpu {
 #include "test_zo_gpu.cu"
 }
-#ifndef ENABLE_FP16
-namespace test_gpt2cu {
-#include "test_gpt2cu.cu"
-}
 namespace test_model {
 #include "test_model.cu"
 }
 namespace test_placement {
 #include "test_placement.cu"
+}
+namespace test_zenflow_gpu {
+#include "test_zenflow_gpu.cu"
+}
+namespace test_zero_gpu {
+#include "test_zero_gpu.cu"
+}
+#ifndef ENABLE_FP16
+namespace test_gpt2cu {
+#include "test_gpt2cu.cu"
 }
 namespace test_plan {
 #include "test_plan.cu"
@@ -34,12 +40,6 @@ namespace test_zen_time {
 }
 namespace test_zen_rehearsal {
 #include "test_zen_rehearsal.cu"
-}
-namespace test_zenflow_gpu {
-#include "test_zenflow_gpu.cu"
-}
-namespace test_zero_gpu {
-#include "test_zero_gpu.cu"
 }
 namespace test_zo_rehearsal {
 #include "test_zo_rehearsal.cu"
@@ -72,15 +72,15 @@ namespace test_timeline {
 int main(int argc, char **argv) {
     static const struct { const char *name; int (*main)(int, char **); } tests[] = {
         {"test_zo_gpu", test_zo_gpu::main},
-#ifndef ENABLE_FP16
-        {"test_gpt2cu", [](int, char **) { return test_gpt2cu::main(); }},
         {"test_model", test_model::main},
         {"test_placement", test_placement::main},
+        {"test_zenflow_gpu", test_zenflow_gpu::main},
+        {"test_zero_gpu", test_zero_gpu::main},
+#ifndef ENABLE_FP16
+        {"test_gpt2cu", [](int, char **) { return test_gpt2cu::main(); }},
         {"test_plan", test_plan::main},
         {"test_zen_time", test_zen_time::main},
         {"test_zen_rehearsal", test_zen_rehearsal::main},
-        {"test_zenflow_gpu", test_zenflow_gpu::main},
-        {"test_zero_gpu", test_zero_gpu::main},
         {"test_zo_rehearsal", test_zo_rehearsal::main},
 #ifndef ENABLE_FP32
         {"test_attention", [](int, char **) { return test_attention::main(); }},

@@ -71,7 +71,15 @@ static size_t wire_chunk = (size_t)1 << 22;
 
 // The trainer here is of one precision. A test's configurations of another are for the program that
 // was compiled for it: gpu_tests, gpu_tests_fp32, gpu_tests_fp16.
-enum { BITS = 8 * sizeof(floatX), IS_BF16 = PRECISION == PRECISION_BF16 };
+enum { BITS = 8 * sizeof(floatX), IS_HALF = BITS == 16, IS_BF16 = PRECISION == PRECISION_BF16,
+       IS_FP16 = PRECISION == PRECISION_FP16 };
+static const char *const precision_name = IS_BF16 ? "bf16" : IS_FP16 ? "fp16" : "fp32";
+
+// Of fp16's gradients (run.h).
+static const float loss_scale = IS_FP16 ? 4096 : 1;
+
+// Is a configuration of so many bits for this program? fp16 takes every third one.
+static bool config_of_bits(int k, int bits) { return bits == BITS && (!IS_FP16 || k % 3 == 2); }
 
 // A shape of model and step.
 struct Shape {
@@ -281,10 +289,10 @@ static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs,
     double loss;
     for (size_t micro = 0; micro < s->accum; micro++) {
         gpt2_forward(g, inputs + micro * N, begins, targets + micro * N, s->B, s->T);
-        gpt2_head(g, 1.0f / (float)(N * s->accum), 1 / (double)s->accum, micro > 0, NULL);
+        gpt2_head(g, loss_scale / (float)(N * s->accum), 1 / (double)s->accum, micro > 0, NULL);
         gpt2_backward(g, micro > 0, micro + 1 == s->accum);
     }
-    *norm_squared = gpt2_grad_norm_squared(g, &loss);
+    *norm_squared = gpt2_grad_norm_squared(g, &loss) / (loss_scale * loss_scale);
     free(begins);
     return loss;
 }
@@ -294,7 +302,8 @@ static double gpu_step(GPT2 *g, const Shape *s, const Recipe *r, size_t step,
                        const int32_t *inputs, const int32_t *targets, double *norm) {
     double norm_squared;
     const double loss = gpu_gradient(g, s, inputs, targets, &norm_squared);
-    const AdamStep adam = recipe_step(r, step, norm_squared);
+    AdamStep adam = recipe_step(r, step, norm_squared);
+    adam.grad_scale /= loss_scale;
     gpt2_update(g, &adam);
     *norm = sqrt(norm_squared);
     return loss;
@@ -480,10 +489,11 @@ static AdamStep adam_of(const ZenRates *r, size_t step, float scale) {
     return s;
 }
 
-// The end of a step of zenflow, with these rates.
+// The end of a step of zenflow, with these rates. Sums over columns are of gradients as they are.
 static void zen_update(GPT2 *g, size_t step, float scale, const ZenRates *rates) {
     const AdamStep adam = adam_of(rates, step, scale);
     g->zen->rates = *rates;
+    g->zen->loss_scale = 1;
     gpt2_update(g, &adam);
 }
 

@@ -116,7 +116,8 @@ typedef struct {
     double *want_out, *want_lse, *want_dqkv;
     // sums of absolute values: of what is rounded to X before it enters a product, and of all
     double *round_out, *noise_out, *noise_lse, *round_dqkv, *noise_dqkv;
-    double *tiny_out;  // the most that out changes by if each p does by 1 before its row is scaled
+    double *tiny_out;  // the most that out changes by if each p does by 1 before its row is scaled,
+    double *tiny_dqkv; // and that dqkv does if each p, and each ds without the scale, does by 1
 } Reference;
 
 template <typename T> static T *zeros(size_t n) {
@@ -138,6 +139,7 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
     r.round_out = zeros<double>(r.n_out); r.noise_out = zeros<double>(r.n_out);
     r.noise_lse = zeros<double>(r.n_lse); r.tiny_out = zeros<double>(r.n_out);
     r.round_dqkv = zeros<double>(r.n_qkv); r.noise_dqkv = zeros<double>(r.n_qkv);
+    r.tiny_dqkv = zeros<double>(r.n_qkv);
     double *sc = zeros<double>(T), *sa = zeros<double>(T);
     int32_t *begins = documents(s);
     seed = data_seed;
@@ -204,6 +206,9 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
                 r.noise_dqkv[iq] += ds_noise * fabs(k);
                 r.noise_dqkv[ik] += ds_noise * fabs(q);
                 r.noise_dqkv[iv] += p * fabs(d) * noise;
+                r.tiny_dqkv[iq] += fabs(k) * scale;
+                r.tiny_dqkv[ik] += fabs(q) * scale;
+                r.tiny_dqkv[iv] += fabs(d);
             }
         }
     }
@@ -216,7 +221,7 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
 static void reference_free(Reference *r) {
     free(r->qkv); free(r->dout); free(r->out); free(r->lse); free(r->want_out); free(r->want_lse);
     free(r->want_dqkv); free(r->round_out); free(r->noise_out); free(r->noise_lse);
-    free(r->round_dqkv); free(r->noise_dqkv); free(r->tiny_out);
+    free(r->round_dqkv); free(r->noise_dqkv); free(r->tiny_out); free(r->tiny_dqkv);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -239,7 +244,7 @@ static void backward(Kernels kernels, X *dqkv, float *delta, const X *dout, cons
                      const float *lse, const X *qkv, const int32_t *begins, Shape s) {
     attention_backward(dqkv, delta, dout, out, lse, qkv, begins, s.of(), stream,
                        kernels != DISPATCH);
-    if (kernels != FLASH || !std::is_same_v<X, bf16>) return;  // f16: plain ones
+    if (kernels != FLASH) return;
     CUDA(cudaMemsetAsync(dqkv, 0xff, s.B * s.T * s.of().pitch * sizeof(X), stream));
     attention_keys(dqkv, delta, dout, lse, qkv, begins, s.of(), true, stream);
     attention_queries<X, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s.of(), true, stream);
@@ -310,7 +315,8 @@ template <typename X> static void check(Kernels kernels, Shape s, float amplitud
     Results<X> a = run<X>(kernels, s, &r, r.qkv);
     compare("out", kernels, s, a.out, r.n_out, r.want_out, r.round_out, r.noise_out, r.tiny_out);
     compare("lse", PLAIN, s, a.lse, r.n_lse, r.want_lse, r.noise_lse, r.noise_lse, NULL);
-    compare("dqkv", kernels, s, a.dqkv, r.n_qkv, r.want_dqkv, r.round_dqkv, r.noise_dqkv, NULL);
+    compare("dqkv", kernels, s, a.dqkv, r.n_qkv, r.want_dqkv, r.round_dqkv, r.noise_dqkv,
+            r.tiny_dqkv);
     if (again) {
         Results<X> b = run<X>(kernels, s, &r, r.qkv);
         CHECK(same_results(&a, &b, &r), "another launch, other bits: T %zu HS %zu", s.T, s.HS);

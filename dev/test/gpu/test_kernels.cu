@@ -754,8 +754,8 @@ static int make_runs(AdamRun *runs) {
 }
 
 // skip: elements by which the arenas start after a multiple of 16 bytes.
-static void adam_case(bool is_bf16, bool split, bool moments_bf16, size_t skip, int count) {
-    set_shape("gradient bf16 %d, split %d, moments bf16 %d, skip %zu, runs %d", is_bf16, split,
+static void adam_case(bool is_half, bool split, bool moments_bf16, size_t skip, int count) {
+    set_shape("gradient bf16 %d, split %d, moments bf16 %d, skip %zu, runs %d", is_half, split,
               moments_bf16, skip, count);
     const size_t n = ARENA;
     AdamRun runs[RUNS];
@@ -778,7 +778,7 @@ static void adam_case(bool is_bf16, bool split, bool moments_bf16, size_t skip, 
     if (split) master_move(p16, low, p2, n, true);  // NaNs are others
     AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 3, 0.37);
     step.moments_bf16 = moments_bf16;
-    cpu_adam_update(p2, m2, v2, is_bf16 ? (const void *)g16 : (const void *)g, is_bf16,
+    cpu_adam_update(p2, m2, v2, is_half ? (const void *)g16 : (const void *)g, is_half,
                     NULL, runs, count, &step);
     if (moments_bf16)  // the other way round, to compare
         for (size_t i = n; i-- > 0;) {
@@ -793,16 +793,16 @@ static void adam_case(bool is_bf16, bool split, bool moments_bf16, size_t skip, 
             arena[k] = (float *)((char *)poison<float>(n + skip) + away);
             CUDA(cudaMemcpy(arena[k], from[k], n * 4, cudaMemcpyHostToDevice));
         }
-        const size_t size = is_bf16 ? 2 : 4;
+        const size_t size = is_half ? 2 : 4;
         char *grad = (char *)device_bytes(NULL, (n + skip) * size) + skip * size;
         uint16_t *d_p16 = (uint16_t *)device_bytes(NULL, (n + skip) * 2) + skip;
         uint16_t *d_low = (uint16_t *)device_bytes(NULL, (n + skip) * 2) + skip;
         CUDA(cudaMemcpy(d_p16, p16, n * 2, cudaMemcpyHostToDevice));
         CUDA(cudaMemcpy(d_low, low, n * 2, cudaMemcpyHostToDevice));
-        CUDA(cudaMemcpy(grad, is_bf16 ? (void *)g16 : (void *)g, n * size, cudaMemcpyHostToDevice));
+        CUDA(cudaMemcpy(grad, is_half ? (void *)g16 : (void *)g, n * size, cudaMemcpyHostToDevice));
         CUDA(cudaDeviceSynchronize());
         adam_update_gpu(split ? (void *)d_p16 : arena[0], split ? d_low : NULL, arena[1], arena[2],
-                        grad, is_bf16, runs, count, &step, stream);
+                        grad, is_half, runs, count, &step, stream);
         if (split) {
             uint16_t *got_low = (uint16_t *)alloc_or_fail(n, 2, "test");
             float *joined = (float *)alloc_or_fail(n, 4, "test");
@@ -839,8 +839,8 @@ static void adam_is_the_cpu_s_bit_for_bit(void) {
     }
 }
 
-static void norm_case(bool is_bf16, bool wild, int count) {
-    set_shape("bf16 %d, wild %d, runs %d", is_bf16, wild, count);
+static void norm_case(bool is_half, bool wild, int count) {
+    set_shape("bf16 %d, wild %d, runs %d", is_half, wild, count);
     const size_t n = ARENA;
     AdamRun runs[RUNS];
     make_runs(runs);
@@ -851,13 +851,13 @@ static void norm_case(bool is_bf16, bool wild, int count) {
     size_t blocks = 0;
     for (int i = 0; i < count; i++) {
         const size_t at = runs[i].at;
-        cpu_norm_sums(is_bf16 ? (const void *)(g16 + at) : (const void *)(g + at), is_bf16,
+        cpu_norm_sums(is_half ? (const void *)(g16 + at) : (const void *)(g + at), is_half,
                       runs[i].length, want + blocks);
         blocks += norm_blocks(runs[i].length);
     }
     TWICE {
         double *sums = (double *)device_bytes(NULL, blocks * sizeof(double));
-        norm_block_sums_gpu(is_bf16 ? device_bytes(g16, n * 2) : device_bytes(g, n * 4), is_bf16,
+        norm_block_sums_gpu(is_half ? device_bytes(g16, n * 2) : device_bytes(g, n * 4), is_half,
                             runs, count, sums, stream);
         host_bytes(got, sums, blocks * sizeof(double));
         for (size_t b = 0; b < blocks; b++)

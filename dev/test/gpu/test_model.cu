@@ -48,7 +48,7 @@ enum { SHAPES = sizeof shapes / sizeof *shapes, MAX_ACCUM = 4, STEPS = 10 };
 // What an error may be, by kind of tensor: max|a - b| / max|b|, and the same of root mean squares.
 // In fp32 it is rounding, less than 1e-6 where this was written, and a wrong term is far above. In
 // bf16 every stored number is off by up to 2^-9 = 0.002 of itself, and the layers add that up:
-// twice what was seen.
+// twice what was seen. fp16 has three more bits, and a quarter of bf16's error is allowed.
 typedef struct {
     const char *kind;
     double fp32, bf16_max, bf16_rms;         // allowed
@@ -122,11 +122,13 @@ static void compare(const char *shape, const char *kind, size_t layer,
         of += (double)wanted[i] * (double)wanted[i];
     }
     const double max = worst == 0 ? 0 : worst / largest, rms = worst == 0 ? 0 : sqrt(squares / of);
-    if (IS_BF16) {
+    if (IS_HALF) {
         band->seen_max = larger(band->seen_max, max);
         band->seen_rms = larger(band->seen_rms, rms);
-        CHECK(test_within(max, band->bf16_max) & test_within(rms, band->bf16_rms),
-              "%s bf16 %s (layer %zu): error %.4f, rms %.4f", shape, kind, layer, max, rms);
+        const double less = IS_FP16 ? 0.25 : 1;
+        CHECK(test_within(max, less * band->bf16_max) & test_within(rms, less * band->bf16_rms),
+              "%s %s %s (layer %zu): error %.4f, rms %.4f", shape, precision_name, kind, layer, max,
+              rms);
     } else {
         band->seen_fp32 = larger(band->seen_fp32, max);
         CHECK(test_within(max, band->fp32), "%s fp32 %s (layer %zu): error %.2e", shape, kind,
@@ -152,10 +154,15 @@ template <typename Y> static void fetch(float *host, const Y *device, size_t n) 
     free(copy);
 }
 
-// The step's gradient, as floats: an arena.
-static void gradients(GPT2 *g, float *out) {
+// The step's gradient, as floats: an arena. Scaled, or as it is.
+static void scaled_gradients(GPT2 *g, float *out) {
     if (g->accumulating) fetch(out, (float *)g->waiting, g->table.elements);
     else fetch(out, g->grads, g->table.elements);
+}
+
+static void gradients(GPT2 *g, float *out) {
+    scaled_gradients(g, out);
+    for (size_t i = 0; i < g->table.elements; i++) out[i] /= loss_scale;
 }
 
 static double cpu_step(CPUModel *cpu, const Shape *s, const Recipe *r, size_t step,
@@ -183,13 +190,14 @@ static double cpu_step(CPUModel *cpu, const Shape *s, const Recipe *r, size_t st
 // `ours` is of type floatX, or fp32 in either precision: mean, rstd, lse and the losses.
 template <typename Y>
 static void compare_activation(CPUModel *cpu, const Shape *s, const char *kind,
-                               size_t layer, const Y *ours) {
+                               size_t layer, const Y *ours, float scale = 1) {
     size_t n;
     const float *wanted = cpu_model_tensor(cpu, kind, layer, &n);
     CHECK((wanted == NULL) == (ours == NULL), "%s of %s is there on one side only", kind, s->name);
     if (wanted == NULL || ours == NULL) return;  // this family has none
     float *host = floats(n);
     fetch(host, ours, n);
+    for (size_t i = 0; i < n; i++) host[i] /= scale;
     compare(s->name, kind, layer, host, wanted, n);
     free(host);
 }
@@ -242,7 +250,7 @@ static void check_shape(const Shape *s) {
             compare_activation(cpu, s, "mean_f", 0, g->mean_f);
             compare_activation(cpu, s, "rstd_f", 0, g->rstd_f);
         }
-        gpt2_head(g, grad_scale, 1 / (double)s->accum, micro > 0, logits);
+        gpt2_head(g, loss_scale * grad_scale, 1 / (double)s->accum, micro > 0, logits);
         wanted_loss += cpu_model_head(cpu, next, grad_scale, micro > 0, wanted_logits)
                        / (double)s->accum;
         if (micro == 0) {
@@ -255,9 +263,9 @@ static void check_shape(const Shape *s) {
         gpt2_backward(g, micro > 0, micro + 1 == s->accum);
         cpu_model_backward(cpu, in, micro > 0);
         if (micro == 0 && shares_acts(g)) compare_layer(g, cpu, s, 0);
-        if (micro == 0) compare_activation(cpu, s, "dx", 0, g->dx);
+        if (micro == 0) compare_activation(cpu, s, "dx", 0, g->dx, loss_scale);
     }
-    const double norm_squared = gpt2_grad_norm_squared(g, &loss);
+    const double norm_squared = gpt2_grad_norm_squared(g, &loss) / (loss_scale * loss_scale);
     compare_number(s->name, "loss", loss, wanted_loss);
     compare_number(s->name, "norm", sqrt(norm_squared),
                    sqrt(cpu_model_grad_norm_squared(cpu)));
@@ -296,14 +304,14 @@ static void check_words(const Shape *s) {
         const int32_t *in = inputs + micro * N, *at = where + micro * N;
         const float grad_scale = 1.0f / (float)rows;
         gpt2_forward(g, in, NULL, at, s->B, s->T);
-        gpt2_classify(g, grad_scale, 1 / (double)s->accum, micro > 0);
+        gpt2_classify(g, loss_scale * grad_scale, 1 / (double)s->accum, micro > 0);
         cpu_model_forward(cpu, in, NULL);
         wanted_loss += cpu_model_classify(cpu, words.word, words.count, at, grad_scale, micro > 0,
                                           &wanted_right) / (double)s->accum;
         gpt2_backward(g, micro > 0, micro + 1 == s->accum);
         cpu_model_backward(cpu, in, micro > 0);
     }
-    const double norm_squared = gpt2_grad_norm_squared(g, &loss);
+    const double norm_squared = gpt2_grad_norm_squared(g, &loss) / (loss_scale * loss_scale);
     CHECK(right == wanted_right && right <= rows, "%zu and %zu right", right, wanted_right);
     compare_number(s->name, "loss", loss, wanted_loss);
     compare_number(s->name, "norm", sqrt(norm_squared), sqrt(cpu_model_grad_norm_squared(cpu)));
@@ -315,8 +323,9 @@ static void check_words(const Shape *s) {
 }
 
 static void test_every_tensor(void) {
-    for (size_t i = 0; i < SHAPES; i++) check_shape(&shapes[i]);
-    for (size_t i = 0; i < SHAPES; i++)
+    const size_t ahead = IS_FP16 ? 2 : 1;
+    for (size_t i = 0; i < SHAPES; i += ahead) check_shape(&shapes[i]);
+    for (size_t i = 0; i < SHAPES; i += ahead)
         if (shapes[i].B > 1 && shapes[i].T > 1 && shapes[i].document == 0) check_words(&shapes[i]);
 }
 
@@ -333,7 +342,7 @@ static const Shape small_llama = {"small llama", 2, 4, 32, 40, 131, 20, 3, 15, G
 // gradients that ought to be zero (the keys' bias): AdamW would make whole steps of it.
 static void check_ten_steps(const Shape *s, const Recipe *r, bool clips) {
     const size_t N = s->B * s->T;
-    float *params = shape_params(s, IS_BF16);
+    float *params = shape_params(s, IS_HALF);
     GPT2 *g = model_open(s, params);
     CPUModel *cpu = cpu_model_new(&g->config, s->B, s->T, params);
     const size_t P = g->table.elements;
@@ -375,9 +384,9 @@ static void check_ten_steps(const Shape *s, const Recipe *r, bool clips) {
 static void test_ten_steps(void) {
     const Recipe clipping = {1e-2, 1e-2, 0.05, 0.1, false};
     const Recipe free_running = {1e-2, 1e-2, 0, 0.1, false};
-    check_ten_steps(&small, IS_BF16 ? &free_running : &clipping, !IS_BF16);
-    check_ten_steps(&small_accum, IS_BF16 ? &clipping : &free_running, IS_BF16);
-    check_ten_steps(&small_llama, IS_BF16 ? &clipping : &free_running, IS_BF16);
+    check_ten_steps(&small, IS_HALF ? &free_running : &clipping, !IS_HALF);
+    check_ten_steps(&small_accum, IS_HALF ? &clipping : &free_running, IS_HALF);
+    check_ten_steps(&small_llama, IS_HALF ? &clipping : &free_running, IS_HALF);
 }
 
 // A hundred steps on a short text, said over and over. The largest difference of the mean of ten
@@ -411,7 +420,7 @@ static void test_loss_curves(void) {
     }
     CHECK(wanted[CURVE - 1] < 1.5 && wanted[0] > 4, "it learns: %.3f to %.3f", wanted[0],
           wanted[CURVE - 1]);
-    CHECK(test_within(worst, IS_BF16 ? 0.02 : 1e-5), "%.2e from the CPU's curve", worst);
+    CHECK(test_within(worst, IS_BF16 ? 0.02 : IS_FP16 ? 0.005 : 1e-5), "%.2e from the CPU's curve", worst);
     if (getenv("TEST_ERRORS") != NULL)
         printf("  curves: %.3f to %.3f; %.2e from the CPU's\n", wanted[0], wanted[CURVE - 1],
                worst);
@@ -478,7 +487,7 @@ static void check_smaller_batch(Shape s) {
 }
 
 static void test_smaller_batch(void) {
-    check_smaller_batch(IS_BF16 ? shapes[2] : small);
+    check_smaller_batch(IS_HALF ? shapes[2] : small);
 }
 
 // The sum over micro-batches is that of their gradients, each rounded to floatX, in order in fp32.
@@ -503,18 +512,19 @@ static void check_definitions(const Shape *s) {
         double norm_squared, loss;
         shape_batch(s, step, inputs, targets);
         gpu_gradient(g, s, inputs, targets, &norm_squared);
+        norm_squared *= loss_scale * loss_scale;
         if (g->accumulating) {
             // `single` has the same parameters and makes one micro-batch's gradient at a time
             gpt2_move(single, 0, 0, P, p, false);
             for (size_t micro = 0; micro < s->accum; micro++) {
                 gpt2_forward(single, inputs + micro * N, NULL, targets + micro * N, s->B, s->T);
-                gpt2_head(single, 1.0f / (float)(N * s->accum), 1, false, NULL);
+                gpt2_head(single, loss_scale / (float)(N * s->accum), 1, false, NULL);
                 gpt2_backward(single, false, true);
                 gpt2_grad_norm_squared(single, &loss);
-                gradients(single, part);
+                scaled_gradients(single, part);
                 for (size_t i = 0; i < P; i++) sum[i] = micro == 0 ? part[i] : sum[i] + part[i];
             }
-            gradients(g, part);
+            scaled_gradients(g, part);
             CHECK(memcmp(sum, part, P * sizeof(float)) == 0,
                   "%s: the sum is not that of its parts, step %zu", s->name, step);
             memcpy(sum, part, P * sizeof(float));
@@ -522,11 +532,11 @@ static void check_definitions(const Shape *s) {
             gpu_copy(grads, g->grads, P * sizeof(floatX));
         }
         const void *grad = g->accumulating ? (const void *)sum : (const void *)grads;
-        const bool grad_is_bf16 = !g->accumulating && IS_BF16;
+        const bool grad_is_half = !g->accumulating && IS_HALF;
         size_t blocks = 0;
         for (int i = 0; i < g->table.count; i++) {
             const GPT2Tensor *x = &g->table.tensors[i];
-            cpu_norm_sums((const char *)grad + x->offset * (grad_is_bf16 ? 2 : 4), grad_is_bf16,
+            cpu_norm_sums((const char *)grad + x->offset * (grad_is_half ? 2 : 4), grad_is_half,
                           x->size, sums + blocks);
             blocks += norm_blocks(x->size);
         }
@@ -534,13 +544,14 @@ static void check_definitions(const Shape *s) {
         const double wanted = norm_total(sums, blocks);
         CHECK(norm_squared == wanted, "%s: norm^2 %.17g, adam.h says %.17g", s->name, norm_squared,
               wanted);
-        const AdamStep adam = recipe_step(&plain, step, norm_squared);
+        AdamStep adam = recipe_step(&plain, step, norm_squared);
+        adam.grad_scale /= loss_scale;
         gpt2_update(g, &adam);
         for (int i = 0; i < g->table.count; i++) {
             const GPT2Tensor *x = &g->table.tensors[i];
             const size_t at = x->offset;
             const AdamRun run = {at, x->size, x->decay, at};
-            cpu_adam_update(p, m, v, grad, grad_is_bf16, rounded, &run, 1, &adam);
+            cpu_adam_update(p, m, v, grad, grad_is_half, rounded, &run, 1, &adam);
         }
         gpt2_move(g, 0, 0, P, state, true);
         CHECK(memcmp(state, p, P * sizeof(float)) == 0, "%s: parameters, step %zu", s->name, step);
@@ -548,9 +559,9 @@ static void check_definitions(const Shape *s) {
         CHECK(memcmp(state, m, P * sizeof(float)) == 0, "%s: m, step %zu", s->name, step);
         gpu_copy(state, g->state[2], P * sizeof(float));
         CHECK(memcmp(state, v, P * sizeof(float)) == 0, "%s: v, step %zu", s->name, step);
-        if (IS_BF16) {
+        if (IS_HALF) {
             gpu_copy(bits, g->params, P * 2);
-            CHECK(memcmp(bits, rounded, P * 2) == 0, "%s: bf16 copy, step %zu", s->name, step);
+            CHECK(memcmp(bits, rounded, P * 2) == 0, "%s: weights, step %zu", s->name, step);
         }
     }
     // Padding and gaps: rows beyond the vocabulary, and what lies between tensors.
@@ -583,13 +594,39 @@ static void check_definitions(const Shape *s) {
     model_close(single);
 }
 
+#ifdef ENABLE_FP16
+// A master in fp16 and 16 bits more: the nearest weight, nothing lost from 2^-16 on, less than 2^-39
+// below, and the same halves again. 13 apart: numbers of every exponent.
+static void test_masters_of_fp16(void) {
+    size_t wrong = 0;
+    for (uint32_t bits = 0; bits < 0x477ff000u; bits += 13) {
+        const float f = bits_float(bits);
+        const uint16_t weight = master_weight(f), low = master_low(f);
+        const float master = master_f32(weight, low);
+        const f16 nearest = from_f32<f16>(f), of_master = from_f32<f16>(master);
+        uint16_t half[2];
+        memcpy(half, &nearest, 2);
+        memcpy(half + 1, &of_master, 2);
+        wrong += !(f - master <= (f < 0x1p-16f ? 0x1p-39f : 0) && f >= master)
+                 || weight != half[1] || f32_to_half(f) != half[0]
+                 || half_to_f32(weight) != to_f32(of_master)
+                 || master_weight(master) != weight || master_low(master) != low
+                 || master_f32(master_weight(-f), master_low(-f)) != -master;
+    }
+    CHECK(wrong == 0, "%zu masters", wrong);
+    CHECK(isinf(half_to_f32(master_weight(65520))) && isinf(half_to_f32(f32_to_half(-1e9f)))
+          && isnan(half_to_f32(master_weight(NAN))) && isnan(master_f32(master_weight(NAN), 0)),
+          "what is no number");
+}
+#endif
+
 static void test_sum_norm_and_update_by_definition(void) {
     Shape odd = shapes[0];  // C 24: gaps between tensors
     odd.accum = 1;
     check_definitions(&odd);
     check_definitions(&small_accum);
-    if (IS_BF16) check_definitions(&shapes[0]);
-    if (IS_BF16) check_definitions(&small_llama);
+    if (IS_HALF) check_definitions(&shapes[0]);
+    if (IS_HALF) check_definitions(&small_llama);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -709,7 +746,7 @@ static void test_texts_token_by_token(void) {
     check_cached(&cached[1], &streams);
     check_text_between(&cached[1], &streams);
     check_text_between(&cached[3], NULL);
-    if (IS_BF16) check_text_between(&cached[6], NULL);
+    if (IS_HALF) check_text_between(&cached[6], NULL);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -833,7 +870,7 @@ static bool parity(unsigned bits) { return __builtin_popcount(bits) % 2 == 1; }
 
 static bool config_is_here(int k) {
     return (k < SWITCHED ? parity((unsigned)k & 1) : k != SWITCHED + 4 && k != SWITCHED + 8)
-        == IS_BF16;
+        == IS_HALF;
 }
 
 static uint64_t config_hash(int k, size_t steps, char name[300]) {
@@ -865,7 +902,7 @@ static uint64_t config_hash(int k, size_t steps, char name[300]) {
         s = more[k - SWITCHED];
     }
     snprintf(name, 300, "%s L%zu NH%zu C%zu F%zu V%zu B%zu T%zu%s%s%s accum %zu, "
-             "head rows %zu%s%s", IS_BF16 ? "bf16" : "fp32", s.L, s.NH, s.C, s.F, s.V, s.B, s.T,
+             "head rows %zu%s%s", precision_name, s.L, s.NH, s.C, s.F, s.V, s.B, s.T,
              s.family != FAMILY_GPT2 ? " silu" : s.activation == RELU ? " relu" : " gelu",
              s.tied ? " tied" : " untied", again_names[s.recompute], s.accum,
              s.head_rows, s.repeated ? ", repeated token" : "", evaluate ? ", evaluating" : "");
@@ -891,10 +928,13 @@ int main(int argc, char **argv) {
     RUN(test_equal_bits);
     RUN(test_smaller_batch);
     RUN(test_sum_norm_and_update_by_definition);
+#ifdef ENABLE_FP16
+    RUN(test_masters_of_fp16);
+#endif
     RUN(test_texts_token_by_token);
     if (getenv("TEST_ERRORS") != NULL)
         for (size_t i = 0; i < BANDS; i++)
-            printf("  %-14s fp32 %.1e of %.0e   bf16 max %.4f of %.4f   rms %.4f of %.4f\n",
+            printf("  %-14s fp32 %.1e of %.0e   16 bits: max %.4f of %.4f   rms %.4f of %.4f\n",
                    bands[i].kind, bands[i].seen_fp32, bands[i].fp32, bands[i].seen_max,
                    bands[i].bf16_max, bands[i].seen_rms, bands[i].bf16_rms);
     return test_summary();

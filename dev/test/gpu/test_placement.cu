@@ -152,7 +152,7 @@ static void config_name(const Config *c, char name[300]) {
              c->streamed, c->ring, config_early(c), c->serial ? " serial" : "");
 }
 
-static bool config_is_here(int k) { return configs[k].bits == BITS; }
+static bool config_is_here(int k) { return config_of_bits(k, configs[k].bits); }
 
 // Two hashes: of training, and of the evaluations in between.
 typedef struct { uint64_t training, evaluations; } Hashes;

@@ -219,7 +219,7 @@ static float step_gradient(GPT2 *g, const Config *c, size_t step, Record *r) {
     r->loss[step - 1] = gpu_gradient(g, &s, tokens, tokens + N, &norm_squared);
     r->norm[step - 1] = sqrt(norm_squared);
     free(tokens);
-    return clip_scale(norm_squared, c->clip);
+    return clip_scale(norm_squared, c->clip) / loss_scale;
 }
 
 static void evaluation(GPT2 *g, const Config *c, size_t step, Record *r) {
@@ -251,9 +251,11 @@ static ZenReference reference_open(const Config *c, const GPT2Table *t, const fl
     x.v = floats(n);
     x.shown = floats(n);
     x.acc = floats(n);
-    x.bf16 = c->bits == 16;
-    memcpy(x.master, params, n * sizeof(float));
-    for (size_t e = 0; e < n; e++) x.shown[e] = zen_weight(&x, x.master[e]);
+    x.half = c->bits == 16;
+    for (size_t e = 0; e < n; e++) {
+        x.master[e] = master_rounded(params[e]);
+        x.shown[e] = zen_weight(&x, x.master[e]);
+    }
     return x;
 }
 
@@ -290,7 +292,7 @@ static void show(GPT2 *g, const float *shown) {
     const size_t P = g->table.elements;
     uint16_t *w = (uint16_t *)alloc_or_fail(P, sizeof(uint16_t), "test");
     for (size_t e = 0; e < P; e++) w[e] = master_weight(shown[e]);
-    gpu_copy(g->params, IS_BF16 ? (const void *)w : (const void *)shown, P * sizeof(floatX));
+    gpu_copy(g->params, IS_HALF ? (const void *)w : (const void *)shown, P * sizeof(floatX));
     free(w);
 }
 
@@ -582,7 +584,7 @@ static void engine_run(const Config *c, size_t steps, bool watched, const Record
     run_free(&run);
 }
 
-static bool config_is_here(int k) { return configs[k].bits == BITS; }
+static bool config_is_here(int k) { return config_of_bits(k, configs[k].bits); }
 
 static void test_same_bits(void) {
     static Record wanted, r;
@@ -617,7 +619,7 @@ static void test_same_bits(void) {
         late += shows;
         swapped += n;
     }
-    const size_t much = test_whole() ? 1 : 3;  // fewer configurations, less of it
+    const size_t much = IS_FP16 ? 20 : test_whole() ? 1 : 3;  // fewer configurations, less of it
     CHECK(much * late > 8 && much * drained > 25 && much * selected > 8
           && much * swapped > 200 && much * first > 200, "%zu updates late, %zu at once; %zu "
           "selections, %zu columns, %zu at first", late, drained, selected, swapped, first);
@@ -641,7 +643,7 @@ static uint64_t zen_hash(const Config *c, size_t steps) {
         double numbers[2];
         shape_batch(&s, step, inputs, inputs + N);
         numbers[0] = gpu_gradient(g, &s, inputs, inputs + N, &numbers[1]);
-        zen_update(g, step, clip_scale(numbers[1], plain.clip), &rates);
+        zen_update(g, step, clip_scale(numbers[1], plain.clip) / loss_scale, &rates);
         numbers[1] = sqrt(numbers[1]);
         hash = hash_with(hash, numbers, sizeof numbers);
     }
@@ -693,10 +695,10 @@ static void check_plain(int shape, size_t accum) {
 }
 
 static void test_plain_adamw(void) {
-    if (IS_BF16) check_plain(TIED, 1);
-    if (IS_BF16) check_plain(ONE, 2);
-    if (!IS_BF16) check_plain(ODD, 1);
-    if (!IS_BF16) check_plain(LLAMA, 1);
+    if (IS_HALF) check_plain(TIED, 1);
+    if (IS_HALF) check_plain(ONE, 2);
+    if (!IS_HALF) check_plain(ODD, 1);
+    if (!IS_HALF) check_plain(LLAMA, 1);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -826,7 +828,7 @@ static void test_resume(void) {
         {TIED, 16, 1, KEEP, .05,  .3,    1, 2, 4, 1, 2, ALL, 2, 0, 0, 0, 0, 0, 9, 16,   0}};
     const int from[] = {3, 2, 5, 1, 0};
     for (int i = 0; i < 5; i++)
-        if (cases[i].bits == BITS) check_resume(&cases[i], from[i]);
+        if (config_of_bits((int)i + 2, cases[i].bits)) check_resume(&cases[i], from[i]);
 }
 
 // ---------------------------------------------------------------------------------------------

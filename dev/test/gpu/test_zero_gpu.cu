@@ -276,7 +276,7 @@ static GPT2 *rank_new(const Config *c, const Shape *s,
     r.table = g->table;
     r.o.zero = (size_t)c->stage;
     r.o.given[option_find("zero", 4)] = true;
-    r.o.precision = c->bits == 32 ? PRECISION_FP32 : PRECISION_BF16;
+    r.o.precision = PRECISION;
     g->zero = zero_open(&r);
     free(g->shards.shards);
     g->shards = zero_shards(&g->table, r.world, r.rank, g->zero->rows);
@@ -432,7 +432,7 @@ static void bring(GPT2 *g, const Config *c, Shared *to, const char *name) {
         size_t wrong = 0;
         for (size_t j = 0; j < p->length; j++) {
             const float master = arena(to, 0)[at + j];
-            wrong += w[j] != (sizeof(floatX) == 2 ? bf16_to_f32(master_weight(master)) : master);
+            wrong += w[j] != (sizeof(floatX) == 2 ? half_to_f32(master_weight(master)) : master);
         }
         CHECK(wrong == 0, "rank %d: %zu weights of piece %d are not the masters: %s", ranks.rank,
               wrong, i, name);
@@ -485,18 +485,19 @@ static void rank_train(const Config *c, Shared *to) {
         for (size_t micro = 0; micro < c->accum; micro++) {
             const size_t at = (micro * R + rank) * N;
             gpt2_forward(g, inputs + at, NULL, targets + at, now->B, now->T);
-            gpt2_head(g, 1.0f / (float)(N * all.accum), 1 / (double)all.accum, micro > 0, NULL);
+            gpt2_head(g, loss_scale / (float)(N * all.accum), 1 / (double)all.accum, micro > 0, NULL);
             gpt2_backward(g, micro > 0, micro + 1 == c->accum);
         }
         if (step == 2 && rank == R - 1) stop_requested = 15;  // of which all ranks learn
         run_save_due = step == 2 && rank == 0 ? 0 : INFINITY;
-        const double norm_squared = gpt2_grad_norm_squared(g, &loss);
+        const double norm_squared = gpt2_grad_norm_squared(g, &loss) / (loss_scale * loss_scale);
         if (g->zero != NULL)
             CHECK(run_news[NEWS_SIGNAL] == (step >= 2 ? 15 : 0)
                   && stop_requested == (int)run_news[NEWS_SIGNAL]
                   && run_news[NEWS_DUE] == (step == 2), "rank %zu, step %zu: signal %d, due %g: %s",
                   rank, step, stop_requested, run_news[NEWS_DUE], name);
-        const AdamStep adam = recipe_step(&recipe, step, norm_squared);
+        AdamStep adam = recipe_step(&recipe, step, norm_squared);
+        adam.grad_scale /= loss_scale;
         gpt2_update(g, &adam);
         if (step <= MOST_STEPS) report->loss[step - 1] = loss;
         if (step <= MOST_STEPS) report->norm[step - 1] = sqrt(norm_squared);
@@ -576,7 +577,7 @@ static Config reference(const Config *c) {
     return r;
 }
 
-static bool config_is_here(int k) { return configs[k].bits == BITS; }
+static bool config_is_here(int k) { return config_of_bits(k, configs[k].bits); }
 
 static void test_same_bits(void) {
     size_t done = 0;

@@ -15,10 +15,10 @@ extern "C" {
 // A function with all that it calls inside.
 #define HOT __attribute__((noinline, flatten)) void
 
-#define ADAM(name, moments_bf16, split, has_sum, is_bf16) \
+#define ADAM(name, moments_bf16, split, has_sum, is_half) \
     HOT hot_##name(void *p, uint16_t *low, void *m, void *v, float *sum, const void *g, \
                    const AdamWork *w, size_t n) { \
-        adam_loop(p, low, m, v, sum, g, w, 0, n, 0, 1, moments_bf16, split, has_sum, is_bf16); \
+        adam_loop(p, low, m, v, sum, g, w, 0, n, 0, 1, moments_bf16, split, has_sum, is_half); \
     }
 ADAM(adam_fp32, 0, 0, 0, 0)
 ADAM(adam_split_fp32, 0, 1, 0, 0)
@@ -31,9 +31,9 @@ ADAM(adam16_split_bf16, 1, 1, 0, 1)
 ADAM(adam16_sum, 1, 0, 1, 0)
 ADAM(adam16_split_sum, 1, 1, 1, 1)
 
-#define ACCUMULATE(name, is_bf16, first) \
+#define ACCUMULATE(name, is_half, first) \
     HOT hot_accumulate_##name(float *sum, const void *g, float scale, size_t n) { \
-        accumulate_loop(sum, g, scale, is_bf16, first, n); \
+        accumulate_loop(sum, g, scale, is_half, first, n); \
     }
 ACCUMULATE(fp32, 0, 0)
 ACCUMULATE(bf16, 1, 0)

@@ -63,6 +63,7 @@ residual_forward 1
 crossentropy 4 tail,fused
 decode_matvec 1 tail'
 echo "$table" >"$work/c++.table"
+echo "$table" >"$work/fp16.table"
 echo "$table$c_table" >"$work/c.table"
 
 intel='native x86-64-v2 x86-64-v3 icelake-server'
@@ -75,7 +76,7 @@ fi
 flags=$(make -s --no-print-directory print-CFLAGS ARCH= OPENMP=) || exit 1
 cxx_flags=$(echo "$flags" | sed 's/-std=[a-z0-9+]*/-std=c++17 -x c++/')
 
-# check COMPILER PROCESSOR LANGUAGE
+# check COMPILER PROCESSOR LANGUAGE; fp16 is C++ for the GPU trainer in that precision
 check() {
     cc=$1 processor=$2 language=$3
     name="codegen_$(basename "$cc")_${processor}_$language"
@@ -89,6 +90,7 @@ check() {
     esac
     options=$flags
     [ "$language" = c ] || options=$cxx_flags
+    [ "$language" != fp16 ] || options="$cxx_flags -DENABLE_FP16"
     # $options, $target and $openmp are lists of words.
     if ! "$cc" $target -dM -E -x c /dev/null >"$work/macros" 2>/dev/null; then
         echo "skip $name: this compiler does not know the processor"
@@ -164,6 +166,9 @@ for cc in $candidates; do
     for processor in $processors; do
         check "$cc" "$processor" c
         if [ $first -eq 1 ]; then check "$cc" "$processor" c++; fi  # here, one will do
+        if [ "$processor" = x86-64-v3 ] || [ "$processor" = armv8-a ]; then
+            check "$cc" "$processor" fp16
+        fi
         first=0
     done
 done

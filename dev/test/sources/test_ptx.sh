@@ -31,6 +31,8 @@ test_model forward sm_80
 test_model_fp32 random sm_80
 test_zo_gpu reverse sm_80
 test_zo_gpu_fp16 random sm_90
+test_model_fp16 reverse sm_90
+test_zenflow_gpu_fp16 random sm_80
 test_gpt2cu random sm_80
 test_zo_gpu_fp32 forward sm_80
 test_kernels reverse sm_90
@@ -62,13 +64,11 @@ END
 export work ALL=0 OMP_NUM_THREADS=1
 xargs -P "$jobs" -L 1 sh "$work/one.sh" <"$work/plan"
 
-# fp16 is for forward passes only: these kernels are in its program, and never launched.
 awk -F '[ ",{}]+' 'FNR == NR {
     if (/_sm_/) {
         known[$2 " " $3] = $4
         if (!($4 in name)) name[$4] = $2 " " $3
-        if ($2 !~ /^fp16/ || $3 !~ /columns_adam|add_kernelI(f|6__halff)|classify_backward/)
-            needed[$4]
+        needed[$4]
         sets[$2]
     }
     next
