@@ -143,6 +143,17 @@ case $tide in *emu)  # ranks with different memory gather in one order
         --channels 128 --context 64 --vocab 300 --batch 1 --steps 3 --zero 3 --offload zero \
         --weights host --recompute none --out uneven.out ;;
 esac
+# What NCCL takes is taken before the plan is made: with ZenFlow reduce, broadcast and gather, else
+# two kinds. The limit that the plan names has a hundredth less than is free.
+case $tide in *emu)
+    limit() { EMU_MEM_MB=1000 EMU_NCCL_MB=$1 "$launch" 2 "$tide" $tiny --steps 1 --no-save --offload $2 2>&1 |
+        sed -n 's/^GPU  *total .* of \([0-9.]*\) MiB$/\1/p'; }
+    for kinds in 2:none 3:zenflow; do
+        taken="$(limit 0 ${kinds#*:}) - $(limit 50 ${kinds#*:})"
+        check the_plan_sees_what_nccl_took_${kinds#*:} true_that \
+            "($taken) / (50 * ${kinds%:*} * 0.99) > 0.99 && ($taken) / (50 * ${kinds%:*} * 0.99) < 1.01"
+    done ;;
+esac
 check and_come_from_there grep -q '^weights of 3 of 3 layers live on the host' s3_weights.out
 check each_step_is_logged_once test "$(grep -c '"loss"' s3/log.jsonl)" -eq 4
 check only_one_rank_speaks test "$(grep -c '^step 4/4\|^model: \|^ZeRO-3 on 2' s3.out)" -eq 3
