@@ -294,8 +294,9 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest) {
     return cudaSuccess;
 }
 
+// At an address that no machine has.
 cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
-    snprintf(text, (size_t)length, "0000:%02x:00.0", device);
+    snprintf(text, (size_t)length, "EEEE:%02X:00.0", device);
     return cudaSuccess;
 }
 
