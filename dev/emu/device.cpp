@@ -90,6 +90,10 @@ __attribute__((constructor(101))) static void read_options(int, char **argv) {
     options.devices = (int)setting("EMU_DEVICES", 1);
     options.stack_bytes = setting("EMU_STACK_KB", sanitizer ? 256 : 64) * KiB;
     options.memory_bytes = setting("EMU_MEM_MB", 16384) * KiB * KiB;
+    options.pinned_bytes = setting("EMU_PIN_MB", SIZE_MAX / KiB / KiB) * KiB * KiB;
+    options.pinned_call = setting("EMU_PIN_CALL_KB", SIZE_MAX / KiB) * KiB;
+    options.pinned_error = (int)setting("EMU_PIN_ERROR", cudaErrorMemoryAllocation);
+    options.nccl_bytes = setting("EMU_NCCL_MB", 0) * KiB * KiB;
     options.peer_seconds = (double)setting("EMU_PEER_SECONDS", 600);
     if (!has_asan()) catch_faults();
 }
@@ -290,8 +294,9 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest) {
     return cudaSuccess;
 }
 
+// At an address that no machine has.
 cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
-    snprintf(text, (size_t)length, "0000:%02x:00.0", device);
+    snprintf(text, (size_t)length, "EEEE:%02X:00.0", device);
     return cudaSuccess;
 }
 

@@ -47,6 +47,9 @@ struct Options {
     bool strict, protect, racecheck, virtual_clock, wait_value;
     int trace, threads, multiprocessors, capability, devices;
     size_t stack_bytes, memory_bytes;
+    size_t pinned_bytes, pinned_call;           // page-locked memory: of all, and of a call, at most
+    int pinned_error;                           // of a call for more
+    size_t nccl_bytes;                          // that a kind of collective takes for good
     double link, kernel_seconds, host_seconds;  // virtual clock: bytes/s; of one kernel, function
     double nccl_link, nccl_seconds;             // and between ranks: bytes/s; of a collective
     double peer_seconds;                        // how long one waits for a peer that lives
@@ -95,6 +98,7 @@ struct Allocation {
     bool freed, registered;  // registered: the program's own, page-locked later
 };
 const Allocation *find_allocation(const void *p);  // that holds this byte, or starts at it
+bool take_device_memory(size_t bytes);             // for good: buffers of a library
 void describe_allocation(char *text, size_t size, const Allocation *a);
 void open_device_memory(bool open);                // while operations run; calls nest
 void check_canaries(const char *after, bool every_byte);

@@ -24,6 +24,7 @@ const size_t GUARD = (size_t)1024 * KiB, DATA_ALIGN = 256;
 static std::map<uintptr_t, Allocation> allocations;
 static std::vector<Allocation *> live;  // that have canaries
 static size_t bytes_in_use;             // of device memory
+static size_t bytes_pinned;             // of page-locked memory
 static int open_count;                  // > 0: operations run, device memory is accessible
 
 static const char *type_name(const Allocation *a) {
@@ -167,12 +168,28 @@ static bool map_guarded(Allocation *a) {
     return true;
 }
 
+bool take_device_memory(size_t bytes) {
+    if (bytes > options.memory_bytes - bytes_in_use) return false;
+    bytes_in_use += bytes;
+    return true;
+}
+
+// What the system, or the driver in one call, does not lock is refused.
+static cudaError_t count_pinned(size_t bytes) {
+    if (bytes > options.pinned_call || bytes > options.pinned_bytes - bytes_pinned)
+        return set_error((cudaError_t)options.pinned_error);
+    bytes_pinned += bytes;
+    return cudaSuccess;
+}
+
 cudaError_t allocate(void **p, size_t bytes, cudaMemoryType type, Site site) {
     Lock lock("cudaMalloc");
     *p = nullptr;
     if (bytes == 0) return cudaSuccess;
     if (type == cudaMemoryTypeDevice && bytes > options.memory_bytes - bytes_in_use)
         return set_error(cudaErrorMemoryAllocation);
+    const cudaError_t locked = type == cudaMemoryTypeHost ? count_pinned(bytes) : cudaSuccess;
+    if (locked != cudaSuccess) return locked;
     Allocation a = {nullptr, bytes, type, site, nullptr, nullptr, 0, false, false};
     if (has_asan()) {
         if (posix_memalign((void **)&a.data, DATA_ALIGN, bytes) != 0)
@@ -199,7 +216,7 @@ static cudaError_t release(void *p, cudaMemoryType type, const char *who) {
     Allocation *a = &it->second;
     if (type == cudaMemoryTypeHost) refuse_while_used(a, who);
     synchronize_device();
-    if (type == cudaMemoryTypeDevice) bytes_in_use -= a->bytes;
+    (type == cudaMemoryTypeDevice ? bytes_in_use : bytes_pinned) -= a->bytes;
     if (a->map == nullptr) {
         free(a->data);
         allocations.erase(it);
@@ -333,6 +350,8 @@ cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned, Site site) {
     if (find_allocation(p) != nullptr
         || (next != allocations.end() && next->first < (uintptr_t)p + bytes))
         return set_error(cudaErrorHostMemoryAlreadyRegistered);
+    const cudaError_t locked = count_pinned(bytes);
+    if (locked != cudaSuccess) return locked;
     allocations[(uintptr_t)p] = {(char *)p, bytes, cudaMemoryTypeHost, site, nullptr, nullptr, 0,
                                  false, true};
     return cudaSuccess;
@@ -344,6 +363,7 @@ cudaError_t cudaHostUnregister(void *p) {
     if (it == allocations.end() || !it->second.registered)
         return set_error(cudaErrorHostMemoryNotRegistered);
     refuse_while_used(&it->second, "cudaHostUnregister");
+    bytes_pinned -= it->second.bytes;
     allocations.erase(it);
     return cudaSuccess;
 }

@@ -83,6 +83,7 @@ struct ncclComm {
     int file, rank, ranks, device;
     uint64_t steps, calls, done;      // posted; issued; done
     std::shared_ptr<Recording> turn;  // of the last one that was issued
+    bool connected[ALL_GATHER + 1];   // kinds that have the memory they need
     std::atomic<bool> closed, aborted, helped;  // helped: its helping thread runs
 };
 
@@ -527,12 +528,22 @@ static ncclResult_t check(const Collective &o) {
     return ncclSuccess;
 }
 
+// As NCCL connects its ranks: with the first call that needs it.
+static ncclResult_t connect(ncclComm *c, Kind kind) {
+    Lock lock(KINDS[kind]);
+    if (!c->connected[kind] && !take_device_memory(options.nccl_bytes))
+        return refuse(ncclUnhandledCudaError, "%s: no device memory for its buffers", KINDS[kind]);
+    c->connected[kind] = true;
+    return ncclSuccess;
+}
+
 static ncclResult_t call(Kind kind, const void *in, void *out, size_t count, int type, int op,
                          int root, ncclComm_t comm, cudaStream_t stream, const void *pc) {
     Collective o = {comm, {}, (const char *)in, (char *)out, stream, pc};
     o.call.kind = kind, o.call.type = type, o.call.op = op, o.call.root = root;
     o.call.count = count;
-    const ncclResult_t result = check(o);
+    ncclResult_t result = check(o);
+    if (result == ncclSuccess) result = connect(comm, kind);
     if (result != ncclSuccess) {
         if (group_depth > 0 && group_error == ncclSuccess) group_error = result;
         return result;

@@ -14,18 +14,30 @@
 #include <assert.h>
 #include <sys/resource.h>
 
-// The number behind `key` at the start of a line of a file of /proc or /sys; SIZE_MAX if there is
-// none. Tests name a folder with made-up ones, which describe another machine.
-static size_t machine_number(const char *path, const char *key) {
-    size_t number = SIZE_MAX;
-    char file[PATH_MAX], line[256];
+// What a file of /proc or /sys says of the machine: the rest of the first line that begins with
+// `key`; "" if there is none. Tests name a folder with made-up files, which describe another
+// machine.
+typedef struct { char text[4096]; } MachineText;
+
+static MachineText machine_text(const char *path, const char *key) {
+    MachineText line;
+    char file[PATH_MAX];
     const char *folder = getenv("TIDE_MACHINE");
     snprintf(file, sizeof file, "%s%s", folder != NULL ? folder : "", path);
     FILE *f = fopen(file, "r");
-    if (f == NULL) return SIZE_MAX;
-    while (number == SIZE_MAX && fgets(line, sizeof line, f) != NULL)
-        if (strncmp(line, key, strlen(key)) == 0) sscanf(line + strlen(key), "%zu", &number);
-    fclose(f);
+    size_t n = 0;
+    while (n == 0 && f != NULL && fgets(line.text, sizeof line.text, f) != NULL)
+        if (strncmp(line.text, key, strlen(key)) == 0) n = strlen(line.text);
+    if (f != NULL) fclose(f);
+    memmove(line.text, line.text + (n > 0 ? strlen(key) : 0), n > 0 ? n + 1 - strlen(key) : 0);
+    line.text[n > 0 ? n - strlen(key) : 0] = '\0';
+    return line;
+}
+
+// The number there; SIZE_MAX if there is none.
+static size_t machine_number(const char *path, const char *key) {
+    size_t number = SIZE_MAX;
+    sscanf(machine_text(path, key).text, "%zu", &number);
     return number;
 }
 

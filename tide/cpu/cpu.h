@@ -2,12 +2,17 @@
 //   cpu_instructions()    of this build, in one word: for --version and the benchmarks
 //   cpu_describe()        the line at the start of a run
 //   cpu_wait_briefly()    first in main(): threads that wait sleep before long
+//   cpu_node()            the NUMA node of a device
+//   cpu_near()            the hardware threads of a node, a part of them for each of several
+//   cpu_stay()            keeps this process on them
 //   cpu_threads()         of one process, which may share the machine with others
 //   cpu_copy()            with all of them
 // A build for instructions that the CPU does not have ends before main(), with one line.
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
-#include "../base/util.h"
+#include "../base/memory.h"
+#include <dirent.h>
+#include <sched.h>
 #include <sys/prctl.h>
 
 static const char *cpu_instructions(void) {
@@ -57,18 +62,85 @@ static void cpu_wait_briefly(char **argv) {
     (void)argv;
 }
 
+// Reads a list of hardware threads like "0-3,8-11".
+static cpu_set_t cpu_list(const char *path) {
+    const MachineText list = machine_text(path, "");
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const char *at = list.text; at != NULL; at = strchr(at, ',')) {
+        int first = 0, last = 0;
+        at += *at == ',';
+        const int n = sscanf(at, "%d-%d", &first, &last);
+        if (n == 1) last = first;
+        for (int i = first; n > 0 && i <= last && i < CPU_SETSIZE; i++) CPU_SET(i, &set);
+    }
+    return set;
+}
+
+// Returns the NUMA node of the PCI device at `address`; SIZE_MAX: not known.
+static size_t cpu_node(const char *address) {
+    char path[128];
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", address);
+    return machine_number(path, "");
+}
+
+// Puts part `part` of `parts` of a NUMA node's hardware threads into *own and returns NULL.
+// `allowed`: those that this process may run on. Parts have whole cores, and none twice. Else
+// returns why the process stays where it is: "" if the machine has one node, or no node is known.
+static const char *cpu_near(size_t node, int part, int parts, const cpu_set_t *allowed,
+                            cpu_set_t *own) {
+    char path[128];
+    cpu_set_t all = cpu_list("/sys/fs/cgroup/cpuset.cpus.effective");  // of a container
+    if (CPU_COUNT(&all) == 0) all = cpu_list("/sys/devices/system/cpu/online");
+    snprintf(path, sizeof path, "/sys/devices/system/node/node%zu/cpulist", node);
+    *own = cpu_list(path);
+    CPU_AND(own, own, &all);
+    if (node == SIZE_MAX || CPU_EQUAL(own, &all)) return "";
+    if (getenv("OMP_PLACES") != NULL || getenv("OMP_PROC_BIND") != NULL)
+        return "OMP_PLACES or OMP_PROC_BIND is set";
+    if (CPU_COUNT(own) == 0) return "the container has none of its node's hardware threads";
+    if (!CPU_EQUAL(allowed, &all)) return "the process was started on chosen hardware threads";
+    int cores = 0, core[CPU_SETSIZE];
+    for (int i = 0; i < CPU_SETSIZE; i++) {
+        if (!CPU_ISSET(i, own)) continue;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list",
+                 i);
+        const cpu_set_t siblings = cpu_list(path);
+        int first = 0;
+        while (first < i && !(CPU_ISSET(first, &siblings) && CPU_ISSET(first, own))) first++;
+        core[i] = first < i ? core[first] : cores++;
+    }
+    if (cores < parts) return "its node has fewer cores than ranks";
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        if (CPU_ISSET(i, own) && core[i] * parts / cores != part) CPU_CLR(i, own);
+    return NULL;
+}
+
+static int cpu_own;  // hardware threads that cpu_stay() has kept for this process; 0: any
+
+// Lets all threads of this process, and those that they start, run on these hardware threads only.
+static void cpu_stay(const cpu_set_t *own) {
+    DIR *threads = opendir("/proc/self/task");
+    for (struct dirent *t; threads != NULL && (t = readdir(threads)) != NULL;)
+        if (atoi(t->d_name) > 0) sched_setaffinity(atoi(t->d_name), sizeof *own, own);
+    if (threads != NULL) closedir(threads);
+    cpu_own = CPU_COUNT(own);
+}
+
 // Threads of a team: as asked for (--threads; 0: not said), else OMP_NUM_THREADS (torchrun sets 1
 // for several ranks whose user has set nothing), else this rank's share of the machine: of the
 // hardware threads that the process may use, at most as many as each of `ranks` on this machine can
-// have. No thread is bound to a core: the scheduler keeps those of several ranks apart, and moves
-// one whose core another process wants. taskset and numactl say where a process runs.
+// have; of cpu_stay(), at most all. No thread is bound to a core: the scheduler keeps those of
+// several ranks apart, and moves one whose core another process wants.
 static int cpu_threads(size_t asked, int ranks) {
     const char *text = getenv("OMP_NUM_THREADS");
     const int said = text != NULL ? atoi(text) : 0;
     const int share = (int)sysconf(_SC_NPROCESSORS_ONLN) / ranks;
-    const int n = omp_get_num_procs() < share ? omp_get_num_procs() : share;
+    int n = omp_get_num_procs() < share ? omp_get_num_procs() : share;
     if (asked > 0) return (int)asked;
-    if (said > 1 || (said == 1 && getenv("TORCHELASTIC_RUN_ID") == NULL)) return said;
+    if (cpu_own > 0) n = cpu_own;
+    if (said > 1 || (said == 1 && getenv("TORCHELASTIC_RUN_ID") == NULL))
+        return cpu_own > 0 && cpu_own < said ? cpu_own : said;
     return n > 1 ? n : 1;
 }
 

@@ -3,6 +3,7 @@
 // are shares of these; for a GPU that is not in the table there is no percentage.
 //   device_peak()                       the current GPU's row
 //   has_device(), open_device()         is there a GPU; opens this rank's
+//   stay_near_gpu()                     this rank's threads run next to its GPU
 //   gpu_available(), settle_limits()    free GPU memory; the memory that a run may take
 #ifndef TIDE_DEVICES_CUH
 #define TIDE_DEVICES_CUH
@@ -133,6 +134,38 @@ static void open_device(void) {
     if (device.major < 8)
         fail("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or more", device.name,
              device.major, device.minor);
+}
+
+// Keeps the threads of this process next to its GPU, and says so, or why not. Ranks whose GPUs are
+// at one NUMA node divide its cores. It is called before memory is touched: a page is taken from the
+// node of the core that touches it first. A process alone on its machine keeps all of it: the
+// update is bound by the host's memory, and each node has a part.
+static void stay_near_gpu(const Options *o) {
+    int device, part = 0, parts = 0;
+    char address[32];
+    cpu_set_t allowed, own;
+    open_device();
+    CUDA(cudaGetDevice(&device));
+    CUDA(cudaDeviceGetPCIBusId(address, sizeof address, device));
+    for (char *c = address; *c != '\0'; c++)
+        if (*c >= 'A') *c |= 0x20;  // Linux writes its letters small
+    const size_t node = cpu_node(address);
+    size_t *nodes = ALLOC(size_t, (size_t)ranks.world, "ranks");
+    ranks_exchange(&node, sizeof node, nodes);
+    for (int r = 0; r < ranks.world; r++) {
+        const bool shares = nodes[r] == node && ranks_is_here(r);
+        part += shares && r < ranks.rank;
+        parts += shares;
+    }
+    free(nodes);
+    if (ranks.local_world == 1 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    const char *why = cpu_near(node, part, parts, &allowed, &own);
+    if (why != NULL && why[0] != '\0') printf("threads: not kept near the GPU: %s\n", why);
+    if (why != NULL) return;
+    cpu_stay(&own);
+    omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));
+    printf("threads: on %d hardware thread%s of NUMA node %zu, next to the GPU; ranks there: %d\n",
+           cpu_own, plural((size_t)cpu_own), node, parts);
 }
 
 // Bytes of GPU memory that are free.

@@ -401,7 +401,10 @@ static void visitors_point(GPT2 *g) {
 // may return before the last piece has arrived, and our streams do not wait for the default one.)
 static void gpu_copy(void *to, const void *from, size_t bytes) {
     device_sync();
-    if (rehearsal == NULL) CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+    for (size_t at = 0, n; rehearsal == NULL && at < bytes; at += n) {
+        n = min_size(part_at(to, at, bytes), part_at(from, at, bytes));
+        CUDA(cudaMemcpy((char *)to + at, (const char *)from + at, n, cudaMemcpyDefault));
+    }
     device_sync();
 }
 

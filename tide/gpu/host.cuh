@@ -14,11 +14,11 @@
 // that. doc/offload.md has the reasons.
 #ifndef TIDE_HOST_CUH
 #define TIDE_HOST_CUH
-#include "../base/memory.h"
 #include "../cpu/cpu.h"
 #include "queue.cuh"
 #include "../base/ranks.h"
 #include <cuda.h>  // types only: the driver is not linked to
+#include <malloc.h>
 #include <pthread.h>
 
 // What was submitted; its argument lies behind it.
@@ -225,7 +225,9 @@ static void host_zero(const void *arg) {
 // p: from host_alloc(), or NULL. No stream may use it any more.
 static void host_free(void *p) {
     if (p == NULL || rehearsal != NULL) return;
-    CUDA(cudaHostUnregister(p));
+    const size_t bytes = malloc_usable_size(p);
+    for (size_t at = 0; at < bytes; at += part_at(p, at, bytes))
+        CUDA(cudaHostUnregister((char *)p + at));
     free(p);
 }
 
@@ -246,11 +248,11 @@ static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     madvise(range.p, range.bytes, MADV_HUGEPAGE);
     host_queue_submit(q, host_zero, &range, sizeof range);
     stream_sync(q->stream);
-    const cudaError_t e = cudaHostRegister(range.p, range.bytes, cudaHostRegisterDefault);
-    if (e == cudaErrorMemoryAllocation)
-        fail("out of page-locked host memory: %s needs %.1f MiB; set --host-memory "
-             "to what may be locked", what, mib(bytes));
-    CUDA(e);
+    const size_t usable = malloc_usable_size(range.p);  // as host_free() will find it
+    for (size_t at = 0, n; at < usable; at += n) {
+        n = part_at(range.p, at, usable);
+        pinned_check(cudaHostRegister(range.p + at, n, cudaHostRegisterDefault), bytes, what);
+    }
     emu_name_memory(range.p, what);
     return own(host_free, range.p);
 }

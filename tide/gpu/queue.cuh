@@ -14,6 +14,7 @@
 // A rehearsal has neither streams nor memory: handles are numbers, and addresses lead nowhere.
 #ifndef TIDE_QUEUE_CUH
 #define TIDE_QUEUE_CUH
+#include "../base/memory.h"
 #include "gpu.cuh"
 #include "../plan/rehearsal.h"
 
@@ -75,15 +76,25 @@ static void *gpu_alloc(size_t bytes, const char *what) {
     return own(gpu_free, p);
 }
 
+// Ends the run if page-locked memory of so many bytes for `what` is refused, with what may limit
+// it.
+static void pinned_check(cudaError_t e, size_t bytes, const char *what) {
+    if (e == cudaSuccess) return;
+    struct rlimit locked = {0, 0};
+    getrlimit(RLIMIT_MEMLOCK, &locked);
+    const MachineText system = machine_text("/proc/sys/kernel/osrelease", "");
+    fail("page-locked host memory is refused (%s): %s needs %.1f MiB; %s; set --host-memory to "
+         "what may be locked, or take --offload none", cudaGetErrorName(e), what, mib(bytes),
+         strstr(system.text, "icrosoft") != NULL ? "WSL2: Windows limits it to a part of the memory"
+         : locked.rlim_cur < bytes ? "`ulimit -l` is less" : "`dmesg` may say why");
+}
+
 // Zeroed page-locked host memory, which copies to and from the GPU need to be asynchronous. It is
 // there in a rehearsal, too: for what the host itself reads and writes.
 static void *pinned_alloc(size_t bytes, const char *what) {
     void *p = NULL;
     if (rehearsal != NULL) return own(pinned_free, alloc_or_fail(bytes, 1, what));
-    const cudaError_t e = cudaMallocHost(&p, bytes > 0 ? bytes : 1);
-    if (e == cudaErrorMemoryAllocation)
-        fail("out of page-locked host memory: %s needs %.1f MiB", what, mib(bytes));
-    CUDA(e);
+    pinned_check(cudaMallocHost(&p, bytes > 0 ? bytes : 1), bytes, what);
     memset(p, 0, bytes);
     return own(pinned_free, p);
 }
@@ -191,11 +202,24 @@ static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
                      (double)(amount) / rate_or(rehearsal->rates.rate, UNLIMITED)); \
     } while (0)
 
+// The host's memory is page-locked in parts (host_alloc()), and no copy may cross their borders:
+// addresses that are multiples of this. (One call locks less than 512 GiB: doc/offload.md.) Tests
+// make it smaller.
+static size_t host_part = (size_t)256 << 30;
+
+// Bytes at p + at, of `bytes` at p, up to the next border.
+static size_t part_at(const void *p, size_t at, size_t bytes) {
+    return min_size(bytes - at, host_part - ((uintptr_t)p + at) % host_part);
+}
+
 // Copies on a stream. A rehearsal takes no account of copies within the GPU.
 static void stream_copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                         cudaStream_t stream) {
-    if (rehearsal == NULL) CUDA(cudaMemcpyAsync(to, from, bytes, kind, stream));
-    else if (kind != cudaMemcpyDeviceToDevice)
+    for (size_t at = 0, n; rehearsal == NULL && at < bytes; at += n) {
+        n = min_size(part_at(to, at, bytes), part_at(from, at, bytes));
+        CUDA(cudaMemcpyAsync((char *)to + at, (const char *)from + at, n, kind, stream));
+    }
+    if (rehearsal != NULL && kind != cudaMemcpyDeviceToDevice)
         rehearse(stream_number(stream), kind == cudaMemcpyHostToDevice ? TAKES_H2D : TAKES_D2H,
                  (double)bytes);
 }

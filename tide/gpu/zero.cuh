@@ -107,6 +107,28 @@ static int zero_asked(const Options *o) {
     return o->zero > 0 ? (int)o->zero : o->weights == WEIGHTS_HOST ? 3 : 2;
 }
 
+// Runs one collective of each kind that training uses, of several sizes: NCCL takes its buffers
+// with the first that needs them, so what is free afterwards is what a plan may use.
+static void zero_connect(Zero *zero) {
+#ifdef TIDE_NCCL
+    const size_t most = 1 << 20;  // elements of a rank
+    floatX *data = (floatX *)gpu_alloc(zero->world * most * sizeof *data, "NCCL");
+    CUDA(cudaMemset(data, 0, zero->world * most * sizeof *data));
+    for (size_t n = 64; n <= most; n *= 128) {
+        floatX *mine = data + zero->rank * n;
+        if (zero->rows) {
+            NCCL(ncclReduce(data, data, n, nccl_floatX, ncclSum, 0, zero->comm, NULL));
+            NCCL(ncclBroadcast(data, data, n, nccl_floatX, 0, zero->comm, NULL));
+        } else {
+            NCCL(ncclReduceScatter(data, mine, n, nccl_floatX, ncclSum, zero->comm, NULL));
+        }
+        NCCL(ncclAllGather(mine, data, n, nccl_floatX, zero->comm, NULL));
+    }
+    gpu_free(data);  // waits for all of them
+#endif
+    (void)zero;
+}
+
 // Makes what several GPUs or --zero need, connected unless this is only a plan; else returns NULL.
 static Zero *zero_open(const Run *r) {
     const Options *o = &r->o;
@@ -137,6 +159,7 @@ static Zero *zero_open(const Run *r) {
     if (zero->rank == 0) NCCL(ncclGetUniqueId(&id));
     ranks_broadcast(&id, sizeof id);
     NCCL(ncclCommInitRank(&zero->comm, (int)zero->world, id, (int)zero->rank));
+    zero_connect(zero);
 #else
     die("%s: this program was built without NCCL (make train_gpt2cu says how to get it)",
         zero->world > 1 ? "several GPUs" : "--zero");

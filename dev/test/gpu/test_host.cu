@@ -5,8 +5,11 @@
 //   test_host chain N     a small training loop in four streams, without its N-th wait for an
 //                         event (0: with all of them); from 5 on: with a mistake about the counters
 //                         that order stream and worker. Exit code 3: a result was wrong
-//   test_host fail | huge | way   work that fails; more memory than there is; how streams wait
+//   test_host fail | huge | way | parts | lock
+//                         work that fails; more memory than there is; how streams wait; memory in
+//                         parts; 8 MiB of page-locked memory of each kind
 #include "../../../tide/gpu/adam.cuh"
+#include "../../../tide/gpu/gpt2.cuh"
 #include "../../../tide/gpu/host.cuh"
 #include "../test.h"
 #include <sys/wait.h>
@@ -322,6 +325,77 @@ static void memory_is_zeroed_locked_and_aligned(void) {
     host_queue_close(&q);
 }
 
+// Parts of 1 MiB: all of the memory is page-locked, copies across borders carry all bytes, and
+// nothing is locked afterwards. Returns what is wrong.
+static size_t parts(void) {
+    HostQueue q;
+    host_queue_open(&q, 1);
+    const size_t whole = host_part, n = ((size_t)5 << 20) + 4321;
+    host_part = 1 << 20;
+    char *p = (char *)host_alloc(&q, n, "parts"), *device = (char *)gpu_alloc(n, "parts");
+    cudaPointerAttributes a;
+    size_t wrong = 0;
+    for (size_t at = 0; at < n; at += 4096) {
+        CUDA(cudaPointerGetAttributes(&a, p + at));
+        wrong += a.type != cudaMemoryTypeHost;
+    }
+    for (size_t i = 0; i < n; i++) p[i] = (char)(i * 7 + i / 1000);
+    stream_copy(device + 5, p + 5, n - 5, cudaMemcpyHostToDevice, q.stream);
+    stream_sync(q.stream);
+    for (size_t i = 5; i < n; i++) p[i]++;
+    stream_copy(p + 999, device + 999, n - 999, cudaMemcpyDeviceToHost, q.stream);
+    stream_sync(q.stream);
+    for (size_t i = 999; i < n; i++) wrong += p[i] != (char)(i * 7 + i / 1000);
+    for (size_t i = 0; i < n; i++) p[i]--;
+    gpu_copy(p, device, 999);
+    gpu_copy(device + 1000, p + 1000, n - 1000);
+    gpu_copy(p + 999, device + 999, n - 999);
+    for (size_t i = 5; i < n; i++)
+        wrong += p[i] != (char)(i * 7 + i / 1000 - (i >= 1000));
+    host_free(p);
+    for (size_t at = 0; at < n; at += 4096) {
+        CUDA(cudaPointerGetAttributes(&a, p + at));
+        wrong += a.type != cudaMemoryTypeUnregistered;
+    }
+    gpu_free(device);
+    host_queue_close(&q);
+    host_part = whole;
+    return wrong;
+}
+
+// A driver that locks no more than a part in one call.
+static void memory_is_locked_in_parts(void) {
+    char text[4096];
+    CHECK(again("EMU_PIN_CALL_KB=1024 EMU_STRICT=1", "parts", text, sizeof text) == 0, "%s", text);
+}
+
+static void refused_locks_are_explained(void) {
+#ifndef __CUDA_EMU__
+    SKIP("a real system locks what it has");
+#else
+    static const char *const said[][2] = {
+        {"EMU_PIN_MB=4", "(cudaErrorMemoryAllocation): moments needs 8.0 MiB; "},
+        {"EMU_PIN_CALL_KB=4096", "(cudaErrorMemoryAllocation): moments needs 8.0 MiB; "},
+        {"EMU_PIN_MB=12", "(cudaErrorMemoryAllocation): tokens needs 8.0 MiB; "},
+        {"EMU_PIN_MB=4 EMU_PIN_ERROR=1", "(cudaErrorInvalidValue): moments needs 8.0 MiB; "},
+        {"ulimit -l 64; EMU_PIN_MB=4", "MiB; `ulimit -l` is less; set --host-memory "},
+        {"EMU_PIN_MB=4 TIDE_MACHINE=$folder", "MiB; WSL2: Windows limits it to a part of "
+         "the memory; set --host-memory to what may be locked, or take --offload none\n"}};
+    char text[4096], folder[] = "/tmp/test_host.XXXXXX";
+    if (mkdtemp(folder) == NULL || setenv("folder", folder, 1) != 0
+        || system("mkdir -p $folder/proc/sys/kernel && echo 5.15.90.1-microsoft-standard-WSL2 "
+                  ">$folder/proc/sys/kernel/osrelease") != 0) fail("no file");
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
+        const int code = again(said[i][0], "lock", text, sizeof text);
+        CHECK(code == 1 && strncmp(text, "tide: page-locked host memory is refused (", 42) == 0
+                  && strstr(text, said[i][1]) != NULL && strchr(text, '\n')[1] == '\0',
+              "%s: code %d: %s", said[i][0], code, text);
+    }
+    (void)!system("rm -r $folder");
+    CHECK(again("EMU_PIN_MB=24", "lock", text, sizeof text) == 0, "%s", text);
+#endif
+}
+
 static void work_that_fails(const void *) { fail("the disk is full"); }
 static void at_exit(void) { fprintf(stderr, "CUDA's handler would wait for the work\n"); }
 
@@ -350,6 +424,7 @@ int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], "chain") == 0) return chain(atoi(argv[2])) == 0 ? 0 : 3;
     if (argc == 2 && strcmp(argv[1], "connections") == 0)
         return puts(getenv("CUDA_DEVICE_MAX_CONNECTIONS")) < 0;
+    if (argc == 2 && strcmp(argv[1], "parts") == 0) return parts() == 0 ? 0 : 3;
     if (argc == 2) host_queue_open(&q, 0);
     if (argc == 2 && strcmp(argv[1], "way") == 0) {
         host_describe(&q);
@@ -358,6 +433,10 @@ int main(int argc, char **argv) {
         atexit(at_exit);
         host_queue_submit(&q, work_that_fails, "", 0);
         host_queue_close(&q);
+    } else if (argc == 2 && strcmp(argv[1], "lock") == 0) {
+        host_free(host_alloc(&q, (size_t)8 << 20, "moments"));
+        host_alloc(&q, (size_t)8 << 20, "weights");
+        pinned_alloc((size_t)8 << 20, "tokens");
     } else if (argc == 2) {
         host_alloc(&q, (size_t)1 << 44, "moments");
     }
@@ -372,5 +451,7 @@ int main(int argc, char **argv) {
     RUN(the_way_of_waiting_is_said);
     RUN(mistakes_are_seen);
     RUN(failures_are_one_line);
+    RUN(memory_is_locked_in_parts);
+    RUN(refused_locks_are_explained);
     return test_summary();
 }

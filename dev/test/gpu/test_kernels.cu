@@ -596,6 +596,68 @@ template <typename X> static void gate(void) {
     }
 }
 
+enum { ALL_16 = 1 << 16 };
+
+template <typename X> __global__ static void sigmoids_kernel(float *s, const X *x) {
+    const size_t i = grid_thread();
+    s[i] = gelu_sigmoid<X>(to_f32(x[i]));
+    s[ALL_16 + i] = sigmoid<X>(to_f32(x[i]));
+}
+
+// All finite numbers of 16 bits, against double: the sigmoids as they are computed, and GELU, SiLU
+// and their derivatives as they are stored. 2^a is the exponential in a sigmoid: its error and the
+// reciprocal's are 4 units of 2^-23 at most (PTX manual), and a's roundings add two for each of |a|.
+template <typename X> static void all_of_16_bits(void) {
+    set_shape("%s", std::is_same_v<X, f16> ? "fp16" : "bf16");
+    uint16_t bits[ALL_16];
+    for (size_t i = 0; i < ALL_16; i++) bits[i] = (uint16_t)i;
+    X all[ALL_16];
+    memcpy(all, bits, sizeof all);
+    float *x = floats(ALL_16), *gates = floats(2 * ALL_16), *ones = floats(2 * ALL_16);
+    for (size_t i = 0; i < ALL_16; i++) {
+        x[i] = wide(all[i]);
+        if (!isfinite(x[i])) x[i] = 0;
+    }
+    memcpy(gates, x, ALL_16 * sizeof *x);  // then what they let through: 1
+    for (size_t i = 0; i < 2 * ALL_16; i++) ones[i] = 1;
+    memcpy(gates + ALL_16, ones, ALL_16 * sizeof *x);
+    X *d_x = device<X>(x, ALL_16), *d_gates = device<X>(gates, 2 * ALL_16);
+    float *d_s = poison<float>(2 * ALL_16);
+    sigmoids_kernel<<<ALL_16 / 256, 256, 0, stream>>>(d_s, (const X *)d_x);
+    CUDA(cudaGetLastError());
+    const float *s = host(d_s, 2 * ALL_16);
+    double worst = 0;
+    for (int k = 0; k < 2; k++) {
+        X *out = poison<X>(ALL_16), *d = device<X>(ones, 2 * ALL_16);
+        const int kind = k == 0 ? ACTIVATION_GELU : ACTIVATION_SILU;
+        activation_forward(out, k == 0 ? d_x : d_gates, 1, ALL_16, kind, stream);
+        activation_backward(d, (X *)NULL, poison<float>(bias_backward_scratch(1, 2 * ALL_16)),
+                            k == 0 ? d_x : d_gates, 1, ALL_16, kind, stream);
+        const float *got = host(out, ALL_16), *slope = host(d, 2 * ALL_16);
+        for (size_t i = 0; i < ALL_16; i++) {
+            const double z = x[i], scale = sqrt(2 / 3.14159265358979324);
+            const double u = k == 0 ? 2 * scale * (z + 0.044715 * z * z * z) : z;
+            const double du = k == 0 ? 2 * scale * (1 + 3 * 0.044715 * z * z) : 1;
+            const double want = 1 / (1 + exp(-u)), rest = 1 / (1 + exp(u));  // rest: 1 - want
+            const double a = fmin(fabs(u / log(2)), 127);
+            const double error = (4 + 2 * a) * 0x1p-23, half = rounding<X>();
+            const double away = fabs(s[k * ALL_16 + i] - want);
+            CHECK(test_within(away, error * want + 0x1p-126), "sigmoid %d of %g: %.9g, not %.9g", k, z,
+                  s[k * ALL_16 + i], want);
+            if (want > 1e-30) worst = fmax(worst, away / want / error);
+            CHECK(test_within(fabs(got[i] - z * want), (error + half) * fabs(z * want) + tiny<X>()
+                              + (1 + fabs(z)) * 0x1p-126), "%d of %g: %.9g, not %.9g", k, z, got[i], z * want);
+            if (fabs(z) > 1e18) continue;  // in fp32, z^2 overflows
+            const double grad = want + z * want * rest * du;
+            CHECK(test_within(fabs(slope[i] - grad), half * fabs(grad) + 2e-6 + tiny<X>()),
+                  "slope %d of %g: %.9g, not %.9g", k, z, slope[i], grad);
+        }
+        free((void *)got), free((void *)slope);
+    }
+    printf("  error of the sigmoids / its bound: %.2f\n", worst);
+    free(x), free(gates), free(ones), free((void *)s);
+}
+
 template <typename X> static void residual(void) {
     for (size_t n = 8; n < 6000; n += 1992) {
         set_shape("n %zu", n);
@@ -992,6 +1054,8 @@ int main(void) {
     RUN(activation<f16>);
     RUN(gate<float>);
     RUN(gate<bf16>);
+    RUN(all_of_16_bits<bf16>);
+    RUN(all_of_16_bits<f16>);
     RUN(gate<f16>);
     RUN(residual<float>);
     RUN(residual<bf16>);
