@@ -317,6 +317,7 @@ static void zo_fetch(GPT2 *g) {
         stream_sync(g->out);
         gpu_free(slot->weights);
         slot->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
+        GPU_TAKES(g->fetch, zo_layer_bytes(g), gpu_alloc);
     }
     for (int k = 0; k < LAYER_PARTS; k++) {
         const size_t at = zo->group_at[k], bytes = zo->group[k].length * sizeof(floatX);
@@ -431,6 +432,7 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     layer_part(g, k, &a, &w);
     if (post && k == 1) zo_keep_norm(g, range[2].at, sign);
     if (!post && k == 3) residual_forward(x, a.branch, N * C, g->compute);
+    if (k == LAYER_PARTS - 1) layer_passes(g, false);
 }
 
 // Adds the rows of tokens and of positions (N, C), perturbed; one of the two may be NULL.

@@ -24,6 +24,7 @@
     X(gpu_flops, "flop/s")         /* that products and attention reach, not the peak */ \
     X(gpu_bytes, "bytes/s")        /* GPU memory */ \
     X(gpu_normals, "numbers/s")    /* drawn (rng.h): the noise of zeroth-order training */ \
+    X(gpu_alloc, "bytes/s")        /* of GPU memory freed and allocated: --zo-no-slots */ \
     /* Several GPUs. In a node all share its memory and cores; each has its own link to them. */ \
     X(node_gpus, "GPUs")           /* of a node; 0: there is one node */ \
     X(host_gpus, "GPUs")           /* so many of a node's may have dram .. host_cast at once, \
