@@ -20,18 +20,15 @@
 typedef struct { char text[4096]; } MachineText;
 
 static MachineText machine_text(const char *path, const char *key) {
-    MachineText line;
-    char file[PATH_MAX];
+    MachineText rest = {""};
+    char file[PATH_MAX], line[sizeof rest.text];
     const char *folder = getenv("TIDE_MACHINE");
     snprintf(file, sizeof file, "%s%s", folder != NULL ? folder : "", path);
     FILE *f = fopen(file, "r");
-    size_t n = 0;
-    while (n == 0 && f != NULL && fgets(line.text, sizeof line.text, f) != NULL)
-        if (strncmp(line.text, key, strlen(key)) == 0) n = strlen(line.text);
+    while (rest.text[0] == '\0' && f != NULL && fgets(line, sizeof line, f) != NULL)
+        if (strncmp(line, key, strlen(key)) == 0) strcpy(rest.text, line + strlen(key));
     if (f != NULL) fclose(f);
-    memmove(line.text, line.text + (n > 0 ? strlen(key) : 0), n > 0 ? n + 1 - strlen(key) : 0);
-    line.text[n > 0 ? n - strlen(key) : 0] = '\0';
-    return line;
+    return rest;
 }
 
 // The number there; SIZE_MAX if there is none.

@@ -11,6 +11,7 @@
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
 #include "../base/memory.h"
+#include <ctype.h>
 #include <dirent.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -77,10 +78,11 @@ static cpu_set_t cpu_list(const char *path) {
     return set;
 }
 
-// Returns the NUMA node of the PCI device at `address`; SIZE_MAX: not known.
+// Returns the NUMA node of the PCI device at `address`, as CUDA writes it; SIZE_MAX: not known.
 static size_t cpu_node(const char *address) {
     char path[128];
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", address);
+    for (char *c = path; *c != '\0'; c++) *c = (char)tolower(*c);
     return machine_number(path, "");
 }
 
@@ -116,7 +118,7 @@ static const char *cpu_near(size_t node, int part, int parts, const cpu_set_t *a
     return NULL;
 }
 
-static int cpu_own;  // hardware threads that cpu_stay() has kept for this process; 0: any
+static int cpu_own = CPU_SETSIZE;  // hardware threads that cpu_stay() has kept for this process
 
 // Lets all threads of this process, and those that they start, run on these hardware threads only.
 static void cpu_stay(const cpu_set_t *own) {
@@ -136,11 +138,11 @@ static int cpu_threads(size_t asked, int ranks) {
     const char *text = getenv("OMP_NUM_THREADS");
     const int said = text != NULL ? atoi(text) : 0;
     const int share = (int)sysconf(_SC_NPROCESSORS_ONLN) / ranks;
-    int n = omp_get_num_procs() < share ? omp_get_num_procs() : share;
+    const int n = omp_get_num_procs() < share ? omp_get_num_procs() : share;
     if (asked > 0) return (int)asked;
-    if (cpu_own > 0) n = cpu_own;
     if (said > 1 || (said == 1 && getenv("TORCHELASTIC_RUN_ID") == NULL))
-        return cpu_own > 0 && cpu_own < said ? cpu_own : said;
+        return said < cpu_own ? said : cpu_own;
+    if (cpu_own < CPU_SETSIZE) return cpu_own;
     return n > 1 ? n : 1;
 }
 

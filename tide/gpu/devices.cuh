@@ -136,10 +136,10 @@ static void open_device(void) {
              device.major, device.minor);
 }
 
-// Keeps the threads of this process next to its GPU, and says so, or why not. Ranks whose GPUs are
-// at one NUMA node divide its cores. It is called before memory is touched: a page is taken from the
-// node of the core that touches it first. A process alone on its machine keeps all of it: the
-// update is bound by the host's memory, and each node has a part.
+// Keeps the threads of this process next to its GPU, and prints so, or why not; ranks whose GPUs
+// are at one NUMA node divide its cores. No large memory may be touched before: a page is taken
+// from the node of the core that touches it first. A process alone on a machine keeps all of it,
+// as each node has a part of the bandwidth that bounds the update.
 static void stay_near_gpu(const Options *o) {
     int device, part = 0, parts = 0;
     char address[32];
@@ -147,15 +147,13 @@ static void stay_near_gpu(const Options *o) {
     open_device();
     CUDA(cudaGetDevice(&device));
     CUDA(cudaDeviceGetPCIBusId(address, sizeof address, device));
-    for (char *c = address; *c != '\0'; c++)
-        if (*c >= 'A') *c |= 0x20;  // Linux writes its letters small
     const size_t node = cpu_node(address);
     size_t *nodes = ALLOC(size_t, (size_t)ranks.world, "ranks");
     ranks_exchange(&node, sizeof node, nodes);
     for (int r = 0; r < ranks.world; r++) {
-        const bool shares = nodes[r] == node && ranks_is_here(r);
-        part += shares && r < ranks.rank;
-        parts += shares;
+        if (nodes[r] != node || !ranks_is_here(r)) continue;
+        part += r < ranks.rank;
+        parts++;
     }
     free(nodes);
     if (ranks.local_world == 1 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;

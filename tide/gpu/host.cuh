@@ -18,7 +18,6 @@
 #include "queue.cuh"
 #include "../base/ranks.h"
 #include <cuda.h>  // types only: the driver is not linked to
-#include <malloc.h>
 #include <pthread.h>
 
 // What was submitted; its argument lies behind it.
@@ -213,6 +212,9 @@ static bool host_memory_grows;
 
 typedef struct { char *p; size_t bytes; } HostRange;
 
+static HostRange *host_locked;  // what host_alloc() has given out
+static size_t host_locked_count;
+
 // A page comes from the memory next to the core that touches it first.
 static void host_zero(const void *arg) {
     const HostRange *range = (const HostRange *)arg;
@@ -225,10 +227,12 @@ static void host_zero(const void *arg) {
 // p: from host_alloc(), or NULL. No stream may use it any more.
 static void host_free(void *p) {
     if (p == NULL || rehearsal != NULL) return;
-    const size_t bytes = malloc_usable_size(p);
-    for (size_t at = 0; at < bytes; at += part_at(p, at, bytes))
-        CUDA(cudaHostUnregister((char *)p + at));
+    HostRange *range = host_locked;
+    while (range->p != p) range++;
+    for (size_t at = 0; at < range->bytes; at += part_at(p, at, range->bytes))
+        CUDA(cudaHostUnregister(range->p + at));
     free(p);
+    *range = host_locked[--host_locked_count];
 }
 
 // Zeroed page-locked memory, at a multiple of 2 MiB and in huge pages where Linux has them; the
@@ -248,11 +252,12 @@ static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     madvise(range.p, range.bytes, MADV_HUGEPAGE);
     host_queue_submit(q, host_zero, &range, sizeof range);
     stream_sync(q->stream);
-    const size_t usable = malloc_usable_size(range.p);  // as host_free() will find it
-    for (size_t at = 0, n; at < usable; at += n) {
-        n = part_at(range.p, at, usable);
+    for (size_t at = 0, n; at < range.bytes; at += n) {
+        n = part_at(range.p, at, range.bytes);
         pinned_check(cudaHostRegister(range.p + at, n, cudaHostRegisterDefault), bytes, what);
     }
+    host_locked = (HostRange *)array_grow(host_locked, host_locked_count, sizeof range, what);
+    host_locked[host_locked_count++] = range;
     emu_name_memory(range.p, what);
     return own(host_free, range.p);
 }

@@ -76,8 +76,7 @@ static void *gpu_alloc(size_t bytes, const char *what) {
     return own(gpu_free, p);
 }
 
-// Ends the run if page-locked memory of so many bytes for `what` is refused, with what may limit
-// it.
+// Ends the run, with what may be the limit, if page-locked memory for `what` is refused.
 static void pinned_check(cudaError_t e, size_t bytes, const char *what) {
     if (e == cudaSuccess) return;
     struct rlimit locked = {0, 0};
@@ -202,12 +201,11 @@ static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
                      (double)(amount) / rate_or(rehearsal->rates.rate, UNLIMITED)); \
     } while (0)
 
-// The host's memory is page-locked in parts (host_alloc()), and no copy may cross their borders:
-// addresses that are multiples of this. (One call locks less than 512 GiB: doc/offload.md.) Tests
-// make it smaller.
+// The driver locks less than 512 GiB in a call, so host_alloc() locks parts, and no copy may cross
+// their borders: addresses that are multiples of this. Tests make it smaller.
 static size_t host_part = (size_t)256 << 30;
 
-// Bytes at p + at, of `bytes` at p, up to the next border.
+// Returns how many of the `bytes` at p, from p + at on, are left before the next border.
 static size_t part_at(const void *p, size_t at, size_t bytes) {
     return min_size(bytes - at, host_part - ((uintptr_t)p + at) % host_part);
 }

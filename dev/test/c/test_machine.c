@@ -98,7 +98,7 @@ static void ranks_are_near_their_gpu(void) {
     unsetenv("OMP_PROC_BIND");
     for (int i = 0; i < 8; i++) {
         char address[16];
-        snprintf(address, sizeof address, "0000:%02x:00.0", 0x1b + i);
+        snprintf(address, sizeof address, "0000:%02X:00.0", 0x1b + i);
         const size_t node = cpu_node(address);
         const char *why = cpu_near(node, i % 4, 4, &all, &own);
         CHECK(node == (size_t)i / 4, "%zu", node);
@@ -191,7 +191,7 @@ static void threads_stay(void) {
     cpu_stay(&before);
     CHECK(cpu_threads(0, 9999) == CPU_COUNT(&before), "as many as were kept: %d",
           cpu_threads(0, 9999));
-    cpu_own = 0;
+    cpu_own = CPU_SETSIZE;
 }
 
 int main(void) {
