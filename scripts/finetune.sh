@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fine-tunes a model on examples or conversations, JSON lines (doc/finetuning.md), with AdamW; all weights are
-# trained. Then shows the answers of the model as it was, and as it is, to the last three of them; of thirty
-# or more, these three are held out.
+# trained, the last tenth of them held out unless --val names others. Then shows the answers of the model as it
+# was, and as it is, to the last three.
 # usage: [DEMO=chat] scripts/finetune.sh [OPTION...]      without FILE: a small model reads made-up film reviews
 #        and is then taught to say what they come to, with DEMO=chat in conversations; a minute on a CPU,
 #        without network; in out/finetune-demo
@@ -11,7 +11,7 @@
 #        [TRAINER=./train_gpt2cu] [OUT=DIR]; --resume goes on with a run that was stopped.
 # The GPU trainer, if there is a GPU, chooses a placement that fits; if none does, the script adds the options
 # that the plan proposes, and prints them. Rows have 256 tokens, or the model's context if that is less; --seq
-# chooses. Without --steps or --epochs three epochs are trained, of fewer than 100 lines 100 steps.
+# chooses. Without --steps or --epochs three epochs are trained, of fewer than 100 lines ten, a row at a step.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -127,10 +127,11 @@ if [ -n "$file" ]; then
     context=$([ ! -r "$config" ] || tr -d ' \t\r\n' <"$config" |
         grep -oE '"(n_positions|max_position_embeddings)":[0-9]+' | head -n 1 | cut -d : -f 2)
     if [ "${context:-256}" -lt 256 ]; then seq=$context; else seq=256; fi
-    lines=$(wc -l <"$file")
-    steps='--epochs 3'
-    [ "$lines" -ge 100 ] || steps='--steps 100'
+    lines=$(grep -c '' "$file") || :
+    held=$((lines < 30 ? lines / 10 : 3)) steps='--epochs 3'
+    [ "$lines" -ge 100 ] || steps='--epochs 10 --batch 1'
     case " $* " in *" --epochs"* | *" --steps"*) steps='' ;; esac
+    case " $* " in *" --val"*) held=0 ;; esac
     format=$(option --chat-format "$@") tokenizer=$(option --tokenizer "$@")
     # shellcheck disable=SC2086  # steps is words
     if [ -n "${preset-}" ]; then  # without a tokenizer, the examples cannot be read
@@ -144,8 +145,7 @@ if [ -n "$file" ]; then
     set -- "$@" $fits
     [ -z "$plan" ] || exec "$trainer" "$@"
     "$trainer" --out "$tuned" "$@"
-    if [ "$lines" -ge 30 ]; then seen='held out'; else seen='trained on, or held out with the last tenth'; fi
-    echo "answers to the last three examples ($seen)"
+    echo "answers to the last three examples ($held of them held out)"
     echo "before:"
     answers "$model"
     echo "after:"

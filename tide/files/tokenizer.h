@@ -364,9 +364,13 @@ static bool read_model(PartReader *r) {
                            ? "with byte_fallback or unk_token for bytes that have no token"
                            : "without byte_fallback, <0x00> to <0xFF> and U+2581, or with "
                              "ignore_merges");
-    if (missing > 0 && !data_is_quiet)
-        fprintf(stderr, "tide: warning: %s: %d of the 256 bytes have no token, and are left out of "
-                "every text, as in Hugging Face\n", r->path, missing);
+    int lost = 0;  // bytes of ordinary text, which has few control characters and no 0xC0, 0xC1
+    for (int i = '\t'; i <= 0xF0; i++)
+        lost += t->byte_id[i] == TOKENIZER_NONE && i != 0x7F && (i & 0xFE) != 0xC0
+             && (i >= ' ' || i == '\t' || i == '\n' || i == '\r');
+    if (lost > 0 && !data_is_quiet)
+        fprintf(stderr, "tide: warning: %s: %d of the bytes of ordinary text have no token, and are "
+                "left out of every text, as in Hugging Face\n", r->path, lost);
     snprintf(place, sizeof place, "%s, merge", r->path);
     return tokenizer_read_merges(t, place, vocabulary, merges, r->err);
 }
