@@ -487,20 +487,17 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
 
 // Prints the last sentence of a plan: what fits into which memory, and how much disk it takes.
 static void print_fits(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
-    const bool several = r->world > 1;
-    const DiskNeeds disk = run_disk(r);
     for (int host = 0; host <= (int)g->offloaded; host++) {
         const size_t most = host ? host_limit : limit;
         printf("%s%s", host ? ", " : most == SIZE_MAX ? "needs: " : "fits: ",
                size_text(gpt2_bytes(g, host), true).text);
         if (most != SIZE_MAX) printf(" of %s", size_text(most, false).text);
-        printf(host ? several ? " on the host for each" : " on the host"
-                    : several ? " on each GPU" : " on the GPU");
+        printf(" on the %s%s", host ? "host" : "GPU", r->world > 1 ? " per rank" : "");
     }
-    if (r->training && !r->o.no_save)
-        printf(", and %sB of disk for the weights and a checkpoint, up to %sB with --keep %zu%s",
-               count_text(disk.least).text, count_text(disk.most).text, r->o.keep,
-               r->o.keep_best ? " and the best" : "");
+    if (r->training && !r->o.no_save && r->o.dump == NULL)
+        printf(", and %sB of disk for the weights and a checkpoint, up to %sB with --keep %zu",
+               count_text(run_disk(r, 1)).text,
+               count_text(run_disk(r, r->o.keep + 1 + r->o.keep_best)).text, r->o.keep);
     printf("\n");
 }
 

@@ -160,45 +160,39 @@ static void run_save(Run *r, char *more) {
     if (r->done > 0) run_write(r, r->done, r->done != r->state.step);
 }
 
-// The disk that --out takes, in bytes: a checkpoint; the least, one of them and the weights; and the
-// most, while a new checkpoint is written and no old one has gone. The weights, smaller than a
-// checkpoint, are written when it has.
-typedef struct { double state, least, most; } DiskNeeds;
-
-static DiskNeeds run_disk(const Run *r) {
+// Bytes of so many checkpoints and of the weights, those of the best among them. At most, a new
+// checkpoint is there beside all that are kept; new weights, no larger, are written afterwards.
+static double run_disk(const Run *r, size_t checkpoints) {
     const Options *o = &r->o;
-    const double parameters = (double)r->table.parameters, best = o->keep_best ? 1 : 0;
-    const double weights = parameters * (o->save_dtype == SAVE_BF16 ? 2 : 4);
-    const double moments = o->optimizer == OPTIMIZER_MEZO ? 0 : o->moments == MOMENTS_BF16 ? 4 : 8;
-    const double state = parameters * (4 + moments + (o->offload == OFFLOAD_ZENFLOW ? 4 : 0));
-    const double least = state + (1 + best) * weights;
-    const DiskNeeds disk = {state, least, least + ((double)o->keep + best) * state};
-    return disk;
+    const double moment = o->optimizer == OPTIMIZER_MEZO ? 0 : o->moments == MOMENTS_BF16 ? 2 : 4;
+    const double state = 4 + 2 * moment + (o->offload == OFFLOAD_ZENFLOW ? 4 : 0);
+    const double weights = (o->save_dtype == SAVE_BF16 ? 2 : 4) * (o->keep_best ? 2 : 1);
+    return (double)r->table.parameters * ((double)checkpoints * state + weights);
 }
 
-// Says when the run saves what, and what disk that takes. Refuses a disk without room for the least.
+// Says when the run saves what, and what disk that takes. Refuses a disk that lacks the least.
 static void run_check_disk(const Run *r) {
     const Options *o = &r->o;
-    const DiskNeeds needs = run_disk(r);
+    const double least = run_disk(r, 1), most = run_disk(r, o->keep + 1 + o->keep_best);
     char when[80] = "only at the end";
     struct statvfs disk;
-    double there = 0;
+    double there = 0, state = least - run_disk(r, 0);
     size_t step = state_newest(o->out, SIZE_MAX, true);
-    for (; step > 0; step = state_newest(o->out, step, false)) there += needs.state;
+    for (; step > 0; step = state_newest(o->out, step, false)) there += state;
     if (o->no_save || statvfs(o->out, &disk) != 0) return;
     const double room = (double)disk.f_bavail * (double)disk.f_frsize;
-    if (room + fmax(there - needs.state, 0) < needs.least)  // all but the newest may go
+    if (room + fmax(there - state, 0) < least)  // all but the newest may go
         die("--out %s: a checkpoint and the weights take %sB, and only %sB are free there: make "
             "room, name another disk, or save nothing (--no-save)", o->out,
-            count_text(needs.least).text, count_text(room).text);
+            count_text(least).text, count_text(room).text);
     if (o->save_every == AUTO_COUNT)
         snprintf(when, sizeof when, "every %.3g minutes, or less often: at most 5 %% of the time",
                  run_save_pause() / 60);
     else if (o->save_every > 0) snprintf(when, sizeof when, "every %zu steps", o->save_every);
     printf("checkpoints: %sB, %s; on disk, with --keep %zu%s and the weights, up to %sB; free: %sB"
-           "%s\n", count_text(needs.state).text, when, o->keep, o->keep_best ? ", the best one" : "",
-           count_text(needs.most).text, count_text(room).text, room + there < needs.most
-               ? ", NOT ENOUGH for so many: older ones go when it is full" : "");
+           "%s\n", count_text(state).text, when, o->keep, o->keep_best ? ", the best one" : "",
+           count_text(most).text, count_text(room).text,
+           room + there < most ? ", NOT ENOUGH for so many: older ones go when it is full" : "");
 }
 
 // --keep-best: the best checkpoint stays the best if its weights are there and its loss is of this
