@@ -1,16 +1,17 @@
 #!/bin/sh
 # Fine-tunes a model on examples or conversations, JSON lines (doc/finetuning.md), with AdamW; all weights are
-# trained. Then shows the answers of the model as it was, and as it is, to the last three of them; of thirty
-# or more, these three are held out.
-# usage: scripts/finetune.sh [OPTION...]      without FILE: a small model reads made-up film reviews and
-#        is then taught to say what they come to; a minute on a CPU, without network; in out/finetune-demo
+# trained, the last tenth of them held out unless --val names others. Then shows the answers of the model as it
+# was, and as it is, to the last three.
+# usage: [DEMO=chat] scripts/finetune.sh [OPTION...]      without FILE: a small model reads made-up film reviews
+#        and is then taught to say what they come to, with DEMO=chat in conversations; a minute on a CPU,
+#        without network; in out/finetune-demo
 #        FILE=my.jsonl [MODEL=DIR|OWNER/NAME] scripts/finetune.sh [OPTION...]      your examples, and a model
 #        in a folder or of the hub, which is fetched (default GPT-2 124M); in out/finetune/tuned.
 #        --plan: what fits, and how fast it is predicted to be; trains nothing; MODEL may be the name of a shape.
 #        [TRAINER=./train_gpt2cu] [OUT=DIR]; --resume goes on with a run that was stopped.
 # The GPU trainer, if there is a GPU, chooses a placement that fits; if none does, the script adds the options
 # that the plan proposes, and prints them. Rows have 256 tokens, or the model's context if that is less; --seq
-# chooses. Without --steps or --epochs three epochs are trained, of fewer than 100 lines 100 steps.
+# chooses. Without --steps or --epochs three epochs are trained, of fewer than 100 lines ten, a row at a step.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -33,6 +34,7 @@ if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # what is printed works
 [ -n "$file" ] || [ -z "$model" ] || refuse "MODEL without FILE: name your examples with FILE=my.jsonl"
 [ -n "$file" ] || [ -z "$plan" ] || refuse "--plan without FILE: name your examples with FILE=my.jsonl"
 [ -z "$file" ] || [ -r "$file" ] || refuse "FILE=$file: there is no such file"
+case ${DEMO-}:$file in : | :* | chat:) ;; *) refuse "DEMO=$DEMO: it is chat, without FILE" ;; esac
 
 # option NAME OPTION...: prints the value that the options give it
 option() {
@@ -77,6 +79,28 @@ fit() {
     done
 }
 
+# made_up N SEED PRINT: N lines, each by awk's PRINT of a review, $1, and of what it comes to, v
+made_up() { build/reviews "$1" "$2" | awk -F '\t' "NR > 1 { v = \$2 ? \"good\" : \"bad\"; $3 }"; }
+
+# The demo's model, which is then taught: by conversations as a user's model is.
+if [ -z "$file" ]; then
+    make train_gpt2 build/reviews
+    trainer=${trainer:-${top:-./}train_gpt2} out=${out:-${top}out/finetune-demo}
+    new_folder "$out" "$trainer"
+    build/reviews 20000 1 --text >"$out/text.txt"
+    echo "a small model reads made-up reviews:"
+    ./train_gpt2 --data "$out/text.txt" ${DEMO:+--tokenizer dev/test/fixtures/tokenizer/small-llama3} \
+        --layers 2 --heads 2 --channels 64 --context 128 --batch 8 --steps 1000 --lr 3e-3 --eval-every 500 \
+        --log-every 50 --out "$out/read"
+fi
+if [ -n "${DEMO-}" ]; then
+    file=$out/talks.jsonl model=$out/read
+    made_up 500 2 'printf "{\"messages\": [{\"role\": \"user\", \"content\": \"%s. so it is?\"}, ", $1
+        printf "{\"role\": \"assistant\", \"content\": \"a %s film.\"}, ", v
+        printf "{\"role\": \"user\", \"content\": \"sure?\"}, "
+        printf "{\"role\": \"assistant\", \"content\": \"yes, %s.\"}]}\n", v' >"$file"
+    set -- --steps 300 --lr 2e-3 --batch 8 --log-every 50 "$@"
+fi
 if [ -n "$file" ]; then
     tuned=${out:-${top}out/finetune}/tuned
     case " $* " in *" --resume "* | *" --plan "*) ;; *)
@@ -103,10 +127,11 @@ if [ -n "$file" ]; then
     context=$([ ! -r "$config" ] || tr -d ' \t\r\n' <"$config" |
         grep -oE '"(n_positions|max_position_embeddings)":[0-9]+' | head -n 1 | cut -d : -f 2)
     if [ "${context:-256}" -lt 256 ]; then seq=$context; else seq=256; fi
-    lines=$(wc -l <"$file")
-    steps='--epochs 3'
-    [ "$lines" -ge 100 ] || steps='--steps 100'
+    lines=$(grep -c '' "$file") || :
+    held=$((lines < 30 ? lines / 10 : 3)) steps='--epochs 3'
+    [ "$lines" -ge 100 ] || steps='--epochs 10 --batch 1'
     case " $* " in *" --epochs"* | *" --steps"*) steps='' ;; esac
+    case " $* " in *" --val"*) held=0 ;; esac
     format=$(option --chat-format "$@") tokenizer=$(option --tokenizer "$@")
     # shellcheck disable=SC2086  # steps is words
     if [ -n "${preset-}" ]; then  # without a tokenizer, the examples cannot be read
@@ -120,29 +145,20 @@ if [ -n "$file" ]; then
     set -- "$@" $fits
     [ -z "$plan" ] || exec "$trainer" "$@"
     "$trainer" --out "$tuned" "$@"
-    if [ "$lines" -ge 30 ]; then seen='held out'; else seen='trained on, or held out with the last tenth'; fi
-    echo "answers to the last three examples ($seen)"
+    echo "answers to the last three examples ($held of them held out)"
     echo "before:"
     answers "$model"
     echo "after:"
     answers "$tuned"
     exit
 fi
-make train_gpt2 build/reviews
-trainer=${trainer:-${top:-./}train_gpt2}
-out=${out:-${top}out/finetune-demo}
 # examples N SEED: a review, and which of two verdicts is right
 examples() {
-    build/reviews "$1" "$2" | awk -F '\t' 'NR > 1 { printf "{\"prompt\": \"%s so it is\", ", $1
-        printf "\"choices\": [\" a bad film.\", \" a good one.\"], \"answer\": %d}\n", $2 }'
+    made_up "$1" "$2" 'printf "{\"prompt\": \"%s so it is\", ", $1
+        printf "\"choices\": [\" a bad film.\", \" a good one.\"], \"answer\": %d}\n", $2'
 }
-new_folder "$out" "$trainer"
-build/reviews 20000 1 --text >"$out/text.txt"
 examples 1000 2 >"$out/train.jsonl"
 examples 400 3 >"$out/val.jsonl"
-echo "a small model reads made-up reviews:"
-./train_gpt2 --data "$out/text.txt" --layers 2 --heads 2 --channels 64 --context 128 --batch 8 \
-    --steps 1000 --lr 3e-3 --eval-every 500 --log-every 50 --out "$out/read"
 echo "which verdict it finds likelier, before and while it is taught:"
 "$trainer" --model "$out/read" --val "$out/val.jsonl" --steps 0
 "$trainer" --model "$out/read" --data "$out/train.jsonl" --val "$out/val.jsonl" --batch 8 --steps 300 --lr 2e-3 \

@@ -364,9 +364,12 @@ static bool read_model(PartReader *r) {
                            ? "with byte_fallback or unk_token for bytes that have no token"
                            : "without byte_fallback, <0x00> to <0xFF> and U+2581, or with "
                              "ignore_merges");
-    if (missing > 0 && !data_is_quiet)
-        fprintf(stderr, "tide: warning: %s: %d of the 256 bytes have no token, and are left out of "
-                "every text, as in Hugging Face\n", r->path, missing);
+    int lost = 0;  // bytes of ordinary text: no 0xC0, 0xC1, 0xF1 .., few control characters
+    for (int i = '\t'; i <= 0xF0; i++)
+        if ((i <= '\r' || i >= ' ') && (i & 0xFE) != 0xC0) lost += t->byte_id[i] == TOKENIZER_NONE;
+    if (lost > 0 && !data_is_quiet)
+        fprintf(stderr, "tide: warning: %s: %d of the bytes of ordinary text have no token, and "
+                "are left out of every text, as in Hugging Face\n", r->path, lost);
     snprintf(place, sizeof place, "%s, merge", r->path);
     return tokenizer_read_merges(t, place, vocabulary, merges, r->err);
 }
@@ -550,34 +553,28 @@ enum {
     TOKENIZER_INSIDE = 4    // a text that stands behind an added token
 };
 
-typedef struct {
-    const Tokenizer *t;
-    Tokens *out;
-} Encoding;
-
 // Encodes a byte-level piece, in which numbers may be pieces of their own: white space in front of
 // one is at the end of a text.
-static void encode_bytes(Encoding *e, const char *s, size_t n) {
-    const Tokenizer *t = e->t;
+static void encode_bytes(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     for (size_t at = 0, end, length = 0; at < n; at = end + length) {
         end = t->steps & STEP_DIGITS ? at : n;  // of the words up to the next number
         while (end < n && !(word_bits(t->classes, s + end, n - end, &length) & WORD_NUMERIC))
             end += length;
         for (size_t word; at < end; at += word) {
             word = word_length(t->rule, t->classes, s + at, end - at);
-            tokenizer_word(t, s + at, word, e->out);
+            tokenizer_word(t, s + at, word, out);
         }
-        if (end < n) tokenizer_word(t, s + end, length, e->out);
+        if (end < n) tokenizer_word(t, s + end, length, out);
     }
 }
 
 // Encodes a piece in the style of SentencePiece. The piece is one word, but cut between two bytes
 // that no token has side by side it becomes the same tokens, faster.
-static void encode_spaced(Encoding *e, const char *s, size_t n) {
+static void encode_spaced(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     const unsigned char *u = (const unsigned char *)s;
     for (size_t at = 0, end = 1; at < n; at = end++) {
-        while (end < n && e->t->joins[u[end - 1] << 8 | u[end]]) end++;
-        tokenizer_word(e->t, s + at, end - at, e->out);
+        while (end < n && t->joins[u[end - 1] << 8 | u[end]]) end++;
+        tokenizer_word(t, s + at, end - at, out);
     }
 }
 
@@ -593,28 +590,28 @@ static const char *text_spaced(const char *s, size_t *n, bool front, char **room
 }
 
 // Encodes a normalised piece without added tokens.
-static void encode_piece(Encoding *e, const char *s, size_t n, int how) {
-    const int steps = e->t->steps;
+static void encode_piece(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
+    const int steps = t->steps;
     const bool space = s[0] == ' ' || (n >= 3 && memcmp(s, TOKENIZER_SPACE, 3) == 0);
     const bool front = !(how & TOKENIZER_GOES_ON) && ((steps & STEP_ALWAYS)
                     || ((steps & STEP_FIRST) && !(how & TOKENIZER_INSIDE)));
     char *room = NULL;
     if (steps & STEP_METASPACE) s = text_spaced(s, &n, front && !space, &room);
-    if (e->t->byte_level) encode_bytes(e, s, n);
-    else encode_spaced(e, s, n);
+    if (t->byte_level) encode_bytes(t, s, n, out);
+    else encode_spaced(t, s, n, out);
     free(room);
 }
 
-static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, int how);
+static void encode_added(const Tokenizer *t, bool normalized, const char *s, size_t n, int how,
+                         Tokens *out);
 
 // Encodes a piece between added tokens that is not normalised yet.
-static void encode_raw(Encoding *e, const char *s, size_t n, int how) {
-    const Tokenizer *t = e->t;
+static void encode_raw(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
     char *composed = NULL, *spaced = NULL;
     if (t->steps & STEP_NFC) s = nfc_text(t->classes, s, &n, &composed);
     const bool front = (t->steps & STEP_PREPEND) && !(how & TOKENIZER_GOES_ON);
     if (t->steps & STEP_REPLACE) s = text_spaced(s, &n, front, &spaced);
-    encode_added(e, true, s, n, how);
+    encode_added(t, true, s, n, how, out);
     free(composed);
     free(spaced);
 }
@@ -634,22 +631,23 @@ static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_
 
 // Cuts out the added tokens whose contents are normalised, or the others, and encodes the pieces
 // between them. White space that a token has taken is not in a piece.
-static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, int how) {
-    const bool spaces = !normalized || !(e->t->steps & STEP_REPLACE);
+static void encode_added(const Tokenizer *t, bool normalized, const char *s, size_t n, int how,
+                         Tokens *out) {
+    const bool spaces = !normalized || !(t->steps & STEP_REPLACE);
     const AddedToken *a;
     size_t done = 0, at = 0;
     do {
-        a = added_find(&e->t->added[normalized], s, n, &at);
+        a = added_find(&t->added[normalized], s, n, &at);
         size_t from = a != NULL ? at : n, to = a != NULL ? at + a->length : n;
         at = to;
         if (a != NULL && a->special && (how & TOKENIZER_PLAIN)) continue;
         if (a != NULL && a->lstrip && from < done) from = done;
         if (a != NULL && a->lstrip)
-            from -= encode_white(e->t, s + done, from - done, true, spaces);
-        if (a != NULL && a->rstrip) to += encode_white(e->t, s + to, n - to, false, spaces);
+            from -= encode_white(t, s + done, from - done, true, spaces);
+        if (a != NULL && a->rstrip) to += encode_white(t, s + to, n - to, false, spaces);
         if (from > done)
-            (normalized ? encode_piece : encode_raw)(e, s + done, from - done, how);
-        if (a != NULL && from < to) tokens_add(e->out, a->id);
+            (normalized ? encode_piece : encode_raw)(t, s + done, from - done, how, out);
+        if (a != NULL && from < to) tokens_add(out, a->id);
         how = (how & TOKENIZER_PLAIN) | TOKENIZER_INSIDE;
         done = to;
     } while (a != NULL);
@@ -658,8 +656,7 @@ static void encode_added(Encoding *e, bool normalized, const char *s, size_t n, 
 // Encodes n bytes of a text; how: any of TOKENIZER_PLAIN and the others. Memory beyond the list is
 // a few copies of the longest piece, and 24 bytes per byte of the longest word.
 static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int how, Tokens *out) {
-    Encoding e = {t, out};
-    encode_added(&e, false, text, n, how);
+    encode_added(t, false, text, n, how, out);
 }
 
 // May a text be cut in front of white space? No, if an added token reaches over it.

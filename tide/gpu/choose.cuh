@@ -483,6 +483,22 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     die("this run needs %s", text);
 }
 
+// Prints the last sentence of a plan: what fits into which memory, and how much disk it takes.
+static void print_fits(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
+    for (int host = 0; host <= (int)g->offloaded; host++) {
+        const size_t most = host ? host_limit : limit;
+        printf("%s%s", host ? ", " : most == SIZE_MAX ? "needs: " : "fits: ",
+               size_text(gpt2_bytes(g, host), true).text);
+        if (most != SIZE_MAX) printf(" of %s", size_text(most, false).text);
+        printf(" on the %s%s", host ? "host" : "GPU", r->world > 1 ? " per rank" : "");
+    }
+    if (r->training && !r->o.no_save && r->o.dump == NULL)
+        printf(", and %sB of disk for the weights and a checkpoint, up to %sB with --keep %zu",
+               count_text(run_disk(r, 1)).text,
+               count_text(run_disk(r, r->o.keep + 1 + r->o.keep_best)).text, r->o.keep);
+    printf("\n");
+}
+
 // Places everything on this machine or, with --plan, on the one that --rates and the caps describe.
 // Prints it, and the time of a step, if the rates are known. Returns the bytes of GPU memory.
 static size_t settle(GPT2 *g, Run *r) {
@@ -497,10 +513,10 @@ static size_t settle(GPT2 *g, Run *r) {
         g->choice.ring = (int)zero_least((size_t)g->ring, r->world);
         gpt2_place(g);
     }
-    if (o->rates != NULL || (o->plan && limits.here))
+    if (r->training && (o->rates != NULL || (o->plan && limits.here)))
         know_rates(g, r, &rates);
     if (rates.h2d > 0 && r->training) choose_early(g, r, &rates);
-    if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
+    if (!r->only_sampling || o->plan) gpt2_print(g, r, limit, host_limit);
     const size_t planned = gpt2_bytes(g, false);
     if (rates.h2d > 0 && r->training) {
         const PlanRun run = {r->step_tokens, r->world};
@@ -518,6 +534,7 @@ static size_t settle(GPT2 *g, Run *r) {
     } else if (o->plan && r->training) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
     }
+    if (o->plan) print_fits(g, r, limit, host_limit);
     return planned;
 }
 

@@ -191,11 +191,6 @@ static void settle_limits(const Options *o, Limits *x) {
     x->gpu = o->gpu_memory == 0 ? available - margin
            : o->plan ? o->gpu_memory : min_size(available, o->gpu_memory);
     x->host = asked > 0 ? asked : host_available - (x->here ? host_available / 32 : 0);
-    if (o->plan && x->here)
-        printf("planned for %.1f GiB of GPU memory, as %s, and %.1f GiB of host memory, as %s; "
-               "free on this machine: %.1f and %.1f\n",
-               mib(x->gpu) / 1024, o->gpu_memory > 0 ? "said" : "here", mib(x->host) / 1024,
-               asked > 0 ? "said" : "here", mib(available) / 1024, mib(host_available) / 1024);
     if (o->plan || asked <= host_available) return;
     // The user's word counts more than Linux's, but who exceeds a container's limit is killed.
     x->host = min_size(asked, container - container / 32);

@@ -322,7 +322,7 @@ static void run_describe(const Run *r) {
     if (fresh && !o->plan && (r->only_sampling || (r->training ? mezo : r->batches)))
         fprintf(r->only_sampling ? stderr : stdout, "note: these weights are random; for trained "
                 "ones --model DIR, a run's --out or what dev/data/model.sh fetches\n");
-    if (r->only_sampling) return;
+    if (r->only_sampling && !o->plan) return;
     printf("model: %zu layer%s, %zu head%s", c->layers, plural(c->layers), c->heads,
            plural(c->heads));
     if (config_kv(c) < c->heads) printf(" (%zu of keys)", config_kv(c));

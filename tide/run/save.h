@@ -160,27 +160,31 @@ static void run_save(Run *r, char *more) {
     if (r->done > 0) run_write(r, r->done, r->done != r->state.step);
 }
 
-// Says when the run saves what, and what disk that takes: a new checkpoint is written before an old
-// one goes, and so are the weights. Refuses a disk without room for one of each.
+// Bytes of so many checkpoints and of the weights, those of the best among them. At most, a new
+// checkpoint is there beside all that are kept; new weights, no larger, are written afterwards.
+static double run_disk(const Run *r, size_t checkpoints) {
+    const Options *o = &r->o;
+    const double moment = o->optimizer == OPTIMIZER_MEZO ? 0 : o->moments == MOMENTS_BF16 ? 2 : 4;
+    const double state = 4 + 2 * moment + (o->offload == OFFLOAD_ZENFLOW ? 4 : 0);
+    const double weights = (o->save_dtype == SAVE_BF16 ? 2 : 4) * (o->keep_best ? 2 : 1);
+    return (double)r->table.parameters * ((double)checkpoints * state + weights);
+}
+
+// Says when the run saves what, and what disk that takes. Refuses a disk that lacks the least.
 static void run_check_disk(const Run *r) {
     const Options *o = &r->o;
-    const double weights = (double)r->table.parameters * (o->save_dtype == SAVE_BF16 ? 2 : 4);
-    double state = 0;
-    for (int k = 0; k < r->saves.parts; k++)
-        state += (state_dtype(&r->saves, k) == ST_BF16 ? 2 : 4) * (double)r->table.parameters;
-    const double best = o->keep_best ? weights : 0;
-    const double most = ((double)o->keep + (o->keep_best ? 2 : 1)) * state + 2 * weights + best;
+    const double least = run_disk(r, 1), most = run_disk(r, o->keep + 1 + o->keep_best);
     char when[80] = "only at the end";
     struct statvfs disk;
-    double there = 0;
+    double there = 0, state = least - run_disk(r, 0);
     size_t step = state_newest(o->out, SIZE_MAX, true);
     for (; step > 0; step = state_newest(o->out, step, false)) there += state;
     if (o->no_save || statvfs(o->out, &disk) != 0) return;
     const double room = (double)disk.f_bavail * (double)disk.f_frsize;
-    if (room + fmax(there - state, 0) < state + weights + best)  // all but the newest may go
+    if (room + fmax(there - state, 0) < least)  // all but the newest may go
         die("--out %s: a checkpoint and the weights take %sB, and only %sB are free there: make "
             "room, name another disk, or save nothing (--no-save)", o->out,
-            count_text(state + weights + best).text, count_text(room).text);
+            count_text(least).text, count_text(room).text);
     if (o->save_every == AUTO_COUNT)
         snprintf(when, sizeof when, "every %.3g minutes, or less often: at most 5 %% of the time",
                  run_save_pause() / 60);

@@ -829,9 +829,16 @@ static void json_ends(void) {
           load_says());
     write_file("tokenizer_config.json", "{\"add_bos_token\": true}", 23);
     CHECK(*load_says() == '\0', "%s", load_says());
-    text = small_file(SMOLLM2, "tokenizer.json", &n);
+    text = small_file(SMOLLM2, "tokenizer.json", &n);  // without bytes that ordinary text has not
     write_file("tokenizer.json", text, n);
-    CHECK(strstr(load_says(), "21 of the 256 bytes have no token") != NULL, "%s", load_says());
+    CHECK(*load_says() == '\0', "%s", load_says());
+    for (int k = 0; k < 2; k++) {
+        text = altered(text, k == 0 ? "\"~\":" : "\"\u00e9\":", k == 0 ? "\"~~\":" : "\"\u00e9~\":");
+        write_file("tokenizer.json", text, strlen(text));
+        CHECK(strstr(load_says(), k == 0 ? ": 1 of the bytes of ordinary text have no token"
+                                         : ": 2 of the bytes of ordinary text have no token") != NULL,
+              "%s", load_says());
+    }
     remove_files();
 }
 

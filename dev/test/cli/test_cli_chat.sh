@@ -135,6 +135,10 @@ for format in llama2 mistral; do
 yes, blue'
 done
 talk='--model tuned --steps 0 --chat'
+"$tide" $talk --plan --gpu-memory 1G --host-memory 1G >plan.out
+check a_plan_of_a_chat sh -c 'grep -q "^model: 2 layers" plan.out && n=$(sed -n "s/^GPU  total  *\([0-9.]*\) of .*/\1/p" plan.out) &&
+    tail -n 1 plan.out | grep -qx "fits: $n MiB of 1.00 GiB on the GPU"'
+refuses a_chat_that_does_not_fit 2 'this run needs .* GPU memory' "$tide" $talk --plan --gpu-memory 1M
 refuses a_chat_that_trains 2 'it needs --steps 0' "$cpu" --model tuned --chat --steps 3 --data chat.jsonl
 refuses a_chat_without_a_format 2 'name it with --chat-format mistral' "$cpu" --model llama2 --steps 0 --chat
 refuses a_format_without_its_tokens 2 'mistral-v3 needs the token \[INST\]' "$cpu" $talk --chat-format mistral-v3

@@ -539,13 +539,34 @@ plan $large --offload twinflow --gpu-memory 24G >plan.out
 check twinflow_keeps_all_where_it_fits grep -q '^offload twinflow: .* parameters, [^,]* resident$' plan.out
 if [ -n "$emulated" ]; then  # sizes as said, on a machine that has less; and rates of no machine
     EMU_CLOCK=real EMU_MEM_MB=1000 "$tide" $tiny --plan --gpu-memory 80G --host-memory 900G >plan.out
-    check a_plan_is_for_what_is_said grep -q \
-        '^planned for 80.0 GiB of GPU memory, as said, .* 900.0 .*, as said; free .*: 1.0 and' plan.out
+    check a_plan_is_for_what_is_said grep -q '^fits: .* of 80.00 GiB on the GPU' plan.out
     check a_plan_takes_what_is_said true_that "$(sed -n 's/^GPU.* of \([0-9]*\).*/\1/p' plan.out) > 80000"
     check rates_of_an_emulated_gpu_mean_nothing grep -q '^rates: .* emulated GPU.*nothing' plan.out
     EMU_CLOCK=real EMU_MEM_MB=1000 "$tide" $tiny --plan >plan.out
-    check a_plan_says_what_is_here grep -q '^planned for 0.7 GiB of GPU memory, as here, and' plan.out
+    check a_plan_says_what_is_here grep -q '^fits: .* of 7[0-9][0-9]\.[0-9] MiB on the GPU, and' plan.out
 fi
+# Its last sentence: the totals of the tables, and the disk for checkpoints of 4 bytes a parameter and two moments,
+# and for the weights. While a third checkpoint of --keep 2 is written, all three and the weights are there.
+fits() {  # NAME BYTES_OF_A_CHECKPOINT BYTES_OF_WEIGHTS OTHER_CHECKPOINTS COPIES_OF_WEIGHTS OPTION...
+    name=$1 state=$2 weights=$3 others=$4 copies=$5
+    shift 5
+    plan $large --gpu-memory 6G --host-memory 20G "$@" >plan.out
+    p=$(sed -n 's/^model: .*: \([0-9.]*\) M parameters.*/\1 \/ 1000/p' plan.out)
+    tail -n 1 plan.out | sed -n 's/^fits: \(.*\) GiB of 6.00 GiB on the GPU, \(.*\) GiB of 20.00 GiB on the host, and \(.*\) GB of disk for the weights and a checkpoint, up to \(.*\) GB with --keep [25]$/\1 \2 \3 \4/p' >said
+    read -r gpu host least most <said
+    check "the_last_sentence_$name" true_that "($gpu * 1024 - $(planned GPU plan.out)) ^ 2 < 200 &&
+        ($host * 1024 - $(planned host plan.out)) ^ 2 < 200 && ($least / (($state + $copies * $weights) * $p) - 1) ^ 2 < 1e-5 &&
+        ($most / (($state + $copies * $weights + $others * $state) * $p) - 1) ^ 2 < 1e-5"
+}
+fits has_the_disk 12 4 2 1 --offload zero
+fits knows_moments_in_bf16 8 4 2 1 --offload zero --moments bf16
+fits knows_the_best 12 4 3 2 --offload zero --keep-best
+fits knows_what_is_kept 12 2 5 1 --offload zero --keep 5 --save-dtype bf16
+fits knows_zenflow 16 4 2 1 --offload zenflow
+plan $large --gpu-memory 24G --no-save --offload none >plan.out
+check nothing_is_saved_no_disk grep -q '^fits: [0-9.]* GiB of 24.00 GiB on the GPU$' plan.out
+plan $large --world 2 >plan.out
+check without_limits_it_needs grep -q '^needs: [0-9.]* GiB on the GPU per rank, and' plan.out
 plan $large --gpu-memory 8G --weights gpu --trace plan.json >plan.out
 check trace_of_a_plan_is_json "$timeline" plan.json -o plan.svg
 check trace_of_a_plan_has_the_update sh -c 'for n in fetch update flush back leave forward; do

@@ -220,6 +220,19 @@ check the_script_evaluates_and_tunes sh -c 'grep -q "^val loss.*accuracy" made.o
     grep -q "^data: .* rows of 128 tokens, packed" made.out && grep -q "are in out/finetune-demo/tuned$" made.out'
 check the_script_takes_a_file sh -c 'cd made && FILE=../train.jsonl MODEL=out/finetune-demo/read OUT=mine \
     sh scripts/finetune.sh --steps 3 --seq 64 --no-save >../file.out 2>&1; grep "^3 of 3 steps" ../file.out'
+# The demo of conversations shows answers before and after, to three that are held out.
+mkdir -p made/dev
+ln -s "$top/dev/test" made/dev/test
+(cd made && DEMO=chat OUT=talks sh scripts/finetune.sh >../talks.out 2>&1)
+check the_demo_has_conversations grep -q '^data: 450 training examples, .* 50 validation examples$' talks.out
+check the_demo_talks sh -c 'grep -q "^answers to the last three examples (3 of them held out)" talks.out &&
+    [ "$(grep -c "^> .*\. so it is?$" talks.out)" = 6 ]'
+check the_demo_teaches_the_right_verdicts sh -c '! grep -E "(dull|weak|clumsy|stale|boring|flat|hate|nobody|regret).*a good" "$1" &&
+    ! grep -E "(fine|witty|warm|clever|lovely|bright|love|like the|adore).*a bad" "$1" &&
+    [ "$(grep -c "\(a good film.*yes, good\|a bad film.*yes, bad\)" "$1")" = 500 ]' - made/talks/talks.jsonl
+for wrong in DEMO=talk "DEMO=chat FILE=train.jsonl"; do
+    refuses "the_script_refuses_$wrong" 2 'DEMO=.*: it is chat, without FILE' env $wrong sh made/scripts/finetune.sh
+done
 check the_script_refuses_no_file sh -c 'FILE=none.jsonl sh made/scripts/finetune.sh 2>&1 | grep "none.jsonl: there is no such file"'
 # What it shows: answers to the last three examples, before and after.
 tail -n 3 train.jsonl | sed 's/.*"prompt": "\([^"]*\)".*/\1/' >asked
@@ -240,9 +253,16 @@ for context in '"n_positions": 64' '"max_position_embeddings" : 100' '"n_positio
     printf '{"n_layer": 2,\n  %s,\n "n_head": 1}\n' "$context" >m/config.json
     n=$(echo "$context" | tr -dc 0-9)
     [ "$n" -gt 1 ] && [ "$n" -lt 256 ] || n=256
-    check "the_script_takes_a_context_$context" expr "$(ask x.jsonl m)" : ".* --seq $n --steps"
+    check "the_script_takes_a_context_$context" expr "$(ask x.jsonl m)" : ".* --seq $n --epochs 10 --batch 1"
 done
 check the_script_takes_your_epochs sh -c '! echo "$0" | grep -qe --steps' "$(ask x.jsonl m --epochs 2)"
+printf '{}\n{}' >two.jsonl
+seq 29 >few.jsonl
+for call in "two.jsonl 0" "few.jsonl 2" "many.jsonl 3" "many.jsonl 0 --val x.jsonl"; do
+    # shellcheck disable=SC2086  # file, the number, options
+    check "the_script_says_what_is_held_out_of_$call" sh -c 'file=$1 n=$2; shift 2; FILE=$file MODEL=m TRAINER=./said \
+        sh made/scripts/finetune.sh "$@" | grep -q "^answers to the last three examples ($n of them held out)"' - $call
+done
 check three_epochs_of_many sh -c 'echo "$0" | grep -qe "--epochs 3 --lr"' "$(ask many.jsonl m)"
 check the_script_plans_a_shape sh -c 'FILE=x.jsonl MODEL=gpt2-xl TRAINER=./said sh made/scripts/finetune.sh --plan |
     grep -q "^--plan --model gpt2-xl --batch 4 --seq 256 --plan$\|^--model gpt2-xl --batch 4 --seq 256 --plan$"'
