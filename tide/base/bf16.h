@@ -1,6 +1,6 @@
 // bf16.h: numbers of 16 bits, and how fp32 numbers become one: to the nearest, split into a weight
-// and 16 bits more, or at random. They are bfloat16, the upper half of an fp32 number, or fp16, half
-// precision in IEEE 754.
+// and 16 bits more, or at random. They are bfloat16, the upper half of an fp32 number, or fp16,
+// half precision in IEEE 754.
 //   bf16_to_f32(), f32_to_bf16()           to and from the nearest, ties to even
 //   f16_to_f32(); half_to_f32(), f32_to_half()     those of the program
 //   master_weight(), master_low(), master_f32()    a master weight in two halves
@@ -43,10 +43,10 @@ HOST_DEVICE static inline uint16_t bf16_weight(float f) { return master_upper(f)
 
 // A `half` is what a program stores weights and gradients in, if not in fp32: bf16, or fp16.
 #ifdef ENABLE_FP16
-// An fp16 weight and 16 bits more. From 2^-14 on, these count the last places of an fp32 number from
-// the weight to the master, 4,096 at most. Weights below are 2^-24 apart, and the 16 bits count
-// steps of 2^-39: masters are rounded to those, towards zero, which fp32 is finer than only below
-// 2^-16. A master that is too large for fp16 has an infinite weight and is not kept.
+// An fp16 weight and 16 bits more. From 2^-14 on, these count the last places of an fp32 number
+// from the weight to the master, 4,096 at most. Weights below are 2^-24 apart, and the 16 bits
+// count steps of 2^-39: masters are rounded to those, towards zero. fp32 is finer only below 2^-16.
+// A master that is too large for fp16 has an infinite weight and is not kept.
 enum { HALF_IS_FP16 = 1 };
 HOST_DEVICE static inline float half_to_f32(uint16_t x) { return f16_to_f32(x); }
 

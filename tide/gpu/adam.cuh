@@ -32,7 +32,8 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool
     return batch;
 }
 
-// An element with a weight W and moments M: float, or uint16_t for a half, for moments in bf16. A float has no `low`.
+// An element with a weight W, float or uint16_t for a half, and moments M, float or uint16_t for
+// bf16. A float has no `low`.
 template <typename W, typename M>
 __device__ static inline void adam_stored(W *w, uint16_t *low, M *m, M *v, float g,
                                           const AdamStep *s, float decay, size_t index) {

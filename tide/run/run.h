@@ -194,7 +194,7 @@ static void run_diverged(const Run *r, size_t step, double loss, double norm, co
          "before is intact)", loss, norm, step, what, r->o.out);
 }
 
-// Loss scaling. In fp16 most gradients would be too small for the smallest number, so the head's is
+// Loss scaling. In fp16 many gradients would be smaller than the smallest number, so the head's is
 // multiplied by a power of two, and with it all others (Micikevicius et al., "Mixed precision
 // training", 2018, section 3.2); the update divides by it. A step whose gradients overflow updates
 // nothing and halves the factor; after SCALING_STEPS others in a row it is doubled.
@@ -222,10 +222,10 @@ static void run_scale_loss(Run *r, size_t step, const StepResult *result) {
         run_diverged(r, step, result->loss, result->norm, "fp16 overflows without loss scaling");
 }
 
-// Computes AdamW's constants of a step, with the schedule's rate and clipped, and result->norm, from
-// the squared norm of the scaled gradient. If loss or norm is no number, fp16 skips the step; in
-// other precisions the run ends before they spoil the weights. Steps that are skipped do not count
-// in the bias corrections.
+// Computes AdamW's constants of a step, with the schedule's rate and clipped, and result->norm,
+// from the squared norm of the scaled gradient. If loss or norm is no number, fp16 skips the step;
+// in other precisions the run ends before they spoil the weights. Steps that are skipped do not
+// count in the bias corrections.
 static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, StepResult *result) {
     const Options *o = &r->o;
     const double scale = run_loss_scale(r), squared = norm_squared / (scale * scale);
