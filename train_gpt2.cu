@@ -323,13 +323,6 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     event_record(g->slot_free[v->slot], g->out);
 }
 
-// Notes that segment s's gradient on the GPU is used no more.
-static void gradient_used(GPT2 *g, const Segment *seg) {
-    const bool whole = g->in_place || g->sums_on_gpu;
-    live(g, "gradients", -(double)(whole ? seg->own : seg->own - seg->leaving), g->waiting_bytes,
-         g->update);
-}
-
 // Queues one AdamW step (adam.h) over everything that this process owns: first the segments that
 // choice.early names, then the others in the order in which the next forward pass needs them. That
 // pass waits for each segment, not for them all. ZenFlow's late columns have an order of their own.
@@ -385,18 +378,15 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
         gpt2_backward(g, micro > 0, micro + 1 == r->o.accum);
     }
     // Wait for loss and norm, clip to --clip, and queue the update. The next step is queued behind
-    // it, so the time of this update is part of that step's. A step that fp16 skips leaves weights
-    // and state as they are, on both sides, and visitors in their slots.
-    const double norm_squared = gpt2_grad_norm_squared(g, &result.loss);
-    const AdamStep adam = run_adam_step(r, step, norm_squared, &result);
-    if (result.skipped) {
+    // it, so the time of this update is part of that step's.
+    const double squared = gpt2_grad_norm_squared(g, &result.loss);
+    const AdamStep adam = run_adam_step(r, step, squared, &result);
+    if (result.skipped) {  // fp16: weights and state stay as they are, and visitors in their slots
         for (int s = 0; s < g->segments; s++) gradient_used(g, &g->segment[s]);
+        if (g->offloaded) order(g, g->out, g->compute);  // gradients are copied from activations
         return result;
     }
-    if (g->zen != NULL) {
-        g->zen->rates = zen_rates(&r->o, step);
-        g->zen->loss_scale = loss_scale;
-    }
+    if (g->zen != NULL) zen_set_rates(g, r, step, loss_scale);
     gpt2_update(g, &adam);
     r->open = g->zen != NULL && zen_is_open(&g->zen->config, &g->zen->clock);
     if (r->o.no_overlap) {

@@ -14,9 +14,8 @@
 #include <assert.h>
 #include <sys/resource.h>
 
-// What a file of /proc or /sys says of the machine: the rest of the first line that begins with
-// `key`; "" if there is none. Tests name a folder with made-up files, which describe another
-// machine.
+// The rest of the first line that begins with `key`, in a file of /proc or /sys; "" if there is
+// none. Tests name a folder with made-up files, which describe another machine.
 typedef struct { char text[4096]; } MachineText;
 
 static MachineText machine_text(const char *path, const char *key) {

@@ -607,6 +607,13 @@ static void host_submit(GPT2 *g, const Piece *p, size_t number, const AdamWork *
     timeline_end(&g->timeline, span, g->host.stream);
 }
 
+// Notes, for the picture of memory, that a segment's gradient on the GPU is used no more.
+static void gradient_used(GPT2 *g, const Segment *seg) {
+    const bool whole = g->in_place || g->sums_on_gpu;
+    live(g, "gradients", -(double)(whole ? seg->own : seg->own - seg->leaving), g->waiting_bytes,
+         g->update);
+}
+
 // Lets the worker add a micro-batch's gradient of piece p, in a landing, to the step's sum.
 static void host_adds(GPT2 *g, const Piece *p, size_t s, const floatX *landing, bool accumulate,
                       bool last) {

@@ -200,6 +200,12 @@ static void zen_sums_leave(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 3. The end of a step
 
+// Sets what the end of this step needs: AdamW's rates, and the factor of its gradients (run.h).
+static void zen_set_rates(GPT2 *g, const Run *r, size_t step, double loss_scale) {
+    g->zen->rates = zen_rates(&r->o, step);
+    g->zen->loss_scale = loss_scale;
+}
+
 // Adds up the sums of the ranks, in their order, and decides what this step brings.
 static void zen_begin(GPT2 *g) {
     ZenFlow *z = g->zen;
