@@ -389,7 +389,7 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     if (g->zen != NULL) zen_set_rates(g, r, step, loss_scale);
     gpt2_update(g, &adam);
     r->open = g->zen != NULL && zen_is_open(&g->zen->config, &g->zen->clock);
-    if (r->o.no_overlap) {
+    if (r->o.no_overlap || g->updates_alone) {
         compute_span(g, "wait", 0);
         gpt2_update_wait(g);
         compute_span(g, NULL, 0);
@@ -488,7 +488,9 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     g->config = r->config;
     g->table = r->table;
-    g->no_overlap = o->no_overlap;
+    const char *alone = getenv("TIDE_NO_OVERLAP");  // one half of --no-overlap, to compare speeds
+    g->no_overlap = o->no_overlap || (alone != NULL && strcmp(alone, "gradients") == 0);
+    g->updates_alone = alone != NULL && strcmp(alone, "updates") == 0;
     g->host_threads = (int)o->threads;
     g->packed = r->packed;
     if (r->words) {

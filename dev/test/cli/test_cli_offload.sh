@@ -353,6 +353,15 @@ plan $slow >plan.out
 check updates_begin_with_what_has_arrived grep -q "$early" plan.out
 plan $slow --no-overlap >plan.out
 check not_without_overlap sh -c '! grep -q "updated first" plan.out && grep -q "^predicted" plan.out'
+step_of() { sed -n 's/^  step \([0-9.]*\),.*/\1/p' plan.out; }
+neither=$(step_of)
+TIDE_NO_OVERLAP=gradients plan $slow >plan.out
+only_updates=$(step_of)
+TIDE_NO_OVERLAP=updates plan $slow >plan.out
+only_gradients=$(step_of)
+plan $slow >plan.out
+check each_overlap_is_worth_something true_that "$(step_of) < $only_gradients && \
+    $only_gradients < $only_updates && $only_updates < $neither"
 # What a plan and a run with the same options say about memory, and what was taken.
 said() { plan_of "$1"; grep '^offload \|^recomputing\|^gradients \|^weights ' "$1"; }
 for run in "zero $steps --offload zero" "share $steps --offload interleave --share 0.5 $fine" \
