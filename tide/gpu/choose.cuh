@@ -156,7 +156,7 @@ static void zen_print_time(const GPT2 *g, const Rates *rates, const PlanRun *run
     if (stall < 0.01) printf(": hidden\n");
     else printf(": %.0f %%\n", 100 * stall);
     plan_print_speed(rates, run, pred);
-    printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times %s in bf16\n",
+    printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times %s in 16 bits\n",
            1e-9 * pred->h2d_bytes, 1e-9 * pred->d2h_bytes,
            (pred->h2d_bytes + pred->d2h_bytes) / fmax(2 * (double)g->zen->map.elements, 1),
            run->world > 1 ? "its part of the model" : "the model");

@@ -78,8 +78,8 @@ static const char *const precision_name = IS_BF16 ? "bf16" : IS_FP16 ? "fp16" : 
 // Of fp16's gradients (run.h).
 static const float loss_scale = IS_FP16 ? 4096 : 1;
 
-// Is a configuration of so many bits for this program? fp16 takes every third one.
-static bool config_of_bits(int k, int bits) { return bits == BITS && (!IS_FP16 || k % 3 == 2); }
+// Is a configuration of so many bits for this program? fp16 leaves out every third one.
+static bool config_of_bits(int k, int bits) { return bits == BITS && !(IS_FP16 && k % 3 == 2); }
 
 // A shape of model and step.
 struct Shape {
@@ -489,11 +489,13 @@ static AdamStep adam_of(const ZenRates *r, size_t step, float scale) {
     return s;
 }
 
-// The end of a step of zenflow, with these rates. Sums over columns are of gradients as they are.
+// The end of a step of zenflow, with these rates. Sums over columns are of gradients as they are,
+// unless a test says that these are scaled.
+static double zen_loss_scale = 1;
 static void zen_update(GPT2 *g, size_t step, float scale, const ZenRates *rates) {
     const AdamStep adam = adam_of(rates, step, scale);
     g->zen->rates = *rates;
-    g->zen->loss_scale = 1;
+    g->zen->loss_scale = zen_loss_scale;
     gpt2_update(g, &adam);
 }
 
