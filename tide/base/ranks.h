@@ -6,7 +6,7 @@
 //     ranks_broadcast  bytes of rank 0 to all
 //     ranks_barrier    nobody returns before all have called it
 //     ranks_agree      ends the run unless a text is the same on all ranks
-//     ranks_is_here    does a rank run on this machine?
+//     ranks_machine    which machine a rank runs on
 //     ranks_close      this rank has done its part
 //
 // The ranks form a star: rank 0 listens on MASTER_PORT, and each other rank has two TCP connections
@@ -312,33 +312,34 @@ static void ranks_agree(const char *what, const char *text) {
     ranks_barrier();  // nobody goes on before all have compared
 }
 
-// Where a rank runs. A machine is a name and, as some share it, what its kernel calls this boot.
-typedef struct { char host[64], boot[64]; int local; } RanksPlace;
-static RanksPlace *ranks_places;  // (world), unless there is one rank
+// A machine is a name and, as some share it, what its kernel calls this boot.
+typedef struct { char host[64], boot[64]; } RanksMachine;
 
-static bool ranks_is_here(int r) {
-    const RanksPlace *const all = ranks_places;
-    return all == NULL || memcmp(&all[r], &all[ranks.rank], offsetof(RanksPlace, local)) == 0;
+static RanksMachine ranks_machine(void) {
+    RanksMachine here = {"", ""};
+    gethostname(here.host, sizeof here.host - 1);
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (f != NULL && fgets(here.boot, sizeof here.boot, f) == NULL) here.boot[0] = '\0';
+    if (f != NULL) fclose(f);
+    return here;
 }
 
 // Ends the run where two processes would use the same GPU; says which rank has which, if there are
 // several machines.
 static void ranks_meet(void) {
-    RanksPlace mine = {.local = ranks.local};
-    RanksPlace *const all = ranks_places = ALLOC(RanksPlace, (size_t)ranks.world, "ranks");
-    gethostname(mine.host, sizeof mine.host - 1);
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
-    if (f != NULL && fgets(mine.boot, sizeof mine.boot, f) == NULL) mine.boot[0] = '\0';
-    if (f != NULL) fclose(f);
+    typedef struct { RanksMachine machine; int local; } Place;
+    const Place mine = {ranks_machine(), ranks.local};
+    Place *all = ALLOC(Place, (size_t)ranks.world, "ranks");
     ranks_exchange(&mine, sizeof mine, all);
     for (int r = 0; r < ranks.world; r++) {
         for (int k = 0; k < r; k++)
             if (memcmp(&all[k], &all[r], sizeof mine) == 0)
                 die("ranks %d and %d are both number %d on %s: LOCAL_RANK is missing, or wrong", k,
-                    r, mine.local, all[r].host);
+                    r, mine.local, all[r].machine.host);
         if (ranks.local_world < ranks.world)
-            printf("rank %d: GPU %d on %s\n", r, all[r].local, all[r].host);
+            printf("rank %d: GPU %d on %s\n", r, all[r].local, all[r].machine.host);
     }
+    free(all);
 }
 
 // Is first in main(), so that only rank 0 prints: stdout of the others becomes /dev/null.

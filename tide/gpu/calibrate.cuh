@@ -275,6 +275,11 @@ static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     rates->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
     rates->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
     calibrate_close(&c);
+    enum { PAIRS = 8 };
+    const size_t bytes = min_size(4 * n, gpu_available() / 2);
+    const double begin = seconds_now();
+    for (int i = 0; i < PAIRS; i++) gpu_free(gpu_alloc(bytes, "calibration"));
+    rates->gpu_alloc = PAIRS * (double)bytes / fmax(seconds_now() - begin, 1e-9);
     int gpus = 1;
     CUDA(cudaGetDeviceCount(&gpus));
     rates->node_gpus = gpus;

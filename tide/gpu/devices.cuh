@@ -141,29 +141,30 @@ static void open_device(void) {
 // from the node of the core that touches it first. A process alone on a machine keeps all of it,
 // as each node has a part of the bandwidth that bounds the update.
 static void stay_near_gpu(const Options *o) {
+    typedef struct { RanksMachine machine; size_t node; } Place;
     int device, part = 0, parts = 0;
     char address[32];
     cpu_set_t allowed, own;
     open_device();
     CUDA(cudaGetDevice(&device));
     CUDA(cudaDeviceGetPCIBusId(address, sizeof address, device));
-    const size_t node = cpu_node(address);
-    size_t *nodes = ALLOC(size_t, (size_t)ranks.world, "ranks");
-    ranks_exchange(&node, sizeof node, nodes);
+    const Place mine = {ranks_machine(), cpu_node(address)};
+    Place *all = ALLOC(Place, (size_t)ranks.world, "ranks");
+    ranks_exchange(&mine, sizeof mine, all);
     for (int r = 0; r < ranks.world; r++) {
-        if (nodes[r] != node || !ranks_is_here(r)) continue;
+        if (memcmp(&all[r], &mine, sizeof mine) != 0) continue;
         part += r < ranks.rank;
         parts++;
     }
-    free(nodes);
+    free(all);
     if (ranks.local_world == 1 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    const char *why = cpu_near(node, part, parts, &allowed, &own);
+    const char *why = cpu_near(mine.node, part, parts, &allowed, &own);
     if (why != NULL && why[0] != '\0') printf("threads: not kept near the GPU: %s\n", why);
     if (why != NULL) return;
     cpu_stay(&own);
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));
     printf("threads: on %d hardware thread%s of NUMA node %zu, next to the GPU; ranks there: %d\n",
-           cpu_own, plural((size_t)cpu_own), node, parts);
+           cpu_own, plural((size_t)cpu_own), mine.node, parts);
 }
 
 // Bytes of GPU memory that are free.

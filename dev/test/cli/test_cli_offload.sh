@@ -561,8 +561,8 @@ fits() {  # NAME BYTES_OF_A_CHECKPOINT BYTES_OF_WEIGHTS OTHER_CHECKPOINTS COPIES
     shift 5
     plan $large --gpu-memory 6G --host-memory 20G "$@" >plan.out
     p=$(sed -n 's/^model: .*: \([0-9.]*\) M parameters.*/\1 \/ 1000/p' plan.out)
-    tail -n 1 plan.out | sed -n 's/^fits: \(.*\) GiB of 6.00 GiB on the GPU, \(.*\) GiB of 20.00 GiB on the host, and \(.*\) GB of disk for the weights and a checkpoint, up to \(.*\) GB with --keep [25]$/\1 \2 \3 \4/p' >said
-    read -r gpu host least most <said
+    tail -n 1 plan.out | sed -n 's/^fits: \(.*\) GiB of 6.00 GiB on the GPU, \(.*\) GiB of 20.00 GiB on the host, and \(.*\) GB of disk for the weights and a checkpoint, up to \(.*\) GB with --keep [25]$/\1 \2 \3 \4/p' >fits.txt
+    read -r gpu host least most <fits.txt
     check "the_last_sentence_$name" true_that "($gpu * 1024 - $(planned GPU plan.out)) ^ 2 < 200 &&
         ($host * 1024 - $(planned host plan.out)) ^ 2 < 200 && ($least / (($state + $copies * $weights) * $p) - 1) ^ 2 < 1e-5 &&
         ($most / (($state + $copies * $weights + $others * $state) * $p) - 1) ^ 2 < 1e-5"
