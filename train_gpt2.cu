@@ -1,5 +1,5 @@
-// train_gpt2.cu: train a GPT-2, OPT, LLaMA, Mistral or Qwen on a GPU, in bf16 with fp32 master
-// weights, or in fp32.
+// train_gpt2.cu: train a GPT-2, OPT, LLaMA, Mistral or Qwen on a GPU, in bf16 or fp16 with fp32
+// master weights, or in fp32.
 //
 //   1. One step: its streams and events, forward, backward, gradients, norm, update
 //   2. Sampling, evaluation, checkpoints
@@ -9,7 +9,7 @@
 // step and its waits, but for those of weights.cuh, zenflow.cuh and zero.cuh. In tide/gpu/,
 // blocks.cuh and heads.cuh have the layers and heads, layout.cuh the memory, choose.cuh the
 // decisions before training.
-// Lessons: doc/mixed_precision.md (bf16), doc/streams.md, doc/offload.md.
+// Lessons: doc/mixed_precision.md (bf16, fp16), doc/streams.md, doc/offload.md.
 //
 // floatX is the type in which parameters, activations and gradients are stored (gpu.cuh). This file
 // is compiled once for each: bf16, float, and f16, whose gradients are scaled (run.h). All
@@ -383,13 +383,14 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     const AdamStep adam = run_adam_step(r, step, squared, &result);
     if (result.skipped) {  // fp16: weights and state stay as they are, and visitors in their slots
         for (int s = 0; s < g->segments; s++) gradient_used(g, &g->segment[s]);
-        if (g->offloaded) order(g, g->out, g->compute);  // gradients are copied from activations
+        // sums may still be on their way to the host, and the next step's overwrite them
+        if (g->offloaded) order(g, g->out, g->compute);
         return result;
     }
     if (g->zen != NULL) zen_set_rates(g, r, step, loss_scale);
     gpt2_update(g, &adam);
     r->open = g->zen != NULL && zen_is_open(&g->zen->config, &g->zen->clock);
-    if (r->o.no_overlap || g->updates_alone) {
+    if (g->updates_alone) {
         compute_span(g, "wait", 0);
         gpt2_update_wait(g);
         compute_span(g, NULL, 0);
@@ -489,8 +490,9 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     g->config = r->config;
     g->table = r->table;
     const char *alone = getenv("TIDE_NO_OVERLAP");  // one half of --no-overlap, to compare speeds
-    g->no_overlap = o->no_overlap || (alone != NULL && strcmp(alone, "gradients") == 0);
-    g->updates_alone = alone != NULL && strcmp(alone, "updates") == 0;
+    if (alone == NULL) alone = "";
+    g->no_overlap = o->no_overlap || strcmp(alone, "gradients") == 0;
+    g->updates_alone = o->no_overlap || strcmp(alone, "updates") == 0;
     g->host_threads = (int)o->threads;
     g->packed = r->packed;
     if (r->words) {
@@ -511,19 +513,22 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     return settle(g, r);
 }
 
-// --dump: the first batch's loss, logits and gradients.
+// --dump: the first batch's loss, logits and gradients, in fp16 with a factor for which they are
+// finite (run.h).
 static int gpt2_dump(GPT2 *g, Run *r) {
     const size_t N = r->B * r->T, P = g->table.elements;
     float *logits = (float *)alloc_or_fail(N * g->config.vocab_padded, sizeof(float), "logits");
     float *grads = (float *)alloc_or_fail(P, sizeof(float), "gradients");
     if (!run_micro_batch(r, 1, 0, g->inputs, g->targets, g->begins)) die("%s", r->damage.text);
-    gpt2_forward(g, g->inputs, g->begins, g->targets, r->B, r->T);
-    const float loss_scale = (float)run_loss_scale(r);
-    gpt2_head(g, loss_scale / (float)run_targets(r, 1), 1 / run_parts(r, 1), false, logits);
-    gpt2_backward(g, false, true);
-    for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++)
-        floats_move((floatX *)p->grad, grads + arena_at(g, p), p->length, true);
-    for (size_t i = 0; i < P; i++) grads[i] /= loss_scale;
+    size_t finite = 0;
+    for (float scale = (float)run_loss_scale(r); finite < P && scale >= 1; scale /= 2) {
+        gpt2_forward(g, g->inputs, g->begins, g->targets, r->B, r->T);
+        gpt2_head(g, scale / (float)run_targets(r, 1), 1 / run_parts(r, 1), false, logits);
+        gpt2_backward(g, false, true);
+        for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++)
+            floats_move((floatX *)p->grad, grads + arena_at(g, p), p->length, true);
+        for (finite = 0; finite < P && isfinite(grads[finite]); finite++) grads[finite] /= scale;
+    }
     return run_dump(r, g->inputs, g->targets, g->begins, gpt2_loss(g), logits, grads);
 }
 

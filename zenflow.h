@@ -166,7 +166,7 @@ enum { ZEN_BLOCK = 128, ZEN_STRIP = 64 };  // ZEN_STRIP: columns of a thread's t
 
 typedef struct { double squares, magnitudes; } ZenSum;  // of one column's gradients at one step
 
-// sums (cols) of a gradient (rows, cols), fp32 or bf16.
+// sums (cols) of a gradient (rows, cols), of floats or halves (bf16.h).
 static void zen_sums(ZenSum *sums, const void *grad, int is_half, size_t rows, size_t cols) {
     memset(sums, 0, cols * sizeof *sums);
     #pragma omp parallel for schedule(static) if (rows * cols > 1 << 16)
@@ -387,8 +387,8 @@ static AdamStep zen_rest_step(const ZenClock *clock, const ZenRates *r, size_t n
 // ---------------------------------------------------------------------------------------------
 // 4. The reference
 
-// All arenas have the table's layout. bf16: `shown` holds numbers that bf16 has, and the rest's
-// gradients are rounded to it once per step.
+// All arenas have the table's layout. half: `shown` holds numbers that a half has, and the rest's
+// gradients are rounded to one once per step.
 typedef struct {
     ZenConfig config;
     ZenMap map;

@@ -19,10 +19,23 @@ HOST_DEVICE static inline uint16_t f32_to_bf16(float f) {
     return (uint16_t)((f != f ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// The product puts the exponent right, of subnormal numbers, too.
+// Returns a or b, both of which are computed: compilers make vectors of loops without branches.
+HOST_DEVICE static inline uint32_t bits_if(bool condition, uint32_t a, uint32_t b) {
+    const uint32_t mask = 0u - (uint32_t)condition;
+    return (a & mask) | (b & ~mask);
+}
+
+// The bits of 2^-15 and 2^-14: what fp16's exponents add to fp32's, and fp16's smallest number with
+// a whole mantissa.
+#define F16_BEGINS 0x38000000u
+#define F16_NORMAL 0x38800000u
+
+// Returns the number. Below 2^-14 fp16 numbers are 2^-24 apart.
 HOST_DEVICE static inline float f16_to_f32(uint16_t h) {
-    uint32_t bits = float_bits(bits_float((uint32_t)(h & 0x7fff) << 13) * 0x1p112f);
-    bits |= (h & 0x7c00) == 0x7c00 ? 0x7f800000u : 0;
+    const uint32_t half = h & 0x7fff;
+    const float small = (float)(int32_t)half * 0x1p-24f;
+    uint32_t bits = bits_if(half < 0x400, float_bits(small), (half << 13) + F16_BEGINS);
+    bits |= bits_if(half >= 0x7c00, 0x7f800000u, 0);
     return bits_float(bits | (uint32_t)(h & 0x8000) << 16);
 }
 
@@ -44,22 +57,11 @@ HOST_DEVICE static inline uint16_t bf16_weight(float f) { return master_upper(f)
 // A `half` is what a program stores weights and gradients in, if not in fp32: bf16, or fp16.
 #ifdef ENABLE_FP16
 // An fp16 weight and 16 bits more. From 2^-14 on, these count the last places of an fp32 number
-// from the weight to the master, 4,096 at most. Weights below are 2^-24 apart, and the 16 bits
+// from the weight to the master, 8,192 at most. Weights below are 2^-24 apart, and the 16 bits
 // count steps of 2^-39: masters are rounded to those, towards zero. fp32 is finer only below 2^-16.
 // A master that is too large for fp16 has an infinite weight and is not kept.
 enum { HALF_IS_FP16 = 1 };
 HOST_DEVICE static inline float half_to_f32(uint16_t x) { return f16_to_f32(x); }
-
-// Returns a or b, both of which are computed: compilers make vectors of loops without branches.
-HOST_DEVICE static inline uint32_t bits_if(bool condition, uint32_t a, uint32_t b) {
-    const uint32_t mask = 0u - (uint32_t)condition;
-    return (a & mask) | (b & ~mask);
-}
-
-// The bits of 2^-15 and 2^-14: what fp16's exponents add to fp32's, and fp16's smallest number with
-// a whole mantissa.
-#define F16_BEGINS 0x38000000u
-#define F16_NORMAL 0x38800000u
 
 // Returns the nearest fp16 number, of two as near the even one, for the bits of an fp32 number that
 // is not negative. if_small: the fp16 number if it is below 2^-14. Infinity from 65520 on.

@@ -312,7 +312,7 @@ static void ranks_agree(const char *what, const char *text) {
     ranks_barrier();  // nobody goes on before all have compared
 }
 
-// A machine is a name and, as some share it, what its kernel calls this boot.
+// A machine: two may have the same name, so the number of its kernel's boot belongs to it.
 typedef struct { char host[64], boot[64]; } RanksMachine;
 
 static RanksMachine ranks_machine(void) {

@@ -86,18 +86,34 @@ static size_t cpu_node(const char *address) {
     return machine_number(path, "");
 }
 
-// Puts part `part` of `parts` of a NUMA node's hardware threads into *own and returns NULL.
-// `allowed`: those that this process may run on. Parts have whole cores, and none twice. Else
-// returns why the process stays where it is: "" if the machine has one node, or no node is known.
-static const char *cpu_near(size_t node, int part, int parts, const cpu_set_t *allowed,
+// Returns the hardware threads of a NUMA node: none if it is not known.
+static cpu_set_t cpu_of_node(size_t node) {
+    char path[128];
+    snprintf(path, sizeof path, "/sys/devices/system/node/node%zu/cpulist", node);
+    return cpu_list(path);
+}
+
+// Puts this process's part of its NUMA node's hardware threads into *own and returns NULL. nodes:
+// those of all `count` ranks on this machine, of which this process is number `mine`. `allowed`:
+// the hardware threads that it may run on. Parts have whole cores, and none twice. Else returns why
+// the process stays where it is: "" if the machine has one node, or no node is known.
+static const char *cpu_near(const size_t *nodes, int count, int mine, const cpu_set_t *allowed,
                             cpu_set_t *own) {
     char path[128];
-    cpu_set_t all = cpu_list("/sys/fs/cgroup/cpuset.cpus.effective");  // of a container
+    cpu_set_t all = cpu_list("/sys/fs/cgroup/cpuset.cpus.effective"), used;  // of a container
     if (CPU_COUNT(&all) == 0) all = cpu_list("/sys/devices/system/cpu/online");
-    snprintf(path, sizeof path, "/sys/devices/system/node/node%zu/cpulist", node);
-    *own = cpu_list(path);
+    int part = 0, parts = 0;
+    CPU_ZERO(&used);
+    for (int i = 0; i < count; i++) {
+        const cpu_set_t threads = cpu_of_node(nodes[i]);
+        CPU_OR(&used, &used, &threads);
+        part += nodes[i] == nodes[mine] && i < mine;
+        parts += nodes[i] == nodes[mine];
+    }
+    CPU_AND(&used, &used, &all);
+    *own = cpu_of_node(nodes[mine]);
     CPU_AND(own, own, &all);
-    if (node == SIZE_MAX || CPU_EQUAL(own, &all)) return "";
+    if (nodes[mine] == SIZE_MAX || CPU_EQUAL(own, &all)) return "";
     if (getenv("OMP_PLACES") != NULL || getenv("OMP_PROC_BIND") != NULL)
         return "OMP_PLACES or OMP_PROC_BIND is set";
     if (CPU_COUNT(own) == 0) return "the container has none of its node's hardware threads";
@@ -113,6 +129,8 @@ static const char *cpu_near(size_t node, int part, int parts, const cpu_set_t *a
         core[i] = first < i ? core[first] : cores++;
     }
     if (cores < parts) return "its node has fewer cores than ranks";
+    // Each node has a part of the bandwidth that bounds the update.
+    if (!CPU_EQUAL(&used, &all)) return "some NUMA nodes have no GPU of this run";
     for (int i = 0; i < CPU_SETSIZE; i++)
         if (CPU_ISSET(i, own) && core[i] * parts / cores != part) CPU_CLR(i, own);
     return NULL;
@@ -121,12 +139,15 @@ static const char *cpu_near(size_t node, int part, int parts, const cpu_set_t *a
 static int cpu_own = CPU_SETSIZE;  // hardware threads that cpu_stay() has kept for this process
 
 // Lets all threads of this process, and those that they start, run on these hardware threads only.
-static void cpu_stay(const cpu_set_t *own) {
+// False: the system refuses.
+static bool cpu_stay(const cpu_set_t *own) {
+    if (sched_setaffinity(0, sizeof *own, own) != 0) return false;
     DIR *threads = opendir("/proc/self/task");
     for (struct dirent *t; threads != NULL && (t = readdir(threads)) != NULL;)
         if (atoi(t->d_name) > 0) sched_setaffinity(atoi(t->d_name), sizeof *own, own);
     if (threads != NULL) closedir(threads);
     cpu_own = CPU_COUNT(own);
+    return true;
 }
 
 // Threads of a team: as asked for (--threads; 0: not said), else OMP_NUM_THREADS (torchrun sets 1

@@ -22,7 +22,7 @@
 // every score again and gets p from lse (Dao et al., "FlashAttention", 2022).
 //
 // The plain kernels below say just that, for any storage type and head size: one warp per row.
-// The flash kernels do it for bf16 (the forward one for f16, too) and head sizes that are multiples
+// The flash kernels do it for bf16 and f16, and head sizes that are multiples
 // of 8 up to 128, with tiles in shared memory and the matrix instructions of the tensor cores:
 //   - A block of four warps owns a tile of rows (queries; in the dk/dv kernel, keys) and streams
 //     tiles of the other side past them. A warp has rows of its own, so warps never exchange

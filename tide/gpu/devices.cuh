@@ -132,7 +132,7 @@ static void open_device(void) {
     CUDA(cudaSetDevice(mine));
     CUDA(cudaGetDeviceProperties(&device, mine));
     if (device.major < 8)
-        fail("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or more", device.name,
+        fail("%s has compute capability %d.%d; 16 bits need 8.0 (Ampere) or more", device.name,
              device.major, device.minor);
 }
 
@@ -142,7 +142,7 @@ static void open_device(void) {
 // as each node has a part of the bandwidth that bounds the update.
 static void stay_near_gpu(const Options *o) {
     typedef struct { RanksMachine machine; size_t node; } Place;
-    int device, part = 0, parts = 0;
+    int device, count = 0, me = 0;
     char address[32];
     cpu_set_t allowed, own;
     open_device();
@@ -150,21 +150,24 @@ static void stay_near_gpu(const Options *o) {
     CUDA(cudaDeviceGetPCIBusId(address, sizeof address, device));
     const Place mine = {ranks_machine(), cpu_node(address)};
     Place *all = ALLOC(Place, (size_t)ranks.world, "ranks");
+    size_t *nodes = ALLOC(size_t, (size_t)ranks.world, "ranks");  // of those on this machine
     ranks_exchange(&mine, sizeof mine, all);
     for (int r = 0; r < ranks.world; r++) {
-        if (memcmp(&all[r], &mine, sizeof mine) != 0) continue;
-        part += r < ranks.rank;
-        parts++;
+        if (memcmp(&all[r].machine, &mine.machine, sizeof mine.machine) != 0) continue;
+        if (r == ranks.rank) me = count;
+        nodes[count++] = all[r].node;
     }
+    const char *why = "";
+    if (count > 1 && sched_getaffinity(0, sizeof allowed, &allowed) == 0)
+        why = cpu_near(nodes, count, me, &allowed, &own);
+    if (why == NULL && !cpu_stay(&own)) why = "the system refuses";
     free(all);
-    if (ranks.local_world == 1 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    const char *why = cpu_near(mine.node, part, parts, &allowed, &own);
+    free(nodes);
     if (why != NULL && why[0] != '\0') printf("threads: not kept near the GPU: %s\n", why);
     if (why != NULL) return;
-    cpu_stay(&own);
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));
-    printf("threads: on %d hardware thread%s of NUMA node %zu, next to the GPU; ranks there: %d\n",
-           cpu_own, plural((size_t)cpu_own), mine.node, parts);
+    printf("threads: on %d hardware thread%s of NUMA node %zu, next to the GPU\n", cpu_own,
+           plural((size_t)cpu_own), mine.node);
 }
 
 // Bytes of GPU memory that are free.

@@ -153,8 +153,8 @@ struct GPT2 {
     size_t piece_bytes[PIECE_KINDS];     // and of all three
     bool in_place;              // gradients wait for the update where backward makes them
     size_t grads_over_acts;     // elements that wait where activations were: see layer_acts()
-    bool no_overlap;            // backward waits until each gradient has left,
-    bool updates_alone;         // and forward for the whole update
+    bool no_overlap;            // backward waits until each gradient has left
+    bool updates_alone;         // forward waits for the whole update
     int weights;                // --weights, as far as there is a choice
     int streamed;               // layers whose weights live on the host
     int ring;                   // places that layers' weights take turns in

@@ -76,16 +76,18 @@ static void *gpu_alloc(size_t bytes, const char *what) {
     return own(gpu_free, p);
 }
 
-// Ends the run, with what may be the limit, if page-locked memory for `what` is refused.
+// Ends the run if page-locked memory for `what` is refused. Other errors are of work that came
+// before.
 static void pinned_check(cudaError_t e, size_t bytes, const char *what) {
-    if (e == cudaSuccess) return;
-    struct rlimit locked = {0, 0};
-    getrlimit(RLIMIT_MEMLOCK, &locked);
     const MachineText system = machine_text("/proc/sys/kernel/osrelease", "");
-    fail("page-locked host memory is refused (%s): %s needs %.1f MiB; %s; set --host-memory to "
-         "what may be locked, or take --offload none", cudaGetErrorName(e), what, mib(bytes),
-         strstr(system.text, "icrosoft") != NULL ? "WSL2: Windows limits it to a part of the memory"
-         : locked.rlim_cur < bytes ? "`ulimit -l` is less" : "`dmesg` may say why");
+    const char *limit = "`dmesg` may say why";
+    if (strstr(system.text, "icrosoft") != NULL)
+        limit = "WSL2: Windows limits it to a part of the memory";
+    if (e == cudaErrorMemoryAllocation || e == cudaErrorInvalidValue || e == cudaErrorNotSupported)
+        fail("page-locked host memory is refused (%s): %s needs %.1f MiB; %s; set --host-memory to "
+             "what may be locked, or take --offload none", cudaGetErrorName(e), what, mib(bytes),
+             limit);
+    CUDA(e);
 }
 
 // Zeroed page-locked host memory, which copies to and from the GPU need to be asynchronous. It is

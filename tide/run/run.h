@@ -219,7 +219,9 @@ static void run_scale_loss(Run *r, size_t step, const StepResult *result) {
         s->good = 0;
     }
     if (s->scale < 1)
-        run_diverged(r, step, result->loss, result->norm, "fp16 overflows without loss scaling");
+        run_diverged(r, step, result->loss, result->norm, isfinite(result->loss)
+                     ? "gradients overflow fp16 without loss scaling"
+                     : "activations overflow fp16, so take --precision bf16");
 }
 
 // Computes AdamW's constants of a step, with the schedule's rate and clipped, and result->norm,

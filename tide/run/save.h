@@ -160,8 +160,9 @@ static void run_save(Run *r, char *more) {
     if (r->done > 0) run_write(r, r->done, r->done != r->state.step);
 }
 
-// Bytes of so many checkpoints and of the weights, those of the best among them. At most, a new
-// checkpoint is there beside all that are kept; new weights, no larger, are written afterwards.
+// Bytes of so many checkpoints and of the weights, those of the best among them. Most is taken when
+// a new checkpoint is there beside all that are kept. New weights are written when an old one has
+// gone, and are no larger than it.
 static double run_disk(const Run *r, size_t checkpoints) {
     const Options *o = &r->o;
     const double moment = o->optimizer == OPTIMIZER_MEZO ? 0 : o->moments == MOMENTS_BF16 ? 2 : 4;

@@ -112,7 +112,7 @@ static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
     if (!zen_is_saved(r)) {
         *map = zen_map(&r->table, layers, c.topk, whole);
         *clock = zen_clock(map);
-        clock->rest_t = r->state.step;  // not 0 if it went on without zenflow so far
+        clock->rest_t = r->state.step - r->state.scaling.skipped;  // if zenflow is new to it
     } else if (!zen_parse(r->state.text, &r->table, layers, &c, map, clock)) {
         die("%s: its chosen columns are damaged", r->resume_from);
     }

@@ -92,6 +92,7 @@ static cpu_set_t range(int first, int end) {
 
 static void ranks_are_near_their_gpu(void) {
     const cpu_set_t all = range(0, 32);
+    static const size_t eight[] = {0, 0, 0, 0, 1, 1, 1, 1}, four[] = {1, 0, 1, 1}, one[] = {0, 0};
     cpu_set_t own, taken = range(0, 0);
     two_sockets();
     unsetenv("OMP_PLACES");
@@ -100,7 +101,7 @@ static void ranks_are_near_their_gpu(void) {
         char address[16];
         snprintf(address, sizeof address, "0000:%02X:00.0", 0x1b + i);
         const size_t node = cpu_node(address);
-        const char *why = cpu_near(node, i % 4, 4, &all, &own);
+        const char *why = cpu_near(eight, 8, i, &all, &own);
         CHECK(node == (size_t)i / 4, "%zu", node);
         CHECK(why == NULL && CPU_COUNT(&own) == 4, "rank %d: %s, %d", i, why, CPU_COUNT(&own));
         for (int c = 0; c < 16; c++)
@@ -110,20 +111,24 @@ static void ranks_are_near_their_gpu(void) {
     }
     CHECK(CPU_EQUAL(&taken, &all), "eight ranks have all hardware threads: %d", CPU_COUNT(&taken));
     int most = 0, fewest = 99, sum = 0;  // 3 and 3 and 2 cores
-    for (int part = 0; part < 3; part++) {
-        CHECK(cpu_near(1, part, 3, &all, &own) == NULL, "three ranks");
+    for (int rank = 0; rank < 4; rank += rank == 0 ? 2 : 1) {
+        CHECK(cpu_near(four, 4, rank, &all, &own) == NULL, "three ranks");
         const int n = CPU_COUNT(&own);
         if (n > most) most = n;
         if (n < fewest) fewest = n;
         sum += n;
     }
     CHECK(most == 6 && fewest == 4 && sum == 16, "%d, %d, %d", most, fewest, sum);
-    CHECK(cpu_near(0, 0, 1, &all, &own) == NULL && CPU_COUNT(&own) == 16, "one rank has the node");
+    CHECK(cpu_near(four, 4, 1, &all, &own) == NULL && CPU_COUNT(&own) == 16,
+          "one rank has the node");
+    const char *why = cpu_near(one, 2, 1, &all, &own);
+    CHECK(why != NULL && strcmp(why, "some NUMA nodes have no GPU of this run") == 0, "%s", why);
 }
 
 static bool stays(size_t node, const cpu_set_t *allowed, const char *because) {
     cpu_set_t own;
-    const char *why = cpu_near(node, 0, 4, allowed, &own);
+    const size_t nodes[] = {node, node, node, node, node == 0 ? 1 : 0};
+    const char *why = cpu_near(nodes, 5, 0, allowed, &own);
     if (why == NULL || strcmp(why, because) != 0)
         printf("  '%s'\n", why != NULL ? why : "moves");
     return why != NULL && strcmp(why, because) == 0;
@@ -151,10 +156,11 @@ static void ranks_stay_where_they_are(void) {
     const cpu_set_t both = range(6, 16);
     CHECK(stays(0, &both, "its node has fewer cores than ranks"), "two cores for four");
     cpu_set_t own;
-    CHECK(cpu_near(1, 3, 4, &both, &own) == NULL && CPU_COUNT(&own) == 2, "a cpuset of both nodes");
+    static const size_t five[] = {1, 1, 1, 1, 0};
+    CHECK(cpu_near(five, 5, 3, &both, &own) == NULL && CPU_COUNT(&own) == 2, "a cpuset of both nodes");
     write_file("sys/fs/cgroup/cpuset.cpus.effective", "16-31\n");
     const cpu_set_t second = range(16, 32);  // of each core
-    CHECK(cpu_near(1, 3, 4, &second, &own) == NULL && CPU_ISSET(30, &own) && CPU_ISSET(31, &own)
+    CHECK(cpu_near(five, 5, 3, &second, &own) == NULL && CPU_ISSET(30, &own) && CPU_ISSET(31, &own)
               && CPU_COUNT(&own) == 2, "second threads");
     write_file("sys/fs/cgroup/cpuset.cpus.effective", "0-31\n");
     write_file("sys/devices/system/node/node0/cpulist", "0-31\n");
@@ -171,7 +177,7 @@ static void threads_stay(void) {
     CPU_SET(first, &own);
     #pragma omp parallel num_threads(3)
     (void)omp_get_thread_num();
-    cpu_stay(&own);
+    CHECK(cpu_stay(&own), "refused");
     int threads = 0, wrong = 0;
     DIR *all = opendir("/proc/self/task");
     for (struct dirent *t; all != NULL && (t = readdir(all)) != NULL;) {

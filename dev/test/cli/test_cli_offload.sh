@@ -241,7 +241,7 @@ go f16_part $one --offload interleave --stride 2 $fine --steps 6 --resume
 wait
 same fp16_resumes_with_its_scale f16_part f16_none
 check it_resumes_with_its_scale sh -c 'sed "s/.*step/step/" f16_part/log.jsonl | wc -l | grep -qx 6'
-refuses fp16_that_overflows_anyway 1 'without loss scaling' "$tide" $tiny $one --steps 40 --lr 1000 \
+refuses fp16_that_overflows_anyway 1 'activations overflow fp16, so take --precision bf16' "$tide" $tiny $one --steps 40 --lr 1000 \
     --clip 0 --out f16_diverged
 
 # --- time, by the emulated GPU's virtual clock (doc/emulator.md): 1 MB/s, 10 ms a kernel ---------

@@ -378,7 +378,7 @@ static void refused_locks_are_explained(void) {
         {"EMU_PIN_CALL_KB=4096", "(cudaErrorMemoryAllocation): moments needs 8.0 MiB; "},
         {"EMU_PIN_MB=12", "(cudaErrorMemoryAllocation): tokens needs 8.0 MiB; "},
         {"EMU_PIN_MB=4 EMU_PIN_ERROR=1", "(cudaErrorInvalidValue): moments needs 8.0 MiB; "},
-        {"ulimit -l 64; EMU_PIN_MB=4", "MiB; `ulimit -l` is less; set --host-memory "},
+        {"EMU_PIN_MB=4", "MiB; `dmesg` may say why; set --host-memory "},
         {"EMU_PIN_MB=4 TIDE_MACHINE=$folder", "MiB; WSL2: Windows limits it to a part of "
          "the memory; set --host-memory to what may be locked, or take --offload none\n"}};
     char text[4096], folder[] = "/tmp/test_host.XXXXXX";
