@@ -236,11 +236,14 @@ check skipped_steps_do_not_count sh -c 'losses() { sed -n "s/.*\"loss\":\([0-9.]
     awk "{ d = \$1 - \$2; n++; if (d * d > 1e-5) exit 1 } END { exit n < 3 }"' "$skipped"
 # Stopped between skipped steps, and resumed elsewhere: the scale is in the checkpoint.
 go f16_part $one --offload zero --steps 2
+go f16_to_zen $one --offload zero --steps 2
 wait
 go f16_part $one --offload interleave --stride 2 $fine --steps 6 --resume
+go f16_to_zen $one --offload zenflow --zen-overlap off --zen-window 1 --zen-topk 0.3 --steps 6 --resume
 wait
 same fp16_resumes_with_its_scale f16_part f16_none
-check it_resumes_with_its_scale sh -c 'sed "s/.*step/step/" f16_part/log.jsonl | wc -l | grep -qx 6'
+check fp16_resumes_in_zenflow cmp f16_to_zen/model.safetensors f16_none/model.safetensors
+check each_step_has_its_line sh -c 'grep -c "\"step\"" f16_part/log.jsonl | grep -qx 6'
 refuses fp16_that_overflows_anyway 1 'activations overflow fp16, so take --precision bf16' "$tide" $tiny $one --steps 40 --lr 1000 \
     --clip 0 --out f16_diverged
 
