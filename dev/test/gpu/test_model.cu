@@ -618,6 +618,53 @@ static void test_masters_of_fp16(void) {
           && isnan(half_to_f32(master_weight(NAN))) && isnan(master_f32(master_weight(NAN), 0)),
           "what is no number");
 }
+
+// The GPU's update has the bits of adam.h's in every type: weights in fp32 or halves, moments in
+// fp32 or bf16, gradients in fp32 or halves.
+static void test_updates_of_fp16(void) {
+    enum { N = 1000 };
+    for (int k = 0; k < 8; k++) {
+        const bool split = k & 1, moments = k & 2, grad_is_half = split && (k & 4);
+        const size_t sizes[] = {split ? 2u : 4u, split ? 2u : 0u, moments ? 2u : 4u,
+                                moments ? 2u : 4u, grad_is_half ? 2u : 4u};
+        AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 3, 0.5 / 4096);
+        const AdamRun run = {0, N, 1, 0};
+        char *host[5], *device[5];
+        step.moments_bf16 = moments;
+        for (int i = 0; i < 5; i++) {
+            host[i] = ALLOC(char, N * sizes[i] + 1, "test");
+            device[i] = sizes[i] > 0 ? (char *)gpu_alloc(N * sizes[i], "test") : NULL;
+        }
+        for (size_t i = 0; i < N; i++) {
+            const float x = 0.1f * sinf((float)i), g = 100 * sinf(1.7f * (float)i), v = x * x;
+            const uint16_t halves[] = {master_weight(x), master_low(x), f32_to_bf16(x),
+                                       f32_to_bf16(v), f32_to_half(g)};
+            const float floats[] = {x, 0, x, v, g};
+            for (int j = 0; j < 5; j++)
+                memcpy(host[j] + i * sizes[j],
+                       sizes[j] == 2 ? (const void *)&halves[j] : (const void *)&floats[j],
+                       sizes[j]);
+        }
+        for (int i = 0; i < 5; i++) gpu_copy(device[i], host[i], N * sizes[i]);
+        adam_update_gpu(device[0], (uint16_t *)device[1], device[2], device[3], device[4],
+                        grad_is_half, &run, 1, &step, NULL);
+        adam_update(host[0], split ? (uint16_t *)host[1] : NULL, host[2], host[3], host[4],
+                    grad_is_half, N, &step, 1);
+        for (int i = 0; i < 4; i++) {
+            char *back = ALLOC(char, N * sizes[i] + 1, "test");
+            gpu_copy(back, device[i], N * sizes[i]);
+            // fp32 weights beside fp16 are rounded as masters, which only the GPU has
+            for (size_t j = 0; i == 0 && !split && j < N; j++)
+                ((float *)host[0])[j] = master_rounded(((float *)host[0])[j]);
+            CHECK(memcmp(back, host[i], N * sizes[i]) == 0, "types %d: part %d", k, i);
+            free(back);
+        }
+        for (int i = 0; i < 5; i++) {
+            free(host[i]);
+            if (device[i] != NULL) gpu_free(device[i]);
+        }
+    }
+}
 #endif
 
 static void test_sum_norm_and_update_by_definition(void) {
@@ -930,6 +977,7 @@ int main(int argc, char **argv) {
     RUN(test_sum_norm_and_update_by_definition);
 #ifdef ENABLE_FP16
     RUN(test_masters_of_fp16);
+    RUN(test_updates_of_fp16);
 #endif
     RUN(test_texts_token_by_token);
     if (getenv("TEST_ERRORS") != NULL)
