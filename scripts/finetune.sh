@@ -79,7 +79,7 @@ fit() {
     done
 }
 
-# made_up N SEED PRINT: N lines, each by awk's PRINT of a review, $1, and of what it comes to, v
+# made_up N SEED PRINT: prints N lines by awk's statement PRINT, which reads a review as $1 and its verdict as v
 made_up() { build/reviews "$1" "$2" | awk -F '\t' "NR > 1 { v = \$2 ? \"good\" : \"bad\"; $3 }"; }
 
 # The demo's model, which is then taught: by conversations as a user's model is.

@@ -174,7 +174,7 @@ bool take_device_memory(size_t bytes) {
     return true;
 }
 
-// What the system, or the driver in one call, does not lock is refused.
+// Counts page-locked memory. Refuses more than the system locks, or the driver in one call.
 static cudaError_t count_pinned(size_t bytes) {
     if (bytes > options.pinned_call || bytes > options.pinned_bytes - bytes_pinned)
         return set_error((cudaError_t)options.pinned_error);

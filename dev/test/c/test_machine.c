@@ -190,7 +190,7 @@ static void threads_stay(void) {
 #ifdef _OPENMP
     CHECK(threads >= 3, "%d threads", threads);
 #endif
-    setenv("OMP_NUM_THREADS", "3", 1);  // as the launcher says, who does not know of nodes
+    setenv("OMP_NUM_THREADS", "3", 1);  // as the launcher sets it, without a look at nodes
     CHECK(cpu_threads(0, 1) == 1 && cpu_threads(5, 1) == 5, "%d", cpu_threads(0, 1));
     unsetenv("OMP_NUM_THREADS");
     CHECK(cpu_threads(0, 4) == 1, "%d", cpu_threads(0, 4));

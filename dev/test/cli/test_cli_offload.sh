@@ -243,6 +243,11 @@ go f16_to_zen $one --offload zenflow --zen-overlap off --zen-window 1 --zen-topk
 wait
 same fp16_resumes_with_its_scale f16_part f16_none
 check fp16_resumes_in_zenflow cmp f16_to_zen/model.safetensors f16_none/model.safetensors
+# a dump takes a smaller scale where the gradients overflow at the first
+for precision in fp16 fp32; do
+    "$tide" $tiny --data same.txt --batch 1 --seq 1 --precision $precision --dump f16_$precision >dump.out 2>&1
+done
+check fp16_dumps_finite_gradients "$compare" f16_fp16 f16_fp32 --rtol 0.02
 check each_step_has_its_line sh -c 'grep -c "\"step\"" f16_part/log.jsonl | grep -qx 6'
 refuses fp16_that_overflows_anyway 1 'activations overflow fp16, so take --precision bf16' "$tide" $tiny $one --steps 40 --lr 1000 \
     --clip 0 --out f16_diverged

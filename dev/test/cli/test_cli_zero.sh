@@ -149,8 +149,8 @@ case $tide in *emu)  # ranks with different memory gather in one order
         --channels 128 --context 64 --vocab 300 --batch 1 --steps 3 --zero 3 --offload zero \
         --weights host --recompute none --out uneven.out ;;
 esac
-# What NCCL takes is taken before the plan is made: with ZenFlow reduce, broadcast and gather, else
-# two kinds. The limit that the plan names has a hundredth less than is free.
+# NCCL takes its buffers before the plan is made: with ZenFlow those of reduce, broadcast and gather,
+# else of two kinds. The limit that the plan names has a hundredth less than is free.
 case $tide in *emu)
     limit() { EMU_MEM_MB=1000 EMU_NCCL_MB=$1 "$launch" 2 "$tide" $tiny --steps 1 --no-save --offload $2 2>&1 |
         sed -n 's/^GPU  *total .* of \([0-9.]*\) MiB$/\1/p'; }
