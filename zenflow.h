@@ -57,13 +57,13 @@ typedef struct {
     ZenTensor *tensor;       // as in the table
     ZenSegment *segment;     // number: the table's layer + 1
     int32_t *column;         // of each tensor: the chosen columns, then the rest, by their slots
-    size_t columns;
+    size_t columns;          // of all tensors; first, so that they are sent in one piece,
+    size_t mixed;            // those of matrices that have both kinds; 0: nothing to select
     size_t chosen, rest;     // packed elements, gaps included
     size_t longest;          // of the rest, in one segment
     size_t elements;         // of all tensors, without gaps; of these,
     size_t chosen_elements;  // in chosen columns
     size_t whole;            // the last layers that are chosen whole
-    bool mixed;              // some matrix has both kinds: there is something to select
 } ZenMap;
 
 // Has it columns of both kinds? Only then is there something to select in it.
@@ -76,9 +76,19 @@ static size_t zen_quota(double topk, size_t cols) {
     return topk > 0 && n == 0 ? 1 : n > cols ? cols : n;
 }
 
-// Lays out what is packed, in the order of the table: segments, and where each tensor's part is.
+// Lays out the list of columns, and what is packed in the order of the table: segments, and where
+// each tensor's part is.
 static void zen_map_pack(ZenMap *map) {
     map->chosen = map->rest = map->longest = map->elements = map->chosen_elements = 0;
+    map->columns = map->mixed = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < map->count; i++) {
+            ZenTensor *z = &map->tensor[i];
+            if (zen_is_mixed(z) != (pass == 0)) continue;
+            z->column_at = map->columns;
+            map->columns += z->cols;
+            if (pass == 0) map->mixed = map->columns;
+        }
     for (int k = 0; k < map->segments; k++) {
         ZenSegment *s = &map->segment[k];
         s->chosen_at = map->chosen;
@@ -117,9 +127,6 @@ static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t who
         z->chosen = is_whole ? ten->cols : zen_quota(topk, ten->cols);
         z->rest_index = ten->offset;
         z->chosen_index = ten->offset + z->rows * (z->cols - z->chosen);
-        z->column_at = map.columns;
-        map.columns += ten->cols;
-        map.mixed = map.mixed || zen_is_mixed(z);
         if (s->count++ == 0) s->first = i;
     }
     zen_map_pack(&map);
@@ -162,30 +169,41 @@ static void zen_map_free(ZenMap *map) {
 // CUDA: a column is cut into blocks of 128 rows; within one, rows are added one after the other, in
 // double; then the blocks, in order. A square, too, is exact in double.
 
+//
+// The norm of a column, rounded to fp32, is all that the host and the other ranks are sent of its
+// gradients: 4 bytes for a column of any length, and 4 more for the sum of their magnitudes where
+// the window follows the gradients (zen_numbers()).
+
 enum { ZEN_BLOCK = 128, ZEN_STRIP = 64 };  // ZEN_STRIP: columns of a thread's turn on the CPU
 
 typedef struct { double squares, magnitudes; } ZenSum;  // of one column's gradients at one step
 
-// sums (cols) of a gradient (rows, cols), of floats or halves (bf16.h).
-static void zen_sums(ZenSum *sums, const void *grad, int is_half, size_t rows, size_t cols) {
-    memset(sums, 0, cols * sizeof *sums);
+// Computes the norm of each column of a gradient (rows, cols), of floats or halves (bf16.h), and
+// the sum of its magnitudes: norms (cols), magnitudes (cols).
+static void zen_sums(float *norms, float *magnitudes, const void *grad, int is_half, size_t rows,
+                     size_t cols) {
     #pragma omp parallel for schedule(static) if (rows * cols > 1 << 16)
     for (size_t first = 0; first < cols; first += ZEN_STRIP) {
         const size_t width = min_size(ZEN_STRIP, cols - first);
+        ZenSum sums[ZEN_STRIP] = {{0, 0}};
         for (size_t block = 0; block < rows; block += ZEN_BLOCK) {
-            double squares[ZEN_STRIP] = {0}, magnitudes[ZEN_STRIP] = {0};
+            double squares[ZEN_STRIP] = {0}, absolute[ZEN_STRIP] = {0};
             for (size_t r = block; r < min_size(block + ZEN_BLOCK, rows); r++) {
                 #pragma omp simd
                 for (size_t j = 0; j < width; j++) {
                     const double x = grad_at(grad, is_half, r * cols + first + j);
                     squares[j] += x * x;
-                    magnitudes[j] += fabs(x);
+                    absolute[j] += fabs(x);
                 }
             }
             for (size_t j = 0; j < width; j++) {
-                sums[first + j].squares += squares[j];
-                sums[first + j].magnitudes += magnitudes[j];
+                sums[j].squares += squares[j];
+                sums[j].magnitudes += absolute[j];
             }
+        }
+        for (size_t j = 0; j < width; j++) {
+            norms[first + j] = (float)sqrt(sums[j].squares);
+            magnitudes[first + j] = (float)sums[j].magnitudes;
         }
     }
 }
@@ -302,6 +320,9 @@ static bool zen_needs_sums(const ZenConfig *c, const ZenMap *map, const ZenClock
         || (map->mixed && c->window == 0 && !zen_is_warm(c, clock));
 }
 
+// Returns how many numbers of each column the host needs: norms, and perhaps magnitudes.
+static size_t zen_numbers(const ZenConfig *c) { return c->window == 0 ? 2 : 1; }
+
 // Has enough come together? A window that follows the gradients ends when, in 99 of 100 matrices,
 // the sum of the rest's mean magnitudes has reached the mean of those of the chosen ("Zen-auto";
 // the published code multiplies its mean by 1/(10k) at every step, and is right for k = 0.1 only).
@@ -316,16 +337,19 @@ static bool zen_votes(const ZenMap *map, const ZenClock *clock, size_t steps) {
     return (double)votes >= 0.99 * (double)voters || steps >= ZEN_WINDOW_MOST;
 }
 
-// Adds a step's mean magnitudes of the chosen and of the rest of each matrix to the window's.
-static void zen_add_means(const ZenMap *map, ZenClock *clock, const ZenSum *sums, bool first) {
+// Adds a step's mean magnitudes of the chosen and of the rest of each matrix to the window's. sums:
+// as zen_turn() takes them.
+static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums, size_t ranks,
+                          bool first) {
     for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];
         if (!zen_is_mixed(z)) continue;
         double part[2] = {0, 0};
         bool *rest = (bool *)alloc_or_fail(z->cols, sizeof *rest, "selection");
         for (size_t j = z->chosen; j < z->cols; j++) rest[map->column[z->column_at + j]] = true;
-        for (size_t j = 0; j < z->cols; j++)  // in the order of columns, as slots may be others
-            part[rest[j]] += sums[z->column_at + j].magnitudes;
+        for (size_t k = 0; k < ranks; k++)
+            for (size_t j = 0; j < z->cols; j++)  // in the order of columns: slots may be others
+                part[rest[j]] += sums[(2 * k + 1) * map->mixed + z->column_at + j];
         free(rest);
         clock->chosen_mean[i] = (first ? 0 : clock->chosen_mean[i]) + part[0] / (double)z->chosen;
         clock->rest_mean[i] = (first ? 0 : clock->rest_mean[i])
@@ -341,18 +365,25 @@ typedef struct {
     size_t steps;  // of the window, with this one
 } ZenTurn;
 
-// Takes the sums (columns) of the step's gradients into account, if zen_needs_sums(), and decides.
+// Takes the sums of the step's gradients into account, if zen_needs_sums(), and decides. sums
+// (ranks, zen_numbers(), mixed): zen_sums() of each rank's rows, added up in the ranks' order.
 // Call it once per step; zen_turn_end() when all of it has been done.
-static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *clock,
-                        const ZenSum *sums) {
+static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *clock, const float *sums,
+                        size_t ranks) {
     const bool warm = zen_is_warm(c, clock);
     const bool first = clock->filled == 0 && !warm;
     ZenTurn turn;
     turn.steps = clock->filled + 1;
     if (zen_is_scoring(c, map, clock))
-        for (size_t j = 0; j < map->columns; j++)
-            clock->scores[j] = (first ? 0 : clock->scores[j]) + sums[j].squares;
-    if (c->window == 0 && zen_needs_sums(c, map, clock)) zen_add_means(map, clock, sums, first);
+        for (size_t j = 0; j < map->mixed; j++) {
+            if (first) clock->scores[j] = 0;
+            for (size_t k = 0; k < ranks; k++) {
+                const double norm = sums[k * zen_numbers(c) * map->mixed + j];
+                clock->scores[j] += norm * norm;
+            }
+        }
+    if (c->window == 0 && zen_needs_sums(c, map, clock))
+        zen_add_means(map, clock, sums, ranks, first);
     turn.closes = warm || (c->window > 0 ? turn.steps >= c->window
                                          : !map->mixed || zen_votes(map, clock, turn.steps));
     turn.selects = map->mixed && (warm ? clock->warm + 1 == c->warmup
@@ -393,7 +424,7 @@ typedef struct {
     ZenConfig config;
     ZenMap map;
     ZenClock clock;
-    ZenSum *sums;            // (columns)
+    float *sums;             // (2, mixed)
     ZenSwap *swaps;          // (columns)
     float *master, *m, *v;   // newest weights, moments
     float *shown;            // the weights that forward and backward use
@@ -440,9 +471,11 @@ static void zen_reference_step(ZenReference *ref, const float *grads, const Adam
     if (zen_needs_sums(c, &ref->map, &ref->clock))
         for (int i = 0; i < ref->map.count; i++) {
             const ZenTensor *z = &ref->map.tensor[i];
-            zen_sums(ref->sums + z->column_at, grads + z->at, 0, z->rows, z->cols);
+            if (!zen_is_mixed(z)) continue;
+            float *norms = ref->sums + z->column_at;
+            zen_sums(norms, norms + ref->map.mixed, grads + z->at, 0, z->rows, z->cols);
         }
-    const ZenTurn turn = zen_turn(c, &ref->map, &ref->clock, ref->sums);
+    const ZenTurn turn = zen_turn(c, &ref->map, &ref->clock, ref->sums, 1);
     const AdamStep late = zen_rest_step(&ref->clock, rates, turn.steps);
     #pragma omp parallel for schedule(dynamic)
     for (int i = 0; i < ref->map.count; i++) {

@@ -79,7 +79,7 @@ static void bench_layer(const char *name, size_t channels, double topk) {
     bf16 *grad = tensor_of<bf16>(s->chosen);
     float *p = tensor_of<float>(s->chosen), *m = tensor_of<float>(s->chosen);
     float *v = tensor_of<float>(s->chosen);
-    ZenSum *sums = tensor_of<ZenSum>(map.columns);
+    float *sums = tensor_of<float>(2 * map.mixed);
     ZenSum *scratch = tensor_of<ZenSum>(columns_scratch(&map));
     int32_t *column = tensor_of<int32_t>(map.columns);
     CUDA(cudaMemcpy(column, map.column, map.columns * sizeof *column, cudaMemcpyHostToDevice));
@@ -94,7 +94,7 @@ static void bench_layer(const char *name, size_t channels, double topk) {
           columns_move_gpu(true, packed, true, matrix, true, &map, 1, true, column, stream));
     BENCH("pack the chosen", 4 * chosen,
           columns_move_gpu(true, grad, true, matrix, true, &map, 1, false, column, stream));
-    BENCH("sums over columns", 2 * mixed + mixed_columns * sizeof(ZenSum),
+    BENCH("sums over columns", 2 * mixed + 2 * mixed_columns * sizeof(float),
           columns_sums_gpu(sums, scratch, matrix, true, &map, 1, stream));
     BENCH("AdamW of the chosen", 28 * chosen,
           columns_adam_gpu(matrix, p, m, v, grad, true, &map, 1, column, &step, stream));

@@ -287,16 +287,16 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     size_t whole = given ? (size_t)(o->resident * (double)L + 0.5) : 0;
     for (bool fits = fixed; !fits && whole <= L; whole += !fits) {
         z->map = zen_map(&r->table, L, o->zen_topk, whole);
-        if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
+        zen_own(g);
         fits = gpt2_settle(g, &memory);
         g->choice = asked;
-        zen_map_free(&z->map);
+        zen_maps_free(z);
     }
     if (!given && whole > L) whole = 0;  // nothing fits
     // All ranks have the same columns: as many whole layers as the rank with the least memory.
     if (g->zero != NULL && !fixed && !o->plan) whole = ~zero_least(~whole, r->world);
     zen_open(r, &z->map, &z->clock, whole);
-    if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
+    zen_own(g);
     if (given && z->map.whole != whole)
         die("--resident %g contradicts the checkpoint, in which the last %zu layers live on "
             "the GPU: leave it out", o->resident, z->map.whole);

@@ -291,8 +291,8 @@ columns_block_sums_kernel(ZenSum *__restrict__ scratch, const void *__restrict__
 }
 
 __global__ static void __launch_bounds__(COLUMNS_STRIP)
-columns_sums_kernel(ZenSum *__restrict__ sums, const ZenSum *__restrict__ scratch,
-                    Batch<ColumnsWork> batch) {
+columns_sums_kernel(float *__restrict__ norms, float *__restrict__ magnitudes,
+                    const ZenSum *__restrict__ scratch, Batch<ColumnsWork> batch) {
     unsigned strip = blockIdx.x;
     const ColumnsWork w = batch_find(batch, &strip);
     const unsigned j = strip * COLUMNS_STRIP + threadIdx.x;
@@ -305,12 +305,13 @@ columns_sums_kernel(ZenSum *__restrict__ sums, const ZenSum *__restrict__ scratc
         sum.squares += scratch[(size_t)b * w.cols].squares;
         sum.magnitudes += scratch[(size_t)b * w.cols].magnitudes;
     }
-    sums[w.column_at + j] = sum;
+    norms[w.column_at + j] = (float)sqrt(sum.squares);
+    magnitudes[w.column_at + j] = (float)sum.magnitudes;
 }
 
-// zen_sums() of every matrix of a segment that has both kinds of columns, to those of its columns
-// in sums (ZenMap's columns). arena_part: gradients, float or halfX. scratch: columns_scratch().
-static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const void *arena_part, bool is_half,
+// Computes zen_sums() of every matrix of a segment that has both kinds of columns: sums (2,
+// ZenMap's mixed). arena_part: gradients, float or halfX. scratch: columns_scratch().
+static void columns_sums_gpu(float *sums, ZenSum *scratch, const void *arena_part, bool is_half,
                              const ZenMap *map, int segment, cudaStream_t stream) {
     Batch<ColumnsWork> blocks, strips;
     columns_sums_of(map, segment, &blocks, &strips);
@@ -318,8 +319,8 @@ static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const void *arena_pa
     const auto kernel = is_half ? columns_block_sums_kernel<halfX>
                                 : columns_block_sums_kernel<float>;
     LAUNCH(kernel, batch_units(&blocks), COLUMNS_STRIP, 0, stream, scratch, arena_part, blocks);
-    LAUNCH(columns_sums_kernel, batch_units(&strips), COLUMNS_STRIP, 0, stream, sums, scratch,
-           strips);
+    LAUNCH(columns_sums_kernel, batch_units(&strips), COLUMNS_STRIP, 0, stream, sums,
+           sums + map->mixed, scratch, strips);
 }
 
 #endif

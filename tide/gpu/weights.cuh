@@ -114,7 +114,9 @@ static void weights_changed(GPT2 *g) {
         g->tenant[i] = 0;
     }
     if (g->zero == NULL || g->zero->stage == 3) return;
-    for (int s = 0; s < g->segments; s++) zero_gather(g, (size_t)s);
+    for (size_t s = 0; s < (size_t)g->segments; s++)
+        if (g->zen != NULL && g->zen->only_chosen) zen_gather(g, s);
+        else zero_gather(g, s);
 }
 
 #endif

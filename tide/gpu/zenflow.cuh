@@ -29,7 +29,8 @@ struct ZenFlow {
     ZenClock clock;
     ZenRates rates;             // of this step,
     double loss_scale;          // of its gradients (run.h),
-    ZenTurn turn;               // and what its end brings
+    ZenTurn turn;               // and what its end brings;
+    bool only_chosen;           // it changes no weights in use but those of chosen columns
     int sums;                   // of gradients on the host: 2, 1, or 0 where a window is one step
     int sum;                    // the sum that the open window is added to
     int queued;                 // segments of the late update that the worker has been given
@@ -38,6 +39,7 @@ struct ZenFlow {
     int packing;                // the half of `packed` that is used next
     cudaStream_t pack;          // packs the gradients of the rest
     size_t swapped;             // columns that changed places in this step
+    size_t proxy_bytes;         // of norms and magnitudes that this rank sent in this step
     // Per segment: its late update is computed, has left the host; per half of `packed`: has left.
     cudaEvent_t *computed, *result_free, *packed_free;
     // GPU memory, in the layouts of ZenMap; the chosen's state is as a resident's, in GPT2.
@@ -46,11 +48,17 @@ struct ZenFlow {
     floatX *packed;             // (2, longest): the rest's gradients on their way out
     floatX *landing;            // (longest): new weights of the rest that have come in; and again,
                                 // those of layers whose weights live on the host
-    ZenSum *column_sums, *scratch;
-    ZenSum *all_sums;           // (ranks, columns), if there are several
+    float *column_sums;         // (2, mixed): zen_sums()
+    ZenSum *scratch;
+    float *all_sums;            // (ranks, numbers, mixed), if there are several
+    floatX *shared;             // a segment's weights in chosen columns, on their way to all ranks
     // Page-locked host memory; the rest's state is in GPT2.
     float *acc;                 // (sums, rest)
-    ZenSum *host_sums;          // (ranks, columns): the first are made the sums of all
+    float *host_sums;           // (ranks, numbers, mixed): see zen_numbers()
+    // Several ranks: the map of what all of them own, and where in a segment's packed chosen
+    // columns the rows of each rank begin.
+    ZenMap all;
+    size_t *begin;              // (segments, ranks + 1)
 };
 
 // Sets how many sums the host keeps. With two, the worker may take a whole window for an update;
@@ -61,6 +69,34 @@ static void zen_settle_sums(ZenFlow *z, bool tight) {
 }
 
 static size_t zen_ranks(const GPT2 *g) { return g->zero != NULL ? g->zero->world : 1; }
+
+// Leaves in the map, which was made for all tensors, what this rank owns (zen_map_own()).
+static void zen_own(GPT2 *g) {
+    ZenFlow *z = g->zen;
+    const Zero *zero = g->zero;
+    if (zero == NULL) return;
+    const size_t segments = (size_t)z->map.segments;
+    z->all = zen_map(&g->table, g->config.layers, z->config.topk, z->map.whole);
+    z->begin = ALLOC(size_t, segments * (zero->world + 1), "columns");
+    for (size_t s = 0, i = 0; s < segments; s++) {
+        const ZenSegment *x = &z->all.segment[s];
+        const size_t *shard = shards_of(zero, s), first = z->all.tensor[x->first].at;
+        for (size_t r = 0; r <= zero->world; r++, i++) {
+            z->begin[i] = x->chosen;
+            if (shard[r] == shard[zero->world]) continue;
+            const size_t at = first + shard[r];
+            const ZenTensor *ten = &z->all.tensor[gpt2_tensor_at(&g->table, at)];
+            z->begin[i] = ten->chosen_at - x->chosen_at + (at - ten->at) / ten->cols * ten->chosen;
+        }
+    }
+    zen_map_own(&z->map, &g->shards);
+}
+
+static void zen_maps_free(ZenFlow *z) {
+    zen_map_free(&z->map);
+    zen_map_free(&z->all);
+    free(z->begin);
+}
 
 // Each segment's piece becomes two: the chosen columns, whose norm is the whole segment's; and the
 // rest, all of which decays. The state of both is packed, in runs that are tensors.
@@ -98,18 +134,23 @@ static void zen_pieces(Pieces *list, const ZenMap *map) {
 static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     ZenFlow *z = g->zen;
     const ZenMap *map = &z->map;
-    const size_t longest = map->longest, sums = map->columns * sizeof(ZenSum);
+    const size_t longest = map->longest, sums = map->mixed * sizeof(float);
+    const size_t all_sums = zen_ranks(g) * zen_numbers(&z->config) * sums;
     const size_t landings = g->streamed > 0 ? 2 : 1;
+    size_t most = 0;  // in chosen columns of a segment, of all ranks
+    for (int s = 0; s < z->all.segments; s++)
+        if (z->all.segment[s].chosen > most) most = z->all.segment[s].chosen;
     BUFFER(ZERO, "gradients", map->chosen * g->waiting_bytes, z->grad);
     BUFFER(ANY, "columns", map->columns * sizeof(int32_t), z->column);
     BUFFER(ZERO, "packed", 2 * longest * sizeof(floatX), z->packed);
     BUFFER(ZERO, "packed", landings * longest * sizeof(floatX), z->landing);
     BUFFER(HOST, "sums of gradients", (size_t)z->sums * map->rest * sizeof(float), z->acc);
+    if (g->zero != NULL) BUFFER(ANY, "columns", most * sizeof(floatX), z->shared);
     if (!map->mixed) return n;
-    BUFFER(ZERO, "columns", sums, z->column_sums);
-    if (g->zero != NULL) BUFFER(ANY, "columns", zen_ranks(g) * sums, z->all_sums);
+    BUFFER(ZERO, "columns", 2 * sums, z->column_sums);
+    if (g->zero != NULL) BUFFER(ANY, "columns", all_sums, z->all_sums);
     BUFFER(ANY, "columns", columns_scratch(map) * sizeof(ZenSum), z->scratch);
-    BUFFER(HOST, "columns", zen_ranks(g) * sums, z->host_sums);
+    BUFFER(HOST, "columns", all_sums, z->host_sums);
     return n;
 }
 
@@ -135,7 +176,7 @@ static void zen_allocate(GPT2 *g) {
 }
 
 static void zen_free(ZenFlow *z) {
-    zen_map_free(&z->map);
+    zen_maps_free(z);
     zen_clock_free(&z->clock);
     free(z);
 }
@@ -184,10 +225,12 @@ static void zen_rest_leaves(GPT2 *g, size_t s) {
 // rank has the sums over its own rows, and all ranks get all of them.
 static void zen_sums_leave(GPT2 *g) {
     ZenFlow *z = g->zen;
-    const size_t bytes = z->map.columns * sizeof(ZenSum);
-    const ZenSum *sums = z->column_sums;
+    const size_t bytes = zen_numbers(&z->config) * z->map.mixed * sizeof(float);
+    const float *sums = z->column_sums;
     cudaStream_t stream = g->sums;
+    z->proxy_bytes = 0;
     if (!zen_needs_sums(&z->config, &z->map, &z->clock)) return;
+    z->proxy_bytes = bytes;
     if (g->zero != NULL) {
         sums = z->all_sums;
         stream = g->zero->stream;
@@ -206,22 +249,16 @@ static void zen_set_rates(GPT2 *g, const Run *r, size_t step, double loss_scale)
     g->zen->loss_scale = loss_scale;
 }
 
-// Adds up the sums of the ranks, in their order, and decides what this step brings.
+// Decides what this step brings.
 static void zen_begin(GPT2 *g) {
     ZenFlow *z = g->zen;
-    const size_t n = z->map.columns;
-    if (zen_needs_sums(&z->config, &z->map, &z->clock)) {
-        for (size_t i = n; i < zen_ranks(g) * n; i++) {
-            z->host_sums[i % n].squares += z->host_sums[i].squares;
-            z->host_sums[i % n].magnitudes += z->host_sums[i].magnitudes;
-        }
-        for (size_t i = 0; z->loss_scale != 1 && i < n; i++) {
-            z->host_sums[i].squares /= z->loss_scale * z->loss_scale;
-            z->host_sums[i].magnitudes /= z->loss_scale;
-        }
-    }
+    const size_t n = zen_ranks(g) * zen_numbers(&z->config) * z->map.mixed;
+    if (z->loss_scale != 1 && zen_needs_sums(&z->config, &z->map, &z->clock))
+        for (size_t i = 0; i < n; i++) z->host_sums[i] /= (float)z->loss_scale;
     z->swapped = 0;
-    z->turn = zen_turn(&z->config, &z->map, &z->clock, z->host_sums);
+    z->turn = zen_turn(&z->config, &z->map, &z->clock, z->host_sums, zen_ranks(g));
+    z->only_chosen = !z->turn.drains
+                  && !(z->turn.closes && zen_is_late(&z->config, &z->clock));
 }
 
 // The step of the chosen columns of a segment; their new weights go to their places, unless the
@@ -315,6 +352,25 @@ static void zen_arrived(GPT2 *g, size_t s) {
                      false, z->column, g->weights_in);
 }
 
+// Gives all ranks segment s's new weights in the chosen columns, packed, where the others have not
+// changed; zero_gather() gives them all.
+static void zen_gather(GPT2 *g, size_t s) {
+    const ZenFlow *z = g->zen;
+    Zero *zero = g->zero;
+    floatX *const place = g->params + g->segment[s].param_at;
+    const size_t bytes = z->all.segment[s].chosen * sizeof(floatX);
+    const bool is_half = sizeof(floatX) == 2;
+    stream_wait(zero->stream, g->updated[s]);
+    const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, bytes, zero->stream);
+    columns_move_gpu(true, z->shared, is_half, place, is_half, &z->all, (int)s, false, z->column,
+                     zero->stream);
+    between_rows(zero, z->shared, z->begin + s * (zero->world + 1), false);
+    columns_move_gpu(false, place, is_half, z->shared, is_half, &z->all, (int)s, false, z->column,
+                     zero->stream);
+    timeline_end(&g->timeline, span, zero->stream);
+    event_record(zero->gathered[s], zero->stream);
+}
+
 // Does the work for the rest at the end of a step, whose gradient has this scale. The worker does
 // first what is needed first: new weights, in forward's order; or room, in backward's.
 static void zen_window(GPT2 *g, float scale) {
@@ -349,8 +405,8 @@ static void zen_log(const GPT2 *g, char *json, size_t n) {
     const ZenFlow *z = g->zen;
     const TimelineStep *d = &g->timeline.done;
     snprintf(json, n, ",\"zenflow\":{\"closes\":%s,\"selections\":%zu,\"swapped\":%zu,"
-             "\"stall_forward_ms\":%.6g,\"stall_backward_ms\":%.6g}",
-             z->turn.closes ? "true" : "false", z->clock.selections, z->swapped,
+             "\"proxy_bytes\":%zu,\"stall_forward_ms\":%.6g,\"stall_backward_ms\":%.6g}",
+             z->turn.closes ? "true" : "false", z->clock.selections, z->swapped, z->proxy_bytes,
              1e3 * (d->stalled - d->stalled_backward), 1e3 * d->stalled_backward);
 }
 

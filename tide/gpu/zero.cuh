@@ -58,9 +58,9 @@ enum { ZERO_LOSS, ZERO_NEWS, ZERO_HEAD = ZERO_NEWS + NEWS };  // before a rank's
 
 static int zero_stage(const Zero *zero) { return zero == NULL ? 0 : zero->stage; }
 
-// Returns the begin of rank r's shard of segment s or, if r == world, the end of the last shard.
-static size_t shard_begin_of(const Zero *zero, size_t s, size_t r) {
-    return zero->begin[s * (zero->world + 1) + r];
+// Returns where the ranks' shards of segment s begin, (world + 1): the last one's end is behind.
+static const size_t *shards_of(const Zero *zero, size_t s) {
+    return zero->begin + s * (zero->world + 1);
 }
 
 // Rehearses a collective: a ring of so many bytes on each GPU. Returns whether it is to be run.
@@ -71,14 +71,18 @@ static bool between_gpus(const Zero *zero, size_t bytes) {
     return rehearsal == NULL;
 }
 
-// Sums every rank's shard of segment s over all ranks (sums), or gives it to all of them: in place,
-// where shards are cut between rows.
-static void between_rows(Zero *zero, floatX *data, size_t s, bool sums) {
+// Sums every rank's part of data over all ranks (sums), or gives it to all of them: in place, where
+// shards are cut between rows. begin (world + 1): where the ranks' parts begin.
+static void between_rows(Zero *zero, floatX *data, const size_t *begin, bool sums) {
+    const size_t mine = begin[zero->rank + 1] - begin[zero->rank], all = begin[zero->world];
+    if (sums) zero->reduced_bytes += (all - mine) * sizeof *data;
+    else zero->gathered_bytes += (zero->world - 1) * mine * sizeof *data;
+    if (!between_gpus(zero, all * sizeof *data)) return;
 #ifdef TIDE_NCCL
     NCCL(ncclGroupStart());
     for (size_t r = 0; r < zero->world; r++) {
-        floatX *shard = data + shard_begin_of(zero, s, r);
-        const size_t n = shard_begin_of(zero, s, r + 1) - shard_begin_of(zero, s, r);
+        floatX *shard = data + begin[r];
+        const size_t n = begin[r + 1] - begin[r];
         if (sums)
             NCCL(ncclReduce(shard, shard, n, nccl_floatX, ncclSum, (int)r, zero->comm,
                             zero->stream));
@@ -86,17 +90,27 @@ static void between_rows(Zero *zero, floatX *data, size_t s, bool sums) {
     }
     NCCL(ncclGroupEnd());
 #endif
-    (void)zero, (void)data, (void)s, (void)sums;
+}
+
+// Sums data (world, cut) over all ranks; each keeps its shard of the sum, in its place.
+static void sum_shards(Zero *zero, floatX *data, size_t cut) {
+    const size_t bytes = cut * sizeof *data;
+    zero->reduced_bytes += (zero->world - 1) * bytes;
+    if (!between_gpus(zero, zero->world * bytes)) return;
+#ifdef TIDE_NCCL
+    NCCL(ncclReduceScatter(data, data + zero->rank * cut, cut, nccl_floatX, ncclSum, zero->comm,
+                           zero->stream));
+#endif
 }
 
 // Gives all ranks the `bytes` at each rank's `mine`, in their order, at data. In place, or apart.
 static void all_gather(Zero *zero, void *data, const void *mine, size_t bytes) {
-    const bool runs = between_gpus(zero, zero->world * bytes);
-#ifdef TIDE_NCCL
-    if (runs) NCCL(ncclAllGather(mine, data, bytes, ncclUint8, zero->comm, zero->stream));
-#endif
-    (void)data, (void)mine, (void)runs;
     zero->gathered_bytes += (zero->world - 1) * bytes;
+    if (!between_gpus(zero, zero->world * bytes)) return;
+#ifdef TIDE_NCCL
+    NCCL(ncclAllGather(mine, data, bytes, ncclUint8, zero->comm, zero->stream));
+#endif
+    (void)data, (void)mine;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -169,12 +183,12 @@ static Zero *zero_open(const Run *r) {
 
 // Says how segment s is dealt out.
 static void zero_place(const Zero *zero, int s, Segment *seg) {
-    const size_t begin = shard_begin_of(zero, (size_t)s, zero->rank);
+    const size_t *shard = shards_of(zero, (size_t)s) + zero->rank;
     seg->cut = zero->rows ? 0 : zero_cut(seg->length, zero->world);
     seg->room = zero->rows ? seg->length : seg->cut * zero->world;
-    seg->own = shard_begin_of(zero, (size_t)s, zero->rank + 1) - begin;
+    seg->own = shard[1] - shard[0];
     // where an empty shard would be counts, too: NCCL wants it there to work in place
-    seg->own_from = seg->at + (zero->rows ? begin : zero->rank * seg->cut);
+    seg->own_from = seg->at + (zero->rows ? shard[0] : zero->rank * seg->cut);
 }
 
 // Adds the lines of this file to the memory plan of the GPU; returns how many there are now.
@@ -224,14 +238,8 @@ static void zero_reduce(GPT2 *g, size_t s) {
     stream_wait(zero->stream, g->grad_ready[s]);
     const int span = timeline_begin(&g->timeline, ROW_COMM, "reduce", s, seg->room * sizeof(floatX),
                                     zero->stream);
-    const bool runs = between_gpus(zero, seg->room * sizeof(floatX));
-    if (runs && zero->rows) between_rows(zero, grad, s, true);
-#ifdef TIDE_NCCL
-    if (runs && !zero->rows)
-        NCCL(ncclReduceScatter(grad, grad + zero->rank * seg->cut, seg->cut, nccl_floatX, ncclSum,
-                               zero->comm, zero->stream));
-#endif
-    zero->reduced_bytes += (seg->room - (zero->rows ? seg->own : seg->cut)) * sizeof(floatX);
+    if (zero->rows) between_rows(zero, grad, shards_of(zero, s), true);
+    else sum_shards(zero, grad, seg->cut);
     timeline_end(&g->timeline, span, zero->stream);
     event_record(zero->reduced[s], zero->stream);
 }
@@ -280,10 +288,8 @@ static void zero_gather(GPT2 *g, size_t s) {
     const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, seg->room * sizeof(floatX),
                                     zero->stream);
     floatX *const place = g->params + seg->param_at;
-    if (!zero->rows)
-        all_gather(zero, place, g->params + seg->own_param_at, seg->cut * sizeof(floatX));
-    else if (between_gpus(zero, seg->room * sizeof(floatX))) between_rows(zero, place, s, false);
-    if (zero->rows) zero->gathered_bytes += (zero->world - 1) * seg->own * sizeof(floatX);
+    if (zero->rows) between_rows(zero, place, shards_of(zero, s), false);
+    else all_gather(zero, place, g->params + seg->own_param_at, seg->cut * sizeof(floatX));
     timeline_end(&g->timeline, span, zero->stream);
     event_record(zero->gathered[s], zero->stream);
 }

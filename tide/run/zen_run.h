@@ -125,7 +125,7 @@ static ZenReference zen_reference(const Run *r, float *master, float *m, float *
                         .shown = shown,
                         .acc = acc};
     zen_open(r, &ref.map, &ref.clock, 0);
-    ref.sums = ALLOC(ZenSum, ref.map.columns, "columns");
+    ref.sums = ALLOC(float, 2 * ref.map.mixed, "columns");
     ref.swaps = ALLOC(ZenSwap, ref.map.columns, "columns");
     return ref;
 }

@@ -86,7 +86,7 @@ static ZenReference reference_of(const Model *m, const Case *c) {
     x.config = c->zen;
     x.map = zen_map(&m->table, m->config.layers, c->zen.topk, c->whole);
     x.clock = zen_clock(&x.map);
-    x.sums = (ZenSum *)alloc_or_fail(x.map.columns, sizeof(ZenSum), "sums");
+    x.sums = ALLOC(float, 2 * x.map.mixed, "sums");
     x.swaps = (ZenSwap *)alloc_or_fail(x.map.columns, sizeof(ZenSwap), "swaps");
     x.master = floats(n);
     x.m = floats(n);
@@ -454,7 +454,8 @@ static void the_reference_is_what_the_simulator_says(void) {
                 for (size_t j = 0; j < x.map.tensor[i].cols; j++) {
                     const ZenTensor *z = &x.map.tensor[i];
                     const size_t column = (size_t)x.map.column[z->column_at + j];
-                    CHECK(moment[step + 1].chosen[z->column_at + column] == (j < z->chosen),
+                    const bool *chosen = moment[step + 1].chosen + first_column(&m.table, i);
+                    CHECK(chosen[column] == (j < z->chosen),
                           "%s: tensor %d, column %zu after step %zu", case_text(&c), i, column,
                           step);
                 }
@@ -538,6 +539,15 @@ static void quotas(void) {
               known[k].topk, known[k].cols, zen_quota(known[k].topk, known[k].cols));
 }
 
+// Columns of mixed tensors are first in the list.
+static size_t columns_before(const ZenMap *map, int tensor) {
+    const bool mixed = zen_is_mixed(&map->tensor[tensor]);
+    size_t n = 0;
+    for (int i = 0; i < map->count; i++)
+        if (zen_is_mixed(&map->tensor[i]) == mixed ? i < tensor : !mixed) n += map->tensor[i].cols;
+    return n;
+}
+
 static void the_map_is_one_range_per_segment(void) {
     static const double shares[] = {0, 0.1, 0.37, 1};
     for (int which = 0; which < MODELS; which++) {
@@ -548,7 +558,7 @@ static void the_map_is_one_range_per_segment(void) {
                 const Case c = {zen_of(shares[k], 1, 0, 1, false), whole, false};
                 ZenMap map = zen_map(t, m.config.layers, shares[k], whole);
                 size_t columns = 0, chosen = 0, rest = 0, elements = 0, all = 0;
-                bool mixed = false;
+                size_t mixed = 0;
                 int tensor = 0;
                 CHECK(map.count == t->count && map.whole == whole, "%d", map.count);
                 CHECK(map.segments == (int)m.config.layers + 2, "%d", map.segments);
@@ -565,13 +575,13 @@ static void the_map_is_one_range_per_segment(void) {
                               && z->at == x->offset && z->decay == x->decay, "%s", x->name);
                         CHECK(z->chosen == share_of(&m, &c, tensor), "%s: %zu", x->name,
                               z->chosen);
-                        CHECK(z->column_at == columns && z->chosen_at == chosen
-                              && z->rest_at == rest, "%s", x->name);
+                        CHECK(z->column_at == columns_before(&map, tensor)
+                              && z->chosen_at == chosen && z->rest_at == rest, "%s", x->name);
                         all += z->rows * z->cols;
                         CHECK(z->chosen_at % 128 == 0 && z->rest_at % 128 == 0, "%s", x->name);
                         for (size_t j = 0; j < z->cols; j++)
                             CHECK(map.column[z->column_at + j] == (int32_t)j, "%s", x->name);
-                        mixed = mixed || (z->chosen > 0 && z->chosen < z->cols);
+                        if (zen_is_mixed(z)) mixed += z->cols;
                         columns += z->cols;
                         chosen += (z->rows * z->chosen + 127) / 128 * 128;
                         rest += (z->rows * (z->cols - z->chosen) + 127) / 128 * 128;
@@ -597,7 +607,7 @@ static ZenMap map_of(int count, size_t cols, size_t chosen) {
     memset(&map, 0, sizeof map);
     map.count = count;
     map.columns = (size_t)count * cols;
-    map.mixed = chosen > 0 && chosen < cols;
+    map.mixed = chosen > 0 && chosen < cols ? map.columns : 0;
     map.tensor = (ZenTensor *)alloc_or_fail((size_t)count, sizeof(ZenTensor), "map");
     map.column = (int32_t *)alloc_or_fail(map.columns, sizeof(int32_t), "map");
     for (int i = 0; i < count; i++) {
@@ -703,8 +713,7 @@ static void sums_have_one_order(void) {
         const size_t rows = shapes[k][0], cols = shapes[k][1];
         float *g = floats(rows * cols);
         uint16_t *half = (uint16_t *)alloc_or_fail(rows * cols, sizeof(uint16_t), "half");
-        ZenSum *sums = (ZenSum *)alloc_or_fail(cols, sizeof(ZenSum), "sums");
-        ZenSum *expected = (ZenSum *)alloc_or_fail(cols, sizeof(ZenSum), "sums");
+        float *sums = floats(2 * cols), *expected = floats(2 * cols);  // norms, magnitudes
         for (size_t e = 0; e < rows * cols; e++) {
             g[e] = noise(k, e) * ldexpf(1, (int)(e % 41) - 20);
             half[e] = f32_to_bf16(g[e]);
@@ -716,14 +725,14 @@ static void sums_have_one_order(void) {
             t.cols = cols;
             for (size_t e = 0; bf16 && e < rows * cols; e++) g[e] = rounded(g[e]);
             for (size_t j = 0; j < cols; j++) {
-                expected[j].squares = column_sum(&t, g, j, true);
-                expected[j].magnitudes = column_sum(&t, g, j, false);
+                expected[j] = (float)sqrt(column_sum(&t, g, j, true));
+                expected[cols + j] = (float)column_sum(&t, g, j, false);
             }
             for (int threads = 1; threads <= 5; threads += 2) {
                 use_threads(threads);
-                memset(sums, 0xff, cols * sizeof *sums);
-                zen_sums(sums, bf16 ? (const void *)half : g, bf16, rows, cols);
-                CHECK(memcmp(sums, expected, cols * sizeof *sums) == 0,
+                memset(sums, 0xff, 2 * cols * sizeof *sums);
+                zen_sums(sums, sums + cols, bf16 ? (const void *)half : g, bf16, rows, cols);
+                CHECK(memcmp(sums, expected, 2 * cols * sizeof *sums) == 0,
                       "(%zu, %zu), bf16 %d, %d threads", rows, cols, bf16, threads);
             }
         }
@@ -778,8 +787,8 @@ static void means_are_of_the_columns_of_each_kind(void) {
     ZenMap map = map_of(1, 4, 1);
     ZenClock x = zen_clock(&map);
     const ZenConfig c = zen_of(0.25, 0, 2, 1, true);
-    const ZenSum sums[4] = {{1, 6}, {1, 1}, {4, 2}, {9, 3}};
-    ZenTurn turn = zen_turn(&c, &map, &x, sums);  // warm: the first are chosen
+    const float sums[8] = {1, 1, 2, 3, /* magnitudes */ 6, 1, 2, 3};
+    ZenTurn turn = zen_turn(&c, &map, &x, sums, 1);  // warm: the first are chosen
     CHECK(turn.closes && turn.drains && turn.selects && turn.steps == 1, "warm");
     zen_turn_end(&c, &x, &turn);
     CHECK(x.scores[0] == 1 && x.scores[3] == 9 && x.selections == 1 && x.warm == 1, "scores");
@@ -787,26 +796,28 @@ static void means_are_of_the_columns_of_each_kind(void) {
     map.column[3] = 0;
     x.scores[3] = 77;
     for (int k = 1; k <= 2; k++) {  // the rest: 9/3 = 3 = the chosen's
-        turn = zen_turn(&c, &map, &x, sums);
+        turn = zen_turn(&c, &map, &x, sums, 1);
         CHECK(turn.closes && !turn.drains && turn.steps == 1, "a window of one");
         CHECK(x.chosen_mean[0] == 3 && x.rest_mean[0] == 3, "%g", x.rest_mean[0]);
         CHECK(turn.selects == false && x.scores[3] == 77, "no scoring in the first window");
         if (k == 1) continue;  // asked twice, not done
         zen_turn_end(&c, &x, &turn);
     }
-    const ZenSum large[4] = {{1, 1}, {2, 2}, {3, 3}, {4, 9}};
-    turn = zen_turn(&c, &map, &x, large);
-    CHECK(!turn.closes && x.scores[3] == 4 && x.chosen_mean[0] == 9 && x.rest_mean[0] == 2, "%g",
+    const float large[8] = {1, 2, 3, 4, 1, 2, 3, 9};
+    turn = zen_turn(&c, &map, &x, large, 1);
+    CHECK(!turn.closes && x.scores[3] == 16 && x.chosen_mean[0] == 9 && x.rest_mean[0] == 2, "%g",
           x.rest_mean[0]);
     zen_turn_end(&c, &x, &turn);
     CHECK(x.filled == 1 && x.rest_t == 2 && x.windows == 1, "%zu", x.rest_t);
-    turn = zen_turn(&c, &map, &x, large);  // 2 + 2 < (9 + 9) / 2
+    turn = zen_turn(&c, &map, &x, large, 1);  // 2 + 2 < (9 + 9) / 2
     CHECK(!turn.closes && turn.steps == 2 && x.rest_mean[0] == 4, "%g", x.rest_mean[0]);
     zen_turn_end(&c, &x, &turn);
-    const ZenSum end[4] = {{1, 10}, {2, 2}, {3, 3}, {4, 3}};
-    turn = zen_turn(&c, &map, &x, end);  // 2 + 2 + 5 > (9 + 9 + 3) / 3
+    const float end[16] = {1, 0, 2, 4, 4, 1, 1, 2,  // of two ranks
+                           0, 2, 2, 0, 6, 1, 2, 1};
+    turn = zen_turn(&c, &map, &x, end, 2);  // 2 + 2 + 5 > (9 + 9 + 3) / 3
     CHECK(turn.closes && turn.selects && turn.drains && turn.steps == 3, "%zu", turn.steps);
-    CHECK(x.scores[0] == 3 && x.scores[1] == 6 && x.scores[2] == 9 && x.scores[3] == 12, "scores");
+    CHECK(x.scores[0] == 3 && x.scores[1] == 12 && x.scores[2] == 26 && x.scores[3] == 48,
+          "scores");
     zen_turn_end(&c, &x, &turn);
     CHECK(x.filled == 0 && x.windows == 0 && x.selections == 2 && x.rest_t == 3, "a new window");
     zen_clock_free(&x);

@@ -398,6 +398,9 @@ go 2 zen_auto_1 $zen --zen-window auto --zero 1 --no-overlap
 go 3 zen_plain $steps --offload zenflow --zen-topk 0 --zen-window 1 --zen-overlap off
 zen32="$zen --precision fp32"
 teams=two
+late="$zen32 --zen-window 2 --zen-reselect 9"  # one selection: all later windows are late
+go 0 zen_late_one $late --accum 4
+go 2 zen_late_two $late --accum 2
 if whole; then
     go 0 zen_one $zen32 --accum 12
     go 2 zen_two $zen32 --accum 6 --zero 1
@@ -417,6 +420,7 @@ same zenflow_by_its_gradients_in_stage_1_has_the_bits_of_stage_2 zen_auto_1 zen_
 losses zen_plain >a.txt
 losses three_s2 >b.txt
 check zenflow_without_columns_is_adamw cmp a.txt b.txt
+near zenflow_late_on_two_ranks_trains_as_on_one zen_late_two zen_late_one 1e-6
 # chosen RUN: the columns of its last checkpoint
 chosen() { grep '^zen.columns' "$1"/checkpoints/step_00000008/state.txt; }
 chosen zen_one >one.txt
@@ -426,6 +430,16 @@ for run in $teams; do
     chosen zen_$run >some.txt
     check ${run}_ranks_select_the_columns_of_one cmp some.txt one.txt
 done
+# Between two windows only the chosen columns' weights are gathered.
+for step in 3 5 6; do
+    check "zenflow_gathers_chosen_columns_in_step_$step" test \
+        $((10 * $(field zen_2 $step gathered_bytes))) -lt $((4 * $(field zen_2 4 gathered_bytes)))
+done
+# Selections are by one number of 736 columns, two for a window that follows the gradients.
+is zenflow_sends_norms zen_2 4 proxy_bytes $((4 * 736))
+is zenflow_sends_magnitudes_too zen_auto 4 proxy_bytes $((8 * 736))
+is zenflow_sends_nothing_that_no_selection_counts zen_late_two 4 proxy_bytes 0
+is zenflow_gathers_all_behind_a_window zen_2 7 gathered_bytes "$(field zen_2 4 gathered_bytes)"
 # not the first ones of each matrix: of one or two perhaps
 check first_columns_are_not_selected test "$(grep -o ' 0 1 2 ' one.txt | wc -l)" -lt 3
 # goes_on RANKS NAME OPTION...: zen_two from its fourth step on, in NAME

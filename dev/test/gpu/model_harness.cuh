@@ -640,7 +640,7 @@ static Trainer *trainer_open(const Step *s) {
     z->config = *s->zen;
     z->map = zen_map(&g->table, g->config.layers, z->config.topk, 0);
     z->clock = zen_clock(&z->map);
-    if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
+    zen_own(g);
     return x;
 }
 

@@ -244,7 +244,7 @@ static ZenReference reference_open(const Config *c, const GPT2Table *t, const fl
     x.config = config_zen(c);
     x.map = zen_map(t, shapes[c->shape].L, c->topk, whole_layers(c));
     x.clock = zen_clock(&x.map);
-    x.sums = (ZenSum *)alloc_or_fail(x.map.columns, sizeof(ZenSum), "sums");
+    x.sums = ALLOC(float, 2 * x.map.mixed, "sums");
     x.swaps = (ZenSwap *)alloc_or_fail(x.map.columns, sizeof(ZenSwap), "swaps");
     x.master = floats(n);
     x.m = floats(n);
