@@ -366,6 +366,34 @@ for script in "$top"/scripts/paper/dos_[0-9t]*.sh "$top"/scripts/paper/z*_*.sh; 
         SIZE="$tiny" MODELS=$small RATES="$rates" PRECISIONS=fp32 BATCHES=1 CORES=2 WORLDS=2 RESIDENTS="0 0.5" \
         WINDOWS=2
 done
+# Measured: --calibrate leaves all of table 1 in the file of rates, of which figure 6 follows.
+calibrated() {
+    # shellcheck disable=SC2086
+    env OUT=calibrated TRAINER="$TRAINER" EMU_CLOCK=real SIZE="$tiny" MODEL=nano \
+        sh "$top/scripts/paper/dos_table1.sh" $tiny >paper.out 2>&1 || { tail -n 3 paper.out; return 1; }
+    awk -F '\t' '$2 == "?" || $3 == "?" { print; wrong = 1 } END { exit wrong || NR != 12 }' \
+        calibrated/dos_table1.tsv
+}
+check paper_measures_table1 calibrated
+check paper_measures_dos_6 paper dos_6 SIZE="$tiny" RATES=calibrated/rates.txt TRAINER="$TRAINER"
+check paper_knows_the_measured_flush sh -c '! grep "?" paper/dos_6.tsv'
+check paper_adds_up_the_flush grep -q '^ZeRO-3 paper: 2.616 GB/s' paper.out
+# A hundred steps, of which the first 60 that count take 10 ms and the others 11.
+cat >canned <<'X'
+#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; shift; done
+mkdir -p "$out"
+awk 'BEGIN {
+    for (i = 1; i <= 102; i++)
+        printf "{\"step\":%d,\"loss\":5,\"grad_norm\":1,\"ms\":%d,\"tokens_per_s\":1}\n", i,
+               i < 3 ? 99 : i < 63 ? 10 : 11
+}' >"$out/log.jsonl"
+X
+chmod +x canned
+check paper_runs_a_hundred paper dos_9 STEPS=102 WARMUP=2 TRAINER=./canned SIZE="$tiny" MODELS=nano \
+    RATES="$rates"
+check paper_sees_a_drift grep -qx \
+    'nano-DOS: mean 10.4 ms, median 10.0; the first 10 10.0, the last 10 11.0 (+10.0 %)' paper.out
 check paper_has_each_script sh -c 'for s in "$1"/*_*.sh; do
     grep -q "\`${s##*/}\`" "$1/README.md" || exit 1; done' - "$top/scripts/paper"
 
