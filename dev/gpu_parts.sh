@@ -595,8 +595,8 @@ modes() {
         || bad "$name" "memory is not the plan's within 3 %: $(cat "$work/memory")"
     # the goal, forward + backward + bound / 0.8, is what is asked of an iteration
     awk -F '\t' '$3 + 0 > 0 {
-        goal = $6 + 0 > 0 && $8 + 0 > 0 ? sprintf("%.0f", $4 + $5 + $7 * $8 / 80) : "-"
-        print $1, $3, $8, $9, $12, goal }' "$work/$name/compare.tsv" \
+        goal = $7 + 0 > 0 && $9 + 0 > 0 ? sprintf("%.0f", $5 + $6 + $8 * $9 / 80) : "-"
+        print $1, $3, $9, $10, $13, goal }' "$work/$name/compare.tsv" \
         | while read -r way ms bound speed plan goal; do
         value=$ms level=0
         [ "$model" = nano ] && level=1

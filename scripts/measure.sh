@@ -7,7 +7,7 @@
 #   OUT       where everything goes; default out/ and the script's name. What an earlier call left there
 #             is kept: as OUT-1, or the next number that is free
 #   RATES     the machine's rates, from --calibrate; default: measured of MODEL, once for all runs
-#   STEPS     of each run, default 12; the first WARMUP of them, default 3, do not count
+#   STEPS     of each run, default 12; the first WARMUP of them, default 2, do not count
 #   LIMIT     seconds for each run: it then ends with the step that it is in (needs timeout(1))
 #   LAUNCH    the words that start the ranks of each run, for several GPUs: sh scripts/launch.sh 4
 #   PLAN=1    nothing is trained: what --plan predicts from RATES, without data or GPU; WORLD GPUs
@@ -19,7 +19,7 @@ out=$(absolute "${OUT:-$(dirname "$0")/../out/$(basename "$0" .sh)}")
 trainer=${TRAINER:+$(absolute "$TRAINER")} data=${DATA:+$(absolute "$DATA")}
 rates=${RATES:+$(absolute "$RATES")} plan=${PLAN:+1}
 cd "${top:-$(dirname "$0")/..}" || exit
-model=${MODEL:-7b} steps=${STEPS:-12} warmup=${WARMUP:-3}
+model=${MODEL:-7b} steps=${STEPS:-12} warmup=${WARMUP:-2}
 [ -z "$plan" ] || steps=1000 warmup=0  # those of a step that goes on for ever
 [ "$warmup" -lt "$steps" ] || refuse "of $steps STEPS, WARMUP $warmup leaves none"
 [ "$steps" -ge $((warmup + 3)) ] ||
@@ -45,7 +45,7 @@ if [ -n "$plan" ]; then echo "predicted from $(basename "$rates"); in millisecon
 else printf '%s, %s steps after %s; in milliseconds and GiB\n' "${id:-$model}" $((steps - warmup)) "$warmup"
 fi
 
-columns=$(printf '%s\t' steps ms forward backward exposed update bound% Gpar/s 'GB in' 'GB out' \
+columns=$(printf '%s\t' steps ms mean forward backward exposed update bound% Gpar/s 'GB in' 'GB out' \
     'plan ms' GPU host waits 'in bwd' Tflop/s GPU% CPU% in% out%)loss
 unknown=$(echo "$columns" | awk -F '\t' '{ while (++n < NF) printf "-\t" }')
 every=0   # steps from one evaluation to the next
@@ -53,7 +53,7 @@ micro=1   # a step of the run counts as so many: all its numbers are divided by 
 period=1  # steps that are not alike: then means over whole periods are taken, not medians
 
 # What both numbers() read with (awk): numbers of a log's lines, the median, or the mean over whole
-# periods, of one over the steps that count, and what the run printed.
+# periods, of one over the steps that count (`counted` with this `sum`), and what the run printed.
 reader='
     function field(line, name) {  # a number of a JSON object, "" if it has none
         if (!match(line, "\"" name "\":[^,}]*")) return ""
@@ -65,17 +65,19 @@ reader='
         v[name, step] = field(line, name) / micro
         if (step > last[name]) last[name] = step
     }
-    function typical(name,    i, j, n, sum, sorted, x, first) {
+    function typical(name,    i, j, sorted, x, first) {
+        counted = sum = 0
         for (i = 1; i <= last[name]; i++) {
             first = i - (i - 1) % period
             if (!((name, i) in v) || hidden[i]) continue
             if (first <= warmup || first + period - 1 > last[name]) continue
             x = v[name, i]
             sum += x
-            for (j = ++n; j > 1 && sorted[j - 1] > x; j--) sorted[j] = sorted[j - 1]
+            for (j = ++counted; j > 1 && sorted[j - 1] > x; j--) sorted[j] = sorted[j - 1]
             sorted[j] = x
         }
-        return n == 0 ? 0 : period > 1 ? sum / n : sorted[int((n + 1) / 2)]
+        if (counted == 0) return 0
+        return period > 1 ? sum / counted : sorted[int((counted + 1) / 2)]
     }
     function cell(x, decimals) { return x > 0 ? sprintf("%." decimals "f", x) : "-" }
     function read_text() {
@@ -99,11 +101,11 @@ reader='
         }
     }'
 
-# numbers NAME: those of $columns, as one line with tabs: medians over the steps that count, and
-# what the run printed. "-": not known. Exposed is what is neither forward nor backward; bound% how
-# much of the update's bound is reached; waits what compute waited for copies and updates, in bwd of
-# it before a part of backward. The counters of a step come with the line of a later one. Behind an
-# evaluation, which hides an update that is under way, a period does not count.
+# numbers NAME: those of $columns, as one line with tabs: medians over the steps that count, of ms the
+# mean as well, and what the run printed. "-": not known. Exposed is what is neither forward nor
+# backward; bound% how much of the update's bound is reached; waits what compute waited for copies
+# and updates, in bwd of it before a part of backward. The counters of a step come with the line of a
+# later one. Behind an evaluation, which hides an update that is under way, a period does not count.
 numbers() {
     awk -v warmup="$warmup" -v text="$out/$1.txt" -v micro="$micro" -v period="$period" "$reader"'
         /"val_loss"/ {
@@ -124,14 +126,15 @@ numbers() {
         END {
             read_text()
             ms = typical("ms")
+            mean = counted > 0 ? sum / counted : 0
             update = period > 1 ? 0 : typical("update_ms")  # or it is never alone
             compute = typical("forward_ms") + typical("backward_ms")
             exposed = ms > compute ? ms - compute : 0
             bound = update > 0 ? 100 * typical("bound_ms") / update : 0
             speed = update > 0 ? 1e-6 * parameters / update : 0
             busy = ms > 0 ? 100 / ms : 0
-            printf "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t",
-                   steps * micro, cell(ms, 1), cell(typical("forward_ms"), 1),
+            printf "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t",
+                   steps * micro, cell(ms, 1), cell(mean, 1), cell(typical("forward_ms"), 1),
                    cell(typical("backward_ms"), 1), (compute > 0 ? sprintf("%.1f", exposed) : "-"),
                    cell(update, 1), cell(bound, 0), cell(speed, 2),
                    cell(1e-9 * typical("h2d_bytes"), 2), cell(1e-9 * typical("d2h_bytes"), 2),
@@ -150,8 +153,9 @@ planned_numbers() {
     awk -v text="$out/$1.txt" -v micro="$micro" "$reader"'
         BEGIN {
             read_text()
-            printf "-\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t", cell(plan, 1), cell(1000 * forward / micro, 1),
-                   cell(1000 * backward / micro, 1), cell(waits, 1), cell(1000 * update / micro, 1),
+            printf "-\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t", cell(plan, 1), cell(plan, 1),
+                   cell(1000 * forward / micro, 1), cell(1000 * backward / micro, 1),
+                   cell(waits, 1), cell(1000 * update / micro, 1),
                    cell(bound + 0, 0), cell(update > 0 ? parameters / update : 0, 2)
             printf "%s\t%s\t%s\t%s\t%s\t-\t-\t%s\t%s\t%s\t%s\t%s\t-\n", cell(moved_in, 2),
                    cell(moved_out, 2), cell(plan, 1), cell(gib["GPU"], 2), cell(gib["host"], 2),

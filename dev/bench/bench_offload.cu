@@ -112,7 +112,7 @@ int main(int argc, char **argv) {
 #endif
     host_queue_open(&queue, 0);
     host_describe(&queue);
-    rates_measure(&rates, &queue, tiny ? 0.2 : 3);
+    rates_measure(&rates, NULL, &queue, tiny ? 0.2 : 3);
     host_queue_close(&queue);
     rates_write(stdout, &rates);
     calibrate_print(stdout, &rates);

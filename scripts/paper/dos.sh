@@ -14,3 +14,15 @@ ranks=${LAUNCH:+2}
 models=${MODELS:-7b 8.3b 10b 13b 20b} largest=${MODELS:-20b}
 largest=${largest##* }
 systems="ZeRO-3 DOS tide"
+
+# in_table2 MODEL: the paper's GB of its 16-bit weights and gradients, and of its fp32 state
+in_table2() {
+    case $1 in 7b | llama2-7b) echo 24 96 ;; 8.3b) echo 30 121 ;; 10b) echo 37 150 ;;
+        13b | llama2-13b) echo 46 188 ;; 20b) echo 73 294 ;; *) echo '? ?' ;; esac
+}
+# rate NAME UNIT [FILE]: what a file of rates, or a comment in it, says of the machine; "?": nothing
+paper=scripts/rates/paper_h100.txt
+rate() {
+    awk -v name="$1" -v unit="$2" '{ sub(/^# /, "") } $1 == name && $2 > 0 { print $2 / unit; found = 1 }
+        END { if (!found) print "?" }' "${3:-$rates}"
+}

@@ -3,7 +3,7 @@
 # the host, with all activations and recomputed. It is traced, not planned: without a GPU from a
 # small model on the emulated one, whose clock is virtual and whose proportions are those of SIZE.
 # usage: [MODELS=20b] [LAUNCH="sh scripts/launch.sh 4"] scripts/paper/dos_3.sh; see figure.sh
-id=dos_3 STEPS=${STEPS:-6} WARMUP=${WARMUP:-3}
+id=dos_3 STEPS=${STEPS:-6} WARMUP=${WARMUP:-2}
 top=$(cd "$(dirname "$0")/../.." && pwd)
 if [ -z "${TRAINER-}" ] && ! nvidia-smi -L >/dev/null 2>&1; then
     make -C "$top" train_gpt2emu

@@ -1,18 +1,31 @@
 #!/bin/sh
-# Table 1 of Deep Optimizer States, and the rates of Eq. 1: what this machine's link and CPU do beside
-# the paper's. Measured by --calibrate; without a GPU, what RATES (a file of rates/) says.
-# usage: scripts/paper/dos_table1.sh; see figure.sh
+# Table 1 of Deep Optimizer States, and the rates of Eq. 1: what this machine's link, CPU and GPU do
+# beside the paper's. G and H are tensors on the GPU and on the host, page-locked unless pageable, of
+# 32 and 16 bits. Casts count fp32's bytes; H32-G16 and G16-H32, which cast on the host and pass
+# through pageable memory, what crosses the link. Measured by --calibrate; without a GPU, what RATES
+# (a file of rates/) says.
+# usage: [MODEL=7b] scripts/paper/dos_table1.sh [OPTION...]; see figure.sh
 id=dos_table1
 # shellcheck source=scripts/paper/dos.sh
 . "$(dirname "$0")/dos.sh"
-rate() { awk -v name="$1" -v unit="$2" '$1 == name { print $2 / unit; found = 1 }
-    END { if (!found) print "?" }' "$rates"; }
+# compare NAME UNIT RATE [FACTOR]: a row of this machine and the paper's
+compare() {
+    row "$1" "$(calculate "${4:-1} * $(rate "$3" "$2")")" \
+        "$(calculate "${4:-1} * $(rate "$3" "$2" $paper)")"
+}
 row rate here paper
-row 'H2D,GB/s' "$(rate h2d 1e9)" 55
-row 'D2H,GB/s' "$(rate d2h 1e9)" 55
-row 'H32-H16,GB/s' "$(calculate "4 * $(rate host_cast 1e9)")" 62
-row 'AdamW,CPU' "$(rate host_adam 1e9)" 2
-row 'AdamW,GPU' "$(rate gpu_adam 1e9)" 25
-draw "Table 1, section 1: rates of each GPU. AdamW in 10^9 parameters/s" "GB/s, 10^9 parameters/s"
+compare 'G32-G16,TB/s' 1e12 G16-G32
+compare 'H32-H16,GB/s' 1e9 host_cast 4
+row 'H16-G16,GB/s' "$(rate h2d 1e9)" "$(rate H16-G16 1e9 $paper)"
+compare 'H32-G16,GB/s' 1e9 H32-G16
+compare 'G16-H32,GB/s' 1e9 G16-H32
+compare 'H2D,GB/s' 1e9 h2d
+compare 'D2H,GB/s' 1e9 d2h
+compare 'H2D,pageable' 1e9 H-G-pageable
+compare 'D2H,pageable' 1e9 G-H-pageable
+compare 'AdamW,CPU' 1e9 host_adam
+compare 'AdamW,GPU' 1e9 gpu_adam
+draw "Table 1, sections 1 and 5.1: rates of each GPU. AdamW in 10^9 parameters/s" \
+    "GB/s, TB/s, 10^9 parameters/s"
 grep -h 'Eq. 1' "$out/calibrate.txt" 2>/dev/null || true
 finish

@@ -11,11 +11,9 @@ row model parameters 'weights' 'gradients' 'state' 'weights and gradients (paper
 for model in $models; do
     measure "$model" --offload zero --recompute block
     parameters=$(sed -n 's/.*: \([0-9.]*\) M parameters;.*/\1/p' "$out/$model.txt")
-    paper=$(case $model in 7b | llama2-7b) echo 24 96 ;; 8.3b) echo 30 121 ;; 10b) echo 37 150 ;;
-        13b | llama2-13b) echo 46 188 ;; 20b) echo 73 294 ;; *) echo '? ?' ;; esac)
-    # shellcheck disable=SC2086  # two cells
+    # shellcheck disable=SC2046  # two cells
     row "$model" "$(calculate "$parameters / 1000")" "$(calculate "$parameters * 0.002")" \
-        "$(calculate "$parameters * 0.002")" "$(calculate "$parameters * 0.010")" $paper
+        "$(calculate "$parameters * 0.002")" "$(calculate "$parameters * 0.010")" $(in_table2 "$model")
 done
 draw "Table 2: the models, parameters in 10^9, memory in GB" "10^9 parameters, GB"
 finish

@@ -18,7 +18,7 @@
     X(dram, "bytes/s")      /* that the cores alone reach in AdamW: 26 bytes per parameter */ \
     X(dram_dma, "bytes/s")  /* of the cores and both directions of the link together */ \
     /* fused AdamW out of cache, all threads (the paper's Uc); a pass of its own from fp32 to 16 \
-       bits (the paper's Dc): this trainer has no such pass and does not measure it */ \
+       bits (the paper's Dc), which Eq. 1 counts and this trainer's update does not need */ \
     X(host_adam, "parameters/s") X(host_cast, "parameters/s") \
     X(gpu_adam, "parameters/s")    /* (the paper's Ug) */ \
     X(gpu_flops, "flop/s")         /* that products and attention reach, not the peak */ \

@@ -140,8 +140,8 @@ all="none zero twinflow interleave stride2 zero-published twinflow-published int
 all="$all zero-held none-light streamed interleave-streamed"
 compare all_modes_agree 0 '(12) are identical' "$TRAINER" "$all" --subgroup 4096
 check compare_heads_are_apart grep -q '  in%     out%  loss$' compare.out
-check compare_has_every_number awk -F '\t' 'NF != 22 { exit 1 }
-    NR > 1 { for (i = 2; i < 16; i++) if ($i == "-" && i != 8 && i != 12 && $1 !~ /^none/) exit 1 }
+check compare_has_every_number awk -F '\t' 'NF != 23 { exit 1 }
+    NR > 1 { for (i = 2; i < 17; i++) if ($i == "-" && i != 9 && i != 13 && $1 !~ /^none/) exit 1 }
     END { exit NR != 13 }' compare/compare.tsv
 check compare_streams_weights grep -q '^weights of 2 of 2 layers live on the host' \
     compare/streamed.txt compare/interleave-streamed.txt
@@ -178,9 +178,9 @@ check scripts_remove_only_their_own sh -c 'sed "s/:[0-9]*: */: /" said | diff - 
 # Predictions: without data, a GPU, or a step.
 mv compare trained
 PLAN=1 compare predicted 0 '^predicted from' "$TRAINER" "none zero interleave zenflow" --subgroup 4096
-check predicted_numbers awk -F '\t' 'NR > 1 && ($3 == "-" || $3 != $12 || $18 == "-") { exit 1 }
-    /^(zero|interleave)/ { for (i = 3; i < 14; i++) if ($i == "-" && i != 10 && i != 11) exit 1
-                           if ($19 == "-" || $20 == "-" || $21 == "-") exit 1 }
+check predicted_numbers awk -F '\t' 'NR > 1 && ($3 == "-" || $3 != $4 || $3 != $13 || $19 == "-") { exit 1 }
+    /^(zero|interleave)/ { for (i = 3; i < 15; i++) if ($i == "-" && i != 11 && i != 12) exit 1
+                           if ($20 == "-" || $21 == "-" || $22 == "-") exit 1 }
     END { exit NR != 5 }' compare/compare.tsv
 refuses predicted_without_rates 2 'PLAN wants' env PLAN=1 TRAINER="$TRAINER" MODEL=nano OUT=compare \
     sh "$top/scripts/compare_offload.sh" $tiny
@@ -212,7 +212,8 @@ echo 'host total                   70.20 of 999.0 GiB'
 echo '  step 0.250, of which 0.100 are not compute: 5 tokens/s'
 [ -z "${CANNED-}" ] || echo "ranks: $CANNED, ZeRO-2"
 for i in 6 2 1 4 3 5; do
-    printf '{"step":%d,"loss":5.%d,"grad_norm":1.5,"lr":1e-4,"ms":%d00,"tokens_per_s":1' $i $i $i
+    printf '{"step":%d,"loss":5.%d,"grad_norm":1.5,"lr":1e-4,"ms":%d00,"tokens_per_s":1' $i $i \
+        $((i < 6 ? i : 9))
     printf ',"tflops":%d7' $i
     printf ',"offload":{"step":%d,"forward_ms":%d,"backward_ms":%d' $i $((i * 10)) $((i * 20))
     printf ',"update_ms":%d,"exposed_ms":1,"duplex_ms":1,"bound_ms":%d' $((i * 50)) $((i * 30))
@@ -222,11 +223,11 @@ done >"$out/log.jsonl"
 X
 chmod +x canned
 compare canned_runs_agree 0 identical ./canned "none zero"
-check compare_numbers grep -qx "$(printf '%s\t' zero 6 400.0 40.0 80.0 280.0 200.0 60 0.04 2.00 3.00 \
+check compare_numbers grep -qx "$(printf '%s\t' zero 6 400.0 460.0 40.0 80.0 280.0 200.0 60 0.04 2.00 3.00 \
     250.0 0.10 70.20 1.0 - 47 30 10 5 1)5.5" compare/compare.tsv
 # Of several GPUs, the log has what all do.
 CANNED=4 compare canned_ranks_agree 0 identical ./canned "none zero"
-check compare_tflops_are_of_each_gpu awk -F '\t' '$1 == "zero" && $17 == 12 && $3 == "400.0" { found = 1 }
+check compare_tflops_are_of_each_gpu awk -F '\t' '$1 == "zero" && $18 == 12 && $3 == "400.0" { found = 1 }
     END { exit !found }' compare/compare.tsv
 # A cap between what none and zero need: none is left out, and that is no error.
 compare for_their_sizes 0 identical "$TRAINER" "none zero" --recompute none --channels 256
@@ -250,9 +251,9 @@ zen() {
 late="zero-accum zero-late zenflow-sync zenflow zenflow-serial"
 zen rows_are_compared_with_their_kind 0 'of none (2), and of zenflow (3) are identical' "$TRAINER" \
     "none zero $late zenflow-streamed" --subgroup 4096 --slots=2
-check zen_rows_have_their_numbers awk -F '\t' 'NF != 22 { wrong = 1 }
-    NR > 1 && ($2 != 24 || $3 == "-" || $4 == "-" || $5 == "-" || $15 == "-") { wrong = 1 }
-    $1 ~ /zenflow/ && ($7 != "-" || $13 == "-" || $14 == "-" || $12 == "-") { wrong = 1 }
+check zen_rows_have_their_numbers awk -F '\t' 'NF != 23 { wrong = 1 }
+    NR > 1 && ($2 != 24 || $3 == "-" || $5 == "-" || $6 == "-" || $16 == "-") { wrong = 1 }
+    $1 ~ /zenflow/ && ($3 != $4 || $8 != "-" || $14 == "-" || $15 == "-" || $13 == "-") { wrong = 1 }
     END { exit wrong || NR != 9 }' zen/compare.tsv
 check zen_rows_have_their_losses awk -F '\t' 'NF != 5 { wrong = 1 }
     NR > 1 && ($2 != 1536 || !($4 > 1 && $4 < 6)) { wrong = 1 }
@@ -307,9 +308,9 @@ X
 chmod +x canned
 zen canned_runs_agree 0 'of zenflow (2) are identical' ./canned "zero $late"
 check zen_steps_are_as_many_tokens grep -qx '6 2 4' zen/zero-accum/asked
-check zen_means_over_windows grep -qx "$(printf '%s\t' zenflow 24 125.0 10.0 20.0 95.0 - - - 2.00 \
+check zen_means_over_windows grep -qx "$(printf '%s\t' zenflow 24 125.0 125.0 10.0 20.0 95.0 - - - 2.00 \
     3.00 250.0 0.10 - 6.0 2.0 - - - - -)5.24" zen/compare.tsv
-check zen_steps_of_several grep -qx "$(printf '%s\t' zero-accum 24 80.0 2.5 5.0 72.5 2.2 - 0.00 - \
+check zen_steps_of_several grep -qx "$(printf '%s\t' zero-accum 24 80.0 80.0 2.5 5.0 72.5 2.2 - 0.00 - \
     0.75 62.5 0.10 - 1.0 - - - - - -)5.6" zen/compare.tsv
 zen several_of_several 0 identical ./canned "zero $late" --accum 3
 check zen_micro_batches_are_multiplied grep -qx '6 2 12' zen/zero-accum/asked
@@ -354,7 +355,7 @@ for script in "$top"/scripts/paper/dos_[0-9t]*.sh "$top"/scripts/paper/z*_*.sh; 
         *) check "paper_predicts_$script" paper "$script" PLAN=1 TRAINER="$TRAINER" MODELS=$models ;;
     esac
     case $script in
-        dos_7 | dos_9 | zen_steps) check "paper_knows_all_of_$script" sh -c '! grep -l "?" paper/*_*.tsv' ;;
+        dos_1 | dos_6 | dos_7 | dos_9 | dos_table1 | zen_steps) check "paper_knows_all_of_$script" sh -c '! grep -l "?" paper/*_*.tsv' ;;
     esac
     case $script in dos_[0-9]* ) [ $script = dos_3 ] || [ $script = dos_17 ] ||
         check "paper_has_zero_3_in_$script" sh -c '! grep -l "^ranks: 4, ZeRO-[12]" paper/*.txt' ;; esac
@@ -365,6 +366,34 @@ for script in "$top"/scripts/paper/dos_[0-9t]*.sh "$top"/scripts/paper/z*_*.sh; 
         SIZE="$tiny" MODELS=$small RATES="$rates" PRECISIONS=fp32 BATCHES=1 CORES=2 WORLDS=2 RESIDENTS="0 0.5" \
         WINDOWS=2
 done
+# Measured: --calibrate leaves all of table 1 in the file of rates, of which figure 6 follows.
+calibrated() {
+    # shellcheck disable=SC2086
+    env OUT=calibrated TRAINER="$TRAINER" EMU_CLOCK=real SIZE="$tiny" MODEL=nano \
+        sh "$top/scripts/paper/dos_table1.sh" $tiny >paper.out 2>&1 || { tail -n 3 paper.out; return 1; }
+    awk -F '\t' '$2 == "?" || $3 == "?" { print; wrong = 1 } END { exit wrong || NR != 12 }' \
+        calibrated/dos_table1.tsv
+}
+check paper_measures_table1 calibrated
+check paper_measures_dos_6 paper dos_6 SIZE="$tiny" RATES=calibrated/rates.txt TRAINER="$TRAINER"
+check paper_knows_the_measured_flush sh -c '! grep "?" paper/dos_6.tsv'
+check paper_adds_up_the_flush grep -q '^ZeRO-3 paper: 2.616 GB/s' paper.out
+# A hundred steps, of which the first 60 that count take 10 ms and the others 11.
+cat >canned <<'X'
+#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; shift; done
+mkdir -p "$out"
+awk 'BEGIN {
+    for (i = 1; i <= 102; i++)
+        printf "{\"step\":%d,\"loss\":5,\"grad_norm\":1,\"ms\":%d,\"tokens_per_s\":1}\n", i,
+               i < 3 ? 99 : i < 63 ? 10 : 11
+}' >"$out/log.jsonl"
+X
+chmod +x canned
+check paper_runs_a_hundred paper dos_9 STEPS=102 WARMUP=2 TRAINER=./canned SIZE="$tiny" MODELS=nano \
+    RATES="$rates"
+check paper_sees_a_drift grep -qx \
+    'nano-DOS: mean 10.4 ms, median 10.0; the first 10 10.0, the last 10 11.0 (+10.0 %)' paper.out
 check paper_has_each_script sh -c 'for s in "$1"/*_*.sh; do
     grep -q "\`${s##*/}\`" "$1/README.md" || exit 1; done' - "$top/scripts/paper"
 

@@ -635,6 +635,50 @@ static void test_landings(void) {
     CHECK(took < leave + 2 * now[HOST], "%.0f us, of which the link needs %.0f", took, leave);
 }
 
+// Figure 9 of Deep Optimizer States: a hundred steps whose copies and updates run on under the next
+// forward pass. What is late would make each step begin later than the one before: no step does.
+// From norm to norm, after two steps; every second sub-group visits, gradients leave in fp32.
+static void test_a_hundred_steps(void) {
+    enum { FIRST = 2, STEPS = 100, SOME = 10 };
+    const Shape *s = &shapes[FIVE];
+    Placement p = placement(INTER, 2, 0, 2);
+    p.choice.wire_f32 = true;
+    float *params = shape_params(s, false);
+    GPT2 *g = model_open(s, params, &p);
+    int32_t *inputs = (int32_t *)alloc_or_fail(2 * s->B * s->T, sizeof(int32_t), "test");
+    double ms[STEPS], sum = 0, first = 0, last = 0, begin = 0;
+    for (size_t step = 1; step <= FIRST + STEPS; step++) {
+        double norm_squared, loss;
+        shape_batch(s, step, inputs, inputs + s->B * s->T);
+        gpt2_forward(g, inputs, NULL, inputs + s->B * s->T, s->B, s->T);
+        gpt2_head(g, 1.0f / (float)(s->B * s->T), 1, false, NULL);
+        gpt2_backward(g, false, true);
+        norm_squared = gpt2_grad_norm_squared(g, &loss);
+        const double end = emu_virtual_now();
+        const AdamStep adam = recipe_step(&plain, step, norm_squared);
+        gpt2_update(g, &adam);
+        if (step > FIRST) ms[step - FIRST - 1] = 1e3 * (end - begin);
+        begin = end;
+    }
+    gpt2_update_wait(g);
+    const double late = 1e3 * (emu_virtual_now() - begin);
+    for (int i = 0; i < STEPS; i++) {
+        sum += ms[i] / STEPS;
+        if (i < SOME) first += ms[i] / SOME;
+        if (i >= STEPS - SOME) last += ms[i] / SOME;
+    }
+    const double middle = calibrate_median(ms, STEPS);
+    printf("  %d steps: mean %.4f ms, median %.4f, %.4f to %.4f; the first %d %.4f, the last %d "
+           "%.4f; after the last, its update went on for %.4f\n", STEPS, sum, middle, ms[0],
+           ms[STEPS - 1], SOME, first, SOME, last, late);
+    CHECK(late > 0.2 * middle, "nothing runs on under the next step: %.4f ms", late);
+    CHECK(fabs(last / first - 1) < 1e-3, "steps drift: %.4f ms, then %.4f", first, last);
+    CHECK(fabs(sum / middle - 1) < 1e-3, "mean %.4f ms, median %.4f", sum, middle);
+    free(params);
+    free(inputs);
+    model_close(g);
+}
+
 // A step of 7B's proportions, by scripts/rates/h200_16cores.txt: 32 layers, embeddings as large as
 // one; a layer's forward takes half of its backward, its gradient over the link 2.3 times that, its
 // update by the CPU 11.7 times. From norm to norm; and what plan.h says.
@@ -828,6 +872,7 @@ int main(int argc, char **argv) {
             RUN(test_gradients_leave_at_once);
         } else if (now == clocks[1]) {
             RUN(test_landings);
+            RUN(test_a_hundred_steps);
         } else if (now == clocks[2]) {
             RUN(test_places_free_backward);
             RUN(test_weights_come_at_the_links_speed);
