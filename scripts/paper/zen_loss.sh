@@ -6,16 +6,12 @@
 # MORE: also what lateness, the warm-up and selections change, and AdamW with four micro-batches
 # summed: doc/zenflow.md's table.
 id=zen_loss rates_of=h200_16cores STEPS=${STEPS:-400}
-top=$(cd "$(dirname "$0")/../.." && pwd)
-if [ -z "${TRAINER-}" ] && ! nvidia-smi -L >/dev/null 2>&1; then
-    make -C "$top" train_gpt2
-    TRAINER=$top/train_gpt2
-fi
+# shellcheck source=scripts/paper/trained.sh
+. "$(dirname "$0")/trained.sh"
 case ${TRAINER-} in */train_gpt2 | */train_gpt2emu)
     DATA=${DATA:-$top/doc/zenflow.md} RATES=${RATES:-$top/scripts/rates/h200_16cores.txt}
     SIZE=${SIZE---layers 4 --heads 4 --channels 128 --context 64 --batch 8} MODELS=${MODELS:-nano} ;;
 esac
-unset PLAN
 # shellcheck source=scripts/paper/figure.sh
 . "$(dirname "$0")/figure.sh"
 size='' model=${MODELS:-gpt2} every=$((steps / 20)) names='' sum=1

@@ -351,7 +351,7 @@ for script in "$top"/scripts/paper/dos_[0-9t]*.sh "$top"/scripts/paper/z*_*.sh; 
     script=$(basename "$script" .sh)
     case $script in zo_*) models=opt-1.3b small=opt-125m ;; *) models=7b small=nano ;; esac
     case $script in
-        dos_3 | zen_loss) ;;
+        dos_3 | zen_claims | zen_loss | zen_quality) ;;
         *) check "paper_predicts_$script" paper "$script" PLAN=1 TRAINER="$TRAINER" MODELS=$models ;;
     esac
     case $script in
@@ -361,7 +361,7 @@ for script in "$top"/scripts/paper/dos_[0-9t]*.sh "$top"/scripts/paper/z*_*.sh; 
         check "paper_has_zero_3_in_$script" sh -c '! grep -l "^ranks: 4, ZeRO-[12]" paper/*.txt' ;; esac
     whole || case $script in dos_3 | dos_7 | zo_table2) ;; *) continue ;; esac
     steps=4
-    case $script in zen_*) steps=20 ;; esac
+    case $script in zen_quality) continue ;; zen_*) steps=20 ;; esac
     check "paper_runs_$script" paper "$script" STEPS=$steps TRAINER="$TRAINER" DATA="$top/LICENSE" \
         SIZE="$tiny" MODELS=$small RATES="$rates" PRECISIONS=fp32 BATCHES=1 CORES=2 WORLDS=2 RESIDENTS="0 0.5" \
         WINDOWS=2
@@ -394,6 +394,51 @@ check paper_runs_a_hundred paper dos_9 STEPS=102 WARMUP=2 TRAINER=./canned SIZE=
     RATES="$rates"
 check paper_sees_a_drift grep -qx \
     'nano-DOS: mean 10.4 ms, median 10.0; the first 10 10.0, the last 10 11.0 (+10.0 %)' paper.out
+# The claims of ZenFlow's page: the lesson has their table.
+check paper_has_zen_claims paper zen_claims
+if [ "${UPDATE:-0}" = 1 ]; then
+    awk '/^[|] claim [|] the page [|]/ {
+             while ((getline line < "paper/zen_claims.md") > 0) print line
+             skip = 1
+         }
+         !/^[|]/ { skip = 0 }
+         !skip { print }' "$top/doc/zenflow.md" >new
+    cat new >"$top/doc/zenflow.md"
+fi
+check lesson_has_zen_claims sh -c '[ "$(grep -vc " [?] " paper/zen_claims.md)" -eq 12 ] &&
+    ! grep -v -x -F -f "$1/doc/zenflow.md" paper/zen_claims.md' - "$top"
+# The quality of three methods: few steps of the trainer; and a stand-in whose accuracies are known.
+check paper_runs_zen_quality paper zen_quality TRAINER= READ=20 STEPS=8 MEZO_STEPS=3 EXAMPLES=16 \
+    SEEDS="1 2"
+check zen_quality_has_each_accuracy sh -c '[ "$(grep -cxE \
+    "[|] (reviews|majority) [|] [0-9.]+ [|]( [0-9.]+ ± [0-9.]+ [|]){3}" paper.out)" -eq 2 ]'
+cat >canned <<'X'
+#!/bin/sh
+asked="$*" model=$2
+while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; shift; done
+case $asked in
+    *"--steps 0") case $(cat "$model/asked") in
+        *" --offload zenflow --steps 5 --lr 1e-5") kind=7 ;;
+        *" --optimizer mezo --steps 3000 --lr 1e-6 --zo-eps 1e-3") kind=6 ;;
+        *" --eval-every 0 --steps 5 --lr 1e-5") kind=8 ;;
+        *) kind=5 ;;
+    esac
+    echo "val loss 1.5, accuracy $kind${model##*-}.5 %" ;;
+    *"--seed 9 "*) exit 1 ;;
+    *) mkdir -p "$out" && echo "$asked" >"$out/asked" ;;
+esac
+X
+chmod +x canned
+mkdir -p small-0 && touch small-0/asked
+printf 'sentence\tlabel\nbad\t0\ngood\t1\n' | tee train1000.tsv >dev.tsv
+check zen_quality_of_a_model paper zen_quality TRAINER=./canned MODEL=small-0 SST2=. STEPS=5
+check zen_quality_has_mean_and_deviation sh -c 'for t in reviews majority sst2; do
+    grep -qx "| $t | 50.5 | 82.5 ± 1.0 | 72.5 ± 1.0 | 62.5 ± 1.0 |" paper.out || exit 1; done'
+check zen_quality_draws_the_means grep -qx "$(printf 'sst2\t50.5\t82.5\t72.5\t62.5')" \
+    paper/zen_quality.tsv
+check zen_quality_tells_a_failed_run sh -c '! "$@" >failed.out 2>&1 &&
+    grep -q "a run failed" failed.out' - env OUT=failed TRAINER=./canned MODEL=small-0 TASKS=reviews \
+    SEEDS="1 9" sh "$top/scripts/paper/zen_quality.sh"
 check paper_has_each_script sh -c 'for s in "$1"/*_*.sh; do
     grep -q "\`${s##*/}\`" "$1/README.md" || exit 1; done' - "$top/scripts/paper"
 

@@ -1,0 +1,9 @@
+# trained.sh: what the scripts share that train where there is no GPU, too: on the CPU, with the
+# reference's semantics. To be sourced before figure.sh; sets $top and TRAINER.
+# shellcheck shell=sh
+unset PLAN
+top=$(cd "$(dirname "$0")/../.." && pwd)
+if [ -z "${TRAINER-}" ] && ! nvidia-smi -L >/dev/null 2>&1; then
+    make -C "$top" train_gpt2
+    TRAINER=$top/train_gpt2
+fi
