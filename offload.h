@@ -35,7 +35,8 @@ typedef struct {
     int slots;           // rooms on the GPU for visiting state; 0: auto, LEAST_SLOTS until settled
     int places;          // places on the GPU in which layers' gradients are made in turns, unless
                          // they wait there for the update; 0: auto, LEAST_PLACES until settled
-    bool keep_grads;     // gradients of visiting pieces wait on the GPU, not on the host
+    int kept_grads;      // visiting pieces, from the first on, whose gradients wait on the GPU, not
+                         // on the host: backward makes those last, and the update needs them first
     int recompute;       // what backward makes again: RECOMPUTE_*
     bool apart;          // with everything on the GPU: gradients wait in the room of dead
                          // activations, as far as it goes, and not where backward makes them
@@ -49,7 +50,7 @@ typedef struct {
                          // LEAST_PLACES until settled
 } OffloadChoice;
 
-enum { LEAST_SLOTS = 3, LEAST_PLACES = 2 };
+enum { LEAST_SLOTS = 3, LEAST_PLACES = 2, KEEP_ALL = 1 << 20 };
 
 // Returns the number of slots: `chosen` (0: auto), but never more than there are visits.
 static int slots_of(int chosen, int visits) {
@@ -95,7 +96,8 @@ typedef struct {
     Piece *pieces;                   // in the arena's order, which is that of the forward pass
     AdamRun *runs;
     size_t elements[PIECE_KINDS];    // in pieces of each kind
-    size_t longest_visit;            // elements
+    int visits;                      // visiting pieces,
+    size_t longest_visit;            // elements of the longest
     size_t grads_gpu, grads_host;    // elements of gradients that wait on the GPU, on the host
 } Pieces;
 
@@ -173,7 +175,8 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
         size_t *const n = list->elements;
         p->state_at = kind == PIECE_RESIDENT ? n[kind] : n[PIECE_HOST] + n[PIECE_VISIT];
         n[kind] += p->length;
-        p->grad_on_gpu = kind == PIECE_RESIDENT || (kind == PIECE_VISIT && c->keep_grads);
+        p->grad_on_gpu = kind == PIECE_RESIDENT
+                      || (kind == PIECE_VISIT && list->visits++ < c->kept_grads);
         size_t *grads = p->grad_on_gpu ? &list->grads_gpu : &list->grads_host;
         p->grad_at = *grads;
         *grads += p->length;

@@ -302,7 +302,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     const Piece *p = v->piece;
     Timeline *t = &g->timeline;
     if (visit >= g->fetched) visitor_fetch(g, visit);
-    if (!g->choice.keep_grads) {
+    if (!p->grad_on_gpu) {
         const size_t grad_bytes = p->length * g->host_grad_bytes;
         stream_wait(g->fetch, g->grad_arrived[p->segment]);
         const int span = timeline_begin(t, ROW_FETCH, "fetch", v->number, grad_bytes, g->fetch);

@@ -94,7 +94,7 @@ int main(int argc, char **argv) {
     memset(&c, 0, sizeof c);
     c.mode = OFFLOAD_ZERO;
     c.slots = 3;
-    c.keep_grads = true;
+    c.kept_grads = KEEP_ALL;
     for (bool fits = false; !fits; config.layers -= !fits) {
         if (!gpt2_finish(&config, &err)) die("%s", err.text);
         c.mode = OFFLOAD_ZERO;  // takes most of the host's memory

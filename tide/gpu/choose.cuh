@@ -88,7 +88,12 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
 
 // Returns the bytes per element that update_bound() counts.
 static UpdateBytes update_bytes(const GPT2 *g) {
-    const UpdateBytes b = {(double)g->host_grad_bytes, sizeof(floatX), g->choice.keep_grads,
+    size_t kept = 0;
+    for (int i = 0; i < g->visit_count; i++)
+        if (g->visits[i].piece->grad_on_gpu) kept += g->visits[i].piece->length;
+    const double visit = (double)g->pieces.elements[PIECE_VISIT];
+    const UpdateBytes b = {(double)g->host_grad_bytes, sizeof(floatX),
+                           visit > 0 ? (double)kept / visit : 1,
                            (double)g->piece_bytes[PIECE_VISIT],
                            (double)g->streamed / (double)g->config.layers};
     return b;
@@ -366,7 +371,6 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         c->stride = k > 1 && k < 1e6 ? (size_t)(k + 0.5) : 1;
     } else if (c->mode == OFFLOAD_INTERLEAVE && c->stride == 0 && c->share < 0) {
         know_rates(g, r, rates);
-        c->keep_grads = true;
         UpdateBytes bytes = update_bytes(g);
         bytes.streams = g->weights == WEIGHTS_HOST;
         c->share = best_share(rates, &bytes);

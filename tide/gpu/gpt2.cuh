@@ -373,7 +373,7 @@ static void pieces_point(GPT2 *g) {
 
 // Room for one visitor.
 static size_t slot_bytes(const GPT2 *g) {
-    const size_t grad = g->choice.keep_grads ? 0 : g->host_grad_bytes;
+    const size_t grad = g->choice.kept_grads < g->visit_count ? g->host_grad_bytes : 0;
     return g->pieces.longest_visit * (g->piece_bytes[PIECE_VISIT] + g->slot_weights + grad);
 }
 
@@ -386,14 +386,14 @@ static void visitors_point(GPT2 *g) {
         v->slot = i % g->slot_count;
         v->weight_bytes = g->segment[p->segment].on_host ? p->length * sizeof(floatX) : 0;
         v->bytes = p->length * g->piece_bytes[PIECE_VISIT] + v->weight_bytes;
-        v->grad_bytes = g->choice.keep_grads ? g->waiting_bytes : g->host_grad_bytes;
+        v->grad_bytes = p->grad_on_gpu ? g->waiting_bytes : g->host_grad_bytes;
         char *at = g->slots + (size_t)v->slot * slot_bytes(g);
         for (int k = 0; k < 3; k++) {
             v->state[k] = at;
             at += g->pieces.longest_visit * g->state_bytes[PIECE_VISIT][k];
         }
         v->params = v->weight_bytes > 0 ? at : p->params;
-        v->grad = g->choice.keep_grads ? p->grad : at + g->pieces.longest_visit * g->slot_weights;
+        v->grad = p->grad_on_gpu ? p->grad : at + g->pieces.longest_visit * g->slot_weights;
     }
 }
 

@@ -250,7 +250,8 @@ static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
 
 // Uses what *c leaves of the GPU's memory for weights that stay, unless all are to stream; then for
 // places of gradients and of weights, whose bytes spare backward a wait (there is none where
-// gradients are summed on the GPU); then for slots, which only shorten one. All if "auto".
+// gradients are summed on the GPU); then for visitors' gradients, which spare the link two copies;
+// then for slots, which only shorten a wait. All if "auto".
 static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
     if (m->weights == WEIGHTS_AUTO) choice_search(m, c, &c->streamed, c->streamed, 0);
     const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
@@ -258,6 +259,8 @@ static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
         choice_search(m, c, &c->places, LEAST_PLACES, 1000);
     if (c->ring == 0 && c->streamed > 0)
         choice_search(m, c, &c->ring, LEAST_PLACES, 1000);
+    if (c->kept_grads == 0 && c->mode == OFFLOAD_INTERLEAVE)
+        choice_search(m, c, &c->kept_grads, 0, 1000);
     if (c->slots == 0 && c->mode == OFFLOAD_INTERLEAVE)
         choice_search(m, c, &c->slots, LEAST_SLOTS, 1000);
 }
@@ -276,7 +279,7 @@ static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
                 c->recompute = again;
                 c->streamed = away ? m->layers : 0;
                 c->sum_on_host = tight > 0 && m->sums;
-                c->keep_grads = tight < 2;
+                c->kept_grads = tight < 2 ? KEEP_ALL : 0;
                 c->apart = tight > 0;
                 if (any) c->resident = fmax(choice_residents(m, *c), 0);
                 if (!choice_fits(m, c)) continue;
@@ -330,8 +333,8 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
             for (int keep = 1; keep >= 0; keep--) {
                 if (m->recompute != RECOMPUTE_AUTO && c.recompute != m->recompute) continue;
                 c.sum_on_host = sum;
-                c.keep_grads = keep;
-                q->bytes.keep_grads = keep;
+                c.kept_grads = keep ? KEEP_ALL : 0;
+                q->bytes.kept_grads = keep;
                 const double best = fmax(best_share(q->rates, &q->bytes), 0.05);
                 for (int i = keep ? -2 : 0; i < count; i++) {  // visitors' gradients: of no other
                     c.mode = i == -2 ? OFFLOAD_NONE : i == -1 ? OFFLOAD_TWINFLOW

@@ -148,7 +148,7 @@ static double eq1_stride(const Rates *rates) {
 typedef struct {
     double grad;         // bytes of a gradient, on the link and in host memory: 2 or 4
     double weight;       // bytes of a weight: 2; or 4
-    bool keep_grads;     // gradients of GPU-updated parameters stay on the GPU
+    double kept_grads;   // share of the visitors' gradients that stay on the GPU
     double state;        // bytes of m, v and the rest of the master weight: 10 (fp32: 8); or 6, 4
     double streams;      // share of the weights that live on the host
 } UpdateBytes;
@@ -164,7 +164,7 @@ enum { UPDATE_LINES = 6 };
 static void update_lines(const Rates *rates, const UpdateBytes *b, double share,
                          double t[UPDATE_LINES]) {
     const double cpu = 1 - share, d2h = (b->state + b->streams * b->weight) * share;
-    const double h2d = d2h + (b->keep_grads ? 0 : share * b->grad)
+    const double h2d = d2h + share * b->grad * (1 - b->kept_grads)
                      + cpu * (1 - b->streams) * b->weight;
     const double adam = 2 * (b->weight + b->state) + b->grad, bytes = h2d + d2h + cpu * adam;
     const double update = adam / ADAM_BYTES;

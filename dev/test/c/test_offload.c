@@ -24,6 +24,7 @@ static size_t segment_begin(const GPT2Table *t, int s) {
 static void check_pieces(const GPT2Table *t, const Pieces *list, const OffloadChoice *c) {
     const int L = t->tensors[t->tail].layer;
     size_t at = 0, home[2] = {0, 0}, grads[2] = {0, 0}, kinds[PIECE_KINDS] = {0}, longest = 0;
+    int visits = 0;
     size_t *begins = (size_t *)alloc_or_fail((size_t)L + 3, sizeof(size_t), "segments");
     for (int s = 0; s <= L + 2; s++) begins[s] = segment_begin(t, s);
     int subgroup = -1;
@@ -40,7 +41,7 @@ static void check_pieces(const GPT2Table *t, const Pieces *list, const OffloadCh
               p->subgroup, subgroup);
         subgroup = p->subgroup;
         const bool gpu = p->kind == PIECE_RESIDENT;
-        const bool grad_gpu = gpu || (p->kind == PIECE_VISIT && c->keep_grads);
+        const bool grad_gpu = gpu || (p->kind == PIECE_VISIT && visits++ < c->kept_grads);
         CHECK(p->state_at == home[gpu], "state of piece %d: %s", i, describe(c));
         CHECK(p->grad_at == grads[grad_gpu], "gradient of piece %d: %s", i, describe(c));
         home[gpu] += p->length;
@@ -205,7 +206,7 @@ static void every_choice_covers_every_preset(void) {
                         const OffloadChoice c = {
                             .mode = mode, .resident = residents[r], .stride = stride,
                             .share = stride > 0 ? 0 : shares[k % 8], .subgroup = sizes[z],
-                            .slots = 3, .keep_grads = ++number % 2 == 0};
+                            .slots = 3, .kept_grads = ++number % 2 == 0 ? KEEP_ALL : (int)(number % 5)};
                         check_choice(&t, &c);
                     }
         gpt2_table_free(&t);
@@ -239,7 +240,7 @@ static void every_choice_covers_random_models(void) {
         }
         c.subgroup = RANDOM(3) == 0 ? 0 : 4096 + RANDOM(2 * t.elements);
         if (RANDOM(4) == 0) c.subgroup = 4096;
-        c.keep_grads = RANDOM(2);
+        c.kept_grads = RANDOM(2) ? KEEP_ALL : (int)RANDOM(4);
         check_choice(&t, &c);
         gpt2_table_free(&t);
     }
@@ -269,7 +270,7 @@ static void no_cut_changes_the_norm(void) {
         const OffloadChoice c = {
             .mode = OFFLOAD_INTERLEAVE, .resident = 0.01 * (k % 7), .stride = (size_t)(k % 3),
             .share = 0.013 * k, .subgroup = k % 2 ? 0 : 4096 + 1013 * (size_t)k, .slots = 2,
-            .keep_grads = true};
+            .kept_grads = KEEP_ALL};
         Pieces list = offload_pieces(&t, &map, &c);
         memset(cut, 0, blocks * sizeof(double));
         for (int i = 0; i < list.count; i++) {

@@ -342,7 +342,7 @@ static void toy_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *ho
     const bool sums = *(const bool *)arg;
     *gpu = 1000 - (size_t)(20 * (c->streamed - places_of(c->ring, c->streamed)))
          + (size_t)(12000 * resident) + kept[c->recompute]
-         + (c->keep_grads ? 400 : 0) + (sums && !c->sum_on_host ? 2000 : 0)
+         + 20 * (size_t)(c->kept_grads < 20 ? c->kept_grads : 20) + (sums && !c->sum_on_host ? 2000 : 0)
          + (size_t)places_of(c->places, 32) * 50 + (size_t)slots_of(c->slots, 20) * 120;
     *host = (size_t)(12000 * (1 - resident)) + (sums && c->sum_on_host ? 2000 : 0);
 }
@@ -375,9 +375,9 @@ static void a_choice_is_settled(void) {
         memset(&c, 0, sizeof c);
         c.mode = OFFLOAD_INTERLEAVE;
         CHECK(choice_settle(&m, &c) == cases[i].fits && c.recompute == cases[i].again
-              && c.sum_on_host == cases[i].on_host && c.keep_grads == cases[i].keep, "case %zu: "
+              && c.sum_on_host == cases[i].on_host && (c.kept_grads == KEEP_ALL) == cases[i].keep, "case %zu: "
               "again %d %s%s", i, c.recompute, c.sum_on_host ? "on the host " : "",
-              c.keep_grads ? "kept" : "");
+              c.kept_grads == KEEP_ALL ? "kept" : "");
         if (!cases[i].fits) continue;
         CHECK(places_of(c.places, 32) == (cases[i].places > 2 ? cases[i].places : 2)
               && slots_of(c.slots, 20) == cases[i].slots, "case %zu: %d places, %d slots", i,
@@ -418,10 +418,10 @@ static void weights_stream_if_they_must(void) {
         memset(&c, 0, sizeof c);
         c.mode = cases[i].mode;
         CHECK(choice_settle(&m, &c) == cases[i].fits && c.recompute == cases[i].again
-              && c.keep_grads == cases[i].keep && c.streamed == cases[i].streamed
+              && (c.kept_grads == KEEP_ALL) == cases[i].keep && c.streamed == cases[i].streamed
               && (!cases[i].fits || places_of(c.ring, c.streamed) == cases[i].ring),
               "case %zu: %d stream through %d, again %d%s", i, c.streamed,
-              places_of(c.ring, c.streamed), c.recompute, c.keep_grads ? ", kept" : "");
+              places_of(c.ring, c.streamed), c.recompute, c.kept_grads == KEEP_ALL ? ", kept" : "");
     }
 }
 

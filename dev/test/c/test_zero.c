@@ -314,6 +314,7 @@ static void check_pieces(const GPT2Table *t, const ShardMap *map, const OffloadC
                          const char *what) {
     Pieces list = offload_pieces(t, map, c);
     size_t at = 0, home[2] = {0, 0}, grads[2] = {0, 0}, kinds[PIECE_KINDS] = {0}, longest = 0;
+    int visits = 0;
     size_t block = 0, within = 0;
     int subgroup = -1, run = 0, shard = 0;
     for (int i = 0; i < list.count; i++) {
@@ -325,7 +326,7 @@ static void check_pieces(const GPT2Table *t, const ShardMap *map, const OffloadC
               "%s", what, p->subgroup, subgroup, mode_text(c));
         subgroup = p->subgroup;
         const bool gpu = p->kind == PIECE_RESIDENT;
-        const bool grad_gpu = gpu || (p->kind == PIECE_VISIT && c->keep_grads);
+        const bool grad_gpu = gpu || (p->kind == PIECE_VISIT && visits++ < c->kept_grads);
         CHECK(p->state_at == home[gpu] && p->grad_at == grads[grad_gpu], "%s: places of piece %d: "
               "%s", what, i, mode_text(c));
         home[gpu] += p->length;
@@ -418,7 +419,7 @@ static void every_choice_covers_every_shard(void) {
         c.subgroup = random_below(3) == 0 ? 0 : 4096 + random_below(2 * map.elements + 1);
         if (random_below(4) == 0) c.subgroup = 4096;
         if (large) c.subgroup = 0;
-        c.keep_grads = random_below(2);
+        c.kept_grads = random_below(2) ? KEEP_ALL : (int)random_below(4);
         check_pieces(&t, &map, &c, what);
         free(map.shards);
         gpt2_table_free(&t);

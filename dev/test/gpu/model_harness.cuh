@@ -217,11 +217,11 @@ static void model_forget(GPT2 *g) {
 }
 
 // What costs only time and is done where memory is short: one of four ways to recompute, and one of
-// three to keep gradients (choice_settle).
+// three to keep gradients (choice_settle). tight - 2 visitors' gradients stay if it is 2 or more.
 static void model_place(GPT2 *g, int recompute, int tight) {
     g->choice.recompute = recompute;
     g->choice.sum_on_host = tight > 0 && g->accumulating;
-    g->choice.keep_grads = tight < 2;
+    g->choice.kept_grads = tight < 2 ? KEEP_ALL : tight - 2;
     g->choice.apart = tight > 0;
     gpt2_place(g);
 }
@@ -443,14 +443,14 @@ static size_t model_plan(GPT2 *g, int recompute, size_t limit, size_t host_limit
     return gpt2_bytes(g, false);
 }
 
-typedef struct { size_t gpu, host; int again; bool sum_on_host, keep_grads; } Planned;
+typedef struct { size_t gpu, host; int again; bool sum_on_host; int kept_grads; } Planned;
 
 static Planned plan(const Shape *s, const Placement *where, int recompute, size_t limit,
                     size_t host_limit) {
     GPT2 *g = model_new(s, where);
     const size_t bytes = model_plan(g, recompute, limit, host_limit);
     const Planned planned = {bytes, gpt2_bytes(g, true), g->choice.recompute,
-                             g->choice.sum_on_host, g->choice.keep_grads};
+                             g->choice.sum_on_host, g->choice.kept_grads};
     model_forget(g);
     return planned;
 }
@@ -461,7 +461,7 @@ static Planned plan_without_limits(const Shape *s, const Placement *where, int r
     GPT2 *g = model_new(s, where);
     model_place(g, recompute, tight);
     const Planned planned = {gpt2_bytes(g, false), gpt2_bytes(g, true), recompute, g->choice.sum_on_host,
-                             g->choice.keep_grads};
+                             g->choice.kept_grads};
     model_forget(g);
     return planned;
 }

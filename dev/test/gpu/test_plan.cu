@@ -23,7 +23,7 @@ static OffloadChoice choice_of(int mode, double resident, double share) {
     c.resident = resident;
     c.share = share;
     c.slots = 3;
-    c.keep_grads = true;
+    c.kept_grads = KEEP_ALL;
     return c;
 }
 
@@ -135,7 +135,7 @@ static OffloadChoice some_choice(int i, Step *s) {
     s->no_overlap = n % 3 == 2;
     s->recompute = n % 2 ? AGAIN : KEEP;
     OffloadChoice c = choice_of(OFFLOAD_NONE + i % 4, 0.1 * (n / 3 % 6), 0.15 * (n / 5 % 8));
-    c.keep_grads = i % 3 > 0;
+    c.kept_grads = i % 3 > 0 ? KEEP_ALL : (int)(n / 13 % 3);
     c.sum_on_host = s->accum > 1 && i % 2;
     c.wire_f32 = i % 13 > 9 || W == 4;
     c.slots = 1 + (int)(n / 7 % 4);
@@ -392,7 +392,10 @@ static void bytes_are_those_of_arithmetic(void) {
         const double host = (double)t->g->pieces.elements[PIECE_HOST];
         const double grad = s.accum > 1 || c.wire_f32 ? 4 : W;
         const double leaves = c.sum_on_host ? (double)s.accum * W : grad;
-        const double in = STATE_BYTES * visit + (c.keep_grads ? 0 : grad * visit) + W * host;
+        double away = 0;  // of visitors' gradients
+        for (int k = 0; k < t->g->visit_count; k++)
+            if (k >= c.kept_grads) away += (double)t->g->visits[k].piece->length;
+        const double in = STATE_BYTES * visit + grad * away + W * host;
         const double out = STATE_BYTES * visit + leaves * (double)t->g->pieces.grads_host;
         CHECK(in == x.h2d_bytes && out == x.d2h_bytes, "choice %d: %.0f %.0f, not %.0f %.0f", i,
               x.h2d_bytes, x.d2h_bytes, in, out);
@@ -413,7 +416,7 @@ static void bytes_are_those_of_arithmetic(void) {
         s = step_of("gpt2", each[i].accum);
         OffloadChoice c = choice_of(each[i].mode, 0, 1);
         c.sum_on_host = each[i].sum_on_host;
-        c.keep_grads = each[i].keep_grads;
+        c.kept_grads = each[i].keep_grads ? KEEP_ALL : 0;
         Trainer *t = trainer_open(&s);
         const Prediction x = trainer_predict(t, &r, &c, KEEP);
         const double P = (double)t->g->table.elements;
@@ -519,7 +522,7 @@ static const char *said(const OffloadSearch *q) {
     const OffloadChoice *c = &q->choice;
     snprintf(text, sizeof text, "%s share %g resident %g, %d places, %d slots, %s%s%s%.4g s",
              offload_names[c->mode], c->share, c->resident, c->places, c->slots,
-             c->recompute == AGAIN ? "again, " : "", c->keep_grads ? "keeps grads, " : "",
+             c->recompute == AGAIN ? "again, " : "", c->kept_grads > 0 ? "keeps grads, " : "",
              c->sum_on_host ? "sums on the host, " : "", q->predicted.step);
     return text;
 }
@@ -613,7 +616,7 @@ static void the_search_finds_what_a_grid_finds(void) {
         for (int k = 0; k < 21 * 11 * 2 * 2; k++) {
             OffloadChoice c = choice_of(OFFLOAD_INTERLEAVE, k / 21 % 11 * 0.1, k % 21 * 0.05);
             c.recompute = k / 231 % 2 ? AGAIN : KEEP;
-            c.keep_grads = k / 462;
+            c.kept_grads = k / 462 ? KEEP_ALL : 0;
             if (!choice_fits(&q.memory, &c)) continue;
             const Prediction x = memory_rehearse(&memory, &c);
             if (x.step < best) found = c;

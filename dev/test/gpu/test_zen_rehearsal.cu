@@ -25,7 +25,7 @@ static Trainer *plan_open(const Plan *p, OffloadChoice *c) {
     Step s = p->step;
     memset(c, 0, sizeof *c);
     c->mode = OFFLOAD_ZENFLOW;
-    c->keep_grads = true;
+    c->kept_grads = KEEP_ALL;
     c->places = LEAST_PLACES;
     c->sum_on_host = p->sums == 1;  // only room for one
     s.zen = &p->zen;
@@ -281,7 +281,7 @@ static void several_gpus_wait_for_each_other(void) {
         OffloadChoice none;
         memset(&none, 0, sizeof none);
         none.mode = OFFLOAD_NONE;
-        none.keep_grads = true;
+        none.kept_grads = KEEP_ALL;
         Trainer *all = trainer_open(&s);
         const Prediction y = trainer_predict(all, &r, &none, KEEP);
         trainer_close(all);

@@ -80,7 +80,7 @@ static Times measure(const Case *c, double compute) {
     Placement where;
     memset(&where, 0, sizeof where);
     where.choice.mode = OFFLOAD_ZENFLOW;
-    where.choice.keep_grads = true;
+    where.choice.kept_grads = KEEP_ALL;
     where.choice.places = c->places;
     where.serial = c->no_overlap;
     where.threads = 1;

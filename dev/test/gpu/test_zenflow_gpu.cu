@@ -99,7 +99,7 @@ static Placement config_placement(const Config *c) {
     Placement p;
     memset(&p, 0, sizeof p);
     p.choice.mode = OFFLOAD_ZENFLOW;
-    p.choice.keep_grads = true;
+    p.choice.kept_grads = KEEP_ALL;
     p.choice.places = c->places;
     p.threads = c->threads;
     p.serial = c->serial != 0;
