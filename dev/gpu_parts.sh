@@ -94,42 +94,35 @@ sampled() {
     return $code
 }
 
-# Models: of tests; the 1.5B one; the 7B one, which is larger than a GPU that is capped. With
-# TINY, all are so small that the emulated GPU has done with them at once.
+# Models of tests, and what the others are run with. With TINY, all are so small that the emulated
+# GPU has done with them at once; modes() and zo_run() see to theirs.
 text=$work/text.txt tokens=$work/tokens.bin
 nano="--data $text --model nano --batch 5 --seq 250 --accum 2" steps=50 vocab=50257 flags=''
-cpu_size="--layers 3 --heads 3 --channels 96 --context 64 --batch 8"
-pieces="--batch 4 --subgroup 8192" large=7b large_size="--batch 1 --seq 2048 --recompute none"
-medium=gpt2-xl medium_size="--batch 2 --seq 1024 --recompute none" models="1.5B 7B 124M"
-zen_size="--batch 8 --seq 1024 --recompute block" zo_seq=2048 touch=''
-huge=20b huge_size="--batch 8 --seq 2048 --moments bf16 --gpu-memory 131G --host-memory 121G"
-gpt2="--model gpt2 --batch 4 --seq 1024" opts="opt-1.3b opt-6.7b"
+cpu_size="--layers 3 --heads 3 --channels 96 --context 64 --batch 8" models="1.5B 7B 124M"
+gpt2="--model gpt2 --batch 4 --seq 1024 --steps 20" touch=''
+size_xl="--batch 2 --seq 1024 --recompute none" size_7b="--batch 1 --seq 2048 --recompute none"
 if [ "$tiny" = 1 ]; then
     cpu_size="--layers 1 --heads 2 --channels 32 --context 16 --batch 2"
     nano="--data $text $cpu_size --layers 2" steps=4 vocab=300 flags=--tiny tokens=$text models=tiny
-    pieces="--layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --batch 2 --seq 32"
-    pieces="$pieces --subgroup 4096" large=nano large_size=$pieces medium=nano medium_size=$pieces
-    zen_size=$pieces zo_seq=32 touch=20
-    gpt2=$cpu_size opts=nano huge=nano huge_size="$pieces --moments bf16"
+    gpt2="$cpu_size --steps 6" touch=20
 fi
-few() { if [ "$tiny" = 1 ]; then echo 6; else echo "$1"; fi; }  # steps
 
 # Shapes for the GPU that is here: name, layers, channels, heads, sequence, batch, steps, options.
 shapes() {
     local mib
     mib=$(smi memory.total | tr -cd 0-9)
+    set -- 4  # the batches of 124M, 1.5B and 7B
+    [ "${mib:-0}" -lt 38000 ] || set -- 16 2
+    [ "${mib:-0}" -lt 70000 ] || set -- 32 8 4
+    [ "${mib:-0}" -lt 120000 ] || set -- 32 16 8
     if [ "$tiny" = 1 ]; then printf '%s\n' "124M 1 32 2 16 2 4" "7B 1 64 2 32 1 4" \
-        "7B,_light 1 64 2 32 1 4 --recompute light"
-    elif [ "${mib:-0}" -gt 120000 ]; then printf '%s\n' "124M 12 768 12 1024 32 60" \
-        "1.5B 48 1600 25 1024 16 16" "7B,_8_layers 8 4096 32 2048 8 14" \
-        "7B,_8_layers,_light 8 4096 32 2048 8 14 --recompute light" \
-        "1.5B 48 1600 25 1024 32 10" "7B,_all_layers 32 4096 32 2048 1 12"
-    elif [ "${mib:-0}" -gt 70000 ]; then printf '%s\n' "124M 12 768 12 1024 32 60" \
-        "1.5B 48 1600 25 1024 8 16" "7B,_8_layers 8 4096 32 2048 4 14" \
-        "7B,_8_layers,_light 8 4096 32 2048 4 14 --recompute light"
-    elif [ "${mib:-0}" -gt 38000 ]; then printf '%s\n' "124M 12 768 12 1024 16 60" \
-        "1.5B 48 1600 25 1024 2 16"
-    else echo "124M 12 768 12 1024 4 60"; fi
+        "7B,_light 1 64 2 32 1 4 --recompute light"; return; fi
+    echo "124M 12 768 12 1024 $1 60"
+    [ $# -lt 2 ] || echo "1.5B 48 1600 25 1024 $2 16"
+    [ $# -lt 3 ] || printf '%s\n' "7B,_8_layers 8 4096 32 2048 $3 14" \
+        "7B,_8_layers,_light 8 4096 32 2048 $3 14 --recompute light"
+    [ "${2-}" != 16 ] || printf '%s\n' "1.5B 48 1600 25 1024 32 10" \
+        "7B,_all_layers 32 4096 32 2048 1 12"
 }
 shape_options() {  # LAYERS CHANNELS HEADS SEQ BATCH
     echo "--data $tokens --layers $1 --channels $2 --heads $3 --context $4 --seq $4 --batch $5" \
@@ -264,8 +257,8 @@ part_placement() {
     set -- dev/test/cli/test_cli_offload.sh dev/test/cli/test_cli_gpu.sh
     [ "$tiny" = 1 ] && set -- build/gpu/test_emu
     run_tests "$@"
-    STEPS=$(few 20) WARMUP=1 RESIDENT=0.3 modes nano nano 60 "none zero twinflow interleave \
-        stride2 zero-published twinflow-published interleave-published" $pieces
+    STEPS=20 WARMUP=1 RESIDENT=0.3 modes nano nano 60 "none zero twinflow interleave stride2 \
+        zero-published twinflow-published interleave-published" --batch 4 --subgroup 8192
 }
 
 # twice PRECISION: the same run twice, and with each kind of recomputation.
@@ -444,6 +437,12 @@ modes() {
     shift 4
     rates || return
     [ "$name" = "$part" ] || of="$name, "
+    if [ "$tiny" = 1 ]; then
+        model=nano
+        set -- --layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --batch 2 --seq 32 \
+            --subgroup 4096
+        [[ $modes = *zenflow* ]] || STEPS=6
+    fi
     [ "$model" != nano ] || data=$text level=1
     MODEL=$model MODES=$modes DATA=$data OUT=$dir RATES=$work/rates.txt TRAINER=./train_gpt2cu \
         kept "$limit" "$model, $modes, $*" "$work/$name.said" bash scripts/compare_offload.sh "$@"
@@ -471,31 +470,30 @@ modes() {
 
 # Does an update on the host hide behind compute? Ten layers of 7B, with and without offloading.
 part_hidden() {
-    STEPS=$(few 6) WARMUP=1 LIMIT=30 modes hidden $large "$(left)" "none-uncapped zero interleave" \
-        --layers 10 $large_size --gpu-memory 24G
+    STEPS=6 WARMUP=1 LIMIT=30 modes hidden 7b "$(left)" "none-uncapped zero interleave" \
+        --layers 10 $size_7b --gpu-memory 24G
 }
 part_slice() {
-    STEPS=$(few 10) WARMUP=2 LIMIT=40 RESIDENT=0.3 STREAMED="--gpu-memory 8G" modes slice $large \
-        "$(left)" "none-uncapped zero interleave streamed twinflow zero-held none-light auto \
-        twinflow-published" --layers 10 $large_size --gpu-memory 24G
+    STEPS=10 WARMUP=2 LIMIT=40 RESIDENT=0.3 STREAMED="--gpu-memory 8G" modes slice 7b "$(left)" \
+        "none-uncapped zero interleave streamed twinflow zero-held none-light auto \
+        twinflow-published" --layers 10 $size_7b --gpu-memory 24G
 }
 part_whole() {
     local trace
-    STEPS=$(few 8) WARMUP=2 LIMIT=75 modes whole $large "$(left)" "zero auto" $large_size \
-        --gpu-memory 48G
+    STEPS=8 WARMUP=2 LIMIT=75 modes whole 7b "$(left)" "zero auto" $size_7b --gpu-memory 48G
     for trace in "$work/whole/auto.trace" "$work/whole/zero.trace"; do  # the last that is there
         [ ! -s "$trace" ] || gzip -c "$trace" >"$out/trace.json.gz"
     done
 }
 # Is the machine what it was, and does it stay so?
 part_drift() {
-    local n=$((2 * steps + 4)) first last
-    rates || return
+    local run=drift/interleave n first last
     whole_steps $(shapes | sed -n 2p)
-    train drift 50 ./train_gpt2cu --data "$tokens" --model $medium $medium_size --no-save \
-        --offload interleave --rates "$work/rates.txt" --steps $n || return
-    first=$(field ms drift | sed -n "4,$((3 + n / 4))p" | median)
-    last=$(field ms drift | tail -n $((n / 4)) | median)
+    STEPS=104 LIMIT=45 modes drift gpt2-xl 50 interleave $size_xl
+    n=$(field ms $run | wc -l)
+    [ "$n" -ge 4 ] || return
+    first=$(field ms $run | sed -n "4,$((3 + n / 4))p" | median)
+    last=$(field ms $run | tail -n $((n / 4)) | median)
     row 0 "100 steps, last quarter to first" "$first ms, then $last" \
         "$(calculate "100 * $last / $first - 100") %"
 }
@@ -503,19 +501,20 @@ part_offload_more() {
     local away="interleave zero twinflow stride2"
     ask_bench bench_offload 90 8
     # none has its gradients where activations were: else it would not fit
-    LIMIT=40 modes 1.5B-24G $medium 210 "none-uncapped none $away zero-published \
-        twinflow-published" $medium_size --gpu-memory 24G
-    LIMIT=40 modes 1.5B-48G $medium 100 "none interleave twinflow" $medium_size --gpu-memory 48G
+    LIMIT=40 modes 1.5B-24G gpt2-xl 210 "none-uncapped none $away zero-published \
+        twinflow-published" $size_xl --gpu-memory 24G
+    LIMIT=40 modes 1.5B-48G gpt2-xl 100 "none interleave twinflow" $size_xl --gpu-memory 48G
     STEPS=8 LIMIT=120 modes 13b 13b "$(left)" "auto twinflow" --batch 1 --seq 2048
     STEPS=8 LIMIT=100 STREAMED="--gpu-memory 16G" modes 7b 7b "$(left)" "none-uncapped $away \
-        streamed interleave-streamed" $large_size --gpu-memory 48G
+        streamed interleave-streamed" $size_7b --gpu-memory 48G
 }
 # What scripts/run_20b_h200.sh trains: memory and time next to the plan.
 part_20b() {
     local mib
     mib=$(smi memory.total | tr -cd 0-9)
     [ "${mib:-0}" -gt 140000 ] || { good 20b "skipped: it needs a card of 141 GB"; return; }
-    STEPS=$(few 10) WARMUP=2 LIMIT=400 modes 20b $huge "$(left)" auto $huge_size
+    STEPS=10 WARMUP=2 LIMIT=400 modes 20b 20b "$(left)" auto --batch 8 --seq 2048 --moments bf16 \
+        --gpu-memory 131G --host-memory 121G
 }
 
 # --- several ranks, ZenFlow, zeroth order --------------------------------------------------------
@@ -523,8 +522,7 @@ part_20b() {
 # Several ranks on one GPU are refused by NCCL: with one GPU, one rank goes through all of it.
 part_nccl() {
     local name gpus ms none='' options="$nano --steps $steps"
-    local some="--data $tokens $gpt2 --vocab $vocab --no-save --steps"
-    some="$some $(few 20)"
+    local some="--data $tokens $gpt2 --vocab $vocab --no-save"
     ldd ./train_gpt2cu | grep -q libnccl || [ "$tiny" = 1 ] || bad "NCCL" "built without"
     train none 40 ./train_gpt2cu $options || return
     for name in 1 2 3; do
@@ -553,18 +551,17 @@ part_nccl() {
 }
 
 zen_modes="none zero zenflow zenflow-streamed zenflow-serial zero-accum zero-late zenflow-sync"
-zen_streamed="--gpu-memory 8G"  # else each layer has a place of its own
+zen_size="--seq 1024 --recompute block --batch 8"
 part_zen() {
-    local STREAMED=$zen_streamed
-    export STREAMED
+    export STREAMED="--gpu-memory 8G"  # else each layer has a place of its own
     ask_bench bench_zen 20
-    STEPS=16 LIMIT=25 modes zen $medium "$(($(left) - 20))" \
+    STEPS=16 LIMIT=25 modes zen gpt2-xl "$(($(left) - 20))" \
         "none zero zenflow zenflow-streamed" $zen_size
     [ "$tiny" = 1 ] || STEPS=40 EVALS=4 modes zen_nano nano "$(left)" "$zen_modes" --batch 4
 }
 part_zen_more() {
     local model size="--seq 2048 --recompute block --batch"
-    STEPS=32 LIMIT=60 STREAMED=$zen_streamed modes zen $medium 250 "$zen_modes" $zen_size
+    STEPS=32 LIMIT=60 STREAMED="--gpu-memory 8G" modes zen gpt2-xl 250 "$zen_modes" $zen_size
     STEPS=24 LIMIT=100 modes zen_7b 7b 330 "zero zero-accum zenflow-sync zenflow-serial zenflow" \
         $size 4
     for model in 13b 10b; do  # the largest that fits here, where --rates would mean elsewhere
@@ -579,10 +576,10 @@ part_zen_more() {
 # as in the paper; its memory as taken, as planned, and as nvidia-smi counts it, with the driver's.
 # Beside it what ZO-Offloading's table 1 has: tokens/s and MB, on an A100 of 80 GB.
 zo_run() {
-    local run=$1-$2 began=$SECONDS paper
-    sampled memory.used train "$run" "$4" ./train_gpt2cu --optimizer mezo --model "$1" \
-        --data "$tokens" --steps "$3" --no-save --precision fp16 --batch 1 --seq $zo_seq "${@:5}" \
-        || return
+    local run=$1-$2 began=$SECONDS size="--model $1 --seq 2048" paper
+    [ "$tiny" != 1 ] || size="--model nano --seq 32"
+    sampled memory.used train "$run" "$4" ./train_gpt2cu --optimizer mezo $size --data "$tokens" \
+        --steps "$3" --no-save --precision fp16 --batch 1 "${@:5}" || return
     paper=$(sed -n "s/.* fp16-$1) echo \([^;]*\) ;; .*/\1/p" scripts/paper/zo_table1.sh \
         | awk -v n="$([ "$2" = memory ]; echo $?)" '{ print $(1 + n) " tokens/s, " $(3 + n) " MB" }')
     row 1 "$1, $2" "$(late ms "$run") ms, $(late tokens_per_s "$run") tokens/s, MiB $(
@@ -600,7 +597,7 @@ zo_torch() {
         --channels "$2" --heads 32 --vocab 50272 --seq 2048 --batch 1
 }
 part_zo() {
-    local way model run="$nano --steps $steps --optimizer mezo --lr 1e-4 --precision fp16 --accum 1"
+    local way run="$nano --steps $steps --optimizer mezo --lr 1e-4 --precision fp16 --accum 1"
     if train memory 30 ./train_gpt2cu $run; then
         for way in "--slots 2" "--slots 3" "--resident-blocks 1" --no-overlap --zo-no-slots \
             --zo-no-fused-update; do
@@ -610,7 +607,8 @@ part_zo() {
     ask_bench bench_zo 30 kernel step
     ask_bench bench_zo_fp16 20 kernel step
     ask_bench bench_zo_fp32 10 kernel
-    for model in $opts; do zo_both $model 8 40; done
+    zo_both opt-1.3b 8 40
+    zo_both opt-6.7b 8 40
     zo_torch 24 2048
 }
 part_zo_more() {
