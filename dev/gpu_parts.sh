@@ -5,7 +5,6 @@
 # --- what parts share ----------------------------------------------------------------------------
 
 left() { echo $((until - $(now))); }
-why() { case $1 in 124 | 137) echo "not done in time" ;; *) echo "ended with code $1" ;; esac; }
 median() { sort -g | awk '{ x[NR] = $1 } END { if (NR > 0) print x[int((NR + 1) / 2)] }'; }
 calculate() { awk "BEGIN { printf \"%.4g\", $* }"; }
 four_at_once() { while [ "$(jobs -rp | wc -l)" -ge 4 ]; do wait -n; done; }
@@ -27,8 +26,8 @@ kept() {
 # failed WHAT CODE TEXT: the row of a command that kept() has ended.
 failed() {
     case $2 in
-        124 | 137) cut_off "$1" "$(why "$2"): $3" ;;
-        *) bad "$1" "$(why "$2"): $3" ;;
+        124 | 137) cut_off "$1" "not done in time: $3" ;;
+        *) bad "$1" "ended with code $2: $3" ;;
     esac
     return 1
 }
@@ -141,7 +140,7 @@ whole_steps() {
               if (c[i] > C) C = c[i] }
               if (n > 0) printf "%.0f W, %.0f MHz, %d C", W / n, M / n, C }' "$work/samples")
     percent=$(of_peak "$run")
-    row 0 "${1//_/ }, $6 x $5" "$(late tokens_per_s "$run") tokens/s, $(late ms "$run") ms, $power" \
+    row 1 "${1//_/ }, $6 x $5" "$(late tokens_per_s "$run") tokens/s, $(late ms "$run") ms, $power" \
         "${percent:+$percent % of peak}"
 }
 
@@ -216,7 +215,7 @@ run_test() {  # PROGRAM or SCRIPT: its row
     code=$?
     ok=$(grep -c '^ok ' "$one") failed=$(grep -c '^FAIL ' "$one")
     if [ $code -ne 0 ] || [ "$failed" -gt 0 ] || ! grep -q '^ok \|^skip ' "$one"; then
-        bad "$name" "$failed failed, $ok ok, $(why $code): $({
+        failed "$name" $code "$failed failed, $ok ok, first: $({
             grep -m 1 '^FAIL ' "$one" || tail -n 1 "$one"; } | cut -c1-110)"
     else good "$name" "$ok ok$(sed -n 's/^skip /; skipped /p' "$one" | head -n 1)" 2; fi
 }
@@ -341,7 +340,7 @@ part_tune() {
         [ -e "$work/$first/log.jsonl" ] || whole_steps $name $shape || continue
         whole_steps $name,_tuned $shape --tune "$work/algorithms" || continue
         gain=$(calculate "100 * $(late tokens_per_s $tuned) / $(late tokens_per_s $first) - 100")
-        row 0 "${name//_/ }, batch $batch, tuned to untuned" "$(printf '%+.1f' "$gain") % tokens/s; $(
+        row 1 "${name//_/ }, batch $batch, tuned to untuned" "$(printf '%+.1f' "$gain") % tokens/s; $(
             sed -n 's/^--tune [^:]*: //p' "$work/$tuned.log")"
         [ -e "$work/again" ] || tuned_again $tuned $shape
     done 3< <(shapes | grep -v light)
@@ -411,7 +410,7 @@ pytorch() {
     grep -q 1 "$work/torch" || { good "PyTorch" "skipped: none that sees the GPU"; return; }
     measure "$(left)" "$work/asked" env LD_LIBRARY_PATH="$LIBRARIES" \
         python3 dev/bench/versus_pytorch_gpu.py "$@"
-    sed -n "s/^\(PyTorch [a-z]*\) |/\1, $name |/p" "$work/asked" | rows 0
+    sed -n "s/^\(PyTorch [a-z]*\) |/\1, $name |/p" "$work/asked" | rows 1
 }
 part_attention() {
     set -- --mode sdpa --batch
@@ -433,7 +432,7 @@ part_torch() {
 # modes NAME MODEL LIMIT MODES OPTION...: the same losses from all, memory as planned, and for each
 # how long an iteration takes next to the plan. NAME is in the rows if it is not the part's.
 modes() {
-    local name=$1 model=$2 limit=$3 modes=$4 dir=$work/$1 data=$tokens level=0 of='' code memory
+    local name=$1 model=$2 limit=$3 modes=$4 dir=$work/$1 data=$tokens of='' code memory
     shift 4
     rates || return
     [ "$name" = "$part" ] || of="$name, "
@@ -441,9 +440,9 @@ modes() {
         model=nano
         set -- --layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --batch 2 --seq 32 \
             --subgroup 4096
-        [[ $modes = *zenflow* ]] || STEPS=6
+        [[ $modes = *zenflow* ]] || export STEPS=6
     fi
-    [ "$model" != nano ] || data=$text level=1
+    [ "$model" != nano ] || data=$text
     MODEL=$model MODES=$modes DATA=$data OUT=$dir RATES=$work/rates.txt TRAINER=./train_gpt2cu \
         kept "$limit" "$model, $modes, $*" "$work/$name.said" bash scripts/compare_offload.sh "$@"
     code=$?
@@ -465,7 +464,7 @@ modes() {
         printf "%s%s | %s ms, plan %s, goal %s; ", of, $1, $3, $12, goal
         printf "%s %% of the bound, %s G parameters/s |", $8, $9
         if ($12 + 0 > 0) printf "%.2f of the plan", $3 / $12
-        print "" }' "$dir/compare.tsv" | rows $level
+        print "" }' "$dir/compare.tsv" | rows 1
 }
 
 # Does an update on the host hide behind compute? Ten layers of 7B, with and without offloading.
@@ -494,7 +493,7 @@ part_drift() {
     [ "$n" -ge 4 ] || return
     first=$(field ms $run | sed -n "4,$((3 + n / 4))p" | median)
     last=$(field ms $run | tail -n $((n / 4)) | median)
-    row 0 "100 steps, last quarter to first" "$first ms, then $last" \
+    row 1 "100 steps, last quarter to first" "$first ms, then $last" \
         "$(calculate "100 * $last / $first - 100") %"
 }
 part_offload_more() {
