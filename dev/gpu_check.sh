@@ -67,7 +67,7 @@ tiny=${TINY:-0} pack=${PACK:-build/pack}
 # level 1.
 row() {
     local said level=$1
-    said=$(awk -F ' *[|] *' -v key="$part: $2" -v x="${4:-$3}" -v device="$(cat "$work/device")" '
+    said=$(awk -F ' [|] ' -v key="$part: $2" -v x="${4:-$3}" -v device="$(cat "$work/device")" '
         $1 == "device" { other = index(device, $2) == 0 }
         NF == 4 && key ~ "^" $1 "$" && x ~ /^[-+]?[0-9]/ && (said == "" || said == "\t") {
             mark = x + 0 < $2 ? "**below**" : x + 0 > $3 ? "**above**" : "as expected"

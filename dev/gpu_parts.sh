@@ -61,10 +61,9 @@ train() {
         || failed "$1" $? "$(tail -n 1 "$work/$1.log")"
 }
 # field NAME RUN: that number from every training line of its log.jsonl; late: the median without
-# the first; of_peak: the same of the shares of the peak that it has printed.
+# the first.
 field() { sed -n "/\"loss\"/s/.*\"$1\":\([^,}]*\).*/\1/p" "$work/$2/log.jsonl"; }
 late() { field "$1" "$2" | tail -n +4 | median; }
-of_peak() { sed -n 's/.*| \([0-9]*\) % of peak.*/\1/p' "$work/$1.log" | tail -n +4 | median; }
 
 # A run is: its losses, its norms, and the weights that it leaves.
 same_losses() {  # RUN RUN
@@ -110,18 +109,19 @@ fi
 shapes() {
     local mib
     mib=$(smi memory.total | tr -cd 0-9)
-    set -- 4  # the batches of 124M, 1.5B and 7B
-    [ "${mib:-0}" -lt 38000 ] || set -- 16 2
-    [ "${mib:-0}" -lt 70000 ] || set -- 32 8 4
-    [ "${mib:-0}" -lt 120000 ] || set -- 32 16 8
-    if [ "$tiny" = 1 ]; then printf '%s\n' "124M 1 32 2 16 2 4" "7B 1 64 2 32 1 4" \
-        "7B,_light 1 64 2 32 1 4 --recompute light"; return; fi
-    echo "124M 12 768 12 1024 $1 60"
-    [ $# -lt 2 ] || echo "1.5B 48 1600 25 1024 $2 16"
-    [ $# -lt 3 ] || printf '%s\n' "7B,_8_layers 8 4096 32 2048 $3 14" \
-        "7B,_8_layers,_light 8 4096 32 2048 $3 14 --recompute light"
-    [ "${2-}" != 16 ] || printf '%s\n' "1.5B 48 1600 25 1024 32 10" \
-        "7B,_all_layers 32 4096 32 2048 1 12"
+    if [ "$tiny" = 1 ]; then set -- "124M 1 32 2 16 2 4" "7B 1 64 2 32 1 4" \
+        "7B,_light 1 64 2 32 1 4 --recompute light"
+    elif [ "${mib:-0}" -gt 120000 ]; then set -- "124M 12 768 12 1024 32 60" \
+        "1.5B 48 1600 25 1024 16 16" "7B,_8_layers 8 4096 32 2048 8 14" \
+        "7B,_8_layers,_light 8 4096 32 2048 8 14 --recompute light" \
+        "1.5B 48 1600 25 1024 32 10" "7B,_all_layers 32 4096 32 2048 1 12"
+    elif [ "${mib:-0}" -gt 70000 ]; then set -- "124M 12 768 12 1024 32 60" \
+        "1.5B 48 1600 25 1024 8 16" "7B,_8_layers 8 4096 32 2048 4 14" \
+        "7B,_8_layers,_light 8 4096 32 2048 4 14 --recompute light"
+    elif [ "${mib:-0}" -gt 38000 ]; then set -- "124M 12 768 12 1024 16 60" \
+        "1.5B 48 1600 25 1024 2 16"
+    else set -- "124M 12 768 12 1024 4 60"; fi
+    printf '%s\n' "$@"
 }
 shape_options() {  # LAYERS CHANNELS HEADS SEQ BATCH
     echo "--data $tokens --layers $1 --channels $2 --heads $3 --context $4 --seq $4 --batch $5" \
@@ -131,7 +131,7 @@ shape_options() {  # LAYERS CHANNELS HEADS SEQ BATCH
 # whole_steps NAME LAYERS CHANNELS HEADS SEQ BATCH STEPS [OPTION...]: training, and the mean power
 # and clock of where power is drawn.
 whole_steps() {
-    local run=whole_$1_$6 power percent
+    local run=whole_$1_$6 power
     sampled power.draw,clocks.sm,temperature.gpu \
         train "$run" 80 ./train_gpt2cu $(shape_options "${@:2:5}") --steps "$7" "${@:8}" \
         || return
@@ -139,9 +139,9 @@ whole_steps() {
         END { for (i = 1; i <= NR; i++) if (w[i] >= 0.7 * most) { n++; W += w[i]; M += mhz[i]
               if (c[i] > C) C = c[i] }
               if (n > 0) printf "%.0f W, %.0f MHz, %d C", W / n, M / n, C }' "$work/samples")
-    percent=$(of_peak "$run")
     row 1 "${1//_/ }, $6 x $5" "$(late tokens_per_s "$run") tokens/s, $(late ms "$run") ms, $power" \
-        "${percent:+$percent % of peak}"
+        "$(sed -n 's/.*| \([0-9]*\) % of peak.*/\1/p' "$work/$run.log" | tail -n +4 | median \
+        | sed 's/$/ % of peak/')"
 }
 
 # --- the machine ---------------------------------------------------------------------------------
@@ -420,10 +420,10 @@ part_attention() {
         --heads 25 --seq 1024 --batch 8
 }
 part_torch() {
-    local name layers channels heads seq batch
-    while read -r name layers channels heads seq batch _ <&3; do
-        pytorch "$name, $batch x $seq" --layers "$layers" --channels "$channels" --heads "$heads" \
-            --seq "$seq" --batch "$batch"
+    local shape
+    while read -r shape <&3; do
+        set -- $shape
+        pytorch "$1, $6 x $5" --layers $2 --channels $3 --heads $4 --seq $5 --batch $6
     done 3< <(shapes | grep -v 'all_layers\|light')
 }
 
