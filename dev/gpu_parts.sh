@@ -12,14 +12,12 @@ four_at_once() { while [ "$(jobs -rp | wc -l)" -ge 4 ]; do wait -n; done; }
 # kept LIMIT TITLE FILE COMMAND...: for so many seconds, but never longer than the part may take.
 # What the command says goes to FILE, and with the title to the log. 124: too slow.
 kept() {
-    local limit=$1 title=$2 file=$3 code=124
+    local limit=$(($(left) - 1)) title=$2 file=$3 code
+    [ "$limit" -lt "$1" ] || limit=$1
+    [ "$limit" -ge 1 ] || limit=1
     shift 3
-    [ $(($(left) - 1)) -ge "$limit" ] || limit=$(($(left) - 1))
-    : >"$file"
-    if [ "$limit" -ge 1 ]; then
-        timeout -k 2 "$limit" "$@" >"$file" 2>&1
-        code=$?
-    fi
+    timeout -k 2 "$limit" "$@" >"$file" 2>&1
+    code=$?
     { printf '\n== %s: %s\n' "$part" "$title"; cat "$file"; } >>"$out/log.txt"
     return $code
 }
@@ -131,7 +129,7 @@ shape_options() {  # LAYERS CHANNELS HEADS SEQ BATCH
 # whole_steps NAME LAYERS CHANNELS HEADS SEQ BATCH STEPS [OPTION...]: training, and the mean power
 # and clock of where power is drawn.
 whole_steps() {
-    local run=whole_$1_$6 power
+    local run=whole_$1_$6 power percent
     sampled power.draw,clocks.sm,temperature.gpu \
         train "$run" 80 ./train_gpt2cu $(shape_options "${@:2:5}") --steps "$7" "${@:8}" \
         || return
@@ -139,9 +137,9 @@ whole_steps() {
         END { for (i = 1; i <= NR; i++) if (w[i] >= 0.7 * most) { n++; W += w[i]; M += mhz[i]
               if (c[i] > C) C = c[i] }
               if (n > 0) printf "%.0f W, %.0f MHz, %d C", W / n, M / n, C }' "$work/samples")
+    percent=$(sed -n 's/.*| \([0-9]*\) % of peak.*/\1/p' "$work/$run.log" | tail -n +4 | median)
     row 1 "${1//_/ }, $6 x $5" "$(late tokens_per_s "$run") tokens/s, $(late ms "$run") ms, $power" \
-        "$(sed -n 's/.*| \([0-9]*\) % of peak.*/\1/p' "$work/$run.log" | tail -n +4 | median \
-        | sed 's/$/ % of peak/')"
+        "${percent:--} % of peak"
 }
 
 # --- the machine ---------------------------------------------------------------------------------
@@ -462,9 +460,8 @@ modes() {
     awk -F '\t' -v of="$of" '$3 + 0 > 0 {
         goal = $6 + 0 > 0 && $8 + 0 > 0 ? sprintf("%.0f", $4 + $5 + $7 * $8 / 80) : "-"
         printf "%s%s | %s ms, plan %s, goal %s; ", of, $1, $3, $12, goal
-        printf "%s %% of the bound, %s G parameters/s |", $8, $9
-        if ($12 + 0 > 0) printf "%.2f of the plan", $3 / $12
-        print "" }' "$dir/compare.tsv" | rows 1
+        printf "%s %% of the bound, %s G parameters/s | %s of the plan\n", $8, $9,
+               ($12 + 0 > 0 ? sprintf("%.2f", $3 / $12) : "-") }' "$dir/compare.tsv" | rows 1
 }
 
 # Does an update on the host hide behind compute? Ten layers of 7B, with and without offloading.
