@@ -86,8 +86,8 @@ while [ $# -gt 0 ]; do
 done
 if [ -n "${NCU_HANGS-}" ]; then
     trap '' TERM
-    echo $$ >"$NCU_HANGS"
-    sleep 1000 &
+    timeout 1000 sleep 1000 &  # in a process group of its own
+    echo "$$ $!" >"$NCU_HANGS"
     sleep 1000
 fi
 "$@" || exit
@@ -175,8 +175,9 @@ is_small() {
 ends_with_table() {
     [ "$(tail -n "$(wc -l <"out_$1/table.md")" "$1.said")" = "$(cat "out_$1/table.md")" ]
 }
-is_gone() {  # what has hung; who has to ask for its exit code may be slow to
-    ! sed 's/.*) //' "/proc/$(cat "$work/hung")/stat" 2>/dev/null | grep -v '^Z'
+is_gone() {  # what has hung, and what it has started; who has to ask for its exit code may be slow to
+    read -r tool child <"$work/hung"
+    ! cat "/proc/$tool/stat" "/proc/$child/stat" 2>/dev/null | grep -v ') Z '
 }
 # ran CALL: each of its parts has rows, and more than the one about its time
 ran() {
