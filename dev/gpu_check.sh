@@ -62,9 +62,9 @@ tiny=${TINY:-0} pack=${PACK:-build/pack}
 
 # --- rows and their table ------------------------------------------------------------------------
 
-# row LEVEL WHAT MEASURED [LIMIT]: a row of level 1 is in the table, of level 2 in rows.tsv only. What
-# LIMIT, or else MEASURED, begins with is what gpu_expected.txt may have a range for; then it is of
-# level 1.
+# row LEVEL WHAT MEASURED [LIMIT]: a row of level 1 is in the table, of level 2 in rows.tsv only. The
+# number that LIMIT, or else MEASURED, begins with may have a range in gpu_expected.txt; then the row
+# is of level 1.
 row() {
     local said level=$1
     said=$(awk -F ' [|] ' -v key="$part: $2" -v x="${4:-$3}" -v device="$(cat "$work/device")" '
@@ -88,7 +88,8 @@ cut_off() { put 1 "$1" "$2" "" $'\t**CUT**'; }
 table() {
     {
         echo "### $(date -u +%Y-%m-%d), $(commit), $(cat "$work/device"): $call"
-        printf '\n| part | what | measured | of its limit | expected | |\n|---|---|---|---|---|---|\n'
+        printf '\n%s\n' "| part | what | measured | of its limit | expected | |"
+        echo "|---|---|---|---|---|---|"
         awk -F '\t' '
             $7 ~ /FAIL|CUT/ { wrong++ }
             $2 == 1 {
@@ -168,7 +169,8 @@ sys.stdout.buffer.write(lzma.open(sys.argv[1]).read())' "$from"; } >"$name" 2>/d
         find_libraries
         for name in $programs; do starts "$name" || missing="$missing $name"; done
         # or they are for another processor
-        [[ $missing = *train_gpt2cu* ]] || ./train_gpt2cu --help >/dev/null 2>&1 || missing=" $programs"
+        [[ $missing = *train_gpt2cu* ]] || ./train_gpt2cu --help >/dev/null 2>&1 \
+            || missing=" $programs"
         # shellcheck disable=SC2086  # make would take it for up to date
         rm -f $missing
     elif [ -e "$pack/manifest" ] && [ "${BUILD:-0}" != 1 ]; then
@@ -252,7 +254,7 @@ main() {  # CALL OUT, or part NAME OUT
     trap finish EXIT
     trap 'exit 1' TERM INT HUP
     : >"$out/rows.tsv"
-    part=data  # text, and random tokens of the whole vocabulary: speed does not depend on what they say
+    part=data  # a text; random tokens of the whole vocabulary: speed does not depend on what they say
     cat ./*.c ./*.h tide/*/*.h README.md >"$work/text.txt"
     (cd dev/bench && PYTHONDONTWRITEBYTECODE=1 python3 -c "from make_llmc_inputs import write_tokens
 write_tokens('$work/tokens.bin', 1 << 21, 1)") || bad "random tokens" "python3 is needed"

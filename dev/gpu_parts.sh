@@ -129,7 +129,7 @@ shape_options() {  # LAYERS CHANNELS HEADS SEQ BATCH
 # whole_steps NAME LAYERS CHANNELS HEADS SEQ BATCH STEPS [OPTION...]: training, and the mean power
 # and clock of where power is drawn.
 whole_steps() {
-    local run=whole_$1_$6 power percent
+    local run=whole_$1_$6 power percent speed
     sampled power.draw,clocks.sm,temperature.gpu \
         train "$run" 80 ./train_gpt2cu $(shape_options "${@:2:5}") --steps "$7" "${@:8}" \
         || return
@@ -138,8 +138,8 @@ whole_steps() {
               if (c[i] > C) C = c[i] }
               if (n > 0) printf "%.0f W, %.0f MHz, %d C", W / n, M / n, C }' "$work/samples")
     percent=$(sed -n 's/.*| \([0-9]*\) % of peak.*/\1/p' "$work/$run.log" | tail -n +4 | median)
-    row 1 "${1//_/ }, $6 x $5" "$(late tokens_per_s "$run") tokens/s, $(late ms "$run") ms, $power" \
-        "${percent:--} % of peak"
+    speed="$(late tokens_per_s "$run") tokens/s, $(late ms "$run") ms"
+    row 1 "${1//_/ }, $6 x $5" "$speed, $power" "${percent:--} % of peak"
 }
 
 # --- the machine ---------------------------------------------------------------------------------
@@ -242,7 +242,8 @@ part_tests() {
             set -- "$@" $name
         done
     done
-    set -- $(printf '%s\n' $first test_emu test_nccl "$@" | awk '!seen[$1]++ { print "build/gpu/" $1 }')
+    set -- $(printf '%s\n' $first test_emu test_nccl "$@" \
+        | awk '!seen[$1]++ { print "build/gpu/" $1 }')
     [ "$tiny" = 1 ] && set -- build/gpu/test_columns_gpu build/gpu/test_emu
     run_tests "$@"
     # what others take and free of the GPU's memory would be seen in this one
@@ -338,8 +339,9 @@ part_tune() {
         [ -e "$work/$first/log.jsonl" ] || whole_steps $name $shape || continue
         whole_steps $name,_tuned $shape --tune "$work/algorithms" || continue
         gain=$(calculate "100 * $(late tokens_per_s $tuned) / $(late tokens_per_s $first) - 100")
-        row 1 "${name//_/ }, batch $batch, tuned to untuned" "$(printf '%+.1f' "$gain") % tokens/s; $(
-            sed -n 's/^--tune [^:]*: //p' "$work/$tuned.log")"
+        gain=$(printf '%+.1f' "$gain")
+        row 1 "${name//_/ }, batch $batch, tuned to untuned" \
+            "$gain % tokens/s; $(sed -n 's/^--tune [^:]*: //p' "$work/$tuned.log")"
         [ -e "$work/again" ] || tuned_again $tuned $shape
     done 3< <(shapes | grep -v light)
     { echo "== algorithms"; sed 's/ us [ 0-9a-f]*$/ us/' "$work/algorithms"; } >>"$out/log.txt"
@@ -577,7 +579,7 @@ zo_run() {
     sampled memory.used train "$run" "$4" ./train_gpt2cu --optimizer mezo $size --data "$tokens" \
         --steps "$3" --no-save --precision fp16 --batch 1 "${@:5}" || return
     paper=$(sed -n "s/.* fp16-$1) echo \([^;]*\) ;; .*/\1/p" scripts/paper/zo_table1.sh \
-        | awk -v n="$([ "$2" = memory ]; echo $?)" '{ print $(1 + n) " tokens/s, " $(3 + n) " MB" }')
+        | awk -v way="$2" '{ n = way == "streamed"; print $(1 + n) " tokens/s, " $(3 + n) " MB" }')
     row 1 "$1, $2" "$(late ms "$run") ms, $(late tokens_per_s "$run") tokens/s, MiB $(
         sed -n 's/^GPU memory: \(.*\) MiB taken, planned \(.*\) MiB/\1 of \2/p' \
             "$work/$run.log"), $(sort -n "$work/samples" | tail -n 1) seen; $((SECONDS - began

@@ -268,8 +268,8 @@ def main():
             else:
                 said = measure(mode)
                 print(json.dumps(said))
-                print("PyTorch %(mode)s | %(tokens_per_s).1f tokens/s, %(ms).1f ms, compiled: %(compiled)s"
-                      % said, flush=True)
+                print("PyTorch %(mode)s | %(tokens_per_s).1f tokens/s, %(ms).1f ms, "
+                      "compiled: %(compiled)s" % said, flush=True)
         except RuntimeError as e:  # out of memory, mostly: the other mode may fit
             failed = True
             print(json.dumps({"what": "PyTorch", "mode": mode, "error": str(e)[:300]}), flush=True)

@@ -175,7 +175,7 @@ is_small() {
 ends_with_table() {
     [ "$(tail -n "$(wc -l <"out_$1/table.md")" "$1.said")" = "$(cat "out_$1/table.md")" ]
 }
-is_gone() {  # what has hung, and what it has started; who has to ask for its exit code may be slow to
+is_gone() {  # what has hung, and its child; who has to ask for its exit code may be slow to
     read -r tool child <"$work/hung"
     ! cat "/proc/$tool/stat" "/proc/$child/stat" 2>/dev/null | grep -v ') Z '
 }
@@ -203,14 +203,15 @@ check first call 1 first first NCU_HANGS="$work/hung" SANITIZER_FINDS=racecheck 
     BUDGETS="kernels=5"
 check first_table_is_small is_small first
 check first_ends_with_its_table ends_with_table first
+check first_table_is_one test "$(grep -n '^|---' out_first/table.md)" = "4:|---|---|---|---|---|---|"
 check first_ran_all ran first "facts probe tests train calibrate hidden curves products kernels \
     sanitize torch"
 check first_marks_what_is_wrong only_marked first "kernels: kernels
 sanitize: racecheck, bf16"
 check first_killed_what_hangs said first kernels CUT
 check nothing_of_it_is_left is_gone
-check first_rebuilt_what_does_not_start test "$(grep -c '^make .* build/gpu/bench_gpu$' "$SAID")" -eq 1
-check first_built_no_more test "$(cat "$SAID")" = "make -k -j$(nproc) build/gpu/bench_gpu"
+check first_rebuilt_only_what_does_not_start \
+    test "$(cat "$SAID")" = "make -k -j$(nproc) build/gpu/bench_gpu"
 check first_says_so measured first programs "built here.* build/gpu/bench_gpu"
 check power_and_clocks measured first '^7B, 1 x 32' '70[01] W, 1755 MHz, 55 C'
 check products_are_rows measured first 'tiny qkv, gradient of the weight' 'TFLOP/s; best: number 0'
