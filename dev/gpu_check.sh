@@ -17,11 +17,12 @@
 # Each part (gpu_parts.sh) has a budget of its own (calls(), below; BUDGETS="bench=60 zo=0" changes
 # it), and is killed and marked when it exceeds it; the table is whole after each. It is printed
 # last: what was measured, its share of the device's limit, and what was expected
-# (gpu_expected.txt), with a mark where it is not that. OUT gets at most eight files: table.md, a
-# section for doc/gpu_results.md; rows.tsv, all rows; measured_rates.txt, for scripts/rates/;
-# logs. An OUT of an earlier call becomes OUT-1, or the next number that is free.
+# (gpu_expected.txt), with a mark where it is not that. OUT gets: table.md, a section for
+# doc/gpu_results.md; rows.tsv, all rows; log.txt, all that was said; measured_rates.txt, for
+# scripts/rates/; a trace, and times by kernel. An OUT of an earlier call becomes OUT-1, or the next
+# number that is free.
 # Programs come from the folder PACK (build/pack) if that is of these sources and they start here;
-# what does not is built meanwhile, and its parts wait; BUILD=1: all, if the folder is of others.
+# what does not is built first. BUILD=1: all, if the folder is of others.
 # RATES=FILE: the rates of an earlier call.
 # Ends with 1 if anything is wrong: a test that failed, bits that differ, a part that did not end.
 # Slow is not wrong. TINY=1: models of a few thousand parameters, to try the script itself.
@@ -61,58 +62,45 @@ tiny=${TINY:-0} pack=${PACK:-build/pack}
 
 # --- rows and their table ------------------------------------------------------------------------
 
-# row LEVEL WHAT MEASURED [LIMIT [VALUE]]: LEVEL 0 is always in the table, 1 where there is room, 2
-# after that. VALUE is what gpu_expected.txt has a range for, under "part: what".
+# row LEVEL WHAT MEASURED [LIMIT]: a row of level 1 is in the table, of level 2 in rows.tsv only. The
+# number that LIMIT, or else MEASURED, begins with may have a range in gpu_expected.txt; then the row
+# is of level 1.
 row() {
-    local said
-    said=$(awk -F ' *[|] *' -v key="$part: $2" -v x="${5-}" -v device="$(cat "$work/device")" '
+    local said level=$1
+    said=$(awk -F ' [|] ' -v key="$part: $2" -v x="${4:-$3}" -v device="$(cat "$work/device")" '
         $1 == "device" { other = index(device, $2) == 0 }
-        x != "" && $1 == key && !other {
-            printf "%s to %s %s\t%s", $2, $3, $4,
-                   (x + 0 < $2 ? "**below**" : x + 0 > $3 ? "**above**" : "as expected")
-            exit
-        }' "$expected")
-    put "$1" "$2" "$3" "${4-}" "${said:-$'\t'}"
+        NF == 4 && key ~ "^" $1 "$" && x ~ /^[-+]?[0-9]/ && (said == "" || said == "\t") {
+            mark = x + 0 < $2 ? "**below**" : x + 0 > $3 ? "**above**" : "as expected"
+            said = (other ? "" : $2 " to " $3 " " $4) "\t" (other ? "" : mark)
+        }
+        END { printf "%s", said }' "$expected")
+    [ -z "$said" ] || level=1
+    put "$level" "$2" "$3" "${4-}" "${said:-$'\t'}"
 }
 put() {
     printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$part" "$1" "$2" "${3//$'\t'/ }" "$4" "$5" \
-        | tee -a "$out/rows.tsv" | awk -F '\t' '$2 < 2 { print $1 ": " $3 ": " $4, $5, $7 }'
+        | tee -a "$out/rows.tsv" | awk -F '\t' '$2 == 1 { print $1 ": " $3 ": " $4, $5, $7 }'
 }
-bad() { put 0 "$1" "$2" "" $'\t**FAIL**'; }
+bad() { put 1 "$1" "$2" "" $'\t**FAIL**'; }
 good() { put "${3:-1}" "$1" "$2" "" $'\tok'; }
-cut_off() { put 0 "$1" "$2" "" $'\t**CUT**'; }
+cut_off() { put 1 "$1" "$2" "" $'\t**CUT**'; }
 
-# The table: rows of level 0, then of 1, then of 2, as far as 100 lines and 12,000 characters go, in
-# their order.
 table() {
-    awk -F '\t' -v head="### $(date -u +%Y-%m-%d), $(commit), $(cat "$work/device"): $call" '
-        function cell(x, most) {
-            gsub(/\|/, "/", x)
-            return length(x) > most ? substr(x, 1, most - 2) ".." : x
-        }
-        {
-            line[NR] = "| " cell($1, 14) " | " cell($3, 52) " | " cell($4, $2 == 0 ? 150 : 84) \
-                       " | " cell($5, 34) " | " cell($6, 30) " | " $7 " |"
-            level[NR] = $2
-            if ($7 ~ /FAIL|CUT/) wrong++
-        }
-        END {
-            lines = 94
-            left = 11300 - length(head)
-            for (l = 0; l <= 2; l++)
-                for (i = 1; i <= NR; i++) {
-                    if (level[i] != l) continue
-                    if (lines == 0 || length(line[i]) + 1 > left) { more++; continue }
-                    shown[i] = 1
-                    lines--
-                    left -= length(line[i]) + 1
-                }
-            print head "\n\n| part | what | measured | of its limit | expected | |"
-            print "|---|---|---|---|---|---|"
-            for (i = 1; i <= NR; i++) if (shown[i]) print line[i]
-            print "\n" (wrong > 0 ? "**" wrong " wrong.**" : "Nothing is wrong.") \
-                  (more > 0 ? " " more " more rows are in rows.tsv." : "")
-        }' "$out/rows.tsv" >"$work/table" && mv "$work/table" "$out/table.md"
+    {
+        echo "### $(date -u +%Y-%m-%d), $(commit), $(cat "$work/device"): $call"
+        printf '\n%s\n' "| part | what | measured | of its limit | expected | |"
+        echo "|---|---|---|---|---|---|"
+        awk -F '\t' '
+            $7 ~ /FAIL|CUT/ { wrong++ }
+            $2 == 1 {
+                gsub(/\|/, "/")
+                printf "| %.14s | %.52s | %.150s | %.34s | %.30s | %s |\n", $1, $3, $4, $5, $6, $7
+            }
+            END {
+                print "\n" (wrong > 0 ? "**" wrong " wrong.**" : "Nothing is wrong.") \
+                      " All " NR " rows are in rows.tsv."
+            }' "$out/rows.tsv"
+    } >"$work/table" && mv "$work/table" "$out/table.md"
 }
 
 # --- the pack ------------------------------------------------------------------------------------
@@ -151,73 +139,48 @@ make_pack() {
     echo "$dir: $(wc -w <<<"$programs") programs, $kb kB"
 }
 
-unpack() {  # PROGRAM
-    local from=$pack/${1//\//+}.xz
-    rm -f "$1"
-    mkdir -p "$(dirname "$1")"
-    { xz -dc "$from" || python3 -c 'import lzma, sys
-sys.stdout.buffer.write(lzma.open(sys.argv[1]).read())' "$from"; } >"$1" 2>/dev/null
-    chmod +x "$1"
-}
-starts() { [ -x "$1" ] && ldd "$1" >"$work/ldd" 2>&1 && ! grep -q 'not found' "$work/ldd"; }
+starts() { ldd "$1" >"$work/ldd" 2>&1 && ! grep 'not found' "$work/ldd" >>"$out/log.txt"; }
 
 # Libraries that the system does not find may lie in CUDA's folder or in Python's packages.
 find_libraries() {
-    local name dir site
-    site=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2>/dev/null)
+    local dir site
     # shellcheck disable=SC2086
-    for name in $(ldd $programs 2>/dev/null \
-        | sed -n 's/^\s*\(\S*\) => not found/\1/p' | sort -u); do
-        for dir in /usr/local/cuda/lib64 /usr/local/cuda-*/lib64 "$site"/nvidia/*/lib; do
-            [ -e "$dir/$name" ] || continue
-            export LD_LIBRARY_PATH="$dir${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-            break
-        done
+    ldd $programs 2>/dev/null | grep -q 'not found' || return
+    site=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2>/dev/null)
+    for dir in /usr/local/cuda/lib64 /usr/local/cuda-*/lib64 "$site"/nvidia/*/lib; do
+        [ -d "$dir" ] && export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$dir"
     done
 }
 
-# Puts the packed programs in their places, and begins to build what does not start.
+# Puts the packed programs in their places, and builds what does not start: a part like others.
 bring() {
-    local name missing='' why=''
+    local name from missing=" $programs"
     part=pack
-    : >"$work/missing"
-    mkdir -p "$work/built" build/gpu
     if [ "$(sed -n 's/^sources //p' "$pack/manifest" 2>/dev/null)" = "$(sources)" ]; then
-        for name in $programs; do unpack "$name"; done
-        find_libraries
+        missing=''
         for name in $programs; do
-            starts "$name" || { missing="$missing $name"; why=$(grep -m 1 'not ' "$work/ldd"); }
+            from=$pack/${name//\//+}.xz
+            rm -f "$name"
+            mkdir -p "$(dirname "$name")"
+            { xz -dc "$from" || python3 -c 'import lzma, sys
+sys.stdout.buffer.write(lzma.open(sys.argv[1]).read())' "$from"; } >"$name" 2>/dev/null
+            chmod +x "$name"
         done
-        case " $missing " in *" train_gpt2cu "*) ;; *)
-            ./train_gpt2cu --help >/dev/null 2>&1 \
-                || missing=" $programs" why="for another processor" ;;
-        esac
-        [ -z "$missing" ] || row 0 "programs" "built here, as they do not start:$missing; $why"
+        find_libraries
+        for name in $programs; do starts "$name" || missing="$missing $name"; done
+        # or they are for another processor
+        [[ $missing = *train_gpt2cu* ]] || ./train_gpt2cu --help >/dev/null 2>&1 \
+            || missing=" $programs"
         # shellcheck disable=SC2086  # make would take it for up to date
         rm -f $missing
-    else
-        [ ! -e "$pack/manifest" ] || [ "${BUILD:-0}" = 1 ] \
-            || die "$pack is of other sources: dev/gpu_check.sh pack; or BUILD=1, to build here"
-        missing=$programs  # make knows which of them are there already
-        row 1 "programs" "built here: no pack of these sources in $pack"
+    elif [ -e "$pack/manifest" ] && [ "${BUILD:-0}" != 1 ]; then
+        die "$pack is of other sources: dev/gpu_check.sh pack; or BUILD=1, to build here"
     fi
     [ -n "$missing" ] || return
+    row 1 "programs" "built here, as they are not in $pack, or do not start:$missing"
     command -v nvcc >/dev/null || bad "nvcc" "is not there: install the CUDA Toolkit"
-    # shellcheck disable=SC2086
-    printf '%s\n' $missing >"$work/missing"
-    setsid bash "$self" _build >>"$out/tests.log" 2>&1 &
-    builder=$!
-}
-
-build() {  # what is missing, as many at once as there are cores; each is marked when it is there
-    local name
-    make build/gpu/cpu_reference.o build/gpu/cpu_reference_fp16.o
-    while read -r name; do
-        while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
-        { make "$name" && touch "$work/built/${name//\//_}"; } </dev/null &
-    done <"$work/missing"
-    wait
-    touch "$work/built/all"
+    echo "$missing" >"$work/missing"
+    run_part build 400
 }
 
 # --- a call --------------------------------------------------------------------------------------
@@ -225,39 +188,32 @@ build() {  # what is missing, as many at once as there are cores; each is marked
 # kill_session ID: all that a part has started, whatever process group it is in. False if something
 # will not end: a driver that hangs keeps a process for ever.
 kill_session() {
-    local stat line again=1 last=$(($(now) + 15))
-    while [ $again = 1 ]; do
+    local alive last=$(($(now) + 15))
+    while alive=$(cat /proc/[0-9]*/stat 2>/dev/null | awk -v session="$1" '
+        { id = $1; sub(/.*\) /, "") }  # then: its state, parent, group, session
+        $4 == session && $1 != "Z" { print id }'); [ -n "$alive" ]; do
         [ "$(now)" -lt "$last" ] || return 1
-        again=0
-        for stat in /proc/[0-9]*/stat; do
-            { read -r line <"$stat"; } 2>/dev/null || continue
-            # shellcheck disable=SC2086  # of the process: state, parent, group, session
-            set -- "$1" ${line##*) }
-            [ "$5" = "$1" ] && [ "$2" != Z ] && kill -KILL "${line%% *}" 2>/dev/null && again=1
-        done
-        [ $again = 0 ] || sleep 0.1
+        # shellcheck disable=SC2086
+        kill -KILL $alive 2>/dev/null
+        sleep 0.1
     done
 }
 
 run_part() {  # NAME SECONDS
     local limit=$2 code began
-    part=$1
-    [ $((end - $(now) - 4)) -lt "$limit" ] && limit=$((end - $(now) - 4))
+    part=$1 began=$(now)
+    [ $((end - began - 4)) -ge "$limit" ] || limit=$((end - began - 4))
     [ "$limit" -ge 4 ] || { cut_off "$1" "left out: no time left"; table; return; }
-    began=$(now)
-    until=$((began + limit)) setsid bash "$self" _part "$1" &
+    until=$((began + limit)) setsid timeout --foreground -s KILL "$limit" bash "$self" _part "$1" &
     running=$!
-    while kill -0 $running 2>/dev/null && [ "$(now)" -lt $((began + limit)) ]; do sleep 0.2; done
-    if kill -0 $running 2>/dev/null; then
-        if kill_session $running; then wait $running 2>/dev/null
-        else bad "$1" "something in it cannot be killed"; fi
-        cut_off "$1" "killed after its $limit s"
-    else
-        wait $running
-        code=$?
-        kill_session $running  # what it left behind
-        [ $code -eq 0 ] || bad "$1" "the part ended with code $code"
-    fi
+    wait $running
+    code=$?
+    kill_session $running || bad "$1" "something in it cannot be killed"
+    case $code in
+        0) ;;
+        137) cut_off "$1" "killed after its $limit s" ;;
+        *) bad "$1" "the part ended with code $code" ;;
+    esac
     running=''
     row 2 "$1" "$(($(now) - began)) s of $2"
     table
@@ -271,7 +227,6 @@ finish() {
         kill_session "$running" && wait "$running" 2>/dev/null
         cut_off "$part" "the call was ended"
     fi
-    [ -z "$builder" ] || kill_session "$builder"
     table
     rm -rf "$work"
     find "$out" -maxdepth 1 -size +15M -exec gzip -f {} +
@@ -293,13 +248,16 @@ main() {  # CALL OUT, or part NAME OUT
     mkdir -p "$out" || exit
     out=$(cd "$out" && pwd)
     work=$(mktemp -d) || exit
-    running='' builder='' part=''
+    running=''
     export work out call
     nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 >"$work/device"
     trap finish EXIT
     trap 'exit 1' TERM INT HUP
     : >"$out/rows.tsv"
+    part=data  # a text; random tokens of the whole vocabulary: speed does not depend on what they say
     cat ./*.c ./*.h tide/*/*.h README.md >"$work/text.txt"
+    (cd dev/bench && PYTHONDONTWRITEBYTECODE=1 python3 -c "from make_llmc_inputs import write_tokens
+write_tokens('$work/tokens.bin', 1 << 21, 1)") || bad "random tokens" "python3 is needed"
     # shellcheck disable=SC2046
     set -- $(calls "$@")
     end=$(($(now) - SECONDS + $1))
@@ -333,6 +291,5 @@ case ${1-}:$# in
         . dev/gpu_parts.sh
         "part_$2" </dev/null
         exit 0 ;;
-    _build:1) build ;;
     *) usage ;;
 esac

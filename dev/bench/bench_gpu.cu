@@ -3,10 +3,9 @@
 //   build/gpu/bench_gpu [--fp32] [--align N] [--tiny] [SHAPE]
 //
 // For the shapes of GPT-2 124M, 1.5B and a 7B model, with the rows of a training step that fills the
-// GPU: the time of one run among many in a row (timed.cuh; the median of 5 rounds), the bytes that
-// must move and the operations that must be done, GB/s and TFLOP/s reached, and how much of the
-// limit that is: the time that the slower of the two would take at the device's peak (tide/gpu/devices.cuh),
-// divided by the time that it took. What moves little does so from memory here; in a training step
+// GPU: the time of one run among many in a row (timed.cuh; the median of 5 rounds), the operations
+// that must be done in a second, or the bytes that must move, and how much of the device's peak
+// (tide/gpu/devices.cuh) that is. What moves little does so from memory here; in a training step
 // some of it is still in the cache.
 // --align: the alignment in bytes that the matrix product's heuristic is told of (tide/gpu/matmul.cuh), to
 // see whether more than the trainer's 16 would be faster. --tiny: runs in a second anywhere.
@@ -28,17 +27,16 @@ static struct {
     Matmul lt;
     Timed timed;
     DevicePeak peak;
+    const char *shape;
 } bench;
 
+// What multiplies matrices is held against the peak of that, everything else against memory's.
 static void report(const char *name, double t, double flops, double bytes) {
-    const double arithmetic = flops / bench.peak.flops;
-    const double memory = bytes / bench.peak.bytes_per_second;
-    const bool by_memory = memory > arithmetic;
-    char rate[32] = "";
-    if (flops > 0) snprintf(rate, sizeof rate, "%.1f", 1e-12 * flops / t);
-    printf("%-34s %10.1f %10.1f %9.1f %8.0f %9s %5.1f %% of %s\n", name, 1e6 * t, 1e-6 * bytes,
-           1e-9 * flops, 1e-9 * bytes / t, rate, 100 * (by_memory ? memory : arithmetic) / t,
-           by_memory ? "memory" : "arithmetic");
+    const double rate = (flops > 0 ? flops : bytes) / t;
+    const double peak = flops > 0 ? bench.peak.flops : bench.peak.bytes_per_second;
+    printf("%s %-44s | %10.1f us, %8.1f %s | %5.1f %% of %s\n", bench.shape, name, 1e6 * t,
+           rate * (flops > 0 ? 1e-12 : 1e-9), flops > 0 ? "TFLOP/s" : "GB/s", 100 * rate / peak,
+           flops > 0 ? "arithmetic" : "memory");
     fflush(stdout);
 }
 
@@ -70,12 +68,12 @@ static void bench_linear(const char *name, X *out, X *inp, X *w, X *bias, X *dw,
     const double flops = 2.0 * (double)N * (double)C * (double)OC;
     const size_t bytes = (N * C + C * OC + N * OC) * sizeof(X);
     char line[64];
-    snprintf(line, sizeof line, "%s (%zu, %zu)", name, C, OC);
+    const int end = snprintf(line, sizeof line, "%s (%zu, %zu)", name, C, OC);
     BENCH(line, flops, bytes, matmul_forward(lt, out, inp, w, bias, N, C, OC, bench.timed.stream));
-    snprintf(line, sizeof line, "  gradient of the input");
+    snprintf(line + end, sizeof line - (size_t)end, ", gradient of the input");
     BENCH(line, flops, bytes, gemm(lt, false, false, N, C, OC, out, OC, w, C, inp, C, nullptr,
                                    false, bench.timed.stream));
-    snprintf(line, sizeof line, "  gradient of the weight");
+    snprintf(line + end, sizeof line - (size_t)end, ", gradient of the weight");
     BENCH(line, flops, bytes, gemm(lt, true, false, OC, C, N, out, OC, inp, C, dw, C, nullptr,
                                    false, bench.timed.stream));
 }
@@ -85,9 +83,9 @@ template <typename X> static void bench_shape(const Shape *s) {
     const size_t Vp = round_up(V, ALIGN_ELEMENTS), rows = min_size(N, HEAD_ROWS), E = sizeof(X);
     Matmul *lt = &bench.lt;
     cudaStream_t stream = bench.timed.stream;
-    printf("\n%s: C=%zu NH=%zu T=%zu, %zu rows, %s\n%-34s %10s %10s %9s %8s %9s %s\n", s->name, C,
-           NH, T, N, E == 2 ? "bf16" : "fp32", "", "us", "MB", "GFLOP", "GB/s", "TFLOP/s",
-           "of the limit");
+    bench.shape = s->name;
+    printf("\n%s: C=%zu NH=%zu T=%zu, %zu rows, %s\n", s->name, C, NH, T, N,
+           E == 2 ? "bf16" : "fp32");
 
     // Tensors by their width; those of one width serve several functions.
     X *x = tensor_of<X>(N * C), *x2 = tensor_of<X>(N * C), *x3 = tensor_of<X>(N * C);
@@ -149,9 +147,9 @@ template <typename X> static void bench_shape(const Shape *s) {
           gemm(lt, false, true, rows, Vp, C, x, C, wte, C, logits, Vp, nullptr, false, stream));
     BENCH("crossentropy", 0, 2 * rows * Vp * E,
           crossentropy(losses, logits, tokens, 1.0f, rows, V, Vp, stream));
-    BENCH("  gradient of the input", head, head_bytes,
+    BENCH("logits, gradient of the input", head, head_bytes,
           gemm(lt, false, false, rows, C, Vp, logits, Vp, wte, C, x, C, nullptr, false, stream));
-    BENCH("  gradient of wte, added in fp32", head, (rows * C + rows * Vp) * E + 8 * Vp * C,
+    BENCH("logits, gradient of wte, added in fp32", head, (rows * C + rows * Vp) * E + 8 * Vp * C,
           gemm(lt, true, false, Vp, C, rows, logits, Vp, x, C, dwte, C, nullptr, true, stream));
     BENCH("round_gradient (wte)", 0, Vp * C * (4 + E), round_gradient(wte, dwte, Vp * C, stream));
     BENCH("accumulate_gradient (wte)", 0, Vp * C * (8 + E),

@@ -17,8 +17,9 @@
 //   pin       gets so much page-locked memory as the trainer does, in doubling steps up to MIB: how long
 //             that takes, and whether the system refuses it
 //
-// Each row: what, a number, its unit. --tiny: runs in a second anywhere, and says nothing about
-// speed, as nothing does on the emulated GPU. (No trainer is in this: it compiles in no time.)
+// Each row: what | a number and its unit | its share of the peak. --tiny: runs in a second anywhere,
+// and says nothing about speed, as nothing does on the emulated GPU. (No trainer is in this: it
+// compiles in no time.)
 #include "../../tide/gpu/host.cuh"
 #include "../../tide/gpu/matmul.cuh"
 #include "timed.cuh"
@@ -27,7 +28,7 @@
 static bool tiny;
 
 static void row(const char *what, double value, const char *unit) {
-    printf("%-56s %12.3f %s\n", what, value, unit);
+    printf("%-56s | %12.3f %s\n", what, value, unit);
     fflush(stdout);
 }
 
@@ -278,9 +279,9 @@ static void product(const char *shape, const char *name, bool trans_a, bool tran
         if (t < least) best = i, least = t;
     }
     const double flops = 2.0 * (double)M * (double)N * (double)K;
-    printf("%-40s %9.1f us %7.1f TFLOP/s %5.1f %%  best of %2d: %2d %9.1f us %+6.1f %%\n", what,
-           1e6 * first, 1e-12 * flops / first, 100 * flops / first / products.peak.flops, count,
-           best, 1e6 * least, 100 * (first / least - 1));
+    printf("%-40s | %9.1f us, %7.1f TFLOP/s; best: number %2d of %2d, %+6.1f %% | %5.1f %% of peak"
+           "\n", what, 1e6 * first, 1e-12 * flops / first, best, count,
+           100 * (first / least - 1), 100 * flops / first / products.peak.flops);
     fflush(stdout);
     if (counts) products.first += first, products.best += least;
     matmul_plan_free(&p);

@@ -3,7 +3,8 @@
 
 GPT-2 as one writes it today: nn.Linear, scaled_dot_product_attention (flash), torch.compile, the
 fused AdamW, clipping by the global norm; vocabulary padded to a multiple of 128, like ours. Random
-weights and tokens. For each way of using bf16 it prints one line of JSON.
+weights and tokens. For each way of using bf16 it prints one line of JSON, and one in
+words.
 
   master    what tide.c does: parameters, activations and gradients in bf16; fp32 copies of the
             parameters and fp32 moments for AdamW
@@ -215,9 +216,8 @@ def attention():
                 call()
                 seconds.append(time.perf_counter() - begin)
         t = statistics.median(seconds[1:])
-        print(json.dumps({"what": "PyTorch", "mode": "sdpa " + name, "us": round(1e6 * t, 1),
-                          "tflops": round(1e-12 * products * product / t, 1), "shape": shape,
-                          "torch": torch.__version__}), flush=True)
+        print("PyTorch %s | %.1f TFLOP/s, %.1f us"
+              % (name, 1e-12 * products * product / t, 1e6 * t), flush=True)
 
 
 def synchronize():
@@ -266,7 +266,10 @@ def main():
             if mode == "sdpa":
                 attention()
             else:
-                print(json.dumps(measure(mode)), flush=True)
+                said = measure(mode)
+                print(json.dumps(said))
+                print("PyTorch %(mode)s | %(tokens_per_s).1f tokens/s, %(ms).1f ms, "
+                      "compiled: %(compiled)s" % said, flush=True)
         except RuntimeError as e:  # out of memory, mostly: the other mode may fit
             failed = True
             print(json.dumps({"what": "PyTorch", "mode": mode, "error": str(e)[:300]}), flush=True)
