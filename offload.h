@@ -36,7 +36,8 @@ typedef struct {
     int places;          // places on the GPU in which layers' gradients are made in turns, unless
                          // they wait there for the update; 0: auto, LEAST_PLACES until settled
     int kept_grads;      // visiting pieces, from the first on, whose gradients wait on the GPU, not
-                         // on the host: backward makes those last, and the update needs them first
+                         // on the host: backward makes those last, and the update needs them
+                         // first. -1: as many as there is room for; none until settled
     int recompute;       // what backward makes again: RECOMPUTE_*
     bool apart;          // with everything on the GPU: gradients wait in the room of dead
                          // activations, as far as it goes, and not where backward makes them

@@ -259,7 +259,7 @@ static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
         choice_search(m, c, &c->places, LEAST_PLACES, 1000);
     if (c->ring == 0 && c->streamed > 0)
         choice_search(m, c, &c->ring, LEAST_PLACES, 1000);
-    if (c->kept_grads == 0 && c->mode == OFFLOAD_INTERLEAVE)
+    if (c->kept_grads < 0 && c->mode == OFFLOAD_INTERLEAVE)
         choice_search(m, c, &c->kept_grads, 0, 1000);
     if (c->slots == 0 && c->mode == OFFLOAD_INTERLEAVE)
         choice_search(m, c, &c->slots, LEAST_SLOTS, 1000);
@@ -279,7 +279,7 @@ static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
                 c->recompute = again;
                 c->streamed = away ? m->layers : 0;
                 c->sum_on_host = tight > 0 && m->sums;
-                c->kept_grads = tight < 2 ? KEEP_ALL : 0;
+                c->kept_grads = tight < 2 ? (int)KEEP_ALL : -1;
                 c->apart = tight > 0;
                 if (any) c->resident = fmax(choice_residents(m, *c), 0);
                 if (!choice_fits(m, c)) continue;
@@ -322,6 +322,7 @@ static void search_try(OffloadSearch *q, OffloadChoice c, bool residents) {
 // layers streaming; with as many residents as fit, too, or without.
 static void search_all(OffloadSearch *q, int streamed, bool residents) {
     static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best
+    static const int keeps[] = {KEEP_ALL, 0, -1};
     const int count = sizeof shares / sizeof *shares;
     const OffloadMemory *m = &q->memory;
     OffloadChoice c = q->choice;
@@ -330,13 +331,14 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
     q->bytes.streams = streamed > 0;
     for (c.recompute = RECOMPUTE_NONE; c.recompute <= RECOMPUTE_BLOCK; c.recompute++)
         for (int sum = 0; sum <= (int)m->sums; sum++)
-            for (int keep = 1; keep >= 0; keep--) {
+            for (int keep = 0; keep < 3; keep++) {
                 if (m->recompute != RECOMPUTE_AUTO && c.recompute != m->recompute) continue;
                 c.sum_on_host = sum;
-                c.kept_grads = keep ? KEEP_ALL : 0;
-                q->bytes.kept_grads = keep;
+                c.kept_grads = keeps[keep];
+                q->bytes.kept_grads = keep == 0 ? 1 : 0.5 * (keep - 1);
                 const double best = fmax(best_share(q->rates, &q->bytes), 0.05);
-                for (int i = keep ? -2 : 0; i < count; i++) {  // visitors' gradients: of no other
+                // the modes without visitors only once
+                for (int i = keep == 0 ? -2 : 0; i < count; i++) {
                     c.mode = i == -2 ? OFFLOAD_NONE : i == -1 ? OFFLOAD_TWINFLOW
                                                               : OFFLOAD_INTERLEAVE;
                     c.share = i < 0 ? 0 : fmin(best * shares[i], 1);

@@ -342,7 +342,7 @@ static void toy_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *ho
     const bool sums = *(const bool *)arg;
     *gpu = 1000 - (size_t)(20 * (c->streamed - places_of(c->ring, c->streamed)))
          + (size_t)(12000 * resident) + kept[c->recompute]
-         + 20 * (size_t)(c->kept_grads < 20 ? c->kept_grads : 20) + (sums && !c->sum_on_host ? 2000 : 0)
+         + 20 * (size_t)fmin(fmax(c->kept_grads, 0), 20) + (sums && !c->sum_on_host ? 2000 : 0)
          + (size_t)places_of(c->places, 32) * 50 + (size_t)slots_of(c->slots, 20) * 120;
     *host = (size_t)(12000 * (1 - resident)) + (sums && c->sum_on_host ? 2000 : 0);
 }
