@@ -442,6 +442,71 @@ check zen_quality_tells_a_failed_run sh -c '! "$@" >failed.out 2>&1 &&
 check paper_has_each_script sh -c 'for s in "$1"/*_*.sh; do
     grep -q "\`${s##*/}\`" "$1/README.md" || exit 1; done' - "$top/scripts/paper"
 
+# Answers of several words: F1 of known ones; a stand-in whose answers are known; a few real steps.
+# f1 EXACT F1 ANSWERS: of lines for printf
+f1() {
+    # shellcheck disable=SC2059
+    check "f1_of: $3" test "$(printf "$3\n" | LC_ALL=C awk -f "$top/scripts/f1.awk" |
+        sed 's/.*answers: //')" = "exact match $1 %, F1 $2 %"
+}
+f1 100.0 100.0 'very dull\tvery dull'
+f1 100.0 100.0 ' The "very"  DULL, plot. \ta very dull plot'
+f1 100.0 100.0 'it"s [half]-{way}!?\tits halfway'  # punctuation leaves no space
+f1 0.0 50.0 'theory an\tthe theory anew also'  # only whole words are articles: 2 / (1 + 3)
+f1 0.0 100.0 'dull, very\tvery dull'  # order is for exact match
+f1 0.0 50.0 'b b b c c\tb c d'  # a repeated word counts as often as both have it
+f1 0.0 40.0 'b\tb b b b'
+f1 0.0 0.0 'so dull\tvery weak'
+f1 0.0 0.0 '\tdull'
+f1 0.0 0.0 'dull\tthe'
+f1 100.0 100.0 'an\t.'  # no words on either side
+f1 0.0 0.0 '1e1\t10'  # words, not numbers
+f1 50.0 83.3 'so dull\tweak\tso dull dull dull\tso very very\nweak\tdull\tweak'  # the best: 0, 2/3, 2/5
+refuses f1_wants_right_answers 2 'line 2: no tab' sh -c 'printf "a\ta\nb\n" | awk -f "$0/scripts/f1.awk"' "$top"
+check f1_of_nothing_fails sh -c '! awk -f "$0/scripts/f1.awk" </dev/null' "$top"
+cat >canned <<'X'
+#!/bin/sh
+model=$2 asked="$*"
+while [ $# -gt 0 ]; do
+    case $1 in --out) mkdir -p "$2" && out=$2 ;; --prompt) prompt=$2 ;; esac
+    shift
+done
+case $prompt:$asked in
+    'the plot?:'* | *.:*) exit 1 ;;  # not as in the file
+    *" --sample-tokens 7 --temperature 0") printf '%s' "$prompt" && cat "$model/says" && echo ;;
+    *" --lr 9"*) exit 1 ;;
+    *" --optimizer mezo --steps 1500 --lr 1e-6 --zo-eps 1e-3 --schedule constant --seed 3")
+        printf '\n so\tvery dull\nbut' >"$out/says" ;;
+    *" --batch 16 --pack off --out "*" --steps 5 --lr 1e-5 --seed 3") echo " Weak!" >"$out/says" ;;
+esac
+X
+chmod +x canned
+printf '{"prompt": "the plot?\\n", "completion": " so weak", "answers": ["weak", "we\\tak"]}\n\n' >val.jsonl
+printf '{"prompt": "the cast,\\n\\tthen?", "completion": " very dull.\\n"}\n' >>val.jsonl
+mkdir -p knows && : >knows/says
+answers() {
+    env OUT=answers TRAINER=./canned MODEL=knows DATA="$DATA" VAL=val.jsonl STEPS=5 TOKENS=7 "$@"
+}
+check answers_are_scored answers sh "$top/scripts/zo_answers.sh" --seed 3
+grep answers: check.out >said
+check answers_have_their_scores sh -c 'diff - said <<X
+before 2 answers: exact match 0.0 %, F1 0.0 %
+AdamW  2 answers: exact match 50.0 %, F1 50.0 %
+MeZO   2 answers: exact match 0.0 %, F1 60.0 %
+X'
+check answers_are_kept sh -c 'printf "\t so weak\tweak\twe ak\n\t very dull. \n" | diff - answers/before.answers &&
+    printf " so very dull\t so weak\tweak\twe ak\n so very dull\t very dull. \n" | diff - answers/MeZO.answers'
+refuses answers_tell_a_failed_run 2 'AdamW: its run failed' answers OUT=failed LR=9 sh "$top/scripts/zo_answers.sh"
+echo '{"text": "none"}' >none.jsonl
+refuses answers_want_completions 2 'line 1 from the end has no prompt' answers OUT=none VAL=none.jsonl \
+    sh "$top/scripts/zo_answers.sh"
+refuses answers_want_all_three 2 'name all three' answers MODEL= sh "$top/scripts/zo_answers.sh"
+check answers_of_a_small_model env -u DATA OUT=answers TRAINER= READ=20 STEPS=3 MEZO_STEPS=2 QUESTIONS=3 \
+    TOKENS=3 sh "$top/scripts/zo_answers.sh"
+cp check.out said
+check answers_of_all_three sh -c '[ "$(grep -c "^[a-zA-Z]*  *3 answers: " said)" = 3 ] &&
+    [ -s answers/val.jsonl ] && [ -d answers-1/MeZO ]'
+
 # Several GPUs: of one node; and started by stand-ins for other launchers, who say what those say to
 # the two that they start, and write down what they were asked for.
 cat >launcher <<'X'
