@@ -86,10 +86,9 @@ static size_t calibrate_limit(const Calibration *c, int work) {
          : work >= WORK_GPU_NORMALS ? c->chunk / 4 : c->chunk;
 }
 
-// Casts n numbers on the host from fp32 to 16 bits, and copies them to the GPU (in); or copies
-// numbers of 16 bits from the GPU, and casts them to fp32 (out). The 16 bits on the way are in
-// pageable memory that is allocated for them, as PyTorch copies to a tensor of another type (Deep
-// Optimizer States, section 4.1).
+// Casts n numbers on the host from fp32 to 16 bits, and copies them to the GPU (in), or the other
+// way (out). The 16 bits on the way are in pageable memory that is allocated for them, as PyTorch
+// copies to a tensor of another type (Deep Optimizer States, section 4.1).
 static void calibrate_cast_host(Calibration *c, int work, size_t n) {
     const cudaStream_t s = c->q->stream;
     HostCast cast = {c->state.w, c->state.m, n, work != WORK_CAST_OUT};
