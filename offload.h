@@ -35,9 +35,9 @@ typedef struct {
     int slots;           // rooms on the GPU for visiting state; 0: auto, LEAST_SLOTS until settled
     int places;          // places on the GPU in which layers' gradients are made in turns, unless
                          // they wait there for the update; 0: auto, LEAST_PLACES until settled
-    int kept_grads;      // visiting pieces, from the first on, whose gradients wait on the GPU, not
-                         // on the host: backward makes those last, and the update needs them
-                         // first. -1: as many as there is room for; none until settled
+    int kept_grads;      // visiting pieces, from the arena's begin on, whose gradients wait on the
+                         // GPU, not on the host: backward makes those last, and the update needs
+                         // them first, but for `early`. -1: as many as fit; none until settled
     int recompute;       // what backward makes again: RECOMPUTE_*
     bool apart;          // with everything on the GPU: gradients wait in the room of dead
                          // activations, as far as it goes, and not where backward makes them

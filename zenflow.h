@@ -168,7 +168,6 @@ static void zen_map_free(ZenMap *map) {
 // (before the first selection: over as many of the warm-up's). The sums have one order, in C and
 // CUDA: a column is cut into blocks of 128 rows; within one, rows are added one after the other, in
 // double; then the blocks, in order. A square, too, is exact in double.
-
 //
 // The norm of a column, rounded to fp32, is all that the host and the other ranks are sent of its
 // gradients: 4 bytes for a column of any length, and 4 more for the sum of their magnitudes where

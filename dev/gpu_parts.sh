@@ -196,7 +196,8 @@ part_calibrate() {
         echo "# --calibrate, nothing else running. What it cannot measure is 0."
         cat "$work/rates.txt"
     } >"$out/measured_rates.txt"
-    awk 'NF == 4 && $4 ~ "/s$" {
+    awk '/^# .*[/]s$/ { $0 = $2 " " $3 " # " $4 }  # a cast, which no plan counts
+    NF == 4 && $4 ~ "/s$" {
         unit = $4
         giga = sub("^flop", "TFLOP", unit) ? 1e12 : 1e9
         sub("^bytes", "GB", unit) || sub("^[a-z]", "G &", unit)
@@ -460,7 +461,7 @@ modes() {
     [ -z "$memory" ] || bad "$name" "memory is not the plan's within 3 %: $memory"
     # the goal, forward + backward + bound / 0.8, is what is asked of an iteration
     awk -F '\t' -v of="$of" '$3 + 0 > 0 {
-        goal = $7 + 0 > 0 && $9 + 0 > 0 ? sprintf("%.0f", $5 + $6 + $8 * $9 / 80) : "-"
+        goal = $8 + 0 > 0 && $9 + 0 > 0 ? sprintf("%.0f", $5 + $6 + $8 * $9 / 80) : "-"
         printf "%s%s | %s ms, plan %s, goal %s; ", of, $1, $3, $13, goal
         printf "%s %% of the bound, %s G parameters/s | %s of the plan\n", $9, $10,
                ($13 + 0 > 0 ? sprintf("%.2f", $3 / $13) : "-") }' "$dir/compare.tsv" | rows 1

@@ -120,7 +120,7 @@ int main(int argc, char **argv) {
     printf("\n%zu layers of %zu channels\n%-28s %6s %6s %8s %8s %8s %8s %6s  %-14s %6s %6s\n",
            config.layers, config.channels, "", "visit%", "stay%", "best ms", "ms", "Gpar/s",
            "bound", "of it%", "bound by", "in", "out");
-    const UpdateBytes bytes = {2, 2, true, 10, 0};
+    const UpdateBytes bytes = {.grad = 2, .weight = 2, .kept_grads = 1, .state = 10};
     bench_mode("zero", &config, &c, &rates);
     c.mode = OFFLOAD_TWINFLOW;
     c.resident = 0.2;

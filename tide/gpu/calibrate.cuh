@@ -92,7 +92,8 @@ static size_t calibrate_limit(const Calibration *c, int work) {
 static void calibrate_cast_host(Calibration *c, int work, size_t n) {
     const cudaStream_t s = c->q->stream;
     HostCast cast = {c->state.w, c->state.m, n, work != WORK_CAST_OUT};
-    if (work != WORK_HOST_CAST) cast.half = ALLOC(uint16_t, n, "a cast");
+    if (work != WORK_HOST_CAST) cast.half = (uint16_t *)malloc(2 * n);  // (not cleared by us)
+    if (cast.half == NULL) fail("out of memory: a cast");
     if (work == WORK_CAST_OUT) stream_copy(cast.half, c->gpu, 2 * n, cudaMemcpyDeviceToHost, s);
     host_queue_submit(c->q, calibrate_cast, &cast, sizeof cast);
     if (work == WORK_HOST_CAST) return;
@@ -337,7 +338,7 @@ static void rates_measure(Rates *rates, Casts *casts, HostQueue *q, double secon
 // What follows from the rates: the speed of an update with bf16 on the wire, gradients of
 // GPU-updated parameters on the GPU, the others' gone to the host during the backward pass.
 static void calibrate_print(FILE *f, const Rates *rates) {
-    const UpdateBytes bytes = {2, 2, true, 10, 0};
+    const UpdateBytes bytes = {.grad = 2, .weight = 2, .kept_grads = 1, .state = 10};
     const double k = eq1_stride(rates);
     if (isfinite(k))
         fprintf(f, "Eq. 1: k = %.2f; on the GPU 1/(k+1) = %.0f %% as derived, 1/k = %.0f %% as in "

@@ -373,6 +373,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         know_rates(g, r, rates);
         UpdateBytes bytes = update_bytes(g);
         bytes.streams = g->weights == WEIGHTS_HOST;
+        bytes.kept_grads = 1;
         c->share = best_share(rates, &bytes);
     }
     return gpt2_settle(g, &memory);

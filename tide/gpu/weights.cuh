@@ -107,16 +107,19 @@ static cudaEvent_t weights_event(const GPT2 *g, size_t s) {
 }
 
 // An update is queued (or new weights have been loaded): what has come is old. In stages 1 and 2 of
-// ZeRO everything is gathered anew, each segment as soon as it is updated.
+// ZeRO everything is gathered anew, each segment as soon as it is updated; with ZenFlow between two
+// windows, the chosen columns alone.
 static void weights_changed(GPT2 *g) {
     for (int i = 0; i < ring_places(g); i++) {
         event_record(g->ring_free[i], g->compute);
         g->tenant[i] = 0;
     }
     if (g->zero == NULL || g->zero->stage == 3) return;
-    for (size_t s = 0; s < (size_t)g->segments; s++)
-        if (g->zen != NULL && g->zen->only_chosen) zen_gather(g, s);
+    for (size_t s = 0; s < (size_t)g->segments; s++) {
+        const ZenFlow *z = g->zen;
+        if (z != NULL && z->only_chosen && z->all.segment[s].rest > 0) zen_gather(g, s);
         else zero_gather(g, s);
+    }
 }
 
 #endif

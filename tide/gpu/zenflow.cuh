@@ -29,8 +29,8 @@ struct ZenFlow {
     ZenClock clock;
     ZenRates rates;             // of this step,
     double loss_scale;          // of its gradients (run.h),
-    ZenTurn turn;               // and what its end brings;
-    bool only_chosen;           // it changes no weights in use but those of chosen columns
+    ZenTurn turn;               // and what its end brings
+    bool only_chosen;           // the step changes no weights in use but those of chosen columns
     int sums;                   // of gradients on the host: 2, 1, or 0 where a window is one step
     int sum;                    // the sum that the open window is added to
     int queued;                 // segments of the late update that the worker has been given
@@ -39,7 +39,7 @@ struct ZenFlow {
     int packing;                // the half of `packed` that is used next
     cudaStream_t pack;          // packs the gradients of the rest
     size_t swapped;             // columns that changed places in this step
-    size_t proxy_bytes;         // of norms and magnitudes that this rank sent in this step
+    size_t proxy_bytes;         // of this rank's norms and magnitudes in this step, counted once
     // Per segment: its late update is computed, has left the host; per half of `packed`: has left.
     cudaEvent_t *computed, *result_free, *packed_free;
     // GPU memory, in the layouts of ZenMap; the chosen's state is as a resident's, in GPT2.
@@ -70,7 +70,8 @@ static void zen_settle_sums(ZenFlow *z, bool tight) {
 
 static size_t zen_ranks(const GPT2 *g) { return g->zero != NULL ? g->zero->world : 1; }
 
-// Leaves in the map, which was made for all tensors, what this rank owns (zen_map_own()).
+// Keeps the map of all ranks' tensors in `all`, and sets where each rank's packed columns begin;
+// leaves in `map` what this rank owns (zen_map_own()).
 static void zen_own(GPT2 *g) {
     ZenFlow *z = g->zen;
     const Zero *zero = g->zero;
@@ -138,8 +139,8 @@ static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     const size_t all_sums = zen_ranks(g) * zen_numbers(&z->config) * sums;
     const size_t landings = g->streamed > 0 ? 2 : 1;
     size_t most = 0;  // in chosen columns of a segment, of all ranks
-    for (int s = 0; s < z->all.segments; s++)
-        if (z->all.segment[s].chosen > most) most = z->all.segment[s].chosen;
+    for (const ZenSegment *x = z->all.segment; x < z->all.segment + z->all.segments; x++)
+        if (x->rest > 0 && x->chosen > most) most = x->chosen;
     BUFFER(ZERO, "gradients", map->chosen * g->waiting_bytes, z->grad);
     BUFFER(ANY, "columns", map->columns * sizeof(int32_t), z->column);
     BUFFER(ZERO, "packed", 2 * longest * sizeof(floatX), z->packed);
@@ -352,8 +353,7 @@ static void zen_arrived(GPT2 *g, size_t s) {
                      false, z->column, g->weights_in);
 }
 
-// Gives all ranks segment s's new weights in the chosen columns, packed, where the others have not
-// changed; zero_gather() gives them all.
+// Gathers segment s's weights of the chosen columns, packed. zero_gather() gathers all columns'.
 static void zen_gather(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     Zero *zero = g->zero;

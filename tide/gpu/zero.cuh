@@ -316,8 +316,7 @@ static void zero_log(const GPT2 *g, char *json, size_t n) {
     const size_t used = strlen(json);
     snprintf(json + used, n - used, ",\"zero\":{\"stage\":%d,\"world\":%zu,\"reduced_bytes\":%zu,"
              "\"gathered_bytes\":%zu,\"stalled_ms\":%.6g}", zero->stage, zero->world,
-                 zero->reduced_bytes,
-             zero->gathered_bytes, 1e3 * d->stalled);
+             zero->reduced_bytes, zero->gathered_bytes, 1e3 * d->stalled);
 }
 
 // The same for people, of the last step, when all is over.

@@ -206,7 +206,8 @@ static void every_choice_covers_every_preset(void) {
                         const OffloadChoice c = {
                             .mode = mode, .resident = residents[r], .stride = stride,
                             .share = stride > 0 ? 0 : shares[k % 8], .subgroup = sizes[z],
-                            .slots = 3, .kept_grads = ++number % 2 == 0 ? KEEP_ALL : (int)(number % 5)};
+                            .slots = 3,
+                            .kept_grads = ++number % 2 == 0 ? KEEP_ALL : (int)(number % 5)};
                         check_choice(&t, &c);
                     }
         gpt2_table_free(&t);

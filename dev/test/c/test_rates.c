@@ -4,7 +4,7 @@
 #include "../test.h"
 
 // bf16 on the wire, gradients of visitors on the GPU.
-static const UpdateBytes wire = {2, 2, true, 10, 0};
+static const UpdateBytes wire = {2, 2, 1, 10, 0};
 
 // Is x what `digits` decimals of a table say?
 static bool prints(double x, double table, int digits) {
@@ -38,17 +38,18 @@ static const char *limit_at(const Rates *r, double share, char text[40]) {
 // Bytes each way over the link and in host memory: the bound where only one of them has a rate, 1.
 static void test_traffic(void) {
     static const struct { UpdateBytes b; double f, bytes[3]; } want[] = {
-        {{2, 2, true, 10, 0}, 1, {10, 10, 20}},   // updated by the GPU
-        {{2, 2, true, 10, 0}, 0, {2, 0, 28}},     // by the CPU: 14 read, 12 written, 2 by the link
-        {{2, 2, false, 10, 0}, 1, {12, 10, 22}},  // the gradient goes back to the GPU
-        {{4, 2, true, 10, 0}, 0, {2, 0, 30}},     // an fp32 gradient
-        {{4, 4, true, 8, 0}, 0, {4, 0, 32}},      // fp32 all over: the weight is the master weight
-        {{4, 4, false, 8, 0}, .5, {8, 4, 26}},
-        {{2, 2, true, 10, 0}, .25, {4, 2.5, 26}},
-        {{2, 2, true, 6, 0}, 1, {6, 6, 12}},      // moments in bf16
-        {{2, 2, true, 6, 0}, 0, {2, 0, 20}},
-        {{2, 2, true, 10, 1}, 1, {12, 12, 24}},  // weights live on the host: they visit, too
-        {{2, 2, true, 10, .5}, 0, {1, 0, 27}},   // and do not go back
+        {{2, 2, 1, 10, 0}, 1, {10, 10, 20}},   // updated by the GPU
+        {{2, 2, 1, 10, 0}, 0, {2, 0, 28}},     // by the CPU: 14 read, 12 written, 2 by the link
+        {{2, 2, 0, 10, 0}, 1, {12, 10, 22}},      // the gradient goes back to the GPU
+        {{2, 2, .5, 10, 0}, 1, {11, 10, 21}},     // half of it does
+        {{4, 2, 1, 10, 0}, 0, {2, 0, 30}},     // an fp32 gradient
+        {{4, 4, 1, 8, 0}, 0, {4, 0, 32}},      // fp32 all over: the weight is the master weight
+        {{4, 4, 0, 8, 0}, .5, {8, 4, 26}},
+        {{2, 2, 1, 10, 0}, .25, {4, 2.5, 26}},
+        {{2, 2, 1, 6, 0}, 1, {6, 6, 12}},      // moments in bf16
+        {{2, 2, 1, 6, 0}, 0, {2, 0, 20}},
+        {{2, 2, 1, 10, 1}, 1, {12, 12, 24}},  // weights live on the host: they visit, too
+        {{2, 2, 1, 10, .5}, 0, {1, 0, 27}},   // and do not go back
     };
     for (size_t i = 0; i < sizeof want / sizeof *want; i++)
         for (int k = 0; k < 3; k++) {
@@ -197,7 +198,7 @@ static void test_against_search(void) {
         r.dram_dma = rarely_known(20, 400);
         r.host_adam = rarely_known(.5, 20);
         r.gpu_adam = rarely_known(.5, 100);
-        const UpdateBytes b = {i % 2 ? 2 : 4, i % 4 < 2 ? 2 : 4, i % 8 < 4, 10, 0};
+        const UpdateBytes b = {i % 2 ? 2 : 4, i % 4 < 2 ? 2 : 4, i % 8 < 4 ? 1 : .25 * (i % 3), 10, 0};
         const double best = best_share(&r, &b), least = update_bound(&r, &b, best, NULL);
         double last = update_bound(&r, &b, 0, NULL);
         CHECK(best >= 0 && best <= 1 && least > 0, "case %d: %g, %g", i, best, least);

@@ -353,19 +353,19 @@ static void a_choice_is_settled(void) {
         size_t gpu;
         bool sums, fits;
         int again;
-        bool on_host, keep;
-        int places, slots;
+        bool on_host;
+        int kept, places, slots;
     } cases[] = {
-        {9999, false, true, RECOMPUTE_NONE, false, true, 32, 20},
-        {3000, false, true, RECOMPUTE_NONE, false, true, 8, 3},
-        {2700, false, true, RECOMPUTE_NONE, false, true, 2, 3},
-        {2600, false, true, RECOMPUTE_NONE, false, false, 8, 3},   // visitors' gradients leave
-        {2250, false, true, RECOMPUTE_LIGHT, false, false, 5, 3},  // some activations again
-        {2059, false, true, RECOMPUTE_BLOCK, false, false, 7, 3},  // nearly all of them
-        {1760, false, true, RECOMPUTE_BLOCK, false, false, 2, 3},
-        {1759, false, false, RECOMPUTE_BLOCK, false, false, 0, 0},
-        {9999, true, true, RECOMPUTE_NONE, false, true, 0, 20},    // sums here need no places
-        {4659, true, true, RECOMPUTE_NONE, true, true, 32, 7},     // sums on the host do
+        {9999, false, true, RECOMPUTE_NONE, false, KEEP_ALL, 32, 20},
+        {3000, false, true, RECOMPUTE_NONE, false, KEEP_ALL, 8, 3},
+        {2700, false, true, RECOMPUTE_NONE, false, KEEP_ALL, 2, 3},
+        {2600, false, true, RECOMPUTE_NONE, false, 2, 8, 3},   // visitors' gradients leave
+        {2250, false, true, RECOMPUTE_LIGHT, false, 2, 5, 3},  // some activations again
+        {2059, false, true, RECOMPUTE_BLOCK, false, 2, 7, 3},  // nearly all of them
+        {1760, false, true, RECOMPUTE_BLOCK, false, 0, 2, 3},
+        {1759, false, false, RECOMPUTE_BLOCK, false, -1, 0, 0},
+        {9999, true, true, RECOMPUTE_NONE, false, KEEP_ALL, 0, 20},    // sums here need no places
+        {4659, true, true, RECOMPUTE_NONE, true, KEEP_ALL, 32, 7},     // sums on the host do
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         bool sums = cases[i].sums;
@@ -375,9 +375,9 @@ static void a_choice_is_settled(void) {
         memset(&c, 0, sizeof c);
         c.mode = OFFLOAD_INTERLEAVE;
         CHECK(choice_settle(&m, &c) == cases[i].fits && c.recompute == cases[i].again
-              && c.sum_on_host == cases[i].on_host && (c.kept_grads == KEEP_ALL) == cases[i].keep, "case %zu: "
-              "again %d %s%s", i, c.recompute, c.sum_on_host ? "on the host " : "",
-              c.kept_grads == KEEP_ALL ? "kept" : "");
+              && c.sum_on_host == cases[i].on_host && c.kept_grads == cases[i].kept, "case %zu: "
+              "again %d %s%d kept", i, c.recompute, c.sum_on_host ? "on the host " : "",
+              c.kept_grads);
         if (!cases[i].fits) continue;
         CHECK(places_of(c.places, 32) == (cases[i].places > 2 ? cases[i].places : 2)
               && slots_of(c.slots, 20) == cases[i].slots, "case %zu: %d places, %d slots", i,
@@ -418,7 +418,8 @@ static void weights_stream_if_they_must(void) {
         memset(&c, 0, sizeof c);
         c.mode = cases[i].mode;
         CHECK(choice_settle(&m, &c) == cases[i].fits && c.recompute == cases[i].again
-              && (c.kept_grads == KEEP_ALL) == cases[i].keep && c.streamed == cases[i].streamed
+              && (c.kept_grads == KEEP_ALL) == cases[i].keep
+              && c.streamed == cases[i].streamed
               && (!cases[i].fits || places_of(c.ring, c.streamed) == cases[i].ring),
               "case %zu: %d stream through %d, again %d%s", i, c.streamed,
               places_of(c.ring, c.streamed), c.recompute, c.kept_grads == KEEP_ALL ? ", kept" : "");

@@ -506,11 +506,17 @@ static void test_fit(void) {
         while (wanted < end && (bytes[wanted].gpu > gpu || bytes[wanted].host > host)) wanted++;
         if (wanted == end) continue;
         const Planned p = plan(&s, &where, again, gpu, host);
+        const bool all = wanted % 3 < 2;  // visitors' gradients stay, else as many as fit
+        size_t kept = bytes[wanted].gpu, more = kept;
+        if (!all) {
+            kept = plan_without_limits(&s, &where, p.again, 2 + p.kept_grads).gpu;
+            more = plan_without_limits(&s, &where, p.again, 3 + p.kept_grads).gpu;
+        }
         CHECK(p.again == KEEP + wanted / 3 && p.sum_on_host == (wanted % 3 > 0)
-              && (p.kept_grads == KEEP_ALL) == (wanted % 3 < 2)
-              && p.gpu >= bytes[wanted].gpu && p.gpu <= gpu && p.host <= bytes[wanted].host
-              && (p.kept_grads % KEEP_ALL > 0 || p.gpu == bytes[wanted].gpu), "case %d: again %d, sums on host %d, keeps %d", i,
-              p.again, p.sum_on_host, p.kept_grads);
+              && (p.kept_grads == KEEP_ALL) == all && p.gpu == kept && p.gpu <= gpu
+              && (all || more > gpu) && p.host <= bytes[wanted].host,
+              "case %d: again %d, sums on host %d, keeps %d", i, p.again, p.sum_on_host,
+              p.kept_grads);
     }
     const struct { int recompute; size_t gpu, host; const char *words; } refusals[] = {
         {RECOMPUTE_AUTO, bytes[8].gpu - 1, SIZE_MAX, "GPU memory"},

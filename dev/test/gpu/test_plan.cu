@@ -931,7 +931,7 @@ static void cells_of_dram(void) {
     for (int i = 0; i < 3; i++) {
         Case tide = case_of(TIDE, 0);
         tide.rates.dram = tide.rates.dram_dma = dram[i];
-        const UpdateBytes bytes = {2, 2, true, 10, 0};
+        const UpdateBytes bytes = {.grad = 2, .weight = 2, .kept_grads = 1, .state = 10};
         const double f = best_share(&tide.rates, &bytes), shares[3] = {0, 0.5, f};
         double at[3];
         for (int k = 0; k < 3; k++) {

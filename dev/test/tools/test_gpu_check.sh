@@ -222,6 +222,7 @@ check offloading_is_seen measured first '^interleave$' 'ms, plan .*G parameters/
 check offload call 0 offload offload EMU_CLOCK=real EXPECTED="$PWD/expected"
 check offload_table_is_small is_small offload
 check offload_ran_all ran offload "facts calibrate slice placement whole bench drift"
+check casts_are_measured measured offload '^G16-G32$' '[0-9] GB/s'
 check modes_are_compared measured offload '^interleave$' 'ms, plan .*G parameters/s'
 check weights_stream measured offload '^streamed$' 'ms, plan .*G parameters/s'
 check a_little_is_recomputed measured offload '^none-light$' 'ms, plan'
