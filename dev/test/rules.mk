@@ -107,11 +107,13 @@ SCRIPTS = $(wildcard dev/test/*/test_*.sh dev/emu/test/test_*.sh)
 
 in = $(patsubst %,build/$(1)/%,$(2))
 with_gpu := $(and $(NVCC),$(GPU))
+# What takes long, and repeats in another precision what the others show, is for `make test-all`.
+LONG_ONES = test_model_fp16 test_zen_time test_plan_fp32 test_zen_rehearsal_fp32 test_zo_rehearsal_fp32
 TESTS = $(call in,test,$(COMPUTES) test_gpt2) $(call in,asan,$(READS) $(FUZZ)) \
-        $(foreach on,emu $(if $(with_gpu),gpu),$(call in,$(on),test_emu test_nccl $(GPU_ALL)))
+        $(foreach on,emu $(if $(with_gpu),gpu),\
+            $(call in,$(on),test_emu $(filter-out $(LONG_ONES),$(GPU_ALL))))
 TEST_NEEDS = $(call in,emu,$(gpu_programs) bugs) train_gpt2emu $(TOOLS) build/test/test_ranks \
-             $(if $(with_gpu),train_gpt2cu $(call in,gpu,$(gpu_programs)),\
-                 $(if $(NVCC),build/nvcc/gpu_tests.o))
+             $(if $(with_gpu),train_gpt2cu $(call in,gpu,$(gpu_programs)))
 
 # What one flavour's program has of the GPU's tests; the others train, and are for test_schedules.sh.
 KERNELS = test_kernels test_attention test_host test_columns_gpu
@@ -123,7 +125,7 @@ TESTS_ALL = $(call in,test,$(READS)) $(call in,asan,$(COMPUTES) test_gpt2) \
             $(call in,asan/emu,test_nccl $(KERNELS)) \
             $(if $(CLANGXX),$(call in,tsan,test_nccl test_timeline $(KERNELS))) \
             $(call in,emu,test_nccl test_timeline test_zen_time $(trains)) \
-            $(if $(with_gpu),$(call in,gpu,$(trains)))
+            $(if $(with_gpu),$(call in,gpu,test_nccl test_zen_time $(trains)))
 TEST_ALL_NEEDS = $(foreach on,asan/emu $(if $(CLANGXX),tsan),$(call in,$(on),gpu_tests bugs \
                      gpu_tests_fp32 $(TRAINS) $(TRAINS:%=%_fp32))) \
                  $(call in,emu,$(gpu_programs) bugs test_emu $(GPU_BENCHES)) train_gpt2emu \

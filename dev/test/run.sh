@@ -63,6 +63,7 @@ fi
 [ -n "${CLANGXX-}" ] || echo "skip thread_sanitizer: no clang++ on this machine" \
     | tee -a "$RESULTS/machine"
 if [ -z "${NVCC-}" ]; then echo "skip nvcc_compiles: no nvcc on this machine"
+elif [ "${ALL:-0}${GPU:+1}" = 0 ]; then echo "skip nvcc_compiles: minutes, with make test-all"
 else echo "ok nvcc_compiles"; fi | tee -a "$RESULTS/machine"  # or make would have stopped
 [ -n "${NVCC-}" ] && [ -n "${GPU-}" ] || echo "skip tests_on_gpu: no GPU on this machine" \
     | tee -a "$RESULTS/machine"

@@ -66,11 +66,11 @@ echo "$table" >"$work/c++.table"
 echo "$table" >"$work/fp16.table"
 echo "$table$c_table" >"$work/c.table"
 
-intel='native x86-64-v2 x86-64-v3 icelake-server'
+intel='native x86-64-v3'
 arm='armv8-a'
 if [ "${ALL:-0}" = 1 ]; then
-    intel="$intel x86-64-v4 nehalem sandybridge haswell skylake-avx512 cascadelake sapphirerapids
-        graniterapids sierraforest znver1 znver3 znver4 znver5"
+    intel="$intel x86-64-v2 icelake-server x86-64-v4 nehalem sandybridge haswell skylake-avx512
+        cascadelake sapphirerapids graniterapids sierraforest znver1 znver3 znver4 znver5"
     arm="$arm neoverse-n1 neoverse-v1 neoverse-v2 apple-m1"
 fi
 flags=$(make -s --no-print-directory print-CFLAGS ARCH= OPENMP=) || exit 1

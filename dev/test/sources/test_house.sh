@@ -66,7 +66,8 @@ compiles() {  # by itself: as C and as C++, or as CUDA C
         *.h)
             echo "#include \"$1\"" >"$work/alone.c"
             $CC -std=gnu11 $flags -fsyntax-only "$work/alone.c" &&
-                $CXX -std=gnu++17 $flags -fsyntax-only -x c++ "$work/alone.c" ;;
+                { [ "${ALL:-0}" = 0 ] ||
+                    $CXX -std=gnu++17 $flags -fsyntax-only -x c++ "$work/alone.c"; } ;;
         *.cuh)
             $CXX -E -x c++ -std=c++17 -D__CUDACC__ -Idev/emu/include -include cuda_runtime.h "$1" |
                 perl dev/emu/rewrite.pl >"$work/alone.ii" &&
