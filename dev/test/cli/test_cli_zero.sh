@@ -401,6 +401,7 @@ teams=two
 late="$zen32 --zen-window 2 --zen-reselect 9"  # one selection: all later windows are late
 go 0 zen_late_one $late --accum 4
 go 2 zen_late_two $late --accum 2
+[ -n "${EMU_SCHED-}" ] || { export EMU_SCHED=prio:1; go 2 zen_late_prio $late --accum 2; unset EMU_SCHED; }
 if whole; then
     go 0 zen_one $zen32 --accum 12
     go 2 zen_two $zen32 --accum 6 --zero 1
@@ -421,6 +422,7 @@ losses zen_plain >a.txt
 losses three_s2 >b.txt
 check zenflow_without_columns_is_adamw cmp a.txt b.txt
 near zenflow_late_on_two_ranks_trains_as_on_one zen_late_two zen_late_one 1e-6
+[ -n "${EMU_SCHED-}" ] || same zenflow_late_has_the_bits_under_another_schedule zen_late_prio zen_late_two
 # chosen RUN: the columns of its last checkpoint
 chosen() { grep '^zen.columns' "$1"/checkpoints/step_00000008/state.txt; }
 chosen zen_one >one.txt
