@@ -215,7 +215,7 @@ static void visitor_fetch(GPT2 *g, int visit) {
 // before its place is free, and each is handled as soon as it is complete.
 static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     const size_t L = g->config.layers;
-    if (last && g->visit_count > 0) {
+    if (last && g->pieces.visits > 0) {
         // The first visitors' state needs no gradient. Forward's weights go first, for speed alone.
         order(g, g->compute, g->fetch);
         while (g->fetched < g->slot_count) visitor_fetch(g, g->fetched);

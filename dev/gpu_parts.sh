@@ -10,7 +10,7 @@ calculate() { awk "BEGIN { printf \"%.4g\", $* }"; }
 four_at_once() { while [ "$(jobs -rp | wc -l)" -ge 4 ]; do wait -n; done; }
 
 # kept LIMIT TITLE FILE COMMAND...: for so many seconds, but never longer than the part may take.
-# What the command says goes to FILE, and with the title to the log. 124: too slow.
+# FILE gets the command's output, and the log gets it below the title. 124: too slow.
 kept() {
     local limit=$(($(left) - 1)) title=$2 file=$3 code
     [ "$limit" -lt "$1" ] || limit=$1
@@ -30,7 +30,7 @@ failed() {
     return 1
 }
 
-# measure LIMIT FILE COMMAND...: a program whose numbers are in what it says.
+# measure LIMIT FILE COMMAND...: a program that prints its numbers.
 measure() {
     kept "$1" "${*:3}" "$2" "${@:3}" || failed "${3##*/} ${*:4}" $? "$(tail -n 1 "$2")"
 }
@@ -147,7 +147,7 @@ whole_steps() {
 memory() { awk -v name="$1:" '$1 == name { printf "%.1f", $2 / 1048576 }' /proc/meminfo; }
 smi() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -n 1; }
 
-# What could not be taken from the pack.
+# Builds the programs that could not be taken from the pack.
 part_build() {
     local name
     make -k -j"$(nproc)" $(<"$work/missing") >"$work/make" 2>&1

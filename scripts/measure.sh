@@ -102,10 +102,10 @@ reader='
     }'
 
 # numbers NAME: those of $columns, as one line with tabs: medians over the steps that count, of ms the
-# mean as well, and what the run printed. "-": not known. Exposed is what is neither forward nor
-# backward; bound% how much of the update's bound is reached; waits what compute waited for copies
-# and updates, in bwd of it before a part of backward. The counters of a step come with the line of a
-# later one. Behind an evaluation, which hides an update that is under way, a period does not count.
+# mean as well, and what the run printed. "-": not known. Exposed is the time outside forward and
+# backward; bound% the share of the update's bound that is reached; waits the time that compute waited
+# for copies and updates, and in bwd its part before parts of backward. The counters of a step are in
+# the line of a later one. A step behind an evaluation does not count: the evaluation hides its update.
 numbers() {
     awk -v warmup="$warmup" -v text="$out/$1.txt" -v micro="$micro" -v period="$period" "$reader"'
         /"val_loss"/ {

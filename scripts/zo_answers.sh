@@ -37,7 +37,7 @@ trainer=${trainer:-./train_gpt2}
 new_folder "$out" "$trainer" ${model:+"$model" "$train" "$val"}
 
 # made_up N SEED WORDY: prints N reviews of two statements, each with a question about the first or
-# the second, as JSON lines. WORDY=0: the answer is what was said of the film's part, "very dull" or
+# the second, as JSON lines. WORDY=0: the answer is the judgement on the film's part, "very dull" or
 # "i hate". WORDY=1: prompt and answer are one text, and two of three answers repeat the statement.
 made_up() {
     build/reviews $(($1 * 3 + 200)) "$2" | awk -F '\t' -v wanted="$1" -v wordy="$3" '
@@ -62,7 +62,8 @@ made_up() {
         }'
 }
 
-# score NAME MODEL: asks it the questions, keeps what it says and what is right in NAME.answers
+# score NAME MODEL: asks the model all questions, and writes its answers beside the right ones to
+# NAME.answers
 score() {
     k=$asked_of
     while [ "$k" -gt 0 ]; do

@@ -8,7 +8,7 @@
 id=dos_6
 # shellcheck source=scripts/paper/dos.sh
 . "$(dirname "$0")/dos.sh"
-# ms BYTES RATE: of so many bytes per parameter, at so many GB/s
+# ms BYTES RATE: milliseconds for 100M parameters of BYTES each, at RATE GB/s
 ms() { calculate "100 * $1 / $2"; }
 # flush NAME ALLOCATE COPY CONVERT: a row, and its rate
 flush() {

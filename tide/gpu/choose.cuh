@@ -88,12 +88,10 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
 
 // Returns the bytes per element that update_bound() counts.
 static UpdateBytes update_bytes(const GPT2 *g) {
-    size_t kept = 0;
-    for (int i = 0; i < g->visit_count; i++)
-        if (g->visits[i].piece->grad_on_gpu) kept += g->visits[i].piece->length;
     const double visit = (double)g->pieces.elements[PIECE_VISIT];
+    const double leave = (double)(g->pieces.grads_host - g->pieces.elements[PIECE_HOST]);
     const UpdateBytes b = {(double)g->host_grad_bytes, sizeof(floatX),
-                           visit > 0 ? (double)kept / visit : 1,
+                           visit > 0 ? 1 - leave / visit : 1,
                            (double)g->piece_bytes[PIECE_VISIT],
                            (double)g->streamed / (double)g->config.layers};
     return b;

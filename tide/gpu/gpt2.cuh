@@ -139,8 +139,7 @@ struct GPT2 {
     // The place of the optimizer's state, and who updates it (offload.h, doc/offload.md).
     OffloadChoice choice;
     Pieces pieces;
-    Visitor *visits;            // the visiting ones among them, in order
-    int visit_count;            // how many they are
+    Visitor *visits;            // the visiting ones among them, in the order of their updates
     int fetched;                // of them: whose way in is queued, in this step
     int slot_count;             // slots for visitors
     int places;                 // where layers' gradients are made in turn, unless in_place
@@ -373,13 +372,13 @@ static void pieces_point(GPT2 *g) {
 
 // Room for one visitor.
 static size_t slot_bytes(const GPT2 *g) {
-    const size_t grad = g->choice.kept_grads < g->visit_count ? g->host_grad_bytes : 0;
+    const size_t grad = g->choice.kept_grads < g->pieces.visits ? g->host_grad_bytes : 0;
     return g->pieces.longest_visit * (g->piece_bytes[PIECE_VISIT] + g->slot_weights + grad);
 }
 
 // Sets each visitor's sizes and places on the GPU, once there is memory.
 static void visitors_point(GPT2 *g) {
-    for (int i = 0; i < g->visit_count; i++) {
+    for (int i = 0; i < g->pieces.visits; i++) {
         Visitor *v = &g->visits[i];
         const Piece *p = v->piece;
         v->number = (size_t)(p - g->pieces.pieces);

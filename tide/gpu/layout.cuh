@@ -55,7 +55,6 @@ static void gpt2_place(GPT2 *g) {
     g->segment = ALLOC(Segment, (size_t)g->segments, "segments");
     g->ranges = ALLOC(StateRange, (size_t)g->segments, "segments");
     g->visits = ALLOC(Visitor, (size_t)list->count + 1, "pieces");
-    g->visit_count = 0;
     g->longest_segment = 0;
     size_t own_at = 0;
     for (int i = 0; i < g->segments; i++) {
@@ -76,16 +75,16 @@ static void gpt2_place(GPT2 *g) {
         if (!p->grad_on_gpu) seg->leaving += p->length;
         g->blocks = p->first_block + p->blocks;
     }
-    for (int i = 0; i < g->segments; i++) {
+    for (int i = 0, visit = 0; i < g->segments; i++) {
         const Segment *seg = &g->segment[update_order(g, i)];
         for (const Piece *p = seg->first; p < seg->end; p++)
-            if (p->kind == PIECE_VISIT) g->visits[g->visit_count++].piece = p;
+            if (p->kind == PIECE_VISIT) g->visits[visit++].piece = p;
     }
     g->grads_over_acts = 0;
     if (g->training && g->choice.recompute != RECOMPUTE_BLOCK && !g->accumulating && !g->in_place
         && g->zen == NULL)
         gradients_over_acts(g);
-    g->slot_count = slots_of(g->choice.slots, g->visit_count);
+    g->slot_count = slots_of(g->choice.slots, g->pieces.visits);
     g->places = places_of(g->choice.places, (int)g->config.layers);
     weights_place(g);
     const int tail = g->segments - 1;

@@ -322,7 +322,7 @@ static void check_weights(const GPT2 *g, const Config *c, const char *name) {
           name, g->param_elements, all);
 }
 
-// How many visitors' gradients wait on the GPU: see model_place().
+// Returns the number of visitors whose gradients wait on the GPU (model_place()).
 static int config_kept(const Config *c) { return c->tight < 2 ? (int)KEEP_ALL : c->tight - 2; }
 
 // The bytes that crossed the link in each direction in `steps` steps.
@@ -357,7 +357,7 @@ static void check_host_memory(GPT2 *g, const Config *c, const char *name) {
     Buffer list[MAX_BUFFERS];
     const size_t *n = g->pieces.elements, away = n[PIECE_HOST] + n[PIECE_VISIT];
     size_t grads = n[PIECE_HOST];
-    for (int i = config_kept(c); i < g->visit_count; i++) grads += g->visits[i].piece->length;
+    for (int i = config_kept(c); i < g->pieces.visits; i++) grads += g->visits[i].piece->length;
     const bool sums = c->accum > 1, wide = sums || c->wire == 32 || c->bits == 32;
     const size_t state = c->moments == 16 ? STATE_BYTES - 4 : STATE_BYTES;
     size_t wanted = away * state + grads * (wide ? 4 : 2);
@@ -653,7 +653,7 @@ static void test_landings(void) {
 }
 
 // Figure 9 of Deep Optimizer States: a hundred steps whose copies and updates run on under the next
-// forward pass. What is late would make each step begin later than the one before: no step does.
+// forward pass. If a copy fell behind, each step would begin later than the one before: none does.
 // From norm to norm, after two steps; every second sub-group visits, gradients leave in fp32.
 static void test_a_hundred_steps(void) {
     enum { FIRST = 2, STEPS = 100, SOME = 10 };

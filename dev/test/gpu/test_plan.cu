@@ -393,7 +393,7 @@ static void bytes_are_those_of_arithmetic(void) {
         const double grad = s.accum > 1 || c.wire_f32 ? 4 : W;
         const double leaves = c.sum_on_host ? (double)s.accum * W : grad;
         double away = 0;  // of visitors' gradients
-        for (int k = 0; k < t->g->visit_count; k++)
+        for (int k = 0; k < t->g->pieces.visits; k++)
             if (k >= c.kept_grads) away += (double)t->g->visits[k].piece->length;
         const double in = STATE_BYTES * visit + grad * away + W * host;
         const double out = STATE_BYTES * visit + leaves * (double)t->g->pieces.grads_host;
