@@ -5,7 +5,7 @@
 // tokenizers are those of the DIRs, else of the folders of $TIDE_TOKENIZERS, else the tests' small
 // ones.
 #include "machine.h"
-#include "../../tide/files/tokenizer.h"
+#include "../data/blocks.h"
 
 enum { ROUNDS = 3, DOCUMENT = 10000, NAMES = 3 };
 static const char *const names[NAMES] = {"tide", "tokenizers", "tiktoken"};

@@ -1,12 +1,11 @@
 // tokenizer.h: text to tokens and back, as the models of Hugging Face have it.
 //
 //     tokenizer_bytes()    a byte is a token
-//     tokenizer_load()     of a directory; tokenizer_open(): or the reason why not
+//     tokenizer_open()     of a directory
 //     tokenizer_parse()    of the texts of vocab.json and merges.txt
 //     tokenizer_save()     into another one
 //     tokenizer_encode()   text to tokens
-//     tokenizer_block()    a place to cut a text
-//     document_next()      a document to train on, with the tokens around it
+//     document_encode()    a document to train on, with the tokens around it
 //     tokenizer_token()    the text of one token
 //     tokenizer_added()    the id of an added token; tokenizer_ends(): does a token end a text?
 //     tokenizer_free()
@@ -27,7 +26,6 @@
 #include "json.h"
 #include "nfc.h"
 #include "vocabulary.h"
-#include <ctype.h>
 
 #define TOKENIZER_EOT "<|endoftext|>"
 
@@ -536,14 +534,6 @@ static Tokenizer *tokenizer_open(const char *dir, Error *err) {
     return t;
 }
 
-// tokenizer_open(), or the end of the program.
-static Tokenizer *tokenizer_load(const char *dir) {
-    Error err;
-    Tokenizer *t = tokenizer_open(dir, &err);
-    if (t == NULL) die("%s", err.text);
-    return t;
-}
-
 // ---------------------------------------------------------------------------------------------
 // Text to tokens
 
@@ -659,43 +649,15 @@ static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int
     encode_added(t, false, text, n, how, out);
 }
 
-// May a text be cut in front of white space? No, if an added token reaches over it.
-static bool tokenizer_cuts(const Tokenizer *t) {
-    for (int k = 0; k < 2; k++)
-        for (size_t i = 0; i < t->added[k].count; i++) {
-            const AddedToken *a = &t->added[k].tokens[i];
-            if (a->rstrip || strpbrk(a->content + 1, " \t\r\n") != NULL) return false;
-        }
-    return true;
-}
-
-// Gives the bytes of a text to encode at once: all if n <= limit, else at most `limit`, if the text
-// can be cut between an ASCII letter or number and white space. No token reaches over such a place,
-// so that the parts become the tokens of the whole. A text without one is taken whole.
-static size_t tokenizer_block(const Tokenizer *t, const char *text, size_t n, size_t limit) {
-    const unsigned char *u = (const unsigned char *)text;
-    if (n <= limit || !tokenizer_cuts(t)) return n;
-    for (size_t i = limit; i > 0; i--)
-        if (u[i - 1] < 0x80 && isalnum(u[i - 1])
-            && (t->byte_level ? memchr(" \t\r\n", u[i], 4) != NULL
-                              : u[i] == ' ' && !t->joins[u[i - 1] << 8 | ' '])) return i;
-    return n;
-}
-
-// Encodes the next block, from byte *at on, of a document of n bytes to train on; false at the end.
-// In front of the document stands the token that begins every text, or else, as in GPT-2's
-// training, the one that ends a text, unless no document stands before this one (first); behind it
-// Tokenizer.behind.
-static bool document_next(const Tokenizer *t, const char *text, size_t n, size_t *at, bool first,
-                          Tokens *out) {
+// Encodes n bytes from byte `at` on of a document of `all` bytes to train on. In front of the
+// document stands the token that begins every text, or else, as in GPT-2's training, the one that
+// ends a text, unless no document stands before this one (first); behind it Tokenizer.behind.
+static void document_encode(const Tokenizer *t, const char *text, size_t all, size_t at, size_t n,
+                            bool first, Tokens *out) {
     const int front = t->bos >= 0 ? t->bos : t->behind >= 0 || first ? -1 : t->eot;
-    const size_t block = tokenizer_block(t, text + *at, n - *at, 1 << 20);
-    if (block == 0) return false;
-    if (*at == 0 && front >= 0) tokens_add(out, (uint32_t)front);
-    tokenizer_encode(t, text + *at, block, *at > 0 ? TOKENIZER_GOES_ON : 0, out);
-    *at += block;
-    if (*at == n && t->behind >= 0) tokens_add(out, (uint32_t)t->behind);
-    return true;
+    if (at == 0 && front >= 0) tokens_add(out, (uint32_t)front);
+    tokenizer_encode(t, text + at, n, at > 0 ? TOKENIZER_GOES_ON : 0, out);
+    if (at + n == all && t->behind >= 0) tokens_add(out, (uint32_t)t->behind);
 }
 
 // Does this token end what a model writes?
@@ -717,7 +679,7 @@ static const char *tokenizer_token(const Tokenizer *t, uint32_t id, size_t *leng
 }
 
 // Writes the tokenizer's files into an existing directory, as they were read, so that the
-// transformers library and tokenizer_load() read the same tokenizer again. Each file is replaced at
+// transformers library and tokenizer_open() read the same tokenizer again. Each file is replaced at
 // once.
 static void tokenizer_save(const Tokenizer *t, const char *dir) {
     char path[PATH_MAX];

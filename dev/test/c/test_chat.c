@@ -2,6 +2,7 @@
 // piece by piece, for the small tokenizers in fixtures/tokenizer. With TIDE_TOKENIZERS=DIR in the
 // environment (test_tokenizer.c describes it), ids of published tokenizers are tested as well.
 #include "../../../tide/files/task.h"
+#include "../../data/blocks.h"
 #include "../../../tide/run/options.h"
 #include "../test.h"
 #include <dirent.h>

@@ -1,5 +1,6 @@
 // test_data.c: data.h. Token files and what can be wrong with them, text, splitting, and the order
 // in which the loader hands out sequences.
+#include "../../data/blocks.h"
 #include "../../data/tokens.h"
 #include "../dies.h"
 #include "../merges.h"

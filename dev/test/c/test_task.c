@@ -1,6 +1,7 @@
 // test_task.c: task.h. Files of labelled sentences and of JSON lines and what can be wrong with
 // them, label words, splitting, packing, and which example comes when, and where in its row.
 #include "../../../tide/files/task.h"
+#include "../../data/blocks.h"
 #include "../test.h"
 #include <dirent.h>
 #include "../dies.h"

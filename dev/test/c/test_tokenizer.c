@@ -4,7 +4,7 @@
 // holding GPT-2's vocab.json and merges.txt, the whole vocabulary is tested as well; with
 // TIDE_TOKENIZERS=DIR those of DIR's folders, for which DIR/cases.jsonl has the ids
 // (check_published() says how).
-#include "../../../tide/files/tokenizer.h"
+#include "../../data/blocks.h"
 #include "../dies.h"
 #include "../merges.h"
 #include "../test.h"
