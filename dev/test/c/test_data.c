@@ -186,12 +186,12 @@ static void test_bad_files(void) {
     CHECK(mkdir(path_of("d.bin"), 0777) == 0, "mkdir");
     CHECK(refused(path_of("?.bin"), tok, "d.bin is a directory"), "a directory in a pattern");
     CHECK(symlink("l.bin", path_of("l.bin")) == 0, "symlink");
-    CHECK(refused(path_of("l*.bin"), tok, "cannot open"), "a link to itself");
+    CHECK(refused(path_of("l*.bin"), tok, "Too many levels"), "a link to itself");
     CHECK(mkfifo(path_of("pipe"), 0666) == 0, "mkfifo");
     CHECK(refused(path_of("pipe"), tok, "regular"), "a pipe");
     if (geteuid() != 0) {  // root may read anything
         CHECK(chmod(path_of("good.bin"), 0) == 0, "chmod");
-        CHECK(refused(path_of("good.bin"), tok, "cannot open"), "an unreadable file");
+        CHECK(refused(path_of("good.bin"), tok, "Permission denied"), "an unreadable file");
     }
     clean();
 }
