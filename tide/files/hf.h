@@ -417,9 +417,9 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     config_check_fixed(root, path, naming);
     if (naming == NAMING_OPT) {
         const size_t embed = config_size(root, "word_embed_proj_dim", c->channels, path);
-        c->post_norm = !config_flag(root, "do_layer_norm_before", true, path);
-        if (c->post_norm) c->embed = embed;
-        if (c->post_norm ? embed >= c->channels : embed != c->channels)
+        const bool before = config_flag(root, "do_layer_norm_before", true, path);
+        if (!before) c->embed = embed;
+        if (before ? embed != c->channels : embed >= c->channels)
             die("%s: word_embed_proj_dim must be hidden_size (%zu), or smaller where "
                 "do_layer_norm_before is false", path, c->channels);
     }
