@@ -4,7 +4,7 @@
 // another rank, and with any number of threads.
 //
 //     data_open()         files that match a pattern: token files, or text to be encoded
-//     data_split()        the last part is held out
+//     data_view()         a part of it
 //     loader_make()       sequences of T tokens of a data set
 //     loader_check()      ends the program if there is none
 //     loader_sequence()   the one at a position
@@ -160,9 +160,6 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
     return d;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Splitting
-
 // A view of tokens from .. to-1, counted over all segments of `all`.
 static TokenData data_view(const TokenData *all, size_t from, size_t to) {
     TokenData view = {0, ALLOC(TokenSegment, all->count, "data view"), 0, false};
@@ -178,13 +175,6 @@ static TokenData data_view(const TokenData *all, size_t from, size_t to) {
         view.tokens += s.count;
     }
     return view;
-}
-
-// Makes views: val has the last `held_out` share (0 to 1) of all files' tokens, train the others.
-static void data_split(const TokenData *all, double held_out, TokenData *train, TokenData *val) {
-    const size_t held = (size_t)((double)all->tokens * held_out);
-    *train = data_view(all, 0, all->tokens - held);
-    *val = data_view(all, all->tokens - held, all->tokens);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -356,13 +356,10 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
     r->scaling = strcmp(type, "linear") == 0 ? ROPE_LINEAR : ROPE_LLAMA3;
     if (r->scaling == ROPE_LLAMA3 && strcmp(type, "llama3") != 0)
         die("%s: rope_type %.100s is not supported; default, linear and llama3 are", path, type);
-    if (r->factor == 0) die("%s: rope_type %s needs a factor", path, type);
     if (r->scaling == ROPE_LINEAR) return;
     r->low = config_number(rope, "low_freq_factor", 0, path);
     r->high = config_number(rope, "high_freq_factor", 0, path);
     r->original = config_size(rope, "original_max_position_embeddings", c->context, path);
-    if (r->low == 0 || r->high == 0)
-        die("%s: rope_type llama3 needs low_freq_factor and high_freq_factor", path);
 }
 
 // Reads the members that only the LLaMA family's config.json has. A model that attends to a window

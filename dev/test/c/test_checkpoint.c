@@ -892,11 +892,11 @@ static void test_config_llama_refuses(void) {
         {"llama", SCALED("\"rope_type\":\"proportional\""), "rope_type proportional is not"},
         {"llama", SCALED("\"rope_type\":\"su\""), "default, linear and llama3 are"},
         {"llama", SCALED("\"rope_type\":3"), "rope_type no name is not supported"},
-        {"llama", SCALED("\"rope_type\":\"linear\""), "rope_type linear needs a factor"},
+        {"llama", SCALED("\"rope_type\":\"linear\""), "the factor of rotary positions must be 1 to 1e6"},
         {"llama", SCALED("\"rope_type\":\"linear\",\"factor\":0"), "factor must be a number"},
         {"llama", SCALED("\"rope_type\":\"linear\",\"factor\":0.5"), "factor"},
         {"llama", SCALED("\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1"),
-         "llama3 needs low_freq_factor and high_freq_factor"},
+         "llama3 need high_freq_factor above low_freq_factor"},
         {"llama", SCALED("\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
                          "\"high_freq_factor\":4"), "high_freq_factor above low_freq_factor"},
         {"llama", SCALED("\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"

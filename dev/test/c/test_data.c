@@ -414,7 +414,9 @@ static void test_split(void) {
     const size_t counts[4] = {10, 1, 7, 2};
     TokenData all = numbered(counts, 4), train, val;
     for (int percent = 0; percent <= 100; percent++) {
-        data_split(&all, percent / 100.0, &train, &val);
+        const size_t cut = 20 - (size_t)(20 * (percent / 100.0));
+        train = data_view(&all, 0, cut);
+        val = data_view(&all, cut, 20);
         CHECK(val.tokens == (size_t)(20 * (percent / 100.0)), "%d%%: %zu", percent, val.tokens);
         CHECK(train.tokens + val.tokens == 20, "%d%%", percent);
         // train, then val: every token once, in order, with its place in the file
@@ -637,7 +639,7 @@ static void test_loader_errors(void) {
 
 static void test_vocabulary(void) {
     const size_t counts[2] = {33, 40};
-    TokenData d = numbered(counts, 2), train, val;  // tokens 1 .. 33 and 1001 .. 1040
+    TokenData d = numbered(counts, 2), val;  // tokens 1 .. 33 and 1001 .. 1040
     int32_t inputs[64], targets[64];
     Loader l = loader_make(&d, 16, 1, false);
     CHECK(loader_sequence(&l, 1, 34, inputs, targets, &err), "largest is vocab - 1: %s", err.text);
@@ -645,7 +647,7 @@ static void test_vocabulary(void) {
           && strstr(err.text, "numbered: token 32 is 33"), "the last target: %s", err.text);
     CHECK(!loader_sequence(&l, 2, 1001, inputs, targets, &err)
           && strstr(err.text, "token 0 is 1001"), "%s", err.text);
-    data_split(&d, 0.5, &train, &val);  // val: from token 4 of the second segment
+    val = data_view(&d, d.tokens - d.tokens / 2, d.tokens);  // from token 4 of the second segment
     l = loader_make(&val, 16, 1, false);
     CHECK(!loader_sequence(&l, 0, 1010, inputs, targets, &err)
           && strstr(err.text, "token 9 is 1010"), "its place in the file: %s", err.text);
