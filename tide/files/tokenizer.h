@@ -99,16 +99,6 @@ static uint32_t tokenizer_added(const Tokenizer *t, const char *content) {
     return TOKENIZER_NONE;
 }
 
-// ---------------------------------------------------------------------------------------------
-// vocab.json and merges.txt
-
-static Tokenizer *tokenizer_new(void) {
-    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
-    t->bos = t->eot = t->behind = -1;
-    t->classes = word_classes_make();
-    return t;
-}
-
 static void tokenizer_free(Tokenizer *t) {
     if (t == NULL) return;
     for (int k = 0; k < 2; k++) {
@@ -125,87 +115,6 @@ static void tokenizer_free(Tokenizer *t) {
     free(t->joins);
     free(t->stops);
     free(t);
-}
-
-static void tokenizer_file(Tokenizer *t, int file, const char *text) {
-    t->files[file].text = strdup(text);
-    t->files[file].length = strlen(text);
-}
-
-// Makes a list of the lines of merges.txt. Those without a merge count as the version's.
-static Json *tokenizer_lines(const char *merges) {
-    Error err;
-    char *text = NULL;
-    size_t length = 0, n;
-    FILE *f = open_memstream(&text, &length);
-    if (f == NULL) fail("out of memory: merges.txt");
-    for (const char *s = merges; *s != '\0'; s += n + (s[n] == '\n')) {
-        n = strcspn(s, "\n");
-        const size_t used = n > 0 && s[n - 1] == '\r' ? n - 1 : n;
-        fputs(s == merges ? "[" : ", ", f);
-        json_write_string(f, used > 0 ? s : "#version", used > 0 ? used : 8);
-    }
-    fputs("]", f);
-    if (fclose(f) != 0) fail("out of memory: merges.txt");
-    Json *list = json_parse(text, length, &err);
-    free(text);
-    return list;
-}
-
-// A tokenizer from the texts of vocab.json and merges.txt. `dir` is for messages.
-static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char *merges) {
-    static const int special[5] = {false, true, false, false, false};
-    Tokenizer *t = tokenizer_new();
-    char file[PATH_MAX], config[512], end[32] = "null";
-    Error err;
-    int byte = 0;
-    t->byte_level = true;
-    t->rule = &word_rules[RULE_GPT2];
-    if (*merges == '\0') die("%s/merges.txt: empty", dir);
-    Json *list = tokenizer_lines(merges);
-    tokenizer_file(t, FILE_VOCAB, vocab);
-    tokenizer_file(t, FILE_MERGES, merges);
-    path_join(file, dir, "vocab.json");
-    Json *json = json_parse(t->files[FILE_VOCAB].text, t->files[FILE_VOCAB].length, &err);
-    if (json == NULL || json->type != JSON_OBJECT)
-        die("%s: %s", file, json == NULL ? err.text : "not an object");
-    if (!tokenizer_read_tokens(t, file, json, 0, 0, &err)) die("%s", err.text);
-    tokenizer_read_bytes(t, json);
-    while (byte < 256 && t->byte_id[byte] != TOKENIZER_NONE) byte++;
-    if (byte < 256) die("%s: no token for the byte 0x%02x", file, (unsigned)byte);
-    // OPT's vocabulary has GPT-2's token as well, and never uses it.
-    const char *eot = vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE ? "</s>" : TOKENIZER_EOT;
-    t->eot = (int)vocabulary_find(json, eot, strlen(eot));  // TOKENIZER_NONE is -1
-    if (t->eot >= 0) added_push(t, eot, strlen(eot), (uint32_t)t->eot, true, special);
-    path_join(file, dir, "merges.txt, line");
-    if (!tokenizer_read_merges(t, file, json, list, &err)) die("%s", err.text);
-    // null, not absent: without an entry transformers adds its own <|endoftext|>
-    if (t->eot >= 0) snprintf(end, sizeof end, "\"%s\"", eot);
-    snprintf(config, sizeof config, "{\"tokenizer_class\": \"GPT2Tokenizer\", "
-             "\"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
-             "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
-    tokenizer_file(t, FILE_CONFIG, config);
-    json_free(json);
-    json_free(list);
-    return t;
-}
-
-// 256 tokens, no merges, id = value of the byte.
-static Tokenizer *tokenizer_bytes(void) {
-    char *vocab = NULL, utf8[4];
-    size_t length = 0;
-    FILE *f = open_memstream(&vocab, &length);
-    if (f == NULL) fail("out of memory: a vocabulary");
-    for (int i = 0; i < 256; i++) {
-        fprintf(f, i == 0 ? "{" : ", ");
-        json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
-        fprintf(f, ": %d", i);
-    }
-    fprintf(f, "}\n");
-    if (fclose(f) != 0) fail("out of memory: a vocabulary");
-    Tokenizer *t = tokenizer_parse("bytes", vocab, "#version: 0.2\n");
-    free(vocab);
-    return t;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -471,23 +380,27 @@ static bool read_ends(PartReader *r, const char *dir) {
 }
 
 // Makes a tokenizer of the text of dir/tokenizer.json, n bytes, which is its own from now on, and
-// of the files beside it. NULL and the reason in err if one is damaged, or a part is not supported.
-static Tokenizer *tokenizer_parse_json(const char *dir, char *text, size_t n, Error *err) {
+// of the files `beside` it; or of tokenizer_parse()'s text. NULL and the reason in err if one is
+// damaged, or a part is not supported.
+static Tokenizer *tokenizer_parse_json(const char *dir, bool beside, char *text, size_t n,
+                                       Error *err) {
     char path[PATH_MAX], other[PATH_MAX];
     Error inner;
-    Tokenizer *t = tokenizer_new();
+    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
     Json *root = json_parse(text, n, &inner);
     const Json *version = json_get(root, "version");
     PartReader r = {.t = t, .path = path, .root = root, .vocabulary = NULL, .err = err};
-    path_join(path, dir, tokenizer_files[FILE_JSON]);
+    t->bos = t->eot = t->behind = -1;
+    t->classes = word_classes_make();
+    path_join(path, dir, beside ? tokenizer_files[FILE_JSON] : "vocab.json and merges.txt");
     t->files[FILE_JSON].text = text;
     t->files[FILE_JSON].length = n;
     bool ok = root != NULL || error_set(err, "%.200s: %.290s", path, inner.text);
     if (version != NULL && !json_is(version, "1.0"))
         ok = part_refuse(&r, "version", "other than 1.0");
     ok = ok && read_steps(&r) && read_model(&r) && read_added(&r) && read_template(&r)
-      && read_ends(&r, dir);
-    for (int i = 0; ok && i < TOKENIZER_FILES; i++) {
+      && (!beside || read_ends(&r, dir));
+    for (int i = 0; ok && beside && i < TOKENIZER_FILES; i++) {
         path_join(other, dir, tokenizer_files[i]);
         if (i == FILE_JSON || !path_exists(other)) continue;
         t->files[i].text = file_read(other, &t->files[i].length, err);
@@ -497,6 +410,77 @@ static Tokenizer *tokenizer_parse_json(const char *dir, char *text, size_t n, Er
     if (ok) return t;
     tokenizer_free(t);
     return NULL;
+}
+
+// ---------------------------------------------------------------------------------------------
+// vocab.json and merges.txt
+
+static void tokenizer_file(Tokenizer *t, int file, const char *text) {
+    t->files[file].text = strdup(text);
+    t->files[file].length = strlen(text);
+}
+
+// A tokenizer from the texts of vocab.json and merges.txt, as from a tokenizer.json with the same.
+// Lines without a merge count as the version's. `dir` is for messages.
+static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char *merges) {
+    char *text = NULL, config[512], end[32] = "null";
+    size_t length = 0, n;
+    Error err;
+    Json *json = json_parse(vocab, strlen(vocab), &err);
+    if (json == NULL || json->type != JSON_OBJECT)
+        die("%s/vocab.json: %s", dir, json == NULL ? err.text : "not an object");
+    if (*merges == '\0') die("%s/merges.txt: empty", dir);
+    // OPT's vocabulary has GPT-2's token as well, and never uses it.
+    const char *eot = vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE ? "</s>" : TOKENIZER_EOT;
+    const int id = (int)vocabulary_find(json, eot, strlen(eot));  // TOKENIZER_NONE is -1
+    json_free(json);
+    FILE *f = open_memstream(&text, &length);
+    if (f == NULL) fail("out of memory: merges.txt");
+    fprintf(f, "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}, "
+            "\"decoder\": {\"type\": \"ByteLevel\"}, \"added_tokens\": [");
+    if (id >= 0) fprintf(f, "{\"id\": %d, \"content\": \"%s\", \"special\": true}", id, eot);
+    fprintf(f, "], \"model\": {\"unk_token\": \"%s\", \"vocab\": %s, \"merges\": [", eot,
+            vocab);
+    for (const char *s = merges; *s != '\0'; s += n + (s[n] == '\n')) {
+        n = strcspn(s, "\n");
+        const size_t used = n > 0 && s[n - 1] == '\r' ? n - 1 : n;
+        fputs(s == merges ? "" : ", ", f);
+        json_write_string(f, used > 0 ? s : "#version", used > 0 ? used : 8);
+    }
+    fputs("]}}", f);
+    if (fclose(f) != 0) fail("out of memory: merges.txt");
+    Tokenizer *t = tokenizer_parse_json(dir, false, text, length, &err);
+    if (t == NULL) die("%s", err.text);
+    t->eot = id;
+    // null, not absent: without an entry transformers adds its own <|endoftext|>
+    if (id >= 0) snprintf(end, sizeof end, "\"%s\"", eot);
+    snprintf(config, sizeof config, "{\"tokenizer_class\": \"GPT2Tokenizer\", "
+             "\"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
+             "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
+    free(text);
+    t->files[FILE_JSON].text = NULL;
+    tokenizer_file(t, FILE_VOCAB, vocab);
+    tokenizer_file(t, FILE_MERGES, merges);
+    tokenizer_file(t, FILE_CONFIG, config);
+    return t;
+}
+
+// 256 tokens, no merges, id = value of the byte.
+static Tokenizer *tokenizer_bytes(void) {
+    char *vocab = NULL, utf8[4];
+    size_t length = 0;
+    FILE *f = open_memstream(&vocab, &length);
+    if (f == NULL) fail("out of memory: a vocabulary");
+    for (int i = 0; i < 256; i++) {
+        fprintf(f, i == 0 ? "{" : ", ");
+        json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
+        fprintf(f, ": %d", i);
+    }
+    fprintf(f, "}\n");
+    if (fclose(f) != 0) fail("out of memory: a vocabulary");
+    Tokenizer *t = tokenizer_parse("bytes", vocab, "#version: 0.2\n");
+    free(vocab);
+    return t;
 }
 
 // Has a directory a tokenizer's files?
@@ -521,7 +505,7 @@ static Tokenizer *tokenizer_open(const char *dir, Error *err) {
     const bool json = path_exists(path);
     if (!json) path_join(path, dir, tokenizer_files[FILE_VOCAB]);
     if ((text = text_read(path, &n, err)) == NULL) return NULL;
-    if (json) return tokenizer_parse_json(dir, text, n, err);
+    if (json) return tokenizer_parse_json(dir, true, text, n, err);
     path_join(path, dir, tokenizer_files[FILE_MERGES]);
     char *merges = text_read(path, &n, err);
     Tokenizer *t = merges != NULL ? tokenizer_parse(dir, text, merges) : NULL;
