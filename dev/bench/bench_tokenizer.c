@@ -79,7 +79,7 @@ int main(int argc, char **argv) {
     size_t n = 0;
     glob_t found;
     program_begin();
-    data_is_quiet = true;
+    ranks.rank = 1;
     machine_describe();
     if (argc < 2) {
         if (close(mkstemp(made)) != 0) fail("%s: %s", made, strerror(errno));

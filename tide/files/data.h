@@ -115,7 +115,7 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
 // byte.
 static void data_warn(const char *name, const char *bytes, size_t n) {
     const char *kind = file_kind(bytes, n);
-    if (data_is_quiet || (kind == NULL && memchr(bytes, 0, min_size(n, 1 << 20)) == NULL)) return;
+    if (ranks.rank > 0 || (kind == NULL && memchr(bytes, 0, min_size(n, 1 << 20)) == NULL)) return;
     if (kind == NULL) kind = "binary (it has NUL bytes): unpack it, or write it as UTF-8 first";
     fprintf(stderr, "tide: warning: %s is %s; its bytes are taken as text\n", name, kind);
 }

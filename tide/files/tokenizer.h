@@ -22,7 +22,7 @@
 // Sources: Radford et al. 2019 (section 2.2); Hugging Face tokenizers 0.23.
 #ifndef TIDE_TOKENIZER_H
 #define TIDE_TOKENIZER_H
-#include "../base/util.h"
+#include "../base/ranks.h"
 #include "json.h"
 #include "nfc.h"
 #include "vocabulary.h"
@@ -35,8 +35,6 @@ static const char *const tokenizer_files[TOKENIZER_FILES] = {
     "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "tokenizer.model", "tokenizer.json", "vocab.json",
     "merges.txt"};
-
-static bool data_is_quiet;  // of several ranks, the first one warns
 
 // ---------------------------------------------------------------------------------------------
 // Added tokens
@@ -274,7 +272,7 @@ static bool read_model(PartReader *r) {
     int lost = 0;  // bytes of ordinary text: no 0xC0, 0xC1, 0xF1 .., few control characters
     for (int i = '\t'; i <= 0xF0; i++)
         if ((i <= '\r' || i >= ' ') && (i & 0xFE) != 0xC0) lost += t->byte_id[i] == TOKENIZER_NONE;
-    if (lost > 0 && !data_is_quiet)
+    if (lost > 0 && ranks.rank == 0)
         fprintf(stderr, "tide: warning: %s: %d of the bytes of ordinary text have no token, and "
                 "are left out of every text, as in Hugging Face\n", r->path, lost);
     snprintf(place, sizeof place, "%s, merge", r->path);
@@ -358,7 +356,7 @@ static bool read_ends(PartReader *r, const char *dir) {
                 eot = vocabulary_find(r->vocabulary, eos->string, eos->length);
         }
         const bool adds = json_flag(config, "add_bos_token", true) != 0;
-        if (k == 0 && t->bos >= 0 && !adds && !data_is_quiet)
+        if (k == 0 && t->bos >= 0 && !adds && ranks.rank == 0)
             fprintf(stderr, "tide: warning: %s has add_bos_token false, but tokenizer.json puts "
                     "token %d in front of every text\n", path, t->bos);
         const bool list = ids != NULL && ids->type == JSON_ARRAY;
@@ -510,7 +508,7 @@ static Tokenizer *tokenizer_open(const char *dir, Error *err) {
     char *merges = text_read(path, &n, err);
     Tokenizer *t = merges != NULL ? tokenizer_parse(dir, text, merges) : NULL;
     path_join(path, dir, "added_tokens.json");
-    if (!data_is_quiet && path_exists(path))
+    if (ranks.rank == 0 && path_exists(path))
         fprintf(stderr, "tide: warning: %s is not read: no text becomes a token that it adds to "
                 "vocab.json, and what is saved lacks it\n", path);
     free(text);

@@ -467,7 +467,6 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     ranks_open();
     r->world = (size_t)ranks.world;
     r->rank = (size_t)ranks.rank;
-    data_is_quiet = r->rank > 0;
     options_parse(o, argc, argv, gpu_build);
     if (o->resume_auto) {
         o->resume = state_newest(o->out, SIZE_MAX, false) > 0;

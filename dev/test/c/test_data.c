@@ -200,10 +200,10 @@ static void test_bad_files(void) {
 static void test_too_much_text(void) {
     Tokenizer *tok = tokenizer_bytes();
     write_text("huge.txt", "text");
-    data_is_quiet = true;
+    ranks.rank = 1;
     if (truncate(path_of("huge.txt"), (off_t)1 << 43) == 0 || errno != EFBIG)
         CHECK(refused(path_of("huge.txt"), tok, "MiB are available"), "8 TiB of text");
-    data_is_quiet = false;
+    ranks.rank = 0;
     clean();
 }
 
@@ -257,9 +257,9 @@ static void test_what_is_not_text(void) {
               && end != NULL && end[1] == '\0', "%zu: %s", i, said);
     }
     CHECK(*warned("a", "some text", 9, tok) == '\0', "text");
-    data_is_quiet = true;
+    ranks.rank = 1;
     CHECK(*warned("a", "\0", 1, tok) == '\0', "said by another rank, too");
-    data_is_quiet = false;
+    ranks.rank = 0;
     static const int32_t tokens[256 + 1] = {BIN_MAGIC_16, 1, 2};
     CHECK(*warned("u.bin", tokens, sizeof tokens, tok) == '\0', "a token file");
 }

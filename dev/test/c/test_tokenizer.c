@@ -477,9 +477,9 @@ static void tokenizer_added_tokens(void) {
         const char *said = load_says();
         CHECK(cases[i].says == NULL ? *said == '\0' : strstr(said, cases[i].says) != NULL, "%s: %s",
               cases[i].text, said);
-        data_is_quiet = true;
+        ranks.rank = 1;
         CHECK(*load_says() == '\0', "said by each rank");
-        data_is_quiet = false;
+        ranks.rank = 0;
     }
     // byte order marks are no part of the files, nor of what is saved of them
     const char *const texts[2] = {byte_vocabulary(-1, 0, ", \"ab\": 256"), "a b\n"};
@@ -612,7 +612,7 @@ static void json_cases(void) {
     size_t count = 0, number = 0;
     Json **lines = json_lines(fixture, "cases.jsonl", &count);
     CHECK(count > 150, "only %zu cases", count);
-    data_is_quiet = true;
+    ranks.rank = 1;
     remove_files();
     for (const Json *v = json_get(lines[0], "variants")->child; v != NULL; v = v->next, number++) {
         Tokenizer *t = load_variant(v);
@@ -629,7 +629,7 @@ static void json_cases(void) {
         tokenizer_free(t);
     }
     CHECK(number == 11, "%zu variants", number);
-    data_is_quiet = false;
+    ranks.rank = 0;
     remove_files();
     for (size_t i = 0; i < count; i++) json_free(lines[i]);
     free(lines);
@@ -728,7 +728,7 @@ static void json_refused(void) {
          "added_tokens without content, id, true"},
     };
     remove_files();
-    data_is_quiet = true;
+    ranks.rank = 1;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         size_t n = 0;
         char *text = small_file(cases[i].folder, "tokenizer.json", &n);
@@ -737,7 +737,7 @@ static void json_refused(void) {
         CHECK(DIES_WITH(cases[i].words, tokenizer_load(scratch))
               && DIES_WITH(scratch, tokenizer_load(scratch)), "%s", cases[i].words);
     }
-    data_is_quiet = false;
+    ranks.rank = 0;
     remove_files();
 }
 
@@ -787,7 +787,7 @@ static void json_ends(void) {
         {SMOLLM2, NULL, NULL, NULL, -1, 0, -1, {0, -1, -1}},  // <|endoftext|>
         {SMOLLM2, "{'eos_token': 'the'}", NULL, NULL, -1, -2, -1, {-2, -1, -1}},  // -2: "the"
     };
-    data_is_quiet = true;
+    ranks.rank = 1;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         size_t n = 0, ends = 0;
         const char *const texts[3] = {cases[i].config, cases[i].generation, cases[i].model};
@@ -816,7 +816,7 @@ static void json_ends(void) {
         write_file(names[k], "{\"a\"", 4);
         CHECK(DIES_WITH(names[k], tokenizer_load(scratch)), "%s", names[k]);
     }
-    data_is_quiet = false;
+    ranks.rank = 0;
     remove_files();
     size_t n = 0;
     char *text = small_file(LLAMA2, "tokenizer.json", &n);
