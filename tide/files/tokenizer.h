@@ -111,7 +111,7 @@ static void tokenizer_free(Tokenizer *t) {
     free(t->merges);
     free(t->table);
     free(t->joins);
-    free(t->stops);
+    free(t->stops.ids);
     free(t);
 }
 
@@ -360,16 +360,13 @@ static bool read_ends(PartReader *r, const char *dir) {
             fprintf(stderr, "tide: warning: %s has add_bos_token false, but tokenizer.json puts "
                     "token %d in front of every text\n", path, t->bos);
         const bool list = ids != NULL && ids->type == JSON_ARRAY;
-        if (k == 0 || t->stop_count > 0) ids = NULL;
+        if (k == 0 || t->stops.count > 0) ids = NULL;
         else if (list) ids = ids->child;
-        for (size_t id = 0; json_size(ids, &id); ids = list ? ids->next : NULL) {
-            if (id >= t->vocab || t->tokens[id].length == 0) continue;
-            t->stops = (uint32_t *)array_grow(t->stops, t->stop_count, sizeof *t->stops, "stops");
-            t->stops[t->stop_count++] = (uint32_t)id;
-        }
+        for (size_t id = 0; json_size(ids, &id); ids = list ? ids->next : NULL)
+            if (id < t->vocab && t->tokens[id].length > 0) tokens_add(&t->stops, (uint32_t)id);
         json_free(config);
     }
-    if (eot == TOKENIZER_NONE && t->stop_count > 0) eot = t->stops[0];
+    if (eot == TOKENIZER_NONE && t->stops.count > 0) eot = t->stops.ids[0];
     if (eot == TOKENIZER_NONE) eot = tokenizer_added(t, TOKENIZER_EOT);
     if (eot == TOKENIZER_NONE) eot = tokenizer_added(t, "</s>");
     t->eot = (int)eot;  // TOKENIZER_NONE is -1
@@ -644,7 +641,7 @@ static void document_encode(const Tokenizer *t, const char *text, size_t all, si
 
 // Does this token end what a model writes?
 static bool tokenizer_ends(const Tokenizer *t, int32_t id) {
-    for (size_t i = 0; i < t->stop_count; i++) if ((int32_t)t->stops[i] == id) return true;
+    for (size_t i = 0; i < t->stops.count; i++) if ((int32_t)t->stops.ids[i] == id) return true;
     return id >= 0 && id == t->eot;
 }
 
