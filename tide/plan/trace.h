@@ -34,7 +34,7 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------
 // What a step did
 
-// What each row occupies, in their order. Spans of the link are copies if they have bytes.
+// The rows occupy these parts of the machine. Spans of the link are copies if they have bytes.
 enum { USES_GPU, USES_CPU, USES_H2D, USES_D2H, USES_DUPLEX, USES_NOTHING, TRACE_USES };
 static const int row_uses[ROWS] = {USES_GPU, USES_D2H, USES_H2D, USES_GPU, USES_D2H, USES_CPU,
                                    USES_H2D, USES_H2D, USES_NOTHING};
