@@ -48,8 +48,8 @@ typedef struct {
     int tied;             // 1: the head is wte; 0: the head has a tensor of its own (lm_head)
     size_t embed;         // 0, or E, as in OPT-350M: embeddings of E < C channels, which project_in
                           // and project_out connect to the layers
-    int post_norm;        // gpt2_finish(): 1 if embed > 0. Layers normalise after each sum, not before
-                          // each branch, and no normalisation follows the last layer
+    int post_norm;        // gpt2_finish(): 1 if embed > 0. Layers normalise after each sum,
+                          // not before each branch, and none follows the last layer
     size_t kv_heads;      // NKV, of keys and values (grouped attention); 0: NH
     size_t head_size;     // HS; 0: C / NH
     int rms;              // 1: RMS norm, which has neither a mean nor a bias
