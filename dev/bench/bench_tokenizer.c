@@ -5,7 +5,7 @@
 // tokenizers are those of the DIRs, else of the folders of $TIDE_TOKENIZERS, else the tests' small
 // ones.
 #include "machine.h"
-#include "../../tide/files/tokenizer.h"
+#include "../data/blocks.h"
 
 enum { ROUNDS = 3, DOCUMENT = 10000, NAMES = 3 };
 static const char *const names[NAMES] = {"tide", "tokenizers", "tiktoken"};
@@ -79,7 +79,7 @@ int main(int argc, char **argv) {
     size_t n = 0;
     glob_t found;
     program_begin();
-    data_is_quiet = true;
+    ranks.rank = 1;
     machine_describe();
     if (argc < 2) {
         if (close(mkstemp(made)) != 0) fail("%s: %s", made, strerror(errno));

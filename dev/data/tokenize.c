@@ -1,6 +1,7 @@
 // tokenize.c: text to token files in the llm.c format, and a look into such files. See usage().
 // Text is mapped and encoded in blocks, JSON lines are read one at a time; what is held in memory
 // are the tokens of the shard that is being filled.
+#include "blocks.h"
 #include "tokens.h"
 #include "../tool.h"
 #include "../../tide/files/json.h"
@@ -122,8 +123,11 @@ static void output_tokens(Output *o, const uint32_t *tokens, size_t n) {
 static void output_document(Output *o, const char *text, size_t n) {
     Tokens list = {NULL, 0, 0};
     o->documents += n > 0;
-    for (size_t at = 0; document_next(tok, text, n, &at, false, &list); list.count = 0)
+    for (size_t at = 0, block; at < n; at += block, list.count = 0) {
+        block = tokenizer_block(tok, text + at, n - at, 1 << 20);
+        document_encode(tok, text, n, at, block, false, &list);
         output_tokens(o, list.ids, list.count);
+    }
     free(list.ids);
 }
 

@@ -48,8 +48,8 @@ typedef struct {
     int tied;             // 1: the head is wte; 0: the head has a tensor of its own (lm_head)
     size_t embed;         // 0, or E, as in OPT-350M: embeddings of E < C channels, which project_in
                           // and project_out connect to the layers
-    int post_norm;        // 1, as in OPT-350M: layers normalise after each sum, not before each
-                          // branch, and no normalisation follows the last layer
+    int post_norm;        // gpt2_finish(): 1 if embed > 0. Layers normalise after each sum,
+                          // not before each branch, and none follows the last layer
     size_t kv_heads;      // NKV, of keys and values (grouped attention); 0: NH
     size_t head_size;     // HS; 0: C / NH
     int rms;              // 1: RMS norm, which has neither a mean nor a bias
@@ -114,9 +114,7 @@ static bool gpt2_finish(GPT2Config *c, Error *err) {
     if (c->embed >= c->channels && c->embed > 0)
         return error_set(err, "embeddings (%zu channels) must be narrower than layers (%zu)",
                          c->embed, c->channels);
-    if ((c->embed > 0) != (c->post_norm != 0))
-        return error_set(err, "layers normalise after their sums where embeddings are narrow, and "
-                         "only there");
+    c->post_norm = c->embed > 0;
     if (c->ffn == 0) c->ffn = 4 * c->channels;
     if (c->ffn > 1 << 20) return error_set(err, "the MLP's width must be at most %d", 1 << 20);
     if (c->context < 1 || c->context > 1 << 20)
@@ -229,7 +227,6 @@ static bool gpt2_preset(GPT2Config *c, const char *name) {
     c->context = p->T;
     c->vocab = p->V;
     c->embed = p->E;
-    c->post_norm = p->E > 0;
     c->tied = p->tied;
     if (p->family == FAMILY_LLAMA || p->family == FAMILY_MISTRAL) c->norm_eps = 1e-5;
     const Rope slowed = {.theta = p->theta, .scaling = ROPE_LLAMA3, .factor = p->factor, .low = 1,

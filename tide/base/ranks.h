@@ -19,7 +19,7 @@
 //   - The watcher ends its process by _exit(), as the main thread may hang.
 #ifndef TIDE_RANKS_H
 #define TIDE_RANKS_H
-#include "util.h"
+#include "memory.h"
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -318,9 +318,8 @@ typedef struct { char host[64], boot[64]; } RanksMachine;
 static RanksMachine ranks_machine(void) {
     RanksMachine here = {"", ""};
     gethostname(here.host, sizeof here.host - 1);
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
-    if (f != NULL && fgets(here.boot, sizeof here.boot, f) == NULL) here.boot[0] = '\0';
-    if (f != NULL) fclose(f);
+    snprintf(here.boot, sizeof here.boot, "%.60s",
+             machine_text("/proc/sys/kernel/random/boot_id", "").text);
     return here;
 }
 

@@ -395,42 +395,39 @@ static const char *file_kind(const void *bytes, size_t n) {
     return NULL;
 }
 
-// Maps a whole, non-empty, regular file of *n bytes read-only.
-static void *file_map(const char *path, size_t *n) {
-    struct stat st;
+// Maps a whole regular file of *n bytes read-only. NULL and the reason in err if that cannot be.
+static void *file_open_map(const char *path, size_t *n, Error *err) {
+    struct stat s;
+    void *map = MAP_FAILED;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait on a pipe
-    if (fd < 0 || fstat(fd, &st) != 0) die("cannot open %s: %s", path, strerror(errno));
-    if (S_ISDIR(st.st_mode)) die("%s is a directory; '%s/*' names the files in it", path, path);
-    if (!S_ISREG(st.st_mode)) die("%s is not a regular file", path);
-    if (st.st_size == 0) die("%s is empty", path);
-    *n = (size_t)st.st_size;
-    void *map = mmap(NULL, *n, PROT_READ, MAP_SHARED, fd, 0);
-    if (map == MAP_FAILED) die("cannot map %s: %s", path, strerror(errno));
-    close(fd);
+    const bool there = fd >= 0 && fstat(fd, &s) == 0, regular = there && S_ISREG(s.st_mode);
+    *n = regular ? (size_t)s.st_size : 0;
+    if (regular) map = mmap(NULL, *n > 0 ? *n : 1, PROT_READ, MAP_SHARED, fd, 0);
+    error_set(err, "%.300s: %s", path, there && !regular ? "not a regular file" : strerror(errno));
+    if (fd >= 0) close(fd);
+    return map == MAP_FAILED ? NULL : map;
+}
+
+// The same, of a file that is not empty; or the end of the program.
+static void *file_map(const char *path, size_t *n) {
+    Error err;
+    void *map = file_open_map(path, n, &err);
+    if (path_is_directory(path)) die("%s is a directory; '%s/*' names the files in it", path, path);
+    if (map == NULL) die("%s", err.text);
+    if (*n == 0) die("%s is empty", path);
     return map;
 }
 
 // Reads a whole regular file, without a byte order mark; puts a NUL after its *n bytes. free() it.
-// NULL and the reason in err if it is not there, not a regular file, or changes while it is read.
+// NULL and the reason in err if that cannot be.
 static char *file_read(const char *path, size_t *n, Error *err) {
-    struct stat s;
-    errno = 0;
-    FILE *f = stat(path, &s) == 0 && S_ISREG(s.st_mode) ? fopen(path, "rb") : NULL;
-    if (f == NULL) {
-        error_set(err, "%s: %s", path, errno != 0 ? strerror(errno) : "not a regular file");
-        return NULL;
-    }
-    *n = (size_t)s.st_size;
-    char *text = (char *)alloc_or_fail(*n + 1, 1, path);
-    const bool whole = fread(text, 1, *n, f) == *n && fgetc(f) == EOF && !ferror(f);
-    fclose(f);
-    const size_t mark = utf8_mark(text, *n);
-    *n -= mark;
-    memmove(text, text + mark, *n + 1);
-    if (whole) return text;
-    free(text);
-    error_set(err, "%s: cannot be read as a whole", path);
-    return NULL;
+    char *map = (char *)file_open_map(path, n, err);
+    if (map == NULL) return NULL;
+    const size_t all = *n, mark = utf8_mark(map, all);
+    char *text = (char *)alloc_or_fail(all + 1, 1, path);
+    memcpy(text, map + mark, *n -= mark);
+    munmap(map, all > 0 ? all : 1);
+    return text;
 }
 
 // file_read() of a text: refuses what is something else by its first bytes, and a NUL.

@@ -118,11 +118,6 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
     return true;
 }
 
-// Does a space stand between what opens an answer and its text?
-static bool chat_opens_with_space(const Chat *chat) {
-    return chat->format->says[CHAT_ASSISTANT][0] == ' ';
-}
-
 // ---------------------------------------------------------------------------------------------
 // From JSON
 

@@ -4,7 +4,7 @@
 // another rank, and with any number of threads.
 //
 //     data_open()         files that match a pattern: token files, or text to be encoded
-//     data_split()        the last part is held out
+//     data_view()         a part of it
 //     loader_make()       sequences of T tokens of a data set
 //     loader_check()      ends the program if there is none
 //     loader_sequence()   the one at a position
@@ -82,12 +82,14 @@ static TokenSegment segment_parse(const char *name, const void *bytes, size_t n)
 static char tokenizer_why[ERR_MAX] = "the model came without one";
 
 // Makes one segment of tokens from texts, which are segments of bytes: each text is a document with
-// the tokens around it (document_next). The texts are no longer mapped then.
+// the tokens around it (document_encode). The texts are no longer mapped then.
 static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
     TokenSegment all = {name, NULL, 0, 0, tok->vocab <= 65536 ? 2 : 4};
     // A token takes 4 bytes until all are known. Texts have about as many bytes for each, but where
-    // every byte is one. malloc() gives what is not there, and Linux kills who writes there.
-    const double peak = (double)texts->tokens * (tok->vocab == 256 ? sizeof(uint32_t) : 1);
+    // every byte is one; and a normalised text is a copy. malloc() gives what is not there, and
+    // Linux kills who writes there.
+    const bool copies = (tok->steps & (STEP_NFC | STEP_REPLACE | STEP_METASPACE)) != 0;
+    const double peak = (double)texts->tokens * (tok->vocab == 256 ? 4 : copies ? 2 : 1);
     if (peak > (double)memory_available())
         die("encoding %s takes about %.0f MiB of memory, and %.0f MiB are available: make token "
             "files of it, part by part (dev/data/tokenize.c)", name, peak / (1 << 20),
@@ -95,9 +97,9 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     Tokens list = {NULL, 0, 0};
     for (size_t i = 0; i < texts->count; i++) {
         const TokenSegment *text = &texts->segments[i];
-        size_t at = 0;
-        while (document_next(tok, (const char *)text->tokens, text->count, &at, i == 0, &list)) {}
-        munmap((void *)text->tokens, text->count);
+        const size_t n = text->count;
+        document_encode(tok, (const char *)text->tokens, n, 0, n, i == 0, &list);
+        munmap((void *)text->tokens, n);
     }
     all.count = list.count;
     for (size_t i = 0; i < all.count && all.width == 2; i++) {
@@ -113,7 +115,7 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
 // byte.
 static void data_warn(const char *name, const char *bytes, size_t n) {
     const char *kind = file_kind(bytes, n);
-    if (data_is_quiet || (kind == NULL && memchr(bytes, 0, min_size(n, 1 << 20)) == NULL)) return;
+    if (ranks.rank > 0 || (kind == NULL && memchr(bytes, 0, min_size(n, 1 << 20)) == NULL)) return;
     if (kind == NULL) kind = "binary (it has NUL bytes): unpack it, or write it as UTF-8 first";
     fprintf(stderr, "tide: warning: %s is %s; its bytes are taken as text\n", name, kind);
 }
@@ -158,9 +160,6 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
     return d;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Splitting
-
 // A view of tokens from .. to-1, counted over all segments of `all`.
 static TokenData data_view(const TokenData *all, size_t from, size_t to) {
     TokenData view = {0, ALLOC(TokenSegment, all->count, "data view"), 0, false};
@@ -176,13 +175,6 @@ static TokenData data_view(const TokenData *all, size_t from, size_t to) {
         view.tokens += s.count;
     }
     return view;
-}
-
-// Makes views: val has the last `held_out` share (0 to 1) of all files' tokens, train the others.
-static void data_split(const TokenData *all, double held_out, TokenData *train, TokenData *val) {
-    const size_t held = (size_t)((double)all->tokens * held_out);
-    *train = data_view(all, 0, all->tokens - held);
-    *val = data_view(all, all->tokens - held, all->tokens);
 }
 
 // ---------------------------------------------------------------------------------------------

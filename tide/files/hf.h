@@ -178,32 +178,23 @@ static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *
     return true;
 }
 
-// Elements [first, first + n) of ours, in our order, from stored tensor s. A matrix to be
-// transposed goes by tiles of HF_ROWS stored rows, which is one cache line of ours.
-enum { HF_ROWS = 16, HF_COLS = 64, HF_CHUNK = 1 << 12 };
+// Elements [first, first + n) of ours, in our order, from stored tensor s: a part of each stored
+// row of a matrix to be transposed. Any other tensor is one row.
+enum { HF_ROWS = 16, HF_CHUNK = 1 << 12 };
 
 static void hf_read(const HfTensor *hf, const SafeTensor *ten, size_t first, size_t n, float *w) {
-    const size_t R = hf->shape[0], C = hf->shape[1];
-    if (!hf->transpose) {
-        #pragma omp parallel for if (n > 1 << 16)
-        for (size_t i = 0; i < n; i += HF_CHUNK)
-            safetensor_floats(ten, hf->skip + first + i, min_size(HF_CHUNK, n - i), w + i);
-        return;
-    }
-    const size_t begin = first / R, end = (first + n - 1) / R + 1;  // of our rows
-    #pragma omp parallel for if (n > 1 << 16)
-    for (size_t row = 0; row < R; row += HF_ROWS)
-        for (size_t col = begin; col < end; col += HF_COLS) {
-            const size_t rows = min_size(HF_ROWS, R - row);
-            const size_t cols = min_size(HF_COLS, end - col);
-            float tile[HF_ROWS][HF_COLS];
-            for (size_t r = 0; r < rows; r++)
-                safetensor_floats(ten, (row + r) * C + col, cols, tile[r]);
-            for (size_t c = 0; c < cols; c++)
-                for (size_t r = 0; r < rows; r++) {
-                    const size_t at = (col + c) * R + row + r - first;  // huge if before
-                    if (at < n) w[at] = tile[r][c];
-                }
+    const size_t R = hf->transpose ? hf->shape[0] : 1, C = hf->shape[1];
+    const size_t begin = first / R, end = (first + n - 1) / R + 1;  // stored columns
+    #pragma omp parallel for collapse(2) if (n > 1 << 16)
+    for (size_t row = 0; row < R; row++)
+        for (size_t col = begin; col < end; col += HF_CHUNK) {
+            const size_t cols = min_size(HF_CHUNK, end - col);
+            float line[HF_CHUNK];
+            safetensor_floats(ten, hf->skip + row * C + col, cols, line);
+            for (size_t c = 0; c < cols; c++) {
+                const size_t at = (col + c) * R + row - first;  // huge if before
+                if (at < n) w[at] = line[c];
+            }
         }
 }
 
@@ -365,13 +356,10 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
     r->scaling = strcmp(type, "linear") == 0 ? ROPE_LINEAR : ROPE_LLAMA3;
     if (r->scaling == ROPE_LLAMA3 && strcmp(type, "llama3") != 0)
         die("%s: rope_type %.100s is not supported; default, linear and llama3 are", path, type);
-    if (r->factor == 0) die("%s: rope_type %s needs a factor", path, type);
     if (r->scaling == ROPE_LINEAR) return;
     r->low = config_number(rope, "low_freq_factor", 0, path);
     r->high = config_number(rope, "high_freq_factor", 0, path);
     r->original = config_size(rope, "original_max_position_embeddings", c->context, path);
-    if (r->low == 0 || r->high == 0)
-        die("%s: rope_type llama3 needs low_freq_factor and high_freq_factor", path);
 }
 
 // Reads the members that only the LLaMA family's config.json has. A model that attends to a window
@@ -426,9 +414,9 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     config_check_fixed(root, path, naming);
     if (naming == NAMING_OPT) {
         const size_t embed = config_size(root, "word_embed_proj_dim", c->channels, path);
-        c->post_norm = !config_flag(root, "do_layer_norm_before", true, path);
-        if (c->post_norm) c->embed = embed;
-        if (c->post_norm ? embed >= c->channels : embed != c->channels)
+        const bool before = config_flag(root, "do_layer_norm_before", true, path);
+        if (!before) c->embed = embed;
+        if (before ? embed != c->channels : embed >= c->channels)
             die("%s: word_embed_proj_dim must be hidden_size (%zu), or smaller where "
                 "do_layer_norm_before is false", path, c->channels);
     }
@@ -538,23 +526,15 @@ static void model_check_head(const SafeTensors *files, int count, const char *pa
     GPT2Table t = gpt2_table(&untied);
     hf_tensor(&untied, &t, 3 * t.wte, &hf);
     hf_tensor(&untied, &t, 3 * t.lm_head, &y);
+    gpt2_table_free(&t);
     const SafeTensor *wte = model_find(files, count, path, &untied, &hf, false);
     const SafeTensor *head = model_find(files, count, path, &untied, &y, false);
-    const size_t all = c->tied && wte != NULL && head != NULL ? hf.n : 0;
-    int differs = 0;
-    #pragma omp parallel for reduction(| : differs)
-    for (size_t at = 0; at < all; at += HF_CHUNK) {
-        const size_t n = min_size(HF_CHUNK, all - at);
-        float u[HF_CHUNK], v[HF_CHUNK];
-        safetensor_floats(wte, at, n, u);
-        safetensor_floats(head, at, n, v);
-        for (size_t i = 0; i < n; i++) differs |= u[i] != v[i];  // a NaN does
-    }
-    if (differs) c->tied = 0;
-    if (differs && ranks.rank == 0)
+    if (!c->tied || wte == NULL || head == NULL
+        || (wte->dtype == head->dtype && memcmp(wte->data, head->data, wte->bytes) == 0)) return;
+    c->tied = 0;
+    if (ranks.rank == 0)
         fprintf(stderr, "tide: note: %s: lm_head.weight is not %s: the model is untied, whatever "
                 "its config.json says\n", path, hf.name);
-    gpt2_table_free(&t);
 }
 
 // Configuration of the model at `path`: its directory's config.json, and which head the weights

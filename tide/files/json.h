@@ -134,9 +134,7 @@ static void json_number(JsonParser *p, Json *node) {
 
 // The place of a key in an object's hash table: its member, or NULL where it would be.
 static Json **json_place(const Json *object, const char *key, size_t length) {
-    uint64_t at = 0xcbf29ce484222325u;  // FNV-1a
-    for (size_t i = 0; i < length; i++) at = (at ^ (unsigned char)key[i]) * 0x100000001b3u;
-    for (;; at++) {
+    for (uint64_t at = hash_bytes(key, length);; at++) {
         Json **place = &object->table[at % (2 * object->count + 1)];
         if (*place == NULL || ((*place)->key_length == length
                                && memcmp((*place)->key, key, length) == 0)) return place;

@@ -142,17 +142,13 @@ static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Erro
 
 // The same for a file, which is mapped, not read.
 static bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
-    struct stat s;
     Error why;
-    void *map = MAP_FAILED;
+    size_t size = 0;
+    void *map = file_open_map(path, &size, err);
     memset(st, 0, sizeof *st);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    const size_t size = fd >= 0 && fstat(fd, &s) == 0 && S_ISREG(s.st_mode) ? (size_t)s.st_size : 0;
-    if (size > 0) map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
-    error_set(&why, "%s", fd < 0 || size > 0 ? strerror(errno) : "no regular file, or empty");
-    if (fd >= 0) close(fd);
-    const bool ok = map != MAP_FAILED && safetensors_parse(st, map, size, &why);
-    if (map != MAP_FAILED) st->map = map;
+    if (map == NULL) return false;
+    const bool ok = safetensors_parse(st, map, size, &why);
+    st->map = map;
     st->map_bytes = size;
     return ok || error_set(err, "%.200s: %.300s", path, why.text);
 }

@@ -168,7 +168,6 @@ static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
         || (unsigned)c->activation > ACTIVATION_SILU || (unsigned)c->tied > 1)
         return error_set(err, "state.txt lacks a field");
     if (options != NULL) memcpy(s->options, options + 1, length);
-    s->config.post_norm = s->config.embed > 0;
     return gpt2_finish(&s->config, err);
 }
 

@@ -19,7 +19,7 @@
 //     and no softmax over the vocabulary.
 //
 //     task_open()    reads a file; task_parse(): the text of one
-//     task_split()   the last part is held out; task_view(): any part
+//     task_view()    a part of it
 //     task_pack()    puts several examples into each row that is trained
 //     task_batch()   the rows at a position; task_targets(): how many of their tokens are trained
 //     task_row()     an example and a choice as a row; task_find(): which ones has this row?
@@ -322,13 +322,6 @@ static Task task_view(const Task *all, size_t from, size_t to) {
     v.example += from;  // whose entries count from the start of the file
     v.label += from;
     return v;
-}
-
-// Makes views, perhaps empty: val has the last `held_out` share of the examples, train the others.
-static void task_split(const Task *all, double held_out, Task *train, Task *val) {
-    const size_t held = (size_t)((double)all->count * held_out);
-    *train = task_view(all, 0, all->count - held);
-    *val = task_view(all, all->count - held, all->count);
 }
 
 // ---------------------------------------------------------------------------------------------

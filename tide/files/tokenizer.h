@@ -1,12 +1,11 @@
 // tokenizer.h: text to tokens and back, as the models of Hugging Face have it.
 //
 //     tokenizer_bytes()    a byte is a token
-//     tokenizer_load()     of a directory; tokenizer_open(): or the reason why not
+//     tokenizer_open()     of a directory
 //     tokenizer_parse()    of the texts of vocab.json and merges.txt
 //     tokenizer_save()     into another one
 //     tokenizer_encode()   text to tokens
-//     tokenizer_block()    a place to cut a text
-//     document_next()      a document to train on, with the tokens around it
+//     document_encode()    a document to train on, with the tokens around it
 //     tokenizer_token()    the text of one token
 //     tokenizer_added()    the id of an added token; tokenizer_ends(): does a token end a text?
 //     tokenizer_free()
@@ -23,11 +22,10 @@
 // Sources: Radford et al. 2019 (section 2.2); Hugging Face tokenizers 0.23.
 #ifndef TIDE_TOKENIZER_H
 #define TIDE_TOKENIZER_H
-#include "../base/util.h"
+#include "../base/ranks.h"
 #include "json.h"
 #include "nfc.h"
 #include "vocabulary.h"
-#include <ctype.h>
 
 #define TOKENIZER_EOT "<|endoftext|>"
 
@@ -37,8 +35,6 @@ static const char *const tokenizer_files[TOKENIZER_FILES] = {
     "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "tokenizer.model", "tokenizer.json", "vocab.json",
     "merges.txt"};
-
-static bool data_is_quiet;  // of several ranks, the first one warns
 
 // ---------------------------------------------------------------------------------------------
 // Added tokens
@@ -101,16 +97,6 @@ static uint32_t tokenizer_added(const Tokenizer *t, const char *content) {
     return TOKENIZER_NONE;
 }
 
-// ---------------------------------------------------------------------------------------------
-// vocab.json and merges.txt
-
-static Tokenizer *tokenizer_new(void) {
-    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
-    t->bos = t->eot = t->behind = -1;
-    t->classes = word_classes_make();
-    return t;
-}
-
 static void tokenizer_free(Tokenizer *t) {
     if (t == NULL) return;
     for (int k = 0; k < 2; k++) {
@@ -125,89 +111,8 @@ static void tokenizer_free(Tokenizer *t) {
     free(t->merges);
     free(t->table);
     free(t->joins);
-    free(t->stops);
+    free(t->stops.ids);
     free(t);
-}
-
-static void tokenizer_file(Tokenizer *t, int file, const char *text) {
-    t->files[file].text = strdup(text);
-    t->files[file].length = strlen(text);
-}
-
-// Makes a list of the lines of merges.txt. Those without a merge count as the version's.
-static Json *tokenizer_lines(const char *merges) {
-    Error err;
-    char *text = NULL;
-    size_t length = 0, n;
-    FILE *f = open_memstream(&text, &length);
-    if (f == NULL) fail("out of memory: merges.txt");
-    for (const char *s = merges; *s != '\0'; s += n + (s[n] == '\n')) {
-        n = strcspn(s, "\n");
-        const size_t used = n > 0 && s[n - 1] == '\r' ? n - 1 : n;
-        fputs(s == merges ? "[" : ", ", f);
-        json_write_string(f, used > 0 ? s : "#version", used > 0 ? used : 8);
-    }
-    fputs("]", f);
-    if (fclose(f) != 0) fail("out of memory: merges.txt");
-    Json *list = json_parse(text, length, &err);
-    free(text);
-    return list;
-}
-
-// A tokenizer from the texts of vocab.json and merges.txt. `dir` is for messages.
-static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char *merges) {
-    static const int special[5] = {false, true, false, false, false};
-    Tokenizer *t = tokenizer_new();
-    char file[PATH_MAX], config[512], end[32] = "null";
-    Error err;
-    int byte = 0;
-    t->byte_level = true;
-    t->rule = &word_rules[RULE_GPT2];
-    if (*merges == '\0') die("%s/merges.txt: empty", dir);
-    Json *list = tokenizer_lines(merges);
-    tokenizer_file(t, FILE_VOCAB, vocab);
-    tokenizer_file(t, FILE_MERGES, merges);
-    path_join(file, dir, "vocab.json");
-    Json *json = json_parse(t->files[FILE_VOCAB].text, t->files[FILE_VOCAB].length, &err);
-    if (json == NULL || json->type != JSON_OBJECT)
-        die("%s: %s", file, json == NULL ? err.text : "not an object");
-    if (!tokenizer_read_tokens(t, file, json, 0, 0, &err)) die("%s", err.text);
-    tokenizer_read_bytes(t, json);
-    while (byte < 256 && t->byte_id[byte] != TOKENIZER_NONE) byte++;
-    if (byte < 256) die("%s: no token for the byte 0x%02x", file, (unsigned)byte);
-    // OPT's vocabulary has GPT-2's token as well, and never uses it.
-    const char *eot = vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE ? "</s>" : TOKENIZER_EOT;
-    t->eot = (int)vocabulary_find(json, eot, strlen(eot));  // TOKENIZER_NONE is -1
-    if (t->eot >= 0) added_push(t, eot, strlen(eot), (uint32_t)t->eot, true, special);
-    path_join(file, dir, "merges.txt, line");
-    if (!tokenizer_read_merges(t, file, json, list, &err)) die("%s", err.text);
-    // null, not absent: without an entry transformers adds its own <|endoftext|>
-    if (t->eot >= 0) snprintf(end, sizeof end, "\"%s\"", eot);
-    snprintf(config, sizeof config, "{\"tokenizer_class\": \"GPT2Tokenizer\", "
-             "\"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
-             "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
-    tokenizer_file(t, FILE_CONFIG, config);
-    json_free(json);
-    json_free(list);
-    return t;
-}
-
-// 256 tokens, no merges, id = value of the byte.
-static Tokenizer *tokenizer_bytes(void) {
-    char *vocab = NULL, utf8[4];
-    size_t length = 0;
-    FILE *f = open_memstream(&vocab, &length);
-    if (f == NULL) fail("out of memory: a vocabulary");
-    for (int i = 0; i < 256; i++) {
-        fprintf(f, i == 0 ? "{" : ", ");
-        json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
-        fprintf(f, ": %d", i);
-    }
-    fprintf(f, "}\n");
-    if (fclose(f) != 0) fail("out of memory: a vocabulary");
-    Tokenizer *t = tokenizer_parse("bytes", vocab, "#version: 0.2\n");
-    free(vocab);
-    return t;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -367,7 +272,7 @@ static bool read_model(PartReader *r) {
     int lost = 0;  // bytes of ordinary text: no 0xC0, 0xC1, 0xF1 .., few control characters
     for (int i = '\t'; i <= 0xF0; i++)
         if ((i <= '\r' || i >= ' ') && (i & 0xFE) != 0xC0) lost += t->byte_id[i] == TOKENIZER_NONE;
-    if (lost > 0 && !data_is_quiet)
+    if (lost > 0 && ranks.rank == 0)
         fprintf(stderr, "tide: warning: %s: %d of the bytes of ordinary text have no token, and "
                 "are left out of every text, as in Hugging Face\n", r->path, lost);
     snprintf(place, sizeof place, "%s, merge", r->path);
@@ -451,20 +356,17 @@ static bool read_ends(PartReader *r, const char *dir) {
                 eot = vocabulary_find(r->vocabulary, eos->string, eos->length);
         }
         const bool adds = json_flag(config, "add_bos_token", true) != 0;
-        if (k == 0 && t->bos >= 0 && !adds && !data_is_quiet)
+        if (k == 0 && t->bos >= 0 && !adds && ranks.rank == 0)
             fprintf(stderr, "tide: warning: %s has add_bos_token false, but tokenizer.json puts "
                     "token %d in front of every text\n", path, t->bos);
         const bool list = ids != NULL && ids->type == JSON_ARRAY;
-        if (k == 0 || t->stop_count > 0) ids = NULL;
+        if (k == 0 || t->stops.count > 0) ids = NULL;
         else if (list) ids = ids->child;
-        for (size_t id = 0; json_size(ids, &id); ids = list ? ids->next : NULL) {
-            if (id >= t->vocab || t->tokens[id].length == 0) continue;
-            t->stops = (uint32_t *)array_grow(t->stops, t->stop_count, sizeof *t->stops, "stops");
-            t->stops[t->stop_count++] = (uint32_t)id;
-        }
+        for (size_t id = 0; json_size(ids, &id); ids = list ? ids->next : NULL)
+            if (id < t->vocab && t->tokens[id].length > 0) tokens_add(&t->stops, (uint32_t)id);
         json_free(config);
     }
-    if (eot == TOKENIZER_NONE && t->stop_count > 0) eot = t->stops[0];
+    if (eot == TOKENIZER_NONE && t->stops.count > 0) eot = t->stops.ids[0];
     if (eot == TOKENIZER_NONE) eot = tokenizer_added(t, TOKENIZER_EOT);
     if (eot == TOKENIZER_NONE) eot = tokenizer_added(t, "</s>");
     t->eot = (int)eot;  // TOKENIZER_NONE is -1
@@ -473,23 +375,27 @@ static bool read_ends(PartReader *r, const char *dir) {
 }
 
 // Makes a tokenizer of the text of dir/tokenizer.json, n bytes, which is its own from now on, and
-// of the files beside it. NULL and the reason in err if one is damaged, or a part is not supported.
-static Tokenizer *tokenizer_parse_json(const char *dir, char *text, size_t n, Error *err) {
+// of the files `beside` it; or of tokenizer_parse()'s text. NULL and the reason in err if one is
+// damaged, or a part is not supported.
+static Tokenizer *tokenizer_parse_json(const char *dir, bool beside, char *text, size_t n,
+                                       Error *err) {
     char path[PATH_MAX], other[PATH_MAX];
     Error inner;
-    Tokenizer *t = tokenizer_new();
+    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
     Json *root = json_parse(text, n, &inner);
     const Json *version = json_get(root, "version");
     PartReader r = {.t = t, .path = path, .root = root, .vocabulary = NULL, .err = err};
-    path_join(path, dir, tokenizer_files[FILE_JSON]);
+    t->bos = t->eot = t->behind = -1;
+    t->classes = word_classes_make();
+    path_join(path, dir, beside ? tokenizer_files[FILE_JSON] : "vocab.json and merges.txt");
     t->files[FILE_JSON].text = text;
     t->files[FILE_JSON].length = n;
     bool ok = root != NULL || error_set(err, "%.200s: %.290s", path, inner.text);
     if (version != NULL && !json_is(version, "1.0"))
         ok = part_refuse(&r, "version", "other than 1.0");
     ok = ok && read_steps(&r) && read_model(&r) && read_added(&r) && read_template(&r)
-      && read_ends(&r, dir);
-    for (int i = 0; ok && i < TOKENIZER_FILES; i++) {
+      && (!beside || read_ends(&r, dir));
+    for (int i = 0; ok && beside && i < TOKENIZER_FILES; i++) {
         path_join(other, dir, tokenizer_files[i]);
         if (i == FILE_JSON || !path_exists(other)) continue;
         t->files[i].text = file_read(other, &t->files[i].length, err);
@@ -499,6 +405,77 @@ static Tokenizer *tokenizer_parse_json(const char *dir, char *text, size_t n, Er
     if (ok) return t;
     tokenizer_free(t);
     return NULL;
+}
+
+// ---------------------------------------------------------------------------------------------
+// vocab.json and merges.txt
+
+static void tokenizer_file(Tokenizer *t, int file, const char *text) {
+    t->files[file].text = strdup(text);
+    t->files[file].length = strlen(text);
+}
+
+// A tokenizer from the texts of vocab.json and merges.txt, as from a tokenizer.json with the same.
+// Lines without a merge count as the version's. `dir` is for messages.
+static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char *merges) {
+    char *text = NULL, config[512], end[32] = "null";
+    size_t length = 0, n;
+    Error err;
+    Json *json = json_parse(vocab, strlen(vocab), &err);
+    if (json == NULL || json->type != JSON_OBJECT)
+        die("%s/vocab.json: %s", dir, json == NULL ? err.text : "not an object");
+    if (*merges == '\0') die("%s/merges.txt: empty", dir);
+    // OPT's vocabulary has GPT-2's token as well, and never uses it.
+    const char *eot = vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE ? "</s>" : TOKENIZER_EOT;
+    const int id = (int)vocabulary_find(json, eot, strlen(eot));  // TOKENIZER_NONE is -1
+    json_free(json);
+    FILE *f = open_memstream(&text, &length);
+    if (f == NULL) fail("out of memory: merges.txt");
+    fprintf(f, "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}, "
+            "\"decoder\": {\"type\": \"ByteLevel\"}, \"added_tokens\": [");
+    if (id >= 0) fprintf(f, "{\"id\": %d, \"content\": \"%s\", \"special\": true}", id, eot);
+    fprintf(f, "], \"model\": {\"unk_token\": \"%s\", \"vocab\": %s, \"merges\": [", eot,
+            vocab);
+    for (const char *s = merges; *s != '\0'; s += n + (s[n] == '\n')) {
+        n = strcspn(s, "\n");
+        const size_t used = n > 0 && s[n - 1] == '\r' ? n - 1 : n;
+        fputs(s == merges ? "" : ", ", f);
+        json_write_string(f, used > 0 ? s : "#version", used > 0 ? used : 8);
+    }
+    fputs("]}}", f);
+    if (fclose(f) != 0) fail("out of memory: merges.txt");
+    Tokenizer *t = tokenizer_parse_json(dir, false, text, length, &err);
+    if (t == NULL) die("%s", err.text);
+    t->eot = id;
+    // null, not absent: without an entry transformers adds its own <|endoftext|>
+    if (id >= 0) snprintf(end, sizeof end, "\"%s\"", eot);
+    snprintf(config, sizeof config, "{\"tokenizer_class\": \"GPT2Tokenizer\", "
+             "\"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
+             "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
+    free(text);
+    t->files[FILE_JSON].text = NULL;
+    tokenizer_file(t, FILE_VOCAB, vocab);
+    tokenizer_file(t, FILE_MERGES, merges);
+    tokenizer_file(t, FILE_CONFIG, config);
+    return t;
+}
+
+// 256 tokens, no merges, id = value of the byte.
+static Tokenizer *tokenizer_bytes(void) {
+    char *vocab = NULL, utf8[4];
+    size_t length = 0;
+    FILE *f = open_memstream(&vocab, &length);
+    if (f == NULL) fail("out of memory: a vocabulary");
+    for (int i = 0; i < 256; i++) {
+        fprintf(f, i == 0 ? "{" : ", ");
+        json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
+        fprintf(f, ": %d", i);
+    }
+    fprintf(f, "}\n");
+    if (fclose(f) != 0) fail("out of memory: a vocabulary");
+    Tokenizer *t = tokenizer_parse("bytes", vocab, "#version: 0.2\n");
+    free(vocab);
+    return t;
 }
 
 // Has a directory a tokenizer's files?
@@ -523,24 +500,16 @@ static Tokenizer *tokenizer_open(const char *dir, Error *err) {
     const bool json = path_exists(path);
     if (!json) path_join(path, dir, tokenizer_files[FILE_VOCAB]);
     if ((text = text_read(path, &n, err)) == NULL) return NULL;
-    if (json) return tokenizer_parse_json(dir, text, n, err);
+    if (json) return tokenizer_parse_json(dir, true, text, n, err);
     path_join(path, dir, tokenizer_files[FILE_MERGES]);
     char *merges = text_read(path, &n, err);
     Tokenizer *t = merges != NULL ? tokenizer_parse(dir, text, merges) : NULL;
     path_join(path, dir, "added_tokens.json");
-    if (!data_is_quiet && path_exists(path))
+    if (ranks.rank == 0 && path_exists(path))
         fprintf(stderr, "tide: warning: %s is not read: no text becomes a token that it adds to "
                 "vocab.json, and what is saved lacks it\n", path);
     free(text);
     free(merges);
-    return t;
-}
-
-// tokenizer_open(), or the end of the program.
-static Tokenizer *tokenizer_load(const char *dir) {
-    Error err;
-    Tokenizer *t = tokenizer_open(dir, &err);
-    if (t == NULL) die("%s", err.text);
     return t;
 }
 
@@ -659,48 +628,20 @@ static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int
     encode_added(t, false, text, n, how, out);
 }
 
-// May a text be cut in front of white space? No, if an added token reaches over it.
-static bool tokenizer_cuts(const Tokenizer *t) {
-    for (int k = 0; k < 2; k++)
-        for (size_t i = 0; i < t->added[k].count; i++) {
-            const AddedToken *a = &t->added[k].tokens[i];
-            if (a->rstrip || strpbrk(a->content + 1, " \t\r\n") != NULL) return false;
-        }
-    return true;
-}
-
-// Gives the bytes of a text to encode at once: all if n <= limit, else at most `limit`, if the text
-// can be cut between an ASCII letter or number and white space. No token reaches over such a place,
-// so that the parts become the tokens of the whole. A text without one is taken whole.
-static size_t tokenizer_block(const Tokenizer *t, const char *text, size_t n, size_t limit) {
-    const unsigned char *u = (const unsigned char *)text;
-    if (n <= limit || !tokenizer_cuts(t)) return n;
-    for (size_t i = limit; i > 0; i--)
-        if (u[i - 1] < 0x80 && isalnum(u[i - 1])
-            && (t->byte_level ? memchr(" \t\r\n", u[i], 4) != NULL
-                              : u[i] == ' ' && !t->joins[u[i - 1] << 8 | ' '])) return i;
-    return n;
-}
-
-// Encodes the next block, from byte *at on, of a document of n bytes to train on; false at the end.
-// In front of the document stands the token that begins every text, or else, as in GPT-2's
-// training, the one that ends a text, unless no document stands before this one (first); behind it
-// Tokenizer.behind.
-static bool document_next(const Tokenizer *t, const char *text, size_t n, size_t *at, bool first,
-                          Tokens *out) {
+// Encodes n bytes from byte `at` on of a document of `all` bytes to train on. In front of the
+// document stands the token that begins every text, or else, as in GPT-2's training, the one that
+// ends a text, unless no document stands before this one (first); behind it Tokenizer.behind.
+static void document_encode(const Tokenizer *t, const char *text, size_t all, size_t at, size_t n,
+                            bool first, Tokens *out) {
     const int front = t->bos >= 0 ? t->bos : t->behind >= 0 || first ? -1 : t->eot;
-    const size_t block = tokenizer_block(t, text + *at, n - *at, 1 << 20);
-    if (block == 0) return false;
-    if (*at == 0 && front >= 0) tokens_add(out, (uint32_t)front);
-    tokenizer_encode(t, text + *at, block, *at > 0 ? TOKENIZER_GOES_ON : 0, out);
-    *at += block;
-    if (*at == n && t->behind >= 0) tokens_add(out, (uint32_t)t->behind);
-    return true;
+    if (at == 0 && front >= 0) tokens_add(out, (uint32_t)front);
+    tokenizer_encode(t, text + at, n, at > 0 ? TOKENIZER_GOES_ON : 0, out);
+    if (at + n == all && t->behind >= 0) tokens_add(out, (uint32_t)t->behind);
 }
 
 // Does this token end what a model writes?
 static bool tokenizer_ends(const Tokenizer *t, int32_t id) {
-    for (size_t i = 0; i < t->stop_count; i++) if ((int32_t)t->stops[i] == id) return true;
+    for (size_t i = 0; i < t->stops.count; i++) if ((int32_t)t->stops.ids[i] == id) return true;
     return id >= 0 && id == t->eot;
 }
 
@@ -717,7 +658,7 @@ static const char *tokenizer_token(const Tokenizer *t, uint32_t id, size_t *leng
 }
 
 // Writes the tokenizer's files into an existing directory, as they were read, so that the
-// transformers library and tokenizer_load() read the same tokenizer again. Each file is replaced at
+// transformers library and tokenizer_open() read the same tokenizer again. Each file is replaced at
 // once.
 static void tokenizer_save(const Tokenizer *t, const char *dir) {
     char path[PATH_MAX];

@@ -61,6 +61,12 @@ enum {
     STEP_UNBYTES = 256, STEP_STRIP = 512    // byte-level; the first space is not written
 };
 
+// A list of tokens that grows. Zero it first; free(ids) at the end.
+typedef struct {
+    uint32_t *ids;                         // [count]
+    size_t count, room;
+} Tokens;
+
 typedef struct { char *text; size_t length; } TokenizerFile;
 enum { TOKENIZER_FILES = 9 };
 
@@ -86,16 +92,9 @@ typedef struct Tokenizer {
                                            // NULL if byte-level
     int bos, eot;                          // the token in front of a text, and the one that ends it
     int behind;                            // the token behind a document; -1: none
-    uint32_t *stops;                       // [stop_count]: these end what a model writes, too
-    size_t stop_count;
+    Tokens stops;                          // end what a model writes, too
     TokenizerFile files[TOKENIZER_FILES];  // as they were read, see tokenizer_files
 } Tokenizer;
-
-// A list of tokens that grows. Zero it first; free(ids) at the end.
-typedef struct {
-    uint32_t *ids;                         // [count]
-    size_t count, room;
-} Tokens;
 
 // Makes room for n more tokens, and returns where they go.
 static uint32_t *tokens_room(Tokens *out, size_t n) {

@@ -156,7 +156,7 @@ static void event_record(cudaEvent_t event, cudaStream_t stream) {
 
 // The host waits: for an event, for all that a stream has been given, or, device_sync(), for all.
 static void event_wait(cudaEvent_t event) {
-    if (rehearsal != NULL) rehearse_event_wait(event_number(event));
+    if (rehearsal != NULL) rehearse_wait(THE_HOST, event_number(event));
     else CUDA(cudaEventSynchronize(event));
 }
 

@@ -93,7 +93,7 @@ static void rehearsal_end(Rehearsal *q) {
 
 static int rehearse(int stream, int takes, double work);
 
-// Makes all work that the stream is given from now on wait for this job.
+// Makes all work that the stream is given from now on wait for this job; the host waits at once.
 static void rehearse_wait_for(int stream, int job) {
     RehearsedStream *s = &rehearsal->streams[stream];
     if (job == NO_JOB || rehearsal->jobs[job].stream == stream) return;
@@ -104,6 +104,7 @@ static void rehearse_wait_for(int stream, int job) {
     }
     if (s->count == JOB_WAITS) rehearse(stream, TAKES_NOTHING, 0);
     s->waits[s->count++] = job;
+    if (stream == THE_HOST) rehearse(THE_HOST, TAKES_NOTHING, 0);
 }
 
 static void rehearse_wait(int stream, int event) {
@@ -159,13 +160,7 @@ static void rehearse_record(int event, int stream) {
 // The host waits until a stream has done all.
 static void rehearse_rest(int stream) {
     rehearse_wait_for(THE_HOST, rehearse(stream, TAKES_NOTHING, 0));
-    rehearse(THE_HOST, TAKES_NOTHING, 0);
     rehearsal->streams[stream].sealed = true;
-}
-
-static void rehearse_event_wait(int event) {
-    rehearse_wait(THE_HOST, event);
-    rehearse(THE_HOST, TAKES_NOTHING, 0);
 }
 
 // Addresses of memory that nobody has.

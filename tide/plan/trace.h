@@ -34,50 +34,32 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------
 // What a step did
 
-typedef struct { double begin, end; } Interval;
+// The rows occupy these parts of the machine. Spans of the link are copies if they have bytes.
+enum { USES_GPU, USES_CPU, USES_H2D, USES_D2H, USES_DUPLEX, USES_NOTHING, TRACE_USES };
+static const int row_uses[ROWS] = {USES_GPU, USES_D2H, USES_H2D, USES_GPU, USES_D2H, USES_CPU,
+                                   USES_H2D, USES_H2D, USES_NOTHING};
 
-// Sorts n intervals and joins those that overlap or touch. Returns how many are left.
-static int intervals_join(Interval *x, int n) {
-    int joined = 0;
-    qsort(x, (size_t)n, sizeof *x, compare_doubles);
+// Adds up the seconds in which each was at work, in one span or several. DUPLEX: both directions of
+// the link.
+static void trace_busy(const TraceSpan *s, int n, double busy[TRACE_USES]) {
+    typedef struct { double at; int uses, change; } Edge;
+    Edge *edge = ALLOC(Edge, 2 * (size_t)n, "trace");
+    int edges = 0, open[TRACE_USES] = {0};
     for (int i = 0; i < n; i++) {
-        if (joined == 0 || x[i].begin > x[joined - 1].end) x[joined++] = x[i];
-        else x[joined - 1].end = fmax(x[joined - 1].end, x[i].end);
+        const int uses = row_uses[s[i].row];
+        const Edge begin = {s[i].begin, uses, 1}, end = {s[i].end, uses, -1};
+        if (strcmp(s[i].name, "wait") == 0 || (uses >= USES_H2D && s[i].bytes == 0)) continue;
+        edge[edges++] = begin;
+        edge[edges++] = end;
     }
-    return joined;
-}
-
-static double intervals_length(const Interval *x, int n) {
-    double length = 0;
-    for (int i = 0; i < n; i++) length += x[i].end - x[i].begin;
-    return length;
-}
-
-// Length of what two joined lists have in common, by which their union is shorter than both: x has
-// the na of one, and behind them the nb of the other. Joins all.
-static double intervals_common(Interval *x, int na, int nb) {
-    const double both = intervals_length(x, na + nb);
-    return fmax(both - intervals_length(x, intervals_join(x, na + nb)), 0);
-}
-
-// Rows by what they occupy, a bit for each. Spans of the link are copies if they have bytes.
-enum {
-    ROWS_GPU = 1 << ROW_COMPUTE | 1 << ROW_UPDATE, ROWS_CPU = 1 << ROW_HOST,
-    ROWS_H2D = 1 << ROW_FETCH | 1 << ROW_BACK | 1 << ROW_WEIGHTS,
-    ROWS_D2H = 1 << ROW_FLUSH | 1 << ROW_LEAVE
-};
-
-// The work of these rows, joined; x must have room for n.
-static int trace_work(Interval *x, const TraceSpan *s, int n, unsigned rows) {
-    const bool link = (rows & (ROWS_H2D | ROWS_D2H)) != 0;
-    int count = 0;
-    for (int i = 0; i < n; i++)
-        if ((rows >> s[i].row & 1) != 0 && strcmp(s[i].name, "wait") != 0
-            && (s[i].bytes > 0 || !link)) {
-            x[count].begin = s[i].begin;
-            x[count++].end = s[i].end;
-        }
-    return intervals_join(x, count);
+    qsort(edge, (size_t)edges, sizeof *edge, compare_doubles);
+    for (int i = 0; i + 1 < edges; i++) {
+        open[edge[i].uses] += edge[i].change;
+        open[USES_DUPLEX] = open[USES_H2D] > 0 && open[USES_D2H] > 0;
+        for (int k = 0; k < TRACE_USES; k++)
+            if (open[k] > 0) busy[k] += edge[i + 1].at - edge[i].at;
+    }
+    free(edge);
 }
 
 // The times of one step, in seconds.
@@ -103,14 +85,14 @@ static const char *trace_after(const TraceSpan *s, int n, double end) {
 // Fills all of c but step from the n spans of a step, whose waits do not overlap.
 static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     static const char *const update[4] = {"fetch", "update", "flush", "back"};
-    Interval *x = ALLOC(Interval, 2 * (size_t)n, "intervals");
+    double busy[TRACE_USES] = {0};
     double first = INFINITY, last = -INFINITY;  // of the update
-    c->gpu = intervals_length(x, trace_work(x, s, n, ROWS_GPU));
-    c->cpu = intervals_length(x, trace_work(x, s, n, ROWS_CPU));
-    const int in = trace_work(x, s, n, ROWS_H2D), out = trace_work(x + in, s, n, ROWS_D2H);
-    c->h2d = intervals_length(x, in);
-    c->d2h = intervals_length(x + in, out);
-    c->duplex = intervals_common(x, in, out);
+    trace_busy(s, n, busy);
+    c->gpu = busy[USES_GPU];
+    c->cpu = busy[USES_CPU];
+    c->h2d = busy[USES_H2D];
+    c->d2h = busy[USES_D2H];
+    c->duplex = busy[USES_DUPLEX];
     c->forward = c->backward = c->stalled = c->stalled_backward = 0;
     for (int i = 0; i < n; i++) {
         const double length = s[i].end - s[i].begin;
@@ -125,7 +107,6 @@ static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
             if (strcmp(s[i].name, update[k]) == 0) last = fmax(last, s[i].end);
     }
     c->update_seconds = fmax(last - first, 0);  // 0: nothing was updated
-    free(x);
 }
 
 // ---------------------------------------------------------------------------------------------

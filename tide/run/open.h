@@ -223,9 +223,10 @@ static void run_open_task(Run *r) {
         *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, first, V,
                                o->chat_format);
     }
-    if (o->data != NULL)
-        task_split(&r->task_all, o->val == NULL ? 0.1 : 0, &r->task_train, &r->task_val);
-    if (o->val != NULL) r->task_val = task_view(held, 0, held->count);
+    const size_t all = r->task_all.count, cut = o->val == NULL ? all - all / 10 : all;
+    if (o->data != NULL) r->task_train = task_view(&r->task_all, 0, cut);
+    r->task_val = o->val != NULL ? task_view(held, 0, held->count)
+                                 : task_view(&r->task_all, cut, all);
     r->words = run_task(r)->labels > 0;
     r->packed = o->pack != PACK_OFF && !r->words && r->task_train.count > 0
              && (o->steps > 0 || o->dump != NULL);
@@ -274,7 +275,9 @@ static void run_open_data(Run *r) {
     if (o->choices != NULL) run_open_choices(r);
     if (o->val != NULL && !r->task) r->val_data = data_open(o->val, r->tokenizer);
     if (texts) {
-        data_split(&r->data, o->val == NULL ? 0.1 : 0, &r->train_view, &r->val_view);
+        const size_t all = r->data.tokens, cut = o->val == NULL ? all - all / 10 : all;
+        r->train_view = data_view(&r->data, 0, cut);
+        r->val_view = data_view(&r->data, cut, all);
         r->train = loader_make(&r->train_view, r->T, o->seed, true);
         loader_check(&r->train);
     }
@@ -464,7 +467,6 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     ranks_open();
     r->world = (size_t)ranks.world;
     r->rank = (size_t)ranks.rank;
-    data_is_quiet = r->rank > 0;
     options_parse(o, argc, argv, gpu_build);
     if (o->resume_auto) {
         o->resume = state_newest(o->out, SIZE_MAX, false) > 0;

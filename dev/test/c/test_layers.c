@@ -32,7 +32,7 @@ static void test_finite_differences(void) {
     for (int variant = 0; variant < 4; variant++) {
         GPT2Config c = small;
         if (variant == 1) { c.tied = 0; c.activation = ACTIVATION_RELU; }
-        if (variant == 3) c.embed = 20, c.post_norm = 1;
+        if (variant == 3) c.embed = 20;
         if (variant == 2) { c.heads = 1; c.ffn = 50; c.layers = 1; }
         int32_t tokens[B * T + 1];
         GPT2 g;
@@ -570,7 +570,7 @@ static void test_cached_decoding(void) {
     for (int variant = 0; variant < 3; variant++) {
         GPT2Config c = small;
         if (variant > 0) { c.tied = 0; c.activation = ACTIVATION_RELU; }
-        if (variant == 2) c.embed = 20, c.post_norm = 1;
+        if (variant == 2) c.embed = 20;
         int32_t tokens[T + 1];
         GPT2 g;
         make_random(&g, c, 1, T, tokens);

@@ -201,7 +201,7 @@ static void the_host_holds_back_what_it_queues_later(void) {
         const int before = rehearse(CPU, TAKES_HOST, ADAM_BYTES);
         rehearse_record(event, COMM);
         if (by_event) rehearse(COMM, TAKES_COMM, 10);
-        if (by_event) rehearse_event_wait(event);
+        if (by_event) rehearse_wait(THE_HOST, event);
         else rehearse_rest(COMM);
         const int behind = rehearse(CPU, TAKES_HOST, ADAM_BYTES);
         const int other = rehearse(OUT, TAKES_D2H, 20);

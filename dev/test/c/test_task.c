@@ -1,6 +1,7 @@
 // test_task.c: task.h. Files of labelled sentences and of JSON lines and what can be wrong with
 // them, label words, splitting, packing, and which example comes when, and where in its row.
 #include "../../../tide/files/task.h"
+#include "../../data/blocks.h"
 #include "../test.h"
 #include <dirent.h>
 #include "../dies.h"
@@ -464,12 +465,12 @@ static void task_shuffles(void) {
 
 static void task_splits(void) {
     Task all = numbered(10, -1), train, val;
-    static const struct { double share; size_t held; } cases[] = {
-        {0, 0}, {0.3, 3}, {0.39, 3}, {1, 10}};
+    static const size_t cases[] = {0, 3, 10};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const size_t held = cases[i].held;
-        task_split(&all, cases[i].share, &train, &val);
-        CHECK(train.count == 10 - held && val.count == held, "%g: %zu", cases[i].share, val.count);
+        const size_t held = cases[i];
+        train = task_view(&all, 0, 10 - held);
+        val = task_view(&all, 10 - held, 10);
+        CHECK(train.count == 10 - held && val.count == held, "%zu", val.count);
         CHECK(train.labels == 2 && val.word[1] == '+' && train.tokens == all.tokens, "copied");
         int32_t in[2], where[4];
         if (held > 0) {

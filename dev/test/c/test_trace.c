@@ -1,5 +1,5 @@
 // test_trace.c: the trace file is valid JSON at every flush and says what happened; a disk that is
-// full is one clear error; intervals and the counters of a step against lists made by hand; and the
+// full is one clear error; what is busy and the counters of a step against lists made by hand; and the
 // picture that dev/timeline.c draws of it.
 #include "../../../tide/plan/trace.h"
 #include <fcntl.h>
@@ -11,36 +11,30 @@
 
 static char path[] = "/tmp/test_trace_XXXXXX";
 
-// Against a clock of small ticks, for random lists.
-static void intervals_agree_with_ticks(void) {
-    enum { TICKS = 64, N = 12 };
+// Against a clock of small ticks, for random spans.
+static void busy_agrees_with_ticks(void) {
+    enum { TICKS = 64, N = 24 };
     uint32_t seed = 1;
     for (int run = 0; run < 2000; run++) {
-        Interval x[2][N];
-        bool on[2][TICKS] = {{false}};
-        int n[2], length = 0, common = 0;
-        for (int k = 0; k < 2; k++) {
-            n[k] = (int)((seed = seed * 1664525u + 1013904223u) >> 16) % N;
-            for (int i = 0; i < n[k]; i++) {
-                const int begin = (int)((seed = seed * 1664525u + 1013904223u) >> 16) % TICKS;
-                const int end = begin + (int)((seed = seed * 1664525u + 1013904223u) >> 16)
-                                        % (run % 16 + 1);
-                x[k][i].begin = begin;
-                x[k][i].end = end < TICKS ? end : TICKS;
-                for (int tick = begin; tick < end && tick < TICKS; tick++) on[k][tick] = true;
-            }
-            n[k] = intervals_join(x[k], n[k]);
+        TraceSpan s[N];
+        double busy[TRACE_USES] = {0}, ticks[TRACE_USES] = {0};
+        bool on[TRACE_USES][TICKS] = {{false}};
+        const int n = (int)((seed = seed * 1664525u + 1013904223u) >> 16) % N;
+        for (int i = 0; i < n; i++) {
+            const int begin = (int)((seed = seed * 1664525u + 1013904223u) >> 16) % TICKS;
+            const int end = begin + (int)((seed = seed * 1664525u + 1013904223u) >> 16)
+                                    % (run % 16 + 1);
+            const int row = (int)((seed = seed * 1664525u + 1013904223u) >> 16) % ROWS;
+            const TraceSpan span = {begin, end < TICKS ? end : TICKS, row, "x", TRACE_NONE, 1};
+            s[i] = span;
+            for (int tick = begin; tick < end && tick < TICKS; tick++) on[row_uses[row]][tick] = true;
         }
         for (int tick = 0; tick < TICKS; tick++) {
-            length += on[0][tick];
-            common += on[0][tick] && on[1][tick];
+            on[USES_DUPLEX][tick] = on[USES_H2D][tick] && on[USES_D2H][tick];
+            for (int k = 0; k < TRACE_USES; k++) ticks[k] += on[k][tick];
         }
-        for (int k = 0; k < 2; k++) {
-            Interval both[2 * N];
-            memcpy(both, x[0], (size_t)n[0] * sizeof *both);
-            memcpy(both + n[0], x[k], (size_t)n[k] * sizeof *both);
-            CHECK(intervals_common(both, n[0], n[k]) == (k == 0 ? length : common), "run %d", run);
-        }
+        trace_busy(s, n, busy);
+        for (int k = 0; k < TRACE_USES; k++) CHECK(busy[k] == ticks[k], "run %d: %d", run, k);
     }
 }
 
@@ -523,7 +517,7 @@ int main(void) {
     const int fd = mkstemp(path);
     if (fd < 0) return 1;
     close(fd);
-    RUN(intervals_agree_with_ticks);
+    RUN(busy_agrees_with_ticks);
     RUN(counters_of_a_step);
     RUN(file_says_what_happened);
     RUN(unwritable_is_an_error);

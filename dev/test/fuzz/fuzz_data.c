@@ -51,7 +51,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         all.segments = &s;
         all.count = 1;
         all.tokens = s.count;
-        data_split(&all, (double)flags / 255, &train, &val);
+        const size_t cut = s.count - s.count * (size_t)flags / 255;
+        train = data_view(&all, 0, cut);
+        val = data_view(&all, cut, s.count);
         check(train.tokens + val.tokens == s.count);
         check_loader(&all, T, vocab, (uint64_t)flags, flags & 1);
         check_loader(&train, T, vocab, (uint64_t)flags, flags & 1);

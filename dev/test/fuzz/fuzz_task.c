@@ -62,7 +62,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         for (size_t k = 0; k < all.pieces; k++) check(all.first[k + 1] >= all.first[k]);
         for (size_t i = 0; i < all.count; i++)
             check(cut_inputs(task_cut(&all, i, (size_t)all.label[i], SIZE_MAX - 1)) <= all.longest);
-        task_split(&all, held_out, &train, &val);
+        const size_t cut = all.count - (size_t)((double)all.count * held_out);
+        train = task_view(&all, 0, cut);
+        val = task_view(&all, cut, all.count);
         check(train.count + val.count == all.count);
         if (T > 1) {
             check_batches(&all, T, vocab, false);

@@ -131,7 +131,6 @@ static GPT2Config shape_config(const Shape *s) {
     c.kv_heads = s->NKV;
     c.head_size = s->HS;
     c.embed = s->E;
-    c.post_norm = s->E > 0;
     if (s->family < FAMILY_LLAMA) c.activation = s->activation;
     c.tied = s->tied;
     if (!gpt2_finish(&c, &err)) die("%s", err.text);
