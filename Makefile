@@ -98,7 +98,7 @@ build/$(1)/main.o: tide/gpu/main.cu $(HEADERS) $(EMU) | $(3)
 	$(2) -c $$< -o $$@
 endef
 $(eval $(call objects,gpu,$$(NVCC) $$(NVFLAGS) $$(if $$(NCCL),$$(NCCL_FLAGS)),nvcc))
-$(eval $(call objects,emu,CXX=$$(CXX) dev/emu/emucc -O2 $$(OPENMP) $$(EMU_FLAGS),cxx))
+$(eval $(call objects,emu,CXX=$$(CXX) dev/emu/emucc -O1 $$(OPENMP) $$(EMU_FLAGS),cxx))
 
 train_gpt2cu: $(call trainer,gpu)  ## the GPU trainer (nvcc, cuBLASLt; NCCL if there)
 	$(NVCC) $(NVFLAGS) $^ -o $@ $(NVLIBS) $(NCCL)

@@ -108,17 +108,17 @@ SCRIPTS = $(wildcard dev/test/*/test_*.sh dev/emu/test/test_*.sh)
 in = $(patsubst %,build/$(1)/%,$(2))
 with_gpu := $(and $(NVCC),$(GPU))
 # What takes long, and repeats in another precision what the others show, is for `make test-all`.
-LONG_ONES = test_model_fp16 test_zen_time test_plan_fp32 test_zen_rehearsal_fp32 test_zo_rehearsal_fp32
-TESTS = $(call in,test,$(COMPUTES) test_gpt2) $(call in,asan,$(READS) $(FUZZ)) \
+LONG_ONES = test_zen_time test_plan_fp32 test_zen_rehearsal_fp32 test_zo_rehearsal_fp32 $(GPU_TESTS_fp16)
+TESTS = $(call in,test,$(COMPUTES) test_gpt2) $(call in,asan,$(READS)) \
         $(foreach on,emu $(if $(with_gpu),gpu),\
             $(call in,$(on),test_emu $(filter-out $(LONG_ONES),$(GPU_ALL))))
-TEST_NEEDS = $(call in,emu,$(gpu_programs) bugs) train_gpt2emu $(TOOLS) build/test/test_ranks \
-             $(if $(with_gpu),train_gpt2cu $(call in,gpu,$(gpu_programs)))
+TEST_NEEDS = $(call in,emu,bugs) train_gpt2emu $(TOOLS) build/test/test_ranks \
+             $(if $(with_gpu),train_gpt2cu)
 
 # What one flavour's program has of the GPU's tests; the others train, and are for test_schedules.sh.
 KERNELS = test_kernels test_attention test_host test_columns_gpu
 trains = $(TRAINS) $(GPU_TESTS_fp32) $(GPU_TESTS_fp16)
-TESTS_ALL = $(call in,test,$(READS)) $(call in,asan,$(COMPUTES) test_gpt2) \
+TESTS_ALL = $(call in,test,$(READS)) $(call in,asan,$(COMPUTES) test_gpt2 $(FUZZ)) \
             $(call in,plain,test_gpt2 test_layers) \
             $(if $(CLANG),build/tsan/test_ranks $(call in,clang,test_adam test_rng test_matmul \
                 test_vmath test_zo test_zenflow)) \
