@@ -328,7 +328,6 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
 // pass waits for each segment, not for them all. ZenFlow's late columns have an order of their own.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     int visit = 0;
-    if (g->zen != NULL) zen_begin(g);
     for (int i = 0; i < g->segments; i++) {
         const int s = update_order(g, i);
         const Segment *seg = &g->segment[s];
@@ -387,7 +386,7 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
         if (g->offloaded) order(g, g->out, g->compute);
         return result;
     }
-    if (g->zen != NULL) zen_set_rates(g, r, step, loss_scale);
+    if (g->zen != NULL) zen_begin(g, r, step, loss_scale);
     gpt2_update(g, &adam);
     r->open = g->zen != NULL && zen_is_open(&g->zen->config, &g->zen->clock);
     if (g->updates_alone) {
@@ -569,8 +568,6 @@ static int train(Run *r) {
     device_sync();
     timeline_close(&g->timeline);
     const int code = run_end(r);
-    if (g->offloaded && g->training) offload_end(g);
-    if (g->zero != NULL) zero_end(g);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));
     gpt2_free(g);
     return code;

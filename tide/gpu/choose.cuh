@@ -603,18 +603,4 @@ static void step_log(const GPT2 *g, StepResult *result) {
     if (g->zero != NULL) zero_log(g, result->more, sizeof result->more);
 }
 
-// The counters of offload_log() for people, of the last step, when all is over.
-static void offload_end(const GPT2 *g) {
-    const TimelineStep *d = &g->timeline.done;
-    if (d->step == 0) return;
-    printf("the last step moved %.1f MiB to the GPU and %.1f MiB to the host, %.1f ms of it at "
-           "once; its update took %.1f ms, forward and backward waited %.1f ms\n",
-           mib(g->moved_in), mib(g->moved_out), 1e3 * d->duplex, 1e3 * d->update_seconds,
-           1e3 * d->stalled);
-    if (g->predicted.bound > 0 && d->update_seconds > 0)
-        printf("the bound of such an update is %.1f ms here (%s), %.0f %% of what it took\n",
-               1e3 * g->predicted.bound, g->predicted.limit,
-               100 * g->predicted.bound / d->update_seconds);
-}
-
 #endif

@@ -28,7 +28,6 @@ struct ZenFlow {
     ZenMap map;
     ZenClock clock;
     ZenRates rates;             // of this step,
-    double loss_scale;          // of its gradients (run.h),
     ZenTurn turn;               // and what its end brings
     bool only_chosen;           // the step changes no weights in use but those of chosen columns
     int sums;                   // of gradients on the host: 2, 1, or 0 where a window is one step
@@ -244,18 +243,13 @@ static void zen_sums_leave(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 3. The end of a step
 
-// Sets what the end of this step needs: AdamW's rates, and the factor of its gradients (run.h).
-static void zen_set_rates(GPT2 *g, const Run *r, size_t step, double loss_scale) {
-    g->zen->rates = zen_rates(&r->o, step);
-    g->zen->loss_scale = loss_scale;
-}
-
-// Decides what this step brings.
-static void zen_begin(GPT2 *g) {
+// Decides what this step brings. loss_scale: of its gradients (run.h).
+static void zen_begin(GPT2 *g, const Run *r, size_t step, double loss_scale) {
     ZenFlow *z = g->zen;
     const size_t n = zen_ranks(g) * zen_numbers(&z->config) * z->map.mixed;
-    if (z->loss_scale != 1 && zen_needs_sums(&z->config, &z->map, &z->clock))
-        for (size_t i = 0; i < n; i++) z->host_sums[i] /= (float)z->loss_scale;
+    if (loss_scale != 1 && zen_needs_sums(&z->config, &z->map, &z->clock))
+        for (size_t i = 0; i < n; i++) z->host_sums[i] /= (float)loss_scale;
+    z->rates = zen_rates(&r->o, step);
     z->swapped = 0;
     z->turn = zen_turn(&z->config, &z->map, &z->clock, z->host_sums, zen_ranks(g));
     z->only_chosen = !z->turn.drains

@@ -319,13 +319,4 @@ static void zero_log(const GPT2 *g, char *json, size_t n) {
              zero->reduced_bytes, zero->gathered_bytes, 1e3 * d->stalled);
 }
 
-// The same for people, of the last step, when all is over.
-static void zero_end(const GPT2 *g) {
-    const Zero *zero = g->zero;
-    printf("ZeRO-%d on %zu GPU%s: in the last step each gave the others %.1f MiB to sum and %.1f "
-           "MiB to gather; forward and backward waited %.1f ms\n", zero->stage, zero->world,
-           zero->world > 1 ? "s" : "", mib(zero->reduced_bytes), mib(zero->gathered_bytes),
-           1e3 * g->timeline.done.stalled);
-}
-
 #endif
