@@ -576,30 +576,27 @@ static int calibrate(const Run *r, const Steps *steps) {
 // ---------------------------------------------------------------------------------------------
 // The time that a step took, beside the predicted one
 
-// The counters of an offloaded step, for log.jsonl. Times are of the newest step that is complete,
-// "step", two before the one that is being logged, because nothing waits for them; bytes are of
-// the one that is being logged.
-static void offload_log(const GPT2 *g, char *json, size_t n) {
-    const TimelineStep *d = &g->timeline.done;
-    const size_t *of = g->pieces.elements;
-    char busy[160];
-    json[0] = '\0';
-    if (d->step == 0 || (!g->offloaded && g->timeline.trace.file == NULL)) return;
-    timeline_log(&g->timeline, busy, sizeof busy);
-    snprintf(json, n, ",\"offload\":{\"step\":%zu,\"forward_ms\":%.6g,\"backward_ms\":%.6g%s,"
-             "\"update_ms\":%.6g,\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,"
-             "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
-             d->step, 1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
-             1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in, g->moved_out,
-             g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements : of[PIECE_HOST],
-             g->zen != NULL ? g->zen->map.chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
-    if (g->zen != NULL) zen_log(g, json + strlen(json), n - strlen(json));
-}
-
-// Adds the counters of a step of AdamW to its line in log.jsonl.
+// Adds the counters of a step of AdamW to its line in log.jsonl. Times are of the newest step that
+// is complete, "step", two before the one that is being logged, because nothing waits for them;
+// bytes are of the one that is being logged.
 static void step_log(const GPT2 *g, StepResult *result) {
-    const size_t n = strlen(result->more);
-    offload_log(g, result->more + n, sizeof result->more - n);
+    const TimelineStep *d = &g->timeline.done;
+    const size_t *of = g->pieces.elements, used = strlen(result->more);
+    char busy[160], *const json = result->more + used;
+    timeline_log(&g->timeline, busy, sizeof busy);
+    if (d->step > 0 && (g->offloaded || g->timeline.trace.file != NULL))
+        snprintf(json, sizeof result->more - used, ",\"offload\":{\"step\":%zu,"
+                 "\"forward_ms\":%.6g,\"backward_ms\":%.6g%s,\"update_ms\":%.6g,"
+                 "\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,\"h2d_bytes\":%zu,"
+                 "\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}", d->step,
+                 1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
+                 1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in,
+                 g->moved_out,
+                 g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements
+                                : of[PIECE_HOST],
+                 g->zen != NULL ? g->zen->map.chosen_elements
+                                : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
+    if (g->zen != NULL && d->step > 0) zen_log(g, result->more, sizeof result->more);
     if (g->zero != NULL) zero_log(g, result->more, sizeof result->more);
 }
 

@@ -243,13 +243,13 @@ static void zen_sums_leave(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 3. The end of a step
 
-// Decides what this step brings. loss_scale: of its gradients (run.h).
-static void zen_begin(GPT2 *g, const Run *r, size_t step, double loss_scale) {
+// Decides what this step brings, at AdamW's rates. loss_scale: of its gradients (run.h).
+static void zen_begin(GPT2 *g, ZenRates rates, double loss_scale) {
     ZenFlow *z = g->zen;
     const size_t n = zen_ranks(g) * zen_numbers(&z->config) * z->map.mixed;
     if (loss_scale != 1 && zen_needs_sums(&z->config, &z->map, &z->clock))
         for (size_t i = 0; i < n; i++) z->host_sums[i] /= (float)loss_scale;
-    z->rates = zen_rates(&r->o, step);
+    z->rates = rates;
     z->swapped = 0;
     z->turn = zen_turn(&z->config, &z->map, &z->clock, z->host_sums, zen_ranks(g));
     z->only_chosen = !z->turn.drains
@@ -398,10 +398,12 @@ static void zen_window(GPT2 *g, float scale) {
 static void zen_log(const GPT2 *g, char *json, size_t n) {
     const ZenFlow *z = g->zen;
     const TimelineStep *d = &g->timeline.done;
-    snprintf(json, n, ",\"zenflow\":{\"closes\":%s,\"selections\":%zu,\"swapped\":%zu,"
-             "\"proxy_bytes\":%zu,\"stall_forward_ms\":%.6g,\"stall_backward_ms\":%.6g}",
-             z->turn.closes ? "true" : "false", z->clock.selections, z->swapped, z->proxy_bytes,
-             1e3 * (d->stalled - d->stalled_backward), 1e3 * d->stalled_backward);
+    const size_t used = strlen(json);
+    snprintf(json + used, n - used, ",\"zenflow\":{\"closes\":%s,\"selections\":%zu,"
+             "\"swapped\":%zu,\"proxy_bytes\":%zu,\"stall_forward_ms\":%.6g,"
+             "\"stall_backward_ms\":%.6g}", z->turn.closes ? "true" : "false", z->clock.selections,
+             z->swapped, z->proxy_bytes, 1e3 * (d->stalled - d->stalled_backward),
+             1e3 * d->stalled_backward);
 }
 
 // ---------------------------------------------------------------------------------------------

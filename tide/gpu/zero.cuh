@@ -309,7 +309,7 @@ static size_t zero_least(size_t mine, size_t world) {
 }
 
 // Adds counters for log.jsonl: bytes that this rank gave to others in this step; and how long
-// forward and backward waited in the newest step that is complete (see offload_log()).
+// forward and backward waited in the newest step that is complete (see step_log()).
 static void zero_log(const GPT2 *g, char *json, size_t n) {
     const Zero *zero = g->zero;
     const TimelineStep *d = &g->timeline.done;

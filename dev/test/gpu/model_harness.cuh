@@ -494,8 +494,7 @@ static AdamStep adam_of(const ZenRates *r, size_t step, float scale) {
 static double zen_loss_scale = 1;
 static void zen_update(GPT2 *g, size_t step, float scale, const ZenRates *rates) {
     const AdamStep adam = adam_of(rates, step, scale);
-    g->zen->rates = *rates;
-    g->zen->loss_scale = zen_loss_scale;
+    zen_begin(g, *rates, zen_loss_scale);
     gpt2_update(g, &adam);
 }
 
