@@ -1,7 +1,7 @@
 // choose.cuh: decides before training where the optimizer's state is to live (--offload auto), what
 // fits, and how long a step will take (--plan). A plan is a rehearsal: the trainer's own step
 // (GPT2.steps), with streams that only write down what they are given (rehearsal.h).
-//   gpt2_rehearse(), gpt2_predict()   how long a step takes on a machine of these rates
+//   gpt2_rehearse()                   how long a step takes on a machine of these rates
 //   model_flops()                     what forward and backward of a few layers reach
 //   settle()                          all choices, by the options; or an error with options that
 //                                     would fit
@@ -10,6 +10,17 @@
 #define TIDE_CHOOSE_CUH
 #include "calibrate.cuh"
 #include "layout.cuh"
+
+// Returns the bytes per element that update_bound() counts.
+static UpdateBytes update_bytes(const GPT2 *g) {
+    const double visit = (double)g->pieces.elements[PIECE_VISIT];
+    const double leave = (double)(g->pieces.grads_host - g->pieces.elements[PIECE_HOST]);
+    const UpdateBytes b = {(double)g->host_grad_bytes, sizeof(floatX),
+                           visit > 0 ? 1 - leave / visit : 1,
+                           (double)g->piece_bytes[PIECE_VISIT],
+                           (double)g->streamed / (double)g->config.layers};
+    return b;
+}
 
 // Predicts how long a step takes on a machine of these rates, by a rehearsal of the trainer's step:
 // a copy of the model without memory runs it, and between rehearsal_begin() and rehearsal_end()
@@ -78,32 +89,15 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     if (g->zo != NULL)  // copies that fall behind a little in each step are not that far yet
         pred.step = fmax(pred.step, fmax(pred.h2d_bytes / rate_or(rates->h2d, UNLIMITED),
                                          pred.d2h_bytes / rate_or(rates->d2h, UNLIMITED)));
+    const size_t *of = model->pieces.elements;
+    const double visit = (double)of[PIECE_VISIT], away = (double)of[PIECE_HOST] + visit;
+    const UpdateBytes bytes = update_bytes(model);
+    pred.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, pred.limit);
     gpt2_release(g);
     rehearsal_end(&q);
     free(marks);
     free(run);
     free(g);
-    return pred;
-}
-
-// Returns the bytes per element that update_bound() counts.
-static UpdateBytes update_bytes(const GPT2 *g) {
-    const double visit = (double)g->pieces.elements[PIECE_VISIT];
-    const double leave = (double)(g->pieces.grads_host - g->pieces.elements[PIECE_HOST]);
-    const UpdateBytes b = {(double)g->host_grad_bytes, sizeof(floatX),
-                           visit > 0 ? 1 - leave / visit : 1,
-                           (double)g->piece_bytes[PIECE_VISIT],
-                           (double)g->streamed / (double)g->config.layers};
-    return b;
-}
-
-static Prediction gpt2_predict(const GPT2 *g, const Run *r, const Rates *rates,
-                               TraceFile *trace) {
-    const double host = (double)g->pieces.elements[PIECE_HOST];
-    const double visit = (double)g->pieces.elements[PIECE_VISIT], away = host + visit;
-    const UpdateBytes bytes = update_bytes(g);
-    Prediction pred = gpt2_rehearse(g, r, rates, trace);
-    pred.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, pred.limit);
     return pred;
 }
 
@@ -131,7 +125,7 @@ typedef struct { GPT2 *g; const Run *r; const Rates *rates; } Searched;
 static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
     const Searched *x = (const Searched *)trainer;
     gpt2_take(x->g, c);
-    return gpt2_predict(x->g, x->r, x->rates, NULL);
+    return gpt2_rehearse(x->g, x->r, x->rates, NULL);
 }
 
 // Prints how many tokens in a micro-batch hide the copies of weights that live on the host: forward
@@ -527,7 +521,7 @@ static size_t settle(GPT2 *g, Run *r) {
         TraceFile trace = {NULL, NULL, 0};
         Error err;
         if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
-        const Prediction pred = gpt2_predict(g, r, &rates, &trace);
+        const Prediction pred = gpt2_rehearse(g, r, &rates, &trace);
         if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
         if (g->zen != NULL) zen_print_time(g, &rates, &run, &pred);
         else if (g->zo != NULL) zo_print_time(g, r, &rates, &run, &pred);
