@@ -33,7 +33,6 @@ typedef struct {
     size_t column_at;  // of the column in slot 0, in the list of columns
     unsigned rows, cols, strips;
     unsigned slots, width, band;
-    size_t ahead, packed_ahead;  // from an element to the next band's, in the matrix and packed
 } ColumnsWork;
 
 static ColumnsWork columns_matrix(const ZenMap *map, const ZenSegment *s, const ZenTensor *z) {
@@ -64,8 +63,6 @@ static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool
         w.strips = ceil_div(slots, COLUMNS_THREADS);
         w.width = ceil_div(slots, w.strips);
         w.band = COLUMNS_THREADS / w.width;
-        w.ahead = w.band * z->cols;
-        w.packed_ahead = w.band * slots;
         batch_add(&batch, w, w.strips * (size_t)ceil_div(z->rows, w.band * COLUMNS_EACH));
     }
     return batch;
@@ -116,10 +113,11 @@ columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_a
     if (line >= w.band || slot >= w.slots || row >= w.rows) return;
     const size_t at = w.at + (size_t)row * w.cols + (size_t)column[w.column_at + slot];
     const size_t packed_at = w.packed_at + (size_t)row * w.slots + slot;
+    const size_t ahead = (size_t)w.band * w.cols, packed_ahead = (size_t)w.band * w.slots;
     if (PACKS)
-        columns_copy<PACKS>(to + packed_at, w.packed_ahead, from + at, w.ahead, left, w.band);
+        columns_copy<PACKS>(to + packed_at, packed_ahead, from + at, ahead, left, w.band);
     else
-        columns_copy<PACKS>(to + at, w.ahead, from + packed_at, w.packed_ahead, left, w.band);
+        columns_copy<PACKS>(to + at, ahead, from + packed_at, packed_ahead, left, w.band);
 }
 
 // packs: packed `to` = the chosen columns of all tensors of a segment in an arena, or the rest's.
