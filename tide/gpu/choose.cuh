@@ -39,15 +39,13 @@ static size_t zen_planned_window(const GPT2 *g) {
 static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *rates,
                                 TraceFile *trace) {
     const size_t micros = min_size(r->o.accum, REHEARSED_MICRO), more = r->o.accum - micros;
-    GPT2 *g = ALLOC(GPT2, 1, "plan");
-    Run *run = ALLOC(Run, 1, "plan");
+    GPT2 copy = *model, *const g = &copy;
+    Run same = *r, *const run = &same;
     size_t steps = 3, counted = 1, window = 1;
     ZenFlow zen;
     Zero zero;
     Zo zo;
     Rehearsal q;
-    *g = *model;
-    *run = *r;
     run->o.accum = micros;
     memset(&g->host, 0, sizeof g->host);
     memset(&g->owner, 0, sizeof g->owner);
@@ -96,8 +94,6 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     gpt2_release(g);
     rehearsal_end(&q);
     free(marks);
-    free(run);
-    free(g);
     return pred;
 }
 
@@ -171,12 +167,11 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     enum { RUNS = 9 };
     const double begin = seconds_now();
     LayerTimes x = {0, 0};
-    GPT2 *g = ALLOC(GPT2, 1, "calibration");
-    Run *run = ALLOC(Run, 1, "calibration");
+    GPT2 some = {}, *const g = &some;
+    Run same = *r, *const run = &same;
     double seconds[RUNS];
     cudaEvent_t after[RUNS];
     int count = 0;
-    *run = *r;
     run->config.layers = layers;
     run->o.accum = run->world = 1;
     run->step_tokens = r->B * r->T;
@@ -193,8 +188,6 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     gpt2_place(g);
     if (gpt2_bytes(g, false) > gpu_available()) {
         gpt2_free(g);
-        free(g);
-        free(run);
         return x;
     }
     gpt2_allocate(g);
@@ -222,8 +215,6 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     x.flops = 1e12 * pred.compute;
     x.seconds = fmax(median - pred.other, median / 10);  // other: passes between products
     gpt2_free(g);
-    free(g);
-    free(run);
     return x;
 }
 
