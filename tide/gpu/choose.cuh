@@ -124,23 +124,6 @@ static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
     return gpt2_rehearse(x->g, x->r, x->rates, NULL);
 }
 
-// Prints how many tokens in a micro-batch hide the copies of weights that live on the host: forward
-// is a third of the products, or a quarter where backward computes most of it again.
-static void weights_print_time(const GPT2 *g, const Run *r, const Rates *rates,
-                               const Prediction *pred) {
-    const Segment *layer = &g->segment[1];
-    const size_t each = g->zen != NULL ? layer->leaving : layer->own;
-    const double bytes = (double)g->streamed * (double)each * sizeof(floatX);
-    const double pass = bytes / rates->h2d, micro = pred->compute / (double)r->o.accum;
-    const int passes = g->choice.recompute == RECOMPUTE_BLOCK ? 4 : 3;
-    if (g->streamed == 0 || !g->training) return;
-    printf("  weights from the host: %.2f GB in each pass, %.4g", 1e-9 * bytes, pass);
-    if (micro > 0)
-        printf("; forward takes as long from %.0f tokens in a micro-batch on",
-               (double)(r->B * r->T) * pass / (micro / passes));
-    printf("\n");
-}
-
 static void zen_print_time(const GPT2 *g, const Rates *rates, const PlanRun *run,
                            const Prediction *pred) {
     const double stall = (pred->stall_forward + pred->stall_backward) / pred->step;
@@ -517,7 +500,6 @@ static size_t settle(GPT2 *g, Run *r) {
         if (g->zen != NULL) zen_print_time(g, &rates, &run, &pred);
         else if (g->zo != NULL) zo_print_time(g, r, &rates, &run, &pred);
         else plan_print_time(&rates, &run, &pred);
-        weights_print_time(g, r, &rates, &pred);
         g->predicted = pred;
     } else if (o->plan && r->training) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
