@@ -20,7 +20,7 @@
 // ---------------------------------------------------------------------------------------------
 // 1. The work
 
-enum { COLUMNS_THREADS = 256, COLUMNS_EACH = 16 };  // elements of a thread: loads under way
+enum { COLUMNS_THREADS = 256, COLUMNS_EACH = 16 };  // of a block; loads under way of a thread
 
 // Some columns of a matrix (rows, cols), those in `slots` slots: (rows, slots) when packed. Slots
 // are cut into strips of at most COLUMNS_THREADS, all but the last of one width; a block's threads
@@ -97,8 +97,8 @@ __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
     }
 }
 
-// Columns of matrices, packed (PACKS), or to their places from there. A thread has a slot, and takes
-// `row` and the same row of each band behind it.
+// Columns of matrices, packed (PACKS), or to their places from there. A thread has a slot, and
+// takes `row` and the same row of each band behind it.
 template <bool PACKS, typename To, typename From>
 __global__ static void __launch_bounds__(COLUMNS_THREADS)
 columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_arena,
