@@ -204,8 +204,9 @@ static void visitor_fetch(GPT2 *g, int visit) {
                                     g->fetch);
     live(g, "visiting state", (double)v->bytes, 1, g->fetch);
     for (int k = FIRST_STATE; k < 3; k++)
-        copy_in(g, v->state[k], p->state[k], p->length * g->state_bytes[p->kind][k], g->fetch);
-    if (v->weight_bytes > 0) copy_in(g, v->params, p->weights, v->weight_bytes, g->fetch);
+        copy_in(g, v->here.state[k], p->state[k], p->length * g->state_bytes[p->kind][k],
+                g->fetch);
+    if (v->weight_bytes > 0) copy_in(g, v->here.params, p->weights, v->weight_bytes, g->fetch);
     timeline_end(&g->timeline, span, g->fetch);
     event_record(g->slot_full[v->slot], g->fetch);
 }
@@ -285,12 +286,11 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
 }
 
 // Updates a piece on the GPU, where its state and gradient are.
-static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, void *const state[3],
-                          void *weights, const void *grad, size_t grad_bytes,
-                          const AdamStep *step) {
-    uint16_t *low = FIRST_STATE == 0 ? (uint16_t *)state[0] : NULL;
+static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, const AdamStep *step) {
+    uint16_t *low = FIRST_STATE == 0 ? (uint16_t *)p->state[0] : NULL;
+    const bool is_half = (p->grad_on_gpu ? g->waiting_bytes : g->host_grad_bytes) == 2;
     const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", number, 0, g->update);
-    adam_update_gpu(weights, low, state[1], state[2], grad, grad_bytes == 2,
+    adam_update_gpu(p->params, low, p->state[1], p->state[2], p->grad, is_half,
                     g->pieces.runs + p->first_run, p->runs, step, g->update);
     timeline_end(&g->timeline, updating, g->update);
 }
@@ -306,18 +306,18 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
         const size_t grad_bytes = p->length * g->host_grad_bytes;
         stream_wait(g->fetch, g->grad_arrived[p->segment]);
         const int span = timeline_begin(t, ROW_FETCH, "fetch", v->number, grad_bytes, g->fetch);
-        copy_in(g, v->grad, p->host_grad, grad_bytes, g->fetch);
+        copy_in(g, v->here.grad, p->host_grad, grad_bytes, g->fetch);
         timeline_end(t, span, g->fetch);
         event_record(g->slot_full[v->slot], g->fetch);
     }
     // an event, not order(), which would also wait for the next visitors' copies
     stream_wait(g->update, g->slot_full[v->slot]);
-    update_on_gpu(g, p, v->number, v->state, v->params, v->grad, v->grad_bytes, step);
+    update_on_gpu(g, &v->here, v->number, step);
     order(g, g->update, g->out);
     const int flushing = timeline_begin(t, ROW_FLUSH, "flush", v->number, v->bytes, g->out);
     for (int k = FIRST_STATE; k < 3; k++)
-        copy_out(g, p->state[k], v->state[k], p->length * g->state_bytes[p->kind][k]);
-    if (v->weight_bytes > 0) copy_out(g, p->weights, v->params, v->weight_bytes);
+        copy_out(g, p->state[k], v->here.state[k], p->length * g->state_bytes[p->kind][k]);
+    if (v->weight_bytes > 0) copy_out(g, p->weights, v->here.params, v->weight_bytes);
     timeline_end(t, flushing, g->out);
     live(g, "visiting state", -(double)v->bytes, 1, g->out);
     event_record(g->slot_free[v->slot], g->out);
@@ -328,16 +328,13 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
 // pass waits for each segment, not for them all. ZenFlow's late columns have an order of their own.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     int visit = 0;
-    if (g->zen != NULL) zen_begin(g);
     for (int i = 0; i < g->segments; i++) {
         const int s = update_order(g, i);
         const Segment *seg = &g->segment[s];
         for (const Piece *p = seg->first; p < seg->end; p++) {
             const size_t number = (size_t)(p - g->pieces.pieces);
             switch (p->kind) {
-            case PIECE_RESIDENT:
-                update_on_gpu(g, p, number, p->state, p->params, p->grad, g->waiting_bytes, step);
-                break;
+            case PIECE_RESIDENT: update_on_gpu(g, p, number, step); break;
             case PIECE_VISIT: update_visitor(g, visit++, step); break;
             case PIECE_HOST: update_on_host(g, p, number, step); break;
             case PIECE_CHOSEN: update_chosen(g, p, step); break;
@@ -387,7 +384,7 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
         if (g->offloaded) order(g, g->out, g->compute);
         return result;
     }
-    if (g->zen != NULL) zen_set_rates(g, r, step, loss_scale);
+    if (g->zen != NULL) zen_begin(g, zen_rates(&r->o, step), loss_scale);
     gpt2_update(g, &adam);
     r->open = g->zen != NULL && zen_is_open(&g->zen->config, &g->zen->clock);
     if (g->updates_alone) {
@@ -569,8 +566,6 @@ static int train(Run *r) {
     device_sync();
     timeline_close(&g->timeline);
     const int code = run_end(r);
-    if (g->offloaded && g->training) offload_end(g);
-    if (g->zero != NULL) zero_end(g);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));
     gpt2_free(g);
     return code;

@@ -87,9 +87,6 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
                     number + j);
 }
 
-// The time of an update with moments in bf16, of that with fp32: as a parameter's bytes.
-#define BF16_MOMENTS_TAKE (18.0 / 26)
-
 // adam_update() for elements at .. at + length - 1 of each run: the same bits. The pointers are the
 // starts of arenas in device memory; low NULL: the weights are floats. *step is copied, and says
 // how m and v are stored. Fastest where the arenas are 16-byte aligned.
@@ -102,7 +99,7 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
         const Batch<AdamRun> batch = adam_batch(runs, first, count, false);
         const unsigned blocks = batch_units(&batch);
         if (blocks == 0) continue;
-        const double state = step->moments_bf16 ? BF16_MOMENTS_TAKE : 1;
+        const double state = step->moments_bf16 ? 18.0 / 26 : 1;  // time, as a parameter's bytes
         for (int i = 0; i < batch.count; i++)
             GPU_TAKES(stream, state * (double)batch.work[i].length, gpu_adam);
         #define ADAM_LAUNCH(W, M) do { \

@@ -27,6 +27,7 @@ static HostState state_at(void *memory, size_t n) {
 }
 
 typedef struct {
+    Owner owner;                // of all that calibrate_open() makes
     HostQueue *q;
     cudaStream_t in, out;       // one per direction of the link
     cudaEvent_t start, end;
@@ -248,6 +249,7 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     c->seconds = seconds;
     c->chunk = min_size(7 * n, gpu_available() / 4 / 4096 * 4096);
     if (c->chunk == 0) c->chunk = 4096;  // what is missing will be named
+    owner_begin(&c->owner);
     c->state = state_at(host_alloc(q, 14 * n + 2 * c->chunk, "measuring the host"), n);
     c->host_in = (char *)(c->state.grad + n);
     c->host_out = c->host_in + c->chunk;
@@ -256,19 +258,15 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     c->out = stream_make("out", false);
     CUDA(cudaEventCreate(&c->start));
     CUDA(cudaEventCreateWithFlags(&c->end, cudaEventBlockingSync));  // see host_queue_open()
+    own(event_free, c->start);
+    own(event_free, c->end);
+    owner_end();
     memset(c->state.grad, 0x3c, 2 * n);  // 0.0115: zeros may be faster to divide
     CUDA(cudaMemsetAsync(c->gpu, 0x3c, 2 * c->chunk, c->in));
     stream_sync(c->in);
 }
 
-static void calibrate_close(Calibration *c) {
-    event_free(c->start);
-    event_free(c->end);
-    stream_free(c->in);
-    stream_free(c->out);
-    gpu_free(c->gpu);
-    host_free(c->state.m);
-}
+static void calibrate_close(Calibration *c) { owner_free(&c->owner); }
 
 // The rest of Table 1 of Deep Optimizer States, which no plan counts, as comments of the file of
 // rates. Bytes of fp32 numbers on the GPU, else of what crosses the link.

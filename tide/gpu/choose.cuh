@@ -1,7 +1,7 @@
 // choose.cuh: decides before training where the optimizer's state is to live (--offload auto), what
 // fits, and how long a step will take (--plan). A plan is a rehearsal: the trainer's own step
 // (GPT2.steps), with streams that only write down what they are given (rehearsal.h).
-//   gpt2_rehearse(), gpt2_predict()   how long a step takes on a machine of these rates
+//   gpt2_rehearse()                   how long a step takes on a machine of these rates
 //   model_flops()                     what forward and backward of a few layers reach
 //   settle()                          all choices, by the options; or an error with options that
 //                                     would fit
@@ -10,6 +10,17 @@
 #define TIDE_CHOOSE_CUH
 #include "calibrate.cuh"
 #include "layout.cuh"
+
+// Returns the bytes per element that update_bound() counts.
+static UpdateBytes update_bytes(const GPT2 *g) {
+    const double visit = (double)g->pieces.elements[PIECE_VISIT];
+    const double leave = (double)(g->pieces.grads_host - g->pieces.elements[PIECE_HOST]);
+    const UpdateBytes b = {(double)g->host_grad_bytes, sizeof(floatX),
+                           visit > 0 ? 1 - leave / visit : 1,
+                           (double)g->piece_bytes[PIECE_VISIT],
+                           (double)g->streamed / (double)g->config.layers};
+    return b;
+}
 
 // Predicts how long a step takes on a machine of these rates, by a rehearsal of the trainer's step:
 // a copy of the model without memory runs it, and between rehearsal_begin() and rehearsal_end()
@@ -28,15 +39,13 @@ static size_t zen_planned_window(const GPT2 *g) {
 static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *rates,
                                 TraceFile *trace) {
     const size_t micros = min_size(r->o.accum, REHEARSED_MICRO), more = r->o.accum - micros;
-    GPT2 *g = ALLOC(GPT2, 1, "plan");
-    Run *run = ALLOC(Run, 1, "plan");
+    GPT2 copy = *model, *const g = &copy;
+    Run same = *r, *const run = &same;
     size_t steps = 3, counted = 1, window = 1;
     ZenFlow zen;
     Zero zero;
     Zo zo;
     Rehearsal q;
-    *g = *model;
-    *run = *r;
     run->o.accum = micros;
     memset(&g->host, 0, sizeof g->host);
     memset(&g->owner, 0, sizeof g->owner);
@@ -78,32 +87,13 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     if (g->zo != NULL)  // copies that fall behind a little in each step are not that far yet
         pred.step = fmax(pred.step, fmax(pred.h2d_bytes / rate_or(rates->h2d, UNLIMITED),
                                          pred.d2h_bytes / rate_or(rates->d2h, UNLIMITED)));
+    const size_t *of = model->pieces.elements;
+    const double visit = (double)of[PIECE_VISIT], away = (double)of[PIECE_HOST] + visit;
+    const UpdateBytes bytes = update_bytes(model);
+    pred.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, pred.limit);
     gpt2_release(g);
     rehearsal_end(&q);
     free(marks);
-    free(run);
-    free(g);
-    return pred;
-}
-
-// Returns the bytes per element that update_bound() counts.
-static UpdateBytes update_bytes(const GPT2 *g) {
-    const double visit = (double)g->pieces.elements[PIECE_VISIT];
-    const double leave = (double)(g->pieces.grads_host - g->pieces.elements[PIECE_HOST]);
-    const UpdateBytes b = {(double)g->host_grad_bytes, sizeof(floatX),
-                           visit > 0 ? 1 - leave / visit : 1,
-                           (double)g->piece_bytes[PIECE_VISIT],
-                           (double)g->streamed / (double)g->config.layers};
-    return b;
-}
-
-static Prediction gpt2_predict(const GPT2 *g, const Run *r, const Rates *rates,
-                               TraceFile *trace) {
-    const double host = (double)g->pieces.elements[PIECE_HOST];
-    const double visit = (double)g->pieces.elements[PIECE_VISIT], away = host + visit;
-    const UpdateBytes bytes = update_bytes(g);
-    Prediction pred = gpt2_rehearse(g, r, rates, trace);
-    pred.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, pred.limit);
     return pred;
 }
 
@@ -131,24 +121,7 @@ typedef struct { GPT2 *g; const Run *r; const Rates *rates; } Searched;
 static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
     const Searched *x = (const Searched *)trainer;
     gpt2_take(x->g, c);
-    return gpt2_predict(x->g, x->r, x->rates, NULL);
-}
-
-// Prints how many tokens in a micro-batch hide the copies of weights that live on the host: forward
-// is a third of the products, or a quarter where backward computes most of it again.
-static void weights_print_time(const GPT2 *g, const Run *r, const Rates *rates,
-                               const Prediction *pred) {
-    const Segment *layer = &g->segment[1];
-    const size_t each = g->zen != NULL ? layer->leaving : layer->own;
-    const double bytes = (double)g->streamed * (double)each * sizeof(floatX);
-    const double pass = bytes / rates->h2d, micro = pred->compute / (double)r->o.accum;
-    const int passes = g->choice.recompute == RECOMPUTE_BLOCK ? 4 : 3;
-    if (g->streamed == 0 || !g->training) return;
-    printf("  weights from the host: %.2f GB in each pass, %.4g", 1e-9 * bytes, pass);
-    if (micro > 0)
-        printf("; forward takes as long from %.0f tokens in a micro-batch on",
-               (double)(r->B * r->T) * pass / (micro / passes));
-    printf("\n");
+    return gpt2_rehearse(x->g, x->r, x->rates, NULL);
 }
 
 static void zen_print_time(const GPT2 *g, const Rates *rates, const PlanRun *run,
@@ -177,12 +150,11 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     enum { RUNS = 9 };
     const double begin = seconds_now();
     LayerTimes x = {0, 0};
-    GPT2 *g = ALLOC(GPT2, 1, "calibration");
-    Run *run = ALLOC(Run, 1, "calibration");
+    GPT2 some = {}, *const g = &some;
+    Run same = *r, *const run = &same;
     double seconds[RUNS];
     cudaEvent_t after[RUNS];
     int count = 0;
-    *run = *r;
     run->config.layers = layers;
     run->o.accum = run->world = 1;
     run->step_tokens = r->B * r->T;
@@ -199,8 +171,6 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     gpt2_place(g);
     if (gpt2_bytes(g, false) > gpu_available()) {
         gpt2_free(g);
-        free(g);
-        free(run);
         return x;
     }
     gpt2_allocate(g);
@@ -228,8 +198,6 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     x.flops = 1e12 * pred.compute;
     x.seconds = fmax(median - pred.other, median / 10);  // other: passes between products
     gpt2_free(g);
-    free(g);
-    free(run);
     return x;
 }
 
@@ -527,12 +495,11 @@ static size_t settle(GPT2 *g, Run *r) {
         TraceFile trace = {NULL, NULL, 0};
         Error err;
         if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
-        const Prediction pred = gpt2_predict(g, r, &rates, &trace);
+        const Prediction pred = gpt2_rehearse(g, r, &rates, &trace);
         if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
         if (g->zen != NULL) zen_print_time(g, &rates, &run, &pred);
         else if (g->zo != NULL) zo_print_time(g, r, &rates, &run, &pred);
         else plan_print_time(&rates, &run, &pred);
-        weights_print_time(g, r, &rates, &pred);
         g->predicted = pred;
     } else if (o->plan && r->training) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
@@ -576,45 +543,28 @@ static int calibrate(const Run *r, const Steps *steps) {
 // ---------------------------------------------------------------------------------------------
 // The time that a step took, beside the predicted one
 
-// The counters of an offloaded step, for log.jsonl. Times are of the newest step that is complete,
-// "step", two before the one that is being logged, because nothing waits for them; bytes are of
-// the one that is being logged.
-static void offload_log(const GPT2 *g, char *json, size_t n) {
-    const TimelineStep *d = &g->timeline.done;
-    const size_t *of = g->pieces.elements;
-    char busy[160];
-    json[0] = '\0';
-    if (d->step == 0 || (!g->offloaded && g->timeline.trace.file == NULL)) return;
-    timeline_log(&g->timeline, busy, sizeof busy);
-    snprintf(json, n, ",\"offload\":{\"step\":%zu,\"forward_ms\":%.6g,\"backward_ms\":%.6g%s,"
-             "\"update_ms\":%.6g,\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,"
-             "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
-             d->step, 1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
-             1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in, g->moved_out,
-             g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements : of[PIECE_HOST],
-             g->zen != NULL ? g->zen->map.chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
-    if (g->zen != NULL) zen_log(g, json + strlen(json), n - strlen(json));
-}
-
-// Adds the counters of a step of AdamW to its line in log.jsonl.
+// Adds the counters of a step of AdamW to its line in log.jsonl. Times are of the newest step that
+// is complete, "step", two before the one that is being logged, because nothing waits for them;
+// bytes are of the one that is being logged.
 static void step_log(const GPT2 *g, StepResult *result) {
-    const size_t n = strlen(result->more);
-    offload_log(g, result->more + n, sizeof result->more - n);
-    if (g->zero != NULL) zero_log(g, result->more, sizeof result->more);
-}
-
-// The counters of offload_log() for people, of the last step, when all is over.
-static void offload_end(const GPT2 *g) {
     const TimelineStep *d = &g->timeline.done;
-    if (d->step == 0) return;
-    printf("the last step moved %.1f MiB to the GPU and %.1f MiB to the host, %.1f ms of it at "
-           "once; its update took %.1f ms, forward and backward waited %.1f ms\n",
-           mib(g->moved_in), mib(g->moved_out), 1e3 * d->duplex, 1e3 * d->update_seconds,
-           1e3 * d->stalled);
-    if (g->predicted.bound > 0 && d->update_seconds > 0)
-        printf("the bound of such an update is %.1f ms here (%s), %.0f %% of what it took\n",
-               1e3 * g->predicted.bound, g->predicted.limit,
-               100 * g->predicted.bound / d->update_seconds);
+    const size_t *of = g->pieces.elements, used = strlen(result->more);
+    char busy[160], *const json = result->more + used;
+    timeline_log(&g->timeline, busy, sizeof busy);
+    if (d->step > 0 && (g->offloaded || g->timeline.trace.file != NULL))
+        snprintf(json, sizeof result->more - used, ",\"offload\":{\"step\":%zu,"
+                 "\"forward_ms\":%.6g,\"backward_ms\":%.6g%s,\"update_ms\":%.6g,"
+                 "\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,\"h2d_bytes\":%zu,"
+                 "\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}", d->step,
+                 1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
+                 1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in,
+                 g->moved_out,
+                 g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements
+                                : of[PIECE_HOST],
+                 g->zen != NULL ? g->zen->map.chosen_elements
+                                : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
+    if (g->zen != NULL && d->step > 0) zen_log(g, result->more, sizeof result->more);
+    if (g->zero != NULL) zero_log(g, result->more, sizeof result->more);
 }
 
 #endif

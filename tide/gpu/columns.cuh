@@ -5,7 +5,7 @@
 //   3. The update of the chosen columns: columns_adam_gpu()
 //   4. Importance: sums over columns: columns_sums_gpu(), columns_scratch()
 //
-// One launch serves a whole segment. zenflow.h and adam.h define the results, bit for bit.
+// One launch, or two, serve a whole segment. zenflow.h and adam.h define the results, bit for bit.
 //
 // All of this is bound by memory. A thread has one column, and walks down some of its rows: it
 // looks the column up once, and has many loads under way. Its neighbours have the slots beside it:
@@ -20,7 +20,7 @@
 // ---------------------------------------------------------------------------------------------
 // 1. The work
 
-enum { COLUMNS_THREADS = 256 };
+enum { COLUMNS_THREADS = 256, COLUMNS_EACH = 16 };  // of a block; loads under way of a thread
 
 // Some columns of a matrix (rows, cols), those in `slots` slots: (rows, slots) when packed. Slots
 // are cut into strips of at most COLUMNS_THREADS, all but the last of one width; a block's threads
@@ -33,9 +33,6 @@ typedef struct {
     size_t column_at;  // of the column in slot 0, in the list of columns
     unsigned rows, cols, strips;
     unsigned slots, width, band;
-    int decay;
-    size_t index;      // of the first packed element, for adam_bf16()
-    size_t ahead, packed_ahead;  // from an element to the next band's, in the matrix and packed
 } ColumnsWork;
 
 static ColumnsWork columns_matrix(const ZenMap *map, const ZenSegment *s, const ZenTensor *z) {
@@ -50,9 +47,8 @@ static ColumnsWork columns_matrix(const ZenMap *map, const ZenSegment *s, const 
     return w;
 }
 
-// The chosen columns of a segment's tensors, or the rest, for blocks that take `each` bands.
-static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest,
-                                            unsigned each) {
+// The chosen columns of a segment's tensors, or the rest, for blocks of COLUMNS_EACH bands.
+static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest) {
     const ZenSegment *s = &map->segment[segment];
     Batch<ColumnsWork> batch;
     memset(&batch, 0, sizeof batch);
@@ -67,32 +63,13 @@ static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool
         w.strips = ceil_div(slots, COLUMNS_THREADS);
         w.width = ceil_div(slots, w.strips);
         w.band = COLUMNS_THREADS / w.width;
-        w.decay = z->decay;
-        w.index = rest ? z->rest_index : z->chosen_index;
-        w.ahead = w.band * z->cols;
-        w.packed_ahead = w.band * slots;
-        batch_add(&batch, w, w.strips * (size_t)ceil_div(z->rows, w.band * each));
+        batch_add(&batch, w, w.strips * (size_t)ceil_div(z->rows, w.band * COLUMNS_EACH));
     }
     return batch;
 }
 
-// A thread's slot, and its rows: `row` and each band behind it, within `left`. No slot: left is 0.
-typedef struct { unsigned row, slot, left; } ColumnsThread;
-
-__device__ static inline ColumnsThread columns_thread(const ColumnsWork &w, unsigned block,
-                                                      unsigned each) {
-    const unsigned line = threadIdx.x / w.width;
-    ColumnsThread t;
-    t.slot = block % w.strips * w.width + threadIdx.x % w.width;
-    t.row = block / w.strips * (w.band * each) + line;
-    t.left = line < w.band && t.slot < w.slots && t.row < w.rows ? w.rows - t.row : 0;
-    return t;
-}
-
 // ---------------------------------------------------------------------------------------------
 // 2. Packing and unpacking
-
-enum { COLUMNS_EACH = 16 };  // elements of a thread: so many loads are under way
 
 // What is packed are gradients; what takes its place are weights.
 template <bool PACKS, typename To, typename From>
@@ -120,7 +97,8 @@ __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
     }
 }
 
-// Columns of matrices, packed (PACKS), or to their places from there.
+// Columns of matrices, packed (PACKS), or to their places from there. A thread has a slot, and
+// takes `row` and the same row of each band behind it.
 template <bool PACKS, typename To, typename From>
 __global__ static void __launch_bounds__(COLUMNS_THREADS)
 columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_arena,
@@ -129,14 +107,17 @@ columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_a
     const From *from = (const From *)from_arena;
     unsigned block = blockIdx.x;
     const ColumnsWork w = batch_find(batch, &block);
-    const ColumnsThread t = columns_thread(w, block, COLUMNS_EACH);
-    if (t.left == 0) return;
-    const size_t at = w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
-    const size_t packed_at = w.packed_at + (size_t)t.row * w.slots + t.slot;
+    const unsigned line = threadIdx.x / w.width;
+    const unsigned slot = block % w.strips * w.width + threadIdx.x % w.width;
+    const unsigned row = block / w.strips * (w.band * COLUMNS_EACH) + line, left = w.rows - row;
+    if (line >= w.band || slot >= w.slots || row >= w.rows) return;
+    const size_t at = w.at + (size_t)row * w.cols + (size_t)column[w.column_at + slot];
+    const size_t packed_at = w.packed_at + (size_t)row * w.slots + slot;
+    const size_t ahead = (size_t)w.band * w.cols, packed_ahead = (size_t)w.band * w.slots;
     if (PACKS)
-        columns_copy<PACKS>(to + packed_at, w.packed_ahead, from + at, w.ahead, t.left, w.band);
+        columns_copy<PACKS>(to + packed_at, packed_ahead, from + at, ahead, left, w.band);
     else
-        columns_copy<PACKS>(to + at, w.ahead, from + packed_at, w.packed_ahead, t.left, w.band);
+        columns_copy<PACKS>(to + at, ahead, from + packed_at, packed_ahead, left, w.band);
 }
 
 // packs: packed `to` = the chosen columns of all tensors of a segment in an arena, or the rest's.
@@ -146,7 +127,7 @@ columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_a
 static void columns_move_gpu(bool packs, void *to, bool to_half, const void *from, bool from_half,
                              const ZenMap *map, int segment, bool rest, const int32_t *column,
                              cudaStream_t stream) {
-    const Batch<ColumnsWork> batch = columns_of(map, segment, rest, COLUMNS_EACH);
+    const Batch<ColumnsWork> batch = columns_of(map, segment, rest);
     const unsigned blocks = batch_units(&batch);
     if (blocks == 0) return;
     auto kernel = packs ? columns_move_kernel<true, float, float>
@@ -161,71 +142,25 @@ static void columns_move_gpu(bool packs, void *to, bool to_half, const void *fro
 // ---------------------------------------------------------------------------------------------
 // 3. The update of the chosen columns
 
-enum { COLUMNS_ADAM_EACH = 4 };
-
-// Four blocks at once: 64 registers. Left to itself, ptxas spills for a fifth on the newest GPUs.
-template <typename X, typename G, typename M>
-__global__ static void __launch_bounds__(COLUMNS_THREADS, 4)
-columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, M *__restrict__ m,
-                    M *__restrict__ v, const void *__restrict__ grad,
-                    const int32_t *__restrict__ column, Batch<ColumnsWork> batch,
-                    AdamStep s) {
-    enum { EACH = COLUMNS_ADAM_EACH };
-    unsigned block = blockIdx.x;
-    const ColumnsWork w = batch_find(batch, &block);
-    const ColumnsThread t = columns_thread(w, block, EACH);
-    if (t.left == 0) return;
-    const G *g = (const G *)grad;
-    const float decay = w.decay ? s.weight_decay : 0.0f;
-    const size_t first = w.packed_at + (size_t)t.row * w.slots + t.slot;
-    size_t i = first;
-    const bool shows = matrix != NULL;
-    if (shows) matrix += w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
-    float p1[EACH], g1[EACH];
-    M m1[EACH], v1[EACH];
-    #pragma unroll
-    for (unsigned k = 0; k < EACH; k++, i += w.packed_ahead) {
-        if (k * w.band >= t.left) break;
-        p1[k] = p[i];
-        m1[k] = m[i];
-        v1[k] = v[i];
-        g1[k] = to_f32(g[i]);
-    }
-    i = first;
-    #pragma unroll
-    for (unsigned k = 0; k < EACH; k++, i += w.packed_ahead) {
-        if (k * w.band >= t.left) return;
-        adam_stored(&p1[k], (uint16_t *)NULL, &m1[k], &v1[k], g1[k], &s, decay,
-                    w.index + (i - w.packed_at));
-        p[i] = p1[k];
-        m[i] = m1[k];
-        v[i] = v1[k];
-        if (shows) matrix[k * w.ahead] = weight_from<X>(p1[k]);
-    }
-}
-
 // Makes an AdamW step of a segment's chosen columns: of p, m and v by the gradient, all packed.
-// Each tensor decays or not. Writes the new weights as X (float or halfX) to their places in
+// Each tensor decays or not. Then writes the new weights as X (float or halfX) to their places in
 // arena_part, unless that is NULL. *step is copied, and says how m and v are stored.
 template <typename X>
 static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const void *grad,
                              bool grad_is_half, const ZenMap *map, int segment,
                              const int32_t *column, const AdamStep *step, cudaStream_t stream) {
-    const Batch<ColumnsWork> batch = columns_of(map, segment, false, COLUMNS_ADAM_EACH);
-    const unsigned blocks = batch_units(&batch);
-    if (blocks == 0) return;
-    const double state = step->moments_bf16 ? BF16_MOMENTS_TAKE : 1;
-    GPU_TAKES(stream, state * (double)map->segment[segment].chosen, gpu_adam);
-    #define COLUMNS_ADAM(G, M) do { \
-        const auto kernel = columns_adam_kernel<X, G, M>; \
-        LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, arena_part, p, (M *)m, (M *)v, grad, \
-               column, batch, *step); \
-    } while (0)
-    if (step->moments_bf16 && grad_is_half) COLUMNS_ADAM(halfX, uint16_t);
-    else if (step->moments_bf16) COLUMNS_ADAM(float, uint16_t);
-    else if (grad_is_half) COLUMNS_ADAM(halfX, float);
-    else COLUMNS_ADAM(float, float);
-    #undef COLUMNS_ADAM
+    const ZenSegment *s = &map->segment[segment];
+    AdamRun runs[BATCH_MOST];
+    int count = 0;
+    for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++) {
+        if (count == BATCH_MOST) fail("too many tensors for one launch");
+        runs[count++] = AdamRun{z->chosen_at - s->chosen_at, z->rows * z->chosen, z->decay,
+                                z->chosen_index};
+    }
+    adam_update_gpu(p, NULL, m, v, grad, grad_is_half, runs, count, step, stream);
+    if (arena_part != NULL)
+        columns_move_gpu(false, arena_part, sizeof(X) == 2, p, false, map, segment, false, column,
+                         stream);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -77,17 +77,15 @@ typedef struct {
     size_t leaving;       // of its gradient: what waits for the update on the host
 } Segment;
 
-// A visitor, and its places on the GPU. A slot has room for one visitor's state; for its weights,
-// if they are on the host; and for its gradient, if that was copied to the host.
+// A visitor. A slot has room for one visitor's state; for its weights, if they are on the host; and
+// for its gradient, if that was copied to the host.
 typedef struct {
     const Piece *piece;
+    Piece here;           // the same, with its addresses on the GPU
     size_t number;        // of the piece
     int slot;             // the slot that it takes, in turn with others
     size_t weight_bytes;  // of its weights, if they are on the host; else 0
     size_t bytes;         // of those and its state
-    size_t grad_bytes;    // of an element of its gradient
-    void *state[3];       // these lie in the slot, and if they have to, so do
-    void *params, *grad;  // its weights and gradient
 } Visitor;
 
 // A micro-batch's numbers from the host, which one copy brings to the GPU: page-locked memory, in
@@ -164,26 +162,17 @@ struct GPT2 {
     int host_threads;           // 0: as host_queue_open() finds
     size_t moved_in, moved_out; // bytes over the link in this step
     // Work is queued in streams, one for the CPU among them; only events order one against another.
-    cudaStream_t compute;       // forward and backward
-    cudaStream_t sums;          // what happens on the GPU to a gradient once it is complete
-    cudaStream_t out;           // copies to the host: gradients, and the state of visitors
-    cudaStream_t fetch;         // copies to the GPU: the state of visitors
-    cudaStream_t back;          // copies to the GPU: weights that the host updated
-    cudaStream_t weights_in;    // copies to the GPU: layers' weights that live on the host
-    cudaStream_t update;        // AdamW on the GPU
+    // The tables in train_gpt2.cu say what each stream does and what each event says.
+    cudaStream_t compute, sums, out, fetch, back, update;
+    cudaStream_t weights_in;    // the table's `weights`
     HostQueue host;             // AdamW on the host, in a stream of its own
     cudaEvent_t handover;       // recorded wherever one stream hands over to another
-    cudaEvent_t *grad_ready;    // per segment: backward has completed its gradient
-    cudaEvent_t *grad_left;     // per place: the gradient made there has left, and room is again
-    cudaEvent_t *room_free;     // per landing, or segment: the gradient there is added to the sum
-    cudaEvent_t *grad_arrived;  // per segment: what waits on the host has arrived there
-    cudaEvent_t *updated;       // per segment: the GPU has updated its part
-    cudaEvent_t *returned;      // per segment: the weights that the host updated are back
-    cudaEvent_t *slot_free;     // per slot: the state of its last visitor is on the host again
-    cudaEvent_t *slot_full;     // per slot: all that its next one needs has come
-    cudaEvent_t *ring_free;     // per place of weights: those that were there are used no more
-    cudaEvent_t *arrived;       // per segment: its weights have come from the host
-    cudaEvent_t step_left;      // loss and norm of the step are on the host
+    cudaEvent_t *grad_ready, *grad_arrived, *updated, *returned, *arrived;  // per segment
+    cudaEvent_t *grad_left;     // per place of gradients
+    cudaEvent_t *room_free;     // per landing, or segment
+    cudaEvent_t *slot_free, *slot_full;  // per slot
+    cudaEvent_t *ring_free;     // per place of weights
+    cudaEvent_t step_left;
     Words words;
     ZenFlow *zen;               // --offload zenflow; else NULL
     Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL
@@ -385,14 +374,14 @@ static void visitors_point(GPT2 *g) {
         v->slot = i % g->slot_count;
         v->weight_bytes = g->segment[p->segment].on_host ? p->length * sizeof(floatX) : 0;
         v->bytes = p->length * g->piece_bytes[PIECE_VISIT] + v->weight_bytes;
-        v->grad_bytes = p->grad_on_gpu ? g->waiting_bytes : g->host_grad_bytes;
+        v->here = *p;
         char *at = g->slots + (size_t)v->slot * slot_bytes(g);
         for (int k = 0; k < 3; k++) {
-            v->state[k] = at;
+            v->here.state[k] = at;
             at += g->pieces.longest_visit * g->state_bytes[PIECE_VISIT][k];
         }
-        v->params = v->weight_bytes > 0 ? at : p->params;
-        v->grad = p->grad_on_gpu ? p->grad : at + g->pieces.longest_visit * g->slot_weights;
+        if (v->weight_bytes > 0) v->here.params = at;
+        if (!p->grad_on_gpu) v->here.grad = at + g->pieces.longest_visit * g->slot_weights;
     }
 }
 
@@ -482,20 +471,17 @@ static LayerWeights layer_grads(const GPT2 *g, size_t l) {
     return layer_pointers(g, l, g->grads + g->segment[l + 1].grad_at);
 }
 
-// A tensor outside the layers, and its gradient; NULL: this family does not have it.
-static floatX *tensor(const GPT2 *g, int index) {
+// A tensor outside the layers, or its gradient; NULL: this family does not have it.
+static floatX *tensor_or_grad(const GPT2 *g, int index, bool grad) {
     if (index < 0) return NULL;
     const GPT2Tensor *ten = &g->table.tensors[index];
     const Segment *seg = &g->segment[ten->layer + 1];
-    return g->params + seg->param_at + (ten->offset - seg->at);
+    floatX *const begin = grad ? g->grads + seg->grad_at : g->params + seg->param_at;
+    return begin + (ten->offset - seg->at);
 }
 
-static floatX *tensor_grad(const GPT2 *g, int index) {
-    if (index < 0) return NULL;
-    const GPT2Tensor *ten = &g->table.tensors[index];
-    const Segment *seg = &g->segment[ten->layer + 1];
-    return g->grads + seg->grad_at + (ten->offset - seg->at);
-}
+static floatX *tensor(const GPT2 *g, int index) { return tensor_or_grad(g, index, false); }
+static floatX *tensor_grad(const GPT2 *g, int index) { return tensor_or_grad(g, index, true); }
 
 // Is the head's gradient made where the tail's is, rounded once? It can be where it is the head's
 // alone, and all rows' logits are in memory at once. Else it is summed in fp32, in dwte.

@@ -31,7 +31,7 @@ enum { TUNED_MOST = 1024 };
 typedef struct {
     const char *file;            // NULL: no --tune
     bool measures;               // what is not in the file is measured
-    char device[320];            // its first two lines
+    char device[320];            // its first line
     Tuned *list;
     int count, measured;         // entries; those of this run
     int missing, told;           // products that it lacks; those that were printed
@@ -97,7 +97,7 @@ static void tune_add(Tune *t, const Tuned *tuned) {
 // of another device or library is reported, and not used; a damaged one is refused.
 static void tune_open(Tune *t, const char *file, bool measures) {
     cudaDeviceProp device;
-    int number = 0, driver = 0;
+    int number = 0;
     size_t n = 0;
     Error err;
     memset(t, 0, sizeof *t);
@@ -107,9 +107,8 @@ static void tune_open(Tune *t, const char *file, bool measures) {
     t->list = ALLOC(Tuned, TUNED_MOST, "--tune");
     CUDA(cudaGetDevice(&number));
     CUDA(cudaGetDeviceProperties(&device, number));
-    CUDA(cudaDriverGetVersion(&driver));
-    snprintf(t->device, sizeof t->device, "products %.200s, %d multiprocessors, cuBLASLt %zu\n"
-             "driver %d\n", device.name, device.multiProcessorCount, cublasLtGetVersion(), driver);
+    snprintf(t->device, sizeof t->device, "products %.200s, %d multiprocessors, cuBLASLt %zu\n",
+             device.name, device.multiProcessorCount, cublasLtGetVersion());
     if (!path_exists(file)) return;
     char *text = file_read(file, &n, &err);
     if (text == NULL) die("--tune: %s", err.text);
@@ -118,7 +117,7 @@ static void tune_open(Tune *t, const char *file, bool measures) {
         die("--tune %s: it is not what was written: remove it, and products are measured anew",
             file);
     t->seal = hash_bytes(text, end);
-    const size_t same = (size_t)(strchr(t->device, '\n') - t->device) + 1;
+    const size_t same = strlen(t->device);
     if (strncmp(text, t->device, same) != 0) {
         printf("--tune %s: it is of %.*s; the products' first algorithms are used\n", file,
                (int)strcspn(text, "\n") - 9, text + 9);
@@ -127,10 +126,8 @@ static void tune_open(Tune *t, const char *file, bool measures) {
         free(text);
         return;
     }
-    if (strncmp(text, t->device, strlen(t->device)) != 0)
-        printf("--tune %s: it was measured with another driver\n", file);
     text[end] = '\0';
-    const char *line = strchr(text + same, '\n');
+    const char *line = text + same - 1;
     for (; line != NULL && line[1] != '\0'; line = strchr(line + 1, '\n'))
         if (t->count == TUNED_MOST || !tune_parse(line + 1, &t->list[t->count++]))
             die("--tune %s: a line of it is none of ours", file);

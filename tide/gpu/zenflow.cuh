@@ -28,7 +28,6 @@ struct ZenFlow {
     ZenMap map;
     ZenClock clock;
     ZenRates rates;             // of this step,
-    double loss_scale;          // of its gradients (run.h),
     ZenTurn turn;               // and what its end brings
     bool only_chosen;           // the step changes no weights in use but those of chosen columns
     int sums;                   // of gradients on the host: 2, 1, or 0 where a window is one step
@@ -244,18 +243,13 @@ static void zen_sums_leave(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 3. The end of a step
 
-// Sets what the end of this step needs: AdamW's rates, and the factor of its gradients (run.h).
-static void zen_set_rates(GPT2 *g, const Run *r, size_t step, double loss_scale) {
-    g->zen->rates = zen_rates(&r->o, step);
-    g->zen->loss_scale = loss_scale;
-}
-
-// Decides what this step brings.
-static void zen_begin(GPT2 *g) {
+// Decides what this step brings, at AdamW's rates. loss_scale: of its gradients (run.h).
+static void zen_begin(GPT2 *g, ZenRates rates, double loss_scale) {
     ZenFlow *z = g->zen;
     const size_t n = zen_ranks(g) * zen_numbers(&z->config) * z->map.mixed;
-    if (z->loss_scale != 1 && zen_needs_sums(&z->config, &z->map, &z->clock))
-        for (size_t i = 0; i < n; i++) z->host_sums[i] /= (float)z->loss_scale;
+    if (loss_scale != 1 && zen_needs_sums(&z->config, &z->map, &z->clock))
+        for (size_t i = 0; i < n; i++) z->host_sums[i] /= (float)loss_scale;
+    z->rates = rates;
     z->swapped = 0;
     z->turn = zen_turn(&z->config, &z->map, &z->clock, z->host_sums, zen_ranks(g));
     z->only_chosen = !z->turn.drains
@@ -404,10 +398,12 @@ static void zen_window(GPT2 *g, float scale) {
 static void zen_log(const GPT2 *g, char *json, size_t n) {
     const ZenFlow *z = g->zen;
     const TimelineStep *d = &g->timeline.done;
-    snprintf(json, n, ",\"zenflow\":{\"closes\":%s,\"selections\":%zu,\"swapped\":%zu,"
-             "\"proxy_bytes\":%zu,\"stall_forward_ms\":%.6g,\"stall_backward_ms\":%.6g}",
-             z->turn.closes ? "true" : "false", z->clock.selections, z->swapped, z->proxy_bytes,
-             1e3 * (d->stalled - d->stalled_backward), 1e3 * d->stalled_backward);
+    const size_t used = strlen(json);
+    snprintf(json + used, n - used, ",\"zenflow\":{\"closes\":%s,\"selections\":%zu,"
+             "\"swapped\":%zu,\"proxy_bytes\":%zu,\"stall_forward_ms\":%.6g,"
+             "\"stall_backward_ms\":%.6g}", z->turn.closes ? "true" : "false", z->clock.selections,
+             z->swapped, z->proxy_bytes, 1e3 * (d->stalled - d->stalled_backward),
+             1e3 * d->stalled_backward);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -454,8 +450,6 @@ static void zen_exchange(GPT2 *g, int s, const ZenTensor *z, const ZenSwap *swap
 // Those that come and go take their masters and moments with them; what forward sees stays.
 static void zen_exchange_columns(GPT2 *g) {
     ZenFlow *z = g->zen;
-    if (zen_is_late(&z->config, &z->clock) || z->clock.filled > 0)
-        fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
     device_sync();
     ZenSwap *swaps = ALLOC(ZenSwap, z->map.columns, "columns");

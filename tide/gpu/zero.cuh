@@ -309,7 +309,7 @@ static size_t zero_least(size_t mine, size_t world) {
 }
 
 // Adds counters for log.jsonl: bytes that this rank gave to others in this step; and how long
-// forward and backward waited in the newest step that is complete (see offload_log()).
+// forward and backward waited in the newest step that is complete (see step_log()).
 static void zero_log(const GPT2 *g, char *json, size_t n) {
     const Zero *zero = g->zero;
     const TimelineStep *d = &g->timeline.done;
@@ -317,15 +317,6 @@ static void zero_log(const GPT2 *g, char *json, size_t n) {
     snprintf(json + used, n - used, ",\"zero\":{\"stage\":%d,\"world\":%zu,\"reduced_bytes\":%zu,"
              "\"gathered_bytes\":%zu,\"stalled_ms\":%.6g}", zero->stage, zero->world,
              zero->reduced_bytes, zero->gathered_bytes, 1e3 * d->stalled);
-}
-
-// The same for people, of the last step, when all is over.
-static void zero_end(const GPT2 *g) {
-    const Zero *zero = g->zero;
-    printf("ZeRO-%d on %zu GPU%s: in the last step each gave the others %.1f MiB to sum and %.1f "
-           "MiB to gather; forward and backward waited %.1f ms\n", zero->stage, zero->world,
-           zero->world > 1 ? "s" : "", mib(zero->reduced_bytes), mib(zero->gathered_bytes),
-           1e3 * g->timeline.done.stalled);
 }
 
 #endif

@@ -149,10 +149,10 @@ typedef struct {
 
 // Room for a visitor.
 typedef struct {
-    floatX *weights;                 // (layer)
-    cudaEvent_t there[LAYER_PARTS];    // the group has arrived
-    cudaEvent_t used[LAYER_PARTS];     // no kernel reads it any more
-    cudaEvent_t left[LAYER_PARTS];     // it is on the host again
+    floatX *weights;     // (layer)
+    cudaEvent_t *there;  // per part: the group has arrived
+    cudaEvent_t *used;   // no kernel reads it any more
+    cudaEvent_t *left;   // it is on the host again
 } ZoSlot;
 
 // GPT2.params has the embeddings, the layers that stay on the GPU, and the tail; GPT2.host_weights
@@ -268,12 +268,11 @@ static void zo_allocate(GPT2 *g) {
     zo->mine = zo->all + world * news;
     g->loss = zo->totals + zo_losses(zo) - 1;
     zo->slot = (ZoSlot *)own(free, ALLOC(ZoSlot, zo->slots, "slots"));
-    for (ZoSlot *slot = zo->slot; slot < zo->slot + zo->slots; slot++)
-        for (int k = 0; k < LAYER_PARTS; k++) {
-            event_make(&slot->there[k], false);
-            event_make(&slot->used[k], false);
-            event_make(&slot->left[k], false);
-        }
+    for (ZoSlot *slot = zo->slot; slot < zo->slot + zo->slots; slot++) {
+        slot->there = events_make(LAYER_PARTS);
+        slot->used = events_make(LAYER_PARTS);
+        slot->left = events_make(LAYER_PARTS);
+    }
     owner_end();  // memory comes and goes with --zo-no-slots: gpt2_release() frees it
     for (ZoSlot *slot = zo->slot; slot < zo->slot + zo->slots; slot++)
         slot->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");

@@ -167,7 +167,6 @@ check threads_are_as_told grep -q "^host: $((cores + 1)) threads" threads.out
 check one_thread_is_as_told grep -q '^host: 1 thread$' one_thread.out
 check recomputes_as_told grep -q '^recomputing' block.out
 check bound_is_logged_where_rates_are_known true_that "$(field share_auto bound_ms) > 0"
-check the_end_says_what_the_link_did grep -q 'moved .* to the GPU and .* to the host' zero.out
 check none_says_so grep -q '^offload none: ' none.out
 check none_has_no_host sh -c '! grep -q "^host" none.out'
 for f in config.json loss.svg vocab.json merges.txt; do check zero_leaves_$f test -s zero/$f; done
@@ -292,11 +291,8 @@ else
     check three_slots_are_faster true_that \
         "$(field time_ring update_ms) < 0.8 * $(field time_one_slot update_ms)"
     for mode in zenflow interleave; do
-        for run in time time_evaluated; do
-            sed -n 's/.*its update took \([0-9.]* ms\).*/\1/p' ${run}_$mode.out >$run.ms
-        done
-        check the_update_of_${mode}_is_said test -s time.ms
-        check the_update_of_${mode}_has_no_evaluation_in_it cmp time.ms time_evaluated.ms
+        check the_update_of_${mode}_has_no_evaluation_in_it true_that \
+            "$(field time_evaluated_$mode update_ms) == $(field time_$mode update_ms)"
         check what_${mode}_waits_for_has_none_either true_that \
             "$(field time_evaluated_$mode exposed_ms) <= $(field time_$mode exposed_ms)"
     done
@@ -411,7 +407,6 @@ done
 check ever_more_layers_stream sh -c 'test "$(wc -l <streamed)" = 3 && sort -n -u -C streamed'
 chooses streamed_weights twinflow 1000M
 check their_weights_come grep -q '^weights of 3[0-9] of 36 layers' plan.out
-check it_says_how_many_tokens_hide_them grep -q 'as long from [0-9]* tokens' plan.out
 refuses weights_that_must_stay 2 'GPU memory' plan $large --gpu-memory 1400M --weights gpu
 plan $large --gpu-memory 24G --weights host >plan.out
 check weights_on_the_host_if_they_are_to_be grep -q '^weights of 36 of 36 layers' plan.out

@@ -277,7 +277,7 @@ static Prediction rehearsed(const GPT2 *g, const Shape *s, Rates *r, double comp
     run.o.no_overlap = g->no_overlap;
     r->gpu_flops = 1;
     r->gpu_flops = gpt2_rehearse(g, &run, r, NULL).compute / compute;
-    return gpt2_predict(g, &run, r, NULL);
+    return gpt2_rehearse(g, &run, r, NULL);
 }
 
 // A step's gradient on the GPU: the loss and, in *norm_squared, the square of its norm.
@@ -493,8 +493,7 @@ static AdamStep adam_of(const ZenRates *r, size_t step, float scale) {
 static double zen_loss_scale = 1;
 static void zen_update(GPT2 *g, size_t step, float scale, const ZenRates *rates) {
     const AdamStep adam = adam_of(rates, step, scale);
-    g->zen->rates = *rates;
-    g->zen->loss_scale = zen_loss_scale;
+    zen_begin(g, *rates, zen_loss_scale);
     gpt2_update(g, &adam);
 }
 
@@ -656,7 +655,7 @@ static Prediction trainer_predict(Trainer *x, const Rates *r, const OffloadChoic
     with.recompute = recompute;
     gpt2_take(x->g, &with);
     gpt2_bytes(x->g, false);  // as settle() does: zero.cuh counts its blocks there
-    return gpt2_predict(x->g, &x->run, r, trace);
+    return gpt2_rehearse(x->g, &x->run, r, trace);
 }
 
 // The same, and what is drawn of it: json_free() it.

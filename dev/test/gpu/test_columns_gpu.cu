@@ -489,12 +489,12 @@ static void limits(void) {
     for (int i = 0; i < map.count; i++) map.tensor[i].chosen = 1;
     map.segment[1].first--;
     map.segment[1].count++;
-    CHECK(exit_of([&] { columns_of(&map, 1, false, 1); }) == 1, "17 tensors");
+    CHECK(exit_of([&] { columns_of(&map, 1, false); }) == 1, "17 tensors");
     map.segment[1].first++;
     map.segment[1].count--;
-    CHECK(exit_of([&] { columns_of(&map, 1, false, 1); }) == 0, "16 tensors");
+    CHECK(exit_of([&] { columns_of(&map, 1, false); }) == 0, "16 tensors");
     map.tensor[3].rows = (size_t)1 << 31;
-    CHECK(exit_of([&] { columns_of(&map, 1, false, 1); }) == 1, "2^31 rows");
+    CHECK(exit_of([&] { columns_of(&map, 1, false); }) == 1, "2^31 rows");
     zen_map_free(&map);
 }
 
