@@ -9,6 +9,7 @@
 #else
 #define TESTING
 #include "train_gpt2.c"
+#include "dev/test/gpt2_free.h"
 #endif
 #include "dev/test/test.h"
 
@@ -56,11 +57,11 @@ static void gpt2_make(GPT2 *g, size_t B, size_t T, bool training) {
     Error err;
     if (!gpt2_finish(&g->config, &err)) die("%s", err.text);
     g->table = gpt2_table(&g->config);
-    g->shards = gpt2_shards_all(&g->table);
     g->max_B = B;
     g->max_T = T;
     g->training = training;
 #ifdef ON_GPU
+    g->shards = gpt2_shards_all(&g->table);
     g->head_rows = 5;
     g->choice.mode = OFFLOAD_NONE;
     gpt2_place(g);
