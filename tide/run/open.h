@@ -478,11 +478,8 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
                                          : o->no_save ? "new run, --no-save" : "new run, saving");
     if (o->plan) r->world = o->world;
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
-    // From here on nobody else writes there. Several ranks agree first on what they are to do:
-    // where one ends the others, nothing is left behind.
-    const bool early = o->resume || ranks.world == 1;
     if (!o->resume) out_check_files(o);
-    if (early) out_check(o, &r->lock);
+    out_check(o, &r->lock);
     run_choose_model(r);
     if (o->resume) out_check_files(o);  // the options of its checkpoint among them
     r->T = o->seq > 0 ? o->seq : r->config.context;
@@ -526,8 +523,6 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
         die("the held-out tenth of %s %s: name a file with --val", o->data,
             r->task ? "has no example" : "is shorter than --seq");
     if (ranks.world > 1) run_agree(r);
-    if (!early) out_check(o, &r->lock);
-    if (ranks.world > 1) out_share(o->out, &r->lock);
     if (!o->calibrate) run_describe(r);
     if (!r->only_sampling) run_describe_unused(r);
 }
