@@ -233,11 +233,9 @@ static void test_reference_training(void) {
     for (int i = 0; i < CASES; i++) {
         char dir[PATH_MAX], path[PATH_MAX];
         Error err;
-        size_t bytes;
         path_join(dir, FIXTURES, cases[i]);
         path_join(path, dir, "case.json");
-        char *text = file_read(path, &bytes, &err);
-        Json *j = text != NULL ? json_parse(text, bytes, &err) : NULL;
+        Json *j = json_read(path, &err);
         if (j == NULL) die("%s", err.text);
         Options o;
         memset(&o, 0, sizeof o);
@@ -284,7 +282,6 @@ static void test_reference_training(void) {
         safetensors_close(&ours);
         safetensors_close(&reference);
         json_free(j);
-        free(text);
         gpt2_free(&g);
     }
 }

@@ -142,7 +142,7 @@ enum {
     TITLE("GPU builds: where the state of AdamW is, and who updates it") \
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0, \
            "of AdamW's state; auto: fastest as predicted; CPU: zenflow") \
-    CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU, \
+    CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU | O_FO, \
            "host: layers' come when they are used; auto: the faster") \
     REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO | O_SHARE, \
          "share of it on the GPU; auto: what fits, or 0") \
@@ -437,8 +437,6 @@ static void options_check(const Options *o) {
         die("the CPU trainer has nothing to offload; it knows --offload none and zenflow");
     if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)
         die("--offload places the state of AdamW; with mezo: --resident-blocks");
-    if (mezo && option_given(o, "weights"))
-        die("--weights places those of AdamW's training; with mezo: --resident-blocks");
     if (o->weights == WEIGHTS_HOST && o->offload == OFFLOAD_NONE)
         die("--weights host needs state on the host, and --offload none leaves none there");
     if (o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2))
