@@ -369,17 +369,6 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
-// The names of options in other programs, and here.
-static const char *const option_synonyms[][2] = {
-    {"learning-rate", "lr"}, {"lr-scheduler", "schedule"}, {"batch-size", "batch"},
-    {"gradient-accumulation-steps", "accum"}, {"warmup-steps", "warmup"}, {"max-steps", "steps"},
-    {"num-train-epochs", "epochs"}, {"logging-steps", "log-every"}, {"block-size", "seq"},
-    {"seq-length", "seq"}, {"n-layer", "layers"}, {"n-head", "heads"}, {"n-embd", "channels"},
-    {"output-dir", "out"}, {"max-grad-norm", "clip"}, {"max-new-tokens", "sample-tokens"},
-    {"max-tokens", "sample-tokens"},
-};
-enum { SYNONYM_COUNT = sizeof option_synonyms / sizeof option_synonyms[0] };
-
 // Changes to turn the n bytes at a into b (Levenshtein 1966), if there are at most `most`; else
 // more than that. _ is -.
 static size_t edit_distance(const char *a, size_t n, const char *b, size_t most) {
@@ -395,13 +384,13 @@ static size_t edit_distance(const char *a, size_t n, const char *b, size_t most)
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
     size_t n = strcspn(name, "="), best = min_size(n / 3 + 2, 5);  // else: none
-    for (int i = 0; i < OPTION_COUNT + SYNONYM_COUNT; i++) {
-        const char *const *synonym = i < OPTION_COUNT ? NULL : option_synonyms[i - OPTION_COUNT];
-        if (synonym == NULL && option_table[i].type == O_TITLE) continue;
-        const char *known = synonym != NULL ? synonym[0] : option_table[i].name;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const char *known = option_table[i].name;
+        if (option_table[i].type == O_TITLE) continue;
+        const size_t first = strcspn(name, "-_=");  // of --batch-size, or all of --temp
         size_t d = edit_distance(name, n, known, 4);
-        if (d > 2 && n >= 3 && strncmp(known, name, n) == 0) d = 2;  // --temp
-        if (d < best) { best = d; nearest = synonym != NULL ? synonym[1] : known; }
+        if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
+        if (d < best) { best = d; nearest = known; }
     }
     int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
     if (nearest == NULL) die("unknown option %.*s; see --help", shown, arg);
