@@ -40,8 +40,7 @@ static void attention_forward(float *out,        // (B, T, NH HS)
         // p: (rows, keys)
         float *p = scratch + (size_t)omp_get_thread_num() * attention_scratch_floats(T);
         float *product_scratch = p + 2 * STRIP * round_up(T, 16);
-        gemm_serial(false, true, rows, keys, HS, q, Q, k, Q, p, keys, NULL, false,
-                    product_scratch);
+        gemm_serial(false, true, rows, keys, HS, q, Q, k, Q, p, keys, false, product_scratch);
         for (size_t r = 0; r < rows; r++) {
             const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
             float *s = p + r * keys + from;
@@ -56,8 +55,8 @@ static void attention_forward(float *out,        // (B, T, NH HS)
             memset(p + r * keys, 0, from * sizeof(float));
             lse[(b * NH + h) * T + first + r] = max * scale + logf(sum);
         }
-        gemm_serial(false, false, rows, HS, keys, p, keys, v, Q,
-                    out + (b * T + first) * A + h * HS, A, NULL, false, product_scratch);
+        gemm_serial(false, false, rows, HS, keys, p, keys, v, Q, out + (b * T + first) * A + h * HS,
+                    A, false, product_scratch);
     }
 }
 
@@ -94,9 +93,8 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
                 memset(dk + u * Q, 0, HS * sizeof(float));
                 memset(dv + u * Q, 0, HS * sizeof(float));
             }
-            gemm_serial(false, true, rows, keys, HS, q, Q, kl, Q, p, keys, NULL, false,
-                        product_scratch);
-            gemm_serial(false, true, rows, keys, HS, d, A, vl, Q, ds, keys, NULL, false,
+            gemm_serial(false, true, rows, keys, HS, q, Q, kl, Q, p, keys, false, product_scratch);
+            gemm_serial(false, true, rows, keys, HS, d, A, vl, Q, ds, keys, false,
                         product_scratch);  // dp, for now
             for (size_t r = 0; r < rows; r++) {
                 const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
@@ -118,10 +116,10 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
                 for (size_t u = visible; u < keys; u++) pr[u] = dr[u] = 0;
             }
             gemm_serial(false, false, rows, HS, keys, ds, keys, kl, Q, dqkv + head + first * Q, Q,
-                        NULL, false, product_scratch);
-            gemm_serial(true, false, keys, HS, rows, ds, keys, q, Q, dk + low * Q, Q, NULL, true,
+                        false, product_scratch);
+            gemm_serial(true, false, keys, HS, rows, ds, keys, q, Q, dk + low * Q, Q, true,
                         product_scratch);
-            gemm_serial(true, false, keys, HS, rows, p, keys, d, A, dv + low * Q, Q, NULL, true,
+            gemm_serial(true, false, keys, HS, rows, p, keys, d, A, dv + low * Q, Q, true,
                         product_scratch);
         }
     }

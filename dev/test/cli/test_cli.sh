@@ -240,8 +240,6 @@ check conversion_keeps_the_bits same whole copy
 "$tide" --model whole --steps 0 --out bf16 --save-dtype bf16 >/dev/null
 check bf16_is_half_as_long test "$(wc -c <bf16/model.safetensors)" -lt "$(($(wc -c <whole/model.safetensors) * 6 / 10))"
 check bf16_weights_load "$tide" --model bf16 --steps 0 --prompt x --sample-tokens 5
-"$tide" --model whole --steps 1 --data text.txt --batch 2 --out 'my run' >hint.out
-check hint_is_quoted sh -c "$(sed -n 's/^try it: //p' hint.out) --sample-tokens 3"
 "$tide" $small --data tok_train_000000.bin --steps 1 --out no_words >hint.out
 check hint_not_without_a_tokenizer sh -c 'grep -q ^done: hint.out && ! grep "^try it" hint.out'
 check fine_tuning "$tide" --model whole --data text.txt --steps 3 --batch 2 --out tuned
