@@ -198,7 +198,8 @@ static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_
 static size_t gemm_scratch_floats(void) { return GEMM_KC * GEMM_NR; }
 
 // As gemm_plain() without a bias, on the calling thread: for many small products that run side by
-// side inside a parallel region. A is used where it lies; packing it would not pay for one tile of attention.
+// side inside a parallel region. A is used where it lies; packing it would not pay for one tile of
+// attention.
 static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                                const float *a, size_t lda, const float *b, size_t ldb,
                                float *out, size_t ldo, bool accumulate, float *scratch) {

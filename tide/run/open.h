@@ -314,8 +314,8 @@ static uint64_t run_val_hash(const Run *r) {
 // The lines that a run prints before its first step, and its refusals
 
 // Says what is going to be trained on what, and what a training run computes with. A preset is a
-// shape, with random weights: who samples it, evaluates it or tunes it with MeZO is told, and who
-// names one of those that are published.
+// shape, with random weights: a note is printed where it is sampled, evaluated or tuned with MeZO,
+// and where weights of its name are published.
 static void run_describe(const Run *r) {
     const GPT2Config *c = &r->config;
     const Options *o = &r->o;
