@@ -35,7 +35,7 @@ static void out_lock(const char *out, int *lock, int how) {
     if (pread(*lock, owner, sizeof owner - 1, 0) > 0 && strncmp(owner, "process ", 8) != 0)
         die("--out %s holds .lock, which this program did not write there", out);
     gethostname(host, sizeof host - 1);
-    if (how == LOCK_EX && ftruncate(*lock, 0) == 0)
+    if (how == LOCK_EX && ftruncate(*lock, 0) == 0 && lseek(*lock, 0, SEEK_SET) == 0)
         dprintf(*lock, "process %d on %s\n", (int)getpid(), host);
 }
 
@@ -191,9 +191,10 @@ static void out_take(const Options *o, int *lock) {
     char mine[256] = "", first[256];
     if (!out_is_written(o)) return;
     if (ranks.rank == 0) {
+        if (!o->resume) out_check(o, lock);  // another run may have had it since
         if (!make_directories(o->out) || access(o->out, W_OK | X_OK) != 0)
             die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
-        if (*lock < 0) out_lock(o->out, lock, LOCK_EX);
+        out_lock(o->out, lock, LOCK_EX);
         if (!o->resume) out_mark(o->out, true);
     }
     if (ranks.world == 1) return;
