@@ -9,6 +9,7 @@
 #else
 #define TESTING
 #include "train_gpt2.c"
+#include "dev/test/gpt2_free.h"
 #endif
 #include "dev/test/test.h"
 
@@ -26,62 +27,9 @@ enum { CASES = sizeof cases / sizeof cases[0] };
 #define NORM_TOLERANCE 2e-5
 #define PARAM_TOLERANCE 4e-5
 
-// The same in bf16, which rounds a number by up to 2^-8 of its size: errors add up over the layers
-// and, in these models, are not averaged over many channels. Twice what was seen. Near ReLU's bend,
-// rounding switches a whole unit on or off: such models are allowed four times as much, for
-// gradients and parameters. test_model.cu has bands for each kind of tensor, also in larger models.
-#define BF16_LOSS_TOLERANCE 8e-3
-#define BF16_LOGITS_TOLERANCE 6e-2
-#define BF16_GRAD_TOLERANCE 0.18
-#define BF16_NORM_TOLERANCE 8e-2
-#define BF16_PARAM_TOLERANCE 0.14
-#define TOLERANCE(of) (IS_BF16 ? BF16_##of##_TOLERANCE : of##_TOLERANCE)
-
-static char work_dir[PATH_MAX];  // temporary files of this run
+static char work_dir[] = "/tmp/tide-test-XXXXXX";  // temporary files of this run
 
 // --- helpers ---------------------------------------------------------------------------------
-
-#ifdef ON_GPU
-enum { PACK = Pack<floatX>::N };
-
-static RunState state_of(GPT2 *g) { return gpt2_state(g); }
-#else
-enum { IS_BF16 = 0, PACK = 1 };
-
-static RunState state_of(GPT2 *g) { return state_in(&g->params, 1); }
-#endif
-
-// A model of g->config; the rest of *g is 0. Without training, layers share their activations.
-static void gpt2_make(GPT2 *g, size_t B, size_t T, bool training) {
-    Error err;
-    if (!gpt2_finish(&g->config, &err)) die("%s", err.text);
-    g->table = gpt2_table(&g->config);
-    g->shards = gpt2_shards_all(&g->table);
-    g->max_B = B;
-    g->max_T = T;
-    g->training = training;
-#ifdef ON_GPU
-    g->head_rows = 5;
-    g->choice.mode = OFFLOAD_NONE;
-    gpt2_place(g);
-#else
-    g->sampling = true;
-#endif
-    gpt2_allocate(g);
-}
-
-static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum) {
-    memset(g, 0, sizeof *g);
-    model_config_load(dir, &g->config);
-#ifdef ON_GPU
-    g->accumulating = accum > 1;
-    g->packed = true;  // room for begins
-#endif
-    (void)accum;
-    gpt2_make(g, B, T, true);
-    const RunState state = state_of(g);
-    model_load(dir, &g->config, &g->table, &state);
-}
 
 // Counts the targets that are trained: all of n but those that are -1.
 static size_t targets_of(const int32_t *targets, size_t n) {
@@ -90,28 +38,32 @@ static size_t targets_of(const int32_t *targets, size_t n) {
     return trained;
 }
 
-// Reads the begins of documents, if a case has several in a row.
-static const int32_t *begins_of(const SafeTensors *reference) {
-    const SafeTensor *ten = safetensors_find(reference, "begins");
-    return ten == NULL ? NULL : (const int32_t *)(const void *)ten->data;
-}
-
 #ifdef ON_GPU
-// Forward and backward of one of a step's `accum` micro-batches.
-static void micro_batch(GPT2 *g, const int32_t *inputs, const int32_t *targets,
-                        const int32_t *begins, size_t B, size_t T, size_t micro, size_t accum,
-                        float *logits) {
-    const size_t trained = targets_of(targets, B * T);  // as many in each micro-batch
-    gpt2_forward(g, inputs, begins, targets, B, T);
-    gpt2_head(g, 1.0f / (float)(trained * accum),
-              (double)(B * T) / (double)(trained * accum), micro > 0, logits);
-    gpt2_backward(g, micro > 0, micro + 1 == accum);
+#include "dev/test/gpu/gpt2_on_gpu.cuh"
+#else
+#define TOLERANCE(of) of##_TOLERANCE
+
+// Returns the factor by which a tolerance is looser in a model with ReLU.
+static double relu(const GPT2 *g) { return (void)g, 1; }
+
+// Does the trainer refuse this shape?
+static bool refused(const GPT2 *g) { return (void)g, false; }
+
+static RunState state_of(GPT2 *g) { return state_in(&g->params, 1); }
+
+// A model of g->config for steps of so many micro-batches; the rest of *g is 0. accum 0: it does
+// not train, and layers share their activations.
+static void gpt2_make(GPT2 *g, size_t B, size_t T, size_t accum) {
+    Error err;
+    if (!gpt2_finish(&g->config, &err)) die("%s", err.text);
+    g->table = gpt2_table(&g->config);
+    g->max_B = B;
+    g->max_T = T;
+    g->training = accum > 0;
+    g->sampling = true;
+    gpt2_allocate(g);
 }
 
-// The square of the gradient's norm, and the loss, of the step.
-static double norm_and_loss(GPT2 *g, double *loss) { return gpt2_grad_norm_squared(g, loss); }
-
-#else
 // Forward and backward of one of a step's `accum` micro-batches.
 static double loss_so_far;
 static void micro_batch(GPT2 *g, const int32_t *inputs, const int32_t *targets,
@@ -131,29 +83,20 @@ static double norm_and_loss(GPT2 *g, double *loss) {
     return gpt2_grad_norm_squared(g);
 }
 
-#endif
-
 // The gradient of a step with one micro-batch, as floats. free() it.
 static float *gradients(GPT2 *g) {
     float *grads = ALLOC(float, g->table.elements, "gradients");
-#ifdef ON_GPU
-    floats_move(g->grads, grads, g->table.elements, true);
-#else
     memcpy(grads, g->grads, g->table.elements * sizeof(float));
-#endif
     return grads;
 }
+#endif
 
-// Returns the factor by which a tolerance is looser in a model with ReLU; see above.
-static double relu(const GPT2 *g) {
-    return IS_BF16 && g->config.activation == ACTIVATION_RELU ? 4 : 1;
-}
-
-// A GPU works on whole packs of 16 bytes: of the reference's small models, train() refuses some.
-static bool refused(const GPT2 *g) {
-    const GPT2Config *c = &g->config;
-    return c->channels % PACK != 0 || c->ffn % PACK != 0 || config_att(c) % PACK != 0
-        || config_qkv(c) % PACK != 0;
+static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum) {
+    memset(g, 0, sizeof *g);
+    model_config_load(dir, &g->config);
+    gpt2_make(g, B, T, accum);
+    const RunState state = state_of(g);
+    model_load(dir, &g->config, &g->table, &state);
 }
 
 static SafeTensors open_file(const char *dir, const char *name) {
@@ -173,6 +116,12 @@ static const SafeTensor *find(const SafeTensors *st, const char *name) {
 
 static double number(const SafeTensors *st, const char *name, size_t i) {
     return ((const double *)(const void *)find(st, name)->data)[i];  // stored as F64
+}
+
+// Numbers that are stored as I32; NULL: there are none of this name.
+static const int32_t *ints(const SafeTensors *st, const char *name) {
+    const SafeTensor *ten = safetensors_find(st, name);
+    return ten == NULL ? NULL : (const int32_t *)(const void *)ten->data;
 }
 
 static double json_real(const Json *j, const char *key) {
@@ -249,14 +198,14 @@ static void test_reference_gradients(void) {
         SafeTensors reference = open_file(dir, "dump.safetensors");
         const SafeTensor *tokens = find(&reference, "tokens");
         const size_t B = tokens->shape[0], T = tokens->shape[1], N = B * T;
-        const int32_t *inputs = (const int32_t *)(const void *)tokens->data;
-        const int32_t *targets = (const int32_t *)(const void *)find(&reference, "targets")->data;
+        const int32_t *inputs = ints(&reference, "tokens");
+        const int32_t *targets = ints(&reference, "targets");
         GPT2 g;
         gpt2_load(&g, dir, B, T, 1);
         if (refused(&g)) continue;
         float *logits = ALLOC(float, N * g.config.vocab_padded, "logits");
         double loss;
-        const int32_t *begins = begins_of(&reference);
+        const int32_t *begins = ints(&reference, "begins");
         micro_batch(&g, inputs, targets, begins, B, T, 0, 1, logits);
         norm_and_loss(&g, &loss);
         float *grads = gradients(&g);
@@ -284,11 +233,9 @@ static void test_reference_training(void) {
     for (int i = 0; i < CASES; i++) {
         char dir[PATH_MAX], path[PATH_MAX];
         Error err;
-        size_t bytes;
         path_join(dir, FIXTURES, cases[i]);
         path_join(path, dir, "case.json");
-        char *text = file_read(path, &bytes, &err);
-        Json *j = text != NULL ? json_parse(text, bytes, &err) : NULL;
+        Json *j = json_read(path, &err);
         if (j == NULL) die("%s", err.text);
         Options o;
         memset(&o, 0, sizeof o);
@@ -299,9 +246,9 @@ static void test_reference_training(void) {
         o.accum = (size_t)json_real(j, "accum");
         const size_t B = (size_t)json_real(j, "B"), T = (size_t)json_real(j, "T");
         SafeTensors reference = open_file(dir, "train.safetensors");
-        const int32_t *inputs = (const int32_t *)(const void *)find(&reference, "tokens")->data;
-        const int32_t *targets = (const int32_t *)(const void *)find(&reference, "targets")->data;
-        const int32_t *begins = begins_of(&reference);
+        const int32_t *inputs = ints(&reference, "tokens");
+        const int32_t *targets = ints(&reference, "targets");
+        const int32_t *begins = ints(&reference, "begins");
         GPT2 g;
         gpt2_load(&g, dir, B, T, o.accum);
         if (refused(&g)) continue;
@@ -335,18 +282,16 @@ static void test_reference_training(void) {
         safetensors_close(&ours);
         safetensors_close(&reference);
         json_free(j);
-        free(text);
         gpt2_free(&g);
     }
 }
 
 #ifndef NO_MAIN  // dev/test/c/test_layers.c has its own
 int main(void) {
-    snprintf(work_dir, sizeof work_dir, "/tmp/tide-test-XXXXXX");
     if (mkdtemp(work_dir) == NULL) die("cannot make a temporary directory");
     RUN(test_reference_gradients);
     RUN(test_reference_training);
-    char command[PATH_MAX + 16];
+    char command[64];
     snprintf(command, sizeof command, "rm -rf %s", work_dir);
     if (system(command) != 0) return 1;
     return test_summary();

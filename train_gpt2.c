@@ -7,8 +7,9 @@
 //   4. The loop; tide/run/run.h has what surrounds it
 //
 // This is the reference that everything else in tide.c is checked against, so each function is the
-// plain loop that defines it. Two of them cannot stay plain and be fast: the matrix product, whose
-// definition is in tide/cpu/matmul.h, and attention, whose definition stands beside the fast one.
+// plain loop that defines it. Two of them cannot stay plain and be fast: the matrix product, which
+// tide/cpu/matmul.h has with its definition, and attention, whose definition is here and whose fast
+// form is in tide/cpu/attention.h.
 //
 // Letters for shapes, here and everywhere: B sequences of T tokens in a micro-batch, N = B*T rows,
 // C channels, NH query heads and NKV key heads of HS channels (GPT-2: NKV = NH, HS = C/NH), F the
@@ -20,11 +21,10 @@
 #include "tide/base/memory.h"
 #include "adam.h"
 #include "tide/base/model.h"
-#include "tide/cpu/matmul.h"
+#include "tide/cpu/attention.h"
 #include "tide/run/evaluate.h"
 #include "tide/run/sample.h"
 #include "tide/run/zen_run.h"
-#include "zero.h"
 #include "zo.h"
 #include <math.h>
 
@@ -249,8 +249,9 @@ static void heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, cons
 // Only lse[t] = log sum exp(s[t,:]) is kept for the backward pass; it rebuilds p = exp(s - lse)
 // (Dao et al. 2022), so that no (T, T) matrix is ever in memory.
 
-// The definition, as plain loops. Training calls attention_forward(), which is faster and cannot
-// overflow; the tests hold the two together.
+// The definition, as plain loops. Training calls attention_forward() of tide/cpu/attention.h, which
+// is faster and cannot overflow; test_layers.c holds the two together. attention_backward() is
+// there, too.
 static void attention_definition(float *out, float *lse, const float *qkv, const int32_t *begins,
                                  size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
     const size_t Q = (NH + 2 * NKV) * HS;
@@ -270,124 +271,6 @@ static void attention_definition(float *out, float *lse, const float *qkv, const
         }
         for (size_t i = 0; i < HS; i++) o[i] /= sum;
         lse[(b * NH + h) * T + t] = logf(sum);
-    }
-}
-
-// The fast one takes a strip of query rows against all the keys they may see, as small matrix
-// products on scores that stay in the core's cache. Scratch for one thread: two strips and the
-// product's.
-enum { STRIP = 64 };
-
-static size_t attention_scratch_floats(size_t T) {
-    return 2 * STRIP * round_up(T, 16) + round_up(gemm_scratch_floats(), 16);
-}
-
-static void attention_forward(float *out,        // (B, T, NH HS)
-                              float *lse,        // (B, NH, T)
-                              const float *qkv,  // (B, T, Q)
-                              const int32_t *begins,  // (B, T), or NULL: all 0
-                              float *scratch,    // (threads, attention_scratch_floats(T))
-                              size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
-    const size_t A = NH * HS, Q = A + 2 * NKV * HS, strips = (T + STRIP - 1) / STRIP;
-    const float scale = 1.0f / sqrtf((float)HS);
-    #pragma omp parallel for collapse(3) schedule(dynamic)
-    for (size_t b = 0; b < B; b++)
-    for (size_t h = 0; h < NH; h++)
-    for (size_t i = 0; i < strips; i++) {
-        const size_t strip = strips - 1 - i;  // the longest first, so that threads end together
-        const size_t first = strip * STRIP, rows = min_size(STRIP, T - first);
-        // Keys from `low` on, where the document of the strip's first row begins.
-        const int32_t *begin = begins == NULL ? NULL : begins + b * T + first;
-        const size_t low = begin == NULL ? 0 : (size_t)begin[0], keys = first + rows - low;
-        const float *q = qkv + (b * T + first) * Q + h * HS;
-        const float *k = qkv + (b * T + low) * Q + A + h / (NH / NKV) * HS, *v = k + NKV * HS;
-        // p: (rows, keys)
-        float *p = scratch + (size_t)omp_get_thread_num() * attention_scratch_floats(T);
-        float *product_scratch = p + 2 * STRIP * round_up(T, 16);
-        gemm_serial(false, true, rows, keys, HS, q, Q, k, Q, p, keys, NULL, false,
-                    product_scratch);
-        for (size_t r = 0; r < rows; r++) {
-            const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
-            float *s = p + r * keys + from;
-            const size_t visible = first + r + 1 - low - from;
-            const float max = max_f32(s, visible);
-            float sum = 0;
-            #pragma omp simd reduction(+ : sum)
-            for (size_t u = 0; u < visible; u++) sum += s[u] = exp_f32((s[u] - max) * scale);
-            const float inverse = 1.0f / sum;
-            for (size_t u = 0; u < visible; u++) s[u] *= inverse;
-            for (size_t u = visible; u < keys - from; u++) s[u] = 0;
-            memset(p + r * keys, 0, from * sizeof(float));
-            lse[(b * NH + h) * T + first + r] = max * scale + logf(sum);
-        }
-        gemm_serial(false, false, rows, HS, keys, p, keys, v, Q,
-                    out + (b * T + first) * A + h * HS, A, NULL, false, product_scratch);
-    }
-}
-
-// Overwrites dqkv. The keys' and values' gradients are sums over strips and over the query heads of
-// their group, so one thread takes all of these, in order.
-static void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
-                               const float *qkv, const int32_t *begins, float *scratch,
-                               size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
-    const size_t A = NH * HS, Q = A + 2 * NKV * HS, group = NH / NKV;
-    const float scale = 1.0f / sqrtf((float)HS);
-    #pragma omp parallel for collapse(2) schedule(dynamic)
-    for (size_t b = 0; b < B; b++)
-    for (size_t kv = 0; kv < NKV; kv++)
-    for (size_t h = kv * group; h < (kv + 1) * group; h++) {
-        const size_t head = b * T * Q + h * HS, key_head = b * T * Q + A + kv * HS;
-        const float *k = qkv + key_head, *v = k + NKV * HS;
-        float *dk = dqkv + key_head, *dv = dk + NKV * HS;
-        // p and ds: (rows, keys)
-        float *p = scratch + (size_t)omp_get_thread_num() * attention_scratch_floats(T);
-        float *ds = p + STRIP * round_up(T, 16);
-        float *product_scratch = ds + STRIP * round_up(T, 16);
-        for (size_t first = 0; first < T; first += STRIP) {
-            const size_t rows = min_size(STRIP, T - first);
-            const int32_t *begin = begins == NULL ? NULL : begins + b * T + first;
-            const size_t low = begin == NULL ? 0 : (size_t)begin[0], keys = first + rows - low;
-            const float *q = qkv + head + first * Q;
-            const float *kl = k + low * Q, *vl = v + low * Q;
-            const float *o = out + (b * T + first) * A + h * HS;
-            const float *d = dout + (b * T + first) * A + h * HS;
-            // With the group's first head, the last rows of dk and dv are new in this strip; all
-            // others have a part already.
-            const size_t fresh = h == kv * group ? first + rows : first;
-            for (size_t u = first; u < fresh; u++) {
-                memset(dk + u * Q, 0, HS * sizeof(float));
-                memset(dv + u * Q, 0, HS * sizeof(float));
-            }
-            gemm_serial(false, true, rows, keys, HS, q, Q, kl, Q, p, keys, NULL, false,
-                        product_scratch);
-            gemm_serial(false, true, rows, keys, HS, d, A, vl, Q, ds, keys, NULL, false,
-                        product_scratch);  // dp, for now
-            for (size_t r = 0; r < rows; r++) {
-                const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
-                const size_t visible = first + r + 1 - low;
-                // To the end of the last vector, and what is not visible is cleared after that: the
-                // last few one by one would take as long as all others.
-                const size_t whole = min_size(round_up(visible, 16), keys);
-                const float l = lse[(b * NH + h) * T + first + r];
-                float *pr = p + r * keys, *dr = ds + r * keys;
-                float d_dot_o = 0;
-                #pragma omp simd reduction(+ : d_dot_o)
-                for (size_t i = 0; i < HS; i++) d_dot_o += d[r * A + i] * o[r * A + i];
-                #pragma omp simd
-                for (size_t u = from; u < whole; u++) {
-                    pr[u] = exp_f32(pr[u] * scale - l);
-                    dr[u] = pr[u] * (dr[u] - d_dot_o) * scale;
-                }
-                for (size_t u = 0; u < from; u++) pr[u] = dr[u] = 0;
-                for (size_t u = visible; u < keys; u++) pr[u] = dr[u] = 0;
-            }
-            gemm_serial(false, false, rows, HS, keys, ds, keys, kl, Q, dqkv + head + first * Q, Q,
-                        NULL, false, product_scratch);
-            gemm_serial(true, false, keys, HS, rows, ds, keys, q, Q, dk + low * Q, Q, NULL, true,
-                        product_scratch);
-            gemm_serial(true, false, keys, HS, rows, p, keys, d, A, dv + low * Q, Q, NULL, true,
-                        product_scratch);
-        }
     }
 }
 
@@ -462,8 +345,8 @@ static void residual_forward(float *out, const float *inp, size_t n) {
 
 // --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
 //
-// losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. If grad_scale is not 0, the logits
-// are overwritten by their gradient, grad_scale (softmax - onehot(target)). A row whose target is
+// losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. The logits are overwritten: by their
+// gradient, grad_scale (softmax - onehot(target)), if grad_scale is not 0. A row whose target is
 // -1 is not trained: its loss and its gradient are 0.
 
 static void crossentropy(float *losses, float *logits, const int32_t *targets, float grad_scale,
@@ -478,17 +361,13 @@ static void crossentropy(float *losses, float *logits, const int32_t *targets, f
         }
         const float max = max_f32(z, V), target = z[targets[n]];
         float sum = 0;
-        if (grad_scale == 0) {
-            #pragma omp simd reduction(+ : sum)
-            for (size_t v = 0; v < V; v++) sum += exp_f32(z[v] - max);
-        } else {
-            #pragma omp simd reduction(+ : sum)
-            for (size_t v = 0; v < V; v++) sum += z[v] = exp_f32(z[v] - max);
-            const float scale = grad_scale / sum;
-            for (size_t v = 0; v < V; v++) z[v] *= scale;
-            z[targets[n]] -= grad_scale;
-        }
+        #pragma omp simd reduction(+ : sum)
+        for (size_t v = 0; v < V; v++) sum += z[v] = exp_f32(z[v] - max);
         losses[n] = logf(sum) + max - target;
+        if (grad_scale == 0) continue;
+        const float scale = grad_scale / sum;
+        for (size_t v = 0; v < V; v++) z[v] *= scale;
+        z[targets[n]] -= grad_scale;
     }
 }
 
@@ -516,7 +395,6 @@ typedef LAYER_WEIGHTS(float) LayerWeights;
 typedef struct {
     GPT2Config config;
     GPT2Table table;
-    ShardMap shards;
     size_t max_B, max_T;        // room in the buffers of a micro-batch
     size_t B, T;                // what the last forward used
     const int32_t *documents;   // the same: its begins (B, T), or NULL
@@ -536,9 +414,7 @@ typedef struct {
     ZenReference zen;
     ZoConfig zo;
     float *parts[STATE_PARTS];                   // of a checkpoint
-    float *x;                                    // (L+1, N, C)
-    float *mid, *ln_1, *ln_2, *qkv, *qk, *atty, *fc, *act;  // (L, ...), see LayerActs
-    float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse, *qk_rstd;
+    LayerActs acts;                              // of layer 0; behind them those of the others
     float *ln_f, *mean_f, *rstd_f;               // (N, C), (N), (N)
     float *logits;                               // (chunk rows, Vp)
     float *losses;                               // (N)
@@ -572,9 +448,9 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("activations", N, inputs);
     BUFFER("activations", N, targets);
     if (g->packed) BUFFER("activations", N, begins);
-    BUFFER("activations", (g->training ? L + 1 : 1) * N * C, x);
+    BUFFER("activations", (g->training ? L + 1 : 1) * N * C, acts.x);
     #define ACT_BUFFER(name, width, ...) \
-        if ((width) > 0) BUFFER("activations", L * N * (width), name);
+        if ((width) > 0) BUFFER("activations", L * N * (width), acts.name);
     LAYER_ACTIVATIONS(ACT_BUFFER, &g->config)
     #undef ACT_BUFFER
     BUFFER("activations", N * C, ln_f);
@@ -611,15 +487,11 @@ static size_t gpt2_plan(GPT2 *g, size_t other, bool quiet) {
     size_t total = 0;
     for (int i = 0; i < n; i++) total += list[i].bytes;
     if (!quiet) plan_print("CPU", list, n, total, SIZE_MAX, 1);
-    const size_t free_bytes = memory_available(), batch = g->max_B;
-    if (total - other <= free_bytes) return total;
-    size_t least = 0;
-    g->max_B = 1;
-    n = gpt2_buffers(g, list);
-    for (int i = 0; i < n; i++) least += list[i].bytes;
-    die("this run needs %s more memory and %s are free%s", size_text(total - other, true).text,
-        size_text(free_bytes, false).text,
-        batch > 1 && least <= free_bytes ? "; it fits with --batch 1" : "");
+    const size_t free_bytes = memory_available();
+    if (total - other > free_bytes)
+        die("this run needs %s more memory and %s are free: a smaller --batch needs less",
+            size_text(total - other, true).text, size_text(free_bytes, false).text);
+    return total;
 }
 
 static void gpt2_allocate(GPT2 *g) {
@@ -629,15 +501,6 @@ static void gpt2_allocate(GPT2 *g) {
         buffer_set(&list[i], alloc_or_fail(list[i].bytes, 1, list[i].purpose));
     if (g->config.rope.theta > 0)
         rope_table(&g->config.rope, g->max_T, config_head(&g->config), g->rope);
-}
-
-static void gpt2_free(GPT2 *g) {
-    Buffer list[MAX_BUFFERS];
-    const int n = gpt2_buffers(g, list);
-    for (int i = 0; i < n; i++) free(buffer_get(&list[i]));
-    zen_reference_free(&g->zen);
-    free(g->shards.shards);
-    gpt2_table_free(&g->table);
 }
 
 // The tensors of layer l inside an arena: parameters, or gradients.
@@ -660,11 +523,11 @@ static float *tensor(const GPT2 *g, float *arena, int index) {
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
     const size_t C = g->config.channels, N = g->max_B * g->max_T;
     const bool post = g->config.post_norm;
-    LayerActs a;
+    LayerActs a = g->acts;
     if (!g->training) l = 0;
-    a.x = g->x + l * N * C;
+    a.x += l * N * C;
     #define ACT_POINT(name, width, ...) \
-        a.name = g->name == NULL ? NULL : g->name + l * N * (width);
+        if (a.name != NULL) a.name += l * N * (width);
     LAYER_ACTIVATIONS(ACT_POINT, &g->config)
     #undef ACT_POINT
     a.att_in = post ? a.x : a.ln_1;
@@ -690,16 +553,16 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
     g->documents = begins;
     const float *wte = tensor(g, g->params, g->table.wte);
     const float *wpe = tensor(g, g->params, g->table.wpe);
+    float *x = g->acts.x;
     if (c->embed > 0) {
         const size_t E = c->embed;
         encoder_forward(g->ln_f, tokens, begins, wte, NULL, B, T, E);
-        encoder_forward(g->x, tokens, begins, NULL, wpe, B, T, C);
-        gemm(false, true, N, C, E, g->ln_f, E, tensor(g, g->params, g->table.project_in), E, g->x,
-             C, NULL, true);
+        encoder_forward(x, tokens, begins, NULL, wpe, B, T, C);
+        gemm(false, true, N, C, E, g->ln_f, E, tensor(g, g->params, g->table.project_in), E, x, C,
+             NULL, true);
     } else {
-        encoder_forward(g->x, tokens, begins, wte, wpe, B, T, C);
+        encoder_forward(x, tokens, begins, wte, wpe, B, T, C);
     }
-    float *x = g->x;
     for (size_t l = 0; l < L; l++) {
         const LayerActs a = layer_acts(g, l);
         const LayerWeights w = layer_weights(g, g->params, l);
@@ -781,7 +644,6 @@ static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32
         int best = 0;
         for (int k = 0; k < words; k++) {
             const float *w = head + (size_t)word[k] * C;
-            logit[k] = 0;
             for (size_t c = 0; c < C; c++) logit[k] += x[c] * w[c];
             max = fmaxf(max, logit[k]);
             if (logit[k] > logit[best]) best = k;
@@ -812,7 +674,7 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     const GPT2Table *t = &g->table;
     float *dx = g->dx, *dc = g->dc, *dwide = g->dwide;
     const bool post = c->post_norm;
-    const float *last = g->x + L * g->max_B * g->max_T * C;
+    const float *last = g->acts.x + L * g->max_B * g->max_T * C;
     if (E > 0) {
         matmul_backward(dx, C, tensor(g, g->grads, t->project_out), NULL, dc, last,
                         tensor(g, g->params, t->project_out), N, C, E, accumulate);
@@ -877,21 +739,19 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
 // The sum of the squares of all gradients, in the blocks and the order that adam.h defines.
 static double gpt2_grad_norm_squared(GPT2 *g) {
     size_t blocks = 0;
-    for (int i = 0; i < g->shards.count; i++) {
-        const Shard *s = &g->shards.shards[i];
-        norm_block_sums(tensor(g, g->grads, s->tensor) + s->offset, s->length,
-                        g->norm_sums + blocks);
-        blocks += norm_blocks(s->length);
+    for (int i = 0; i < g->table.count; i++) {
+        const GPT2Tensor *t = &g->table.tensors[i];
+        norm_block_sums(g->grads + t->offset, t->size, g->norm_sums + blocks);
+        blocks += norm_blocks(t->size);
     }
     return norm_total(g->norm_sums, blocks);
 }
 
-// One AdamW step (adam.h) over everything that this process owns.
+// One AdamW step (adam.h) of all tensors.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
-    for (int i = 0; i < g->shards.count; i++) {
-        const Shard *s = &g->shards.shards[i];
-        const size_t at = g->table.tensors[s->tensor].offset + s->offset;
-        const AdamRun run = {at, s->length, s->decay, at};
+    for (int i = 0; i < g->table.count; i++) {
+        const GPT2Tensor *t = &g->table.tensors[i];
+        const AdamRun run = {t->offset, t->size, t->decay, t->offset};
         const AdamWork work = {.w = g->params, .m = g->m, .v = g->v, .grad = g->grads, .scale = 1,
                                .runs = &run, .count = 1, .step = *step};
         adam_work(&work);
@@ -899,28 +759,22 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
 }
 
 // Zeroth-order training (zo.h): params = theta + scale z, with z the direction of this query of
-// this step. scale is eps, -eps, or 0.
+// this step. scale is eps, or -eps.
 static void gpt2_perturb(GPT2 *g, const ZoConfig *zo, size_t step, int query, float scale) {
-    if (scale == 0) {
-        memcpy(g->params, g->theta, g->table.elements * sizeof(float));
-        return;
-    }
-    for (int i = 0; i < g->shards.count; i++) {
-        const Shard *s = &g->shards.shards[i];
-        const size_t at = g->table.tensors[s->tensor].offset + s->offset;
-        zo_perturb(g->params + at, g->theta + at, shard_logical(&g->table, s), zo, step, query,
-                   scale, (uint32_t)s->tensor, s->offset);
+    for (int i = 0; i < g->table.count; i++) {
+        const GPT2Tensor *t = &g->table.tensors[i];
+        zo_perturb(g->params + t->offset, g->theta + t->offset, t->rows * t->cols, zo, step, query,
+                   scale, (uint32_t)i, 0);
     }
 }
 
 // theta, and params with it, after an update.
 static void gpt2_zo_update(GPT2 *g, const ZoConfig *zo, const ZoUpdate *u) {
-    for (int i = 0; i < g->shards.count; i++) {
-        const Shard *s = &g->shards.shards[i];
-        zo_update(g->theta + g->table.tensors[s->tensor].offset + s->offset,
-                  shard_logical(&g->table, s), zo, u, (uint32_t)s->tensor, s->decay, s->offset);
+    for (int i = 0; i < g->table.count; i++) {
+        const GPT2Tensor *t = &g->table.tensors[i];
+        zo_update(g->theta + t->offset, t->rows * t->cols, zo, u, (uint32_t)i, t->decay, 0);
     }
-    gpt2_perturb(g, zo, 0, 0, 0);
+    memcpy(g->params, g->theta, g->table.elements * sizeof(float));
 }
 
 // A RunState's move: arenas, of which m and v may be in bf16.
@@ -936,7 +790,6 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     memset(g, 0, sizeof *g);
     g->config = r->config;
     g->table = r->table;
-    g->shards = gpt2_shards_all(&g->table);
     g->zeroth = o->optimizer == OPTIMIZER_MEZO;
     g->training = r->training && !g->zeroth;
     g->zenflow = g->training && o->offload == OFFLOAD_ZENFLOW;
@@ -957,9 +810,9 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     state.move = gpt2_move;
     state.owner = g;
     state.moments_bf16 = o->moments == MOMENTS_BF16;
+    if (g->zenflow && zen_is_saved(r)) state.parts = STATE_PARTS;
+    run_load(r, &state);
     if (g->zenflow) {
-        if (zen_is_saved(r)) state.parts = STATE_PARTS;
-        run_load(r, &state);
         if (!zen_is_saved(r)) memcpy(g->params, g->master, g->table.elements * sizeof(float));
         g->zen = zen_reference(r, g->master, g->m, g->v, g->params, g->acc);
         r->saves.parts = STATE_PARTS;
@@ -968,10 +821,7 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
         printf("\n");
     } else if (g->zeroth) {
         g->zo = (ZoConfig){o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_FP32};
-        run_load(r, &state);
-        gpt2_perturb(g, &g->zo, 0, 0, 0);
-    } else {
-        run_load(r, &state);
+        memcpy(g->params, g->theta, g->table.elements * sizeof(float));
     }
     return planned;
 }
@@ -1070,8 +920,7 @@ static int gpt2_dump(GPT2 *g, Run *r) {
 }
 
 static void save(GPT2 *g, Run *r) {
-    const ZenReference *z = &g->zen;
-    run_save(r, g->zenflow ? zen_text(&z->map, &z->clock) : NULL);
+    run_save(r, g->zenflow ? zen_text(&g->zen.map, &g->zen.clock) : NULL);
 }
 
 #ifndef TESTING

@@ -577,7 +577,6 @@ static int train(Run *r) {
 #endif
 int ENTRY(int argc, char **argv) {
     static Run run;
-    cpu_wait_briefly(argv);
     run_open(&run, argc, argv, true);
     if (run.o.precision != PRECISION)
         die("this program computes in %s: name another with --precision, on --resume as well",

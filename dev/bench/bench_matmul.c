@@ -42,7 +42,7 @@ static void bench(const char *name, bool ta, bool tb, size_t M, size_t N, size_t
                 threads = omp_get_num_threads();
 #endif
                 for (int j = 0; j < inner; j++)
-                    gemm_serial(ta, tb, M, N, K, a, lda, b, ldb, own, ldo, NULL, accumulate,
+                    gemm_serial(ta, tb, M, N, K, a, lda, b, ldb, own, ldo, accumulate,
                                 scratch);
                 free(own);
                 free(scratch);

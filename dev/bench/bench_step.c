@@ -4,6 +4,7 @@
 #include "../../train_gpt2.c"
 #include "machine.h"
 #include "../test/first_values.h"
+#include "../test/gpt2_free.h"
 #include "../tool.h"
 
 enum { REPEATS = 5 };
@@ -19,7 +20,6 @@ static void bench(const char *model, size_t B, size_t T) {
     memset(&g, 0, sizeof g);
     if (!gpt2_preset(&g.config, model) || !gpt2_finish(&g.config, &err)) die("no model %s", model);
     g.table = gpt2_table(&g.config);
-    g.shards = gpt2_shards_all(&g.table);
     g.max_B = B;
     g.max_T = T;
     g.training = true;

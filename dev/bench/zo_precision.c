@@ -8,6 +8,7 @@
 #define TESTING
 #include "../../train_gpt2.c"
 #include "../test/first_values.h"
+#include "../test/gpt2_free.h"
 #include "../tool.h"
 
 static const char *const storage_name[] = {"fp32", "bf16", "fp16"};
@@ -180,10 +181,10 @@ static double loss_along(GPT2 *g, const ZoConfig *c, size_t step, float eps) {
 // A direction, whole; the padding stays zero.
 static void direction(float *z, const GPT2 *g, const ZoConfig *c, size_t step) {
     memset(z, 0, g->table.elements * sizeof *z);
-    for (int i = 0; i < g->shards.count; i++) {
-        const Shard *s = &g->shards.shards[i];
-        float *part = z + g->table.tensors[s->tensor].offset;
-        zo_perturb(part, part, shard_logical(&g->table, s), c, step, 0, 1, (uint32_t)s->tensor, 0);
+    for (int i = 0; i < g->table.count; i++) {
+        const GPT2Tensor *t = &g->table.tensors[i];
+        float *part = z + t->offset;
+        zo_perturb(part, part, t->rows * t->cols, c, step, 0, 1, (uint32_t)i, 0);
     }
 }
 
@@ -210,7 +211,6 @@ static void tiny_open(GPT2 *g, size_t layers, size_t channels, const char *text,
     g->config.ffn = 0;
     if (!gpt2_finish(&g->config, &err)) die("%s", err.text);
     g->table = gpt2_table(&g->config);
-    g->shards = gpt2_shards_all(&g->table);
     g->max_B = 8;
     g->max_T = 32;
     g->training = g->zeroth = true;
@@ -363,7 +363,6 @@ static void noise_rates(void) {
     g.config.layers = 24;
     if (!gpt2_finish(&g.config, &err)) die("%s", err.text);
     g.table = gpt2_table(&g.config);
-    g.shards = gpt2_shards_all(&g.table);
     g.max_B = g.max_T = 1;
     g.zeroth = true;
     gpt2_allocate(&g);

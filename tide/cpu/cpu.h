@@ -36,14 +36,11 @@ static const char *cpu_instructions(void) {
 
 // Prints what computes, with how many threads. The name is the kernel's; of ARM's CPUs it has none.
 static void cpu_describe(void) {
-    char line[256], name[128] = "unknown";
     const int threads = omp_get_max_threads();
-    FILE *f = fopen("/proc/cpuinfo", "r");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL)
-        if (sscanf(line, "model name : %127[^\n]", name) == 1) break;
-    if (f != NULL) fclose(f);
-    printf("cpu: %s, %d thread%s, %s\n", name, threads, plural((size_t)threads),
-           cpu_instructions());
+    const MachineText model = machine_text("/proc/cpuinfo", "model name\t: ");
+    const char *name = model.text[0] != '\0' ? model.text : "unknown";
+    printf("cpu: %.*s, %d thread%s, %s\n", (int)strcspn(name, "\n"), name, threads,
+           plural((size_t)threads), cpu_instructions());
 }
 
 // Lets threads that wait for each other after a loop sleep after some 30 to 60 us: the libraries'

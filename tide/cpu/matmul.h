@@ -197,21 +197,21 @@ static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_
 // Floats of scratch that gemm_serial() needs, at a 64-byte boundary.
 static size_t gemm_scratch_floats(void) { return GEMM_KC * GEMM_NR; }
 
-// As gemm_plain(), on the calling thread: for many small products that run side by side inside a
-// parallel region. A is used where it lies; packing it would not pay for one tile of attention.
+// As gemm_plain() without a bias, on the calling thread: for many small products that run side by
+// side inside a parallel region. A is used where it lies; packing it would not pay for one tile of
+// attention.
 static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                                const float *a, size_t lda, const float *b, size_t ldb,
-                               float *out, size_t ldo, const float *bias, bool accumulate,
-                               float *scratch) {
+                               float *out, size_t ldo, bool accumulate, float *scratch) {
     size_t k = 0;
-    do {  // at least once: with K = 0 the result is the bias
+    do {  // at least once: with K = 0 the result is 0
         const size_t kc = min_size(K - k, GEMM_KC);
         const GemmA block = {a + (trans_a ? k * lda : k), GEMM_MR * (trans_a ? 1 : lda),
                              trans_a ? 1 : lda, trans_a ? lda : 1};
         for (size_t n = 0; n < N; n += GEMM_NR)
             gemm_panel(M, min_size(N - n, GEMM_NR), kc, block, trans_b,
-                       b + (trans_b ? n * ldb + k : k * ldb + n), ldb, out + n, ldo,
-                       bias ? bias + n : NULL, k == 0 && !accumulate, scratch);
+                       b + (trans_b ? n * ldb + k : k * ldb + n), ldb, out + n, ldo, NULL,
+                       k == 0 && !accumulate, scratch);
         k += kc;
     } while (k < K);
 }

@@ -8,6 +8,7 @@ int main_FP16(int argc, char **argv);
 
 int main(int argc, char **argv) {
     program_begin();
+    cpu_wait_briefly(argv);
     switch (run_precision(argc, argv)) {
     case PRECISION_FP32: return main_FP32(argc, argv);
     case PRECISION_FP16: return main_FP16(argc, argv);

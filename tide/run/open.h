@@ -317,12 +317,14 @@ static uint64_t run_val_hash(const Run *r) {
 // The lines that a run prints before its first step, and its refusals
 
 // Says what is going to be trained on what, and what a training run computes with. A preset is a
-// shape, with random weights: who samples it, evaluates it or tunes it with MeZO is told.
+// shape, with random weights: a note is printed where it is sampled, evaluated or tuned with MeZO,
+// and where weights of its name are published.
 static void run_describe(const Run *r) {
     const GPT2Config *c = &r->config;
     const Options *o = &r->o;
     const bool fresh = !o->resume && r->saved_model == NULL, mezo = o->optimizer == OPTIMIZER_MEZO;
-    if (fresh && !o->plan && (r->only_sampling || (r->training ? mezo : r->batches)))
+    const bool published = strncmp(o->model, "gpt2", 4) == 0 || c->family == FAMILY_OPT;
+    if (fresh && !o->plan && (r->only_sampling || published || (r->training ? mezo : r->batches)))
         fprintf(r->only_sampling ? stderr : stdout, "note: these weights are random; for trained "
                 "ones --model DIR, a run's --out or what dev/data/model.sh fetches\n");
     if (r->only_sampling && !o->plan) return;
@@ -331,10 +333,7 @@ static void run_describe(const Run *r) {
     if (config_kv(c) < c->heads) printf(" (%zu of keys)", config_kv(c));
     printf(", %zu channel%s, context %zu, vocabulary %zu: %.2f M parameters; ", c->channels,
            plural(c->channels), c->context, c->vocab, 1e-6 * (double)r->table.parameters);
-    const bool hint = !o->plan && (strncmp(o->model, "gpt2", 4) == 0 || c->family == FAMILY_OPT);
-    if (fresh)
-        printf("new, random weights%s\n", hint ? " (trained ones: dev/data/model.sh NAME, then "
-               "--model DIR)" : "");
+    if (fresh) printf("new, random weights\n");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
     const TaskSum sum = task_sum(&r->task_train, r->T), other = task_sum(&r->task_val, r->T);
@@ -364,33 +363,6 @@ static void run_describe(const Run *r) {
         printf("data: nothing will be evaluated: the held-out tenth %s; name a file with --val\n",
                r->task ? "has no example" : "is shorter than --seq");
     if (!o->plan) cpu_describe();
-}
-
-// Prints a note for each option that has no effect in this run, or less than it seems to have.
-static void run_describe_unused(const Run *r) {
-    const Options *o = &r->o;
-    const bool evaluates = r->val.sequences + r->choices.sequences > 0, saves = !o->no_save;
-    const bool trains = o->steps > 0 && o->dump == NULL;
-    const struct { const char *name; bool used; const char *needs; } options[] = {
-        {"prompt", r->sampling, "--sample-every, or --steps 0"},
-        {"sample-tokens", r->sampling, "--sample-every"}, {"top-k", r->sampling, "--sample-every"},
-        {"top-p", r->sampling, "--sample-every"}, {"temperature", r->sampling, "--sample-every"},
-        {"template", o->labels != NULL, "--labels"},
-        {"eval-batches", evaluates, "data to evaluate"}, {"keep", saves, "no --no-save"},
-        {"min-lr", o->schedule != SCHEDULE_CONSTANT, "--schedule cosine or linear"},
-        {"save-every", saves, "no --no-save"}, {"save-dtype", saves, "no --no-save"}};
-    double highest = 0;
-    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
-        if (trains && option_given(o, options[i].name) && !options[i].used)
-            printf("note: --%s does nothing here: it needs %s\n", options[i].name,
-                   options[i].needs);
-    if (o->data != NULL && o->val != NULL && path_is_same(o->data, o->val))
-        printf("note: --val is --data: its loss says nothing of other data\n");
-    for (size_t step = 1; step <= min_size(o->steps, 100); step++)
-        highest = fmax(highest, schedule_lr(o, step));
-    if (trains && o->steps <= 100 && highest < 0.95 * o->lr)
-        printf("note: in so few steps the learning rate is at most %.1e, not --lr %.1e; "
-               "--schedule constant keeps it\n", highest, o->lr);
 }
 
 // Refuses shapes that the GPU's kernels do not take: they work on whole packs of 16 bytes, and hold
@@ -425,36 +397,25 @@ static void run_agree(const Run *r) {
     ranks_agree("data", text);
 }
 
-// The --precision of a run that is not open yet: the command line's, or with --resume that of its
-// newest readable checkpoint. It reports no error: run_open() does, for all ranks.
+// Returns the --precision of a run that is not open yet: the command line's, or with --resume that
+// of its newest readable checkpoint.
 static int run_precision(int argc, char **argv) {
-    static const char *const names[] = {"bf16", "fp32", "fp16"};
-    const char *given = NULL, *out = "out";
-    char dir[PATH_MAX];
-    bool resume = false;
+    Options o;
     TrainState s;
     Error err;
-    for (int i = 1; i < argc; i++) {
-        const char *next = i + 1 < argc ? argv[i + 1] : "";
-        if (strncmp(argv[i], "--resume", 8) == 0) resume = true;  // or --resume=auto
-        if (strcmp(argv[i], "--precision") == 0) given = next;
-        if (strncmp(argv[i], "--precision=", 12) == 0) given = argv[i] + 12;
-        if (strcmp(argv[i], "--out") == 0) out = next;
-        if (strncmp(argv[i], "--out=", 6) == 0) out = argv[i] + 6;
+    char dir[PATH_MAX];
+    ranks_open();
+    options_parse(&o, argc, argv, true);
+    size_t step = o.resume ? state_newest(o.out, SIZE_MAX, false) : 0;
+    for (bool found = false; step > 0 && !found; step = state_newest(o.out, step, false)) {
+        state_path(dir, o.out, step);
+        found = state_check(dir, &s, false, &err);
+        if (!found) continue;
+        options_resume(&o, s.options);
+        train_state_free(&s);
     }
-    memset(&s, 0, sizeof s);
-    size_t step = resume && given == NULL ? state_newest(out, SIZE_MAX, false) : 0;
-    for (; step > 0; step = state_newest(out, step, false)) {
-        state_path(dir, out, step);
-        if (state_check(dir, &s, false, &err)) break;
-    }
-    const char *saved = text_line(s.options, "--precision");
-    if (saved != NULL) given = saved + 1;
-    int precision = PRECISION_BF16;
-    for (int i = 0; given != NULL && i < 3; i++)
-        if (strncmp(given, names[i], 4) == 0) precision = i;
-    train_state_free(&s);
-    return precision;
+    free(o.saved);
+    return o.precision;
 }
 
 // Fills *r from the command line and the files that it names. Everything that can be wrong with
@@ -480,11 +441,8 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
                                          : o->no_save ? "new run, --no-save" : "new run, saving");
     if (o->plan) r->world = o->world;
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
-    // From here on nobody else writes there. Several ranks agree first on what they are to do:
-    // where one ends the others, nothing is left behind.
-    const bool early = o->resume || ranks.world == 1;
     if (!o->resume) out_check_files(o);
-    if (early) out_check(o, &r->lock);
+    out_check(o, &r->lock);
     run_choose_model(r);
     if (o->resume) out_check_files(o);  // the options of its checkpoint among them
     r->T = o->seq > 0 ? o->seq : r->config.context;
@@ -528,10 +486,9 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
         die("the held-out tenth of %s %s: name a file with --val", o->data,
             r->task ? "has no example" : "is shorter than --seq");
     if (ranks.world > 1) run_agree(r);
-    if (!early) out_check(o, &r->lock);
-    if (ranks.world > 1) out_share(o->out, &r->lock);
     if (!o->calibrate) run_describe(r);
-    if (!r->only_sampling) run_describe_unused(r);
+    if (o->data != NULL && o->val != NULL && path_is_same(o->data, o->val))
+        printf("note: --val is --data: its loss says nothing of other data\n");
 }
 
 #endif

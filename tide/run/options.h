@@ -49,14 +49,14 @@ enum {
     O_AUTO = 128, // a number that may be "auto", though that is not the default
     O_SHARE = 256, O_OTHER = 512,  // only where a share of the state is resident; not with zenflow
     O_PLAN = 1024,  // only with --plan
-    O_READS = 2048, O_WRITES = 4096  // a file's name: it is read, it is written
+    O_READS = 2048, O_WRITES = 4096, // a file's name: it is read, it is written
+    O_EMPTY = 8192                   // a text that may be empty
 };                // neither fixed nor own: saved, and --resume takes the saved value unless given
 
 #define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
 
-// The options: name, field of Options, default (NULL: none), values or range, flags, help. A TEXT
-// is not empty, WORDS may be.
-#define OPTIONS(TITLE, TEXT, WORDS, CHOICE, COUNT, BYTES, REAL, FLAG) \
+// The options: name, field of Options, default (NULL: none), values or range, flags, help.
+#define OPTIONS(TITLE, TEXT, CHOICE, COUNT, BYTES, REAL, FLAG) \
     TITLE("Model") \
     TEXT("model", model, "nano", "NAME|PATH", O_FIXED, "a name from the list above, or weights") \
     COUNT("layers", layers, "auto", 1, 1000, O_FIXED, "auto: as in the model") \
@@ -80,7 +80,7 @@ enum {
            "several examples in a row; auto: on, but one-token --labels") \
     TEXT("labels", labels, NULL, "WORDS", O_FIXED, \
          "of labels 0, 1, .. of --data, a TSV: \" bad| good\"") \
-    WORDS("template", template_text, " It was", "TEXT", O_FIXED, \
+    TEXT("template", template_text, " It was", "TEXT", O_FIXED | O_EMPTY, \
           "what stands between sentence and word") \
     COUNT("accum", accum, "1", 1, 1 << 20, 0, "micro-batches per step, on each GPU") \
     COUNT("seed", seed, "1337", 0, BIG, O_FIXED, \
@@ -114,7 +114,7 @@ enum {
          "with --steps 0: each row's loss, JSON lines") \
     COUNT("sample-every", sample_every, "0", 0, BIG, 0, "steps; 0: never") \
     COUNT("sample-tokens", sample_tokens, "256", 1, 1e9, 0, "length of a sample") \
-    WORDS("prompt", prompt, NULL, "TEXT", 0, "what a sample continues") \
+    TEXT("prompt", prompt, NULL, "TEXT", O_EMPTY, "what a sample continues") \
     FLAG("chat", chat, O_OWN, "with --steps 0: a conversation; --prompt is its system message") \
     REAL("temperature", temperature, "0.8", 0, 1000, 0, "0: always the likeliest token") \
     COUNT("top-k", top_k, "0", 0, 1 << 24, 0, "sample from the N likeliest tokens; 0: from all") \
@@ -142,7 +142,7 @@ enum {
     TITLE("GPU builds: where the state of AdamW is, and who updates it") \
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0, \
            "of AdamW's state; auto: fastest as predicted; CPU: zenflow") \
-    CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU, \
+    CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU | O_FO, \
            "host: layers' come when they are used; auto: the faster") \
     REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO | O_SHARE, \
          "share of it on the GPU; auto: what fits, or 0") \
@@ -204,13 +204,12 @@ enum {
 #define FIELD_REAL(name, field, ...) double field;
 #define FIELD_FLAG(name, field, ...) bool field;
 #define ADD_1(...) + 1
-enum { OPTION_COUNT = OPTIONS(ADD_1, ADD_1, ADD_1, ADD_1, ADD_1, ADD_1, ADD_1, ADD_1) };
+enum { OPTION_COUNT = OPTIONS(ADD_1, ADD_1, ADD_1, ADD_1, ADD_1, ADD_1, ADD_1) };
 
 // "auto" is stored as AUTO_COUNT or AUTO_REAL, or as 0 where the range begins behind that. A text
 // that was not given is NULL. Texts point into argv, the table, or `saved`.
 typedef struct {
-    OPTIONS(FIELD_NONE, FIELD_TEXT, FIELD_TEXT, FIELD_CHOICE, FIELD_COUNT, FIELD_COUNT, FIELD_REAL,
-            FIELD_FLAG)
+    OPTIONS(FIELD_NONE, FIELD_TEXT, FIELD_CHOICE, FIELD_COUNT, FIELD_COUNT, FIELD_REAL, FIELD_FLAG)
     bool resume_auto;          // --resume auto: if there is a checkpoint
     bool gpu_build;
     bool given[OPTION_COUNT];  // by row of the table: it was on the command line
@@ -223,15 +222,13 @@ typedef struct {
     size_t offset;        // of the field in Options
     const char *initial;  // default, as it would be written on the command line; NULL: none
     const char *values;   // choices, "a|b|c"; of a text: what it is
-    double min, max;      // of numbers, both included; of a text: the shortest length
+    double min, max;      // of numbers, both included
     int flags;
     const char *help;
 } Option;
 
 #define ROW_TITLE(text) {O_TITLE, text, 0, NULL, NULL, 0, 0, 0, ""},
 #define ROW_TEXT(name, field, initial, what, flags, help) \
-    {O_TEXT, name, offsetof(Options, field), initial, what, 1, 0, flags, help},
-#define ROW_WORDS(name, field, initial, what, flags, help) \
     {O_TEXT, name, offsetof(Options, field), initial, what, 0, 0, flags, help},
 #define ROW_CHOICE(name, field, initial, values, flags, help) \
     {O_CHOICE, name, offsetof(Options, field), initial, values, 0, 0, flags, help},
@@ -242,8 +239,8 @@ typedef struct {
 #define ROW_REAL(...) ROW_NUMBER(O_REAL, __VA_ARGS__)
 #define ROW_FLAG(name, field, flags, help) \
     {O_FLAG, name, offsetof(Options, field), NULL, NULL, 0, 0, flags, help},
-static const Option option_table[] = {OPTIONS(ROW_TITLE, ROW_TEXT, ROW_WORDS, ROW_CHOICE, ROW_COUNT,
-                                              ROW_BYTES, ROW_REAL, ROW_FLAG)};
+static const Option option_table[] = {OPTIONS(ROW_TITLE, ROW_TEXT, ROW_CHOICE, ROW_COUNT, ROW_BYTES,
+                                              ROW_REAL, ROW_FLAG)};
 
 // Row of the option with this name of n bytes, or -1.
 static int option_find(const char *name, size_t n) {
@@ -307,7 +304,7 @@ static void option_set(Options *o, const Option *opt, const char *text) {
     const bool real = opt->type == O_REAL, size = opt->type == O_BYTES;
     double v = 0;
     if (text == NULL ? opt->type != O_TEXT || opt->initial != NULL
-                     : opt->type == O_TEXT && strlen(text) < (size_t)opt->min)
+                     : opt->type == O_TEXT && *text == '\0' && !(opt->flags & O_EMPTY))
         die("--%s needs a value that is not empty", opt->name);
     if (opt->type == O_FLAG) {
         *(bool *)field = strcmp(text, "true") == 0;
@@ -372,17 +369,6 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
-// The names of options in other programs, and here.
-static const char *const option_synonyms[][2] = {
-    {"learning-rate", "lr"}, {"lr-scheduler", "schedule"}, {"batch-size", "batch"},
-    {"gradient-accumulation-steps", "accum"}, {"warmup-steps", "warmup"}, {"max-steps", "steps"},
-    {"num-train-epochs", "epochs"}, {"logging-steps", "log-every"}, {"block-size", "seq"},
-    {"seq-length", "seq"}, {"n-layer", "layers"}, {"n-head", "heads"}, {"n-embd", "channels"},
-    {"output-dir", "out"}, {"max-grad-norm", "clip"}, {"max-new-tokens", "sample-tokens"},
-    {"max-tokens", "sample-tokens"},
-};
-enum { SYNONYM_COUNT = sizeof option_synonyms / sizeof option_synonyms[0] };
-
 // Changes to turn the n bytes at a into b (Levenshtein 1966), if there are at most `most`; else
 // more than that. _ is -.
 static size_t edit_distance(const char *a, size_t n, const char *b, size_t most) {
@@ -398,13 +384,13 @@ static size_t edit_distance(const char *a, size_t n, const char *b, size_t most)
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
     size_t n = strcspn(name, "="), best = min_size(n / 3 + 2, 5);  // else: none
-    for (int i = 0; i < OPTION_COUNT + SYNONYM_COUNT; i++) {
-        const char *const *synonym = i < OPTION_COUNT ? NULL : option_synonyms[i - OPTION_COUNT];
-        if (synonym == NULL && option_table[i].type == O_TITLE) continue;
-        const char *known = synonym != NULL ? synonym[0] : option_table[i].name;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const char *known = option_table[i].name;
+        if (option_table[i].type == O_TITLE) continue;
+        const size_t first = strcspn(name, "-_=");  // of --batch-size, or all of --temp
         size_t d = edit_distance(name, n, known, 4);
-        if (d > 2 && n >= 3 && strncmp(known, name, n) == 0) d = 2;  // --temp
-        if (d < best) { best = d; nearest = synonym != NULL ? synonym[1] : known; }
+        if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
+        if (d < best) { best = d; nearest = known; }
     }
     int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
     if (nearest == NULL) die("unknown option %.*s; see --help", shown, arg);
@@ -440,8 +426,6 @@ static void options_check(const Options *o) {
         die("the CPU trainer has nothing to offload; it knows --offload none and zenflow");
     if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)
         die("--offload places the state of AdamW; with mezo: --resident-blocks");
-    if (mezo && option_given(o, "weights"))
-        die("--weights places those of AdamW's training; with mezo: --resident-blocks");
     if (o->weights == WEIGHTS_HOST && o->offload == OFFLOAD_NONE)
         die("--weights host needs state on the host, and --offload none leaves none there");
     if (o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2))

@@ -3,8 +3,8 @@
 //
 //   out_is_written   does a run write into --out?
 //   out_check_files  refuses outputs that are inputs, or cannot be written
-//   out_check        makes --out, and locks it
-//   out_share        lets all ranks hold the lock of rank 0
+//   out_check        refuses an --out that holds another run
+//   out_take         makes --out, and locks it
 //   out_mark         marks what is in --out as written by this program
 #ifndef TIDE_OUT_H
 #define TIDE_OUT_H
@@ -15,25 +15,6 @@
 #include "options.h"
 #include <fnmatch.h>
 #include <sys/file.h>
-
-// A run that is refused later (no memory, no GPU) leaves no empty --out behind, nor the folders in
-// which it was made: all behind the first out_kept characters of its path.
-static const char *out_made;
-static size_t out_kept;
-static void out_unmake(void) {
-    static const char *const made[] = {"log.jsonl", "config.json", ".tide", ".lock"};
-    char path[PATH_MAX];
-    for (int i = 0; i < 4; i++) {
-        path_join(path, out_made, made[i]);
-        if (i < 2 ? path_exists(path) : unlink(path) != 0) return;
-    }
-    snprintf(path, sizeof path, "%s", out_made);
-    for (char *slash = path; slash != NULL && strlen(path) > out_kept;) {
-        rmdir(path);  // not if there is a file
-        slash = strrchr(path, '/');
-        if (slash != NULL) *slash = '\0';
-    }
-}
 
 // One run owns --out: its processes hold a lock (flock) on the file .lock there, which the system
 // takes back however they end. how: LOCK_EX, and then LOCK_SH to share it with other ranks.
@@ -54,22 +35,8 @@ static void out_lock(const char *out, int *lock, int how) {
     if (pread(*lock, owner, sizeof owner - 1, 0) > 0 && strncmp(owner, "process ", 8) != 0)
         die("--out %s holds .lock, which this program did not write there", out);
     gethostname(host, sizeof host - 1);
-    if (how == LOCK_EX && ftruncate(*lock, 0) == 0)
+    if (how == LOCK_EX && ftruncate(*lock, 0) == 0 && lseek(*lock, 0, SEEK_SET) == 0)
         dprintf(*lock, "process %d on %s\n", (int)getpid(), host);
-}
-
-// All ranks hold the lock of rank 0, and see in --out what rank 0 has written there, its lock.
-static void out_share(const char *out, int *lock) {
-    char mine[256] = "", first[256];
-    if (ranks.rank == 0) out_lock(out, lock, LOCK_SH);
-    ranks_barrier();
-    if (ranks.rank > 0) out_lock(out, lock, LOCK_SH);
-    (void)!pread(*lock, mine, sizeof mine - 1, 0);
-    memcpy(first, mine, sizeof first);
-    ranks_broadcast(first, sizeof first);
-    if (strcmp(mine, first) != 0)
-        die("--out %s is not rank 0's: it must be in a file system that all ranks share", out);
-    ranks_barrier();
 }
 
 // The files that a run writes into --out: those that a resumed run replaces, the others of a model,
@@ -203,7 +170,7 @@ static void out_check_files(const Options *o) {
     }
 }
 
-// Refuses an --out that cannot be written, or that holds another run; makes it, and locks it.
+// Refuses an --out that holds another run. Locks one of a run that is resumed, or still at work.
 static void out_check(const Options *o, int *lock) {
     char path[PATH_MAX];
     if (!out_is_written(o) || ranks.rank > 0) return;
@@ -211,21 +178,35 @@ static void out_check(const Options *o, int *lock) {
     path_join(path, o->out, ".lock");
     if (o->resume && !saved && !path_exists(path)) return;  // state_find() says it
     if (o->resume || !saved) out_check_owner(o->out, o->resume);
-    if (!path_exists(o->out)) {
-        for (size_t n = 1; o->out[n] != '\0'; n++) {
-            snprintf(path, sizeof path, "%.*s", (int)n, o->out);
-            if (path_exists(path)) out_kept = n;
-        }
-        out_made = o->out;
-        atexit(out_unmake);
-    }
-    if (!make_directories(o->out) || access(o->out, W_OK | X_OK) != 0)
-        die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
-    out_lock(o->out, lock, LOCK_EX);
+    if (path_exists(path)) out_lock(o->out, lock, LOCK_EX);
     if (!o->resume && saved)
         die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
             "another --out", o->out);
-    if (!o->resume) out_mark(o->out, true);
+}
+
+// Makes --out, and locks it, before anything is written there: a run that was refused has left
+// nothing. All ranks then hold the lock of rank 0, and see in --out what it has written there, its
+// lock. All call it.
+static void out_take(const Options *o, int *lock) {
+    char mine[256] = "", first[256];
+    if (!out_is_written(o)) return;
+    if (ranks.rank == 0) {
+        if (!o->resume) out_check(o, lock);  // another run may have had it since
+        if (!make_directories(o->out) || access(o->out, W_OK | X_OK) != 0)
+            die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
+        out_lock(o->out, lock, LOCK_EX);
+        if (!o->resume) out_mark(o->out, true);
+    }
+    if (ranks.world == 1) return;
+    if (ranks.rank == 0) out_lock(o->out, lock, LOCK_SH);
+    ranks_barrier();
+    if (ranks.rank > 0) out_lock(o->out, lock, LOCK_SH);
+    (void)!pread(*lock, mine, sizeof mine - 1, 0);
+    memcpy(first, mine, sizeof first);
+    ranks_broadcast(first, sizeof first);
+    if (strcmp(mine, first) != 0)
+        die("--out %s is not rank 0's: it must be in a file system that all ranks share", o->out);
+    ranks_barrier();
 }
 
 #endif

@@ -307,28 +307,14 @@ static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
 // ---------------------------------------------------------------------------------------------
 // At its end
 
-// How to sample from what a run has saved, where it has a tokenizer: with the run's precision and,
-// if one GPU may be too small for the model, with layers that stream. In quotes, if a shell would
-// not take a path as it is.
+// Says how to sample from what a run has saved, where it has a tokenizer.
 static void run_hint(const Run *r) {
-    const Options *o = &r->o;
-    static const char *const precisions[] = {"", " --precision fp32", " --precision fp16"};
-    const char *special = " \t\n\"$`\\*?[]{}()<>|;&#~!'", *out = o->out;
-    const char *q = strpbrk(r->program, special) || strpbrk(out, special) ? "'" : "";
-    const bool ask = r->task && o->labels != NULL && strpbrk(o->template_text, "\"$`\\!") == NULL;
-    const bool streams = o->gpu_build && (o->optimizer == OPTIMIZER_MEZO
-                                          || (r->world > 1 && o->zero == 3));
-    if (r->tokenizer == NULL || strchr(r->program, '\'') || strchr(out, '\'')) return;
-    printf("try it: %s%s%s --model %s%s%s%s%s --steps 0 ", q, r->program, q, q, out, q,
-           precisions[o->precision], streams ? " --optimizer mezo" : "");
-    if (r->task && run_task(r)->chats)
-        printf("--chat%s%s\n", o->chat_format > 0 ? " --chat-format " : "",
-               o->chat_format > 0 ? chat_formats[o->chat_format - 1].name : "");
-    else
-        printf("--prompt \"...%s\"%s\n", ask ? o->template_text : "",
-               r->words ? " --sample-tokens 1" : "");
-    if (streams && o->optimizer != OPTIMIZER_MEZO)
-        printf("(--optimizer mezo: so its layers stream through one GPU)\n");
+    const bool chats = r->task && run_task(r)->chats;
+    const int format = chats ? r->o.chat_format : 0;
+    if (r->tokenizer == NULL) return;
+    printf("try it: %s --model %s --steps 0 %s%s%s\n", r->program, r->o.out,
+           chats ? "--chat" : "--prompt \"...\"", format > 0 ? " --chat-format " : "",
+           format > 0 ? chat_formats[format - 1].name : "");
 }
 
 // After what the steps made was saved: the plot, and the last words. Returns the program's exit

@@ -34,7 +34,7 @@ static void run_load_first(Run *r, const RunState *state) {
 // Values for the first step: the checkpoint's, or, of the first part, those that --model names.
 // Damaged tensors are found only now: then that checkpoint is put aside, and the one before takes
 // its place if it has the same settings, and if nothing was set up from the damaged one. Else the
-// next --resume takes it.
+// next --resume takes it. From here on --out is this run's.
 static void run_load(Run *r, const RunState *state) {
     Error err, why;
     TrainState before;
@@ -62,6 +62,7 @@ static void run_load(Run *r, const RunState *state) {
         r->state = before;
     }
     if (r->o.offload != OFFLOAD_ZENFLOW) train_state_free(&r->state);  // zenflow's, if at all
+    out_take(&r->o, &r->lock);
 }
 
 // --save-every auto: when the next checkpoint is due, by seconds_now(). Saving may take 5 % of the

@@ -130,11 +130,4 @@ static ZenReference zen_reference(const Run *r, float *master, float *m, float *
     return ref;
 }
 
-static void zen_reference_free(ZenReference *ref) {
-    zen_map_free(&ref->map);
-    zen_clock_free(&ref->clock);
-    free(ref->sums);
-    free(ref->swaps);
-}
-
 #endif

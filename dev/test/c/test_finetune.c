@@ -4,6 +4,7 @@
 #include "../../../train_gpt2.c"
 #include "../dies.h"
 #include "../files.h"
+#include "../gpt2_free.h"
 #include "../test.h"
 
 typedef struct { double loss, targets; size_t rows, n; float *grads; } Step;

@@ -9,7 +9,7 @@
 static void make_random(GPT2 *g, GPT2Config config, size_t B, size_t T, int32_t *tokens) {
     memset(g, 0, sizeof *g);
     g->config = config;
-    gpt2_make(g, B, T, true);
+    gpt2_make(g, B, T, 1);
     gpt2_init(&g->table, g->params, 42);
     for (int i = 0; i < g->table.count; i++) {
         const GPT2Tensor *x = &g->table.tensors[i];
@@ -465,7 +465,7 @@ static void test_accumulation(void) {
     const size_t n = g.table.elements;
     memset(&e, 0, sizeof e);
     e.config = small;
-    gpt2_make(&e, B, T, false);
+    gpt2_make(&e, B, T, 0);
     memcpy(e.params, g.params, n * sizeof(float));
     float *whole = ALLOC(float, n, "gradients");
     gpt2_forward(&g, tokens, NULL, B, T);

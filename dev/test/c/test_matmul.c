@@ -47,6 +47,7 @@ static void fill(float *p, size_t n, size_t columns, size_t ld, bool integers) {
 static void check_product(bool ta, bool tb, size_t M, size_t N, size_t K, size_t pad, bool bias_on,
                           bool accumulate, bool serial, bool integers) {
     const size_t ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N;
+    bias_on = bias_on && !serial;
     const size_t lda = ac + pad, ldb = bc + pad, ldo = N + pad;
     const size_t na = ar && ac ? (ar - 1) * lda + ac : 0, nb = br && bc ? (br - 1) * ldb + bc : 0;
     const size_t no = M && N ? (M - 1) * ldo + N : 0;
@@ -69,7 +70,7 @@ static void check_product(bool ta, bool tb, size_t M, size_t N, size_t K, size_t
                     accumulate ? want[m * ldo + n] : bias_on ? bias[n] : 0.0f);
     const float *add = bias_on ? bias : NULL;
     if (!serial) gemm(ta, tb, M, N, K, a, lda, b, ldb, out, ldo, add, accumulate);
-    else gemm_serial(ta, tb, M, N, K, a, lda, b, ldb, out, ldo, add, accumulate, scratch);
+    else gemm_serial(ta, tb, M, N, K, a, lda, b, ldb, out, ldo, accumulate, scratch);
     size_t wrong = 0, where = 0;
     for (size_t i = no; i-- > 0;)
         if (!(out[i] == want[i])) { wrong++; where = i; }
@@ -249,7 +250,7 @@ static void test_share_of_peak(void) {
         const double chains = 2.0 * PEAK_CHAINS * VEC_LANES * ROUNDS / (cpu_seconds() - start);
         CHECK(keep > 0.0f, "%g", (double)keep);
         start = cpu_seconds();
-        gemm_serial(false, true, M, N, K, a, K, b, K, out, N, NULL, false, scratch);
+        gemm_serial(false, true, M, N, K, a, K, b, K, out, N, false, scratch);
         const double product = 2.0 * M * N * K / (cpu_seconds() - start);
         peak = chains > peak ? chains : peak;
         rate = product > rate ? product : rate;

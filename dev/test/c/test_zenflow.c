@@ -3,6 +3,7 @@
 // state; and the checkpoints of zen_run.h.
 #include "../../../tide/run/zen_run.h"
 #include "../test.h"
+#include "../zen_free.h"
 #include "../first_values.h"
 #include <dirent.h>
 #include <sys/wait.h>

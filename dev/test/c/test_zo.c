@@ -4,6 +4,7 @@
 #include "../../../train_gpt2.c"
 #include "../test.h"
 #include "../first_values.h"
+#include "../gpt2_free.h"
 
 // 0: as many as there are cores.
 static void use_threads(int threads) {
@@ -514,7 +515,6 @@ static void model_make(GPT2 *g, size_t layers, size_t heads, size_t channels, si
     g->config.tied = tied;
     if (!gpt2_finish(&g->config, &err)) die("%s", err.text);
     g->table = gpt2_table(&g->config);
-    g->shards = gpt2_shards_all(&g->table);
     g->max_B = B;
     g->max_T = T;
     g->training = g->zeroth = true;

@@ -240,8 +240,6 @@ check conversion_keeps_the_bits same whole copy
 "$tide" --model whole --steps 0 --out bf16 --save-dtype bf16 >/dev/null
 check bf16_is_half_as_long test "$(wc -c <bf16/model.safetensors)" -lt "$(($(wc -c <whole/model.safetensors) * 6 / 10))"
 check bf16_weights_load "$tide" --model bf16 --steps 0 --prompt x --sample-tokens 5
-"$tide" --model whole --steps 1 --data text.txt --batch 2 --out 'my run' >hint.out
-check hint_is_quoted sh -c "$(sed -n 's/^try it: //p' hint.out) --sample-tokens 3"
 "$tide" $small --data tok_train_000000.bin --steps 1 --out no_words >hint.out
 check hint_not_without_a_tokenizer sh -c 'grep -q ^done: hint.out && ! grep "^try it" hint.out'
 check fine_tuning "$tide" --model whole --data text.txt --steps 3 --batch 2 --out tuned
@@ -445,28 +443,16 @@ check more_epochs_of_a_run sh -c '"$0" --resume --epochs 2 --out epochs >more.ou
 refuses epochs_and_steps 2 'leave one out' "$tide" $small --epochs 2 --steps 3
 refuses epochs_of_nothing 2 'data is missing' "$tide" --model nano --epochs 2 --val text.txt --choices no.jsonl
 
-# An option without an effect, and a rate that nobody asked for, get a note.
-says() {  # says NAME WORDS OPTION...
-    name=$1 words=$2
-    shift 2
-    rm -rf said
-    "$tide" $small --eval-every 0 "$@" --out said >said.out 2>&1
-    check "$name" grep -q "^note: $words" said.out
-}
-says prompt_without_samples '--prompt does nothing here: it needs --sample-every' --steps 2 --prompt x
-says template_without_labels '--template does nothing here: it needs --labels' --steps 2 --template x
-says temperature_without_samples '--temperature does nothing' --steps 2 --temperature 1
-says min_lr_of_a_constant_rate '--min-lr does nothing' --steps 2 --schedule constant --min-lr 1e-5
-says keep_of_nothing '--keep does nothing' --steps 2 --keep 3 --no-save
-says val_is_data '--val is --data' --steps 2 --val ./text.txt
-says one_step 'in so few steps the learning rate is at most 3.0e-04, not --lr 3.0e-03' --steps 1
+# Data that says nothing, and a rate that nobody asked for, get a note.
+check val_is_data sh -c '"$@" >said.out && grep -q "^note: --val is --data" said.out' - "$tide" $small --eval-every 0 --steps 2 \
+    --val ./text.txt --out said
 check many_steps_need_no_note sh -c '"$@" >said.out && ! grep "^note" said.out' - "$tide" $small --steps 12 --eval-every 0 \
     --temperature 1 --sample-every 12 --sample-tokens 2 --out noted
 check more_steps_change_the_rate sh -c '"$@" >more.out && grep -q "^note: the learning rate goes on at .*, after 3.0e-04 at step 12: \
 its schedule follows the options, --steps 20 now and 12 before" more.out' - "$tide" --resume --steps 20 --out noted
 check as_many_do_not sh -c 'rm -r noted/checkpoints/step_00000020; "$@" >more.out; ! grep "^note" more.out' - "$tide" --resume --steps 12 --out noted
 check a_preset_says_where_weights_are sh -c '"$0" --data text.txt --model gpt2 --layers 1 --heads 1 --channels 8 --steps 1 \
-    --out preset_gpt2 >preset.out && grep -q "new, random weights (trained ones: dev/data/model.sh NAME" preset.out' "$tide"
+    --out preset_gpt2 >preset.out && grep -q "^note: these weights are random; for trained ones .* dev/data/model.sh" preset.out' "$tide"
 refuses other_run_in_the_way 2 'resume' "$tide" $steps --out whole
 refuses out_is_a_file 2 text.txt "$tide" $steps --out text.txt
 refuses resume_other_shape 2 'contradicts' "$tide" --resume --out whole --layers 5

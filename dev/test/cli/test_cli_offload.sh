@@ -426,7 +426,7 @@ for memory in 4000M 3500M; do
 done
 check zenflow_keeps_weights_that_fit test ! -s zenflow_4000M.out
 check and_streams_others test -s zenflow_3500M.out
-refuses weights_with_mezo 2 '^tide: --weights .*resident-blocks' plan $large --weights host \
+refuses weights_with_mezo 2 '^tide: --weights needs --optimizer adamw' plan $large --weights host \
     --optimizer mezo
 refuses weights_with_zero_2 2 '^tide: --weights host needs --zero 3' plan $large --weights host \
     --zero 2

@@ -152,8 +152,6 @@ done
 near fp32_has_the_losses_of_the_cpu fp32_memory on_cpu 1e-4
 near bf16_is_near_the_cpu memory on_cpu 0.02
 near fp16_is_near_the_cpu fp16_memory fp16_cpu 0.01
-check the_hint_says_how grep -q '^try it: .* --precision fp16 --optimizer mezo --steps 0 ' fp16_memory.out
-check the_hint_works sh -c "$(sed -n 's/^try it: //p' fp16_memory.out) --sample-tokens 3"
 near queries_and_micro_batches_are_those_of_the_cpu many_memory many_cpu 0.02
 for pair in "memory fp32_memory" "memory many_memory" \
     "fp32_memory fp16_memory"; do check "not_the_same: $pair" differ $pair; done
@@ -605,9 +603,6 @@ check its_length_is_that_of_the_longest_prompt grep -q "^--seq $(((longest + 7) 
 check the_tuned_model_judges sh -c 'grep -o "accuracy.*" tuned.out | tail -n 1 >a.txt
     "$@" --model tuned --steps 0 | grep -o "accuracy.*" | sed "s/^accuracy/&/" | diff - a.txt' - \
     "$cpu" $task --labels "$labels" --template ' = '
-hint=$(sed -n 's/^try it: //p' tuned.out)
-check the_hint_asks_for_a_label expr "$(sh -c "$(echo "$hint" | sed 's/"[.]* = "/"i love it = "/')")" \
-    : 'i love it = [-+]$'
 for program in "$cpu" "$tide --precision fp32"; do  # no --optimizer, and all of --val
     check "evaluated_by_$(basename ${program%% *})" sh -c '"$@" | grep -o "accuracy.*" |
         diff - a.txt' - $program --model tuned --val val.tsv --labels "$labels" --template ' = ' \

@@ -3,6 +3,7 @@
 #define TESTING
 #endif
 #include "../../../train_gpt2.c"
+#include "../gpt2_free.h"
 #include "cpu_reference.h"
 
 // --- the layers ------------------------------------------------------------------------------
@@ -136,7 +137,6 @@ CPUModel *cpu_model_new(const GPT2Config *config, size_t B, size_t T, const floa
     GPT2 *g = &model->g;
     g->config = *config;
     g->table = gpt2_table(config);
-    g->shards = gpt2_shards_all(&g->table);
     g->max_B = B;
     g->max_T = T;
     g->training = true;
@@ -189,7 +189,7 @@ float *cpu_model_tensor(CPUModel *model, const char *name, size_t layer, size_t 
     #undef CPU_ROW
     if (strcmp(name, "x") == 0 && layer <= L) {
         if (count != NULL) *count = N * C;
-        return g->x + layer * N * C;
+        return g->acts.x + layer * N * C;
     }
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         if (strcmp(name, list[i].name) != 0 || (list[i].per_layer && layer >= L)) continue;

@@ -7,6 +7,7 @@
 //        test_zenflow_gpu --clock K           what test_overlap runs, with EMU_CLOCK=virtual
 #include "model_harness.cuh"
 #include "../files.h"
+#include "../zen_free.h"
 #include <dirent.h>
 
 // ---------------------------------------------------------------------------------------------

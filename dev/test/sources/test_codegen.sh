@@ -60,7 +60,7 @@ attention_backward 2 fused
 activation_forward 3 tail,fused
 activation_backward 3 fused
 residual_forward 1
-crossentropy 4 tail,fused
+crossentropy 3 tail,fused
 decode_matvec 1 tail'
 echo "$table" >"$work/c++.table"
 echo "$table" >"$work/fp16.table"

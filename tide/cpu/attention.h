@@ -1,0 +1,128 @@
+// attention.h: causal self-attention on a CPU, as fast as the machine allows.
+//
+//   attention_forward()         what attention_definition() in train_gpt2.c defines
+//   attention_backward()        its gradient
+//   attention_scratch_floats()  the scratch that both need, for each thread
+//
+// A strip of query rows is taken against all the keys they may see, as small matrix products
+// (matmul.h) on scores that stay in the core's cache. doc/attention.md derives both.
+#ifndef TIDE_ATTENTION_H
+#define TIDE_ATTENTION_H
+#include "matmul.h"
+#include "../base/vmath.h"
+
+enum { STRIP = 64 };
+
+// Scratch for one thread: two strips and the product's.
+static size_t attention_scratch_floats(size_t T) {
+    return 2 * STRIP * round_up(T, 16) + round_up(gemm_scratch_floats(), 16);
+}
+
+static void attention_forward(float *out,        // (B, T, NH HS)
+                              float *lse,        // (B, NH, T)
+                              const float *qkv,  // (B, T, Q)
+                              const int32_t *begins,  // (B, T), or NULL: all 0
+                              float *scratch,    // (threads, attention_scratch_floats(T))
+                              size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
+    const size_t A = NH * HS, Q = A + 2 * NKV * HS, strips = (T + STRIP - 1) / STRIP;
+    const float scale = 1.0f / sqrtf((float)HS);
+    #pragma omp parallel for collapse(3) schedule(dynamic)
+    for (size_t b = 0; b < B; b++)
+    for (size_t h = 0; h < NH; h++)
+    for (size_t i = 0; i < strips; i++) {
+        const size_t strip = strips - 1 - i;  // the longest first, so that threads end together
+        const size_t first = strip * STRIP, rows = min_size(STRIP, T - first);
+        // Keys from `low` on, where the document of the strip's first row begins.
+        const int32_t *begin = begins == NULL ? NULL : begins + b * T + first;
+        const size_t low = begin == NULL ? 0 : (size_t)begin[0], keys = first + rows - low;
+        const float *q = qkv + (b * T + first) * Q + h * HS;
+        const float *k = qkv + (b * T + low) * Q + A + h / (NH / NKV) * HS, *v = k + NKV * HS;
+        // p: (rows, keys)
+        float *p = scratch + (size_t)omp_get_thread_num() * attention_scratch_floats(T);
+        float *product_scratch = p + 2 * STRIP * round_up(T, 16);
+        gemm_serial(false, true, rows, keys, HS, q, Q, k, Q, p, keys, false, product_scratch);
+        for (size_t r = 0; r < rows; r++) {
+            const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
+            float *s = p + r * keys + from;
+            const size_t visible = first + r + 1 - low - from;
+            const float max = max_f32(s, visible);
+            float sum = 0;
+            #pragma omp simd reduction(+ : sum)
+            for (size_t u = 0; u < visible; u++) sum += s[u] = exp_f32((s[u] - max) * scale);
+            const float inverse = 1.0f / sum;
+            for (size_t u = 0; u < visible; u++) s[u] *= inverse;
+            for (size_t u = visible; u < keys - from; u++) s[u] = 0;
+            memset(p + r * keys, 0, from * sizeof(float));
+            lse[(b * NH + h) * T + first + r] = max * scale + logf(sum);
+        }
+        gemm_serial(false, false, rows, HS, keys, p, keys, v, Q, out + (b * T + first) * A + h * HS,
+                    A, false, product_scratch);
+    }
+}
+
+// Overwrites dqkv. The keys' and values' gradients are sums over strips and over the query heads of
+// their group, so one thread takes all of these, in order.
+static void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
+                               const float *qkv, const int32_t *begins, float *scratch,
+                               size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
+    const size_t A = NH * HS, Q = A + 2 * NKV * HS, group = NH / NKV;
+    const float scale = 1.0f / sqrtf((float)HS);
+    #pragma omp parallel for collapse(2) schedule(dynamic)
+    for (size_t b = 0; b < B; b++)
+    for (size_t kv = 0; kv < NKV; kv++)
+    for (size_t h = kv * group; h < (kv + 1) * group; h++) {
+        const size_t head = b * T * Q + h * HS, key_head = b * T * Q + A + kv * HS;
+        const float *k = qkv + key_head, *v = k + NKV * HS;
+        float *dk = dqkv + key_head, *dv = dk + NKV * HS;
+        // p and ds: (rows, keys)
+        float *p = scratch + (size_t)omp_get_thread_num() * attention_scratch_floats(T);
+        float *ds = p + STRIP * round_up(T, 16);
+        float *product_scratch = ds + STRIP * round_up(T, 16);
+        for (size_t first = 0; first < T; first += STRIP) {
+            const size_t rows = min_size(STRIP, T - first);
+            const int32_t *begin = begins == NULL ? NULL : begins + b * T + first;
+            const size_t low = begin == NULL ? 0 : (size_t)begin[0], keys = first + rows - low;
+            const float *q = qkv + head + first * Q;
+            const float *kl = k + low * Q, *vl = v + low * Q;
+            const float *o = out + (b * T + first) * A + h * HS;
+            const float *d = dout + (b * T + first) * A + h * HS;
+            // With the group's first head, the last rows of dk and dv are new in this strip; all
+            // others have a part already.
+            const size_t fresh = h == kv * group ? first + rows : first;
+            for (size_t u = first; u < fresh; u++) {
+                memset(dk + u * Q, 0, HS * sizeof(float));
+                memset(dv + u * Q, 0, HS * sizeof(float));
+            }
+            gemm_serial(false, true, rows, keys, HS, q, Q, kl, Q, p, keys, false, product_scratch);
+            gemm_serial(false, true, rows, keys, HS, d, A, vl, Q, ds, keys, false,
+                        product_scratch);  // dp, for now
+            for (size_t r = 0; r < rows; r++) {
+                const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
+                const size_t visible = first + r + 1 - low;
+                // To the end of the last vector, and what is not visible is cleared after that: the
+                // last few one by one would take as long as all others.
+                const size_t whole = min_size(round_up(visible, 16), keys);
+                const float l = lse[(b * NH + h) * T + first + r];
+                float *pr = p + r * keys, *dr = ds + r * keys;
+                float d_dot_o = 0;
+                #pragma omp simd reduction(+ : d_dot_o)
+                for (size_t i = 0; i < HS; i++) d_dot_o += d[r * A + i] * o[r * A + i];
+                #pragma omp simd
+                for (size_t u = from; u < whole; u++) {
+                    pr[u] = exp_f32(pr[u] * scale - l);
+                    dr[u] = pr[u] * (dr[u] - d_dot_o) * scale;
+                }
+                for (size_t u = 0; u < from; u++) pr[u] = dr[u] = 0;
+                for (size_t u = visible; u < keys; u++) pr[u] = dr[u] = 0;
+            }
+            gemm_serial(false, false, rows, HS, keys, ds, keys, kl, Q, dqkv + head + first * Q, Q,
+                        false, product_scratch);
+            gemm_serial(true, false, keys, HS, rows, ds, keys, q, Q, dk + low * Q, Q, true,
+                        product_scratch);
+            gemm_serial(true, false, keys, HS, rows, p, keys, d, A, dv + low * Q, Q, true,
+                        product_scratch);
+        }
+    }
+}
+
+#endif
