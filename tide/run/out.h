@@ -3,7 +3,7 @@
 //
 //   out_is_written   does a run write into --out?
 //   out_check_files  refuses outputs that are inputs, or cannot be written
-//   out_check        refuses an --out that holds another run
+//   out_check        refuses an --out that holds another run, or cannot be written
 //   out_take         makes --out, and locks it
 //   out_mark         marks what is in --out as written by this program
 #ifndef TIDE_OUT_H
@@ -14,6 +14,7 @@
 #include "../files/tokenizer.h"
 #include "options.h"
 #include <fnmatch.h>
+#include <libgen.h>
 #include <sys/file.h>
 
 // One run owns --out: its processes hold a lock (flock) on the file .lock there, which the system
@@ -170,7 +171,8 @@ static void out_check_files(const Options *o) {
     }
 }
 
-// Refuses an --out that holds another run. Locks one of a run that is resumed, or still at work.
+// Refuses an --out that holds another run or cannot be written. Locks one of a run that is resumed,
+// or still at work.
 static void out_check(const Options *o, int *lock) {
     char path[PATH_MAX];
     if (!out_is_written(o) || ranks.rank > 0) return;
@@ -179,6 +181,11 @@ static void out_check(const Options *o, int *lock) {
     if (o->resume && !saved && !path_exists(path)) return;  // state_find() says it
     if (o->resume || !saved) out_check_owner(o->out, o->resume);
     if (path_exists(path)) out_lock(o->out, lock, LOCK_EX);
+    snprintf(path, sizeof path, "%s", o->out);
+    const char *there = path;  // --out, or the folder above it that exists
+    while (!path_exists(there)) there = dirname(path);
+    if (access(there, W_OK | X_OK) != 0)
+        die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
     if (!o->resume && saved)
         die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
             "another --out", o->out);
@@ -192,7 +199,7 @@ static void out_take(const Options *o, int *lock) {
     if (!out_is_written(o)) return;
     if (ranks.rank == 0) {
         if (!o->resume) out_check(o, lock);  // another run may have had it since
-        if (!make_directories(o->out) || access(o->out, W_OK | X_OK) != 0)
+        if (!make_directories(o->out))
             die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
         out_lock(o->out, lock, LOCK_EX);
         if (!o->resume) out_mark(o->out, true);
