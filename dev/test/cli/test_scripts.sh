@@ -26,6 +26,8 @@ scaling() {
 }
 
 for f in "$top"/scripts/run_*.sh "$top/scripts/zero_node.sh"; do
+    whole || [ "${UPDATE:-0}" = 1 ] ||
+        case $f in */run_7b_offload.sh | */run_llama3_8b_24gb.sh | */zero_node.sh) ;; *) continue ;; esac
     options=$(sed -n 's/^exec .*train_offload.sh" [^ ]* \(.*\) "\$@"$/\1/p' "$f")
     # shellcheck disable=SC2086  # options are words
     case $f in
@@ -58,7 +60,7 @@ in_short() {
         END { for (i = 1; i <= n; i++) print "| " order[i] " |" row[order[i]] }' "$1"
 }
 if whole || [ "${UPDATE:-0}" = 1 ]; then sh "$top/scripts/fits.sh" >table
-else MODELS=llama2-7b CARDS=24 sh "$top/scripts/fits.sh" >table; fi
+else MODELS=llama3.2-3b CARDS=24 sh "$top/scripts/fits.sh" >table; fi
 if [ "${UPDATE:-0}" = 1 ]; then
     for f in doc/fits.md README.md; do
         [ $f = doc/fits.md ] || in_short table >table.short

@@ -3,7 +3,7 @@
 # flags for many processors with every compiler that is there, and reads the assembly (codegen.awk).
 # The product has to have multiply-adds of the widest registers, fused where the processor can, and
 # its sums in registers; every other loop has to have vectors of 256 bits, or 128 without AVX2.
-# ALL=1: all versions of compilers on PATH, and more processors. CODEGEN_CC="path path": others.
+# ALL=1: all versions of compilers on PATH, more processors, and as C++. CODEGEN_CC="path path": others.
 # usage: [ALL=1] sh dev/test/sources/test_codegen.sh [COMPILER PROCESSOR]  (from the top of the repository;
 #        the second form also prints every loop)
 set -u
@@ -165,6 +165,7 @@ for cc in $candidates; do
     first=1
     for processor in $processors; do
         check "$cc" "$processor" c
+        [ "${ALL:-0}" = 1 ] || continue
         if [ $first -eq 1 ]; then check "$cc" "$processor" c++; fi  # here, one will do
         if [ "$processor" = x86-64-v3 ] || [ "$processor" = armv8-a ]; then
             check "$cc" "$processor" fp16
