@@ -384,12 +384,17 @@ static size_t edit_distance(const char *a, size_t n, const char *b, size_t most)
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
     size_t n = strcspn(name, "="), best = min_size(n / 3 + 2, 5);  // else: none
+    char words[64];
+    snprintf(words, sizeof words, "%.*s", n < sizeof words ? (int)n : 0, name);
+    for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
     for (int i = 0; i < OPTION_COUNT; i++) {
         const char *known = option_table[i].name;
         if (option_table[i].type == O_TITLE) continue;
         const size_t first = strcspn(name, "-_=");  // of --batch-size, or all of --temp
         size_t d = edit_distance(name, n, known, 4);
         if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
+        if (d > 2 && strchr(words, ' ') != NULL && strstr(option_table[i].help, words) != NULL)
+            d = 2;  // --learning-rate: the help of --lr has its words
         if (d < best) { best = d; nearest = known; }
     }
     int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);

@@ -153,7 +153,7 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --top-p 0", "--top-p 0: must be 1e-09 to 1"},
         {"--data d --top-p 1.1", "--top-p 1.1: must be 1e-09 to 1"},
         {"--data d --temperat 3", "did you mean --temperature?"},
-        {"--data d --learning-rate 1", "unknown option --learning-rate; see --help"},
+        {"--data d --learning-rate 1", "did you mean --lr?"},
         {"--data d --max-steps 1", "did you mean --steps?"},
         {"--data d --batch-size 1", "did you mean --batch?"},
         {"--data d --seq-len 1", "did you mean --seq?"},
