@@ -489,8 +489,8 @@ static size_t gpt2_plan(GPT2 *g, size_t other, bool quiet) {
     if (!quiet) plan_print("CPU", list, n, total, SIZE_MAX, 1);
     const size_t free_bytes = memory_available();
     if (total - other > free_bytes)
-        die("this run needs %s more memory and %s are free: a smaller --batch needs less",
-            size_text(total - other, true).text, size_text(free_bytes, false).text);
+        die("this run needs %s more memory and %s are free%s", size_text(total - other, true).text,
+            size_text(free_bytes, false).text, g->max_B > 1 ? ": a smaller --batch needs less" : "");
     return total;
 }
 

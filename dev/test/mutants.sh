@@ -149,12 +149,16 @@ done
 [ "$only" != places ] || exit 0
 bin=build
 # A copy of the tree by links, in which files are replaced.
-mkdir -p "$work/dev/test" "$work/tide" "$work/build/emu" "$work/build/tsan"
+# shellcheck disable=SC2046  # names are words
+(cd "$here" && make -s $(make -s print-emu_tsan) build/emu/cpu_reference.o build/tsan/cpu_reference.o) ||
+    exit 1
+mkdir -p "$work/dev/test" "$work/dev/data" "$work/tide" "$work/build/emu" "$work/build/tsan"
 ln -s "$here"/*.h "$here"/*.c "$here"/*.cu "$here/Makefile" "$work"
 for room in "$here"/tide/*; do
     mkdir "$work/tide/${room##*/}" && ln -s "$room"/* "$work/tide/${room##*/}"
 done
-ln -s "$here/dev/emu" "$here/dev/bench" "$here/dev/data" "$here"/dev/*.c "$work/dev"
+ln -s "$here/dev/emu" "$here/dev/bench" "$here"/dev/*.c "$work/dev"
+ln -s "$here"/dev/data/* "$work/dev/data"
 ln -s "$here"/dev/test/*.* "$here/dev/test/fixtures" "$work/dev/test"
 for room in c gpu fuzz; do
     mkdir "$work/dev/test/$room" && ln -s "$here/dev/test/$room"/* "$work/dev/test/$room"

@@ -35,7 +35,7 @@ typedef struct {
     const char *job;         // this run's name: another run may use the same port
 } Ranks;
 
-static Ranks ranks = {0, 1, 0, 1, 29500, 30, "127.0.0.1", ""};  // one, alone
+ONE_PER_PROGRAM Ranks ranks = {0, 1, 0, 1, 29500, 30, "127.0.0.1", ""};  // one, alone
 
 // ---------------------------------------------------------------------------------------------
 // The environment
@@ -105,10 +105,10 @@ static void ranks_find(void) {
 // The first words on a connection, and rank 0's answer. news: the connection is for these.
 typedef struct { char magic[8], job[72]; int32_t world, rank, news; } RanksHello;
 
-static RanksHello ranks_self;
-static int *ranks_data;            // sockets, (world); ranks 1.. have one, to rank 0; -1: none
-static struct pollfd *ranks_news;  // the same for news
-static pthread_mutex_t ranks_end = PTHREAD_MUTEX_INITIALIZER;  // kept by who ends the process
+ONE_PER_PROGRAM RanksHello ranks_self;
+ONE_PER_PROGRAM int *ranks_data;            // sockets, (world); ranks 1.. have one, to rank 0; -1: none
+ONE_PER_PROGRAM struct pollfd *ranks_news;  // the same for news
+ONE_PER_PROGRAM pthread_mutex_t ranks_end = PTHREAD_MUTEX_INITIALIZER;  // kept by who ends the process
 
 static int ranks_peer_count(void) { return ranks.rank == 0 ? ranks.world : 1; }
 
@@ -341,8 +341,8 @@ static void ranks_meet(void) {
     free(all);
 }
 
-// Is first in main(), so that only rank 0 prints: stdout of the others becomes /dev/null. A second
-// call finds them met.
+// Is called first in main(), so that only rank 0 prints: stdout of the others becomes /dev/null. A
+// second call, by another source file of the program, does nothing.
 static void ranks_open(void) {
     pthread_t watcher;
     if (ranks_data != NULL) return;

@@ -129,9 +129,17 @@ static bool error_set(Error *err, const char *format, ...) {
 // True in threads that exit() may wait for, as CUDA's for host functions: they end with _exit().
 static __thread bool thread_is_awaited;
 
+// A variable that all source files of a program share. A GPU's trainer is one file for each precision
+// and main.cu; each C program is one file.
+#ifdef __cplusplus
+#define ONE_PER_PROGRAM inline
+#else
+#define ONE_PER_PROGRAM static
+#endif
+
 // If several processes are one run (ranks.h): takes the line instead, and returns when one of them
 // has printed it. Tests take it, too, and go on (dev/test/dies.h).
-static void (*report_for_all)(int code, const char *line);
+ONE_PER_PROGRAM void (*report_for_all)(int code, const char *line);
 
 __attribute__((format(printf, 2, 3), noreturn))
 static void end_program(int code, const char *format, ...) {
@@ -402,7 +410,7 @@ static void *file_open_map(const char *path, size_t *n, Error *err) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait on a pipe
     const bool there = fd >= 0 && fstat(fd, &s) == 0, regular = there && S_ISREG(s.st_mode);
     *n = regular ? (size_t)s.st_size : 0;
-    if (regular) map = mmap(NULL, *n > 0 ? *n : 1, PROT_READ, MAP_SHARED, fd, 0);
+    if (regular) map = mmap(NULL, *n > 0 ? *n : 1, PROT_READ, MAP_PRIVATE, fd, 0);
     error_set(err, "%.300s: %s", path, there && !regular ? "not a regular file" : strerror(errno));
     if (fd >= 0) close(fd);
     return map == MAP_FAILED ? NULL : map;

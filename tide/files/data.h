@@ -86,10 +86,10 @@ static char tokenizer_why[ERR_MAX] = "the model came without one";
 static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
     TokenSegment all = {name, NULL, 0, 0, tok->vocab <= 65536 ? 2 : 4};
     // A token takes 4 bytes until all are known. Texts have about as many bytes for each, but where
-    // every byte is one; and a normalised text is a copy. malloc() gives what is not there, and
-    // Linux kills who writes there.
-    const bool copies = (tok->steps & (STEP_NFC | STEP_REPLACE | STEP_METASPACE)) != 0;
-    const double peak = (double)texts->tokens * (tok->vocab == 256 ? 4 : copies ? 2 : 1);
+    // every byte is one; and a normalised text is a copy, which NFC may make three times as long.
+    // malloc() gives what is not there, and Linux kills who writes there.
+    const int copy = tok->steps & STEP_NFC ? 3 : tok->steps & (STEP_REPLACE | STEP_METASPACE) ? 1 : 0;
+    const double peak = (double)texts->tokens * (tok->vocab == 256 ? 4 : 1 + copy);
     if (peak > (double)memory_available())
         die("encoding %s takes about %.0f MiB of memory, and %.0f MiB are available: make token "
             "files of it, part by part (dev/data/tokenize.c)", name, peak / (1 << 20),

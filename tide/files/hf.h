@@ -518,7 +518,7 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
 }
 
 // Unties a model whose files have a head that is not its embeddings, as transformers does: a merged
-// adapter leaves such a head, and config.json as it was.
+// adapter leaves such a head, and config.json as it was. One of another type is another, too.
 static void model_check_head(const SafeTensors *files, int count, const char *path, GPT2Config *c) {
     GPT2Config untied = *c;
     HfTensor hf, y;

@@ -266,7 +266,7 @@ static bool read_model(PartReader *r) {
                       : !fallback || ignore || missing > 0
                         || tokenizer_find(t, " ", 1) == TOKENIZER_NONE)
         return part_refuse(r, "model", t->byte_level
-                           ? "with byte_fallback or unk_token for bytes that have no token"
+                           ? "with bytes that have no token"
                            : "without byte_fallback, <0x00> to <0xFF> and U+2581, or with "
                              "ignore_merges");
     int lost = 0;  // bytes of ordinary text: no 0xC0, 0xC1, 0xF1 .., few control characters

@@ -130,7 +130,8 @@ static void tune_open(Tune *t, const char *file, bool measures) {
     const char *line = text + same - 1;
     for (; line != NULL && line[1] != '\0'; line = strchr(line + 1, '\n'))
         if (t->count == TUNED_MOST || !tune_parse(line + 1, &t->list[t->count++]))
-            die("--tune %s: a line of it is none of ours", file);
+            die("--tune %s: a line of it is none of ours; without the file, products are measured "
+                "anew", file);
     free(text);
 }
 

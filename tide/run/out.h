@@ -18,8 +18,9 @@
 #include <sys/file.h>
 
 // One run owns --out: its processes hold a lock (flock) on the file .lock there, which the system
-// takes back however they end. how: LOCK_EX, and then LOCK_SH to share it with other ranks.
-static void out_lock(const char *out, int *lock, int how) {
+// takes back however they end. how: LOCK_EX, and then LOCK_SH to share it with other ranks. warns:
+// says if that cannot be.
+static void out_lock(const char *out, int *lock, int how, bool warns) {
     char path[PATH_MAX], owner[256] = "nobody knows which", host[128] = "";
     path_join(path, out, ".lock");
     if (*lock < 0) *lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -30,7 +31,7 @@ static void out_lock(const char *out, int *lock, int how) {
         die("--out %s belongs to a run that is still at work (%s): choose another --out", out,
             owner);
     }
-    if (!locked)
+    if (!locked && warns)
         fprintf(stderr, "tide: warning: %s cannot be locked (%s): nothing keeps a second run from "
                 "writing there\n", path, strerror(errno));
     if (pread(*lock, owner, sizeof owner - 1, 0) > 0 && strncmp(owner, "process ", 8) != 0)
@@ -171,28 +172,30 @@ static void out_check_files(const Options *o) {
     }
 }
 
-// Refuses an --out that holds another run or cannot be written. Locks one of a run that is resumed,
-// or still at work.
+// Refuses an --out that holds another run or cannot be written. Locks one that a run has had before.
 static void out_check(const Options *o, int *lock) {
     char path[PATH_MAX];
+    struct stat s;
     if (!out_is_written(o) || ranks.rank > 0) return;
     const bool saved = state_newest(o->out, SIZE_MAX, false) > 0;
     path_join(path, o->out, ".lock");
+    const bool used = o->resume || path_exists(path);
     if (o->resume && !saved && !path_exists(path)) return;  // state_find() says it
     if (o->resume || !saved) out_check_owner(o->out, o->resume);
-    if (path_exists(path)) out_lock(o->out, lock, LOCK_EX);
     snprintf(path, sizeof path, "%s", o->out);
     const char *there = path;  // --out, or the folder above it that exists
-    while (!path_exists(there)) there = dirname(path);
-    if (access(there, W_OK | X_OK) != 0)
+    for (errno = 0; lstat(there, &s) != 0 && errno == ENOENT; errno = 0) there = dirname(path);
+    if (errno == 0 && !path_is_directory(there)) errno = ENOTDIR;
+    if (errno != 0 || access(there, W_OK | X_OK) != 0)
         die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
+    if (used) out_lock(o->out, lock, LOCK_EX, false);
     if (!o->resume && saved)
         die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
             "another --out", o->out);
 }
 
-// Makes --out, and locks it, before anything is written there: a run that was refused has left
-// nothing. All ranks then hold the lock of rank 0, and see in --out what it has written there, its
+// Makes --out, and locks it, before anything is written there: a run that was refused before has
+// left nothing. All ranks then hold the lock of rank 0, and see in --out what it has written there, its
 // lock. All call it.
 static void out_take(const Options *o, int *lock) {
     char mine[256] = "", first[256];
@@ -201,13 +204,13 @@ static void out_take(const Options *o, int *lock) {
         if (!o->resume) out_check(o, lock);  // another run may have had it since
         if (!make_directories(o->out))
             die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
-        out_lock(o->out, lock, LOCK_EX);
+        out_lock(o->out, lock, LOCK_EX, true);
         if (!o->resume) out_mark(o->out, true);
     }
     if (ranks.world == 1) return;
-    if (ranks.rank == 0) out_lock(o->out, lock, LOCK_SH);
+    if (ranks.rank == 0) out_lock(o->out, lock, LOCK_SH, false);
     ranks_barrier();
-    if (ranks.rank > 0) out_lock(o->out, lock, LOCK_SH);
+    if (ranks.rank > 0) out_lock(o->out, lock, LOCK_SH, true);
     (void)!pread(*lock, mine, sizeof mine - 1, 0);
     memcpy(first, mine, sizeof first);
     ranks_broadcast(first, sizeof first);

@@ -711,7 +711,7 @@ static void json_refused(void) {
         {LLAMA3, "['h','e']", "['e','!']", "merge 8: gives a token that is not"},
         {LLAMA3, "['h','e']", "['\u0120','t']", "merge 8: occurs twice"},
         {SMOLLM2, "'unk_token':null", "'unk_token':'!'",
-         "model with byte_fallback or unk_token for bytes"},
+         "model with bytes that have no token"},
         {LLAMA2, "'byte_fallback':true", "'byte_fallback':false", "model without byte_fallback"},
         {LLAMA2, "'ignore_merges':false", "'ignore_merges':true", "U+2581, or with ignore_merges"},
         {LLAMA2, "'<0xFF>':", "'<0xFf>':", "model without byte_fallback, <0x00> to <0xFF>"},

@@ -455,6 +455,11 @@ check a_preset_says_where_weights_are sh -c '"$0" --data text.txt --model gpt2 -
     --out preset_gpt2 >preset.out && grep -q "^note: these weights are random; for trained ones .* dev/data/model.sh" preset.out' "$tide"
 refuses other_run_in_the_way 2 'resume' "$tide" $steps --out whole
 refuses out_is_a_file 2 text.txt "$tide" $steps --out text.txt
+printf '#!/bin/sh\n' >a_program && chmod +x a_program && ln -s nowhere dangling
+for file in a_program a_program/below dangling; do  # said before anything else
+    check "out_is_no_folder: $file" sh -c '! "$@" >refused.out 2>&1 && [ "$(wc -l <refused.out)" -eq 1 ] &&
+        grep -q "make or write this directory: Not a directory" refused.out' - "$tide" $steps --out "$file"
+done
 refuses resume_other_shape 2 'contradicts' "$tide" --resume --out whole --layers 5
 mkdir locked && chmod 555 locked && chmod 755 "$work"
 cp "$tide" tide_copy

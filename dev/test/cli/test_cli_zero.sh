@@ -149,6 +149,21 @@ case $tide in *emu)  # ranks with different memory gather in one order
         --channels 128 --context 64 --vocab 300 --batch 1 --steps 3 --zero 3 --offload zero \
         --weights host --recompute none --out uneven.out ;;
 esac
+# One rank may end long after another, which has left in order: rank 0 draws the loss.
+cat >slow.c <<'END'
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+int rename(const char *from, const char *to) {
+    if (strstr(to, "loss.svg") != NULL) sleep(1);
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+END
+check a_slow_end_is_made "${CC:-gcc}" -shared -fPIC slow.c -o slow.so
+check a_rank_may_end_later env LD_PRELOAD="$PWD/slow.so" "$launch" 2 "$tide" $tiny --steps 1 --out slow
+check and_its_last_file_is_there test -s slow/loss.svg
 # NCCL takes its buffers before the plan is made: with ZenFlow those of reduce, broadcast and gather,
 # else of two kinds. The limit that the plan names has a hundredth less than is free.
 case $tide in *emu)
