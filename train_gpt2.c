@@ -490,7 +490,7 @@ static size_t gpt2_plan(GPT2 *g, size_t other, bool quiet) {
     const size_t free_bytes = memory_available();
     if (total - other > free_bytes)
         die("this run needs %s more memory and %s are free%s", size_text(total - other, true).text,
-            size_text(free_bytes, false).text, g->max_B > 1 ? ": a smaller --batch needs less" : "");
+            size_text(free_bytes, false).text, g->max_B > 1 ? ": take a smaller --batch" : "");
     return total;
 }
 
