@@ -108,7 +108,7 @@ typedef struct { char magic[8], job[72]; int32_t world, rank, news; } RanksHello
 ONE_PER_PROGRAM RanksHello ranks_self;
 ONE_PER_PROGRAM int *ranks_data;  // sockets, (world); ranks 1.. have one, to rank 0; -1: none
 ONE_PER_PROGRAM struct pollfd *ranks_news;  // the same for news
-ONE_PER_PROGRAM pthread_mutex_t ranks_end = PTHREAD_MUTEX_INITIALIZER;  // kept by who ends the process
+ONE_PER_PROGRAM pthread_mutex_t ranks_end = PTHREAD_MUTEX_INITIALIZER;  // kept by who ends it all
 
 static int ranks_peer_count(void) { return ranks.rank == 0 ? ranks.world : 1; }
 

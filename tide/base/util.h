@@ -129,8 +129,8 @@ static bool error_set(Error *err, const char *format, ...) {
 // True in threads that exit() may wait for, as CUDA's for host functions: they end with _exit().
 static __thread bool thread_is_awaited;
 
-// A variable that all source files of a program share. A GPU's trainer is one file for each precision
-// and main.cu; each C program is one file.
+// A variable that all source files of a program share. A GPU's trainer is one file for each
+// precision and main.cu; each C program is one file.
 #ifdef __cplusplus
 #define ONE_PER_PROGRAM inline
 #else

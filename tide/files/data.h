@@ -88,7 +88,8 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     // A token takes 4 bytes until all are known. Texts have about as many bytes for each, but where
     // every byte is one; and a normalised text is a copy, which NFC may make three times as long.
     // malloc() gives what is not there, and Linux kills who writes there.
-    const int copy = tok->steps & STEP_NFC ? 3 : tok->steps & (STEP_REPLACE | STEP_METASPACE) ? 1 : 0;
+    const int steps = tok->steps, spaces = STEP_REPLACE | STEP_METASPACE;
+    const int copy = steps & STEP_NFC ? 3 : steps & spaces ? 1 : 0;
     const double peak = (double)texts->tokens * (tok->vocab == 256 ? 4 : 1 + copy);
     if (peak > (double)memory_available())
         die("encoding %s takes about %.0f MiB of memory, and %.0f MiB are available: make token "

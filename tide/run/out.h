@@ -172,7 +172,7 @@ static void out_check_files(const Options *o) {
     }
 }
 
-// Refuses an --out that holds another run or cannot be written. Locks one that a run has had before.
+// Refuses an --out that holds another run or cannot be written. Locks one that a run had before.
 static void out_check(const Options *o, int *lock) {
     char path[PATH_MAX];
     struct stat s;
@@ -195,8 +195,8 @@ static void out_check(const Options *o, int *lock) {
 }
 
 // Makes --out, and locks it, before anything is written there: a run that was refused before has
-// left nothing. All ranks then hold the lock of rank 0, and see in --out what it has written there, its
-// lock. All call it.
+// left nothing. All ranks then hold the lock of rank 0, and see in --out what it has written there,
+// its lock. All call it.
 static void out_take(const Options *o, int *lock) {
     char mine[256] = "", first[256];
     if (!out_is_written(o)) return;
