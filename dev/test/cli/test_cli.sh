@@ -460,6 +460,13 @@ for file in a_program a_program/below dangling; do  # said before anything else
     check "out_is_no_folder: $file" sh -c '! "$@" >refused.out 2>&1 && [ "$(wc -l <refused.out)" -eq 1 ] &&
         grep -q "make or write this directory: Not a directory" refused.out' - "$tide" $steps --out "$file"
 done
+# Without --val, the last tenth is not trained on, rounded down.
+head -c 1009 text.txt >held_out.txt
+for i in $(seq 29); do echo '{"prompt": "a", "completion": " b"}'; done >held_out.jsonl
+held_out() { "$tide" --data "$1" --layers 1 --heads 1 --channels 16 --context 16 --batch 1 --steps 1 --no-save \
+    >held_out.out && grep -q "^data: $2 training .*; $3 validation " held_out.out; }
+check the_last_tenth_is_held_out held_out held_out.txt 909 100
+check the_last_tenth_of_examples_is_held_out held_out held_out.jsonl 27 2
 refuses resume_other_shape 2 'contradicts' "$tide" --resume --out whole --layers 5
 mkdir locked && chmod 555 locked && chmod 755 "$work"
 cp "$tide" tide_copy
