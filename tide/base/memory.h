@@ -1,7 +1,7 @@
 // memory.h: how much memory there is, and what a trainer plans to do with it.
 //
 //   memory_available   how many bytes the process can still allocate
-//   memory_container   how many bytes the limit of a container leaves
+//   memory_container   how many bytes the limits of a container or a job leave
 //   memory_resident    how many bytes the process holds now
 //   memory_peak        how many bytes it held at most
 //   Buffer             a line of a memory plan; buffer_set() and buffer_get(): its address
@@ -14,8 +14,8 @@
 #include <assert.h>
 #include <sys/resource.h>
 
-// The rest of the first line that begins with `key`, in a file of /proc or /sys; "" if there is
-// none. Tests name a folder with made-up files, which describe another machine.
+// What follows `key` in the first line that has it, in a file of /proc or /sys; "" if there is none.
+// Tests name a folder with made-up files, which describe another machine.
 typedef struct { char text[4096]; } MachineText;
 
 static MachineText machine_text(const char *path, const char *key) {
@@ -25,7 +25,7 @@ static MachineText machine_text(const char *path, const char *key) {
     snprintf(file, sizeof file, "%s%s", folder != NULL ? folder : "", path);
     FILE *f = fopen(file, "r");
     while (rest.text[0] == '\0' && f != NULL && fgets(line, sizeof line, f) != NULL)
-        if (strncmp(line, key, strlen(key)) == 0) strcpy(rest.text, line + strlen(key));
+        if (strstr(line, key) != NULL) strcpy(rest.text, strstr(line, key) + strlen(key));
     if (f != NULL) fclose(f);
     return rest;
 }
@@ -37,19 +37,38 @@ static size_t machine_number(const char *path, const char *key) {
     return number;
 }
 
-// Bytes that the container's limit leaves; SIZE_MAX: there is none.
+// Bytes that the limits of a control group and of all groups above it leave. Folders of groups are
+// below `root`; names: their files with the limit, the use, and, in memory.stat, the use for files.
+// In a container, the group may be one of the machine's, which has no folder: then `root` counts.
+static size_t memory_groups(const char *root, const char *group, const char *const names[3]) {
+    char folder[PATH_MAX / 2], path[PATH_MAX / 2 + 64];
+    size_t n[3], least = SIZE_MAX;
+    snprintf(folder, sizeof folder, "%s%.*s", root, (int)strcspn(group, "\n"), group);
+    for (;; *strrchr(folder, '/') = '\0') {
+        for (int i = 0; i < 3; i++) {
+            snprintf(path, sizeof path, "%s/%s", folder, i < 2 ? names[i] : "memory.stat");
+            n[i] = machine_number(path, i < 2 ? "" : names[i]);
+        }
+        // files that were read or written count as used, but make room when it is needed
+        const size_t used = n[2] == SIZE_MAX ? n[1] : n[1] > n[2] ? n[1] - n[2] : 0;
+        if (n[0] < SIZE_MAX && n[1] < SIZE_MAX) least = min_size(least, n[0] - min_size(used, n[0]));
+        if (strlen(folder) <= strlen(root)) return least;
+    }
+}
+
+// Bytes that the limits of this process's control groups leave, as containers, SLURM and systemd
+// set them, by version 2 or 1; SIZE_MAX: there is none.
 static size_t memory_container(void) {
-    const size_t limit = machine_number("/sys/fs/cgroup/memory.max", "");
-    const size_t all = machine_number("/sys/fs/cgroup/memory.current", "");
-    const size_t file = machine_number("/sys/fs/cgroup/memory.stat", "inactive_file ");
-    if (limit == SIZE_MAX || all == SIZE_MAX) return SIZE_MAX;
-    // files that were read or written count as used, but make room when it is needed
-    const size_t used = file == SIZE_MAX ? all : all > file ? all - file : 0;
-    return used < limit ? limit - used : 0;
+    static const char *const two[] = {"memory.max", "memory.current", "inactive_file "};
+    static const char *const one[] = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+                                      "total_inactive_file "};
+    const char *list = "/proc/self/cgroup";
+    return min_size(memory_groups("/sys/fs/cgroup", machine_text(list, "0::").text, two),
+                    memory_groups("/sys/fs/cgroup/memory", machine_text(list, ":memory:").text, one));
 }
 
 // Bytes that this process could still allocate without pushing the machine into swap: what Linux
-// calls available, at most what the container's limit leaves. SIZE_MAX where neither is known.
+// calls available, at most what the limits of its control groups leave. SIZE_MAX where neither is known.
 static size_t memory_available(void) {
     const size_t container = memory_container();
     const size_t kib = machine_number("/proc/meminfo", "MemAvailable:");

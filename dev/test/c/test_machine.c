@@ -43,6 +43,47 @@ static void memory_that_is_there(void) {
     CHECK(memory_available() > 0, "this machine");
 }
 
+// Limits of a process's groups, as SLURM, systemd and docker set them: the least that any of them
+// leaves. A group that has no folder is one that the container does not see.
+static void memory_of_a_job(void) {
+    static const struct {
+        const char *groups, *files;  // of /proc/self/cgroup; a name and a text each, in sys/fs/cgroup
+        size_t left;
+    } cases[] = {
+        {"0::/a/b/c\n", "a/b/memory.max 3000 a/b/memory.current 1000 a/b/c/memory.max max "
+         "a/b/c/memory.current 900", 2000},
+        {"0::/a/b\n", "a/memory.max 5000 a/memory.current 4000 a/b/memory.max 3000 "
+         "a/b/memory.current 500", 1000},
+        {"0::/a\n", "a/memory.max 5000 a/memory.current 4000 memory.max 9000 memory.current 8500", 500},
+        {"0::/a/b\n", "a/memory.max 5000 a/memory.current 1000 b/memory.max 7 b/memory.current 0", 4000},
+        {"0::/\n", "memory.max 5000 memory.current 1000", 4000},
+        {"0::/../x\n", "memory.max 5000 memory.current 1000", 4000},
+        {"0::/a\n", "a/memory.current 1000", SIZE_MAX},
+        {"9:cpu,cpuacct:/\n4:memory:/s/j\n0::/\n", "memory/s/j/memory.limit_in_bytes 9223372036854771712 "
+         "memory/s/j/memory.usage_in_bytes 900 memory/s/memory.limit_in_bytes 4000 "
+         "memory/s/memory.usage_in_bytes 1000 memory/memory.usage_in_bytes 2000 "
+         "memory/memory.limit_in_bytes 9223372036854771712", 3000},
+        {"4:memory:/docker/1\n", "memory/memory.limit_in_bytes 4000 memory/memory.usage_in_bytes 1000 "
+         "memory/memory.stat inactive_file~9\ntotal_inactive_file~100\n", 3100},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char files[1024], name[200];
+        new_machine();
+        write_file("proc/self/cgroup", cases[i].groups);
+        snprintf(files, sizeof files, "%s", cases[i].files);
+        for (char *file = strtok(files, " "); file != NULL; file = strtok(NULL, " ")) {
+            char *text = strtok(NULL, " ");
+            for (char *c = text; (c = strchr(c, '~')) != NULL;) *c = ' ';
+            snprintf(name, sizeof name, "sys/fs/cgroup/%s", file);
+            write_file(name, text);
+        }
+        CHECK(memory_container() == cases[i].left, "case %zu: %zu", i, memory_container());
+    }
+    write_file("proc/meminfo", "MemAvailable: 2 kB\n");
+    CHECK(memory_available() == 2048, "the machine has less");
+    unsetenv("TIDE_MACHINE");
+}
+
 static void threads_of_a_process(void) {
 #ifdef _OPENMP
     unsetenv("OMP_NUM_THREADS");
@@ -203,6 +244,7 @@ static void threads_stay(void) {
 int main(void) {
     snprintf(base, sizeof base, "/tmp/test_machine.%d", (int)getpid());
     RUN(memory_that_is_there);
+    RUN(memory_of_a_job);
     RUN(threads_of_a_process);
     RUN(ranks_are_near_their_gpu);
     RUN(ranks_stay_where_they_are);
