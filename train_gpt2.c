@@ -563,7 +563,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
     } else {
         encoder_forward(x, tokens, begins, wte, wpe, B, T, C);
     }
-    for (size_t l = 0; l < L; l++) {
+    for (size_t l = 0; l < L && !run_gives_up(); l++) {
         const LayerActs a = layer_acts(g, l);
         const LayerWeights w = layer_weights(g, g->params, l);
         x = g->training ? a.x + g->max_B * g->max_T * C : a.x;  // where the layer's output goes
@@ -603,7 +603,7 @@ static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool 
     const size_t C = config_embed(&g->config), V = g->config.vocab, Vp = g->config.vocab_padded;
     const size_t N = g->B * g->T;
     const float *w = tensor(g, g->params, g->table.lm_head);
-    for (size_t first = 0; first < N; first += HEAD_ROWS) {
+    for (size_t first = 0; first < N && !run_gives_up(); first += HEAD_ROWS) {
         const size_t rows = min_size(HEAD_ROWS, N - first);
         const float *inp = g->ln_f + first * C;
         gemm(false, true, rows, V, C, inp, C, w, C, g->logits, Vp, NULL, false);
@@ -684,7 +684,7 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
                            last, tensor(g, g->params, t->ln_f_w), g->mean_f, g->rstd_f, N, C,
                            accumulate);
     }
-    for (size_t l = L; l-- > 0;) {
+    for (size_t l = L; l-- > 0 && !run_gives_up();) {
         const LayerActs a = layer_acts(g, l);
         const LayerWeights w = layer_weights(g, g->params, l), d = layer_weights(g, g->grads, l);
         float *residual = dx, *branch = dc;  // gradients of the residual stream and in a branch
@@ -721,10 +721,8 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     }
     // A tied head has just written its part of dwte; the embeddings add theirs.
     float *dwte = tensor(g, g->grads, t->wte), *dwpe = tensor(g, g->grads, t->wpe);
-    if (!accumulate) {
-        if (dwpe != NULL) memset(dwpe, 0, t->tensors[t->wpe].size * sizeof(float));
-        if (!g->config.tied) memset(dwte, 0, t->tensors[t->wte].size * sizeof(float));
-    }
+    if (!accumulate && dwpe != NULL) memset(dwpe, 0, t->tensors[t->wpe].size * sizeof(float));
+    if (!accumulate && !c->tied) memset(dwte, 0, t->tensors[t->wte].size * sizeof(float));
     if (E > 0) {
         encoder_backward(NULL, dwpe, dx, tokens, g->documents, B, T, C);
         encoder_forward(g->ln_f, tokens, g->documents, tensor(g, g->params, t->wte), NULL, B, T, E);
@@ -854,6 +852,7 @@ static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
         result.loss += gpt2_loss(g, r, &r->train, grad_scale, micro > 0, &right) / parts;
         gpt2_backward(g, g->inputs, micro > 0);
     }
+    if (run_gives_up()) return run_damaged(r);
     const AdamStep adam = run_adam_step(r, step, gpt2_grad_norm_squared(g), &result);
     const ZenRates rates = zen_rates(&r->o, step);
     if (g->zenflow) zen_reference_step(&g->zen, g->grads, &adam, &rates);
@@ -880,6 +879,7 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
             side[i] += gpt2_loss(g, r, &r->train, 0, false, &right) / parts;
         }
     }
+    if (run_gives_up()) return run_damaged(r);
     zo_estimate(&update, zo, step, lr, r->o.weight_decay, side, &result.loss, &result.norm);
     gpt2_zo_update(g, zo, &update);
     result.skipped = update.step == 0;

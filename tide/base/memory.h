@@ -14,7 +14,7 @@
 #include <assert.h>
 #include <sys/resource.h>
 
-// What follows `key` in the first line that has it, in a file of /proc or /sys; "" if there is none.
+// What follows `key` in the first line with it, in a file of /proc or /sys; "" if there is none.
 // Tests name a folder with made-up files, which describe another machine.
 typedef struct { char text[4096]; } MachineText;
 
@@ -51,7 +51,8 @@ static size_t memory_groups(const char *root, const char *group, const char *con
         }
         // files that were read or written count as used, but make room when it is needed
         const size_t used = n[2] == SIZE_MAX ? n[1] : n[1] > n[2] ? n[1] - n[2] : 0;
-        if (n[0] < SIZE_MAX && n[1] < SIZE_MAX) least = min_size(least, n[0] - min_size(used, n[0]));
+        const bool known = n[0] < SIZE_MAX && n[1] < SIZE_MAX;
+        if (known) least = min_size(least, n[0] - min_size(used, n[0]));
         if (strlen(folder) <= strlen(root)) return least;
     }
 }
@@ -63,12 +64,14 @@ static size_t memory_container(void) {
     static const char *const one[] = {"memory.limit_in_bytes", "memory.usage_in_bytes",
                                       "total_inactive_file "};
     const char *list = "/proc/self/cgroup";
-    return min_size(memory_groups("/sys/fs/cgroup", machine_text(list, "0::").text, two),
-                    memory_groups("/sys/fs/cgroup/memory", machine_text(list, ":memory:").text, one));
+    const size_t left = memory_groups("/sys/fs/cgroup", machine_text(list, "0::").text, two);
+    return min_size(left, memory_groups("/sys/fs/cgroup/memory",
+                                        machine_text(list, ":memory:").text, one));
 }
 
 // Bytes that this process could still allocate without pushing the machine into swap: what Linux
-// calls available, at most what the limits of its control groups leave. SIZE_MAX where neither is known.
+// calls available, at most what the limits of its control groups leave. SIZE_MAX where neither is
+// known.
 static size_t memory_available(void) {
     const size_t container = memory_container();
     const size_t kib = machine_number("/proc/meminfo", "MemAvailable:");

@@ -10,7 +10,7 @@
 //     alloc_or_fail(), ALLOC(), array_grow()       memory
 //     replace_open(), replace_close()              a file that is the old one or the new one, whole
 //     path_join(), path_exists(), ..               names of files
-//     program_begin()                              descriptors 0 to 2, signals of files
+//     program_begin()                              descriptors 0 to 2, lines, signals of files
 //     output_check()                               an output that is an input is refused
 //     file_map(), file_read(), text_read()         a whole file; one that must be text
 //     file_kind()                                  what a file's first bytes say that it is
@@ -59,12 +59,14 @@ static void end_at_cut_file(int number) {
 }
 
 // Opens /dev/null for descriptors 0 to 2 that are closed: else a file or socket gets the number,
-// and with it what is printed. From here on a mapped file that is cut short ends the program with a
-// line, and a file beyond the limit (ulimit -f) is an error of the call. main() calls it first.
+// and with it what is printed. From here on each line is printed at once, into a file or a pipe as
+// well; a mapped file that is cut short ends the program with a line; a file beyond the limit
+// (ulimit -f) is an error of the call. main() calls it first.
 static void program_begin(void) {
     int fd;
     do fd = open("/dev/null", O_RDWR); while (fd >= 0 && fd <= 2);
     if (fd > 2) close(fd);
+    setvbuf(stdout, NULL, _IOLBF, 0);
     signal(SIGBUS, end_at_cut_file);
     signal(SIGXFSZ, SIG_IGN);
 }

@@ -100,7 +100,7 @@ static double run_score(Run *r, const Loader *from, RunLoss *loss, void *model, 
         if (scores != NULL) sum.loss += mine[i * each].loss;  // of one rank
         for (size_t b = 0; by_row && b < rows; b++)
             mine[i * each + b] = run_score_row(t, first + b, T, losses + b * T);
-        r->damaged = r->damage.text[0] != '\0';
+        r->damaged = r->damage.text[0] != '\0' || run_gives_up();
     }
     if (r->damaged && (r->o.steps == 0 || R > 1)) die("%s", r->damage.text);
     ranks_exchange(mine, turns * each * sizeof *mine, all);
@@ -129,12 +129,14 @@ static double run_score(Run *r, const Loader *from, RunLoss *loss, void *model, 
     return share;
 }
 
-// Evaluates the held-out data and --choices, as far as there are, into the log; prints at step 0.
+// Evaluates the held-out data and --choices, as far as there are, into the log; prints at step 0. A
+// signal ends it, unless --keep-best needs it.
 static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     const char *path = r->o.scores;
     FILE *scores = NULL;
     double mean = -1, right = -1, choices = -1, ignored;
     Error err;
+    stop_waits |= r->o.keep_best;
     if (path != NULL && (scores = replace_open(path, &err)) == NULL) fail("%s", err.text);
     if (r->val.sequences > 0) right = run_score(r, &r->val, loss, model, scores, &mean);
     if (r->choices.sequences > 0 && !r->damaged)

@@ -67,6 +67,10 @@ typedef struct {
     Error damage;                   // of a file here
 } Run;
 
+// Tokens of a row at most, unless --seq says otherwise. Models may have a context of 131,072, with
+// which a step takes minutes on a GPU and hours on a CPU.
+enum { SEQ_AUTO = 2048 };
+
 // ---------------------------------------------------------------------------------------------
 // The learning rate
 
@@ -193,7 +197,7 @@ static int32_t run_first_token(const Run *r) {
     return -1;
 }
 
-// Opens --choices. If nothing else is evaluated, --seq 0 is their longest one.
+// Opens --choices. If nothing else is read, --seq 0 is their longest one.
 static void run_open_choices(Run *r) {
     const Options *o = &r->o;
     Task *t = &r->task_choices;
@@ -201,13 +205,13 @@ static void run_open_choices(Run *r) {
                    o->chat_format);
     if (task_rows(t, false) == t->count) die("%s: no line has several \"choices\"", o->choices);
     const size_t longest = round_up(t->longest, 8);
-    if (o->seq == 0 && o->data == NULL && o->val == NULL)
-        r->T = min_size(longest, r->config.context);
+    if (o->seq == 0 && o->data == NULL && o->val == NULL) r->T = min_size(longest, r->T);
     r->choices.T = min_size(longest, r->T);
     r->choices.sequences = task_rows(t, false);
 }
 
-// Opens --data and --val as examples (task.h). --seq 0: the longest one, unless rows are packed.
+// Opens --data and --val as examples (task.h). --seq 0: the longest one; in rows that are packed,
+// all examples of training together.
 static void run_open_task(Run *r) {
     Options *o = &r->o;
     const size_t V = r->config.vocab;
@@ -234,7 +238,9 @@ static void run_open_task(Run *r) {
         die("--pack on: --labels of one token each share their prompts, one in each row");
     const size_t longest = r->task_all.longest > held->longest ? r->task_all.longest
                                                                : held->longest;
-    if (o->seq == 0 && !r->packed) r->T = min_size(round_up(longest, 8), r->config.context);
+    const size_t all_inputs = r->packed ? task_sum(&r->task_train, r->T).inputs : 0;
+    if (o->seq == 0)
+        r->T = min_size(round_up(all_inputs > longest ? all_inputs : longest, 8), r->T);
     if (r->T < 2) die("examples need --seq 2 or more, not %zu", r->T);
     r->train.T = r->val.T = r->T;
     if (!r->words) r->val.T = min_size(round_up(r->task_val.longest, 8), r->T);
@@ -336,6 +342,9 @@ static void run_describe(const Run *r) {
     if (fresh) printf("new, random weights\n");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
+    if (o->seq == 0 && r->batches && r->T < c->context)
+        printf("data: without --seq, rows have %zu token%s; the model's context is %zu\n", r->T,
+               plural(r->T), c->context);
     const TaskSum sum = task_sum(&r->task_train, r->T), other = task_sum(&r->task_val, r->T);
     const TaskSum asked = task_sum(&r->task_choices, r->choices.T);
     const size_t cut = sum.cut + other.cut + asked.cut;
@@ -445,12 +454,11 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     out_check(o, &r->lock);
     run_choose_model(r);
     if (o->resume) out_check_files(o);  // the options of its checkpoint among them
-    r->T = o->seq > 0 ? o->seq : r->config.context;
+    r->T = o->seq > 0 ? o->seq : min_size(r->config.context, SEQ_AUTO);
     if (r->T > r->config.context)
         die("--seq %zu is longer than the model's context of %zu", r->T, r->config.context);
     run_choose_tokenizer(r);
     run_open_data(r);
-    o->seq = r->T;  // what "0" meant, for the checkpoint
     r->B = o->batch;
     if (o->dump != NULL) o->accum = 1;  // the first micro-batch, as if it were the step
     r->step_sequences = r->B * o->accum * r->world;
@@ -487,6 +495,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
             r->task ? "has no example" : "is shorter than --seq");
     if (ranks.world > 1) run_agree(r);
     if (!o->calibrate) run_describe(r);
+    o->seq = r->T;  // what "0" meant, for the checkpoint
     if (o->data != NULL && o->val != NULL && path_is_same(o->data, o->val))
         printf("note: --val is --data: its loss says nothing of other data\n");
 }

@@ -27,7 +27,7 @@
 typedef struct {
     double loss, norm;
     bool skipped;     // nothing was updated: the loss or the norm is no number, or too large
-    bool damaged;     // nothing was computed: a token file is damaged
+    bool damaged;     // nothing was updated: a token file is damaged, or a signal ended the step
     char more[1024];  // further members of its line in log.jsonl, each after a comma
 } StepResult;
 
@@ -83,40 +83,48 @@ static bool run_batch(const Run *r, const Loader *loader, uint64_t position, siz
     return true;
 }
 
-// run_batch() of a step. If it returns false, the step is run_damaged().
-static bool run_micro_batch(Run *r, size_t step, size_t micro, int32_t *inputs, int32_t *targets,
-                            int32_t *begins) {
-    return run_batch(r, &r->train, run_position(r, step, micro), r->B, inputs, targets, begins,
-                     &r->damage);
-}
-
 // ---------------------------------------------------------------------------------------------
 // Signals, and what ranks tell each other
 
-static volatile sig_atomic_t stop_requested;  // a signal that came: finish the step, save, exit
+static volatile sig_atomic_t stop_requested;  // a signal that came: save, exit
 static volatile double stop_time;             // when, by seconds_now()
+static bool stop_waits;                       // ZenFlow's window is open: finish it
 
 // The terminal, make and launchers pass a signal on that came to the whole group: only one that
-// comes a second later is meant to end the program at once. (Not SIGPIPE, which is each line for a
-// `tee` that Ctrl-C has ended.)
-static void request_stop(int signal_number) {
+// comes a second later is meant to end the program at once. (And only of these: SIGPIPE is each
+// line for a `tee` that Ctrl-C has ended, SIGXCPU each second, others announce a batch system's.)
+static void request_stop(int n) {
     if (stop_requested == 0) {
         stop_time = seconds_now();
-        stop_requested = signal_number;
-    } else if (signal_number != SIGPIPE && seconds_now() - stop_time > 1) {
-        signal(signal_number, SIG_DFL);
-        raise(signal_number);
+        stop_requested = n;
+    } else if ((n == SIGHUP || n == SIGINT || n == SIGTERM) && seconds_now() - stop_time > 1) {
+        signal(n, SIG_DFL);
+        raise(n);
     }
 }
 
+// Is the step that is being computed given up, because of a signal? It has changed nothing that is
+// saved before its update. The CPU's passes ask at each layer, and all trainers at a micro-batch:
+// that takes a GPU seconds. Several ranks finish the step, so that they all do the same.
+static bool run_gives_up(void) {
+    return stop_requested != 0 && !stop_waits && ranks.world == 1;
+}
+
+// run_batch() of a step. If it returns false, the step is run_damaged().
+static bool run_micro_batch(Run *r, size_t step, size_t micro, int32_t *inputs, int32_t *targets,
+                            int32_t *begins) {
+    return !run_gives_up() && run_batch(r, &r->train, run_position(r, step, micro), r->B, inputs,
+                                        targets, begins, &r->damage);
+}
+
 static void run_catch_signals(void) {
-    const int signals[] = {SIGHUP, SIGINT, SIGTERM, SIGPIPE};
+    const int signals[] = {SIGHUP, SIGINT, SIGTERM, SIGPIPE, SIGUSR1, SIGUSR2, SIGXCPU};
     struct sigaction action = {0}, before;
     sigaction(SIGHUP, NULL, &before);
     const int first = before.sa_handler == SIG_IGN;  // nohup
     sigfillset(&action.sa_mask);
     action.sa_handler = request_stop;
-    for (int i = first; i < 4; i++) sigaction(signals[i], &action, NULL);
+    for (int i = first; i < 7; i++) sigaction(signals[i], &action, NULL);
 }
 
 // The numbers that ranks exchange at every step, with their losses: the number of a signal, or 0,
@@ -173,6 +181,7 @@ static size_t run_begin(Run *r, double peak) {
 static bool run_goes_on(Run *r, size_t step) {
     const bool signalled = run_hears(NEWS_SIGNAL);
     r->start = seconds_now();
+    stop_waits = r->open;
     r->ends = step > r->o.steps || r->damaged || (signalled && !r->open);
     if (signalled && r->open && !r->waits) {
         log_clear(&r->log);
@@ -182,7 +191,8 @@ static bool run_goes_on(Run *r, size_t step) {
     return !r->ends;
 }
 
-// A step whose data cannot be read. Ranks that step together cannot save without the others.
+// A step whose data cannot be read, or that is given up. Ranks that step together cannot save
+// without the others.
 static StepResult run_damaged(const Run *r) {
     const StepResult result = {0, 0, false, true, ""};
     if (r->world > 1) die("%s", r->damage.text);
@@ -293,7 +303,7 @@ static bool run_wants_save(Run *r, size_t step) {
     return r->due && !r->open && !r->damaged;
 }
 
-// Prints --prompt and its continuation, or has a conversation, which a signal ends.
+// Prints --prompt and its continuation, or has a conversation; a signal ends both.
 static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
     if (step > 0) log_clear(&r->log);
     if (r->o.chat) {
@@ -301,7 +311,8 @@ static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
         sample_chat(&r->o, &r->chat, &r->config, next, model, &stop_requested);
         return;
     }
-    sample_text(&r->o, r->tokenizer, &r->config, run_first_token(r), (uint32_t)step, next, model);
+    sample_text(&r->o, r->tokenizer, &r->config, run_first_token(r), (uint32_t)step, next, model,
+                ranks.world == 1 ? &stop_requested : NULL);
 }
 
 // ---------------------------------------------------------------------------------------------

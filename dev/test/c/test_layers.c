@@ -590,6 +590,29 @@ static void test_cached_decoding(void) {
     }
 }
 
+// After a signal, the passes compute no layer and no loss; unless a window of ZenFlow is open.
+static void test_a_signal_ends_a_pass(void) {
+    enum { B = 2, T = 21 };
+    for (int waits = 0; waits < 2; waits++) {
+        int32_t tokens[B * T + 1];
+        GPT2 g;
+        make_random(&g, small, B, T, tokens);
+        gpt2_forward(&g, tokens, NULL, B, T);
+        const LayerWeights d = layer_weights(&g, g.grads, 1);
+        float *made[] = {layer_acts(&g, 0).fc, layer_acts(&g, 1).fc, g.losses, d.fc_w};
+        for (int i = 0; i < 4; i++) *made[i] = 77;
+        stop_requested = SIGTERM;
+        stop_waits = waits == 1;
+        gpt2_forward(&g, tokens, NULL, B, T);
+        gpt2_head(&g, tokens + 1, 1.0f / (B * T), false, NULL);
+        gpt2_backward(&g, tokens, false);
+        for (int i = 0; i < 4; i++)
+            CHECK((*made[i] == 77) == (waits == 0), "waits %d: %d is %g", waits, i, *made[i]);
+        stop_requested = stop_waits = 0;
+        gpt2_free(&g);
+    }
+}
+
 int main(void) {
     RUN(test_finite_differences);
     RUN(test_gelu);
@@ -603,5 +626,6 @@ int main(void) {
     RUN(test_documents_in_a_row);
     RUN(test_words_have_a_gradient);
     RUN(test_cached_decoding);
+    RUN(test_a_signal_ends_a_pass);
     return test_summary();
 }

@@ -208,7 +208,7 @@ static void test_sample_window(void) {
         const int screen = dup(STDOUT_FILENO);
         const int file = open(in_base("sample.txt"), O_CREAT | O_TRUNC | O_RDWR, 0600);
         dup2(file, STDOUT_FILENO);
-        sample_text(&o, tokenizer, &c, -1, 0, see, &seen);
+        sample_text(&o, tokenizer, &c, -1, 0, see, &seen, NULL);
         fflush(stdout);
         dup2(screen, STDOUT_FILENO);
         close(screen);
@@ -245,7 +245,7 @@ static void test_sample_begins(void) {
         fflush(stdout);
         const int screen = dup(STDOUT_FILENO), null = open("/dev/null", O_RDWR);
         dup2(null, STDOUT_FILENO);
-        sample_text(&o, tokenizer, &c, 2, 0, see, &seen);
+        sample_text(&o, tokenizer, &c, 2, 0, see, &seen, NULL);
         fflush(stdout);
         dup2(screen, STDOUT_FILENO);
         close(screen);
@@ -315,6 +315,54 @@ static void test_task(void) {
         a = begin(line, in_base("task"));
         CHECK(a->run.task_all.first_token == (i == 0 ? 2 : -1), "%d: %d", i,
               a->run.task_all.first_token);
+        trainer_free(a);
+    }
+}
+
+// Tokens of a row without --seq: what examples need, packed or not, the context, or SEQ_AUTO.
+static void test_row_length(void) {
+    static const struct { const char *context, *options; int examples, each; size_t T; } cases[] = {
+        {"9000", "", 3, 10, 32},  // 10 inputs each ("x..x", and no token behind it), 8 at a time
+        {"9000", "--pack off", 3, 10, 16},
+        {"24", "", 3, 10, 24}, {"9000", "--seq 640", 3, 10, 640},
+        {"9000", "", 400, 10, 2048}, {"9000", "", 2, 3000, 2048}, {"9000", "--pack off", 2, 3000, 2048},
+        {"2056", "", 2, 3000, 2048}, {"2040", "", 2, 3000, 2040},
+        {"9000", "--steps 0 --val", 3, 10, 16}, {"9000", "--steps 0 --val", 3, 3000, 2048},
+        {"9000", "--steps 0 --choices", 3, 10, 16}, {"9000", "--steps 0 --choices", 3, 3000, 2048},
+        {"9000", NULL, 1, 9000, 2048}, {"1024", NULL, 1, 9000, 1024}};  // a text
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *out = in_base("length"), line[1024], said[8192] = "";
+        const char *options = cases[i].options, *file = options == NULL ? "length.txt" : "length.jsonl";
+        FILE *f = fopen(in_base(file), "w");
+        for (int k = 0; k < cases[i].examples; k++) {
+            char text[9001] = "";
+            memset(text, 'x', (size_t)cases[i].each);
+            if (options == NULL) fputs(text, f);
+            else if (strstr(options, "choices") != NULL)
+                fprintf(f, "{\"prompt\":\"%s\",\"choices\":[\"y\",\"z\"],\"answer\":0}\n", text);
+            else fprintf(f, "{\"prompt\":\"%s\",\"completion\":\"y\"}\n", text);
+        }
+        fclose(f);
+        const bool no_data = options != NULL && strstr(options, "--steps") != NULL;
+        snprintf(line, sizeof line, "--model nano --layers 1 --channels 8 --heads 2 --context %s --steps "
+                 "4 --optimizer mezo --tokenizer bytes %s %s", cases[i].context,
+                 options == NULL ? "--data" : no_data ? options : "--data", in_base(file));
+        if (options != NULL && !no_data) sprintf(line + strlen(line), " %s", options);
+        fflush(stdout);
+        const int screen = dup(STDOUT_FILENO), log = open(in_base("said"), O_CREAT | O_TRUNC | O_RDWR, 0600);
+        dup2(log, STDOUT_FILENO);
+        Trainer *a = begin(line, out);
+        fflush(stdout);
+        dup2(screen, STDOUT_FILENO);
+        close(screen);
+        const Run *r = &a->run;
+        const bool seq = options != NULL && strstr(options, "--seq") != NULL;
+        const bool told = pread(log, said, sizeof said - 1, 0) > 0 && strstr(said, "without --seq") != NULL;
+        CHECK(r->T == cases[i].T && r->o.seq == r->T, "case %zu: %zu tokens", i, r->T);
+        CHECK(told == (!seq && r->T < r->config.context), "case %zu says: %s", i, said);
+        CHECK((strstr(said, "longer than --seq 2048:") != NULL)
+              == (options != NULL && cases[i].each > 2048 && r->T == 2048), "case %zu says: %s", i, said);
+        close(log);
         trainer_free(a);
     }
 }
@@ -451,6 +499,7 @@ int main(void) {
     RUN(test_sample_window);
     RUN(test_sample_begins);
     RUN(test_task);
+    RUN(test_row_length);
     remove_tree(base);
     RUN(test_loss_scaling);
     return test_summary();
