@@ -7,8 +7,8 @@
 # LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free port, unless it is set). Each gets its share
 # of the cores as OMP_NUM_THREADS, unless that is set. None of them has a standard input.
 #
-# SIGINT (Ctrl-C), SIGTERM and SIGHUP are passed on, and each is one signal for a rank: it saves and
-# ends. If a rank fails, the others have 15 seconds to end too. The exit code is that of the first
+# SIGINT (Ctrl-C), SIGTERM, SIGHUP, and what batch systems send (SIGUSR1, SIGUSR2, SIGXCPU) are passed
+# on, and each is one signal for a rank: it saves and ends. If a rank fails, the others have 15 seconds to end too. The exit code is that of the first
 # that failed. Nothing that they started is left running.
 # On several machines: torchrun, mpirun or srun instead (scripts/README.md).
 set -u
@@ -50,9 +50,8 @@ env --default-signal=INT,QUIT true 2>/dev/null && signals=--default-signal=INT,Q
 
 all='' alive=''
 send() { for p in $2; do kill -s "$1" -- "$group$p" 2>/dev/null; done; }
-trap 'send INT "$alive"' INT
-trap 'send TERM "$alive"' TERM
-trap 'send HUP "$alive"' HUP
+# shellcheck disable=SC2064  # the signal's name now, the ranks then
+for s in INT TERM HUP USR1 USR2 XCPU; do trap "send $s \"\$alive\"" $s; done
 trap 'send KILL "$all"' EXIT
 
 exec 3>&2 2>/dev/null  # from here on only the ranks speak: bash would tell of each that is killed

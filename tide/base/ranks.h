@@ -31,7 +31,7 @@ typedef struct {
     int local, local_world;  // the same on this machine: rank `local` uses GPU number `local`
     int port;                // where rank 0 listens, at `address`
     int timeout;             // seconds to wait for each other at the start
-    const char *address;
+    char address[256];
     const char *job;         // this run's name: another run may use the same port
 } Ranks;
 
@@ -95,7 +95,8 @@ static void ranks_find(void) {
     if (job != NULL || torch != NULL) r->job = job != NULL ? job : torch;
     const size_t n = address != NULL ? strlen(address) : 0;
     const bool brackets = n > 2 && address[0] == '[' && address[n - 1] == ']';  // [::1], as in URLs
-    if (n > 0) r->address = brackets ? strndup(address + 1, n - 2) : address;
+    if (n > 0)
+        snprintf(r->address, sizeof r->address, "%.*s", (int)n - 2 * brackets, address + brackets);
     else if (r->local_world < r->world)
         die("MASTER_ADDR is not set: ranks on several machines meet on rank 0's, which it names%s",
             here ? "" : "; on one machine, each needs LOCAL_RANK and LOCAL_WORLD_SIZE");

@@ -75,7 +75,7 @@ enum {
     CHOICE("chat-format", chat_format, "auto", "auto|chatml|llama3|mistral-v3|mistral|llama2", \
            O_FIXED, "of conversations; auto: by the tokenizer's special tokens") \
     COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU") \
-    COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per sequence; 0: the model's context") \
+    COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per row; 0: as needed, at most 2048") \
     CHOICE("pack", pack, "auto", "auto|on|off", O_FIXED, \
            "several examples in a row; auto: on, but one-token --labels") \
     TEXT("labels", labels, NULL, "WORDS", O_FIXED, \

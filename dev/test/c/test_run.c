@@ -481,6 +481,18 @@ static void test_loss_scaling(void) {
     free(r);
 }
 
+// What a batch system sends, a second later as well, ends nothing at once.
+static void test_signals_that_are_repeated(void) {
+    static const int again[] = {SIGXCPU, SIGUSR1, SIGUSR2, SIGPIPE};
+    request_stop(SIGXCPU);
+    for (int i = 0; i < 4; i++) {
+        stop_time -= 5;
+        request_stop(again[i]);
+    }
+    CHECK(stop_requested == SIGXCPU, "%d", (int)stop_requested);
+    stop_requested = 0;
+}
+
 int main(void) {
     static char text[1024];
     snprintf(base, sizeof base, "/tmp/tide-run-XXXXXX");
@@ -502,5 +514,6 @@ int main(void) {
     RUN(test_row_length);
     remove_tree(base);
     RUN(test_loss_scaling);
+    RUN(test_signals_that_are_repeated);
     return test_summary();
 }

@@ -109,7 +109,7 @@ PATH=$real
 
 cat >hear <<'END'
 #!/bin/sh
-for s in INT TERM HUP; do trap "echo $s >>heard; exit 0" $s; done
+for s in INT TERM HUP USR1 USR2 XCPU; do trap "echo $s >>heard; exit 0" $s; done
 echo $$ >>pids
 while :; do sleep 0.1; done
 END
@@ -130,7 +130,7 @@ hears() {
 }
 as_in_a_terminal="env --default-signal=INT,TERM,HUP"  # no signal is ignored, as it is with nohup
 if command -v setsid >/dev/null && $as_in_a_terminal true 2>/dev/null; then
-    for s in INT TERM HUP; do
+    for s in INT TERM HUP USR1 USR2 XCPU; do
         check "signal_${s}_is_passed_on" hears $s ''
         check "signal_${s}_comes_once" hears $s -
         check "nothing_is_left_after_$s" gone

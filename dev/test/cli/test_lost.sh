@@ -284,17 +284,47 @@ group int INT
 timeout -s TERM 1 make -s run OUT=timeout >timeout.make 2>&1
 flock timeout/.lock true
 check a_timeout_saves test -s timeout/model.safetensors -a "$(saved timeout)" = "$(logged timeout)"
-for signal in 1:HUP 2:INT 15:TERM; do
+for signal in 1:HUP 2:INT 15:TERM 10:USR1 12:USR2 24:XCPU; do
     "$cpu" $endless --out ends >ends.out 2>ends.err &
     await $! grep -qs '"step":3,' ends/log.jsonl
     kill "-${signal#*:}" $!
     wait $!
     check "the_exit_code_tells_of_${signal#*:}" test $? -eq $((128 + ${signal%:*}))
+    check "${signal#*:}_saves" test "$(logged ends)" = "$(saved ends)"
     rm -rf ends
 done
+# A step of hours: what is said before it is in a file at once, and a signal ends it.
+for signal in 9:KILL 15:TERM; do
+    "$cpu" $endless --accum 1000000 --out ends >ends.out 2>&1 &
+    await $! grep -q '^checkpoints: ' ends.out
+    sleep 0.2
+    kill "-${signal#*:}" $!
+    wait $!
+    check "a_step_of_hours_ends_with_${signal#*:}" test $? -eq $((128 + ${signal%:*}))
+    check "and_was_announced_${signal#*:}" grep -q '^model: ' ends.out
+    rm -rf ends
+done
+check the_end_is_said grep -q '^stopped by signal 15 before the first step' ends.out
+# The steps before it are saved, and it is done again: the same bits.
+given_up() {  # given_up NAME ACCUM COMMAND...
+    name=given_up_$1
+    set -- "$3" $tiny --steps 3 --accum "$2" $4
+    "$@" --out whole_$name >/dev/null
+    "$@" --out $name >$name.out 2>&1 &
+    await $! grep -qs '"step":1,' $name/log.jsonl
+    sleep 0.05
+    kill -USR1 $!
+    wait $!
+    check "${name}_saves_the_step_before" test $? -eq 138 -a "$(saved $name)" -eq 1 -a "$(logged $name)" -eq 1
+    "$1" --resume --out $name >/dev/null
+    check "${name}_has_the_same_bits" cmp whole_$name/model.safetensors $name/model.safetensors
+}
+given_up adamw 600 "$cpu" ""
+given_up mezo 1000 "$cpu" "--optimizer mezo"
+given_up offload 60 "$gpu" "--offload interleave --stride 2"
 # Where tee dies of the Ctrl-C that the trainer has got, too, its lines go nowhere; and a reader that
 # has enough ends a run, which saves.
-("$cpu" $endless --out ends 2>ends.err; echo $? >code) | head -n 9 >ends.out
+("$cpu" $endless --out ends 2>ends.err; echo $? >code) | head -n 90 >ends.out
 check a_reader_that_goes_is_a_signal test "$(cat code)" -eq 141 -a "$(logged ends)" = "$(saved ends)"
 rm -rf ends
 nohup "$cpu" $endless --out ends >ends.out 2>ends.err &
