@@ -335,8 +335,17 @@ await $! sh -c "[ \$(grep -c loss ends/log.jsonl) -gt $((seen + 9)) ]"
 check nohup_is_minded kill -TERM $!
 wait $!
 rm -rf ends
-# What does not come to an end (an evaluation here) is ended by a second signal, a second later.
-"$cpu" $endless --eval-every 5 --eval-batches 100000 --val "$cpu" --out ends >ends.out 2>ends.err &
+# An evaluation is ended by a signal. One that --keep-best needs is not; a second signal, a second
+# later, ends all.
+minutes="$endless --eval-every 5 --eval-batches 100000 --val $cpu"
+"$cpu" $minutes --out ends >ends.out 2>ends.err &
+await $! grep -qs '"step":5,' ends/log.jsonl
+sleep 0.1
+kill -INT $!
+wait $!
+check an_evaluation_is_given_up test $? -eq 130 -a "$(saved ends)" -eq 5 -a "$(grep -c val_loss ends/log.jsonl)" -eq 0
+rm -rf ends
+"$cpu" $minutes --keep-best --out ends >ends.out 2>ends.err &
 await $! grep -qs '"step":5,' ends/log.jsonl
 kill -INT $!
 sleep 0.2
