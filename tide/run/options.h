@@ -179,7 +179,7 @@ enum {
     REAL("zen-topk", zen_topk, "0.1", 0, 1, O_FIXED | O_FO | O_ZEN, \
          "share of columns that are updated at every step") \
     REAL("zen-window", zen_window, "4", 0.01, 1 << 20, O_FIXED | O_FO | O_ZEN | O_AUTO, \
-         "steps per update of the rest; below 1: till this share of matrices asks; auto: 0.99") \
+         "steps per update of the rest; 0.99 or auto: when 99 % need it") \
     COUNT("zen-reselect", zen_reselect, "16", 0, BIG, O_FIXED | O_FO | O_ZEN, \
           "windows per selection; 0: only one") \
     COUNT("zen-warmup", zen_warmup, "auto", 1, BIG, O_FIXED | O_FO | O_ZEN | O_AUTO, \
