@@ -50,6 +50,27 @@ for precision in bf16 fp16; do
     same_losses mezo_42_a_llama_in_$precision 6 2e-3 zo_$precision zo_fp32
 done
 
+# kept RUN OPTION...: the most memory that the process had, in MiB, without what its emulated GPU had
+kept() {
+    run=$1
+    shift
+    "$tide" --data LICENSE --layers 4 --channels 256 --context 32 --batch 1 --steps 1 --no-save --out "$run" \
+        --eval-every 0 --offload "$@" >"$run.out" 2>&1 &
+    while now=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB$/\1/p' /proc/$!/status 2>/dev/null) && [ -n "$now" ]; do
+        most=$now
+        sleep 0.01
+    done
+    sed -n "s/^GPU memory: \([0-9.]*\) MiB taken.*/$most \1/p" "$run.out" | awk '{ print $1 / 1024 - $2 }'
+}
+case $tide in *emu)
+    program=$(kept host_none none)
+    for mode in zero "interleave --share 0.5"; do
+        name=host_${mode%% *} taken=$(kept "host_${mode%% *}" $mode)
+        check deepspeed_3606_${name}_takes_what_is_planned awk "BEGIN { d = ($taken - $program) / $(planned host "$name.out")
+            exit d < 0.97 || d > 1.03 }"
+    done ;;
+esac
+
 # plan OPTION...: of 8B, by its last words
 plan() {
     "$tide" --plan --model llama3.1-8b --batch 1 --seq 2048 --rates rtx4090_desktop.txt "$@" >plan.out 2>&1
