@@ -54,7 +54,7 @@ done
 kept() {
     run=$1
     shift
-    "$tide" --data LICENSE --layers 4 --channels 256 --context 32 --batch 1 --steps 1 --no-save --out "$run" \
+    "$tide" --data LICENSE --layers 4 --channels 384 --context 8 --batch 1 --steps 1 --no-save --out "$run" \
         --eval-every 0 --offload "$@" >"$run.out" 2>&1 &
     while now=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB$/\1/p' /proc/$!/status 2>/dev/null) && [ -n "$now" ]; do
         most=$now
@@ -66,8 +66,8 @@ case $tide in *emu)
     program=$(kept host_none none)
     for mode in zero "interleave --share 0.5"; do
         name=host_${mode%% *} taken=$(kept "host_${mode%% *}" $mode)
-        check deepspeed_3606_${name}_takes_what_is_planned awk "BEGIN { d = ($taken - $program) / $(planned host "$name.out")
-            exit d < 0.97 || d > 1.03 }"
+        check deepspeed_3606_${name}_takes_what_is_planned awk "BEGIN { d = $taken - $program - $(planned host "$name.out")
+            exit d < -3 || d > 13 }"  # of 80 MiB or more; Linux may round five buffers up to 2 MiB each
     done ;;
 esac
 
