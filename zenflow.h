@@ -23,6 +23,7 @@ typedef struct {
     size_t reselect;    // E: windows from one selection to the next; 0: there is only one
     size_t warmup;      // W >= 1: plain AdamW steps, before the first selection
     bool overlap;       // the rest's update shows one window late; false: at once
+    double agree;       // share of the matrices whose votes end a window, if that is 0
 } ZenConfig;
 
 enum { ZEN_WINDOW_MOST = 16 };  // steps of a window that follows the gradients
@@ -322,10 +323,12 @@ static bool zen_needs_sums(const ZenConfig *c, const ZenMap *map, const ZenClock
 // Returns how many numbers of each column the host needs: norms, and perhaps magnitudes.
 static size_t zen_numbers(const ZenConfig *c) { return c->window == 0 ? 2 : 1; }
 
-// Has enough come together? A window that follows the gradients ends when, in 99 of 100 matrices,
-// the sum of the rest's mean magnitudes has reached the mean of those of the chosen ("Zen-auto";
-// the published code multiplies its mean by 1/(10k) at every step, and is right for k = 0.1 only).
-static bool zen_votes(const ZenMap *map, const ZenClock *clock, size_t steps) {
+// Has enough come together? A window that follows the gradients ends when, in a share c->agree of
+// the matrices, the sum of the rest's mean magnitudes has reached the mean of those of the chosen
+// ("Zen-auto"; the published code multiplies its mean by 1/(10k) at every step, and is right for
+// k = 0.1 only).
+static bool zen_votes(const ZenConfig *c, const ZenMap *map, const ZenClock *clock,
+                      size_t steps) {
     size_t votes = 0, voters = 0;
     for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];
@@ -333,7 +336,7 @@ static bool zen_votes(const ZenMap *map, const ZenClock *clock, size_t steps) {
         voters++;
         votes += clock->rest_mean[i] * (double)steps >= clock->chosen_mean[i];
     }
-    return (double)votes >= 0.99 * (double)voters || steps >= ZEN_WINDOW_MOST;
+    return (double)votes >= c->agree * (double)voters || steps >= ZEN_WINDOW_MOST;
 }
 
 // Adds a step's mean magnitudes of the chosen and of the rest of each matrix to the window's. sums:
@@ -384,7 +387,7 @@ static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *clock, 
     if (c->window == 0 && zen_needs_sums(c, map, clock))
         zen_add_means(map, clock, sums, ranks, first);
     turn.closes = warm || (c->window > 0 ? turn.steps >= c->window
-                                         : !map->mixed || zen_votes(map, clock, turn.steps));
+                                         : !map->mixed || zen_votes(c, map, clock, turn.steps));
     turn.selects = map->mixed && (warm ? clock->warm + 1 == c->warmup
                                        : turn.closes && clock->windows + 1 == c->reselect);
     turn.drains = turn.closes && (warm || !c->overlap || turn.selects);

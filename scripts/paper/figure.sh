@@ -88,7 +88,7 @@ draw() {
 }
 
 # grid COLUMN "X .." "SERIES ..": the figure's table of that column, one row for each X, one cell for
-# each series: those of `cell X SERIES`, which measures it.
+# each series: those of `cell X SERIES`, which measures it. "no-room": it needs more memory than there is.
 grid() {
     # shellcheck disable=SC2086  # these are lists
     row "$xs" $3
@@ -96,7 +96,7 @@ grid() {
         cells=''
         for y in $3; do
             cell "$x" "$y"
-            cells="$cells $(value "$1")"
+            case $ran in *'needs '*' memory') cells="$cells no-room" ;; *) cells="$cells $(value "$1")" ;; esac
         done
         # shellcheck disable=SC2086
         row "$x" $cells

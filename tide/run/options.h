@@ -178,8 +178,8 @@ enum {
     TITLE("Importance-aware updates (--offload zenflow)") \
     REAL("zen-topk", zen_topk, "0.1", 0, 1, O_FIXED | O_FO | O_ZEN, \
          "share of columns that are updated at every step") \
-    COUNT("zen-window", zen_window, "4", 1, 1 << 20, O_FIXED | O_FO | O_ZEN | O_AUTO, \
-          "steps per update of the rest; a save waits for its end") \
+    REAL("zen-window", zen_window, "4", 0.01, 1 << 20, O_FIXED | O_FO | O_ZEN | O_AUTO, \
+         "steps per update of the rest; 0.99 or auto: when 99 % need it") \
     COUNT("zen-reselect", zen_reselect, "16", 0, BIG, O_FIXED | O_FO | O_ZEN, \
           "windows per selection; 0: only one") \
     COUNT("zen-warmup", zen_warmup, "auto", 1, BIG, O_FIXED | O_FO | O_ZEN | O_AUTO, \
@@ -438,9 +438,12 @@ static void options_check(const Options *o) {
     if ((mezo || zenflow || o->labels != NULL) && o->dump != NULL)
         die("--dump shows the gradient of plain training, without --optimizer, --offload and "
             "--labels");
-    if (zenflow && o->zen_window == 0 && (o->zen_topk == 0 || o->zen_topk == 1))
+    if (zenflow && o->zen_window < 1 && (o->zen_topk == 0 || o->zen_topk == 1))
         die("--zen-window auto needs columns and a rest; --zen-topk %g leaves only one of them",
             o->zen_topk);
+    if (o->zen_window > 1 && o->zen_window != floor(o->zen_window))
+        die("--zen-window %g: a window has whole steps, or ends by a share below 1",
+            o->zen_window);
     if (option_given(o, "stride") && option_given(o, "share"))
         die("--stride and --share say the same in two ways: leave one out");
     if (o->labels != NULL && o->sample_every > 0)

@@ -10,8 +10,11 @@
 #include "../../zenflow.h"
 
 static ZenConfig zen_config(const Options *o) {
-    const ZenConfig c = {o->zen_topk, o->zen_window, o->zen_reselect, o->zen_warmup,
-                         o->zen_overlap == OVERLAP_ON};
+    const double window = o->zen_window;  // below 1: the share that ends it
+    const ZenConfig c = {.topk = o->zen_topk, .window = window < 1 ? 0 : (size_t)window,
+                         .reselect = o->zen_reselect, .warmup = o->zen_warmup,
+                         .overlap = o->zen_overlap == OVERLAP_ON,
+                         .agree = window > 0 ? window : 0.99};
     return c;
 }
 

@@ -128,7 +128,8 @@ static void options_are_stored_in_their_fields(void) {
             "--zen-warmup 99 --zen-overlap off");
     CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.25 && o.zen_window == 7, "-");
     CHECK(o.zen_reselect == 0 && o.zen_warmup == 99 && o.zen_overlap == OVERLAP_OFF, "-");
-    CHECK(cpu("--data d --offload zenflow --zen-window auto").zen_window == 0, "auto");
+    CHECK(cpu("--data d --offload zenflow --zen-window auto").zen_window < 0, "auto");
+    CHECK(cpu("--data d --offload zenflow --zen-window 0.5").zen_window == 0.5, "a share");
 }
 
 static void mistakes_are_refused_with_a_reason(void) {
@@ -201,7 +202,8 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --zen-topk 0.1", "--zen-topk needs --offload zenflow"},
         {"--data d --offload none --zen-window 2", "--zen-window needs --offload zenflow"},
         {"--data d --offload zenflow --zen-topk 1.5", "--zen-topk 1.5: must be 0 to 1"},
-        {"--data d --offload zenflow --zen-window 0", "--zen-window 0: must be 1 to 1048576"},
+        {"--data d --offload zenflow --zen-window 0", "--zen-window 0: must be 0.01 to 1048576"},
+        {"--data d --offload zenflow --zen-window 4.5", "--zen-window 4.5: a window has whole steps"},
         {"--data d --offload zenflow --dump f", "--dump shows the gradient of plain"},
         {"--data d --optimizer mezo --offload zenflow", "--offload places the state of AdamW"},
         {"--data d --zo-eps 0.2", "--zo-eps needs --optimizer mezo"},
@@ -400,7 +402,7 @@ static void settings_of_a_mode_that_is_left_may_change(void) {
     CHECK(strstr(first, "--offload zenflow\n") && strstr(first, "--zen-topk 0.2\n")
           && strstr(first, "--zen-window auto\n"), "%s", first);
     Options o = resume("--resume", first, false);
-    CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.2 && o.zen_window == 0, "restored");
+    CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.2 && o.zen_window < 0, "restored");
     CHECK(o.zen_reselect == 5 && o.zen_warmup == 6, "restored");
     resume("--resume --zen-window auto --zen-topk 0.2", first, false);  // the same
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
@@ -409,14 +411,14 @@ static void settings_of_a_mode_that_is_left_may_change(void) {
     }
     // Left: what they were is still known, and of no use now.
     o = resume("--resume --offload none", first, false);
-    CHECK(o.offload == OFFLOAD_NONE && o.zen_topk == 0.2 && o.zen_window == 0, "kept");
+    CHECK(o.offload == OFFLOAD_NONE && o.zen_topk == 0.2 && o.zen_window < 0, "kept");
     char *left = strdup(saved(&o));
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
         snprintf(line, sizeof line, "--resume %s", fixed[i]);
         CHECK(DIES_WITH("needs --offload zenflow", resume(line, left, false)), "%s", line);
         snprintf(line, sizeof line, "--resume --offload zenflow %s", fixed[i]);
         o = resume(line, left, false);
-        CHECK((o.zen_topk == 0.2) == (i > 0) && o.zen_window == (i == 1 ? 3 : i == 2 ? 4 : 0),
+        CHECK((o.zen_topk == 0.2) == (i > 0) && o.zen_window == (i == 1 ? 3 : i == 2 ? 4 : -1),
               "what is not given is as before: %s", line);
     }
 }

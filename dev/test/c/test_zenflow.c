@@ -76,7 +76,7 @@ static float scale_of(size_t step) { return step % 4 == 1 ? 1 : 0.3f + 0.07f * (
 typedef struct { ZenConfig zen; size_t whole; bool bf16; } Case;
 
 static ZenConfig zen_of(double topk, size_t window, size_t reselect, size_t warmup, bool overlap) {
-    const ZenConfig c = {topk, window, reselect, warmup, overlap};
+    const ZenConfig c = {topk, window, reselect, warmup, overlap, 0.99};
     return c;
 }
 
@@ -754,31 +754,40 @@ static void set_means(ZenClock *x, int count, int agree) {
 
 // "Zen-auto" as it was meant: the rest's sum of mean magnitudes against the mean of the chosen's.
 static void votes_compare_sums_with_means(void) {
-    static const struct { int count, agree; bool enough; } known[] = {
+    static const struct { int count, agree; bool enough; double share; } known[] = {
         {1, 1, true}, {1, 0, false}, {99, 99, true}, {99, 98, false}, {100, 99, true},
-        {100, 98, false}, {200, 198, true}, {200, 197, false}, {300, 297, true}, {7, 6, false}};
+        {100, 98, false}, {200, 198, true}, {200, 197, false}, {300, 297, true}, {7, 6, false},
+        {4, 2, true, 0.5}, {4, 1, false, 0.5}};
+    ZenConfig c = zen_of(0.1, 0, 0, 1, true);
     for (size_t k = 0; k < sizeof known / sizeof known[0]; k++) {
         ZenMap map = map_of(known[k].count, 10, 1);
         ZenClock x = zen_clock(&map);
         set_means(&x, known[k].count, known[k].agree);
-        CHECK(zen_votes(&map, &x, 4) == known[k].enough, "%d of %d", known[k].agree,
+        c.agree = known[k].share > 0 ? known[k].share : 0.99;
+        CHECK(zen_votes(&c, &map, &x, 4) == known[k].enough, "%d of %d", known[k].agree,
               known[k].count);
-        CHECK(zen_votes(&map, &x, 15) && zen_votes(&map, &x, 16), "later all agree");
+        CHECK(zen_votes(&c, &map, &x, 15) && zen_votes(&c, &map, &x, 16), "later all agree");
         for (int i = 0; i < known[k].count; i++) x.rest_mean[i] = 0;
-        CHECK(!zen_votes(&map, &x, 1) && !zen_votes(&map, &x, 15), "nothing came together");
-        CHECK(zen_votes(&map, &x, 16) && zen_votes(&map, &x, 17), "but a window has an end");
+        CHECK(!zen_votes(&c, &map, &x, 1) && !zen_votes(&c, &map, &x, 15), "nothing came together");
+        CHECK(zen_votes(&c, &map, &x, 16) && zen_votes(&c, &map, &x, 17), "but a window has an end");
         zen_clock_free(&x);
         zen_map_free(&map);
     }
+    Options o;
+    memset(&o, 0, sizeof o);
+    o.zen_window = 0.5;
+    CHECK(zen_config(&o).window == 0 && zen_config(&o).agree == 0.5, "--zen-window 0.5");
+    o.zen_window = AUTO_REAL;
+    CHECK(zen_config(&o).window == 0 && zen_config(&o).agree == 0.99, "--zen-window auto");
     // Who has only one kind of columns does not vote.
     ZenMap map = map_of(3, 10, 4);
     ZenClock x = zen_clock(&map);
     set_means(&x, 3, 1);
     map.tensor[1].chosen = 0;
     map.tensor[2].chosen = 10;
-    CHECK(zen_votes(&map, &x, 4), "one voter");
+    CHECK(zen_votes(&c, &map, &x, 4), "one voter");
     x.rest_mean[0] = 1.9;
-    CHECK(!zen_votes(&map, &x, 4), "one voter");
+    CHECK(!zen_votes(&c, &map, &x, 4), "one voter");
     zen_clock_free(&x);
     zen_map_free(&map);
 }

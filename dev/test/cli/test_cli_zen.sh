@@ -309,7 +309,7 @@ refuses no_such_mode 2 'must be one of auto|none|zero|twinflow|interleave|zenflo
 refuses more_than_all 2 'zen-topk 1.5: must be 0 to 1' "$cpu" $tiny $zen --zen-topk 1.5
 refuses less_than_nothing 2 'zen-topk -0.1: must be 0 to 1' "$cpu" $tiny $zen --zen-topk -0.1
 refuses no_warm_up 2 'zen-warmup 0: must be 1 to' "$cpu" $tiny $zen --zen-warmup 0
-refuses no_window 2 'zen-window 0: must be 1 to' "$cpu" $tiny $zen --zen-window 0
+refuses no_window 2 'zen-window 0: must be 0.01 to' "$cpu" $tiny $zen --zen-window 0
 refuses neither_on_nor_off 2 'zen-overlap.*on|off' "$cpu" $tiny $zen --zen-overlap late
 refuses no_number 2 'zen-reselect: "auto" is not' "$cpu" $tiny $zen --zen-reselect auto
 refuses no_dump 2 'dump shows the gradient' "$cpu" $tiny $zen --dump d.safetensors

@@ -368,6 +368,8 @@ for script in "$top"/scripts/paper/dos_[0-9t]*.sh "$top"/scripts/paper/z*_*.sh; 
         SIZE="$tiny" MODELS=$small RATES="$rates" PRECISIONS=fp32 BATCHES=1 CORES=2 WORLDS=2 RESIDENTS="0 0.5" \
         WINDOWS=2
 done
+check paper_predicts_less_memory paper dos_13 PLAN=1 TRAINER="$TRAINER" MODELS=7b GPU_MEMORY=14G BATCHES="1 16"
+check paper_says_what_has_no_room grep -q "^16$(printf '\t')no-room" paper/dos_13.tsv
 # Measured: --calibrate leaves all of table 1 in the file of rates, of which figure 6 follows.
 calibrated() {
     # shellcheck disable=SC2086

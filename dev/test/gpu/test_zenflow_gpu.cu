@@ -108,7 +108,7 @@ static Placement config_placement(const Config *c) {
 }
 
 static ZenConfig config_zen(const Config *c) {
-    const ZenConfig zen = {c->topk, c->window, c->reselect, c->warmup, c->overlap != 0};
+    const ZenConfig zen = {c->topk, c->window, c->reselect, c->warmup, c->overlap != 0, 0.99};
     return zen;
 }
 
