@@ -41,6 +41,7 @@ typedef struct {
     size_t channels;      // C
     size_t ffn;           // F, hidden width of the MLP; 4 C unless a loaded model says otherwise
     size_t context;       // longest sequence: rows of the position table, if there is one
+    int windowed;         // 1: context is the model's sliding window
     size_t vocab;         // V, tokens 0 .. V-1
     size_t vocab_padded;  // Vp, V rounded up to a multiple of 128; only gpt2_finish() sets it
     int family;           // FAMILY_*
@@ -117,8 +118,8 @@ static bool gpt2_finish(GPT2Config *c, Error *err) {
     c->post_norm = c->embed > 0;
     if (c->ffn == 0) c->ffn = 4 * c->channels;
     if (c->ffn > 1 << 20) return error_set(err, "the MLP's width must be at most %d", 1 << 20);
-    if (c->context < 1 || c->context > 1 << 20)
-        return error_set(err, "context must be 1 to %d", 1 << 20);
+    if (c->context < 1 || c->context > 1 << 24)
+        return error_set(err, "context must be 1 to %d", 1 << 24);
     if (c->vocab < 1 || c->vocab > 1 << 24) return error_set(err, "vocab must be 1 to %d", 1 << 24);
     c->vocab_padded = round_up(c->vocab, ALIGN_ELEMENTS);
     return true;

@@ -16,6 +16,7 @@
 #include "json.h"
 #include "../base/ranks.h"
 #include "safetensors.h"
+#include <fnmatch.h>
 #include <math.h>
 
 // ---------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *
 
 // Elements [first, first + n) of ours, in our order, from stored tensor s: a part of each stored
 // row of a matrix to be transposed. Any other tensor is one row.
-enum { HF_ROWS = 16, HF_CHUNK = 1 << 12 };
+enum { HF_ROWS = 16, HF_CHUNK = 1 << 10 };  // a chunk is on the stack of a thread
 
 static void hf_read(const HfTensor *hf, const SafeTensor *ten, size_t first, size_t n, float *w) {
     const size_t R = hf->transpose ? hf->shape[0] : 1, C = hf->shape[1];
@@ -262,7 +263,8 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
 // ---------------------------------------------------------------------------------------------
 // 3. Reading a model
 
-// The names of a configuration's sizes in config.json, by naming.
+// The names of a configuration's sizes in config.json, by naming. A GPT-2 may also have OPT's, but
+// for the last: transformers reads those before its own.
 static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = {
     {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers", "num_hidden_layers"}},
     {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads", "num_attention_heads"}},
@@ -293,10 +295,50 @@ static const struct { int naming; bool needed; const char *key, *value; } config
     {NAMING_OPT, false, "dropout", "0.0"},
     {NAMING_OPT, false, "attention_dropout", "0.0"},
     {NAMING_OPT, false, "pad_token_id", "null"},
-    {NAMING_LLAMA, true, "pretraining_tp", "1"},
     {NAMING_LLAMA, false, "attention_dropout", "0.0"},
 };
 enum { CONFIG_FIXED = sizeof config_fixed / sizeof config_fixed[0] };
+
+// The other members that are read, then those that change no result here: patterns of fnmatch().
+static const char *const config_known[] = {
+    "model_type", "tie_word_embeddings", "activation_function", "hidden_act", "word_embed_proj_dim",
+    "head_dim", "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias", "layer_types",
+    "sliding_window", "use_sliding_window", "max_window_layers", "rope_theta", "rope_scaling",
+    "rope_parameters", "rope_type", "type", "factor", "low_freq_factor", "high_freq_factor",
+    "partial_rotary_factor", "original_max_position_embeddings",
+
+    "_*", "architectures", "auto_map", "torch*", "dtype", "transformers_version", "transformers.*",
+    "unsloth_*", "*_token*", "tokenizer_*", "prefix", "n_ctx", "n_special", "init*", "m*_length",
+    "*drop*", "summary_*", "*task*", "*label*", "problem_type", "is_*", "output_*",
+    "return_dict*", "use_cache", "use_bfloat16", "use_flash_attn*", "attn_implementation",
+    "pretraining_tp", "reorder_and_upcast_attn", "pruned_heads", "chunk_size_feed_forward",
+    "gradient_checkpointing", "cross_attention_hidden_size", "tie_encoder_decoder", "use_mrope",
+    "tf_legacy_loss", "rope_interleaved", "do_sample", "temperature", "top_k", "t*_p", "num_beam*",
+    "early_stopping", "num_return_sequences", "*_penalty", "*ngram_size", "bad_words_ids",
+    "remove_invalid_values",
+};
+enum { CONFIG_KNOWN = sizeof config_known / sizeof config_known[0] };
+
+// Warns of members of a configuration that are in none of the three tables, in one line.
+static void config_warn(const Json *root, const char *path) {
+    static const char *const keys[] = {"rope_parameters", "rope_scaling"};
+    char names[200] = "";
+    for (int k = 0; k < 3; k++) {
+        const Json *object = k < 2 ? json_get(root, keys[k]) : root;
+        for (const Json *m = object != NULL ? object->child : NULL; m != NULL; m = m->next) {
+            const size_t n = strlen(names);
+            bool known = m->type == JSON_NULL;
+            for (int i = 0; i < CONFIG_SIZES * NAMINGS; i++)
+                known |= strcmp(config_sizes[i / NAMINGS].names[i % NAMINGS], m->key) == 0;
+            for (int i = 0; i < CONFIG_FIXED; i++)
+                known |= strcmp(config_fixed[i].key, m->key) == 0;
+            for (int i = 0; i < CONFIG_KNOWN; i++) known |= !fnmatch(config_known[i], m->key, 0);
+            if (!known) snprintf(names + n, sizeof names - n, n > 0 ? ", %s" : "%s", m->key);
+        }
+    }
+    if (names[0] != '\0' && ranks.rank == 0)
+        fprintf(stderr, "tide: warning: %s: unknown here, and not read: %s\n", path, names);
+}
 
 // Refuses a configuration in which a member that config_fixed needs has another value.
 static void config_check_fixed(const Json *object, const char *path, int naming) {
@@ -360,6 +402,27 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
     r->low = config_number(rope, "low_freq_factor", 0, path);
     r->high = config_number(rope, "high_freq_factor", 0, path);
     r->original = config_size(rope, "original_max_position_embeddings", c->context, path);
+    r->original = config_size(root, "original_max_position_embeddings", r->original, path);
+}
+
+// The window of positions that a layer sees; SIZE_MAX: none has one. Qwen's layers have none before
+// number max_window_layers, or as layer_types says.
+static size_t config_sliding(const Json *root, const char *path, const GPT2Config *c) {
+    const bool mistral = c->family == FAMILY_MISTRAL;
+    const Json *window = json_member(root, "sliding_window");  // null: there is none
+    const Json *types = mistral ? NULL : json_get(root, "layer_types");
+    const bool used = (mistral || config_flag(root, "use_sliding_window", false, path))
+        && (window == NULL || window->type != JSON_NULL);
+    size_t first = 28, full = 0;
+    json_size(json_get(root, "max_window_layers"), &first);
+    if (mistral || types == NULL) full = mistral ? 0 : min_size(first, c->layers);
+    else for (const Json *type = types->child; type != NULL; type = type->next) {
+        full += json_is(type, "full_attention");
+        if (!json_is(type, "full_attention") && !(used && json_is(type, "sliding_attention")))
+            die("%s: layer_types must be full_attention, or sliding_attention where there is a "
+                "window and use_sliding_window", path);
+    }
+    return used && full < c->layers ? config_size(root, "sliding_window", 4096, path) : SIZE_MAX;
 }
 
 // Reads the members that only the LLaMA family's config.json has. A model that attends to a window
@@ -367,13 +430,10 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
 // the window limits the context.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
-    const Json *window = json_member(root, "sliding_window");  // null: there is none
-    const bool slides = c->family == FAMILY_MISTRAL
-        || (qwen && config_flag(root, "use_sliding_window", false, path));
     const bool all = c->family == FAMILY_LLAMA || json_member(root, "num_key_value_heads") != NULL;
     const size_t heads = all ? c->heads : qwen ? 32 : 8;  // of a number that is null or not there
     const char *act = config_text(root, "hidden_act", "silu");
-    if (strcmp(act, "silu") != 0)
+    if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
         die("%s: hidden_act is %.100s; only silu is supported", path, act);
     c->kv_heads = config_size(root, "num_key_value_heads", heads, path);
     c->head_size = config_size(root, "head_dim", c->family == FAMILY_QWEN3 ? 128 : 0, path);
@@ -385,8 +445,9 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     if (c->family == FAMILY_LLAMA && config_flag(root, "mlp_bias", false, path))
         c->unbiased &= ~BIAS_MLP;
     config_read_rope(root, path, c);  // which asks for the context without a window
-    if (slides && (window == NULL || window->type != JSON_NULL))
-        c->context = min_size(c->context, config_size(root, "sliding_window", 4096, path));
+    const size_t window = c->family == FAMILY_LLAMA ? SIZE_MAX : config_sliding(root, path, c);
+    c->windowed = window < c->context;
+    c->context = min_size(c->context, window);
 }
 
 // Reads the Hugging Face config.json of a model into *c.
@@ -404,9 +465,10 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     config_family(c, family);
     const int naming = hf_naming(c);
     for (int i = 0; i < CONFIG_SIZES; i++) {
-        const char *key = config_sizes[i].names[naming];
-        const Json *value = json_get(root, key);
+        const char *key = config_sizes[i].names[naming], *also = config_sizes[i].names[NAMING_OPT];
         size_t *size = (size_t *)(void *)((char *)c + config_sizes[i].at);
+        if (size != &c->ffn && naming == NAMING_GPT2 && json_get(root, also) != NULL) key = also;
+        const Json *value = json_get(root, key);
         if (size == &c->ffn && value == NULL && naming != NAMING_LLAMA) continue;  // 4 C
         if (!json_size(value, size) || *size == 0)
             die("%s: %s must be there, and a whole number of at least 1", path, key);
@@ -420,8 +482,12 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
             die("%s: word_embed_proj_dim must be hidden_size (%zu), or smaller where "
                 "do_layer_norm_before is false", path, c->channels);
     }
-    if (json_get(root, "quantization_config") != NULL)
-        die("%s: models with a quantization_config are not supported", path);
+    const bool mixed = json_get(root, "per_layer_config") != NULL;
+    const char *other = mixed ? "per_layer_config" : "quantization_config";
+    if (json_get(root, other) != NULL) die("%s: models with a %s are not supported", path, other);
+    const Json *causal = json_member(root, "is_causal");  // null is false in transformers
+    if (causal != NULL && causal->type != JSON_TRUE)
+        die("%s: models whose is_causal is not true are not supported", path);
     c->tied = config_flag(root, "tie_word_embeddings", c->tied, path);
     if (naming == NAMING_LLAMA) {
         config_read_llama(root, path, c);
@@ -436,11 +502,19 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
                 "(gelu_new) are supported", path, name);
     }
     if (!gpt2_finish(c, &err)) die("%s: %s", path, err.text);
+    config_warn(root, path);
 }
 
-// The directory of the model at `path`, which is one, or a .safetensors file in it.
+// The directory of the model at `path`: it, or that of a .safetensors file, or of the root of a
+// model in the hub's cache the snapshot that refs/main names.
 static void model_directory(const char *path, char dir[PATH_MAX]) {
+    char ref[PATH_MAX], revision[64];
     snprintf(dir, PATH_MAX, "%s", path);
+    path_join(ref, path, "refs/main");
+    FILE *f = fopen(ref, "re");
+    if (f != NULL && fscanf(f, "%63[0-9a-f]", revision) == 1)
+        snprintf(dir, PATH_MAX, "%.4000s/snapshots/%s", path, revision);
+    if (f != NULL) fclose(f);
     if (path_is_directory(path)) return;
     char *slash = strrchr(dir, '/');
     if (slash == NULL) snprintf(dir, PATH_MAX, ".");
@@ -540,7 +614,11 @@ static void model_check_head(const SafeTensors *files, int count, const char *pa
 // Configuration of the model at `path`: its directory's config.json, and which head the weights
 // have, if they are there already.
 static void model_config_load(const char *path, GPT2Config *c) {
-    char dir[PATH_MAX], name[PATH_MAX];
+    static const char *const others[2][2] = {
+        {"adapter_config.json", "adapters (LoRA) are not supported: merge it into its base model "
+         "first, with merge_and_unload() of peft"},
+        {"snapshots", "name the directory in it that has the model"}};
+    char dir[PATH_MAX], name[PATH_MAX], config[PATH_MAX];
     int count = 0;
     Error err;
     model_directory(path, dir);
@@ -548,10 +626,14 @@ static void model_config_load(const char *path, GPT2Config *c) {
     if (path_exists(name))
         die("%s is a checkpoint: --model takes the OUT that it is in, --resume goes on", path);
     SafeTensors *files = model_open(path, false, &count);
-    path_join(name, dir, "config.json");
-    Json *root = json_read(name, &err);
+    for (int k = 0; k < 2; k++) {
+        path_join(name, dir, others[k][0]);
+        path_join(config, dir, "config.json");
+        if (path_exists(name) && !path_exists(config)) die("%s: %s", name, others[k][1]);
+    }
+    Json *root = json_read(config, &err);
     if (root == NULL) die("%s", err.text);
-    config_read(root, name, c);
+    config_read(root, config, c);
     json_free(root);
     model_check_head(files, count, path, c);
     model_close(files, count);

@@ -154,6 +154,9 @@ static void run_choose_model(Run *r) {
             die("--layers, --channels, --heads, --kv-heads, --ffn, --context and --vocab describe "
                 "a new model; %s has its own", o->model);
     } else {
+        if (fnmatch("[!/.]*/*", o->model, FNM_PATHNAME) == 0)
+            die("--model %s: no such file; sh dev/data/model.sh %s fetches what the hub has under "
+                "that name", o->model, o->model);
         die("--model %s: no such preset (nano, gpt2, d12, opt-125m, llama3.2-1b, ..; see --help), "
             "and no such file", o->model);
     }
@@ -166,7 +169,6 @@ static void run_choose_tokenizer(Run *r) {
     char home[PATH_MAX] = "", list[PATH_MAX];
     struct stat merges;
     if (saved != NULL) model_directory(saved, home);
-    path_join(list, home, "merges.txt");
     const bool own = saved != NULL && tokenizer_is_in(home);
     const char *dir = o->tokenizer != NULL ? o->tokenizer : own ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
@@ -178,6 +180,11 @@ static void run_choose_tokenizer(Run *r) {
         r->tokenizer = tokenizer_bytes();
     }
     // else: a saved model with tokens that nobody explained; token files will do for it
+    path_join(list, home, "tokenizer.model");
+    if (r->tokenizer == NULL && saved != NULL && path_exists(list))
+        snprintf(tokenizer_why, sizeof tokenizer_why, "%.300s is not read; transformers makes "
+                 "tokenizer.json of it: AutoTokenizer.from_pretrained(), save_pretrained()", list);
+    path_join(list, home, "merges.txt");
     if (saved != NULL && strcmp(dir, "bytes") == 0 && o->tokenizer != NULL  // whose merges are none
         && (stat(list, &merges) == 0 ? merges.st_size > 16 : own || r->config.vocab >= 50257))
         die("--tokenizer bytes: the model in %s knows %zu other tokens: leave it out, or name the "
@@ -337,8 +344,9 @@ static void run_describe(const Run *r) {
     printf("model: %zu layer%s, %zu head%s", c->layers, plural(c->layers), c->heads,
            plural(c->heads));
     if (config_kv(c) < c->heads) printf(" (%zu of keys)", config_kv(c));
-    printf(", %zu channel%s, context %zu, vocabulary %zu: %.2f M parameters; ", c->channels,
-           plural(c->channels), c->context, c->vocab, 1e-6 * (double)r->table.parameters);
+    printf(", %zu channel%s, %s %zu, vocabulary %zu: %.2f M parameters; ", c->channels,
+           plural(c->channels), c->windowed ? "sliding window" : "context", c->context, c->vocab,
+           1e-6 * (double)r->table.parameters);
     if (fresh) printf("new, random weights\n");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
@@ -456,7 +464,8 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     if (o->resume) out_check_files(o);  // the options of its checkpoint among them
     r->T = o->seq > 0 ? o->seq : min_size(r->config.context, SEQ_AUTO);
     if (r->T > r->config.context)
-        die("--seq %zu is longer than the model's context of %zu", r->T, r->config.context);
+        die("--seq %zu is longer than the model's %s of %zu", r->T,
+            r->config.windowed ? "sliding window" : "context", r->config.context);
     run_choose_tokenizer(r);
     run_open_data(r);
     r->B = o->batch;

@@ -64,7 +64,7 @@ enum {
     COUNT("kv-heads", kv_heads, "auto", 1, 65536, O_FIXED, "heads of keys and values") \
     COUNT("channels", channels, "auto", 1, 65536, O_FIXED, "auto: as in the model") \
     COUNT("ffn", ffn, "auto", 1, 1 << 20, O_FIXED, "width of the MLP") \
-    COUNT("context", context, "auto", 1, 1 << 20, O_FIXED, "auto: as in the model") \
+    COUNT("context", context, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model") \
     COUNT("vocab", vocab, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model") \
     TITLE("Data") \
     TEXT("data", data, NULL, "PATH", O_READS, \
@@ -75,7 +75,7 @@ enum {
     CHOICE("chat-format", chat_format, "auto", "auto|chatml|llama3|mistral-v3|mistral|llama2", \
            O_FIXED, "of conversations; auto: by the tokenizer's special tokens") \
     COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU") \
-    COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per row; 0: as needed, at most 2048") \
+    COUNT("seq", seq, "0", 0, 1 << 24, O_FIXED, "tokens per row; 0: as needed, at most 2048") \
     CHOICE("pack", pack, "auto", "auto|on|off", O_FIXED, \
            "several examples in a row; auto: on, but one-token --labels") \
     TEXT("labels", labels, NULL, "WORDS", O_FIXED, \

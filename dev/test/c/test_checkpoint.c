@@ -749,6 +749,10 @@ static void test_config_accepts(void) {
          ACTIVATION_RELU, 1, 0},
         {"{" OPT_SIZES ",\"do_layer_norm_before\":false,\"word_embed_proj_dim\":4}", 32, FAMILY_OPT,
          ACTIVATION_RELU, 1, 4},
+        // GPT-2's other names, which transformers reads before its own
+        {"{\"model_type\":\"gpt2\",\"num_hidden_layers\":3,\"num_attention_heads\":2,\"n_embd\":9,"
+         "\"hidden_size\":8,\"n_positions\":6,\"max_position_embeddings\":5,\"n_layer\":4,\"n_head\":3,"
+         "\"vocab_size\":300,\"ffn_dim\":9,\"is_causal\":true}", 32, 0, 0, 1, 0},
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         GPT2Config c;
@@ -788,6 +792,8 @@ static void test_config_llama(void) {
         "\"mlp_bias\":true,\"rope_theta\":5e5,\"pretraining_tp\":1,\"eos_token_id\":[1,2],"
         "\"bos_token_id\":7,\"attention_dropout\":0.1,\"partial_rotary_factor\":1.0,"
         "\"torch_dtype\":\"bfloat16\",\"sliding_window\":9000,\"use_sliding_window\":true";
+    #define SLIDING "\"sliding_window\":9,\"use_sliding_window\":true,"
+    #define LAYERS(a, b) "\"layer_types\":[\"" a "_attention\",\"full_attention\",\"" b "_attention\"]"
     static const struct {
         const char *type, *more;
         size_t kv_heads, head, context;
@@ -814,8 +820,18 @@ static void test_config_llama(void) {
         {"qwen2", "\"sliding_window\":9", 32, 2, 5000, 1e-6, 0, QWEN, 1e4},
         {"qwen2", "\"sliding_window\":9,\"use_sliding_window\":false", 32, 2, 5000, 1e-6, 0, QWEN,
          1e4},
-        {"qwen2", "\"sliding_window\":9,\"use_sliding_window\":true", 32, 2, 9, 1e-6, 0, QWEN, 1e4},
-        {"qwen3", "\"use_sliding_window\":true", 32, 128, 4096, 1e-6, 0, NO_BIAS, 1e4},
+        {"qwen2", SLIDING "\"max_window_layers\":2", 32, 2, 9, 1e-6, 0, QWEN, 1e4},
+        {"qwen3", SLIDING "\"max_window_layers\":0", 32, 128, 9, 1e-6, 0, NO_BIAS, 1e4},
+        {"qwen3", "\"use_sliding_window\":true,\"max_window_layers\":2", 32, 128, 4096, 1e-6, 0,
+         NO_BIAS, 1e4},
+        {"qwen3", SLIDING LAYERS("full", "sliding"), 32, 128, 9, 1e-6, 0, NO_BIAS, 1e4},
+        // no layer has one: before number 28 by default
+        {"qwen2", SLIDING "\"max_window_layers\":3", 32, 2, 5000, 1e-6, 0, QWEN, 1e4},
+        {"qwen3", "\"use_sliding_window\":true", 32, 128, 5000, 1e-6, 0, NO_BIAS, 1e4},
+        {"qwen3", SLIDING LAYERS("full", "full") ",\"max_window_layers\":0", 32, 128, 5000, 1e-6, 0,
+         NO_BIAS, 1e4},
+        {"mistral", "\"sliding_window\":9,\"max_window_layers\":3", 8, 2, 9, 1e-6, 0, NO_BIAS, 1e4},
+        {"llama", "\"pretraining_tp\":2,\"hidden_act\":\"swish\"", 32, 2, 5000, 1e-6, 0, NO_BIAS, 1e4},
         {"qwen3", "\"sliding_window\":null,\"use_sliding_window\":true", 32, 128, 5000, 1e-6, 0,
          NO_BIAS, 1e4},
     };
@@ -828,7 +844,8 @@ static void test_config_llama(void) {
               && strcmp(hf_families[c.family].type, good[i].type) == 0
               && c.qk_norm == (c.family == FAMILY_QWEN3), "%zu: another model", i);
         CHECK(config_kv(&c) == good[i].kv_heads && config_head(&c) == good[i].head
-              && c.context == good[i].context && c.norm_eps == good[i].eps
+              && c.context == good[i].context && c.windowed == (c.context != 5000)
+              && c.norm_eps == good[i].eps
               && c.tied == good[i].tied && c.unbiased == good[i].unbiased
               && c.rope.theta == good[i].theta,
               "%zu: %zu key heads of %zu, context %zu, eps %g, tied %d, unbiased %d, theta %g", i,
@@ -866,6 +883,12 @@ static void test_config_rope(void) {
                                                                       5000}},
         {"\"rope_scaling\":{\"rope_type\":\"llama3\"," SCALING_LLAMA3
          ",\"original_max_position_embeddings\":null}", {1e4, ROPE_LLAMA3, 8, 1, 4, 5000}},
+        // and the root's is before the object's
+        {"\"rope_scaling\":{\"rope_type\":\"llama3\"," SCALING_LLAMA3
+         ",\"original_max_position_embeddings\":77},\"original_max_position_embeddings\":55",
+         {1e4, ROPE_LLAMA3, 8, 1, 4, 55}},
+        {"\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":50," SCALING_LLAMA3
+         "},\"original_max_position_embeddings\":55", {50, ROPE_LLAMA3, 8, 1, 4, 55}},
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         GPT2Config c;  // Mistral's window limits the context to 4096
@@ -915,7 +938,11 @@ static void test_config_llama_refuses(void) {
         {"llama", "\"hidden_act\":\"gelu\"", "hidden_act is gelu; only silu"},
         {"mistral", "\"hidden_act\":7", "hidden_act is no name"},
         {"qwen2", "\"quantization_config\":{\"quant_method\":\"awq\"}", "quantization_config"},
-        {"llama", "\"pretraining_tp\":2", "pretraining_tp is not 1"},
+        {"qwen2", "\"is_causal\":false", "is_causal is not true"},
+        {"mistral", "\"is_causal\":null", "is_causal is not true"},
+        {"llama", "\"per_layer_config\":{\"0\":{}}", "with a per_layer_config are not"},
+        {"qwen3", LAYERS("full", "sliding"), "layer_types must be full_attention, or"},
+        {"qwen2", SLIDING LAYERS("full", "chunked"), "layer_types must be full_attention, or"},
         {"llama", "\"head_dim\":5", "even head size, not 5"},
         {"llama", "\"head_dim\":0", "head_dim must be a whole number of at least 1"},
         {"llama", "\"head_dim\":70000", "heads times head size must be at most 65536"},
@@ -941,6 +968,61 @@ static void test_config_llama_refuses(void) {
                        "\"num_attention_heads\":32,\"max_position_embeddings\":5000,"
                        "\"vocab_size\":300}", &c) && says("intermediate_size must be there"), "%s",
           err.text);
+}
+
+// What is said of keys that are neither read nor known as harmless: one line with all of them.
+static const char *config_warns(const char *text) {
+    static char said[1000];
+    GPT2Config c;
+    FILE *file = tmpfile();
+    const int before = dup(2);
+    dup2(fileno(file), 2);
+    const bool ok = config_from(text, &c);
+    dup2(before, 2);
+    close(before);
+    rewind(file);
+    said[fread(said, 1, sizeof said - 1, file)] = '\0';
+    fclose(file);
+    CHECK(ok, "%s", err.text);
+    return said;
+}
+
+static void test_config_unknown(void) {
+    static const char *const published[] = {  // keys of config.json files as they are on the hub
+        "{" GPT2_SIZES ",\"activation_function\":\"gelu_new\",\"architectures\":[\"GPT2LMHeadModel\"],"
+        "\"attn_pdrop\":0.1,\"bos_token_id\":50256,\"embd_pdrop\":0.1,\"eos_token_id\":50256,\"id2label\":{},"
+        "\"initializer_range\":0.02,\"label2id\":{},\"layer_norm_epsilon\":1e-05,\"n_ctx\":5,\"n_special\":0,"
+        "\"predict_special_tokens\":true,\"resid_pdrop\":0.1,\"summary_activation\":null,\"summary_type\":\"x\","
+        "\"summary_first_dropout\":0.1,\"summary_proj_to_labels\":true,\"summary_use_proj\":true,"
+        "\"task_specific_params\":{\"text-generation\":{\"do_sample\":true,\"max_length\":50}},\"use_cache\":true,"
+        "\"gradient_checkpointing\":false,\"reorder_and_upcast_attn\":false,\"finetuning_task\":\"x\",\"top_p\":1,"
+        "\"_num_labels\":1,\"output_past\":true,\"pruned_heads\":{},\"torchscript\":false,\"top_k\":50,"
+        "\"use_bfloat16\":false,\"num_beams\":1,\"repetition_penalty\":1,\"max_length\":20,\"is_decoder\":false,"
+        "\"eos_token_ids\":0,\"num_return_sequences\":1,\"no_repeat_ngram_size\":0,\"tokenizer_class\":\"x\"}",
+        "{" OPT_SIZES ",\"_name_or_path\":\"x\",\"_remove_final_layer_norm\":false,\"activation_dropout\":0,"
+        "\"attention_dropout\":0,\"dropout\":0.1,\"do_layer_norm_before\":true,\"layerdrop\":0,\"init_std\":0.02,"
+        "\"pad_token_id\":1,\"prefix\":\"</s>\",\"torch_dtype\":\"float16\",\"word_embed_proj_dim\":8,"
+        "\"transformers_version\":\"4.21.0.dev0\",\"enable_bias\":true,\"layer_norm_elementwise_affine\":true}",
+        "{\"model_type\":\"qwen2\",\"num_hidden_layers\":2,\"num_attention_heads\":2,\"hidden_size\":8,"
+        "\"intermediate_size\":7,\"max_position_embeddings\":4194304,\"vocab_size\":300,\"use_mrope\":false,"
+        "\"attention_bias\":false,\"attention_dropout\":0,\"auto_map\":{},\"dtype\":\"bfloat16\",\"head_dim\":4,"
+        "\"hidden_act\":\"silu\",\"is_llama_config\":true,\"layer_types\":null,\"max_sequence_length\":5,"
+        "\"max_window_layers\":2,\"mlp_bias\":false,\"num_key_value_heads\":1,\"pretraining_tp\":1,"
+        "\"original_max_position_embeddings\":9,\"rms_norm_eps\":1e-6,\"rope_interleaved\":false,"
+        "\"rope_parameters\":{\"rope_type\":\"llama3\"," SCALING_LLAMA3 ",\"rope_theta\":1e6},\"rope_theta\":1,"
+        "\"sliding_window\":null,\"tie_word_embeddings\":true,\"transformers.js_config\":{},"
+        "\"unsloth_fixed\":true,\"unsloth_version\":\"x\",\"use_sliding_window\":false,\"new\":null}"};
+    for (int i = 0; i < 3; i++)
+        CHECK(*config_warns(published[i]) == '\0', "%s", config_warns(published[i]));
+    const char *said = config_warns("{\"model_type\":\"llama\",\"num_hidden_layers\":2,\"hidden_size\":8,"
+        "\"num_attention_heads\":2,\"intermediate_size\":7,\"max_position_embeddings\":9,\"vocab_size\":30,"
+        "\"residual_multiplier\":2,\"num_experts\":4,\"rope_scaling\":{\"rope_type\":\"linear\","
+        "\"factor\":2,\"mscale\":1},\"rope_parameters\":{\"full_attention\":{}}}");
+    CHECK(strstr(said, "config.json: unknown here, and not read: full_attention, mscale, "
+                 "residual_multiplier, num_experts\n") != NULL, "%s", said);
+    ranks.rank = 1;  // one rank says it
+    CHECK(*config_warns("{" GPT2_SIZES ",\"x\":1}") == '\0', "rank 1 warns");
+    ranks.rank = 0;
 }
 
 static void test_config_refuses(void) {
@@ -970,6 +1052,9 @@ static void test_config_refuses(void) {
         {"{" GPT2_SIZES ",\"activation_function\":\"silu\"}", "activation_function is silu;"},
         {"{" GPT2_SIZES ",\"activation_function\":7}", "activation_function"},
         {"{" GPT2_SIZES ",\"quantization_config\":{}}", "quantization_config"},
+        {"{" GPT2_SIZES ",\"num_attention_heads\":3}", "multiple of heads (3)"},
+        {"{" GPT2_SIZES ",\"is_causal\":false}", "is_causal is not true"},
+        {"{" OPT_SIZES ",\"is_causal\":0}", "is_causal is not true"},
         {"{" OPT_SIZES ",\"do_layer_norm_before\":false}", "word_embed_proj_dim"},
         {"{" OPT_SIZES ",\"do_layer_norm_before\":0,\"word_embed_proj_dim\":4}", "true or false"},
         {"{" OPT_SIZES ",\"do_layer_norm_before\":false,\"word_embed_proj_dim\":9}", "proj_dim"},
@@ -1908,6 +1993,7 @@ int main(void) {
     RUN(test_format_refuses);
     RUN(test_format_writer);
     RUN(test_config_accepts);
+    RUN(test_config_unknown);
     RUN(test_config_refuses);
     RUN(test_config_llama);
     RUN(test_config_rope);

@@ -271,40 +271,32 @@ check dump_is_of_the_first_batch grep -q "^loss $(printf '%.4f' "$first" | cut -
 "$tide" $small --dump d2.safetensors --threads 2 >/dev/null
 check dumps_agree "$compare" d1.safetensors d2.safetensors --rtol 0
 
-# doc/backward.md: the same step in PyTorch, and what it says when a term is wrong.
+# doc/backward.md: rows of one's own; the same step in transformers, and what that says of a wrong term.
+for row in 0 1; do  # 4-byte ids 1 2 .. 17 and 101 102 .. 117
+    { printf '\241\331\064\001\7\0\0\0\021'; head -c 1015 /dev/zero
+        for id in $(seq 1 17); do printf "\\$(printf %o $((100 * row + id)))\0\0\0"; done; } >row$row.bin
+done
+"$tide" --model whole --data 'row?.bin' --val 'row?.bin' --seq 16 --batch 2 --dump d4.safetensors >/dev/null
+od -An -v -tu4 -w64 -N 256 -j $(($(od -An -tu8 -N 8 d4.safetensors) + 8)) d4.safetensors | tr -s ' ' | sort >a.txt
+for first in 1 2 101 102; do echo " $(seq -s ' ' $first $((first + 15)))"; done | sort >b.txt  # tokens, targets
+check dump_has_rows_of_ones_own cmp a.txt b.txt
 torch=$(for python in python3 /usr/bin/python3; do
-    "$python" -c 'import torch' 2>/dev/null && echo "$python" && break; done)
+    "$python" -c 'import torch, transformers' 2>/dev/null && echo "$python" && break; done)
 if [ -n "$torch" ]; then
-    awk '/^    import json/ { on = 1 } on && /^[^ ]/ { exit } on { sub(/^    /, ""); print }' \
-        "$top/doc/backward.md" >check.py
-    sed 's/ \*\* 0.5//' check.py >wrong.py
-    "$tide" --model whole --data text.txt --batch 2 --dump d4.safetensors >/dev/null
-    "$torch" check.py whole d4.safetensors >torch.out
-    check dump_is_what_pytorch_says awk '!($1 < 2e-5) || NF != 2 { wrong = 1; print }
-        END { exit wrong || NR != 30 }' torch.out
     awk 'length > 8 { gsub(/["\\]/, "_"); printf "{\"prompt\": \"%s\", \"completion\": \"%s\"}\n",
         substr($0, 1, 3 + NR % 5), substr($0, 9, 2 + NR % 7) }' text.txt >packed.jsonl
-    "$tide" --model whole --data packed.jsonl --batch 2 --dump d5.safetensors >/dev/null
-    "$torch" check.py whole d5.safetensors >torch.out
-    check packed_rows_are_what_pytorch_says awk '!($1 < 2e-5) || NF != 2 { wrong = 1; print }
-        END { exit wrong || NR != 30 }' torch.out
-    sed 's/at < begins/at < 0 * begins/' check.py >across.py
-    "$torch" across.py whole d5.safetensors >torch.out
-    check pytorch_sees_across_documents awk '$1 > 1e-3 { n++ } END { exit n < 20 }' torch.out
-    "$tide" --model opt-125m --layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --tokenizer bytes \
-        --data text.txt --steps 3 --batch 2 --seq 16 --out opt >/dev/null
-    for data in text.txt packed.jsonl; do
-        "$tide" --model opt --data $data --batch 2 --dump d6.safetensors >/dev/null
-        "$torch" check.py opt d6.safetensors >torch.out
-        check "opt_is_what_pytorch_says_of_$data" awk '$2 !~ /k_proj.bias/ && !($1 < 2e-5) || NF != 2 { wrong = 1; print }
-            END { exit wrong || NR != 38 }' torch.out
-        rm d6.safetensors
+    "$tide" $small --model llama3.2-1b --kv-heads 1 --vocab 300 --steps 3 --out llama >/dev/null
+    for model in whole llama; do
+        "$tide" --model $model --data packed.jsonl --batch 2 --dump d5.safetensors >/dev/null
+        check "packed_rows_are_what_transformers_says_of_$model" "$torch" "$top/dev/reference/check.py" $model d5.safetensors
+        rm d5.safetensors
     done
-    check but_the_bias_of_keys awk '/k_proj.bias/ && $1 > 1e-3 { n++ } END { exit n != 2 }' torch.out
-    "$torch" wrong.py whole d4.safetensors >torch.out
-    check pytorch_finds_a_wrong_term awk '$1 > 2e-5 { n++ } END { exit n < 20 }' torch.out
+    check dump_is_what_transformers_says "$torch" "$top/dev/reference/check.py" whole d4.safetensors
+    sed 's/"n_head": [0-9]*/"n_head": 1/' whole/config.json >config.tmp
+    mkdir wrong && cp whole/model.safetensors wrong && mv config.tmp wrong/config.json
+    check transformers_finds_a_wrong_term sh -c '! "$0" "$1" wrong d4.safetensors >torch.out' "$torch" "$top/dev/reference/check.py"
 else
-    echo "skip dump_in_pytorch: no torch"
+    echo "skip dump_in_transformers: no torch, or no transformers"
 fi
 
 mkdir nano && echo rubbish >nano/config.json
@@ -362,8 +354,9 @@ refuses data_too_short 2 'seq' "$tide" --data short.txt
 head -c 1500 tok_train_000000.bin >cut.bin
 refuses token_file_truncated 2 cut.bin "$tide" --data cut.bin
 refuses token_outside_the_vocabulary 2 'vocab' "$tide" $steps --data tok_train_000000.bin --vocab 100 --out v
-refuses sequence_beyond_the_context 2 'context' "$tide" $small --seq 64
+refuses sequence_beyond_the_context 2 'context of' "$tide" $small --seq 64
 refuses no_such_model 2 'no such' "$tide" --model gpt5 --data text.txt
+refuses model_of_the_hub 2 'no such file; sh dev/data/model.sh gpt5/small fetches' "$tide" --model gpt5/small --data text.txt
 refuses too_large_for_memory 2 'memory' "$tide" --model opt-175b --data text.txt
 refuses shape_of_a_saved_model 2 'own' "$tide" --model whole --layers 3 --data text.txt
 cp -r whole damaged
@@ -377,6 +370,23 @@ refuses config_damaged 2 config.json "$tide" --model damaged --data text.txt
 cp whole/config.json damaged/
 echo '{"a": 1' >damaged/vocab.json
 refuses vocabulary_damaged 2 vocab.json "$tide" --model damaged --data text.txt
+mkdir adapter && echo '{}' >adapter/adapter_config.json
+refuses model_is_an_adapter 2 'adapter_config.json: adapters (LoRA) are not supported: merge' "$tide" --model adapter --data text.txt
+mkdir -p models--o--m/snapshots/5eed models--o--m/snapshots/1dea models--o--m/refs
+refuses model_of_a_cache_without_a_ref 2 'models--o--m/snapshots: name the directory' "$tide" --model models--o--m --data text.txt
+cp whole/* models--o--m/snapshots/5eed 2>/dev/null
+printf 5eed >models--o--m/refs/main
+"$tide" --model models--o--m --steps 0 --prompt a --sample-tokens 9 >a.txt
+check model_of_a_cache sh -c '"$0" --model whole --steps 0 --prompt a --sample-tokens 9 | diff - a.txt' "$tide"
+mkdir slides && cp whole/model.safetensors slides && rm -rf models--o--m
+"$tide" $small --model mistral-7b --kv-heads 1 --vocab 300 --steps 0 --out slides_not >/dev/null
+cp slides_not/model.safetensors slides && sed 's/"sliding_window": null/"sliding_window": 16/' slides_not/config.json >slides/config.json
+refuses sequence_beyond_the_window 2 "model's sliding window of 16" "$tide" --model slides --data text.txt --seq 17
+echo x >slides/tokenizer.model
+refuses tokenizer_model_alone 2 'tokenizer.model is not read; transformers makes tokenizer.json' \
+    "$tide" --model slides --steps 0 --prompt a
+"$tide" --model nano --vocab 600 --tokenizer bytes --steps 0 --out large >/dev/null
+check weights_are_read_on_small_stacks env OMP_STACKSIZE=16k "$tide" --model large --data text.txt --steps 0
 refuses model_of_a_checkpoint 2 'is a checkpoint: --model takes the OUT' "$tide" --model whole/checkpoints/step_00000012 --data text.txt
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n' >model.gguf
 refuses model_of_another_kind 2 'model.gguf: a pointer of git-lfs: git lfs pull' "$tide" --model model.gguf --data text.txt
