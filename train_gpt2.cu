@@ -581,7 +581,6 @@ int ENTRY(int argc, char **argv) {
     if (run.o.precision != PRECISION)
         die("this program computes in %s: name another with --precision, on --resume as well",
             PRECISION == PRECISION_BF16 ? "bf16" : PRECISION == PRECISION_FP32 ? "fp32" : "fp16");
-    if (!run.o.plan) stay_near_gpu(&run.o);
     const int code = run.o.calibrate ? calibrate(&run, &trainer_steps) : train(&run);
     ranks_close();
     return code;

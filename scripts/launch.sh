@@ -7,9 +7,14 @@
 # LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free port, unless it is set). Each gets its share
 # of the cores as OMP_NUM_THREADS, unless that is set. None of them has a standard input.
 #
-# SIGINT (Ctrl-C), SIGTERM, SIGHUP, and what batch systems send (SIGUSR1, SIGUSR2, SIGXCPU) are passed
-# on, and each is one signal for a rank: it saves and ends. If a rank fails, the others have 15 seconds to end too. The exit code is that of the first
-# that failed. Nothing that they started is left running.
+# On a machine with several NUMA nodes, numactl or taskset keeps each rank on the node of its GPU:
+# unless a node has no GPU of this run (its part of the memory's bandwidth would be lost), a GPU's
+# node is not known, or the cores are chosen already (taskset, OMP_PLACES, OMP_PROC_BIND).
+#
+# SIGINT (Ctrl-C), SIGTERM, SIGHUP, and what batch systems send (SIGUSR1, SIGUSR2, SIGXCPU) are
+# passed on, and each is one signal for a rank: it saves and ends. If a rank fails, the others have
+# 15 seconds to end too. The exit code is that of the first that failed. Nothing that they started
+# is left running.
 # On several machines: torchrun, mpirun or srun instead (scripts/README.md).
 set -u
 (true >&2) || exec 2>/dev/null  # closed: what is opened first would be given the number
@@ -42,6 +47,39 @@ export MASTER_PORT="${MASTER_PORT:-$(free_port)}"
 export TIDE_JOB="$$-$MASTER_PORT"  # ranks of another run, at the same port, are strangers
 unset TORCHELASTIC_RUN_ID
 
+# near_gpu RANK: "NODE HARDWARE-THREADS" of its GPU; nothing if they are not known
+devices=${TIDE_MACHINE-}/sys/bus/pci/devices nodes=${TIDE_MACHINE-}/sys/devices/system/node
+near_gpu() {
+    gpu=$1
+    [ -z "${CUDA_VISIBLE_DEVICES-}" ] || gpu=$(echo "$CUDA_VISIBLE_DEVICES" | cut -d, -f$(($1 + 1)))
+    bus=$(nvidia-smi -i "$gpu" --query-gpu=pci.bus_id --format=csv,noheader 2>/dev/null | tr A-F a-f)
+    node=$(cat "$devices/${bus#0000}/numa_node" 2>/dev/null) &&
+        threads=$(cat "$nodes/node$node/cpulist" 2>/dev/null) && echo "$node $threads"
+}
+# One line for each rank, if they are to be kept there.
+near=''
+if [ "$(cat "$nodes"/node*/cpulist 2>/dev/null | grep -c .)" -gt 1 ] &&
+    [ -z "${OMP_PLACES-}${OMP_PROC_BIND-}" ] &&
+    [ "$(env -u OMP_NUM_THREADS nproc)" = "$(env -u OMP_NUM_THREADS nproc --all)" ]; then
+    rank=0
+    near=$(while [ $rank -lt "$ranks" ]; do near_gpu $rank || echo unknown; rank=$((rank + 1)); done)
+    for list in "$nodes"/node*/cpulist; do
+        node=${list%/cpulist} node=${node##*node}
+        [ -z "$(cat "$list")" ] || echo "$near" | grep -q "^$node " || near=''
+    done
+    case $near in *unknown*) near='' ;; esac
+fi
+# keeper RANK: the words that start its command
+keeper() {
+    place=$(echo "$near" | sed -n "$(($1 + 1))p")
+    if [ -z "$place" ]; then return
+    elif command -v numactl >/dev/null; then echo "numactl --cpunodebind=${place% *}"
+    elif command -v taskset >/dev/null; then echo "taskset -c ${place#* }"
+    fi
+}
+[ -z "$(keeper 0)" ] ||
+    echo "tide: ranks run on the NUMA nodes of their GPUs: $(echo "$near" | cut -d" " -f1 | tr "\n" " ")" >&2
+
 # Ranks have sessions of their own: Ctrl-C reaches this script alone, which passes it on, and with a
 # rank goes all that it started. A shell starts what is in the background with SIGINT ignored.
 session='' group='' signals=''
@@ -57,8 +95,8 @@ trap 'send KILL "$all"' EXIT
 exec 3>&2 2>/dev/null  # from here on only the ranks speak: bash would tell of each that is killed
 rank=0
 while [ $rank -lt "$ranks" ]; do
-    # shellcheck disable=SC2086  # two words, or none
-    $session env $signals RANK=$rank LOCAL_RANK=$rank "$@" </dev/null 2>&3 3>&- &
+    # shellcheck disable=SC2046,SC2086  # lists of words, or none
+    $session env $signals RANK=$rank LOCAL_RANK=$rank $(keeper $rank) "$@" </dev/null 2>&3 3>&- &
     all="$all $!" alive="$alive $!"
     rank=$((rank + 1))
 done

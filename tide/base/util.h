@@ -81,23 +81,6 @@ static const char *plural(size_t n) { return n == 1 ? "" : "s"; }
 #define HOST_DEVICE __attribute__((always_inline))
 #endif
 
-// a * b + c, rounded once, in double: a * b is exact, and the sum is rounded to odd, after which
-// rounding to fp32 is as if nothing had been rounded before (Boldo and Melquiond, "Emulation of FMA
-// and correctly rounded sums", 2008).
-HOST_DEVICE static inline float fma_in_double(float a, float b, float c) {
-    const double product = (double)a * b, sum = product + c;
-    const double part = sum - product, lost = (product - (sum - part)) + (c - part);
-    const double outwards = sum > 0 ? lost : -lost;
-    uint64_t bits;
-    memcpy(&bits, &sum, 8);
-    const uint64_t even = ~bits & 1;  // then one unit towards what was lost, if something was
-    bits += outwards > 0 ? even : 0;
-    bits -= outwards < 0 ? even : 0;
-    double odd;
-    memcpy(&odd, &bits, 8);
-    return (float)odd;
-}
-
 HOST_DEVICE static inline uint32_t float_bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 HOST_DEVICE static inline float bits_float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
@@ -105,8 +88,6 @@ HOST_DEVICE static inline float bits_float(uint32_t u) { float x; memcpy(&x, &u,
 HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_rn(a, b, c);
-#elif defined __x86_64__ && !defined __FMA__
-    return fma_in_double(a, b, c);
 #else
     return __builtin_fmaf(a, b, c);
 #endif

@@ -2,18 +2,12 @@
 //   cpu_instructions()    of this build, in one word: for --version and the benchmarks
 //   cpu_describe()        the line at the start of a run
 //   cpu_wait_briefly()    first in main(): threads that wait sleep before long
-//   cpu_node()            the NUMA node of a device
-//   cpu_near()            the hardware threads of a node, a part of them for each of several
-//   cpu_stay()            keeps this process on them
 //   cpu_threads()         of one process, which may share the machine with others
 //   cpu_copy()            with all of them
 // A build for instructions that the CPU does not have ends before main(), with one line.
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
 #include "../base/memory.h"
-#include <ctype.h>
-#include <dirent.h>
-#include <sched.h>
 #include <sys/prctl.h>
 
 static const char *cpu_instructions(void) {
@@ -60,107 +54,18 @@ static void cpu_wait_briefly(char **argv) {
     (void)argv;
 }
 
-// Reads a list of hardware threads like "0-3,8-11".
-static cpu_set_t cpu_list(const char *path) {
-    const MachineText list = machine_text(path, "");
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    for (const char *at = list.text; at != NULL; at = strchr(at, ',')) {
-        int first = 0, last = 0;
-        at += *at == ',';
-        const int n = sscanf(at, "%d-%d", &first, &last);
-        if (n == 1) last = first;
-        for (int i = first; n > 0 && i <= last && i < CPU_SETSIZE; i++) CPU_SET(i, &set);
-    }
-    return set;
-}
-
-// Returns the NUMA node of the PCI device at `address`, as CUDA writes it; SIZE_MAX: not known.
-static size_t cpu_node(const char *address) {
-    char path[128];
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", address);
-    for (char *c = path; *c != '\0'; c++) *c = (char)tolower(*c);
-    return machine_number(path, "");
-}
-
-// Returns the hardware threads of a NUMA node: none if it is not known.
-static cpu_set_t cpu_of_node(size_t node) {
-    char path[128];
-    snprintf(path, sizeof path, "/sys/devices/system/node/node%zu/cpulist", node);
-    return cpu_list(path);
-}
-
-// Puts this process's part of its NUMA node's hardware threads into *own and returns NULL. nodes:
-// those of all `count` ranks on this machine, of which this process is number `mine`. `allowed`:
-// the hardware threads that it may run on. Parts have whole cores, and none twice. Else returns why
-// the process stays where it is: "" if the machine has one node, or no node is known.
-static const char *cpu_near(const size_t *nodes, int count, int mine, const cpu_set_t *allowed,
-                            cpu_set_t *own) {
-    char path[128];
-    cpu_set_t all = cpu_list("/sys/fs/cgroup/cpuset.cpus.effective"), used;  // of a container
-    if (CPU_COUNT(&all) == 0) all = cpu_list("/sys/devices/system/cpu/online");
-    int part = 0, parts = 0;
-    CPU_ZERO(&used);
-    for (int i = 0; i < count; i++) {
-        const cpu_set_t threads = cpu_of_node(nodes[i]);
-        CPU_OR(&used, &used, &threads);
-        part += nodes[i] == nodes[mine] && i < mine;
-        parts += nodes[i] == nodes[mine];
-    }
-    CPU_AND(&used, &used, &all);
-    *own = cpu_of_node(nodes[mine]);
-    CPU_AND(own, own, &all);
-    if (nodes[mine] == SIZE_MAX || CPU_EQUAL(own, &all)) return "";
-    if (getenv("OMP_PLACES") != NULL || getenv("OMP_PROC_BIND") != NULL)
-        return "OMP_PLACES or OMP_PROC_BIND is set";
-    if (CPU_COUNT(own) == 0) return "the container has none of its node's hardware threads";
-    if (!CPU_EQUAL(allowed, &all)) return "the process was started on chosen hardware threads";
-    int cores = 0, core[CPU_SETSIZE];
-    for (int i = 0; i < CPU_SETSIZE; i++) {
-        if (!CPU_ISSET(i, own)) continue;
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list",
-                 i);
-        const cpu_set_t siblings = cpu_list(path);
-        int first = 0;
-        while (first < i && !(CPU_ISSET(first, &siblings) && CPU_ISSET(first, own))) first++;
-        core[i] = first < i ? core[first] : cores++;
-    }
-    if (cores < parts) return "its node has fewer cores than ranks";
-    // Each node has a part of the bandwidth that bounds the update.
-    if (!CPU_EQUAL(&used, &all)) return "some NUMA nodes have no GPU of this run";
-    for (int i = 0; i < CPU_SETSIZE; i++)
-        if (CPU_ISSET(i, own) && core[i] * parts / cores != part) CPU_CLR(i, own);
-    return NULL;
-}
-
-static int cpu_own = CPU_SETSIZE;  // hardware threads that cpu_stay() has kept for this process
-
-// Lets all threads of this process, and those that they start, run on these hardware threads only.
-// False: the system refuses.
-static bool cpu_stay(const cpu_set_t *own) {
-    if (sched_setaffinity(0, sizeof *own, own) != 0) return false;
-    DIR *threads = opendir("/proc/self/task");
-    for (struct dirent *t; threads != NULL && (t = readdir(threads)) != NULL;)
-        if (atoi(t->d_name) > 0) sched_setaffinity(atoi(t->d_name), sizeof *own, own);
-    if (threads != NULL) closedir(threads);
-    cpu_own = CPU_COUNT(own);
-    return true;
-}
-
 // Threads of a team: as asked for (--threads; 0: not said), else OMP_NUM_THREADS (torchrun sets 1
 // for several ranks whose user has set nothing), else this rank's share of the machine: of the
 // hardware threads that the process may use, at most as many as each of `ranks` on this machine can
-// have; of cpu_stay(), at most all. No thread is bound to a core: the scheduler keeps those of
-// several ranks apart, and moves one whose core another process wants.
+// have. No thread is bound to a core: the scheduler keeps those of several ranks apart, and moves
+// one whose core another process wants.
 static int cpu_threads(size_t asked, int ranks) {
     const char *text = getenv("OMP_NUM_THREADS");
     const int said = text != NULL ? atoi(text) : 0;
     const int share = (int)sysconf(_SC_NPROCESSORS_ONLN) / ranks;
     const int n = omp_get_num_procs() < share ? omp_get_num_procs() : share;
     if (asked > 0) return (int)asked;
-    if (said > 1 || (said == 1 && getenv("TORCHELASTIC_RUN_ID") == NULL))
-        return said < cpu_own ? said : cpu_own;
-    if (cpu_own < CPU_SETSIZE) return cpu_own;
+    if (said > 1 || (said == 1 && getenv("TORCHELASTIC_RUN_ID") == NULL)) return said;
     return n > 1 ? n : 1;
 }
 

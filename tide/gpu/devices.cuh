@@ -3,7 +3,6 @@
 // are shares of these; for a GPU that is not in the table there is no percentage.
 //   device_peak()                       the current GPU's row
 //   has_device(), open_device()         is there a GPU; opens this rank's
-//   stay_near_gpu()                     this rank's threads run next to its GPU
 //   gpu_available(), settle_limits()    free GPU memory; the memory that a run may take
 #ifndef TIDE_DEVICES_CUH
 #define TIDE_DEVICES_CUH
@@ -134,40 +133,6 @@ static void open_device(void) {
     if (device.major < 8)
         fail("%s has compute capability %d.%d; 16 bits need 8.0 (Ampere) or more", device.name,
              device.major, device.minor);
-}
-
-// Keeps the threads of this process next to its GPU, and prints so, or why not; ranks whose GPUs
-// are at one NUMA node divide its cores. No large memory may be touched before: a page is taken
-// from the node of the core that touches it first. A process alone on a machine keeps all of it,
-// as each node has a part of the bandwidth that bounds the update.
-static void stay_near_gpu(const Options *o) {
-    typedef struct { RanksMachine machine; size_t node; } Place;
-    int device, count = 0, me = 0;
-    char address[32];
-    cpu_set_t allowed, own;
-    open_device();
-    CUDA(cudaGetDevice(&device));
-    CUDA(cudaDeviceGetPCIBusId(address, sizeof address, device));
-    const Place mine = {ranks_machine(), cpu_node(address)};
-    Place *all = ALLOC(Place, (size_t)ranks.world, "ranks");
-    size_t *nodes = ALLOC(size_t, (size_t)ranks.world, "ranks");  // of those on this machine
-    ranks_exchange(&mine, sizeof mine, all);
-    for (int r = 0; r < ranks.world; r++) {
-        if (memcmp(&all[r].machine, &mine.machine, sizeof mine.machine) != 0) continue;
-        if (r == ranks.rank) me = count;
-        nodes[count++] = all[r].node;
-    }
-    const char *why = "";
-    if (count > 1 && sched_getaffinity(0, sizeof allowed, &allowed) == 0)
-        why = cpu_near(nodes, count, me, &allowed, &own);
-    if (why == NULL && !cpu_stay(&own)) why = "the system refuses";
-    free(all);
-    free(nodes);
-    if (why != NULL && why[0] != '\0') printf("threads: not kept near the GPU: %s\n", why);
-    if (why != NULL) return;
-    omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));
-    printf("threads: on %d hardware thread%s of NUMA node %zu, next to the GPU\n", cpu_own,
-           plural((size_t)cpu_own), mine.node);
 }
 
 // Bytes of GPU memory that are free.

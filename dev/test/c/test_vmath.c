@@ -99,34 +99,6 @@ static uint32_t next_random(void) {  // xorshift
     return state ^= state << 5;
 }
 
-// A multiply-add in double against the processor's or libm's: on any numbers; on exponents that are
-// near each other; with few bits, which make ties; and where the product is all but cancelled, or
-// is far below the last bit of the sum.
-static void test_fma_in_double(void) {
-    static const uint32_t masks[] = {0xffffffffu, 0x84ffffffu, 0x84ff0000u, 0x80ffffffu};
-    static const uint32_t bases[] = {0, 0x3d000000u, 0x3d000000u, 0};
-    float (*volatile other)(float, float, float) = fmaf;
-    for (uint32_t i = 0; i < 4000000; i++) {
-        float x[3];
-        for (int k = 0; k < 3; k++)
-            x[k] = bits_float((next_random() & masks[i % 4]) | bases[i % 4]);
-        const double product = (double)x[0] * x[1];
-        if (i % 5 == 0) x[2] = (float)-product;
-        if (i % 7 == 0) x[2] = (float)(product * 0x1p25);
-        if (i % 11 == 0) x[2] = (float)(product * 0x1p-25);
-        const float got = fma_in_double(x[0], x[1], x[2]), want = other(x[0], x[1], x[2]);
-        CHECK(same_bits(got, want), "%a * %a + %a: %a, not %a", (double)x[0], (double)x[1],
-              (double)x[2], (double)got, (double)want);
-    }
-    const float inf = INFINITY;
-    CHECK(fma_in_double(inf, 1, 1) == inf && fma_in_double(1, 1, -inf) == -inf, "infinity");
-    CHECK(isnan(fma_in_double(inf, 1, -inf)) && isnan(fma_in_double(inf, 0, 1)), "nan");
-    CHECK(fma_in_double(FLT_MAX, 2, 0) == inf && fma_in_double(FLT_MAX, 2, -FLT_MAX) == FLT_MAX,
-          "overflow");
-    CHECK(float_bits(fma_in_double(-0.0f, 1, -0.0f)) == 0x80000000u, "-0");
-    CHECK(float_bits(fma_in_double(2, 3, -6)) == 0, "+0");
-}
-
 static void test_max(void) {
     float x[70];
     CHECK(max_f32(x, 0) == -INFINITY, "of none");
@@ -153,7 +125,6 @@ int main(int argc, char **argv) {
     RUN(test_tanh_all_floats);
     RUN(test_special_values);
     RUN(test_same_bits_vectorised);
-    RUN(test_fma_in_double);
     RUN(test_max);
     return test_summary();
 }

@@ -175,50 +175,6 @@ case $tide in *emu)
             "($taken) / (50 * ${kinds%:*} * 0.99) > 0.99 && ($taken) / (50 * ${kinds%:*} * 0.99) < 1.01"
     done ;;
 esac
-# Each rank's threads run next to its GPU, on a machine that is made up: the first hardware thread
-# here is one node, the others are the other.
-case $tide in *emu)
-    cpus=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status) first=${cpus%%[,-]*}
-    others=$(echo "$cpus" | awk -F'[,-]' '{ rest = substr($0, length($1) + 2) }
-        /^[0-9]+-/ && rest + 0 > $1 + 1 { rest = $1 + 1 "-" rest }
-        { print rest }')
-    mkdir -p node/sys/devices/system/cpu node/sys/devices/system/node/node0 \
-        node/sys/devices/system/node/node1 node/sys/bus/pci/devices/eeee:00:00.0 \
-        node/sys/bus/pci/devices/eeee:01:00.0
-    echo "$cpus" >node/sys/devices/system/cpu/online
-    echo "$first" >node/sys/devices/system/node/node0/cpulist
-    echo "$others" >node/sys/devices/system/node/node1/cpulist
-    cat >watched <<END
-#!/bin/sh
-$tide "\$@" &
-while kill -0 \$! 2>/dev/null; do
-    now=\$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/\$!/status 2>/dev/null)
-    [ -z "\$now" ] || echo "\$now" >"cpus.\$RANK"
-done
-wait \$!
-END
-    chmod +x watched
-    # at_nodes NODE NODE: two ranks whose GPUs are there: the line of rank 0, and what both run on
-    at_nodes() {
-        echo "$1" >node/sys/bus/pci/devices/eeee:00:00.0/numa_node
-        echo "$2" >node/sys/bus/pci/devices/eeee:01:00.0/numa_node
-        TIDE_MACHINE=node EMU_DEVICES=2 "$launch" 2 ./watched $tiny --steps 2 --no-save --offload none \
-            >near.out 2>&1
-        echo "$(sed -n 's/^threads: //p' near.out): $(cat cpus.0) $(cat cpus.1)"
-    }
-    on="on 1 hardware thread of NUMA node 0, next to the GPU" no="not kept near the GPU"
-    if [ "$cores" -lt 2 ]; then echo "skip ranks_run_near_their_gpu: one hardware thread"
-    else
-        check ranks_run_near_their_gpu test "$(at_nodes 0 1)" = "$on: $first $others"
-        check no_node_stays_without_ranks test "$(at_nodes 0 -1)" = \
-            "$no: some NUMA nodes have no GPU of this run: $cpus $cpus"
-        check no_node_is_known test "$(at_nodes -1 -1)" = ": $cpus $cpus"
-        check a_node_with_too_few_cores test "$(at_nodes 0 0)" = \
-            "$no: its node has fewer cores than ranks: $cpus $cpus"
-        places=$(OMP_PLACES=threads at_nodes 0 1)
-        check who_sets_places_keeps_them test "${places%: *}" = "$no: OMP_PLACES or OMP_PROC_BIND is set"
-    fi ;;
-esac
 check and_come_from_there grep -q '^weights of 3 of 3 layers live on the host' s3_weights.out
 check each_step_is_logged_once test "$(grep -c '"loss"' s3/log.jsonl)" -eq 4
 check only_one_rank_speaks test "$(grep -c '^step 4/4\|^model: \|^ranks: 2' s3.out)" -eq 3

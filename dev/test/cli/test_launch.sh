@@ -38,6 +38,34 @@ for n in '' 0 x 1x -1 99999; do refuses "not_a_number_'$n'" 2 usage: sh "$launch
 refuses no_command 2 usage: sh "$launch" 2
 refuses unknown_command 2 'no such command' sh "$launch" 2 ./no_such_command
 
+# Two GPUs on a machine that is made up, and a numactl that says what it is asked for.
+mkdir -p bin node/sys/devices/system/node/node0 node/sys/devices/system/node/node1 \
+    node/sys/bus/pci/devices/0000:1b:00.0 node/sys/bus/pci/devices/0000:ca:00.0
+echo 0-7 >node/sys/devices/system/node/node0/cpulist
+echo 8-15 >node/sys/devices/system/node/node1/cpulist
+cat >bin/nvidia-smi <<'END'
+#!/bin/sh
+case $2 in 0) echo 00000000:CA:00.0 ;; 1) echo 00000000:1B:00.0 ;; *) exit 6 ;; esac
+END
+cat >bin/numactl <<'END'
+#!/bin/sh
+echo "$RANK $1"
+END
+chmod +x bin/*
+# near NODE NODE [VARIABLE=VALUE..]: which nodes the ranks are kept on if their GPUs, 0 and 1, are at these
+near() {
+    echo "$1" >node/sys/bus/pci/devices/0000:ca:00.0/numa_node
+    echo "$2" >node/sys/bus/pci/devices/0000:1b:00.0/numa_node
+    shift 2
+    env "PATH=$work/bin:$PATH" "TIDE_MACHINE=$work/node" "$@" sh "$launch" 2 echo here 2>/dev/null | sort | tr '\n' ' '
+}
+check ranks_run_near_their_gpu test "$(near 0 1)" = '0 --cpunodebind=0 1 --cpunodebind=1 '
+check in_the_order_of_their_gpus test "$(near 1 0)" = '0 --cpunodebind=1 1 --cpunodebind=0 '
+check visible_gpus_are_counted test "$(near 0 1 CUDA_VISIBLE_DEVICES=1,0)" = '0 --cpunodebind=1 1 --cpunodebind=0 '
+check no_node_stays_without_ranks test "$(near 0 0)" = 'here here '
+check no_node_is_known test "$(near 0 -1)" = 'here here '
+check who_sets_places_keeps_them test "$(near 0 1 OMP_PLACES=cores)" = 'here here '
+
 # ends CODE COMMAND...: within some minutes
 ends() {
     expected=$1

@@ -1,10 +1,10 @@
 # codegen.awk: are the hot loops vector code? Reads assembly for x86-64 or aarch64 that gcc or clang
 # wrote with line numbers (-g1), and prints one line per complaint; nothing: all is well.
 #
-#     awk -v bits=256 -v widest=512 -v fused=1 -f codegen.awk TABLE FILE.s
+#     awk -v bits=256 -v widest=512 -f codegen.awk TABLE FILE.s
 #
-# bits: how wide the vectors of every hot loop have to be; widest: those of the product; fused: the
-# target has a fused multiply-add. TABLE: the functions that are looked at, see test_codegen.sh.
+# bits: how wide the vectors of every hot loop have to be; widest: those of the product.
+# TABLE: the functions that are looked at, see test_codegen.sh.
 # With -v show=1, all their innermost loops are printed, too.
 #
 # A loop is natural: a jump back to a block through which everything in the loop is reached; it is
@@ -226,7 +226,7 @@ END {
     }
     for (l = 1; l <= loops; l++) judge(l, owner(loop_of[l]))
     for (f in needed)
-        if (vectors[f] + 0 < needed[f] && (fused || kind[f] !~ /fused/))
+        if (vectors[f] + 0 < needed[f])
             print f ": " vectors[f] + 0 " vector loops of " needed[f] \
                 (narrow[f] ? ", " narrow[f] " narrow" : "")
 }
@@ -244,7 +244,7 @@ function judge(l, f,   n, k, line, own, matched, is_vector) {
     if (kind[f] ~ /product/ && is_vector && loop_packed[l] > 0) {
         if (loop_bits[l] < widest) print f ": " loop_bits[l] " bits, not " widest
         if (loop_spills[l]) print f ": sums are kept in memory"
-        if (fused && loop_fma[l] < loop_packed[l]) print f ": multiply-adds are not fused"
+        if (loop_fma[l] < loop_packed[l]) print f ": multiply-adds are not fused"
     }
     if (is_vector) {
         if (loop_bits[l] >= bits) vectors[f]++
@@ -252,7 +252,6 @@ function judge(l, f,   n, k, line, own, matched, is_vector) {
         return
     }
     if ((loop_scalar[l] == 0 && loop_calls[l] == 0) || kind[f] ~ /tail/) return
-    if (!fused && kind[f] ~ /fused/) return
     own = loop_lines[l] ~ / train_gpt2\.c:/
     n = split(loop_lines[l], line, " ")
     for (k = 1; k <= n; k++)

@@ -1,8 +1,8 @@
 #!/bin/sh
 # test_codegen.sh: are the hot loops vector code? Compiles them (codegen.c) with the Makefile's
 # flags for many processors with every compiler that is there, and reads the assembly (codegen.awk).
-# The product has to have multiply-adds of the widest registers, fused where the processor can, and
-# its sums in registers; every other loop has to have vectors of 256 bits, or 128 without AVX2.
+# The product has to have fused multiply-adds of the widest registers, and its sums in registers;
+# every other loop has to have vectors of 256 bits, or of 128 on ARM.
 # ALL=1: all versions of compilers on PATH, more processors, and as C++. CODEGEN_CC="path path": others.
 # usage: [ALL=1] sh dev/test/sources/test_codegen.sh [COMPILER PROCESSOR]  (from the top of the repository;
 #        the second form also prints every loop)
@@ -13,7 +13,6 @@ trap 'rm -rf "$work"' EXIT
 # Function, how many vector loops it has at least, and
 #   product: the widest registers, no sums in memory;
 #   tail: what is left over has lines of its own, or a copy of the outer loop for no columns at all.
-#   fused: only with a fused multiply-add; without one, exp and tanh call fmaf().
 # 0: loops of at most 64 elements, which some compilers unroll into the one around them. That they
 # are not scalar is seen all the same: there, too, each line needs packed arithmetic somewhere.
 table='
@@ -45,8 +44,8 @@ zo_update 1
 hot_zo_round_fp16 1
 hot_zo_round_bf16 1'
 c_table='
-hot_exp 1 fused
-hot_tanh 1 fused
+hot_exp 1
+hot_tanh 1
 hot_max 1
 encoder_forward 1
 encoder_backward 1
@@ -55,12 +54,12 @@ layernorm_backward 2
 matmul_backward 0
 heads_forward 3
 heads_backward 4
-attention_forward 2 fused
-attention_backward 2 fused
-activation_forward 3 tail,fused
-activation_backward 3 fused
+attention_forward 2
+attention_backward 2
+activation_forward 3 tail
+activation_backward 3
 residual_forward 1
-crossentropy 3 tail,fused
+crossentropy 3 tail
 decode_matvec 1 tail'
 echo "$table" >"$work/c++.table"
 echo "$table" >"$work/fp16.table"
@@ -69,7 +68,7 @@ echo "$table$c_table" >"$work/c.table"
 intel='native x86-64-v3'
 arm='armv8-a'
 if [ "${ALL:-0}" = 1 ]; then
-    intel="$intel x86-64-v2 icelake-server x86-64-v4 nehalem sandybridge haswell skylake-avx512
+    intel="$intel icelake-server x86-64-v4 haswell skylake-avx512
         cascadelake sapphirerapids graniterapids sierraforest znver1 znver3 znver4 znver5"
     arm="$arm neoverse-n1 neoverse-v1 neoverse-v2 apple-m1"
 fi
@@ -112,13 +111,12 @@ check() {
         echo "FAIL $name: does not compile"
         return
     fi
-    bits=128 widest=128 fused=0 is_arm=0
+    bits=128 widest=128 is_arm=0
     if has __AVX__; then widest=256; fi
     if has __AVX2__ && ! has __znver1; then bits=256; fi  # Zen 1's units have 128, and gcc knows
     if has __AVX512F__; then widest=512; fi
     if has __aarch64__; then is_arm=1; fi
-    if has __FMA__ || has __ARM_FEATURE_FMA; then fused=1; fi
-    awk -v arm=$is_arm -v bits=$bits -v widest=$widest -v fused=$fused -v show="${show-}" \
+    awk -v arm=$is_arm -v bits=$bits -v widest=$widest -v show="${show-}" \
         -f dev/test/sources/codegen.awk "$work/$language.table" "$work/hot.s" >"$work/said"
     code=$?
     sed 's/^\([^ ]\)/  \1/' "$work/said"
