@@ -67,10 +67,10 @@ all_same() {
     else bad "$1" "not those of $2$wrong"; fi
 }
 # near FAMILY: are its losses those of the CPU, within what one step's rounding becomes in training?
-# (GPT-2's on an H200 were off by 1.8e-6 in fp32 and 0.0075 in bf16.)
+# (With --lr 1e-3 a step may overshoot, and bf16 be off by 20 %. Emulated it is off by 0.0008.)
 near() {
     local run bound off all='' verdict=good
-    for run in fp32:0.0001 bf16:0.02 fp16:0.005; do
+    for run in fp32:0.0001 bf16:0.01 fp16:0.002; do
         bound=${run#*:} run=${run%:*}
         off=$(paste <(field loss $1.cpu) <(field loss $1.$run) | awk -v n=$steps -v bound=$bound '
             NF == 2 { found++; d = ($1 - $2) / $1; if (d < 0) d = -d; if (!(d <= m)) m = d }
@@ -82,8 +82,8 @@ near() {
 
 # Models of tests, and what the others are run with. With TINY, all are so small that the emulated
 # GPU has done with them at once; modes() sees to its own.
-text=$work/text.txt tokens=$work/tokens.bin flags='' steps=30 sampler=llama2-7b many=400
-small="--layers 3 --heads 4 --channels 256 --context 128 --vocab 256"
+text=$work/text.txt tokens=$work/tokens.bin flags='' steps=20 sampler=llama2-7b many=400
+small="--layers 2 --heads 4 --channels 256 --context 128 --vocab 256"
 families="llama3.2-1b mistral qwen2.5-7b qwen3-8b gpt2" models="1.5B llama8B 20B 7B"
 size_7b="--batch 1 --seq 2048 --recompute none"
 if [ "$tiny" = 1 ]; then
@@ -169,14 +169,14 @@ family() {
 }
 # The losses of each family beside the CPU's, the bits of bf16 in every placement, and its text.
 part_llama() {
-    local name run place options="--data $text --batch 4 --steps $steps --lr 1e-3"
+    local name run place options="--data $text --batch 4 --lr 3e-4"
     local places=("--recompute light" "--recompute block" "--offload zero" "--zero 3"
         "--offload twinflow --resident 0.3" "--offload interleave --share 0.5"
         "--offload interleave --share 0.5 --weights host")
     train mistral 20 ./train_gpt2 $options --steps 1 $(family mistral-7b)
     sed -i 's/"sliding_window": null/"sliding_window": 48/' "$work/mistral/config.json"
     for name in $families; do
-        run="$options $(family $name)"
+        run="$options --steps $steps --warmup $((steps / 2)) $(family $name)"
         train $name.cpu 40 ./train_gpt2 $run --threads 4 &
         for place in fp32 bf16 fp16; do
             six_at_once
