@@ -1,43 +1,32 @@
 #!/usr/bin/env bash
-# What a real GPU says: is the code correct there, and how fast? In calls of less than ten minutes,
-# as machines with one are lent by the minute. From the top of the repository; needs no network.
+# What a real GPU says: is the code correct there, and how fast? In two calls, as machines with one
+# are lent for 900 seconds. From the top of the repository; needs no network.
 #
 #   dev/gpu_check.sh pack [DIR]     at home: builds all that the calls need into DIR (build/pack), a
 #                                   few MB to be brought along. PACK_ARCH="80 90": for these (90)
-#   dev/gpu_check.sh first OUT      570 s: is it correct, how fast is training, does offloading hide
-#                                   behind it?
-#   dev/gpu_check.sh offload OUT    570 s: a model beyond the GPU, in every placement; each kernel
-#   dev/gpu_check.sh rest OUT       575 s: training with measured algorithms, ZeRO, ZenFlow, zeroth
-#                                   order, more checks
-#   dev/gpu_check.sh part NAME OUT  one part of these, or of: offload_more (the update alone; 1.5B
-#                                   under caps; 7B, 13B), 20b (on an H200 with 128 GiB of host
-#                                   memory), zen_more (7B and larger), zo_more (streams; OPT-13B
-#                                   to 66B), torch (compiled). LIMIT=570 seconds
+#   dev/gpu_check.sh now OUT        490 s: is it correct, LLaMA too; how fast are training, each
+#                                   kernel, offloading; the sanitizer
+#   dev/gpu_check.sh then OUT       225 s: sampling, memory that is short, PyTorch's attention,
+#                                   ZenFlow, NCCL, products
+#   dev/gpu_check.sh part NAME OUT  one part of these, in LIMIT=570 seconds
 #
-# Each part (gpu_parts.sh) has a budget of its own (calls(), below; BUDGETS="bench=60 zo=0" changes
-# it), and is killed and marked when it exceeds it; the table is whole after each. It is printed
-# last: what was measured, its share of the device's limit, and what was expected
-# (gpu_expected.txt), with a mark where it is not that. OUT gets: table.md, a section for
-# doc/gpu_results.md; rows.tsv, all rows; log.txt, all that was said; measured_rates.txt, for
-# scripts/rates/; a trace, and times by kernel. An OUT of an earlier call becomes OUT-1, or the next
-# number that is free.
+# Each part (gpu_parts.sh) has a budget (calls(), below; BUDGETS="bench=60 zen=0" changes it), and
+# is killed when it exceeds it. The table is whole after each part and printed last. Its rows have a
+# verdict: right; WRONG; CUT, which did not end; or how far it is from what gpu_expected.txt says.
+# OUT gets: table.md, for doc/gpu; rows.tsv, all rows; log.txt, all that was said; a trace;
+# measured_rates.txt, for scripts/rates. An OUT of before becomes OUT-1, or the next free number.
 # Programs come from the folder PACK (build/pack) if that is of these sources and they start here;
 # what does not is built first. BUILD=1: all, if the folder is of others.
-# RATES=FILE: the rates of an earlier call.
-# Ends with 1 if anything is wrong: a test that failed, bits that differ, a part that did not end.
-# Slow is not wrong. TINY=1: models of a few thousand parameters, to try the script itself.
+# RATES=FILE: the rates of an earlier call; else those that the last one has left in build/.
+# Ends with 1 if anything is wrong. Slow is not wrong. TINY=1: tiny models, to try the script.
 set -u -o pipefail
 export LC_ALL=C
 
 calls() {  # CALL: its seconds, then its parts with theirs, what is most worth knowing first
     case $1 in
-        first) echo 570 facts=8 probe=20 tests=85 train=95 calibrate=40 hidden=75 curves=30 \
-                    products=40 kernels=45 sanitize=40 torch=90 ;;
-        offload) echo 570 facts=25 calibrate=30 slice=110 placement=170 whole=90 bench=45 \
-                      drift=45 ;;
-        rest) echo 575 facts=8 tune=130 nccl=35 zen=95 zo=100 tests_all=100 twice=20 attention=40 \
-                   sanitize_all=40 ;;
-        part) echo "${LIMIT:-570}" facts=10 "$2=${LIMIT:-570}" ;;
+        now) echo 490 tests=115 llama=65 train=90 bench=45 calibrate=30 hidden=85 sanitize=45 ;;
+        then) echo 225 sample=25 visitors=70 attention=35 zen=45 nccl=25 products=25 ;;
+        part) echo "${LIMIT:-570}" "$2=${LIMIT:-570}" ;;
     esac
 }
 programs="train_gpt2cu train_gpt2 build/compare build/timeline build/tokenize build/gpu/gpu_tests \
@@ -62,41 +51,44 @@ tiny=${TINY:-0} pack=${PACK:-build/pack}
 
 # --- rows and their table ------------------------------------------------------------------------
 
-# row LEVEL WHAT MEASURED [LIMIT]: a row of level 1 is in the table, of level 2 in rows.tsv only. The
-# number that LIMIT, or else MEASURED, begins with may have a range in gpu_expected.txt; then the row
-# is of level 1.
+# row WHAT MEASURED [NUMBER]: a row. What NUMBER, or else MEASURED, begins with is held against its
+# range in gpu_expected.txt, if it has one there.
 row() {
-    local said level=$1
-    said=$(awk -F ' [|] ' -v key="$part: $2" -v x="${4:-$3}" -v device="$(cat "$work/device")" '
+    local measured=$2${3:+; $3} verdict
+    verdict=$(awk -F ' [|] ' -v key="$part: $1" -v x="${3:-$2}" -v device="$device" '
         $1 == "device" { other = index(device, $2) == 0 }
-        NF == 4 && key ~ "^" $1 "$" && x ~ /^[-+]?[0-9]/ && (said == "" || said == "\t") {
-            mark = x + 0 < $2 ? "**below**" : x + 0 > $3 ? "**above**" : "as expected"
-            said = (other ? "" : $2 " to " $3 " " $4) "\t" (other ? "" : mark)
+        NF == 4 && !other && !found && key ~ "^" $1 "$" && x ~ /^[-+]?[0-9]/ {
+            found = 1
+            said = x + 0 < $2 ? off($2) " below**" : x + 0 > $3 ? off($3) " above**" : "right"
+            printf "%s to %s %s\t%s", $2, $3, $4, said
         }
-        END { printf "%s", said }' "$expected")
-    [ -z "$said" ] || level=1
-    put "$level" "$2" "$3" "${4-}" "${said:-$'\t'}"
+        function off(end) {
+            if (end == 0) return "**" x + 0
+            x = 100 * (x - end) / end
+            return sprintf("**%.1f %%", x < 0 ? -x : x)
+        }' "$expected")
+    put "$1" "$measured" "${verdict:-$'\t'}"
 }
-put() {
-    printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$part" "$1" "$2" "${3//$'\t'/ }" "$4" "$5" \
-        | tee -a "$out/rows.tsv" | awk -F '\t' '$2 == 1 { print $1 ": " $3 ": " $4, $5, $7 }'
+put() {  # WHAT MEASURED EXPECTED-AND-VERDICT
+    printf '%s\t%s\t%s\t%s\n' "$part" "$1" "${2//$'\t'/ }" "$3" | tee -a "$out/rows.tsv" \
+        | awk -F '\t' '$5 != "" { print $1 ": " $2 ": " $3 ": " $5 }'
 }
-bad() { put 1 "$1" "$2" "" $'\t**FAIL**'; }
-good() { put "${3:-1}" "$1" "$2" "" $'\tok'; }
-cut_off() { put 1 "$1" "$2" "" $'\t**CUT**'; }
+good() { put "$1" "$2" $'\tright'; }
+bad() { put "$1" "$2" $'\t**WRONG**'; }
+cut_off() { put "$1" "$2" $'\t**CUT**'; }
 
 table() {
     {
-        echo "### $(date -u +%Y-%m-%d), $(commit), $(cat "$work/device"): $call"
-        printf '\n%s\n' "| part | what | measured | of its limit | expected | |"
-        echo "|---|---|---|---|---|---|"
+        echo "### $(date -u +%Y-%m-%d), $(commit), $device: $call"
         awk -F '\t' '
-            $7 ~ /FAIL|CUT/ { wrong++ }
-            $2 == 1 {
-                gsub(/\|/, "/")
-                printf "| %.14s | %.52s | %.150s | %.34s | %.30s | %s |\n", $1, $3, $4, $5, $6, $7
-            }
+            { gsub(/\|/, "/") }
+            $5 ~ /WRONG|CUT/ { wrong++ }
+            $5 != "" { row[++rows] = sprintf("| %.14s | %.52s | %.150s | %.30s | %s |",
+                                             $1, $2, $3, $4, $5) }
+            $1 == "facts" { printf "%s%s: %s", n++ ? "; " : "\n", $2, $3 }
             END {
+                print "\n\n| part | what | measured | expected | verdict |\n|---|---|---|---|---|"
+                for (i = 1; i <= rows; i++) print row[i]
                 print "\n" (wrong > 0 ? "**" wrong " wrong.**" : "Nothing is wrong.") \
                       " All " NR " rows are in rows.tsv."
             }' "$out/rows.tsv"
@@ -126,7 +118,6 @@ make_pack() {
         echo "for$arch, ${ARCH:--march=x86-64-v3}; made $(date -u +%Y-%m-%d)"
         for name in $programs; do
             strip -o "$dir/one" "$tree/$name" || exit
-            echo "program $name $(cksum <"$dir/one" | cut -d' ' -f1)"
             xz -T0 -c "$dir/one" >"$dir/${name//\//+}.xz" || exit
         done
     } >"$dir/manifest" || die "cannot write to $dir"
@@ -138,8 +129,6 @@ make_pack() {
     fi
     echo "$dir: $(wc -w <<<"$programs") programs, $kb kB"
 }
-
-starts() { ldd "$1" >"$work/ldd" 2>&1 && ! grep 'not found' "$work/ldd" >>"$out/log.txt"; }
 
 # Libraries that the system does not find may lie in CUDA's folder or in Python's packages.
 find_libraries() {
@@ -158,16 +147,20 @@ bring() {
     part=pack
     if [ "$(sed -n 's/^sources //p' "$pack/manifest" 2>/dev/null)" = "$(sources)" ]; then
         missing=''
+        mkdir -p build/gpu
         for name in $programs; do
             from=$pack/${name//\//+}.xz
             rm -f "$name"
-            mkdir -p "$(dirname "$name")"
-            { xz -dc "$from" || python3 -c 'import lzma, sys
+            { { xz -dc "$from" || python3 -c 'import lzma, sys
 sys.stdout.buffer.write(lzma.open(sys.argv[1]).read())' "$from"; } >"$name" 2>/dev/null
-            chmod +x "$name"
+            chmod +x "$name"; } &
         done
+        wait
         find_libraries
-        for name in $programs; do starts "$name" || missing="$missing $name"; done
+        for name in $programs; do
+            ldd "$name" >"$work/ldd" 2>&1 && ! grep 'not found' "$work/ldd" >>"$out/log.txt" \
+                || missing="$missing $name"
+        done
         # or they are for another processor
         [[ $missing = *train_gpt2cu* ]] || ./train_gpt2cu --help >/dev/null 2>&1 \
             || missing=" $programs"
@@ -177,16 +170,14 @@ sys.stdout.buffer.write(lzma.open(sys.argv[1]).read())' "$from"; } >"$name" 2>/d
         die "$pack is of other sources: dev/gpu_check.sh pack; or BUILD=1, to build here"
     fi
     [ -n "$missing" ] || return
-    row 1 "programs" "built here, as they are not in $pack, or do not start:$missing"
-    command -v nvcc >/dev/null || bad "nvcc" "is not there: install the CUDA Toolkit"
+    row "programs" "built here, as they are not in $pack, or do not start:$missing"
     echo "$missing" >"$work/missing"
     run_part build 400
 }
 
 # --- a call --------------------------------------------------------------------------------------
 
-# kill_session ID: all that a part has started, whatever process group it is in. False if something
-# will not end: a driver that hangs keeps a process for ever.
+# kill_session ID: all that a part has started. False if something will not end, as in a driver.
 kill_session() {
     local alive last=$(($(now) + 15))
     while alive=$(cat /proc/[0-9]*/stat 2>/dev/null | awk -v session="$1" '
@@ -215,7 +206,7 @@ run_part() {  # NAME SECONDS
         *) bad "$1" "the part ended with code $code" ;;
     esac
     running=''
-    row 2 "$1" "$(($(now) - began)) s of $2"
+    row "$1" "$(($(now) - began)) s of $2"
     table
 }
 
@@ -230,34 +221,39 @@ finish() {
     table
     rm -rf "$work"
     find "$out" -maxdepth 1 -size +15M -exec gzip -f {} +
-    echo
     cat "$out/table.md"
-    grep -q 'FAIL\|CUT' "$out/rows.tsv" && exit 1
+    grep -q 'WRONG\*\|CUT\*' "$out/rows.tsv" && exit 1
     exit 0
 }
 
 main() {  # CALL OUT, or part NAME OUT
     local spec budget
-    call=$1
-    out=${*: -1}
+    call=$1 out=${*: -1} running=''
     # shellcheck source=scripts/common.sh
     . scripts/common.sh
     nvidia-smi -L >/dev/null 2>&1 || die "no GPU: nvidia-smi finds none"
+    [ -z "${RATES-}" ] || [ -r "$RATES" ] || die "RATES: cannot read $RATES"
     if [ -e "$out/rows.tsv" ]; then aside "$out" ${RATES:+"$RATES"}
-    elif [ -n "$(ls -A "$out" 2>/dev/null)" ]; then die "$out has other files: choose another OUT"; fi
+    elif [ -n "$(ls -A "$out" 2>/dev/null)" ]
+    then die "$out has other files: choose another OUT"; fi
     mkdir -p "$out" || exit
     out=$(cd "$out" && pwd)
     work=$(mktemp -d) || exit
-    running=''
-    export work out call
-    nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 >"$work/device"
+    export work out call device
+    device=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
     trap finish EXIT
     trap 'exit 1' TERM INT HUP
     : >"$out/rows.tsv"
-    part=data  # a text; random tokens of the whole vocabulary: speed does not depend on what they say
+    part=facts
+    row "GPU" "$(nvidia-smi --format=csv,noheader --query-gpu=memory.total,driver_version,$(
+        )pcie.link.gen.current,clocks.max.sm,power.limit | head -n 1)"
+    row "host" "$(nproc) x$(sed -n 's/^model name.*://p' /proc/cpuinfo | head -n 1), $(
+        sed -n 's/^MemTotal: *//p' /proc/meminfo), $(uname -sr)"
+    part=data  # a text; random tokens: speed does not depend on what they say
     cat ./*.c ./*.h tide/*/*.h README.md >"$work/text.txt"
-    (cd dev/bench && PYTHONDONTWRITEBYTECODE=1 python3 -c "from make_llmc_inputs import write_tokens
-write_tokens('$work/tokens.bin', 1 << 21, 1)") || bad "random tokens" "python3 is needed"
+    (cd dev/bench && PYTHONDONTWRITEBYTECODE=1 python3 -c "import make_llmc_inputs as inputs
+inputs.VOCAB = 32000  # the smallest of the models
+inputs.write_tokens('$work/tokens.bin', 1 << 21, 1)") || bad "random tokens" "python3 is needed"
     # shellcheck disable=SC2046
     set -- $(calls "$@")
     end=$(($(now) - SECONDS + $1))
@@ -272,15 +268,14 @@ write_tokens('$work/tokens.bin', 1 << 21, 1)") || bad "random tokens" "python3 i
 
 cd "${self%/*}/.." || exit
 export PATH="$PATH:/usr/local/cuda/bin:/usr/local/nvidia/bin"
-for dir in /opt/nvidia/nsight-compute/*/; do PATH=$PATH:${dir%/}; done
 export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_MODULE_LOADING=LAZY
 export LIBRARIES=${LIBRARIES-${LD_LIBRARY_PATH-}}  # of the machine, for others than our programs
-# Programs that find these set do not start themselves again (cpu_wait_briefly in tide/cpu/cpu.h): the
-# profiler and the sanitizer follow the first process only.
+# Programs that find these set do not start themselves again (cpu_wait_briefly in tide/cpu/cpu.h):
+# the sanitizer follows the first process only.
 export GOMP_SPINCOUNT=1000 KMP_BLOCKTIME=1
 case ${1-}:$# in
     pack:[12]) make_pack "${2-}" ;;
-    first:2 | offload:2 | rest:2) main "$@" ;;
+    now:2 | then:2) main "$@" ;;
     part:3)
         grep -q "^part_$2()" dev/gpu_parts.sh || die "no part $2: $(
             sed -n 's/^part_\([a-z0-9_]*\)().*/\1/p' dev/gpu_parts.sh | tr '\n' ' ')"

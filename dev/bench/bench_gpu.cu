@@ -2,9 +2,10 @@
 //
 //   build/gpu/bench_gpu [--fp32] [--align N] [--tiny] [SHAPE]
 //
-// For the shapes of GPT-2 124M, 1.5B and a 7B model, with the rows of a training step that fills the
-// GPU: the time of one run among many in a row (timed.cuh; the median of 5 rounds), the operations
-// that must be done in a second, or the bytes that must move, and how much of the device's peak
+// For the shapes of GPT-2 124M, 1.5B, a 7B and a 20B model (heads of 96 channels) and of LLaMA-3 8B
+// (llama8B: grouped heads, a gate, RMS norm), with the rows of a training step that fills the GPU:
+// the time of one run among many in a row (timed.cuh; the median of 5 rounds), the operations that
+// must be done in a second, or the bytes that must move, and how much of the device's peak
 // (tide/gpu/devices.cuh) that is. What moves little does so from memory here; in a training step
 // some of it is still in the cache.
 // --align: the alignment in bytes that the matrix product's heuristic is told of (tide/gpu/matmul.cuh), to
@@ -14,13 +15,16 @@
 #include "timed.cuh"
 #include "../tool.h"
 
-typedef struct { const char *name; size_t C, NH, T, N, V; } Shape;
+typedef struct { const char *name; size_t C, NH, NKV, F, T, N, V; } Shape;
 
-static const Shape shapes[] = {
-    {"124M", 768, 12, 1024, 32768, 50257},
-    {"1.5B", 1600, 25, 1024, 16384, 50257},
-    {"7B", 4096, 32, 2048, 16384, 50257},
-    {"tiny", 64, 2, 32, 64, 300},
+static const Shape shapes[] = {  // a LLaMA model's MLP is not 4 C wide
+    {"124M", 768, 12, 12, 4 * 768, 1024, 32768, 50257},
+    {"1.5B", 1600, 25, 25, 4 * 1600, 1024, 16384, 50257},
+    {"7B", 4096, 32, 32, 4 * 4096, 2048, 16384, 50257},
+    {"20B", 6144, 64, 64, 4 * 6144, 2048, 16384, 50257},
+    {"llama8B", 4096, 32, 8, 14336, 2048, 16384, 128256},
+    {"tiny", 64, 2, 2, 4 * 64, 32, 64, 300},
+    {"tiny_llama", 64, 4, 2, 192, 32, 64, 300},
 };
 
 static struct {
@@ -79,7 +83,9 @@ static void bench_linear(const char *name, X *out, X *inp, X *w, X *bias, X *dw,
 }
 
 template <typename X> static void bench_shape(const Shape *s) {
-    const size_t C = s->C, F = 4 * C, NH = s->NH, T = s->T, N = s->N, B = N / T, V = s->V;
+    const size_t C = s->C, F = s->F, NH = s->NH, T = s->T, N = s->N, B = N / T, V = s->V;
+    const bool llama = F != 4 * C;
+    const size_t HS = C / NH, Q = C + 2 * s->NKV * HS, M = llama ? 2 * F : F;
     const size_t Vp = round_up(V, ALIGN_ELEMENTS), rows = min_size(N, HEAD_ROWS), E = sizeof(X);
     Matmul *lt = &bench.lt;
     cudaStream_t stream = bench.timed.stream;
@@ -89,11 +95,14 @@ template <typename X> static void bench_shape(const Shape *s) {
 
     // Tensors by their width; those of one width serve several functions.
     X *x = tensor_of<X>(N * C), *x2 = tensor_of<X>(N * C), *x3 = tensor_of<X>(N * C);
-    X *qkv = tensor_of<X>(N * 3 * C), *dqkv = tensor_of<X>(N * 3 * C);
-    X *fc = tensor_of<X>(N * F), *act = tensor_of<X>(N * F), *w = tensor_of<X>(F * C);
-    X *dw = tensor_of<X>(F * C), *bias = tensor_of<X>(F), *dbias = tensor_of<X>(F);
+    X *qkv = tensor_of<X>(N * Q), *dqkv = tensor_of<X>(N * Q);
+    X *fc = tensor_of<X>(N * M), *act = tensor_of<X>(N * M), *w = tensor_of<X>(M * C);
+    X *dw = tensor_of<X>(M * C), *bias = tensor_of<X>(M), *dbias = tensor_of<X>(M);
     X *wte = tensor_of<X>(Vp * C), *wpe = tensor_of<X>(T * C), *logits = tensor_of<X>(rows * Vp);
-    float *mean = tensor_of<float>(N), *rstd = tensor_of<float>(N), *losses = tensor_of<float>(N);
+    float *means = tensor_of<float>(N), *rstd = tensor_of<float>(N), *losses = tensor_of<float>(N);
+    float *mean = llama ? NULL : means, *table = tensor_of<float>(T * HS);
+    X *const b = llama ? NULL : bias, *const db = llama ? NULL : dbias + C;
+    X *const dsum = llama ? NULL : dbias + 2 * C;
     float *lse = tensor_of<float>(N * NH), *delta = tensor_of<float>(N * NH);
     float *dwte = tensor_of<float>(Vp * C);
     float *scratch = tensor_of<float>(layernorm_backward_scratch(N, C)
@@ -115,31 +124,40 @@ template <typename X> static void bench_shape(const Shape *s) {
           encoder_backward(dwte, (decltype(wpe))NULL, wpe, x, tokens, order, TokenOrder{}, B, T,
                            C, stream));
     BENCH("layernorm_forward", 0, 2 * N * C * E,
-          layernorm_forward(x2, mean, rstd, x, bias, bias, N, C, LAYERNORM_EPS, stream));
+          layernorm_forward(x2, mean, rstd, x, bias, b, N, C, LAYERNORM_EPS, stream));
     BENCH("residual_layernorm_forward", 0, 4 * N * C * E,
-          residual_layernorm_forward(x3, x2, mean, rstd, x, x, bias, bias, N, C,
+          residual_layernorm_forward(x3, x2, mean, rstd, x, x, bias, b, N, C,
                                      LAYERNORM_EPS, stream));
     BENCH("layernorm_backward", 0, 4 * N * C * E,
-          layernorm_backward(x2, dbias, dbias + C, dbias + 2 * C, scratch, x3, x, bias, mean, rstd,
-                             N, C, stream));
-    bench_linear("qkv", qkv, x, w, bias, dw, N, C, 3 * C);
-    bench_linear("attproj", x2, x, w, bias, dw, N, C, C);
-    bench_linear("fc", fc, x, w, bias, dw, N, C, F);
-    bench_linear("fcproj", x, act, w, bias, dw, N, F, C);
-    BENCH("bias_backward (3 C)", 0, 3 * N * C * E,
-          bias_backward(dbias, scratch, qkv, N, 3 * C, stream));
+          layernorm_backward(x2, dbias, db, dsum, scratch, x3, x, bias, mean, rstd, N, C, stream));
+    bench_linear("qkv", qkv, x, w, b, dw, N, C, Q);
+    bench_linear("attproj", x2, x, w, b, dw, N, C, C);
+    bench_linear("fc", fc, x, w, b, dw, N, C, M);
+    bench_linear("fcproj", x, act, w, b, dw, N, F, C);
+    if (!llama)
+        BENCH("bias_backward (3 C)", 0, N * Q * E,
+              bias_backward(dbias, scratch, qkv, N, Q, stream));
     // Two products of (T, HS) and (HS, T) per head, half of which a causal mask leaves; in backward
     // five: scores again, dv, dp, dq, dk. (The kernels may do some of it twice.)
     const double product = (double)N * (double)T * (double)C;
-    const AttentionShape heads = attention_shape(B, T, NH, NH, C / NH);
-    BENCH("attention_forward", 2 * product, 4 * N * C * E,
+    const AttentionShape heads = attention_shape(B, T, NH, s->NKV, HS);
+    X *const none = NULL;
+    if (llama) {
+        BENCH("heads_forward", 0, 2 * N * (C + s->NKV * HS) * E,
+              heads_forward(qkv, none, NULL, none, none, table, NULL, heads, 0, stream));
+        BENCH("heads_backward", 0, 2 * N * (C + s->NKV * HS) * E,
+              heads_backward(dqkv, none, none, scratch, none, NULL, none, none, table, NULL, heads,
+                             stream));
+    }
+    BENCH("attention_forward", 2 * product, N * (Q + C) * E,
           attention_forward(x, lse, qkv, NULL, heads, stream));
-    BENCH("attention_backward", 5 * product, 8 * N * C * E,
+    BENCH("attention_backward", 5 * product, 2 * N * (Q + C) * E,
           attention_backward(dqkv, delta, x2, x, lse, qkv, NULL, heads, stream));
-    BENCH("activation_forward", 0, 2 * N * F * E,
-          activation_forward(act, fc, N, F, ACTIVATION_GELU, stream));
-    BENCH("activation_backward", 0, 3 * N * F * E,
-          activation_backward(act, dbias, scratch, fc, N, F, ACTIVATION_GELU, stream));
+    const int activation = llama ? ACTIVATION_SILU : ACTIVATION_GELU;
+    BENCH("activation_forward", 0, N * (M + F) * E,
+          activation_forward(act, fc, N, F, activation, stream));
+    BENCH("activation_backward", 0, N * (2 * M + F) * E,
+          activation_backward(act, llama ? NULL : dbias, scratch, fc, N, F, activation, stream));
     BENCH("residual_forward", 0, 3 * N * C * E, residual_forward(x, x2, N * C, stream));
     const double head = 2.0 * (double)rows * (double)Vp * (double)C;
     const size_t head_bytes = (rows * C + Vp * C + rows * Vp) * E;
@@ -176,8 +194,8 @@ template <typename X> static void bench_shape(const Shape *s) {
 
     CUDA(cudaStreamSynchronize(stream));
     void *const blocks[] = {x, x2, x3, qkv, dqkv, fc, act, w, dw, bias, dbias, wte, wpe, logits,
-                            mean, rstd, losses, lse, delta, dwte, scratch, tokens, order_rows,
-                            order_first, p, m, v, sums, total};
+                            means, rstd, table, losses, lse, delta, dwte, scratch, tokens,
+                            order_rows, order_first, p, m, v, sums, total};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) CUDA(cudaFree(blocks[i]));
     free(host);
 }
@@ -195,7 +213,6 @@ int main(int argc, char **argv) {
     }
     if (only != NULL && *only == '-') die("usage: bench_gpu [--fp32] [--align N] [--tiny] [SHAPE]");
     if ((alignment & (alignment - 1)) != 0) die("--align %u: must be a power of two", alignment);
-    if (tiny) only = "tiny";
     timed_open(&bench.timed, tiny);
     matmul_open(&bench.lt);
     bench.lt.alignment = alignment;
@@ -204,14 +221,13 @@ int main(int argc, char **argv) {
     if (!(bench.peak.flops > 0)) bench.peak.flops = bench.peak.bytes_per_second = INFINITY;
     bool any = false;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const bool wanted = only != NULL ? strcmp(only, shapes[i].name) == 0
-                                         : strcmp(shapes[i].name, "tiny") != 0;
-        if (!wanted) continue;
+        const bool is_tiny = strncmp(shapes[i].name, "tiny", 4) == 0;
+        if (tiny ? !is_tiny : only != NULL ? strcmp(only, shapes[i].name) != 0 : is_tiny) continue;
         any = true;
         if (fp32) bench_shape<float>(&shapes[i]);
         else bench_shape<bf16>(&shapes[i]);
     }
-    if (!any) die("no shape %s: 124M, 1.5B, 7B or tiny", only);
+    if (!any) die("no shape %s: 124M, 1.5B, 7B, 20B, llama8B or tiny", only);
     matmul_close(&bench.lt);
     timed_close(&bench.timed);
     return 0;

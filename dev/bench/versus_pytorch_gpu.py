@@ -216,8 +216,9 @@ def attention():
                 call()
                 seconds.append(time.perf_counter() - begin)
         t = statistics.median(seconds[1:])
-        print("PyTorch %s | %.1f TFLOP/s, %.1f us"
-              % (name, 1e-12 * products * product / t, 1e6 * t), flush=True)
+        print("PyTorch %s, %d heads of %d | %.1f TFLOP/s, %.1f us"
+              % (name, args.heads, args.channels // args.heads, 1e-12 * products * product / t,
+                 1e6 * t), flush=True)
 
 
 def synchronize():

@@ -1,6 +1,6 @@
 #!/bin/sh
 # dev/gpu_check.sh from end to end, against the emulated GPU and stand-ins for the tools of a
-# machine with a real one: all parts of its three calls with tiny models; a part that hangs, one
+# machine with a real one: all parts of its two calls with tiny models; a part that hangs, one
 # that fails, a program that does not start, a call that is cut short. Says nothing about speed.
 # usage: sh dev/test/tools/test_gpu_check.sh    (from the top of the repository, after make train_gpt2
 #        train_gpt2emu build/compare build/timeline build/tokenize build/emu/gpu_tests, and
@@ -16,16 +16,16 @@ if ! whole; then
     cp -r dev scripts "$work" && cd "$work" || exit
     check gpu_check_is_bash bash -n dev/gpu_check.sh
     check gpu_parts_are_bash bash -n dev/gpu_parts.sh
-    check help_is_its_head sh -c 'dev/gpu_check.sh | grep -q "^  dev/gpu_check.sh first OUT *570 s"'
+    check help_is_its_head sh -c 'dev/gpu_check.sh | grep -q "^  dev/gpu_check.sh now OUT *490 s"'
     refuses no_such_part 2 "no part nonsense: " dev/gpu_check.sh part nonsense out
     mkdir mine tools && echo mine >mine/run.log && cp -r mine table && echo earlier >table/rows.tsv
     printf '#!/bin/sh\necho a GPU\n' >tools/nvidia-smi && chmod +x tools/nvidia-smi
     PATH="$PWD/tools:$PATH"
     refuses what_it_did_not_make_stays 2 'mine has other files: choose another OUT' \
-        dev/gpu_check.sh part facts mine
+        dev/gpu_check.sh part bench mine
     refuses its_own_rates_stay 2 'table/run.log is in table' env RATES=table/run.log \
-        dev/gpu_check.sh part facts table
-    BUDGETS=facts=0 dev/gpu_check.sh part facts table >said 2>&1
+        dev/gpu_check.sh part bench table
+    BUDGETS=bench=0 dev/gpu_check.sh part bench table >said 2>&1
     check an_earlier_call_stays sh -c 'grep -q earlier table-1/rows.tsv && grep -q mine table-1/run.log &&
         ! grep -q earlier table/rows.tsv'
     refuses another_folder_is_no_pack 2 'mine has files' dev/gpu_check.sh pack mine
@@ -68,48 +68,25 @@ tool nvidia-smi <<'EOF'
 #!/bin/sh
 case "$*" in
     -L) echo "GPU 0: Emulated GPU (UUID: none)" ;;
-    *-lms*) while :; do echo "700.50, 1755, 55"; sleep 0.05; done ;;
+    *-lms*) while :; do echo "700.50 W, 1755 MHz"; sleep 0.05; done ;;
     *gpu=name*) echo "Emulated GPU" ;;
-    *memory.total\ *) echo "143771" ;;
-    *) echo "1980 MHz, 3201 MHz, 700.00 W, 30" ;;
+    *) echo "143771 MiB, 580.1, 5, 1980 MHz, 700.00 W" ;;
 esac
 EOF
 tool nvcc <<'EOF'
 #!/bin/sh
 echo "Cuda compilation tools, release 13.0, V13.0.88"
 EOF
-tool ncu <<'EOF'
-#!/bin/sh
-while [ $# -gt 0 ]; do
-    case $1 in --log-file) csv=$2 ;; ./*) break ;; esac
-    shift
-done
-if [ -n "${NCU_HANGS-}" ]; then
-    trap '' TERM
-    timeout 1000 sleep 1000 &  # in a process group of its own
-    echo "$$ $!" >"$NCU_HANGS"
-    sleep 1000
-fi
-"$@" || exit
-{
-    echo "==PROF== Connected to process 7"
-    printf '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream",'
-    printf '"Block Size","Grid Size","Device","CC","Section Name","Metric Name","Metric Unit",'
-    echo '"Metric Value"'
-    while IFS=: read -r kernel ns; do
-        printf '"0","7","train_gpt2cu","here","%s","1","7","(256, 1, 1)","(32, 1, 1)",' "$kernel"
-        echo "\"0\",\"9.0\",\"Metrics\",\"gpu__time_duration.sum\",\"ns\",\"$ns\""
-    done <<'END'
-void layernorm_forward_kernel<__nv_bfloat16>(T1 *, const T1 *):2,000
-void layernorm_forward_kernel<__nv_bfloat16>(T1 *, const T1 *):4,000
-nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT:194,000
-END
-} >"$csv"
-EOF
 tool compute-sanitizer <<'EOF'
 #!/bin/sh
 tool=$2
 while [ "${1#./}" = "$1" ]; do shift; done
+if [ "$tool" = racecheck ] && [ -n "${IT_HANGS-}" ]; then
+    trap '' TERM
+    timeout 1000 sleep 1000 &  # in a process group of its own
+    echo "$$ $!" >"$IT_HANGS"
+    sleep 1000
+fi
 "$@" || exit
 if [ "$tool" = "${SANITIZER_FINDS-}" ]; then echo "========= ERROR SUMMARY: 3 errors"; exit 9; fi
 case $tool in
@@ -120,15 +97,9 @@ EOF
 tool python3 <<'EOF'
 #!/bin/sh
 case "$*" in
-    *importlib.metadata*) echo 2.11.0 ;;
-    *"import torch"*) echo 1 ;;
     *"--mode sdpa"*)
-        echo 'PyTorch forward | 288.7 TFLOP/s, 186.0 us'
-        echo 'PyTorch backward | 250.1 TFLOP/s, 500.0 us' ;;
-    *versus_pytorch*)
-        echo '{"what": "PyTorch", "mode": "master", "tokens_per_s": 30000.5, "ms": 546.1,' \
-            '"ms_min": 540.0, "compiled": "no"}'
-        echo 'PyTorch master | 30000.5 tokens/s, 546.1 ms, compiled: no' ;;
+        echo 'PyTorch forward, 32 heads of 128 | 288.7 TFLOP/s, 186.0 us'
+        echo 'PyTorch backward, 32 heads of 128 | 250.1 TFLOP/s, 500.0 us' ;;
     *) exec "$PYTHON" "$@" ;;
 esac
 EOF
@@ -136,8 +107,7 @@ EOF
 # --- the pack ----
 
 check pack_packs dev/gpu_check.sh pack
-check pack_has_all test "$(find build/pack -name '*.xz' | wc -l)" -eq 17 -a \
-    "$(grep -c '^program' build/pack/manifest)" -eq 17
+check pack_has_all test "$(find build/pack -name '*.xz' | wc -l)" -eq 17
 check pack_is_portable \
     grep -q -- "-C build/pack.tree .*compute_90,code=sm_90 ARCH=-march=x86-64-v3" "$SAID"
 check pack_is_not_the_tree test ! -e train_gpt2cu
@@ -157,16 +127,16 @@ call() {
     got=$?
     [ "$got" -eq "$code" ] || { tail -n 30 "$name.said"; echo "code $got, not $code"; return 1; }
 }
-# said CALL WHAT MARK: there is such a row, whose columns match these patterns
+# said CALL WHAT VERDICT: there is such a row, whose columns match these patterns
 said() {
-    awk -F '\t' -v what="$2" -v mark="$3" '
-        $3 ~ what && $7 ~ mark { n++ } END { exit !n }' "out_$1/rows.tsv"
+    awk -F '\t' -v what="$2" -v verdict="$3" '
+        $2 ~ what && $5 ~ verdict { n++ } END { exit !n }' "out_$1/rows.tsv"
 }
 measured() {  # the same of what was measured
     awk -F '\t' -v what="$2" -v is="$3" '
-        $3 ~ what && $4 ~ is { n++ } END { exit !n }' "out_$1/rows.tsv"
+        $2 ~ what && $3 ~ is { n++ } END { exit !n }' "out_$1/rows.tsv"
 }
-marked() { awk -F '\t' '$7 ~ /FAIL|CUT/ { print $1 ": " $3 }' "out_$1/rows.tsv"; }
+marked() { awk -F '\t' '$5 ~ /WRONG|CUT/ { print $1 ": " $2 }' "out_$1/rows.tsv" | sort; }
 only_marked() { [ "$(marked "$1")" = "$2" ] || { marked "$1"; return 1; }; }
 is_small() {
     [ "$(wc -l <"out_$1/table.md")" -le 100 ] && [ "$(wc -c <"out_$1/table.md")" -lt 12000 ] \
@@ -199,58 +169,64 @@ device | Another
 bench: .* crossentropy | 0 | 100 | % of memory
 EOF
 : >"$SAID"
-check first call 1 first first NCU_HANGS="$work/hung" SANITIZER_FINDS=racecheck EMU_CLOCK=real \
-    BUDGETS="kernels=5"
-check first_table_is_small is_small first
-check first_ends_with_its_table ends_with_table first
-check first_table_is_one test "$(grep -n '^|---' out_first/table.md)" = "4:|---|---|---|---|---|---|"
-check first_ran_all ran first "facts probe tests train calibrate hidden curves products kernels \
-    sanitize torch"
-check first_marks_what_is_wrong only_marked first "kernels: kernels
-sanitize: racecheck, bf16"
-check first_killed_what_hangs said first kernels CUT
+check now call 1 now now IT_HANGS="$work/hung" SANITIZER_FINDS=memcheck EMU_CLOCK=real \
+    EXPECTED="$PWD/expected" BUDGETS="llama=240 sanitize=9"
+check now_table_is_small is_small now
+check now_ends_with_its_table ends_with_table now
+check now_table_is_one test "$(grep -c '^|---' out_now/table.md)" = 1
+check now_ran_all ran now "tests llama train bench calibrate hidden sanitize"
+check now_marks_what_is_wrong only_marked now "sanitize: memcheck, fp16
+sanitize: memcheck, qwen3
+sanitize: memcheck, zenflow
+sanitize: sanitize"
+check now_killed_what_hangs said now sanitize CUT
 check nothing_of_it_is_left is_gone
-check first_rebuilt_only_what_does_not_start \
+check now_rebuilt_only_what_does_not_start \
     test "$(cat "$SAID")" = "make -k -j$(nproc) build/gpu/bench_gpu"
-check first_says_so measured first programs "built here.* build/gpu/bench_gpu"
-check power_and_clocks measured first '^7B, 1 x 32' '70[01] W, 1755 MHz, 55 C'
-check products_are_rows measured first 'tiny qkv, gradient of the weight' 'TFLOP/s; best: number 0'
-check tests_are_counted measured first '2 programs' '[1-9][0-9]* ok, 0 failed'
-check same_bits measured first 'in bf16, twice' 'the same bits'
-check offloading_is_seen measured first '^interleave$' 'ms, plan .*G parameters/s'
-
-check offload call 0 offload offload EMU_CLOCK=real EXPECTED="$PWD/expected"
-check offload_table_is_small is_small offload
-check offload_ran_all ran offload "facts calibrate slice placement whole bench drift"
-check casts_are_measured measured offload '^G16-G32$' '[0-9] GB/s'
-check modes_are_compared measured offload '^interleave$' 'ms, plan .*G parameters/s'
-check weights_stream measured offload '^streamed$' 'ms, plan .*G parameters/s'
-check a_little_is_recomputed measured offload '^none-light$' 'ms, plan'
-check below_what_is_expected said offload '^tiny residual_layernorm_forward' below
-check as_expected said offload '^tiny attention_forward' 'as expected'
-check above_what_is_expected said offload '^tiny AdamW$' above
-check nothing_of_other_devices said offload '^tiny crossentropy' '^$'
-check trace_is_there sh -c 'gzip -dc out_offload/trace.json.gz | grep -q traceEvents'
-check rates_can_be_used ./train_gpt2cu --plan --model gpt2 --rates out_offload/measured_rates.txt \
+check now_says_so measured now programs "built here.* build/gpu/bench_gpu"
+check power_and_clocks measured now '^nano-llama, 1 layers, 4 x 32' '700.50 W, 1755 MHz'
+check tests_are_counted measured now '2 programs' '[1-9][0-9]* passed, 0 failed'
+check losses_are_the_cpu_s measured now 'qwen3-8b, losses' '^off by fp32 .*e-.* of 0.0001, bf16 .* fp16 '
+check same_bits measured now 'qwen3-8b in every placement' '^8 runs, the same bits'
+check a_window_has_them_too measured now 'mistral in every placement' '^8 runs, the same bits'
+check text_is_the_cpu_s said now 'mistral, its text' right
+check offloading_is_seen measured now '^bf16, auto$' 'ms, plan .* of the plan'
+check below_what_is_expected said now '^tiny residual_layernorm_forward' ' % below'
+check as_expected said now '^tiny attention_forward' '^right$'
+check above_what_is_expected said now '^tiny AdamW$' ' % above'
+check nothing_of_other_devices said now '^tiny crossentropy' '^$'
+check told_of_256_bytes measured now '^tiny products, told' 'of the time'
+check algorithms_are_in_the_log \
+    grep -q '^[0-9 ]* algorithm [0-9]*: [0-9.]* us, first: [0-9.]* us$' out_now/log.txt
+check trace_is_there sh -c 'gzip -dc out_now/trace.json.gz | grep -q traceEvents'
+check rates_can_be_used ./train_gpt2cu --plan --model gpt2 --rates out_now/measured_rates.txt \
     --gpu-memory 8G --host-memory 8G
-check rates_say_where_from grep -q "MEASURED on Emulated GPU with" out_offload/measured_rates.txt
+check rates_say_where_from grep -q "MEASURED on Emulated GPU with" out_now/measured_rates.txt
 
-# of three algorithms the second one takes least
-check rest call 0 rest rest RATES="$PWD/out_offload/measured_rates.txt" EMU_LT_TIMES=3,1,2
-check rest_table_is_small is_small rest
-check rest_ran_all ran rest "facts tune nccl zen zo tests_all twice attention \
-    sanitize_all"
-check algorithms_are_measured measured rest '^124M, batch 2, tuned to untuned' \
-    '^[-+][0-9.]* % tokens/s; [1-9][0-9]* products measured, [1-9]'
-check tuned_is_a_row measured rest '^7B, tuned, 1 x 32' 'tokens/s'
-check and_the_same_from_their_file measured rest 'from the file' 'the same losses'
-check which_they_are grep -q '^[0-9 ]* algorithm 1: [0-9.]* us, first: [0-9.]* us$' \
-    out_rest/log.txt
-check pytorch_is_a_row measured rest 'PyTorch backward, 8 x 32' '250.1 TFLOP/s'
-check light_has_the_same_bits measured rest 'with --recompute light, bf16' 'the same bits'
-check zenflow_streams_weights measured rest '^zenflow-streamed' 'ms, plan'
-check stages_have_the_same_bits measured rest 'stage 3, next to none' 'the same bits'
-check streamed_has_the_same_bits measured rest 'streamed --zo-no-slots' 'the same bits'
+# It takes the rates of the call before.
+check second call 0 second "then"
+check second_table_is_small is_small second
+check second_ran_all ran second "sample visitors attention zen nccl products"
+check second_measures_no_rates test ! -e out_second/measured_rates.txt
+check sampling_is_timed measured second 'behind 3500 tokens' '^[0-9.]* tokens/s$'
+check weights_stream measured second '^24G, streamed$' 'ms, plan'
+check pytorch_is_a_row measured second 'PyTorch backward, 32 heads' '250.1 TFLOP/s'
+check zenflow_is_a_row measured second '^zen, zenflow$' 'ms, plan'
+check stages_have_the_same_bits measured second 'stages 1 to 3' '^4 runs, the same bits'
+check products_are_rows measured second 'tiny qkv, gradient of the weight' 'TFLOP/s; best: number'
+
+# The shapes that a real GPU trains are models, and fit an H200.
+shapes_fit() {
+    work=. tiny=0 bash -c '. dev/gpu_parts.sh; shapes' >shapes
+    while read -r model layers batch seq _ recompute more; do
+        # shellcheck disable=SC2086  # options are words
+        ./train_gpt2cu --plan --rates scripts/rates/h200_measured.txt --gpu-memory 139G \
+            --model "$model" --layers "$layers" --batch "$batch" --seq "$seq" \
+            --recompute "$recompute" --offload none $more >/dev/null || return
+    done <shapes
+    [ "$(wc -l <shapes)" -ge 8 ]
+}
+check shapes_can_be_trained shapes_fit
 
 # A part waits for what is being built. A test that fails, what cannot be built, and a call that is cut short.
 cat >"$work/made/test_emu" <<'EOF'
@@ -259,30 +235,45 @@ echo "ok something"
 echo "FAIL gelu: 3 of 5"
 EOF
 xz -c "$work/made/test_emu" >build/pack/build+gpu+test_emu.xz
-check a_part_alone call 1 tests "part tests" BUDGETS=facts=0
-check test_that_fails measured tests test_emu '1 failed, 1 ok, .*: FAIL gelu: 3 of 5'
-check waits call 0 bench "part bench" MAKE_TAKES=3 BUDGETS=facts=0
+check a_part_alone call 1 tests "part tests"
+check test_that_fails measured tests gelu '3 of 5'
+check waits call 0 bench "part bench" MAKE_TAKES=3
 check it_has_waited measured bench '^tiny AdamW' '^10000.0 us'
-check without_a_program call 1 bench "part bench" CANNOT_BUILD=build/gpu/bench_gpu BUDGETS=facts=0
+check without_a_program call 1 bench "part bench" CANNOT_BUILD=build/gpu/bench_gpu
 check what_cannot_be_built measured bench build/gpu/bench_gpu "was not built: nvcc error: no "
 
-check kernels call 0 kernels "part kernels" BUDGETS=facts=0
-check kernels_by_their_time measured kernels '1 layers: layernorm_forward_kernel' '^2 times 3.0 us'
-
-check 20b call 0 20b "part 20b" RATES="$PWD/out_offload/measured_rates.txt" BUDGETS=facts=0
-check 20b_is_a_row measured 20b '^auto$' 'ms, plan .*G parameters/s'
+# Runs that compute something else: those in fp16, and of stage 3.
+mv "$work/made/train_gpt2cu" "$work/made/right"
+cat >"$work/made/train_gpt2cu" <<'EOF'
+#!/bin/sh
+case "$*" in *"--precision fp16"* | *"--zero 3"*) set -- "$@" --seed 7 ;; esac
+exec "$MADE/right" "$@"
+EOF
+chmod +x "$work/made/train_gpt2cu"
+mv build/pack/train_gpt2cu.xz right.xz
+printf 'no program' | xz >build/pack/train_gpt2cu.xz
+check other_runs call 1 other "part llama"
+check other_losses_are_wrong said other '^qwen3-8b, losses' WRONG
+check other_bits_are_wrong measured other '^qwen3-8b in every placement' \
+    'not those of qwen3-8b.bf16; qwen3-8b--zero_3: losses; qwen3-8b--zero_3: weights$'
+check the_others_are_right only_marked other "llama: mistral in every placement
+llama: mistral, losses beside the CPU
+llama: qwen3-8b in every placement
+llama: qwen3-8b, losses beside the CPU"
+mv right.xz build/pack/train_gpt2cu.xz
+mv "$work/made/right" "$work/made/train_gpt2cu"
 
 cut_short() {
-    env NCU_HANGS="$work/hung" dev/gpu_check.sh part kernels out_cut >cut.said 2>&1 &
+    env IT_HANGS="$work/hung" dev/gpu_check.sh part sanitize out_cut >cut.said 2>&1 &
     rm -f "$work/hung"
     await $! test -s "$work/hung"
     kill -TERM $!
     wait $!
-    [ $? -eq 1 ] && said cut kernels CUT && ends_with_table cut \
+    [ $? -eq 1 ] && said cut sanitize CUT && ends_with_table cut \
         && is_gone
 }
 check a_call_that_is_cut_short cut_short
 sed -i 's/^sources .*/sources 1/' build/pack/manifest
-check a_pack_of_other_sources call 2 other "part bench"
+check a_pack_of_other_sources call 2 others "part bench"
 check says_so grep -qx "gpu_check: build/pack is of other sources: .*; or BUILD=1, to build here" \
-    other.said
+    others.said
