@@ -37,36 +37,34 @@ static size_t machine_number(const char *path, const char *key) {
     return number;
 }
 
-// Bytes that the limits of a control group and of all groups above it leave. Folders of groups are
-// below `root`; names: their files with the limit, the use, and, in memory.stat, the use for files.
-// In a container, the group may be one of the machine's, which has no folder: then `root` counts.
-static size_t memory_groups(const char *root, const char *group, const char *const names[3]) {
-    char folder[PATH_MAX / 2], path[PATH_MAX / 2 + 64];
-    size_t n[3], least = SIZE_MAX;
-    snprintf(folder, sizeof folder, "%s%.*s", root, (int)strcspn(group, "\n"), group);
-    for (;; *strrchr(folder, '/') = '\0') {
-        for (int i = 0; i < 3; i++) {
-            snprintf(path, sizeof path, "%s/%s", folder, i < 2 ? names[i] : "memory.stat");
-            n[i] = machine_number(path, i < 2 ? "" : names[i]);
-        }
-        // files that were read or written count as used, but make room when it is needed
-        const size_t used = n[2] == SIZE_MAX ? n[1] : n[1] > n[2] ? n[1] - n[2] : 0;
-        const bool known = n[0] < SIZE_MAX && n[1] < SIZE_MAX;
-        if (known) least = min_size(least, n[0] - min_size(used, n[0]));
-        if (strlen(folder) <= strlen(root)) return least;
-    }
-}
-
 // Bytes that the limits of this process's control groups leave, as containers, SLURM and systemd
-// set them, by version 2 or 1; SIZE_MAX: there is none.
+// set them: the least of its own group and of all above it, of version 2 or 1. SIZE_MAX: there is
+// no limit. A container may be told the group's name outside, and has no such folder, but the root.
 static size_t memory_container(void) {
-    static const char *const two[] = {"memory.max", "memory.current", "inactive_file "};
-    static const char *const one[] = {"memory.limit_in_bytes", "memory.usage_in_bytes",
-                                      "total_inactive_file "};
-    const char *list = "/proc/self/cgroup";
-    const size_t left = memory_groups("/sys/fs/cgroup", machine_text(list, "0::").text, two);
-    return min_size(left, memory_groups("/sys/fs/cgroup/memory",
-                                        machine_text(list, ":memory:").text, one));
+    static const char *const names[2][5] = {
+        {"/sys/fs/cgroup", "0::", "memory.max", "memory.current", "inactive_file "},
+        {"/sys/fs/cgroup/memory", ":memory:", "memory.limit_in_bytes", "memory.usage_in_bytes",
+         "total_inactive_file "}};
+    size_t n[3], least = SIZE_MAX;
+    for (int version = 0; version < 2; version++) {
+        const char *const *name = names[version];
+        const MachineText group = machine_text("/proc/self/cgroup", name[1]);
+        const int length = (int)strcspn(group.text, "\n");
+        char folder[PATH_MAX / 2], path[PATH_MAX / 2 + 64], *end;
+        snprintf(folder, sizeof folder, "%s%.*s/", name[0], length, group.text);
+        while ((end = strrchr(folder, '/')) >= folder + strlen(name[0])) {
+            *end = '\0';
+            for (int i = 0; i < 3; i++) {
+                snprintf(path, sizeof path, "%s/%s", folder, i < 2 ? name[2 + i] : "memory.stat");
+                n[i] = machine_number(path, i < 2 ? "" : name[4]);
+            }
+            // files that were read or written count as used, but make room when it is needed
+            const size_t used = n[2] == SIZE_MAX ? n[1] : n[1] > n[2] ? n[1] - n[2] : 0;
+            if (n[0] < SIZE_MAX && n[1] < SIZE_MAX)
+                least = min_size(least, n[0] - min_size(used, n[0]));
+        }
+    }
+    return least;
 }
 
 // Bytes that this process could still allocate without pushing the machine into swap: what Linux

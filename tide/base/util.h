@@ -147,6 +147,7 @@ static void end_program(int code, const char *format, ...) {
 static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 static size_t round_up(size_t n, size_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
@@ -206,7 +207,8 @@ static void path_join(char out[PATH_MAX], const char *dir, const char *name) {
 
 // Replacing a file: what is written goes to PATH.tmp, is flushed to the disk, and then renamed, so
 // that at every moment PATH is the old file or the new one, whole. replace_open() gives the FILE to
-// write to; replace_close() finishes, and on any failure since then leaves the old file alone.
+// write to; replace_close() finishes, and on any failure since then leaves the old file alone. It
+// does so, too, if err is NULL: then the new one is given up.
 static void replace_name(char out[PATH_MAX], const char *path) {
     if (snprintf(out, PATH_MAX, "%s.tmp", path) >= PATH_MAX) die("path too long: %s", path);
 }
@@ -223,19 +225,11 @@ static FILE *replace_open(const char *path, Error *err) {
 static bool replace_close(FILE *f, const char *path, Error *err) {
     char temporary[PATH_MAX];
     replace_name(temporary, path);
-    const bool whole = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
+    const bool whole = err != NULL && fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
     if (fclose(f) == 0 && whole && rename(temporary, path) == 0) return true;
-    error_set(err, "cannot write %.400s: %s", path, strerror(errno));
+    if (err != NULL) error_set(err, "cannot write %.400s: %s", path, strerror(errno));
     unlink(temporary);
     return false;
-}
-
-// Gives up a file that replace_open() opened: the old one stays.
-static void replace_discard(FILE *f, const char *path) {
-    char temporary[PATH_MAX];
-    fclose(f);
-    replace_name(temporary, path);
-    unlink(temporary);
 }
 
 // Finds what follows a name, from the blank on, in a text of lines "name value" or "name"; or NULL.

@@ -835,7 +835,7 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     tensors_put(&out, c, t, state, 0, 0);
     if (safewriter_close(&out, err))
         return replace_close(f, config, err) && directory_sync(dir, err);
-    replace_discard(f, config);
+    replace_close(f, config, NULL);
     return false;
 }
 

@@ -304,7 +304,7 @@ static bool safewriter_close(SafeWriter *w, Error *err) {
                                (unsigned long long)w->sums[0], (unsigned long long)w->total);
     if (w->writer > 0 && w->file != NULL) fclose(w->file);
     else if (!w->failed) w->failed = !replace_close(w->file, w->path, &w->err);
-    else if (w->file != NULL) replace_discard(w->file, w->path);
+    else if (w->file != NULL) replace_close(w->file, w->path, NULL);
     for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
     free(w->tensors);
     free(w->sums);

@@ -167,7 +167,6 @@ static void settle_limits(const Options *o, Limits *x) {
     printf("--host-memory: %.1f MiB are more than the %.1f MiB that are available now: %s\n",
            mib(asked), mib(host_available), x->host == asked ? "taken as said"
                : "no more is used than the container's limit leaves");
-    fflush(stdout);  // if the memory does not come, Linux kills the program
 }
 
 #endif

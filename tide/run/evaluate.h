@@ -110,7 +110,7 @@ static double run_score(Run *r, const Loader *from, RunLoss *loss, void *model, 
     size_t bad = 0;
     while (bad < parts && isfinite(ordered[bad].loss)) bad++;
     if (bad < parts) {
-        if (scores != NULL) replace_discard(scores, r->o.scores);
+        if (scores != NULL) replace_close(scores, r->o.scores, NULL);
         fail("the loss of %s %zu of %s is not finite: the weights are damaged, or too large for "
              "--precision; what was saved before is whole", by_row ? "row" : "batch", bad,
              from == &r->val ? "the validation data" : "--choices");

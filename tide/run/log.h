@@ -73,7 +73,6 @@ static void log_clear(Log *l) {
 
 static void log_close(Log *l) {
     log_clear(l);
-    fflush(l->screen);
     if (l->file != NULL) fclose(l->file);
     free(l->train.points);
     free(l->val.points);
@@ -98,9 +97,8 @@ static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
         path_join(old, dir, "log.jsonl.old");
     }
     const bool exists = dir != NULL && stat(path, &s) == 0 && s.st_size > 0;
-    if (exists && resume_step == 0) {
-        rename(path, old);
-    } else if (exists) {
+    if (exists && resume_step == 0) rename(path, old);
+    else if (exists) {
         size_t n = 0;
         char *text = file_read(path, &n, err);
         FILE *kept = text != NULL ? replace_open(path, err) : NULL;

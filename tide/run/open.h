@@ -67,9 +67,7 @@ typedef struct {
     Error damage;                   // of a file here
 } Run;
 
-// Tokens of a row at most, unless --seq says otherwise. Models may have a context of 131,072, with
-// which a step takes minutes on a GPU and hours on a CPU.
-enum { SEQ_AUTO = 2048 };
+enum { SEQ_AUTO = 2048 };  // tokens of a row at most, unless --seq says otherwise
 
 // ---------------------------------------------------------------------------------------------
 // The learning rate
@@ -217,8 +215,7 @@ static void run_open_choices(Run *r) {
     r->choices.sequences = task_rows(t, false);
 }
 
-// Opens --data and --val as examples (task.h). --seq 0: the longest one; in rows that are packed,
-// all examples of training together.
+// Opens --data and --val as examples (task.h). --seq 0: what the longest needs; packed: all.
 static void run_open_task(Run *r) {
     Options *o = &r->o;
     const size_t V = r->config.vocab;
@@ -243,11 +240,9 @@ static void run_open_task(Run *r) {
              && (o->steps > 0 || o->dump != NULL);
     if (r->words && o->pack == PACK_ON)
         die("--pack on: --labels of one token each share their prompts, one in each row");
-    const size_t longest = r->task_all.longest > held->longest ? r->task_all.longest
-                                                               : held->longest;
-    const size_t all_inputs = r->packed ? task_sum(&r->task_train, r->T).inputs : 0;
-    if (o->seq == 0)
-        r->T = min_size(round_up(all_inputs > longest ? all_inputs : longest, 8), r->T);
+    size_t needed = r->packed ? task_sum(&r->task_train, r->T).inputs : 0;
+    for (int k = 0; k < 2; k++) needed = max_size(needed, opened[k]->longest);
+    if (o->seq == 0) r->T = min_size(round_up(needed, 8), r->T);
     if (r->T < 2) die("examples need --seq 2 or more, not %zu", r->T);
     r->train.T = r->val.T = r->T;
     if (!r->words) r->val.T = min_size(round_up(r->task_val.longest, 8), r->T);
@@ -351,8 +346,8 @@ static void run_describe(const Run *r) {
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
     if (o->seq == 0 && r->batches && r->T < c->context)
-        printf("data: without --seq, rows have %zu token%s; the model's context is %zu\n", r->T,
-               plural(r->T), c->context);
+        printf("data: without --seq, rows have %zu tokens; the model's context is %zu\n", r->T,
+               c->context);
     const TaskSum sum = task_sum(&r->task_train, r->T), other = task_sum(&r->task_val, r->T);
     const TaskSum asked = task_sum(&r->task_choices, r->choices.T);
     const size_t cut = sum.cut + other.cut + asked.cut;

@@ -92,7 +92,7 @@ static bool stop_waits;                       // ZenFlow's window is open: finis
 
 // The terminal, make and launchers pass a signal on that came to the whole group: only one that
 // comes a second later is meant to end the program at once. (And only of these: SIGPIPE is each
-// line for a `tee` that Ctrl-C has ended, SIGXCPU each second, others announce a batch system's.)
+// line for a `tee` that Ctrl-C has ended; batch systems repeat theirs, Linux SIGXCPU.)
 static void request_stop(int n) {
     if (stop_requested == 0) {
         stop_time = seconds_now();
@@ -104,8 +104,8 @@ static void request_stop(int n) {
 }
 
 // Is the step that is being computed given up, because of a signal? It has changed nothing that is
-// saved before its update. The CPU's passes ask at each layer, and all trainers at a micro-batch:
-// that takes a GPU seconds. Several ranks finish the step, so that they all do the same.
+// saved before its update. The CPU's passes ask at each layer. A GPU, which takes seconds, asks at
+// each micro-batch of AdamW. Several ranks finish the step, so that they all do the same.
 static bool run_gives_up(void) {
     return stop_requested != 0 && !stop_waits && ranks.world == 1;
 }
@@ -303,16 +303,13 @@ static bool run_wants_save(Run *r, size_t step) {
     return r->due && !r->open && !r->damaged;
 }
 
-// Prints --prompt and its continuation, or has a conversation; a signal ends both.
+// Prints --prompt and its continuation, or has a conversation, which a signal ends.
 static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
     if (step > 0) log_clear(&r->log);
-    if (r->o.chat) {
-        run_catch_signals();
-        sample_chat(&r->o, &r->chat, &r->config, next, model, &stop_requested);
-        return;
-    }
-    sample_text(&r->o, r->tokenizer, &r->config, run_first_token(r), (uint32_t)step, next, model,
-                ranks.world == 1 ? &stop_requested : NULL);
+    if (r->o.chat) run_catch_signals();
+    if (r->o.chat) sample_chat(&r->o, &r->chat, &r->config, next, model, &stop_requested);
+    else sample_text(&r->o, r->tokenizer, &r->config, run_first_token(r), (uint32_t)step, next,
+                     model);
 }
 
 // ---------------------------------------------------------------------------------------------

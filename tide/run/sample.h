@@ -171,10 +171,9 @@ static void sample_on(Sampler *s, size_t most) {
 // first token of every text of this model, which stays the first that it sees; -1: there is none. A
 // prompt without tokens becomes the one that ends a text; a token that the model does not have ends
 // the program. number: tells the samples of a run apart (same seed and number, same text); 0:
-// nothing is trained. It ends when *stop is no longer 0, unless stop is NULL.
+// nothing is trained.
 static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
-                        int32_t begin, uint32_t number, SampleNext *next, void *model,
-                        const volatile sig_atomic_t *stop) {
+                        int32_t begin, uint32_t number, SampleNext *next, void *model) {
     const char *prompt = o->prompt != NULL ? o->prompt : "";
     const size_t bytes = strlen(prompt);
     Sampler s = sampler_make(o, tokenizer, c, begin, number, next, model);
@@ -186,7 +185,6 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
     tokens_room(&tokens, o->sample_tokens);
     s.tokens = (int32_t *)tokens.ids;
     s.n = tokens.count;
-    s.stop = stop;
     sample_check(&s, "prompt");
     if (number > 0) printf("--- sample\n");
     sample_print(prompt, bytes, &s.last);

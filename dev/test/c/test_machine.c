@@ -58,7 +58,7 @@ static void memory_of_a_job(void) {
         {"0::/a/b\n", "a/memory.max 5000 a/memory.current 1000 b/memory.max 7 b/memory.current 0", 4000},
         {"0::/\n", "memory.max 5000 memory.current 1000", 4000},
         {"0::/../x\n", "memory.max 5000 memory.current 1000", 4000},
-        {"0::/a\n", "a/memory.current 1000", SIZE_MAX},
+        {"0::/a\n", "a/memory.current 1000", SIZE_MAX}, {"0::/a\n", "a/memory.max 1000", SIZE_MAX},
         {"9:cpu,cpuacct:/\n4:memory:/s/j\n0::/\n", "memory/s/j/memory.limit_in_bytes 9223372036854771712 "
          "memory/s/j/memory.usage_in_bytes 900 memory/s/memory.limit_in_bytes 4000 "
          "memory/s/memory.usage_in_bytes 1000 memory/memory.usage_in_bytes 2000 "

@@ -208,7 +208,7 @@ static void test_sample_window(void) {
         const int screen = dup(STDOUT_FILENO);
         const int file = open(in_base("sample.txt"), O_CREAT | O_TRUNC | O_RDWR, 0600);
         dup2(file, STDOUT_FILENO);
-        sample_text(&o, tokenizer, &c, -1, 0, see, &seen, NULL);
+        sample_text(&o, tokenizer, &c, -1, 0, see, &seen);
         fflush(stdout);
         dup2(screen, STDOUT_FILENO);
         close(screen);
@@ -245,7 +245,7 @@ static void test_sample_begins(void) {
         fflush(stdout);
         const int screen = dup(STDOUT_FILENO), null = open("/dev/null", O_RDWR);
         dup2(null, STDOUT_FILENO);
-        sample_text(&o, tokenizer, &c, 2, 0, see, &seen, NULL);
+        sample_text(&o, tokenizer, &c, 2, 0, see, &seen);
         fflush(stdout);
         dup2(screen, STDOUT_FILENO);
         close(screen);
