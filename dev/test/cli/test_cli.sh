@@ -373,7 +373,6 @@ refuses vocabulary_damaged 2 vocab.json "$tide" --model damaged --data text.txt
 mkdir adapter && echo '{}' >adapter/adapter_config.json
 refuses model_is_an_adapter 2 'adapter_config.json: adapters (LoRA) are not supported: merge' "$tide" --model adapter --data text.txt
 mkdir -p models--o--m/snapshots/5eed models--o--m/snapshots/1dea models--o--m/refs
-refuses model_of_a_cache_without_a_ref 2 'models--o--m/snapshots: name the directory' "$tide" --model models--o--m --data text.txt
 cp whole/* models--o--m/snapshots/5eed 2>/dev/null
 printf 5eed >models--o--m/refs/main
 "$tide" --model models--o--m --steps 0 --prompt a --sample-tokens 9 >a.txt
