@@ -392,6 +392,7 @@ refuses model_of_another_kind 2 'model.gguf: a pointer of git-lfs: git lfs pull'
 mkdir only_json
 cp whole/model.safetensors whole/config.json only_json
 echo '{"added_tokens": []}' >only_json/tokenizer.json
+echo x >only_json/tokenizer.model  # the reason is the other's
 json='only_json/tokenizer.json: decoder null: not supported'
 refuses tokenizer_json_for_text 2 "$json" "$tide" --model only_json --data text.txt --steps 1 --out only
 refuses tokenizer_json_for_a_prompt 2 "$json" "$tide" --model only_json --steps 0 --prompt x
