@@ -263,8 +263,8 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
 // ---------------------------------------------------------------------------------------------
 // 3. Reading a model
 
-// The names of a configuration's sizes in config.json, by naming. A GPT-2 may also have OPT's, but
-// for the last: transformers reads those before its own.
+// The names of a configuration's sizes in config.json, by naming. A GPT-2 may have OPT's, but for
+// the last; transformers reads those first.
 static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = {
     {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers", "num_hidden_layers"}},
     {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads", "num_attention_heads"}},
@@ -301,40 +301,32 @@ enum { CONFIG_FIXED = sizeof config_fixed / sizeof config_fixed[0] };
 
 // The other members that are read, then those that change no result here: patterns of fnmatch().
 static const char *const config_known[] = {
-    "model_type", "tie_word_embeddings", "activation_function", "hidden_act", "word_embed_proj_dim",
-    "head_dim", "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias", "layer_types",
-    "sliding_window", "use_sliding_window", "max_window_layers", "rope_theta", "rope_scaling",
-    "rope_parameters", "rope_type", "type", "factor", "low_freq_factor", "high_freq_factor",
-    "partial_rotary_factor", "original_max_position_embeddings",
-
+    "model_type", "is_causal", "tie_word_embeddings", "activation_function", "word_embed_proj_dim",
+    "hidden_act", "head_dim", "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias",
+    "layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "rope_theta",
+    "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
     "_*", "architectures", "auto_map", "torch*", "dtype", "transformers_version", "transformers.*",
     "unsloth_*", "*_token*", "tokenizer_*", "prefix", "n_ctx", "n_special", "init*", "m*_length",
-    "*drop*", "summary_*", "*task*", "*label*", "problem_type", "is_*", "output_*",
-    "return_dict*", "use_cache", "use_bfloat16", "use_flash_attn*", "attn_implementation",
+    "*drop*", "summary_*", "*task*", "*label*", "problem_type", "output_*", "return_dict*", "top_?",
+    "use_cache", "use_bfloat16", "use_flash_attn*", "attn_implementation", "use_mrope", "typical_p",
     "pretraining_tp", "reorder_and_upcast_attn", "pruned_heads", "chunk_size_feed_forward",
-    "gradient_checkpointing", "cross_attention_hidden_size", "tie_encoder_decoder", "use_mrope",
-    "tf_legacy_loss", "rope_interleaved", "do_sample", "temperature", "top_k", "t*_p", "num_beam*",
-    "early_stopping", "num_return_sequences", "*_penalty", "*ngram_size", "bad_words_ids",
-    "remove_invalid_values",
-};
-enum { CONFIG_KNOWN = sizeof config_known / sizeof config_known[0] };
+    "gradient_checkpointing", "cross_attention_hidden_size", "is_decoder", "is_encoder_decoder",
+    "is_llama_config", "tie_encoder_decoder", "tf_legacy_loss", "rope_interleaved", "do_sample",
+    "temperature", "early_stopping", "num_beam*", "num_return_sequences", "*_penalty",
+    "*ngram_size", "bad_words_ids", "remove_invalid_values"};
 
-// Warns of members of a configuration that are in none of the three tables, in one line.
+// Warns of the members of a configuration that are in none of the three tables, in one line.
 static void config_warn(const Json *root, const char *path) {
-    static const char *const keys[] = {"rope_parameters", "rope_scaling"};
     char names[200] = "";
-    for (int k = 0; k < 3; k++) {
-        const Json *object = k < 2 ? json_get(root, keys[k]) : root;
-        for (const Json *m = object != NULL ? object->child : NULL; m != NULL; m = m->next) {
-            const size_t n = strlen(names);
-            bool known = m->type == JSON_NULL;
-            for (int i = 0; i < CONFIG_SIZES * NAMINGS; i++)
-                known |= strcmp(config_sizes[i / NAMINGS].names[i % NAMINGS], m->key) == 0;
-            for (int i = 0; i < CONFIG_FIXED; i++)
-                known |= strcmp(config_fixed[i].key, m->key) == 0;
-            for (int i = 0; i < CONFIG_KNOWN; i++) known |= !fnmatch(config_known[i], m->key, 0);
-            if (!known) snprintf(names + n, sizeof names - n, n > 0 ? ", %s" : "%s", m->key);
-        }
+    for (const Json *m = root->child; m != NULL; m = m->next) {
+        const size_t n = strlen(names);
+        bool known = m->type == JSON_NULL;
+        for (int i = 0; i < CONFIG_SIZES * NAMINGS; i++)
+            known |= strcmp(config_sizes[i / NAMINGS].names[i % NAMINGS], m->key) == 0;
+        for (int i = 0; i < CONFIG_FIXED; i++) known |= strcmp(config_fixed[i].key, m->key) == 0;
+        for (size_t i = 0; i < sizeof config_known / sizeof config_known[0]; i++)
+            known |= fnmatch(config_known[i], m->key, 0) == 0;
+        if (!known) snprintf(names + n, sizeof names - n, n > 0 ? ", %s" : "%s", m->key);
     }
     if (names[0] != '\0' && ranks.rank == 0)
         fprintf(stderr, "tide: warning: %s: unknown here, and not read: %s\n", path, names);
@@ -405,31 +397,20 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
     r->original = config_size(root, "original_max_position_embeddings", r->original, path);
 }
 
-// The window of positions that a layer sees; SIZE_MAX: none has one. Qwen's layers have none before
-// number max_window_layers, or as layer_types says.
-static size_t config_sliding(const Json *root, const char *path, const GPT2Config *c) {
-    const bool mistral = c->family == FAMILY_MISTRAL;
-    const Json *window = json_member(root, "sliding_window");  // null: there is none
-    const Json *types = mistral ? NULL : json_get(root, "layer_types");
-    const bool used = (mistral || config_flag(root, "use_sliding_window", false, path))
-        && (window == NULL || window->type != JSON_NULL);
-    size_t first = 28, full = 0;
-    json_size(json_get(root, "max_window_layers"), &first);
-    if (mistral || types == NULL) full = mistral ? 0 : min_size(first, c->layers);
-    else for (const Json *type = types->child; type != NULL; type = type->next) {
-        full += json_is(type, "full_attention");
-        if (!json_is(type, "full_attention") && !(used && json_is(type, "sliding_attention")))
-            die("%s: layer_types must be full_attention, or sliding_attention where there is a "
-                "window and use_sliding_window", path);
-    }
-    return used && full < c->layers ? config_size(root, "sliding_window", 4096, path) : SIZE_MAX;
-}
-
 // Reads the members that only the LLaMA family's config.json has. A model that attends to a window
 // of positions is the same as one that attends to all of them as long as no sequence is longer: so
 // the window limits the context.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
+    const Json *window = json_member(root, "sliding_window");  // null: there is none
+    const Json *types = json_get(root, "layer_types");
+    size_t full = 28;  // layers of Qwen that attend to all positions: the first ones, or by type
+    json_size(json_get(root, "max_window_layers"), &full);
+    if (types != NULL) full = 0;
+    for (const Json *type = types != NULL ? types->child : NULL; type != NULL; type = type->next)
+        full += json_is(type, "full_attention");
+    const bool slides = c->family == FAMILY_MISTRAL
+        || (qwen && config_flag(root, "use_sliding_window", false, path) && full < c->layers);
     const bool all = c->family == FAMILY_LLAMA || json_member(root, "num_key_value_heads") != NULL;
     const size_t heads = all ? c->heads : qwen ? 32 : 8;  // of a number that is null or not there
     const char *act = config_text(root, "hidden_act", "silu");
@@ -445,9 +426,10 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     if (c->family == FAMILY_LLAMA && config_flag(root, "mlp_bias", false, path))
         c->unbiased &= ~BIAS_MLP;
     config_read_rope(root, path, c);  // which asks for the context without a window
-    const size_t window = c->family == FAMILY_LLAMA ? SIZE_MAX : config_sliding(root, path, c);
-    c->windowed = window < c->context;
-    c->context = min_size(c->context, window);
+    if (!slides || (window != NULL && window->type == JSON_NULL)) return;
+    const size_t most = config_size(root, "sliding_window", 4096, path);
+    c->windowed = most < c->context;
+    c->context = min_size(c->context, most);
 }
 
 // Reads the Hugging Face config.json of a model into *c.
@@ -614,10 +596,6 @@ static void model_check_head(const SafeTensors *files, int count, const char *pa
 // Configuration of the model at `path`: its directory's config.json, and which head the weights
 // have, if they are there already.
 static void model_config_load(const char *path, GPT2Config *c) {
-    static const char *const others[2][2] = {
-        {"adapter_config.json", "adapters (LoRA) are not supported: merge it into its base model "
-         "first, with merge_and_unload() of peft"},
-        {"snapshots", "name the directory in it that has the model"}};
     char dir[PATH_MAX], name[PATH_MAX], config[PATH_MAX];
     int count = 0;
     Error err;
@@ -626,11 +604,11 @@ static void model_config_load(const char *path, GPT2Config *c) {
     if (path_exists(name))
         die("%s is a checkpoint: --model takes the OUT that it is in, --resume goes on", path);
     SafeTensors *files = model_open(path, false, &count);
-    for (int k = 0; k < 2; k++) {
-        path_join(name, dir, others[k][0]);
-        path_join(config, dir, "config.json");
-        if (path_exists(name) && !path_exists(config)) die("%s: %s", name, others[k][1]);
-    }
+    path_join(name, dir, "adapter_config.json");
+    path_join(config, dir, "config.json");
+    if (path_exists(name) && !path_exists(config))
+        die("%s: adapters (LoRA) are not supported: merge it into its base model first, with "
+            "merge_and_unload() of peft", name);
     Json *root = json_read(config, &err);
     if (root == NULL) die("%s", err.text);
     config_read(root, config, c);
@@ -708,16 +686,13 @@ static void tensors_put(SafeWriter *file, const GPT2Config *c, const GPT2Table *
         if (hf_tensor(c, t, k, &hf)) part_write(state, part, t, &hf, file, i++);
 }
 
-// A number in as few digits as read back to it.
+// A number as it was written, if that had at most 15 digits. 3.0 is no whole number in JSON.
 typedef struct { char text[32]; } NumberText;
 
 static NumberText number_text(double value) {
-    NumberText t = {""};
-    if (value == floor(value) && value < 1e9) snprintf(t.text, sizeof t.text, "%.1f", value);
-    else for (int digits = 1; digits <= 17; digits++) {
-        snprintf(t.text, sizeof t.text, "%.*g", digits, value);
-        if (strtod(t.text, NULL) == value) break;
-    }
+    NumberText t;
+    const bool whole = value == floor(value) && value < 1e9;
+    snprintf(t.text, sizeof t.text, whole ? "%.1f" : "%.15g", value);
     return t;
 }
 

@@ -179,7 +179,7 @@ static void run_choose_tokenizer(Run *r) {
     }
     // else: a saved model with tokens that nobody explained; token files will do for it
     path_join(list, home, "tokenizer.model");
-    if (r->tokenizer == NULL && saved != NULL && path_exists(list))
+    if (r->tokenizer == NULL && !own && path_exists(list))
         snprintf(tokenizer_why, sizeof tokenizer_why, "%.300s is not read; transformers makes "
                  "tokenizer.json of it: AutoTokenizer.from_pretrained(), save_pretrained()", list);
     path_join(list, home, "merges.txt");
