@@ -16,8 +16,9 @@
 //    contents are normalised are cut out now.
 // 3. A byte-level piece is cut into words (words.h). In the style of SentencePiece it is one word.
 // 4. The symbols of each word are merged (vocabulary.h).
-// A directory has a tokenizer.json, whose parts describe the steps, or GPT-2's vocab.json and
-// merges.txt. A part that is not known here is refused by its name: wrong ids are worse than none.
+// A directory has a tokenizer.json, whose parts describe the steps, or vocab.json and merges.txt of
+// GPT-2, OPT or Qwen2. A part that is not known here is refused by its name: wrong ids are worse
+// than none.
 // Any bytes are text: a byte that is not UTF-8 is a code point of its own.
 // Sources: Radford et al. 2019 (section 2.2); Hugging Face tokenizers 0.23.
 #ifndef TIDE_TOKENIZER_H
@@ -369,8 +370,9 @@ static uint32_t added_name(PartReader *r, const char *file, const Json *value) {
 // those that they name, and the vocabulary has.
 static bool list_added(PartReader *r) {
     const char *const paths[3] = {r->path, r->paths[FILE_CONFIG], r->paths[FILE_ADDED]};
-    const Json *const decoder = json_get(r->beside[FILE_CONFIG], "added_tokens_decoder");
-    const Json *const lists[3] = {json_get(r->root, "added_tokens"), decoder, r->beside[FILE_ADDED]};
+    const Json *const lists[3] = {json_get(r->root, "added_tokens"),
+                                  json_get(r->beside[FILE_CONFIG], "added_tokens_decoder"),
+                                  r->beside[FILE_ADDED]};
     r->entries = ALLOC(AddedEntry, r->ids, "added tokens");
     r->entry_of = ALLOC(AddedEntry *, r->ids, "added tokens");
     for (int k = 0; k < 3; k++, r->path = paths[0]) {
@@ -395,9 +397,10 @@ static bool list_added(PartReader *r) {
     }
     for (int k = 0; k <= FILE_MAP; k += FILE_MAP) {
         const Json *m = r->beside[k] != NULL ? r->beside[k]->child : NULL;
-        for (; m != NULL && m->key != NULL; m = m->next) {  // "eos_token", "extra_special_tokens", ..
+        for (; m != NULL && m->key != NULL; m = m->next) {  // "eos_token", "additional_special_tokens"
             const bool one = token_text(m) != NULL;
-            if (strstr(m->key, "_token") == NULL || m == decoder) continue;
+            if (strstr(m->key, "_token") == NULL || m == lists[1]
+                || (k == 0 && one && json_member(r->beside[FILE_MAP], m->key) != NULL)) continue;
             for (const Json *i = one ? m : m->child; i != NULL; i = one ? NULL : i->next) {
                 const uint32_t id = added_name(r, r->paths[k], i);
                 if (strcmp(m->key, "bos_token") == 0) r->bos = id;
@@ -492,37 +495,40 @@ static void read_ends(PartReader *r) {
 #define MADE_UP "{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false, " \
                 "\"clean_up_tokenization_spaces\": false, \"bos_token\": "
 
-// Tells whose rule cuts the words of vocab.json and merges.txt: that of the class which
-// tokenizer_config.json names, else that of the model's type.
-static bool merges_rule(const PartReader *r, const char *dir, int *rule) {
-    static const struct { const char *class_name, *type, *other; int rule; } known[] = {
-        {"GPT2Tokenizer", "gpt2", "opt", RULE_GPT2}, {"Qwen2Tokenizer", "qwen2", "qwen3", RULE_QWEN2}};
+// Tells whose rule cuts words, by a class of the library or a model's type. RULES: it is unknown.
+static int merges_known(const Json *name) {
+    static const char *const names[8] = {"GPT2Tokenizer", "GPT2TokenizerFast", "gpt2", "opt",
+                                         "Qwen2Tokenizer", "Qwen2TokenizerFast", "qwen2", "qwen3"};
+    for (int k = 0; k < 8; k++)
+        if (json_is(name, names[k])) return k < 4 ? RULE_GPT2 : RULE_QWEN2;
+    return name == NULL ? RULE_GPT2 : RULES;
+}
+
+// The same of a directory: as tokenizer_config.json says, or else the model's type. RULES and the
+// reason in r->err: another's, or one that contradicts the type.
+static int merges_rule(const PartReader *r, const char *dir) {
     const Json *config = r->beside[FILE_CONFIG], *model = r->beside[BESIDE_MODEL];
     const Json *name = json_get(config, "tokenizer_class"), *type = json_get(model, "model_type");
-    int by_name = RULES, by_type = RULES;
     if (name == NULL) name = json_get(model, "tokenizer_class");
-    for (int k = 0; k < 2; k++) {
-        const size_t n = strlen(known[k].class_name);
-        if (name != NULL && name->type == JSON_STRING
-            && strncmp(name->string, known[k].class_name, n) == 0
-            && (name->length == n || strcmp(name->string + n, "Fast") == 0)) by_name = known[k].rule;
-        if (json_is(type, known[k].type) || json_is(type, known[k].other)) by_type = known[k].rule;
-    }
-    *rule = name != NULL ? by_name : type != NULL ? by_type : RULE_GPT2;
-    if (*rule == RULES)
-        return error_set(r->err, "%.200s has vocab.json and merges.txt of %.40s, and they are read "
-                         "as GPT2Tokenizer's or Qwen2Tokenizer's only: save it with the fast "
-                         "tokenizer, which writes tokenizer.json", dir,
-                         name != NULL ? name->string : type->string);
-    if (by_name != RULE_GPT2 || by_type != RULE_QWEN2) return true;
-    if (config == NULL || strncmp(config->string, MADE_UP, strlen(MADE_UP)) != 0)
-        return error_set(r->err, "%.200s: tokenizer_class is %.40s, but model_type %.40s in "
-                         "config.json: correct one of them, or write tokenizer.json", dir,
-                         name->string, type->string);
-    if (ranks.rank == 0)  // this program wrote it: the model is new, or was read wrongly
+    const int rule = merges_known(name != NULL ? name : type);
+    const bool contradicts = rule == RULE_GPT2 && merges_known(type) == RULE_QWEN2;
+    const bool made = config != NULL && strncmp(config->string, MADE_UP, strlen(MADE_UP)) == 0;
+    if (rule == RULES)
+        error_set(r->err, "%.200s has vocab.json and merges.txt of %.40s, and they are read as those "
+                  "of GPT2Tokenizer and Qwen2Tokenizer only: save it with the fast tokenizer, which "
+                  "writes tokenizer.json", dir, name != NULL ? name->string : type->string);
+    else if (contradicts && !made)
+        error_set(r->err, "%.200s: tokenizer_class is %.40s, but model_type %.40s in config.json: "
+                  "correct one of them, or write tokenizer.json", dir, name->string, type->string);
+    else if (contradicts && ranks.rank == 0)  // written here: a new model, or one read wrongly
         fprintf(stderr, "tide: note: %s has GPT-2's kind of tokenizer, not that of published %s\n",
                 dir, type->string);
-    return true;
+    return contradicts && !made ? RULES : rule;
+}
+
+static void tokenizer_file(Tokenizer *t, int file, const char *text) {
+    t->files[file].text = strdup(text);
+    t->files[file].length = strlen(text);
 }
 
 // Writes the texts of vocab.json and merges.txt as that of a tokenizer.json, to be freed. Lines
@@ -532,16 +538,16 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
                          size_t *length) {
     const Json *config = r->beside[FILE_CONFIG];
     const Json *type = json_get(r->beside[BESIDE_MODEL], "model_type");
-    char *text = NULL;
+    const int rule = merges_rule(r, dir);
+    char *text = NULL, made[512], end[32] = "null";
     size_t n;
-    int rule;
-    Error inner;
-    if (!merges_rule(r, dir, &rule)) return NULL;
+    Error inner = {"not an object"};
     Json *json = json_parse(vocab, strlen(vocab), &inner);
-    if (json == NULL || json->type != JSON_OBJECT || *merges == '\0') {
-        if (json != NULL && json->type != JSON_OBJECT) error_set(&inner, "not an object");
-        if (*merges == '\0') error_set(r->err, "%.200s/merges.txt: empty", dir);
-        else error_set(r->err, "%.200s/vocab.json: %.290s", dir, inner.text);
+    const bool ok = json != NULL && json->type == JSON_OBJECT && *merges != '\0';
+    if (!ok && rule != RULES)
+        error_set(r->err, "%.200s/%s: %.290s", dir, *merges == '\0' ? "merges.txt" : "vocab.json",
+                  *merges == '\0' ? "empty" : inner.text);
+    if (!ok || rule == RULES) {
         json_free(json);
         return NULL;
     }
@@ -577,12 +583,16 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
     }
     fputs("]}}", f);
     if (fclose(f) != 0) fail("out of memory: merges.txt");
+    tokenizer_file(r->t, FILE_VOCAB, vocab);
+    tokenizer_file(r->t, FILE_MERGES, merges);
+    // null, not absent: without an entry transformers adds its own <|endoftext|>
+    if (id != TOKENIZER_NONE) snprintf(end, sizeof end, "\"%s\"", r->end);
+    snprintf(made, sizeof made, MADE_UP "%s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end,
+             end);
+    if (config == NULL)
+        tokenizer_file(r->t, FILE_CONFIG, rule == RULE_GPT2 ? made
+                       : "{\"tokenizer_class\": \"Qwen2Tokenizer\"}\n");
     return text;
-}
-
-static void tokenizer_file(Tokenizer *t, int file, const char *text) {
-    t->files[file].text = strdup(text);
-    t->files[file].length = strlen(text);
 }
 
 // Makes a tokenizer of the text of dir/tokenizer.json, n bytes, which is its own from now on; or,
@@ -590,7 +600,7 @@ static void tokenizer_file(Tokenizer *t, int file, const char *text) {
 // there are none. NULL and the reason in err if one is damaged, or a part is not supported.
 static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const char *vocab,
                                   const char *merges, Error *err) {
-    char path[PATH_MAX] = "", *made = NULL, config[512], end[32] = "null";
+    char path[PATH_MAX] = "", other[PATH_MAX], *made = NULL;
     const bool whole = text != NULL;
     Error inner;
     Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
@@ -624,26 +634,10 @@ static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const c
     ok = ok && read_steps(r) && read_model(r) && read_added(r) && read_template(r);
     if (ok) read_ends(r);
     for (int i = 0; ok && dir != NULL && i < (whole ? TOKENIZER_FILES : FILE_JSON); i++) {
-        char other[PATH_MAX];
         path_join(other, dir, tokenizer_files[i]);
         if (i == FILE_JSON || !path_exists(other)) continue;
         t->files[i].text = file_read(other, &t->files[i].length, err);
         ok = t->files[i].text != NULL;
-    }
-    if (ok && !whole) {
-        tokenizer_file(t, FILE_VOCAB, vocab);
-        tokenizer_file(t, FILE_MERGES, merges);
-    }
-    if (ok && !whole && t->files[FILE_CONFIG].text == NULL) {
-        // null, not absent: without an entry transformers adds its own <|endoftext|>
-        if (tokenizer_added(t, r->end) != TOKENIZER_NONE)
-            snprintf(end, sizeof end, "\"%s\"", r->end);
-        if (t->rule != &word_rules[RULE_GPT2])
-            snprintf(config, sizeof config, "{\"tokenizer_class\": \"Qwen2Tokenizer\"}\n");
-        else
-            snprintf(config, sizeof config, MADE_UP "%s, \"eos_token\": %s, \"unk_token\": %s}\n",
-                     end, end, end);
-        tokenizer_file(t, FILE_CONFIG, config);
     }
     for (int k = 0; k <= BESIDE_MODEL; k++) json_free(r->beside[k]);
     json_free(root);
