@@ -397,7 +397,7 @@ static bool list_added(PartReader *r) {
     }
     for (int k = 0; k <= FILE_MAP; k += FILE_MAP) {
         const Json *m = r->beside[k] != NULL ? r->beside[k]->child : NULL;
-        for (; m != NULL && m->key != NULL; m = m->next) {  // "eos_token", "additional_special_tokens"
+        for (; m != NULL && m->key != NULL; m = m->next) {  // "eos_token", "extra_special_tokens"
             const bool one = token_text(m) != NULL;
             if (strstr(m->key, "_token") == NULL || m == lists[1]
                 || (k == 0 && one && json_member(r->beside[FILE_MAP], m->key) != NULL)) continue;
@@ -514,9 +514,9 @@ static int merges_rule(const PartReader *r, const char *dir) {
     const bool contradicts = rule == RULE_GPT2 && merges_known(type) == RULE_QWEN2;
     const bool made = config != NULL && strncmp(config->string, MADE_UP, strlen(MADE_UP)) == 0;
     if (rule == RULES)
-        error_set(r->err, "%.200s has vocab.json and merges.txt of %.40s, and they are read as those "
-                  "of GPT2Tokenizer and Qwen2Tokenizer only: save it with the fast tokenizer, which "
-                  "writes tokenizer.json", dir, name != NULL ? name->string : type->string);
+        error_set(r->err, "%.200s has vocab.json and merges.txt of %.40s, and only those of "
+                  "GPT2Tokenizer and Qwen2Tokenizer are read: save it with the fast tokenizer, "
+                  "which writes tokenizer.json", dir, name != NULL ? name->string : type->string);
     else if (contradicts && !made)
         error_set(r->err, "%.200s: tokenizer_class is %.40s, but model_type %.40s in config.json: "
                   "correct one of them, or write tokenizer.json", dir, name->string, type->string);
