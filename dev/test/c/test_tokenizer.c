@@ -866,6 +866,8 @@ static void tokenizer_beside(void) {
          "11<|b|>", "52 52 261 ", -1, -1},
         {NULL, {0, 0, "{'eos_token':{'content':'<pad>'},'additional_special_tokens':['</s>']}", 0,
                 "{'model_type':'gpt2'}"}, "<pad></s>", "1 2 ", 1, -1},
+        {NULL, {CLASS("GPT2Tokenizer") "'eos_token':'</s>'}", 0, "{'eos_token':'<pad>'}"},
+         "</s><pad>", BYTES_END "1 ", 1, -1},
         {NULL, {CLASS("GPT2Tokenizer") "'eos_token':null}", 0, 0, 0, "{'model_type':'llama'}"}, "11",
          "260 ", -1, -1},
         {NULL, {CLASS("LlamaTokenizer") "'a':1}"}, "", "!merges.txt of LlamaTokenizer, and", 0, 0},
@@ -935,6 +937,29 @@ static void tokenizer_beside(void) {
             if (cases[i].files[k] != NULL)
                 CHECK(strcmp(read_file(scratch, tokenizer_files[k], &n), quoted(cases[i].files[k])) == 0,
                       "case %zu: another %s", i, tokenizer_files[k]);
+    }
+    // GPT-2's default tokens
+    remove_files();
+    vocab = byte_vocabulary(-1, 0, ", \"<|endoftext|>\": 256");
+    write_file("vocab.json", vocab, strlen(vocab));
+    write_file("merges.txt", "#version\n", 9);
+    vocab = quoted(CLASS("GPT2Tokenizer") "'add_bos_token':true,'add_eos_token':true}");
+    write_file("tokenizer_config.json", vocab, strlen(vocab));
+    const Tokenizer *both = tokenizer_load(scratch);
+    CHECK(both->bos == 256 && both->behind == 256, "%d, %d", both->bos, both->behind);
+    // normalised is what is not special: the space of " <x>" is looked for
+    static const struct { const char *file, *text; bool found; } normal[] = {
+        {"added_tokens.json", "{'<x>':2005}", false},
+        {"tokenizer_config.json", "{'pad_token':'<x>'}", true},  // of the former file
+        {"tokenizer_config.json", "{" DECODER("2005", "<x>") "}}}", false},
+        {"tokenizer_config.json", "{" DECODER("2005", "<x>") ",'special':true}}}", true}};
+    remove_files();
+    char *spaced = small_file(LLAMA2, "tokenizer.json", &(size_t){0});
+    write_file("tokenizer.json", spaced, strlen(spaced));
+    for (int i = 0; i < 4; i++) {
+        write_file(normal[i].file, quoted(normal[i].text), strlen(normal[i].text));
+        CHECK((strstr(ids_text(tokenizer_load(scratch), "a<x>", 0), "2005 ") != NULL)
+              == normal[i].found, "%s", normal[i].text);
     }
     // a token of added_tokens.json is text in a user's message if it is named, too
     remove_files();
