@@ -118,7 +118,7 @@ elif [ ! -e "$dir/config.json" ] && ! has main config.json; then
     fail "cannot download $(url main config.json): there is none ($mirror=URL names a mirror)"
 fi
 get "$(url main config.json)" "$dir/config.json" check_text '{'
-for file in generation_config.json tokenizer.json tokenizer_config.json special_tokens_map.json \
+for file in generation_config.json tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json \
     chat_template.jinja vocab.json merges.txt tokenizer.model; do
     case $file in *.json) start='{' ;; *) start='' ;; esac
     if [ -e "$dir/$file" ] || { [ -z "$complete" ] && has main $file; }; then

@@ -40,6 +40,7 @@ typedef struct {
     size_t limit;             // tokens per shard
     size_t shards, total;
     size_t documents;
+    bool ended;               // the last document has itself the token that ends a text
     int width;
 } Output;
 
@@ -125,7 +126,9 @@ static void output_document(Output *o, const char *text, size_t n) {
     o->documents += n > 0;
     for (size_t at = 0, block; at < n; at += block, list.count = 0) {
         block = tokenizer_block(tok, text + at, n - at, 1 << 20);
-        document_encode(tok, text, n, at, block, false, &list);
+        document_encode(tok, text, n, at, block, o->ended, &list);
+        if (at + block == n)
+            o->ended = list.count > 0 && (int)list.ids[list.count - 1] == tok->eot;
         output_tokens(o, list.ids, list.count);
     }
     free(list.ids);

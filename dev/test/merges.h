@@ -28,9 +28,17 @@ static char *vocabulary_of(const char *merges) {
     return text;
 }
 
+// Of the texts of vocab.json and merges.txt, or the end of the program.
+static Tokenizer *tokenizer_of(const char *dir, const char *vocab, const char *merges) {
+    Error err;
+    Tokenizer *t = tokenizer_parse(dir, NULL, 0, vocab, merges, &err);
+    if (t == NULL) die("%s", err.text);
+    return t;
+}
+
 static Tokenizer *tokenizer_of_merges(const char *merges) {
     char *vocabulary = vocabulary_of(merges);
-    Tokenizer *t = tokenizer_parse("merges", vocabulary, merges);
+    Tokenizer *t = tokenizer_of("merges", vocabulary, merges);
     free(vocabulary);
     return t;
 }

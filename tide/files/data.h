@@ -4,6 +4,7 @@
 // another rank, and with any number of threads.
 //
 //     data_open()         files that match a pattern: token files, or text to be encoded
+//     data_check()        ends the program if a model does not know all tokens of a text
 //     data_view()         a part of it
 //     loader_make()       sequences of T tokens of a data set
 //     loader_check()      ends the program if there is none
@@ -88,7 +89,7 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     // A token takes 4 bytes until all are known. Texts have about as many bytes for each, but where
     // every byte is one; and a normalised text is a copy, which NFC may make three times as long.
     // malloc() gives what is not there, and Linux kills who writes there.
-    const int steps = tok->steps, spaces = STEP_REPLACE | STEP_METASPACE;
+    const int steps = tok->steps, spaces = STEP_REPLACE | STEP_METASPACE | STEP_SPACE;
     const int copy = steps & STEP_NFC ? 3 : steps & spaces ? 1 : 0;
     const double peak = (double)texts->tokens * (tok->vocab == 256 ? 4 : 1 + copy);
     if (peak > (double)memory_available())
@@ -99,7 +100,8 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     for (size_t i = 0; i < texts->count; i++) {
         const TokenSegment *text = &texts->segments[i];
         const size_t n = text->count;
-        document_encode(tok, (const char *)text->tokens, n, 0, n, i == 0, &list);
+        const bool first = list.count == 0 || (int)list.ids[list.count - 1] == tok->eot;
+        document_encode(tok, (const char *)text->tokens, n, 0, n, first, &list);
         munmap((void *)text->tokens, n);
     }
     all.count = list.count;
@@ -159,6 +161,14 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
     d.count = 1;
     d.tokens = d.segments[0].count;
     return d;
+}
+
+// Ends the program if an encoded text has a token that the model does not know.
+static void data_check(const TokenData *d, size_t vocab) {
+    for (size_t i = 0; d->text && i < d->tokens; i++)
+        if (segment_token(d->segments, i) >= vocab)
+            die("%s: token %zu is %u, but the model's vocabulary has %zu tokens",
+                d->segments->name, i, segment_token(d->segments, i), vocab);
 }
 
 // A view of tokens from .. to-1, counted over all segments of `all`.

@@ -81,13 +81,16 @@ static void task_ends_piece(TaskReader *r, size_t end) {
 }
 
 // The next piece: n bytes, with the first token before them if it `begins` an example, with the
-// end-of-text token behind them if it `ends` one.
+// end-of-text token behind them if it `ends` one. What the text has itself there is not added; the
+// first token of a text behind an empty prompt is in the prompt.
 static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, bool ends) {
-    const int how = begins || r->starts ? 0 : TOKENIZER_GOES_ON;
+    const bool starts = begins || r->starts;
+    const size_t at = r->out.count;
     if (begins) r->starts = n == 0;
-    if (begins && r->t.first_token >= 0) tokens_add(&r->out, (uint32_t)r->t.first_token);
-    tokenizer_encode(r->tok, text, n, how, &r->out);
-    if (ends && r->tok->eot >= 0) tokens_add(&r->out, (uint32_t)r->tok->eot);
+    tokenizer_text(r->tok, text, n, starts ? 0 : TOKENIZER_GOES_ON, starts ? r->t.first_token : -1,
+                   ends ? r->tok->eot : -1, &r->out);
+    if (starts && !begins && r->t.first_token >= 0)
+        memmove(r->out.ids + at, r->out.ids + at + 1, (--r->out.count - at) * sizeof *r->out.ids);
     task_ends_piece(r, r->out.count);
 }
 

@@ -2,10 +2,10 @@
 //
 //     tokenizer_bytes()    a byte is a token
 //     tokenizer_open()     of a directory
-//     tokenizer_parse()    of the texts of vocab.json and merges.txt
+//     tokenizer_parse()    of the text of tokenizer.json, or of vocab.json and merges.txt
 //     tokenizer_save()     into another one
 //     tokenizer_encode()   text to tokens
-//     document_encode()    a document to train on, with the tokens around it
+//     tokenizer_text()     a text with the tokens around it; document_encode(): one to train on
 //     tokenizer_token()    the text of one token
 //     tokenizer_added()    the id of an added token; tokenizer_ends(): does a token end a text?
 //     tokenizer_free()
@@ -16,8 +16,9 @@
 //    contents are normalised are cut out now.
 // 3. A byte-level piece is cut into words (words.h). In the style of SentencePiece it is one word.
 // 4. The symbols of each word are merged (vocabulary.h).
-// A directory has a tokenizer.json, whose parts describe the steps, or GPT-2's vocab.json and
-// merges.txt. A part that is not known here is refused by its name: wrong ids are worse than none.
+// A directory has a tokenizer.json, whose parts describe the steps, or vocab.json and merges.txt of
+// GPT-2, OPT or Qwen2. A part that is not known here is refused by its name: wrong ids are worse
+// than none.
 // Any bytes are text: a byte that is not UTF-8 is a code point of its own.
 // Sources: Radford et al. 2019 (section 2.2); Hugging Face tokenizers 0.23.
 #ifndef TIDE_TOKENIZER_H
@@ -30,7 +31,8 @@
 #define TOKENIZER_EOT "<|endoftext|>"
 
 // The files of a tokenizer, in the order in which they are saved: those that decide come last.
-enum { FILE_CONFIG, FILE_GENERATION, FILE_TEMPLATE = 4, FILE_JSON = 6, FILE_VOCAB, FILE_MERGES };
+enum { FILE_CONFIG, FILE_GENERATION, FILE_MAP, FILE_ADDED, FILE_TEMPLATE, FILE_JSON = 6, FILE_VOCAB,
+       FILE_MERGES, BESIDE_MODEL = FILE_TEMPLATE };
 static const char *const tokenizer_files[TOKENIZER_FILES] = {
     "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "tokenizer.model", "tokenizer.json", "vocab.json",
@@ -40,8 +42,8 @@ static const char *const tokenizer_files[TOKENIZER_FILES] = {
 // Added tokens
 
 // Adds a token whose content, of n bytes, is as the file has it, in the vocabulary (known) or not.
-// Returns false if it is there already. flags: see read_added().
-static bool added_push(Tokenizer *t, const char *content, size_t n, uint32_t id, bool known,
+// flags: see added_flags.
+static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id, bool known,
                        const int *flags) {
     const bool normalized = flags[2], front = normalized && (t->steps & STEP_PREPEND);
     AddedTokens *list = &t->added[normalized];
@@ -55,12 +57,6 @@ static bool added_push(Tokenizer *t, const char *content, size_t n, uint32_t id,
     else n = tokenizer_spaces(content, n, a.content + front);
     a.length = front + n;
     free(composed);
-    for (size_t i = 0; i < list->count; i++)
-        if (list->tokens[i].length == a.length
-            && memcmp(list->tokens[i].content, a.content, a.length) == 0) {
-            free(a.content);
-            return false;
-        }
     if (known && front) t->bytes[t->used++] = ' ';
     if (!known) tokenizer_store(t, id, a.content, a.length);
     else if (front) tokenizer_store(t, id, a.name, strlen(a.name));
@@ -68,9 +64,37 @@ static bool added_push(Tokenizer *t, const char *content, size_t n, uint32_t id,
     list->tokens = (AddedToken *)array_grow(list->tokens, list->count, sizeof a, "added tokens");
     list->tokens[list->count++] = a;
     list->first[(unsigned char)a.content[0]] = true;
-    for (int c = 0; c < 256; c++)
-        list->second[c] |= a.length == 1 || c == (unsigned char)a.content[1];
-    return true;
+}
+
+// Finds the node below node *at (0: the root) by a byte; its number, place + 1, becomes *at. NULL:
+// there is none, and none is to be made.
+static AddedNode *added_node(const AddedTokens *list, size_t *at, char byte, bool make) {
+    const uint64_t key = ((uint64_t)*at << 8 | (unsigned char)byte) + 1;
+    for (size_t place = (size_t)((key * 0x9e3779b97f4a7c15u) >> 32);; place++) {
+        AddedNode *node = &list->nodes[place & list->node_mask];
+        if (node->key == 0 && !make) return NULL;
+        if (node->key != 0 && node->key != key) continue;
+        node->key = key;
+        *at = (place & list->node_mask) + 1;
+        return node;
+    }
+}
+
+// Makes the tree of the contents. Returns a token whose content another one has, or NULL.
+static const AddedToken *added_index(AddedTokens *list) {
+    size_t bytes = 1, places = 1;
+    for (size_t i = 0; i < list->count; i++) bytes += list->tokens[i].length;
+    while (places < 2 * bytes) places *= 2;
+    list->nodes = ALLOC(AddedNode, places, "added tokens");
+    list->node_mask = places - 1;
+    for (const AddedToken *a = list->tokens; a < list->tokens + list->count; a++) {
+        AddedNode *node = NULL;
+        for (size_t i = 0, at = 0; i < a->length; i++)
+            node = added_node(list, &at, a->content[i], true);
+        if (node->token > 0) return a;
+        node->token = (uint32_t)(a - list->tokens) + 1;
+    }
+    return NULL;
 }
 
 // Finds the first place from *at on with the content of a token, and the longest such token, or
@@ -78,13 +102,14 @@ static bool added_push(Tokenizer *t, const char *content, size_t n, uint32_t id,
 static const AddedToken *added_find(const AddedTokens *list, const char *s, size_t n, size_t *at) {
     for (; list->count > 0 && *at < n; ++*at) {
         const char *here = s + *at;
-        const AddedToken *found = NULL;
-        if (!list->first[(unsigned char)*here]
-            || (*at + 1 < n && !list->second[(unsigned char)here[1]])) continue;
-        for (const AddedToken *a = list->tokens; a < list->tokens + list->count; a++)
-            if (a->length <= n - *at && (found == NULL || a->length > found->length)
-                && memcmp(a->content, here, a->length) == 0) found = a;
-        if (found != NULL) return found;
+        uint32_t found = 0;
+        if (!list->first[(unsigned char)*here]) continue;
+        for (size_t i = 0, node = 0; i < n - *at; i++) {
+            const AddedNode *next = added_node(list, &node, here[i], false);
+            if (next == NULL) break;
+            if (next->token > 0) found = next->token;
+        }
+        if (found > 0) return &list->tokens[found - 1];
     }
     return NULL;
 }
@@ -102,6 +127,7 @@ static void tokenizer_free(Tokenizer *t) {
     for (int k = 0; k < 2; k++) {
         for (size_t i = 0; i < t->added[k].count; i++) free(t->added[k].tokens[i].content);
         free(t->added[k].tokens);
+        free(t->added[k].nodes);
     }
     for (int i = 0; i < TOKENIZER_FILES; i++) free(t->files[i].text);
     free(t->classes);
@@ -118,10 +144,26 @@ static void tokenizer_free(Tokenizer *t) {
 // ---------------------------------------------------------------------------------------------
 // tokenizer.json
 
+// An added token as a file has it.
+typedef struct {
+    const char *file, *content;
+    size_t n, id;
+    int flags[5];              // of added_flags
+} AddedEntry;
+static const char *const added_flags[5] = {"single_word", "special", "normalized", "lstrip",
+                                           "rstrip"};
+
 typedef struct {
     Tokenizer *t;
     const char *path;          // for messages
     const Json *root, *vocabulary;
+    Json *beside[5];           // the first of tokenizer_files, and config.json; NULL: not there
+    char paths[5][PATH_MAX];
+    AddedEntry *entries;       // [entry_count], of room for [ids]
+    size_t entry_count, ids;
+    AddedEntry **entry_of;     // [ids]: the entry with this id
+    const char *end;           // ends a text of vocab.json; NULL: of tokenizer.json
+    uint32_t bos, eos;         // as the files beside name them
     Error *err;
 } PartReader;
 
@@ -142,6 +184,7 @@ static const struct { const char *part, *line; int steps, rule; } tokenizer_part
     {"normalizer", "NFC + " PART_PREPEND, STEP_NFC | STEP_PREPEND | STEP_REPLACE, 0},
     {"pre_tokenizer", "null", 0, 0},
     {"pre_tokenizer", PART_BYTES, STEP_BYTES, RULE_GPT2},
+    {"pre_tokenizer", "ByteLevel with add_prefix_space true", STEP_BYTES | STEP_SPACE, RULE_GPT2},
     {"pre_tokenizer", "Digits with individual_digits true + " PART_BYTES,
      STEP_DIGITS | STEP_BYTES, RULE_GPT2},
     {"pre_tokenizer", PART_SPLIT("GPT-2's"), STEP_BYTES, RULE_GPT2},
@@ -163,7 +206,7 @@ static bool part_refuse(PartReader *r, const char *part, const char *what) {
 }
 
 // Writes a step as its type and the members that matter. A member that equals its default is left
-// out, and an expression is written by its name.
+// out (not add_prefix_space of ByteLevel), and an expression is written by its name.
 static void step_write(FILE *f, const Json *step, bool members) {
     static const struct { const char *key, *none; } names[] = {
         {"individual_digits", ""}, {"prepend", ""}, {"pattern", ""}, {"content", ""},
@@ -179,7 +222,8 @@ static void step_write(FILE *f, const Json *step, bool members) {
         if (pattern) value = value->child;  // {"String": ".."} or {"Regex": ".."}
         if (value == NULL) continue;
         const char *text = value->type <= JSON_STRING ? value->string : "?";
-        if (strcmp(text, names[i].none) == 0) continue;
+        const bool space = json_is(type, "ByteLevel") && *names[i].key == 'a';
+        if (strcmp(text, names[i].none) == 0 && !space) continue;
         int rule = pattern && strcmp(value->key, "Regex") == 0 ? 0 : RULES + 1;
         while (rule < RULES && !json_is(value, word_rules[rule].expression)) rule++;
         if (rule > RULES)
@@ -244,7 +288,7 @@ static bool read_model(PartReader *r) {
     const int fallback = json_flag(m, "byte_fallback", false);
     const int ignore = json_flag(m, "ignore_merges", false);
     char place[PATH_MAX + 8];
-    size_t more = 0, bytes = 0;
+    size_t bytes = added != NULL ? added->length : 0;  // of the texts with added tokens
     if (json_get(m, "type") != NULL && !json_is(json_get(m, "type"), "BPE"))
         return part_refuse(r, "model", "of a type other than BPE");
     if (vocabulary == NULL || vocabulary->type != JSON_OBJECT || vocabulary->count == 0
@@ -256,9 +300,11 @@ static bool read_model(PartReader *r) {
         if (value != NULL && !json_is(value, "") && !zero)
             return part_refuse(r, "model with", unused[i]);
     }
-    for (const Json *a = added != NULL ? added->child : NULL; a != NULL; a = a->next, more++)
-        bytes += json_get(a, "content") != NULL ? 4 * json_get(a, "content")->length + 2 : 0;
-    if (!tokenizer_read_tokens(t, r->path, vocabulary, more, bytes, r->err)) return false;
+    for (int k = 0; k < BESIDE_MODEL; k++) bytes += r->beside[k] != NULL ? r->beside[k]->length : 0;
+    if (!tokenizer_read_tokens(t, r->path, vocabulary, bytes / 4 + 1, 4 * bytes + 64, r->err))
+        return false;
+    t->base = t->vocab;
+    r->ids = t->vocab + bytes / 4 + 1;
     t->ignore_merges = ignore;
     r->vocabulary = vocabulary;
     const int missing = tokenizer_read_bytes(t, vocabulary);
@@ -279,35 +325,113 @@ static bool read_model(PartReader *r) {
     return tokenizer_read_merges(t, place, vocabulary, merges, r->err);
 }
 
-// Reads the added tokens. Those that are not in the vocabulary are numbered behind it.
+// Lists a token that is to be added. One of the same id in another file must be the same, and its
+// flags are replaced.
+static bool added_list(PartReader *r, AddedEntry e) {
+    AddedEntry *old = e.id < r->ids ? r->entry_of[e.id] : NULL;
+    if (old == NULL || old->file == e.file) old = &r->entries[r->entry_count++];
+    else if (old->n != e.n || memcmp(old->content, e.content, e.n) != 0)
+        return error_set(r->err, "%.200s: \"%.60s\" has the id %zu, which is that of \"%.60s\"",
+                         e.file, e.content, e.id, old->content);
+    *old = e;
+    if (e.id < r->ids) r->entry_of[e.id] = old;
+    return true;
+}
+
+// The text of a token, a string or an object with its content; NULL: the value is something else.
+static const Json *token_text(const Json *value) {
+    const Json *text = json_get(value, "content") != NULL ? json_get(value, "content") : value;
+    return text != NULL && text->type == JSON_STRING && text->length > 0 ? text : NULL;
+}
+
+// Makes a token that a file beside names a special one, if it has an id, and returns the id.
+static uint32_t added_name(PartReader *r, const char *file, const Json *value) {
+    const Json *text = token_text(value);
+    if (text == NULL) return TOKENIZER_NONE;
+    AddedEntry e = {.file = file, .content = text->string, .n = text->length,
+                    .id = vocabulary_find(r->vocabulary, text->string, text->length)};
+    for (AddedEntry *old = r->entries; old < r->entries + r->entry_count; old++) {
+        if (old->n != e.n || memcmp(old->content, e.content, e.n) != 0) continue;
+        if (old->file != r->paths[FILE_ADDED]) return (uint32_t)old->id;
+        old->flags[1] = 1;  // that file has no flags
+        old->flags[2] = 0;
+        return (uint32_t)old->id;
+    }
+    for (int i = 1; i < 5; i++)
+        e.flags[i] = i == 1 || json_flag(value, added_flags[i], false) == 1;
+    if (e.id != TOKENIZER_NONE) added_list(r, e);
+    else if (ranks.rank == 0)
+        fprintf(stderr, "tide: warning: %s names the token \"%.60s\", which has no id: in texts it "
+                "is no token\n", file, e.content);
+    return (uint32_t)e.id;
+}
+
+// Lists the added tokens: those of tokenizer.json; those that the files beside have with an id; and
+// those that they name, and the vocabulary has.
+static bool list_added(PartReader *r) {
+    const char *const paths[3] = {r->path, r->paths[FILE_CONFIG], r->paths[FILE_ADDED]};
+    const Json *const lists[3] = {json_get(r->root, "added_tokens"),
+                                  json_get(r->beside[FILE_CONFIG], "added_tokens_decoder"),
+                                  r->beside[FILE_ADDED]};
+    r->entries = ALLOC(AddedEntry, r->ids, "added tokens");
+    r->entry_of = ALLOC(AddedEntry *, r->ids, "added tokens");
+    for (int k = 0; k < 3; k++, r->path = paths[0]) {
+        r->path = paths[k];
+        if (lists[k] != NULL && lists[k]->type != (k == 0 ? JSON_ARRAY : JSON_OBJECT))
+            return part_refuse(r, "added_tokens", "other than a list");
+        for (const Json *i = lists[k] != NULL ? lists[k]->child : NULL; i != NULL; i = i->next) {
+            const Json *text = k < 2 ? token_text(json_get(i, "content")) : NULL;
+            AddedEntry e = {.file = paths[k], .content = text != NULL ? text->string : i->key,
+                            .n = text != NULL ? text->length : i->key_length};
+            char *end = NULL;
+            if (k == 1) e.id = strtoul(i->key, &end, 10);
+            bool wrong = k == 1 ? *end != '\0' : !json_size(k == 2 ? i : json_get(i, "id"), &e.id);
+            for (int f = 0; f < 5; f++)  // absent, beside, normalized is: not special
+                wrong |= (e.flags[f] = json_flag(i, added_flags[f],
+                                                 k > 0 && f == 2 && !e.flags[1])) < 0;
+            if (wrong || e.flags[0] || e.n == 0 || (k < 2 && text == NULL))
+                return part_refuse(r, "added_tokens", !wrong && e.flags[0] ? "with single_word"
+                                   : "without content, id, true and false");
+            if (!added_list(r, e)) return false;
+        }
+    }
+    for (int k = 0; k <= FILE_MAP; k += FILE_MAP) {
+        const Json *m = r->beside[k] != NULL ? r->beside[k]->child : NULL;
+        for (; m != NULL && m->key != NULL; m = m->next) {  // "eos_token", "extra_special_tokens"
+            const bool one = token_text(m) != NULL;
+            if (strstr(m->key, "_token") == NULL || m == lists[1]
+                || (k == 0 && one && json_member(r->beside[FILE_MAP], m->key) != NULL)) continue;
+            for (const Json *i = one ? m : m->child; i != NULL; i = one ? NULL : i->next) {
+                const uint32_t id = added_name(r, r->paths[k], i);
+                if (strcmp(m->key, "bos_token") == 0) r->bos = id;
+                if (strcmp(m->key, "eos_token") == 0) r->eos = id;
+            }
+        }
+    }
+    return true;
+}
+
+// Adds the tokens. Those that are not in the vocabulary are numbered behind it.
 static bool read_added(PartReader *r) {
-    static const char *const names[5] = {"single_word", "special", "normalized", "lstrip",
-                                         "rstrip"};
     Tokenizer *t = r->t;
-    const Json *all = json_get(r->root, "added_tokens");
-    size_t next = r->vocabulary->count, id = 0;
-    if (all != NULL && all->type != JSON_ARRAY)
-        return part_refuse(r, "added_tokens", "other than a list");
-    for (const Json *item = all != NULL ? all->child : NULL; item != NULL; item = item->next) {
-        const Json *content = json_get(item, "content");
-        int flags[5], wrong = content == NULL || content->type != JSON_STRING
-                           || content->length == 0 || !json_size(json_get(item, "id"), &id);
-        for (int i = 0; i < 5; i++) wrong |= (flags[i] = json_flag(item, names[i], false)) < 0;
-        if (wrong || flags[0])
-            return part_refuse(r, "added_tokens", wrong ? "without content, id, true and false"
-                               : "with single_word");
-        const uint32_t known = vocabulary_find(r->vocabulary, content->string, content->length);
+    size_t next = r->vocabulary->count;
+    if (!list_added(r)) return false;
+    for (const AddedEntry *e = r->entries; e < r->entries + r->entry_count; e++) {
+        const uint32_t known = vocabulary_find(r->vocabulary, e->content, e->n);
         const size_t given = known != TOKENIZER_NONE ? known : next++;
         const bool taken = known == TOKENIZER_NONE && given < t->vocab
                         && t->tokens[given].length > 0;
-        if (id != given || taken || id >= TOKENIZER_MAX_IDS)
+        if (e->id != given || taken || given >= TOKENIZER_MAX_IDS)
             return error_set(r->err, "%.200s: added_tokens: \"%.60s\" has the id %zu, and Hugging "
-                             "Face gives it %zu", r->path, content->string, id, given);
-        if (id >= t->vocab) t->vocab = id + 1;
-        if (!added_push(t, content->string, content->length, (uint32_t)id,
-                        known != TOKENIZER_NONE, flags))
+                             "Face gives it %zu", e->file, e->content, e->id, given);
+        if (given >= t->vocab) t->vocab = given + 1;
+        added_push(t, e->content, e->n, (uint32_t)given, known != TOKENIZER_NONE, e->flags);
+    }
+    for (int k = 0; k < 2; k++) {
+        const AddedToken *twice = added_index(&t->added[k]);
+        if (twice != NULL)
             return error_set(r->err, "%.200s: added_tokens: \"%.60s\" is there twice", r->path,
-                             content->string);
+                             twice->name);
     }
     return true;
 }
@@ -335,107 +459,122 @@ static bool read_template(PartReader *r) {
     return text || part_refuse(r, "post_processor", "without a text");
 }
 
-// Reads the token that ends a text, which tokenizer_config.json may name, and those that end a
-// model's answer: generation_config.json, or else config.json, has their ids.
-static bool read_ends(PartReader *r, const char *dir) {
-    static const char *const names[3] = {"tokenizer_config.json", "generation_config.json",
-                                         "config.json"};
+// Settles the token that ends a text, as the files beside name it, and those that end a model's
+// answer: generation_config.json, or else config.json, has their ids.
+static void read_ends(PartReader *r) {
     Tokenizer *t = r->t;
-    uint32_t eot = TOKENIZER_NONE;
-    for (int k = 0; k < 3; k++) {
-        char path[PATH_MAX];
-        path_join(path, dir, names[k]);
-        if (!path_exists(path)) continue;
-        Json *config = json_read(path, r->err);
-        if (config == NULL) return false;
-        const Json *eos = json_get(config, "eos_token"), *ids = json_get(config, "eos_token_id");
-        if (json_get(eos, "content") != NULL) eos = json_get(eos, "content");
-        if (k == 0 && eos != NULL && eos->type == JSON_STRING) {
-            eot = tokenizer_added(t, eos->string);
-            if (eot == TOKENIZER_NONE)
-                eot = vocabulary_find(r->vocabulary, eos->string, eos->length);
-        }
-        const bool adds = json_flag(config, "add_bos_token", true) != 0;
-        if (k == 0 && t->bos >= 0 && !adds && ranks.rank == 0)
-            fprintf(stderr, "tide: warning: %s has add_bos_token false, but tokenizer.json puts "
-                    "token %d in front of every text\n", path, t->bos);
+    const Json *config = r->beside[FILE_CONFIG];
+    uint32_t eot = r->eos;
+    if (t->bos >= 0 && json_flag(config, "add_bos_token", true) == 0 && ranks.rank == 0)
+        fprintf(stderr, "tide: warning: %s has add_bos_token false, but tokenizer.json puts "
+                "token %d in front of every text\n", r->paths[FILE_CONFIG], t->bos);
+    for (int k = FILE_GENERATION; k <= BESIDE_MODEL && t->stops.count == 0;
+         k += BESIDE_MODEL - FILE_GENERATION) {
+        const Json *ids = json_get(r->beside[k], "eos_token_id");
         const bool list = ids != NULL && ids->type == JSON_ARRAY;
-        if (k == 0 || t->stops.count > 0) ids = NULL;
-        else if (list) ids = ids->child;
+        if (list) ids = ids->child;
         for (size_t id = 0; json_size(ids, &id); ids = list ? ids->next : NULL)
             if (id < t->vocab && t->tokens[id].length > 0) tokens_add(&t->stops, (uint32_t)id);
-        json_free(config);
     }
-    if (eot == TOKENIZER_NONE && t->stops.count > 0) eot = t->stops.ids[0];
-    if (eot == TOKENIZER_NONE) eot = tokenizer_added(t, TOKENIZER_EOT);
-    if (eot == TOKENIZER_NONE) eot = tokenizer_added(t, "</s>");
+    if (r->end != NULL) {
+        if (eot == TOKENIZER_NONE && json_member(config, "eos_token") == NULL)
+            eot = tokenizer_added(t, r->end);
+        if (r->bos == TOKENIZER_NONE && json_member(config, "bos_token") == NULL
+            && !(t->steps & STEP_NFC)) r->bos = tokenizer_added(t, r->end);  // GPT-2's default
+        if (json_flag(config, "add_bos_token", false) == 1) t->bos = (int)r->bos;
+        if (json_flag(config, "add_eos_token", false) == 1) t->behind = (int)eot;
+    } else {
+        if (eot == TOKENIZER_NONE && t->stops.count > 0) eot = t->stops.ids[0];
+        if (eot == TOKENIZER_NONE) eot = tokenizer_added(t, TOKENIZER_EOT);
+        if (eot == TOKENIZER_NONE) eot = tokenizer_added(t, "</s>");
+    }
     t->eot = (int)eot;  // TOKENIZER_NONE is -1
     if (t->behind < 0 && t->bos >= 0 && t->bos != t->eot) t->behind = t->eot;
-    return true;
 }
 
-// Makes a tokenizer of the text of dir/tokenizer.json, n bytes, which is its own from now on, and
-// of the files `beside` it; or of tokenizer_parse()'s text. NULL and the reason in err if one is
-// damaged, or a part is not supported.
-static Tokenizer *tokenizer_parse_json(const char *dir, bool beside, char *text, size_t n,
-                                       Error *err) {
-    char path[PATH_MAX], other[PATH_MAX];
-    Error inner;
-    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
-    Json *root = json_parse(text, n, &inner);
-    const Json *version = json_get(root, "version");
-    PartReader r = {.t = t, .path = path, .root = root, .vocabulary = NULL, .err = err};
-    t->bos = t->eot = t->behind = -1;
-    t->classes = word_classes_make();
-    path_join(path, dir, beside ? tokenizer_files[FILE_JSON] : "vocab.json and merges.txt");
-    t->files[FILE_JSON].text = text;
-    t->files[FILE_JSON].length = n;
-    bool ok = root != NULL || error_set(err, "%.200s: %.290s", path, inner.text);
-    if (version != NULL && !json_is(version, "1.0"))
-        ok = part_refuse(&r, "version", "other than 1.0");
-    ok = ok && read_steps(&r) && read_model(&r) && read_added(&r) && read_template(&r)
-      && (!beside || read_ends(&r, dir));
-    for (int i = 0; ok && beside && i < TOKENIZER_FILES; i++) {
-        path_join(other, dir, tokenizer_files[i]);
-        if (i == FILE_JSON || !path_exists(other)) continue;
-        t->files[i].text = file_read(other, &t->files[i].length, err);
-        ok = t->files[i].text != NULL;
-    }
-    json_free(root);
-    if (ok) return t;
-    tokenizer_free(t);
-    return NULL;
+#define MADE_UP "{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false, " \
+                "\"clean_up_tokenization_spaces\": false, \"bos_token\": "
+
+// Tells whose rule cuts words, by a class of the library or a model's type. RULES: it is unknown.
+static int merges_known(const Json *name) {
+    static const char *const names[8] = {"GPT2Tokenizer", "GPT2TokenizerFast", "gpt2", "opt",
+                                         "Qwen2Tokenizer", "Qwen2TokenizerFast", "qwen2", "qwen3"};
+    for (int k = 0; k < 8; k++)
+        if (json_is(name, names[k])) return k < 4 ? RULE_GPT2 : RULE_QWEN2;
+    return name == NULL ? RULE_GPT2 : RULES;
 }
 
-// ---------------------------------------------------------------------------------------------
-// vocab.json and merges.txt
+// The same of a directory: as tokenizer_config.json says, or else the model's type. RULES and the
+// reason in r->err: another's, or one that contradicts the type.
+static int merges_rule(const PartReader *r, const char *dir) {
+    const Json *config = r->beside[FILE_CONFIG], *model = r->beside[BESIDE_MODEL];
+    const Json *name = json_get(config, "tokenizer_class"), *type = json_get(model, "model_type");
+    if (name == NULL) name = json_get(model, "tokenizer_class");
+    const int rule = merges_known(name != NULL ? name : type);
+    const bool contradicts = rule == RULE_GPT2 && merges_known(type) == RULE_QWEN2;
+    const bool made = config != NULL && strncmp(config->string, MADE_UP, strlen(MADE_UP)) == 0;
+    if (rule == RULES)
+        error_set(r->err, "%.200s has vocab.json and merges.txt of %.40s, and only those of "
+                  "GPT2Tokenizer and Qwen2Tokenizer are read: save it with the fast tokenizer, "
+                  "which writes tokenizer.json", dir, name != NULL ? name->string : type->string);
+    else if (contradicts && !made)
+        error_set(r->err, "%.200s: tokenizer_class is %.40s, but model_type %.40s in config.json: "
+                  "correct one of them, or write tokenizer.json", dir, name->string, type->string);
+    else if (contradicts && ranks.rank == 0)  // written here: a new model, or one read wrongly
+        fprintf(stderr, "tide: note: %s has GPT-2's kind of tokenizer, not that of published %s\n",
+                dir, type->string);
+    return contradicts && !made ? RULES : rule;
+}
 
 static void tokenizer_file(Tokenizer *t, int file, const char *text) {
     t->files[file].text = strdup(text);
     t->files[file].length = strlen(text);
 }
 
-// A tokenizer from the texts of vocab.json and merges.txt, as from a tokenizer.json with the same.
-// Lines without a merge count as the version's. `dir` is for messages.
-static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char *merges) {
-    char *text = NULL, config[512], end[32] = "null";
-    size_t length = 0, n;
-    Error err;
-    Json *json = json_parse(vocab, strlen(vocab), &err);
-    if (json == NULL || json->type != JSON_OBJECT)
-        die("%s/vocab.json: %s", dir, json == NULL ? err.text : "not an object");
-    if (*merges == '\0') die("%s/merges.txt: empty", dir);
+// Writes the texts of vocab.json and merges.txt as that of a tokenizer.json, to be freed. Lines
+// without a merge count as the version's. NULL and the reason in r->err if they are damaged, or
+// another class's.
+static char *merges_text(PartReader *r, const char *dir, const char *vocab, const char *merges,
+                         size_t *length) {
+    const Json *config = r->beside[FILE_CONFIG];
+    const Json *type = json_get(r->beside[BESIDE_MODEL], "model_type");
+    const int rule = merges_rule(r, dir);
+    char *text = NULL, made[512], end[32] = "null";
+    size_t n;
+    Error inner = {"not an object"};
+    Json *json = json_parse(vocab, strlen(vocab), &inner);
+    const bool ok = json != NULL && json->type == JSON_OBJECT && *merges != '\0';
+    if (!ok && rule != RULES)
+        error_set(r->err, "%.200s/%s: %.290s", dir, *merges == '\0' ? "merges.txt" : "vocab.json",
+                  *merges == '\0' ? "empty" : inner.text);
+    if (!ok || rule == RULES) {
+        json_free(json);
+        return NULL;
+    }
     // OPT's vocabulary has GPT-2's token as well, and never uses it.
-    const char *eot = vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE ? "</s>" : TOKENIZER_EOT;
-    const int id = (int)vocabulary_find(json, eot, strlen(eot));  // TOKENIZER_NONE is -1
+    r->end = config == NULL && (type != NULL ? json_is(type, "opt")
+             : vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE) ? "</s>" : TOKENIZER_EOT;
+    const uint32_t id = vocabulary_find(json, r->end, strlen(r->end));
     json_free(json);
-    FILE *f = open_memstream(&text, &length);
+    FILE *f = open_memstream(&text, length);
     if (f == NULL) fail("out of memory: merges.txt");
-    fprintf(f, "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}, "
-            "\"decoder\": {\"type\": \"ByteLevel\"}, \"added_tokens\": [");
-    if (id >= 0) fprintf(f, "{\"id\": %d, \"content\": \"%s\", \"special\": true}", id, eot);
-    fprintf(f, "], \"model\": {\"unk_token\": \"%s\", \"vocab\": %s, \"merges\": [", eot,
-            vocab);
+    fprintf(f, "{%s\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [",
+            rule == RULE_GPT2 ? "" : "\"normalizer\": {\"type\": \"NFC\"}, ");
+    if (rule != RULE_GPT2) {
+        fprintf(f, "{\"type\": \"Split\", \"behavior\": \"Isolated\", \"pattern\": {\"Regex\": ");
+        json_write_string(f, word_rules[rule].expression, strlen(word_rules[rule].expression));
+        fprintf(f, "}}, ");
+    }
+    fprintf(f, "{\"type\": \"ByteLevel\", \"add_prefix_space\": %s, \"use_regex\": %s}]}, "
+            "\"decoder\": {\"type\": \"ByteLevel\"}, \"added_tokens\": [",
+            json_flag(config, "add_prefix_space", false) == 1 ? "true" : "false",
+            rule == RULE_GPT2 ? "true" : "false");
+    // the class has this token where tokenizer_config.json names none
+    if (id != TOKENIZER_NONE
+        && (json_member(config, "unk_token") == NULL || json_member(config, "eos_token") == NULL
+            || json_member(config, rule == RULE_GPT2 ? "bos_token" : "pad_token") == NULL))
+        fprintf(f, "{\"id\": %u, \"content\": \"%s\", \"special\": true}", id, r->end);
+    fprintf(f, "], \"model\": {\"unk_token\": \"%s\", \"vocab\": %s, \"merges\": [", r->end, vocab);
     for (const char *s = merges; *s != '\0'; s += n + (s[n] == '\n')) {
         n = strcspn(s, "\n");
         const size_t used = n > 0 && s[n - 1] == '\r' ? n - 1 : n;
@@ -444,20 +583,71 @@ static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char
     }
     fputs("]}}", f);
     if (fclose(f) != 0) fail("out of memory: merges.txt");
-    Tokenizer *t = tokenizer_parse_json(dir, false, text, length, &err);
-    if (t == NULL) die("%s", err.text);
-    t->eot = id;
+    tokenizer_file(r->t, FILE_VOCAB, vocab);
+    tokenizer_file(r->t, FILE_MERGES, merges);
     // null, not absent: without an entry transformers adds its own <|endoftext|>
-    if (id >= 0) snprintf(end, sizeof end, "\"%s\"", eot);
-    snprintf(config, sizeof config, "{\"tokenizer_class\": \"GPT2Tokenizer\", "
-             "\"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
-             "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
-    free(text);
-    t->files[FILE_JSON].text = NULL;
-    tokenizer_file(t, FILE_VOCAB, vocab);
-    tokenizer_file(t, FILE_MERGES, merges);
-    tokenizer_file(t, FILE_CONFIG, config);
-    return t;
+    if (id != TOKENIZER_NONE) snprintf(end, sizeof end, "\"%s\"", r->end);
+    snprintf(made, sizeof made, MADE_UP "%s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end,
+             end);
+    if (config == NULL)
+        tokenizer_file(r->t, FILE_CONFIG, rule == RULE_GPT2 ? made
+                       : "{\"tokenizer_class\": \"Qwen2Tokenizer\"}\n");
+    return text;
+}
+
+// Makes a tokenizer of the text of dir/tokenizer.json, n bytes, which is its own from now on; or,
+// if that is NULL, of those of vocab.json and merges.txt; and of the files beside them. dir NULL:
+// there are none. NULL and the reason in err if one is damaged, or a part is not supported.
+static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const char *vocab,
+                                  const char *merges, Error *err) {
+    char path[PATH_MAX] = "", other[PATH_MAX], *made = NULL;
+    const bool whole = text != NULL;
+    Error inner;
+    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
+    PartReader *r = ALLOC(PartReader, 1, "tokenizer");
+    Json *root = NULL;
+    bool ok = true;
+    r->t = t;
+    r->path = path;
+    r->bos = r->eos = TOKENIZER_NONE;
+    r->err = err;
+    t->bos = t->eot = t->behind = -1;
+    t->classes = word_classes_make();
+    if (dir != NULL)
+        path_join(path, dir, whole ? tokenizer_files[FILE_JSON] : "vocab.json and merges.txt");
+    for (int k = 0; k <= BESIDE_MODEL && dir != NULL && ok; k++) {
+        path_join(r->paths[k], dir, k < BESIDE_MODEL ? tokenizer_files[k] : "config.json");
+        const bool old = k == FILE_MAP || k == FILE_ADDED;  // not read where there is a decoder
+        if ((old && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL)
+            || !path_exists(r->paths[k])) continue;
+        ok = (r->beside[k] = json_read(r->paths[k], err)) != NULL;
+    }
+    t->files[FILE_JSON].text = text;
+    t->files[FILE_JSON].length = n;
+    if (ok && !whole) ok = (text = made = merges_text(r, dir, vocab, merges, &n)) != NULL;
+    if (ok && (r->root = root = json_parse(text, n, &inner)) == NULL)
+        ok = error_set(err, "%.200s: %.290s", path, inner.text);
+    if (json_get(root, "version") != NULL && !json_is(json_get(root, "version"), "1.0"))
+        ok = part_refuse(r, "version", "other than 1.0");
+    if (json_flag(r->beside[FILE_CONFIG], "split_special_tokens", false) == 1)
+        ok = part_refuse(r, "tokenizer_config.json with", "split_special_tokens true");
+    ok = ok && read_steps(r) && read_model(r) && read_added(r) && read_template(r);
+    if (ok) read_ends(r);
+    for (int i = 0; ok && dir != NULL && i < (whole ? TOKENIZER_FILES : FILE_JSON); i++) {
+        path_join(other, dir, tokenizer_files[i]);
+        if (i == FILE_JSON || !path_exists(other)) continue;
+        t->files[i].text = file_read(other, &t->files[i].length, err);
+        ok = t->files[i].text != NULL;
+    }
+    for (int k = 0; k <= BESIDE_MODEL; k++) json_free(r->beside[k]);
+    json_free(root);
+    free(r->entries);
+    free(r->entry_of);
+    free(r);
+    free(made);
+    if (ok) return t;
+    tokenizer_free(t);
+    return NULL;
 }
 
 // 256 tokens, no merges, id = value of the byte.
@@ -473,7 +663,8 @@ static Tokenizer *tokenizer_bytes(void) {
     }
     fprintf(f, "}\n");
     if (fclose(f) != 0) fail("out of memory: a vocabulary");
-    Tokenizer *t = tokenizer_parse("bytes", vocab, "#version: 0.2\n");
+    Error err;
+    Tokenizer *t = tokenizer_parse(NULL, NULL, 0, vocab, "#version: 0.2\n", &err);
     free(vocab);
     return t;
 }
@@ -487,8 +678,7 @@ static bool tokenizer_is_in(const char *dir) {
 }
 
 // Opens the tokenizer of a directory: tokenizer.json, else vocab.json and merges.txt. NULL and the
-// reason in err if a file is not there, or tokenizer.json is not supported; the program ends if one
-// of the other two is damaged.
+// reason in err if a file is not there, damaged or not supported.
 static Tokenizer *tokenizer_open(const char *dir, Error *err) {
     char path[PATH_MAX], *text;
     size_t n = 0;
@@ -500,14 +690,10 @@ static Tokenizer *tokenizer_open(const char *dir, Error *err) {
     const bool json = path_exists(path);
     if (!json) path_join(path, dir, tokenizer_files[FILE_VOCAB]);
     if ((text = text_read(path, &n, err)) == NULL) return NULL;
-    if (json) return tokenizer_parse_json(dir, true, text, n, err);
+    if (json) return tokenizer_parse(dir, text, n, NULL, NULL, err);
     path_join(path, dir, tokenizer_files[FILE_MERGES]);
     char *merges = text_read(path, &n, err);
-    Tokenizer *t = merges != NULL ? tokenizer_parse(dir, text, merges) : NULL;
-    path_join(path, dir, "added_tokens.json");
-    if (ranks.rank == 0 && path_exists(path))
-        fprintf(stderr, "tide: warning: %s is not read: no text becomes a token that it adds to "
-                "vocab.json, and what is saved lacks it\n", path);
+    Tokenizer *t = merges != NULL ? tokenizer_parse(dir, NULL, 0, text, merges, err) : NULL;
     free(text);
     free(merges);
     return t;
@@ -563,8 +749,14 @@ static void encode_piece(const Tokenizer *t, const char *s, size_t n, int how, T
     const int steps = t->steps;
     const bool space = s[0] == ' ' || (n >= 3 && memcmp(s, TOKENIZER_SPACE, 3) == 0);
     const bool front = !(how & TOKENIZER_GOES_ON) && ((steps & STEP_ALWAYS)
+                    || (steps & STEP_SPACE)
                     || ((steps & STEP_FIRST) && !(how & TOKENIZER_INSIDE)));
     char *room = NULL;
+    if ((steps & STEP_SPACE) && front && *s != ' ') {
+        room = ALLOC(char, n + 1, "a text");
+        *room = ' ';
+        s = (const char *)memcpy(room + 1, s, n++) - 1;
+    }
     if (steps & STEP_METASPACE) s = text_spaced(s, &n, front && !space, &room);
     if (t->byte_level) encode_bytes(t, s, n, out);
     else encode_spaced(t, s, n, out);
@@ -628,15 +820,30 @@ static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int
     encode_added(t, false, text, n, how, out);
 }
 
+// Encodes a text between two tokens (-1: none), of which those that it has itself there are not
+// added.
+static void tokenizer_text(const Tokenizer *t, const char *text, size_t n, int how, int front,
+                           int behind, Tokens *out) {
+    const size_t first = out->count + (front >= 0);
+    if (front >= 0) tokens_add(out, (uint32_t)front);
+    tokenizer_encode(t, text, n, how, out);
+    const bool ends = out->count > first && (int)out->ids[out->count - 1] == behind;
+    if (front >= 0 && out->count > first && (int)out->ids[first] == front) {
+        memmove(out->ids + first - 1, out->ids + first, (out->count - first) * sizeof *out->ids);
+        out->count--;
+    }
+    if (behind >= 0 && !ends) tokens_add(out, (uint32_t)behind);
+}
+
 // Encodes n bytes from byte `at` on of a document of `all` bytes to train on. In front of the
 // document stands the token that begins every text, or else, as in GPT-2's training, the one that
-// ends a text, unless no document stands before this one (first); behind it Tokenizer.behind.
+// ends a text, unless no document stands before this one, or one with that end (first); behind it
+// Tokenizer.behind.
 static void document_encode(const Tokenizer *t, const char *text, size_t all, size_t at, size_t n,
                             bool first, Tokens *out) {
     const int front = t->bos >= 0 ? t->bos : t->behind >= 0 || first ? -1 : t->eot;
-    if (at == 0 && front >= 0) tokens_add(out, (uint32_t)front);
-    tokenizer_encode(t, text + at, n, at > 0 ? TOKENIZER_GOES_ON : 0, out);
-    if (at + n == all && t->behind >= 0) tokens_add(out, (uint32_t)t->behind);
+    tokenizer_text(t, text + at, n, at > 0 ? TOKENIZER_GOES_ON : 0, at == 0 ? front : -1,
+                   at + n == all ? t->behind : -1, out);
 }
 
 // Does this token end what a model writes?

@@ -45,10 +45,13 @@ typedef struct {
     uint32_t id;
     bool special, lstrip, rstrip;
 } AddedToken;
+typedef struct { uint64_t key; uint32_t token; } AddedNode;  // see added_node()
 typedef struct {
     AddedToken *tokens;                    // [count]
     size_t count;
-    bool first[256], second[256];          // the bytes with which contents begin
+    AddedNode *nodes;                      // a tree of the bytes of all contents, as a hash table
+    size_t node_mask;
+    bool first[256];                       // the bytes with which contents begin
 } AddedTokens;
 
 // The steps of a tokenizer from a text to the merges, and back.
@@ -58,7 +61,8 @@ enum {
     STEP_DIGITS = 8, STEP_BYTES = 16,       // each number is a piece; byte-level
     // U+2581 is a space, later; a space is put in front of no piece, of the first, of each
     STEP_NEVER = 32, STEP_FIRST = 64, STEP_ALWAYS = 128, STEP_METASPACE = 32 | 64 | 128,
-    STEP_UNBYTES = 256, STEP_STRIP = 512    // byte-level; the first space is not written
+    STEP_UNBYTES = 256, STEP_STRIP = 512,   // byte-level; the first space is not written
+    STEP_SPACE = 1024                       // byte-level: each piece begins with a space
 };
 
 // A list of tokens that grows. Zero it first; free(ids) at the end.
@@ -76,7 +80,7 @@ typedef struct Tokenizer {
     const WordRule *rule;                  // how a byte-level piece is cut into words
     unsigned char *classes;                // of code points, words.h
     AddedTokens added[2];                  // found before a piece is normalised, and after
-    size_t vocab;                          // largest id + 1
+    size_t vocab, base;                    // largest id + 1; the same without added tokens
     uint32_t byte_id[256];                 // of a byte as a symbol; TOKENIZER_NONE: it is dropped
     TokenText *tokens;                     // [vocab]
     char *bytes;                           // of all tokens

@@ -275,13 +275,16 @@ static void run_open_data(Run *r) {
         else if (needed == 256 || c->vocab < needed) c->vocab = needed;
     }
     if (!gpt2_finish(c, &err)) die("%s", err.text);
-    if (r->tokenizer != NULL && needed > c->vocab)
-        die("the tokenizer has %zu tokens and the model only %zu", needed, c->vocab);
+    // added tokens that a saved model does not know are refused where a text has them
+    const size_t base = r->tokenizer == NULL ? 0 : o->vocab > 0 ? needed : r->tokenizer->base;
+    if (base > c->vocab) die("the tokenizer has %zu tokens and the model only %zu", base, c->vocab);
+    data_check(&r->data, c->vocab);
     if ((r->task || o->choices != NULL) && r->tokenizer == NULL)
         die("examples need --tokenizer: %s", tokenizer_why);
     if (r->task) run_open_task(r);
     if (o->choices != NULL) run_open_choices(r);
     if (o->val != NULL && !r->task) r->val_data = data_open(o->val, r->tokenizer);
+    data_check(&r->val_data, c->vocab);
     if (texts) {
         const size_t all = r->data.tokens, cut = o->val == NULL ? all - all / 10 : all;
         r->train_view = data_view(&r->data, 0, cut);

@@ -178,8 +178,7 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
     const size_t bytes = strlen(prompt);
     Sampler s = sampler_make(o, tokenizer, c, begin, number, next, model);
     Tokens tokens = {NULL, 0, 0};
-    if (begin >= 0) tokens_add(&tokens, (uint32_t)begin);
-    tokenizer_encode(tokenizer, prompt, bytes, 0, &tokens);
+    tokenizer_text(tokenizer, prompt, bytes, 0, begin, -1, &tokens);
     const int end = tokenizer->eot >= 0 ? tokenizer->eot : '\n';
     if (tokens.count == 0) tokens_add(&tokens, (uint32_t)end);
     tokens_room(&tokens, o->sample_tokens);

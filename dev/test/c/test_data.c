@@ -326,6 +326,15 @@ static void test_documents(void) {
             CHECK(segment_token(d.segments, i) == expected[i], "token %zu", i);
         CHECK(data_open(path_of("1.txt"), tok).tokens == 1, "one file, no end");
     }
+    write_text("1.txt", "he<|endoftext|>");  // a document with an end of its own gets no second one
+    tok->vocab = 260;
+    CHECK(data_open(path_of("*.txt"), tok).tokens == 5, "an end of its own");
+    data_check(&(TokenData){0}, 1);
+    const TokenData known = data_open(path_of("*.txt"), tok);
+    data_check(&known, 260);
+    CHECK(DIES_WITH("token 1 is 259, but the model's vocabulary has 259", data_check(&known, 259)),
+          "unknown");
+    write_text("1.txt", "bhe<|endoftext|>");
     // a token that begins every text: in front of each document, and the end behind it
     tok->bos = 65;
     tok->behind = tok->eot;
@@ -335,7 +344,7 @@ static void test_documents(void) {
     for (size_t i = 0; i < between.tokens && i < 9; i++)
         CHECK(segment_token(between.segments, i) == both[i], "token %zu with both", i);
     tok->bos = -1;  // a template may have an end alone
-    CHECK(data_open(path_of("1.txt"), tok).tokens == 2, "an end alone");
+    CHECK(data_open(path_of("1.txt"), tok).tokens == 3, "an end alone");
     tok->behind = -1;
     clean();
     tok->vocab = 260;

@@ -227,12 +227,18 @@ static void task_spaces(void) {
         {"{\"prompt\": \"\", \"completion\": \"king\"}", "", " king"},
         {"{\"text\": \"king\"}", "", " king"},
         {"{\"prompt\": \"\", \"choices\": [\"a\", \"b\"], \"answer\": 0}", "", " b"},
-        {"{\"prompt\": \"x\", \"choices\": [\"a\", \"b\"], \"answer\": 0}", " x", "b"}};
+        {"{\"prompt\": \"x\", \"choices\": [\"a\", \"b\"], \"answer\": 0}", " x", "b"},
+        // the begin and the end that a text has itself are not added again
+        {"{\"text\": \"<s>king </s>\"}", "", " king"},
+        {"{\"prompt\": \"<s>the\", \"completion\": \"king </s>\"}", " the", "king"},
+        {"{\"prompt\": \"\", \"completion\": \"<s>king\"}", "", " king"}};
     const Tokenizer *tok = tokenizer_load(TEST_FIXTURES "/tokenizer/small-llama2");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const Task t = task_parse("f.jsonl", strdup(cases[i].line), NULL, NULL, tok, tok->bos,
                                   2005, CHAT_AUTO);
+        const int32_t *end = t.tokens + t.first[t.pieces];
         CHECK(t.tokens[0] == 1, "no <s>, but %d", t.tokens[0]);
+        CHECK(end[-1] != 2 || end[-2] != 2, "%s: two </s>", cases[i].line);
         for (int last = 0; last < 2; last++) {
             const size_t piece = last ? t.pieces - 1 : 0, end = t.first[piece + 1];
             char text[100] = "";

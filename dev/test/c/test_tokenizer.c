@@ -327,7 +327,7 @@ static char *byte_vocabulary(int missing, unsigned first, const char *more) {
 }
 
 static Tokenizer *parse(const char *more, const char *merges) {
-    return tokenizer_parse("test", byte_vocabulary(-1, 5, more), merges);
+    return tokenizer_of("test", byte_vocabulary(-1, 5, more), merges);
 }
 
 // An OPT-like vocabulary: </s>, ids with holes, tokens that are no byte characters.
@@ -372,7 +372,7 @@ static void tokenizer_merge_files(void) {
 }
 
 static void expect_error(const char *vocab, const char *merges, const char *words) {
-    CHECK(DIES_WITH(words, tokenizer_parse("test", vocab, merges)), "%s", words);
+    CHECK(DIES_WITH(words, tokenizer_of("test", vocab, merges)), "%s", words);
 }
 
 static void tokenizer_bad_files(void) {
@@ -465,22 +465,7 @@ static const char *load_says(void) {
     return said;
 }
 
-static void tokenizer_added_tokens(void) {
-    static const struct { const char *name, *text, *says; } cases[] = {
-        {"added_tokens.json", "{\"<|bot|>\": 256}", "added_tokens.json is not read"},
-        {"special_tokens_map.json", "{}", NULL},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        remove_files();
-        tokenizer_save(tokenizer_bytes(), scratch);
-        write_file(cases[i].name, cases[i].text, strlen(cases[i].text));
-        const char *said = load_says();
-        CHECK(cases[i].says == NULL ? *said == '\0' : strstr(said, cases[i].says) != NULL, "%s: %s",
-              cases[i].text, said);
-        ranks.rank = 1;
-        CHECK(*load_says() == '\0', "said by each rank");
-        ranks.rank = 0;
-    }
+static void tokenizer_marks(void) {
     // byte order marks are no part of the files, nor of what is saved of them
     const char *const texts[2] = {byte_vocabulary(-1, 0, ", \"ab\": 256"), "a b\n"};
     for (int marked = 0; marked < 2; marked++) {
@@ -628,7 +613,7 @@ static void json_cases(void) {
         }
         tokenizer_free(t);
     }
-    CHECK(number == 11, "%zu variants", number);
+    CHECK(number == 12, "%zu variants", number);
     ranks.rank = 0;
     remove_files();
     for (size_t i = 0; i < count; i++) json_free(lines[i]);
@@ -667,10 +652,12 @@ static void json_refused(void) {
         {LLAMA3, "'use_regex':false", "'use_regex':true",
          "ByteLevel with add_prefix_space false: not"},
         {LLAMA3, "'add_prefix_space':false", "'add_prefix_space':true",
-         "ByteLevel with use_regex false"},
+         "ByteLevel with add_prefix_space true, use_regex false"},
         {SMOLLM2, "'individual_digits':true", "'individual_digits':false",
          "Digits with individual_digits false"},
         {SMOLLM2, "'type':'Digits'", "'type':'Punctuation'", "pre_tokenizer Punctuation"},
+        {SMOLLM2, "'add_prefix_space':false", "'add_prefix_space':true",
+         "Digits with individual_digits true + ByteLevel with add_prefix_space true"},
         {LLAMA2, "'pre_tokenizer':null",
          "'pre_tokenizer':{'type':'Metaspace','replacement':'" SPACE "','prepend_scheme':'first'}",
          "Metaspace with replacement " SPACE ", prepend_scheme first: not"},
@@ -756,7 +743,7 @@ static void json_damaged(void) {
         const char old = text[at];
         Error err = {""};
         text[at] = (char)random_below(256);
-        Tokenizer *t = tokenizer_parse_json(scratch, true, strndup(text, n), strnlen(text, n), &err);
+        Tokenizer *t = tokenizer_parse(scratch, strndup(text, n), strnlen(text, n), NULL, NULL, &err);
         CHECK(t != NULL || strstr(err.text, "tokenizer.json") != NULL, "byte %zu: %s", at,
               err.text);
         tokenizer_free(t);
@@ -839,14 +826,196 @@ static void json_ends(void) {
     remove_files();
 }
 
+// Ids as text, with a space behind each.
+static const char *ids_text(const Tokenizer *t, const char *text, int how) {
+    static char line[1000];
+    Tokens ids = {NULL, 0, 0};
+    size_t at = 0;
+    tokenizer_encode(t, text, strlen(text), how, &ids);
+    line[0] = '\0';
+    for (size_t i = 0; i < ids.count; i++) at += (size_t)sprintf(line + at, "%u ", ids.ids[i]);
+    free(ids.ids);
+    return line;
+}
+
+// What the files beside the vocabulary say, as transformers 5.24 reads them: the class of vocab.json
+// and merges.txt, added tokens, the end. A vocabulary of <s>, <pad>, </s>, the bytes from 3 on,
+// 259: " a", 260: "11"; or that of Llama-3, whose last token is 2010.
+static void tokenizer_beside(void) {
+    #define CLASS(name) "{'tokenizer_class':'" name "',"
+    #define DECODER(id, content) "'added_tokens_decoder':{'" id "':{'content':'" content "'"
+    #define BYTES_END "63 50 118 65 "  // of </s>
+    static const struct {
+        const char *folder;  // NULL: vocab.json
+        const char *files[5];  // config, generation_config, special_tokens_map, added_tokens, model
+        const char *text, *ids;  // or what is said, with '!' in front: it is refused
+        int eot, bos;
+    } cases[] = {
+        {NULL, {NULL}, "11</s>", "260 2 ", 2, -1},  // <s> tells OPT
+        {NULL, {0, 0, 0, 0, "{'model_type':'gpt2'}"}, "11</s>", "260 " BYTES_END, -1, -1},
+        {NULL, {0, 0, 0, 0, "{'model_type':'opt'}"}, "11</s>", "260 2 ", 2, -1},
+        {NULL, {CLASS("GPT2Tokenizer") "'model_max_length':9}"}, "11</s>", "260 " BYTES_END, -1, -1},
+        {NULL, {CLASS("GPT2TokenizerFast") "'eos_token':'</s>','add_prefix_space':true}"},
+         "a</s>a a", "259 2 259 259 ", 2, -1},
+        {NULL, {CLASS("GPT2Tokenizer") "'eos_token':'</s>','bos_token':'<s>','add_bos_token':true}"},
+         "<s>", "0 ", 2, 0},
+        {NULL, {CLASS("Qwen2Tokenizer") DECODER("261", "<|b|>") "}},'eos_token':'<|b|>'}", 0,
+                "{'eos_token':'<pad>'}", 0, "{'model_type':'qwen2'}"},
+         "11e\u0301<|b|>", "52 52 198 172 261 ", 261, -1},
+        {NULL, {0, "{'eos_token_id':[1]}", 0, "{'<|b|>':261}", "{'model_type':'qwen3'}"},
+         "11<|b|>", "52 52 261 ", -1, -1},
+        {NULL, {0, 0, "{'eos_token':{'content':'<pad>'},'additional_special_tokens':['</s>']}", 0,
+                "{'model_type':'gpt2'}"}, "<pad></s>", "1 2 ", 1, -1},
+        {NULL, {CLASS("GPT2Tokenizer") "'eos_token':'</s>'}", 0, "{'eos_token':'<pad>'}"},
+         "</s><pad>", BYTES_END "1 ", 1, -1},
+        {NULL, {CLASS("GPT2Tokenizer") "'eos_token':null}", 0, 0, 0, "{'model_type':'llama'}"}, "11",
+         "260 ", -1, -1},
+        {NULL, {CLASS("LlamaTokenizer") "'a':1}"}, "", "!merges.txt of LlamaTokenizer, and", 0, 0},
+        {NULL, {CLASS("GPT2TokenizerSlow") "'a':1}"}, "", "!merges.txt of GPT2TokenizerSlow", 0, 0},
+        {NULL, {0, 0, 0, 0, "{'tokenizer_class':'RobertaTokenizer'}"}, "", "!of RobertaTokenizer", 0, 0},
+        {NULL, {0, 0, 0, 0, "{'model_type':'llama'}"}, "", "!merges.txt of llama, and", 0, 0},
+        {NULL, {CLASS("GPT2Tokenizer") "'a':1}", 0, 0, 0, "{'model_type':'qwen2'}"}, "",
+         "!tokenizer_class is GPT2Tokenizer, but model_type qwen2 in config.json", 0, 0},
+        {NULL, {CLASS("Qwen2Tokenizer") "'add_prefix_space':true}"}, "",
+         "!Qwen2's expression, behavior Isolated + ByteLevel with add_prefix_space true", 0, 0},
+        {NULL, {CLASS("Qwen2Tokenizer") "'split_special_tokens':true}"}, "",
+         "!tokenizer_config.json with split_special_tokens true", 0, 0},
+        {NULL, {"{" DECODER("270", "<|b|>") "}}}"}, "",
+         "!tokenizer_config.json: added_tokens: \"<|b|>\" has the id 270, and Hugging Face gives it 261",
+         0, 0},
+        {NULL, {"{" DECODER("2", "<|b|>") "}}}"}, "", "!has the id 2, and Hugging Face gives it 261", 0, 0},
+        {NULL, {"{" DECODER("2x", "</s>") "}}}"}, "", "!tokenizer_config.json: added_tokens without", 0, 0},
+        {NULL, {"{'added_tokens_decoder':[]}"}, "", "!added_tokens other than a list", 0, 0},
+        {NULL, {"{'pad_token':'[PAD]'}"}, "[", "tokenizer_config.json names the token \"[PAD]\", which"
+         " has no id", 0, 0},
+        {NULL, {MADE_UP "'</s>'}", 0, 0, 0, "{'model_type':'qwen2'}"}, "11", "note: ", 0, 0},
+        {LLAMA3, {"{" DECODER("2011", "<|bot|>") "}}}"}, "a <|bot|> b", "64 220 2011 280 ", -1, 2000},
+        {LLAMA3, {0, 0, 0, "{'<|bot|>':2011}"}, "a <|bot|> b", "64 220 2011 280 ", -1, 2000},
+        {LLAMA3, {"{" DECODER("2009", "<|eot_id|>") ",'rstrip':true,'special':true}}}"},
+         "<|eot_id|> \na", "2009 64 ", -1, 2000},
+        {LLAMA3, {"{'eos_token':null}", 0, "{'eos_token':'<|eot_id|>','bos_token':'<|begin_of_text|>'}"},
+         "a", "64 ", 2009, 2000},
+        {LLAMA3, {"{" DECODER("2009", "<|x|>") "}}}"}, "",
+         "!tokenizer_config.json: \"<|x|>\" has the id 2009, which is that of \"<|eot_id|>\"", 0, 0},
+        {LLAMA3, {0, 0, 0, "{'<|x|>':2009}"}, "", "!added_tokens.json: \"<|x|>\" has the id 2009", 0, 0},
+        {LLAMA3, {0, 0, 0, "[1]"}, "", "!added_tokens.json: added_tokens other than a list", 0, 0},
+        {LLAMA3, {0, 0, "{"}, "", "!special_tokens_map.json", 0, 0},
+        {LLAMA3, {"{'extra_special_tokens':{'image_token':'<img>'}}"}, "", "names the token \"<img>\"", 0, 0},
+    };
+    const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"\\u0120a\": 259, "
+                                        "\"11\": 260");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *const expected = cases[i].ids;
+        size_t n = 0;
+        remove_files();
+        if (cases[i].folder != NULL) {
+            const char *text = small_file(cases[i].folder, "tokenizer.json", &n);
+            write_file("tokenizer.json", text, n);
+        } else {
+            write_file("vocab.json", vocab, strlen(vocab));
+            write_file("merges.txt", "\xc4\xa0 a\n1 1\n", 9);
+        }
+        for (int k = 0; k < 5; k++)
+            if (cases[i].files[k] != NULL)
+                write_file(k < 4 ? tokenizer_files[k] : "config.json", quoted(cases[i].files[k]),
+                           strlen(cases[i].files[k]));
+        ranks.rank = *expected == '!';
+        if (*expected == '!' || strchr("0123456789", *expected) == NULL) {
+            CHECK(*expected == '!' ? DIES_WITH(expected + 1, tokenizer_load(scratch))
+                  : strstr(load_says(), expected) != NULL, "case %zu: %s", i, expected);
+            continue;
+        }
+        for (int again = 0; again < 2; again++) {  // from the files, and from those that are saved
+            const Tokenizer *t = tokenizer_load(scratch);
+            const char *ids = ids_text(t, cases[i].text, 0);
+            CHECK(strcmp(ids, expected) == 0 && t->eot == cases[i].eot && t->bos == cases[i].bos,
+                  "case %zu, %d: %s, eot %d, bos %d", i, again, ids, t->eot, t->bos);
+            CHECK(*load_says() == '\0', "case %zu: %s", i, load_says());
+            tokenizer_save(t, scratch);
+        }
+        for (int k = 0; k < 4; k++)
+            if (cases[i].files[k] != NULL)
+                CHECK(strcmp(read_file(scratch, tokenizer_files[k], &n), quoted(cases[i].files[k])) == 0,
+                      "case %zu: another %s", i, tokenizer_files[k]);
+    }
+    // GPT-2's default tokens
+    remove_files();
+    vocab = byte_vocabulary(-1, 0, ", \"<|endoftext|>\": 256");
+    write_file("vocab.json", vocab, strlen(vocab));
+    write_file("merges.txt", "#version\n", 9);
+    vocab = quoted(CLASS("GPT2Tokenizer") "'add_bos_token':true,'add_eos_token':true}");
+    write_file("tokenizer_config.json", vocab, strlen(vocab));
+    const Tokenizer *both = tokenizer_load(scratch);
+    CHECK(both->bos == 256 && both->behind == 256, "%d, %d", both->bos, both->behind);
+    // normalised is what is not special: the space of " <x>" is looked for
+    static const struct { const char *file, *text; bool found; } normal[] = {
+        {"added_tokens.json", "{'<x>':2005}", false},
+        {"tokenizer_config.json", "{'pad_token':'<x>'}", true},  // of the former file
+        {"tokenizer_config.json", "{" DECODER("2005", "<x>") "}}}", false},
+        {"tokenizer_config.json", "{" DECODER("2005", "<x>") ",'special':true}}}", true}};
+    remove_files();
+    char *spaced = small_file(LLAMA2, "tokenizer.json", &(size_t){0});
+    write_file("tokenizer.json", spaced, strlen(spaced));
+    for (int i = 0; i < 4; i++) {
+        write_file(normal[i].file, quoted(normal[i].text), strlen(normal[i].text));
+        CHECK((strstr(ids_text(tokenizer_load(scratch), "a<x>", 0), "2005 ") != NULL)
+              == normal[i].found, "%s", normal[i].text);
+    }
+    // a token of added_tokens.json is text in a user's message if it is named, too
+    remove_files();
+    char *json = small_file(LLAMA3, "tokenizer.json", &(size_t){0});
+    write_file("tokenizer.json", json, strlen(json));
+    write_file("added_tokens.json", "{\"<a>\":2011}", 12);
+    CHECK(strcmp(ids_text(tokenizer_load(scratch), "<a>", TOKENIZER_PLAIN), "2011 ") == 0, "plain");
+    write_file("special_tokens_map.json", "{\"pad_token\":\"<a>\"}", 19);
+    CHECK(strstr(ids_text(tokenizer_load(scratch), "<a>", TOKENIZER_PLAIN), "2011 ") == NULL
+          && strcmp(ids_text(tokenizer_load(scratch), "<a>", 0), "2011 ") == 0, "special");
+    remove_files();
+}
+
+// The added token that is found, whatever their number: the first, of these the longest.
+static void added_many(void) {
+    static const char letters[] = "aab <\xc3\xa9";
+    for (int run = 0; run < 300; run++) {
+        Tokenizer t;
+        AddedTokens *list = &t.added[0];
+        char text[60];
+        memset(&t, 0, sizeof t);
+        t.byte_level = true;
+        t.bytes = (char *)malloc(10000);
+        t.tokens = ALLOC(TokenText, 50, "tokens");
+        for (uint32_t id = 0; id < 1 + random_below(40); id++) {
+            const int flags[5] = {0};
+            size_t n = 1 + random_below(6), same = 0;
+            for (size_t i = 0; i < n; i++) text[i] = letters[random_below(6)];
+            while (same < list->count && (list->tokens[same].length != n
+                                          || memcmp(list->tokens[same].content, text, n))) same++;
+            if (same == list->count) added_push(&t, text, n, id, false, flags);
+        }
+        CHECK(added_index(list) == NULL, "twice");
+        for (size_t i = 0; i < sizeof text; i++) text[i] = letters[random_below(6)];
+        for (size_t from = 0, at; from < sizeof text; from++) {
+            const AddedToken *best = NULL;
+            size_t place = from;
+            for (; place < sizeof text && best == NULL; place++)
+                for (const AddedToken *a = list->tokens; a < list->tokens + list->count; a++)
+                    if (a->length <= sizeof text - place && memcmp(a->content, text + place, a->length) == 0
+                        && (best == NULL || a->length > best->length)) best = a;
+            at = from;
+            CHECK(added_find(list, text, sizeof text, &at) == best
+                  && (best == NULL || at == place - 1), "run %d, from %zu", run, from);
+        }
+    }
+}
+
 // Every file of a tokenizer is saved byte for byte.
 static void json_saves(void) {
     size_t n = 0, m = 0;
     char *json = small_file(LLAMA2, "tokenizer.json", &n), out[PATH_MAX];
     remove_files();
     for (int i = 0; i < TOKENIZER_FILES; i++) {
-        const char *text = i == FILE_CONFIG || i == FILE_GENERATION ? "{\"a\": 1 }" : "\0any\xff";
-        if (i != FILE_JSON) write_file(tokenizer_files[i], text, i <= FILE_GENERATION ? 9 : 5);
+        const char *text = i < FILE_TEMPLATE ? "{\"<s>\": 1 }" : "\0any\xff";
+        if (i != FILE_JSON) write_file(tokenizer_files[i], text, i < FILE_TEMPLATE ? 11 : 5);
     }
     write_file("tokenizer.json", json, n);
     Tokenizer *t = tokenizer_load(scratch);
@@ -857,7 +1026,7 @@ static void json_saves(void) {
     for (int i = 0; i < TOKENIZER_FILES; i++) {
         char *saved = read_file(out, tokenizer_files[i], &m), path[PATH_MAX];
         if (i == FILE_JSON) CHECK(m == n && memcmp(saved, json, n) == 0, "tokenizer.json");
-        else CHECK(m == (i <= FILE_GENERATION ? 9 : 5), "%s: %zu bytes", tokenizer_files[i], m);
+        else CHECK(m == (i < FILE_TEMPLATE ? 11 : 5), "%s: %zu bytes", tokenizer_files[i], m);
         free(saved);
         path_join(path, out, tokenizer_files[i]);
         CHECK(unlink(path) == 0, "%s", path);
@@ -882,7 +1051,7 @@ static void json_added(void) {
     Error err;
     size_t n = 0;
     char *text = small_file(LLAMA2, "tokenizer.json", &n);
-    Tokenizer *t = tokenizer_parse_json("none", true, text, n, &err);
+    Tokenizer *t = tokenizer_parse("none", text, n, NULL, NULL, &err);
     CHECK(tokenizer_added(t, "<s>") == 1 && tokenizer_added(t, "</s>") == 2
           && tokenizer_added(t, "<|left|>") == 2001 && tokenizer_added(t, "the") == TOKENIZER_NONE
           && tokenizer_added(t, "<tool>s") == 2003, "added tokens");
@@ -905,7 +1074,7 @@ static void json_cuts(void) {
     Error err;
     size_t n = 0, length = 1 << 20;
     char *text = small_file(LLAMA2, "tokenizer.json", &n), random[400];
-    Tokenizer *t = tokenizer_parse_json("none", true, text, n, &err);
+    Tokenizer *t = tokenizer_parse("none", text, n, NULL, NULL, &err);
     bool *joins = t->joins, *all = (bool *)malloc(1 << 16);
     memset(all, true, 1 << 16);
     for (int run = 0; run < 5000; run++) {
@@ -1106,13 +1275,15 @@ int main(void) {
     RUN(tokenizer_merge_files);
     RUN(tokenizer_bad_files);
     RUN(tokenizer_bad_directories);
-    RUN(tokenizer_added_tokens);
+    RUN(tokenizer_marks);
+    RUN(tokenizer_beside);
     RUN(json_cases);
     RUN(json_refused);
     RUN(json_damaged);
     RUN(json_ends);
     RUN(json_saves);
     RUN(json_added);
+    RUN(added_many);
     RUN(json_cuts);
     RUN(words_are_cut);
     RUN(nfc_composes);

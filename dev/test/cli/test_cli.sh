@@ -331,6 +331,15 @@ for f in tokenizer.json tokenizer_config.json; do
 done
 check a_run_with_tokenizer_json_goes_on "$tide" --resume --out spaced --steps 3
 check its_model_speaks sh -c "'$tide' --model spaced --steps 0 --prompt 'the king' --sample-tokens 2 | grep -q '^the king'"
+talks() { "$tide" --model "$1" --steps 0 --sample-tokens 9 --prompt "$2" | sed 's/^<s>//'; }
+check a_prompt_has_one_begin test "$(talks spaced '<s>the king')" = "$(talks spaced 'the king')"
+# a token that the model does not know is refused where a text has it
+cp -r spaced padded
+echo '{"[PAD]": 2005}' >padded/added_tokens.json
+echo 'the king [PAD] of the sea' >pad.txt
+check a_token_more_than_the_model test "$(talks padded 'the king')" = "$(talks spaced 'the king')"
+refuses a_prompt_with_it 2 'prompt has token 2005' "$tide" --model padded --steps 0 --prompt '[PAD]'
+refuses a_text_with_it 2 'pad.txt: token 3 is 2005' "$tide" --model padded --data king.txt --val pad.txt --seq 4 --steps 1
 echo '{"prompt": "the", "completion": " king"}' >king.jsonl
 check its_examples_train "$tide" --model spaced --data king.jsonl --val king.jsonl --steps 1 --out spaced2
 refuses bytes_for_a_model_with_tokenizer_json 2 'other tokens' "$tide" --model spaced --tokenizer bytes --data king.txt
