@@ -283,7 +283,7 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
         sample_on(&s, most);
         if (fclose(s.copy) != 0) fail("out of memory: an answer");
         m[count - 1].text = answer;
-        printf("\n");
+        sample_print("\n", 1, &s.last);
         if (s.n - before == most)
             fprintf(stderr, "tide: the answer was cut here, after %zu token%s (%s)\n", most,
                     plural(most), most < o->sample_tokens ? "the window is full" : "--sample-tokens");
