@@ -286,7 +286,7 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
         sample_print("\n", 1, &s.last);
         if (s.n - before == most)
             fprintf(stderr, "tide: the answer was cut here, after %zu token%s (%s)\n", most,
-                    plural(most), most < o->sample_tokens ? "the window is full" : "--sample-tokens");
+                    plural(most), most < o->sample_tokens ? "a full window" : "--sample-tokens");
     }
     if (terminal) printf("\n");
     free(s.tokens);
