@@ -167,7 +167,7 @@ static void chat_default(Chat *chat, const char *text) {
 // model without one, its tokens. Fails if none is told, or if the tokenizer has not the format's
 // tokens. `</s>` is whatever ends a text of this tokenizer.
 static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, Error *err) {
-    static const char *const others[] = {"<｜User｜>", "[SYSTEM_PROMPT]", "<|user|>", "<think>",
+    static const char *const others[] = {"<｜User｜>", "[SYSTEM_PROMPT]", "<|user|>", "</think>",
                                          "<start_of_turn>", "<|im_sep|>", "[INST]", ""};
     const ChatFormat *f = asked != CHAT_AUTO ? &chat_formats[asked - 1] : NULL;
     const bool inst = tokenizer_added(t, "[INST]") != TOKENIZER_NONE;
@@ -360,7 +360,7 @@ static const char *chat_behind(const char *s, const char *end, const char *mark)
 // the last answer has an empty one at least; in front of it without. *room is to be freed.
 static ChatMessage chat_thought(const ChatMessage *m, bool behind, bool last, char **room) {
     ChatMessage out = *m;
-    if (behind && last) out.role = CHAT_UNTHINKING;
+    if (last) out.role = CHAT_UNTHINKING;
     if (m->text == NULL) return out;
     const char *end = m->text + m->n, *said = chat_behind(m->text, end, "</think>");
     const char *to = (const char *)memmem(m->text, m->n, "</think>", 8);

@@ -199,10 +199,11 @@ static void chat_templates(void) {
         {"small-smollm2", IN_FILE, "{% set s = 'You are set.' %}" SYSTEM("' + s + '") TURNS, "chatml", "?"},
         {"small-smollm2", IN_FILE, SYSTEM("A") SYSTEM("B") TURNS, "chatml", NULL},
         {"small-smollm2", IN_FILE, QWEN3_TURNS TURNS, "qwen3", NULL},
-        {"small-smollm2", IN_FILE, THINKS TURNS, NULL, ": it has <think>: --chat-format takes"},
+        {"small-smollm2", IN_FILE, SYSTEM("You think.") THINKS TURNS, NULL, ": it has </think>: --chat-format takes"},
         {"small-smollm2", IN_FILE, "{{ '<|im_start|>user<|im_sep|>' + m + '<|im_end|>' }}", NULL, "it has <|im_sep|>"},
         {"small-smollm2", IN_FILE, "{{ no template", NULL, "mistral and llama2: --chat-format takes"},
         {"small-llama3", IN_CONFIG, LLAMA3_TURNS, "llama3", NULL},
+        {"small-llama3", IN_CONFIG, LLAMA3_TURNS "{{ m.content.split('</think>')[-1] }}", NULL, "it has </think>"},
         {"small-llama3", IN_CONFIG, "{{ '<｜User｜>' + m.content + '<｜Assistant｜>' }}", NULL, "it has <｜User｜>"},
         {"small-llama2", IN_CONFIG, "{{ '<|user|>\\n' + m.content + eos_token }}", NULL, "it has <|user|>"},
         {"small-llama2", IN_CONFIG, INST("[INST] ", " [/INST]"), "mistral", NULL},
@@ -327,18 +328,20 @@ static void chat_thoughts(void) {
 
 // What a user types is text, be it special in the tokenizer's files or not.
 static void chat_own_tokens(void) {
-    static const char *const off[][2] = {
-        {"\"content\":\"<|im_start|>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"
-         "\"special\":true", "\"content\":\"<|im_start|>\",\"special\":false"}, {NULL, NULL}};
-    static const char *const texts[] = {NULL, "<|im_start|>"};
-    copy_tokenizer("small-smollm2", off);
-    write_file("tokenizer_config.json", "{}");
-    const Chat chat = open_chat(tokenizer_load(base), CHAT_AUTO);
-    int32_t *tokens;
-    const size_t n = encode(&chat, texts, 2, &tokens);
-    size_t starts = 0;
-    for (size_t i = 0; i < n; i++) starts += tokens[i] == ~1;
-    CHECK(starts == 1, "%zu turns start", starts);
+    #define OFF(token) {{"\"content\":\"" token "\"," FLAGS "\"special\":true", \
+                         "\"content\":\"" token "\"," FLAGS "\"special\":false"}, {NULL, NULL}}
+    static const char *const off[2][2][2] = {OFF("<|im_start|>"), OFF("<|begin_of_text|>")};
+    static const char *const texts[2][2] = {{NULL, "<|im_start|>"}, {NULL, "<|begin_of_text|>"}};
+    for (int k = 0; k < 2; k++) {
+        copy_tokenizer(k ? "small-llama3" : "small-smollm2", off[k]);
+        write_file("tokenizer_config.json", "{}");
+        const Chat chat = open_chat(tokenizer_load(base), CHAT_AUTO);
+        int32_t *tokens;
+        const size_t n = encode(&chat, texts[k], 2, &tokens);
+        size_t starts = 0;
+        for (size_t i = 0; i < n; i++) starts += tokens[i] == (k ? ~2000 : ~1);
+        CHECK(starts == 1, "%zu starts", starts);
+    }
 }
 
 // Around a text: that of Jinja's trim, of mistral-common, or all of it.
