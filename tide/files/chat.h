@@ -32,10 +32,10 @@ enum {
 
 typedef struct {
     const char *name;               // of --chat-format
-    const char *mark;               // a token that tells the format; NULL: none does
     const char *literals[4];        // of its template; "!x": the template has no x
     const char *says[CHAT_ROLES + 1];  // a message of each role; % is its text
-    const char *tokens[3];          // special tokens of these; the first one ends a turn
+    const char *tokens[3];          // special tokens of these; the first one ends a turn, the
+                                    // second one tells the format
     int rules;
     const char *jinja;              // its template; %1$s: begins a text, %2$s: tokens[0]
 } ChatFormat;
@@ -55,35 +55,35 @@ typedef struct {
     " + '" end "' }}{%%- elif m.role == 'assistant' %%}{{- ' ' + m.content" answer "%2$s' }}" \
     "{%%- endif %%}{%%- endfor %%}\n"
 static const ChatFormat chat_formats[] = {  // in the order of their numbers
-    {.name = "chatml", .mark = "<|im_start|>",
+    {.name = "chatml",
      .literals = {"<|im_start|>", "<|im_end|>", "!<|im_sep|>", "!think>"},
      .says = {CHATML_SAYS("system"), CHATML_SAYS("user"), CHATML_SAYS("assistant")},
-     .tokens = {"<|im_end|>", "<|im_start|>"}, .rules = 0,
+     .tokens = {"<|im_end|>", "<|im_start|>"},
      .jinja = JINJA_TURNS(CHATML_ROLE, "m.content", "<|im_end|>\\n")},
-    {.name = "llama3", .mark = "<|start_header_id|>",
+    {.name = "llama3",
      .literals = {"<|start_header_id|>", "<|eot_id|>", "!think>"},
      .says = {LLAMA3_SAYS("system"), LLAMA3_SAYS("user"), LLAMA3_SAYS("assistant")},
      .tokens = {"<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"}, .rules = CHAT_TRIMS,
      .jinja = JINJA_TURNS(LLAMA3_ROLE, "m.content | trim", "<|eot_id|>")},
-    {.name = "mistral-v3", .mark = "[INST]",
+    {.name = "mistral-v3",
      .literals = {"[INST] ", "[/INST]", "! [/INST]", "![SYSTEM_PROMPT]"},
      .says = {"%\n\n", "[INST] %[/INST]", " %</s>"},
      .tokens = {"</s>", "[INST]", "[/INST]"}, .rules = CHAT_ALTERNATES | CHAT_LAST | CHAT_CUTS,
      .jinja = JINJA_INST("%1$s", "", "rev", "", "\\n\\n", "", "[/INST]", ".rstrip(' ') + '")},
-    {.name = "mistral", .mark = NULL, .literals = {"[INST] ", " [/INST]", "!<<SYS>>"},
+    {.name = "mistral", .literals = {"[INST] ", " [/INST]", "!<<SYS>>"},
      .says = {"%\n\n", "[INST] % [/INST]", " %</s>"},
      .tokens = {"</s>"}, .rules = CHAT_ALTERNATES | CHAT_FIRST,
      .jinja = JINJA_INST("%1$s", "", "", "", "\\n\\n", "", " [/INST]", " + '")},
-    {.name = "llama2", .mark = NULL, .literals = {"[INST] ", " [/INST]", "<<SYS>>"},
+    {.name = "llama2", .literals = {"[INST] ", " [/INST]", "<<SYS>>"},
      .says = {"<<SYS>>\n%\n<</SYS>>\n\n", "[INST] % [/INST]", " % </s>"},
      .tokens = {"</s>"}, .rules = CHAT_TRIMS | CHAT_ALTERNATES | CHAT_FIRST | CHAT_BEGINS,
      .jinja = JINJA_INST("", "%1$s", "", "<<SYS>>\\n", "\\n<</SYS>>\\n\\n", " | trim",
                          " [/INST]", " | trim + ' ")},
-    {.name = "qwen3", .mark = NULL,
+    {.name = "qwen3",
      .literals = {"<|im_start|>", "<|im_end|>", "\\n</think>\\n\\n", "!assistant\\n<think>"},
      .says = {CHATML_SAYS("system"), CHATML_SAYS("user"), CHATML_SAYS("assistant"),
               "<|im_start|>assistant\n<think>\n\n</think>\n\n%<|im_end|>\n"},
-     .tokens = {"<|im_end|>", "<|im_start|>"}, .rules = 0}};
+     .tokens = {"<|im_end|>", "<|im_start|>"}}};
 enum { CHAT_FORMATS = sizeof chat_formats / sizeof chat_formats[0] };
 
 // Llama-3.1's template begins each system message so, and has one in every conversation.
@@ -176,7 +176,7 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
     int other = 0;
     for (const ChatFormat *k = chat_formats; k < chat_formats + CHAT_FORMATS && f == NULL; k++)
         if (has ? chat_fits(k, text) && !(inst && (k->rules & CHAT_FIRST))
-                : k->mark != NULL && tokenizer_added(t, k->mark) != TOKENIZER_NONE) f = k;
+                : k->tokens[1] && tokenizer_added(t, k->tokens[1]) != TOKENIZER_NONE) f = k;
     while (strstr(text, others[other]) == NULL) other++;
     if (f == NULL && has)
         return error_set(err, "the model's chat template is none of chatml, qwen3, llama3, "
