@@ -2,7 +2,7 @@
 # never removes or overwrites files of an earlier call, or of a user. To be sourced.
 # shellcheck shell=sh
 
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/${1#./}" ;; esac; }
 refuse() { echo "tide: ${0##*/}: $*" >&2; exit 2; }
 
 # usage: prints the usage at the script's head, with the indented lines below it, and ends the script.

@@ -58,7 +58,7 @@ answers() {
             echo "> $asked"
             echo "$asked" | "$trainer" --model "$1" ${tokenizer:+--tokenizer "$tokenizer"} --steps 0 --chat \
                 ${format:+--chat-format "$format"} ${system:+--prompt "$system"} --sample-tokens 64 \
-                --temperature 0
+                --temperature 0 2>&1 | sed '/^conversations: /d'
         fi
     done
 }

@@ -1,62 +1,91 @@
 // chat.h: conversations as tokens, in the formats that models of the families were trained on.
 //
-//     chat_open()      the format of a tokenizer, and the system message of its template
+//     chat_open()      the format and the system message of a chat template, or of a tokenizer
 //     chat_read()      a conversation from JSON: [{"role": "user", "content": ".."}, ..]
 //     chat_encode()    the tokens of a conversation, and which of them are trained
+//     chat_export()    gives a tokenizer without a chat template that of the format
 //
 // The formats are the table below. A conversation becomes pieces between special tokens, and each
 // piece is encoded whole: its literal part and a message apart would be other tokens. A special
 // token in a message is text: who types <|im_end|> does not end a turn.
 // Trained are the texts of the assistant, and behind each the token that ends its turn.
-// Sources: the chat templates of Qwen2.5, Llama-3, Llama-2 and SmolLM2, and mistral-common.
+// Sources: the chat templates of Qwen2.5, Qwen3, Llama-3, Llama-2 and SmolLM2; mistral-common.
 #ifndef TIDE_CHAT_H
 #define TIDE_CHAT_H
 #include "tokenizer.h"
 
-enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_ROLES };
+// A format with CHAT_UNTHINKING has an empty thought in front of an answer without one.
+enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_ROLES, CHAT_UNTHINKING = CHAT_ROLES };
 static const char *const chat_roles[CHAT_ROLES] = {"system", "user", "assistant"};
 
-// The format number 0 is that which the tokenizer tells.
-enum { CHAT_AUTO, CHAT_CHATML, CHAT_LLAMA3, CHAT_MISTRAL_V3, CHAT_MISTRAL, CHAT_LLAMA2 };
+// The format number 0 is that which the model's files tell. Qwen3's is told by its template only.
+enum { CHAT_AUTO, CHAT_CHATML, CHAT_LLAMA3, CHAT_MISTRAL_V3, CHAT_MISTRAL, CHAT_LLAMA2,
+       CHAT_QWEN3 };
 
 enum {
     CHAT_TRIMS = 1,        // texts are without white space around them
     CHAT_ALTERNATES = 2,   // user and assistant take turns
     CHAT_FIRST = 4, CHAT_LAST = 8,  // the system message is in front of this user's text
-    CHAT_BEGINS = 16       // the token that begins a text stands before every user's turn
+    CHAT_BEGINS = 16,      // the token that begins a text stands before every user's turn
+    CHAT_CUTS = 32         // an answer is without spaces at its end
 };
 
 typedef struct {
     const char *name;               // of --chat-format
-    const char *mark;               // a token that tells the format; NULL: none does
-    const char *says[CHAT_ROLES];   // a message of each role; % is its text
-    const char *tokens[3];          // special tokens of these; the first one ends a turn
+    const char *literals[4];        // of its template; "!x": the template has no x
+    const char *says[CHAT_ROLES + 1];  // a message of each role; % is its text
+    const char *tokens[3];          // special tokens of these; the first one ends a turn, the
+                                    // second one tells the format
     int rules;
+    const char *jinja;              // its template; %1$s: begins a text, %2$s: tokens[0]
 } ChatFormat;
 
 #define CHATML_SAYS(role) "<|im_start|>" role "\n%<|im_end|>\n"
 #define LLAMA3_SAYS(role) "<|start_header_id|>" role "<|end_header_id|>\n\n%<|eot_id|>"
+#define JINJA_TURNS(role, text, end) \
+    "%1$s{%%- for m in messages %%}{{- '" role("' + m.role + '") "' + " text " + '" end "' }}" \
+    "{%%- endfor %%}{%%- if add_generation_prompt %%}{{- '" role("assistant") "' }}{%%- endif %%}\n"
+#define CHATML_ROLE(role) "<|im_start|>" role "\\n"
+#define LLAMA3_ROLE(role) "<|start_header_id|>" role "<|end_header_id|>\\n\\n"
+// The system message stands in front of the user's first text ("") or last one ("rev").
+#define JINJA_INST(first, begin, which, open, close, text, end, answer) \
+    first "{%%- set s = messages[0].content if messages[0].role == 'system' else '' %%}" \
+    "{%%- for m in messages %%}{%%- if m.role == 'user' %%}" begin "{{- '[INST] ' + ('" open \
+    "' + s" text " + '" close "' if s and loop." which "index < 3 else '') + m.content" text \
+    " + '" end "' }}{%%- elif m.role == 'assistant' %%}{{- ' ' + m.content" answer "%2$s' }}" \
+    "{%%- endif %%}{%%- endfor %%}\n"
 static const ChatFormat chat_formats[] = {  // in the order of their numbers
-    {.name = "chatml", .mark = "<|im_start|>",
+    {.name = "chatml",
+     .literals = {"<|im_start|>", "<|im_end|>", "!<|im_sep|>", "!think>"},
      .says = {CHATML_SAYS("system"), CHATML_SAYS("user"), CHATML_SAYS("assistant")},
-     .tokens = {"<|im_end|>", "<|im_start|>"}, .rules = 0},
-    {.name = "llama3", .mark = "<|start_header_id|>",
+     .tokens = {"<|im_end|>", "<|im_start|>"},
+     .jinja = JINJA_TURNS(CHATML_ROLE, "m.content", "<|im_end|>\\n")},
+    {.name = "llama3",
+     .literals = {"<|start_header_id|>", "<|eot_id|>", "!think>"},
      .says = {LLAMA3_SAYS("system"), LLAMA3_SAYS("user"), LLAMA3_SAYS("assistant")},
-     .tokens = {"<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"}, .rules = CHAT_TRIMS},
-    {.name = "mistral-v3", .mark = "[INST]", .says = {"%\n\n", "[INST] %[/INST]", " %</s>"},
-     .tokens = {"</s>", "[INST]", "[/INST]"}, .rules = CHAT_ALTERNATES | CHAT_LAST},
-    {.name = "mistral", .mark = NULL, .says = {"%\n\n", "[INST] % [/INST]", " %</s>"},
-     .tokens = {"</s>"}, .rules = CHAT_ALTERNATES | CHAT_FIRST},
-    {.name = "llama2", .mark = NULL,
+     .tokens = {"<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"}, .rules = CHAT_TRIMS,
+     .jinja = JINJA_TURNS(LLAMA3_ROLE, "m.content | trim", "<|eot_id|>")},
+    {.name = "mistral-v3",
+     .literals = {"[INST] ", "[/INST]", "! [/INST]", "![SYSTEM_PROMPT]"},
+     .says = {"%\n\n", "[INST] %[/INST]", " %</s>"},
+     .tokens = {"</s>", "[INST]", "[/INST]"}, .rules = CHAT_ALTERNATES | CHAT_LAST | CHAT_CUTS,
+     .jinja = JINJA_INST("%1$s", "", "rev", "", "\\n\\n", "", "[/INST]", ".rstrip(' ') + '")},
+    {.name = "mistral", .literals = {"[INST] ", " [/INST]", "!<<SYS>>"},
+     .says = {"%\n\n", "[INST] % [/INST]", " %</s>"},
+     .tokens = {"</s>"}, .rules = CHAT_ALTERNATES | CHAT_FIRST,
+     .jinja = JINJA_INST("%1$s", "", "", "", "\\n\\n", "", " [/INST]", " + '")},
+    {.name = "llama2", .literals = {"[INST] ", " [/INST]", "<<SYS>>"},
      .says = {"<<SYS>>\n%\n<</SYS>>\n\n", "[INST] % [/INST]", " % </s>"},
-     .tokens = {"</s>"}, .rules = CHAT_TRIMS | CHAT_ALTERNATES | CHAT_FIRST | CHAT_BEGINS}};
+     .tokens = {"</s>"}, .rules = CHAT_TRIMS | CHAT_ALTERNATES | CHAT_FIRST | CHAT_BEGINS,
+     .jinja = JINJA_INST("", "%1$s", "", "<<SYS>>\\n", "\\n<</SYS>>\\n\\n", " | trim",
+                         " [/INST]", " | trim + ' ")},
+    {.name = "qwen3",
+     .literals = {"<|im_start|>", "<|im_end|>", "\\n</think>\\n\\n", "!assistant\\n<think>"},
+     .says = {CHATML_SAYS("system"), CHATML_SAYS("user"), CHATML_SAYS("assistant"),
+              "<|im_start|>assistant\n<think>\n\n</think>\n\n%<|im_end|>\n"},
+     .tokens = {"<|im_end|>", "<|im_start|>"}}};
 enum { CHAT_FORMATS = sizeof chat_formats / sizeof chat_formats[0] };
 
-// System messages that chat templates have for a conversation without one.
-static const char *const chat_defaults[] = {
-    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",             // Qwen2.5
-    "You are a helpful AI assistant named SmolLM, trained by Hugging Face",             // SmolLM2
-    "You are a helpful assistant."};                                                    // Qwen2
 // Llama-3.1's template begins each system message so, and has one in every conversation.
 #define CHAT_DATE "Cutting Knowledge Date: December 2023"
 
@@ -65,7 +94,9 @@ typedef struct {
     const Tokenizer *t;
     int32_t begin;                  // begins every text of the model; -1: none
     int32_t ids[3];                 // of format->tokens; the first one ends a turn
+    bool has_template;              // the model's files have a chat template
     const char *system;             // of a conversation without a system message; NULL: none
+    bool unread;                    // the template seems to have one, which is no literal
     const char *front;              // in front of every system message
 } Chat;
 
@@ -75,31 +106,94 @@ typedef struct {
     size_t n;
 } ChatMessage;
 
-// Is this literal in the chat template, which is a file of its own or in tokenizer_config.json?
-static bool chat_template_has(const Tokenizer *t, const char *literal) {
-    const int file = t->files[FILE_TEMPLATE].text != NULL ? FILE_TEMPLATE : FILE_CONFIG;
-    const TokenizerFile *f = &t->files[file];
-    return f->text != NULL && memmem(f->text, f->length, literal, strlen(literal)) != NULL;
+// Returns the chat template in use, without comments: a file of its own, or in
+// tokenizer_config.json, which may have a list of them; "": the model has none.
+static char *chat_template(const Tokenizer *t) {
+    const TokenizerFile *own = &t->files[FILE_TEMPLATE], *config = &t->files[FILE_CONFIG];
+    Error err;
+    Json *root = config->text != NULL ? json_parse(config->text, config->length, &err) : NULL;
+    const Json *all = json_get(root, "chat_template"), *one = all;
+    if (all != NULL && all->type == JSON_ARRAY)
+        for (one = all->child; one != NULL && !json_is(json_get(one, "name"), "default");)
+            one = one->next;
+    if (one != all) one = json_get(one, "template");
+    char *text = own->text != NULL ? strndup(own->text, own->length)
+               : strdup(one != NULL && one->type == JSON_STRING ? one->string : ""), *at;
+    json_free(root);
+    while ((at = strstr(text, "{#")) != NULL) {
+        const char *end = strstr(at, "#}"), *rest = end != NULL ? end + 2 : "";
+        memmove(at, rest, strlen(rest) + 1);
+    }
+    return text;
 }
 
-// Fills *chat with the format number `asked`, or with that which the tokenizer tells. Fails if it
-// tells none, or has not the format's tokens. `</s>` is whatever ends a text of this tokenizer.
+// Has the template the literals of a format?
+static bool chat_fits(const ChatFormat *f, const char *text) {
+    for (int k = 0; k < 4 && f->literals[k] != NULL; k++) {
+        const bool lacks = f->literals[k][0] == '!';
+        if ((strstr(text, f->literals[k] + lacks) == NULL) != lacks) return false;
+    }
+    return true;
+}
+
+// Finds the system message that the template has for a conversation without one: a string, or a
+// part of one, where the text of a system message is.
+static void chat_default(Chat *chat, const char *text) {
+    const ChatFormat *f = chat->format;
+    const size_t n = strcspn(f->says[CHAT_SYSTEM], "\n%");
+    const char *open = strndup(f->says[CHAT_SYSTEM], n), *end = f->tokens[0];
+    for (const char *at = n > 0 ? strstr(text, open) : NULL; at != NULL; at = strstr(at, open)) {
+        const char quote = at > text && strchr("'\"", at[-1]) != NULL ? at[-1] : '{';
+        for (at += n; *at == '\n' || strncmp(at, "\\n", 2) == 0;) at += *at == '\n' ? 1 : 2;
+        char *found = strdup(at), *to = found;
+        for (; *at != '\0' && *at != quote && strncmp(at, end, strlen(end)) != 0; at++) {
+            const bool escape = *at == '\\' && at[1] != '\0';
+            at += escape;
+            *to++ = escape && *at == 'n' ? '\n' : *at;
+        }
+        *to = '\0';
+        if (*at == '\0' || *at == quote) continue;
+        chat->unread |= chat->system != NULL && strcmp(chat->system, found) != 0;
+        chat->system = found;
+    }
+    if (chat->unread) chat->system = NULL;
+    chat->unread = chat->system == NULL && strstr(text, "You are") != NULL;
+    if (f != &chat_formats[CHAT_LLAMA3 - 1] || strstr(text, CHAT_DATE) == NULL) return;
+    chat->front = CHAT_DATE "\nToday Date: 26 Jul 2024\n\n";
+    if (chat->system == NULL) chat->system = "";
+}
+
+// Fills *chat with the format number `asked`, or with that which the chat template tells, or, of a
+// model without one, its tokens. Fails if none is told, or if the tokenizer has not the format's
+// tokens. `</s>` is whatever ends a text of this tokenizer.
 static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, Error *err) {
+    static const char *const others[] = {"<｜User｜>", "[SYSTEM_PROMPT]", "<|user|>", "</think>",
+                                         "<start_of_turn>", "<|im_sep|>", "[INST]", ""};
     const ChatFormat *f = asked != CHAT_AUTO ? &chat_formats[asked - 1] : NULL;
-    const size_t defaults = sizeof chat_defaults / sizeof chat_defaults[0];
-    for (int k = 0; k < CHAT_FORMATS && f == NULL; k++)
-        if (chat_formats[k].mark != NULL
-            && tokenizer_added(t, chat_formats[k].mark) != TOKENIZER_NONE) f = &chat_formats[k];
+    const bool inst = tokenizer_added(t, "[INST]") != TOKENIZER_NONE;
+    char *text = chat_template(t);
+    const bool has = *text != '\0';
+    int other = 0;
+    for (const ChatFormat *k = chat_formats; k < chat_formats + CHAT_FORMATS && f == NULL; k++)
+        if (has ? chat_fits(k, text) && !(inst && (k->rules & CHAT_FIRST))
+                : k->tokens[1] && tokenizer_added(t, k->tokens[1]) != TOKENIZER_NONE) f = k;
+    while (strstr(text, others[other]) == NULL) other++;
+    if (f == NULL && has)
+        return error_set(err, "the model's chat template is none of chatml, qwen3, llama3, "
+                         "mistral-v3, mistral and llama2%s%s: --chat-format takes one of them all "
+                         "the same", *others[other] ? ": it has " : "", others[other]);
     if (f == NULL)
         return error_set(err, "the tokenizer has none of the tokens <|im_start|>, "
                          "<|start_header_id|> and [INST], which would tell the format of a "
-                         "conversation: name it with --chat-format mistral (of v0.1 and v0.2), "
-                         "llama2, or another");
+                         "conversation%s", t->eot < 0 ? ", nor one that could end a turn: take "
+                         "that of a model (--tokenizer)" : ": name it with --chat-format mistral "
+                         "(of v0.1 and v0.2), llama2, or another");
     memset(chat, 0, sizeof *chat);
     chat->format = f;
     chat->t = t;
     chat->begin = begin;
     chat->front = "";
+    chat->has_template = has;
     for (int k = 0; k < 3 && f->tokens[k] != NULL; k++) {
         const bool eot = strcmp(f->tokens[k], "</s>") == 0;
         const uint32_t id = eot ? (uint32_t)t->eot : tokenizer_added(t, f->tokens[k]);
@@ -109,12 +203,12 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
                              f->tokens[k]);
         chat->ids[k] = (int32_t)id;
     }
-    for (size_t k = 0; k < defaults && f == chat_formats && chat->system == NULL; k++)
-        if (chat_template_has(t, chat_defaults[k])) chat->system = chat_defaults[k];
-    if (f == &chat_formats[CHAT_LLAMA3 - 1] && chat_template_has(t, CHAT_DATE)) {
-        chat->front = CHAT_DATE "\nToday Date: 26 Jul 2024\n\n";
-        if (chat->system == NULL) chat->system = "";
-    }
+    for (int k = 0; k < 2; k++)  // who types one of them writes text
+        for (AddedToken *a = t->added[k].tokens; a < t->added[k].tokens + t->added[k].count; a++)
+            for (int i = -1; i < 3 && (i < 0 || f->tokens[i] != NULL); i++)
+                a->special |= (int32_t)a->id == (i < 0 ? begin : chat->ids[i]);
+    if (chat_fits(f, text)) chat_default(chat, text);
+    free(text);
     return true;
 }
 
@@ -126,7 +220,7 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
 // with one line that begins with `where`.
 static size_t chat_read(const Chat *chat, const Json *messages, const char *where,
                         ChatMessage **out) {
-    static const char *const refused[] = {"tool_calls", "function_call", "weight"};
+    static const char *const harmless[4] = {"role", "content", "name", "id"};
     size_t count = 0, kept = 0;
     int before = CHAT_SYSTEM;
     char at[PATH_MAX + 64];
@@ -144,14 +238,20 @@ static size_t chat_read(const Chat *chat, const Json *messages, const char *wher
             die("%s has the role \"%.40s\"%s", at, role->string,
                 json_is(role, "tool") || json_is(role, "function") ? ": tools are not supported"
                 : ", which is none of system, user and assistant");
-        for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
-            if (json_get(m, refused[i]) != NULL)
-                die("%s has \"%s\", which is not supported", at, refused[i]);
+        for (const Json *v = m->child; v != NULL; v = v->next) {
+            int i = 0;
+            while (i < 4 && strcmp(v->key, harmless[i]) != 0) i++;
+            if (i == 4 && !json_empty(v))
+                die("%s has \"%.40s\", which is not supported: leave it out, or write into "
+                    "\"content\" what is to be read or learned of it", at, v->key);
+        }
         if (content == NULL) die("%s has no \"content\"", at);
         if (content->type != JSON_STRING)
             die("%s has a \"content\" that is no string%s", at, content->type == JSON_ARRAY
                 ? ": write the texts of its parts as one" : "");
-        if (k == CHAT_ASSISTANT && content->length == 0) die("%s, an answer, is empty", at);
+        if (k == CHAT_ASSISTANT && content->length == encode_white(chat->t, content->string,
+                                                                   content->length, true, true))
+            die("%s, an answer, is empty", at);
         if (k == CHAT_SYSTEM && count > 0)
             die("%s is a system message, and only the first one may be", at);
         if (k == CHAT_ASSISTANT && before == CHAT_SYSTEM)
@@ -220,18 +320,18 @@ static void chat_bytes(ChatWriter *w, const char *text, size_t n) {
 
 // Writes a message, or, of one without a text, what stands before an answer.
 static void chat_say(ChatWriter *w, const ChatMessage *m) {
-    static const char space[] = " \t\n\r\v\f";
     const ChatFormat *f = w->chat->format;
-    const bool trims = (f->rules & CHAT_TRIMS) != 0;
-    const char *text = m->text;
-    size_t n = m->n;
-    for (; trims && n > 0 && memchr(space, *text, 6) != NULL; n--) text++;
-    while (trims && n > 0 && memchr(space, text[n - 1], 6) != NULL) n--;
+    const bool trims = (f->rules & CHAT_TRIMS) != 0, answer = m->role >= CHAT_ASSISTANT;
+    const size_t front = trims ? encode_white(w->chat->t, m->text, m->n, false, true) : 0;
+    const char *text = m->text != NULL ? m->text + front : NULL;
+    size_t n = m->n - front;
+    if (trims) n -= encode_white(w->chat->t, text, n, true, true);
+    while (answer && (f->rules & CHAT_CUTS) && n > 0 && text[n - 1] == ' ') n--;
     for (const char *s = f->says[m->role]; *s != '\0';) {
         int k = 0;
         while (k < 3 && (f->tokens[k] == NULL || strncmp(s, f->tokens[k], strlen(f->tokens[k]))))
             k++;
-        if (m->role == CHAT_ASSISTANT && s[*s == ' '] == '%') w->trained = true;
+        if (answer && s[*s == ' '] == '%') w->trained = true;
         if (w->trained && text == NULL) return;
         if (k < 3) {
             chat_token(w, w->chat->ids[k]);
@@ -248,6 +348,36 @@ static void chat_say(ChatWriter *w, const ChatMessage *m) {
     }
 }
 
+// Returns what stands behind the last such mark in a text, or its beginning.
+static const char *chat_behind(const char *s, const char *end, const char *mark) {
+    const size_t n = strlen(mark);
+    for (const char *at; (at = (const char *)memmem(s, (size_t)(end - s), mark, n)) != NULL;)
+        s = at + n;
+    return s;
+}
+
+// Returns an answer as Qwen3's template has it: behind the last question with its thought, of which
+// the last answer has an empty one at least; in front of it without. *room is to be freed.
+static ChatMessage chat_thought(const ChatMessage *m, bool behind, bool last, char **room) {
+    ChatMessage out = *m;
+    if (last) out.role = CHAT_UNTHINKING;
+    if (m->text == NULL) return out;
+    const char *end = m->text + m->n, *said = chat_behind(m->text, end, "</think>");
+    const char *to = (const char *)memmem(m->text, m->n, "</think>", 8);
+    const char *thought = to != NULL ? chat_behind(m->text, to, "<think>") : NULL;
+    while (thought < to && *thought == '\n') thought++;
+    while (thought < to && to[-1] == '\n') to--;
+    if (to != NULL || out.role == CHAT_UNTHINKING) while (said < end && *said == '\n') said++;
+    out.text = said;
+    out.n = (size_t)(end - said);
+    if (!behind || thought == to) return out;
+    *room = ALLOC(char, m->n + 32, "a conversation");
+    char *at = (char *)mempcpy(stpcpy(*room, "<think>\n"), thought, (size_t)(to - thought));
+    at = (char *)mempcpy(stpcpy(at, "\n</think>\n\n"), said, out.n);
+    const ChatMessage both = {CHAT_ASSISTANT, *room, (size_t)(at - *room)};
+    return both;
+}
+
 // The id of a token, which may be only read.
 static int32_t token_id(int32_t token) { return token < 0 ? ~token : token; }
 
@@ -258,25 +388,70 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
     const bool given = n > 0 && m[0].role == CHAT_SYSTEM;
     ChatWriter w;
     ChatMessage system = {CHAT_SYSTEM, chat->system, 0};
-    size_t carrier = n;  // the user's message with the system's
+    size_t carrier = n, question = n;  // the user's message with the system's, and the last one
     memset(&w, 0, sizeof w);
     w.chat = chat;
     if (chat->system != NULL) system.n = strlen(chat->system);
     if (given) system = m[0];
     for (size_t i = 0; i < n; i++)
-        if (m[i].role == CHAT_USER && (carrier == n || (rules & CHAT_LAST))) carrier = i;
+        if (m[i].role == CHAT_USER) {
+            question = i;
+            if (carrier == n || (rules & CHAT_LAST)) carrier = i;
+        }
     if (chat->begin >= 0) chat_token(&w, chat->begin);
     if (!(rules & (CHAT_FIRST | CHAT_LAST)) && system.text != NULL) chat_say(&w, &system);
     for (size_t i = given; i < n; i++) {
         if ((rules & CHAT_BEGINS) && m[i].role == CHAT_USER && i > given && chat->begin >= 0)
             chat_token(&w, chat->begin);
         if ((rules & (CHAT_FIRST | CHAT_LAST)) && i == carrier && system.n > 0) w.system = system;
-        chat_say(&w, &m[i]);
+        char *room = NULL;
+        const bool thinks = m[i].role == CHAT_ASSISTANT && chat->format->says[CHAT_UNTHINKING];
+        const ChatMessage changed = thinks ? chat_thought(&m[i], i > question, i + 1 == n, &room)
+                                           : m[i];
+        chat_say(&w, &changed);
+        free(room);
     }
     chat_flush(&w);
     free(w.piece);
     *count = w.out.count;
     return (int32_t *)w.out.ids;
+}
+
+// ---------------------------------------------------------------------------------------------
+// For other programs
+
+// Finds an added token's content as the files have it.
+static const char *chat_name(const Tokenizer *t, int32_t id) {
+    for (int k = 0; k < 2; k++)
+        for (size_t i = 0; i < t->added[k].count; i++)
+            if ((int32_t)t->added[k].tokens[i].id == id) return t->added[k].tokens[i].name;
+    return "";
+}
+
+// Gives a tokenizer without a chat template that of the format, and to its generation_config.json
+// the token that ends a turn, beside those that end an answer there.
+static void chat_export(const Chat *chat, Tokenizer *t) {
+    static const char key[] = "\"eos_token_id\":", none[] = "{\n  \"eos_token_id\": null\n}\n";
+    TokenizerFile *own = &t->files[FILE_TEMPLATE], *file = &t->files[FILE_GENERATION];
+    char begin[256] = "";
+    if (chat->has_template) return;
+    if (chat->begin >= 0)
+        snprintf(begin, sizeof begin, "{{- '%s' }}", chat_name(t, chat->begin));
+    FILE *f = open_memstream(&own->text, &own->length);
+    if (f == NULL) fail("out of memory: a chat template");
+    fprintf(f, chat->format->jinja, begin, chat_name(t, chat->ids[0]));
+    if (fclose(f) != 0) fail("out of memory: a chat template");
+    const char *text = file->text != NULL ? file->text : none, *at = strstr(text, key);
+    if (tokenizer_ends(t, chat->ids[0]) || at == NULL) return;
+    const char *rest = at + sizeof key - 1;
+    rest += strcspn(rest, strcspn(rest, "[") < strcspn(rest, ",}\n") ? "]" : ",}\n");
+    f = open_memstream(&file->text, &file->length);
+    if (f == NULL) fail("out of memory: generation_config.json");
+    fprintf(f, "%.*s%s [", (int)(at - text), text, key);
+    for (size_t i = 0; i < t->stops.count; i++) fprintf(f, "%u, ", t->stops.ids[i]);
+    if (t->stops.count == 0 && t->eot >= 0) fprintf(f, "%d, ", t->eot);
+    fprintf(f, "%d]%s", chat->ids[0], rest + (*rest == ']'));
+    if (fclose(f) != 0) fail("out of memory: generation_config.json");
 }
 
 #endif

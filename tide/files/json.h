@@ -4,6 +4,7 @@
 //   json_get, json_size                 a member of an object; a number that is a size
 //   json_is, json_flag                  is it this string?; true or false
 //   json_write_string                   writes a string with its quotes
+//   json_empty                          is it null, "", [] or {}?
 //   json_begins                         does a text begin like JSON?
 //
 // A strict reader of RFC 8259: no comments, no trailing commas, no NaN; strings are valid UTF-8.
@@ -259,6 +260,11 @@ static int json_flag(const Json *object, const char *key, bool missing) {
     const Json *member = json_get(object, key);
     if (member == NULL) return missing;
     return member->type == JSON_TRUE ? 1 : member->type == JSON_FALSE ? 0 : -1;
+}
+
+static bool json_empty(const Json *value) {
+    return value->type == JSON_NULL || (value->type == JSON_STRING && value->length == 0)
+        || (value->type >= JSON_ARRAY && value->count == 0);
 }
 
 // Writes n bytes as a JSON string with its quotes. A byte that is not UTF-8 becomes U+FFFD.

@@ -43,7 +43,7 @@ typedef struct {
     int *label;                // (count): which choice is right, from 0 on
     size_t pieces;             // of the whole file
     size_t longest;            // inputs of the longest row, see task_row()
-    bool chats;                // there are conversations
+    Chat chat;                 // of conversations; .format NULL: there are none
     int labels;                // of one token each: pieces are prompts only; 0: with choices
     int32_t word[TASK_LABELS]; // the token of each label
     int32_t first_token;       // with which every prompt begins, or -1
@@ -60,8 +60,7 @@ typedef struct {
     const Tokenizer *tok;
     size_t vocab;
     Tokens out;                // t.tokens
-    int format;                // --chat-format, for chat_open(), and its result
-    Chat chat;                 // .format NULL: no conversation was read yet
+    int format;                // --chat-format, for chat_open()
     bool starts;               // no text stands in front of the next pieces: the prompt is empty
     char where[PATH_MAX + 32]; // file and line
 } TaskReader;
@@ -147,46 +146,56 @@ static void task_chat(TaskReader *r, const Json *messages) {
     Error err;
     ChatMessage *list;
     size_t n, first = 0;
-    if (r->chat.format == NULL
-        && !chat_open(&r->chat, r->tok, r->format, r->t.first_token, &err))
+    if (r->t.chat.format == NULL
+        && !chat_open(&r->t.chat, r->tok, r->format, r->t.first_token, &err))
         die("%s: %s", r->where, err.text);
-    const size_t count = chat_read(&r->chat, messages, r->where, &list);
-    int32_t *tokens = chat_encode(&r->chat, list, count, &n);
+    const size_t count = chat_read(&r->t.chat, messages, r->where, &list);
+    int32_t *tokens = chat_encode(&r->t.chat, list, count, &n);
     while (first < n && tokens[first] < 0) first++;
     while (n > 0 && tokens[n - 1] < 0) n--;  // a turn's last token is trained
     for (size_t i = 0; i < n; i++)
         tokens_add(&r->out, (uint32_t)(i < first ? ~tokens[i] : tokens[i]));
     task_ends_piece(r, r->out.count - (n - first));
     task_ends_piece(r, r->out.count);
-    r->t.chats = true;
     free(tokens);
     free(list);
 }
 
 static void task_json(TaskReader *r, const char *line) {
-    enum { KEYS = 7 };
+    enum { KEYS = 6, OTHERS = 7, REFUSED = 21 };
     static const char *const keys[KEYS] = {"prompt", "completion", "text", "choices", "answer",
-                                           "messages", "tools"};
-    enum { COMPLETION = 1 | 2, TEXT = 4, CHOICES = 1 | 8 | 16, MESSAGES = 32, TOOLS = 64 };
+                                           "messages"};
+    // Other forms; members that change what is learned.
+    static const char *const refused[REFUSED] = {
+        "conversations", "instruction", "chosen", "question", "response", "input", "output",
+        "system", "tools", "functions", "images", "videos", "audios", "weight", "loss", "train",
+        "mask", "masked", "thinking", "reasoning", "reasoning_content"};
+    enum { COMPLETION = 1 | 2, TEXT = 4, CHOICES = 1 | 8 | 16, MESSAGES = 32 };
     const Json *value[KEYS];
     int form = 0;
     Error err = {""};
     size_t answer = 0;
     if (line[strspn(line, " \t\r")] == '\0') return;
     Json *root = json_parse(line, strlen(line), &err);
+    if (line[strspn(line, " \t\r")] == '[')
+        die("%s: this is a JSON array, and each line is to be an object: jq -c '.[]' FILE "
+            ">FILE.jsonl makes lines of it", r->where);
     if (root == NULL || root->type != JSON_OBJECT)
         die("%s: no %s%s%s", r->where, root == NULL ? "JSON: " : "object, {...}",
             root == NULL ? strstr(err.text, "byte") : "",
             r->t.count > 0 || strstr(err.text, "twice") != NULL ? "" : "; each line is to be one "
-            "(jq -c '.[]' FILE makes lines of an array, jq -c . FILE of objects; JSON as running "
-            "text must be a token file: build/tokenize)");
+            "(jq -c . FILE makes lines of objects; JSON as running text must be a token file: "
+            "build/tokenize)");
     for (int k = 0; k < KEYS; k++) {
         value[k] = json_get(root, keys[k]);
         if (value[k] != NULL) form |= 1 << k;
     }
-    if (form == (MESSAGES | TOOLS)) die("%s: it has \"tools\", which are not supported", r->where);
-    form &= ~TOOLS;
-    if (form != COMPLETION && form != TEXT && form != CHOICES && form != MESSAGES)
+    const bool good = form == COMPLETION || form == TEXT || form == CHOICES || form == MESSAGES;
+    for (int k = good ? OTHERS : 0; k < REFUSED; k++)
+        if (json_get(root, refused[k]) != NULL && !json_empty(json_get(root, refused[k])))
+            die("%s: it has \"%s\", which is not supported: doc/finetuning.md has a line of jq for "
+                "other forms, and says where to write such things", r->where, refused[k]);
+    if (!good)
         die("%s: it must have \"prompt\" and \"completion\", or \"text\", or \"prompt\", "
             "\"choices\" and \"answer\", or \"messages\" with \"role\" and \"content\", and no "
             "others of these", r->where);
@@ -341,7 +350,7 @@ static TaskCut task_cut(const Task *t, size_t i, size_t choice, size_t T) {
     const size_t k = t->example[i], prompt = piece_tokens(t, k);
     const size_t all = t->labels > 0 ? 1 : piece_tokens(t, k + 1 + choice);
     TaskCut cut = {prompt, min_size(all, prompt > 0 ? T : T + 1), 0};
-    if (t->chats) {
+    if (t->chat.format != NULL) {
         const int32_t *token = t->tokens + t->first[k + 1 + choice];
         size_t answer = 0;  // the first one
         while (answer < cut.choice && token[answer] >= 0) answer++;

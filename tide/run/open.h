@@ -338,6 +338,17 @@ static void run_describe(const Run *r) {
     if (fresh && !o->plan && (r->only_sampling || published || (r->training ? mezo : r->batches)))
         fprintf(r->only_sampling ? stderr : stdout, "note: these weights are random; for trained "
                 "ones --model DIR, a run's --out or what dev/data/model.sh fetches\n");
+    const Chat *chat = o->chat ? &r->chat : r->task ? &run_task(r)->chat : NULL;
+    if (chat != NULL && chat->format != NULL && !o->plan)
+        fprintf(o->chat ? stderr : stdout, "conversations: %s, as %s says; default system message: "
+                "%s%s\n", chat->format->name, o->chat_format > 0 ? "--chat-format"
+                : chat->has_template ? "the chat template" : "a token", chat->front,
+                chat->system != NULL ? chat->system : chat->unread
+                ? "none that can be read in the template" : "none");
+    if (r->training && chat != NULL && chat->has_template
+        && !tokenizer_ends(r->tokenizer, chat->ids[0]))
+        printf("note: generation_config.json lacks token %d, which ends a turn: other programs go "
+               "on behind it until its \"eos_token_id\" has it\n", chat->ids[0]);
     if (r->only_sampling && !o->plan) return;
     printf("model: %zu layer%s, %zu head%s", c->layers, plural(c->layers), c->heads,
            plural(c->heads));
@@ -490,6 +501,8 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     Error err;
     if (o->chat && !chat_open(&r->chat, r->tokenizer, o->chat_format, run_first_token(r), &err))
         die("--chat: %s", err.text);
+    if (r->task && r->training && run_task(r)->chat.format != NULL)
+        chat_export(&run_task(r)->chat, r->tokenizer);
     if (o->scores != NULL && (r->words || !r->batches))
         die(r->words ? "--scores: labels of one token each have no losses by token"
             : "--scores needs --data, --val or --choices to evaluate");

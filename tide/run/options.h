@@ -73,7 +73,7 @@ enum {
     TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0, \
          "DIR: a tokenizer.json, or a merges.txt; else the model's, or bytes") \
     CHOICE("chat-format", chat_format, "auto", "auto|chatml|llama3|mistral-v3|mistral|llama2", \
-           O_FIXED, "of conversations; auto: by the tokenizer's special tokens") \
+           O_FIXED, "of conversations; auto: by chat template, or special tokens") \
     COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU") \
     COUNT("seq", seq, "0", 0, 1 << 24, O_FIXED, "tokens per row; 0: as needed, at most 2048") \
     CHOICE("pack", pack, "auto", "auto|on|off", O_FIXED, \

@@ -317,10 +317,12 @@ static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
 
 // Says how to sample from what a run has saved, where it has a tokenizer.
 static void run_hint(const Run *r) {
-    const bool chats = r->task && run_task(r)->chats;
+    const bool chats = r->task && run_task(r)->chat.format != NULL;
     const int format = chats ? r->o.chat_format : 0;
+    const char *words = strpbrk(r->o.out, " \t\n\"'$`\\*?[&;|<>()#!~");  // for a shell
+    const char *quote = words == NULL ? "" : strchr(r->o.out, '\'') != NULL ? "\"" : "'";
     if (r->tokenizer == NULL) return;
-    printf("try it: %s --model %s --steps 0 %s%s%s\n", r->program, r->o.out,
+    printf("try it: %s --model %s%s%s --steps 0 %s%s%s\n", r->program, quote, r->o.out, quote,
            chats ? "--chat" : "--prompt \"...\"", format > 0 ? " --chat-format " : "",
            format > 0 ? chat_formats[format - 1].name : "");
 }

@@ -216,12 +216,13 @@ static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size
 }
 
 // --chat: each line of the standard input that is not empty is a user's turn, which is answered to
-// the end of the turn or for --sample-tokens. --prompt is the system message. If the turns leave no
-// room for an answer in the window, the oldest are forgotten. Ends with the input, or when *stop is
-// no longer 0.
+// the end of the turn or for --sample-tokens; behind a \ at a line's end the turn goes on. --prompt
+// is the system message. If the turns leave no room for an answer in the window, the oldest are
+// forgotten. Ends with the input, or when *stop is no longer 0.
 static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c, SampleNext *next,
                         void *model, const volatile sig_atomic_t *stop) {
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");
+    bool full = false, more = false;
     const bool spaceless = chat->format->says[CHAT_ASSISTANT][0] == ' ';  // opens with one
     const ChatMessage given = {CHAT_SYSTEM, o->prompt, system ? strlen(o->prompt) : 0};
     Sampler s = sampler_make(o, chat->t, c, chat->begin, 0, next, model);
@@ -232,36 +233,46 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
     s.end = chat->ids[0];
     s.stop = stop;
     if (system) m[count++] = given;
+    if (terminal) printf("(a line that ends with \\ goes on in the next one)\n");
     while (*stop == 0) {
-        if (terminal) printf("> ");
-        fflush(stdout);
-        if (getline(&line, &space, stdin) < 0) break;
-        line[strcspn(line, "\r\n")] = '\0';
-        if (line[strspn(line, " \t")] == '\0') continue;
-        const ChatMessage turn[2] = {{CHAT_USER, strdup(line), strlen(line)},
-                                     {CHAT_ASSISTANT, NULL, 0}};
+        char *text = NULL, *all;
+        do {
+            if (terminal) printf(more ? "  " : "> ");
+            fflush(stdout);
+            if (getline(&line, &space, stdin) < 0) break;
+            line[strcspn(line, "\r\n")] = '\0';
+            const size_t n = strlen(line);
+            more = n > 0 && line[n - 1] == '\\';
+            if (more) line[n - 1] = '\n';
+            if (asprintf(&all, "%s%s", text != NULL ? text : "", line) < 0)
+                fail("out of memory: a turn");
+            free(text);
+            text = all;
+        } while (more);
+        if (text == NULL) break;
+        const ChatMessage turn[2] = {{CHAT_USER, text, strlen(text)}, {CHAT_ASSISTANT, NULL, 0}};
+        if (encode_white(chat->t, text, turn[0].n, false, true) == turn[0].n) continue;
         for (int k = 0; k < 2; k++) {
             m = (ChatMessage *)array_grow(m, count, sizeof *m, "a conversation");
             m[count++] = turn[k];
         }
-        size_t forgotten = 0;
         for (chat_tokens(&s, chat, m, count); s.n + room > s.context && count - system > 2;
-             chat_tokens(&s, chat, m, count), forgotten++) {
+             chat_tokens(&s, chat, m, count)) {
+            if (!full) fprintf(stderr, "tide: the window of %zu tokens is full: from here on the "
+                               "model forgets the oldest turns\n", s.context);
+            full = true;
             free((char *)m[system].text);
             free((char *)m[system + 1].text);
             count -= 2;
             memmove(m + system, m + system + 2, (count - system) * sizeof *m);
         }
-        if (forgotten > 0)
-            fprintf(stderr, "tide: the window of %zu tokens is full: the model forgets the oldest "
-                    "turn%s\n", s.context, plural(forgotten));
         if (s.n > s.context) {
             fprintf(stderr, "tide: that is too long: %zu tokens, and the model sees %zu\n", s.n,
                     s.context);
             free((char *)m[count -= 2].text);
             continue;
         }
-        const size_t most = min_size(o->sample_tokens, s.context + 1 - s.n);
+        const size_t most = min_size(o->sample_tokens, s.context + 1 - s.n), before = s.n;
         char *answer = NULL;
         s.tokens = (int32_t *)realloc(s.tokens, (s.n + most) * sizeof *s.tokens);
         if (s.tokens == NULL) fail("out of memory: a conversation");
@@ -271,7 +282,10 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
         sample_on(&s, most);
         if (fclose(s.copy) != 0) fail("out of memory: an answer");
         m[count - 1].text = answer;
-        printf("\n");
+        sample_print("\n", 1, &s.last);
+        if (s.n - before == most)
+            fprintf(stderr, "tide: the answer was cut here, after %zu token%s (%s)\n", most,
+                    plural(most), most < o->sample_tokens ? "a full window" : "--sample-tokens");
     }
     if (terminal) printf("\n");
     free(s.tokens);

@@ -153,40 +153,98 @@ static void chat_ids(void) {
     free(tokens);
 }
 
-// The system message of a conversation that has none.
-static void chat_defaults_found(void) {
+// A tokenizer with this chat template: in a file of its own, in tokenizer_config.json, or there in a
+// list, with another one that is not in use.
+enum { IN_FILE, IN_CONFIG, IN_LIST };
+static Tokenizer *load_template(const char *name, int where, const char *template_text) {
+    static const char *const other = "<|im_start|>system\nYou are another.<|im_end|>";
+    unlink(in_base("chat_template.jinja"));
+    if (strcmp(name, "v3") == 0) load_v3();
+    else copy_tokenizer(name, NULL);
+    if (where == IN_FILE) write_file("chat_template.jinja", template_text);
+    FILE *f = fopen(in_base("tokenizer_config.json"), "wb");
+    fprintf(f, "{\"eos_token\": \"%s\"", strstr(name, "smol") != NULL ? "<|im_end|>" : strstr(name, "llama3") != NULL ? "<|end_of_text|>" : "</s>");
+    fprintf(f, where == IN_LIST ? ", \"chat_template\": [{\"name\": \"tool_use\", \"template\": "
+            : ", \"chat_template\": ");
+    if (where != IN_CONFIG) json_write_string(f, other, strlen(other));
+    if (where == IN_LIST) fprintf(f, "}, {\"name\": \"default\", \"template\": ");
+    if (where != IN_FILE) json_write_string(f, template_text, strlen(template_text));
+    fprintf(f, where == IN_LIST ? "}]}" : "}");
+    fclose(f);
+    return tokenizer_load(base);
+}
+
+#define TURNS "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' " \
+              "+ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+#define SYSTEM(text) "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\n" text \
+                     "<|im_end|>\\n' }}{% endif %}"
+#define LLAMA3_TURNS "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}"
+#define INST(open, close) "{{ bos_token + '" open "' + m.content + '" close "' }}{{ ' ' + m.content + eos_token }}"
+#define THINKS "{{ '<|im_start|>assistant\\n<think>\\n' + thought + '\\n</think>\\n\\n' + content + '<|im_end|>' }}"
+#define QWEN3_TURNS "{{ '<|im_start|>' + m.role + '\\n<think>\\n' + thought + '\\n</think>\\n\\n' + content + '<|im_end|>' }}"
+
+// The format and the system message that a template tells: as its literals, without its comments.
+static void chat_templates(void) {
+    static const struct { const char *dir; int where; const char *text, *format, *system; } cases[] = {
+        {"small-smollm2", IN_CONFIG, "", "chatml", NULL},
+        {"small-smollm2", IN_CONFIG, TURNS, "chatml", NULL},
+        {"small-smollm2", IN_CONFIG, SYSTEM("You are a helpful assistant.") TURNS, "chatml",
+         "You are a helpful assistant."},
+        {"small-smollm2", IN_FILE, SYSTEM("Answer within \\\\boxed{}.\\nIt\\'s \"all\".") TURNS, "chatml",
+         "Answer within \\boxed{}.\nIt's \"all\"."},
+        {"small-smollm2", IN_LIST, SYSTEM("Be kind.") TURNS, "chatml", "Be kind."},
+        {"small-smollm2", IN_LIST, TURNS, "chatml", NULL},
+        {"small-smollm2", IN_FILE, "<|im_start|>system\nBe kind.<|im_end|>\n" TURNS, "chatml", "Be kind."},
+        {"small-smollm2", IN_FILE, "{#" SYSTEM("You are a comment.") "#}" TURNS "{# <think>", "chatml", NULL},
+        {"small-smollm2", IN_FILE, "{% set s = 'You are set.' %}" SYSTEM("' + s + '") TURNS, "chatml", "?"},
+        {"small-smollm2", IN_FILE, SYSTEM("A") SYSTEM("B") TURNS, "chatml", NULL},
+        {"small-smollm2", IN_FILE, QWEN3_TURNS TURNS, "qwen3", NULL},
+        {"small-smollm2", IN_FILE, SYSTEM("You think.") THINKS TURNS, NULL, ": it has </think>: --chat-format takes"},
+        {"small-smollm2", IN_FILE, "{{ '<|im_start|>user<|im_sep|>' + m + '<|im_end|>' }}", NULL, "it has <|im_sep|>"},
+        {"small-smollm2", IN_FILE, "{{ no template", NULL, "mistral and llama2: --chat-format takes"},
+        {"small-llama3", IN_CONFIG, LLAMA3_TURNS, "llama3", NULL},
+        {"small-llama3", IN_CONFIG, LLAMA3_TURNS "{{ m.content.split('</think>')[-1] }}", NULL, "it has </think>"},
+        {"small-llama3", IN_CONFIG, "{{ '<｜User｜>' + m.content + '<｜Assistant｜>' }}", NULL, "it has <｜User｜>"},
+        {"small-llama2", IN_CONFIG, "{{ '<|user|>\\n' + m.content + eos_token }}", NULL, "it has <|user|>"},
+        {"small-llama2", IN_CONFIG, INST("[INST] ", " [/INST]"), "mistral", NULL},
+        {"small-llama2", IN_CONFIG, "{{ '<<SYS>>\\n' + s + '\\n<</SYS>>\\n\\n' }}" INST("[INST] ", " [/INST]"),
+         "llama2", NULL},
+        {"v3", IN_CONFIG, INST("[INST] ", "[/INST]"), "mistral-v3", NULL},
+        {"v3", IN_CONFIG, INST("[INST]", "[/INST]"), NULL, "it has [INST]"},
+        {"v3", IN_CONFIG, "{{ '[SYSTEM_PROMPT]' + s }}" INST("[INST] ", "[/INST]"), NULL, "it has [SYSTEM_PROMPT]"},
+        {"v3", IN_CONFIG, INST("[INST] ", " [/INST]"), NULL, "it has [INST]"}};
     static const char *const texts[] = {NULL, "Who?"}, *const empty[] = {"", "Who?"};
-    static const struct { const char *in_config, *in_jinja, *system; } cases[] = {
-        {"", NULL, NULL}, {"x", NULL, NULL},
-        {"{{'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.'}}", NULL,
-         "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
-        {"{{'You are a helpful assistant.'}}", NULL, "You are a helpful assistant."},
-        {"x", "{{ 'You are a helpful AI assistant named SmolLM, trained by Hugging Face' }}",
-         "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
-        {"You are a helpful assistant.", "another template", NULL}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        char config[512];
+        const Tokenizer *t = load_template(cases[i].dir, cases[i].where, cases[i].text);
+        const char *system = cases[i].system;
+        const bool unread = system != NULL && *system == '?';
         int32_t *tokens, *with;
-        copy_tokenizer("small-smollm2", NULL);
-        snprintf(config, sizeof config, "{\"eos_token\":\"<|im_end|>\",\"chat_template\":\"%s\"}",
-                 cases[i].in_config);
-        write_file("tokenizer_config.json", config);
-        if (cases[i].in_jinja != NULL) write_file("chat_template.jinja", cases[i].in_jinja);
-        Tokenizer *t = tokenizer_load(base);
-        const Chat chat = open_chat(t, CHAT_AUTO);
-        CHECK(cases[i].system == NULL ? chat.system == NULL
-              : chat.system != NULL && strcmp(chat.system, cases[i].system) == 0, "case %zu: %s", i,
+        Chat chat;
+        if (cases[i].format == NULL) {
+            CHECK(!chat_open(&chat, t, CHAT_AUTO, t->bos, &err) && strstr(err.text, system),
+                  "case %zu: %s", i, err.text);
+            const int asked = tokenizer_added(t, "<|im_start|>") != TOKENIZER_NONE ? CHAT_CHATML : CHAT_MISTRAL;
+            CHECK(chat_open(&chat, t, asked, t->bos, &err) && chat.system == NULL,
+                  "case %zu, by name: %s", i, err.text);
+            continue;
+        }
+        chat = open_chat(t, CHAT_AUTO);
+        CHECK(strcmp(chat.format->name, cases[i].format) == 0 && chat.has_template == (i > 0),
+              "case %zu: %s", i, chat.format->name);
+        if (unread) system = NULL;
+        CHECK(chat.unread == unread && (system == NULL ? chat.system == NULL
+              : chat.system != NULL && strcmp(chat.system, system) == 0), "case %zu: %s", i,
               chat.system != NULL ? chat.system : "none");
-        const char *given[] = {cases[i].system, "Who?"};
+        const char *given[] = {system, "Who?"};
         const size_t count = encode(&chat, texts, 2, &tokens), n = encode(&chat, given, 2, &with);
         check_tokens("a default", tokens, count, with, n);
-        CHECK(encode(&chat, empty, 2, &with) == 16, "an empty system message is one");
-        unlink(in_base("chat_template.jinja"));
+        if (i < 10) CHECK(encode(&chat, empty, 2, &with) == 16, "an empty system message is one");
     }
+    unlink(in_base("chat_template.jinja"));
     // Llama-3.1: a date in front of every system message, and of none
     copy_tokenizer("small-llama3", NULL);
-    write_file("tokenizer_config.json", "{\"chat_template\":\"Cutting Knowledge Date: December "
-               "2023\\n\"}");
+    write_file("tokenizer_config.json", "{\"chat_template\":\"<|start_header_id|> <|eot_id|> Cutting "
+               "Knowledge Date: December 2023\\n\"}");
     const Chat chat = open_chat(tokenizer_load(base), CHAT_AUTO);
     for (int i = 0; i < 3; i++) {
         static const char front[] = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024"
@@ -217,10 +275,134 @@ static void chat_formats_refused(void) {
           err.text);
     CHECK(!chat_open(&chat, bytes, CHAT_LLAMA2, -1, &err) && strstr(err.text, "ends a text"), "%s",
           err.text);
+    CHECK(!chat_open(&chat, bytes, CHAT_AUTO, -1, &err) && strstr(err.text, "that could end a turn")
+          && strstr(err.text, "--chat-format") == NULL, "%s", err.text);
     const Option *x = &option_table[option_find("chat-format", 11)];
-    for (int k = 0; k < CHAT_FORMATS; k++)
+    for (int k = 0; k < CHAT_QWEN3 - 1; k++)  // that one is told by its template alone
         CHECK(parse_choice(x->values, chat_formats[k].name) == k + 1, "%s", chat_formats[k].name);
     CHECK(parse_choice(x->values, "auto") == CHAT_AUTO, "auto");
+}
+
+// A conversation as text, with what is trained in brackets.
+static const char *shown(const Chat *chat, const char *const *texts, size_t n) {
+    static char text[1024];
+    int32_t *tokens;
+    size_t used = 0, length;
+    const size_t count = encode(chat, texts, n, &tokens);
+    for (size_t i = 0; i < count; i++) {
+        const bool first = tokens[i] >= 0 && (i == 0 || tokens[i - 1] < 0);
+        const bool last = tokens[i] >= 0 && (i + 1 == count || tokens[i + 1] < 0);
+        const char *s = tokenizer_token(chat->t, (uint32_t)token_id(tokens[i]), &length);
+        used += (size_t)sprintf(text + used, "%s%.*s%s", first ? "[" : "", (int)length, s, last ? "]" : "");
+    }
+    free(tokens);
+    return text;
+}
+
+// Qwen3's thoughts: as its published template has them, with enable_thinking false.
+static void chat_thoughts(void) {
+    #define ASK "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    #define NONE "<think>\n\n</think>\n\n"
+    static const struct { const char *texts[5]; size_t n; const char *shown; } cases[] = {
+        {{NULL, "Hi", "\n\nYes", NULL, NULL}, 3, ASK NONE "[Yes<|im_end|>]\n"},
+        {{NULL, "Hi", NULL, NULL, NULL}, 3, ASK NONE},
+        {{NULL, "Hi", "<think>\na\n</think>\n\nYes", "Hi", "<think>\n\nb\n</think>No"}, 5,
+         ASK "[Yes<|im_end|>]\n" ASK "[<think>\nb\n</think>\n\nNo<|im_end|>]\n"},
+        {{NULL, "Hi", "x</think>y</think>Yes", "Hi", "a</think>b"}, 5,
+         ASK "[Yes<|im_end|>]\n" ASK "[<think>\na\n</think>\n\nb<|im_end|>]\n"},
+        {{NULL, "Hi", "\nYes", "Hi", NULL}, 5, ASK "[\nYes<|im_end|>]\n" ASK NONE},
+        {{NULL, "Hi", "<think>\n\n</think>\n\nYes", NULL, NULL}, 3, ASK NONE "[Yes<|im_end|>]\n"},
+        {{NULL, "Hi", "No <think>", NULL, NULL}, 3, ASK NONE "[No <think><|im_end|>]\n"}};
+    const Chat chat = open_chat(load_template("small-smollm2", IN_FILE, QWEN3_TURNS), CHAT_AUTO);
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        const char *got = shown(&chat, cases[i].texts, cases[i].n);
+        CHECK(strcmp(got, cases[i].shown) == 0, "case %zu: %s", i, got);
+    }
+    // two answers in a row: of the first one, a thought stays, and no empty one is added
+    const ChatMessage m[3] = {{CHAT_USER, "Hi", 2}, {CHAT_ASSISTANT, "A", 1}, {CHAT_ASSISTANT, "B", 1}};
+    size_t count, n;
+    int32_t *two = chat_encode(&chat, m, 3, &count), *one = chat_encode(&chat, m, 2, &n);
+    CHECK(two[13] >= 0 && one[13] < 0 && count > n, "two answers: %zu and %zu tokens", count, n);
+    unlink(in_base("chat_template.jinja"));
+}
+
+// What a user types is text, be it special in the tokenizer's files or not.
+static void chat_own_tokens(void) {
+    #define OFF(token) {{"\"content\":\"" token "\"," FLAGS "\"special\":true", \
+                         "\"content\":\"" token "\"," FLAGS "\"special\":false"}, {NULL, NULL}}
+    static const char *const off[2][2][2] = {OFF("<|im_start|>"), OFF("<|begin_of_text|>")};
+    static const char *const texts[2][2] = {{NULL, "<|im_start|>"}, {NULL, "<|begin_of_text|>"}};
+    for (int k = 0; k < 2; k++) {
+        copy_tokenizer(k ? "small-llama3" : "small-smollm2", off[k]);
+        write_file("tokenizer_config.json", "{}");
+        const Chat chat = open_chat(tokenizer_load(base), CHAT_AUTO);
+        int32_t *tokens;
+        const size_t n = encode(&chat, texts[k], 2, &tokens);
+        size_t starts = 0;
+        for (size_t i = 0; i < n; i++) starts += tokens[i] == (k ? ~2000 : ~1);
+        CHECK(starts == 1, "%zu starts", starts);
+    }
+}
+
+// Around a text: that of Jinja's trim, of mistral-common, or all of it.
+static void chat_white_space(void) {
+    static const char *const texts[] = {NULL, "\u00a0\u3000Hi\u2003\n", "\u00a0Yes \u2003 "};
+    const Chat llama3_chat = open_chat(load("small-llama3"), CHAT_AUTO);
+    CHECK(strcmp(shown(&llama3_chat, texts, 3), "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi"
+                 "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[Yes<|eot_id|>]") == 0, "%s",
+          shown(&llama3_chat, texts, 3));
+    static const char *const spaces[] = {NULL, "Hi ", " Yes\u2003  "};
+    const Chat v3 = open_chat(load_v3(), CHAT_AUTO);
+    CHECK(strcmp(shown(&v3, spaces, 3), "<s>[INST] Hi [/INST][  Yes\u2003</s>]") == 0, "'%s'",
+          shown(&v3, spaces, 3));
+}
+
+// What a model without a template is given: held against transformers once, by hand.
+static void chat_exports(void) {
+    #define FOR(turn, open) "{%- for m in messages %}" turn "{%- endfor %}{%- if add_generation_prompt %}" open "{%- endif %}\n"
+    #define FROM_SYSTEM "{%- set s = messages[0].content if messages[0].role == 'system' else '' %}"
+    #define TALKS(first, open, close, which, trim, end, answer) "{%- for m in messages %}{%- if m.role == 'user' %}" first \
+        "{{- '[INST] ' + ('" open "' + s" trim " + '" close "' if s and loop." which " < 3 else '') + m.content" trim \
+        " + '" end "' }}{%- elif m.role == 'assistant' %}{{- ' ' + m.content" answer "</s>' }}{%- endif %}{%- endfor %}\n"
+    static const struct { const char *dir; int format; const char *before, *template_text, *after; } cases[] = {
+        {"small-smollm2", CHAT_AUTO, NULL, FOR("{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}",
+         "{{- '<|im_start|>assistant\\n' }}"), NULL},
+        {"small-llama3", CHAT_AUTO, "{\"a\": 1, \"eos_token_id\": 2001,\n \"b\": [2]}", "{{- '<|begin_of_text|>' }}"
+         FOR("{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}",
+             "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}"),
+         "{\"a\": 1, \"eos_token_id\": [2001, 2009],\n \"b\": [2]}"},
+        {"small-llama3", CHAT_AUTO, "{\"eos_token_id\": [2001, 2008]}", NULL, "{\"eos_token_id\": [2001, 2008, 2009]}"},
+        {"small-llama3", CHAT_AUTO, NULL, NULL, "{\n  \"eos_token_id\": [2001, 2009]\n}\n"},
+        {"small-llama3", CHAT_AUTO, "{\"eos_token_id\": [2001, 2009]}", NULL, "{\"eos_token_id\": [2001, 2009]}"},
+        {"v3", CHAT_AUTO, NULL, "{{- '<s>' }}" FROM_SYSTEM TALKS("", "", "\\n\\n", "revindex", "", "[/INST]",
+         ".rstrip(' ') + '"), NULL},
+        {"small-llama2", CHAT_MISTRAL, NULL, "{{- '<s>' }}" FROM_SYSTEM TALKS("", "", "\\n\\n", "index", "", " [/INST]",
+         " + '"), NULL},
+        {"small-llama2", CHAT_LLAMA2, NULL, FROM_SYSTEM TALKS("{{- '<s>' }}", "<<SYS>>\\n", "\\n<</SYS>>\\n\\n", "index",
+         " | trim", " [/INST]", " | trim + ' "), NULL}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        if (strcmp(cases[i].dir, "v3") != 0) copy_tokenizer(cases[i].dir, NULL);
+        write_file("tokenizer_config.json", i >= 1 && i <= 4 ? "{\"eos_token\":\"<|end_of_text|>\"}" : "{\"eos_token\":\"</s>\"}");
+        if (i == 0) write_file("tokenizer_config.json", "{\"eos_token\":\"<|im_end|>\"}");
+        if (cases[i].before != NULL) write_file("generation_config.json", cases[i].before);
+        Tokenizer *t = strcmp(cases[i].dir, "v3") == 0 ? load_v3() : tokenizer_load(base);
+        const Chat chat = open_chat(t, cases[i].format);
+        chat_export(&chat, t);
+        const TokenizerFile *file = &t->files[FILE_TEMPLATE], *g = &t->files[FILE_GENERATION];
+        CHECK(cases[i].template_text == NULL || strcmp(file->text, cases[i].template_text) == 0, "case %zu: %s", i,
+              file->text);
+        CHECK(cases[i].after == NULL ? g->text == NULL : g->text != NULL && strcmp(g->text, cases[i].after) == 0
+              && strlen(g->text) == g->length, "case %zu: %s", i, g->text);
+        // the template tells the format
+        Chat again;
+        CHECK(chat_open(&again, t, CHAT_AUTO, t->bos, &err) && again.has_template && again.format == chat.format,
+              "case %zu: %s", i, err.text);
+        unlink(in_base("generation_config.json"));
+    }
+    Tokenizer *t = load_template("small-smollm2", IN_CONFIG, TURNS);
+    const Chat chat = open_chat(t, CHAT_AUTO);
+    chat_export(&chat, t);
+    CHECK(t->files[FILE_TEMPLATE].text == NULL && t->files[FILE_GENERATION].text == NULL, "a model with a template");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -246,7 +428,7 @@ static void chat_rows(void) {
         {2, P - 1, 2, 2}};
     Tokenizer *t = load("small-llama3");
     Task task = parse(t, TALK, CHAT_AUTO);
-    CHECK(task.chats && task.longest == N - 1 && task.pieces == 2 && piece_tokens(&task, 0) == P,
+    CHECK(task.chat.format != NULL && task.longest == N - 1 && task.pieces == 2 && piece_tokens(&task, 0) == P,
           "%zu", task.longest);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         int32_t in[MOST], to[MOST];
@@ -274,7 +456,7 @@ static void chat_rows(void) {
                       "{\"text\":\"The king is.\"}", CHAT_AUTO);
     Task other = parse(t, "{\"prompt\":\"The king\",\"completion\":\" is.\"}\n"
                        "{\"text\":\"The king is.\"}", CHAT_AUTO);
-    CHECK(both.count == 3 && !other.chats && task_hash(&both) != task_hash(&other), "mixed");
+    CHECK(both.count == 3 && other.chat.format == NULL && task_hash(&both) != task_hash(&other), "mixed");
     for (size_t i = 0; i < 2; i++)
         for (size_t T = 2; T < 9; T++) {
             int32_t in_2[MOST], to_2[MOST];
@@ -288,6 +470,8 @@ static void chat_rows(void) {
     CHECK(both.rows == 1 && task_targets(&both, 1, 0, 1, MOST) == trained, "%zu rows", both.rows);
 }
 
+#define MEMBER(more) LINE(USER ",{\"role\":\"assistant\",\"content\":\"x\",\"" more "}")
+
 static void chat_bad_lines(void) {
     static const struct { const char *line, *says; } bad[] = {
         {"{\"messages\":\"hi\"}", "\"messages\" is no list"},
@@ -297,12 +481,15 @@ static void chat_bad_lines(void) {
         {LINE(USER "," SAYS("bot", "x")), "message 2 has the role \"bot\", which is none of"},
         {LINE(USER "," SAYS("tool", "x")), "\"tool\": tools are not supported"},
         {LINE(SAYS("function", "x")), "\"function\": tools are not supported"},
-        {LINE(USER ",{\"role\":\"assistant\",\"content\":\"x\",\"tool_calls\":[]}"), "tool_calls"},
-        {LINE(USER ",{\"role\":\"assistant\",\"content\":\"x\",\"weight\":0}"), "\"weight\""},
+        {MEMBER("tool_calls\":[{}]"), "message 2 has \"tool_calls\", which is not supported: leave it out"},
+        {MEMBER("weight\":0"), "\"weight\""}, {MEMBER("train\":false"), "\"train\""},
+        {MEMBER("masked\":true"), "\"masked\""}, {MEMBER("reasoning_content\":\"hm\""), "\"reasoning_content\""},
+        {MEMBER("anything\":\"else\""), "\"anything\""},
         {LINE(USER ",{\"role\":\"assistant\"}"), "message 2 has no \"content\""},
         {LINE("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}"),
          "no string: write the texts of its parts as one"},
         {LINE(USER "," SAYS("assistant", "")), "message 2, an answer, is empty"},
+        {LINE(USER "," SAYS("assistant", " \\n\u00a0")), "message 2, an answer, is empty"},
         {LINE(USER "," SAYS("system", "x")), "message 2 is a system message, and only the first"},
         {LINE(KING), "message 1 is the assistant's, and stands before any user's"},
         {LINE(SAYS("system", "x") "," KING), "message 2 is the assistant's"},
@@ -310,7 +497,8 @@ static void chat_bad_lines(void) {
         {LINE(SAYS("system", "x")), "nothing to train"},
         {"{\"prompt\":\"x\",\"messages\":[" USER "," KING "]}", "no others of these"},
         {"{\"messages\":[" USER "," KING "],\"text\":\"x\"}", "no others of these"},
-        {"{\"messages\":[" USER "," KING "],\"tools\":[]}", "it has \"tools\""}};
+        {"{\"messages\":[" USER "," KING "],\"system\":\"Be brief.\"}", "it has \"system\", which is not"},
+        {"{\"messages\":[" USER "," KING "],\"tools\":[{}]}", "it has \"tools\""}};
     Tokenizer *t = load("small-llama3"), *v1 = load("small-llama2");
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         char text[1024];
@@ -327,7 +515,9 @@ static void chat_bad_lines(void) {
     CHECK(DIES_WITH("line 1: the tokenizer has none of", parse(v1, twice, CHAT_AUTO)), "no format");
     CHECK(DIES_WITH("line 1 has token 2009, but the model's vocabulary has 2009", task_parse("f",
           strdup(LINE(USER "," KING)), NULL, NULL, t, t->bos, 2009, CHAT_AUTO)), "a small model");
-    CHECK(parse(t, "{\"text\":\"The king\",\"tools\":1}", CHAT_AUTO).count == 1, "other members");
+    CHECK(parse(t, "{\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"x\",\"name\":\"y\",\"id\":1,"
+                "\"tool_calls\":[],\"audio\":null,\"thinking\":\"\",\"more\":{}}],\"tools\":[],\"source\":\"z\"}",
+                CHAT_AUTO).count == 1, "harmless members");
 }
 
 // The ids of published tokenizers.
@@ -360,7 +550,11 @@ int main(void) {
     snprintf(base, sizeof base, "/tmp/tide_chat_XXXXXX");
     if (mkdtemp(base) == NULL) { perror(base); return 1; }
     RUN(chat_ids);
-    RUN(chat_defaults_found);
+    RUN(chat_templates);
+    RUN(chat_thoughts);
+    RUN(chat_own_tokens);
+    RUN(chat_white_space);
+    RUN(chat_exports);
     RUN(chat_formats_refused);
     RUN(chat_rows);
     RUN(chat_bad_lines);

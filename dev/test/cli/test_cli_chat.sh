@@ -41,7 +41,7 @@ talk() {  # SYSTEM COLOUR THING...: of one turn each; with a system message in c
 mkdir tokenizer
 cp "$fixtures/small-llama3/tokenizer.json" tokenizer
 printf '{"eos_token":\n "<|end_of_text|>"}' >tokenizer/tokenizer_config.json
-printf '{{ no template\r\n' >tokenizer/chat_template.jinja
+printf '{{ "<|start_header_id|>" ~ m ~ "<|eot_id|>" }}\r\n' >tokenizer/chat_template.jinja
 model="--model nano-llama --layers 2 --channels 64 --ffn 128 --context 64 --lr 1e-2 --save-every 0"
 "$cpu" $model --tokenizer tokenizer --data chat.jsonl --val chat.jsonl --steps 150 --batch 4 --eval-every 150 \
     --out tuned >tuned.out 2>&1
@@ -56,6 +56,8 @@ check what_they_cost_is_the_loss sh -c "sed 's/.*\"tokens\":\([0-9]*\),\"loss\":
 for name in tokenizer.json tokenizer_config.json chat_template.jinja; do
     check "saved_byte_for_byte_$name" cmp tokenizer/$name tuned/$name
 done
+check the_format_is_said grep -qx 'conversations: llama3, as the chat template says; default system message: none' tuned.out
+check a_template_whose_end_of_turn_stops_nothing_is_noted grep -q '^note: generation_config.json lacks token 2009, ' tuned.out
 check the_hint_is_a_chat grep -q '^try it: .* --model tuned --steps 0 --chat$' tuned.out
 # answers PROGRAM OPTION...: to the lines of the standard input, with the exit code
 answers() {
@@ -76,6 +78,10 @@ check lines_end_as_on_windows_and_empty_ones_are_none test \
     "$(printf 'colour of sea?\r\n\n  \nsure?' | answers "$cpu")" = "$two"
 check a_seed_draws_the_same sh -c 'for i in 1 2; do printf "what?\nwhat?\n" | "$0" --model tuned --chat --seed 5 \
     --temperature 3 --sample-tokens 9 2>&1; done | sort | uniq -c | awk "\$1 % 2 { odd = 1 } END { exit odd || NR < 2 }"' "$cpu"
+check a_turn_of_two_lines_has_one_answer test "$(printf 'colour of sea?\\\n\nsure?\n\\\n \n' | answers "$cpu" | wc -l)" = 3
+check an_answer_that_ends_is_not_cut sh -c '! grep -q "was cut" chat.err'
+check an_answer_that_is_cut_is_marked sh -c 'printf "colour of sea?\n" | "$0" --model tuned --chat --temperature 0 --sample-tokens 1 \
+    2>&1 | grep -qx "tide: the answer was cut here, after 1 token (--sample-tokens)"' "$cpu"
 check no_line_no_answer test "$(answers "$cpu" </dev/null)" = 'code 0'
 check a_special_token_of_a_user_is_text sh -c 'printf "<|eot_id|>\n" | "$0" --model tuned --chat >special.out' "$cpu"
 check steps_0_is_not_needed_with_a_model test "$(printf 'colour of ink?\n' | "$cpu" --model tuned --chat --temperature 0)" = black
@@ -85,8 +91,9 @@ check steps_0_is_not_needed_with_a_model test "$(printf 'colour of ink?\n' | "$c
 # At most half of the 64 tokens are kept free for an answer. The question before the last one is forgotten, and its
 # answer with it; the system message stays.
 printf 'colour of coal?\ncolour of sky?\ncolour of rose?\nsure?\n' >many.txt
+cat many.txt many.txt | answers "$cpu" --sample-tokens 32 >more.out
+check turns_are_forgotten_and_it_is_said_once test "$(grep -c '^tide: the window of 64 tokens is full: from here on the model forgets the oldest turns$' chat.err)" = 1
 answers "$cpu" --sample-tokens 32 <many.txt >many.out
-check turns_are_forgotten grep -q '^tide: the window of 64 tokens is full: the model forgets the oldest turn$' chat.err
 check and_it_goes_on test "$(tail -n 2 many.out | head -n 1)" = 'yes, red'
 answers "$cpu" --sample-tokens 32 --prompt 'be loud' <many.txt >loud.out
 check the_system_message_stays test "$(tail -n 2 loud.out | head -n 1)" = 'yes, RED'
@@ -101,7 +108,7 @@ code 0'
 # --- Ctrl-C -----------------------------------------------------------------------------------------
 
 mkfifo line
-"$cpu" --model tuned --steps 0 --chat --temperature 0 <line >stopped.out 2>&1 &
+"$cpu" --model tuned --steps 0 --chat --temperature 0 <line >stopped.out 2>stopped.err &
 said=$!
 exec 3>line
 echo 'colour of sea?' >&3
@@ -130,16 +137,20 @@ for format in llama2 mistral; do
     "$cpu" --model nano --layers 1 --channels 64 --context 128 --tokenizer "$fixtures" --data chat.jsonl --val chat.jsonl \
         --chat-format $format --steps 150 --batch 4 --lr 1e-2 --eval-every 0 --save-every 0 --out $format >$format.out 2>&1
     check "the_hint_names_$format" grep -q "^try it: .* --steps 0 --chat --chat-format $format\$" $format.out
+    check "its_template_is_saved_$format" grep -q '\[INST\] ' $format/chat_template.jinja
     check "it_answers_in_$format" test "$(printf 'colour of sea?\nsure?\n' | "$cpu" --model $format --steps 0 --chat \
         --temperature 0 --sample-tokens 12 --chat-format $format | sed 's/ $//')" = 'blue
 yes, blue'
 done
+"$cpu" $model --tokenizer tokenizer --data chat.jsonl --steps 1 --out 'two words' >words.out
+check the_hint_is_for_a_shell grep -q "^try it: .* --model 'two words' --steps 0 --chat$" words.out
 talk='--model tuned --steps 0 --chat'
 "$tide" $talk --plan --gpu-memory 1G --host-memory 1G >plan.out
 check a_plan_of_a_chat sh -c 'grep -q "^model: 2 layers" plan.out && n=$(sed -n "s/^GPU  total  *\([0-9.]*\) of .*/\1/p" plan.out) &&
     tail -n 1 plan.out | grep -qx "fits: $n MiB of 1.00 GiB on the GPU"'
 refuses a_chat_that_does_not_fit 2 'this run needs .* GPU memory' "$tide" $talk --plan --gpu-memory 1M
 refuses a_chat_that_trains 2 'it needs --steps 0' "$cpu" --model tuned --chat --steps 3 --data chat.jsonl
+rm -f llama2/chat_template.jinja
 refuses a_chat_without_a_format 2 'name it with --chat-format mistral' "$cpu" --model llama2 --steps 0 --chat
 refuses a_format_without_its_tokens 2 'mistral-v3 needs the token \[INST\]' "$cpu" $talk --chat-format mistral-v3
 refuses an_unknown_format 2 'must be one of auto|chatml|llama3|mistral-v3|mistral|llama2$' "$cpu" $talk --chat-format x

@@ -192,9 +192,9 @@ cp val.jsonl asked.txt
 check questions_by_any_name sh -c '"$@" --steps 0 --choices asked.txt | grep "^choices: accuracy"' - "$cpu" $model
 (echo '['; sed '$!s/$/,/' train.jsonl; echo ']') >array.json
 sed 's/^{/{\n  /' train.jsonl >pretty.json
-refuses an_array 2 'array.json, line 1: no JSON.* FILE makes lines of an array' "$cpu" --data array.json
-refuses objects_over_lines 2 'pretty.json, line 1: no JSON.* jq -c . FILE of objects' "$cpu" --data pretty.json
-refuses an_array_of_questions 2 'array.json, line 1: no JSON' "$cpu" --data text.txt --choices array.json
+refuses an_array 2 'array.json, line 1: this is a JSON array, .* FILE >FILE.jsonl makes lines of it' "$cpu" --data array.json
+refuses objects_over_lines 2 'pretty.json, line 1: no JSON.*jq -c . FILE makes lines of objects' "$cpu" --data pretty.json
+refuses an_array_of_questions 2 'array.json, line 1: this is a JSON array' "$cpu" --data text.txt --choices array.json
 cp text.txt mixed_a.txt
 cp named.json mixed_b.txt
 refuses examples_among_texts 2 'mixed_b.txt is JSON: name it alone, patterns work for text only' "$cpu" --data 'mixed_*.txt'
