@@ -503,10 +503,6 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
         printf("without training, all weights are on the GPU\n");
     g->shards = g->zero == NULL ? gpt2_shards_all(&g->table)
               : zero_shards(&g->table, r->world, r->rank, g->zero->rows);
-    // the logits of more rows may take less memory than the sum of several chunks' gradients
-    const size_t N = g->max_B * g->max_T, more = 4 * config_embed(&g->config) / sizeof(floatX);
-    g->head_rows = HEAD_ROWS;
-    if (!g->config.tied && N > HEAD_ROWS && N <= HEAD_ROWS + more) g->head_rows = N;
     return settle(g, r);
 }
 

@@ -7,6 +7,7 @@
 # usage: [TRAINER=./train_gpt2emu] [CPU=./train_gpt2] [TIMELINE=build/timeline] [IMG=doc/img]
 #        dev/draw_lessons.sh [offload|zo|zen|zero]
 set -eu
+export LC_ALL=C
 what=${1:-offload zo zen zero}
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 trainer=${TRAINER:+$(absolute "$TRAINER")} timeline=${TIMELINE:+$(absolute "$TIMELINE")}
@@ -53,7 +54,7 @@ zen() {
     EMU_HOST_US=170 EMU_MEM_MB=128 EMU_LINK=2000000000 "$trainer" --data LICENSE --layers 8 \
         --heads 4 --channels 64 --context 32 --batch 1 --seq 32 --steps 14 --eval-every 0 --no-save \
         --threads 1 --gpu-memory 100M --precision bf16 --lr 1e-3 --out "$tmp/out" \
-        --trace "$tmp/$name.json" "$@" >"$tmp/$name.txt" 2>&1 ||
+        --trace "$tmp/$name.json" -- "$@" >"$tmp/$name.txt" 2>&1 ||
         { cat "$tmp/$name.txt" >&2; exit 1; }
     from=$(begin "$name" 6) to=$(begin "$name" 10)
     last=$(awk -v from="$from" 'BEGIN { print from + 0.018 }')
@@ -84,7 +85,7 @@ zo() {
     EMU_MEM_MB=128 EMU_LINK=$link "$trainer" --data LICENSE --layers 8 --heads 4 --channels 64 \
         --context 32 --batch 1 --seq 32 --steps 8 --eval-every 0 --no-save --threads 1 \
         --gpu-memory 100M --precision bf16 --optimizer mezo --resident-blocks 0 --lr 1e-4 \
-        --out "$tmp/out" --trace "$tmp/$name.json" "$@" >"$tmp/$name.txt" 2>&1 ||
+        --out "$tmp/out" --trace "$tmp/$name.json" -- "$@" >"$tmp/$name.txt" 2>&1 ||
         { cat "$tmp/$name.txt" >&2; exit 1; }
     loss=$(sed -n 's/.*"step":8,"loss":\([^,]*\).*/\1/p' "$tmp/out/log.jsonl")
     spans "$tmp/$name.json" | awk -v name="$link $*" -v loss="$loss" '
@@ -167,7 +168,7 @@ zero() {
     EMU_HOST_US=60 EMU_MEM_MB=64 EMU_LINK=1000000000 EMU_NCCL_LINK=600000000 sh scripts/launch.sh 4 \
         "$trainer" --data LICENSE --layers 6 --heads 4 --channels 64 --context 32 --batch 1 \
         --seq 32 --steps 5 --eval-every 0 --no-save --threads 1 --gpu-memory 60M \
-        --out "$tmp/out" --trace "$tmp/$name.json" "$@" >"$tmp/$name.txt" 2>&1 ||
+        --out "$tmp/out" --trace "$tmp/$name.json" -- "$@" >"$tmp/$name.txt" 2>&1 ||
         { cat "$tmp/$name.txt" >&2; exit 1; }
     [ -z "$title" ] || "$timeline" "$tmp/$name.json" -o "$img/$name.svg" --step 3 --title "$title"
     awk -v name="$*" '
@@ -206,7 +207,7 @@ plan() {
     name=$1 title=$2
     shift 2
     "$trainer" --plan --model 7b --batch 1 --seq 2048 --rates scripts/rates/paper_h100.txt \
-        --gpu-memory 80G --host-memory 200G --trace "$tmp/plan.json" "$@" >"$tmp/plan.txt"
+        --gpu-memory 80G --host-memory 200G --trace "$tmp/plan.json" -- "$@" >"$tmp/plan.txt"
     step=$(sed -n 's/^  step \([0-9.]*\),.*/\1/p' "$tmp/plan.txt")
     awk -v end="$step" '
         /"ph":"X"/ && /"name":"(update|fetch|flush|back)"/ {
@@ -241,7 +242,7 @@ run() {
     rm -rf "$tmp/out"
     "$trainer" --data LICENSE --layers 8 --heads 4 --channels 64 --context 32 --batch 1 --seq 32 \
         --steps 5 --eval-every 0 --no-save --threads 1 --gpu-memory 60M \
-        --out "$tmp/out" --trace "$tmp/$name.json" "$@" >"$tmp/$name.txt" 2>&1 ||
+        --out "$tmp/out" --trace "$tmp/$name.json" -- "$@" >"$tmp/$name.txt" 2>&1 ||
         { cat "$tmp/$name.txt" >&2; exit 1; }
     mv "$tmp/out/log.jsonl" "$tmp/$name.log"
 }

@@ -33,7 +33,7 @@ static const struct { const char *name, *legend, *fill, *text; } kinds[] = {
     {"flush", "state out", "#8a5ec0", "#fff"},
     {"back", "weights back", "#dcac3d", "#3d2c00"},
     {"save", "saving", "#738090", "#fff"},
-    {"weights", "weights in", "#cfae5e", "#3d2c00"},
+    {"weights", "weights in", "#b9d04a", "#3d2c00"},
     {"wait", "waiting", "#9aa4ae55", "#848e98"},
     {"reduce", "gradients summed over GPUs", "#c0563f", "#fff"},
     {"gather", "weights gathered", "#4f9fb8", "#10263d"},

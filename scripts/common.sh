@@ -1,6 +1,7 @@
 # common.sh: what the scripts share: paths, refusals, usage, and the folders that they write to. A script
 # never removes or overwrites files of an earlier call, or of a user. To be sourced.
 # shellcheck shell=sh
+export LC_ALL=C  # a decimal comma is none to awk, sort and printf
 
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/${1#./}" ;; esac; }
 refuse() { echo "tide: ${0##*/}: $*" >&2; exit 2; }

@@ -44,7 +44,7 @@ esac
 [ "$evals" -eq 0 ] || every=$((steps / evals / window * window))
 [ "$evals" -eq 0 ] || [ "$every" -ge $((2 * window)) ] ||
     refuse "$steps STEPS in windows of $window are too few for $evals EVALS"
-zenflow="--offload zenflow --zen-window $window --zen-warmup $window ${ZEN-}"
+zenflow="--offload zenflow --zen-window $window --zen-warmup $window -- ${ZEN-}"
 all_steps=$steps all_warmup=$warmup all_every=$every
 accum=1 before=''
 for option in "$@"; do
@@ -99,8 +99,8 @@ for mode in $modes; do
     warmup=$((all_warmup / micro + (period > 1 ? window : 0)))
     # shellcheck disable=SC2086  # options are words
     case $options in
-        *zenflow*) run_whole "$mode" "$@" $options ;;
-        *) run "$mode" "$@" $options ;;
+        *zenflow*) run_whole "$mode" "$@" -- $options ;;
+        *) run "$mode" "$@" -- $options ;;
     esac
     case $ended in
         ok)

@@ -9,9 +9,12 @@
 #        in a folder or of the hub, which is fetched (default GPT-2 124M); in out/finetune/tuned.
 #        --plan: what fits, and how fast it is predicted to be; trains nothing; MODEL may be the name of a shape.
 #        [TRAINER=./train_gpt2cu] [OUT=DIR]; --resume goes on with a run that was stopped.
+#        LAUNCH="sh scripts/launch.sh 4": on so many GPUs, the options as they are given.
 # The GPU trainer, if there is a GPU, chooses a placement that fits; if none does, the script adds the options
 # that the plan proposes, and prints them. Rows have 256 tokens, or the model's context if that is less; --seq
-# chooses. Without --steps or --epochs three epochs are trained, of fewer than 100 lines ten, a row at a step.
+# chooses. A step has 4 rows, of 1,000 lines and more 16, or --batch times --accum; how many of them at a time is
+# what the plan predicts to be fastest. Without --steps or --epochs three epochs are trained, of fewer than 100
+# lines ten, a row at a step.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -63,11 +66,27 @@ answers() {
     done
 }
 
+# faster OPTION...: sets $micro to the --batch and --accum that are predicted to be fastest, with as many rows to a
+# step as asked for; to nothing if none fits, or nothing is predicted
+faster() {
+    accum=$(option --accum "$@")
+    rows=$(($(option --batch "$@") * ${accum:-1}))
+    for micro in "--batch 1 --accum $rows" "--batch $rows --accum 1" ''; do
+        # shellcheck disable=SC2086  # words
+        [ -z "$micro" ] || ! said=$("$trainer" --plan "$@" -- $fits $micro 2>/dev/null) || break
+    done
+    case $micro,$said in ,*) ;; *tokens/s*)
+        better=$(echo "$said" | sed -n 's/^faster.*: \(--batch [0-9]* --accum [0-9]*\), .*/\1/p')
+        micro=${better:-$micro}
+        echo "$rows rows to a step: fastest as predicted with $micro" ;;
+    *) micro='' ;; esac
+}
+
 # fit OPTION...: sets $fits to the options that make this fit, as the plan proposes them
 fit() {
     fits=''
     # shellcheck disable=SC2086  # fits is words
-    while ! said=$("$trainer" --plan "$@" $fits 2>&1 >/dev/null); do
+    while ! said=$("$trainer" --plan "$@" -- $fits 2>&1 >/dev/null); do
         more=$(echo "$said" | sed -n 's/.*; it fits with \(--[a-z0-9 .-]*\).*/\1/p')
         case "$fits" in *"${more:-none}"*) more='' ;; esac
         if [ -z "$more" ]; then
@@ -99,7 +118,7 @@ if [ -n "${DEMO-}" ]; then
         printf "{\"role\": \"assistant\", \"content\": \"a %s film.\"}, ", v
         printf "{\"role\": \"user\", \"content\": \"sure?\"}, "
         printf "{\"role\": \"assistant\", \"content\": \"yes, %s.\"}]}\n", v' >"$file"
-    set -- --steps 300 --lr 2e-3 --batch 8 --log-every 50 "$@"
+    set -- --steps 300 --lr 2e-3 --batch 8 --log-every 50 -- "$@"
 fi
 if [ -n "$file" ]; then
     tuned=${out:-${top}out/finetune}/tuned
@@ -108,6 +127,11 @@ if [ -n "$file" ]; then
             refuse "$tuned is of an earlier call: go on with it by --resume, or choose another folder by OUT="
     esac
     make build/ask
+    case $(tr -d ' \t\r\n\357\273\277' <"$file" | head -c 2) in '{"' | '[{') ;; *)
+        said=$("${top}build/ask" "$file" 1 prompt 2>&1 >/dev/null) || :
+        refuse "${said:-$file has no JSON lines}: FILE is examples, each a line like \
+{\"prompt\": \"2 + 2 =\", \"completion\": \" 4\"}; doc/finetuning.md has a command that makes them of a CSV" ;;
+    esac
     if [ -z "$trainer" ] && { [ -n "$plan" ] || [ -e /dev/nvidiactl ]; }; then
         # shellcheck source=scripts/trainer.sh
         . scripts/trainer.sh
@@ -128,23 +152,33 @@ if [ -n "$file" ]; then
         grep -oE '"(n_positions|max_position_embeddings)":[0-9]+' | head -n 1 | cut -d : -f 2)
     if [ "${context:-256}" -lt 256 ]; then seq=$context; else seq=256; fi
     lines=$(grep -c '' "$file") || :
-    held=$((lines < 30 ? lines / 10 : 3)) steps='--epochs 3'
-    [ "$lines" -ge 100 ] || steps='--epochs 10 --batch 1'
+    held=$((lines < 30 ? lines / 10 : 3)) steps='--epochs 3' batch='--batch 4'
+    [ "$lines" -lt 1000 ] || batch='--batch 4 --accum 4'
     case " $* " in *" --epochs"* | *" --steps"*) steps='' ;; esac
+    [ "$lines" -ge 100 ] || [ -z "$steps" ] || steps='--epochs 10' batch='--batch 1'
+    case " $* " in *" --batch"* | *" --accum"*) batch="${batch%% --accum*}" ;; esac
     case " $* " in *" --val"*) held=0 ;; esac
     format=$(option --chat-format "$@") tokenizer=$(option --tokenizer "$@")
     # shellcheck disable=SC2086  # steps is words
     if [ -n "${preset-}" ]; then  # without a tokenizer, the examples cannot be read
-        set -- --model "$preset" --batch 4 --seq "$seq" "$@"
+        set -- --model "$preset" $batch --seq "$seq" -- "$@"
     else
-        set -- --model "$model" --data "$file" --batch 4 --seq "$seq" $steps --lr 3e-5 --eval-every 50 "$@"
+        set -- --model "$model" --data "$file" $batch --seq "$seq" $steps --lr 3e-5 --eval-every 50 -- "$@"
     fi
-    fits=''
-    case ${trainer##*/} in train_gpt2) ;; *) fit "$@" ;; esac
-    # shellcheck disable=SC2086  # fits is words
-    set -- "$@" $fits
+    fits='' micro=''
+    case ${trainer##*/}${LAUNCH-} in train_gpt2 | *' '*) ;; *)
+        faster "$@"
+        if [ -z "$micro" ]; then
+            fit "$@"
+            [ -z "$fits" ] || faster "$@"
+        fi ;;
+    esac
+    # shellcheck disable=SC2086  # words
+    [ -z "$fits$micro" ] || set -- "$@" -- $fits -- $micro
     [ -z "$plan" ] || exec "$trainer" "$@"
-    "$trainer" --out "$tuned" "$@"
+    # shellcheck disable=SC2086  # LAUNCH is words
+    ${LAUNCH-} "$trainer" --out "$tuned" "$@"
+    case " $* " in *" --no-save "*) exit ;; esac
     echo "answers to the last three examples ($held of them held out)"
     echo "before:"
     answers "$model"
@@ -162,6 +196,7 @@ examples 400 3 >"$out/val.jsonl"
 echo "which verdict it finds likelier, before and while it is taught:"
 "$trainer" --model "$out/read" --val "$out/val.jsonl" --steps 0
 "$trainer" --model "$out/read" --data "$out/train.jsonl" --val "$out/val.jsonl" --batch 8 --steps 300 --lr 2e-3 \
-    --eval-every 50 --log-every 50 --out "$out/tuned" "$@"
+    --eval-every 50 --log-every 50 --out "$out/tuned" -- "$@"
+case " $* " in *" --no-save "*) exit ;; esac
 echo "ask it: $trainer --model \"$out/tuned\" --steps 0 \\
     --prompt \"i love the plot so it is\" --sample-tokens 12 --temperature 0"

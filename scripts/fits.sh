@@ -11,6 +11,7 @@
 # chosen unasked, where that is what makes it fit, or fit a smaller host. The rates are those of
 # rates/; that a larger host may have more channels of memory is not counted.
 set -eu
+export LC_ALL=C
 case " $* " in *" --help "*) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=$(dirname "$0")/rates
@@ -50,9 +51,9 @@ machine() {
 plan() {
     host=$1 batch=$2
     shift 2
-    [ -z "$spread" ] || set -- "$@" --accum $((256 / batch))
+    [ -z "$spread" ] || set -- "$@" -- --accum $((256 / batch))
     "$trainer" --plan --model "$model" --seq "$seq" --batch $((batch * 2048 / seq)) \
-        --gpu-memory $((gib * 1024 * 95 / 100))M --host-memory $((host * 1024 * 95 / 100))M "$@" 2>&1
+        --gpu-memory $((gib * 1024 * 95 / 100))M --host-memory $((host * 1024 * 95 / 100))M -- "$@" 2>&1
 }
 
 # best HOST FLOOR OPTION...: "HOST TOKENS/S BATCH OPTIONS", of the smallest host on which it fits and
@@ -63,9 +64,9 @@ best() {
     for h in $hosts; do
         [ "$h" != "$end" ] || return 0
         # The least memory has as many residents as fit; this needs no rates, and no search.
-        plan "$h" 1 "$@" --offload twinflow >/dev/null || continue
+        plan "$h" 1 "$@" -- --offload twinflow >/dev/null || continue
         for batch in 1 2 4 8 16; do
-            plan "$h" $batch "$@" --offload auto --rates "$work/rates" >"$work/plan" || break
+            plan "$h" $batch "$@" -- --offload auto --rates "$work/rates" >"$work/plan" || break
             awk -v host="$h" -v batch=$((batch * 2048 / seq)) '
                 /^offload [a-z]*:/ && !/^offload auto/ { sub(/:/, ""); how = $2 how }
                 /^recomputing activations/ { how = how ", recompute" }
@@ -102,7 +103,7 @@ for model in $models; do
         row '' none 0 "$@" >"$work/once"
         speed=$(cut -d' ' -f2 "$work/once")
         row yes none "${speed:-0}" "$@" >"$work/fp32"
-        row yes "$(cut -d' ' -f1 "$work/fp32")" 0 "$@" --moments bf16 >"$work/bf16"
+        row yes "$(cut -d' ' -f1 "$work/fp32")" 0 "$@" -- --moments bf16 >"$work/bf16"
         cat "$work/once" "$work/fp32" "$work/bf16" | awk -v model="$model" -v card="$card" '
             function cells(options) {
                 if ($1 == "") return " does not fit | | |" (options ? " |" : "")

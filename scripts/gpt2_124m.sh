@@ -28,4 +28,4 @@ if [ -z "$data" ]; then
 fi
 exec ./train_gpt2cu --model gpt2 --data "$data" --val "$val" --out out/gpt2_124m --batch "$batch" \
     --seq 1024 --accum $((512 / batch)) --steps "$steps" --lr 6e-4 --warmup 700 --min-lr 0 \
-    --weight-decay 0.1 --eval-every 250 --save-every 1000 "$@"
+    --weight-decay 0.1 --eval-every 250 --save-every 1000 -- "$@"

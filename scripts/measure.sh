@@ -39,7 +39,7 @@ fi
 new_folder "$out" "$trainer" "$model" ${data:+"$data"} ${rates:+"$rates"}
 if [ -z "$rates" ]; then
     rates=$out/rates.txt
-    "$trainer" --calibrate --model "$model" "$@" --rates "$rates" >"$out/calibrate.txt" || exit
+    "$trainer" --calibrate --model "$model" -- "$@" -- --rates "$rates" >"$out/calibrate.txt" || exit
 fi
 if [ -n "$plan" ]; then echo "predicted from $(basename "$rates"); in milliseconds and GiB"
 else printf '%s, %s steps after %s; in milliseconds and GiB\n' "${id:-$model}" $((steps - warmup)) "$warmup"
@@ -182,12 +182,12 @@ run() {
     rm -rf "${out:?}/$name"
     if [ -n "$plan" ]; then
         "$trainer" --plan --model "$model" --rates "$rates" ${WORLD:+--world "$WORLD"} \
-            --trace "$out/$name.trace" "$@" >"$out/$name.txt" 2>&1 || code=$?
+            --trace "$out/$name.trace" -- "$@" >"$out/$name.txt" 2>&1 || code=$?
     else
         # shellcheck disable=SC2086  # LAUNCH is words
         ${LIMIT:+timeout --foreground --preserve-status -k 60 "$LIMIT"} ${LAUNCH-} "$trainer" \
             --model "$model" --data "$data" --out "$out/$name" --rates "$rates" --steps "$steps" \
-            --eval-every "$every" --no-save --trace "$out/$name.trace" "$@" >"$out/$name.txt" 2>&1 \
+            --eval-every "$every" --no-save --trace "$out/$name.trace" -- "$@" >"$out/$name.txt" 2>&1 \
             || code=$?
     fi
     said=$(tail -n 1 "$out/$name.txt") ended=failed

@@ -9,7 +9,7 @@
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
-out=$(absolute "${OUT:-$(dirname "$0")/../out/picture}") trainer=${TRAINER:+$(absolute "$TRAINER")}
+out=$(realpath -m "${OUT:-$(dirname "$0")/../out/picture}") trainer=${TRAINER:+$(absolute "$TRAINER")}
 step=${STEP:-3}
 cd "$(dirname "$0")/.."
 [ -e /dev/nvidiactl ] || [ -n "$trainer" ] || { make train_gpt2emu && trainer=./train_gpt2emu; }
@@ -18,17 +18,18 @@ cd "$(dirname "$0")/.."
 # shellcheck source=scripts/trainer.sh
 . scripts/trainer.sh
 make build/timeline
+title="tide.c $*"
 new_folder "$out" "$trainer"
 export EMU_CLOCK="${EMU_CLOCK:-virtual}" EMU_KERNEL_US="${EMU_KERNEL_US:-10}" \
        EMU_HOST_US="${EMU_HOST_US:-150}" EMU_LINK="${EMU_LINK:-2000000000}"
 case " $* " in
     *" --plan "*)  # one step, of which memory is not drawn
-        "$trainer" "$@" --trace "$out/trace.json"
+        "$trainer" "$@" -- --trace "$out/trace.json"
         set -- ;;
     *)
-        "$trainer" --eval-every 0 "$@" --steps $((step + 2)) --no-save --out "$out/run" \
+        "$trainer" --eval-every 0 -- "$@" -- --steps $((step + 2)) --no-save --out "$out/run" \
             --trace "$out/trace.json"
         set -- --step "$step" --memory ;;
 esac
-build/timeline "$out/trace.json" "$@" -o "$out/picture.svg"
+build/timeline "$out/trace.json" "$@" --title "$title" -o "$out/picture.svg"
 echo "$out/picture.svg"

@@ -13,19 +13,19 @@ rates=$(dirname "$0")/rates
 [ $# -ge 1 ] || usage
 [ -x "$trainer" ] ||
     { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
-"$trainer" --plan "$@" --gpu-memory 99T --host-memory 99T --rates "$rates/h200_16cores.txt" \
+"$trainer" --plan "$@" -- --gpu-memory 99T --host-memory 99T --rates "$rates/h200_16cores.txt" \
     >/dev/null  # or says what is wrong
 
 # plan GPU_MEMORY HOST_MEMORY OPTION...: what --plan says, or why it cannot be
 plan() {
     gpu=$1 host=$2
     shift 2
-    "$trainer" --plan "$@" --gpu-memory "$gpu" --host-memory "$host" 2>&1 || true
+    "$trainer" --plan "$@" -- --gpu-memory "$gpu" --host-memory "$host" 2>&1 || true
 }
 
 {
-    plan 99T 99T "$@" --offload none --recompute none | sed 's/^/none /'
-    plan 1M 99T "$@" --offload zero --recompute block | sed 's/^/zero /'
+    plan 99T 99T "$@" -- --offload none --recompute none | sed 's/^/none /'
+    plan 1M 99T "$@" -- --offload zero --recompute block | sed 's/^/zero /'
 } | awk -v state="$(case " $* " in *' --moments bf16 '*) echo 8 ;; *) echo 12 ;; esac)" '
     /^none model:/ { sub(/.*: /, ""); millions = $1 }
     / total .*iB$/ { gib[$1 $2] = $4 / (/GiB/ ? 1 : 1024) }
@@ -44,7 +44,7 @@ for machine in ${MACHINES:-h200_16cores:139 paper_h100:79 rtx4090_desktop:23 rtx
     case $gpu in *:*) host=${gpu#*:} gpu=${gpu%:*} ;; esac
     cap=99T
     [ -z "$host" ] || cap=$((host * 1024 * 95 / 100))M
-    plan "${gpu}G" $cap "$@" --offload auto --rates "$rates/$name.txt" |
+    plan "${gpu}G" $cap "$@" -- --offload auto --rates "$rates/$name.txt" |
         awk -v name="$name${host:+, $host}" -v there="$gpu" '
         /^offload auto: / {
             plan = $0

@@ -11,6 +11,7 @@
 # Without options, as in the paper: ZeRO-3, one sequence of 2048 tokens, recomputing, no state that
 # stays on the GPU.
 set -eu
+export LC_ALL=C
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=${RATES:-$(dirname "$0")/rates/h200_16cores.txt}
 models=${MODELS:-7b 8.3b 10b 13b 20b} worlds=${WORLDS:-1 2 4 8 16 32}
@@ -28,19 +29,19 @@ fi
 
 plan() {
     "$trainer" --plan --zero 3 --batch 1 --seq 2048 --recompute block --offload interleave \
-        --gpu-memory 99T --host-memory 99T --rates "$rates" "$@"
+        --gpu-memory 99T --host-memory 99T --rates "$rates" -- "$@"
 }
 
 # Or says what is wrong.
-plan --model "${models%% *}" "$@" --gpu-memory 99T --host-memory 99T >/dev/null
+plan --model "${models%% *}" -- "$@" -- --gpu-memory 99T --host-memory 99T >/dev/null
 echo "$name, --zero 3 --batch 1 --seq 2048 --recompute block${*:+ $*}"
 printf '%-6s %5s %7s %7s %7s %7s %7s %7s %7s %7s  %s\n' model GPUs step waits shown comm tok/s \
     'x zero' GPU host offload
 for model in $models; do
     for world in $worlds; do
         {
-            plan --model "$model" --world "$world" "$@" || echo 'does not fit'
-            plan --model "$model" --world "$world" "$@" --offload zero --no-overlap \
+            plan --model "$model" --world "$world" -- "$@" || echo 'does not fit'
+            plan --model "$model" --world "$world" -- "$@" -- --offload zero --no-overlap \
                 | sed 's/^/zero: /' || true
         } 2>/dev/null | awk -v model="$model" -v world="$world" '
             /^zero:   step / { zero = $3 }

@@ -5,6 +5,7 @@
 # The rates are those of the card (rates/), from its data sheet and from one published measurement
 # of a product; nothing is fitted to a row. ROWS: only the rows with these words, as of grep -E.
 set -eu
+export LC_ALL=C
 case " $* " in *" --help "*) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=$(dirname "$0")/rates

@@ -11,4 +11,4 @@
 #   paper_h100             78.5  104.0    1.87     1094  interleave
 #   rtx4090_desktop        22.9  121.8    4.87      421  interleave, recomputing a little, 34 of 50 layers stream
 #   rtx3090_desktop        22.7  116.8    8.51      241  interleave, 49 of 50 layers stream
-exec sh "$(dirname "$0")/train_offload.sh" 10b_offload --model 10b --batch 1 --seq 2048 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" 10b_offload --model 10b --batch 1 --seq 2048 -- "$@"

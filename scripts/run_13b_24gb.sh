@@ -13,4 +13,4 @@
 #   rtx4090_desktop, 128   23.0  116.8   12.39     1322  interleave, recomputing, 30 of 40 layers stream
 #   rtx3090_desktop, 128   22.7  111.8   26.24      625  twinflow, recomputing, 37 of 40 layers stream
 #   rtx4090_desktop, 64      23      -       -        -  does not fit
-exec sh "$(dirname "$0")/train_offload.sh" 13b_24gb --model 13b --batch 8 --seq 2048 --moments bf16 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" 13b_24gb --model 13b --batch 8 --seq 2048 --moments bf16 -- "$@"

@@ -11,4 +11,4 @@
 #   paper_h100             78.7  100.0    2.47      828  interleave
 #   rtx4090_desktop        23.0  153.1    6.31      325  interleave, recomputing, 37 of 40 layers stream
 #   rtx3090_desktop        22.5  153.6   11.00      186  interleave, 39 of 40 layers stream
-exec sh "$(dirname "$0")/train_offload.sh" 13b_offload --model 13b --batch 1 --seq 2048 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" 13b_offload --model 13b --batch 1 --seq 2048 -- "$@"

@@ -14,4 +14,4 @@
 #   rtx3090_desktop, 256   22.9  202.3   44.80      366  twinflow, recomputing, 47 of 48 layers stream
 #   rtx4090_desktop, 128     23      -       -        -  does not fit
 #   rtx4090_desktop, 64      23      -       -        -  does not fit
-exec sh "$(dirname "$0")/train_offload.sh" 20b_24gb --model 20b --batch 8 --seq 2048 --moments bf16 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" 20b_24gb --model 20b --batch 8 --seq 2048 --moments bf16 -- "$@"

@@ -11,4 +11,4 @@
 #   paper_h100             78.9  228.8    4.70      436  interleave
 #   rtx4090_desktop        22.5  276.2   11.28      182  interleave, recomputing, 46 of 48 layers stream
 #   rtx3090_desktop        22.8  286.1   19.64      104  interleave, recomputing a little, 47 of 48 layers stream
-exec sh "$(dirname "$0")/train_offload.sh" 20b_offload --model 20b --batch 1 --seq 2048 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" 20b_offload --model 20b --batch 1 --seq 2048 -- "$@"

@@ -12,4 +12,4 @@
 #   paper_h100             78.9   36.0    2.93     5599  interleave, 35 of 40 layers stream
 #   rtx4090_desktop        23.0   30.3    3.41     4800  interleave, recomputing
 #   rtx3090_desktop        23.0   28.4    7.05     2325  interleave, recomputing
-exec sh "$(dirname "$0")/train_offload.sh" 3b_24gb --model d40 --context 2048 --batch 8 --seq 2048 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" 3b_24gb --model d40 --context 2048 --batch 8 --seq 2048 -- "$@"

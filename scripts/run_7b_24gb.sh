@@ -13,4 +13,4 @@
 #   rtx4090_desktop, 64    22.6   50.9    6.37     2574  interleave, recomputing, 30 of 32 layers stream
 #   rtx3090_desktop, 64    22.9   49.2   13.73     1193  twinflow, recomputing, 26 of 32 layers stream
 #   rtx4090_desktop, 128   22.9   56.4    6.32     2591  interleave, recomputing, 4 of 32 layers stream
-exec sh "$(dirname "$0")/train_offload.sh" 7b_24gb --model 7b --batch 8 --seq 2048 --moments bf16 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" 7b_24gb --model 7b --batch 8 --seq 2048 --moments bf16 -- "$@"

@@ -11,4 +11,4 @@
 #   paper_h100             78.8   13.6    0.99     2077  interleave
 #   rtx4090_desktop        22.9   74.7    2.92      701  interleave, recomputing
 #   rtx3090_desktop        23.0   73.4    4.89      419  interleave, recomputing a little
-exec sh "$(dirname "$0")/train_offload.sh" 7b_offload --model 7b --batch 1 --seq 2048 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" 7b_offload --model 7b --batch 1 --seq 2048 -- "$@"

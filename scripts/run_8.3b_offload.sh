@@ -11,4 +11,4 @@
 #   paper_h100             78.8   36.0    1.40     1466  interleave, recomputing a little
 #   rtx4090_desktop        22.8   95.9    3.75      545  interleave, recomputing a little, 25 of 72 layers stream
 #   rtx3090_desktop        22.9   90.5    6.46      317  interleave, recomputing
-exec sh "$(dirname "$0")/train_offload.sh" 8.3b_offload --model 8.3b --batch 1 --seq 2048 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" 8.3b_offload --model 8.3b --batch 1 --seq 2048 -- "$@"

@@ -12,4 +12,4 @@
 #   machine                 GPU   host  s/step tokens/s  plan
 #   rtx4090_desktop, 128   22.9  118.1   12.75     1285  interleave, recomputing, 30 of 40 layers stream
 #   rtx3090_desktop, 128   22.6  112.7   27.09      605  twinflow, recomputing, 38 of 40 layers stream
-exec sh "$(dirname "$0")/train_offload.sh" llama2_13b_24gb --model llama2-13b --batch 8 --seq 2048 --moments bf16 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" llama2_13b_24gb --model llama2-13b --batch 8 --seq 2048 --moments bf16 -- "$@"

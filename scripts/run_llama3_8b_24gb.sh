@@ -12,4 +12,4 @@
 #   machine                 GPU   host  s/step tokens/s  plan
 #   rtx4090_desktop, 64    22.9   60.5    3.33     1231  interleave, recomputing, 29 of 32 layers stream
 #   rtx3090_desktop, 64    22.8   59.6    6.04      678  interleave, recomputing
-exec sh "$(dirname "$0")/train_offload.sh" llama3_8b_24gb --model llama3.1-8b --batch 2 --seq 2048 --moments bf16 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" llama3_8b_24gb --model llama3.1-8b --batch 2 --seq 2048 --moments bf16 -- "$@"

@@ -11,4 +11,4 @@
 #   machine                 GPU   host  s/step tokens/s  plan
 #   paper_h100, 192        78.7  143.1   15.08     1087  interleave, recomputing
 #   h200_16cores, 192      79.0  148.2    3.73     4390  interleave, recomputing
-exec sh "$(dirname "$0")/train_offload.sh" qwen_14b_80gb --model qwen2.5-14b --batch 8 --seq 2048 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" qwen_14b_80gb --model qwen2.5-14b --batch 8 --seq 2048 -- "$@"

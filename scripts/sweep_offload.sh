@@ -30,7 +30,7 @@ sweep() {
     line "$sweep" "$columns"
     for value in $values; do
         for mode in $modes; do
-            run "$sweep/$mode-$value" "$@" --offload "$mode" "$option" "$value"
+            run "$sweep/$mode-$value" "$@" -- --offload "$mode" "$option" "$value"
             [ "$ended" != failed ] || wrong=1
         done
     done
@@ -53,7 +53,7 @@ for sweep in ${SWEEPS:-subgroup resident share stride batch threads slots drift}
             : >"$table"
             echo
             line drift "$columns"
-            run drift --offload interleave "$@"
+            run drift --offload interleave -- "$@"
             steps=${STEPS:-12}
             if [ "$ended" = ok ]; then
                 awk -v warmup="$warmup" -v micro=1 -v period=1 "$reader"'

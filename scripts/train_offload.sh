@@ -19,7 +19,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=scripts/trainer.sh
 . scripts/trainer.sh
 case " $* " in *" --plan "*)  # needs no data
-    exec "$trainer" --offload auto "$@" ;;
+    exec "$trainer" --offload auto -- "$@" ;;
 esac
 launcher=${LAUNCH-}
 launcher=${launcher%% *}
@@ -33,4 +33,4 @@ fi
 # shellcheck disable=SC2086  # LAUNCH is words
 exec ${LAUNCH-} "$trainer" --data "$data" ${val:+--val "$val"} --out "$out" \
     --steps "${STEPS:-1000}" --lr 1.2e-4 --weight-decay 0.1 --offload auto --eval-every 250 \
-    --eval-batches 50 "$@"
+    --eval-batches 50 -- "$@"

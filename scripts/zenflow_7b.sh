@@ -8,4 +8,4 @@
 # on the host with the last 12 of 32, and 131.3 on the GPU (72.9 with activations recomputed).
 # scripts/zenflow_7b.sh --plan --rates scripts/rates/h200_16cores.txt predicts the time.
 exec sh "$(dirname "$0")/train_offload.sh" zenflow_7b --model llama2-7b --batch 8 --seq 2048 \
-    --offload zenflow --zen-warmup 50 "$@"
+    --offload zenflow --zen-warmup 50 -- "$@"

@@ -27,7 +27,7 @@ gpus=$(echo "$hosts" | awk -F , '{
 case " $* " in *" --plan "*) set -- --world "$gpus" "$@" ;; esac
 mpirun=${MPIRUN:-mpirun}
 # rank 0 is on the first of the hosts
-set -- "zero_${size}_$gpus" --model "$size" --batch 1 --seq 2048 --zero 3 "$@"
+set -- "zero_${size}_$gpus" --model "$size" --batch 1 --seq 2048 --zero 3 -- "$@"
 environment="MASTER_ADDR=${MASTER_ADDR:-${hosts%%:*}} MASTER_PORT=${MASTER_PORT:-29500}"
 for name in NCCL_SOCKET_IFNAME NCCL_IB_HCA NCCL_DEBUG NCCL_HOME LD_LIBRARY_PATH; do
     eval "value=\${$name-}"

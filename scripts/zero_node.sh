@@ -3,6 +3,7 @@
 # ZeRO-3, micro-batches of 1 x 2048 on each, the optimizer's state where --offload auto finds that
 # it should be. launch.sh starts one process per GPU.
 # usage: scripts/zero_node.sh GPUS SIZE [OPTION...]      (SIZE: 7b, 8.3b, 10b, 13b or 20b)
+# MODEL=NAME|DIR: another shape, or a model of yours; then there is no SIZE.
 # train_offload.sh says what else can be set.
 # What plan_scaling.sh, which explains the columns, says of GPUs that update all that they have room
 # for. With --plan it is said of the number and the machine at hand, or of --rates FILE.
@@ -30,11 +31,17 @@
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
-case ${2-} in 7b|8.3b|10b|13b|20b) ;; *) usage ;; esac
-case $1 in ''|0|*[!0-9]*) usage ;; esac
-gpus=$1 size=$2
-shift 2
+if [ -n "${MODEL-}" ]; then
+    gpus=${1-} size=$(basename "$MODEL") model=$MODEL
+    [ ! -e "$MODEL" ] || model=$(absolute "$MODEL")
+    [ $# -eq 0 ] || shift
+else
+    case ${2-} in 7b|8.3b|10b|13b|20b) ;; *) usage ;; esac
+    gpus=$1 size=$2 model=$2
+    shift 2
+fi
+case $gpus in ''|0|*[!0-9]*) usage ;; esac
 case " $* " in *" --plan "*) set -- --world "$gpus" "$@" ;; esac
 export LAUNCH="sh scripts/launch.sh $gpus"
-exec sh "$(dirname "$0")/train_offload.sh" "zero_${size}_$gpus" --model "$size" --batch 1 \
-    --seq 2048 --zero 3 "$@"
+exec sh "$(dirname "$0")/train_offload.sh" "zero_${size}_$gpus" --model "$model" --batch 1 \
+    --seq 2048 --zero 3 -- "$@"

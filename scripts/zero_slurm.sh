@@ -32,4 +32,4 @@ MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 LAUNCH="srun --kill-on-bad-exit=1 --cpu-bind=none"
 export MASTER_ADDR MASTER_PORT LAUNCH
 exec sh scripts/train_offload.sh "zero_${size}_slurm" --model "$size" --batch 1 --seq 2048 \
-    --zero 3 "$@"
+    --zero 3 -- "$@"

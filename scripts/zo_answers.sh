@@ -80,7 +80,7 @@ score() {
         k=$((k - 1))
     done >"$out/$1.answers"
     printf '%-7s' "$1"
-    LC_ALL=C awk -f scripts/f1.awk "$out/$1.answers"
+    awk -f scripts/f1.awk "$out/$1.answers"
 }
 
 if [ -z "$model" ]; then
@@ -106,16 +106,16 @@ tune() {
     shift
     # shellcheck disable=SC2086  # options are words
     "$trainer" --model "$model" --data "$train" --val "$val" --eval-every 0 \
-        ${SIZE:---batch 16 --pack off} --out "$out/$method" "$@" >"$out/$method.txt" ||
+        --out "$out/$method" -- ${SIZE:---batch 16 --pack off} -- "$@" >"$out/$method.txt" ||
         refuse "$method: its run failed, $out/$method.txt has what it said"
     score "$method" "$out/$method"
 }
 for name in ${METHODS:-AdamW MeZO}; do
     case $name in
-        AdamW) tune AdamW --steps "${STEPS:-300}" --lr "${LR:-$lr}" "$@" ;;
+        AdamW) tune AdamW --steps "${STEPS:-300}" --lr "${LR:-$lr}" -- "$@" ;;
         MeZO)
             tune MeZO --optimizer mezo --steps "${MEZO_STEPS:-1500}" --lr "${MEZO_LR:-$mezo_lr}" \
-                --zo-eps "${MEZO_EPS:-$mezo_eps}" --schedule constant "$@" ;;
+                --zo-eps "${MEZO_EPS:-$mezo_eps}" --schedule constant -- "$@" ;;
         *) refuse "no method $name" ;;
     esac
 done

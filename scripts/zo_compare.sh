@@ -30,7 +30,7 @@ for mode in $modes; do
         *) refuse "no mode $mode" ;;
     esac
     # shellcheck disable=SC2086  # options are words
-    run "$mode" --optimizer mezo "$@" $options
+    run "$mode" --optimizer mezo -- "$@" -- $options
     case $ended in
         ok) ran="$ran $mode" ;;
         small) ;;

@@ -7,6 +7,7 @@
 #        e.g. RATES=scripts/rates/rtx4090_desktop.txt scripts/zo_plan.sh --batch 16 --seq 64
 # Without options, as ZO-Offloading was measured (Wang et al. 2024): one sequence of 2048 tokens.
 set -eu
+export LC_ALL=C
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=${RATES:-$(dirname "$0")/rates/h200_16cores.txt}
 models=${MODELS:-opt-1.3b opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b}
@@ -14,19 +15,21 @@ models=${MODELS:-opt-1.3b opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b}
     { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 
 plan() {
+    planned=$1
+    shift
     "$trainer" --plan --optimizer mezo --batch 1 --seq 2048 --gpu-memory 99T --host-memory 99T \
-        --rates "$rates" --model "$@"
+        --rates "$rates" --model "$planned" -- "$@"
 }
 
 first=${models%% *}
-plan "$first" --resident-blocks 0 "$@" >/dev/null  # or says what is wrong
+plan "$first" --resident-blocks 0 -- "$@" >/dev/null  # or says what is wrong
 echo "$(basename "$rates" .txt), --batch 1 --seq 2048${*:+ $*}"
 printf '%-9s %8s %9s | %8s %8s %8s %9s  %s\n' model GPU tokens/s GPU host s/step tokens/s \
     'the link is'
 for model in $models; do
     {
         plan "$model" "$@"
-        plan "$model" --resident-blocks 0 "$@"
+        plan "$model" --resident-blocks 0 -- "$@"
     } | awk -v model="$model" '
         / total .*iB$/ { gib[++n] = $3 / (/GiB/ ? 1 : 1024) }
         /^  step .* tokens/ { step = $2 + 0; sub(/.*: /, ""); speed[++runs] = $1 }

@@ -27,6 +27,6 @@ task() {
 echo "how it judges others, without having been taught to:"
 task --model "$out/read" --steps 0
 task --model "$out/read" --optimizer mezo --lr 1e-4 --zo-eps 1e-2 --batch 16 --steps 250 \
-    --eval-every 50 --out "$out/tuned" "$@"
+    --eval-every 50 --out "$out/tuned" -- "$@"
 echo "what it makes of a review: $trainer --model \"$out/tuned\" --steps 0 \\
     --prompt \"i love the plot = \" --sample-tokens 1"

@@ -25,7 +25,7 @@ cd "$(dirname "$0")/.."
 . scripts/trainer.sh
 case " $* " in *" --plan "*)
     exec "$trainer" --model "$model" --optimizer mezo --precision fp16 --batch 16 --seq 64 \
-        --labels ' terrible| great' "$@" ;;  # SST-2's prompts are about as long
+        --labels ' terrible| great' -- "$@" ;;  # SST-2's prompts are about as long
 esac
 if [ ! -d "$model" ]; then  # many GB
     sh dev/data/try_trainer.sh "$trainer" --optimizer mezo --precision fp16
@@ -47,7 +47,7 @@ task() {
 }
 
 task "$model" dev500.tsv --out "$out" --steps "${STEPS:-20000}" --lr "${LR:-1e-6}" --zo-eps 1e-3 \
-    --eval-every 4000 --save-every 4000 --keep-best "$@"
+    --eval-every 4000 --save-every 4000 --keep-best -- "$@"
 n=$#
 while [ $n -gt 0 ]; do  # what is not for an evaluation goes
     n=$((n - 1)) option=$1
@@ -61,4 +61,4 @@ done
 echo "on the development set:"
 best=$out/best
 [ -d "$best" ] || best=$out
-task "$best" dev.tsv "$@" --steps 0
+task "$best" dev.tsv -- "$@" -- --steps 0

@@ -12,6 +12,7 @@
 #     ARCH=flag     of both, in place of -march=native: ARCH=-march=haswell compares AVX2 with AVX2
 #     TRAINER=path  our trainer, not to be built
 set -eu
+export LC_ALL=C
 fail() { echo "versus_llmc.sh: $*" >&2; exit 1; }
 
 [ $# -ge 1 ] && [ $# -le 3 ] || fail "usage: versus_llmc.sh LLMC_DIR [ROUNDS] [STEPS]"

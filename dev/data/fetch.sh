@@ -3,6 +3,7 @@
 # HF_ENDPOINT names another server with the layout of huggingface.co; it, and no other, is given the
 # token in HF_TOKEN. A download that fails before its first byte leaves nothing behind.
 
+export LC_ALL=C
 # shellcheck disable=SC2034  # used by the scripts
 hub=${HF_ENDPOINT:-https://huggingface.co}
 hub=${hub%/}

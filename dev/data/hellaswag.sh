@@ -13,7 +13,7 @@ base=${HELLASWAG_URL:-https://raw.githubusercontent.com/rowanz/hellaswag/master/
 # convert FILE: strings stay as they are written, with their escapes. A quote within one is \", so
 # that a name in quotes is never part of a text.
 convert() {
-    LC_ALL=C awk '
+    awk '
         function member(name, value) {
             if (!match($0, "\"" name "\": *" value)) {
                 print "line " NR " has no " name >"/dev/stderr"

@@ -42,7 +42,7 @@ choose() {
     printf 'sentence\tlabel\n'
     awk -v seed="$seed" 'BEGIN { x = seed + 1; for (i = 0; i < 20; i++) x = x * 16807 % 2147483647 }
         NR > 1 { x = x * 16807 % 2147483647; printf "%.0f\t%s\n", x, $0 }' "$dir/train.tsv" |
-        LC_ALL=C sort -n -k 1,1 | sed -n "$1,$2p" | cut -f 2-
+        sort -n -k 1,1 | sed -n "$1,$2p" | cut -f 2-
 }
 
 mirror=GLUE_URL

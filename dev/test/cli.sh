@@ -1,6 +1,7 @@
 # cli.sh: what the tests of the command line share; to be sourced. They say "ok NAME" and
 # "FAIL NAME: why". Leaves check.out, refuses.out and refuses.err in the current directory.
 # shellcheck shell=sh
+export LC_ALL=C
 
 # All runs and checks (ALL=1, as in `make test-all`), or each feature once? What is tested a second
 # time with other parameters, or for another number of ranks, stands behind this.

@@ -5,6 +5,7 @@
 # usage: sh dev/test/goldens.sh [PATTERN]    (from the top, after make train_gpt2 train_gpt2emu;
 #                                             the runs whose line matches)
 set -u
+export LC_ALL=C
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 export EMU_PROTECT=0 EMU_CLOCK=virtual EMU_KERNEL_US=10 EMU_SCHED=lazy OMP_NUM_THREADS=1
@@ -14,7 +15,7 @@ awk 'BEGIN { for (x = 1; n < 9000; n++) {  # a text that stays as it is
     printf "%s%s", substr("the cat sat on a mat and the dog ran to its red hat in the sun", x % 40 + 1,
         x % 7 + 2), x % 11 ? " " : "\n" } }' >"$work/text"
 tiny="--layers 3 --heads 2 --channels 64 --context 32 --batch 2 --seq 32 --eval-batches 2 \
-    --eval-every 3 --lr 3e-3 --warmup 0 --save-every 0"
+    --eval-every 3 --lr 3e-3 --warmup 0 --save-every 0 --"
 
 hash() { sha256sum "$@" | cut -c1-12; }
 # run PROGRAM STEPS OPTIONS: one line
@@ -24,7 +25,7 @@ run() {
     echo "$program $*" | grep -q -- "$pattern" || return 0
     rm -rf "$work/out"
     # shellcheck disable=SC2086
-    if "./$program" --data "$work/text" --out "$work/out" $tiny --steps "$steps" "$@" \
+    if "./$program" --data "$work/text" --out "$work/out" $tiny --steps "$steps" -- "$@" \
         >"$work/said" 2>"$work/err"; then
         sed 's/.*"step":\([0-9]*\).*"\(val_loss\|loss\)":\([^,}]*\)\(,"grad_norm":\([^,}]*\)\)*.*/\1 \2 \3 \5/' \
             "$work/out/log.jsonl" | grep '^[0-9]* [a-z]' >"$work/losses"
@@ -81,7 +82,7 @@ ranks() {
     rm -rf "$work/out"
     # shellcheck disable=SC2086
     if sh scripts/launch.sh "$world" ./train_gpt2emu --data "$work/text" --out "$work/out" $tiny \
-        --steps 4 "$@" >"$work/said" 2>&1; then
+        --steps 4 -- "$@" >"$work/said" 2>&1; then
         grep -o '"\(val_loss\|loss\|grad_norm\)":[^,}]*' "$work/out/log.jsonl" >"$work/losses"
         echo "ranks $world $*: losses $(hash <"$work/losses") weights $(hash <"$work/out/model.safetensors")"
     else echo "ranks $world $*: refused: $(grep -m 1 tide "$work/said")"

@@ -12,6 +12,7 @@
 # usage: sh dev/test/mutants.sh [places|list|ptx] [PATTERN] (from the top, after make test; ALL=1:
 #                                          every way that each is noticed, not only the first)
 set -u
+export LC_ALL=C
 [ "${1-}" != ptx ] || { shift; exec sh dev/test/mutants_ptx.sh "$@"; }
 here=$PWD
 only=

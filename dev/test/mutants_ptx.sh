@@ -8,6 +8,7 @@
 # TEST runs with nvcc's code for KERNEL, and must fail; without a mistake it passes.
 # usage: sh dev/test/mutants.sh ptx [PATTERN]     (from the top; a quarter of an hour)
 set -u
+export LC_ALL=C
 here=$PWD
 nvcc=$(make -s --no-print-directory print-NVCC)
 flags=$(make -s --no-print-directory print-NVDEVICE)

@@ -6,6 +6,7 @@
 # usage: dev/test/run.sh PROGRAM|SCRIPT...     (from the top of the repository)
 #        ALL=1: the covering sets, schedules and plans that `make test` samples, whole
 set -u
+export LC_ALL=C
 
 run_one() {  # name, command...: its results go to $RESULTS, and what is worth reading to stdout
     name=$1

@@ -8,7 +8,7 @@ id=dos_13 xs='sequences in a micro-batch'
 model=$largest batches=${BATCHES:-1 2 4 8 16}
 cell() {
     # shellcheck disable=SC2046  # options are words
-    measure "$2-$1" $(system "$2") $size --batch "$1"
+    measure "$2-$1" $(system "$2") $size -- --batch "$1"
 }
 SIZE=${SIZE-}
 grid ms "$batches" "$systems"

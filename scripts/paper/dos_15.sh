@@ -15,7 +15,7 @@ measure zero-3 $(system ZeRO-3)
 add 0% 70 30
 for stride in ${STRIDES:-4 3 2}; do
     # shellcheck disable=SC2046
-    measure "stride-$stride" $(system DOS) --stride "$stride"
+    measure "stride-$stride" $(system DOS) -- --stride "$stride"
     case $stride in 2) add 50% 60 75 ;; 3) add 33% '?' 71 ;; 4) add 25% '?' 71 ;;
         *) add "1/$stride" '?' '?' ;; esac
 done

@@ -21,7 +21,7 @@ model=$largest
 timeline=$(absolute "${TIMELINE:-build/timeline}")
 [ -x "$timeline" ] || make build/timeline
 for recompute in none block; do
-    SIZE="${SIZE-$size} --recompute $recompute"
+    SIZE="${SIZE-$size} -- --recompute $recompute"
     measure $recompute --offload zero
     [ "$ended" = ok ] || continue
     "$timeline" "$out/$recompute.trace" --step $((steps - 2)) --memory -o "$out/dos_3_$recompute.svg" \

@@ -40,7 +40,7 @@ measure() {
     ran=$(awk -F '\t' -v name="$1" '$1 == name { print; exit }' "$runs")
     [ -z "$ran" ] || return 0
     # shellcheck disable=SC2086  # SIZE is options
-    run "$@" ${SIZE-$size}
+    run "$@" -- ${SIZE-$size}
     [ "$ended" != failed ] || failed=1
     ran=$(tail -n 1 "$runs")
 }

@@ -25,7 +25,7 @@ train() {
     rm -rf "${out:?}/$name"
     # shellcheck disable=SC2086  # options are words
     if ! ${LAUNCH-} "$trainer" --model "$model" --data "$data" --out "$out/$name" \
-        --no-save "$@" ${SIZE-$size} >"$out/$name.txt" 2>&1; then
+        --no-save "$@" -- ${SIZE-$size} >"$out/$name.txt" 2>&1; then
         tail -n 1 "$out/$name.txt" >&2
         failed=1
         return

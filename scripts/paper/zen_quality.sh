@@ -61,7 +61,7 @@ task() {
     shift 2
     # shellcheck disable=SC2086  # options are words
     ${LAUNCH-} "$trainer" --model "$weights" --val "$out/$data_of-val.tsv" --template "$template" \
-        --labels "$labels" ${tokenizer:+--tokenizer $tokenizer} $SIZE "$@"
+        --labels "$labels" ${tokenizer:+--tokenizer $tokenizer} $SIZE -- "$@"
 }
 
 # accuracy MODEL TASK: in percent; "?" if there is none

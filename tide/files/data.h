@@ -114,12 +114,21 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     return all;
 }
 
-// Whatever is not a token file is taken as text. Compressed data, and text in UTF-16, has a NUL
-// byte.
+// What is no token file is taken as text. Refuses what its first bytes, which are no text, say that
+// it is; warns of NUL bytes (UTF-16 has them), of tables, and of text that is something else.
 static void data_warn(const char *name, const char *bytes, size_t n) {
     const char *kind = file_kind(bytes, n);
-    if (ranks.rank > 0 || (kind == NULL && memchr(bytes, 0, min_size(n, 1 << 20)) == NULL)) return;
-    if (kind == NULL) kind = "binary (it has NUL bytes): unpack it, or write it as UTF-8 first";
+    uint32_t c = 9;
+    for (size_t i = 0, length = 1; kind != NULL && i < min_size(n, 64); i += length) {
+        length = utf8_decode(bytes + i, n - i, &c);
+        if (length == 0 || c < 9) die("%s is %s", name, kind);
+    }
+    if (kind == NULL && memchr(bytes, 0, min_size(n, 1 << 20)) != NULL)
+        kind = "binary (it has NUL bytes): unpack it, or write it as UTF-8 first";
+    const char *const dot = strrchr(name, '.');
+    if (kind == NULL && dot != NULL && (!strcasecmp(dot, ".csv") || !strcasecmp(dot, ".tsv")))
+        kind = "a table: examples are JSON lines (doc/finetuning.md), or a TSV with --labels";
+    if (kind == NULL || ranks.rank > 0) return;
     fprintf(stderr, "tide: warning: %s is %s; its bytes are taken as text\n", name, kind);
 }
 

@@ -320,7 +320,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         OffloadSearch search = {rates, memory, search_rehearse, &searched, update_bytes(g), asked,
                                 {}, 0};
         if (!offload_search(&search)) return false;
-        search_print(&search);
+        if (!g->trying) search_print(&search);
         gpt2_take(g, &search.choice);
         return true;
     }
@@ -372,6 +372,10 @@ static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
         g->max_B = 1;
         g->max_T = window;
     }
+    // the logits of more rows may take less memory than the sum of several chunks' gradients
+    const size_t N = g->max_B * g->max_T, more = 4 * config_embed(&g->config) / sizeof(floatX);
+    g->head_rows = HEAD_ROWS;
+    if (!g->config.tied && N > HEAD_ROWS && N <= HEAD_ROWS + more) g->head_rows = N;
 }
 
 // Places everything within these limits. Returns whether it fits. --zero auto: 3, if 2 does not.
@@ -451,7 +455,13 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     fclose(f);
     choose(g, r, gpu, host, rates);
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
-    die("this run needs %s", text);
+    bool mezo = joint == first && g->training && r->world == 1 && !r->o.resume;
+    if (mezo) {
+        r->o.optimizer = OPTIMIZER_MEZO;
+        zo_open(g, r);
+        mezo = choose(g, r, limit, host_limit, rates);
+    }
+    die("this run needs %s%s", text, mezo ? "; --optimizer mezo, forward passes alone, fits" : "");
 }
 
 // Prints the last sentence of a plan: what fits into which memory, and how much disk it takes.
@@ -468,6 +478,28 @@ static void print_fits(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
                count_text(run_disk(r, 1)).text,
                count_text(run_disk(r, r->o.keep + 1 + r->o.keep_best)).text, r->o.keep);
     printf("\n");
+}
+
+// Prints the micro-batch with which a step of as many tokens is predicted to be fastest, if that is
+// a larger one, which fits, and not this one. No longer has what was chosen.
+static void print_faster(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+    const size_t batch = r->o.batch, accum = r->o.accum;
+    double least = g->predicted.step;
+    size_t best = 1;
+    g->trying = true;
+    for (size_t k = 2; k <= accum; k++) {
+        if (accum % k > 0) continue;
+        r->o.batch = r->B = batch * k;
+        r->o.accum = accum / k;
+        if (!choose(g, r, limit, host_limit, rates)) break;
+        const double step = gpt2_rehearse(g, r, rates, NULL).step;
+        if (step > 0.99 * least) break;
+        least = step;
+        best = k;
+    }
+    if (best > 1)
+        printf("faster, and the same result but for rounding: --batch %zu --accum %zu, %.0f "
+               "tokens/s\n", batch * best, accum / best, (double)r->step_tokens / least);
 }
 
 // Places everything on this machine or, with --plan, on the one that --rates and the caps describe.
@@ -490,7 +522,7 @@ static size_t settle(GPT2 *g, Run *r) {
     if (!r->only_sampling || o->plan) gpt2_print(g, r, limit, host_limit);
     const size_t planned = gpt2_bytes(g, false);
     if (rates.h2d > 0 && r->training) {
-        const PlanRun run = {r->step_tokens, r->world};
+        const PlanRun run = {r->step_tokens, r->world, o->plan ? o->steps : 0};
         const bool draw = o->plan && o->trace != NULL;
         TraceFile trace = {NULL, NULL, 0};
         Error err;
@@ -505,6 +537,7 @@ static size_t settle(GPT2 *g, Run *r) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
     }
     if (o->plan) print_fits(g, r, limit, host_limit);
+    if (o->plan && g->predicted.step > 0) print_faster(g, r, limit, host_limit, &rates);
     return planned;
 }
 

@@ -180,6 +180,7 @@ struct GPT2 {
     Prediction predicted;       // of a step, if the machine's rates are known
     const Steps *steps;         // of the trainer, for plans
     OffloadLeast *least;        // while a refusal looks for the least that would do; else NULL
+    bool trying;                // while a plan looks for what would be faster: nothing is printed
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     int segments;
     Segment *segment;

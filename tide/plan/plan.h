@@ -145,6 +145,7 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
 typedef struct {
     size_t tokens;           // of a step, on all GPUs
     size_t world;            // GPUs that train together
+    size_t steps;            // of a run whose time is printed, else 0
 } PlanRun;
 
 // How long a step is, and what is at work in it.
@@ -158,6 +159,11 @@ static void plan_print_speed(const Rates *rates, const PlanRun *run, const Predi
     if (pred->gpu > 0)
         printf("  at work: GPU %.0f %%, CPU %.0f %%, link %.0f %% to the GPU, %.0f %% to the "
                "host\n", 100 * pred->gpu, 100 * pred->cpu, 100 * pred->h2d, 100 * pred->d2h);
+    if (run->steps > 0)
+        printf("  %zu step%s, %s tokens: %.3g hours, without evaluations and checkpoints\n",
+               run->steps, plural(run->steps),
+               count_text((double)run->steps * (double)run->tokens).text,
+               pred->step * (double)run->steps / 3600);
 }
 
 // Prints the traffic between several GPUs, and its cost.

@@ -217,7 +217,7 @@ enum { PLOT_WIDTH = 800, PLOT_HEIGHT = 450, PLOT_LEFT = 60, PLOT_RIGHT = 30, PLO
 static void log_draw(const SvgFrame *f, const char *name, const LogSeries *s, bool noisy, int y) {
     if (s->count == 0) return;
     const SvgPoint last = svg_series(f, name, noisy, s->points, s->count);
-    fprintf(f->f, "<path class=\"%s\" d=\"M620 %dh24\"/><text x=\"652\" y=\"%d\">%s %.4g%s"
+    fprintf(f->f, "<path class=\"%s\" d=\"M580 %dh24\"/><text x=\"612\" y=\"%d\">%s %.4g%s"
             "</text>\n", name, y, y + 4, name, last.y, noisy ? " (mean)" : "");
 }
 

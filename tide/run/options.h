@@ -163,7 +163,7 @@ enum {
     COUNT("world", world, "1", 1, 1 << 16, O_OWN | O_GPU | O_PLAN, \
           "with --plan: for so many GPUs") \
     BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU, \
-          "use at most this: 24G, 24GB or 24GiB, of 1024^3 bytes; 0: all") \
+          "use at most this: 23.5G, 24GB, 24GiB, of 1024^3 bytes; 0: all") \
     BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU, \
           "use at most this, even if less is free now; 0: all") \
     FLAG("plan", plan, O_OWN | O_GPU, "print memory and predicted time; exit") \
@@ -270,11 +270,12 @@ static const char *option_file(const Options *o, int i, int flag) {
 // Values
 
 // A number, of any size; those that are not real are digits only, with a sign if they are below 0;
-// of sizes, also times a power of 1024: K, KB or KiB, M, G, T, or the same in small letters.
+// of sizes, also times a power of 1024: 23.5G; K, KB or KiB, M, G, T, or the same in small letters.
 static bool parse_number(const char *text, int type, double *out) {
-    static const char units[] = "KkMmGgTt";
+    static const char units[] = "KkMmGgTt", digits[] = "+-eE.0123456789";
     const size_t sign = *text == '-';
-    const size_t n = sign + strspn(text + sign, type == O_REAL ? "+-.eE0123456789" : "0123456789");
+    const size_t other = type == O_REAL ? 0 : type == O_BYTES ? 4 : 5;  // of `digits`, that are not
+    const size_t n = sign + strspn(text + sign, digits + other);
     const char *unit = type == O_BYTES && text[n] != '\0' ? strchr(units, text[n]) : NULL;
     char *end;
     *out = strtod(text, &end);
@@ -383,17 +384,20 @@ static size_t edit_distance(const char *a, size_t n, const char *b, size_t most)
 // `arg` as on the command line, with one or two dashes and perhaps "=value".
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
-    size_t n = strcspn(name, "="), best = min_size(n / 3 + 2, 5);  // else: none
-    char words[64];
-    snprintf(words, sizeof words, "%.*s", n < sizeof words ? (int)n : 0, name);
+    size_t n = strcspn(name, "="), best = 5;  // else: none
+    char words[64], key[64];
+    snprintf(words, sizeof words, " %.*s", n < sizeof words ? (int)n : 0, name);
     for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
     for (int i = 0; i < OPTION_COUNT; i++) {
         const char *known = option_table[i].name;
         if (option_table[i].type == O_TITLE) continue;
         const size_t first = strcspn(name, "-_=");  // of --batch-size, or all of --temp
         size_t d = edit_distance(name, n, known, 4);
+        if (d > 1 && 2 * d >= n) d = best;  // half of it differs: --lora is not --lr
+        snprintf(key, sizeof key, " %s", known);  // of --max-seq-length, --output-dir
+        if (d > 2 && known[2] != '\0' && strstr(words, key) != NULL) d = 2;
         if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
-        if (d > 2 && strchr(words, ' ') != NULL && strstr(option_table[i].help, words) != NULL)
+        if (d > 2 && first < n && strstr(option_table[i].help, words + 1) != NULL)
             d = 2;  // --learning-rate: the help of --lr has its words
         if (d < best) { best = d; nearest = known; }
     }
@@ -470,6 +474,7 @@ static void options_help(FILE *f, const char *program) {
                "  %s --resume --steps 5000          goes on with it\n"
                "  %s --model out --prompt \"Once \"   shows what it has learned\n\n"
                "[x]: the default. =: fixed by the checkpoint; all others may change on --resume.\n"
+               "Behind --, an option replaces the same one in front of it.\n"
                "Models:", program, program, program, program);
     size_t column = 7;
     for (size_t i = 0; i < sizeof gpt2_presets / sizeof *gpt2_presets; i++) {
@@ -496,16 +501,19 @@ static void options_help(FILE *f, const char *program) {
     }
 }
 
-// Fills *o with the defaults and then from the command line; the last of repeated options counts.
+// Fills *o with the defaults and then from the command line. An option is given once; behind "--"
+// it replaces an earlier one: scripts have theirs in front, and the user's behind.
 // With --resume the combinations are checked later, by options_resume(). --help and --version print
 // and exit with 0, a mistake ends with one line and exit code 2, before anything is allocated.
 static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     memset(o, 0, sizeof *o);
     o->gpu_build = gpu_build;
+    const char *values[OPTION_COUNT] = {NULL};  // that were given since the last "--"
     for (const Option *opt = option_table; opt < option_table + OPTION_COUNT; opt++)
         if (opt->initial != NULL) option_set(o, opt, opt->initial);
     for (int i = 1; i < argc && !o->help && !o->version; i++) {
         const char *arg = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
+        if (strcmp(arg, "--") == 0) { memset(values, 0, sizeof values); continue; }
         if (arg[0] != '-')
             die("unexpected argument \"%.60s\": every value follows the name of an option, as in "
                 "--data FILE", arg);
@@ -530,6 +538,11 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
                     value != NULL ? "; write --NAME=VALUE if it starts with --" : "");
         }
         option_set(o, opt, value);
+        if (values[row] != NULL && strcmp(values[row], value) != 0)
+            die("--%s is given twice, with %.60s and %.60s: %s", opt->name, values[row], value,
+                opt->flags & O_READS ? "cat makes one file of several"
+                : "leave one out; behind --, one replaces an earlier one");
+        values[row] = value;
         if ((opt->flags & O_GPU) && !gpu_build)
             die("--%s is an option of the GPU builds; this is the CPU trainer", opt->name);
         o->given[row] = true;

@@ -245,10 +245,21 @@ static const char *warned(const char *name, const void *bytes, size_t n, const T
 
 static void test_what_is_not_text(void) {
     static const struct { const char *name, *bytes; size_t n; const char *words; } files[] = {
-        {"a", "\xff\xfeh\0i\0", 6, "a is text in UTF-16"},
         {"a", "some text\0", 10, "a is binary (it has NUL bytes)"},
         {"a", "version https://git-lfs.github.com/spec/v1\n", 43, "git lfs pull"},
-        {"a", "\x1f\x8b\x08\0", 4, "unpack it"}};
+        {"a", "PAR1 and ARROW1 are marks", 25, "a is a table (NumPy, Parquet"},
+        {"a.csv", "one line", 8, "a.csv is a table: examples are JSON lines"},
+        {"a.TSV", "one line", 8, "a.TSV is a table: examples are JSON lines"},
+        {"a.txt", "prompt,completion\na,b\n\"c, d\n\",\"e\"\nf,g\n", 38, "a.txt is a table: examples"},
+        {"a", "a\tb\n\"c\td\ne\tf\ng\th\n", 17, "a is a table: examples"}};
+    static const struct { const char *bytes; size_t n; const char *words; } none[] = {
+        {"\xff\xfeh\0i\0", 6, "a is text in UTF-16"},
+        {"\x1f\x8b\x08\0", 4, "a is compressed: unpack it"},
+        {"\x28\xb5\x2f\xfd\4", 5, "a is compressed"}, {"\xfd" "7zXZ\0", 6, "a is compressed"},
+        {"BZh91AY&SY\xd1", 11, "a is compressed"}, {"BZh11AY&SY\1", 11, "a is compressed"},
+        {"PK\3\4\24\0", 6, "or an archive"}, {"7z\xbc\xaf\x27\x1c", 6, "a is compressed"},
+        {"PAR1\25\4\25\20", 8, "a is a table (NumPy, Parquet"}, {"ARROW1\0\0", 8, "Arrow"},
+        {"\xff\xff\xff\xff\x10\0\0\0", 8, "Arrow"}, {"SQLite format 3\0", 16, "SQLite"}};
     Tokenizer *tok = tokenizer_bytes();
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         const char *said = warned(files[i].name, files[i].bytes, files[i].n, tok);
@@ -256,7 +267,20 @@ static void test_what_is_not_text(void) {
         CHECK(strncmp(said, "tide: warning: ", 15) == 0 && strstr(said, files[i].words)
               && end != NULL && end[1] == '\0', "%zu: %s", i, said);
     }
-    CHECK(*warned("a", "some text", 9, tok) == '\0', "text");
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
+        write_bytes("a", none[i].bytes, none[i].n);
+        CHECK(refused(path_of("a"), tok, none[i].words), "%zu", i);
+        clean();
+    }
+    static char tar[512];
+    memcpy(tar + 257, "ustar", 5);
+    write_bytes("a", tar, sizeof tar);
+    CHECK(refused(path_of("a"), tok, "a is an archive (tar)"), "tar");
+    clean();
+    static const char *const texts[] = {"some text", "a, b\nc, d\ne, f\n", "a,b\nc,d\ne,f\ng\n",
+        "a\nb\nc\nd\ne\n", "He said, \"no.\"\nShe, too.\nYes, he, and\nyes,\n", "a;b\nc;d\ne;f\ng;h\n"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        CHECK(*warned("a", texts[i], strlen(texts[i]), tok) == '\0', "text: %s", texts[i]);
     ranks.rank = 1;
     CHECK(*warned("a", "\0", 1, tok) == '\0', "said by another rank, too");
     ranks.rank = 0;

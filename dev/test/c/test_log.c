@@ -376,7 +376,8 @@ static void plots_are_well_formed_and_small(void) {
     static const struct { size_t n, every; double base, scale; } cases[] = {
         {1, 0, 5, 0}, {1, 1, 5, 0}, {2, 0, 5, 1}, {3, 1, 0, 0}, {100, 10, 2, 9}, {399, 1, 1, 1},
         {400, 1, 1, 1}, {401, 1, 1, 1}, {5000, 3, 1, 1e29}, {20000, 1, 1e15, 1e-3},
-        {20000, 100, -4, 1e-9}, {5, 1, 1e30, 0}, {9, 0, 0, 1e-300}};
+        {20000, 100, -4, 1e-9}, {5, 1, 1e30, 0}, {9, 0, 0, 1e-300}, {99, 9, 4e-5, 3e-9},
+        {99, 9, -4.069e-300, 0}};
     Log l;
     Error err;
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
@@ -400,6 +401,12 @@ static void plots_are_well_formed_and_small(void) {
         for (const char *s = svg; (s = strstr(s, "class=\"axis\" d=\"M")) != NULL; s++)
             CHECK(atof(s + 17) <= PLOT_WIDTH - PLOT_RIGHT, "case %zu: %g", k, atof(s + 17));
         CHECK(strstr(svg, ">train ") && (strstr(svg, ">val ") != NULL) == (l.val.count > 0), "-");
+        for (const char *name = ">train "; name != NULL; name = name[1] == 't' ? ">val " : NULL) {
+            const char *legend = strstr(svg, name), *at = legend;
+            while (at != NULL && strncmp(at, "x=", 2) != 0) at--;
+            CHECK(at == NULL || atof(at + 3) + 7.5 * (double)strcspn(legend + 1, "<") < PLOT_WIDTH,
+                  "case %zu: %.40s leaves the picture", k, legend);
+        }
         CHECK(!path_exists(path("loss.svg.tmp")), "no temporary file is left");
         close_quietly(&l);
     }

@@ -66,7 +66,7 @@ static void mezo_has_defaults_of_its_own(void) {
             "--optimizer mezo --data d");
     CHECK(o.lr == 1e-4 && o.weight_decay == 0.1 && o.schedule == SCHEDULE_LINEAR, "given");
     CHECK(o.warmup == 5 && o.min_lr == 1e-5, "given");
-    o = cpu("--optimizer mezo --optimizer adamw --data d");
+    o = cpu("--optimizer mezo -- --optimizer adamw --data d");
     CHECK(o.lr == 6e-4 && o.weight_decay == 0.1 && o.warmup == AUTO_COUNT, "the last one counts");
     // On --resume the checkpoint's values stand before them, whether the optimizer is named or not.
     const Options run = cpu("--data d --optimizer mezo --lr 1e-4 --weight-decay 0.5 "
@@ -103,12 +103,14 @@ static void options_are_stored_in_their_fields(void) {
     CHECK(strcmp(o.choices, "q.jsonl") == 0 && o.keep_best && o.scores == NULL, "-");
     CHECK(strcmp(cpu("--choices q --scores s --steps 0").scores, "s") == 0, "alone");
     CHECK(o.warmup == AUTO_COUNT && o.seed == 9007199254740991, "%zu", o.seed);
-    CHECK(cpu("--data d --lr 1 --lr 2").lr == 2, "the last one counts");
+    CHECK(cpu("--data d --lr 1 -- --lr 2 --lr 2 --").lr == 2, "behind --, it replaces the first");
+    CHECK(strcmp(cpu("--data d --no-save --no-save --data d").data, "d") == 0, "the same again");
     CHECK(strcmp(cpu("--data d --prompt=--x").prompt, "--x") == 0, "dashes");
     static const struct { const char *text; size_t bytes; } sizes[] = {
         {"512M", 512 << 20}, {"3000K", 3000 << 10}, {"24GB", (size_t)24 << 30}, {"0", 0},
         {"24GiB", (size_t)24 << 30}, {"24g", (size_t)24 << 30}, {"24gb", (size_t)24 << 30},
-        {"1t", (size_t)1 << 40}, {"2mib", 2 << 20}, {"1048576", 1 << 20}, {"0G", 0}};
+        {"1t", (size_t)1 << 40}, {"2mib", 2 << 20}, {"1048576", 1 << 20}, {"0G", 0},
+        {"23.5G", (size_t)47 << 29}, {"0.5TiB", (size_t)1 << 39}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         char line[80];
         snprintf(line, sizeof line, "--data d --host-memory %s", sizes[i].text);
@@ -158,11 +160,21 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --max-steps 1", "did you mean --steps?"},
         {"--data d --batch-size 1", "did you mean --batch?"},
         {"--data d --seq-len 1", "did you mean --seq?"},
+        {"--data d --max-seq-length 1", "did you mean --seq?"},
+        {"--data d --output-dir=o", "did you mean --out?"},
+        {"--data d --output_dir o", "did you mean --out?"},
+        {"--data d --gradient-accumulation-steps 1", "did you mean --accum?"},
+        {"--data d --per-device-train-batch-size 1", "did you mean --batch?"},
+        {"--data d --num-train-epochs 1", "did you mean --epochs?"},
+        {"--data d --lora 1", "unknown option --lora; see --help"},
+        {"--data d --xyzzyx=--seq", "unknown option --xyzzyx; see --help"},
+        {"--data a --data b", "--data is given twice, with a and b: cat makes one file"},
+        {"--data d --lr 1e-3 --lr=2e-3", "--lr is given twice, with 1e-3 and 2e-3: leave one out"},
+        {"--data d --lr 1 -- --lr 2 --lr 3", "--lr is given twice, with 2 and 3: leave"},
         {"--prompt x", "--data is missing"},
         {"--model m --prompt x --out o", "--data is missing"},
         {"--model m --prompt x --steps 5", "--data is missing"},
         {"--data d --xyzzyx 3", "unknown option --xyzzyx; see --help"},
-        {"--data d --", "unknown option --;"},
         {"--data d -", "unknown option -;"},
         {"--data d --Model", "unknown option --Model"},
         {"--data d --resume=1", "--resume takes no value"},
@@ -225,6 +237,8 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --gpu-memory 24B", "\"24B\" is not a size, like 512M or 24G"},
         {"--data d --gpu-memory 24GBs", "is not a size"},
         {"--data d --gpu-memory 24~GB", "is not a size"},
+        {"--data d --gpu-memory 2.3.5G", "is not a size"},
+        {"--data d --gpu-memory .G", "is not a size"},
         {"--data d --gpu-memory 99999999TB", "must be 0 to"},
         {"--data d --world 2", "--world needs --plan"},
         {"--data d --zero 4", "--zero 4: must be 1 to 3"},

@@ -13,8 +13,8 @@ cd "$work" || exit 1
 
 # A text of some 6 kB in English, the same everywhere.
 cat "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" >text.txt
-small="--data text.txt --layers 2 --heads 2 --channels 32 --context 32 --batch 4 --lr 3e-3"
-steps="$small --steps 12 --eval-every 5 --eval-batches 2 --save-every 3 --keep 3"
+small="--data text.txt --layers 2 --heads 2 --channels 32 --context 32 --batch 4 --lr 3e-3 --"
+steps="$small --steps 12 --eval-every 5 --eval-batches 2 --save-every 3 --keep 3 --"
 
 . "$top/dev/test/cli.sh"
 
@@ -158,7 +158,7 @@ check sigint_saves test -s int/model.safetensors
 
 # kill -9 at random moments, then --resume, over and over: the same bits as an undisturbed run.
 killed_run() {
-    long="$small --steps $((60 * times)) --save-every 2 --eval-every 10 --eval-batches 2"
+    long="$small --steps $((60 * times)) --save-every 2 --eval-every 10 --eval-batches 2 --"
     often_killed "$tide" $long
 }
 check was_killed_several_times longer killed_run
@@ -243,10 +243,12 @@ check bf16_weights_load "$tide" --model bf16 --steps 0 --prompt x --sample-token
 "$tide" $small --data tok_train_000000.bin --steps 1 --out no_words >hint.out
 check hint_not_without_a_tokenizer sh -c 'grep -q ^done: hint.out && ! grep "^try it" hint.out'
 check fine_tuning "$tide" --model whole --data text.txt --steps 3 --batch 2 --out tuned
-little="--layers 1 --heads 2 --channels 8 --context 32 --batch 2 --steps 1"
+little="--layers 1 --heads 2 --channels 8 --context 32 --batch 2 --steps 1 --"
 (printf '\037\213\010\000' && cat text.txt) >text.gz
-"$tide" $little --data text.gz --val text.gz --out packed >a.txt 2>b.txt
-check data_that_is_not_text test "$(grep -c '^tide: warning: text.gz is compressed: unpack it' b.txt)" -eq 2
+refuses data_that_is_not_text 2 'text.gz is compressed: unpack it first$' "$tide" $little --val text.gz --data text.txt
+cp text.txt text.csv
+"$tide" $little --data text.csv --val text.csv --out table >a.txt 2>b.txt
+check a_table_is_not_examples test "$(grep -c '^tide: warning: text.csv is a table: examples are JSON lines' b.txt)" -eq 2
 check an_evaluation_is_not_called_missing sh -c '! grep -q "nothing will be evaluated" a.txt'
 head -c 200 text.txt >little.txt
 "$tide" $little --data little.txt --out little >a.txt

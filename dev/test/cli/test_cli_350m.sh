@@ -24,7 +24,7 @@ printf '%s\n' '{"prompt": "two and two is", "completion": " four"}' '{"text": "a
 
 shape="--model opt-350m --layers 3 --channels 64 --heads 4 --context 48 --vocab 256"
 tiny="$shape --tokenizer bytes --data text.txt --schedule constant --batch 2 --seq 32 --steps 4 \
-    --warmup 0 --lr 3e-3 --save-every 0 --eval-batches 2"
+    --warmup 0 --lr 3e-3 --save-every 0 --eval-batches 2 --"
 # go PROGRAM NAME OPTION...
 go() {
     program=$1 name=$2

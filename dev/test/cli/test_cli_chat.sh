@@ -42,7 +42,7 @@ mkdir tokenizer
 cp "$fixtures/small-llama3/tokenizer.json" tokenizer
 printf '{"eos_token":\n "<|end_of_text|>"}' >tokenizer/tokenizer_config.json
 printf '{{ "<|start_header_id|>" ~ m ~ "<|eot_id|>" }}\r\n' >tokenizer/chat_template.jinja
-model="--model nano-llama --layers 2 --channels 64 --ffn 128 --context 64 --lr 1e-2 --save-every 0"
+model="--model nano-llama --layers 2 --channels 64 --ffn 128 --context 64 --lr 1e-2 --save-every 0 --"
 "$cpu" $model --tokenizer tokenizer --data chat.jsonl --val chat.jsonl --steps 150 --batch 4 --eval-every 150 \
     --out tuned >tuned.out 2>&1
 check there_are_twenty grep -q '^data: 20 training examples, .* 20 validation examples$' tuned.out
@@ -63,7 +63,7 @@ check the_hint_is_a_chat grep -q '^try it: .* --model tuned --steps 0 --chat$' t
 answers() {
     said=$1
     shift
-    "$said" --model tuned --steps 0 --chat --temperature 0 --sample-tokens 12 "$@" 2>chat.err
+    "$said" --model tuned --steps 0 --chat --temperature 0 --sample-tokens 12 -- "$@" 2>chat.err
     echo "code $?"
 }
 two='blue

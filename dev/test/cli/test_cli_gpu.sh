@@ -20,8 +20,8 @@ for i in 1 2 3; do cat LICENSE; done >"$work/text.txt"
 cd "$work" || exit 1
 # Bytes need 256 tokens; with some more than that, rows of padding take part.
 small="--data text.txt --layers 2 --heads 2 --channels 32 --context 32 --vocab 300"
-small="$small --batch 4 --lr 3e-3"
-steps="$small --steps 8 --eval-every 4 --eval-batches 2 --save-every 2 --keep 9"
+small="$small --batch 4 --lr 3e-3 --"
+steps="$small --steps 8 --eval-every 4 --eval-batches 2 --save-every 2 --keep 9 --"
 
 same() { cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
 loss() { sed -n "s/.*\"step\":$2,\"loss\":\([0-9.]*\).*/\1/p" "$1/log.jsonl"; }  # RUN STEP
@@ -73,7 +73,7 @@ check bf16_dump_is_near_that_of_the_cpu "$compare" bf16.safetensors cpu.safetens
 check bf16_dump_is_not_exact sh -c "! '$compare' bf16.safetensors cpu.safetensors --rtol 1e-4"
 check recomputed_dump_is_the_same "$compare" block.safetensors bf16.safetensors --rtol 0
 opt="--data text.txt --model opt-125m --vocab 300 --layers 2 --heads 3 --channels 48"
-opt="$opt --context 19 --batch 3"
+opt="$opt --context 19 --batch 3 --"
 "$cpu" $opt --dump cpu_opt.safetensors >/dev/null
 "$tide" $opt --precision fp32 --dump fp32_opt.safetensors >/dev/null
 check opt_dump_is_that_of_the_cpu "$compare" fp32_opt.safetensors cpu_opt.safetensors --rtol 1e-5
@@ -92,7 +92,7 @@ check samples_do_not_change_bits same sampled whole
 texts() { sed -n '/^--- sample/,/^---$/p' "$1"; }
 check samples_of_streamed_weights_are_the_same test "$(texts streamed.out)" = "$(texts sampled.out)"
 check and_change_no_bits same streamed whole
-short="$small --seq 8 --batch 1 --steps 2"
+short="$small --seq 8 --batch 1 --steps 2 --"
 check samples_longer_than_a_batch "$tide" $short --sample-every 1 --sample-tokens 40 --out long
 "$tide" $short --out unsampled >/dev/null
 check they_do_not_change_bits same long unsampled
@@ -107,7 +107,7 @@ for step in 1 4; do
     check accumulated_norms_are_those_of_the_cpu_at_step_$step \
         near "$(norm accum_gpu $step)" "$(norm accum_cpu $step)" 5e-5
 done
-accum="$small --accum 2 --batch 2 --warmup 0 --schedule constant"
+accum="$small --accum 2 --batch 2 --warmup 0 --schedule constant --"
 "$tide" $accum --steps 8 --out full >/dev/null
 "$tide" $accum --steps 5 --out half >/dev/null
 "$tide" --resume --out half --steps 8 >/dev/null
@@ -121,7 +121,7 @@ fi
 
 # kill -9 at some moments, then --resume: the same bits as an undisturbed run.
 killed_run() {
-    long="$small --steps $((40 * times)) --save-every 2 --eval-every 0"
+    long="$small --steps $((40 * times)) --save-every 2 --eval-every 0 --"
     often_killed "$tide" $long
 }
 check was_killed_several_times longer killed_run
@@ -152,7 +152,7 @@ check a_crash_ends_with_139 test $? -eq 139
 
 # --- CPU and GPU take over from each other -------------------------------------------------------
 
-constant="$small --warmup 0 --schedule constant --eval-every 0"
+constant="$small --warmup 0 --schedule constant --eval-every 0 --"
 "$cpu" $constant --steps 9 --out on_cpu >/dev/null
 "$cpu" $constant --steps 4 --out mixed >/dev/null
 check gpu_continues_a_run_of_the_cpu "$tide" --resume --out mixed --steps 7 --precision fp32
@@ -266,7 +266,7 @@ between=$(awk "BEGIN { print int(($(planned GPU large.out) + $(planned GPU less.
 "$tide" $small --batch 64 --dump d.safetensors --gpu-memory "${between}K" >chosen.out
 check recomputation_is_chosen_where_it_must grep -q '^recomputing activations in backward' chosen.out
 check recomputation_is_not_chosen_elsewhere sh -c "! grep -q recomputing large.out"
-odd="$small --channels 36 --heads 3 --steps 1"
+odd="$small --channels 36 --heads 3 --steps 1 --"
 refuses rows_that_are_not_whole_packs 2 'multiples of' "$tide" $odd --out odd
 check fp32_has_smaller_packs "$tide" $odd --precision fp32 --out odd
 wide="$small --layers 1 --channels 8448 --steps 1 --offload none --gpu-memory 1M --out wide"

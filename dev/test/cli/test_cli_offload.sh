@@ -28,7 +28,7 @@ desktop=rtx4090_desktop.txt
 # 39680 elements with the gaps between tensors: 12800 of embeddings, 13312 of each layer, and 256.
 P=39680
 tiny="--data text.txt --layers 2 --heads 2 --channels 32 --context 16 --vocab 300 --batch 2"
-tiny="$tiny --lr 3e-3 --eval-every 0"
+tiny="$tiny --lr 3e-3 --eval-every 0 --"
 fine="--subgroup 4096"
 
 # go NAME OPTION...: a run in the background, as many at a time as there are cores
@@ -70,8 +70,8 @@ true_that() { awk "BEGIN { exit !($1) }"; }
 
 # --- every placement gives the same numbers, and its counters say that it ran --------------------
 
-steps="--steps 4 --save-every 2"
-between="$steps --eval-every 2 --eval-batches 2 --sample-every 1 --sample-tokens 3"
+steps="--steps 4 --save-every 2 --"
+between="$steps --eval-every 2 --eval-batches 2 --sample-every 1 --sample-tokens 3 --"
 go none $steps --offload none --trace none.json
 go zero $steps --offload zero
 go twinflow $steps --offload twinflow --resident 0.3
@@ -176,7 +176,7 @@ least() {
     low=30000 high=40000
     while [ $((high - low)) -gt 1 ]; do
         middle=$(((low + high) / 2))
-        if EMU_DEVICES=0 "$tide" $tiny --plan --rates $desktop --gpu-memory ${middle}K "$@" \
+        if EMU_DEVICES=0 "$tide" $tiny --plan --rates $desktop --gpu-memory ${middle}K -- "$@" \
             >least.out 2>/dev/null; then high=$middle; else low=$middle; fi
     done
     echo $high
@@ -184,8 +184,8 @@ least() {
 
 # In the least memory gradients of visitors wait on the host, and sums are made there; or, where
 # activations are kept, in their place.
-tight="--offload interleave --share 0.5 --slots 2 --recompute block $fine"
-over="--offload interleave --share 0.5 --slots 2 --recompute none $fine"
+tight="--offload interleave --share 0.5 --slots 2 --recompute block $fine --"
+over="--offload interleave --share 0.5 --slots 2 --recompute none $fine --"
 go over $steps $over --gpu-memory "$(least $over)K"
 go tight $steps $tight --gpu-memory "$(least $tight)K"
 go tight_sums $steps --accum 3 $tight --gpu-memory "$(least --accum 3 $tight)K"
@@ -208,7 +208,7 @@ check sums_on_the_gpu_are_said grep -q 'summed on the GPU' accum_share.out
 # One token's gradient times 65536 is too large for fp16, so the first steps overflow and update
 # nothing. All steps read the same token.
 head -c 999 /dev/zero | tr '\0' a >same.txt
-one="--precision fp16 --data same.txt --batch 1 --seq 1 --save-every 2 --schedule constant --keep 9"
+one="--precision fp16 --data same.txt --batch 1 --seq 1 --save-every 2 --schedule constant --keep 9 --"
 without_measuring
 go f16_none $one --offload none --steps 6
 go f16_zero $one --offload zero --steps 6
@@ -217,7 +217,7 @@ go f16_host $one --offload zero --weights host --steps 6
 go f16_wide $one --offload zero --grad-wire fp32 --steps 6
 go f16_zen $one --offload zenflow --zen-overlap off --zen-window 1 --zen-topk 0.3 --steps 6
 go f16_first $one --offload none --steps 1
-go f16_whole $one --offload none --precision fp32 --steps 5
+go f16_whole $one -- --offload none --precision fp32 --steps 5
 wait
 "$tide" $tiny $one --steps 0 --out f16_start >f16_start.out 2>&1
 for run in zero inter host wide; do same "fp16_is_the_same_on_$run" f16_$run f16_none; done
@@ -352,7 +352,7 @@ done
 plan --model 20b --batch 1 --offload zero --gpu-memory 99T >plan.out
 check parameters_are_plain_numbers grep -q '^offload zero: 22.07 G parameters, 22.07 G up' plan.out
 early='^the last [1-9][0-9]* of 34 segments are updated first: their gradients leave first$'
-slow="--model 7b --batch 1 --seq 2048 --offload zero --rates h200_16cores.txt --gpu-memory 140G --host-memory 400G"
+slow="--model 7b --batch 1 --seq 2048 --offload zero --rates h200_16cores.txt --gpu-memory 140G --host-memory 400G --"
 plan $slow >plan.out
 check updates_begin_with_what_has_arrived grep -q "$early" plan.out
 plan $slow --no-overlap >plan.out
@@ -379,12 +379,12 @@ for run in "zero $steps --offload zero" "share $steps --offload interleave --sha
     said "${run%% *}.out" >b.txt
     check plan_says_what_${run%% *}_says sh -c 'test -s a.txt && diff a.txt b.txt'
 done
-large="--model gpt2-large --batch 1 --rates $desktop --host-memory 64G"
+large="--model gpt2-large --batch 1 --rates $desktop --host-memory 64G --"
 # chooses NAME MODE GPU_MEMORY [OPTION...]
 chooses() {
     name=$1 mode=$2 memory=$3
     shift 3
-    plan $large --gpu-memory "$memory" "$@" >plan.out 2>&1
+    plan $large --gpu-memory "$memory" -- "$@" >plan.out 2>&1
     check "auto_chooses_$name" grep -q "^offload $mode[:,]\|^offload auto: $mode" plan.out
     check "its_plan_fits_$name" true_that "$(planned GPU plan.out) <= ${memory%M} + 5 && \
         $(planned GPU plan.out) > 0.9 * ${memory%M}"
@@ -411,7 +411,7 @@ refuses weights_that_must_stay 2 'GPU memory' plan $large --gpu-memory 1400M --w
 plan $large --gpu-memory 24G --weights host >plan.out
 check weights_on_the_host_if_they_are_to_be grep -q '^weights of 36 of 36 layers' plan.out
 # Of a dump, gradients wait over activations where there is no room for all of them; it is the same.
-wide="--data text.txt --layers 8 --heads 4 --channels 128 --context 64 --vocab 300 --batch 4"
+wide="--data text.txt --layers 8 --heads 4 --channels 128 --context 64 --vocab 300 --batch 4 --"
 "$tide" $wide --dump roomy.safetensors >/dev/null
 "$tide" $wide --dump tight.safetensors --gpu-memory 61M >/dev/null
 check a_dump_over_activations cmp roomy.safetensors tight.safetensors
@@ -446,7 +446,7 @@ check without_rates_it_asks_for_them grep -q 'rates FILE' plan.out
 gives() {
     name=$1 line=$2
     shift 2
-    plan $large --recompute none --offload "$@" >plan.out 2>&1
+    plan $large -- --recompute none --offload "$@" >plan.out 2>&1
     check "memory_gives_$name" grep -qx "gradients leave through $line" plan.out
 }
 gives least_places '2 places' zero --gpu-memory 3550M
@@ -492,7 +492,7 @@ least_is() {
     fi
     if [ -z "$why" ]; then echo "ok $name"; else fail "$name" "$why: $(cat first.err)"; fi
 }
-opt="--model opt-6.7b --batch 1 --seq 512 --rates $desktop"
+opt="--model opt-6.7b --batch 1 --seq 512 --rates $desktop --"
 refuses the_least_of_opt 2 '^tide: this run needs 67.1[0-9] GiB of host memory and 61.00 GiB are there' \
     plan $opt --gpu-memory 23G --host-memory 61G
 check its_table_is_of_that_plan grep -q '^host total  *67.1[0-9] of 61.00 GiB$' refuses.out
@@ -519,7 +519,7 @@ if whole; then
         --rates "$desktop"
 fi
 # --zero auto: 2 where it fits, else 3.
-ranks="--model 20b --world 8 --batch 1 --host-memory 500G --rates $desktop"
+ranks="--model 20b --world 8 --batch 1 --host-memory 500G --rates $desktop --"
 plan $ranks --gpu-memory 23G >plan.out 2>plan.err
 check auto_takes_stage_3_where_it_must grep -q '^--zero auto takes ZeRO-3.*ZeRO-2 does not fit$' plan.out
 check and_stage_3_fits grep -q '^GPU  *total  *[12][0-9.]* of 23.00 GiB$' plan.out
@@ -530,6 +530,7 @@ says() { check "$1" grep -q "$2" plan.err; }
 not() { check "$1" sh -c "! grep -q -- '$2' plan.err"; }
 plan $large --batch 4 --gpu-memory 2400M --weights gpu >plan.out 2>plan.err
 says a_smaller_batch_is_named ' with --batch 1'
+not no_mezo_where_another_option_does mezo
 says other_weights_are_named ' with --weights auto'
 plan $large --gpu-memory 600M --offload zero >plan.out 2>plan.err
 not no_smaller_batch_than_1 --batch
@@ -562,7 +563,7 @@ fi
 fits() {  # NAME BYTES_OF_A_CHECKPOINT BYTES_OF_WEIGHTS OTHER_CHECKPOINTS COPIES_OF_WEIGHTS OPTION...
     name=$1 state=$2 weights=$3 others=$4 copies=$5
     shift 5
-    plan $large --gpu-memory 6G --host-memory 20G "$@" >plan.out
+    plan $large --gpu-memory 6G --host-memory 20G -- "$@" >plan.out
     p=$(sed -n 's/^model: .*: \([0-9.]*\) M parameters.*/\1 \/ 1000/p' plan.out)
     tail -n 1 plan.out | sed -n 's/^fits: \(.*\) GiB of 6.00 GiB on the GPU, \(.*\) GiB of 20.00 GiB on the host, and \(.*\) GB of disk for the weights and a checkpoint, up to \(.*\) GB with --keep [25]$/\1 \2 \3 \4/p' >fits.txt
     read -r gpu host least most <fits.txt
@@ -577,6 +578,14 @@ fits knows_what_is_kept 12 2 5 1 --offload zero --keep 5 --save-dtype bf16
 fits knows_zenflow 16 4 2 1 --offload zenflow
 plan $large --gpu-memory 24G --no-save --offload none >plan.out
 check nothing_is_saved_no_disk grep -q '^fits: [0-9.]* GiB of 24.00 GiB on the GPU$' plan.out
+# How long the run takes; what would be faster with as many tokens to a step, as its own plan says (within 1 %).
+plan $large --gpu-memory 24G --accum 8 --steps 500 >plan.out
+check a_plan_has_the_hours true_that "($(sed -n 's/^  500 steps, 4.096 M tokens: \(.*\) hours.*/\1/p' plan.out) * 7.2 / $(sed -n 's/^  step \([0-9.]*\),.*/\1/p' plan.out) - 1) ^ 2 < 1e-4"
+plan $large --gpu-memory 24G $(sed -n 's/^faster.*: \(--batch 8 --accum 1\), .*/\1/p' plan.out) >other.out
+check a_plan_ends_with_what_is_faster true_that "($(sed -n '$s/^faster.*, \([0-9]*\) tokens.s$/\1/p' plan.out) / $(sed -n 's/^  step .*: \([0-9]*\) tokens.*/\1/p' other.out) - 1) ^ 2 < 1e-4"
+check or_with_nothing_if_nothing_is test "$(sed -n '$s/^fits.*/fits/p' other.out)" = fits
+plan $large --gpu-memory 2G --host-memory 1G >plan.out 2>plan.err
+says what_no_other_option_fits ' are there .*; --optimizer mezo, forward passes alone, fits$'
 plan $large --world 2 >plan.out
 check without_limits_it_needs grep -q '^needs: [0-9.]* GiB on the GPU per rank, and' plan.out
 plan $large --gpu-memory 8G --weights gpu --trace plan.json >plan.out
@@ -625,7 +634,7 @@ check no_save_leaves_no_state sh -c '! ls auto_none | grep -q "model\|check"'
 # --- another placement on --resume ---------------------------------------------------------------
 
 # --resume takes the placement of the checkpoint, or another one, and checks both together.
-stay="--warmup 0 --schedule constant"
+stay="--warmup 0 --schedule constant --"
 go whole $stay --steps 6 --offload none
 "$tide" $tiny $stay --steps 2 --offload interleave --stride 2 $fine --out moved >moved.out
 "$tide" --resume --out moved --steps 3 >moved.out 2>moved.err
@@ -677,7 +686,7 @@ for machine in h200:131:121:h200_16cores card:23:243:rtx4090_desktop; do
     set -- $(echo $machine | tr : ' ')
     there="--rates $4.txt --gpu-memory $(shrunk $2 32768) --host-memory $(shrunk $3 0)"
     refuses the_${1}_needs_moments_in_bf16 2 'it fits with --moments bf16$' \
-        "$tide" $tiny $model --plan $there --moments fp32
+        "$tide" $tiny $model --plan $there -- --moments fp32
     "$tide" $tiny $model --plan $there >plan.out
     "$tide" $tiny $model --save-every 2 --steps 4 $there --out shrunk_$1 >shrunk_$1.out 2>shrunk_$1.err
     rm -rf shrunk_$1/checkpoints/step_00000004

@@ -61,8 +61,8 @@ examples 100 7 choices >val.jsonl
 examples 400 1 tsv >train.tsv
 examples 100 7 tsv >val.tsv
 model="--layers 2 --heads 2 --channels 32 --context 64 --lr 5e-3 --save-every 0"
-tune="$model --data train.jsonl --val val.jsonl"
-labels="$model --data train.tsv --val val.tsv --template _"
+tune="$model --data train.jsonl --val val.jsonl --"
+labels="$model --data train.tsv --val val.tsv --template _ --"
 field() { sed -n "s/^{\"step\":$2,.*\"$3\":\([-0-9.e+]*\).*/\1/p" "$1/log.jsonl"; }
 losses() { sed -n 's/.*"loss":\([^,]*\),"grad_norm":\([^,]*\).*/\1 \2/p; s/.*\("val_loss.*\)/\1/p' "$1/log.jsonl"; }
 true_that() { awk "BEGIN { exit !($1) }"; }
@@ -88,7 +88,7 @@ same() {
 
 # --- a task is learned ---------------------------------------------------------------------------
 
-learned="--batch 8 --eval-every 200 --steps 200"
+learned="--batch 8 --eval-every 200 --steps 200 --"
 go learned "$cpu" $tune $learned
 go learned_padded "$cpu" $tune --pack off --batch 16 --eval-every 200 --steps 200
 go learned_gpu "$tide" $tune --batch 4 --eval-every 150 --steps 150
@@ -118,7 +118,7 @@ check long_labels_are_learned true_that "$(field long_words 200 val_accuracy) > 
 
 # --- the same losses, or bits, however it is done ------------------------------------------------
 
-few="--batch 2 --accum 2 --steps 6 --warmup 0 --schedule constant --eval-every 3 --eval-batches 9"
+few="--batch 2 --accum 2 --steps 6 --warmup 0 --schedule constant --eval-every 3 --eval-batches 9 --"
 go on_cpu "$cpu" $tune $few
 go on_gpu "$tide" $tune $few
 go fp32 "$tide" $tune $few --precision fp32
@@ -212,7 +212,7 @@ cp "$top/scripts/finetune.sh" "$top/scripts/common.sh" made/scripts
 ln -s "$reviews" made/build/reviews
 ln -s "$asks" made/build/ask
 echo 'train_gpt2 build/reviews build/ask:' >made/Makefile
-printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" --steps 3 --warmup 0 ;; esac\nexec "%s" "$@"\n' \
+printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" -- --steps 3 --warmup 0 ;; esac\nexec "%s" "$@"\n' \
     "$cpu" >made/train_gpt2
 chmod +x made/train_gpt2
 (cd made && sh scripts/finetune.sh >../made.out 2>&1)
@@ -243,8 +243,10 @@ check the_script_shows_answers sh -c 'FILE=../train.jsonl; cd made; export FILE
 # ask FILE MODEL OPTION...: what the trainer is given for it
 printf '#!/bin/sh\necho "$@"\n' >said && chmod +x said
 ask() { (file=$1 model=$2; shift 2; FILE=$file MODEL=$model TRAINER=./said sh made/scripts/finetune.sh "$@") | grep -e '--data' | tail -n 1; }
-touch x.json x.JSONL x.ndjson x x.jsonl "my file.txt"
-seq 100 >many.jsonl
+lines() { seq "$1" | sed 's/.*/{"prompt": "&", "completion": "x"}/'; }
+for name in x.json x.JSONL x.ndjson x x.jsonl "my file.txt"; do lines 1 >"$name"; done
+lines 100 >many.jsonl
+lines 1000 >thousand.jsonl
 for name in x.json x.JSONL x.ndjson x "my file.txt"; do
     check "the_script_passes_$name" sh -c 'echo "$1" | grep -qF -e "--data $2 --batch"' - "$(ask "$name" m)" "$PWD/$name"
 done
@@ -253,11 +255,11 @@ for context in '"n_positions": 64' '"max_position_embeddings" : 100' '"n_positio
     printf '{"n_layer": 2,\n  %s,\n "n_head": 1}\n' "$context" >m/config.json
     n=$(echo "$context" | tr -dc 0-9)
     [ "$n" -gt 1 ] && [ "$n" -lt 256 ] || n=256
-    check "the_script_takes_a_context_$context" expr "$(ask x.jsonl m)" : ".* --seq $n --epochs 10 --batch 1"
+    check "the_script_takes_a_context_$context" expr "$(ask x.jsonl m)" : ".* --batch 1 --seq $n --epochs 10 --lr"
 done
 check the_script_takes_your_epochs sh -c '! echo "$0" | grep -qe --steps' "$(ask x.jsonl m --epochs 2)"
-printf '{}\n{}' >two.jsonl
-seq 29 >few.jsonl
+printf '%s' "$(lines 2)" >two.jsonl
+lines 29 >few.jsonl
 for call in "two.jsonl 0" "few.jsonl 2" "many.jsonl 3" "many.jsonl 0 --val x.jsonl"; do
     # shellcheck disable=SC2086  # file, the number, options
     check "the_script_says_what_is_held_out_of_$call" sh -c 'file=$1 n=$2; shift 2; FILE=$file MODEL=m TRAINER=./said \
@@ -265,7 +267,7 @@ for call in "two.jsonl 0" "few.jsonl 2" "many.jsonl 3" "many.jsonl 0 --val x.jso
 done
 check three_epochs_of_many sh -c 'echo "$0" | grep -qe "--epochs 3 --lr"' "$(ask many.jsonl m)"
 check the_script_plans_a_shape sh -c 'FILE=x.jsonl MODEL=gpt2-xl TRAINER=./said sh made/scripts/finetune.sh --plan |
-    grep -q "^--plan --model gpt2-xl --batch 4 --seq 256 --plan$\|^--model gpt2-xl --batch 4 --seq 256 --plan$"'
+    grep -q "^--model gpt2-xl --batch 1 --seq 256 -- --plan$"'
 check the_script_takes_your_seq expr "$(ask x.jsonl m --seq 32)" : '.* --seq 256 .* --seq 32$'
 # A GPU trainer is asked what fits; the options that it proposes are added. A model of the hub is fetched.
 mkdir -p made/dev/data
@@ -274,13 +276,36 @@ printf '#!/bin/sh\ncase "$*" in *--plan*) case "$*" in *"--moments bf16"*) ;; *)
     echo "tide: this run needs 9 GiB; it fits with --moments bf16" >&2; exit 2 ;; esac ;; esac\necho "$@"\n' >fits && chmod +x fits
 fit() { (FILE=x.jsonl MODEL=$1 TRAINER=./fits; shift; export FILE MODEL TRAINER; sh made/scripts/finetune.sh "$@"); }
 check the_script_adds_what_fits sh -c 'echo "$0" | grep -q "does with --moments bf16" &&
-    echo "$0" | grep -qe "--out .*--data .* --moments bf16$"' "$(fit m)"
+    echo "$0" | grep -qe "--out .*--data .* -- --moments bf16 --$"' "$(fit m)"
 check the_script_fetches sh -c 'echo "$0" | grep -qx "fetched: Owner/Name-0.5B" &&
     echo "$0" | grep -qe "--model .*/made/data/Name-0.5B --data"' "$(fit Owner/Name-0.5B)"
 check the_script_plans sh -c 'echo "$0" | grep -qx "fetched: --tokenizer Owner/Name" &&
-    echo "$0" | tail -n 1 | grep -qe "--data .* --plan --moments bf16$" && ! echo "$0" | grep -q before:' "$(fit Owner/Name --plan)"
+    echo "$0" | tail -n 1 | grep -qe "--data .* -- --plan -- --moments bf16 --$" && ! echo "$0" | grep -q before:' "$(fit Owner/Name --plan)"
 printf '#!/bin/sh\necho "tide: this run needs 9 GiB" >&2; exit 2\n' >fits
 refuses the_script_says_what_does_not_fit 1 '^tide: this run needs 9 GiB$' env FILE=x.jsonl MODEL=m TRAINER=./fits sh made/scripts/finetune.sh
+# The micro-batch is the one that is predicted to be fastest; the rows to a step stay. This trainer has room for no sums.
+printf '#!/bin/sh\ncase "$*" in *--plan*--batch\ $ROOM\ *) echo "  step 2, of which 1 are not compute: 7 tokens/s"
+    echo "${FASTER-}" ;; *--plan*) exit 2 ;; *) echo "$@" ;; esac\n' >fits
+quick() { (FILE=$1 MODEL=m TRAINER=./fits; shift; export FILE MODEL TRAINER; sh made/scripts/finetune.sh "$@" | grep -e --data | tail -n 1); }
+better='faster, and the same result but for rounding: --batch 8 --accum 2, 9 tokens/s'
+check the_script_takes_the_fastest_rows expr "$(ROOM=1 FASTER=$better quick thousand.jsonl)" : '.* -- -- -- --batch 8 --accum 2$'
+check the_script_takes_the_only_rows expr "$(ROOM=16 quick thousand.jsonl)" : '.* --batch 4 --accum 4 .* --batch 16 --accum 1$'
+check the_script_keeps_your_rows expr "$(ROOM=1 quick thousand.jsonl --batch 3 --accum 2)" : '.* --batch 1 --accum 6$'
+check the_script_keeps_your_batch expr "$(ROOM=1 quick thousand.jsonl --batch=3)" : '.* --batch 4 --seq .* --batch 1 --accum 3$'
+check the_script_plans_no_ranks expr "$(LAUNCH='env RANKS=2' ROOM=0 quick many.jsonl)" : '.* --batch 4 .* --$'
+# What is no JSON lines is refused, and what to do is said.
+printf 'prompt,completion\nHi,"Hello, you"\n' >qa.csv
+printf 'Hi\tHello\n' >qa.jsonl
+printf '\037\213\010\0' >x.gz
+printf 'PAR1\025\004' >x.parquet
+for file in "qa.csv has no JSON lines" "qa.jsonl has no JSON lines" "x.gz is compressed: unpack it first" \
+    "x.parquet is a table .*as JSON lines"; do
+    refuses "the_script_refuses_${file%% *}" 2 "$file: FILE is examples, each a line like .*doc/finetuning.md" env \
+        FILE="${file%% *}" MODEL=m TRAINER=./said sh made/scripts/finetune.sh
+done
+check a_csv_becomes_examples sh -c 'command -v python3 >/dev/null || exit 0
+    eval "$(sed -n "s/^    \(python3 -c .*\) <qa.csv >my.jsonl/\1/p" "$0/doc/finetuning.md")" <qa.csv |
+        grep -qx "{\"prompt\": \"Hi\", \"completion\": \"Hello, you\"}"' "$top"
 refuses the_script_wants_examples_for_a_model 2 'MODEL without FILE' env MODEL=m sh made/scripts/finetune.sh
 
 # What an earlier call has trained is never removed: neither by the same script nor by the other.

@@ -20,10 +20,10 @@ cat LICENSE LICENSE LICENSE >"$work/text.txt"
 cd "$work" || exit 1
 
 shape="--layers 2 --heads 2 --channels 32 --context 16 --vocab 300 --batch 2"
-tiny="--data text.txt $shape --lr 3e-3 --schedule linear --eval-every 0"
-all="--steps 14 --save-every 1 --keep 99"
+tiny="--data text.txt $shape --lr 3e-3 --schedule linear --eval-every 0 --"
+all="--steps 14 --save-every 1 --keep 99 --"
 # steps 1 to 3 are a warm-up, 4-6, 7-9, 10-12 and 13-15 are windows; selections after 3, 9 and 15
-zen="--offload zenflow --zen-topk 0.2 --zen-window 3 --zen-reselect 2 --zen-warmup 3"
+zen="--offload zenflow --zen-topk 0.2 --zen-window 3 --zen-reselect 2 --zen-warmup 3 --"
 
 # go PROGRAM NAME OPTION...: a run in the background, as many at a time as there are cores
 going=
@@ -73,7 +73,7 @@ at() {
     program=$1 to=$3 steps=$5
     copy "$2" "$3" "$4"
     shift 5
-    "$program" --resume --out "$to" --steps "$steps" "$@" >"$to.out" 2>"$to.err"
+    "$program" --resume --out "$to" --steps "$steps" -- "$@" >"$to.out" 2>"$to.err"
 }
 
 # --- a run -------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ stopped() {
     wait $pid 2>/dev/null
 }
 stop_and_go_on() {
-    long="--steps $((24 * times)) --save-every 1 --keep 9999"
+    long="--steps $((24 * times)) --save-every 1 --keep 9999 --"
     rm -rf stopped
     stopped TERM "$cpu"
     terminated=$?
@@ -196,7 +196,7 @@ head -c 1200 text.txt >short.txt
 "$tokenize" --tokenizer bytes --out good short.txt >/dev/null 2>&1
 good=good_train_000000.bin
 (head -c 2224 $good; printf '\377\377'; tail -c +2227 $good) >bad.bin
-late="$shape --tokenizer bytes --schedule constant --warmup 0 --eval-every 0 $zen --zen-window 4"
+late="$shape --tokenizer bytes --schedule constant --warmup 0 --eval-every 0 $zen --zen-window 4 --"
 refuses late_token 2 'bad.bin' "$cpu" $late --data bad.bin --steps 99 --out late
 until_then=$(grep -c '"loss"' late/log.jsonl)
 "$cpu" $late --data $good --steps "$until_then" --out early >/dev/null
@@ -255,7 +255,7 @@ check what_is_resumed_is_evaluated sh -c 'test -s a.txt && cmp a.txt b.txt'
 "$cpu" --model fixed --steps 0 --prompt The --sample-tokens 9 >a.txt
 "$cpu" --resume --out fixed --steps 0 --prompt The --sample-tokens 9 >b.txt
 check what_is_resumed_is_sampled cmp a.txt b.txt
-more="--model fixed --data text.txt --batch 2 --steps 2"
+more="--model fixed --data text.txt --batch 2 --steps 2 --"
 check what_it_left_is_fine_tuned "$cpu" $more --out tuned
 check and_with_it_too "$cpu" $more --offload zenflow --out tuned_zen
 

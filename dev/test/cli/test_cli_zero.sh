@@ -33,9 +33,9 @@ cd "$work" || exit 1
 # With the gaps between tensors and the padding of the vocabulary: 12800 elements of embeddings,
 # 13312 of each of three layers, 256 of the tail.
 small="--layers 3 --heads 2 --channels 32 --context 16 --vocab 300"
-tiny="--data text.txt $small --batch 1 --lr 3e-3"
+tiny="--data text.txt $small --batch 1 --lr 3e-3 --"
 fine="--subgroup 4096"
-steps="--steps 4 --save-every 2 --eval-every 2 --eval-batches 3"
+steps="--steps 4 --save-every 2 --eval-every 2 --eval-batches 3 --"
 
 # go RANKS NAME OPTION...: a run in the background, half as many ranks too many at a time as there
 # are cores. With 0 ranks, without a launcher.
@@ -113,7 +113,7 @@ go 3 three_s2 $steps --zero 2 --offload none
 go 3 three_s3 $steps --zero 3 --offload interleave --share 0.4 --recompute block
 # a token's gradient is too large for fp16's first scale: all ranks skip the same steps
 head -c 999 /dev/zero | tr '\0' a >same.txt
-one="--precision fp16 --data same.txt --batch 1 --seq 1 --steps 6 --save-every 3"
+one="--precision fp16 --data same.txt --batch 1 --seq 1 --steps 6 --save-every 3 --"
 go 2 f16_s1 $one --zero 1 --offload none
 go 2 f16_s3 $one --zero 3 --offload interleave --share 0.5
 go 0 alone $steps --accum 2 --offload none
@@ -225,7 +225,7 @@ is each_rank_moves_its_own s1_zero 3 h2d_bytes $((2 * two))
 
 # --- as many sequences per step on other numbers of ranks ----------------------------------------
 
-batch="--steps $(whole && echo 5 || echo 3) --no-save --eval-every 2 --eval-batches 3"
+batch="--steps $(whole && echo 5 || echo 3) --no-save --eval-every 2 --eval-batches 3 --"
 go 0 one_fp32 $batch --precision fp32 --accum 12
 go 3 three_fp32 $batch --precision fp32 --accum 4 --zero 2
 go 0 one_bf16 $batch --accum 12
@@ -244,12 +244,12 @@ near four_ranks_train_as_one_in_bf16 four_bf16 one_bf16 2e-3
 
 # A model of 4 x 12 x 256^2 parameters and some; its weights in bf16 are 6.5 MiB.
 big="--data text.txt --layers 4 --heads 4 --channels 256 --context 16 --vocab 300 --batch 1"
-big="$big --eval-every 0 --steps 1 --no-save"
+big="$big --eval-every 0 --steps 1 --no-save --"
 # memory NAME RANKS STAGE OPTION...: a run, and what it says of GPU memory
 memory() {
     name=$1 ranks=$2 stage=$3
     shift 3
-    "$launch" "$ranks" "$tide" $big --zero "$stage" "$@" --out "$name" >"$name.out" 2>"$name.err" &
+    "$launch" "$ranks" "$tide" $big --zero "$stage" -- "$@" --out "$name" >"$name.out" 2>"$name.err" &
     going=$((going + 1))
     [ $((going % cores)) -ne 0 ] || wait
 }
@@ -287,7 +287,7 @@ check its_memory_is_of_each_rank grep -qx 'GPU memory per rank, in GiB' plan.out
 check it_says_how_many_ranks grep -qx 'ranks: 8, ZeRO-2' plan.out
 
 # --zero auto: 3 where 2 does not fit on one of the ranks
-deep="--layers 12 --steps 3 --eval-every 0 --save-every 0"
+deep="--layers 12 --steps 3 --eval-every 0 --save-every 0 --"
 stage_needs() {  # the least of GPU memory, in KiB
     EMU_DEVICES=0 "$tide" $tiny $deep --plan --world 2 --zero "$1" --gpu-memory 1M --rates rates.txt \
         2>&1 | sed -n 's/.* needs \([0-9.]*\) MiB of GPU.*/\1/p' | awk '{ print int(1024 * $1) }'
@@ -315,7 +315,7 @@ check auto_offloads grep -q '^offload auto: .*predicted' auto.out
 
 # --- going on ------------------------------------------------------------------------------------
 
-stay="--warmup 0 --schedule constant --save-every 1 --keep 99 --eval-every 0"
+stay="--warmup 0 --schedule constant --save-every 1 --keep 99 --eval-every 0 --"
 go 4 whole $stay --steps 7 --accum 3 --zero 1 --offload none
 go 4 moved $stay --steps 2 --accum 3 --zero 3 --offload interleave --share 0.5
 go 4 whole_fp32 $stay --steps $(whole && echo 7 || echo 6) --accum 3 --precision fp32 --zero 2 \
@@ -360,7 +360,7 @@ refuses no_number_of_sequences 2 '3 sequences per step: 2 GPUs cannot share them
 
 # Stages 1 and 2 alike; without columns it is AdamW; fewer or more ranks select the same columns.
 zen="--offload zenflow --zen-window 3 --zen-reselect 1 --steps 8 --save-every 4 --keep 9"
-zen="$zen --eval-every 3"
+zen="$zen --eval-every 3 --"
 go 2 zen_1 $zen --zero 1 --accum 3
 go 2 zen_2 $zen --zero 2 --accum 3 --recompute block
 go 2 zen_auto $zen --zen-window auto
@@ -453,7 +453,7 @@ begin() {
 }
 # so_long NAME: a run of 40 steps or more begins; is_over NAME: it has come to its end
 so_long() {
-    long="--steps $((40 * times)) --save-every 2 --keep 9999 --eval-every 10 --eval-batches 3"
+    long="--steps $((40 * times)) --save-every 2 --keep 9999 --eval-every 10 --eval-batches 3 --"
     rm -rf "$1"
 }
 is_over() { [ -d "$1/checkpoints/$(printf 'step_%08d' $((40 * times)))" ]; }

@@ -29,8 +29,8 @@ cd "$work" || exit 1
 shape="--layers 3 --heads 2 --channels 32 --context 16 --vocab 300"
 mezo="--data text.txt --batch 2 --optimizer mezo --lr 3e-3 --weight-decay 0.1 --schedule linear"
 mezo="$mezo --warmup 1 --eval-every 0"
-tiny="$shape $mezo"
-six="--steps 6 --save-every 2 --keep 9"
+tiny="$shape $mezo --"
+six="--steps 6 --save-every 2 --keep 9 --"
 L=13312  # elements of a layer, with the gaps between its tensors
 
 # go NAME OPTION...: a run in the background, as many at a time as there are cores
@@ -89,13 +89,13 @@ is() {
 "$reviews" 1000 1 >train.tsv
 "$reviews" "$(whole && echo 400 || echo 200)" 2 >val.tsv
 task="--data train.tsv --val val.tsv --tokenizer bytes --optimizer mezo --zo-eps 1e-2"
-task="$task --lr 1e-4 --batch 16 --eval-batches 100"
+task="$task --lr 1e-4 --batch 16 --eval-batches 100 --"
 labels='-|+'
 # judge PROGRAM OPTION...
 judge() {
     program=$1
     shift
-    "$program" $task --labels "$labels" --template ' = ' "$@"
+    "$program" $task --labels "$labels" --template ' = ' -- "$@"
 }
 learn() {
     "$cpu" --data reviews.txt --tokenizer bytes --layers 2 --heads 2 --channels 64 --context 88 \
@@ -118,14 +118,14 @@ go no_slots $six --resident-blocks 0 --zo-no-slots
 go no_fused $six --resident-blocks 0 --zo-no-fused-update
 go nothing $six --resident-blocks 0 --no-overlap --zo-no-slots --zo-no-fused-update --threads 2
 between="--steps 4 --save-every 2 --eval-every 2 --eval-batches 2 --sample-every 1"
-between="$between --sample-tokens 9"
+between="$between --sample-tokens 9 --"
 go between_memory $between
 go between_stream $between --resident-blocks 0 --slots 2
 go fp32_memory $six --precision fp32
 go fp32_stream $six --precision fp32 --resident-blocks 0 --slots 2
 go fp16_memory $six --precision fp16 --zo-noise rademacher
 go fp16_stream $six --precision fp16 --zo-noise rademacher --resident-blocks 0
-many="--steps 4 --save-every 2 --zo-queries 3 --accum 2"
+many="--steps 4 --save-every 2 --zo-queries 3 --accum 2 --"
 go many_memory $many
 go many_stream $many --resident-blocks 0 --slots 2
 if whole; then
@@ -211,7 +211,7 @@ stopped() {
     wait $pid 2>/dev/null
 }
 stop_and_go_on() {
-    long="--steps $((24 * times)) --save-every 1 --keep 9999"
+    long="--steps $((24 * times)) --save-every 1 --keep 9999 --"
     rm -rf stopped
     stopped TERM
     terminated=$?
@@ -241,7 +241,7 @@ at() {
     cp -r "$from" "$to"
     rm -r "$to"/checkpoints/* "$to/model.safetensors"
     cp -r "$(dirname "$(state "$from" "$step")")" "$to/checkpoints"
-    "$program" --resume --out "$to" --steps "$steps" "$@" >"$to.out" 2>"$to.err"
+    "$program" --resume --out "$to" --steps "$steps" -- "$@" >"$to.out" 2>"$to.err"
 }
 at "$cpu" on_cpu cpu_resumed 2 6
 same on_the_cpu_too cpu_resumed on_cpu
@@ -292,7 +292,7 @@ check after_disk_full_it_goes_on "$tide" --resume --out full_disk --steps 7
 
 # --- losses that are no number -------------------------------------------------------------------
 
-wild="--schedule constant --lr 900 --weight-decay 0 --save-every 1 --keep 99 --steps 30"
+wild="--schedule constant --lr 900 --weight-decay 0 --save-every 1 --keep 99 --steps 30 --"
 for options in "wild_memory --zo-eps 1" "wild_stream --zo-eps 1 --resident-blocks 0" \
     "wild_half --precision fp16 --zo-eps 1 --resident-blocks 0"; do
     run=${options%% *}
@@ -313,7 +313,7 @@ head -c 1200 text.txt >short.txt
 good=good_train_000000.bin
 (head -c 2224 $good; printf '\377\377'; tail -c +2227 $good) >bad.bin
 late="--layers 1 --heads 2 --channels 32 --context 16 --batch 1 --accum 2 --tokenizer bytes"
-late="$late --optimizer mezo --lr 3e-3 --eval-every 0"
+late="$late --optimizer mezo --lr 3e-3 --eval-every 0 --"
 refuses late_token 2 'bad.bin' "$tide" $late --data bad.bin --steps 99 --out late
 refuses late_token_when_streaming 2 'bad.bin' "$tide" $late --data bad.bin --steps 99 \
     --resident-blocks 0 --out late_stream
@@ -337,24 +337,24 @@ on3() { on 3 "$tide" "$@"; }
 ranked() {
     n=$1 run=$2
     shift 2
-    if [ "$n" -eq 1 ]; then "$tide" $tiny --accum 6 "$@" --out "$run"
-    else on "$n" "$tide" $tiny --accum $((6 / n)) "$@" --out "$run"
+    if [ "$n" -eq 1 ]; then "$tide" $tiny --accum 6 -- "$@" --out "$run"
+    else on "$n" "$tide" $tiny --accum $((6 / n)) -- "$@" --out "$run"
     fi >"$run.out" 2>"$run.err" || fail "${run}_ends_well" "$(cat "$run.err")"
 }
 several_gpus() {
-    looks="--save-every 2 --eval-every 2 --eval-batches 3"
+    looks="--save-every 2 --eval-every 2 --eval-batches 3 --"
     ranked 1 alone --steps 4 $looks
     ranked 2 two --steps 4 $looks --resident-blocks 0
     ranked 3 three --steps 4 $looks --sample-every 4 --sample-tokens 9
     same two_ranks_have_the_bits_of_one two alone
     same three_ranks_have_the_bits_of_one three alone
     more="--steps 3 --save-every 1 --keep 9 --zo-queries $(whole && echo 3 || echo 2)"
-    more="$more --zo-noise rademacher"
+    more="$more --zo-noise rademacher --"
     ranked 1 signs_alone $more --precision fp32
     ranked 3 signs_three $more --precision fp32 --resident-blocks 0 --slots 2
     same signs_and_queries_in_fp32_do signs_three signs_alone
     if whole; then
-        more="--steps 5 --save-every 1 --keep 9 --precision fp16"
+        more="--steps 5 --save-every 1 --keep 9 --precision fp16 --"
         ranked 1 half_alone $more
         ranked 2 half_two $more --zo-no-fused-update
         same unfused_in_fp16_does half_two half_alone
@@ -402,7 +402,7 @@ END
         ! kill -0 "$(cat pid.0)" && ! kill -0 "$(cat pid.1)"
     }
     stop_ranks() {
-        long="--steps $((24 * times)) --save-every 1 --keep 9999"
+        long="--steps $((24 * times)) --save-every 1 --keep 9999 --"
         rm -rf halted
         signalled TERM 1
         terminated=$?
@@ -435,7 +435,7 @@ END
     same what_was_killed_has_the_bits_of_one halted whole_of_two
 
     # what only one of them meets
-    refuses a_late_token_of_one_rank 2 'rank [01].*bad.bin' on2 $late --accum 1 --data bad.bin \
+    refuses a_late_token_of_one_rank 2 'rank [01].*bad.bin' on2 $late -- --accum 1 --data bad.bin \
         --steps 99 --out late_two
     check what_two_trained_before_it_is_saved cmp late_two/model.safetensors early/model.safetensors
     refuses two_that_diverge_end 1 '10 steps in a row' on2 $tiny $wild --zo-eps 1 --out wild_two
@@ -492,7 +492,7 @@ check a_run_is_sampled_from_its_checkpoint test "$(cat resumed.txt)" = "$(head -
 check conversion_keeps_16_bit_weights cmp copy/model.safetensors \
     memory/model.safetensors
 
-deep="--layers 20 --heads 2 --channels 64 --context 16 --vocab 300 $mezo --steps 2"
+deep="--layers 20 --heads 2 --channels 64 --context 16 --vocab 300 $mezo --steps 2 --"
 "$tide" $deep --out deep >deep.out
 less=$(planned GPU deep.out)
 "$tide" $deep --gpu-memory "$((1024 * ${less%.*} - 1024))K" --out deep_stream >deep_stream.out
@@ -521,7 +521,7 @@ check a_refused_run_leaves_nothing test ! -e little
 # plan OPTION...: without a GPU
 plan() {
     EMU_DEVICES=0 CUDA_VISIBLE_DEVICES= "$tide" --plan --out planned --optimizer mezo --batch 1 \
-        --seq 2048 --host-memory 2000G "$@"
+        --seq 2048 --host-memory 2000G -- "$@"
 }
 total() { planned "$1" plan.out; }
 # Model, layers, width; ZO2's README, fp16, in GB; ZO-Offloading's table, fp16 and fp32, in MB
@@ -544,7 +544,7 @@ done <<END
 66b 64 9216 12.07 14143 29937
 175b 96 12288 18.04 24667 49203
 END
-big="--model opt-175b --precision fp16 --resident-blocks 0"
+big="--model opt-175b --precision fp16 --resident-blocks 0 --"
 plan $big --slots 2 >plan.out
 check opt-175b_in_2_slots_is_below_13_GiB true_that "$(total GPU) < 13 * 1024"
 plan $big --slots 3 --gpu-memory 24G >plan.out
@@ -613,7 +613,7 @@ mkdir -p made/scripts made/build
 cp "$top/scripts/zo_reviews.sh" "$top/scripts/common.sh" made/scripts
 ln -s "$reviews" made/build/reviews
 echo 'train_gpt2 build/reviews:' >made/Makefile
-printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" --steps 3 ;; esac\nexec "%s" "$@"\n' \
+printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" -- --steps 3 ;; esac\nexec "%s" "$@"\n' \
     "$cpu" >made/train_gpt2
 chmod +x made/train_gpt2
 (cd made && sh scripts/zo_reviews.sh >../made.out 2>&1)
@@ -624,7 +624,7 @@ check reviews_keep_the_earlier_ones test "$reviewed" = "$(cksum <made/out/zo_rev
 check reviews_have_clean_paths grep -q ' are in out/zo_reviews/tuned$' made.out
 check reviews_can_be_asked_for_one sh -c 'cd made && sh -c "$(sed -n "/^what it makes/,\$s/^what[^:]*://p;
     /^    --prompt/p" ../made.out)" | grep -a "^i love the plot = "'
-few="--model judge --batch 4 --steps 3 --eval-every 2 --eval-batches 4"
+few="--model judge --batch 4 --steps 3 --eval-every 2 --eval-batches 4 --"
 judge "$tide" $few --out judge_memory >judge_memory.out
 judge "$tide" $few --resident-blocks 0 --slots 1 --out judge_stream >judge_stream.out
 judge "$tide" $few --precision fp32 --out judge_fp32 >judge_fp32.out

@@ -21,7 +21,7 @@ without_measuring
 cat "$top/LICENSE" >text.txt
 tr ' ' '\n' <text.txt | sort | tr '\n' ' ' >val.txt
 small="--data text.txt --val val.txt --layers 2 --heads 2 --channels 32 --context 32 --batch 4 --lr 3e-2"
-small="$small --schedule constant --eval-every 4 --eval-batches 4"
+small="$small --schedule constant --eval-every 4 --eval-batches 4 --"
 
 # field FILE NAME: its values, a line each
 field() { sed -n "s/.*\"$2\":\([^,}]*\).*/\1/p" "$1"; }
@@ -30,7 +30,7 @@ saved() { ls "$1/checkpoints"; }
 
 # --- the best checkpoint ------------------------------------------------------------------------------
 
-best="$small --steps 40 --save-every 10 --keep 1 --keep-best"
+best="$small --steps 40 --save-every 10 --keep 1 --keep-best --"
 check keeps_the_best "$cpu" $best --out whole
 cp check.out whole.out
 lowest=$(field whole/log.jsonl val_loss | sort -g | head -n 1)
@@ -133,7 +133,7 @@ check with_the_loss_that_it_waited_with test "$(field zen/log.jsonl best_val_los
     "$(field zen/log.jsonl val_loss | sort -g | head -n 1)"
 
 # On a GPU, and of two ranks' shards.
-emu="$small --precision fp32 --steps 12 --keep 1 --keep-best --save-every 5"
+emu="$small --precision fp32 --steps 12 --keep 1 --keep-best --save-every 5 --"
 "$gpu" $emu --out one >one.out
 "$top/scripts/launch.sh" 2 "$gpu" $emu --batch 2 --eval-batches 8 --zero 2 --out two >two.out
 for run in one two; do
@@ -190,7 +190,7 @@ ask zo "$gpu" --model whole --batch 3 --precision fp32 --optimizer mezo --reside
 check and_with_layers_that_stream same_scores cpu.scores zo.scores 2e-4
 
 # While training: in the log, the same of two ranks; and a run without held-out data.
-train="--data text.txt --val val.txt --model whole --batch 4 --steps 4 --eval-every 2 --no-save --eval-batches 4"
+train="--data text.txt --val val.txt --model whole --batch 4 --steps 4 --eval-every 2 --no-save --eval-batches 4 --"
 check asks_while_training "$cpu" $train --choices q.jsonl --out asked
 cp check.out asked.out
 check on_the_screen grep -q '^step 2 | val loss [0-9.]* | choices [0-9.]* %' asked.out

@@ -36,8 +36,8 @@ mkdir disk
 if [ -n "${SMALL_DISK-}" ]; then mount -t tmpfs -o size=8m none disk || exit 1
 else echo "skip lost_disk_full: no disk can be mounted here"; fi
 tiny="--data text.txt --layers 2 --heads 2 --channels 32 --context 16 --batch 1 --eval-every 0"
-tiny="$tiny --warmup 0 --schedule constant"
-endless="$tiny --steps 1000000"
+tiny="$tiny --warmup 0 --schedule constant --"
+endless="$tiny --steps 1000000 --"
 
 # The last step that was logged, and the last that was saved, or 0.
 logged() { tail -n 1 "$1/log.jsonl" | sed 's/{"step":\([0-9]*\),.*/\1/'; }
@@ -76,7 +76,7 @@ cp -r own theirs
 printf x >>theirs/tokenizer_config.json
 rm theirs/log.jsonl theirs/loss.svg
 copy_of theirs
-short="$tiny --steps 2"
+short="$tiny --steps 2 --"
 for names in all vocab.json tokenizer_config.json config.json model-00001-of-00002.safetensors \
     model.safetensors.index.json tokenizer.json log.jsonl best; do
     if [ $names != all ]; then

@@ -10,6 +10,7 @@
 # usage: sh dev/test/cli/test_schedules.sh      (from the top of the repository; ALL=1: all schedules,
 #                                           all configurations, sanitizers; LONG=1: more of all)
 set -u
+export LC_ALL=C
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 jobs=$(nproc 2>/dev/null || echo 2)  # before OMP_NUM_THREADS, which it heeds

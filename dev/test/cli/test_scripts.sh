@@ -28,7 +28,7 @@ scaling() {
 for f in "$top"/scripts/run_*.sh "$top/scripts/zero_node.sh"; do
     whole || [ "${UPDATE:-0}" = 1 ] ||
         case $f in */run_7b_offload.sh | */run_llama3_8b_24gb.sh | */zero_node.sh) ;; *) continue ;; esac
-    options=$(sed -n 's/^exec .*train_offload.sh" [^ ]* \(.*\) "\$@"$/\1/p' "$f")
+    options=$(sed -n 's/^exec .*train_offload.sh" [^ ]* \(.*\) -- "\$@"$/\1/p' "$f")
     # shellcheck disable=SC2086  # options are words
     case $f in
         */run_*) MACHINES=$(sed -n 's/^# MACHINES="\(.*\)".*/\1/p' "$f") \
@@ -48,6 +48,23 @@ done
 MACHINES="rtx4090_desktop:23:44 rtx4090_desktop:23:47" sh "$top/scripts/plan_offload.sh" \
     --model 7b --batch 1 --seq 2048 --moments bf16 >plan
 check five_percent_of_a_host_stay_free test "$(grep -c 'does not fit' plan)" -eq 1
+# Where the decimal point is a comma, mawk reads 64.1 as 64. A locale of the machine, or one that is made here.
+comma=$(locale -a 2>/dev/null | grep -iE '^(de_DE|fr_FR|es_ES|it_IT|pt_BR|ru_RU)[.]utf-?8$' | head -n 1)
+comma=${comma:+LC_ALL=$comma}
+if [ -z "$comma" ] && mkdir locale && localedef -i de_DE -f UTF-8 "$work/locale/de_DE.UTF-8" >/dev/null 2>&1; then
+    comma="LOCPATH=$work/locale LC_ALL=de_DE.UTF-8"
+fi
+if [ -n "$comma" ]; then
+    # shellcheck disable=SC2086  # words
+    env MACHINES="rtx4090_desktop:23:44 rtx4090_desktop:23:47" $comma \
+        sh "$top/scripts/plan_offload.sh" --model 7b --batch 1 --seq 2048 --moments bf16 >plan.comma
+    check a_decimal_comma_changes_nothing diff plan plan.comma
+else echo "skip a_decimal_comma_changes_nothing: no locale has one here, and localedef makes none"; fi
+# All others set it themselves, or source what does; launch.sh must leave it to the command that it starts.
+(cd "$top" && grep -lE 'awk|sort ' scripts/*.sh scripts/paper/*.sh dev/*.sh dev/data/*.sh dev/bench/*.sh dev/test/*.sh \
+    dev/test/*/*.sh | xargs grep -LE 'LC_ALL=C$|LC_ALL=C |/(common|measure|figure|dos|zo|fetch|cli)[.]sh' |
+    grep -vxE 'scripts/(launch|zo_measure).sh|dev/gpu_parts.sh|dev/test/build.sh') >said
+check every_script_has_one_locale test ! -s said
 
 # What fits where. README.md has a row per model of "host: tokens/s", in italics what only fits with
 # moments in bf16.
@@ -105,7 +122,7 @@ for f in run_20b_h200.sh run_20b_24gb.sh; do
 done
 
 # The shape of these small runs; what is given last counts.
-tiny="--layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --batch 2 --seq 32"
+tiny="--layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --batch 2 --seq 32 --"
 rates=$top/scripts/rates/rtx4090_desktop.txt
 # shellcheck disable=SC2086
 check a_model_is_trained env OUT=run STEPS=3 DATA=text.txt \
@@ -479,9 +496,9 @@ case $prompt:$asked in
     'the plot?:'* | *.:*) exit 1 ;;  # not as in the file
     *" --sample-tokens 7 --temperature 0") printf '%s' "$prompt" && cat "$model/says" && echo ;;
     *" --lr 9"*) exit 1 ;;
-    *" --optimizer mezo --steps 1500 --lr 1e-6 --zo-eps 1e-3 --schedule constant --seed 3")
+    *" --optimizer mezo --steps 1500 --lr 1e-6 --zo-eps 1e-3 --schedule constant -- --seed 3")
         printf '\n so\tvery dull\nbut' >"$out/says" ;;
-    *" --batch 16 --pack off --out "*" --steps 5 --lr 1e-5 --seed 3") echo " Weak!" >"$out/says" ;;
+    *" --out "*" -- --batch 16 --pack off -- --steps 5 --lr 1e-5 -- --seed 3") echo " Weak!" >"$out/says" ;;
 esac
 X
 chmod +x canned
@@ -553,6 +570,7 @@ ranked() {
     [ "$asked" = - ] || check "${who}_in_its_words" grep -q -e "$asked" started
 }
 ranked a_node_trains - sh "$top/scripts/zero_node.sh" 2 13b
+ranked a_node_trains_a_model_of_yours - env MODEL=gpt2 sh "$top/scripts/zero_node.sh" 2
 asked='MASTER_ADDR=localhost MASTER_PORT=29311 NCCL_DEBUG=WARN /'
 ranked open_mpi_trains "^:29311 --host localhost:2 --bind-to none -np 2 env $asked" \
     env MPIRUN="$PWD/launcher" FLAVOUR='mpirun (Open MPI) 4.1.4' MASTER_PORT=29311 NCCL_DEBUG=WARN \
@@ -636,7 +654,7 @@ check lesson_has_the_network test -z "$(lesson MODELS=7b WORLDS="16 32" \
 for stage in 2 3; do
     rm -rf ranked
     options="--layers 5 --heads 2 --channels 64 --context 32 --vocab 300 --batch 1 --seq 32"
-    options="$options --zero $stage"
+    options="$options --zero $stage --"
     # shellcheck disable=SC2086
     env OUT=ranked STEPS=3 DATA=text.txt sh "$top/scripts/zero_node.sh" 3 7b $options --accum 2 \
         --offload none --eval-every 0 --no-save >ranked.out 2>&1

@@ -4,6 +4,7 @@
 # object was compiled by nvcc with -Xcompiler -O0,-fno-inline, such a function is among its symbols.
 # usage: sh dev/test/gpu/device_only.sh build/nvcc/test_model.o      (from the top of the repository)
 set -eu
+export LC_ALL=C
 names=$(sed -n 's/^\(template <[^>]*> \)*__device__[^(]* \**\([a-z0-9_][a-z0-9_]*\)[(<].*/\2/p' tide/*/*.cuh ./*.cu |
     sort -u | tr '\n' '|')
 [ -n "$names" ] || { echo "device_only.sh: no function found in the sources" >&2; exit 1; }

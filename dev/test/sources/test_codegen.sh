@@ -7,6 +7,7 @@
 # usage: [ALL=1] sh dev/test/sources/test_codegen.sh [COMPILER PROCESSOR]  (from the top of the repository;
 #        the second form also prints every loop)
 set -u
+export LC_ALL=C
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 

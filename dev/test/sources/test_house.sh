@@ -6,6 +6,7 @@
 # what they include, and needs dot (graphviz); --write puts today's lines into the table.
 # usage: sh dev/test/sources/test_house.sh [--graph >graph.svg | --write]   (from the top of the repository)
 set -u
+export LC_ALL=C
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 CC=${CC:-gcc} CXX=${CXX:-g++}

@@ -4,6 +4,7 @@
 # several files that say the same are one. Skipped where there is no nvcc or no python3.
 # usage: ALL=1 sh dev/test/sources/test_ptx.sh   (from the top of the repository; what is missing is built)
 set -u
+export LC_ALL=C
 [ "${ALL:-0}" = 1 ] || { echo "skip ptx: minutes, with ALL=1"; exit 0; }
 value() { make -s --no-print-directory "print-$1"; }
 [ -n "$(value PTX)" ] || { echo "skip ptx: no nvcc, or no python3 on this machine"; exit 0; }

@@ -9,6 +9,7 @@
 # usage: [ALL=1] sh dev/test/sources/test_sass.sh [--write]  (from the top of the repository; --write puts
 #        the rows of this nvcc's release into the table, for all three: look at the difference)
 set -u
+export LC_ALL=C
 table=dev/test/sources/sass.table
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 [ -x "$nvcc" ] || { echo "skip sass: no nvcc on this machine"; exit 0; }

@@ -49,7 +49,7 @@ changed() { sed "$2" gpt2 >"$1"; }
 # --- hand-made gradients -------------------------------------------------------------------------
 
 # GPT-2 stores linear weights as (in, out): a stored row is one of our columns.
-small="--layers 2 --heads 1 --channels 20 --context 10 --batch 2"
+small="--layers 2 --heads 1 --channels 20 --context 10 --batch 2 --"
 "$tide" --data "$top/LICENSE" $small --dump gpt2 >run.out || cat run.out
 blank gpt2 known
 h=transformer.h
