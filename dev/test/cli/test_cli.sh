@@ -388,6 +388,9 @@ cp whole/* models--o--m/snapshots/5eed 2>/dev/null
 printf 5eed >models--o--m/refs/main
 "$tide" --model models--o--m --steps 0 --prompt a --sample-tokens 9 >a.txt
 check model_of_a_cache sh -c '"$0" --model whole --steps 0 --prompt a --sample-tokens 9 | diff - a.txt' "$tide"
+rm -r models--o--m/refs models--o--m/snapshots/1dea
+"$tide" --model models--o--m --steps 0 --prompt a --sample-tokens 9 >b.txt
+check model_of_a_cache_without_refs cmp a.txt b.txt
 mkdir slides && cp whole/model.safetensors slides && rm -rf models--o--m
 "$tide" $small --model mistral-7b --kv-heads 1 --vocab 300 --steps 0 --out slides_not >/dev/null
 cp slides_not/model.safetensors slides && sed 's/"sliding_window": null/"sliding_window": 16/' slides_not/config.json >slides/config.json
