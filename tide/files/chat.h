@@ -107,7 +107,8 @@ typedef struct {
 } ChatMessage;
 
 // Returns the chat template in use, without comments: a file of its own, or in
-// tokenizer_config.json, which may have a list of them; "": the model has none.
+// tokenizer_config.json, which may have a list of them; "": the model has none, " ": none of the
+// list is the default.
 static char *chat_template(const Tokenizer *t) {
     const TokenizerFile *own = &t->files[FILE_TEMPLATE], *config = &t->files[FILE_CONFIG];
     Error err;
@@ -118,7 +119,8 @@ static char *chat_template(const Tokenizer *t) {
             one = one->next;
     if (one != all) one = json_get(one, "template");
     char *text = own->text != NULL ? strndup(own->text, own->length)
-               : strdup(one != NULL && one->type == JSON_STRING ? one->string : ""), *at;
+               : strdup(one != NULL && one->type == JSON_STRING ? one->string
+                        : all != NULL && all->type == JSON_ARRAY ? " " : ""), *at;
     json_free(root);
     while ((at = strstr(text, "{#")) != NULL) {
         const char *end = strstr(at, "#}"), *rest = end != NULL ? end + 2 : "";
@@ -179,9 +181,9 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
                 : k->tokens[1] && tokenizer_added(t, k->tokens[1]) != TOKENIZER_NONE) f = k;
     while (strstr(text, others[other]) == NULL) other++;
     if (f == NULL && has)
-        return error_set(err, "the model's chat template is none of chatml, qwen3, llama3, "
-                         "mistral-v3, mistral and llama2%s%s: --chat-format takes one of them all "
-                         "the same", *others[other] ? ": it has " : "", others[other]);
+        return error_set(err, "the model's chat template is of no format that is known here%s%s: "
+                         "--chat-format chatml, llama3, mistral-v3, mistral or llama2 takes that "
+                         "one instead", *others[other] ? ": it has " : "", others[other]);
     if (f == NULL)
         return error_set(err, "the tokenizer has none of the tokens <|im_start|>, "
                          "<|start_header_id|> and [INST], which would tell the format of a "
@@ -428,12 +430,29 @@ static const char *chat_name(const Tokenizer *t, int32_t id) {
     return "";
 }
 
+// Does this token end an answer in other programs? They read generation_config.json, if it is there.
+static bool chat_stops(const Tokenizer *t, int32_t id) {
+    const TokenizerFile *file = &t->files[FILE_GENERATION];
+    Error err;
+    bool stops = false;
+    if (file->text == NULL) return tokenizer_ends(t, id);
+    Json *root = json_parse(file->text, file->length, &err);
+    const Json *ids = json_get(root, "eos_token_id");
+    const bool list = ids != NULL && ids->type == JSON_ARRAY;
+    if (list) ids = ids->child;
+    for (size_t at = 0; json_size(ids, &at); ids = list ? ids->next : NULL)
+        stops |= at == (size_t)id;
+    json_free(root);
+    return stops;
+}
+
 // Gives a tokenizer without a chat template that of the format, and to its generation_config.json
 // the token that ends a turn, beside those that end an answer there.
 static void chat_export(const Chat *chat, Tokenizer *t) {
-    static const char key[] = "\"eos_token_id\":", none[] = "{\n  \"eos_token_id\": null\n}\n";
     TokenizerFile *own = &t->files[FILE_TEMPLATE], *file = &t->files[FILE_GENERATION];
-    char begin[256] = "";
+    char begin[256] = "", *text = NULL;
+    size_t length = 0;
+    Error err;
     if (chat->has_template) return;
     if (chat->begin >= 0)
         snprintf(begin, sizeof begin, "{{- '%s' }}", chat_name(t, chat->begin));
@@ -441,17 +460,27 @@ static void chat_export(const Chat *chat, Tokenizer *t) {
     if (f == NULL) fail("out of memory: a chat template");
     fprintf(f, chat->format->jinja, begin, chat_name(t, chat->ids[0]));
     if (fclose(f) != 0) fail("out of memory: a chat template");
-    const char *text = file->text != NULL ? file->text : none, *at = strstr(text, key);
-    if (tokenizer_ends(t, chat->ids[0]) || at == NULL) return;
-    const char *rest = at + sizeof key - 1;
-    rest += strcspn(rest, strcspn(rest, "[") < strcspn(rest, ",}\n") ? "]" : ",}\n");
-    f = open_memstream(&file->text, &file->length);
+    if (chat_stops(t, chat->ids[0])) return;
+    Json *root = file->text != NULL ? json_parse(file->text, file->length, &err) : NULL;
+    f = open_memstream(&text, &length);
     if (f == NULL) fail("out of memory: generation_config.json");
-    fprintf(f, "%.*s%s [", (int)(at - text), text, key);
-    for (size_t i = 0; i < t->stops.count; i++) fprintf(f, "%u, ", t->stops.ids[i]);
-    if (t->stops.count == 0 && t->eot >= 0) fprintf(f, "%d, ", t->eot);
-    fprintf(f, "%d]%s", chat->ids[0], rest + (*rest == ']'));
+    fprintf(f, "{\n");
+    for (const Json *m = root != NULL ? root->child : NULL; m != NULL; m = m->next) {
+        if (strcmp(m->key, "eos_token_id") == 0) continue;
+        fprintf(f, "  ");
+        json_write_member(f, m);
+        fprintf(f, ",\n");
+    }
+    fprintf(f, "  \"eos_token_id\": [");
+    for (size_t i = 0; i < t->stops.count; i++)
+        if ((int32_t)t->stops.ids[i] != chat->ids[0]) fprintf(f, "%u, ", t->stops.ids[i]);
+    if (t->stops.count == 0 && t->eot >= 0 && t->eot != chat->ids[0]) fprintf(f, "%d, ", t->eot);
+    fprintf(f, "%d]\n}\n", chat->ids[0]);
     if (fclose(f) != 0) fail("out of memory: generation_config.json");
+    json_free(root);
+    free(file->text);
+    file->text = text;
+    file->length = length;
 }
 
 #endif

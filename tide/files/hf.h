@@ -767,10 +767,7 @@ static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
         while (k < 5 && strcmp(member->key, ours[k]) != 0) k++;
         if (k < 5) continue;
         fprintf(f, ",\n  ");
-        json_write_string(f, member->key, member->key_length);
-        fprintf(f, ": ");
-        if (member->type == JSON_STRING) json_write_string(f, member->string, member->length);
-        else fwrite(member->string, 1, member->length, f);
+        json_write_member(f, member);
     }
     if (origin == NULL) {
         for (int i = 0; i < CONFIG_SIZES; i++)

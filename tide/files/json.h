@@ -3,7 +3,7 @@
 //   json_parse, json_read, json_free    a text, or a file, as a tree of values
 //   json_get, json_size                 a member of an object; a number that is a size
 //   json_is, json_flag                  is it this string?; true or false
-//   json_write_string                   writes a string with its quotes
+//   json_write_string                   writes a string with its quotes; json_write_member: a member
 //   json_empty                          is it null, "", [] or {}?
 //   json_begins                         does a text begin like JSON?
 //
@@ -281,6 +281,14 @@ static void json_write_string(FILE *f, const char *s, size_t n) {
         i += used;
     }
     fputc('"', f);
+}
+
+// Writes a member of an object, as it was read.
+static void json_write_member(FILE *f, const Json *m) {
+    json_write_string(f, m->key, m->key_length);
+    fprintf(f, ": ");
+    if (m->type == JSON_STRING) json_write_string(f, m->string, m->length);
+    else fwrite(m->string, 1, m->length, f);
 }
 
 // text_read() and json_parse(); the error names the file.

@@ -160,7 +160,7 @@ typedef struct {
     Json *beside[5];           // the first of tokenizer_files, and config.json; NULL: not there
     char paths[5][PATH_MAX];
     AddedEntry *entries;       // [entry_count], of room for [ids]
-    size_t entry_count, ids;
+    size_t entry_count, own, ids;  // the first `own` ones are tokenizer.json's
     AddedEntry **entry_of;     // [ids]: the entry with this id
     const char *end;           // ends a text of vocab.json; NULL: of tokenizer.json
     uint32_t bos, eos;         // as the files beside name them
@@ -338,6 +338,12 @@ static bool added_list(PartReader *r, AddedEntry e) {
     return true;
 }
 
+// Tokens of the files beside are added in the order of their ids.
+static int added_order(const void *a, const void *b) {
+    const size_t i = ((const AddedEntry *)a)->id, j = ((const AddedEntry *)b)->id;
+    return (i > j) - (i < j);
+}
+
 // The text of a token, a string or an object with its content; NULL: the value is something else.
 static const Json *token_text(const Json *value) {
     const Json *text = json_get(value, "content") != NULL ? json_get(value, "content") : value;
@@ -394,12 +400,14 @@ static bool list_added(PartReader *r) {
                                    : "without content, id, true and false");
             if (!added_list(r, e)) return false;
         }
+        if (k == 0) r->own = r->entry_count;
     }
     for (int k = 0; k <= FILE_MAP; k += FILE_MAP) {
         const Json *m = r->beside[k] != NULL ? r->beside[k]->child : NULL;
         for (; m != NULL && m->key != NULL; m = m->next) {  // "eos_token", "extra_special_tokens"
             const bool one = token_text(m) != NULL;
-            if (strstr(m->key, "_token") == NULL || m == lists[1]
+            const char *end = strrchr(m->key, '_');
+            if (end == NULL || (strcmp(end, "_token") != 0 && strcmp(end, "_tokens") != 0)
                 || (k == 0 && one && json_member(r->beside[FILE_MAP], m->key) != NULL)) continue;
             for (const Json *i = one ? m : m->child; i != NULL; i = one ? NULL : i->next) {
                 const uint32_t id = added_name(r, r->paths[k], i);
@@ -416,6 +424,7 @@ static bool read_added(PartReader *r) {
     Tokenizer *t = r->t;
     size_t next = r->vocabulary->count;
     if (!list_added(r)) return false;
+    qsort(r->entries + r->own, r->entry_count - r->own, sizeof *r->entries, added_order);
     for (const AddedEntry *e = r->entries; e < r->entries + r->entry_count; e++) {
         const uint32_t known = vocabulary_find(r->vocabulary, e->content, e->n);
         const size_t given = known != TOKENIZER_NONE ? known : next++;
@@ -492,8 +501,8 @@ static void read_ends(PartReader *r) {
     if (t->behind < 0 && t->bos >= 0 && t->bos != t->eot) t->behind = t->eot;
 }
 
-#define MADE_UP "{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false, " \
-                "\"clean_up_tokenization_spaces\": false, \"bos_token\": "
+#define MADE_UP "{\"tokenizer_class\": \"GPT2Tokenizer\""  // begins what is written here
+#define MADE_QWEN "{\"tokenizer_class\": \"Qwen2Tokenizer\""
 
 // Tells whose rule cuts words, by a class of the library or a model's type. RULES: it is unknown.
 static int merges_known(const Json *name) {
@@ -587,12 +596,27 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
     tokenizer_file(r->t, FILE_MERGES, merges);
     // null, not absent: without an entry transformers adds its own <|endoftext|>
     if (id != TOKENIZER_NONE) snprintf(end, sizeof end, "\"%s\"", r->end);
-    snprintf(made, sizeof made, MADE_UP "%s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end,
-             end);
+    snprintf(made, sizeof made, MADE_UP ", \"add_prefix_space\": false, "
+             "\"clean_up_tokenization_spaces\": false, \"bos_token\": %s, \"eos_token\": %s, "
+             "\"unk_token\": %s}\n", end, end, end);
     if (config == NULL)
         tokenizer_file(r->t, FILE_CONFIG, rule == RULE_GPT2 ? made
-                       : "{\"tokenizer_class\": \"Qwen2Tokenizer\"}\n");
+                       : MADE_QWEN "}\n");
     return text;
+}
+
+// Writes the class into a tokenizer_config.json without one: beside what is saved, another
+// model_type may stand.
+static void merges_name(Tokenizer *t, const Json *config) {
+    TokenizerFile *f = &t->files[FILE_CONFIG];
+    char *text;
+    if (config == NULL || config->type != JSON_OBJECT) return;
+    if (asprintf(&text, "%s%s%s", t->steps & STEP_NFC ? MADE_QWEN : MADE_UP,
+                 config->count > 0 ? ", " : "", strchr(f->text, '{') + 1) < 0)
+        fail("out of memory: tokenizer_config.json");
+    free(f->text);
+    f->text = text;
+    f->length = strlen(text);
 }
 
 // Makes a tokenizer of the text of dir/tokenizer.json, n bytes, which is its own from now on; or,
@@ -640,6 +664,8 @@ static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const c
         t->files[i].text = file_read(other, &t->files[i].length, err);
         ok = t->files[i].text != NULL;
     }
+    if (ok && !whole && json_get(r->beside[FILE_CONFIG], "tokenizer_class") == NULL)
+        merges_name(t, r->beside[FILE_CONFIG]);
     for (int k = 0; k <= BESIDE_MODEL; k++) json_free(r->beside[k]);
     json_free(root);
     free(r->entries);

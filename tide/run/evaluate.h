@@ -130,13 +130,13 @@ static double run_score(Run *r, const Loader *from, RunLoss *loss, void *model, 
 }
 
 // Evaluates the held-out data and --choices, as far as there are, into the log; prints at step 0. A
-// signal ends it, unless --keep-best needs it.
+// signal ends it, unless --keep-best needs it, ZenFlow's window is open, or it is the last.
 static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     const char *path = r->o.scores;
     FILE *scores = NULL;
     double mean = -1, right = -1, choices = -1, ignored;
     Error err;
-    stop_waits |= r->o.keep_best;
+    stop_waits = r->o.keep_best || r->open || (step > 0 && step == r->o.steps);
     if (path != NULL && (scores = replace_open(path, &err)) == NULL) fail("%s", err.text);
     if (r->val.sequences > 0) right = run_score(r, &r->val, loss, model, scores, &mean);
     if (r->choices.sequences > 0 && !r->damaged)

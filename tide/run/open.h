@@ -346,7 +346,7 @@ static void run_describe(const Run *r) {
                 chat->system != NULL ? chat->system : chat->unread
                 ? "none that can be read in the template" : "none");
     if (r->training && chat != NULL && chat->has_template
-        && !tokenizer_ends(r->tokenizer, chat->ids[0]))
+        && !chat_stops(r->tokenizer, chat->ids[0]))
         printf("note: generation_config.json lacks token %d, which ends a turn: other programs go "
                "on behind it until its \"eos_token_id\" has it\n", chat->ids[0]);
     if (r->only_sampling && !o->plan) return;

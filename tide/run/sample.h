@@ -251,7 +251,10 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
         } while (more);
         if (text == NULL) break;
         const ChatMessage turn[2] = {{CHAT_USER, text, strlen(text)}, {CHAT_ASSISTANT, NULL, 0}};
-        if (encode_white(chat->t, text, turn[0].n, false, true) == turn[0].n) continue;
+        if (encode_white(chat->t, text, turn[0].n, false, true) == turn[0].n) {
+            free(text);
+            continue;
+        }
         for (int k = 0; k < 2; k++) {
             m = (ChatMessage *)array_grow(m, count, sizeof *m, "a conversation");
             m[count++] = turn[k];

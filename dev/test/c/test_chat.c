@@ -199,9 +199,9 @@ static void chat_templates(void) {
         {"small-smollm2", IN_FILE, "{% set s = 'You are set.' %}" SYSTEM("' + s + '") TURNS, "chatml", "?"},
         {"small-smollm2", IN_FILE, SYSTEM("A") SYSTEM("B") TURNS, "chatml", NULL},
         {"small-smollm2", IN_FILE, QWEN3_TURNS TURNS, "qwen3", NULL},
-        {"small-smollm2", IN_FILE, SYSTEM("You think.") THINKS TURNS, NULL, ": it has </think>: --chat-format takes"},
+        {"small-smollm2", IN_FILE, SYSTEM("You think.") THINKS TURNS, NULL, ": it has </think>: --chat-format chatml"},
         {"small-smollm2", IN_FILE, "{{ '<|im_start|>user<|im_sep|>' + m + '<|im_end|>' }}", NULL, "it has <|im_sep|>"},
-        {"small-smollm2", IN_FILE, "{{ no template", NULL, "mistral and llama2: --chat-format takes"},
+        {"small-smollm2", IN_FILE, "{{ no template", NULL, "of no format that is known here: --chat-format"},
         {"small-llama3", IN_CONFIG, LLAMA3_TURNS, "llama3", NULL},
         {"small-llama3", IN_CONFIG, LLAMA3_TURNS "{{ m.content.split('</think>')[-1] }}", NULL, "it has </think>"},
         {"small-llama3", IN_CONFIG, "{{ '<｜User｜>' + m.content + '<｜Assistant｜>' }}", NULL, "it has <｜User｜>"},
@@ -370,8 +370,8 @@ static void chat_exports(void) {
         {"small-llama3", CHAT_AUTO, "{\"a\": 1, \"eos_token_id\": 2001,\n \"b\": [2]}", "{{- '<|begin_of_text|>' }}"
          FOR("{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}",
              "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}"),
-         "{\"a\": 1, \"eos_token_id\": [2001, 2009],\n \"b\": [2]}"},
-        {"small-llama3", CHAT_AUTO, "{\"eos_token_id\": [2001, 2008]}", NULL, "{\"eos_token_id\": [2001, 2008, 2009]}"},
+         "{\n  \"a\": 1,\n  \"b\": [2],\n  \"eos_token_id\": [2001, 2009]\n}\n"},
+        {"small-llama3", CHAT_AUTO, "{\"eos_token_id\": [2001, 2008]}", NULL, "{\n  \"eos_token_id\": [2001, 2008, 2009]\n}\n"},
         {"small-llama3", CHAT_AUTO, NULL, NULL, "{\n  \"eos_token_id\": [2001, 2009]\n}\n"},
         {"small-llama3", CHAT_AUTO, "{\"eos_token_id\": [2001, 2009]}", NULL, "{\"eos_token_id\": [2001, 2009]}"},
         {"v3", CHAT_AUTO, NULL, "{{- '<s>' }}" FROM_SYSTEM TALKS("", "", "\\n\\n", "revindex", "", "[/INST]",
@@ -379,11 +379,13 @@ static void chat_exports(void) {
         {"small-llama2", CHAT_MISTRAL, NULL, "{{- '<s>' }}" FROM_SYSTEM TALKS("", "", "\\n\\n", "index", "", " [/INST]",
          " + '"), NULL},
         {"small-llama2", CHAT_LLAMA2, NULL, FROM_SYSTEM TALKS("{{- '<s>' }}", "<<SYS>>\\n", "\\n<</SYS>>\\n\\n", "index",
-         " | trim", " [/INST]", " | trim + ' "), NULL}};
+         " | trim", " [/INST]", " | trim + ' "), NULL},
+        {"small-smollm2", CHAT_AUTO, "{\"a\": \"b\"}", NULL, "{\n  \"a\": \"b\",\n  \"eos_token_id\": [2]\n}\n"},
+        {"small-smollm2", CHAT_AUTO, "{\"eos_token_id\" : 0}", NULL, "{\n  \"eos_token_id\": [0, 2]\n}\n"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         if (strcmp(cases[i].dir, "v3") != 0) copy_tokenizer(cases[i].dir, NULL);
         write_file("tokenizer_config.json", i >= 1 && i <= 4 ? "{\"eos_token\":\"<|end_of_text|>\"}" : "{\"eos_token\":\"</s>\"}");
-        if (i == 0) write_file("tokenizer_config.json", "{\"eos_token\":\"<|im_end|>\"}");
+        if (strcmp(cases[i].dir, "small-smollm2") == 0) write_file("tokenizer_config.json", "{\"eos_token\":\"<|im_end|>\"}");
         if (cases[i].before != NULL) write_file("generation_config.json", cases[i].before);
         Tokenizer *t = strcmp(cases[i].dir, "v3") == 0 ? load_v3() : tokenizer_load(base);
         const Chat chat = open_chat(t, cases[i].format);
