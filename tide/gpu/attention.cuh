@@ -441,11 +441,13 @@ __device__ static inline float row_sum(float x) {
 
 // Returns how many heads are worked on at once, so that what they stream fits the L2 cache: query
 // heads, which stream the keys and values of their groups; of_keys: key heads, which stream the
-// queries and dout of theirs.
+// queries and dout of theirs. In as few runs as that takes, which are equal: a short last run would
+// begin with its longest tiles when the other multiprocessors are at their last.
 static unsigned flash_at_once(AttentionShape s, bool of_keys) {
     const size_t channels = of_keys ? s.group * s.HS : s.HS, heads = s.B * s.NKV;
     const size_t fit = ((size_t)16 << 20) / (s.T * channels * 2 * sizeof(bf16));
-    return (unsigned)((fit < 1 ? 1 : fit < heads ? fit : heads) * (of_keys ? 1 : s.group));
+    const size_t runs = ceil_div(heads, fit < 1 ? 1 : fit);
+    return ceil_div(heads, runs) * (of_keys ? 1 : s.group);
 }
 
 // ---------------------------------------------------------------------------------------------
