@@ -333,7 +333,8 @@ template <int D> __device__ static inline int tile_step(int at, int row0, int k)
     return (at ^ k % period * 16) + k / period * period * 16 + row0 * D;
 }
 
-// Starts the copy of `rows` rows of HS channels into a tile of ROWS rows; the rest becomes 0.
+// Starts the copy of `rows` rows of HS channels into a tile of ROWS rows; the rest becomes 0, by a
+// copy of which all 16 bytes are zeros and none is read: without a branch and a store of its own.
 // Every thread of the block must commit and wait, then the block must meet at a barrier.
 template <int D, int ROWS, typename X>
 __device__ static inline void tile_load(X *tile, const X *x, int pitch, int rows, int HS) {
@@ -344,10 +345,9 @@ __device__ static inline void tile_load(X *tile, const X *x, int pitch, int rows
     UNROLL for (int row = 0; row < ROWS; row += STEP)
         UNROLL for (int chunk = 0; chunk < D / 8; chunk += CHUNKS) {  // it permutes as the first
             X *const to = to0 + row * D + chunk * 8;
-            if (row0 + row < rows && chunk0 + chunk < HS / 8)
-                __pipeline_memcpy_async(to, from0 + (int64_t)row * pitch + chunk * 8, 16);
-            else
-                *reinterpret_cast<int4 *>(to) = make_int4(0, 0, 0, 0);
+            const bool inside = row0 + row < rows && chunk0 + chunk < HS / 8;
+            __pipeline_memcpy_async(to, from0 + (int64_t)row * pitch + chunk * 8, 16,
+                                    inside ? 0 : 16);
         }
 }
 
