@@ -455,13 +455,13 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 
 // Sizes. A warp owns MI times 16 rows, and what it reads of the streamed tile serves all of them:
 // with one, shared memory is busier than the tensor cores, but dk and dv of large heads leave no
-// registers for two. Two blocks of 128 threads with up to 255 registers fit a multiprocessor. No
-// kernel needs more than 96 KiB, which a block may have on every GPU since sm_80; an H100 has room
-// for two such blocks, an A100 for two of 80 KiB. QUERY_: of blocks that own queries, in forward
-// and for dq, and stream keys; KEY_: of those that own keys, for dk and dv, and stream queries.
-enum { QUERY_MI = 2, KEY_QUERIES = 32 };
+// registers for two. Two blocks of 128 threads with up to 255 registers fit a multiprocessor, and
+// three with up to 168: enough for heads of 64 in forward; for dq some would be spilled. No kernel
+// needs more than 96 KiB, which a block may have on every GPU since sm_80; an H100 has room for two
+// such blocks, an A100 for two of 80 KiB. QUERY_: of blocks that own queries, in forward and for
+// dq, and stream keys; KEY_: of those that own keys, for dk and dv, and stream queries.
+enum { QUERY_MI = 2, QUERY_KEYS = 32, KEY_QUERIES = 32 };
 #define KEY_MI(D) ((D) <= 64 ? 2 : 1)
-#define QUERY_KEYS(D, forward) ((D) <= 64 && (forward) ? 64 : 32)
 
 // Returns which head a block works on, and which tile of it. Blocks are counted in runs of at_once
 // heads; within a run the tiles with the most work are first (tile `tiles` - 1 of every head, then
@@ -599,11 +599,11 @@ __device__ static inline void score_gradient(float &s, float &dp, float scale2, 
 
 // Blocks that own queries: those of out (B, T, NH HS), and lse, if FORWARD; else of dq in dqkv.
 template <int D, typename X, bool PACKED, bool FORWARD>
-__global__ static void __launch_bounds__(FLASH_THREADS, 2)
+__global__ static void __launch_bounds__(FLASH_THREADS, D == 64 && FORWARD ? 3 : 2)
 attention_queries_flash_kernel(X *result, float *lse, const float *delta, const X *dout,
                                const X *qkv, const int32_t *begins, AttentionShape shape,
                                unsigned at_once) {
-    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = QUERY_KEYS(D, FORWARD), NB = KEYS / 8 };
+    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = QUERY_KEYS, NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
     X *const q_tile = reinterpret_cast<X *>(flash_shared);   // (ROWS, D)
     X *const d_tile = q_tile + ROWS * D;                     // (ROWS, D) of dout, if not FORWARD
@@ -805,7 +805,7 @@ static void attention_queries(X *result, float *lse, const float *delta, const X
                               cudaStream_t stream) {
     const size_t D = round_up(s.HS, 32), rows = 64 * QUERY_MI, tiles = FORWARD ? 1 : 2;
     const size_t numbers = begins != NULL ? rows : 0;
-    const size_t bytes = (tiles * rows + 4 * QUERY_KEYS(D, FORWARD)) * D * sizeof(X) + 4 * numbers;
+    const size_t bytes = (tiles * rows + 4 * QUERY_KEYS) * D * sizeof(X) + 4 * numbers;
     if constexpr (sizeof(X) == 2)
         if (flash) {
             const auto kernel = begins != NULL
