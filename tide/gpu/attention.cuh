@@ -294,20 +294,6 @@ __device__ static inline float rcp_fast(float x) {
 #endif
 }
 
-// Two numbers rounded to X = bf16 or f16.
-template <typename X> __device__ static inline uint32_t pack_pair(float low, float high) {
-    static_assert(std::is_same_v<X, bf16> || std::is_same_v<X, f16>, "of 16 bits");
-    uint32_t bits;
-    if constexpr (std::is_same_v<X, bf16>) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-        memcpy(&bits, &pair, sizeof bits);
-    } else {
-        const __half2 pair = __floats2half2_rn(low, high);
-        memcpy(&bits, &pair, sizeof bits);
-    }
-    return bits;
-}
-
 // Every element [m][n][e] of a thread's (MI, N) fragments, each of four numbers (see mma_16x8x16).
 #define FOR_FRAGMENTS(m, n, N, e) \
     UNROLL for (int m = 0; m < MI; m++) \
