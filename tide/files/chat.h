@@ -430,7 +430,8 @@ static const char *chat_name(const Tokenizer *t, int32_t id) {
     return "";
 }
 
-// Does this token end an answer in other programs? They read generation_config.json, if it is there.
+// Does this token end an answer in other programs? They read generation_config.json, if there is
+// one.
 static bool chat_stops(const Tokenizer *t, int32_t id) {
     const TokenizerFile *file = &t->files[FILE_GENERATION];
     Error err;

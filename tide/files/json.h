@@ -3,7 +3,7 @@
 //   json_parse, json_read, json_free    a text, or a file, as a tree of values
 //   json_get, json_size                 a member of an object; a number that is a size
 //   json_is, json_flag                  is it this string?; true or false
-//   json_write_string                   writes a string with its quotes; json_write_member: a member
+//   json_write_string, json_write_member  a string with its quotes; a member of an object
 //   json_empty                          is it null, "", [] or {}?
 //   json_begins                         does a text begin like JSON?
 //

@@ -294,20 +294,6 @@ __device__ static inline float rcp_fast(float x) {
 #endif
 }
 
-// Two numbers rounded to X = bf16 or f16.
-template <typename X> __device__ static inline uint32_t pack_pair(float low, float high) {
-    static_assert(std::is_same_v<X, bf16> || std::is_same_v<X, f16>, "of 16 bits");
-    uint32_t bits;
-    if constexpr (std::is_same_v<X, bf16>) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-        memcpy(&bits, &pair, sizeof bits);
-    } else {
-        const __half2 pair = __floats2half2_rn(low, high);
-        memcpy(&bits, &pair, sizeof bits);
-    }
-    return bits;
-}
-
 // Every element [m][n][e] of a thread's (MI, N) fragments, each of four numbers (see mma_16x8x16).
 #define FOR_FRAGMENTS(m, n, N, e) \
     UNROLL for (int m = 0; m < MI; m++) \
@@ -333,7 +319,8 @@ template <int D> __device__ static inline int tile_step(int at, int row0, int k)
     return (at ^ k % period * 16) + k / period * period * 16 + row0 * D;
 }
 
-// Starts the copy of `rows` rows of HS channels into a tile of ROWS rows; the rest becomes 0.
+// Starts the copy of `rows` rows of HS channels into a tile of ROWS rows; the rest becomes 0, by a
+// copy of which all 16 bytes are zeros and none is read: without a branch and a store of its own.
 // Every thread of the block must commit and wait, then the block must meet at a barrier.
 template <int D, int ROWS, typename X>
 __device__ static inline void tile_load(X *tile, const X *x, int pitch, int rows, int HS) {
@@ -344,10 +331,9 @@ __device__ static inline void tile_load(X *tile, const X *x, int pitch, int rows
     UNROLL for (int row = 0; row < ROWS; row += STEP)
         UNROLL for (int chunk = 0; chunk < D / 8; chunk += CHUNKS) {  // it permutes as the first
             X *const to = to0 + row * D + chunk * 8;
-            if (row0 + row < rows && chunk0 + chunk < HS / 8)
-                __pipeline_memcpy_async(to, from0 + (int64_t)row * pitch + chunk * 8, 16);
-            else
-                *reinterpret_cast<int4 *>(to) = make_int4(0, 0, 0, 0);
+            const bool inside = row0 + row < rows && chunk0 + chunk < HS / 8;
+            __pipeline_memcpy_async(to, from0 + (int64_t)row * pitch + chunk * 8, 16,
+                                    inside ? 0 : 16);
         }
 }
 
@@ -441,11 +427,13 @@ __device__ static inline float row_sum(float x) {
 
 // Returns how many heads are worked on at once, so that what they stream fits the L2 cache: query
 // heads, which stream the keys and values of their groups; of_keys: key heads, which stream the
-// queries and dout of theirs.
+// queries and dout of theirs. In as few runs as that takes, which are equal: a short last run would
+// begin with its longest tiles when the other multiprocessors are at their last.
 static unsigned flash_at_once(AttentionShape s, bool of_keys) {
     const size_t channels = of_keys ? s.group * s.HS : s.HS, heads = s.B * s.NKV;
     const size_t fit = ((size_t)16 << 20) / (s.T * channels * 2 * sizeof(bf16));
-    return (unsigned)((fit < 1 ? 1 : fit < heads ? fit : heads) * (of_keys ? 1 : s.group));
+    const size_t runs = ceil_div(heads, fit < 1 ? 1 : fit);
+    return ceil_div(heads, runs) * (of_keys ? 1 : s.group);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -453,13 +441,13 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 
 // Sizes. A warp owns MI times 16 rows, and what it reads of the streamed tile serves all of them:
 // with one, shared memory is busier than the tensor cores, but dk and dv of large heads leave no
-// registers for two. Two blocks of 128 threads with up to 255 registers fit a multiprocessor. No
-// kernel needs more than 96 KiB, which a block may have on every GPU since sm_80; an H100 has room
-// for two such blocks, an A100 for two of 80 KiB. QUERY_: of blocks that own queries, in forward
-// and for dq, and stream keys; KEY_: of those that own keys, for dk and dv, and stream queries.
-enum { QUERY_MI = 2, KEY_QUERIES = 32 };
+// registers for two. Two blocks of 128 threads with up to 255 registers fit a multiprocessor, and
+// three with up to 168: enough for heads of 64 in forward; for dq some would be spilled. No kernel
+// needs more than 96 KiB, which a block may have on every GPU since sm_80; an H100 has room for two
+// such blocks, an A100 for two of 80 KiB. QUERY_: of blocks that own queries, in forward and for
+// dq, and stream keys; KEY_: of those that own keys, for dk and dv, and stream queries.
+enum { QUERY_MI = 2, QUERY_KEYS = 32, KEY_QUERIES = 32 };
 #define KEY_MI(D) ((D) <= 64 ? 2 : 1)
-#define QUERY_KEYS(D, forward) ((D) <= 64 && (forward) ? 64 : 32)
 
 // Returns which head a block works on, and which tile of it. Blocks are counted in runs of at_once
 // heads; within a run the tiles with the most work are first (tile `tiles` - 1 of every head, then
@@ -597,11 +585,11 @@ __device__ static inline void score_gradient(float &s, float &dp, float scale2, 
 
 // Blocks that own queries: those of out (B, T, NH HS), and lse, if FORWARD; else of dq in dqkv.
 template <int D, typename X, bool PACKED, bool FORWARD>
-__global__ static void __launch_bounds__(FLASH_THREADS, 2)
+__global__ static void __launch_bounds__(FLASH_THREADS, D == 64 && FORWARD ? 3 : 2)
 attention_queries_flash_kernel(X *result, float *lse, const float *delta, const X *dout,
                                const X *qkv, const int32_t *begins, AttentionShape shape,
                                unsigned at_once) {
-    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = QUERY_KEYS(D, FORWARD), NB = KEYS / 8 };
+    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = QUERY_KEYS, NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
     X *const q_tile = reinterpret_cast<X *>(flash_shared);   // (ROWS, D)
     X *const d_tile = q_tile + ROWS * D;                     // (ROWS, D) of dout, if not FORWARD
@@ -803,7 +791,7 @@ static void attention_queries(X *result, float *lse, const float *delta, const X
                               cudaStream_t stream) {
     const size_t D = round_up(s.HS, 32), rows = 64 * QUERY_MI, tiles = FORWARD ? 1 : 2;
     const size_t numbers = begins != NULL ? rows : 0;
-    const size_t bytes = (tiles * rows + 4 * QUERY_KEYS(D, FORWARD)) * D * sizeof(X) + 4 * numbers;
+    const size_t bytes = (tiles * rows + 4 * QUERY_KEYS) * D * sizeof(X) + 4 * numbers;
     if constexpr (sizeof(X) == 2)
         if (flash) {
             const auto kernel = begins != NULL

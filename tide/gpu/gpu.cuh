@@ -9,6 +9,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <type_traits>
 
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
@@ -85,6 +86,54 @@ template <typename X> __device__ static inline Pack<X> as_pack(int4 bits) {
 
 template <typename X> __device__ static inline Pack<X> load_pack(const X *p) {
     return as_pack<X>(load_bits(p));
+}
+
+// Two numbers rounded to X = bf16 or f16.
+template <typename X> __device__ static inline uint32_t pack_pair(float low, float high) {
+    static_assert(std::is_same_v<X, bf16> || std::is_same_v<X, f16>, "of 16 bits");
+    uint32_t bits;
+    if constexpr (std::is_same_v<X, bf16>) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        memcpy(&bits, &pair, sizeof bits);
+    } else {
+        const __half2 pair = __floats2half2_rn(low, high);
+        memcpy(&bits, &pair, sizeof bits);
+    }
+    return bits;
+}
+
+// The numbers of a pack, in fp32.
+template <typename X> struct Wide {
+    float x[Pack<X>::N];
+};
+
+// Of two bf16 in a word, a shift widens one and a mask the other: nvcc would have three steps.
+template <typename X> __device__ static inline Wide<X> widen(int4 bits) {
+    Wide<X> wide;
+    if constexpr (std::is_same_v<X, bf16>) {
+        const Pack<uint32_t> words = as_pack<uint32_t>(bits);
+        for (int i = 0; i < Pack<X>::N; i++) {
+            const uint32_t word = words.x[i / 2];
+            wide.x[i] = __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xffff0000u);
+        }
+    } else {
+        const Pack<X> pack = as_pack<X>(bits);
+        for (int i = 0; i < Pack<X>::N; i++) wide.x[i] = to_f32(pack.x[i]);
+    }
+    return wide;
+}
+
+// Rounded to X, in pairs: alone, each takes a slower instruction, and another to join two.
+template <typename X> __device__ static inline int4 narrow(const Wide<X> &wide) {
+    int4 bits;
+    if constexpr (sizeof(X) == 2) {
+        uint32_t words[4];
+        for (int i = 0; i < 4; i++) words[i] = pack_pair<X>(wide.x[2 * i], wide.x[2 * i + 1]);
+        memcpy(&bits, words, sizeof bits);
+    } else {
+        memcpy(&bits, &wide, sizeof bits);
+    }
+    return bits;
 }
 
 // One store of 16 bytes to global memory. From C++ the compiler makes four of 4 bytes of it

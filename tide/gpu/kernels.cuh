@@ -68,8 +68,8 @@ __device__ static inline void sum_rows(float (&sum)[Pack<X>::N], const X *column
         }
         UNROLL for (int k = 0; k < AHEAD; k++) {
             if (first + k * step >= last) break;
-            const Pack<X> x = as_pack<X>(bits[k]);
-            for (int j = 0; j < Pack<X>::N; j++) sum[j] += to_f32(x.x[j]);
+            const Wide<X> x = widen<X>(bits[k]);
+            for (int j = 0; j < Pack<X>::N; j++) sum[j] += x.x[j];
         }
     }
 }
@@ -277,37 +277,36 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
     }
     if (add != NULL) {
         FOR_PACKS(k) {
-            Pack<X> both = as_pack<X>(row[k]);
-            const Pack<X> other = as_pack<X>(more[k]);
-            for (int j = 0; j < Pack<X>::N; j++)
-                both.x[j] = from_f32<X>(to_f32(both.x[j]) + to_f32(other.x[j]));
-            store_pack(residual + n * C + (size_t)(i + k * team) * Pack<X>::N, both);
-            memcpy(&row[k], &both, sizeof both);
+            Wide<X> both = widen<X>(row[k]);
+            const Wide<X> other = widen<X>(more[k]);
+            for (int j = 0; j < Pack<X>::N; j++) both.x[j] += other.x[j];
+            row[k] = narrow<X>(both);
+            store_bits(residual + n * C + (size_t)(i + k * team) * Pack<X>::N, row[k]);
         }
     }
     if (!RMS) {
         FOR_PACKS(k) {
-            const Pack<X> x = as_pack<X>(row[k]);
-            for (int j = 0; j < Pack<X>::N; j++) sum += to_f32(x.x[j]);
+            const Wide<X> x = widen<X>(row[k]);
+            for (int j = 0; j < Pack<X>::N; j++) sum += x.x[j];
         }
         mu = team_sum(sum, team) / (float)C;
     }
     FOR_PACKS(k) {
-        const Pack<X> x = as_pack<X>(row[k]);
+        const Wide<X> x = widen<X>(row[k]);
         for (int j = 0; j < Pack<X>::N; j++) {
-            const float d = to_f32(x.x[j]) - mu;
+            const float d = x.x[j] - mu;
             squares = fmaf(d, d, squares);
         }
     }
     const float r = 1.0f / sqrtf(team_sum(squares, team) / (float)C + eps);
     FOR_PACKS(k) {
         const size_t c = (size_t)(i + k * team) * Pack<X>::N;
-        const Pack<X> scale = load_pack(w + c), shift = RMS ? Pack<X>{} : load_pack(b + c);
-        Pack<X> x = as_pack<X>(row[k]);
+        const Wide<X> scale = widen<X>(load_bits(w + c));
+        const Wide<X> shift = RMS ? Wide<X>{} : widen<X>(load_bits(b + c));
+        Wide<X> x = widen<X>(row[k]);
         for (int j = 0; j < Pack<X>::N; j++)
-            x.x[j] = from_f32<X>(fmaf((to_f32(x.x[j]) - mu) * r, to_f32(scale.x[j]),
-                                      RMS ? 0.0f : to_f32(shift.x[j])));
-        store_pack(out + n * C + c, x);
+            x.x[j] = fmaf((x.x[j] - mu) * r, scale.x[j], shift.x[j]);
+        store_bits(out + n * C + c, narrow<X>(x));
     }
     if (i == 0) {
         if (!RMS) mean[n] = mu;
@@ -400,12 +399,12 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
         float d_mean = 0, d_dot = 0;  // means over c of dnorm, and of dnorm * norm
         UNROLL for (int k = 0; k < ROW_PACKS; k++)
             if (active && i + k * team < packs) {
-                const Pack<X> scale = load_pack(w + (size_t)(i + k * team) * Pack<X>::N);
-                const Pack<X> d = as_pack<X>(bits_d[k]), x = as_pack<X>(bits_x[k]);
+                const Wide<X> scale = widen<X>(load_bits(w + (size_t)(i + k * team) * Pack<X>::N));
+                const Wide<X> d = widen<X>(bits_d[k]), x = widen<X>(bits_x[k]);
                 for (int j = 0; j < Pack<X>::N; j++) {
-                    const float dnorm = to_f32(d.x[j]) * to_f32(scale.x[j]);
+                    const float dnorm = d.x[j] * scale.x[j];
                     if (!RMS) d_mean += dnorm;
-                    d_dot += dnorm * ((to_f32(x.x[j]) - mu) * r);
+                    d_dot += dnorm * ((x.x[j] - mu) * r);
                 }
             }
         if (!RMS) d_mean = warp_sum(d_mean);
@@ -431,22 +430,24 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
         UNROLL for (int k = 0; k < ROW_PACKS; k++)
             if (active && i + k * team < packs) {
                 const unsigned p = i + k * team;
-                const Pack<X> scale = load_pack(w + (size_t)p * Pack<X>::N);
-                const Pack<X> d = as_pack<X>(bits_d[k]), x = as_pack<X>(bits_x[k]);
-                Pack<X> dx = as_pack<X>(bits_dx[k]);
+                const Wide<X> scale = widen<X>(load_bits(w + (size_t)p * Pack<X>::N));
+                const Wide<X> d = widen<X>(bits_d[k]), x = widen<X>(bits_x[k]);
+                Wide<X> dx = widen<X>(bits_dx[k]);
                 float norm[Pack<X>::N];
                 for (int j = 0; j < Pack<X>::N; j++) {
-                    norm[j] = (to_f32(x.x[j]) - mu) * r;
-                    const float dnorm = to_f32(d.x[j]) * to_f32(scale.x[j]);
-                    dx.x[j] = from_f32<X>(to_f32(dx.x[j])
-                                          + (dnorm - d_mean - norm[j] * d_dot) * r);
+                    norm[j] = (x.x[j] - mu) * r;
+                    const float dnorm = d.x[j] * scale.x[j];
+                    dx.x[j] += (dnorm - d_mean - norm[j] * d_dot) * r;
                 }
-                store_pack(dinp + n * C + (size_t)p * Pack<X>::N, dx);
+                bits_dx[k] = narrow<X>(dx);
+                forget(&bits_dx[k]);  // else nvcc rounds each twice, in a pair and alone
+                store_bits(dinp + n * C + (size_t)p * Pack<X>::N, bits_dx[k]);
+                dx = widen<X>(bits_dx[k]);
                 for (int q = 0; q < QUADS; q++)
                     for (int j = 0; j < 4; j++) {
-                        sum(k, q, 0)->x[j] += to_f32(dx.x[4 * q + j]);
-                        sum(k, q, 1)->x[j] += to_f32(d.x[4 * q + j]) * norm[4 * q + j];
-                        if (!RMS) sum(k, q, SUMS - 1)->x[j] += to_f32(d.x[4 * q + j]);
+                        sum(k, q, 0)->x[j] += dx.x[4 * q + j];
+                        sum(k, q, 1)->x[j] += d.x[4 * q + j] * norm[4 * q + j];
+                        if (!RMS) sum(k, q, SUMS - 1)->x[j] += d.x[4 * q + j];
                     }
             }
     }
@@ -758,15 +759,15 @@ __global__ static void activation_forward_kernel(X *out, const X *inp, unsigned 
     const unsigned packs = F / Pack<X>::N, i = (unsigned)grid_thread();
     if (i >= all) return;
     const X *from = inp + (size_t)(GATE ? i / packs * (2 * packs) + i % packs : i) * Pack<X>::N;
-    Pack<X> v = load_pack(from), up;
-    if (GATE) up = load_pack(from + F);
+    Wide<X> v = widen<X>(load_bits(from)), up;
+    if (GATE) up = widen<X>(load_bits(from + F));
     for (int j = 0; j < Pack<X>::N; j++) {
-        const float z = to_f32(v.x[j]);
-        v.x[j] = from_f32<X>(GATE                            ? z * sigmoid<X>(z) * to_f32(up.x[j])
-                             : activation == ACTIVATION_RELU ? (z > 0 ? z : 0)
-                                                             : z * gelu_sigmoid<X>(z));
+        const float z = v.x[j];
+        v.x[j] = GATE                            ? z * sigmoid<X>(z) * up.x[j]
+                 : activation == ACTIVATION_RELU ? (z > 0 ? z : 0)
+                                                 : z * gelu_sigmoid<X>(z);
     }
-    store_pack(out + (size_t)i * Pack<X>::N, v);
+    store_bits(out + (size_t)i * Pack<X>::N, narrow<X>(v));
 }
 
 template <typename X>
@@ -774,15 +775,15 @@ __global__ static void gate_backward_kernel(X *d, const X *inp, unsigned all, un
     const unsigned packs = F / Pack<X>::N, i = (unsigned)grid_thread();
     if (i >= all) return;
     const size_t at = (size_t)(i / packs) * 2 * F + i % packs * Pack<X>::N;
-    const Pack<X> gate = load_pack(inp + at), up = load_pack(inp + at + F);
-    Pack<X> d_gate = load_pack(d + at), d_up;
+    const Wide<X> gate = widen<X>(load_bits(inp + at)), up = widen<X>(load_bits(inp + at + F));
+    Wide<X> d_gate = widen<X>(load_bits(d + at)), d_up;
     for (int j = 0; j < Pack<X>::N; j++) {
-        const float z = to_f32(gate.x[j]), s = sigmoid<X>(z), dout = to_f32(d_gate.x[j]);
-        d_up.x[j] = from_f32<X>(dout * (z * s));
-        d_gate.x[j] = from_f32<X>(dout * to_f32(up.x[j]) * (s * (1.0f + z * (1.0f - s))));
+        const float z = gate.x[j], s = sigmoid<X>(z), dout = d_gate.x[j];
+        d_up.x[j] = dout * (z * s);
+        d_gate.x[j] = dout * up.x[j] * (s * (1.0f + z * (1.0f - s)));
     }
-    store_pack(d + at, d_gate);
-    store_pack(d + at + F, d_up);
+    store_bits(d + at, narrow<X>(d_gate));
+    store_bits(d + at + F, narrow<X>(d_up));
 }
 
 // out (N, F); inp as wide, or (N, 2F) with a gate. F must be whole packs.
@@ -811,8 +812,8 @@ __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X
         UNROLL for (int k = 0; k < AHEAD; k++) {
             const size_t i = first + k * BLOCK_WARPS;
             if (i >= last) break;
-            const Pack<X> v = as_pack<X>(bits_x[k]);
-            Pack<X> g = as_pack<X>(bits_d[k]);
+            const Pack<X> v = as_pack<X>(bits_x[k]);  // by widen(), more registers: a block less
+            Wide<X> g = widen<X>(bits_d[k]);
             for (int j = 0; j < Pack<X>::N; j++) {
                 const float x = to_f32(v.x[j]);
                 float slope = x > 0;
@@ -821,13 +822,13 @@ __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X
                     const float du = GELU_SCALE * (1.0f + 3.0f * 0.044715f * x * x);
                     slope = s + 2.0f * x * s * (1.0f - s) * du;
                 }
-                g.x[j] = from_f32<X>(to_f32(g.x[j]) * slope);
+                g.x[j] *= slope;
             }
-            memcpy(&bits_d[k], &g, sizeof g);
-            forget(&bits_d[k]);  // else nvcc rounds each twice, in a pair and alone
+            bits_d[k] = narrow<X>(g);
+            forget(&bits_d[k]);  // as above
             store_bits(d + i * width, bits_d[k]);
-            g = as_pack<X>(bits_d[k]);
-            for (int j = 0; j < Pack<X>::N; j++) sum[j] += to_f32(g.x[j]);
+            g = widen<X>(bits_d[k]);
+            for (int j = 0; j < Pack<X>::N; j++) sum[j] += g.x[j];
         }
     }
 }
@@ -930,16 +931,15 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
     float max = -1e38f, sum = 0;  // finite, also times LOG2_E: infinity - infinity is NaN
     #pragma unroll 4
     for (unsigned v = threadIdx.x * Pack<X>::N; v < V; v += stride) {
-        const Pack<X> pack = load_pack(z + v);
-        float x[Pack<X>::N], top = max;
-        for (int j = 0; j < Pack<X>::N; j++) x[j] = to_f32(pack.x[j]);
+        Wide<X> x = widen<X>(load_bits(z + v));
+        float top = max;
         if (v + Pack<X>::N > V)  // the last pack of the row holds columns that do not count
-            for (int j = 0; j < Pack<X>::N; j++) x[j] = v + j < V ? x[j] : -INFINITY;
-        for (int j = 0; j < Pack<X>::N; j++) top = fmaxf(top, x[j]);
+            for (int j = 0; j < Pack<X>::N; j++) x.x[j] = v + j < V ? x.x[j] : -INFINITY;
+        for (int j = 0; j < Pack<X>::N; j++) top = fmaxf(top, x.x[j]);
         sum *= exp2_fast((max - top) * LOG2_E);
         max = top;
         const float bias = max * LOG2_E;
-        for (int j = 0; j < Pack<X>::N; j++) sum += exp2_fast(fmaf(x[j], LOG2_E, -bias));
+        for (int j = 0; j < Pack<X>::N; j++) sum += exp2_fast(fmaf(x.x[j], LOG2_E, -bias));
     }
     const float row_max = block_max(max), row_bias = row_max * LOG2_E;
     const float row_sum = block_sum(sum * exp2_fast((max - row_max) * LOG2_E));
@@ -947,13 +947,13 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
     if (grad_scale == 0) return;
     const float scale = grad_scale / row_sum;
     for (unsigned v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) {
-        Pack<X> pack = load_pack(z + v);
+        Wide<X> x = widen<X>(load_bits(z + v));
         for (int j = 0; j < Pack<X>::N; j++) {
-            float d = exp2_fast(fmaf(to_f32(pack.x[j]), LOG2_E, -row_bias)) * scale;
+            float d = exp2_fast(fmaf(x.x[j], LOG2_E, -row_bias)) * scale;
             if (v + j == target) d -= grad_scale;
-            pack.x[j] = from_f32<X>(v + j < V ? d : 0.0f);
+            x.x[j] = v + j < V ? d : 0.0f;
         }
-        store_pack(z + v, pack);
+        store_bits(z + v, narrow<X>(x));
     }
 }
 

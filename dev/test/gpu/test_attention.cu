@@ -540,6 +540,7 @@ static void work_is_divided(void) {
     CHECK(flash_at_once(attention_shape(1, 4096, 1000, 1000, 128), false) == 8
           && flash_at_once(attention_shape(1, 4096, 1000, 1000, 128), true) == 8
           && flash_at_once(attention_shape(5, 1, 1, 1, 8), false) == 5
+          && flash_at_once(attention_shape(16, 1024, 25, 25, 64), false) == 58
           && flash_at_once(attention_shape(1, 1 << 20, 3, 3, 128), false) == 1
           && flash_at_once(attention_shape(1, 4096, 1000, 250, 128), false) == 32
           && flash_at_once(attention_shape(1, 4096, 1000, 250, 128), true) == 2, "heads at once");
