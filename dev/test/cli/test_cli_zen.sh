@@ -192,6 +192,14 @@ arrive
 same stopped_run_has_the_bits_of_a_whole_one stopped uninterrupted
 
 # A damaged token: what was trained before it is saved, as if the run had ended there.
+# A signal in an evaluation, behind the first step of a window: the window is finished, and saved.
+for i in 1 2 3 4 5 6 7 8 9; do cat text.txt text.txt text.txt text.txt text.txt text.txt text.txt text.txt; done >long.txt
+"$cpu" --data long.txt --layers 2 --heads 2 --channels 64 --context 64 --batch 4 --steps 12 --offload zenflow \
+    --zen-window 4 --zen-warmup 1 --eval-every 6 --eval-batches 500 --save-every 0 --out evaluated >evaluated.out 2>&1 &
+while kill -0 $! 2>/dev/null && ! grep -q '^step 6/' evaluated.out; do sleep 0.02; done
+kill -TERM $!
+wait $!
+check an_evaluation_in_a_window_ends_with_it test "$(ls evaluated/checkpoints)" = step_00000009
 head -c 1200 text.txt >short.txt
 "$tokenize" --tokenizer bytes --out good short.txt >/dev/null 2>&1
 good=good_train_000000.bin
