@@ -301,7 +301,7 @@ static void test_task(void) {
     a = begin(line, in_base("task"));
     CHECK(a->run.train.sequences == 25 && a->run.val.sequences == 3 && a->run.T == 8, "--val");
     trainer_free(a);
-    snprintf(line + strlen(line), 400, " --seq 1");
+    snprintf(line + strlen(line), 400, " -- --seq 1");
     CHECK(refused(line, in_base("task"), "--seq 2 or more"), "no room for the targets");
     snprintf(line, sizeof line, "--data %s --labels 0|1 --template _is --steps 0 --optimizer mezo",
              write_text("few.tsv", "a\t0\nb\t1\n"));
@@ -345,7 +345,7 @@ static void test_row_length(void) {
         fclose(f);
         const bool no_data = options != NULL && strstr(options, "--steps") != NULL;
         snprintf(line, sizeof line, "--model nano --layers 1 --channels 8 --heads 2 --context %s --steps "
-                 "4 --optimizer mezo --tokenizer bytes %s %s", cases[i].context,
+                 "4 --optimizer mezo --tokenizer bytes -- %s %s", cases[i].context,
                  options == NULL ? "--data" : no_data ? options : "--data", in_base(file));
         if (options != NULL && !no_data) sprintf(line + strlen(line), " %s", options);
         fflush(stdout);
@@ -500,7 +500,7 @@ int main(void) {
     memset(text, 'x', sizeof text - 1);
     const char *data = write_text("text", text);
     snprintf(text, sizeof text, "--data %s --model nano --layers 1 --channels 8 --heads 2 "
-             "--context 8 --seed 5 --optimizer mezo --steps 4 --batch 2",
+             "--context 8 --seed 5 --optimizer mezo --steps 4 --batch 2 --",
              data);
     shape = text;
     RUN(test_first_values);
