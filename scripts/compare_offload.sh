@@ -89,9 +89,9 @@ for mode in $modes; do
             options="--offload interleave --stride 2 --grad-wire fp32" ;;
         zero-accum) options="--offload zero --accum $((accum * window))" micro=$window ;;
         zero-late) options="--offload zenflow --zen-topk 0 --zen-window 1" ;;
-        zenflow-sync) options="$zenflow --zen-overlap off" period=$window ;;
+        zenflow-sync) options="$zenflow -- --zen-overlap off" period=$window ;;
         zenflow) options="$zenflow" period=$window ;;
-        zenflow-streamed) options="$zenflow --weights host ${STREAMED-}" period=$window ;;
+        zenflow-streamed) options="$zenflow -- --weights host ${STREAMED-}" period=$window ;;
         zenflow-serial) options="$zenflow --no-overlap" period=$window ;;
         *) refuse "no mode $mode" ;;
     esac

@@ -9,7 +9,8 @@
 #        in a folder or of the hub, which is fetched (default GPT-2 124M); in out/finetune/tuned.
 #        --plan: what fits, and how fast it is predicted to be; trains nothing; MODEL may be the name of a shape.
 #        [TRAINER=./train_gpt2cu] [OUT=DIR]; --resume goes on with a run that was stopped.
-#        LAUNCH="sh scripts/launch.sh 4": on so many GPUs, the options as they are given.
+#        LAUNCH="sh scripts/launch.sh 4": on so many GPUs, the options as they are given; a relative path in it
+#        is seen from your folder, so this one works from the top. --plan is of one GPU, or of --world N.
 # The GPU trainer, if there is a GPU, chooses a placement that fits; if none does, the script adds the options
 # that the plan proposes, and prints them. Rows have 256 tokens, or the model's context if that is less; --seq
 # chooses. A step has 4 rows, of 1,000 lines and more 16, or --batch times --accum; how many of them at a time is
@@ -50,6 +51,13 @@ option() {
     done | tail -n 1
 }
 
+# count NAME OPTION...: prints the number that the options give it, or 1; 08 is no number to a shell
+count() {
+    number=$(option "$@" | sed 's/^0*\([0-9]\)/\1/')
+    case $number in '' | *[!0-9]*) number=1 ;; esac
+    echo "$number"
+}
+
 # answers MODEL: prints its answers to the last three examples
 answers() {
     for k in 3 2 1; do
@@ -69,16 +77,16 @@ answers() {
 # faster OPTION...: sets $micro to the --batch and --accum that are predicted to be fastest, with as many rows to a
 # step as asked for; to nothing if none fits, or nothing is predicted
 faster() {
-    accum=$(option --accum "$@")
-    rows=$(($(option --batch "$@") * ${accum:-1}))
+    accum=$(count --accum "$@")
+    rows=$(($(count --batch "$@") * accum))
     for micro in "--batch 1 --accum $rows" "--batch $rows --accum 1" ''; do
         # shellcheck disable=SC2086  # words
-        [ -z "$micro" ] || ! said=$("$trainer" --plan "$@" -- $fits $micro 2>/dev/null) || break
+        [ -z "$micro" ] || ! said=$("$trainer" --plan --out "$tuned" "$@" -- $fits -- $micro 2>/dev/null) || break
     done
     case $micro,$said in ,*) ;; *tokens/s*)
         better=$(echo "$said" | sed -n 's/^faster.*: \(--batch [0-9]* --accum [0-9]*\), .*/\1/p')
         micro=${better:-$micro}
-        echo "$rows rows to a step: fastest as predicted with $micro" ;;
+        echo "$rows row$([ "$rows" -eq 1 ] || echo s) to a step: fastest as predicted with $micro" ;;
     *) micro='' ;; esac
 }
 
@@ -86,15 +94,19 @@ faster() {
 fit() {
     fits=''
     # shellcheck disable=SC2086  # fits is words
-    while ! said=$("$trainer" --plan "$@" -- $fits 2>&1 >/dev/null); do
+    while ! said=$("$trainer" --plan --out "$tuned" "$@" -- $fits 2>&1 >/dev/null); do
         more=$(echo "$said" | sed -n 's/.*; it fits with \(--[a-z0-9 .-]*\).*/\1/p')
         case "$fits" in *"${more:-none}"*) more='' ;; esac
+        if [ -z "$fits$more" ] && [ "$accum" -gt 1 ]; then  # the sums of gradients may be too much
+            fits="--batch $rows --accum 1"
+            continue
+        fi
         if [ -z "$more" ]; then
             echo "$said" >&2
             exit 1
         fi
         echo "as asked, this does not fit here; it does with $more"
-        fits="$fits $more"
+        fits="${fits:+$fits -- }$more"
     done
 }
 
@@ -162,11 +174,18 @@ if [ -n "$file" ]; then
     # shellcheck disable=SC2086  # steps is words
     if [ -n "${preset-}" ]; then  # without a tokenizer, the examples cannot be read
         set -- --model "$preset" $batch --seq "$seq" -- "$@"
+        if [ -n "$steps" ]; then
+            case " $* " in *" --val"*) ;; *) lines=$((lines - lines / 10)) ;; esac
+            rows=$(($(count --batch "$@") * $(count --accum "$@") * $(count --world "$@")))
+            number=$(((lines * ${steps#* } + rows - 1) / (rows > 0 ? rows : 1)))
+            echo "${steps#* } epochs of $lines lines: at most $number steps; short lines share a row"
+            set -- --steps "$number" "$@"
+        fi
     else
         set -- --model "$model" --data "$file" $batch --seq "$seq" $steps --lr 3e-5 --eval-every 50 -- "$@"
     fi
     fits='' micro=''
-    case ${trainer##*/}${LAUNCH-} in train_gpt2 | *' '*) ;; *)
+    case ${trainer##*/}${LAUNCH:+ } in train_gpt2 | *' '*) ;; *)
         faster "$@"
         if [ -z "$micro" ]; then
             fit "$@"
@@ -175,7 +194,7 @@ if [ -n "$file" ]; then
     esac
     # shellcheck disable=SC2086  # words
     [ -z "$fits$micro" ] || set -- "$@" -- $fits -- $micro
-    [ -z "$plan" ] || exec "$trainer" "$@"
+    [ -z "$plan" ] || exec "$trainer" --out "$tuned" "$@"
     # shellcheck disable=SC2086  # LAUNCH is words
     ${LAUNCH-} "$trainer" --out "$tuned" "$@"
     case " $* " in *" --no-save "*) exit ;; esac

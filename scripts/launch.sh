@@ -9,7 +9,8 @@
 #
 # On a machine with several NUMA nodes, numactl or taskset keeps each rank on the node of its GPU:
 # unless a node has no GPU of this run (its part of the memory's bandwidth would be lost), a GPU's
-# node is not known, or the cores are chosen already (taskset, OMP_PLACES, OMP_PROC_BIND).
+# node is not known, or the cores are chosen already (taskset, OMP_PLACES, OMP_PROC_BIND). Each then
+# has as many threads as the rank with the smallest part of its node.
 #
 # SIGINT (Ctrl-C), SIGTERM, SIGHUP, and what batch systems send (SIGUSR1, SIGUSR2, SIGXCPU) are
 # passed on, and each is one signal for a rank: it saves and ends. If a rank fails, the others have
@@ -41,7 +42,6 @@ free_port() {
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 share=$((cores / ranks))
 [ $share -gt 0 ] || share=1
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$share}"
 export MASTER_ADDR=127.0.0.1 WORLD_SIZE="$ranks" LOCAL_WORLD_SIZE="$ranks"
 export MASTER_PORT="${MASTER_PORT:-$(free_port)}"
 export TIDE_JOB="$$-$MASTER_PORT"  # ranks of another run, at the same port, are strangers
@@ -73,12 +73,27 @@ fi
 keeper() {
     place=$(echo "$near" | sed -n "$(($1 + 1))p")
     if [ -z "$place" ]; then return
-    elif command -v numactl >/dev/null; then echo "numactl --cpunodebind=${place% *}"
-    elif command -v taskset >/dev/null; then echo "taskset -c ${place#* }"
+    elif numactl --cpunodebind="${place% *}" true >/dev/null 2>&1; then  # a container may forbid it
+        echo "numactl --cpunodebind=${place% *}"
+    elif taskset -c "${place#* }" true >/dev/null 2>&1; then echo "taskset -c ${place#* }"
     fi
 }
-[ -z "$(keeper 0)" ] ||
+if [ -n "$(keeper 0)" ]; then
     echo "tide: ranks run on the NUMA nodes of their GPUs: $(echo "$near" | cut -d" " -f1 | tr "\n" " ")" >&2
+    share=$(echo "$near" | awk -v least=$share '
+        { ranks[$1]++; list[$1] = $2 }
+        END {
+            for (node in list) {
+                threads = 0
+                for (i = split(list[node], part, ","); i > 0; i--)
+                    threads += split(part[i], at, "-") > 1 ? at[2] - at[1] + 1 : 1
+                each = int(threads / ranks[node])
+                if (each < least) least = each
+            }
+            print (least > 0 ? least : 1)
+        }')
+fi
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$share}"
 
 # Ranks have sessions of their own: Ctrl-C reaches this script alone, which passes it on, and with a
 # rank goes all that it started. A shell starts what is in the background with SIGINT ignored.

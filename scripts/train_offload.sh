@@ -19,7 +19,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=scripts/trainer.sh
 . scripts/trainer.sh
 case " $* " in *" --plan "*)  # needs no data
-    exec "$trainer" --offload auto -- "$@" ;;
+    exec "$trainer" --steps "${STEPS:-1000}" --offload auto -- "$@" ;;
 esac
 launcher=${LAUNCH-}
 launcher=${launcher%% *}

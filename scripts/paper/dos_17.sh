@@ -17,10 +17,10 @@ for world in $worlds; do
         WORLD=$world LAUNCH="sh scripts/launch.sh $world" stage=''
         [ "$world" -eq 1 ] || stage='--zero 3'
         # shellcheck disable=SC2086
-        measure "$model-$world-zero" --offload zero --no-overlap ${SIZE-$alone} $stage
+        measure "$model-$world-zero" --offload zero --no-overlap -- ${SIZE-$alone} -- $stage
         zero=$(value ms)
         # shellcheck disable=SC2046,SC2086
-        measure "$model-$world-dos" $(system DOS) ${SIZE-$alone} $stage
+        measure "$model-$world-dos" $(system DOS) -- ${SIZE-$alone} -- $stage
         cells="$cells $(calculate "$zero / $(value ms)")"
     done
     # shellcheck disable=SC2086

@@ -455,7 +455,11 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     fclose(f);
     choose(g, r, gpu, host, rates);
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
-    bool mezo = joint == first && g->training && r->world == 1 && !r->o.resume;
+    bool mezo = joint == first && g->training && r->world == 1 && !r->o.resume
+             && r->o.dump == NULL
+             && (r->o.offload == OFFLOAD_NONE || !option_given(&r->o, "offload"));
+    for (int i = 0; i < OPTION_COUNT; i++)  // MeZO would refuse it
+        mezo &= !(r->o.given[i] && (option_table[i].flags & O_FO));
     if (mezo) {
         r->o.optimizer = OPTIMIZER_MEZO;
         zo_open(g, r);
@@ -522,7 +526,8 @@ static size_t settle(GPT2 *g, Run *r) {
     if (!r->only_sampling || o->plan) gpt2_print(g, r, limit, host_limit);
     const size_t planned = gpt2_bytes(g, false);
     if (rates.h2d > 0 && r->training) {
-        const PlanRun run = {r->step_tokens, r->world, o->plan ? o->steps : 0};
+        const bool length = option_given(o, "steps") || option_given(o, "epochs");
+        const PlanRun run = {r->step_tokens, r->world, o->plan && length ? o->steps : 0};
         const bool draw = o->plan && o->trace != NULL;
         TraceFile trace = {NULL, NULL, 0};
         Error err;

@@ -267,7 +267,9 @@ for call in "two.jsonl 0" "few.jsonl 2" "many.jsonl 3" "many.jsonl 0 --val x.jso
 done
 check three_epochs_of_many sh -c 'echo "$0" | grep -qe "--epochs 3 --lr"' "$(ask many.jsonl m)"
 check the_script_plans_a_shape sh -c 'FILE=x.jsonl MODEL=gpt2-xl TRAINER=./said sh made/scripts/finetune.sh --plan |
-    grep -q "^--model gpt2-xl --batch 1 --seq 256 -- --plan$"'
+    grep -q "^--out .* --steps 10 --model gpt2-xl --batch 1 --seq 256 -- --plan$"'
+check and_its_steps sh -c 'FILE=thousand.jsonl MODEL=gpt2-xl TRAINER=./said sh made/scripts/finetune.sh --plan --batch 08 |
+    grep -q "^--out .* --steps 338 --model gpt2-xl --batch 4 --seq 256 -- --plan --batch 08$"'
 check the_script_takes_your_seq expr "$(ask x.jsonl m --seq 32)" : '.* --seq 256 .* --seq 32$'
 # A GPU trainer is asked what fits; the options that it proposes are added. A model of the hub is fetched.
 mkdir -p made/dev/data
@@ -292,6 +294,15 @@ check the_script_takes_the_fastest_rows expr "$(ROOM=1 FASTER=$better quick thou
 check the_script_takes_the_only_rows expr "$(ROOM=16 quick thousand.jsonl)" : '.* --batch 4 --accum 4 .* --batch 16 --accum 1$'
 check the_script_keeps_your_rows expr "$(ROOM=1 quick thousand.jsonl --batch 3 --accum 2)" : '.* --batch 1 --accum 6$'
 check the_script_keeps_your_batch expr "$(ROOM=1 quick thousand.jsonl --batch=3)" : '.* --batch 4 --seq .* --batch 1 --accum 3$'
+check the_script_counts_rows sh -c 'echo "$0" | grep -q "^1 row to a step" && echo "$0" | grep -q "^8 rows to a step"' \
+    "$(export MODEL=m TRAINER=./fits ROOM=1; FILE=x.jsonl sh made/scripts/finetune.sh; FILE=many.jsonl sh made/scripts/finetune.sh --batch 08)"
+# Sums of gradients that do not fit, and nothing proposed: all rows at once, and what is proposed then.
+printf '#!/bin/sh\ncase "$*" in *--plan*--moments*) echo "  step 2: 7 tokens/s" ;;
+    *--plan*--out*"--accum 1"*) echo "tide: this run needs 9 GiB; it fits with --moments bf16" >&2; exit 2 ;;
+    *--plan*) echo "tide: this run needs 9 GiB" >&2; exit 2 ;; *) echo "$@" ;; esac\n' >fits
+check the_script_leaves_out_sums expr "$(quick thousand.jsonl)" : '.* -- --batch 16 --accum 1 -- --moments bf16 -- --batch 1 --accum 16$'
+printf '#!/bin/sh\ncase "$*" in *--plan*) exit 2 ;; *) echo "$@" ;; esac\n' >fits
+check a_launcher_of_one_word_is_one expr "$(LAUNCH=env quick many.jsonl)" : '.* --data .* --$'
 check the_script_plans_no_ranks expr "$(LAUNCH='env RANKS=2' ROOM=0 quick many.jsonl)" : '.* --batch 4 .* --$'
 # What is no JSON lines is refused, and what to do is said.
 printf 'prompt,completion\nHi,"Hello, you"\n' >qa.csv

@@ -49,8 +49,10 @@ case $2 in 0) echo 00000000:CA:00.0 ;; 1) echo 00000000:1B:00.0 ;; *) exit 6 ;; 
 END
 cat >bin/numactl <<'END'
 #!/bin/sh
-echo "$RANK $1"
+[ -z "${BROKEN-}" ] && echo "$RANK $1${SHOW:+ $OMP_NUM_THREADS}"
 END
+printf '#!/bin/sh\necho "$RANK $2"\n' >bin/taskset
+printf '#!/bin/sh\necho 20\n' >bin/nproc
 chmod +x bin/*
 # near NODE NODE [VARIABLE=VALUE..]: which nodes the ranks are kept on if their GPUs, 0 and 1, are at these
 near() {
@@ -64,6 +66,11 @@ check in_the_order_of_their_gpus test "$(near 1 0)" = '0 --cpunodebind=1 1 --cpu
 check visible_gpus_are_counted test "$(near 0 1 CUDA_VISIBLE_DEVICES=1,0)" = '0 --cpunodebind=1 1 --cpunodebind=0 '
 check no_node_stays_without_ranks test "$(near 0 0)" = 'here here '
 check no_node_is_known test "$(near 0 -1)" = 'here here '
+check a_numactl_that_cannot_is_replaced test "$(near 0 1 BROKEN=1)" = '0 0-7 1 8-15 '
+check nodes_have_threads_enough test "$(near 0 1 SHOW=1)" = '0 --cpunodebind=0 8 1 --cpunodebind=1 8 '
+echo 8-9,12 >node/sys/devices/system/node/node1/cpulist
+check the_smallest_node_bounds_the_threads test "$(near 0 1 SHOW=1)" = '0 --cpunodebind=0 3 1 --cpunodebind=1 3 '
+check unless_they_are_given test "$(near 0 1 SHOW=1 OMP_NUM_THREADS=5)" = '0 --cpunodebind=0 5 1 --cpunodebind=1 5 '
 check who_sets_places_keeps_them test "$(near 0 1 OMP_PLACES=cores)" = 'here here '
 
 # ends CODE COMMAND...: within some minutes

@@ -19,12 +19,12 @@ cd "$work" || exit 1
 without_measuring
 
 llama="--data LICENSE --model nano-llama --layers 2 --channels 32 --ffn 48 --context 32 --batch 2"
-llama="$llama --eval-every 0 --save-every 0 --schedule constant --warmup 0 --lr 3e-3"
+llama="$llama --eval-every 0 --save-every 0 --schedule constant --warmup 0 --lr 3e-3 --"
 # trains RUN PROGRAM OPTION...: a LLaMA of 30 thousand parameters
 trains() {
-    run=$1
-    shift
-    "$@" $llama --out "$run" >"$run.out" 2>&1 || fail "$run" "$(tail -n 1 "$run.out")"
+    run=$1 program=$2
+    shift 2
+    "$program" $llama "$@" --out "$run" >"$run.out" 2>&1 || fail "$run" "$(tail -n 1 "$run.out")"
 }
 losses() { sed -n 's/.*"loss":\([^,]*\),.*/\1/p' "$1/log.jsonl"; }
 # same_losses NAME STEPS DISTANCE RUN OTHER: in all steps, and none of them is 0 or not a number

@@ -277,6 +277,7 @@ check zen_rows_have_their_numbers awk -F '\t' 'NF != 23 { wrong = 1 }
 check zen_rows_have_their_losses awk -F '\t' 'NF != 5 { wrong = 1 }
     NR > 1 && ($2 != 1536 || !($4 > 1 && $4 < 6)) { wrong = 1 }
     END { exit wrong || NR != 9 }' zen/loss.tsv
+ZEN="--zen-overlap on" zen your_zen_is_not_given_twice 0 '^zenflow-sync  *24 ' "$TRAINER" "none zenflow-sync"
 zen an_accumulated_row_is_another 0 '^zero-accum ' "$TRAINER" "none zero-accum"
 check zen_and_is_not_said_to_be_the_same sh -c '! grep identical zen.out'
 printf '#!/bin/sh\ncase "$*" in *"zenflow"*"--no-overlap"*) set -- "$@" --lr 6.001e-4 ;; esac\nexec "%s" "$@"\n' \
