@@ -28,7 +28,7 @@ static char *vocabulary_of(const char *merges) {
     return text;
 }
 
-// Of the texts of vocab.json and merges.txt, or the end of the program.
+// Makes a tokenizer of the texts of vocab.json and merges.txt, or ends the program.
 static Tokenizer *tokenizer_of(const char *dir, const char *vocab, const char *merges) {
     Error err;
     Tokenizer *t = tokenizer_parse(dir, NULL, 0, vocab, merges, &err);

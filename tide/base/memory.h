@@ -14,7 +14,7 @@
 #include <assert.h>
 #include <sys/resource.h>
 
-// What follows `key` in the first line with it, in a file of /proc or /sys; "" if there is none.
+// The text behind `key` in the first line that has it, in a file of /proc or /sys; "": none has.
 // Tests name a folder with made-up files, which describe another machine.
 typedef struct { char text[4096]; } MachineText;
 

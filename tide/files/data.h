@@ -114,8 +114,8 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     return all;
 }
 
-// What is no token file is taken as text. Refuses what its first bytes, which are no text, say that
-// it is; warns of NUL bytes (UTF-16 has them), of tables, and of text that is something else.
+// Looks at a file that is taken as text. Refuses a kind of file that its first bytes name, if they
+// are no text; warns of NUL bytes (UTF-16 has them), of tables, and of text that is something else.
 static void data_warn(const char *name, const char *bytes, size_t n) {
     const char *kind = file_kind(bytes, n);
     uint32_t c = 9;

@@ -325,8 +325,8 @@ static bool read_model(PartReader *r) {
     return tokenizer_read_merges(t, place, vocabulary, merges, r->err);
 }
 
-// Lists a token that is to be added. One of the same id in another file must be the same, and its
-// flags are replaced.
+// Lists a token that is to be added. If another file has a token of this id, it must have the same
+// content, and its flags are replaced.
 static bool added_list(PartReader *r, AddedEntry e) {
     AddedEntry *old = e.id < r->ids ? r->entry_of[e.id] : NULL;
     if (old == NULL || old->file == e.file) old = &r->entries[r->entry_count++];

@@ -107,7 +107,7 @@ template <typename X> struct Wide {
     float x[Pack<X>::N];
 };
 
-// Of two bf16 in a word, a shift widens one and a mask the other: nvcc would have three steps.
+// Widens a pack to fp32: a word has two bf16, one by a shift and one by a mask (nvcc: three steps).
 template <typename X> __device__ static inline Wide<X> widen(int4 bits) {
     Wide<X> wide;
     if constexpr (std::is_same_v<X, bf16>) {

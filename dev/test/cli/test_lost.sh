@@ -293,7 +293,7 @@ for signal in 1:HUP 2:INT 15:TERM 10:USR1 12:USR2 24:XCPU; do
     check "${signal#*:}_saves" test "$(logged ends)" = "$(saved ends)"
     rm -rf ends
 done
-# A step of hours: what is said before it is in a file at once, and a signal ends it.
+# A step of hours: the lines printed before it are in a file at once, and a signal ends the step.
 for signal in 9:KILL 15:TERM; do
     "$cpu" $endless --accum 1000000 --out ends >ends.out 2>&1 &
     await $! grep -q '^checkpoints: ' ends.out

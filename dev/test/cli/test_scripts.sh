@@ -48,7 +48,7 @@ done
 MACHINES="rtx4090_desktop:23:44 rtx4090_desktop:23:47" sh "$top/scripts/plan_offload.sh" \
     --model 7b --batch 1 --seq 2048 --moments bf16 >plan
 check five_percent_of_a_host_stay_free test "$(grep -c 'does not fit' plan)" -eq 1
-# Where the decimal point is a comma, mawk reads 64.1 as 64. A locale of the machine, or one that is made here.
+# In a locale with a decimal comma mawk reads 64.1 as 64. The locale is of the machine, or made here.
 comma=$(locale -a 2>/dev/null | grep -iE '^(de_DE|fr_FR|es_ES|it_IT|pt_BR|ru_RU)[.]utf-?8$' | head -n 1)
 comma=${comma:+LC_ALL=$comma}
 if [ -z "$comma" ] && mkdir locale && localedef -i de_DE -f UTF-8 "$work/locale/de_DE.UTF-8" >/dev/null 2>&1; then
