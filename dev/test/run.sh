@@ -48,8 +48,8 @@ run() {  # a program or a script
     esac
 }
 
-if [ -n "${RESULTS-}" ]; then  # one of those that are started below
-    run "$1"
+if [ "${1-}" = --one ]; then  # one of those that are started below
+    run "$2"
     exit 0
 fi
 RESULTS=$(mktemp -d) || exit 1
@@ -73,7 +73,7 @@ else echo "ok nvcc_compiles"; fi | tee -a "$RESULTS/machine"  # or make would ha
 # takes longest comes first.
 waits='test_ranks|test_launch|test_checkpoint'
 first='test_ptx|test_schedules|test_cli_zo\.|test_cli_zero|test_cli_gpu|test_cli_zen|test_cli_offload'
-take_turns() { xargs -r -P "$1" -n 1 sh dev/test/run.sh; }
+take_turns() { xargs -r -P "$1" -n 1 sh dev/test/run.sh --one; }
 printf '%s\n' "$@" | grep -E "$waits" | take_turns 2 &
 {
     printf '%s\n' "$@" | grep -E "$first"
