@@ -912,11 +912,13 @@ static void activation_backward(X *d, X *db, float *scratch, const X *inp, size_
 
 // A block takes one row: once for the maximum and the sum, which each thread rescales whenever its
 // maximum grows, and a second time to write the gradient. exp(x - max) is 2^(x LOG2_E - bias): one
-// multiply-add and one instruction (attention.cuh).
-template <typename X>
+// multiply-add and one instruction (attention.cuh). KEEPS: for the second time, each thread has its
+// packs in shared memory, and the row is read once.
+template <typename X, bool KEEPS>
 __global__ static void __launch_bounds__(1024)
-crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
-                    float grad_scale, unsigned V, unsigned Vp) {
+crossentropy_kernel(float *losses, X *logits, const int32_t *targets, float grad_scale, unsigned V,
+                    unsigned Vp) {
+    extern __shared__ int4 kept[];  // (Vp)
     X *z = logits + (size_t)blockIdx.x * Vp;
     const unsigned target = (unsigned)targets[blockIdx.x], stride = blockDim.x * Pack<X>::N;
     if ((int)target < 0) {
@@ -930,8 +932,10 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
     const float target_logit = to_f32(z[target]);  // read by all before the first barrier
     float max = -1e38f, sum = 0;  // finite, also times LOG2_E: infinity - infinity is NaN
     #pragma unroll 4
-    for (unsigned v = threadIdx.x * Pack<X>::N; v < V; v += stride) {
-        Wide<X> x = widen<X>(load_bits(z + v));
+    for (unsigned v = threadIdx.x * Pack<X>::N; v < (KEEPS ? Vp : V); v += stride) {
+        const int4 bits = load_bits(z + v);
+        if (KEEPS) kept[v / Pack<X>::N] = bits;
+        Wide<X> x = widen<X>(bits);
         float top = max;
         if (v + Pack<X>::N > V)  // the last pack of the row holds columns that do not count
             for (int j = 0; j < Pack<X>::N; j++) x.x[j] = v + j < V ? x.x[j] : -INFINITY;
@@ -947,7 +951,7 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
     if (grad_scale == 0) return;
     const float scale = grad_scale / row_sum;
     for (unsigned v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) {
-        Wide<X> x = widen<X>(load_bits(z + v));
+        Wide<X> x = widen<X>(KEEPS ? kept[v / Pack<X>::N] : load_bits(z + v));
         for (int j = 0; j < Pack<X>::N; j++) {
             float d = exp2_fast(fmaf(x.x[j], LOG2_E, -row_bias)) * scale;
             if (v + j == target) d -= grad_scale;
@@ -957,13 +961,28 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
     }
 }
 
-// losses (N), logits (N, Vp), targets (N); Vp must be whole packs.
+// Returns whether two blocks with so much shared memory fit a multiprocessor, with what they have
+// without asking, less than 1 KiB, and the 1 KiB that CUDA takes for each.
+static bool two_blocks_fit(size_t shared) {
+    int device, most;
+    if (rehearsal != NULL) return false;
+    CUDA(cudaGetDevice(&device));
+    CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    return 2 * (shared + 2048) <= (size_t)most;
+}
+
+// losses (N), logits (N, Vp), targets (N); Vp must be whole packs. A row is read once where shared
+// memory can keep it, or, with the same bits, twice: also there, if `twice`.
 template <typename X>
 static void crossentropy(float *losses, X *logits, const int32_t *targets, float grad_scale,
-                         size_t N, size_t V, size_t Vp, cudaStream_t stream) {
-    const size_t threads = (size_t)ceil_div(Vp / Pack<X>::N, 32) * 32;
-    LAUNCH(crossentropy_kernel<X>, (unsigned)N, (unsigned)min_size(threads, 1024), 0, stream,
-           losses, logits, targets, grad_scale, index_32(V), index_32(Vp));
+                         size_t N, size_t V, size_t Vp, cudaStream_t stream, bool twice = false) {
+    const size_t threads = (size_t)ceil_div(Vp / Pack<X>::N, 32) * 32, row = Vp * sizeof(X);
+    const bool keeps = !twice && grad_scale != 0 && two_blocks_fit(row);
+    const size_t shared = keeps ? row : sizeof(int4);  // the emulated GPU has no empty array
+    const auto kernel = keeps ? crossentropy_kernel<X, true> : crossentropy_kernel<X, false>;
+    LET_SHARED(kernel, shared + 1024);  // its static part included
+    LAUNCH(kernel, (unsigned)N, (unsigned)min_size(threads, 1024), shared, stream, losses, logits,
+           targets, grad_scale, index_32(V), index_32(Vp));
 }
 
 __global__ static void loss_accumulate_kernel(double *total, const float *losses, size_t N,

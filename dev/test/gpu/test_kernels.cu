@@ -698,10 +698,14 @@ static void crossentropy_case(size_t N, size_t V, float std, float grad_scale) {
         X *d_z = device<X>(z, N * Vp);
         float *d_losses = poison<float>(N);
         crossentropy(d_losses, d_z, device_ints(targets, N), grad_scale, N, V, Vp, stream);
-        float *got_losses = host(d_losses, N);
+        float *got = host(d_z, N * Vp), *got_losses = host(d_losses, N);
         check_near("losses", got_losses, losses, N, band, band * (1 + 4 * std));
+        X *d_z2 = device<X>(z, N * Vp);
+        float *d_losses2 = poison<float>(N);
+        crossentropy(d_losses2, d_z2, device_ints(targets, N), grad_scale, N, V, Vp, stream, true);
+        check_equal<float>("losses, rows read twice", host(d_losses2, N), got_losses, N);
+        check_equal<X>("dlogits, rows read twice", host(d_z2, N * Vp), got, N * Vp);
         free(got_losses);
-        float *got = host(d_z, N * Vp);
         for (size_t n = 0; n < N; n++) {
             // relative to exp, whose argument is exact to 2^-24 of up to 8 std
             check_near("dlogits", got + n * Vp, dz + n * Vp, grad_scale == 0 ? 0 : V,
@@ -729,7 +733,9 @@ template <typename X> static void loss(void) {
         crossentropy_case<X>(1, vocabularies[i], 10, 1);
     }
     crossentropy_case<X>(1, 1, 1, 1);
+    crossentropy_case<X>(1, (48 << 10) / sizeof(X), 1, 1);  // all that a block has without asking
     crossentropy_case<X>(2, 50257, 3, 0.5f);
+    CHECK(!EMULATED || two_blocks_fit(50304 * sizeof(X)) == (sizeof(X) == 2), "rows read twice");
 }
 
 static void loss_total(void) {
