@@ -107,12 +107,11 @@ template <typename X> static void bench_shape(const Shape *s) {
     float *dwte = tensor_of<float>(Vp * C);
     float *scratch = tensor_of<float>(layernorm_backward_scratch(N, C)
                                       + bias_backward_scratch(N, F));
-    int32_t *host = (int32_t *)alloc_or_fail(3 * N + V + 2, sizeof(int32_t), "tokens");
+    int32_t *host = (int32_t *)alloc_or_fail(3 * N + 2 * V + 1, sizeof(int32_t), "tokens");
     int32_t *host_rows = host + N, *host_first = host + 2 * N, *count = host + 3 * N + 1;
     for (size_t i = 0; i < N; i++)  // as skewed as text is: a few tokens make up much of it
         host[i] = (int32_t)((double)V * pow((double)((i * 2654435761u) % 65536) / 65536, 4));
-    TokenOrder order;
-    order.groups = token_order(host_rows, host_first, count, host, N, V);
+    TokenOrder order = token_order(host_rows, host_first, count, host, N, V);
     int32_t *tokens = upload(host, N), *order_rows = upload(host_rows, N);
     int32_t *order_first = upload(host_first, order.groups + 1);
     order.rows = order_rows;

@@ -221,7 +221,7 @@ struct GPT2 {
     int turn;                                    // the staging in use
     TokenOrder by_token, by_position;               // of the inputs and their positions, on the GPU
     // Ordinary host memory.
-    int32_t *token_count;                        // (max(V, T) + 1), for token_order()
+    int32_t *token_count;                        // (2, max(V, T)), for token_order()
     int32_t *inputs, *targets;                   // (N): the batch, as it was read
     int32_t *begins, *positions;                 // (N), if packed: the same, and positions
     double *worker_sums;                         // (blocks): those that the host has computed
@@ -532,10 +532,11 @@ static void copy_out_wide(GPT2 *g, float *host, const floatX *device, size_t n) 
 // there.
 static size_t upload_order(GPT2 *g, const Staging *s, size_t count, TokenOrder *order,
                            const int32_t *numbers, size_t N, size_t V) {
-    int32_t *rows = s->tokens + count, *at = s->device + count;
-    const size_t groups = token_order(rows, rows + N, g->token_count, numbers, N, V);
-    *order = TokenOrder{at, at + N, groups};
-    return count + N + groups + 1;
+    int32_t *rows = s->tokens + count;
+    *order = token_order(rows, rows + N, g->token_count, numbers, N, V);
+    order->rows = s->device + count;
+    order->first = order->rows + N;
+    return count + N + order->groups + 1;
 }
 
 // Everything that a micro-batch of B x T tokens needs of the host goes to the GPU in one copy, in

@@ -157,49 +157,71 @@ static void encoder_forward(X *out,                 // (B, T, C)
 }
 
 // Rows that hold the same token add to the same row of dwte, and must do so in one order: the rows
-// of a micro-batch are sorted by token, and a block of threads then sums one token's rows. Rows
-// that hold several documents are sorted by position, too.
+// of a micro-batch are sorted by token, and a block of threads, or a warp if they are few, sums one
+// token's rows. Rows that hold several documents are sorted by position, too.
 typedef struct {
     const int32_t *rows;   // (N)           the rows 0 .. N-1 by token; equal tokens in row order
     const int32_t *first;  // (groups + 1)  where in rows each token's begin; first[groups] = N
-    size_t groups;         // number of different tokens
+    unsigned groups;       // number of different tokens
+    unsigned large;        // those with more rows than a block has warps: the first groups
 } TokenOrder;
 
 // Sorts by counting, on the host: fills rows (N) and first (at most min(N, V) + 1) with host memory
-// count (V + 1) as scratch, and returns the number of groups. N must be below 2^31.
-static size_t token_order(int32_t *rows, int32_t *first, int32_t *count, const int32_t *tokens,
-                          size_t N, size_t V) {
-    memset(count, 0, (V + 1) * sizeof *count);
-    for (size_t n = 0; n < N; n++) count[tokens[n] + 1]++;
-    size_t groups = 0;
-    for (size_t v = 0; v < V; v++) {
-        if (count[v + 1] > 0) first[groups++] = count[v];
-        count[v + 1] += count[v];  // now: rows with a token of v or less
+// count (2, V) as scratch. Large groups and small ones are by token each. N must be below 2^31.
+static TokenOrder token_order(int32_t *rows, int32_t *first, int32_t *count, const int32_t *tokens,
+                              size_t N, size_t V) {
+    TokenOrder order = {rows, first, 0, 0};
+    int32_t *next = count + V, at = 0;  // next: where a token's next row belongs
+    memset(count, 0, V * sizeof *count);
+    for (size_t n = 0; n < N; n++) count[tokens[n]]++;
+    for (int small = 0; small < 2; small++) {
+        for (size_t v = 0; v < V; v++) {
+            if (count[v] == 0 || (count[v] <= BLOCK_WARPS) != small) continue;
+            first[order.groups++] = next[v] = at;
+            at += count[v];
+        }
+        if (!small) order.large = order.groups;
     }
-    first[groups] = (int32_t)N;
-    for (size_t n = 0; n < N; n++) rows[count[tokens[n]]++] = (int32_t)n;
-    return groups;
+    first[order.groups] = at;
+    for (size_t n = 0; n < N; n++) rows[next[tokens[n]]++] = (int32_t)n;
+    return order;
 }
 
-// A block sums the rows of one token for 32 packs of channels, and adds them to dwte; or stores
-// them in `out`. tokens NULL: the groups of rows are positions, number 0 first.
+// Sums the rows of each token for 32 packs of channels, and adds them to dwte; or stores them in
+// `out`. A block takes a large group; or each of its warps a small one, whose rows it adds in the
+// order in which a block adds its warps. tokens NULL: the groups of rows are positions, number 0
+// first (none has more rows than the one before).
 template <typename X>
 __global__ static void encoder_backward_wte_kernel(float *dwte, X *out, const X *dout,
                                                    const int32_t *tokens, TokenOrder order,
                                                    size_t C, unsigned slices) {
-    const size_t group = blockIdx.x / slices, slice = blockIdx.x % slices;
+    const unsigned blocks = order.large * slices, warp = threadIdx.x / 32;
+    const bool small = blockIdx.x >= blocks;
+    const unsigned work = small ? blocks + (blockIdx.x - blocks) * BLOCK_WARPS + warp : blockIdx.x;
+    const unsigned group = work / slices, slice = work % slices;
+    if (group >= order.groups) return;
     const size_t width = 32 * Pack<X>::N;  // channels of a slice
     const size_t c = slice * width + threadIdx.x % 32 * Pack<X>::N;
     const size_t begin = (size_t)order.first[group], last = (size_t)order.first[group + 1];
-    float sum[Pack<X>::N] = {0};
+    const size_t at = C * (tokens == NULL ? group : (size_t)tokens[order.rows[begin]]);
+    Wide<X> sum = {};
     if (c < C)
-        sum_rows(sum, dout + c, C, order.rows, begin + threadIdx.x / 32, last, BLOCK_WARPS);
-    const float total = fold_warps<X>(sum);
+        sum_rows(sum.x, dout + c, C, order.rows, small ? begin : begin + warp, last,
+                 small ? 1 : BLOCK_WARPS);
+    if (small) {
+        if (c < C && out != NULL) store_bits(out + at + c, narrow<X>(sum));
+        for (int j = 0; c < C && out == NULL && j < Pack<X>::N; j += 4) {
+            Pack<float> total = load_pack(dwte + at + c + j);
+            for (int k = 0; k < 4; k++) total.x[k] += sum.x[j + k];
+            store_pack(dwte + at + c + j, total);
+        }
+        return;
+    }
+    const float total = fold_warps<X>(sum.x);
     const size_t column = slice * width + threadIdx.x;
     if (threadIdx.x >= width || column >= C) return;
-    const size_t row = tokens == NULL ? group : (size_t)tokens[order.rows[begin]];
-    if (out != NULL) out[row * C + column] = from_f32<X>(total);
-    else dwte[row * C + column] += total;
+    if (out != NULL) out[at + column] = from_f32<X>(total);
+    else dwte[at + column] += total;
 }
 
 template <typename X>
@@ -223,13 +245,16 @@ static void encoder_backward(float *dwte, X *rounded, X *dwpe, const X *dout,
                              const int32_t *tokens, TokenOrder order, TokenOrder places, size_t B,
                              size_t T, size_t C, cudaStream_t stream) {
     const unsigned slices = ceil_div(C, 32 * Pack<X>::N);
+    const auto blocks = [&](TokenOrder o) {
+        return o.large * slices + ceil_div((size_t)(o.groups - o.large) * slices, BLOCK_WARPS);
+    };
     if (dwte != NULL || rounded != NULL)
-        LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(order.groups * slices), BLOCK_THREADS, 0,
-               stream, dwte, rounded, dout, tokens, order, C, slices);
+        LAUNCH(encoder_backward_wte_kernel<X>, blocks(order), BLOCK_THREADS, 0, stream, dwte,
+               rounded, dout, tokens, order, C, slices);
     if (dwpe == NULL) return;
     if (places.groups > 0)
-        LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(places.groups * slices), BLOCK_THREADS,
-               0, stream, (float *)NULL, dwpe, dout, (const int32_t *)NULL, places, C, slices);
+        LAUNCH(encoder_backward_wte_kernel<X>, blocks(places), BLOCK_THREADS, 0, stream,
+               (float *)NULL, dwpe, dout, (const int32_t *)NULL, places, C, slices);
     else
         LAUNCH(encoder_backward_wpe_kernel<X>, pack_blocks<X>(T * C), BLOCK_THREADS, 0, stream,
                dwpe, dout, B, T * C);
