@@ -6,9 +6,9 @@
 //   choice_settle()      what only costs memory, or only costs time, of a choice
 //   offload_search()     --offload auto
 //
-// Left out: the start of a kernel or a copy; what norms, sums, backward of the embeddings and layer
-// normalisation need of the GPU; that collectives cross a GPU's link to the host where there is no
-// other way. All ranks are like the one that is planned.
+// Left out: the start of a kernel or a copy; what gradient norms and the backward pass of the
+// embeddings need of the GPU; that collectives cross the link to the host where there is no other
+// way. All ranks are like the one that is planned.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
 #include "../base/model.h"
@@ -18,7 +18,8 @@
 typedef struct {
     double step;               // seconds from one gradient norm to the next; of these:
     double forward, backward;  // from their first work to their last, stalls included
-    double compute;            // what products would take in both if they never waited; and
+    double compute;            // what products and attention would take in both if they never
+    double attention;          // waited; of these, attention; and
     double other;              // what else the compute stream has for the GPU
     double update;             // from the norm to the last weight and the last state in its place
     double bound;              // the update's by rates.h, as if nobody had come before it; 0: none
@@ -74,7 +75,9 @@ static void predict_step(const Rehearsal *q, int before, int end, size_t more, P
         }
         if (t[i].span.row == ROW_COMPUTE && t[i].takes == TAKES_GPU)
             pred->other += times * t[i].work;
-        if (t[i].takes == TAKES_PRODUCTS) pred->compute += times * t[i].work;
+        if (t[i].takes == TAKES_ATTENTION) pred->attention += times * t[i].work;
+        if (t[i].takes == TAKES_PRODUCTS || t[i].takes == TAKES_ATTENTION)
+            pred->compute += times * t[i].work;
         if (t[i].span.row == ROW_COMPUTE) done = t[i].span.end;
         if (t[i].takes == TAKES_COMM) pred->comm += times * t[i].work;
         if (job_sends(&t[i], "reduce")) pred->reduced_bytes += times * (double)t[i].span.bytes;
@@ -115,10 +118,10 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
     rehearsal_time(q);
     const double start = q->jobs[first->norm].span.end;
     for (const StepMark *m = first; m < last; m++) predict_step(q, m->norm, m[1].norm, more, &pred);
-    double *const means[] = {&pred.step, &pred.forward, &pred.backward, &pred.compute, &pred.other,
-                             &pred.h2d_bytes, &pred.d2h_bytes, &pred.stall_forward,
-                             &pred.stall_backward, &pred.comm, &pred.reduced_bytes,
-                             &pred.gathered_bytes};
+    double *const means[] = {&pred.step, &pred.forward, &pred.backward, &pred.compute,
+                             &pred.attention, &pred.other, &pred.h2d_bytes, &pred.d2h_bytes,
+                             &pred.stall_forward, &pred.stall_backward, &pred.comm,
+                             &pred.reduced_bytes, &pred.gathered_bytes};
     for (size_t i = 0; i < sizeof means / sizeof *means; i++) *means[i] /= counted;
     pred.reduced_bytes *= (double)(world - 1) / (double)world;  // a ring passes on all but one part
     pred.gathered_bytes *= (double)(world - 1) / (double)world;
@@ -150,10 +153,12 @@ typedef struct {
 
 // How long a step is, and what is at work in it.
 static void plan_print_speed(const Rates *rates, const PlanRun *run, const Prediction *pred) {
+    const double flops = rates->gpu_flops * (pred->compute - pred->attention)
+                       + rates->gpu_attention * pred->attention;
     printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", pred->step,
            fmax(pred->step - pred->compute - pred->other, 0), (double)run->tokens / pred->step);
     if (rates->gpu_flops > 0)
-        printf(" at %.0f Tflop/s%s\n", 1e-12 * rates->gpu_flops * pred->compute / pred->step,
+        printf(" at %.0f Tflop/s%s\n", 1e-12 * flops / pred->step,
                run->world > 1 ? " on each GPU" : "");
     else printf(", as if compute took no time: gpu_flops is not known\n");
     if (pred->gpu > 0)

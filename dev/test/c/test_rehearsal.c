@@ -110,6 +110,32 @@ static void both_directions_have_rates_of_their_own(void) {
     IS(end(in), 4 + 3.75 + (100 - 16 - 30) / 10.0);
 }
 
+// What one direction gets beside the cores, they do not; the other one has a rate of its own.
+static void one_direction_beside_the_cores(void) {
+    Rates r = machine();
+    r.dram = 24;
+    r.h2d_host = 8;
+    for (int k = 0; k < 2; k++) {
+        begin(&r);
+        const int cpu = job(CPU, 120, -1, -1), in = job(FETCH, 40, -1, -1);
+        rehearsal_time(&q);
+        IS(end(in), 5);
+        IS(end(cpu), 5 + 40.0 / 24);  // 16 a second, then 24
+        r.h2d_duplex = r.d2h_duplex = r.h2d_busy = r.d2h_busy = 1;  // of both directions
+    }
+    begin(&r);
+    int cpu = job(CPU, 70, -1, -1), out = job(OUT, 80, -1, -1);
+    rehearsal_time(&q);
+    IS(end(out), 70.0 / 12 + 10.0 / 20);  // not known: memory is shared evenly
+    r.d2h_host = 10;
+    begin(&r);
+    cpu = job(CPU, 70, -1, -1);
+    out = job(OUT, 80, -1, -1);
+    rehearsal_time(&q);
+    IS(end(cpu), 5);
+    IS(end(out), 5 + 30.0 / 20);
+}
+
 static void host_memory_is_shared_evenly(void) {
     Rates r = machine();
     r.dram = 24;
@@ -541,6 +567,7 @@ int main(void) {
     RUN(a_stream_keeps_its_order);
     RUN(streams_share_the_link_and_the_gpu);
     RUN(both_directions_have_rates_of_their_own);
+    RUN(one_direction_beside_the_cores);
     RUN(host_memory_is_shared_evenly);
     RUN(a_recorded_event_stays_where_it_is);
     RUN(a_job_waits_for_all);

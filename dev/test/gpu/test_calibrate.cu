@@ -118,11 +118,11 @@ static void test_work_casts(void) {
 // ---------------------------------------------------------------------------------------------
 // Overlap
 
-// Copies with one part per `in` and `out` seconds from 0 and `behind` on, and an update from u0 to
-// u1, if that is later.
+// Copies with one part per `in` and `out` seconds (0: none) from 0 and `behind` on, and an update
+// from u0 to u1, if that is later.
 static const double *overlap(double in, double out, double behind, double u0, double u1) {
     static double rates[3];
-    Overlap o = {{{0}}, {1000, 1000, 6000}, u1 > u0 ? 3 : 2};
+    Overlap o = {{{0}}, {1000, out > 0 ? (size_t)1000 : 0, u1 > u0 ? (size_t)6000 : 0}};
     for (int i = 0; i <= CALIBRATE_PARTS; i++) {
         o.at[0][i] = i * in;
         o.at[1][i] = behind + i * out;
@@ -144,6 +144,8 @@ static void test_overlap(void) {
     CHECK(near(r[0], 1000) && near(r[1], 1000) && near(r[2], 500), "%g %g %g", r[0], r[1], r[2]);
     r = overlap(1, 2, 0, 16, 64);  // or after: it went at the same speed all the time
     CHECK(near(r[0], 1000) && near(r[1], 500) && near(r[2], 125), "%g %g %g", r[0], r[1], r[2]);
+    r = overlap(1, 0, 0, 4, 16);  // one direction
+    CHECK(near(r[0], 1000) && near(r[2], 500), "%g %g", r[0], r[2]);
     r = overlap(1, 1, 0, 32, 64);  // one after the other: as each is alone
     CHECK(near(r[0], 1000) && near(r[1], 1000) && near(r[2], 187.5), "%g %g %g", r[0], r[1], r[2]);
     for (int i = 0; i < 2; i++) {  // or nearly so: half a part of one, two of the other
@@ -153,7 +155,7 @@ static void test_overlap(void) {
     }
     r = overlap(1, 1, CALIBRATE_PARTS, 0, 0);  // nor did the copies run side by side
     CHECK(near(r[0], 1000) && near(r[1], 1000), "%g %g", r[0], r[1]);
-    Overlap o = {{{0}}, {1000, 1000, 6000}, 3};  // copies are faster before and after the update
+    Overlap o = {{{0}}, {1000, 1000, 6000}};  // copies are faster before and after the update
     double rates[3];
     for (int i = 0; i <= CALIBRATE_PARTS; i++)
         o.at[0][i] = o.at[1][i] = i < 8 ? i : i < 24 ? 2 * i - 8 : i + 16;
@@ -176,7 +178,7 @@ static size_t gpu_memory_free(void) {
 static void check_rates(const Rates *r) {
     for (int i = 0; i < RATE_FIELDS; i++) {
         const double x = *rate_at(r, i), *at = rate_at(r, i);
-        if (at == &r->gpu_flops || at >= &r->gpu_link)
+        if (at == &r->gpu_flops || at == &r->gpu_attention || at >= &r->gpu_link)
             CHECK(x == 0, "%s: %g", rate_fields[i].name, x);
         else CHECK(x > 0 && isfinite(x), "%s: %g", rate_fields[i].name, x);
     }
@@ -189,6 +191,8 @@ static void check_rates(const Rates *r) {
           r->d2h_duplex);
     CHECK(near(r->h2d_busy, 1e9) && near(r->d2h_busy, 1e9), "busy %g %g", r->h2d_busy,
           r->d2h_busy);
+    CHECK(near(r->h2d_host, 1e9) && near(r->d2h_host, 1e9), "host %g %g", r->h2d_host,
+          r->d2h_host);
     CHECK(near(r->dram_dma, r->dram + 2e9), "%g %g", r->dram, r->dram_dma);
 }
 
