@@ -53,14 +53,6 @@ static void calibrate_adam(const void *arg) {
     adam_update(s->w, s->low, s->m, s->v, s->grad, 1, s->n, &step, 1);
 }
 
-// n numbers of 16 bits to fp32 or, narrow, from there.
-typedef struct { uint16_t *half; float *wide; size_t n; bool narrow; } HostCast;
-
-static void calibrate_cast(const void *arg) {
-    const HostCast *x = (const HostCast *)arg;
-    bf16_move(x->half, x->wide, x->n, !x->narrow);
-}
-
 // One thread draws eight normal numbers; writing them takes less than drawing.
 __global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
     const size_t i = 8 * (blockIdx.x * (size_t)blockDim.x + threadIdx.x);
@@ -72,35 +64,17 @@ __global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
     store_pack(to + i, x);
 }
 
-enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                // n bytes
-       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_GPU_CAST,   // n parameters
-       WORK_HOST_ADAM, WORK_HOST_CAST, WORK_CAST_IN, WORK_CAST_OUT};  // the same, on the host
+enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                 // n bytes
+       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM};  // n parameters
 
 static cudaStream_t calibrate_stream(const Calibration *c, int work) {
-    return work >= WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
+    return work == WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
 }
 
 // The most that there is room for.
 static size_t calibrate_limit(const Calibration *c, int work) {
-    return work >= WORK_CAST_IN ? min_size(c->state.n, c->chunk / 2)
-         : work >= WORK_HOST_ADAM ? c->state.n : work == WORK_GPU_ADAM ? c->chunk / 8
-         : work >= WORK_GPU_NORMALS ? c->chunk / 4 : c->chunk;
-}
-
-// Casts n numbers on the host from fp32 to 16 bits, and copies them to the GPU (in), or the other
-// way (out). The 16 bits on the way are in pageable memory that is allocated for them, as PyTorch
-// copies to a tensor of another type (Deep Optimizer States, section 4.1).
-static void calibrate_cast_host(Calibration *c, int work, size_t n) {
-    const cudaStream_t s = c->q->stream;
-    HostCast cast = {c->state.w, c->state.m, n, work != WORK_CAST_OUT};
-    if (work != WORK_HOST_CAST) cast.half = (uint16_t *)malloc(2 * n);  // (not cleared by us)
-    if (cast.half == NULL) fail("out of memory: a cast");
-    if (work == WORK_CAST_OUT) stream_copy(cast.half, c->gpu, 2 * n, cudaMemcpyDeviceToHost, s);
-    host_queue_submit(c->q, calibrate_cast, &cast, sizeof cast);
-    if (work == WORK_HOST_CAST) return;
-    stream_sync(s);
-    if (work == WORK_CAST_IN) stream_copy(c->gpu, cast.half, 2 * n, cudaMemcpyHostToDevice, s);
-    free(cast.half);
+    return work == WORK_HOST_ADAM ? c->state.n : work == WORK_GPU_ADAM ? c->chunk / 8
+         : work == WORK_GPU_NORMALS ? c->chunk / 4 : c->chunk;
 }
 
 // Queues one run of work of size n, a multiple of 8, without waiting for it.
@@ -120,14 +94,10 @@ static void calibrate_submit(Calibration *c, int work, size_t n) {
         adam_update_gpu(x.w, x.low, x.m, x.v, x.grad, true, &run, 1, &step, s);
     } else if (work == WORK_GPU_NORMALS) {
         LAUNCH(calibrate_normals_kernel, ceil_div(n, 8 * 256), 256, 0, s, (bf16 *)c->gpu, n);
-    } else if (work == WORK_GPU_CAST) {
-        accumulate_gradient((float *)to, (const bf16 *)from, n, true, s);
-    } else if (work == WORK_HOST_ADAM) {
+    } else {
         HostState state = c->state;
         state.n = n;
         host_queue_submit(c->q, calibrate_adam, &state, sizeof state);
-    } else {
-        calibrate_cast_host(c, work, n);
     }
 }
 
@@ -269,30 +239,14 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
 
 static void calibrate_close(Calibration *c) { owner_free(&c->owner); }
 
-// The rest of Table 1 of Deep Optimizer States, which no plan counts, as comments of the file of
-// rates. Bytes of fp32 numbers on the GPU, else of what crosses the link.
-typedef struct { char text[400]; } Casts;
-
-static void casts_measure(Casts *casts, Calibration *c) {
-    static const struct { const char *name; int work; double bytes; } rows[] = {
-        {"G16-G32", WORK_GPU_CAST, 4}, {"H-G-pageable", WORK_H2D, 1}, {"G-H-pageable", WORK_D2H, 1},
-        {"H32-G16", WORK_CAST_IN, 2}, {"G16-H32", WORK_CAST_OUT, 2}};
-    char *const pageable = ALLOC(char, c->chunk, "pageable memory"), *at = casts->text;
-    c->host_in = c->host_out = pageable;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        at += sprintf(at, "# %-12s %-8.3g bytes/s\n", rows[i].name,
-                      rows[i].bytes * calibrate_rate(c, rows[i].work));
-    free(pageable);
-}
-
-// Measures all rates but gpu_flops and gpu_attention, which are a model's, and those between GPUs, in
-// about `seconds` (some tenths more go into page-locked memory); and the casts, if not NULL. The
-// queue must have nothing to do. Takes at most an eighth of the host's free memory and half of the
-// GPU's, and gives them back. All ranks of a node measure at once.
+// Measures all rates but gpu_flops and gpu_attention, which are a model's, host_cast, which is
+// another trainer's, and those between GPUs, in about `seconds` (some tenths more go into
+// page-locked memory). The queue must have nothing to do. Takes at most an eighth of the host's free
+// memory and half of the GPU's, and gives them back. All ranks of a node measure at once.
 //   dram      26 bytes per parameter of the host's update: 14 are read, 12 written
 //   dram_dma  the same of the update that runs while both directions of the link are busy, plus
 //             what these two move: each of their bytes is one of host memory, too
-static void rates_measure(Rates *rates, Casts *casts, HostQueue *q, double seconds) {
+static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     Calibration c;
     memset(rates, 0, sizeof *rates);
     long cache = 0;
@@ -322,11 +276,9 @@ static void rates_measure(Rates *rates, Casts *casts, HostQueue *q, double secon
     rates->h2d_host = in[0];
     rates->d2h_host = out[1];
     rates->dram_dma = ADAM_BYTES * together[2] + rates->h2d_busy + rates->d2h_busy;
-    rates->host_cast = calibrate_rate(&c, WORK_HOST_CAST);
     rates->gpu_adam = calibrate_rate(&c, WORK_GPU_ADAM);
     rates->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
     rates->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
-    if (casts != NULL) casts_measure(casts, &c);
     calibrate_close(&c);
     enum { PAIRS = 8 };
     const size_t bytes = min_size(4 * n, gpu_available() / 2);

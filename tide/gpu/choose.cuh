@@ -262,7 +262,7 @@ static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
     }
     if (!has_device()) die("describe the machine that is planned for: --rates FILE");
     if (g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
-    rates_measure(rates, NULL, &g->host, 1.5);
+    rates_measure(rates, &g->host, 1.5);
     if (EMULATED)
         printf("rates: measured on an emulated GPU; what is predicted from them means nothing\n");
     if (o->plan) *rates = rates_of_rank(rates, rates_local(rates, o->world));
@@ -576,12 +576,11 @@ static int calibrate(const Run *r, const Steps *steps) {
     const Options *o = &r->o;
     Rates rates = {};
     HostQueue queue = {};
-    Casts casts;
     open_device();
     ranks_barrier();
     host_queue_open(&queue, (int)o->threads);
     host_describe(&queue);
-    rates_measure(&rates, &casts, &queue, 3);
+    rates_measure(&rates, &queue, 3);
     model_flops(steps, r, &rates);
     if (rates.gpu_flops == 0)
         die("--calibrate: layers of %s with %zu x %zu tokens are too much for this device: try a "
@@ -590,7 +589,6 @@ static int calibrate(const Run *r, const Steps *steps) {
            r->T, 1e-12 * rates.gpu_flops, 1e-12 * rates.gpu_attention);
     if (ranks.rank > 0) return 0;
     rates_write(stdout, &rates);
-    fputs(casts.text, stdout);
     calibrate_print(stdout, &rates);
     host_queue_close(&queue);
     if (o->rates == NULL) return 0;
@@ -598,7 +596,6 @@ static int calibrate(const Run *r, const Steps *steps) {
     FILE *f = replace_open(o->rates, &err);
     if (f == NULL) die("%s", err.text);
     rates_write(f, &rates);
-    fputs(casts.text, f);
     if (!replace_close(f, o->rates, &err)) fail("%s", err.text);
     return 0;
 }
