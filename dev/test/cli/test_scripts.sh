@@ -142,6 +142,15 @@ check and_nothing_was_fetched test ! -e fetched
 check the_emulated_gpu_will_do sh -c 'cd "$1" && sh dev/data/try_trainer.sh "$TRAINER" \
     --optimizer mezo --precision fp16' - "$top"
 check it_is_saved test -s run/model.safetensors -a "$(grep -c '"offload"' run/log.jsonl)" -gt 0
+# A GPU's products are measured once, in build/; several ranks only read what is there.
+mkdir -p played
+printf '#!/bin/sh\necho "$@" >"%s/asked"\n' "$work" >played/train_gpt2cu
+chmod +x played/train_gpt2cu
+asked() { rm -f asked; env DATA=text.txt TRAINER=played/train_gpt2cu "$@" sh "$top/scripts/train_offload.sh" x; }
+asked
+check products_are_measured_for_a_gpu grep -q -e '^--tune build/tune.txt --data' asked
+asked LAUNCH=env
+check ranks_measure_none sh -c 'test -s asked && { test -e "$1/build/tune.txt" || ! grep -q tune asked; }' - "$top"
 check its_paths_are_the_callers test ! -e "$top/run"
 
 # compare NAME CODE PATTERN TRAINER MODES [OPTION...]
