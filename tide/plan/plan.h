@@ -220,6 +220,7 @@ typedef struct {
     bool sums;               // gradients are summed, on the GPU or, if that is too small, the host
     int weights, layers;     // --weights, as far as there is a choice; the model's layers
     OffloadLeast *least;     // not NULL: of all that is tried, nothing fits, and this is noted
+    bool dealt;              // ZeRO-3: the ring is of all layers, which other ranks have as well
 } OffloadMemory;
 
 static bool memory_fits(const OffloadMemory *m, size_t gpu, size_t host) {
@@ -271,7 +272,7 @@ static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
     const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
     if (c->places == 0 && c->mode != OFFLOAD_NONE && leaves)
         choice_search(m, c, &c->places, LEAST_PLACES, 1000);
-    if (c->ring == 0 && c->streamed > 0)
+    if (c->ring == 0 && (c->streamed > 0 || m->dealt))
         choice_search(m, c, &c->ring, LEAST_PLACES, 1000);
     if (c->kept_grads < 0 && c->mode == OFFLOAD_INTERLEAVE)
         choice_search(m, c, &c->kept_grads, 0, 1000);

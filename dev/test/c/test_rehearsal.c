@@ -373,6 +373,28 @@ static void toy_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *ho
     *host = (size_t)(12000 * (1 - resident)) + (sums && c->sum_on_host ? 2000 : 0);
 }
 
+static void dealt_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *host) {
+    *gpu = 100 + 10 * (size_t)places_of(c->ring, *(const int *)arg);
+    *host = 0;
+}
+
+// ZeRO-3 gathers all layers into the ring, which has what memory is left; without it, there is none.
+static void a_ring_of_gathered_weights_has_what_is_left(void) {
+    int layers = 40;
+    for (size_t gpu = 120; gpu < 600; gpu += 5)
+        for (int dealt = 0; dealt < 2; dealt++) {
+            const OffloadMemory m = {.needs = dealt_needs, .model = &layers, .gpu = gpu,
+                                     .host = 1000, .recompute = RECOMPUTE_NONE,
+                                     .weights = WEIGHTS_GPU, .layers = 40, .dealt = dealt};
+            OffloadChoice c;
+            memset(&c, 0, sizeof c);
+            c.mode = OFFLOAD_NONE;
+            const size_t want = dealt ? min_size((gpu - 100) / 10, 40) : 2;
+            CHECK(choice_settle(&m, &c) && (size_t)places_of(c.ring, 40) == want,
+                  "%zu bytes, %d: %d places, not %zu", gpu, dealt, places_of(c.ring, 40), want);
+        }
+}
+
 // The order in which a tight choice gives up what only costs time; and what is left is used.
 static void a_choice_is_settled(void) {
     const struct {
@@ -579,6 +601,7 @@ int main(void) {
     RUN(a_choice_is_settled);
     RUN(weights_stream_if_they_must);
     RUN(residents_are_as_many_as_fit);
+    RUN(a_ring_of_gathered_weights_has_what_is_left);
     RUN(the_least_is_noted);
     rehearsal_end(&q);
     return test_summary();
