@@ -332,40 +332,48 @@ static void search_try(OffloadSearch *q, OffloadChoice c, bool residents) {
     q->predicted = pred;
 }
 
-// Tries none, zero, twinflow, and interleave at shares around the best of rates.h, with and without
-// recomputation, with the sums of gradients on either side, and those of visitors; with so many
-// layers streaming; with as many residents as fit, too, or without.
+// Tries, with so many layers streaming, a list: none, twinflow (zero, if nothing stays), interleave
+// at shares around the best of rates.h; each with and without recomputation, with the sums of
+// gradients on either side, and those of visitors; with as many residents as fit, too, or without.
 static void search_all(OffloadSearch *q, int streamed, bool residents) {
     static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best
     static const int keeps[] = {KEEP_ALL, 0, -1};
-    const int count = sizeof shares / sizeof *shares;
+    enum { SHARES = sizeof shares / sizeof *shares, MOST = 3 * 2 * (3 + 3 * SHARES) };
     const OffloadMemory *m = &q->memory;
-    OffloadChoice c = q->choice;
+    OffloadChoice list[MOST], c = q->choice;
+    int count = 0;
     c.stride = 0;
     c.streamed = streamed;
     q->bytes.streams = streamed > 0;
     for (c.recompute = RECOMPUTE_NONE; c.recompute <= RECOMPUTE_BLOCK; c.recompute++)
-        for (int sum = 0; sum <= (int)m->sums; sum++)
+        for (int sum = 0; sum <= (int)m->sums; sum++) {
+            if (m->recompute != RECOMPUTE_AUTO && c.recompute != m->recompute) continue;
+            c.sum_on_host = sum;
+            c.kept_grads = KEEP_ALL;
+            c.share = c.resident = 0;
+            c.mode = OFFLOAD_NONE;
+            for (int apart = 0; apart < 2 - (c.recompute == RECOMPUTE_BLOCK); apart++) {
+                c.apart = apart;
+                if (!sum && streamed == 0) list[count++] = c;
+            }
+            c.apart = false;
+            c.mode = OFFLOAD_TWINFLOW;
+            list[count++] = c;
+            c.mode = OFFLOAD_INTERLEAVE;
             for (int keep = 0; keep < 3; keep++) {
-                if (m->recompute != RECOMPUTE_AUTO && c.recompute != m->recompute) continue;
-                c.sum_on_host = sum;
                 c.kept_grads = keeps[keep];
                 q->bytes.kept_grads = keep == 0 ? 1 : 0.5 * (keep - 1);
                 const double best = fmax(best_share(q->rates, &q->bytes), 0.05);
-                // the modes without visitors only once
-                for (int i = keep == 0 ? -2 : 0; i < count; i++) {
-                    c.mode = i == -2 ? OFFLOAD_NONE : i == -1 ? OFFLOAD_TWINFLOW
-                                                              : OFFLOAD_INTERLEAVE;
-                    c.share = i < 0 ? 0 : fmin(best * shares[i], 1);
-                    c.resident = 0;
-                    if (i > -2 && residents) search_try(q, c, true);
-                    if (i > -2 || (!sum && streamed == 0)) search_try(q, c, false);
-                    if (i > -2 || sum || streamed > 0 || c.recompute == RECOMPUTE_BLOCK) continue;
-                    c.apart = true;
-                    search_try(q, c, false);
-                    c.apart = false;
+                for (int i = 0; i < SHARES; i++) {
+                    c.share = fmin(best * shares[i], 1);
+                    list[count++] = c;
                 }
             }
+        }
+    for (int i = 0; i < count; i++) {
+        if (residents && list[i].mode != OFFLOAD_NONE) search_try(q, list[i], true);
+        search_try(q, list[i], false);
+    }
 }
 
 // --offload auto: what a rehearsal finds fastest; with weights on the host only if that is clearly
