@@ -328,7 +328,6 @@ static void test_row_length(void) {
         {"9000", "", 400, 10, 2048}, {"9000", "", 2, 3000, 2048}, {"9000", "--pack off", 2, 3000, 2048},
         {"2056", "", 2, 3000, 2048}, {"2040", "", 2, 3000, 2040},
         {"9000", "--steps 0 --val", 3, 10, 16}, {"9000", "--steps 0 --val", 3, 3000, 2048},
-        {"9000", "--steps 0 --choices", 3, 10, 16}, {"9000", "--steps 0 --choices", 3, 3000, 2048},
         {"9000", NULL, 1, 9000, 2048}, {"1024", NULL, 1, 9000, 1024}};  // a text
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *out = in_base("length"), line[1024], said[8192] = "";
@@ -338,8 +337,6 @@ static void test_row_length(void) {
             char text[9001] = "";
             memset(text, 'x', (size_t)cases[i].each);
             if (options == NULL) fputs(text, f);
-            else if (strstr(options, "choices") != NULL)
-                fprintf(f, "{\"prompt\":\"%s\",\"choices\":[\"y\",\"z\"],\"answer\":0}\n", text);
             else fprintf(f, "{\"prompt\":\"%s\",\"completion\":\"y\"}\n", text);
         }
         fclose(f);
