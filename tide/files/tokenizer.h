@@ -532,6 +532,26 @@ static void tokenizer_file(Tokenizer *t, int file, const char *text) {
     t->files[file].length = strlen(text);
 }
 
+// Writes the class into a tokenizer_config.json that does not name it: beside what is saved, another
+// model_type may stand. Where there is no such file, makes one. end: that of a text, as JSON.
+static void merges_name(PartReader *r, int rule, const char *end) {
+    const Json *config = r->beside[FILE_CONFIG];
+    TokenizerFile *file = &r->t->files[FILE_CONFIG];
+    char *before = file->text;
+    if (config != NULL
+        && (config->type != JSON_OBJECT || json_get(config, "tokenizer_class") != NULL)) return;
+    FILE *f = text_open(&file->text, &file->length);
+    fputs(rule == RULE_GPT2 ? MADE_UP : MADE_QWEN, f);
+    if (config != NULL)
+        fprintf(f, "%s%s", config->count > 0 ? ", " : "", strchr(before, '{') + 1);
+    else if (rule == RULE_GPT2)  // null, not absent: else transformers adds its own <|endoftext|>
+        fprintf(f, ", \"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
+                "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
+    else fputs("}\n", f);
+    text_close(f);
+    free(before);
+}
+
 // Writes the texts of vocab.json and merges.txt as that of a tokenizer.json, to be freed. Lines
 // without a merge count as the version's. NULL and the reason in r->err if they are damaged, or
 // another class's.
@@ -540,15 +560,14 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
     const Json *config = r->beside[FILE_CONFIG];
     const Json *type = json_get(r->beside[BESIDE_MODEL], "model_type");
     const int rule = merges_rule(r, dir);
-    char *text = NULL, made[512], end[32] = "null";
+    char *text = NULL, end[32] = "null";
     size_t n;
     Error inner = {"not an object"};
+    if (rule == RULES) return NULL;
     Json *json = json_parse(vocab, strlen(vocab), &inner);
-    const bool ok = json != NULL && json->type == JSON_OBJECT && *merges != '\0';
-    if (!ok && rule != RULES)
+    if (json == NULL || json->type != JSON_OBJECT || *merges == '\0') {
         error_set(r->err, "%.200s/%s: %.290s", dir, *merges == '\0' ? "merges.txt" : "vocab.json",
                   *merges == '\0' ? "empty" : inner.text);
-    if (!ok || rule == RULES) {
         json_free(json);
         return NULL;
     }
@@ -585,29 +604,9 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
     text_close(f);
     tokenizer_file(r->t, FILE_VOCAB, vocab);
     tokenizer_file(r->t, FILE_MERGES, merges);
-    // null, not absent: without an entry transformers adds its own <|endoftext|>
     if (id != TOKENIZER_NONE) snprintf(end, sizeof end, "\"%s\"", r->end);
-    snprintf(made, sizeof made, MADE_UP ", \"add_prefix_space\": false, "
-             "\"clean_up_tokenization_spaces\": false, \"bos_token\": %s, \"eos_token\": %s, "
-             "\"unk_token\": %s}\n", end, end, end);
-    if (config == NULL)
-        tokenizer_file(r->t, FILE_CONFIG, rule == RULE_GPT2 ? made
-                       : MADE_QWEN "}\n");
+    merges_name(r, rule, end);
     return text;
-}
-
-// Writes the class into a tokenizer_config.json without one: beside what is saved, another
-// model_type may stand.
-static void merges_name(Tokenizer *t, const Json *config) {
-    TokenizerFile *f = &t->files[FILE_CONFIG];
-    char *text;
-    if (config == NULL || config->type != JSON_OBJECT) return;
-    if (asprintf(&text, "%s%s%s", t->steps & STEP_NFC ? MADE_QWEN : MADE_UP,
-                 config->count > 0 ? ", " : "", strchr(f->text, '{') + 1) < 0)
-        fail("out of memory: tokenizer_config.json");
-    free(f->text);
-    f->text = text;
-    f->length = strlen(text);
 }
 
 // Makes a tokenizer of the text of dir/tokenizer.json, n bytes, which is its own from now on; or,
@@ -651,8 +650,6 @@ static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const c
         ok = part_refuse(r, "tokenizer_config.json with", "split_special_tokens true");
     ok = ok && read_steps(r) && read_model(r) && read_added(r) && read_template(r);
     if (ok) read_ends(r);
-    if (ok && !whole && json_get(r->beside[FILE_CONFIG], "tokenizer_class") == NULL)
-        merges_name(t, r->beside[FILE_CONFIG]);
     for (int k = 0; k <= BESIDE_MODEL; k++) json_free(r->beside[k]);
     json_free(root);
     free(r->entries);
