@@ -819,8 +819,8 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
 // 3. One step
 
 // Returns the loss after gpt2_forward() of g->inputs: the mean over tokens, or over sentences with
-// --labels of one token each; *right then counts the likeliest ones. With grad_scale, 1 / (tokens or
-// sentences of the step), computes the head's gradients, too.
+// --labels of one token each; *right then counts the likeliest ones. With grad_scale,
+// 1 / (tokens or sentences of the step), computes the head's gradients, too.
 static double gpt2_loss(GPT2 *g, const Run *r, float grad_scale, bool accumulate, size_t *right) {
     const Task *t = run_task(r);
     if (r->words)
