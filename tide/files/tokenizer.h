@@ -532,8 +532,8 @@ static void tokenizer_file(Tokenizer *t, int file, const char *text) {
     t->files[file].length = strlen(text);
 }
 
-// Writes the class into a tokenizer_config.json that does not name it: beside what is saved, another
-// model_type may stand. Where there is no such file, makes one. end: that of a text, as JSON.
+// Writes the class into a tokenizer_config.json that does not name it, since another model_type may
+// stand beside what is saved. Where there is no such file, makes one. end: that of a text, as JSON.
 static void merges_name(PartReader *r, int rule, const char *end) {
     const Json *config = r->beside[FILE_CONFIG];
     TokenizerFile *file = &r->t->files[FILE_CONFIG];
