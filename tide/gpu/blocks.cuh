@@ -40,7 +40,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
         if (a->cache != NULL)
             cache_store(a->cache + g->position * cache_row(c), a->qkv, N, s, stream);
         if (a->cache != NULL && N == 1)
-            attention_cached(a->atty, a->qkv, a->cache, g->position + 1, s, stream);
+            attention_cached(a->atty, a->lse, a->qkv, a->cache, g->position + 1, s, stream);
         else
             attention_forward(a->atty, a->lse, a->qkv, g->documents, s, stream);
     } else if (part == 1) {
