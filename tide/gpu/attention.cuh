@@ -444,10 +444,16 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 // registers for two. Two blocks of 128 threads with up to 255 registers fit a multiprocessor, and
 // three with up to 168: enough for heads of 64 in forward; for dq some would be spilled. No kernel
 // needs more than 96 KiB, which a block may have on every GPU since sm_80; an H100 has room for two
-// such blocks, an A100 for two of 80 KiB. QUERY_: of blocks that own queries, in forward and for
-// dq, and stream keys; KEY_: of those that own keys, for dk and dv, and stream queries.
-enum { QUERY_MI = 2, QUERY_KEYS = 32, KEY_QUERIES = 32 };
+// such blocks, an A100 for two of 80 KiB. SMALL: 48 KiB, with fewer rows, or fewer at a time, for
+// heads of 128 on a multiprocessor of 100 KiB (sm_86, sm_89, sm_120), which has no room for two
+// blocks of 64 KiB. The bits are the same: a row knows nothing of the others of its block, and sums
+// go on 16 terms at a time. QUERY_: of blocks that own queries, in forward and for dq, and stream
+// keys; KEY_: of those that own keys, for dk and dv, and stream queries.
+#define QUERY_MI(SMALL) ((SMALL) ? 1 : 2)
+#define QUERY_KEYS(FORWARD, SMALL) ((SMALL) && !(FORWARD) ? 16 : 32)
 #define KEY_MI(D) ((D) <= 64 ? 2 : 1)
+#define KEY_QUERIES(SMALL) ((SMALL) ? 16 : 32)
+#define FLASH_SMALL(D, shared) ((D) == 128 && (shared) < 132u << 10)
 
 // Returns which head a block works on, and which tile of it. Blocks are counted in runs of at_once
 // heads; within a run the tiles with the most work are first (tile `tiles` - 1 of every head, then
@@ -505,13 +511,6 @@ __device__ static inline void stage_load(X *stages, int j, const X *x, int x_pit
 // may see are not loaded, and those that none of a warp's may see it leaves out. A tile on the
 // border is masked for the rows that see a part of it. Without PACKED, none of this is in the
 // machine code.
-
-// Copies the begins of a tile of `rows` rows, in which those past the end are as the last. A thread
-// copies one.
-__device__ static inline void begins_load(int32_t *tile, const int32_t *begins, int rows) {
-    static_assert(FLASH_THREADS == 64 * QUERY_MI, "a row for each thread");
-    tile[threadIdx.x] = begins[(int)threadIdx.x < rows ? (int)threadIdx.x : rows - 1];
-}
 
 // Masks the scores of the warp's rows with those of the keys from key0 on that they may not see.
 // first: the tile's first row. APART: from each side; the same, but of the two, nvcc has registers
@@ -584,12 +583,13 @@ __device__ static inline void score_gradient(float &s, float &dp, float scale2, 
 }
 
 // Blocks that own queries: those of out (B, T, NH HS), and lse, if FORWARD; else of dq in dqkv.
-template <int D, typename X, bool PACKED, bool FORWARD>
+template <int D, typename X, bool PACKED, bool FORWARD, bool SMALL>
 __global__ static void __launch_bounds__(FLASH_THREADS, D == 64 && FORWARD ? 3 : 2)
 attention_queries_flash_kernel(X *result, float *lse, const float *delta, const X *dout,
                                const X *qkv, const int32_t *begins, AttentionShape shape,
                                unsigned at_once) {
-    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = QUERY_KEYS, NB = KEYS / 8 };
+    enum { MI = QUERY_MI(SMALL), ROWS = 64 * MI };
+    enum { KEYS = QUERY_KEYS(FORWARD, SMALL), NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
     X *const q_tile = reinterpret_cast<X *>(flash_shared);   // (ROWS, D)
     X *const d_tile = q_tile + ROWS * D;                     // (ROWS, D) of dout, if not FORWARD
@@ -601,7 +601,9 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
     const int pitch = (int)shape.pitch, first = w.first, rows = w.rows;
     const X *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
     const X *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
-    if (PACKED) begins_load(begin, begins += w.at_row + first, rows);
+    if (PACKED) begins += w.at_row + first;
+    if (PACKED && threadIdx.x < ROWS)  // those of rows past the end are as the last
+        begin[threadIdx.x] = begins[(int)threadIdx.x < rows ? (int)threadIdx.x : rows - 1];
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
     float acc[MI][D / 8][4];
@@ -672,13 +674,13 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
 
 // Scores are transposed here: a row is a key, a column a query. The tiles of queries of all heads
 // of the group are one stream, one head after the other.
-template <int D, typename X, bool PACKED>
+template <int D, typename X, bool PACKED, bool SMALL>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
 attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const float *lse,
                             const X *qkv, const int32_t *begins, AttentionShape shape,
                             unsigned at_once) {
     enum { MI = KEY_MI(D), ROWS = 64 * MI };
-    enum { QUERIES = KEY_QUERIES, NB = QUERIES / 8 };
+    enum { QUERIES = KEY_QUERIES(SMALL), NB = QUERIES / 8 };
     extern __shared__ int4 flash_shared[];
     X *const k_tile = reinterpret_cast<X *>(flash_shared);  // (ROWS, D)
     X *const v_tile = k_tile + ROWS * D;                    // (ROWS, D)
@@ -775,28 +777,40 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
 }
 
 // ---------------------------------------------------------------------------------------------
-// Launches. With `flash`, the head size must be one that those kernels take.
+// Launches. shared: bytes of shared memory of a multiprocessor, for the flash kernels, which must
+// take heads of this size; or 0, for the plain ones.
 
 static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
 
+template <typename X> static size_t flash_shared(AttentionShape s, bool plain) {
+    int device = 0, shared = 0;
+    if (plain || sizeof(X) != 2 || !attention_has_flash(s.HS) || rehearsal != NULL) return 0;
+    CUDA(cudaGetDevice(&device));
+    CUDA(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    return (size_t)shared;
+}
+
 // The instance of a flash kernel for heads padded to D channels; behind that: its other types.
-#define FLASH_KERNEL(kernel, D, ...) \
-    ((D) == 32 ? kernel<32, __VA_ARGS__> : (D) == 64 ? kernel<64, __VA_ARGS__> \
-     : (D) == 96 ? kernel<96, __VA_ARGS__> : kernel<128, __VA_ARGS__>)
+#define FLASH_KERNEL(kernel, D, small, ...) \
+    ((D) == 32 ? kernel<32, __VA_ARGS__, false> : (D) == 64 ? kernel<64, __VA_ARGS__, false> \
+     : (D) == 96 ? kernel<96, __VA_ARGS__, false> \
+     : (small) ? kernel<128, __VA_ARGS__, true> : kernel<128, __VA_ARGS__, false>)
 
 // The kernels in which a warp, or a block, owns queries.
 template <typename X, bool FORWARD>
 static void attention_queries(X *result, float *lse, const float *delta, const X *dout,
-                              const X *qkv, const int32_t *begins, AttentionShape s, bool flash,
+                              const X *qkv, const int32_t *begins, AttentionShape s, size_t shared,
                               cudaStream_t stream) {
-    const size_t D = round_up(s.HS, 32), rows = 64 * QUERY_MI, tiles = FORWARD ? 1 : 2;
+    const size_t D = round_up(s.HS, 32), tiles = FORWARD ? 1 : 2;
+    const bool small = FLASH_SMALL(D, shared);
+    const size_t rows = 64 * QUERY_MI(small), keys = QUERY_KEYS(FORWARD, small);
     const size_t numbers = begins != NULL ? rows : 0;
-    const size_t bytes = (tiles * rows + 4 * QUERY_KEYS) * D * sizeof(X) + 4 * numbers;
+    const size_t bytes = (tiles * rows + 4 * keys) * D * sizeof(X) + 4 * numbers;
     if constexpr (sizeof(X) == 2)
-        if (flash) {
+        if (shared > 0) {
             const auto kernel = begins != NULL
-                ? FLASH_KERNEL(attention_queries_flash_kernel, D, X, true, FORWARD)
-                : FLASH_KERNEL(attention_queries_flash_kernel, D, X, false, FORWARD);
+                ? FLASH_KERNEL(attention_queries_flash_kernel, D, small, X, true, FORWARD)
+                : FLASH_KERNEL(attention_queries_flash_kernel, D, small, X, false, FORWARD);
             LET_SHARED(kernel, bytes);
             LAUNCH(kernel, ceil_div(s.T, rows) * s.B * s.NH, FLASH_THREADS, bytes, stream, result,
                    lse, delta, dout, qkv, begins, s, flash_at_once(s, false));
@@ -810,16 +824,17 @@ static void attention_queries(X *result, float *lse, const float *delta, const X
 // Those in which it owns keys.
 template <typename X>
 static void attention_keys(X *dqkv, const float *delta, const X *dout, const float *lse,
-                           const X *qkv, const int32_t *begins, AttentionShape s, bool flash,
+                           const X *qkv, const int32_t *begins, AttentionShape s, size_t shared,
                            cudaStream_t stream) {
     const size_t D = round_up(s.HS, 32), rows = 64 * (size_t)KEY_MI(D);
-    const size_t numbers = (begins != NULL ? 6 : 4) * KEY_QUERIES;
-    const size_t bytes = (2 * rows + 4 * KEY_QUERIES) * D * sizeof(X) + 4 * numbers;
+    const bool small = FLASH_SMALL(D, shared);
+    const size_t queries = KEY_QUERIES(small), numbers = (begins != NULL ? 6 : 4) * queries;
+    const size_t bytes = (2 * rows + 4 * queries) * D * sizeof(X) + 4 * numbers;
     if constexpr (sizeof(X) == 2)
-        if (flash) {
+        if (shared > 0) {
             const auto kernel = begins != NULL
-                ? FLASH_KERNEL(attention_keys_flash_kernel, D, X, true)
-                : FLASH_KERNEL(attention_keys_flash_kernel, D, X, false);
+                ? FLASH_KERNEL(attention_keys_flash_kernel, D, small, X, true)
+                : FLASH_KERNEL(attention_keys_flash_kernel, D, small, X, false);
             LET_SHARED(kernel, bytes);
             LAUNCH(kernel, ceil_div(s.T, rows) * s.B * s.NKV, FLASH_THREADS, bytes, stream, dqkv,
                    delta, dout, lse, qkv, begins, s, flash_at_once(s, true));
@@ -836,9 +851,9 @@ static void attention_forward(X *out,        // (B, T, NH HS)
                               const X *qkv,  // (B, T, (NH + 2 NKV) HS): queries, keys, values
                               const int32_t *begins,  // (B, T), or NULL
                               AttentionShape s, cudaStream_t stream, bool plain = false) {
-    const bool flash = !plain && sizeof(X) == 2 && attention_has_flash(s.HS);
     GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_flops);  // half the pairs are masked
-    attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash, stream);
+    attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash_shared<X>(s, plain),
+                               stream);
 }
 
 // Overwrites all of dqkv (as qkv). `out` and `lse` are the forward pass's; delta is scratch.
@@ -846,13 +861,13 @@ template <typename X>
 static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *dout, const X *out,
                                const float *lse, const X *qkv, const int32_t *begins,
                                AttentionShape s, cudaStream_t stream, bool plain = false) {
-    const bool flash = !plain && sizeof(X) == 2 && attention_has_flash(s.HS);
     const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
+    const size_t shared = flash_shared<X>(s, plain);
     GPU_TAKES(stream, 4.0 * s.width * s.B * s.T * s.T, gpu_flops);
     LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
            s);
-    attention_keys(dqkv, delta, dout, lse, qkv, begins, s, flash, stream);
-    attention_queries<X, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s, flash, stream);
+    attention_keys(dqkv, delta, dout, lse, qkv, begins, s, shared, stream);
+    attention_queries<X, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s, shared, stream);
 }
 
 #endif
