@@ -45,8 +45,8 @@
 // their order of summation is that of the heads. In the forward and the dq kernel a block owns
 // queries of one head. (128 rows of several heads would stream as many keys as 128 rows of one.)
 // The heads of a group are worked on at once, so that all but the first find their keys in the L2
-// cache. The price: the dk/dv kernel has NKV / NH times as many blocks, each with more work, which
-// are too few for a GPU where B NKV T is small.
+// cache. The dk/dv kernel has NKV / NH times as many blocks, each with more work. Where those are
+// too few for a GPU, each takes a part of a group, and the parts are added up (attention_parts).
 #ifndef TIDE_ATTENTION_CUH
 #define TIDE_ATTENTION_CUH
 #include "queue.cuh"
@@ -63,6 +63,7 @@
 typedef struct {
     unsigned B, T, NH, NKV, HS;
     unsigned group;               // query heads that share a key head
+    unsigned part;                // of them, those of which one block sums the gradients of keys
     unsigned width, keys, pitch;  // channels of the query heads, of the key heads, of a row of qkv
     float scale, scale2;          // of scores, for powers of e and of 2
 } AttentionShape;
@@ -72,8 +73,9 @@ static AttentionShape attention_shape(size_t B, size_t T, size_t NH, size_t NKV,
     const unsigned heads = (unsigned)NH, key_heads = (unsigned)NKV, size = (unsigned)HS;
     const float scale = 1.0f / sqrtf((float)HS);
     return AttentionShape{.B = (unsigned)B, .T = (unsigned)T, .NH = heads, .NKV = key_heads,
-                          .HS = size, .group = heads / key_heads, .width = heads * size,
-                          .keys = key_heads * size, .pitch = (heads + 2 * key_heads) * size,
+                          .HS = size, .group = heads / key_heads, .part = heads / key_heads,
+                          .width = heads * size, .keys = key_heads * size,
+                          .pitch = (heads + 2 * key_heads) * size,
                           .scale = scale, .scale2 = scale * LOG2_E};
 }
 
@@ -426,11 +428,12 @@ __device__ static inline float row_sum(float x) {
 }
 
 // Returns how many heads are worked on at once, so that what they stream fits the L2 cache: query
-// heads, which stream the keys and values of their groups; of_keys: key heads, which stream the
-// queries and dout of theirs. In as few runs as that takes, which are equal: a short last run would
-// begin with its longest tiles when the other multiprocessors are at their last.
+// heads, which stream the keys and values of their groups; of_keys: parts of a group, which stream
+// the queries and dout of theirs. In as few runs as that takes, which are equal: a short last run
+// would begin with its longest tiles when the other multiprocessors are at their last.
 static unsigned flash_at_once(AttentionShape s, bool of_keys) {
-    const size_t channels = of_keys ? s.group * s.HS : s.HS, heads = s.B * s.NKV;
+    const size_t channels = of_keys ? s.part * s.HS : s.HS;
+    const size_t heads = of_keys ? s.B * s.NH / s.part : s.B * s.NKV;
     const size_t fit = ((size_t)16 << 20) / (s.T * channels * 2 * sizeof(bf16));
     const size_t runs = ceil_div(heads, fit < 1 ? 1 : fit);
     return ceil_div(heads, runs) * (of_keys ? 1 : s.group);
@@ -455,6 +458,17 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 #define KEY_QUERIES(SMALL) ((SMALL) ? 16 : 32)
 #define FLASH_SMALL(D, shared) ((D) == 128 && (shared) < 132u << 10)
 
+// Returns into how many parts a group is divided for dk and dv: the fewest that make enough blocks
+// for an H100 or H200 (twice two for each of 132 multiprocessors), if there is `room` for so many
+// floats. Other parts are other bits: the shape and the room decide, and no property of the GPU.
+static unsigned attention_parts(AttentionShape s, size_t room) {
+    const size_t blocks = (size_t)ceil_div(s.T, 64 * KEY_MI(s.HS)) * s.B * s.NKV, enough = 512;
+    unsigned parts = 1;
+    for (unsigned n = 2; n <= s.group && blocks * parts < enough; n++)
+        if (s.group % n == 0 && (size_t)n * s.B * s.T * 2 * s.keys <= room) parts = n;
+    return parts;
+}
+
 // Returns which head a block works on, and which tile of it. Blocks are counted in runs of at_once
 // heads; within a run the tiles with the most work are first (tile `tiles` - 1 of every head, then
 // tile `tiles` - 2, ...), so that the last blocks to start are the shortest.
@@ -467,7 +481,7 @@ __device__ static inline unsigned block_work(unsigned *tile, unsigned block, uns
     return first + i % in_run;
 }
 
-// A tile of rows of a query head; or of a key head, and then the query head is the group's first.
+// A tile of rows of a query head; or of a key head, and then the query head is the part's first.
 typedef struct {
     unsigned head;        // the query head, of (B, NH)
     unsigned at_q, at_k;  // where in a row the query head begins, in qkv and out, and the key head
@@ -484,11 +498,9 @@ __device__ static inline FlashWork flash_work(int tile_rows, bool of_keys, Atten
     unsigned tile, block = blockIdx.x;
     asm volatile("" : "+r"(block));
     FlashWork w;
-    w.head = block_work(&tile, block, tiles, s.B * (of_keys ? s.NKV : s.NH), at_once);
-    if (of_keys) {
-        tile = tiles - 1 - tile;  // there the first have the most work
-        w.head *= s.group;
-    }
+    const unsigned part = of_keys ? s.part : 1;
+    w.head = block_work(&tile, block, tiles, s.B * s.NH / part, at_once) * part;
+    if (of_keys) tile = tiles - 1 - tile;  // there the first have the most work
     const unsigned h = w.head % s.NH;
     w.at_q = h * s.HS;
     w.at_k = (s.NH + h / s.group) * s.HS;
@@ -673,7 +685,8 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
 }
 
 // Scores are transposed here: a row is a key, a column a query. The tiles of queries of all heads
-// of the group are one stream, one head after the other.
+// of a part of the group are one stream, one head after the other. If that is not the whole group,
+// their sums are stored in fp32, as (group / part, B, T, 2, NKV HS) behind dqkv.
 template <int D, typename X, bool PACKED, bool SMALL>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
 attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const float *lse,
@@ -700,7 +713,7 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
                                                      < first + ROWS);
         tiles = seen;
     }
-    const int all_tiles = tiles * (int)shape.group;
+    const int all_tiles = tiles * (int)shape.part;
 
     float dk[MI][D / 8][4], dv[MI][D / 8][4];
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] = dv[m][n][e] = 0;
@@ -736,7 +749,7 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
         __pipeline_wait_prior(0);
         __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
         next = tile + 1;
-        if (next == tiles) {  // the group's next head
+        if (next == tiles) {  // the part's next head
             next = 0;
             w.head++;
             w.at_q += shape.HS;
@@ -770,10 +783,38 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
         tile_accumulate<D>(dk, dp, q_tile);
     }
     const FlashWork to = flash_work(ROWS, true, shape, at_once);
-    dqkv += (size_t)(to.at_row + to.first) * shape.pitch + to.at_k;
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] *= shape.scale;
+    if (shape.part < shape.group) {
+        const unsigned row = to.head % shape.group / shape.part * shape.B * shape.T + to.at_row;
+        float *sums = reinterpret_cast<float *>(dqkv + (size_t)shape.B * T * shape.pitch)
+                      + (size_t)(row + to.first) * 2 * shape.keys + to.at_k - shape.width;
+        const auto store = [&](float *x, const float (&acc)[MI][D / 8][4]) {
+            FOR_FRAGMENTS(m, n, D / 8, e) {
+                const int r = row0 + fragment_row(m, e), c = fragment_column(n, e);
+                float *const at = x + (int64_t)r * 2 * (int)shape.keys + c;
+                if (e % 2 == 0 && r < to.rows && c < HS)  // four lanes write 32 bytes
+                    *reinterpret_cast<float2 *>(at) = make_float2(acc[m][n][e], acc[m][n][e | 1]);
+            }
+        };
+        store(sums, dk);
+        store(sums + shape.keys, dv);
+        return;
+    }
+    dqkv += (size_t)(to.at_row + to.first) * shape.pitch + to.at_k;
     tile_store<D>(dqkv, pitch, to.rows, HS, dk, k_tile, row0);
     tile_store<D>(dqkv + shape.keys, pitch, to.rows, HS, dv, v_tile, row0);
+}
+
+// Adds up the parts of the gradients of keys and values, in the order of the heads: a number each.
+template <typename X>
+__global__ static void attention_parts_kernel(X *dqkv, AttentionShape s) {
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, width = 2 * s.keys;
+    const size_t all = s.B * s.T * width;
+    const float *sums = reinterpret_cast<float *>(dqkv + (size_t)s.B * s.T * s.pitch);
+    float sum = 0;
+    if (i >= all) return;
+    for (unsigned part = 0; part < s.group / s.part; part++) sum += sums[part * all + i];
+    dqkv[(size_t)(i / width) * s.pitch + s.width + i % width] = from_f32<X>(sum);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -821,11 +862,11 @@ static void attention_queries(X *result, float *lse, const float *delta, const X
            lse, delta, dout, qkv, begins, s);
 }
 
-// Those in which it owns keys.
+// Those in which it owns keys. room: see attention_parts().
 template <typename X>
 static void attention_keys(X *dqkv, const float *delta, const X *dout, const float *lse,
                            const X *qkv, const int32_t *begins, AttentionShape s, size_t shared,
-                           cudaStream_t stream) {
+                           size_t room, cudaStream_t stream) {
     const size_t D = round_up(s.HS, 32), rows = 64 * (size_t)KEY_MI(D);
     const bool small = FLASH_SMALL(D, shared);
     const size_t queries = KEY_QUERIES(small), numbers = (begins != NULL ? 6 : 4) * queries;
@@ -836,8 +877,12 @@ static void attention_keys(X *dqkv, const float *delta, const X *dout, const flo
                 ? FLASH_KERNEL(attention_keys_flash_kernel, D, small, X, true)
                 : FLASH_KERNEL(attention_keys_flash_kernel, D, small, X, false);
             LET_SHARED(kernel, bytes);
-            LAUNCH(kernel, ceil_div(s.T, rows) * s.B * s.NKV, FLASH_THREADS, bytes, stream, dqkv,
-                   delta, dout, lse, qkv, begins, s, flash_at_once(s, true));
+            s.part = s.group / attention_parts(s, room);
+            LAUNCH(kernel, ceil_div(s.T, rows) * s.B * s.NH / s.part, FLASH_THREADS, bytes, stream,
+                   dqkv, delta, dout, lse, qkv, begins, s, flash_at_once(s, true));
+            if (s.part < s.group)
+                LAUNCH(attention_parts_kernel<X>, ceil_div(s.B * s.T * s.keys, 128), 256, 0, stream,
+                       dqkv, s);
             return;
         }
     LAUNCH(attention_keys_plain_kernel<X>, ceil_div(s.B * s.NKV * s.T, PLAIN_WARPS),
@@ -856,17 +901,18 @@ static void attention_forward(X *out,        // (B, T, NH HS)
                                stream);
 }
 
-// Overwrites all of dqkv (as qkv). `out` and `lse` are the forward pass's; delta is scratch.
+// Overwrites all of dqkv (as qkv). `out` and `lse` are the forward pass's; delta is scratch, and so
+// are `room` floats behind dqkv.
 template <typename X>
-static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *dout, const X *out,
-                               const float *lse, const X *qkv, const int32_t *begins,
+static void attention_backward(X *dqkv, size_t room, float *delta /* (B, NH, T) */, const X *dout,
+                               const X *out, const float *lse, const X *qkv, const int32_t *begins,
                                AttentionShape s, cudaStream_t stream, bool plain = false) {
     const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
     const size_t shared = flash_shared<X>(s, plain);
     GPU_TAKES(stream, 4.0 * s.width * s.B * s.T * s.T, gpu_flops);
     LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
            s);
-    attention_keys(dqkv, delta, dout, lse, qkv, begins, s, shared, stream);
+    attention_keys(dqkv, delta, dout, lse, qkv, begins, s, shared, room, stream);
     attention_queries<X, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s, shared, stream);
 }
 
