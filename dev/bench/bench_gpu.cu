@@ -95,7 +95,7 @@ template <typename X> static void bench_shape(const Shape *s) {
 
     // Tensors by their width; those of one width serve several functions.
     X *x = tensor_of<X>(N * C), *x2 = tensor_of<X>(N * C), *x3 = tensor_of<X>(N * C);
-    X *qkv = tensor_of<X>(N * Q), *dqkv = tensor_of<X>(N * Q);
+    X *qkv = tensor_of<X>(N * Q), *dqkv = tensor_of<X>(N * (M > Q ? M : Q));
     X *fc = tensor_of<X>(N * M), *act = tensor_of<X>(N * M), *w = tensor_of<X>(M * C);
     X *dw = tensor_of<X>(M * C), *bias = tensor_of<X>(M), *dbias = tensor_of<X>(M);
     X *wte = tensor_of<X>(Vp * C), *wpe = tensor_of<X>(T * C), *logits = tensor_of<X>(rows * Vp);
@@ -151,7 +151,8 @@ template <typename X> static void bench_shape(const Shape *s) {
     BENCH("attention_forward", 2 * product, N * (Q + C) * E,
           attention_forward(x, lse, qkv, NULL, heads, stream));
     BENCH("attention_backward", 5 * product, 2 * N * (Q + C) * E,
-          attention_backward(dqkv, delta, x2, x, lse, qkv, NULL, heads, stream));
+          attention_backward(dqkv, (M > Q ? M - Q : 0) * N * E / 4, delta, x2, x, lse, qkv, NULL,
+                             heads, stream));
     const int activation = llama ? ACTIVATION_SILU : ACTIVATION_GELU;
     BENCH("activation_forward", 0, N * (M + F) * E,
           activation_forward(act, fc, N, F, activation, stream));

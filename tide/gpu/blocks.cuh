@@ -42,7 +42,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
         if (a->cache != NULL)
             cache_store(a->cache + g->position * cache_row(c), a->qkv, N, s, stream);
         if (a->cache != NULL && N == 1)
-            attention_cached(a->atty, a->qkv, a->cache, g->position + 1, s, stream);
+            attention_cached(a->atty, a->lse, a->qkv, a->cache, g->position + 1, s, stream);
         else
             attention_forward(a->atty, a->lse, a->qkv, g->documents, s, stream);
     } else if (part == 1) {
@@ -99,7 +99,8 @@ static void layer_backward(GPT2 *g, size_t l) {
                        a.mid_mean, a.mid_rstd, N, C, stream);
     // attention branch: dx -> datty -> dqkv -> datt_in -> dx
     matmul_backward(lt, dc, A, d.attproj_w, dx, a.atty, w.attproj_w, N, A, C, stream);
-    attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->documents, s, stream);
+    attention_backward(dwide, behind_dqkv(g), g->delta, dc, a.atty, a.lse, a.qkv, g->documents, s,
+                       stream);
     if (c->rope.theta > 0)
         heads_backward(dwide, d.q_norm, d.k_norm, sum, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
                        g->documents, s, stream);

@@ -490,6 +490,12 @@ static bool head_in_place(const GPT2 *g) {
     return !g->config.tied && g->words.count == 0 && g->max_B * g->max_T <= g->head_rows;
 }
 
+// Floats of dwide behind dqkv, for attention_backward().
+static size_t behind_dqkv(const GPT2 *g) {
+    const GPT2Config *c = &g->config;
+    return g->B * g->T * (config_wide(c) - config_qkv(c)) * sizeof(floatX) / sizeof(float);
+}
+
 // For the timeline: from here on the compute stream works on segment s; NULL: on nothing.
 static void compute_span(GPT2 *g, const char *name, size_t s) {
     timeline_compute(&g->timeline, name, s, g->compute);

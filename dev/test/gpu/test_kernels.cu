@@ -1029,7 +1029,7 @@ static void sizes_are_refused(void) {
             if (i < 2) index_32(B * T * C / Pack<bf16>::N);
             else if (i == 2) encoder_forward<bf16>(NULL, NULL, NULL, NULL, NULL, B + 1, T, C, NULL);
             else
-                attention_backward<bf16>(NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                attention_backward<bf16>(NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL,
                                          attention_shape(B, T, 1, 1, C), NULL);
             _exit(0);
         }
