@@ -524,7 +524,7 @@ static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size
 template <typename X>
 static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X *b,
                            size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, stream);
+    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, (X *)b, false, stream);
 }
 
 // Overwrites both gradients, or adds to dw, which is in fp32 then; the rows of dinp (N, C) are
