@@ -10,8 +10,9 @@
 #include "gpt2.cuh"
 
 // Counts, in a rehearsal, the bytes that the passes between a layer's products read and write:
-// norms and sums, rotation, non-linearity. In backward of 16 bits, GELU's slopes and the sums of
-// biases take none: they are in the epilogues of products (matmul_backward).
+// norms and sums, rotation, non-linearity. Norms take twice the time of their bytes in backward
+// (doc/gpu_results.md). There, GELU's slopes and the sums of biases take none in 16 bits: they are
+// in the epilogues of products (matmul_backward).
 static void layer_passes(GPT2 *g, bool backward) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, M = config_mlp(c);
@@ -19,8 +20,8 @@ static void layer_passes(GPT2 *g, bool backward) {
     const bool passes = sizeof(floatX) == 4;
     const size_t summed = passes && config_biased(c, BIAS_QKV) ? config_qkv(c) : 0;
     const size_t sloped = passes || c->activation != ACTIVATION_GELU ? F + 2 * M : 0;
-    GPU_TAKES(g->compute, (8 * C + turned + (backward ? sloped + summed : F + M)) * g->B * g->T
-                              * sizeof(floatX), gpu_bytes);
+    const size_t each = backward ? 16 * C + sloped + summed : 8 * C + F + M;
+    GPU_TAKES(g->compute, (each + turned) * g->B * g->T * sizeof(floatX), gpu_bytes);
 }
 
 // Runs a part of a layer with weights w: the part's, and those of the norm of its sum. Part 0
