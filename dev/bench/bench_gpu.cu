@@ -133,6 +133,18 @@ template <typename X> static void bench_shape(const Shape *s) {
     bench_linear("attproj", x2, x, w, b, dw, N, C, C);
     bench_linear("fc", fc, x, w, b, dw, N, C, M);
     bench_linear("fcproj", x, act, w, b, dw, N, F, C);
+    if (!llama
+        && gemm(lt, true, false, Q, C, N, qkv, Q, x, C, dw, C, bias, false, stream, GEMM_SUMS)
+        && gemm(lt, false, false, N, F, C, x, C, w, F, act, F, fc, false, stream, GEMM_SLOPE)) {
+        const double of_qkv = 2.0 * (double)(N * C * Q), of_fc = 2.0 * (double)(N * C * F);
+        BENCH("qkv, gradient of weight and bias", of_qkv, (N * C + C * Q + N * Q) * E,
+              gemm(lt, true, false, Q, C, N, qkv, Q, x, C, dw, C, bias, false, stream, GEMM_SUMS));
+        BENCH("fc, gradient of weight and bias", of_fc, (N * C + C * F + N * F) * E,
+              gemm(lt, true, false, F, C, N, fc, F, x, C, dw, C, bias, false, stream, GEMM_SUMS));
+        BENCH("fcproj, input, GELU's slope", of_fc,
+              (N * C + C * F + 2 * N * F) * E,
+              gemm(lt, false, false, N, F, C, x, C, w, F, act, F, fc, false, stream, GEMM_SLOPE));
+    }
     if (!llama)
         BENCH("bias_backward (3 C)", 0, N * Q * E,
               bias_backward(dbias, scratch, qkv, N, Q, stream));

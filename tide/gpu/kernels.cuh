@@ -544,25 +544,6 @@ static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size
            scratch, ceil_div(N, layernorm_backward_rows(N)), 3 * C, C, C);
 }
 
-// --- linear layer: out (N, OC) = inp (N, C) . w (OC, C)^T + b --------------------------------
-
-template <typename X>
-static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X *b,
-                           size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, stream);
-}
-
-// Overwrites both gradients, or adds to dw, which is in fp32 then; the rows of dinp (N, C) are
-// `pitch` apart. The bias's gradient is the sums of dout's columns: a kernel of ours that writes
-// dout makes them in passing; for other dout there is bias_backward().
-template <typename X, typename D>
-static void matmul_backward(Matmul *lt, X *dinp, size_t pitch, D *dw, const X *dout, const X *inp,
-                            const X *w, size_t N, size_t C, size_t OC, cudaStream_t stream,
-                            bool adds = false) {
-    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, pitch, NULL, false, stream);
-    gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, adds, stream);
-}
-
 // --- rotary positions (Su et al. 2021), and the norm of q and k: as on the CPU ----------------
 //
 // A team of lanes, a power of two, takes a head. Its thread i has run i, i + team, .. of the W
@@ -926,6 +907,36 @@ static void activation_backward(X *d, X *db, float *scratch, const X *inp, size_
     LAUNCH(gate_backward_kernel<X>, pack_blocks<X>(N * F), BLOCK_THREADS, 0, stream, d, inp,
            index_32(N * F / Pack<X>::N), (unsigned)F);
     if (db != NULL) bias_backward(db, scratch, d, N, 2 * F, stream);
+}
+
+// --- linear layer: out (N, OC) = inp (N, C) . w (OC, C)^T + b --------------------------------
+
+template <typename X>
+static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X *b,
+                           size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, (X *)b, false, stream);
+}
+
+// Overwrites both gradients, or adds to dw, which is in fp32 then; the rows of dinp (N, C) are
+// `pitch` apart. db, if there is one: the sums of dout's columns, in the epilogue of dw's product
+// or by bias_backward(). (A kernel of ours that writes dout makes them in passing.) fc, if inp is
+// GELU of it: its slopes are multiplied into dinp in the epilogue, which returns true, or false
+// where activation_backward() has to.
+template <typename X, typename D>
+static bool matmul_backward(Matmul *lt, X *dinp, size_t pitch, D *dw, const X *dout, const X *inp,
+                            const X *w, size_t N, size_t C, size_t OC, cudaStream_t stream,
+                            typename MatmulType<X>::type *fc = NULL,
+                            typename MatmulType<X>::type *db = NULL, float *scratch = NULL,
+                            bool adds = false) {
+    const bool sloped = gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, pitch, fc, false,
+                             stream, GEMM_SLOPE);
+    if (!sloped)
+        gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, pitch, NULL, false, stream);
+    if (!gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, db, adds, stream, GEMM_SUMS)) {
+        gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, adds, stream);
+        bias_backward(db, scratch, dout, N, OC, stream);
+    }
+    return sloped && fc != NULL;
 }
 
 // --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
