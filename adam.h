@@ -56,34 +56,43 @@ static inline AdamStep adam_step_prepare(double lr, double beta1, double beta2, 
     return s;
 }
 
-// One element: parameter p, moments m and v, gradient g. `decay` is s->weight_decay, or 0 for
-// tensors that do not decay. A moment too small for a normal number becomes +0: such numbers
-// carry nothing, are slow on many CPUs, and not all hardware keeps them. NaN passes through.
-HOST_DEVICE static inline void adam_scalar(float *p, float *m, float *v, float g,
-                                           const AdamStep *s, float decay) {
+// The moments m and v of one element by its gradient g. One too small for a normal number becomes
+// +0: such numbers carry nothing, are slow on many CPUs, and not all hardware keeps them. NaN
+// passes through.
+HOST_DEVICE static inline void adam_moments(float *m, float *v, float g, const AdamStep *s) {
     const float gs = mul_f32(g, s->grad_scale);
-    float m1 = fma_f32(s->beta1, *m, mul_f32(s->one_minus_beta1, gs));
-    float v1 = fma_f32(s->beta2, *v, mul_f32(mul_f32(s->one_minus_beta2, gs), gs));
-    m1 = fabsf(m1) < FLT_MIN ? 0.0f : m1;
-    v1 = v1 < FLT_MIN ? 0.0f : v1;
-    const float step = div_f32(m1, fma_f32(sqrt_f32(v1), s->root_scale, s->eps));
-    // p - lr (step + decay p): the decay is added to the step, where no digit of it is lost
-    *p = fma_f32(s->minus_lr, fma_f32(decay, *p, step), *p);
-    *m = m1;
-    *v = v1;
+    const float m1 = fma_f32(s->beta1, *m, mul_f32(s->one_minus_beta1, gs));
+    const float v1 = fma_f32(s->beta2, *v, mul_f32(mul_f32(s->one_minus_beta2, gs), gs));
+    *m = fabsf(m1) < FLT_MIN ? 0.0f : m1;
+    *v = v1 < FLT_MIN ? 0.0f : v1;
 }
 
-// The same with moments in bf16, the upper halves of *m and *v. Only what is stored is rounded, at
-// random: v moves by a thousandth of itself per step, which the nearest of numbers with 8 bits
-// would lose (doc/rounding.md). index: the element's number in the arena, modulo 2^32. Its random
-// bits depend on that and the step alone: whoever makes the update, in whichever order.
+// And its parameter p. `decay` is s->weight_decay, or 0 for tensors that do not decay.
+HOST_DEVICE static inline void adam_scalar(float *p, float *m, float *v, float g,
+                                           const AdamStep *s, float decay) {
+    adam_moments(m, v, g, s);
+    const float step = div_f32(*m, fma_f32(sqrt_f32(*v), s->root_scale, s->eps));
+    // p - lr (step + decay p): the decay is added to the step, where no digit of it is lost
+    *p = fma_f32(s->minus_lr, fma_f32(decay, *p, step), *p);
+}
+
+// Rounds moments to bf16, at random: v moves by a thousandth of itself per step, which the nearest
+// of numbers with 8 bits would lose (doc/rounding.md). index: the element's number in the arena,
+// modulo 2^32. Its random bits depend on that and the step alone: whoever makes the update, in
+// whichever order. The upper halves of *m and *v are the results.
+HOST_DEVICE static inline void adam_round(uint32_t *m, uint32_t *v, float m1, float v1,
+                                          const AdamStep *s, uint32_t index) {
+    const uint32_t random = mix_bits(index ^ s->noise);
+    *m = random_upper(m1, random & 0xffff);
+    *v = random_upper(v1, random >> 16);
+}
+
+// adam_scalar() with moments in bf16, the upper halves of *m and *v: rounded when they are stored.
 HOST_DEVICE static inline void adam_upper(float *p, uint32_t *m, uint32_t *v, float g,
                                           const AdamStep *s, float decay, uint32_t index) {
     float m1 = bits_float(*m & 0xffff0000), v1 = bits_float(*v & 0xffff0000);
-    const uint32_t random = mix_bits(index ^ s->noise);
     adam_scalar(p, &m1, &v1, g, s, decay);
-    *m = random_upper(m1, random & 0xffff);
-    *v = random_upper(v1, random >> 16);
+    adam_round(m, v, m1, v1, s, index);
 }
 
 HOST_DEVICE static inline void adam_bf16(float *p, uint16_t *m, uint16_t *v, float g,
@@ -231,10 +240,7 @@ static void adam_range(const AdamWork *w, size_t first, size_t last, uint32_t in
     #define ADAM_CASE(...) \
         adam_loop(w->w, w->low, w->m, w->v, w->sum, grad, w, first, last, index, decay, __VA_ARGS__)
     #define ADAM_LOOP(...) \
-        do { \
-            if (w->step.moments_bf16) ADAM_CASE(1, __VA_ARGS__); \
-            else ADAM_CASE(0, __VA_ARGS__); \
-        } while (0)
+        (w->step.moments_bf16 ? ADAM_CASE(1, __VA_ARGS__) : ADAM_CASE(0, __VA_ARGS__))
     if (w->low == NULL && has_sum) ADAM_LOOP(0, 1, 0);
     else if (w->low == NULL) ADAM_LOOP(0, 0, 0);
     else if (has_sum) ADAM_LOOP(1, 1, 1);
@@ -357,9 +363,9 @@ static inline void adam_work(const AdamWork *w) {
 static inline void adam_update(void *w, uint16_t *low, void *m, void *v, const void *grad,
                                int grad_is_half, size_t n, const AdamStep *s, int decay) {
     const AdamRun run = {0, n, decay, 0};
-    const AdamWork work = {.w = w, .low = low, .m = m, .v = v, .sum = NULL, .grad = grad,
-                           .grad_is_half = grad_is_half, .first = 0, .scale = 1,
-                           .block_sums = NULL, .runs = &run, .count = 1, .step = *s};
+    const AdamWork work = {.w = w, .low = low, .m = m, .v = v, .grad = grad,
+                           .grad_is_half = grad_is_half, .scale = 1, .runs = &run, .count = 1,
+                           .step = *s};
     adam_work(&work);
 }
 

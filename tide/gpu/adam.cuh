@@ -20,39 +20,98 @@ template <> HOST_DEVICE inline halfX weight_from<halfX>(float p) {
 }
 
 // A launch for the runs from number `first` on, as many as it has room for. Units: blocks of the
-// norm, or of threads that take four elements each.
+// norm, or of threads that take eight elements each.
 static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool norm) {
     Batch<AdamRun> batch;
     memset(&batch, 0, sizeof batch);
     for (int i = first; i < count && i < first + BATCH_MOST; i++) {
-        const size_t fours = (runs[i].at + runs[i].length + 3) / 4 - runs[i].at / 4;
-        const size_t blocks = runs[i].length > 0 ? ceil_div(fours, ADAM_THREADS) : 0;
+        const size_t eights = (runs[i].at + runs[i].length + 7) / 8 - runs[i].at / 8;
+        const size_t blocks = runs[i].length > 0 ? ceil_div(eights, ADAM_THREADS) : 0;
         batch_add(&batch, runs[i], norm ? norm_blocks(runs[i].length) : blocks);
     }
     return batch;
 }
 
-// An element with a weight W, float or uint16_t for a half, and moments M, float or uint16_t for
-// bf16. A float has no `low`.
-template <typename W, typename M>
-__device__ static inline void adam_stored(W *w, uint16_t *low, M *m, M *v, float g,
-                                          const AdamStep *s, float decay, size_t index) {
-    float p;
-    if constexpr (sizeof(W) == 2) p = master_f32(*w, *low);
-    else p = *w;
-    if constexpr (sizeof(M) == 2) adam_bf16(&p, m, v, g, s, decay, (uint32_t)index);
-    else adam_scalar(&p, m, v, g, s, decay);
-    if constexpr (sizeof(W) == 2) *w = master_weight(p), *low = master_low(p);
-    else *w = master_rounded(p);
+// adam_scalar() for usual numbers, without a branch: several elements then overlap. The root and
+// the quotient are made by the instructions that nvcc makes of IEEE's where it needs no branch.
+// Powers of two keep what remains to be divided above subnormal numbers. Returns false if the bits
+// may be others: below 2^-120, and if *p became NaN because a number is too large for this.
+__device__ static inline bool adam_quick(float *p, float *m, float *v, float g, const AdamStep *s,
+                                         float decay) {
+    adam_moments(m, v, g, s);
+    const float square = mul_f32(*v, 0x1p26f), r = fminf(rsqrt_fast(square), FLT_MAX);  // 0: 0
+    const float root = mul_f32(square, r), half = mul_f32(0.5f, r);
+    const float exact_root = fma_f32(fma_f32(-root, root, square), half, root);  // 2^13 sqrt(v)
+    const float by = fma_f32(exact_root, s->root_scale * 0x1p11f, s->eps * 0x1p24f);
+    const float near = rcp_fast(by), inverse = fma_f32(near, fma_f32(-by, near, 1.0f), near);
+    const float dividend = mul_f32(*m, 0x1p24f), quotient = mul_f32(dividend, inverse);
+    const float step = fma_f32(fma_f32(-by, quotient, dividend), inverse, quotient);
+    *p = fma_f32(s->minus_lr, fma_f32(decay, *p, step), *p);
+    return (step == 0) | (fabsf(step) > 0x1p-120f);
 }
 
-// Four numbers, loaded and stored at once.
-template <typename X> struct alignas(4 * sizeof(X)) Four { X x[4]; };
-template <typename X> __device__ static inline Four<X> &four(const X *at) { return *(Four<X> *)at; }
+// N numbers from memory and back, as words: floats, or numbers of 16 bits in the upper halves.
+// Eight are accessed 16 bytes at a time.
+template <int N, typename X>
+__device__ static inline void load_words(uint32_t (&x)[N], const X *at) {
+    if constexpr (N == 1) x[0] = sizeof(X) == 2 ? (uint32_t)*at << 16 : float_bits(*at);
+    else UNROLL for (int i = 0; i < N; i += Pack<X>::N) {
+        const Pack<uint32_t> words = load_pack((const uint32_t *)(at + i));
+        UNROLL for (int j = 0; j < Pack<X>::N; j++)
+            x[i + j] = sizeof(X) == 4 ? words.x[j] : words.x[j / 2] << (j % 2 ? 0 : 16);
+    }
+}
+template <int N, typename X>
+__device__ static inline void store_words(X *at, const uint32_t (&x)[N]) {
+    if constexpr (N == 1) *at = sizeof(X) == 2 ? (X)(x[0] >> 16) : (X)bits_float(x[0]);
+    else UNROLL for (int i = 0; i < N; i += Pack<X>::N) {
+        Pack<uint32_t> words;
+        UNROLL for (int j = 0; j < 4; j++)
+            words.x[j] = sizeof(X) == 4 ? x[i + j] : x[2 * j] >> 16 | (x[2 * j + 1] & 0xffff0000);
+        store_pack((uint32_t *)(at + i), words);
+    }
+}
 
-// One thread takes four elements that start at a multiple of four. At the ends of a run that starts
-// or ends elsewhere, or in arenas that are not aligned, it takes those of its four that belong to
-// the run one by one. The unit of work is one block of threads.
+// Elements `at` .. at + N - 1, with weights W, float or uint16_t for a half, and moments M, float
+// or uint16_t for bf16. A float has no `low`. index: the number of the first. One is updated by
+// adam_scalar(). Eight are, by adam_quick(), if all are usual: else false is returned.
+template <int N, typename W, typename M>
+__device__ static inline bool adam_elements(W *w, uint16_t *low, M *m, M *v, const void *grad,
+                                            bool grad_is_half, size_t at, const AdamStep *s,
+                                            float decay, size_t index) {
+    uint32_t ws[N], lows[N] = {0}, ms[N], vs[N], gs[N];
+    load_words(ws, w + at);
+    if (sizeof(W) == 2) load_words(lows, low + at);
+    load_words(ms, m + at);
+    load_words(vs, v + at);
+    if (grad_is_half) {
+        load_words(gs, (const uint16_t *)grad + at);
+        UNROLL for (int j = 0; j < N; j++) gs[j] = float_bits(half_to_f32(gs[j] >> 16));
+    } else load_words(gs, (const float *)grad + at);
+    bool usual = true;
+    UNROLL for (int j = 0; j < N; j++) {
+        const uint32_t mask = sizeof(M) == 2 ? 0xffff0000 : 0xffffffff;
+        float p = sizeof(W) == 2 ? master_f32(ws[j] >> 16, lows[j] >> 16) : bits_float(ws[j]);
+        float m1 = bits_float(ms[j] & mask), v1 = bits_float(vs[j] & mask);
+        if (N == 1) adam_scalar(&p, &m1, &v1, bits_float(gs[j]), s, decay);
+        else usual &= adam_quick(&p, &m1, &v1, bits_float(gs[j]), s, decay);
+        ws[j] = sizeof(W) == 2 ? (uint32_t)master_weight(p) << 16 : float_bits(master_rounded(p));
+        lows[j] = (uint32_t)master_low(p) << 16;
+        ms[j] = float_bits(m1);
+        vs[j] = float_bits(v1);
+        if (sizeof(M) == 2) adam_round(&ms[j], &vs[j], m1, v1, s, (uint32_t)index + j);
+    }
+    if (!usual) return false;
+    store_words(w + at, ws);
+    if (sizeof(W) == 2) store_words(low + at, lows);
+    store_words(m + at, ms);
+    store_words(v + at, vs);
+    return true;
+}
+
+// One thread takes eight elements that start at a multiple of eight. At the ends of a run that
+// starts or ends elsewhere, in arenas that are not aligned, and where a number is unusual, it takes
+// those of its eight that belong to the run one by one. The unit of work is one block of threads.
 template <typename W, typename M>
 __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const void *grad,
                                           bool grad_is_half, bool aligned,
@@ -60,31 +119,14 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
     unsigned block = blockIdx.x;
     const AdamRun run = batch_find(batch, &block);
     const size_t end = run.at + run.length;
-    const size_t i = 4 * (run.at / 4 + block * (size_t)ADAM_THREADS + threadIdx.x);
+    const size_t i = 8 * (run.at / 8 + block * (size_t)ADAM_THREADS + threadIdx.x);
     const size_t number = run.index - run.at;  // of element 0, modulo 2^64
     const float decay = run.decay ? s.weight_decay : 0.0f;
-    if (aligned && i >= run.at && i + 4 <= end) {
-        Four<W> w4 = four(w + i);
-        Four<M> m4 = four(m + i), v4 = four(v + i);
-        Four<uint16_t> low4 = {{0}};
-        if constexpr (sizeof(W) == 2) low4 = four(low + i);
-        Four<float> g4;
-        if (grad_is_half) {
-            const Four<uint16_t> g16 = four((const uint16_t *)grad + i);
-            for (int j = 0; j < 4; j++) g4.x[j] = half_to_f32(g16.x[j]);
-        } else g4 = four((const float *)grad + i);
-        for (int j = 0; j < 4; j++)
-            adam_stored(&w4.x[j], &low4.x[j], &m4.x[j], &v4.x[j], g4.x[j], &s, decay,
-                        number + i + j);
-        four(w + i) = w4;
-        if constexpr (sizeof(W) == 2) four(low + i) = low4;
-        four(m + i) = m4;
-        four(v + i) = v4;
-        return;
-    }
-    for (size_t j = i > run.at ? i : run.at; j < i + 4 && j < end; j++)
-        adam_stored(&w[j], low + j, &m[j], &v[j], grad_at(grad, grad_is_half, j), &s, decay,
-                    number + j);
+    if (aligned && i >= run.at && i + 8 <= end
+        && adam_elements<8>(w, low, m, v, grad, grad_is_half, i, &s, decay, number + i)) return;
+    #pragma unroll 1
+    for (size_t j = i > run.at ? i : run.at; j < i + 8 && j < end; j++)
+        adam_elements<1>(w, low, m, v, grad, grad_is_half, j, &s, decay, number + j);
 }
 
 // adam_update() for elements at .. at + length - 1 of each run: the same bits. The pointers are the

@@ -274,28 +274,6 @@ __device__ static inline void load_matrices(uint32_t (&r)[4], const void *row) {
 #endif
 }
 
-// 2^x to 2 units of the last place; results below 2^-126 become 0; exp2_fast(-inf) = 0.
-__device__ static inline float exp2_fast(float x) {
-#ifdef __CUDA_EMU__
-    return exp2f(x);
-#else
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#endif
-}
-
-// 1 / x to 1 unit of the last place; 0 of an infinity.
-__device__ static inline float rcp_fast(float x) {
-#ifdef __CUDA_EMU__
-    return 1.0f / x;
-#else
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#endif
-}
-
 // Every element [m][n][e] of a thread's (MI, N) fragments, each of four numbers (see mma_16x8x16).
 #define FOR_FRAGMENTS(m, n, N, e) \
     UNROLL for (int m = 0; m < MI; m++) \

@@ -154,6 +154,23 @@ template <typename X> __device__ static inline void store_pack(X *p, const Pack<
     store_bits(p, bits);
 }
 
+// Functions of one instruction, which are near and take a subnormal number for 0.
+#ifdef __CUDA_EMU__
+#define FAST(name, instruction, emulated) \
+    __device__ static inline float name(float x) { return emulated; }
+#else
+#define FAST(name, instruction, emulated) \
+    __device__ static inline float name(float x) { \
+        float y; \
+        asm(instruction ".approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); \
+        return y; \
+    }
+#endif
+FAST(exp2_fast, "ex2", exp2f(x))            // 2 units of the last place; 0 of -infinity
+FAST(rcp_fast, "rcp", 1.0f / x)             // 1 unit; 0 of an infinity
+FAST(rsqrt_fast, "rsqrt", 1.0f / sqrtf(x))  // 2 units; infinity of 0
+#undef FAST
+
 // ---------------------------------------------------------------------------------------------
 // Reductions. Each has one order, so that the same launch always gives the same bits. All threads
 // of the warp (of the block) must call them, and all of them get the result.

@@ -362,70 +362,78 @@ static void layernorm_forward(X *out, float *mean, float *rstd,  // (N, C), (N),
 }
 
 // Each block takes a run of rows, and its teams take turns. A thread has the same columns in every
-// row: its sums of the columns of dinp, of dw and of db stay in registers, if HELD, and come to
-// shared memory in the end. Very wide rows need blocks so large that there are no registers left:
-// then the sums are in shared memory all the time, where nobody else touches them. `sums` is
-// (teams, SUMS, C), and within a row of C the first halves of all packs come before the second
-// halves, so that neighbouring threads access neighbouring 16 bytes.
+// row. Their sums, of dinp, dw and db, are in shared memory, in CELLS cells of 16 bytes for each of
+// its packs, which no other thread touches before the end. If HELD, two of the sums are in
+// registers until then, and their cells have the next row, which is copied while this one is
+// worked on: so two blocks fit on a multiprocessor. Very wide rows need blocks so large that there
+// are no registers left: all sums are in the cells, and rows are read where they are.
 enum { HELD_THREADS = 256 };
-template <typename X, bool HELD> struct LayernormBackward {
-    enum { MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512 };  // by their registers
+template <typename X, bool HELD, bool RMS> struct LayernormBackward {
+    enum {
+        MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512,  // by their registers
+        QUADS = Pack<X>::N / 4,
+        SUMS = RMS ? 2 : 3,
+        ROW = (SUMS - 2) * QUADS,  // the first of the row's three cells
+        CELLS = ROW + (QUADS == 1 ? 3 : 2 * QUADS)
+    };
 };
 
 template <typename X, bool HELD, bool RMS>
-__global__ static void __launch_bounds__(LayernormBackward<X, HELD>::MAX_THREADS)
+__global__ static void
+__launch_bounds__(LayernormBackward<X, HELD, RMS>::MAX_THREADS, HELD ? 2 : 1)
 layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X *dout, const X *inp,
-                          const X *w, const float *mean, const float *rstd, size_t N, size_t C,
-                          size_t rows, unsigned team) {
-    extern __shared__ __align__(16) float sums[];
+                          const X *w, const float *mean, const float *rstd, unsigned N, unsigned C,
+                          unsigned rows, unsigned team) {
+    typedef LayernormBackward<X, HELD, RMS> As;
+    extern __shared__ __align__(16) float cells[];
     __shared__ float2 part[2][32];  // of each warp, by parity of the round
-    enum { QUADS = Pack<X>::N / 4, SUMS = RMS ? 2 : 3 };
-    const unsigned packs = (unsigned)(C / Pack<X>::N), teams = blockDim.x / team;
+    enum { QUADS = As::QUADS, SUMS = As::SUMS, SHARED = HELD ? SUMS - 2 : SUMS };
+    const unsigned packs = C / Pack<X>::N, teams = blockDim.x / team;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const unsigned mine = threadIdx.x / team, i = threadIdx.x % team;
-    Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][SUMS];
-    const auto shared_sum = [&](int k, int q, int of) {  // of quad q of this thread's k-th pack
-        return (Pack<float> *)(sums + (mine * SUMS + of) * C) + q * packs + i + k * team;
+    const unsigned begin = blockIdx.x * rows, last = begin + rows < N ? begin + rows : N;
+    const X *const arrays[3] = {dout, inp, dinp};
+    const auto cell = [&](int k, int c, unsigned thread) {
+        const unsigned stride = HELD ? (unsigned)HELD_THREADS : blockDim.x;
+        return (Pack<float> *)cells + (k * As::CELLS + c) * stride + thread;
     };
-    const auto sum = [&](int k, int q, int of) {
-        return HELD ? &held[k * QUADS + q][of] : shared_sum(k, q, of);
+    Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][2];
+    const auto sum = [&](int k, int q, int of) {  // of quad q of this thread's k-th pack
+        return of < SHARED ? cell(k, of * QUADS + q, threadIdx.x)
+                           : &held[k * QUADS + q][of - SHARED];
     };
-    FOR_PACKS(k)
+    float next_mu = 0, next_r = 0;
+    const auto from = [&](int a, unsigned n, int k) {
+        return arrays[a] + (size_t)(n * packs + i + k * team) * Pack<X>::N;
+    };
+    const auto fetch = [&](unsigned n, int k) {  // this thread's k-th pack of a row
+        if (n >= last) return;
+        if (k == 0 && !RMS) next_mu = mean[n];
+        if (k == 0) next_r = rstd[n];
+        for (int a = 0; HELD && a < 3; a++)
+            __pipeline_memcpy_async(cell(k, As::ROW + a, threadIdx.x), from(a, n, k), 16);
+    };
+    const auto row = [&](int a, unsigned n, int k) {
+        return widen<X>(load_bits(HELD ? (X *)cell(k, As::ROW + a, threadIdx.x) : from(a, n, k)));
+    };
+    FOR_PACKS(k) {
         for (int q = 0; q < QUADS; q++)
             for (int of = 0; of < SUMS; of++) *sum(k, q, of) = Pack<float>{{0}};
-    const size_t begin = blockIdx.x * rows, last = begin + rows < N ? begin + rows : N;
-    int4 next_d[ROW_PACKS], next_x[ROW_PACKS], next_dx[ROW_PACKS];
-    float next_mu = 0, next_r = 0;
-    const auto load_row = [&](size_t n) {
-        if (n >= last) return;
-        if (!RMS) next_mu = mean[n];
-        next_r = rstd[n];
-        FOR_PACKS(k) {
-            const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
-            next_d[k] = load_bits(dout + at);
-            next_x[k] = load_bits(inp + at);
-            next_dx[k] = load_bits(dinp + at);
-        }
-    };
+        fetch(begin + mine, k);
+    }
     unsigned parity = 0;
-    if (HELD) load_row(begin + mine);
-    for (size_t first = begin; first < last; first += teams) {
-        const size_t n = first + mine;
+    for (unsigned first = begin; first < last; first += teams) {
+        const unsigned n = first + mine;
         const bool active = n < last;  // else: only here for the barrier
-        if (!HELD) load_row(n);
-        int4 bits_d[ROW_PACKS], bits_x[ROW_PACKS], bits_dx[ROW_PACKS];
-        UNROLL for (int k = 0; k < ROW_PACKS; k++) {
-            bits_d[k] = next_d[k];
-            bits_x[k] = next_x[k];
-            bits_dx[k] = next_dx[k];
-        }
         const float mu = next_mu, r = next_r;
-        if (HELD) load_row(n + teams);  // it is on its way while this one is worked on
+        __pipeline_commit();
+        __pipeline_wait_prior(0);
+        __syncwarp();  // before this no cell is read
         float d_mean = 0, d_dot = 0;  // means over c of dnorm, and of dnorm * norm
         UNROLL for (int k = 0; k < ROW_PACKS; k++)
             if (active && i + k * team < packs) {
-                const Wide<X> scale = widen<X>(load_bits(w + (size_t)(i + k * team) * Pack<X>::N));
-                const Wide<X> d = widen<X>(bits_d[k]), x = widen<X>(bits_x[k]);
+                const Wide<X> scale = widen<X>(load_bits(w + (i + k * team) * Pack<X>::N));
+                const Wide<X> d = row(0, n, k), x = row(1, n, k);
                 for (int j = 0; j < Pack<X>::N; j++) {
                     const float dnorm = d.x[j] * scale.x[j];
                     if (!RMS) d_mean += dnorm;
@@ -448,26 +456,22 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
         }
         d_mean /= (float)C;
         d_dot /= (float)C;
-        UNROLL for (int k = 0; k < ROW_PACKS; k++) {  // fp32 values of a row take twice as much
-            forget(&bits_d[k]);
-            forget(&bits_x[k]);
-        }
         UNROLL for (int k = 0; k < ROW_PACKS; k++)
             if (active && i + k * team < packs) {
-                const unsigned p = i + k * team;
-                const Wide<X> scale = widen<X>(load_bits(w + (size_t)p * Pack<X>::N));
-                const Wide<X> d = widen<X>(bits_d[k]), x = widen<X>(bits_x[k]);
-                Wide<X> dx = widen<X>(bits_dx[k]);
+                const Wide<X> scale = widen<X>(load_bits(w + (i + k * team) * Pack<X>::N));
+                const Wide<X> d = row(0, n, k), x = row(1, n, k);
+                Wide<X> dx = row(2, n, k);
                 float norm[Pack<X>::N];
                 for (int j = 0; j < Pack<X>::N; j++) {
                     norm[j] = (x.x[j] - mu) * r;
                     const float dnorm = d.x[j] * scale.x[j];
                     dx.x[j] += (dnorm - d_mean - norm[j] * d_dot) * r;
                 }
-                bits_dx[k] = narrow<X>(dx);
-                forget(&bits_dx[k]);  // else nvcc rounds each twice, in a pair and alone
-                store_bits(dinp + n * C + (size_t)p * Pack<X>::N, bits_dx[k]);
-                dx = widen<X>(bits_dx[k]);
+                int4 bits = narrow<X>(dx);
+                forget(&bits);  // else nvcc rounds each twice, in a pair and alone
+                store_bits((X *)from(2, n, k), bits);
+                fetch(n + teams, k);
+                dx = widen<X>(bits);
                 for (int q = 0; q < QUADS; q++)
                     for (int j = 0; j < 4; j++) {
                         sum(k, q, 0)->x[j] += dx.x[4 * q + j];
@@ -476,18 +480,19 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
                     }
             }
     }
-    if (HELD) {
-        FOR_PACKS(k)
-            for (int q = 0; q < QUADS; q++)
-                for (int of = 0; of < SUMS; of++) *shared_sum(k, q, of) = *sum(k, q, of);
-    }
+    FOR_PACKS(k)
+        for (int q = 0; q < QUADS; q++)
+            for (int of = SHARED; of < SUMS; of++)
+                *cell(k, of * QUADS + q, threadIdx.x) = *sum(k, q, of);
     __syncthreads();
-    for (unsigned at = threadIdx.x; at < SUMS * C; at += blockDim.x) {  // add up the teams
-        float total = 0;
-        for (unsigned t = 0; t < teams; t++) total += sums[t * SUMS * C + at];
-        const unsigned a = at % C, quad = a / 4 / packs, p = a / 4 % packs;
-        partial[blockIdx.x * 3 * C + at / C * C + p * Pack<X>::N + quad * 4 + a % 4] = total;
-    }
+    for (int c = mine; c < SUMS * QUADS; c += teams)  // add up the teams
+        FOR_PACKS(k) {
+            Pack<float> total = {{0}};
+            for (unsigned t = 0; t < teams; t++)
+                for (int j = 0; j < 4; j++) total.x[j] += cell(k, c, t * team + i)->x[j];
+            store_pack(partial + (blockIdx.x * 3 + c / QUADS) * (size_t)C
+                           + (i + k * team) * Pack<X>::N + c % QUADS * 4, total);
+        }
 }
 
 // Returns the number of rows that a block of layernorm_backward takes: its partial sums are few
@@ -499,39 +504,41 @@ static size_t layernorm_backward_scratch(size_t N, size_t C) {
     return most_blocks(N, 16, 512) * 3 * C;
 }
 
-// Bytes of shared memory that a block of layernorm_backward asks for; RMS norm, two thirds of them.
-// Its static shared memory is less than 2 KiB.
-template <typename X> static size_t layernorm_backward_shared(size_t C) {
-    const unsigned team = layernorm_team<X>(C);
-    return (team < BLOCK_THREADS ? BLOCK_THREADS / team : 1) * 3 * C * sizeof(float);
+// Bytes of shared memory that a block of layernorm_backward asks for; RMS norm, fewer. Its static
+// shared memory is less than 2 KiB.
+template <typename X, bool RMS = false> static size_t layernorm_backward_shared(size_t C) {
+    const size_t team = layernorm_team<X>(C), threads = team > HELD_THREADS ? team : HELD_THREADS;
+    return ceil_div(C / Pack<X>::N, team) * LayernormBackward<X, true, RMS>::CELLS * 16 * threads;
 }
 
 // Adds to dinp (the residual stream's gradient runs past this layer and is already there);
 // overwrites dw and db, and dinp_sum (C) with the sums of the columns of dinp as stored: the
 // gradient of the bias of the linear layer whose output's gradient dinp now is. NULL:
 // layernorm_dinp_sum() makes them later. scratch: layernorm_backward_scratch(N, C) floats. Ends the
-// program where C is too large for a block: 16384 channels in bf16 (A100: 13800), 12288 in fp32;
-// 8272 where a block has 99 KiB of shared memory, see check_device().
+// program where C is too large for a block: 16384 channels in bf16 (A100: 13312), 12288 in fp32
+// (10240); 8192 (6144) where a block has 99 KiB of shared memory, see check_device().
 template <typename X>
 static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratch, const X *dout,
                                const X *inp, const X *w, const float *mean, const float *rstd,
                                size_t N, size_t C, cudaStream_t stream) {
     const unsigned team = layernorm_team<X>(C);
     const unsigned teams = team < BLOCK_THREADS ? BLOCK_THREADS / team : 1;
-    const bool held = teams * team <= HELD_THREADS, rms = mean == NULL;
-    const size_t sums = rms ? 2 : 3, shared = layernorm_backward_shared<X>(C) / 3 * sums;
+    const bool held = team <= HELD_THREADS, rms = mean == NULL;
+    const size_t shared = rms ? layernorm_backward_shared<X, true>(C)
+                              : layernorm_backward_shared<X>(C);
     const size_t rows = layernorm_backward_rows(N);
     const auto kernel = held ? rms ? layernorm_backward_kernel<X, true, true>
                                    : layernorm_backward_kernel<X, true, false>
                              : rms ? layernorm_backward_kernel<X, false, true>
                                    : layernorm_backward_kernel<X, false, false>;
-    if (team > LayernormBackward<X, false>::MAX_THREADS)
+    if (team > LayernormBackward<X, false, false>::MAX_THREADS)
         fail("backward of layer normalisation: %zu channels are too many", C);
+    index_32(N * C / Pack<X>::N);  // the kernel counts packs so
     if (shared > 47 << 10) LET_SHARED(kernel, shared + 1024);  // its static part included
     LAUNCH(kernel, ceil_div(N, rows), teams * team, shared, stream, dinp, scratch, dout, inp, w,
-           mean, rstd, N, C, rows, team);
+           mean, rstd, (unsigned)N, (unsigned)C, (unsigned)rows, team);
     X *const to[4] = {dinp_sum, dw, db, NULL};
-    const size_t first = dinp_sum == NULL, width = (sums - first) * C;
+    const size_t first = dinp_sum == NULL, width = ((rms ? 2 : 3) - first) * C;
     LAUNCH(partial_sum_kernel<X>, ceil_div(width, 32), 1024, 0, stream, to[first], to[first + 1],
            to[first + 2], scratch + first * C, ceil_div(N, rows), 3 * C, width, C);
 }
@@ -567,8 +574,8 @@ template <typename X, int W>
 __device__ static inline HeadPart<W> load_part(const X *head, HeadLane lane) {
     HeadPart<W> part = {};
     FOR_RUNS(k, at) {
-        const Pack<X> x = as_pack<X>(load_run<W>(head + k % 2 * lane.half + at));
-        for (int j = 0; j < W; j++) part.x[k * W + j] = to_f32(x.x[j]);
+        const Wide<X> x = widen<X>(load_run<W>(head + k % 2 * lane.half + at));
+        for (int j = 0; j < W; j++) part.x[k * W + j] = x.x[j];
     }
     return part;
 }
@@ -1049,15 +1056,14 @@ __global__ static void add_kernel(O *out, const I *in, size_t n) {
     float more[N];
     if (first >= n) return;
     for (int i = 0; i < N; i += Pack<I>::N) {
-        const Pack<I> x = load_pack(in + first + i);
-        for (int j = 0; j < Pack<I>::N; j++) more[i + j] = to_f32(x.x[j]);
+        const Wide<I> x = widen<I>(load_bits(in + first + i));
+        for (int j = 0; j < Pack<I>::N; j++) more[i + j] = x.x[j];
     }
     for (int i = 0; i < N; i += Pack<O>::N) {
-        Pack<O> sum;
-        if (ADDS) sum = load_pack(out + first + i);
-        for (int j = 0; j < Pack<O>::N; j++)
-            sum.x[j] = from_f32<O>(ADDS ? to_f32(sum.x[j]) + more[i + j] : more[i + j]);
-        store_pack(out + first + i, sum);
+        Wide<O> sum;
+        if (ADDS) sum = widen<O>(load_bits(out + first + i));
+        for (int j = 0; j < Pack<O>::N; j++) sum.x[j] = ADDS ? sum.x[j] + more[i + j] : more[i + j];
+        store_bits(out + first + i, narrow<O>(sum));
     }
 }
 

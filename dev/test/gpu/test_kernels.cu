@@ -807,7 +807,8 @@ template <typename X> static void gradients(void) {
 // ---------------------------------------------------------------------------------------------
 // AdamW and the norm: bits
 
-// Ordinary numbers, and one in eight that is not.
+// Ordinary numbers; of each 256, one in eight of the first 64 is not, and the next 64 are eights of
+// any size.
 static float *unusual(size_t n, uint32_t seed, float std, bool squares) {
     static const uint32_t special[] = {
         0, 0x80000000, 1, 0x80000001, 0x007fffff, 0x00800000, 0x80800000, 0x00800001, 0x7f7fffff,
@@ -815,8 +816,10 @@ static float *unusual(size_t n, uint32_t seed, float std, bool squares) {
     float *x = normals<float>(n, seed, 0, std);
     for (size_t i = 0; i < n; i++) {
         const Philox4 r = philox4x32(seed, (uint32_t)i, 7, 7, 7);
-        if (r.x[0] % 8 == 0) memcpy(&x[i], &special[r.x[1] % 16], 4);
-        else if (squares) x[i] *= x[i];
+        const Philox4 eight = philox4x32(seed, (uint32_t)(i / 8), 7, 7, 8);
+        if (squares) x[i] *= x[i];
+        if (i / 64 % 4 == 0 && r.x[0] % 8 == 0) memcpy(&x[i], &special[r.x[1] % 16], 4);
+        if (i / 64 % 4 == 1) x[i] = ldexpf(x[i], (int)(eight.x[0] % 240) - 120);
         if (squares) x[i] = fabsf(x[i]);
     }
     return x;
@@ -923,6 +926,30 @@ static void adam_is_the_cpu_s_bit_for_bit(void) {
         adam_case(mode & 1, mode >> 1, true, 0, 0);
         adam_case(mode & 1, mode >> 1, true, 1, 0);
     }
+}
+
+// Every root of which another is a power of 4 times it (without a GPU, each 256th), and as many
+// quotients; some are in the middle of two subnormal numbers, 6 being no power of 2. beta is 1, so
+// the moments stay; lr is -1, and p takes the step.
+static void adam_divides_as_ieee_does(void) {
+#ifdef __CUDA_EMU__
+    const size_t n = 1 << 16;
+#else
+    const size_t n = 1 << 24;
+#endif
+    const AdamStep step = {.grad_scale = 1, .beta1 = 1, .beta2 = 1, .root_scale = 1, .eps = 1e-30f,
+                           .minus_lr = 1};
+    const AdamRun run = {0, n, 0, 0};
+    float *p = floats(n), *v = floats(n), *g = floats(n), *m = normals<float>(n, 1, 0, 1);
+    for (size_t i = 0; i < n; i++) v[i] = bits_float(0x3f800000 + (uint32_t)(i * ((1 << 24) / n)));
+    for (size_t i = 0; i < n / 64; i++) v[i] = 36, m[i] = ldexpf(6e6f * 3 + 6 + 12 * i, -150);
+    set_shape("%zu", n);
+    float *d_p = device<float>(p, n), *d_m = device<float>(m, n), *d_v = device<float>(v, n);
+    adam_update_gpu(d_p, NULL, d_m, d_v, device<float>(g, n), false, &run, 1, &step, stream);
+    cpu_adam_update(p, m, v, g, false, NULL, &run, 1, &step);
+    check_equal<float>("step", host(d_p, n), p, n);
+    release_device();
+    free(p); free(m); free(v); free(g);
 }
 
 static void norm_case(bool is_half, bool wild, int count) {
@@ -1091,6 +1118,7 @@ int main(void) {
     RUN(gradients<float>);
     RUN(gradients<bf16>);
     RUN(adam_is_the_cpu_s_bit_for_bit);
+    RUN(adam_divides_as_ieee_does);
     RUN(norm_is_the_cpu_s_bit_for_bit);
     RUN(total_is_the_cpu_s_bit_for_bit);
     CUDA(cudaStreamDestroy(stream));
