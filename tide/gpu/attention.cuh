@@ -896,7 +896,7 @@ static void attention_forward(X *out,        // (B, T, NH HS)
                               const X *qkv,  // (B, T, (NH + 2 NKV) HS): queries, keys, values
                               const int32_t *begins,  // (B, T), or NULL
                               AttentionShape s, cudaStream_t stream, bool plain = false) {
-    GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_flops);  // half the pairs are masked
+    GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_attention);  // half of it is masked
     attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash_shared<X>(s, plain),
                                stream);
 }
@@ -909,7 +909,7 @@ static void attention_backward(X *dqkv, size_t room, float *delta /* (B, NH, T) 
                                AttentionShape s, cudaStream_t stream, bool plain = false) {
     const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
     const size_t shared = flash_shared<X>(s, plain);
-    GPU_TAKES(stream, 4.0 * s.width * s.B * s.T * s.T, gpu_flops);
+    GPU_TAKES(stream, 5.0 * s.width * s.B * s.T * s.T, gpu_attention);
     LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
            s);
     attention_keys(dqkv, delta, dout, lse, qkv, begins, s, shared, room, stream);

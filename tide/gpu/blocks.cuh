@@ -10,14 +10,16 @@
 #include "gpt2.cuh"
 
 // Counts, in a rehearsal, the bytes that the passes between a layer's products read and write:
-// norms and sums, rotation, non-linearity; in backward, the sums of qkv's bias as well.
+// norms and sums, rotation, non-linearity; in backward, the sums of qkv's bias as well. Norms take
+// twice the time of their bytes in backward (doc/gpu_results.md).
 static void layer_passes(GPT2 *g, bool backward) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, M = config_mlp(c);
     const size_t turned = c->rope.theta > 0 ? 2 * config_qk(c) : 0;
     const size_t summed = config_biased(c, BIAS_QKV) ? config_qkv(c) : 0;
-    GPU_TAKES(g->compute, (8 * C + turned + F + (backward ? 2 * M + summed : M)) * g->B * g->T
-                              * sizeof(floatX), gpu_bytes);
+    GPU_TAKES(g->compute, ((backward ? 16 : 8) * C + turned + F
+                           + (backward ? 2 * M + summed : M)) * g->B * g->T * sizeof(floatX),
+              gpu_bytes);
 }
 
 // Runs a part of a layer with weights w: the part's, and those of the norm of its sum. Part 0
@@ -97,8 +99,8 @@ static void layer_backward(GPT2 *g, size_t l) {
                        a.mid_mean, a.mid_rstd, N, C, stream);
     // attention branch: dx -> datty -> dqkv -> datt_in -> dx
     matmul_backward(lt, dc, A, d.attproj_w, dx, a.atty, w.attproj_w, N, A, C, stream);
-    attention_backward(dwide, N * (config_wide(c) - Q) * sizeof(floatX) / sizeof(float), g->delta,
-                       dc, a.atty, a.lse, a.qkv, g->documents, s, stream);
+    attention_backward(dwide, attention_room(g), g->delta, dc, a.atty, a.lse, a.qkv, g->documents,
+                       s, stream);
     if (c->rope.theta > 0)
         heads_backward(dwide, d.q_norm, d.k_norm, sum, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
                        g->documents, s, stream);

@@ -315,6 +315,12 @@ static size_t layer_cache(const GPT2 *g) {
     return config_window(&g->config) * cache_row(&g->config);
 }
 
+// Floats behind dqkv in g->dwide, which attention's backward pass may overwrite.
+static size_t attention_room(const GPT2 *g) {
+    const size_t free_width = config_wide(&g->config) - config_qkv(&g->config);
+    return g->B * g->T * free_width * sizeof(floatX) / sizeof(float);
+}
+
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
     const ActsPlace p = acts_place(g);
     LayerActs a;
