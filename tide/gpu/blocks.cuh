@@ -103,8 +103,8 @@ static void layer_backward(GPT2 *g, size_t l) {
                        a.mid_mean, a.mid_rstd, N, C, stream);
     // attention branch: dx -> datty -> dqkv -> datt_in -> dx
     matmul_backward(lt, dc, A, d.attproj_w, dx, a.atty, w.attproj_w, N, A, C, stream);
-    attention_backward(dwide, behind_dqkv(g), g->delta, dc, a.atty, a.lse, a.qkv, g->documents, s,
-                       stream);
+    attention_backward(dwide, attention_room(g), g->delta, dc, a.atty, a.lse, a.qkv, g->documents,
+                       s, stream);
     if (c->rope.theta > 0)
         heads_backward(dwide, d.q_norm, d.k_norm, sum, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
                        g->documents, s, stream);

@@ -140,7 +140,7 @@ static double attention_flops(GPT2 *g) {
     for (int i = -RUNS; i < RUNS; i++) {  // each is queued behind another: no launch counts
         if (i == 0) event_record(at[0], g->compute);
         attention_forward(a.atty, a.lse, a.qkv, NULL, s, g->compute);
-        attention_backward(g->dwide, behind_dqkv(g), g->delta, g->branch, a.atty, a.lse, a.qkv,
+        attention_backward(g->dwide, attention_room(g), g->delta, g->branch, a.atty, a.lse, a.qkv,
                            NULL, s, g->compute);
     }
     event_record(at[1], g->compute);

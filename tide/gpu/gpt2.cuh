@@ -315,6 +315,12 @@ static size_t layer_cache(const GPT2 *g) {
     return config_window(&g->config) * cache_row(&g->config);
 }
 
+// Floats behind dqkv in g->dwide, which attention's backward pass may overwrite.
+static size_t attention_room(const GPT2 *g) {
+    const size_t free_width = config_wide(&g->config) - config_qkv(&g->config);
+    return g->B * g->T * free_width * sizeof(floatX) / sizeof(float);
+}
+
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
     const ActsPlace p = acts_place(g);
     LayerActs a;
@@ -488,12 +494,6 @@ static floatX *tensor_grad(const GPT2 *g, int index) { return tensor_or_grad(g, 
 // alone, and all rows' logits are in memory at once. Else it is summed in fp32, in dwte.
 static bool head_in_place(const GPT2 *g) {
     return !g->config.tied && g->words.count == 0 && g->max_B * g->max_T <= g->head_rows;
-}
-
-// Floats of dwide behind dqkv, for attention_backward().
-static size_t behind_dqkv(const GPT2 *g) {
-    const GPT2Config *c = &g->config;
-    return g->B * g->T * (config_wide(c) - config_qkv(c)) * sizeof(floatX) / sizeof(float);
 }
 
 // For the timeline: from here on the compute stream works on segment s; NULL: on nothing.
