@@ -278,7 +278,7 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
     }
 }
 
-// The product of one row: out (N) = B (N, K) x (K) + bias (N), or NULL. It is bound by reading B, so
+// The product of one row: out (N) = B (N, K) x (K) + bias (N), or NULL. Reading B bounds it, so
 // nothing is packed. The sums have another order than gemm()'s.
 static void gemv(size_t N, size_t K, const float *x, const float *b, float *out,
                  const float *bias) {
