@@ -158,8 +158,8 @@ static Count size_text(size_t bytes, bool up) {
 }
 
 // Returns a CPU's plan in bytes, and prints it unless `quiet`; refuses what the free memory cannot
-// hold, with a hint. `other` counts bytes that are not the model's, the program and a text's tokens; they
-// become the list's last line.
+// hold, with a hint. `other` counts bytes that are not the model's, the program and a text's
+// tokens; they become the list's last line.
 static size_t plan_fits(Buffer *list, int n, size_t other, bool quiet, const char *hint) {
     const size_t free_bytes = memory_available();
     size_t bytes = 0;
