@@ -818,13 +818,12 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
 // =============================================================================================
 // 3. One step
 
-// Returns the loss after gpt2_forward() of g->inputs, rows of this loader: the mean over tokens, or
-// over sentences with --labels of one token each; *right then counts the likeliest ones.
-// With grad_scale, 1 / (tokens or sentences of the step), computes the head's gradients, too.
-static double gpt2_loss(GPT2 *g, const Run *r, const Loader *from, float grad_scale,
-                        bool accumulate, size_t *right) {
+// Returns the loss after gpt2_forward() of g->inputs: the mean over tokens, or over sentences with
+// --labels of one token each; *right then counts the likeliest ones. With grad_scale,
+// 1 / (tokens or sentences of the step), computes the head's gradients, too.
+static double gpt2_loss(GPT2 *g, const Run *r, float grad_scale, bool accumulate, size_t *right) {
     const Task *t = run_task(r);
-    if (r->words && from != &r->choices)
+    if (r->words)
         return gpt2_classify(g, t->word, t->labels, g->targets, grad_scale, accumulate, right);
     return gpt2_head(g, g->targets, grad_scale, accumulate, NULL);
 }
@@ -840,7 +839,7 @@ static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
         if (!run_micro_batch(r, step, micro, g->inputs, g->targets, g->begins))
             return run_damaged(r);
         gpt2_forward(g, g->inputs, g->begins, r->B, r->T);
-        result.loss += gpt2_loss(g, r, &r->train, grad_scale, micro > 0, &right) / parts;
+        result.loss += gpt2_loss(g, r, grad_scale, micro > 0, &right) / parts;
         gpt2_backward(g, g->inputs, micro > 0);
     }
     if (run_gives_up()) return run_damaged(r);
@@ -867,7 +866,7 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
             if (!run_micro_batch(r, step, micro, g->inputs, g->targets, g->begins))
                 return run_damaged(r);
             gpt2_forward(g, g->inputs, g->begins, r->B, r->T);
-            side[i] += gpt2_loss(g, r, &r->train, 0, false, &right) / parts;
+            side[i] += gpt2_loss(g, r, 0, false, &right) / parts;
         }
     }
     if (run_gives_up()) return run_damaged(r);
@@ -881,13 +880,14 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
 // 4. The loop
 
 // For run_eval(): see RunLoss.
-static double gpt2_eval(void *model, Run *r, const Loader *from, size_t first, size_t rows,
-                        float *losses, size_t *right) {
+static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, float *losses,
+                        size_t *right) {
     GPT2 *g = (GPT2 *)model;
-    if (!run_batch(r, from, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
-    gpt2_forward(g, g->inputs, NULL, rows, from->T);
-    const double loss = gpt2_loss(g, r, from, 0, false, right);
-    if (losses != NULL) memcpy(losses, g->losses, rows * from->T * sizeof *losses);
+    const size_t T = r->val.T;
+    if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
+    gpt2_forward(g, g->inputs, NULL, rows, T);
+    const double loss = gpt2_loss(g, r, 0, false, right);
+    if (losses != NULL) memcpy(losses, g->losses, rows * T * sizeof *losses);
     return loss;
 }
 

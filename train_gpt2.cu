@@ -457,17 +457,15 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t f
 }
 
 // For run_eval(): see RunLoss.
-static double gpt2_eval(void *model, Run *r, const Loader *from, size_t first, size_t rows,
-                        float *losses, size_t *right) {
+static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, float *losses,
+                        size_t *right) {
     GPT2 *g = (GPT2 *)model;
-    if (!run_batch(r, from, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
-    const int words = g->words.count;
-    if (from == &r->choices) g->words.count = 0;
-    gpt2_look(g, rows, from->T, 0, NULL);
+    const size_t T = r->val.T;
+    if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
+    gpt2_look(g, rows, T, 0, NULL);
     const double loss = gpt2_loss(g);
     if (g->words.count > 0) *right += (size_t)g->host_loss[1];
-    g->words.count = words;
-    if (losses != NULL) gpu_copy(losses, g->losses, rows * from->T * sizeof *losses);
+    if (losses != NULL) gpu_copy(losses, g->losses, rows * T * sizeof *losses);
     device_sync();  // other ranks may wait for this one's part of a collective
     return loss;
 }

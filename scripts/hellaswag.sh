@@ -40,4 +40,4 @@ if [ -n "${QUESTIONS-}" ]; then
     questions=$first/questions.jsonl
 fi
 echo "the loss of each ending: $out"
-"$trainer" --model "$model" --steps 0 --choices "$questions" --batch 32 --scores "$out" -- "$@"
+"$trainer" --model "$model" --steps 0 --val "$questions" --batch 32 --scores "$out" -- "$@"

@@ -9,6 +9,6 @@
 #   883 GB while --save-every replaces one of --keep 2. GPU memory: at least 19.5 GiB, and
 #   then 287.7 GiB of host memory; from 435.1 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   paper_h100, 256        78.7  241.6   23.29      703  interleave, recomputing
-#   h200_16cores, 256      78.5  231.4    5.98     2740  interleave, recomputing, 41 of 48 layers stream
+#   paper_h100, 256        78.7  241.6   23.27      704  interleave, recomputing
+#   h200_16cores, 256      78.5  231.4    6.25     2620  interleave, recomputing, 41 of 48 layers stream
 exec sh "$(dirname "$0")/train_offload.sh" 20b_80gb --model 20b --batch 8 --seq 2048 -- "$@"

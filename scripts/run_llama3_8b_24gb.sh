@@ -10,6 +10,6 @@
 #   225 GB while --save-every replaces one of --keep 2. GPU memory: at least 8.4 GiB, and
 #   then 74.8 GiB of host memory; from 93.2 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   rtx4090_desktop, 64    22.9   60.5    3.33     1231  interleave, recomputing, 29 of 32 layers stream
-#   rtx3090_desktop, 64    22.8   59.6    6.04      678  interleave, recomputing
+#   rtx4090_desktop, 64    22.9   60.7    3.42     1198  interleave, recomputing, 29 of 32 layers stream
+#   rtx3090_desktop, 64    22.8   59.6    6.16      665  interleave, recomputing
 exec sh "$(dirname "$0")/train_offload.sh" llama3_8b_24gb --model llama3.1-8b --batch 2 --seq 2048 --moments bf16 -- "$@"

@@ -95,7 +95,7 @@ template <typename X> static void bench_shape(const Shape *s) {
 
     // Tensors by their width; those of one width serve several functions.
     X *x = tensor_of<X>(N * C), *x2 = tensor_of<X>(N * C), *x3 = tensor_of<X>(N * C);
-    X *qkv = tensor_of<X>(N * Q), *dqkv = tensor_of<X>(N * Q);
+    X *qkv = tensor_of<X>(N * Q), *dqkv = tensor_of<X>(N * (M > Q ? M : Q));
     X *fc = tensor_of<X>(N * M), *act = tensor_of<X>(N * M), *w = tensor_of<X>(M * C);
     X *dw = tensor_of<X>(M * C), *bias = tensor_of<X>(M), *dbias = tensor_of<X>(M);
     X *wte = tensor_of<X>(Vp * C), *wpe = tensor_of<X>(T * C), *logits = tensor_of<X>(rows * Vp);
@@ -107,12 +107,11 @@ template <typename X> static void bench_shape(const Shape *s) {
     float *dwte = tensor_of<float>(Vp * C);
     float *scratch = tensor_of<float>(layernorm_backward_scratch(N, C)
                                       + bias_backward_scratch(N, F));
-    int32_t *host = (int32_t *)alloc_or_fail(3 * N + V + 2, sizeof(int32_t), "tokens");
+    int32_t *host = (int32_t *)alloc_or_fail(3 * N + 2 * V + 1, sizeof(int32_t), "tokens");
     int32_t *host_rows = host + N, *host_first = host + 2 * N, *count = host + 3 * N + 1;
     for (size_t i = 0; i < N; i++)  // as skewed as text is: a few tokens make up much of it
         host[i] = (int32_t)((double)V * pow((double)((i * 2654435761u) % 65536) / 65536, 4));
-    TokenOrder order;
-    order.groups = token_order(host_rows, host_first, count, host, N, V);
+    TokenOrder order = token_order(host_rows, host_first, count, host, N, V);
     int32_t *tokens = upload(host, N), *order_rows = upload(host_rows, N);
     int32_t *order_first = upload(host_first, order.groups + 1);
     order.rows = order_rows;
@@ -134,6 +133,18 @@ template <typename X> static void bench_shape(const Shape *s) {
     bench_linear("attproj", x2, x, w, b, dw, N, C, C);
     bench_linear("fc", fc, x, w, b, dw, N, C, M);
     bench_linear("fcproj", x, act, w, b, dw, N, F, C);
+    if (!llama
+        && gemm(lt, true, false, Q, C, N, qkv, Q, x, C, dw, C, bias, false, stream, GEMM_SUMS)
+        && gemm(lt, false, false, N, F, C, x, C, w, F, act, F, fc, false, stream, GEMM_SLOPE)) {
+        const double of_qkv = 2.0 * (double)(N * C * Q), of_fc = 2.0 * (double)(N * C * F);
+        BENCH("qkv, gradient of weight and bias", of_qkv, (N * C + C * Q + N * Q) * E,
+              gemm(lt, true, false, Q, C, N, qkv, Q, x, C, dw, C, bias, false, stream, GEMM_SUMS));
+        BENCH("fc, gradient of weight and bias", of_fc, (N * C + C * F + N * F) * E,
+              gemm(lt, true, false, F, C, N, fc, F, x, C, dw, C, bias, false, stream, GEMM_SUMS));
+        BENCH("fcproj, input, GELU's slope", of_fc,
+              (N * C + C * F + 2 * N * F) * E,
+              gemm(lt, false, false, N, F, C, x, C, w, F, act, F, fc, false, stream, GEMM_SLOPE));
+    }
     if (!llama)
         BENCH("bias_backward (3 C)", 0, N * Q * E,
               bias_backward(dbias, scratch, qkv, N, Q, stream));
@@ -152,7 +163,8 @@ template <typename X> static void bench_shape(const Shape *s) {
     BENCH("attention_forward", 2 * product, N * (Q + C) * E,
           attention_forward(x, lse, qkv, NULL, heads, stream));
     BENCH("attention_backward", 5 * product, 2 * N * (Q + C) * E,
-          attention_backward(dqkv, delta, x2, x, lse, qkv, NULL, heads, stream));
+          attention_backward(dqkv, (M > Q ? M - Q : 0) * N * E / 4, delta, x2, x, lse, qkv, NULL,
+                             heads, stream));
     const int activation = llama ? ACTIVATION_SILU : ACTIVATION_GELU;
     BENCH("activation_forward", 0, N * (M + F) * E,
           activation_forward(act, fc, N, F, activation, stream));

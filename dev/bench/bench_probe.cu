@@ -225,7 +225,7 @@ static struct {
     Timed timed;
     Matmul lt;
     DevicePeak peak;
-    bf16 *a, *b, *bias;
+    bf16 *a, *b, *bias, *fc;
     void *out;
     double first, best;  // seconds of a layer's products, summed
 } products;
@@ -246,7 +246,7 @@ static double product_seconds(const MatmulPlan *p, const cublasLtMatmulAlgo_t *a
 
 // As gemm() in tide/gpu/matmul.cuh describes it. `counts`: it is one of a layer's twelve.
 static void product(const char *shape, const char *name, bool trans_a, bool trans_b, size_t M,
-                    size_t N, size_t K, bool bias, bool fp32, bool counts) {
+                    size_t N, size_t K, int epilogue, bool fp32, bool counts) {
     MatmulShape s;
     MatmulPlan p;
     cublasLtMatmulHeuristicResult_t found[ALGORITHMS];
@@ -263,12 +263,16 @@ static void product(const char *shape, const char *name, bool trans_a, bool tran
     s.type = CUDA_R_16BF;
     s.out_type = fp32 ? CUDA_R_32F : CUDA_R_16BF;
     s.accumulate = fp32;
-    s.bias = bias;
+    s.epilogue = epilogue;
     s.align_a = s.align_b = s.align_out = MATMUL_ALIGNMENT;
-    if (bias) s.align_bias = MATMUL_ALIGNMENT;
+    if (epilogue != GEMM_PLAIN) s.align_extra = MATMUL_ALIGNMENT;
     matmul_plan(&products.lt, &s, &p);
-    if (bias)
-        matmul_set(p.op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &products.bias, sizeof products.bias);
+    if (p.none) {  // the trainer's product has none either
+        matmul_plan_free(&p);
+        product(shape, name, trans_a, trans_b, M, N, K, GEMM_PLAIN, fp32, counts);
+        return;
+    }
+    matmul_extra(&p, epilogue == GEMM_SLOPE ? products.fc : products.bias);
     const double first = product_seconds(&p, &p.algo);
     double least = first;
     LT(cublasLtMatmulAlgoGetHeuristic(products.lt.handle, p.op, p.b, p.a, p.out, p.out,
@@ -303,6 +307,7 @@ static void products_of(const ProductShape *s) {
     products.a = product_tensor(most);
     products.b = product_tensor(most);
     products.bias = product_tensor(F > 3 * C ? F : 3 * C);
+    products.fc = product_tensor(N * F);
     products.out = product_tensor(2 * most);
     products.first = products.best = 0;
     const struct { const char *name; size_t in, out; } linear[] = {
@@ -310,16 +315,22 @@ static void products_of(const ProductShape *s) {
     for (const auto &l : linear) {
         char name[64];
         snprintf(name, sizeof name, "%s", l.name);
-        product(s->name, name, false, true, N, l.out, l.in, true, false, true);
+        product(s->name, name, false, true, N, l.out, l.in, GEMM_BIAS, false, true);
         snprintf(name, sizeof name, "%s, gradient of the input", l.name);
-        product(s->name, name, false, false, N, l.in, l.out, false, false, true);
+        const bool slope = strcmp(l.name, "fcproj") == 0;
+        const bool sums = strcmp(l.name, "qkv") == 0 || strcmp(l.name, "fc") == 0;
+        product(s->name, name, false, false, N, l.in, l.out, GEMM_PLAIN, false, !slope);
         snprintf(name, sizeof name, "%s, gradient of the weight", l.name);
-        product(s->name, name, true, false, l.out, l.in, N, false, false, true);
+        product(s->name, name, true, false, l.out, l.in, N, GEMM_PLAIN, false, !sums);
+        snprintf(name, sizeof name, "%s, %s", l.name, slope ? "input, GELU's slope"
+                                                            : "weight and bias");
+        if (slope) product(s->name, name, false, false, N, l.in, l.out, GEMM_SLOPE, false, true);
+        if (sums) product(s->name, name, true, false, l.out, l.in, N, GEMM_SUMS, false, true);
     }
-    product(s->name, "logits", false, true, rows, Vp, C, false, false, false);
-    product(s->name, "logits, gradient of the input", false, false, rows, C, Vp, false,
+    product(s->name, "logits", false, true, rows, Vp, C, GEMM_PLAIN, false, false);
+    product(s->name, "logits, gradient of the input", false, false, rows, C, Vp, GEMM_PLAIN,
             false, false);
-    product(s->name, "wte, gradient in fp32", true, false, Vp, C, rows, false, true,
+    product(s->name, "wte, gradient in fp32", true, false, Vp, C, rows, GEMM_PLAIN, true,
             false);
     char what[64];
     snprintf(what, sizeof what, "%s: products of a layer", s->name);
@@ -329,7 +340,7 @@ static void products_of(const ProductShape *s) {
     row(what, 100 * (1 - products.best / products.first), "%");
     CUDA(cudaStreamSynchronize(products.timed.stream));
     for (void *x : {(void *)products.a, (void *)products.b, (void *)products.bias,
-                    products.out})
+                    (void *)products.fc, products.out})
         CUDA(cudaFree(x));
 }
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fetches HellaSwag's validation set (Zellers et al. 2019: how does a short text go on, by which of
-# four endings?) and makes val.jsonl of it, 10,042 lines for --choices. As llm.c scores it, the
+# four endings?) and makes val.jsonl of it, 10,042 lines for --val. As llm.c scores it, the
 # prompt is "ctx", and an ending stands behind a space.
 # usage: sh dev/data/hellaswag.sh [DIR]              default: data/hellaswag
 set -eu
@@ -46,4 +46,4 @@ convert "$dir/hellaswag_val.jsonl" > "$dir/val.jsonl.part" || {
     fail "$dir/hellaswag_val.jsonl is damaged. Remove it and run this again"
 }
 put "$dir/val.jsonl"
-echo "next: --steps 0 --choices $dir/val.jsonl, or scripts/hellaswag.sh"
+echo "next: --steps 0 --val $dir/val.jsonl, or scripts/hellaswag.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The losses of --choices QUESTIONS --scores SCORES, again by transformers.
+"""The losses of --val QUESTIONS --scores SCORES, again by transformers.
 
 usage: python3 dev/reference/choices.py MODEL QUESTIONS SCORES [SEQ]
 

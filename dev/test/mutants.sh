@@ -177,7 +177,7 @@ test_of() {
         "chat "*) echo test_chat ;;
         *" :: tide/gpu/kernels."*) echo test_kernels ;;
         "plan: "*) echo test_rehearsal ;;
-        *" :: tide/gpu/cache."*) echo test_attention ;;
+        *" :: tide/gpu/cache."* | *" :: tide/gpu/attention."*) echo test_attention ;;
         "cache: "*) echo test_model ;;
         *" :: tide/base/vmath.h ::"* | *" :: train_gpt2.c :: "*) echo test_layers ;;
         zero*) echo test_zero_gpu ;;

@@ -141,9 +141,9 @@ enum { HF_ROWS = sizeof hf_rows / sizeof hf_rows[0] };
 static HfTensor own_tensor(const GPT2Table *t, int i) {
     const GPT2Tensor *ten = &t->tensors[i];
     const size_t n = ten->rows * ten->cols;
-    HfTensor hf = {.name = "", .prefix = 0, .tensor = i, .row = 0, .rank = ten->rank,
-                   .shape = {ten->rank == 2 ? ten->rows : n, ten->cols}, .skip = 0, .first = 0,
-                   .n = n, .transpose = false};
+    HfTensor hf = {.tensor = i, .rank = ten->rank, .n = n};
+    hf.shape[0] = ten->rank == 2 ? ten->rows : n;
+    hf.shape[1] = ten->cols;
     snprintf(hf.name, sizeof hf.name, "%s", ten->name);
     return hf;
 }

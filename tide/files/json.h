@@ -1,6 +1,6 @@
 // json.h: JSON in (config.json, vocab.json, safetensors headers) and strings out.
 //
-//   json_parse, json_read, json_free    a text, or a file, as a tree of values
+//   json_parse, json_named, json_read, json_free  a text, that of a file, a file, as a tree
 //   json_get, json_size                 a member of an object; a number that is a size
 //   json_is, json_flag                  is it this string?; true or false
 //   json_write_string, json_write_others  a string with its quotes; the members of an object
@@ -300,15 +300,20 @@ static void json_write_others(FILE *f, const Json *object, const char *const *bu
     }
 }
 
-// text_read() and json_parse(); the error names the file.
+// json_parse() of the text of a file; the error names it.
+static Json *json_named(const char *path, const char *text, size_t n, Error *err) {
+    Error inner;
+    Json *root = json_parse(text, n, &inner);
+    if (root == NULL) error_set(err, "%.200s: %.290s", path, inner.text);
+    return root;
+}
+
+// text_read() and json_named().
 static Json *json_read(const char *path, Error *err) {
     size_t n = 0;
     char *text = text_read(path, &n, err);
-    if (text == NULL) return NULL;
-    Error inner;
-    Json *root = json_parse(text, n, &inner);
+    Json *root = text != NULL ? json_named(path, text, n, err) : NULL;
     free(text);
-    if (root == NULL) error_set(err, "%.200s: %.290s", path, inner.text);
     return root;
 }
 

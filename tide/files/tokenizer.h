@@ -66,33 +66,25 @@ static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id,
     list->first[(unsigned char)a.content[0]] = true;
 }
 
-// Finds the node below node *at (0: the root) by a byte; its number, place + 1, becomes *at. NULL:
-// there is none, and none is to be made.
-static AddedNode *added_node(const AddedTokens *list, size_t *at, char byte, bool make) {
-    const uint64_t key = ((uint64_t)*at << 8 | (unsigned char)byte) + 1;
-    for (size_t place = (size_t)((key * 0x9e3779b97f4a7c15u) >> 32);; place++) {
-        AddedNode *node = &list->nodes[place & list->node_mask];
-        if (node->key == 0 && !make) return NULL;
-        if (node->key != 0 && node->key != key) continue;
-        node->key = key;
-        *at = (place & list->node_mask) + 1;
-        return node;
+// Finds the place of a content in the hash table: its token's, or a free one.
+static TokenPlace *added_place(const AddedTokens *list, const char *s, size_t n) {
+    for (size_t slot = tokenizer_hash(s, n);; slot++) {
+        TokenPlace *p = &list->places[slot & list->place_mask];
+        if (p->place == 0) return p;
+        const AddedToken *a = &list->tokens[p->place - 1];
+        if (a->length == n && memcmp(a->content, s, n) == 0) return p;
     }
 }
 
-// Makes the tree of the contents. Returns a token whose content another one has, or NULL.
+// Makes the table. Returns a token whose content another one has, or NULL.
 static const AddedToken *added_index(AddedTokens *list) {
-    size_t bytes = 1, places = 1;
-    for (size_t i = 0; i < list->count; i++) bytes += list->tokens[i].length;
-    while (places < 2 * bytes) places *= 2;
-    list->nodes = ALLOC(AddedNode, places, "added tokens");
-    list->node_mask = places - 1;
-    for (const AddedToken *a = list->tokens; a < list->tokens + list->count; a++) {
-        AddedNode *node = NULL;
-        for (size_t i = 0, at = 0; i < a->length; i++)
-            node = added_node(list, &at, a->content[i], true);
-        if (node->token > 0) return a;
-        node->token = (uint32_t)(a - list->tokens) + 1;
+    list->places = places_make(list->count, &list->place_mask);
+    for (size_t i = 0; i < list->count; i++) {
+        const AddedToken *a = &list->tokens[i];
+        TokenPlace *p = added_place(list, a->content, a->length);
+        if (p->place > 0) return a;
+        p->place = (uint32_t)i + 1;
+        list->longest = max_size(list->longest, a->length);
     }
     return NULL;
 }
@@ -101,15 +93,11 @@ static const AddedToken *added_index(AddedTokens *list) {
 // NULL.
 static const AddedToken *added_find(const AddedTokens *list, const char *s, size_t n, size_t *at) {
     for (; list->count > 0 && *at < n; ++*at) {
-        const char *here = s + *at;
-        uint32_t found = 0;
-        if (!list->first[(unsigned char)*here]) continue;
-        for (size_t i = 0, node = 0; i < n - *at; i++) {
-            const AddedNode *next = added_node(list, &node, here[i], false);
-            if (next == NULL) break;
-            if (next->token > 0) found = next->token;
+        size_t length = list->first[(unsigned char)s[*at]] ? min_size(list->longest, n - *at) : 0;
+        for (; length > 0; length--) {
+            const TokenPlace *p = added_place(list, s + *at, length);
+            if (p->place > 0) return &list->tokens[p->place - 1];
         }
-        if (found > 0) return &list->tokens[found - 1];
     }
     return NULL;
 }
@@ -135,7 +123,7 @@ static void tokenizer_free(Tokenizer *t) {
     for (int k = 0; k < 2; k++) {
         for (size_t i = 0; i < t->added[k].count; i++) free(t->added[k].tokens[i].content);
         free(t->added[k].tokens);
-        free(t->added[k].nodes);
+        free(t->added[k].places);
     }
     for (int i = 0; i < TOKENIZER_FILES; i++) free(t->files[i].text);
     free(t->classes);
@@ -166,7 +154,7 @@ typedef struct {
     const char *path;          // for messages
     const Json *root, *vocabulary;
     Json *beside[5];           // the first of tokenizer_files, and config.json; NULL: not there
-    char paths[5][PATH_MAX];
+    char paths[TOKENIZER_FILES][PATH_MAX];  // of tokenizer_files
     AddedEntry *entries;       // [entry_count], of room for [ids]
     size_t entry_count, own, ids;  // the first `own` ones are tokenizer.json's
     AddedEntry **entry_of;     // [ids]: the entry with this id
@@ -250,8 +238,7 @@ static bool read_part(PartReader *r, const char *name, const char *list) {
     const char *between = "";
     char *line = NULL;
     size_t length = 0, k = 0;
-    FILE *f = open_memstream(&line, &length);
-    if (f == NULL) fail("out of memory: tokenizer.json");
+    FILE *f = text_open(&line, &length);
     for (const Json *value = sequence ? all->child : part; value != NULL;
          value = sequence ? value->next : NULL) {
         const bool bytes = json_is(json_get(value, "type"), "ByteLevel");
@@ -261,7 +248,7 @@ static bool read_part(PartReader *r, const char *name, const char *list) {
         between = " + ";
     }
     fputs(*between == '\0' ? "null" : "", f);
-    if (fclose(f) != 0) fail("out of memory: tokenizer.json");
+    text_close(f);
     const size_t parts = sizeof tokenizer_parts / sizeof tokenizer_parts[0];
     while (k < parts && (strcmp(tokenizer_parts[k].part, name) != 0
                          || strcmp(tokenizer_parts[k].line, line) != 0)) k++;
@@ -529,24 +516,40 @@ static int merges_rule(const PartReader *r, const char *dir) {
     const Json *name = json_get(config, "tokenizer_class"), *type = json_get(model, "model_type");
     if (name == NULL) name = json_get(model, "tokenizer_class");
     const int rule = merges_known(name != NULL ? name : type);
-    const bool contradicts = rule == RULE_GPT2 && merges_known(type) == RULE_QWEN2;
     const bool made = config != NULL && strncmp(config->string, MADE_UP, strlen(MADE_UP)) == 0;
     if (rule == RULES)
         error_set(r->err, "%.200s has vocab.json and merges.txt of %.40s, and only those of "
                   "GPT2Tokenizer and Qwen2Tokenizer are read: save it with the fast tokenizer, "
                   "which writes tokenizer.json", dir, name != NULL ? name->string : type->string);
-    else if (contradicts && !made)
-        error_set(r->err, "%.200s: tokenizer_class is %.40s, but model_type %.40s in config.json: "
-                  "correct one of them, or write tokenizer.json", dir, name->string, type->string);
-    else if (contradicts && ranks.rank == 0)  // written here: a new model, or one read wrongly
-        fprintf(stderr, "tide: note: %s has GPT-2's kind of tokenizer, not that of published %s\n",
-                dir, type->string);
-    return contradicts && !made ? RULES : rule;
+    if (rule != RULE_GPT2 || merges_known(type) != RULE_QWEN2 || made) return rule;
+    error_set(r->err, "%.200s: tokenizer_class is %.40s, but model_type %.40s in config.json: "
+              "correct one of them, or write tokenizer.json", dir, name->string, type->string);
+    return RULES;
 }
 
 static void tokenizer_file(Tokenizer *t, int file, const char *text) {
     t->files[file].text = strdup(text);
     t->files[file].length = strlen(text);
+}
+
+// Writes the class into a tokenizer_config.json that does not name it, since another model_type may
+// stand beside what is saved. Where there is no such file, makes one. end: that of a text, as JSON.
+static void merges_name(PartReader *r, int rule, const char *end) {
+    const Json *config = r->beside[FILE_CONFIG];
+    TokenizerFile *file = &r->t->files[FILE_CONFIG];
+    char *before = file->text;
+    if (config != NULL
+        && (config->type != JSON_OBJECT || json_get(config, "tokenizer_class") != NULL)) return;
+    FILE *f = text_open(&file->text, &file->length);
+    fputs(rule == RULE_GPT2 ? MADE_UP : MADE_QWEN, f);
+    if (config != NULL)
+        fprintf(f, "%s%s", config->count > 0 ? ", " : "", strchr(before, '{') + 1);
+    else if (rule == RULE_GPT2)  // null, not absent: else transformers adds its own <|endoftext|>
+        fprintf(f, ", \"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
+                "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
+    else fputs("}\n", f);
+    text_close(f);
+    free(before);
 }
 
 // Writes the texts of vocab.json and merges.txt as that of a tokenizer.json, to be freed. Lines
@@ -557,15 +560,14 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
     const Json *config = r->beside[FILE_CONFIG];
     const Json *type = json_get(r->beside[BESIDE_MODEL], "model_type");
     const int rule = merges_rule(r, dir);
-    char *text = NULL, made[512], end[32] = "null";
+    char *text = NULL, end[32] = "null";
     size_t n;
     Error inner = {"not an object"};
+    if (rule == RULES) return NULL;
     Json *json = json_parse(vocab, strlen(vocab), &inner);
-    const bool ok = json != NULL && json->type == JSON_OBJECT && *merges != '\0';
-    if (!ok && rule != RULES)
+    if (json == NULL || json->type != JSON_OBJECT || *merges == '\0') {
         error_set(r->err, "%.200s/%s: %.290s", dir, *merges == '\0' ? "merges.txt" : "vocab.json",
                   *merges == '\0' ? "empty" : inner.text);
-    if (!ok || rule == RULES) {
         json_free(json);
         return NULL;
     }
@@ -574,8 +576,7 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
              : vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE) ? "</s>" : TOKENIZER_EOT;
     const uint32_t id = vocabulary_find(json, r->end, strlen(r->end));
     json_free(json);
-    FILE *f = open_memstream(&text, length);
-    if (f == NULL) fail("out of memory: merges.txt");
+    FILE *f = text_open(&text, length);
     fprintf(f, "{%s\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [",
             rule == RULE_GPT2 ? "" : "\"normalizer\": {\"type\": \"NFC\"}, ");
     if (rule != RULE_GPT2) {
@@ -600,32 +601,12 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
         json_write_string(f, used > 0 ? s : "#version", used > 0 ? used : 8);
     }
     fputs("]}}", f);
-    if (fclose(f) != 0) fail("out of memory: merges.txt");
+    text_close(f);
     tokenizer_file(r->t, FILE_VOCAB, vocab);
     tokenizer_file(r->t, FILE_MERGES, merges);
-    // null, not absent: without an entry transformers adds its own <|endoftext|>
     if (id != TOKENIZER_NONE) snprintf(end, sizeof end, "\"%s\"", r->end);
-    snprintf(made, sizeof made, MADE_UP ", \"add_prefix_space\": false, "
-             "\"clean_up_tokenization_spaces\": false, \"bos_token\": %s, \"eos_token\": %s, "
-             "\"unk_token\": %s}\n", end, end, end);
-    if (config == NULL)
-        tokenizer_file(r->t, FILE_CONFIG, rule == RULE_GPT2 ? made
-                       : MADE_QWEN "}\n");
+    merges_name(r, rule, end);
     return text;
-}
-
-// Writes the class into a tokenizer_config.json without one: beside what is saved, another
-// model_type may stand.
-static void merges_name(Tokenizer *t, const Json *config) {
-    TokenizerFile *f = &t->files[FILE_CONFIG];
-    char *text;
-    if (config == NULL || config->type != JSON_OBJECT) return;
-    if (asprintf(&text, "%s%s%s", t->steps & STEP_NFC ? MADE_QWEN : MADE_UP,
-                 config->count > 0 ? ", " : "", strchr(f->text, '{') + 1) < 0)
-        fail("out of memory: tokenizer_config.json");
-    free(f->text);
-    f->text = text;
-    f->length = strlen(text);
 }
 
 // Makes a tokenizer of the text of dir/tokenizer.json, n bytes, which is its own from now on; or,
@@ -633,9 +614,8 @@ static void merges_name(Tokenizer *t, const Json *config) {
 // there are none. NULL and the reason in err if one is damaged, or a part is not supported.
 static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const char *vocab,
                                   const char *merges, Error *err) {
-    char path[PATH_MAX] = "", other[PATH_MAX], *made = NULL;
+    char path[PATH_MAX] = "", model[PATH_MAX] = "", *made = NULL;
     const bool whole = text != NULL;
-    Error inner;
     Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
     PartReader *r = ALLOC(PartReader, 1, "tokenizer");
     Json *root = NULL;
@@ -648,33 +628,28 @@ static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const c
     t->classes = word_classes_make();
     if (dir != NULL)
         path_join(path, dir, whole ? tokenizer_files[FILE_JSON] : "vocab.json and merges.txt");
-    for (int k = 0; k <= BESIDE_MODEL && dir != NULL && ok; k++) {
-        path_join(r->paths[k], dir, k < BESIDE_MODEL ? tokenizer_files[k] : "config.json");
-        const bool old = k == FILE_MAP || k == FILE_ADDED;  // not read where there is a decoder
-        if ((old && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL)
-            || !path_exists(r->paths[k])) continue;
-        ok = (r->beside[k] = json_read(r->paths[k], err)) != NULL;
+    for (int i = 0; ok && dir != NULL && i < (whole ? (int)TOKENIZER_FILES : (int)FILE_JSON); i++) {
+        TokenizerFile *file = &t->files[i];
+        path_join(r->paths[i], dir, tokenizer_files[i]);
+        if (i == FILE_JSON || !path_exists(r->paths[i])) continue;
+        ok = (file->text = file_read(r->paths[i], &file->length, err)) != NULL;
+        const bool old = i == FILE_MAP || i == FILE_ADDED;  // not read where there is a decoder
+        if (ok && i < BESIDE_MODEL
+            && !(old && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL))
+            ok = (r->beside[i] = json_named(r->paths[i], file->text, file->length, err)) != NULL;
     }
+    if (dir != NULL) path_join(model, dir, "config.json");
+    if (ok && path_exists(model)) ok = (r->beside[BESIDE_MODEL] = json_read(model, err)) != NULL;
     t->files[FILE_JSON].text = text;
     t->files[FILE_JSON].length = n;
     if (ok && !whole) ok = (text = made = merges_text(r, dir, vocab, merges, &n)) != NULL;
-    if (ok && (r->root = root = json_parse(text, n, &inner)) == NULL)
-        ok = error_set(err, "%.200s: %.290s", path, inner.text);
+    if (ok) ok = (r->root = root = json_named(path, text, n, err)) != NULL;
     if (json_get(root, "version") != NULL && !json_is(json_get(root, "version"), "1.0"))
         ok = part_refuse(r, "version", "other than 1.0");
     if (json_flag(r->beside[FILE_CONFIG], "split_special_tokens", false) == 1)
         ok = part_refuse(r, "tokenizer_config.json with", "split_special_tokens true");
     ok = ok && read_steps(r) && read_model(r) && read_added(r) && read_template(r);
     if (ok) read_ends(r);
-    const int files = whole ? (int)TOKENIZER_FILES : (int)FILE_JSON;
-    for (int i = 0; ok && dir != NULL && i < files; i++) {
-        path_join(other, dir, tokenizer_files[i]);
-        if (i == FILE_JSON || !path_exists(other)) continue;
-        t->files[i].text = file_read(other, &t->files[i].length, err);
-        ok = t->files[i].text != NULL;
-    }
-    if (ok && !whole && json_get(r->beside[FILE_CONFIG], "tokenizer_class") == NULL)
-        merges_name(t, r->beside[FILE_CONFIG]);
     for (int k = 0; k <= BESIDE_MODEL; k++) json_free(r->beside[k]);
     json_free(root);
     free(r->entries);
@@ -690,15 +665,14 @@ static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const c
 static Tokenizer *tokenizer_bytes(void) {
     char *vocab = NULL, utf8[4];
     size_t length = 0;
-    FILE *f = open_memstream(&vocab, &length);
-    if (f == NULL) fail("out of memory: a vocabulary");
+    FILE *f = text_open(&vocab, &length);
     for (int i = 0; i < 256; i++) {
         fprintf(f, i == 0 ? "{" : ", ");
         json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
         fprintf(f, ": %d", i);
     }
     fprintf(f, "}\n");
-    if (fclose(f) != 0) fail("out of memory: a vocabulary");
+    text_close(f);
     Error err;
     Tokenizer *t = tokenizer_parse(NULL, NULL, 0, vocab, "#version: 0.2\n", &err);
     free(vocab);

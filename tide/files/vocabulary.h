@@ -45,12 +45,11 @@ typedef struct {
     uint32_t id;
     bool special, lstrip, rstrip;
 } AddedToken;
-typedef struct { uint64_t key; uint32_t token; } AddedNode;  // see added_node()
 typedef struct {
     AddedToken *tokens;                    // [count]
-    size_t count;
-    AddedNode *nodes;                      // a tree of the bytes of all contents, as a hash table
-    size_t node_mask;
+    size_t count, longest;                 // and the bytes of the longest content
+    TokenPlace *places;                    // hash of a content -> its token
+    size_t place_mask;
     bool first[256];                       // the bytes with which contents begin
 } AddedTokens;
 
@@ -306,8 +305,8 @@ static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right
 static bool tokenizer_read_merges(Tokenizer *t, const char *place, const Json *vocabulary,
                                   const Json *list, Error *err) {
     const char *what = NULL;
-    char *both = NULL;
-    size_t number = 0, room = 0;
+    char *both = ALLOC(char, list->length, "merges");
+    size_t number = 0;
     t->table = places_make(list->count, &t->table_mask);
     t->merges = ALLOC(TokenMerge, list->count, "merges");
     for (const Json *m = list->child; m != NULL && what == NULL; m = m->next) {
@@ -322,10 +321,6 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *place, const Json *v
         number++;
         // as Hugging Face has it, wherever such a string stands
         if (m->type == JSON_STRING && strncmp(m->string, "#version", 8) == 0) continue;
-        if (both == NULL || a + b > room) {
-            free(both);
-            both = ALLOC(char, room = 2 * (a + b), "merges");
-        }
         memcpy(both, first, a);
         memcpy(both + a, second, b);
         TokenMerge merge = {vocabulary_find(vocabulary, first, a),

@@ -45,8 +45,8 @@
 // their order of summation is that of the heads. In the forward and the dq kernel a block owns
 // queries of one head. (128 rows of several heads would stream as many keys as 128 rows of one.)
 // The heads of a group are worked on at once, so that all but the first find their keys in the L2
-// cache. The price: the dk/dv kernel has NKV / NH times as many blocks, each with more work, which
-// are too few for a GPU where B NKV T is small.
+// cache. The dk/dv kernel has NKV / NH times as many blocks, each with more work. Where those are
+// too few for a GPU, each takes a part of a group, and the parts are added up (attention_parts).
 #ifndef TIDE_ATTENTION_CUH
 #define TIDE_ATTENTION_CUH
 #include "queue.cuh"
@@ -63,6 +63,7 @@
 typedef struct {
     unsigned B, T, NH, NKV, HS;
     unsigned group;               // query heads that share a key head
+    unsigned part;                // of them, those of which one block sums the gradients of keys
     unsigned width, keys, pitch;  // channels of the query heads, of the key heads, of a row of qkv
     float scale, scale2;          // of scores, for powers of e and of 2
 } AttentionShape;
@@ -72,8 +73,9 @@ static AttentionShape attention_shape(size_t B, size_t T, size_t NH, size_t NKV,
     const unsigned heads = (unsigned)NH, key_heads = (unsigned)NKV, size = (unsigned)HS;
     const float scale = 1.0f / sqrtf((float)HS);
     return AttentionShape{.B = (unsigned)B, .T = (unsigned)T, .NH = heads, .NKV = key_heads,
-                          .HS = size, .group = heads / key_heads, .width = heads * size,
-                          .keys = key_heads * size, .pitch = (heads + 2 * key_heads) * size,
+                          .HS = size, .group = heads / key_heads, .part = heads / key_heads,
+                          .width = heads * size, .keys = key_heads * size,
+                          .pitch = (heads + 2 * key_heads) * size,
                           .scale = scale, .scale2 = scale * LOG2_E};
 }
 
@@ -404,11 +406,12 @@ __device__ static inline float row_sum(float x) {
 }
 
 // Returns how many heads are worked on at once, so that what they stream fits the L2 cache: query
-// heads, which stream the keys and values of their groups; of_keys: key heads, which stream the
-// queries and dout of theirs. In as few runs as that takes, which are equal: a short last run would
-// begin with its longest tiles when the other multiprocessors are at their last.
+// heads, which stream the keys and values of their groups; of_keys: parts of a group, which stream
+// the queries and dout of theirs. In as few runs as that takes, which are equal: a short last run
+// would begin with its longest tiles when the other multiprocessors are at their last.
 static unsigned flash_at_once(AttentionShape s, bool of_keys) {
-    const size_t channels = of_keys ? s.group * s.HS : s.HS, heads = s.B * s.NKV;
+    const size_t channels = of_keys ? s.part * s.HS : s.HS;
+    const size_t heads = of_keys ? s.B * s.NH / s.part : s.B * s.NKV;
     const size_t fit = ((size_t)16 << 20) / (s.T * channels * 2 * sizeof(bf16));
     const size_t runs = ceil_div(heads, fit < 1 ? 1 : fit);
     return ceil_div(heads, runs) * (of_keys ? 1 : s.group);
@@ -422,10 +425,27 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 // registers for two. Two blocks of 128 threads with up to 255 registers fit a multiprocessor, and
 // three with up to 168: enough for heads of 64 in forward; for dq some would be spilled. No kernel
 // needs more than 96 KiB, which a block may have on every GPU since sm_80; an H100 has room for two
-// such blocks, an A100 for two of 80 KiB. QUERY_: of blocks that own queries, in forward and for
-// dq, and stream keys; KEY_: of those that own keys, for dk and dv, and stream queries.
-enum { QUERY_MI = 2, QUERY_KEYS = 32, KEY_QUERIES = 32 };
+// such blocks, an A100 for two of 80 KiB. SMALL: 48 KiB, with fewer rows, or fewer at a time, for
+// heads of 128 on a multiprocessor of 100 KiB (sm_86, sm_89, sm_120), which has no room for two
+// blocks of 64 KiB. The bits are the same: a row knows nothing of the others of its block, and sums
+// go on 16 terms at a time. QUERY_: of blocks that own queries, in forward and for dq, and stream
+// keys; KEY_: of those that own keys, for dk and dv, and stream queries.
+#define QUERY_MI(SMALL) ((SMALL) ? 1 : 2)
+#define QUERY_KEYS(FORWARD, SMALL) ((SMALL) && !(FORWARD) ? 16 : 32)
 #define KEY_MI(D) ((D) <= 64 ? 2 : 1)
+#define KEY_QUERIES(SMALL) ((SMALL) ? 16 : 32)
+#define FLASH_SMALL(D, shared) ((D) == 128 && (shared) < 132u << 10)
+
+// Returns into how many parts a group is divided for dk and dv: the fewest that make enough blocks
+// for an H100 or H200 (twice two for each of 132 multiprocessors), if there is `room` for so many
+// floats. Other parts are other bits: the shape and the room decide, and no property of the GPU.
+static unsigned attention_parts(AttentionShape s, size_t room) {
+    const size_t blocks = (size_t)ceil_div(s.T, 64 * KEY_MI(s.HS)) * s.B * s.NKV, enough = 512;
+    unsigned parts = 1;
+    for (unsigned n = 2; n <= s.group && blocks * parts < enough; n++)
+        if (s.group % n == 0 && (size_t)n * s.B * s.T * 2 * s.keys <= room) parts = n;
+    return parts;
+}
 
 // Returns which head a block works on, and which tile of it. Blocks are counted in runs of at_once
 // heads; within a run the tiles with the most work are first (tile `tiles` - 1 of every head, then
@@ -439,7 +459,7 @@ __device__ static inline unsigned block_work(unsigned *tile, unsigned block, uns
     return first + i % in_run;
 }
 
-// A tile of rows of a query head; or of a key head, and then the query head is the group's first.
+// A tile of rows of a query head; or of a key head, and then the query head is the part's first.
 typedef struct {
     unsigned head;        // the query head, of (B, NH)
     unsigned at_q, at_k;  // where in a row the query head begins, in qkv and out, and the key head
@@ -456,11 +476,9 @@ __device__ static inline FlashWork flash_work(int tile_rows, bool of_keys, Atten
     unsigned tile, block = blockIdx.x;
     asm volatile("" : "+r"(block));
     FlashWork w;
-    w.head = block_work(&tile, block, tiles, s.B * (of_keys ? s.NKV : s.NH), at_once);
-    if (of_keys) {
-        tile = tiles - 1 - tile;  // there the first have the most work
-        w.head *= s.group;
-    }
+    const unsigned part = of_keys ? s.part : 1;
+    w.head = block_work(&tile, block, tiles, s.B * s.NH / part, at_once) * part;
+    if (of_keys) tile = tiles - 1 - tile;  // there the first have the most work
     const unsigned h = w.head % s.NH;
     w.at_q = h * s.HS;
     w.at_k = (s.NH + h / s.group) * s.HS;
@@ -483,13 +501,6 @@ __device__ static inline void stage_load(X *stages, int j, const X *x, int x_pit
 // may see are not loaded, and those that none of a warp's may see it leaves out. A tile on the
 // border is masked for the rows that see a part of it. Without PACKED, none of this is in the
 // machine code.
-
-// Copies the begins of a tile of `rows` rows, in which those past the end are as the last. A thread
-// copies one.
-__device__ static inline void begins_load(int32_t *tile, const int32_t *begins, int rows) {
-    static_assert(FLASH_THREADS == 64 * QUERY_MI, "a row for each thread");
-    tile[threadIdx.x] = begins[(int)threadIdx.x < rows ? (int)threadIdx.x : rows - 1];
-}
 
 // Masks the scores of the warp's rows with those of the keys from key0 on that they may not see.
 // first: the tile's first row. APART: from each side; the same, but of the two, nvcc has registers
@@ -562,12 +573,13 @@ __device__ static inline void score_gradient(float &s, float &dp, float scale2, 
 }
 
 // Blocks that own queries: those of out (B, T, NH HS), and lse, if FORWARD; else of dq in dqkv.
-template <int D, typename X, bool PACKED, bool FORWARD>
+template <int D, typename X, bool PACKED, bool FORWARD, bool SMALL>
 __global__ static void __launch_bounds__(FLASH_THREADS, D == 64 && FORWARD ? 3 : 2)
 attention_queries_flash_kernel(X *result, float *lse, const float *delta, const X *dout,
                                const X *qkv, const int32_t *begins, AttentionShape shape,
                                unsigned at_once) {
-    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = QUERY_KEYS, NB = KEYS / 8 };
+    enum { MI = QUERY_MI(SMALL), ROWS = 64 * MI };
+    enum { KEYS = QUERY_KEYS(FORWARD, SMALL), NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
     X *const q_tile = reinterpret_cast<X *>(flash_shared);   // (ROWS, D)
     X *const d_tile = q_tile + ROWS * D;                     // (ROWS, D) of dout, if not FORWARD
@@ -579,7 +591,9 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
     const int pitch = (int)shape.pitch, first = w.first, rows = w.rows;
     const X *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
     const X *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
-    if (PACKED) begins_load(begin, begins += w.at_row + first, rows);
+    if (PACKED) begins += w.at_row + first;
+    if (PACKED && threadIdx.x < ROWS)  // those of rows past the end are as the last
+        begin[threadIdx.x] = begins[(int)threadIdx.x < rows ? (int)threadIdx.x : rows - 1];
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
     float acc[MI][D / 8][4];
@@ -649,14 +663,15 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
 }
 
 // Scores are transposed here: a row is a key, a column a query. The tiles of queries of all heads
-// of the group are one stream, one head after the other.
-template <int D, typename X, bool PACKED>
+// of a part of the group are one stream, one head after the other. If that is not the whole group,
+// their sums are stored in fp32, as (group / part, B, T, 2, NKV HS) behind dqkv.
+template <int D, typename X, bool PACKED, bool SMALL>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
 attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const float *lse,
                             const X *qkv, const int32_t *begins, AttentionShape shape,
                             unsigned at_once) {
     enum { MI = KEY_MI(D), ROWS = 64 * MI };
-    enum { QUERIES = KEY_QUERIES, NB = QUERIES / 8 };
+    enum { QUERIES = KEY_QUERIES(SMALL), NB = QUERIES / 8 };
     extern __shared__ int4 flash_shared[];
     X *const k_tile = reinterpret_cast<X *>(flash_shared);  // (ROWS, D)
     X *const v_tile = k_tile + ROWS * D;                    // (ROWS, D)
@@ -676,7 +691,7 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
                                                      < first + ROWS);
         tiles = seen;
     }
-    const int all_tiles = tiles * (int)shape.group;
+    const int all_tiles = tiles * (int)shape.part;
 
     float dk[MI][D / 8][4], dv[MI][D / 8][4];
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] = dv[m][n][e] = 0;
@@ -712,7 +727,7 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
         __pipeline_wait_prior(0);
         __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
         next = tile + 1;
-        if (next == tiles) {  // the group's next head
+        if (next == tiles) {  // the part's next head
             next = 0;
             w.head++;
             w.at_q += shape.HS;
@@ -746,35 +761,75 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
         tile_accumulate<D>(dk, dp, q_tile);
     }
     const FlashWork to = flash_work(ROWS, true, shape, at_once);
-    dqkv += (size_t)(to.at_row + to.first) * shape.pitch + to.at_k;
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] *= shape.scale;
+    if (shape.part < shape.group) {
+        const unsigned row = to.head % shape.group / shape.part * shape.B * shape.T + to.at_row;
+        float *sums = reinterpret_cast<float *>(dqkv + (size_t)shape.B * T * shape.pitch)
+                      + (size_t)(row + to.first) * 2 * shape.keys + to.at_k - shape.width;
+        const auto store = [&](float *x, const float (&acc)[MI][D / 8][4]) {
+            FOR_FRAGMENTS(m, n, D / 8, e) {
+                const int r = row0 + fragment_row(m, e), c = fragment_column(n, e);
+                float *const at = x + (int64_t)r * 2 * (int)shape.keys + c;
+                if (e % 2 == 0 && r < to.rows && c < HS)  // four lanes write 32 bytes
+                    *reinterpret_cast<float2 *>(at) = make_float2(acc[m][n][e], acc[m][n][e | 1]);
+            }
+        };
+        store(sums, dk);
+        store(sums + shape.keys, dv);
+        return;
+    }
+    dqkv += (size_t)(to.at_row + to.first) * shape.pitch + to.at_k;
     tile_store<D>(dqkv, pitch, to.rows, HS, dk, k_tile, row0);
     tile_store<D>(dqkv + shape.keys, pitch, to.rows, HS, dv, v_tile, row0);
 }
 
+// Adds up the parts of the gradients of keys and values, in the order of the heads: a number each.
+template <typename X>
+__global__ static void attention_parts_kernel(X *dqkv, AttentionShape s) {
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, width = 2 * s.keys;
+    const size_t all = s.B * s.T * width;
+    const float *sums = reinterpret_cast<float *>(dqkv + (size_t)s.B * s.T * s.pitch);
+    float sum = 0;
+    if (i >= all) return;
+    for (unsigned part = 0; part < s.group / s.part; part++) sum += sums[part * all + i];
+    dqkv[(size_t)(i / width) * s.pitch + s.width + i % width] = from_f32<X>(sum);
+}
+
 // ---------------------------------------------------------------------------------------------
-// Launches. With `flash`, the head size must be one that those kernels take.
+// Launches. shared: bytes of shared memory of a multiprocessor, for the flash kernels, which must
+// take heads of this size; or 0, for the plain ones.
 
 static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
 
+template <typename X> static size_t flash_shared(AttentionShape s, bool plain) {
+    int device = 0, shared = 0;
+    if (plain || sizeof(X) != 2 || !attention_has_flash(s.HS) || rehearsal != NULL) return 0;
+    CUDA(cudaGetDevice(&device));
+    CUDA(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    return (size_t)shared;
+}
+
 // The instance of a flash kernel for heads padded to D channels; behind that: its other types.
-#define FLASH_KERNEL(kernel, D, ...) \
-    ((D) == 32 ? kernel<32, __VA_ARGS__> : (D) == 64 ? kernel<64, __VA_ARGS__> \
-     : (D) == 96 ? kernel<96, __VA_ARGS__> : kernel<128, __VA_ARGS__>)
+#define FLASH_KERNEL(kernel, D, small, ...) \
+    ((D) == 32 ? kernel<32, __VA_ARGS__, false> : (D) == 64 ? kernel<64, __VA_ARGS__, false> \
+     : (D) == 96 ? kernel<96, __VA_ARGS__, false> \
+     : (small) ? kernel<128, __VA_ARGS__, true> : kernel<128, __VA_ARGS__, false>)
 
 // The kernels in which a warp, or a block, owns queries.
 template <typename X, bool FORWARD>
 static void attention_queries(X *result, float *lse, const float *delta, const X *dout,
-                              const X *qkv, const int32_t *begins, AttentionShape s, bool flash,
+                              const X *qkv, const int32_t *begins, AttentionShape s, size_t shared,
                               cudaStream_t stream) {
-    const size_t D = round_up(s.HS, 32), rows = 64 * QUERY_MI, tiles = FORWARD ? 1 : 2;
+    const size_t D = round_up(s.HS, 32), tiles = FORWARD ? 1 : 2;
+    const bool small = FLASH_SMALL(D, shared);
+    const size_t rows = 64 * QUERY_MI(small), keys = QUERY_KEYS(FORWARD, small);
     const size_t numbers = begins != NULL ? rows : 0;
-    const size_t bytes = (tiles * rows + 4 * QUERY_KEYS) * D * sizeof(X) + 4 * numbers;
+    const size_t bytes = (tiles * rows + 4 * keys) * D * sizeof(X) + 4 * numbers;
     if constexpr (sizeof(X) == 2)
-        if (flash) {
+        if (shared > 0) {
             const auto kernel = begins != NULL
-                ? FLASH_KERNEL(attention_queries_flash_kernel, D, X, true, FORWARD)
-                : FLASH_KERNEL(attention_queries_flash_kernel, D, X, false, FORWARD);
+                ? FLASH_KERNEL(attention_queries_flash_kernel, D, small, X, true, FORWARD)
+                : FLASH_KERNEL(attention_queries_flash_kernel, D, small, X, false, FORWARD);
             LET_SHARED(kernel, bytes);
             LAUNCH(kernel, ceil_div(s.T, rows) * s.B * s.NH, FLASH_THREADS, bytes, stream, result,
                    lse, delta, dout, qkv, begins, s, flash_at_once(s, false));
@@ -785,22 +840,27 @@ static void attention_queries(X *result, float *lse, const float *delta, const X
            lse, delta, dout, qkv, begins, s);
 }
 
-// Those in which it owns keys.
+// Those in which it owns keys. room: see attention_parts().
 template <typename X>
 static void attention_keys(X *dqkv, const float *delta, const X *dout, const float *lse,
-                           const X *qkv, const int32_t *begins, AttentionShape s, bool flash,
-                           cudaStream_t stream) {
+                           const X *qkv, const int32_t *begins, AttentionShape s, size_t shared,
+                           size_t room, cudaStream_t stream) {
     const size_t D = round_up(s.HS, 32), rows = 64 * (size_t)KEY_MI(D);
-    const size_t numbers = (begins != NULL ? 6 : 4) * KEY_QUERIES;
-    const size_t bytes = (2 * rows + 4 * KEY_QUERIES) * D * sizeof(X) + 4 * numbers;
+    const bool small = FLASH_SMALL(D, shared);
+    const size_t queries = KEY_QUERIES(small), numbers = (begins != NULL ? 6 : 4) * queries;
+    const size_t bytes = (2 * rows + 4 * queries) * D * sizeof(X) + 4 * numbers;
     if constexpr (sizeof(X) == 2)
-        if (flash) {
+        if (shared > 0) {
             const auto kernel = begins != NULL
-                ? FLASH_KERNEL(attention_keys_flash_kernel, D, X, true)
-                : FLASH_KERNEL(attention_keys_flash_kernel, D, X, false);
+                ? FLASH_KERNEL(attention_keys_flash_kernel, D, small, X, true)
+                : FLASH_KERNEL(attention_keys_flash_kernel, D, small, X, false);
             LET_SHARED(kernel, bytes);
-            LAUNCH(kernel, ceil_div(s.T, rows) * s.B * s.NKV, FLASH_THREADS, bytes, stream, dqkv,
-                   delta, dout, lse, qkv, begins, s, flash_at_once(s, true));
+            s.part = s.group / attention_parts(s, room);
+            LAUNCH(kernel, ceil_div(s.T, rows) * s.B * s.NH / s.part, FLASH_THREADS, bytes, stream,
+                   dqkv, delta, dout, lse, qkv, begins, s, flash_at_once(s, true));
+            if (s.part < s.group)
+                LAUNCH(attention_parts_kernel<X>, ceil_div(s.B * s.T * s.keys, 128), 256, 0, stream,
+                       dqkv, s);
             return;
         }
     LAUNCH(attention_keys_plain_kernel<X>, ceil_div(s.B * s.NKV * s.T, PLAIN_WARPS),
@@ -814,23 +874,24 @@ static void attention_forward(X *out,        // (B, T, NH HS)
                               const X *qkv,  // (B, T, (NH + 2 NKV) HS): queries, keys, values
                               const int32_t *begins,  // (B, T), or NULL
                               AttentionShape s, cudaStream_t stream, bool plain = false) {
-    const bool flash = !plain && sizeof(X) == 2 && attention_has_flash(s.HS);
     GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_attention);  // half of it is masked
-    attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash, stream);
+    attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash_shared<X>(s, plain),
+                               stream);
 }
 
-// Overwrites all of dqkv (as qkv). `out` and `lse` are the forward pass's; delta is scratch.
+// Overwrites all of dqkv (as qkv). `out` and `lse` are the forward pass's; delta is scratch, and so
+// are `room` floats behind dqkv.
 template <typename X>
-static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *dout, const X *out,
-                               const float *lse, const X *qkv, const int32_t *begins,
+static void attention_backward(X *dqkv, size_t room, float *delta /* (B, NH, T) */, const X *dout,
+                               const X *out, const float *lse, const X *qkv, const int32_t *begins,
                                AttentionShape s, cudaStream_t stream, bool plain = false) {
-    const bool flash = !plain && sizeof(X) == 2 && attention_has_flash(s.HS);
     const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
+    const size_t shared = flash_shared<X>(s, plain);
     GPU_TAKES(stream, 5.0 * s.width * s.B * s.T * s.T, gpu_attention);
     LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
            s);
-    attention_keys(dqkv, delta, dout, lse, qkv, begins, s, flash, stream);
-    attention_queries<X, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s, flash, stream);
+    attention_keys(dqkv, delta, dout, lse, qkv, begins, s, shared, room, stream);
+    attention_queries<X, false>(dqkv, (float *)lse, delta, dout, qkv, begins, s, shared, stream);
 }
 
 #endif

@@ -10,16 +10,18 @@
 #include "gpt2.cuh"
 
 // Counts, in a rehearsal, the bytes that the passes between a layer's products read and write:
-// norms and sums, rotation, non-linearity; in backward, the sums of qkv's bias as well. Norms take
-// twice the time of their bytes in backward (doc/gpu_results.md).
+// norms and sums, rotation, non-linearity. Norms take twice the time of their bytes in backward
+// (doc/gpu_results.md). There, GELU's slopes and the sums of biases take none in 16 bits: they are
+// in the epilogues of products (matmul_backward).
 static void layer_passes(GPT2 *g, bool backward) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, M = config_mlp(c);
     const size_t turned = c->rope.theta > 0 ? 2 * config_qk(c) : 0;
-    const size_t summed = config_biased(c, BIAS_QKV) ? config_qkv(c) : 0;
-    GPU_TAKES(g->compute, ((backward ? 16 : 8) * C + turned + F
-                           + (backward ? 2 * M + summed : M)) * g->B * g->T * sizeof(floatX),
-              gpu_bytes);
+    const bool passes = sizeof(floatX) == 4;
+    const size_t summed = passes && config_biased(c, BIAS_QKV) ? config_qkv(c) : 0;
+    const size_t sloped = passes || c->activation != ACTIVATION_GELU ? F + 2 * M : 0;
+    const size_t each = backward ? 16 * C + sloped + summed : 8 * C + F + M;
+    GPU_TAKES(g->compute, (each + turned) * g->B * g->T * sizeof(floatX), gpu_bytes);
 }
 
 // Runs a part of a layer with weights w: the part's, and those of the norm of its sum. Part 0
@@ -42,7 +44,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
         if (a->cache != NULL)
             cache_store(a->cache + g->position * cache_row(c), a->qkv, N, s, stream);
         if (a->cache != NULL && N == 1)
-            attention_cached(a->atty, a->qkv, a->cache, g->position + 1, s, stream);
+            attention_cached(a->atty, a->lse, a->qkv, a->cache, g->position + 1, s, stream);
         else
             attention_forward(a->atty, a->lse, a->qkv, g->documents, s, stream);
     } else if (part == 1) {
@@ -88,9 +90,11 @@ static void layer_backward(GPT2 *g, size_t l) {
         layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // by the norm above this layer
     }
     // MLP branch: dx -> dact -> dfc -> dmlp_in -> dx
-    matmul_backward(lt, dwide, M, d.fcproj_w, dx, a.act, w.fcproj_w, N, F, C, stream);
-    activation_backward(dwide, d.fc_b, sum, a.fc, N, F, c->activation, stream);
-    matmul_backward(lt, dc, C, d.fc_w, dwide, a.mlp_in, w.fc_w, N, C, M, stream);
+    const bool sloped = matmul_backward(lt, dwide, M, d.fcproj_w, dx, a.act, w.fcproj_w, N, F, C,
+                                        stream, c->activation == ACTIVATION_GELU ? a.fc : NULL);
+    if (!sloped) activation_backward(dwide, d.fc_b, sum, a.fc, N, F, c->activation, stream);
+    matmul_backward(lt, dc, C, d.fc_w, dwide, a.mlp_in, w.fc_w, N, C, M, stream, NULL,
+                    sloped ? d.fc_b : NULL, sum);
     if (post) {
         residual_forward(dc, dx, N * C, stream);
         stream_zero(dx, N * C * sizeof(floatX), stream);
@@ -99,12 +103,13 @@ static void layer_backward(GPT2 *g, size_t l) {
                        a.mid_mean, a.mid_rstd, N, C, stream);
     // attention branch: dx -> datty -> dqkv -> datt_in -> dx
     matmul_backward(lt, dc, A, d.attproj_w, dx, a.atty, w.attproj_w, N, A, C, stream);
-    attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->documents, s, stream);
+    attention_backward(dwide, behind_dqkv(g), g->delta, dc, a.atty, a.lse, a.qkv, g->documents, s,
+                       stream);
     if (c->rope.theta > 0)
         heads_backward(dwide, d.q_norm, d.k_norm, sum, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
                        g->documents, s, stream);
-    matmul_backward(lt, dc, C, d.qkv_w, dwide, a.att_in, w.qkv_w, N, C, Q, stream);
-    if (d.qkv_b != NULL) bias_backward(d.qkv_b, sum, dwide, N, Q, stream);
+    matmul_backward(lt, dc, C, d.qkv_w, dwide, a.att_in, w.qkv_w, N, C, Q, stream, NULL, d.qkv_b,
+                    sum);
     if (post) residual_forward(dc, dx, N * C, stream);  // in g->dx again
     else layernorm_backward<floatX>(dx, d.ln_1_w, d.ln_1_b, NULL, sum, dc, a.x, w.ln_1_w,
                                     a.mean_1, a.rstd_1, N, C, stream);

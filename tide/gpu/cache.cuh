@@ -13,34 +13,46 @@
 #define TIDE_CACHE_CUH
 #include "kernels.cuh"
 
+// Not cudaMemcpy2DAsync(), which waits for a copy engine.
+template <typename X>
+__global__ static void cache_store_kernel(X *cache, const X *qkv, size_t all, AttentionShape s) {
+    const size_t i = grid_thread(), row = 2 * s.keys;
+    if (i < all) cache[i] = qkv[i / row * s.pitch + s.width + i % row];
+}
+
 template <typename X>
 static void cache_store(X *cache,      // (rows, 2, NKV HS)
                         const X *qkv,  // (rows, (NH + 2 NKV) HS)
                         size_t rows, AttentionShape s, cudaStream_t stream) {
-    const size_t keys = s.keys * sizeof(X), queries = s.width * sizeof(X);
-    if (rehearsal == NULL)
-        CUDA(cudaMemcpy2DAsync(cache, 2 * keys, (const char *)qkv + queries, queries + 2 * keys,
-                               2 * keys, rows, cudaMemcpyDeviceToDevice, stream));
+    const size_t all = rows * 2 * s.keys;
+    LAUNCH(cache_store_kernel<X>, ceil_div(all, BLOCK_THREADS), BLOCK_THREADS, 0, stream, cache,
+           qkv, all, s);
 }
 
-// A block takes a query head. First, teams of eight lanes take a key each, AHEAD times: those loads
-// are under way together. Then each thread takes a run of channels of every `groups`-th value,
-// AHEAD of them at once, so that neighbours read neighbouring bytes. Loads after the last row take
-// it again, and are ignored: a branch would let each load wait for the one before. Scores,
-// softmax and sums are in fp32; the order of each sum depends on the shape and on `seen` alone.
-enum { CACHED_THREADS = 512, CACHED_TEAM = 8, CACHED_AHEAD = 4, CACHED_MOST = 4096 };
+// A block takes a query head, or one of `splits` equal parts of its cached rows: then it stores its
+// largest score, and the sums of which the last step makes a quotient. First, teams of eight lanes
+// take a key each, AHEAD times: those loads are under way together. Then each thread takes a run of
+// channels of every `groups`-th value, AHEAD of them at once, so that neighbours read neighbouring
+// bytes. Loads after the last row take it again, and are ignored: a branch would let each load wait
+// for the one before. Scores, softmax and sums are in fp32; the order of each sum depends on the
+// shape and on `seen` alone.
+enum { CACHED_THREADS = 512, CACHED_TEAM = 8, CACHED_AHEAD = 4 };
 
 template <typename X, int W>
 __global__ static void __launch_bounds__(CACHED_THREADS)
-attention_cached_kernel(X *out, const X *q, const X *cache, AttentionShape s, unsigned seen) {
+attention_cached_kernel(X *out, float *parts, const X *q, const X *cache, AttentionShape s,
+                        unsigned all, unsigned splits) {
     enum { TEAMS = CACHED_THREADS / CACHED_TEAM, AHEAD = CACHED_AHEAD };
     extern __shared__ float weights[];             // (seen): scores, then exp(score - max)
     __shared__ float part[CACHED_THREADS * W];     // (groups, width): sums of weighted values
-    const unsigned h = blockIdx.x, HS = s.HS, row = 2 * s.keys;
+    const unsigned h = blockIdx.x / splits, split = blockIdx.x % splits, HS = s.HS;
+    const unsigned begin = all * split / splits, seen = all * (split + 1) / splits - begin;
+    const unsigned row = 2 * s.keys;
     const unsigned team = threadIdx.x / CACHED_TEAM, lane = threadIdx.x % CACHED_TEAM;
-    const X *k = cache + h / s.group * HS, *v = k + s.keys;
+    const X *k = cache + (size_t)begin * row + h / s.group * HS, *v = k + s.keys;
     float max = -INFINITY, sum = 0;
     q += h * HS;
+    parts += (size_t)blockIdx.x * (HS + 2);
     const auto at_row = [&](unsigned u) { return (size_t)(u < seen ? u : seen - 1) * row; };
     for (unsigned first = 0; first < seen; first += AHEAD * TEAMS) {
         float dot[AHEAD] = {0};
@@ -89,25 +101,51 @@ attention_cached_kernel(X *out, const X *q, const X *cache, AttentionShape s, un
         for (unsigned i = threadIdx.x; i < width && first + i < HS; i += CACHED_THREADS) {
             float total = 0;
             for (unsigned g = 0; g < groups; g++) total += part[g * width + i];
-            out[h * HS + first + i] = from_f32<X>(total / sum);
+            if (splits == 1) out[h * HS + first + i] = from_f32<X>(total / sum);
+            else parts[2 + first + i] = total;
         }
         __syncthreads();
     }
+    if (splits == 1 || threadIdx.x > 0) return;
+    parts[0] = max;
+    parts[1] = sum;
 }
 
-// Ends the program where `seen` is more than config_window() allows: a block has its scores in
-// shared memory.
+// A block takes a query head, of which it adds up the parts (NH, splits, 2 + HS), in their order.
+template <typename X>
+__global__ static void attention_merge_kernel(X *out, const float *parts, unsigned HS,
+                                              unsigned splits) {
+    for (unsigned c = threadIdx.x; c < HS; c += blockDim.x) {
+        const float *part = parts + (size_t)blockIdx.x * splits * (HS + 2);
+        float max = -INFINITY, sum = 0, total = 0;
+        for (unsigned i = 0; i < splits; i++, part += HS + 2) {
+            const float top = fmaxf(max, part[0]), old = expf(max - top), now = expf(part[0] - top);
+            sum = sum * old + part[1] * now;
+            total = total * old + part[2 + c] * now;
+            max = top;
+        }
+        out[blockIdx.x * HS + c] = from_f32<X>(total / sum);
+    }
+}
+
+// A part has at least as many rows as a block takes at once, and HS + 2: then a float for each row
+// and head has room for all parts.
 template <typename X>
 static void attention_cached(X *out,          // (NH HS)
+                             float *scratch,  // (seen, NH)
                              const X *qkv,    // ((NH + 2 NKV) HS): of the newest token
                              const X *cache,  // (seen, 2, NKV HS): its own row is the last
                              size_t seen, AttentionShape s, cudaStream_t stream) {
     enum { W = Pack<X>::N };
     const auto kernel = s.HS % W == 0 ? attention_cached_kernel<X, W>
                                       : attention_cached_kernel<X, 1>;
-    if (seen > CACHED_MOST) fail("attention: %zu cached tokens are too many", seen);
-    LAUNCH(kernel, s.NH, CACHED_THREADS, seen * sizeof(float), stream, out, qkv, cache, s,
-           (unsigned)seen);
+    const size_t once = CACHED_THREADS / CACHED_TEAM * CACHED_AHEAD;
+    const size_t part = s.HS + 2 > once ? s.HS + 2 : once, splits = seen < part ? 1 : seen / part;
+    LAUNCH(kernel, s.NH * splits, CACHED_THREADS, (seen / splits + 1) * sizeof(float), stream, out,
+           scratch, qkv, cache, s, (unsigned)seen, (unsigned)splits);
+    if (splits > 1)
+        LAUNCH(attention_merge_kernel<X>, s.NH, 128, 0, stream, out, scratch, s.HS,
+               (unsigned)splits);
 }
 
 #endif

@@ -241,8 +241,8 @@ static void calibrate_close(Calibration *c) { owner_free(&c->owner); }
 
 // Measures all rates but gpu_flops and gpu_attention, which are a model's, host_cast, which is
 // another trainer's, and those between GPUs, in about `seconds` (some tenths more go into
-// page-locked memory). The queue must have nothing to do. Takes at most an eighth of the host's free
-// memory and half of the GPU's, and gives them back. All ranks of a node measure at once.
+// page-locked memory). The queue must have nothing to do. Takes at most an eighth of the host's
+// free memory and half of the GPU's, and gives them back. All ranks of a node measure at once.
 //   dram      26 bytes per parameter of the host's update: 14 are read, 12 written
 //   dram_dma  the same of the update that runs while both directions of the link are busy, plus
 //             what these two move: each of their bytes is one of host memory, too

@@ -124,21 +124,6 @@ static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
     return gpt2_rehearse(x->g, x->r, x->rates, NULL);
 }
 
-static void zen_print_time(const GPT2 *g, const Rates *rates, const PlanRun *run,
-                           const Prediction *pred) {
-    const double stall = (pred->stall_forward + pred->stall_backward) / pred->step;
-    printf("predicted time of a step, in seconds, the mean over a window of %zu: forward waits "
-           "%.4g, backward %.4g", zen_planned_window(g), pred->stall_forward, pred->stall_backward);
-    if (stall < 0.01) printf(": hidden\n");
-    else printf(": %.0f %%\n", 100 * stall);
-    plan_print_speed(rates, run, pred);
-    printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times %s in 16 bits\n",
-           1e-9 * pred->h2d_bytes, 1e-9 * pred->d2h_bytes,
-           (pred->h2d_bytes + pred->d2h_bytes) / fmax(2 * (double)g->zen->map.elements, 1),
-           run->world > 1 ? "its part of the model" : "the model");
-    plan_print_comm(rates, run, pred);
-}
-
 // gpu_attention is what attention of one layer reaches; gpu_flops, what the products of this model
 // do: a few of its layers run without an update, and their time is extrapolated to all.
 typedef struct { double seconds, flops; } LayerTimes;
@@ -155,8 +140,8 @@ static double attention_flops(GPT2 *g) {
     for (int i = -RUNS; i < RUNS; i++) {  // each is queued behind another: no launch counts
         if (i == 0) event_record(at[0], g->compute);
         attention_forward(a.atty, a.lse, a.qkv, NULL, s, g->compute);
-        attention_backward(g->dwide, g->delta, g->branch, a.atty, a.lse, a.qkv, NULL, s,
-                           g->compute);
+        attention_backward(g->dwide, behind_dqkv(g), g->delta, g->branch, a.atty, a.lse, a.qkv,
+                           NULL, s, g->compute);
     }
     event_record(at[1], g->compute);
     const double seconds = device_seconds(at[0], at[1]);
@@ -552,15 +537,15 @@ static size_t settle(GPT2 *g, Run *r) {
     const size_t planned = gpt2_bytes(g, false);
     if (rates.h2d > 0 && r->training) {
         const bool length = option_given(o, "steps") || option_given(o, "epochs");
-        const PlanRun run = {r->step_tokens, r->world, o->plan && length ? o->steps : 0};
+        const PlanRun run = {r->step_tokens, r->world, o->plan && length ? o->steps : 0,
+                             g->zen != NULL ? zen_planned_window(g) : 0};
         const bool draw = o->plan && o->trace != NULL;
         TraceFile trace = {NULL, NULL, 0};
         Error err;
         if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
         const Prediction pred = gpt2_rehearse(g, r, &rates, &trace);
         if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
-        if (g->zen != NULL) zen_print_time(g, &rates, &run, &pred);
-        else if (g->zo != NULL) zo_print_time(g, r, &rates, &run, &pred);
+        if (g->zo != NULL) zo_print_time(g, r, &rates, &run, &pred);
         else plan_print_time(&rates, &run, &pred);
         g->predicted = pred;
     } else if (o->plan && r->training) {

@@ -221,7 +221,7 @@ struct GPT2 {
     int turn;                                    // the staging in use
     TokenOrder by_token, by_position;               // of the inputs and their positions, on the GPU
     // Ordinary host memory.
-    int32_t *token_count;                        // (max(V, T) + 1), for token_order()
+    int32_t *token_count;                        // (2, max(V, T)), for token_order()
     int32_t *inputs, *targets;                   // (N): the batch, as it was read
     int32_t *begins, *positions;                 // (N), if packed: the same, and positions
     double *worker_sums;                         // (blocks): those that the host has computed
@@ -490,6 +490,12 @@ static bool head_in_place(const GPT2 *g) {
     return !g->config.tied && g->words.count == 0 && g->max_B * g->max_T <= g->head_rows;
 }
 
+// Floats of dwide behind dqkv, for attention_backward().
+static size_t behind_dqkv(const GPT2 *g) {
+    const GPT2Config *c = &g->config;
+    return g->B * g->T * (config_wide(c) - config_qkv(c)) * sizeof(floatX) / sizeof(float);
+}
+
 // For the timeline: from here on the compute stream works on segment s; NULL: on nothing.
 static void compute_span(GPT2 *g, const char *name, size_t s) {
     timeline_compute(&g->timeline, name, s, g->compute);
@@ -532,10 +538,11 @@ static void copy_out_wide(GPT2 *g, float *host, const floatX *device, size_t n) 
 // there.
 static size_t upload_order(GPT2 *g, const Staging *s, size_t count, TokenOrder *order,
                            const int32_t *numbers, size_t N, size_t V) {
-    int32_t *rows = s->tokens + count, *at = s->device + count;
-    const size_t groups = token_order(rows, rows + N, g->token_count, numbers, N, V);
-    *order = TokenOrder{at, at + N, groups};
-    return count + N + groups + 1;
+    int32_t *rows = s->tokens + count;
+    *order = token_order(rows, rows + N, g->token_count, numbers, N, V);
+    order->rows = s->device + count;
+    order->first = order->rows + N;
+    return count + N + order->groups + 1;
 }
 
 // Everything that a micro-batch of B x T tokens needs of the host goes to the GPU in one copy, in

@@ -111,7 +111,7 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
                             rows, C, Vp, g->compute);
         else
             matmul_backward(&g->lt, dinp, C, g->dwte, g->logits, inp, w, rows, C, Vp, g->compute,
-                            first > 0);
+                            NULL, NULL, NULL, first > 0);
     }
     loss_accumulate(g->loss, g->losses, N, share / (double)N, !accumulate, g->compute);
     compute_span(g, NULL, 0);

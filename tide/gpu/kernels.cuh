@@ -157,49 +157,71 @@ static void encoder_forward(X *out,                 // (B, T, C)
 }
 
 // Rows that hold the same token add to the same row of dwte, and must do so in one order: the rows
-// of a micro-batch are sorted by token, and a block of threads then sums one token's rows. Rows
-// that hold several documents are sorted by position, too.
+// of a micro-batch are sorted by token, and a block of threads, or a warp if they are few, sums one
+// token's rows. Rows that hold several documents are sorted by position, too.
 typedef struct {
     const int32_t *rows;   // (N)           the rows 0 .. N-1 by token; equal tokens in row order
     const int32_t *first;  // (groups + 1)  where in rows each token's begin; first[groups] = N
-    size_t groups;         // number of different tokens
+    unsigned groups;       // number of different tokens
+    unsigned large;        // those with more rows than a block has warps: the first groups
 } TokenOrder;
 
 // Sorts by counting, on the host: fills rows (N) and first (at most min(N, V) + 1) with host memory
-// count (V + 1) as scratch, and returns the number of groups. N must be below 2^31.
-static size_t token_order(int32_t *rows, int32_t *first, int32_t *count, const int32_t *tokens,
-                          size_t N, size_t V) {
-    memset(count, 0, (V + 1) * sizeof *count);
-    for (size_t n = 0; n < N; n++) count[tokens[n] + 1]++;
-    size_t groups = 0;
-    for (size_t v = 0; v < V; v++) {
-        if (count[v + 1] > 0) first[groups++] = count[v];
-        count[v + 1] += count[v];  // now: rows with a token of v or less
+// count (2, V) as scratch. Large groups and small ones are by token each. N must be below 2^31.
+static TokenOrder token_order(int32_t *rows, int32_t *first, int32_t *count, const int32_t *tokens,
+                              size_t N, size_t V) {
+    TokenOrder order = {rows, first, 0, 0};
+    int32_t *next = count + V, at = 0;  // next: where a token's next row belongs
+    memset(count, 0, V * sizeof *count);
+    for (size_t n = 0; n < N; n++) count[tokens[n]]++;
+    for (int small = 0; small < 2; small++) {
+        for (size_t v = 0; v < V; v++) {
+            if (count[v] == 0 || (count[v] <= BLOCK_WARPS) != small) continue;
+            first[order.groups++] = next[v] = at;
+            at += count[v];
+        }
+        if (!small) order.large = order.groups;
     }
-    first[groups] = (int32_t)N;
-    for (size_t n = 0; n < N; n++) rows[count[tokens[n]]++] = (int32_t)n;
-    return groups;
+    first[order.groups] = at;
+    for (size_t n = 0; n < N; n++) rows[next[tokens[n]]++] = (int32_t)n;
+    return order;
 }
 
-// A block sums the rows of one token for 32 packs of channels, and adds them to dwte; or stores
-// them in `out`. tokens NULL: the groups of rows are positions, number 0 first.
+// Sums the rows of each token for 32 packs of channels, and adds them to dwte; or stores them in
+// `out`. A block takes a large group; or each of its warps a small one, whose rows it adds in the
+// order in which a block adds its warps. tokens NULL: the groups of rows are positions, number 0
+// first (none has more rows than the one before).
 template <typename X>
 __global__ static void encoder_backward_wte_kernel(float *dwte, X *out, const X *dout,
                                                    const int32_t *tokens, TokenOrder order,
                                                    size_t C, unsigned slices) {
-    const size_t group = blockIdx.x / slices, slice = blockIdx.x % slices;
+    const unsigned blocks = order.large * slices, warp = threadIdx.x / 32;
+    const bool small = blockIdx.x >= blocks;
+    const unsigned work = small ? blocks + (blockIdx.x - blocks) * BLOCK_WARPS + warp : blockIdx.x;
+    const unsigned group = work / slices, slice = work % slices;
+    if (group >= order.groups) return;
     const size_t width = 32 * Pack<X>::N;  // channels of a slice
     const size_t c = slice * width + threadIdx.x % 32 * Pack<X>::N;
     const size_t begin = (size_t)order.first[group], last = (size_t)order.first[group + 1];
-    float sum[Pack<X>::N] = {0};
+    const size_t at = C * (tokens == NULL ? group : (size_t)tokens[order.rows[begin]]);
+    Wide<X> sum = {};
     if (c < C)
-        sum_rows(sum, dout + c, C, order.rows, begin + threadIdx.x / 32, last, BLOCK_WARPS);
-    const float total = fold_warps<X>(sum);
+        sum_rows(sum.x, dout + c, C, order.rows, small ? begin : begin + warp, last,
+                 small ? 1 : BLOCK_WARPS);
+    if (small) {
+        if (c < C && out != NULL) store_bits(out + at + c, narrow<X>(sum));
+        for (int j = 0; c < C && out == NULL && j < Pack<X>::N; j += 4) {
+            Pack<float> total = load_pack(dwte + at + c + j);
+            for (int k = 0; k < 4; k++) total.x[k] += sum.x[j + k];
+            store_pack(dwte + at + c + j, total);
+        }
+        return;
+    }
+    const float total = fold_warps<X>(sum.x);
     const size_t column = slice * width + threadIdx.x;
     if (threadIdx.x >= width || column >= C) return;
-    const size_t row = tokens == NULL ? group : (size_t)tokens[order.rows[begin]];
-    if (out != NULL) out[row * C + column] = from_f32<X>(total);
-    else dwte[row * C + column] += total;
+    if (out != NULL) out[at + column] = from_f32<X>(total);
+    else dwte[at + column] += total;
 }
 
 template <typename X>
@@ -223,13 +245,16 @@ static void encoder_backward(float *dwte, X *rounded, X *dwpe, const X *dout,
                              const int32_t *tokens, TokenOrder order, TokenOrder places, size_t B,
                              size_t T, size_t C, cudaStream_t stream) {
     const unsigned slices = ceil_div(C, 32 * Pack<X>::N);
+    const auto blocks = [&](TokenOrder o) {
+        return o.large * slices + ceil_div((size_t)(o.groups - o.large) * slices, BLOCK_WARPS);
+    };
     if (dwte != NULL || rounded != NULL)
-        LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(order.groups * slices), BLOCK_THREADS, 0,
-               stream, dwte, rounded, dout, tokens, order, C, slices);
+        LAUNCH(encoder_backward_wte_kernel<X>, blocks(order), BLOCK_THREADS, 0, stream, dwte,
+               rounded, dout, tokens, order, C, slices);
     if (dwpe == NULL) return;
     if (places.groups > 0)
-        LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(places.groups * slices), BLOCK_THREADS,
-               0, stream, (float *)NULL, dwpe, dout, (const int32_t *)NULL, places, C, slices);
+        LAUNCH(encoder_backward_wte_kernel<X>, blocks(places), BLOCK_THREADS, 0, stream,
+               (float *)NULL, dwpe, dout, (const int32_t *)NULL, places, C, slices);
     else
         LAUNCH(encoder_backward_wpe_kernel<X>, pack_blocks<X>(T * C), BLOCK_THREADS, 0, stream,
                dwpe, dout, B, T * C);
@@ -524,25 +549,6 @@ static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size
                                cudaStream_t stream) {
     LAUNCH(partial_sum_kernel<X>, ceil_div(C, 32), 1024, 0, stream, dinp_sum, dinp_sum, dinp_sum,
            scratch, ceil_div(N, layernorm_backward_rows(N)), 3 * C, C, C);
-}
-
-// --- linear layer: out (N, OC) = inp (N, C) . w (OC, C)^T + b --------------------------------
-
-template <typename X>
-static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X *b,
-                           size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, stream);
-}
-
-// Overwrites both gradients, or adds to dw, which is in fp32 then; the rows of dinp (N, C) are
-// `pitch` apart. The bias's gradient is the sums of dout's columns: a kernel of ours that writes
-// dout makes them in passing; for other dout there is bias_backward().
-template <typename X, typename D>
-static void matmul_backward(Matmul *lt, X *dinp, size_t pitch, D *dw, const X *dout, const X *inp,
-                            const X *w, size_t N, size_t C, size_t OC, cudaStream_t stream,
-                            bool adds = false) {
-    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, pitch, NULL, false, stream);
-    gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, adds, stream);
 }
 
 // --- rotary positions (Su et al. 2021), and the norm of q and k: as on the CPU ----------------
@@ -910,6 +916,36 @@ static void activation_backward(X *d, X *db, float *scratch, const X *inp, size_
     if (db != NULL) bias_backward(db, scratch, d, N, 2 * F, stream);
 }
 
+// --- linear layer: out (N, OC) = inp (N, C) . w (OC, C)^T + b --------------------------------
+
+template <typename X>
+static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X *b,
+                           size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, (X *)b, false, stream);
+}
+
+// Overwrites both gradients, or adds to dw, which is in fp32 then; the rows of dinp (N, C) are
+// `pitch` apart. db, if there is one: the sums of dout's columns, in the epilogue of dw's product
+// or by bias_backward(). (A kernel of ours that writes dout makes them in passing.) fc, if inp is
+// GELU of it: its slopes are multiplied into dinp in the epilogue, which returns true, or false
+// where activation_backward() has to.
+template <typename X, typename D>
+static bool matmul_backward(Matmul *lt, X *dinp, size_t pitch, D *dw, const X *dout, const X *inp,
+                            const X *w, size_t N, size_t C, size_t OC, cudaStream_t stream,
+                            typename MatmulType<X>::type *fc = NULL,
+                            typename MatmulType<X>::type *db = NULL, float *scratch = NULL,
+                            bool adds = false) {
+    const bool sloped = gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, pitch, fc, false,
+                             stream, GEMM_SLOPE);
+    if (!sloped)
+        gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, pitch, NULL, false, stream);
+    if (!gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, db, adds, stream, GEMM_SUMS)) {
+        gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, adds, stream);
+        bias_backward(db, scratch, dout, N, OC, stream);
+    }
+    return sloped && fc != NULL;
+}
+
 // --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
 //
 // losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. If grad_scale is not 0, the logits
@@ -919,11 +955,13 @@ static void activation_backward(X *d, X *db, float *scratch, const X *inp, size_
 
 // A block takes one row: once for the maximum and the sum, which each thread rescales whenever its
 // maximum grows, and a second time to write the gradient. exp(x - max) is 2^(x LOG2_E - bias): one
-// multiply-add and one instruction (attention.cuh).
-template <typename X>
+// multiply-add and one instruction (attention.cuh). KEEPS: for the second time, each thread has its
+// packs in shared memory, and the row is read once.
+template <typename X, bool KEEPS>
 __global__ static void __launch_bounds__(1024)
-crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
-                    float grad_scale, unsigned V, unsigned Vp) {
+crossentropy_kernel(float *losses, X *logits, const int32_t *targets, float grad_scale, unsigned V,
+                    unsigned Vp) {
+    extern __shared__ int4 kept[];  // (Vp)
     X *z = logits + (size_t)blockIdx.x * Vp;
     const unsigned target = (unsigned)targets[blockIdx.x], stride = blockDim.x * Pack<X>::N;
     if ((int)target < 0) {
@@ -937,8 +975,10 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
     const float target_logit = to_f32(z[target]);  // read by all before the first barrier
     float max = -1e38f, sum = 0;  // finite, also times LOG2_E: infinity - infinity is NaN
     #pragma unroll 4
-    for (unsigned v = threadIdx.x * Pack<X>::N; v < V; v += stride) {
-        Wide<X> x = widen<X>(load_bits(z + v));
+    for (unsigned v = threadIdx.x * Pack<X>::N; v < (KEEPS ? Vp : V); v += stride) {
+        const int4 bits = load_bits(z + v);
+        if (KEEPS) kept[v / Pack<X>::N] = bits;
+        Wide<X> x = widen<X>(bits);
         float top = max;
         if (v + Pack<X>::N > V)  // the last pack of the row holds columns that do not count
             for (int j = 0; j < Pack<X>::N; j++) x.x[j] = v + j < V ? x.x[j] : -INFINITY;
@@ -954,7 +994,7 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
     if (grad_scale == 0) return;
     const float scale = grad_scale / row_sum;
     for (unsigned v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) {
-        Wide<X> x = widen<X>(load_bits(z + v));
+        Wide<X> x = widen<X>(KEEPS ? kept[v / Pack<X>::N] : load_bits(z + v));
         for (int j = 0; j < Pack<X>::N; j++) {
             float d = exp2_fast(fmaf(x.x[j], LOG2_E, -row_bias)) * scale;
             if (v + j == target) d -= grad_scale;
@@ -964,13 +1004,28 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
     }
 }
 
-// losses (N), logits (N, Vp), targets (N); Vp must be whole packs.
+// Returns whether two blocks with so much shared memory fit a multiprocessor, with what they have
+// without asking, less than 1 KiB, and the 1 KiB that CUDA takes for each.
+static bool two_blocks_fit(size_t shared) {
+    int device, most;
+    if (rehearsal != NULL) return false;
+    CUDA(cudaGetDevice(&device));
+    CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    return 2 * (shared + 2048) <= (size_t)most;
+}
+
+// losses (N), logits (N, Vp), targets (N); Vp must be whole packs. A row is read once where shared
+// memory can keep it, or, with the same bits, twice: also there, if `twice`.
 template <typename X>
 static void crossentropy(float *losses, X *logits, const int32_t *targets, float grad_scale,
-                         size_t N, size_t V, size_t Vp, cudaStream_t stream) {
-    const size_t threads = (size_t)ceil_div(Vp / Pack<X>::N, 32) * 32;
-    LAUNCH(crossentropy_kernel<X>, (unsigned)N, (unsigned)min_size(threads, 1024), 0, stream,
-           losses, logits, targets, grad_scale, index_32(V), index_32(Vp));
+                         size_t N, size_t V, size_t Vp, cudaStream_t stream, bool twice = false) {
+    const size_t threads = (size_t)ceil_div(Vp / Pack<X>::N, 32) * 32, row = Vp * sizeof(X);
+    const bool keeps = !twice && grad_scale != 0 && two_blocks_fit(row);
+    const size_t shared = keeps ? row : sizeof(int4);  // the emulated GPU has no empty array
+    const auto kernel = keeps ? crossentropy_kernel<X, true> : crossentropy_kernel<X, false>;
+    LET_SHARED(kernel, shared + 1024);  // its static part included
+    LAUNCH(kernel, (unsigned)N, (unsigned)min_size(threads, 1024), shared, stream, losses, logits,
+           targets, grad_scale, index_32(V), index_32(Vp));
 }
 
 __global__ static void loss_accumulate_kernel(double *total, const float *losses, size_t N,

@@ -355,7 +355,7 @@ static void gpt2_allocate(GPT2 *g) {
     if (g->accumulating && g->choice.sum_on_host)
         g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
     const size_t most = g->config.vocab > g->max_T ? g->config.vocab : g->max_T;
-    g->token_count = (int32_t *)own(free, ALLOC(int32_t, most + 1, "tokens"));
+    g->token_count = (int32_t *)own(free, ALLOC(int32_t, 2 * most, "tokens"));
     g->inputs = (int32_t *)own(free, ALLOC(int32_t, (g->packed ? 4 : 2) * N, "tokens"));
     g->targets = g->inputs + N;
     g->begins = g->packed ? g->targets + N : NULL;

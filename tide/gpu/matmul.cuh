@@ -42,9 +42,15 @@ template <> struct MatmulType<float> { typedef float type; enum { CUDA = CUDA_R_
 template <> struct MatmulType<bf16> { typedef bf16 type; enum { CUDA = CUDA_R_16BF }; };
 template <> struct MatmulType<f16> { typedef f16 type; enum { CUDA = CUDA_R_16F }; };
 
+// What a product's epilogue does with `extra`: nothing; adds it (N) to every row; multiplies the
+// product by GELU's slope at it (M, N), whose rows are as far apart as the output's; or stores the
+// sums of op(A)'s rows in it (M).
+enum { GEMM_PLAIN, GEMM_BIAS, GEMM_SLOPE, GEMM_SUMS };
+
 // The library's description of a shape, and the algorithm for it.
 typedef struct {
     MatmulShape shape;
+    bool none;                // there is no algorithm: the epilogue is a pass of its own
     bool settled;             // --tune has been asked about it
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, out;
@@ -116,28 +122,39 @@ static inline void matmul_set(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttribu
     LT(cublasLtMatmulDescSetAttribute(op, attribute, value, bytes));
 }
 
-// Describes a shape to the library and asks for an algorithm. Ends the program if there is none.
+// Lets the epilogue read or write `extra`.
+static inline void matmul_extra(const MatmulPlan *p, const void *extra) {
+    if (p->shape.epilogue != GEMM_PLAIN)
+        matmul_set(p->op, p->shape.epilogue == GEMM_SLOPE
+                              ? CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER
+                              : CUBLASLT_MATMUL_DESC_BIAS_POINTER, &extra, sizeof extra);
+}
+
+// Describes a shape to the library and asks for an algorithm. Prints that there is none for the
+// epilogue of a gradient; ends the program if there is none for another product.
 static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) {
     const cublasOperation_t op_a = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const uint32_t epilogue = s->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const uint32_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
+                                  CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_BGRADB};
+    const int64_t pitch = (int64_t)s->ldo;
     p->shape = *s;
     p->settled = false;
     // Swapped, as the top of this file says: the library's A is our b.
     LT(cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     matmul_set(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
     matmul_set(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
-    matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogues[s->epilogue], sizeof *epilogues);
+    if (s->epilogue == GEMM_SLOPE)
+        matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &pitch, sizeof pitch);
     // A row-major matrix of `cols` columns: column-major with `cols` rows.
     LT(cublasLtMatrixLayoutCreate(&p->a, (cudaDataType_t)s->type, s->trans_a ? s->M : s->K,
                                   s->trans_a ? s->K : s->M, (int64_t)s->lda));
     LT(cublasLtMatrixLayoutCreate(&p->b, (cudaDataType_t)s->type, s->trans_b ? s->K : s->N,
                                   s->trans_b ? s->N : s->K, (int64_t)s->ldb));
-    LT(cublasLtMatrixLayoutCreate(&p->out, (cudaDataType_t)s->out_type, s->N, s->M,
-                                  (int64_t)s->ldo));
+    LT(cublasLtMatrixLayoutCreate(&p->out, (cudaDataType_t)s->out_type, s->N, s->M, pitch));
     // The heuristic looks at this pointer for its alignment and does not follow it.
-    const void *bias = (const void *)(uintptr_t)(4096 + s->align_bias);
-    if (s->bias) matmul_set(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    matmul_extra(p, (const void *)(uintptr_t)(4096 + s->align_extra));
     matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, s->align_b);
     matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, s->align_a);
     matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, s->align_out);
@@ -150,7 +167,12 @@ static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) 
     lt->searches++;
     if (status == CUBLAS_STATUS_SUCCESS && count < 1) status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (status == CUBLAS_STATUS_SUCCESS) status = found.state;
-    if (status != CUBLAS_STATUS_SUCCESS)
+    p->none = status != CUBLAS_STATUS_SUCCESS && s->epilogue > GEMM_BIAS;
+    if (p->none)
+        printf("cuBLASLt has no algorithm with %s for M=%zu N=%zu K=%zu: they are a pass of their "
+               "own\n", s->epilogue == GEMM_SUMS ? "a bias's sums" : "GELU's slopes", s->M, s->N,
+               s->K);
+    else if (status != CUBLAS_STATUS_SUCCESS)
         fail("cuBLASLt has no algorithm for M=%zu N=%zu K=%zu, pitches %zu %zu %zu, transposed %d "
              "%d, types %d to %d: %s (%d)", s->M, s->N, s->K, s->lda, s->ldb, s->ldo,
              s->trans_a, s->trans_b, s->type, s->out_type, cublasLtGetStatusString(status),
@@ -158,8 +180,9 @@ static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) 
     p->algo = found.algo;
 }
 
-// The plan for a shape: from the table, or made now and kept. A training run has some twenty
-// shapes, so that after its first step nothing is searched or created any more.
+// The plan for a shape: from the table, or made now and kept, also if there is no algorithm. A
+// training run has some twenty shapes, so that after its first step nothing is searched or created
+// any more.
 static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
     for (size_t i = 0; i < lt->made && i < MATMUL_PLANS; i++)
         if (memcmp(&lt->plans[i].shape, s, sizeof *s) == 0) return &lt->plans[i];
@@ -254,37 +277,44 @@ static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
     p->algo = known->algo;
 }
 
-// out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
-// A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all
-// row-major, lda, ldb, ldo elements from row to row. bias (N) goes to every row; NULL: none; it
-// is ignored with accumulate. An output of 16 bits does not go with accumulate: the library rounds
-// the product before it adds (seen with cuBLASLt 13.0 on an H200). O is X, or float for sums that
-// are not to be rounded. Sizes are at least 1; rows of 16-bit types should begin at multiples of 16
+// out (M, N) = op(A) (M, K) op(B) (K, N), or out += op(A) op(B) with `accumulate`. A is stored
+// (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all row-major, lda,
+// ldb, ldo elements from row to row. extra: the epilogue's, as above; NULL: it does nothing.
+// Returns false, having done nothing, where the slopes or the sums are to be a pass of their own:
+// the library lists no shapes that have them. In fp32 they always are: there, too, the library's
+// tanh is good to 2^-11 only (seen on an H200).
+// An epilogue does not go with accumulate, nor does an output of 16 bits: the library rounds the
+// product before it adds (seen with cuBLASLt 13.0 on an H200). O is X, or float for sums that are
+// not to be rounded. Sizes are at least 1; rows of 16-bit types should begin at multiples of 16
 // bytes (else it is slow, or there is no algorithm, and the program ends saying so). out must
-// overlap neither A nor B.
+// overlap no operand.
 template <typename X, typename O>
-static void gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
+static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                  const X *a, size_t lda, const X *b, size_t ldb, O *out, size_t ldo,
-                 const typename MatmulType<X>::type *bias, bool accumulate, cudaStream_t stream) {
+                 typename MatmulType<X>::type *extra, bool accumulate, cudaStream_t stream,
+                 int epilogue = GEMM_BIAS) {
+    if (extra != NULL && epilogue > GEMM_BIAS && sizeof(X) == 4) return false;
     GPU_TAKES(stream, 2.0 * (double)M * (double)N * (double)K, gpu_flops);
-    if (rehearsal != NULL) return;
-    if (accumulate) bias = NULL;
-    if (accumulate && sizeof(O) == 2) fail("gemm: sums are fp32");
+    if (rehearsal != NULL) return true;
+    if (accumulate && (sizeof(O) == 2 || extra != NULL)) fail("gemm: sums are fp32, and plain");
     MatmulShape s;
     memset(&s, 0, sizeof s);
     s.M = M; s.N = N; s.K = K; s.lda = lda; s.ldb = ldb; s.ldo = ldo;
     s.trans_a = trans_a; s.trans_b = trans_b;
     s.type = MatmulType<X>::CUDA; s.out_type = MatmulType<O>::CUDA;
-    s.bias = bias != NULL; s.accumulate = accumulate;
+    s.epilogue = extra != NULL ? epilogue : GEMM_PLAIN;
+    s.accumulate = accumulate;
     s.align_a = matmul_alignment(lt, a);
     s.align_b = matmul_alignment(lt, b);
     s.align_out = matmul_alignment(lt, out);
-    if (s.bias) s.align_bias = matmul_alignment(lt, bias);
+    if (extra != NULL) s.align_extra = matmul_alignment(lt, extra);
     MatmulPlan *p = matmul_find(lt, &s);
-    if (s.bias) matmul_set(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    if (p->none) return false;
+    matmul_extra(p, extra);
     const MatmulOperands operands = {a, b, out, stream};
     if (lt->tune.file != NULL && !p->settled) matmul_settle(lt, p, &operands);
     LT(matmul_run(lt, p, &p->algo, &operands));
+    return true;
 }
 
 #endif

@@ -15,8 +15,8 @@
 // Everything that the choice of an algorithm may depend on. Compared byte by byte: clear it first.
 typedef struct {
     size_t M, N, K, lda, ldb, ldo;
-    int trans_a, trans_b, type, out_type, bias, accumulate;
-    uint32_t align_a, align_b, align_out, align_bias;  // bytes; 0: there is none
+    int trans_a, trans_b, type, out_type, epilogue, accumulate;
+    uint32_t align_a, align_b, align_out, align_extra;  // bytes; 0: there is none
 } MatmulShape;
 
 typedef struct {

@@ -149,6 +149,7 @@ typedef struct {
     size_t tokens;           // of a step, on all GPUs
     size_t world;            // GPUs that train together
     size_t steps;            // of a run whose time is printed, else 0
+    size_t window;           // ZenFlow: steps that a Prediction is the mean of; else 0
 } PlanRun;
 
 // How long a step is, and what is at work in it.
@@ -188,9 +189,13 @@ static void plan_print_comm(const Rates *rates, const PlanRun *run, const Predic
 
 // Prints a Prediction in lines.
 static void plan_print_time(const Rates *rates, const PlanRun *run, const Prediction *pred) {
-    printf("predicted time of a step, in seconds: forward %.4g, backward %.4g, update %.4g\n",
-           pred->forward, pred->backward, pred->update);
-    if (pred->bound > 0)
+    printf("predicted time of a step, in seconds: forward %.4g, backward %.4g, ", pred->forward,
+           pred->backward);
+    if (run->window > 0)
+        printf("of which %.4g are waits; the mean of a window of %zu\n",
+               pred->stall_forward + pred->stall_backward, run->window);
+    else printf("update %.4g\n", pred->update);
+    if (pred->bound > 0 && run->window == 0)
         printf("  the update's bound is %.4g (%s), %.0f %% of what it takes%s\n", pred->bound,
                pred->limit, 100 * pred->bound / pred->update,
                pred->bound > pred->update ? ": the first visitors come before it" : "");

@@ -1,7 +1,7 @@
 // evaluate.h: what a run (run.h) says of its model: the loss of held-out data, the share of
 // questions that are answered right, and losses by row.
 //
-//     run_eval()            evaluates what there is: --val or the held-out part, and --choices
+//     run_eval()            evaluates --val or the held-out part
 //     run_without_steps()   --steps 0: a sample, a conversation, or an evaluation
 //
 // A trainer offers a RunLoss.
@@ -9,12 +9,11 @@
 #define TIDE_EVALUATE_H
 #include "run.h"
 
-// What a trainer offers: the mean loss of `rows` sequences of `from`, &r->val or &r->choices, from
-// number `first` on, and, unless losses is NULL, that of each token (rows, from->T). With labels of
-// one token it adds to *right how often the right one is the likeliest. r->damage says what cannot
-// be read.
-typedef double RunLoss(void *model, Run *r, const Loader *from, size_t first, size_t rows,
-                       float *losses, size_t *right);
+// What a trainer offers: the mean loss of `rows` sequences of r->val from number `first` on, and,
+// unless losses is NULL, that of each token (rows, r->val.T). With labels of one token it adds to
+// *right how often the right one is the likeliest. r->damage says what cannot be read.
+typedef double RunLoss(void *model, Run *r, size_t first, size_t rows, float *losses,
+                       size_t *right);
 
 // Of a batch: its loss and how many labels are right, both summed; of a row: its loss, summed, and
 // how many tokens that is of.
@@ -57,30 +56,26 @@ static double run_rank(const Task *t, const RunScore *rows, size_t count, double
 }
 
 // --scores: a line for each row.
-static void run_write_scores(FILE *f, const char *data, const Task *t, const RunScore *rows,
-                             size_t count) {
+static void run_write_scores(FILE *f, const Task *t, const RunScore *rows, size_t count) {
     for (size_t row = 0; row < count; row++) {
         size_t i = row, k = 0;
         if (t != NULL) i = task_find(t, row, &k);
         const double mean = rows[row].loss / rows[row].count;
-        fprintf(f, "{\"data\":\"%s\",\"index\":%zu,\"choice\":%zu,\"right\":%s,\"tokens\":%.0f,"
-                "\"loss\":%.9g,\"perplexity\":%.9g}\n", data, i, k,
+        fprintf(f, "{\"index\":%zu,\"choice\":%zu,\"right\":%s,\"tokens\":%.0f,\"loss\":%.9g,"
+                "\"perplexity\":%.9g}\n", i, k,
                 t == NULL || (size_t)t->label[i] == k ? "true" : "false", rows[row].count, mean,
                 exp(fmin(mean, 700)));
     }
 }
 
-// The mean loss over the first --eval-batches batches of &r->val, or all of &r->choices, in *mean:
-// always the same ones, in the same order. Returns the share that is right, or -1. Several ranks
+// The mean loss over the first --eval-batches batches of r->val in *mean: always the same ones, in
+// the same order. Returns the share that is right, or -1. Several ranks
 // take turns, and one that has nothing left repeats the last batch: it may have to give others its
 // shard of the weights. scores: the file of --scores, or NULL.
-static double run_score(Run *r, const Loader *from, RunLoss *loss, void *model, FILE *scores,
-                        double *mean) {
-    const bool words = r->words && from == &r->val;
-    const Task *t = words ? NULL : run_examples(r, from);
-    const size_t B = r->B, T = from->T, R = r->world;
-    size_t sequences = from->sequences, choice = 0;
-    if (from == &r->val) sequences = run_val_rows(r);
+static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double *mean) {
+    const Task *t = r->words ? NULL : run_examples(r, &r->val);
+    const size_t B = r->B, T = r->val.T, R = r->world;
+    size_t sequences = run_val_rows(r), choice = 0;
     if (t != NULL) {  // the last example is whole
         const size_t i = task_find(t, sequences - 1, &choice);
         sequences += t->example[i + 1] - t->example[i] - 2 - choice;
@@ -95,7 +90,7 @@ static double run_score(Run *r, const Loader *from, RunLoss *loss, void *model, 
         const size_t first = min_size(i * R + r->rank, batches - 1) * B;
         const size_t rows = min_size(B, sequences - first);
         size_t right = 0;
-        mine[i * each].loss = loss(model, r, from, first, rows, losses, &right) * (double)rows;
+        mine[i * each].loss = loss(model, r, first, rows, losses, &right) * (double)rows;
         mine[i * each].count = (double)right;
         if (scores != NULL) sum.loss += mine[i * each].loss;  // of one rank
         for (size_t b = 0; by_row && b < rows; b++)
@@ -111,51 +106,47 @@ static double run_score(Run *r, const Loader *from, RunLoss *loss, void *model, 
     while (bad < parts && isfinite(ordered[bad].loss)) bad++;
     if (bad < parts) {
         if (scores != NULL) replace_close(scores, r->o.scores, NULL);
-        fail("the loss of %s %zu of %s is not finite: the weights are damaged, or too large for "
-             "--precision; what was saved before is whole", by_row ? "row" : "batch", bad,
-             from == &r->val ? "the validation data" : "--choices");
+        fail("the loss of %s %zu of the validation data is not finite: the weights are damaged, or "
+             "too large for --precision; what was saved before is whole", by_row ? "row" : "batch",
+             bad);
     }
     for (size_t i = 0; i < batches && !by_row; i++) {
         sum.loss += ordered[i].loss;
         sum.count += ordered[i].count;
     }
     *mean = sum.loss / (double)sequences;
-    double share = words ? sum.count / (double)sequences : -1;
+    double share = r->words ? sum.count / (double)sequences : -1;
     if (t != NULL) share = run_rank(t, ordered, sequences, mean);
-    if (scores != NULL)
-        run_write_scores(scores, from == &r->val ? "val" : "choices", t, ordered, sequences);
+    if (scores != NULL) run_write_scores(scores, t, ordered, sequences);
     free(losses);
     free(mine);
     return share;
 }
 
-// Evaluates the held-out data and --choices, as far as there are, into the log; prints at step 0. A
-// signal ends it, unless --keep-best needs it, ZenFlow's window is open, or it is the last.
+// Evaluates the held-out data into the log; prints at step 0. A signal ends it, unless --keep-best
+// needs it, ZenFlow's window is open, or it is the last.
 static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     const char *path = r->o.scores;
     FILE *scores = NULL;
-    double mean = -1, right = -1, choices = -1, ignored;
+    double mean;
     Error err;
     stop_waits = r->o.keep_best || r->open || (step > 0 && step == r->o.steps);
     if (path != NULL && (scores = replace_open(path, &err)) == NULL) fail("%s", err.text);
-    if (r->val.sequences > 0) right = run_score(r, &r->val, loss, model, scores, &mean);
-    if (r->choices.sequences > 0 && !r->damaged)
-        choices = run_score(r, &r->choices, loss, model, scores, &ignored);
+    const double right = run_score(r, loss, model, scores, &mean);
     if (scores != NULL && !replace_close(scores, path, &err)) fail("%s", err.text);
     if (r->damaged) return;
     if (step == 0) {
-        if (r->val.sequences > 0) printf("val loss %.6f", mean);
-        if (right >= 0) printf(", accuracy %.1f %%", 100 * right);
-        if (r->val.sequences > 0) printf("\n");
+        printf("val loss %.6f", mean);
+        if (right >= 0) printf(", accuracy %.2f %%", 100 * right);
+        printf("\n");
         if (run_val_rows(r) < r->val.sequences)
             printf("of %zu sequences, the first %zu were evaluated (--eval-batches)\n",
                    r->val.sequences, run_val_rows(r));
-        if (choices >= 0) printf("choices: accuracy %.2f %%\n", 100 * choices);
         return;
     }
-    log_eval(&r->log, step, mean, right, choices);
+    log_eval(&r->log, step, mean, right);
     if (!log_plot(&r->log, &err)) fprintf(stderr, "tide: warning: %s\n", err.text);
-    if (r->o.keep_best && mean >= 0 && mean < r->lowest) {
+    if (r->o.keep_best && mean < r->lowest) {
         r->lowest = mean;
         r->due = true;  // it waits for an open window
     }

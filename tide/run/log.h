@@ -182,19 +182,15 @@ static void log_skip(Log *l, size_t step, size_t steps, double loss, double norm
     log_flush(l, step);
 }
 
-// After an evaluation at `step`: both lines. accuracy, choices: the share of the held-out examples,
-// and of --choices, that is right; -1, as val_loss: there is none.
-static void log_eval(Log *l, size_t step, double val_loss, double accuracy, double choices) {
-    if (val_loss >= 0) log_add(&l->val, step, val_loss);
+// After an evaluation at `step`: both lines. accuracy: the share of the held-out examples that is
+// right; -1: there is none.
+static void log_eval(Log *l, size_t step, double val_loss, double accuracy) {
+    log_add(&l->val, step, val_loss);
     log_clear(l);
-    fprintf(l->file, "{\"step\":%zu", step);
-    fprintf(l->screen, "step %zu", step);
-    if (val_loss >= 0) fprintf(l->file, ",\"val_loss\":%.9g", val_loss);
-    if (val_loss >= 0) fprintf(l->screen, " | val loss %.4f", val_loss);
+    fprintf(l->file, "{\"step\":%zu,\"val_loss\":%.9g", step, val_loss);
+    fprintf(l->screen, "step %zu | val loss %.4f", step, val_loss);
     if (accuracy >= 0) fprintf(l->file, ",\"val_accuracy\":%.6g", accuracy);
     if (accuracy >= 0) fprintf(l->screen, " | accuracy %.1f %%", 100 * accuracy);
-    if (choices >= 0) fprintf(l->file, ",\"choices_accuracy\":%.6g", choices);
-    if (choices >= 0) fprintf(l->screen, " | choices %.1f %%", 100 * choices);
     fprintf(l->file, "}\n");
     fprintf(l->screen, "\n");
     log_flush(l, step);

@@ -31,13 +31,13 @@ typedef struct {
     Tokenizer *tokenizer;           // NULL: token files, and nobody said how they were made
     TokenData data, val_data;       // the files of --data and --val
     TokenData train_view, val_view;
-    bool task;                      // examples (task.h) instead of running text
+    bool task, asks;                // examples (task.h) instead of running text: --data, and what
+                                    // is held out
     bool words;                     // whose --labels are one token each
     bool packed;                    // rows of several examples are trained
     Task task_all, task_val_all;    // the examples of --data and --val
     Task task_train, task_val;      // those to train on, and those held out
-    Task task_choices;              // the questions of --choices
-    Loader train, val, choices;     // .sequences (rows, of a task) 0: there is no such data
+    Loader train, val;              // .sequences (rows, of a task) 0: there is no such data
     size_t B, T;                    // of a micro-batch
     size_t world, rank;             // GPUs that train together (ranks.h), and which one this is
     size_t step_sequences;          // of a step: its micro-batches on all GPUs together
@@ -189,10 +189,8 @@ static void run_choose_tokenizer(Run *r) {
             "directory of theirs", home, r->config.vocab);
 }
 
-// With --labels: the task that knows their tokens.
-static const Task *run_task(const Run *r) {
-    return r->o.data != NULL ? &r->task_all : &r->task_val_all;
-}
+// The task that knows the tokens of --labels, and the format of conversations.
+static const Task *run_task(const Run *r) { return r->task ? &r->task_all : &r->task_val_all; }
 
 // The token with which every text begins, as the tokenizer says; OPT has seen all of them begin
 // with </s>. -1: none.
@@ -202,37 +200,25 @@ static int32_t run_first_token(const Run *r) {
     return -1;
 }
 
-// Opens --choices. If nothing else is read, --seq 0 is their longest one.
-static void run_open_choices(Run *r) {
-    const Options *o = &r->o;
-    Task *t = &r->task_choices;
-    *t = task_open(o->choices, NULL, NULL, r->tokenizer, run_first_token(r), r->config.vocab,
-                   o->chat_format);
-    if (task_rows(t, false) == t->count) die("%s: no line has several \"choices\"", o->choices);
-    const size_t longest = round_up(t->longest, 8);
-    if (o->seq == 0 && o->data == NULL && o->val == NULL) r->T = min_size(longest, r->T);
-    r->choices.T = min_size(longest, r->T);
-    r->choices.sequences = task_rows(t, false);
-}
-
-// Opens --data and --val as examples (task.h). --seq 0: what the longest needs; packed: all.
+// Opens as examples (task.h) what has them of --data and --val. --seq 0: what the longest needs, or
+// running text; packed: all.
 static void run_open_task(Run *r) {
     Options *o = &r->o;
+    const bool tasks[2] = {r->task, r->asks};
     const size_t V = r->config.vocab;
     const int32_t first = run_first_token(r);
     const char *labels = o->labels, *files[2] = {o->data, o->val};
     Task *opened[2] = {&r->task_all, &r->task_val_all}, *held = &r->task_val_all;
     for (int k = 0; k < 2; k++) {
-        if (files[k] == NULL) continue;
-        if (path_exists(files[k]) && path_is_examples(files[k]) != (labels == NULL))
-            die(labels == NULL ? "%s: --data and --val must both have JSON lines, or neither"
-                : "%s has JSON lines: --labels is for labelled sentences, use \"choices\" here",
+        if (files[k] == NULL || !tasks[k]) continue;
+        if (labels != NULL && path_exists(files[k]) && path_is_examples(files[k]))
+            die("%s has JSON lines: --labels is for labelled sentences, use \"choices\" here",
                 files[k]);
         *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, first, V,
                                o->chat_format);
     }
     const size_t all = r->task_all.count, cut = o->val == NULL ? all - all / 10 : all;
-    if (o->data != NULL) r->task_train = task_view(&r->task_all, 0, cut);
+    if (r->task) r->task_train = task_view(&r->task_all, 0, cut);
     r->task_val = o->val != NULL ? task_view(held, 0, held->count)
                                  : task_view(&r->task_all, cut, all);
     r->words = run_task(r)->labels > 0;
@@ -242,13 +228,14 @@ static void run_open_task(Run *r) {
         die("--pack on: --labels of one token each share their prompts, one in each row");
     size_t needed = r->packed ? task_sum(&r->task_train, r->T).inputs : 0;
     for (int k = 0; k < 2; k++) needed = max_size(needed, opened[k]->longest);
-    if (o->seq == 0) r->T = min_size(round_up(needed, 8), r->T);
+    const bool text = (o->data != NULL && !r->task) || (o->val != NULL && !r->asks);
+    if (o->seq == 0 && !text) r->T = min_size(round_up(needed, 8), r->T);
     if (r->T < 2) die("examples need --seq 2 or more, not %zu", r->T);
     r->train.T = r->val.T = r->T;
     if (!r->words) r->val.T = min_size(round_up(r->task_val.longest, 8), r->T);
     if (r->packed) task_pack(&r->task_train, r->T);
-    r->train.sequences = task_rows(&r->task_train, true);
-    r->val.sequences = task_rows(&r->task_val, false);
+    if (r->task) r->train.sequences = task_rows(&r->task_train, true);
+    if (r->asks) r->val.sequences = task_rows(&r->task_val, false);
 }
 
 // Opens --data and --val, cuts off the held-out tenth if there is no --val, and settles the
@@ -257,8 +244,8 @@ static void run_open_data(Run *r) {
     const Options *o = &r->o;
     GPT2Config *c = &r->config;
     Error err;
-    r->task = (o->data != NULL && (o->labels != NULL || path_is_examples(o->data)))
-           || (o->val != NULL && (o->labels != NULL || path_is_examples(o->val)));
+    r->task = o->data != NULL && (o->labels != NULL || path_is_examples(o->data));
+    r->asks = o->val == NULL ? r->task : o->labels != NULL || path_is_examples(o->val);
     if (o->pack == PACK_ON && !r->task && o->data != NULL)
         die("--pack on needs examples: JSON lines, or --labels");
     const bool texts = o->data != NULL && !r->task;
@@ -279,11 +266,10 @@ static void run_open_data(Run *r) {
     const size_t base = r->tokenizer == NULL ? 0 : o->vocab > 0 ? needed : r->tokenizer->base;
     if (base > c->vocab) die("the tokenizer has %zu tokens and the model only %zu", base, c->vocab);
     data_check(&r->data, c->vocab);
-    if ((r->task || o->choices != NULL) && r->tokenizer == NULL)
+    if ((r->task || r->asks) && r->tokenizer == NULL)
         die("examples need --tokenizer: %s", tokenizer_why);
-    if (r->task) run_open_task(r);
-    if (o->choices != NULL) run_open_choices(r);
-    if (o->val != NULL && !r->task) r->val_data = data_open(o->val, r->tokenizer);
+    if (r->task || r->asks) run_open_task(r);
+    if (o->val != NULL && !r->asks) r->val_data = data_open(o->val, r->tokenizer);
     data_check(&r->val_data, c->vocab);
     if (texts) {
         const size_t all = r->data.tokens, cut = o->val == NULL ? all - all / 10 : all;
@@ -292,9 +278,9 @@ static void run_open_data(Run *r) {
         r->train = loader_make(&r->train_view, r->T, o->seed, true);
         loader_check(&r->train);
     }
-    if (!r->task)
+    if (!r->asks)
         r->val = loader_make(o->val != NULL ? &r->val_data : &r->val_view, r->T, o->seed, false);
-    if (!r->task && o->val != NULL) loader_check(&r->val);
+    if (!r->asks && o->val != NULL) loader_check(&r->val);
     const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train_view.tokens,
                                     r->task ? task_hash(&r->task_all) : data_hash(&r->data));
     if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0)
@@ -306,17 +292,17 @@ static void run_open_data(Run *r) {
 // Returns how many sequences of the validation data are evaluated.
 static size_t run_val_rows(const Run *r) {
     const size_t asked = r->o.eval_batches, all = r->val.sequences;
-    if (asked == 0 && r->task) return all;
+    if (asked == 0 && r->asks) return all;
     return min_size(all, (asked > 0 ? asked : 20) * r->B);
 }
 
 // The hash of the rows that a validation loss is measured on.
 static uint64_t run_val_hash(const Run *r) {
     const size_t rows = run_val_rows(r), T = r->val.T;
-    uint64_t parts[] = {rows, T, r->task ? task_hash(&r->task_val) : 0};
+    uint64_t parts[] = {rows, T, r->asks ? task_hash(&r->task_val) : 0};
     int32_t *both = ALLOC(int32_t, 2 * T, "a row");
     Error ignored;  // a damaged row is named when it is evaluated
-    for (size_t row = 0; row < rows && !r->task; row++) {
+    for (size_t row = 0; row < rows && !r->asks; row++) {
         loader_sequence(&r->val, row, r->config.vocab, both, both + T, &ignored);
         parts[2] = hash_word(parts[2], hash_bytes(both, 2 * T * sizeof *both));
     }
@@ -338,15 +324,14 @@ static void run_describe(const Run *r) {
     if (fresh && !o->plan && (r->only_sampling || published || (r->training ? mezo : r->batches)))
         fprintf(r->only_sampling ? stderr : stdout, "note: these weights are random; for trained "
                 "ones --model DIR, a run's --out or what dev/data/model.sh fetches\n");
-    const Chat *chat = o->chat ? &r->chat : r->task ? &run_task(r)->chat : NULL;
-    if (chat != NULL && chat->format != NULL && !o->plan)
+    const Chat *chat = o->chat ? &r->chat : &run_task(r)->chat;
+    if (chat->format != NULL && !o->plan)
         fprintf(o->chat ? stderr : stdout, "conversations: %s, as %s says; default system message: "
                 "%s%s\n", chat->format->name, o->chat_format > 0 ? "--chat-format"
                 : chat->has_template ? "the chat template" : "a token", chat->front,
                 chat->system != NULL ? chat->system : chat->unread
                 ? "none that can be read in the template" : "none");
-    if (r->training && chat != NULL && chat->has_template
-        && !chat_stops(r->tokenizer, chat->ids[0]))
+    if (r->training && r->task && chat->has_template && !chat_stops(r->tokenizer, chat->ids[0]))
         printf("note: generation_config.json lacks token %d, which ends a turn: other programs go "
                "on behind it until its \"eos_token_id\" has it\n", chat->ids[0]);
     if (r->only_sampling && !o->plan) return;
@@ -363,29 +348,29 @@ static void run_describe(const Run *r) {
         printf("data: without --seq, rows have %zu tokens; the model's context is %zu\n", r->T,
                c->context);
     const TaskSum sum = task_sum(&r->task_train, r->T), other = task_sum(&r->task_val, r->T);
-    const TaskSum asked = task_sum(&r->task_choices, r->choices.T);
-    const size_t cut = sum.cut + other.cut + asked.cut;
-    const size_t examples = r->task_train.count + r->task_val.count + r->task_choices.count;
-    if (cut > 0)
+    if (sum.cut + other.cut > 0)
         printf("data: %zu of %zu examples are longer than --seq %zu: prompts lose their front, "
-               "conversations their last turns, other texts their end\n", cut, examples, r->T);
+               "conversations their last turns, other texts their end\n", sum.cut + other.cut,
+               r->task_train.count + r->task_val.count, r->T);
     if (r->task && o->labels != NULL && !r->words)
         printf("labels: not all are one token, so each is a choice, of which all tokens count\n");
     if (o->steps == 0 || o->dump != NULL || o->data == NULL) return;
     const size_t train = r->task ? r->task_train.count : r->train_view.tokens;
     const size_t step = r->task ? r->step_sequences : r->step_tokens;
     const size_t held = r->val.sequences, rows = r->train.sequences;
-    const size_t val = r->task ? r->task_val.count : held > 0 ? r->val.data->tokens : 0;
-    const char *what = r->task ? "example" : "token", *unit = r->packed ? "row" : what;
+    const size_t val = r->asks ? r->task_val.count : held > 0 ? r->val.data->tokens : 0;
+    const char *const names[2] = {"token", "example"};
+    const char *what = names[r->task], *unit = r->packed ? "row" : what;
     printf("data: %zu training %s%s, %.2f epochs in %zu step%s of %zu %s%s; %zu validation %s%s\n",
            train, what, plural(train),
            (double)o->steps * (double)r->step_sequences / (double)r->train.sequences, o->steps,
-           plural(o->steps), step, unit, plural(step), val, what, plural(val));
+           plural(o->steps), step, unit, plural(step), val,
+           names[r->asks], plural(val));
     if (r->task && !r->words)
         printf("data: %zu row%s of %zu tokens%s, %.1f %% full; %zu of %zu tokens are trained\n",
                rows, plural(rows), r->T, r->packed ? ", packed" : "",
                100 * (double)sum.inputs / (double)(rows * r->T), sum.targets, sum.inputs);
-    if (held + r->choices.sequences == 0 && o->eval_every > 0)
+    if (held == 0 && o->eval_every > 0)
         printf("data: nothing will be evaluated: the held-out tenth %s; name a file with --val\n",
                r->task ? "has no example" : "is shorter than --seq");
     if (!o->plan) cpu_describe();
@@ -417,9 +402,8 @@ static void run_agree(const Run *r) {
     options_write(&r->o, text, sizeof text);
     ranks_agree("options", text);
     ranks_agree("--out", r->o.out);
-    snprintf(text, sizeof text, "data %016" PRIx64 ", %zu sequences, %zu for evaluation, %zu of "
-             "--choices, from step %zu", r->state.data_hash, r->train.sequences, r->val.sequences,
-             r->choices.sequences, r->state.step);
+    snprintf(text, sizeof text, "data %016" PRIx64 ", %zu sequences, %zu for evaluation, from "
+             "step %zu", r->state.data_hash, r->train.sequences, r->val.sequences, r->state.step);
     ranks_agree("data", text);
 }
 
@@ -491,7 +475,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     r->step_tokens = r->step_sequences * r->T;
     if (gpu_build) run_check_shape(r);
     r->table = gpt2_table(&r->config);
-    const bool data = o->data != NULL || o->val != NULL || o->choices != NULL;
+    const bool data = o->data != NULL || o->val != NULL;
     r->training = o->steps > 0 || o->dump != NULL;
     r->only_sampling = !r->training && (o->chat || option_given(o, "prompt"));
     r->batches = r->training || (!r->only_sampling && data);
@@ -505,12 +489,12 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
         chat_export(&run_task(r)->chat, r->tokenizer);
     if (o->scores != NULL && (r->words || !r->batches))
         die(r->words ? "--scores: labels of one token each have no losses by token"
-            : "--scores needs --data, --val or --choices to evaluate");
+            : "--scores needs --data or --val to evaluate");
     if (r->task && r->training && r->train.sequences == 0)
         die("%s has no example to train on", o->data);
     if (o->keep_best && o->steps > 0 && r->val.sequences == 0 && !o->plan)
         die("--keep-best needs validation data, and there is none: name a file with --val");
-    if (r->batches && !r->training && r->val.sequences + r->choices.sequences == 0)
+    if (r->batches && !r->training && r->val.sequences == 0)
         die("the held-out tenth of %s %s: name a file with --val", o->data,
             r->task ? "has no example" : "is shorter than --seq");
     if (ranks.world > 1) run_agree(r);

@@ -69,7 +69,8 @@ enum {
     TITLE("Data") \
     TEXT("data", data, NULL, "PATH", O_READS, \
          "text, llm.c .bin tokens (or a glob), or JSON lines") \
-    TEXT("val", val, NULL, "PATH", O_READS, "validation data; else the last tenth of --data") \
+    TEXT("val", val, NULL, "PATH", O_READS, \
+         "validation data, or questions; else the last tenth of --data") \
     TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0, \
          "DIR: a tokenizer.json, or a merges.txt; else the model's, or bytes") \
     CHOICE("chat-format", chat_format, "auto", "auto|chatml|llama3|mistral-v3|mistral|llama2", \
@@ -108,8 +109,6 @@ enum {
     COUNT("eval-every", eval_every, "100", 0, BIG, 0, "steps; 0: never") \
     COUNT("eval-batches", eval_batches, "auto", 1, BIG, O_AUTO, \
           "at most; auto: 20 of running text, all examples") \
-    TEXT("choices", choices, NULL, "FILE", O_READS, \
-         "questions with choices (JSON lines), all asked at each evaluation") \
     TEXT("scores", scores, NULL, "FILE", O_OWN | O_WRITES, \
          "with --steps 0: each row's loss, JSON lines") \
     COUNT("sample-every", sample_every, "0", 0, BIG, 0, "steps; 0: never") \
@@ -462,10 +461,10 @@ static void options_check(const Options *o) {
     if (o->plan || o->calibrate) return;
     if (o->data == NULL && (o->steps > 0 || o->dump != NULL))
         die("--data is missing: name a text or .bin file: --data my.txt");
-    if (o->data == NULL && o->val == NULL && o->choices == NULL && o->prompt == NULL
-        && !o->chat && !option_given(o, "out"))
-        die("--steps 0 needs --data, --val or --choices to evaluate, --prompt or --chat to sample, "
-            "or --out to save the model");
+    if (o->data == NULL && o->val == NULL && o->prompt == NULL && !o->chat
+        && !option_given(o, "out"))
+        die("--steps 0 needs --data or --val to evaluate, --prompt or --chat to sample, or --out "
+            "to save the model");
 }
 
 static void options_help(FILE *f, const char *program) {
@@ -551,9 +550,9 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     else if (o->version) printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
                                 cpu_instructions());
     if (o->help || o->version) exit(fflush(stdout) == 0 ? 0 : 1);
-    if (o->data == NULL && o->val == NULL && o->choices == NULL
-        && (o->prompt != NULL || o->chat) && option_given(o, "model") && !option_given(o, "steps")
-        && !option_given(o, "out") && o->dump == NULL && !o->plan)
+    if (o->data == NULL && o->val == NULL && (o->prompt != NULL || o->chat)
+        && option_given(o, "model") && !option_given(o, "steps") && !option_given(o, "out")
+        && o->dump == NULL && !o->plan)
         o->steps = 0;  // to sample needs no more
     if (o->calibrate && !option_given(o, "model")) {
         o->model = CALIBRATED_MODEL;

@@ -59,9 +59,8 @@ static double run_parts(const Run *r, size_t step) {
 
 // What a loader reads; NULL: running text.
 static const Task *run_examples(const Run *r, const Loader *loader) {
-    if (loader == &r->choices) return &r->task_choices;
-    if (!r->task) return NULL;
-    return loader == &r->train ? &r->task_train : &r->task_val;
+    if (loader == &r->train) return r->task ? &r->task_train : NULL;
+    return r->asks ? &r->task_val : NULL;
 }
 
 // Fills `rows` rows of the loader's T tokens with the sequences at `position` and after. False,
@@ -283,7 +282,7 @@ static bool run_is_time(const Run *r, size_t step, size_t every) {
 
 // With --keep-best it waits for what can be saved.
 static bool run_wants_eval(Run *r, size_t step) {
-    if (r->val.sequences + r->choices.sequences == 0 || r->damaged) return false;
+    if (r->val.sequences == 0 || r->damaged) return false;
     r->unasked = r->unasked || run_is_time(r, step, r->o.eval_every);
     if (!r->unasked || (r->o.keep_best && r->open && step != r->o.steps)) return false;
     r->unasked = false;
@@ -317,7 +316,7 @@ static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
 
 // Says how to sample from what a run has saved, where it has a tokenizer.
 static void run_hint(const Run *r) {
-    const bool chats = r->task && run_task(r)->chat.format != NULL;
+    const bool chats = run_task(r)->chat.format != NULL;
     const int format = chats ? r->o.chat_format : 0;
     const char *words = strpbrk(r->o.out, " \t\n\"'$`\\*?[&;|<>()#!~");  // for a shell
     const char *quote = words == NULL ? "" : strchr(r->o.out, '\'') != NULL ? "\"" : "'";

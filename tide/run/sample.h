@@ -279,10 +279,9 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
         s.tokens = (int32_t *)realloc(s.tokens, (s.n + most) * sizeof *s.tokens);
         if (s.tokens == NULL) fail("out of memory: a conversation");
         s.spaceless = spaceless;
-        s.copy = open_memstream(&answer, &m[count - 1].n);
-        if (s.copy == NULL) fail("out of memory: an answer");
+        s.copy = text_open(&answer, &m[count - 1].n);
         sample_on(&s, most);
-        if (fclose(s.copy) != 0) fail("out of memory: an answer");
+        text_close(s.copy);
         m[count - 1].text = answer;
         sample_print("\n", 1, &s.last);
         if (s.n - before == most)

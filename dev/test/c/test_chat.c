@@ -368,7 +368,7 @@ static void chat_exports(void) {
     #define L3(role) SAY(role, WRITE("'<|start_header_id|>" role "<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>'"))
     #define TALKS(first, open, close, which, trim, end, answer) FOR(SAY("user", first \
         WRITE("'[INST] ' + ('" open "' + s" trim " + '" close "' if s and loop." which " < 3 else '') + m.content" trim " + '" end "'")) \
-        SAY("assistant", WRITE("' ' + m.content" answer "</s>'")), "''")
+        SAY("assistant", WRITE("' ' + m.content" answer "'")), "''")
     static const struct { const char *dir; int format; const char *before, *template_text, *after; } cases[] = {
         {"small-smollm2", CHAT_AUTO, NULL, FOR(ML("system") ML("user") ML("assistant"), "'<|im_start|>assistant\\n'"), NULL},
         {"small-llama3", CHAT_AUTO, "{\"a\": 1, \"eos_token_id\": 2001,\n \"b\": [2]}", WRITE("'<|begin_of_text|>'")
@@ -378,11 +378,13 @@ static void chat_exports(void) {
         {"small-llama3", CHAT_AUTO, NULL, NULL, "{\n  \"eos_token_id\": [2001, 2009]\n}\n"},
         {"small-llama3", CHAT_AUTO, "{\"eos_token_id\": [2001, 2009]}", NULL, "{\"eos_token_id\": [2001, 2009]}"},
         {"v3", CHAT_AUTO, NULL, WRITE("'<s>'") FROM_SYSTEM TALKS("", "", "\\n\\n", "revindex", "", "[/INST]",
-         ".rstrip(' ') + '"), NULL},
+         ".rstrip(' ') + '</s>"), NULL},
         {"small-llama2", CHAT_MISTRAL, NULL, WRITE("'<s>'") FROM_SYSTEM TALKS("", "", "\\n\\n", "index", "", " [/INST]",
-         " + '"), NULL},
+         " + '</s>"), NULL},
         {"small-llama2", CHAT_LLAMA2, NULL, FROM_SYSTEM TALKS(WRITE("'<s>'"), "<<SYS>>\\n", "\\n<</SYS>>\\n\\n", "index",
-         " | trim", " [/INST]", " | trim + ' "), NULL},
+         " | trim", " [/INST]", " | trim + ' </s>"), NULL},
+        {"small-smollm2", CHAT_MISTRAL, NULL, FROM_SYSTEM TALKS("", "", "\\n\\n", "index", "", " [/INST]",
+         " + '<|im_end|>"), NULL},
         {"small-smollm2", CHAT_AUTO, "{\"a\": \"b\"}", NULL, "{\n  \"a\": \"b\",\n  \"eos_token_id\": [2]\n}\n"},
         {"small-smollm2", CHAT_AUTO, "{\"eos_token_id\" : 0}", NULL, "{\n  \"eos_token_id\": [0, 2]\n}\n"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {

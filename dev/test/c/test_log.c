@@ -58,7 +58,7 @@ static void lines_are_exact_json(void) {
     CHECK(open_quietly(&l, 0, false, &err), "%s", err.text);
     for (size_t i = 0; i < 6; i++)
         log_step(&l, i + 1, 6, losses[i], 1.5, 6e-4, 250, 1000, 0, "");
-    log_eval(&l, 6, losses[1], -1, -1);
+    log_eval(&l, 6, losses[1], -1);
     // Everything is in the file while the run goes on.
     const char *text = read_text("log.jsonl"), *first = "{\"step\":1,\"loss\":0.333333343,"
         "\"grad_norm\":1.5,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":1000,\"tflops\":0}\n";
@@ -118,13 +118,10 @@ static void resuming_cuts_the_log_back(void) {
     CHECK(strstr(read_text("log.jsonl"), "3.75}\n{\"step\":3,\"loss\":2.5,") != NULL, "appended");
     CHECK(l.train.count == 3, "%zu", l.train.count);
     // What there is of an evaluation, and which one is the best.
-    log_eval(&l, 3, -1, -1, 0.25);
-    CHECK(l.val.count == 1, "%s", err.text);
-    log_eval(&l, 3, 2.5, 0.5, 0.75);
+    log_eval(&l, 3, 2.5, 0.5);
     CHECK(l.val.count == 2, "%s", err.text);
     log_best(&l, 3, 2.5);
-    CHECK(strstr(read_text("log.jsonl"), "{\"step\":3,\"choices_accuracy\":0.25}\n{\"step\":3,"
-                 "\"val_loss\":2.5,\"val_accuracy\":0.5,\"choices_accuracy\":0.75}\n"
+    CHECK(strstr(read_text("log.jsonl"), "{\"step\":3,\"val_loss\":2.5,\"val_accuracy\":0.5}\n"
                  "{\"step\":3,\"best_val_loss\":2.5}\n") != NULL, "%s", read_text("log.jsonl"));
     close_quietly(&l);
     // The end of a line is its newline, even where the rest could be read.
@@ -152,7 +149,7 @@ static void a_resumed_log_equals_an_uninterrupted_one(void) {
             CHECK(open_quietly(&l, from, false, &err), "%s", err.text);
             for (size_t i = from + 1; i <= (part == 0 ? 70u : 100u); i++) {
                 log_step(&l, i, 100, 5 - (double)i / 64, 1, 1, 1, 1, 0, "");
-                if (i % 10 == 0) log_eval(&l, i, 6 - (double)i / 64, -1, -1);
+                if (i % 10 == 0) log_eval(&l, i, 6 - (double)i / 64, -1);
             }
             CHECK(log_plot(&l, &err), "%s", err.text);
             close_quietly(&l);
@@ -189,7 +186,7 @@ static void a_full_disk_costs_lines(void) {
     setrlimit(RLIMIT_FSIZE, &small);
     log_step(&l, 2, 9, 1, 1, 1, 1, 1, 0, "");
     CHECK(l.failing, "step 2");
-    log_eval(&l, 2, 1, -1, -1);
+    log_eval(&l, 2, 1, -1);
     CHECK(l.failing, "its evaluation");
     CHECK(strlen(read_text("log.jsonl")) == one, "a torn line: %s", read_text("log.jsonl"));
     setrlimit(RLIMIT_FSIZE, &old);
@@ -261,7 +258,7 @@ static void plain_lines_say_everything(void) {
     log_step(&l, 1, 193, 3.42109, 1.234, 6e-4, 1000, 12345.4, 56.2e7, "");
     l.peak = 0;
     log_step(&l, 2, 193, 2, 1, 6e-4, 1000, 1, 0, "");
-    log_eval(&l, 2, 1.98767, -1, -1);
+    log_eval(&l, 2, 1.98767, -1);
     fflush(l.screen);
     const char *text = read_text("screen"), *first = "step 1/193 | loss 3.4211 | norm 1.23 | "
         "lr 6.0e-04 | 12345 tok/s | 56 % of peak | 3 m 12 s left\n";
@@ -299,7 +296,7 @@ static void a_terminal_shows_progress_in_place(void) {
     for (size_t i = 1; i <= 200; i++) {
         l.last_drawn = 0;  // as if time had passed
         log_step(&l, i, 200, 1, 1, 1e-3, 1, i == 78 ? 1e50 : 1, 0, "");
-        if (i == 5) log_eval(&l, i, 1, -1, -1);
+        if (i == 5) log_eval(&l, i, 1, -1);
     }
     fflush(l.screen);
     const char *text = read_text("screen");

@@ -94,14 +94,14 @@ static void options_are_stored_in_their_fields(void) {
     o = cpu("--data d --eval-every 1 --eval-batches 2 --sample-every 3 --sample-tokens 4 "
             "--prompt _ --temperature 0 --top-k 5 --top-p .9 --out o --save-every 6 --keep 7 "
             "--save-dtype bf16 --threads 8 --dump f --warmup auto --seed 9007199254740991 "
-            "--choices q.jsonl --keep-best");
+            "--keep-best");
     CHECK(o.eval_every == 1 && o.eval_batches == 2 && o.sample_every == 3, "-");
     CHECK(o.sample_tokens == 4 && o.prompt != NULL && *o.prompt == '\0' && o.temperature == 0, "-");
     CHECK(o.top_p == 0.9 && cpu("--data d").top_p == 1 && cpu("--data d --top-p 1").top_p == 1, "-");
     CHECK(o.top_k == 5 && strcmp(o.out, "o") == 0 && o.save_every == 6 && o.keep == 7, "-");
     CHECK(o.save_dtype == SAVE_BF16 && o.threads == 8 && strcmp(o.dump, "f") == 0, "-");
-    CHECK(strcmp(o.choices, "q.jsonl") == 0 && o.keep_best && o.scores == NULL, "-");
-    CHECK(strcmp(cpu("--choices q --scores s --steps 0").scores, "s") == 0, "alone");
+    CHECK(o.keep_best && o.scores == NULL, "-");
+    CHECK(strcmp(cpu("--val q --scores s --steps 0").scores, "s") == 0, "alone");
     CHECK(o.warmup == AUTO_COUNT && o.seed == 9007199254740991, "%zu", o.seed);
     CHECK(cpu("--data d --lr 1 -- --lr 2 --lr 2 --").lr == 2, "behind --, it replaces the first");
     CHECK(strcmp(cpu("--data d --no-save --no-save --data d").data, "d") == 0, "the same again");

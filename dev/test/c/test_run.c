@@ -328,7 +328,7 @@ static void test_row_length(void) {
         {"9000", "", 400, 10, 2048}, {"9000", "", 2, 3000, 2048}, {"9000", "--pack off", 2, 3000, 2048},
         {"2056", "", 2, 3000, 2048}, {"2040", "", 2, 3000, 2040},
         {"9000", "--steps 0 --val", 3, 10, 16}, {"9000", "--steps 0 --val", 3, 3000, 2048},
-        {"9000", "--steps 0 --choices", 3, 10, 16}, {"9000", "--steps 0 --choices", 3, 3000, 2048},
+        {"600", "--data LICENSE --val", 3, 10, 600},  // questions beside a text
         {"9000", NULL, 1, 9000, 2048}, {"1024", NULL, 1, 9000, 1024}};  // a text
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *out = in_base("length"), line[1024], said[8192] = "";
@@ -338,12 +338,10 @@ static void test_row_length(void) {
             char text[9001] = "";
             memset(text, 'x', (size_t)cases[i].each);
             if (options == NULL) fputs(text, f);
-            else if (strstr(options, "choices") != NULL)
-                fprintf(f, "{\"prompt\":\"%s\",\"choices\":[\"y\",\"z\"],\"answer\":0}\n", text);
             else fprintf(f, "{\"prompt\":\"%s\",\"completion\":\"y\"}\n", text);
         }
         fclose(f);
-        const bool no_data = options != NULL && strstr(options, "--steps") != NULL;
+        const bool no_data = options != NULL && strstr(options, "--val") != NULL;
         snprintf(line, sizeof line, "--model nano --layers 1 --channels 8 --heads 2 --context %s --steps "
                  "4 --optimizer mezo --tokenizer bytes -- %s %s", cases[i].context,
                  options == NULL ? "--data" : no_data ? options : "--data", in_base(file));

@@ -890,7 +890,7 @@ static void tokenizer_beside(void) {
         {NULL, {"{'added_tokens_decoder':[]}"}, "", "!added_tokens other than a list", 0, 0},
         {NULL, {"{'pad_token':'[PAD]'}"}, "[", "tokenizer_config.json names the token \"[PAD]\", which"
          " has no id", 0, 0},
-        {NULL, {MADE_UP ",'bos_token':'</s>'}", 0, 0, 0, "{'model_type':'qwen2'}"}, "11", "note: ", 0, 0},
+        {NULL, {MADE_UP ",'bos_token':'</s>'}", 0, 0, 0, "{'model_type':'qwen2'}"}, "11", "260 ", -1, -1},
         {LLAMA3, {"{" DECODER("2011", "<|bot|>") "}}}"}, "a <|bot|> b", "64 220 2011 280 ", -1, 2000},
         {LLAMA3, {0, 0, 0, "{'<|bot|>':2011}"}, "a <|bot|> b", "64 220 2011 280 ", -1, 2000},
         {LLAMA3, {"{" DECODER("2009", "<|eot_id|>") ",'rstrip':true,'special':true}}}"},

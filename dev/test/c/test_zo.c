@@ -723,7 +723,7 @@ static void feed_make(Feed *f, const GPT2 *g, bool task, size_t accum) {
     f->data.count = 1;
     f->data.segments = &f->segment;
     r->train = loader_make(&f->data, T, 3, true);
-    r->task = r->words = task;
+    r->task = r->asks = r->words = task;
     if (!task) return;
     for (size_t i = 0; i < 5; i++) {
         f->first[i + 1] = f->first[i] + 3 + i;  // prompts of 3 to 7 tokens
@@ -828,7 +828,7 @@ static void step_is_its_definition(void) {
                 for (int i = 0; i < 2 * queries; i++) {
                     gpt2_perturb(&g, &c, step, i / 2, i % 2 == 0 ? c.eps : -c.eps);
                     gpt2_forward(&g, g.inputs, NULL, B, T);
-                    side[i] += gpt2_loss(&g, &f.r, &f.r.train, 0, false, &right) / (double)accum;
+                    side[i] += gpt2_loss(&g, &f.r, 0, false, &right) / (double)accum;
                 }
                 if (!task) backward_at_theta(&g, micro > 0, 1.0f / (float)(B * T * accum));
             }

@@ -465,7 +465,7 @@ check a_line_every_seven_steps sh -c 'n=$(grep -c "\"loss\"" epochs/log.jsonl)
 check more_epochs_of_a_run sh -c '"$0" --resume --epochs 2 --out epochs >more.out &&
     grep -q "^--epochs 2: [0-9]* steps$" more.out' "$tide"
 refuses epochs_and_steps 2 'leave one out' "$tide" $small --epochs 2 --steps 3
-refuses epochs_of_nothing 2 'data is missing' "$tide" --model nano --epochs 2 --val text.txt --choices no.jsonl
+refuses epochs_of_nothing 2 'data is missing' "$tide" --model nano --epochs 2 --val text.txt
 
 # Data that says nothing, and a rate that nobody asked for, get a note.
 check val_is_data sh -c '"$@" >said.out && grep -q "^note: --val is --data" said.out' - "$tide" $small --eval-every 0 --steps 2 \

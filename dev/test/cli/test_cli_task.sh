@@ -179,22 +179,21 @@ refuses broken_json 2 'broken.jsonl, line 2: no JSON: byte' "$cpu" --data broken
 refuses a_prompt_with_a_text 2 'both.jsonl, line 1: it must have "prompt" and "completion", or' sh -c \
     'echo "{\"prompt\": \"a\", \"text\": \"b\"}" >both.jsonl; "$0" --data both.jsonl' "$cpu"
 refuses labels_of_json_lines 2 'labels is for labelled sentences' "$cpu" --data train.jsonl --labels 'a|b'
-refuses one_of_each 2 'must both have JSON lines' "$cpu" --data train.jsonl --val text.txt
 refuses utf16 2 'utf16.jsonl is text in UTF-16' sh -c \
     'printf "\377\376{\000" >utf16.jsonl; "$0" --data utf16.jsonl' "$cpu"
 # JSON lines are told by how they begin; what is no lines is refused with what makes lines of it.
 for name in named.json NAMED.JSONL named.ndjson named.txt named; do
     (printf '\357\273\277 \n' && cat train.jsonl) >"$name"
-    "$cpu" $model --data "$name" --val "$name" --choices val.jsonl --steps 1 --no-save --out named_out >named.out
+    "$cpu" $model --data "$name" --val "$name" --steps 1 --no-save --out named_out >named.out
     check "examples_in_$name" grep -q '^data: 400 training examples, .* 400 validation examples' named.out
 done
 cp val.jsonl asked.txt
-check questions_by_any_name sh -c '"$@" --steps 0 --choices asked.txt | grep "^choices: accuracy"' - "$cpu" $model
+check questions_by_any_name sh -c '"$@" --steps 0 --val asked.txt | grep "^val loss .*, accuracy"' - "$cpu" $model
 (echo '['; sed '$!s/$/,/' train.jsonl; echo ']') >array.json
 sed 's/^{/{\n  /' train.jsonl >pretty.json
 refuses an_array 2 'array.json, line 1: this is a JSON array, .* FILE >FILE.jsonl makes lines of it' "$cpu" --data array.json
 refuses objects_over_lines 2 'pretty.json, line 1: no JSON.*jq -c . FILE makes lines of objects' "$cpu" --data pretty.json
-refuses an_array_of_questions 2 'array.json, line 1: this is a JSON array' "$cpu" --data text.txt --choices array.json
+refuses an_array_of_questions 2 'array.json, line 1: this is a JSON array' "$cpu" --data text.txt --val array.json
 cp text.txt mixed_a.txt
 cp named.json mixed_b.txt
 refuses examples_among_texts 2 'mixed_b.txt is JSON: name it alone, patterns work for text only' "$cpu" --data 'mixed_*.txt'

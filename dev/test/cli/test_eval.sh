@@ -1,5 +1,5 @@
 #!/bin/sh
-# Evaluation as a user meets it: questions ranked by likelihood (--choices), what each row came to
+# Evaluation as a user meets it: questions ranked by likelihood (in --val), what each row came to
 # (--scores), and the best checkpoint (--keep-best): on the CPU, on the emulated GPU, with two ranks,
 # resumed, killed, with no room. And HellaSwag's file as questions, from a hub that is a folder.
 # usage: sh dev/test/cli/test_eval.sh     (from the top of the repository, after make, make
@@ -101,9 +101,7 @@ for program in "$cpu" "$gpu"; do
     name=$(basename "$program")
     limit=
     [ "$program" = "$cpu" ] || limit='--precision fp32'
-    refuses "${name}_nan_has_no_choices" 1 'loss of row 0 of --choices is not finite' \
-        "$program" --model nan --choices ab.jsonl --steps 0 $limit
-    refuses "${name}_nan_has_no_scores" 1 'not finite' "$program" --model nan --val ab.jsonl --steps 0 --scores nan.scores $limit
+    refuses "${name}_nan_has_no_scores" 1 'loss of row 0 of the validation data is not finite' "$program" --model nan --val ab.jsonl --steps 0 --scores nan.scores $limit
     check "${name}_which_leave_no_file" sh -c '! ls nan.scores*'
     refuses "${name}_nan_has_no_labels" 1 'not finite' "$program" --model nan --val ab.tsv --labels 'x|y' --tokenizer bytes --steps 0 $limit
     refuses "${name}_nan_has_no_loss" 1 'not finite' "$program" --model nan --val val.txt --seq 32 --steps 0 $limit
@@ -113,7 +111,7 @@ for program in "$cpu" "$gpu"; do
         "$program" --model nan --data text.txt --seq 32 --steps 1 --out nan_out $limit
 done
 refuses nan_has_no_choices_while_mezo_trains 1 'not finite' "$cpu" --model nan --data text.txt --seq 32 --optimizer mezo \
-    --choices ab.jsonl --eval-every 1 --steps 3 --out nan_mezo
+    --val ab.jsonl --eval-every 1 --steps 3 --out nan_mezo
 check whose_log_has_no_accuracy sh -c '! grep accuracy nan_mezo/log.jsonl'
 refuses weights_beyond_bf16 2 'too large for this precision' sh -c '
     { head -c "$1" whole/model.safetensors; yes "$(printf "\377\377\177\177")" | tr -d "\n" | head -c "$2"; } >nan/model.safetensors
@@ -152,20 +150,20 @@ END
 ask() {  # ask NAME COMMAND...: its scores
     name=$1
     shift
-    "$@" --choices q.jsonl --steps 0 --scores "$name.scores" >"$name.out"
+    "$@" --val q.jsonl --steps 0 --scores "$name.scores" >"$name.out"
 }
 check asks ask cpu "$cpu" --model whole --batch 3
 check a_line_for_each_choice test "$(wc -l <cpu.scores)" -eq 8
 check tokens_are_those_of_choices test "$(field cpu.scores tokens | tr '\n' ' ')" = "15 11 1 2 6 7 5 32 "
 ranked() {  # the share that is right, from the scores
     awk -F '[:,]' 'function end() { if (n > 1) { asked++; right += best == answer } n = 0 }
-        $4 != index_now { end(); index_now = $4 }
-        { if (n == 0 || $12 < low) { low = $12; best = n } if ($8 == "true") answer = n; n++ }
+        $2 != index_now { end(); index_now = $2 }
+        { if (n == 0 || $10 < low) { low = $10; best = n } if ($6 == "true") answer = n; n++ }
         END { end(); printf "%.2f", 100 * right / asked }' "$1"
 }
-check ranked_by_the_mean grep -q "^choices: accuracy $(ranked cpu.scores) %$" cpu.out
+check ranked_by_the_mean grep -q "^val loss [0-9.]*, accuracy $(ranked cpu.scores) %$" cpu.out
 check perplexity_is_its_exponential awk -F '[:,}]' \
-    '{ if ($14 / exp($12) > 1.00001 || $14 / exp($12) < 0.99999) exit 1 }' cpu.scores
+    '{ if ($12 / exp($10) > 1.00001 || $12 / exp($10) < 0.99999) exit 1 }' cpu.scores
 ask one "$cpu" --model whole --batch 1
 check batches_change_nothing cmp cpu.scores one.scores
 check a_tokens_loss_is_that_of_running_text sh -c 'head -c 33 val.txt >few.txt &&
@@ -182,35 +180,32 @@ check running_text_by_row sh -c '"$0" --model whole --val val.txt --seq 32 --eva
         "{ sum += \$1 } END { x = sum / NR - whole; exit !(x < 1e-6 && x > -1e-6) }"' "$cpu"
 
 same_scores() {  # same_scores A B TOLERANCE
-    paste "$1" "$2" | awk -F '[:,\t]' -v by="$3" '{ x = $12 - $26; if (x < 0) x = -x; if (x > by) { print; exit 1 } }'
+    paste "$1" "$2" | awk -F '[:,\t]' -v by="$3" '{ x = $10 - $22; if (x < 0) x = -x; if (x > by) { print; exit 1 } }'
 }
 ask gpu "$gpu" --model whole --batch 3 --precision fp32
 check a_gpu_gives_the_same same_scores cpu.scores gpu.scores 2e-4
 ask zo "$gpu" --model whole --batch 3 --precision fp32 --optimizer mezo --resident-blocks 0
 check and_with_layers_that_stream same_scores cpu.scores zo.scores 2e-4
 
-# While training: in the log, the same of two ranks; and a run without held-out data.
-train="--data text.txt --val val.txt --model whole --batch 4 --steps 4 --eval-every 2 --no-save --eval-batches 4 --"
-check asks_while_training "$cpu" $train --choices q.jsonl --out asked
+# While running text is trained: in the log, the same of two ranks; and examples beside text to evaluate.
+train="--data text.txt --val q.jsonl --model whole --batch 4 --steps 4 --eval-every 2 --no-save --"
+check asks_while_training "$cpu" $train --out asked
 cp check.out asked.out
-check on_the_screen grep -q '^step 2 | val loss [0-9.]* | choices [0-9.]* %' asked.out
-check in_the_log test "$(field asked/log.jsonl choices_accuracy | wc -l)" -eq 2
-"$gpu" $train --precision fp32 --choices q.jsonl --out asked_one >asked_one.out
-"$top/scripts/launch.sh" 2 "$gpu" $train --batch 2 --eval-batches 8 --precision fp32 --choices q.jsonl --out asked_two >asked_two.out
-check of_two_ranks_the_same test "$(field asked_one/log.jsonl choices_accuracy)" = "$(field asked_two/log.jsonl choices_accuracy)"
-check nothing_else_to_evaluate sh -c '"$@" --data text.txt --seq 16 --batch 4 --val q.jsonl --model whole --steps 0 --out unused 2>/dev/null;
-    head -c 200 text.txt >short.txt; "$@" --data short.txt --model whole --batch 1 --steps 2 --eval-every 1 --no-save \
-        --choices q.jsonl --out alone && grep -q "^{.step.:1,.choices_accuracy.:" alone/log.jsonl' - "$cpu"
-check labels_do_not_mix_them_up sh -c 'printf "good\t1\nbad\t0\n" >l.tsv; for t in "$0" "$1 --precision fp32"; do
-    $t --model whole --val l.tsv --labels "a|b" --choices q.jsonl --steps 0 >labels.out &&
-        grep -q "^$(cat cpu.out | tail -n 1)" labels.out || exit 1; done' "$cpu" "$gpu"
+check on_the_screen grep -q '^step 2 | val loss [0-9.]* | accuracy [0-9.]* %' asked.out
+check what_is_said grep -q '^data: [0-9]* training tokens.*; 4 validation examples' asked.out
+check in_the_log test "$(field asked/log.jsonl val_accuracy | wc -l)" -eq 2
+"$gpu" $train --precision fp32 --out asked_one >asked_one.out
+"$top/scripts/launch.sh" 2 "$gpu" $train --batch 2 --precision fp32 --out asked_two >asked_two.out
+check of_two_ranks_the_same test "$(field asked_one/log.jsonl val_accuracy)" = "$(field asked_two/log.jsonl val_accuracy)"
+check text_beside_examples sh -c '"$@" --data q.jsonl --val val.txt --seq 32 --batch 2 --model whole --steps 1 --eval-every 1 \
+    --eval-batches 16 --lr 0 --no-save --out beside >beside.out && grep -q "^step 1 | val loss" beside.out' - "$cpu"
+"$cpu" --model whole --val val.txt --seq 32 --batch 2 --eval-batches 16 --steps 0 >alone.out
+check with_the_loss_of_text near "$(field beside/log.jsonl val_loss)" "$(sed -n 's/^val loss //p' alone.out)" 1e-5
+printf 'good\t1\nbad\t0\n' >l.tsv
 
 refuses scores_while_training 2 'scores is of an evaluation' "$cpu" $train --scores s
-refuses scores_of_nothing 2 'scores needs --data, --val or --choices' "$cpu" --model whole --steps 0 --scores s --out o
+refuses scores_of_nothing 2 'scores needs --data or --val' "$cpu" --model whole --steps 0 --scores s --out o
 refuses scores_of_words 2 'no losses by token' "$cpu" --model whole --val l.tsv --labels 'a|b' --steps 0 --scores s
-refuses choices_are_json_lines 2 'l.tsv, line 1: no JSON' "$cpu" --model whole --steps 0 --choices l.tsv
-grep completion q.jsonl >none.jsonl
-refuses questions_have_choices 2 'no line has several' "$cpu" --model whole --steps 0 --choices none.jsonl
 
 # --- HellaSwag ------------------------------------------------------------------------------------------
 

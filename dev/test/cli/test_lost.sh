@@ -182,7 +182,7 @@ over() {  # over NAME OUTPUT INPUT COMMAND...
     check "${name}_stays" sh -c 'cmp in.txt in.txt.before && cmp in.jsonl in.jsonl.before'
 }
 over scores_over_val "--scores in.jsonl" --val "$cpu" --model own --steps 0 --val in.jsonl
-over scores_over_choices "--scores ./in.jsonl" --choices "$cpu" --model own --steps 0 --choices in.jsonl
+over scores_over_choices "--scores ./in.jsonl" --val "$cpu" --model own --steps 0 --val in.jsonl
 over dump_over_data "--dump in.txt" --data "$cpu" $tiny --data in.txt
 over dump_over_a_pattern "--dump in.txt" --data "$cpu" $tiny --data 'in.tx*'
 over dump_through_a_link "--dump soft" --data "$cpu" $tiny --data in.txt

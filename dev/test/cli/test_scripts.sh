@@ -107,6 +107,10 @@ if [ "${UPDATE:-0}" = 1 ]; then
 fi
 check published_steps_are_predicted_as_the_lesson_says sh -c '[ "$(wc -l <table)" -gt 9 ] &&
     ! grep -v -x -F -f "$1/doc/performance_model.md" table' - "$top"
+check most_are_within_15_percent_and_ours_within_10 awk -F ' *[|] *' '
+    $2 == "llmq" || $2 == "this trainer" { n++; near += $8 >= 0.85 && $8 <= 1.15
+                                           own += $2 != "llmq" && $8 >= 0.9 && $8 <= 1.1 }
+    END { exit n != 22 || near < 20 || own != 3 }' "$top/doc/performance_model.md"
 
 # The plans in the lesson: a line with the command, and behind an empty one what it says.
 for f in run_20b_h200.sh run_20b_24gb.sh; do

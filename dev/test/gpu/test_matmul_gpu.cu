@@ -1,5 +1,5 @@
 // test_matmul_gpu: gemm() of matmul.cuh against three loops in double, in every form that the
-// trainer uses, with pitches and fp32 sums of 16 bits; equal bits however often and
+// trainer uses, with pitches, epilogues and fp32 sums of 16 bits; equal bits however often and
 // wherever it runs; the table of plans; and the table of devices. Runs on a GPU and on the emulated
 // one.
 #include "../../../tide/gpu/devices.cuh"
@@ -80,58 +80,94 @@ template <typename X> static X *download(const Matrix<X> *m) {
     return host;
 }
 
+static double gelu_slope(double x) {
+    const double t = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+}
+
 struct Form {
     bool trans_a, trans_b, bias, accumulate;
     size_t pad, shift;  // elements: between rows, and before the first
+    int epilogue = GEMM_BIAS;
 };
 
+static size_t unfused;  // products whose epilogue the library does not have
+
+// op(A)(m, k) of a matrix on the host
+template <typename X> static double element(const Matrix<X> *a, bool trans, size_t m, size_t k) {
+    return host_float(trans ? a->host[k * a->ld + m] : a->host[m * a->ld + k]);
+}
+
+// The sums that an epilogue has stored: one rounding, as of a product.
+template <typename X>
+static void check_sums(const Matrix<X> *sums, const Matrix<X> *a, bool trans_a, size_t K) {
+    X *got = download(sums);
+    for (size_t m = 0; m < sums->n; m++) {
+        double sum = 0, size = 0;
+        for (size_t k = 0; k < K; k++) {
+            sum += element(a, trans_a, m, k);
+            size += fabs(element(a, trans_a, m, k));
+        }
+        CHECK(test_within(fabs(host_float(got[m]) - sum),
+                          0x1p-21 * size + 1.01 * unit(X(0.0f)) * fabs(sum)),
+              "%s, sum %zu of %zu over %zu: %.9g, not %.9g", type_name(X(0.0f)), m, sums->n, K,
+              (double)host_float(got[m]), sum);
+    }
+    CUDA(cudaFreeHost(got));
+}
+
 // One product against the definition. What is allowed: 2^-21 of the sum of |a b| for the sum's own
-// rounding (TF32 would be off by ten times that, and more for short sums), and one rounding to the
-// output's type.
+// rounding (TF32 would be off by ten times that, and more for short sums), one rounding to the
+// output's type, and 2^-8 of the product by GELU's slope (an H200, bf16: more than 1.5 * 2^-9).
 template <typename X, typename O>
 static void check(size_t M, size_t N, size_t K, Form f) {
     Matrix<X> a = matrix<X>(f.trans_a ? K : M, f.trans_a ? M : K, f.pad, f.shift);
     Matrix<X> b = matrix<X>(f.trans_b ? N : K, f.trans_b ? K : N, f.pad, f.shift);
-    Matrix<X> bias = matrix<X>(1, N, 0, f.shift);
+    const bool sloped = f.epilogue == GEMM_SLOPE, summed = f.bias && f.epilogue == GEMM_SUMS;
+    Matrix<X> extra = matrix<X>(sloped ? M : 1, summed ? M : N, sloped ? f.pad : 0, f.shift);
     Matrix<O> out = matrix<O>(M, N, f.pad, f.shift);
     for (size_t i = 0; i < out.n; i++)
         if (i % out.ld >= N || !f.accumulate) host_round(&out.host[i], -7.0f);
     CUDA(cudaMemcpyAsync(out.device, out.host, out.n * sizeof(O), cudaMemcpyHostToDevice, stream));
-    gemm(&lt, f.trans_a, f.trans_b, M, N, K, a.device, a.ld, b.device, b.ld, out.device, out.ld,
-         f.bias ? bias.device : nullptr, f.accumulate, stream);
+    const bool done = gemm(&lt, f.trans_a, f.trans_b, M, N, K, a.device, a.ld, b.device, b.ld,
+                           out.device, out.ld, f.bias ? extra.device : nullptr, f.accumulate,
+                           stream, f.epilogue);
     O *got = download(&out);
+    if (done && summed) check_sums(&extra, &a, f.trans_a, K);
+    unfused += !done;
     size_t wrong = 0, where = 0;
     for (size_t i = 0; i < out.n; i++) {
         const size_t m = i / out.ld, n = i % out.ld;
         const double y = host_float(got[i]);
         bool right;
-        if (n >= N) {  // a gap
+        if (n >= N || !done) {  // a gap, or all of it
             right = y == -7.0;
         } else {
             double sum = 0, size = 0;
             for (size_t k = 0; k < K; k++) {
-                const double x = host_float(f.trans_a ? a.host[k * a.ld + m] : a.host[m * a.ld + k])
-                    * (double)host_float(f.trans_b ? b.host[n * b.ld + k] : b.host[k * b.ld + n]);
+                const double x = element(&a, f.trans_a, m, k) * element(&b, !f.trans_b, n, k);
                 sum += x;
                 size += fabs(x);
             }
             const double add = f.accumulate ? host_float(out.host[i])
-                             : f.bias ? host_float(bias.host[n]) : 0;
-            const double want = sum + add;
-            const double slack = 0x1p-21 * (size + fabs(add)) + 1.01 * unit(O(0.0f)) * fabs(want);
+                             : f.bias && f.epilogue == GEMM_BIAS ? host_float(extra.host[n]) : 0;
+            const double slope = sloped ? gelu_slope(host_float(extra.host[i])) : 1;
+            const double want = (sum + add) * slope;
+            const double slack = (sloped ? 1.2 : 1.0) * 0x1p-21 * (size + fabs(add))
+                               + 1.01 * unit(O(0.0f)) * fabs(want) + sloped * 0x1p-8 * fabs(sum);
             right = test_within(fabs(y - want), slack);
         }
         if (!right && wrong++ == 0) where = i;
     }
-    CHECK(wrong == 0, "%s to %s, M=%zu N=%zu K=%zu ta=%d tb=%d bias=%d acc=%d pad=%zu "
-          "shift=%zu: %zu of %zu wrong, first (%zu, %zu): %.9g", type_name(X(0.0f)),
+    CHECK(wrong == 0, "%s to %s, M=%zu N=%zu K=%zu ta=%d tb=%d bias=%d acc=%d epilogue=%d "
+          "pad=%zu shift=%zu: %zu of %zu wrong, first (%zu, %zu): %.9g", type_name(X(0.0f)),
           type_name(O(0.0f)), M, N, K, f.trans_a, f.trans_b, f.bias, f.accumulate,
-          f.pad, f.shift, wrong, out.n, where / out.ld, where % out.ld,
+          f.epilogue, f.pad, f.shift, wrong, out.n, where / out.ld, where % out.ld,
           (double)host_float(got[where]));
     CUDA(cudaFreeHost(got));
     matrix_free(&a);
     matrix_free(&b);
-    matrix_free(&bias);
+    matrix_free(&extra);
     matrix_free(&out);
 }
 
@@ -145,7 +181,7 @@ template <typename X> static void check_layer(size_t N, size_t C, size_t OC, siz
     if (sizeof(X) == 2) return;
     check<X, X>(N, OC, C, Form{false, true, false, true, pad, 0});
     check<X, X>(N, C, OC, Form{false, false, false, true, pad, 0});
-    check<X, X>(OC, C, N, Form{true, false, true, true, pad, 0});  // ignores the bias
+    check<X, X>(OC, C, N, Form{true, false, false, true, pad, 0});
 }
 
 template <typename X> static void check_layers(void) {
@@ -214,9 +250,61 @@ static void test_long_sums(void) {
     check<float, float>(16, 24, 5000, Form{true, false, false, false, 0, 0});
 }
 
+static const Form slope_form = {false, false, true, false, 0, 0, GEMM_SLOPE};
+static const Form sums_form = {true, false, true, false, 0, 0, GEMM_SUMS};
+
+// Slopes and sums of the backward pass, in each type of 16 bits; fp32 has none.
+template <typename X> static void check_epilogues(void) {
+    for (Form f : {slope_form, sums_form}) {
+        check<X, X>(37, 128, 32, f);
+        check<X, X>(24, 40, 2000, f);
+        f.pad = 8;
+        check<X, X>(64, 48, 130, f);
+        f.shift = 24;
+        check<X, X>(64, 48, 130, f);
+    }
+}
+
+static void test_epilogues(void) {
+    unfused = 0;
+    check_epilogues<bf16>();
+    check_epilogues<f16>();
+#ifdef __CUDA_EMU__
+    CHECK(unfused == 0, "the emulated library lacks %zu of 16", unfused);
+#endif
+    if (unfused > 0) SKIP("the library lacks some of the epilogues of gradients");
+}
+
+// An epilogue without an algorithm: gemm() returns so each time, having asked once and done
+// nothing; the product alone is another shape.
+static void test_no_algorithm_for_an_epilogue(void) {
+    unfused = 0;
+    check_epilogues<float>();
+    CHECK(unfused == 8, "fp32: %zu of 8", unfused);
+#ifndef __CUDA_EMU__
+    SKIP("a real library cannot be told to have none");
+#else
+    const size_t searches = lt.searches;
+    unfused = 0;
+    emu_lt_without(CUBLASLT_EPILOGUE_DGELU | CUBLASLT_EPILOGUE_BGRADB);
+    for (int i = 0; i < 6; i++) check<bf16, bf16>(44, 64, 32, i % 2 ? slope_form : sums_form);
+    CHECK(lt.searches == searches + 2 && unfused == 6, "%zu searches, %zu of 6",
+          lt.searches - searches, unfused);
+    Form f = sums_form;
+    f.bias = false;
+    check<bf16, bf16>(44, 64, 32, f);
+    // As many others as the table holds: the missing ones are replaced like any other.
+    for (size_t m = 1; m <= MATMUL_PLANS; m++)
+        check<float, float>(m, 4, 8, Form{false, false, false, false, 0, 0});
+    emu_lt_without(0);
+    check<bf16, bf16>(44, 64, 32, sums_form);
+    CHECK(unfused == 6, "there is one now");
+#endif
+}
+
 // Equal bits: repeated, after another product used the workspace, and at another address.
 template <typename X, typename O> static void check_bits(size_t M, size_t N, size_t K, Form f) {
-    Matrix<X> a[2], b[2];
+    Matrix<X> a[2], b[2], extra[2];  // extra: of an epilogue's sums
     Matrix<O> out[2];
     const uint32_t start = seed;
     for (size_t i = 0; i < 2; i++) {  // the second is the same, elsewhere
@@ -224,21 +312,30 @@ template <typename X, typename O> static void check_bits(size_t M, size_t N, siz
         a[i] = matrix<X>(f.trans_a ? K : M, f.trans_a ? M : K, 0, i * 8);
         b[i] = matrix<X>(f.trans_b ? N : K, f.trans_b ? K : N, 0, i * 24);
         out[i] = matrix<O>(M, N, 0, i * 8);
+        extra[i] = matrix<X>(1, M, 0, i * 8);
     }
     O *first = NULL;
+    X *first_sums = NULL;
     for (size_t i = 0; i < 4; i++) {
         Matrix<O> *o = &out[i / 2];
         CUDA(cudaMemcpyAsync(o->device, o->host, o->n * sizeof(O), cudaMemcpyHostToDevice, stream));
         gemm(&lt, f.trans_a, f.trans_b, M, N, K, a[i / 2].device, a[i / 2].ld, b[i / 2].device,
-             b[i / 2].ld, o->device, N, nullptr, f.accumulate, stream);
+             b[i / 2].ld, o->device, N, f.bias ? extra[i / 2].device : nullptr, f.accumulate,
+             stream, f.epilogue);
         O *got = download(o);
+        X *sums = download(&extra[i / 2]);
+        if (first_sums == NULL) first_sums = sums;
+        CHECK(memcmp(first_sums, sums, M * sizeof(X)) == 0, "M=%zu, sums, time %zu", M, i);
+        if (sums != first_sums) CUDA(cudaFreeHost(sums));
         if (first == NULL) first = got;
         CHECK(memcmp(first, got, o->n * sizeof(O)) == 0, "M=%zu N=%zu K=%zu, time %zu", M, N, K, i);
         if (got != first) CUDA(cudaFreeHost(got));
         check<X, X>(24, 40, 700, Form{true, false, false, false, 0, 0});
     }
     CUDA(cudaFreeHost(first));
+    CUDA(cudaFreeHost(first_sums));
     for (size_t i = 0; i < 2; i++) {
+        matrix_free(&extra[i]);
         matrix_free(&a[i]);
         matrix_free(&b[i]);
         matrix_free(&out[i]);
@@ -248,6 +345,7 @@ template <typename X, typename O> static void check_bits(size_t M, size_t N, siz
 static void test_same_bits(void) {
     check_bits<bf16, bf16>(37, 144, 48, Form{false, true, false, false, 0, 0});
     check_bits<bf16, bf16>(16, 24, 5000, Form{true, false, false, false, 0, 0});
+    check_bits<bf16, bf16>(16, 24, 5000, Form{true, false, true, false, 0, 0, GEMM_SUMS});
     check_bits<bf16, float>(256, 48, 333, Form{true, false, false, true, 0, 0});
     check_bits<float, float>(24, 16, 3000, Form{true, false, false, false, 0, 0});
 }
@@ -355,6 +453,8 @@ int main(void) {
     RUN(test_odd_sizes_fp32);
     RUN(test_places);
     RUN(test_long_sums);
+    RUN(test_epilogues);
+    RUN(test_no_algorithm_for_an_epilogue);
     RUN(test_same_bits);
     RUN(test_plans_are_kept);
     RUN(test_device_names);

@@ -329,6 +329,36 @@ static void test_every_tensor(void) {
         if (shapes[i].B > 1 && shapes[i].T > 1 && shapes[i].document == 0) check_words(&shapes[i]);
 }
 
+// GELU's slopes and the biases' sums, where the library lacks one or both: passes of ours, within
+// the same bands. In fp32 they always are, and the library is not asked.
+static void test_passes_for_epilogues(void) {
+#ifndef __CUDA_EMU__
+    SKIP("a real library cannot be told to have none");
+#else
+    static const struct { uint32_t lacks; int none; } cases[] = {
+        {0, 0}, {CUBLASLT_EPILOGUE_DGELU, 1}, {CUBLASLT_EPILOGUE_BGRADB, 2},  // fc's and qkv's
+        {CUBLASLT_EPILOGUE_DGELU | CUBLASLT_EPILOGUE_BGRADB, 2}};  // with slopes, fc's sums
+    const Shape *s = &shapes[1];
+    float *params = shape_params(s, true);
+    int32_t *batch = (int32_t *)alloc_or_fail(2 * s->B * s->T, sizeof(int32_t), "test");
+    shape_batch(s, 1, batch, batch + s->B * s->T);
+    for (const auto &c : cases) {
+        double norm;
+        int none = 0;
+        emu_lt_without(c.lacks);
+        GPT2 *g = model_open(s, params);
+        gpu_gradient(g, s, batch, batch + s->B * s->T, &norm);
+        for (size_t i = 0; i < g->lt.made; i++) none += g->lt.plans[i].none;
+        model_close(g);
+        CHECK(none == IS_HALF * c.none, "without %u: %d of %d", c.lacks, none, c.none);
+        if (c.lacks != 0) check_shape(s);
+    }
+    emu_lt_without(0);
+    free(params);
+    free(batch);
+#endif
+}
+
 // ---------------------------------------------------------------------------------------------
 // Training against the CPU
 
@@ -970,6 +1000,7 @@ int main(int argc, char **argv) {
     RUN(test_allocates_what_was_planned);
     if (IS_BF16) RUN(test_short_work_is_urgent);
     RUN(test_every_tensor);
+    RUN(test_passes_for_epilogues);
     RUN(test_ten_steps);
     RUN(test_loss_curves);
     RUN(test_equal_bits);

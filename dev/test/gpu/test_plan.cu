@@ -643,10 +643,11 @@ static void places_free_backward_from_the_link(void) {
     const Rates r = rates_named("h200_16cores");
     Step s = step_of("7b", 1);
     s.T = 2048;
-    // In backward, passes besides: 8 C of norms and sums, which take twice as long as others; 12 C
-    // of GELU, 3 C of the bias of q, k, v.
+    // In backward, passes besides: 8 C of norms and sums, which take twice as long as others; in
+    // fp32, 12 C of GELU and 3 C of the bias of q, k and v, which 16 bits have in products.
     OffloadChoice c = choice_of(OFFLOAD_ZERO, 0, 0);
-    const double C = 4096, T = 2048, passes = T * (2 * 8 + 15) * C * W / r.gpu_bytes,
+    const double C = 4096, T = 2048,
+                 passes = T * (2 * 8 + (W == 2 ? 0 : 15)) * C * W / r.gpu_bytes,
                  each = 2 * T * 24 * C * C / r.gpu_flops + 5 * C * T * T / r.gpu_attention
                         + passes;
     const double layer = (12 * C * C + 13 * C) * W / r.d2h, compute = 32 * each;

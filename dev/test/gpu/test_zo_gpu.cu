@@ -160,7 +160,7 @@ static void feed_make(Feed *f, const Config *c, size_t steps) {
     r->train = loader_make(&f->data, s->T, 3, false);
     r->val = r->train;
     r->val.sequences = s->B + 1;  // a whole batch, and one of a row
-    r->task = r->words = c->shape == LABELS || c->shape == WORDS;
+    r->task = r->asks = r->words = c->shape == LABELS || c->shape == WORDS;
     if (!r->task) return;
     Task *t = &r->task_all;
     for (size_t i = 0; i < PROMPTS; i++) {

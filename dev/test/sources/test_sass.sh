@@ -163,7 +163,7 @@ release=another
 cp "$work/ptx.BF16" "$work/ptx"
 sed 's/st\.global\.v4\.b32/st.global.b32/' "$work/ptx" >"$work/ptx.BF16"
 read_lines BF16 >"$work/lines"
-if judge "$arch" "$work/lines" | grep -q '^attention_queries_flash_kernel<64,bf16,0,1>: 0 stores of 16'
+if judge "$arch" "$work/lines" | grep -q '^attention_queries_flash_kernel<64,bf16,0,1,0>: 0 stores of 16'
 then echo "ok sass_notices_narrow_stores"; else echo "FAIL sass_notices_narrow_stores: no"; fi
 cp "$work/ptx" "$work/ptx.BF16"
 sed 's/0 bytes spill stores/8 bytes spill stores/' "$work/ptxas.BF16" >"$work/ptxas"
