@@ -23,6 +23,12 @@ static double tool_number(const char *option, const char *text, double low, doub
     return x;
 }
 
+// Is it a regular file, or not there?
+static bool path_is_file(const char *path) {
+    struct stat s;
+    return stat(path, &s) != 0 || S_ISREG(s.st_mode);
+}
+
 // Dies if `path` is a folder or empty, or if its first bytes say that it is something else than
 // what the tool reads. Pipes are left alone.
 static void tool_check_kind(const char *path) {

@@ -249,12 +249,6 @@ static bool path_is_directory(const char *path) {
 
 static bool path_exists(const char *path) { return access(path, F_OK) == 0; }
 
-// Is it a regular file, or not there? A device that is replaced (replace_open) is gone.
-static bool path_is_file(const char *path) {
-    struct stat s;
-    return stat(path, &s) != 0 || S_ISREG(s.st_mode);
-}
-
 // Refuses the output `path` of `option` if a file has its name, or its temporary one, or if its
 // directory cannot be written. NULL: there is none.
 static void output_check(const char *option, const char *path) {

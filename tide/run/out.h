@@ -1,5 +1,5 @@
-// out.h: whose folder --out is. Nothing that exists is overwritten: a new run wants an --out that is
-// empty or not there, --resume one with a run in it. One run owns it as long as it works (a lock).
+// out.h: whose folder --out is. Nothing that exists is overwritten: a new run wants an --out that
+// is empty or not there, --resume one with a run in it. As long as a run works, it has a lock.
 //
 //   out_is_written   does a run write into --out?
 //   out_check        refuses an --out with files in it, and outputs that exist
@@ -101,7 +101,7 @@ static void out_take(const Options *o, int *lock) {
         if (!make_directories(o->out))
             die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
         out_lock(o->out, lock, LOCK_EX, true);
-        if (!owned) out_check_empty(o, false);  // another run may have been there since
+        if (!owned && !o->resume) out_check_empty(o, false);  // another run may have been there
     }
     if (ranks.world == 1) return;
     if (ranks.rank == 0) out_lock(o->out, lock, LOCK_SH, false);

@@ -92,11 +92,11 @@ for out in own ./own/ link; do
 done
 check the_model_is_as_it_was as_before own
 ln -s nowhere dangling
-for out in text.txt text.txt/sub dangling /dev/null; do
+for out in text.txt text.txt/sub dangling; do
     refuses "out_that_is_no_folder: $out" 2 "$out: cannot make or write this directory: Not a directory" \
         "$cpu" $short --out $out
 done
-check which_stay test -L dangling -a ! -e nowhere -a -c /dev/null
+check which_stay test -L dangling -a ! -e nowhere
 mkdir empty
 check an_empty_folder_is_taken "$cpu" $short --out empty/
 refuses but_only_once 2 'empty holds an earlier run: go on with it by --resume auto, or choose another --out$' "$cpu" $short --out empty
@@ -116,13 +116,17 @@ wait $! 2>/dev/null
 refuses a_run_that_saved_nothing_is_not_overwritten 2 'begun holds an earlier run' "$cpu" $short --out begun
 check resume_auto_begins_it_again sh -c '"$@" --resume auto --out begun >begun.out && [ "$(grep -c loss begun/log.jsonl)" = 2 ] &&
     cmp begun/model.safetensors empty/model.safetensors' - "$cpu" $short
+# Of several at once one trains: the first is slow, and finds the folder taken when it is ready.
+slow="--layers 4 --channels 512"
 for i in 1 2 3 4; do
-    sh -c '"$@" 2>>race.err; echo $? >>raced' - "$cpu" $tiny --steps 300 --out race >/dev/null &
-    racing="${racing-} $!"
+    # shellcheck disable=SC2086  # words
+    sh -c '"$@" 2>>race.err; echo $? >>raced' - "$cpu" $tiny --steps 1 $slow --out race >/dev/null &
+    racing="${racing-} $!" slow=
+    sleep 0.1
 done
 # shellcheck disable=SC2086  # numbers
 wait $racing
-check of_several_at_once_one_trains test "$(sort raced | tr '\n' ' ')" = "0 2 2 2 " -a "$(grep -c loss race/log.jsonl)" = 300
+check of_several_at_once_one_trains test "$(sort raced | tr '\n' ' ')" = "0 2 2 2 "
 
 # A resumed run owns its folder, but what somebody has put beside its files, or behind links, stays.
 "$cpu" $tiny --val text.txt --steps 4 --eval-every 2 --keep-best --out mine >mine.out 2>&1
@@ -178,9 +182,10 @@ over() {  # over NAME FILE COMMAND...
     name=$1 file=$2
     shift 2
     refuses "$name" 2 "$file exists, and nothing is overwritten: name another file$" "$@"
-    check "${name}_stays" sh -c 'cmp in.txt text.txt && cmp in.tmp text.txt && test -L soft -a -L dangling -a ! -e nowhere -a -c /dev/null'
+    check "${name}_stays" sh -c 'cmp in.txt text.txt && cmp in.tmp text.txt && test -L soft -a -L dangling -a ! -e nowhere -a -c device'
 }
-for file in in.txt soft hard dangling /dev/null own own/model.safetensors; do
+ln -s /dev/null device  # (if it is replaced, only the link is lost: never name a device here)
+for file in in.txt soft hard dangling device own own/model.safetensors; do
     over "dump_over_$file" $file "$cpu" $tiny --dump $file
 done
 over dump_by_its_temporary_name in.tmp "$cpu" $tiny --dump in
