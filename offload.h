@@ -47,8 +47,8 @@ typedef struct {
     bool wire_f32;       // gradients cross the link as fp32
     int streamed;        // layers whose weights are stored on the host, and copied for each use:
                          // first of all the layers without residents
-    int ring;            // places that such layers' weights take turns in; 0: auto,
-                         // LEAST_PLACES until settled
+    int ring;            // places that such layers' weights, in ZeRO-3 all layers', take turns in;
+                         // 0: auto, LEAST_PLACES until settled
 } OffloadChoice;
 
 enum { LEAST_SLOTS = 3, LEAST_PLACES = 2, KEEP_ALL = 1 << 20 };

@@ -61,7 +61,7 @@ static void gpt2_make(GPT2 *g, size_t B, size_t T, size_t accum) {
     g->max_T = T;
     g->training = accum > 0;
     g->sampling = true;
-    gpt2_allocate(g);
+    gpt2_allocate(g, 0, true);
 }
 
 // Forward and backward of one of a step's `accum` micro-batches.

@@ -39,6 +39,12 @@
 // Channels that one thread sums at a time where a sum runs over the rows: a few cache lines.
 enum { SLICE = 64 };
 
+// Writes the sums of a slice, or adds them.
+static void store_sums(float *out, const float *sum, size_t width, bool accumulate) {
+    #pragma omp simd
+    for (size_t i = 0; i < width; i++) out[i] = accumulate ? out[i] + sum[i] : sum[i];
+}
+
 // --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]] ----------------------------
 //
 // Or one of the two alone; the other is NULL. A row may hold several documents, one after the
@@ -128,13 +134,8 @@ static void layernorm_backward(float *dinp, float *dw, float *db, const float *d
                 sum_b[c] += d[c];
             }
         }
-        #pragma omp simd
-        for (size_t c = 0; c < width; c++)
-            dw[first + c] = accumulate ? dw[first + c] + sum_w[c] : sum_w[c];
-        if (db == NULL) continue;
-        #pragma omp simd
-        for (size_t c = 0; c < width; c++)
-            db[first + c] = accumulate ? db[first + c] + sum_b[c] : sum_b[c];
+        store_sums(dw + first, sum_w, width, accumulate);
+        if (db != NULL) store_sums(db + first, sum_b, width, accumulate);
     }
 }
 
@@ -142,7 +143,8 @@ static void layernorm_backward(float *dinp, float *dw, float *db, const float *d
 
 static void matmul_forward(float *out, const float *inp, const float *w, const float *b,
                            size_t N, size_t C, size_t OC) {
-    gemm(false, true, N, OC, C, inp, C, w, C, out, OC, b, false);
+    if (N == 1) gemv(OC, C, inp, w, out, b);
+    else gemm(false, true, N, OC, C, inp, C, w, C, out, OC, b, false);
 }
 
 // Overwrites dinp (N, C), whose rows are `pitch` apart. Products without a bias have b and db NULL.
@@ -159,9 +161,7 @@ static void matmul_backward(float *dinp, size_t pitch, float *dw, float *db, con
         for (size_t n = 0; n < N; n++)
             #pragma omp simd
             for (size_t o = 0; o < width; o++) sum[o] += dout[n * OC + first + o];
-        #pragma omp simd
-        for (size_t o = 0; o < width; o++)
-            db[first + o] = accumulate ? db[first + o] + sum[o] : sum[o];
+        store_sums(db + first, sum, width, accumulate);
     }
 }
 
@@ -213,7 +213,7 @@ static void heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, cons
     for (size_t k = 0; k < 2; k++)  // the weights of q, and of k
     for (size_t first = 0; first < HS; first += SLICE) {
         const size_t width = min_size(SLICE, HS - first);
-        float *dw = (k == 0 ? dq_norm_w : dk_norm_w) + first, sum[SLICE] = {0};
+        float sum[SLICE] = {0};
         for (size_t n = 0; n < N; n++)
         for (size_t h = k == 0 ? 0 : NH; h < (k == 0 ? NH : heads); h++) {
             const float *d = dqkv + (n * (heads + NKV) + h) * HS + first;
@@ -222,8 +222,7 @@ static void heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, cons
             #pragma omp simd
             for (size_t c = 0; c < width; c++) sum[c] += d[c] * (x[c] * r);
         }
-        #pragma omp simd
-        for (size_t c = 0; c < width; c++) dw[c] = accumulate ? dw[c] + sum[c] : sum[c];
+        store_sums((k == 0 ? dq_norm_w : dk_norm_w) + first, sum, width, accumulate);
     }
     #pragma omp parallel for collapse(2)
     for (size_t n = 0; n < N; n++)
@@ -250,8 +249,7 @@ static void heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, cons
 // (Dao et al. 2022), so that no (T, T) matrix is ever in memory.
 
 // The definition, as plain loops. Training calls attention_forward() of tide/cpu/attention.h, which
-// is faster and cannot overflow; test_layers.c holds the two together. attention_backward() is
-// there, too.
+// is faster and cannot overflow; test_layers.c holds the two together.
 static void attention_definition(float *out, float *lse, const float *qkv, const int32_t *begins,
                                  size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
     const size_t Q = (NH + 2 * NKV) * HS;
@@ -399,7 +397,8 @@ typedef struct {
     size_t B, T;                // what the last forward used
     const int32_t *documents;   // the same: its begins (B, T), or NULL
     bool training;              // false: no gradients, no moments, one layer's activations
-    bool sampling;              // room for a cache of keys and values
+    bool sampling, caching;     // room for a cache of keys and values; forward fills and reads it
+    size_t position;            // of forward's first token in its text
     bool dumping;               // room for all logits
     bool zeroth;                // zeroth-order training: params are theta, perturbed
     bool moments_bf16;          // m and v are stored in bf16
@@ -419,9 +418,8 @@ typedef struct {
     float *logits;                               // (chunk rows, Vp)
     float *losses;                               // (N)
     float *rope;                                 // (T, HS/2, 2): see rope_table()
-    float *dx, *dc, *dwide;                      // backward: (N, C), (N, wider of C and NH HS),
-                                                 // (N, wider of Q and M)
-    float *cache;                                // of sampling: see decode()
+    float *dx, *dc, *dwide;                      // backward: (N, C), (N, max(C, A)), (N, max(Q, M))
+    float *cache;                                // of sampling: (L, window, 2, NKV HS)
     float *all_logits;                           // of --dump: (N, Vp)
     float *scratch;                              // attention, per thread
     double *norm_sums;                           // one per block of 4096 gradients
@@ -435,6 +433,7 @@ enum { HEAD_ROWS = 256 };
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, N = g->max_B * g->max_T, P = g->table.elements;
     const size_t A = config_att(&g->config), wide = config_wide(&g->config);
+    const size_t window = config_window(&g->config), positions = max_size(g->max_T, window);
     const size_t L = g->training ? g->config.layers : 1;  // without a backward pass, layers share
     size_t blocks = 0;
     if ((double)N * (double)(L + 4) * (double)(6 * C + 4 * wide) * 4 > 1e18)
@@ -458,7 +457,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("activations", N, rstd_f);
     BUFFER("activations", N, losses);
     BUFFER("logits", min_size(HEAD_ROWS, N) * g->config.vocab_padded, logits);
-    if (g->config.rope.theta > 0) BUFFER("rotary", g->max_T * config_head(&g->config), rope);
+    if (g->config.rope.theta > 0) BUFFER("rotary", positions * config_head(&g->config), rope);
     BUFFER("scratch", (size_t)omp_get_max_threads() * attention_scratch_floats(g->max_T), scratch);
     if (g->training) {
         BUFFER("gradients", P, grads);
@@ -472,35 +471,24 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER("backward", N * wide, dwide);
         BUFFER("scratch", blocks, norm_sums);
     }
-    if (g->sampling) BUFFER("sampling", decode_floats(&g->config), cache);
+    if (g->sampling) BUFFER("sampling", g->config.layers * window * cache_row(&g->config), cache);
     if (g->dumping) BUFFER("all logits", N * g->config.vocab_padded, all_logits);
     #undef BUFFER
     return n;
 }
 
-// Returns the plan's sum in bytes, and prints it unless `quiet`; refuses what the machine's free
-// memory cannot hold. `other` counts bytes that are not the model's: the program, a text's tokens.
-static size_t gpt2_plan(GPT2 *g, size_t other, bool quiet) {
-    Buffer list[MAX_BUFFERS];
-    int n = gpt2_buffers(g, list);
-    list[n++] = (Buffer){"data and program", other, NULL, false};
-    size_t total = 0;
-    for (int i = 0; i < n; i++) total += list[i].bytes;
-    if (!quiet) plan_print("CPU", list, n, total, SIZE_MAX, 1);
-    const size_t free_bytes = memory_available();
-    if (total - other > free_bytes)
-        die("this run needs %s more memory and %s are free%s", size_text(total - other, true).text,
-            size_text(free_bytes, false).text, g->max_B > 1 ? ": take a smaller --batch" : "");
-    return total;
-}
-
-static void gpt2_allocate(GPT2 *g) {
+// Plans (see plan_fits()) and allocates them. Returns the plan's bytes.
+static size_t gpt2_allocate(GPT2 *g, size_t other, bool quiet) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
+    const size_t planned = plan_fits(list, n, other, quiet,
+                                     g->max_B > 1 ? ": take a smaller --batch" : "");
     for (int i = 0; i < n; i++)
         buffer_set(&list[i], alloc_or_fail(list[i].bytes, 1, list[i].purpose));
     if (g->config.rope.theta > 0)
-        rope_table(&g->config.rope, g->max_T, config_head(&g->config), g->rope);
+        rope_table(&g->config.rope, max_size(g->max_T, config_window(&g->config)),
+                   config_head(&g->config), g->rope);
+    return planned;
 }
 
 // The tensors of layer l inside an arena: parameters, or gradients.
@@ -553,6 +541,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
     g->documents = begins;
     const float *wte = tensor(g, g->params, g->table.wte);
     const float *wpe = tensor(g, g->params, g->table.wpe);
+    if (wpe != NULL) wpe += g->position * C;
     float *x = g->acts.x;
     if (c->embed > 0) {
         const size_t E = c->embed;
@@ -563,7 +552,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
     } else {
         encoder_forward(x, tokens, begins, wte, wpe, B, T, C);
     }
-    for (size_t l = 0; l < L && !run_gives_up(); l++) {
+    for (size_t l = 0; l < L && (g->caching || !run_gives_up()); l++) {
         const LayerActs a = layer_acts(g, l);
         const LayerWeights w = layer_weights(g, g->params, l);
         x = g->training ? a.x + g->max_B * g->max_T * C : a.x;  // where the layer's output goes
@@ -571,9 +560,12 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
             layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps);
         matmul_forward(a.qkv, a.att_in, w.qkv_w, w.qkv_b, N, C, Q);
         if (c->rope.theta > 0)
-            heads_forward(a.qkv, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope, begins, B, T, NH,
-                          NKV, HS, eps);
-        attention_forward(a.atty, a.lse, a.qkv, begins, g->scratch, B, T, NH, NKV, HS);
+            heads_forward(a.qkv, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope + g->position * HS,
+                          begins, B, T, NH, NKV, HS, eps);
+        if (g->caching)
+            attention_cached(a.atty, g->cache + l * config_window(c) * cache_row(c), a.qkv,
+                             g->position, T, NH, NKV, HS);
+        else attention_forward(a.atty, a.lse, a.qkv, begins, g->scratch, B, T, NH, NKV, HS);
         matmul_forward(a.mid, a.atty, w.attproj_w, w.attproj_b, N, A, C);
         residual_forward(a.mid, a.x, N * C);
         layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w.mid_w, w.mid_b, N, C,
@@ -796,9 +788,8 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     g->moments_bf16 = o->moments == MOMENTS_BF16 && !g->zenflow;  // the reference keeps them wide
     g->packed = r->packed;
     g->max_B = r->batches ? r->B : 1;
-    g->max_T = r->batches ? r->T : 1;
-    const size_t planned = gpt2_plan(g, memory_resident(), r->only_sampling);
-    gpt2_allocate(g);
+    g->max_T = r->batches ? r->T : min_size(config_window(&r->config), 64);
+    const size_t planned = gpt2_allocate(g, memory_resident(), r->only_sampling);
 
     g->parts[0] = g->zeroth ? g->theta : g->zenflow ? g->master : g->params;
     g->parts[1] = (float *)g->m;
@@ -900,13 +891,22 @@ static double gpt2_eval(void *model, Run *r, const Loader *from, size_t first, s
     return loss;
 }
 
-// For run_sample(): the logits of the next token.
+// For run_sample(): the logits (V) of the next token. Its new tokens pass in parts that there is
+// room for; the cache has the keys and values of those before them.
 static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t fresh,
                       float *logits) {
     GPT2 *g = (GPT2 *)model;
-    for (size_t t = count - fresh; t < count; t++)
-        decode(&g->config, &g->table, g->params, g->cache, tokens[t], t,
-               t + 1 < count ? NULL : logits);
+    const size_t E = config_embed(&g->config);
+    g->caching = true;
+    for (size_t T, first = count - fresh; first < count; first += T) {
+        T = min_size(count - first, g->max_B * g->max_T);
+        g->position = first;
+        gpt2_forward(g, tokens + first, NULL, 1, T);
+    }
+    matmul_forward(logits, g->ln_f + (g->T - 1) * E, tensor(g, g->params, g->table.lm_head), NULL,
+                   1, E, g->config.vocab);
+    g->caching = false;
+    g->position = 0;
 }
 
 // --dump: the first batch's loss, logits and gradients.

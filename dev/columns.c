@@ -116,7 +116,7 @@ static void allocate(Columns *s, const GPT2Config *c) {
     }
 }
 
-// The squared norm of x, which hf_tensor() describes; of a matrix also of its columns and rows.
+// The squared norm of x, which hf describes; of a matrix also of its columns and rows.
 static double add_squares(const SafeTensor *x, const HfTensor *hf, Matrix *m) {
     const size_t C = hf->rank == 2 ? hf->shape[1] : hf->n, skip = hf->skip / C;
     const size_t first = hf->first / C;  // our row that the file's first one is, for OPT
@@ -154,7 +154,7 @@ static size_t *ranking(double *squares, size_t n) {
 // Adds a dump to what was read before. `last`: no other one follows.
 static void read_dump(Columns *s, const char *path, bool last) {
     SafeTensors st;
-    HfTensor hf;
+    HfTensor hf = {.tensor = -1};
     Error err;
     char here[200], there[200];
     if (!safetensors_open(&st, path, &err)) die("%s", err.text);
@@ -162,8 +162,7 @@ static void read_dump(Columns *s, const char *path, bool last) {
     if (s->dumps == 0) allocate(s, &c);
     else if (memcmp(&c, &s->config, sizeof c) != 0)
         die("%s: not of the same model as the first dump", path);
-    for (int i = 0; i < 3 * s->table.count; i++) {
-        if (!hf_tensor(&c, &s->table, i, &hf)) continue;
+    while (hf_next(&c, &s->table, &hf)) {
         SafeTensor *x = find(&st, path, hf.name);
         x->seen = true;
         shape_text(here, hf.rank, hf.shape);

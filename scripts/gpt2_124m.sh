@@ -3,6 +3,7 @@
 # from FineWeb (20 GB of .bin files), which is fetched if no data is given.
 # By the trainer's own plan (bf16, no recomputation) BATCH=16 takes some 7.2 GiB of GPU memory, 32
 # takes 12 and 64 takes 21; the number of micro-batches follows, so that the step stays the same.
+# Products take the algorithms of build/tune.txt, which the first run makes (doc/SPEED.md).
 # usage: [BATCH=32] [STEPS=19560] scripts/gpt2_124m.sh [DATA_GLOB VAL_GLOB [OPTION...]]
 set -eu
 # shellcheck source=scripts/common.sh
@@ -26,6 +27,7 @@ if [ -z "$data" ]; then
     sh dev/data/fineweb10B.sh 103
     data='data/fineweb10B/fineweb_train_*.bin' val='data/fineweb10B/fineweb_val_*.bin'
 fi
-exec ./train_gpt2cu --model gpt2 --data "$data" --val "$val" --out out/gpt2_124m --batch "$batch" \
+mkdir -p build
+exec ./train_gpt2cu --tune build/tune.txt --model gpt2 --data "$data" --val "$val" --out out/gpt2_124m --batch "$batch" \
     --seq 1024 --accum $((512 / batch)) --steps "$steps" --lr 6e-4 --warmup 700 --min-lr 0 \
     --weight-decay 0.1 --eval-every 250 --save-every 1000 -- "$@"

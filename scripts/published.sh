@@ -23,7 +23,7 @@ rows() {
     cat <<END
 this trainer;H200;h200_16cores;550700;1;--model gpt2 --seq 1024 --batch 32 $none --recompute none
 this trainer;H200;h200_16cores;50200;1;--model gpt2-xl --seq 1024 --batch 16 $none --recompute none
-this trainer;H200;h200_16cores;49600;;--model 7b --layers 8 --seq 2048 --batch 8 $none --recompute none
+this trainer;H200;h200_16cores;49600;1;--model 7b --layers 8 --seq 2048 --batch 8 $none --recompute none
 llmq;RTX 4090;rtx4090_desktop;39842;;--model qwen2.5-0.5b --batch 16 --accum 32 $c4090 --recompute none
 llmq;RTX 4090;rtx4090_desktop;14072;;--model qwen2.5-1.5b --batch 4 --accum 128 $c4090 --recompute none
 llmq;RTX 4090;rtx4090_desktop;7005;;--model qwen2.5-3b --batch 4 --accum 128 $c4090 --recompute light
@@ -45,7 +45,7 @@ llmq;H100;h100_server;13850;;--model qwen2.5-7b --batch 4 --accum 128 $h100 --re
 llmq;H100;h100_server;6320;;--model qwen2.5-14b --batch 8 --accum 64 $h100 --recompute block
 llm.c;8 x A100;a100_server;1747626;;--model gpt2 --seq 1024 --batch 64 --world 8 --zero 1 $none --recompute none
 llm.c;8 x A100;a100_server;639375;;--model gpt2-medium --seq 1024 --batch 64 --world 8 --zero 1 $none --recompute none
-llm.c;8 x H100;h100_server;374491;1;--model gpt2-xl --seq 1024 --batch 16 --accum 8 --world 8 --zero 1 $none --recompute light
+llm.c;8 x H100;h100_server;374491;;--model gpt2-xl --seq 1024 --batch 16 --accum 8 --world 8 --zero 1 $none --recompute light
 DeepSpeed ZeRO-2;2 x A100;a100_server;17067;5;--model qwen2.5-1.5b $two $none
 DeepSpeed ZeRO-Offload;2 x A100;a100_server;3001;5;--model qwen2.5-1.5b $two --offload zero --no-overlap
 DeepSpeed ZeRO-Offload;2 x A100;a100_server;1640;5;--model qwen2.5-3b $two --offload zero --no-overlap

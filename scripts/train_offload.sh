@@ -6,7 +6,8 @@
 # LAUNCH: on several GPUs, the words that start as many processes, as seen from the top of the
 # repository, like "sh scripts/launch.sh 4" or "torchrun --nproc-per-node 4 --no-python".
 # Without DATA, 100M tokens of FineWeb and as many to evaluate are fetched (0.4 GB). OUT is out/NAME
-# otherwise. Checkpoints come by time, unless --save-every says otherwise. --plan only prints what it would
+# otherwise. Products take the algorithms of build/tune.txt, which a run on one GPU makes and adds to
+# (doc/SPEED.md); another file: --tune FILE. Checkpoints come by time, unless --save-every says otherwise. --plan only prints what it would
 # do (on several GPUs: with --world), --no-save leaves only the log.
 set -eu
 # shellcheck source=scripts/common.sh
@@ -30,7 +31,11 @@ if [ -z "$data" ]; then
     sh dev/data/fineweb10B.sh 1
     data='data/fineweb10B/fineweb_train_*.bin' val='data/fineweb10B/fineweb_val_*.bin'
 fi
-# shellcheck disable=SC2086  # LAUNCH is words
-exec ${LAUNCH-} "$trainer" --data "$data" ${val:+--val "$val"} --out "$out" \
+# Products by measured algorithms, which one process alone measures; several ranks read them.
+mkdir -p build
+tune=''
+case $trainer in *cu) [ -n "${LAUNCH-}" ] && [ ! -e build/tune.txt ] || tune='--tune build/tune.txt' ;; esac
+# shellcheck disable=SC2086  # words
+exec ${LAUNCH-} "$trainer" $tune --data "$data" ${val:+--val "$val"} --out "$out" \
     --steps "${STEPS:-1000}" --lr 1.2e-4 --weight-decay 0.1 --offload auto --eval-every 250 \
     --eval-batches 50 -- "$@"

@@ -2,6 +2,7 @@
 // allows at most.
 //
 //   build/gpu/bench_offload [--tiny] [LAYERS]
+//   build/gpu/bench_offload --casts       # Table 1 of Deep Optimizer States: casts, pageable copies
 //
 // The trainer's own gpt2_update() over the state of a 7B model's layers: LAYERS of them, or as many
 // as three quarters of the host's and of the GPU's free memory hold, and at most all 32. From a
@@ -74,8 +75,43 @@ static void bench_mode(const char *name, const GPT2Config *config, const Offload
     free(g);
 }
 
+// Times what Table 1 of Deep Optimizer States has and no plan counts, as comments for a file of
+// rates. Names as there, of G and H on the GPU and the host, 32 and 16 bits, or as in rates.h. Bytes
+// are fp32's; in those with a copy, those that cross the link. There the 16 bits are in pageable
+// memory that is allocated for them, as PyTorch copies to a tensor of another type (section 4.1).
+static void bench_casts(bool tiny) {
+    static const struct { const char *name, *unit; size_t each; } rows[] = {
+        {"G16-G32", "bytes/s", 4}, {"host_cast", "parameters/s", 1}, {"H-G-pageable", "bytes/s", 2},
+        {"G-H-pageable", "bytes/s", 2}, {"H32-G16", "bytes/s", 2}, {"G16-H32", "bytes/s", 2}};
+    const size_t n = tiny ? 1 << 16 : (size_t)1 << 27;
+    float *wide = ALLOC(float, n, "casts"), *gpu_wide = (float *)gpu_alloc(4 * n, "casts");
+    bf16 *gpu = (bf16 *)gpu_alloc(2 * n, "casts");
+    uint16_t *kept = ALLOC(uint16_t, n, "casts");
+    CUDA(cudaMemset(gpu, 0x3c, 2 * n));
+    for (int k = 0; k < 6; k++) {
+        double t[ROUNDS];
+        for (int i = 0; i < ROUNDS; i++) {
+            CUDA(cudaDeviceSynchronize());
+            const double begin = seconds_now();
+            uint16_t *half = k < 4 ? kept : (uint16_t *)malloc(2 * n);  // (not cleared by us)
+            if (half == NULL) fail("out of memory: a cast");
+            if (k == 0) accumulate_gradient(gpu_wide, gpu, n, true, 0);
+            if (k == 1 || k == 4) bf16_move(half, wide, n, false);
+            if (k == 2 || k == 4) CUDA(cudaMemcpy(gpu, half, 2 * n, cudaMemcpyHostToDevice));
+            if (k == 3 || k == 5) CUDA(cudaMemcpy(half, gpu, 2 * n, cudaMemcpyDeviceToHost));
+            if (k == 5) bf16_move(half, wide, n, true);
+            CUDA(cudaDeviceSynchronize());
+            t[i] = seconds_now() - begin;
+            if (half != kept) free(half);
+        }
+        qsort(t, ROUNDS, sizeof *t, compare_doubles);
+        printf("# %-12s %-8.3g %s\n", rows[k].name,
+               (double)(rows[k].each * n) / t[ROUNDS / 2], rows[k].unit);
+    }
+}
+
 int main(int argc, char **argv) {
-    bool tiny = false;
+    bool tiny = false, casts = false;
     size_t layers = 0;
     GPT2Config config;
     HostQueue queue;
@@ -83,9 +119,11 @@ int main(int argc, char **argv) {
     Error err;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--tiny") == 0) tiny = true;
+        else if (strcmp(argv[i], "--casts") == 0) casts = true;
         else layers = (size_t)tool_number("LAYERS", argv[i], 1, 1000, true);
     }
     open_device();
+    if (casts) return bench_casts(tiny), 0;
     gpt2_preset(&config, "7b");
     if (tiny) config.channels = 64, config.heads = 2, config.vocab = 300;
     config.context = 8;
@@ -112,7 +150,7 @@ int main(int argc, char **argv) {
 #endif
     host_queue_open(&queue, 0);
     host_describe(&queue);
-    rates_measure(&rates, NULL, &queue, tiny ? 0.2 : 3);
+    rates_measure(&rates, &queue, tiny ? 0.2 : 3);
     host_queue_close(&queue);
     rates_write(stdout, &rates);
     calibrate_print(stdout, &rates);

@@ -23,7 +23,7 @@ static void bench(const char *model, size_t B, size_t T) {
     g.max_B = B;
     g.max_T = T;
     g.training = true;
-    gpt2_allocate(&g);
+    gpt2_allocate(&g, 0, true);
     gpt2_init(&g.table, g.params, 1);
     const size_t N = B * T, C = g.config.channels, NH = g.config.heads;
     const size_t NKV = config_kv(&g.config), HS = config_head(&g.config);

@@ -498,7 +498,7 @@ int main(int argc, char **argv) {
         HostQueue queue;
         memset(&queue, 0, sizeof queue);
         host_queue_open(&queue, 0);
-        rates_measure(&bench.rates, NULL, &queue, bench.tiny ? 0.2 : 3);
+        rates_measure(&bench.rates, &queue, bench.tiny ? 0.2 : 3);
         host_queue_close(&queue);
         printf("link: %.1f GB/s to the GPU and %.1f back; %.1f and %.1f at the same time\n",
                1e-9 * bench.rates.h2d, 1e-9 * bench.rates.d2h, 1e-9 * bench.rates.h2d_duplex,

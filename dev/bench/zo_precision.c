@@ -214,7 +214,7 @@ static void tiny_open(GPT2 *g, size_t layers, size_t channels, const char *text,
     g->max_B = 8;
     g->max_T = 32;
     g->training = g->zeroth = true;
-    gpt2_allocate(g);
+    gpt2_allocate(g, 0, true);
     gpt2_init(&g->table, g->params, 1);
     memset(g->m, 0, g->table.elements * sizeof(float));
     memset(g->v, 0, g->table.elements * sizeof(float));
@@ -365,7 +365,7 @@ static void noise_rates(void) {
     g.table = gpt2_table(&g.config);
     g.max_B = g.max_T = 1;
     g.zeroth = true;
-    gpt2_allocate(&g);
+    gpt2_allocate(&g, 0, true);
     const size_t n = g.table.elements;
     memset(g.theta, 0, n * sizeof *g.theta);
     printf("nanoseconds per weight, %.1f M weights, best of %d, %d threads\n", 1e-6 * (double)n,

@@ -20,9 +20,19 @@ in_table2() {
     case $1 in 7b | llama2-7b) echo 24 96 ;; 8.3b) echo 30 121 ;; 10b) echo 37 150 ;;
         13b | llama2-13b) echo 46 188 ;; 20b) echo 73 294 ;; *) echo '? ?' ;; esac
 }
+# measure_casts: what no plan counts, by bench_offload (BENCH: if it stands elsewhere); for rate()
+casts=/dev/null
+measure_casts() {
+    [ -z "$plan" ] || return 0
+    casts=$out/casts.txt
+    "${BENCH:-build/gpu/bench_offload}" --casts >"$casts" || refuse "casts: make build/gpu/bench_offload"
+}
 # rate NAME UNIT [FILE]: what a file of rates, or a comment in it, says of the machine; "?": nothing
 paper=scripts/rates/paper_h100.txt
 rate() {
-    awk -v name="$1" -v unit="$2" '{ sub(/^# /, "") } $1 == name && $2 > 0 { print $2 / unit; found = 1 }
-        END { if (!found) print "?" }' "${3:-$rates}"
+    name=$1 unit=$2
+    shift 2
+    [ $# -gt 0 ] || set -- "$rates" "$casts"
+    awk -v name="$name" -v unit="$unit" '{ sub(/^# /, "") }
+        $1 == name && $2 > 0 { print $2 / unit; found = 1; exit } END { if (!found) print "?" }' "$@"
 }

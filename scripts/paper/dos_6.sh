@@ -2,8 +2,8 @@
 # Figure 6 of Deep Optimizer States (section 4.1): how long the fp16 gradients of a sub-group of 100M
 # parameters take to the host as fp32. ZeRO-3 allocates pageable memory, copies into it and converts
 # there, one after the other; Deep Optimizer States converts on the GPU, in chunks, and copies fp32.
-# tide.c copies the 16 bits, and the update reads them. Measured by --calibrate; without a GPU, what
-# RATES (a file of rates/) says.
+# tide.c copies the 16 bits, and the update reads them. Measured by --calibrate and by
+# build/gpu/bench_offload --casts; without a GPU, what RATES (a file of rates/) says.
 # usage: [MODEL=7b] scripts/paper/dos_6.sh [OPTION...]; see figure.sh
 id=dos_6
 # shellcheck source=scripts/paper/dos.sh
@@ -17,6 +17,7 @@ flush() {
 "
 }
 said=''
+measure_casts
 convert=$(ms 4 "$(calculate "4 * $(rate host_cast 1e9)")")
 copy=$(ms 2 "$(rate G-H-pageable 1e9)")
 row 'way' allocate copy convert

@@ -2,8 +2,8 @@
 # Table 1 of Deep Optimizer States, and the rates of Eq. 1: what this machine's link, CPU and GPU do
 # beside the paper's. G and H are tensors on the GPU and on the host, page-locked unless pageable, of
 # 32 and 16 bits. Casts count fp32's bytes; H32-G16 and G16-H32, which cast on the host and pass
-# through pageable memory, what crosses the link. Measured by --calibrate; without a GPU, what RATES
-# (a file of rates/) says.
+# through pageable memory, what crosses the link. Measured by --calibrate and, casts and pageable
+# copies, by build/gpu/bench_offload --casts; without a GPU, what RATES (a file of rates/) says.
 # usage: [MODEL=7b] scripts/paper/dos_table1.sh [OPTION...]; see figure.sh
 id=dos_table1
 # shellcheck source=scripts/paper/dos.sh
@@ -13,6 +13,7 @@ compare() {
     row "$1" "$(calculate "${4:-1} * $(rate "$3" "$2")")" \
         "$(calculate "${4:-1} * $(rate "$3" "$2" $paper)")"
 }
+measure_casts
 row rate here paper
 compare 'G32-G16,TB/s' 1e12 G16-G32
 compare 'H32-H16,GB/s' 1e9 host_cast 4

@@ -8,6 +8,7 @@
 //   buffers_bytes      the bytes of a plan, on the host or on the GPU
 //   plan_print         prints a plan as a table
 //   size_text          bytes for people
+//   plan_fits          a CPU's plan: printed, and refused where it does not fit
 #ifndef TIDE_MEMORY_H
 #define TIDE_MEMORY_H
 #include "util.h"
@@ -154,6 +155,21 @@ static Count size_text(size_t bytes, bool up) {
     snprintf(c.text, sizeof c.text, large ? "%.2f GiB" : "%.1f MiB",
              (up && whole < n ? whole + 1 : n) / (large ? 100 : 10));
     return c;
+}
+
+// Returns a CPU's plan in bytes, and prints it unless `quiet`; refuses what the machine's free memory
+// cannot hold, with a hint. `other` counts bytes that are not the model's, the program and a text's
+// tokens; they become the list's last line.
+static size_t plan_fits(Buffer *list, int n, size_t other, bool quiet, const char *hint) {
+    const size_t free_bytes = memory_available();
+    size_t bytes = 0;
+    for (int i = 0; i < n; i++) bytes += list[i].bytes;
+    list[n++] = (Buffer){"data and program", other, NULL, BUFFER_ANY};
+    if (!quiet) plan_print("CPU", list, n, bytes + other, SIZE_MAX, 1);
+    if (bytes > free_bytes)
+        die("this run needs %s more memory and %s are free%s", size_text(bytes, true).text,
+            size_text(free_bytes, false).text, hint);
+    return bytes + other;
 }
 
 #endif

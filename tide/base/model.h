@@ -81,6 +81,8 @@ static size_t config_wide(const GPT2Config *c) {
 // Tokens that the model sees at most while a text is sampled: what costs memory for each of them
 // should not take the whole context of a model whose context is long.
 static size_t config_window(const GPT2Config *c) { return min_size(c->context, 4096); }
+// Elements of a token's row in one layer's cache of keys and values, (2, NKV HS).
+static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_head(c); }
 
 static bool config_biased(const GPT2Config *c, int product) { return !(c->unbiased & product); }
 static float config_eps(const GPT2Config *c) {

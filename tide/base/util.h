@@ -9,6 +9,7 @@
 //
 //     alloc_or_fail(), ALLOC(), array_grow()       memory
 //     replace_open(), replace_close()              a file that is the old one or the new one, whole
+//     text_open(), text_close()                    a text in memory that is written like a file
 //     path_join(), path_exists(), ..               names of files
 //     program_begin()                              descriptors 0 to 2, lines, signals of files
 //     output_check()                               an output that exists is refused
@@ -230,6 +231,17 @@ static bool replace_close(FILE *f, const char *path, Error *err) {
     if (err != NULL) error_set(err, "cannot write %.400s: %s", path, strerror(errno));
     unlink(temporary);
     return false;
+}
+
+// Opens *text, of *n bytes once it is closed, to be written and then to be freed.
+static FILE *text_open(char **text, size_t *n) {
+    FILE *f = open_memstream(text, n);
+    if (f == NULL) fail("out of memory: a text");
+    return f;
+}
+
+static void text_close(FILE *f) {
+    if (fclose(f) != 0) fail("out of memory: a text");
 }
 
 // Finds what follows a name, from the blank on, in a text of lines "name value" or "name"; or NULL.

@@ -2,6 +2,7 @@
 //
 //   attention_forward()         what attention_definition() in train_gpt2.c defines
 //   attention_backward()        its gradient
+//   attention_cached()          of a text's new tokens, with the keys and values of those before
 //   attention_scratch_floats()  the scratch that both need, for each thread
 //
 // A strip of query rows is taken against all the keys they may see, as small matrix products
@@ -122,6 +123,39 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
             gemm_serial(true, false, keys, HS, rows, p, keys, d, A, dv + low * Q, Q, true,
                         product_scratch);
         }
+    }
+}
+
+// Stores the keys and values of T new tokens behind those of the `first` tokens before them, and
+// takes each new query against all keys up to its own. A softmax of numbers that are read once
+// keeps the largest so far, and scales its sums down when a larger one follows (doc/attention.md).
+static void attention_cached(float *out,        // (T, NH HS)
+                             float *cache,      // (window, 2, NKV HS)
+                             const float *qkv,  // (T, Q)
+                             size_t first, size_t T, size_t NH, size_t NKV, size_t HS) {
+    const size_t A = NH * HS, K = NKV * HS, Q = A + 2 * K;
+    const float scale = 1.0f / sqrtf((float)HS);
+    for (size_t t = 0; t < T; t++)
+        memcpy(cache + (first + t) * 2 * K, qkv + t * Q + A, 2 * K * sizeof *cache);
+    #pragma omp parallel for collapse(2)
+    for (size_t t = 0; t < T; t++)
+    for (size_t h = 0; h < NH; h++) {
+        const float *q = qkv + t * Q + h * HS, *k = cache + h / (NH / NKV) * HS;
+        float max = -INFINITY, sum = 0, *o = out + t * A + h * HS;
+        memset(o, 0, HS * sizeof *o);
+        for (size_t u = 0; u <= first + t; u++, k += 2 * K) {
+            const float *v = k + K;
+            float s = 0;
+            #pragma omp simd reduction(+ : s)
+            for (size_t i = 0; i < HS; i++) s += q[i] * k[i];
+            s *= scale;
+            const float more = fmaxf(max, s), less = exp_f32(max - more), p = exp_f32(s - more);
+            max = more;
+            sum = sum * less + p;
+            #pragma omp simd
+            for (size_t i = 0; i < HS; i++) o[i] = o[i] * less + p * v[i];
+        }
+        for (size_t i = 0; i < HS; i++) o[i] /= sum;
     }
 }
 

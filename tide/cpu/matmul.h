@@ -278,6 +278,19 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
     }
 }
 
+// The product of one row: out (N) = B (N, K) x (K) + bias (N), or NULL. It is bound by reading B, so
+// nothing is packed. The sums have another order than gemm()'s.
+static void gemv(size_t N, size_t K, const float *x, const float *b, float *out,
+                 const float *bias) {
+    #pragma omp parallel for
+    for (size_t n = 0; n < N; n++) {
+        float sum = 0;
+        #pragma omp simd reduction(+ : sum)
+        for (size_t k = 0; k < K; k++) sum += x[k] * b[n * K + k];
+        out[n] = bias != NULL ? sum + bias[n] : sum;
+    }
+}
+
 // ---------------------------------------------------------------------------------------------
 // What the machine could do
 

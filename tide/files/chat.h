@@ -24,65 +24,47 @@ enum { CHAT_AUTO, CHAT_CHATML, CHAT_LLAMA3, CHAT_MISTRAL_V3, CHAT_MISTRAL, CHAT_
 
 enum {
     CHAT_TRIMS = 1,        // texts are without white space around them
-    CHAT_ALTERNATES = 2,   // user and assistant take turns
-    CHAT_FIRST = 4, CHAT_LAST = 8,  // the system message is in front of this user's text
-    CHAT_BEGINS = 16,      // the token that begins a text stands before every user's turn
-    CHAT_CUTS = 32         // an answer is without spaces at its end
+    CHAT_CUTS = 2,         // an answer is without spaces at its end
+    CHAT_TURNS = 4,        // user and assistant take turns, and the system message is in front of
+    CHAT_LAST = 8,         // the first user's text, or the last one's
+    CHAT_BEGINS = 16       // the token that begins a text stands before every user's turn
 };
 
 typedef struct {
     const char *name;               // of --chat-format
     const char *literals[4];        // of its template; "!x": the template has no x
-    const char *says[CHAT_ROLES + 1];  // a message of each role; % is its text
+    const char *says[CHAT_ROLES + 1];  // a message of each role; % is its text, and from ^ on an
+                                    // answer is trained
     const char *tokens[3];          // special tokens of these; the first one ends a turn, the
                                     // second one tells the format
     int rules;
-    const char *jinja;              // its template; %1$s: begins a text, %2$s: tokens[0]
 } ChatFormat;
 
-#define CHATML_SAYS(role) "<|im_start|>" role "\n%<|im_end|>\n"
-#define LLAMA3_SAYS(role) "<|start_header_id|>" role "<|end_header_id|>\n\n%<|eot_id|>"
-#define JINJA_TURNS(role, text, end) \
-    "%1$s{%%- for m in messages %%}{{- '" role("' + m.role + '") "' + " text " + '" end "' }}" \
-    "{%%- endfor %%}{%%- if add_generation_prompt %%}{{- '" role("assistant") "' }}{%%- endif %%}\n"
-#define CHATML_ROLE(role) "<|im_start|>" role "\\n"
-#define LLAMA3_ROLE(role) "<|start_header_id|>" role "<|end_header_id|>\\n\\n"
-// The system message stands in front of the user's first text ("") or last one ("rev").
-#define JINJA_INST(first, begin, which, open, close, text, end, answer) \
-    first "{%%- set s = messages[0].content if messages[0].role == 'system' else '' %%}" \
-    "{%%- for m in messages %%}{%%- if m.role == 'user' %%}" begin "{{- '[INST] ' + ('" open \
-    "' + s" text " + '" close "' if s and loop." which "index < 3 else '') + m.content" text \
-    " + '" end "' }}{%%- elif m.role == 'assistant' %%}{{- ' ' + m.content" answer "%2$s' }}" \
-    "{%%- endif %%}{%%- endfor %%}\n"
+#define CHATML_SAYS(role) "<|im_start|>" role "\n^%<|im_end|>\n"
+#define LLAMA3_SAYS(role) "<|start_header_id|>" role "<|end_header_id|>\n\n^%<|eot_id|>"
 static const ChatFormat chat_formats[] = {  // in the order of their numbers
     {.name = "chatml",
      .literals = {"<|im_start|>", "<|im_end|>", "!<|im_sep|>", "!think>"},
      .says = {CHATML_SAYS("system"), CHATML_SAYS("user"), CHATML_SAYS("assistant")},
-     .tokens = {"<|im_end|>", "<|im_start|>"},
-     .jinja = JINJA_TURNS(CHATML_ROLE, "m.content", "<|im_end|>\\n")},
+     .tokens = {"<|im_end|>", "<|im_start|>"}},
     {.name = "llama3",
      .literals = {"<|start_header_id|>", "<|eot_id|>", "!think>"},
      .says = {LLAMA3_SAYS("system"), LLAMA3_SAYS("user"), LLAMA3_SAYS("assistant")},
-     .tokens = {"<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"}, .rules = CHAT_TRIMS,
-     .jinja = JINJA_TURNS(LLAMA3_ROLE, "m.content | trim", "<|eot_id|>")},
+     .tokens = {"<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"}, .rules = CHAT_TRIMS},
     {.name = "mistral-v3",
      .literals = {"[INST] ", "[/INST]", "! [/INST]", "![SYSTEM_PROMPT]"},
-     .says = {"%\n\n", "[INST] %[/INST]", " %</s>"},
-     .tokens = {"</s>", "[INST]", "[/INST]"}, .rules = CHAT_ALTERNATES | CHAT_LAST | CHAT_CUTS,
-     .jinja = JINJA_INST("%1$s", "", "rev", "", "\\n\\n", "", "[/INST]", ".rstrip(' ') + '")},
+     .says = {"%\n\n", "[INST] %[/INST]", "^ %</s>"},
+     .tokens = {"</s>", "[INST]", "[/INST]"}, .rules = CHAT_TURNS | CHAT_LAST | CHAT_CUTS},
     {.name = "mistral", .literals = {"[INST] ", " [/INST]", "!<<SYS>>"},
-     .says = {"%\n\n", "[INST] % [/INST]", " %</s>"},
-     .tokens = {"</s>"}, .rules = CHAT_ALTERNATES | CHAT_FIRST,
-     .jinja = JINJA_INST("%1$s", "", "", "", "\\n\\n", "", " [/INST]", " + '")},
+     .says = {"%\n\n", "[INST] % [/INST]", "^ %</s>"},
+     .tokens = {"</s>"}, .rules = CHAT_TURNS},
     {.name = "llama2", .literals = {"[INST] ", " [/INST]", "<<SYS>>"},
-     .says = {"<<SYS>>\n%\n<</SYS>>\n\n", "[INST] % [/INST]", " % </s>"},
-     .tokens = {"</s>"}, .rules = CHAT_TRIMS | CHAT_ALTERNATES | CHAT_FIRST | CHAT_BEGINS,
-     .jinja = JINJA_INST("", "%1$s", "", "<<SYS>>\\n", "\\n<</SYS>>\\n\\n", " | trim",
-                         " [/INST]", " | trim + ' ")},
+     .says = {"<<SYS>>\n%\n<</SYS>>\n\n", "[INST] % [/INST]", "^ % </s>"},
+     .tokens = {"</s>"}, .rules = CHAT_TRIMS | CHAT_TURNS | CHAT_BEGINS},
     {.name = "qwen3",
      .literals = {"<|im_start|>", "<|im_end|>", "\\n</think>\\n\\n", "!assistant\\n<think>"},
      .says = {CHATML_SAYS("system"), CHATML_SAYS("user"), CHATML_SAYS("assistant"),
-              "<|im_start|>assistant\n<think>\n\n</think>\n\n%<|im_end|>\n"},
+              "<|im_start|>assistant\n<think>\n\n</think>\n\n^%<|im_end|>\n"},
      .tokens = {"<|im_end|>", "<|im_start|>"}}};
 enum { CHAT_FORMATS = sizeof chat_formats / sizeof chat_formats[0] };
 
@@ -113,14 +95,15 @@ static char *chat_template(const Tokenizer *t) {
     const TokenizerFile *own = &t->files[FILE_TEMPLATE], *config = &t->files[FILE_CONFIG];
     Error err;
     Json *root = config->text != NULL ? json_parse(config->text, config->length, &err) : NULL;
-    const Json *all = json_get(root, "chat_template"), *one = all;
-    if (all != NULL && all->type == JSON_ARRAY)
-        for (one = all->child; one != NULL && !json_is(json_get(one, "name"), "default");)
-            one = one->next;
-    if (one != all) one = json_get(one, "template");
-    char *text = own->text != NULL ? strndup(own->text, own->length)
-               : strdup(one != NULL && one->type == JSON_STRING ? one->string
-                        : all != NULL && all->type == JSON_ARRAY ? " " : ""), *at;
+    const Json *one = json_get(root, "chat_template");
+    const bool list = one != NULL && one->type == JSON_ARRAY;
+    if (list) {
+        one = one->child;
+        while (one != NULL && !json_is(json_get(one, "name"), "default")) one = one->next;
+        one = json_get(one, "template");
+    }
+    char *text = strdup(own->text != NULL ? own->text : one != NULL && one->type == JSON_STRING
+                        ? one->string : list ? " " : ""), *at;
     json_free(root);
     while ((at = strstr(text, "{#")) != NULL) {
         const char *end = strstr(at, "#}"), *rest = end != NULL ? end + 2 : "";
@@ -165,6 +148,12 @@ static void chat_default(Chat *chat, const char *text) {
     if (chat->system == NULL) chat->system = "";
 }
 
+// Makes an added token a special one: who types it writes text.
+static void added_hide(const Tokenizer *t, int32_t id) {
+    AddedToken *a = added_token(t, id);
+    if (a != NULL) a->special = true;
+}
+
 // Fills *chat with the format number `asked`, or with that which the chat template tells, or, of a
 // model without one, its tokens. Fails if none is told, or if the tokenizer has not the format's
 // tokens. `</s>` is whatever ends a text of this tokenizer.
@@ -172,12 +161,12 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
     static const char *const others[] = {"<｜User｜>", "[SYSTEM_PROMPT]", "<|user|>", "</think>",
                                          "<start_of_turn>", "<|im_sep|>", "[INST]", ""};
     const ChatFormat *f = asked != CHAT_AUTO ? &chat_formats[asked - 1] : NULL;
-    const bool inst = tokenizer_added(t, "[INST]") != TOKENIZER_NONE;
+    const bool inst = tokenizer_added(t, "[INST]") != TOKENIZER_NONE;  // so it is no text
     char *text = chat_template(t);
     const bool has = *text != '\0';
     int other = 0;
     for (const ChatFormat *k = chat_formats; k < chat_formats + CHAT_FORMATS && f == NULL; k++)
-        if (has ? chat_fits(k, text) && !(inst && (k->rules & CHAT_FIRST))
+        if (has ? chat_fits(k, text) && !(inst && k->tokens[1] == NULL)
                 : k->tokens[1] && tokenizer_added(t, k->tokens[1]) != TOKENIZER_NONE) f = k;
     while (strstr(text, others[other]) == NULL) other++;
     if (f == NULL && has)
@@ -204,11 +193,9 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
                              f->name, eot ? "a token that ends a text, like " : "the token ",
                              f->tokens[k]);
         chat->ids[k] = (int32_t)id;
+        added_hide(t, chat->ids[k]);
     }
-    for (int k = 0; k < 2; k++)  // who types one of them writes text
-        for (AddedToken *a = t->added[k].tokens; a < t->added[k].tokens + t->added[k].count; a++)
-            for (int i = -1; i < 3 && (i < 0 || f->tokens[i] != NULL); i++)
-                a->special |= (int32_t)a->id == (i < 0 ? begin : chat->ids[i]);
+    added_hide(t, begin);
     if (chat_fits(f, text)) chat_default(chat, text);
     free(text);
     return true;
@@ -258,7 +245,7 @@ static size_t chat_read(const Chat *chat, const Json *messages, const char *wher
             die("%s is a system message, and only the first one may be", at);
         if (k == CHAT_ASSISTANT && before == CHAT_SYSTEM)
             die("%s is the assistant's, and stands before any user's", at);
-        if ((chat->format->rules & CHAT_ALTERNATES) && k == before && k != CHAT_SYSTEM)
+        if ((chat->format->rules & CHAT_TURNS) && k == before && k != CHAT_SYSTEM)
             die("%s: messages %zu and %zu are both the %s's, who takes turns in the format %s",
                 where, count, count + 1, chat_roles[k], chat->format->name);
         (*out)[count].role = before = k;
@@ -277,10 +264,9 @@ typedef struct {
     const Chat *chat;
     Tokens out;
     char *piece;                    // [length] bytes since the last special token
-    size_t length, room;
+    size_t length;
     size_t read;                    // bytes of the piece that are not the assistant's
     bool trained;                   // what is written now is the assistant's
-    ChatMessage system;             // stands in front of the next user's text, unless NULL
 } ChatWriter;
 
 // Encodes the piece. A token is the assistant's if a byte of its text is. NFC composes nothing
@@ -310,18 +296,16 @@ static void chat_token(ChatWriter *w, int32_t id) {
 }
 
 static void chat_bytes(ChatWriter *w, const char *text, size_t n) {
-    if (w->length + n > w->room) {
-        w->room = 2 * (w->length + n);
-        w->piece = (char *)realloc(w->piece, w->room);
-        if (w->piece == NULL) fail("out of memory: a conversation");
+    for (size_t i = 0; i < n; i++) {
+        w->piece = (char *)array_grow(w->piece, w->length, 1, "a conversation");
+        w->piece[w->length++] = text[i];
     }
-    memcpy(w->piece + w->length, text, n);
-    w->length += n;
     if (!w->trained) w->read = w->length;
 }
 
-// Writes a message, or, of one without a text, what stands before an answer.
-static void chat_say(ChatWriter *w, const ChatMessage *m) {
+// Writes a message, with a system message in front of its text unless that is NULL; or, of one
+// without a text, what stands before an answer.
+static void chat_say(ChatWriter *w, const ChatMessage *m, const ChatMessage *system) {
     const ChatFormat *f = w->chat->format;
     const bool trims = (f->rules & CHAT_TRIMS) != 0, answer = m->role >= CHAT_ASSISTANT;
     const size_t front = trims ? encode_white(w->chat->t, m->text, m->n, false, true) : 0;
@@ -329,22 +313,21 @@ static void chat_say(ChatWriter *w, const ChatMessage *m) {
     size_t n = m->n - front;
     if (trims) n -= encode_white(w->chat->t, text, n, true, true);
     while (answer && (f->rules & CHAT_CUTS) && n > 0 && text[n - 1] == ' ') n--;
-    for (const char *s = f->says[m->role]; *s != '\0';) {
+    for (const char *s = f->says[m->role]; *s != '\0' && !(w->trained && text == NULL);) {
         int k = 0;
         while (k < 3 && (f->tokens[k] == NULL || strncmp(s, f->tokens[k], strlen(f->tokens[k]))))
             k++;
-        if (answer && s[*s == ' '] == '%') w->trained = true;
-        if (w->trained && text == NULL) return;
         if (k < 3) {
             chat_token(w, w->chat->ids[k]);
             s += strlen(f->tokens[k]);
+        } else if (*s == '^') {
+            w->trained = answer;
+            s++;
         } else if (*s++ != '%') {
             chat_bytes(w, s - 1, 1);
         } else {
-            const ChatMessage system = w->system;
             if (m->role == CHAT_SYSTEM) chat_bytes(w, w->chat->front, strlen(w->chat->front));
-            if (m->role == CHAT_USER) w->system.text = NULL;
-            if (m->role == CHAT_USER && system.text != NULL) chat_say(w, &system);
+            if (system != NULL) chat_say(w, system, NULL);
             chat_bytes(w, text, n);
         }
     }
@@ -390,27 +373,24 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
     const bool given = n > 0 && m[0].role == CHAT_SYSTEM;
     ChatWriter w;
     ChatMessage system = {CHAT_SYSTEM, chat->system, 0};
-    size_t carrier = n, question = n;  // the user's message with the system's, and the last one
+    size_t question = given;  // the last user's message
     memset(&w, 0, sizeof w);
     w.chat = chat;
     if (chat->system != NULL) system.n = strlen(chat->system);
     if (given) system = m[0];
-    for (size_t i = 0; i < n; i++)
-        if (m[i].role == CHAT_USER) {
-            question = i;
-            if (carrier == n || (rules & CHAT_LAST)) carrier = i;
-        }
+    for (size_t i = given; i < n; i++) if (m[i].role == CHAT_USER) question = i;
+    const size_t carrier = rules & CHAT_LAST ? question : given;
     if (chat->begin >= 0) chat_token(&w, chat->begin);
-    if (!(rules & (CHAT_FIRST | CHAT_LAST)) && system.text != NULL) chat_say(&w, &system);
+    if (!(rules & CHAT_TURNS) && system.text != NULL) chat_say(&w, &system, NULL);
     for (size_t i = given; i < n; i++) {
         if ((rules & CHAT_BEGINS) && m[i].role == CHAT_USER && i > given && chat->begin >= 0)
             chat_token(&w, chat->begin);
-        if ((rules & (CHAT_FIRST | CHAT_LAST)) && i == carrier && system.n > 0) w.system = system;
+        const bool carries = (rules & CHAT_TURNS) && i == carrier && system.n > 0;
         char *room = NULL;
         const bool thinks = m[i].role == CHAT_ASSISTANT && chat->format->says[CHAT_UNTHINKING];
         const ChatMessage changed = thinks ? chat_thought(&m[i], i > question, i + 1 == n, &room)
                                            : m[i];
-        chat_say(&w, &changed);
+        chat_say(&w, &changed, carries ? &system : NULL);
         free(room);
     }
     chat_flush(&w);
@@ -423,65 +403,90 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
 // For other programs
 
 // Finds an added token's content as the files have it.
-static const char *chat_name(const Tokenizer *t, int32_t id) {
-    for (int k = 0; k < 2; k++)
-        for (size_t i = 0; i < t->added[k].count; i++)
-            if ((int32_t)t->added[k].tokens[i].id == id) return t->added[k].tokens[i].name;
-    return "";
+static const char *chat_name(const Chat *chat, int32_t id) {
+    const AddedToken *a = added_token(chat->t, id);
+    return a != NULL ? a->name : "";
+}
+
+// Writes a role's message as an expression of Jinja, in which its text is called `text`; or, if
+// that is NULL, what stands before an answer.
+static void jinja_says(FILE *f, const Chat *chat, int role, const char *text) {
+    const char *end = chat->format->tokens[0];
+    const int rules = chat->format->rules;
+    fputc('\'', f);
+    for (const char *s = chat->format->says[role]; *s != '\0' && (text != NULL || *s != '^'); s++)
+        if (*s == '%') {
+            fputs("' + ", f);
+            if (role == CHAT_USER && (rules & CHAT_TURNS)) {
+                fputc('(', f);
+                jinja_says(f, chat, CHAT_SYSTEM, "s");
+                fprintf(f, " if s and loop.%s < 3 else '') + ",
+                        rules & CHAT_LAST ? "revindex" : "index");
+            }
+            fprintf(f, "%s%s + '", text, rules & CHAT_TRIMS ? " | trim"
+                    : (rules & CHAT_CUTS) && role == CHAT_ASSISTANT ? ".rstrip(' ')" : "");
+        } else if (strncmp(s, end, strlen(end)) == 0) {
+            fputs(chat_name(chat, chat->ids[0]), f);
+            s += strlen(end) - 1;
+        } else if (*s != '^') {
+            fprintf(f, *s == '\n' ? "\\n" : "%c", *s);
+        }
+    fputc('\'', f);
+}
+
+// Writes the format's chat template.
+static void jinja_write(FILE *f, const Chat *chat) {
+    const int rules = chat->format->rules;
+    char begin[256] = "";
+    if (chat->begin >= 0)
+        snprintf(begin, sizeof begin, "{{- '%s' }}", chat_name(chat, chat->begin));
+    if (!(rules & CHAT_BEGINS)) fputs(begin, f);
+    if (rules & CHAT_TURNS)
+        fputs("{%- set s = messages[0].content if messages[0].role == 'system' else '' %}", f);
+    fputs("{%- for m in messages %}", f);
+    for (int role = rules & CHAT_TURNS ? CHAT_USER : CHAT_SYSTEM; role < CHAT_ROLES; role++) {
+        fprintf(f, "{%%- if m.role == '%s' %%}%s{{- ", chat_roles[role],
+                role == CHAT_USER && (rules & CHAT_BEGINS) ? begin : "");
+        jinja_says(f, chat, role, "m.content");
+        fputs(" }}{%- endif %}", f);
+    }
+    fputs("{%- endfor %}{%- if add_generation_prompt %}{{- ", f);
+    jinja_says(f, chat, CHAT_ASSISTANT, NULL);
+    fputs(" }}{%- endif %}\n", f);
 }
 
 // Does this token end an answer in other programs? They read generation_config.json, if there is
 // one.
 static bool chat_stops(const Tokenizer *t, int32_t id) {
-    const TokenizerFile *file = &t->files[FILE_GENERATION];
-    Error err;
-    bool stops = false;
-    if (file->text == NULL) return tokenizer_ends(t, id);
-    Json *root = json_parse(file->text, file->length, &err);
-    const Json *ids = json_get(root, "eos_token_id");
-    const bool list = ids != NULL && ids->type == JSON_ARRAY;
-    if (list) ids = ids->child;
-    for (size_t at = 0; json_size(ids, &at); ids = list ? ids->next : NULL)
-        stops |= at == (size_t)id;
-    json_free(root);
-    return stops;
+    const bool file = t->files[FILE_GENERATION].text != NULL;
+    for (size_t i = 0; i < t->stops.count; i++)
+        if ((int32_t)t->stops.ids[i] == id) return !file || t->generation_stops;
+    return !file && id == t->eot;
 }
 
 // Gives a tokenizer without a chat template that of the format, and to its generation_config.json
 // the token that ends a turn, beside those that end an answer there.
 static void chat_export(const Chat *chat, Tokenizer *t) {
+    static const char *const stops[] = {"eos_token_id", NULL};
     TokenizerFile *own = &t->files[FILE_TEMPLATE], *file = &t->files[FILE_GENERATION];
-    char begin[256] = "", *text = NULL;
-    size_t length = 0;
     Error err;
     if (chat->has_template) return;
-    if (chat->begin >= 0)
-        snprintf(begin, sizeof begin, "{{- '%s' }}", chat_name(t, chat->begin));
-    FILE *f = open_memstream(&own->text, &own->length);
-    if (f == NULL) fail("out of memory: a chat template");
-    fprintf(f, chat->format->jinja, begin, chat_name(t, chat->ids[0]));
-    if (fclose(f) != 0) fail("out of memory: a chat template");
+    FILE *f = text_open(&own->text, &own->length);
+    jinja_write(f, chat);
+    text_close(f);
     if (chat_stops(t, chat->ids[0])) return;
     Json *root = file->text != NULL ? json_parse(file->text, file->length, &err) : NULL;
-    f = open_memstream(&text, &length);
-    if (f == NULL) fail("out of memory: generation_config.json");
+    free(file->text);
+    f = text_open(&file->text, &file->length);
     fprintf(f, "{\n");
-    for (const Json *m = root != NULL ? root->child : NULL; m != NULL; m = m->next) {
-        if (strcmp(m->key, "eos_token_id") == 0) continue;
-        fprintf(f, "  ");
-        json_write_member(f, m);
-        fprintf(f, ",\n");
-    }
+    json_write_others(f, root, stops);
     fprintf(f, "  \"eos_token_id\": [");
     for (size_t i = 0; i < t->stops.count; i++)
         if ((int32_t)t->stops.ids[i] != chat->ids[0]) fprintf(f, "%u, ", t->stops.ids[i]);
     if (t->stops.count == 0 && t->eot >= 0 && t->eot != chat->ids[0]) fprintf(f, "%d, ", t->eot);
     fprintf(f, "%d]\n}\n", chat->ids[0]);
-    if (fclose(f) != 0) fail("out of memory: generation_config.json");
+    text_close(f);
     json_free(root);
-    free(file->text);
-    file->text = text;
-    file->length = length;
 }
 
 #endif

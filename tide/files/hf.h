@@ -84,7 +84,7 @@ static size_t state_next(const RunState *state, size_t *at, size_t end) {
 typedef struct {
     char name[96];      // with the prefix under which we write it
     size_t prefix;      // its length
-    int tensor;         // index into the table
+    int tensor, row;    // indices into the table and hf_rows; before the first: -1, 0
     int rank;
     size_t shape[2];    // as stored
     size_t skip;        // leading elements that are only in the file
@@ -108,80 +108,90 @@ static const char *const hf_prefixes[NAMINGS][5] = {
     {"model.", "", NULL, NULL, NULL},
 };
 
-// Our names and those behind the prefix, and behind the layer's number, without .weight and .bias.
-// %s: the part of a tensor that is stored in parts.
-static const struct { const char *own, *names[NAMINGS]; } hf_names[] = {
-    {"ln_1", {"ln_1", "self_attn_layer_norm", "input_layernorm"}},
-    {"attn.qkv", {"attn.c_attn", "self_attn.%s_proj", "self_attn.%s_proj"}},
-    {"attn.q_norm", {NULL, NULL, "self_attn.q_norm"}},
-    {"attn.k_norm", {NULL, NULL, "self_attn.k_norm"}},
-    {"attn.proj", {"attn.c_proj", "self_attn.out_proj", "self_attn.o_proj"}},
-    {"ln_2", {"ln_2", "final_layer_norm", "post_attention_layernorm"}},
-    {"mlp.fc", {"mlp.c_fc", "fc1", "mlp.%s_proj"}},
-    {"mlp.proj", {"mlp.c_proj", "fc2", "mlp.down_proj"}},
-    {"wte", {"wte", "embed_tokens", "embed_tokens"}},
-    {"wpe", {"wpe", "embed_positions", NULL}},
-    {"ln_f", {"ln_f", "final_layer_norm", "norm"}},
-    {"project_in", {NULL, "project_in", NULL}},
-    {"project_out", {NULL, "project_out", NULL}},
-    {"lm_head", {"lm_head", "lm_head", "lm_head"}}};
+// A row for each tensor as it is stored: the name of ours without its layer, .w and .b; its names
+// behind the prefix, without .weight and .bias, where %d is the layer; and the part of ours: the
+// rows of q, k or v, or those of a gated MLP's first product, the gate's and the others.
+enum { HF_WHOLE, HF_Q, HF_K, HF_V, HF_GATE, HF_UP };
+static const struct { const char *own, *names[NAMINGS]; int part; } hf_rows[] = {
+    {"wte", {"wte", "embed_tokens", "embed_tokens"}, HF_WHOLE},
+    {"wpe", {"wpe", "embed_positions", NULL}, HF_WHOLE},
+    {"project_in", {NULL, "project_in", NULL}, HF_WHOLE},
+    {"ln_1", {"h.%d.ln_1", "layers.%d.self_attn_layer_norm", "layers.%d.input_layernorm"},
+     HF_WHOLE},
+    {"attn.qkv", {"h.%d.attn.c_attn", NULL, NULL}, HF_WHOLE},
+    {"attn.qkv", {NULL, "layers.%d.self_attn.q_proj", "layers.%d.self_attn.q_proj"}, HF_Q},
+    {"attn.qkv", {NULL, "layers.%d.self_attn.k_proj", "layers.%d.self_attn.k_proj"}, HF_K},
+    {"attn.qkv", {NULL, "layers.%d.self_attn.v_proj", "layers.%d.self_attn.v_proj"}, HF_V},
+    {"attn.q_norm", {NULL, NULL, "layers.%d.self_attn.q_norm"}, HF_WHOLE},
+    {"attn.k_norm", {NULL, NULL, "layers.%d.self_attn.k_norm"}, HF_WHOLE},
+    {"attn.proj", {"h.%d.attn.c_proj", "layers.%d.self_attn.out_proj",
+                   "layers.%d.self_attn.o_proj"}, HF_WHOLE},
+    {"ln_2", {"h.%d.ln_2", "layers.%d.final_layer_norm", "layers.%d.post_attention_layernorm"},
+     HF_WHOLE},
+    {"mlp.fc", {"h.%d.mlp.c_fc", "layers.%d.fc1", NULL}, HF_WHOLE},
+    {"mlp.fc", {NULL, NULL, "layers.%d.mlp.gate_proj"}, HF_GATE},
+    {"mlp.fc", {NULL, NULL, "layers.%d.mlp.up_proj"}, HF_UP},
+    {"mlp.proj", {"h.%d.mlp.c_proj", "layers.%d.fc2", "layers.%d.mlp.down_proj"}, HF_WHOLE},
+    {"project_out", {NULL, "project_out", NULL}, HF_WHOLE},
+    {"ln_f", {"ln_f", "final_layer_norm", "norm"}, HF_WHOLE},
+    {"lm_head", {"lm_head", "lm_head", "lm_head"}, HF_WHOLE}};
+enum { HF_ROWS = sizeof hf_rows / sizeof hf_rows[0] };
 
 // Tensor i of the table in our own layout and naming, as checkpoints store it.
 static HfTensor own_tensor(const GPT2Table *t, int i) {
     const GPT2Tensor *ten = &t->tensors[i];
     const size_t n = ten->rows * ten->cols;
-    HfTensor hf = {"", 0, i, ten->rank, {ten->rank == 2 ? ten->rows : n, ten->cols}, 0, 0, n,
-                   false};
+    HfTensor hf = {.name = "", .prefix = 0, .tensor = i, .row = 0, .rank = ten->rank,
+                   .shape = {ten->rank == 2 ? ten->rows : n, ten->cols}, .skip = 0, .first = 0,
+                   .n = n, .transpose = false};
     snprintf(hf.name, sizeof hf.name, "%s", ten->name);
     return hf;
 }
 
-// Describes tensor number i of a file: part i % 3 of tensor i / 3 of the table. q, k and v, and the
-// two halves of a gated MLP's first product, are parts of their own in a file, except in GPT-2's.
-// Returns false if there is no such number. c NULL: own_tensor().
-static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *hf) {
-    static const char *const names[2][3] = {{"q", "k", "v"}, {"gate", "up", NULL}};
-    const GPT2Tensor *ten = &t->tensors[i / 3];
-    *hf = own_tensor(t, i / 3);
-    if (c == NULL) return i % 3 == 0;
-    const int naming = hf_naming(c), part = i % 3;
-    const bool qkv = naming != NAMING_GPT2 && (ten->kind == QKV_W || ten->kind == QKV_B);
-    const bool gate = config_gated(c) && (ten->kind == FC_W || ten->kind == FC_B);
-    const char *own = ten->kind >= 0 ? strchr(strchr(ten->name, '.') + 1, '.') + 1 : ten->name;
-    char layer[32] = "";
-    int row = 0;
-    while (strncmp(own, hf_names[row].own, strlen(hf_names[row].own)) != 0) row++;
-    const char *prefix = ten == &t->tensors[t->lm_head] && !c->tied ? "" : hf_prefixes[naming][0];
-    if (part > (qkv ? 2 : gate ? 1 : 0)) return false;
+// Moves *hf to the next tensor of a file, in the order of the table. Returns false behind the last
+// one. c NULL: own_tensor().
+static bool hf_next(const GPT2Config *c, const GPT2Table *t, HfTensor *hf) {
+    const int naming = c != NULL ? hf_naming(c) : 0;
+    const char *own;  // the name of ours without its layer
+    int i = hf->tensor, row = hf->row, layer;
+    do {
+        if (c == NULL || i < 0 || ++row == HF_ROWS) i++, row = 0;
+        if (i == t->count) return false;
+        layer = t->tensors[i].kind >= 0 ? t->tensors[i].layer : -1;
+        own = t->tensors[i].name;
+        if (layer >= 0) own = strchr(strchr(own, '.') + 1, '.') + 1;
+    } while (c != NULL && (hf_rows[row].names[naming] == NULL
+                           || strncmp(own, hf_rows[row].own, strlen(hf_rows[row].own)) != 0));
+    *hf = own_tensor(t, i);
+    if (c == NULL) return true;
+    const size_t A = config_att(c), K = config_kv(c) * config_head(c), all = hf->shape[0];
+    const size_t first[] = {0, 0, A, A + K, 0, c->ffn}, rows[] = {all, A, K, K, c->ffn, c->ffn};
+    const size_t width = hf->n / all;
+    const char *prefix = strcmp(own, "lm_head") == 0 ? "" : hf_prefixes[naming][0];
+    hf->row = row;
+    hf->first = first[hf_rows[row].part] * width;
+    hf->shape[0] = rows[hf_rows[row].part];
+    hf->n = hf->shape[0] * width;
     hf->prefix = strlen(prefix);
-    if (ten->kind >= 0)
-        snprintf(layer, sizeof layer, naming == NAMING_GPT2 ? "h.%d." : "layers.%d.", ten->layer);
-    const int used = snprintf(hf->name, sizeof hf->name, "%s%s", prefix, layer);
-    snprintf(hf->name + used, sizeof hf->name - (size_t)used, hf_names[row].names[naming],
-             names[gate][part]);
-    strcat(hf->name, strcmp(own + strlen(hf_names[row].own), ".b") == 0 ? ".bias" : ".weight");
-    if (qkv || gate) {
-        const size_t K = config_kv(c) * config_head(c), width = hf->n / hf->shape[0];
-        const size_t rows[3] = {qkv ? config_att(c) : c->ffn, qkv ? K : c->ffn, K};
-        for (int k = 0; k < part; k++) hf->first += rows[k] * width;
-        hf->shape[0] = rows[part];
-        hf->n = rows[part] * width;
-    }
-    if (naming == NAMING_OPT && i / 3 == t->wpe) {
-        hf->skip = 2 * ten->cols;
+    strcpy(hf->name, prefix);
+    snprintf(hf->name + hf->prefix, sizeof hf->name - hf->prefix, hf_rows[row].names[naming],
+             layer);
+    strcat(hf->name, strcmp(own + strlen(own) - 2, ".b") == 0 ? ".bias" : ".weight");
+    if (naming == NAMING_OPT && i == t->wpe) {
+        hf->skip = 2 * hf->shape[1];
         hf->shape[0] += 2;
     }
-    if (naming == NAMING_GPT2 && ten->kind >= 0 && ten->rank == 2) {
+    if (naming == NAMING_GPT2 && layer >= 0 && hf->rank == 2) {
         hf->transpose = true;
-        hf->shape[0] = ten->cols;
-        hf->shape[1] = ten->rows;
+        hf->shape[0] = hf->shape[1];
+        hf->shape[1] = all;
     }
     return true;
 }
 
 // Elements [first, first + n) of ours, in our order, from stored tensor s: a part of each stored
 // row of a matrix to be transposed. Any other tensor is one row.
-enum { HF_ROWS = 16, HF_CHUNK = 1 << 10 };  // a chunk is on the stack of a thread
+enum { HF_LINES = 16, HF_CHUNK = 1 << 10 };  // a chunk is on the stack of a thread
 
 static void hf_read(const HfTensor *hf, const SafeTensor *ten, size_t first, size_t n, float *w) {
     const size_t R = hf->transpose ? hf->shape[0] : 1, C = hf->shape[1];
@@ -224,13 +234,13 @@ static bool part_read(const RunState *state, int part, const GPT2Table *t, const
 }
 
 // Saves what there is here of a part's tensor x as number i of a file, rounded to bf16 if that is
-// declared so. All of a matrix to be transposed must be here; HF_ROWS stored rows are made at a
+// declared so. All of a matrix to be transposed must be here; HF_LINES stored rows are made at a
 // time.
 static void part_write(const RunState *state, int part, const GPT2Table *t, const HfTensor *hf,
                        SafeWriter *file, int i) {
     const size_t begin = t->tensors[hf->tensor].offset + hf->first, R = hf->shape[0],
         C = hf->shape[1];
-    const size_t unit = min_size(hf->transpose ? HF_ROWS * C : PART_UNIT, hf->n);
+    const size_t unit = min_size(hf->transpose ? HF_LINES * C : PART_UNIT, hf->n);
     const bool bf16 = file->tensors[i].dtype == ST_BF16;
     const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
     float *w = ALLOC(float, unit + hf->skip, "a copy of weights"), *ours = NULL;
@@ -572,7 +582,8 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
     shape_text(here, hf->rank, hf->shape);
     if (found != NULL) shape_text(there, found->rank, found->shape);
     if (strcmp(here, there) != 0)
-        die("%s: tensor %s is %s, the model needs %s", model, hf->name, there, here);
+        die("%s: tensor %s is %s, the model needs %s", model,
+            found != NULL ? found->name : hf->name, there, here);
     if (found->dtype > ST_F64)
         die("%s: tensor %s is not stored as F32, F16, BF16 or F64", model, hf->name);
     return found;
@@ -581,17 +592,18 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
 // Unties a model whose files have a head that is not its embeddings, as transformers does: a merged
 // adapter leaves such a head, and config.json as it was. One of another type is another, too.
 static void model_check_head(const SafeTensors *files, int count, const char *path, GPT2Config *c) {
-    GPT2Config untied = *c;
-    HfTensor hf, y;
-    untied.tied = 0;
-    GPT2Table t = gpt2_table(&untied);
-    hf_tensor(&untied, &t, 3 * t.wte, &hf);
-    hf_tensor(&untied, &t, 3 * t.lm_head, &y);
+    HfTensor hf = {.tensor = -1};
+    GPT2Table t = gpt2_table(c);
+    const SafeTensor *head = NULL;
+    hf_next(c, &t, &hf);  // wte
     gpt2_table_free(&t);
-    const SafeTensor *wte = model_find(files, count, path, &untied, &hf, false);
-    const SafeTensor *head = model_find(files, count, path, &untied, &y, false);
+    const SafeTensor *wte = model_find(files, count, path, c, &hf, false);
+    for (int i = 0; i < count && head == NULL; i++)
+        head = safetensors_find(&files[i], "lm_head.weight");
     if (!c->tied || wte == NULL || head == NULL
-        || (wte->dtype == head->dtype && memcmp(wte->data, head->data, wte->bytes) == 0)) return;
+        || (wte->dtype == head->dtype && wte->bytes == head->bytes
+            && wte->shape[0] == head->shape[0]
+            && memcmp(wte->data, head->data, wte->bytes) == 0)) return;
     c->tied = 0;
     if (ranks.rank == 0)
         fprintf(stderr, "tide: note: %s: lm_head.weight is not %s: the model is untied, whatever "
@@ -628,11 +640,10 @@ static void model_config_load(const char *path, GPT2Config *c) {
 // there twice, has an odd shape, would not be used, or has numbers that are not finite.
 static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t,
                        const RunState *state) {
-    HfTensor hf;
+    HfTensor hf = {.tensor = -1};
     int count;
     SafeTensors *files = model_open(path, true, &count);
-    for (int i = 0; i < 3 * t->count; i++) {
-        if (!hf_tensor(c, t, i, &hf)) continue;
+    while (hf_next(c, t, &hf)) {
         SafeTensor *ten = model_find(files, count, path, c, &hf, true);
         ten->seen = true;
         if (!part_read(state, 0, t, &hf, ten))
@@ -675,10 +686,9 @@ static bool directory_sync(const char *dir, Error *err) {
 // those of the file from number `i` on. c NULL: in our own naming and layout.
 static void tensors_add(SafeWriter *file, const GPT2Config *c, const GPT2Table *t,
                         const char *prefix, int dtype) {
-    HfTensor hf;
+    HfTensor hf = {.tensor = -1};
     char name[256];
-    for (int k = 0; k < 3 * t->count; k++) {
-        if (!hf_tensor(c, t, k, &hf)) continue;
+    while (hf_next(c, t, &hf)) {
         snprintf(name, sizeof name, "%s%s", prefix, hf.name);
         safewriter_add(file, name, dtype, hf.rank, hf.shape);
     }
@@ -686,9 +696,8 @@ static void tensors_add(SafeWriter *file, const GPT2Config *c, const GPT2Table *
 
 static void tensors_put(SafeWriter *file, const GPT2Config *c, const GPT2Table *t,
                         const RunState *state, int part, int i) {
-    HfTensor hf;
-    for (int k = 0; k < 3 * t->count && !file->failed; k++)
-        if (hf_tensor(c, t, k, &hf)) part_write(state, part, t, &hf, file, i++);
+    HfTensor hf = {.tensor = -1};
+    while (!file->failed && hf_next(c, t, &hf)) part_write(state, part, t, &hf, file, i++);
 }
 
 // A number as it was written, if that had at most 15 digits. 3.0 is no whole number in JSON.
@@ -704,88 +713,69 @@ static NumberText number_text(double value) {
 // Writes what only the LLaMA family has, by the keys that transformers 4 and 5 read.
 static void config_write_llama(FILE *f, const GPT2Config *c) {
     const Rope *r = &c->rope;
-    fprintf(f, ",\n  \"num_key_value_heads\": %zu,\n  \"head_dim\": %zu,\n"
+    fprintf(f, "  \"num_key_value_heads\": %zu,\n  \"head_dim\": %zu,\n"
             "  \"hidden_act\": \"silu\",\n  \"attention_bias\": %s,\n  \"mlp_bias\": %s,\n"
-            "  \"rms_norm_eps\": %s,\n  \"rope_theta\": %s", config_kv(c), config_head(c),
+            "  \"rms_norm_eps\": %s,\n  \"rope_theta\": %s,\n", config_kv(c), config_head(c),
             config_biased(c, BIAS_ATTPROJ) ? "true" : "false",
             config_biased(c, BIAS_MLP) ? "true" : "false", number_text(c->norm_eps).text,
             number_text(r->theta).text);
-    if (c->family == FAMILY_MISTRAL) fprintf(f, ",\n  \"sliding_window\": null");
+    if (c->family == FAMILY_MISTRAL) fprintf(f, "  \"sliding_window\": null,\n");
     if (r->scaling == ROPE_NONE) return;
-    fprintf(f, ",\n  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %s",
+    fprintf(f, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %s",
             r->scaling == ROPE_LINEAR ? "linear" : "llama3", number_text(r->factor).text);
     if (r->scaling == ROPE_LLAMA3)
         fprintf(f, ", \"low_freq_factor\": %s, \"high_freq_factor\": %s, "
                 "\"original_max_position_embeddings\": %zu", number_text(r->low).text,
                 number_text(r->high).text, r->original);
-    fprintf(f, "}");
-}
-
-// Reads the config.json of the model at `path` again, for config_write(). NULL: there is none, or
-// it is of a model of other sizes, or of a family whose configuration is written anew.
-static Json *config_origin(const char *path, const GPT2Config *c) {
-    char dir[PATH_MAX], name[PATH_MAX];
-    Error err;
-    if (path == NULL || hf_naming(c) != NAMING_LLAMA || !path_exists(path)) return NULL;
-    model_directory(path, dir);
-    path_join(name, dir, "config.json");
-    Json *root = path_exists(name) ? json_read(name, &err) : NULL;
-    for (int i = 0; i < CONFIG_SIZES; i++) {
-        const size_t at = config_sizes[i].at;
-        size_t size = 0;
-        json_size(json_get(root, config_sizes[i].names[NAMING_LLAMA]), &size);
-        if (at != offsetof(GPT2Config, context)  // sliding_window may have limited it
-            && size != *(const size_t *)(const void *)((const char *)c + at)) {
-            json_free(root);
-            return NULL;
-        }
-    }
-    return root;
+    fprintf(f, "},\n");
 }
 
 typedef struct { int bos, eos; } TextEnds;  // the tokens that begin and end a text, or -1
 
-// Writes config.json. GPT-2 and OPT begin a text with the token that ends one. origin: that of the
-// model from which this one was trained, whose members are kept, but for those that training
-// changes; or NULL.
-static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
-                         const Json *origin) {
-    static const char *const ours[] = {"architectures", "model_type", "tie_word_embeddings",
-                                       "torch_dtype", "dtype"};
+// Writes the members that a model from elsewhere has in its config.json. GPT-2 and OPT begin a text
+// with the token that ends one.
+static void config_write_new(FILE *f, const GPT2Config *c, TextEnds ends) {
     const int naming = hf_naming(c);
-    const int bos = naming == NAMING_LLAMA ? ends.bos : ends.eos;
-    char begin[16] = "null", end[16] = "null";
-    if (bos >= 0) snprintf(begin, sizeof begin, "%d", bos);
-    if (ends.eos >= 0) snprintf(end, sizeof end, "%d", ends.eos);
-    fprintf(f, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n"
-            "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"",
-            hf_families[c->family].architecture, hf_families[c->family].type,
-            c->tied ? "true" : "false", bf16 ? "bfloat16" : "float32");
-    const Json *member = origin != NULL ? origin->child : NULL;
-    for (; member != NULL; member = member->next) {
-        int k = 0;
-        while (k < 5 && strcmp(member->key, ours[k]) != 0) k++;
-        if (k < 5) continue;
-        fprintf(f, ",\n  ");
-        json_write_member(f, member);
+    const int tokens[2] = {naming == NAMING_LLAMA ? ends.bos : ends.eos, ends.eos};
+    for (int i = 0; i < CONFIG_SIZES; i++)
+        fprintf(f, "  \"%s\": %zu,\n", config_sizes[i].names[naming],
+                *(const size_t *)(const void *)((const char *)c + config_sizes[i].at));
+    for (int i = 0; i < CONFIG_FIXED; i++) {
+        const char *key = config_fixed[i].key, *value = config_fixed[i].value;
+        if (c->post_norm && strcmp(key, "do_layer_norm_before") == 0) value = "false";
+        if (config_fixed[i].naming == naming) fprintf(f, "  \"%s\": %s,\n", key, value);
     }
-    if (origin == NULL) {
-        for (int i = 0; i < CONFIG_SIZES; i++)
-            fprintf(f, ",\n  \"%s\": %zu", config_sizes[i].names[naming],
-                    *(const size_t *)(const void *)((const char *)c + config_sizes[i].at));
-        for (int i = 0; i < CONFIG_FIXED; i++) {
-            const char *key = config_fixed[i].key, *value = config_fixed[i].value;
-            if (c->post_norm && strcmp(key, "do_layer_norm_before") == 0) value = "false";
-            if (config_fixed[i].naming == naming) fprintf(f, ",\n  \"%s\": %s", key, value);
-        }
-        if (naming == NAMING_OPT) fprintf(f, ",\n  \"word_embed_proj_dim\": %zu", config_embed(c));
-        if (naming == NAMING_GPT2) fprintf(f, ",\n  \"n_ctx\": %zu", c->context);
-        if (naming == NAMING_LLAMA) config_write_llama(f, c);
-        else fprintf(f, ",\n  \"activation_function\": \"%s\"",
-                     c->activation == ACTIVATION_RELU ? "relu" : "gelu_new");
-        fprintf(f, ",\n  \"bos_token_id\": %s,\n  \"eos_token_id\": %s", begin, end);
+    if (naming == NAMING_OPT) fprintf(f, "  \"word_embed_proj_dim\": %zu,\n", config_embed(c));
+    if (naming == NAMING_GPT2) fprintf(f, "  \"n_ctx\": %zu,\n", c->context);
+    if (naming == NAMING_LLAMA) config_write_llama(f, c);
+    else fprintf(f, "  \"activation_function\": \"%s\",\n",
+                 c->activation == ACTIVATION_RELU ? "relu" : "gelu_new");
+    for (int k = 0; k < 2; k++) {
+        fprintf(f, k == 0 ? "  \"bos_token_id\": " : "  \"eos_token_id\": ");
+        fprintf(f, tokens[k] >= 0 ? "%d,\n" : "null,\n", tokens[k]);
     }
-    fprintf(f, "\n}\n");
+}
+
+// Writes config.json: the members of that in the directory of `origin`, the model from which this
+// one was trained, as they are there, but for those that training changes; or new ones, if there is
+// no such file (NULL), or it is not of this family.
+static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
+                         const char *origin) {
+    static const char *const ours[] = {"architectures", "model_type", "tie_word_embeddings",
+                                       "torch_dtype", "dtype", NULL};
+    const char *type = hf_families[c->family].type;
+    char dir[PATH_MAX], name[PATH_MAX] = "";
+    Error err;
+    if (origin != NULL) model_directory(origin, dir), path_join(name, dir, "config.json");
+    Json *from = path_exists(name) ? json_read(name, &err) : NULL;
+    fprintf(f, "{\n");
+    if (json_is(json_get(from, "model_type"), type)) json_write_others(f, from, ours);
+    else config_write_new(f, c, ends);
+    fprintf(f, "  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n"
+            "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"\n}\n",
+            hf_families[c->family].architecture, type, c->tied ? "true" : "false",
+            bf16 ? "bfloat16" : "float32");
+    json_free(from);
 }
 
 // Writes dir/model.safetensors and dir/config.json so that Hugging Face's
@@ -799,11 +789,9 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     if (!make_directories(dir)) return error_set(err, "cannot make %s: %s", dir, strerror(errno));
     path_join(weights, dir, "model.safetensors");
     path_join(config, dir, "config.json");
-    Json *from = config_origin(origin, c);
     FILE *f = replace_open(config, err);
-    if (f != NULL) config_write(f, c, bf16, ends, from);
-    json_free(from);
     if (f == NULL) return false;
+    config_write(f, c, bf16, ends, origin);
     // Complete before the old weights go: the new ones may need it.
     if (fflush(f) != 0) return replace_close(f, config, err);
     memset(&out, 0, sizeof out);

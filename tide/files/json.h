@@ -3,7 +3,7 @@
 //   json_parse, json_read, json_free    a text, or a file, as a tree of values
 //   json_get, json_size                 a member of an object; a number that is a size
 //   json_is, json_flag                  is it this string?; true or false
-//   json_write_string, json_write_member  a string with its quotes; a member of an object
+//   json_write_string, json_write_others  a string with its quotes; the members of an object
 //   json_empty                          is it null, "", [] or {}?
 //   json_begins                         does a text begin like JSON?
 //
@@ -283,12 +283,21 @@ static void json_write_string(FILE *f, const char *s, size_t n) {
     fputc('"', f);
 }
 
-// Writes a member of an object, as it was read.
-static void json_write_member(FILE *f, const Json *m) {
-    json_write_string(f, m->key, m->key_length);
-    fprintf(f, ": ");
-    if (m->type == JSON_STRING) json_write_string(f, m->string, m->length);
-    else fwrite(m->string, 1, m->length, f);
+// Writes the members of an object as they were read, but for those with the keys `but` (to NULL):
+// each on a line, with a comma behind it. NULL or another value: it has none.
+static void json_write_others(FILE *f, const Json *object, const char *const *but) {
+    const Json *m = object != NULL && object->type == JSON_OBJECT ? object->child : NULL;
+    for (; m != NULL; m = m->next) {
+        const char *const *key = but;
+        while (*key != NULL && strcmp(m->key, *key) != 0) key++;
+        if (*key != NULL) continue;
+        fprintf(f, "  ");
+        json_write_string(f, m->key, m->key_length);
+        fprintf(f, ": ");
+        if (m->type == JSON_STRING) json_write_string(f, m->string, m->length);
+        else fwrite(m->string, 1, m->length, f);
+        fprintf(f, ",\n");
+    }
 }
 
 // text_read() and json_parse(); the error names the file.

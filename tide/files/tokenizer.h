@@ -122,6 +122,14 @@ static uint32_t tokenizer_added(const Tokenizer *t, const char *content) {
     return TOKENIZER_NONE;
 }
 
+// Finds the added token with this id, or NULL.
+static AddedToken *added_token(const Tokenizer *t, int32_t id) {
+    for (int k = 0; k < 2; k++)
+        for (size_t i = 0; i < t->added[k].count; i++)
+            if ((int32_t)t->added[k].tokens[i].id == id) return &t->added[k].tokens[i];
+    return NULL;
+}
+
 static void tokenizer_free(Tokenizer *t) {
     if (t == NULL) return;
     for (int k = 0; k < 2; k++) {
@@ -484,6 +492,7 @@ static void read_ends(PartReader *r) {
         if (list) ids = ids->child;
         for (size_t id = 0; json_size(ids, &id); ids = list ? ids->next : NULL)
             if (id < t->vocab && t->tokens[id].length > 0) tokens_add(&t->stops, (uint32_t)id);
+        t->generation_stops = k == FILE_GENERATION && t->stops.count > 0;
     }
     if (r->end != NULL) {
         if (eot == TOKENIZER_NONE && json_member(config, "eos_token") == NULL)

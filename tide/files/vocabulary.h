@@ -97,6 +97,7 @@ typedef struct Tokenizer {
     int bos, eot;                          // the token in front of a text, and the one that ends it
     int behind;                            // the token behind a document; -1: none
     Tokens stops;                          // end what a model writes, too
+    bool generation_stops;                 // .. as generation_config.json has it, not config.json
     TokenizerFile files[TOKENIZER_FILES];  // as they were read, see tokenizer_files
 } Tokenizer;
 

@@ -837,7 +837,7 @@ static void attention_forward(X *out,        // (B, T, NH HS)
                               const int32_t *begins,  // (B, T), or NULL
                               AttentionShape s, cudaStream_t stream, bool plain = false) {
     const bool flash = !plain && sizeof(X) == 2 && attention_has_flash(s.HS);
-    GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_flops);  // half the pairs are masked
+    GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_attention);  // half of it is masked
     attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash, stream);
 }
 
@@ -848,7 +848,7 @@ static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *
                                AttentionShape s, cudaStream_t stream, bool plain = false) {
     const bool flash = !plain && sizeof(X) == 2 && attention_has_flash(s.HS);
     const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
-    GPU_TAKES(stream, 4.0 * s.width * s.B * s.T * s.T, gpu_flops);
+    GPU_TAKES(stream, 5.0 * s.width * s.B * s.T * s.T, gpu_attention);
     LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
            s);
     attention_keys(dqkv, delta, dout, lse, qkv, begins, s, flash, stream);

@@ -10,14 +10,16 @@
 #include "gpt2.cuh"
 
 // Counts, in a rehearsal, the bytes that the passes between a layer's products read and write:
-// norms and sums, rotation, non-linearity; in backward, the sums of qkv's bias as well.
+// norms and sums, rotation, non-linearity; in backward, the sums of qkv's bias as well. Norms take
+// twice the time of their bytes in backward (doc/gpu_results.md).
 static void layer_passes(GPT2 *g, bool backward) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, M = config_mlp(c);
     const size_t turned = c->rope.theta > 0 ? 2 * config_qk(c) : 0;
     const size_t summed = config_biased(c, BIAS_QKV) ? config_qkv(c) : 0;
-    GPU_TAKES(g->compute, (8 * C + turned + F + (backward ? 2 * M + summed : M)) * g->B * g->T
-                              * sizeof(floatX), gpu_bytes);
+    GPU_TAKES(g->compute, ((backward ? 16 : 8) * C + turned + F
+                           + (backward ? 2 * M + summed : M)) * g->B * g->T * sizeof(floatX),
+              gpu_bytes);
 }
 
 // Runs a part of a layer with weights w: the part's, and those of the norm of its sum. Part 0

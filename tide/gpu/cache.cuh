@@ -2,7 +2,7 @@
 //
 // A new token changes nothing in the rows of the tokens before it, because no row sees a later one.
 // So a sample keeps the keys and values of each layer, and computes one row for each new token: its
-// query sees the cached keys, its own among them. decode() in sample.h is the same in plain C.
+// query sees the cached keys, its own among them. tide/cpu/attention.h has the same in plain C.
 //
 //     cache_store()        copies the keys and values of some rows into a layer's cache
 //     attention_cached()   the attention of one row
@@ -12,9 +12,6 @@
 #ifndef TIDE_CACHE_CUH
 #define TIDE_CACHE_CUH
 #include "kernels.cuh"
-
-// Elements of a token's row in one layer's cache.
-static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_head(c); }
 
 template <typename X>
 static void cache_store(X *cache,      // (rows, 2, NKV HS)

@@ -53,14 +53,6 @@ static void calibrate_adam(const void *arg) {
     adam_update(s->w, s->low, s->m, s->v, s->grad, 1, s->n, &step, 1);
 }
 
-// n numbers of 16 bits to fp32 or, narrow, from there.
-typedef struct { uint16_t *half; float *wide; size_t n; bool narrow; } HostCast;
-
-static void calibrate_cast(const void *arg) {
-    const HostCast *x = (const HostCast *)arg;
-    bf16_move(x->half, x->wide, x->n, !x->narrow);
-}
-
 // One thread draws eight normal numbers; writing them takes less than drawing.
 __global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
     const size_t i = 8 * (blockIdx.x * (size_t)blockDim.x + threadIdx.x);
@@ -72,35 +64,17 @@ __global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
     store_pack(to + i, x);
 }
 
-enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                // n bytes
-       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_GPU_CAST,   // n parameters
-       WORK_HOST_ADAM, WORK_HOST_CAST, WORK_CAST_IN, WORK_CAST_OUT};  // the same, on the host
+enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                 // n bytes
+       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM};  // n parameters
 
 static cudaStream_t calibrate_stream(const Calibration *c, int work) {
-    return work >= WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
+    return work == WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
 }
 
 // The most that there is room for.
 static size_t calibrate_limit(const Calibration *c, int work) {
-    return work >= WORK_CAST_IN ? min_size(c->state.n, c->chunk / 2)
-         : work >= WORK_HOST_ADAM ? c->state.n : work == WORK_GPU_ADAM ? c->chunk / 8
-         : work >= WORK_GPU_NORMALS ? c->chunk / 4 : c->chunk;
-}
-
-// Casts n numbers on the host from fp32 to 16 bits, and copies them to the GPU (in), or the other
-// way (out). The 16 bits on the way are in pageable memory that is allocated for them, as PyTorch
-// copies to a tensor of another type (Deep Optimizer States, section 4.1).
-static void calibrate_cast_host(Calibration *c, int work, size_t n) {
-    const cudaStream_t s = c->q->stream;
-    HostCast cast = {c->state.w, c->state.m, n, work != WORK_CAST_OUT};
-    if (work != WORK_HOST_CAST) cast.half = (uint16_t *)malloc(2 * n);  // (not cleared by us)
-    if (cast.half == NULL) fail("out of memory: a cast");
-    if (work == WORK_CAST_OUT) stream_copy(cast.half, c->gpu, 2 * n, cudaMemcpyDeviceToHost, s);
-    host_queue_submit(c->q, calibrate_cast, &cast, sizeof cast);
-    if (work == WORK_HOST_CAST) return;
-    stream_sync(s);
-    if (work == WORK_CAST_IN) stream_copy(c->gpu, cast.half, 2 * n, cudaMemcpyHostToDevice, s);
-    free(cast.half);
+    return work == WORK_HOST_ADAM ? c->state.n : work == WORK_GPU_ADAM ? c->chunk / 8
+         : work == WORK_GPU_NORMALS ? c->chunk / 4 : c->chunk;
 }
 
 // Queues one run of work of size n, a multiple of 8, without waiting for it.
@@ -120,14 +94,10 @@ static void calibrate_submit(Calibration *c, int work, size_t n) {
         adam_update_gpu(x.w, x.low, x.m, x.v, x.grad, true, &run, 1, &step, s);
     } else if (work == WORK_GPU_NORMALS) {
         LAUNCH(calibrate_normals_kernel, ceil_div(n, 8 * 256), 256, 0, s, (bf16 *)c->gpu, n);
-    } else if (work == WORK_GPU_CAST) {
-        accumulate_gradient((float *)to, (const bf16 *)from, n, true, s);
-    } else if (work == WORK_HOST_ADAM) {
+    } else {
         HostState state = c->state;
         state.n = n;
         host_queue_submit(c->q, calibrate_adam, &state, sizeof state);
-    } else {
-        calibrate_cast_host(c, work, n);
     }
 }
 
@@ -164,8 +134,7 @@ static double calibrate_rate(Calibration *c, int work) {
 // host's update [2], which is one part; and what one part is: bytes, or parameters.
 typedef struct {
     double at[3][CALIBRATE_PARTS + 1];
-    size_t part[3];
-    int rows;       // 3; 2: there was no update
+    size_t part[3];  // 0: it was not at work
 } Overlap;
 
 // Returns the number of parts of a row.
@@ -176,11 +145,13 @@ static int overlap_count(int row) { return row < 2 ? CALIBRATE_PARTS : 1; }
 // nothing was slowed down, and all parts count.
 static void overlap_rates(const Overlap *o, double rates[3]) {
     double from = -INFINITY, to = INFINITY;
-    for (int i = 0; i < o->rows; i++) {
+    for (int i = 0; i < 3; i++) {
+        if (o->part[i] == 0) continue;
         from = fmax(from, o->at[i][0]);
         to = fmin(to, o->at[i][overlap_count(i)]);
     }
-    for (int i = 0; i < o->rows; i++) {
+    for (int i = 0; i < 3; i++) {
+        if (o->part[i] == 0) continue;
         const double *at = o->at[i];
         int first = 0, last = overlap_count(i);
         while (first < last && at[first] < from) first++;
@@ -193,48 +164,48 @@ static void overlap_rates(const Overlap *o, double rates[3]) {
     }
 }
 
-// Copies in both directions at once, and if host_seconds > 0 the host's update meanwhile, which
-// takes that long alone. rates: to the GPU and back, bytes per second as far as they are known, and
-// then those found here; and parameters per second.
+// Copies at once in the directions that rates has, of h2d [0] and d2h [1], which are the bytes per
+// second as far as they are known; and if host_seconds > 0 the host's update meanwhile, which takes
+// that long alone. Overwrites those rates by what is found here, and [2], parameters per second.
 static void calibrate_together(Calibration *c, double host_seconds, double rates[3]) {
     enum { TRIES = 3 };
     const cudaStream_t streams[3] = {c->in, c->out, c->q->stream};
     cudaEvent_t e[3][CALIBRATE_PARTS + 1];
-    double tried[3][TRIES], one[3];
+    double tried[3][TRIES], one[3] = {0, 0, 0};
     for (int i = 0; i < 3; i++)
         for (int j = 0; j <= overlap_count(i); j++)
             CUDA(cudaEventCreateWithFlags(&e[i][j], cudaEventBlockingSync));
     // The copies take twice as long as the update alone, in parts that walk through the chunk.
     const double wanted = host_seconds > 0 ? 2 * host_seconds : c->seconds / 8;
-    size_t part = (size_t)(fmin(rates[0], rates[1]) * wanted / CALIBRATE_PARTS) / 4096 * 4096;
+    const double slower = rate_or(fmin(rates[0], rates[1]), fmax(rates[0], rates[1]));
+    size_t part = (size_t)(slower * wanted / CALIBRATE_PARTS) / 4096 * 4096;
     if (part < 4096) part = 4096;
     if (part > c->chunk) part = c->chunk;
-    Overlap o = {{{0}}, {part, part, c->state.n}, host_seconds > 0 ? 3 : 2};
+    Overlap o = {{{0}}, {rates[0] > 0 ? part : 0, rates[1] > 0 ? part : 0,
+                         host_seconds > 0 ? c->state.n : 0}};
     for (int k = 0; k < TRIES; k++) {
         event_record(c->start, c->in);
-        for (int i = 0; i < o.rows; i++) {
+        for (int i = 0; i < 3; i++) {
             stream_wait(streams[i], c->start);
             event_record(e[i][0], streams[i]);
         }
-        if (o.rows > 2) {
-            host_queue_submit(c->q, calibrate_adam, &c->state, sizeof c->state);
-            event_record(e[2][1], streams[2]);
-        }
-        for (size_t i = 0; i < CALIBRATE_PARTS; i++) {
-            const size_t at = i % (c->chunk / part) * part;
-            stream_copy(c->gpu + at, c->host_in + at, part, cudaMemcpyHostToDevice, c->in);
-            event_record(e[0][i + 1], c->in);
-            stream_copy(c->host_out + at, c->gpu + c->chunk + at, part, cudaMemcpyDeviceToHost,
+        if (o.part[2] > 0) host_queue_submit(c->q, calibrate_adam, &c->state, sizeof c->state);
+        event_record(e[2][1], streams[2]);
+        for (size_t j = 0; j < CALIBRATE_PARTS; j++) {
+            const size_t at = j % (c->chunk / part) * part;
+            stream_copy(c->gpu + at, c->host_in + at, o.part[0], cudaMemcpyHostToDevice, c->in);
+            event_record(e[0][j + 1], c->in);
+            stream_copy(c->host_out + at, c->gpu + c->chunk + at, o.part[1], cudaMemcpyDeviceToHost,
                         c->out);
-            event_record(e[1][i + 1], c->out);
+            event_record(e[1][j + 1], c->out);
         }
-        for (int i = 0; i < o.rows; i++)
+        for (int i = 0; i < 3; i++)
             for (int j = 0; j <= overlap_count(i); j++)
                 o.at[i][j] = device_seconds(c->start, e[i][j]);
         overlap_rates(&o, one);
-        for (int i = 0; i < o.rows; i++) tried[i][k] = one[i];
+        for (int i = 0; i < 3; i++) tried[i][k] = one[i];
     }
-    for (int i = 0; i < o.rows; i++) rates[i] = calibrate_median(tried[i], TRIES);
+    for (int i = 0; i < 3; i++) rates[i] = calibrate_median(tried[i], TRIES);
     for (int i = 0; i < 3; i++)
         for (int j = 0; j <= overlap_count(i); j++) event_free(e[i][j]);
 }
@@ -268,30 +239,14 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
 
 static void calibrate_close(Calibration *c) { owner_free(&c->owner); }
 
-// The rest of Table 1 of Deep Optimizer States, which no plan counts, as comments of the file of
-// rates. Bytes of fp32 numbers on the GPU, else of what crosses the link.
-typedef struct { char text[400]; } Casts;
-
-static void casts_measure(Casts *casts, Calibration *c) {
-    static const struct { const char *name; int work; double bytes; } rows[] = {
-        {"G16-G32", WORK_GPU_CAST, 4}, {"H-G-pageable", WORK_H2D, 1}, {"G-H-pageable", WORK_D2H, 1},
-        {"H32-G16", WORK_CAST_IN, 2}, {"G16-H32", WORK_CAST_OUT, 2}};
-    char *const pageable = ALLOC(char, c->chunk, "pageable memory"), *at = casts->text;
-    c->host_in = c->host_out = pageable;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        at += sprintf(at, "# %-12s %-8.3g bytes/s\n", rows[i].name,
-                      rows[i].bytes * calibrate_rate(c, rows[i].work));
-    free(pageable);
-}
-
-// Measures all rates but gpu_flops, which is a model's, and those between GPUs, in about `seconds`
-// (some tenths more go into page-locked memory); and the casts, if not NULL. The queue must have
-// nothing to do. Takes at most an eighth of the host's free memory and half of the GPU's, and gives
-// them back. All ranks of a node measure at once.
+// Measures all rates but gpu_flops and gpu_attention, which are a model's, host_cast, which is
+// another trainer's, and those between GPUs, in about `seconds` (some tenths more go into
+// page-locked memory). The queue must have nothing to do. Takes at most an eighth of the host's free
+// memory and half of the GPU's, and gives them back. All ranks of a node measure at once.
 //   dram      26 bytes per parameter of the host's update: 14 are read, 12 written
 //   dram_dma  the same of the update that runs while both directions of the link are busy, plus
 //             what these two move: each of their bytes is one of host memory, too
-static void rates_measure(Rates *rates, Casts *casts, HostQueue *q, double seconds) {
+static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     Calibration c;
     memset(rates, 0, sizeof *rates);
     long cache = 0;
@@ -306,20 +261,24 @@ static void rates_measure(Rates *rates, Casts *casts, HostQueue *q, double secon
     rates->h2d = calibrate_rate(&c, WORK_H2D);
     rates->d2h = calibrate_rate(&c, WORK_D2H);
     double together[3] = {rates->h2d, rates->d2h, 0};
+    double in[3] = {rates->h2d, 0, 0}, out[3] = {0, rates->d2h, 0};
     calibrate_together(&c, 0, together);
     rates->h2d_duplex = together[0];
     rates->d2h_duplex = together[1];
     rates->host_adam = calibrate_rate(&c, WORK_HOST_ADAM);
     rates->dram = ADAM_BYTES * rates->host_adam;
-    calibrate_together(&c, (double)n / rates->host_adam, together);
+    const double alone = (double)n / rates->host_adam;
+    calibrate_together(&c, alone, together);
+    calibrate_together(&c, alone, in);
+    calibrate_together(&c, alone, out);
     rates->h2d_busy = together[0];
     rates->d2h_busy = together[1];
+    rates->h2d_host = in[0];
+    rates->d2h_host = out[1];
     rates->dram_dma = ADAM_BYTES * together[2] + rates->h2d_busy + rates->d2h_busy;
-    rates->host_cast = calibrate_rate(&c, WORK_HOST_CAST);
     rates->gpu_adam = calibrate_rate(&c, WORK_GPU_ADAM);
     rates->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
     rates->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
-    if (casts != NULL) casts_measure(casts, &c);
     calibrate_close(&c);
     enum { PAIRS = 8 };
     const size_t bytes = min_size(4 * n, gpu_available() / 2);

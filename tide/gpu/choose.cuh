@@ -139,14 +139,36 @@ static void zen_print_time(const GPT2 *g, const Rates *rates, const PlanRun *run
     plan_print_comm(rates, run, pred);
 }
 
-// gpu_flops is what forward and backward of this model reach: a few of its layers run without an
-// update, and their time is extrapolated to all.
+// gpu_attention is what attention of one layer reaches; gpu_flops, what the products of this model
+// do: a few of its layers run without an update, and their time is extrapolated to all.
 typedef struct { double seconds, flops; } LayerTimes;
 
+// Returns the flop/s of attention's seven products in layer 0, which has been computed.
+static double attention_flops(GPT2 *g) {
+    enum { RUNS = 8 };
+    const GPT2Config *c = &g->config;
+    const AttentionShape s =
+        attention_shape(g->B, g->T, c->heads, config_kv(c), config_head(c));
+    const LayerActs a = layer_acts(g, 0);
+    cudaEvent_t at[2];
+    for (int i = 0; i < 2; i++) CUDA(cudaEventCreate(&at[i]));
+    for (int i = -RUNS; i < RUNS; i++) {  // each is queued behind another: no launch counts
+        if (i == 0) event_record(at[0], g->compute);
+        attention_forward(a.atty, a.lse, a.qkv, NULL, s, g->compute);
+        attention_backward(g->dwide, g->delta, g->branch, a.atty, a.lse, a.qkv, NULL, s,
+                           g->compute);
+    }
+    event_record(at[1], g->compute);
+    const double seconds = device_seconds(at[0], at[1]);
+    for (int i = 0; i < 2; i++) event_free(at[i]);
+    return RUNS * 7.0 * s.width * s.B * s.T * s.T / seconds;
+}
+
 // Times one micro-batch of a model of `layers` layers, the median of at most 9 runs or 3 s, and
-// counts its operations in a rehearsal at these rates. All 0: there is too little memory.
+// counts its products in a rehearsal at these rates; sets gpu_attention. All 0: there is too little
+// memory.
 static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, int recompute,
-                              Rates rates) {
+                              Rates *rates) {
     enum { RUNS = 9 };
     const double begin = seconds_now();
     LayerTimes x = {0, 0};
@@ -192,33 +214,36 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     }
     device_sync();
     for (int i = 0; i < RUNS; i++) event_free(after[i]);
-    rates.gpu_flops = 1e12;
-    const Prediction pred = gpt2_rehearse(g, run, &rates, NULL);
+    rates->gpu_attention = attention_flops(g);
+    rates->gpu_flops = 1e12;
+    const Prediction pred = gpt2_rehearse(g, run, rates, NULL);
     const double median = calibrate_median(seconds, count);
-    x.flops = 1e12 * pred.compute;
-    x.seconds = fmax(median - pred.other, median / 10);  // other: passes between products
+    x.flops = 1e12 * (pred.compute - pred.attention);
+    x.seconds = fmax(median - pred.attention - pred.other, median / 10);  // other: passes
     gpt2_free(g);
     return x;
 }
 
-// Four layers and two, or with recomputation, or two and one, if there is room for no more. 0: not
-// known, for want of memory; or of time: the emulated GPU's means nothing.
-static double model_flops(const Steps *steps, const Run *r, const Rates *rates) {
+// Four layers and two, or with recomputation, or two and one, if there is room for no more. Sets
+// gpu_flops and gpu_attention. 0: not known, for want of memory; or of time: the emulated GPU's
+// means nothing.
+static void model_flops(const Steps *steps, const Run *r, Rates *rates) {
     const size_t L = r->config.layers;
     const bool large = gpt2_flops_per_token(&r->config, r->T) * (double)(r->B * r->T) > 2e10;
-    if (EMULATED && large) return 0;
-    for (int k = 0; k < 3; k++) {
+    rates->gpu_flops = rates->gpu_attention = 0;
+    for (int k = 0; k < 3 && !(EMULATED && large); k++) {
         const int asked = r->o.recompute;
         const int recompute = asked != RECOMPUTE_AUTO ? asked
                             : k == 0 ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
         const size_t more = min_size(L, k < 2 ? 4 : 2), few = more > 1 ? more / 2 : 1;
-        const LayerTimes b = time_layers(steps, r, more, recompute, *rates);
+        const LayerTimes b = time_layers(steps, r, more, recompute, rates);
         if (b.seconds == 0) continue;
-        const LayerTimes a = time_layers(steps, r, few, recompute, *rates);
+        const LayerTimes a = time_layers(steps, r, few, recompute, rates);
         const double n = (double)(L - few) / fmax((double)(more - few), 1);
-        return (a.flops + n * (b.flops - a.flops)) / (a.seconds + n * (b.seconds - a.seconds));
+        rates->gpu_flops = (a.flops + n * (b.flops - a.flops))
+                         / (a.seconds + n * (b.seconds - a.seconds));
+        return;
     }
-    return 0;
 }
 
 // The rates of this machine with this model, or of what one of several ranks has of it, unless they
@@ -237,11 +262,11 @@ static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
     }
     if (!has_device()) die("describe the machine that is planned for: --rates FILE");
     if (g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
-    rates_measure(rates, NULL, &g->host, 1.5);
+    rates_measure(rates, &g->host, 1.5);
     if (EMULATED)
         printf("rates: measured on an emulated GPU; what is predicted from them means nothing\n");
     if (o->plan) *rates = rates_of_rank(rates, rates_local(rates, o->world));
-    rates->gpu_flops = model_flops(g->steps, r, rates);
+    model_flops(g->steps, r, rates);
 }
 
 // Settles ZenFlow's columns: a checkpoint's, or new ones. Whole layers stay on the GPU: the share
@@ -551,21 +576,19 @@ static int calibrate(const Run *r, const Steps *steps) {
     const Options *o = &r->o;
     Rates rates = {};
     HostQueue queue = {};
-    Casts casts;
     open_device();
     ranks_barrier();
     host_queue_open(&queue, (int)o->threads);
     host_describe(&queue);
-    rates_measure(&rates, &casts, &queue, 3);
-    rates.gpu_flops = model_flops(steps, r, &rates);
+    rates_measure(&rates, &queue, 3);
+    model_flops(steps, r, &rates);
     if (rates.gpu_flops == 0)
         die("--calibrate: layers of %s with %zu x %zu tokens are too much for this device: try a "
             "smaller %s--seq or --model", o->model, r->B, r->T, r->B > 1 ? "--batch, " : "");
-    printf("%s, %zu x %zu tokens: forward and backward reach %.3g Tflop/s\n", o->model, r->B, r->T,
-           1e-12 * rates.gpu_flops);
+    printf("%s, %zu x %zu tokens: products reach %.3g Tflop/s, attention %.3g\n", o->model, r->B,
+           r->T, 1e-12 * rates.gpu_flops, 1e-12 * rates.gpu_attention);
     if (ranks.rank > 0) return 0;
     rates_write(stdout, &rates);
-    fputs(casts.text, stdout);
     calibrate_print(stdout, &rates);
     host_queue_close(&queue);
     if (o->rates == NULL) return 0;
@@ -573,7 +596,6 @@ static int calibrate(const Run *r, const Steps *steps) {
     FILE *f = replace_open(o->rates, &err);
     if (f == NULL) die("%s", err.text);
     rates_write(f, &rates);
-    fputs(casts.text, f);
     if (!replace_close(f, o->rates, &err)) fail("%s", err.text);
     return 0;
 }

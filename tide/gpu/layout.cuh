@@ -248,7 +248,7 @@ static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host
     const OffloadMemory m = {gpt2_needs, g, min_size(gpu, SIZE_MAX - 1), host,
                              g->training ? recompute : RECOMPUTE_NONE,
                              g->accumulating || g->zen != NULL, g->weights,
-                             (int)g->config.layers, g->least};
+                             (int)g->config.layers, g->least, zero_stage(g->zero) == 3};
     return m;
 }
 

@@ -199,7 +199,8 @@ static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
         if (rehearsal != NULL) \
             rehearse(stream_number(stream), \
                      offsetof(Rates, rate) == offsetof(Rates, gpu_flops) ? TAKES_PRODUCTS \
-                                                                         : TAKES_GPU, \
+                     : offsetof(Rates, rate) == offsetof(Rates, gpu_attention) ? TAKES_ATTENTION \
+                                                                               : TAKES_GPU, \
                      (double)(amount) / rate_or(rehearsal->rates.rate, UNLIMITED)); \
     } while (0)
 

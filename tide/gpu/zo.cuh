@@ -702,7 +702,8 @@ typedef struct {
 } ZoLink;
 
 static ZoLink zo_link(const GPT2 *g, const Run *r, const Rates *rates, const Prediction *pred) {
-    const int both[TAKES_KINDS] = {0, 0, 0, 1, 1, 0, 0};  // copies
+    int both[TAKES_KINDS] = {0};
+    both[TAKES_H2D] = both[TAKES_D2H] = 1;
     const Zo *zo = g->zo;
     double speed[TAKES_KINDS];
     ZoLink l;

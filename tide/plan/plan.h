@@ -6,9 +6,9 @@
 //   choice_settle()      what only costs memory, or only costs time, of a choice
 //   offload_search()     --offload auto
 //
-// Left out: the start of a kernel or a copy; what norms, sums, backward of the embeddings and layer
-// normalisation need of the GPU; that collectives cross a GPU's link to the host where there is no
-// other way. All ranks are like the one that is planned.
+// Left out: the start of a kernel or a copy; what gradient norms and the backward pass of the
+// embeddings need of the GPU; that collectives cross the link to the host where there is no other
+// way. All ranks are like the one that is planned.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
 #include "../base/model.h"
@@ -18,7 +18,8 @@
 typedef struct {
     double step;               // seconds from one gradient norm to the next; of these:
     double forward, backward;  // from their first work to their last, stalls included
-    double compute;            // what products would take in both if they never waited; and
+    double compute;            // what products and attention would take in both if they never
+    double attention;          // waited; of these, attention; and
     double other;              // what else the compute stream has for the GPU
     double update;             // from the norm to the last weight and the last state in its place
     double bound;              // the update's by rates.h, as if nobody had come before it; 0: none
@@ -74,7 +75,9 @@ static void predict_step(const Rehearsal *q, int before, int end, size_t more, P
         }
         if (t[i].span.row == ROW_COMPUTE && t[i].takes == TAKES_GPU)
             pred->other += times * t[i].work;
-        if (t[i].takes == TAKES_PRODUCTS) pred->compute += times * t[i].work;
+        if (t[i].takes == TAKES_ATTENTION) pred->attention += times * t[i].work;
+        if (t[i].takes == TAKES_PRODUCTS || t[i].takes == TAKES_ATTENTION)
+            pred->compute += times * t[i].work;
         if (t[i].span.row == ROW_COMPUTE) done = t[i].span.end;
         if (t[i].takes == TAKES_COMM) pred->comm += times * t[i].work;
         if (job_sends(&t[i], "reduce")) pred->reduced_bytes += times * (double)t[i].span.bytes;
@@ -115,10 +118,10 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
     rehearsal_time(q);
     const double start = q->jobs[first->norm].span.end;
     for (const StepMark *m = first; m < last; m++) predict_step(q, m->norm, m[1].norm, more, &pred);
-    double *const means[] = {&pred.step, &pred.forward, &pred.backward, &pred.compute, &pred.other,
-                             &pred.h2d_bytes, &pred.d2h_bytes, &pred.stall_forward,
-                             &pred.stall_backward, &pred.comm, &pred.reduced_bytes,
-                             &pred.gathered_bytes};
+    double *const means[] = {&pred.step, &pred.forward, &pred.backward, &pred.compute,
+                             &pred.attention, &pred.other, &pred.h2d_bytes, &pred.d2h_bytes,
+                             &pred.stall_forward, &pred.stall_backward, &pred.comm,
+                             &pred.reduced_bytes, &pred.gathered_bytes};
     for (size_t i = 0; i < sizeof means / sizeof *means; i++) *means[i] /= counted;
     pred.reduced_bytes *= (double)(world - 1) / (double)world;  // a ring passes on all but one part
     pred.gathered_bytes *= (double)(world - 1) / (double)world;
@@ -150,10 +153,12 @@ typedef struct {
 
 // How long a step is, and what is at work in it.
 static void plan_print_speed(const Rates *rates, const PlanRun *run, const Prediction *pred) {
+    const double flops = rates->gpu_flops * (pred->compute - pred->attention)
+                       + rates->gpu_attention * pred->attention;
     printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", pred->step,
            fmax(pred->step - pred->compute - pred->other, 0), (double)run->tokens / pred->step);
     if (rates->gpu_flops > 0)
-        printf(" at %.0f Tflop/s%s\n", 1e-12 * rates->gpu_flops * pred->compute / pred->step,
+        printf(" at %.0f Tflop/s%s\n", 1e-12 * flops / pred->step,
                run->world > 1 ? " on each GPU" : "");
     else printf(", as if compute took no time: gpu_flops is not known\n");
     if (pred->gpu > 0)
@@ -215,6 +220,7 @@ typedef struct {
     bool sums;               // gradients are summed, on the GPU or, if that is too small, the host
     int weights, layers;     // --weights, as far as there is a choice; the model's layers
     OffloadLeast *least;     // not NULL: of all that is tried, nothing fits, and this is noted
+    bool dealt;              // ZeRO-3: the ring is of all layers, which other ranks have as well
 } OffloadMemory;
 
 static bool memory_fits(const OffloadMemory *m, size_t gpu, size_t host) {
@@ -266,7 +272,7 @@ static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
     const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
     if (c->places == 0 && c->mode != OFFLOAD_NONE && leaves)
         choice_search(m, c, &c->places, LEAST_PLACES, 1000);
-    if (c->ring == 0 && c->streamed > 0)
+    if (c->ring == 0 && (c->streamed > 0 || m->dealt))
         choice_search(m, c, &c->ring, LEAST_PLACES, 1000);
     if (c->kept_grads < 0 && c->mode == OFFLOAD_INTERLEAVE)
         choice_search(m, c, &c->kept_grads, 0, 1000);
@@ -326,40 +332,48 @@ static void search_try(OffloadSearch *q, OffloadChoice c, bool residents) {
     q->predicted = pred;
 }
 
-// Tries none, zero, twinflow, and interleave at shares around the best of rates.h, with and without
-// recomputation, with the sums of gradients on either side, and those of visitors; with so many
-// layers streaming; with as many residents as fit, too, or without.
+// Tries, with so many layers streaming, a list: none, twinflow (zero, if nothing stays), interleave
+// at shares around the best of rates.h; each with and without recomputation, with the sums of
+// gradients on either side, and those of visitors; with as many residents as fit, too, or without.
 static void search_all(OffloadSearch *q, int streamed, bool residents) {
     static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best
     static const int keeps[] = {KEEP_ALL, 0, -1};
-    const int count = sizeof shares / sizeof *shares;
+    enum { SHARES = sizeof shares / sizeof *shares, MOST = 3 * 2 * (3 + 3 * SHARES) };
     const OffloadMemory *m = &q->memory;
-    OffloadChoice c = q->choice;
+    OffloadChoice list[MOST], c = q->choice;
+    int count = 0;
     c.stride = 0;
     c.streamed = streamed;
     q->bytes.streams = streamed > 0;
     for (c.recompute = RECOMPUTE_NONE; c.recompute <= RECOMPUTE_BLOCK; c.recompute++)
-        for (int sum = 0; sum <= (int)m->sums; sum++)
+        for (int sum = 0; sum <= (int)m->sums; sum++) {
+            if (m->recompute != RECOMPUTE_AUTO && c.recompute != m->recompute) continue;
+            c.sum_on_host = sum;
+            c.kept_grads = KEEP_ALL;
+            c.share = c.resident = 0;
+            c.mode = OFFLOAD_NONE;
+            for (int apart = 0; apart < 2 - (c.recompute == RECOMPUTE_BLOCK); apart++) {
+                c.apart = apart;
+                if (!sum && streamed == 0) list[count++] = c;
+            }
+            c.apart = false;
+            c.mode = OFFLOAD_TWINFLOW;
+            list[count++] = c;
+            c.mode = OFFLOAD_INTERLEAVE;
             for (int keep = 0; keep < 3; keep++) {
-                if (m->recompute != RECOMPUTE_AUTO && c.recompute != m->recompute) continue;
-                c.sum_on_host = sum;
                 c.kept_grads = keeps[keep];
                 q->bytes.kept_grads = keep == 0 ? 1 : 0.5 * (keep - 1);
                 const double best = fmax(best_share(q->rates, &q->bytes), 0.05);
-                // the modes without visitors only once
-                for (int i = keep == 0 ? -2 : 0; i < count; i++) {
-                    c.mode = i == -2 ? OFFLOAD_NONE : i == -1 ? OFFLOAD_TWINFLOW
-                                                              : OFFLOAD_INTERLEAVE;
-                    c.share = i < 0 ? 0 : fmin(best * shares[i], 1);
-                    c.resident = 0;
-                    if (i > -2 && residents) search_try(q, c, true);
-                    if (i > -2 || (!sum && streamed == 0)) search_try(q, c, false);
-                    if (i > -2 || sum || streamed > 0 || c.recompute == RECOMPUTE_BLOCK) continue;
-                    c.apart = true;
-                    search_try(q, c, false);
-                    c.apart = false;
+                for (int i = 0; i < SHARES; i++) {
+                    c.share = fmin(best * shares[i], 1);
+                    list[count++] = c;
                 }
             }
+        }
+    for (int i = 0; i < count; i++) {
+        if (residents && list[i].mode != OFFLOAD_NONE) search_try(q, list[i], true);
+        search_try(q, list[i], false);
+    }
 }
 
 // --offload auto: what a rehearsal finds fastest; with weights on the host only if that is clearly

@@ -12,16 +12,17 @@
 
 // Bytes, parameters or floating-point operations per second; 0: not known. Name and unit of each.
 #define RATES(X) \
-    /* one direction alone, page-locked memory; both at once; both while the host updates */ \
+    /* page-locked memory: one direction alone; both at once; one while the host updates; both */ \
     X(h2d, "bytes/s") X(d2h, "bytes/s") X(h2d_duplex, "bytes/s") X(d2h_duplex, "bytes/s") \
-    X(h2d_busy, "bytes/s") X(d2h_busy, "bytes/s") \
+    X(h2d_host, "bytes/s") X(d2h_host, "bytes/s") X(h2d_busy, "bytes/s") X(d2h_busy, "bytes/s") \
     X(dram, "bytes/s")      /* that the cores alone reach in AdamW: 26 bytes per parameter */ \
     X(dram_dma, "bytes/s")  /* of the cores and both directions of the link together */ \
     /* fused AdamW out of cache, all threads (the paper's Uc); a pass of its own from fp32 to 16 \
        bits (the paper's Dc), which Eq. 1 counts and this trainer's update does not need */ \
     X(host_adam, "parameters/s") X(host_cast, "parameters/s") \
     X(gpu_adam, "parameters/s")    /* (the paper's Ug) */ \
-    X(gpu_flops, "flop/s")         /* that products and attention reach, not the peak */ \
+    X(gpu_flops, "flop/s")         /* that products reach, not the peak */ \
+    X(gpu_attention, "flop/s")     /* of attention's seven products, half of them masked */ \
     X(gpu_bytes, "bytes/s")        /* GPU memory */ \
     X(gpu_normals, "numbers/s")    /* drawn (rng.h): the noise of zeroth-order training */ \
     X(gpu_alloc, "bytes/s")        /* of GPU memory freed and allocated: --zo-no-slots */ \
@@ -46,8 +47,9 @@ static double *rate_at(const Rates *rates, int field) { return (double *)rates +
 // ---------------------------------------------------------------------------------------------
 // The file: "name value  # comment" per line; names and units as above
 
-// Rates that the file does not name are 0. false, and a sentence with file and line in err, for
-// anything that is not such a line, for a name that is not known or comes twice, and for no name.
+// Rates that the file does not name are 0, but for gpu_attention: such a file counts six products
+// of attention in gpu_flops. false, and a sentence with file and line in err, for anything that is
+// not such a line, for a name that is not known or comes twice, and for no name.
 static bool rates_load(Rates *rates, const char *path, Error *err) {
     size_t n = 0, line = 0;
     bool seen[RATE_FIELDS] = {false}, any = false;
@@ -78,6 +80,7 @@ static bool rates_load(Rates *rates, const char *path, Error *err) {
         }
     }
     free(text);
+    if (rates->gpu_attention == 0) rates->gpu_attention = 7 * rates->gpu_flops / 6;
     if (wrong != NULL) return error_set(err, "%.300s, line %zu: %s: %s", path, line, name, wrong);
     return any || error_set(err, "%.300s: names no rate", path);
 }
@@ -87,7 +90,7 @@ static bool rates_load(Rates *rates, const char *path, Error *err) {
 static void rates_write(FILE *f, const Rates *rates) {
     for (int i = 0; i < RATE_FIELDS; i++) {
         const double v = *rate_at(rates, i);
-        fprintf(f, "%-12s %-8.3g # %s\n", rate_fields[i].name, v,
+        fprintf(f, "%-13s %-8.3g # %s\n", rate_fields[i].name, v,
                 v > 0 ? rate_fields[i].unit : "not known");
     }
 }
@@ -102,7 +105,7 @@ static size_t rates_local(const Rates *rates, size_t world) {
 }
 
 // Computes the rates of each of `local` GPUs of a node when all are at work. If more GPUs share the
-// host than the rates are for, those of the link beside all cores (_busy) are dropped.
+// host than the rates are for, those of the link beside all cores (_host, _busy) are dropped.
 static Rates rates_of_rank(const Rates *rates, size_t local) {
     Rates x = *rates;
     const double sharing = (double)local / fmax(rates->host_gpus, 1);
@@ -111,7 +114,7 @@ static Rates rates_of_rank(const Rates *rates, size_t local) {
     x.dram_dma /= sharing;
     x.host_adam /= sharing;
     x.host_cast /= sharing;
-    x.h2d_busy = x.d2h_busy = 0;
+    x.h2d_host = x.d2h_host = x.h2d_busy = x.d2h_busy = 0;
     return x;
 }
 

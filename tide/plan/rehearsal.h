@@ -9,10 +9,10 @@
 // While nothing begins or ends, all that is under way goes at a constant speed:
 //   - the GPU's time is shared by the streams that have work for it;
 //   - each direction of the link by what copies, at `h2d` or `d2h` alone, `_duplex` with the other
-//     direction, `_busy` if the cores work as well;
+//     direction; at `_host` or, with the other direction, `_busy` if the cores work as well;
 //   - host memory, of `dram` bytes a second, `dram_dma` while both directions are busy, by each
 //     direction and the cores, evenly: who wants less than his part leaves the rest to the others.
-//     Where the _busy rates are known, they are what the link gets;
+//     Where the _host and _busy rates are known, they are what the link gets;
 //   - collectives between GPUs take the time of rates.h, one by one, whatever else is at work.
 // A rate of 0 is not known, and limits nothing.
 #ifndef TIDE_REHEARSAL_H
@@ -20,10 +20,10 @@
 #include "rates.h"
 #include "trace.h"
 
-// What a job takes: nothing; seconds of the GPU's time, for products or anything else; bytes over
-// the link; bytes in host memory, of the cores; seconds between GPUs.
-enum { TAKES_NOTHING, TAKES_PRODUCTS, TAKES_GPU, TAKES_H2D, TAKES_D2H, TAKES_HOST, TAKES_COMM,
-       TAKES_KINDS };
+// What a job takes: nothing; seconds of the GPU's time, for products, attention or anything else;
+// bytes over the link; bytes in host memory, of the cores; seconds between GPUs.
+enum { TAKES_NOTHING, TAKES_PRODUCTS, TAKES_ATTENTION, TAKES_GPU, TAKES_H2D, TAKES_D2H, TAKES_HOST,
+       TAKES_COMM, TAKES_KINDS };
 
 enum { JOB_WAITS = 3, REHEARSAL_STREAMS = 16, THE_HOST = 0, NO_JOB = -1 };
 static const double UNLIMITED = 1e24;
@@ -192,19 +192,22 @@ static void machine_speeds(const Rates *rates, const int busy[TAKES_KINDS],
                            double speed[TAKES_KINDS]) {
     const bool in = busy[TAKES_H2D] > 0, out = busy[TAKES_D2H] > 0, host = busy[TAKES_HOST] > 0;
     const double cores = fmin(ADAM_BYTES * rate_or(rates->host_adam, UNLIMITED), UNLIMITED);
-    const bool measured = in && out && host && rates->h2d_busy > 0 && rates->d2h_busy > 0;
+    const double in_host = out ? rates->h2d_busy : rates->h2d_host;
+    const double out_host = in ? rates->d2h_busy : rates->d2h_host;
+    const bool measured = host && (!in || in_host > 0) && (!out || out_host > 0);
     double h2d = rate_or(rates->h2d, UNLIMITED), d2h = rate_or(rates->d2h, UNLIMITED);
-    if (in && out) h2d = measured ? rates->h2d_busy : rate_or(rates->h2d_duplex, h2d);
-    if (in && out) d2h = measured ? rates->d2h_busy : rate_or(rates->d2h_duplex, d2h);
+    if (in && out) h2d = rate_or(rates->h2d_duplex, h2d);
+    if (in && out) d2h = rate_or(rates->d2h_duplex, d2h);
     double memory = in && out ? rate_or(rates->dram_dma, rates->dram)
                               : rate_or(rates->dram, rates->dram_dma);
     if (memory <= 0) memory = 4 * UNLIMITED;
-    double want[3] = {in ? h2d : 0, out ? d2h : 0, host ? cores : 0};
-    if (measured) want[2] = fmin(want[2], fmax(memory - h2d - d2h, 0.01 * memory));
+    double want[3] = {in ? measured ? in_host : h2d : 0, out ? measured ? out_host : d2h : 0,
+                      host ? cores : 0};
+    if (measured) want[2] = fmin(cores, fmax(memory - want[0] - want[1], 0.01 * memory));
     else share_out(memory, want);
-    const int gpu = busy[TAKES_PRODUCTS] + busy[TAKES_GPU];
+    const int gpu = busy[TAKES_PRODUCTS] + busy[TAKES_ATTENTION] + busy[TAKES_GPU];
     speed[TAKES_NOTHING] = speed[TAKES_COMM] = 1;
-    speed[TAKES_PRODUCTS] = speed[TAKES_GPU] = gpu > 0 ? 1.0 / gpu : 0;
+    for (int i = TAKES_PRODUCTS; i <= TAKES_GPU; i++) speed[i] = gpu > 0 ? 1.0 / gpu : 0;
     speed[TAKES_H2D] = in ? want[0] / busy[TAKES_H2D] : 0;
     speed[TAKES_D2H] = out ? want[1] / busy[TAKES_D2H] : 0;
     speed[TAKES_HOST] = want[2];

@@ -3,7 +3,6 @@
 //   sample_text()    prints --prompt and its continuation
 //   sample_chat()    --chat: answers the lines of the standard input
 //   sample()         draws a token
-//   decode()         on a CPU: one token's logits, with the keys and values of those before it
 #ifndef TIDE_SAMPLE_H
 #define TIDE_SAMPLE_H
 #include "../base/util.h"
@@ -223,7 +222,7 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
                         void *model, const volatile sig_atomic_t *stop) {
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");
     bool full = false, more = false;
-    const bool spaceless = chat->format->says[CHAT_ASSISTANT][0] == ' ';  // opens with one
+    const bool spaceless = chat->format->says[CHAT_ASSISTANT][1] == ' ';  // behind ^
     const ChatMessage given = {CHAT_SYSTEM, o->prompt, system ? strlen(o->prompt) : 0};
     Sampler s = sampler_make(o, chat->t, c, chat->begin, 0, next, model);
     const size_t room = min_size(o->sample_tokens, s.context / 2);
@@ -294,118 +293,6 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
     free(s.tokens);
     free(s.logits);
     free(line);
-}
-
-// ---------------------------------------------------------------------------------------------
-// On a CPU: a new token only computes its own row, because a cache keeps the keys and values of
-// those before it.
-
-// Width of the row that holds what a branch reads and adds, by turns.
-static size_t decode_row(const GPT2Config *c) {
-    return config_att(c) > c->channels ? config_att(c) : c->channels;
-}
-
-// Floats of the cache: keys and values (L, window, NKV HS); then the rows of one token, and the
-// cosines and sines of its position.
-static size_t decode_floats(const GPT2Config *c) {
-    return 2 * c->layers * config_window(c) * config_kv(c) * config_head(c) + 2 * c->channels
-         + decode_row(c) + config_qkv(c) + config_mlp(c) + config_window(c) + config_head(c);
-}
-
-// out (OC) = w (OC, C) . x + b: one row is bound by reading w, so there is nothing to block.
-static void decode_matvec(float *out, const float *x, const float *w, const float *b, size_t C,
-                          size_t OC) {
-    #pragma omp parallel for
-    for (size_t o = 0; o < OC; o++) {
-        float sum = 0;
-        #pragma omp simd reduction(+ : sum)
-        for (size_t c = 0; c < C; c++) sum += x[c] * w[o * C + c];
-        out[o] = b != NULL ? sum + b[o] : sum;
-    }
-}
-
-// The queries of one token (NH, HS) over the first `seen` keys and values (context, NKV, HS).
-// scores: (context).
-static void decode_attention(float *out, const float *queries, const float *keys,
-                             const float *values, float *scores, size_t seen, size_t NH,
-                             size_t NKV, size_t HS) {
-    const float scale = 1.0f / sqrtf((float)HS);
-    memset(out, 0, NH * HS * sizeof *out);
-    for (size_t h = 0; h < NH; h++) {
-        const float *q = queries + h * HS;
-        const size_t at = h / (NH / NKV) * HS, pitch = NKV * HS;
-        float max = -INFINITY, sum = 0, *o = out + h * HS;
-        for (size_t u = 0; u < seen; u++) {
-            float dot = 0;
-            #pragma omp simd reduction(+ : dot)
-            for (size_t i = 0; i < HS; i++) dot += q[i] * keys[u * pitch + at + i];
-            scores[u] = dot * scale;
-            max = fmaxf(max, scores[u]);
-        }
-        for (size_t u = 0; u < seen; u++) {
-            const float p = exp_f32(scores[u] - max);
-            sum += p;
-            for (size_t i = 0; i < HS; i++) o[i] += p * values[u * pitch + at + i];
-        }
-        for (size_t i = 0; i < HS; i++) o[i] /= sum;
-    }
-}
-
-// The token at this position, below config_window(); the cache has those before it. logits (V) then
-// predict the next one. NULL: nobody asks.
-static void decode(const GPT2Config *c, const GPT2Table *t, const float *params, float *cache,
-                   int32_t token, size_t position, float *logits) {
-    const size_t C = c->channels, E = config_embed(c), F = c->ffn, L = c->layers;
-    const size_t NH = c->heads, NKV = config_kv(c), HS = config_head(c), K = NKV * HS;
-    const size_t window = config_window(c);
-    const bool post = c->post_norm;
-    const float eps = config_eps(c);
-    float unused, *const mean = c->rms ? NULL : &unused;
-    float *x = cache + 2 * L * window * K, *row = x + C, *qkv = row + decode_row(c);
-    float *wide = qkv + config_qkv(c), *added = wide + config_mlp(c);
-    float *scores = added + C, *angle = scores + window;
-    #define AT(i) ((i) < 0 ? NULL : params + t->tensors[i].offset)
-    #define LAYER(kind) AT(layer_tensor(t, l, kind))
-    const float *wte = AT(t->wte) + (size_t)token * E, *wpe = AT(t->wpe);
-    if (post) decode_matvec(row, wte, AT(t->project_in), NULL, E, C);
-    memcpy(x, post ? row : wte, C * sizeof *x);
-    if (wpe != NULL)
-        for (size_t i = 0; i < C; i++) x[i] += wpe[position * C + i];
-    else rope_row(&c->rope, position, HS, angle);
-    for (size_t l = 0; l < L; l++) {
-        float *keys = cache + l * window * K, *values = keys + L * window * K;
-        if (!post) normalise(row, mean, x, LAYER(LN_1_W), LAYER(LN_1_B), C, eps);
-        decode_matvec(qkv, post ? x : row, LAYER(QKV_W), LAYER(QKV_B), C, config_qkv(c));
-        if (wpe == NULL)
-            for (size_t h = 0; h < NH + NKV; h++) {
-                float *head = qkv + h * HS;
-                const float *w = LAYER(h < NH ? Q_NORM : K_NORM);
-                if (w != NULL) normalise(head, NULL, head, w, NULL, HS, eps);
-                rope_rotate(head, angle, HS, 1);
-            }
-        memcpy(keys + position * K, qkv + NH * HS, K * sizeof(float));
-        memcpy(values + position * K, qkv + NH * HS + K, K * sizeof(float));
-        decode_attention(row, qkv, keys, values, scores, position + 1, NH, NKV, HS);
-        decode_matvec(added, row, LAYER(ATTPROJ_W), LAYER(ATTPROJ_B), NH * HS, C);
-        for (size_t i = 0; i < C; i++) x[i] += added[i];
-        normalise(row, mean, x, LAYER(post ? LN_1_W : LN_2_W), LAYER(post ? LN_1_B : LN_2_B), C,
-                  eps);
-        if (post) memcpy(x, row, C * sizeof(float));
-        decode_matvec(wide, row, LAYER(FC_W), LAYER(FC_B), C, config_mlp(c));
-        for (size_t i = 0; i < F; i++) {
-            if (config_gated(c)) wide[i] *= sigmoid_f32(wide[i]) * wide[F + i];
-            else wide[i] = c->activation == ACTIVATION_RELU ? fmaxf(wide[i], 0) : gelu_f32(wide[i]);
-        }
-        decode_matvec(row, wide, LAYER(FCPROJ_W), LAYER(FCPROJ_B), F, C);
-        for (size_t i = 0; i < C; i++) x[i] += row[i];
-        if (post) normalise(x, mean, x, LAYER(LN_2_W), LAYER(LN_2_B), C, eps);
-    }
-    if (logits == NULL) return;
-    if (post) decode_matvec(row, x, AT(t->project_out), NULL, C, E);
-    else normalise(row, mean, x, AT(t->ln_f_w), AT(t->ln_f_b), C, eps);
-    decode_matvec(logits, row, AT(t->lm_head), NULL, E, c->vocab);
-    #undef LAYER
-    #undef AT
 }
 
 #endif

@@ -106,8 +106,7 @@ static void run_write(Run *r, size_t step, bool state) {
     save.state.seed = r->o.seed;
     save.state.data_position = step * r->step_sequences;
     path_join(best, r->o.out, "best");
-    const char *origin = r->saved_model;
-    if (r->o.resume) origin = path_exists(r->o.model) ? r->o.model : r->o.out;
+    const char *origin = r->o.resume ? r->o.out : r->saved_model;
     if (improved) {
         const StateBest now = {step, r->lowest, run_val_hash(r)};
         save.state.best = now;

@@ -357,28 +357,31 @@ static void chat_white_space(void) {
           shown(&v3, spaces, 3));
 }
 
-// What a model without a template is given: held against transformers once, by hand.
+// What a model without a template is given: held against the texts that transformers had rendered,
+// once, by hand.
 static void chat_exports(void) {
-    #define FOR(turn, open) "{%- for m in messages %}" turn "{%- endfor %}{%- if add_generation_prompt %}" open "{%- endif %}\n"
     #define FROM_SYSTEM "{%- set s = messages[0].content if messages[0].role == 'system' else '' %}"
-    #define TALKS(first, open, close, which, trim, end, answer) "{%- for m in messages %}{%- if m.role == 'user' %}" first \
-        "{{- '[INST] ' + ('" open "' + s" trim " + '" close "' if s and loop." which " < 3 else '') + m.content" trim \
-        " + '" end "' }}{%- elif m.role == 'assistant' %}{{- ' ' + m.content" answer "</s>' }}{%- endif %}{%- endfor %}\n"
+    #define SAY(role, says) "{%- if m.role == '" role "' %}" says "{%- endif %}"
+    #define WRITE(text) "{{- " text " }}"
+    #define FOR(turns, open) "{%- for m in messages %}" turns "{%- endfor %}{%- if add_generation_prompt %}" WRITE(open) "{%- endif %}\n"
+    #define ML(role) SAY(role, WRITE("'<|im_start|>" role "\\n' + m.content + '<|im_end|>\\n'"))
+    #define L3(role) SAY(role, WRITE("'<|start_header_id|>" role "<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>'"))
+    #define TALKS(first, open, close, which, trim, end, answer) FOR(SAY("user", first \
+        WRITE("'[INST] ' + ('" open "' + s" trim " + '" close "' if s and loop." which " < 3 else '') + m.content" trim " + '" end "'")) \
+        SAY("assistant", WRITE("' ' + m.content" answer "</s>'")), "''")
     static const struct { const char *dir; int format; const char *before, *template_text, *after; } cases[] = {
-        {"small-smollm2", CHAT_AUTO, NULL, FOR("{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}",
-         "{{- '<|im_start|>assistant\\n' }}"), NULL},
-        {"small-llama3", CHAT_AUTO, "{\"a\": 1, \"eos_token_id\": 2001,\n \"b\": [2]}", "{{- '<|begin_of_text|>' }}"
-         FOR("{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}",
-             "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}"),
+        {"small-smollm2", CHAT_AUTO, NULL, FOR(ML("system") ML("user") ML("assistant"), "'<|im_start|>assistant\\n'"), NULL},
+        {"small-llama3", CHAT_AUTO, "{\"a\": 1, \"eos_token_id\": 2001,\n \"b\": [2]}", WRITE("'<|begin_of_text|>'")
+         FOR(L3("system") L3("user") L3("assistant"), "'<|start_header_id|>assistant<|end_header_id|>\\n\\n'"),
          "{\n  \"a\": 1,\n  \"b\": [2],\n  \"eos_token_id\": [2001, 2009]\n}\n"},
         {"small-llama3", CHAT_AUTO, "{\"eos_token_id\": [2001, 2008]}", NULL, "{\n  \"eos_token_id\": [2001, 2008, 2009]\n}\n"},
         {"small-llama3", CHAT_AUTO, NULL, NULL, "{\n  \"eos_token_id\": [2001, 2009]\n}\n"},
         {"small-llama3", CHAT_AUTO, "{\"eos_token_id\": [2001, 2009]}", NULL, "{\"eos_token_id\": [2001, 2009]}"},
-        {"v3", CHAT_AUTO, NULL, "{{- '<s>' }}" FROM_SYSTEM TALKS("", "", "\\n\\n", "revindex", "", "[/INST]",
+        {"v3", CHAT_AUTO, NULL, WRITE("'<s>'") FROM_SYSTEM TALKS("", "", "\\n\\n", "revindex", "", "[/INST]",
          ".rstrip(' ') + '"), NULL},
-        {"small-llama2", CHAT_MISTRAL, NULL, "{{- '<s>' }}" FROM_SYSTEM TALKS("", "", "\\n\\n", "index", "", " [/INST]",
+        {"small-llama2", CHAT_MISTRAL, NULL, WRITE("'<s>'") FROM_SYSTEM TALKS("", "", "\\n\\n", "index", "", " [/INST]",
          " + '"), NULL},
-        {"small-llama2", CHAT_LLAMA2, NULL, FROM_SYSTEM TALKS("{{- '<s>' }}", "<<SYS>>\\n", "\\n<</SYS>>\\n\\n", "index",
+        {"small-llama2", CHAT_LLAMA2, NULL, FROM_SYSTEM TALKS(WRITE("'<s>'"), "<<SYS>>\\n", "\\n<</SYS>>\\n\\n", "index",
          " | trim", " [/INST]", " | trim + ' "), NULL},
         {"small-smollm2", CHAT_AUTO, "{\"a\": \"b\"}", NULL, "{\n  \"a\": \"b\",\n  \"eos_token_id\": [2]\n}\n"},
         {"small-smollm2", CHAT_AUTO, "{\"eos_token_id\" : 0}", NULL, "{\n  \"eos_token_id\": [0, 2]\n}\n"}};

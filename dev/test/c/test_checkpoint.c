@@ -1170,7 +1170,7 @@ static const char *member_text(const Json *root, const char *key) {
 }
 
 // The configuration of a model that was fine-tuned is that of the model, but for what training
-// changes; unless it is of another model.
+// changes; unless that is of another family, or of none.
 static void test_save_keeps_the_configuration(void) {
     char *from = in_base("origin"), *to = in_base("tuned"), *config = in_base("origin/config.json");
     GPT2Config c = config_of(FAMILY_LLAMA, 0), found;
@@ -1215,7 +1215,6 @@ static void test_save_keeps_the_configuration(void) {
         }
         json_free(after);
     }
-    // GPT-2's and OPT's is written anew
     GPT2Config g = config_of(FAMILY_GPT2, 1);
     GPT2Table gt = gpt2_table(&g);
     float *weights = (float *)alloc_or_fail(gt.elements, sizeof(float), "arena");
@@ -1225,6 +1224,21 @@ static void test_save_keeps_the_configuration(void) {
     CHECK(json_get(after, "use_cache") == NULL, "keys of LLaMA in GPT-2's");
     CHECK(strcmp(member_text(after, "bos_token_id"), "5") == 0, "GPT-2 begins with what ends");
     json_free(after);
+    // .. and GPT-2's is kept
+    size_t n = 0;
+    char *text = text_read(in_base("tuned/config.json"), &n, &err);
+    memcpy(strstr(text, "\"attn_pdrop\": 0.0"), "\"z\": 1.50E+03    ", 17);
+    remove_tree(from);
+    make_directories(from);
+    write_text(config, text, n);
+    CHECK(model_save(to, &g, &gt, &there, true, ends, from, &err), "%s", err.text);
+    after = json_read(in_base("tuned/config.json"), &err);
+    CHECK(strcmp(member_text(after, "z"), "1.50E+03") == 0 && json_get(after, "attn_pdrop") == NULL
+          && strcmp(member_text(after, "torch_dtype"), "\"bfloat16\"") == 0, "a number of GPT-2's");
+    model_config_load(to, &found);
+    CHECK(memcmp(&found, &g, sizeof g) == 0, "GPT-2's configuration");
+    json_free(after);
+    free(text);
     json_free(before);
     free(arena);
     free(weights);

@@ -564,13 +564,20 @@ static void test_words_have_a_gradient(void) {
     }
 }
 
-// Feeding one token at a time through the key/value cache gives the logits of the whole sequence.
+// Feeding one token at a time, or several in parts, through the cache of keys and values gives the
+// logits of the whole sequence.
 static void test_cached_decoding(void) {
     enum { T = 50 };
-    for (int variant = 0; variant < 3; variant++) {
+    for (int variant = 0; variant < 4; variant++) {
         GPT2Config c = small;
         if (variant > 0) { c.tied = 0; c.activation = ACTIVATION_RELU; }
         if (variant == 2) c.embed = 20;
+        if (variant == 3) {
+            c.rms = c.qk_norm = 1;
+            c.kv_heads = 1;
+            c.rope.theta = 100;
+            c.activation = ACTIVATION_SILU;
+        }
         int32_t tokens[T + 1];
         GPT2 g;
         make_random(&g, c, 1, T, tokens);
@@ -578,6 +585,7 @@ static void test_cached_decoding(void) {
         gpt2_forward(&g, tokens, NULL, 1, T);
         gpt2_head(&g, tokens + 1, 0, false, logits);
         float *next = ALLOC(float, g.config.vocab, "logits");
+        g.max_T = 8;  // from here on, 21 new tokens are three parts
         for (size_t t = 0; t < T; t++) {
             gpt2_next(&g, tokens, t + 1, t == 20 ? t + 1 : 1, next);  // and all of them once
             const double error = relative_difference(next, logits + t * g.config.vocab_padded,

@@ -110,6 +110,32 @@ static void both_directions_have_rates_of_their_own(void) {
     IS(end(in), 4 + 3.75 + (100 - 16 - 30) / 10.0);
 }
 
+// What one direction gets beside the cores, they do not; the other one has a rate of its own.
+static void one_direction_beside_the_cores(void) {
+    Rates r = machine();
+    r.dram = 24;
+    r.h2d_host = 8;
+    for (int k = 0; k < 2; k++) {
+        begin(&r);
+        const int cpu = job(CPU, 120, -1, -1), in = job(FETCH, 40, -1, -1);
+        rehearsal_time(&q);
+        IS(end(in), 5);
+        IS(end(cpu), 5 + 40.0 / 24);  // 16 a second, then 24
+        r.h2d_duplex = r.d2h_duplex = r.h2d_busy = r.d2h_busy = 1;  // of both directions
+    }
+    begin(&r);
+    int cpu = job(CPU, 70, -1, -1), out = job(OUT, 80, -1, -1);
+    rehearsal_time(&q);
+    IS(end(out), 70.0 / 12 + 10.0 / 20);  // not known: memory is shared evenly
+    r.d2h_host = 10;
+    begin(&r);
+    cpu = job(CPU, 70, -1, -1);
+    out = job(OUT, 80, -1, -1);
+    rehearsal_time(&q);
+    IS(end(cpu), 5);
+    IS(end(out), 5 + 30.0 / 20);
+}
+
 static void host_memory_is_shared_evenly(void) {
     Rates r = machine();
     r.dram = 24;
@@ -347,6 +373,28 @@ static void toy_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *ho
     *host = (size_t)(12000 * (1 - resident)) + (sums && c->sum_on_host ? 2000 : 0);
 }
 
+static void dealt_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *host) {
+    *gpu = 100 + 10 * (size_t)places_of(c->ring, *(const int *)arg);
+    *host = 0;
+}
+
+// ZeRO-3 gathers all layers into the ring, which has what memory is left; without it, there is none.
+static void a_ring_of_gathered_weights_has_what_is_left(void) {
+    int layers = 40;
+    for (size_t gpu = 120; gpu < 600; gpu += 5)
+        for (int dealt = 0; dealt < 2; dealt++) {
+            const OffloadMemory m = {.needs = dealt_needs, .model = &layers, .gpu = gpu,
+                                     .host = 1000, .recompute = RECOMPUTE_NONE,
+                                     .weights = WEIGHTS_GPU, .layers = 40, .dealt = dealt};
+            OffloadChoice c;
+            memset(&c, 0, sizeof c);
+            c.mode = OFFLOAD_NONE;
+            const size_t want = dealt ? min_size((gpu - 100) / 10, 40) : 2;
+            CHECK(choice_settle(&m, &c) && (size_t)places_of(c.ring, 40) == want,
+                  "%zu bytes, %d: %d places, not %zu", gpu, dealt, places_of(c.ring, 40), want);
+        }
+}
+
 // The order in which a tight choice gives up what only costs time; and what is left is used.
 static void a_choice_is_settled(void) {
     const struct {
@@ -541,6 +589,7 @@ int main(void) {
     RUN(a_stream_keeps_its_order);
     RUN(streams_share_the_link_and_the_gpu);
     RUN(both_directions_have_rates_of_their_own);
+    RUN(one_direction_beside_the_cores);
     RUN(host_memory_is_shared_evenly);
     RUN(a_recorded_event_stays_where_it_is);
     RUN(a_job_waits_for_all);
@@ -552,6 +601,7 @@ int main(void) {
     RUN(a_choice_is_settled);
     RUN(weights_stream_if_they_must);
     RUN(residents_are_as_many_as_fit);
+    RUN(a_ring_of_gathered_weights_has_what_is_left);
     RUN(the_least_is_noted);
     rehearsal_end(&q);
     return test_summary();

@@ -518,7 +518,7 @@ static void model_make(GPT2 *g, size_t layers, size_t heads, size_t channels, si
     g->max_B = B;
     g->max_T = T;
     g->training = g->zeroth = true;
-    gpt2_allocate(g);
+    gpt2_allocate(g, 0, true);
     model_begin(g, size);
     for (size_t i = 0; i < B * T; i++) {
         const Philox4 r = philox4x32(19, (uint32_t)i, 0, 0, 0);

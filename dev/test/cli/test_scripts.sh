@@ -142,6 +142,15 @@ check and_nothing_was_fetched test ! -e fetched
 check the_emulated_gpu_will_do sh -c 'cd "$1" && sh dev/data/try_trainer.sh "$TRAINER" \
     --optimizer mezo --precision fp16' - "$top"
 check it_is_saved test -s run/model.safetensors -a "$(grep -c '"offload"' run/log.jsonl)" -gt 0
+# A GPU's products are measured once, in build/; several ranks only read what is there.
+mkdir -p played
+printf '#!/bin/sh\necho "$@" >"%s/asked"\n' "$work" >played/train_gpt2cu
+chmod +x played/train_gpt2cu
+asked() { rm -f asked; env DATA=text.txt TRAINER=played/train_gpt2cu "$@" sh "$top/scripts/train_offload.sh" x; }
+asked
+check products_are_measured_for_a_gpu grep -q -e '^--tune build/tune.txt --data' asked
+asked LAUNCH=env
+check ranks_measure_none sh -c 'test -s asked && { test -e "$1/build/tune.txt" || ! grep -q tune asked; }' - "$top"
 check its_paths_are_the_callers test ! -e "$top/run"
 
 # compare NAME CODE PATTERN TRAINER MODES [OPTION...]
@@ -388,17 +397,21 @@ for script in "$top"/scripts/paper/dos_[0-9t]*.sh "$top"/scripts/paper/z*_*.sh; 
 done
 check paper_predicts_less_memory paper dos_13 PLAN=1 TRAINER="$TRAINER" MODELS=7b GPU_MEMORY=14G BATCHES="1 16"
 check paper_says_what_has_no_room grep -q "^16$(printf '\t')no-room" paper/dos_13.tsv
-# Measured: --calibrate leaves all of table 1 in the file of rates, of which figure 6 follows.
+# Measured: the rates, and casts by a benchmark, which is played here, are all of table 1; figure 6 follows.
+printf '#!/bin/sh\n[ "$*" = --casts ] || exit 1\n' >bench
+for name in G16-G32 host_cast H-G-pageable G-H-pageable H32-G16 G16-H32; do echo "echo '# $name 3e9'" >>bench; done
+chmod +x bench
 calibrated() {
     # shellcheck disable=SC2086
-    env OUT=calibrated TRAINER="$TRAINER" EMU_CLOCK=real SIZE="$tiny" MODEL=nano \
+    env OUT=calibrated BENCH="$work/bench" TRAINER="$TRAINER" EMU_CLOCK=real SIZE="$tiny" MODEL=nano \
         sh "$top/scripts/paper/dos_table1.sh" $tiny >paper.out 2>&1 || { tail -n 3 paper.out; return 1; }
     awk -F '\t' '$2 == "?" || $3 == "?" { print; wrong = 1 } END { exit wrong || NR != 12 }' \
         calibrated/dos_table1.tsv
 }
 check paper_measures_table1 calibrated
-check paper_measures_dos_6 paper dos_6 SIZE="$tiny" RATES=calibrated/rates.txt TRAINER="$TRAINER"
+check paper_measures_dos_6 paper dos_6 SIZE="$tiny" RATES=calibrated/rates.txt TRAINER="$TRAINER" BENCH="$work/bench"
 check paper_knows_the_measured_flush sh -c '! grep "?" paper/dos_6.tsv'
+check paper_flushes_what_was_measured grep -q '^ZeRO-3 here: 2 GB/s' paper.out
 check paper_adds_up_the_flush grep -q '^ZeRO-3 paper: 2.616 GB/s' paper.out
 # A hundred steps, of which the first 60 that count take 10 ms and the others 11.
 cat >canned <<'X'

@@ -140,7 +140,7 @@ CPUModel *cpu_model_new(const GPT2Config *config, size_t B, size_t T, const floa
     g->max_B = B;
     g->max_T = T;
     g->training = true;
-    gpt2_allocate(g);
+    gpt2_allocate(g, 0, true);
     if (params != NULL) memcpy(g->params, params, g->table.elements * sizeof(float));
     return model;
 }

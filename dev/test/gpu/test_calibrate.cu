@@ -73,56 +73,14 @@ static void test_work_adam(void) {
     calibrate_close(&c);
 }
 
-static float number(size_t i) { return 1 + (float)i / 7; }
-
-// Casts on the GPU, on the host, on the host before a copy to the GPU and after one from there.
-static void test_work_casts(void) {
-    Calibration c;
-    calibrate_open(&c, &queue, 8192, 1e-3);
-    const size_t n = 5000, room = c.chunk / 4;
-    float *wide = (float *)alloc_or_fail(room, 4, "test");
-    uint16_t *half = (uint16_t *)wide;
-    const float was = bits_float(0x3c3c3c3c), exact = bf16_to_f32(0x3c3c);
-    calibrate_submit(&c, WORK_GPU_CAST, n);
-    CUDA(cudaStreamSynchronize(c.in));
-    CUDA(cudaMemcpy(wide, c.gpu, c.chunk, cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < room; i++)
-        CHECK(wide[i] == (i < n ? exact : was), "on the GPU, %zu: %g", i, wide[i]);
-    for (size_t i = 0; i < c.state.n; i++) c.state.m[i] = number(i);
-    calibrate_submit(&c, WORK_HOST_CAST, n);
-    CUDA(cudaStreamSynchronize(c.q->stream));
-    for (size_t i = 0; i < c.state.n; i++)
-        CHECK(c.state.w[i] == (i < n ? f32_to_bf16(number(i)) : 0), "host, %zu", i);
-    calibrate_submit(&c, WORK_CAST_IN, n);
-    CUDA(cudaStreamSynchronize(c.q->stream));
-    CUDA(cudaMemcpy(half, c.gpu, c.chunk, cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < n; i++)
-        CHECK(half[i] == f32_to_bf16(number(i)), "to the GPU, %zu: %x", i, half[i]);
-    CHECK(half[n] == float_bits(wide[n / 2]) % 65536, "behind them");
-    for (size_t i = 0; i < c.state.n; i++) c.state.m[i] = 0;
-    calibrate_submit(&c, WORK_CAST_OUT, n);
-    CUDA(cudaStreamSynchronize(c.q->stream));
-    for (size_t i = 0; i < c.state.n; i++)
-        CHECK(c.state.m[i] == (i < n ? bf16_to_f32(f32_to_bf16(number(i))) : 0), "from the GPU, %zu", i);
-    const size_t most = calibrate_limit(&c, WORK_CAST_OUT);
-    CHECK(most > 0 && most <= c.state.n && 2 * most <= c.chunk, "no room for %zu", most);
-    CHECK(4 * calibrate_limit(&c, WORK_GPU_CAST) == c.chunk, "no room on the GPU");
-    const char *const in = c.host_in, *const out = c.host_out;
-    Casts casts;
-    casts_measure(&casts, &c);
-    CHECK(c.host_in != in && c.host_out != out, "page-locked memory is measured as pageable");
-    free(wide);
-    calibrate_close(&c);
-}
-
 // ---------------------------------------------------------------------------------------------
 // Overlap
 
-// Copies with one part per `in` and `out` seconds from 0 and `behind` on, and an update from u0 to
-// u1, if that is later.
+// Copies with one part per `in` and `out` seconds (0: none) from 0 and `behind` on, and an update
+// from u0 to u1, if that is later.
 static const double *overlap(double in, double out, double behind, double u0, double u1) {
     static double rates[3];
-    Overlap o = {{{0}}, {1000, 1000, 6000}, u1 > u0 ? 3 : 2};
+    Overlap o = {{{0}}, {1000, out > 0 ? (size_t)1000 : 0, u1 > u0 ? (size_t)6000 : 0}};
     for (int i = 0; i <= CALIBRATE_PARTS; i++) {
         o.at[0][i] = i * in;
         o.at[1][i] = behind + i * out;
@@ -144,6 +102,8 @@ static void test_overlap(void) {
     CHECK(near(r[0], 1000) && near(r[1], 1000) && near(r[2], 500), "%g %g %g", r[0], r[1], r[2]);
     r = overlap(1, 2, 0, 16, 64);  // or after: it went at the same speed all the time
     CHECK(near(r[0], 1000) && near(r[1], 500) && near(r[2], 125), "%g %g %g", r[0], r[1], r[2]);
+    r = overlap(1, 0, 0, 4, 16);  // one direction
+    CHECK(near(r[0], 1000) && near(r[2], 500), "%g %g", r[0], r[2]);
     r = overlap(1, 1, 0, 32, 64);  // one after the other: as each is alone
     CHECK(near(r[0], 1000) && near(r[1], 1000) && near(r[2], 187.5), "%g %g %g", r[0], r[1], r[2]);
     for (int i = 0; i < 2; i++) {  // or nearly so: half a part of one, two of the other
@@ -153,7 +113,7 @@ static void test_overlap(void) {
     }
     r = overlap(1, 1, CALIBRATE_PARTS, 0, 0);  // nor did the copies run side by side
     CHECK(near(r[0], 1000) && near(r[1], 1000), "%g %g", r[0], r[1]);
-    Overlap o = {{{0}}, {1000, 1000, 6000}, 3};  // copies are faster before and after the update
+    Overlap o = {{{0}}, {1000, 1000, 6000}};  // copies are faster before and after the update
     double rates[3];
     for (int i = 0; i <= CALIBRATE_PARTS; i++)
         o.at[0][i] = o.at[1][i] = i < 8 ? i : i < 24 ? 2 * i - 8 : i + 16;
@@ -176,7 +136,8 @@ static size_t gpu_memory_free(void) {
 static void check_rates(const Rates *r) {
     for (int i = 0; i < RATE_FIELDS; i++) {
         const double x = *rate_at(r, i), *at = rate_at(r, i);
-        if (at == &r->gpu_flops || at >= &r->gpu_link)
+        if (at == &r->gpu_flops || at == &r->gpu_attention || at == &r->host_cast
+            || at >= &r->gpu_link)
             CHECK(x == 0, "%s: %g", rate_fields[i].name, x);
         else CHECK(x > 0 && isfinite(x), "%s: %g", rate_fields[i].name, x);
     }
@@ -189,39 +150,20 @@ static void check_rates(const Rates *r) {
           r->d2h_duplex);
     CHECK(near(r->h2d_busy, 1e9) && near(r->d2h_busy, 1e9), "busy %g %g", r->h2d_busy,
           r->d2h_busy);
+    CHECK(near(r->h2d_host, 1e9) && near(r->d2h_host, 1e9), "host %g %g", r->h2d_host,
+          r->d2h_host);
     CHECK(near(r->dram_dma, r->dram + 2e9), "%g %g", r->dram, r->dram_dma);
-}
-
-// Five comments with a number each: on the virtual clock, where a cast on the host takes as long as
-// all that the host does, 10 us, copies are as fast as the link.
-static void check_casts(const char *text) {
-    static const char *const names[] = {"G16-G32", "H-G-pageable", "G-H-pageable", "H32-G16",
-                                        "G16-H32"};
-    for (int i = 0; i < 5; i++) {
-        char name[20] = "", unit[10] = "";
-        double rate = 0;
-        int read = 0;
-        CHECK(sscanf(text, "# %19s %lf %9s%n", name, &rate, unit, &read) == 3
-              && strcmp(name, names[i]) == 0 && strcmp(unit, "bytes/s") == 0 && rate > 0
-              && isfinite(rate) && text[read] == '\n', "line %d of casts: %s", i, text);
-        text += read + 1;
-        printf("  %s %g\n", name, rate);
-        if (is_virtual() && i > 0)
-            CHECK(i < 3 ? near(rate, 1e9) : rate < 1e9 && rate > 0.8e9, "%s: %g", name, rate);
-    }
-    CHECK(*text == '\0', "more casts: %s", text);
 }
 
 // Twice: what the libraries keep, they have after the first time.
 static void test_measure(void) {
     Rates r;
-    Casts casts;
     size_t gpu = 0, host = 0;
     for (int i = 0; i < 3; i++) {
         const double begin = seconds_now();
         memset(&r, 0xff, sizeof r);
         ranks.local_world = i + 1;  // several ranks of a node measure at once
-        rates_measure(&r, i == 0 ? NULL : &casts, &queue, 0.02);
+        rates_measure(&r, &queue, 0.02);
         printf("  %.2f s\n", seconds_now() - begin);
         CHECK(r.host_gpus == i + 1 && (i == 0 || r.node_gpus == i + 1), "%d ranks: %g, %g GPUs",
               i + 1, r.host_gpus, r.node_gpus);
@@ -232,7 +174,6 @@ static void test_measure(void) {
         }
     }
     ranks.local_world = 1;
-    check_casts(casts.text);
     CHECK(gpu_memory_free() == gpu, "GPU: %zu free, %zu before", gpu_memory_free(), gpu);
     bool sanitized = false;  // a sanitizer keeps what is freed
 #ifdef __SANITIZE_ADDRESS__
@@ -253,10 +194,8 @@ static void test_measure_little_memory(void) {
     void *p = gpu_alloc(taken, "all but a little"), *q = NULL;
     if (gpu_memory_free() > left) q = gpu_alloc(gpu_memory_free() - left, "of the rest");
     Rates r;
-    Casts casts;
-    rates_measure(&r, &casts, &queue, 0.02);
+    rates_measure(&r, &queue, 0.02);
     check_rates(&r);
-    check_casts(casts.text);
     CUDA(cudaFree(p));
     if (q != NULL) CUDA(cudaFree(q));
 }
@@ -306,7 +245,6 @@ int main(int argc, char **argv) {
     if (strcmp(only, "real") != 0) {
         RUN(test_work_copies);
         RUN(test_work_adam);
-        RUN(test_work_casts);
         RUN(test_overlap);
         RUN(test_print);
     }

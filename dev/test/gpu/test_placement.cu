@@ -756,7 +756,7 @@ static void calibrated_on_its_layers(const Shape *s, const Step *none) {
     run.T = s->T;
     run.world = run.o.accum = 1;
     run.step_tokens = s->B * s->T;
-    r.gpu_flops = model_flops(g->steps, &run, &r);
+    model_flops(g->steps, &run, &r);
     const double off = gpt2_rehearse(g, &run, &r, NULL).step / (1e-6 * none->step) - 1;
     printf("  with gpu_flops of 2 and 4 of its %zu layers, a step is predicted %+.1f %% from it\n",
            s->L, 100 * off);

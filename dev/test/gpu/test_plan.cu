@@ -65,7 +65,7 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     Step s = step_of("d1", 1);
     Rates r = slow();
     r.gpu_adam = 5e9;
-    const double f1 = 1024.0 * (2 * (12 * 64 * 64) + 2 * 64 * 1024) / 1e13;  // forward
+    const double f1 = 1024.0 * 2 * (12 * 64 * 64) / 1e13;  // forward
     const double f2 = 1024.0 * 2 * 50304 * 64 / 1e13, up = uploaded(&s) / 3e9;
     // elements: with the gaps between tensors, which are copied; and without, which the GPU updates
     const double e0 = (50304.0 + 1024) * 64, e1 = 12 * 64 * 64 + 6 * 128 + 2 * 256, e2 = 256;
@@ -126,6 +126,14 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     IS(x.update, (u0 + u1 + u2) / 5e9);
     IS(x.step, x.update + x.compute + up);
     CHECK(x.bound == 0 && x.h2d_bytes == 0 && x.d2h_bytes == 0, "%g", x.bound);
+
+    // attention: two products and five, of half of the pairs; a speed of its own
+    r.gpu_attention = 2e12;
+    const Prediction y = planned(&r, &s, &c);
+    IS(y.attention, 7 * 1024.0 * 1024 * 64 / 2e12);
+    IS(y.step, x.step + y.attention);
+    IS(y.compute, x.compute + y.attention);
+    IS(y.backward, x.backward + y.attention * 5 / 7);
 }
 
 // Choices of all kinds, for the tests below.
@@ -170,7 +178,7 @@ static double norm_bytes(const Step *s) {
 // besides.
 static void collectives_are_as_by_hand(void) {
     static const double speed[3] = {0.5, 1.5, 3};  // g / f
-    const double tokens = 1024, C = 256, flop = tokens * (24 * C * C + 2 * C * 1024);
+    const double tokens = 1024, C = 256, flop = tokens * 24 * C * C;
     const size_t sizes[3] = {(50304 + 1024) * 256, 12 * 256 * 256 + 13 * 256, 2 * 256};
     for (int i = 0; i < 3 * 3 * 2; i++) {
         const int regime = i % 3;
@@ -224,7 +232,7 @@ static void an_offloaded_shard_is_as_by_hand(void) {
     r.gpu_link = 1.5e9;
     r.gpu_latency = 1e-5;
     s.world = 2;
-    const double f1 = 1024.0 * (2 * (12 * 64 * 64) + 2 * 64 * 1024) / 1e13;
+    const double f1 = 1024.0 * 2 * (12 * 64 * 64) / 1e13;
     const double f2 = 1024.0 * 2 * 50304 * 64 / 1e13, up = uploaded(&s) / 3e9;
     const double n[3] = {(50304.0 + 1024) * 64, 12 * 64 * 64 + 6 * 128 + 2 * 256, 256};
     const double work[3] = {0, 2 * f1, 2 * f2};  // of backward
@@ -635,10 +643,12 @@ static void places_free_backward_from_the_link(void) {
     const Rates r = rates_named("h200_16cores");
     Step s = step_of("7b", 1);
     s.T = 2048;
-    // In backward, passes besides: 8 C of norms and sums, 12 C of GELU, 3 C of the bias of q, k, v.
+    // In backward, passes besides: 8 C of norms and sums, which take twice as long as others; 12 C
+    // of GELU, 3 C of the bias of q, k, v.
     OffloadChoice c = choice_of(OFFLOAD_ZERO, 0, 0);
-    const double C = 4096, T = 2048, passes = T * 23 * C * W / r.gpu_bytes,
-                 each = 2 * T * (24 * C * C + 2 * C * T) / r.gpu_flops + passes;
+    const double C = 4096, T = 2048, passes = T * (2 * 8 + 15) * C * W / r.gpu_bytes,
+                 each = 2 * T * 24 * C * C / r.gpu_flops + 5 * C * T * T / r.gpu_attention
+                        + passes;
     const double layer = (12 * C * C + 13 * C) * W / r.d2h, compute = 32 * each;
     double last = INFINITY, step = INFINITY;
     for (c.places = 2; c.places <= 32; c.places *= 2) {

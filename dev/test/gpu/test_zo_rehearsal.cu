@@ -92,7 +92,7 @@ static Rates link_of(double in, double out, double flops) {
     memset(&r, 0, sizeof r);
     r.h2d = in;
     r.d2h = out;
-    r.gpu_flops = flops;
+    r.gpu_flops = r.gpu_attention = flops;
     return r;
 }
 
@@ -395,7 +395,7 @@ static void limits_are_in_memory(void) {
     p.streamed = 40;
     for (p.slots = 1; p.slots < 50; p.slots = 2 * p.slots + 1)
         ABOUT(step_of(&fast, &p), memory, 1e-6);
-    fast.gpu_flops = 0;
+    fast.gpu_flops = fast.gpu_attention = 0;
     const Work w = work_of(&fast, &p);
     IS(step_of(&fast, &p), w.products + w.other);
 }
@@ -537,6 +537,7 @@ static double testbed(int row, Rates *r, Plan *p) {
     *p = plan_of(rows[last].name);
     p->streamed = 0;
     r->gpu_flops *= step_of(r, p) / (2048 / rows[last].mezo[FP32]);
+    r->gpu_attention = r->gpu_flops;
     *p = plan_of(rows[row].name);
     p->streamed = 0;
     const double mezo = step_of(r, p);

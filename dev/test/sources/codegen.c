@@ -78,7 +78,8 @@ Function *hot_functions[] = {
     (Function *)layernorm_backward, (Function *)matmul_backward, (Function *)heads_forward,
     (Function *)heads_backward, (Function *)attention_forward, (Function *)attention_backward,
     (Function *)activation_forward, (Function *)activation_backward,
-    (Function *)residual_forward, (Function *)crossentropy, (Function *)decode_matvec,
+    (Function *)residual_forward, (Function *)crossentropy, (Function *)gemv,
+    (Function *)attention_cached,
 #endif
 };
 #ifdef __cplusplus

@@ -61,7 +61,8 @@ activation_forward 3 tail
 activation_backward 3
 residual_forward 1
 crossentropy 3 tail
-decode_matvec 1 tail'
+gemv 1 tail
+attention_cached 3'
 echo "$table" >"$work/c++.table"
 echo "$table" >"$work/fp16.table"
 echo "$table$c_table" >"$work/c.table"
