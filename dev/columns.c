@@ -298,7 +298,6 @@ int main(int argc, char **argv) {
         argv[count++] = argv[i];
     }
     if (count == 0) die("usage: columns DUMP.safetensors ...");
-    for (int i = 0; i < count; i++) tool_check(NULL, NULL, argv[i]);
     for (int i = 0; i < count; i++) read_dump(&s, argv[i], i + 1 == count);
     if (!(s.sum > 0)) die("%s: all gradients are zero", argv[0]);
     for (Matrix *m = s.matrices; m < s.matrices + s.table.count; m++)

@@ -101,7 +101,6 @@ static void open_model(SafeTensors *st, const char *path) {
         path_join(file, path, "model.safetensors");
         path = file;
     }
-    tool_check(NULL, NULL, path);
     if (!safetensors_open(st, path, &err)) die("%s", err.text);
 }
 

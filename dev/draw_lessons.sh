@@ -50,7 +50,7 @@ case $what in *zen*)
 zen() {
     name=zenflow_$1 title=$2
     shift 2
-    rm -rf "$tmp/out"
+    rm -rf "$tmp/out" "$tmp/$name.json"
     EMU_HOST_US=170 EMU_MEM_MB=128 EMU_LINK=2000000000 "$trainer" --data LICENSE --layers 8 \
         --heads 4 --channels 64 --context 32 --batch 1 --seq 32 --steps 14 --eval-every 0 --no-save \
         --threads 1 --gpu-memory 100M --precision bf16 --lr 1e-3 --out "$tmp/out" \
@@ -58,7 +58,7 @@ zen() {
         { cat "$tmp/$name.txt" >&2; exit 1; }
     from=$(begin "$name" 6) to=$(begin "$name" 10)
     last=$(awk -v from="$from" 'BEGIN { print from + 0.018 }')
-    [ -z "$title" ] || "$timeline" "$tmp/$name.json" -o "$img/$name.svg" --from "$from" \
+    [ -z "$title" ] || "$timeline" "$tmp/$name.json" >"$img/$name.svg" --from "$from" \
         --to "$last" --title "$title"
     spans "$tmp/$name.json" | awk -v name="$*" -v from="$from" -v to="$to" '
         $1 == "compute" && $2 == "wait" && $4 >= 1e6 * from && $4 < 1e6 * to { wait += $5 / 4e3 }
@@ -81,7 +81,7 @@ case $what in *zo*)
 zo() {
     name=$1 link=$2
     shift 2
-    rm -rf "$tmp/out"
+    rm -rf "$tmp/out" "$tmp/$name.json"
     EMU_MEM_MB=128 EMU_LINK=$link "$trainer" --data LICENSE --layers 8 --heads 4 --channels 64 \
         --context 32 --batch 1 --seq 32 --steps 8 --eval-every 0 --no-save --threads 1 \
         --gpu-memory 100M --precision bf16 --optimizer mezo --resident-blocks 0 --lr 1e-4 \
@@ -103,7 +103,7 @@ draw() {
     to=$(awk -v from="$from" -v ms="$2" 'BEGIN { print from + 1e-3 * ms }')
     sed 's/fetch: state to/in: layers to/; s/out: state to/out: layers to/' "$tmp/$1.json" \
         >"$tmp/cut.json"
-    "$timeline" "$tmp/cut.json" -o "$img/zo_$1.svg" --from "$from" --to "$to" --title "$3"
+    "$timeline" "$tmp/cut.json" >"$img/zo_$1.svg" --from "$from" --to "$to" --title "$3"
     sed 's/>state in</>layers in</; s/>state out</>layers out</' "$img/zo_$1.svg" >"$tmp/cut.svg"
     cp "$tmp/cut.svg" "$img/zo_$1.svg"
 }
@@ -164,13 +164,13 @@ case $what in *zero*)
 zero() {
     name=zero_$1 title=$2
     shift 2
-    rm -rf "$tmp/out"
+    rm -rf "$tmp/out" "$tmp/$name.json"
     EMU_HOST_US=60 EMU_MEM_MB=64 EMU_LINK=1000000000 EMU_NCCL_LINK=600000000 sh scripts/launch.sh 4 \
         "$trainer" --data LICENSE --layers 6 --heads 4 --channels 64 --context 32 --batch 1 \
         --seq 32 --steps 5 --eval-every 0 --no-save --threads 1 --gpu-memory 60M \
         --out "$tmp/out" --trace "$tmp/$name.json" -- "$@" >"$tmp/$name.txt" 2>&1 ||
         { cat "$tmp/$name.txt" >&2; exit 1; }
-    [ -z "$title" ] || "$timeline" "$tmp/$name.json" -o "$img/$name.svg" --step 3 --title "$title"
+    [ -z "$title" ] || "$timeline" "$tmp/$name.json" >"$img/$name.svg" --step 3 --title "$title"
     awk -v name="$*" '
         function field(name) {
             match($0, "\"" name "\":[^,}]*")
@@ -206,6 +206,7 @@ case $what in *offload*) ;; *) exit 0 ;; esac
 plan() {
     name=$1 title=$2
     shift 2
+    rm -f "$tmp/plan.json"
     "$trainer" --plan --model 7b --batch 1 --seq 2048 --rates scripts/rates/paper_h100.txt \
         --gpu-memory 80G --host-memory 200G --trace "$tmp/plan.json" -- "$@" >"$tmp/plan.txt"
     step=$(sed -n 's/^  step \([0-9.]*\),.*/\1/p' "$tmp/plan.txt")
@@ -216,7 +217,7 @@ plan() {
         }
         /"ph":/ { sub(/,$/, ""); printf "%s%s", comma, $0; comma = ",\n"; next }
         { print }' "$tmp/plan.json" >"$tmp/cut.json"
-    "$timeline" "$tmp/cut.json" -o "$img/mode_$name.svg" --from 0 --to 4.5 \
+    "$timeline" "$tmp/cut.json" >"$img/mode_$name.svg" --from 0 --to 4.5 \
         --title "$title: $step s from one gradient norm to the next"
     printf '%-15s %s s; GPU and host memory: %s\n' "$name" "$step" \
         "$(sed -n 's/^[A-Za-z]*  *total  *\([0-9.]*\) .*/\1/p' "$tmp/plan.txt" | tr '\n' ' ')GiB"
@@ -239,7 +240,7 @@ export EMU_MEM_MB=64 EMU_LINK=2000000000
 run() {
     name=$1
     shift
-    rm -rf "$tmp/out"
+    rm -rf "$tmp/out" "$tmp/$name.json"
     "$trainer" --data LICENSE --layers 8 --heads 4 --channels 64 --context 32 --batch 1 --seq 32 \
         --steps 5 --eval-every 0 --no-save --threads 1 --gpu-memory 60M \
         --out "$tmp/out" --trace "$tmp/$name.json" -- "$@" >"$tmp/$name.txt" 2>&1 ||
@@ -253,7 +254,7 @@ for mode in none interleave; do
         share=$([ $mode = none ] || echo '--share 0.5 --slots 3')
         # shellcheck disable=SC2086
         run "$name" --offload $mode --recompute $recompute $share
-        "$timeline" "$tmp/$name.json" -o "$img/$name.svg" --step 3 --memory \
+        "$timeline" "$tmp/$name.json" >"$img/$name.svg" --step 3 --memory \
             --title "--offload $mode $share --recompute $recompute, step 3 of a run"
     done
 done
@@ -263,7 +264,7 @@ done
 streamed="--offload zero --recompute none --moments bf16 --weights host"
 # shellcheck disable=SC2086
 run step_streamed $streamed --gpu-memory 33950K
-"$timeline" "$tmp/step_streamed.json" -o "$img/step_streamed.svg" --step 3 --memory --title "$streamed, step 3 of a run"
+"$timeline" "$tmp/step_streamed.json" >"$img/step_streamed.svg" --step 3 --memory --title "$streamed, step 3 of a run"
 
 # --- the table of bytes per parameter, and that of slots ----------------------------------------
 

@@ -110,6 +110,7 @@ rates() {
     elif grep -q "^$mine" build/measured_rates.txt 2>/dev/null
     then cp build/measured_rates.txt "$work/rates.txt"
     else
+        rm -f "$work/measured"
         measure 35 "rates" "$work/said" ./train_gpt2cu --calibrate --rates "$work/measured" \
             || return
         {
@@ -216,6 +217,7 @@ sanitize() {
     local tool what one
     for tool in $1; do
         what="$tool, $2" one=$work/${tool}_$2
+        rm -rf "$one"
         if kept 55 "$one.log" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             ./train_gpt2cu --data "$text" --out "$one" --eval-batches 1 --layers 2 \
             --context 32 --batch 2 --seq 19 --steps 2 "${@:3}" \

@@ -237,7 +237,6 @@ int main(int argc, char **argv) {
         else if (strcmp(s, "--y") == 0) unit = argv[i];
         else note = argv[i];
     }
-    tool_check("-o", out, in);
     FILE *table = in != NULL ? fopen(in, "r") : stdin;
     if (in != NULL && path_is_directory(in)) die("%s is a directory", in);
     if (table == NULL) die("%s: %s", in, strerror(errno));

@@ -418,7 +418,6 @@ int main(int argc, char **argv) {
     if (in == NULL) die("usage: timeline TRACE.json [-o OUT.svg] (see --help)");
     if (step != SIZE_MAX && (isfinite(from) || isfinite(to)))
         die("either --step, or --from and --to");
-    tool_check("-o", out, in);
     tool_check_kind(in);
     Json *root = json_read(in, &err);
     if (root == NULL) die("%s", err.text);

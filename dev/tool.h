@@ -1,7 +1,6 @@
 // tool.h: what the tools in this folder and in data/ share.
 //
 //     tool_number()               a number of the command line
-//     tool_check()                an output that is an input is refused
 //     tool_check_kind()           a file that is no such input at all is named
 //     tool_open(), tool_close()   the output: whole, or not there
 #ifndef TIDE_TOOL_H
@@ -24,24 +23,10 @@ static double tool_number(const char *option, const char *text, double low, doub
     return x;
 }
 
-// Dies if the file `in` (NULL: the standard input), which is read, is by any name the output `out`
-// of `option` (NULL: there is none), or the file that the standard output is redirected to. To be
-// called before anything is opened for writing. One terminal, or /dev/null, may be both.
-static void tool_check(const char *option, const char *out, const char *in) {
-    if (in == NULL) in = "/dev/stdin";
-    if (!path_exists(in) || !path_is_file(in)) return;
-    output_check(option, out, "", in);
-    output_check("the standard output", "/dev/stdout", "", in);
-}
-
-// Dies if the output `out` of `option` is the file that the standard output is redirected to; for
-// tools that print as well.
-static void tool_check_screen(const char *option, const char *out) {
-    char temporary[PATH_MAX];
-    if (out == NULL || !path_is_file("/dev/stdout")) return;
-    replace_name(temporary, out);
-    if (path_is_same(out, "/dev/stdout") || path_is_same(temporary, "/dev/stdout"))
-        die("%s %s is the file of the standard output, too: name another file", option, out);
+// Is it a regular file, or not there?
+static bool path_is_file(const char *path) {
+    struct stat s;
+    return stat(path, &s) != 0 || S_ISREG(s.st_mode);
 }
 
 // Dies if `path` is a folder or empty, or if its first bytes say that it is something else than
@@ -58,12 +43,12 @@ static void tool_check_kind(const char *path) {
     if (kind != NULL) die("%s is %s", path, kind);
 }
 
-// Opens the output: a file, which is replaced when it is whole, a pipe or device, or the standard
-// output (NULL).
+// Opens the output of -o: a new file, which has its name when it is whole, a pipe or device, or the
+// standard output (NULL).
 static FILE *tool_open(const char *out) {
     Error err;
     if (out == NULL) return stdout;
-    if (path_is_directory(out)) die("cannot write %s: it is a directory", out);
+    if (path_is_file(out) || path_is_directory(out)) output_check("-o", out);
     FILE *f = path_is_file(out) ? replace_open(out, &err) : fopen(out, "wb");
     if (f == NULL) die("cannot write %s: %s", out, strerror(errno));
     return f;

@@ -135,7 +135,7 @@ fi
 if [ -n "$file" ]; then
     tuned=${out:-${top}out/finetune}/tuned
     case " $* " in *" --resume "* | *" --plan "*) ;; *)
-        [ ! -e "$tuned/checkpoints" ] ||
+        [ -z "$(ls -A "$tuned" 2>/dev/null)" ] ||
             refuse "$tuned is of an earlier call: go on with it by --resume, or choose another folder by OUT="
     esac
     make build/ask

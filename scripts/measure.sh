@@ -179,7 +179,7 @@ run() {
     name=$1
     shift
     code=0
-    rm -rf "${out:?}/$name"
+    rm -rf "${out:?}/$name" "$out/$name.trace"
     if [ -n "$plan" ]; then
         "$trainer" --plan --model "$model" --rates "$rates" ${WORLD:+--world "$WORLD"} \
             --trace "$out/$name.trace" -- "$@" >"$out/$name.txt" 2>&1 || code=$?

@@ -15,7 +15,7 @@ model="--model nano --context 64 --batch 16 --lr 4e-3"
 # shellcheck disable=SC2086  # words
 said=$("$trainer" --data "$data" $model -- "$@" -- --steps 0 --eval-batches 1 2>&1 >/dev/null) \
     || { echo "$said" >&2; exit 2; }
-[ ! -e "$out/log.jsonl" ] || aside "$out" "$data" "$trainer"
+[ ! -e "$out/.lock" ] || aside "$out" "$data" "$trainer"
 # shellcheck disable=SC2086
 exec "$trainer" --data "$data" --out "$out" $model --steps 1200 --eval-every 100 --save-every 300 \
     --sample-every 400 --sample-tokens 400 -- "$@"

@@ -64,31 +64,22 @@ static void remove_parts(void) {
         }
 }
 
-// Refuses what has the name of a shard: an input must not be replaced, and shards of an earlier run
-// beyond the last of this one would be read as if they belonged to it. So is a name that cannot be
-// written.
-static void refuse_old(const Output *o, char **inputs, int count) {
+// Refuses what has the name of a shard: shards of an earlier run beyond the last of this one would be
+// read as if they belonged to it. So is a name that cannot be written.
+static void refuse_old(const Output *o) {
     char pattern[2 * PATH_MAX], path[PATH_MAX];
     glob_t found;
     size_t n = 0;
-    output_path(o, 0, path);
-    if (!path_is_writable(path)) die("cannot write %s: %s", path, strerror(errno));
     for (const char *c = o->prefix; *c != '\0'; c++) {
         if (strchr("*?[]\\", *c) != NULL) pattern[n++] = '\\';
         pattern[n++] = *c;
     }
     snprintf(pattern + n, sizeof pattern - n, "_%s_[0-9]*.bin*", o->split);
-    if (glob(pattern, 0, NULL, &found) != 0) return;
-    for (size_t k = 0; k < found.gl_pathc; k++) {
-        const char *name = found.gl_pathv[k], *end = strrchr(name, '.');
-        const bool temporary = strcmp(end, ".tmp") == 0;
-        for (int i = 0; i < count && (temporary || strcmp(end, ".bin") == 0); i++)
-            tool_check("--out", name, inputs[i]);
-        if (strcmp(end, ".bin") == 0)
-            die("%s exists: remove the shards of %s first, or choose another --out", name,
-                o->prefix);
-    }
-    globfree(&found);
+    if (glob(pattern, 0, NULL, &found) == 0)
+        die("%s exists: remove the shards of %s first, or choose another --out", found.gl_pathv[0],
+            o->prefix);
+    output_path(o, 0, path);
+    output_check("--out", path);
 }
 
 static void output_flush(Output *o) {
@@ -302,7 +293,6 @@ int main(int argc, char **argv) {
         tok = bytes ? tokenizer_bytes() : tokenizer_load(tokenizer);
     if (shown != NULL) {
         if (files > 0 || out != NULL) die("--show FILE.bin stands alone (see tokenize --help)");
-        tool_check(NULL, NULL, shown);
         show(shown, (size_t)tokens);
         tool_close(stdout, NULL);
     } else {
@@ -315,14 +305,8 @@ int main(int argc, char **argv) {
         *val = *train;
         train->split = "train";
         val->split = "val";
-        for (int i = 1; i <= files; i++) tool_check(NULL, NULL, argv[i]);
-        for (int i = 0; i < TOKENIZER_FILES && !bytes; i++) {
-            char path[PATH_MAX];
-            path_join(path, tokenizer, tokenizer_files[i]);
-            tool_check(NULL, NULL, path);
-        }
-        refuse_old(train, argv + 1, files);
-        refuse_old(val, argv + 1, files);
+        refuse_old(train);
+        refuse_old(val);
         bool *lines = ALLOC(bool, files, "files");
         for (int i = 0; i < files; i++)  // all, before anything is written
             lines[i] = strcmp(format, "jsonl") == 0

@@ -561,21 +561,6 @@ static const void *map_or_die(const char *path, size_t *n) {
     return map;
 }
 
-// Refuses an output that is an input, that cannot be written, or that is pickled itself: the output
-// is named first, and somebody may have thought otherwise.
-static void check_output(const char *out, char **inputs, int count) {
-    unsigned char begin[2] = {0, 0};
-    tool_check_screen("OUT", out);
-    for (int i = 0; i < count; i++) tool_check("OUT", out, inputs[i]);
-    if (!path_is_file(out)) die("cannot write %s: it is no regular file", out);
-    if (!path_is_writable(out)) die("cannot write %s: %s", out, strerror(errno));
-    FILE *f = fopen(out, "rb");
-    const size_t n = f != NULL ? fread(begin, 1, sizeof begin, f) : 0;
-    if (f != NULL) fclose(f);
-    if (n == 2 && (memcmp(begin, "PK", 2) == 0 || begin[0] == 0x80))
-        die("%s is a file of PyTorch's: OUT.safetensors is named first, then what is read", out);
-}
-
 int main(int argc, char **argv) {
     enum { CHUNK = 1 << 20 };  // elements
     Tensors list = {NULL, 0};
@@ -584,7 +569,7 @@ int main(int argc, char **argv) {
     program_begin();
     if (argc == 2 && strcmp(argv[1], "--help") == 0) { fputs(usage_text, stdout); return 0; }
     if (argc < 3) { fputs(usage_text, stderr); return 2; }
-    check_output(argv[1], argv + 2, argc - 2);
+    output_check("OUT", argv[1]);
     for (int i = 2; i < argc; i++) {
         size_t n = 0;
         const void *map = map_or_die(argv[i], &n);

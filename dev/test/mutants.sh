@@ -70,9 +70,10 @@ sanitize() {
 # cli PROGRAM: with the command line's test
 cli() {
     case $1 in
-        train_gpt2) set -- "TIDE_CPU=$work/$1" test_cli_chat.sh ;;
+        train_gpt2) set -- "TIDE_CPU=$work/$1" test_cli_chat.sh "$name" ;;
         *) set -- "TIDE_GPU=$work/$1" test_cli_zero.sh ;;
     esac
+    case ${3-} in "out run"*) set -- "$1" test_lost.sh ;; esac
     (cd "$here" && env "$1" timeout 600 sh "dev/test/cli/$2") >"cli.$MUTANT"
     grep -q '^ok' "cli.$MUTANT" && ! grep -q '^FAIL' "cli.$MUTANT"
 }
@@ -172,7 +173,7 @@ perl "$here/dev/test/mutants.pl" <list || exit 1
 test_of() {
     case $1 in
         "zero run"*) echo train_gpt2emu ;;
-        "chat run"*) echo train_gpt2 ;;
+        "chat run"* | "out run"*) echo train_gpt2 ;;
         "text "*) echo test_tokenizer ;;
         "chat "*) echo test_chat ;;
         *" :: tide/gpu/kernels."*) echo test_kernels ;;

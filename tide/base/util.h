@@ -12,7 +12,7 @@
 //     text_open(), text_close()                    a text in memory that is written like a file
 //     path_join(), path_exists(), ..               names of files
 //     program_begin()                              descriptors 0 to 2, lines, signals of files
-//     output_check()                               an output that is an input is refused
+//     output_check()                               an output that exists is refused
 //     file_map(), file_read(), text_read()         a whole file; one that must be text
 //     file_kind()                                  what a file's first bytes say that it is
 //     text_line()                                  a value in a text of lines "name value"
@@ -259,47 +259,23 @@ static bool path_is_directory(const char *path) {
     return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
 }
 
-// Could a file of this name be written? Its directory must be there. errno says why not.
-static bool path_is_writable(const char *path) {
-    char dir[PATH_MAX];
+static bool path_exists(const char *path) { return access(path, F_OK) == 0; }
+
+// Refuses the output `path` of `option` if a file has its name, or its temporary one, or if its
+// directory cannot be written. NULL: there is none.
+static void output_check(const char *option, const char *path) {
+    char temporary[PATH_MAX], dir[PATH_MAX];
+    struct stat s;
+    if (path == NULL) return;
+    replace_name(temporary, path);
+    const bool there = lstat(path, &s) == 0;
+    if (there || lstat(temporary, &s) == 0)
+        die("%s %s exists, and nothing is overwritten: name another file", option,
+            there ? path : temporary);
     const char *slash = strrchr(path, '/');
     const int length = slash == NULL || slash == path ? 1 : (int)(slash - path);
     snprintf(dir, sizeof dir, "%.*s", length, slash == NULL ? "." : path);
-    errno = EISDIR;
-    return !path_is_directory(path) && access(dir, W_OK | X_OK) == 0;
-}
-
-static bool path_exists(const char *path) { return access(path, F_OK) == 0; }
-
-// Is it a regular file, or not there? A device that is replaced (replace_open) is gone.
-static bool path_is_file(const char *path) {
-    struct stat s;
-    return stat(path, &s) != 0 || S_ISREG(s.st_mode);
-}
-
-// Are both names of one file that exists, through whatever link?
-static bool path_is_same(const char *a, const char *b) {
-    struct stat s, t;
-    return stat(a, &s) == 0 && stat(b, &t) == 0 && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
-}
-
-// Refuses an output `out` (of `option`) whose name, or temporary name (replace_open()), is that of
-// a file that `input` (of `reader`, or ""), a name or a pattern, stands for. NULL: there is none.
-static void output_check(const char *option, const char *out, const char *reader,
-                         const char *input) {
-    char temporary[PATH_MAX];
-    glob_t found;
-    memset(&found, 0, sizeof found);
-    if (out == NULL || input == NULL) return;
-    replace_name(temporary, out);
-    const bool pattern = !path_exists(input) && glob(input, 0, NULL, &found) == 0;
-    for (size_t i = 0; i < (pattern ? found.gl_pathc : 1); i++) {
-        const char *file = pattern ? found.gl_pathv[i] : input;
-        if (path_is_same(out, file) || path_is_same(temporary, file))
-            die("%s %s would replace %s, which %s%s reads: name another file", option, out, file,
-                reader[0] != '\0' ? "" : "this program", reader);
-    }
-    if (pattern) globfree(&found);
+    if (access(dir, W_OK | X_OK) != 0) die("%s %s: %s", option, path, strerror(errno));
 }
 
 // mkdir -p. Returns false with errno set if a part of the path cannot be made.

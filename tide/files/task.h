@@ -318,13 +318,14 @@ static Task task_open(const char *path, const char *labels, const char *template
 
 // Are there JSON lines in a file, or should there be? By its name, or by how it begins.
 static bool path_is_examples(const char *path) {
-    const size_t n = strlen(path);
-    char start[4096];
-    if (n > 6 && strcmp(path + n - 6, ".jsonl") == 0) return true;
-    FILE *f = path_is_file(path) ? fopen(path, "rb") : NULL;
-    const size_t there = f != NULL ? fread(start, 1, sizeof start, f) : 0;
-    if (f != NULL) fclose(f);
-    return json_begins(start, there);
+    const size_t length = strlen(path);
+    size_t n;
+    Error ignored;
+    if (length > 6 && strcmp(path + length - 6, ".jsonl") == 0) return true;
+    char *text = (char *)file_open_map(path, &n, &ignored);
+    const bool begins = text != NULL && json_begins(text, n);
+    if (text != NULL) munmap(text, n > 0 ? n : 1);
+    return begins;
 }
 
 // A view of examples from .. to-1.

@@ -507,7 +507,7 @@ static size_t layernorm_backward_scratch(size_t N, size_t C) {
 // Bytes of shared memory that a block of layernorm_backward asks for; RMS norm, fewer. Its static
 // shared memory is less than 2 KiB.
 template <typename X, bool RMS = false> static size_t layernorm_backward_shared(size_t C) {
-    const size_t team = layernorm_team<X>(C), threads = team > HELD_THREADS ? team : HELD_THREADS;
+    const size_t team = layernorm_team<X>(C), threads = max_size(team, HELD_THREADS);
     return ceil_div(C / Pack<X>::N, team) * LayernormBackward<X, true, RMS>::CELLS * 16 * threads;
 }
 

@@ -79,26 +79,21 @@ static void log_close(Log *l) {
     memset(l, 0, sizeof *l);
 }
 
-// Opens the log of a run in `dir`, which must exist. resume_step 0: a new run; an older log is kept
-// as log.jsonl.old. Otherwise the log is cut back to the lines of steps up to resume_step, whose
-// losses the plot will show. dir NULL: nothing is kept, as on all GPUs but the first. On failure
-// false and the reason in err; nothing needs to be closed.
+// Opens the log of a run in `dir`, which must exist, and cuts it back to the lines of steps up to
+// resume_step, whose losses the plot will show; 0: a run that begins. dir NULL: nothing is kept, as
+// on all GPUs but the first. On failure false and the reason in err; nothing needs to be closed.
 static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
-    char path[PATH_MAX] = "/dev/null", old[PATH_MAX];
+    char path[PATH_MAX] = "/dev/null";
     const char *term = getenv("TERM");
-    struct stat s;
     memset(l, 0, sizeof *l);
     l->screen = stdout;
     l->resumed = resume_step;
+    l->terminal = isatty(STDOUT_FILENO) && (term == NULL || strcmp(term, "dumb") != 0);
     if (dir != NULL) {
         snprintf(l->dir, sizeof l->dir, "%s", dir);
-        l->terminal = isatty(STDOUT_FILENO) && (term == NULL || strcmp(term, "dumb") != 0);
         path_join(path, dir, "log.jsonl");
-        path_join(old, dir, "log.jsonl.old");
     }
-    const bool exists = dir != NULL && stat(path, &s) == 0 && s.st_size > 0;
-    if (exists && resume_step == 0) rename(path, old);
-    else if (exists) {
+    if (dir != NULL && path_exists(path)) {
         size_t n = 0;
         char *text = file_read(path, &n, err);
         FILE *kept = text != NULL ? replace_open(path, err) : NULL;

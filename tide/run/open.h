@@ -21,6 +21,7 @@
 #include "log.h"
 #include "options.h"
 #include "out.h"
+#include <fnmatch.h>
 
 // Its loaders point into it: it must stay where it is.
 typedef struct {
@@ -451,10 +452,8 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
                                          : o->no_save ? "new run, --no-save" : "new run, saving");
     if (o->plan) r->world = o->world;
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
-    if (!o->resume) out_check_files(o);
     out_check(o, &r->lock);
     run_choose_model(r);
-    if (o->resume) out_check_files(o);  // the options of its checkpoint among them
     r->T = o->seq > 0 ? o->seq : min_size(r->config.context, SEQ_AUTO);
     if (r->T > r->config.context)
         die("--seq %zu is longer than the model's %s of %zu", r->T,
@@ -500,7 +499,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     if (ranks.world > 1) run_agree(r);
     if (!o->calibrate) run_describe(r);
     o->seq = r->T;  // what "0" meant, for the checkpoint
-    if (o->data != NULL && o->val != NULL && path_is_same(o->data, o->val))
+    if (o->data != NULL && o->val != NULL && strcmp(o->data, o->val) == 0)
         printf("note: --val is --data: its loss says nothing of other data\n");
 }
 

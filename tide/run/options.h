@@ -49,8 +49,8 @@ enum {
     O_AUTO = 128, // a number that may be "auto", though that is not the default
     O_SHARE = 256, O_OTHER = 512,  // only where a share of the state is resident; not with zenflow
     O_PLAN = 1024,  // only with --plan
-    O_READS = 2048, O_WRITES = 4096, // a file's name: it is read, it is written
-    O_EMPTY = 8192                   // a text that may be empty
+    O_READS = 2048,  // a file's name; several are not read
+    O_EMPTY = 4096   // a text that may be empty
 };                // neither fixed nor own: saved, and --resume takes the saved value unless given
 
 #define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
@@ -109,7 +109,7 @@ enum {
     COUNT("eval-every", eval_every, "100", 0, BIG, 0, "steps; 0: never") \
     COUNT("eval-batches", eval_batches, "auto", 1, BIG, O_AUTO, \
           "at most; auto: 20 of running text, all examples") \
-    TEXT("scores", scores, NULL, "FILE", O_OWN | O_WRITES, \
+    TEXT("scores", scores, NULL, "FILE", O_OWN, \
          "with --steps 0: each row's loss, JSON lines") \
     COUNT("sample-every", sample_every, "0", 0, BIG, 0, "steps; 0: never") \
     COUNT("sample-tokens", sample_tokens, "256", 1, 1e9, 0, "length of a sample") \
@@ -119,17 +119,17 @@ enum {
     COUNT("top-k", top_k, "0", 0, 1 << 24, 0, "sample from the N likeliest tokens; 0: from all") \
     REAL("top-p", top_p, "1", 1e-9, 1, 0, "of these, from the likeliest with this share; 1: all") \
     TITLE("Files and the machine") \
-    TEXT("out", out, "out", "DIR", O_OWN, "the run's log, weights and checkpoints") \
+    TEXT("out", out, "out/run", "DIR", O_OWN, "for log, weights and checkpoints: a new folder") \
     FLAG("resume", resume, O_OWN, \
          "continue the newest checkpoint in --out, as it was; auto: if any") \
     COUNT("save-every", save_every, "auto", 0, BIG, 0, \
           "steps; auto: 10 minutes, or 5 % of the time; 0: at the end") \
     COUNT("keep", keep, "2", 1, BIG, 0, "checkpoints; older ones are deleted") \
     FLAG("keep-best", keep_best, 0, "and that of the lowest validation loss; weights: OUT/best") \
-    FLAG("no-save", no_save, O_OWN, "leave only the log: for measurements") \
+    FLAG("no-save", no_save, O_OWN, "leave only the log, in --out; without --out, nothing") \
     CHOICE("save-dtype", save_dtype, "fp32", "fp32|bf16", 0, "of model.safetensors") \
     COUNT("threads", threads, "0", 0, 4096, O_OWN, "0: one per core; of ranks, each its own") \
-    TEXT("dump", dump, NULL, "FILE", O_OWN | O_WRITES, \
+    TEXT("dump", dump, NULL, "FILE", O_OWN, \
          "loss, logits, gradients of the first batch; exit") \
     FLAG("help", help, O_OWN, "this list") \
     FLAG("version", version, O_OWN, "what this program is; exit") \
@@ -166,13 +166,13 @@ enum {
     BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU, \
           "use at most this, even if less is free now; 0: all") \
     FLAG("plan", plan, O_OWN | O_GPU, "print memory and predicted time; exit") \
-    TEXT("tune", tune, NULL, "FILE", O_GPU | O_READS | O_WRITES, \
+    TEXT("tune", tune, NULL, "FILE", O_GPU, \
          "the products' fastest algorithms; measured if it lacks them") \
-    TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU | O_READS, \
+    TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU, \
          "what a machine can do; else it is measured when needed") \
     FLAG("calibrate", calibrate, O_OWN | O_GPU, \
          "measure them, of --model (else 7b), into --rates; exit") \
-    TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU | O_WRITES, \
+    TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU, \
          "a timeline of all steps for Perfetto") \
     TITLE("Importance-aware updates (--offload zenflow)") \
     REAL("zen-topk", zen_topk, "0.1", 0, 1, O_FIXED | O_FO | O_ZEN, \
@@ -253,16 +253,6 @@ static int option_find(const char *name, size_t n) {
 static bool option_given(const Options *o, const char *name) {
     int row = option_find(name, strlen(name));
     return row >= 0 && o->given[row];
-}
-
-// The file that option number i names, if it is one that is read (O_READS) or written (O_WRITES);
-// else NULL. --calibrate writes --rates.
-static const char *option_file(const Options *o, int i, int flag) {
-    const Option *opt = &option_table[i];
-    const bool rates = opt->offset == offsetof(Options, rates) && o->calibrate;
-    if (opt->type != O_TEXT
-        || !((opt->flags ^ (rates ? O_READS | O_WRITES : 0)) & flag)) return NULL;
-    return *(const char *const *)(const void *)((const char *)o + opt->offset);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -471,7 +461,7 @@ static void options_help(FILE *f, const char *program) {
     fprintf(f, "usage: %s --data FILE [options]\n\n"
                "  %s --data my.txt                  trains a small GPT on the bytes of a text\n"
                "  %s --resume --steps 5000          goes on with it\n"
-               "  %s --model out --prompt \"Once \"   shows what it has learned\n\n"
+               "  %s --model out/run --prompt \"Once \"  shows what it has learned\n\n"
                "[x]: the default. =: fixed by the checkpoint; all others may change on --resume.\n"
                "Behind --, an option replaces the same one in front of it.\n"
                "Models:", program, program, program, program);

@@ -162,8 +162,9 @@ static size_t run_begin(Run *r, double peak) {
     options_write(&r->o, r->state.options, sizeof r->state.options);
     r->state.products = 0;  // unless the trainer has some when it saves
     if (r->rank == 0) run_check_disk(r);
-    if (!r->o.resume) run_save_tokenizer(r, r->o.out);
-    if (!log_open(&r->log, r->rank == 0 ? r->o.out : NULL, r->state.step, &err))
+    const char *out = out_is_written(&r->o) ? r->o.out : NULL;
+    if (!r->o.resume && out != NULL) run_save_tokenizer(r, out);
+    if (!log_open(&r->log, r->rank == 0 ? out : NULL, r->state.step, &err))
         die("%s", err.text);
     r->log.peak = peak;
     r->log.every = r->o.log_every;
@@ -331,6 +332,7 @@ static void run_hint(const Run *r) {
 // damaged; of several ranks the one that has found it ends all.
 static int run_end(Run *r) {
     const char *out = r->o.out;
+    const char *where = out_is_written(&r->o) ? "log.jsonl and loss.svg are in " : "";
     const size_t step = r->done, resumed = r->log.resumed;
     Error err;
     if (r->damaged) {
@@ -344,8 +346,8 @@ static int run_end(Run *r) {
         printf("nothing to do: the run in %s is at step %zu, and --steps is %zu: raise it to go "
                "on\n", out, step, r->o.steps);
     else if (r->o.no_save)
-        printf("%zu of %zu steps; log.jsonl and loss.svg are in %s, nothing was saved "
-               "(--no-save)\n", step, r->o.steps, out);
+        printf("%zu of %zu steps; %s%s%snothing was saved (--no-save)\n", step, r->o.steps, where,
+               where[0] != '\0' ? out : "", where[0] != '\0' ? ", " : "");
     else if (step == 0)
         printf("stopped by signal %d before the first step\n", (int)stop_requested);
     else if (step < r->o.steps)

@@ -79,9 +79,7 @@ static void run_save_next(double seconds) {
 }
 
 static void run_save_tokenizer(const Run *r, const char *dir) {
-    out_mark(r->o.out, true);
     if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, dir);
-    out_mark(r->o.out, false);
 }
 
 // The validation loss of the best checkpoint, which the next one must be below.
@@ -104,7 +102,6 @@ static void run_write(Run *r, size_t step, bool state) {
     char best[PATH_MAX];
     Error err;
     if (r->o.no_save) return;
-    out_mark(r->o.out, true);
     save.state.config = r->config;
     save.state.seed = r->o.seed;
     save.state.data_position = step * r->step_sequences;
@@ -146,7 +143,6 @@ static void run_write(Run *r, size_t step, bool state) {
                     "whole\n", err.text, r->state.step);
         break;
     }
-    out_mark(r->o.out, false);
     r->lowest = run_best_loss(r);
     run_save_next(seconds_now() - start);
 }
@@ -218,6 +214,9 @@ static void run_find_best(Run *r) {
         memset(b, 0, sizeof *b);
         r->best_is_out = false;
     }
+    struct stat s;
+    if (lstat(best, &s) == 0 && S_ISLNK(s.st_mode))
+        die("%s is a link: move it away, or what it leads to would be overwritten", best);
     if (!make_directories(best)) die("%s: %s", best, strerror(errno));
     run_save_tokenizer(r, best);
 }

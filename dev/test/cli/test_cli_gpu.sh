@@ -258,12 +258,12 @@ refuses a_file_of_algorithms_elsewhere 2 'No such file' "$tide" $small --steps 1
 
 refuses too_little_gpu_memory 2 'GPU memory' env EMU_CLOCK=real "$tide" $small --steps 1 \
     --gpu-memory 1M --out little
-"$tide" $small --batch 64 --recompute none --dump d.safetensors >large.out
-"$tide" $small --batch 64 --recompute block --dump d.safetensors >less.out
+"$tide" $small --batch 64 --recompute none --dump large.dump >large.out
+"$tide" $small --batch 64 --recompute block --dump less.dump >less.out
 check recomputation_takes_less awk \
     "BEGIN { exit !($(planned GPU less.out) < $(planned GPU large.out) - 1) }"
 between=$(awk "BEGIN { print int(($(planned GPU large.out) + $(planned GPU less.out)) / 2 * 1024) }")
-"$tide" $small --batch 64 --dump d.safetensors --gpu-memory "${between}K" >chosen.out
+"$tide" $small --batch 64 --dump chosen.dump --gpu-memory "${between}K" >chosen.out
 check recomputation_is_chosen_where_it_must grep -q '^recomputing activations in backward' chosen.out
 check recomputation_is_not_chosen_elsewhere sh -c "! grep -q recomputing large.out"
 odd="$small --channels 36 --heads 3 --steps 1 --"

@@ -36,6 +36,7 @@ going=0
 go() {
     name=$1
     shift
+    case " $* " in *" --resume "*) ;; *) rm -rf "$name" ;; esac
     "$tide" $tiny "$@" --out "$name" >"$name.out" 2>"$name.err" &
     going=$((going + 1))
     [ $((going % cores)) -ne 0 ] || wait
@@ -303,7 +304,6 @@ fi
 # --- the timeline --------------------------------------------------------------------------------
 
 go trace --steps 3 --offload interleave --share 0.5 --resident 0.3 --trace trace.json
-go trace_none --steps 3 --offload none --trace none.json
 refuses trace_nowhere 2 'nowhere' "$tide" $tiny --steps 2 --trace nowhere/t.json --out no_trace
 check a_refused_trace_leaves_nothing test ! -e no_trace
 wait
@@ -740,6 +740,7 @@ check they_are_used true_that "$(field rated bound_ms) > 0"
 
 "$tide" $tiny --dump dump_none.safetensors --offload none >dump.out
 for mode in zero "interleave --share 0.5" auto; do
+    rm -f dump.safetensors
     "$tide" $tiny --dump dump.safetensors --offload $mode >dump.out
     check "dump_of_${mode%% *}" "$compare" dump.safetensors dump_none.safetensors --rtol 0
     check "dump_of_${mode%% *}_is_on_the_gpu" sh -c '! grep -q "^host" dump.out'

@@ -70,6 +70,7 @@ true_that() { awk "BEGIN { exit !($1) }"; }
 go() {
     run=$1
     shift
+    rm -rf "$run"
     "$@" --out "$run" >"$run.out" 2>"$run.err"
 }
 # near NAME RUN REFERENCE DISTANCE: the losses of all steps
@@ -184,7 +185,7 @@ refuses utf16 2 'utf16.jsonl is text in UTF-16' sh -c \
 # JSON lines are told by how they begin; what is no lines is refused with what makes lines of it.
 for name in named.json NAMED.JSONL named.ndjson named.txt named; do
     (printf '\357\273\277 \n' && cat train.jsonl) >"$name"
-    "$cpu" $model --data "$name" --val "$name" --steps 1 --no-save --out named_out >named.out
+    "$cpu" $model --data "$name" --val "$name" --steps 1 --no-save >named.out
     check "examples_in_$name" grep -q '^data: 400 training examples, .* 400 validation examples' named.out
 done
 cp val.jsonl asked.txt

@@ -107,6 +107,7 @@ for program in "$cpu" "$gpu"; do
     refuses "${name}_nan_has_no_loss" 1 'not finite' "$program" --model nan --val val.txt --seq 32 --steps 0 $limit
     refuses "${name}_nan_says_nothing" 1 'logits are not finite' "$program" --model nan --prompt x $limit
     refuses "${name}_nan_is_not_dumped" 1 'nothing is dumped' "$program" --model nan --data text.txt --seq 32 --dump nan.dump $limit
+    rm -rf nan_out
     refuses "${name}_nan_learns_nothing" 1 'is not finite\|stopped before the update' \
         "$program" --model nan --data text.txt --seq 32 --steps 1 --out nan_out $limit
 done

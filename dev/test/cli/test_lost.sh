@@ -1,9 +1,8 @@
 #!/bin/sh
-# Nothing of a user's is lost: files that this program did not write, inputs, what is written while
-# descriptors are closed or files are cut. Whatever ends or disturbs a run costs at most what its
-# checkpoints' interval says: kill -9, signals
-# to it and to all that was started with it, a second run in its folder, a disk that is full for a
-# while. At random moments, on one process and on several; then it has the bits of a run that nobody
+# Nothing of a user's is lost: files that exist, what is written while descriptors are closed or files
+# are cut. Whatever ends or disturbs a run costs at most what its checkpoints' interval says: kill -9,
+# signals to it and to all that was started with it, a second run in its folder, a disk that is full
+# for a while. At random moments, on one process and on several; then it has the bits of a run that nobody
 # disturbed.
 # usage: sh dev/test/cli/test_lost.sh      (from the top of the repository, after make, make
 #        train_gpt2emu; ALL=1: 100 times, not 12)
@@ -66,75 +65,84 @@ check after_a_kill_the_lock_is_free "$cpu" --resume --out own --steps $(($(saved
 refuses a_run_that_is_refused_leaves_no_folder 2 'channels' $brief "$gpu" $tiny --channels 34 --out refused
 check nor_a_lock test ! -e refused
 
-# --- what another program, or the user, has put there stays -----------------------------------------
+# --- nothing that exists is overwritten ---------------------------------------------------------------
 
 # copy_of DIR: its files, to be compared later
 copy_of() { rm -rf "$1.before" && cp -a "$1" "$1.before"; }
-as_before() { diff -r "$1" "$1.before" >differs.out || { cat differs.out; return 1; }; }
+as_before() { diff -r --no-dereference -x .lock "$1" "$1.before" >differs.out || { cat differs.out; return 1; }; }
 rm -rf own/checkpoints
-cp -r own theirs
-printf x >>theirs/tokenizer_config.json
-rm theirs/log.jsonl theirs/loss.svg
-copy_of theirs
 short="$tiny --steps 2 --"
-for names in all vocab.json tokenizer_config.json config.json model-00001-of-00002.safetensors \
-    model.safetensors.index.json tokenizer.json log.jsonl best; do
-    if [ $names != all ]; then
-        rm -rf theirs
-        mkdir theirs
-        case $names in best) mkdir theirs/best ;; *) echo '{}' >theirs/$names ;; esac
-        copy_of theirs
-    fi
-    refuses "out_with_${names}_of_others_is_refused" 2 'which this program did not write there' \
-        "$cpu" $short --out theirs
-    check "and_nothing_of_${names}_is_changed" as_before theirs
+for there in model.safetensors vocab.json log.jsonl notes.txt .hidden best link; do
+    rm -rf theirs
+    mkdir theirs
+    case $there in best) mkdir theirs/best ;; link) ln -s nowhere theirs/link ;; *) echo mine >theirs/$there ;; esac
+    copy_of theirs
+    for how in "" "--resume auto" --no-save; do
+        refuses "out_with_${there}_is_refused $how" 2 \
+            "^tide: --out theirs/ holds $there, and nothing is overwritten: choose another --out, new or empty$" \
+            "$cpu" $short --out theirs/ $how
+    done
+    check "and_nothing_of_${there}_is_changed" as_before theirs
 done
-cp -r own loaded
-copy_of loaded
-refuses out_where_the_model_is_read 2 'which --model reads' "$cpu" --model loaded --data text.txt --steps 1 --out ./loaded
-ln -s loaded link
-refuses also_by_a_link 2 'which --model reads' "$cpu" --model loaded --data text.txt --steps 0 --out link
-refuses out_where_the_tokenizer_is 2 'which --tokenizer reads' "$cpu" $short --tokenizer loaded --out loaded
-check the_model_is_as_it_was as_before loaded
-mkdir notes
-echo mine >notes/text.txt
-check a_folder_with_other_files_is_no_model "$cpu" $short --out notes
-check whose_files_stay grep -q mine notes/text.txt
-check out_of_an_earlier_run_without_checkpoints sh -c '"$@" && "$@"' - "$cpu" $short --no-save --out unsaved
-check or_of_a_model_that_was_converted sh -c '"$@" && "$@"' - "$cpu" --model own --data text.txt --steps 0 --out converted
-printf x >>converted/model.safetensors
-refuses but_not_once_it_is_another 2 'holds model.safetensors' "$cpu" --model own --data text.txt --steps 0 --out converted
+copy_of own
+ln -s own link
+for out in own ./own/ link; do
+    refuses "a_model_is_not_overwritten_in_$out" 2 "out $out holds .*, and nothing is overwritten" \
+        "$cpu" --model own --data text.txt --steps 0 --out $out
+done
+check the_model_is_as_it_was as_before own
+ln -s nowhere dangling
+for out in text.txt text.txt/sub dangling; do
+    refuses "out_that_is_no_folder: $out" 2 "$out: cannot make or write this directory: Not a directory" \
+        "$cpu" $short --out $out
+done
+check which_stay test -L dangling -a ! -e nowhere
+mkdir empty
+check an_empty_folder_is_taken "$cpu" $short --out empty/
+refuses but_only_once 2 'empty holds an earlier run: go on with it by --resume auto, or choose another --out$' "$cpu" $short --out empty
+check a_model_is_converted "$cpu" --model own --data text.txt --steps 0 --out converted
+copy_of converted
+for how in "" "--resume auto"; do
+    refuses "but_not_twice $how" 2 'nothing is overwritten' "$cpu" --model own --data text.txt --steps 0 --out converted $how
+done
+check and_the_first_stays as_before converted
+mkdir bare
+check without_a_folder_nothing_is_left sh -c 'cd bare && "$@" --data ../text.txt --no-save >../bare.out && [ -z "$(ls -A)" ] &&
+    grep -q "^2 of 2 steps; nothing was saved (--no-save)$" ../bare.out' - "$cpu" $short
+"$cpu" $endless --save-every 0 --out begun >begun.out 2>&1 &
+await $! grep -qs '"step":3,' begun/log.jsonl
+kill -9 $!
+wait $! 2>/dev/null
+refuses a_run_that_saved_nothing_is_not_overwritten 2 'begun holds an earlier run' "$cpu" $short --out begun
+check resume_auto_begins_it_again sh -c '"$@" --resume auto --out begun >begun.out && [ "$(grep -c loss begun/log.jsonl)" = 2 ] &&
+    cmp begun/model.safetensors empty/model.safetensors' - "$cpu" $short
+# Of several at once one trains: the first is slow, and finds the folder taken when it is ready.
+slow="--layers 4 --channels 512"
+for i in 1 2 3 4; do
+    # shellcheck disable=SC2086  # words
+    sh -c '"$@" 2>>race.err; echo $? >>raced' - "$cpu" $tiny --steps 1 $slow --out race >/dev/null &
+    racing="${racing-} $!" slow=
+    sleep 0.1
+done
+# shellcheck disable=SC2086  # numbers
+wait $racing
+check of_several_at_once_one_trains test "$(sort raced | tr '\n' ' ')" = "0 2 2 2 "
 
-# A resumed run replaces no model that another program has put there, nor through a link.
+# A resumed run owns its folder, but what somebody has put beside its files, or behind links, stays.
 "$cpu" $tiny --val text.txt --steps 4 --eval-every 2 --keep-best --out mine >mine.out 2>&1
-for there in model.safetensors config.json best/model.safetensors best/tokenizer_config.json \
-    model.safetensors.index.json model-00001-of-00002.safetensors; do
-    rm -rf replaced
-    cp -rp mine replaced
-    echo '{"theirs": 1}' >replaced/$there
-    copy_of replaced
-    refuses "resume_over_$there" 2 "holds $there, which this program did not write there: move it away" \
-        "$cpu" --resume --steps 8 --out replaced
-    rm -f replaced/.lock replaced.before/.lock
-    check "and_leaves_$there" as_before replaced
-done
-rm -r mine/best
-cp -r loaded theirs_best
+mv mine/best theirs_best
 copy_of theirs_best
 ln -s ../theirs_best mine/best
-refuses resume_over_a_linked_best 2 'which this program did not write there' "$cpu" --resume --steps 8 --out mine
+refuses resume_over_a_linked_best 2 'best is a link' "$cpu" --resume --steps 8 --out mine
 check and_leaves_the_linked_best as_before theirs_best
 rm mine/best
 check it_goes_on_without_it "$cpu" --resume --steps 8 --out mine
-sed -i 's/^written$/writing/' mine/.tide
-touch mine/config.json
-check and_where_a_save_was_cut_off "$cpu" --resume --steps 10 --out mine
 # checkpoints/ may hold what is not a checkpoint; temporary names and .lock may be links
 mkdir -p mine/checkpoints/step_00000001/sub mine/checkpoints/tmp_mine
 echo thesis >mine/checkpoints/step_00000001/sub/thesis
 echo thesis >mine/checkpoints/tmp_mine/thesis
 cp text.txt secret.txt
-for name in loss.svg model.safetensors config.json .tide log.jsonl; do ln -sf ../secret.txt mine/$name.tmp; done
+for name in loss.svg model.safetensors config.json log.jsonl; do ln -sf ../secret.txt mine/$name.tmp; done
 check checkpoints_are_removed "$cpu" --resume --steps 16 --save-every 2 --keep 1 --out mine
 check and_nothing_else sh -c 'cmp -s secret.txt text.txt && grep -q thesis mine/checkpoints/step_00000001/sub/thesis &&
     grep -q thesis mine/checkpoints/tmp_mine/thesis && [ "$(ls mine/checkpoints | grep -c "^step_0000001[0-6]")" -le 2 ]'
@@ -146,13 +154,11 @@ mkdir linked
 ln -s ../secret.txt linked/.lock
 "$cpu" $short --out linked >linked.out 2>&1
 check a_linked_lock_is_not_written_through cmp text.txt secret.txt
-refuses a_dump_over_a_model 2 "would replace a model's file" "$cpu" $tiny --dump own/model.safetensors
-check a_dump_over_an_older_dump sh -c '"$@" && "$@"' - "$cpu" $tiny --dump dumped.safetensors
 
 # Scripts leave what an earlier call, or a user, has trained.
 mkdir -p trained/tuned trained/read
-cp loaded/model.safetensors trained/tuned
-cp loaded/model.safetensors trained/read
+cp own/model.safetensors trained/tuned
+cp own/model.safetensors trained/read
 copy_of trained
 for script in finetune zo_reviews; do
     refuses "${script}_removes_nothing" 2 'no earlier call of this script has made' env OUT=trained TRAINER="$cpu" \
@@ -166,39 +172,30 @@ done
 check run_keeps_every_earlier_run sh -c 'cmp made.1 made-1/model.safetensors && cmp made.2 made-2/model.safetensors &&
     cmp made.3 made/model.safetensors && ! cmp -s made.1 made.2'
 
-# --- no output is an input ----------------------------------------------------------------------------
-
+# Outputs: a file of that name, a link, a device, and what has the temporary name.
 cp text.txt in.txt
 cp text.txt in.tmp
 ln -s in.txt soft
 ln in.txt hard
-printf '{"text": "a text"}\n{"prompt": "a", "choices": ["b", "c"], "answer": 0}\n' >in.jsonl
-cp in.txt in.txt.before
-cp in.jsonl in.jsonl.before
-over() {  # over NAME OUTPUT INPUT COMMAND...
-    name=$1 output=$2 input=$3
-    shift 3
-    refuses "$name" 2 "would replace .*, which $input reads" "$@" $output
-    check "${name}_stays" sh -c 'cmp in.txt in.txt.before && cmp in.jsonl in.jsonl.before'
+copy_of own
+over() {  # over NAME FILE COMMAND...
+    name=$1 file=$2
+    shift 2
+    refuses "$name" 2 "$file exists, and nothing is overwritten: name another file$" "$@"
+    check "${name}_stays" sh -c 'cmp in.txt text.txt && cmp in.tmp text.txt && test -L soft -a -L dangling -a ! -e nowhere -a -c device'
 }
-over scores_over_val "--scores in.jsonl" --val "$cpu" --model own --steps 0 --val in.jsonl
-over scores_over_choices "--scores ./in.jsonl" --val "$cpu" --model own --steps 0 --val in.jsonl
-over dump_over_data "--dump in.txt" --data "$cpu" $tiny --data in.txt
-over dump_over_a_pattern "--dump in.txt" --data "$cpu" $tiny --data 'in.tx*'
-over dump_through_a_link "--dump soft" --data "$cpu" $tiny --data in.txt
-over dump_by_a_second_name "--dump hard" --data "$cpu" $tiny --data in.txt
-over dump_by_its_temporary_name "--dump in" --data "$cpu" $tiny --data in.tmp
-over dump_over_the_model "--dump own/model.safetensors" --model "$cpu" --model own --data in.txt
-over trace_over_data "--trace notes/../in.txt" --data "$gpu" $tiny --data in.txt
-over tune_over_val "--tune in.txt" --val "$gpu" $tiny --val in.txt
-over rates_over_data "--rates in.txt" --data "$gpu" --calibrate --data in.txt
-ln -s /dev/null device  # (if it is replaced, only the link is lost)
-refuses a_device_is_no_file 2 'device is no regular file' "$cpu" --model own --steps 0 --val in.jsonl --scores device
-check and_stays_one test -c device
-mkdir held
-cp in.txt held/log.jsonl
-over out_over_data "--out held" --data "$cpu" $short --data held/log.jsonl
-refuses two_outputs_are_one_file 2 'are one file' "$gpu" $tiny --trace x.json --tune x.json
+ln -s /dev/null device  # (if it is replaced, only the link is lost: never name a device here)
+for file in in.txt soft hard dangling device own own/model.safetensors; do
+    over "dump_over_$file" $file "$cpu" $tiny --dump $file
+done
+over dump_by_its_temporary_name in.tmp "$cpu" $tiny --dump in
+over scores in.txt "$cpu" --model own --steps 0 --val text.txt --scores in.txt
+over trace in.txt "$gpu" $tiny --trace empty/../in.txt
+over trace_of_a_plan in.txt "$gpu" $tiny --plan --trace in.txt
+over rates in.txt "$gpu" --calibrate --rates in.txt
+refuses tune_that_is_none 2 'in.txt: it is not what was written' "$gpu" $short --tune in.txt --no-save
+check and_stays cmp in.txt text.txt
+check nothing_of_the_model_is_lost as_before own
 
 # --- closed descriptors, and files that others cut -----------------------------------------------------
 
@@ -449,7 +446,7 @@ below() { echo $(($(od -An -N2 -tu2 /dev/urandom) % $1)); }
 disturb() {
     run=$1 interval=$2
     shift 2
-    if [ -d "$(newest "$run")" ]; then set -- "$@" --resume; else set -- "$@" $endless; fi
+    if [ -d "$(newest "$run")" ]; then set -- "$@" --resume; else set -- "$@" $endless --resume auto; fi
     before=$(saved "$run")
     setsid "$@" --save-every "$interval" --out "$run" >run.out 2>run.err &
     pid=$!

@@ -200,7 +200,7 @@ grep -nE '(^|[^a-z_])rm ' "$top"/scripts/*.sh "$top"/scripts/paper/*.sh | sed "s
 cat >table <<'X'
 scripts/fits.sh: trap 'rm -rf "$work"' EXIT
 scripts/hellaswag.sh: trap 'rm -rf "$first"' EXIT
-scripts/measure.sh: rm -rf "${out:?}/$name"
+scripts/measure.sh: rm -rf "${out:?}/$name" "$out/$name.trace"
 scripts/measure.sh: rm "$out/first"
 scripts/plan_scaling.sh: trap 'rm -f "$other"' EXIT
 scripts/zenflow_columns.sh: rm -f "$out"/*.safetensors

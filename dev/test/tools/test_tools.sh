@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the tools in dev/ and dev/data/ do with a user's files: an output that is an input is refused
-# before anything is written, and what is no input of theirs is named.
+# What the tools in dev/ and dev/data/ do with a user's files: nothing that exists is overwritten,
+# and what is no input of theirs is named.
 # usage: sh dev/test/tools/test_tools.sh    (from the top of the repository, after make)
 set -u
 top=$(pwd)
@@ -23,86 +23,65 @@ printf 'It is a text.\nIt has two lines.\n' >text
 printf '{"text": "one"}\n{"text": "two"}\n' >lines.jsonl
 mkdir folder
 
-# --- an output that is an input ------------------------------------------------------------------
+# --- nothing that exists is overwritten ----------------------------------------------------------
 
-# keeps NAME FILE COMMAND...: the output `out`, which the command names, is the file by another name:
-# a symbolic or hard link, the temporary name; each is refused, and nothing has changed
+# keeps NAME COMMAND...: its output `out` is a file already, a link, a link to nothing, a folder, or has
+# the temporary name; each is refused, and nothing has changed
 keeps() {
-    keeper=$1 file=$2 number=0
-    shift 2
-    cp "$file" kept
-    for made in "ln -s $PWD/$file out" "ln $file out" "ln $file out.tmp"; do
-        rm -f out out.tmp
+    keeper=$1
+    shift
+    for made in "cp text out" "ln -s text out" "ln text out" "ln -s nowhere out" "mkdir out" "cp text out.tmp"; do
+        rm -rf out out.tmp
         $made
-        number=$((number + 1))
-        refuses "$keeper$number" 2 'would replace' "$@"
-        [ ! -e out ] || cmp -s "$file" out || fail "$keeper$number" "out is another file"
-        cmp -s kept "$file" || { fail "$keeper$number" "$file is lost" && cp kept "$file"; }
+        refuses "$keeper: $made" 2 'out.* exists, and nothing is overwritten: name another file' "$@"
+        case $made in *text*) cmp -s out* text || fail "$keeper: $made" "it is lost" ;; esac
+        [ ! -e nowhere ] || fail "$keeper: $made" "a link is written through"
     done
-    rm -f out out.tmp
-    "$@" >keeps.out 2>&1 || fail "$keeper" "$(cat keeps.out)"  # another file is written
+    rm -rf out out.tmp
+    "$@" >keeps.out 2>&1 || fail "$keeper" "$(cat keeps.out)"  # a new file is written
     if [ -s out ] && [ ! -e out.tmp ]; then echo "ok $keeper"; else fail "$keeper" "no file"; fi
     rm -f out
 }
-keeps timeline_keeps_the_trace trace "$timeline" trace -o out
-keeps plot_keeps_the_table table "$plot" table -o out
-keeps unpickle_keeps_the_pickle pickled "$unpickle" out pickled
-refuses timeline_same_name 2 'would replace' "$timeline" trace -o folder/../trace
-refuses plot_stdin 2 'would replace' sh -c '"$1" -o ./table <table' - "$plot"
+keeps timeline_keeps_a_file "$timeline" trace -o out
+keeps plot_keeps_a_file "$plot" table -o out
+keeps unpickle_keeps_a_file "$unpickle" out pickled
+refuses timeline_keeps_its_input 2 'exists' "$timeline" trace -o folder/../trace
+refuses plot_keeps_its_input 2 'exists' sh -c '"$1" -o ./table <table' - "$plot"
 check all_are_kept sh -c 'grep -q forward trace && grep -q x table'
-
-# The shell has opened these already, and not cut them short.
-screen() {  # NAME FILE COMMAND...: what it prints would be added to the file that it reads
-    screened=$1 file=$2
-    shift 2
-    cp "$file" kept
-    refuses "$screened" 2 'standard output .* would replace' sh -c '"$@" >>"$0"' "$file" "$@"
-    cmp -s kept "$file" || fail "$screened" "it has been written to"
-}
-screen timeline_screen trace "$timeline" trace
-screen plot_screen table "$plot" table
-screen columns_screen dump "$columns" dump
-screen compare_screen dump "$compare" dump dump
-screen tokenize_screen text "$tokenize" --out shards text
-refuses unpickle_two_outputs 2 'standard output, too' sh -c '"$1" both pickled >both' - "$unpickle"
+refuses unpickle_two_outputs 2 'exists' sh -c '"$1" both pickled >both' - "$unpickle"
 ln -s /dev/null device  # (by this name only the link is lost if it is replaced)
 check one_device_is_no_file sh -c '"$1" -o device <table && "$1" </dev/null >/dev/null 2>why
     grep -q "is empty" why && test -L device && test -c device' - "$plot"
 check to_a_pipe sh -c '"$1" table -o /dev/stdout | grep -q "^</svg>"' - "$plot"
-refuses no_folder_is_replaced 2 'is a directory' "$timeline" trace -o folder
-refuses no_device_is_replaced 2 'no regular file' "$unpickle" device pickled
+refuses no_device_is_replaced 2 'device exists' "$unpickle" device pickled
 
-# What there was stays where the new file cannot be made.
-cp table old
+# Nothing is left where the new file cannot be made.
 refuses not_a_trace 2 'traceEvents' sh -c 'echo {} >empty.json && "$1" empty.json -o old' - "$timeline"
 printf 'a\tb\nx\t-1\n' >bad
 refuses not_a_table 2 'negative' "$plot" bad -o old
 head -c 400 pickled >cut
 refuses not_a_pickle 2 'cut short' "$unpickle" old.safetensors cut
-check old_is_kept sh -c 'cmp table old && test ! -e old.tmp && test ! -e old.safetensors'
+check nothing_is_left sh -c '! ls old*'
 
 # Other programs take the input first.
 cp pickled first
-refuses unpickle_the_wrong_way_round 2 'first' "$unpickle" first pickled
+refuses unpickle_the_wrong_way_round 2 'first exists' "$unpickle" first pickled
 check first_is_kept cmp first pickled
 
-# The names of shards are made: none may be an input, nor be left of an earlier run.
-cp text t_train_000001.bin
-refuses shard_is_an_input 2 'would replace' "$tokenize" --out t --shard-tokens 8 t_train_000001.bin
-mv t_train_000001.bin t_val_000002.bin.tmp
-refuses shard_is_temporary_input 2 'would replace' "$tokenize" --out ./t --shard-tokens 8 t_val_000002.bin.tmp
-check shard_is_kept cmp text t_val_000002.bin.tmp
-rm t_val_000002.bin.tmp
-ln text t_val_000007.bin
-refuses shard_is_linked 2 'would replace text' "$tokenize" --out folder/../t text
-rm t_val_000007.bin
+# The names of shards are made: none may be there.
+for there in t_train_000001.bin t_val_000002.bin.tmp t_val_000007.bin; do
+    cp text $there
+    refuses "shard_is_there: $there" 2 "$there exists: remove the shards" "$tokenize" --out ./folder/../t --shard-tokens 8 $there
+    check shard_is_kept cmp text $there
+    rm $there
+done
 : >t_train_000003.bin
 refuses shards_of_an_earlier_run 2 't_train_000003.bin exists' "$tokenize" --out t text
 rm t_train_000003.bin
 mkdir '[1]'
 : >'[1]/t_train_000003.bin'
 refuses shards_in_an_odd_folder 2 'exists' "$tokenize" --out '[1]/t' text
-refuses no_such_folder 2 'cannot write none/t_train' "$tokenize" --out none/t text
+refuses no_such_folder 2 'none/t_train.*No such file' "$tokenize" --out none/t text
 printf '{"text": "a good line of text"}\n{"text": 1}\n' >late.jsonl
 refuses late 2 'late.jsonl:2' "$tokenize" --out t --shard-tokens 4 late.jsonl
 check no_shard_is_left sh -c '! ls t_* 2>/dev/null'
