@@ -467,12 +467,6 @@ typedef struct {
     size_t elements;  // of the shard space, gaps included
 } ShardMap;
 
-// Counts a shard's elements that are the model's, and not padding, which is at its end.
-static size_t shard_logical(const GPT2Table *t, const Shard *s) {
-    const size_t n = t->tensors[s->tensor].rows * t->tensors[s->tensor].cols;
-    return n <= s->offset ? 0 : min_size(s->length, n - s->offset);
-}
-
 // ---------------------------------------------------------------------------------------------
 // Arithmetic
 

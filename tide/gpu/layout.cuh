@@ -435,7 +435,10 @@ static void gpt2_load(GPT2 *g, Run *r) {
     RunState state = gpt2_state(g);
     if (g->zen != NULL && zen_is_saved(r)) state.parts = STATE_PARTS;
     run_load(r, &state);
-    if (g->zen != NULL) zen_loaded(g, r);
+    if (g->zen != NULL) {  // an update that was under way is made again from the newest weights
+        r->saves.parts = STATE_PARTS;
+        g->zen->queued = g->zen->map.segments;
+    }
     if (g->zo != NULL) zo_loaded(g, r);
     weights_changed(g);
 }

@@ -7,7 +7,7 @@
 //      zen_rest_leaves(); and sums over columns: zen_sums_leave()
 //   3. The end of a step: zen_begin(), update_chosen(), zen_window(), zen_log()
 //   4. Selection: columns change places: zen_exchange_columns()
-//   5. Checkpoints: zen_move(), zen_loaded()
+//   5. Checkpoints: zen_move()
 //
 // A layer's gradient is packed as soon as it is complete: the chosen columns' part waits on the
 // GPU, the rest's leaves for a buffer on the host, which holds one step. Both wait for the norm: it
@@ -524,12 +524,4 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     free(packed);
 }
 
-// Prepares for values that were loaded: a checkpoint's of this mode, or of another, or those that
-// --model names. If an update was under way, its result is made again from the newest weights.
-static void zen_loaded(GPT2 *g, Run *r) {
-    r->saves.parts = STATE_PARTS;
-    g->zen->queued = g->zen->map.segments;
-}
-
 #endif
-
