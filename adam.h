@@ -67,7 +67,8 @@ HOST_DEVICE static inline void adam_moments(float *m, float *v, float g, const A
     *v = v1 < FLT_MIN ? 0.0f : v1;
 }
 
-// And its parameter p. `decay` is s->weight_decay, or 0 for tensors that do not decay.
+// Updates an element: its moments, as above, and its parameter p. `decay` is s->weight_decay, or 0
+// for tensors that do not decay.
 HOST_DEVICE static inline void adam_scalar(float *p, float *m, float *v, float g,
                                            const AdamStep *s, float decay) {
     adam_moments(m, v, g, s);

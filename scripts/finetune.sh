@@ -136,7 +136,7 @@ if [ -n "$file" ]; then
     tuned=${out:-${top}out/finetune}/tuned
     case " $* " in *" --resume "* | *" --plan "*) ;; *)
         [ -z "$(ls -A "$tuned" 2>/dev/null)" ] ||
-            refuse "$tuned is of an earlier call: go on with it by --resume, or choose another folder by OUT="
+            refuse "$tuned is of an earlier call: go on with it by --resume auto, or choose another folder by OUT="
     esac
     make build/ask
     case $(tr -d ' \t\r\n\357\273\277' <"$file" | head -c 2) in '{"' | '[{') ;; *)

@@ -16,7 +16,7 @@ out=${OUT:+$(absolute "$OUT")}
 cd "$(dirname "$0")/.."
 [ -z "$out" ] || [ ! -e "$out" ] || refuse "$out is there: choose another OUT"
 name=out/hellaswag_$(basename "$model") number=''
-while [ -e "$name$number.jsonl" ]; do number=$((number - 1)); done  # -1, -2 ..
+while [ -e "$name$number.jsonl" ] || [ -e "$name$number.jsonl.tmp" ]; do number=$((number - 1)); done  # -1, -2 ..
 out=${out:-$name$number.jsonl}
 [ -n "$trainer" ] || make train_gpt2cu
 trainer=${trainer:-./train_gpt2cu}

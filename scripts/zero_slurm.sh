@@ -10,7 +10,7 @@
 # task per GPU: ZeRO-3, micro-batches of 1 x 2048 on each, the optimizer's state where --offload
 # auto finds that it should be. From the top of the repository, which all nodes must see, as they do
 # DATA and OUT; build and fetch first. Two minutes before its time is over the run saves and ends;
-# submit it again with --resume.
+# submit it again with --resume auto.
 # usage: sbatch [SBATCH OPTION...] scripts/zero_slurm.sh SIZE [OPTION...]      (SIZE: 7b, 8.3b, 10b, 13b or 20b)
 # e.g.   sbatch --nodes=4 --time=8:00:00 scripts/zero_slurm.sh 20b --save-every 100
 # train_offload.sh says what else can be set.

@@ -92,6 +92,7 @@ pickled() {
         new=
     done
     make -s -C "$root" build/unpickle
+    rm -f "$dir/model.safetensors.tmp"  # of a conversion that was stopped
     # shellcheck disable=SC2086,SC2046  # one word for each file
     (cd "$dir" && "$root/build/unpickle" model.safetensors $parts &&
         { [ ! -e .fetched ] || rm -f $(cat .fetched) .fetched; })

@@ -64,8 +64,8 @@ static void remove_parts(void) {
         }
 }
 
-// Refuses what has the name of a shard: shards of an earlier run beyond the last of this one would be
-// read as if they belonged to it. So is a name that cannot be written.
+// Refuses what has the name of a shard, since shards of an earlier run beyond the last of this one
+// would be read as if they belonged to it; and a name that cannot be written.
 static void refuse_old(const Output *o) {
     char pattern[2 * PATH_MAX], path[PATH_MAX];
     glob_t found;

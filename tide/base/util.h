@@ -268,10 +268,11 @@ static void output_check(const char *option, const char *path) {
     struct stat s;
     if (path == NULL) return;
     replace_name(temporary, path);
-    const bool there = lstat(path, &s) == 0;
-    if (there || lstat(temporary, &s) == 0)
-        die("%s %s exists, and nothing is overwritten: name another file", option,
-            there ? path : temporary);
+    if (lstat(path, &s) == 0)
+        die("%s %s exists, and nothing is overwritten: name another file", option, path);
+    if (lstat(temporary, &s) == 0)
+        die("%s would write %s first, which exists: remove it if an earlier call was stopped, or "
+            "name another file", option, temporary);
     const char *slash = strrchr(path, '/');
     const int length = slash == NULL || slash == path ? 1 : (int)(slash - path);
     snprintf(dir, sizeof dir, "%.*s", length, slash == NULL ? "." : path);

@@ -35,7 +35,7 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool
 // adam_scalar() for usual numbers, without a branch: several elements then overlap. The root and
 // the quotient are made by the instructions that nvcc makes of IEEE's where it needs no branch.
 // Powers of two keep what remains to be divided above subnormal numbers. Returns false if the bits
-// may be others: below 2^-120, and if *p became NaN because a number is too large for this.
+// may be others: if the step is below 2^-120 but not 0, or *p is NaN, as some number is too large.
 __device__ static inline bool adam_quick(float *p, float *m, float *v, float g, const AdamStep *s,
                                          float decay) {
     adam_moments(m, v, g, s);

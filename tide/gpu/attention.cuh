@@ -437,8 +437,8 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 #define FLASH_SMALL(D, shared) ((D) == 128 && (shared) < 132u << 10)
 
 // Returns into how many parts a group is divided for dk and dv: the fewest that make enough blocks
-// for an H100 or H200 (twice two for each of 132 multiprocessors), if there is `room` for so many
-// floats. Other parts are other bits: the shape and the room decide, and no property of the GPU.
+// for an H100 or H200 (nearly twice two for each of 132 multiprocessors), if there is `room` for so
+// many floats. Other parts are other bits: the shape and the room decide, no property of the GPU.
 static unsigned attention_parts(AttentionShape s, size_t room) {
     const size_t blocks = (size_t)ceil_div(s.T, 64 * KEY_MI(s.HS)) * s.B * s.NKV, enough = 512;
     unsigned parts = 1;
@@ -802,11 +802,7 @@ __global__ static void attention_parts_kernel(X *dqkv, AttentionShape s) {
 static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
 
 template <typename X> static size_t flash_shared(AttentionShape s, bool plain) {
-    int device = 0, shared = 0;
-    if (plain || sizeof(X) != 2 || !attention_has_flash(s.HS) || rehearsal != NULL) return 0;
-    CUDA(cudaGetDevice(&device));
-    CUDA(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
-    return (size_t)shared;
+    return plain || sizeof(X) != 2 || !attention_has_flash(s.HS) ? 0 : multiprocessor_shared();
 }
 
 // The instance of a flash kernel for heads padded to D channels; behind that: its other types.

@@ -357,7 +357,9 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
 
 // Refuses a model whose rows backward cannot sum up in this GPU's shared memory.
 static void check_device(const GPT2 *g, bool resumed) {
-    const size_t needed = layernorm_backward_shared<floatX>(g->config.channels) + 2048;
+    const size_t C = g->config.channels;
+    const size_t needed = 2048 + (g->config.rms ? layernorm_backward_shared<floatX, true>(C)
+                                                : layernorm_backward_shared<floatX>(C));
     int device, most;
     CUDA(cudaGetDevice(&device));
     CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));

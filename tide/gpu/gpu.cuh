@@ -154,7 +154,7 @@ template <typename X> __device__ static inline void store_pack(X *p, const Pack<
     store_bits(p, bits);
 }
 
-// Functions of one instruction, which are near and take a subnormal number for 0.
+// Functions of one instruction, which are approximate and take a subnormal number for 0.
 #ifdef __CUDA_EMU__
 #define FAST(name, instruction, emulated) \
     __device__ static inline float name(float x) { return emulated; }

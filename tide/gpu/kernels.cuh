@@ -1,15 +1,14 @@
-// kernels.cuh: the layers of a GPT on a GPU, forward and backward, in the order in which a token
-// meets them.
+// kernels.cuh: the layers of a GPT on a GPU, forward and backward.
 //
 //   encoder_forward, encoder_backward, token_order     tokens and positions
 //   layernorm_forward, residual_layernorm_forward, layernorm_backward
-//   matmul_forward, matmul_backward                    linear layers (products: matmul.cuh)
 //   heads_forward, heads_backward                      rotary positions, the norm of q and k
 //   activation_forward, activation_backward, bias_backward
+//   matmul_forward, matmul_backward                    linear layers (products: matmul.cuh)
 //   crossentropy, loss_accumulate                      loss, fused with its gradient
 //   residual_forward, accumulate_gradient, round_gradient    sums of tensors
 //
-// The same functions in the same order as in train_gpt2.c, for X = float, bf16 or f16 in memory and
+// The same functions as in train_gpt2.c, for X = float, bf16 or f16 in memory and
 // fp32 in registers. Each is a kernel and its launcher, which takes the arguments of the CPU's
 // function, then scratch where it needs some, then the stream; all pointers are device memory. A
 // result is rounded to X once, when it is complete. Gradients of weights are those of one
@@ -1006,13 +1005,7 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets, float grad
 
 // Returns whether two blocks with so much shared memory fit a multiprocessor, with what they have
 // without asking, less than 1 KiB, and the 1 KiB that CUDA takes for each.
-static bool two_blocks_fit(size_t shared) {
-    int device, most;
-    if (rehearsal != NULL) return false;
-    CUDA(cudaGetDevice(&device));
-    CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
-    return 2 * (shared + 2048) <= (size_t)most;
-}
+static bool two_blocks_fit(size_t shared) { return 2 * (shared + 2048) <= multiprocessor_shared(); }
 
 // losses (N), logits (N, Vp), targets (N); Vp must be whole packs. A row is read once where shared
 // memory can keep it, or, with the same bits, twice: also there, if `twice`.

@@ -281,8 +281,8 @@ static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
 // (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all row-major, lda,
 // ldb, ldo elements from row to row. extra: the epilogue's, as above; NULL: it does nothing.
 // Returns false, having done nothing, where the slopes or the sums are to be a pass of their own:
-// the library lists no shapes that have them. In fp32 they always are: there, too, the library's
-// tanh is good to 2^-11 only (seen on an H200).
+// the library lists no shapes that have them. In fp32 they always are: its tanh is good to 2^-11
+// there, too (seen on an H200).
 // An epilogue does not go with accumulate, nor does an output of 16 bits: the library rounds the
 // product before it adds (seen with cuBLASLt 13.0 on an H200). O is X, or float for sums that are
 // not to be rounded. Sizes are at least 1; rows of 16-bit types should begin at multiples of 16

@@ -53,6 +53,15 @@ static void device_sync(void) {
     else for (int i = 1; i < rehearsal->stream_count; i++) rehearse_rest(i);
 }
 
+// Returns the bytes of shared memory of a multiprocessor; 0 in a rehearsal.
+static size_t multiprocessor_shared(void) {
+    int device = 0, bytes = 0;
+    if (rehearsal != NULL) return 0;
+    CUDA(cudaGetDevice(&device));
+    CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    return (size_t)bytes;
+}
+
 static void gpu_free(void *p) {
     if (rehearsal != NULL) device_sync();
     else CUDA(cudaFree(p));

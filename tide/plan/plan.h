@@ -7,8 +7,9 @@
 //   offload_search()     --offload auto
 //
 // Left out: the start of a kernel or a copy; what gradient norms and the backward pass of the
-// embeddings need of the GPU; that collectives cross the link to the host where there is no other
-// way. All ranks are like the one that is planned.
+// embeddings need of the GPU; passes where cuBLASLt lacks an epilogue of backward; that collectives
+// cross the link to the host where there is no other way. All ranks are like the one that is
+// planned.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
 #include "../base/model.h"
@@ -225,7 +226,7 @@ typedef struct {
     bool sums;               // gradients are summed, on the GPU or, if that is too small, the host
     int weights, layers;     // --weights, as far as there is a choice; the model's layers
     OffloadLeast *least;     // not NULL: of all that is tried, nothing fits, and this is noted
-    bool dealt;              // ZeRO-3: the ring is of all layers, which other ranks have as well
+    bool dealt;              // ZeRO-3: every layer's weights are gathered into the ring
 } OffloadMemory;
 
 static bool memory_fits(const OffloadMemory *m, size_t gpu, size_t host) {

@@ -12,7 +12,8 @@
 
 // Bytes, parameters or floating-point operations per second; 0: not known. Name and unit of each.
 #define RATES(X) \
-    /* page-locked memory: one direction alone; both at once; one while the host updates; both */ \
+    /* page-locked memory: one direction alone; both at once; one of them while the host */ \
+    /* updates; both while it does */ \
     X(h2d, "bytes/s") X(d2h, "bytes/s") X(h2d_duplex, "bytes/s") X(d2h_duplex, "bytes/s") \
     X(h2d_host, "bytes/s") X(d2h_host, "bytes/s") X(h2d_busy, "bytes/s") X(d2h_busy, "bytes/s") \
     X(dram, "bytes/s")      /* that the cores alone reach in AdamW: 26 bytes per parameter */ \

@@ -69,9 +69,9 @@ static void run_write_scores(FILE *f, const Task *t, const RunScore *rows, size_
 }
 
 // The mean loss over the first --eval-batches batches of r->val in *mean: always the same ones, in
-// the same order. Returns the share that is right, or -1. Several ranks
-// take turns, and one that has nothing left repeats the last batch: it may have to give others its
-// shard of the weights. scores: the file of --scores, or NULL.
+// the same order. Returns the share that is right, or -1. Several ranks take turns, and one that
+// has nothing left repeats the last batch: it may have to give others its shard of the weights.
+// scores: the file of --scores, or NULL.
 static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double *mean) {
     const Task *t = r->words ? NULL : run_examples(r, &r->val);
     const size_t B = r->B, T = r->val.T, R = r->world;

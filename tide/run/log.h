@@ -185,7 +185,7 @@ static void log_eval(Log *l, size_t step, double val_loss, double accuracy) {
     fprintf(l->file, "{\"step\":%zu,\"val_loss\":%.9g", step, val_loss);
     fprintf(l->screen, "step %zu | val loss %.4f", step, val_loss);
     if (accuracy >= 0) fprintf(l->file, ",\"val_accuracy\":%.6g", accuracy);
-    if (accuracy >= 0) fprintf(l->screen, " | accuracy %.1f %%", 100 * accuracy);
+    if (accuracy >= 0) fprintf(l->screen, " | accuracy %.2f %%", 100 * accuracy);
     fprintf(l->file, "}\n");
     fprintf(l->screen, "\n");
     log_flush(l, step);

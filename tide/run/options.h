@@ -119,14 +119,14 @@ enum {
     COUNT("top-k", top_k, "0", 0, 1 << 24, 0, "sample from the N likeliest tokens; 0: from all") \
     REAL("top-p", top_p, "1", 1e-9, 1, 0, "of these, from the likeliest with this share; 1: all") \
     TITLE("Files and the machine") \
-    TEXT("out", out, "out/run", "DIR", O_OWN, "for log, weights and checkpoints: a new folder") \
+    TEXT("out", out, "out/default", "DIR", O_OWN, "log, weights, checkpoints: a new folder") \
     FLAG("resume", resume, O_OWN, \
          "continue the newest checkpoint in --out, as it was; auto: if any") \
     COUNT("save-every", save_every, "auto", 0, BIG, 0, \
           "steps; auto: 10 minutes, or 5 % of the time; 0: at the end") \
     COUNT("keep", keep, "2", 1, BIG, 0, "checkpoints; older ones are deleted") \
     FLAG("keep-best", keep_best, 0, "and that of the lowest validation loss; weights: OUT/best") \
-    FLAG("no-save", no_save, O_OWN, "leave only the log, in --out; without --out, nothing") \
+    FLAG("no-save", no_save, O_OWN, "leave only the log, and without --out nothing") \
     CHOICE("save-dtype", save_dtype, "fp32", "fp32|bf16", 0, "of model.safetensors") \
     COUNT("threads", threads, "0", 0, 4096, O_OWN, "0: one per core; of ranks, each its own") \
     TEXT("dump", dump, NULL, "FILE", O_OWN, \
@@ -461,7 +461,7 @@ static void options_help(FILE *f, const char *program) {
     fprintf(f, "usage: %s --data FILE [options]\n\n"
                "  %s --data my.txt                  trains a small GPT on the bytes of a text\n"
                "  %s --resume --steps 5000          goes on with it\n"
-               "  %s --model out/run --prompt \"Once \"  shows what it has learned\n\n"
+               "  %s --model out/default --prompt \"Once \"  shows what it has learned\n\n"
                "[x]: the default. =: fixed by the checkpoint; all others may change on --resume.\n"
                "Behind --, an option replaces the same one in front of it.\n"
                "Models:", program, program, program, program);

@@ -10,6 +10,7 @@
 #include "../base/ranks.h"
 #include "../files/state.h"
 #include "options.h"
+#include <fnmatch.h>
 #include <libgen.h>
 #include <sys/file.h>
 
@@ -41,25 +42,30 @@ static void out_lock(const char *out, int *lock, int how, bool warns) {
 static bool out_is_written(const Options *o) {
     const bool given = option_given(o, "out");
     return o->dump == NULL && !o->plan && !o->calibrate
-        && (o->steps > 0 ? given || !o->no_save : given && !o->resume);
+        && (o->steps > 0 ? given || !o->no_save : given && !o->resume && !o->no_save);
 }
 
 // Ends a new run whose --out holds anything but a lock. used: a run has locked it before. If that
 // one was stopped before it saved weights, --resume auto begins it again.
 static void out_check_empty(const Options *o, bool used) {
-    char path[PATH_MAX], name[256] = "";
+    char name[256] = "";
+    bool begun = used;
     DIR *dir = opendir(o->out);
     if (dir == NULL && errno != ENOENT) strcpy(name, "what cannot be listed");
-    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;)
+    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0
             && strcmp(e->d_name, ".lock") != 0) snprintf(name, sizeof name, "%s", e->d_name);
+        begun = begun && strcmp(e->d_name, "config.json") != 0
+             && fnmatch("*.safetensors*", e->d_name, 0) != 0;
+    }
     if (dir != NULL) closedir(dir);
-    path_join(path, o->out, "model.safetensors");
-    const bool begun = used && !path_exists(path);
     if (name[0] == '\0' || (o->resume_auto && begun)) return;
-    if (begun || state_newest(o->out, SIZE_MAX, false) > 0)
+    if (state_newest(o->out, SIZE_MAX, false) > 0)
         die("--out %s holds an earlier run: go on with it by --resume auto, or choose another "
             "--out", o->out);
+    if (begun)
+        die("--out %s holds a run that saved nothing: begin it again by --resume auto, or choose "
+            "another --out", o->out);
     die("--out %s holds %s, and nothing is overwritten: choose another --out, new or empty", o->out,
         name);
 }
@@ -77,7 +83,7 @@ static void out_check(const Options *o, int *lock) {
     if (o->tune != NULL && !path_exists(o->tune)) output_check("--tune", o->tune);
     if (!out_is_written(o)) return;
     path_join(path, o->out, ".lock");
-    const bool used = path_exists(path);
+    const bool used = stat(path, &s) == 0 && s.st_size > 0;
     if (o->resume && !used && state_newest(o->out, SIZE_MAX, false) == 0)
         return;  // state_find() says it
     snprintf(path, sizeof path, "%s", o->out);

@@ -158,12 +158,17 @@ static bool run_hears(int news) {
 // Before the first step of training: what is in --out from the start, and signals end the run well.
 // peak: operations per second of all that computes. Returns the first step's number.
 static size_t run_begin(Run *r, double peak) {
+    char path[PATH_MAX];
     Error err;
     options_write(&r->o, r->state.options, sizeof r->state.options);
     r->state.products = 0;  // unless the trainer has some when it saves
     if (r->rank == 0) run_check_disk(r);
     const char *out = out_is_written(&r->o) ? r->o.out : NULL;
-    if (!r->o.resume && out != NULL) run_save_tokenizer(r, out);
+    for (int i = 0; i < TOKENIZER_FILES && !r->o.resume && out != NULL && r->rank == 0; i++) {
+        path_join(path, out, tokenizer_files[i]);  // of a run that saved nothing
+        unlink(path);
+    }
+    if (!r->o.resume && out != NULL && !r->o.no_save) run_save_tokenizer(r, out);
     if (!log_open(&r->log, r->rank == 0 ? out : NULL, r->state.step, &err))
         die("%s", err.text);
     r->log.peak = peak;
@@ -199,9 +204,9 @@ static StepResult run_damaged(const Run *r) {
     return result;
 }
 
-static void run_diverged(const Run *r, size_t step, double loss, double norm, const char *what) {
-    fail("the loss is %g and the norm %g at step %zu: %s; try a lower --lr (what was saved in %s "
-         "before is intact)", loss, norm, step, what, r->o.out);
+static void run_diverged(size_t step, double loss, double norm, const char *what) {
+    fail("the loss is %g and the norm %g at step %zu: %s; try a lower --lr (what was saved before "
+         "is intact)", loss, norm, step, what);
 }
 
 // Loss scaling. In fp16 many gradients would be smaller than the smallest number, so the head's is
@@ -229,7 +234,7 @@ static void run_scale_loss(Run *r, size_t step, const StepResult *result) {
         s->good = 0;
     }
     if (s->scale < 1)
-        run_diverged(r, step, result->loss, result->norm, isfinite(result->loss)
+        run_diverged(step, result->loss, result->norm, isfinite(result->loss)
                      ? "gradients overflow fp16 without loss scaling"
                      : "activations overflow fp16, so take --precision bf16");
 }
@@ -246,7 +251,7 @@ static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, St
         snprintf(result->more, sizeof result->more, ",\"loss_scale\":%g", scale);
     result->skipped = !isfinite(result->loss) || !isfinite(squared);
     if (result->skipped && o->precision != PRECISION_FP16)
-        run_diverged(r, step, result->loss, result->norm, "stopped before the update");
+        run_diverged(step, result->loss, result->norm, "stopped before the update");
     AdamStep adam = adam_step_prepare(schedule_lr(o, step), o->beta1, o->beta2, o->eps,
                                       o->weight_decay, step - r->state.scaling.skipped,
                                       clip_scale(squared, o->clip) / scale);
@@ -268,7 +273,7 @@ static void run_log_step(Run *r, size_t step, const StepResult *result) {
     run_scale_loss(r, step, result);
     r->idle = mezo && idle ? r->idle + 1 : 0;
     if (r->idle == 10)
-        run_diverged(r, step, fabs(result->loss), fabs(result->norm),
+        run_diverged(step, fabs(result->loss), fabs(result->norm),
                      "10 steps in a row led nowhere");
     if (result->skipped)
         log_skip(&r->log, step, r->o.steps, result->loss, result->norm, mezo ? "" : result->more);

@@ -99,14 +99,15 @@ static void run_write(Run *r, size_t step, bool state) {
     const double start = seconds_now();
     const bool improved = state && r->o.keep_best && r->lowest < run_best_loss(r);
     StateSave save = {r->o.out, &r->table, &r->saves, (int)r->o.keep, 0, r->state};
-    char best[PATH_MAX];
+    char best[PATH_MAX], path[PATH_MAX];
     Error err;
     if (r->o.no_save) return;
     save.state.config = r->config;
     save.state.seed = r->o.seed;
     save.state.data_position = step * r->step_sequences;
     path_join(best, r->o.out, "best");
-    const char *origin = r->o.resume ? r->o.out : r->saved_model;
+    path_join(path, r->o.out, "config.json");
+    const char *origin = !r->o.resume ? r->saved_model : path_exists(path) ? r->o.out : r->o.model;
     if (improved) {
         const StateBest now = {step, r->lowest, run_val_hash(r)};
         save.state.best = now;

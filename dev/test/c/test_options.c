@@ -40,7 +40,7 @@ static bool close_to(double a, double b) { return fabs(a - b) <= 1e-15 * fabs(b)
 static void defaults_are_the_documented_ones(void) {
     const Options o = parse("--data a.txt", true);
     CHECK(o.val == NULL && o.tokenizer == NULL && o.prompt == NULL && o.dump == NULL, "not given");
-    CHECK(o.layers == 0 && o.seq == 0 && o.threads == 0 && strcmp(o.out, "out/run") == 0, "auto");
+    CHECK(o.layers == 0 && o.seq == 0 && o.threads == 0 && strcmp(o.out, "out/default") == 0, "auto");
     CHECK(o.warmup == AUTO_COUNT && o.min_lr == AUTO_REAL && o.save_every == AUTO_COUNT, "auto");
     CHECK(o.stride == 0 && o.share == AUTO_REAL && o.resident_blocks == AUTO_COUNT, "auto");
     for (int i = 0; i < OPTION_COUNT; i++) {  // what --help shows is what a run has
@@ -354,7 +354,7 @@ static void a_checkpoint_restores_what_was_not_given(void) {
     CHECK(o.clip == run.clip && o.seed == run.seed, "all digits: %.17g", o.clip);
     CHECK(o.schedule == SCHEDULE_LINEAR && strcmp(o.prompt, "a \x01\n\\n") == 0, "%s", o.prompt);
     CHECK(!o.keep_best && o.keep == 9 && o.eps == 1e-9 && o.min_lr == AUTO_REAL && o.val == NULL, "-");
-    CHECK(o.threads == 0 && strcmp(o.out, "out/run") == 0, "threads and out are not restored");
+    CHECK(o.threads == 0 && strcmp(o.out, "out/default") == 0, "threads and out are not restored");
     CHECK(strcmp(first, saved(&o)) == 0, "%s", lines);
     // Given and allowed to change; given and equal; the auto values.
     o = resume("--resume --steps 900 --lr 1 --schedule cosine --warmup auto --data other --batch 3 "

@@ -449,7 +449,7 @@ static void bad_input_is_one_line(void) {
         {"--to", "nan", "\"nan\" is not a number"}, {"--step", "-3", "--step -3: must be 0 to"},
         {"--step", "1.5", "is not a whole number"}, {"--to", "1e999", "must be"}, {"--memory", NULL, "no counters"},
         {"--huh", NULL, "no such option: --huh"}, {"--title", NULL, "--title wants a value"},
-        {path, NULL, "one file too many"}, {"-o", "/no/such/x.svg", "cannot write /no/such/x.svg"}};
+        {path, NULL, "one file too many"}, {"-o", "/no/such/x.svg", "-o /no/such/x.svg: No such file"}};
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)
         CHECK(timeline(path, options[i].option, options[i].value, NULL) == 2
               && strstr(said, options[i].why) != NULL

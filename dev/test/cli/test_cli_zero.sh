@@ -210,11 +210,10 @@ if whole; then
     exchanged three_ranks_in_stage_1 three_s1 3 $((2 * three)) $((2 * three))
     exchanged four_ranks four_s2 4 $((3 * 2 * four)) $((2 * four))
 fi
-# Stage 3: after the evaluation of step 2 embeddings, tail and the last two layers are there; forward
-# finds layer 2, and lacks 1 and 3; backward lacks 1. Each later micro-batch finds what is in place.
-exchanged stage_3 s3 2 $((2 * two)) $((2 * 3 * 6656))
+# Stage 3: there is memory for a place for each layer, and the evaluation of step 2 has gathered them.
+exchanged stage_3 s3 2 $((2 * two)) 0
 if whole; then
-    exchanged stage_3_on_four_ranks four_s3 4 $((3 * 2 * four)) $((2 * (3 + 2 + 2) * 3328))
+    exchanged stage_3_on_four_ranks four_s3 4 $((3 * 2 * four)) 0
 fi
 
 # --- what crosses the link is the rank's own -----------------------------------------------------

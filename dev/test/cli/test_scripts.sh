@@ -643,9 +643,9 @@ scaled() {
 }
 scaled has_a_line '^7b  *16  *0\.[0-9]* .*  interleave$' MODELS=7b
 scaled says_what_is_not_known '^7b  *16 .* ?  *? ' "RATES=$top/scripts/rates/paper_h100.txt"
-scaled takes_another_link '^7b  *16  *[3-9][0-9]\.[0-9]* .*  none$' 'RATE=node_link 1e9' --offload none
+scaled takes_another_link '^7b  *16  *[2-9][0-9]\.[0-9]* .*  none$' 'RATE=node_link 1e9' --offload none
 scaled says_what_does_not_fit '^7b  *16 does not fit' MODELS=7b --gpu-memory 1G
-scaled takes_another_rate '^7b  *16  *5[0-9]\.' 'RATE=gpu_flops 2e12'
+scaled takes_another_rate '^7b  *16  *4[0-9]\.' 'RATE=gpu_flops 2e12'
 refuses scaling_says_what_is_wrong 2 'must be 1 to 3' sh "$top/scripts/plan_scaling.sh" --zero 4
 # The numbers of the lesson.
 lesson() {
@@ -653,8 +653,9 @@ lesson() {
     sed 's/^    //' "$top/doc/zero.md" | awk 'NR == FNR { line[$0] = 1; next } !($0 in line)' - table
 }
 for stage in 1 2 3; do
+    [ $stage -lt 3 ] && room=999G || room=15500M
     "$TRAINER" --plan --world 8 --zero $stage --model 7b --batch 1 --seq 2048 --recompute block \
-        --offload none --gpu-memory 999G --rates "$rates" | awk -v stage=$stage '
+        --offload none --gpu-memory $room --rates "$rates" | awk -v stage=$stage '
         /^GPU  *(parameters|gradients) / { gib[$2] = $3 }
         /^GPU  *(master weights|AdamW moments) / { state += $4 }
         /^GPU  *total / {

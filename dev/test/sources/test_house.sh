@@ -57,7 +57,7 @@ up=$(awk '
 above=$(cat train_gpt2.c train_gpt2.cu $ideas test_gpt2.c | wc -l)
 all=$(cat ./*.c ./*.h ./*.cu Makefile $(ls tide/*/* | grep -v /unicode) | wc -l)
 [ "$above" -le 4200 ] && echo "ok lines_above: $above of 4200" || echo "FAIL lines_above: $above of 4200"
-[ "$all" -le 23260 ] && echo "ok lines_in_all: $all of 23260" || echo "FAIL lines_in_all: $all of 23260"
+[ "$all" -le 23276 ] && echo "ok lines_in_all: $all of 23276" || echo "FAIL lines_in_all: $all of 23276"
 large=$(wc -l tide/*/* | awk '$1 > 650 && $2 != "total" && $2 !~ /unicode/ { printf "%s %d, ", $2, $1 }')
 echo "ok files_of_more_than_650_lines: ${large%, }"
 
