@@ -271,8 +271,8 @@ static void output_check(const char *option, const char *path) {
     if (lstat(path, &s) == 0)
         die("%s %s exists, and nothing is overwritten: name another file", option, path);
     if (lstat(temporary, &s) == 0)
-        die("%s would write %s first, which exists: remove it if an earlier call was stopped, or "
-            "name another file", option, temporary);
+        die("%s %s exists, and nothing is overwritten: name another file, or remove this one if an "
+            "earlier call was stopped", option, temporary);
     const char *slash = strrchr(path, '/');
     const int length = slash == NULL || slash == path ? 1 : (int)(slash - path);
     snprintf(dir, sizeof dir, "%.*s", length, slash == NULL ? "." : path);

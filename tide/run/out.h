@@ -83,7 +83,7 @@ static void out_check(const Options *o, int *lock) {
     if (o->tune != NULL && !path_exists(o->tune)) output_check("--tune", o->tune);
     if (!out_is_written(o)) return;
     path_join(path, o->out, ".lock");
-    const bool used = stat(path, &s) == 0 && s.st_size > 0;
+    const bool used = path_exists(path);
     if (o->resume && !used && state_newest(o->out, SIZE_MAX, false) == 0)
         return;  // state_find() says it
     snprintf(path, sizeof path, "%s", o->out);

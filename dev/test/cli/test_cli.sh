@@ -453,7 +453,7 @@ rm -r requeued/checkpoints/step_00000012
 check and_goes_on sh -c '"$@" >requeued.out && grep -q "weights of step 9 from requeued" requeued.out' - "$tide" $small --steps 12 --eval-every 0 \
     --save-every 3 --resume=auto --out requeued
 check with_the_same_bits cmp requeued/model.safetensors requeued.whole
-rm -r requeued/checkpoints requeued/model.safetensors
+rm -r requeued/checkpoints requeued/model.safetensors requeued/config.json
 check a_job_that_died_before_its_first_checkpoint_begins_anew requeued
 check with_the_same_bits_again cmp requeued/model.safetensors requeued.whole
 refuses resume_other_words 2 'unexpected argument' "$tide" --resume maybe --out requeued

@@ -113,7 +113,7 @@ check without_a_folder_nothing_is_left sh -c 'cd bare && "$@" --data ../text.txt
 await $! grep -qs '"step":3,' begun/log.jsonl
 kill -9 $!
 wait $! 2>/dev/null
-refuses a_run_that_saved_nothing_is_not_overwritten 2 'begun holds an earlier run' "$cpu" $short --out begun
+refuses a_run_that_saved_nothing_is_not_overwritten 2 'begun holds a run that saved nothing: begin it again by --resume auto' "$cpu" $short --out begun
 check resume_auto_begins_it_again sh -c '"$@" --resume auto --out begun >begun.out && [ "$(grep -c loss begun/log.jsonl)" = 2 ] &&
     cmp begun/model.safetensors empty/model.safetensors' - "$cpu" $short
 # Of several at once one trains: the first is slow, and finds the folder taken when it is ready.
@@ -181,7 +181,7 @@ copy_of own
 over() {  # over NAME FILE COMMAND...
     name=$1 file=$2
     shift 2
-    refuses "$name" 2 "$file exists, and nothing is overwritten: name another file$" "$@"
+    refuses "$name" 2 "$file exists, and nothing is overwritten: name another file" "$@"
     check "${name}_stays" sh -c 'cmp in.txt text.txt && cmp in.tmp text.txt && test -L soft -a -L dangling -a ! -e nowhere -a -c device'
 }
 ln -s /dev/null device  # (if it is replaced, only the link is lost: never name a device here)
@@ -249,15 +249,21 @@ kill -9 "$(cat pid.0)"
 refuses one_of_them_is_enough 2 'ranks belongs to a run' $brief "$gpu" --resume --out ranks
 kill -CONT "$(cat pid.1)"
 wait $launcher
-# Signals to several ranks, one after the other: who has heard of the first has got one.
-"$launch" 2 sh ranked "$gpu" $endless --layers 6 --channels 256 --save-every 0 --out apart \
-    >apart.out 2>apart.err &
-await $! grep -qs '"step":2,' apart/log.jsonl
-kill -TERM "$(cat pid.0)"
-await $! sh -c 'ls apart/checkpoints 2>/dev/null | grep -q .'  # it is being saved
-kill -TERM "$(cat pid.1)" 2>/dev/null
-wait $!
-check signals_one_after_the_other_save test $? -eq 143 -a "$(logged apart)" = "$(saved apart)"
+# Signals to several ranks, one after the other: who has heard of the first has got one. The second
+# must arrive within a second, or it ends the rank at once: on a busy machine one of five tries does.
+one_after_the_other() {
+    rm -rf apart
+    "$launch" 2 sh ranked "$gpu" $endless --layers 6 --channels 256 --save-every 0 --out apart \
+        >apart.out 2>apart.err &
+    await $! grep -qs '"step":2,' apart/log.jsonl
+    kill -TERM "$(cat pid.0)"
+    await $! sh -c 'ls apart/checkpoints 2>/dev/null | grep -q .'  # it is being saved
+    kill -TERM "$(cat pid.1)" 2>/dev/null
+    wait $!
+    [ $? -eq 143 ] && [ "$(logged apart)" = "$(saved apart)" ]
+}
+any_of_five() { for i in 1 2 3 4 5; do one_after_the_other && return; done; return 1; }
+check signals_one_after_the_other_save any_of_five
 check then_it_is_free "$gpu" --resume --out ranks --steps $(($(saved ranks) + 1))
 
 # --- signals ----------------------------------------------------------------------------------------
