@@ -7,8 +7,8 @@
 #   411 GB while --save-every replaces one of --keep 2. GPU memory: at least 4.5 GiB, and
 #   then 134.1 GiB of host memory; from 147.7 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   h200_16cores          136.4    0.0    0.27     7472  none: all of it fits
-#   paper_h100             78.5  104.0    1.87     1094  interleave
-#   rtx4090_desktop        22.9  121.8    4.87      421  interleave, recomputing a little, 34 of 50 layers stream
-#   rtx3090_desktop        22.7  116.8    8.51      241  interleave, 49 of 50 layers stream
+#   h200_16cores          136.4    0.0    0.29     6961  none: all of it fits
+#   paper_h100             78.5  104.0    1.87     1093  interleave
+#   rtx4090_desktop        22.9  121.8    4.89      419  interleave, recomputing a little, 34 of 50 layers stream
+#   rtx3090_desktop        22.7  116.8    8.57      239  interleave, 49 of 50 layers stream
 exec sh "$(dirname "$0")/train_offload.sh" 10b_offload --model 10b --batch 1 --seq 2048 -- "$@"

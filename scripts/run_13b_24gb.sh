@@ -10,7 +10,7 @@
 #   360 GB while --save-every replaces one of --keep 2. GPU memory: at least 14.6 GiB, and
 #   then 119.7 GiB of host memory; from 222.5 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   rtx4090_desktop, 128   23.0  116.8   12.39     1322  interleave, recomputing, 30 of 40 layers stream
-#   rtx3090_desktop, 128   22.7  111.8   26.24      625  twinflow, recomputing, 37 of 40 layers stream
+#   rtx4090_desktop, 128   23.0  117.6   12.71     1289  interleave, recomputing, 30 of 40 layers stream
+#   rtx3090_desktop, 128   22.7  111.8   27.04      606  twinflow, recomputing, 37 of 40 layers stream
 #   rtx4090_desktop, 64      23      -       -        -  does not fit
 exec sh "$(dirname "$0")/train_offload.sh" 13b_24gb --model 13b --batch 8 --seq 2048 --moments bf16 -- "$@"

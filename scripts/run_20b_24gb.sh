@@ -10,8 +10,8 @@
 #   618 GB while --save-every replaces one of --keep 2. GPU memory: at least 19.5 GiB, and
 #   then 205.5 GiB of host memory; from 352.9 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   rtx4090_desktop, 256   22.9  202.3   21.43      765  twinflow, recomputing, 47 of 48 layers stream
-#   rtx3090_desktop, 256   22.9  202.3   44.80      366  twinflow, recomputing, 47 of 48 layers stream
+#   rtx4090_desktop, 256   22.9  202.3   21.80      751  twinflow, recomputing, 47 of 48 layers stream
+#   rtx3090_desktop, 256   22.9  202.3   45.87      357  twinflow, recomputing, 47 of 48 layers stream
 #   rtx4090_desktop, 128     23      -       -        -  does not fit
 #   rtx4090_desktop, 64      23      -       -        -  does not fit
 exec sh "$(dirname "$0")/train_offload.sh" 20b_24gb --model 20b --batch 8 --seq 2048 --moments bf16 -- "$@"

@@ -10,5 +10,5 @@
 #   then 287.7 GiB of host memory; from 435.1 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
 #   paper_h100, 256        78.7  241.6   23.27      704  interleave, recomputing
-#   h200_16cores, 256      78.5  231.4    6.25     2620  interleave, recomputing, 41 of 48 layers stream
+#   h200_16cores, 256      78.5  231.4    6.22     2634  interleave, recomputing, 41 of 48 layers stream
 exec sh "$(dirname "$0")/train_offload.sh" 20b_80gb --model 20b --batch 8 --seq 2048 -- "$@"

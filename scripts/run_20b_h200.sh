@@ -10,5 +10,5 @@
 #   618 GB while --save-every replaces one of --keep 2. GPU memory: at least 19.5 GiB, and
 #   then 205.5 GiB of host memory; from 352.9 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   h200_16cores, 128     130.9  108.7    5.05     3245  interleave, recomputing
+#   h200_16cores, 128     130.9  108.7    5.01     3267  interleave, recomputing
 exec sh "$(dirname "$0")/train_offload.sh" 20b_h200 --model 20b --batch 8 --seq 2048 --moments bf16 --gpu-memory 131G --host-memory 121G -- "$@"

@@ -7,8 +7,8 @@
 #   883 GB while --save-every replaces one of --keep 2. GPU memory: at least 7.7 GiB, and
 #   then 287.7 GiB of host memory; from 307.4 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   h200_16cores          138.5  173.7    2.36      869  interleave
-#   paper_h100             78.9  228.8    4.70      436  interleave
+#   h200_16cores          138.5  173.7    2.37      865  interleave
+#   paper_h100             78.9  228.8    4.70      435  interleave
 #   rtx4090_desktop        22.5  276.2   11.28      182  interleave, recomputing, 46 of 48 layers stream
-#   rtx3090_desktop        22.8  286.1   19.64      104  interleave, recomputing a little, 47 of 48 layers stream
+#   rtx3090_desktop        22.8  286.1   19.73      104  interleave, recomputing a little, 47 of 48 layers stream
 exec sh "$(dirname "$0")/train_offload.sh" 20b_offload --model 20b --batch 1 --seq 2048 -- "$@"

@@ -8,8 +8,8 @@
 #   131 GB while --save-every replaces one of --keep 2. GPU memory: at least 6.9 GiB, and
 #   then 42.8 GiB of host memory; from 94.4 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   h200_16cores           94.4    0.0    0.58    28478  none: all of it fits
+#   h200_16cores           94.4    0.0    0.66    24987  none: all of it fits
 #   paper_h100             78.9   36.0    2.93     5599  interleave, 35 of 40 layers stream
-#   rtx4090_desktop        23.0   30.3    3.41     4800  interleave, recomputing
-#   rtx3090_desktop        23.0   28.4    7.05     2325  interleave, recomputing
+#   rtx4090_desktop        23.0   30.3    3.56     4605  interleave, recomputing
+#   rtx3090_desktop        23.0   28.4    7.46     2197  interleave, recomputing
 exec sh "$(dirname "$0")/train_offload.sh" 3b_24gb --model d40 --context 2048 --batch 8 --seq 2048 -- "$@"

@@ -10,7 +10,7 @@
 #   186 GB while --save-every replaces one of --keep 2. GPU memory: at least 10.4 GiB, and
 #   then 62.0 GiB of host memory; from 128.3 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   rtx4090_desktop, 64    22.6   53.5    6.62     2476  interleave, recomputing, 20 of 32 layers stream
-#   rtx3090_desktop, 64    22.9   49.2   14.33     1143  twinflow, recomputing, 26 of 32 layers stream
-#   rtx4090_desktop, 128   22.6   53.5    6.62     2476  interleave, recomputing, 20 of 32 layers stream
+#   rtx4090_desktop, 64    22.6   53.5    6.54     2503  interleave, recomputing, 20 of 32 layers stream
+#   rtx3090_desktop, 64    22.9   49.2   14.25     1149  twinflow, recomputing, 26 of 32 layers stream
+#   rtx4090_desktop, 128   22.6   53.5    6.54     2503  interleave, recomputing, 20 of 32 layers stream
 exec sh "$(dirname "$0")/train_offload.sh" 7b_24gb --model 7b --batch 8 --seq 2048 --moments bf16 -- "$@"

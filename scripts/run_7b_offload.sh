@@ -7,8 +7,8 @@
 #   266 GB while --save-every replaces one of --keep 2. GPU memory: at least 4.2 GiB, and
 #   then 86.8 GiB of host memory; from 96.0 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   h200_16cores           96.0    0.0    0.19    10656  none: all of it fits
+#   h200_16cores           96.0    0.0    0.19    10761  none: all of it fits
 #   paper_h100             78.8   13.6    0.99     2076  interleave
-#   rtx4090_desktop        22.9   74.7    2.95      694  interleave, recomputing
-#   rtx3090_desktop        23.0   73.4    4.94      415  interleave, recomputing a little
+#   rtx4090_desktop        22.9   74.7    2.94      696  interleave, recomputing
+#   rtx3090_desktop        23.0   73.4    4.93      415  interleave, recomputing a little
 exec sh "$(dirname "$0")/train_offload.sh" 7b_offload --model 7b --batch 1 --seq 2048 -- "$@"

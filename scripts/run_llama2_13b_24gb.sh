@@ -10,6 +10,6 @@
 #   364 GB while --save-every replaces one of --keep 2. GPU memory: at least 14.6 GiB, and
 #   then 121.2 GiB of host memory; from 224.4 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   rtx4090_desktop, 128   22.9  118.1   12.75     1285  interleave, recomputing, 30 of 40 layers stream
-#   rtx3090_desktop, 128   22.6  112.7   27.09      605  twinflow, recomputing, 38 of 40 layers stream
+#   rtx4090_desktop, 128   22.8  118.1   13.16     1245  interleave, recomputing, 30 of 40 layers stream
+#   rtx3090_desktop, 128   22.6  112.7   28.03      585  twinflow, recomputing, 38 of 40 layers stream
 exec sh "$(dirname "$0")/train_offload.sh" llama2_13b_24gb --model llama2-13b --batch 8 --seq 2048 --moments bf16 -- "$@"

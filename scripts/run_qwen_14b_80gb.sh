@@ -9,6 +9,6 @@
 #   591 GB while --save-every replaces one of --keep 2. GPU memory: at least 23.1 GiB, and
 #   then 192.6 GiB of host memory; from 307.1 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   paper_h100, 192        78.7  143.1   15.08     1087  interleave, recomputing
-#   h200_16cores, 192      79.0  148.2    3.73     4390  interleave, recomputing
+#   paper_h100, 192        78.7  143.1   15.06     1088  interleave, recomputing
+#   h200_16cores, 192      79.0  148.2    3.97     4127  interleave, recomputing
 exec sh "$(dirname "$0")/train_offload.sh" qwen_14b_80gb --model qwen2.5-14b --batch 8 --seq 2048 -- "$@"
