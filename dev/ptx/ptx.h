@@ -61,6 +61,17 @@ template <typename T> static inline T BFI(T field, T x, uint32_t at, uint32_t le
     return (x & ~mask) | (field << at & mask);
 }
 
+// prmt: each four bits of `how` take one of the eight bytes of b and a, or the sign of that byte.
+static inline uint32_t PRMT(uint32_t a, uint32_t b, uint32_t how) {
+    const uint64_t bytes = (uint64_t)b << 32 | a;
+    uint32_t x = 0;
+    for (int i = 0; i < 4; i++, how >>= 4) {
+        const uint32_t byte = bytes >> 8 * (how & 7) & 255, sign = byte >> 7 ? 255 : 0;
+        x |= (how & 8 ? sign : byte) << 8 * i;
+    }
+    return x;
+}
+
 // The nearest number of the type; 0 of a NaN.
 template <typename T> static inline T TO_INT(double x) {
     typedef std::numeric_limits<T> Limits;

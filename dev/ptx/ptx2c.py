@@ -343,6 +343,8 @@ RULES = [(re.compile(pattern), f) for pattern, f in {
     r'shr\.([us](?:16|32|64))': shr,
     r'bfi\.(b32|b64)': lambda k, a, ty: k.set(
         a[0], f'BFI({k.get(a[1], ty)}, {k.get(a[2], ty)}, {reg(a[3])}, {reg(a[4])})', ty),
+    r'prmt\.b32': lambda k, a: k.set(
+        a[0], f'PRMT({", ".join(k.get(x, "b32") for x in a[1:])})', 'b32'),
     r'setp\.(\w\w|neu|ltu|leu|gtu|geu|nan|num)(?:\.(and|or|xor))?\.' + DATA: setp,
     r'selp\.' + DATA: lambda k, a, ty: k.set(
         a[0], f'{k.get(a[3], "pred")} ? {k.get(a[1], u(ty))} : {k.get(a[2], u(ty))}', u(ty)),
