@@ -652,7 +652,7 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
                 const int row = row0 + fragment_row(m, 2 * r);
                 factor[m][r] = 1.0f / total;
                 if (threadIdx.x % 4 == 0 && row < to.rows)
-                    lse[(size_t)to.head * T + to.first + row] = max[m][r] * shape.scale
+                    lse[(size_t)to.head * T + to.first + row] = mul_f32(max[m][r], shape.scale)
                                                                 + logf(total);
             }
     }
