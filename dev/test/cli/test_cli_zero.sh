@@ -567,6 +567,6 @@ for s in 2 $(whole && echo 3); do
     refuses late_token_in_stage_$s 2 'late.bin' "$launch" 2 "$tide" $small --batch 1 --lr 3e-3 \
         --data late.bin --tokenizer bytes --steps 300 --save-every 1 --zero $s --out late_$s
     check late_token_in_stage_${s}_leaves_what_was_saved "$tide" --model late_$s --steps 0 \
-        --out late_copy
+        --out late_copy_$s
 done
 echo "took $(($(date +%s) - start)) s"
