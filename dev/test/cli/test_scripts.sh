@@ -380,6 +380,11 @@ paper() {
     set -- paper/*.svg
     [ -s "$1" ] && grep -q '</svg>' "$@" || { echo 'no picture'; return 1; }
 }
+# A benchmark of casts is played here.
+printf '#!/bin/sh\n[ "$*" = --casts ] || exit 1\n' >bench
+for name in G16-G32 host_cast H-G-pageable G-H-pageable H32-G16 G16-H32; do echo "echo '# $name 3e9'" >>bench; done
+chmod +x bench
+export BENCH="$work/bench"
 for script in "$top"/scripts/paper/dos_[0-9t]*.sh "$top"/scripts/paper/z*_*.sh; do
     script=$(basename "$script" .sh)
     case $script in zo_*) models=opt-1.3b small=opt-125m ;; *) models=7b small=nano ;; esac
@@ -401,19 +406,16 @@ for script in "$top"/scripts/paper/dos_[0-9t]*.sh "$top"/scripts/paper/z*_*.sh; 
 done
 check paper_predicts_less_memory paper dos_13 PLAN=1 TRAINER="$TRAINER" MODELS=7b GPU_MEMORY=14G BATCHES="1 16"
 check paper_says_what_has_no_room grep -q "^16$(printf '\t')no-room" paper/dos_13.tsv
-# Measured: the rates, and casts by a benchmark, which is played here, are all of table 1; figure 6 follows.
-printf '#!/bin/sh\n[ "$*" = --casts ] || exit 1\n' >bench
-for name in G16-G32 host_cast H-G-pageable G-H-pageable H32-G16 G16-H32; do echo "echo '# $name 3e9'" >>bench; done
-chmod +x bench
+# Measured: the rates, and casts, are all of table 1; figure 6 follows.
 calibrated() {
     # shellcheck disable=SC2086
-    env OUT=calibrated BENCH="$work/bench" TRAINER="$TRAINER" EMU_CLOCK=real SIZE="$tiny" MODEL=nano \
+    env OUT=calibrated TRAINER="$TRAINER" EMU_CLOCK=real SIZE="$tiny" MODEL=nano \
         sh "$top/scripts/paper/dos_table1.sh" $tiny >paper.out 2>&1 || { tail -n 3 paper.out; return 1; }
     awk -F '\t' '$2 == "?" || $3 == "?" { print; wrong = 1 } END { exit wrong || NR != 12 }' \
         calibrated/dos_table1.tsv
 }
 check paper_measures_table1 calibrated
-check paper_measures_dos_6 paper dos_6 SIZE="$tiny" RATES=calibrated/rates.txt TRAINER="$TRAINER" BENCH="$work/bench"
+check paper_measures_dos_6 paper dos_6 SIZE="$tiny" RATES=calibrated/rates.txt TRAINER="$TRAINER"
 check paper_knows_the_measured_flush sh -c '! grep "?" paper/dos_6.tsv'
 check paper_flushes_what_was_measured grep -q '^ZeRO-3 here: 2 GB/s' paper.out
 check paper_adds_up_the_flush grep -q '^ZeRO-3 paper: 2.616 GB/s' paper.out
