@@ -85,7 +85,8 @@ build/ptx/%.ptx: train_gpt2.cu $(HEADERS)
 build/ptx/kernels.made: dev/ptx/ptx2c.py $(PTX_SETS:%=build/ptx/%.ptx)
 	python3 $< --parts 8 build/ptx/kernels $(filter %.ptx,$^) >$@.new
 	@mv $@.new $@
-$(PTX_PARTS:%=%.cpp): build/ptx/kernels.made
+# (An empty recipe: make looks at them again, and compiles those that have changed.)
+$(PTX_PARTS:%=%.cpp): build/ptx/kernels.made ;
 $(PTX_PARTS:%=%.o): %.o: %.cpp dev/ptx/ptx.h $(EMU)
 	$(CXX) $(PTX_FLAGS) -Og -c $< -o $@
 build/ptx/registry.o: dev/ptx/registry.cpp dev/ptx/ptx.h $(EMU)

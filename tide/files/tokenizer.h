@@ -533,7 +533,7 @@ static void tokenizer_file(Tokenizer *t, int file, const char *text) {
 }
 
 // Writes the class into a tokenizer_config.json that does not name it, since another model_type may
-// stand beside what is saved. Where there is no such file, makes one. end: that of a text, as JSON.
+// stand beside what is saved. Makes the file if there is none. end: that of a text, as JSON.
 static void merges_name(PartReader *r, int rule, const char *end) {
     const Json *config = r->beside[FILE_CONFIG];
     TokenizerFile *file = &r->t->files[FILE_CONFIG];

@@ -8,11 +8,11 @@
 //   crossentropy, loss_accumulate                      loss, fused with its gradient
 //   residual_forward, accumulate_gradient, round_gradient    sums of tensors
 //
-// The same functions as in train_gpt2.c, for X = float, bf16 or f16 in memory and
-// fp32 in registers. Each is a kernel and its launcher, which takes the arguments of the CPU's
-// function, then scratch where it needs some, then the stream; all pointers are device memory. A
-// result is rounded to X once, when it is complete. Gradients of weights are those of one
-// micro-batch, and overwritten; accumulate_gradient() at the end adds micro-batches up.
+// The functions are those of train_gpt2.c, for X = float, bf16 or f16 in memory and fp32 in
+// registers. Each is a kernel and its launcher, which takes the arguments of the CPU's function,
+// then scratch where it needs some, then the stream; all pointers are device memory. A result is
+// rounded to X once, when it is complete. Gradients of weights are those of one micro-batch, and
+// overwritten; accumulate_gradient() at the end adds micro-batches up.
 //
 // Almost all of these move more bytes than the arithmetic on them costs, so what counts is that
 // every byte is read once, in packs of 16 bytes, with many loads under way at the same time. C, F

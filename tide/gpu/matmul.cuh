@@ -42,9 +42,9 @@ template <> struct MatmulType<float> { typedef float type; enum { CUDA = CUDA_R_
 template <> struct MatmulType<bf16> { typedef bf16 type; enum { CUDA = CUDA_R_16BF }; };
 template <> struct MatmulType<f16> { typedef f16 type; enum { CUDA = CUDA_R_16F }; };
 
-// What a product's epilogue does with `extra`: nothing; adds it (N) to every row; multiplies the
-// product by GELU's slope at it (M, N), whose rows are as far apart as the output's; or stores the
-// sums of op(A)'s rows in it (M).
+// A product's epilogue has an operand, `extra`. It ignores it; adds it (N) to every row; multiplies
+// the product by GELU's slope at it (M, N), whose rows are as far apart as the output's; or stores
+// the sums of op(A)'s rows in it (M).
 enum { GEMM_PLAIN, GEMM_BIAS, GEMM_SLOPE, GEMM_SUMS };
 
 // The library's description of a shape, and the algorithm for it.

@@ -357,8 +357,8 @@ static void chat_white_space(void) {
           shown(&v3, spaces, 3));
 }
 
-// What a model without a template is given: held against the texts that transformers had rendered,
-// once, by hand.
+// A model without a template is given one. It is held against texts that transformers rendered once,
+// by hand.
 static void chat_exports(void) {
     #define FROM_SYSTEM "{%- set s = messages[0].content if messages[0].role == 'system' else '' %}"
     #define SAY(role, says) "{%- if m.role == '" role "' %}" says "{%- endif %}"

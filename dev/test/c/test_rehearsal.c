@@ -110,7 +110,8 @@ static void both_directions_have_rates_of_their_own(void) {
     IS(end(in), 4 + 3.75 + (100 - 16 - 30) / 10.0);
 }
 
-// What one direction gets beside the cores, they do not; the other one has a rate of its own.
+// The cores do not get the memory's rate that one direction takes beside them. The other direction
+// has a rate of its own.
 static void one_direction_beside_the_cores(void) {
     Rates r = machine();
     r.dram = 24;

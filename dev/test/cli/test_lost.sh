@@ -116,7 +116,7 @@ wait $! 2>/dev/null
 refuses a_run_that_saved_nothing_is_not_overwritten 2 'begun holds a run that saved nothing: begin it again by --resume auto' "$cpu" $short --out begun
 check resume_auto_begins_it_again sh -c '"$@" --resume auto --out begun >begun.out && [ "$(grep -c loss begun/log.jsonl)" = 2 ] &&
     cmp begun/model.safetensors empty/model.safetensors' - "$cpu" $short
-# Of several at once one trains: the first is slow, and finds the folder taken when it is ready.
+# One of several that start at once trains: the first is slow, and finds the folder taken when it is ready.
 slow="--layers 4 --channels 512"
 for i in 1 2 3 4; do
     # shellcheck disable=SC2086  # words
@@ -250,7 +250,8 @@ refuses one_of_them_is_enough 2 'ranks belongs to a run' $brief "$gpu" --resume 
 kill -CONT "$(cat pid.1)"
 wait $launcher
 # Signals to several ranks, one after the other: who has heard of the first has got one. The second
-# must arrive within a second, or it ends the rank at once: on a busy machine one of five tries does.
+# must arrive within a second, or it ends the rank at once. On a busy machine one of five tries is
+# that fast.
 one_after_the_other() {
     rm -rf apart
     "$launch" 2 sh ranked "$gpu" $endless --layers 6 --channels 256 --save-every 0 --out apart \
