@@ -86,16 +86,16 @@ static bool run_batch(const Run *r, const Loader *loader, uint64_t position, siz
 // Signals, and what ranks tell each other
 
 static volatile sig_atomic_t stop_requested;  // a signal that came: save, exit
-static volatile double stop_time;             // when, by seconds_now()
+static volatile double stop_time;             // when this process got one, by seconds_now()
 static bool stop_waits;                       // ZenFlow's window is open: finish it
 
 // The terminal, make and launchers pass a signal on that came to the whole group: only one that
 // comes a second later is meant to end the program at once. (And only of these: SIGPIPE is each
 // line for a `tee` that Ctrl-C has ended; batch systems repeat theirs, Linux SIGXCPU.)
 static void request_stop(int n) {
-    if (stop_requested == 0) {
+    if (stop_time == 0) {
         stop_time = seconds_now();
-        stop_requested = n;
+        if (stop_requested == 0) stop_requested = n;
     } else if ((n == SIGHUP || n == SIGINT || n == SIGTERM) && seconds_now() - stop_time > 1) {
         signal(n, SIG_DFL);
         raise(n);
@@ -143,8 +143,7 @@ static void run_hear(const double *said, size_t stride) {
     for (size_t k = 0; k < (size_t)ranks.world; k++)
         for (int i = 0; i < NEWS; i++)
             run_news[i] = fmax(run_news[i], said[k * stride + (size_t)i]);
-    if (run_news[NEWS_SIGNAL] != 0 && stop_requested == 0)
-        request_stop((int)run_news[NEWS_SIGNAL]);
+    if (stop_requested == 0) stop_requested = (int)run_news[NEWS_SIGNAL];
 }
 
 static bool run_hears(int news) {
