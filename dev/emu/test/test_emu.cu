@@ -785,7 +785,8 @@ static void a_ring_needs_slots(void) {
         std::string program;
         for (int i = 0; i < 6; i++) {
             const std::string k = std::to_string(i % slots);
-            program += "a?" + k + " a+1 a!8 b?8 b* b!9 c?9 c-1 c!" + k + " ";
+            if (i >= slots) program += "a?" + k + " ";
+            program += "a+1 a!8 b?8 b* b!9 c?9 c-1 c!" + k + " ";
         }
         play((program + "h=" + std::to_string(ms[slots - 1])).c_str());
     }
