@@ -69,9 +69,11 @@ static void noise_does_not_depend_on_slices(void) {
             fill(whole, N, &c, 5, 6, 7, from[f]);
             for (int n = 8; n <= 64; n *= 2)
                 for (uint64_t at = 0; at < N; at += (uint64_t)n) {
+                    for (int i = n; i < 64; i++) part[i] = 7;
                     zo_noise(part, n, &c, 5, 6, 7, from[f] + at);
                     CHECK(same(part, whole + at, (size_t)n), "noise %d, %d from %d", noise, n,
                           (int)at);
+                    for (int i = n; i < 64; i++) CHECK(part[i] == 7, "wrote past %d", n);
                 }
             for (uint64_t i = 0; noise == ZO_GAUSSIAN && i < N; i++) {
                 rng_octet(octet, 99, 5, 6, 7, (from[f] + i) / 8);
