@@ -90,7 +90,7 @@ static void free_hosts_leave_compute(void) {
     const double layer = 2 * 12 * C * C, head = 2 * 50304 * C;
     const double seconds = 3 * N * (L * layer + head) / 1e14 + L * 7 * product;
     const double again = N * 2 * (4 * C * C + C * 4 * C) / 1e14 + 2 * product;
-    for (size_t S = 1; S <= 32; S *= 2)
+    for (size_t S = 1; S <= 16; S *= 4)
         for (int way = 0; way < 4; way++) {
             Plan p = plan_of("gpt2", 0.1, S, way / 2, 1 + way % 2);
             Prediction x = rehearse_plan(&r, &p).t;
@@ -128,7 +128,7 @@ static double host_bytes(size_t S, int sums) {
 
 // One stream that never rests decides.
 static void the_slowest_decides(void) {
-    for (size_t S = 1; S <= 16; S++)
+    for (size_t S = 1; S <= 16; S += S < 4 ? 1 : 6)
         for (int sums = 1; sums <= 2; sums++) {
             const Plan p = plan_of("gpt2", 0.1, S, true, sums);
             const double steps = (double)S, bytes = host_bytes(S, sums);
@@ -238,7 +238,7 @@ static void rates_drawn(Rates *r, const ZenTimes *x) {
 
 // More of anything good is never slower.
 static void nothing_good_does_harm(void) {
-    for (int i = 0; i < (test_whole() ? 300 : 100); i++) {
+    for (int i = 0; i < (test_whole() ? 300 : 40); i++) {
         const Plan p = plan_drawn(2 + draw(5));
         Rates r = unlimited();
         r.gpu_flops = 1e13;
@@ -262,7 +262,7 @@ static void nothing_good_does_harm(void) {
 // collectives take none, it is as if one GPU had a host as many times as fast; a faster link
 // between GPUs does no harm.
 static void several_gpus_wait_for_each_other(void) {
-    const int many = test_whole() ? 300 : 100;
+    const int many = test_whole() ? 300 : 40;
     int waits = 0;
     for (int i = 0; i < many; i++) {
         Plan p = plan_drawn(1 + draw(5));
