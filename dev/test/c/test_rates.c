@@ -1,5 +1,5 @@
-// test_rates: rates.h. The bound against tables that were made without it, to the last digit, and
-// its best share against a closed form and a search; Eq. 1 against the paper's numbers; the file.
+// test_rates: rates.h. The bound against a table that was made without it, to the last digit, and
+// its best share against a search; Eq. 1 against the paper's numbers; the file.
 #include "../../../tide/plan/rates.h"
 #include "../test.h"
 

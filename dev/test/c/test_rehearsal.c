@@ -45,8 +45,8 @@ static double end(int i) { return q.jobs[i].span.end; }
 
 #define DUPLEX .h2d_duplex = 8, .d2h_duplex = 16
 
-// What is given to the streams at once: its stream, its work, the row of the scene that it waits for
-// (-1: none), and when it ends.
+// What is given to the streams at once: its stream, its work, the job of the scene that it waits
+// for (-1: none), and when it ends.
 typedef struct { int stream; double work; int after; double end; } SceneJob;
 
 static const struct { Rates rates; SceneJob jobs[7]; } scenes[] = {
@@ -63,14 +63,16 @@ static const struct { Rates rates; SceneJob jobs[7]; } scenes[] = {
     {{MACHINE, DUPLEX}, {{FETCH, 100, -1, 11}, {OUT, 80, -1, 5}}},
     // and others beside the cores: 16 bytes and 20 in their 4 s; 30 more, until the way out is free
     {{MACHINE, DUPLEX, .h2d_busy = 4, .d2h_busy = 5},
-     {{FETCH, 100, -1, 4 + 3.75 + 5.4}, {OUT, 80, -1, 4 + 60.0 / 16}, {CPU, 4 * ADAM_BYTES, -1, 4}}},
-    // one direction beside the cores, which do not get what it takes of memory: 16 a second, then 24
+     {{FETCH, 100, -1, 4 + 3.75 + 5.4}, {OUT, 80, -1, 4 + 60.0 / 16},
+      {CPU, 4 * ADAM_BYTES, -1, 4}}},
+    // one direction beside the cores, which do not get what it takes of memory: 16, then 24
     {{MACHINE, .dram = 24, .h2d_host = 8}, {{CPU, 120, -1, 5 + 40.0 / 24}, {FETCH, 40, -1, 5}}},
     // rates of both directions do not count then
     {{MACHINE, .dram = 24, .h2d_host = 8, .h2d_duplex = 1, .d2h_duplex = 1, .h2d_busy = 1,
       .d2h_busy = 1}, {{CPU, 120, -1, 5 + 40.0 / 24}, {FETCH, 40, -1, 5}}},
     // nor does the other direction's: if its own is not known, memory is shared evenly
-    {{MACHINE, .dram = 24, .h2d_host = 8}, {{CPU, 70, -1, 70.0 / 12}, {OUT, 80, -1, 70.0 / 12 + 0.5}}},
+    {{MACHINE, .dram = 24, .h2d_host = 8},
+     {{CPU, 70, -1, 70.0 / 12}, {OUT, 80, -1, 70.0 / 12 + 0.5}}},
     {{MACHINE, .dram = 24, .d2h_host = 10}, {{CPU, 70, -1, 5}, {OUT, 80, -1, 5 + 30.0 / 20}}},
     // host memory is shared evenly: the cores alone get 24, not 26; beside the link 14, then 24
     {{MACHINE, .dram = 24}, {{CPU, 120, -1, 5}}},
@@ -323,9 +325,9 @@ static void a_ring_of_gathered_weights_has_what_is_left(void) {
         }
 }
 
-// What a choice becomes in so much memory of the GPU: what is asked for of weights, sums and mode;
-// whether it fits, what is computed again, whether sums are on the host, the visitors' gradients that
-// stay, places, slots, layers that stream, and places in their ring (-1: not looked at).
+// What a choice becomes. Given: --weights, the mode, bytes of the GPU, whether gradients are summed.
+// Then: whether it fits, what is computed again, whether sums are on the host, visitors' gradients
+// that stay, places, slots, layers that stream, and places in their ring (-1: not looked at).
 static const struct {
     int weights, mode;
     size_t gpu;

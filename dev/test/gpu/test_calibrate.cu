@@ -110,7 +110,8 @@ static void test_overlap(void) {
     for (size_t i = 0; i < sizeof overlaps / sizeof *overlaps; i++) {
         const double *x = overlaps[i], *r = overlap(x[0], x[1], x[2], x[3], x[4]);
         for (int k = 0; k < 3; k++)
-            CHECK(x[5 + k] == 0 || near(r[k], x[5 + k]), "%zu, %d: %g, not %g", i, k, r[k], x[5 + k]);
+            CHECK(x[5 + k] == 0 || near(r[k], x[5 + k]), "%zu, %d: %g, not %g", i, k, r[k],
+                  x[5 + k]);
     }
     Overlap o = {{{0}}, {1000, 1000, 6000}};  // copies are faster before and after the update
     double rates[3];

@@ -316,9 +316,9 @@ static void updates_reach_their_bound(void) {
     printf("  at worst %.1f %% of the bound\n", 100 * worst);
 }
 
-// Whatever gets faster, a step does not get slower; with a link between GPUs that takes no time it is
-// shorter by what was exposed; the stages of ZeRO in their order, each has the waits of the one before
-// it, and more. On one GPU, what is said of several does not count: the same bits.
+// Whatever gets faster, a step does not get slower. With a link between GPUs that takes no time it
+// is shorter by what was exposed; of ZeRO's stages, each has the waits of the one before it, and
+// more. On one GPU, what is said of several does not count: the same bits.
 static void a_better_machine_is_not_slower(void) {
     for (int i = 0; i < (test_whole() ? 200 : 40); i++) {
         Step s = step_of(test_whole() ? "gpt2-xl" : "gpt2", 1);

@@ -329,7 +329,8 @@ static void never_ended(void) {
 
 // What is done, how it ends, and how its one line begins.
 static const struct { void (*body)(void); int code; const char *line; } errors[] = {
-    {no_directory, 2, "tide: cannot write /no/such/directory/trace.json: No such file or directory\n"},
+    {no_directory, 2,
+     "tide: cannot write /no/such/directory/trace.json: No such file or directory\n"},
     {full_disk, 0, "tide: cannot write /dev/full: No space left on device"},  // the run goes on
     {full_disk_at_the_end, 0, "tide: cannot write /dev/full: No space left on device"},
     {never_ended, 1, "tide: step 3: the span \"forward\" never ended\n"},

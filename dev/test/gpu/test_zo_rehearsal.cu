@@ -291,8 +291,8 @@ static double recursion(const Rates *r, const Plan *p) {
     return (now - half) / (STEPS - STEPS / 2);
 }
 
-// What nobody waits for, a copy that is under way when a step ends, may move a loss's copy a little:
-// so nearly all are exact. Where steps are not alike, three are no mean of many.
+// Nearly all are exact: losses may leave beside a layer, and where steps are not alike, three are no
+// mean of many. Everything on the GPU is one case of it, and so is no overlap.
 static void every_operation_waits_for_its_turn(void) {
     static const char *const models[] = {"gpt2", "d4", "opt-125m"};
     const int many = test_whole() ? 1500 : 300;
