@@ -91,28 +91,28 @@ static const double *overlap(double in, double out, double behind, double u0, do
     return rates;
 }
 
+// A row: what overlap() is given, and the rates that it must give (0: there is none).
+static const double overlaps[][8] = {
+    // in, out, behind, u0, u1; in, out, update
+    {1, 1, 0, 0, 0, 1000, 1000, 0},
+    {1, 2.5, 0, 0, 0, 1000, 400, 0},  // one is done long before the other: only until then
+    {2, .5, 0, 0, 0, 500, 2000, 0},
+    {1, 1, 0, 4, 16, 1000, 1000, 500},   // the update is done before them
+    {1, 2, 0, 16, 64, 1000, 500, 125},   // or after: it went at the same speed all the time
+    {1, 0, 0, 4, 16, 1000, 0, 500},      // one direction
+    {1, 1, 0, 32, 64, 1000, 1000, 187.5},  // one after the other: as each is alone
+    {4, 1, 0, 30, 60, 250, 1000, 200},   // or nearly so: half a part of one, two of the other
+    {1, 4, 0, 30, 60, 1000, 250, 200},
+    {1, 1, CALIBRATE_PARTS, 0, 0, 1000, 1000, 0},  // nor did the copies run side by side
+};
+
 static void test_overlap(void) {
-    const double *r = overlap(1, 1, 0, 0, 0);
-    CHECK(near(r[0], 1000) && near(r[1], 1000), "%g %g", r[0], r[1]);
-    r = overlap(1, 2.5, 0, 0, 0);  // one of them is done long before the other: only until then
-    CHECK(near(r[0], 1000) && near(r[1], 400), "%g %g", r[0], r[1]);
-    r = overlap(2, .5, 0, 0, 0);
-    CHECK(near(r[0], 500) && near(r[1], 2000), "%g %g", r[0], r[1]);
-    r = overlap(1, 1, 0, 4, 16);  // the update is done before them
-    CHECK(near(r[0], 1000) && near(r[1], 1000) && near(r[2], 500), "%g %g %g", r[0], r[1], r[2]);
-    r = overlap(1, 2, 0, 16, 64);  // or after: it went at the same speed all the time
-    CHECK(near(r[0], 1000) && near(r[1], 500) && near(r[2], 125), "%g %g %g", r[0], r[1], r[2]);
-    r = overlap(1, 0, 0, 4, 16);  // one direction
-    CHECK(near(r[0], 1000) && near(r[2], 500), "%g %g", r[0], r[2]);
-    r = overlap(1, 1, 0, 32, 64);  // one after the other: as each is alone
-    CHECK(near(r[0], 1000) && near(r[1], 1000) && near(r[2], 187.5), "%g %g %g", r[0], r[1], r[2]);
-    for (int i = 0; i < 2; i++) {  // or nearly so: half a part of one, two of the other
-        r = i == 0 ? overlap(4, 1, 0, 30, 60) : overlap(1, 4, 0, 30, 60);
-        CHECK(near(r[0], i == 0 ? 250 : 1000) && near(r[1], i == 0 ? 1000 : 250)
-              && near(r[2], 200), "%g %g %g", r[0], r[1], r[2]);
+    for (size_t i = 0; i < sizeof overlaps / sizeof *overlaps; i++) {
+        const double *x = overlaps[i], *r = overlap(x[0], x[1], x[2], x[3], x[4]);
+        for (int k = 0; k < 3; k++)
+            CHECK(x[5 + k] == 0 || near(r[k], x[5 + k]), "%zu, %d: %g, not %g", i, k, r[k],
+                  x[5 + k]);
     }
-    r = overlap(1, 1, CALIBRATE_PARTS, 0, 0);  // nor did the copies run side by side
-    CHECK(near(r[0], 1000) && near(r[1], 1000), "%g %g", r[0], r[1]);
     Overlap o = {{{0}}, {1000, 1000, 6000}};  // copies are faster before and after the update
     double rates[3];
     for (int i = 0; i <= CALIBRATE_PARTS; i++)

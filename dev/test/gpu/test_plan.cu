@@ -139,7 +139,7 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
 // Choices of all kinds, for the tests below.
 static OffloadChoice some_choice(int i, Step *s) {
     const unsigned n = (unsigned)i * 2654435761u >> 4;
-    s->accum = i % 5 == 4 ? 3 : 1;
+    s->accum = i % 5 < 4 ? 1 : i % 2 ? 3 : 64;  // of which most are not rehearsed
     s->no_overlap = n % 3 == 2;
     s->recompute = n % 2 ? AGAIN : KEEP;
     OffloadChoice c = choice_of(OFFLOAD_NONE + i % 4, 0.1 * (n / 3 % 6), 0.15 * (n / 5 % 8));
@@ -272,57 +272,21 @@ static void an_offloaded_shard_is_as_by_hand(void) {
 
 // If nothing else takes any time, a step is its collectives, also of many micro-batches.
 static void collectives_alone_fill_a_step(void) {
-    static const size_t accum[] = {1, 2, 3, 4, 5, 9, 64};
-    static const char *const models[] = {"d1", "d2", "d3", "gpt2"};
+    static const size_t accum[] = {1, 2, 5, 64};
+    static const char *const models[] = {"d1", "d3"};
     Rates r;
     memset(&r, 0, sizeof r);
     r.gpu_flops = 1e30;
     r.gpu_link = 1e6;
     r.gpu_latency = 1e-4;
-    for (int k = 0; k < 4 * 4 * 7 * 2; k++) {
-        Step s = step_of(models[k / 28 % 4], accum[k / 4 % 7]);
+    for (int k = 0; k < 4 * 4 * 2 * 2; k++) {
+        Step s = step_of(models[k / 16 % 2], accum[k / 4 % 4]);
         s.zero = k % 4;
         s.world = 5;
-        OffloadChoice c = choice_of(k / 112 ? OFFLOAD_INTERLEAVE : OFFLOAD_NONE, 0.3, 0.5);
+        OffloadChoice c = choice_of(k / 32 ? OFFLOAD_INTERLEAVE : OFFLOAD_NONE, 0.3, 0.5);
         const Prediction x = planned(&r, &s, &c);
         IS(x.step, x.comm);
         IS(x.comm_exposed, x.comm);
-    }
-}
-
-// A link that takes no time changes nothing; a faster one is not slower; the stages in their order:
-// each has the waits of the one before it, and more.
-static void links_and_stages_are_in_order(void) {
-    for (int i = 0; i < 200; i++) {
-        Step s = step_of("gpt2-xl", 1);
-        OffloadChoice c = some_ranks(i, &s);
-        Rates r = server();
-        r.gpu_link = 5e9 * (1 + i % 41);
-        r.gpu_latency = 1e-5 * (i % 3);
-        const Prediction x = planned(&r, &s, &c);
-        Rates faster = r;
-        faster.gpu_link *= 1.5;
-        CHECK(planned(&faster, &s, &c).step <= x.step * 1.005, "choice %d", i);
-        faster.gpu_latency = 0;
-        CHECK(planned(&faster, &s, &c).step <= x.step * 1.005, "choice %d", i);
-        CHECK(x.step >= x.comm * 0.9999 && x.comm_exposed <= x.comm * 1.1, "choice %d: %g of %g", i,
-              x.comm_exposed, x.comm);
-        faster.gpu_link = 0;  // not known
-        const Prediction y = planned(&faster, &s, &c);
-        CHECK(y.comm == 0 && y.comm_exposed == 0, "choice %d: %g", i, y.comm);
-        IS(x.step - x.comm_exposed, fmin(x.step, y.step));
-        CHECK(is_about(x.reduced_bytes, y.reduced_bytes, 1e-9)
-                  && is_about(x.gathered_bytes, y.gathered_bytes, 1e-9),
-              "choice %d: %g and %g bytes, or %g and %g", i, x.reduced_bytes, x.gathered_bytes,
-              y.reduced_bytes, y.gathered_bytes);
-        double last = 0;
-        s.no_overlap = false;  // with it, stages 1 and 2 wait until all is gathered
-        for (s.zero = 1; s.zero <= 3; s.zero++) {
-            const double t = planned(&r, &s, &c).step;
-            CHECK(t >= last * 0.995, "choice %d: stage %d takes %g, the one before %g", i, s.zero,
-                  t, last);
-            last = t;
-        }
     }
 }
 
@@ -352,43 +316,68 @@ static void updates_reach_their_bound(void) {
     printf("  at worst %.1f %% of the bound\n", 100 * worst);
 }
 
-// On one GPU, what is said of several does not count: the same bits.
-static void a_faster_machine_is_not_slower(void) {
-    for (int i = 0; i < 100; i++) {
-        Step s = step_of("gpt2-xl", 1);
-        OffloadChoice c = some_choice(i, &s);
+// Whatever gets faster, a step does not get slower. With a link between GPUs that takes no time it
+// is shorter by what was exposed; of ZeRO's stages, each has the waits of the one before it, and
+// more. On one GPU, what is said of several does not count: the same bits.
+static void a_better_machine_is_not_slower(void) {
+    for (int i = 0; i < (test_whole() ? 200 : 40); i++) {
+        Step s = step_of(test_whole() ? "gpt2-xl" : "gpt2", 1);
+        const bool alone = i % 2;
+        OffloadChoice c = alone ? some_choice(i / 2, &s) : some_ranks(i / 2, &s);
         Rates r = server();
-        r.dram = 60e9 + 3e9 * i;
+        r.dram = 60e9 + 1.5e9 * i;
         r.dram_dma = r.dram * (0.9 + 0.01 * (i % 30));
         r.h2d_duplex = r.d2h_duplex = 44e9;
         r.h2d_busy = r.d2h_busy = 36e9 - 2e9 * (i % 9);
         r.host_adam = 0.5e9 * (1 + i % 16);
+        if (!alone) r.gpu_link = 5e9 * (1 + i / 2 % 41);
+        if (!alone) r.gpu_latency = 1e-5 * (i / 2 % 3);
         const Prediction x = planned(&r, &s, &c);
         CHECK(x.step >= x.compute * 0.9999 && x.forward + x.backward <= x.step * 1.0001,
               "choice %d: %g %g", i, x.step, x.compute);
-        for (int k = 0; k < RATE_FIELDS - 6; k++) {
+        for (int k = 0; k < RATE_FIELDS; k++) {
+            const char *name = rate_fields[k].name;
             Rates faster = r;
-            *rate_at(&faster, k) *= 1.25;
+            *rate_at(&faster, k) *= strstr(name, "latency") != NULL ? 0.8 : 1.25;
+            if (*rate_at(&faster, k) == 0) continue;
             const Prediction y = planned(&faster, &s, &c);
             // a faster link takes more of the memory, at moments when the cores needed it; and what
             // is ready earlier may share with something else, or change what the CPU begins with
-            const double worse = strstr(rate_fields[k].name, "2") != NULL ? 1.04 : 1.01;
-            CHECK(y.step <= x.step * worse, "choice %d, %s: %g after %g", i, rate_fields[k].name,
-                  y.step, x.step);
+            const double worse = strstr(name, "2") != NULL ? 1.04 : 1.01;
+            CHECK(y.step <= x.step * worse, "choice %d, %s: %g after %g", i, name, y.step, x.step);
         }
-        Rates several = r;
-        for (int k = RATE_FIELDS - 6; k < RATE_FIELDS; k++) *rate_at(&several, k) = 1;
-        Prediction y = planned(&several, &s, &c);
-        CHECK(memcmp(&x, &y, sizeof x) == 0, "choice %d: %g %g", i, x.step, y.step);
-        s.no_overlap = true;
-        y = planned(&r, &s, &c);
-        CHECK(y.step >= x.step * 0.999, "choice %d: %g overlapped, %g not", i, x.step, y.step);
-        const double up = uploaded(&s) / fmin(r.h2d, r.dram);
-        IS(y.step, y.update + up + y.forward + y.backward);
+        Rates other = r;
+        if (alone) {
+            for (int k = RATE_FIELDS - 6; k < RATE_FIELDS; k++) *rate_at(&other, k) = 1;
+            Prediction y = planned(&other, &s, &c);
+            CHECK(memcmp(&x, &y, sizeof x) == 0, "choice %d: %g %g", i, x.step, y.step);
+            s.no_overlap = true;
+            y = planned(&r, &s, &c);
+            CHECK(y.step >= x.step * 0.999, "choice %d: %g overlapped, %g not", i, x.step, y.step);
+            IS(y.step, y.update + uploaded(&s) / fmin(r.h2d, r.dram) + y.forward + y.backward);
+            continue;
+        }
+        CHECK(x.step >= x.comm * 0.9999 && x.comm_exposed <= x.comm * 1.1, "choice %d: %g of %g", i,
+              x.comm_exposed, x.comm);
+        other.gpu_link = other.gpu_latency = 0;  // not known
+        const Prediction y = planned(&other, &s, &c);
+        CHECK(y.comm == 0 && y.comm_exposed == 0, "choice %d: %g", i, y.comm);
+        IS(x.step - x.comm_exposed, fmin(x.step, y.step));
+        IS(x.reduced_bytes, y.reduced_bytes);
+        IS(x.gathered_bytes, y.gathered_bytes);
+        double last = 0;
+        s.no_overlap = false;  // with it, stages 1 and 2 wait until all is gathered
+        for (s.zero = 1; s.zero <= 3; s.zero++) {
+            const double t = planned(&r, &s, &c).step;
+            CHECK(t >= last * 0.995, "choice %d: stage %d takes %g, the one before %g", i, s.zero,
+                  t, last);
+            last = t;
+        }
     }
 }
 
-// Bytes over the link: what is predicted is what arithmetic says.
+// Bytes over the link: what is predicted is what arithmetic says. Micro-batches take what they take
+// alone, also those that are not rehearsed.
 static void bytes_are_those_of_arithmetic(void) {
     const Rates r = server();
     Step s = step_of("gpt2", 1);
@@ -408,53 +397,13 @@ static void bytes_are_those_of_arithmetic(void) {
         CHECK(in == x.h2d_bytes && out == x.d2h_bytes, "choice %d: %.0f %.0f, not %.0f %.0f", i,
               x.h2d_bytes, x.d2h_bytes, in, out);
         trainer_close(t);
-    }
-    const struct {
-        int mode;
-        size_t accum;
-        bool sum_on_host, keep_grads;
-        double in, out;  // bytes of a parameter
-    } each[] = {
-        {OFFLOAD_ZERO, 1, false, true, W, W},
-        {OFFLOAD_ZERO, 8, false, true, W, 4},
-        {OFFLOAD_ZERO, 8, true, true, W, 8 * W},
-        {OFFLOAD_INTERLEAVE, 1, false, true, STATE_BYTES, STATE_BYTES},
-        {OFFLOAD_INTERLEAVE, 1, false, false, STATE_BYTES + W, STATE_BYTES + W}};
-    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
-        s = step_of("gpt2", each[i].accum);
-        OffloadChoice c = choice_of(each[i].mode, 0, 1);
-        c.sum_on_host = each[i].sum_on_host;
-        c.kept_grads = each[i].keep_grads ? KEEP_ALL : 0;
-        Trainer *t = trainer_open(&s);
-        const Prediction x = trainer_predict(t, &r, &c, KEEP);
-        const double P = (double)t->g->table.elements;
-        CHECK(x.h2d_bytes == each[i].in * P && x.d2h_bytes == each[i].out * P, "%zu: %g and %g", i,
-              x.h2d_bytes / P, x.d2h_bytes / P);
-        trainer_close(t);
-    }
-}
-
-// Of many micro-batches only some are rehearsed; the others take what those in the middle take.
-static void many_micro_batches_add_up(void) {
-    const Rates r = server();
-    for (int sum = 0; sum < 2; sum++) {
-        OffloadChoice c = choice_of(OFFLOAD_INTERLEAVE, 0.2, 0.4);
-        c.sum_on_host = sum;
-        Step s = step_of("gpt2", 4);
-        const Prediction a = planned(&r, &s, &c);
-        s.accum = 64;
-        Trainer *t = trainer_open(&s);
-        const Prediction b = trainer_predict(t, &r, &c, KEEP);
-        const double each = (b.step - a.step) / 60;
-        IS(b.compute, 16 * a.compute);
-        CHECK(each >= a.compute / 4 * 0.9999, "%g a micro-batch", each);
-        if (!sum) IS(each, (a.compute + a.other) / 4 + uploaded(&s) / r.h2d);
-        // summed on the host: at least what it takes to read and write the sum, and a gradient
-        if (sum) CHECK(each >= (8 + W) * (double)t->g->pieces.grads_host / r.dram * 0.999, "%g",
-                       each);
-        CHECK(b.forward + b.backward <= b.step * 1.0001 && b.step < 1.02 * (b.forward + b.backward)
-              + b.update, "%g %g %g", b.forward, b.backward, b.step);
-        trainer_close(t);
+        const double micros = (double)s.accum;
+        s.accum = 1;
+        const Prediction one = planned(&r, &s, &c);
+        IS(x.compute, micros * one.compute);
+        CHECK(x.step > x.forward + x.backward - 1e-4 * x.step
+              && x.step < 1.02 * (x.forward + x.backward) + x.update + micros * 1e-3,
+              "choice %d: %g, %g, %g of %g", i, x.forward, x.backward, x.update, x.step);
     }
 }
 
@@ -605,7 +554,7 @@ static void the_search_takes_what_suits_the_machine(void) {
 
 // Nothing on a grid of choices that fit is clearly faster.
 static void the_search_finds_what_a_grid_finds(void) {
-    for (int i = 0; i < 12; i++) {
+    for (int i = test_whole() ? 0 : 5; i < 12; i += test_whole() ? 1 : 6) {
         Rates r = server();
         r.dram = r.dram_dma = 60e9 * (1 + i % 4);
         r.host_adam = 1.5e9 * (1 + i % 3) * (1 + i % 3);
@@ -679,7 +628,7 @@ static void a_rank_is_searched_for_with_its_waits(void) {
     s.zero = 3;
     Memory memory = {trainer_open(&s), &r, 2e9};
     double last = 0;
-    for (int i = 0; i < 3; i++) {  // on ever slower links
+    for (int i = 0; i < 2; i++) {  // and on a slower link
         OffloadSearch q = search_for(&memory, 20e9, 20e9);
         CHECK(offload_search(&q) && q.choice.mode != OFFLOAD_NONE, "%s", said(&q));
         s.recompute = q.choice.recompute;
@@ -1006,11 +955,9 @@ int main(int argc, char **argv) {
     RUN(collectives_are_as_by_hand);
     RUN(an_offloaded_shard_is_as_by_hand);
     RUN(collectives_alone_fill_a_step);
-    RUN(links_and_stages_are_in_order);
     RUN(updates_reach_their_bound);
-    RUN(a_faster_machine_is_not_slower);
+    RUN(a_better_machine_is_not_slower);
     RUN(bytes_are_those_of_arithmetic);
-    RUN(many_micro_batches_add_up);
     RUN(a_step_can_be_drawn);
     if (!IS_HALF) return test_summary();
     RUN(the_search_takes_what_suits_the_machine);

@@ -1,9 +1,7 @@
 // test_timeline: spans on streams, read a step later without waiting; their
 // counters; the trace; what happens when there is no room, no file, no disk. Runs on the emulated
 // GPU, there with a clock of its own if EMU_CLOCK=virtual is known, and on a real one.
-#include "../../../tide/gpu/timeline.cuh"
-#include <sys/wait.h>
-#include "../test.h"
+#include "model_harness.cuh"
 
 enum { BYTES = 16 << 20, STEPS = 6 };
 
@@ -309,25 +307,6 @@ static void closed_does_nothing(void) {
     CHECK(off.done.step == 0 && off.done.forward == 0, "nothing");
 }
 
-// Runs in a child, and says its exit code; its one line goes to `line`.
-static int child(void (*body)(void), char *line, size_t n) {
-    int ends[2], status = 0;
-    fflush(stdout);
-    if (pipe(ends) != 0) abort();
-    const pid_t pid = fork();
-    if (pid == 0) {
-        dup2(ends[1], 2);
-        body();
-        _exit(0);
-    }
-    close(ends[1]);
-    const ssize_t got = read(ends[0], line, n - 1);
-    line[got > 0 ? got : 0] = '\0';
-    close(ends[0]);
-    waitpid(pid, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 static void no_directory(void) { timeline_open(&t, "/no/such/directory/trace.json"); }
 static void full_disk(void) {
     timeline_open(&t, "/dev/full");
@@ -348,19 +327,27 @@ static void never_ended(void) {
     timeline_close(&t);
 }
 
+// What is done, how it ends, and how its one line begins.
+static const struct { void (*body)(void); int code; const char *line; } errors[] = {
+    {no_directory, 2,
+     "tide: cannot write /no/such/directory/trace.json: No such file or directory\n"},
+    {full_disk, 0, "tide: cannot write /dev/full: No space left on device"},  // the run goes on
+    {full_disk_at_the_end, 0, "tide: cannot write /dev/full: No space left on device"},
+    {never_ended, 1, "tide: step 3: the span \"forward\" never ended\n"},
+};
+
 static void errors_are_one_line(void) {
-    char line[1024];
-    CHECK(child(no_directory, line, sizeof line) == 2, "exit code");
-    CHECK(strcmp(line, "tide: cannot write /no/such/directory/trace.json: No such file or "
-                 "directory\n") == 0, "%s", line);
-    void (*const full[2])(void) = {full_disk, full_disk_at_the_end};
-    for (int k = 0; k < 2; k++) {
-        CHECK(child(full[k], line, sizeof line) == 0, "the run goes on");
-        CHECK(strncmp(line, "tide: cannot write /dev/full: No space left on device", 53) == 0
-              && strchr(line, '\n') == line + strlen(line) - 1, "%s", line);
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        char line[1024];
+        int status;
+        if (in_child(line, &status)) {
+            errors[i].body();
+            _exit(0);
+        }
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == errors[i].code, "%zu: %d", i, status);
+        CHECK(strncmp(line, errors[i].line, strlen(errors[i].line)) == 0
+              && strchr(line, '\n') == line + strlen(line) - 1, "%zu: %s", i, line);
     }
-    CHECK(child(never_ended, line, sizeof line) == 1, "exit code");
-    CHECK(strstr(line, "the span \"forward\" never ended\n") != NULL, "%s", line);
 }
 
 int main(int argc, char **argv) {
