@@ -37,12 +37,12 @@ static inline char *quoted(const char *text) { return quoted_bytes(text, strlen(
     CONFIG("{'model_type':'" type "'," CONFIG_LLAMA "," more "}", words)
 #define ROPE_(rope, words) LLAMA_("llama", "'rope_scaling':{" rope "}", words)
 #define HEADER(header, data, words) ROW("header", header "\0" data, words)
-#define TENSOR_(name, dtype, shape, offsets) \
+#define ST_TENSOR(name, dtype, shape, offsets) \
     "'" name "':{'dtype':'" dtype "','shape':" shape ",'data_offsets':" offsets "}"
 #define ONE(dtype, shape, offsets, data, words) \
-    HEADER("{" TENSOR_("a", dtype, shape, offsets) "}", data, words)
+    HEADER("{" ST_TENSOR("a", dtype, shape, offsets) "}", data, words)
 #define TWO(name, offsets, data, words) \
-    HEADER("{" TENSOR_("a", "U8", "[4]", "[0,4]") "," TENSOR_(name, "U8", "[4]", offsets) "}", \
+    HEADER("{" ST_TENSOR("a", "U8", "[4]", "[0,4]") "," ST_TENSOR(name, "U8", "[4]", offsets) "}", \
            data, words)
 #define CPU(line, words) ROW("cpu", line, words)
 #define GPU(line, words) ROW("gpu", line, words)
