@@ -138,6 +138,10 @@ static void write_file(const char *name, const char *text, size_t n) {
     if (f == NULL || fwrite(text, 1, n, f) != n || fclose(f) != 0) { perror(path); exit(1); }
 }
 
+static void write_text(const char *name, const char *text) {  // with ' for "
+    write_file(name, quoted(text), strlen(text));
+}
+
 static void remove_files(void) {
     char path[PATH_MAX];
     for (int i = 0; i < TOKENIZER_FILES; i++) {
@@ -146,6 +150,15 @@ static void remove_files(void) {
     }
     path_join(path, scratch, "config.json");
     unlink(path);
+}
+
+// Nothing but the tokenizer.json of a fixture.
+static void write_fixture(const char *folder) {
+    size_t n = 0;
+    remove_files();
+    char *text = fixture_read(folder, "tokenizer.json", &n);
+    write_file("tokenizer.json", text, n);
+    free(text);
 }
 
 // A tokenizer of merges.txt, from the fixture or another directory.
@@ -412,20 +425,7 @@ static void tokenizer_bad_directories(void) {
     remove_files();
 }
 
-// What tokenizer_load() says of the scratch directory on stderr.
-static const char *load_says(void) {
-    static char said[2000];
-    FILE *file = tmpfile();
-    const int before = dup(2);
-    dup2(fileno(file), 2);
-    tokenizer_load(scratch);
-    dup2(before, 2);
-    close(before);
-    rewind(file);
-    said[fread(said, 1, sizeof said - 1, file)] = '\0';
-    fclose(file);
-    return said;
-}
+#define load_says() SAYS(tokenizer_load(scratch))
 
 static void tokenizer_marks(void) {
     // byte order marks are no part of the files, nor of what is saved of them
@@ -612,13 +612,11 @@ static void json_ends(void) {
     };
     ranks.rank = 1;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        size_t n = 0, ends = 0;
+        size_t ends = 0;
         const char *const texts[3] = {cases[i].config, cases[i].generation, cases[i].model};
-        char *text = fixture_read(cases[i].folder, "tokenizer.json", &n);
-        remove_files();
-        write_file("tokenizer.json", text, n);
+        write_fixture(cases[i].folder);
         for (int k = 0; k < 3; k++)
-            if (texts[k] != NULL) write_file(names[k], quoted(texts[k]), strlen(texts[k]));
+            if (texts[k] != NULL) write_text(names[k], texts[k]);
         const Tokenizer *t = tokenizer_load(scratch);
         const int the = (int)tokenizer_find(t, "the", 3);
         CHECK(t->bos == cases[i].bos && t->behind == cases[i].behind
@@ -632,18 +630,15 @@ static void json_ends(void) {
         CHECK(ends == expected && !tokenizer_ends(t, -1), "case %zu: %zu tokens end", i, ends);
     }
     ranks.rank = 0;
-    remove_files();
-    size_t n = 0;
-    char *text = fixture_read(LLAMA2, "tokenizer.json", &n);
-    write_file("tokenizer.json", text, n);
-    write_file("tokenizer_config.json", "{\"add_bos_token\": false}", 24);
+    write_fixture(LLAMA2);
+    write_text("tokenizer_config.json", "{'add_bos_token': false}");
     CHECK(strstr(load_says(), "tokenizer_config.json has add_bos_token false, but") != NULL, "%s",
           load_says());
-    write_file("tokenizer_config.json", "{\"add_bos_token\": true}", 23);
+    write_text("tokenizer_config.json", "{'add_bos_token': true}");
     CHECK(*load_says() == '\0', "%s", load_says());
-    text = fixture_read(SMOLLM2, "tokenizer.json", &n);  // without bytes that ordinary text has not
-    write_file("tokenizer.json", text, n);
+    write_fixture(SMOLLM2);  // without bytes that ordinary text has not
     CHECK(*load_says() == '\0', "%s", load_says());
+    char *text = fixture_read(SMOLLM2, "tokenizer.json", &(size_t){0});
     for (int k = 0; k < 2; k++) {
         text = altered(text, k == 0 ? "\"~\":" : "\"\u00e9\":", k == 0 ? "\"~~\":" : "\"\u00e9~\":");
         write_file("tokenizer.json", text, strlen(text));
@@ -718,16 +713,14 @@ static void tokenizer_beside(void) {
         size_t n = 0;
         remove_files();
         if (cases[i].folder != NULL) {
-            const char *text = fixture_read(cases[i].folder, "tokenizer.json", &n);
-            write_file("tokenizer.json", text, n);
+            write_fixture(cases[i].folder);
         } else {
             write_file("vocab.json", vocab, strlen(vocab));
             write_file("merges.txt", "\xc4\xa0 a\n1 1\n", 9);
         }
         for (int k = 0; k < 5; k++)
             if (cases[i].files[k] != NULL)
-                write_file(k < 4 ? tokenizer_files[k] : "config.json", quoted(cases[i].files[k]),
-                           strlen(cases[i].files[k]));
+                write_text(k < 4 ? tokenizer_files[k] : "config.json", cases[i].files[k]);
         if (strchr("0123456789", *expected) == NULL) {
             CHECK(strstr(load_says(), expected) != NULL, "case %zu: %s", i, expected);
             continue;
@@ -755,8 +748,8 @@ static void tokenizer_beside(void) {
     vocab = byte_vocabulary(-1, 0, ", \"<|endoftext|>\": 256");
     write_file("vocab.json", vocab, strlen(vocab));
     write_file("merges.txt", "#version\n", 9);
-    vocab = quoted(CLASS("GPT2Tokenizer") "'add_bos_token':true,'add_eos_token':true}");
-    write_file("tokenizer_config.json", vocab, strlen(vocab));
+    write_text("tokenizer_config.json",
+               CLASS("GPT2Tokenizer") "'add_bos_token':true,'add_eos_token':true}");
     const Tokenizer *both = tokenizer_load(scratch);
     CHECK(both->bos == 256 && both->behind == 256, "%d, %d", both->bos, both->behind);
     // normalised is what is not special: the space of " <x>" is looked for
@@ -765,21 +758,17 @@ static void tokenizer_beside(void) {
         {"tokenizer_config.json", "{'pad_token':'<x>'}", true},  // of the former file
         {"tokenizer_config.json", "{" DECODER("2005", "<x>") "}}}", false},
         {"tokenizer_config.json", "{" DECODER("2005", "<x>") ",'special':true}}}", true}};
-    remove_files();
-    char *spaced = fixture_read(LLAMA2, "tokenizer.json", &(size_t){0});
-    write_file("tokenizer.json", spaced, strlen(spaced));
+    write_fixture(LLAMA2);
     for (int i = 0; i < 4; i++) {
-        write_file(normal[i].file, quoted(normal[i].text), strlen(normal[i].text));
+        write_text(normal[i].file, normal[i].text);
         CHECK((strstr(ids_text(tokenizer_load(scratch), "a<x>", 0), "2005 ") != NULL)
               == normal[i].found, "%s", normal[i].text);
     }
     // a token of added_tokens.json is text in a user's message if it is named, too
-    remove_files();
-    char *json = fixture_read(LLAMA3, "tokenizer.json", &(size_t){0});
-    write_file("tokenizer.json", json, strlen(json));
-    write_file("added_tokens.json", "{\"<a>\":2011}", 12);
+    write_fixture(LLAMA3);
+    write_text("added_tokens.json", "{'<a>':2011}");
     CHECK(strcmp(ids_text(tokenizer_load(scratch), "<a>", TOKENIZER_PLAIN), "2011 ") == 0, "plain");
-    write_file("special_tokens_map.json", "{\"pad_token\":\"<a>\"}", 19);
+    write_text("special_tokens_map.json", "{'pad_token':'<a>'}");
     CHECK(strstr(ids_text(tokenizer_load(scratch), "<a>", TOKENIZER_PLAIN), "2011 ") == NULL
           && strcmp(ids_text(tokenizer_load(scratch), "<a>", 0), "2011 ") == 0, "special");
     remove_files();
