@@ -1,9 +1,10 @@
-// bugs.cu: planted bugs, each beside the same code without it. test_emu_bugs.sh runs them and says
-// which mode of the emulated device has to catch which.
+// bugs.cu: planted bugs, each beside the same code without it: a table of small programs, and which
+// mode of the emulated device has to catch which. test_emu_bugs.sh tries them.
 //
 //   bugs NAME bug     runs one of them with its bug
 //   bugs NAME         runs it without
 //   bugs              runs all of them without
+//   bugs list         prints the table, without the programs
 //
 // Exit code 0: every result was right; 3: a result was wrong. What the emulator stops by itself
 // never gets that far. The results that are compared are those of the host.
@@ -27,8 +28,8 @@ static void must(int error, const char *call, int line) {
 }
 #define OK(call) must((int)(call), #call, __LINE__)
 
-enum { N = 1024 };          // floats in a buffer
-static cudaStream_t s, q;   // two streams that nothing but events orders
+enum { N = 1024, FEW = 1000 };  // floats in a buffer
+static cudaStream_t s, q;       // two streams that nothing but events orders
 
 // ---------------------------------------------------------------------------------------------
 // Kernels
@@ -144,22 +145,47 @@ __global__ static void last_block_kernel(float *y, float *part, unsigned *arrive
 }
 
 // ---------------------------------------------------------------------------------------------
-// Buffers: every bug gets fresh ones, so that an overrun has nowhere to hide
+// What the programs are made of
 
-static float *device_filled(float v, size_t n = N) {
+// Buffers, of N floats each: every program gets fresh ones, so that an overrun has nowhere to hide.
+static float *a, *b, *c;    // on the device: ones, zeros, fives
+static float *few;          // FEW of them: zeros
+static float *h;            // page-locked: sevens
+
+static float *device_filled(float v, size_t n) {
     float *x;
     OK(cudaMalloc(&x, n * sizeof(float)));
     fill_kernel<<<(unsigned)(n + 255) / 256, 256, 0, s>>>(x, v, (int)n);
     OK(cudaGetLastError());
-    OK(cudaStreamSynchronize(s));
     return x;
 }
 
-static float *pinned_filled(float v) {
-    float *x;
-    OK(cudaMallocHost(&x, N * sizeof(float)));
-    for (int i = 0; i < N; i++) x[i] = v;
-    return x;
+static void make_buffers(void) {
+    a = device_filled(1, N), b = device_filled(0, N), c = device_filled(5, N);
+    few = device_filled(0, FEW);
+    OK(cudaMallocHost(&h, N * sizeof(float)));
+    for (int i = 0; i < N; i++) h[i] = 7;
+    OK(cudaStreamSynchronize(s));
+}
+
+static void free_buffers(void) {
+    OK(cudaDeviceSynchronize());
+    for (float *x : {a, b, c, few}) OK(cudaFree(x));
+    OK(cudaFreeHost(h));
+}
+
+static void fill(float *x, float v, cudaStream_t on, int n = N) {
+    fill_kernel<<<(unsigned)(n + 255) / 256, 256, 0, on>>>(x, v, n);
+    OK(cudaGetLastError());
+}
+
+static void add(float *y, const float *x, cudaStream_t on, int n = N) {
+    add_kernel<<<(unsigned)(n + 255) / 256, 256, 0, on>>>(y, x, n);
+    OK(cudaGetLastError());
+}
+
+static void copy(float *to, const float *from, cudaStream_t on, size_t n = N) {  // any direction
+    OK(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDefault, on));
 }
 
 static cudaEvent_t new_event(void) {
@@ -168,452 +194,72 @@ static cudaEvent_t new_event(void) {
     return e;
 }
 
-static void fill(float *x, float v, cudaStream_t on) {
-    fill_kernel<<<N / 256, 256, 0, on>>>(x, v, N);
-    OK(cudaGetLastError());
-}
-
-static void add(float *y, const float *x, cudaStream_t on) {
-    add_kernel<<<N / 256, 256, 0, on>>>(y, x, N);
-    OK(cudaGetLastError());
+// What comes on `then` waits for what is on `first`; or, with the bug, does not.
+static void order(cudaStream_t first, cudaStream_t then, bool bug = false) {
+    cudaEvent_t e = new_event();
+    OK(cudaEventRecord(e, first));
+    if (!bug) OK(cudaStreamWaitEvent(then, e, 0));
 }
 
 // The number at x[i], when all is done.
 static float result(const float *x, size_t i = 0) {
     float v;
+    OK(cudaGetLastError());
     OK(cudaDeviceSynchronize());
     OK(cudaMemcpy(&v, x + i, sizeof v, cudaMemcpyDeviceToHost));
     return v;
 }
 
-static bool release(float *a, float *b = NULL, float *c = NULL) {
-    OK(cudaDeviceSynchronize());
-    OK(cudaFree(a)), OK(cudaFree(b)), OK(cudaFree(c));
-    return true;
-}
+__attribute__((noinline)) static float host_reads(const float *x) { return x[0]; }
+__attribute__((noinline)) static void host_writes(float *x, float v) { x[0] = v; }
 
-// ---------------------------------------------------------------------------------------------
-// The bugs. Each returns whether the result is right.
-
-static bool missing_event(bool bug) {       // the consumer does not wait for the producer
-    float *a = device_filled(1), *b = device_filled(0);
-    cudaEvent_t e = new_event();
-    fill(a, 3, s);
-    OK(cudaEventRecord(e, s));
-    if (!bug) OK(cudaStreamWaitEvent(q, e, 0));
-    add(b, a, q);
-    const bool right = result(b) == 3;
-    return release(a, b) && right;
-}
-
-static bool wait_before_record(bool bug) {  // an event that is not yet recorded orders nothing
-    float *a = device_filled(1), *b = device_filled(0);
-    cudaEvent_t e = new_event();
-    if (bug) OK(cudaStreamWaitEvent(q, e, 0));
-    fill(a, 3, s);
-    OK(cudaEventRecord(e, s));
-    if (!bug) OK(cudaStreamWaitEvent(q, e, 0));
-    add(b, a, q);
-    const bool right = result(b) == 3;
-    return release(a, b) && right;
-}
-
-static bool event_too_early(bool bug) {     // recorded before the last kernel that produces
-    float *a = device_filled(0), *b = device_filled(0), *c = device_filled(4);
-    cudaEvent_t e = new_event();
-    fill(a, 3, s);
-    if (bug) OK(cudaEventRecord(e, s));
-    add(a, c, s);
-    if (!bug) OK(cudaEventRecord(e, s));
-    OK(cudaStreamWaitEvent(q, e, 0));
-    add(b, a, q);
-    const bool right = result(b) == 7;
-    return release(a, b, c) && right;
-}
-
-static bool write_after_read(bool bug) {    // overwritten while another stream still reads
-    float *a = device_filled(1), *b = device_filled(0);
-    cudaEvent_t e = new_event();
-    add(b, a, s);
-    OK(cudaEventRecord(e, s));
-    if (!bug) OK(cudaStreamWaitEvent(q, e, 0));
-    fill(a, 9, q);
-    const bool right = result(b) == 1;
-    return release(a, b) && right;
-}
-
-static bool ring_without_free_event(bool bug) {     // a slot is filled again before it was used
-    float *slot[2] = {device_filled(0), device_filled(0)}, *sum = device_filled(0);
-    cudaEvent_t full[2] = {new_event(), new_event()}, spare[2] = {new_event(), new_event()};
-    for (int layer = 0; layer < 6; layer++) {
-        const int k = layer % 2;
-        if (!bug) OK(cudaStreamWaitEvent(q, spare[k], 0));
-        fill(slot[k], (float)(layer + 1), q);
-        OK(cudaEventRecord(full[k], q));
-        OK(cudaStreamWaitEvent(s, full[k], 0));
-        add(sum, slot[k], s);
-        OK(cudaEventRecord(spare[k], s));
-    }
-    const bool right = result(sum) == 21;
-    return release(slot[0], slot[1], sum) && right;
-}
-
-static bool memset_on_another_stream(bool bug) {
-    float *a = device_filled(1), *b = device_filled(5);
-    cudaEvent_t e = new_event();
-    OK(cudaMemsetAsync(a, 0, N * sizeof(float), q));
-    OK(cudaEventRecord(e, q));
-    if (!bug) OK(cudaStreamWaitEvent(s, e, 0));
-    add(a, b, s);
-    const bool right = result(a) == 5;
-    return release(a, b) && right;
-}
-
-static bool host_reads_early(bool bug) {    // a pinned result, before anybody waited for the copy
-    float *a = device_filled(1), *h = pinned_filled(0);
-    fill(a, 5, s);
-    OK(cudaMemcpyAsync(h, a, N * sizeof(float), cudaMemcpyDeviceToHost, s));
-    if (!bug) OK(cudaStreamSynchronize(s));
-    const bool right = h[0] == 5;
-    OK(cudaStreamSynchronize(s));
-    OK(cudaFreeHost(h));
-    return release(a) && right;
-}
-
-static bool host_overwrites_source(bool bug) {      // a pinned source, before the copy ran
-    float *a = device_filled(1), *h = pinned_filled(2);
-    OK(cudaMemcpyAsync(a, h, N * sizeof(float), cudaMemcpyHostToDevice, s));
-    if (!bug) OK(cudaStreamSynchronize(s));
-    h[0] = 77;
-    const bool right = result(a) == 2;
-    OK(cudaFreeHost(h));
-    return release(a) && right;
-}
-
-static bool missing_syncthreads(bool bug) {
-    float *a = device_filled(4), *b = device_filled(0);
-    reverse_kernel<<<1, 256, 0, s>>>(b, a, bug);
-    OK(cudaGetLastError());
-    const bool right = result(b) == 4 && result(b, 255) == 4;
-    return release(a, b) && right;
-}
-
-static bool missing_syncwarp(bool bug) {
-    float *a = device_filled(4), *b = device_filled(0);
-    halving_kernel<<<1, 32, 0, s>>>(b, a, bug);
-    OK(cudaGetLastError());
-    const bool right = result(b) == 128;
-    return release(a, b) && right;
-}
-
-static bool non_atomic_sum(bool bug) {      // blocks and threads add to one number
-    float *a = device_filled(1), *b = device_filled(0);
-    total_kernel<<<8, 64, 0, s>>>(b, a, bug);
-    OK(cudaGetLastError());
-    const bool right = result(b) == 512;
-    return release(a, b) && right;
-}
-
-static bool last_block_without_fence(bool bug) {
-    float *a = device_filled(0), *b = device_filled(0), *count = device_filled(0);
-    last_block_kernel<<<8, 32, 0, s>>>(b, a, (unsigned *)count, bug);   // 0 has the bits of 0.0f
-    OK(cudaGetLastError());
-    const bool right = result(b) == 36;
-    return release(a, b, count) && right;
-}
-
-static bool divergent_barrier(bool bug) {
-    float *a = device_filled(0);
-    branches_kernel<<<1, 64, 0, s>>>(a, bug);
-    OK(cudaGetLastError());
-    const bool right = result(a) == 63 && result(a, 63) == 0;
-    return release(a) && right;
-}
-
-static bool lane_that_left(bool bug) {      // a shuffle's mask names lanes that have returned
-    float *a = device_filled(0);
-    leaving_kernel<<<1, 32, 0, s>>>(a, bug);
-    OK(cudaGetLastError());
-    const bool right = result(a) == 1;
-    return release(a) && right;
-}
-
-static bool missing_copy_wait(bool bug) {   // cp.async has been started and not waited for
-    float *a = device_filled(6), *b = device_filled(0);
-    staged_kernel<<<1, 32, 0, s>>>(b, a, bug);
-    OK(cudaGetLastError());
-    const bool right = result(b) == 6 && result(b, 127) == 6;
-    return release(a, b) && right;
-}
-
-static bool shared_overrun(bool bug) {      // one element behind a static array
-    float *a = device_filled(0);
-    small_shared_kernel<<<1, 96, 0, s>>>(a, bug ? 65 : 64);
-    OK(cudaGetLastError());
-    const bool right = result(a, 63) == 63;
-    return release(a) && right;
-}
-
-static bool small_overrun(bool bug) {       // three elements behind a buffer
-    float *a = device_filled(0, 1000);
-    fill_kernel<<<4, 256, 0, s>>>(a, 1, bug ? 1003 : 1000);
-    OK(cudaGetLastError());
-    const bool right = result(a, 999) == 1;
-    return release(a) && right;
-}
-
-static bool large_overrun(bool bug) {       // 64 KiB behind it
-    float *a = device_filled(0);
-    fill_kernel<<<N / 256 + 64, 256, 0, s>>>(a, 1, bug ? N + 16384 : N);
-    OK(cudaGetLastError());
-    const bool right = result(a) == 1;
-    return release(a) && right;
-}
-
-static bool underrun(bool bug) {            // the element before a buffer
-    float *a = device_filled(0);
-    shifted_kernel<<<1, 32, 0, s>>>(a, bug ? 1 : 0);
-    OK(cudaGetLastError());
-    const bool right = result(a) == 1;
-    return release(a) && right;
-}
-
-static bool read_past_the_end(bool bug) {
-    float *a = device_filled(1), *b = device_filled(1, N - 3);
-    add_kernel<<<N / 256, 256, 0, s>>>(a, b, bug ? N : N - 3);
-    OK(cudaGetLastError());
-    const bool right = result(a) == 2;
-    return release(a, b) && right;
-}
-
-static bool copy_overrun(bool bug) {        // a copy that is longer than its destination
-    float *a = device_filled(0, 100), *h = pinned_filled(2);
-    OK(cudaMemcpyAsync(a, h, (bug ? 101 : 100) * sizeof(float), cudaMemcpyHostToDevice, s));
-    const bool right = result(a, 99) == 2;
-    OK(cudaFreeHost(h));
-    return release(a) && right;
-}
-
-static bool host_pointer_to_kernel(bool bug) {
-    float *a = device_filled(0), *h = (float *)calloc(N, sizeof(float));
-    fill(bug ? h : a, 1, s);
-    const bool right = result(a) == 1;
-    free(h);
-    return release(a) && right;
-}
-
-static bool host_touches_device_memory(bool bug) {
-    float *a = device_filled(7);
-    volatile const float *view = a;
-    const float v = bug ? view[0] : result(a);
-    return release(a) && v == 7;
-}
-
-static bool use_after_free(bool bug) {
-    float *a = device_filled(0), *b = device_filled(0);
-    OK(cudaFree(a));
-    const Tensors t = {bug ? a : b};
-    struct_kernel<<<1, 32, 0, s>>>(t);
-    OK(cudaGetLastError());
-    const bool right = result(b) == 1;
-    return release(b) && right;
-}
-
-static bool unwritten_memory(bool bug) {
-    float *a, *b = device_filled(1);
-    OK(cudaMalloc(&a, N * sizeof(float)));
-    if (!bug) OK(cudaMemsetAsync(a, 0, N * sizeof(float), s));
-    add(b, a, s);
-    const bool right = result(b) == 1;
-    return release(a, b) && right;
-}
-
-static bool unwritten_shared_memory(bool bug) {
-    float *a = device_filled(0);
-    unwritten_shared_kernel<<<1, 64, 0, s>>>(a, bug);
-    OK(cudaGetLastError());
-    const bool right = result(a) == 1 && result(a, 63) == 1;
-    return release(a) && right;
-}
-
-static bool illegal_launch(bool bug) {      // 2048 threads, and nobody asks whether it worked
-    float *a = device_filled(0);
-    fill_kernel<<<1, bug ? 2048 : 1024, 0, s>>>(a, 1, N);
-    const bool right = result(a) == 1;
-    (void)cudaGetLastError();
-    return release(a) && right;
-}
-
-// d (m, n) = a (m, k) b (k, n), by columns, in fp32, on a stream with a workspace
-static void product(cublasLtHandle_t lt, float *d, const float *a, const float *b, size_t m,
-                    size_t n, size_t k, void *workspace, cudaStream_t on) {
-    const float one = 1, zero = 0;
-    const uint64_t bytes = 65536;
-    cublasLtMatmulDesc_t op;
-    cublasLtMatrixLayout_t la, lb, ld;
-    cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t found;
-    int count = 0;
-    OK(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    OK(cublasLtMatrixLayoutCreate(&la, CUDA_R_32F, m, k, (int64_t)m));
-    OK(cublasLtMatrixLayoutCreate(&lb, CUDA_R_32F, k, n, (int64_t)k));
-    OK(cublasLtMatrixLayoutCreate(&ld, CUDA_R_32F, m, n, (int64_t)m));
-    OK(cublasLtMatmulPreferenceCreate(&preference));
-    OK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                            &bytes, sizeof bytes));
-    OK(cublasLtMatmulAlgoGetHeuristic(lt, op, la, lb, ld, ld, preference, 1, &found, &count));
-    OK(cublasLtMatmul(lt, op, &one, a, la, b, lb, &zero, d, ld, d, ld, &found.algo, workspace,
-                      bytes, on));
-    OK(cublasLtMatmulPreferenceDestroy(preference));
-    for (cublasLtMatrixLayout_t l : {la, lb, ld}) OK(cublasLtMatrixLayoutDestroy(l));
-    OK(cublasLtMatmulDescDestroy(op));
-}
-
-static bool shared_workspace(bool bug) {    // two streams multiply with one workspace
-    cublasLtHandle_t lt;
-    void *mine, *yours;
-    OK(cublasLtCreate(&lt));
-    OK(cudaMalloc(&mine, 65536)), OK(cudaMalloc(&yours, 65536));
-    float *a = device_filled(1), *d = device_filled(0), *e = device_filled(0);
-    product(lt, d, a, a, 32, 32, 32, mine, s);
-    product(lt, e, a, a, 32, 32, 32, bug ? mine : yours, q);
-    const bool right = result(d) == 32 && result(e, N - 1) == 32;
-    release(a, d, e);
-    OK(cudaFree(mine)), OK(cudaFree(yours));
-    OK(cublasLtDestroy(lt));
-    return right;
-}
-
-static bool product_overrun(bool bug) {     // D is one column too small
-    cublasLtHandle_t lt;
-    void *workspace;
-    OK(cublasLtCreate(&lt));
-    OK(cudaMalloc(&workspace, 65536));
-    float *a = device_filled(1), *d = device_filled(0, 32 * 31);
-    product(lt, d, a, a, 32, bug ? 32 : 31, 32, workspace, s);
-    const bool right = result(d) == 32;
-    release(a, d);
-    OK(cudaFree(workspace));
-    OK(cublasLtDestroy(lt));
-    return right;
-}
-
-// The host's part of an update: a host function hands its work to a thread of ours, and waits.
-static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t change;
-    float *work;            // what is to be multiplied by `factor`, or NULL
-    float factor;
-    bool end;
-} worker = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, false};
-
-static void scale_on_host(float *x, float factor) {
-    for (int i = 0; i < N; i++) x[i] *= factor;
-}
-
-static void *worker_main(void *unused) {
-    pthread_mutex_lock(&worker.lock);
-    for (;;) {
-        while (worker.work == NULL && !worker.end) pthread_cond_wait(&worker.change, &worker.lock);
-        if (worker.work == NULL) break;
-        pthread_mutex_unlock(&worker.lock);
-        scale_on_host(worker.work, worker.factor);
-        pthread_mutex_lock(&worker.lock);
-        worker.work = NULL;
-        pthread_cond_broadcast(&worker.change);
-    }
-    pthread_mutex_unlock(&worker.lock);
-    return unused;
-}
-
-struct Scaling { float *x, factor; };
-
-static void hand_to_worker(void *data) {
-    const Scaling *scaling = (const Scaling *)data;
-    pthread_mutex_lock(&worker.lock);
-    worker.work = scaling->x, worker.factor = scaling->factor;
-    pthread_cond_broadcast(&worker.change);
-    while (worker.work != NULL) pthread_cond_wait(&worker.change, &worker.lock);
-    pthread_mutex_unlock(&worker.lock);
-}
-
-static void host_copy(float *to, const float *from, cudaStream_t on) {     // either direction
-    OK(cudaMemcpyAsync(to, from, N * sizeof(float), cudaMemcpyDefault, on));
-}
-
-static bool host_update_before_copy(bool bug) {     // the worker does not wait for the gradient
-    float *a = device_filled(3), *h = pinned_filled(1);
-    Scaling twice = {h, 2};
-    cudaEvent_t e = new_event();
-    host_copy(h, a, s);
-    OK(cudaEventRecord(e, s));
-    if (!bug) OK(cudaStreamWaitEvent(q, e, 0));
-    OK(cudaLaunchHostFunc(q, hand_to_worker, &twice));
-    OK(cudaDeviceSynchronize());
-    const bool right = h[0] == 6 && h[N - 1] == 6;
-    OK(cudaFreeHost(h));
-    return release(a) && right;
-}
-
-static bool copy_before_host_update(bool bug) {     // the new weights leave before they are there
-    float *a = device_filled(0), *h = pinned_filled(1);
-    Scaling twice = {h, 2};
-    cudaEvent_t e = new_event();
-    OK(cudaLaunchHostFunc(q, hand_to_worker, &twice));
-    OK(cudaEventRecord(e, q));
-    if (!bug) OK(cudaStreamWaitEvent(s, e, 0));
-    host_copy(a, h, s);
-    const bool right = result(a) == 2;
-    OK(cudaFreeHost(h));
-    return release(a) && right;
-}
-
-static bool copy_into_host_update(bool bug) {   // the next gradient arrives before the update read
-    float *a = device_filled(3), *b = device_filled(5), *c = device_filled(0);
-    float *h = pinned_filled(1);
-    Scaling twice = {h, 2};
-    cudaEvent_t arrived = new_event(), updated = new_event();
-    host_copy(h, a, s);
-    OK(cudaEventRecord(arrived, s));
-    OK(cudaStreamWaitEvent(q, arrived, 0));
-    OK(cudaLaunchHostFunc(q, hand_to_worker, &twice));
-    host_copy(c, h, q);
-    OK(cudaEventRecord(updated, q));
-    if (!bug) OK(cudaStreamWaitEvent(s, updated, 0));
-    host_copy(h, b, s);
-    const bool right = result(c) == 6;
-    OK(cudaFreeHost(h));
-    return release(a, b, c) && right;
-}
-
-static float *registered_filled(float v, bool do_register = true) {
+static float *own_memory(bool do_register) {
     float *x = (float *)malloc(N * sizeof(float));
-    for (int i = 0; i < N; i++) x[i] = v;
+    for (int i = 0; i < N; i++) x[i] = 2;
     if (do_register) OK(cudaHostRegister(x, N * sizeof(float), cudaHostRegisterDefault));
     return x;
 }
 
-static bool unregistered_too_early(bool bug) {  // and freed, while a copy is queued
-    float *a = device_filled(1), *h = registered_filled(2);
-    host_copy(a, h, s);
-    if (!bug) OK(cudaStreamSynchronize(s));
-    OK(cudaHostUnregister(h));
-    free(h);
-    const bool right = result(a) == 2;
-    return release(a) && right;
+// d (32, n) = a (32, 32) times the first n columns of a, by columns, with a workspace of 64 KiB
+static void product(float *d, size_t n, void *workspace, cudaStream_t on) {
+    const float one = 1, zero = 0;
+    const uint64_t bytes = 65536;
+    cublasLtHandle_t lt;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t square, ld;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t found;
+    int count = 0;
+    OK(cublasLtCreate(&lt));
+    OK(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    OK(cublasLtMatrixLayoutCreate(&square, CUDA_R_32F, 32, 32, 32));
+    OK(cublasLtMatrixLayoutCreate(&ld, CUDA_R_32F, 32, n, 32));
+    OK(cublasLtMatmulPreferenceCreate(&preference));
+    OK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                            &bytes, sizeof bytes));
+    cublasLtMatrixLayout_t lb = n == 32 ? square : ld;
+    OK(cublasLtMatmulAlgoGetHeuristic(lt, op, square, lb, ld, ld, preference, 1, &found, &count));
+    OK(cublasLtMatmul(lt, op, &one, a, square, a, lb, &zero, d, ld, d, ld, &found.algo, workspace,
+                      bytes, on));
+    OK(cublasLtMatmulPreferenceDestroy(preference));
+    OK(cublasLtMatrixLayoutDestroy(square)), OK(cublasLtMatrixLayoutDestroy(ld));
+    OK(cublasLtMatmulDescDestroy(op));
+    OK(cublasLtDestroy(lt));
 }
 
-static bool never_registered(bool bug) {    // a copy that is not asynchronous at all
-    float *a = device_filled(1), *h = registered_filled(2, !bug);
-    host_copy(a, h, s);
-    const bool right = result(a) == 2;
-    if (!bug) OK(cudaHostUnregister(h));
-    free(h);
-    return release(a) && right;
+// The host's part of an update: a host function hands its work to a thread of ours, and waits.
+static void *scale_on_host(void *x) {
+    for (int i = 0; i < N; i++) ((float *)x)[i] *= 2;
+    return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Bugs of rank 0 around collectives. Rank 1, a process of its own, runs the same without the bug.
+static pthread_t worker;  // not on the stack, which a stream has of whoever runs it
+static void hand_to_worker(void *x) {
+    OK(pthread_create(&worker, NULL, scale_on_host, x));
+    OK(pthread_join(worker, NULL));
+}
+
+static void update(float *x, cudaStream_t on) { OK(cudaLaunchHostFunc(on, hand_to_worker, x)); }
 
 static ncclComm_t ranks;
 static int rank_here;
@@ -621,126 +267,292 @@ static int rank_here;
 static void sum_over_ranks(float *to, const float *from, cudaStream_t on) {
     OK(ncclAllReduce(from, to, N, ncclFloat32, ncclSum, ranks, on));
 }
+static void scatter(float *to, const float *from) {
+    OK(ncclReduceScatter(from, to, N / 2, ncclFloat32, ncclSum, ranks, q));
+}
+static void gather(float *to, const float *from, size_t n = N / 2) {
+    OK(ncclAllGather(from, to, n, ncclFloat32, ranks, q));
+}
 
-static bool collective_before_its_data(bool bug) {  // it does not wait for the kernel
-    float *a = device_filled(1), *b = device_filled(0);
-    cudaEvent_t made = new_event();
+// ---------------------------------------------------------------------------------------------
+// The bugs: name; modes that have to see it, and what they see; what a report has to name; the
+// program, which returns whether its result is right.
+//
+//   plain   as a program runs without any setting       wrong   the result is wrong
+//   prio    every stream in turn as far as it can go    stop    the emulator stops the program
+//   strict  EMU_STRICT=1                                report  the sanitizer reports
+//   tsan    ThreadSanitizer between streams
+//   race    ThreadSanitizer inside kernels
+//   asan    AddressSanitizer
+
+struct Bug { const char *name, *modes, *names; bool (*right)(bool bug); };
+
+static const Bug bugs[] = {
+// The consumer does not wait for the producer.
+{"missing_event", "prio=wrong tsan=report", "add_kernel", [](bool bug) {
+    fill(a, 3, s), order(s, q, bug), add(b, a, q);
+    return result(b) == 3;
+}},
+// An event that is not yet recorded orders nothing.
+{"wait_before_record", "prio=wrong tsan=report", "add_kernel", [](bool bug) {
+    cudaEvent_t e = new_event();
+    if (bug) OK(cudaStreamWaitEvent(q, e, 0));
     fill(a, 3, s);
-    OK(cudaEventRecord(made, s));
-    if (!bug) OK(cudaStreamWaitEvent(q, made, 0));
-    sum_over_ranks(b, a, q);
-    const bool right = result(b) == 6;
-    return release(a, b) && right;
-}
-
-static bool kernel_before_the_collective(bool bug) {    // it does not wait for the sum
-    float *a = device_filled(2), *b = device_filled(0);
-    cudaEvent_t summed = new_event();
-    sum_over_ranks(a, a, q);
-    OK(cudaEventRecord(summed, q));
-    if (!bug) OK(cudaStreamWaitEvent(s, summed, 0));
-    add(b, a, s);
-    const bool right = result(b) == 4;
-    return release(a, b) && right;
-}
-
-static bool overwritten_while_sent(bool bug) {  // the next data come while these are being sent
-    float *a = device_filled(2), *b = device_filled(0);
-    cudaEvent_t sent = new_event();
-    OK(ncclReduceScatter(a, b, N / 2, ncclFloat32, ncclSum, ranks, q));
-    OK(cudaEventRecord(sent, q));
-    if (!bug) OK(cudaStreamWaitEvent(s, sent, 0));
-    fill(a, 9, s);
-    const bool right = result(b) == 4;
-    return release(a, b) && right;
-}
-
-static bool gathered_over_what_is_read(bool bug) {  // a kernel still reads what is gathered anew
-    float *a = device_filled(1), *b = device_filled(0), *c = device_filled(5);
-    cudaEvent_t read = new_event();
-    add(b, a, s);
-    OK(cudaEventRecord(read, s));
-    if (!bug) OK(cudaStreamWaitEvent(q, read, 0));
-    OK(ncclAllGather(c, a, N / 2, ncclFloat32, ranks, q));
-    const bool right = result(b) == 1;
-    return release(a, b, c) && right;
-}
-
-static bool host_reads_sum_early(bool bug) {    // it waits for the kernel, not for the collective
-    float *a = device_filled(2), *h = pinned_filled(0);
-    cudaEvent_t copied = new_event();
-    sum_over_ranks(a, a, q);
-    OK(cudaMemcpyAsync(h, a, N * sizeof(float), cudaMemcpyDeviceToHost, q));
-    OK(cudaEventRecord(copied, q));
-    if (!bug) OK(cudaEventSynchronize(copied));
-    else OK(cudaStreamSynchronize(s));
-    const bool right = h[0] == 4;
+    OK(cudaEventRecord(e, s));
+    if (!bug) OK(cudaStreamWaitEvent(q, e, 0));
+    add(b, a, q);
+    return result(b) == 3;
+}},
+// Recorded before the last kernel that produces.
+{"event_too_early", "prio=wrong tsan=report", "add_kernel", [](bool bug) {
+    fill(a, 3, s);
+    if (bug) order(s, q);
+    add(a, c, s);
+    if (!bug) order(s, q);
+    add(b, a, q);
+    return result(b) == 8;
+}},
+// Overwritten while another stream still reads.
+{"write_after_read", "prio=wrong tsan=report", "add_kernel", [](bool bug) {
+    add(b, a, s), order(s, q, bug), fill(a, 9, q);
+    return result(b) == 1;
+}},
+// A slot is filled again before it was used.
+{"ring_without_free_event", "prio=wrong tsan=report", "fill_kernel", [](bool bug) {
+    float *slot[2] = {a, c};
+    cudaEvent_t spare[2] = {new_event(), new_event()};
+    for (int layer = 0; layer < 6; layer++) {
+        const int k = layer % 2;
+        if (!bug) OK(cudaStreamWaitEvent(q, spare[k], 0));
+        fill(slot[k], (float)(layer + 1), q), order(q, s), add(b, slot[k], s);
+        OK(cudaEventRecord(spare[k], s));
+    }
+    return result(b) == 21;
+}},
+{"memset_on_another_stream", "prio=wrong tsan=report", "add_kernel", [](bool bug) {
+    OK(cudaMemsetAsync(a, 0, N * sizeof(float), q));
+    order(q, s, bug), add(a, c, s);
+    return result(a) == 5;
+}},
+// A pinned result, before anybody waited for the copy.
+{"host_reads_early", "plain=wrong tsan=report", "host_reads", [](bool bug) {
+    fill(a, 5, s), copy(h, a, s);
+    if (!bug) OK(cudaStreamSynchronize(s));
+    return host_reads(h) == 5;
+}},
+// A pinned source, before the copy ran.
+{"host_overwrites_source", "plain=wrong tsan=report", "host_writes", [](bool bug) {
+    copy(a, h, s);
+    if (!bug) OK(cudaStreamSynchronize(s));
+    host_writes(h, 77);
+    return result(a) == 7;
+}},
+{"missing_syncthreads", "plain=wrong race=report", "reverse_kernel", [](bool bug) {
+    reverse_kernel<<<1, 256, 0, s>>>(b, a, bug);
+    return result(b) == 1 && result(b, 255) == 1;
+}},
+{"missing_syncwarp", "plain=wrong race=report", "halving_kernel", [](bool bug) {
+    halving_kernel<<<1, 32, 0, s>>>(b, a, bug);
+    return result(b) == 32;
+}},
+// Blocks and threads add to one number.
+{"non_atomic_sum", "race=report", "total_kernel", [](bool bug) {
+    total_kernel<<<8, 64, 0, s>>>(b, a, bug);
+    return result(b) == 512;
+}},
+{"last_block_without_fence", "race=report", "last_block_kernel", [](bool bug) {
+    last_block_kernel<<<8, 32, 0, s>>>(b, a, (unsigned *)few, bug);  // 0 has the bits of 0.0f
+    return result(b) == 36;
+}},
+{"divergent_barrier", "plain=stop", "bugs.cu:[0-9]*.*bugs.cu:[0-9]", [](bool bug) {
+    branches_kernel<<<1, 64, 0, s>>>(a, bug);
+    return result(a) == 63 && result(a, 63) == 0;
+}},
+// A shuffle's mask names lanes that have returned.
+{"lane_that_left", "plain=stop", "leaving_kernel", [](bool bug) {
+    leaving_kernel<<<1, 32, 0, s>>>(b, bug);
+    return result(b) == 1;
+}},
+// cp.async has been started and not waited for.
+{"missing_copy_wait", "plain=wrong", ".", [](bool bug) {
+    staged_kernel<<<1, 32, 0, s>>>(b, a, bug);
+    return result(b) == 1 && result(b, 127) == 1;
+}},
+// One element behind a static array.
+{"shared_overrun", "plain=stop asan=report", "small\\|out.of.bounds", [](bool bug) {
+    small_shared_kernel<<<1, 96, 0, s>>>(a, bug ? 65 : 64);
+    return result(a, 63) == 63;
+}},
+{"small_overrun", "plain=stop asan=report", "fill_kernel", [](bool bug) {
+    fill(few, 1, s, bug ? FEW + 3 : FEW);
+    return result(few, FEW - 1) == 1;
+}},
+{"large_overrun", "plain=stop asan=report", "fill_kernel", [](bool bug) {
+    fill(a, 2, s, bug ? N + 16384 : N);
+    return result(a) == 2;
+}},
+// The element before a buffer.
+{"underrun", "plain=stop asan=report", "shifted_kernel", [](bool bug) {
+    shifted_kernel<<<1, 32, 0, s>>>(b, bug ? 1 : 0);
+    return result(b) == 1;
+}},
+{"read_past_the_end", "asan=report", "add_kernel", [](bool bug) {
+    add(a, few, s, bug ? FEW + 3 : FEW);
+    return result(a) == 1;
+}},
+// A copy that is longer than its destination.
+{"copy_overrun", "plain=stop asan=stop", "bugs.cu:[0-9].*4004 bytes", [](bool bug) {
+    copy(few, h, s, bug ? FEW + 1 : FEW);
+    return result(few, FEW - 1) == 7;
+}},
+{"host_pointer_to_kernel", "plain=stop asan=stop", "fill_kernel: argument 0", [](bool bug) {
+    float *own = own_memory(false);
+    fill(bug ? own : b, 1, s);
+    free(own);
+    return result(b) == 1;
+}},
+{"host_touches_device_memory", "plain=stop", "host code touches device memory", [](bool bug) {
+    return (bug ? *(volatile float *)a : result(a)) == 1;
+}},
+{"use_after_free", "plain=stop asan=report", "struct_kernel", [](bool bug) {
+    float *gone = device_filled(0, N);
+    OK(cudaFree(gone));
+    struct_kernel<<<1, 32, 0, s>>>(Tensors{bug ? gone : b});
+    return result(b) == 1;
+}},
+{"unwritten_memory", "plain=wrong", ".", [](bool bug) {
+    float *fresh;
+    OK(cudaMalloc(&fresh, N * sizeof(float)));
+    if (!bug) OK(cudaMemsetAsync(fresh, 0, N * sizeof(float), s));
+    add(a, fresh, s);
+    return result(a) == 1;
+}},
+{"unwritten_shared_memory", "plain=wrong", ".", [](bool bug) {
+    unwritten_shared_kernel<<<1, 64, 0, s>>>(b, bug);
+    return result(b) == 1 && result(b, 63) == 1;
+}},
+// 2048 threads, and nobody asks whether it worked.
+{"illegal_launch", "plain=wrong", ".", [](bool bug) {
+    fill_kernel<<<1, bug ? 2048 : 1024, 0, s>>>(b, 1, N);
+    (void)cudaGetLastError();
+    return result(b) == 1;
+}},
+// Two streams multiply with one workspace.
+{"shared_workspace", "tsan=report", "emu::touch", [](bool bug) {
+    float *mine = device_filled(0, 16384), *yours = device_filled(0, 16384);
+    OK(cudaStreamSynchronize(s));
+    product(b, 32, mine, s), product(c, 32, bug ? mine : yours, q);
+    return result(b) == 32 && result(c, N - 1) == 32;
+}},
+// The product is one column too large.
+{"product_overrun", "plain=stop asan=stop", "cublasLtMatmul: D", [](bool bug) {
+    float *workspace = device_filled(0, 16384);
+    product(few, bug ? 32 : 31, workspace, s);
+    return result(few) == 32;
+}},
+// The worker does not wait for the gradient.
+{"host_update_before_copy", "prio=wrong tsan=report", "scale_on_host", [](bool bug) {
+    copy(h, a, s), order(s, q, bug), update(h, q);
     OK(cudaDeviceSynchronize());
-    OK(cudaFreeHost(h));
-    return release(a) && right;
-}
+    return h[0] == 2 && h[N - 1] == 2;
+}},
+// The new weights leave before they are there.
+{"copy_before_host_update", "prio=wrong tsan=report", "scale_on_host", [](bool bug) {
+    update(h, q), order(q, s, bug), copy(a, h, s);
+    return result(a) == 14;
+}},
+// The next gradient arrives before the update has been read.
+{"copy_into_host_update", "prio=wrong tsan=report", " copy(float", [](bool bug) {
+    copy(h, a, s), order(s, q), update(h, q), copy(c, h, q), order(q, s, bug), copy(h, b, s);
+    return result(c) == 2;
+}},
+// And freed, while a copy is queued.
+{"unregistered_too_early", "plain=stop tsan=report", "cudaHostUnregister.while.a.copy\\|free",
+ [](bool bug) {
+    float *own = own_memory(true);
+    copy(a, own, s);
+    if (!bug) OK(cudaStreamSynchronize(s));
+    OK(cudaHostUnregister(own));
+    free(own);
+    return result(a) == 2;
+}},
+// A copy that is not asynchronous at all.
+{"never_registered", "strict=stop", "its host memory is pageable", [](bool bug) {
+    float *own = own_memory(!bug);
+    copy(a, own, s);
+    const bool right = result(a) == 2;
+    if (!bug) OK(cudaHostUnregister(own));
+    free(own);
+    return right;
+}}};
 
-static bool two_streams_one_communicator(bool bug) {    // NCCL keeps the order, but promises none
-    float *a = device_filled(2), *b = device_filled(0);
-    cudaEvent_t summed = new_event();
-    sum_over_ranks(a, a, s);
-    OK(cudaEventRecord(summed, s));
-    if (!bug) OK(cudaStreamWaitEvent(q, summed, 0));
-    sum_over_ranks(b, a, q);
-    const bool right = result(b) == 8;
-    return release(a, b) && right;
-}
-
-static bool group_that_depends(bool bug) {  // on itself: the calls of a group have no order
-    float *a = device_filled(2), *b = device_filled(0), *c = device_filled(0);
+// Bugs of rank 0 around collectives. Rank 1, a process of its own, runs the same without the bug.
+static const Bug rank_bugs[] = {
+// The collective does not wait for the kernel.
+{"collective_before_its_data", "prio=wrong tsan=report", "fill_kernel", [](bool bug) {
+    fill(a, 3, s), order(s, q, bug), sum_over_ranks(b, a, q);
+    return result(b) == 6;
+}},
+// The kernel does not wait for the sum.
+{"kernel_before_the_collective", "prio=wrong tsan=report", "add_kernel", [](bool bug) {
+    sum_over_ranks(a, a, q), order(q, s, bug), add(b, a, s);
+    return result(b) == 2;
+}},
+// The next data come while these are being sent.
+{"overwritten_while_sent", "prio=wrong tsan=report", "fill_kernel", [](bool bug) {
+    scatter(b, a), order(q, s, bug), fill(a, 9, s);
+    return result(b) == 2;
+}},
+// A kernel still reads what is gathered anew.
+{"gathered_over_what_is_read", "prio=wrong tsan=report", "add_kernel", [](bool bug) {
+    add(b, a, s), order(s, q, bug), gather(a, c);
+    return result(b) == 1;
+}},
+// The host waits for the kernel, not for the collective.
+{"host_reads_sum_early", "plain=wrong tsan=report", "host_reads", [](bool bug) {
+    sum_over_ranks(a, a, q), copy(h, a, q);
+    OK(cudaStreamSynchronize(bug ? s : q));
+    return host_reads(h) == 2;
+}},
+// NCCL keeps the order, but promises none.
+{"two_streams_one_communicator", "tsan=report", "sum_over_ranks", [](bool bug) {
+    sum_over_ranks(a, a, s), order(s, q, bug), sum_over_ranks(b, a, q);
+    return result(b) == 4;
+}},
+// On itself: the calls of a group have no order.
+{"group_that_depends", "plain=stop asan=stop", "ncclReduceScatter.and.ncclAllGather.of.one",
+ [](bool bug) {
     if (bug) OK(ncclGroupStart());
-    OK(ncclReduceScatter(a, b, N / 2, ncclFloat32, ncclSum, ranks, q));
-    OK(ncclAllGather(b, c, N / 2, ncclFloat32, ranks, q));
+    scatter(b, a), gather(c, b);
     if (bug) OK(ncclGroupEnd());
-    const bool right = result(c) == 4;
-    return release(a, b, c) && right;
-}
-
-static bool almost_in_place(bool bug) {     // rank 0's part is the first one
-    float *a = device_filled(2);
+    return result(c) == 2;
+}},
+// Rank 0's part is the first one.
+{"almost_in_place", "plain=stop asan=stop", "ncclReduceScatter:.the.buffers.overlap", [](bool bug) {
     float *part = a + (bug ? N / 4 : rank_here * (N / 2));
-    OK(ncclReduceScatter(a, part, N / 2, ncclFloat32, ncclSum, ranks, q));
-    const bool right = result(part) == 4;
-    return release(a) && right;
-}
-
-static bool gathered_too_much(bool bug) {   // the count is what each rank sends, not the sum
-    float *a = device_filled(2), *b = device_filled(0);
-    OK(ncclAllGather(a, b, bug ? N : N / 2, ncclFloat32, ranks, q));
-    const bool right = result(b) == 2;
-    return release(a, b) && right;
-}
-
-static bool one_rank_counts_otherwise(bool bug) {
-    float *a = device_filled(2);
+    scatter(part, a);
+    return result(part) == 2;
+}},
+{"gathered_from_another_part", "plain=stop asan=stop", "ncclAllGather:.the.buffers.overlap",
+ [](bool bug) {
+    gather(a, a + (bug ? 1 : rank_here) * (N / 2));
+    return result(a, N - 1) == 1;
+}},
+{"summed_over_itself", "plain=stop asan=stop", "ncclAllReduce:.the.buffers.overlap", [](bool bug) {
+    OK(ncclAllReduce(a, a + (bug ? 1 : N / 2), N / 2, ncclFloat32, ncclSum, ranks, q));
+    return result(a, N - 1) == 2;
+}},
+// The count is what each rank sends, not the sum.
+{"gathered_too_much", "plain=stop asan=stop", "ncclAllGather:.8192.bytes.*past.the.end",
+ [](bool bug) {
+    gather(b, a, bug ? N : N / 2);
+    return result(b) == 1;
+}},
+{"one_rank_counts_otherwise", "plain=stop asan=stop", "count.1023,.*rank.0,.*count.1024,.*rank.1",
+ [](bool bug) {
     OK(ncclAllReduce(a, a, bug ? N - 1 : N, ncclFloat32, ncclSum, ranks, q));
-    const bool right = result(a) == 4;
-    return release(a) && right;
-}
-
-#define BUG(name) {#name, name}
-static const struct { const char *name; bool (*run)(bool bug); } bugs[] = {
-    BUG(missing_event), BUG(wait_before_record), BUG(event_too_early), BUG(write_after_read),
-    BUG(ring_without_free_event), BUG(memset_on_another_stream), BUG(host_reads_early),
-    BUG(host_overwrites_source), BUG(missing_syncthreads), BUG(missing_syncwarp),
-    BUG(non_atomic_sum), BUG(last_block_without_fence), BUG(divergent_barrier),
-    BUG(lane_that_left), BUG(missing_copy_wait), BUG(shared_overrun), BUG(small_overrun),
-    BUG(large_overrun), BUG(underrun), BUG(read_past_the_end), BUG(copy_overrun),
-    BUG(host_pointer_to_kernel), BUG(host_touches_device_memory), BUG(use_after_free),
-    BUG(unwritten_memory), BUG(unwritten_shared_memory), BUG(illegal_launch),
-    BUG(shared_workspace), BUG(product_overrun), BUG(host_update_before_copy),
-    BUG(copy_before_host_update), BUG(copy_into_host_update), BUG(unregistered_too_early),
-    BUG(never_registered)};
-static const struct { const char *name; bool (*run)(bool bug); } rank_bugs[] = {
-    BUG(collective_before_its_data), BUG(kernel_before_the_collective),
-    BUG(overwritten_while_sent), BUG(gathered_over_what_is_read), BUG(host_reads_sum_early),
-    BUG(two_streams_one_communicator), BUG(group_that_depends), BUG(almost_in_place),
-    BUG(gathered_too_much), BUG(one_rank_counts_otherwise)};
+    return result(a) == 2;
+}}};
 
 // The other rank prints no results, and ends with this one.
 static pid_t start_ranks(void) {
@@ -759,37 +571,34 @@ static pid_t start_ranks(void) {
 int main(int argc, char **argv) {
     const char *only = argc > 1 ? argv[1] : NULL;
     const bool bug = argc > 2 && strcmp(argv[2], "bug") == 0;
+    const bool list = only != NULL && strcmp(only, "list") == 0;
     int wrong = 0, runs = 0;
     bool with_ranks = only == NULL;
-    pthread_t thread;
-    for (const auto &b : rank_bugs) with_ranks |= only != NULL && strcmp(only, b.name) == 0;
-    const pid_t other = with_ranks ? start_ranks() : 0;
-    OK(pthread_create(&thread, NULL, worker_main, NULL));
-    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&q, cudaStreamNonBlocking));
-    const auto run = [&](const auto &b) {
-        if (only != NULL && strcmp(only, b.name) != 0) return;
-        if (rank_here == 0) fprintf(stderr, "bugs: %s\n", b.name);  // before the sanitizers' words
-        const bool right = b.run(bug && rank_here == 0);
-        printf("%s %s\n", right ? "right" : "wrong", b.name);
+    const auto run = [&](const Bug &x) {
+        if (list) printf("%s %s %s\n", x.name, x.modes, x.names);
+        if (only != NULL && strcmp(only, x.name) != 0) return;
+        if (rank_here == 0) fprintf(stderr, "bugs: %s\n", x.name);  // before the sanitizers' words
+        make_buffers();
+        const bool right = x.right(bug && rank_here == 0);
+        free_buffers();
+        printf("%s %s\n", right ? "right" : "wrong", x.name);
         wrong += !right;
         runs++;
     };
-    for (const auto &b : rank_bugs) run(b);
+    for (const Bug &x : rank_bugs) with_ranks |= only != NULL && strcmp(only, x.name) == 0;
+    const pid_t other = with_ranks ? start_ranks() : 0;
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&q, cudaStreamNonBlocking));
+    for (const Bug &x : rank_bugs) run(x);
     if (with_ranks) OK(ncclCommDestroy(ranks));
     if (rank_here == 1) _exit(wrong > 0);
-    for (const auto &b : bugs) run(b);
+    for (const Bug &x : bugs) run(x);
     OK(cudaDeviceSynchronize());
-    pthread_mutex_lock(&worker.lock);
-    worker.end = true;
-    pthread_cond_broadcast(&worker.change);
-    pthread_mutex_unlock(&worker.lock);
-    OK(pthread_join(thread, NULL));
     if (with_ranks) {
         int status = 0;
         OK(waitpid(other, &status, 0) != other);
         if (!bug && status != 0) printf("wrong on the other rank\n"), wrong++;
     }
-    if (runs == 0) printf("bugs: no such bug: %s\n", only);
-    return wrong > 0 ? 3 : runs > 0 ? 0 : 2;
+    if (runs == 0 && !list) printf("bugs: no such bug: %s\n", only);
+    return wrong > 0 ? 3 : runs > 0 || list ? 0 : 2;
 }

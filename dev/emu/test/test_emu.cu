@@ -11,6 +11,8 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <memory>
+#include <string>
 #include <vector>
 #ifdef __CUDA_EMU__
 #include <emu_mma.h>
@@ -43,21 +45,39 @@ static void check_success(cublasStatus_t s, const char *call, int line) {
 
 static cudaStream_t stream, other;
 
-template <typename T> static T *device_array(const std::vector<T> &host) {
-    T *p;
-    OK(cudaMalloc(&p, host.size() * sizeof(T)));
-    OK(cudaMemcpy(p, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
-    OK(cudaDeviceSynchronize());    // our streams do not wait for the default one
-    return p;
-}
+// An array of the device, until the end of its scope. Our streams do not wait for the default one.
+template <typename T> struct Array {
+    T *p = NULL;
+    size_t n;
+    explicit Array(const std::vector<T> &host) : n(host.size()) {
+        OK(cudaMalloc(&p, n * sizeof(T)));
+        OK(cudaMemcpy(p, host.data(), n * sizeof(T), cudaMemcpyHostToDevice));
+        OK(cudaDeviceSynchronize());
+    }
+    explicit Array(size_t count) : Array(std::vector<T>(count)) {}
+    Array(const Array &) = delete;
+    ~Array() { OK(cudaFree(p)); }
+    void set(int byte) {
+        OK(cudaMemset(p, byte, n * sizeof(T)));
+        OK(cudaDeviceSynchronize());
+    }
+    std::vector<T> host() const {
+        std::vector<T> x(n);
+        OK(cudaGetLastError());
+        OK(cudaDeviceSynchronize());
+        OK(cudaMemcpy(x.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+        return x;
+    }
+};
 
-static float *zeros(int n) { return device_array(std::vector<float>((size_t)n)); }
-
-template <typename T> static std::vector<T> host_array(const T *p, size_t n) {
-    std::vector<T> host(n);
-    OK(cudaDeviceSynchronize());
-    OK(cudaMemcpy(host.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
-    return host;
+// Is every element what `want` says of its number?
+template <typename T, typename F>
+static void expect(const std::vector<T> &got, F want, const char *what, double size = 0) {
+    size_t wrong = 0, first = 0;
+    for (size_t i = 0; i < got.size(); i++)
+        if (!(got[i] == (T)want(i)) && wrong++ == 0) first = i;
+    CHECK(wrong == 0, "%s %g: %zu of %zu are wrong, the first is number %zu", what, size, wrong,
+          got.size(), first);
 }
 
 // Small numbers that repeat late; exact in bf16 and fp16.
@@ -79,29 +99,23 @@ __global__ static void where_kernel(Where *out) {
     out[block * (blockDim.x * blockDim.y * blockDim.z) + thread] = w;
 }
 
-static bool same(dim3 a, dim3 b) { return a.x == b.x && a.y == b.y && a.z == b.z; }
+static bool operator==(dim3 a, dim3 b) { return a.x == b.x && a.y == b.y && a.z == b.z; }
+static bool operator==(const Where &a, const Where &b) {
+    return a.block == b.block && a.thread == b.thread && a.grid_size == b.grid_size
+        && a.block_size == b.block_size;
+}
 
 static void launches_of_one_to_three_dimensions(void) {
-    const dim3 grids[] = {dim3(1), dim3(7), dim3(3, 5), dim3(2, 3, 4), dim3(1, 1, 9)};
-    const dim3 blocks[] = {dim3(1), dim3(33), dim3(8, 4), dim3(4, 8, 3), dim3(1, 1, 64)};
-    for (dim3 g : grids)
-        for (dim3 b : blocks) {
-            const size_t threads = (size_t)b.x * b.y * b.z, n = threads * g.x * g.y * g.z;
-            Where *d;
-            OK(cudaMalloc(&d, n * sizeof(Where)));
-            where_kernel<<<g, b, 0, stream>>>(d);
-            OK(cudaGetLastError());
-            const std::vector<Where> w = host_array(d, n);
-            size_t wrong = 0;
-            for (size_t i = 0; i < n; i++) {
-                const unsigned t = (unsigned)(i % threads), k = (unsigned)(i / threads);
-                const dim3 thread(t % b.x, t / b.x % b.y, t / (b.x * b.y));
-                const dim3 block(k % g.x, k / g.x % g.y, k / (g.x * g.y));
-                wrong += !same(w[i].thread, thread) || !same(w[i].block, block)
-                         || !same(w[i].grid_size, g) || !same(w[i].block_size, b);
-            }
-            CHECK(wrong == 0, "%zu of %zu threads are elsewhere", wrong, n);
-            OK(cudaFree(d));
+    for (dim3 g : {dim3(1), dim3(7), dim3(3, 5), dim3(2, 3, 4), dim3(1, 1, 9)})
+        for (dim3 b : {dim3(1), dim3(33), dim3(8, 4), dim3(4, 8, 3), dim3(1, 1, 64)}) {
+            const unsigned threads = b.x * b.y * b.z;
+            Array<Where> d((size_t)threads * g.x * g.y * g.z);
+            where_kernel<<<g, b, 0, stream>>>(d.p);
+            expect(d.host(), [&](size_t i) {
+                const unsigned t = (unsigned)i % threads, k = (unsigned)i / threads;
+                return Where{dim3(k % g.x, k / g.x % g.y, k / (g.x * g.y)),
+                             dim3(t % b.x, t / b.x % b.y, t / (b.x * b.y)), g, b};
+            }, "threads", threads);
         }
 }
 
@@ -118,17 +132,12 @@ __global__ static void arguments_kernel(T *out, Arguments s, const float *null, 
 }
 
 static void arguments_are_copied_at_the_launch(void) {
-    float *p = device_array(std::vector<float>{2.5f}), *out = device_array(std::vector<float>(4));
-    Arguments s = {10, p, 0.125, 3};
+    Array<float> p(std::vector<float>{2.5f}), out(4);
+    Arguments s = {10, p.p, 0.125, 3};
     char last = 4;
-    arguments_kernel<float, 100><<<1, 32, 0, stream>>>(out, s, nullptr, last);
-    OK(cudaGetLastError());
+    arguments_kernel<float, 100><<<1, 32, 0, stream>>>(out.p, s, nullptr, last);
     s.a = 99, last = 77;    // the launch has its own copy
-    const std::vector<float> r = host_array(out, 4);
-    CHECK(r[0] == 117 && r[1] == 0.125f && r[2] == 2.5f && r[3] == 1, "%g %g %g %g", r[0], r[1],
-          r[2], r[3]);
-    OK(cudaFree(p));
-    OK(cudaFree(out));
+    CHECK(out.host() == (std::vector<float>{117, 0.125f, 2.5f, 1}), "arguments");
 }
 
 __global__ static void mark_kernel(int *p) {
@@ -148,7 +157,7 @@ __global__ static void dynamic_kernel(int *out, int n) {    // out (blocks, n)
 
 // The errors that a real device gives. They are not sticky: the next call works.
 static void illegal_launches_fail(void) {
-    int *p = device_array(std::vector<int>(1));
+    Array<int> p(1);
     const struct { dim3 grid, block; size_t shared; cudaError_t error; } cases[] = {
         {dim3(1), dim3(1024), 0, cudaSuccess},
         {dim3(1), dim3(1025), 0, cudaErrorInvalidValue},
@@ -168,33 +177,30 @@ static void illegal_launches_fail(void) {
         {dim3(1), dim3(32), (48 << 10) + 1, cudaErrorInvalidValue},
     };
     for (const auto &c : cases) {
-        OK(cudaMemset(p, 0, sizeof(int)));
-        OK(cudaDeviceSynchronize());
-        mark_kernel<<<c.grid, c.block, c.shared, stream>>>(p);
+        p.set(0);
+        mark_kernel<<<c.grid, c.block, c.shared, stream>>>(p.p);
         const cudaError_t e = cudaGetLastError();
         CHECK(e == c.error, "%s, expected %s, for grid (%u,%u,%u) block (%u,%u,%u) shared %zu",
               cudaGetErrorName(e), cudaGetErrorName(c.error), c.grid.x, c.grid.y, c.grid.z,
               c.block.x, c.block.y, c.block.z, c.shared);
-        CHECK(host_array(p, 1)[0] == (c.error == cudaSuccess), "ran or did not run");
+        CHECK(p.host()[0] == (c.error == cudaSuccess), "ran or did not run");
     }
-    mark_kernel<<<1, 2048, 0, stream>>>(p);
+    mark_kernel<<<1, 2048, 0, stream>>>(p.p);
     CHECK(cudaPeekAtLastError() == cudaErrorInvalidValue, "peeking leaves the error");
     CHECK(cudaGetLastError() == cudaErrorInvalidValue, "getting takes it");
     CHECK(cudaGetLastError() == cudaSuccess, "it was taken");
-    OK(cudaFree(p));
 }
 
 // More threads than the kernel was compiled for: it has no registers for them.
 static void launch_bounds_are_kept(void) {
-    int *p = device_array(std::vector<int>(160));
-    bounded_kernel<<<1, 128, 0, stream>>>(p);
+    Array<int> p(160);
+    bounded_kernel<<<1, 128, 0, stream>>>(p.p);
     EXPECT(cudaGetLastError(), cudaSuccess);
-    bounded_kernel<<<1, 160, 0, stream>>>(p);
+    bounded_kernel<<<1, 160, 0, stream>>>(p.p);
     const cudaError_t e = cudaGetLastError();
     CHECK(e == cudaErrorInvalidValue || e == cudaErrorLaunchOutOfResources
           || e == cudaErrorInvalidConfiguration, "%s", cudaGetErrorName(e));
     OK(cudaDeviceSynchronize());
-    OK(cudaFree(p));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -225,19 +231,12 @@ __global__ static void counting_barrier_kernel(int *out) {
 
 static void barriers(void) {
     for (int n : {1, 2, 31, 32, 33, 96, 257, 1024}) {
-        int *d = device_array(std::vector<int>(3 * (size_t)n));
-        rotate_kernel<<<3, n, 0, stream>>>(d, 5);
-        OK(cudaGetLastError());
-        const std::vector<int> r = host_array(d, 3 * (size_t)n);
-        size_t wrong = 0;
-        for (int i = 0; i < 3 * n; i++) wrong += r[(size_t)i] != (i % n + 5) % n;
-        CHECK(wrong == 0, "%zu wrong with %d threads", wrong, n);
-        OK(cudaMemset(d, 0, sizeof(int)));
-        OK(cudaDeviceSynchronize());
-        counting_barrier_kernel<<<2, n, 0, stream>>>(d);
-        OK(cudaGetLastError());
-        CHECK(host_array(d, 1)[0] == 0, "votes at a barrier, %d threads", n);
-        OK(cudaFree(d));
+        Array<int> d(3 * (size_t)n);
+        rotate_kernel<<<3, n, 0, stream>>>(d.p, 5);
+        expect(d.host(), [=](size_t i) { return ((int)i % n + 5) % n; }, "turned", n);
+        d.set(0);
+        counting_barrier_kernel<<<2, n, 0, stream>>>(d.p);
+        CHECK(d.host()[0] == 0, "votes at a barrier, %d threads", n);
     }
 }
 
@@ -253,18 +252,12 @@ __global__ static void leave_kernel(int *out, int n) {
 }
 
 static void divergent_exits(void) {
-    const int n = 208;      // full half-warps only: 6 warps and one half
-    int *d = device_array(std::vector<int>((size_t)n));
-    leave_kernel<<<4, 64, 0, stream>>>(d, n);
-    OK(cudaGetLastError());
-    const std::vector<int> r = host_array(d, (size_t)n);
-    size_t wrong = 0;
-    for (int i = 0; i < n; i++) {
-        const int shuffled = i % 32 < 16 ? 10000 * ((i ^ 1) - i) : 0;
-        wrong += r[(size_t)i] != i + 100 * (i % 5) + shuffled;
-    }
-    CHECK(wrong == 0, "%zu wrong", wrong);
-    OK(cudaFree(d));
+    Array<int> d(208);      // full half-warps only: 6 warps and one half
+    leave_kernel<<<4, 64, 0, stream>>>(d.p, 208);
+    expect(d.host(), [](size_t k) {
+        const int i = (int)k, shuffled = i % 32 < 16 ? 10000 * ((i ^ 1) - i) : 0;
+        return i + 100 * (i % 5) + shuffled;
+    }, "left");
 }
 
 template <typename T> __global__ static void shuffle_kernel(T *out) {
@@ -286,21 +279,16 @@ template <typename T> __global__ static void shuffle_kernel(T *out) {
 
 template <typename T> static void check_shuffles(const char *type) {
     const unsigned n = 96;
-    T *d = device_array(std::vector<T>(10 * n));
-    shuffle_kernel<T><<<1, n, 0, stream>>>(d);
-    OK(cudaGetLastError());
-    const std::vector<T> r = host_array(d, 10 * n);
-    for (unsigned t = 0; t < n; t++) {
-        const unsigned w = t / 32 * 32, l = t % 32;
+    Array<T> d(10 * n);
+    shuffle_kernel<T><<<1, n, 0, stream>>>(d.p);
+    expect(d.host(), [](size_t i) {     // number 96 k + t: shuffle k, thread t
+        const unsigned l = (unsigned)i % 32;
         const unsigned source[10] = {
             5, (l + 3) % 32, l / 8 * 8 + 2, l ^ 16, l ^ 3, l >= 2 ? l - 2 : l,
             l % 16 >= 3 ? l - 3 : l, l + 7 < 32 ? l + 7 : l,
             l % 2 == 0 ? l + 1 : l, l < 8 ? 7u : 31u};
-        for (unsigned i = 0; i < 10; i++)
-            CHECK(r[i * n + t] == (T)(100 + w + source[i]), "%s, shuffle %u, thread %u", type, i,
-                  t);
-    }
-    OK(cudaFree(d));
+        return 100 + (unsigned)i % n / 32 * 32 + source[i / n];
+    }, type);
 }
 
 static void shuffles(void) {
@@ -324,17 +312,15 @@ __global__ static void vote_kernel(unsigned *out) {
 }
 
 static void votes(void) {
-    unsigned *d = device_array(std::vector<unsigned>(8 * 64));
-    vote_kernel<<<1, 64, 0, stream>>>(d);
-    OK(cudaGetLastError());
-    const std::vector<unsigned> r = host_array(d, 8 * 64);
+    Array<unsigned> d(8 * 64);
+    vote_kernel<<<1, 64, 0, stream>>>(d.p);
+    const std::vector<unsigned> r = d.host();
     for (size_t t = 0; t < 64; t++) {
         const unsigned *o = &r[8 * t];
         CHECK(o[0] == 0x49249249u && o[1] == 2 && o[2] == 2 && o[3] == 496 && o[4] == 3103
               && o[5] == 32 && o[6] == (t % 2 == 0 ? 0x55u : 0xaaaaaaaau),
               "thread %zu: %x %u %u %u %u %u %x", t, o[0], o[1], o[2], o[3], o[4], o[5], o[6]);
     }
-    OK(cudaFree(d));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -360,13 +346,9 @@ template <typename T> __global__ static void static_shared_kernel(T *out) {
 }
 
 static void static_shared_memory(void) {
-    float *d = device_array(std::vector<float>(2 * 128));
-    static_shared_kernel<float><<<1, 128, 0, stream>>>(d);
-    OK(cudaGetLastError());
-    const std::vector<float> r = host_array(d, 128);
-    for (unsigned t = 0; t < 128; t++)
-        CHECK(r[t] == (float)(t % 4 * 32 + t / 4) + 1000 + (float)(255 - t % 64), "thread %u", t);
-    OK(cudaFree(d));
+    Array<float> d(128);
+    static_shared_kernel<float><<<1, 128, 0, stream>>>(d.p);
+    expect(d.host(), [](size_t t) { return t % 4 * 32 + t / 4 + 1000 + 255 - t % 64; }, "shared");
 }
 
 static void dynamic_shared_memory(void) {
@@ -375,14 +357,9 @@ static void dynamic_shared_memory(void) {
         if (bytes > 48 << 10)
             OK(cudaFuncSetAttribute(dynamic_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     bytes));
-        int *d = device_array(std::vector<int>(2 * (size_t)n));
-        dynamic_kernel<<<2, 64, (size_t)bytes, stream>>>(d, n);
-        OK(cudaGetLastError());
-        const std::vector<int> r = host_array(d, 2 * (size_t)n);
-        size_t wrong = 0;
-        for (int i = 0; i < 2 * n; i++) wrong += r[(size_t)i] != 3 * (n - 1 - i % n);
-        CHECK(wrong == 0, "%zu wrong of %d bytes", wrong, bytes);
-        OK(cudaFree(d));
+        Array<int> d(2 * (size_t)n);
+        dynamic_kernel<<<2, 64, (size_t)bytes, stream>>>(d.p, n);
+        expect(d.host(), [=](size_t i) { return 3 * (n - 1 - (int)i % n); }, "bytes", bytes);
     }
     cudaDeviceProp prop;
     OK(cudaGetDeviceProperties(&prop, 0));
@@ -413,25 +390,18 @@ __global__ static void atomics_kernel(int *i, unsigned *u, unsigned long long *l
 
 static void atomics(void) {
     const int n = 512;
-    int *i = device_array(std::vector<int>{0, 0, -1, 1, 0, 0});
-    unsigned *u = device_array(std::vector<unsigned>(5 + (size_t)n));
-    OK(cudaMemset(u + 1, 0xff, sizeof(unsigned)));
-    unsigned long long *l = device_array(std::vector<unsigned long long>(1));
-    float *f = device_array(std::vector<float>(1));
-    atomics_kernel<<<8, 64, 0, stream>>>(i, u, l, f);
-    OK(cudaGetLastError());
-    const std::vector<int> ri = host_array(i, 6);
-    const std::vector<unsigned> ru = host_array(u, 5 + (size_t)n);
-    CHECK(ri[0] == n * (n - 1) / 2 && ri[1] == -n && ri[2] == n - 1 && ri[3] == 1 - n && ri[4] == 7,
-          "%d %d %d %d %d", ri[0], ri[1], ri[2], ri[3], ri[4]);
-    CHECK(ru[0] == ~0u && ru[1] == 0xffff0000u && ru[2] == 0 && ru[3] == n % 10 && ru[4] == 2 * n,
-          "%x %x %x %u %u", ru[0], ru[1], ru[2], ru[3], ru[4]);
-    size_t taken = 0;
-    for (int k = 0; k < n; k++) taken += ru[5 + (size_t)k];
-    CHECK(taken == (size_t)n, "%zu places taken", taken);
-    CHECK(host_array(l, 1)[0] == (unsigned long long)n << 33, "64 bits");
-    CHECK(host_array(f, 1)[0] == n / 2, "float");
-    OK(cudaFree(i)), OK(cudaFree(u)), OK(cudaFree(l)), OK(cudaFree(f));
+    Array<int> i(std::vector<int>{0, 0, -1, 1, 0, 0});
+    std::vector<unsigned> at_first(5 + (size_t)n);
+    at_first[1] = ~0u;
+    Array<unsigned> u(at_first);
+    Array<unsigned long long> l(1);
+    Array<float> f(1);
+    atomics_kernel<<<8, 64, 0, stream>>>(i.p, u.p, l.p, f.p);
+    CHECK(i.host() == (std::vector<int>{n * (n - 1) / 2, -n, n - 1, 1 - n, 7, n}), "int");
+    const unsigned want[5] = {~0u, 0xffff0000u, 0, n % 10, 2 * n};
+    expect(u.host(), [&](size_t k) { return k < 5 ? want[k] : 1; }, "unsigned, and places taken");
+    CHECK(l.host()[0] == (unsigned long long)n << 33, "64 bits");
+    CHECK(f.host()[0] == n / 2, "float");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -455,6 +425,8 @@ __global__ static void bf16_kernel(uint32_t *wide, uint16_t *narrow, const float
     if (i < n) narrow[i] = __bfloat16_as_ushort(__float2bfloat16_rn(x[i]));
 }
 
+static bool is_nan(uint16_t h, uint16_t infinity) { return (h & 0x7fff) > infinity; }
+
 static void bf16_rounding(void) {
     std::vector<float> x;
     for (uint32_t h = 0; h < 65536; h++)    // every bf16, the tie above it, and beside the tie
@@ -465,26 +437,18 @@ static void bf16_rounding(void) {
             x.push_back(v);
         }
     const size_t n = x.size();
-    float *dx = device_array(x);
-    uint32_t *wide = device_array(std::vector<uint32_t>(65536));
-    uint16_t *narrow = device_array(std::vector<uint16_t>(n));
-    bf16_kernel<<<(unsigned)(n + 255) / 256, 256, 0, stream>>>(wide, narrow, dx, (int)n);
-    OK(cudaGetLastError());
-    const std::vector<uint32_t> w = host_array(wide, 65536);
-    const std::vector<uint16_t> r = host_array(narrow, n);
-    size_t wrong_wide = 0, wrong_narrow = 0, wrong_host = 0;
-    for (uint32_t h = 0; h < 65536; h++) wrong_wide += w[h] != h << 16;
-    for (size_t i = 0; i < n; i++) {
-        const uint16_t want = nearest_bf16(x[i]);
-        const uint16_t host = __bfloat16_as_ushort(__float2bfloat16_rn(x[i]));
-        const bool nan = isnan(x[i]);       // any NaN will do
-        wrong_narrow += nan ? (r[i] & 0x7fff) <= 0x7f80 : r[i] != want;
-        wrong_host += nan ? (host & 0x7fff) <= 0x7f80 : host != want;
-    }
-    CHECK(wrong_wide == 0, "%zu of 65536 to float", wrong_wide);
-    CHECK(wrong_narrow == 0, "%zu of %zu to bf16", wrong_narrow, n);
-    CHECK(wrong_host == 0, "%zu of %zu to bf16 on the host", wrong_host, n);
-    OK(cudaFree(dx)), OK(cudaFree(wide)), OK(cudaFree(narrow));
+    Array<float> dx(x);
+    Array<uint32_t> wide(65536);
+    Array<uint16_t> narrow(n);
+    bf16_kernel<<<(unsigned)(n + 255) / 256, 256, 0, stream>>>(wide.p, narrow.p, dx.p, (int)n);
+    expect(wide.host(), [](size_t h) { return h << 16; }, "to float");
+    std::vector<uint16_t> got = narrow.host(), host(n);
+    for (size_t i = 0; i < n; i++) host[i] = __bfloat16_as_ushort(__float2bfloat16_rn(x[i]));
+    for (std::vector<uint16_t> *r : {&got, &host})
+        for (size_t i = 0; i < n; i++)      // any NaN will do
+            if (isnan(x[i]) && is_nan((*r)[i], 0x7f80)) (*r)[i] = nearest_bf16(x[i]);
+    expect(got, [&](size_t i) { return nearest_bf16(x[i]); }, "to bf16");
+    expect(host, [&](size_t i) { return nearest_bf16(x[i]); }, "to bf16 on the host");
 }
 
 // The value of fp16's bits; what would come after the largest number for infinity.
@@ -513,24 +477,20 @@ static void fp16_rounding(void) {
                 want.push_back(nearest[k] | sign);
             }
     }
-    const size_t n = x.size();
-    float *dx = device_array(x), *wide = zeros(65536);
-    uint16_t *narrow = device_array(std::vector<uint16_t>(n));
-    fp16_kernel<<<(unsigned)(n + 255) / 256, 256, 0, stream>>>(wide, narrow, dx, (int)n);
-    OK(cudaGetLastError());
-    const std::vector<float> w = host_array(wide, 65536);
-    const std::vector<uint16_t> r = host_array(narrow, n);
-    size_t wrong_wide = 0, wrong_narrow = 0;
-    for (int h = 0; h < 65536; h++) {
-        const int magnitude = h & 0x7fff;
-        const double v = magnitude == 0x7c00 ? (double)INFINITY : fp16_value(magnitude);
-        if (magnitude > 0x7c00) wrong_wide += !isnan(w[(size_t)h]);
-        else wrong_wide += (double)w[(size_t)h] != (h & 0x8000 ? -v : v);
-    }
-    for (size_t i = 0; i < n; i++) wrong_narrow += r[i] != want[i];
-    CHECK(wrong_wide == 0, "%zu of 65536 to float", wrong_wide);
-    CHECK(wrong_narrow == 0, "%zu of %zu to fp16", wrong_narrow, n);
-    OK(cudaFree(dx)), OK(cudaFree(wide)), OK(cudaFree(narrow));
+    Array<float> dx(x), wide(65536);
+    Array<uint16_t> narrow(x.size());
+    fp16_kernel<<<(unsigned)(x.size() + 255) / 256, 256, 0, stream>>>(wide.p, narrow.p, dx.p,
+                                                                      (int)x.size());
+    std::vector<float> w = wide.host();
+    for (size_t h = 0; h < w.size(); h++)
+        if ((h & 0x7fff) > 0x7c00 && isnan(w[h])) w[h] = 0;
+    expect(w, [](size_t h) {
+        const int magnitude = (int)h & 0x7fff;
+        const double v = magnitude > 0x7c00 ? 0 : magnitude == 0x7c00 ? (double)INFINITY
+                                                                      : fp16_value(magnitude);
+        return h & 0x8000 ? -v : v;
+    }, "to float");
+    expect(narrow.host(), [&](size_t i) { return want[i]; }, "to fp16");
 }
 
 // What AdamW's promise of equal bits needs: each operation rounds once, subnormals included.
@@ -550,10 +510,9 @@ static void arithmetic_rounds_once(void) {
     std::vector<float> x(32);
     for (size_t i = 0; i < 32; i++)
         x[i] = ldexpf((i % 2 ? -1.0f : 1.0f) * (1.0f + (float)i * 0.1234567f), (int)(i % 9) - 4);
-    float *dx = device_array(x), *out = device_array(std::vector<float>(7 * 32));
-    rounding_kernel<<<1, 32, 0, stream>>>(out, dx);
-    OK(cudaGetLastError());
-    const std::vector<float> r = host_array(out, 7 * 32);
+    Array<float> dx(x), out(7 * 32);
+    rounding_kernel<<<1, 32, 0, stream>>>(out.p, dx.p);
+    const std::vector<float> r = out.host();
     for (size_t i = 0; i < 32; i++) {
         // a double holds the sum and the product of two floats exactly
         const volatile double a = x[i], b = x[(i * 7 + 3) % 32];
@@ -565,7 +524,6 @@ static void arithmetic_rounds_once(void) {
             CHECK(r[7 * i + k] == want[k], "operation %zu of %g and %g: %.9g, expected %.9g", k,
                   a, b, r[7 * i + k], want[k]);
     }
-    OK(cudaFree(dx)), OK(cudaFree(out));
 }
 
 __global__ static void vector_kernel(int4 *out, const int4 *in, float2 *pairs,
@@ -586,22 +544,15 @@ static void vector_loads(void) {
     std::vector<int> in(4 * 64);
     std::vector<float> quads(4 * 64);
     for (size_t i = 0; i < 4 * 64; i++) in[i] = (int)i, quads[i] = (float)i / 4;
-    int *din = device_array(in), *out = device_array(std::vector<int>(4 * 64));
-    float *dq = device_array(quads), *pairs = device_array(std::vector<float>(4 * 64));
-    vector_kernel<<<1, 64, 0, stream>>>((int4 *)out, (const int4 *)din, (float2 *)pairs,
-                                        (const float4 *)dq);
-    OK(cudaGetLastError());
-    const std::vector<int> r = host_array(out, 4 * 64);
-    const std::vector<float> p = host_array(pairs, 4 * 64);
-    for (size_t i = 0; i < 64; i++) {
-        const int k = 4 * (int)i;
-        CHECK(r[4 * i] == k + 3 && r[4 * i + 1] == k + 1 && r[4 * i + 2] == k + 2
-              && r[4 * i + 3] == k, "int4 %zu", i);
-        CHECK(p[4 * i] == (float)(k + 1) / 4 && p[4 * i + 1] == (float)k / 4
-              && p[4 * i + 2] == (float)(k + 2) / 4 && p[4 * i + 3] == (float)(k + 3) / 4,
-              "float4 %zu", i);
-    }
-    OK(cudaFree(din)), OK(cudaFree(out)), OK(cudaFree(dq)), OK(cudaFree(pairs));
+    Array<int> din(in), out(4 * 64);
+    Array<float> dq(quads), pairs(4 * 64);
+    vector_kernel<<<1, 64, 0, stream>>>((int4 *)out.p, (const int4 *)din.p, (float2 *)pairs.p,
+                                        (const float4 *)dq.p);
+    const int turned[4] = {3, 1, 2, 0}, swapped[4] = {1, 0, 2, 3};
+    expect(out.host(), [&](size_t i) { return i / 4 * 4 + (size_t)turned[i % 4]; }, "int4");
+    expect(pairs.host(), [&](size_t i) {
+        return (float)(i / 4 * 4 + (size_t)swapped[i % 4]) / 4;
+    }, "float2 and float4");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -618,87 +569,34 @@ __global__ static void mix_kernel(float *y, const float *x, float scale, int n) 
     if (i < n) y[i] = scale * y[i] + x[i];
 }
 
-static void a_stream_keeps_its_order(void) {
-    const int n = 1000;
-    float *x = zeros(n), *y = zeros(n);
-    float want = 0;
-    OK(cudaMemsetAsync(y, 0, (size_t)n * sizeof(float), stream));
-    for (int k = 1; k <= 20; k++) {
-        fill_kernel<<<4, 256, 0, stream>>>(x, (float)k, n);
-        mix_kernel<<<4, 256, 0, stream>>>(y, x, 0.5f, n);
-        want = 0.5f * want + (float)k;
-    }
-    OK(cudaGetLastError());
-    OK(cudaStreamSynchronize(stream));
-    EXPECT(cudaStreamQuery(stream), cudaSuccess);
-    const std::vector<float> r = host_array(y, (size_t)n);
-    size_t wrong = 0;
-    for (float v : r) wrong += v != want;
-    CHECK(wrong == 0, "%zu of %d are not %g", wrong, n, want);
-    OK(cudaFree(x)), OK(cudaFree(y));
-}
-
-static void events_order_streams(void) {
-    const int n = 4096;
-    float *slot[2], *sum = zeros(n);
-    cudaEvent_t full[2], spare[2];
-    for (int k = 0; k < 2; k++) {
-        slot[k] = zeros(n);
-        OK(cudaEventCreateWithFlags(&full[k], cudaEventDisableTiming));
-        OK(cudaEventCreateWithFlags(&spare[k], cudaEventDisableTiming));
-    }
-    // A ring of two slots between a stream that fills and one that adds. Waiting for an event that
-    // was never recorded is no wait at all.
-    for (int k = 0; k < 12; k++) {
-        const int s = k % 2;
-        OK(cudaStreamWaitEvent(other, spare[s], 0));
-        fill_kernel<<<16, 256, 0, other>>>(slot[s], (float)(k + 1), n);
-        OK(cudaEventRecord(full[s], other));
-        OK(cudaStreamWaitEvent(stream, full[s], 0));
-        mix_kernel<<<16, 256, 0, stream>>>(sum, slot[s], 1, n);
-        OK(cudaEventRecord(spare[s], stream));
-    }
-    OK(cudaGetLastError());
-    OK(cudaEventSynchronize(spare[1]));     // the last one recorded: all is done
-    const std::vector<float> r = host_array(sum, (size_t)n);
-    CHECK(r[0] == 78 && r[(size_t)n - 1] == 78, "%g", r[0]);
-    for (int k = 0; k < 2; k++) {
-        OK(cudaFree(slot[k]));
-        OK(cudaEventDestroy(full[k])), OK(cudaEventDestroy(spare[k]));
-    }
-    OK(cudaFree(sum));
-}
-
 static void a_wait_is_for_the_record_before_it(void) {
-    const int n = 256;
-    float *x = zeros(n), *y = zeros(n);
+    Array<float> x(256), y(256);
     cudaEvent_t e;
     OK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
-    fill_kernel<<<1, 256, 0, stream>>>(x, 5, n);
+    fill_kernel<<<1, 256, 0, stream>>>(x.p, 5, 256);
     OK(cudaEventRecord(e, stream));
     OK(cudaStreamWaitEvent(other, e, 0));
     OK(cudaEventRecord(e, stream));         // records again: the wait above stays with the first
-    mix_kernel<<<1, 256, 0, other>>>(y, x, 1, n);
+    mix_kernel<<<1, 256, 0, other>>>(y.p, x.p, 1, 256);
     OK(cudaEventRecord(e, other));
     OK(cudaEventSynchronize(e));            // the last record counts
     OK(cudaStreamWaitEvent(stream, e, 0));
-    fill_kernel<<<1, 256, 0, stream>>>(x, 9, n);
-    OK(cudaGetLastError());
-    CHECK(host_array(y, 1)[0] == 5 && host_array(x, 1)[0] == 9, "order");
+    fill_kernel<<<1, 256, 0, stream>>>(x.p, 9, 256);
+    CHECK(y.host()[0] == 5 && x.host()[0] == 9, "order");
     OK(cudaEventDestroy(e));
-    OK(cudaFree(x)), OK(cudaFree(y));
 }
 
 static void events_query_and_time(void) {
     const int n = 1 << 16;
-    float *x = zeros(n), ms = -1;
+    Array<float> x(n);
+    float ms = -1;
     cudaEvent_t start, end, untimed, never;
     OK(cudaEventCreate(&start)), OK(cudaEventCreate(&end)), OK(cudaEventCreate(&never));
     OK(cudaEventCreateWithFlags(&untimed, cudaEventDisableTiming));
     EXPECT(cudaEventQuery(never), cudaSuccess);     // never recorded: nothing to wait for
     OK(cudaEventSynchronize(never));
     OK(cudaEventRecord(start, stream));
-    for (int k = 0; k < 10; k++) fill_kernel<<<256, 256, 0, stream>>>(x, (float)k, n);
+    for (int k = 0; k < 10; k++) fill_kernel<<<256, 256, 0, stream>>>(x.p, (float)k, n);
     OK(cudaEventRecord(end, stream));
     OK(cudaEventRecord(untimed, stream));
     cudaError_t e;
@@ -718,21 +616,20 @@ static void events_query_and_time(void) {
     (void)cudaGetLastError();
     OK(cudaEventDestroy(start)), OK(cudaEventDestroy(end));
     OK(cudaEventDestroy(untimed)), OK(cudaEventDestroy(never));
-    OK(cudaFree(x));
 }
 
 static void copies_from_pinned_memory(void) {
     const size_t n = 10000, bytes = n * sizeof(float);
-    float *in, *out, *a, *b;
+    float *in, *out;
+    Array<float> a(n), b(n);
     OK(cudaMallocHost(&in, bytes)), OK(cudaMallocHost(&out, bytes));
-    OK(cudaMalloc(&a, bytes)), OK(cudaMalloc(&b, bytes));
     for (size_t i = 0; i < n; i++) in[i] = (float)i, out[i] = -1;
-    OK(cudaMemcpyAsync(a, in, bytes, cudaMemcpyHostToDevice, stream));
-    mix_kernel<<<40, 256, 0, stream>>>(a, a, 1, (int)n);
-    OK(cudaMemcpyAsync(b, a, bytes, cudaMemcpyDeviceToDevice, stream));
-    OK(cudaMemsetAsync(a, 0, bytes, stream));
-    OK(cudaMemcpyAsync(out, b, bytes, cudaMemcpyDeviceToHost, stream));
-    OK(cudaMemcpyAsync(in, a, bytes, cudaMemcpyDefault, stream));
+    OK(cudaMemcpyAsync(a.p, in, bytes, cudaMemcpyHostToDevice, stream));
+    mix_kernel<<<40, 256, 0, stream>>>(a.p, a.p, 1, (int)n);
+    OK(cudaMemcpyAsync(b.p, a.p, bytes, cudaMemcpyDeviceToDevice, stream));
+    OK(cudaMemsetAsync(a.p, 0, bytes, stream));
+    OK(cudaMemcpyAsync(out, b.p, bytes, cudaMemcpyDeviceToHost, stream));
+    OK(cudaMemcpyAsync(in, a.p, bytes, cudaMemcpyDefault, stream));
     OK(cudaMemcpyAsync(out, out, 0, cudaMemcpyDefault, stream));
     OK(cudaStreamSynchronize(stream));
     size_t wrong = 0;
@@ -740,13 +637,12 @@ static void copies_from_pinned_memory(void) {
     CHECK(wrong == 0, "%zu wrong", wrong);
     // part of a matrix: 7 rows of 12 bytes from rows of 40 into rows of 16
     for (size_t i = 0; i < 70; i++) in[i] = (float)i;
-    OK(cudaMemcpy2DAsync(a, 16, in, 40, 12, 7, cudaMemcpyHostToDevice, stream));
+    OK(cudaMemcpy2DAsync(a.p, 16, in, 40, 12, 7, cudaMemcpyHostToDevice, stream));
     OK(cudaStreamSynchronize(stream));
-    const std::vector<float> r = host_array(a, 28);
-    for (size_t i = 0; i < 28; i++)
-        CHECK(r[i] == (i % 4 < 3 ? (float)(i / 4 * 10 + i % 4) : 0), "2D element %zu: %g", i, r[i]);
+    expect(a.host(), [](size_t i) {
+        return i < 28 && i % 4 < 3 ? (float)(i / 4 * 10 + i % 4) : 0;
+    }, "rows");
     OK(cudaFreeHost(in)), OK(cudaFreeHost(out));
-    OK(cudaFree(a)), OK(cudaFree(b));
 }
 
 // From pageable memory the bytes are taken before the call returns; into it they are there.
@@ -756,40 +652,12 @@ static void copies_from_pageable_memory(void) {
 #endif
     const size_t n = 3000, bytes = n * sizeof(float);
     std::vector<float> in(n, 3.0f), out(n, -1.0f);
-    float *a = device_array(std::vector<float>(n));
-    OK(cudaMemcpyAsync(a, in.data(), bytes, cudaMemcpyHostToDevice, stream));
+    Array<float> a(n);
+    OK(cudaMemcpyAsync(a.p, in.data(), bytes, cudaMemcpyHostToDevice, stream));
     for (size_t i = 0; i < n; i++) in[i] = 99;
-    mix_kernel<<<12, 256, 0, stream>>>(a, a, 2, (int)n);
-    OK(cudaMemcpyAsync(out.data(), a, bytes, cudaMemcpyDeviceToHost, stream));
-    size_t wrong = 0;
-    for (size_t i = 0; i < n; i++) wrong += out[i] != 9;
-    CHECK(wrong == 0, "%zu wrong", wrong);
-    OK(cudaFree(a));
-}
-
-// A host function sees what its stream did before, and its stream waits for it.
-struct HostWork { float *pinned; int calls; float seen; };
-static void host_work(void *data) {
-    HostWork *w = (HostWork *)data;
-    w->seen = w->pinned[0];
-    w->pinned[0] = 10 * w->seen + 1;
-    w->calls++;
-}
-
-static void host_functions(void) {
-    float *pinned, *a = device_array(std::vector<float>(256));
-    OK(cudaMallocHost(&pinned, sizeof(float)));
-    HostWork w = {pinned, 0, 0};
-    for (int k = 0; k < 3; k++) {
-        fill_kernel<<<1, 256, 0, stream>>>(a, (float)(k + 4), 256);
-        OK(cudaMemcpyAsync(pinned, a, sizeof(float), cudaMemcpyDeviceToHost, stream));
-        OK(cudaLaunchHostFunc(stream, host_work, &w));
-        OK(cudaMemcpyAsync(a + 1, pinned, sizeof(float), cudaMemcpyHostToDevice, stream));
-    }
-    OK(cudaStreamSynchronize(stream));
-    CHECK(w.calls == 3 && w.seen == 6, "%d calls, saw %g", w.calls, w.seen);
-    CHECK(host_array(a, 2)[1] == 61, "what the function wrote was copied");
-    OK(cudaFreeHost(pinned)), OK(cudaFree(a));
+    mix_kernel<<<12, 256, 0, stream>>>(a.p, a.p, 2, (int)n);
+    OK(cudaMemcpyAsync(out.data(), a.p, bytes, cudaMemcpyDeviceToHost, stream));
+    expect(out, [](size_t) { return 9; }, "copies");
 }
 
 static void say_one(void *word) { __atomic_store_n((unsigned *)word, 1u, __ATOMIC_RELEASE); }
@@ -801,30 +669,30 @@ static void words_order_streams(void) {
     OK(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", (void **)&wait, 12000,
                                         cudaEnableDefault, &found));
     unsigned *word;
-    float *a = zeros(256), *b = zeros(256);
+    Array<float> a(256), b(256);
     OK(cudaMallocHost(&word, 2 * sizeof *word));
     word[0] = 0xfffffffe, word[1] = 0;
     CHECK(wait(other, (CUdeviceptr)word, 1, 0) == CUDA_SUCCESS, "page-locked");
-    OK(cudaMemcpyAsync(b, a, 256 * sizeof(float), cudaMemcpyDeviceToDevice, other));
-    fill_kernel<<<1, 256, 0, stream>>>(a, 7, 256);
+    OK(cudaMemcpyAsync(b.p, a.p, 256 * sizeof(float), cudaMemcpyDeviceToDevice, other));
+    fill_kernel<<<1, 256, 0, stream>>>(a.p, 7, 256);
     OK(cudaLaunchHostFunc(stream, say_one, word));
     OK(cudaStreamSynchronize(other));
-    CHECK(host_array(b, 256)[255] == 7, "the copy came before the word");
+    CHECK(b.host()[255] == 7, "the copy came before the word");
 #ifdef __CUDA_EMU__
     unsigned on_the_stack = 1;
     CHECK(wait(other, (CUdeviceptr)(word + 1), 0, 1) == CUDA_ERROR_INVALID_VALUE
               && wait(other, (CUdeviceptr)&on_the_stack, 1, 0) == CUDA_ERROR_INVALID_VALUE
-              && wait(other, (CUdeviceptr)a, 0, 0) == CUDA_ERROR_INVALID_VALUE,
+              && wait(other, (CUdeviceptr)a.p, 0, 0) == CUDA_ERROR_INVALID_VALUE,
           "only a word of page-locked memory, and only reached or passed");
 #endif
-    OK(cudaFreeHost(word)), OK(cudaFree(a)), OK(cudaFree(b));
+    OK(cudaFreeHost(word));
 }
 
 // Memory of our own, page-locked later, is as good as any for asynchronous copies.
 static void registered_memory(void) {
     const size_t n = 5000, bytes = n * sizeof(float);
     std::vector<float> own(n, 4.0f);
-    float *a = zeros((int)n);
+    Array<float> a(n);
     unsigned flags;
     EXPECT(cudaHostGetFlags(&flags, own.data()), cudaErrorInvalidValue);
     EXPECT(cudaHostUnregister(own.data()), cudaErrorHostMemoryNotRegistered);
@@ -832,9 +700,9 @@ static void registered_memory(void) {
     EXPECT(cudaHostRegister(own.data(), bytes, cudaHostRegisterDefault),
            cudaErrorHostMemoryAlreadyRegistered);
     EXPECT(cudaHostGetFlags(&flags, own.data()), cudaSuccess);
-    OK(cudaMemcpyAsync(a, own.data(), bytes, cudaMemcpyHostToDevice, stream));
-    mix_kernel<<<20, 256, 0, stream>>>(a, a, 1, (int)n);
-    OK(cudaMemcpyAsync(own.data(), a, bytes, cudaMemcpyDeviceToHost, stream));
+    OK(cudaMemcpyAsync(a.p, own.data(), bytes, cudaMemcpyHostToDevice, stream));
+    mix_kernel<<<20, 256, 0, stream>>>(a.p, a.p, 1, (int)n);
+    OK(cudaMemcpyAsync(own.data(), a.p, bytes, cudaMemcpyDeviceToHost, stream));
     OK(cudaStreamSynchronize(stream));
     CHECK(own[0] == 8 && own[n - 1] == 8, "%g %g", own[0], own[n - 1]);
     OK(cudaHostUnregister(own.data()));
@@ -845,7 +713,6 @@ static void registered_memory(void) {
     OK(cudaHostRegister(own.data(), 16 * sizeof(float), cudaHostRegisterDefault));
     OK(cudaHostUnregister(own.data())), OK(cudaHostUnregister(&own[16]));
 #endif
-    OK(cudaFree(a));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -854,109 +721,8 @@ static void registered_memory(void) {
 #ifdef __CUDA_EMU__
 static const size_t MB = 1000000;       // one millisecond
 
-struct Buffers { char *host, *device; };
-static Buffers make_buffers(size_t bytes) {
-    Buffers b;
-    OK(cudaMallocHost(&b.host, bytes)), OK(cudaMalloc(&b.device, bytes));
-    memset(b.host, 1, bytes);
-    OK(cudaMemset(b.device, 2, bytes));
-    OK(cudaDeviceSynchronize());
-    return b;
-}
-static void free_buffers(Buffers b) { OK(cudaFreeHost(b.host)), OK(cudaFree(b.device)); }
-
-static void to_device(Buffers b, size_t at, size_t bytes, cudaStream_t s) {
-    OK(cudaMemcpyAsync(b.device + at, b.host + at, bytes, cudaMemcpyHostToDevice, s));
-}
-static void to_host(Buffers b, size_t at, size_t bytes, cudaStream_t s) {
-    OK(cudaMemcpyAsync(b.host + at, b.device + at, bytes, cudaMemcpyDeviceToHost, s));
-}
-
-// Milliseconds until everything is done that was enqueued since `start`.
-static double milliseconds_since(double start) {
-    OK(cudaDeviceSynchronize());
-    return (emu_virtual_now() - start) * 1e3;
-}
-#define CHECK_MS(got, want) CHECK(fabs((got) - (want)) < 1e-4, "%.4f ms, not %.4f", got, want)
-
-static void operations_take_their_time(void) {
-    Buffers b = make_buffers(2 * MB);
-    cudaEvent_t e[6];
-    const double times[] = {2, 0.5, 0.01, 0.01, 0.01};
-    for (cudaEvent_t &x : e) OK(cudaEventCreate(&x));
-    OK(cudaEventRecord(e[0], stream));
-    to_device(b, 0, 2 * MB, stream);
-    OK(cudaEventRecord(e[1], stream));
-    to_host(b, 0, MB / 2, stream);
-    OK(cudaEventRecord(e[2], stream));
-    fill_kernel<<<1, 32, 0, stream>>>((float *)b.device, 0, 32);
-    OK(cudaGetLastError());
-    OK(cudaEventRecord(e[3], stream));
-    OK(cudaMemsetAsync(b.device, 0, MB, stream));
-    OK(cudaEventRecord(e[4], stream));
-    OK(cudaMemcpyAsync(b.device, b.device + MB, MB, cudaMemcpyDeviceToDevice, stream));
-    OK(cudaEventRecord(e[5], stream));
-    const double start = emu_virtual_now();
-    OK(cudaEventSynchronize(e[2]));
-    CHECK_MS((emu_virtual_now() - start) * 1e3, 2.5);   // the host has waited for so long
-    OK(cudaDeviceSynchronize());
-    for (int k = 0; k < 5; k++) {
-        float ms;
-        OK(cudaEventElapsedTime(&ms, e[k], e[k + 1]));
-        CHECK_MS(ms, times[k]);
-    }
-    for (cudaEvent_t x : e) OK(cudaEventDestroy(x));
-    free_buffers(b);
-}
-
-static void directions_overlap(void) {
-    Buffers b = make_buffers(6 * MB);
-    double start = emu_virtual_now();
-    to_device(b, 0, 3 * MB, stream), to_host(b, 3 * MB, 3 * MB, other);
-    CHECK_MS(milliseconds_since(start), 3.0);
-    start = emu_virtual_now();
-    to_device(b, 0, 3 * MB, stream), to_device(b, 3 * MB, 3 * MB, other);   // one engine
-    CHECK_MS(milliseconds_since(start), 6.0);
-    free_buffers(b);
-}
-
-// Pieces that travel in, are updated, and travel back, through a ring of slots on the device.
-static double ring_milliseconds(size_t slots) {
-    const size_t pieces = 6;
-    Buffers b = make_buffers(slots * MB);
-    cudaStream_t update;
-    std::vector<cudaEvent_t> full(slots), done(slots), spare(slots);
-    OK(cudaStreamCreateWithFlags(&update, cudaStreamNonBlocking));
-    for (size_t k = 0; k < slots; k++)
-        for (cudaEvent_t *e : {&full[k], &done[k], &spare[k]})
-            OK(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
-    const double start = emu_virtual_now();
-    for (size_t i = 0; i < pieces; i++) {
-        const size_t k = i % slots, at = k * MB;
-        if (i >= slots) OK(cudaStreamWaitEvent(stream, spare[k]));
-        to_device(b, at, MB, stream);
-        OK(cudaEventRecord(full[k], stream));
-        OK(cudaStreamWaitEvent(update, full[k]));
-        fill_kernel<<<1, 256, 0, update>>>((float *)(b.device + at), 1, 256);
-        OK(cudaGetLastError());
-        OK(cudaEventRecord(done[k], update));
-        OK(cudaStreamWaitEvent(other, done[k]));
-        to_host(b, at, MB, other);
-        OK(cudaEventRecord(spare[k], other));
-    }
-    const double ms = milliseconds_since(start);
-    for (size_t k = 0; k < slots; k++)
-        for (cudaEvent_t e : {full[k], done[k], spare[k]}) OK(cudaEventDestroy(e));
-    OK(cudaStreamDestroy(update));
-    free_buffers(b);
-    return ms;
-}
-
-static void a_ring_needs_slots(void) {
-    CHECK_MS(ring_milliseconds(1), 6 * 2.01);           // in, update, out: one after the other
-    CHECK_MS(ring_milliseconds(2), 3 * 2.01 + 1);       // slots are busy for 2.01 ms
-    CHECK_MS(ring_milliseconds(3), 6 + 0.01 + 1);       // the links are busy all the time
-}
+#define CHECK_MS(got, want, ...) \
+    CHECK(fabs((got) - (want)) < 1e-4, "%.4f ms, not %.4f: %s", got, want, __VA_ARGS__)
 
 static void take_a_millisecond(void *data) {
     pthread_t t;        // as if a worker did it
@@ -964,45 +730,107 @@ static void take_a_millisecond(void *data) {
     pthread_join(t, NULL);
 }
 
-static void host_functions_take_what_they_say(void) {
-    Buffers b = make_buffers(5 * MB);
-    double start = emu_virtual_now();
-    to_device(b, 0, 5 * MB, stream);
-    for (int k = 0; k < 4; k++) OK(cudaLaunchHostFunc(other, take_a_millisecond, NULL));
-    OK(cudaStreamSynchronize(other));
-    CHECK_MS((emu_virtual_now() - start) * 1e3, 4.04);
-    CHECK_MS(milliseconds_since(start), 5.0);           // hidden under the copy
-    emu_virtual_seconds(2e-3);                          // the host computes
-    to_device(b, 0, MB, stream);
-    CHECK_MS(milliseconds_since(start), 8.0);
-    free_buffers(b);
-}
-
-// The host waits for them, so what comes after cannot overlap.
-static void pageable_copies_do_not_overlap(void) {
-    if (getenv("EMU_STRICT") != NULL) return;
-    Buffers b = make_buffers(2 * MB);
-    std::vector<char> pageable(2 * MB);
+// A program is what is enqueued on streams a, b and c, in this order:
+//
+//   a+3   3 MB to the device        a~    a host function      a!2   event 2 is recorded
+//   a-3   to the host               a*    a kernel             a?2   waits for it
+//   a^3   from pageable memory      h~3   the host computes for 3 ms
+//   a=3   the host waits for a: it is 3 ms since the begin; h=3: for all
+static void play(const char *program) {
+    cudaStream_t streams[3] = {stream, other, NULL};
+    cudaEvent_t events[10];
+    char *host, *device;
+    std::vector<char> pageable(8 * MB);
+    OK(cudaStreamCreateWithFlags(&streams[2], cudaStreamNonBlocking));
+    for (cudaEvent_t &e : events) OK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    OK(cudaMallocHost(&host, 8 * MB)), OK(cudaMalloc(&device, 8 * MB));
+    memset(host, 1, 8 * MB);
+    OK(cudaMemset(device, 2, 8 * MB));
+    OK(cudaDeviceSynchronize());
     const double start = emu_virtual_now();
-    OK(cudaMemcpyAsync(b.device, pageable.data(), 2 * MB, cudaMemcpyHostToDevice, stream));
-    to_host(b, 0, 2 * MB, other);
-    CHECK_MS(milliseconds_since(start), 4.0);
-    free_buffers(b);
+    for (const char *at = program; *at != '\0';) {
+        char *end;
+        const cudaStream_t on = *at == 'h' ? NULL : streams[*at - 'a'];
+        const char what = at[1];
+        const double number = strtod(at + 2, &end);
+        const size_t bytes = (size_t)(number * (double)MB);
+        if (what == '+') OK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, on));
+        if (what == '-') OK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, on));
+        if (what == '^')
+            OK(cudaMemcpyAsync(device, pageable.data(), bytes, cudaMemcpyHostToDevice, on));
+        if (what == '*') fill_kernel<<<1, 256, 0, on>>>((float *)device, 1, 256);
+        if (what == '~' && on == NULL) emu_virtual_seconds(number * 1e-3);
+        if (what == '~' && on != NULL) OK(cudaLaunchHostFunc(on, take_a_millisecond, NULL));
+        if (what == '!') OK(cudaEventRecord(events[(int)number], on));
+        if (what == '?') OK(cudaStreamWaitEvent(on, events[(int)number]));
+        if (what == '=') {
+            OK(on == NULL ? cudaDeviceSynchronize() : cudaStreamSynchronize(on));
+            CHECK_MS((emu_virtual_now() - start) * 1e3, number, program);
+        }
+        for (at = end; *at == ' ';) at++;
+    }
+    OK(cudaGetLastError());
+    OK(cudaDeviceSynchronize());
+    OK(cudaFreeHost(host)), OK(cudaFree(device));
+    for (cudaEvent_t e : events) OK(cudaEventDestroy(e));
+    OK(cudaStreamDestroy(streams[2]));
 }
 
-// A copy engine takes what is ready first, not what was enqueued first.
-static void copy_engines_take_turns(void) {
+// Pieces that travel in, are updated, and travel back, through a ring of slots on the device.
+static void a_ring_needs_slots(void) {
+    const double ms[] = {6 * 2.01,          // one slot: in, update, out, one after the other
+                         3 * 2.01 + 1,      // slots are busy for 2.01 ms
+                         6 + 0.01 + 1};     // the links are busy all the time
+    for (int slots = 1; slots <= 3; slots++) {
+        std::string program;
+        for (int i = 0; i < 6; i++) {
+            const std::string k = std::to_string(i % slots);
+            if (i >= slots) program += "a?" + k + " ";
+            program += "a+1 a!8 b?8 b* b!9 c?9 c-1 c!" + k + " ";
+        }
+        play((program + "h=" + std::to_string(ms[slots - 1])).c_str());
+    }
+}
+
+// Of each kind of operation, between two events.
+static void operations_take_their_time(void) {
+    Array<char> device(2 * MB);
+    char *host;
+    cudaEvent_t e[6];
+    const double times[] = {2, 0.5, 0.01, 0.01, 0.01};
+    OK(cudaMallocHost(&host, 2 * MB));
+    for (cudaEvent_t &x : e) OK(cudaEventCreate(&x));
+    for (int k = 0; k <= 5; k++) {
+        if (k == 1) OK(cudaMemcpyAsync(device.p, host, 2 * MB, cudaMemcpyDefault, stream));
+        if (k == 2) OK(cudaMemcpyAsync(host, device.p, MB / 2, cudaMemcpyDefault, stream));
+        if (k == 3) fill_kernel<<<1, 32, 0, stream>>>((float *)device.p, 0, 32);
+        if (k == 4) OK(cudaMemsetAsync(device.p, 0, MB, stream));
+        if (k == 5) OK(cudaMemcpyAsync(device.p, device.p + MB, MB, cudaMemcpyDefault, stream));
+        OK(cudaEventRecord(e[k], stream));
+    }
+    const double start = emu_virtual_now();
+    OK(cudaEventSynchronize(e[2]));
+    CHECK_MS((emu_virtual_now() - start) * 1e3, 2.5, "the host waited for an event");
+    OK(cudaDeviceSynchronize());
+    for (int k = 0; k < 5; k++) {
+        float ms;
+        OK(cudaEventElapsedTime(&ms, e[k], e[k + 1]));
+        CHECK_MS(ms, times[k], "an operation");
+    }
+    for (cudaEvent_t x : e) OK(cudaEventDestroy(x));
+    OK(cudaFreeHost(host));
+}
+
+static void the_clock_of_programs(void) {
     const char *order = getenv("EMU_SCHED");
-    if (order != NULL && *order != '\0' && strcmp(order, "earliest") != 0) return;
-    Buffers b = make_buffers(8 * MB);
-    const double start = emu_virtual_now();
-    for (size_t k = 1; k < 4; k++) to_device(b, k * MB, MB, stream);    // ready at 0, 1, 3 ms
-    to_host(b, 0, MB / 2, other);
-    to_device(b, 0, MB, other);                                         // at 0.5 ms
-    OK(cudaStreamSynchronize(other));
-    CHECK_MS((emu_virtual_now() - start) * 1e3, 2.0);
-    CHECK_MS(milliseconds_since(start), 4.0);
-    free_buffers(b);
+    operations_take_their_time();
+    a_ring_needs_slots();
+    play("a+3 b-3 h=3");                            // directions overlap
+    play("a+3 b+3 h=6");                            // one engine each way
+    play("a+5 b~ b~ b~ b~ b=4.04 h=5 h~2 a+1 h=8"); // hidden under the copy; the host computes
+    if (getenv("EMU_STRICT") == NULL) play("a^2 b-2 h=4");  // the host waits: nothing overlaps
+    if (order == NULL || *order == '\0' || strcmp(order, "earliest") == 0)
+        play("a+1 a+1 a+1 b-.5 b+1 b=2 h=4");       // an engine takes what is ready first
 }
 
 // What the dependencies alone determine is the same under every schedule.
@@ -1087,19 +915,12 @@ __global__ static void read_fresh_shared_kernel(float *out) {
 
 static void fresh_memory_is_poisoned(void) {
 #ifdef __CUDA_EMU__
-    float *x, *out;
-    OK(cudaMalloc(&x, 4000));
-    OK(cudaMalloc(&out, 128 * sizeof(float)));
-    const std::vector<float> r = host_array(x, 1000);
-    size_t numbers = 0;
-    for (float v : r) numbers += !isnan(v);
-    CHECK(numbers == 0, "%zu numbers in fresh memory", numbers);
-    read_fresh_shared_kernel<<<2, 32, 32 * sizeof(float), stream>>>(out);
-    OK(cudaGetLastError());
-    numbers = 0;
-    for (float v : host_array(out, 128)) numbers += !isnan(v);
-    CHECK(numbers == 0, "%zu numbers in fresh shared memory", numbers);
-    OK(cudaFree(x)), OK(cudaFree(out));
+    Array<float> x(0), out(128);
+    x.n = 1000;
+    OK(cudaMalloc(&x.p, 4000));
+    read_fresh_shared_kernel<<<2, 32, 32 * sizeof(float), stream>>>(out.p);
+    for (const std::vector<float> &fresh : {x.host(), out.host()})
+        for (float v : fresh) CHECK(isnan(v), "%g is in fresh memory", v);
 #else
     SKIP("only the emulated device poisons its memory");
 #endif
@@ -1179,19 +1000,16 @@ static void check_mma(bool is_f16, float scale) {
     std::vector<float> c(128);
     for (size_t i = 0; i < 256; i++) a[i] = stored(scale * number(i, 1));
     for (size_t i = 0; i < 128; i++) b[i] = stored(number(i, 2)), c[i] = scale * number(i, 3);
-    uint16_t *da = device_array(a), *db = device_array(b);
-    float *dc = device_array(c), *dd = device_array(std::vector<float>(128));
-    mma_kernel<<<1, 32, 0, stream>>>(dd, dc, da, db, is_f16);
-    OK(cudaGetLastError());
-    const std::vector<float> d = host_array(dd, 128);
-    for (size_t i = 0; i < 16; i++)
-        for (size_t j = 0; j < 8; j++) {
-            float want = c[8 * i + j];  // exact: all are multiples of scale 2^-12 below scale 2^7
-            for (size_t k = 0; k < 16; k++)
-                want += scale * number(16 * i + k, 1) * number(8 * k + j, 2);
-            CHECK(d[8 * i + j] == want, "(%zu, %zu): %g, expected %g", i, j, d[8 * i + j], want);
-        }
-    OK(cudaFree(da)), OK(cudaFree(db)), OK(cudaFree(dc)), OK(cudaFree(dd));
+    Array<uint16_t> da(a), db(b);
+    Array<float> dc(c), dd(128);
+    mma_kernel<<<1, 32, 0, stream>>>(dd.p, dc.p, da.p, db.p, is_f16);
+    expect(dd.host(), [&](size_t e) {
+        const size_t i = e / 8, j = e % 8;
+        float want = c[e];  // exact: all are multiples of scale 2^-12 below scale 2^7
+        for (size_t k = 0; k < 16; k++)
+            want += scale * number(16 * i + k, 1) * number(8 * k + j, 2);
+        return want;
+    }, "mma");
 }
 
 static void mma_is_a_matrix_product(void) {
@@ -1213,21 +1031,14 @@ __global__ static void ldmatrix_kernel(uint32_t *out) {
 }
 
 static void ldmatrix_loads_fragments(void) {
-    uint32_t *d = device_array(std::vector<uint32_t>(256));
-    ldmatrix_kernel<<<1, 32, 0, stream>>>(d);
-    OK(cudaGetLastError());
-    const std::vector<uint32_t> r = host_array(d, 256);
-    for (uint32_t lane = 0; lane < 32; lane++)
-        for (uint32_t m = 0; m < 4; m++) {
-            const uint32_t row = 8 * m + lane / 4, k = 2 * (lane % 4);
-            const uint32_t plain = (row * 256 + k) | (row * 256 + k + 1) << 16;
-            CHECK(r[8 * lane + m] == plain, "lane %u matrix %u: %x", lane, m, r[8 * lane + m]);
-            const uint32_t first = 8 * m + k, column = lane / 4;
-            const uint32_t turned = (first * 256 + column) | ((first + 1) * 256 + column) << 16;
-            CHECK(r[8 * lane + 4 + m] == turned, "lane %u matrix %u transposed: %x", lane, m,
-                  r[8 * lane + 4 + m]);
-        }
-    OK(cudaFree(d));
+    Array<uint32_t> d(256);
+    ldmatrix_kernel<<<1, 32, 0, stream>>>(d.p);
+    expect(d.host(), [](size_t i) {     // of each lane four matrices, and four transposed
+        const uint32_t lane = (uint32_t)i / 8, m = i % 4, k = 2 * (lane % 4), column = lane / 4;
+        const uint32_t row = 8 * m + lane / 4, first = 8 * m + k;
+        return i % 8 < 4 ? (row * 256 + k) | (row * 256 + k + 1) << 16
+                         : (first * 256 + column) | ((first + 1) * 256 + column) << 16;
+    }, "fragments");
 }
 
 // A (16, K) by rows, B (8, K) by rows, tile by tile through cp.async with two buffers, ldmatrix
@@ -1265,18 +1076,14 @@ static void async_copies_feed_the_tensor_core(void) {
     std::vector<bf16> a(16 * K), b(8 * K);
     for (size_t i = 0; i < a.size(); i++) a[i] = __float2bfloat16_rn(number(i, 4));
     for (size_t i = 0; i < b.size(); i++) b[i] = __float2bfloat16_rn(number(i, 5));
-    bf16 *da = device_array(a), *db = device_array(b);
-    float *dd = device_array(std::vector<float>(128));
-    pipeline_kernel<<<1, 32, 0, stream>>>(dd, da, db, (int)K);
-    OK(cudaGetLastError());
-    const std::vector<float> d = host_array(dd, 128);
-    for (size_t i = 0; i < 16; i++)
-        for (size_t j = 0; j < 8; j++) {
-            float want = 0;
-            for (size_t k = 0; k < K; k++) want += number(i * K + k, 4) * number(j * K + k, 5);
-            CHECK(d[8 * i + j] == want, "(%zu, %zu): %g, expected %g", i, j, d[8 * i + j], want);
-        }
-    OK(cudaFree(da)), OK(cudaFree(db)), OK(cudaFree(dd));
+    Array<bf16> da(a), db(b);
+    Array<float> dd(128);
+    pipeline_kernel<<<1, 32, 0, stream>>>(dd.p, da.p, db.p, (int)K);
+    expect(dd.host(), [&](size_t e) {
+        float want = 0;
+        for (size_t k = 0; k < K; k++) want += number(e / 8 * K + k, 4) * number(e % 8 * K + k, 5);
+        return want;
+    }, "pipeline");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1311,22 +1118,24 @@ struct Matrix {
     size_t rows, cols, ld;
     cudaDataType_t type;
     std::vector<unsigned char> host;
+    std::shared_ptr<Array<unsigned char>> on_device;
     void *device;
     double at(size_t i, size_t j) const { return to_double(host.data(), type, j * ld + i); }
 };
 
 static Matrix make_matrix(size_t rows, size_t cols, size_t ld, cudaDataType_t type, unsigned salt) {
-    Matrix x = {rows, cols, ld, type, {}, NULL};
+    Matrix x = {rows, cols, ld, type, {}, {}, NULL};
     x.host.assign(ld * cols * bytes_of(type), 0xff);
     for (size_t j = 0; j < cols; j++)
         for (size_t i = 0; i < rows; i++)
             from_float(x.host.data(), type, j * ld + i, number(j * rows + i, salt));
-    x.device = device_array(x.host);
+    x.on_device = std::make_shared<Array<unsigned char>>(x.host);
+    x.device = x.on_device->p;
     return x;
 }
 
 static size_t fetch_matrix(Matrix &x) {     // returns how many bytes between columns have changed
-    x.host = host_array((const unsigned char *)x.device, x.host.size());
+    x.host = x.on_device->host();
     size_t changed = 0;
     const size_t e = bytes_of(x.type);
     for (size_t j = 0; j < x.cols; j++)
@@ -1353,37 +1162,54 @@ struct Case {
     size_t slack;       // added to every leading dimension
 };
 
-struct Layouts { cublasLtMatrixLayout_t a, b, c, d; };
-
-static void set(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttributes_t attribute, const void *v,
-                size_t bytes) {
-    OK(cublasLtMatmulDescSetAttribute(op, attribute, v, bytes));
-}
-
-static cublasLtMatmulDesc_t make_op(bool ta, bool tb, uint32_t epilogue) {
+// All that describes a product D = alpha op(A) op(B) + beta C, and the algorithm that was found.
+struct Product {
     cublasLtMatmulDesc_t op;
-    const int32_t a = ta ? CUBLAS_OP_T : CUBLAS_OP_N, b = tb ? CUBLAS_OP_T : CUBLAS_OP_N;
-    OK(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    set(op, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a);
-    set(op, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b);
-    set(op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    return op;
-}
+    cublasLtMatrixLayout_t layout[4];
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t found;
+    int count = 0;
 
-static cublasLtMatrixLayout_t make_layout(const Matrix &x) {
-    cublasLtMatrixLayout_t l;
-    OK(cublasLtMatrixLayoutCreate(&l, x.type, x.rows, x.cols, (int64_t)x.ld));
-    return l;
-}
-
-static cublasLtMatmulPreference_t make_preference(size_t bytes) {
-    cublasLtMatmulPreference_t p;
-    const uint64_t limit = bytes;
-    OK(cublasLtMatmulPreferenceCreate(&p));
-    OK(cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &limit,
-                                            sizeof limit));
-    return p;
-}
+    Product(bool ta, bool tb, uint32_t epilogue, size_t limit = workspace_bytes) {
+        const int32_t a = ta ? CUBLAS_OP_T : CUBLAS_OP_N, b = tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+        const uint64_t most = limit;
+        OK(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+        set(CUBLASLT_MATMUL_DESC_TRANSA, a), set(CUBLASLT_MATMUL_DESC_TRANSB, b);
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+        OK(cublasLtMatmulPreferenceCreate(&preference));
+        OK(cublasLtMatmulPreferenceSetAttribute(
+            preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most));
+        for (cublasLtMatrixLayout_t &l : layout) l = NULL;
+    }
+    Product(const Product &) = delete;
+    ~Product() {
+        for (cublasLtMatrixLayout_t l : layout)
+            if (l != NULL) OK(cublasLtMatrixLayoutDestroy(l));
+        OK(cublasLtMatmulPreferenceDestroy(preference));
+        OK(cublasLtMatmulDescDestroy(op));
+    }
+    template <typename T> void set(cublasLtMatmulDescAttributes_t attribute, const T &value) {
+        OK(cublasLtMatmulDescSetAttribute(op, attribute, &value, sizeof value));
+    }
+    void shape(int which, cudaDataType_t type, uint64_t rows, uint64_t cols, int64_t ld) {
+        OK(cublasLtMatrixLayoutCreate(&layout[which], type, rows, cols, ld));
+    }
+    void shapes(const Matrix &a, const Matrix &b, const Matrix &c, const Matrix &d) {
+        int which = 0;
+        for (const Matrix *x : {&a, &b, &c, &d})
+            shape(which++, x->type, x->rows, x->cols, (int64_t)x->ld);
+    }
+    cublasStatus_t find(int wanted = 1) {
+        return cublasLtMatmulAlgoGetHeuristic(lt, op, layout[0], layout[1], layout[2], layout[3],
+                                              preference, wanted, &found, &count);
+    }
+    cublasStatus_t run(float alpha, const Matrix &a, const Matrix &b, float beta, const Matrix &c,
+                       const Matrix &d, const cublasLtMatmulAlgo_t *algo,
+                       size_t bytes = workspace_bytes, cudaStream_t on = stream) {
+        return cublasLtMatmul(lt, op, &alpha, a.device, layout[0], b.device, layout[1], &beta,
+                              c.device, layout[2], d.device, layout[3], algo, workspace, bytes, on);
+    }
+};
 
 static void check_product(const Case &c) {
     char name[160];
@@ -1402,28 +1228,22 @@ static void check_product(const Case &c) {
     Matrix bias = make_matrix(by_column ? c.n : c.m, 1, by_column ? c.n : c.m, c.type_d, 6);
     const Matrix before = d, input = aux, offset = bias;
 
-    cublasLtMatmulDesc_t op = make_op(c.transpose_a, c.transpose_b, c.epilogue);
+    Product p(c.transpose_a, c.transpose_b, c.epilogue);
     // (Where the epilogue has no bias, a device refuses one with outputs in fp32.)
     if (c.epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADA | CUBLASLT_EPILOGUE_BGRADB
                       | (CUBLASLT_EPILOGUE_DGELU_BGRAD & ~CUBLASLT_EPILOGUE_DGELU)))
-        set(op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.device, sizeof bias.device);
+        p.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.device);
     if (c.epilogue & 128) {
-        const int64_t ld = (int64_t)aux.ld;
-        set(op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux.device, sizeof aux.device);
-        set(op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, sizeof ld);
+        p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux.device);
+        p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)aux.ld);
     }
-    const Layouts l = {make_layout(a), make_layout(b), make_layout(added), make_layout(d)};
-    cublasLtMatmulPreference_t preference = make_preference(workspace_bytes);
-    cublasLtMatmulHeuristicResult_t found;
-    int count = 0;
-    const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(lt, op, l.a, l.b, l.c, l.d, preference,
-                                                            1, &found, &count);
-    CHECK(s == CUBLAS_STATUS_SUCCESS && count == 1, "%s: status %d, %d found", name, s, count);
-    if (count == 1) {
-        CHECK(found.workspaceSize <= workspace_bytes, "%s: needs %zu", name, found.workspaceSize);
-        const cublasStatus_t ran = cublasLtMatmul(
-            lt, op, &c.alpha, a.device, l.a, b.device, l.b, &c.beta, added.device, l.c, d.device,
-            l.d, &found.algo, workspace, workspace_bytes, stream);
+    p.shapes(a, b, added, d);
+    const cublasStatus_t s = p.find();
+    CHECK(s == CUBLAS_STATUS_SUCCESS && p.count == 1, "%s: status %d, %d found", name, s, p.count);
+    if (p.count == 1) {
+        CHECK(p.found.workspaceSize <= workspace_bytes, "%s: needs %zu", name,
+              p.found.workspaceSize);
+        const cublasStatus_t ran = p.run(c.alpha, a, b, c.beta, added, d, &p.found.algo);
         CHECK(ran == CUBLAS_STATUS_SUCCESS, "%s: status %d", name, (int)ran);
         const size_t stray = fetch_matrix(d) + fetch_matrix(aux) + fetch_matrix(bias);
         CHECK(stray == 0, "%s: %zu bytes changed between columns", name, stray);
@@ -1484,10 +1304,6 @@ static void check_product(const Case &c) {
         CHECK(worst_bias <= 1, "%s: %.3g of what rounding explains in the bias gradient", name,
               worst_bias);
     }
-    for (const Matrix *x : {&a, &b, &d, &e, &aux, &bias}) OK(cudaFree(x->device));
-    for (cublasLtMatrixLayout_t x : {l.a, l.b, l.c, l.d}) OK(cublasLtMatrixLayoutDestroy(x));
-    OK(cublasLtMatmulPreferenceDestroy(preference));
-    OK(cublasLtMatmulDescDestroy(op));
 }
 
 static const struct { size_t m, n, k; } shapes[] = {
@@ -1530,47 +1346,27 @@ static void products_with_epilogues(void) {
         check_product({40, 16, 24, false, true, CUDA_R_16BF, CUDA_R_32F, e, 1, 0, false, 0});
 }
 
-// D = op(A) op(B)
-static cublasStatus_t multiply(cublasLtMatmulDesc_t op, const Matrix &a, const Matrix &b,
-                               const Matrix &d, const Layouts &l, const cublasLtMatmulAlgo_t *algo,
-                               size_t bytes, cudaStream_t on) {
-    const float one = 1, zero = 0;
-    return cublasLtMatmul(lt, op, &one, a.device, l.a, b.device, l.b, &zero, d.device, l.c,
-                          d.device, l.d, algo, workspace, bytes, on);
-}
-
 // The same product twice gives the same bits: on a real device with the same algorithm, on the
 // emulated one also from another stream.
 static void products_repeat_their_bits(void) {
     const size_t m = 96, n = 130, k = 515;
-    Matrix a = make_matrix(k, m, k, CUDA_R_16BF, 1), b = make_matrix(k, n, k, CUDA_R_16BF, 2);
-    cublasLtMatmulDesc_t op = make_op(true, false, CUBLASLT_EPILOGUE_DEFAULT);
+    const Matrix a = make_matrix(k, m, k, CUDA_R_16BF, 1), b = make_matrix(k, n, k, CUDA_R_16BF, 2);
     std::vector<unsigned char> first;
     for (int round = 0; round < 3; round++) {
         Matrix d = make_matrix(m, n, m, CUDA_R_32F, 3);
-        const Layouts l = {make_layout(a), make_layout(b), make_layout(d), make_layout(d)};
-        cublasLtMatmulPreference_t preference = make_preference(workspace_bytes);
-        cublasLtMatmulHeuristicResult_t found;
-        int count = 0;
-        OK(cublasLtMatmulAlgoGetHeuristic(lt, op, l.a, l.b, l.c, l.d, preference, 1, &found,
-                                          &count));
-        OK(multiply(op, a, b, d, l, &found.algo, workspace_bytes, round == 2 ? other : stream));
+        Product p(true, false, CUBLASLT_EPILOGUE_DEFAULT);
+        p.shapes(a, b, d, d);
+        OK(p.find());
+        OK(p.run(1, a, b, 0, d, d, &p.found.algo, workspace_bytes, round == 2 ? other : stream));
         fetch_matrix(d);
         if (round == 0) first = d.host;
         CHECK(d.host == first, "round %d", round);
-        OK(cudaFree(d.device));
-        for (cublasLtMatrixLayout_t x : {l.a, l.b, l.c, l.d}) OK(cublasLtMatrixLayoutDestroy(x));
-        OK(cublasLtMatmulPreferenceDestroy(preference));
     }
-    OK(cudaFree(a.device)), OK(cudaFree(b.device));
-    OK(cublasLtMatmulDescDestroy(op));
 }
 
 // Sizes of attributes are checked when they are set.
 static void attributes_of_a_wrong_size_are_refused(void) {
-    cublasLtMatmulDesc_t op;
-    OK(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    cublasLtMatmulPreference_t preference = make_preference(0);
+    const Product p(false, false, CUBLASLT_EPILOGUE_DEFAULT);
     const int64_t wide = 8;
     const int32_t narrow = 0;
     const struct { cublasLtMatmulDescAttributes_t attribute; size_t right; } cases[] = {
@@ -1580,20 +1376,19 @@ static void attributes_of_a_wrong_size_are_refused(void) {
         {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, 4}, {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, 4}};
     for (const auto &c : cases)
         for (size_t bytes : {0, 1, 4, 8}) {
-            const cublasStatus_t s = cublasLtMatmulDescSetAttribute(op, c.attribute, &wide, bytes);
+            const cublasStatus_t s = cublasLtMatmulDescSetAttribute(p.op, c.attribute, &wide, bytes);
             CHECK(s == (bytes == c.right ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE),
                   "attribute %d of %zu bytes: status %d", c.attribute, bytes, s);
         }
-    CHECK(cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_TRANSA, NULL, 4)
+    CHECK(cublasLtMatmulDescSetAttribute(p.op, CUBLASLT_MATMUL_DESC_TRANSA, NULL, 4)
           == CUBLAS_STATUS_INVALID_VALUE, "no value");
-    CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                               &narrow, sizeof narrow)
+    CHECK(cublasLtMatmulPreferenceSetAttribute(p.preference,
+                                               CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &narrow,
+                                               sizeof narrow)
           == CUBLAS_STATUS_INVALID_VALUE, "a 32-bit limit of the workspace");
     CHECK(cublasLtMatmulPreferenceSetAttribute(
-              preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &wide, sizeof wide)
+              p.preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &wide, sizeof wide)
           == CUBLAS_STATUS_INVALID_VALUE, "a 64-bit alignment");
-    OK(cublasLtMatmulDescDestroy(op));
-    OK(cublasLtMatmulPreferenceDestroy(preference));
 }
 
 // Asks for an algorithm with one thing changed; returns how many there are.
@@ -1607,29 +1402,20 @@ struct Question {
 };
 
 static int ask(const Question &q, cublasStatus_t *status) {
-    cublasLtMatmulDesc_t op = make_op(false, false, q.epilogue);
-    const int32_t bias_type = q.bias_type, aux_type = q.aux_type;
+    Product p(false, false, q.epilogue);
     void *bias = workspace, *aux = (char *)workspace + q.aux_offset;
-    set(op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-    set(op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
-    set(op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &q.aux_ld, sizeof q.aux_ld);
-    if (bias_type >= 0) set(op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type);
-    if (aux_type >= 0)
-        set(op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, &aux_type, sizeof aux_type);
-    cublasLtMatrixLayout_t a, b, c, d;
-    OK(cublasLtMatrixLayoutCreate(&a, q.type_a, q.rows_a, q.cols_a, q.ld_a));
-    OK(cublasLtMatrixLayoutCreate(&b, q.type_b, q.rows_b, q.cols_b, (int64_t)q.rows_b));
-    OK(cublasLtMatrixLayoutCreate(&c, q.type_c, q.rows_d, q.cols_d, q.ld_d));
-    OK(cublasLtMatrixLayoutCreate(&d, q.type_d, q.rows_d, q.cols_d, q.ld_d));
-    cublasLtMatmulPreference_t preference = make_preference(workspace_bytes);
-    cublasLtMatmulHeuristicResult_t found;
-    int count = 0;
-    *status = cublasLtMatmulAlgoGetHeuristic(lt, op, a, b, c, d, preference, 1, &found, &count);
-    if (*status != CUBLAS_STATUS_SUCCESS) CHECK(count == 0, "refused, and yet %d found", count);
-    for (cublasLtMatrixLayout_t x : {a, b, c, d}) OK(cublasLtMatrixLayoutDestroy(x));
-    OK(cublasLtMatmulPreferenceDestroy(preference));
-    OK(cublasLtMatmulDescDestroy(op));
-    return count;
+    p.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+    p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, q.aux_ld);
+    if (q.bias_type >= 0) p.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)q.bias_type);
+    if (q.aux_type >= 0) p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, (int32_t)q.aux_type);
+    p.shape(0, q.type_a, q.rows_a, q.cols_a, q.ld_a);
+    p.shape(1, q.type_b, q.rows_b, q.cols_b, (int64_t)q.rows_b);
+    p.shape(2, q.type_c, q.rows_d, q.cols_d, q.ld_d);
+    p.shape(3, q.type_d, q.rows_d, q.cols_d, q.ld_d);
+    *status = p.find();
+    if (*status != CUBLAS_STATUS_SUCCESS) CHECK(p.count == 0, "refused, and yet %d found", p.count);
+    return p.count;
 }
 
 static void impossible_products_are_refused(void) {
@@ -1670,45 +1456,38 @@ static void impossible_products_are_refused(void) {
 
 // What cublasLtMatmul itself refuses, and that the workspace's limit is kept.
 static void products_check_their_arguments(void) {
-    Matrix a = make_matrix(32, 16, 32, CUDA_R_16BF, 1), b = make_matrix(32, 24, 32, CUDA_R_16BF, 2);
-    Matrix d = make_matrix(16, 24, 16, CUDA_R_16BF, 3), none = a, beside = a;
+    const Matrix a = make_matrix(32, 16, 32, CUDA_R_16BF, 1);
+    const Matrix b = make_matrix(32, 24, 32, CUDA_R_16BF, 2);
+    const Matrix d = make_matrix(16, 24, 16, CUDA_R_16BF, 3);
+    Matrix none = a, beside = a;
     none.device = NULL;
     beside.device = (char *)a.device + 2;
-    const Layouts l = {make_layout(a), make_layout(b), make_layout(d), make_layout(d)};
-    cublasLtMatmulDesc_t op = make_op(true, false, CUBLASLT_EPILOGUE_DEFAULT);
-    cublasLtMatmulHeuristicResult_t found, unwanted;
-    int count;
     for (size_t limit : {0, 256, 4096}) {
-        cublasLtMatmulPreference_t p = make_preference(limit);
-        OK(cublasLtMatmulAlgoGetHeuristic(lt, op, l.a, l.b, l.c, l.d, p, 1, &found, &count));
-        const size_t needs = found.workspaceSize;
-        CHECK(count == 1 && needs <= limit, "%zu of %zu", needs, limit);
-        OK(multiply(op, a, b, d, l, &found.algo, needs, stream));
+        Product p(true, false, CUBLASLT_EPILOGUE_DEFAULT, limit);
+        p.shapes(a, b, d, d);
+        OK(p.find());
+        const size_t needs = p.found.workspaceSize;
+        const cublasLtMatmulAlgo_t algo = p.found.algo;
+        CHECK(p.count == 1 && needs <= limit, "%zu of %zu", needs, limit);
+        OK(p.run(1, a, b, 0, d, d, &algo, needs));
         if (needs > 0)
-            CHECK(multiply(op, a, b, d, l, &found.algo, needs - 1, stream)
-                  == CUBLAS_STATUS_INVALID_VALUE, "a workspace that is too small");
-        CHECK(cublasLtMatmulAlgoGetHeuristic(lt, op, l.a, l.b, l.c, l.d, p, 0, &unwanted, &count)
-              == CUBLAS_STATUS_INVALID_VALUE, "no algorithm wanted");
-        OK(cublasLtMatmulPreferenceDestroy(p));
-    }
-    CHECK(multiply(op, none, b, d, l, &found.algo, workspace_bytes, stream)
-          == CUBLAS_STATUS_INVALID_VALUE, "no A");
-    OK(multiply(op, a, b, d, l, NULL, workspace_bytes, stream));    // the library picks one itself
+            CHECK(p.run(1, a, b, 0, d, d, &algo, needs - 1) == CUBLAS_STATUS_INVALID_VALUE,
+                  "a workspace that is too small");
+        CHECK(p.find(0) == CUBLAS_STATUS_INVALID_VALUE, "no algorithm wanted");
+        CHECK(p.run(1, none, b, 0, d, d, &algo) == CUBLAS_STATUS_INVALID_VALUE, "no A");
+        OK(p.run(1, a, b, 0, d, d, NULL));  // the library picks one itself
 #ifdef __CUDA_EMU__     // an algorithm is good for what it was asked for, and nothing else
-    Matrix shorter = make_matrix(32, 23, 32, CUDA_R_16BF, 2);
-    Matrix less = make_matrix(16, 23, 16, CUDA_R_16BF, 3);
-    const Layouts k = {l.a, make_layout(shorter), make_layout(less), make_layout(less)};
-    CHECK(multiply(op, a, shorter, less, k, &found.algo, workspace_bytes, stream)
-          == CUBLAS_STATUS_INVALID_VALUE, "another shape");
-    CHECK(multiply(op, beside, b, d, l, &found.algo, workspace_bytes, stream)
-          == CUBLAS_STATUS_NOT_SUPPORTED, "less aligned than was said");
-    OK(cudaFree(shorter.device)), OK(cudaFree(less.device));
-    for (cublasLtMatrixLayout_t x : {k.b, k.c, k.d}) OK(cublasLtMatrixLayoutDestroy(x));
+        const Matrix shorter = make_matrix(32, 23, 32, CUDA_R_16BF, 2);
+        const Matrix less = make_matrix(16, 23, 16, CUDA_R_16BF, 3);
+        Product k(true, false, CUBLASLT_EPILOGUE_DEFAULT);
+        k.shapes(a, shorter, less, less);
+        CHECK(k.run(1, a, shorter, 0, less, less, &algo) == CUBLAS_STATUS_INVALID_VALUE,
+              "another shape");
+        CHECK(p.run(1, beside, b, 0, d, d, &algo) == CUBLAS_STATUS_NOT_SUPPORTED,
+              "less aligned than was said");
 #endif
+    }
     OK(cudaDeviceSynchronize());
-    for (const Matrix *x : {&a, &b, &d}) OK(cudaFree(x->device));
-    for (cublasLtMatrixLayout_t x : {l.a, l.b, l.c, l.d}) OK(cublasLtMatrixLayoutDestroy(x));
-    OK(cublasLtMatmulDescDestroy(op));
 }
 
 // A stream has the priority that was asked for, or the nearest that there is.
@@ -1737,12 +1516,7 @@ int main(int argc, char **argv) {
     OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
 #ifdef __CUDA_EMU__
     if (argc > 1 && strcmp(argv[1], "clock") == 0) {
-        operations_take_their_time();
-        directions_overlap();
-        a_ring_needs_slots();
-        host_functions_take_what_they_say();
-        pageable_copies_do_not_overlap();
-        copy_engines_take_turns();
+        the_clock_of_programs();
         return test_failures_here > 0;
     }
     RUN(the_virtual_clock);
@@ -1762,14 +1536,11 @@ int main(int argc, char **argv) {
     RUN(fp16_rounding);
     RUN(arithmetic_rounds_once);
     RUN(vector_loads);
-    RUN(a_stream_keeps_its_order);
-    RUN(events_order_streams);
     RUN(streams_have_priorities);
     RUN(a_wait_is_for_the_record_before_it);
     RUN(events_query_and_time);
     RUN(copies_from_pinned_memory);
     RUN(copies_from_pageable_memory);
-    RUN(host_functions);
     RUN(words_order_streams);
     RUN(registered_memory);
     RUN(memory_runs_out);

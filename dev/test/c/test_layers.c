@@ -1,6 +1,6 @@
-// test_layers.c: the CPU trainer against itself: finite differences, the plain definitions of its
-// layers, one thread against several, micro-batches against one batch, documents in a row against
-// rows of their own, one token at a time against all at once. (The GPU's are in test_model.cu.)
+// test_layers.c: the CPU trainer against itself: the plain definitions of its layers, one thread
+// against several, micro-batches against one batch, one token at a time against all at once.
+// (Whole gradients, also of documents in a row, are in test_gpt2.c; the GPU's in test_model.cu.)
 #define NO_MAIN
 #include "../../../test_gpt2.c"
 #include "../first_values.h"
@@ -24,49 +24,6 @@ static void make_random(GPT2 *g, GPT2Config config, size_t B, size_t T, int32_t 
 
 static const GPT2Config small = {.layers = 2, .heads = 3, .channels = 36, .ffn = 100,
                                  .context = 80, .vocab = 141, .tied = 1};
-
-// The gradient of a few elements of every tensor against the difference of two losses. fp32 losses
-// allow about three digits; the reference test above is the sharp one, this one needs no file.
-static void test_finite_differences(void) {
-    enum { B = 2, T = 21 };
-    for (int variant = 0; variant < 4; variant++) {
-        GPT2Config c = small;
-        if (variant == 1) { c.tied = 0; c.activation = ACTIVATION_RELU; }
-        if (variant == 3) c.embed = 20;
-        if (variant == 2) { c.heads = 1; c.ffn = 50; c.layers = 1; }
-        int32_t tokens[B * T + 1];
-        GPT2 g;
-        make_random(&g, c, B, T, tokens);
-        gpt2_forward(&g, tokens, NULL, B, T);
-        gpt2_head(&g, tokens + 1, 1.0f / (B * T), false, NULL);
-        gpt2_backward(&g, tokens, false);
-        for (int i = 0; i < g.table.count; i++) {
-            // along the gradient itself: the derivative there is its length
-            const GPT2Tensor *x = &g.table.tensors[i];
-            float *p = g.params + x->offset, *d = g.grads + x->offset;
-            double length = 0;
-            for (size_t j = 0; j < x->size; j++) length += (double)d[j] * d[j];
-            length = sqrt(length);
-            if (length < 1e-4) continue;  // too flat for a difference of fp32 losses
-            float *kept = ALLOC(float, x->size, "kept");
-            memcpy(kept, p, x->size * sizeof(float));
-            double loss[2];
-            const double h = 2e-3 / (length > 0.2 ? length / 0.2 : 1);
-            for (int side = 0; side < 2; side++) {
-                for (size_t j = 0; j < x->size; j++)
-                    p[j] = kept[j] + (float)((side ? h : -h) * d[j] / length);
-                gpt2_forward(&g, tokens, NULL, B, T);
-                loss[side] = gpt2_head(&g, tokens + 1, 0, false, NULL);
-            }
-            memcpy(p, kept, x->size * sizeof(float));
-            free(kept);
-            const double slope = (loss[1] - loss[0]) / (2 * h);
-            CHECK(test_within(fabs(slope - length), 0.02 * length + 2e-4),
-                  "variant %d %s: gradient %.6f, slope %.6f", variant, x->name, length, slope);
-        }
-        gpt2_free(&g);
-    }
-}
 
 // GELU and its derivative against the formula in double: the reference's tolerance on gradients is
 // too wide to notice a constant with a digit less.
@@ -492,42 +449,6 @@ static void test_accumulation(void) {
     gpt2_free(&g);
 }
 
-// A row of documents gives what they give one by one, each a row of its own: the sum of the losses,
-// and of every gradient.
-static void test_documents_in_a_row(void) {
-    enum { T = 90, DOCUMENTS = 4 };
-    static const size_t ends[DOCUMENTS] = {1, 30, 75, T};
-    for (int variant = 0; variant < 2; variant++) {
-        GPT2Config c = small;
-        if (variant == 1) { c.tied = 0; c.activation = ACTIVATION_RELU; }
-        int32_t tokens[T + 1], begins[T];
-        double sum = 0;
-        GPT2 g;
-        make_random(&g, c, 1, T, tokens);
-        const size_t n = g.table.elements;
-        float *apart = ALLOC(float, n, "gradients");
-        for (size_t d = 0, at = 0; d < DOCUMENTS; at = ends[d++]) {
-            const size_t length = ends[d] - at;
-            for (size_t t = at; t < ends[d]; t++) begins[t] = (int32_t)at;
-            gpt2_forward(&g, tokens + at, NULL, 1, length);
-            sum += gpt2_head(&g, tokens + at + 1, 1.0f / T, d > 0, NULL) * (double)length / T;
-            gpt2_backward(&g, tokens + at, d > 0);
-        }
-        memcpy(apart, g.grads, n * sizeof(float));
-        gpt2_forward(&g, tokens, begins, 1, T);
-        const double loss = gpt2_head(&g, tokens + 1, 1.0f / T, false, NULL);
-        gpt2_backward(&g, tokens, false);
-        CHECK(test_within(fabs(loss - sum), 1e-6), "loss %.9f and %.9f", loss, sum);
-        for (int i = 0; i < g.table.count; i++) {
-            const GPT2Tensor *x = &g.table.tensors[i];
-            CHECK(test_within(relative_difference(g.grads + x->offset, apart + x->offset, x->size),
-                              4e-6), "variant %d, %s", variant, x->name);
-        }
-        free(apart);
-        gpt2_free(&g);
-    }
-}
-
 // The gradient behind gpt2_classify(), along itself, against the difference of two losses.
 static void test_words_have_a_gradient(void) {
     enum { B = 3, T = 12 };
@@ -622,7 +543,6 @@ static void test_a_signal_ends_a_pass(void) {
 }
 
 int main(void) {
-    RUN(test_finite_differences);
     RUN(test_gelu);
     RUN(test_gate);
     RUN(test_norms_are_their_definitions);
@@ -631,7 +551,6 @@ int main(void) {
     RUN(test_attention_is_its_definition);
     RUN(test_threads_do_not_change_bits);
     RUN(test_accumulation);
-    RUN(test_documents_in_a_row);
     RUN(test_words_have_a_gradient);
     RUN(test_cached_decoding);
     RUN(test_a_signal_ends_a_pass);

@@ -5,31 +5,13 @@
 #include "../test.h"
 #include "../first_values.h"
 #include "../gpt2_free.h"
-
-// 0: as many as there are cores.
-static void use_threads(int threads) {
-#ifdef _OPENMP
-    omp_set_num_threads(threads > 0 ? threads : omp_get_num_procs());
-#else
-    (void)threads;
-#endif
-}
-
-static float from_bits(uint32_t bits) {
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
+#include "../numbers.h"
 
 static uint32_t to_bits(float f) {
     uint32_t bits;
     memcpy(&bits, &f, 4);
     return bits;
 }
-
-static bool same(const float *a, const float *b, size_t n) { return memcmp(a, b, n * 4) == 0; }
-
-static float *floats(size_t n) { return (float *)alloc_or_fail(n, sizeof(float), "floats"); }
 
 static ZoConfig config_of(uint64_t seed, int noise, int queries, int storage) {
     return (ZoConfig){seed, 1e-3f, queries, noise, storage};
@@ -77,65 +59,6 @@ static void fill(float *z, size_t n, const ZoConfig *c, uint32_t step, uint32_t 
     for (size_t i = 0; i < n; i += 64) zo_noise(z + i, 64, c, step, query, tensor, first + i);
 }
 
-// The seeds are fixed, so this passes always or never.
-static void noise_is_independent(void) {
-    enum { N = 1 << 16, STREAMS = 10 };
-    float *z[STREAMS];
-    const double limit = 4 / sqrt((double)N);
-    for (int noise = 0; noise < 2; noise++) {
-        for (int s = 0; s < STREAMS; s++) {
-            // the first; another seed in each half; step, tensor, query; these exchanged; far away
-            const uint64_t seed = 7 + (s == 1) + ((uint64_t)(s == 2) << 32);
-            const ZoConfig c = config_of(seed, noise, 1, ZO_FP32);
-            z[s] = floats(N);
-            fill(z[s], N, &c, 3 + (s == 3 || s == 6), (uint32_t)(s == 5 || s == 7),
-                 3 + (s == 4 || s == 6 || s == 7),
-                 s == 8 ? 1ull << 41 : s == 9 ? N : 0);
-        }
-        for (int s = 0; s < STREAMS; s++) {
-            double m1 = 0, m2 = 0, m3 = 0, m4 = 0;
-            for (size_t i = 0; i < N; i++) {
-                const double a = z[s][i], b = a * a;
-                m1 += a; m2 += b; m3 += a * b; m4 += b * b;
-                if (noise == ZO_RADEMACHER) CHECK(b == 1, "a sign of %g", a);
-            }
-            CHECK(fabs(m1 / N) < limit, "noise %d, stream %d: mean %g", noise, s, m1 / N);
-            if (noise == ZO_GAUSSIAN) {
-                CHECK(fabs(m2 / N - 1) < limit * sqrt(2.0), "%d: variance %g", s, m2 / N);
-                CHECK(fabs(m3 / N) < limit * sqrt(15.0), "%d: third moment %g", s, m3 / N);
-                CHECK(fabs(m4 / N - 3) < limit * sqrt(96.0), "%d: fourth moment %g", s, m4 / N);
-            }
-            for (int other = 0; other < s; other++) {
-                double sum = 0;
-                for (size_t i = 0; i < N; i++) sum += (double)z[s][i] * z[other][i];
-                CHECK(fabs(sum / N) < limit, "noise %d, streams %d and %d: correlation %g", noise,
-                      s, other, sum / N);
-            }
-        }
-        static const size_t lags[] = {1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 33, 64, 96, 128, 256, 4096};
-        for (size_t k = 0; k < sizeof lags / sizeof lags[0]; k++) {
-            double sum = 0;
-            for (size_t i = 0; i + lags[k] < N; i++) sum += (double)z[0][i] * z[0][i + lags[k]];
-            CHECK(fabs(sum / N) < limit, "noise %d, lag %zu: correlation %g", noise, lags[k],
-                  sum / N);
-        }
-        if (noise == ZO_RADEMACHER) {
-            // each of the 128 bits of a draw by itself, and no two draws alike
-            enum { DRAWS = N / 128 };
-            for (int bit = 0; bit < 128; bit++) {
-                double sum = 0;
-                for (int d = 0; d < DRAWS; d++) sum += z[0][128 * d + bit];
-                CHECK(fabs(sum / DRAWS) < 4.5 / sqrt((double)DRAWS), "bit %d: mean %g", bit,
-                      sum / DRAWS);
-            }
-            for (int a = 0; a < DRAWS; a++)
-                for (int b = 0; b < a; b++)
-                    CHECK(!same(z[0] + 128 * a, z[0] + 128 * b, 128), "draws %d and %d", a, b);
-        }
-        for (int s = 0; s < STREAMS; s++) free(z[s]);
-    }
-}
-
 static void noise_does_not_depend_on_slices(void) {
     static const uint64_t from[] = {0, 1ull << 34, (1ull << 39) - 512, (1ull << 47)};
     enum { N = 1024 };
@@ -146,9 +69,11 @@ static void noise_does_not_depend_on_slices(void) {
             fill(whole, N, &c, 5, 6, 7, from[f]);
             for (int n = 8; n <= 64; n *= 2)
                 for (uint64_t at = 0; at < N; at += (uint64_t)n) {
+                    for (int i = n; i < 64; i++) part[i] = 7;
                     zo_noise(part, n, &c, 5, 6, 7, from[f] + at);
                     CHECK(same(part, whole + at, (size_t)n), "noise %d, %d from %d", noise, n,
                           (int)at);
+                    for (int i = n; i < 64; i++) CHECK(part[i] == 7, "wrote past %d", n);
                 }
             for (uint64_t i = 0; noise == ZO_GAUSSIAN && i < N; i++) {
                 rng_octet(octet, 99, 5, 6, 7, (from[f] + i) / 8);
@@ -312,112 +237,31 @@ static void weights_make(float *w, size_t n, int storage) {
     for (size_t i = 0; i < n; i++) w[i] = zo_round(0.02f * w[i], storage, 0);
 }
 
-// Where the stored number rounds up, and whether: the right share of elements, another choice in
-// another step, tensor or seed, the same for every slice, and unrelated to the noise of the step.
+// Where the stored number rounds up: by the draw of its own seed, step, tensor and element, which
+// is none of the noise's; the same for every slice.
 static void rounding_of_updates_is_random(void) {
-    enum { N = 1 << 16 };
-    float *x = floats(N), *first = floats(N), z[64], part[64];
-    for (int storage = ZO_BF16; storage <= ZO_FP16; storage++) {
-        const double unit = storage == ZO_FP16 ? 0x1p-11 : 0x1p-8;
+    enum { N = 4096 };
+    float x[N];
+    for (int storage = ZO_BF16; storage <= ZO_FP16; storage++)
         for (int what = 0; what < 5; what++) {
+            const double unit = storage == ZO_FP16 ? 0x1p-11 : 0x1p-8;
+            const float before = (float)(0.5 + 0.25 * unit);
             const ZoConfig c = config_of(4 + (what == 1), ZO_GAUSSIAN, 1, storage);
             const ZoUpdate u = update_of(7 + (what == 2), 1, 0);
-            for (size_t i = 0; i < N; i++) x[i] = (float)(0.5 + 0.25 * unit);
-            zo_update(x, N, &c, &u, 11 + (what == 3), true, what == 4 ? 1ull << 36 : 0);
-            double up = 0, agree = 0, noise = 0, next = 0;
+            const uint32_t tensor = 11 + (what == 3);
+            const uint64_t first = what == 4 ? 1ull << 36 : 0;
+            for (size_t i = 0; i < N; i++) x[i] = before;
+            for (uint64_t at = 0, n = 8; at < N; at += n, n = n == 64 ? 8 : 2 * n)
+                zo_apply(x + at, (int)(n < N - at ? n : N - at), &c, &u, tensor, true, first + at);
             for (size_t i = 0; i < N; i++) {
-                const float before = (float)(0.5 + 0.25 * unit);
-                const uint64_t e = i + (what == 4 ? 1ull << 36 : 0);
+                const uint64_t e = i + first;
                 const Philox4 r = philox4x32(c.seed, (uint32_t)(e / 8), 0xffff0000u | e >> 35,
-                                             11 + (what == 3), u.step);
+                                             tensor, u.step);
                 const float want = zo_round(before, storage,
                                             r.x[e % 8 / 2] >> 16 * (e % 2) & 0xffff);
                 CHECK(x[i] == want, "%d: %zu is %a", what, i, (double)x[i]);
-                if (i % 64 == 0) zo_noise(z, 64, &c, u.step, 0, 11, i);
-                CHECK((double)x[i] == 0.5 || (double)x[i] == 0.5 + unit, "%a", (double)x[i]);
-                const double here = x[i] > 0.5f ? 0.75 : -0.25;
-                up += x[i] > 0.5f;
-                agree += here * (first[i] > 0.5f ? 0.75 : -0.25);
-                noise += here * z[i % 64];
-                if (i > 0) next += here * (x[i - 1] > 0.5f ? 0.75 : -0.25);
             }
-            // a sum of N independent numbers of variance 3/16, 9/256
-            CHECK(fabs(up - 0.25 * N) < 4 * sqrt(N * 3 / 16.0), "%d: up %g of %d", what, up, N);
-            CHECK(fabs(noise) < 4 * sqrt(N * 3 / 16.0), "%d: follows the noise, %g", what, noise);
-            CHECK(fabs(next) < 4 * sqrt(N * 9 / 256.0), "%d: follows its neighbour", what);
-            if (what == 0) memcpy(first, x, N * sizeof *x);
-            else CHECK(fabs(agree) < 4 * sqrt(N * 9 / 256.0), "%d: the same choices again", what);
         }
-        const ZoConfig c = config_of(4, ZO_GAUSSIAN, 1, storage);
-        const ZoUpdate u = update_of(7, 1, 0);
-        for (int n = 8; n <= 64; n *= 2)
-            for (uint64_t at = 0; at < 512; at += (uint64_t)n) {
-                for (int i = 0; i < n; i++) part[i] = (float)(0.5 + 0.25 * unit);
-                zo_apply(part, n, &c, &u, 11, true, at);
-                CHECK(same(part, first + at, (size_t)n), "%d from %d", n, (int)at);
-            }
-    }
-    free(x);
-    free(first);
-}
-
-// What share of the way that an update of size s was to go did the stored weights go? Weights of
-// normal(0, 0.02), the update s z.
-static double survival(int storage, float s) {
-    enum { N = 1 << 16 };
-    const ZoConfig c = config_of(21, ZO_GAUSSIAN, 1, storage);
-    float *before = floats(N), *after = floats(N), z[64];
-    double way = 0, length = 0;
-    const ZoUpdate u = {1, 1, 0, {s}};
-    weights_make(before, N, storage);
-    memcpy(after, before, N * sizeof *after);
-    zo_update(after, N, &c, &u, 1, false, 0);
-    for (size_t i = 0; i < N; i++) {
-        if (i % 64 == 0) zo_noise(z, 64, &c, 1, 0, 1, i);
-        const double exact = -(double)s * z[i % 64];
-        way += ((double)after[i] - before[i]) * exact;
-        length += exact * exact;
-    }
-    free(before); free(after);
-    return way / length;
-}
-
-static void small_updates_survive(void) {
-    for (int storage = ZO_BF16; storage <= ZO_FP16; storage++)
-        for (float size = 1e-7f; size < 2e-4f; size *= 10) {
-            // the last place is about 2^-16.6 in fp16, 2^-13.6 in bf16: so much noise per element
-            const double place = storage == ZO_FP16 ? 1e-5 : 8e-5, share = survival(storage, size);
-            CHECK(fabs(share - 1) < 4 * sqrt(place / size / 65536) + 1e-3, "%g: %.3f survive",
-                  (double)size, share);
-        }
-}
-
-// g = 0: nothing moves, whatever is stored. (-0 may become +0, as fma(-0 z, -0) with z < 0 is.)
-static void no_step_moves_nothing(void) {
-    enum { N = 4160 };
-    float *a = floats(N), *b = floats(N), *w = floats(N);
-    for (int storage = ZO_FP32; storage <= ZO_FP16; storage++) {
-        const ZoConfig c = config_of(5, ZO_GAUSSIAN, 2, storage);
-        weights_make(a, N, storage);
-        a[0] = from_bits(1);
-        a[1] = -from_bits(1);
-        a[2] = 0;
-        for (int i = 3; i < 2000; i++)  // the smallest numbers, and where they begin
-            a[i] = (float)i * (i % 2 ? 0x1.04p-24f : -0x1p-24f);
-        for (int i = 0; i < N; i++) a[i] = zo_round(a[i], storage, 0);
-        memcpy(b, a, N * sizeof *b);
-        for (uint32_t step = 1; step <= 500; step++) {  // of two directions each: 1000
-            const ZoUpdate u = update_of(step, 2, 0);
-            zo_perturb(w, a, N, &c, step, (int)step % 2, c.eps, 3, 0);
-            zo_perturb(w, a, N, &c, step, (int)step % 2, -c.eps, 3, 0);
-            zo_update(a, N, &c, &u, 3, true, 0);
-        }
-        size_t moved = 0;
-        for (size_t i = 0; i < N; i++)
-            moved += !same(&a[i], &b[i], 1) && !(a[i] == 0 && b[i] == 0);
-        CHECK(moved == 0, "storage %d: %zu of %d moved", storage, moved, N);
-    }
-    free(a); free(b); free(w);
 }
 
 static void loops_do_not_depend_on_threads_or_slices(void) {
@@ -537,18 +381,8 @@ static double loss_at(GPT2 *g, const ZoConfig *c, size_t step, int query, float 
     return gpt2_head(g, g->targets, 0, false, NULL);
 }
 
-static void backward_at_theta(GPT2 *g, bool accumulate, float scale) {
-    const ZoConfig c = model_config(0, 0, 1);
-    gpt2_perturb(g, &c, 0, 0, 0);
-    gpt2_forward(g, g->inputs, NULL, B, T);
-    gpt2_head(g, g->targets, scale, accumulate, NULL);
-    gpt2_backward(g, g->inputs, accumulate);
-}
-
-// Adds weight z to `sum`, if there is one, and returns <grad, z>: over the numbers of the model,
-// not its padding, eight at a time.
-static double along(const GPT2 *g, const ZoConfig *c, size_t step, int query, double weight,
-                    double *sum) {
+// Returns <grad, z>: over the numbers of the model, not its padding, eight at a time.
+static double along(const GPT2 *g, const ZoConfig *c, size_t step, int query) {
     double dot = 0;
     for (int i = 0; i < g->table.count; i++) {
         const GPT2Tensor *x = &g->table.tensors[i];
@@ -557,16 +391,9 @@ static double along(const GPT2 *g, const ZoConfig *c, size_t step, int query, do
         for (size_t e = 0; e < n; e++) {
             if (e % 8 == 0) zo_noise(z, 8, c, (uint32_t)step, (uint32_t)query, (uint32_t)i, e);
             dot += (double)g->grads[x->offset + e] * z[e % 8];
-            if (sum != NULL) sum[x->offset + e] += weight * z[e % 8];
         }
     }
     return dot;
-}
-
-static double grad_norm(const GPT2 *g) {
-    double sum = 0;
-    for (size_t i = 0; i < g->table.elements; i++) sum += (double)g->grads[i] * g->grads[i];
-    return sqrt(sum);
 }
 
 // Central differences against the backward pass.
@@ -576,8 +403,13 @@ static void difference_is_the_gradient(void) {
         GPT2 g;
         model_make(&g, 2, 2, 16, 50, mode >> 1, 0.7f);
         const float eps = 1e-3f;
-        backward_at_theta(&g, false, 1.0f / (B * T));
-        const double norm = grad_norm(&g);
+        gpt2_perturb(&g, &(ZoConfig){0}, 0, 0, 0);
+        gpt2_forward(&g, g.inputs, NULL, B, T);
+        gpt2_head(&g, g.targets, 1.0f / (B * T), false, NULL);
+        gpt2_backward(&g, g.inputs, false);
+        double norm = 0;
+        for (size_t i = 0; i < g.table.elements; i++) norm += (double)g.grads[i] * g.grads[i];
+        norm = sqrt(norm);
         double worst = 0, one_sided = 0, relative = 0, sum = 0;
         int n = 0, counted = 0;
         for (uint64_t seed = 1; seed <= 3; seed++)
@@ -587,7 +419,7 @@ static void difference_is_the_gradient(void) {
                     const double here = loss_at(&g, &c, step, query, 0);
                     const double up = loss_at(&g, &c, step, query, eps);
                     const double down = loss_at(&g, &c, step, query, -eps);
-                    const double want = along(&g, &c, step, query, 0, NULL);
+                    const double want = along(&g, &c, step, query);
                     const double error = fabs((up - down) / (2 * (double)eps) - want);
                     worst = fmax(worst, error / norm);
                     one_sided = fmax(one_sided, fabs((up - here) / (double)eps - want) / norm);
@@ -607,43 +439,6 @@ static void difference_is_the_gradient(void) {
         CHECK(sqrt(sum / n) > 0.6 * norm && sqrt(sum / n) < 1.4 * norm, "%g", sqrt(sum / n));
         gpt2_free(&g);
     }
-    use_threads(0);
-}
-
-// The mean of g z over n directions points along the gradient as well as n numbers of P can:
-// cos^2 = n / (n + P), about.
-static void many_directions_are_the_gradient(void) {
-    use_threads(1);
-    GPT2 g;
-    model_make(&g, 1, 1, 4, 7, 1, 1.0f);
-    const double P = (double)g.table.parameters;
-    double *sum = (double *)alloc_or_fail(g.table.elements, sizeof(double), "sum");
-    backward_at_theta(&g, false, 1.0f / (B * T));
-    const double norm = grad_norm(&g);
-    for (int noise = 0; noise < 2; noise++) {
-        const ZoConfig c = model_config(40, noise, 1);
-        memset(sum, 0, g.table.elements * sizeof *sum);
-        for (size_t step = 1; step <= 600; step++) {
-            const double up = loss_at(&g, &c, step, 0, 1e-3f);
-            along(&g, &c, step, 0, (up - loss_at(&g, &c, step, 0, -1e-3f)) / 2e-3, sum);
-            if (step != 75 && step != 200 && step != 600) continue;
-            double dot = 0, squares = 0;
-            for (size_t i = 0; i < g.table.elements; i++) {
-                dot += sum[i] * g.grads[i];
-                squares += sum[i] * sum[i];
-            }
-            const double cos2 = dot * dot / (squares * norm * norm);
-            const double want = (double)step / ((double)step + P);
-            printf("  noise %d: %zu directions in %.0f dimensions: cos^2 %.3f, expected %.3f\n",
-                   noise, step, P, cos2, want);
-            const double spread = want * (1 - want) * sqrt(2 / (double)step + 2 / P);
-            CHECK(fabs(cos2 - want) < 4 * spread, "%.3f, not %.3f", cos2, want);
-            CHECK(fabs(dot / (double)step / (norm * norm) - 1) < 4 * sqrt(2 / (double)step),
-                  "%zu directions: length %g", step, dot / (double)step / (norm * norm));
-        }
-    }
-    free(sum);
-    gpt2_free(&g);
     use_threads(0);
 }
 
@@ -798,8 +593,8 @@ static void classifying_is_its_definition(void) {
     CHECK(all_right > 20 && all_right < 180, "%zu of 200 are right: no test", all_right);
 }
 
-// A whole step of training, on tokens and on prompts: the update is what the losses say, these say
-// what the gradient does in that direction, and the weights are what the update says.
+// A whole step of training, on tokens and on prompts: the update is what the losses say, and the
+// weights are what the update says.
 static void step_is_its_definition(void) {
     static Feed f;
     use_threads(1);
@@ -830,14 +625,6 @@ static void step_is_its_definition(void) {
                     gpt2_forward(&g, g.inputs, NULL, B, T);
                     side[i] += gpt2_loss(&g, &f.r, 0, false, &right) / (double)accum;
                 }
-                if (!task) backward_at_theta(&g, micro > 0, 1.0f / (float)(B * T * accum));
-            }
-            const double length = task ? 0 : grad_norm(&g);
-            for (int j = 0; j < queries && !task; j++) {
-                const double slope = along(&g, &c, step, j, 0, NULL);
-                const double got = (side[2 * j] - side[2 * j + 1]) / (2 * (double)c.eps);
-                CHECK(fabs(got - slope) < 3e-3 * length, "mode %d: g %g, slope %g", mode, got,
-                      slope);
             }
             zo_estimate(&u, &c, step, lr, 0.1, side, &want_loss, &want_norm);
             update_by_definition(&g, &c, &u, want);
@@ -879,18 +666,14 @@ static void what_losses_come_to(void) {
 
 int main(void) {
     RUN(noise_is_what_it_was);
-    RUN(noise_is_independent);
     RUN(noise_does_not_depend_on_slices);
     RUN(what_is_stored_stays);
     RUN(stochastic_rounding_keeps_the_mean);
     RUN(update_is_its_definition);
     RUN(rounding_of_updates_is_random);
-    RUN(small_updates_survive);
-    RUN(no_step_moves_nothing);
     RUN(loops_do_not_depend_on_threads_or_slices);
     RUN(bits_are_the_same_everywhere);
     RUN(difference_is_the_gradient);
-    RUN(many_directions_are_the_gradient);
     RUN(model_is_perturbed_and_restored);
     RUN(classifying_is_its_definition);
     RUN(step_is_its_definition);
