@@ -1,5 +1,6 @@
 // dies.h: for tests and fuzzers of what ends the program on bad input.
 //     const char *said = DIES(data_open("none", NULL));  // NULL: it went on
+//     const char *warned = SAYS(data_open("text", NULL));
 // Memory and files that were open then stay so: there is no search for leaks. What a test's
 // variables had before stays, what the call gave them does not.
 #ifndef TIDE_DIES_H
@@ -31,6 +32,30 @@ static void dies_report(int code, const char *line) {
     const bool good_ = line_ != NULL && strstr(line_, words) != NULL; \
     if (!good_) printf("  '%s' should say '%s'\n", line_ != NULL ? line_ : "nothing", words); \
     good_; })
+
+// What the call says on stderr, until the next one.
+#define SAYS(call) (says_begin(), (void)(call), says_end())
+
+static FILE *says_file;
+static int says_before;
+
+static void says_begin(void) {
+    fflush(stderr);
+    says_file = tmpfile();
+    says_before = dup(2);
+    if (says_file == NULL || dup2(fileno(says_file), 2) < 0) fail("no temporary file");
+}
+
+static const char *says_end(void) {
+    static char text[4096];
+    fflush(stderr);
+    dup2(says_before, 2);
+    close(says_before);
+    rewind(says_file);
+    text[fread(text, 1, sizeof text - 1, says_file)] = '\0';
+    fclose(says_file);
+    return text;
+}
 
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "detect_leaks=0"; }

@@ -1,4 +1,5 @@
-// merges.h: a tokenizer from the text of a merges.txt alone. Include it after tokenizer.h.
+// merges.h: tokenizers for tests, from the text of a merges.txt alone, or of the fixtures. Include it
+// after tokenizer.h.
 
 // The vocab.json that belongs to merges.txt by GPT-2's rule: the bytes in the order of their
 // characters, the results of the merges in the order of the file, <|endoftext|>.
@@ -41,4 +42,39 @@ static Tokenizer *tokenizer_of_merges(const char *merges) {
     Tokenizer *t = tokenizer_of("merges", vocabulary, merges);
     free(vocabulary);
     return t;
+}
+
+// vocab.json with all 256 bytes (but `missing`), id = value + `first`, and `more` at the end.
+static char *byte_vocabulary(int missing, unsigned first, const char *more) {
+    char *text = NULL, utf8[4];
+    size_t n;
+    FILE *f = open_memstream(&text, &n);
+    for (int i = 0; i < 256; i++) {
+        if (i == missing) continue;
+        fprintf(f, i == (missing == 0) ? "{" : ", ");
+        json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
+        fprintf(f, ": %u", (unsigned)i + first);
+    }
+    fprintf(f, "%s}", more);
+    fclose(f);
+    return text;
+}
+
+// A file of fixtures/tokenizer, or of a folder there.
+static char *fixture_read(const char *folder, const char *name, size_t *n) {
+    char path[PATH_MAX];
+    Error err;
+    snprintf(path, sizeof path, "dev/test/fixtures/tokenizer/%s/%s", folder, name);
+    char *text = file_read(path, n, &err);
+    if (text == NULL) die("%s", err.text);
+    return text;
+}
+
+// A text with `old`, which is there once, replaced.
+static char *altered(const char *text, const char *old, const char *by) {
+    const char *at = strstr(text, old);
+    char *out = NULL;
+    if (at == NULL || strstr(at + 1, old) != NULL) fail("not there once: %s", old);
+    if (asprintf(&out, "%.*s%s%s", (int)(at - text), text, by, at + strlen(old)) < 0) exit(1);
+    return out;
 }

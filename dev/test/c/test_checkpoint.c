@@ -1,5 +1,6 @@
 // Models and training state on disk: layouts against hand-written files and files that transformers
-// wrote, every refusal, damage of every kind, full disks and killed processes.
+// wrote, damage of every kind, full disks and killed processes. What is refused for its text alone
+// is in refused.h.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
@@ -31,6 +32,7 @@ static int test_fsync(int fd) { return trouble() != 0 ? -1 : fsync(fd); }
 #undef fsync
 #include "../dies.h"
 #include "../files.h"
+#include "../refused.h"
 #include "../test.h"
 #include "../first_values.h"
 
@@ -160,150 +162,117 @@ static float hf_value(const char *name, size_t i) {
     return (float)((int)((h % 2001 + 37 * i) % 2001) - 1000) / 1024;
 }
 
-typedef struct { char name[64]; int rank; size_t rows, cols; } Stored;
-
-static void stored_add(Stored *list, int *n, size_t rows, size_t cols, const char *format,
-                       int layer) {
-    Stored *s = &list[(*n)++];
-    snprintf(s->name, sizeof s->name, format, layer);
-    s->rank = rows > 0 ? 2 : 1;
-    s->rows = rows > 0 ? rows : 1;
-    s->cols = cols;
-}
-
-// A linear layer, or one of q, k, v, gate and up: (rows, cols), and its bias, if there is one.
-static void stored_linear(Stored *list, int *n, size_t rows, size_t cols, bool biased,
-                          const char *name, int layer) {
-    char format[64];
-    snprintf(format, sizeof format, "layers.%%d.%s.weight", name);
-    stored_add(list, n, rows, cols, format, layer);
-    snprintf(format, sizeof format, "layers.%%d.%s.bias", name);
-    if (biased) stored_add(list, n, 0, rows, format, layer);
-}
-
 // The tensors of transformers' GPT2LMHeadModel, OPTForCausalLM, LlamaForCausalLM and the latter's
-// relatives, from their documentation.
+// relatives, from their documentation: naming; the name without .weight; ours; rows and columns of
+// a matrix (1: a vector), and its place in ours, by letter (see size_of); and which models have it
+// (h: a head; n: norms of q and k) or its bias (b: all; q, o, m: those with biases there).
+static const struct { int naming; const char *name, *ours, *size, *has; } stored_rows[] = {
+    {NAMING_GPT2, "wte", "wte", "VC0", ""},
+    {NAMING_GPT2, "wpe", "wpe", "TC0", ""},
+    {NAMING_GPT2, "h.%d.ln_1", "h.%d.ln_1.w", "1C0", "b"},
+    {NAMING_GPT2, "h.%d.attn.c_attn", "h.%d.attn.qkv.w", "C30", "b"},
+    {NAMING_GPT2, "h.%d.attn.c_proj", "h.%d.attn.proj.w", "CC0", "b"},
+    {NAMING_GPT2, "h.%d.ln_2", "h.%d.ln_2.w", "1C0", "b"},
+    {NAMING_GPT2, "h.%d.mlp.c_fc", "h.%d.mlp.fc.w", "CF0", "b"},
+    {NAMING_GPT2, "h.%d.mlp.c_proj", "h.%d.mlp.proj.w", "FC0", "b"},
+    {NAMING_GPT2, "ln_f", "ln_f.w", "1C0", "b"},
+    {NAMING_GPT2, "lm_head", "lm_head", "VC0", "h"},
+    {NAMING_OPT, "embed_tokens", "wte", "VC0", ""},
+    {NAMING_OPT, "embed_positions", "wpe", "PC0", ""},
+    {NAMING_OPT, "layers.%d.self_attn.q_proj", "h.%d.attn.qkv.w", "CC0", "b"},
+    {NAMING_OPT, "layers.%d.self_attn.k_proj", "h.%d.attn.qkv.w", "CCC", "b"},
+    {NAMING_OPT, "layers.%d.self_attn.v_proj", "h.%d.attn.qkv.w", "CC2", "b"},
+    {NAMING_OPT, "layers.%d.self_attn.out_proj", "h.%d.attn.proj.w", "CC0", "b"},
+    {NAMING_OPT, "layers.%d.self_attn_layer_norm", "h.%d.ln_1.w", "1C0", "b"},
+    {NAMING_OPT, "layers.%d.fc1", "h.%d.mlp.fc.w", "FC0", "b"},
+    {NAMING_OPT, "layers.%d.fc2", "h.%d.mlp.proj.w", "CF0", "b"},
+    {NAMING_OPT, "layers.%d.final_layer_norm", "h.%d.ln_2.w", "1C0", "b"},
+    {NAMING_OPT, "final_layer_norm", "ln_f.w", "1C0", "b"},
+    {NAMING_OPT, "lm_head", "lm_head", "VC0", "h"},
+    {NAMING_LLAMA, "embed_tokens", "wte", "VC0", ""},
+    {NAMING_LLAMA, "layers.%d.self_attn.q_proj", "h.%d.attn.qkv.w", "QC0", "q"},
+    {NAMING_LLAMA, "layers.%d.self_attn.k_proj", "h.%d.attn.qkv.w", "KCQ", "q"},
+    {NAMING_LLAMA, "layers.%d.self_attn.v_proj", "h.%d.attn.qkv.w", "KC+", "q"},
+    {NAMING_LLAMA, "layers.%d.self_attn.o_proj", "h.%d.attn.proj.w", "CQ0", "o"},
+    {NAMING_LLAMA, "layers.%d.self_attn.q_norm", "h.%d.attn.q_norm.w", "1H0", "n"},
+    {NAMING_LLAMA, "layers.%d.self_attn.k_norm", "h.%d.attn.k_norm.w", "1H0", "n"},
+    {NAMING_LLAMA, "layers.%d.mlp.gate_proj", "h.%d.mlp.fc.w", "FC0", "m"},
+    {NAMING_LLAMA, "layers.%d.mlp.up_proj", "h.%d.mlp.fc.w", "FCF", "m"},
+    {NAMING_LLAMA, "layers.%d.mlp.down_proj", "h.%d.mlp.proj.w", "CF0", "m"},
+    {NAMING_LLAMA, "layers.%d.input_layernorm", "h.%d.ln_1.w", "1C0", ""},
+    {NAMING_LLAMA, "layers.%d.post_attention_layernorm", "h.%d.ln_2.w", "1C0", ""},
+    {NAMING_LLAMA, "norm", "ln_f.w", "1C0", ""},
+    {NAMING_LLAMA, "lm_head", "lm_head", "VC0", "h"},
+};
+
+// Heads of the LLaMA family are those of config_of().
+static size_t size_of(const GPT2Config *c, char letter) {
+    const char letters[] = "01VTPC23FQK+H";
+    const size_t C = c->channels, sizes[] = {0, 1, c->vocab, c->context, c->context + 2, C, 2 * C,
+                                             3 * C, c->ffn, 24, 12, 36, 6};
+    return sizes[strchr(letters, letter) - letters];
+}
+
+typedef struct {
+    char name[64], ours[32];
+    int rank;
+    size_t rows, cols, first, skip;  // skip: rows that only the file has
+    bool across;                     // ours is the other way round
+} Stored;
+
+enum { MAX_STORED = 64 };
 static int stored_list(const GPT2Config *c, Stored *list) {
-    const size_t C = c->channels, F = c->ffn;
     int n = 0;
-    if (c->family == FAMILY_GPT2) {
-        stored_add(list, &n, c->vocab, C, "wte.weight", 0);
-        stored_add(list, &n, c->context, C, "wpe.weight", 0);
-        for (int l = 0; l < (int)c->layers; l++) {
-            stored_add(list, &n, 0, C, "h.%d.ln_1.weight", l);
-            stored_add(list, &n, 0, C, "h.%d.ln_1.bias", l);
-            stored_add(list, &n, C, 3 * C, "h.%d.attn.c_attn.weight", l);
-            stored_add(list, &n, 0, 3 * C, "h.%d.attn.c_attn.bias", l);
-            stored_add(list, &n, C, C, "h.%d.attn.c_proj.weight", l);
-            stored_add(list, &n, 0, C, "h.%d.attn.c_proj.bias", l);
-            stored_add(list, &n, 0, C, "h.%d.ln_2.weight", l);
-            stored_add(list, &n, 0, C, "h.%d.ln_2.bias", l);
-            stored_add(list, &n, C, F, "h.%d.mlp.c_fc.weight", l);
-            stored_add(list, &n, 0, F, "h.%d.mlp.c_fc.bias", l);
-            stored_add(list, &n, F, C, "h.%d.mlp.c_proj.weight", l);
-            stored_add(list, &n, 0, C, "h.%d.mlp.c_proj.bias", l);
-        }
-        stored_add(list, &n, 0, C, "ln_f.weight", 0);
-        stored_add(list, &n, 0, C, "ln_f.bias", 0);
-    } else if (c->family >= FAMILY_LLAMA) {
-        const bool qkv = !(c->unbiased & BIAS_QKV), o = !(c->unbiased & BIAS_ATTPROJ);
-        const bool mlp = !(c->unbiased & BIAS_MLP);
-        stored_add(list, &n, c->vocab, C, "embed_tokens.weight", 0);
-        for (int l = 0; l < (int)c->layers; l++) {
-            stored_linear(list, &n, 4 * 6, C, qkv, "self_attn.q_proj", l);
-            stored_linear(list, &n, 2 * 6, C, qkv, "self_attn.k_proj", l);
-            stored_linear(list, &n, 2 * 6, C, qkv, "self_attn.v_proj", l);
-            stored_linear(list, &n, C, 4 * 6, o, "self_attn.o_proj", l);
-            if (c->qk_norm) stored_add(list, &n, 0, 6, "layers.%d.self_attn.q_norm.weight", l);
-            if (c->qk_norm) stored_add(list, &n, 0, 6, "layers.%d.self_attn.k_norm.weight", l);
-            stored_linear(list, &n, F, C, mlp, "mlp.gate_proj", l);
-            stored_linear(list, &n, F, C, mlp, "mlp.up_proj", l);
-            stored_linear(list, &n, C, F, mlp, "mlp.down_proj", l);
-            stored_add(list, &n, 0, C, "layers.%d.input_layernorm.weight", l);
-            stored_add(list, &n, 0, C, "layers.%d.post_attention_layernorm.weight", l);
-        }
-        stored_add(list, &n, 0, C, "norm.weight", 0);
-    } else {
-        stored_add(list, &n, c->vocab, C, "embed_tokens.weight", 0);
-        stored_add(list, &n, c->context + 2, C, "embed_positions.weight", 0);
-        for (int l = 0; l < (int)c->layers; l++) {
-            stored_linear(list, &n, C, C, true, "self_attn.q_proj", l);
-            stored_linear(list, &n, C, C, true, "self_attn.k_proj", l);
-            stored_linear(list, &n, C, C, true, "self_attn.v_proj", l);
-            stored_linear(list, &n, C, C, true, "self_attn.out_proj", l);
-            stored_add(list, &n, 0, C, "layers.%d.self_attn_layer_norm.weight", l);
-            stored_add(list, &n, 0, C, "layers.%d.self_attn_layer_norm.bias", l);
-            stored_linear(list, &n, F, C, true, "fc1", l);
-            stored_linear(list, &n, C, F, true, "fc2", l);
-            stored_add(list, &n, 0, C, "layers.%d.final_layer_norm.weight", l);
-            stored_add(list, &n, 0, C, "layers.%d.final_layer_norm.bias", l);
-        }
-        stored_add(list, &n, 0, C, "final_layer_norm.weight", 0);
-        stored_add(list, &n, 0, C, "final_layer_norm.bias", 0);
+    for (size_t i = 0; i < sizeof stored_rows / sizeof stored_rows[0]; i++) {
+        const char *name = stored_rows[i].name, *size = stored_rows[i].size;
+        const char has = stored_rows[i].has[0];
+        const int bias = has == 'q' ? BIAS_QKV : has == 'o' ? BIAS_ATTPROJ : BIAS_MLP;
+        const bool biased = has == 'b' || (strchr("qom", has) != NULL && !(c->unbiased & bias));
+        const bool layers = strchr(name, '%') != NULL;
+        if (stored_rows[i].naming != hf_families[c->family].naming
+            || (has == 'h' && c->tied) || (has == 'n' && !c->qk_norm)) continue;
+        for (int l = 0; l < (layers ? (int)c->layers : 1); l++)
+            for (int k = 0; k < 1 + (has != '\0' && biased); k++) {
+                Stored s = {"", "", 2, size_of(c, size[0]), size_of(c, size[1]),
+                            size_of(c, size[2]), 0, 0};
+                char format[64];
+                snprintf(format, sizeof format, "%s.%s", name, k == 0 ? "weight" : "bias");
+                snprintf(s.name, sizeof s.name, format, l);
+                snprintf(s.ours, sizeof s.ours, stored_rows[i].ours, l);
+                s.across = layers && c->family == FAMILY_GPT2;
+                s.skip = size[0] == 'P' ? 2 : 0;
+                if (size[0] == '1') s.rank = 1;
+                if (k == 1) {
+                    s.ours[strlen(s.ours) - 1] = 'b';
+                    if (!s.across && s.rank == 2) s.cols = s.rows;
+                    s.rank = 1;
+                    s.rows = 1;
+                }
+                list[n++] = s;
+            }
     }
-    if (!c->tied) stored_add(list, &n, c->vocab, C, "lm_head.weight", 0);
     return n;
 }
 
-// What our element (row, col) of native tensor x must be, by its place in the stored tensors.
-static float native_value(const GPT2Config *c, const GPT2Tensor *x, size_t row, size_t col) {
-    static const struct { const char *native, *gpt2, *opt, *llama; } names[] = {
-        {"wte", "wte.weight", "embed_tokens.weight", "embed_tokens.weight"},
-        {"wpe", "wpe.weight", "embed_positions.weight", ""},
-        {"lm_head", "lm_head.weight", "lm_head.weight", "lm_head.weight"},
-        {"ln_f.w", "ln_f.weight", "final_layer_norm.weight", "norm.weight"},
-        {"ln_f.b", "ln_f.bias", "final_layer_norm.bias", ""},
-        {"ln_1.w", "ln_1.weight", "self_attn_layer_norm.weight", "input_layernorm.weight"},
-        {"ln_1.b", "ln_1.bias", "self_attn_layer_norm.bias", ""},
-        {"attn.qkv.w", "attn.c_attn.weight", "self_attn.%s_proj.weight",
-         "self_attn.%s_proj.weight"},
-        {"attn.qkv.b", "attn.c_attn.bias", "self_attn.%s_proj.bias", "self_attn.%s_proj.bias"},
-        {"attn.q_norm.w", "", "", "self_attn.q_norm.weight"},
-        {"attn.k_norm.w", "", "", "self_attn.k_norm.weight"},
-        {"attn.proj.w", "attn.c_proj.weight", "self_attn.out_proj.weight",
-         "self_attn.o_proj.weight"},
-        {"attn.proj.b", "attn.c_proj.bias", "self_attn.out_proj.bias", "self_attn.o_proj.bias"},
-        {"ln_2.w", "ln_2.weight", "final_layer_norm.weight", "post_attention_layernorm.weight"},
-        {"ln_2.b", "ln_2.bias", "final_layer_norm.bias", ""},
-        {"mlp.fc.w", "mlp.c_fc.weight", "fc1.weight", "mlp.%s_proj.weight"},
-        {"mlp.fc.b", "mlp.c_fc.bias", "fc1.bias", "mlp.%s_proj.bias"},
-        {"mlp.proj.w", "mlp.c_proj.weight", "fc2.weight", "mlp.down_proj.weight"},
-        {"mlp.proj.b", "mlp.c_proj.bias", "fc2.bias", "mlp.down_proj.bias"}};
-    const bool gpt2 = c->family == FAMILY_GPT2, opt = c->family == FAMILY_OPT;
-    const bool llama = !gpt2 && !opt;
-    const char *native = x->kind < 0 ? x->name : strchr(x->name + 2, '.') + 1;
-    size_t i = 0, out = x->rank == 2 ? row : col;
-    while (strcmp(names[i].native, native) != 0) i++;
-    const char *part = "";
-    if (llama && (x->kind == FC_W || x->kind == FC_B)) {
-        part = out < 37 ? "gate" : "up";
-        out %= 37;
-    } else if (!gpt2 && (x->kind == QKV_W || x->kind == QKV_B)) {
-        const size_t keys = llama ? 24 : c->channels, values = llama ? 36 : 2 * c->channels;
-        part = out < keys ? "q" : out < values ? "k" : "v";
-        out -= out < keys ? 0 : out < values ? keys : values;
+// What the arena of a model holds that was loaded from such a file.
+static float *native(const GPT2Config *c, const GPT2Table *t) {
+    static Stored list[MAX_STORED];
+    const int count = stored_list(c, list);
+    float *arena = (float *)alloc_or_fail(t->elements, sizeof(float), "expected");
+    size_t set = 0, all = 0;
+    for (int i = 0; i < t->count; i++) all += t->tensors[i].rows * t->tensors[i].cols;
+    for (const Stored *s = list; s < list + count; s++) {
+        int i = 0;
+        while (strcmp(t->tensors[i].name, s->ours) != 0) i++;
+        float *to = arena + t->tensors[i].offset;
+        for (size_t row = s->skip; row < s->rows; row++)
+            for (size_t col = 0; col < s->cols; col++, set++)
+                to[s->rank == 1 ? s->first + col : s->across ? col * s->rows + row
+                   : (s->first + row - s->skip) * s->cols + col]
+                    = hf_value(s->name, row * s->cols + col);
     }
-    char name[96], last[64];
-    snprintf(last, sizeof last, gpt2 ? names[i].gpt2 : opt ? names[i].opt : names[i].llama, part);
-    if (x->kind < 0) snprintf(name, sizeof name, "%s", last);
-    else snprintf(name, sizeof name, "%s.%d.%s", gpt2 ? "h" : "layers", x->layer, last);
-    if (gpt2 && x->kind >= 0 && x->rank == 2) return hf_value(name, col * x->rows + row);
-    if (opt && strcmp(native, "wpe") == 0) out += 2;
-    return hf_value(name, x->rank == 2 ? out * x->cols + col : out);
-}
-
-static void check_native(const GPT2Config *c, const GPT2Table *t, const float *arena) {
-    size_t at = 0;
-    for (int i = 0; i < t->count; i++) {
-        const GPT2Tensor *x = &t->tensors[i];
-        for (; at < x->offset; at++) CHECK(arena[at] == 0, "gap before %s", x->name);
-        for (size_t row = 0; row < x->rows_padded; row++)
-            for (size_t col = 0; col < x->cols; col++, at++) {
-                const float expected = row < x->rows ? native_value(c, x, row, col) : 0.0f;
-                CHECK(arena[at] == expected, "%s (%zu, %zu): %g, not %g", x->name, row, col,
-                      (double)arena[at], (double)expected);
-            }
-    }
+    CHECK(set == all, "%zu of %zu elements have a place in the file", set, all);
+    return arena;
 }
 
 // How a file differs from a plain one; names are without the prefix.
@@ -311,6 +280,7 @@ typedef struct {
     const char *prefix, *drop, *reshape, *nan, *twice, *extra;
     int dtype, shards, head;
     bool masks;      // and other buffers that old files have
+    bool saved;      // as we write it
 } Variant;
 
 enum { HEAD_SAME = 1, HEAD_OTHER };  // Variant.head: a tied model's file has one, too
@@ -322,91 +292,98 @@ static uint16_t f16_exact(float f) {  // for multiples of 1/1024 below 1
     return (uint16_t)((u >> 16 & 0x8000) | (((u >> 23 & 0xff) - 112) << 10) | (u >> 13 & 0x3ff));
 }
 
-static void write_value(SafeWriter *w, int tensor, size_t i, int dtype, float f) {
+static void put_value(FILE *to, int dtype, float f) {
     const double wide = f;
-    const uint16_t half = dtype == ST_F16 ? f16_exact(f) : f32_to_bf16(f);
+    const uint16_t half = dtype == ST_F16 ? f16_exact(f) : bf16_weight(f);
     const int64_t whole = (int64_t)f;
     const void *p = dtype == ST_F64 ? (const void *)&wide : dtype == ST_I64 ? (const void *)&whole
                   : dtype == ST_F32 ? (const void *)&f : (const void *)&half;
-    safewriter_put(w, tensor, i * st_dtypes[dtype].size, p, st_dtypes[dtype].size);
+    fwrite(p, st_dtypes[dtype].size, 1, to);
+}
+
+static bool is(const char *name, const char *other) {
+    return other != NULL && strcmp(name, other) == 0;
 }
 
 // Writes model.safetensors (or shards with an index) into dir, and config.json of our own.
 static void write_hf(const char *dir, const GPT2Config *c, const Variant *v) {
-    static Stored list[64];
-    char name[128], path[PATH_MAX], index[16384] = "{\"weight_map\":{";
+    static Stored list[MAX_STORED];
+    char path[PATH_MAX], *text[3];
+    size_t length[3];
     const int shards = v->shards > 0 ? v->shards : 1;
     int count = stored_list(c, list);
+    FILE *index = open_memstream(&text[2], &length[2]);
     remove_tree(dir);
     make_directories(dir);
-    if (v->head) stored_add(list, &count, c->vocab, c->channels, "lm_head.weight", 0);
+    if (v->head) list[count++] = (Stored){"lm_head.weight", "", 2, c->vocab, c->channels, 0, 0, 0};
     if (v->masks && c->family == FAMILY_GPT2) {
-        stored_add(list, &count, 9, 9, "h.1.attn.bias", 0);
-        list[count - 1].rank = 4;
-        stored_add(list, &count, 0, 1, "h.0.attn.masked_bias", 0);
+        list[count++] = (Stored){"h.1.attn.bias", "", 4, 9, 9, 0, 0, 0};
+        list[count++] = (Stored){"h.0.attn.masked_bias", "", 1, 1, 1, 0, 0, 0};
     } else if (v->masks && c->family >= FAMILY_LLAMA) {
-        stored_add(list, &count, 0, 3, "layers.1.self_attn.rotary_emb.inv_freq", 0);
+        list[count++] = (Stored){"layers.1.self_attn.rotary_emb.inv_freq", "", 1, 1, 3, 0, 0, 0};
     }
-    if (v->extra != NULL) stored_add(list, &count, 0, 3, v->extra, 0);
-    if (v->twice != NULL) stored_add(list, &count, 0, c->channels, v->twice, 0);
+    const char *const more[2] = {v->extra, v->twice};
+    for (int i = 0; i < 2; i++)
+        if (more[i] != NULL) {
+            list[count] = (Stored){"", "", 1, 1, i == 0 ? 3 : c->channels, 0, 0, 0};
+            snprintf(list[count++].name, sizeof list[0].name, "%s", more[i]);
+        }
+    fprintf(index, "{\"weight_map\":{");
     for (int k = 0; k < shards; k++) {
-        SafeWriter w;
-        memset(&w, 0, sizeof w);
+        FILE *header = open_memstream(&text[0], &length[0]);
+        FILE *data = open_memstream(&text[1], &length[1]);
         char file[64];
         snprintf(file, sizeof file, "model-%d-of-%d.safetensors", k + 1, shards);
         if (shards == 1) snprintf(file, sizeof file, "model.safetensors");
-        for (int pass = 0; pass < 2; pass++) {
-            for (int i = k, number = 0; i < count; i += shards, number++) {
-                const Stored *s = &list[i];
-                size_t shape[4] = {s->rank == 2 ? s->rows : s->cols, s->cols, 0, 0};
-                const bool tie = v->head == HEAD_SAME && strcmp(s->name, "lm_head.weight") == 0;
-                if (s->rank == 4) {
-                    shape[2] = shape[3] = shape[1];
-                    shape[0] = shape[1] = 1;
-                }
-                const bool own = v->twice != NULL && i == count - 1;  // the other spelling
-                const char *prefix = strcmp(s->name, "lm_head.weight") == 0 || own ? "" : v->prefix;
-                if (v->drop != NULL && strcmp(s->name, v->drop) == 0) {
-                    number--;
-                    continue;
-                }
-                if (v->reshape != NULL && strcmp(s->name, v->reshape) == 0) {
-                    const size_t swap = shape[0];
-                    shape[0] = shape[1];
-                    shape[1] = swap;
-                }
-                snprintf(name, sizeof name, "%s%s", prefix, s->name);
-                if (pass == 0) {
-                    safewriter_add(&w, name, v->dtype, s->rank, shape);
-                    snprintf(index + strlen(index), sizeof index - strlen(index), "%s\"%s\":\"%s\"",
-                             strlen(index) > 16 ? "," : "", name, file);
-                    continue;
-                }
-                for (size_t j = 0; j < s->rows * s->cols; j++) {
-                    const bool bad = v->nan != NULL && strcmp(s->name, v->nan) == 0
-                        && j == s->rows * s->cols - 1;
-                    write_value(&w, number, j, v->dtype, bad ? NAN
-                                : hf_value(tie ? list[0].name : s->name, j));
-                }
-            }
-            path_join(path, dir, file);
-            if (pass == 0) safewriter_open(&w, path);
+        for (int i = k; i < count; i += shards) {
+            const Stored *s = &list[i];
+            const bool head = is(s->name, "lm_head.weight"), swap = is(s->name, v->reshape);
+            const bool own = v->twice != NULL && i == count - 1;  // the other spelling
+            const char *prefix = head || own ? "" : v->prefix;
+            const char *value = head && v->head == HEAD_SAME ? list[0].name : s->name;
+            const size_t n = s->rows * s->cols;
+            if (is(s->name, v->drop)) continue;
+            const long begin = ftell(data);
+            for (size_t j = 0; j < n; j++)
+                put_value(data, v->dtype, is(s->name, v->nan) && j == n - 1 ? NAN
+                          : v->saved && j < s->skip * s->cols ? 0 : hf_value(value, j));
+            fprintf(header, "%c\"%s%s\":{\"dtype\":\"%s\",\"shape\":[",
+                    ftell(header) == 0 ? '{' : ',', prefix, s->name, st_dtypes[v->dtype].name);
+            if (s->rank > 1)
+                fprintf(header, "%s%zu,", s->rank == 4 ? "1,1," : "", swap ? s->cols : s->rows);
+            fprintf(header, "%zu],\"data_offsets\":[%ld,%ld]}", swap ? s->rows : s->cols, begin,
+                    ftell(data));
+            fprintf(index, "%s\"%s%s\":\"%s\"", ftell(index) > 16 ? "," : "", prefix, s->name,
+                    file);
         }
-        CHECK(safewriter_close(&w, &err), "%s", err.text);
+        fputc('}', header);
+        fclose(header);
+        fclose(data);
+        path_join(path, dir, file);
+        FILE *f = fopen(path, "wb");
+        const uint64_t size = length[0];
+        if (f == NULL || fwrite(&size, 8, 1, f) != 1 || fwrite(text[0], size, 1, f) != 1
+            || fwrite(text[1], length[1], 1, f) != 1 || fclose(f) != 0)
+            die("cannot write %s", path);
+        free(text[0]);
+        free(text[1]);
     }
+    fprintf(index, "}}");
+    fclose(index);
+    path_join(path, dir, "model.safetensors.index.json");
+    if (shards > 1) write_text(path, text[2], length[2]);
+    free(text[2]);
     path_join(path, dir, "config.json");
     FILE *f = fopen(path, "wb");
     if (f == NULL) die("cannot write %s", path);
     config_write(f, c, false, no_ends, NULL);
     fclose(f);
-    strcat(index, "}}");
-    path_join(path, dir, "model.safetensors.index.json");
-    if (shards > 1) write_text(path, index, strlen(index));
 }
 
 // Loads what is at path, as a model of configuration *c (NULL: the one in config.json).
 static float *load(const char *path, const GPT2Config *c, GPT2Table *t) {
     GPT2Config own;
+    err.text[0] = '\0';
     if (c == NULL) {
         if (REFUSES(model_config_load(path, &own))) return NULL;
         c = &own;
@@ -430,51 +407,55 @@ static void check_loads(const char *path, const GPT2Config *c) {
     float *arena = load(path, NULL, &t);
     CHECK(arena != NULL, "%s", err.text);
     if (arena == NULL) return;
-    check_native(c, &t, arena);
+    float *expected = native(c, &t);
+    for (size_t i = 0; i < t.elements; i++)
+        CHECK(arena[i] == expected[i], "%s, element %zu: %g, not %g",
+              t.tensors[gpt2_tensor_at(&t, i)].name, i, (double)arena[i], (double)expected[i]);
+    free(expected);
     free(arena);
     gpt2_table_free(&t);
 }
 
-static void check_refused(const GPT2Config *c, Variant v, const char *expected) {
+// Is the model at path refused with these words?
+static bool refused(const char *path, const GPT2Config *c, const char *words) {
     GPT2Table t;
-    const char *dir = in_base("bad");
-    write_hf(dir, c, &v);
-    err.text[0] = '\0';
-    float *arena = load(dir, c, &t);
-    CHECK(arena == NULL, "should be refused with: %s", expected);
-    CHECK(says(expected), "it says \"%s\", not \"%s\"", err.text, expected);
-    if (arena != NULL) { free(arena); gpt2_table_free(&t); }
+    float *arena = load(path, c, &t);
+    if (arena != NULL) gpt2_table_free(&t);
+    free(arena);
+    CHECK(arena == NULL && says(words), "it says \"%s\", not \"%s\"", err.text, words);
+    return arena == NULL;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Loading
 
-static int first_family, end_family = FAMILIES;  // those that are loaded and saved
-
+// One of each family; with ALL=1 all their prefixes and numbers of files, for every place of state.
 static void test_load_layouts(void) {
     static const int dtypes[] = {ST_F32, ST_F16, ST_F64};
     int n = 0;
-    for (int family = first_family; family < end_family; family++)
-        for (int tied = 0; tied < 2; tied++)
-            for (const char *const *p = hf_prefixes[hf_families[family].naming]; *p != NULL; p++)
-                for (int shards = 1; shards <= 3; shards++) {
-                    GPT2Config c = config_of(family, tied);
-                    Variant v = {0};
-                    v.prefix = *p;
-                    v.dtype = dtypes[n++ % 3];
-                    v.shards = shards;
-                    v.masks = true;
-                    v.head = tied && n % 2 == 0 ? HEAD_SAME : 0;
-                    write_hf(in_base("load"), &c, &v);
-                    check_loads(in_base("load"), &c);
-                }
+    for (int place = NEAR; place <= MIXED; place++)
+        for (int family = 0; family < FAMILIES; family++)
+            for (int tied = 0; tied < 2; tied++)
+                for (const char *const *p = hf_prefixes[hf_families[family].naming]; *p; p++)
+                    for (int shards = 1; shards <= 3; shards++, n++) {
+                        if (!test_whole() && n % 5 != 0) continue;
+                        const GPT2Config c = config_of(family, tied);
+                        const Variant v = {.prefix = *p, .dtype = dtypes[n % 3], .shards = shards,
+                                           .masks = true, .head = tied && n % 2 ? HEAD_SAME : 0};
+                        write_hf(in_base("load"), &c, &v);
+                        far = place;
+                        far_largest = 0;
+                        check_loads(in_base("load"), &c);
+                        CHECK(far != MOVED || far_largest == 256 * 20 * sizeof(float),
+                              "%zu bytes at a time", far_largest);
+                        far = NEAR;
+                    }
 }
 
 static void test_load_from_a_file(void) {
-    GPT2Config c = config_of(FAMILY_GPT2, 1);
-    Variant v = {0};
+    const GPT2Config c = config_of(FAMILY_GPT2, 1);
+    const Variant v = {.prefix = "transformer."};
     char cwd[PATH_MAX];
-    v.prefix = "transformer.";
     write_hf(in_base("load"), &c, &v);
     check_loads(in_base("load/model.safetensors"), &c);
     check_loads(in_base("load/"), &c);
@@ -487,653 +468,435 @@ static void test_load_from_a_file(void) {
 // A head beside tied embeddings: equal, it is they; different, the model is untied; alone, it is
 // both.
 static void test_load_heads(void) {
-    static const int dtypes[] = {ST_F32, ST_F64, ST_F16};
+    char *dir = in_base("heads"), *file = in_base("heads/model.safetensors");
+    GPT2Config found;
     int n = 0;
     ranks.rank = 1;  // which prints no note
     for (int family = 0; family < FAMILIES; family++)
-        for (const char *const *p = hf_prefixes[hf_families[family].naming]; *p != NULL; p++)
-            for (int shards = 1; shards <= 3; shards++, n++) {
-                GPT2Config c = config_of(family, 1), untied = config_of(family, 0), found;
-                Variant v = {0};
-                char *dir = in_base("heads");
-                v.prefix = *p;
-                v.dtype = dtypes[(n + shards) % 3];
-                v.shards = shards;
-                v.head = HEAD_OTHER;
-                write_hf(dir, &c, &v);
+        for (const char *const *p = hf_prefixes[hf_families[family].naming]; *p != NULL; p++, n++)
+            for (int head = HEAD_SAME; head <= HEAD_OTHER; head++) {
+                const GPT2Config tied = config_of(family, 1);
+                GPT2Config c = tied;
+                Variant v = {.prefix = *p, .head = head, .shards = 1 + (n + head) % 3,
+                             .dtype = n % 2 ? ST_F64 : ST_F32};
+                c.tied = head == HEAD_SAME;
+                write_hf(dir, &tied, &v);
                 model_config_load(dir, &found);
-                CHECK(found.tied == 0, "family %d, %d shards: it is tied", family, shards);
-                check_loads(dir, &untied);
-                v.head = HEAD_SAME;
-                write_hf(dir, &c, &v);
-                model_config_load(dir, &found);
-                CHECK(found.tied == 1, "family %d, %d shards: it is untied", family, shards);
+                CHECK(found.tied == c.tied, "family %d: tied %d", family, found.tied);
                 check_loads(dir, &c);
+                if (head == HEAD_OTHER) continue;
                 v.drop = family == FAMILY_GPT2 ? "wte.weight" : "embed_tokens.weight";
                 write_hf(dir, &c, &v);
                 check_loads(dir, &c);
             }
-    GPT2Config g = config_of(FAMILY_GPT2, 1), found;
-    GPT2Table t;
-    Variant v = {0};
-    v.prefix = "transformer.";
-    v.head = HEAD_SAME;
-    v.reshape = "lm_head.weight";
-    write_hf(in_base("heads"), &g, &v);
-    CHECK(!load(in_base("heads"), NULL, &t)
-          && says("tensor lm_head.weight is (20, 131), the model needs (131, 20)"), "%s", err.text);
-    v.drop = "wte.weight";
-    write_hf(in_base("heads"), &g, &v);
-    CHECK(!load(in_base("heads"), NULL, &t) && says("lm_head.weight is (20, 131)"), "alone");
-    v.reshape = v.drop = NULL;
-    v.nan = "lm_head.weight";
-    write_hf(in_base("heads"), &g, &v);
-    CHECK(!load(in_base("heads"), NULL, &t) && says("tensor lm_head.weight has a NaN"), "%s",
-          err.text);
-    v.nan = NULL;
-    write_hf(in_base("heads"), &g, &v);  // one bit of its last element
-    struct stat st;
-    FILE *f = fopen(in_base("heads/model.safetensors"), "r+b");
-    CHECK(f != NULL && fstat(fileno(f), &st) == 0 && fseek(f, -1, SEEK_END) == 0, "open");
-    const int last = fgetc(f);
-    CHECK(fseek(f, -1, SEEK_END) == 0 && fputc(last ^ 1, f) != EOF && fclose(f) == 0, "write");
-    model_config_load(in_base("heads"), &found);
+    const GPT2Config g = config_of(FAMILY_GPT2, 1);
+    for (int i = 0; i < 3; i++) {
+        const Variant v = {.prefix = "transformer.", .head = HEAD_SAME,
+                           .reshape = i < 2 ? "lm_head.weight" : NULL,
+                           .drop = i == 1 ? "wte.weight" : NULL,
+                           .nan = i == 2 ? "lm_head.weight" : NULL};
+        write_hf(dir, &g, &v);
+        refused(dir, NULL, i < 2 ? "tensor lm_head.weight is (20, 131), the model needs (131, 20)"
+                : "tensor lm_head.weight has a NaN");
+    }
+    const Variant v = {.prefix = "transformer.", .head = HEAD_SAME};
+    write_hf(dir, &g, &v);  // one bit of its last element
+    size_t n_bytes = 0;
+    char *bytes = file_read(file, &n_bytes, &err);
+    bytes[n_bytes - 1] ^= 1;
+    write_text(file, bytes, n_bytes);
+    free(bytes);
+    model_config_load(dir, &found);
     ranks.rank = 0;
     CHECK(found.tied == 0, "the last element is not looked at");
-    unlink(in_base("heads/model.safetensors"));  // what --plan may read is config.json alone
-    model_config_load(in_base("heads"), &found);
+    unlink(file);  // what --plan may read is config.json alone
+    model_config_load(dir, &found);
     CHECK(found.tied == 1, "without weights");
 }
 
-// Something else in a model's place is told by its first bytes.
+// Something else in a model's place is told by its first bytes, wherever it lies; and what is not
+// there is named.
 static void test_load_others(void) {
-    static const struct { const char *bytes; size_t n; const char *says; } others[] = {
-        {"\xc6\xd7\x34\x01\3\0\0\0\0\0\0\0", 12, "an llm.c checkpoint"},
-        {"GGUF\3\0\0\0\1\0\0\0", 12, "GGUF"}, {"PK\3\4\0\0\0\0\0\0\0\0", 12, "build/unpickle"},
-        {"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", 57, "git lfs pull"},
-        {"<!DOCTYPE html>\n<html>", 22, "a web page"},
-        {"\x1f\x8b\x08\0\0\0\0\0\0\3\0\0", 12, "unpack"},
-        {"once upon a time", 16, "not a safetensors file"},
-    };
-    GPT2Config c = config_of(FAMILY_GPT2, 1);
-    Variant v = {0};
-    GPT2Table t;
-    v.prefix = "transformer.";
-    v.shards = 2;
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        char *dir = in_base("others"), *file = in_base("others/model.bin");
-        remove_tree(dir);
-        make_directories(dir);
-        write_text(file, others[i].bytes, others[i].n);
-        CHECK(!load(file, NULL, &t) && says(others[i].says) && says("model.bin"), "%s", err.text);
-        write_text(in_base("others/model.safetensors"), others[i].bytes, others[i].n);
-        CHECK(!load(dir, NULL, &t) && says(others[i].says), "%s", err.text);
+    static const char *const places[] = {
+        "model.bin", "model.safetensors", "model-2-of-2.safetensors",
+        "model.safetensors.index.json", "config.json"};
+    const GPT2Config c = config_of(FAMILY_GPT2, 1);
+    const Variant v = {.prefix = "transformer.", .shards = 2};
+    char *dir = in_base("others"), *file = in_base("others/model-2-of-2.safetensors");
+    char path[PATH_MAX];
+    for (int i = 0; i < 5; i++) {
         write_hf(dir, &c, &v);
-        write_text(in_base("others/model-2-of-2.safetensors"), others[i].bytes, others[i].n);
-        CHECK(!load(dir, NULL, &t) && says(others[i].says) && says("model-2"), "%s", err.text);
-        if (i + 1 == sizeof others / sizeof others[0]) break;
-        write_hf(dir, &c, &v);
-        write_text(in_base("others/model.safetensors.index.json"), others[i].bytes, others[i].n);
-        CHECK(!load(dir, NULL, &t) && says(others[i].says) && says("index.json"), "%s", err.text);
-        write_text(in_base("others/config.json"), others[i].bytes, others[i].n);
-        unlink(in_base("others/model.safetensors.index.json"));
-        CHECK(!load(dir, NULL, &t) && says(others[i].says) && says("config.json"), "%s", err.text);
+        path_join(path, dir, places[i]);
+        write_text(path, "GGUF\3\0\0\0\1\0\0\0", 12);
+        refused(i == 0 ? path : dir, NULL, "GGUF");
+        CHECK(says(places[i]), "%s: %s", places[i], err.text);
     }
+    write_hf(dir, &c, &v);
+    CHECK(truncate(file, 3000) == 0 && refused(dir, &c, "model-2-of-2.safetensors"), "truncate");
+    CHECK(truncate(file, 0) == 0 && refused(dir, &c, "cut short: 0 bytes"), "truncate");
+    static const char alone[] =
+        "{'weight_map':{'transformer.wte.weight':'model-1-of-2.safetensors'}}";
+    write_text(in_base("others/model.safetensors.index.json"), quoted(alone), sizeof alone - 1);
+    refused(dir, &c, "is missing");
     write_text(in_base("others/state.txt"), "", 0);
-    CHECK(!load(in_base("others"), NULL, &t) && says("is a checkpoint: --model takes"), "%s",
-          err.text);
-    CHECK(!load(in_base("others/state.safetensors"), NULL, &t) && says("is a checkpoint"), "%s",
-          err.text);
+    refused(dir, NULL, "is a checkpoint: --model takes");
+    refused(in_base("others/state.safetensors"), NULL, "is a checkpoint");
+    make_directories(in_base("empty"));
+    refused(in_base("nowhere"), &c, "No such file");
+    refused(in_base("empty"), &c, "and there is no model.safetensors");
+    refused(in_base("empty"), NULL, "config.json");
 }
 
 // Written by dev/test/hf_roundtrip.py --fixtures with transformers' save_pretrained(): GPT-2 in
 // fp32 as the base model (no prefix), OPT in fp16 in several shards.
 static void test_load_fixtures(void) {
-    const char *here = TEST_FIXTURES "/hf";
-    char path[PATH_MAX];
+    static const char *const names[2] = {"gpt2", "opt"};
     for (int family = 0; family < 2; family++) {
         GPT2Config c;
-        path_join(path, here, family == FAMILY_OPT ? "opt" : "gpt2");
+        char path[PATH_MAX];
+        path_join(path, TEST_FIXTURES "/hf", names[family]);
         model_config_load(path, &c);
-        CHECK(c.layers == 2 && c.heads == 2 && c.channels == 16 && c.context == 12 && c.vocab == 67,
-              "sizes");
-        CHECK(c.ffn == (family == FAMILY_OPT ? 40u : 64u), "MLP width %zu", c.ffn);
-        CHECK(c.family == family && c.tied == 1, "family %d tied %d", c.family, c.tied);
-        CHECK(c.activation == (family == FAMILY_OPT ? ACTIVATION_RELU : ACTIVATION_GELU), "kind");
+        CHECK(c.layers == 2 && c.heads == 2 && c.channels == 16 && c.context == 12 && c.vocab == 67
+              && c.ffn == (family == FAMILY_OPT ? 40u : 64u) && c.family == family && c.tied == 1
+              && c.activation == (family == FAMILY_OPT ? ACTIVATION_RELU : ACTIVATION_GELU),
+              "another configuration");
         check_loads(path, &c);
     }
 }
 
+// What is wrong with which tensor, and what is then said.
 static void test_load_refuses(void) {
-    GPT2Config g = config_of(FAMILY_GPT2, 1), o = config_of(FAMILY_OPT, 0);
-    Variant v = {0}, w = {0};
+    enum { DROP, RESHAPE, SPOIL, TWICE, EXTRA };
+    static const struct { int family, tied, what; const char *name, *words; } cases[] = {
+        {FAMILY_GPT2, 1, DROP, "h.1.mlp.c_fc.bias",
+         "tensor transformer.h.1.mlp.c_fc.bias is missing, the model needs (37)"},
+        {FAMILY_GPT2, 1, RESHAPE, "h.0.mlp.c_fc.weight",
+         "transformer.h.0.mlp.c_fc.weight is (37, 20), the model needs (20, 37)"},
+        {FAMILY_GPT2, 1, SPOIL, "h.1.attn.c_proj.weight",
+         "tensor transformer.h.1.attn.c_proj.weight has a NaN"},
+        {FAMILY_GPT2, 1, SPOIL, "wte.weight", "tensor transformer.wte.weight has a NaN"},
+        {FAMILY_GPT2, 1, TWICE, "ln_f.bias", "ln_f.bias is there more than once"},
+        {FAMILY_GPT2, 1, EXTRA, "h.2.ln_1.weight",
+         "tensor transformer.h.2.ln_1.weight is unknown to a gpt2 model with a tied head"},
+        {FAMILY_GPT2, 1, EXTRA, "h.0.attn.c_attn.lora_A", "lora_A is unknown"},
+        {FAMILY_GPT2, 1, EXTRA, "h.0.attn.bias", "h.0.attn.bias is unknown"},  // (3): no mask
+        {FAMILY_GPT2, 1, EXTRA, "h.0.attn.masked_bias", "h.0.attn.masked_bias is unknown"},
+        {FAMILY_GPT2, 1, EXTRA, "h.0.attn.rotary_emb.inv_freq", "inv_freq is unknown to a gpt2"},
+        {FAMILY_OPT, 0, DROP, "layers.0.self_attn.v_proj.weight",
+         "self_attn.v_proj.weight is missing, the model needs (20, 20)"},
+        {FAMILY_OPT, 0, DROP, "lm_head.weight",
+         "tensor lm_head.weight is missing, the model needs (131, 20)"},
+        {FAMILY_OPT, 0, RESHAPE, "embed_positions.weight",
+         "embed_positions.weight is (20, 11), the model needs (11, 20)"},
+        {FAMILY_OPT, 0, EXTRA, "project_in.weight", "unknown to a opt model with an untied head"},
+        {FAMILY_LLAMA, 0, DROP, "layers.1.mlp.up_proj.weight",
+         "model.layers.1.mlp.up_proj.weight is missing, the model needs (37, 20)"},
+        {FAMILY_LLAMA, 0, RESHAPE, "layers.0.self_attn.o_proj.weight",
+         "o_proj.weight is (24, 20), the model needs (20, 24)"},
+        {FAMILY_LLAMA, 0, RESHAPE, "layers.0.self_attn.k_proj.weight",
+         "k_proj.weight is (20, 12), the model needs (12, 20)"},
+        {FAMILY_LLAMA, 0, EXTRA, "layers.0.self_attn.q_proj.bias", "q_proj.bias is unknown"},
+        {FAMILY_QWEN2, 1, DROP, "layers.1.self_attn.v_proj.bias",
+         "v_proj.bias is missing, the model needs (12)"},
+        {FAMILY_QWEN2, 1, EXTRA, "layers.0.self_attn.q_norm.weight",
+         "q_norm.weight is unknown to a qwen2 model with a tied head"},
+    };
+    char *dir = in_base("bad");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const GPT2Config c = config_of(cases[i].family, cases[i].tied);
+        const char *name = cases[i].name;
+        const int what = cases[i].what;
+        const Variant v = {
+            .prefix = hf_prefixes[hf_naming(&c)][0], .drop = what == DROP ? name : NULL,
+            .reshape = what == RESHAPE ? name : NULL, .nan = what == SPOIL ? name : NULL,
+            .twice = what == TWICE ? name : NULL, .extra = what == EXTRA ? name : NULL};
+        write_hf(dir, &c, &v);
+        refused(dir, &c, cases[i].words);
+    }
+    GPT2Config g = config_of(FAMILY_GPT2, 1);
+    Variant v = {.prefix = "transformer.", .dtype = ST_BF16, .nan = "ln_f.bias"};
+    write_hf(dir, &g, &v);
+    refused(dir, &g, "tensor transformer.ln_f.bias has a NaN");
+    v.dtype = ST_I64;
+    write_hf(dir, &g, &v);
+    refused(dir, &g, "tensor transformer.wte.weight is not stored as F32, F16, BF16 or F64");
+    v.dtype = ST_F32;
+    v.nan = NULL;
+    v.prefix = "model.";
+    write_hf(dir, &g, &v);
+    refused(dir, &g, "transformer.wte.weight is missing, the model needs (131, 20)");
     v.prefix = "transformer.";
-    w.prefix = "model.decoder.";
-    Variant x = v;
-    x.drop = "h.1.mlp.c_fc.bias";
-    check_refused(&g, x, "tensor transformer.h.1.mlp.c_fc.bias is missing, the model needs (37)");
-    x = v; x.reshape = "h.0.mlp.c_fc.weight";
-    check_refused(&g, x, "transformer.h.0.mlp.c_fc.weight is (37, 20), the model needs (20, 37)");
-    x = v; x.nan = "h.1.attn.c_proj.weight";
-    check_refused(&g, x, "tensor transformer.h.1.attn.c_proj.weight has a NaN");
-    x = v; x.nan = "wte.weight";
-    check_refused(&g, x, "tensor transformer.wte.weight has a NaN");
-    x = v; x.nan = "ln_f.bias"; x.dtype = ST_BF16;
-    check_refused(&g, x, "tensor transformer.ln_f.bias has a NaN");
-    x = v; x.twice = "ln_f.bias";
-    check_refused(&g, x, "ln_f.bias is there more than once");
-    x = v; x.extra = "h.2.ln_1.weight";
-    check_refused(&g, x, "tensor transformer.h.2.ln_1.weight is unknown to a gpt2 model");
-    x = v; x.extra = "h.0.attn.c_attn.lora_A";
-    check_refused(&g, x, "lora_A is unknown");
-    x = v; x.extra = "h.0.attn.bias";  // (3): no mask
-    check_refused(&g, x, "h.0.attn.bias is unknown");
-    x = v; x.extra = "h.0.attn.masked_bias";
-    check_refused(&g, x, "h.0.attn.masked_bias is unknown");
-    x = v; x.dtype = ST_I64;
-    check_refused(&g, x, "tensor transformer.wte.weight is not stored as F32, F16, BF16 or F64");
-    x = v; x.prefix = "model.";
-    check_refused(&g, x, "transformer.wte.weight is missing, the model needs (131, 20)");
-    x = w; x.drop = "layers.0.self_attn.v_proj.weight";
-    check_refused(&o, x, "self_attn.v_proj.weight is missing, the model needs (20, 20)");
-    x = w; x.drop = "lm_head.weight";
-    check_refused(&o, x, "tensor lm_head.weight is missing, the model needs (131, 20)");
-    x = w; x.reshape = "embed_positions.weight";
-    check_refused(&o, x, "embed_positions.weight is (20, 11), the model needs (11, 20)");
-    x = w; x.extra = "project_in.weight";
-    check_refused(&o, x, "project_in.weight is unknown to a opt model with an untied head");
-    GPT2Config l = config_of(FAMILY_LLAMA, 0), q = config_of(FAMILY_QWEN2, 1);
-    w.prefix = "model.";
-    x = w; x.drop = "layers.1.mlp.up_proj.weight";
-    check_refused(&l, x, "model.layers.1.mlp.up_proj.weight is missing, the model needs (37, 20)");
-    x = w; x.reshape = "layers.0.self_attn.o_proj.weight";
-    check_refused(&l, x, "o_proj.weight is (24, 20), the model needs (20, 24)");
-    x = w; x.reshape = "layers.0.self_attn.k_proj.weight";
-    check_refused(&l, x, "k_proj.weight is (20, 12), the model needs (12, 20)");
-    x = w; x.extra = "layers.0.self_attn.q_proj.bias";
-    check_refused(&l, x, "q_proj.bias is unknown to a llama model with an untied head");
-    x = w; x.drop = "layers.1.self_attn.v_proj.bias";
-    check_refused(&q, x, "v_proj.bias is missing, the model needs (12)");
-    x = w; x.extra = "layers.0.self_attn.q_norm.weight";
-    check_refused(&q, x, "q_norm.weight is unknown to a qwen2 model with a tied head");
-    x = v; x.extra = "h.0.attn.rotary_emb.inv_freq";
-    check_refused(&g, x, "inv_freq is unknown to a gpt2 model");
-    GPT2Config untied = g;
-    untied.tied = 0;
-    GPT2Table t;
-    write_hf(in_base("bad"), &g, &v);
-    CHECK(load(in_base("bad"), &untied, &t) == NULL && says("lm_head.weight"), "%s", err.text);
+    write_hf(dir, &g, &v);
+    g.tied = 0;
+    refused(dir, &g, "lm_head.weight is missing");
+    g.tied = 1;
     g.vocab = 130;
     gpt2_finish(&g, &err);
-    CHECK(load(in_base("bad"), &g, &t) == NULL
-          && says("is (131, 20), the model needs (130, 20)"), "%s", err.text);
-}
-
-static void test_load_paths_and_shards(void) {
-    GPT2Config c = config_of(FAMILY_GPT2, 1);
-    Variant v = {0};
-    GPT2Table t;
-    char *dir = in_base("shards"), index[PATH_MAX];
-    v.prefix = "transformer.";
-    v.shards = 3;
-    CHECK(!load(in_base("nowhere"), &c, &t) && says("No such file"), "%s", err.text);
-    make_directories(in_base("empty"));
-    CHECK(!load(in_base("empty"), &c, &t) && says("and there is no model.safetensors"), "%s",
-          err.text);
-    CHECK(!load(in_base("empty"), NULL, &t) && says("config.json"), "%s", err.text);
-    write_hf(dir, &c, &v);
-    snprintf(index, sizeof index, "%s/model.safetensors.index.json", dir);
-    static const struct { const char *text, *expected; } bad[] = {
-        {"{}", "there is no weight_map"}, {"{\"weight_map\":[]}", "there is no weight_map"},
-        {"{\"weight_map\":{}}", "there is no weight_map"}, {"{\"weight_map\":", "JSON"},
-        {"{\"weight_map\":{\"x\":3}}", "impossible file"},
-        {"{\"weight_map\":{\"x\":\"../a.safetensors\"}}", "impossible file"},
-        {"{\"weight_map\":{\"x\":\"a.safetensors\"}}", "No such file"},
-        {"{\"weight_map\":{\"transformer.wte.weight\":\"model-1-of-3.safetensors\"}}",
-         "is missing"},
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        write_text(index, bad[i].text, strlen(bad[i].text));
-        CHECK(!load(dir, &c, &t) && says(bad[i].expected), "%s: %s", bad[i].text, err.text);
-    }
-    write_hf(dir, &c, &v);
-    char second[PATH_MAX];
-    snprintf(second, sizeof second, "%s/model-2-of-3.safetensors", dir);
-    CHECK(truncate(second, 3000) == 0, "truncate");
-    CHECK(!load(dir, &c, &t) && says("model-2-of-3.safetensors"), "%s", err.text);
-    CHECK(truncate(second, 0) == 0, "truncate");
-    CHECK(!load(dir, &c, &t) && says("cut short: 0 bytes"), "%s", err.text);
+    refused(dir, &g, "is (131, 20), the model needs (130, 20)");
 }
 
 // ---------------------------------------------------------------------------------------------
-// config.json
+// config.json, with ' for "
 
-static bool config_from(const char *text, GPT2Config *c) {
+static bool config_from(const char *type, const char *more, GPT2Config *c) {
+    static const char *const sizes[NAMINGS] = {CONFIG_GPT2, CONFIG_OPT, CONFIG_LLAMA};
+    char text[4000];
+    int family = 0;
+    while (strcmp(hf_families[family].type, type) != 0) family++;
+    snprintf(text, sizeof text, "{'model_type':'%s',%s%s%s}", type,
+             sizes[hf_families[family].naming], *more != '\0' ? "," : "", more);
     make_directories(in_base("config"));
-    write_text(in_base("config/config.json"), text, strlen(text));
-    err.text[0] = '\0';
+    write_text(in_base("config/config.json"), quoted(text), strlen(text));
     return !REFUSES(model_config_load(in_base("config"), c));
 }
 
-#define GPT2_SIZES "\"model_type\":\"gpt2\",\"n_layer\":3,\"n_head\":2,\"n_embd\":8," \
-                   "\"n_positions\":5,\"vocab_size\":300"
-#define OPT_SIZES "\"model_type\":\"opt\",\"num_hidden_layers\":3,\"num_attention_heads\":2," \
-                  "\"hidden_size\":8,\"max_position_embeddings\":5,\"vocab_size\":300"
+// In which fields two configurations differ, and what the first one has there.
+static const char *config_other(const GPT2Config *c, const GPT2Config *from) {
+    static char text[1000];
+    size_t n = 0;
+    text[0] = '\0';
+    #define OTHER(field) \
+        if (c->field != from->field) n += (size_t)snprintf(text + n, sizeof text - n, \
+            n > 0 ? ", " #field " %.10g" : #field " %.10g", (double)c->field);
+    OTHER(layers) OTHER(heads) OTHER(channels) OTHER(ffn) OTHER(context) OTHER(windowed)
+    OTHER(vocab) OTHER(vocab_padded) OTHER(family) OTHER(activation) OTHER(tied) OTHER(embed)
+    OTHER(post_norm) OTHER(kv_heads) OTHER(head_size) OTHER(rms) OTHER(norm_eps) OTHER(unbiased)
+    OTHER(qk_norm) OTHER(rope.theta) OTHER(rope.scaling) OTHER(rope.factor) OTHER(rope.low)
+    OTHER(rope.high) OTHER(rope.original)
+    return text;
+}
 
+// model_type, what its config.json has beside the sizes, and where the model then differs from one
+// of which it has nothing but these (from no model, if there is nothing).
 static void test_config_accepts(void) {
-    static const struct {
-        const char *text;
-        size_t ffn;
-        int family, activation, tied;
-        size_t embed;
-    } good[] = {
-        {"{" GPT2_SIZES "}", 32, FAMILY_GPT2, ACTIVATION_GELU, 1, 0},
-        {"{" GPT2_SIZES ",\"n_inner\":null,\"tie_word_embeddings\":false}", 32, 0, 0, 0, 0},
-        {"{" GPT2_SIZES ",\"n_inner\":7,\"activation_function\":\"relu\"}", 7, 0, 1, 1, 0},
-        {"{" GPT2_SIZES ",\"n_inner\":null,\"activation_function\":null,"
-         "\"quantization_config\":null,\"tie_word_embeddings\":null,\"layer_norm_epsilon\":null}", 32, 0, 0, 1, 0},
-        {"\xef\xbb\xbf{" GPT2_SIZES "}", 32, FAMILY_GPT2, ACTIVATION_GELU, 1, 0},
-        {"{" OPT_SIZES ",\"word_embed_proj_dim\":null,\"do_layer_norm_before\":null,"
-         "\"ffn_dim\":null}", 32, FAMILY_OPT, ACTIVATION_RELU, 1, 0},
-        {"{" GPT2_SIZES ",\"activation_function\":\"gelu_pytorch_tanh\",\"n_ctx\":5}", 32, 0, 0, 1,
-         0},
-        {"{" GPT2_SIZES ",\"activation_function\":\"gelu_fast\",\"attn_pdrop\":0.1}", 32, 0, 0, 1,
-         0},
-        {"{" GPT2_SIZES ",\"layer_norm_epsilon\":0.00001,\"scale_attn_weights\":true}",
-         32, 0, 0, 1, 0},
-        {"{" OPT_SIZES ",\"ffn_dim\":16}", 16, FAMILY_OPT, ACTIVATION_RELU, 1, 0},
-        {"{" OPT_SIZES ",\"activation_function\":\"gelu_new\",\"word_embed_proj_dim\":8,"
-         "\"do_layer_norm_before\":true,\"enable_bias\":true,\"tie_word_embeddings\":false}",
-         32, FAMILY_OPT, ACTIVATION_GELU, 0, 0},
-        {"{" OPT_SIZES ",\"scale_attn_weights\":false,\"enable_bias\":null}", 32, FAMILY_OPT,
-         ACTIVATION_RELU, 1, 0},
-        {"{" OPT_SIZES ",\"do_layer_norm_before\":false,\"word_embed_proj_dim\":4}", 32, FAMILY_OPT,
-         ACTIVATION_RELU, 1, 4},
+    #define LLAMA_NULLS \
+        "'num_key_value_heads':null,'rms_norm_eps':null,'tie_word_embeddings':null," \
+        "'hidden_act':null,'attention_bias':null,'mlp_bias':null,'rope_theta':null," \
+        "'rope_scaling':null,'rope_parameters':null,'partial_rotary_factor':null," \
+        "'pretraining_tp':null,'quantization_config':null,'sliding_window':null," \
+        "'use_sliding_window':null,'head_dim':null,'eos_token_id':null"
+    #define LLAMA_VALUES \
+        "'num_key_value_heads':4,'head_dim':6,'rms_norm_eps':1e-5,'tie_word_embeddings':true," \
+        "'hidden_act':'silu','attention_bias':true,'mlp_bias':true,'rope_theta':5e5," \
+        "'pretraining_tp':1,'eos_token_id':[1,2],'bos_token_id':7,'attention_dropout':0.1," \
+        "'partial_rotary_factor':1.0,'torch_dtype':'bfloat16','sliding_window':9000," \
+        "'use_sliding_window':true"
+    #define SLIDING "'sliding_window':9,'use_sliding_window':true,"
+    #define LAYERS(a, b) "'layer_types':['" a "_attention','full_attention','" b "_attention']"
+    #define SCALING_LLAMA3 "'factor':8,'low_freq_factor':1,'high_freq_factor':4"
+    #define SCALED(more) "'rope_scaling':{'rope_type':'llama3'," SCALING_LLAMA3 more "}"
+    static const struct { const char *type, *more, *other; } good[] = {
+        {"gpt2", "",
+         "layers 3, heads 2, channels 8, ffn 32, context 5, vocab 300, vocab_padded 384, tied 1"},
+        {"gpt2", "'n_inner':null,'tie_word_embeddings':false", "tied 0"},
+        {"gpt2", "'n_inner':7,'activation_function':'relu'", "ffn 7, activation 1"},
+        {"gpt2", "'n_inner':null,'activation_function':null,'quantization_config':null,"
+         "'tie_word_embeddings':null,'layer_norm_epsilon':null", ""},
+        {"gpt2", "'activation_function':'gelu_pytorch_tanh','n_ctx':5", ""},
+        {"gpt2", "'activation_function':'gelu_fast','attn_pdrop':0.1", ""},
+        {"gpt2", "'layer_norm_epsilon':0.00001,'scale_attn_weights':true", ""},
         // GPT-2's other names, which transformers reads before its own
-        {"{\"model_type\":\"gpt2\",\"num_hidden_layers\":3,\"num_attention_heads\":2,\"n_embd\":9,"
-         "\"hidden_size\":8,\"n_positions\":6,\"max_position_embeddings\":5,\"n_layer\":4,\"n_head\":3,"
-         "\"vocab_size\":300,\"ffn_dim\":9,\"is_causal\":true}", 32, 0, 0, 1, 0},
-    };
-    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
-        GPT2Config c;
-        CHECK(config_from(good[i].text, &c), "%s: %s", good[i].text, err.text);
-        CHECK(c.layers == 3 && c.heads == 2 && c.channels == 8 && c.context == 5 && c.vocab == 300
-              && c.vocab_padded == 384, "%zu: sizes", i);
-        CHECK(c.ffn == good[i].ffn && c.family == good[i].family && c.tied == good[i].tied
-              && c.activation == good[i].activation && c.embed == good[i].embed,
-              "%zu: %zu %d %d %d %zu", i, c.ffn, c.family, c.tied, c.activation, c.embed);
-    }
-}
-
-// The LLaMA family, of 32 heads and 64 channels; "TYPE" is in the place of %s.
-#define LLAMA_SIZES "{\"model_type\":\"%s\",\"num_hidden_layers\":3," \
-                    "\"num_attention_heads\":32,\"hidden_size\":64,\"intermediate_size\":7," \
-                    "\"max_position_embeddings\":5000,\"vocab_size\":300"
-
-static bool llama_from(const char *type, const char *more, GPT2Config *c) {
-    char text[2000];
-    const size_t n = (size_t)snprintf(text, sizeof text, LLAMA_SIZES, type);
-    snprintf(text + n, sizeof text - n, "%s%s}", *more != '\0' ? "," : "", more);
-    return config_from(text, c);
-}
-
-// What each family takes for a key that is missing or null, and what each key says.
-static void test_config_llama(void) {
-    enum { NO_BIAS = BIAS_QKV | BIAS_ATTPROJ | BIAS_MLP, QWEN = BIAS_ATTPROJ | BIAS_MLP };
-    static const char nulls[] =
-        "\"num_key_value_heads\":null,\"rms_norm_eps\":null,\"tie_word_embeddings\":null,"
-        "\"hidden_act\":null,\"attention_bias\":null,\"mlp_bias\":null,\"rope_theta\":null,"
-        "\"rope_scaling\":null,\"rope_parameters\":null,\"partial_rotary_factor\":null,"
-        "\"pretraining_tp\":null,\"quantization_config\":null,\"sliding_window\":null,"
-        "\"use_sliding_window\":null,\"head_dim\":null,\"eos_token_id\":null";
-    static const char values[] =
-        "\"num_key_value_heads\":4,\"head_dim\":6,\"rms_norm_eps\":1e-5,"
-        "\"tie_word_embeddings\":true,\"hidden_act\":\"silu\",\"attention_bias\":true,"
-        "\"mlp_bias\":true,\"rope_theta\":5e5,\"pretraining_tp\":1,\"eos_token_id\":[1,2],"
-        "\"bos_token_id\":7,\"attention_dropout\":0.1,\"partial_rotary_factor\":1.0,"
-        "\"torch_dtype\":\"bfloat16\",\"sliding_window\":9000,\"use_sliding_window\":true";
-    #define SLIDING "\"sliding_window\":9,\"use_sliding_window\":true,"
-    #define LAYERS(a, b) "\"layer_types\":[\"" a "_attention\",\"full_attention\",\"" b "_attention\"]"
-    static const struct {
-        const char *type, *more;
-        size_t kv_heads, head, context;
-        double eps;
-        int tied, unbiased;
-        double theta;
-    } good[] = {
-        {"llama", "", 32, 2, 5000, 1e-6, 0, NO_BIAS, 1e4},
-        {"mistral", "", 8, 2, 4096, 1e-6, 0, NO_BIAS, 1e4},
-        {"qwen2", "", 32, 2, 5000, 1e-6, 0, QWEN, 1e4},
-        {"qwen3", "", 32, 128, 5000, 1e-6, 0, NO_BIAS, 1e4},
-        {"llama", nulls, 32, 2, 5000, 1e-6, 0, NO_BIAS, 1e4},
-        {"mistral", nulls, 32, 2, 5000, 1e-6, 0, NO_BIAS, 1e4},
-        {"qwen2", nulls, 32, 2, 5000, 1e-6, 0, QWEN, 1e4},
-        {"qwen3", nulls, 32, 128, 5000, 1e-6, 0, NO_BIAS, 1e4},
-        {"llama", values, 4, 6, 5000, 1e-5, 1, 0, 5e5},
-        {"mistral", values, 4, 6, 5000, 1e-5, 1, NO_BIAS, 5e5},  // has no key for biases
-        {"qwen2", values, 4, 6, 5000, 1e-5, 1, QWEN, 5e5},       // neither
-        {"qwen3", values, 4, 6, 5000, 1e-5, 1, BIAS_MLP, 5e5},
-        {"llama", "\"head_dim\":2,\"sliding_window\":9", 32, 2, 5000, 1e-6, 0, NO_BIAS, 1e4},
+        {"gpt2", "'num_hidden_layers':4,'num_attention_heads':3,'hidden_size':9,"
+         "'max_position_embeddings':6,'ffn_dim':9,'is_causal':true",
+         "layers 4, heads 3, channels 9, ffn 36, context 6"},
+        {"opt", "",
+         "layers 3, heads 2, channels 8, ffn 32, context 5, vocab 300, vocab_padded 384, family 1, "
+         "activation 1, tied 1"},
+        {"opt", "'word_embed_proj_dim':null,'do_layer_norm_before':null,'ffn_dim':null", ""},
+        {"opt", "'ffn_dim':16", "ffn 16"},
+        {"opt", "'activation_function':'gelu_new','word_embed_proj_dim':8,"
+         "'do_layer_norm_before':true,'enable_bias':true,'tie_word_embeddings':false",
+         "activation 0, tied 0"},
+        {"opt", "'scale_attn_weights':false,'enable_bias':null", ""},
+        {"opt", "'do_layer_norm_before':false,'word_embed_proj_dim':4", "embed 4, post_norm 1"},
+        {"llama", "",
+         "layers 3, heads 32, channels 64, ffn 7, context 5000, vocab 300, vocab_padded 384, "
+         "family 2, activation 2, kv_heads 32, rms 1, norm_eps 1e-06, unbiased 7, "
+         "rope.theta 10000"},
+        {"mistral", "",
+         "layers 3, heads 32, channels 64, ffn 7, context 4096, windowed 1, vocab 300, "
+         "vocab_padded 384, family 3, activation 2, kv_heads 8, rms 1, norm_eps 1e-06, "
+         "unbiased 7, rope.theta 10000"},
+        {"qwen2", "",
+         "layers 3, heads 32, channels 64, ffn 7, context 5000, vocab 300, vocab_padded 384, "
+         "family 4, activation 2, kv_heads 32, rms 1, norm_eps 1e-06, unbiased 6, "
+         "rope.theta 10000"},
+        {"qwen3", "",
+         "layers 3, heads 32, channels 64, ffn 7, context 5000, vocab 300, vocab_padded 384, "
+         "family 5, activation 2, kv_heads 32, head_size 128, rms 1, norm_eps 1e-06, "
+         "unbiased 7, qk_norm 1, rope.theta 10000"},
+        {"llama", LLAMA_NULLS, ""},
+        {"mistral", LLAMA_NULLS, "context 5000, windowed 0, kv_heads 32"},
+        {"qwen2", LLAMA_NULLS, ""},
+        {"qwen3", LLAMA_NULLS, ""},
+        {"llama", LLAMA_VALUES,
+         "tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, unbiased 0, rope.theta 500000"},
+        {"mistral", LLAMA_VALUES,
+         "context 5000, windowed 0, tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, "
+         "rope.theta 500000"},  // has no key for biases
+        {"qwen2", LLAMA_VALUES,
+         "tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, rope.theta 500000"},    // neither
+        {"qwen3", LLAMA_VALUES,
+         "tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, unbiased 4, rope.theta 500000"},
+        {"llama", "'head_dim':2,'sliding_window':9", ""},
+        {"llama", "'pretraining_tp':2,'hidden_act':'swish'", ""},
         // a window limits the context, where it is used
-        {"mistral", "\"sliding_window\":1000", 8, 2, 1000, 1e-6, 0, NO_BIAS, 1e4},
-        {"mistral", "\"sliding_window\":5001", 8, 2, 5000, 1e-6, 0, NO_BIAS, 1e4},
-        {"qwen2", "\"sliding_window\":9", 32, 2, 5000, 1e-6, 0, QWEN, 1e4},
-        {"qwen2", "\"sliding_window\":9,\"use_sliding_window\":false", 32, 2, 5000, 1e-6, 0, QWEN,
-         1e4},
-        {"qwen2", SLIDING "\"max_window_layers\":2", 32, 2, 9, 1e-6, 0, QWEN, 1e4},
-        {"qwen3", SLIDING "\"max_window_layers\":0", 32, 128, 9, 1e-6, 0, NO_BIAS, 1e4},
-        {"qwen3", "\"use_sliding_window\":true,\"max_window_layers\":2", 32, 128, 4096, 1e-6, 0,
-         NO_BIAS, 1e4},
-        {"qwen3", SLIDING LAYERS("full", "sliding"), 32, 128, 9, 1e-6, 0, NO_BIAS, 1e4},
+        {"mistral", "'sliding_window':1000", "context 1000"},
+        {"mistral", "'sliding_window':5001", "context 5000, windowed 0"},
+        {"mistral", "'sliding_window':9,'max_window_layers':3", "context 9"},
+        {"qwen2", "'sliding_window':9", ""},
+        {"qwen2", "'sliding_window':9,'use_sliding_window':false", ""},
+        {"qwen2", SLIDING "'max_window_layers':2", "context 9, windowed 1"},
+        {"qwen3", SLIDING "'max_window_layers':0", "context 9, windowed 1"},
+        {"qwen3", "'use_sliding_window':true,'max_window_layers':2", "context 4096, windowed 1"},
+        {"qwen3", SLIDING LAYERS("full", "sliding"), "context 9, windowed 1"},
+        {"qwen3", "'sliding_window':null,'use_sliding_window':true", ""},
         // no layer has one: before number 28 by default
-        {"qwen2", SLIDING "\"max_window_layers\":3", 32, 2, 5000, 1e-6, 0, QWEN, 1e4},
-        {"qwen3", "\"use_sliding_window\":true", 32, 128, 5000, 1e-6, 0, NO_BIAS, 1e4},
-        {"qwen3", SLIDING LAYERS("full", "full") ",\"max_window_layers\":0", 32, 128, 5000, 1e-6, 0,
-         NO_BIAS, 1e4},
-        {"mistral", "\"sliding_window\":9,\"max_window_layers\":3", 8, 2, 9, 1e-6, 0, NO_BIAS, 1e4},
-        {"llama", "\"pretraining_tp\":2,\"hidden_act\":\"swish\"", 32, 2, 5000, 1e-6, 0, NO_BIAS, 1e4},
-        {"qwen3", "\"sliding_window\":null,\"use_sliding_window\":true", 32, 128, 5000, 1e-6, 0,
-         NO_BIAS, 1e4},
-    };
-    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
-        GPT2Config c;
-        CHECK(llama_from(good[i].type, good[i].more, &c), "%zu: %s", i, err.text);
-        CHECK(c.layers == 3 && c.heads == 32 && c.channels == 64 && c.vocab == 300 && c.ffn == 7
-              && c.vocab_padded == 384 && c.rms && c.activation == ACTIVATION_SILU
-              && c.rope.scaling == ROPE_NONE && !c.post_norm && c.embed == 0
-              && strcmp(hf_families[c.family].type, good[i].type) == 0
-              && c.qk_norm == (c.family == FAMILY_QWEN3), "%zu: another model", i);
-        CHECK(config_kv(&c) == good[i].kv_heads && config_head(&c) == good[i].head
-              && c.context == good[i].context && c.windowed == (c.context != 5000)
-              && c.norm_eps == good[i].eps
-              && c.tied == good[i].tied && c.unbiased == good[i].unbiased
-              && c.rope.theta == good[i].theta,
-              "%zu: %zu key heads of %zu, context %zu, eps %g, tied %d, unbiased %d, theta %g", i,
-              config_kv(&c), config_head(&c), c.context, c.norm_eps, c.tied, c.unbiased,
-              c.rope.theta);
-    }
-}
-
-// Which of the keys for rotary positions counts.
-static void test_config_rope(void) {
-    #define SCALING_LLAMA3 "\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4"
-    static const struct { const char *more; Rope rope; } good[] = {
-        {"\"rope_theta\":50", {50, ROPE_NONE, 0, 0, 0, 0}},
-        {"\"rope_parameters\":{\"rope_theta\":50}", {50, ROPE_NONE, 0, 0, 0, 0}},
-        {"\"rope_theta\":9,\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":50}",
-         {50, ROPE_NONE, 0, 0, 0, 0}},
-        {"\"rope_theta\":9,\"rope_scaling\":{\"type\":\"default\"}", {9, ROPE_NONE, 0, 0, 0, 0}},
-        {"\"rope_theta\":9,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}",
-         {9, ROPE_LINEAR, 2.5, 0, 0, 0}},
-        {"\"rope_theta\":9,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2,"
-         "\"rope_theta\":8}", {8, ROPE_LINEAR, 2, 0, 0, 0}},
+        {"qwen2", SLIDING "'max_window_layers':3", ""},
+        {"qwen3", "'use_sliding_window':true", ""},
+        {"qwen3", SLIDING LAYERS("full", "full") ",'max_window_layers':0", ""},
+        // which of the keys for rotary positions counts
+        {"llama", "'rope_theta':50", "rope.theta 50"},
+        {"llama", "'rope_parameters':{'rope_theta':50}", "rope.theta 50"},
+        {"llama", "'rope_theta':9,'rope_parameters':{'rope_type':'default','rope_theta':50}",
+         "rope.theta 50"},
+        {"llama", "'rope_theta':9,'rope_scaling':{'type':'default'}", "rope.theta 9"},
+        {"llama", "'rope_theta':9,'rope_scaling':{'type':'linear','factor':2.5}",
+         "rope.theta 9, rope.scaling 1, rope.factor 2.5"},
+        {"llama", "'rope_theta':9,'rope_scaling':{'type':'linear','factor':2,'rope_theta':8}",
+         "rope.theta 8, rope.scaling 1, rope.factor 2"},
         // rope_type before type; rope_scaling before rope_parameters, unless it is empty
-        {"\"rope_scaling\":{\"type\":\"yarn\",\"rope_type\":\"linear\",\"factor\":2}",
-         {1e4, ROPE_LINEAR, 2, 0, 0, 0}},
-        {"\"rope_theta\":9,\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":3},"
-         "\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":50," SCALING_LLAMA3 "}",
-         {9, ROPE_LINEAR, 3, 0, 0, 0}},
-        {"\"rope_theta\":9,\"rope_scaling\":{},\"rope_parameters\":{\"rope_type\":\"llama3\","
-         "\"rope_theta\":50," SCALING_LLAMA3 ",\"original_max_position_embeddings\":77}",
-         {50, ROPE_LLAMA3, 8, 1, 4, 77}},
-        {"\"rope_scaling\":null,\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2}",
-         {1e4, ROPE_LINEAR, 2, 0, 0, 0}},
-        // without it, the length is the model's own
-        {"\"rope_scaling\":{\"rope_type\":\"llama3\"," SCALING_LLAMA3 "}", {1e4, ROPE_LLAMA3, 8, 1, 4,
-                                                                      5000}},
-        {"\"rope_scaling\":{\"rope_type\":\"llama3\"," SCALING_LLAMA3
-         ",\"original_max_position_embeddings\":null}", {1e4, ROPE_LLAMA3, 8, 1, 4, 5000}},
-        // and the root's is before the object's
-        {"\"rope_scaling\":{\"rope_type\":\"llama3\"," SCALING_LLAMA3
-         ",\"original_max_position_embeddings\":77},\"original_max_position_embeddings\":55",
-         {1e4, ROPE_LLAMA3, 8, 1, 4, 55}},
-        {"\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":50," SCALING_LLAMA3
-         "},\"original_max_position_embeddings\":55", {50, ROPE_LLAMA3, 8, 1, 4, 55}},
+        {"llama", "'rope_scaling':{'type':'yarn','rope_type':'linear','factor':2}",
+         "rope.scaling 1, rope.factor 2"},
+        {"llama", "'rope_theta':9,'rope_scaling':{'rope_type':'linear','factor':3},"
+         "'rope_parameters':{'rope_type':'llama3','rope_theta':50," SCALING_LLAMA3 "}",
+         "rope.theta 9, rope.scaling 1, rope.factor 3"},
+        {"llama", "'rope_theta':9,'rope_scaling':{},'rope_parameters':{'rope_type':'llama3',"
+         "'rope_theta':50," SCALING_LLAMA3 ",'original_max_position_embeddings':77}",
+         "rope.theta 50, rope.scaling 2, rope.factor 8, rope.low 1, rope.high 4, rope.original 77"},
+        {"llama", "'rope_scaling':null,'rope_parameters':{'rope_type':'linear','factor':2}",
+         "rope.scaling 1, rope.factor 2"},
+        // without it, the length is the model's own, which no window limits; and the root's is
+        // before the object's
+        {"mistral", SCALED(""),
+         "rope.scaling 2, rope.factor 8, rope.low 1, rope.high 4, rope.original 5000"},
+        {"llama", SCALED(",'original_max_position_embeddings':null"),
+         "rope.scaling 2, rope.factor 8, rope.low 1, rope.high 4, rope.original 5000"},
+        {"llama", SCALED(",'original_max_position_embeddings':77")
+         ",'original_max_position_embeddings':55",
+         "rope.scaling 2, rope.factor 8, rope.low 1, rope.high 4, rope.original 55"},
+        {"llama", "'rope_parameters':{'rope_type':'llama3','rope_theta':50," SCALING_LLAMA3
+         "},'original_max_position_embeddings':55",
+         "rope.theta 50, rope.scaling 2, rope.factor 8, rope.low 1, rope.high 4, rope.original 55"},
     };
+    GPT2Config c, from;
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
-        GPT2Config c;  // Mistral's window limits the context to 4096
-        CHECK(llama_from(i % 2 == 0 ? "mistral" : "llama", good[i].more, &c), "%zu: %s", i,
-              err.text);
-        const Rope *a = &c.rope, *b = &good[i].rope;
-        CHECK(a->theta == b->theta && a->scaling == b->scaling && a->factor == b->factor
-              && a->low == b->low && a->high == b->high && a->original == b->original,
-              "%zu: theta %g, scaling %d: %g %g %g %zu", i, a->theta, a->scaling, a->factor, a->low,
-              a->high, a->original);
+        if (*good[i].more == '\0') memset(&from, 0, sizeof from);
+        else CHECK(config_from(good[i].type, "", &from), "%s", err.text);
+        CHECK(config_from(good[i].type, good[i].more, &c), "%s: %s", good[i].more, err.text);
+        CHECK(strcmp(config_other(&c, &from), good[i].other) == 0, "%s of %s: %s", good[i].more,
+              good[i].type, config_other(&c, &from));
     }
-}
-
-// Each in one line that names the key.
-static void test_config_llama_refuses(void) {
-    #define SCALED(text) "\"rope_scaling\":{" text "}"
-    static const struct { const char *type, *more, *expected; } bad[] = {
-        {"gemma", "", "model_type is gemma"}, {"phi3", "", "model_type is phi3"},
-        {"gpt_neox", "", "model_type is gpt_neox"}, {"falcon", "", "model_type is falcon"},
-        {"Llama", "", "model_type is Llama"},
-        {"llama", SCALED("\"rope_type\":\"dynamic\",\"factor\":2"), "rope_type dynamic is not"},
-        {"qwen2", SCALED("\"type\":\"yarn\",\"factor\":4"), "rope_type yarn is not supported"},
-        {"llama", SCALED("\"rope_type\":\"longrope\""), "rope_type longrope is not supported"},
-        {"llama", SCALED("\"rope_type\":\"proportional\""), "rope_type proportional is not"},
-        {"llama", SCALED("\"rope_type\":\"su\""), "default, linear and llama3 are"},
-        {"llama", SCALED("\"rope_type\":3"), "rope_type no name is not supported"},
-        {"llama", SCALED("\"rope_type\":\"linear\""), "the factor of rotary positions must be 1 to 1e6"},
-        {"llama", SCALED("\"rope_type\":\"linear\",\"factor\":0"), "factor must be a number"},
-        {"llama", SCALED("\"rope_type\":\"linear\",\"factor\":0.5"), "factor"},
-        {"llama", SCALED("\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1"),
-         "llama3 need high_freq_factor above low_freq_factor"},
-        {"llama", SCALED("\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
-                         "\"high_freq_factor\":4"), "high_freq_factor above low_freq_factor"},
-        {"llama", SCALED("\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
-                         "\"high_freq_factor\":4,\"original_max_position_embeddings\":0.5"),
-         "original_max_position_embeddings must be a whole number"},
-        {"llama", "\"rope_scaling\":\"linear\"", "rope_scaling must be an object"},
-        {"llama", "\"rope_scaling\":[2]", "rope_scaling must be an object"},
-        {"llama", "\"rope_parameters\":3", "rope_parameters must be an object"},
-        {"llama", "\"rope_parameters\":{\"rope_type\":\"yarn\"}", "rope_type yarn is not"},
-        {"llama", "\"rope_theta\":0", "rope_theta must be a number above 0"},
-        {"llama", "\"rope_theta\":\"1e4\"", "rope_theta must be a number above 0"},
-        {"llama", "\"rope_theta\":0.5", "rope_theta must be 1 to 1e12"},
-        {"llama", "\"partial_rotary_factor\":0.5", "partial_rotary_factor is not 1"},
-        {"qwen3", "\"rope_parameters\":{\"partial_rotary_factor\":0.25}",
-         "partial_rotary_factor is not 1"},
-        {"llama", "\"hidden_act\":\"gelu\"", "hidden_act is gelu; only silu"},
-        {"mistral", "\"hidden_act\":7", "hidden_act is no name"},
-        {"qwen2", "\"quantization_config\":{\"quant_method\":\"awq\"}", "quantization_config"},
-        {"qwen2", "\"is_causal\":false", "is_causal is not true"},
-        {"mistral", "\"is_causal\":null", "is_causal is not true"},
-        {"llama", "\"per_layer_config\":{\"0\":{}}", "with a per_layer_config are not"},
-        {"llama", "\"head_dim\":5", "even head size, not 5"},
-        {"llama", "\"head_dim\":0", "head_dim must be a whole number of at least 1"},
-        {"llama", "\"head_dim\":70000", "heads times head size must be at most 65536"},
-        {"llama", "\"num_key_value_heads\":0", "num_key_value_heads must be a whole number"},
-        {"llama", "\"num_key_value_heads\":5", "multiple of key heads (5)"},
-        {"llama", "\"num_key_value_heads\":64", "multiple of key heads (64)"},
-        {"llama", "\"rms_norm_eps\":0", "rms_norm_eps must be a number above 0"},
-        {"llama", "\"rms_norm_eps\":1", "eps of norms must be below 1"},
-        {"llama", "\"attention_bias\":1", "attention_bias must be true or false"},
-        {"llama", "\"mlp_bias\":\"no\"", "mlp_bias must be true or false"},
-        {"llama", "\"tie_word_embeddings\":0", "tie_word_embeddings must be true or false"},
-        {"mistral", "\"sliding_window\":0", "sliding_window must be a whole number"},
-        {"qwen2", "\"use_sliding_window\":1", "use_sliding_window must be true or false"},
-        {"llama", "\"intermediate_size\":7", "\"intermediate_size\" twice"},
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        GPT2Config c;
-        CHECK(!llama_from(bad[i].type, bad[i].more, &c), "accepted: %s", bad[i].more);
-        CHECK(says(bad[i].expected) && says("config.json"), "%s: %s", bad[i].more, err.text);
-    }
-    GPT2Config c;  // where others take 4 C
-    CHECK(!config_from("{\"model_type\":\"llama\",\"num_hidden_layers\":3,\"hidden_size\":64,"
-                       "\"num_attention_heads\":32,\"max_position_embeddings\":5000,"
-                       "\"vocab_size\":300}", &c) && says("intermediate_size must be there"), "%s",
-          err.text);
+    write_text(in_base("config/config.json"), quoted("\xef\xbb\xbf{'model_type':'gpt2'," CONFIG_GPT2
+               "}"), 3 + strlen("{'model_type':'gpt2'," CONFIG_GPT2 "}"));
+    CHECK(!REFUSES(model_config_load(in_base("config"), &c)) && c.context == 5, "%s", err.text);
 }
 
 // What is said of keys that are neither read nor known as harmless: one line with all of them.
 static const char *config_warns(const char *text) {
-    static char said[1000];
     GPT2Config c;
-    FILE *file = tmpfile();
-    const int before = dup(2);
-    dup2(fileno(file), 2);
-    const bool ok = config_from(text, &c);
-    dup2(before, 2);
-    close(before);
-    rewind(file);
-    said[fread(said, 1, sizeof said - 1, file)] = '\0';
-    fclose(file);
-    CHECK(ok, "%s", err.text);
-    return said;
+    make_directories(in_base("config"));
+    write_text(in_base("config/config.json"), quoted(text), strlen(text));
+    return SAYS(model_config_load(in_base("config"), &c));
 }
 
 static void test_config_unknown(void) {
     static const char *const published[] = {  // keys of config.json files as they are on the hub
-        "{" GPT2_SIZES ",\"activation_function\":\"gelu_new\",\"architectures\":[\"GPT2LMHeadModel\"],"
-        "\"attn_pdrop\":0.1,\"bos_token_id\":50256,\"embd_pdrop\":0.1,\"eos_token_id\":50256,\"id2label\":{},"
-        "\"initializer_range\":0.02,\"label2id\":{},\"layer_norm_epsilon\":1e-05,\"n_ctx\":5,\"n_special\":0,"
-        "\"predict_special_tokens\":true,\"resid_pdrop\":0.1,\"summary_activation\":null,\"summary_type\":\"x\","
-        "\"summary_first_dropout\":0.1,\"summary_proj_to_labels\":true,\"summary_use_proj\":true,"
-        "\"task_specific_params\":{\"text-generation\":{\"do_sample\":true,\"max_length\":50}},\"use_cache\":true,"
-        "\"gradient_checkpointing\":false,\"reorder_and_upcast_attn\":false,\"finetuning_task\":\"x\",\"top_p\":1,"
-        "\"_num_labels\":1,\"output_past\":true,\"pruned_heads\":{},\"torchscript\":false,\"top_k\":50,"
-        "\"use_bfloat16\":false,\"num_beams\":1,\"repetition_penalty\":1,\"max_length\":20,\"is_decoder\":false,"
-        "\"eos_token_ids\":0,\"num_return_sequences\":1,\"no_repeat_ngram_size\":0,\"tokenizer_class\":\"x\"}",
-        "{" OPT_SIZES ",\"_name_or_path\":\"x\",\"_remove_final_layer_norm\":false,\"activation_dropout\":0,"
-        "\"attention_dropout\":0,\"dropout\":0.1,\"do_layer_norm_before\":true,\"layerdrop\":0,\"init_std\":0.02,"
-        "\"pad_token_id\":1,\"prefix\":\"</s>\",\"torch_dtype\":\"float16\",\"word_embed_proj_dim\":8,"
-        "\"transformers_version\":\"4.21.0.dev0\",\"enable_bias\":true,\"layer_norm_elementwise_affine\":true}",
-        "{\"model_type\":\"qwen2\",\"num_hidden_layers\":2,\"num_attention_heads\":2,\"hidden_size\":8,"
-        "\"intermediate_size\":7,\"max_position_embeddings\":4194304,\"vocab_size\":300,\"use_mrope\":false,"
-        "\"attention_bias\":false,\"attention_dropout\":0,\"auto_map\":{},\"dtype\":\"bfloat16\",\"head_dim\":4,"
-        "\"hidden_act\":\"silu\",\"is_llama_config\":true,\"layer_types\":null,\"max_sequence_length\":5,"
-        "\"max_window_layers\":2,\"mlp_bias\":false,\"num_key_value_heads\":1,\"pretraining_tp\":1,"
-        "\"original_max_position_embeddings\":9,\"rms_norm_eps\":1e-6,\"rope_interleaved\":false,"
-        "\"rope_parameters\":{\"rope_type\":\"llama3\"," SCALING_LLAMA3 ",\"rope_theta\":1e6},\"rope_theta\":1,"
-        "\"sliding_window\":null,\"tie_word_embeddings\":true,\"transformers.js_config\":{},"
-        "\"unsloth_fixed\":true,\"unsloth_version\":\"x\",\"use_sliding_window\":false,\"new\":null}"};
+        "{'model_type':'gpt2'," CONFIG_GPT2 ",'activation_function':'gelu_new','architectures':['GPT2LMHeadModel'],"
+        "'attn_pdrop':0.1,'bos_token_id':50256,'embd_pdrop':0.1,'eos_token_id':50256,'id2label':{},"
+        "'initializer_range':0.02,'label2id':{},'layer_norm_epsilon':1e-05,'n_ctx':5,'n_special':0,"
+        "'predict_special_tokens':true,'resid_pdrop':0.1,'summary_activation':null,'summary_type':'x',"
+        "'summary_first_dropout':0.1,'summary_proj_to_labels':true,'summary_use_proj':true,"
+        "'task_specific_params':{'text-generation':{'do_sample':true,'max_length':50}},'use_cache':true,"
+        "'gradient_checkpointing':false,'reorder_and_upcast_attn':false,'finetuning_task':'x','top_p':1,"
+        "'_num_labels':1,'output_past':true,'pruned_heads':{},'torchscript':false,'top_k':50,"
+        "'use_bfloat16':false,'num_beams':1,'repetition_penalty':1,'max_length':20,'is_decoder':false,"
+        "'eos_token_ids':0,'num_return_sequences':1,'no_repeat_ngram_size':0,'tokenizer_class':'x'}",
+        "{'model_type':'opt'," CONFIG_OPT ",'_name_or_path':'x','_remove_final_layer_norm':false,'activation_dropout':0,"
+        "'attention_dropout':0,'dropout':0.1,'do_layer_norm_before':true,'layerdrop':0,'init_std':0.02,"
+        "'pad_token_id':1,'prefix':'</s>','torch_dtype':'float16','word_embed_proj_dim':8,"
+        "'transformers_version':'4.21.0.dev0','enable_bias':true,'layer_norm_elementwise_affine':true}",
+        "{'model_type':'qwen2','num_hidden_layers':2,'num_attention_heads':2,'hidden_size':8,"
+        "'intermediate_size':7,'max_position_embeddings':4194304,'vocab_size':300,'use_mrope':false,"
+        "'attention_bias':false,'attention_dropout':0,'auto_map':{},'dtype':'bfloat16','head_dim':4,"
+        "'hidden_act':'silu','is_llama_config':true,'layer_types':null,'max_sequence_length':5,"
+        "'max_window_layers':2,'mlp_bias':false,'num_key_value_heads':1,'pretraining_tp':1,"
+        "'original_max_position_embeddings':9,'rms_norm_eps':1e-6,'rope_interleaved':false,"
+        "'rope_parameters':{'rope_type':'llama3'," SCALING_LLAMA3 ",'rope_theta':1e6},'rope_theta':1,"
+        "'sliding_window':null,'tie_word_embeddings':true,'transformers.js_config':{},"
+        "'unsloth_fixed':true,'unsloth_version':'x','use_sliding_window':false,'new':null}"};
     for (int i = 0; i < 3; i++)
         CHECK(*config_warns(published[i]) == '\0', "%s", config_warns(published[i]));
-    const char *said = config_warns("{\"model_type\":\"llama\",\"num_hidden_layers\":2,\"hidden_size\":8,"
-        "\"num_attention_heads\":2,\"intermediate_size\":7,\"max_position_embeddings\":9,\"vocab_size\":30,"
-        "\"residual_multiplier\":2,\"num_experts\":4}");
+    const char *said = config_warns("{'model_type':'llama','num_hidden_layers':2,'hidden_size':8,"
+        "'num_attention_heads':2,'intermediate_size':7,'max_position_embeddings':9,'vocab_size':30,"
+        "'residual_multiplier':2,'num_experts':4}");
     CHECK(strstr(said, "config.json: unknown here, and not read: residual_multiplier, "
                  "num_experts\n") != NULL, "%s", said);
     ranks.rank = 1;  // one rank says it
-    CHECK(*config_warns("{" GPT2_SIZES ",\"x\":1}") == '\0', "rank 1 warns");
+    CHECK(*config_warns("{'model_type':'gpt2'," CONFIG_GPT2 ",'x':1}") == '\0', "rank 1 warns");
     ranks.rank = 0;
-}
-
-static void test_config_refuses(void) {
-    static const struct { const char *text, *expected; } bad[] = {
-        {"", "JSON"}, {"[]", "model_type"}, {"{}", "model_type"},
-        {"{\"model_type\":3}", "model_type"},
-        {"{\"model_type\":\"mixtral\"}",
-         "model_type is mixtral; only gpt2, opt, llama, mistral, qwen2 and qwen3 are known"},
-        {"{\"model_type\":\"gpt2\"}", "n_layer must be"},
-        {"{\"model_type\":\"opt\",\"n_layer\":2}", "num_hidden_layers must be"},
-        {"{" GPT2_SIZES ",\"n_inner\":0}", "n_inner must be"},
-        {"{" GPT2_SIZES ",\"n_inner\":-4}", "n_inner must be"},
-        {"{" GPT2_SIZES ",\"n_inner\":\"32\"}", "n_inner must be"},
-        {"{\"model_type\":\"gpt2\",\"n_layer\":3,\"n_head\":3,\"n_embd\":8,\"n_positions\":5,"
-         "\"vocab_size\":300}", "multiple of heads"},
-        {"{\"model_type\":\"gpt2\",\"n_layer\":3000000,\"n_head\":2,\"n_embd\":8,\"n_positions\":5,"
-         "\"vocab_size\":300}", "layers must be"},
-        {"{" GPT2_SIZES ",\"scale_attn_weights\":false}", "scale_attn_weights is not true"},
-        {"{" GPT2_SIZES ",\"scale_attn_weights\":1}", "scale_attn_weights is not true"},
-        {"{" GPT2_SIZES ",\"scale_attn_by_inverse_layer_idx\":true}",
-         "inverse_layer_idx is not false"},
-        {"{" GPT2_SIZES ",\"add_cross_attention\":true}", "add_cross_attention is not false"},
-        {"{" GPT2_SIZES ",\"layer_norm_epsilon\":1e-6}", "layer_norm_epsilon"},
-        {"{" GPT2_SIZES ",\"layer_norm_epsilon\":2e-5}", "layer_norm_epsilon"},
-        {"{" GPT2_SIZES ",\"layer_norm_epsilon\":\"1e-5\"}", "layer_norm_epsilon"},
-        {"{" GPT2_SIZES ",\"activation_function\":\"gelu\"}", "activation_function is gelu;"},
-        {"{" GPT2_SIZES ",\"activation_function\":\"silu\"}", "activation_function is silu;"},
-        {"{" GPT2_SIZES ",\"activation_function\":7}", "activation_function"},
-        {"{" GPT2_SIZES ",\"quantization_config\":{}}", "quantization_config"},
-        {"{" GPT2_SIZES ",\"num_attention_heads\":3}", "multiple of heads (3)"},
-        {"{" GPT2_SIZES ",\"is_causal\":false}", "is_causal is not true"},
-        {"{" OPT_SIZES ",\"is_causal\":0}", "is_causal is not true"},
-        {"{" OPT_SIZES ",\"do_layer_norm_before\":false}", "word_embed_proj_dim"},
-        {"{" OPT_SIZES ",\"do_layer_norm_before\":0,\"word_embed_proj_dim\":4}", "true or false"},
-        {"{" OPT_SIZES ",\"do_layer_norm_before\":false,\"word_embed_proj_dim\":9}", "proj_dim"},
-        {"{" OPT_SIZES ",\"word_embed_proj_dim\":4}", "word_embed_proj_dim"},
-        {"{" OPT_SIZES ",\"do_layer_norm_before\":false,\"word_embed_proj_dim\":null}", "proj_dim"},
-        {"{" GPT2_SIZES ",\"n_head\":4}", "\"n_head\" twice"},
-        {"{" GPT2_SIZES ",\"tie_word_embeddings\":\"false\"}", "tie_word_embeddings must be"},
-        {"{" OPT_SIZES ",\"enable_bias\":false}", "enable_bias is not true"},
-        {"{" OPT_SIZES ",\"layer_norm_elementwise_affine\":false}",
-         "elementwise_affine is not true"},
-        {"{" OPT_SIZES ",\"_remove_final_layer_norm\":true}",
-         "_remove_final_layer_norm is not false"},
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        GPT2Config c;
-        CHECK(!config_from(bad[i].text, &c), "accepted: %s", bad[i].text);
-        CHECK(says(bad[i].expected) && says("config.json"), "%s: %s", bad[i].text, err.text);
-    }
 }
 
 // ---------------------------------------------------------------------------------------------
 // Saving
 
-static void test_save_round_trips(void) {
+// Are the tensors of file `a`, with `front` before their names, those of file `b`, which may have
+// more of other names? Returns how many those are, or -1.
+static int more_tensors(const char *a, const char *front, const char *b) {
+    SafeTensors x, y;
+    char name[128];
+    if (!safetensors_open(&x, a, &err) || !safetensors_open(&y, b, &err)) return -1;
+    for (int i = 0; i < x.count; i++) {
+        const SafeTensor *s = &x.tensors[i];
+        snprintf(name, sizeof name, "%s%s", front, s->name);
+        const SafeTensor *same = safetensors_find(&y, name);
+        CHECK(same != NULL && s->dtype == same->dtype && s->rank == same->rank
+              && memcmp(s->shape, same->shape, sizeof s->shape) == 0
+              && memcmp(s->data, same->data, s->bytes) == 0, "%s is another", name);
+    }
+    CHECK((y.tensors[0].data - (unsigned char *)y.map) % 8 == 0, "data is not aligned");
+    const int more = y.count - x.count;
+    safetensors_close(&x);
+    safetensors_close(&y);
+    return more;
+}
+
+// What is saved has transformers' names, shapes and values, from wherever the state is.
+static void test_save_layouts(void) {
     static const char *const prefixes[NAMINGS] = {"transformer.", "model.decoder.", "model."};
-    for (int variant = 4 * first_family; variant < 4 * end_family; variant++) {
-        const int family = variant / 4;
-        const bool tied = variant & 1, bf16 = variant & 2;
-        GPT2Config c = config_of(family, tied), back;
-        if (family < FAMILY_LLAMA)
-            c.activation = variant % 3 == 0 ? ACTIVATION_RELU : ACTIVATION_GELU;
-        GPT2Table t = gpt2_table(&c), t2;
-        static Stored list[64];
-        const int count = stored_list(&c, list);
-        float *arena = (float *)alloc_or_fail(t.elements, sizeof(float), "arena");
-        gpt2_init(&t, arena, 7);
-        for (int i = 0; i < t.count; i++)  // padded rows hold anything, and are not written
-            for (size_t j = t.tensors[i].rows * t.tensors[i].cols; j < t.tensors[i].size; j++)
-                arena[t.tensors[i].offset + j] = 99;
+    char *dir = in_base("save/deep"), *file = in_base("save/deep/model.safetensors");
+    for (int i = 0; i < 3 * 4 * FAMILIES; i += test_whole() ? 1 : 5) {
+        const int family = i / 12;
+        GPT2Config c = config_of(family, i & 1), back;
+        if (family < FAMILY_LLAMA) c.activation = i % 3 == 0 ? ACTIVATION_RELU : ACTIVATION_GELU;
+        const Variant v = {.prefix = prefixes[hf_naming(&c)], .saved = true,
+                           .dtype = i & 2 ? ST_BF16 : ST_F32};
+        GPT2Table t = gpt2_table(&c);
+        float *arena = native(&c, &t);
+        for (int k = 0; k < t.count; k++)  // padded rows hold anything, and are not written
+            for (size_t j = t.tensors[k].rows * t.tensors[k].cols; j < t.tensors[k].size; j++)
+                arena[t.tensors[k].offset + j] = 99;
         remove_tree(in_base("save"));
-        CHECK(save_model(in_base("save/deep"), &c, &t, arena, bf16, 5), "%s", err.text);
-        CHECK(entries_in(in_base("save/deep")) == 2, "%d files", entries_in(in_base("save/deep")));
-        model_config_load(in_base("save/deep"), &back);
-        CHECK(memcmp(&c, &back, sizeof c) == 0, "variant %d: another configuration", variant);
-
-        // The names, shapes and first elements are those of transformers.
-        SafeTensors st;
-        CHECK(safetensors_open(&st, in_base("save/deep/model.safetensors"), &err), "%s", err.text);
-        CHECK(st.count == count, "%d tensors, not %d", st.count, count);
-        CHECK((st.tensors[0].data - (unsigned char *)st.map) % 8 == 0, "data is not aligned");
-        for (int i = 0; i < count; i++) {
-            char name[6000];
-            const bool head = strcmp(list[i].name, "lm_head.weight") == 0;
-            snprintf(name, sizeof name, "%s%s", head ? "" : prefixes[hf_naming(&c)],
-                     list[i].name);
-            const SafeTensor *s = safetensors_find(&st, name);
-            CHECK(s != NULL, "%s is not there", name);
-            if (s == NULL) continue;
-            CHECK(s->rank == list[i].rank && s->dtype == (bf16 ? ST_BF16 : ST_F32), "%s", name);
-            CHECK(s->elements == list[i].rows * list[i].cols
-                  && s->shape[s->rank - 1] == list[i].cols, "%s has an odd shape", name);
-            if (strstr(name, "embed_positions") != NULL) {
-                float rows[40], zero[40] = {0};
-                safetensor_floats(s, 0, 40, rows);
-                CHECK(memcmp(rows, zero, sizeof rows) == 0, "two rows of zeros come first");
-            }
-        }
-        safetensors_close(&st);
-
-        float *loaded = load(in_base("save/deep"), NULL, &t2);
-        CHECK(loaded != NULL, "%s", err.text);
-        for (int i = 0; i < t.count && loaded != NULL; i++)
-            for (size_t j = 0; j < t.tensors[i].size; j++) {
-                const bool padding = j >= t.tensors[i].rows * t.tensors[i].cols;
-                float expected = padding ? 0 : arena[t.tensors[i].offset + j];
-                if (bf16) expected = bf16_to_f32(master_weight(expected));
-                CHECK(loaded[t.tensors[i].offset + j] == expected, "%s %zu", t.tensors[i].name, j);
-            }
-        free(loaded);
+        far = i % 12 / 4;
+        CHECK(save_model(dir, &c, &t, arena, i & 2, 5), "%s", err.text);
+        far = NEAR;
+        CHECK(entries_in(dir) == 2, "%d files", entries_in(dir));
+        model_config_load(dir, &back);
+        CHECK(memcmp(&c, &back, sizeof c) == 0, "%d: %s", i, config_other(&back, &c));
+        write_hf(in_base("expected"), &c, &v);
+        CHECK(more_tensors(in_base("expected/model.safetensors"), "", file) == 0, "%d: more", i);
         free(arena);
         gpt2_table_free(&t);
-        gpt2_table_free(&t2);
     }
 }
 
@@ -1292,50 +1055,44 @@ static void test_save_failures(void) {
 
 static void test_dump(void) {
     enum { B = 2, T = 3 };
+    char *path = in_base("dump.safetensors");
     for (int family = 0; family < FAMILIES; family++) {
-        GPT2Config c = config_of(family, 1);
+        const GPT2Config c = config_of(family, 1);
+        const Variant v = {.prefix = hf_prefixes[hf_naming(&c)][0], .saved = true};
         GPT2Table t = gpt2_table(&c);
-        SafeTensors st, model;
+        SafeTensors st;
         int32_t tokens[B * T], targets[B * T];
-        float *grads = (float *)alloc_or_fail(t.elements, sizeof(float), "gradients");
+        float *grads = native(&c, &t), value;
         float *logits = (float *)alloc_or_fail(B * T * c.vocab_padded, sizeof(float), "logits");
-        gpt2_init(&t, grads, 3);
         for (int i = 0; i < B * T; i++) { tokens[i] = i; targets[i] = i + 1; }
         for (size_t i = 0; i < B * T * c.vocab_padded; i++) logits[i] = (float)i;
-        CHECK(dump_save(in_base("dump.safetensors"), &c, &t, B, T, tokens, targets,
-                        family == 1 ? tokens : NULL, 4.25, logits, grads, &err), "%s", err.text);
+        const int32_t *begins = family == 1 ? tokens : NULL;
+        CHECK(dump_save(path, &c, &t, B, T, tokens, targets, begins, 4.25, logits, grads, &err),
+              "%s", err.text);
         CHECK(!path_exists(in_base("dump.safetensors.tmp")), "temporary file");
-        CHECK(save_model(in_base("dumped"), &c, &t, grads, false, -1), "%s", err.text);
-        CHECK(safetensors_open(&st, in_base("dump.safetensors"), &err), "%s", err.text);
-        CHECK(safetensors_open(&model, in_base("dumped/model.safetensors"), &err), "%s", err.text);
-        const SafeTensor *x = safetensors_find(&st, "tokens");
-        const SafeTensor *y = safetensors_find(&st, "targets");
-        CHECK(x->dtype == ST_I32 && x->rank == 2 && x->shape[0] == B && x->shape[1] == T, "tokens");
-        CHECK(memcmp(x->data, tokens, sizeof tokens) == 0, "tokens");
-        CHECK(memcmp(y->data, targets, sizeof targets) == 0, "targets");
-        float v;
-        x = safetensors_find(&st, "loss");
-        safetensor_floats(x, 0, 1, &v);
-        CHECK(x->rank == 1 && x->elements == 1 && v == 4.25f, "loss %g", (double)v);
+        write_hf(in_base("expected"), &c, &v);
+        CHECK(more_tensors(in_base("expected/model.safetensors"), "grad.", path)
+              == 4 + (begins != NULL), "other tensors");
+        CHECK(safetensors_open(&st, path, &err), "%s", err.text);
+        const struct { const char *name; const int32_t *values; } lists[3] = {
+            {"tokens", tokens}, {"targets", targets}, {"begins", begins}};
+        for (int i = 0; i < 3; i++) {
+            const SafeTensor *x = safetensors_find(&st, lists[i].name);
+            CHECK((x != NULL) == (lists[i].values != NULL), "%s", lists[i].name);
+            if (x == NULL) continue;
+            CHECK(x->dtype == ST_I32 && x->rank == 2 && x->shape[0] == B && x->shape[1] == T
+                  && memcmp(x->data, lists[i].values, sizeof tokens) == 0, "%s", lists[i].name);
+        }
+        const SafeTensor *x = safetensors_find(&st, "loss");
+        safetensor_floats(x, 0, 1, &value);
+        CHECK(x->rank == 1 && x->elements == 1 && value == 4.25f, "loss %g", (double)value);
         x = safetensors_find(&st, "logits");
         CHECK(x->rank == 3 && x->shape[2] == c.vocab && x->shape[0] == B, "logits");
         for (size_t i = 0; i < x->elements; i++) {
-            safetensor_floats(x, i, 1, &v);
-            CHECK(v == (float)(i / c.vocab * c.vocab_padded + i % c.vocab), "logit %zu", i);
-        }
-        const SafeTensor *begins = safetensors_find(&st, "begins");
-        CHECK((begins != NULL) == (family == 1) && (begins == NULL
-              || memcmp(begins->data, tokens, sizeof tokens) == 0), "begins");
-        CHECK(st.count == model.count + 4 + (family == 1), "%d tensors", st.count);
-        for (int i = 0; i < model.count; i++) {
-            char name[128];
-            snprintf(name, sizeof name, "grad.%s", model.tensors[i].name);
-            x = safetensors_find(&st, name);
-            CHECK(x != NULL && x->bytes == model.tensors[i].bytes
-                  && memcmp(x->data, model.tensors[i].data, x->bytes) == 0, "%s", name);
+            safetensor_floats(x, i, 1, &value);
+            CHECK(value == (float)(i / c.vocab * c.vocab_padded + i % c.vocab), "logit %zu", i);
         }
         safetensors_close(&st);
-        safetensors_close(&model);
         free(grads);
         free(logits);
         gpt2_table_free(&t);
@@ -1345,94 +1102,34 @@ static void test_dump(void) {
 // ---------------------------------------------------------------------------------------------
 // The format
 
-static bool parse(SafeTensors *st, const char *header, size_t data) {
-    static unsigned char bytes[4096];
-    const uint64_t n = strlen(header);
-    memcpy(bytes, &n, 8);
-    memcpy(bytes + 8, header, n);
-    err.text[0] = '\0';
-    const bool ok = safetensors_parse(st, bytes, 8 + n + data, &err);
-    if (!ok) safetensors_close(st);
-    return ok;
-}
-
 static void test_format_accepts(void) {
+    static const char empty[] = "\2\0\0\0\0\0\0\0{}";
+    static const char some[] =
+        "{'__metadata__':{'a':'b'},'s':{'dtype':'F64','shape':[],'data_offsets':[4,12]},"
+        "'e':{'dtype':'I64','shape':[3,0],'data_offsets':[4,4]},"
+        "'b':{'shape':[2,2],'data_offsets':[0,4],'dtype':'BOOL'}}   ";
     SafeTensors st;
-    CHECK(parse(&st, "{}", 0) && st.count == 0, "%s", err.text);
+    char file[300] = {(char)strlen(some)};
+    memcpy(file + 8, quoted(some), strlen(some));
+    CHECK(safetensors_parse(&st, empty, 10, &err) && st.count == 0, "%s", err.text);
     CHECK(safetensors_find(&st, "x") == NULL, "finds nothing");
     safetensors_close(&st);
-    CHECK(parse(&st, "{\"__metadata__\":{\"a\":\"b\"},\"s\":{\"dtype\":\"F64\",\"shape\":[],"
-                "\"data_offsets\":[4,12]},\"e\":{\"dtype\":\"I64\",\"shape\":[3,0],"
-                "\"data_offsets\":[4,4]},\"b\":{\"shape\":[2,2],\"data_offsets\":[0,4],"
-                "\"dtype\":\"BOOL\"}}   ", 12),
-          "%s", err.text);
+    CHECK(safetensors_parse(&st, file, 8 + strlen(some) + 12, &err), "%s", err.text);
     CHECK(st.count == 3, "%d", st.count);
     const SafeTensor *s = safetensors_find(&st, "s"), *e = safetensors_find(&st, "e");
     CHECK(s->rank == 0 && s->elements == 1 && s->bytes == 8 && s->dtype == ST_F64, "scalar");
     CHECK(e->rank == 2 && e->elements == 0 && e->bytes == 0 && e->shape[0] == 3, "empty");
     CHECK(safetensors_find(&st, "__metadata__") == NULL, "metadata is no tensor");
     safetensors_close(&st);
-}
-
-static void test_format_refuses(void) {
-    static const struct { const char *header; size_t data; const char *expected; } bad[] = {
-        {"", 0, "not a safetensors file"}, {" {}", 0, "not a safetensors file"}, {"{", 0, "JSON"},
-        {"{} x", 0, "JSON"}, {"{}", 1, "bytes follow the last tensor: 1 of 11"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 9,
-         "bytes follow the last tensor: 5 of 70"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 3,
-         "cut short: 64 bytes, the header describes 65"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 0,
-         "the header describes 65"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
-         "\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}", 8, "\"a\" twice"},
-        {"{\"a\":3}", 0, "tensor a needs"}, {"{\"a\":{}}", 0, "tensor a needs"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "tensor a needs"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,4]}}", 4, "tensor a needs"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,-4]}}", 4, "tensor a needs"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4.5]}}", 4, "tensor a needs"},
-        {"{\"a\":{\"dtype\":\"F33\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "unknown dtype F33"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4, "tensor a needs"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, "tensor a needs"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,8]}}", 4, "tensor a needs"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4, "tensor a needs"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[1,5]}}", 5, "do not fill"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0,
-         "tensor a needs"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2147483648,2147483648],\"data_offsets\":[0,0]}}", 0,
-         "tensor a needs"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4,
-         "tensor a needs"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
-         "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[3,7]}}", 7, "do not fill"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
-         "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "do not fill"},
-    };
-    SafeTensors st;
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        const bool ok = parse(&st, bad[i].header, bad[i].data);
-        CHECK(!ok && says(bad[i].expected), "%s: %s", bad[i].header, ok ? "accepted" : err.text);
-        if (ok) safetensors_close(&st);
-    }
-    const uint64_t lengths[] = {3, 100000001, UINT64_MAX, (uint64_t)1 << 63};
-    for (int i = 0; i < 4; i++) {
-        unsigned char bytes[10] = {0, 0, 0, 0, 0, 0, 0, 0, '{', '}'};
-        memcpy(bytes, &lengths[i], 8);
-        CHECK(!safetensors_parse(&st, bytes, 10, &err)
-              && says(i == 0 ? "cut short: 10 bytes, the header" : ", or cut short: 10"), "%s", err.text);
-    }
     const uint64_t long_header = 100000001;  // there, but longer than the format allows
-    unsigned char *file = (unsigned char *)calloc(long_header + 8, 1);
-    memcpy(file, &long_header, 8);
-    CHECK(!safetensors_parse(&st, file, long_header + 8, &err)
+    unsigned char *large = (unsigned char *)calloc(long_header + 8, 1);
+    memcpy(large, &long_header, 8);
+    large[8] = '{';
+    CHECK(!safetensors_parse(&st, large, long_header + 8, &err)
           && says("not a safetensors file"), "%s", err.text);
-    free(file);
-    for (size_t n = 0; n < 8; n++)
-        CHECK(!safetensors_parse(&st, "01234567", n, &err) && says("not a safetensors file"),
-              "%s", err.text);
+    free(large);
     CHECK(!safetensors_open(&st, base, &err) && says("not a regular file"), "%s", err.text);
     CHECK(!safetensors_open(&st, in_base("nothing"), &err) && says("No such file"), "%s", err.text);
-    CHECK(!safetensors_open(&st, "/dev/zero", &err) && says("not a regular file"), "%s", err.text);
 }
 
 static void test_format_writer(void) {
@@ -1514,13 +1211,11 @@ typedef struct {
     TrainState s;
 } Run;
 
-static Run run_new(size_t vocab) {
+static Run run_of(GPT2Config c) {
     Run r;
     memset(&r, 0, sizeof r);
-    r.c.layers = 1; r.c.heads = 2; r.c.channels = 4; r.c.ffn = 5; r.c.context = 3;
-    r.c.vocab = vocab;
-    r.c.tied = 1;
-    gpt2_finish(&r.c, &err);
+    gpt2_finish(&c, &err);
+    r.c = c;
     r.t = gpt2_table(&r.c);
     for (int k = 0; k < PARTS; k++) {
         r.arena[k] = (float *)alloc_or_fail(r.t.elements, sizeof(float), "part");
@@ -1530,6 +1225,12 @@ static Run run_new(size_t vocab) {
     r.s.data_position = (uint64_t)1 << 60;
     snprintf(r.s.options, sizeof r.s.options, "--lr 1e-3\n--name \xe9 \\nseal 7\n--none\n");
     return r;
+}
+
+static Run run_new(size_t vocab) {
+    const GPT2Config c = {.layers = 1, .heads = 2, .channels = 4, .ffn = 5, .context = 3,
+                          .vocab = vocab, .tied = 1};
+    return run_of(c);
 }
 
 static void run_free(Run *r) {
@@ -1562,19 +1263,11 @@ static bool load_state(const char *dir, const TrainState *s, Run *r, int parts) 
     return state_load(dir, s, &r->t, &here, &err);
 }
 
-// state_find() with what it says on stderr in said[].
-static char said[4096];
+// state_find() with what it says on stderr in said.
+static const char *said;
 static bool find(const char *out, TrainState *s, char dir[PATH_MAX]) {
-    fflush(stderr);
-    const int keep = dup(2), file = open(in_base("said"), O_RDWR | O_CREAT | O_TRUNC, 0600);
-    dup2(file, 2);
-    const bool found = state_find(out, SIZE_MAX, s, dir, &err);
-    fflush(stderr);
-    dup2(keep, 2);
-    close(keep);
-    const ssize_t n = pread(file, said, sizeof said - 1, 0);
-    said[n > 0 ? n : 0] = '\0';
-    close(file);
+    bool found = false;
+    said = SAYS(found = state_find(out, SIZE_MAX, s, dir, &err));
     return found;
 }
 
@@ -1626,67 +1319,33 @@ static void test_state_round_trip(void) {
     run_free(&other);
 }
 
-// Of every family, with all that is in its configuration.
+// Of every family, with all that is in its configuration; and of state that only its trainer
+// reaches, or that lies here and there: the same file, the same values.
 static void test_state_of_families(void) {
+    char *out = in_base("families"), dir[PATH_MAX];
+    char *file = in_base("families/checkpoints/step_00000001/state.safetensors");
     for (int i = 0; i < 2 * FAMILIES; i++) {
-        const GPT2Config c = config_of(i / 2, i % 2);
-        Run r, back;
+        Run r = run_of(config_of(i / 2, i % 2)), back = run_of(r.c);
         TrainState s;
-        char dir[PATH_MAX], *out = in_base("families");
-        memset(&r, 0, sizeof r);
-        r.c = c;
-        r.t = gpt2_table(&c);
-        back = r;
-        for (int k = 0; k < PARTS; k++) {
-            r.arena[k] = (float *)alloc_or_fail(r.t.elements, sizeof(float), "part");
-            back.arena[k] = (float *)alloc_or_fail(r.t.elements, sizeof(float), "part");
-            gpt2_init(&r.t, r.arena[k], (uint64_t)k + 1);
+        uint64_t hash = 0;
+        for (int place = NEAR; place <= MIXED; place++) {
+            for (int k = 0; k < PARTS; k++) memset(back.arena[k], 0xff, back.t.elements * 4);
+            remove_tree(out);
+            far = place;
+            CHECK(run_save(&r, out, 1, 0) && find(out, &s, dir), "%s", err.text);
+            CHECK(memcmp(&s.config, &r.c, sizeof r.c) == 0, "%d: another configuration", i);
+            CHECK(load_state(dir, &s, &back, PARTS), "%s", err.text);
+            far = NEAR;
+            CHECK(place == NEAR || hash_of(file) == hash, "%d: another file", i);
+            hash = hash_of(file);
+            for (int k = 0; k < PARTS; k++)
+                CHECK(memcmp(back.arena[k], r.arena[k], r.t.elements * 4) == 0, "%d: part %d", i,
+                      k);
+            train_state_free(&s);
         }
-        remove_tree(out);
-        CHECK(run_save(&r, out, 1, 0) && find(out, &s, dir), "%s", err.text);
-        CHECK(memcmp(&s.config, &c, sizeof c) == 0, "%d: another configuration", i);
-        CHECK(load_state(dir, &s, &back, PARTS), "%s", err.text);
-        for (int k = 0; k < PARTS; k++)
-            CHECK(memcmp(back.arena[k], r.arena[k], r.t.elements * 4) == 0, "%d: part %d", i, k);
-        train_state_free(&s);
-        for (int k = 0; k < PARTS; k++) free(back.arena[k]);
-        run_free(&r);
-    }
-}
-
-// Everything that is loaded or saved, of state that only its trainer reaches, or that lies here and
-// there: the same files, the same values. Never more than one tensor is in host memory.
-static void test_far_arenas(void) {
-    char *out = in_base("far"), *file = in_base("far/checkpoints/step_00000001/state.safetensors");
-    for (int i = 0; i <= FAMILIES; i++) {  // other cuts each time
-        far = i == 0 ? MOVED : MIXED;
-        far_largest = 0;
-        first_family = i == 0 ? 0 : i - 1;
-        end_family = i == 0 ? FAMILIES : i;
-        test_load_layouts();
-        test_load_refuses();
-        test_save_round_trips();
-        CHECK(far == MIXED || far_largest == 256 * 20 * sizeof(float), "%zu bytes", far_largest);
-        Run r = run_new(7), back = run_new(7);
-        far = NEAR;
-        CHECK(run_save(&r, out, 1, 0), "%s", err.text);
-        const uint64_t hash = hash_of(file);
-        for (int k = 0; k < PARTS; k++) memset(back.arena[k], 0xff, back.t.elements * 4);
-        far = i == 0 ? MOVED : MIXED;
-        remove_tree(out);
-        CHECK(save(out, &r, PARTS, 0), "%s", err.text);
-        CHECK(hash_of(file) == hash, "another file");
-        TrainState s;
-        char dir[PATH_MAX];
-        CHECK(find(out, &s, dir) && load_state(dir, &s, &back, PARTS), "%s", err.text);
-        for (int k = 0; k < PARTS; k++)
-            CHECK(memcmp(back.arena[k], r.arena[k], r.t.elements * 4) == 0, "part %d", k);
         run_free(&r);
         run_free(&back);
     }
-    far = NEAR;
-    first_family = 0;
-    end_family = FAMILIES;
 }
 
 static void test_state_keep(void) {
@@ -1849,13 +1508,14 @@ static void damage(const char *dir, const char *path, size_t dense, Run *r, int 
     size_t n = 0, noticed = 0, tried = 0;
     char *good = file_read(path, &n, &err);
     const int file = open(path, O_WRONLY);
-    for (size_t bit = 0; bit < 8 * n; bit += bit < 8 * dense ? 1 : 13, tried++) {
+    const size_t step = test_whole() ? 1 : 5;
+    for (size_t bit = 0; bit < 8 * n; bit += bit < 8 * dense ? step : 13, tried++) {
         const char flipped = (char)(good[bit / 8] ^ 1 << bit % 8);
         CHECK(pwrite(file, &flipped, 1, (off_t)(bit / 8)) == 1, "write");
         noticed += !is_whole(dir, r, parts);
         CHECK(pwrite(file, good + bit / 8, 1, (off_t)(bit / 8)) == 1, "write");
     }
-    CHECK(noticed == tried && tried > 2000, "%s: %zu of %zu bits", path, noticed, tried);
+    CHECK(noticed == tried && tried > 700, "%s: %zu of %zu bits", path, noticed, tried);
     CHECK(is_whole(dir, r, parts), "%s", err.text);
     noticed = tried = 0;
     for (size_t length = n; length-- > 0; tried++) {
@@ -2001,29 +1661,22 @@ int main(void) {
     RUN(test_hash);
     RUN(test_half_precision);
     RUN(test_format_accepts);
-    RUN(test_format_refuses);
     RUN(test_format_writer);
     RUN(test_config_accepts);
     RUN(test_config_unknown);
-    RUN(test_config_refuses);
-    RUN(test_config_llama);
-    RUN(test_config_rope);
-    RUN(test_config_llama_refuses);
     RUN(test_load_layouts);
     RUN(test_load_from_a_file);
     RUN(test_load_heads);
     RUN(test_load_others);
     RUN(test_load_fixtures);
     RUN(test_load_refuses);
-    RUN(test_load_paths_and_shards);
-    RUN(test_save_round_trips);
+    RUN(test_save_layouts);
     RUN(test_save_keeps_the_configuration);
     RUN(test_save_failures);
     RUN(test_save_trouble);
     RUN(test_dump);
     RUN(test_state_round_trip);
     RUN(test_state_of_families);
-    RUN(test_far_arenas);
     RUN(test_state_keep);
     RUN(test_state_replace);
     RUN(test_state_disk_full);

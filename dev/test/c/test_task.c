@@ -49,23 +49,6 @@ static void task_reads(void) {
     CHECK(is(&t, 0, "\2a", 0) && is(&t, 1, "\2bc", 1) && t.longest == 3, "with a first token");
 }
 
-static void task_bad_lines(void) {
-    static const struct { const char *text, *words; } bad[] = {
-        {"a\t1\nb 1\n", "f.tsv, line 2: not a sentence, a TAB and the number"},
-        {"sentence\tlabel\na\t1\nb\t1\t1\n", "line 3: not"},
-        {"a\t1\n\nb\t1\n", "line 2: not"},
-        {"a\t1\nsentence\tlabel\n", "line 2: not"},
-        {"sentence\tlabel\nsentence\tlabel\na\t1\n", "line 2: not"},
-        {"a\t2\n", "line 1: not a sentence, a TAB and the number of its label, 0 to 1"},
-        {"a\t-1\n", "label"}, {"a\t1.0\n", "label"}, {"a\t 1\n", "label"}, {"a\t\n", "label"},
-        {"a\t4294967297\n", "label"}, {"a\t18446744073709551617\n", "label"},
-        {"a\t1\r\r\n", "label"}, {"\t1\n", "line 1: the sentence is empty"},
-        {"a\t0\n \r \t1\n", "line 2: the sentence is empty"},
-        {"", "f.tsv: no examples"}, {"\n", "line 1: not"}, {"sentence\tlabel\n", "no examples"}};
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        CHECK(DIES_WITH(bad[i].words, parse(bad[i].text)), "%s", bad[i].text);
-}
-
 static void task_vocabulary(void) {
     const char *text = "a\t0\nz\t1";
     CHECK(DIES_WITH("line 2 has token 122", parse_with(text, "-|+", "", bytes, -1, 'z')), "z");
@@ -253,56 +236,7 @@ static void task_spaces(void) {
     }
 }
 
-static void task_bad_json(void) {
-    #define PROMPT "{\"prompt\":\"p\","
-    static const struct { const char *text, *words; } bad[] = {
-        {"{\"text\":\"ab\"}\n{\"text\" \"b\"}", "f.jsonl, line 2: no JSON: byte 8: expected ':'"},
-        {"[\"text\"]", "line 1: this is a JSON array"}, {"17", "line 1: no object, {...}"},
-        {"{\"prompt\":\"a\"}", "line 1: it must have \"prompt\" and \"completion\", or"},
-        {"{}", "must have"}, {"{\"q\":1}", "must have"}, {"{} {}", "something follows"},
-        {"{\"text\":\"ab\"}\n" PROMPT "\"text\":\"a\"}", "line 2: it must have"},
-        {PROMPT "\"completion\":\"a\",\"text\":\"a\"}", "must have"},
-        {"{\"completion\":\"a\",\"text\":\"a\"}", "must have"},
-        {PROMPT "\"completion\":\"a\",\"choices\":[\"a\",\"b\"],\"answer\":0}", "must have"},
-        {PROMPT "\"completion\":\"a\",\"answer\":0}", "must have"},
-        {"{\"text\":\"ab\",\"answer\":0}", "must have"},
-        {"{\"text\":\"ab\",\"choices\":[\"a\",\"b\"],\"answer\":0}", "must have"},
-        {"{\"choices\":[\"a\",\"b\"],\"answer\":0}", "must have"},
-        {PROMPT "\"choices\":[\"a\"],\"answer\":0}", "no list of at least two"},
-        {PROMPT "\"choices\":[\"a\",\"b\",\"a\"],\"answer\":1}", 
-         "two of the \"choices\" are \"a\""},
-        {"{\"text\":\"first\",\"text\":\"last\"}", 
-         "line 1: no JSON: byte 30: the object that ends here has \"text\" twice"},
-        {"[\n{\"text\":\"ab\"}\n]", "line 1: this is a JSON array, and each line is to be an object"},
-        {"{\n\"text\":\"ab\"}", "jq -c . FILE makes lines of objects"},
-        {"[{\"text\":\"ab\"},{\"text\":\"ab\"}]", "jq -c '.[]' FILE >FILE.jsonl makes lines of it"},
-        {"{\"conversations\":[{}]}", "\"conversations\", which is not supported: doc/finetuning.md has a line of jq"},
-        {"{\"instruction\":\"a\",\"input\":\"\",\"output\":\"b\"}", "\"instruction\""},
-        {PROMPT "\"chosen\":\"a\",\"rejected\":\"b\"}", "\"chosen\""},
-        {"{\"question\":\"a\",\"answer\":\"b\"}", "\"question\""}, {PROMPT "\"response\":\"b\"}", "\"response\""},
-        {PROMPT "\"completion\":\"a\",\"system\":\"b\"}", "\"system\", which is not supported"},
-        {"{\"text\":\"ab\",\"weight\":0}", "\"weight\""},
-        {"{\"text\":7}", "\"text\" is no string"}, {"{\"text\":\"\"}", "\"text\" is empty"},
-        {"{\"text\":\"a\"}", "one token, with nothing before it"},
-        {"{\"completion\":\"a\"}", "must have"},
-        {"{\"prompt\":null,\"completion\":\"a\"}", "must have"},
-        {"{\"prompt\":5,\"completion\":\"a\"}", "\"prompt\" is no string"},
-        {"{\"prompt\":\"\",\"completion\":\"a\"}", "one token, with nothing before it"},
-        {PROMPT "\"completion\":\"\"}", "\"completion\" is empty"},
-        {PROMPT "\"completion\":[\"a\"]}", "\"completion\" is no string"},
-        {PROMPT "\"choices\":[],\"answer\":0}", "\"choices\" is no list of at least two strings"},
-        {PROMPT "\"choices\":\"ab\",\"answer\":0}", "\"choices\" is no list of at least two"},
-        {PROMPT "\"choices\":[\"a\",1],\"answer\":0}", "\"choices\" is no string"},
-        {PROMPT "\"choices\":[\"a\",\"\"],\"answer\":0}", "one of the \"choices\" is empty"},
-        {PROMPT "\"choices\":[\"a\",\"b\"]}", "must have"},
-        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":null}", "must have"},
-        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":2}",
-         "\"answer\" is not the number of a choice, 0 to 1"},
-        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":-1}", "\"answer\" is not"},
-        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":\"0\"}", "\"answer\" is not"},
-        {"", "f.jsonl: no examples"}, {"\n \n", "no examples"}};
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        CHECK(DIES_WITH(bad[i].words, json(bad[i].text)), "%s", bad[i].text);
+static void task_json_vocabulary(void) {
     CHECK(DIES_WITH("line 2 has token 122", task_parse("f", strdup("{\"text\":\"ab\"}\n{\"text\":"
           "\"az\"}"), NULL, NULL, bytes, -1, 'z', CHAT_AUTO)),
           "z");
@@ -539,14 +473,13 @@ int main(void) {
     bytes = tokenizer_bytes();
     merged = tokenizer_of_merges(merges);
     RUN(task_reads);
-    RUN(task_bad_lines);
     RUN(task_vocabulary);
     RUN(task_label_words);
     RUN(task_joins);
     RUN(task_long_labels);
     RUN(task_json_lines);
     RUN(task_spaces);
-    RUN(task_bad_json);
+    RUN(task_json_vocabulary);
     RUN(task_cuts);
     RUN(task_packs);
     RUN(task_files);

@@ -7,6 +7,7 @@
 #include "../../data/blocks.h"
 #include "../dies.h"
 #include "../merges.h"
+#include "../refused.h"
 #include "../test.h"
 
 static char fixture[PATH_MAX];  // the directory
@@ -137,6 +138,10 @@ static void write_file(const char *name, const char *text, size_t n) {
     if (f == NULL || fwrite(text, 1, n, f) != n || fclose(f) != 0) { perror(path); exit(1); }
 }
 
+static void write_text(const char *name, const char *text) {  // with ' for "
+    write_file(name, quoted(text), strlen(text));
+}
+
 static void remove_files(void) {
     char path[PATH_MAX];
     for (int i = 0; i < TOKENIZER_FILES; i++) {
@@ -145,6 +150,15 @@ static void remove_files(void) {
     }
     path_join(path, scratch, "config.json");
     unlink(path);
+}
+
+// Nothing but the tokenizer.json of a fixture.
+static void write_fixture(const char *folder) {
+    size_t n = 0;
+    remove_files();
+    char *text = fixture_read(folder, "tokenizer.json", &n);
+    write_file("tokenizer.json", text, n);
+    free(text);
 }
 
 // A tokenizer of merges.txt, from the fixture or another directory.
@@ -205,7 +219,7 @@ static void tokenizer_round_trips(void) {
     Tokenizer *tokenizers[3] = {tokenizer_load(fixture), load_merges_alone(fixture),
                                 tokenizer_bytes()};
     char text[400];
-    for (int run = 0; run < 20000; run++) {
+    for (int run = 0; run < (test_whole() ? 20000 : 2000); run++) {
         size_t n = 0, length = random_below(300);
         while (n < length) {
             switch (random_below(4)) {
@@ -243,7 +257,7 @@ static Tokenizer *random_merges(void) {
 
 // The heap gives what the plain loop gives.
 static void tokenizer_long_words(void) {
-    for (int run = 0; run < 20000; run++) {
+    for (int run = 0; run < (test_whole() ? 20000 : 4000); run++) {
         static Tokenizer *t;
         if (run % 200 == 0) { tokenizer_free(t); t = random_merges(); }
         uint32_t a[TOKENIZER_SHORT], b[TOKENIZER_SHORT];
@@ -258,10 +272,10 @@ static void tokenizer_long_words(void) {
     }
 }
 
-// One "word" of a megabyte. Quadratic would take minutes.
+// One "word" of a megabyte, or of a quarter. Quadratic would take minutes.
 static void tokenizer_megabyte_words(void) {
     Tokenizer *t = tokenizer_load(fixture);
-    size_t n = 1 << 20;
+    const size_t n = test_whole() ? 1 << 20 : 1 << 18;
     char *text = (char *)malloc(n);
     double start = seconds_now();
     for (int kind = 0; kind < 4; kind++) {
@@ -310,22 +324,6 @@ static void tokenizer_saves(void) {
     }
 }
 
-// vocab.json with all 256 bytes (but `missing`), id = value + `first`, and `more` at the end.
-static char *byte_vocabulary(int missing, unsigned first, const char *more) {
-    char *text = NULL, utf8[4];
-    size_t n;
-    FILE *f = open_memstream(&text, &n);
-    for (int i = 0; i < 256; i++) {
-        if (i == missing) continue;
-        fprintf(f, i == (missing == 0) ? "{" : ", ");
-        json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
-        fprintf(f, ": %u", (unsigned)i + first);
-    }
-    fprintf(f, "%s}", more);
-    fclose(f);
-    return text;
-}
-
 static Tokenizer *parse(const char *more, const char *merges) {
     return tokenizer_of("test", byte_vocabulary(-1, 5, more), merges);
 }
@@ -348,7 +346,8 @@ static void tokenizer_special(void) {
     }
     static const uint32_t expected[] = {290, 2, 5 + '<', 5 + 'p', 5 + 'a', 5 + 'd', 5 + '>'};
     check_ids(t, "ab</s><pad>", 11, expected, 7);
-    tokenizer_save(t, scratch);
+    t = parse(", \"<s>\": 0, \"</s>\": 2, \"madeupword0000\": 300, \"ab\": 290", "a b\n");
+    tokenizer_save(t, scratch);  // ids with holes
     CHECK(same(t, tokenizer_load(scratch)), "another after saving");
     remove_files();
 }
@@ -376,30 +375,6 @@ static void expect_error(const char *vocab, const char *merges, const char *word
 }
 
 static void tokenizer_bad_files(void) {
-    static const struct { const char *more, *merges, *words; } cases[] = {
-        {"", "", "test/merges.txt: empty"},
-        {"", "a b\n", "test/vocab.json and merges.txt, merge 1: gives a token that is not"},
-        {", \"abc\": 1", "#version\nab c\n", "merge 2: merges a token that is not"},
-        {", \"abc\": 1", "c ab\n", "merges a token that is not"},
-        {", \"ab\": 1", "a b\na b\n", "merge 2: occurs twice"},
-        {", \"ab\": 1", "ab\n", "merge 1: not two tokens"},
-        {", \"ab\": 1", "a  b\n", "not two tokens"},
-        {", \"ab\": 1", " ab\n", "not two tokens"},
-        {", \"ab\": 1", "ab \n", "not two tokens"},
-        {", \"ab\": 1", "a b c\n", "not two tokens"},
-        {", \"ab\": 1", "a\tb\n", "not two tokens"},
-        {", \"ab\": 1", "\xff b\n", "merges a token that is not"},
-        {", \"ab\": 5", "a b\n", "has the id of another"},
-        {", \"ab\": 1, \"ac\": 1", "a b\n", "has the id of another"},
-        {", \"ab\": 16777216", "a b\n", "below 2^24"},
-        {", \"ab\": -1", "a b\n", "below 2^24"},
-        {", \"ab\": \"1\"", "a b\n", "below 2^24"},
-        {", \"\": 1", "#version\n", "is empty"},
-        {", \"ab\": 1, \"ab\": 2", "a b\n", "\"ab\" twice"},
-        {", \"ab\": 1]", "a b\n", "JSON"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        expect_error(byte_vocabulary(-1, 5, cases[i].more), cases[i].merges, cases[i].words);
     for (int missing = 0; missing < 256; missing++)
         expect_error(byte_vocabulary(missing, 0, ""), "#version\n", "bytes that have no token");
     const char *vocab = byte_vocabulary(-1, 0, ", \"ab\": 256");
@@ -450,20 +425,7 @@ static void tokenizer_bad_directories(void) {
     remove_files();
 }
 
-// What tokenizer_load() says of the scratch directory on stderr.
-static const char *load_says(void) {
-    static char said[2000];
-    FILE *file = tmpfile();
-    const int before = dup(2);
-    dup2(fileno(file), 2);
-    tokenizer_load(scratch);
-    dup2(before, 2);
-    close(before);
-    rewind(file);
-    said[fread(said, 1, sizeof said - 1, file)] = '\0';
-    fclose(file);
-    return said;
-}
+#define load_says() SAYS(tokenizer_load(scratch))
 
 static void tokenizer_marks(void) {
     // byte order marks are no part of the files, nor of what is saved of them
@@ -485,33 +447,11 @@ static void tokenizer_marks(void) {
 // ---------------------------------------------------------------------------------------------
 // tokenizer.json
 
-// The text of a fixture's tokenizer.json with `old`, which is there once, replaced.
-static char *altered(const char *text, const char *old, const char *by) {
-    const char *at = strstr(text, old);
-    char *out = NULL;
-    if (at == NULL || strstr(at + 1, old) != NULL) die("not there once: %s", old);
-    if (asprintf(&out, "%.*s%s%s", (int)(at - text), text, by, at + strlen(old)) < 0) exit(1);
-    return out;
-}
-
-// A text with " for each '.
-static char *quoted(const char *text) {
-    char *copy = strdup(text);
-    for (char *c = copy; *c != '\0'; c++) if (*c == '\'') *c = '"';
-    return copy;
-}
-
-static char *small_file(const char *folder, const char *name, size_t *n) {
-    char dir[PATH_MAX];
-    path_join(dir, fixture, folder);
-    return read_file(dir, name, n);
-}
-
 // The tokenizer of a variant, a line of cases.jsonl or {"folder": ..}, from the scratch directory.
 static Tokenizer *load_variant(const Json *variant) {
     size_t n = 0;
     const Json *all = json_get(variant, "replace");
-    char *text = small_file(json_get(variant, "folder")->string, "tokenizer.json", &n);
+    char *text = fixture_read(json_get(variant, "folder")->string, "tokenizer.json", &n);
     for (const Json *r = all != NULL ? all->child : NULL; r != NULL; r = r->next) {
         char *next = altered(text, r->child->string, r->child->next->string);
         free(text);
@@ -620,119 +560,15 @@ static void json_cases(void) {
     free(lines);
 }
 
-// What each alteration of a tokenizer.json is refused for. All are refused by Hugging Face, too, or
-// give other ids there than these rules would.
-static void json_refused(void) {
-    #define LLAMA3 "small-llama3"
-    #define SMOLLM2 "small-smollm2"
-    #define LLAMA2 "small-llama2"
-    #define SPACE TOKENIZER_SPACE
-    #define PREPEND "{'type':'Prepend','prepend':'" SPACE "'},"
-    #define REPLACE "{'type':'Replace','pattern':{'String':' '},'content':'" SPACE "'}"
-    #define BOTH "'normalizer':{'type':'Sequence','normalizers':[" PREPEND REPLACE "]}"
-    #define NONE "'normalizer':null"
-    static const struct { const char *folder, *old, *by, *words; } cases[] = {
-        {LLAMA3, "'version':'1.0'", "'version':'2.0'", "version other than 1.0: not supported"},
-        {LLAMA3, NONE, "'normalizer':{'type':'NFKC'}",
-         "tokenizer.json: normalizer NFKC: not supported"},
-        {LLAMA3, NONE, "'normalizer':{'type':'Lowercase'}", "normalizer Lowercase: not"},
-        {LLAMA3, NONE,
-         "'normalizer':{'type':'Sequence','normalizers':[{'type':'NFC'},"
-         "{'type':'Strip','strip_left':true}]}", "normalizer NFC + Strip: not"},
-        {LLAMA3, NONE, "'normalizer':{'type':'Sequence'}", "normalizer Sequence: not"},
-        {LLAMA3, NONE, "'normalizer':7", "normalizer without a type: not"},
-        {LLAMA3, NONE, "'normalizer':" REPLACE, "normalizer, pre_tokenizer and decoder in this"},
-        {LLAMA3, "{1,3}", "{1,4}",
-         "pre_tokenizer Split with an expression other than GPT-2's, " "Llama-3's or Qwen2's, "
-         "behavior Isolated + ByteLevel"},
-        {LLAMA3, "'Regex'", "'String'", "pre_tokenizer Split with String (?i:'s"},
-        {LLAMA3, "'Isolated'", "'Removed'", "expression, behavior Removed + ByteLevel"},
-        {LLAMA3, "'invert':false", "'invert':true", "behavior Isolated, invert true + "},
-        {LLAMA3, "'invert':false", "'invert':{}", "behavior Isolated, invert ? + "},
-        {LLAMA3, "'use_regex':false", "'use_regex':true",
-         "ByteLevel with add_prefix_space false: not"},
-        {LLAMA3, "'add_prefix_space':false", "'add_prefix_space':true",
-         "ByteLevel with add_prefix_space true, use_regex false"},
-        {SMOLLM2, "'individual_digits':true", "'individual_digits':false",
-         "Digits with individual_digits false"},
-        {SMOLLM2, "'type':'Digits'", "'type':'Punctuation'", "pre_tokenizer Punctuation"},
-        {SMOLLM2, "'add_prefix_space':false", "'add_prefix_space':true",
-         "Digits with individual_digits true + ByteLevel with add_prefix_space true"},
-        {LLAMA2, "'pre_tokenizer':null",
-         "'pre_tokenizer':{'type':'Metaspace','replacement':'" SPACE "','prepend_scheme':'first'}",
-         "Metaspace with replacement " SPACE ", prepend_scheme first: not"},
-        {LLAMA2, "'pre_tokenizer':null",
-         "'pre_tokenizer':{'type':'Metaspace','replacement':'" SPACE
-         "','prepend_scheme':'first','split':false}", "in this combination"},
-        {LLAMA2, BOTH, NONE, "in this combination"},
-        {LLAMA2, REPLACE, "{'type':'NFC'}", "normalizer Prepend with prepend " SPACE " + NFC"},
-        {LLAMA2, "'pattern':{'String':' '}", "'pattern':{'Regex':' '}",
-         "Replace with an expression"},
-        {LLAMA2, "'prepend':'" SPACE "'", "'prepend':'_'", "Prepend with prepend _ + Replace"},
-        {LLAMA2, "'start':1,'stop'", "'start':2,'stop'", "Strip with content  , start 2, stop 0"},
-        {LLAMA2, "{'type':'Fuse'},", "", "decoder Replace"},
-        {LLAMA2, "'decoder':{", "'decoder':{'type':'ByteLevel'},'other':{", "in this combination"},
-        {LLAMA2, "'decoder':{", "'other':{", "decoder null: not"},
-        {LLAMA2, "'TemplateProcessing'", "'RobertaProcessing'", "post_processor RobertaProcessing"},
-        {LLAMA2, "'single':[", "'single':[{'SpecialToken':{'id':'<s>','type_id':0}},",
-         "post_processor with more than one token on each side"},
-        {LLAMA2, "'ids':[1]", "'ids':[1,2]", "more than one token"},
-        {LLAMA2, "'ids':[1]", "'ids':[2005]", "more than one token"},
-        {LLAMA2, "'single':[", "'single':[],'other':[", "post_processor without a text"},
-        {LLAMA3, "'type':'BPE'", "'type':'Unigram'", "model of a type other than BPE"},
-        {LLAMA3, "'dropout':null", "'dropout':0.1", "model with dropout: not"},
-        {LLAMA3, "'end_of_word_suffix':null", "'end_of_word_suffix':'</w>'",
-         "model with end_of_word_suffix"},
-        {LLAMA3, "'continuing_subword_prefix':null", "'continuing_subword_prefix':'##'",
-         "model with continuing_subword_prefix"},
-        {LLAMA3, "'ignore_merges':true", "'ignore_merges':1", "model without vocab, merges, true"},
-        {LLAMA3, "'merges':[[", "'merges':{},'other':[[", "model without vocab, merges"},
-        {LLAMA3, "'vocab':{", "'vocab':{},'other':{", "model without vocab, merges"},
-        {LLAMA3, "'vocab':{'!':0", "'vocab':{'!':1", "token 1, \"\"\", has the id of another"},
-        {LLAMA3, "'vocab':{'!':0", "'vocab':{'!':-1", "id of \"!\" is not a number below 2^24"},
-        {LLAMA3, "['h','e']", "['h','e','e']", "tokenizer.json, merge 8: not two tokens"},
-        {LLAMA3, "['h','e']", "['h','']", "merge 8: not two tokens"},
-        {LLAMA3, "['h','e']", "'h e '", "merge 8: not two tokens"},
-        {LLAMA3, "['h','e']", "{}", "merge 8: not two tokens"},
-        {LLAMA3, "['h','e']", "['h','zzz']", "merge 8: merges a token that is not"},
-        {LLAMA3, "['h','e']", "['e','!']", "merge 8: gives a token that is not"},
-        {LLAMA3, "['h','e']", "['\u0120','t']", "merge 8: occurs twice"},
-        {SMOLLM2, "'unk_token':null", "'unk_token':'!'",
-         "model with bytes that have no token"},
-        {LLAMA2, "'byte_fallback':true", "'byte_fallback':false", "model without byte_fallback"},
-        {LLAMA2, "'ignore_merges':false", "'ignore_merges':true", "U+2581, or with ignore_merges"},
-        {LLAMA2, "'<0xFF>':", "'<0xFf>':", "model without byte_fallback, <0x00> to <0xFF>"},
-        {LLAMA2, "'id':2001", "'id':2002",
-         "\"<|left|>\" has the id 2002, and Hugging Face gives it 2001"},
-        {LLAMA2, "{'id':1,", "{'id':9,", "\"<s>\" has the id 9, and Hugging Face gives it 1"},
-        {LLAMA2, "'content':'<|left|>'", "'content':'<|right|>'", "\"<|right|>\" is there twice"},
-        {LLAMA2, "'content':'<|left|>'", "'content':''", "added_tokens without content, id"},
-        {LLAMA2, "'added_tokens':[", "'added_tokens':{},'other':[", "added_tokens other than a list"},
-        {LLAMA2, "'content':'<|left|>'", "'content':5", "added_tokens without content, id"},
-        {LLAMA2, "'content':'<|left|>','single_word':false",
-         "'content':'<|left|>','single_word':true", "added_tokens with single_word"},
-        {LLAMA2, "'content':'<|left|>','single_word':false", "'content':'<|left|>','single_word':0",
-         "added_tokens without content, id, true"},
-    };
-    remove_files();
-    ranks.rank = 1;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        size_t n = 0;
-        char *text = small_file(cases[i].folder, "tokenizer.json", &n);
-        char *other = altered(text, quoted(cases[i].old), quoted(cases[i].by));
-        write_file("tokenizer.json", other, strlen(other));
-        CHECK(DIES_WITH(cases[i].words, tokenizer_load(scratch))
-              && DIES_WITH(scratch, tokenizer_load(scratch)), "%s", cases[i].words);
-    }
-    ranks.rank = 0;
-    remove_files();
-}
+#define LLAMA3 "small-llama3"
+#define SMOLLM2 "small-smollm2"
+#define LLAMA2 "small-llama2"
 
 // A file that is cut anywhere is refused in a line, and so is one with a byte that is another, or
 // it is read.
 static void json_damaged(void) {
     size_t n = 0;
-    char *text = small_file("small-llama2", "tokenizer.json", &n);
+    char *text = fixture_read("small-llama2", "tokenizer.json", &n);
     remove_files();
     for (size_t i = 0; i < n; i += i < 3000 ? 97 : 1501) {
         write_file("tokenizer.json", text, i);
@@ -776,13 +612,11 @@ static void json_ends(void) {
     };
     ranks.rank = 1;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        size_t n = 0, ends = 0;
+        size_t ends = 0;
         const char *const texts[3] = {cases[i].config, cases[i].generation, cases[i].model};
-        char *text = small_file(cases[i].folder, "tokenizer.json", &n);
-        remove_files();
-        write_file("tokenizer.json", text, n);
+        write_fixture(cases[i].folder);
         for (int k = 0; k < 3; k++)
-            if (texts[k] != NULL) write_file(names[k], quoted(texts[k]), strlen(texts[k]));
+            if (texts[k] != NULL) write_text(names[k], texts[k]);
         const Tokenizer *t = tokenizer_load(scratch);
         const int the = (int)tokenizer_find(t, "the", 3);
         CHECK(t->bos == cases[i].bos && t->behind == cases[i].behind
@@ -795,27 +629,16 @@ static void json_ends(void) {
                   "case %zu: %d", i, cases[i].stops[k]);
         CHECK(ends == expected && !tokenizer_ends(t, -1), "case %zu: %zu tokens end", i, ends);
     }
-    for (int k = 0; k < 3; k++) {
-        remove_files();
-        size_t n = 0;
-        char *text = small_file(LLAMA2, "tokenizer.json", &n);
-        write_file("tokenizer.json", text, n);
-        write_file(names[k], "{\"a\"", 4);
-        CHECK(DIES_WITH(names[k], tokenizer_load(scratch)), "%s", names[k]);
-    }
     ranks.rank = 0;
-    remove_files();
-    size_t n = 0;
-    char *text = small_file(LLAMA2, "tokenizer.json", &n);
-    write_file("tokenizer.json", text, n);
-    write_file("tokenizer_config.json", "{\"add_bos_token\": false}", 24);
+    write_fixture(LLAMA2);
+    write_text("tokenizer_config.json", "{'add_bos_token': false}");
     CHECK(strstr(load_says(), "tokenizer_config.json has add_bos_token false, but") != NULL, "%s",
           load_says());
-    write_file("tokenizer_config.json", "{\"add_bos_token\": true}", 23);
+    write_text("tokenizer_config.json", "{'add_bos_token': true}");
     CHECK(*load_says() == '\0', "%s", load_says());
-    text = small_file(SMOLLM2, "tokenizer.json", &n);  // without bytes that ordinary text has not
-    write_file("tokenizer.json", text, n);
+    write_fixture(SMOLLM2);  // without bytes that ordinary text has not
     CHECK(*load_says() == '\0', "%s", load_says());
+    char *text = fixture_read(SMOLLM2, "tokenizer.json", &(size_t){0});
     for (int k = 0; k < 2; k++) {
         text = altered(text, k == 0 ? "\"~\":" : "\"\u00e9\":", k == 0 ? "\"~~\":" : "\"\u00e9~\":");
         write_file("tokenizer.json", text, strlen(text));
@@ -848,7 +671,7 @@ static void tokenizer_beside(void) {
     static const struct {
         const char *folder;  // NULL: vocab.json
         const char *files[5];  // config, generation_config, special_tokens_map, added_tokens, model
-        const char *text, *ids;  // or what is said, with '!' in front: it is refused
+        const char *text, *ids;  // or what is said
         int eot, bos;
     } cases[] = {
         {NULL, {NULL}, "11</s>", "260 2 ", 2, -1},  // <s> tells OPT
@@ -872,22 +695,6 @@ static void tokenizer_beside(void) {
          "260 ", -1, -1},
         {NULL, {0, 0, 0, "{'<b>':262,'<a>':261}", "{'model_type':'gpt2'}"}, "<a><b>", "261 262 ", -1, -1},
         {NULL, {"{'special_tokens_map_file':'/x'}", 0, 0, 0, "{'model_type':'gpt2'}"}, "11", "260 ", -1, -1},
-        {NULL, {CLASS("LlamaTokenizer") "'a':1}"}, "", "!merges.txt of LlamaTokenizer, and", 0, 0},
-        {NULL, {CLASS("GPT2TokenizerSlow") "'a':1}"}, "", "!merges.txt of GPT2TokenizerSlow", 0, 0},
-        {NULL, {0, 0, 0, 0, "{'tokenizer_class':'RobertaTokenizer'}"}, "", "!of RobertaTokenizer", 0, 0},
-        {NULL, {0, 0, 0, 0, "{'model_type':'llama'}"}, "", "!merges.txt of llama, and", 0, 0},
-        {NULL, {CLASS("GPT2Tokenizer") "'a':1}", 0, 0, 0, "{'model_type':'qwen2'}"}, "",
-         "!tokenizer_class is GPT2Tokenizer, but model_type qwen2 in config.json", 0, 0},
-        {NULL, {CLASS("Qwen2Tokenizer") "'add_prefix_space':true}"}, "",
-         "!Qwen2's expression, behavior Isolated + ByteLevel with add_prefix_space true", 0, 0},
-        {NULL, {CLASS("Qwen2Tokenizer") "'split_special_tokens':true}"}, "",
-         "!tokenizer_config.json with split_special_tokens true", 0, 0},
-        {NULL, {"{" DECODER("270", "<|b|>") "}}}"}, "",
-         "!tokenizer_config.json: added_tokens: \"<|b|>\" has the id 270, and Hugging Face gives it 261",
-         0, 0},
-        {NULL, {"{" DECODER("2", "<|b|>") "}}}"}, "", "!has the id 2, and Hugging Face gives it 261", 0, 0},
-        {NULL, {"{" DECODER("2x", "</s>") "}}}"}, "", "!tokenizer_config.json: added_tokens without", 0, 0},
-        {NULL, {"{'added_tokens_decoder':[]}"}, "", "!added_tokens other than a list", 0, 0},
         {NULL, {"{'pad_token':'[PAD]'}"}, "[", "tokenizer_config.json names the token \"[PAD]\", which"
          " has no id", 0, 0},
         {NULL, {MADE_UP ",'bos_token':'</s>'}", 0, 0, 0, "{'model_type':'qwen2'}"}, "11", "260 ", -1, -1},
@@ -897,11 +704,6 @@ static void tokenizer_beside(void) {
          "<|eot_id|> \na", "2009 64 ", -1, 2000},
         {LLAMA3, {"{'eos_token':null}", 0, "{'eos_token':'<|eot_id|>','bos_token':'<|begin_of_text|>'}"},
          "a", "64 ", 2009, 2000},
-        {LLAMA3, {"{" DECODER("2009", "<|x|>") "}}}"}, "",
-         "!tokenizer_config.json: \"<|x|>\" has the id 2009, which is that of \"<|eot_id|>\"", 0, 0},
-        {LLAMA3, {0, 0, 0, "{'<|x|>':2009}"}, "", "!added_tokens.json: \"<|x|>\" has the id 2009", 0, 0},
-        {LLAMA3, {0, 0, 0, "[1]"}, "", "!added_tokens.json: added_tokens other than a list", 0, 0},
-        {LLAMA3, {0, 0, "{"}, "", "!special_tokens_map.json", 0, 0},
         {LLAMA3, {"{'extra_special_tokens':{'image_token':'<img>'}}"}, "", "names the token \"<img>\"", 0, 0},
     };
     const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"\\u0120a\": 259, "
@@ -911,20 +713,16 @@ static void tokenizer_beside(void) {
         size_t n = 0;
         remove_files();
         if (cases[i].folder != NULL) {
-            const char *text = small_file(cases[i].folder, "tokenizer.json", &n);
-            write_file("tokenizer.json", text, n);
+            write_fixture(cases[i].folder);
         } else {
             write_file("vocab.json", vocab, strlen(vocab));
             write_file("merges.txt", "\xc4\xa0 a\n1 1\n", 9);
         }
         for (int k = 0; k < 5; k++)
             if (cases[i].files[k] != NULL)
-                write_file(k < 4 ? tokenizer_files[k] : "config.json", quoted(cases[i].files[k]),
-                           strlen(cases[i].files[k]));
-        ranks.rank = *expected == '!';
-        if (*expected == '!' || strchr("0123456789", *expected) == NULL) {
-            CHECK(*expected == '!' ? DIES_WITH(expected + 1, tokenizer_load(scratch))
-                  : strstr(load_says(), expected) != NULL, "case %zu: %s", i, expected);
+                write_text(k < 4 ? tokenizer_files[k] : "config.json", cases[i].files[k]);
+        if (strchr("0123456789", *expected) == NULL) {
+            CHECK(strstr(load_says(), expected) != NULL, "case %zu: %s", i, expected);
             continue;
         }
         for (int again = 0; again < 2; again++) {  // from the files, and from those that are saved
@@ -950,8 +748,8 @@ static void tokenizer_beside(void) {
     vocab = byte_vocabulary(-1, 0, ", \"<|endoftext|>\": 256");
     write_file("vocab.json", vocab, strlen(vocab));
     write_file("merges.txt", "#version\n", 9);
-    vocab = quoted(CLASS("GPT2Tokenizer") "'add_bos_token':true,'add_eos_token':true}");
-    write_file("tokenizer_config.json", vocab, strlen(vocab));
+    write_text("tokenizer_config.json",
+               CLASS("GPT2Tokenizer") "'add_bos_token':true,'add_eos_token':true}");
     const Tokenizer *both = tokenizer_load(scratch);
     CHECK(both->bos == 256 && both->behind == 256, "%d, %d", both->bos, both->behind);
     // normalised is what is not special: the space of " <x>" is looked for
@@ -960,21 +758,17 @@ static void tokenizer_beside(void) {
         {"tokenizer_config.json", "{'pad_token':'<x>'}", true},  // of the former file
         {"tokenizer_config.json", "{" DECODER("2005", "<x>") "}}}", false},
         {"tokenizer_config.json", "{" DECODER("2005", "<x>") ",'special':true}}}", true}};
-    remove_files();
-    char *spaced = small_file(LLAMA2, "tokenizer.json", &(size_t){0});
-    write_file("tokenizer.json", spaced, strlen(spaced));
+    write_fixture(LLAMA2);
     for (int i = 0; i < 4; i++) {
-        write_file(normal[i].file, quoted(normal[i].text), strlen(normal[i].text));
+        write_text(normal[i].file, normal[i].text);
         CHECK((strstr(ids_text(tokenizer_load(scratch), "a<x>", 0), "2005 ") != NULL)
               == normal[i].found, "%s", normal[i].text);
     }
     // a token of added_tokens.json is text in a user's message if it is named, too
-    remove_files();
-    char *json = small_file(LLAMA3, "tokenizer.json", &(size_t){0});
-    write_file("tokenizer.json", json, strlen(json));
-    write_file("added_tokens.json", "{\"<a>\":2011}", 12);
+    write_fixture(LLAMA3);
+    write_text("added_tokens.json", "{'<a>':2011}");
     CHECK(strcmp(ids_text(tokenizer_load(scratch), "<a>", TOKENIZER_PLAIN), "2011 ") == 0, "plain");
-    write_file("special_tokens_map.json", "{\"pad_token\":\"<a>\"}", 19);
+    write_text("special_tokens_map.json", "{'pad_token':'<a>'}");
     CHECK(strstr(ids_text(tokenizer_load(scratch), "<a>", TOKENIZER_PLAIN), "2011 ") == NULL
           && strcmp(ids_text(tokenizer_load(scratch), "<a>", 0), "2011 ") == 0, "special");
     remove_files();
@@ -1018,7 +812,7 @@ static void added_many(void) {
 // Every file of a tokenizer is saved byte for byte.
 static void json_saves(void) {
     size_t n = 0, m = 0;
-    char *json = small_file(LLAMA2, "tokenizer.json", &n), out[PATH_MAX];
+    char *json = fixture_read(LLAMA2, "tokenizer.json", &n), out[PATH_MAX];
     remove_files();
     for (int i = 0; i < TOKENIZER_FILES; i++) {
         const char *text = i < FILE_TEMPLATE ? "{\"<s>\": 1 }" : "\0any\xff";
@@ -1057,7 +851,7 @@ static void json_saves(void) {
 static void json_added(void) {
     Error err;
     size_t n = 0;
-    char *text = small_file(LLAMA2, "tokenizer.json", &n);
+    char *text = fixture_read(LLAMA2, "tokenizer.json", &n);
     Tokenizer *t = tokenizer_parse("none", text, n, NULL, NULL, &err);
     CHECK(tokenizer_added(t, "<s>") == 1 && tokenizer_added(t, "</s>") == 2
           && tokenizer_added(t, "<|left|>") == 2001 && tokenizer_added(t, "the") == TOKENIZER_NONE
@@ -1079,12 +873,12 @@ static void json_added(void) {
 // of any length.
 static void json_cuts(void) {
     Error err;
-    size_t n = 0, length = 1 << 20;
-    char *text = small_file(LLAMA2, "tokenizer.json", &n), random[400];
+    size_t n = 0, length = test_whole() ? 1 << 20 : 1 << 18;
+    char *text = fixture_read(LLAMA2, "tokenizer.json", &n), random[400];
     Tokenizer *t = tokenizer_parse("none", text, n, NULL, NULL, &err);
     bool *joins = t->joins, *all = (bool *)malloc(1 << 16);
     memset(all, true, 1 << 16);
-    for (int run = 0; run < 5000; run++) {
+    for (int run = 0; run < (test_whole() ? 5000 : 1000); run++) {
         uint32_t *a, *b;
         const size_t bytes = 1 + random_below(300);
         for (size_t i = 0; i < bytes; i++)
@@ -1285,7 +1079,6 @@ int main(void) {
     RUN(tokenizer_marks);
     RUN(tokenizer_beside);
     RUN(json_cases);
-    RUN(json_refused);
     RUN(json_damaged);
     RUN(json_ends);
     RUN(json_saves);

@@ -70,4 +70,5 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     FUZZ_SEED("\1\0\377\377\xa1\xd9\x34\1\7\0\0\0\3\0\0\0\1\0\0\0\2\0\0\0\377\377\0\0"),          \
     FUZZ_SEED("\2\100\20\0\x88\xd8\x34\1\1\0\0\0\11\0\0\0\1\0\2\0\3\0\4\0\5\0\6\0\7\0\10\0\11\0"), \
     FUZZ_SEED("\1\2\20\0\x88\xd8\x34\1\1\0\0\0\377\377\377\377") }
+#define FUZZ_KINDS {{"tokens", FUZZ_SEED("\2\1\20\0")}}
 #include "fuzz_main.h"

@@ -63,4 +63,5 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     FUZZ_SEED("{\"w\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]},\"m\":{}}"), \
     FUZZ_SEED("\"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80 \\\" \\\\ \\/ \\b\\f\\r\\t \\u0000\""), \
     FUZZ_SEED("123456789012345678901234567890.1234567890E+12") }
+#define FUZZ_KINDS {{"json", FUZZ_SEED("")}}
 #include "fuzz_main.h"

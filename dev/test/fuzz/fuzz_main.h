@@ -2,6 +2,7 @@
 //     int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 // and ends with its seeds and this header:
 //     #define FUZZ_SEEDS { FUZZ_SEED("text"), FUZZ_SEED("\0bytes") }
+//     #define FUZZ_KINDS {{"json", FUZZ_SEED("")}}  // also the rows of refused.h, behind these bytes
 //     #include "fuzz_main.h"
 // Compiled with -DFUZZ_MAIN there is a main() that runs the seeds and N mutants of them (first
 // argument, 20000 by default), the same ones every time. Other arguments are files to run once.
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "../refused.h"
 
 typedef struct { const char *bytes; size_t n; } FuzzSeed;
 #define FUZZ_SEED(text) {text, sizeof(text) - 1}
@@ -66,10 +68,39 @@ static size_t fuzz_mutate(unsigned char *b, size_t n, const FuzzSeed *other) {
     }
 }
 
+#ifndef FUZZ_KINDS
+#define FUZZ_KINDS {{NULL, FUZZ_SEED("")}}
+#endif
+
+// The seeds of the fuzzer, then the rows of its kinds; *count of them.
+static const FuzzSeed *fuzz_seeds(size_t *count) {
+    static const FuzzSeed own[] = FUZZ_SEEDS;
+    static const struct { const char *kind; FuzzSeed front; } kinds[] = FUZZ_KINDS;
+    size_t rows = 0, n = sizeof own / sizeof own[0];
+    const Refused *row = refused_rows(&rows);
+    FuzzSeed *seeds = (FuzzSeed *)malloc((n + rows) * sizeof *seeds);
+    if (seeds == NULL) abort();
+    memcpy(seeds, own, sizeof own);
+    for (const Refused *r = row; r < row + rows; r++)
+        for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+            if (kinds[k].kind == NULL || strcmp(kinds[k].kind, r->kind) != 0) continue;
+            const size_t front = kinds[k].front.n;
+            char *text = quoted_bytes(r->bytes, r->n), *bytes = (char *)malloc(front + r->n);
+            if (bytes == NULL) abort();
+            memcpy(bytes, kinds[k].front.bytes, front);
+            memcpy(bytes + front, text, r->n);
+            free(text);
+            seeds[n].bytes = bytes;
+            seeds[n++].n = front + r->n;
+        }
+    *count = n;
+    return seeds;
+}
+
 int main(int argc, char **argv) {
-    static const FuzzSeed seeds[] = FUZZ_SEEDS;
     static unsigned char buffer[FUZZ_MAX];
-    size_t count = sizeof seeds / sizeof seeds[0];
+    size_t count;
+    const FuzzSeed *seeds = fuzz_seeds(&count);
     long runs = argc > 1 ? atol(argv[1]) : 20000;
     for (size_t i = 0; i < count; i++) fuzz_run((const unsigned char *)seeds[i].bytes, seeds[i].n);
     for (long run = 0; run < runs; run++) {

@@ -43,5 +43,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
 
 #define FUZZ_SEEDS { \
     FUZZ_SEED("h2d 55e9 # of the link\nd2h 5.4E10\n\ncores 1e999\n"), \
-    FUZZ_SEED("dram 1\ndram 2\n"), FUZZ_SEED("disk -1"), FUZZ_SEED("h2d_busy\t0.000001") }
+    FUZZ_SEED("h2d_busy\t0.000001") }
+#define FUZZ_KINDS {{"rates", FUZZ_SEED("")}}
 #include "fuzz_main.h"

@@ -101,4 +101,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
               "config.rope.high 0\nconfig.rope.original 0\n" \
               "hashes 0123456789abcdef\n" \
               "optimizer a\n--lr 1\n") }
+#define FUZZ_KINDS {{"safetensors", FUZZ_SEED("\0")}, {"config", FUZZ_SEED("\1")}, \
+    {"header", FUZZ_SEED("\4")}}
 #include "fuzz_main.h"

@@ -100,4 +100,5 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     FUZZ_SEED("\77\341\0{\"messages\":[{\"role\":\"system\",\"content\":\"x\"},{\"role\":\"user\","\
               "\"content\":\"\"},{\"role\":\"assistant\",\"content\":\"good\"}]}"),            \
     FUZZ_SEED("\1\12\377x\t2\n \t0\n"), FUZZ_SEED("\1\27\200\xc3\xa9 good\t1\ny\t01\n") }
+#define FUZZ_KINDS {{"tsv", FUZZ_SEED("\7\1\100")}, {"jsonl", FUZZ_SEED("\7\140\100")}}
 #include "fuzz_main.h"

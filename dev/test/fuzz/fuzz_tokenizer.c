@@ -134,4 +134,5 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     FUZZ_SEED("@{'pre_tokenizer': {'type': 'Metaspace', 'replacement': '" TOKENIZER_SPACE "', " \
               "'prepend_scheme': 'first', 'split': false}, " SPACES "}\0 a  a\xe2\x96\x81"), \
     FUZZ_SEED("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabcbcaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\0") }
+#define FUZZ_KINDS {{"vocab", FUZZ_SEED("#")}}
 #include "fuzz_main.h"

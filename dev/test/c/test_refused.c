@@ -1,0 +1,216 @@
+// What is refused, and what is then said: the rows of refused.h, each read as its kind of file.
+#include "../../../tide/plan/rates.h"
+#include "../../../tide/run/open.h"
+#include "../../data/blocks.h"
+#include <dirent.h>
+#include "../dies.h"
+#include "../files.h"
+#include "../merges.h"
+#include "../options_of.h"
+#include "../refused.h"
+#include "../test.h"
+
+// ---------------------------------------------------------------------------------------------
+// Kinds of files. A text ends with a NUL; some kinds have several.
+
+static Tokenizer *tokens;  // a byte is a token
+
+static void write_base(const char *name, const char *bytes, size_t n) {
+    char path[PATH_MAX];
+    path_join(path, base, name);
+    FILE *f = fopen(path, "wb");
+    if (f == NULL || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) fail("cannot write %s", name);
+}
+
+static char *exact(const char *bytes, size_t n) {  // for the address sanitizer
+    return (char *)memcpy(malloc(n > 0 ? n : 1), bytes, n);
+}
+
+static void try_json(const char *bytes, size_t n) {
+    if (json_parse(exact(bytes, n), n, &err) == NULL) die("%s", err.text);
+}
+
+static void try_config(const char *bytes, size_t n) {
+    GPT2Config c;
+    Json *root = json_parse(bytes, n, &err);
+    if (root == NULL) die("config.json: %s", err.text);
+    config_read(root, "config.json", &c);
+}
+
+static void try_index(const char *bytes, size_t n) {
+    int count;
+    write_base("model.safetensors.index.json", bytes, n);
+    model_open(base, true, &count);
+}
+
+static void try_safetensors(const char *bytes, size_t n) {
+    SafeTensors st;
+    if (!safetensors_parse(&st, exact(bytes, n), n, &err)) die("%s", err.text);
+}
+
+static void try_header(const char *bytes, size_t n) {
+    const uint64_t length = strlen(bytes);
+    char *file = (char *)malloc(8 + n - 1);
+    memcpy(file, &length, 8);
+    memcpy(file + 8, bytes, length);
+    memcpy(file + 8 + length, bytes + length + 1, n - length - 1);
+    try_safetensors(file, 8 + n - 1);
+}
+
+static void try_tsv(const char *bytes, size_t n) {
+    task_parse("f.tsv", strndup(bytes, n), "-|+", " = ", tokens, -1, 256, CHAT_AUTO);
+}
+
+static void try_jsonl(const char *bytes, size_t n) {
+    task_parse("f.jsonl", strndup(bytes, n), NULL, NULL, tokens, -1, 300, CHAT_AUTO);
+}
+
+static void try_data(const char *bytes, size_t n) {
+    write_base("a", bytes, n);
+    data_open(in_base("a"), tokens);
+}
+
+static void try_bin(const char *bytes, size_t n) {
+    write_base("data.bin", bytes, n);
+    data_open(in_base("data.bin"), tokens);
+}
+
+static void try_tokens(const char *bytes, size_t n) {
+    char file[2 * BIN_HEADER] = {0};
+    memcpy(file, bytes, 12);
+    memcpy(file + BIN_HEADER, bytes + 12, n - 12);
+    write_base("x.bin", file, BIN_HEADER + n - 12);
+    data_open(in_base("x.bin"), tokens);
+}
+
+static void try_rates(const char *bytes, size_t n) {
+    Rates r;
+    write_base("rates", bytes, n);
+    if (!rates_load(&r, in_base("rates"), &err)) die("%s", err.text);
+}
+
+static void try_cpu(const char *bytes, size_t n) { options_of(strndup(bytes, n), false); }
+static void try_gpu(const char *bytes, size_t n) { options_of(strndup(bytes, n), true); }
+
+static void try_saved(const char *bytes, size_t n) {
+    Options o = options_of("--resume", false);
+    options_resume(&o, strndup(bytes, n));
+}
+
+static void load_tokenizer(const char *folder) {
+    char path[PATH_MAX];
+    path_join(path, base, folder);
+    tokenizer_load(path);
+}
+
+// A tokenizer.json, with one text for another.
+static void try_altered(const char *folder, const char *bytes) {
+    char name[PATH_MAX];
+    size_t length = 0;
+    char *text = fixture_read(folder, "tokenizer.json", &length);
+    text = altered(text, bytes, bytes + strlen(bytes) + 1);
+    path_join(name, "altered", "tokenizer.json");
+    write_base(name, text, strlen(text));
+    load_tokenizer("altered");
+}
+
+static void try_llama2(const char *bytes, size_t n) { (void)n, try_altered("small-llama2", bytes); }
+static void try_llama3(const char *bytes, size_t n) { (void)n, try_altered("small-llama3", bytes); }
+static void try_smollm2(const char *bytes, size_t n) {
+    (void)n, try_altered("small-smollm2", bytes);
+}
+
+static void try_vocab(const char *bytes, size_t n) {
+    (void)n;
+    tokenizer_of("test", byte_vocabulary(-1, 5, bytes), bytes + strlen(bytes) + 1);
+}
+
+// Names and texts of files beside those that are there.
+static void try_beside(const char *folder, const char *bytes, size_t n) {
+    static const char *const names[] = {
+        "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
+        "added_tokens.json", "config.json"};
+    char name[PATH_MAX];
+    for (int i = 0; i < 5; i++) {
+        path_join(name, in_base(folder), names[i]);
+        unlink(name);
+    }
+    for (const char *s = bytes, *text; s < bytes + n; s = text + strlen(text) + 1) {
+        text = s + strlen(s) + 1;
+        path_join(name, folder, s);
+        write_base(name, text, strlen(text));
+    }
+    load_tokenizer(folder);
+}
+
+static void try_beside_vocab(const char *bytes, size_t n) { try_beside("vocab", bytes, n); }
+static void try_beside_llama3(const char *bytes, size_t n) { try_beside("llama3", bytes, n); }
+
+static void make_tokenizers(void) {
+    size_t n = 0;
+    make_directories(in_base("altered"));
+    make_directories(in_base("vocab"));
+    make_directories(in_base("llama3"));
+    const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, "
+                                        "\"\\u0120a\": 259, \"11\": 260");
+    write_base("vocab/vocab.json", vocab, strlen(vocab));
+    write_base("vocab/merges.txt", "\xc4\xa0 a\n1 1\n", 9);
+    const char *text = fixture_read("small-llama3", "tokenizer.json", &n);
+    write_base("llama3/tokenizer.json", text, n);
+}
+
+// ---------------------------------------------------------------------------------------------
+// `names`: what every line of the kind has, beside the row's words; NULL: the folder.
+static const struct {
+    const char *kind, *names;
+    void (*try)(const char *bytes, size_t n);
+} kinds[] = {
+    {"json", "", try_json},
+    {"config", "config.json: ", try_config},
+    {"index", NULL, try_index},
+    {"header", "", try_header},
+    {"safetensors", "", try_safetensors},
+    {"tsv", "f.tsv", try_tsv},
+    {"jsonl", "f.jsonl", try_jsonl},
+    {"data", NULL, try_data},
+    {"data.bin", NULL, try_bin},
+    {"tokens", NULL, try_tokens},
+    {"rates", NULL, try_rates},
+    {"cpu", "", try_cpu},
+    {"gpu", "", try_gpu},
+    {"saved", "", try_saved},
+    {"small-llama2", NULL, try_llama2},
+    {"small-llama3", NULL, try_llama3},
+    {"small-smollm2", NULL, try_smollm2},
+    {"vocab", "test/", try_vocab},
+    {"beside vocab", NULL, try_beside_vocab},
+    {"beside llama3", NULL, try_beside_llama3},
+};
+
+static void test_rows(void) {
+    size_t count;
+    const Refused *rows = refused_rows(&count);
+    for (const Refused *r = rows; r < rows + count; r++) {
+        size_t k = 0;
+        while (strcmp(kinds[k].kind, r->kind) != 0) k++;
+        const char *bytes = quoted_bytes(r->bytes, r->n), *words = quoted(r->words);
+        const char *names = kinds[k].names != NULL ? kinds[k].names : base;
+        const char *line = DIES(kinds[k].try(bytes, r->n));
+        CHECK(line != NULL, "%s is accepted: %s", r->kind, bytes);
+        if (line == NULL) continue;
+        CHECK(strstr(line, words) != NULL && strstr(line, names) != NULL
+              && strchr(line, '\n') == NULL, "%s: %s\n  '%s' should say '%s'", r->kind, bytes, line,
+              words);
+    }
+}
+
+int main(void) {
+    snprintf(base, sizeof base, "/tmp/tide_refused_XXXXXX");
+    if (mkdtemp(base) == NULL) { perror(base); return 1; }
+    tokens = tokenizer_bytes();
+    make_tokenizers();
+    ranks.rank = 1;  // which prints no warnings
+    RUN(test_rows);
+    remove_tree(base);
+    return test_summary();
+}
