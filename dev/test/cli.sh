@@ -81,10 +81,10 @@ enough_gpus() { [ -n "$emulated" ] || [ "$(nvidia-smi -L 2>/dev/null | grep -c '
 # go NAME COMMAND...: with --out NAME, in the background, as many at a time as there are cores
 going=
 go() {
-    run=$1
+    began=$1
     shift
-    case " $* " in *" --resume "*) ;; *) rm -rf "$run" ;; esac
-    "$@" --out "$run" >"$run.out" 2>"$run.err" &
+    case " $* " in *" --resume "*) ;; *) rm -rf "$began" ;; esac
+    "$@" --out "$began" >"$began.out" 2>"$began.err" &
     going="$going $!"
     [ "$(echo "$going" | wc -w)" -lt "$cores" ] || arrive
 }
@@ -138,8 +138,8 @@ differ() { ! same_weights "$1" "$2"; }
 
 # near NAME RUN REFERENCE LIMIT: all losses and evaluations, relative
 near() {
-    for run in "$2" "$3"; do
-        sed -n 's/.*"\(val_\|\)loss":\([^,}]*\).*/\2/p' "$run/log.jsonl" >"near.$run"
+    for compared in "$2" "$3"; do
+        sed -n 's/.*"\(val_\|\)loss":\([^,}]*\).*/\2/p' "$compared/log.jsonl" >"near.$compared"
     done
     check "$1" sh -c 'paste "near.$1" "near.$2" | awk -v limit="$3" "{ d = \$1 / \$2 - 1
         if (NF != 2 || d > limit || -d > limit) { print NR \": \" \$0; bad = 1 } }
