@@ -142,7 +142,7 @@ near() {
         sed -n 's/.*"\(val_\|\)loss":\([^,}]*\).*/\2/p' "$compared/log.jsonl" >"near.$compared"
     done
     check "$1" sh -c 'paste "near.$1" "near.$2" | awk -v limit="$3" "{ d = \$1 / \$2 - 1
-        if (NF != 2 || d > limit || -d > limit) { print NR \": \" \$0; bad = 1 } }
+        if (NF != 2 || !(d <= limit && -d <= limit)) { print NR \": \" \$0; bad = 1 } }
         END { exit bad || NR < 3 }"' - "$2" "$3" "$4"
 }
 true_that() { awk "BEGIN { exit !($1) }"; }
