@@ -1,11 +1,11 @@
 #!/bin/sh
-# Builds what the tests need, on all cores, and says what it is at and how many there are.
-# usage: dev/test/build.sh MAKE TARGET...      (from the Makefile; V=1: whole commands)
+# Makes what is asked for, and says which program it compiles and how many there are.
+# usage: dev/test/build.sh MAKE JOBS TARGET...      (from run.sh; V=1: whole commands)
 set -u
-make=$1
-shift
+make=$1 jobs=-j$2
+shift 2
 # A make that was told how many jobs to run passes that on.
-case " ${MAKEFLAGS-} " in *" -j"*) jobs= ;; *) jobs=-j$(nproc 2>/dev/null || echo 2) ;; esac
+case " ${MAKEFLAGS-} " in *" -j"*) jobs= ;; esac
 "$make" -s compiler cxx || exit
 [ -z "${V-}" ] || exec "$make" $jobs "$@"
 
@@ -28,7 +28,7 @@ progress() {
     [ "$total" != 0 ] || echo $n
 }
 total=$("$make" -n "$@" | progress 0)
-[ "$total" -gt 0 ] || exec "$make" -s "$@"
+[ "$total" -gt 0 ] || exec "$make" -s $jobs "$@"
 echo "building $total programs and objects"
 failed=$(mktemp) || exit 1
 trap 'rm -f "$failed"' EXIT

@@ -96,38 +96,35 @@ ptx_programs = $(gpu_programs:%=build/ptx/%)
 $(ptx_programs): build/ptx/%: build/emu/% $(PTX_PARTS:%=%.o) build/ptx/registry.o $(emu_plain)
 	$(CXX) $(OPENMP) $(EXTRA) $<.o build/emu/cpu_reference$(findstring _fp16,$*).o $(filter %.o,$^) -lpthread -o $@
 
-# `make test` covers everything once, `make test-all` does what takes long: dev/test/README.md.
+# `make test` covers each feature once, `make test-all` does the rest: dev/test/README.md.
 # What computes runs as it is shipped in the one and with AddressSanitizer in the other; what reads
 # and writes the other way around.
 UNIT = $(patsubst dev/test/c/%.c,%,$(wildcard dev/test/c/*.c))
 FUZZ = $(patsubst dev/test/fuzz/%.c,%,$(wildcard dev/test/fuzz/*.c))
-COMPUTES = test_adam test_layers test_matmul test_offload test_rates test_rehearsal test_rng \
-           test_vmath test_zenflow test_zero test_zo
+COMPUTES = test_adam test_finetune test_layers test_matmul test_offload test_rates test_rehearsal \
+           test_rng test_vmath test_zenflow test_zero test_zo
 READS = $(filter-out $(COMPUTES),$(UNIT))
-SCRIPTS = $(wildcard dev/test/*/test_*.sh dev/emu/test/test_*.sh)
+SCRIPTS_ALL = $(wildcard dev/test/*/test_*.sh dev/emu/test/test_*.sh)
+SCRIPTS = $(filter-out %/test_schedules.sh %/test_scripts.sh,$(wildcard dev/test/cli/test_*.sh)) \
+          dev/test/tools/test_tools.sh dev/test/sources/test_house.sh
 
 in = $(patsubst %,build/$(1)/%,$(2))
-with_gpu := $(and $(NVCC),$(GPU))
-# What takes long, and repeats in another precision what the others show, is for `make test-all`.
-LONG_ONES = test_zen_time test_plan_fp32 test_zen_rehearsal_fp32 test_zo_rehearsal_fp32 $(GPU_TESTS_fp16)
-TESTS = $(call in,test,$(COMPUTES) test_gpt2) $(call in,asan,$(READS)) \
-        $(foreach on,emu $(if $(with_gpu),gpu),\
-            $(call in,$(on),test_emu $(filter-out $(LONG_ONES),$(GPU_ALL))))
-TEST_NEEDS = $(call in,emu,bugs) train_gpt2emu $(TOOLS) build/test/test_ranks \
-             $(if $(with_gpu),train_gpt2cu)
+on = emu $(if $(and $(NVCC),$(GPU)),gpu)
+TESTS = $(foreach o,$(on),$(call in,$(o),test_emu $(filter-out test_zen_time,$(GPU_TESTS)))) \
+        $(call in,test,test_gpt2 $(COMPUTES)) $(call in,asan,$(READS))
+TEST_NEEDS = train_gpt2emu $(TOOLS) build/test/test_ranks $(if $(word 2,$(on)),train_gpt2cu)
 
-# What one flavour's program has of the GPU's tests; the others train, and are for test_schedules.sh.
+# The kernels' tests, which are short enough for each sanitizer; those that train are for
+# test_schedules.sh.
 KERNELS = test_kernels test_attention test_host test_columns_gpu
-trains = $(TRAINS) $(GPU_TESTS_fp32) $(GPU_TESTS_fp16)
-TESTS_ALL = $(call in,test,$(READS)) $(call in,asan,$(COMPUTES) test_gpt2 $(FUZZ)) \
+TESTS_ALL = $(foreach o,$(on),$(call in,$(o),test_emu test_nccl $(GPU_ALL))) \
+            $(call in,test,$(READS)) $(call in,asan,$(COMPUTES) test_gpt2 $(FUZZ)) \
             $(call in,plain,test_gpt2 test_layers) \
             $(if $(CLANG),build/tsan/test_ranks $(call in,clang,test_adam test_rng test_matmul \
                 test_vmath test_zo test_zenflow)) \
             $(call in,asan/emu,test_nccl $(KERNELS)) \
-            $(if $(CLANGXX),$(call in,tsan,test_nccl test_timeline $(KERNELS))) \
-            $(call in,emu,test_nccl test_timeline test_zen_time $(trains)) \
-            $(if $(with_gpu),$(call in,gpu,test_nccl test_zen_time $(trains)))
-TEST_ALL_NEEDS = $(foreach on,asan/emu $(if $(CLANGXX),tsan),$(call in,$(on),gpu_tests bugs \
+            $(if $(CLANGXX),$(call in,tsan,test_nccl test_timeline $(KERNELS)))
+TEST_ALL_NEEDS = $(foreach o,asan/emu $(if $(CLANGXX),tsan),$(call in,$(o),gpu_tests bugs \
                      gpu_tests_fp32 $(TRAINS) $(TRAINS:%=%_fp32))) \
                  $(call in,emu,$(gpu_programs) bugs test_emu $(GPU_BENCHES)) train_gpt2emu \
                  $(TOOLS) $(if $(PTX),$(ptx_programs)) \
@@ -135,13 +132,18 @@ TEST_ALL_NEEDS = $(foreach on,asan/emu $(if $(CLANGXX),tsan),$(call in,$(on),gpu
                      test_emu test_nccl $(filter-out bench_zo_%,$(GPU_BENCHES)))))
 
 machine = CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)"
+# A test runs as soon as its own program is there; a script needs several.
+.PHONY: $(sort $(TESTS:%=run/%) $(TESTS_ALL:%=run/%)) $(SCRIPTS_ALL:%=run/%)
+$(sort $(TESTS:%=run/%) $(TESTS_ALL:%=run/%)): run/%: %
+	@sh dev/test/run.sh --one $*
+$(SCRIPTS_ALL:%=run/%): run/%: $(if $(ALL),$(TEST_ALL_NEEDS),$(TEST_NEEDS))
+	@sh dev/test/run.sh --one $*
+
 test:  ## all features once, in minutes
-	@sh dev/test/build.sh $(MAKE) $(TEST_NEEDS) $(TESTS)
-	@$(machine) sh dev/test/run.sh $(SCRIPTS) $(TESTS)
+	@$(machine) MAKE="$(MAKE)" sh dev/test/run.sh $(TESTS) $(SCRIPTS)
 
 test-all:  ## what `make test` leaves out: sanitizers, all schedules, other compilers
-	@sh dev/test/build.sh $(MAKE) $(TEST_ALL_NEEDS) $(TESTS_ALL)
-	@$(machine) ALL=1 sh dev/test/run.sh $(SCRIPTS) $(TESTS_ALL)
+	@$(machine) MAKE="$(MAKE)" ALL=1 sh dev/test/run.sh $(TESTS_ALL) $(SCRIPTS_ALL)
 
 print-%:  # a variable, for scripts
 	@echo '$($*)'

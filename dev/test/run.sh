@@ -4,6 +4,7 @@
 # "ok NAME", "FAIL NAME: why" or "skip NAME: why" on a line of its own; a program that crashes or
 # ends without a result counts as one failure.
 # usage: dev/test/run.sh PROGRAM|SCRIPT...     (from the top of the repository)
+#        MAKE=make: each program is built first, and is run while others are still compiled
 #        ALL=1: the covering sets, schedules and plans that `make test` samples, whole
 set -u
 export LC_ALL=C
@@ -24,7 +25,8 @@ run_one() {  # name, command...: its results go to $RESULTS, and what is worth r
         fi
         grep -q '^FAIL ' "$log" && cat "$log" || grep '^skip ' "$log"
         echo x >>"$RESULTS.done"
-        echo "[$(wc -l <"$RESULTS.done")/$TESTS] $name: $(grep -c '^ok ' "$log") passed," \
+        echo "$program $(($(date +%s) - start))" >>"$SECONDS_FILE"
+        echo "[$(wc -l <"$RESULTS.done")/$COUNT] $name: $(grep -c '^ok ' "$log") passed," \
              "$(grep -c '^FAIL ' "$log") failed, $(grep -c '^skip ' "$log") skipped" \
              "($(($(date +%s) - start)) s)"
     } >"$log.said"
@@ -49,12 +51,18 @@ run() {  # a program or a script
 }
 
 if [ "${1-}" = --one ]; then  # one of those that are started below
+    unset MAKE  # for a test that calls this script, or make with jobs of its own
+    MAKEFLAGS=$(echo "${MAKEFLAGS-}" | sed 's/ *-j[0-9]*//; s/ *--jobserver[^ ]*//')
+    export MAKEFLAGS
     run "$2"
     exit 0
 fi
 RESULTS=$(mktemp -d) || exit 1
-TESTS=$#
-export RESULTS TESTS
+COUNT=$#
+SECONDS_FILE=build/seconds_$(uname -n)_${ALL:-0}
+mkdir -p build
+touch "$SECONDS_FILE"
+export RESULTS COUNT SECONDS_FILE
 export TSAN_OPTIONS="${TSAN_OPTIONS:-atexit_sleep_ms=0}"  # or each program sleeps for a second
 trap 'rm -rf "$RESULTS" "$RESULTS.done"' EXIT
 
@@ -69,17 +77,17 @@ else echo "ok nvcc_compiles"; fi | tee -a "$RESULTS/machine"  # or make would ha
 [ -n "${NVCC-}" ] && [ -n "${GPU-}" ] || echo "skip tests_on_gpu: no GPU on this machine" \
     | tee -a "$RESULTS/machine"
 
-# Those that wait more than they compute run beside the others, which take turns on the cores. What
-# takes longest comes first.
-waits='test_ranks|test_launch|test_checkpoint'
-first='test_ptx|test_schedules|test_cli_zo\.|test_cli_zero|test_cli_gpu|test_cli_zen|test_cli_offload'
-take_turns() { xargs -r -P "$1" -n 1 sh dev/test/run.sh --one; }
-printf '%s\n' "$@" | grep -E "$waits" | take_turns 2 &
-{
-    printf '%s\n' "$@" | grep -E "$first"
-    printf '%s\n' "$@" | grep -vE "$first|$waits"
-} | take_turns "$(nproc 2>/dev/null || echo 2)"
-wait
+# What took longest the last time begins first, and before it what nobody has timed here.
+ordered=$(printf '%s\n' "$@" | awk '!tests { last[$1] = $2; next }
+    { print ($1 in last ? last[$1] : 1e9), $1 }' "$SECONDS_FILE" tests=1 - | sort -s -rn -k1,1 | cut -d' ' -f2)
+# One more than there are cores: some wait more than they compute.
+jobs=$(($(nproc 2>/dev/null || echo 2) + 1))
+if [ -n "${MAKE-}" ]; then
+    # shellcheck disable=SC2086  # a list
+    sh dev/test/build.sh "$MAKE" $jobs $(printf ' run/%s' $ordered) || exit
+else
+    echo "$ordered" | xargs -P $jobs -n 1 sh dev/test/run.sh --one
+fi
 
 cat "$RESULTS"/* | grep '^FAIL '  # once more, where a reader looks first
 passed=$(cat "$RESULTS"/* | grep -c '^ok ')

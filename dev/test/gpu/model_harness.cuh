@@ -517,6 +517,46 @@ static void check_memory(GPT2 *g, const char *name, size_t allocated) {
 #endif
 }
 
+// Any two settings meet in one of the rows 0 to rows - 1 of a table, unless they never do.
+static void check_settings_meet(int rows, int settings, double (*setting)(int k, int i),
+                                bool (*never)(int a, double one, int b, double other)) {
+    for (int a = 0; a < settings; a++)
+        for (int b = a + 1; b < settings; b++)
+            for (int i = 0; i < rows; i++)
+                for (int j = 0; j < rows; j++) {
+                    const double one = setting(i, a), other = setting(j, b);
+                    bool met = never != NULL && never(a, one, b, other);
+                    for (int k = 0; k < rows && !met; k++)
+                        met = setting(k, a) == one && setting(k, b) == other;
+                    CHECK(met, "setting %d never is %g while setting %d is %g", a, one, b, other);
+                }
+}
+
+#ifdef __CUDA_EMU__
+// Runs this program again, as `test OPTION WHICH 3`, with other settings of the emulated GPU
+// ("EMU_PROTECT=1 EMU_SCHED="), and checks that it ends well.
+#define ON_A_CLOCK "EMU_CLOCK=virtual EMU_SCHED= "
+__attribute__((format(printf, 4, 5)))
+static void run_again(const char *test, const char *option, int which, const char *settings, ...) {
+    char text[200], number[12];
+    int status;
+    va_list list;
+    va_start(list, settings);
+    vsnprintf(text, sizeof text, settings, list);
+    va_end(list);
+    snprintf(number, sizeof number, "%d", which);
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        for (char *s = strtok(text, " "); s != NULL; s = strtok(NULL, " ")) putenv(s);
+        execl("/proc/self/exe", test, option, number, "3", (char *)NULL);
+        _exit(127);
+    }
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s %d: status %d", option, which, status);
+}
+#endif
+
 // Forks. In the child it returns true, and the standard error is caught: it must end with _exit().
 // In the parent it returns false when the child has ended, with what it said in `line`, and how it
 // ended in *status. Not once the GPU has been used.

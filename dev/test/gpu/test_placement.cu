@@ -171,35 +171,23 @@ static Hashes reference(const Config *c, size_t steps) {
 }
 
 enum { SETTINGS = 18 };
-static const double *settings(const Config *c) {
-    static double list[CONFIGS][SETTINGS];
-    double *x = list[c - configs];
+static double setting(int k, int i) {
+    const Config *c = &configs[k];
     const double all[SETTINGS] = {
         c->mode == INTER ? 100 * (double)c->stride + c->share : -c->mode, c->resident,
         (double)c->shape, (double)c->bits, (double)c->accum, (double)c->recompute, c->clip,
         (double)c->sizes, (double)c->evaluate, (double)c->subgroup, (double)c->slots,
         (double)c->wire, (double)c->tight, (double)c->threads, (double)c->serial,
         (double)c->places, (double)c->moments, (double)(c->streamed < ALL ? c->streamed > 0 : 2)};
-    memcpy(x, all, sizeof all);
-    return x;
+    return all[i];
 }
 
-static void test_settings_meet(void) {
-    for (int a = 0; a < SETTINGS; a++)
-        for (int b = a + 1; b < SETTINGS; b++)
-            for (int i = 0; i < MIXED; i++)
-                for (int j = 0; j < MIXED; j++) {
-                    const double one = settings(&configs[i])[a], other = settings(&configs[j])[b];
-                    // nothing stays with `zero`, and something does with `twinflow`
-                    bool met = a == 0 && b == 1 && ((one == -ZERO && other > 0)
-                                                    || (one == -TWIN && other == 0));
-                    for (int k = 0; k < MIXED && !met; k++) {
-                        const double *x = settings(&configs[k]);
-                        met = x[a] == one && x[b] == other;
-                    }
-                    CHECK(met, "setting %d never is %g while setting %d is %g", a, one, b, other);
-                }
+// Nothing stays with `zero`, and something does with `twinflow`.
+static bool never(int a, double one, int b, double other) {
+    return a == 0 && b == 1 && ((one == -ZERO && other > 0) || (one == -TWIN && other == 0));
 }
+
+static void test_settings_meet(void) { check_settings_meet(MIXED, SETTINGS, setting, never); }
 
 // ---------------------------------------------------------------------------------------------
 // What a placement says
@@ -842,26 +830,9 @@ static void test_weights_come_at_the_links_speed(void) {
 
 static void test_overlap(void) {
 #ifdef __CUDA_EMU__
-    for (int i = 0; i < CLOCKS; i++) {
-        char link[40], kernel[40], host[40], which[2] = {(char)('0' + i), '\0'};
-        int status;
-        snprintf(kernel, sizeof kernel, "%.0f", clocks[i][KERNEL]);
-        snprintf(host, sizeof host, "%.0f", clocks[i][HOST]);
-        snprintf(link, sizeof link, "%.0f", 1e6 * clocks[i][LINK]);
-        fflush(stdout);
-        const pid_t child = fork();
-        if (child == 0) {
-            setenv("EMU_CLOCK", "virtual", 1);
-            setenv("EMU_KERNEL_US", kernel, 1);
-            setenv("EMU_HOST_US", host, 1);
-            setenv("EMU_LINK", link, 1);
-            unsetenv("EMU_SCHED");
-            execl("/proc/self/exe", "test_placement", "--clock", which, (char *)NULL);
-            _exit(127);
-        }
-        waitpid(child, &status, 0);
-        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
-    }
+    for (int i = 0; i < CLOCKS; i++)
+        run_again("test_placement", "--clock", i, ON_A_CLOCK "EMU_KERNEL_US=%.0f EMU_HOST_US=%.0f "
+                  "EMU_LINK=%.0f", clocks[i][KERNEL], clocks[i][HOST], 1e6 * clocks[i][LINK]);
 #else
     SKIP("only on the virtual clock of the emulated GPU");
 #endif
@@ -880,7 +851,7 @@ int main(int argc, char **argv) {
     if (argc >= 3 && strcmp(argv[1], "--config") == 0)
         return run_configs(argc, argv, CONFIGS, some, config_is_here, config_hash);
 #ifdef __CUDA_EMU__
-    if (argc == 3 && strcmp(argv[1], "--clock") == 0) {
+    if (argc == 4 && strcmp(argv[1], "--clock") == 0) {
         now = clocks[atoi(argv[2])];
         if (now == clocks[0]) {
             RUN(test_both_directions);

@@ -125,7 +125,8 @@ static void config_name(const Config *c, char name[300]) {
              c->timed ? " timed" : "");
 }
 
-static double setting(const Config *c, int i) {
+static double setting(int k, int i) {
+    const Config *c = &configs[k];
     const double all[SETTINGS] = {
         (double)c->shape, (double)c->bits, (double)c->accum, (double)c->recompute, c->clip,
         c->topk, (double)c->window, (double)c->reselect, (double)c->warmup, (double)c->overlap,
@@ -136,18 +137,7 @@ static double setting(const Config *c, int i) {
     return all[i];
 }
 
-static void test_settings_meet(void) {
-    for (int a = 0; a < SETTINGS; a++)
-        for (int b = a + 1; b < SETTINGS; b++)
-            for (int i = 0; i < MIXED; i++)
-                for (int j = 0; j < MIXED; j++) {
-                    const double one = setting(&configs[i], a), other = setting(&configs[j], b);
-                    bool met = false;
-                    for (int k = 0; k < MIXED && !met; k++)
-                        met = setting(&configs[k], a) == one && setting(&configs[k], b) == other;
-                    CHECK(met, "setting %d never is %g while setting %d is %g", a, one, b, other);
-                }
-}
+static void test_settings_meet(void) { check_settings_meet(MIXED, SETTINGS, setting, NULL); }
 
 // The learning rate changes, and is so high that an update changes bf16 weights.
 static ZenRates rates_of(size_t step) {
@@ -1124,25 +1114,9 @@ static void test_link(void) {
 
 static void test_overlap(void) {
 #ifdef __CUDA_EMU__
-    for (int i = 0; i < 2; i++) {
-        char link[40], kernel[40], which[2] = {(char)('0' + i), '\0'};
-        int status;
-        snprintf(kernel, sizeof kernel, "%d", KERNEL_US);
-        snprintf(link, sizeof link, "%d", 1000000 * (i == 0 ? LINK_RATE : SLOW_RATE));
-        fflush(stdout);
-        const pid_t child = fork();
-        if (child == 0) {
-            setenv("EMU_CLOCK", "virtual", 1);
-            setenv("EMU_KERNEL_US", kernel, 1);
-            setenv("EMU_HOST_US", "1", 1);
-            setenv("EMU_LINK", link, 1);
-            unsetenv("EMU_SCHED");
-            execl("/proc/self/exe", "test_zenflow_gpu", "--clock", which, (char *)NULL);
-            _exit(127);
-        }
-        waitpid(child, &status, 0);
-        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
-    }
+    for (int i = 0; i < 2; i++)
+        run_again("test_zenflow_gpu", "--clock", i, ON_A_CLOCK "EMU_KERNEL_US=%d EMU_HOST_US=1 "
+                  "EMU_LINK=%d000000", KERNEL_US, i == 0 ? LINK_RATE : SLOW_RATE);
 #else
     SKIP("only on the virtual clock of the emulated GPU");
 #endif
@@ -1163,7 +1137,7 @@ int main(int argc, char **argv) {
     if (argc >= 3 && strcmp(argv[1], "--config") == 0)
         return run_configs(argc, argv, CONFIGS, some, config_is_here, config_hash);
 #ifdef __CUDA_EMU__
-    if (argc == 3 && strcmp(argv[1], "--clock") == 0) {
+    if (argc == 4 && strcmp(argv[1], "--clock") == 0) {
         if (atoi(argv[2]) == 0) {
             RUN(test_update_hides);
             RUN(test_update_is_exposed);

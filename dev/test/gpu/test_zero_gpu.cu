@@ -5,7 +5,7 @@
 //
 // usage: test_zero_gpu                     all tests
 //        test_zero_gpu --config K|some|all [N]  for test_schedules.sh, as in test_model
-//        test_zero_gpu --clock -           what test_overlap runs, with EMU_CLOCK=virtual
+//        test_zero_gpu --clock 0           what test_overlap runs, with EMU_CLOCK=virtual
 #include "model_harness.cuh"
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -140,33 +140,18 @@ static void config_name(const Config *c, char name[300]) {
 }
 
 enum { SETTINGS = 17 };
-static const double *settings(const Config *c) {
-    static double list[CONFIGS][SETTINGS];
-    double *x = list[c - configs];
+static double setting(int k, int i) {
+    const Config *c = &configs[k];
     const double all[SETTINGS] = {
         c->mode == INTER ? 100 * (double)c->stride + c->share : -c->mode, (double)c->world,
         (double)c->stage, (double)c->shape, (double)c->bits, (double)c->accum,
         (double)c->recompute, c->clip, (double)c->sizes, (double)c->evaluate, (double)c->subgroup,
         (double)c->slots, (double)c->wire, (double)c->tight, (double)c->threads, (double)c->serial,
         (double)c->places};
-    memcpy(x, all, sizeof all);
-    return x;
+    return all[i];
 }
 
-static void test_settings_meet(void) {
-    for (int a = 0; a < SETTINGS; a++)
-        for (int b = a + 1; b < SETTINGS; b++)
-            for (int i = 0; i < MIXED; i++)
-                for (int j = 0; j < MIXED; j++) {
-                    const double one = settings(&configs[i])[a], other = settings(&configs[j])[b];
-                    bool met = false;
-                    for (int k = 0; k < MIXED && !met; k++) {
-                        const double *x = settings(&configs[k]);
-                        met = x[a] == one && x[b] == other;
-                    }
-                    CHECK(met, "setting %d never is %g while setting %d is %g", a, one, b, other);
-                }
-}
+static void test_settings_meet(void) { check_settings_meet(MIXED, SETTINGS, setting, NULL); }
 
 // ---------------------------------------------------------------------------------------------
 // Ranks: processes that are forked here, and leave what they have to say in shared memory
@@ -595,35 +580,11 @@ static void test_same_bits(void) {
     if (done == 0) SKIP("no GPU");
 }
 
-#ifdef __CUDA_EMU__
-// Runs this program again, with other settings of the emulated GPU; returns how it ended.
-static int run_again(const char *const *settings, const char *option, const char *which) {
-    int status;
-    fflush(stdout);
-    const pid_t child = fork();
-    if (child == 0) {
-        for (int i = 0; settings[i] != NULL; i += 2) setenv(settings[i], settings[i + 1], 1);
-        const bool quiet = strcmp(option, "--config") == 0;
-        if (quiet && freopen("/dev/null", "w", stdout) == NULL) _exit(126);
-        execl("/proc/self/exe", "test_zero_gpu", option, which, "3", (char *)NULL);
-        _exit(127);
-    }
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-#endif
-
 // No rank's host reads the GPU's memory, or writes it.
 static void test_host_keeps_off(void) {
 #ifdef __CUDA_EMU__
-    const char *const settings[] = {"EMU_PROTECT", "1", NULL};
-    for (int k = CONFIGS - (test_whole() ? 4 : 2); k < CONFIGS - 1; k++) {
-        char which[12];
-        if (!config_is_here(k)) continue;
-        snprintf(which, sizeof which, "%d", k);
-        const int code = run_again(settings, "--config", which);
-        CHECK(code == 0, "configuration %d: code %d", k, code);
-    }
+    for (int k = CONFIGS - (test_whole() ? 4 : 2); k < CONFIGS - 1; k++)
+        if (config_is_here(k)) run_again("test_zero_gpu", "--config", k, "EMU_PROTECT=1");
 #else
     SKIP("only the emulated GPU can close its memory");
 #endif
@@ -780,14 +741,8 @@ static void test_prefetch(void) {
 
 static void test_overlap(void) {
 #ifdef __CUDA_EMU__
-    char kernel[12], latency[12], peer[24];
-    snprintf(kernel, sizeof kernel, "%d", KERNEL);
-    snprintf(latency, sizeof latency, "%d", LATENCY);
-    snprintf(peer, sizeof peer, "%d000000", PEER);
-    const char *const settings[] = {"EMU_CLOCK", "virtual", "EMU_SCHED", "", "EMU_KERNEL_US",
-                                    kernel, "EMU_NCCL_US", latency, "EMU_NCCL_LINK", peer, NULL};
-    const int code = run_again(settings, "--clock", "-");
-    CHECK(code == 0, "code %d", code);
+    run_again("test_zero_gpu", "--clock", 0, ON_A_CLOCK "EMU_KERNEL_US=%d EMU_NCCL_US=%d "
+              "EMU_NCCL_LINK=%d000000", KERNEL, LATENCY, PEER);
 #else
     SKIP("only on the virtual clock of the emulated GPU");
 #endif

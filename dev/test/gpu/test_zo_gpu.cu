@@ -95,25 +95,15 @@ static void config_name(const Config *c, char name[300]) {
              c->evaluates ? " evaluating" : "", c->timed ? " timed" : "");
 }
 
-static int setting(const Config *c, int i) {
+static double setting(int k, int i) {
+    const Config *c = &configs[k];
     const int all[SETTINGS] = {c->shape, c->x, c->noise, c->queries, (int)c->accum, (int)c->slots,
                                (int)c->residents, c->overlap, c->keeps_slots, c->fused,
                                c->evaluates, c->timed};
     return all[i];
 }
 
-static void test_settings_meet(void) {
-    for (int a = 0; a < SETTINGS; a++)
-        for (int b = a + 1; b < SETTINGS; b++)
-            for (int i = 0; i < MIXED; i++)
-                for (int j = 0; j < MIXED; j++) {
-                    const int one = setting(&configs[i], a), other = setting(&configs[j], b);
-                    bool met = false;
-                    for (int k = 0; k < MIXED && !met; k++)
-                        met = setting(&configs[k], a) == one && setting(&configs[k], b) == other;
-                    CHECK(met, "setting %d never is %d while setting %d is %d", a, one, b, other);
-                }
-}
+static void test_settings_meet(void) { check_settings_meet(MIXED, SETTINGS, setting, NULL); }
 
 // ---------------------------------------------------------------------------------------------
 // A run: its batches, its model, its steps
@@ -882,23 +872,9 @@ static void test_link_is_busy(void) {
 
 static void test_overlap(void) {
 #ifdef __CUDA_EMU__
-    for (int i = 0; i < 2; i++) {
-        char link[40], which[2] = {(char)('0' + i), '\0'};
-        int status;
-        snprintf(link, sizeof link, "%.0f", 1e6 * clocks[i]);
-        fflush(stdout);
-        const pid_t child = fork();
-        if (child == 0) {
-            setenv("EMU_CLOCK", "virtual", 1);
-            setenv("EMU_KERNEL_US", "10", 1);
-            setenv("EMU_LINK", link, 1);
-            unsetenv("EMU_SCHED");
-            execl("/proc/self/exe", "test_zo_gpu", "--clock", which, (char *)NULL);
-            _exit(127);
-        }
-        waitpid(child, &status, 0);
-        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
-    }
+    for (int i = 0; i < 2; i++)
+        run_again("test_zo_gpu", "--clock", i, ON_A_CLOCK "EMU_KERNEL_US=10 EMU_LINK=%.0f",
+                  1e6 * clocks[i]);
 #else
     SKIP("only on the virtual clock of the emulated GPU");
 #endif
@@ -918,7 +894,7 @@ int main(int argc, char **argv) {
         return run_configs(argc, argv, CONFIGS, some, config_is_here, config_hash);
     if (argc == 2 && strcmp(argv[1], "--rank") == 0) return one_rank();
 #ifdef __CUDA_EMU__
-    if (argc == 3 && strcmp(argv[1], "--clock") == 0) {
+    if (argc == 4 && strcmp(argv[1], "--clock") == 0) {
         link_rate = clocks[atoi(argv[2])];
         if (link_rate == clocks[0]) {
             RUN(test_copies_hide);
