@@ -80,6 +80,8 @@ check ranks_leave_no_rubbish sh -c '! ls s3/checkpoints | grep -q tmp'
 is each_rank_updates_its_own accum_s2 3 cpu_params 26496
 is each_rank_moves_its_own accum_s2 3 h2d_bytes $((2 * 26496))
 is ranks_exchange_sums accum_s2 3 reduced_bytes $((3 * 2 * 26496))
+got=$(field accum_s2 3 gathered_bytes)  # and some dozens of doubles
+check and_weights test "$got" -ge $((2 * 26496)) -a "$got" -le $((2 * 26496 + 512))
 
 # One rank may end long after another, which has left in order: rank 0 draws the loss.
 cat >slow.c <<'END'

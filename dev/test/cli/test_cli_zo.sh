@@ -36,7 +36,7 @@ judge() {
 }
 learn() {
     "$cpu" --data reviews.txt --tokenizer bytes --layers 2 --heads 2 --channels 64 --context 88 \
-        --batch 4 --steps 900 --lr 4e-3 --eval-every 0 --out judge >judge.out 2>&1
+        --batch 4 --steps 450 --lr 6e-3 --eval-every 0 --out judge >judge.out 2>&1
     judge "$cpu" --model judge --steps 0 >zero_shot.out 2>&1
     judge "$cpu" --model judge --steps 250 --eval-every 50 --out tuned >tuned.out 2>&1
 }
