@@ -211,7 +211,7 @@ chooses() {
     mode=$1 memory=$2
     shift 2
     plan $large --gpu-memory "$memory" -- "$@" >plan.out 2>&1
-    check "auto_chooses_${mode}_of_$memory" grep -q "^offload $mode[:,]\|^offload auto: $mode" plan.out
+    check "auto_chooses_${mode}_of_$memory" grep -q "^offload ${mode}[:,]\|^offload auto: $mode" plan.out
     check "its_plan_fits_$memory" true_that "$(planned GPU plan.out) <= ${memory%M} + 5 && \
         $(planned GPU plan.out) > 0.9 * ${memory%M}"
 }
