@@ -3,8 +3,8 @@
 # The emulated GPU (dev/emu/README.md): its runtime, and what is linked with it.
 EMU = $(wildcard dev/emu/*.cpp dev/emu/*.h dev/emu/*.pl dev/emu/emucc dev/emu/include/*.h)
 EMU_OBJECTS = $(patsubst dev/emu/%.cpp,%.o,$(wildcard dev/emu/*.cpp))
-EMU_FLAGS = -g $(ARCH) $(EXACT) $(WARN) -Wno-pass-failed -I. -D__CUDACC__ -DTIDE_NCCL $(EXTRA)
-EMU_RUN = -std=c++17 -g $(ARCH) $(WARN) $(EXTRA)
+EMU_FLAGS = -g1 $(ARCH) $(EXACT) $(WARN) -Wno-pass-failed -I. -D__CUDACC__ -DTIDE_NCCL $(EXTRA)
+EMU_RUN = -std=c++17 -g1 $(ARCH) $(WARN) $(EXTRA)
 emu_plain = $(EMU_OBJECTS:%=build/emu/runtime/%)
 
 define runtime

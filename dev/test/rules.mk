@@ -8,7 +8,7 @@
 #   build/plain/NAME  from a build for the oldest machine, with one thread
 CLANG := $(shell command -v clang 2>/dev/null)
 alone = $(filter-out -fopenmp,$(CFLAGS))
-SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+SANITIZE = -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 $(eval $(call program,test/,$$(CC) $$(CFLAGS)))
 $(eval $(call program,asan/,$$(CC) $$(CFLAGS) $(SANITIZE) -DFUZZ_MAIN))
 $(eval $(call program,tsan/,$(CLANG) $$(alone) -O1 -fsanitize=thread))
