@@ -16,9 +16,6 @@ without_measuring() {
     whole || export EMU_CLOCK=virtual EMU_KERNEL_US=10000 EMU_SCHED=lazy
 }
 
-# A GPU has queues for few processes: of 16 at a time, some are out of memory.
-case ${tide-} in *emu | '') ;; *) [ "${cores:-1}" -le 4 ] || cores=4 ;; esac
-
 fail() { echo "FAIL $1: $2"; }
 
 # check NAME CONDITION...: the condition is a command
@@ -45,6 +42,122 @@ refuses() {
     elif ! grep -q "$pattern" refuses.err; then
         fail "$name" "does not say '$pattern': $(cat refuses.err)"
     else echo "ok $name"; fi
+}
+
+# --- what the tests of the trainers share ----------------------------------------------------------
+
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+
+# begin NAME [TOOL...]: the trainers ($cpu and $tide), the launcher and tools of build/ by their
+# paths, one thread each, and a folder for this test with text.txt; ends the script where one is missing
+begin() {
+    begun=$1 top=$(pwd)
+    shift
+    cpu=$(absolute "${TIDE_CPU:-train_gpt2}") tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
+    launch=$top/scripts/launch.sh
+    for program in "$cpu" "$tide" "$@"; do
+        [ -x "$program" ] || { echo "skip $begun: $program is missing"; exit 0; }
+    done
+    cores=$(nproc 2>/dev/null || echo 2)  # (before the next line: nproc minds it)
+    export OMP_NUM_THREADS=1 EMU_THREADS=1
+    # A GPU has queues for few processes: of 16 at a time, some are out of memory.
+    case $tide in *emu) emulated=1 ;; *) emulated= ; [ "$cores" -le 4 ] || cores=4 ;; esac
+    work=$(mktemp -d) || exit 1
+    trap 'kill $(jobs -p) 2>/dev/null; chmod -R u+w "$work"; rm -rf "$work"' EXIT
+    cat LICENSE LICENSE LICENSE >"$work/text.txt"
+    cp scripts/rates/rtx4090_desktop.txt "$work/rates.txt"
+    cd "$work" || exit 1
+}
+
+# ranks N OPTION...: the GPU trainer, N times
+ranks() {
+    number=$1
+    shift
+    "$launch" "$number" "$tide" "$@"
+}
+# enough_gpus N: are there so many?
+enough_gpus() { [ -n "$emulated" ] || [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')" -ge "$1" ]; }
+
+# go NAME COMMAND...: with --out NAME, in the background, as many at a time as there are cores
+going=
+go() {
+    began=$1
+    shift
+    case " $* " in *" --resume "*) ;; *) rm -rf "$began" ;; esac
+    "$@" --out "$began" >"$began.out" 2>"$began.err" &
+    going="$going $!"
+    [ "$(echo "$going" | wc -w)" -lt "$cores" ] || arrive
+}
+arrive() { for pid in $going; do wait "$pid"; done; going=; }
+
+# at NEW RUN STEP COMMAND...: a copy of the run, as it was after STEP steps, is resumed
+at() {
+    copied=$1
+    copy "$@"
+    shift 3
+    "$@" --resume --out "$copied" >"$copied.out" 2>"$copied.err"
+}
+copy() {
+    rm -rf "$1"
+    mkdir -p "$1/checkpoints"
+    cp -r "$(dirname "$(state "$2" "$3")")" "$1/checkpoints"
+    for f in "$2"/*; do [ -d "$f" ] || cp "$f" "$1"; done
+    rm -f "$1/model.safetensors"
+}
+state() { printf '%s/checkpoints/step_%08d/state' "$1" "$2"; }  # RUN STEP
+# steps_of RUN: of which it has checkpoints
+steps_of() { (cd "$1/checkpoints" && ls -d step_* | sed 's/^step_0*//'); }
+
+# field RUN STEP MEMBER: a number of the log; members RUN MEMBER: of all lines
+field() { sed -n "s/^{\"step\":$2,.*\"$3\":\([-0-9.e+]*\).*/\1/p" "$1/log.jsonl"; }
+members() { sed -n "s/.*\"$2\":\([-0-9.e+]*\).*/\1/p" "$1/log.jsonl"; }
+# losses RUN: and norms and evaluations, with all digits
+losses() { sed -n 's/\("norm":[^,]*\|"grad_norm":[^,]*\|"val_loss":[^}]*\).*/\1/p' "$1/log.jsonl"; }
+
+# same NAME RUN REFERENCE: losses, weights and, of every checkpoint in both, parameters, moments and
+# columns; like NAME RUN REFERENCE: losses and weights
+like() { same "$1" "$2" "$3" ""; }
+same() {
+    losses "$2" >a.txt
+    losses "$3" >b.txt
+    why= states=0
+    cmp -s a.txt b.txt && [ -s a.txt ] || why="losses: $(diff a.txt b.txt | tr '\n' ' ')"
+    cmp -s "$2/model.safetensors" "$3/model.safetensors" || why="$why weights"
+    for s in ${4-$(steps_of "$2")}; do
+        [ -f "$(state "$3" "$s").txt" ] || continue
+        states=$((states + 1))
+        cmp -s "$(state "$2" "$s").safetensors" "$(state "$3" "$s").safetensors" || why="$why state $s"
+        [ "$(kept "$2" "$s")" = "$(kept "$3" "$s")" ] || why="$why columns $s"
+    done
+    [ $states -gt 0 ] || [ -z "${4-all}" ] || why="$why no state"
+    if [ -z "$why" ]; then echo "ok $1"; else fail "$1" "differs: $why $(head -n 3 "$2.err" 2>&1)"; fi
+}
+kept() { grep '^hashes\|^optimizer\|^zen' "$(state "$1" "$2").txt"; }  # RUN STEP
+same_weights() { cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
+differ() { ! same_weights "$1" "$2"; }
+
+# near NAME RUN REFERENCE LIMIT: all losses and evaluations, relative
+near() {
+    for compared in "$2" "$3"; do
+        sed -n 's/.*"\(val_\|\)loss":\([^,}]*\).*/\2/p' "$compared/log.jsonl" >"near.$compared"
+    done
+    check "$1" sh -c 'paste "near.$1" "near.$2" | awk -v limit="$3" "{ d = \$1 / \$2 - 1
+        if (NF != 2 || !(d <= limit && -d <= limit)) { print NR \": \" \$0; bad = 1 } }
+        END { exit bad || NR < 3 }"' - "$2" "$3" "$4"
+}
+true_that() { awk "BEGIN { exit !($1) }"; }
+# close A B DISTANCE: numbers
+close() { true_that "($1 + 0) - ($2 + 0) <= $3 && ($2 + 0) - ($1 + 0) <= $3 && $1 + 0 > 0"; }
+# is NAME RUN STEP MEMBER NUMBER
+is() {
+    got=$(field "$2" "$3" "$4")
+    if [ "$got" = "$5" ]; then echo "ok $1"; else fail "$1" "$4 is $got, not $5"; fi
+}
+# as_planned NAME OUTPUT [PART]: GPU memory that was taken, within a part of it
+as_planned() {
+    check "$1" awk -v part="${3:-0.03}" '/^GPU memory: .* MiB taken, planned .* MiB$/ ||
+        /^memory: at most .* MiB, planned .* MiB$/ { gsub("[a-zA-Z:]+", ""); gsub(",", ""); n++
+            if ($1 > (1 + part) * $2 || $1 < (1 - part) * $2) exit bad = 1 } END { exit bad || n != 1 }' "$2"
 }
 
 # planned PLACE FILE: the total of a memory plan, in MiB

@@ -1,22 +1,18 @@
 #!/bin/sh
-# The trainer as a user meets it: runs, stops, resumes, refuses. Everything happens in a temporary
-# directory, with models of a few thousand parameters.
+# The trainer as a user meets it: runs, stops, resumes, keeps what it finds; words and refusals are rows
+# of lines.table. Everything happens in a temporary directory, with models of a few thousand parameters.
 # usage: sh dev/test/cli/test_cli.sh      (from the top of the repository, after make; ALL=1 is the same)
 set -u
-top=$(pwd)
-tide=$top/train_gpt2
+. dev/test/cli.sh
+TIDE_GPU=train_gpt2 begin cli "$(pwd)/build/tokenize" "$(pwd)/build/compare"
+unset OMP_NUM_THREADS
+tide=$cpu
 tokenize=$top/build/tokenize
 compare=$top/build/compare
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-
-# A text of some 6 kB in English, the same everywhere.
-cat "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" >text.txt
+cat "$top/LICENSE" text.txt text.txt >twice.txt  # of some 7 kB in English, the same everywhere
+mv twice.txt text.txt
 small="--data text.txt --layers 2 --heads 2 --channels 32 --context 32 --batch 4 --lr 3e-3 --"
 steps="$small --steps 12 --eval-every 5 --eval-batches 2 --save-every 3 --keep 3 --"
-
-. "$top/dev/test/cli.sh"
 
 # --- a run leaves what it promises -----------------------------------------------------------
 
@@ -24,9 +20,6 @@ check run_ends "$tide" $steps --out whole
 hint=$(sed -n 's/^try it: //p' check.out)
 check hint_is_said expr "$hint" : '.* --model whole --steps 0 --prompt "..."$'
 check hint_works sh -c "$hint --sample-tokens 3"
-for f in model.safetensors config.json log.jsonl loss.svg vocab.json merges.txt; do
-    check "run_leaves_$f" test -s whole/$f
-done
 check log_has_every_step test "$(grep -c '"loss"' whole/log.jsonl)" -eq 12
 check log_has_evaluations test "$(grep -c '"val_loss"' whole/log.jsonl)" -eq 3
 check keeps_three_checkpoints test "$(ls whole/checkpoints | wc -l)" -eq 3
@@ -39,27 +32,12 @@ check loss_falls awk "BEGIN { exit !($last < $first - 0.5) }"
     --eval-every 0 --out memory >memory.out
 "$tide" --resume --out memory --steps 3 >memory_resumed.out
 "$tide" --model memory --data text.txt --batch 8 --steps 1 --eval-every 0 --sample-every 1 \
-    --sample-tokens 4 --out memory_loaded >memory_loaded.out
-for run in memory memory_resumed memory_loaded; do
-    set -- $(sed -n 's/^memory: at most \([0-9.]*\) MiB, planned \([0-9.]*\) MiB$/\1 \2/p' $run.out)
-    check ${run}_is_as_planned awk \
-        "BEGIN { exit !(${1:-0} > 0.9 * ${2:-1} && ${1:-0} < 1.1 * ${2:-1}) }"
-done
-check the_plan_is_a_table test "$(planned CPU memory_loaded.out)" = "${2%.0}"
-
-# What the weights are: a preset's are random, whatever its name.
-check new_weights_are_said grep -q '^model: 4 layers, 4 heads, .*; new, random weights$' memory.out
-check saved_weights_are_said grep -q '^model: .*; weights from memory$' memory_loaded.out
-check resumed_weights_are_said grep -q \
-    '^model: .*; weights of step 2 from memory/checkpoints/step_00000002$' memory_resumed.out
-"$tide" --model d1 --data text.txt --seq 32 --steps 0 >new.out
-check random_weights_are_evaluated_with_a_note grep -q '^note: .* random; .*--model DIR' new.out
-check one_is_not_several grep -q '^model: 1 layer, 1 head, ' new.out
-"$tide" --model d1 --context 32 --steps 0 --prompt x --sample-tokens 2 >new.out 2>new.err
-check and_sampled_with_one grep -q '^note: .* random; .*--model DIR' new.err
-check the_sample_is_alone test "$(grep -c 'note\|model:' new.out)" -eq 0
-"$tide" --model memory --data text.txt --steps 0 >new.out 2>new.err
-check weights_that_have_learned_have_no_note sh -c '! grep "note: these" new.out memory.out new.err'
+    --sample-tokens 4 --no-save >memory_loaded.out
+for run in memory memory_resumed memory_loaded; do as_planned ${run}_is_as_planned $run.out 0.1; done
+check the_plan_is_a_table test "$(planned CPU memory_loaded.out)" = \
+    "$(sed -n 's/^memory: .*planned \([0-9.]*\) MiB$/\1/p' memory_loaded.out | sed 's/[.]0$//')"
+"$tide" --model whole --steps 0 --prompt x --sample-tokens 2 >new.out 2>/dev/null
+check the_sample_is_alone sh -c '! grep -q "note\|model:" new.out'
 
 # --- what it computes with, and how it waits: tide/cpu/cpu.h ----------------------------------------------
 
@@ -82,9 +60,6 @@ else
 fi
 
 # On a CPU that has nothing, and on one that has everything.
-check version_says_instructions sh -c "'$tide' --version | grep -Eq '\(CPU, [A-Z0-9-]+\)'"
-check run_says_its_cpu sh -c "'$tide' $steps --out cpu | grep -Eq '^cpu: .+, [0-9]+ threads?, [A-Z0-9-]+$'"
-
 cat >cpu.c <<'END'
 #include "tide/cpu/cpu.h"
 int main(void) { cpu_describe(); return 0; }
@@ -115,21 +90,19 @@ fi
 
 # --- same bits ---------------------------------------------------------------------------------
 
-same() { cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
-
 "$tide" $steps --out again >/dev/null
-check same_seed_same_bits same whole again
+check same_seed_same_bits same_weights whole again
 "$tide" $steps --out other --seed 2 >/dev/null
 check another_seed_other_bits sh -c '! cmp -s whole/model.safetensors other/model.safetensors'
 for n in 1 3; do
     "$tide" $steps --out threads$n --threads $n >/dev/null
-    check same_bits_with_${n}_threads same whole threads$n
+    check same_bits_with_${n}_threads same_weights whole threads$n
 done
 
 "$tide" $steps --out half --steps 7 --warmup 0 --schedule constant >/dev/null
 "$tide" $steps --out full --steps 12 --warmup 0 --schedule constant >/dev/null
 "$tide" --resume --out half --steps 12 >/dev/null
-check resumed_run_has_the_same_bits same half full
+check resumed_run_has_the_same_bits same_weights half full
 check resumed_log_is_whole test "$(grep -c '"loss"' half/log.jsonl)" -eq 12
 
 check schedule_is_used sh -c '! cmp -s whole/model.safetensors full/model.safetensors'
@@ -163,21 +136,20 @@ killed_run() {
 }
 check was_killed_several_times longer killed_run
 "$tide" $long --out undisturbed >/dev/null
-check killed_run_has_the_same_bits same killed undisturbed
+check killed_run_has_the_same_bits same_weights killed undisturbed
 check killed_log_is_whole test "$(grep -c '"loss"' killed/log.jsonl)" -eq $((60 * times))
 
 # --- other ways in ----------------------------------------------------------------------------
 
 "$tokenize" --tokenizer bytes --out tok text.txt >/dev/null 2>&1
 "$tide" $steps --data 'tok_train_*.bin' --tokenizer bytes --out bin >/dev/null
-check token_file_gives_the_bits_of_its_text same whole bin
+check token_file_gives_the_bits_of_its_text same_weights whole bin
 
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 0 >a.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 0 >b.txt
 check greedy_sampling_repeats cmp a.txt b.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 1 --top-p 1e-9 >b.txt
 check the_smallest_nucleus_is_greedy cmp a.txt b.txt
-check sample_starts_with_the_prompt grep -q 'The ' a.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 5 >a.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 6 >b.txt
 check seeds_give_other_samples sh -c '! cmp -s a.txt b.txt'
@@ -234,27 +206,12 @@ check evaluation_of_saved_weights grep -q "val loss $(printf '%.5f' "$logged" | 
 "$tide" --model whole --steps 0 --data text.txt --eval-batches 100 --batch 1 | tail -n 1 | cut -c1-14 >a.txt
 "$tide" --model whole --steps 0 --data text.txt --eval-batches 100 --batch 7 | tail -n 1 | cut -c1-14 >b.txt
 check evaluation_does_not_depend_on_the_batch cmp a.txt b.txt
-check resume_can_evaluate "$tide" --resume --out whole --steps 0
 "$tide" --model whole --steps 0 --out copy >/dev/null
-check conversion_keeps_the_bits same whole copy
+check conversion_keeps_the_bits same_weights whole copy
 "$tide" --model whole --steps 0 --out bf16 --save-dtype bf16 >/dev/null
 check bf16_is_half_as_long test "$(wc -c <bf16/model.safetensors)" -lt "$(($(wc -c <whole/model.safetensors) * 6 / 10))"
 check bf16_weights_load "$tide" --model bf16 --steps 0 --prompt x --sample-tokens 5
-"$tide" $small --data tok_train_000000.bin --steps 1 --out no_words >hint.out
-check hint_not_without_a_tokenizer sh -c 'grep -q ^done: hint.out && ! grep "^try it" hint.out'
 check fine_tuning "$tide" --model whole --data text.txt --steps 3 --batch 2 --out tuned
-little="--layers 1 --heads 2 --channels 8 --context 32 --batch 2 --steps 1 --"
-(printf '\037\213\010\000' && cat text.txt) >text.gz
-refuses data_that_is_not_text 2 'text.gz is compressed: unpack it first$' "$tide" $little --val text.gz --data text.txt
-cp text.txt text.csv
-"$tide" $little --data text.csv --val text.csv --out table >a.txt 2>b.txt
-check a_table_is_not_examples test "$(grep -c '^tide: warning: text.csv is a table: examples are JSON lines' b.txt)" -eq 2
-check an_evaluation_is_not_called_missing sh -c '! grep -q "nothing will be evaluated" a.txt'
-head -c 200 text.txt >little.txt
-"$tide" $little --data little.txt --out little >a.txt
-check nothing_to_evaluate_is_said grep -q '^data: nothing will be evaluated: .*--val$' a.txt
-"$tide" $little --data little.txt --eval-every 0 --out little_quiet >a.txt
-check nobody_asked_for_it sh -c '! grep -q "nothing will be evaluated" a.txt'
 
 # A run that is where it should be, or further, stays as it is; but if it was killed before it wrote
 # its weights for others, it does that.
@@ -267,7 +224,7 @@ done
 check nothing_is_changed diff -r -x .lock whole finished
 rm finished/model.safetensors
 check weights_are_still_to_do "$tide" --resume --out finished --steps 12
-check they_are_written same whole finished
+check they_are_written same_weights whole finished
 "$tide" $small --dump d1.safetensors --threads 1 >dump.out
 check dump_is_of_the_first_batch grep -q "^loss $(printf '%.4f' "$first" | cut -c1-5)" dump.out
 "$tide" $small --dump d2.safetensors --threads 2 >/dev/null
@@ -301,9 +258,6 @@ else
     echo "skip dump_in_transformers: no torch, or no transformers"
 fi
 
-mkdir nano && echo rubbish >nano/config.json
-check a_directory_does_not_hide_a_preset "$tide" $small --model nano --steps 1 --out preset
-rm -r nano
 check dump_with_a_prompt "$tide" $small --steps 0 --prompt x --dump d3.safetensors
 check dump_is_the_same "$compare" d1.safetensors d3.safetensors --rtol 0
 
@@ -331,117 +285,33 @@ printf 'the king is the king of the sea\n%.0s' 1 2 3 4 5 6 7 8 9 >king.txt
 for f in tokenizer.json tokenizer_config.json; do
     check "out_has_the_$f" cmp "$spaced/$f" spaced/$f
 done
-check a_run_with_tokenizer_json_goes_on "$tide" --resume --out spaced --steps 3
-check its_model_speaks sh -c "'$tide' --model spaced --steps 0 --prompt 'the king' --sample-tokens 2 | grep -q '^the king'"
 talks() { "$tide" --model "$1" --steps 0 --sample-tokens 9 --prompt "$2" | sed 's/^<s>//'; }
 check a_prompt_has_one_begin test "$(talks spaced '<s>the king')" = "$(talks spaced 'the king')"
-# a token that the model does not know is refused where a text has it
 cp -r spaced padded
 echo '{"[PAD]": 2005}' >padded/added_tokens.json
-echo 'the king [PAD] of the sea' >pad.txt
 check a_token_more_than_the_model test "$(talks padded 'the king')" = "$(talks spaced 'the king')"
-refuses a_prompt_with_it 2 'prompt has token 2005' "$tide" --model padded --steps 0 --prompt '[PAD]'
-refuses a_text_with_it 2 'pad.txt: token 3 is 2005' "$tide" --model padded --data king.txt --val pad.txt --seq 4 --steps 1
-echo '{"prompt": "the", "completion": " king"}' >king.jsonl
-check its_examples_train "$tide" --model spaced --data king.jsonl --val king.jsonl --steps 1 --out spaced2
-refuses bytes_for_a_model_with_tokenizer_json 2 'other tokens' "$tide" --model spaced --tokenizer bytes --data king.txt
 "$tokenize" --tokenizer "$spaced" --out king king.txt >/dev/null
 check documents_begin_and_end sh -c "'$tokenize' --show king_train_000000.bin --tokens 3 | tail -n 1 | grep -q '^1 274 '"
 # this </s> is normalised: it is written as it is looked for, with a space
 check documents_come_back sh -c "'$tokenize' --show king_train_000000.bin --tokenizer '$spaced' --tokens 99999 |
     tail -n +2 >king.shown; (printf '<s> '; cat king.txt; echo ' </s>') | cmp - king.shown"
 
-# --- refusals: one line, exit code 2 (1 while running), nothing lost ---------------------------
-
-refuses unknown_option 2 'did you mean --batch' "$tide" --bach 3
-refuses no_data 2 'data is missing' "$tide"
-refuses data_absent 2 absent.txt "$tide" --data absent.txt --out nest/a/b
-check refused_runs_make_no_folders test ! -e nest
-: >empty.txt
-refuses data_empty 2 empty "$tide" --data empty.txt
-refuses data_is_a_directory 2 whole "$tide" --data whole
-printf 'short' >short.txt
-refuses data_too_short 2 'seq' "$tide" --data short.txt
-head -c 1500 tok_train_000000.bin >cut.bin
-refuses token_file_truncated 2 cut.bin "$tide" --data cut.bin
-refuses token_outside_the_vocabulary 2 'vocab' "$tide" $steps --data tok_train_000000.bin --vocab 100 --out v
-refuses sequence_beyond_the_context 2 'context of' "$tide" $small --seq 64
-refuses no_such_model 2 'no such' "$tide" --model gpt5 --data text.txt
-refuses model_of_the_hub 2 'no such file; sh dev/data/model.sh gpt5/small fetches' "$tide" --model gpt5/small --data text.txt
-refuses too_large_for_memory 2 'memory' "$tide" --model opt-175b --data text.txt
-refuses shape_of_a_saved_model 2 'own' "$tide" --model whole --layers 3 --data text.txt
-cp -r whole damaged
-head -c 20000 whole/model.safetensors >damaged/model.safetensors
-refuses model_truncated 2 damaged "$tide" --model damaged --data text.txt
-sed 's/"n_embd": *32/"n_embd": 48/' whole/config.json >damaged/config.json
-cp whole/model.safetensors damaged/
-refuses model_of_another_shape 2 damaged "$tide" --model damaged --data text.txt
-echo '{' >damaged/config.json
-refuses config_damaged 2 config.json "$tide" --model damaged --data text.txt
-cp whole/config.json damaged/
-echo '{"a": 1' >damaged/vocab.json
-refuses vocabulary_damaged 2 vocab.json "$tide" --model damaged --data text.txt
-mkdir adapter && echo '{}' >adapter/adapter_config.json
-refuses model_is_an_adapter 2 'adapter_config.json: adapters (LoRA) are not supported: merge' "$tide" --model adapter --data text.txt
+# A folder of the hub's cache is a model.
 mkdir -p models--o--m/snapshots/5eed models--o--m/snapshots/1dea models--o--m/refs
 cp whole/* models--o--m/snapshots/5eed 2>/dev/null
 printf 5eed >models--o--m/refs/main
-"$tide" --model models--o--m --steps 0 --prompt a --sample-tokens 9 >a.txt
-check model_of_a_cache sh -c '"$0" --model whole --steps 0 --prompt a --sample-tokens 9 | diff - a.txt' "$tide"
+"$tide" --model whole --steps 0 --prompt a --sample-tokens 9 >a.txt
+"$tide" --model models--o--m --steps 0 --prompt a --sample-tokens 9 >b.txt
+check model_of_a_cache cmp a.txt b.txt
 rm -r models--o--m/refs models--o--m/snapshots/1dea
 "$tide" --model models--o--m --steps 0 --prompt a --sample-tokens 9 >b.txt
 check model_of_a_cache_without_refs cmp a.txt b.txt
-mkdir slides && cp whole/model.safetensors slides && rm -rf models--o--m
-"$tide" $small --model mistral-7b --kv-heads 1 --vocab 300 --steps 0 --out slides_not >/dev/null
-cp slides_not/model.safetensors slides && sed 's/"sliding_window": null/"sliding_window": 16/' slides_not/config.json >slides/config.json
-refuses sequence_beyond_the_window 2 "model's sliding window of 16" "$tide" --model slides --data text.txt --seq 17
-echo x >slides/tokenizer.model
-refuses tokenizer_model_alone 2 'tokenizer.model is not read; transformers makes tokenizer.json' \
-    "$tide" --model slides --steps 0 --prompt a
-"$tide" --model nano --vocab 600 --tokenizer bytes --steps 0 --out large >/dev/null
-check weights_are_read_on_small_stacks env OMP_STACKSIZE=16k "$tide" --model large --data text.txt --steps 0
-refuses model_of_a_checkpoint 2 'is a checkpoint: --model takes the OUT' "$tide" --model whole/checkpoints/step_00000012 --data text.txt
-printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n' >model.gguf
-refuses model_of_another_kind 2 'model.gguf: a pointer of git-lfs: git lfs pull' "$tide" --model model.gguf --data text.txt
-mkdir only_json
-cp whole/model.safetensors whole/config.json only_json
-echo '{"added_tokens": []}' >only_json/tokenizer.json
-echo x >only_json/tokenizer.model  # the reason is the other's
-json='only_json/tokenizer.json: decoder null: not supported'
-refuses tokenizer_json_for_text 2 "$json" "$tide" --model only_json --data text.txt --steps 1 --out only
-refuses tokenizer_json_for_a_prompt 2 "$json" "$tide" --model only_json --steps 0 --prompt x
-check but_token_files_need_none "$tide" --model only_json --data tok_train_000000.bin --steps 1 --out only_files
-refuses tokenizer_json_named 2 'tokenizer.json is a file: name its folder' "$tide" $small \
-    --tokenizer only_json/tokenizer.json --data text.txt --out only
-refuses tokenizer_json_of_a_folder 2 "$json" "$tide" $small --tokenizer only_json --data text.txt --out only
-refuses larger_tokenizer 2 tokens "$tide" $small --tokenizer bytes --vocab 100
-"$tide" $small --vocab 300 --steps 1 --out wide >/dev/null
-rm wide/merges.txt
-refuses tokens_without_a_tokenizer 2 'tokenizer' "$tide" --model wide --data text.txt --steps 1 --out wide2
-"$tide" $small --tokenizer "$top/dev/test/fixtures/tokenizer" --steps 1 --eval-every 0 --out bpe >/dev/null
-refuses bytes_for_a_model_with_others 2 'other tokens' "$tide" --model bpe --tokenizer bytes --data text.txt
-refuses bytes_for_a_run_with_others 2 'other tokens' "$tide" --resume --out bpe --tokenizer bytes --steps 2
-"$tide" $little --steps 0 --vocab 50257 --out gpt2_size >/dev/null
-check bytes_in_a_large_vocabulary "$tide" --model gpt2_size --tokenizer bytes --prompt x --sample-tokens 1
-rm gpt2_size/merges.txt
-refuses bytes_for_a_model_of_gpt2s_size 2 '50257 other tokens' "$tide" --model gpt2_size --tokenizer bytes --prompt x
-mkdir merges_only
-cp "$top/dev/test/fixtures/tokenizer/merges.txt" merges_only
-refuses merges_without_ids 2 'merges_only/vocab.json: No such file' "$tide" $little --tokenizer merges_only --data text.txt
-refuses nothing_to_evaluate 2 'val' "$tide" --model whole --steps 0 --data short.txt --seq 2
-refuses conversion_onto_a_run 2 'resume' "$tide" --steps 0 --data text.txt --out whole
-refuses name_with_a_newline 2 'such' "$tide" --data "$(printf 'no\nsuch')"
-refuses dump_nowhere 2 'dump' "$tide" $small --dump nowhere/d.safetensors
 
 # A token that only shows up late: what was trained until then is saved.
 (head -c 9024 tok_train_000000.bin; printf '\377\377'; tail -c +9027 tok_train_000000.bin) >late.bin
 refuses late_token_outside_the_vocabulary 2 'late.bin' "$tide" $small --data late.bin \
     --tokenizer bytes --batch 1 --steps 4000 --eval-every 0 --out late
 check late_token_loses_nothing test -s late/model.safetensors
-refuses late_token_of_the_validation_data 2 'late.bin' "$tide" $small --val late.bin --tokenizer bytes \
-    --batch 1 --steps 9 --eval-every 3 --eval-batches 100000 --out late_val
-check it_loses_nothing_either test -d late_val/checkpoints/step_00000003 -a -s late_val/model.safetensors
-refuses resume_nothing 2 checkpoint "$tide" --resume --out nowhere
 
 # --- requeued jobs, epochs, lines ---------------------------------------------------------------------
 
@@ -456,7 +326,6 @@ check with_the_same_bits cmp requeued/model.safetensors requeued.whole
 rm -r requeued/checkpoints requeued/model.safetensors requeued/config.json
 check a_job_that_died_before_its_first_checkpoint_begins_anew requeued
 check with_the_same_bits_again cmp requeued/model.safetensors requeued.whole
-refuses resume_other_words 2 'unexpected argument' "$tide" --resume maybe --out requeued
 check epochs_are_steps sh -c '"$0" $2 --epochs 1.5 --out epochs >epochs.out && n=$(sed -n "s/^--epochs 1.5: \([0-9]*\) steps$/\1/p" \
     epochs.out) && [ "$n" = "$(grep -c "\"loss\"" epochs/log.jsonl)" ] && grep -q ", 1.5[0-9] epochs in $n steps" epochs.out' \
     "$tide" - "$small --eval-every 0 --log-every 7"
@@ -465,33 +334,11 @@ check a_line_every_seven_steps sh -c 'n=$(grep -c "\"loss\"" epochs/log.jsonl)
 check more_epochs_of_a_run sh -c '"$0" --resume --epochs 2 --out epochs >more.out &&
     grep -q "^--epochs 2: [0-9]* steps$" more.out' "$tide"
 refuses epochs_and_steps 2 'leave one out' "$tide" $small --epochs 2 --steps 3
-refuses epochs_of_nothing 2 'data is missing' "$tide" --model nano --epochs 2 --val text.txt
+"$tide" $small --steps 2 --eval-every 0 --out noted >/dev/null
+"$tide" --resume --steps 4 --out noted >/dev/null
+rm -r noted/checkpoints/step_00000004
+check as_many_steps_keep_the_rate sh -c '"$@" >more.out; ! grep "^note" more.out' - "$tide" --resume --steps 2 --out noted
 
-# Data that says nothing, and a rate that nobody asked for, get a note.
-check val_is_data sh -c '"$@" >said.out && grep -q "^note: --val is --data" said.out' - "$tide" $small --eval-every 0 --steps 2 \
-    --val text.txt --out said
-check many_steps_need_no_note sh -c '"$@" >said.out && ! grep "^note" said.out' - "$tide" $small --steps 12 --eval-every 0 \
-    --temperature 1 --sample-every 12 --sample-tokens 2 --out noted
-check more_steps_change_the_rate sh -c '"$@" >more.out && grep -q "^note: the learning rate goes on at .*, after 3.0e-04 at step 12: \
-its schedule follows the options, --steps 20 now and 12 before" more.out' - "$tide" --resume --steps 20 --out noted
-check as_many_do_not sh -c 'rm -r noted/checkpoints/step_00000020; "$@" >more.out; ! grep "^note" more.out' - "$tide" --resume --steps 12 --out noted
-check a_preset_says_where_weights_are sh -c '"$0" --data text.txt --model gpt2 --layers 1 --heads 1 --channels 8 --steps 1 \
-    --out preset_gpt2 >preset.out && grep -q "^note: these weights are random; for trained ones .* dev/data/model.sh" preset.out' "$tide"
-refuses other_run_in_the_way 2 'resume' "$tide" $steps --out whole
-refuses out_is_a_file 2 text.txt "$tide" $steps --out text.txt
-printf '#!/bin/sh\n' >a_program && chmod +x a_program && ln -s nowhere dangling
-for file in a_program a_program/below dangling; do  # said before anything else
-    check "out_is_no_folder: $file" sh -c '! "$@" >refused.out 2>&1 && [ "$(wc -l <refused.out)" -eq 1 ] &&
-        grep -q "make or write this directory: Not a directory" refused.out' - "$tide" $steps --out "$file"
-done
-# Without --val, the last tenth is not trained on, rounded down.
-head -c 1009 text.txt >held_out.txt
-for i in $(seq 29); do echo '{"prompt": "a", "completion": " b"}'; done >held_out.jsonl
-held_out() { "$tide" --data "$1" --layers 1 --heads 1 --channels 16 --context 16 --batch 1 --steps 1 --no-save \
-    >held_out.out && grep -q "^data: $2 training .*; $3 validation " held_out.out; }
-check the_last_tenth_is_held_out held_out held_out.txt 909 100
-check the_last_tenth_of_examples_is_held_out held_out held_out.jsonl 27 2
-refuses resume_other_shape 2 'contradicts' "$tide" --resume --out whole --layers 5
 mkdir locked && chmod 555 locked && chmod 755 "$work"
 cp "$tide" tide_copy
 as_user=
@@ -508,7 +355,7 @@ cp -r whole altered
 printf 'x' | dd of=altered/checkpoints/step_00000012/state.safetensors bs=1 seek=5000 conv=notrunc 2>/dev/null
 "$tide" --resume --out altered >altered.out 2>altered.err
 check altered_checkpoint_is_named grep -q 'step_00000012.*damaged' altered.err
-check the_one_before_gives_the_same_bits same altered whole
+check the_one_before_gives_the_same_bits same_weights altered whole
 # Of a session with other options it is put aside, and the next one goes on from the one before.
 cp -r whole longer
 "$tide" --resume --out longer --steps 14 >/dev/null
@@ -517,7 +364,7 @@ state=altered_longer/checkpoints/step_00000014/state.safetensors
 printf 'x' | dd of=$state bs=1 seek=$(($(wc -c <$state) / 2)) conv=notrunc 2>/dev/null
 refuses damage_of_another_session 2 'step_00000014.damaged: --resume again' "$tide" --resume --out altered_longer
 "$tide" --resume --out altered_longer --steps 14 >/dev/null
-check the_one_before_it_gives_the_same_bits same altered_longer longer
+check the_one_before_it_gives_the_same_bits same_weights altered_longer longer
 
 # Disk full: a file size limit makes write() fail the same way.
 cp -r whole full_disk
@@ -527,13 +374,10 @@ check disk_full_costs_a_checkpoint_not_the_run grep -q '^step 20/20' full.out
 check disk_full_is_a_warning_and_at_the_end_an_error sh -c \
     "grep -v '^tide: warning: .*; the run goes on, and the checkpoint of step 12 is whole' full.err |
     grep -c . | grep -qx 1 && tail -n 1 full.err | grep -q '^tide: cannot write.*checkpoints/tmp'"
-check disk_full_keeps_the_weights same whole full_disk
+check disk_full_keeps_the_weights same_weights whole full_disk
 check disk_full_keeps_the_checkpoint test -d full_disk/checkpoints/step_00000012
 check disk_full_leaves_no_rubbish sh -c '! ls -R full_disk | grep -q tmp'
 check after_disk_full_it_goes_on "$tide" --resume --out full_disk --steps 14
-
-# A loss that is not finite stops the run before it spoils the weights.
-refuses loss_not_finite 1 'loss is' "$tide" $steps --out nan --lr 900 --clip 0 --warmup 0 --steps 300
 
 # --- the Makefile --------------------------------------------------------------------------------
 

@@ -4,18 +4,9 @@
 # usage: sh dev/test/cli/test_cli_chat.sh    (from the top of the repository, after make,
 #        make train_gpt2emu build/ask; TIDE_GPU=./train_gpt2cu for a real GPU)
 set -u
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
-tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
-cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
-for program in "$tide" "$cpu"; do
-    [ -x "$program" ] || { echo "skip cli_chat: $program is missing"; exit 0; }
-done
-export OMP_NUM_THREADS=1 EMU_THREADS=1
-fixtures=$(absolute dev/test/fixtures/tokenizer) scripts=$(absolute scripts)
-work=$(mktemp -d) || exit 1
-trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
 . dev/test/cli.sh
-cd "$work" || exit 1
+begin cli_chat
+fixtures=$top/dev/test/fixtures/tokenizer scripts=$top/scripts
 without_measuring
 
 # --- twenty conversations, of one turn and of two, some with a system message -----------------------
@@ -149,13 +140,9 @@ talk='--model tuned --steps 0 --chat'
 check a_plan_of_a_chat sh -c 'grep -q "^model: 2 layers" plan.out && n=$(sed -n "s/^GPU  total  *\([0-9.]*\) of .*/\1/p" plan.out) &&
     tail -n 1 plan.out | grep -qx "fits: $n MiB of 1.00 GiB on the GPU"'
 refuses a_chat_that_does_not_fit 2 'this run needs .* GPU memory' "$tide" $talk --plan --gpu-memory 1M
-refuses a_chat_that_trains 2 'it needs --steps 0' "$cpu" --model tuned --chat --steps 3 --data chat.jsonl
 rm -f llama2/chat_template.jinja
 refuses a_chat_without_a_format 2 'name it with --chat-format mistral' "$cpu" --model llama2 --steps 0 --chat
 refuses a_format_without_its_tokens 2 'mistral-v3 needs the token \[INST\]' "$cpu" $talk --chat-format mistral-v3
-refuses an_unknown_format 2 'must be one of auto|chatml|llama3|mistral-v3|mistral|llama2$' "$cpu" $talk --chat-format x
-refuses bytes_end_no_turn 2 'needs a token that ends a text' "$cpu" --data chat.jsonl --chat-format llama2
-refuses scores_of_a_chat 2 'without --prompt and --chat' "$cpu" $talk --scores x.jsonl
 echo '{"messages": [{"role": "tool", "content": "x"}]}' >>chat.jsonl
 refuses a_tool 2 'chat.jsonl, line 21: message 1 has the role "tool": tools are not supported' \
     "$cpu" $model --tokenizer tokenizer --data chat.jsonl
