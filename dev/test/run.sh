@@ -51,8 +51,8 @@ run() {  # a program or a script
 }
 
 if [ "${1-}" = --one ]; then  # one of those that are started below
-    unset MAKE  # for a test that calls this script, or make with jobs of its own
-    MAKEFLAGS=$(echo "${MAKEFLAGS-}" | sed 's/ *-j[0-9]*//; s/ *--jobserver[^ ]*//')
+    unset MAKE  # a test may call this script, or make: that has the variables which were given, no flags
+    case ${MAKEFLAGS-} in *"-- "*) MAKEFLAGS="-- ${MAKEFLAGS#*-- }" ;; *) MAKEFLAGS= ;; esac
     export MAKEFLAGS
     run "$2"
     exit 0
