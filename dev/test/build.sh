@@ -20,7 +20,7 @@ progress() {
             CXX=*' -o '* | *gcc:*' -o '* | *g++:*' -o '* | *cc:*' -o '* | *clang*:*' -o '*)
                 n=$((n + 1)) name=${line##* -o }
                 [ "$total" = 0 ] || echo "[$n/$total] ${name%% *}" ;;
-            mkdir:* | ln:* | cp:* | make*:*) ;;
+            *': Entering directory '* | *': Leaving directory '*) ;;
             *) [ "$total" = 0 ] || echo "$part" ;;
         esac
         line=

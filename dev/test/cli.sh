@@ -153,7 +153,7 @@ is() {
     got=$(field "$2" "$3" "$4")
     if [ "$got" = "$5" ]; then echo "ok $1"; else fail "$1" "$4 is $got, not $5"; fi
 }
-# as_planned NAME OUTPUT [PART]: GPU memory that was taken, within a part of it
+# as_planned NAME OUTPUT [PART]: the memory that was taken, the GPU's or the CPU trainer's, within a part of it
 as_planned() {
     check "$1" awk -v part="${3:-0.03}" '/^GPU memory: .* MiB taken, planned .* MiB$/ ||
         /^memory: at most .* MiB, planned .* MiB$/ { gsub("[a-zA-Z:]+", ""); gsub(",", ""); n++

@@ -106,13 +106,13 @@ COMPUTES = test_adam test_finetune test_layers test_matmul test_offload test_rat
 READS = $(filter-out $(COMPUTES),$(UNIT))
 SCRIPTS_ALL = $(wildcard dev/test/*/test_*.sh dev/emu/test/test_*.sh)
 SCRIPTS = $(filter-out %/test_schedules.sh %/test_scripts.sh,$(wildcard dev/test/cli/test_*.sh)) \
-          dev/test/tools/test_tools.sh dev/test/sources/test_house.sh
+          dev/test/tools/test_tools.sh dev/test/sources/test_house.sh dev/emu/test/test_emu_bugs.sh
 
 in = $(patsubst %,build/$(1)/%,$(2))
 on = emu $(if $(and $(NVCC),$(GPU)),gpu)
 TESTS = $(foreach o,$(on),$(call in,$(o),test_emu $(filter-out test_zen_time,$(GPU_TESTS)))) \
         $(call in,test,test_gpt2 $(COMPUTES)) $(call in,asan,$(READS))
-TEST_NEEDS = train_gpt2emu $(TOOLS) build/test/test_ranks $(if $(word 2,$(on)),train_gpt2cu)
+TEST_NEEDS = train_gpt2emu $(TOOLS) build/test/test_ranks build/emu/bugs $(if $(word 2,$(on)),train_gpt2cu)
 
 # The kernels' tests, which are short enough for each sanitizer; those that train are for
 # test_schedules.sh.
@@ -126,7 +126,8 @@ TESTS_ALL = $(foreach o,$(on),$(call in,$(o),test_emu test_nccl $(GPU_ALL))) \
             $(if $(CLANGXX),$(call in,tsan,test_nccl test_timeline $(KERNELS)))
 TEST_ALL_NEEDS = $(foreach o,asan/emu $(if $(CLANGXX),tsan),$(call in,$(o),gpu_tests bugs \
                      gpu_tests_fp32 $(TRAINS) $(TRAINS:%=%_fp32))) \
-                 $(call in,emu,$(gpu_programs) bugs test_emu $(GPU_BENCHES)) train_gpt2emu \
+                 $(call in,emu,$(GPU_ALL) bugs test_emu test_nccl $(GPU_BENCHES)) train_gpt2emu \
+                 build/test/test_ranks \
                  $(TOOLS) $(if $(PTX),$(ptx_programs)) \
                  $(if $(NVCC),train_gpt2cu $(if $(GPU),,$(patsubst %,build/nvcc/%.o,gpu_tests \
                      test_emu test_nccl $(filter-out bench_zo_%,$(GPU_BENCHES)))))
@@ -136,7 +137,7 @@ machine = CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)"
 .PHONY: $(sort $(TESTS:%=run/%) $(TESTS_ALL:%=run/%)) $(SCRIPTS_ALL:%=run/%)
 $(sort $(TESTS:%=run/%) $(TESTS_ALL:%=run/%)): run/%: %
 	@sh dev/test/run.sh --one $*
-$(SCRIPTS_ALL:%=run/%): run/%: $(if $(ALL),$(TEST_ALL_NEEDS),$(TEST_NEEDS))
+$(SCRIPTS_ALL:%=run/%): run/%: $(if $(filter 1,$(ALL)),$(TEST_ALL_NEEDS),$(TEST_NEEDS))
 	@sh dev/test/run.sh --one $*
 
 test:  ## all features once, in minutes

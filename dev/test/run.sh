@@ -73,20 +73,21 @@ fi
     | tee -a "$RESULTS/machine"
 if [ -z "${NVCC-}" ]; then echo "skip nvcc_compiles: no nvcc on this machine"
 elif [ "${ALL:-0}${GPU:+1}" = 0 ]; then echo "skip nvcc_compiles: minutes, with make test-all"
-else echo "ok nvcc_compiles"; fi | tee -a "$RESULTS/machine"  # or make would have stopped
+else echo "ok nvcc_compiles"; fi | tee -a "$RESULTS/machine"  # or make stops
 [ -n "${NVCC-}" ] && [ -n "${GPU-}" ] || echo "skip tests_on_gpu: no GPU on this machine" \
     | tee -a "$RESULTS/machine"
 
-# What took longest the last time begins first, and before it what nobody has timed here.
-ordered=$(printf '%s\n' "$@" | awk '!tests { last[$1] = $2; next }
-    { print ($1 in last ? last[$1] : 1e9), $1 }' "$SECONDS_FILE" tests=1 - | sort -s -rn -k1,1 | cut -d' ' -f2)
-# One more than there are cores: some wait more than they compute.
-jobs=$(($(nproc 2>/dev/null || echo 2) + 1))
+built=0 jobs=$(nproc 2>/dev/null || echo 2)
 if [ -n "${MAKE-}" ]; then
-    # shellcheck disable=SC2086  # a list
-    sh dev/test/build.sh "$MAKE" $jobs $(printf ' run/%s' $ordered) || exit
+    # What took longest the last time begins first, and before it what nobody has timed here. One
+    # more than there are cores: some wait more than they compute.
+    [ -r "$SECONDS_FILE" ] || SECONDS_FILE=/dev/null
+    ordered=$(printf '%s\n' "$@" | awk '!tests { last[$1] = $2; next }
+        { print ($1 in last ? last[$1] : 1e9), $1 }' "$SECONDS_FILE" tests=1 - | sort -s -rn -k1,1 | cut -d' ' -f2)
+    # shellcheck disable=SC2046,SC2086  # a list
+    sh dev/test/build.sh "$MAKE" $((jobs + 1)) $(printf ' run/%s' $ordered) || built=$?
 else
-    echo "$ordered" | xargs -P $jobs -n 1 sh dev/test/run.sh --one
+    printf '%s\n' "$@" | xargs -r -P "$jobs" -n 1 sh dev/test/run.sh --one
 fi
 
 cat "$RESULTS"/* | grep '^FAIL '  # once more, where a reader looks first
@@ -94,4 +95,4 @@ passed=$(cat "$RESULTS"/* | grep -c '^ok ')
 failed=$(cat "$RESULTS"/* | grep -c '^FAIL ')
 skipped=$(cat "$RESULTS"/* | grep -c '^skip ')
 echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+[ $built -eq 0 ] && [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -143,7 +143,8 @@ static void run_hear(const double *said, size_t stride) {
     for (size_t k = 0; k < (size_t)ranks.world; k++)
         for (int i = 0; i < NEWS; i++)
             run_news[i] = fmax(run_news[i], said[k * stride + (size_t)i]);
-    if (stop_requested == 0) stop_requested = (int)run_news[NEWS_SIGNAL];
+    if (run_news[NEWS_SIGNAL] != 0 && stop_requested == 0)
+        stop_requested = (int)run_news[NEWS_SIGNAL];
 }
 
 static bool run_hears(int news) {

@@ -483,10 +483,10 @@ static void fp16_rounding(void) {
                                                                       (int)x.size());
     std::vector<float> w = wide.host();
     for (size_t h = 0; h < w.size(); h++)
-        if ((h & 0x7fff) > 0x7c00 && isnan(w[h])) w[h] = 0;
+        if ((h & 0x7fff) > 0x7c00) w[h] = !isnan(w[h]) ? 0.0f : h & 0x8000 ? -1.0f : 1.0f;
     expect(w, [](size_t h) {
         const int magnitude = (int)h & 0x7fff;
-        const double v = magnitude > 0x7c00 ? 0 : magnitude == 0x7c00 ? (double)INFINITY
+        const double v = magnitude > 0x7c00 ? 1 : magnitude == 0x7c00 ? (double)INFINITY
                                                                       : fp16_value(magnitude);
         return h & 0x8000 ? -v : v;
     }, "to float");

@@ -248,7 +248,8 @@ static void a_checkpoint_refuses_another_run(void) {
 // not.
 static void settings_of_a_mode_that_is_left_may_change(void) {
     static const char *const fixed[] = {
-        "--zen-topk 0.3", "--zen-window 3", "--zen-window 4", "--zen-reselect 3", "--zen-warmup 3"};
+        "--zen-topk 0.3", "--zen-window 3", "--zen-window 4", "--zen-reselect 3", "--zen-warmup 3",
+        "--zen-overlap off"};
     const Options run = cpu("--data d --offload zenflow --zen-topk 0.2 --zen-window auto "
                             "--zen-reselect 5 --zen-warmup 6");
     char line[200], *first = strdup(saved(&run));

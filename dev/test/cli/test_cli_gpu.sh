@@ -48,6 +48,7 @@ for options in "--recompute block" "--offload zero" "--offload auto" "--gpu-memo
     rm -f other.safetensors
     "$tide" $small $options --dump other.safetensors >dump.out
     check "dump_with_$options" "$compare" other.safetensors bf16.safetensors --rtol 0
+    case $options in --offload*) check "dump_with_${options}_is_on_the_gpu" sh -c '! grep -q "^host" dump.out' ;; esac
 done
 
 # --- same bits -----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 # words and refusals: lines.table. With models of a few thousand parameters, in a temporary directory.
 # usage: sh dev/test/cli/test_cli_offload.sh      (from the top of the repository, after make,
 #        make train_gpt2emu build/timeline; TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: with more
-#        placements and models)
+#        models, rates and least memories)
 set -u
 . dev/test/cli.sh
 begin cli_offload "$(pwd)/build/compare" "$(pwd)/build/timeline" "$(pwd)/build/tokenize"
@@ -172,7 +172,14 @@ if [ -n "$emulated" ]; then  # 1 MB/s, 10 ms a kernel
         EMU_SCHED='' EMU_CLOCK=virtual EMU_LINK=1000000 EMU_KERNEL_US=10000 EMU_HOST_US=10000 "$tide" $tiny --steps 5 \
             --offload zenflow --no-save --eval-every $every --sample-every $every --sample-tokens 3 --out time_$every >time.out
     done
-    check the_update_has_no_evaluation_in_it test "$(field time_1 5 update_ms)" = "$(field time_0 5 update_ms)"
+    check the_update_has_no_evaluation_in_it test "$(field time_1 5 update_ms)" = "$(field time_0 5 update_ms)" \
+        -a -n "$(field time_0 5 update_ms)"
+    EMU_SCHED='' EMU_CLOCK=virtual EMU_LINK=1000000 EMU_KERNEL_US=10000 EMU_HOST_US=10000 "$tide" $tiny --steps 5 \
+        --offload zero --no-save --out time_zero >time.out
+    update=$(field time_zero 5 update_ms)
+    check update_takes_what_the_link_does true_that "0$update > 79.3 && 0$update < 130"
+    check update_hides_under_forward true_that "$(field time_zero 5 exposed_ms) < 0.9 * $update"
+    check nothing_goes_both_ways true_that "0$(field time_zero 5 duplex_ms) < 1"
     check what_is_waited_for_has_none_either true_that "$(field time_1 5 exposed_ms) <= $(field time_0 5 exposed_ms)"
     check forward_and_backward_take_their_time true_that "$(field time_0 5 forward_ms) > 50 && \
         $(field time_0 5 backward_ms) > $(field time_0 5 forward_ms)"
@@ -182,6 +189,16 @@ fi
 
 # plan OPTION...: without a GPU, for the machine of a file
 plan() { EMU_DEVICES=0 CUDA_VISIBLE_DEVICES= "$tide" --plan --out planned "$@"; }
+refuses the_least_of_opt 2 '^tide: this run needs 67.1[0-9] GiB of host memory and 61.00 GiB are there' \
+    plan --model opt-6.7b --batch 1 --seq 512 --rates rates.txt --gpu-memory 23G --host-memory 61G
+check its_table_is_of_that_plan grep -q '^host total  *67.1[0-9] of 61.00 GiB$' refuses.out
+plan --model gpt2-large --batch 1 --offload twinflow --gpu-memory 6144M --host-memory 6500M >plan.out
+check twinflow_keeps_as_much_as_fits true_that "$(planned GPU plan.out) > 0.98 * 6144 && $(planned host plan.out) <= 6505"
+slow="--model 7b --batch 1 --seq 2048 --offload zero --rates h200_16cores.txt --gpu-memory 140G --host-memory 400G --"
+step_of() { plan $slow "$@" | sed -n 's/^  step \([0-9.]*\),.*/\1/p'; }
+check each_overlap_is_worth_something true_that "$(step_of) < $(export TIDE_NO_OVERLAP=updates; step_of) && \
+    $(export TIDE_NO_OVERLAP=updates; step_of) < $(export TIDE_NO_OVERLAP=gradients; step_of) && \
+    $(export TIDE_NO_OVERLAP=gradients; step_of) < $(step_of --no-overlap)"
 models="gpt2 20b"
 whole && models="nano gpt2 gpt2-medium gpt2-large gpt2-xl 7b 8.3b 10b 13b 20b opt-125m opt-1.3b
     opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b d48"

@@ -207,7 +207,7 @@ zen32="$zen --precision fp32"
 late="$zen32 --zen-window 2 --zen-reselect 9"  # one selection: all later windows are late
 train 0 zen_late_one $late --accum 4
 train 2 zen_late_two $late --accum 2
-[ -n "${EMU_SCHED-}" ] && { EMU_SCHED=prio:1 ranks 2 $tiny $late --accum 2 --out zen_late_prio >zen_late_prio.out 2>&1; }
+go zen_late_prio env EMU_SCHED=prio:1 "$launch" 2 "$tide" $tiny $late --accum 2
 train 0 zen_one $zen32 --accum 12
 train 2 zen_two $zen32 --accum 6 --zero 1
 teams=two
@@ -220,7 +220,7 @@ arrive
 same zenflow_in_stage_1_has_the_bits_of_stage_2 zen_1 zen_2
 same zenflow_by_its_gradients_in_stage_1_has_the_bits_of_stage_2 zen_auto_1 zen_auto
 near zenflow_late_on_two_ranks_trains_as_on_one zen_late_two zen_late_one 1e-6
-[ ! -d zen_late_prio ] || same zenflow_late_has_the_bits_under_another_schedule zen_late_prio zen_late_two
+same zenflow_late_has_the_bits_under_another_schedule zen_late_prio zen_late_two
 # chosen RUN: the columns of its last checkpoint
 chosen() { grep '^zen.columns' "$(state "$1" 8).txt"; }
 chosen zen_one >one.txt
@@ -346,6 +346,7 @@ check mistakes_leave_nothing sh -c '! ls -d mistake* 2>/dev/null | grep .'
 refuses loss_not_finite 1 'stopped before the update' "$launch" 2 "$tide" $tiny --lr 900 --clip 0 \
     --warmup 0 --schedule constant --steps 300 --save-every 1 --zero 2 --out wild
 check what_was_saved_before_is_whole "$tide" --model wild --steps 0 --out wild_copy
+check the_save_that_was_going_on_is_completed sh -c '! ls wild/checkpoints | grep -q tmp'
 # One rank comes to a damaged place of the data, and the others wait for it.
 "$top/build/tokenize" --tokenizer bytes --out tok text.txt >/dev/null 2>&1
 (head -c 3024 tok_train_000000.bin; printf '\377\377'; tail -c +3027 tok_train_000000.bin) >late.bin

@@ -5,7 +5,7 @@
 # and refusals: lines.table. With models of a few thousand parameters, in a temporary directory.
 # usage: sh dev/test/cli/test_cli_zo.sh      (from the top of the repository, after make,
 #        make train_gpt2emu build/timeline build/tokenize build/reviews;
-#        TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: with more placements, ranks and plans)
+#        TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: with more plans)
 set -u
 . dev/test/cli.sh
 begin cli_zo "$(pwd)/build/timeline" "$(pwd)/build/tokenize" "$(pwd)/build/reviews"

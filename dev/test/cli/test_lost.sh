@@ -249,8 +249,7 @@ kill -9 "$(cat pid.0)"
 refuses one_of_them_is_enough 2 'ranks belongs to a run' $brief "$gpu" --resume --out ranks
 kill -CONT "$(cat pid.1)"
 wait $launcher
-# Signals to several ranks, one after the other: a rank that has heard of the first saves, however
-# late its own comes.
+# Signals to several ranks, one after the other (test_run.c: the second may be late).
 "$launch" 2 sh ranked "$gpu" $endless --layers 6 --channels 256 --save-every 0 --out apart \
     >apart.out 2>apart.err &
 launcher=$!

@@ -72,6 +72,8 @@ static size_t fuzz_mutate(unsigned char *b, size_t n, const FuzzSeed *other) {
 #define FUZZ_KINDS {{NULL, FUZZ_SEED("")}}
 #endif
 
+const FuzzSeed *fuzz_list;  // (seen by the leak sanitizer)
+
 // The seeds of the fuzzer, then the rows of its kinds; *count of them.
 static const FuzzSeed *fuzz_seeds(size_t *count) {
     static const FuzzSeed own[] = FUZZ_SEEDS;
@@ -94,7 +96,7 @@ static const FuzzSeed *fuzz_seeds(size_t *count) {
             seeds[n++].n = front + r->n;
         }
     *count = n;
-    return seeds;
+    return fuzz_list = seeds;
 }
 
 int main(int argc, char **argv) {
