@@ -845,7 +845,7 @@ static void other_modes_go_on_from_it(void) {
     train_state_free(&saved.state);
     const RunState what = state_in(arena, 3);
     run_of(&r, &m, &c, base);
-    r.o.resume = true;
+    r.o.resume = r.o.no_save = true;  // (no lock)
     r.o.offload = OFFLOAD_NONE;
     if (!state_find(base, SIZE_MAX, &r.state, r.resume_from, &err)) die("%s", err.text);
     r.config = r.state.config;

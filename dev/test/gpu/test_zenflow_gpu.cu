@@ -764,7 +764,7 @@ static void save_reference(const ZenReference *x, const GPT2Table *t, size_t ste
 // A run that goes on from what was saved.
 static void resume_of(Run *r, const Config *c, const char *out) {
     run_of(r, c, out);
-    r->o.resume = true;
+    r->o.resume = r->o.no_save = true;  // (no lock)
     r->o.resident = -1;
     if (!state_find(out, SIZE_MAX, &r->state, r->resume_from, &err)) die("%s", err.text);
     r->config = r->state.config;
