@@ -324,8 +324,8 @@ static void windows_are_drawn(void) {
     static const struct { const char *name; int count; } names[] = {
         {"accumulate", 5 * 7}, {"back", 5 * 3}, {"leave", 31}};
     const Plan p = plan_of("d4", 0.1, 3, true, 2);
-    double waits = 0;
-    int seen[3] = {0};
+    double waits = 0, leaves = 0;
+    int seen[3] = {0}, passes = 0;
     Prediction x;
     OffloadChoice c;
     Rates r = unlimited();
@@ -341,10 +341,16 @@ static void windows_are_drawn(void) {
         CHECK(json_get(e, "ts")->number >= 0, "%s", name);
         if (strcmp(name, "wait") == 0) waits += 1e-6 * dur->number;
         for (int i = 0; i < 3; i++) seen[i] += strcmp(name, names[i].name) == 0;
+        passes |= strcmp(name, "forward") == 0 ? 1 : strcmp(name, "update") == 0 ? 2 : 0;
+        if (strcmp(name, "leave") == 0)
+            leaves += json_get(json_get(e, "args"), "bytes")->number;
     }
     for (int i = 0; i < 3; i++)
         CHECK(seen[i] == names[i].count, "%s: %d", names[i].name, seen[i]);
+    CHECK(passes == 3, "no forward, or no update: %d", passes);
     ABOUT(waits, 6 * (x.stall_forward + x.stall_backward), 0.1);
+    // two windows of three steps, and the last gradient before them, of the embeddings
+    ABOUT(leaves, 6 * x.d2h_bytes + stored * (50304 + 1024) * (256 - 26), 1e-6);
     json_free(json);
     trainer_close(t);
 }
