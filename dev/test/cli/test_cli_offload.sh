@@ -262,9 +262,16 @@ least_is() {
     cp plan.err first.err
     more_gpu=$(named GPU 0) more_host=$(named host 0) why=
     [ -n "$more_gpu$more_host" ] || why="nothing is named"
-    within "${more_gpu:-$gpu}" "${more_host:-$host}" || why="with it does not fit"
-    [ -z "$more_gpu" ] || ! within "$(named GPU 2)" "${more_host:-$host}" || why="with less on the GPU it fits"
-    [ -z "$more_host" ] || ! within "${more_gpu:-$gpu}" "$(named host 2)" || why="with less on the host it fits"
+    if grep -q ', and [0-9]' first.err; then  # both are needed, or one of the two
+        within "$more_gpu" "$more_host" || why="with both it does not fit"
+        ! within "$(named GPU 2)" "$more_host" || why="with less on the GPU it fits"
+        ! within "$more_gpu" "$(named host 2)" || why="with less on the host it fits"
+    else
+        [ -z "$more_host" ] || within "$gpu" "$more_host" || why="with $more_host it does not fit"
+        [ -z "$more_host" ] || ! within "$gpu" "$(named host 2)" || why="with less on the host it fits"
+        [ -z "$more_gpu" ] || within "$more_gpu" "$host" || why="with $more_gpu it does not fit"
+        [ -z "$more_gpu" ] || ! within "$(named GPU 2)" "$host" || why="with less on the GPU it fits"
+    fi
     if [ -z "$why" ]; then echo "ok $name"; else fail "$name" "$why: $(cat first.err)"; fi
 }
 opt="--model opt-6.7b --batch 1 --seq 512 --rates rates.txt --"
