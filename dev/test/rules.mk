@@ -104,9 +104,11 @@ FUZZ = $(patsubst dev/test/fuzz/%.c,%,$(wildcard dev/test/fuzz/*.c))
 COMPUTES = test_adam test_finetune test_layers test_matmul test_offload test_rates test_rehearsal \
            test_rng test_vmath test_zenflow test_zero test_zo
 READS = $(filter-out $(COMPUTES),$(UNIT))
-SCRIPTS_ALL = $(wildcard dev/test/*/test_*.sh dev/emu/test/test_*.sh)
-SCRIPTS = $(filter-out %/test_schedules.sh %/test_scripts.sh,$(wildcard dev/test/cli/test_*.sh)) \
-          dev/test/tools/test_tools.sh dev/test/sources/test_house.sh dev/emu/test/test_emu_bugs.sh
+# What needs the trainers and their tools alone, beginning with what takes longest.
+CLI = dev/test/cli/test_scripts.sh \
+      $(filter-out %/test_scripts.sh %/test_schedules.sh,$(wildcard dev/test/cli/test_*.sh))
+OTHERS = $(filter-out $(CLI),$(wildcard dev/test/*/test_*.sh dev/emu/test/test_*.sh))
+SCRIPTS = $(filter-out %/test_scripts.sh,$(CLI)) $(filter %/test_tools.sh %/test_house.sh %/test_emu_bugs.sh,$(OTHERS))
 
 in = $(patsubst %,build/$(1)/%,$(2))
 on = emu $(if $(and $(NVCC),$(GPU)),gpu)
@@ -127,24 +129,25 @@ TESTS_ALL = $(foreach o,$(on),$(call in,$(o),test_emu test_nccl $(GPU_ALL))) \
 TEST_ALL_NEEDS = $(foreach o,asan/emu $(if $(CLANGXX),tsan),$(call in,$(o),gpu_tests bugs \
                      gpu_tests_fp32 $(TRAINS) $(TRAINS:%=%_fp32))) \
                  $(call in,emu,$(GPU_ALL) bugs test_emu test_nccl $(GPU_BENCHES)) train_gpt2emu \
-                 build/test/test_ranks \
                  $(TOOLS) $(if $(PTX),$(ptx_programs)) \
                  $(if $(NVCC),train_gpt2cu $(if $(GPU),,$(patsubst %,build/nvcc/%.o,gpu_tests \
                      test_emu test_nccl $(filter-out bench_zo_%,$(GPU_BENCHES)))))
 
 machine = CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)"
 # A test runs as soon as its own program is there; a script needs several.
-.PHONY: $(sort $(TESTS:%=run/%) $(TESTS_ALL:%=run/%)) $(SCRIPTS_ALL:%=run/%)
+.PHONY: $(patsubst %,run/%,$(sort $(TESTS) $(TESTS_ALL)) $(CLI) $(OTHERS))
 $(sort $(TESTS:%=run/%) $(TESTS_ALL:%=run/%)): run/%: %
 	@sh dev/test/run.sh --one $*
-$(SCRIPTS_ALL:%=run/%): run/%: $(if $(filter 1,$(ALL)),$(TEST_ALL_NEEDS),$(TEST_NEEDS))
+$(CLI:%=run/%): $(TEST_NEEDS)
+$(OTHERS:%=run/%): $(if $(filter 1,$(ALL)),$(TEST_ALL_NEEDS),$(TEST_NEEDS))
+$(patsubst %,run/%,$(CLI) $(OTHERS)): run/%:
 	@sh dev/test/run.sh --one $*
 
 test:  ## all features once, in minutes
 	@$(machine) MAKE="$(MAKE)" sh dev/test/run.sh $(TESTS) $(SCRIPTS)
 
 test-all:  ## what `make test` leaves out: sanitizers, all schedules, other compilers
-	@$(machine) MAKE="$(MAKE)" ALL=1 sh dev/test/run.sh $(TESTS_ALL) $(SCRIPTS_ALL)
+	@$(machine) MAKE="$(MAKE)" ALL=1 sh dev/test/run.sh $(CLI) $(OTHERS) $(TESTS_ALL)
 
 print-%:  # a variable, for scripts
 	@echo '$($*)'
