@@ -462,7 +462,7 @@ static const Bug bugs[] = {
     return result(a) == 14;
 }},
 // The next gradient arrives before the update has been read.
-{"copy_into_host_update", "prio=wrong tsan=report", " copy(float", [](bool bug) {
+{"copy_into_host_update", "prio=wrong tsan=report", " copy[ (]", [](bool bug) {
     copy(h, a, s), order(s, q), update(h, q), copy(c, h, q), order(q, s, bug), copy(h, b, s);
     return result(c) == 2;
 }},
