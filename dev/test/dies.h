@@ -33,7 +33,7 @@ static void dies_report(int code, const char *line) {
     if (!good_) printf("  '%s' should say '%s'\n", line_ != NULL ? line_ : "nothing", words); \
     good_; })
 
-// What the call says on stderr, until the next one.
+// Returns the text that the call prints on stderr. The next SAYS() overwrites it.
 #define SAYS(call) (says_begin(), (void)(call), says_end())
 
 static FILE *says_file;

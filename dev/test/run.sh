@@ -79,8 +79,8 @@ else echo "ok nvcc_compiles"; fi | tee -a "$RESULTS/machine"  # or make stops
 
 built=0 jobs=$(nproc 2>/dev/null || echo 2)
 if [ -n "${MAKE-}" ]; then
-    # What took longest the last time begins first, and before it what nobody has timed here. One
-    # more than there are cores: some wait more than they compute.
+    # Tests without a time begin first, then those that took longest the last time. There is one job
+    # more than there are cores, because some tests wait more than they compute.
     [ -r "$SECONDS_FILE" ] || SECONDS_FILE=/dev/null
     ordered=$(printf '%s\n' "$@" | awk '!tests { last[$1] = $2; next }
         { print ($1 in last ? last[$1] : 1e9), $1 }' "$SECONDS_FILE" tests=1 - | sort -s -rn -k1,1 | cut -d' ' -f2)

@@ -145,7 +145,7 @@ __global__ static void last_block_kernel(float *y, float *part, unsigned *arrive
 }
 
 // ---------------------------------------------------------------------------------------------
-// What the programs are made of
+// Parts of the programs
 
 // Buffers, of N floats each: every program gets fresh ones, so that an overrun has nowhere to hide.
 static float *a, *b, *c;    // on the device: ones, zeros, fives
@@ -194,7 +194,7 @@ static cudaEvent_t new_event(void) {
     return e;
 }
 
-// What comes on `then` waits for what is on `first`; or, with the bug, does not.
+// Makes later work on `then` wait for the work on `first`; with the bug, does not.
 static void order(cudaStream_t first, cudaStream_t then, bool bug = false) {
     cudaEvent_t e = new_event();
     OK(cudaEventRecord(e, first));

@@ -70,7 +70,7 @@ template <typename T> struct Array {
     }
 };
 
-// Is every element what `want` says of its number?
+// Checks that element number i is want(i).
 template <typename T, typename F>
 static void expect(const std::vector<T> &got, F want, const char *what, double size = 0) {
     size_t wrong = 0, first = 0;
@@ -792,7 +792,7 @@ static void a_ring_needs_slots(void) {
     }
 }
 
-// Of each kind of operation, between two events.
+// The time between two events, around an operation of each kind.
 static void operations_take_their_time(void) {
     Array<char> device(2 * MB);
     char *host;

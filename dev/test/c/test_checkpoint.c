@@ -254,7 +254,7 @@ static int stored_list(const GPT2Config *c, Stored *list) {
     return n;
 }
 
-// What the arena of a model holds that was loaded from such a file.
+// Returns the arena of a model that was loaded from such a file.
 static float *native(const GPT2Config *c, const GPT2Table *t) {
     static Stored list[MAX_STORED];
     const int count = stored_list(c, list);
@@ -564,7 +564,7 @@ static void test_load_fixtures(void) {
     }
 }
 
-// What is wrong with which tensor, and what is then said.
+// A row: family, tied head, what is wrong with which tensor, and words of the error.
 static void test_load_refuses(void) {
     enum { DROP, RESHAPE, SPOIL, TWICE, EXTRA };
     static const struct { int family, tied, what; const char *name, *words; } cases[] = {
@@ -650,7 +650,7 @@ static bool config_from(const char *type, const char *more, GPT2Config *c) {
     return !REFUSES(model_config_load(in_base("config"), c));
 }
 
-// In which fields two configurations differ, and what the first one has there.
+// Returns the fields in which two configurations differ, with the first one's values.
 static const char *config_other(const GPT2Config *c, const GPT2Config *from) {
     static char text[1000];
     size_t n = 0;
@@ -871,7 +871,7 @@ static int more_tensors(const char *a, const char *front, const char *b) {
     return more;
 }
 
-// What is saved has transformers' names, shapes and values, from wherever the state is.
+// A saved file has transformers' names, shapes and values, wherever the state was.
 static void test_save_layouts(void) {
     static const char *const prefixes[NAMINGS] = {"transformer.", "model.decoder.", "model."};
     char *dir = in_base("save/deep"), *file = in_base("save/deep/model.safetensors");
@@ -1263,7 +1263,7 @@ static bool load_state(const char *dir, const TrainState *s, Run *r, int parts) 
     return state_load(dir, s, &r->t, &here, &err);
 }
 
-// state_find() with what it says on stderr in said.
+// Calls state_find(), and keeps its lines on stderr in `said`.
 static const char *said;
 static bool find(const char *out, TrainState *s, char dir[PATH_MAX]) {
     bool found = false;
@@ -1319,8 +1319,8 @@ static void test_state_round_trip(void) {
     run_free(&other);
 }
 
-// Of every family, with all that is in its configuration; and of state that only its trainer
-// reaches, or that lies here and there: the same file, the same values.
+// A state of each family is saved and loaded, with all fields of its configuration. State that only
+// its trainer reaches, or that lies in several places, makes the same file and the same values.
 static void test_state_of_families(void) {
     char *out = in_base("families"), dir[PATH_MAX];
     char *file = in_base("families/checkpoints/step_00000001/state.safetensors");

@@ -1,4 +1,4 @@
-// What is refused, and what is then said: the rows of refused.h, each read as its kind of file.
+// test_refused.c: each row of refused.h is read as its kind of file, and is refused in its words.
 #include "../../../tide/plan/rates.h"
 #include "../../../tide/run/open.h"
 #include "../../data/blocks.h"

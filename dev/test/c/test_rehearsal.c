@@ -45,8 +45,8 @@ static double end(int i) { return q.jobs[i].span.end; }
 
 #define DUPLEX .h2d_duplex = 8, .d2h_duplex = 16
 
-// What is given to the streams at once: its stream, its work, the job of the scene that it waits
-// for (-1: none), and when it ends.
+// A job of a scene, all of which are queued at once: its stream, its work, the job that it waits
+// for (-1: none), and the time when it ends.
 typedef struct { int stream; double work; int after; double end; } SceneJob;
 
 static const struct { Rates rates; SceneJob jobs[7]; } scenes[] = {

@@ -1,6 +1,6 @@
-// Tests of importance-aware updates: the reference of zenflow.h against a simulator that knows only
-// what is promised; its parts one by one; and the checkpoints of zen_run.h. (That some settings are
-// plain AdamW, and what packed state does, is in test_zenflow_gpu.cu.)
+// Tests of importance-aware updates: the reference of zenflow.h against a simulator that is written
+// from its promises alone; its parts one by one; and the checkpoints of zen_run.h. (That some
+// settings are plain AdamW, and what packed state does, is in test_zenflow_gpu.cu.)
 #include "../../../tide/run/zen_run.h"
 #include "../test.h"
 #include "../zen_free.h"

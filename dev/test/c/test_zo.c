@@ -237,8 +237,8 @@ static void weights_make(float *w, size_t n, int storage) {
     for (size_t i = 0; i < n; i++) w[i] = zo_round(0.02f * w[i], storage, 0);
 }
 
-// Where the stored number rounds up: by the draw of its own seed, step, tensor and element, which
-// is none of the noise's; the same for every slice.
+// A stored number rounds up by a draw of its own seed, step, tensor and element, which is none of
+// the noise's. Every slice has the same draws.
 static void rounding_of_updates_is_random(void) {
     enum { N = 4096 };
     float x[N];
@@ -593,8 +593,8 @@ static void classifying_is_its_definition(void) {
     CHECK(all_right > 20 && all_right < 180, "%zu of 200 are right: no test", all_right);
 }
 
-// A whole step of training, on tokens and on prompts: the update is what the losses say, and the
-// weights are what the update says.
+// A whole step of training, on tokens and on prompts: the update follows from the
+// losses, and the weights from the update.
 static void step_is_its_definition(void) {
     static Feed f;
     use_threads(1);

@@ -18,7 +18,7 @@ tiny="$tiny --lr 3e-3 --eval-every 0 --"
 fine="--subgroup 4096"
 train() { trained=$1; shift; go "$trained" "$tide" $tiny "$@"; }
 
-# --- a placement of each kind gives the same numbers, and its counters say that it ran -----------
+# --- a placement of each kind gives the same numbers, and its counters prove that it ran ---------
 
 steps="--steps 4 --save-every 2 --"
 train none $steps --offload none --trace none.json
@@ -213,7 +213,7 @@ for model in $models; do
     done
     if [ -z "$why" ]; then echo "ok plan_of_$model"; else fail plan_of_$model "$why"; fi
 done
-# What a plan and a run with the same options say about memory.
+# said FILE: the lines about memory, in which a plan and a run with the same options agree.
 said() { plan_of "$1"; grep '^offload \|^recomputing\|^gradients \|^weights ' "$1"; }
 for run in "zero $steps --offload zero" "share $steps --offload interleave --share 0.5 $fine" \
     "weights $steps --offload zero --weights host" "accum_none --accum 3 --offload none"; do

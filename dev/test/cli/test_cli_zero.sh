@@ -76,7 +76,7 @@ for name in reduce gather; do
 done
 for f in config.json loss.svg vocab.json merges.txt; do check ranks_leave_$f test -s s3/$f; done
 check ranks_leave_no_rubbish sh -c '! ls s3/checkpoints | grep -q tmp'
-# Of rank 0, a shard of half of all: 6400 + 3 * 6656 + 128 elements.
+# Rank 0 owns half of all elements: 6400 + 3 * 6656 + 128 elements.
 is each_rank_updates_its_own accum_s2 3 cpu_params 26496
 is each_rank_moves_its_own accum_s2 3 h2d_bytes $((2 * 26496))
 is ranks_exchange_sums accum_s2 3 reduced_bytes $((3 * 2 * 26496))
@@ -118,8 +118,8 @@ if [ -n "$emulated" ]; then  # ranks with different memory gather in one order
             "(($taken) / (50 * ${kinds%:*} * 0.99) - 1) ^ 2 < 1e-4"
     done
 fi
-# A model of 4 x 12 x 256^2 parameters and some; its weights in bf16 are 6.5 MiB. The plan for so many
-# ranks says what they then take.
+# A model of 4 x 12 x 256^2 parameters and some; its weights in bf16 are 6.5 MiB. Each rank takes the
+# memory that the plan for this number of ranks names.
 big="--data text.txt --layers 4 --heads 4 --channels 256 --context 16 --vocab 300 --batch 1"
 big="$big --eval-every 0 --steps 1 --no-save --"
 rounding=100  # a driver gives out pages of 2 MiB

@@ -4,10 +4,9 @@
 #                                        RANKS: the program that is a rank, build/test/test_ranks;
 #                                        ALL=1: waits as long as a user would)
 set -u
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+. dev/test/cli.sh
 program=$(absolute "${RANKS:-build/test/test_ranks}")
 launch=$(pwd)/scripts/launch.sh
-. dev/test/cli.sh
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1

@@ -112,7 +112,7 @@ make_files >../made 2>&1
 # --- the rows ------------------------------------------------------------------------------------
 
 # typed NAME COMMAND...: with the row's options, which settings of the environment may precede; says
-# whether all is as the row has it. What is new lies in ../new.
+# whether all is as the row has it. ../new lists the new files.
 typed() {
     typed=$1 settings= given=$options why=
     shift

@@ -7,7 +7,7 @@
 # usage: sh dev/test/cli/test_lost.sh      (from the top of the repository, after make, make
 #        train_gpt2emu; ALL=1: 100 times, not 12)
 set -u
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+. dev/test/cli.sh
 # What began under nohup ignores SIGHUP, and so would all that it starts.
 [ $((0x0$(sed -n 's/^SigIgn:[^0-9a-f]*//p' /proc/self/status) & 1)) = 0 ] ||
     exec env --default-signal=HUP sh "$0"
@@ -27,7 +27,6 @@ done
 export OMP_NUM_THREADS=1 EMU_THREADS=1
 work=$(mktemp -d) || exit 1
 trap 'kill -9 $(jobs -p) 2>/dev/null; umount "$work/disk" 2>/dev/null; rm -rf "$work"' EXIT
-. dev/test/cli.sh
 cat LICENSE LICENSE LICENSE >"$work/text.txt"
 cd "$work" || exit 1
 without_measuring

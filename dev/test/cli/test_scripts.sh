@@ -5,14 +5,13 @@
 # usage: sh dev/test/cli/test_scripts.sh      (from the top of the repository, after make train_gpt2emu;
 #                                         ALL=1: with the emulated GPU's clock as it is)
 set -u
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+. dev/test/cli.sh
 TRAINER=$(absolute "${TIDE_GPU:-train_gpt2emu}")
 [ -x "$TRAINER" ] || { echo "skip scripts: $TRAINER is missing"; exit 0; }
 export TRAINER EMU_THREADS=1 OMP_NUM_THREADS=1
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 top=$(pwd)
-. dev/test/cli.sh
 cat LICENSE LICENSE LICENSE >"$work/text.txt"
 export DATA="$work/text.txt"
 

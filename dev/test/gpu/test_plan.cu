@@ -318,7 +318,7 @@ static void updates_reach_their_bound(void) {
 
 // Whatever gets faster, a step does not get slower. With a link between GPUs that takes no time it
 // is shorter by what was exposed; of ZeRO's stages, each has the waits of the one before it, and
-// more. On one GPU, what is said of several does not count: the same bits.
+// more. On one GPU, the rates between several change no bit.
 static void a_better_machine_is_not_slower(void) {
     for (int i = 0; i < (test_whole() ? 200 : 40); i++) {
         Step s = step_of(test_whole() ? "gpt2-xl" : "gpt2", 1);
@@ -376,7 +376,7 @@ static void a_better_machine_is_not_slower(void) {
     }
 }
 
-// Bytes over the link: what is predicted is what arithmetic says. Micro-batches take what they take
+// The predicted bytes over the link are those of arithmetic. Micro-batches take what they take
 // alone, also those that are not rehearsed.
 static void bytes_are_those_of_arithmetic(void) {
     const Rates r = server();

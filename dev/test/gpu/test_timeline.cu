@@ -327,7 +327,7 @@ static void never_ended(void) {
     timeline_close(&t);
 }
 
-// What is done, how it ends, and how its one line begins.
+// A row: a program, its exit code, and the beginning of its one line.
 static const struct { void (*body)(void); int code; const char *line; } errors[] = {
     {no_directory, 2,
      "tide: cannot write /no/such/directory/trace.json: No such file or directory\n"},

@@ -319,7 +319,7 @@ static void several_gpus_wait_for_each_other(void) {
 }
 
 // The windows that are drawn have their spans, from time 0: 5 of the 6 segments have a rest; two
-// windows of three steps, and what comes behind the norm before them.
+// windows of three steps, and the work after the norm before them.
 static void windows_are_drawn(void) {
     static const struct { const char *name; int count; } names[] = {
         {"accumulate", 5 * 7}, {"back", 5 * 3}, {"leave", 31}};

@@ -361,7 +361,7 @@ static void hidden_from_the_right_tokens(void) {
             p.T = 128;
             r.gpu_bytes = 0.75e12 * stored;
             double said = 1280;
-            for (int k = 0; k < 2; k++) {  // what it says of about so many tokens
+            for (int k = 0; k < 2; k++) {  // predicted from a batch of about that size
                 p.B = (size_t)(said / 128);
                 said = rehearse_plan(&r, &p).link.hidden_from;
             }
