@@ -65,15 +65,16 @@ else echo "skip a_decimal_comma_changes_nothing: no locale has one here, and loc
     grep -vxE 'scripts/(launch|zo_measure).sh|dev/gpu_parts.sh|dev/test/build.sh') >said
 check every_script_has_one_locale test ! -s said
 
-# What fits where. README.md has a row per model of "host: tokens/s", in italics what only fits with
-# moments in bf16.
+# What fits where. README.md has two rows for each of four models, on four cards: tokens/s of an update after
+# each micro-batch, and the smallest host.
 in_short() {
     awk -F ' *[|] *' '
-        !/^[|]/ || $2 == "model" || $2 == "gpt2-xl" || /^[|]-/ { next }
-        { if (!($2 in row)) order[++n] = $2
-          cell = $8 + 0 > 0 ? $8 ": " $9 : $11 + 0 > 0 ? "*" $11 ": " $12 "*" : ""
-          row[$2] = row[$2] " " cell " |" }
-        END { for (i = 1; i <= n; i++) print "| " order[i] " |" row[order[i]] }' "$1"
+        /^[|] (llama3[.]2-3b|llama3[.]1-8b|qwen2[.]5-14b|20b) [|] (8|12|16|24) [|]/ {
+            if (!($2 in speed)) order[++n] = $2
+            speed[$2] = speed[$2] " " ($4 + 0 > 0 ? $5 : $4) " |"
+            host[$2] = host[$2] " " ($4 + 0 > 0 ? $4 " GiB |" : "|") }
+        END { for (i = 1; i <= n; i++) print "| " order[i] " |" speed[order[i]] "\n| |" host[order[i]] }' "$1" |
+        sed 's/|  |/| |/'
 }
 if whole || [ "${UPDATE:-0}" = 1 ]; then sh "$top/scripts/fits.sh" >table
 else MODELS=llama3.2-3b CARDS=24 sh "$top/scripts/fits.sh" >table; fi
@@ -81,7 +82,7 @@ if [ "${UPDATE:-0}" = 1 ]; then
     for f in doc/fits.md README.md; do
         [ $f = doc/fits.md ] || in_short table >table.short
         awk -v table=table -v short=table.short -v readme="$f" '
-            readme == "README.md" ? !/^[|] [a-z0-9.-]*b [|]/ : !/^[|]/ { print; next }
+            readme == "README.md" ? !/^[|] ([a-z0-9.-]*b )*[|] [d0-9|]/ || / 8 GB/ : !/^[|]/ { print; next }
             !done { if (readme == "README.md") table = short
                     while ((getline line < table) > 0) print line
                     done = 1 }' "$top/$f" >new
