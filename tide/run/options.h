@@ -510,6 +510,26 @@ static void options_help(FILE *f, const char *program) {
     }
 }
 
+// Sets what was not given, and follows from what was.
+static void options_default(Options *o) {
+    if (o->data == NULL && o->val == NULL && (o->prompt != NULL || o->chat)
+        && option_given(o, "model") && !option_given(o, "steps") && !option_given(o, "out")
+        && o->dump == NULL && !o->plan)
+        o->steps = 0;  // to sample needs no more
+    if (o->calibrate && !option_given(o, "model")) {
+        o->model = CALIBRATED_MODEL;
+        if (!option_given(o, "seq")) o->seq = CALIBRATED_SEQ;
+        if (!option_given(o, "batch")) o->batch = 1;
+    }
+    if (o->optimizer == OPTIMIZER_MEZO) {  // what suits AdamW would end it
+        if (!option_given(o, "lr")) o->lr = 1e-6;
+        if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;
+        if (!option_given(o, "weight-decay")) o->weight_decay = 0;
+        if (!option_given(o, "warmup")) o->warmup = 0;
+        if (!option_given(o, "min-lr") && o->min_lr > o->lr) o->min_lr = AUTO_REAL;
+    }
+}
+
 // Fills *o with the defaults and then from the command line. An option is given once; behind "--"
 // it replaces an earlier one: scripts have theirs in front, and the user's behind.
 // With --resume the combinations are checked later, by options_resume(). --help and --version print
@@ -560,22 +580,7 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     else if (o->version) printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
                                 cpu_instructions());
     if (o->help || o->version) exit(fflush(stdout) == 0 ? 0 : 1);
-    if (o->data == NULL && o->val == NULL && (o->prompt != NULL || o->chat)
-        && option_given(o, "model") && !option_given(o, "steps") && !option_given(o, "out")
-        && o->dump == NULL && !o->plan)
-        o->steps = 0;  // to sample needs no more
-    if (o->calibrate && !option_given(o, "model")) {
-        o->model = CALIBRATED_MODEL;
-        if (!option_given(o, "seq")) o->seq = CALIBRATED_SEQ;
-        if (!option_given(o, "batch")) o->batch = 1;
-    }
-    if (o->optimizer == OPTIMIZER_MEZO) {  // what suits AdamW would end it
-        if (!option_given(o, "lr")) o->lr = 1e-6;
-        if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;
-        if (!option_given(o, "weight-decay")) o->weight_decay = 0;
-        if (!option_given(o, "warmup")) o->warmup = 0;
-        if (!option_given(o, "min-lr") && o->min_lr > o->lr) o->min_lr = AUTO_REAL;
-    }
+    options_default(o);
     if (o->dump != NULL && o->resume)
         die("--dump shows the first step of a run: leave out --resume, or load the weights with "
             "--model DIR");
