@@ -51,7 +51,8 @@ enum {
     O_SHARE = 256, O_OTHER = 512,  // only where a share of the state is resident; not with zenflow
     O_PLAN = 1024,  // only with --plan
     O_READS = 2048,  // a file's name; several are not read
-    O_EMPTY = 4096   // a text that may be empty
+    O_EMPTY = 4096,  // a text that may be empty
+    O_MOST = 8192    // what most runs need: --help shows it, the others are in --help all
 };                // neither fixed nor own: saved, and --resume takes the saved value unless given
 
 #define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
@@ -73,6 +74,7 @@ typedef struct {  // the fields of the table's options
     bool chat, resume, keep_best, no_save, help, version, no_overlap, plan, calibrate,
         zo_no_slots, zo_no_fused_update;
     bool resume_auto;          // --resume auto: if there is a checkpoint
+    bool help_all;             // --help all: every option
     bool gpu_build;
     bool given[OPTION_MOST];   // by row of the table: it was on the command line
     char *saved;               // owns the texts that came from a checkpoint
@@ -83,7 +85,7 @@ typedef struct {
     const char *name;     // without the two dashes; of a title row: the title
     size_t offset;        // of the field in Options
     const char *initial;  // default, as it would be written on the command line; NULL: none
-    const char *values;   // choices, "a|b|c"; else what it is, for --help
+    const char *values;   // choices, "a|b|c"; of a flag a word that may follow; else for --help
     int flags;
     const char *help;
     double min, max;      // of numbers, both included
@@ -93,8 +95,8 @@ typedef struct {
 #define AT(field) offsetof(Options, field)
 static const Option option_table[] = {
     {O_TITLE, "Model"},
-    {O_TEXT, "model", AT(model), "nano", "NAME|PATH", O_FIXED,
-     "a name from the list above, or weights"},
+    {O_TEXT, "model", AT(model), "nano", "NAME|PATH", O_MOST | O_FIXED,
+     "a name that --help all lists, or weights"},
     {O_COUNT, "layers", AT(layers), "auto", "N", O_FIXED, "auto: as in the model", 1, 1000},
     {O_COUNT, "heads", AT(heads), "auto", "N", O_FIXED, "auto: as in the model", 1, 65536},
     {O_COUNT, "kv-heads", AT(kv_heads), "auto", "N", O_FIXED, "heads of keys and values", 1, 65536},
@@ -103,18 +105,18 @@ static const Option option_table[] = {
     {O_COUNT, "context", AT(context), "auto", "N", O_FIXED, "auto: as in the model", 1, 1 << 24},
     {O_COUNT, "vocab", AT(vocab), "auto", "N", O_FIXED, "auto: as in the model", 1, 1 << 24},
     {O_TITLE, "Data"},
-    {O_TEXT, "data", AT(data), NULL, "PATH", O_READS,
+    {O_TEXT, "data", AT(data), NULL, "PATH", O_MOST | O_READS,
      "text, llm.c .bin tokens (or a glob), or JSON lines"},
-    {O_TEXT, "val", AT(val), NULL, "PATH", O_READS,
+    {O_TEXT, "val", AT(val), NULL, "PATH", O_MOST | O_READS,
      "validation data, or questions; else the last tenth of --data"},
-    {O_TEXT, "tokenizer", AT(tokenizer), NULL, "bytes|DIR", 0,
+    {O_TEXT, "tokenizer", AT(tokenizer), NULL, "bytes|DIR", O_MOST,
      "DIR: a tokenizer.json, or a merges.txt; else the model's, or bytes"},
     {O_CHOICE, "chat-format", AT(chat_format), "auto",
      "auto|chatml|llama3|mistral-v3|mistral|llama2", O_FIXED,
      "of conversations; auto: by chat template, or special tokens"},
-    {O_COUNT, "batch", AT(batch), "8", "N", 0,
+    {O_COUNT, "batch", AT(batch), "8", "N", O_MOST,
      "sequences per micro-batch, on each GPU", 1, 1 << 20},
-    {O_COUNT, "seq", AT(seq), "0", "N", O_FIXED,
+    {O_COUNT, "seq", AT(seq), "0", "N", O_MOST | O_FIXED,
      "tokens per row; 0: as needed, at most 2048", 0, 1 << 24},
     {O_CHOICE, "pack", AT(pack), "auto", "auto|on|off", O_FIXED,
      "several examples in a row; auto: on, but one-token --labels"},
@@ -122,23 +124,24 @@ static const Option option_table[] = {
      "of labels 0, 1, .. of --data, a TSV: \" bad| good\""},
     {O_TEXT, "template", AT(template_text), " It was", "TEXT", O_FIXED | O_EMPTY,
      "what stands between sentence and word"},
-    {O_COUNT, "accum", AT(accum), "1", "N", 0, "micro-batches per step, on each GPU", 1, 1 << 20},
+    {O_COUNT, "accum", AT(accum), "1", "N", 0,
+     "micro-batches per step, on each GPU", 1, 1 << 20},
     {O_COUNT, "seed", AT(seed), "1337", "N", O_FIXED,
      "of first weights, order of data, noise, samples", 0, BIG},
     {O_TITLE, "Training"},
-    {O_COUNT, "steps", AT(steps), "1000", "N", 0,
+    {O_COUNT, "steps", AT(steps), "1000", "N", O_MOST,
      "of the whole run; 0: only evaluate, sample or save", 0, 1e12},
-    {O_REAL, "epochs", AT(epochs), NULL, "F", O_OWN,
+    {O_REAL, "epochs", AT(epochs), NULL, "F", O_MOST | O_OWN,
      "instead of --steps: passes over --data", 1e-6, 1e9},
-    {O_REAL, "lr", AT(lr), "6e-4", "F", 0, "highest learning rate", 0, 1000},
+    {O_REAL, "lr", AT(lr), "6e-4", "F", O_MOST, "highest learning rate", 0, 1000},
     {O_COUNT, "warmup", AT(warmup), "auto", "N", 0,
      "steps from 0 up to --lr; auto: 1/20 of --steps", 0, 1e12},
     {O_CHOICE, "schedule", AT(schedule), "cosine", "cosine|linear|constant", 0,
      "how the rate falls then"},
     {O_REAL, "min-lr", AT(min_lr), "auto", "F", 0,
      "rate at the last step; auto: 1/10 of --lr", 0, 1000},
-    {O_CHOICE, "optimizer", AT(optimizer), "adamw", "adamw|mezo", O_FIXED,
-     "mezo: forward passes only, see below"},
+    {O_CHOICE, "optimizer", AT(optimizer), "adamw", "adamw|mezo", O_MOST | O_FIXED,
+     "mezo: forward passes only"},
     {O_REAL, "weight-decay", AT(weight_decay), "0.1", "F", 0, "of matrices", 0, 1000},
     {O_REAL, "beta1", AT(beta1), "0.9", "F", O_FIXED | O_FO,
      "decay of the first moment", 0, 1 - 1e-9},
@@ -159,9 +162,9 @@ static const Option option_table[] = {
      "with --steps 0: each row's loss, JSON lines"},
     {O_COUNT, "sample-every", AT(sample_every), "0", "N", 0, "steps; 0: never", 0, BIG},
     {O_COUNT, "sample-tokens", AT(sample_tokens), "256", "N", 0, "length of a sample", 1, 1e9},
-    {O_TEXT, "prompt", AT(prompt), NULL, "TEXT", O_EMPTY, "what a sample continues"},
-    {O_FLAG, "chat", AT(chat), NULL, NULL, O_OWN,
-     "with --steps 0: a conversation; --prompt is its system message"},
+    {O_TEXT, "prompt", AT(prompt), NULL, "TEXT", O_MOST | O_EMPTY, "what a sample continues"},
+    {O_FLAG, "chat", AT(chat), NULL, NULL, O_MOST | O_OWN,
+     "a conversation with the model; --prompt is its system message"},
     {O_REAL, "temperature", AT(temperature), "0.8", "F", 0,
      "0: always the likeliest token", 0, 1000},
     {O_COUNT, "top-k", AT(top_k), "0", "N", 0,
@@ -169,11 +172,11 @@ static const Option option_table[] = {
     {O_REAL, "top-p", AT(top_p), "1", "F", 0,
      "of these, from the likeliest with this share; 1: all", 1e-9, 1},
     {O_TITLE, "Files and the machine"},
-    {O_TEXT, "out", AT(out), "out/default", "DIR", O_OWN,
+    {O_TEXT, "out", AT(out), "out/default", "DIR", O_MOST | O_OWN,
      "log, weights, checkpoints: a new folder"},
-    {O_FLAG, "resume", AT(resume), NULL, NULL, O_OWN,
+    {O_FLAG, "resume", AT(resume), NULL, "auto", O_MOST | O_OWN,
      "continue the newest checkpoint in --out, as it was; auto: if any"},
-    {O_COUNT, "save-every", AT(save_every), "auto", "N", 0,
+    {O_COUNT, "save-every", AT(save_every), "auto", "N", O_MOST,
      "steps; auto: 10 minutes, or 5 % of the time; 0: at the end", 0, BIG},
     {O_COUNT, "keep", AT(keep), "2", "N", 0, "checkpoints; older ones are deleted", 1, BIG},
     {O_FLAG, "keep-best", AT(keep_best), NULL, NULL, 0,
@@ -185,7 +188,8 @@ static const Option option_table[] = {
      "0: one per core; of ranks, each its own", 0, 4096},
     {O_TEXT, "dump", AT(dump), NULL, "FILE", O_OWN,
      "loss, logits, gradients of the first batch; exit"},
-    {O_FLAG, "help", AT(help), NULL, NULL, O_OWN, "this list"},
+    {O_FLAG, "help", AT(help), NULL, "all", O_MOST | O_OWN,
+     "this list; all: every option, and the models"},
     {O_FLAG, "version", AT(version), NULL, NULL, O_OWN, "what this program is; exit"},
     {O_TITLE, "GPU builds (train_gpt2cu, train_gpt2emu)"},
     {O_CHOICE, "precision", AT(precision), "bf16", "bf16|fp32|fp16", O_GPU,
@@ -193,7 +197,7 @@ static const Option option_table[] = {
     {O_CHOICE, "recompute", AT(recompute), "auto", "auto|none|light|block", O_GPU | O_FO,
      "activations in backward; light: layer norms and GELU"},
     {O_TITLE, "GPU builds: where the state of AdamW is, and who updates it"},
-    {O_CHOICE, "offload", AT(offload), "auto", "auto|none|zero|twinflow|interleave|zenflow", 0,
+    {O_CHOICE, "offload", AT(offload), "auto", "auto|none|zero|twinflow|interleave|zenflow", O_MOST,
      "of AdamW's state; auto: fastest as predicted; CPU: zenflow"},
     {O_CHOICE, "weights", AT(weights), "auto", "gpu|host|auto", O_GPU | O_FO,
      "host: layers' come when they are used; auto: the faster"},
@@ -211,15 +215,16 @@ static const Option option_table[] = {
      "of gradients on the link"},
     {O_FLAG, "no-overlap", AT(no_overlap), NULL, NULL, O_GPU, "compute, link and CPU take turns"},
     {O_TITLE, "GPU builds: several GPUs, limits of memory, plans, measurements"},
-    {O_COUNT, "zero", AT(zero), "auto", "N", O_GPU | O_FO,
+    {O_COUNT, "zero", AT(zero), "auto", "N", O_MOST | O_GPU | O_FO,
      "stage; auto: 2 on several GPUs, or 3 if it must be", 1, 3},
     {O_COUNT, "world", AT(world), "1", "N", O_OWN | O_GPU | O_PLAN,
      "with --plan: for so many GPUs", 1, 1 << 16},
-    {O_BYTES, "gpu-memory", AT(gpu_memory), "0", "SIZE", O_OWN | O_GPU,
+    {O_BYTES, "gpu-memory", AT(gpu_memory), "0", "SIZE", O_MOST | O_OWN | O_GPU,
      "use at most this: 23.5G, 24GB, 24GiB, of 1024^3 bytes; 0: all", 0, 1e15},
-    {O_BYTES, "host-memory", AT(host_memory), "0", "SIZE", O_OWN | O_GPU,
+    {O_BYTES, "host-memory", AT(host_memory), "0", "SIZE", O_MOST | O_OWN | O_GPU,
      "use at most this, even if less is free now; 0: all", 0, 1e15},
-    {O_FLAG, "plan", AT(plan), NULL, NULL, O_OWN | O_GPU, "print memory and predicted time; exit"},
+    {O_FLAG, "plan", AT(plan), NULL, NULL, O_MOST | O_OWN | O_GPU,
+     "print memory and predicted time; exit"},
     {O_TEXT, "tune", AT(tune), NULL, "FILE", O_GPU,
      "the products' fastest algorithms; measured if it lacks them"},
     {O_TEXT, "rates", AT(rates), NULL, "FILE", O_OWN | O_GPU,
@@ -407,7 +412,7 @@ static void unknown_option(const char *arg) {
         if (d < best) { best = d; nearest = known; }
     }
     int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
-    if (nearest == NULL) die("unknown option %.*s; see --help", shown, arg);
+    if (nearest == NULL) die("unknown option %.*s; see --help all", shown, arg);
     die("unknown option %.*s; did you mean --%s?", shown, arg, nearest);
 }
 
@@ -479,15 +484,9 @@ static void options_check(const Options *o) {
         if (refused[k].is) die(refused[k].why, refused[k].x, refused[k].y);
 }
 
-static void options_help(FILE *f, const char *program) {
-    fprintf(f, "usage: %s --data FILE [options]\n\n"
-               "  %s --data my.txt                  trains a small GPT on the bytes of a text\n"
-               "  %s --resume --steps 5000          goes on with it\n"
-               "  %s --model out/default --prompt \"Once \"  shows what it has learned\n\n"
-               "[x]: the default. =: fixed by the checkpoint; all others may change on --resume.\n"
-               "Behind --, an option replaces the same one in front of it.\n"
-               "Models:", program, program, program, program);
-    size_t column = 7;
+// Prints the models of --model: presets, and what else it takes.
+static void models_help(FILE *f) {
+    size_t column = (size_t)fprintf(f, "Models:");
     for (size_t i = 0; i < sizeof gpt2_presets / sizeof *gpt2_presets; i++) {
         const char *name = gpt2_presets[i].name;
         if (column + strlen(name) > 90) column = (size_t)fprintf(f, "\n       ") - 1;
@@ -495,12 +494,31 @@ static void options_help(FILE *f, const char *program) {
     }
     fprintf(f, "\n        dN (N layers, shaped like GPT-2), and weights in Hugging Face naming: a\n"
                "        directory or a .safetensors file\n");
+}
+
+// Prints what most runs need, or with `all` every option.
+static void options_help(FILE *f, const char *program, bool all) {
+    const Option *title = NULL;
+    fprintf(f, "usage: %s --data FILE [options]\n\n"
+               "  %s --data my.txt                  trains a small GPT on the bytes of a text\n"
+               "  %s --resume --steps 5000          goes on with it\n"
+               "  %s --model out/default --prompt \"Once \"  shows what it has learned\n\n"
+               "[x]: the default. =: fixed by the checkpoint; all others may change on --resume.\n"
+               "Behind --, an option replaces the same one in front of it.\n",
+            program, program, program, program);
+    if (all) models_help(f);
+    else fprintf(f, "What most runs need; --help all has every option, and the models.\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *opt = &option_table[i];
         char left[100];
-        if (opt->type == O_TITLE) { fprintf(f, "\n%s\n", opt->name); continue; }
+        if (opt->type == O_TITLE) title = opt;
+        if (opt->type == O_TITLE || !(all || (opt->flags & O_MOST))) continue;
+        if (title != NULL) fprintf(f, "\n%s\n", title->name);
+        title = NULL;
         const char *or_auto = opt->type != O_CHOICE && option_has_auto(opt) ? "|auto" : "";
-        if (opt->type == O_FLAG) snprintf(left, sizeof left, "--%s", opt->name);
+        if (opt->type == O_FLAG)
+            snprintf(left, sizeof left, opt->values != NULL ? "--%s [%s]" : "--%s", opt->name,
+                     opt->values);
         else snprintf(left, sizeof left, "--%s %s%s", opt->name, opt->values, or_auto);
         fprintf(f, "  %-30s", left);
         if (strlen(left) > 29) fprintf(f, "\n  %-30s", "");
@@ -552,11 +570,11 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
         const Option *opt = &option_table[row];
         if (opt->type == O_FLAG) {
             const char *next = value != NULL ? value + 1 : argv[i + 1];
-            const bool has_auto = opt->offset == offsetof(Options, resume) && next != NULL
-                               && strcmp(next, "auto") == 0;
-            if (value != NULL && !has_auto) die("--%s takes no value", opt->name);
-            i += has_auto && value == NULL;
-            o->resume_auto = o->resume_auto || has_auto;
+            const bool word = opt->values != NULL && next != NULL && strcmp(next, opt->values) == 0;
+            if (value != NULL && !word) die("--%s takes no value", opt->name);
+            i += word && value == NULL;
+            if (word && opt->offset == offsetof(Options, resume)) o->resume_auto = true;
+            else if (word) o->help_all = true;
             value = "true";
         } else if (value != NULL) {
             value++;
@@ -576,7 +594,7 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
             die("--%s is an option of the GPU builds; this is the CPU trainer", opt->name);
         o->given[row] = true;
     }
-    if (o->help) options_help(stdout, argv[0]);
+    if (o->help) options_help(stdout, argv[0], o->help_all);
     else if (o->version) printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
                                 cpu_instructions());
     if (o->help || o->version) exit(fflush(stdout) == 0 ? 0 : 1);

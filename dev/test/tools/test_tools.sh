@@ -196,5 +196,21 @@ chat="$few --tokenizer $top/dev/test/fixtures/tokenizer/small-llama3 --data talk
 }
 check rows_leave_nothing test ! -e out
 refuses rows_none 2 'N 0: must be 1 to' "$rows" 0 --data text
+# make install: the programs, a page and a completion, which know each option; and what removes them
+check install_with_a_prefix make -C "$top" install DESTDIR="$work/root place" PREFIX=/usr
+page="root place/usr/share/man/man1/train_gpt2.1" completion="root place/usr/share/bash-completion/completions/train_gpt2"
+check the_installed_program_runs sh -c '"root place/usr/bin/train_gpt2" --version | grep -q "^tide.c "'
+"$top/train_gpt2" --help all | sed -n 's/^  \(--[a-z0-9-]*\).*/\1/p' | sort >options
+sed -n 's/\\-/-/g; s/^\.B \(--[a-z0-9-]*\).*/\1/p' "$page" | sort >said
+check the_page_has_all_options sh -c '[ "$(wc -l <options)" -gt 60 ] && diff options said'
+if command -v bash >/dev/null; then
+    # shellcheck disable=SC2016  # of the inner shell
+    bash -c '. "$1"; COMP_WORDS=(train_gpt2 --schedule l) COMP_CWORD=2; _train_gpt2; echo "${COMPREPLY[*]}"
+        COMP_WORDS=(train_gpt2 --); COMP_CWORD=1; _train_gpt2; printf "%s\n" "${COMPREPLY[@]}" | sort' - "$completion" >said
+    check the_completion_has_them sh -c '(echo linear; cat options) | diff - said'
+fi
+make -C "$top" uninstall DESTDIR="$work/root place" PREFIX=/usr >/dev/null
+check uninstall_leaves_no_file test "$(find "root place" -type f | wc -l)" -eq 0
+
 refuses reviews_negative 2 'N -3: must be 1 to' "$reviews" -3 1
 refuses reviews_text 2 'SEED: "x" is not a number' "$reviews" 3 x
