@@ -167,7 +167,7 @@ static void run_open_model(Run *r) {
         if (fnmatch("[!/.]*/*", o->model, FNM_PATHNAME) == 0)
             die("--model %s: no such file; sh dev/data/model.sh %s fetches what the hub has under "
                 "that name", o->model, o->model);
-        die("--model %s: no such preset (nano, gpt2, d12, opt-125m, llama3.2-1b, ..; see --help all), "
+        die("--model %s: no such preset (nano, gpt2, d12, opt-125m, llama3.2-1b; see --help all), "
             "and no such file", o->model);
     }
     r->T = o->seq > 0 ? o->seq : min_size(c->context, SEQ_AUTO);
