@@ -86,6 +86,7 @@ typedef struct {
     int role;
     const char *text;               // of n bytes; NULL: the answer begins here
     size_t n;
+    bool read;                      // an answer that is not trained
 } ChatMessage;
 
 // Returns the chat template in use, without comments: a file of its own, or in
@@ -204,39 +205,57 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
 // ---------------------------------------------------------------------------------------------
 // From JSON
 
-// Reads the list `messages` up to the assistant's last one, behind which nothing is trained.
+// The members of a message, and its roles: OpenAI's form, and ShareGPT's.
+static const struct { const char *role, *content, *roles[CHAT_ROLES]; } chat_members[2] = {
+    {"role", "content", {"system", "user", "assistant"}},
+    {"from", "value", {"system", "human", "gpt"}}};
+
+// Is an answer trained? By its "weight", 1 or 0; without one it is.
+static bool chat_weight(const Json *message, bool answer, const char *at) {
+    const Json *weight = json_get(message, "weight");
+    size_t value = 1;
+    if (weight != NULL && (!answer || !json_size(weight, &value) || value > 1))
+        die("%s has a \"weight\" that is not 0 or 1 for an answer", at);
+    return value == 1;
+}
+
+// Reads the list `messages` up to the last answer that is trained; nothing is behind it.
 // Returns how many messages those are; their texts are those of the JSON. A fault ends the program
 // with one line that begins with `where`.
 static size_t chat_read(const Chat *chat, const Json *messages, const char *where,
                         ChatMessage **out) {
-    static const char *const harmless[4] = {"role", "content", "name", "id"};
     size_t count = 0, kept = 0;
     int before = CHAT_SYSTEM;
     char at[PATH_MAX + 64];
     if (messages->type != JSON_ARRAY || messages->count == 0)
         die("%s: \"messages\" is %s", where, messages->type != JSON_ARRAY ? "no list" : "empty");
+    const bool shared = json_get(messages->child, "from") != NULL;
+    const char *const harmless[5] = {chat_members[shared].role, chat_members[shared].content,
+                                     "name", "id", "weight"};
+    const char *const *roles = chat_members[shared].roles;
     *out = ALLOC(ChatMessage, messages->count, "a conversation");
     for (const Json *m = messages->child; m != NULL; m = m->next, count++) {
-        const Json *role = json_get(m, "role"), *content = json_get(m, "content");
+        const Json *role = json_get(m, harmless[0]), *content = json_get(m, harmless[1]);
         int k = 0;
         snprintf(at, sizeof at, "%s: message %zu", where, count + 1);
         if (role == NULL || role->type != JSON_STRING)
-            die("%s is no object with \"role\" and \"content\"", at);
-        while (k < CHAT_ROLES && !json_is(role, chat_roles[k])) k++;
+            die("%s is no object with \"%s\" and \"%s\"", at, harmless[0], harmless[1]);
+        while (k < CHAT_ROLES && !json_is(role, roles[k])) k++;
         if (k == CHAT_ROLES)
-            die("%s has the role \"%.40s\"%s", at, role->string,
-                json_is(role, "tool") || json_is(role, "function") ? ": tools are not supported"
-                : ", which is none of system, user and assistant");
+            die("%s has the role \"%.40s\"%s%s, %s and %s", at, role->string,
+                json_is(role, "tool") || json_is(role, "function")
+                ? ": tools are not supported, only " : ", which is none of ",
+                roles[0], roles[1], roles[2]);
         for (const Json *v = m->child; v != NULL; v = v->next) {
             int i = 0;
-            while (i < 4 && strcmp(v->key, harmless[i]) != 0) i++;
-            if (i == 4 && !json_empty(v))
+            while (i < 5 && strcmp(v->key, harmless[i]) != 0) i++;
+            if (i == 5 && !json_empty(v))
                 die("%s has \"%.40s\", which is not supported: leave it out, or write into "
                     "\"content\" what is to be read or learned of it", at, v->key);
         }
-        if (content == NULL) die("%s has no \"content\"", at);
+        if (content == NULL) die("%s has no \"%s\"", at, harmless[1]);
         if (content->type != JSON_STRING)
-            die("%s has a \"content\" that is no string%s", at, content->type == JSON_ARRAY
+            die("%s has a \"%s\" that is no string%s", at, harmless[1], content->type == JSON_ARRAY
                 ? ": write the texts of its parts as one" : "");
         if (k == CHAT_ASSISTANT && content->length == encode_white(chat->t, content->string,
                                                                    content->length, true, true))
@@ -251,9 +270,12 @@ static size_t chat_read(const Chat *chat, const Json *messages, const char *wher
         (*out)[count].role = before = k;
         (*out)[count].text = content->string;
         (*out)[count].n = content->length;
-        if (k == CHAT_ASSISTANT) kept = count + 1;
+        (*out)[count].read = !chat_weight(m, k == CHAT_ASSISTANT, at);
+        if (k == CHAT_ASSISTANT && !(*out)[count].read) kept = count + 1;
     }
-    if (kept == 0) die("%s: no message is the assistant's: there is nothing to train", where);
+    if (kept == 0)
+        die("%s: no message is the assistant's, or none has a weight: there is nothing to train",
+            where);
     return kept;
 }
 
@@ -321,7 +343,7 @@ static void chat_say(ChatWriter *w, const ChatMessage *m, const ChatMessage *sys
             chat_token(w, w->chat->ids[k]);
             s += strlen(f->tokens[k]);
         } else if (*s == '^') {
-            w->trained = answer;
+            w->trained = answer && !m->read;
             s++;
         } else if (*s++ != '%') {
             chat_bytes(w, s - 1, 1);
@@ -359,8 +381,10 @@ static ChatMessage chat_thought(const ChatMessage *m, bool behind, bool last, ch
     *room = ALLOC(char, m->n + 32, "a conversation");
     char *at = (char *)mempcpy(stpcpy(*room, "<think>\n"), thought, (size_t)(to - thought));
     at = (char *)mempcpy(stpcpy(at, "\n</think>\n\n"), said, out.n);
-    const ChatMessage both = {CHAT_ASSISTANT, *room, (size_t)(at - *room)};
-    return both;
+    out.role = CHAT_ASSISTANT;
+    out.text = *room;
+    out.n = (size_t)(at - *room);
+    return out;
 }
 
 // The id of a token, which may be only read.

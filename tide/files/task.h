@@ -7,6 +7,9 @@
 //         {"text": "a document: an empty prompt, and one choice"}
 //         {"prompt": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}
 //         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", ..}]}
+//         {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", ..}]}    ShareGPT
+//         {"instruction": "Add.", "input": "2 + 2", "output": "4"}                      Alpaca
+//     or one array of such objects, which may be on any lines.
 //     Completions and texts end with the tokenizer's end-of-text token, if it has one. A prompt and
 //     what follows it are encoded each by itself: a space between them belongs to what follows.
 //     Messages are a conversation (chat.h): up to its first answer it is a prompt, the rest is a
@@ -140,16 +143,10 @@ static void task_choices(TaskReader *r, const Json *choices) {
     }
 }
 
-// The pieces of a conversation: what stands before the first answer, and the rest, without what is
-// only read at its end.
-static void task_chat(TaskReader *r, const Json *messages) {
-    Error err;
-    ChatMessage *list;
+// Adds the pieces of a conversation: what stands before the first answer that is trained, and the
+// rest, without what is only read at its end.
+static void task_messages(TaskReader *r, const ChatMessage *list, size_t count) {
     size_t n, first = 0;
-    if (r->t.chat.format == NULL
-        && !chat_open(&r->t.chat, r->tok, r->format, r->t.first_token, &err))
-        die("%s: %s", r->where, err.text);
-    const size_t count = chat_read(&r->t.chat, messages, r->where, &list);
     int32_t *tokens = chat_encode(&r->t.chat, list, count, &n);
     while (first < n && tokens[first] < 0) first++;
     while (n > 0 && tokens[n - 1] < 0) n--;  // a turn's last token is trained
@@ -158,39 +155,65 @@ static void task_chat(TaskReader *r, const Json *messages) {
     task_ends_piece(r, r->out.count - (n - first));
     task_ends_piece(r, r->out.count);
     free(tokens);
+}
+
+// Adds the pieces of a conversation in OpenAI's or ShareGPT's form.
+static void task_chat(TaskReader *r, const Json *messages) {
+    ChatMessage *list;
+    const size_t count = chat_read(&r->t.chat, messages, r->where, &list);
+    task_messages(r, list, count);
     free(list);
 }
 
-static void task_json(TaskReader *r, const char *line) {
-    enum { KEYS = 6, OTHERS = 7, REFUSED = 21 };
+// Adds the pieces of an instruction: a conversation of the instruction, with the input in a line of
+// its own below it, and of the output.
+static void task_instruction(TaskReader *r, const Json *root) {
+    static const char *const keys[3] = {"instruction", "input", "output"};
+    const Json *part[3];
+    for (int k = 0; k < 3; k++) {
+        part[k] = json_get(root, keys[k]);
+        if (k == 1 && part[k] == NULL) continue;
+        if (part[k] == NULL || part[k]->type != JSON_STRING || (k != 1 && part[k]->length
+            == encode_white(r->tok, part[k]->string, part[k]->length, true, true)))
+            die("%s: \"%s\" is %s", r->where, keys[k], part[k] == NULL ? "missing"
+                : part[k]->type != JSON_STRING ? "no string" : "empty");
+    }
+    const size_t n = part[0]->length, more = part[1] != NULL ? part[1]->length : 0;
+    char *question = ALLOC(char, n + more + 1, "an instruction");
+    memcpy(question, part[0]->string, n);
+    if (more > 0) {
+        question[n] = '\n';
+        memcpy(question + n + 1, part[1]->string, more);
+    }
+    const ChatMessage list[2] = {
+        {.role = CHAT_USER, .text = question, .n = n + more + (more > 0)},
+        {.role = CHAT_ASSISTANT, .text = part[2]->string, .n = part[2]->length}};
+    task_messages(r, list, 2);
+    free(question);
+}
+
+// Adds the example of an object of one of the forms at the head of this file.
+static void task_object(TaskReader *r, const Json *root) {
+    enum { KEYS = 8, OTHERS = 5, REFUSED = 20 };
     static const char *const keys[KEYS] = {"prompt", "completion", "text", "choices", "answer",
-                                           "messages"};
+                                           "messages", "conversations", "instruction"};
     // Other forms; members that change what is learned.
     static const char *const refused[REFUSED] = {
-        "conversations", "instruction", "chosen", "question", "response", "input", "output",
-        "system", "tools", "functions", "images", "videos", "audios", "weight", "loss", "train",
-        "mask", "masked", "thinking", "reasoning", "reasoning_content"};
-    enum { COMPLETION = 1 | 2, TEXT = 4, CHOICES = 1 | 8 | 16, MESSAGES = 32 };
+        "chosen", "question", "response", "input", "output",
+        "system", "history", "tools", "functions", "images", "videos", "audios", "weight", "loss",
+        "train", "mask", "masked", "thinking", "reasoning", "reasoning_content"};
+    enum { COMPLETION = 1 | 2, TEXT = 4, CHOICES = 1 | 8 | 16, MESSAGES = 32, SHARED = 64,
+           INSTRUCTION = 128 };
     const Json *value[KEYS];
     int form = 0;
     Error err = {""};
     size_t answer = 0;
-    if (line[strspn(line, " \t\r")] == '\0') return;
-    Json *root = json_parse(line, strlen(line), &err);
-    if (line[strspn(line, " \t\r")] == '[')
-        die("%s: this is a JSON array, and each line is to be an object: jq -c '.[]' FILE "
-            ">FILE.jsonl makes lines of it", r->where);
-    if (root == NULL || root->type != JSON_OBJECT)
-        die("%s: no %s%s%s", r->where, root == NULL ? "JSON: " : "object, {...}",
-            root == NULL ? strstr(err.text, "byte") : "",
-            r->t.count > 0 || strstr(err.text, "twice") != NULL ? "" : "; each line is to be one "
-            "(jq -c . FILE makes lines of objects; JSON as running text must be a token file: "
-            "build/tokenize)");
     for (int k = 0; k < KEYS; k++) {
         value[k] = json_get(root, keys[k]);
         if (value[k] != NULL) form |= 1 << k;
     }
-    const bool good = form == COMPLETION || form == TEXT || form == CHOICES || form == MESSAGES;
+    const bool chat = form == MESSAGES || form == SHARED || form == INSTRUCTION;
+    const bool good = form == COMPLETION || form == TEXT || form == CHOICES || chat;
     for (int k = good ? OTHERS : 0; k < REFUSED; k++)
         if (json_get(root, refused[k]) != NULL && !json_empty(json_get(root, refused[k])))
             die("%s: it has \"%s\", which is not supported: doc/finetuning.md has a line of jq for "
@@ -199,7 +222,12 @@ static void task_json(TaskReader *r, const char *line) {
         die("%s: it must have \"prompt\" and \"completion\", or \"text\", or \"prompt\", "
             "\"choices\" and \"answer\", or \"messages\" with \"role\" and \"content\", and no "
             "others of these", r->where);
+    if (chat && r->t.chat.format == NULL
+        && !chat_open(&r->t.chat, r->tok, r->format, r->t.first_token, &err))
+        die("%s: %s", r->where, err.text);
     if (form == MESSAGES) task_chat(r, value[5]);
+    else if (form == SHARED) task_chat(r, value[6]);
+    else if (form == INSTRUCTION) task_instruction(r, root);
     else task_string(r, value[0], keys[0]);
     if (form == COMPLETION) task_string(r, value[1], keys[1]);
     if (form == TEXT) task_string(r, value[2], keys[2]);
@@ -210,6 +238,34 @@ static void task_json(TaskReader *r, const char *line) {
                 value[3]->count - 1);
     }
     task_example(r, answer);
+}
+
+// Adds the example of a line, an object; an empty line has none.
+static void task_json(TaskReader *r, const char *line) {
+    Error err = {""};
+    if (line[strspn(line, " \t\r")] == '\0') return;
+    Json *root = json_parse(line, strlen(line), &err);
+    if (root == NULL || root->type != JSON_OBJECT)
+        die("%s: no %s%s%s", r->where, root == NULL ? "JSON: " : "object, {...}",
+            root == NULL ? strstr(err.text, "byte") : "",
+            r->t.count > 0 || strstr(err.text, "twice") != NULL ? "" : "; each line is to be one "
+            "(jq -c . FILE makes lines of objects; JSON as running text must be a token file: "
+            "build/tokenize)");
+    task_object(r, root);
+    json_free(root);
+}
+
+// Adds the examples of one array of objects. A fault is in its Nth entry.
+static void task_array(TaskReader *r, const char *name, const char *text) {
+    Error err;
+    size_t number = 0;
+    Json *root = json_named(name, text, strlen(text), &err);
+    if (root == NULL) die("%s", err.text);
+    for (const Json *entry = root->child; entry != NULL; entry = entry->next) {
+        snprintf(r->where, sizeof r->where, "%s, entry %zu of the array", name, ++number);
+        if (entry->type != JSON_OBJECT) die("%s: no object, {...}", r->where);
+        task_object(r, entry);
+    }
     json_free(root);
 }
 
@@ -282,6 +338,11 @@ static Task task_parse(const char *name, char *text, const char *labels, const c
     r->t.first[0] = r->t.example[0] = 0;
     snprintf(r->where, sizeof r->where, "--labels");
     if (labels != NULL) count = task_labels(r, words, template_text, label);
+    const size_t mark = utf8_mark(text, strlen(text));
+    if (labels == NULL && text[mark + strspn(text + mark, " \t\r\n")] == '[') {
+        task_array(r, name, text);
+        text = NULL;
+    }
     for (size_t number = 1; text != NULL; number++) {
         char *line = strsep(&text, "\n"), *end = line + strlen(line);
         snprintf(r->where, sizeof r->where, "%s, line %zu", name, number);

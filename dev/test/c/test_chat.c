@@ -477,6 +477,47 @@ static void chat_rows(void) {
     CHECK(both.rows == 1 && task_targets(&both, 1, 0, 1, MOST) == trained, "%zu rows", both.rows);
 }
 
+// ShareGPT's and Alpaca's forms are the same conversation as messages are, in lines and in an array; an
+// answer with the weight 0 is read.
+static void chat_forms(void) {
+    static const char talk[] = LINE(USER "," KING "," SAYS("user", "a\\nb") "," SAYS("assistant", "No.")),
+        shared[] = "{\"conversations\":[{\"from\":\"human\",\"value\":\"Who?\"},{\"from\":\"gpt\",\"value\":\"The king.\"},"
+                   "{\"from\":\"human\",\"value\":\"a\\nb\"},{\"from\":\"gpt\",\"value\":\"No.\",\"weight\":1}]}",
+        asked[] = LINE(SAYS("user", "a\\nb") "," SAYS("assistant", "No.")),
+        alpaca[] = "{\"instruction\":\"a\",\"input\":\"b\",\"output\":\"No.\",\"id\":7}",
+        plain[] = "{\"instruction\":\"a\\nb\",\"input\":\"\",\"output\":\"No.\"}",
+        first[] = LINE(USER ",{\"role\":\"assistant\",\"content\":\"The king.\",\"weight\":1},"
+                       SAYS("user", "a\\nb") ",{\"role\":\"assistant\",\"content\":\"No.\",\"weight\":0}"),
+        last[] = LINE(USER ",{\"role\":\"assistant\",\"content\":\"The king.\",\"weight\":0},"
+                      SAYS("user", "a\\nb") "," SAYS("assistant", "No."));
+    const char *const same[][2] = {{talk, shared}, {asked, alpaca}, {asked, plain},
+                                   {LINE(USER "," KING), first}};
+    Tokenizer *t = load("small-llama3");
+    char text[2048];
+    for (size_t i = 0; i < COUNT_OF(same); i++) {
+        const Task a = parse(t, same[i][0], CHAT_AUTO), b = parse(t, same[i][1], CHAT_AUTO);
+        CHECK(a.count == 1 && task_hash(&a) == task_hash(&b), "form %zu", i);
+    }
+    snprintf(text, sizeof text, "%s\n%s\n%s", talk, alpaca, first);
+    const Task lines = parse(t, text, CHAT_AUTO);
+    snprintf(text, sizeof text, "\xEF\xBB\xBF \n[%s,\n%s, %s]\n", talk, alpaca, first);
+    const Task array = parse(t, text, CHAT_AUTO);
+    CHECK(array.count == 3 && task_hash(&array) == task_hash(&lines), "an array");
+    // the inputs of the whole conversation; of its targets those of the second answer
+    enum { MOST = 64 };
+    int32_t in[2][MOST], to[2][MOST];
+    const Task whole = parse(t, talk, CHAT_AUTO), read = parse(t, last, CHAT_AUTO);
+    const Task second = parse(t, asked, CHAT_AUTO);
+    const size_t n = task_row(&whole, 0, 0, MOST, in[0], to[0]);
+    CHECK(task_row(&read, 0, 0, MOST, in[1], to[1]) == n && memcmp(in[0], in[1], 4 * n) == 0, "inputs");
+    size_t trained = 0;
+    for (size_t k = 0; k < n; k++) {
+        trained += to[1][k] >= 0;
+        CHECK(to[1][k] == -1 || to[1][k] == to[0][k], "target %zu", k);
+    }
+    CHECK(trained == task_targets(&second, 1, 0, 1, MOST) && to[1][n - 1] >= 0, "%zu trained", trained);
+}
+
 #define MEMBER(more) LINE(USER ",{\"role\":\"assistant\",\"content\":\"x\",\"" more "}")
 
 static void chat_bad_lines(void) {
@@ -489,7 +530,24 @@ static void chat_bad_lines(void) {
         {LINE(USER "," SAYS("tool", "x")), "\"tool\": tools are not supported"},
         {LINE(SAYS("function", "x")), "\"function\": tools are not supported"},
         {MEMBER("tool_calls\":[{}]"), "message 2 has \"tool_calls\", which is not supported: leave it out"},
-        {MEMBER("weight\":0"), "\"weight\""}, {MEMBER("train\":false"), "\"train\""},
+        {MEMBER("weight\":0"), "none has a weight: there is nothing to train"},
+        {MEMBER("weight\":2"), "message 2 has a \"weight\" that is not 0 or 1 for an answer"},
+        {MEMBER("weight\":\"1\""), "not 0 or 1"}, {MEMBER("weight\":0.5"), "not 0 or 1"},
+        {LINE("{\"role\":\"user\",\"content\":\"x\",\"weight\":0}," KING), "message 1 has a \"weight\""},
+        {"{\"conversations\":[{\"from\":\"human\",\"value\":\"x\"},{\"role\":\"assistant\",\"content\":\"x\"}]}",
+         "message 2 is no object with \"from\" and \"value\""},
+        {"{\"conversations\":[{\"from\":\"human\",\"value\":\"x\"},{\"from\":\"bot\",\"value\":\"x\"}]}",
+         "message 2 has the role \"bot\", which is none of system, human and gpt"},
+        {"{\"conversations\":[{\"from\":\"human\",\"value\":\"x\",\"role\":\"user\"}]}", "has \"role\", which is not"},
+        {"{\"conversations\":[{\"from\":\"human\"}]}", "message 1 has no \"value\""},
+        {"{\"conversations\":[{}]}", "message 1 is no object with \"role\""},
+        {"{\"instruction\":\"x\"}", "\"output\" is missing"},
+        {"{\"instruction\":\" \",\"output\":\"x\"}", "\"instruction\" is empty"},
+        {"{\"instruction\":\"x\",\"output\":\" \\n\"}", "\"output\" is empty"},
+        {"{\"instruction\":\"x\",\"input\":7,\"output\":\"x\"}", "\"input\" is no string"},
+        {"{\"instruction\":\"x\",\"output\":\"x\",\"history\":[[\"a\",\"b\"]]}", "it has \"history\""},
+        {"{\"instruction\":\"x\",\"output\":\"x\",\"prompt\":\"x\"}", "it has \"output\", which is not"},
+        {MEMBER("train\":false"), "\"train\""},
         {MEMBER("masked\":true"), "\"masked\""}, {MEMBER("reasoning_content\":\"hm\""), "\"reasoning_content\""},
         {MEMBER("anything\":\"else\""), "\"anything\""},
         {LINE(USER ",{\"role\":\"assistant\"}"), "message 2 has no \"content\""},
@@ -564,6 +622,7 @@ int main(void) {
     RUN(chat_exports);
     RUN(chat_formats_refused);
     RUN(chat_rows);
+    RUN(chat_forms);
     RUN(chat_bad_lines);
     RUN(chat_published);
     remove_tree(base);
