@@ -524,6 +524,34 @@ static void check_memory(GPT2 *g, const char *name, size_t allocated) {
 #endif
 }
 
+// Returns the bytes of the model's host memory but those for this purpose. All of it is page-locked,
+// from the first to the last byte.
+static size_t page_locked(GPT2 *g, const char *but, const char *name) {
+    Buffer list[MAX_BUFFERS];
+    const int n = gpt2_buffers(g, list);
+    size_t bytes = 0, all = 0;
+    for (int i = 0; i < n; i++) {
+        if (list[i].kind != BUFFER_HOST) continue;
+        const char *p = (const char *)buffer_get(&list[i]);
+        cudaPointerAttributes a;
+        all += list[i].bytes;
+        if (strcmp(list[i].purpose, but) != 0) bytes += list[i].bytes;
+        for (size_t at = 0; at < list[i].bytes; at += list[i].bytes - 1) {
+            CUDA(cudaPointerGetAttributes(&a, p + at));
+            CHECK(a.type == cudaMemoryTypeHost, "%s: %s at %zu", name, list[i].purpose, at);
+        }
+#ifdef __CUDA_EMU__
+        if (list[i].bytes == 0) continue;
+        CUDA(cudaPointerGetAttributes(&a, p + list[i].bytes));
+        CHECK(a.type == cudaMemoryTypeUnregistered, "%s: %s is larger", name, list[i].purpose);
+#endif
+    }
+    const size_t planned = gpt2_bytes(g, true);
+    CHECK(planned >= all && planned - all <= 4096 * (size_t)n, "%s: %zu bytes of host memory, "
+          "planned %zu", name, all, planned);
+    return bytes;
+}
+
 // Any two settings meet in one of the rows 0 to rows - 1 of a table, unless they never do.
 static void check_settings_meet(int rows, int settings, double (*setting)(int k, int i),
                                 bool (*never)(int a, double one, int b, double other)) {
