@@ -1,6 +1,6 @@
-// test_offload.c: the decisions of offload.h, for every preset and for random models: pieces and
-// runs cover all parameters once, no cut divides a norm block, and each choice gives what it asks
-// for.
+// test_offload.c: the decisions of offload.h, for every preset and for random models, whole or one
+// rank's shards: pieces and runs cover all parameters once, no cut divides a norm block, and each
+// choice gives what it asks for.
 #include "../../../offload.h"
 #include "../../../zero.h"
 #include "../test.h"
@@ -13,32 +13,28 @@ static const char *describe(const OffloadChoice *c) {
     return text;
 }
 
-// Where segment s begins: the embeddings, layer s - 1, the tail, and the end.
-static size_t segment_begin(const GPT2Table *t, int s) {
-    for (int i = 0; i < t->count; i++)
-        if (t->tensors[i].layer + 1 == s) return t->tensors[i].offset;
-    return t->elements;
+// Where in the shard space segment s begins, of which a rank may own nothing; and where all ends.
+static size_t segment_begin(const Pieces *list, int s) {
+    size_t at = 0;
+    for (int i = 0; i < list->count && list->pieces[i].segment < s; i++) at += list->pieces[i].length;
+    return at;
 }
 
-// Pieces are in order, gapless, and within one segment; what is where adds up.
-static void check_pieces(const GPT2Table *t, const Pieces *list, const OffloadChoice *c) {
-    const int L = t->tensors[t->tail].layer;
+// Pieces are in order and gapless, none crosses the end of a segment, and each has one place; runs
+// are the shards in order, cut at whole norm blocks; sub-groups are numbered one by one.
+static void check_pieces(const GPT2Table *t, const ShardMap *map, const Pieces *list,
+                         const OffloadChoice *c) {
     size_t at = 0, home[2] = {0, 0}, grads[2] = {0, 0}, kinds[PIECE_KINDS] = {0}, longest = 0;
-    int visits = 0;
-    size_t *begins = (size_t *)alloc_or_fail((size_t)L + 3, sizeof(size_t), "segments");
-    for (int s = 0; s <= L + 2; s++) begins[s] = segment_begin(t, s);
-    int subgroup = -1;
+    size_t block = 0, blocks = 0, within = 0;
+    int visits = 0, subgroup = -1, run = 0, shard = 0;
     for (int i = 0; i < list->count; i++) {
         const Piece *p = &list->pieces[i];
+        const size_t before = block;
         CHECK(p->at == at && p->length > 0, "piece %d at %zu, not %zu: %s", i, p->at, at,
               describe(c));
         at = p->at + p->length;
-        CHECK(p->segment >= 0 && p->segment <= L + 1, "segment %d", p->segment);
-        if (p->segment < 0 || p->segment > L + 1) break;
-        CHECK(p->at >= begins[p->segment] && at <= begins[p->segment + 1],
-              "piece %d is not within segment %d: %s", i, p->segment, describe(c));
-        CHECK(p->subgroup == subgroup || p->subgroup == subgroup + 1, "sub-group %d after %d",
-              p->subgroup, subgroup);
+        CHECK(p->subgroup == subgroup || p->subgroup == subgroup + 1, "sub-group %d after %d: %s",
+              p->subgroup, subgroup, describe(c));
         subgroup = p->subgroup;
         const bool gpu = p->kind == PIECE_RESIDENT;
         const bool grad_gpu = gpu || (p->kind == PIECE_VISIT && visits++ < c->kept_grads);
@@ -48,45 +44,35 @@ static void check_pieces(const GPT2Table *t, const Pieces *list, const OffloadCh
         grads[grad_gpu] += p->length;
         kinds[p->kind] += p->length;
         if (p->kind == PIECE_VISIT && p->length > longest) longest = p->length;
+        CHECK(p->first_run == run && p->first_block == block && p->runs > 0, "piece %d: run %d "
+              "block %zu: %s", i, p->first_run, p->first_block, describe(c));
+        for (int k = 0; k < p->runs && shard < map->count; k++, run++) {
+            const AdamRun *r = &list->runs[run];
+            const Shard *s = &map->shards[shard];
+            const GPT2Tensor *x = &t->tensors[s->tensor];
+            CHECK(x->layer + 1 == p->segment, "piece %d is of segment %d, and has %s: %s", i,
+                  p->segment, x->name, describe(c));
+            CHECK(p->at + r->at == s->at + within && within % NORM_BLOCK == 0 && r->length > 0
+                  && r->length <= s->length - within && r->at + r->length <= p->length
+                  && r->decay == x->decay && r->index == x->offset + s->offset + within,
+                  "piece %d, run %d: %s", i, k, describe(c));
+            block += norm_blocks(r->length);
+            within += r->length;
+            if (within < s->length) continue;
+            within = 0;
+            shard++;
+        }
+        CHECK(p->blocks == block - before, "piece %d: %zu blocks: %s", i, p->blocks, describe(c));
     }
-    CHECK(at == t->elements, "%zu of %zu: %s", at, t->elements, describe(c));
+    for (int i = 0; i < map->count; i++) blocks += norm_blocks(map->shards[i].length);
+    CHECK(at == map->elements, "%zu of %zu: %s", at, map->elements, describe(c));
+    CHECK(shard == map->count && within == 0 && block == blocks, "%d of %d shards, %zu of %zu "
+          "blocks: %s", shard, map->count, block, blocks, describe(c));
     CHECK(list->subgroups == subgroup + 1, "%d sub-groups, not %d: %s", list->subgroups,
           subgroup + 1, describe(c));
     for (int k = 0; k < PIECE_KINDS; k++) CHECK(list->elements[k] == kinds[k], "kind %d", k);
     CHECK(list->grads_host == grads[0] && list->grads_gpu == grads[1], "gradients");
     CHECK(list->longest_visit == longest, "%zu, not %zu", list->longest_visit, longest);
-    free(begins);
-}
-
-// Runs, one after the other, are the tensors; none begins within a norm block.
-static void check_runs(const GPT2Table *t, const Pieces *list, const OffloadChoice *c) {
-    int run = 0, tensor = 0;
-    size_t within = 0, block = 0;  // elements of the tensor that were covered
-    for (int i = 0; i < list->count; i++) {
-        const Piece *p = &list->pieces[i];
-        const size_t before = block;
-        CHECK(p->first_run == run && p->first_block == block, "piece %d: run %d block %zu", i,
-              p->first_run, p->first_block);
-        for (int k = 0; k < p->runs && tensor < t->count; k++, run++) {
-            const AdamRun *r = &list->runs[run];
-            const GPT2Tensor *x = &t->tensors[tensor];
-            CHECK(p->at + r->at == x->offset + within, "piece %d, run %d: %s", i, k, describe(c));
-            CHECK(within % NORM_BLOCK == 0, "%s is cut at %zu: %s", x->name, within, describe(c));
-            CHECK(r->length > 0 && r->length <= x->size - within && r->at + r->length <= p->length,
-                  "piece %d, run %d: %s", i, k, describe(c));
-            CHECK(r->decay == x->decay, "decay of %s", x->name);
-            within += r->length;
-            block += norm_blocks(r->length);
-            if (within < x->size) continue;
-            within = 0;
-            tensor++;
-        }
-        CHECK(p->blocks == block - before, "piece %d: %zu blocks", i, p->blocks);
-    }
-    CHECK(tensor == t->count && within == 0, "%d of %d tensors: %s", tensor, t->count, describe(c));
-    size_t blocks = 0;
-    for (int i = 0; i < t->count; i++) blocks += norm_blocks(t->tensors[i].size);
-    CHECK(block == blocks, "%zu of %zu norm blocks: %s", block, blocks, describe(c));
 }
 
 // A cut is where it should be, but for the way to the next legal place: half a norm block, or the
@@ -94,8 +80,8 @@ static void check_runs(const GPT2Table *t, const Pieces *list, const OffloadChoi
 #define NEAR(a, b) ((a) < (b) ? (b) - (a) <= NORM_BLOCK / 2 + ALIGN_ELEMENTS \
                               : (a) - (b) <= NORM_BLOCK / 2 + ALIGN_ELEMENTS)
 
-static void check_kinds(const GPT2Table *t, const Pieces *list, const OffloadChoice *c) {
-    const size_t P = t->elements, embeddings = t->tensors[t->first_layer].offset;
+static void check_kinds(const ShardMap *map, const Pieces *list, const OffloadChoice *c) {
+    const size_t P = map->elements, embeddings = segment_begin(list, 1);
     const size_t *n = list->elements;
     const double share = c->mode == OFFLOAD_NONE ? 1 : c->mode == OFFLOAD_ZERO ? 0 : c->resident;
     const size_t budget = (size_t)(share * (double)P);
@@ -139,7 +125,7 @@ static void check_kinds(const GPT2Table *t, const Pieces *list, const OffloadCho
 }
 
 // Sub-groups: flat, at multiples of their size; or a layer's equal parts.
-static void check_subgroups(const GPT2Table *t, const Pieces *list, const OffloadChoice *c) {
+static void check_subgroups(const ShardMap *map, const Pieces *list, const OffloadChoice *c) {
     int in_segment = 0;
     for (int i = 0; i < list->count;) {
         const Piece *first = &list->pieces[i], *last = first;
@@ -149,19 +135,19 @@ static void check_subgroups(const GPT2Table *t, const Pieces *list, const Offloa
         if (c->subgroup > 0) {
             // a resident embeddings is a sub-group of its own; residents begin one
             const size_t at = (end + c->subgroup / 2) / c->subgroup * c->subgroup;
-            CHECK(end == t->elements || (next_resident && c->stride == 0) || NEAR(end, at)
+            CHECK(end == map->elements || (next_resident && c->stride == 0) || NEAR(end, at)
                   || (first->segment == 0 && first->kind == PIECE_RESIDENT), "ends at %zu: %s", end,
                   describe(c));
             continue;
         }
         CHECK(first->segment == last->segment, "a layer's end divides sub-groups: %s", describe(c));
-        if (first->at == segment_begin(t, first->segment)) in_segment = 0;
+        if (first->at == segment_begin(list, first->segment)) in_segment = 0;
         in_segment++;
         if (first->segment == 0 && first->kind == PIECE_RESIDENT) continue;  // whole
         CHECK(end - first->at <= SUBGROUP_PARAMETERS + NORM_BLOCK, "%zu: %s", end - first->at,
               describe(c));
-        const size_t begin = segment_begin(t, first->segment);
-        const size_t length = segment_begin(t, first->segment + 1) - begin;
+        const size_t begin = segment_begin(list, first->segment);
+        const size_t length = segment_begin(list, first->segment + 1) - begin;
         const size_t parts = (length + SUBGROUP_PARAMETERS - 1) / SUBGROUP_PARAMETERS;
         const bool cut = (next_resident && c->stride == 0)  // where residents begin
             || (i > (int)(last - first) + 1 && first->kind == PIECE_RESIDENT
@@ -172,15 +158,12 @@ static void check_subgroups(const GPT2Table *t, const Pieces *list, const Offloa
     }
 }
 
-static void check_choice(const GPT2Table *t, const OffloadChoice *c) {
-    ShardMap map = gpt2_shards_all(t);
-    Pieces list = offload_pieces(t, &map, c);
-    check_pieces(t, &list, c);
-    check_runs(t, &list, c);
-    check_kinds(t, &list, c);
-    check_subgroups(t, &list, c);
+static void check_choice(const GPT2Table *t, const ShardMap *map, const OffloadChoice *c) {
+    Pieces list = offload_pieces(t, map, c);
+    check_pieces(t, map, &list, c);
+    check_kinds(map, &list, c);
+    check_subgroups(map, &list, c);
     pieces_free(&list);
-    free(map.shards);
 }
 
 static const double residents[] = {0, 1e-9, 0.01, 0.2, 0.5, 0.97, 0.999999, 1};
@@ -193,6 +176,7 @@ static void every_choice_covers_every_preset(void) {
         gpt2_preset(&config, gpt2_presets[i].name);
         gpt2_finish(&config, &err);
         GPT2Table t = gpt2_table(&config);
+        ShardMap map = gpt2_shards_all(&t);
         const size_t sizes[] = {0, t.elements / 300 + 5000, 100000000, t.elements, 2 * t.elements};
         int number = 0;
         for (int mode = OFFLOAD_NONE; mode <= OFFLOAD_INTERLEAVE; mode++)
@@ -208,8 +192,9 @@ static void every_choice_covers_every_preset(void) {
                             .share = stride > 0 ? 0 : shares[k % 8], .subgroup = sizes[z],
                             .slots = 3,
                             .kept_grads = ++number % 2 == 0 ? KEEP_ALL : (int)(number % 5)};
-                        check_choice(&t, &c);
+                        check_choice(&t, &map, &c);
                     }
+        free(map.shards);
         gpt2_table_free(&t);
     }
 }
@@ -228,8 +213,14 @@ static void every_choice_covers_random_models(void) {
         config.context = 1 + RANDOM(3000);
         config.vocab = 1 + RANDOM(3000);
         config.tied = (int)RANDOM(2);
+        const bool large = trial % 100 == 0;  // a segment is several sub-groups
+        if (large) gpt2_preset(&config, trial % 200 ? "20b" : "opt-66b");
         gpt2_finish(&config, &err);
         GPT2Table t = gpt2_table(&config);
+        // half of them whole; the last rank often, which may own nothing of a short segment, or at all
+        const size_t world = RANDOM(2) ? 1 : RANDOM(9) ? 2 + RANDOM(8) : 64;
+        const size_t rank = RANDOM(3) == 0 ? world - 1 : RANDOM(world);
+        ShardMap map = zero_shards(&t, world, rank, RANDOM(3) == 0);
         OffloadChoice c;
         memset(&c, 0, sizeof c);
         c.mode = OFFLOAD_NONE + (int)RANDOM(4);
@@ -239,10 +230,12 @@ static void every_choice_covers_random_models(void) {
             if (c.stride == 0)
                 c.share = RANDOM(3) == 0 ? shares[RANDOM(8)] : (double)RANDOM(1001) / 1000;
         }
-        c.subgroup = RANDOM(3) == 0 ? 0 : 4096 + RANDOM(2 * t.elements);
+        c.subgroup = RANDOM(3) == 0 ? 0 : 4096 + RANDOM(2 * map.elements + 1);
         if (RANDOM(4) == 0) c.subgroup = 4096;
+        if (large) c.subgroup = 0;
         c.kept_grads = RANDOM(2) ? KEEP_ALL : (int)RANDOM(4);
-        check_choice(&t, &c);
+        check_choice(&t, &map, &c);
+        free(map.shards);
         gpt2_table_free(&t);
     }
     #undef RANDOM

@@ -1,7 +1,6 @@
 // test_zero.c: who owns what (zero.h), for presets and random models on 1 to 9 and on 64 ranks: the
 // shards of all ranks are the model, once; their blocks of the gradient norm come together in the
-// arena's order; and what a rank owns can be cut into pieces for offloading.
-#include "../../../offload.h"
+// arena's order. (Pieces of what a rank owns: test_offload.c.)
 #include "../../../zenflow.h"
 #include "../../../zero.h"
 #include "../test.h"
@@ -294,134 +293,6 @@ static void check_order(const GPT2Config *c, const GPT2Table *t, size_t world, b
 static void blocks_come_in_the_arenas_order(void) { for_models(60, check_order); }
 
 // ---------------------------------------------------------------------------------------------
-// Offloading of what a rank owns
-
-static const char *mode_text(const OffloadChoice *c) {
-    static char text[160];
-    snprintf(text, sizeof text, "%s resident %g stride %zu share %g subgroup %zu",
-             offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup);
-    return text;
-}
-
-// Pieces follow each other in the shard space, none crosses the end of a segment, and each has one
-// place; runs are the shards in order, cut at whole blocks; sub-groups are numbered one by one.
-static void check_pieces(const GPT2Table *t, const ShardMap *map, const OffloadChoice *c,
-                         const char *what) {
-    Pieces list = offload_pieces(t, map, c);
-    size_t at = 0, home[2] = {0, 0}, grads[2] = {0, 0}, kinds[PIECE_KINDS] = {0}, longest = 0;
-    int visits = 0;
-    size_t block = 0, within = 0;
-    int subgroup = -1, run = 0, shard = 0;
-    for (int i = 0; i < list.count; i++) {
-        const Piece *p = &list.pieces[i];
-        CHECK(p->at == at && p->length > 0, "%s: piece %d at %zu, not %zu: %s", what, i, p->at, at,
-              mode_text(c));
-        at = p->at + p->length;
-        CHECK(p->subgroup == subgroup || p->subgroup == subgroup + 1, "%s: sub-group %d after %d: "
-              "%s", what, p->subgroup, subgroup, mode_text(c));
-        subgroup = p->subgroup;
-        const bool gpu = p->kind == PIECE_RESIDENT;
-        const bool grad_gpu = gpu || (p->kind == PIECE_VISIT && visits++ < c->kept_grads);
-        CHECK(p->state_at == home[gpu] && p->grad_at == grads[grad_gpu], "%s: places of piece %d: "
-              "%s", what, i, mode_text(c));
-        home[gpu] += p->length;
-        grads[grad_gpu] += p->length;
-        kinds[p->kind] += p->length;
-        if (p->kind == PIECE_VISIT && p->length > longest) longest = p->length;
-        CHECK(p->first_run == run && p->first_block == block && p->runs > 0, "%s: piece %d: run %d "
-              "block %zu: %s", what, i, p->first_run, p->first_block, mode_text(c));
-        size_t blocks = 0;
-        for (int k = 0; k < p->runs && shard < map->count; k++, run++) {
-            const AdamRun *r = &list.runs[run];
-            const Shard *s = &map->shards[shard];
-            CHECK(t->tensors[s->tensor].layer + 1 == p->segment, "%s: piece %d is of segment %d, "
-                  "and has %s: %s", what, i, p->segment, t->tensors[s->tensor].name, mode_text(c));
-            CHECK(p->at + r->at == s->at + within && within % NORM_BLOCK == 0
-                  && r->length > 0 && r->length <= s->length - within
-                  && r->at + r->length <= p->length && r->decay == s->decay
-                  && r->index == t->tensors[s->tensor].offset + s->offset + within,
-                  "%s: piece %d, run %d: %s", what, i, k, mode_text(c));
-            blocks += norm_blocks(r->length);
-            within += r->length;
-            if (within < s->length) continue;
-            within = 0;
-            shard++;
-        }
-        CHECK(p->blocks == blocks, "%s: piece %d: %zu blocks: %s", what, i, p->blocks,
-              mode_text(c));
-        block += blocks;
-    }
-    size_t blocks = 0;
-    for (int i = 0; i < map->count; i++) blocks += norm_blocks(map->shards[i].length);
-    CHECK(at == map->elements, "%s: %zu of %zu: %s", what, at, map->elements, mode_text(c));
-    CHECK(shard == map->count && within == 0 && block == blocks, "%s: %d of %d shards, %zu of %zu "
-          "blocks: %s", what, shard, map->count, block, blocks, mode_text(c));
-    CHECK(list.subgroups == subgroup + 1, "%s: %d sub-groups, not %d: %s", what, list.subgroups,
-          subgroup + 1, mode_text(c));
-    for (int k = 0; k < PIECE_KINDS; k++)
-        CHECK(list.elements[k] == kinds[k], "%s: kind %d: %s", what, k, mode_text(c));
-    CHECK(list.grads_host == grads[0] && list.grads_gpu == grads[1]
-          && list.longest_visit == longest, "%s: %s", what, mode_text(c));
-    size_t largest = 0;  // sub-group
-    for (int i = 0, first = 0; i < list.count; i++) {
-        if (list.pieces[i].subgroup != list.pieces[first].subgroup) first = i;
-        const size_t n = list.pieces[i].at + list.pieces[i].length - list.pieces[first].at;
-        if (n > largest) largest = n;
-        const bool whole = list.pieces[i].kind == PIECE_RESIDENT && list.pieces[i].segment == 0;
-        CHECK(c->subgroup > 0 || whole || n <= SUBGROUP_PARAMETERS + NORM_BLOCK,
-              "%s: a sub-group of %zu: %s", what, n, mode_text(c));
-    }
-    if (c->mode >= OFFLOAD_TWINFLOW && c->stride == 0) {
-        const double wanted = c->resident * (double)at, got = (double)kinds[PIECE_RESIDENT];
-        CHECK(got - wanted < NORM_BLOCK && wanted - got < NORM_BLOCK, "%s: %g stay, not %g: %s",
-              what, got, wanted, mode_text(c));
-    }
-    if (c->mode == OFFLOAD_NONE) CHECK(kinds[PIECE_RESIDENT] == at, "%s", what);
-    if (c->mode == OFFLOAD_ZERO) CHECK(kinds[PIECE_HOST] == at, "%s", what);
-    if (c->mode == OFFLOAD_INTERLEAVE && c->stride == 0 && c->resident == 0) {
-        const double wanted = c->share * (double)at, got = (double)kinds[PIECE_VISIT];
-        const double off = got - wanted;  // sub-groups are dealt out whole
-        CHECK(off <= (double)largest && -off <= (double)largest, "%s: %g visit, not %g: %s",
-              what, got, wanted, mode_text(c));
-    }
-    pieces_free(&list);
-}
-
-static void every_choice_covers_every_shard(void) {
-    static const double parts[] = {0, 1e-9, 0.01, 0.3, 0.5, 0.97, 1};
-    for (int trial = 0; trial < (test_whole() ? 3000 : 600); trial++) {
-        GPT2Config config = random_config(trial);
-        Error err;
-        const bool large = trial % 20 == 0;  // a segment is several sub-groups
-        if (large) gpt2_preset(&config, (trial / 20) % 2 ? "20b" : "opt-66b");
-        if (large) gpt2_finish(&config, &err);
-        GPT2Table t = gpt2_table(&config);
-        const size_t world = worlds[random_below(WORLDS)];
-        // often the last rank, which may own nothing of a short segment, or nothing at all
-        const size_t rank = random_below(3) == 0 ? world - 1 : random_below(world);
-        const bool rows = random_below(3) == 0;
-        ShardMap map = zero_shards(&t, world, rank, rows);
-        char what[240];
-        snprintf(what, sizeof what, "%s, rank %zd", describe(&config, world, rows), (ssize_t)rank);
-        OffloadChoice c;
-        memset(&c, 0, sizeof c);
-        c.mode = OFFLOAD_NONE + (int)random_below(4);
-        c.resident = parts[random_below(7)];
-        if (c.mode == OFFLOAD_INTERLEAVE) {
-            c.stride = random_below(2) ? 1 + random_below(5) : 0;
-            if (c.stride == 0) c.share = parts[random_below(7)];
-        }
-        c.subgroup = random_below(3) == 0 ? 0 : 4096 + random_below(2 * map.elements + 1);
-        if (random_below(4) == 0) c.subgroup = 4096;
-        if (large) c.subgroup = 0;
-        c.kept_grads = random_below(2) ? KEEP_ALL : (int)random_below(4);
-        check_pieces(&t, &map, &c, what);
-        free(map.shards);
-        gpt2_table_free(&t);
-    }
-}
-
-// ---------------------------------------------------------------------------------------------
 // ZenFlow's numbers, and a model by hand
 
 // Moments are rounded by numbers of elements that no two have, on no two ranks: of the rest's, and
@@ -483,7 +354,6 @@ int main(void) {
     RUN(segments_are_cut_as_defined);
     RUN(shards_are_a_partition);
     RUN(blocks_come_in_the_arenas_order);
-    RUN(every_choice_covers_every_shard);
     RUN(every_element_has_a_number);
     RUN(a_known_model_is_dealt_as_by_hand);
     return test_summary();

@@ -1,8 +1,7 @@
 #!/bin/sh
 # The GPU trainer under every order of events. On a GPU the order of what no event orders is open,
-# and changes from one day to the next; on the emulated one it is chosen. So small models of some
-# twenty configurations (test_model.cu), of all places for the optimizer's state
-# (test_placement.cu), with importance-aware updates that are late (test_zenflow_gpu.cu), with
+# and changes from one day to the next; on the emulated one it is chosen. So small models with the
+# optimizer's state in all places (test_placement.cu), with importance-aware updates that are late (test_zenflow_gpu.cu), with
 # zeroth-order steps and layers that come and go (test_zo_gpu.cu), and on several GPUs
 # (test_zero_gpu.cu), train for a few steps while one stream or another runs as far ahead as events
 # allow, and thread blocks run forwards, backwards and shuffled: the losses, the norms, the
@@ -21,20 +20,20 @@ export TSAN_OPTIONS="${TSAN_OPTIONS:-atexit_sleep_ms=0}"  # or each program slee
 # SCHED,ORDER. prio:0 is the oldest stream first, prio:1 the youngest; with the other seeds each
 # model has an order of its own, and each stream comes first in several.
 schedules="eager,forward lazy,forward prio:0,forward prio:1,forward prio:2,random random:1,reverse"
-model_only="lazy,reverse eager,random" placement_only="prio:3,reverse prio:4,random"
+placement_only="lazy,reverse eager,random prio:3,reverse prio:4,random"
 steps=4
 # Configurations for the sanitizer of kernels; `some` are those that cover what there is.
-kernels="test_model_fp32=20 test_placement=33 test_zenflow_gpu=21,25 test_zo_gpu=1
-    test_zo_gpu_fp32=20 test_zero_gpu=18"
+kernels="test_placement_fp32=48 test_placement=40 test_zenflow_gpu=21,25 test_zo_gpu=1
+    test_zo_gpu_fp32=20 test_zero_gpu=8"
 these=all
 if [ "${ALL:-0}${LONG:-0}" = 00 ]; then
     # The oldest work first; and the youngest, with the blocks of kernels reversed.
-    schedules="eager,forward prio:1,reverse" model_only= placement_only= these=some
+    schedules="eager,forward prio:1,reverse" placement_only= these=some
 fi
 if [ "${LONG:-0}" = 1 ]; then
     steps=20
-    kernels="$kernels test_model=16,17 test_placement_fp32=16 test_placement=24
-        test_zenflow_gpu=24,26 test_zero_gpu=13 test_zero_gpu_fp32=6,28"
+    kernels="$kernels test_placement=35,45,46 test_placement_fp32=50 test_zenflow_gpu=24,26
+        test_zero_gpu=54 test_zero_gpu_fp32=58,61"
     for seed in $(seq 5 24); do
         schedules="$schedules prio:$seed,random random:$seed,reverse"
     done
@@ -80,7 +79,6 @@ same_bits() {
 # (test_zero_gpu without protection, or it takes three times as long; what is sampled, all without)
 [ "$these" = all ] || export EMU_PROTECT=0
 for precision in "" $([ "$these" = some ] || echo _fp32); do
-    same_bits test_model$precision "$schedules $model_only"
     same_bits test_placement$precision "$schedules $placement_only"
     same_bits test_zenflow_gpu$precision "$schedules"
     same_bits test_zo_gpu$precision "$schedules"
@@ -128,7 +126,7 @@ sanitize() {
         done
     done
 }
-trains=$(for t in test_zero_gpu test_zenflow_gpu test_placement test_zo_gpu test_model; do
+trains=$(for t in test_zero_gpu test_zenflow_gpu test_placement test_zo_gpu; do
     echo "$t=some ${t}_fp32=some"; done)
 # A write and a read that no event orders are reported even where the result is right.
 sanitize streams_in_thread_sanitizer tsan "$trains" EMU_RACECHECK=0

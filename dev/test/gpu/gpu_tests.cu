@@ -4,6 +4,7 @@
 // build/emu/gpu_tests, build/emu/test_model_fp32 to gpu_tests_fp32. What the precision does not
 // change is in the first.
 #include "model_harness.cuh"
+#include "runs.cuh"
 #include "cpu_reference.h"
 #include <arpa/inet.h>
 #include <dirent.h>

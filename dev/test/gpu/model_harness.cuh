@@ -280,15 +280,17 @@ static Prediction rehearsed(const GPT2 *g, const Shape *s, Rates *r, double comp
     return gpt2_rehearse(g, &run, r, NULL);
 }
 
-// A step's gradient on the GPU: the loss and, in *norm_squared, the square of its norm.
+// A step's gradient on the GPU: the loss and, in *norm_squared, the square of its norm. Micro-batches
+// of one number lie side by side, those of all ranks.
 static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs,
                            const int32_t *targets, double *norm_squared) {
-    const size_t N = s->B * s->T;
+    const size_t N = s->B * s->T, R = (size_t)ranks.world, all = s->accum * R;
     int32_t *begins = shape_begins(s);
     double loss;
     for (size_t micro = 0; micro < s->accum; micro++) {
-        gpt2_forward(g, inputs + micro * N, begins, targets + micro * N, s->B, s->T);
-        gpt2_head(g, loss_scale / (float)(N * s->accum), 1 / (double)s->accum, micro > 0, NULL);
+        const size_t at = (micro * R + (size_t)ranks.rank) * N;
+        gpt2_forward(g, inputs + at, begins, targets + at, s->B, s->T);
+        gpt2_head(g, loss_scale / (float)(N * all), 1 / (double)all, micro > 0, NULL);
         gpt2_backward(g, micro > 0, micro + 1 == s->accum);
     }
     *norm_squared = gpt2_grad_norm_squared(g, &loss) / (loss_scale * loss_scale);
@@ -339,27 +341,33 @@ static uint64_t hash_state(GPT2 *g) {
     return hash;
 }
 
-// Trains from step `first` to `last`, and returns a hash of `hash`, every loss and every norm. If
-// evaluations is not NULL, an evaluation of another size follows every step; *evaluations becomes a
-// hash of what they gave.
+// Trains from step `first` to `last`, and returns a hash of `hash`, every loss and every norm; the
+// last two are left in `numbers`. If evaluations is not NULL, an evaluation of another size follows
+// every step; *evaluations becomes a hash of what they gave.
 static uint64_t train_steps(GPT2 *g, const Shape *s, const Recipe *r, size_t first, size_t last,
-                            uint64_t hash, uint64_t *evaluations) {
-    const size_t room = s->accum * s->B * s->T;
+                            uint64_t hash, uint64_t *evaluations, double *numbers) {
+    Shape all = *s;
+    all.accum *= (size_t)ranks.world;
+    const size_t room = all.accum * s->B * s->T;
     int32_t *inputs = (int32_t *)alloc_or_fail(2 * room, sizeof(int32_t), "test");
     int32_t *targets = inputs + room;
-    Shape less = *s;
-    less.B = s->B > 1 ? s->B - 1 : 1;
-    less.T = s->T > 4 ? s->T - 4 : 1;
     for (size_t step = first; step <= last; step++) {
-        const Shape *now = r->sizes && step % 2 == 0 ? &less : s;
-        double numbers[2];
-        shape_batch(now, step, inputs, targets);
-        numbers[0] = gpu_step(g, now, r, step, inputs, targets, &numbers[1]);
-        hash = hash_with(hash, numbers, sizeof numbers);
+        Shape now = *s;
+        if (r->sizes && step % 2 == 0) {
+            now.B = s->B > 1 ? s->B - 1 : 1;
+            now.T = s->T > 4 ? s->T - 4 : 1;
+        }
+        all.B = now.B;
+        all.T = now.T;
+        shape_batch(&all, step, inputs, targets);
+        numbers[0] = gpu_step(g, &now, r, step, inputs, targets, &numbers[1]);
+        hash = hash_with(hash, numbers, 2 * sizeof *numbers);
         if (evaluations == NULL) continue;
         const int32_t *tokens = s->document > 0 ? inputs : targets;  // of which some are -1
+        g->timeline.between = true;
         gpt2_forward(g, tokens, NULL, inputs, (s->B + 1) / 2, s->T);
         gpt2_head(g, 0, 1, false, NULL);
+        g->timeline.between = false;
         const double loss = gpt2_loss(g);
         CHECK(loss > 0 && loss < 20, "%s: evaluation gives %g", s->name, loss);
         *evaluations = hash_with(step == 1 ? 0 : *evaluations, &loss, sizeof loss);
@@ -369,11 +377,11 @@ static uint64_t train_steps(GPT2 *g, const Shape *s, const Recipe *r, size_t fir
 }
 
 // The same for steps 1 to `steps` of a new model, and of the state that they leave.
-static uint64_t train_hash(const Shape *s, size_t steps, uint64_t *evaluations,
-                           const Recipe *r = &plain, const Placement *where = NULL) {
+static uint64_t train_hash(const Shape *s, size_t steps, const Placement *where) {
+    double numbers[2];
     float *params = shape_params(s, false);
     GPT2 *g = model_open(s, params, where);
-    const uint64_t hash = train_steps(g, s, r, 1, steps, 0, evaluations);
+    const uint64_t hash = train_steps(g, s, &plain, 1, steps, 0, NULL, numbers);
     const uint64_t both[2] = {hash, hash_state(g)};
     free(params);
     model_close(g);
@@ -410,10 +418,9 @@ static int run_configs(int argc, char **argv, int count, const int (&some)[SOME]
     return test_failures_here > 0;
 }
 
-// The layers whose weights came in `steps` steps: into place q % ring go those of the q-th one that
-// streams, unless they are there since the last update.
-static size_t layers_fetched(const GPT2 *g, size_t accum, int evaluates, size_t steps) {
-    const int n = g->streamed;
+// The layers whose weights came in `steps` steps, of n that stream: into place q % ring go those of
+// the q-th one, unless they are there since the last update.
+static size_t layers_fetched(int n, int ring, size_t accum, int evaluates, size_t steps) {
     size_t came = 0;
     int there[16] = {0};
     for (size_t step = 0; step < steps; step++) {
@@ -421,7 +428,7 @@ static size_t layers_fetched(const GPT2 *g, size_t accum, int evaluates, size_t 
             if (pass == 2 * accum) memset(there, 0, sizeof there);  // behind the update
             for (int i = 0; i < n; i++) {
                 const int q = pass % 2 == 0 ? i : n - 1 - i;
-                const int place = q % g->ring;
+                const int place = q % ring;
                 came += there[place] != q + 1;
                 there[place] = q + 1;
             }
@@ -515,6 +522,34 @@ static void check_memory(GPT2 *g, const char *name, size_t allocated) {
           && allocated <= planned + ((size_t)MAX_BUFFERS << 21),
           "%s: planned %zu, allocated %zu", name, planned, allocated);
 #endif
+}
+
+// Returns the bytes of the model's host memory but those for this purpose. All of it is page-locked,
+// from the first to the last byte.
+static size_t page_locked(GPT2 *g, const char *but, const char *name) {
+    Buffer list[MAX_BUFFERS];
+    const int n = gpt2_buffers(g, list);
+    size_t bytes = 0, all = 0;
+    for (int i = 0; i < n; i++) {
+        if (list[i].kind != BUFFER_HOST) continue;
+        const char *p = (const char *)buffer_get(&list[i]);
+        cudaPointerAttributes a;
+        all += list[i].bytes;
+        if (strcmp(list[i].purpose, but) != 0) bytes += list[i].bytes;
+        for (size_t at = 0; at < list[i].bytes; at += list[i].bytes - 1) {
+            CUDA(cudaPointerGetAttributes(&a, p + at));
+            CHECK(a.type == cudaMemoryTypeHost, "%s: %s at %zu", name, list[i].purpose, at);
+        }
+#ifdef __CUDA_EMU__
+        if (list[i].bytes == 0) continue;
+        CUDA(cudaPointerGetAttributes(&a, p + list[i].bytes));
+        CHECK(a.type == cudaMemoryTypeUnregistered, "%s: %s is larger", name, list[i].purpose);
+#endif
+    }
+    const size_t planned = gpt2_bytes(g, true);
+    CHECK(planned >= all && planned - all <= 4096 * (size_t)n, "%s: %zu bytes of host memory, "
+          "planned %zu", name, all, planned);
+    return bytes;
 }
 
 // Any two settings meet in one of the rows 0 to rows - 1 of a table, unless they never do.

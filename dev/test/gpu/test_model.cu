@@ -6,8 +6,6 @@
 // usage: test_model                     all tests
 //        test_model --errors            all tests, and the largest errors beside what is allowed
 //        test_model --texts             only sampling with a cache, for mutants.sh
-//        test_model --config K|some|all [N]  for test_schedules.sh: N (4) training steps of each
-//                                       configuration, and a hash of all that came out
 #include "model_harness.cuh"
 #include "cpu_reference.h"
 
@@ -463,30 +461,6 @@ static void test_loss_curves(void) {
 // ---------------------------------------------------------------------------------------------
 // Equal bits
 
-// The same run twice; with activations made again; with an evaluation between the steps.
-static void check_equal_bits(Shape s) {
-    uint64_t kept, again;
-    s.recompute = KEEP;
-    const uint64_t first = train_hash(&s, 3, NULL);
-    CHECK(train_hash(&s, 3, NULL) == first, "%s: another run has other bits", s.name);
-    CHECK(train_hash(&s, 3, &kept) == first, "%s: an evaluation changes bits", s.name);
-    for (s.recompute = LIGHT; s.recompute <= AGAIN; s.recompute++) {
-        CHECK(train_hash(&s, 3, NULL) == first, "%s: recomputing%s has other bits", s.name,
-              again_names[s.recompute]);
-        CHECK(train_hash(&s, 3, &again) == first, "%s: an evaluation changes bits", s.name);
-        CHECK(kept == again, "%s: evaluations differ", s.name);
-    }
-}
-
-static void test_equal_bits(void) {
-    Shape three = shapes[2];  // several layers, an odd shape
-    check_equal_bits(small_accum);
-    if (!IS_BF16) return;
-    check_equal_bits(small_llama);
-    check_equal_bits(small);
-    check_equal_bits(three);
-}
-
 // Nothing of a batch is left in the gradient of a smaller one after it: that has the bits that it
 // has in a model which never saw another.
 static void check_smaller_batch(Shape s) {
@@ -792,6 +766,7 @@ static void check_text_between(const Shape *s, const Placement *where) {
     int32_t *text = ALLOC(int32_t, window, "test");
     uint64_t hashes[2];
     for (int texts = 0; texts < 2; texts++) {
+        double numbers[2];
         GPT2 *g = model_new(s, where);
         g->sampling = texts;
         if (texts && s->B * s->T < window) {
@@ -800,7 +775,8 @@ static void check_text_between(const Shape *s, const Placement *where) {
         }
         model_begin(g, s, params, where);
         for (size_t step = 1; step <= 3; step++) {
-            hashes[texts] = train_steps(g, s, &plain, step, step, step > 1 ? hashes[texts] : 0, NULL);
+            hashes[texts] = train_steps(g, s, &plain, step, step, step > 1 ? hashes[texts] : 0, NULL,
+                                        numbers);
             for (size_t n = 3; texts && n <= window; n++)
                 gpt2_next(g, text, n, n == 3 ? 3 : 1, logits);
         }
@@ -933,64 +909,7 @@ static void test_allocates_what_was_planned(void) {
     check_allocation(&shapes[2]);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Configurations for test_schedules.sh
-//
-// Eight switches in sixteen configurations, such that every combination of any three of them
-// occurs: each switch is the parity of an odd number of the four bits of K, and no two of the same
-// ones (an orthogonal array of strength 3). Then some that the switches do not reach.
-
-enum { SWITCHED = 16, CONFIGS = SWITCHED + 9 };
-static const int some[] = {1, 5, 7, 14, 16, 17, 20, 22};  // cover what there is
-
-static bool parity(unsigned bits) { return __builtin_popcount(bits) % 2 == 1; }
-
-static bool config_is_here(int k) {
-    return (k < SWITCHED ? parity((unsigned)k & 1) : k != SWITCHED + 4 && k != SWITCHED + 8)
-        == IS_HALF;
-}
-
-static uint64_t config_hash(int k, size_t steps, char name[300]) {
-    const unsigned b = (unsigned)k;
-    Shape s = {"config", 2, 2, 32, 64, 131, 17, 2, 17, GELU, 1, KEEP, 1, 99, false};
-    const bool evaluate = parity(b & 3);
-    if (k < SWITCHED) {
-        s.accum = parity(b & 2) ? 3 : 1;
-        s.recompute = parity(b & 4) ? AGAIN : parity(b & 6) ? LIGHT : KEEP;
-        s.tied = parity(b & 8);
-        s.activation = parity(b & 7) ? RELU : GELU;
-        s.head_rows = parity(b & 11) ? 16 : 99;
-        s.L = parity(b & 13) ? 3 : 2;
-        if (parity(b & 14)) s.B = 3, s.T = 7, s.NH = 4, s.F = 72;
-    } else {
-        const Shape more[CONFIGS - SWITCHED] = {
-            {"one layer", 1, 2, 32, 64, 131, 17, 2, 17, GELU, 1, AGAIN, 3, 99, false},
-            {"many micro-batches", 2, 2, 16, 32, 131, 9, 1, 9, RELU, 0, KEEP, 7, 99, false},
-            {"repeated token", 2, 2, 32, 64, 257, 17, 3, 17, GELU, 1, KEEP, 2, 99, true},
-            {"two tiles", 1, 1, 64, 64, 131, 70, 1, 70, GELU, 1, KEEP, 2, 32, false},
-            {"one row at a time", 2, 1, 24, 40, 131, 9, 1, 9, GELU, 0, AGAIN, 2, 1, false},
-            {"five layers", 5, 1, 16, 32, 131, 8, 2, 8, RELU, 1, AGAIN, 2, 99, false},
-            {"llama", 2, 4, 32, 40, 131, 17, 2, 17, GELU, 0, LIGHT, 2, 99, false, 0,
-             FAMILY_QWEN3, 2, 16},
-            {"llama in chunks", 2, 2, 24, 40, 131, 17, 2, 17, GELU, 0, AGAIN, 2, 16, false, 5,
-             FAMILY_QWEN2, 1, 16},
-            {"llama in fp32", 1, 4, 32, 40, 131, 17, 3, 7, GELU, 0, KEEP, 2, 99, false, 0,
-             FAMILY_LLAMA, 2, 8}};
-        s = more[k - SWITCHED];
-    }
-    snprintf(name, 300, "%s L%zu NH%zu C%zu F%zu V%zu B%zu T%zu%s%s%s accum %zu, "
-             "head rows %zu%s%s", precision_name, s.L, s.NH, s.C, s.F, s.V, s.B, s.T,
-             s.family != FAMILY_GPT2 ? " silu" : s.activation == RELU ? " relu" : " gelu",
-             s.tied ? " tied" : " untied", again_names[s.recompute], s.accum,
-             s.head_rows, s.repeated ? ", repeated token" : "", evaluate ? ", evaluating" : "");
-    uint64_t hashes[2] = {0, 0}, *evaluations = evaluate ? &hashes[1] : NULL;
-    hashes[0] = train_hash(&s, steps, evaluations);
-    return hash_bytes(hashes, sizeof hashes);
-}
-
 int main(int argc, char **argv) {
-    if (argc >= 3 && strcmp(argv[1], "--config") == 0)
-        return run_configs(argc, argv, CONFIGS, some, config_is_here, config_hash);
     if (argc == 2 && strcmp(argv[1], "--errors") == 0) setenv("TEST_ERRORS", "1", 1);
     if (argc == 2 && strcmp(argv[1], "--texts") == 0) {
         RUN(test_texts_token_by_token);
@@ -1003,7 +922,6 @@ int main(int argc, char **argv) {
     RUN(test_passes_for_epilogues);
     RUN(test_ten_steps);
     RUN(test_loss_curves);
-    RUN(test_equal_bits);
     RUN(test_smaller_batch);
     RUN(test_sum_norm_and_update_by_definition);
 #ifdef ENABLE_FP16

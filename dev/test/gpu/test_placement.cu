@@ -3,191 +3,68 @@
 // the same time as what it is meant to hide behind.
 //
 // usage: test_placement                     all tests
-//        test_placement --config K|some|all [N]  for test_schedules.sh, as in test_model
+//        test_placement --config K|some|all [N]  for test_schedules.sh (runs.cuh)
 //        test_placement --clock K           what test_overlap runs, with EMU_CLOCK=virtual
-#include "model_harness.cuh"
-
-// ---------------------------------------------------------------------------------------------
-// The configurations
+#include "runs.cuh"
 
 // With gaps between tensors, padded rows, tied and untied heads.
-enum { TIED, ODD, ONE, FIVE, LLAMA, CHUNKS, SHAPES };
-static const Shape shapes[SHAPES] = {
-    // name          L NH   C    F    V  ctx  B   T  act  tied recompute accum head repeated
-    {"tied",         2, 2,  32,  64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 99, false},
-    {"odd",          3, 3,  24,  40, 257, 17, 2,  9, RELU, 0, KEEP, 1,  5, false},
-    {"one layer",    1, 2,  48,  72, 131, 17, 1, 17, GELU, 0, KEEP, 1, 99, false},
-    {"five layers",  5, 1,  16,  32, 131,  9, 2,  8, RELU, 1, KEEP, 1, 99, false},
+static const Shape shapes[] = {
+    // name     L NH   C    F    V  ctx  B   T  act  tied recompute accum head repeated
+    {"tied",    2, 2,  32,  64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 99, false},
+    {"odd",     3, 3,  24,  40, 257, 17, 2,  9, RELU, 0, KEEP, 1,  5, false},
+    {"one",     1, 2,  48,  72, 131, 17, 1, 17, GELU, 0, KEEP, 1, 99, false},
+    {"five",    5, 1,  16,  32, 131,  9, 2,  8, RELU, 1, KEEP, 1, 99, false},
     // the head's gradient is made where it waits; or, in chunks, summed first
-    {"llama",        3, 4,  32,  40, 131, 20, 2,  9, GELU, 0, KEEP, 1, 99, false, 0,
+    {"llama",   3, 4,  32,  40, 131, 20, 2,  9, GELU, 0, KEEP, 1, 99, false, 0,
      FAMILY_QWEN3, 2, 16},
-    {"chunks",       2, 2,  24,  40, 131, 20, 2,  9, GELU, 0, KEEP, 1,  5, false, 4,
+    {"chunks",  2, 2,  24,  40, 131, 20, 2,  9, GELU, 0, KEEP, 1,  5, false, 4,
      FAMILY_QWEN2, 1, 16},
-};
-
-typedef struct {
-    int shape, bits;            // of the stored numbers: 16 or 32
-    size_t accum;
-    int recompute;
-    double clip;                // 0.05: every step is clipped; 1e6: none; 0: the norm is not used
-    int sizes, evaluate;        // every second step has a smaller batch; an evaluation follows each
-    int mode;
-    double resident;
-    size_t stride;
-    double share;
-    size_t subgroup;
-    int slots, places, wire, tight, threads, serial;  // see Placement; wire: bits of gradients
-    int moments;                // bits of them
-    int streamed, ring;         // layers whose weights live on the host, and their places
-} Config;
-
-enum { ALL = 9 };  // layers, at least
+    {"same",    2, 2,  32,  64, 257, 17, 3, 17, GELU, 1, KEEP, 1, 99, true},  // one token, mostly
+    {"tiles",   1, 1,  64,  64, 131, 70, 1, 70, GELU, 1, KEEP, 1, 32, false},
+    {"rows",    2, 1,  24,  40, 131,  9, 1,  9, GELU, 0, KEEP, 1,  1, false},
+    {}};
+enum { FIVE = 3 };
 enum { ZERO = OFFLOAD_ZERO, TWIN = OFFLOAD_TWINFLOW, INTER = OFFLOAD_INTERLEAVE };
 
-// Any two settings meet in one of the first MIXED (test_settings_meet). Then special cases.
-enum { MIXED = 30 };
-static const Config configs[] = {
-    //                         clip  sizes   mode   resident   share  slots wire threads  moments
-    // shape bits accum recompute  | |  evaluate  |  |  stride | subgroup | places | tight | serial
-    // (and then: layers that stream, places for their weights)
-    {FIVE, 16, 4, AGAIN, 1e6, 1, 1, ZERO,   0, 0,  0,     0, 3, 2, 32, 1, 2, 0, 16, 9, 2},
-    {ONE,  32, 1,  KEEP,   0, 1, 0, ZERO,   0, 0,  0,  4096, 3, 9, 16, 0, 1, 0, 32, 0, 2},
-    {ODD,  32, 1,  KEEP, .05, 0, 0, ZERO,   0, 0,  0,  8192, 1, 2, 32, 2, 1, 1, 32, 2, 3},
-    {TIED, 32, 4, AGAIN,   0, 1, 1, ZERO,   0, 0,  0, 20000, 2, 3, 32, 2, 1, 1, 16, 1, 2},
-    {FIVE, 16, 4,  KEEP,   0, 1, 1, TWIN,  .3, 0,  0, 20000, 2, 2, 16, 2, 1, 1, 16, 9, 2},
-    {ODD,  16, 1, AGAIN, .05, 0, 1, TWIN,  .9, 0,  0,     0, 3, 3, 16, 0, 2, 0, 16, 2, 2},
-    {TIED, 32, 1, AGAIN,   0, 0, 0, TWIN,  .9, 0,  0,  4096, 1, 3, 16, 1, 2, 0, 32, 0, 2},
-    {ONE,  32, 1, AGAIN, 1e6, 1, 1, TWIN,  .9, 0,  0,  8192, 3, 9, 32, 2, 2, 1, 16, 1, 3},
-    {ODD,  32, 4,  KEEP, .05, 0, 1, INTER, .3, 1,  0,     0, 3, 9, 32, 1, 1, 0, 32, 9, 2},
-    {FIVE, 32, 1,  KEEP, 1e6, 0, 0, INTER, .9, 1,  0,  4096, 1, 3, 32, 2, 2, 0, 32, 0, 2},
-    {TIED, 16, 4,  KEEP, 1e6, 1, 0, INTER, .9, 1,  0,  8192, 2, 2, 16, 0, 1, 0, 32, 1, 9},
-    {ONE,  32, 4, AGAIN, 1e6, 1, 0, INTER,  0, 1,  0,  4096, 1, 2, 16, 1, 1, 0, 16, 9, 2},
-    {TIED, 32, 1, AGAIN,   0, 0, 1, INTER,  0, 1,  0, 20000, 1, 3, 32, 0, 2, 1, 32, 1, 3},
-    {ONE,  32, 4,  KEEP,   0, 1, 0, INTER, .3, 2,  0,     0, 1, 2, 32, 0, 2, 0, 32, 0, 2},
-    {FIVE, 16, 1, AGAIN, .05, 0, 1, INTER, .3, 2,  0,  4096, 2, 3, 16, 1, 1, 1, 16, 3, 2},
-    {ODD,  32, 1,  KEEP, 1e6, 1, 0, INTER, .9, 2,  0,  8192, 1, 9, 16, 2, 2, 1, 16, 0, 2},
-    {TIED, 32, 4,  KEEP, 1e6, 1, 0, INTER,  0, 2,  0, 20000, 3, 9, 32, 2, 2, 1, 32, 9, 9},
-    {TIED, 32, 1, AGAIN, 1e6, 0, 0, INTER, .3, 0, .3, 20000, 1, 2, 16, 0, 2, 1, 16, 1, 2},
-    {FIVE, 32, 1, AGAIN,   0, 1, 0, INTER, .9, 0, .3,     0, 1, 9, 16, 2, 2, 1, 16, 0, 2},
-    {ONE,  16, 4,  KEEP, 1e6, 0, 0, INTER, .9, 0, .3,  4096, 3, 3, 16, 2, 1, 0, 32, 1, 3},
-    {ODD,  32, 4,  KEEP, .05, 1, 1, INTER,  0, 0, .3,  8192, 2, 3, 32, 1, 2, 0, 32, 9, 2},
-    {TIED, 32, 4,  KEEP, .05, 0, 0, INTER, .3, 0, .5,     0, 2, 9, 32, 0, 2, 0, 32, 1, 9},
-    {FIVE, 32, 1,  KEEP,   0, 0, 1, INTER, .3, 0, .5,  8192, 1, 2, 32, 2, 1, 1, 32, 3, 2},
-    {ONE,  16, 1, AGAIN, .05, 1, 1, INTER, .9, 0, .5, 20000, 3, 3, 16, 1, 1, 1, 16, 0, 2},
-    {ODD,  16, 1, AGAIN, 1e6, 0, 1, INTER,  0, 0, .5,  4096, 2, 2, 32, 0, 1, 0, 32, 9, 3},
-    {ODD,  32, 1, AGAIN, 1e6, 1, 1, INTER, .3, 0,  1,  4096, 3, 3, 32, 0, 2, 0, 32, 2, 2},
-    {FIVE, 16, 1,  KEEP, 1e6, 0, 0, INTER, .3, 0,  1,  8192, 1, 2, 32, 0, 2, 0, 16, 9, 2},
-    {ONE,  16, 1,  KEEP, .05, 0, 0, INTER, .9, 0,  1,     0, 2, 2, 32, 2, 1, 1, 32, 0, 2},
-    {TIED, 32, 4, AGAIN,   0, 1, 1, INTER, .9, 0,  1,  4096, 2, 3, 32, 2, 1, 1, 16, 9, 2},
-    {ODD,  16, 4,  KEEP,   0, 1, 0, INTER,  0, 0,  1, 20000, 1, 9, 16, 1, 1, 0, 32, 2, 3},
+static const char *const settings[] = {
+    "tied|odd|one|five", PLACEMENTS(""), "|--moments bf16",
+    "|streamed=1|streamed=2|streamed=9 ring=3", "|early=1|early=5"};
+
+static const char *const special[] = {
     // one layer: two segments that leave in different ways, one after the other
-    {ONE,  16, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 2, 16, 1, 1, 0, 32, 9, 2},
-    {ONE,  32, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 3, 32, 2, 1, 0, 16, 0, 2},
+    "one --accum 4 --clip 0 --offload interleave --stride 2 tight=1 streamed=9",
+    "one --precision fp32 --accum 4 --clip 0 --offload interleave --stride 2 places=3 "
+        "--grad-wire fp32 tight=2 --moments bf16",
     // every third visits; a share of nothing; slots for more than there is
-    {FIVE, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 3,  0,  4096, 2, 9, 16, 0, 1, 0, 32, 3, 2},
-    {TIED, 16, 4, AGAIN, .05, 0, 1, INTER, .3, 0,  0,  8192, 2, 3, 16, 1, 2, 0, 16, 0, 2},
-    {TIED, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 0,  1,     0, 9, 2, 16, 2, 1, 0, 32, 9, 2},
-    {FIVE, 16, 1,  KEEP, .05, 0, 1, OFFLOAD_NONE, 1, 0, 0, 0, 2, 2, 16, 1, 1, 0, 32, 0, 0},
-    {ODD,  32, 1,  KEEP, 0,   1, 0, OFFLOAD_NONE, 1, 0, 0, 0, 2, 3, 16, 1, 1, 0, 16, 0, 0},
-    {FIVE, 16, 1, LIGHT, .05, 0, 1, INTER, .3, 0, .5,  4096, 2, 3, 16, 0, 2, 0, 16, 2, 2},
-    {ODD,  32, 4, LIGHT, 1e6, 1, 0, ZERO,   0, 0,  0,     0, 2, 2, 32, 2, 1, 0, 32, 9, 3},
+    "five --clip 0.05 --offload interleave --stride 3 --subgroup 4096 places=9 streamed=3",
+    "tied --accum 4 --recompute block --clip 0.05 evaluates --offload interleave --resident 0.3 "
+        "--share 0 --subgroup 8192 places=3 tight=1 --threads 2 --moments bf16 early=5",
+    "tied --clip 0.05 --offload interleave --share 1 --slots 9 tight=2 streamed=9",
+    // nothing is anywhere else
+    "five --clip 0.05 evaluates", "odd --precision fp32 --clip 0 sizes --moments bf16 places=3",
+    "tied --accum 3 --recompute light", "same --accum 2", "tiles --accum 2", "rows --accum 7",
+    "rows --precision fp32 --accum 2 --recompute block", "llama evaluates --clip 0.05",
+    "chunks --precision fp32 --accum 2 --recompute block",
+    "five --clip 0.05 --recompute light evaluates --offload interleave --resident 0.3 --share 0.5 "
+        "--subgroup 4096 places=3 --threads 2 --moments bf16 streamed=2",
+    "odd --precision fp32 --accum 4 --recompute light sizes --offload zero --grad-wire fp32 "
+        "tight=2 streamed=9 ring=3",
     // gradients of the first visitor stay, or of the first two
-    {FIVE, 16, 4,  KEEP, .05, 0, 0, INTER, .3, 0, .5,  4096, 2, 2, 32, 3, 1, 0, 32, 0, 2},
-    {TIED, 32, 1, AGAIN, .05, 0, 1, INTER,  0, 0, .5,  8192, 2, 3, 32, 4, 2, 0, 16, 2, 2},
+    "five --accum 4 --clip 0.05 --offload interleave --resident 0.3 --share 0.5 --subgroup 4096 "
+        "--grad-wire fp32 tight=3",
+    "tied --precision fp32 --recompute block --clip 0.05 evaluates --offload interleave "
+        "--share 0.5 --subgroup 8192 places=3 --grad-wire fp32 tight=4 --threads 2 --moments bf16 streamed=2",
     // the LLaMA family
-    {LLAMA,  16, 2, AGAIN, .05, 0, 1, INTER, .3, 0, .5,  4096, 2, 2, 16, 1, 2, 0, 16, 2, 2},
-    {LLAMA,  16, 2,  KEEP,   0, 1, 0, ZERO,   0, 0,  0,     0, 2, 9, 32, 0, 1, 0, 32, 0, 2},
-    {LLAMA,  32, 1, LIGHT, .05, 0, 1, TWIN,  .3, 0,  0,  8192, 2, 2, 16, 0, 2, 0, 32, 9, 2},
-    {CHUNKS, 16, 2, LIGHT, 1e6, 0, 0, INTER,  0, 2,  0,     0, 2, 2, 16, 2, 1, 0, 32, 9, 2},
-    {CHUNKS, 32, 2,  KEEP, .05, 1, 0, INTER,  0, 0,  1,  4096, 1, 3, 32, 1, 1, 0, 16, 1, 3},
-    {LLAMA,  16, 1,  KEEP, .05, 0, 1, OFFLOAD_NONE, 1, 0, 0, 0, 2, 2, 16, 1, 1, 0, 32, 0, 0},
+    "llama --accum 2 --recompute block --clip 0.05 evaluates --offload interleave --resident 0.3 "
+        "--share 0.5 --subgroup 4096 tight=1 --threads 2 --moments bf16 streamed=2",
+    "llama --accum 2 --clip 0 sizes --offload zero places=9 --grad-wire fp32",
+    "llama --precision fp32 --recompute light --clip 0.05 evaluates --offload twinflow "
+        "--resident 0.3 --subgroup 8192 --threads 2 streamed=9",
+    "chunks --accum 2 --recompute light --offload interleave --stride 2 tight=2 streamed=9",
+    "chunks --precision fp32 --accum 2 --clip 0.05 sizes --offload interleave --share 1 "
+        "--subgroup 4096 --slots 1 places=3 --grad-wire fp32 tight=1 --moments bf16 streamed=1 "
+        "ring=3",
 };
-enum { CONFIGS = sizeof configs / sizeof *configs };
-// Those that cover all.
-static const int some[] = {0, 4, 10, 14, 16, 19, 24, 26, 28, 30, 31, 32, 33, 35, 37, 39, 40, 41, 45};
-
-static Shape config_shape(const Config *c) {
-    Shape s = shapes[c->shape];
-    s.accum = c->accum;
-    s.recompute = c->recompute;
-    moments_bf16 = c->moments == 16;
-    return s;
-}
-
-static Recipe config_recipe(const Config *c) { return {1e-2, 1e-8, c->clip, 0.1, c->sizes != 0}; }
-
-// Of the configurations above: each number of segments that are updated first meets some.
-static int config_early(const Config *c) {
-    const bool here = c >= configs && c < configs + CONFIGS;
-    return here ? (int)((c - configs) % 3 * (c - configs) % 8) : 0;
-}
-
-static Placement config_placement(const Config *c) {
-    Placement p;
-    memset(&p, 0, sizeof p);
-    p.choice.mode = c->mode;
-    p.choice.resident = c->resident;
-    p.choice.stride = c->stride;
-    p.choice.share = c->share;
-    p.choice.subgroup = c->subgroup;
-    p.choice.slots = c->slots;
-    p.choice.places = c->places;
-    p.choice.wire_f32 = c->wire == 32;
-    p.choice.streamed = c->streamed;
-    p.choice.ring = c->ring;
-    p.choice.early = config_early(c);
-    p.tight = c->tight;
-    p.threads = c->threads;
-    p.serial = c->serial != 0;
-    return p;
-}
-
-static void config_name(const Config *c, char name[300]) {
-    static const char *const tight[] = {"", ", summed on host", ", gradients on host",
-                                        ", of one visitor on the GPU", ", of two"};
-    snprintf(name, 300, "%s %s%d accum %zu%s clip %g%s%s, %s resident %g stride %zu share %g "
-             "subgroup %zu slots %d places %d wire %d%s threads %d moments %d streamed %d ring "
-             "%d early %d%s",
-             shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits, c->accum,
-             again_names[c->recompute], c->clip, c->sizes ? " two sizes" : "",
-             c->evaluate ? " evaluating" : "",
-             offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup, c->slots,
-             c->places, c->wire, tight[c->tight], c->threads, c->moments,
-             c->streamed, c->ring, config_early(c), c->serial ? " serial" : "");
-}
-
-static bool config_is_here(int k) { return config_of_bits(k, configs[k].bits); }
-
-// Two hashes: of training, and of the evaluations in between.
-typedef struct { uint64_t training, evaluations; } Hashes;
-
-// With everything on the GPU.
-static Hashes reference(const Config *c, size_t steps) {
-    const Shape s = config_shape(c);
-    const Recipe r = config_recipe(c);
-    Hashes h;
-    h.training = train_hash(&s, steps, &h.evaluations, &r);
-    return h;
-}
-
-enum { SETTINGS = 18 };
-static double setting(int k, int i) {
-    const Config *c = &configs[k];
-    const double all[SETTINGS] = {
-        c->mode == INTER ? 100 * (double)c->stride + c->share : -c->mode, c->resident,
-        (double)c->shape, (double)c->bits, (double)c->accum, (double)c->recompute, c->clip,
-        (double)c->sizes, (double)c->evaluate, (double)c->subgroup, (double)c->slots,
-        (double)c->wire, (double)c->tight, (double)c->threads, (double)c->serial,
-        (double)c->places, (double)c->moments, (double)(c->streamed < ALL ? c->streamed > 0 : 2)};
-    return all[i];
-}
-
-// Nothing stays with `zero`, and something does with `twinflow`.
-static bool never(int a, double one, int b, double other) {
-    return a == 0 && b == 1 && ((one == -ZERO && other > 0) || (one == -TWIN && other == 0));
-}
-
-static void test_settings_meet(void) { check_settings_meet(MIXED, SETTINGS, setting, never); }
 
 // ---------------------------------------------------------------------------------------------
 // What a placement says
@@ -195,29 +72,28 @@ static void test_settings_meet(void) { check_settings_meet(MIXED, SETTINGS, sett
 static double distance(double a, double b) { return fabs(a - b); }
 
 // Who updates how much is what was asked for. (test_offload.c knows more about the pieces.)
-static void check_pieces(const GPT2 *g, const Config *c, const char *name) {
+static void check_pieces(const GPT2 *g, const Config *c) {
     size_t n[PIECE_KINDS] = {0};
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
         n[p->kind] += p->length;
-        if (c->stride > 0 && p->kind != PIECE_RESIDENT)  // Algorithm 1
-            CHECK((p->kind == PIECE_VISIT) == ((size_t)(p->subgroup + 1) % c->stride == 0),
-                  "%s: sub-group %d", name, p->subgroup);
+        if (c->o.stride > 0 && p->kind != PIECE_RESIDENT)  // Algorithm 1
+            CHECK((p->kind == PIECE_VISIT) == ((size_t)(p->subgroup + 1) % c->o.stride == 0),
+                  "%s: sub-group %d", c->text, p->subgroup);
     }
     const double P = (double)g->table.elements, away = (double)(n[PIECE_HOST] + n[PIECE_VISIT]);
-    const double visits = c->mode == INTER ? c->share * away : 0;
-    CHECK(away + (double)n[PIECE_RESIDENT] == P, "%s: %g elements, not %g", name, away, P);
-    CHECK(c->stride > 0 || (double)n[PIECE_VISIT] <= visits + 1,
-          "%s: of %g, %zu visit", name, away, n[PIECE_VISIT]);
-    CHECK((c->stride > 0 && (double)n[PIECE_RESIDENT] <= c->resident * P + NORM_BLOCK)
-          || distance((double)n[PIECE_RESIDENT], c->resident * P) <= NORM_BLOCK,
-          "%s: of %g, %zu stay", name, P, n[PIECE_RESIDENT]);
+    const double visits = c->o.offload == INTER ? c->o.share * away : 0;
+    CHECK(away + (double)n[PIECE_RESIDENT] == P, "%s: %g elements, not %g", c->text, away, P);
+    CHECK(c->o.stride > 0 || (double)n[PIECE_VISIT] <= visits + 1,
+          "%s: of %g, %zu visit", c->text, away, n[PIECE_VISIT]);
+    CHECK((c->o.stride > 0 && (double)n[PIECE_RESIDENT] <= c->o.resident * P + NORM_BLOCK)
+          || distance((double)n[PIECE_RESIDENT], c->o.resident * P) <= NORM_BLOCK,
+          "%s: of %g, %zu stay", c->text, P, n[PIECE_RESIDENT]);
 }
 
 // The gradients of so many layers in a row, and of embeddings and tail, have places of their own;
 // the next layer's is where the first one's was, and there is room for no more.
-static void check_places(const GPT2 *g, const Config *c,
-                         const char *name) {
+static void check_places(const GPT2 *g, const Config *c) {
     const int L = g->segments - 2, P = c->places < L && !g->in_place ? c->places : L;
     size_t end = 0, all = 0;
     for (int i = 0; i < g->segments; i++) {
@@ -230,17 +106,17 @@ static void check_places(const GPT2 *g, const Config *c,
             const bool apart = a->grad_at >= b->grad_at + b->length
                             || b->grad_at >= a->grad_at + a->length;
             CHECK(shares ? a->grad_at == b->grad_at && a->place == b->place
-                         : apart && a->place != b->place, "%s: segments %d and %d", name, k, i);
+                         : apart && a->place != b->place, "%s: segments %d and %d", c->text, k, i);
         }
     }
     CHECK(end == all && g->grad_elements == all, "%s: %zu elements of gradients, places of %zu",
-          name, g->grad_elements, all);
+          c->text, g->grad_elements, all);
 }
 
 // With one micro-batch whose activations are kept, gradients wait in their own layer's range, one
 // behind the other, if there is room; and nowhere else.
-static void check_over_acts(const GPT2 *g, const Config *c, const char *name) {
-    const bool may = c->accum == 1 && c->recompute != AGAIN;
+static void check_over_acts(const GPT2 *g, const Config *c) {
+    const bool may = c->o.accum == 1 && c->o.recompute != AGAIN;
     const char *end = NULL;
     size_t all = 0;
     for (int i = 0; i < g->pieces.count; i++) {
@@ -251,22 +127,24 @@ static void check_over_acts(const GPT2 *g, const Config *c, const char *name) {
         const size_t bytes = round_up(p->length * sizeof(floatX), 256);
         if (kept && may && !g->in_place && bytes <= acts_place(g).stride / 2 && !p->over_acts)
             CHECK(end != NULL && end + bytes > g->acts + (size_t)p->segment * acts_place(g).stride
-                                               + acts_place(g).entry, "%s: %d does not", name, i);
+                                               + acts_place(g).entry, "%s: %d does not",
+                  c->text, i);
         if (!p->over_acts) continue;
-        const char *begin = g->acts + ((size_t)p->segment - 1) * acts_place(g).stride + acts_place(g).entry;
+        const char *begin = g->acts + ((size_t)p->segment - 1) * acts_place(g).stride
+                          + acts_place(g).entry;
         if (end == NULL || end < begin) end = begin;
         CHECK(kept && may && from >= end && from + bytes <= begin + acts_place(g).stride,
-              "%s: piece %d waits elsewhere", name, i);
+              "%s: piece %d waits elsewhere", c->text, i);
         end = from + bytes;
         all += p->length;
     }
-    CHECK(all == g->grads_over_acts, "%s: %zu elements wait there, not %zu", name,
+    CHECK(all == g->grads_over_acts, "%s: %zu elements wait there, not %zu", c->text,
           g->grads_over_acts, all);
 }
 
 // As many layers stream as are to, of those that may, evenly; on the host one piece is behind the
 // other. They take turns in as many places as are to be, and all others have places of their own.
-static void check_weights(const GPT2 *g, const Config *c, const char *name) {
+static void check_weights(const GPT2 *g, const Config *c) {
     const int L = g->segments - 2;
     int may = 0, streams = 0, ring[8] = {0}, seen = 0, before = 0;
     size_t end = 0, stay = 0;
@@ -276,14 +154,14 @@ static void check_weights(const GPT2 *g, const Config *c, const char *name) {
         for (const Piece *p = x->first; p < x->end; p++) {
             if (p->kind == PIECE_RESIDENT) resident = true;
             CHECK(p->params == (const floatX *)x->first->params + (p->at - x->first->at),
-                  "%s: weights of %d are not in one piece", name, s);
+                  "%s: weights of %d are not in one piece", c->text, s);
         }
-        CHECK(!resident || !x->on_host, "%s: layer %d is resident and streams", name, s);
+        CHECK(!resident || !x->on_host, "%s: layer %d is resident and streams", c->text, s);
         may += !resident;
         streams += x->on_host;
     }
     CHECK(streams == (c->streamed < may ? c->streamed : may) && streams == g->streamed,
-          "%s: %d of %d layers stream", name, streams, may);
+          "%s: %d of %d layers stream", c->text, streams, may);
     const int turns = c->ring < streams ? c->ring : streams;
     for (int s = 0; s < g->segments; s++) {
         const Segment *x = &g->segment[s];
@@ -298,31 +176,34 @@ static void check_weights(const GPT2 *g, const Config *c, const char *name) {
             const bool apart = x->param_at >= y->param_at + y->length
                             || y->param_at >= x->param_at + x->length;
             CHECK(same ? x->param_at == y->param_at && x->ring == y->ring
-                       : apart && (x->ring != y->ring || x->ring < 0), "%s: %d and %d", name, k, s);
+                       : apart && (x->ring != y->ring || x->ring < 0), "%s: %d and %d", c->text,
+                  k, s);
         }
         ring[s] = seen;
         seen += x->on_host;
         before += !resident;
-        CHECK(may == 0 || abs(seen * may - before * streams) < may, "%s: not evenly", name);
+        CHECK(may == 0 || abs(seen * may - before * streams) < may, "%s: not evenly", c->text);
     }
     const size_t all = stay + (size_t)turns * g->segment[1].length;
     CHECK(end == all && g->param_elements == all, "%s: %zu elements of weights, places of %zu",
-          name, g->param_elements, all);
+          c->text, g->param_elements, all);
 }
 
 // Returns the number of visitors whose gradients wait on the GPU (model_place()).
 static int config_kept(const Config *c) { return c->tight < 2 ? (int)KEEP_ALL : c->tight - 2; }
 
 // The bytes that crossed the link in each direction in `steps` steps.
-static void check_moved(const GPT2 *g, const Config *c, size_t steps, const char *name) {
+static void check_moved(GPT2 *g, const Config *c, size_t steps) {
     const size_t X_ = sizeof(floatX);
-    const bool sums = c->accum > 1, on_host = sums && c->tight > 0;
+    const bool sums = c->o.accum > 1, on_host = sums && c->tight > 0;
     // of one element's gradient, in a step: when it leaves, and when it waits on the host
-    const size_t waits = sums || c->wire == 32 ? 4 : X_, leaves = on_host ? c->accum * X_ : waits;
-    const size_t state = c->moments == 16 ? STATE_BYTES - 4 : STATE_BYTES;
+    const size_t waits = sums || c->o.grad_wire == WIRE_FP32 ? 4 : X_;
+    const size_t leaves = on_host ? c->o.accum * X_ : waits;
+    const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
     size_t in = 0, out = 0;
     int visits = 0;
-    const size_t weights = layers_fetched(g, c->accum, c->evaluate, steps) * g->segment[1].length * X_;
+    const size_t weights = layers_fetched(g->streamed, g->ring, c->o.accum, c->evaluates, steps)
+                         * g->segment[1].length * X_;
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
         const bool streams = g->segment[p->segment].on_host;
@@ -334,20 +215,18 @@ static void check_moved(const GPT2 *g, const Config *c, size_t steps, const char
         if (p->kind == PIECE_VISIT) in += p->length * (state + (with_grad ? waits : 0));
     }
     CHECK(g->moved_in == steps * in + weights && g->moved_out == steps * out,
-          "%s: %zu in, %zu out; wanted %zu, %zu", name, g->moved_in, g->moved_out,
+          "%s: %zu in, %zu out; wanted %zu, %zu", c->text, g->moved_in, g->moved_out,
           steps * in + weights, steps * out);
 }
 
-// Host memory: page-locked from the first to the last byte; for the state of parameters that are
-// not resident, their gradients, the weights that the CPU updates or that live here, and what else
-// was asked for.
-static void check_host_memory(GPT2 *g, const Config *c, const char *name) {
-    Buffer list[MAX_BUFFERS];
+// Host memory: for the state of parameters that are not resident, their gradients, the weights that
+// the CPU updates or that live here, and what else was asked for.
+static void check_host_memory(GPT2 *g, const Config *c) {
     const size_t *n = g->pieces.elements, away = n[PIECE_HOST] + n[PIECE_VISIT];
     size_t grads = n[PIECE_HOST];
     for (int i = config_kept(c); i < g->pieces.visits; i++) grads += g->visits[i].piece->length;
-    const bool sums = c->accum > 1, wide = sums || c->wire == 32 || c->bits == 32;
-    const size_t state = c->moments == 16 ? STATE_BYTES - 4 : STATE_BYTES;
+    const bool sums = c->o.accum > 1, wide = sums || c->o.grad_wire == WIRE_FP32 || !IS_HALF;
+    const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
     size_t wanted = away * state + grads * (wide ? 4 : 2);
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
@@ -355,115 +234,16 @@ static void check_host_memory(GPT2 *g, const Config *c, const char *name) {
         if (here) wanted += p->length * sizeof(floatX);
     }
     if (sums && c->tight > 0) wanted += 2 * g->longest_segment * sizeof(floatX);
-    const int buffers = gpt2_buffers(g, list);
-    size_t listed = 0;
-    for (int i = 0; i < buffers; i++) {
-        if (list[i].kind != BUFFER_HOST) continue;
-        const char *p = (const char *)buffer_get(&list[i]);
-        listed += list[i].bytes;
-        cudaPointerAttributes a;
-        for (size_t at = 0; at < list[i].bytes; at += list[i].bytes - 1) {
-            CUDA(cudaPointerGetAttributes(&a, p + at));
-            CHECK(a.type == cudaMemoryTypeHost, "%s: %s at %zu", name, list[i].purpose, at);
-        }
-#ifdef __CUDA_EMU__
-        if (list[i].bytes == 0) continue;
-        CUDA(cudaPointerGetAttributes(&a, p + list[i].bytes));
-        CHECK(a.type == cudaMemoryTypeUnregistered, "%s: %s is larger", name, list[i].purpose);
-#endif
-    }
-    const size_t planned = gpt2_bytes(g, true);
-    CHECK(listed == wanted && planned >= listed && planned - listed <= 4096 * (size_t)buffers,
-          "%s: %zu bytes of host memory, wanted %zu, planned %zu", name, listed, wanted, planned);
+    const size_t listed = page_locked(g, "", c->text);
+    CHECK(listed == wanted, "%s: %zu bytes of host memory, wanted %zu", c->text, listed, wanted);
 }
 
-static Hashes run(const Config *c, size_t steps) {
-    const Shape s = config_shape(c);
-    const Recipe r = config_recipe(c);
-    const Placement where = config_placement(c);
-    char name[300];
-    config_name(c, name);
-    float *params = shape_params(&s, false);
-    const size_t before = free_memory();
-    GPT2 *g = model_open(&s, params, &where);
-    const size_t allocated = before - free_memory();
-    Hashes h = {0, 0};
-    check_pieces(g, c, name);
-    check_places(g, c, name);
-    check_over_acts(g, c, name);
-    check_weights(g, c, name);
-    check_memory(g, name, allocated);
-    check_host_memory(g, c, name);
-    h.training = train_steps(g, &s, &r, 1, steps, 0, c->evaluate ? &h.evaluations : NULL);
-    const uint64_t both[2] = {h.training, hash_state(g)};
-    h.training = hash_bytes(both, sizeof both);
-    check_moved(g, c, steps, name);
-#ifdef __CUDA_EMU__
-    CHECK(before - free_memory() == allocated, "%s: training allocates", name);
-#endif
-    model_close(g);
-#ifdef __CUDA_EMU__
-    CHECK(before == free_memory(), "%s: %zu bytes are not freed", name, before - free_memory());
-#endif
-    free(params);
-    return h;
-}
-
-static void test_same_bits(void) {
-    for (int k = 0; k < CONFIGS; k++) {
-        if (!config_is_here(k) || !config_is_tested(some, k)) continue;
-        const Config *c = &configs[k];
-        char name[300];
-        config_name(c, name);
-        const Hashes wanted = reference(c, 2);
-        const Hashes h = run(c, 2);
-        CHECK(h.training == wanted.training, "config %d: %s", k, name);
-        CHECK(!c->evaluate || h.evaluations == wanted.evaluations, "config %d: %s", k, name);
-    }
-    moments_bf16 = false;
-}
-
-// ---------------------------------------------------------------------------------------------
-// A run that goes on in another place
-
-static void carry(GPT2 *from, GPT2 *to) {
-    const size_t P = from->table.elements;
-    float *whole = floats(P);
-    gpt2_update_wait(from);
-    for (int k = 0; k < 3; k++) {
-        gpt2_move(from, k, 0, P, whole, true);
-        gpt2_move(to, k, 0, P, whole, false);
-    }
-    free(whole);
-}
-
-// Two steps as in configuration a, two more with the state as in b.
-static void check_resume(int a, int b) {
-    const Config *c = &configs[a];
-    Shape s = config_shape(c);
-    const Recipe r = config_recipe(c);
-    const Placement before = config_placement(c), after = config_placement(&configs[b]);
-    float *params = shape_params(&s, false);
-    GPT2 *g = model_open(&s, params, &before);
-    uint64_t hash = train_steps(g, &s, &r, 1, 2, 0, NULL);
-    memset(params, 0, g->table.elements * sizeof(float));
-    s.recompute = configs[b].recompute;
-    GPT2 *other = model_open(&s, params, &after);
-    carry(g, other);
-    model_close(g);
-    hash = train_steps(other, &s, &r, 3, 4, hash, NULL);
-    const uint64_t both[2] = {hash, hash_state(other)};
-    CHECK(hash_bytes(both, sizeof both) == reference(c, 4).training, "from %d to %d", a, b);
-    model_close(other);
-    free(params);
-}
-
-static void test_resume_elsewhere(void) {
-    for (int k = 0; k < CONFIGS; k += test_whole() ? 2 : 6) {
-        const int other = (k + 11) % CONFIGS;
-        if (config_is_here(k)) check_resume(k, other);
-    }
-    moments_bf16 = false;
+static void check_open(GPT2 *g, const Config *c) {
+    check_pieces(g, c);
+    check_places(g, c);
+    check_over_acts(g, c);
+    check_weights(g, c);
+    check_host_memory(g, c);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -472,10 +252,9 @@ static void test_resume_elsewhere(void) {
 // What costs only time is done exactly when the limits demand it: sums on the host, gradients of
 // visitors there, activations made again. What does not fit even so is refused in one line.
 static void test_fit(void) {
-    Shape s = shapes[TIED];
-    s.accum = 4;
-    const Config c = {TIED, 16, 4, KEEP, 0, 0, 0, INTER, .3, 0, .5, 4096, 1, 2, 16, 0, 1, 0, 32,
-                      0, 2};
+    const Config c = config_of("tied --accum 4 --offload interleave --resident 0.3 --share 0.5 "
+                               "--subgroup 4096 --slots 1");
+    const Shape s = config_shape(&c);
     const Placement where = config_placement(&c);
     Planned bytes[9];  // three by how tight, of each way to recompute
     for (int i = 0; i < 9; i++) {
@@ -570,13 +349,18 @@ static Times measure(const Placement *where, bool apart) {
 }
 
 static Placement placement(int mode, size_t stride, double share, int slots) {
-    const Config c = {FIVE, 16, 1, KEEP, 0, 0, 0, mode, 0, stride, share, 0, slots, 2, 16, 0, 1, 0,
-                      32, 0, 2};
-    return config_placement(&c);
+    Placement p = {};
+    p.choice.mode = mode;
+    p.choice.stride = stride;
+    p.choice.share = share;
+    p.choice.slots = slots;
+    p.choice.places = 2;
+    p.threads = 1;
+    return p;
 }
 
-static double elements(int shape) {
-    const GPT2Config config = shape_config(&shapes[shape]);
+static double elements(void) {
+    const GPT2Config config = shape_config(&shapes[FIVE]);
     GPT2Table t = gpt2_table(&config);
     const double n = (double)t.elements;
     gpt2_table_free(&t);
@@ -585,7 +369,7 @@ static double elements(int shape) {
 
 // Both directions of the link are busy at once if there is more than one slot.
 static void test_both_directions(void) {
-    const double one_way = STATE_BYTES * elements(FIVE) / now[LINK];
+    const double one_way = STATE_BYTES * elements() / now[LINK];
     double took[4];
     for (int slots = 1; slots <= 3; slots++) {
         const Placement p = placement(INTER, 0, 1, slots);
@@ -625,7 +409,7 @@ static void test_update_hides(void) {
 // Gradients leave while backward goes on: that takes longer by the time of all of them otherwise.
 static void test_gradients_leave_at_once(void) {
     Placement p = placement(ZERO, 0, 0, 2);
-    const double together = measure(&p, true).backward, leave = 2 * elements(FIVE) / now[LINK];
+    const double together = measure(&p, true).backward, leave = 2 * elements() / now[LINK];
     p.serial = true;
     const double serial = measure(&p, true).backward;
     CHECK(serial - together > 0.9 * leave, "%.0f us, one after the other %.0f; they need %.0f",
@@ -636,7 +420,7 @@ static void test_gradients_leave_at_once(void) {
 static void test_landings(void) {
     Placement p = placement(ZERO, 0, 0, 2);
     p.tight = 1;
-    const double took = measure(&p, true).backward, leave = 2 * elements(FIVE) / now[LINK];
+    const double took = measure(&p, true).backward, leave = 2 * elements() / now[LINK];
     CHECK(took < leave + 2 * now[HOST], "%.0f us, of which the link needs %.0f", took, leave);
 }
 
@@ -840,16 +624,14 @@ static void test_overlap(void) {
 
 // ---------------------------------------------------------------------------------------------
 
-static uint64_t config_hash(int k, size_t steps, char name[300]) {
-    config_name(&configs[k], name);
-    const Hashes h = run(&configs[k], steps);
-    return hash_bytes(&h, sizeof h);
-}
-
 int main(int argc, char **argv) {
     wire_chunk = 3000;  // several for a piece
-    if (argc >= 3 && strcmp(argv[1], "--config") == 0)
-        return run_configs(argc, argv, CONFIGS, some, config_is_here, config_hash);
+    row_shapes = shapes;
+    row_opened = check_open;
+    row_trained = check_moved;
+    rows_draw(settings, sizeof settings / sizeof *settings);
+    for (const char *text : special) row_add(text);
+    if (argc >= 3 && strcmp(argv[1], "--config") == 0) return rows_print(argc, argv);
 #ifdef __CUDA_EMU__
     if (argc == 4 && strcmp(argv[1], "--clock") == 0) {
         now = clocks[atoi(argv[2])];
@@ -871,9 +653,7 @@ int main(int argc, char **argv) {
     }
 #endif
     if (IS_BF16) RUN(test_fit);  // first: it forks
-    if (IS_BF16) RUN(test_settings_meet);
     RUN(test_same_bits);
-    RUN(test_resume_elsewhere);
     if (IS_BF16) RUN(test_overlap);
     return test_summary();
 }

@@ -506,7 +506,7 @@ static void check_same(const Record *a, const Record *b, size_t first, size_t la
 static void check_moved(const GPT2 *g, const Config *c, const Record *r, const char *name) {
     const size_t X_ = sizeof(floatX), each = g->segment[1].leaving;
     const size_t state = g->piece_bytes[PIECE_CHOSEN], shown = r->rest - (size_t)g->streamed * each;
-    size_t in = layers_fetched(g, c->accum, c->evaluates, r->steps) * each * X_, out = 0;
+    size_t in = layers_fetched(g->streamed, g->ring, c->accum, c->evaluates, r->steps) * each * X_, out = 0;
     size_t selections = 0;
     for (size_t i = 0; i < r->steps; i++) {
         out += r->rest * X_ + state * r->swapped_elements[i];
@@ -521,26 +521,14 @@ static void check_moved(const GPT2 *g, const Config *c, const Record *r, const c
           z->clock.selections, selections);
 }
 
-// Host memory: page-locked, as long as was planned: state and weight of what is packed of the rest,
-// one gradient of each, the sums, and the weights in use that live there.
+// Host memory: state and weight of what is packed of the rest, one gradient of each, the sums, and
+// the weights in use that live there.
 static void check_host_memory(GPT2 *g, const Config *c, size_t rest, const char *name) {
-    Buffer list[MAX_BUFFERS];
-    const int n = gpt2_buffers(g, list);
     const size_t sums = c->window == 1 ? 0 : !c->overlap ? 1 : c->sums;
     const size_t state = c->moments == 16 ? STATE_BYTES - 4 : STATE_BYTES;
     const size_t in_use = (size_t)g->streamed * g->segment[1].leaving * sizeof(floatX);
     const size_t wanted = rest * (state + 2 * sizeof(floatX) + 4 * sums) + in_use;
-    size_t listed = 0;
-    for (int i = 0; i < n; i++) {
-        if (list[i].kind != BUFFER_HOST) continue;
-        const char *p = (const char *)buffer_get(&list[i]);
-        cudaPointerAttributes a;
-        if (strcmp(list[i].purpose, "columns") != 0) listed += list[i].bytes;
-        for (size_t at = 0; at < list[i].bytes; at += list[i].bytes - 1) {
-            CUDA(cudaPointerGetAttributes(&a, p + at));
-            CHECK(a.type == cudaMemoryTypeHost, "%s: %s at %zu", name, list[i].purpose, at);
-        }
-    }
+    const size_t listed = page_locked(g, "columns", name);
     CHECK(listed == wanted, "%s: %zu bytes of host memory, wanted %zu", name, listed, wanted);
 }
 
@@ -706,7 +694,7 @@ static void check_plain(int shape, size_t accum) {
     zero.choice.mode = OFFLOAD_ZERO;
     zero.threads = 2;
     const uint64_t wanted = train_hash(&s, 5, NULL);
-    CHECK(train_hash(&s, 5, NULL, &plain, &zero) == wanted, "%s: zero", s.name);
+    CHECK(train_hash(&s, 5, &zero) == wanted, "%s: zero", s.name);
     // Sums of micro-batches are rounded on their way to the host.
     if (accum == 1) CHECK(zen_hash(&c, 5) == wanted, "%s: windows of one step", s.name);
     c.whole = 1;
