@@ -138,18 +138,11 @@ static void the_slowest_decides(void) {
             const double R = x.rest;
             TAKES(x.t.step, stored * R / 1e9);
             CHECK(stall_of(&x.t) > 0.999, "%g", stall_of(&x.t));
-            r.h2d = r.h2d_duplex = r.d2h_duplex = 1e9;  // as fast, both ways
-            ABOUT(rehearse_plan(&r, &p).t.step, stored * R / 1e9, S < 3 ? 1 : 0.3);
             r = unlimited();
             r.host_adam = 1e9 / ADAM_BYTES;  // 1e9 bytes/s, of which the link needs none
             x = rehearse_plan(&r, &p);
             TAKES(x.t.step, bytes * R / steps / 1e9);
             CHECK(stall_of(&x.t) > 0.999, "%g", stall_of(&x.t));
-            r = unlimited();
-            r.dram = 1e9;  // what crosses the link crosses it, too
-            r.h2d = r.d2h = 1e12;
-            x = rehearse_plan(&r, &p);
-            ABOUT(x.t.step, (bytes + stored * (steps + 1)) * R / steps / 1e9, 0.02);
             r = unlimited();
             r.h2d = 1e9;  // once in a window, and whoever waits for it waits for all of it
             x = rehearse_plan(&r, &p);

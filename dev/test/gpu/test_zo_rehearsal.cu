@@ -196,12 +196,6 @@ static void one_slot_keeps_the_link_busy(void) {
     x = rehearse_plan(&r, &p);
     ABOUT(x.t.step, bytes / 0.5e6, 1e-3);
     CHECK(strcmp(x.link.limit, "offload") == 0, "%s", x.link.limit);
-    // both ways are slower together, and slower still if host memory is
-    r.d2h = 1e6;
-    r.h2d_duplex = r.d2h_duplex = 0.8e6;
-    ABOUT(step_of(&r, &p), bytes / 0.8e6, 0.01);
-    r.dram = r.dram_dma = 1.2e6;
-    ABOUT(step_of(&r, &p), bytes / 0.6e6, 0.01);
 }
 
 // Without slots, and with an update in a pass of its own.
