@@ -214,8 +214,8 @@ static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size
     sample_check(s, "conversation");
 }
 
-// Reads a user's turn, of *n bytes: a line of the standard input; behind a \ at its end the turn goes
-// on. NULL: there is none.
+// Reads a user's turn, of *n bytes: a line of the standard input; behind a \ at its end the turn
+// goes on. NULL: there is none.
 static char *chat_turn(bool terminal, size_t *n) {
     char *text = NULL, *line = NULL;
     size_t space = 0;
