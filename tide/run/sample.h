@@ -238,9 +238,9 @@ static char *chat_turn(bool terminal, size_t *n) {
     return NULL;
 }
 
-// --chat: each turn that is not empty is answered to its end or for --sample-tokens. --prompt is the
-// system message. If the turns leave no room for an answer in the window, the oldest are forgotten.
-// Ends with the input, or when *stop is no longer 0.
+// --chat: each turn that is not empty is answered, to the end or for --sample-tokens. --prompt is
+// the system message. If the turns leave no room for an answer in the window, the oldest are
+// forgotten. Ends with the input, or when *stop is no longer 0.
 static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c, SampleNext *next,
                         void *model, const volatile sig_atomic_t *stop) {
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");
