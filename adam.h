@@ -1,7 +1,7 @@
 // adam.h: one AdamW step and the global gradient norm, each with one definition.
 //
 // adam_scalar() is the definition of the update: a written order of IEEE single-precision
-// operations. The host's loop (tide/cpu/adam_fast.h) and the GPU's kernel run this very function, so
+// operations. The host's loop (tide/cpu/adam_fast.h) and the GPU's kernel run this very function:
 // moving the update from one place to another never changes a bit.
 // Sources: Kingma and Ba, "Adam" (ICLR 2015), algorithm 1; Loshchilov and Hutter, "Decoupled
 // weight decay regularization" (ICLR 2019), algorithm 2; clipping by the global norm: Pascanu,

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The shape of the sources: each file compiles alone, files include only what lies below them, the folders
 # of tide/ stand on each other in one order, there are not more lines than agreed, lines
-# have at most 100 columns, what the docs run as scripts/NAME.sh is executable, and README.md's table
+# have at most 100 columns, what the docs run as scripts/NAME.sh is executable, README.md is a page, and doc/tour.md's table
 # of files has the lines that there are, within a tenth. --graph draws what includes what, files above
 # what they include, and needs dot (graphviz); --write puts today's lines into the table.
 # usage: sh dev/test/sources/test_house.sh [--graph >graph.svg | --write]   (from the top of the repository)
@@ -33,7 +33,7 @@ if [ "${1-}" = --write ]; then
         [ -z "$names" ] || line=$(echo "$line" | sed "s/| *[0-9,]* *|/| $(lines_of $names |
             sed 's/\(.\)\(...\)$/\1,\2/') |/")
         printf '%s\n' "$line"
-    done <README.md >"$work/README.md" && cat "$work/README.md" >README.md
+    done <doc/tour.md >"$work/tour.md" && cat "$work/tour.md" >doc/tour.md
     exit
 fi
 
@@ -113,18 +113,24 @@ dead=$(while read -r f; do [ -x "$f" ] || echo "$f"; done <"$work/run")
 [ -s "$work/run" ] && [ -z "$dead" ] && echo "ok scripts_can_be_run: $(wc -l <"$work/run")" ||
     echo "FAIL scripts_can_be_run:" $dead
 
-# README.md: | `FILE` `FILE` | LINES | ... of each row all files together; those of tide/ by their names
-sed -n 's/^| *\(`[^|]*`\) *| *\([0-9,]*\) *|.*/\2 \1/p' README.md | tr -d '`,' >"$work/rows"
-[ -s "$work/rows" ] || echo "FAIL readme_has_lines_per_file: no table"
+# README.md is read at once: lines, columns, words outside code
+page=$(awk '{ if (length > 100) wide++ } !/^    / { gsub(/`[^`]*`|[(][^)]*[)]/, ""); words += NF }
+    END { print NR, wide + 0, (words <= 1000 ? "" : words) }' README.md)
+case $page in 110\ 0\ | 10?\ 0\ | ??\ 0\ ) echo "ok readme_is_a_page" ;; *)
+    echo "FAIL readme_is_a_page: lines (110), wide ones, words: $page" ;; esac
+
+# doc/tour.md: | `FILE` `FILE` | LINES | ... of each row all files together; those of tide/ by their names
+sed -n 's/^| *\(`[^|]*`\) *| *\([0-9,]*\) *|.*/\2 \1/p' doc/tour.md | tr -d '`,' >"$work/rows"
+[ -s "$work/rows" ] || echo "FAIL tour_has_lines_per_file: no table"
 while read -r said names; do
     # shellcheck disable=SC2086
     is=$(lines_of $names)
     if [ $((is * 10)) -gt $((said * 11)) ] || [ $((is * 11)) -lt $((said * 10)) ]; then
-        echo "FAIL readme_has_lines_per_file: $names: $is lines, not $said"
-    else echo "ok readme_has_lines_per_file: $names: $is"
+        echo "FAIL tour_has_lines_per_file: $names: $is lines, not $said"
+    else echo "ok tour_has_lines_per_file: $names: $is"
     fi
 done <"$work/rows"
 listed=$(cut -d' ' -f2- "$work/rows" | tr ' ' '\n')
 for f in train_gpt2.c train_gpt2.cu test_gpt2.c $files; do
-    echo "$listed" | grep -qx "${f##*/}" || echo "FAIL readme_has_lines_per_file: $f is not in the table"
+    echo "$listed" | grep -qx "${f##*/}" || echo "FAIL tour_has_lines_per_file: $f is not in the table"
 done
