@@ -19,8 +19,8 @@
 // summed by one thread in one order, so that the bits do not depend on the number of threads.
 
 #include "tide/base/memory.h"
-#include "adam.h"
 #include "tide/base/model.h"
+#include "tide/cpu/adam_fast.h"
 #include "tide/cpu/attention.h"
 #include "tide/run/evaluate.h"
 #include "tide/run/sample.h"

@@ -2,7 +2,7 @@
 // the same bytes, out of cache, and the rate of normal numbers. Runs of the two are interleaved, so
 // that whatever else the machine does hits both alike; medians are reported.
 //     bench_adam [millions of parameters, 64] [rounds, 11]
-#include "../../adam.h"
+#include "../../tide/cpu/adam_fast.h"
 #include "../../tide/base/rng.h"
 #include "../../zenflow.h"
 #include "machine.h"

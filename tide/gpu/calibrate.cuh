@@ -12,6 +12,7 @@
 #include "devices.cuh"
 #include "host.cuh"
 #include "kernels.cuh"
+#include "../cpu/adam_fast.h"
 #include "../plan/rates.h"
 #include "../base/rng.h"
 

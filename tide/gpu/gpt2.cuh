@@ -16,6 +16,7 @@
 #include "columns.cuh"
 #include "host.cuh"
 #include "../base/memory.h"
+#include "../cpu/adam_fast.h"
 #include "../plan/plan.h"
 #include "../run/run.h"
 #include "timeline.cuh"

@@ -214,8 +214,8 @@ static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size
     sample_check(s, "conversation");
 }
 
-// Reads a user's turn, of *n bytes: a line of the standard input; behind a \ at its end the turn goes
-// on. NULL: there is none.
+// Reads a user's turn, of *n bytes: a line of the standard input; behind a \ at its end the turn
+// goes on. NULL: there is none.
 static char *chat_turn(bool terminal, size_t *n) {
     char *text = NULL, *line = NULL;
     size_t space = 0;
@@ -238,9 +238,9 @@ static char *chat_turn(bool terminal, size_t *n) {
     return NULL;
 }
 
-// --chat: each turn that is not empty is answered to its end or for --sample-tokens. --prompt is the
-// system message. If the turns leave no room for an answer in the window, the oldest are forgotten.
-// Ends with the input, or when *stop is no longer 0.
+// --chat: each turn that is not empty is answered, to the end or for --sample-tokens. --prompt is
+// the system message. If the turns leave no room for an answer in the window, the oldest are
+// forgotten. Ends with the input, or when *stop is no longer 0.
 static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c, SampleNext *next,
                         void *model, const volatile sig_atomic_t *stop) {
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");

@@ -1,6 +1,6 @@
 // Tests of adam.h: the loop against the scalar definition bit for bit, the definition against
 // AdamW in double precision, bf16 rounding, and the norm.
-#include "../../../adam.h"
+#include "../../../tide/cpu/adam_fast.h"
 #include "../../../tide/base/rng.h"
 #include "../numbers.h"
 #include "../test.h"

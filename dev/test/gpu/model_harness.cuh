@@ -26,6 +26,7 @@ static struct {
 #include "../../../tide/gpu/gpu.cuh"
 #include "../../../tide/plan/plan.h"
 #include "../../../zenflow.h"
+#include "../../../tide/cpu/adam_fast.h"
 #include "../../../tide/cpu/cpu.h"
 
 // On the virtual clock, the host's work for ZenFlow takes as long as a test says: so many seconds

@@ -6,6 +6,7 @@
 #ifndef __cplusplus
 #include "../../../train_gpt2.c"
 #else
+#include "../../../tide/cpu/adam_fast.h"
 #include "../../../tide/cpu/matmul.h"
 #include "../../../zenflow.h"
 #include "../../../zo.h"

@@ -1,0 +1,227 @@
+// adam_fast.h: AdamW (adam.h) over the arenas of a model, as fast as host memory allows: vector
+// loops with the bits of adam_scalar() and adam_bf16(), and the sums of gradients.
+//
+//   adam_work()            one pass over the state of some runs, with all threads
+//   adam_update()          the step of an arena
+//   adam_range()           elements of one, in the calling thread
+#ifndef TIDE_ADAM_FAST_H
+#define TIDE_ADAM_FAST_H
+#include "../../adam.h"
+
+// One pass over the state of some runs, of which all pointers are the arenas'. It makes an AdamW
+// step: of the gradient; of the sum of several; or of both, where the sum stays as it is. Or a
+// gradient joins the sum. The arrays must not overlap.
+typedef struct {
+    void *w;              // weights, in place: halves, or floats if `low` is NULL; NULL: no step
+    uint16_t *low;        // the rest of the master weights: master_low()
+    void *m, *v;          // float, or bf16: as `step` says
+    float *sum;           // of gradients; NULL: there is none
+    const void *grad;     // NULL: the sum is complete
+    int grad_is_half;
+    int first;            // the sum holds nothing yet
+    float scale;          // of the gradient in the sum
+    double *block_sums;   // NULL; or for the norm's block sums of the new sum, run after run
+    const AdamRun *runs;
+    int count;
+    AdamStep step;
+} AdamWork;
+
+// Bytes that it reads and writes, of each element.
+static inline size_t adam_work_bytes(const AdamWork *w) {
+    const size_t grad = w->grad == NULL ? 0 : w->grad_is_half ? 2 : 4;
+    const size_t sum = w->sum == NULL || w->first ? 0 : 4;  // read
+    return grad + sum + (w->w == NULL ? 4 : w->step.moments_bf16 ? 16 : 24);
+}
+
+// Two numbers of 16 bits in one word, the first in the lower half.
+static inline uint32_t load_pair(const uint16_t *x) { uint32_t w; memcpy(&w, x, 4); return w; }
+static inline void store_pair(uint16_t *x, uint32_t upper, uint32_t upper_next) {
+    const uint32_t both = upper >> 16 | (upper_next & 0xffff0000);
+    memcpy(x, &both, 4);
+}
+
+typedef struct { uint32_t w, low, m, v; } AdamUpper;
+static inline void adam_upper_split(AdamUpper *x, float g, const AdamStep *s, float decay,
+                                    uint32_t index) {
+    float p = master_of_upper(x->w, x->low);
+    adam_upper(&p, &x->m, &x->v, g, s, decay, index);
+    x->w = master_upper(p);
+    x->low = float_bits(p) << 16;
+}
+
+// The update reads and writes five or six pages at a time, and a processor's own prefetching ends
+// with each page: so the lines ahead of `at` are fetched by instructions.
+enum { ADAM_BLOCK = 128, ADAM_AHEAD = 512 };
+__attribute__((always_inline))
+static inline void adam_prefetch(const void *array, size_t at, size_t size) {
+    const char *from = (const char *)array + (at + ADAM_AHEAD) * size;
+    for (size_t k = 0; k < ADAM_BLOCK * size; k += 64) __builtin_prefetch(from + k);
+}
+
+// The loop of adam_range(), inlined there 10 times: no compiler makes one vector loop of all.
+__attribute__((always_inline))
+static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ low,
+                             void *__restrict__ m, void *__restrict__ v,
+                             const float *__restrict__ sum, const void *__restrict__ grad,
+                             const AdamWork *w, size_t first, size_t last, uint32_t index,
+                             int decay, int moments_bf16, int is_split, int has_sum,
+                             int grad_is_half) {
+    const AdamStep s = w->step;  // a copy, which the stores below cannot change
+    const float d = decay ? s.weight_decay : 0.0f, scale = w->scale;
+    const size_t moment = moments_bf16 ? 2 : 4;
+    float *whole = (float *)weights;
+    uint16_t *half = (uint16_t *)weights, *m16 = (uint16_t *)m, *v16 = (uint16_t *)v;
+    for (size_t i = first, end; i < last;) {
+        end = last - i < ADAM_BLOCK ? last : i + ADAM_BLOCK;
+        adam_prefetch(weights, i, is_split ? 2 : 4);
+        if (is_split) adam_prefetch(low, i, 2);
+        adam_prefetch(m, i, moment);
+        adam_prefetch(v, i, moment);
+        adam_prefetch(grad, i, grad_is_half ? 2 : 4);
+        if (has_sum) adam_prefetch(sum, i, 4);
+        uint32_t number = index + (uint32_t)i;
+        // State of 16 bits goes in pairs: to part and to join words takes fewer instructions than
+        // to change the length of numbers. (gcc is told once more that arrays do not overlap.)
+        if (!HALF_IS_FP16 && moments_bf16 && is_split) {
+            #pragma GCC ivdep
+            for (; i + 1 < end; i += 2, number += 2) {
+                const uint32_t w2 = load_pair(half + i), low2 = load_pair(low + i);
+                const uint32_t m2 = load_pair(m16 + i), v2 = load_pair(v16 + i);
+                const uint32_t g2 = grad_is_half ? load_pair((const uint16_t *)grad + i) : 0;
+                float g = bits_float(g2 << 16), h = bits_float(g2 & 0xffff0000);
+                if (!grad_is_half) {
+                    g = ((const float *)grad)[i];
+                    h = ((const float *)grad)[i + 1];
+                }
+                if (has_sum) {
+                    g = fma_f32(scale, g, sum[i]);
+                    h = fma_f32(scale, h, sum[i + 1]);
+                }
+                AdamUpper a = {w2 << 16, low2 << 16, m2 << 16, v2 << 16}, b = {w2, low2, m2, v2};
+                adam_upper_split(&a, g, &s, d, number);
+                adam_upper_split(&b, h, &s, d, number + 1);
+                store_pair(half + i, a.w, b.w);
+                store_pair(low + i, a.low, b.low);
+                store_pair(m16 + i, a.m, b.m);
+                store_pair(v16 + i, a.v, b.v);
+            }
+        }
+        for (; i < end; i++, number++) {
+            float p = is_split ? master_f32(half[i], low[i]) : whole[i];
+            float g = grad_at(grad, grad_is_half, i);
+            if (has_sum) g = fma_f32(scale, g, sum[i]);
+            if (moments_bf16) adam_bf16(&p, m16 + i, v16 + i, g, &s, d, number);
+            else adam_scalar(&p, (float *)m + i, (float *)v + i, g, &s, d);
+            if (is_split) {
+                half[i] = master_weight(p);
+                low[i] = master_low(p);
+            } else {
+                whole[i] = p;
+            }
+        }
+    }
+}
+
+// The AdamW step of elements first .. last - 1, in the calling thread: for teams that divide the
+// work themselves. Any cut of a range into smaller ones gives the same bits. Weights in fp32 have
+// gradients in fp32. index: the number of element 0 in the arena, for adam_bf16(). On Intel's
+// AVX-512 gcc has to be told to use all of it.
+#if defined __AVX512F__ && !defined __clang__
+__attribute__((noinline, target("prefer-vector-width=512")))
+#endif
+static void adam_range(const AdamWork *w, size_t first, size_t last, uint32_t index, int decay) {
+    const void *grad = w->grad != NULL ? w->grad : w->sum;
+    const int has_sum = w->sum != NULL && w->grad != NULL;
+    const int is_half = w->grad != NULL && w->grad_is_half;
+    #define ADAM_CASE(...) \
+        adam_loop(w->w, w->low, w->m, w->v, w->sum, grad, w, first, last, index, decay, __VA_ARGS__)
+    #define ADAM_LOOP(...) \
+        (w->step.moments_bf16 ? ADAM_CASE(1, __VA_ARGS__) : ADAM_CASE(0, __VA_ARGS__))
+    if (w->low == NULL && has_sum) ADAM_LOOP(0, 1, 0);
+    else if (w->low == NULL) ADAM_LOOP(0, 0, 0);
+    else if (has_sum) ADAM_LOOP(1, 1, 1);
+    else if (is_half) ADAM_LOOP(1, 0, 1);
+    else ADAM_LOOP(1, 0, 0);
+    #undef ADAM_LOOP
+    #undef ADAM_CASE
+}
+
+// ---------------------------------------------------------------------------------------------
+// The sum of gradients
+
+__attribute__((always_inline))
+static inline void accumulate_loop(float *__restrict__ sum, const void *__restrict__ g, float scale,
+                                   int g_is_half, int first, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const float x = grad_at(g, g_is_half, i);
+        sum[i] = first ? mul_f32(scale, x) : fma_f32(scale, x, sum[i]);
+    }
+}
+
+// Adds the gradient to the sum, in a chunk of a run, behind `block` norm blocks: sum = scale * grad
+// if first, else sum += scale * grad, rounded once. Makes block sums while a block is in the cache.
+static inline void accumulate_range(const AdamWork *w, const AdamRun *r, size_t block) {
+    const size_t full = NORM_BLOCK;
+    for (size_t i = r->at, end = r->at + r->length; i < end; i += full, block++) {
+        const size_t n = end - i < full ? end - i : full;
+        const void *from = (const char *)w->grad + i * (w->grad_is_half ? 2 : 4);
+        if (w->grad_is_half && w->first) accumulate_loop(w->sum + i, from, w->scale, 1, 1, n);
+        else if (w->grad_is_half) accumulate_loop(w->sum + i, from, w->scale, 1, 0, n);
+        else if (w->first) accumulate_loop(w->sum + i, from, w->scale, 0, 1, n);
+        else accumulate_loop(w->sum + i, from, w->scale, 0, 0, n);
+        if (w->block_sums != NULL) w->block_sums[block] = norm_block_sum(w->sum + i, n);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// With all threads
+
+// A team's work on many runs is cut into chunks: each run from its own start, so that whole norm
+// blocks (below) lie in one chunk. Each thread takes the next chunk when it is done with one: a
+// thread whose core does something else for a while then delays the others by one chunk at most,
+// some 50 us of work. (In equal shares, all would wait for the slowest; in smaller chunks, more of
+// the time is the start of one, where nothing has been asked for ahead.)
+enum { ADAM_CHUNK = 16 * NORM_BLOCK };
+
+static inline size_t adam_chunks(const AdamRun *runs, int count) {
+    size_t chunks = 0;
+    for (int i = 0; i < count; i++) chunks += (runs[i].length + ADAM_CHUNK - 1) / ADAM_CHUNK;
+    return chunks;
+}
+
+// Chunk c of the runs; *block: how many norm blocks come before it.
+static inline AdamRun adam_chunk(const AdamRun *runs, size_t c, size_t *block) {
+    *block = 0;
+    for (size_t n; c >= (n = adam_chunks(runs, 1)); runs++, c -= n)
+        *block += norm_blocks(runs->length);
+    *block += c * (ADAM_CHUNK / NORM_BLOCK);
+    const size_t full = ADAM_CHUNK, left = runs->length - c * full;
+    const AdamRun chunk = {runs->at + c * full, left < full ? left : full, runs->decay,
+                           runs->index + c * full};
+    return chunk;
+}
+
+// All of it.
+static inline void adam_work(const AdamWork *w) {
+    const size_t chunks = adam_chunks(w->runs, w->count);
+    #pragma omp parallel for schedule(dynamic) if (chunks > 1)
+    for (size_t c = 0; c < chunks; c++) {
+        size_t block;
+        const AdamRun r = adam_chunk(w->runs, c, &block);
+        if (w->w != NULL)
+            adam_range(w, r.at, r.at + r.length, (uint32_t)(r.index - r.at), r.decay);
+        else accumulate_range(w, &r, block);
+    }
+}
+
+// The AdamW step of elements 0 .. n - 1 of an arena by their gradient.
+static inline void adam_update(void *w, uint16_t *low, void *m, void *v, const void *grad,
+                               int grad_is_half, size_t n, const AdamStep *s, int decay) {
+    const AdamRun run = {0, n, decay, 0};
+    const AdamWork work = {.w = w, .low = low, .m = m, .v = v, .grad = grad,
+                           .grad_is_half = grad_is_half, .scale = 1, .runs = &run, .count = 1,
+                           .step = *s};
+    adam_work(&work);
+}
+
+#endif
