@@ -103,7 +103,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
             stream_wait(g->compute, g->updated[s]);
             if (g->offloaded) stream_wait(g->compute, g->returned[s]);
         }
-        compute_span(g, g->timeline.between ? "evaluate" : "forward", s);
+        compute_span(g, g->timeline.between ? "evaluate" : "forward", s,
+                     s >= 1 && s <= g->config.layers ? acts_place(g).stride : 0);
         forward_segment(g, s);
     }
     // The head may write its gradient where the tail's is made, once the one before has left.
@@ -182,10 +183,6 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     // the last that reads the place
     const cudaStream_t freed = leaves && !g->sums_on_gpu && !packs ? g->out : from;
     event_record(g->grad_left[seg->place], freed);
-    if (!g->in_place) live(g, "gradients", -(double)seg->length, sizeof(floatX), freed);
-    if (!g->in_place && !accumulate)  // gradients that stay on the GPU until the update
-        live(g, "gradients", (double)(g->sums_on_gpu ? seg->own : seg->own - seg->leaving),
-             g->waiting_bytes, g->sums);
     if (g->no_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
         stream_wait(g->compute, leaves ? g->grad_arrived[s] : gradient_event(g, s));
@@ -202,7 +199,6 @@ static void visitor_fetch(GPT2 *g, int visit) {
     stream_wait(g->fetch, g->slot_free[v->slot]);
     const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", v->number, v->bytes,
                                     g->fetch);
-    live(g, "visiting state", (double)v->bytes, 1, g->fetch);
     for (int k = FIRST_STATE; k < 3; k++)
         copy_in(g, v->here.state[k], p->state[k], p->length * g->state_bytes[p->kind][k],
                 g->fetch);
@@ -234,12 +230,10 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
         }
         compute_span(g, "wait", s);
         stream_wait(g->compute, g->grad_left[seg->place]);
-        compute_span(g, "backward", s);
-        live(g, "gradients", (double)seg->length, sizeof(floatX), g->compute);
+        compute_span(g, "backward", s,
+                     seg->own * (g->sums_on_gpu ? g->waiting_bytes : sizeof(floatX)));
         backward_segment(g, s);
         compute_span(g, NULL, 0);
-        if (s >= 1 && s <= L)
-            live(g, "activations", -(double)acts_place(g).stride, 1, g->compute);
         event_record(g->grad_ready[s], g->compute);
         if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
         gradient_complete(g, s, accumulate, last);
@@ -319,7 +313,6 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
         copy_out(g, p->state[k], v->here.state[k], p->length * g->state_bytes[p->kind][k]);
     if (v->weight_bytes > 0) copy_out(g, p->weights, v->here.params, v->weight_bytes);
     timeline_end(t, flushing, g->out);
-    live(g, "visiting state", -(double)v->bytes, 1, g->out);
     event_record(g->slot_free[v->slot], g->out);
 }
 
@@ -341,7 +334,6 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
             case PIECE_LATE: break;  // zen_window()
             }
         }
-        gradient_used(g, seg);
         event_record(g->updated[s], seg->on_host && g->zen == NULL ? g->out : g->update);
         event_record(g->returned[s], g->back);
     }
@@ -379,7 +371,6 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     const double squared = gpt2_grad_norm_squared(g, &result.loss);
     const AdamStep adam = run_adam_step(r, step, squared, &result);
     if (result.skipped) {  // fp16: weights and state stay as they are, and visitors in their slots
-        for (int s = 0; s < g->segments; s++) gradient_used(g, &g->segment[s]);
         // sums may still be on their way to the host, and the next step's overwrite them
         if (g->offloaded) order(g, g->out, g->compute);
         return result;
@@ -542,10 +533,13 @@ static int train(Run *r) {
     const char *trace = r->rank == 0 ? o->trace : NULL;
     if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
     if (g->offloaded && g->training) host_describe(&g->host);
-    live(g, "weights", (double)g->param_elements, sizeof(floatX), g->compute);
-    if (g->training)
-        live(g, "resident state", (double)g->pieces.elements[PIECE_RESIDENT],
-             g->piece_bytes[PIECE_RESIDENT], g->compute);
+    if (trace != NULL) {  // what does not change; spans have the rest
+        const size_t state = g->pieces.elements[PIECE_RESIDENT] * g->piece_bytes[PIECE_RESIDENT];
+        trace_counter(&g->timeline.trace, "memory", "weights", 0,
+                      (double)(g->param_elements * sizeof(floatX)));
+        trace_counter(&g->timeline.trace, "memory", "resident state", 0,
+                      g->training ? (double)state : 0);
+    }
     const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {

@@ -151,7 +151,6 @@ static void forward_segment(GPT2 *g, size_t s) {
                                    w.ln_1_b, N, C, eps, stream);
     for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, &w);
     layer_passes(g, false);
-    if (!g->timeline.between) live(g, "activations", (double)acts_place(g).stride, 1, stream);
 }
 
 // Computes again what backward reads of layer l and forward has not kept: all that is between the

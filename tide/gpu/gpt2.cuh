@@ -6,7 +6,7 @@
 //   order(), copy_out(), copy_in()   one stream after another; over the link
 //   upload()                         a batch, on its way to the GPU
 //   host_work(), host_submit()       work for the CPU
-//   compute_span(), live()           what the timeline shows
+//   compute_span()                   what the timeline shows of the compute stream
 //   gpu_copy(), floats_move(), state_copy()    to and from the host, when all is at rest
 #ifndef TIDE_GPT2_CUH
 #define TIDE_GPT2_CUH
@@ -496,15 +496,10 @@ static bool head_in_place(const GPT2 *g) {
     return !g->config.tied && g->words.count == 0 && g->max_B * g->max_T <= g->head_rows;
 }
 
-// For the timeline: from here on the compute stream works on segment s; NULL: on nothing.
-static void compute_span(GPT2 *g, const char *name, size_t s) {
-    timeline_compute(&g->timeline, name, s, g->compute);
-}
-
-// For the timeline: `elements` of this class come to hold something from this point of a stream on,
-// or, if there are fewer than none, no longer do.
-static void live(GPT2 *g, const char *what, double elements, size_t bytes, cudaStream_t stream) {
-    timeline_memory(&g->timeline, what, (long long)(elements * (double)bytes), stream);
+// For the timeline: from here on the compute stream works on segment s; NULL: on nothing. bytes: of
+// activations or gradients that it makes there, for the picture of memory.
+static void compute_span(GPT2 *g, const char *name, size_t s, size_t bytes = 0) {
+    timeline_compute(&g->timeline, name, s, bytes, g->compute);
 }
 
 // Makes all work that `later` is given from now on wait for the work that `earlier` has been given
@@ -599,13 +594,6 @@ static void host_submit(GPT2 *g, const Piece *p, size_t number, const AdamWork *
     host_takes(&g->host, p->length * adam_work_bytes(work));
     host_queue_submit(&g->host, host_works, work, sizeof *work);
     timeline_end(&g->timeline, span, g->host.stream);
-}
-
-// Notes, for the picture of memory, that a segment's gradient on the GPU is used no more.
-static void gradient_used(GPT2 *g, const Segment *seg) {
-    const bool whole = g->in_place || g->sums_on_gpu;
-    live(g, "gradients", -(double)(whole ? seg->own : seg->own - seg->leaving), g->waiting_bytes,
-         g->update);
 }
 
 // Lets the worker add a micro-batch's gradient of piece p, in a landing, to the step's sum.
