@@ -3,6 +3,7 @@
 //   GPT2, Segment, LayerActs         the model; a range of its parameters; a layer's activations
 //   pieces_point()                   where each piece is
 //   tensor(), tensor_grad(), layer_weights()                                   where a tensor is
+//   layer_passes()                   what a layer takes in a rehearsal, besides its products
 //   order(), copy_out(), copy_in()   one stream after another; over the link
 //   upload()                         a batch, on its way to the GPU
 //   host_work(), host_submit()       work for the CPU
@@ -105,11 +106,13 @@ enum { STAGINGS = 3 };
 // Labels of one token each (run.h); count 0: the loss is a language model's.
 typedef struct { int count; int32_t word[TASK_LABELS]; } Words;
 
-// The trainer's own step, which a plan rehearses; and one micro-batch, which calibration times.
+// What the trainer lends to the files below it: its step, which a plan rehearses; one micro-batch,
+// which calibration times; a part of a layer, which zeroth order runs with perturbed weights.
 struct GPT2;
 typedef struct {
     StepResult (*train)(GPT2 *g, Run *r, size_t step);
     void (*micro_batch)(GPT2 *g, size_t B, size_t T, float grad_scale);
+    void (*layer_part)(GPT2 *g, int part, const LayerActs *a, const LayerWeights *w);
 } Steps;
 
 struct ZenFlow;  // zenflow.cuh
@@ -178,7 +181,7 @@ struct GPT2 {
     Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL
     StateRange *ranges;         // of a checkpoint: what this process has, by segment
     Prediction predicted;       // of a step, if the machine's rates are known
-    const Steps *steps;         // of the trainer, for plans
+    const Steps *steps;         // the trainer's
     OffloadLeast *least;        // while a refusal looks for the least that would do; else NULL
     bool trying;                // while a plan looks for what would be faster: nothing is printed
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
@@ -500,6 +503,21 @@ static bool head_in_place(const GPT2 *g) {
 // activations or gradients that it makes there, for the picture of memory.
 static void compute_span(GPT2 *g, const char *name, size_t s, size_t bytes = 0) {
     timeline_compute(&g->timeline, name, s, bytes, g->compute);
+}
+
+// Counts, in a rehearsal, the bytes that the passes between a layer's products read and write:
+// norms and sums, rotation, non-linearity. Norms take twice the time of their bytes in backward
+// (doc/gpu_results.md). There, GELU's slopes and the sums of biases take none in 16 bits: they are
+// in the epilogues of products (matmul_backward).
+static void layer_passes(GPT2 *g, bool backward) {
+    const GPT2Config *c = &g->config;
+    const size_t C = c->channels, F = c->ffn, M = config_mlp(c);
+    const size_t turned = c->rope.theta > 0 ? 2 * config_qk(c) : 0;
+    const bool passes = sizeof(floatX) == 4;
+    const size_t summed = passes && config_biased(c, BIAS_QKV) ? config_qkv(c) : 0;
+    const size_t sloped = passes || c->activation != ACTIVATION_GELU ? F + 2 * M : 0;
+    const size_t each = backward ? 16 * C + sloped + summed : 8 * C + F + M;
+    GPU_TAKES(g->compute, (each + turned) * g->B * g->T * sizeof(floatX), gpu_bytes);
 }
 
 // Makes all work that `later` is given from now on wait for the work that `earlier` has been given
