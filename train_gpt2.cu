@@ -272,45 +272,59 @@ static void backward_segment(GPT2 *g, size_t s) {
 //         visitor     [fetch] its state to the GPU; [update] AdamW; [out] its state to the host
 //         host piece  [host] AdamW; [back] its new weights to the GPU
 
-// The streams and events of a step. s: a segment.
+// The streams and events of a step. s: a segment; in brackets, the field where it is not the name.
 //
 //   stream    does
 //   compute   forward and backward
-//   sums      norm of each complete gradient, and the sum of micro-batches, on the GPU
-//   pack      ZenFlow: packs the part of a gradient that goes to the host
-//   out       copies to the host: gradients, and the state of visitors
-//   fetch     copies to the GPU: the state of visitors
+//   sums      norm of each complete gradient, and the sum of micro-batches, on the GPU; copies the
+//             worker's part of the norm there
+//   pack      ZenFlow: packs the part of a gradient that goes to the host [zen->pack]
+//   out       copies to the host: gradients, and visitors (state; weights that are on the host)
+//   fetch     copies to the GPU: visitors, and the gradients that they left on the host
 //   back      copies to the GPU: weights that the CPU has updated
-//   weights   copies to the GPU: layers' weights that are on the host (weights.cuh)
+//   weights   copies to the GPU: layers' weights that are on the host [weights_in] (weights.cuh)
 //   update    AdamW on the GPU
-//   host      the worker: AdamW on the CPU, sums of micro-batches on the host
-//   ranks     collectives between GPUs (zero.cuh)
+//   host      the worker: AdamW on the CPU, sums of micro-batches on the host. A host function
+//             wakes it, and the stream waits for a word in memory [host.stream]
+//   ranks     collectives between GPUs [zero->stream] (zero.cuh)
 //
-//   event            recorded in   it says                                   who waits
-//   updated[s]       update        the GPU has updated its part of s         compute: forward of s
-//                    out           (s on the host) and has copied it back    weights
-//   returned[s]      back          the GPU has the CPU's new weights of s    compute: forward of s
-//                                  (s on the host: are made)                 weights
-//   arrived[s]       weights       s is copied to its place in the ring      compute (ZeRO: ranks)
-//   ring_free[i]     compute       place i of the ring is read no more       weights, ranks
-//   gathered[s]      ranks         all ranks' new weights of s are there     compute: forward of s
-//   grad_ready[s]    compute       backward has made the gradient of s       sums (ZeRO: ranks)
-//   reduced[s]       ranks         it is summed over the ranks               sums
-//   grad_left[place] sums, pack    all have read the gradient in this place  compute: backward;
-//                    or out                                                  an untied head
-//   packed_free[i]   out           ZenFlow: packed buffer i is copied        pack
-//   grad_arrived[s]  out or host   the gradient of s is on the host          host (visitors: fetch)
-//   room_free[i]     host          the worker has read landing i             out
-//                                  (ZenFlow: the host's gradient of s)
-//   computed[s]      host          ZenFlow: the late update of s is made     back
-//   result_free[s]   back          ZenFlow: its result is on the GPU         host
-//   step_left        sums          loss and norm are on the host             the main thread
-//   slot_full[slot]  fetch         all that a visitor needs is in the slot   update
-//   slot_free[slot]  out           its state is on the host again            fetch: the next one
-//   copied           compute       a micro-batch's tokens are on the GPU     the main thread
+//   event             recorded in      it says                             who waits
+//   updated[s]        update           the GPU has updated its part of s;  compute, weights, ranks
+//       (it has read its gradient, which may lie where forward of s writes activations)
+//   updated[s]        out              (s on the host) is copied back      weights, ranks
+//   returned[s]       back             it has the CPU's new weights of s   compute, weights, ranks
+//   returned[s]       host             ZenFlow, s on the host: are made    weights
+//   arrived[s]        weights          s is in its place in the ring       compute, ranks
+//   ring_free[i]      compute          place i of the ring is free again   weights, ranks
+//   gathered[s]       ranks            it has all ranks' new weights of s  compute
+//       (ZeRO: compute waits for this event alone, and ranks waits for updated, returned, arrived)
+//   grad_ready[s]     compute          backward has made s's gradient      sums, ranks
+//   reduced[s]        ranks            it is summed over the ranks         sums, compute*
+//   grad_left[place]  sums, pack, out  all have read the gradient in it    compute
+//   packed_free[i]    out              ZenFlow: packed buffer i is copied  pack
+//   grad_arrived[s]   out, host        the gradient of s is on the host    host, fetch, compute*
+//   room_free[i]      host             the worker has read landing i       out
+//       (ZenFlow: the host's gradient of s)
+//   computed[s]       host             ZenFlow: s's late update is made    back, host
+//   result_free[s]    back, host       ZenFlow: its result is copied       host
+//   step_left         sums, ranks      loss and norm are on the host       main
+//   slot_full[slot]   fetch            all that a visitor needs is in it   update
+//   slot_free[slot]   out              its state is on the host again      fetch: the next one
+//   copied            compute          a micro-batch's tokens are there    main: fills the next
 //
-// order(g, a, b) makes stream b wait for all that stream a has been given: such waits need no event
-// of their own and are not listed. A plan rehearses the same code: see gpt2_rehearse().
+// Zeroth order has these beside; k: a part of a layer (zo.cuh).
+//
+//   copied            fetch            a micro-batch's tokens are there    main, compute
+//   used              compute          they are read no more               fetch, compute: at once
+//   there[k]          fetch            a visitor's weights are in its slot  compute
+//   used[k]           compute          they are read no more               fetch: the next one's
+//   left[k]           out              they are on the host again          fetch
+//   step_left         compute          the losses are on the host          main
+//
+// main: the host's thread. *: with --no-overlap. In the first step some events were not recorded
+// yet: a wait for them returns at once. order(g, a, b) makes stream b wait for all that a has been
+// given: such waits need no event of their own and are not listed. test_house.sh compares this
+// table with the calls. A plan rehearses the same code: see gpt2_rehearse().
 
 // Computes g->ln_f (N, C), the normalised output of the last layer, from inputs (B, T) on the host.
 // The targets (B, T) are copied to the GPU with them, for gpt2_head(); NULL if that is not called.
@@ -414,7 +428,7 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     event_record(g->grad_left[seg->place], freed);
     if (g->no_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
-        stream_wait(g->compute, leaves ? g->grad_arrived[s] : gradient_event(g, s));
+        stream_wait(g->compute, leaves ? g->grad_arrived[s] : g->zero->reduced[s]);
         compute_span(g, NULL, 0);
     }
 }

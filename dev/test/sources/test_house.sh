@@ -1,7 +1,7 @@
 #!/bin/sh
 # The shape of the sources: each file compiles alone, files include only what lies below them, the folders
 # of tide/ stand on each other in one order, there are not more lines than agreed, lines
-# have at most 100 columns, what the docs run as scripts/NAME.sh is executable, and README.md's table
+# have at most 100 columns, train_gpt2.cu's table of events has the calls that there are, what the docs run as scripts/NAME.sh is executable, and README.md's table
 # of files has the lines that there are, within a tenth. --graph draws what includes what, files above
 # what they include, and needs dot (graphviz); --write puts today's lines into the table.
 # usage: sh dev/test/sources/test_house.sh [--graph >graph.svg | --write]   (from the top of the repository)
@@ -104,6 +104,11 @@ if [ "${ALL:-0}" = 1 ]; then  # and compiles: all of them are in one program
     else echo "FAIL mutants_compile: $(grep -m 1 error "$work/err")"
     fi
 fi
+
+# the table of streams and events, and the calls
+unlike=$(perl dev/test/sources/streams.pl train_gpt2.cu $(ls tide/gpu/*.cuh |
+    grep -v 'queue\|timeline\|calibrate\|choose'))
+[ -z "$unlike" ] && echo "ok events_are_as_their_table_says" || echo "FAIL events_are_as_their_table_says: $unlike"
 
 # what the docs run as scripts/NAME.sh can be run so
 sed -n 's/^    //p' README.md doc/*.md scripts/README.md scripts/paper/README.md |
