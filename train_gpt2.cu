@@ -294,8 +294,8 @@ static void backward_segment(GPT2 *g, size_t s) {
 //   updated[s]        out              (s on the host) is copied back      weights, ranks
 //   returned[s]       back             it has the CPU's new weights of s   compute, weights, ranks
 //   returned[s]       host             ZenFlow, s on the host: are made    weights
-//   arrived[s]        weights          s is in its place in the ring       compute, ranks
-//   ring_free[i]      compute          place i of the ring is free again   weights, ranks
+//   arrived[s]        weights          s is in its room of the ring        compute, ranks
+//   ring_free[i]      compute          room i of the ring is free again    weights, ranks
 //   gathered[s]       ranks            it has all ranks' new weights of s  compute
 //       (ZeRO: compute waits for this event alone, and ranks waits for updated, returned, arrived)
 //   grad_ready[s]     compute          backward has made s's gradient      sums, ranks
@@ -357,23 +357,22 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
 
 // Copies to the host, in stream `out`, the part of segment s's gradient that waits for its update
 // there; the caller has ordered `out` behind the gradient. A landing must be free first, and the
-// worker adds it to the sum. Without landings nothing waits here: the update of the last step has
-// read the host's buffer before forward of s began (returned[s], or slot_full and updated[s]).
+// worker adds it to the sum. Without landings nothing waits here for the host's buffer. Its reader
+// was the last update: the CPU's is before returned[s], a visitor's copy before slot_full, hence
+// before updated[s]. Forward of s has waited for both, and this gradient was made after it.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
     floatX *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
-    const bool lands = g->accumulating && g->choice.sum_on_host;
+    const bool lands = g->lands;
     const size_t room = lands ? (size_t)g->landing_turn : s;
     const size_t bytes = lands ? sizeof(floatX) : g->host_grad_bytes;  // of an element
     Timeline *t = &g->timeline;
     if (lands || g->zen != NULL) stream_wait(g->out, g->room_free[room]);
     const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, seg->leaving * bytes, g->out);
     for (const Piece *p = seg->first; p < seg->end; p++) {
-        const void *from = g->sums_on_gpu ? p->grad : p->made;
-        if (p->grad_on_gpu) continue;
-        void *to = p->host_grad;
-        if (p->kind == PIECE_LATE) from = zen_packed(g->zen);
-        if (lands) to = landing + (p->at - seg->own_at);
+        if (p->leaves == NULL) continue;
+        const void *from = p->kind == PIECE_LATE ? zen_packed(g->zen) : p->leaves;
+        void *to = lands ? landing + (p->at - seg->own_at) : p->host_grad;
         if (g->wire == NULL) copy_out(g, to, from, p->length * bytes);
         else copy_out_wide(g, (float *)to, (const floatX *)from, p->length);
     }
@@ -385,7 +384,7 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     if (lands) {
         order(g, g->out, g->host.stream);
         for (const Piece *p = seg->first; p < seg->end; p++)
-            if (!p->grad_on_gpu)
+            if (p->leaves != NULL)
                 host_adds(g, p, s, landing + (p->at - seg->own_at), accumulate, last);
         event_record(g->room_free[room], g->host.stream);
         g->landing_turn = 1 - g->landing_turn;
@@ -401,31 +400,24 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     stream_wait(g->sums, gradient_event(g, s));
     for (const Piece *p = seg->first; p < seg->end; p++) {
         const floatX *made = (const floatX *)p->made;
-        if (p->kind == PIECE_LATE) continue;  // the chosen piece has the runs of the whole segment
-        const bool kept = p->grad_on_gpu || g->sums_on_gpu;  // on the GPU
-        if (kept && g->accumulating)
+        if (p->grad != NULL && g->accumulating)
             accumulate_gradient((float *)p->grad, made, p->length, !accumulate, g->sums);
-        else if (kept && p->grad != made)
+        else if (p->grad != NULL && p->grad != made)
             stream_copy(p->grad, made, p->length * sizeof(floatX), cudaMemcpyDeviceToDevice,
                         g->sums);
-        if (last && (kept || !g->accumulating))
-            norm_block_sums_gpu(kept ? p->grad : made, g->waiting_bytes == 2,
-                                g->pieces.runs + p->first_run, p->runs,
-                                g->norm_sums + p->first_block, g->sums);
+        if (last && p->normed != NULL)
+            norm_block_sums_gpu(p->normed, g->waiting_bytes == 2, g->pieces.runs + p->first_run,
+                                p->runs, g->norm_sums + p->first_block, g->sums);
     }
     if (g->zen != NULL && last) zen_chosen_waits(g, s);
     // sums on the GPU cross the link once, with the last micro-batch
     const bool leaves = seg->leaving > 0 && (last || !g->sums_on_gpu);
-    const bool packs = leaves && g->zen != NULL;
-    const cudaStream_t from = packs ? g->zen->pack : g->sums;
-    if (packs) zen_rest_leaves(g, s);
     if (leaves) {
-        order(g, from, g->out);
+        if (g->zen != NULL) zen_rest_leaves(g, s);
+        order(g, g->ready_in, g->out);
         gradient_to_host(g, s, accumulate, last);
     }
-    // the last that reads the place
-    const cudaStream_t freed = leaves && !g->sums_on_gpu && !packs ? g->out : from;
-    event_record(g->grad_left[seg->place], freed);
+    event_record(g->grad_left[seg->place], leaves ? g->freed_in : g->sums);
     if (g->no_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
         stream_wait(g->compute, leaves ? g->grad_arrived[s] : g->zero->reduced[s]);
@@ -456,7 +448,8 @@ static void visitor_fetch(GPT2 *g, int visit) {
 static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     const size_t L = g->config.layers;
     if (last && g->pieces.visits > 0) {
-        // The first visitors' state needs no gradient. Forward's weights go first, for speed alone.
+        // The first visitors' state does not depend on the gradient. For speed alone, weights that
+        // forward still waits for get the link first.
         order(g, g->compute, g->fetch);
         while (g->fetched < g->slot_count) visitor_fetch(g, g->fetched);
     }
@@ -488,7 +481,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
 // an ordering edge: the update that is queued after it overwrites weights that backward reads, and
 // no event protects them. The GPU adds up all sums, also those that the host has made.
 static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
-    const bool on_host = g->accumulating && g->choice.sum_on_host && g->pieces.grads_host > 0;
+    const bool on_host = g->lands && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->sums);
     if (g->zen != NULL) zen_sums_leave(g);
     for (int i = 0; i < g->pieces.count; i++) {
@@ -516,7 +509,7 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
     stream_wait(g->host.stream, g->grad_arrived[p->segment]);
     host_submit(g, p, number, &work);
     order(g, g->host.stream, g->back);
-    if (g->segment[p->segment].on_host) return;  // they live where they are
+    if (g->segment[p->segment].on_host) return;  // the weights in use are these
     const int returning = timeline_begin(&g->timeline, ROW_BACK, "back", number, bytes, g->back);
     copy_in(g, p->params, p->weights, bytes, g->back);
     timeline_end(&g->timeline, returning, g->back);
@@ -561,7 +554,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
 
 // Queues one AdamW step (adam.h) over everything that this process owns: first the segments that
 // choice.early names, then the others in the order in which the next forward pass needs them. That
-// pass waits for each segment, not for them all. ZenFlow's late columns have an order of their own.
+// pass waits for each segment, not for them all. zen_window() orders ZenFlow's late columns.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     int visit = 0;
     for (int i = 0; i < g->segments; i++) {
@@ -582,7 +575,7 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
     }
     g->fetched = 0;
     if (g->zen != NULL) zen_window(g, step->grad_scale);
-    weights_changed(g);
+    weights_renew(g);
     if (g->zen != NULL && g->zen->turn.selects) zen_exchange_columns(g);
 }
 

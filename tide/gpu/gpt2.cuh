@@ -72,7 +72,7 @@ typedef struct {
     size_t own_param_at;  // the own shard of them, which ZeRO-3 keeps elsewhere
     size_t grad_at;       // in GPT2.grads: where backward makes the gradient
     int place;            // number of that place; segments may take turns in one
-    int ring;             // place that its weights come to when they are used; -1: they stay
+    int ring;             // room that its weights come to when they are used; -1: they stay
     bool on_host;         // its weights are on the host
     const Piece *first, *end;  // its pieces (offload.h), if it has any
     size_t leaving;       // of its gradient: what waits for the update on the host
@@ -146,6 +146,7 @@ struct GPT2 {
     int places;                 // where layers' gradients are made in turn, unless in_place
     bool offloaded;             // some state lives on the host
     bool sums_on_gpu;           // of several micro-batches, all gradients are summed on the GPU
+    bool lands;                 // or, those that leave, on the host, which they reach in landings
     size_t waiting_bytes;       // of an element of a gradient that waits for the update on the GPU,
     size_t host_grad_bytes;     // and on the host
     size_t state_bytes[PIECE_KINDS][3];  // by kind, of an element of what masters are besides the
@@ -157,7 +158,7 @@ struct GPT2 {
     bool updates_alone;         // forward waits for the whole update
     int weights;                // --weights, as far as there is a choice
     int streamed;               // layers whose weights live on the host
-    int ring;                   // places that layers' weights take turns in
+    int ring;                   // rooms that layers' weights take turns in
     int *tenant;                // per such place: 1 + the segment whose weights are there; 0: none
     size_t param_elements, grad_elements;  // of `params` and `grads`
     size_t slot_weights;        // bytes of an element of weights in a visitor's slot
@@ -169,12 +170,14 @@ struct GPT2 {
     cudaStream_t compute, sums, out, fetch, back, update;
     cudaStream_t weights_in;    // the table's `weights`
     HostQueue host;             // AdamW on the host, in a stream of its own
+    cudaStream_t ready_in;      // behind which a gradient is copied to the host,
+    cudaStream_t freed_in;      // and which then reads its place last
     cudaEvent_t handover;       // recorded wherever one stream hands over to another
     cudaEvent_t *grad_ready, *grad_arrived, *updated, *returned, *arrived;  // per segment
     cudaEvent_t *grad_left;     // per place of gradients
     cudaEvent_t *room_free;     // per landing, or segment
     cudaEvent_t *slot_free, *slot_full;  // per slot
-    cudaEvent_t *ring_free;     // per place of weights
+    cudaEvent_t *ring_free;     // per room of weights
     cudaEvent_t step_left;
     Words words;
     ZenFlow *zen;               // --offload zenflow; else NULL
@@ -260,6 +263,7 @@ enum { FIRST_STATE = sizeof(floatX) == sizeof(float) };
 static void gpt2_sizes(GPT2 *g) {
     const bool wide = g->zen == NULL && (g->accumulating || g->choice.wire_f32);
     g->sums_on_gpu = g->accumulating && !g->choice.sum_on_host;
+    g->lands = g->accumulating && g->choice.sum_on_host;
     g->waiting_bytes = g->accumulating ? sizeof(float) : sizeof(floatX);
     g->host_grad_bytes = wide ? sizeof(float) : sizeof(floatX);
     for (int kind = 0; kind < PIECE_KINDS; kind++) {
@@ -366,6 +370,11 @@ static void pieces_point(GPT2 *g) {
         if (g->in_place || (chosen && !g->sums_on_gpu)) p->grad = p->made;
         if (p->over_acts) p->grad = g->acts + acts.entry + layer * acts.stride + p->grad_at;
         p->host_grad = (char *)g->host_grads + p->grad_at * g->host_grad_bytes;
+        // the chosen piece has the runs of the whole segment
+        if (p->kind == PIECE_LATE || !(p->grad_on_gpu || g->sums_on_gpu)) p->grad = NULL;
+        if (p->kind != PIECE_LATE)
+            p->normed = p->grad != NULL ? p->grad : g->accumulating ? NULL : p->made;
+        if (!p->grad_on_gpu) p->leaves = g->sums_on_gpu && p->grad != NULL ? p->grad : p->made;
     }
 }
 

@@ -11,9 +11,9 @@ my %stream = (compute => 'compute', sums => 'sums', out => 'out', fetch => 'fetc
 my %function = (weights_event => 'gathered : arrived', gradient_event => 'reduced : grad_ready');
 my $streams = join '|', map { quotemeta } sort keys %stream;
 my $names = join '|', values %stream, 'main';
-my (%code, %table, @body, @uploads);
+my (%code, %table, %field, @body, @uploads);
 
-# The streams that an expression names, by itself or by a variable of its function.
+# The streams that an expression names, by itself, by a variable of its function, or by a field.
 sub streams_of {
     my ($text, %seen) = @_;
     my @found = map { $stream{$_} } $text =~ /(?:->|\b(?=zero))($streams)\b/g;
@@ -21,6 +21,7 @@ sub streams_of {
         next if $seen{$name}++;
         push @found, streams_of($_, %seen) for map { /(?<![>.\w])\Q$name\E = ([^;]*);/ ? $1 : () } @body;
     }
+    push @found, map { streams_of($_, %seen) } @{$field{$_}} for grep { $field{$_} } $text =~ /->(\w+)/g;
     return @found;
 }
 
@@ -40,6 +41,7 @@ my $first = $ARGV[0];
 my @lines;
 while (<>) {
     push @lines, [$ARGV, $_];
+    push @{$field{$1}}, $2 if /->((?:ready|freed)_in) = ([^;]*);/;
     push @uploads, $1 if /^ .*\bupload\(g, .*, ([^,]*)\);/;
 }
 for (@lines) {
