@@ -400,8 +400,8 @@ static void memory_of_spans(void) {
     span(&t, ROW_COMPUTE, "forward", 2, 1.5, 2, 64 * 30);
     span(&t, ROW_COMPUTE, "evaluate", 1, 2, 2, 64 * 99);
     span(&t, ROW_COMPUTE, "backward", 2, 2, 2.2, 0);     // computes again
+    span(&t, ROW_COMPUTE, "backward", 1, 3, 4, 64 * 20);  // when the other has ended, in any order
     span(&t, ROW_COMPUTE, "backward", 2, 2.5, 3, 64 * 20);
-    span(&t, ROW_COMPUTE, "backward", 1, 3, 4, 64 * 20);
     span(&t, ROW_LEAVE, "leave", 2, 3, 4.5, 64 * 15);    // a quarter of it waits
     span(&t, ROW_LEAVE, "leave", 1, 4.5, 5, 64 * 40);    // in a wider type: no less than nothing
     span(&t, ROW_COMPUTE, "forward", 2, 5, 5, 64 * 30);  // the next micro-batch's: the sum stays
@@ -422,7 +422,7 @@ static void memory_of_spans(void) {
     CHECK(has("V280.0H664V245.0H743V280.0H898V266.0H976V336z\""), "a visitor: %s", picture);
     begin_trace(&t);  // without a backward pass, what is fetched is no state
     trace_counter(&t, "memory", "weights", 0, 64);
-    span(&t, ROW_FETCH, "fetch", 7, 0, 1, 64);
+    span(&t, ROW_FETCH, "fetch", 0, 0, 1, 64);
     end_trace(&t);
     CHECK(timeline(path, "--memory", NULL) == 0 && has("weights") && !has("visiting"), "%s", said);
 }
