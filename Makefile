@@ -21,7 +21,7 @@ HEADERS = $(wildcard *.h tide/*/*.h tide/*/*.cuh dev/test/*.h dev/test/gpu/*.h \
           dev/test/gpu/*.cuh dev/*.h dev/data/*.h)
 
 .PHONY: all nvcc cxx compiler run test test-all fuzz bench reference clean help
-TOOLS = train_gpt2 $(addprefix build/,tokenize compare columns timeline reviews ask plot unpickle)
+TOOLS = train_gpt2 $(addprefix build/,tokenize compare columns timeline reviews ask rows plot unpickle)
 all: $(TOOLS)  ## build the trainer and its tools
 	@echo "./train_gpt2 is there. Next: make run trains a small GPT; ./train_gpt2 --help; make help"
 

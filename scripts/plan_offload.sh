@@ -1,6 +1,6 @@
 #!/bin/sh
-# What a model needs, and what the machines of scripts/rates/ are predicted to make of it: the table
-# at the head of the run_*.sh. Needs neither GPU nor data. "host": of memory that such a machine
+# What a model needs, and what the machines of scripts/rates/ are predicted to make of it, as a table.
+# Needs neither GPU nor data. "host": of memory that such a machine
 # must have; how much it has is not asked, or, as in "rtx4090_desktop, 128", it is that many GiB, of
 # which 5 % stay free. A card of 24 GB has some 23 GiB free.
 # usage: [TRAINER=./train_gpt2emu] [MACHINES="NAME:GPU[:HOST] .."] scripts/plan_offload.sh OPTION...

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Trains a model that is larger than the GPU, in bf16, its optimizer's state where --offload auto
-# finds that it should be: the body of run_*.sh, which say what each needs.
+# finds that it should be: the body of train_model.sh and zero_*.sh.
 # usage: [DATA=FILES] [VAL=FILES] [OUT=DIR] [STEPS=1000] [TRAINER=./train_gpt2cu] [LAUNCH=WORDS]
 #        scripts/train_offload.sh NAME OPTION...
 # LAUNCH: on several GPUs, the words that start as many processes, as seen from the top of the

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The scripts of scripts/ from end to end, on the emulated GPU with tiny models; and that the tables
-# at the head of the run_*.sh and zero_node.sh, in doc/fits.md and of it in README.md are what the
+# at the head of zero_node.sh, in doc/fits.md and of it in README.md are what the
 # plan says today (UPDATE=1 writes them anew).
 # usage: sh dev/test/cli/test_scripts.sh      (from the top of the repository, after make train_gpt2emu;
 #                                         ALL=1: with the emulated GPU's clock as it is)
@@ -24,24 +24,28 @@ scaling() {
         --recompute auto --gpu-memory "$2" | sed 1d
 }
 
-for f in "$top"/scripts/run_*.sh "$top/scripts/zero_node.sh"; do
-    whole || [ "${UPDATE:-0}" = 1 ] ||
-        case $f in */run_7b_offload.sh | */run_llama3_8b_24gb.sh | */zero_node.sh) ;; *) continue ;; esac
-    options=$(sed -n 's/^exec .*train_offload.sh" [^ ]* \(.*\) -- "\$@"$/\1/p' "$f")
-    # shellcheck disable=SC2086  # options are words
-    case $f in
-        */run_*) MACHINES=$(sed -n 's/^# MACHINES="\(.*\)".*/\1/p' "$f") \
-                     sh "$top/scripts/plan_offload.sh" $options ;;
-        *) scaling paper_h100 79G "2 4"; scaling h200_16cores 139G 8 ;;
-    esac | sed 's/^/#   /' >table
-    if [ "${UPDATE:-0}" = 1 ]; then
-        awk '!/^#   / { print; next }
-             !done { while ((getline line < "table") > 0) print line; done = 1 }' "$f" >new
-        cat new >"$f"
-    fi
-    sed -n '/^#   /p' "$f" >said
-    check "$(basename "$f")_says_what_the_plan_says" diff said table
-done
+f=$top/scripts/zero_node.sh
+{ scaling paper_h100 79G "2 4"; scaling h200_16cores 139G 8; } | sed 's/^/#   /' >table
+if [ "${UPDATE:-0}" = 1 ]; then
+    awk '!/^#   / { print; next }
+         !done { while ((getline line < "table") > 0) print line; done = 1 }' "$f" >new
+    cat new >"$f"
+fi
+sed -n '/^#   /p' "$f" >said
+check zero_node_says_what_the_plan_says diff said table
+
+# Each model of models.txt fits the machine that its row names, of whose host 5 % stay free.
+models=$top/scripts/models.txt
+sed -n 's/^\([^ #]*\) .*# \([0-9]*\) GB, \([0-9]*\) GiB$/\1 \2 \3/p' "$models" >machines
+check models_name_their_machines test "$(wc -l <machines)" -eq "$(grep -c '^[^ #].*#' "$models")"
+whole || sed -i -n '/^llama3/p; /^qwen/p' machines
+while read -r model card host; do
+    case $card in 24) card=23 ;; 80) card=79 ;; *) card=131 ;; esac
+    check "${model}_fits_its_machine" sh -c 'sh "$1/scripts/train_model.sh" "$2" --plan -- --gpu-memory "$3G" \
+        --host-memory "$4" --rates "$1/scripts/rates/rtx4090_desktop.txt" | grep "^fits: "' \
+        - "$top" "$model" "$card" "$((host * 1024 * 95 / 100))M"
+done <machines
+refuses a_model_that_is_none 2 '9b is no model of .*models.txt, which has 7b 8.3b ' sh "$top/scripts/train_model.sh" 9b
 
 # 7B needs at least 43 GiB of host memory beside 23 GiB of the GPU's.
 MACHINES="rtx4090_desktop:23:44 rtx4090_desktop:23:47" sh "$top/scripts/plan_offload.sh" \
@@ -65,15 +69,16 @@ else echo "skip a_decimal_comma_changes_nothing: no locale has one here, and loc
     grep -vxE 'scripts/(launch|zo_measure).sh|dev/gpu_parts.sh|dev/test/build.sh') >said
 check every_script_has_one_locale test ! -s said
 
-# What fits where. README.md has a row per model of "host: tokens/s", in italics what only fits with
-# moments in bf16.
+# What fits where. README.md has two rows for each of four models, on four cards: tokens/s of an update after
+# each micro-batch, and the smallest host.
 in_short() {
     awk -F ' *[|] *' '
-        !/^[|]/ || $2 == "model" || $2 == "gpt2-xl" || /^[|]-/ { next }
-        { if (!($2 in row)) order[++n] = $2
-          cell = $8 + 0 > 0 ? $8 ": " $9 : $11 + 0 > 0 ? "*" $11 ": " $12 "*" : ""
-          row[$2] = row[$2] " " cell " |" }
-        END { for (i = 1; i <= n; i++) print "| " order[i] " |" row[order[i]] }' "$1"
+        /^[|] (llama3[.]2-3b|llama3[.]1-8b|qwen2[.]5-14b|20b) [|] (8|12|16|24) [|]/ {
+            if (!($2 in speed)) order[++n] = $2
+            speed[$2] = speed[$2] " " ($4 + 0 > 0 ? $5 : $4) " |"
+            host[$2] = host[$2] " " ($4 + 0 > 0 ? $4 " GiB |" : "|") }
+        END { for (i = 1; i <= n; i++) print "| " order[i] " |" speed[order[i]] "\n| |" host[order[i]] }' "$1" |
+        sed 's/|  |/| |/'
 }
 if whole || [ "${UPDATE:-0}" = 1 ]; then sh "$top/scripts/fits.sh" >table
 else MODELS=llama3.2-3b CARDS=24 sh "$top/scripts/fits.sh" >table; fi
@@ -81,7 +86,7 @@ if [ "${UPDATE:-0}" = 1 ]; then
     for f in doc/fits.md README.md; do
         [ $f = doc/fits.md ] || in_short table >table.short
         awk -v table=table -v short=table.short -v readme="$f" '
-            readme == "README.md" ? !/^[|] [a-z0-9.-]*b [|]/ : !/^[|]/ { print; next }
+            readme == "README.md" ? !/^[|] ([a-z0-9.-]*b )*[|] [d0-9|]/ || / 8 GB/ : !/^[|]/ { print; next }
             !done { if (readme == "README.md") table = short
                     while ((getline line < table) > 0) print line
                     done = 1 }' "$top/$f" >new
@@ -112,8 +117,8 @@ check most_are_within_15_percent_and_ours_within_10 awk -F ' *[|] *' '
     END { exit n != 22 || near < 20 || own != 3 }' "$top/doc/performance_model.md"
 
 # The plans in the lesson: a line with the command, and behind an empty one what it says.
-for f in run_20b_h200.sh run_20b_24gb.sh; do
-    line=$(sed -n "s/^    \(scripts\/$f --plan .*\)/\1/p" "$top/doc/twenty_billion.md" | head -n 1)
+for f in 20b-h200 20b-24gb; do
+    line=$(sed -n "s/^    \(scripts\/train_model.sh $f --plan .*\)/\1/p" "$top/doc/twenty_billion.md" | head -n 1)
     (cd "$top" && eval "sh $line") >table 2>&1
     awk -v line="    $line" -v table="table" '
         skip == 2 { if (/^$/) skip = 0; else next }
@@ -121,7 +126,7 @@ for f in run_20b_h200.sh run_20b_24gb.sh; do
         skip == 1 { while ((getline x < table) > 0) print "    " x; skip = 2 }
         $0 == line && !done { skip = done = 1 }' "$top/doc/twenty_billion.md" >new
     [ "${UPDATE:-0}" != 1 ] || cat new >"$top/doc/twenty_billion.md"
-    check "lesson_has_what_${f%.sh}_plans" diff "$top/doc/twenty_billion.md" new
+    check "lesson_has_what_${f}_plans" diff "$top/doc/twenty_billion.md" new
 done
 
 # The shape of these small runs; what is given last counts.
@@ -129,14 +134,14 @@ tiny="--layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --batch 2 --se
 rates=$top/scripts/rates/rtx4090_desktop.txt
 # shellcheck disable=SC2086
 check a_model_is_trained env OUT=run STEPS=3 DATA=text.txt \
-    sh "$top/scripts/run_7b_offload.sh" $tiny --offload interleave --share 0.5
+    sh "$top/scripts/train_model.sh" 7b $tiny --offload interleave --share 0.5
 whole || without_measuring
 # Where the trainer cannot run, nothing is fetched.
 mkdir -p web
 printf '#!/bin/sh\ntouch "%s/fetched"\nexit 1\n' "$work" | tee web/curl >web/wget
 printf '#!/bin/sh\necho "tide: no CUDA device can be used" >&2\nexit 1\n' >no_gpu
 chmod +x web/* no_gpu
-for script in "zo_sst2.sh opt-125m" run_7b_offload.sh "zero_node.sh 2 7b"; do
+for script in "zo_sst2.sh opt-125m" "train_model.sh 7b" "zero_node.sh 2 7b"; do
     # shellcheck disable=SC2086
     refuses "${script%%.*}_looks_for_a_gpu_first" 1 'no CUDA device' env -u DATA PATH="$PWD/web:$PATH" \
         TRAINER=./no_gpu OUT=none sh "$top/scripts/"$script

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The numbers of the lessons that can be computed again: those of the exercises in doc/README.md, of the
-# adversary in doc/emulator.md, of packed rows in doc/finetuning.md, of caches in doc/sampling.md; and that the commands which draw
-# pictures draw them. With ALL=1 the exercises' mistakes are made, too: each in its line, in a copy of the
+# adversary in doc/emulator.md, of packed rows in doc/finetuning.md, of caches in doc/sampling.md; and that README.md's commands
+# run, and those which draw pictures draw them. With ALL=1 the exercises' mistakes are made, too: each in its line, in a copy of the
 # sources. And that each page's links lead somewhere, and the functions that it names exist.
 # usage: sh dev/test/sources/test_docs.sh      (from the top of the repository, after make train_gpt2 train_gpt2emu
 #                                       build/timeline build/reviews)
@@ -64,6 +64,46 @@ check links_lead_somewhere sh -c 'cat dead; test ! -s dead'
     dev/*/*/*.[ch]*) | tr -d '(' | sort -u | comm -23 named - >unknown
 check functions_are_called_so sh -c 'cat unknown; test ! -s unknown'
 check pages_have_links_and_names test "$(wc -l <named)" -gt 50
+
+# --- README.md: each command, on models and a GPU that this machine has ------------------------------
+
+# The lines that are code, one for each command, without their comments.
+sed -n 's/^    //p' "$top/README.md" | sed -e :a -e '/\\$/N; s/\\\n *//; ta' -e 's/   *#.*//' >shown
+ln -s train_gpt2emu train_gpt2cu
+cp LICENSE book.txt
+echo 'train_gpt2 build/ask:' >Makefile
+shape="--layers 2 --heads 2 --channels 32 --context 64 --batch 2 --seq 32 --steps 2"
+for n in 1 2 3; do sed -n '/{"messages"/p' shown; done >my.jsonl
+for model in run hub; do
+    # shellcheck disable=SC2086  # options are words
+    ./train_gpt2 --data book.txt $shape --out out/$model \
+        --tokenizer "$top/dev/test/fixtures/tokenizer/small-llama3" >made.out 2>&1
+done
+# as_shown LINE: runs it, on another model where that one is fetched or large
+as_shown() {
+    case $1 in
+        *'--model 7b'*--plan) eval "$1 --gpu-memory 46G --host-memory 120G --rates scripts/rates/h200_measured.txt" ;;
+        *'--model 7b'*) eval "$1 -- $shape" ;;
+        MODEL=*) eval "MODEL=out/hub TRAINER=./train_gpt2 OUT=out/finetune ${1#MODEL=* } --steps 2 --seq 32" ;;
+        *--chat) echo Hi | eval "$1 --sample-tokens 4" ;;
+        ./train_gpt2*) eval "$1" ;;
+        *) return 1 ;;
+    esac
+}
+while IFS= read -r line; do
+    case $line in  # needs a network or nvcc; is what a program prints, or what is in a file
+        'git clone '* | 'make '* | 'sh dev/data/model.sh '*) continue ;;
+        '> '* | before:* | after:* | 'step 1200'* | '... '* | 'fits: '* | '{'*) continue ;;
+    esac
+    n=$((n + 1))
+    if as_shown "$line" >"ran.$n" 2>&1 </dev/null; then echo "ok readme: $line"
+    else cat "ran.$n"; fail "readme: $line" "it fails"; fi
+done <shown
+check readme_ran_its_commands test "$(cat ran.* | grep -c -e '^fits: ' -e '^done: ' -e 'answers to the last')" -ge 4
+sed -n 's/^\.\.\. //p; s/^\(fits: .*\), \.\.\.$/\1/p' shown >lines
+check readme_shows_what_was_planned test "$(wc -l <lines) $(cat ran.* | grep -c -F -f lines)" = "2 2"
+rm -r out/*
+
 missing="--accum 2 --steps 1" slot="--steps 4 --offload interleave --share 1 --slots 1"
 late="--steps 40 --offload zenflow" uphill="--steps 300 --optimizer mezo --lr 1e-3"
 plan="--plan --model gpt2-xl --batch 16 --offload zero --rates scripts/rates/h200_16cores.txt"

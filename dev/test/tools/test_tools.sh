@@ -6,7 +6,7 @@ set -u
 top=$(pwd)
 timeline=$top/build/timeline plot=$top/build/plot columns=$top/build/columns
 compare=$top/build/compare tokenize=$top/build/tokenize
-unpickle=$top/build/unpickle reviews=$top/build/reviews
+unpickle=$top/build/unpickle reviews=$top/build/reviews rows=$top/build/rows
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -177,5 +177,24 @@ refuses whole_number 2 '"1.5" is not a whole number' "$tokenize" --show open_tra
 refuses negative_number 2 'tokens -3: must be 0 to 2147483647' "$tokenize" --show open_train_000000.bin --tokens -3
 refuses nan_is_no_number 2 '"-nan" is not a number' "$tokenize" --out new --val -nan text
 refuses blank_is_no_number 2 'is not a number' "$tokenize" --out new --shard-tokens ' 5' text
+# rows: a conversation as doc/chat.md shows it, documents of a packed row, running text
+sed -n 's/^    \({"messages": .*"The king."}]}\)$/\1/p' "$top/doc/chat.md" >talk
+few="--layers 1 --heads 1 --channels 8 --context 64 --seq 64 --batch 1"
+chat="$few --tokenizer $top/dev/test/fixtures/tokenizer/small-llama3 --data talk --val talk"
+# shellcheck disable=SC2086  # options are words
+{
+    "$rows" 1 $chat | sed -n '/^row /,$s/^/    /p' >shown
+    check rows_are_as_the_lesson_shows sh -c '[ "$(wc -l <shown)" -eq 8 ] && sed -n "/^    row 1 of 1/,/king/p" "$1" | diff - shown' \
+        - "$top/doc/chat.md"
+    cat talk talk >two
+    "$rows" 1 $chat -- --data two >shown
+    check rows_show_each_document sh -c 'grep -q "^row 1 of 1: 62 tokens of 64, 8 trained" shown &&
+        [ "$(grep -c "^  <|begin_of_text|>" shown) $(grep -c "^  >>The king.<|eot_id|><<$" shown)" = "2 2" ]'
+    check rows_of_text sh -c '"$1" 1 --data "$2" $3 | grep -q "^row 1 of [0-9]*: 64 tokens of 64, 64 trained"' - "$rows" \
+        "$top/LICENSE" "$few -- --seq 64"
+    refuses rows_of_nothing 2 'no row to train: --data names none' "$rows" 1 $few --steps 0 --val text -- --seq 8
+}
+check rows_leave_nothing test ! -e out
+refuses rows_none 2 'N 0: must be 1 to' "$rows" 0 --data text
 refuses reviews_negative 2 'N -3: must be 1 to' "$reviews" -3 1
 refuses reviews_text 2 'SEED: "x" is not a number' "$reviews" 3 x
