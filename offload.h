@@ -47,7 +47,7 @@ typedef struct {
     bool wire_f32;       // gradients cross the link as fp32
     int streamed;        // layers whose weights are stored on the host, and copied for each use:
                          // first of all the layers without residents
-    int ring;            // places that such layers' weights, in ZeRO-3 all layers', take turns in;
+    int ring;            // rooms that such layers' weights, in ZeRO-3 all layers', take turns in;
                          // 0: auto, LEAST_PLACES until settled
 } OffloadChoice;
 
@@ -86,8 +86,11 @@ typedef struct {
     // Addresses, which the trainer sets once, when there is memory. floatX is its storage type.
     void *params;            // weights for forward and backward: floatX; on the host if they stream
     void *weights;           // weights that AdamW updates: those, or if the CPU does, the host's
-    void *made;              // the gradient that backward makes: floatX
-    void *grad, *host_grad;  // the gradient that waits, or is summed: floatX or fp32
+    // The route of its gradient; NULL: it is not there.
+    void *made;              // where backward makes it: floatX
+    void *grad, *host_grad;  // where it waits, or is summed, on each side: floatX or fp32
+    void *normed;            // of what the GPU computes its norm
+    void *leaves;            // from where it is copied to the host (PIECE_LATE: packed first)
     void *state[3];          // the masters' other bits (NULL in fp32), m and v; on GPU or host
 } Piece;
 

@@ -1,13 +1,14 @@
 // train_gpt2.cu: train a GPT-2, OPT, LLaMA, Mistral or Qwen on a GPU, in bf16 or fp16 with fp32
 // master weights, or in fp32.
 //
-//   1. One step: its streams and events, forward, backward, gradients, norm, update
-//   2. Sampling, evaluation, checkpoints
-//   3. Logs, the training loop, and main()
+//   1. The layers: forward, recomputation, backward
+//   2. One step: its streams and events, forward, backward, gradients, norm, update
+//   3. Sampling, evaluation, checkpoints
+//   4. Logs, the training loop, and main()
 //
 // The twin of train_gpt2.c, and tested against it, tensor by tensor. This file has the order of a
-// step and its waits, but for those of weights.cuh, zenflow.cuh and zero.cuh. In tide/gpu/,
-// blocks.cuh and heads.cuh have the layers and heads, layout.cuh the memory, choose.cuh the
+// step and its waits, but for upload()'s (gpt2.cuh) and those of weights.cuh, zenflow.cuh, zero.cuh
+// and zo.cuh. In tide/gpu/, heads.cuh has the heads, layout.cuh the memory, choose.cuh the
 // decisions before training.
 // Lessons: doc/mixed_precision.md (bf16, fp16), doc/streams.md, doc/offload.md.
 //
@@ -41,47 +42,289 @@
 #include "tide/run/sample.h"
 
 // =============================================================================================
-// 1. One step
+// 1. The layers
+//
+// A layer's forward pass is four parts, which training, recomputation, evaluation, sampling and
+// both signs of zeroth order run:
+//
+//     part 0      q, k, v and attention          part 2      the MLP's first product, non-linearity
+//     part 1      projection, sum and norm       part 3      its second product
 
-// The streams and events of a step. s: a segment.
+// Runs a part of a layer with weights w: the part's, and those of the norm of its sum. Part 0
+// begins with att_in: the norm of x that pre-norm layers read is made before. Part 3 ends with
+// a->branch; post-norm layers add and normalise it, into a->out.
+static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights *w) {
+    const GPT2Config *c = &g->config;
+    const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
+    const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
+    const AttentionShape s = attention_shape(B, T, c->heads, config_kv(c), config_head(c));
+    const float eps = config_eps(c);
+    const bool post = c->post_norm;
+    Matmul *lt = &g->lt;
+    cudaStream_t stream = g->compute;
+    if (part == 0) {
+        matmul_forward(lt, a->qkv, a->att_in, w->qkv_w, w->qkv_b, N, C, Q, stream);
+        if (c->rope.theta > 0)
+            heads_forward(a->qkv, a->qk, a->qk_rstd, w->q_norm, w->k_norm,
+                          g->rope + g->position * s.HS, g->documents, s, eps, stream);
+        if (a->cache != NULL)
+            cache_store(a->cache + g->position * cache_row(c), a->qkv, N, s, stream);
+        if (a->cache != NULL && N == 1)
+            attention_cached(a->atty, a->lse, a->qkv, a->cache, g->position + 1, s, stream);
+        else
+            attention_forward(a->atty, a->lse, a->qkv, g->documents, s, stream);
+    } else if (part == 1) {
+        matmul_forward(lt, a->branch, a->atty, w->attproj_w, w->attproj_b, N, A, C, stream);
+        residual_layernorm_forward(a->mid, a->mlp_in, a->mid_mean, a->mid_rstd, a->x, a->branch,
+                                   w->mid_w, w->mid_b, N, C, eps, stream);
+    } else if (part == 2) {
+        matmul_forward(lt, a->fc, a->mlp_in, w->fc_w, w->fc_b, N, C, M, stream);
+        activation_forward(a->act, a->fc, N, F, c->activation, stream);
+    } else {
+        matmul_forward(lt, a->branch, a->act, w->fcproj_w, w->fcproj_b, N, F, C, stream);
+        if (post)
+            residual_layernorm_forward(a->ln_2, a->out, a->mean_2, a->rstd_2, a->ln_1, a->branch,
+                                       w->ln_2_w, w->ln_2_b, N, C, eps, stream);
+    }
+}
+
+// Runs the backward pass of layer l. g->dx is the gradient of the residual stream, first of the
+// layer's output, at the end of its input: every branch reads it, and adds its own part where it
+// left the stream. The sums of its columns are a bias's gradient, and made where it is written. For
+// fcproj's bias that is the segment above, when this layer's gradient has no place yet: scratch
+// keeps them until now.
+static void layer_backward(GPT2 *g, size_t l) {
+    const GPT2Config *c = &g->config;
+    const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
+    const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
+    const AttentionShape s = attention_shape(B, T, c->heads, config_kv(c), config_head(c));
+    const bool post = c->post_norm;
+    const LayerActs a = layer_acts(g, l);
+    const LayerWeights w = layer_weights(g, l), d = layer_grads(g, l);
+    floatX *dwide = g->dwide;
+    floatX *dx = g->dx, *dc = g->branch;  // the gradients of the stream and in a branch
+    float *sum = g->scratch;
+    Matmul *lt = &g->lt;
+    cudaStream_t stream = g->compute;
+    if (post) {  // the gradient of a sum is made anew by its normalisation
+        dx = g->branch;
+        dc = g->dx;
+        stream_zero(dx, N * C * sizeof(floatX), stream);
+        layernorm_backward(dx, d.ln_2_w, d.ln_2_b, d.fcproj_b, sum, dc, a.ln_2, w.ln_2_w,
+                           a.mean_2, a.rstd_2, N, C, stream);
+    } else if (d.fcproj_b != NULL) {
+        layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // by the norm above this layer
+    }
+    // MLP branch: dx -> dact -> dfc -> dmlp_in -> dx
+    const bool sloped = matmul_backward(lt, dwide, M, d.fcproj_w, dx, a.act, w.fcproj_w, N, F, C,
+                                        stream, c->activation == ACTIVATION_GELU ? a.fc : NULL);
+    if (!sloped) activation_backward(dwide, d.fc_b, sum, a.fc, N, F, c->activation, stream);
+    matmul_backward(lt, dc, C, d.fc_w, dwide, a.mlp_in, w.fc_w, N, C, M, stream, NULL,
+                    sloped ? d.fc_b : NULL, sum);
+    if (post) {
+        residual_forward(dc, dx, N * C, stream);
+        stream_zero(dx, N * C * sizeof(floatX), stream);
+    }
+    layernorm_backward(dx, d.mid_w, d.mid_b, d.attproj_b, sum, dc, a.mid, w.mid_w,
+                       a.mid_mean, a.mid_rstd, N, C, stream);
+    // attention branch: dx -> datty -> dqkv -> datt_in -> dx
+    matmul_backward(lt, dc, A, d.attproj_w, dx, a.atty, w.attproj_w, N, A, C, stream);
+    attention_backward(dwide, attention_room(g), g->delta, dc, a.atty, a.lse, a.qkv, g->documents,
+                       s, stream);
+    if (c->rope.theta > 0)
+        heads_backward(dwide, d.q_norm, d.k_norm, sum, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
+                       g->documents, s, stream);
+    matmul_backward(lt, dc, C, d.qkv_w, dwide, a.att_in, w.qkv_w, N, C, Q, stream, NULL, d.qkv_b,
+                    sum);
+    if (post) residual_forward(dc, dx, N * C, stream);  // in g->dx again
+    else layernorm_backward<floatX>(dx, d.ln_1_w, d.ln_1_b, NULL, sum, dc, a.x, w.ln_1_w,
+                                    a.mean_1, a.rstd_1, N, C, stream);
+}
+
+// Segment s of the forward pass, up to the branch that is to be added to the residual stream: the
+// embeddings; a layer; or the last normalisation, g->ln_f (N, C). Each adds the branch of the one
+// before, in the pass that normalises the sum.
+static void forward_segment(GPT2 *g, size_t s) {
+    const size_t C = g->config.channels, L = g->config.layers, N = g->B * g->T;
+    const size_t E = g->config.embed;
+    const float eps = config_eps(&g->config);
+    const GPT2Table *t = &g->table;
+    cudaStream_t stream = g->compute;
+    floatX *x = layer_input(g, s > 0 ? s - 1 : 0), *const none = NULL;
+    const floatX *wpe = t->wpe < 0 ? NULL : tensor(g, t->wpe) + g->position * C;
+    const floatX *sum = layer_acts(g, s > 1 ? s - 2 : 0).mid;  // of the layer before
+    if (s == 0 && E == 0) {
+        encoder_forward(x, g->tokens, g->documents, tensor(g, t->wte), wpe, g->B, g->T, C, stream);
+    } else if (s == 0) {
+        encoder_forward(g->ln_f, g->tokens, NULL, tensor(g, t->wte), none, g->B, g->T, E, stream);
+        encoder_forward(x, g->tokens, g->documents, none, wpe, g->B, g->T, C, stream);
+        matmul_forward(&g->lt, g->branch, g->ln_f, tensor(g, t->project_in), none, N, E, C, stream);
+        residual_forward(x, g->branch, N * C, stream);
+    } else if (s > L && E > 0) {
+        matmul_forward(&g->lt, g->ln_f, x, tensor(g, t->project_out), none, N, C, E, stream);
+    } else if (s > L) {
+        residual_layernorm_forward(x, g->ln_f, g->mean_f, g->rstd_f, sum, g->branch,
+                                   tensor(g, t->ln_f_w), tensor(g, t->ln_f_b), N, C, eps, stream);
+    }
+    if (s == 0 || s > L) return;
+    const LayerActs a = layer_acts(g, s - 1);
+    const LayerWeights w = layer_weights(g, s - 1);
+    const bool post = g->config.post_norm;
+    if (s == 1 && !post)
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps, stream);
+    else if (!post)
+        residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w.ln_1_w,
+                                   w.ln_1_b, N, C, eps, stream);
+    for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, &w);
+    layer_passes(g, false);
+}
+
+// Computes again what backward reads of layer l and forward has not kept: all that is between the
+// residual additions, or the outputs of both layer norms and of the non-linearity, which need no
+// product (one in post-norm layers, for the second sum).
+static void recompute(GPT2 *g, size_t l) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
+    const size_t M = config_mlp(&g->config);
+    const float eps = config_eps(&g->config);
+    const LayerActs a = layer_acts(g, l);
+    const LayerWeights w = layer_weights(g, l);
+    const bool post = g->config.post_norm;
+    if (!post)
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps,
+                          g->compute);
+    if (g->choice.recompute == RECOMPUTE_BLOCK) {
+        // what the last part of pre-norm layers makes, backward does not read
+        for (int part = 0; part < LAYER_PARTS - !post; part++) layer_part(g, part, &a, &w);
+        layer_passes(g, false);
+        return;
+    }
+    GPU_TAKES(g->compute, (4 * C + M + F) * N * sizeof(floatX), gpu_bytes);
+    activation_forward(a.act, a.fc, N, F, g->config.activation, g->compute);
+    layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w.mid_w, w.mid_b, N, C,
+                      eps, g->compute);
+    if (post) layer_part(g, 3, &a, &w);
+}
+
+// Backward of segment s: the tail, from the head's gradient (made by gpt2_head); a layer; or the
+// embeddings.
+static void backward_segment(GPT2 *g, size_t s) {
+    const size_t C = g->config.channels, L = g->config.layers, B = g->B, T = g->T, N = B * T;
+    const size_t E = g->config.embed;
+    const GPT2Table *t = &g->table;
+    cudaStream_t stream = g->compute;
+    if (s > L) {
+        if (!g->config.tied && !head_in_place(g)) {  // dwte is complete; the embeddings' begins
+            round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size,
+                           stream);
+            stream_zero(g->dwte, t->tensors[t->wte].size * sizeof(float), stream);
+        }
+        if (E > 0) {
+            matmul_backward(&g->lt, g->dx, C, tensor_grad(g, t->project_out), g->branch,
+                            layer_input(g, L), tensor(g, t->project_out), N, C, E, stream);
+            return;
+        }
+        stream_zero(g->dx, N * C * sizeof(floatX), stream);
+        layernorm_backward<floatX>(g->dx, tensor_grad(g, t->ln_f_w), tensor_grad(g, t->ln_f_b),
+                                   NULL, g->scratch, g->branch, layer_input(g, L),
+                                   tensor(g, t->ln_f_w), g->mean_f, g->rstd_f, N, C, stream);
+    } else if (s > 0) {
+        layer_backward(g, s - 1);
+        layer_passes(g, true);
+    } else {
+        // A tied head has left its part in dwte; the embeddings add theirs, and the sum is rounded.
+        const size_t positions = g->by_position.groups > 0 ? g->by_position.groups : T;
+        const size_t size = t->tensors[t->wte].size;
+        floatX *dwte = tensor_grad(g, t->wte), *const none = NULL;
+        floatX *rounded = head_in_place(g) ? dwte : NULL;
+        float *sum = rounded != NULL ? NULL : g->dwte;
+        if (rounded != NULL) stream_zero(rounded, size * sizeof(floatX), stream);
+        encoder_backward(E > 0 ? NULL : sum, E > 0 ? NULL : rounded, tensor_grad(g, t->wpe), g->dx,
+                         g->tokens, g->by_token, g->by_position, B, T, C, stream);
+        if (E > 0) {
+            encoder_forward(g->ln_f, g->tokens, NULL, tensor(g, t->wte), none, B, T, E, stream);
+            matmul_backward(&g->lt, g->branch, E, tensor_grad(g, t->project_in), g->dx, g->ln_f,
+                            tensor(g, t->project_in), N, E, C, stream);
+            encoder_backward(sum, rounded, none, g->branch, g->tokens, g->by_token, g->by_position,
+                             B, T, E, stream);
+        }
+        if (sum != NULL) round_gradient(dwte, sum, size, stream);
+        if (t->wpe >= 0)  // positions without a gradient
+            stream_zero(tensor_grad(g, t->wpe) + positions * C,
+                        (g->config.context - positions) * C * sizeof(floatX), stream);
+    }
+}
+
+// =============================================================================================
+// 2. One step
+//
+// The plain case (one GPU, bf16, one micro-batch, no ZenFlow, no ZeRO), streams in brackets:
+//
+//     for each segment, from the first to the last:
+//         [compute] wait until it is updated (GPU) and its new weights are back (CPU); forward
+//     [compute] the head: logits, loss, and their gradient
+//     for each segment, from the last to the first:
+//         [compute] wait until its place is free; make its gradient there
+//         [sums]    the gradient's share of the norm
+//         [out]     copy to the host what waits there for the update; the place is free
+//     the host waits for loss and norm
+//     for each piece, as the next forward pass needs them, all at once:
+//         resident    [update] AdamW
+//         visitor     [fetch] its state to the GPU; [update] AdamW; [out] its state to the host
+//         host piece  [host] AdamW; [back] its new weights to the GPU
+
+// The streams and events of a step. s: a segment; in brackets, the field where it is not the name.
 //
 //   stream    does
 //   compute   forward and backward
-//   sums      norm of each complete gradient, and the sum of micro-batches, on the GPU
-//   pack      ZenFlow: packs the part of a gradient that goes to the host
-//   out       copies to the host: gradients, and the state of visitors
-//   fetch     copies to the GPU: the state of visitors
+//   sums      norm of each complete gradient, and the sum of micro-batches, on the GPU; copies the
+//             worker's part of the norm there
+//   pack      ZenFlow: packs the part of a gradient that goes to the host [zen->pack]
+//   out       copies to the host: gradients, and visitors (state; weights that are on the host)
+//   fetch     copies to the GPU: visitors, and the gradients that they left on the host
 //   back      copies to the GPU: weights that the CPU has updated
-//   weights   copies to the GPU: layers' weights that are on the host (weights.cuh)
+//   weights   copies to the GPU: layers' weights that are on the host [weights_in] (weights.cuh)
 //   update    AdamW on the GPU
-//   host      the worker: AdamW on the CPU, sums of micro-batches on the host
-//   ranks     collectives between GPUs (zero.cuh)
+//   host      the worker: AdamW on the CPU, sums of micro-batches on the host. A host function
+//             wakes it, and the stream waits for a word in memory [host.stream]
+//   ranks     collectives between GPUs [zero->stream] (zero.cuh)
 //
-//   event            recorded in   it says                                   who waits
-//   updated[s]       update        the GPU has updated its part of s         compute: forward of s
-//                    out           (s on the host) and has copied it back    weights
-//   returned[s]      back          the GPU has the CPU's new weights of s    compute: forward of s
-//                                  (s on the host: are made)                 weights
-//   arrived[s]       weights       s is copied to its place in the ring      compute (ZeRO: ranks)
-//   ring_free[i]     compute       place i of the ring is read no more       weights, ranks
-//   gathered[s]      ranks         all ranks' new weights of s are there     compute: forward of s
-//   grad_ready[s]    compute       backward has made the gradient of s       sums (ZeRO: ranks)
-//   reduced[s]       ranks         it is summed over the ranks               sums
-//   grad_left[place] sums, pack    all have read the gradient in this place  compute: backward;
-//                    or out                                                  an untied head
-//   packed_free[i]   out           ZenFlow: packed buffer i is copied        pack
-//   grad_arrived[s]  out or host   the gradient of s is on the host          host (visitors: fetch)
-//   room_free[i]     host          the worker has read landing i             out
-//                                  (ZenFlow: the host's gradient of s)
-//   computed[s]      host          ZenFlow: the late update of s is made     back
-//   result_free[s]   back          ZenFlow: its result is on the GPU         host
-//   step_left        sums          loss and norm are on the host             the main thread
-//   slot_full[slot]  fetch         all that a visitor needs is in the slot   update
-//   slot_free[slot]  out           its state is on the host again            fetch: the next one
-//   copied           compute       a micro-batch's tokens are on the GPU     the main thread
+//   event             recorded in      it says                             who waits
+//   updated[s]        update           the GPU has updated its part of s;  compute, weights, ranks
+//       (it has read its gradient, which may lie where forward of s writes activations)
+//   updated[s]        out              (s on the host) is copied back      weights, ranks
+//   returned[s]       back             it has the CPU's new weights of s   compute, weights, ranks
+//   returned[s]       host             ZenFlow, s on the host: are made    weights
+//   arrived[s]        weights          s is in its room of the ring        compute, ranks
+//   ring_free[i]      compute          room i of the ring is free again    weights, ranks
+//   gathered[s]       ranks            it has all ranks' new weights of s  compute
+//       (ZeRO: compute waits for this event alone, and ranks waits for updated, returned, arrived)
+//   grad_ready[s]     compute          backward has made s's gradient      sums, ranks
+//   reduced[s]        ranks            it is summed over the ranks         sums, compute*
+//   grad_left[place]  sums, pack, out  all have read the gradient in it    compute
+//   packed_free[i]    out              ZenFlow: packed buffer i is copied  pack
+//   grad_arrived[s]   out, host        the gradient of s is on the host    host, fetch, compute*
+//   room_free[i]      host             the worker has read landing i       out
+//       (ZenFlow: the host's gradient of s)
+//   computed[s]       host             ZenFlow: s's late update is made    back, host
+//   result_free[s]    back, host       ZenFlow: its result is copied       host
+//   step_left         sums, ranks      loss and norm are on the host       main
+//   slot_full[slot]   fetch            all that a visitor needs is in it   update
+//   slot_free[slot]   out              its state is on the host again      fetch: the next one
+//   copied            compute          a micro-batch's tokens are there    main: fills the next
 //
-// order(g, a, b) makes stream b wait for all that stream a has been given: such waits need no event
-// of their own and are not listed. A plan rehearses the same code: see gpt2_rehearse().
+// Zeroth order has these beside; k: a part of a layer (zo.cuh).
+//
+//   copied            fetch            a micro-batch's tokens are there    main, compute
+//   used              compute          they are read no more               fetch, compute: at once
+//   there[k]          fetch            a visitor's weights are in its slot  compute
+//   used[k]           compute          they are read no more               fetch: the next one's
+//   left[k]           out              they are on the host again          fetch
+//   step_left         compute          the losses are on the host          main
+//
+// main: the host's thread. *: with --no-overlap. In the first step some events were not recorded
+// yet: a wait for them returns at once. order(g, a, b) makes stream b wait for all that a has been
+// given: such waits need no event of their own and are not listed. test_house.sh compares this
+// table with the calls. A plan rehearses the same code: see gpt2_rehearse().
 
 // Computes g->ln_f (N, C), the normalised output of the last layer, from inputs (B, T) on the host.
 // The targets (B, T) are copied to the GPU with them, for gpt2_head(); NULL if that is not called.
@@ -103,7 +346,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
             stream_wait(g->compute, g->updated[s]);
             if (g->offloaded) stream_wait(g->compute, g->returned[s]);
         }
-        compute_span(g, g->timeline.between ? "evaluate" : "forward", s);
+        compute_span(g, g->timeline.between ? "evaluate" : "forward", s,
+                     s >= 1 && s <= g->config.layers ? acts_place(g).stride : 0);
         forward_segment(g, s);
     }
     // The head may write its gradient where the tail's is made, once the one before has left.
@@ -113,23 +357,22 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
 
 // Copies to the host, in stream `out`, the part of segment s's gradient that waits for its update
 // there; the caller has ordered `out` behind the gradient. A landing must be free first, and the
-// worker adds it to the sum. Without landings nothing waits here: the update of the last step has
-// read the host's buffer before forward of s began (returned[s], or slot_full and updated[s]).
+// worker adds it to the sum. Without landings nothing waits here for the host's buffer. Its reader
+// was the last update: the CPU's is before returned[s], a visitor's copy before slot_full, hence
+// before updated[s]. Forward of s has waited for both, and this gradient was made after it.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
     floatX *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
-    const bool lands = g->accumulating && g->choice.sum_on_host;
+    const bool lands = g->lands;
     const size_t room = lands ? (size_t)g->landing_turn : s;
     const size_t bytes = lands ? sizeof(floatX) : g->host_grad_bytes;  // of an element
     Timeline *t = &g->timeline;
     if (lands || g->zen != NULL) stream_wait(g->out, g->room_free[room]);
     const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, seg->leaving * bytes, g->out);
     for (const Piece *p = seg->first; p < seg->end; p++) {
-        const void *from = g->sums_on_gpu ? p->grad : p->made;
-        if (p->grad_on_gpu) continue;
-        void *to = p->host_grad;
-        if (p->kind == PIECE_LATE) from = zen_packed(g->zen);
-        if (lands) to = landing + (p->at - seg->own_at);
+        if (p->leaves == NULL) continue;
+        const void *from = p->kind == PIECE_LATE ? zen_packed(g->zen) : p->leaves;
+        void *to = lands ? landing + (p->at - seg->own_at) : p->host_grad;
         if (g->wire == NULL) copy_out(g, to, from, p->length * bytes);
         else copy_out_wide(g, (float *)to, (const floatX *)from, p->length);
     }
@@ -141,7 +384,7 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     if (lands) {
         order(g, g->out, g->host.stream);
         for (const Piece *p = seg->first; p < seg->end; p++)
-            if (!p->grad_on_gpu)
+            if (p->leaves != NULL)
                 host_adds(g, p, s, landing + (p->at - seg->own_at), accumulate, last);
         event_record(g->room_free[room], g->host.stream);
         g->landing_turn = 1 - g->landing_turn;
@@ -157,38 +400,27 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     stream_wait(g->sums, gradient_event(g, s));
     for (const Piece *p = seg->first; p < seg->end; p++) {
         const floatX *made = (const floatX *)p->made;
-        if (p->kind == PIECE_LATE) continue;  // the chosen piece has the runs of the whole segment
-        const bool kept = p->grad_on_gpu || g->sums_on_gpu;  // on the GPU
-        if (kept && g->accumulating)
+        if (p->grad != NULL && g->accumulating)
             accumulate_gradient((float *)p->grad, made, p->length, !accumulate, g->sums);
-        else if (kept && p->grad != made)
+        else if (p->grad != NULL && p->grad != made)
             stream_copy(p->grad, made, p->length * sizeof(floatX), cudaMemcpyDeviceToDevice,
                         g->sums);
-        if (last && (kept || !g->accumulating))
-            norm_block_sums_gpu(kept ? p->grad : made, g->waiting_bytes == 2,
-                                g->pieces.runs + p->first_run, p->runs,
-                                g->norm_sums + p->first_block, g->sums);
+        if (last && p->normed != NULL)
+            norm_block_sums_gpu(p->normed, g->waiting_bytes == 2, g->pieces.runs + p->first_run,
+                                p->runs, g->norm_sums + p->first_block, g->sums);
     }
     if (g->zen != NULL && last) zen_chosen_waits(g, s);
     // sums on the GPU cross the link once, with the last micro-batch
     const bool leaves = seg->leaving > 0 && (last || !g->sums_on_gpu);
-    const bool packs = leaves && g->zen != NULL;
-    const cudaStream_t from = packs ? g->zen->pack : g->sums;
-    if (packs) zen_rest_leaves(g, s);
     if (leaves) {
-        order(g, from, g->out);
+        if (g->zen != NULL) zen_rest_leaves(g, s);
+        order(g, g->ready_in, g->out);
         gradient_to_host(g, s, accumulate, last);
     }
-    // the last that reads the place
-    const cudaStream_t freed = leaves && !g->sums_on_gpu && !packs ? g->out : from;
-    event_record(g->grad_left[seg->place], freed);
-    if (!g->in_place) live(g, "gradients", -(double)seg->length, sizeof(floatX), freed);
-    if (!g->in_place && !accumulate)  // gradients that stay on the GPU until the update
-        live(g, "gradients", (double)(g->sums_on_gpu ? seg->own : seg->own - seg->leaving),
-             g->waiting_bytes, g->sums);
+    event_record(g->grad_left[seg->place], leaves ? g->freed_in : g->sums);
     if (g->no_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
-        stream_wait(g->compute, leaves ? g->grad_arrived[s] : gradient_event(g, s));
+        stream_wait(g->compute, leaves ? g->grad_arrived[s] : g->zero->reduced[s]);
         compute_span(g, NULL, 0);
     }
 }
@@ -202,7 +434,6 @@ static void visitor_fetch(GPT2 *g, int visit) {
     stream_wait(g->fetch, g->slot_free[v->slot]);
     const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", v->number, v->bytes,
                                     g->fetch);
-    live(g, "visiting state", (double)v->bytes, 1, g->fetch);
     for (int k = FIRST_STATE; k < 3; k++)
         copy_in(g, v->here.state[k], p->state[k], p->length * g->state_bytes[p->kind][k],
                 g->fetch);
@@ -217,7 +448,8 @@ static void visitor_fetch(GPT2 *g, int visit) {
 static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     const size_t L = g->config.layers;
     if (last && g->pieces.visits > 0) {
-        // The first visitors' state needs no gradient. Forward's weights go first, for speed alone.
+        // The first visitors' state does not depend on the gradient. For speed alone, weights that
+        // forward still waits for get the link first.
         order(g, g->compute, g->fetch);
         while (g->fetched < g->slot_count) visitor_fetch(g, g->fetched);
     }
@@ -234,12 +466,10 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
         }
         compute_span(g, "wait", s);
         stream_wait(g->compute, g->grad_left[seg->place]);
-        compute_span(g, "backward", s);
-        live(g, "gradients", (double)seg->length, sizeof(floatX), g->compute);
+        compute_span(g, "backward", s,
+                     seg->own * (g->sums_on_gpu ? g->waiting_bytes : sizeof(floatX)));
         backward_segment(g, s);
         compute_span(g, NULL, 0);
-        if (s >= 1 && s <= L)
-            live(g, "activations", -(double)acts_place(g).stride, 1, g->compute);
         event_record(g->grad_ready[s], g->compute);
         if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
         gradient_complete(g, s, accumulate, last);
@@ -251,7 +481,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
 // an ordering edge: the update that is queued after it overwrites weights that backward reads, and
 // no event protects them. The GPU adds up all sums, also those that the host has made.
 static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
-    const bool on_host = g->accumulating && g->choice.sum_on_host && g->pieces.grads_host > 0;
+    const bool on_host = g->lands && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->sums);
     if (g->zen != NULL) zen_sums_leave(g);
     for (int i = 0; i < g->pieces.count; i++) {
@@ -279,7 +509,7 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
     stream_wait(g->host.stream, g->grad_arrived[p->segment]);
     host_submit(g, p, number, &work);
     order(g, g->host.stream, g->back);
-    if (g->segment[p->segment].on_host) return;  // they live where they are
+    if (g->segment[p->segment].on_host) return;  // the weights in use are these
     const int returning = timeline_begin(&g->timeline, ROW_BACK, "back", number, bytes, g->back);
     copy_in(g, p->params, p->weights, bytes, g->back);
     timeline_end(&g->timeline, returning, g->back);
@@ -319,13 +549,12 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
         copy_out(g, p->state[k], v->here.state[k], p->length * g->state_bytes[p->kind][k]);
     if (v->weight_bytes > 0) copy_out(g, p->weights, v->here.params, v->weight_bytes);
     timeline_end(t, flushing, g->out);
-    live(g, "visiting state", -(double)v->bytes, 1, g->out);
     event_record(g->slot_free[v->slot], g->out);
 }
 
 // Queues one AdamW step (adam.h) over everything that this process owns: first the segments that
 // choice.early names, then the others in the order in which the next forward pass needs them. That
-// pass waits for each segment, not for them all. ZenFlow's late columns have an order of their own.
+// pass waits for each segment, not for them all. zen_window() orders ZenFlow's late columns.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     int visit = 0;
     for (int i = 0; i < g->segments; i++) {
@@ -341,13 +570,12 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
             case PIECE_LATE: break;  // zen_window()
             }
         }
-        gradient_used(g, seg);
         event_record(g->updated[s], seg->on_host && g->zen == NULL ? g->out : g->update);
         event_record(g->returned[s], g->back);
     }
     g->fetched = 0;
     if (g->zen != NULL) zen_window(g, step->grad_scale);
-    weights_changed(g);
+    weights_renew(g);
     if (g->zen != NULL && g->zen->turn.selects) zen_exchange_columns(g);
 }
 
@@ -379,7 +607,6 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     const double squared = gpt2_grad_norm_squared(g, &result.loss);
     const AdamStep adam = run_adam_step(r, step, squared, &result);
     if (result.skipped) {  // fp16: weights and state stay as they are, and visitors in their slots
-        for (int s = 0; s < g->segments; s++) gradient_used(g, &g->segment[s]);
         // sums may still be on their way to the host, and the next step's overwrite them
         if (g->offloaded) order(g, g->out, g->compute);
         return result;
@@ -403,7 +630,7 @@ static void one_micro_batch(GPT2 *g, size_t B, size_t T, float scale) {
     gpt2_backward(g, false, true);
 }
 
-static const Steps trainer_steps = {train_step, one_micro_batch};
+static const Steps trainer_steps = {train_step, one_micro_batch, layer_part};
 
 static GPT2 *gpt2_new(void) {
     GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
@@ -412,7 +639,7 @@ static GPT2 *gpt2_new(void) {
 }
 
 // =============================================================================================
-// 2. Sampling, evaluation, checkpoints
+// 3. Sampling, evaluation, checkpoints
 
 // Runs a forward pass over g->inputs (B, T), beside the training, with all updates in the weights.
 // Leaves the loss by g->targets in g->loss, for gpt2_loss(); or copies the logits (V) behind token
@@ -477,7 +704,7 @@ static void save(GPT2 *g, Run *r) {
 }
 
 // =============================================================================================
-// 3. Logs, the training loop, and main()
+// 4. Logs, the training loop, and main()
 
 // The memory for what run_open() has settled. Returns the bytes of GPU memory that it planned.
 static size_t gpt2_open(GPT2 *g, Run *r) {
@@ -542,10 +769,13 @@ static int train(Run *r) {
     const char *trace = r->rank == 0 ? o->trace : NULL;
     if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
     if (g->offloaded && g->training) host_describe(&g->host);
-    live(g, "weights", (double)g->param_elements, sizeof(floatX), g->compute);
-    if (g->training)
-        live(g, "resident state", (double)g->pieces.elements[PIECE_RESIDENT],
-             g->piece_bytes[PIECE_RESIDENT], g->compute);
+    if (trace != NULL) {  // what does not change; spans have the rest
+        const size_t state = g->pieces.elements[PIECE_RESIDENT] * g->piece_bytes[PIECE_RESIDENT];
+        trace_counter(&g->timeline.trace, "memory", "weights", 0,
+                      (double)(g->param_elements * sizeof(floatX)));
+        trace_counter(&g->timeline.trace, "memory", "resident state", 0,
+                      g->training ? (double)state : 0);
+    }
     const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {

@@ -14,7 +14,7 @@ static const char help[] =
     "  --from S    from second S of the trace (its begin)\n"
     "  --to S      to second S of the trace (its end)\n"
     "  --title T   a line of text above\n"
-    "  --memory    also the counters, as stacked areas below\n";
+    "  --memory    also the counters, as stacked areas below; with them, what spans hold\n";
 
 enum { WIDTH = 1000, LEFT = 196, RIGHT = 24, PIXELS = WIDTH - LEFT - RIGHT, ROW = 26, BAR = 20,
        PANEL = 140, MAX_ROWS = 64, MAX_CLASSES = 16 };
@@ -38,7 +38,8 @@ static const struct { const char *name, *legend, *fill, *text; } kinds[] = {
     {"reduce", "gradients summed over GPUs", "#c0563f", "#fff"},
     {"gather", "weights gathered", "#4f9fb8", "#10263d"},
     {"", "other", "#a9b4c0", "#111"}};
-enum { KINDS = sizeof kinds / sizeof *kinds, KIND_UPDATE = 6, KIND_HOST = 7 };
+enum { KIND_FORWARD, KIND_BACKWARD, KIND_LEAVE, KIND_FETCH = 5, KIND_UPDATE, KIND_HOST, KIND_FLUSH,
+       KINDS = sizeof kinds / sizeof *kinds };
 
 // The classes of a trainer's memory, from the bottom of its picture to the top, with colours: a class
 // has the same one in every picture. Other classes take turns at the colours that are left.
@@ -49,7 +50,12 @@ static const char *const class_fill[] = {"#2670bf", "#84b6ea", "#d9601a", "#2a99
 enum { CLASSES = sizeof class_names / sizeof *class_names,
        FILLS = sizeof class_fill / sizeof *class_fill };
 
-typedef struct { int row, kind; bool paler, has_number; size_t number; double begin, end; } Span;
+typedef struct {
+    int row, kind;
+    bool paler, has_number;
+    size_t number, step;
+    double begin, end, bytes;
+} Span;
 typedef struct { const char *name; int tid; } Row;
 typedef struct { size_t class, order; double at, value; } Sample;
 typedef struct { const char *counter, *name; size_t fill; } Class;
@@ -133,6 +139,18 @@ static void sort_classes(Picture *p) {
     memcpy(p->classes, sorted, n * sizeof *sorted);
 }
 
+static void add_sample(Picture *p, const char *counter, const char *name, double at, double value,
+                       const char *path) {
+    size_t c = 0;
+    while (c < p->class_count && (strcmp(p->classes[c].counter, counter) != 0
+                                  || strcmp(p->classes[c].name, name) != 0)) c++;
+    if (c == MAX_CLASSES) die("%s: more than %d classes of memory", path, MAX_CLASSES);
+    if (c == p->class_count)
+        p->classes[p->class_count++] = (Class){counter, name, fill_of(p, name)};
+    p->samples[p->sample_count] = (Sample){c, p->sample_count, at, fmax(0, value)};
+    p->sample_count++;
+}
+
 static void add_samples(Picture *p, const Json *event, const char *path) {
     const char *counter = get_string(event, "name");
     const Json *args = json_get(event, "args");
@@ -140,17 +158,71 @@ static void add_samples(Picture *p, const Json *event, const char *path) {
     if (!get_number(event, "ts", &at)) die("%s: a counter without \"ts\"", path);
     if (args == NULL || args->type != JSON_OBJECT) return;
     for (const Json *x = args->child; x != NULL; x = x->next) {
-        size_t c = 0;
-        while (c < p->class_count && (strcmp(p->classes[c].counter, counter) != 0
-                                      || strcmp(p->classes[c].name, x->key) != 0)) c++;
-        if (c == MAX_CLASSES) die("%s: more than %d classes of memory", path, MAX_CLASSES);
         if (x->type != JSON_NUMBER || !(fabs(x->number) < 1e18))
             die("%s: counter \"%.100s\" is no number", path, counter);
-        if (c == p->class_count)
-            p->classes[p->class_count++] = (Class){counter, x->key, fill_of(p, x->key)};
-        p->samples[p->sample_count] = (Sample){c, p->sample_count, at, fmax(0, x->number)};
-        p->sample_count++;
+        add_sample(p, counter, x->key, at, x->number, path);
     }
+}
+
+// Where a span begins or ends. At one moment, what ends is first.
+typedef struct { double at; const Span *span; bool begins; } Edge;
+
+static int compare_edges(const void *a, const void *b) {
+    const Edge *x = (const Edge *)a, *y = (const Edge *)b;
+    if (x->at != y->at) return x->at < y->at ? -1 : 1;
+    if (x->begins != y->begins) return x->begins ? 1 : -1;
+    return (x->span > y->span) - (x->span < y->span);
+}
+
+// What layers hold of activations or gradients, or visitors of state, each by its number.
+typedef struct { const char *name; double *held, all; } Held;
+
+static void hold(Picture *p, Held *h, const Edge *e, double bytes, const char *path) {
+    const double before = h->held[e->span->number];
+    if (bytes == before) return;
+    h->held[e->span->number] = bytes;
+    h->all += bytes - before;
+    add_sample(p, "memory", h->name, e->at, h->all, path);
+}
+
+// Adds what the spans hold. Activations: from a layer's forward pass to the end of its backward
+// pass. A gradient: from the backward pass until it has left, or, as far as it does not, until the
+// next step's forward pass reaches the layer, which waits for the update. State: from the way in to
+// the end of the way out. (Without a backward pass, weights are fetched, and not counted.)
+static void add_held(Picture *p, const char *path) {
+    const size_t n = p->span_count;
+    double *held = (double *)alloc_or_fail(3 * n, sizeof *held, "memory");
+    size_t *step = (size_t *)alloc_or_fail(n, sizeof *step, "memory");
+    Edge *edge = (Edge *)alloc_or_fail(2 * n, sizeof *edge, "memory");
+    Held acts = {"activations", held, 0}, grads = {"gradients", held + n, 0};
+    Held state = {"visiting state", held + 2 * n, 0};
+    bool trains = false;
+    for (size_t i = 0; i < 2 * n; i++) {
+        const Span *s = &p->spans[i / 2];
+        trains |= s->kind == KIND_BACKWARD && s->bytes > 0;
+        edge[i] = (Edge){i % 2 == 0 ? s->begin : s->end, s, i % 2 == 0};
+    }
+    qsort(edge, 2 * n, sizeof *edge, compare_edges);
+    for (const Edge *e = edge; trains && e < edge + 2 * n; e++) {
+        const Span *s = e->span;
+        if (!s->has_number || s->number >= n) continue;
+        const double grad = grads.held[s->number], visitor = state.held[s->number];
+        if (s->kind == KIND_FORWARD && e->begins) {
+            if (s->step != step[s->number]) hold(p, &grads, e, 0, path);
+            hold(p, &acts, e, s->bytes, path);
+        }
+        if (s->kind == KIND_BACKWARD && s->bytes > 0) {
+            step[s->number] = s->step;
+            if (e->begins) hold(p, &grads, e, s->bytes, path);
+            else hold(p, &acts, e, 0, path);
+        }
+        if (s->kind == KIND_LEAVE && !e->begins) hold(p, &grads, e, fmax(0, grad - s->bytes), path);
+        if (s->kind == KIND_FETCH && e->begins) hold(p, &state, e, fmax(visitor, s->bytes), path);
+        if (s->kind == KIND_FLUSH && !e->begins) hold(p, &state, e, 0, path);
+    }
+    free(held);
+    free(step);
+    free(edge);
 }
 
 // Everything of the trace; step SIZE_MAX: no step was asked for.
@@ -164,6 +236,7 @@ static void read_trace(Picture *p, const Json *root, const char *path, size_t st
         const char *phase = get_string(e, "ph");
         const Json *args = json_get(e, "args");
         if (strcmp(phase, "C") == 0 && args != NULL) samples += args->count;
+        if (strcmp(phase, "X") == 0) samples += 3;  // of what it holds: at its begin two, and one
         if (strcmp(phase, "M") == 0 && strcmp(get_string(e, "name"), "thread_name") == 0)
             p->rows[row_of(p, e, path)].name = get_string(args, "name");
         if (strcmp(phase, "X") == 0) row_of(p, e, path);
@@ -186,7 +259,9 @@ static void read_trace(Picture *p, const Json *root, const char *path, size_t st
         s->row = row_of(p, e, path);
         s->kind = kind_of(get_string(e, "name"), p->rows[s->row].name);
         s->has_number = json_size(json_get(args, "number"), &s->number);
+        get_number(args, "bytes", &s->bytes);
         const bool mine = json_size(json_get(args, "step"), &of) && of == step;
+        s->step = of;
         s->paler = step != SIZE_MAX && !mine;
         first = fmin(first, s->begin);
         last = fmax(last, s->end);
@@ -195,6 +270,7 @@ static void read_trace(Picture *p, const Json *root, const char *path, size_t st
         end = fmax(end, s->end);
     }
     if (p->span_count == 0) die("%s: no spans in it", path);
+    if (p->sample_count > 0) add_held(p, path);
     if (step != SIZE_MAX && begin > end) die("%s: no spans of step %zu in it", path, step);
     p->begin = step != SIZE_MAX ? begin : isfinite(from) ? 1e6 * from : first;
     p->end = step != SIZE_MAX ? end : isfinite(to) ? 1e6 * to : last;

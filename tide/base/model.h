@@ -242,7 +242,7 @@ static bool gpt2_preset(GPT2Config *c, const char *name) {
 // The parameter table
 
 // The tensors of one layer, in the order in which they lie in memory: kind, field of LayerWeights,
-// native name, the part of the layer that reads it (tide/gpu/blocks.cuh), first values, rows,
+// native name, the part of the layer that reads it (train_gpt2.cu), first values, rows,
 // columns. A linear layer's weight is (OC, C). Rows of attn.qkv: those of all query heads, of the
 // key heads, of the value heads; of a gated mlp.fc: the gate's, then those that it multiplies. No
 // rows: the family has no such tensor.
@@ -411,7 +411,7 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
 
 // The activations of one layer, in the order in which they lie in a GPU's memory: name, width per
 // token in elements (0: the family has no such activation), whether it is fp32 (else the trainer's
-// type), the part of the layer that makes it (tide/gpu/blocks.cuh), and the strongest --recompute
+// type), the part of the layer that makes it (train_gpt2.cu), and the strongest --recompute
 // that keeps it. Rows that a stronger one keeps stand first.
 #define LAYER_ACTIVATIONS(ACT, c) \
     ACT(qkv, config_qkv(c), false, 0, RECOMPUTE_LIGHT) \

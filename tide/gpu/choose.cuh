@@ -77,7 +77,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     StepMark *marks = ALLOC(StepMark, steps, "plan");
     rehearsal_begin(&q, rates);
     gpt2_allocate(g);
-    weights_changed(g);
+    weights_renew(g);
     for (size_t i = 0; i < steps; i++) {
         g->steps->train(g, run, i + 1);
         marks[i] = StepMark{q.events[event_number(g->step_left)], q.count};  // its norm, its end

@@ -3,10 +3,11 @@
 //   GPT2, Segment, LayerActs         the model; a range of its parameters; a layer's activations
 //   pieces_point()                   where each piece is
 //   tensor(), tensor_grad(), layer_weights()                                   where a tensor is
+//   layer_passes()                   what a layer takes in a rehearsal, besides its products
 //   order(), copy_out(), copy_in()   one stream after another; over the link
 //   upload()                         a batch, on its way to the GPU
 //   host_work(), host_submit()       work for the CPU
-//   compute_span(), live()           what the timeline shows
+//   compute_span()                   what the timeline shows of the compute stream
 //   gpu_copy(), floats_move(), state_copy()    to and from the host, when all is at rest
 #ifndef TIDE_GPT2_CUH
 #define TIDE_GPT2_CUH
@@ -72,7 +73,7 @@ typedef struct {
     size_t own_param_at;  // the own shard of them, which ZeRO-3 keeps elsewhere
     size_t grad_at;       // in GPT2.grads: where backward makes the gradient
     int place;            // number of that place; segments may take turns in one
-    int ring;             // place that its weights come to when they are used; -1: they stay
+    int ring;             // room that its weights come to when they are used; -1: they stay
     bool on_host;         // its weights are on the host
     const Piece *first, *end;  // its pieces (offload.h), if it has any
     size_t leaving;       // of its gradient: what waits for the update on the host
@@ -106,11 +107,13 @@ enum { STAGINGS = 3 };
 // Labels of one token each (run.h); count 0: the loss is a language model's.
 typedef struct { int count; int32_t word[TASK_LABELS]; } Words;
 
-// The trainer's own step, which a plan rehearses; and one micro-batch, which calibration times.
+// What the trainer lends to the files below it: its step, which a plan rehearses; one micro-batch,
+// which calibration times; a part of a layer, which zeroth order runs with perturbed weights.
 struct GPT2;
 typedef struct {
     StepResult (*train)(GPT2 *g, Run *r, size_t step);
     void (*micro_batch)(GPT2 *g, size_t B, size_t T, float grad_scale);
+    void (*layer_part)(GPT2 *g, int part, const LayerActs *a, const LayerWeights *w);
 } Steps;
 
 struct ZenFlow;  // zenflow.cuh
@@ -144,6 +147,7 @@ struct GPT2 {
     int places;                 // where layers' gradients are made in turn, unless in_place
     bool offloaded;             // some state lives on the host
     bool sums_on_gpu;           // of several micro-batches, all gradients are summed on the GPU
+    bool lands;                 // or, those that leave, on the host, which they reach in landings
     size_t waiting_bytes;       // of an element of a gradient that waits for the update on the GPU,
     size_t host_grad_bytes;     // and on the host
     size_t state_bytes[PIECE_KINDS][3];  // by kind, of an element of what masters are besides the
@@ -155,7 +159,7 @@ struct GPT2 {
     bool updates_alone;         // forward waits for the whole update
     int weights;                // --weights, as far as there is a choice
     int streamed;               // layers whose weights live on the host
-    int ring;                   // places that layers' weights take turns in
+    int ring;                   // rooms that layers' weights take turns in
     int *tenant;                // per such place: 1 + the segment whose weights are there; 0: none
     size_t param_elements, grad_elements;  // of `params` and `grads`
     size_t slot_weights;        // bytes of an element of weights in a visitor's slot
@@ -167,19 +171,21 @@ struct GPT2 {
     cudaStream_t compute, sums, out, fetch, back, update;
     cudaStream_t weights_in;    // the table's `weights`
     HostQueue host;             // AdamW on the host, in a stream of its own
+    cudaStream_t ready_in;      // behind which a gradient is copied to the host,
+    cudaStream_t freed_in;      // and which then reads its place last
     cudaEvent_t handover;       // recorded wherever one stream hands over to another
     cudaEvent_t *grad_ready, *grad_arrived, *updated, *returned, *arrived;  // per segment
     cudaEvent_t *grad_left;     // per place of gradients
     cudaEvent_t *room_free;     // per landing, or segment
     cudaEvent_t *slot_free, *slot_full;  // per slot
-    cudaEvent_t *ring_free;     // per place of weights
+    cudaEvent_t *ring_free;     // per room of weights
     cudaEvent_t step_left;
     Words words;
     ZenFlow *zen;               // --offload zenflow; else NULL
     Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL
     StateRange *ranges;         // of a checkpoint: what this process has, by segment
     Prediction predicted;       // of a step, if the machine's rates are known
-    const Steps *steps;         // of the trainer, for plans
+    const Steps *steps;         // the trainer's
     OffloadLeast *least;        // while a refusal looks for the least that would do; else NULL
     bool trying;                // while a plan looks for what would be faster: nothing is printed
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
@@ -258,6 +264,7 @@ enum { FIRST_STATE = sizeof(floatX) == sizeof(float) };
 static void gpt2_sizes(GPT2 *g) {
     const bool wide = g->zen == NULL && (g->accumulating || g->choice.wire_f32);
     g->sums_on_gpu = g->accumulating && !g->choice.sum_on_host;
+    g->lands = g->accumulating && g->choice.sum_on_host;
     g->waiting_bytes = g->accumulating ? sizeof(float) : sizeof(floatX);
     g->host_grad_bytes = wide ? sizeof(float) : sizeof(floatX);
     for (int kind = 0; kind < PIECE_KINDS; kind++) {
@@ -364,6 +371,11 @@ static void pieces_point(GPT2 *g) {
         if (g->in_place || (chosen && !g->sums_on_gpu)) p->grad = p->made;
         if (p->over_acts) p->grad = g->acts + acts.entry + layer * acts.stride + p->grad_at;
         p->host_grad = (char *)g->host_grads + p->grad_at * g->host_grad_bytes;
+        // the chosen piece has the runs of the whole segment
+        if (p->kind == PIECE_LATE || !(p->grad_on_gpu || g->sums_on_gpu)) p->grad = NULL;
+        if (p->kind != PIECE_LATE)
+            p->normed = p->grad != NULL ? p->grad : g->accumulating ? NULL : p->made;
+        if (!p->grad_on_gpu) p->leaves = g->sums_on_gpu && p->grad != NULL ? p->grad : p->made;
     }
 }
 
@@ -497,15 +509,25 @@ static bool head_in_place(const GPT2 *g) {
     return !g->config.tied && g->words.count == 0 && g->max_B * g->max_T <= g->head_rows;
 }
 
-// For the timeline: from here on the compute stream works on segment s; NULL: on nothing.
-static void compute_span(GPT2 *g, const char *name, size_t s) {
-    timeline_compute(&g->timeline, name, s, g->compute);
+// For the timeline: from here on the compute stream works on segment s; NULL: on nothing. bytes: of
+// activations or gradients that it makes there, for the picture of memory.
+static void compute_span(GPT2 *g, const char *name, size_t s, size_t bytes = 0) {
+    timeline_compute(&g->timeline, name, s, bytes, g->compute);
 }
 
-// For the timeline: `elements` of this class come to hold something from this point of a stream on,
-// or, if there are fewer than none, no longer do.
-static void live(GPT2 *g, const char *what, double elements, size_t bytes, cudaStream_t stream) {
-    timeline_memory(&g->timeline, what, (long long)(elements * (double)bytes), stream);
+// Counts, in a rehearsal, the bytes that the passes between a layer's products read and write:
+// norms and sums, rotation, non-linearity. Norms take twice the time of their bytes in backward
+// (doc/gpu_results.md). There, GELU's slopes and the sums of biases take none in 16 bits: they are
+// in the epilogues of products (matmul_backward).
+static void layer_passes(GPT2 *g, bool backward) {
+    const GPT2Config *c = &g->config;
+    const size_t C = c->channels, F = c->ffn, M = config_mlp(c);
+    const size_t turned = c->rope.theta > 0 ? 2 * config_qk(c) : 0;
+    const bool passes = sizeof(floatX) == 4;
+    const size_t summed = passes && config_biased(c, BIAS_QKV) ? config_qkv(c) : 0;
+    const size_t sloped = passes || c->activation != ACTIVATION_GELU ? F + 2 * M : 0;
+    const size_t each = backward ? 16 * C + sloped + summed : 8 * C + F + M;
+    GPU_TAKES(g->compute, (each + turned) * g->B * g->T * sizeof(floatX), gpu_bytes);
 }
 
 // Makes all work that `later` is given from now on wait for the work that `earlier` has been given
@@ -600,13 +622,6 @@ static void host_submit(GPT2 *g, const Piece *p, size_t number, const AdamWork *
     host_takes(&g->host, p->length * adam_work_bytes(work));
     host_queue_submit(&g->host, host_works, work, sizeof *work);
     timeline_end(&g->timeline, span, g->host.stream);
-}
-
-// Notes, for the picture of memory, that a segment's gradient on the GPU is used no more.
-static void gradient_used(GPT2 *g, const Segment *seg) {
-    const bool whole = g->in_place || g->sums_on_gpu;
-    live(g, "gradients", -(double)(whole ? seg->own : seg->own - seg->leaving), g->waiting_bytes,
-         g->update);
 }
 
 // Lets the worker add a micro-batch's gradient of piece p, in a landing, to the step's sum.

@@ -186,7 +186,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         const size_t *of = g->pieces.elements, grads_host = g->pieces.grads_host;
         const size_t here = of[PIECE_RESIDENT] + of[PIECE_CHOSEN];
         const size_t away = of[PIECE_HOST] + of[PIECE_VISIT] + of[PIECE_LATE];
-        const bool lands = g->accumulating && g->choice.sum_on_host && grads_host > 0;
+        const bool lands = g->lands && grads_host > 0;
         const int kind = g->zen != NULL ? PIECE_CHOSEN : PIECE_RESIDENT;
         const char *const state_names[3] = {"master weights", "AdamW moments", "AdamW moments"};
         const size_t head = g->config.vocab_padded * config_embed(&g->config);
@@ -338,8 +338,8 @@ static void gpt2_allocate(GPT2 *g) {
     cudaEvent_t **const events[] = {&g->grad_ready, &g->grad_left, &g->room_free, &g->grad_arrived,
                                     &g->updated, &g->returned, &g->arrived};
     for (cudaEvent_t **e : events) *e = events_make(segments);
-    g->ring_free = events_make((size_t)ring_places(g));
-    g->tenant = (int *)own(free, ALLOC(int, (size_t)ring_places(g) + 1, "places"));
+    g->ring_free = events_make((size_t)ring_rooms(g));
+    g->tenant = (int *)own(free, ALLOC(int, (size_t)ring_rooms(g) + 1, "rooms"));
     g->slot_free = events_make((size_t)g->slot_count);
     g->slot_full = events_make((size_t)g->slot_count);
     event_make(&g->handover, false);
@@ -352,7 +352,7 @@ static void gpt2_allocate(GPT2 *g) {
         event_make(&s->used, false);
     }
     g->host_loss = (double *)pinned_alloc(2 * sizeof(double), "loss");
-    if (g->accumulating && g->choice.sum_on_host)
+    if (g->lands)
         g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
     const size_t most = g->config.vocab > g->max_T ? g->config.vocab : g->max_T;
     g->token_count = (int32_t *)own(free, ALLOC(int32_t, 2 * most, "tokens"));
@@ -362,6 +362,8 @@ static void gpt2_allocate(GPT2 *g) {
     g->positions = g->packed ? g->begins + N : NULL;
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
+    g->ready_in = g->zen != NULL ? g->zen->pack : g->sums;
+    g->freed_in = g->zen == NULL && !g->sums_on_gpu ? g->out : g->ready_in;
     pieces_point(g);
     visitors_point(g);
     if (g->zo != NULL) zo_allocate(g);
@@ -440,7 +442,7 @@ static void gpt2_load(GPT2 *g, Run *r) {
         g->zen->queued = g->zen->map.segments;
     }
     if (g->zo != NULL) zo_loaded(g, r);
-    weights_changed(g);
+    weights_renew(g);
 }
 
 #endif

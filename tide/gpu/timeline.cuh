@@ -5,17 +5,16 @@
 //   timeline_open(), timeline_step(), timeline_close()   a run, its steps
 //   timeline_begin(), timeline_end()                     a span
 //   timeline_compute()                                   those of the compute stream
-//   timeline_memory()                                    a class of memory grows or shrinks
 //   timeline_log()                                       the counters' part for log.jsonl
 #ifndef TIDE_TIMELINE_CUH
 #define TIDE_TIMELINE_CUH
 #include "queue.cuh"
 #include "../plan/trace.h"
 
-enum { TIMELINE_SPANS = 4096, TIMELINE_CLASSES = 16 };  // spans of one step; classes of memory
+enum { TIMELINE_SPANS = 4096 };  // of one step
 
 typedef struct {
-    TraceSpan span;           // row -1: class `name` grew by (long long)bytes bytes
+    TraceSpan span;
     cudaEvent_t begin, end;   // NULL until they are first needed
     bool ended;               // or it is no span yet
     bool began;               // span.begin is known before it is read
@@ -36,8 +35,6 @@ typedef struct Timeline {
     int doing;                // the compute stream's open span, or -1
     cudaEvent_t base;         // a complete event, and
     double base_at;           // its time in seconds since opening
-    const char *class_name[TIMELINE_CLASSES];
-    long long class_bytes[TIMELINE_CLASSES];
 } Timeline;
 
 // Opens it on the current GPU. file: the trace's; NULL: counters only. Dies if it cannot be made.
@@ -93,45 +90,15 @@ static void timeline_end(Timeline *t, int span, cudaStream_t s) {
     timeline_slot(t, span)->ended = true;
 }
 
-// From here on the compute stream does this. NULL: nothing.
-static void timeline_compute(Timeline *t, const char *name, size_t number, cudaStream_t compute) {
+// From here on the compute stream does this. NULL: nothing. bytes: that it makes, as in trace.h.
+static void timeline_compute(Timeline *t, const char *name, size_t number, size_t bytes,
+                             cudaStream_t compute) {
     if (rehearsal != NULL)
         rehearse_span(stream_number(compute), name == NULL ? -1 : ROW_COMPUTE,
-                      name == NULL ? "" : name, number, 0);
+                      name == NULL ? "" : name, number, bytes);
     if (!t->open) return;
     timeline_end(t, t->doing, compute);
-    t->doing = name == NULL ? -1 : timeline_begin(t, ROW_COMPUTE, name, number, 0, compute);
-}
-
-// ---------------------------------------------------------------------------------------------
-// Live memory by class
-
-static long long *timeline_class(Timeline *t, const char *what) {
-    int k = 0;
-    while (k < TIMELINE_CLASSES && t->class_name[k] != NULL && strcmp(t->class_name[k], what) != 0)
-        k++;
-    if (k == TIMELINE_CLASSES) fail("the timeline has too many classes of memory");
-    t->class_name[k] = what;
-    return &t->class_bytes[k];
-}
-
-// At this point of stream s, class `what` (static: "weights") grew by delta_bytes, or shrank. It is
-// a span without an end.
-static void timeline_memory(Timeline *t, const char *what, long long delta_bytes, cudaStream_t s) {
-    if (!t->open || t->trace.file == NULL) return;
-    const int span = timeline_begin(t, -1, what, TRACE_NONE, (size_t)delta_bytes, s);
-    if (span >= 0) timeline_slot(t, span)->ended = true;
-    else *timeline_class(t, what) += delta_bytes;  // or sums go wrong
-}
-
-// Writes a step's changes in the order of time.
-static void timeline_write_memory(Timeline *t, TraceSpan *changes, int n) {
-    qsort(changes, (size_t)n, sizeof *changes, compare_doubles);
-    for (int i = 0; i < n; i++) {
-        long long *bytes = timeline_class(t, changes[i].name);
-        *bytes += (long long)changes[i].bytes;
-        trace_counter(&t->trace, "memory", changes[i].name, changes[i].begin, (double)*bytes);
-    }
+    t->doing = name == NULL ? -1 : timeline_begin(t, ROW_COMPUTE, name, number, bytes, compute);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -147,8 +114,7 @@ static double timeline_seconds(const Timeline *t, cudaEvent_t e) {
 // Is this span still under way? Then it counts for a later step, because nothing waits for it. Its
 // begin is read, if it is known: later the base would be too far from it (see timeline_read()).
 static bool timeline_goes_on(const Timeline *t, TimelineSlot *slot) {
-    const cudaEvent_t mark = slot->span.row >= 0 ? slot->end : slot->begin;
-    if (cudaEventQuery(mark) != cudaErrorNotReady) return false;
+    if (cudaEventQuery(slot->end) != cudaErrorNotReady) return false;
     if (!slot->began && cudaEventQuery(slot->begin) == cudaSuccess) {
         slot->span.begin = timeline_seconds(t, slot->begin);
         slot->began = true;
@@ -158,9 +124,8 @@ static bool timeline_goes_on(const Timeline *t, TimelineSlot *slot) {
 }
 
 static void timeline_read(Timeline *t, TimelineHalf *h) {
-    TraceSpan *spans = ALLOC(TraceSpan, 2 * (size_t)h->count, "timeline");
-    TraceSpan *changes = spans + h->count;
-    int n = 0, apart = h->count, change_count = 0, kept = 0;  // from apart on: spans of no step
+    TraceSpan *spans = ALLOC(TraceSpan, (size_t)h->count, "timeline");
+    int n = 0, apart = h->count, kept = 0;  // from apart on: spans of no step
     for (int i = 0; i < h->count; i++) {
         TimelineSlot *slot = &h->slot[i];
         if (!slot->ended) fail("step %zu: the span \"%s\" never ended", h->step, slot->span.name);
@@ -171,9 +136,8 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
             continue;
         }
         if (!slot->began) slot->span.begin = timeline_seconds(t, slot->begin);
-        if (slot->span.row >= 0) slot->span.end = timeline_seconds(t, slot->end);
-        if (slot->span.row < 0) changes[change_count++] = slot->span;
-        else spans[slot->between ? --apart : n++] = slot->span;
+        slot->span.end = timeline_seconds(t, slot->end);
+        spans[slot->between ? --apart : n++] = slot->span;
     }
     // CUDA gives a float of milliseconds: after some minutes from one base for ever, it would no
     // longer tell microseconds. So this step has the base of the next.
@@ -191,7 +155,6 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
         t->trace.step = h->step;
         for (int i = 0; i < h->count; i++)
             if (i < n || i >= apart) trace_span(&t->trace, &spans[i]);
-        timeline_write_memory(t, changes, change_count);
     }
     free(spans);
     h->count = kept;

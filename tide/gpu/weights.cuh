@@ -1,6 +1,6 @@
 // weights.cuh: weights that are not where they are used: layers' that live on the host, and, in
 // stage 3 of ZeRO, all that are dealt out to the ranks. They come shortly before forward and once
-// more before backward uses them, into places that the layers take turns in: a ring. While one is
+// more before backward uses them, into rooms that the layers take turns in: a ring. While one is
 // used, the others are filled; what is there is not fetched again. So the last layers are still
 // there when backward begins, and the first ones when the next micro-batch does.
 //
@@ -10,7 +10,7 @@
 #define TIDE_WEIGHTS_CUH
 #include "zenflow.cuh"
 
-static int ring_places(const GPT2 *g) {
+static int ring_rooms(const GPT2 *g) {
     return g->ring + (zero_stage(g->zero) == 3 ? 2 : 0);  // the embeddings and the tail have theirs
 }
 
@@ -74,7 +74,7 @@ static void weights_copy(GPT2 *g, size_t s) {
     event_record(g->arrived[s], g->weights_in);
 }
 
-// Segment s's weights come to their place, unless they are there, once that is used no more.
+// Segment s's weights come to their room, unless they are there, once that is used no more.
 static void weights_fetch(GPT2 *g, size_t s) {
     const Segment *seg = &g->segment[s];
     if (seg->ring < 0 || g->tenant[seg->ring] == (int)s + 1) return;
@@ -88,7 +88,7 @@ static void weights_fetch(GPT2 *g, size_t s) {
 }
 
 // Prepares the weights of segment s, which compute reaches next, before s + next (1 or -1): frees
-// the place of s - next, and fetches the weights of s and, as far as there are places, of the
+// the room of s - next, and fetches the weights of s and, as far as there are rooms, of the
 // segments after s.
 static void weights_use(GPT2 *g, size_t s, int next) {
     const size_t before = s - (size_t)next, end = (size_t)g->segments;  // may wrap: no segment then
@@ -106,11 +106,12 @@ static cudaEvent_t weights_event(const GPT2 *g, size_t s) {
     return g->zero != NULL ? g->zero->gathered[s] : g->arrived[s];
 }
 
-// An update is queued (or new weights have been loaded): what has come is old. In stages 1 and 2 of
-// ZeRO everything is gathered anew, each segment as soon as it is updated; with ZenFlow between two
-// windows, the chosen columns alone.
-static void weights_changed(GPT2 *g) {
-    for (int i = 0; i < ring_places(g); i++) {
+// An update is queued (or new weights have been loaded): what has come is old. Frees the ring, for
+// fetches that wait for the update (weights_copy()). In stages 1 and 2 of ZeRO queues the gathering
+// of everything, each segment as soon as it is updated; with ZenFlow between two windows, of the
+// chosen columns alone.
+static void weights_renew(GPT2 *g) {
+    for (int i = 0; i < ring_rooms(g); i++) {
         event_record(g->ring_free[i], g->compute);
         g->tenant[i] = 0;
     }

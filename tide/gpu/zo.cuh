@@ -9,13 +9,13 @@
 // Source: ZO-Offloading (Wang et al. 2024): a layer
 // is uploaded, updated by the step before, used for both signs, and offloaded, while its neighbours
 // are on their way; the embeddings and the head stay. doc/zo_streaming.md lists the differences.
-// zo.h defines the operations on each element; the CPU's results have the same bits.
+// zo.h defines the operations on each element; the CPU's results have the same bits. The layers are
+// the trainer's, which lends their parts (GPT2.steps).
 //
 // floatX is the type of the weights and of the arithmetic's inputs (float, bf16 or fp16), as in the
 // layers.
 #ifndef TIDE_ZO_CUH
 #define TIDE_ZO_CUH
-#include "blocks.cuh"
 #include "gpt2.cuh"
 #include "heads.cuh"
 #include "../plan/plan.h"
@@ -428,7 +428,7 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     if (!post && k == 0)
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, x, w.ln_1_w, w.ln_1_b, N, C,
                           config_eps(&g->config), g->compute);
-    layer_part(g, k, &a, &w);
+    g->steps->layer_part(g, k, &a, &w);
     if (post && k == 1) zo_keep_norm(g, range[2].at, sign);
     if (!post && k == 3) residual_forward(x, a.branch, N * C, g->compute);
     if (k == LAYER_PARTS - 1) layer_passes(g, false);

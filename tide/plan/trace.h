@@ -26,7 +26,8 @@ typedef struct {
     int row;                // ROW_COMPUTE ..; -1: of none, not to be written
     const char *name;       // static
     size_t number;          // of the layer or piece; TRACE_NONE: it has none
-    size_t bytes;           // that cross the link; 0: none
+    size_t bytes;           // that cross the link; 0: none. ROW_COMPUTE: that it makes, in forward
+                            // of activations, in backward of a gradient
 } TraceSpan;
 
 #define TRACE_NONE SIZE_MAX
@@ -153,7 +154,7 @@ static void trace_span(TraceFile *t, const TraceSpan *s) {
             duration > 0 ? duration : 0, t->step);
     if (s->number != TRACE_NONE) fprintf(t->file, ",\"number\":%zu", s->number);
     if (s->bytes > 0) fprintf(t->file, ",\"bytes\":%zu", s->bytes);
-    if (s->bytes > 0 && duration > 0)
+    if (s->row != ROW_COMPUTE && s->bytes > 0 && duration > 0)
         fprintf(t->file, ",\"GB/s\":%.4g", (double)s->bytes / duration / 1e3);
     fputs("}}", t->file);
 }

@@ -389,6 +389,44 @@ static void memory_is_stacked(void) {
     CHECK(timeline(path, NULL) == 0 && !has("peak"), "only with --memory");
 }
 
+// What spans hold. 64 bytes are 1.4 of the panel's 140 pixels, a second is 78: 196 is 0, 274 is 1.
+static void memory_of_spans(void) {
+    TraceFile t;
+    begin_trace(&t);
+    trace_counter(&t, "memory", "weights", 0, 64 * 20);
+    t.step = 1;
+    span(&t, ROW_COMPUTE, "forward", 0, 0, 0.5, 0);      // embeddings
+    span(&t, ROW_COMPUTE, "forward", 1, 1, 1.5, 64 * 30);
+    span(&t, ROW_COMPUTE, "forward", 2, 1.5, 2, 64 * 30);
+    span(&t, ROW_COMPUTE, "evaluate", 1, 2, 2, 64 * 99);
+    span(&t, ROW_COMPUTE, "backward", 2, 2, 2.2, 0);     // computes again
+    span(&t, ROW_COMPUTE, "backward", 1, 3, 4, 64 * 20);  // when the other has ended, in any order
+    span(&t, ROW_COMPUTE, "backward", 2, 2.5, 3, 64 * 20);
+    span(&t, ROW_LEAVE, "leave", 2, 3, 4.5, 64 * 15);    // a quarter of it waits
+    span(&t, ROW_LEAVE, "leave", 1, 4.5, 5, 64 * 40);    // in a wider type: no less than nothing
+    span(&t, ROW_COMPUTE, "forward", 2, 5, 5, 64 * 30);  // the next micro-batch's: the sum stays
+    span(&t, ROW_COMPUTE, "backward", 2, 5.2, 5.5, 64 * 20);
+    span(&t, ROW_FETCH, "fetch", 7, 6, 6.2, 64 * 25);
+    span(&t, ROW_FETCH, "fetch", 7, 6.2, 6.5, 64 * 5);   // its gradient, into the same slot
+    span(&t, ROW_FLUSH, "flush", 7, 6.5, 7, 64 * 25);
+    t.step = 2;
+    span(&t, ROW_COMPUTE, "forward", 2, 9, 10, 64 * 30);
+    end_trace(&t);
+    CHECK(timeline(path, "--memory", NULL) == 0 && well_formed(), "%s", said);
+    CHECK(has(">peak 6.25 KiB</text>"), "%s", picture);
+    CHECK(has("class=\"c2\" d=\"M196 336H196V308.0H274V266.0H313V224.0H431V266.0H509V308.0"
+              "H586V266.0H626V308.0H898V266.0H976V336z\""), "activations: %s", picture);
+    CHECK(has("class=\"c3\" d=\"M196 336H196V308.0H274V266.0H313V224.0H391V196.0H431V210.0"
+              "H509V252.0H548V273.0H586V259.0H601V238.0H626V280.0H898V266.0H976V336z\""),
+          "gradients on them: %s", picture);
+    CHECK(has("V280.0H664V245.0H743V280.0H898V266.0H976V336z\""), "a visitor: %s", picture);
+    begin_trace(&t);  // without a backward pass, what is fetched is no state
+    trace_counter(&t, "memory", "weights", 0, 64);
+    span(&t, ROW_FETCH, "fetch", 0, 0, 1, 64);
+    end_trace(&t);
+    CHECK(timeline(path, "--memory", NULL) == 0 && has("weights") && !has("visiting"), "%s", said);
+}
+
 // Whichever is noted first: two pictures can be compared.
 static void a_class_has_one_colour(void) {
     static const char *const names[] = {"weights", "resident state", "activations", "gradients",
@@ -528,6 +566,7 @@ int main(void) {
     RUN(titles_are_escaped);
     RUN(narrow_spans_are_joined);
     RUN(memory_is_stacked);
+    RUN(memory_of_spans);
     RUN(a_class_has_one_colour);
     RUN(bad_input_is_one_line);
     RUN(damaged_traces);

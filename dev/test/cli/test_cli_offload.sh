@@ -160,7 +160,8 @@ check trace_is_json "$timeline" trace.json -o trace.svg
 check trace_of_none_is_json "$timeline" none.json -o none.svg
 check trace_has_all sh -c 'for n in forward backward leave update back; do
     grep -q "\"name\":\"$n\"" trace.json || exit 1; done; for s in 1 2 3; do grep -q "\"step\":$s[,}]" trace.json || exit 1; done'
-check trace_has_memory grep -q '"ph":"C".*"weights":' trace.json
+check trace_has_memory sh -c 'grep -q "\"ph\":\"C\".*\"weights\":" trace.json &&
+    for n in forward backward; do grep -q "\"name\":\"$n\".*\"number\":1,\"bytes\":" trace.json || exit 1; done'
 check trace_of_none_has_no_host sh -c '! grep -q "\"ph\":\"X\".*\"tid\":5," none.json'
 (trap '' XFSZ; ulimit -f 100; exec "$tide" $tiny --steps 40 --no-save --offload zero \
     --trace full.json --out full_trace) >full.out 2>full.err

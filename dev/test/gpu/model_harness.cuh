@@ -234,7 +234,7 @@ static void model_begin(GPT2 *g, const Shape *s, const float *params, const Plac
         const GPT2Tensor *x = &g->table.tensors[i];
         gpt2_move(g, 0, x->offset, x->rows * x->cols, (float *)params + x->offset, false);
     }
-    weights_changed(g);
+    weights_renew(g);
 }
 
 static GPT2 *model_open(const Shape *s, const float *params, const Placement *where = NULL) {

@@ -174,12 +174,10 @@ static void overflow_is_counted(void) {
             timeline_end(&t, span, stream[0]);
         }
         CHECK(none == (step < 3 ? 5 : 0), "step %zu: %d", step, none);
-        if (step == 1) timeline_memory(&t, "weights", 64, stream[0]);  // no room, but must count
         CUDA(cudaStreamSynchronize(stream[0]));
     }
     timeline_close(&t);
     CHECK(t.done.step == 4, "to the end");
-    CHECK(t.class_bytes[0] == 64, "%lld", t.class_bytes[0]);
     dup2(screen, 2);
     close(screen);
     rewind(f);
@@ -188,49 +186,6 @@ static void overflow_is_counted(void) {
     CHECK(strcmp(line, "tide: the timeline has room for 4096 spans a step; the others of step 1 "
                  "are dropped\n") == 0, "%s", line);
     fclose(f);
-}
-
-// Changes of memory on two streams: by time, sums right.
-static void change(int s, const char *what, long long bytes) {
-    CUDA(cudaMemsetAsync(device[0], 0, BYTES, stream[s]));  // takes its time
-    timeline_memory(&t, what, bytes, stream[s]);
-    CUDA(cudaStreamSynchronize(stream[s]));
-}
-
-static void memory_adds_up(void) {
-    static const double want[] = {100, 150, 120, 170, 120, 100, 95};
-    timeline_open(&t, path);
-    change(0, "weights", 7);
-    change(0, "state", 100);
-    timeline_step(&t, 1);
-    change(0, "state", 50);
-    change(1, "state", -30);
-    timeline_step(&t, 2);
-    change(0, "state", 50);
-    change(1, "state", -50);
-    timeline_step(&t, 3);
-    change(0, "state", -20);
-    timeline_step(&t, 4);
-    change(0, "state", -5);
-    timeline_close(&t);
-    Json *root = trace();
-    size_t n = 0;
-    double before = 0;
-    for (const Json *e = first(root); e != NULL; e = e->next) {
-        const Json *args = json_get(e, "args");
-        if (*text(e, "ph") != 'C') continue;
-        CHECK(strcmp(text(e, "name"), "memory") == 0 && number(e, "ts") >= before, "in order");
-        before = number(e, "ts");
-        if (json_get(args, "state") == NULL) { CHECK(number(args, "weights") == 7, "7"); continue; }
-        CHECK(n < 7 && number(args, "state") == want[n], "%zu: %g", n, number(args, "state"));
-        n++;
-    }
-    CHECK(n == 7, "%zu", n);
-    json_free(root);
-    timeline_open(&t, NULL);
-    timeline_memory(&t, "weights", 7, stream[0]);
-    CHECK(t.half[0].count == 0, "without a file nobody looks at memory");
-    timeline_close(&t);
 }
 
 // A span that goes on while its step is read is read with a later one, and nothing waits for it.
@@ -302,7 +257,6 @@ static void closed_does_nothing(void) {
     const int span = timeline_begin(&off, ROW_COMPUTE, "forward", 0, 0, stream[0]);
     CHECK(span == -1, "no spans");
     timeline_end(&off, span, stream[0]);
-    timeline_memory(&off, "weights", 1, stream[0]);
     timeline_close(&off);
     CHECK(off.done.step == 0 && off.done.forward == 0, "nothing");
 }
@@ -376,7 +330,6 @@ int main(int argc, char **argv) {
     RUN(overlap_is_seen);
     RUN(stalls_are_seen);
     RUN(overflow_is_counted);
-    RUN(memory_adds_up);
     RUN(long_spans_wait_for_their_turn);
     RUN(evaluations_are_no_steps);
     unlink(path);

@@ -1,7 +1,8 @@
 #!/bin/sh
 # The shape of the sources: each file compiles alone, files include only what lies below them, the folders
 # of tide/ stand on each other in one order, there are not more lines than agreed, lines
-# have at most 100 columns, what the docs run as scripts/NAME.sh is executable, README.md is a page, and doc/tour.md's table
+# have at most 100 columns, train_gpt2.cu's table of events has the calls that there are, what the docs
+# run as scripts/NAME.sh is executable, README.md is a page, and doc/tour.md's table
 # of files has the lines that there are, within a tenth. --graph draws what includes what, files above
 # what they include, and needs dot (graphviz); --write puts today's lines into the table.
 # usage: sh dev/test/sources/test_house.sh [--graph >graph.svg | --write]   (from the top of the repository)
@@ -57,6 +58,8 @@ up=$(awk '
 above=$(cat train_gpt2.c train_gpt2.cu $ideas test_gpt2.c | wc -l)
 all=$(cat ./*.c ./*.h ./*.cu Makefile $(ls tide/*/* | grep -v /unicode) | wc -l)
 [ "$above" -le 4200 ] && echo "ok lines_above: $above of 4200" || echo "FAIL lines_above: $above of 4200"
+step=$(wc -l <train_gpt2.cu)
+[ "$step" -le 900 ] && echo "ok lines_of_train_gpt2.cu: $step of 900" || echo "FAIL lines_of_train_gpt2.cu: $step of 900"
 [ "$all" -le 23276 ] && echo "ok lines_in_all: $all of 23276" || echo "FAIL lines_in_all: $all of 23276"
 large=$(wc -l tide/*/* | awk '$1 > 650 && $2 != "total" && $2 !~ /unicode/ { printf "%s %d, ", $2, $1 }')
 echo "ok files_of_more_than_650_lines: ${large%, }"
@@ -104,6 +107,10 @@ if [ "${ALL:-0}" = 1 ]; then  # and compiles: all of them are in one program
     else echo "FAIL mutants_compile: $(grep -m 1 error "$work/err")"
     fi
 fi
+
+# the table of streams and events, and the calls
+unlike=$(perl dev/test/sources/streams.pl train_gpt2.cu tide/gpu/*.cuh)
+[ -z "$unlike" ] && echo "ok events_are_as_their_table_says" || echo "FAIL events_are_as_their_table_says: $unlike"
 
 # what the docs run as scripts/NAME.sh can be run so
 sed -n 's/^    //p' README.md doc/*.md scripts/README.md scripts/paper/README.md |
