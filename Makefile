@@ -20,8 +20,8 @@ LDLIBS = -lm -pthread
 HEADERS = $(wildcard *.h tide/*/*.h tide/*/*.cuh dev/test/*.h dev/test/gpu/*.h \
           dev/test/gpu/*.cuh dev/*.h dev/data/*.h)
 
-.PHONY: all nvcc cxx compiler run test test-all fuzz bench reference clean help
-TOOLS = train_gpt2 $(addprefix build/,tokenize compare columns timeline reviews ask plot unpickle)
+.PHONY: all nvcc cxx compiler run install uninstall test test-all fuzz bench reference clean help
+TOOLS = train_gpt2 $(addprefix build/,tokenize compare columns timeline reviews ask rows plot unpickle)
 all: $(TOOLS)  ## build the trainer and its tools
 	@echo "./train_gpt2 is there. Next: make run trains a small GPT; ./train_gpt2 --help; make help"
 
@@ -128,6 +128,19 @@ TRAINER := $(if $(and $(NVCC),$(GPU)),train_gpt2cu,train_gpt2)
 # Done in six minutes where two threads reach 40 GFLOP/s, little for a CPU with AVX2.
 run: $(TRAINER) $(filter build/self.txt,$(DATA))  ## train a small GPT (DATA=file.txt: on your text)
 	@exec sh scripts/run.sh ./$(TRAINER) $(ARGS)
+
+# What was built, for this machine's processor, with a manual page and bash's completion each.
+PREFIX ?= /usr/local
+to = "$(DESTDIR)$(PREFIX)/$(strip $(1))"
+install: train_gpt2  ## programs and manual pages to PREFIX (/usr/local), below DESTDIR
+	@for p in $$(ls train_gpt2 train_gpt2cu 2>/dev/null); do \
+	    sh dev/man.sh page $$p >build/$$p.1 && sh dev/man.sh completion $$p >build/$$p.bash && \
+	    install -D $$p $(call to, bin/$$p) && \
+	    install -D -m 644 build/$$p.1 $(call to, share/man/man1/$$p.1) && \
+	    install -D -m 644 build/$$p.bash $(call to, share/bash-completion/completions/$$p) || exit; done
+uninstall:  ## removes them
+	@for p in train_gpt2 train_gpt2cu; do rm -f $(call to, bin/$$p) \
+	    $(call to, share/man/man1/$$p.1) $(call to, share/bash-completion/completions/$$p); done
 
 -include dev/test/rules.mk  # a tree without tests builds as well
 

@@ -16,4 +16,4 @@ make train_gpt2
 ./train_gpt2 --data "$text" --out out/tinyshakespeare --layers 4 --heads 4 --channels 128 \
     --context 256 --batch 16 --steps 5000 --lr 3e-3 --warmup 100 --eval-every 500 \
     --eval-batches 1000 --save-every 2500
-./train_gpt2 --model out/tinyshakespeare --steps 0 --prompt 'ROMEO:' --sample-tokens 500
+./train_gpt2 --model out/tinyshakespeare --prompt 'ROMEO:' --sample-tokens 500

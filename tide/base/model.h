@@ -129,11 +129,10 @@ static bool gpt2_finish(GPT2Config *c, Error *err) {
 
 // Fills what the models of a family have in common.
 static void config_family(GPT2Config *c, int family) {
-    const bool llama = family >= FAMILY_LLAMA;
+    const bool opt = family == FAMILY_OPT, llama = !opt && family != FAMILY_GPT2;
     memset(c, 0, sizeof *c);
     c->family = family;
-    c->activation = llama ? ACTIVATION_SILU : family == FAMILY_OPT ? ACTIVATION_RELU
-                                                                   : ACTIVATION_GELU;
+    c->activation = llama ? ACTIVATION_SILU : opt ? ACTIVATION_RELU : ACTIVATION_GELU;
     c->tied = !llama;
     if (!llama) return;
     c->rms = 1;

@@ -94,7 +94,7 @@ HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
 #endif
 }
 
-#define TIDE_VERSION "0.1.0"
+#define TIDE_VERSION "0.2.0"
 
 // One sentence: which file or option is wrong, where, and why.
 #define ERR_MAX 512

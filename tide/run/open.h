@@ -115,37 +115,48 @@ static void run_resume_batch(Run *r) {
     if (o->accum != was) printf("--accum is %zu now, for %zu sequences per step\n", o->accum, all);
 }
 
-// The model's shape: from the checkpoint to resume, from a saved model, or from a preset.
-static void run_choose_model(Run *r) {
+// Finds the checkpoint to resume: its shape, and the options that were not given.
+static void run_open_checkpoint(Run *r) {
     Options *o = &r->o;
-    GPT2Config *c = &r->config;
     Error err;
+    if (!state_find(o->out, SIZE_MAX, &r->state, r->resume_from, &err)) die("%s", err.text);
+    r->config = r->state.config;
+    const Options before = options_resume(o, r->state.options);
+    const double was = schedule_lr(&before, r->state.step);
+    const double would = schedule_lr(&before, r->state.step + 1);
+    const double is = schedule_lr(o, r->state.step + 1);
+    if (o->steps > r->state.step && o->epochs == 0 && fabs(is - would) > 0.01 * would)
+        printf("note: the learning rate goes on at %.1e, after %.1e at step %zu: its schedule "
+               "follows the options, --steps %zu now and %zu before\n", is, was,
+               r->state.step, o->steps, before.steps);
+    run_resume_batch(r);
+}
+
+// Takes the shape of a new model from a preset and the options.
+static void run_open_preset(Run *r) {
+    const Options *o = &r->o;
+    GPT2Config *c = &r->config;
+    if (o->layers) c->layers = o->layers;
+    // an MLP width that the preset names keeps its proportion
+    if (o->channels) c->ffn = round_up(c->ffn * o->channels / c->channels, 8);
+    if (o->channels) c->channels = o->channels;
+    if (o->channels && c->embed > 0) c->embed = c->channels / 2;
+    if (o->heads) c->heads = o->heads;
+    if (o->kv_heads && !config_gated(c))
+        die("--kv-heads: GPT-2 and OPT have as many key heads as heads");
+    if (o->kv_heads) c->kv_heads = o->kv_heads;
+    if (o->ffn) c->ffn = o->ffn;
+    if (o->context) c->context = o->context;
+}
+
+// The model's shape: from the checkpoint to resume, from a preset, or from a saved model.
+static void run_open_model(Run *r) {
+    const Options *o = &r->o;
+    GPT2Config *c = &r->config;
     if (o->resume) {
-        if (!state_find(o->out, SIZE_MAX, &r->state, r->resume_from, &err)) die("%s", err.text);
-        *c = r->state.config;
-        const Options before = options_resume(o, r->state.options);
-        const double was = schedule_lr(&before, r->state.step);
-        const double would = schedule_lr(&before, r->state.step + 1);
-        const double is = schedule_lr(o, r->state.step + 1);
-        if (o->steps > r->state.step && o->epochs == 0 && fabs(is - would) > 0.01 * would)
-            printf("note: the learning rate goes on at %.1e, after %.1e at step %zu: its schedule "
-                   "follows the options, --steps %zu now and %zu before\n", is, was,
-                   r->state.step, o->steps, before.steps);
-        run_resume_batch(r);
-        return;
-    }
-    if (gpt2_preset(c, o->model)) {
-        if (o->layers) c->layers = o->layers;
-        // an MLP width that the preset names keeps its proportion
-        if (o->channels) c->ffn = round_up(c->ffn * o->channels / c->channels, 8);
-        if (o->channels) c->channels = o->channels;
-        if (o->channels && c->embed > 0) c->embed = c->channels / 2;
-        if (o->heads) c->heads = o->heads;
-        if (o->kv_heads && c->family < FAMILY_LLAMA)
-            die("--kv-heads: GPT-2 and OPT have as many key heads as heads");
-        if (o->kv_heads) c->kv_heads = o->kv_heads;
-        if (o->ffn) c->ffn = o->ffn;
-        if (o->context) c->context = o->context;
+        run_open_checkpoint(r);
+    } else if (gpt2_preset(c, o->model)) {
+        run_open_preset(r);
     } else if (path_exists(o->model)) {
         r->saved_model = o->model;
         model_config_load(o->model, c);
@@ -156,13 +167,17 @@ static void run_choose_model(Run *r) {
         if (fnmatch("[!/.]*/*", o->model, FNM_PATHNAME) == 0)
             die("--model %s: no such file; sh dev/data/model.sh %s fetches what the hub has under "
                 "that name", o->model, o->model);
-        die("--model %s: no such preset (nano, gpt2, d12, opt-125m, llama3.2-1b, ..; see --help), "
+        die("--model %s: no such preset (nano, gpt2, d12, opt-125m, llama3.2-1b; see --help all), "
             "and no such file", o->model);
     }
+    r->T = o->seq > 0 ? o->seq : min_size(c->context, SEQ_AUTO);
+    if (r->T > c->context)
+        die("--seq %zu is longer than the model's %s of %zu", r->T,
+            c->windowed ? "sliding window" : "context", c->context);
 }
 
 // The tokenizer: as told, or the one saved with the model, or bytes.
-static void run_choose_tokenizer(Run *r) {
+static void run_open_tokenizer(Run *r) {
     const Options *o = &r->o;
     const char *saved = o->resume ? o->out : r->saved_model;
     char home[PATH_MAX] = "", list[PATH_MAX];
@@ -429,13 +444,9 @@ static int run_precision(int argc, char **argv) {
     return o.precision;
 }
 
-// Fills *r from the command line and the files that it names. Everything that can be wrong with
-// them is found here, and ends the program.
-static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
+// Reads the command line, which all ranks have to share, and refuses an --out that has files in it.
+static void run_open_options(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
-    memset(r, 0, sizeof *r);
-    r->lock = -1;
-    r->program = argv[0];
     ranks_open();
     r->world = (size_t)ranks.world;
     r->rank = (size_t)ranks.rank;
@@ -453,16 +464,15 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     if (o->plan) r->world = o->world;
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
     out_check(o, &r->lock);
-    run_choose_model(r);
-    r->T = o->seq > 0 ? o->seq : min_size(r->config.context, SEQ_AUTO);
-    if (r->T > r->config.context)
-        die("--seq %zu is longer than the model's %s of %zu", r->T,
-            r->config.windowed ? "sliding window" : "context", r->config.context);
-    run_choose_tokenizer(r);
-    run_open_data(r);
+}
+
+// Settles what a step reads, and how many there are.
+static void run_open_steps(Run *r) {
+    Options *o = &r->o;
     r->B = o->batch;
     if (o->dump != NULL) o->accum = 1;  // the first micro-batch, as if it were the step
     r->step_sequences = r->B * o->accum * r->world;
+    r->step_tokens = r->step_sequences * r->T;
     if (o->epochs > 0) {
         if (r->train.sequences == 0) die("--epochs needs --data, or --steps instead");
         o->steps = (size_t)ceil(o->epochs * (double)r->train.sequences / (double)r->step_sequences);
@@ -470,33 +480,51 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
         o->epochs = 0;
         options_check(o);
     }
-    if (o->zen_warmup == 0) o->zen_warmup = schedule_warmup(o) > 0 ? schedule_warmup(o) : 1;
-    r->step_tokens = r->step_sequences * r->T;
-    if (gpu_build) run_check_shape(r);
-    r->table = gpt2_table(&r->config);
-    const bool data = o->data != NULL || o->val != NULL;
+    if (o->zen_warmup == 0) o->zen_warmup = max_size(schedule_warmup(o), 1);
     r->training = o->steps > 0 || o->dump != NULL;
     r->only_sampling = !r->training && (o->chat || option_given(o, "prompt"));
-    r->batches = r->training || (!r->only_sampling && data);
+    r->batches = r->training || (!r->only_sampling && (o->data != NULL || o->val != NULL));
     r->sampling = r->only_sampling || (o->steps > 0 && o->sample_every > 0);
+}
+
+// Refuses what the data and the model do not have for the options.
+static void run_check_together(Run *r) {
+    const Options *o = &r->o;
+    const bool trains = r->training && r->task, evaluated = r->val.sequences > 0;
+    Error err;
+    if (o->gpu_build) run_check_shape(r);
     if (r->only_sampling && r->tokenizer == NULL)
         die("--%s needs --tokenizer: %s", o->chat ? "chat" : "prompt", tokenizer_why);
-    Error err;
     if (o->chat && !chat_open(&r->chat, r->tokenizer, o->chat_format, run_first_token(r), &err))
         die("--chat: %s", err.text);
-    if (r->task && r->training && run_task(r)->chat.format != NULL)
+    if (trains && run_task(r)->chat.format != NULL)
         chat_export(&run_task(r)->chat, r->tokenizer);
     if (o->scores != NULL && (r->words || !r->batches))
         die(r->words ? "--scores: labels of one token each have no losses by token"
             : "--scores needs --data or --val to evaluate");
-    if (r->task && r->training && r->train.sequences == 0)
-        die("%s has no example to train on", o->data);
-    if (o->keep_best && o->steps > 0 && r->val.sequences == 0 && !o->plan)
+    if (trains && r->train.sequences == 0) die("%s has no example to train on", o->data);
+    if (o->keep_best && o->steps > 0 && !evaluated && !o->plan)
         die("--keep-best needs validation data, and there is none: name a file with --val");
-    if (r->batches && !r->training && r->val.sequences == 0)
+    if (r->batches && !r->training && !evaluated)
         die("the held-out tenth of %s %s: name a file with --val", o->data,
             r->task ? "has no example" : "is shorter than --seq");
     if (ranks.world > 1) run_agree(r);
+}
+
+// Fills *r from the command line and the files that it names. Everything that can be wrong with
+// them is found here, and ends the program.
+static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
+    Options *o = &r->o;
+    memset(r, 0, sizeof *r);
+    r->lock = -1;
+    r->program = argv[0];
+    run_open_options(r, argc, argv, gpu_build);
+    run_open_model(r);
+    run_open_tokenizer(r);
+    run_open_data(r);
+    r->table = gpt2_table(&r->config);
+    run_open_steps(r);
+    run_check_together(r);
     if (!o->calibrate) run_describe(r);
     o->seq = r->T;  // what "0" meant, for the checkpoint
     if (o->data != NULL && o->val != NULL && strcmp(o->data, o->val) == 0)

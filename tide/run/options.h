@@ -13,6 +13,7 @@
 #include "../base/util.h"
 #include "../cpu/cpu.h"
 #include "../base/model.h"
+#include <assert.h>
 
 // Values of the choice options, in the order in which the table lists their names; those that say
 // where something is are in model.h.
@@ -50,168 +51,32 @@ enum {
     O_SHARE = 256, O_OTHER = 512,  // only where a share of the state is resident; not with zenflow
     O_PLAN = 1024,  // only with --plan
     O_READS = 2048,  // a file's name; several are not read
-    O_EMPTY = 4096   // a text that may be empty
+    O_EMPTY = 4096,  // a text that may be empty
+    O_MOST = 8192    // what most runs need: --help shows it, the others are in --help all
 };                // neither fixed nor own: saved, and --resume takes the saved value unless given
 
 #define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
 
-// The options: name, field of Options, default (NULL: none), values or range, flags, help.
-#define OPTIONS(TITLE, TEXT, CHOICE, COUNT, BYTES, REAL, FLAG) \
-    TITLE("Model") \
-    TEXT("model", model, "nano", "NAME|PATH", O_FIXED, "a name from the list above, or weights") \
-    COUNT("layers", layers, "auto", 1, 1000, O_FIXED, "auto: as in the model") \
-    COUNT("heads", heads, "auto", 1, 65536, O_FIXED, "auto: as in the model") \
-    COUNT("kv-heads", kv_heads, "auto", 1, 65536, O_FIXED, "heads of keys and values") \
-    COUNT("channels", channels, "auto", 1, 65536, O_FIXED, "auto: as in the model") \
-    COUNT("ffn", ffn, "auto", 1, 1 << 20, O_FIXED, "width of the MLP") \
-    COUNT("context", context, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model") \
-    COUNT("vocab", vocab, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model") \
-    TITLE("Data") \
-    TEXT("data", data, NULL, "PATH", O_READS, \
-         "text, llm.c .bin tokens (or a glob), or JSON lines") \
-    TEXT("val", val, NULL, "PATH", O_READS, \
-         "validation data, or questions; else the last tenth of --data") \
-    TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0, \
-         "DIR: a tokenizer.json, or a merges.txt; else the model's, or bytes") \
-    CHOICE("chat-format", chat_format, "auto", "auto|chatml|llama3|mistral-v3|mistral|llama2", \
-           O_FIXED, "of conversations; auto: by chat template, or special tokens") \
-    COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU") \
-    COUNT("seq", seq, "0", 0, 1 << 24, O_FIXED, "tokens per row; 0: as needed, at most 2048") \
-    CHOICE("pack", pack, "auto", "auto|on|off", O_FIXED, \
-           "several examples in a row; auto: on, but one-token --labels") \
-    TEXT("labels", labels, NULL, "WORDS", O_FIXED, \
-         "of labels 0, 1, .. of --data, a TSV: \" bad| good\"") \
-    TEXT("template", template_text, " It was", "TEXT", O_FIXED | O_EMPTY, \
-          "what stands between sentence and word") \
-    COUNT("accum", accum, "1", 1, 1 << 20, 0, "micro-batches per step, on each GPU") \
-    COUNT("seed", seed, "1337", 0, BIG, O_FIXED, \
-          "of first weights, order of data, noise, samples") \
-    TITLE("Training") \
-    COUNT("steps", steps, "1000", 0, 1e12, 0, \
-          "of the whole run; 0: only evaluate, sample or save") \
-    REAL("epochs", epochs, NULL, 1e-6, 1e9, O_OWN, "instead of --steps: passes over --data") \
-    REAL("lr", lr, "6e-4", 0, 1000, 0, "highest learning rate") \
-    COUNT("warmup", warmup, "auto", 0, 1e12, 0, "steps from 0 up to --lr; auto: 1/20 of --steps") \
-    CHOICE("schedule", schedule, "cosine", "cosine|linear|constant", 0, "how the rate falls then") \
-    REAL("min-lr", min_lr, "auto", 0, 1000, 0, "rate at the last step; auto: 1/10 of --lr") \
-    CHOICE("optimizer", optimizer, "adamw", "adamw|mezo", O_FIXED, \
-           "mezo: forward passes only, see below") \
-    REAL("weight-decay", weight_decay, "0.1", 0, 1000, 0, "of matrices") \
-    REAL("beta1", beta1, "0.9", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the first moment") \
-    REAL("beta2", beta2, "0.95", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the second moment") \
-    REAL("eps", eps, "1e-8", 1e-30, 1, O_FIXED | O_FO, "added to the root of the second moment") \
-    CHOICE("moments", moments, "fp32", "fp32|bf16", O_FO, \
-           "how both are stored; bf16: rounded at random") \
-    REAL("clip", clip, "1", 0, 1e30, O_FO, "largest gradient norm; 0: no clipping") \
-    TITLE("Evaluation and samples") \
-    COUNT("log-every", log_every, "auto", 1, BIG, 0, \
-          "steps per printed line (log.jsonl has all); auto: 1") \
-    COUNT("eval-every", eval_every, "100", 0, BIG, 0, "steps; 0: never") \
-    COUNT("eval-batches", eval_batches, "auto", 1, BIG, O_AUTO, \
-          "at most; auto: 20 of running text, all examples") \
-    TEXT("scores", scores, NULL, "FILE", O_OWN, \
-         "with --steps 0: each row's loss, JSON lines") \
-    COUNT("sample-every", sample_every, "0", 0, BIG, 0, "steps; 0: never") \
-    COUNT("sample-tokens", sample_tokens, "256", 1, 1e9, 0, "length of a sample") \
-    TEXT("prompt", prompt, NULL, "TEXT", O_EMPTY, "what a sample continues") \
-    FLAG("chat", chat, O_OWN, "with --steps 0: a conversation; --prompt is its system message") \
-    REAL("temperature", temperature, "0.8", 0, 1000, 0, "0: always the likeliest token") \
-    COUNT("top-k", top_k, "0", 0, 1 << 24, 0, "sample from the N likeliest tokens; 0: from all") \
-    REAL("top-p", top_p, "1", 1e-9, 1, 0, "of these, from the likeliest with this share; 1: all") \
-    TITLE("Files and the machine") \
-    TEXT("out", out, "out/default", "DIR", O_OWN, "log, weights, checkpoints: a new folder") \
-    FLAG("resume", resume, O_OWN, \
-         "continue the newest checkpoint in --out, as it was; auto: if any") \
-    COUNT("save-every", save_every, "auto", 0, BIG, 0, \
-          "steps; auto: 10 minutes, or 5 % of the time; 0: at the end") \
-    COUNT("keep", keep, "2", 1, BIG, 0, "checkpoints; older ones are deleted") \
-    FLAG("keep-best", keep_best, 0, "and that of the lowest validation loss; weights: OUT/best") \
-    FLAG("no-save", no_save, O_OWN, "leave only the log, and without --out nothing") \
-    CHOICE("save-dtype", save_dtype, "fp32", "fp32|bf16", 0, "of model.safetensors") \
-    COUNT("threads", threads, "0", 0, 4096, O_OWN, "0: one per core; of ranks, each its own") \
-    TEXT("dump", dump, NULL, "FILE", O_OWN, \
-         "loss, logits, gradients of the first batch; exit") \
-    FLAG("help", help, O_OWN, "this list") \
-    FLAG("version", version, O_OWN, "what this program is; exit") \
-    TITLE("GPU builds (train_gpt2cu, train_gpt2emu)") \
-    CHOICE("precision", precision, "bf16", "bf16|fp32|fp16", O_GPU, \
-           "of what is stored; sums are fp32; fp16: loss scaling") \
-    CHOICE("recompute", recompute, "auto", "auto|none|light|block", O_GPU | O_FO, \
-           "activations in backward; light: layer norms and GELU") \
-    TITLE("GPU builds: where the state of AdamW is, and who updates it") \
-    CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0, \
-           "of AdamW's state; auto: fastest as predicted; CPU: zenflow") \
-    CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU | O_FO, \
-           "host: layers' come when they are used; auto: the faster") \
-    REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO | O_SHARE, \
-         "share of it on the GPU; auto: what fits, or 0") \
-    COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_FO | O_SPLIT, \
-          "interleave: the GPU updates every Nth sub-group") \
-    REAL("share", share, "auto", 0, 1, O_GPU | O_FO | O_SPLIT, \
-         "or this share of the rest; auto: the best") \
-    COUNT("subgroup", subgroup, "auto", 4096, BIG, O_GPU | O_FO | O_OTHER, \
-          "parameters; auto: layers, at most 100 million") \
-    COUNT("slots", slots, "auto", 1, 1000, O_GPU | O_OTHER, \
-          "layers or sub-groups that visit at once; auto: what fits") \
-    CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_FO | O_OTHER, \
-           "of gradients on the link") \
-    FLAG("no-overlap", no_overlap, O_GPU, "compute, link and CPU take turns") \
-    TITLE("GPU builds: several GPUs, limits of memory, plans, measurements") \
-    COUNT("zero", zero, "auto", 1, 3, O_GPU | O_FO, \
-          "stage; auto: 2 on several GPUs, or 3 if it must be") \
-    COUNT("world", world, "1", 1, 1 << 16, O_OWN | O_GPU | O_PLAN, \
-          "with --plan: for so many GPUs") \
-    BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU, \
-          "use at most this: 23.5G, 24GB, 24GiB, of 1024^3 bytes; 0: all") \
-    BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU, \
-          "use at most this, even if less is free now; 0: all") \
-    FLAG("plan", plan, O_OWN | O_GPU, "print memory and predicted time; exit") \
-    TEXT("tune", tune, NULL, "FILE", O_GPU, \
-         "the products' fastest algorithms; measured if it lacks them") \
-    TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU, \
-         "what a machine can do; else it is measured when needed") \
-    FLAG("calibrate", calibrate, O_OWN | O_GPU, \
-         "measure them, of --model (else 7b), into --rates; exit") \
-    TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU, \
-         "a timeline of all steps for Perfetto") \
-    TITLE("Importance-aware updates (--offload zenflow)") \
-    REAL("zen-topk", zen_topk, "0.1", 0, 1, O_FIXED | O_FO | O_ZEN, \
-         "share of columns that are updated at every step") \
-    REAL("zen-window", zen_window, "4", 0.01, 1 << 20, O_FIXED | O_FO | O_ZEN | O_AUTO, \
-         "steps per update of the rest; 0.99 or auto: when 99 % need it") \
-    COUNT("zen-reselect", zen_reselect, "16", 0, BIG, O_FIXED | O_FO | O_ZEN, \
-          "windows per selection; 0: only one") \
-    COUNT("zen-warmup", zen_warmup, "auto", 1, BIG, O_FIXED | O_FO | O_ZEN | O_AUTO, \
-          "plain steps before the first selection; auto: --warmup") \
-    CHOICE("zen-overlap", zen_overlap, "on", "on|off", O_FIXED | O_FO | O_ZEN, \
-           "updates of the rest show a window late; off: at once") \
-    TITLE("Fine-tuning without gradients (--optimizer mezo: --lr 1e-6, constant, no decay)") \
-    REAL("zo-eps", zo_eps, "1e-3", 1e-6, 1, O_FIXED | O_ZO, "size of the perturbation") \
-    COUNT("zo-queries", zo_queries, "1", 1, 256, O_FIXED | O_ZO, \
-          "directions per step, each of two forward passes") \
-    CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_FIXED | O_ZO, \
-           "directions of normal numbers, or of signs") \
-    COUNT("resident-blocks", resident_blocks, "auto", 0, 1000, O_GPU | O_ZO, \
-          "layers that stay on the GPU; the rest visit it, in --slots") \
-    FLAG("zo-no-slots", zo_no_slots, O_GPU | O_ZO, "allocate memory at each visit") \
-    FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU | O_ZO, "a visit more, for the update")
-
-#define FIELD_NONE(...)
-#define FIELD_TEXT(name, field, ...) const char *field;
-#define FIELD_CHOICE(name, field, ...) int field;
-#define FIELD_COUNT(name, field, ...) size_t field;
-#define FIELD_REAL(name, field, ...) double field;
-#define FIELD_FLAG(name, field, ...) bool field;
-#define ADD_1(...) + 1
-enum { OPTION_COUNT = OPTIONS(ADD_1, ADD_1, ADD_1, ADD_1, ADD_1, ADD_1, ADD_1) };
-
 // "auto" is stored as AUTO_COUNT or AUTO_REAL, or as 0 where the range begins behind that. A text
 // that was not given is NULL. Texts point into argv, the table, or `saved`.
-typedef struct {
-    OPTIONS(FIELD_NONE, FIELD_TEXT, FIELD_CHOICE, FIELD_COUNT, FIELD_COUNT, FIELD_REAL, FIELD_FLAG)
+enum { OPTION_MOST = 100 };  // rows of the table, at most
+typedef struct {  // the fields of the table's options
+    const char *model, *data, *val, *tokenizer, *labels, *template_text, *scores, *prompt, *out,
+        *dump, *tune, *rates, *trace;
+    int chat_format, pack, schedule, optimizer, moments, save_dtype, precision, recompute,
+        offload, weights, grad_wire, zen_overlap, zo_noise;
+    size_t layers, heads, kv_heads, channels, ffn, context, vocab, batch, seq, accum, seed,
+        steps, warmup, log_every, eval_every, eval_batches, sample_every, sample_tokens, top_k,
+        save_every, keep, threads, stride, subgroup, slots, zero, world, gpu_memory,
+        host_memory, zen_reselect, zen_warmup, zo_queries, resident_blocks;
+    double epochs, lr, min_lr, weight_decay, beta1, beta2, eps, clip, temperature, top_p,
+        resident, share, zen_topk, zen_window, zo_eps;
+    bool chat, resume, keep_best, no_save, help, version, no_overlap, plan, calibrate,
+        zo_no_slots, zo_no_fused_update;
     bool resume_auto;          // --resume auto: if there is a checkpoint
+    bool help_all;             // --help all: every option
     bool gpu_build;
-    bool given[OPTION_COUNT];  // by row of the table: it was on the command line
+    bool given[OPTION_MOST];   // by row of the table: it was on the command line
     char *saved;               // owns the texts that came from a checkpoint
 } Options;
 
@@ -220,26 +85,182 @@ typedef struct {
     const char *name;     // without the two dashes; of a title row: the title
     size_t offset;        // of the field in Options
     const char *initial;  // default, as it would be written on the command line; NULL: none
-    const char *values;   // choices, "a|b|c"; of a text: what it is
-    double min, max;      // of numbers, both included
+    const char *values;   // choices, "a|b|c"; of a flag a word that may follow; else for --help
     int flags;
     const char *help;
+    double min, max;      // of numbers, both included
 } Option;
 
-#define ROW_TITLE(text) {O_TITLE, text, 0, NULL, NULL, 0, 0, 0, ""},
-#define ROW_TEXT(name, field, initial, what, flags, help) \
-    {O_TEXT, name, offsetof(Options, field), initial, what, 0, 0, flags, help},
-#define ROW_CHOICE(name, field, initial, values, flags, help) \
-    {O_CHOICE, name, offsetof(Options, field), initial, values, 0, 0, flags, help},
-#define ROW_NUMBER(type, name, field, initial, min, max, flags, help) \
-    {type, name, offsetof(Options, field), initial, NULL, min, max, flags, help},
-#define ROW_COUNT(...) ROW_NUMBER(O_COUNT, __VA_ARGS__)
-#define ROW_BYTES(...) ROW_NUMBER(O_BYTES, __VA_ARGS__)
-#define ROW_REAL(...) ROW_NUMBER(O_REAL, __VA_ARGS__)
-#define ROW_FLAG(name, field, flags, help) \
-    {O_FLAG, name, offsetof(Options, field), NULL, NULL, 0, 0, flags, help},
-static const Option option_table[] = {OPTIONS(ROW_TITLE, ROW_TEXT, ROW_CHOICE, ROW_COUNT, ROW_BYTES,
-                                              ROW_REAL, ROW_FLAG)};
+// Every option. A row of --help is a row here.
+#define AT(field) offsetof(Options, field)
+static const Option option_table[] = {
+    {O_TITLE, "Model"},
+    {O_TEXT, "model", AT(model), "nano", "NAME|PATH", O_MOST | O_FIXED,
+     "a name that --help all lists, or weights"},
+    {O_COUNT, "layers", AT(layers), "auto", "N", O_FIXED, "auto: as in the model", 1, 1000},
+    {O_COUNT, "heads", AT(heads), "auto", "N", O_FIXED, "auto: as in the model", 1, 65536},
+    {O_COUNT, "kv-heads", AT(kv_heads), "auto", "N", O_FIXED, "heads of keys and values", 1, 65536},
+    {O_COUNT, "channels", AT(channels), "auto", "N", O_FIXED, "auto: as in the model", 1, 65536},
+    {O_COUNT, "ffn", AT(ffn), "auto", "N", O_FIXED, "width of the MLP", 1, 1 << 20},
+    {O_COUNT, "context", AT(context), "auto", "N", O_FIXED, "auto: as in the model", 1, 1 << 24},
+    {O_COUNT, "vocab", AT(vocab), "auto", "N", O_FIXED, "auto: as in the model", 1, 1 << 24},
+    {O_TITLE, "Data"},
+    {O_TEXT, "data", AT(data), NULL, "PATH", O_MOST | O_READS,
+     "text, llm.c .bin tokens (or a glob), or JSON lines"},
+    {O_TEXT, "val", AT(val), NULL, "PATH", O_MOST | O_READS,
+     "validation data, or questions; else the last tenth of --data"},
+    {O_TEXT, "tokenizer", AT(tokenizer), NULL, "bytes|DIR", O_MOST,
+     "DIR: a tokenizer.json, or a merges.txt; else the model's, or bytes"},
+    {O_CHOICE, "chat-format", AT(chat_format), "auto",
+     "auto|chatml|llama3|mistral-v3|mistral|llama2", O_FIXED,
+     "of conversations; auto: by chat template, or special tokens"},
+    {O_COUNT, "batch", AT(batch), "8", "N", O_MOST,
+     "sequences per micro-batch, on each GPU", 1, 1 << 20},
+    {O_COUNT, "seq", AT(seq), "0", "N", O_MOST | O_FIXED,
+     "tokens per row; 0: as needed, at most 2048", 0, 1 << 24},
+    {O_CHOICE, "pack", AT(pack), "auto", "auto|on|off", O_FIXED,
+     "several examples in a row; auto: on, but one-token --labels"},
+    {O_TEXT, "labels", AT(labels), NULL, "WORDS", O_FIXED,
+     "of labels 0, 1, .. of --data, a TSV: \" bad| good\""},
+    {O_TEXT, "template", AT(template_text), " It was", "TEXT", O_FIXED | O_EMPTY,
+     "what stands between sentence and word"},
+    {O_COUNT, "accum", AT(accum), "1", "N", 0,
+     "micro-batches per step, on each GPU", 1, 1 << 20},
+    {O_COUNT, "seed", AT(seed), "1337", "N", O_FIXED,
+     "of first weights, order of data, noise, samples", 0, BIG},
+    {O_TITLE, "Training"},
+    {O_COUNT, "steps", AT(steps), "1000", "N", O_MOST,
+     "of the whole run; 0: only evaluate, sample or save", 0, 1e12},
+    {O_REAL, "epochs", AT(epochs), NULL, "F", O_MOST | O_OWN,
+     "instead of --steps: passes over --data", 1e-6, 1e9},
+    {O_REAL, "lr", AT(lr), "6e-4", "F", O_MOST, "highest learning rate", 0, 1000},
+    {O_COUNT, "warmup", AT(warmup), "auto", "N", 0,
+     "steps from 0 up to --lr; auto: 1/20 of --steps", 0, 1e12},
+    {O_CHOICE, "schedule", AT(schedule), "cosine", "cosine|linear|constant", 0,
+     "how the rate falls then"},
+    {O_REAL, "min-lr", AT(min_lr), "auto", "F", 0,
+     "rate at the last step; auto: 1/10 of --lr", 0, 1000},
+    {O_CHOICE, "optimizer", AT(optimizer), "adamw", "adamw|mezo", O_MOST | O_FIXED,
+     "mezo: forward passes only"},
+    {O_REAL, "weight-decay", AT(weight_decay), "0.1", "F", 0, "of matrices", 0, 1000},
+    {O_REAL, "beta1", AT(beta1), "0.9", "F", O_FIXED | O_FO,
+     "decay of the first moment", 0, 1 - 1e-9},
+    {O_REAL, "beta2", AT(beta2), "0.95", "F", O_FIXED | O_FO,
+     "decay of the second moment", 0, 1 - 1e-9},
+    {O_REAL, "eps", AT(eps), "1e-8", "F", O_FIXED | O_FO,
+     "added to the root of the second moment", 1e-30, 1},
+    {O_CHOICE, "moments", AT(moments), "fp32", "fp32|bf16", O_FO,
+     "how both are stored; bf16: rounded at random"},
+    {O_REAL, "clip", AT(clip), "1", "F", O_FO, "largest gradient norm; 0: no clipping", 0, 1e30},
+    {O_TITLE, "Evaluation and samples"},
+    {O_COUNT, "log-every", AT(log_every), "auto", "N", 0,
+     "steps per printed line (log.jsonl has all); auto: 1", 1, BIG},
+    {O_COUNT, "eval-every", AT(eval_every), "100", "N", 0, "steps; 0: never", 0, BIG},
+    {O_COUNT, "eval-batches", AT(eval_batches), "auto", "N", O_AUTO,
+     "at most; auto: 20 of running text, all examples", 1, BIG},
+    {O_TEXT, "scores", AT(scores), NULL, "FILE", O_OWN,
+     "with --steps 0: each row's loss, JSON lines"},
+    {O_COUNT, "sample-every", AT(sample_every), "0", "N", 0, "steps; 0: never", 0, BIG},
+    {O_COUNT, "sample-tokens", AT(sample_tokens), "256", "N", 0, "length of a sample", 1, 1e9},
+    {O_TEXT, "prompt", AT(prompt), NULL, "TEXT", O_MOST | O_EMPTY, "what a sample continues"},
+    {O_FLAG, "chat", AT(chat), NULL, NULL, O_MOST | O_OWN,
+     "a conversation with the model; --prompt is its system message"},
+    {O_REAL, "temperature", AT(temperature), "0.8", "F", 0,
+     "0: always the likeliest token", 0, 1000},
+    {O_COUNT, "top-k", AT(top_k), "0", "N", 0,
+     "sample from the N likeliest tokens; 0: from all", 0, 1 << 24},
+    {O_REAL, "top-p", AT(top_p), "1", "F", 0,
+     "of these, from the likeliest with this share; 1: all", 1e-9, 1},
+    {O_TITLE, "Files and the machine"},
+    {O_TEXT, "out", AT(out), "out/default", "DIR", O_MOST | O_OWN,
+     "log, weights, checkpoints: a new folder"},
+    {O_FLAG, "resume", AT(resume), NULL, "auto", O_MOST | O_OWN,
+     "continue the newest checkpoint in --out, as it was; auto: if any"},
+    {O_COUNT, "save-every", AT(save_every), "auto", "N", O_MOST,
+     "steps; auto: 10 minutes, or 5 % of the time; 0: at the end", 0, BIG},
+    {O_COUNT, "keep", AT(keep), "2", "N", 0, "checkpoints; older ones are deleted", 1, BIG},
+    {O_FLAG, "keep-best", AT(keep_best), NULL, NULL, 0,
+     "and that of the lowest validation loss; weights: OUT/best"},
+    {O_FLAG, "no-save", AT(no_save), NULL, NULL, O_OWN,
+     "leave only the log, and without --out nothing"},
+    {O_CHOICE, "save-dtype", AT(save_dtype), "fp32", "fp32|bf16", 0, "of model.safetensors"},
+    {O_COUNT, "threads", AT(threads), "0", "N", O_OWN,
+     "0: one per core; of ranks, each its own", 0, 4096},
+    {O_TEXT, "dump", AT(dump), NULL, "FILE", O_OWN,
+     "loss, logits, gradients of the first batch; exit"},
+    {O_FLAG, "help", AT(help), NULL, "all", O_MOST | O_OWN,
+     "this list; all: every option, and the models"},
+    {O_FLAG, "version", AT(version), NULL, NULL, O_OWN, "what this program is; exit"},
+    {O_TITLE, "GPU builds (train_gpt2cu, train_gpt2emu)"},
+    {O_CHOICE, "precision", AT(precision), "bf16", "bf16|fp32|fp16", O_GPU,
+     "of what is stored; sums are fp32; fp16: loss scaling"},
+    {O_CHOICE, "recompute", AT(recompute), "auto", "auto|none|light|block", O_GPU | O_FO,
+     "activations in backward; light: layer norms and GELU"},
+    {O_TITLE, "GPU builds: where the state of AdamW is, and who updates it"},
+    {O_CHOICE, "offload", AT(offload), "auto", "auto|none|zero|twinflow|interleave|zenflow", O_MOST,
+     "of AdamW's state; auto: fastest as predicted; CPU: zenflow"},
+    {O_CHOICE, "weights", AT(weights), "auto", "gpu|host|auto", O_GPU | O_FO,
+     "host: layers' come when they are used; auto: the faster"},
+    {O_REAL, "resident", AT(resident), "auto", "F", O_GPU | O_FO | O_SHARE,
+     "share of it on the GPU; auto: what fits, or 0", 0, 1},
+    {O_COUNT, "stride", AT(stride), "auto", "N", O_GPU | O_FO | O_SPLIT,
+     "interleave: the GPU updates every Nth sub-group", 1, BIG},
+    {O_REAL, "share", AT(share), "auto", "F", O_GPU | O_FO | O_SPLIT,
+     "or this share of the rest; auto: the best", 0, 1},
+    {O_COUNT, "subgroup", AT(subgroup), "auto", "N", O_GPU | O_FO | O_OTHER,
+     "parameters; auto: layers, at most 100 million", 4096, BIG},
+    {O_COUNT, "slots", AT(slots), "auto", "N", O_GPU | O_OTHER,
+     "layers or sub-groups that visit at once; auto: what fits", 1, 1000},
+    {O_CHOICE, "grad-wire", AT(grad_wire), "bf16", "bf16|fp32", O_GPU | O_FO | O_OTHER,
+     "of gradients on the link"},
+    {O_FLAG, "no-overlap", AT(no_overlap), NULL, NULL, O_GPU, "compute, link and CPU take turns"},
+    {O_TITLE, "GPU builds: several GPUs, limits of memory, plans, measurements"},
+    {O_COUNT, "zero", AT(zero), "auto", "N", O_MOST | O_GPU | O_FO,
+     "stage; auto: 2 on several GPUs, or 3 if it must be", 1, 3},
+    {O_COUNT, "world", AT(world), "1", "N", O_OWN | O_GPU | O_PLAN,
+     "with --plan: for so many GPUs", 1, 1 << 16},
+    {O_BYTES, "gpu-memory", AT(gpu_memory), "0", "SIZE", O_MOST | O_OWN | O_GPU,
+     "use at most this: 23.5G, 24GB, 24GiB, of 1024^3 bytes; 0: all", 0, 1e15},
+    {O_BYTES, "host-memory", AT(host_memory), "0", "SIZE", O_MOST | O_OWN | O_GPU,
+     "use at most this, even if less is free now; 0: all", 0, 1e15},
+    {O_FLAG, "plan", AT(plan), NULL, NULL, O_MOST | O_OWN | O_GPU,
+     "print memory and predicted time; exit"},
+    {O_TEXT, "tune", AT(tune), NULL, "FILE", O_GPU,
+     "the products' fastest algorithms; measured if it lacks them"},
+    {O_TEXT, "rates", AT(rates), NULL, "FILE", O_OWN | O_GPU,
+     "what a machine can do; else it is measured when needed"},
+    {O_FLAG, "calibrate", AT(calibrate), NULL, NULL, O_OWN | O_GPU,
+     "measure them, of --model (else 7b), into --rates; exit"},
+    {O_TEXT, "trace", AT(trace), NULL, "FILE", O_OWN | O_GPU,
+     "a timeline of all steps for Perfetto"},
+    {O_TITLE, "Importance-aware updates (--offload zenflow)"},
+    {O_REAL, "zen-topk", AT(zen_topk), "0.1", "F", O_FIXED | O_FO | O_ZEN,
+     "share of columns that are updated at every step", 0, 1},
+    {O_REAL, "zen-window", AT(zen_window), "4", "F", O_FIXED | O_FO | O_ZEN | O_AUTO,
+     "steps per update of the rest; 0.99 or auto: when 99 % need it", 0.01, 1 << 20},
+    {O_COUNT, "zen-reselect", AT(zen_reselect), "16", "N", O_FIXED | O_FO | O_ZEN,
+     "windows per selection; 0: only one", 0, BIG},
+    {O_COUNT, "zen-warmup", AT(zen_warmup), "auto", "N", O_FIXED | O_FO | O_ZEN | O_AUTO,
+     "plain steps before the first selection; auto: --warmup", 1, BIG},
+    {O_CHOICE, "zen-overlap", AT(zen_overlap), "on", "on|off", O_FIXED | O_FO | O_ZEN,
+     "updates of the rest show a window late; off: at once"},
+    {O_TITLE, "Fine-tuning without gradients (--optimizer mezo: --lr 1e-6, constant, no decay)"},
+    {O_REAL, "zo-eps", AT(zo_eps), "1e-3", "F", O_FIXED | O_ZO,
+     "size of the perturbation", 1e-6, 1},
+    {O_COUNT, "zo-queries", AT(zo_queries), "1", "N", O_FIXED | O_ZO,
+     "directions per step, each of two forward passes", 1, 256},
+    {O_CHOICE, "zo-noise", AT(zo_noise), "gaussian", "gaussian|rademacher", O_FIXED | O_ZO,
+     "directions of normal numbers, or of signs"},
+    {O_COUNT, "resident-blocks", AT(resident_blocks), "auto", "N", O_GPU | O_ZO,
+     "layers that stay on the GPU; the rest visit it, in --slots", 0, 1000},
+    {O_FLAG, "zo-no-slots", AT(zo_no_slots), NULL, NULL, O_GPU | O_ZO,
+     "allocate memory at each visit"},
+    {O_FLAG, "zo-no-fused-update", AT(zo_no_fused_update), NULL, NULL, O_GPU | O_ZO,
+     "a visit more, for the update"},
+};
+#undef AT
+enum { OPTION_COUNT = sizeof option_table / sizeof *option_table };
+static_assert((int)OPTION_COUNT <= (int)OPTION_MOST, "Options.given has a place for each");
 
 // Row of the option with this name of n bytes, or -1.
 static int option_find(const char *name, size_t n) {
@@ -391,12 +412,12 @@ static void unknown_option(const char *arg) {
         if (d < best) { best = d; nearest = known; }
     }
     int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
-    if (nearest == NULL) die("unknown option %.*s; see --help", shown, arg);
+    if (nearest == NULL) die("unknown option %.*s; see --help all", shown, arg);
     die("unknown option %.*s; did you mean --%s?", shown, arg, nearest);
 }
 
-// Refuses combinations that cannot work.
-static void options_check(const Options *o) {
+// Refuses options that are only for another optimizer or mode, by their flags.
+static void options_check_flags(const Options *o) {
     const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
     const bool interleave = o->offload == OFFLOAD_INTERLEAVE;
     const struct { int flag; bool fits; const char *needed; } groups[] = {
@@ -406,66 +427,66 @@ static void options_check(const Options *o) {
          "--offload twinflow, interleave or zenflow"},
         {O_OTHER, !zenflow, "another --offload than zenflow"},
         {O_PLAN, o->plan, "--plan; a launcher starts a process for each GPU of a run"}};
-    for (size_t k = 0; k < sizeof groups / sizeof groups[0]; k++)
-        for (int i = 0; i < OPTION_COUNT; i++) {
-            const Option *opt = &option_table[i];
-            if (o->given[i] && (opt->flags & groups[k].flag) && !groups[k].fits)
-                die("--%s needs %s", opt->name, groups[k].needed);
-        }
-    if (o->min_lr > o->lr) die("--min-lr %g is above --lr %g", o->min_lr, o->lr);
-    if (o->epochs > 0 && option_given(o, "steps"))
-        die("--epochs and --steps say the same in two ways: leave one out");
-    if (o->steps > 0 && o->epochs == 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps)
-        die("--warmup %zu is longer than --steps %zu", o->warmup, o->steps);
-    if ((double)o->batch * (double)(o->seq > 0 ? o->seq : 1) * (double)o->accum > 1e12)
-        die("--batch %zu times --seq %zu times --accum %zu is too much for one", o->batch, o->seq,
-            o->accum);
-    if (!o->gpu_build && option_given(o, "offload") && o->offload > OFFLOAD_NONE && !zenflow)
-        die("the CPU trainer has nothing to offload; it knows --offload none and zenflow");
-    if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)
-        die("--offload places the state of AdamW; with mezo: --resident-blocks");
-    if (o->weights == WEIGHTS_HOST && o->offload == OFFLOAD_NONE)
-        die("--weights host needs state on the host, and --offload none leaves none there");
-    if (o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2))
-        die("--weights host needs --zero 3: with %zu, each GPU holds all weights", o->zero);
-    if ((mezo || zenflow || o->labels != NULL) && o->dump != NULL)
-        die("--dump shows the gradient of plain training, without --optimizer, --offload and "
-            "--labels");
-    if (zenflow && o->zen_window < 1 && (o->zen_topk == 0 || o->zen_topk == 1))
-        die("--zen-window auto needs columns and a rest; --zen-topk %g leaves only one of them",
-            o->zen_topk);
-    if (o->zen_window > 1 && o->zen_window != floor(o->zen_window))
-        die("--zen-window %g: a window has whole steps, or ends by a share below 1",
-            o->zen_window);
-    if (option_given(o, "stride") && option_given(o, "share"))
-        die("--stride and --share say the same in two ways: leave one out");
-    if (o->labels != NULL && o->sample_every > 0)
-        die("--sample-every needs running text, and --labels reads sentences");
-    if (o->keep_best && (o->eval_every == 0 || (o->no_save && option_given(o, "keep-best"))))
-        die("--keep-best keeps the checkpoint of an evaluation: leave out %s",
-            o->eval_every == 0 ? "--eval-every 0" : "--no-save");
-    if (o->scores != NULL && (o->steps > 0 || o->prompt != NULL || o->chat))
-        die("--scores is of an evaluation: --steps 0, without --prompt and --chat");
-    if (o->chat && (o->steps > 0 || o->epochs > 0 || o->dump != NULL))
-        die("--chat is a conversation with a trained model: it needs --steps 0, and --model DIR");
-    if (o->plan || o->calibrate) return;
-    if (o->data == NULL && (o->steps > 0 || o->dump != NULL))
-        die("--data is missing: name a text or .bin file: --data my.txt");
-    if (o->data == NULL && o->val == NULL && o->prompt == NULL && !o->chat
-        && !option_given(o, "out"))
-        die("--steps 0 needs --data or --val to evaluate, --prompt or --chat to sample, or --out "
-            "to save the model");
+    for (size_t k = 0; k < sizeof groups / sizeof *groups; k++)
+        for (int i = 0; i < OPTION_COUNT; i++)
+            if (o->given[i] && (option_table[i].flags & groups[k].flag) && !groups[k].fits)
+                die("--%s needs %s", option_table[i].name, groups[k].needed);
 }
 
-static void options_help(FILE *f, const char *program) {
-    fprintf(f, "usage: %s --data FILE [options]\n\n"
-               "  %s --data my.txt                  trains a small GPT on the bytes of a text\n"
-               "  %s --resume --steps 5000          goes on with it\n"
-               "  %s --model out/default --prompt \"Once \"  shows what it has learned\n\n"
-               "[x]: the default. =: fixed by the checkpoint; all others may change on --resume.\n"
-               "Behind --, an option replaces the same one in front of it.\n"
-               "Models:", program, program, program, program);
-    size_t column = 7;
+// Refuses what cannot be combined, in the words of the first row that is true.
+static void options_check(const Options *o) {
+    options_check_flags(o);
+    const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
+    const bool placed = option_given(o, "offload"), steps = o->steps > 0;
+    const bool runs = !o->plan && !o->calibrate, reads = o->data != NULL || o->val != NULL;
+    const struct { bool is; const char *why; double x, y; } refused[] = {
+        {o->min_lr > o->lr, "--min-lr %g is above --lr %g", o->min_lr, o->lr},
+        {o->epochs > 0 && option_given(o, "steps"),
+         "--epochs and --steps say the same in two ways: leave one out"},
+        {steps && o->epochs == 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps,
+         "--warmup %.16g is longer than --steps %.16g", (double)o->warmup, (double)o->steps},
+        {(double)o->batch * (double)(o->seq > 0 ? o->seq : 1) * (double)o->accum > 1e12,
+         "--batch times --seq times --accum is too much for one step"},
+        {!o->gpu_build && placed && o->offload > OFFLOAD_NONE && !zenflow,
+         "the CPU trainer has nothing to offload; it knows --offload none and zenflow"},
+        {mezo && placed && o->offload != OFFLOAD_NONE,
+         "--offload places the state of AdamW; with mezo: --resident-blocks"},
+        {o->weights == WEIGHTS_HOST && o->offload == OFFLOAD_NONE,
+         "--weights host needs state on the host, and --offload none leaves none there"},
+        {o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2),
+         "--weights host needs --zero 3: with %g, each GPU holds all weights", (double)o->zero},
+        {(mezo || zenflow || o->labels != NULL) && o->dump != NULL,
+         "--dump shows the gradient of plain training, without --optimizer, --offload and "
+         "--labels"},
+        {zenflow && o->zen_window < 1 && (o->zen_topk == 0 || o->zen_topk == 1),
+         "--zen-window auto needs columns and a rest; --zen-topk %g leaves only one of them",
+         o->zen_topk},
+        {o->zen_window > 1 && o->zen_window != floor(o->zen_window),
+         "--zen-window %g: a window has whole steps, or ends by a share below 1", o->zen_window},
+        {option_given(o, "stride") && option_given(o, "share"),
+         "--stride and --share say the same in two ways: leave one out"},
+        {o->labels != NULL && o->sample_every > 0,
+         "--sample-every needs running text, and --labels reads sentences"},
+        {o->keep_best && o->eval_every == 0,
+         "--keep-best keeps the checkpoint of an evaluation: leave out --eval-every 0"},
+        {o->no_save && option_given(o, "keep-best"),
+         "--keep-best keeps the checkpoint of an evaluation: leave out --no-save"},
+        {o->scores != NULL && (steps || o->prompt != NULL || o->chat),
+         "--scores is of an evaluation: --steps 0, without --prompt and --chat"},
+        {o->chat && (steps || o->epochs > 0 || o->dump != NULL),
+         "--chat is a conversation with a trained model: it needs --steps 0, and --model DIR"},
+        {runs && o->data == NULL && (steps || o->dump != NULL),
+         "--data is missing: name a text or .bin file: --data my.txt"},
+        {runs && !reads && o->prompt == NULL && !o->chat && !option_given(o, "out"),
+         "--steps 0 needs --data or --val to evaluate, --prompt or --chat to sample, or --out "
+         "to save the model"}};
+    for (size_t k = 0; k < sizeof refused / sizeof *refused; k++)
+        if (refused[k].is) die(refused[k].why, refused[k].x, refused[k].y);
+}
+
+// Prints the models of --model: presets, and what else it takes.
+static void models_help(FILE *f) {
+    size_t column = (size_t)fprintf(f, "Models:");
     for (size_t i = 0; i < sizeof gpt2_presets / sizeof *gpt2_presets; i++) {
         const char *name = gpt2_presets[i].name;
         if (column + strlen(name) > 90) column = (size_t)fprintf(f, "\n       ") - 1;
@@ -473,20 +494,57 @@ static void options_help(FILE *f, const char *program) {
     }
     fprintf(f, "\n        dN (N layers, shaped like GPT-2), and weights in Hugging Face naming: a\n"
                "        directory or a .safetensors file\n");
+}
+
+// Prints what most runs need, or with `all` every option.
+static void options_help(FILE *f, const char *program, bool all) {
+    const Option *title = NULL;
+    fprintf(f, "usage: %s --data FILE [options]\n\n"
+               "  %s --data my.txt                  trains a small GPT on the bytes of a text\n"
+               "  %s --resume --steps 5000          goes on with it\n"
+               "  %s --model out/default --prompt \"Once \"  shows what it has learned\n\n"
+               "[x]: the default. =: fixed by the checkpoint; all others may change on --resume.\n"
+               "Behind --, an option replaces the same one in front of it.\n",
+            program, program, program, program);
+    if (all) models_help(f);
+    else fprintf(f, "What most runs need; --help all has every option, and the models.\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *opt = &option_table[i];
-        const char *value = opt->values != NULL ? opt->values : opt->type == O_REAL ? "F"
-                          : opt->type == O_BYTES ? "SIZE" : "N";
         char left[100];
-        if (opt->type == O_TITLE) { fprintf(f, "\n%s\n", opt->name); continue; }
-        const bool or_auto = opt->values == NULL && option_has_auto(opt);
-        if (opt->type == O_FLAG) snprintf(left, sizeof left, "--%s", opt->name);
-        else snprintf(left, sizeof left, "--%s %s%s", opt->name, value, or_auto ? "|auto" : "");
+        if (opt->type == O_TITLE) title = opt;
+        if (opt->type == O_TITLE || !(all || (opt->flags & O_MOST))) continue;
+        if (title != NULL) fprintf(f, "\n%s\n", title->name);
+        title = NULL;
+        const char *or_auto = opt->type != O_CHOICE && option_has_auto(opt) ? "|auto" : "";
+        if (opt->type == O_FLAG)
+            snprintf(left, sizeof left, opt->values != NULL ? "--%s [%s]" : "--%s", opt->name,
+                     opt->values);
+        else snprintf(left, sizeof left, "--%s %s%s", opt->name, opt->values, or_auto);
         fprintf(f, "  %-30s", left);
         if (strlen(left) > 29) fprintf(f, "\n  %-30s", "");
         fprintf(f, "%c %s", opt->flags & O_FIXED ? '=' : ' ', opt->help);
         if (opt->initial != NULL) fprintf(f, "%s[%s]", opt->help[0] ? " " : "", opt->initial);
         fputc('\n', f);
+    }
+}
+
+// Sets what was not given, and follows from what was.
+static void options_default(Options *o) {
+    if (o->data == NULL && o->val == NULL && (o->prompt != NULL || o->chat)
+        && option_given(o, "model") && !option_given(o, "steps") && !option_given(o, "out")
+        && o->dump == NULL && !o->plan)
+        o->steps = 0;  // to sample needs no more
+    if (o->calibrate && !option_given(o, "model")) {
+        o->model = CALIBRATED_MODEL;
+        if (!option_given(o, "seq")) o->seq = CALIBRATED_SEQ;
+        if (!option_given(o, "batch")) o->batch = 1;
+    }
+    if (o->optimizer == OPTIMIZER_MEZO) {  // what suits AdamW would end it
+        if (!option_given(o, "lr")) o->lr = 1e-6;
+        if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;
+        if (!option_given(o, "weight-decay")) o->weight_decay = 0;
+        if (!option_given(o, "warmup")) o->warmup = 0;
+        if (!option_given(o, "min-lr") && o->min_lr > o->lr) o->min_lr = AUTO_REAL;
     }
 }
 
@@ -512,11 +570,11 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
         const Option *opt = &option_table[row];
         if (opt->type == O_FLAG) {
             const char *next = value != NULL ? value + 1 : argv[i + 1];
-            const bool has_auto = opt->offset == offsetof(Options, resume) && next != NULL
-                               && strcmp(next, "auto") == 0;
-            if (value != NULL && !has_auto) die("--%s takes no value", opt->name);
-            i += has_auto && value == NULL;
-            o->resume_auto = o->resume_auto || has_auto;
+            const bool word = opt->values != NULL && next != NULL && strcmp(next, opt->values) == 0;
+            if (value != NULL && !word) die("--%s takes no value", opt->name);
+            i += word && value == NULL;
+            if (word && opt->offset == offsetof(Options, resume)) o->resume_auto = true;
+            else if (word) o->help_all = true;
             value = "true";
         } else if (value != NULL) {
             value++;
@@ -536,26 +594,11 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
             die("--%s is an option of the GPU builds; this is the CPU trainer", opt->name);
         o->given[row] = true;
     }
-    if (o->help) options_help(stdout, argv[0]);
+    if (o->help) options_help(stdout, argv[0], o->help_all);
     else if (o->version) printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
                                 cpu_instructions());
     if (o->help || o->version) exit(fflush(stdout) == 0 ? 0 : 1);
-    if (o->data == NULL && o->val == NULL && (o->prompt != NULL || o->chat)
-        && option_given(o, "model") && !option_given(o, "steps") && !option_given(o, "out")
-        && o->dump == NULL && !o->plan)
-        o->steps = 0;  // to sample needs no more
-    if (o->calibrate && !option_given(o, "model")) {
-        o->model = CALIBRATED_MODEL;
-        if (!option_given(o, "seq")) o->seq = CALIBRATED_SEQ;
-        if (!option_given(o, "batch")) o->batch = 1;
-    }
-    if (o->optimizer == OPTIMIZER_MEZO) {  // what suits AdamW would end it
-        if (!option_given(o, "lr")) o->lr = 1e-6;
-        if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;
-        if (!option_given(o, "weight-decay")) o->weight_decay = 0;
-        if (!option_given(o, "warmup")) o->warmup = 0;
-        if (!option_given(o, "min-lr") && o->min_lr > o->lr) o->min_lr = AUTO_REAL;
-    }
+    options_default(o);
     if (o->dump != NULL && o->resume)
         die("--dump shows the first step of a run: leave out --resume, or load the weights with "
             "--model DIR");

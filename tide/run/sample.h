@@ -214,43 +214,51 @@ static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size
     sample_check(s, "conversation");
 }
 
-// --chat: each line of the standard input that is not empty is a user's turn, which is answered to
-// the end of the turn or for --sample-tokens; behind a \ at a line's end the turn goes on. --prompt
-// is the system message. If the turns leave no room for an answer in the window, the oldest are
-// forgotten. Ends with the input, or when *stop is no longer 0.
+// Reads a user's turn, of *n bytes: a line of the standard input; behind a \ at its end the turn goes
+// on. NULL: there is none.
+static char *chat_turn(bool terminal, size_t *n) {
+    char *text = NULL, *line = NULL;
+    size_t space = 0;
+    bool any = false, more = false;
+    FILE *f = text_open(&text, n);
+    do {
+        if (terminal) printf(more ? "  " : "> ");
+        fflush(stdout);
+        if (getline(&line, &space, stdin) < 0) break;
+        const size_t length = strcspn(line, "\r\n");
+        more = length > 0 && line[length - 1] == '\\';
+        if (more) line[length - 1] = '\n';
+        fwrite(line, 1, length, f);
+        any = true;
+    } while (more);
+    text_close(f);
+    free(line);
+    if (any) return text;
+    free(text);
+    return NULL;
+}
+
+// --chat: each turn that is not empty is answered to its end or for --sample-tokens. --prompt is the
+// system message. If the turns leave no room for an answer in the window, the oldest are forgotten.
+// Ends with the input, or when *stop is no longer 0.
 static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c, SampleNext *next,
                         void *model, const volatile sig_atomic_t *stop) {
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");
-    bool full = false, more = false;
+    bool full = false;
     const bool spaceless = chat->format->says[CHAT_ASSISTANT][1] == ' ';  // behind ^
     const ChatMessage given = {CHAT_SYSTEM, o->prompt, system ? strlen(o->prompt) : 0};
     Sampler s = sampler_make(o, chat->t, c, chat->begin, 0, next, model);
     const size_t room = min_size(o->sample_tokens, s.context / 2);
     ChatMessage *m = (ChatMessage *)array_grow(NULL, 0, sizeof *m, "a conversation");
-    size_t count = 0, space = 0;
-    char *line = NULL;
+    size_t count = 0, length;
+    char *text;
     s.end = chat->ids[0];
     s.stop = stop;
     if (system) m[count++] = given;
     if (terminal) printf("(a line that ends with \\ goes on in the next one)\n");
-    while (*stop == 0) {
-        char *text = NULL, *all;
-        do {
-            if (terminal) printf(more ? "  " : "> ");
-            fflush(stdout);
-            if (getline(&line, &space, stdin) < 0) break;
-            line[strcspn(line, "\r\n")] = '\0';
-            const size_t n = strlen(line);
-            more = n > 0 && line[n - 1] == '\\';
-            if (more) line[n - 1] = '\n';
-            if (asprintf(&all, "%s%s", text != NULL ? text : "", line) < 0)
-                fail("out of memory: a turn");
-            free(text);
-            text = all;
-        } while (more);
-        if (text == NULL) break;
-        const ChatMessage turn[2] = {{CHAT_USER, text, strlen(text)}, {CHAT_ASSISTANT, NULL, 0}};
-        if (encode_white(chat->t, text, turn[0].n, false, true) == turn[0].n) {
+    while (*stop == 0 && (text = chat_turn(terminal, &length)) != NULL) {
+        const ChatMessage turn[2] = {{CHAT_USER, text, length}, {CHAT_ASSISTANT, NULL, 0}};
+        if (encode_white(chat->t, text, length, false, true) == length) {
             free(text);
             continue;
         }
@@ -291,7 +299,6 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
     if (terminal) printf("\n");
     free(s.tokens);
     free(s.logits);
-    free(line);
 }
 
 #endif

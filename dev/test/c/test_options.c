@@ -154,11 +154,31 @@ static void combinations_that_work_are_accepted(void) {
     }
 }
 
+// What --help shows without a word: the rows of what most runs need, on a screen.
+static void help_is_short(void) {
+    char *text = NULL;
+    size_t n = 0, lines = 0;
+    FILE *f = open_memstream(&text, &n);
+    options_help(f, "train_gpt2", false);
+    fclose(f);
+    for (const char *c = text; *c != '\0'; c++) lines += *c == '\n';
+    CHECK(lines <= 48, "%zu lines", lines);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const Option *x = &option_table[i];
+        char find[80];
+        snprintf(find, sizeof find, "\n  --%s ", x->name);
+        CHECK(x->type == O_TITLE || (strstr(text, find) != NULL) == ((x->flags & O_MOST) != 0), "%s",
+              x->name);
+    }
+    CHECK(strstr(text, "\nModel\n") && !strstr(text, "\nImportance"), "groups");
+    free(text);
+}
+
 static void help_is_complete_and_narrow(void) {
     char *text = NULL;
     size_t n = 0;
     FILE *f = open_memstream(&text, &n);
-    options_help(f, "train_gpt2");
+    options_help(f, "train_gpt2", true);
     fclose(f);
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *x = &option_table[i];
@@ -322,6 +342,7 @@ int main(void) {
     RUN(options_are_stored_in_their_fields);
     RUN(a_long_word_is_refused);
     RUN(combinations_that_work_are_accepted);
+    RUN(help_is_short);
     RUN(help_is_complete_and_narrow);
     RUN(a_checkpoint_restores_what_was_not_given);
     RUN(a_checkpoint_refuses_another_run);

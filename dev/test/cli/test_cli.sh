@@ -18,7 +18,7 @@ steps="$small --steps 12 --eval-every 5 --eval-batches 2 --save-every 3 --keep 3
 
 check run_ends "$tide" $steps --out whole
 hint=$(sed -n 's/^try it: //p' check.out)
-check hint_is_said expr "$hint" : '.* --model whole --steps 0 --prompt "..."$'
+check hint_is_said expr "$hint" : '.* --model whole --prompt "..."$'
 check hint_works sh -c "$hint --sample-tokens 3"
 check log_has_every_step test "$(grep -c '"loss"' whole/log.jsonl)" -eq 12
 check log_has_evaluations test "$(grep -c '"val_loss"' whole/log.jsonl)" -eq 3

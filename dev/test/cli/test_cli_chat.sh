@@ -49,7 +49,7 @@ for name in tokenizer.json tokenizer_config.json chat_template.jinja; do
 done
 check the_format_is_said grep -qx 'conversations: llama3, as the chat template says; default system message: none' tuned.out
 check a_template_whose_end_of_turn_stops_nothing_is_noted grep -q '^note: generation_config.json lacks token 2009, ' tuned.out
-check the_hint_is_a_chat grep -q '^try it: .* --model tuned --steps 0 --chat$' tuned.out
+check the_hint_is_a_chat grep -q '^try it: .* --model tuned --chat$' tuned.out
 # answers PROGRAM OPTION...: to the lines of the standard input, with the exit code
 answers() {
     said=$1
@@ -127,14 +127,14 @@ check the_script_asks_in_the_named_format test "$(grep -c '^> colour of' named.o
 for format in llama2 mistral; do
     "$cpu" --model nano --layers 1 --channels 64 --context 128 --tokenizer "$fixtures" --data chat.jsonl --val chat.jsonl \
         --chat-format $format --steps 150 --batch 4 --lr 1e-2 --eval-every 0 --save-every 0 --out $format >$format.out 2>&1
-    check "the_hint_names_$format" grep -q "^try it: .* --steps 0 --chat --chat-format $format\$" $format.out
+    check "the_hint_names_$format" grep -q "^try it: .* --chat --chat-format $format\$" $format.out
     check "its_template_is_saved_$format" grep -q '\[INST\] ' $format/chat_template.jinja
     check "it_answers_in_$format" test "$(printf 'colour of sea?\nsure?\n' | "$cpu" --model $format --steps 0 --chat \
         --temperature 0 --sample-tokens 12 --chat-format $format | sed 's/ $//')" = 'blue
 yes, blue'
 done
 "$cpu" $model --tokenizer tokenizer --data chat.jsonl --steps 1 --out 'two words' >words.out
-check the_hint_is_for_a_shell grep -q "^try it: .* --model 'two words' --steps 0 --chat$" words.out
+check the_hint_is_for_a_shell grep -q "^try it: .* --model 'two words' --chat$" words.out
 talk='--model tuned --steps 0 --chat'
 "$tide" $talk --plan --gpu-memory 1G --host-memory 1G >plan.out
 check a_plan_of_a_chat sh -c 'grep -q "^model: 2 layers" plan.out && n=$(sed -n "s/^GPU  total  *\([0-9.]*\) of .*/\1/p" plan.out) &&

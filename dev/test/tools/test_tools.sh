@@ -6,7 +6,7 @@ set -u
 top=$(pwd)
 timeline=$top/build/timeline plot=$top/build/plot columns=$top/build/columns
 compare=$top/build/compare tokenize=$top/build/tokenize
-unpickle=$top/build/unpickle reviews=$top/build/reviews
+unpickle=$top/build/unpickle reviews=$top/build/reviews rows=$top/build/rows
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -177,5 +177,40 @@ refuses whole_number 2 '"1.5" is not a whole number' "$tokenize" --show open_tra
 refuses negative_number 2 'tokens -3: must be 0 to 2147483647' "$tokenize" --show open_train_000000.bin --tokens -3
 refuses nan_is_no_number 2 '"-nan" is not a number' "$tokenize" --out new --val -nan text
 refuses blank_is_no_number 2 'is not a number' "$tokenize" --out new --shard-tokens ' 5' text
+# rows: a conversation as doc/chat.md shows it, documents of a packed row, running text
+sed -n 's/^    \({"messages": .*"The king."}]}\)$/\1/p' "$top/doc/chat.md" >talk
+few="--layers 1 --heads 1 --channels 8 --context 64 --seq 64 --batch 1"
+chat="$few --tokenizer $top/dev/test/fixtures/tokenizer/small-llama3 --data talk --val talk"
+# shellcheck disable=SC2086  # options are words
+{
+    "$rows" 1 $chat | sed -n '/^row /,$s/^/    /p' >shown
+    check rows_are_as_the_lesson_shows sh -c '[ "$(wc -l <shown)" -eq 8 ] && sed -n "/^    row 1 of 1/,/king/p" "$1" | diff - shown' \
+        - "$top/doc/chat.md"
+    cat talk talk >two
+    "$rows" 1 $chat -- --data two >shown
+    check rows_show_each_document sh -c 'grep -q "^row 1 of 1: 62 tokens of 64, 8 trained" shown &&
+        [ "$(grep -c "^  <|begin_of_text|>" shown) $(grep -c "^  >>The king.<|eot_id|><<$" shown)" = "2 2" ]'
+    check rows_of_text sh -c '"$1" 1 --data "$2" $3 | grep -q "^row 1 of [0-9]*: 64 tokens of 64, 64 trained"' - "$rows" \
+        "$top/LICENSE" "$few -- --seq 64"
+    refuses rows_of_nothing 2 'no row to train: --data names none' "$rows" 1 $few --steps 0 --val text -- --seq 8
+}
+check rows_leave_nothing test ! -e out
+refuses rows_none 2 'N 0: must be 1 to' "$rows" 0 --data text
+# make install: the programs, a page and a completion, which know each option; and what removes them
+check install_with_a_prefix make -C "$top" install DESTDIR="$work/root place" PREFIX=/usr
+page="root place/usr/share/man/man1/train_gpt2.1" completion="root place/usr/share/bash-completion/completions/train_gpt2"
+check the_installed_program_runs sh -c '"root place/usr/bin/train_gpt2" --version | grep -q "^tide.c "'
+"$top/train_gpt2" --help all | sed -n 's/^  \(--[a-z0-9-]*\).*/\1/p' | sort >options
+sed -n 's/\\-/-/g; s/^\.B \(--[a-z0-9-]*\).*/\1/p' "$page" | sort >said
+check the_page_has_all_options sh -c '[ "$(wc -l <options)" -gt 60 ] && diff options said'
+if command -v bash >/dev/null; then
+    # shellcheck disable=SC2016  # of the inner shell
+    bash -c '. "$1"; COMP_WORDS=(train_gpt2 --schedule l) COMP_CWORD=2; _train_gpt2; echo "${COMPREPLY[*]}"
+        COMP_WORDS=(train_gpt2 --); COMP_CWORD=1; _train_gpt2; printf "%s\n" "${COMPREPLY[@]}" | sort' - "$completion" >said
+    check the_completion_has_them sh -c '(echo linear; cat options) | diff - said'
+fi
+make -C "$top" uninstall DESTDIR="$work/root place" PREFIX=/usr >/dev/null
+check uninstall_leaves_no_file test "$(find "root place" -type f | wc -l)" -eq 0
+
 refuses reviews_negative 2 'N -3: must be 1 to' "$reviews" -3 1
 refuses reviews_text 2 'SEED: "x" is not a number' "$reviews" 3 x
