@@ -378,38 +378,3 @@ check disk_full_keeps_the_weights same_weights whole full_disk
 check disk_full_keeps_the_checkpoint test -d full_disk/checkpoints/step_00000012
 check disk_full_leaves_no_rubbish sh -c '! ls -R full_disk | grep -q tmp'
 check after_disk_full_it_goes_on "$tide" --resume --out full_disk --steps 14
-
-# --- the Makefile --------------------------------------------------------------------------------
-
-# made OPTION...: `make run`, for two steps
-made() {
-    make -s -C "$top" run TRAINER=train_gpt2 OUT="$work/made by me/" \
-        ARGS="--steps 2 --layers 1 --channels 32 --eval-every 0 --sample-every 0" "$@"
-}
-cp text.txt "it's my book.txt"
-for try in 1 2 3; do
-    check "make_run_$try" made DATA="$work/it's my book.txt"
-    [ $try != 1 ] || touch "made by me/first"
-done
-check make_run_keeps_all_before test "$(ls -d made* | wc -l)" -eq 3 -a -e "made by me-1/first" \
-    -a -e "made by me-2/log.jsonl" -a ! -e "made by me/first"
-check make_run_keeps_its_data sh -c 'cp text.txt "made by me/" && ! "$@" 2>make.out && test -e "made by me/text.txt" &&
-    grep -q "text.txt is in .*made by me, which the results go to" make.out' - make -s -C "$top" run TRAINER=train_gpt2 \
-    OUT="$work/made by me" DATA="$work/made by me/text.txt"
-made DATA=absent.txt >make.out 2>&1
-check make_run_says_what_is_not_there grep -qx 'tide: DATA=absent.txt: no such file' make.out
-if command -v flock >/dev/null; then
-    touch "made by me/at work"
-    flock "made by me/.lock" make -s -C "$top" run TRAINER=train_gpt2 OUT="$work/made by me" >make.out 2>&1
-    check make_run_keeps_off_a_run_at_work grep -q 'made by me is in use by a run' make.out
-    check and_leaves_it_there test -e "made by me/at work"
-fi
-mkdir -p clean/build/run clean/build/asan && cp "$top/Makefile" clean/ && echo '{}' >clean/build/run/log.jsonl
-make -s -C clean clean >make.out 2>&1
-check make_clean_keeps_what_was_trained sh -c 'test -e clean/build/run/log.jsonl &&
-    grep -q "^tide: what was trained is in build/; move it first: build/run/log.jsonl$" make.out'
-mv clean/build/run clean/
-check make_clean_removes_the_rest sh -c 'make -s -C clean clean && test ! -e clean/build -a -e clean/run'
-check make_says_what_is_next sh -c 'make -s -C "$1" | tail -n 1 | grep -q "make run"' - "$top"
-make -n -B -C "$top" train_gpt2cu NVCC=/bin/true EXTRA='-fx -DA=1,2' >make.out 2>&1
-check make_hands_extra_to_the_host_compiler grep -q ',-fx,-DA=1\\\\,2 ' make.out

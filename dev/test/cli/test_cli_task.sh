@@ -167,94 +167,16 @@ check the_demo_talks sh -c 'grep -q "^answers to the last three examples (3 of t
 check the_demo_teaches_the_right_verdicts sh -c '! grep -E "(dull|weak|clumsy|stale|boring|flat|hate|nobody|regret).*a good" "$1" &&
     ! grep -E "(fine|witty|warm|clever|lovely|bright|love|like the|adore).*a bad" "$1" &&
     [ "$(grep -c "\(a good film.*yes, good\|a bad film.*yes, bad\)" "$1")" = 500 ]' - made/talks/talks.jsonl
-for wrong in DEMO=talk "DEMO=chat FILE=train.jsonl"; do
-    refuses "the_script_refuses_$wrong" 2 'DEMO=.*: it is chat, without FILE' env $wrong sh made/scripts/finetune.sh
-done
-check the_script_refuses_no_file sh -c 'FILE=none.jsonl sh made/scripts/finetune.sh 2>&1 | grep "none.jsonl: there is no such file"'
 # What it shows: answers to the last three examples, before and after.
 tail -n 3 train.jsonl | sed 's/.*"prompt": "\([^"]*\)".*/\1/' >asked
 check the_script_shows_answers sh -c 'FILE=../train.jsonl; cd made; export FILE
     MODEL=out/finetune-demo/read OUT=shown sh scripts/finetune.sh --steps 3 --seq 64 >../shown.out 2>&1
     sed -n "/^before:/,/^after:/p" ../shown.out | grep -cF -f ../asked | grep -qx 3 &&
         sed -n "/^after:/,\$p" ../shown.out | grep -cF -f ../asked | grep -qx 3'
-# ask FILE MODEL OPTION...: what the trainer is given for it
-printf '#!/bin/sh\necho "$@"\n' >said && chmod +x said
-ask() { (file=$1 model=$2; shift 2; FILE=$file MODEL=$model TRAINER=./said sh made/scripts/finetune.sh "$@") | grep -e '--data' | tail -n 1; }
-lines() { seq "$1" | sed 's/.*/{"prompt": "&", "completion": "x"}/'; }
-for name in x.json x.JSONL x.ndjson x x.jsonl "my file.txt"; do lines 1 >"$name"; done
-lines 100 >many.jsonl
-lines 1000 >thousand.jsonl
-for name in x.json x.JSONL x.ndjson x "my file.txt"; do
-    check "the_script_passes_$name" sh -c 'echo "$1" | grep -qF -e "--data $2 --batch"' - "$(ask "$name" m)" "$PWD/$name"
-done
-mkdir -p m
-for context in '"n_positions": 64' '"max_position_embeddings" : 100' '"n_positions":1024' '"n_layer":1'; do
-    printf '{"n_layer": 2,\n  %s,\n "n_head": 1}\n' "$context" >m/config.json
-    n=$(echo "$context" | tr -dc 0-9)
-    [ "$n" -gt 1 ] && [ "$n" -lt 256 ] || n=256
-    check "the_script_takes_a_context_$context" expr "$(ask x.jsonl m)" : ".* --batch 1 --seq $n --epochs 10 --lr"
-done
-check the_script_takes_your_epochs sh -c '! echo "$0" | grep -qe --steps' "$(ask x.jsonl m --epochs 2)"
-printf '%s' "$(lines 2)" >two.jsonl
-lines 29 >few.jsonl
-for call in "two.jsonl 0" "few.jsonl 2" "many.jsonl 3" "many.jsonl 0 --val x.jsonl"; do
-    # shellcheck disable=SC2086  # file, the number, options
-    check "the_script_says_what_is_held_out_of_$call" sh -c 'file=$1 n=$2; shift 2; FILE=$file MODEL=m TRAINER=./said \
-        sh made/scripts/finetune.sh "$@" | grep -q "^answers to the last three examples ($n of them held out)"' - $call
-done
-check three_epochs_of_many sh -c 'echo "$0" | grep -qe "--epochs 3 --lr"' "$(ask many.jsonl m)"
-check the_script_plans_a_shape sh -c 'FILE=x.jsonl MODEL=gpt2-xl TRAINER=./said sh made/scripts/finetune.sh --plan |
-    grep -q "^--out .* --steps 10 --model gpt2-xl --batch 1 --seq 256 -- --plan$"'
-check and_its_steps sh -c 'FILE=thousand.jsonl MODEL=gpt2-xl TRAINER=./said sh made/scripts/finetune.sh --plan --batch 08 |
-    grep -q "^--out .* --steps 338 --model gpt2-xl --batch 4 --seq 256 -- --plan --batch 08$"'
-check the_script_takes_your_seq expr "$(ask x.jsonl m --seq 32)" : '.* --seq 256 .* --seq 32$'
-# A GPU trainer is asked what fits; the options that it proposes are added. A model of the hub is fetched.
-mkdir -p made/dev/data
-printf '#!/bin/sh\necho "fetched: $*"\n' >made/dev/data/model.sh
-printf '#!/bin/sh\ncase "$*" in *--plan*) case "$*" in *"--moments bf16"*) ;; *)
-    echo "tide: this run needs 9 GiB; it fits with --moments bf16" >&2; exit 2 ;; esac ;; esac\necho "$@"\n' >fits && chmod +x fits
-fit() { (FILE=x.jsonl MODEL=$1 TRAINER=./fits; shift; export FILE MODEL TRAINER; sh made/scripts/finetune.sh "$@"); }
-check the_script_adds_what_fits sh -c 'echo "$0" | grep -q "does with --moments bf16" &&
-    echo "$0" | grep -qe "--out .*--data .* -- --moments bf16 --$"' "$(fit m)"
-check the_script_fetches sh -c 'echo "$0" | grep -qx "fetched: Owner/Name-0.5B" &&
-    echo "$0" | grep -qe "--model .*/made/data/Name-0.5B --data"' "$(fit Owner/Name-0.5B)"
-check the_script_plans sh -c 'echo "$0" | grep -qx "fetched: --tokenizer Owner/Name" &&
-    echo "$0" | tail -n 1 | grep -qe "--data .* -- --plan -- --moments bf16 --$" && ! echo "$0" | grep -q before:' "$(fit Owner/Name --plan)"
-printf '#!/bin/sh\necho "tide: this run needs 9 GiB" >&2; exit 2\n' >fits
-refuses the_script_says_what_does_not_fit 1 '^tide: this run needs 9 GiB$' env FILE=x.jsonl MODEL=m TRAINER=./fits sh made/scripts/finetune.sh
-# The micro-batch is the one that is predicted to be fastest; the rows to a step stay. This trainer has room for no sums.
-printf '#!/bin/sh\ncase "$*" in *--plan*--batch\ $ROOM\ *) echo "  step 2, of which 1 are not compute: 7 tokens/s"
-    echo "${FASTER-}" ;; *--plan*) exit 2 ;; *) echo "$@" ;; esac\n' >fits
-quick() { (FILE=$1 MODEL=m TRAINER=./fits; shift; export FILE MODEL TRAINER; sh made/scripts/finetune.sh "$@" | grep -e --data | tail -n 1); }
-better='faster, and the same result but for rounding: --batch 8 --accum 2, 9 tokens/s'
-check the_script_takes_the_fastest_rows expr "$(ROOM=1 FASTER=$better quick thousand.jsonl)" : '.* -- -- -- --batch 8 --accum 2$'
-check the_script_takes_the_only_rows expr "$(ROOM=16 quick thousand.jsonl)" : '.* --batch 4 --accum 4 .* --batch 16 --accum 1$'
-check the_script_keeps_your_rows expr "$(ROOM=1 quick thousand.jsonl --batch 3 --accum 2)" : '.* --batch 1 --accum 6$'
-check the_script_keeps_your_batch expr "$(ROOM=1 quick thousand.jsonl --batch=3)" : '.* --batch 4 --seq .* --batch 1 --accum 3$'
-check the_script_counts_rows sh -c 'echo "$0" | grep -q "^1 row to a step" && echo "$0" | grep -q "^8 rows to a step"' \
-    "$(export MODEL=m TRAINER=./fits ROOM=1; FILE=x.jsonl sh made/scripts/finetune.sh; FILE=many.jsonl sh made/scripts/finetune.sh --batch 08)"
-# Sums of gradients that do not fit, and nothing proposed: all rows at once, and what is proposed then.
-printf '#!/bin/sh\ncase "$*" in *--plan*--moments*) echo "  step 2: 7 tokens/s" ;;
-    *--plan*--out*"--accum 1"*) echo "tide: this run needs 9 GiB; it fits with --moments bf16" >&2; exit 2 ;;
-    *--plan*) echo "tide: this run needs 9 GiB" >&2; exit 2 ;; *) echo "$@" ;; esac\n' >fits
-check the_script_leaves_out_sums expr "$(quick thousand.jsonl)" : '.* -- --batch 16 --accum 1 -- --moments bf16 -- --batch 1 --accum 16$'
-printf '#!/bin/sh\ncase "$*" in *--plan*) exit 2 ;; *) echo "$@" ;; esac\n' >fits
-check a_launcher_of_one_word_is_one expr "$(LAUNCH=env quick many.jsonl)" : '.* --data .* --$'
-check the_script_plans_no_ranks expr "$(LAUNCH='env RANKS=2' ROOM=0 quick many.jsonl)" : '.* --batch 4 .* --$'
-# What is no JSON lines is refused, and what to do is said.
 printf 'prompt,completion\nHi,"Hello, you"\n' >qa.csv
-printf 'Hi\tHello\n' >qa.jsonl
-printf '\037\213\010\0' >x.gz
-printf 'PAR1\025\004' >x.parquet
-for file in "qa.csv has no JSON lines" "qa.jsonl has no JSON lines" "x.gz is compressed: unpack it first" \
-    "x.parquet is a table .*as JSON lines"; do
-    refuses "the_script_refuses_${file%% *}" 2 "$file: FILE is examples, each a line like .*doc/finetuning.md" env \
-        FILE="${file%% *}" MODEL=m TRAINER=./said sh made/scripts/finetune.sh
-done
 check a_csv_becomes_examples sh -c 'command -v python3 >/dev/null || exit 0
     eval "$(sed -n "s/^    \(python3 -c .*\) <qa.csv >my.jsonl/\1/p" "$0/doc/finetuning.md")" <qa.csv |
         grep -qx "{\"prompt\": \"Hi\", \"completion\": \"Hello, you\"}"' "$top"
-refuses the_script_wants_examples_for_a_model 2 'MODEL without FILE' env MODEL=m sh made/scripts/finetune.sh
 
 # What an earlier call has trained is never removed: neither by the same script nor by the other.
 hash_of() { cksum <"$1/model.safetensors"; }

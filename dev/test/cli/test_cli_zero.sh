@@ -4,11 +4,11 @@
 # fewer ranks; a rank that dies, a signal and a mistake on one of them end all, with a clear line. All
 # stages, placements and bytes: test_zero_gpu.cu; words and refusals: lines.table.
 # usage: sh dev/test/cli/test_cli_zero.sh      (from the top of the repository, after make,
-#        make train_gpt2emu build/tokenize build/timeline; TIDE_GPU=./train_gpt2cu where there
+#        make train_gpt2emu build/timeline; TIDE_GPU=./train_gpt2cu where there
 #        are four GPUs; ALL=1: with more placements, numbers of ranks and ends)
 set -u
 . dev/test/cli.sh
-begin cli_zero "$(pwd)/build/tokenize" "$(pwd)/build/timeline"
+begin cli_zero "$(pwd)/build/timeline"
 enough_gpus 4 || { echo "skip cli_zero: fewer than four GPUs"; exit 0; }
 
 # With the gaps between tensors and the padding of the vocabulary: 12800 elements of embeddings,
@@ -343,16 +343,3 @@ refuses other_data 2 'data' "$launch" 2 sh -c 'cd own.$RANK; exec "$0" "$@"' "$t
     --steps 2 --out "$work/mistake"
 refuses other_out 2 'out' "$launch" 2 sh -c 'exec "$0" "$@" --out mistake.$RANK' "$tide" $tiny
 check mistakes_leave_nothing sh -c '! ls -d mistake* 2>/dev/null | grep .'
-refuses loss_not_finite 1 'stopped before the update' "$launch" 2 "$tide" $tiny --lr 900 --clip 0 \
-    --warmup 0 --schedule constant --steps 300 --save-every 1 --zero 2 --out wild
-check what_was_saved_before_is_whole "$tide" --model wild --steps 0 --out wild_copy
-check the_save_that_was_going_on_is_completed sh -c '! ls wild/checkpoints | grep -q tmp'
-# One rank comes to a damaged place of the data, and the others wait for it.
-"$top/build/tokenize" --tokenizer bytes --out tok text.txt >/dev/null 2>&1
-(head -c 3024 tok_train_000000.bin; printf '\377\377'; tail -c +3027 tok_train_000000.bin) >late.bin
-for s in 2 $(whole && echo 3); do
-    refuses late_token_in_stage_$s 2 'late.bin' "$launch" 2 "$tide" $small --batch 1 --lr 3e-3 \
-        --data late.bin --tokenizer bytes --steps 300 --save-every 1 --zero $s --out late_$s
-    check late_token_in_stage_${s}_leaves_what_was_saved "$tide" --model late_$s --steps 0 \
-        --out late_copy_$s
-done

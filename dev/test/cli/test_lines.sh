@@ -5,7 +5,7 @@
 #        train_gpt2emu; TIDE_GPU=./train_gpt2cu for a real GPU; the rows whose names have the PATTERN)
 set -u
 . dev/test/cli.sh
-begin cli_lines "$(pwd)/build/tokenize"
+begin cli_lines "$(pwd)/build/tokenize" "$(pwd)/build/ask"
 without_measuring
 mkdir files && mv text.txt rates.txt files
 cd files || exit 1
@@ -19,6 +19,10 @@ opt="--model opt-6.7b --batch 1 --seq 512 --rates rates.txt --"
 opt175="--model opt-175b --optimizer mezo --precision fp16 --resident-blocks 0 --batch 1 --seq 2048 --host-memory 2000G --"
 eight="--model 20b --world 8 --batch 1 --host-memory 500G --rates rates.txt --"
 spaced=$top/dev/test/fixtures/tokenizer/small-llama2
+made_by_me=$PWD/made\ by\ me
+two_steps="ARGS=--steps 2 --layers 1 --channels 32 --eval-every 0 --sample-every 0"
+faster='faster, and the same result but for rounding: --batch 8 --accum 2, 9 tokens/s'
+with_a_space='my file.txt' two_words='env RANKS=2'
 
 # --- the files that rows name --------------------------------------------------------------------
 
@@ -106,6 +110,74 @@ make_files() {
     cp -r poor/proc contained
     echo 100000 >contained/sys/fs/cgroup/memory.max
     echo 1000 >contained/sys/fs/cgroup/memory.current
+    cp text.txt "it's my book.txt"
+    mkdir -p clean/build/run clean/build/asan cleaner/build/asan
+    echo '{}' >clean/build/run/log.jsonl
+    cp "$top/Makefile" clean
+    cp "$top/Makefile" cleaner
+    tuned_by_scripts
+}
+
+# stands_in NAME: a trainer, which standard input is
+stands_in() { (echo '#!/bin/sh' && cat) >"$1" && chmod +x "$1"; }
+
+# lines N: examples
+lines() { seq "$1" | sed 's/.*/{"prompt": "&", "completion": "x"}/'; }
+
+# tuned_by_scripts: what rows of scripts/finetune.sh name: the script in a folder of its own, which builds and
+# fetches nothing; files of examples; models, of which it reads the context; and trainers that say what
+# they are given, unless it is a plan.
+tuned_by_scripts() {
+    mkdir -p tune/scripts tune/build tune/dev/data at64 at100 at1024 at0
+    cp "$top/scripts/finetune.sh" "$top/scripts/common.sh" tune/scripts
+    ln -s "$top/build/ask" tune/build/ask
+    echo 'train_gpt2 build/ask:' >tune/Makefile
+    echo 'echo "fetched: $*"' >tune/dev/data/model.sh
+    for name in x.json x.JSONL x.ndjson x x.jsonl "my file.txt"; do lines 1 >"$name"; done
+    printf '%s' "$(lines 2)" >two.jsonl
+    for n in 29 100 1000; do lines $n >lines$n.jsonl; done
+    printf '{"n_layer": 2,\n  "n_positions": 64,\n "n_head": 1}\n' >at64/config.json
+    printf '{"n_layer": 2,\n  "max_position_embeddings" : 100,\n "n_head": 1}\n' >at100/config.json
+    echo '{"n_layer": 2, "n_positions":1024, "n_head": 1}' >at1024/config.json
+    echo '{"n_layer":1}' >at0/config.json
+    printf 'prompt,completion\nHi,"Hello, you"\n' >qa.csv
+    printf 'Hi\tHello\n' >qa.jsonl
+    printf '\037\213\010\0' >x.gz
+    printf 'PAR1\025\004' >x.parquet
+
+    echo 'echo "$@"' | stands_in say
+    stands_in say_none <<'X'
+echo "tide: this run needs 9 GiB" >&2
+exit 2
+X
+    stands_in say_moments <<'X'
+case "$*" in
+    *--plan*"--moments bf16"*) ;;
+    *--plan*) echo "tide: this run needs 9 GiB; it fits with --moments bf16" >&2; exit 2 ;;
+esac
+echo "$@"
+X
+    stands_in say_no_plan <<'X'
+case "$*" in *--plan*) exit 2 ;; esac
+echo "$@"
+X
+    # has room for no sums of gradients, and then for no moments in fp32
+    stands_in say_no_sums <<'X'
+case "$*" in
+    *--plan*--moments*) echo "  step 2: 7 tokens/s" ;;
+    *--plan*--out*"--accum 1"*) echo "tide: this run needs 9 GiB; it fits with --moments bf16" >&2; exit 2 ;;
+    *--plan*) echo "tide: this run needs 9 GiB" >&2; exit 2 ;;
+    *) echo "$@" ;;
+esac
+X
+    # has room for $ROOM rows at a time
+    stands_in say_rows <<'X'
+case "$*" in
+    *--plan*"--batch $ROOM "*) echo "  step 2, of which 1 are not compute: 7 tokens/s"; echo "${FASTER-}" ;;
+    *--plan*) exit 2 ;;
+    *) echo "$@" ;;
+esac
+X
 }
 make_files >../made 2>&1
 
@@ -124,7 +196,7 @@ typed() {
     "$@" >../out 2>../err
     got=$?
     ls -A | grep -vxF -f ../before >../new
-    grep -v '^tide: warning: ' ../err | sed 's/^tide: rank [0-9]*: /tide: /' | sort -u >../lines
+    grep -v '^tide: warning: \|^make: ' ../err | sed 's/^tide: rank [0-9]*: /tide: /' | sort -u >../lines
     [ "$code" -eq 0 ] && cat ../out ../err >../lines
     [ "$got" -eq "$code" ] || why="; exit code $got"
     [ "$code" -eq 0 ] || [ "$(wc -l <../lines)" -eq 1 ] || why="$why; not one line"
@@ -159,6 +231,8 @@ while read -r row <&3; do
             typed "$name" "$tide" ;;
         "cpu ranks") typed "$name" "$launch" 2 "$cpu" ;;
         ranks) if enough_gpus 2; then typed "$name" "$launch" 2 "$tide"; fi ;;
+        script) typed "$name" sh ;;
+        make) typed "$name" make -s ;;
         plan) typed "$name" env EMU_DEVICES=0 CUDA_VISIBLE_DEVICES= "$tide" --plan --out planned ;;
         *) fail "$name" "on $on" ;;
     esac
