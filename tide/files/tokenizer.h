@@ -17,7 +17,7 @@
 // 3. A byte-level piece is cut into words (words.h). In the style of SentencePiece it is one word.
 // 4. The symbols of each word are merged (vocabulary.h).
 // A directory has a tokenizer.json, whose parts describe the steps, or vocab.json and merges.txt of
-// GPT-2, OPT or Qwen2. A part that is not known here is refused by its name: wrong ids are worse
+// GPT-2 or OPT. A part that is not known here is refused by its name: wrong ids are worse
 // than none.
 // Any bytes are text: a byte that is not UTF-8 is a code point of its own.
 // Sources: Radford et al. 2019 (section 2.2); Hugging Face tokenizers 0.23.
@@ -53,8 +53,8 @@ static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id,
     memcpy(a.name, content, n);
     if (normalized && (t->steps & STEP_NFC)) content = nfc_text(t->classes, content, &n, &composed);
     a.content[0] = ' ';
-    if (!normalized || !(t->steps & STEP_REPLACE)) memcpy(a.content, content, n);
-    else n = tokenizer_spaces(content, n, a.content + front);
+    if (front) n = tokenizer_spaces(content, n, a.content + 1);
+    else memcpy(a.content, content, n);
     a.length = front + n;
     free(composed);
     if (known && front) t->bytes[t->used++] = ' ';
@@ -163,113 +163,89 @@ typedef struct {
     Error *err;
 } PartReader;
 
-// The parts that are known, as read_part() writes them, and their steps.
-#define PART_REPLACE "Replace with String  , content " TOKENIZER_SPACE
-#define PART_PREPEND "Prepend with prepend " TOKENIZER_SPACE " + " PART_REPLACE
-#define PART_METASPACE "Metaspace with replacement " TOKENIZER_SPACE
-#define PART_BYTES "ByteLevel with add_prefix_space false"
-#define PART_SPLIT(rule) "Split with " rule " expression, behavior Isolated + " PART_BYTES \
-                         ", use_regex false"
-#define PART_SPACES "Replace with String " TOKENIZER_SPACE ", content   + ByteFallback + Fuse"
-static const struct { const char *part, *line; int steps, rule; } tokenizer_parts[] = {
-    {"normalizer", "null", 0, 0},
-    {"normalizer", "NFC", STEP_NFC, 0},
-    {"normalizer", PART_REPLACE, STEP_REPLACE, 0},
-    {"normalizer", PART_PREPEND, STEP_PREPEND | STEP_REPLACE, 0},
-    {"normalizer", "NFC + " PART_REPLACE, STEP_NFC | STEP_REPLACE, 0},
-    {"normalizer", "NFC + " PART_PREPEND, STEP_NFC | STEP_PREPEND | STEP_REPLACE, 0},
-    {"pre_tokenizer", "null", 0, 0},
-    {"pre_tokenizer", PART_BYTES, STEP_BYTES, RULE_GPT2},
-    {"pre_tokenizer", "ByteLevel with add_prefix_space true", STEP_BYTES | STEP_SPACE, RULE_GPT2},
-    {"pre_tokenizer", "Digits with individual_digits true + " PART_BYTES,
-     STEP_DIGITS | STEP_BYTES, RULE_GPT2},
-    {"pre_tokenizer", PART_SPLIT("GPT-2's"), STEP_BYTES, RULE_GPT2},
-    {"pre_tokenizer", PART_SPLIT("Llama-3's"), STEP_BYTES, RULE_LLAMA3},
-    {"pre_tokenizer", PART_SPLIT("Qwen2's"), STEP_BYTES, RULE_QWEN2},
-    {"pre_tokenizer", PART_METASPACE ", prepend_scheme never, split false", STEP_NEVER, 0},
-    {"pre_tokenizer", PART_METASPACE ", prepend_scheme first, split false", STEP_FIRST, 0},
-    {"pre_tokenizer", PART_METASPACE ", split false", STEP_ALWAYS, 0},
-    {"decoder", "ByteLevel", STEP_UNBYTES, 0},
-    {"decoder", PART_SPACES, 0, 0},
-    {"decoder", PART_SPACES " + Strip with content  , start 1, stop 0", STEP_STRIP, 0},
-    {"post_processor", "null", 0, 0},
-    {"post_processor", "ByteLevel", 0, 0},  // is about offsets
-    {"post_processor", "TemplateProcessing", 0, 0},
-    {"post_processor", "ByteLevel + TemplateProcessing", 0, 0}};
+// The steps that are known, in the order in which they stand in their part, and pairs of members and
+// of the values that these must have.
+static const struct { const char *part, *type; int step; const char *members[7]; } known_steps[] = {
+    {"normalizer", "NFC", STEP_NFC, {NULL}},
+    {"normalizer", "Prepend", STEP_PREPEND, {"prepend", TOKENIZER_SPACE}},
+    {"normalizer", "Replace", STEP_REPLACE, {"String", " ", "content", TOKENIZER_SPACE}},
+    {"pre_tokenizer", "Digits", STEP_DIGITS, {"individual_digits", "true"}},
+    {"pre_tokenizer", "Split", STEP_SPLIT, {"behavior", "Isolated", "invert", "false"}},
+    {"pre_tokenizer", "ByteLevel", STEP_BYTES, {"add_prefix_space", "false"}},
+    {"pre_tokenizer", "Metaspace", STEP_METASPACE,
+     {"replacement", TOKENIZER_SPACE, "prepend_scheme", "first", "split", "false"}},
+    {"decoder", "ByteLevel", STEP_UNBYTES, {NULL}},
+    {"decoder", "Replace", STEP_SPACES, {"String", TOKENIZER_SPACE, "content", " "}},
+    {"decoder", "ByteFallback", STEP_FALLBACK, {NULL}},
+    {"decoder", "Fuse", STEP_FUSE, {NULL}},
+    {"decoder", "Strip", STEP_STRIP, {"content", " ", "start", "1", "stop", "0"}},
+    {"post_processor", "ByteLevel", 0, {NULL}},  // is about offsets
+    {"post_processor", "TemplateProcessing", 0, {NULL}}};
 
 static bool part_refuse(PartReader *r, const char *part, const char *what) {
     return error_set(r->err, "%.200s: %s %.250s: not supported", r->path, part, what);
 }
 
-// Writes a step as its type and the members that matter. A member that equals its default is left
-// out (not add_prefix_space of ByteLevel), and an expression is written by its name.
-static void step_write(FILE *f, const Json *step, bool members) {
-    static const struct { const char *key, *none; } names[] = {
-        {"individual_digits", ""}, {"prepend", ""}, {"pattern", ""}, {"content", ""},
-        {"behavior", ""}, {"invert", "false"}, {"replacement", ""}, {"prepend_scheme", "always"},
-        {"split", "true"}, {"add_prefix_space", "true"}, {"use_regex", "true"}, {"start", ""},
-        {"stop", ""}};
-    const Json *type = json_get(step, "type");
-    const char *between = " with ";
-    fputs(type != NULL && type->type == JSON_STRING ? type->string : "without a type", f);
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && members; i++) {
-        const Json *value = json_get(step, names[i].key);
-        const bool pattern = value != NULL && value->type == JSON_OBJECT && value->count == 1;
-        if (pattern) value = value->child;  // {"String": ".."} or {"Regex": ".."}
-        if (value == NULL) continue;
-        const char *text = value->type <= JSON_STRING ? value->string : "?";
-        const bool space = json_is(type, "ByteLevel") && *names[i].key == 'a';
-        if (strcmp(text, names[i].none) == 0 && !space) continue;
-        int rule = pattern && strcmp(value->key, "Regex") == 0 ? 0 : RULES + 1;
-        while (rule < RULES && !json_is(value, word_rules[rule].expression)) rule++;
-        if (rule > RULES)
-            fprintf(f, "%s%s %s", between, pattern ? value->key : names[i].key, text);
-        else if (rule < RULES) fprintf(f, "%s%s expression", between, word_rules[rule].name);
-        else fprintf(f, "%san expression other than GPT-2's, Llama-3's or Qwen2's", between);
-        between = ", ";
-    }
+// Reads what cuts a byte-level piece into words: the expression of a Split, or else ByteLevel itself.
+static bool read_rule(PartReader *r, int kind, const Json *step) {
+    const bool split = (r->t->steps & STEP_SPLIT) != 0;
+    const Json *expression = json_get(json_get(step, "pattern"), "Regex");
+    int rule = RULE_GPT2;
+    while (kind == STEP_SPLIT && rule < RULES && !json_is(expression, word_rules[rule].expression))
+        rule++;
+    if (rule == RULES)
+        return part_refuse(r, "pre_tokenizer",
+                           "Split with an expression other than GPT-2's, Llama-3's or Qwen2's");
+    if (kind == STEP_BYTES && json_flag(step, "use_regex", true) != !split)
+        return part_refuse(r, "pre_tokenizer", split ? "Split + ByteLevel with use_regex true"
+                                                     : "ByteLevel with use_regex false");
+    if (!split) r->t->rule = &word_rules[rule];
+    return true;
 }
 
 // Reads a part: null, a Sequence, or a step.
 static bool read_part(PartReader *r, const char *name, const char *list) {
+    const size_t known = sizeof known_steps / sizeof known_steps[0];
     const Json *part = json_get(r->root, name), *all = json_get(part, list);
     const bool sequence = json_is(json_get(part, "type"), "Sequence") && all != NULL
                        && all->type == JSON_ARRAY;
-    const char *between = "";
-    char *line = NULL;
-    size_t length = 0, k = 0;
-    FILE *f = text_open(&line, &length);
-    for (const Json *value = sequence ? all->child : part; value != NULL;
-         value = sequence ? value->next : NULL) {
-        const bool bytes = json_is(json_get(value, "type"), "ByteLevel");
-        fputs(between, f);
-        // a pre_tokenizer has a choice
-        step_write(f, value, !bytes || strcmp(name, "pre_tokenizer") == 0);
-        between = " + ";
+    char what[200];
+    size_t k = 0;
+    for (const Json *step = sequence ? all->child : part; step != NULL;
+         step = sequence ? step->next : NULL, k++) {
+        const Json *type = json_get(step, "type"), *pattern = json_get(step, "pattern");
+        while (k < known && (strcmp(known_steps[k].part, name) != 0
+                             || !json_is(type, known_steps[k].type))) k++;
+        if (k == known)
+            return part_refuse(r, name, type != NULL && type->type == JSON_STRING
+                               ? type->string : "without a type");
+        for (const char *const *m = known_steps[k].members; *m != NULL; m += 2) {
+            const Json *value = json_get(strcmp(*m, "String") == 0 ? pattern : step, *m);
+            if (value != NULL && value->type <= JSON_STRING && strcmp(value->string, m[1]) == 0)
+                continue;
+            snprintf(what, sizeof what, "%s with %s other than %s", type->string, m[0], m[1]);
+            return part_refuse(r, name, what);
+        }
+        if ((known_steps[k].step & (STEP_SPLIT | STEP_BYTES))
+            && !read_rule(r, known_steps[k].step, step)) return false;
+        r->t->steps |= known_steps[k].step;
     }
-    fputs(*between == '\0' ? "null" : "", f);
-    text_close(f);
-    const size_t parts = sizeof tokenizer_parts / sizeof tokenizer_parts[0];
-    while (k < parts && (strcmp(tokenizer_parts[k].part, name) != 0
-                         || strcmp(tokenizer_parts[k].line, line) != 0)) k++;
-    if (k == parts) part_refuse(r, name, line);
-    free(line);
-    if (k == parts) return false;
-    r->t->steps |= tokenizer_parts[k].steps;
-    if (tokenizer_parts[k].steps & STEP_BYTES) r->t->rule = &word_rules[tokenizer_parts[k].rule];
     return true;
 }
 
-// Reads all parts but the post_processor. Bytes and spaces for U+2581 do not go together.
+// Reads all parts but the post_processor, which must go together.
 static bool read_steps(PartReader *r) {
+    static const int spaced = STEP_SPACES | STEP_FALLBACK | STEP_FUSE;
     Tokenizer *t = r->t;
     if (!read_part(r, "normalizer", "normalizers")
         || !read_part(r, "pre_tokenizer", "pretokenizers") || !read_part(r, "decoder", "decoders"))
         return false;
-    const int spaces = t->steps & (STEP_REPLACE | STEP_METASPACE);
     t->byte_level = (t->steps & STEP_BYTES) != 0;
-    if (!(t->steps & STEP_UNBYTES) == !t->byte_level && !spaces == t->byte_level
-        && !((spaces & STEP_REPLACE) && (spaces & STEP_METASPACE))) return true;
+    const int steps = t->steps & ~(t->byte_level ? STEP_NFC : STEP_STRIP);
+    if (steps == (STEP_BYTES | STEP_UNBYTES) || steps == (STEP_DIGITS | STEP_BYTES | STEP_UNBYTES)
+        || steps == (STEP_SPLIT | STEP_BYTES | STEP_UNBYTES)
+        || steps == (STEP_PREPEND | STEP_REPLACE | spaced) || steps == (STEP_METASPACE | spaced))
+        return true;
     return part_refuse(r, "normalizer, pre_tokenizer and decoder", "in this combination");
 }
 
@@ -484,8 +460,8 @@ static void read_ends(PartReader *r) {
     if (r->end != NULL) {
         if (eot == TOKENIZER_NONE && json_member(config, "eos_token") == NULL)
             eot = tokenizer_added(t, r->end);
-        if (r->bos == TOKENIZER_NONE && json_member(config, "bos_token") == NULL
-            && !(t->steps & STEP_NFC)) r->bos = tokenizer_added(t, r->end);  // GPT-2's default
+        if (r->bos == TOKENIZER_NONE && json_member(config, "bos_token") == NULL)
+            r->bos = tokenizer_added(t, r->end);  // GPT-2's default
         if (json_flag(config, "add_bos_token", false) == 1) t->bos = (int)r->bos;
         if (json_flag(config, "add_eos_token", false) == 1) t->behind = (int)eot;
     } else {
@@ -498,33 +474,19 @@ static void read_ends(PartReader *r) {
 }
 
 #define MADE_UP "{\"tokenizer_class\": \"GPT2Tokenizer\""  // begins what is written here
-#define MADE_QWEN "{\"tokenizer_class\": \"Qwen2Tokenizer\""
 
-// Tells whose rule cuts words, by a class of the library or a model's type. RULES: it is unknown.
-static int merges_known(const Json *name) {
-    static const char *const names[8] = {"GPT2Tokenizer", "GPT2TokenizerFast", "gpt2", "opt",
-                                         "Qwen2Tokenizer", "Qwen2TokenizerFast", "qwen2", "qwen3"};
-    for (int k = 0; k < 8; k++)
-        if (json_is(name, names[k])) return k < 4 ? RULE_GPT2 : RULE_QWEN2;
-    return name == NULL ? RULE_GPT2 : RULES;
-}
-
-// The same of a directory: as tokenizer_config.json says, or else the model's type. RULES and the
-// reason in r->err: another's, or one that contradicts the type.
-static int merges_rule(const PartReader *r, const char *dir) {
-    const Json *config = r->beside[FILE_CONFIG], *model = r->beside[BESIDE_MODEL];
-    const Json *name = json_get(config, "tokenizer_class"), *type = json_get(model, "model_type");
+// Are vocab.json and merges.txt those of GPT-2's class, as tokenizer_config.json says, or else the
+// model's type? If not, the reason is in r->err.
+static bool merges_known(const PartReader *r, const char *dir) {
+    static const char *const names[4] = {"GPT2Tokenizer", "GPT2TokenizerFast", "gpt2", "opt"};
+    const Json *name = json_get(r->beside[FILE_CONFIG], "tokenizer_class");
+    const Json *model = r->beside[BESIDE_MODEL];
     if (name == NULL) name = json_get(model, "tokenizer_class");
-    const int rule = merges_known(name != NULL ? name : type);
-    const bool made = config != NULL && strncmp(config->string, MADE_UP, strlen(MADE_UP)) == 0;
-    if (rule == RULES)
-        error_set(r->err, "%.200s has vocab.json and merges.txt of %.40s, and only those of "
-                  "GPT2Tokenizer and Qwen2Tokenizer are read: save it with the fast tokenizer, "
-                  "which writes tokenizer.json", dir, name != NULL ? name->string : type->string);
-    if (rule != RULE_GPT2 || merges_known(type) != RULE_QWEN2 || made) return rule;
-    error_set(r->err, "%.200s: tokenizer_class is %.40s, but model_type %.40s in config.json: "
-              "correct one of them, or write tokenizer.json", dir, name->string, type->string);
-    return RULES;
+    if (name == NULL) name = json_get(model, "model_type");
+    for (int k = 0; k < 4; k++) if (name == NULL || json_is(name, names[k])) return true;
+    return error_set(r->err, "%.200s has vocab.json and merges.txt of %.40s, and only those of "
+                     "GPT2Tokenizer are read: save it with the fast tokenizer, which writes "
+                     "tokenizer.json", dir, name->string);
 }
 
 static void tokenizer_file(Tokenizer *t, int file, const char *text) {
@@ -534,20 +496,19 @@ static void tokenizer_file(Tokenizer *t, int file, const char *text) {
 
 // Writes the class into a tokenizer_config.json that does not name it, since another model_type may
 // stand beside what is saved. Makes the file if there is none. end: that of a text, as JSON.
-static void merges_name(PartReader *r, int rule, const char *end) {
+static void merges_name(PartReader *r, const char *end) {
     const Json *config = r->beside[FILE_CONFIG];
     TokenizerFile *file = &r->t->files[FILE_CONFIG];
     char *before = file->text;
     if (config != NULL
         && (config->type != JSON_OBJECT || json_get(config, "tokenizer_class") != NULL)) return;
     FILE *f = text_open(&file->text, &file->length);
-    fputs(rule == RULE_GPT2 ? MADE_UP : MADE_QWEN, f);
+    fputs(MADE_UP, f);
     if (config != NULL)
         fprintf(f, "%s%s", config->count > 0 ? ", " : "", strchr(before, '{') + 1);
-    else if (rule == RULE_GPT2)  // null, not absent: else transformers adds its own <|endoftext|>
+    else  // null, not absent: else transformers adds its own <|endoftext|>
         fprintf(f, ", \"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
                 "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
-    else fputs("}\n", f);
     text_close(f);
     free(before);
 }
@@ -559,11 +520,10 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
                          size_t *length) {
     const Json *config = r->beside[FILE_CONFIG];
     const Json *type = json_get(r->beside[BESIDE_MODEL], "model_type");
-    const int rule = merges_rule(r, dir);
     char *text = NULL, end[32] = "null";
     size_t n;
     Error inner = {"not an object"};
-    if (rule == RULES) return NULL;
+    if (!merges_known(r, dir)) return NULL;
     Json *json = json_parse(vocab, strlen(vocab), &inner);
     if (json == NULL || json->type != JSON_OBJECT || *merges == '\0') {
         error_set(r->err, "%.200s/%s: %.290s", dir, *merges == '\0' ? "merges.txt" : "vocab.json",
@@ -577,21 +537,13 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
     const uint32_t id = vocabulary_find(json, r->end, strlen(r->end));
     json_free(json);
     FILE *f = text_open(&text, length);
-    fprintf(f, "{%s\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [",
-            rule == RULE_GPT2 ? "" : "\"normalizer\": {\"type\": \"NFC\"}, ");
-    if (rule != RULE_GPT2) {
-        fprintf(f, "{\"type\": \"Split\", \"behavior\": \"Isolated\", \"pattern\": {\"Regex\": ");
-        json_write_string(f, word_rules[rule].expression, strlen(word_rules[rule].expression));
-        fprintf(f, "}}, ");
-    }
-    fprintf(f, "{\"type\": \"ByteLevel\", \"add_prefix_space\": %s, \"use_regex\": %s}]}, "
+    fprintf(f, "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": %s}, "
             "\"decoder\": {\"type\": \"ByteLevel\"}, \"added_tokens\": [",
-            json_flag(config, "add_prefix_space", false) == 1 ? "true" : "false",
-            rule == RULE_GPT2 ? "true" : "false");
+            json_flag(config, "add_prefix_space", false) == 1 ? "true" : "false");
     // the class has this token where tokenizer_config.json names none
     if (id != TOKENIZER_NONE
         && (json_member(config, "unk_token") == NULL || json_member(config, "eos_token") == NULL
-            || json_member(config, rule == RULE_GPT2 ? "bos_token" : "pad_token") == NULL))
+            || json_member(config, "bos_token") == NULL))
         fprintf(f, "{\"id\": %u, \"content\": \"%s\", \"special\": true}", id, r->end);
     fprintf(f, "], \"model\": {\"unk_token\": \"%s\", \"vocab\": %s, \"merges\": [", r->end, vocab);
     for (const char *s = merges; *s != '\0'; s += n + (s[n] == '\n')) {
@@ -605,7 +557,7 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
     tokenizer_file(r->t, FILE_VOCAB, vocab);
     tokenizer_file(r->t, FILE_MERGES, merges);
     if (id != TOKENIZER_NONE) snprintf(end, sizeof end, "\"%s\"", r->end);
-    merges_name(r, rule, end);
+    merges_name(r, end);
     return text;
 }
 
@@ -754,20 +706,13 @@ static const char *text_spaced(const char *s, size_t *n, bool front, char **room
     return *room;
 }
 
-// Encodes a normalised piece without added tokens.
+// Encodes a normalised piece without added tokens. Metaspace puts a space in front of the first one,
+// unless it begins with one.
 static void encode_piece(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
-    const int steps = t->steps;
     const bool space = s[0] == ' ' || (n >= 3 && memcmp(s, TOKENIZER_SPACE, 3) == 0);
-    const bool front = !(how & TOKENIZER_GOES_ON) && ((steps & STEP_ALWAYS)
-                    || (steps & STEP_SPACE)
-                    || ((steps & STEP_FIRST) && !(how & TOKENIZER_INSIDE)));
+    const bool front = !space && !(how & (TOKENIZER_GOES_ON | TOKENIZER_INSIDE));
     char *room = NULL;
-    if ((steps & STEP_SPACE) && front && *s != ' ') {
-        room = ALLOC(char, n + 1, "a text");
-        *room = ' ';
-        s = (const char *)memcpy(room + 1, s, n++) - 1;
-    }
-    if (steps & STEP_METASPACE) s = text_spaced(s, &n, front && !space, &room);
+    if (t->steps & STEP_METASPACE) s = text_spaced(s, &n, front, &room);
     if (t->byte_level) encode_bytes(t, s, n, out);
     else encode_spaced(t, s, n, out);
     free(room);
@@ -780,8 +725,7 @@ static void encode_added(const Tokenizer *t, bool normalized, const char *s, siz
 static void encode_raw(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
     char *composed = NULL, *spaced = NULL;
     if (t->steps & STEP_NFC) s = nfc_text(t->classes, s, &n, &composed);
-    const bool front = (t->steps & STEP_PREPEND) && !(how & TOKENIZER_GOES_ON);
-    if (t->steps & STEP_REPLACE) s = text_spaced(s, &n, front, &spaced);
+    if (t->steps & STEP_PREPEND) s = text_spaced(s, &n, !(how & TOKENIZER_GOES_ON), &spaced);
     encode_added(t, true, s, n, how, out);
     free(composed);
     free(spaced);
@@ -804,7 +748,7 @@ static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_
 // between them. White space that a token has taken is not in a piece.
 static void encode_added(const Tokenizer *t, bool normalized, const char *s, size_t n, int how,
                          Tokens *out) {
-    const bool spaces = !normalized || !(t->steps & STEP_REPLACE);
+    const bool spaces = !normalized || !(t->steps & STEP_PREPEND);
     const AddedToken *a;
     size_t done = 0, at = 0;
     do {

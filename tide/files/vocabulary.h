@@ -57,11 +57,11 @@ typedef struct {
 enum {
     STEP_NFC = 1, STEP_PREPEND = 2,         // a piece is composed, is given a space in front
     STEP_REPLACE = 4,                       // U+2581 is a space
-    STEP_DIGITS = 8, STEP_BYTES = 16,       // each number is a piece; byte-level
-    // U+2581 is a space, later; a space is put in front of no piece, of the first, of each
-    STEP_NEVER = 32, STEP_FIRST = 64, STEP_ALWAYS = 128, STEP_METASPACE = 32 | 64 | 128,
-    STEP_UNBYTES = 256, STEP_STRIP = 512,   // byte-level; the first space is not written
-    STEP_SPACE = 1024                       // byte-level: each piece begins with a space
+    STEP_METASPACE = 8,                     // both later, and in front of the first piece only
+    STEP_DIGITS = 16, STEP_SPLIT = 32,      // each number is a piece; an expression cuts words
+    STEP_BYTES = 64, STEP_UNBYTES = 128,    // byte-level, and back
+    STEP_SPACES = 256, STEP_FALLBACK = 512, STEP_FUSE = 1024,  // from U+2581 and <0x00> .. back
+    STEP_STRIP = 2048                       // the first space is not written
 };
 
 // A list of tokens that grows. Zero it first; free(ids) at the end.

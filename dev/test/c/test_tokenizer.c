@@ -553,7 +553,7 @@ static void json_cases(void) {
         }
         tokenizer_free(t);
     }
-    CHECK(number == 12, "%zu variants", number);
+    CHECK(number == 7, "%zu variants", number);
     ranks.rank = 0;
     remove_files();
     for (size_t i = 0; i < count; i++) json_free(lines[i]);
@@ -678,15 +678,15 @@ static void tokenizer_beside(void) {
         {NULL, {0, 0, 0, 0, "{'model_type':'gpt2'}"}, "11</s>", "260 " BYTES_END, -1, -1},
         {NULL, {0, 0, 0, 0, "{'model_type':'opt'}"}, "11</s>", "260 2 ", 2, -1},
         {NULL, {CLASS("GPT2Tokenizer") "'model_max_length':9}"}, "11</s>", "260 " BYTES_END, -1, -1},
-        {NULL, {CLASS("GPT2TokenizerFast") "'eos_token':'</s>','add_prefix_space':true}"},
-         "a</s>a a", "259 2 259 259 ", 2, -1},
+        {NULL, {CLASS("GPT2TokenizerFast") "'eos_token':'</s>','add_prefix_space':false}"},
+         "a</s>a a", "100 2 100 259 ", 2, -1},
         {NULL, {CLASS("GPT2Tokenizer") "'eos_token':'</s>','bos_token':'<s>','add_bos_token':true}"},
          "<s>", "0 ", 2, 0},
-        {NULL, {CLASS("Qwen2Tokenizer") DECODER("261", "<|b|>") "}},'eos_token':'<|b|>'}", 0,
+        {NULL, {CLASS("GPT2Tokenizer") DECODER("261", "<|b|>") "}},'eos_token':'<|b|>'}", 0,
                 "{'eos_token':'<pad>'}", 0, "{'model_type':'qwen2'}"},
-         "11e\u0301<|b|>", "52 52 198 172 261 ", 261, -1},
-        {NULL, {0, "{'eos_token_id':[1]}", 0, "{'<|b|>':261}", "{'model_type':'qwen3'}"},
-         "11<|b|>", "52 52 261 ", -1, -1},
+         "11<|b|>", "260 261 ", 261, -1},
+        {NULL, {0, "{'eos_token_id':[1]}", 0, "{'<|b|>':261}", "{'model_type':'gpt2'}"},
+         "11<|b|>", "260 261 ", -1, -1},
         {NULL, {0, 0, "{'eos_token':{'content':'<pad>'},'additional_special_tokens':['</s>']}", 0,
                 "{'model_type':'gpt2'}"}, "<pad></s>", "1 2 ", 1, -1},
         {NULL, {CLASS("GPT2Tokenizer") "'eos_token':'</s>'}", 0, "{'eos_token':'<pad>'}"},
