@@ -49,7 +49,8 @@ static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id,
     AddedTokens *list = &t->added[normalized];
     char *room = ALLOC(char, 4 * n + 2, "added tokens"), *composed = NULL;
     AddedToken a = {.content = room, .name = room + 3 * n + 1, .length = 0, .id = id,
-                    .special = flags[1] != 0, .lstrip = flags[3] != 0, .rstrip = flags[4] != 0};
+                    .special = flags[1] != 0, .normalized = normalized, .lstrip = flags[3] != 0,
+                    .rstrip = flags[4] != 0};
     memcpy(a.name, content, n);
     if (normalized && (t->steps & STEP_NFC)) content = nfc_text(t->classes, content, &n, &composed);
     a.content[0] = ' ';
@@ -140,12 +141,6 @@ static void tokenizer_free(Tokenizer *t) {
 // ---------------------------------------------------------------------------------------------
 // tokenizer.json
 
-// An added token as a file has it.
-typedef struct {
-    const char *file, *content;
-    size_t n, id;
-    int flags[5];              // of added_flags
-} AddedEntry;
 static const char *const added_flags[5] = {"single_word", "special", "normalized", "lstrip",
                                            "rstrip"};
 
@@ -155,9 +150,7 @@ typedef struct {
     const Json *root, *vocabulary;
     Json *beside[5];           // the first of tokenizer_files, and config.json; NULL: not there
     char paths[TOKENIZER_FILES][PATH_MAX];  // of tokenizer_files
-    AddedEntry *entries;       // [entry_count], of room for [ids]
-    size_t entry_count, own, ids;  // the first `own` ones are tokenizer.json's
-    AddedEntry **entry_of;     // [ids]: the entry with this id
+    size_t next;               // the id of the next token that is not in the vocabulary
     const char *end;           // ends a text of vocab.json; NULL: of tokenizer.json
     uint32_t bos, eos;         // as the files beside name them
     Error *err;
@@ -275,7 +268,7 @@ static bool read_model(PartReader *r) {
     if (!tokenizer_read_tokens(t, r->path, vocabulary, bytes / 4 + 1, 4 * bytes + 64, r->err))
         return false;
     t->base = t->vocab;
-    r->ids = t->vocab + bytes / 4 + 1;
+    r->next = vocabulary->count;
     t->ignore_merges = ignore;
     r->vocabulary = vocabulary;
     const int missing = tokenizer_read_bytes(t, vocabulary);
@@ -296,23 +289,31 @@ static bool read_model(PartReader *r) {
     return tokenizer_read_merges(t, place, vocabulary, merges, r->err);
 }
 
-// Lists a token that is to be added. If another file has a token of this id, it must have the same
+// Adds a token of tokenizer.json, or of a file beside it (beside). Those that are not in the
+// vocabulary are numbered behind it. If tokenizer.json has a token of this id, it must have the same
 // content, and its flags are replaced.
-static bool added_list(PartReader *r, AddedEntry e) {
-    AddedEntry *old = e.id < r->ids ? r->entry_of[e.id] : NULL;
-    if (old == NULL || old->file == e.file) old = &r->entries[r->entry_count++];
-    else if (old->n != e.n || memcmp(old->content, e.content, e.n) != 0)
-        return error_set(r->err, "%.200s: \"%.60s\" has the id %zu, which is that of \"%.60s\"",
-                         e.file, e.content, e.id, old->content);
-    *old = e;
-    if (e.id < r->ids) r->entry_of[e.id] = old;
+static bool added_read(PartReader *r, const Json *text, size_t id, const int *flags, bool beside) {
+    Tokenizer *t = r->t;
+    AddedToken *old = beside && id < t->vocab ? added_token(t, (int32_t)id) : NULL;
+    if (old != NULL) {
+        if (strcmp(old->name, text->string) != 0 || old->normalized != flags[2])
+            return error_set(r->err, "%.200s: \"%.60s\" has the id %zu, which is that of \"%.60s\" "
+                             "with normalized %s", r->path, text->string, id, old->name,
+                             old->normalized ? "true" : "false");
+        old->special = flags[1] != 0;
+        old->lstrip = flags[3] != 0;
+        old->rstrip = flags[4] != 0;
+        return true;
+    }
+    const uint32_t known = vocabulary_find(r->vocabulary, text->string, text->length);
+    const size_t given = known != TOKENIZER_NONE ? known : r->next++;
+    const bool taken = known == TOKENIZER_NONE && given < t->vocab && t->tokens[given].length > 0;
+    if (id != given || taken || given >= TOKENIZER_MAX_IDS)
+        return error_set(r->err, "%.200s: added_tokens: \"%.60s\" has the id %zu, and Hugging Face "
+                         "gives it %zu", r->path, text->string, id, given);
+    if (given >= t->vocab) t->vocab = given + 1;
+    added_push(t, text->string, text->length, (uint32_t)given, known != TOKENIZER_NONE, flags);
     return true;
-}
-
-// Tokens of the files beside are added in the order of their ids.
-static int added_order(const void *a, const void *b) {
-    const size_t i = ((const AddedEntry *)a)->id, j = ((const AddedEntry *)b)->id;
-    return (i > j) - (i < j);
 }
 
 // The text of a token, a string or an object with its content; NULL: the value is something else.
@@ -321,57 +322,46 @@ static const Json *token_text(const Json *value) {
     return text != NULL && text->type == JSON_STRING && text->length > 0 ? text : NULL;
 }
 
-// Makes a token that a file beside names a special one, if it has an id, and returns the id.
-static uint32_t added_name(PartReader *r, const char *file, const Json *value) {
+// Adds a token that a file beside names a special one, if the vocabulary has it, and returns its id.
+static uint32_t added_name(PartReader *r, const Json *value) {
     const Json *text = token_text(value);
+    int flags[5] = {0, 1};
     if (text == NULL) return TOKENIZER_NONE;
-    AddedEntry e = {.file = file, .content = text->string, .n = text->length,
-                    .id = vocabulary_find(r->vocabulary, text->string, text->length)};
-    for (AddedEntry *old = r->entries; old < r->entries + r->entry_count; old++) {
-        if (old->n != e.n || memcmp(old->content, e.content, e.n) != 0) continue;
-        if (old->file != r->paths[FILE_ADDED]) return (uint32_t)old->id;
-        old->flags[1] = 1;  // that file has no flags
-        old->flags[2] = 0;
-        return (uint32_t)old->id;
-    }
-    for (int i = 1; i < 5; i++)
-        e.flags[i] = i == 1 || json_flag(value, added_flags[i], false) == 1;
-    if (e.id != TOKENIZER_NONE) added_list(r, e);
-    else if (ranks.rank == 0)
-        fprintf(stderr, "tide: warning: %s names the token \"%.60s\", which has no id: in texts it "
-                "is no token\n", file, e.content);
-    return (uint32_t)e.id;
+    const uint32_t old = tokenizer_added(r->t, text->string);
+    if (old != TOKENIZER_NONE) return old;
+    const uint32_t id = vocabulary_find(r->vocabulary, text->string, text->length);
+    for (int f = 2; f < 5; f++) flags[f] = json_flag(value, added_flags[f], false) == 1;
+    if (id != TOKENIZER_NONE) added_push(r->t, text->string, text->length, id, true, flags);
+    return id;
 }
 
-// Lists the added tokens: those of tokenizer.json; those that the files beside have with an id; and
-// those that they name, and the vocabulary has.
-static bool list_added(PartReader *r) {
-    const char *const paths[3] = {r->path, r->paths[FILE_CONFIG], r->paths[FILE_ADDED]};
-    const Json *const lists[3] = {json_get(r->root, "added_tokens"),
-                                  json_get(r->beside[FILE_CONFIG], "added_tokens_decoder"),
-                                  r->beside[FILE_ADDED]};
-    r->entries = ALLOC(AddedEntry, r->ids, "added tokens");
-    r->entry_of = ALLOC(AddedEntry *, r->ids, "added tokens");
-    for (int k = 0; k < 3; k++, r->path = paths[0]) {
-        r->path = paths[k];
+// Adds the tokens of tokenizer.json; those that tokenizer_config.json has with an id; and those that
+// the files beside name, and the vocabulary has.
+static bool read_added(PartReader *r) {
+    const char *const path = r->path;
+    const Json *const lists[2] = {json_get(r->root, "added_tokens"),
+                                  json_get(r->beside[FILE_CONFIG], "added_tokens_decoder")};
+    if (lists[1] == NULL && r->t->files[FILE_ADDED].text != NULL)
+        return part_refuse(r, "added_tokens.json without",
+                           "added_tokens_decoder in tokenizer_config.json");
+    for (int k = 0; k < 2; k++, r->path = path) {
+        if (k == 1) r->path = r->paths[FILE_CONFIG];
         if (lists[k] != NULL && lists[k]->type != (k == 0 ? JSON_ARRAY : JSON_OBJECT))
             return part_refuse(r, "added_tokens", "other than a list");
         for (const Json *i = lists[k] != NULL ? lists[k]->child : NULL; i != NULL; i = i->next) {
-            const Json *text = k < 2 ? token_text(json_get(i, "content")) : NULL;
-            AddedEntry e = {.file = paths[k], .content = text != NULL ? text->string : i->key,
-                            .n = text != NULL ? text->length : i->key_length};
+            const Json *text = token_text(json_get(i, "content"));
             char *end = NULL;
-            if (k == 1) e.id = strtoul(i->key, &end, 10);
-            bool wrong = k == 1 ? *end != '\0' : !json_size(k == 2 ? i : json_get(i, "id"), &e.id);
+            size_t id = k == 1 ? strtoul(i->key, &end, 10) : 0;
+            bool wrong = k == 1 ? *end != '\0' : !json_size(json_get(i, "id"), &id);
+            int flags[5];
             for (int f = 0; f < 5; f++)  // absent, beside, normalized is: not special
-                wrong |= (e.flags[f] = json_flag(i, added_flags[f],
-                                                 k > 0 && f == 2 && !e.flags[1])) < 0;
-            if (wrong || e.flags[0] || e.n == 0 || (k < 2 && text == NULL))
-                return part_refuse(r, "added_tokens", !wrong && e.flags[0] ? "with single_word"
+                wrong |= (flags[f] = json_flag(i, added_flags[f],
+                                               k > 0 && f == 2 && !flags[1])) < 0;
+            if (wrong || flags[0] || text == NULL)
+                return part_refuse(r, "added_tokens", !wrong && flags[0] ? "with single_word"
                                    : "without content, id, true and false");
-            if (!added_list(r, e)) return false;
+            if (!added_read(r, text, id, flags, k > 0)) return false;
         }
-        if (k == 0) r->own = r->entry_count;
     }
     for (int k = 0; k <= FILE_MAP; k += FILE_MAP) {
         const Json *m = r->beside[k] != NULL ? r->beside[k]->child : NULL;
@@ -381,34 +371,14 @@ static bool list_added(PartReader *r) {
             if (end == NULL || (strcmp(end, "_token") != 0 && strcmp(end, "_tokens") != 0)
                 || (k == 0 && one && json_member(r->beside[FILE_MAP], m->key) != NULL)) continue;
             for (const Json *i = one ? m : m->child; i != NULL; i = one ? NULL : i->next) {
-                const uint32_t id = added_name(r, r->paths[k], i);
+                const uint32_t id = added_name(r, i);
                 if (strcmp(m->key, "bos_token") == 0) r->bos = id;
                 if (strcmp(m->key, "eos_token") == 0) r->eos = id;
             }
         }
     }
-    return true;
-}
-
-// Adds the tokens. Those that are not in the vocabulary are numbered behind it.
-static bool read_added(PartReader *r) {
-    Tokenizer *t = r->t;
-    size_t next = r->vocabulary->count;
-    if (!list_added(r)) return false;
-    qsort(r->entries + r->own, r->entry_count - r->own, sizeof *r->entries, added_order);
-    for (const AddedEntry *e = r->entries; e < r->entries + r->entry_count; e++) {
-        const uint32_t known = vocabulary_find(r->vocabulary, e->content, e->n);
-        const size_t given = known != TOKENIZER_NONE ? known : next++;
-        const bool taken = known == TOKENIZER_NONE && given < t->vocab
-                        && t->tokens[given].length > 0;
-        if (e->id != given || taken || given >= TOKENIZER_MAX_IDS)
-            return error_set(r->err, "%.200s: added_tokens: \"%.60s\" has the id %zu, and Hugging "
-                             "Face gives it %zu", e->file, e->content, e->id, given);
-        if (given >= t->vocab) t->vocab = given + 1;
-        added_push(t, e->content, e->n, (uint32_t)given, known != TOKENIZER_NONE, e->flags);
-    }
     for (int k = 0; k < 2; k++) {
-        const AddedToken *twice = added_index(&t->added[k]);
+        const AddedToken *twice = added_index(&r->t->added[k]);
         if (twice != NULL)
             return error_set(r->err, "%.200s: added_tokens: \"%.60s\" is there twice", r->path,
                              twice->name);
@@ -585,9 +555,9 @@ static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const c
         path_join(r->paths[i], dir, tokenizer_files[i]);
         if (i == FILE_JSON || !path_exists(r->paths[i])) continue;
         ok = (file->text = file_read(r->paths[i], &file->length, err)) != NULL;
-        const bool old = i == FILE_MAP || i == FILE_ADDED;  // not read where there is a decoder
-        if (ok && i < BESIDE_MODEL
-            && !(old && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL))
+        const bool old = i == FILE_ADDED || (i == FILE_MAP  // not read where there is a decoder
+                         && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL);
+        if (ok && i < BESIDE_MODEL && !old)
             ok = (r->beside[i] = json_named(r->paths[i], file->text, file->length, err)) != NULL;
     }
     if (dir != NULL) path_join(model, dir, "config.json");
@@ -604,8 +574,6 @@ static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const c
     if (ok) read_ends(r);
     for (int k = 0; k <= BESIDE_MODEL; k++) json_free(r->beside[k]);
     json_free(root);
-    free(r->entries);
-    free(r->entry_of);
     free(r);
     free(made);
     if (ok) return t;

@@ -43,7 +43,7 @@ typedef struct {
                                            // has it, in the same memory
     size_t length;
     uint32_t id;
-    bool special, lstrip, rstrip;
+    bool special, normalized, lstrip, rstrip;
 } AddedToken;
 typedef struct {
     AddedToken *tokens;                    // [count]

@@ -685,26 +685,23 @@ static void tokenizer_beside(void) {
         {NULL, {CLASS("GPT2Tokenizer") DECODER("261", "<|b|>") "}},'eos_token':'<|b|>'}", 0,
                 "{'eos_token':'<pad>'}", 0, "{'model_type':'qwen2'}"},
          "11<|b|>", "260 261 ", 261, -1},
-        {NULL, {0, "{'eos_token_id':[1]}", 0, "{'<|b|>':261}", "{'model_type':'gpt2'}"},
-         "11<|b|>", "260 261 ", -1, -1},
+        {NULL, {"{" DECODER("261", "<|b|>") "}}}", "{'eos_token_id':[1]}", 0, "{'<|b|>':9}"},
+         "11<|b|>", "260 261 ", -1, -1},  // the older file is not read
         {NULL, {0, 0, "{'eos_token':{'content':'<pad>'},'additional_special_tokens':['</s>']}", 0,
                 "{'model_type':'gpt2'}"}, "<pad></s>", "1 2 ", 1, -1},
         {NULL, {CLASS("GPT2Tokenizer") "'eos_token':'</s>'}", 0, "{'eos_token':'<pad>'}"},
          "</s><pad>", BYTES_END "1 ", 1, -1},
         {NULL, {CLASS("GPT2Tokenizer") "'eos_token':null}", 0, 0, 0, "{'model_type':'llama'}"}, "11",
          "260 ", -1, -1},
-        {NULL, {0, 0, 0, "{'<b>':262,'<a>':261}", "{'model_type':'gpt2'}"}, "<a><b>", "261 262 ", -1, -1},
         {NULL, {"{'special_tokens_map_file':'/x'}", 0, 0, 0, "{'model_type':'gpt2'}"}, "11", "260 ", -1, -1},
-        {NULL, {"{'pad_token':'[PAD]'}"}, "[", "tokenizer_config.json names the token \"[PAD]\", which"
-         " has no id", 0, 0},
+        {NULL, {"{'pad_token':'[11]'}"}, "[11]", "94 260 96 ", -1, -1},  // it has no id
         {NULL, {MADE_UP ",'bos_token':'</s>'}", 0, 0, 0, "{'model_type':'qwen2'}"}, "11", "260 ", -1, -1},
         {LLAMA3, {"{" DECODER("2011", "<|bot|>") "}}}"}, "a <|bot|> b", "64 220 2011 280 ", -1, 2000},
-        {LLAMA3, {0, 0, 0, "{'<|bot|>':2011}"}, "a <|bot|> b", "64 220 2011 280 ", -1, 2000},
         {LLAMA3, {"{" DECODER("2009", "<|eot_id|>") ",'rstrip':true,'special':true}}}"},
          "<|eot_id|> \na", "2009 64 ", -1, 2000},
         {LLAMA3, {"{'eos_token':null}", 0, "{'eos_token':'<|eot_id|>','bos_token':'<|begin_of_text|>'}"},
          "a", "64 ", 2009, 2000},
-        {LLAMA3, {"{'extra_special_tokens':{'image_token':'<img>'}}"}, "", "names the token \"<img>\"", 0, 0},
+        {LLAMA3, {"{'extra_special_tokens':{'image_token':'he'}}"}, "the", "83 260 ", -1, 2000},
     };
     const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"\\u0120a\": 259, "
                                         "\"11\": 260");
@@ -721,10 +718,6 @@ static void tokenizer_beside(void) {
         for (int k = 0; k < 5; k++)
             if (cases[i].files[k] != NULL)
                 write_text(k < 4 ? tokenizer_files[k] : "config.json", cases[i].files[k]);
-        if (strchr("0123456789", *expected) == NULL) {
-            CHECK(strstr(load_says(), expected) != NULL, "case %zu: %s", i, expected);
-            continue;
-        }
         for (int again = 0; again < 2; again++) {  // from the files, and from those that are saved
             const Tokenizer *t = tokenizer_load(scratch);
             const char *ids = ids_text(t, cases[i].text, 0);
@@ -754,23 +747,14 @@ static void tokenizer_beside(void) {
     CHECK(both->bos == 256 && both->behind == 256, "%d, %d", both->bos, both->behind);
     // normalised is what is not special: the space of " <x>" is looked for
     static const struct { const char *file, *text; bool found; } normal[] = {
-        {"added_tokens.json", "{'<x>':2005}", false},
-        {"tokenizer_config.json", "{'pad_token':'<x>'}", true},  // of the former file
         {"tokenizer_config.json", "{" DECODER("2005", "<x>") "}}}", false},
         {"tokenizer_config.json", "{" DECODER("2005", "<x>") ",'special':true}}}", true}};
     write_fixture(LLAMA2);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2; i++) {
         write_text(normal[i].file, normal[i].text);
         CHECK((strstr(ids_text(tokenizer_load(scratch), "a<x>", 0), "2005 ") != NULL)
               == normal[i].found, "%s", normal[i].text);
     }
-    // a token of added_tokens.json is text in a user's message if it is named, too
-    write_fixture(LLAMA3);
-    write_text("added_tokens.json", "{'<a>':2011}");
-    CHECK(strcmp(ids_text(tokenizer_load(scratch), "<a>", TOKENIZER_PLAIN), "2011 ") == 0, "plain");
-    write_text("special_tokens_map.json", "{'pad_token':'<a>'}");
-    CHECK(strstr(ids_text(tokenizer_load(scratch), "<a>", TOKENIZER_PLAIN), "2011 ") == NULL
-          && strcmp(ids_text(tokenizer_load(scratch), "<a>", 0), "2011 ") == 0, "special");
     remove_files();
 }
 
@@ -815,8 +799,8 @@ static void json_saves(void) {
     char *json = fixture_read(LLAMA2, "tokenizer.json", &n), out[PATH_MAX];
     remove_files();
     for (int i = 0; i < TOKENIZER_FILES; i++) {
-        const char *text = i < FILE_TEMPLATE ? "{\"<s>\": 1 }" : "\0any\xff";
-        if (i != FILE_JSON) write_file(tokenizer_files[i], text, i < FILE_TEMPLATE ? 11 : 5);
+        const char *text = i < FILE_TEMPLATE ? "{\"added_tokens_decoder\": {}}" : "\0any\xff";
+        if (i != FILE_JSON) write_file(tokenizer_files[i], text, i < FILE_TEMPLATE ? 28 : 5);
     }
     write_file("tokenizer.json", json, n);
     Tokenizer *t = tokenizer_load(scratch);
@@ -827,7 +811,7 @@ static void json_saves(void) {
     for (int i = 0; i < TOKENIZER_FILES; i++) {
         char *saved = read_file(out, tokenizer_files[i], &m), path[PATH_MAX];
         if (i == FILE_JSON) CHECK(m == n && memcmp(saved, json, n) == 0, "tokenizer.json");
-        else CHECK(m == (i < FILE_TEMPLATE ? 11 : 5), "%s: %zu bytes", tokenizer_files[i], m);
+        else CHECK(m == (i < FILE_TEMPLATE ? 28 : 5), "%s: %zu bytes", tokenizer_files[i], m);
         free(saved);
         path_join(path, out, tokenizer_files[i]);
         CHECK(unlink(path) == 0, "%s", path);
