@@ -19,7 +19,7 @@
 //   magic 20240520, version 1: uint16 tokens (GPT-2);  magic 20240801, version 7: uint32 tokens.
 #ifndef TIDE_DATA_H
 #define TIDE_DATA_H
-#include "../base/util.h"
+#include "../base/ranks.h"
 #include "../base/memory.h"
 #include "../base/rng.h"
 #include "tokenizer.h"

@@ -23,7 +23,6 @@
 // Sources: Radford et al. 2019 (section 2.2); Hugging Face tokenizers 0.23.
 #ifndef TIDE_TOKENIZER_H
 #define TIDE_TOKENIZER_H
-#include "../base/ranks.h"
 #include "json.h"
 #include "nfc.h"
 #include "vocabulary.h"
@@ -156,8 +155,8 @@ typedef struct {
     Error *err;
 } PartReader;
 
-// The steps that are known, in the order in which they stand in their part, and pairs of members and
-// of the values that these must have.
+// The steps that are known, in the order in which they stand in their part, with the members that
+// must have one value, and that value.
 static const struct { const char *part, *type; int step; const char *members[7]; } known_steps[] = {
     {"normalizer", "NFC", STEP_NFC, {NULL}},
     {"normalizer", "Prepend", STEP_PREPEND, {"prepend", TOKENIZER_SPACE}},
@@ -179,21 +178,14 @@ static bool part_refuse(PartReader *r, const char *part, const char *what) {
     return error_set(r->err, "%.200s: %s %.250s: not supported", r->path, part, what);
 }
 
-// Reads what cuts a byte-level piece into words: the expression of a Split, or else ByteLevel itself.
-static bool read_rule(PartReader *r, int kind, const Json *step) {
-    const bool split = (r->t->steps & STEP_SPLIT) != 0;
+// Reads the expression of a Split, which cuts words.
+static bool read_rule(PartReader *r, const Json *step) {
     const Json *expression = json_get(json_get(step, "pattern"), "Regex");
-    int rule = RULE_GPT2;
-    while (kind == STEP_SPLIT && rule < RULES && !json_is(expression, word_rules[rule].expression))
-        rule++;
-    if (rule == RULES)
-        return part_refuse(r, "pre_tokenizer",
-                           "Split with an expression other than GPT-2's, Llama-3's or Qwen2's");
-    if (kind == STEP_BYTES && json_flag(step, "use_regex", true) != !split)
-        return part_refuse(r, "pre_tokenizer", split ? "Split + ByteLevel with use_regex true"
-                                                     : "ByteLevel with use_regex false");
-    if (!split) r->t->rule = &word_rules[rule];
-    return true;
+    int rule = 0;
+    while (rule < RULES && !json_is(expression, word_rules[rule].expression)) rule++;
+    if (rule < RULES) r->t->rule = &word_rules[rule];
+    return rule < RULES || part_refuse(r, "pre_tokenizer", "Split with an expression other than "
+                                       "GPT-2's, Llama-3's or Qwen2's");
 }
 
 // Reads a part: null, a Sequence, or a step.
@@ -219,8 +211,9 @@ static bool read_part(PartReader *r, const char *name, const char *list) {
             snprintf(what, sizeof what, "%s with %s other than %s", type->string, m[0], m[1]);
             return part_refuse(r, name, what);
         }
-        if ((known_steps[k].step & (STEP_SPLIT | STEP_BYTES))
-            && !read_rule(r, known_steps[k].step, step)) return false;
+        if (known_steps[k].step == STEP_SPLIT && !read_rule(r, step)) return false;
+        if (known_steps[k].step == STEP_BYTES && json_flag(step, "use_regex", true) != 0)
+            r->t->steps |= STEP_WORDS;
         r->t->steps |= known_steps[k].step;
     }
     return true;
@@ -228,15 +221,17 @@ static bool read_part(PartReader *r, const char *name, const char *list) {
 
 // Reads all parts but the post_processor, which must go together.
 static bool read_steps(PartReader *r) {
+    static const int bytes = STEP_BYTES | STEP_UNBYTES;
     static const int spaced = STEP_SPACES | STEP_FALLBACK | STEP_FUSE;
     Tokenizer *t = r->t;
+    t->rule = &word_rules[RULE_GPT2];
     if (!read_part(r, "normalizer", "normalizers")
         || !read_part(r, "pre_tokenizer", "pretokenizers") || !read_part(r, "decoder", "decoders"))
         return false;
     t->byte_level = (t->steps & STEP_BYTES) != 0;
     const int steps = t->steps & ~(t->byte_level ? STEP_NFC : STEP_STRIP);
-    if (steps == (STEP_BYTES | STEP_UNBYTES) || steps == (STEP_DIGITS | STEP_BYTES | STEP_UNBYTES)
-        || steps == (STEP_SPLIT | STEP_BYTES | STEP_UNBYTES)
+    if (steps == (STEP_WORDS | bytes) || steps == (STEP_DIGITS | STEP_WORDS | bytes)
+        || steps == (STEP_SPLIT | bytes)
         || steps == (STEP_PREPEND | STEP_REPLACE | spaced) || steps == (STEP_METASPACE | spaced))
         return true;
     return part_refuse(r, "normalizer, pre_tokenizer and decoder", "in this combination");
@@ -251,7 +246,6 @@ static bool read_model(PartReader *r) {
     const Json *merges = json_get(m, "merges"), *added = json_get(r->root, "added_tokens");
     const int fallback = json_flag(m, "byte_fallback", false);
     const int ignore = json_flag(m, "ignore_merges", false);
-    char place[PATH_MAX + 8];
     size_t bytes = added != NULL ? added->length : 0;  // of the texts with added tokens
     if (json_get(m, "type") != NULL && !json_is(json_get(m, "type"), "BPE"))
         return part_refuse(r, "model", "of a type other than BPE");
@@ -260,9 +254,7 @@ static bool read_model(PartReader *r) {
         return part_refuse(r, "model", "without vocab, merges, true and false");
     for (int i = 0; i < 3; i++) {
         const Json *value = json_get(m, unused[i]);
-        const bool zero = value != NULL && value->type == JSON_NUMBER && value->number == 0;
-        if (value != NULL && !json_is(value, "") && !zero)
-            return part_refuse(r, "model with", unused[i]);
+        if (value != NULL && !json_empty(value)) return part_refuse(r, "model with", unused[i]);
     }
     for (int k = 0; k < BESIDE_MODEL; k++) bytes += r->beside[k] != NULL ? r->beside[k]->length : 0;
     if (!tokenizer_read_tokens(t, r->path, vocabulary, bytes / 4 + 1, 4 * bytes + 64, r->err))
@@ -279,19 +271,15 @@ static bool read_model(PartReader *r) {
                            ? "with bytes that have no token"
                            : "without byte_fallback, <0x00> to <0xFF> and U+2581, or with "
                              "ignore_merges");
-    int lost = 0;  // bytes of ordinary text: no 0xC0, 0xC1, 0xF1 .., few control characters
-    for (int i = '\t'; i <= 0xF0; i++)
-        if ((i <= '\r' || i >= ' ') && (i & 0xFE) != 0xC0) lost += t->byte_id[i] == TOKENIZER_NONE;
-    if (lost > 0 && ranks.rank == 0)
-        fprintf(stderr, "tide: warning: %s: %d of the bytes of ordinary text have no token, and "
-                "are left out of every text, as in Hugging Face\n", r->path, lost);
-    snprintf(place, sizeof place, "%s, merge", r->path);
-    return tokenizer_read_merges(t, place, vocabulary, merges, r->err);
+    for (int i = '\t'; i <= 0xF0; i++)  // bytes of text: no 0xC0, 0xC1, 0xF1 .., few below ' '
+        if (t->byte_id[i] == TOKENIZER_NONE && (i <= '\r' || i >= ' ') && (i & 0xFE) != 0xC0)
+            return part_refuse(r, "model", "with bytes of ordinary text that have no token");
+    return tokenizer_read_merges(t, r->path, vocabulary, merges, r->err);
 }
 
-// Adds a token of tokenizer.json, or of a file beside it (beside). Those that are not in the
-// vocabulary are numbered behind it. If tokenizer.json has a token of this id, it must have the same
-// content, and its flags are replaced.
+// Adds a token of tokenizer.json, or of a file beside it (beside). Tokens that are not in the
+// vocabulary are numbered behind it. If tokenizer.json has a token of this id, the content must be
+// the same, and its flags are replaced.
 static bool added_read(PartReader *r, const Json *text, size_t id, const int *flags, bool beside) {
     Tokenizer *t = r->t;
     AddedToken *old = beside && id < t->vocab ? added_token(t, (int32_t)id) : NULL;
@@ -322,7 +310,7 @@ static const Json *token_text(const Json *value) {
     return text != NULL && text->type == JSON_STRING && text->length > 0 ? text : NULL;
 }
 
-// Adds a token that a file beside names a special one, if the vocabulary has it, and returns its id.
+// Adds a token that a file beside names a special one, if the vocabulary has it. Returns its id.
 static uint32_t added_name(PartReader *r, const Json *value) {
     const Json *text = token_text(value);
     int flags[5] = {0, 1};
@@ -406,7 +394,9 @@ static bool read_template(PartReader *r) {
                  && id < r->t->vocab) *place = (int)id;
         else return part_refuse(r, "post_processor", "with more than one token on each side");
     }
-    return text || part_refuse(r, "post_processor", "without a text");
+    if (!text) return part_refuse(r, "post_processor", "without a text");
+    return r->t->bos < 0 || json_flag(r->beside[FILE_CONFIG], "add_bos_token", true) != 0
+        || part_refuse(r, "post_processor", "with add_bos_token false in tokenizer_config.json");
 }
 
 // Settles the token that ends a text, as the files beside name it, and those that end a model's
@@ -415,9 +405,6 @@ static void read_ends(PartReader *r) {
     Tokenizer *t = r->t;
     const Json *config = r->beside[FILE_CONFIG];
     uint32_t eot = r->eos;
-    if (t->bos >= 0 && json_flag(config, "add_bos_token", true) == 0 && ranks.rank == 0)
-        fprintf(stderr, "tide: warning: %s has add_bos_token false, but tokenizer.json puts "
-                "token %d in front of every text\n", r->paths[FILE_CONFIG], t->bos);
     for (int k = FILE_GENERATION; k <= BESIDE_MODEL && t->stops.count == 0;
          k += BESIDE_MODEL - FILE_GENERATION) {
         const Json *ids = json_get(r->beside[k], "eos_token_id");
@@ -442,8 +429,6 @@ static void read_ends(PartReader *r) {
     t->eot = (int)eot;  // TOKENIZER_NONE is -1
     if (t->behind < 0 && t->bos >= 0 && t->bos != t->eot) t->behind = t->eot;
 }
-
-#define MADE_UP "{\"tokenizer_class\": \"GPT2Tokenizer\""  // begins what is written here
 
 // Are vocab.json and merges.txt those of GPT-2's class, as tokenizer_config.json says, or else the
 // model's type? If not, the reason is in r->err.
@@ -473,7 +458,7 @@ static void merges_name(PartReader *r, const char *end) {
     if (config != NULL
         && (config->type != JSON_OBJECT || json_get(config, "tokenizer_class") != NULL)) return;
     FILE *f = text_open(&file->text, &file->length);
-    fputs(MADE_UP, f);
+    fputs("{\"tokenizer_class\": \"GPT2Tokenizer\"", f);
     if (config != NULL)
         fprintf(f, "%s%s", config->count > 0 ? ", " : "", strchr(before, '{') + 1);
     else  // null, not absent: else transformers adds its own <|endoftext|>
@@ -613,10 +598,6 @@ static Tokenizer *tokenizer_open(const char *dir, Error *err) {
     char path[PATH_MAX], *text;
     size_t n = 0;
     path_join(path, dir, tokenizer_files[FILE_JSON]);
-    if (path_exists(dir) && !path_is_directory(dir)) {
-        error_set(err, "%.200s is a file: name its folder", dir);
-        return NULL;
-    }
     const bool json = path_exists(path);
     if (!json) path_join(path, dir, tokenizer_files[FILE_VOCAB]);
     if ((text = text_read(path, &n, err)) == NULL) return NULL;

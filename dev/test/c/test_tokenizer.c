@@ -408,13 +408,12 @@ static void tokenizer_bad_directories(void) {
     path_join(path, scratch, "tokenizer.json");
     tokenizer_save(tokenizer_bytes(), scratch);
     write_file("tokenizer.json", "{}", 2);
-    CHECK(DIES_WITH("tokenizer.json is a file: name its folder", tokenizer_load(path))
-          && DIES_WITH(path, tokenizer_load(path)), "the file");
+    CHECK(DIES_WITH(path, tokenizer_load(path)), "the file");
     CHECK(DIES_WITH(path, tokenizer_load(scratch)), "it goes before the others");
     unlink(path);
     CHECK(tokenizer_load(scratch)->vocab == 256, "the others alone");
     path_join(path, scratch, "vocab.json");
-    CHECK(DIES_WITH("vocab.json is a file: name its folder", tokenizer_load(path)), "a file");
+    CHECK(DIES_WITH(path, tokenizer_load(path)), "a file");
     // the merges.txt that was saved has none: all is in vocab.json
     path_join(path, scratch, "vocab.json");
     CHECK(unlink(path) == 0, "unlink");
@@ -537,7 +536,6 @@ static void json_cases(void) {
     size_t count = 0, number = 0;
     Json **lines = json_lines(fixture, "cases.jsonl", &count);
     CHECK(count > 150, "only %zu cases", count);
-    ranks.rank = 1;
     remove_files();
     for (const Json *v = json_get(lines[0], "variants")->child; v != NULL; v = v->next, number++) {
         Tokenizer *t = load_variant(v);
@@ -554,7 +552,6 @@ static void json_cases(void) {
         tokenizer_free(t);
     }
     CHECK(number == 7, "%zu variants", number);
-    ranks.rank = 0;
     remove_files();
     for (size_t i = 0; i < count; i++) json_free(lines[i]);
     free(lines);
@@ -610,7 +607,6 @@ static void json_ends(void) {
         {SMOLLM2, NULL, NULL, NULL, -1, 0, -1, {0, -1, -1}},  // <|endoftext|>
         {SMOLLM2, "{'eos_token': 'the'}", NULL, NULL, -1, -2, -1, {-2, -1, -1}},  // -2: "the"
     };
-    ranks.rank = 1;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         size_t ends = 0;
         const char *const texts[3] = {cases[i].config, cases[i].generation, cases[i].model};
@@ -629,23 +625,11 @@ static void json_ends(void) {
                   "case %zu: %d", i, cases[i].stops[k]);
         CHECK(ends == expected && !tokenizer_ends(t, -1), "case %zu: %zu tokens end", i, ends);
     }
-    ranks.rank = 0;
     write_fixture(LLAMA2);
-    write_text("tokenizer_config.json", "{'add_bos_token': false}");
-    CHECK(strstr(load_says(), "tokenizer_config.json has add_bos_token false, but") != NULL, "%s",
-          load_says());
     write_text("tokenizer_config.json", "{'add_bos_token': true}");
     CHECK(*load_says() == '\0', "%s", load_says());
     write_fixture(SMOLLM2);  // without bytes that ordinary text has not
     CHECK(*load_says() == '\0', "%s", load_says());
-    char *text = fixture_read(SMOLLM2, "tokenizer.json", &(size_t){0});
-    for (int k = 0; k < 2; k++) {
-        text = altered(text, k == 0 ? "\"~\":" : "\"\u00e9\":", k == 0 ? "\"~~\":" : "\"\u00e9~\":");
-        write_file("tokenizer.json", text, strlen(text));
-        CHECK(strstr(load_says(), k == 0 ? ": 1 of the bytes of ordinary text have no token"
-                                         : ": 2 of the bytes of ordinary text have no token") != NULL,
-              "%s", load_says());
-    }
     remove_files();
 }
 
@@ -665,6 +649,7 @@ static const char *ids_text(const Tokenizer *t, const char *text, int how) {
 // and merges.txt, added tokens, the end. A vocabulary of <s>, <pad>, </s>, the bytes from 3 on,
 // 259: " a", 260: "11"; or that of Llama-3, whose last token is 2010.
 static void tokenizer_beside(void) {
+    #define MADE_UP "{\"tokenizer_class\": \"GPT2Tokenizer\""  // begins what is written
     #define CLASS(name) "{'tokenizer_class':'" name "',"
     #define DECODER(id, content) "'added_tokens_decoder':{'" id "':{'content':'" content "'"
     #define BYTES_END "63 50 118 65 "  // of </s>
