@@ -323,8 +323,8 @@ static uint32_t added_name(PartReader *r, const Json *value) {
     return id;
 }
 
-// Adds the tokens of tokenizer.json; those that tokenizer_config.json has with an id; and those that
-// the files beside name, and the vocabulary has.
+// Adds the tokens of tokenizer.json, those that tokenizer_config.json has with an id, and those
+// that the files beside name, and the vocabulary has.
 static bool read_added(PartReader *r) {
     const char *const path = r->path;
     const Json *const lists[2] = {json_get(r->root, "added_tokens"),
@@ -655,7 +655,7 @@ static const char *text_spaced(const char *s, size_t *n, bool front, char **room
     return *room;
 }
 
-// Encodes a normalised piece without added tokens. Metaspace puts a space in front of the first one,
+// Encodes a normalised piece without added tokens. Metaspace puts a space before the first one,
 // unless it begins with one.
 static void encode_piece(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
     const bool space = s[0] == ' ' || (n >= 3 && memcmp(s, TOKENIZER_SPACE, 3) == 0);
