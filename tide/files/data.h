@@ -19,7 +19,7 @@
 //   magic 20240520, version 1: uint16 tokens (GPT-2);  magic 20240801, version 7: uint32 tokens.
 #ifndef TIDE_DATA_H
 #define TIDE_DATA_H
-#include "../base/util.h"
+#include "../base/ranks.h"
 #include "../base/memory.h"
 #include "../base/rng.h"
 #include "tokenizer.h"
@@ -89,7 +89,7 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     // A token takes 4 bytes until all are known. Texts have about as many bytes for each, but where
     // every byte is one; and a normalised text is a copy, which NFC may make three times as long.
     // malloc() gives what is not there, and Linux kills who writes there.
-    const int steps = tok->steps, spaces = STEP_REPLACE | STEP_METASPACE | STEP_SPACE;
+    const int steps = tok->steps, spaces = STEP_PREPEND | STEP_METASPACE;
     const int copy = steps & STEP_NFC ? 3 : steps & spaces ? 1 : 0;
     const double peak = (double)texts->tokens * (tok->vocab == 256 ? 4 : 1 + copy);
     if (peak > (double)memory_available())

@@ -17,13 +17,12 @@
 // 3. A byte-level piece is cut into words (words.h). In the style of SentencePiece it is one word.
 // 4. The symbols of each word are merged (vocabulary.h).
 // A directory has a tokenizer.json, whose parts describe the steps, or vocab.json and merges.txt of
-// GPT-2, OPT or Qwen2. A part that is not known here is refused by its name: wrong ids are worse
+// GPT-2 or OPT. A part that is not known here is refused by its name: wrong ids are worse
 // than none.
 // Any bytes are text: a byte that is not UTF-8 is a code point of its own.
 // Sources: Radford et al. 2019 (section 2.2); Hugging Face tokenizers 0.23.
 #ifndef TIDE_TOKENIZER_H
 #define TIDE_TOKENIZER_H
-#include "../base/ranks.h"
 #include "json.h"
 #include "nfc.h"
 #include "vocabulary.h"
@@ -49,12 +48,13 @@ static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id,
     AddedTokens *list = &t->added[normalized];
     char *room = ALLOC(char, 4 * n + 2, "added tokens"), *composed = NULL;
     AddedToken a = {.content = room, .name = room + 3 * n + 1, .length = 0, .id = id,
-                    .special = flags[1] != 0, .lstrip = flags[3] != 0, .rstrip = flags[4] != 0};
+                    .special = flags[1] != 0, .normalized = normalized, .lstrip = flags[3] != 0,
+                    .rstrip = flags[4] != 0};
     memcpy(a.name, content, n);
     if (normalized && (t->steps & STEP_NFC)) content = nfc_text(t->classes, content, &n, &composed);
     a.content[0] = ' ';
-    if (!normalized || !(t->steps & STEP_REPLACE)) memcpy(a.content, content, n);
-    else n = tokenizer_spaces(content, n, a.content + front);
+    if (front) n = tokenizer_spaces(content, n, a.content + 1);
+    else memcpy(a.content, content, n);
     a.length = front + n;
     free(composed);
     if (known && front) t->bytes[t->used++] = ' ';
@@ -140,12 +140,6 @@ static void tokenizer_free(Tokenizer *t) {
 // ---------------------------------------------------------------------------------------------
 // tokenizer.json
 
-// An added token as a file has it.
-typedef struct {
-    const char *file, *content;
-    size_t n, id;
-    int flags[5];              // of added_flags
-} AddedEntry;
 static const char *const added_flags[5] = {"single_word", "special", "normalized", "lstrip",
                                            "rstrip"};
 
@@ -155,121 +149,91 @@ typedef struct {
     const Json *root, *vocabulary;
     Json *beside[5];           // the first of tokenizer_files, and config.json; NULL: not there
     char paths[TOKENIZER_FILES][PATH_MAX];  // of tokenizer_files
-    AddedEntry *entries;       // [entry_count], of room for [ids]
-    size_t entry_count, own, ids;  // the first `own` ones are tokenizer.json's
-    AddedEntry **entry_of;     // [ids]: the entry with this id
+    size_t next;               // the id of the next token that is not in the vocabulary
     const char *end;           // ends a text of vocab.json; NULL: of tokenizer.json
     uint32_t bos, eos;         // as the files beside name them
     Error *err;
 } PartReader;
 
-// The parts that are known, as read_part() writes them, and their steps.
-#define PART_REPLACE "Replace with String  , content " TOKENIZER_SPACE
-#define PART_PREPEND "Prepend with prepend " TOKENIZER_SPACE " + " PART_REPLACE
-#define PART_METASPACE "Metaspace with replacement " TOKENIZER_SPACE
-#define PART_BYTES "ByteLevel with add_prefix_space false"
-#define PART_SPLIT(rule) "Split with " rule " expression, behavior Isolated + " PART_BYTES \
-                         ", use_regex false"
-#define PART_SPACES "Replace with String " TOKENIZER_SPACE ", content   + ByteFallback + Fuse"
-static const struct { const char *part, *line; int steps, rule; } tokenizer_parts[] = {
-    {"normalizer", "null", 0, 0},
-    {"normalizer", "NFC", STEP_NFC, 0},
-    {"normalizer", PART_REPLACE, STEP_REPLACE, 0},
-    {"normalizer", PART_PREPEND, STEP_PREPEND | STEP_REPLACE, 0},
-    {"normalizer", "NFC + " PART_REPLACE, STEP_NFC | STEP_REPLACE, 0},
-    {"normalizer", "NFC + " PART_PREPEND, STEP_NFC | STEP_PREPEND | STEP_REPLACE, 0},
-    {"pre_tokenizer", "null", 0, 0},
-    {"pre_tokenizer", PART_BYTES, STEP_BYTES, RULE_GPT2},
-    {"pre_tokenizer", "ByteLevel with add_prefix_space true", STEP_BYTES | STEP_SPACE, RULE_GPT2},
-    {"pre_tokenizer", "Digits with individual_digits true + " PART_BYTES,
-     STEP_DIGITS | STEP_BYTES, RULE_GPT2},
-    {"pre_tokenizer", PART_SPLIT("GPT-2's"), STEP_BYTES, RULE_GPT2},
-    {"pre_tokenizer", PART_SPLIT("Llama-3's"), STEP_BYTES, RULE_LLAMA3},
-    {"pre_tokenizer", PART_SPLIT("Qwen2's"), STEP_BYTES, RULE_QWEN2},
-    {"pre_tokenizer", PART_METASPACE ", prepend_scheme never, split false", STEP_NEVER, 0},
-    {"pre_tokenizer", PART_METASPACE ", prepend_scheme first, split false", STEP_FIRST, 0},
-    {"pre_tokenizer", PART_METASPACE ", split false", STEP_ALWAYS, 0},
-    {"decoder", "ByteLevel", STEP_UNBYTES, 0},
-    {"decoder", PART_SPACES, 0, 0},
-    {"decoder", PART_SPACES " + Strip with content  , start 1, stop 0", STEP_STRIP, 0},
-    {"post_processor", "null", 0, 0},
-    {"post_processor", "ByteLevel", 0, 0},  // is about offsets
-    {"post_processor", "TemplateProcessing", 0, 0},
-    {"post_processor", "ByteLevel + TemplateProcessing", 0, 0}};
+// The steps that are known, in the order in which they stand in their part, with the members that
+// must have one value, and that value.
+static const struct { const char *part, *type; int step; const char *members[7]; } known_steps[] = {
+    {"normalizer", "NFC", STEP_NFC, {NULL}},
+    {"normalizer", "Prepend", STEP_PREPEND, {"prepend", TOKENIZER_SPACE}},
+    {"normalizer", "Replace", STEP_REPLACE, {"String", " ", "content", TOKENIZER_SPACE}},
+    {"pre_tokenizer", "Digits", STEP_DIGITS, {"individual_digits", "true"}},
+    {"pre_tokenizer", "Split", STEP_SPLIT, {"behavior", "Isolated", "invert", "false"}},
+    {"pre_tokenizer", "ByteLevel", STEP_BYTES, {"add_prefix_space", "false"}},
+    {"pre_tokenizer", "Metaspace", STEP_METASPACE,
+     {"replacement", TOKENIZER_SPACE, "prepend_scheme", "first", "split", "false"}},
+    {"decoder", "ByteLevel", STEP_UNBYTES, {NULL}},
+    {"decoder", "Replace", STEP_SPACES, {"String", TOKENIZER_SPACE, "content", " "}},
+    {"decoder", "ByteFallback", STEP_FALLBACK, {NULL}},
+    {"decoder", "Fuse", STEP_FUSE, {NULL}},
+    {"decoder", "Strip", STEP_STRIP, {"content", " ", "start", "1", "stop", "0"}},
+    {"post_processor", "ByteLevel", 0, {NULL}},  // is about offsets
+    {"post_processor", "TemplateProcessing", 0, {NULL}}};
 
 static bool part_refuse(PartReader *r, const char *part, const char *what) {
     return error_set(r->err, "%.200s: %s %.250s: not supported", r->path, part, what);
 }
 
-// Writes a step as its type and the members that matter. A member that equals its default is left
-// out (not add_prefix_space of ByteLevel), and an expression is written by its name.
-static void step_write(FILE *f, const Json *step, bool members) {
-    static const struct { const char *key, *none; } names[] = {
-        {"individual_digits", ""}, {"prepend", ""}, {"pattern", ""}, {"content", ""},
-        {"behavior", ""}, {"invert", "false"}, {"replacement", ""}, {"prepend_scheme", "always"},
-        {"split", "true"}, {"add_prefix_space", "true"}, {"use_regex", "true"}, {"start", ""},
-        {"stop", ""}};
-    const Json *type = json_get(step, "type");
-    const char *between = " with ";
-    fputs(type != NULL && type->type == JSON_STRING ? type->string : "without a type", f);
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && members; i++) {
-        const Json *value = json_get(step, names[i].key);
-        const bool pattern = value != NULL && value->type == JSON_OBJECT && value->count == 1;
-        if (pattern) value = value->child;  // {"String": ".."} or {"Regex": ".."}
-        if (value == NULL) continue;
-        const char *text = value->type <= JSON_STRING ? value->string : "?";
-        const bool space = json_is(type, "ByteLevel") && *names[i].key == 'a';
-        if (strcmp(text, names[i].none) == 0 && !space) continue;
-        int rule = pattern && strcmp(value->key, "Regex") == 0 ? 0 : RULES + 1;
-        while (rule < RULES && !json_is(value, word_rules[rule].expression)) rule++;
-        if (rule > RULES)
-            fprintf(f, "%s%s %s", between, pattern ? value->key : names[i].key, text);
-        else if (rule < RULES) fprintf(f, "%s%s expression", between, word_rules[rule].name);
-        else fprintf(f, "%san expression other than GPT-2's, Llama-3's or Qwen2's", between);
-        between = ", ";
-    }
+// Reads the expression of a Split, which cuts words.
+static bool read_rule(PartReader *r, const Json *step) {
+    const Json *expression = json_get(json_get(step, "pattern"), "Regex");
+    int rule = 0;
+    while (rule < RULES && !json_is(expression, word_rules[rule].expression)) rule++;
+    if (rule < RULES) r->t->rule = &word_rules[rule];
+    return rule < RULES || part_refuse(r, "pre_tokenizer", "Split with an expression other than "
+                                       "GPT-2's, Llama-3's or Qwen2's");
 }
 
 // Reads a part: null, a Sequence, or a step.
 static bool read_part(PartReader *r, const char *name, const char *list) {
+    const size_t known = sizeof known_steps / sizeof known_steps[0];
     const Json *part = json_get(r->root, name), *all = json_get(part, list);
     const bool sequence = json_is(json_get(part, "type"), "Sequence") && all != NULL
                        && all->type == JSON_ARRAY;
-    const char *between = "";
-    char *line = NULL;
-    size_t length = 0, k = 0;
-    FILE *f = text_open(&line, &length);
-    for (const Json *value = sequence ? all->child : part; value != NULL;
-         value = sequence ? value->next : NULL) {
-        const bool bytes = json_is(json_get(value, "type"), "ByteLevel");
-        fputs(between, f);
-        // a pre_tokenizer has a choice
-        step_write(f, value, !bytes || strcmp(name, "pre_tokenizer") == 0);
-        between = " + ";
+    char what[200];
+    size_t k = 0;
+    for (const Json *step = sequence ? all->child : part; step != NULL;
+         step = sequence ? step->next : NULL, k++) {
+        const Json *type = json_get(step, "type"), *pattern = json_get(step, "pattern");
+        while (k < known && (strcmp(known_steps[k].part, name) != 0
+                             || !json_is(type, known_steps[k].type))) k++;
+        if (k == known)
+            return part_refuse(r, name, type != NULL && type->type == JSON_STRING
+                               ? type->string : "without a type");
+        for (const char *const *m = known_steps[k].members; *m != NULL; m += 2) {
+            const Json *value = json_get(strcmp(*m, "String") == 0 ? pattern : step, *m);
+            if (value != NULL && value->type <= JSON_STRING && strcmp(value->string, m[1]) == 0)
+                continue;
+            snprintf(what, sizeof what, "%s with %s other than %s", type->string, m[0], m[1]);
+            return part_refuse(r, name, what);
+        }
+        if (known_steps[k].step == STEP_SPLIT && !read_rule(r, step)) return false;
+        if (known_steps[k].step == STEP_BYTES && json_flag(step, "use_regex", true) != 0)
+            r->t->steps |= STEP_WORDS;
+        r->t->steps |= known_steps[k].step;
     }
-    fputs(*between == '\0' ? "null" : "", f);
-    text_close(f);
-    const size_t parts = sizeof tokenizer_parts / sizeof tokenizer_parts[0];
-    while (k < parts && (strcmp(tokenizer_parts[k].part, name) != 0
-                         || strcmp(tokenizer_parts[k].line, line) != 0)) k++;
-    if (k == parts) part_refuse(r, name, line);
-    free(line);
-    if (k == parts) return false;
-    r->t->steps |= tokenizer_parts[k].steps;
-    if (tokenizer_parts[k].steps & STEP_BYTES) r->t->rule = &word_rules[tokenizer_parts[k].rule];
     return true;
 }
 
-// Reads all parts but the post_processor. Bytes and spaces for U+2581 do not go together.
+// Reads all parts but the post_processor, which must go together.
 static bool read_steps(PartReader *r) {
+    static const int bytes = STEP_BYTES | STEP_UNBYTES;
+    static const int spaced = STEP_SPACES | STEP_FALLBACK | STEP_FUSE;
     Tokenizer *t = r->t;
+    t->rule = &word_rules[RULE_GPT2];
     if (!read_part(r, "normalizer", "normalizers")
         || !read_part(r, "pre_tokenizer", "pretokenizers") || !read_part(r, "decoder", "decoders"))
         return false;
-    const int spaces = t->steps & (STEP_REPLACE | STEP_METASPACE);
     t->byte_level = (t->steps & STEP_BYTES) != 0;
-    if (!(t->steps & STEP_UNBYTES) == !t->byte_level && !spaces == t->byte_level
-        && !((spaces & STEP_REPLACE) && (spaces & STEP_METASPACE))) return true;
+    const int steps = t->steps & ~(t->byte_level ? STEP_NFC : STEP_STRIP);
+    if (steps == (STEP_WORDS | bytes) || steps == (STEP_DIGITS | STEP_WORDS | bytes)
+        || steps == (STEP_SPLIT | bytes)
+        || steps == (STEP_PREPEND | STEP_REPLACE | spaced) || steps == (STEP_METASPACE | spaced))
+        return true;
     return part_refuse(r, "normalizer, pre_tokenizer and decoder", "in this combination");
 }
 
@@ -282,7 +246,6 @@ static bool read_model(PartReader *r) {
     const Json *merges = json_get(m, "merges"), *added = json_get(r->root, "added_tokens");
     const int fallback = json_flag(m, "byte_fallback", false);
     const int ignore = json_flag(m, "ignore_merges", false);
-    char place[PATH_MAX + 8];
     size_t bytes = added != NULL ? added->length : 0;  // of the texts with added tokens
     if (json_get(m, "type") != NULL && !json_is(json_get(m, "type"), "BPE"))
         return part_refuse(r, "model", "of a type other than BPE");
@@ -291,15 +254,13 @@ static bool read_model(PartReader *r) {
         return part_refuse(r, "model", "without vocab, merges, true and false");
     for (int i = 0; i < 3; i++) {
         const Json *value = json_get(m, unused[i]);
-        const bool zero = value != NULL && value->type == JSON_NUMBER && value->number == 0;
-        if (value != NULL && !json_is(value, "") && !zero)
-            return part_refuse(r, "model with", unused[i]);
+        if (value != NULL && !json_empty(value)) return part_refuse(r, "model with", unused[i]);
     }
     for (int k = 0; k < BESIDE_MODEL; k++) bytes += r->beside[k] != NULL ? r->beside[k]->length : 0;
     if (!tokenizer_read_tokens(t, r->path, vocabulary, bytes / 4 + 1, 4 * bytes + 64, r->err))
         return false;
     t->base = t->vocab;
-    r->ids = t->vocab + bytes / 4 + 1;
+    r->next = vocabulary->count;
     t->ignore_merges = ignore;
     r->vocabulary = vocabulary;
     const int missing = tokenizer_read_bytes(t, vocabulary);
@@ -310,33 +271,37 @@ static bool read_model(PartReader *r) {
                            ? "with bytes that have no token"
                            : "without byte_fallback, <0x00> to <0xFF> and U+2581, or with "
                              "ignore_merges");
-    int lost = 0;  // bytes of ordinary text: no 0xC0, 0xC1, 0xF1 .., few control characters
-    for (int i = '\t'; i <= 0xF0; i++)
-        if ((i <= '\r' || i >= ' ') && (i & 0xFE) != 0xC0) lost += t->byte_id[i] == TOKENIZER_NONE;
-    if (lost > 0 && ranks.rank == 0)
-        fprintf(stderr, "tide: warning: %s: %d of the bytes of ordinary text have no token, and "
-                "are left out of every text, as in Hugging Face\n", r->path, lost);
-    snprintf(place, sizeof place, "%s, merge", r->path);
-    return tokenizer_read_merges(t, place, vocabulary, merges, r->err);
+    for (int i = '\t'; i <= 0xF0; i++)  // bytes of text: no 0xC0, 0xC1, 0xF1 .., few below ' '
+        if (t->byte_id[i] == TOKENIZER_NONE && (i <= '\r' || i >= ' ') && (i & 0xFE) != 0xC0)
+            return part_refuse(r, "model", "with bytes of ordinary text that have no token");
+    return tokenizer_read_merges(t, r->path, vocabulary, merges, r->err);
 }
 
-// Lists a token that is to be added. If another file has a token of this id, it must have the same
-// content, and its flags are replaced.
-static bool added_list(PartReader *r, AddedEntry e) {
-    AddedEntry *old = e.id < r->ids ? r->entry_of[e.id] : NULL;
-    if (old == NULL || old->file == e.file) old = &r->entries[r->entry_count++];
-    else if (old->n != e.n || memcmp(old->content, e.content, e.n) != 0)
-        return error_set(r->err, "%.200s: \"%.60s\" has the id %zu, which is that of \"%.60s\"",
-                         e.file, e.content, e.id, old->content);
-    *old = e;
-    if (e.id < r->ids) r->entry_of[e.id] = old;
+// Adds a token of tokenizer.json, or of a file beside it (beside). Tokens that are not in the
+// vocabulary are numbered behind it. If tokenizer.json has a token of this id, the content must be
+// the same, and its flags are replaced.
+static bool added_read(PartReader *r, const Json *text, size_t id, const int *flags, bool beside) {
+    Tokenizer *t = r->t;
+    AddedToken *old = beside && id < t->vocab ? added_token(t, (int32_t)id) : NULL;
+    if (old != NULL) {
+        if (strcmp(old->name, text->string) != 0 || old->normalized != flags[2])
+            return error_set(r->err, "%.200s: \"%.60s\" has the id %zu, which is that of \"%.60s\" "
+                             "with normalized %s", r->path, text->string, id, old->name,
+                             old->normalized ? "true" : "false");
+        old->special = flags[1] != 0;
+        old->lstrip = flags[3] != 0;
+        old->rstrip = flags[4] != 0;
+        return true;
+    }
+    const uint32_t known = vocabulary_find(r->vocabulary, text->string, text->length);
+    const size_t given = known != TOKENIZER_NONE ? known : r->next++;
+    const bool taken = known == TOKENIZER_NONE && given < t->vocab && t->tokens[given].length > 0;
+    if (id != given || taken || given >= TOKENIZER_MAX_IDS)
+        return error_set(r->err, "%.200s: added_tokens: \"%.60s\" has the id %zu, and Hugging Face "
+                         "gives it %zu", r->path, text->string, id, given);
+    if (given >= t->vocab) t->vocab = given + 1;
+    added_push(t, text->string, text->length, (uint32_t)given, known != TOKENIZER_NONE, flags);
     return true;
-}
-
-// Tokens of the files beside are added in the order of their ids.
-static int added_order(const void *a, const void *b) {
-    const size_t i = ((const AddedEntry *)a)->id, j = ((const AddedEntry *)b)->id;
-    return (i > j) - (i < j);
 }
 
 // The text of a token, a string or an object with its content; NULL: the value is something else.
@@ -345,57 +310,46 @@ static const Json *token_text(const Json *value) {
     return text != NULL && text->type == JSON_STRING && text->length > 0 ? text : NULL;
 }
 
-// Makes a token that a file beside names a special one, if it has an id, and returns the id.
-static uint32_t added_name(PartReader *r, const char *file, const Json *value) {
+// Adds a token that a file beside names a special one, if the vocabulary has it. Returns its id.
+static uint32_t added_name(PartReader *r, const Json *value) {
     const Json *text = token_text(value);
+    int flags[5] = {0, 1};
     if (text == NULL) return TOKENIZER_NONE;
-    AddedEntry e = {.file = file, .content = text->string, .n = text->length,
-                    .id = vocabulary_find(r->vocabulary, text->string, text->length)};
-    for (AddedEntry *old = r->entries; old < r->entries + r->entry_count; old++) {
-        if (old->n != e.n || memcmp(old->content, e.content, e.n) != 0) continue;
-        if (old->file != r->paths[FILE_ADDED]) return (uint32_t)old->id;
-        old->flags[1] = 1;  // that file has no flags
-        old->flags[2] = 0;
-        return (uint32_t)old->id;
-    }
-    for (int i = 1; i < 5; i++)
-        e.flags[i] = i == 1 || json_flag(value, added_flags[i], false) == 1;
-    if (e.id != TOKENIZER_NONE) added_list(r, e);
-    else if (ranks.rank == 0)
-        fprintf(stderr, "tide: warning: %s names the token \"%.60s\", which has no id: in texts it "
-                "is no token\n", file, e.content);
-    return (uint32_t)e.id;
+    const uint32_t old = tokenizer_added(r->t, text->string);
+    if (old != TOKENIZER_NONE) return old;
+    const uint32_t id = vocabulary_find(r->vocabulary, text->string, text->length);
+    for (int f = 2; f < 5; f++) flags[f] = json_flag(value, added_flags[f], false) == 1;
+    if (id != TOKENIZER_NONE) added_push(r->t, text->string, text->length, id, true, flags);
+    return id;
 }
 
-// Lists the added tokens: those of tokenizer.json; those that the files beside have with an id; and
-// those that they name, and the vocabulary has.
-static bool list_added(PartReader *r) {
-    const char *const paths[3] = {r->path, r->paths[FILE_CONFIG], r->paths[FILE_ADDED]};
-    const Json *const lists[3] = {json_get(r->root, "added_tokens"),
-                                  json_get(r->beside[FILE_CONFIG], "added_tokens_decoder"),
-                                  r->beside[FILE_ADDED]};
-    r->entries = ALLOC(AddedEntry, r->ids, "added tokens");
-    r->entry_of = ALLOC(AddedEntry *, r->ids, "added tokens");
-    for (int k = 0; k < 3; k++, r->path = paths[0]) {
-        r->path = paths[k];
+// Adds the tokens of tokenizer.json, those that tokenizer_config.json has with an id, and those
+// that the files beside name, and the vocabulary has.
+static bool read_added(PartReader *r) {
+    const char *const path = r->path;
+    const Json *const lists[2] = {json_get(r->root, "added_tokens"),
+                                  json_get(r->beside[FILE_CONFIG], "added_tokens_decoder")};
+    if (lists[1] == NULL && r->t->files[FILE_ADDED].text != NULL)
+        return part_refuse(r, "added_tokens.json without",
+                           "added_tokens_decoder in tokenizer_config.json");
+    for (int k = 0; k < 2; k++, r->path = path) {
+        if (k == 1) r->path = r->paths[FILE_CONFIG];
         if (lists[k] != NULL && lists[k]->type != (k == 0 ? JSON_ARRAY : JSON_OBJECT))
             return part_refuse(r, "added_tokens", "other than a list");
         for (const Json *i = lists[k] != NULL ? lists[k]->child : NULL; i != NULL; i = i->next) {
-            const Json *text = k < 2 ? token_text(json_get(i, "content")) : NULL;
-            AddedEntry e = {.file = paths[k], .content = text != NULL ? text->string : i->key,
-                            .n = text != NULL ? text->length : i->key_length};
+            const Json *text = token_text(json_get(i, "content"));
             char *end = NULL;
-            if (k == 1) e.id = strtoul(i->key, &end, 10);
-            bool wrong = k == 1 ? *end != '\0' : !json_size(k == 2 ? i : json_get(i, "id"), &e.id);
+            size_t id = k == 1 ? strtoul(i->key, &end, 10) : 0;
+            bool wrong = k == 1 ? *end != '\0' : !json_size(json_get(i, "id"), &id);
+            int flags[5];
             for (int f = 0; f < 5; f++)  // absent, beside, normalized is: not special
-                wrong |= (e.flags[f] = json_flag(i, added_flags[f],
-                                                 k > 0 && f == 2 && !e.flags[1])) < 0;
-            if (wrong || e.flags[0] || e.n == 0 || (k < 2 && text == NULL))
-                return part_refuse(r, "added_tokens", !wrong && e.flags[0] ? "with single_word"
+                wrong |= (flags[f] = json_flag(i, added_flags[f],
+                                               k > 0 && f == 2 && !flags[1])) < 0;
+            if (wrong || flags[0] || text == NULL)
+                return part_refuse(r, "added_tokens", !wrong && flags[0] ? "with single_word"
                                    : "without content, id, true and false");
-            if (!added_list(r, e)) return false;
+            if (!added_read(r, text, id, flags, k > 0)) return false;
         }
-        if (k == 0) r->own = r->entry_count;
     }
     for (int k = 0; k <= FILE_MAP; k += FILE_MAP) {
         const Json *m = r->beside[k] != NULL ? r->beside[k]->child : NULL;
@@ -405,34 +359,14 @@ static bool list_added(PartReader *r) {
             if (end == NULL || (strcmp(end, "_token") != 0 && strcmp(end, "_tokens") != 0)
                 || (k == 0 && one && json_member(r->beside[FILE_MAP], m->key) != NULL)) continue;
             for (const Json *i = one ? m : m->child; i != NULL; i = one ? NULL : i->next) {
-                const uint32_t id = added_name(r, r->paths[k], i);
+                const uint32_t id = added_name(r, i);
                 if (strcmp(m->key, "bos_token") == 0) r->bos = id;
                 if (strcmp(m->key, "eos_token") == 0) r->eos = id;
             }
         }
     }
-    return true;
-}
-
-// Adds the tokens. Those that are not in the vocabulary are numbered behind it.
-static bool read_added(PartReader *r) {
-    Tokenizer *t = r->t;
-    size_t next = r->vocabulary->count;
-    if (!list_added(r)) return false;
-    qsort(r->entries + r->own, r->entry_count - r->own, sizeof *r->entries, added_order);
-    for (const AddedEntry *e = r->entries; e < r->entries + r->entry_count; e++) {
-        const uint32_t known = vocabulary_find(r->vocabulary, e->content, e->n);
-        const size_t given = known != TOKENIZER_NONE ? known : next++;
-        const bool taken = known == TOKENIZER_NONE && given < t->vocab
-                        && t->tokens[given].length > 0;
-        if (e->id != given || taken || given >= TOKENIZER_MAX_IDS)
-            return error_set(r->err, "%.200s: added_tokens: \"%.60s\" has the id %zu, and Hugging "
-                             "Face gives it %zu", e->file, e->content, e->id, given);
-        if (given >= t->vocab) t->vocab = given + 1;
-        added_push(t, e->content, e->n, (uint32_t)given, known != TOKENIZER_NONE, e->flags);
-    }
     for (int k = 0; k < 2; k++) {
-        const AddedToken *twice = added_index(&t->added[k]);
+        const AddedToken *twice = added_index(&r->t->added[k]);
         if (twice != NULL)
             return error_set(r->err, "%.200s: added_tokens: \"%.60s\" is there twice", r->path,
                              twice->name);
@@ -460,7 +394,9 @@ static bool read_template(PartReader *r) {
                  && id < r->t->vocab) *place = (int)id;
         else return part_refuse(r, "post_processor", "with more than one token on each side");
     }
-    return text || part_refuse(r, "post_processor", "without a text");
+    if (!text) return part_refuse(r, "post_processor", "without a text");
+    return r->t->bos < 0 || json_flag(r->beside[FILE_CONFIG], "add_bos_token", true) != 0
+        || part_refuse(r, "post_processor", "with add_bos_token false in tokenizer_config.json");
 }
 
 // Settles the token that ends a text, as the files beside name it, and those that end a model's
@@ -469,9 +405,6 @@ static void read_ends(PartReader *r) {
     Tokenizer *t = r->t;
     const Json *config = r->beside[FILE_CONFIG];
     uint32_t eot = r->eos;
-    if (t->bos >= 0 && json_flag(config, "add_bos_token", true) == 0 && ranks.rank == 0)
-        fprintf(stderr, "tide: warning: %s has add_bos_token false, but tokenizer.json puts "
-                "token %d in front of every text\n", r->paths[FILE_CONFIG], t->bos);
     for (int k = FILE_GENERATION; k <= BESIDE_MODEL && t->stops.count == 0;
          k += BESIDE_MODEL - FILE_GENERATION) {
         const Json *ids = json_get(r->beside[k], "eos_token_id");
@@ -484,8 +417,8 @@ static void read_ends(PartReader *r) {
     if (r->end != NULL) {
         if (eot == TOKENIZER_NONE && json_member(config, "eos_token") == NULL)
             eot = tokenizer_added(t, r->end);
-        if (r->bos == TOKENIZER_NONE && json_member(config, "bos_token") == NULL
-            && !(t->steps & STEP_NFC)) r->bos = tokenizer_added(t, r->end);  // GPT-2's default
+        if (r->bos == TOKENIZER_NONE && json_member(config, "bos_token") == NULL)
+            r->bos = tokenizer_added(t, r->end);  // GPT-2's default
         if (json_flag(config, "add_bos_token", false) == 1) t->bos = (int)r->bos;
         if (json_flag(config, "add_eos_token", false) == 1) t->behind = (int)eot;
     } else {
@@ -497,34 +430,18 @@ static void read_ends(PartReader *r) {
     if (t->behind < 0 && t->bos >= 0 && t->bos != t->eot) t->behind = t->eot;
 }
 
-#define MADE_UP "{\"tokenizer_class\": \"GPT2Tokenizer\""  // begins what is written here
-#define MADE_QWEN "{\"tokenizer_class\": \"Qwen2Tokenizer\""
-
-// Tells whose rule cuts words, by a class of the library or a model's type. RULES: it is unknown.
-static int merges_known(const Json *name) {
-    static const char *const names[8] = {"GPT2Tokenizer", "GPT2TokenizerFast", "gpt2", "opt",
-                                         "Qwen2Tokenizer", "Qwen2TokenizerFast", "qwen2", "qwen3"};
-    for (int k = 0; k < 8; k++)
-        if (json_is(name, names[k])) return k < 4 ? RULE_GPT2 : RULE_QWEN2;
-    return name == NULL ? RULE_GPT2 : RULES;
-}
-
-// The same of a directory: as tokenizer_config.json says, or else the model's type. RULES and the
-// reason in r->err: another's, or one that contradicts the type.
-static int merges_rule(const PartReader *r, const char *dir) {
-    const Json *config = r->beside[FILE_CONFIG], *model = r->beside[BESIDE_MODEL];
-    const Json *name = json_get(config, "tokenizer_class"), *type = json_get(model, "model_type");
+// Are vocab.json and merges.txt those of GPT-2's class, as tokenizer_config.json says, or else the
+// model's type? If not, the reason is in r->err.
+static bool merges_known(const PartReader *r, const char *dir) {
+    static const char *const names[4] = {"GPT2Tokenizer", "GPT2TokenizerFast", "gpt2", "opt"};
+    const Json *name = json_get(r->beside[FILE_CONFIG], "tokenizer_class");
+    const Json *model = r->beside[BESIDE_MODEL];
     if (name == NULL) name = json_get(model, "tokenizer_class");
-    const int rule = merges_known(name != NULL ? name : type);
-    const bool made = config != NULL && strncmp(config->string, MADE_UP, strlen(MADE_UP)) == 0;
-    if (rule == RULES)
-        error_set(r->err, "%.200s has vocab.json and merges.txt of %.40s, and only those of "
-                  "GPT2Tokenizer and Qwen2Tokenizer are read: save it with the fast tokenizer, "
-                  "which writes tokenizer.json", dir, name != NULL ? name->string : type->string);
-    if (rule != RULE_GPT2 || merges_known(type) != RULE_QWEN2 || made) return rule;
-    error_set(r->err, "%.200s: tokenizer_class is %.40s, but model_type %.40s in config.json: "
-              "correct one of them, or write tokenizer.json", dir, name->string, type->string);
-    return RULES;
+    if (name == NULL) name = json_get(model, "model_type");
+    for (int k = 0; k < 4; k++) if (name == NULL || json_is(name, names[k])) return true;
+    return error_set(r->err, "%.200s has vocab.json and merges.txt of %.40s, and only those of "
+                     "GPT2Tokenizer are read: save it with the fast tokenizer, which writes "
+                     "tokenizer.json", dir, name->string);
 }
 
 static void tokenizer_file(Tokenizer *t, int file, const char *text) {
@@ -534,20 +451,19 @@ static void tokenizer_file(Tokenizer *t, int file, const char *text) {
 
 // Writes the class into a tokenizer_config.json that does not name it, since another model_type may
 // stand beside what is saved. Makes the file if there is none. end: that of a text, as JSON.
-static void merges_name(PartReader *r, int rule, const char *end) {
+static void merges_name(PartReader *r, const char *end) {
     const Json *config = r->beside[FILE_CONFIG];
     TokenizerFile *file = &r->t->files[FILE_CONFIG];
     char *before = file->text;
     if (config != NULL
         && (config->type != JSON_OBJECT || json_get(config, "tokenizer_class") != NULL)) return;
     FILE *f = text_open(&file->text, &file->length);
-    fputs(rule == RULE_GPT2 ? MADE_UP : MADE_QWEN, f);
+    fputs("{\"tokenizer_class\": \"GPT2Tokenizer\"", f);
     if (config != NULL)
         fprintf(f, "%s%s", config->count > 0 ? ", " : "", strchr(before, '{') + 1);
-    else if (rule == RULE_GPT2)  // null, not absent: else transformers adds its own <|endoftext|>
+    else  // null, not absent: else transformers adds its own <|endoftext|>
         fprintf(f, ", \"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
                 "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
-    else fputs("}\n", f);
     text_close(f);
     free(before);
 }
@@ -559,11 +475,10 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
                          size_t *length) {
     const Json *config = r->beside[FILE_CONFIG];
     const Json *type = json_get(r->beside[BESIDE_MODEL], "model_type");
-    const int rule = merges_rule(r, dir);
     char *text = NULL, end[32] = "null";
     size_t n;
     Error inner = {"not an object"};
-    if (rule == RULES) return NULL;
+    if (!merges_known(r, dir)) return NULL;
     Json *json = json_parse(vocab, strlen(vocab), &inner);
     if (json == NULL || json->type != JSON_OBJECT || *merges == '\0') {
         error_set(r->err, "%.200s/%s: %.290s", dir, *merges == '\0' ? "merges.txt" : "vocab.json",
@@ -577,21 +492,13 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
     const uint32_t id = vocabulary_find(json, r->end, strlen(r->end));
     json_free(json);
     FILE *f = text_open(&text, length);
-    fprintf(f, "{%s\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [",
-            rule == RULE_GPT2 ? "" : "\"normalizer\": {\"type\": \"NFC\"}, ");
-    if (rule != RULE_GPT2) {
-        fprintf(f, "{\"type\": \"Split\", \"behavior\": \"Isolated\", \"pattern\": {\"Regex\": ");
-        json_write_string(f, word_rules[rule].expression, strlen(word_rules[rule].expression));
-        fprintf(f, "}}, ");
-    }
-    fprintf(f, "{\"type\": \"ByteLevel\", \"add_prefix_space\": %s, \"use_regex\": %s}]}, "
+    fprintf(f, "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": %s}, "
             "\"decoder\": {\"type\": \"ByteLevel\"}, \"added_tokens\": [",
-            json_flag(config, "add_prefix_space", false) == 1 ? "true" : "false",
-            rule == RULE_GPT2 ? "true" : "false");
+            json_flag(config, "add_prefix_space", false) == 1 ? "true" : "false");
     // the class has this token where tokenizer_config.json names none
     if (id != TOKENIZER_NONE
         && (json_member(config, "unk_token") == NULL || json_member(config, "eos_token") == NULL
-            || json_member(config, rule == RULE_GPT2 ? "bos_token" : "pad_token") == NULL))
+            || json_member(config, "bos_token") == NULL))
         fprintf(f, "{\"id\": %u, \"content\": \"%s\", \"special\": true}", id, r->end);
     fprintf(f, "], \"model\": {\"unk_token\": \"%s\", \"vocab\": %s, \"merges\": [", r->end, vocab);
     for (const char *s = merges; *s != '\0'; s += n + (s[n] == '\n')) {
@@ -605,7 +512,7 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
     tokenizer_file(r->t, FILE_VOCAB, vocab);
     tokenizer_file(r->t, FILE_MERGES, merges);
     if (id != TOKENIZER_NONE) snprintf(end, sizeof end, "\"%s\"", r->end);
-    merges_name(r, rule, end);
+    merges_name(r, end);
     return text;
 }
 
@@ -633,9 +540,9 @@ static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const c
         path_join(r->paths[i], dir, tokenizer_files[i]);
         if (i == FILE_JSON || !path_exists(r->paths[i])) continue;
         ok = (file->text = file_read(r->paths[i], &file->length, err)) != NULL;
-        const bool old = i == FILE_MAP || i == FILE_ADDED;  // not read where there is a decoder
-        if (ok && i < BESIDE_MODEL
-            && !(old && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL))
+        const bool old = i == FILE_ADDED || (i == FILE_MAP  // not read where there is a decoder
+                         && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL);
+        if (ok && i < BESIDE_MODEL && !old)
             ok = (r->beside[i] = json_named(r->paths[i], file->text, file->length, err)) != NULL;
     }
     if (dir != NULL) path_join(model, dir, "config.json");
@@ -652,8 +559,6 @@ static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const c
     if (ok) read_ends(r);
     for (int k = 0; k <= BESIDE_MODEL; k++) json_free(r->beside[k]);
     json_free(root);
-    free(r->entries);
-    free(r->entry_of);
     free(r);
     free(made);
     if (ok) return t;
@@ -693,10 +598,6 @@ static Tokenizer *tokenizer_open(const char *dir, Error *err) {
     char path[PATH_MAX], *text;
     size_t n = 0;
     path_join(path, dir, tokenizer_files[FILE_JSON]);
-    if (path_exists(dir) && !path_is_directory(dir)) {
-        error_set(err, "%.200s is a file: name its folder", dir);
-        return NULL;
-    }
     const bool json = path_exists(path);
     if (!json) path_join(path, dir, tokenizer_files[FILE_VOCAB]);
     if ((text = text_read(path, &n, err)) == NULL) return NULL;
@@ -754,20 +655,13 @@ static const char *text_spaced(const char *s, size_t *n, bool front, char **room
     return *room;
 }
 
-// Encodes a normalised piece without added tokens.
+// Encodes a normalised piece without added tokens. Metaspace puts a space before the first one,
+// unless it begins with one.
 static void encode_piece(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
-    const int steps = t->steps;
     const bool space = s[0] == ' ' || (n >= 3 && memcmp(s, TOKENIZER_SPACE, 3) == 0);
-    const bool front = !(how & TOKENIZER_GOES_ON) && ((steps & STEP_ALWAYS)
-                    || (steps & STEP_SPACE)
-                    || ((steps & STEP_FIRST) && !(how & TOKENIZER_INSIDE)));
+    const bool front = !space && !(how & (TOKENIZER_GOES_ON | TOKENIZER_INSIDE));
     char *room = NULL;
-    if ((steps & STEP_SPACE) && front && *s != ' ') {
-        room = ALLOC(char, n + 1, "a text");
-        *room = ' ';
-        s = (const char *)memcpy(room + 1, s, n++) - 1;
-    }
-    if (steps & STEP_METASPACE) s = text_spaced(s, &n, front && !space, &room);
+    if (t->steps & STEP_METASPACE) s = text_spaced(s, &n, front, &room);
     if (t->byte_level) encode_bytes(t, s, n, out);
     else encode_spaced(t, s, n, out);
     free(room);
@@ -780,8 +674,7 @@ static void encode_added(const Tokenizer *t, bool normalized, const char *s, siz
 static void encode_raw(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
     char *composed = NULL, *spaced = NULL;
     if (t->steps & STEP_NFC) s = nfc_text(t->classes, s, &n, &composed);
-    const bool front = (t->steps & STEP_PREPEND) && !(how & TOKENIZER_GOES_ON);
-    if (t->steps & STEP_REPLACE) s = text_spaced(s, &n, front, &spaced);
+    if (t->steps & STEP_PREPEND) s = text_spaced(s, &n, !(how & TOKENIZER_GOES_ON), &spaced);
     encode_added(t, true, s, n, how, out);
     free(composed);
     free(spaced);
@@ -804,7 +697,7 @@ static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_
 // between them. White space that a token has taken is not in a piece.
 static void encode_added(const Tokenizer *t, bool normalized, const char *s, size_t n, int how,
                          Tokens *out) {
-    const bool spaces = !normalized || !(t->steps & STEP_REPLACE);
+    const bool spaces = !normalized || !(t->steps & STEP_PREPEND);
     const AddedToken *a;
     size_t done = 0, at = 0;
     do {

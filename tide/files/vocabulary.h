@@ -43,7 +43,7 @@ typedef struct {
                                            // has it, in the same memory
     size_t length;
     uint32_t id;
-    bool special, lstrip, rstrip;
+    bool special, normalized, lstrip, rstrip;
 } AddedToken;
 typedef struct {
     AddedToken *tokens;                    // [count]
@@ -57,11 +57,12 @@ typedef struct {
 enum {
     STEP_NFC = 1, STEP_PREPEND = 2,         // a piece is composed, is given a space in front
     STEP_REPLACE = 4,                       // U+2581 is a space
-    STEP_DIGITS = 8, STEP_BYTES = 16,       // each number is a piece; byte-level
-    // U+2581 is a space, later; a space is put in front of no piece, of the first, of each
-    STEP_NEVER = 32, STEP_FIRST = 64, STEP_ALWAYS = 128, STEP_METASPACE = 32 | 64 | 128,
-    STEP_UNBYTES = 256, STEP_STRIP = 512,   // byte-level; the first space is not written
-    STEP_SPACE = 1024                       // byte-level: each piece begins with a space
+    STEP_METASPACE = 8,                     // both later, and in front of the first piece only
+    STEP_DIGITS = 16, STEP_SPLIT = 32,      // each number is a piece; an expression cuts words
+    STEP_BYTES = 64, STEP_WORDS = 128,      // byte-level, whose own expression cuts words
+    STEP_UNBYTES = 256,                     // from bytes back
+    STEP_SPACES = 512, STEP_FALLBACK = 1024, STEP_FUSE = 2048,  // from U+2581 and <0x00> .. back
+    STEP_STRIP = 4096                       // the first space is not written
 };
 
 // A list of tokens that grows. Zero it first; free(ids) at the end.
@@ -300,9 +301,9 @@ static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right
     return merge_place(t, left, right, merge_hash(left, right))->place - 1;
 }
 
-// Reads a list of merges of tokens of the vocabulary: "left right" or ["left", "right"]. place: the
-// name of the file and of its parts, for messages.
-static bool tokenizer_read_merges(Tokenizer *t, const char *place, const Json *vocabulary,
+// Reads a list of merges of tokens of the vocabulary: "left right" or ["left", "right"]. file: its
+// name, for messages.
+static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vocabulary,
                                   const Json *list, Error *err) {
     const char *what = NULL;
     char *both = ALLOC(char, list->length, "merges");
@@ -311,38 +312,36 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *place, const Json *v
     t->merges = ALLOC(TokenMerge, list->count, "merges");
     for (const Json *m = list->child; m != NULL && what == NULL; m = m->next) {
         const Json *left = m->child, *right = left != NULL ? left->next : NULL;
+        const bool text = m->type == JSON_STRING;
         const bool pair = m->type == JSON_ARRAY && m->count == 2 && left->type == JSON_STRING
                        && right->type == JSON_STRING;
-        const char *space = m->type == JSON_STRING ? strchr(m->string, ' ') : NULL;
-        const char *second = pair ? right->string : space != NULL ? space + 1 : "";
-        const char *first = pair ? left->string : m->string;
-        const size_t a = pair ? left->length : space != NULL ? (size_t)(space - first) : 0;
-        const size_t b = pair ? right->length : strlen(second);
+        const size_t a = pair ? left->length : text ? strcspn(m->string, " ") : 0;
+        const size_t b = pair ? right->length : text && a < m->length ? m->length - a - 1 : 0;
         number++;
         // as Hugging Face has it, wherever such a string stands
-        if (m->type == JSON_STRING && strncmp(m->string, "#version", 8) == 0) continue;
-        memcpy(both, first, a);
-        memcpy(both + a, second, b);
-        TokenMerge merge = {vocabulary_find(vocabulary, first, a),
-                            vocabulary_find(vocabulary, second, b),
+        if (text && strncmp(m->string, "#version", 8) == 0) continue;
+        memcpy(both, pair ? left->string : m->string, a);
+        memcpy(both + a, pair ? right->string : m->string + m->length - b, b);
+        TokenMerge merge = {vocabulary_find(vocabulary, both, a),
+                            vocabulary_find(vocabulary, both + a, b),
                             vocabulary_find(vocabulary, both, a + b)};
         const uint32_t hash = merge_hash(merge.left, merge.right);
         TokenPlace *found = merge_place(t, merge.left, merge.right, hash);
-        if (a == 0 || b == 0 || (!pair && strchr(second, ' ') != NULL))
+        if (a == 0 || b == 0 || (text && memchr(both + a, ' ', b) != NULL))
             what = "not two tokens with a space between";
         else if (merge.left == TOKENIZER_NONE || merge.right == TOKENIZER_NONE)
             what = "merges a token that is not in the vocabulary";
         else if (merge.result == TOKENIZER_NONE)
             what = "gives a token that is not in the vocabulary";
         else if (found->place > 0) what = "occurs twice";
-        if (!t->byte_level && (tokenizer_hex(first, a) >= 0 || tokenizer_hex(second, b) >= 0))
+        if (!t->byte_level && (tokenizer_hex(both, a) >= 0 || tokenizer_hex(both + a, b) >= 0))
             memset(t->joins, true, 1 << 16);  // bytes become a token that is not their text
         t->merges[t->merge_count++] = merge;
         found->hash = hash;
         found->place = (uint32_t)t->merge_count;
     }
     free(both);
-    return what == NULL || error_set(err, "%.300s %zu: %s", place, number, what);
+    return what == NULL || error_set(err, "%.300s, merge %zu: %s", file, number, what);
 }
 
 // ---------------------------------------------------------------------------------------------

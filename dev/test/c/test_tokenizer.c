@@ -408,13 +408,12 @@ static void tokenizer_bad_directories(void) {
     path_join(path, scratch, "tokenizer.json");
     tokenizer_save(tokenizer_bytes(), scratch);
     write_file("tokenizer.json", "{}", 2);
-    CHECK(DIES_WITH("tokenizer.json is a file: name its folder", tokenizer_load(path))
-          && DIES_WITH(path, tokenizer_load(path)), "the file");
+    CHECK(DIES_WITH(path, tokenizer_load(path)), "the file");
     CHECK(DIES_WITH(path, tokenizer_load(scratch)), "it goes before the others");
     unlink(path);
     CHECK(tokenizer_load(scratch)->vocab == 256, "the others alone");
     path_join(path, scratch, "vocab.json");
-    CHECK(DIES_WITH("vocab.json is a file: name its folder", tokenizer_load(path)), "a file");
+    CHECK(DIES_WITH(path, tokenizer_load(path)), "a file");
     // the merges.txt that was saved has none: all is in vocab.json
     path_join(path, scratch, "vocab.json");
     CHECK(unlink(path) == 0, "unlink");
@@ -537,7 +536,6 @@ static void json_cases(void) {
     size_t count = 0, number = 0;
     Json **lines = json_lines(fixture, "cases.jsonl", &count);
     CHECK(count > 150, "only %zu cases", count);
-    ranks.rank = 1;
     remove_files();
     for (const Json *v = json_get(lines[0], "variants")->child; v != NULL; v = v->next, number++) {
         Tokenizer *t = load_variant(v);
@@ -553,8 +551,7 @@ static void json_cases(void) {
         }
         tokenizer_free(t);
     }
-    CHECK(number == 12, "%zu variants", number);
-    ranks.rank = 0;
+    CHECK(number == 7, "%zu variants", number);
     remove_files();
     for (size_t i = 0; i < count; i++) json_free(lines[i]);
     free(lines);
@@ -610,7 +607,6 @@ static void json_ends(void) {
         {SMOLLM2, NULL, NULL, NULL, -1, 0, -1, {0, -1, -1}},  // <|endoftext|>
         {SMOLLM2, "{'eos_token': 'the'}", NULL, NULL, -1, -2, -1, {-2, -1, -1}},  // -2: "the"
     };
-    ranks.rank = 1;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         size_t ends = 0;
         const char *const texts[3] = {cases[i].config, cases[i].generation, cases[i].model};
@@ -629,23 +625,11 @@ static void json_ends(void) {
                   "case %zu: %d", i, cases[i].stops[k]);
         CHECK(ends == expected && !tokenizer_ends(t, -1), "case %zu: %zu tokens end", i, ends);
     }
-    ranks.rank = 0;
     write_fixture(LLAMA2);
-    write_text("tokenizer_config.json", "{'add_bos_token': false}");
-    CHECK(strstr(load_says(), "tokenizer_config.json has add_bos_token false, but") != NULL, "%s",
-          load_says());
     write_text("tokenizer_config.json", "{'add_bos_token': true}");
     CHECK(*load_says() == '\0', "%s", load_says());
     write_fixture(SMOLLM2);  // without bytes that ordinary text has not
     CHECK(*load_says() == '\0', "%s", load_says());
-    char *text = fixture_read(SMOLLM2, "tokenizer.json", &(size_t){0});
-    for (int k = 0; k < 2; k++) {
-        text = altered(text, k == 0 ? "\"~\":" : "\"\u00e9\":", k == 0 ? "\"~~\":" : "\"\u00e9~\":");
-        write_file("tokenizer.json", text, strlen(text));
-        CHECK(strstr(load_says(), k == 0 ? ": 1 of the bytes of ordinary text have no token"
-                                         : ": 2 of the bytes of ordinary text have no token") != NULL,
-              "%s", load_says());
-    }
     remove_files();
 }
 
@@ -665,6 +649,7 @@ static const char *ids_text(const Tokenizer *t, const char *text, int how) {
 // and merges.txt, added tokens, the end. A vocabulary of <s>, <pad>, </s>, the bytes from 3 on,
 // 259: " a", 260: "11"; or that of Llama-3, whose last token is 2010.
 static void tokenizer_beside(void) {
+    #define MADE_UP "{\"tokenizer_class\": \"GPT2Tokenizer\""  // begins what is written
     #define CLASS(name) "{'tokenizer_class':'" name "',"
     #define DECODER(id, content) "'added_tokens_decoder':{'" id "':{'content':'" content "'"
     #define BYTES_END "63 50 118 65 "  // of </s>
@@ -678,33 +663,30 @@ static void tokenizer_beside(void) {
         {NULL, {0, 0, 0, 0, "{'model_type':'gpt2'}"}, "11</s>", "260 " BYTES_END, -1, -1},
         {NULL, {0, 0, 0, 0, "{'model_type':'opt'}"}, "11</s>", "260 2 ", 2, -1},
         {NULL, {CLASS("GPT2Tokenizer") "'model_max_length':9}"}, "11</s>", "260 " BYTES_END, -1, -1},
-        {NULL, {CLASS("GPT2TokenizerFast") "'eos_token':'</s>','add_prefix_space':true}"},
-         "a</s>a a", "259 2 259 259 ", 2, -1},
+        {NULL, {CLASS("GPT2TokenizerFast") "'eos_token':'</s>','add_prefix_space':false}"},
+         "a</s>a a", "100 2 100 259 ", 2, -1},
         {NULL, {CLASS("GPT2Tokenizer") "'eos_token':'</s>','bos_token':'<s>','add_bos_token':true}"},
          "<s>", "0 ", 2, 0},
-        {NULL, {CLASS("Qwen2Tokenizer") DECODER("261", "<|b|>") "}},'eos_token':'<|b|>'}", 0,
+        {NULL, {CLASS("GPT2Tokenizer") DECODER("261", "<|b|>") "}},'eos_token':'<|b|>'}", 0,
                 "{'eos_token':'<pad>'}", 0, "{'model_type':'qwen2'}"},
-         "11e\u0301<|b|>", "52 52 198 172 261 ", 261, -1},
-        {NULL, {0, "{'eos_token_id':[1]}", 0, "{'<|b|>':261}", "{'model_type':'qwen3'}"},
-         "11<|b|>", "52 52 261 ", -1, -1},
+         "11<|b|>", "260 261 ", 261, -1},
+        {NULL, {"{" DECODER("261", "<|b|>") "}}}", "{'eos_token_id':[1]}", 0, "{'<|b|>':9}"},
+         "11<|b|>", "260 261 ", -1, -1},  // the older file is not read
         {NULL, {0, 0, "{'eos_token':{'content':'<pad>'},'additional_special_tokens':['</s>']}", 0,
                 "{'model_type':'gpt2'}"}, "<pad></s>", "1 2 ", 1, -1},
         {NULL, {CLASS("GPT2Tokenizer") "'eos_token':'</s>'}", 0, "{'eos_token':'<pad>'}"},
          "</s><pad>", BYTES_END "1 ", 1, -1},
         {NULL, {CLASS("GPT2Tokenizer") "'eos_token':null}", 0, 0, 0, "{'model_type':'llama'}"}, "11",
          "260 ", -1, -1},
-        {NULL, {0, 0, 0, "{'<b>':262,'<a>':261}", "{'model_type':'gpt2'}"}, "<a><b>", "261 262 ", -1, -1},
         {NULL, {"{'special_tokens_map_file':'/x'}", 0, 0, 0, "{'model_type':'gpt2'}"}, "11", "260 ", -1, -1},
-        {NULL, {"{'pad_token':'[PAD]'}"}, "[", "tokenizer_config.json names the token \"[PAD]\", which"
-         " has no id", 0, 0},
+        {NULL, {"{'pad_token':'[11]'}"}, "[11]", "94 260 96 ", -1, -1},  // it has no id
         {NULL, {MADE_UP ",'bos_token':'</s>'}", 0, 0, 0, "{'model_type':'qwen2'}"}, "11", "260 ", -1, -1},
         {LLAMA3, {"{" DECODER("2011", "<|bot|>") "}}}"}, "a <|bot|> b", "64 220 2011 280 ", -1, 2000},
-        {LLAMA3, {0, 0, 0, "{'<|bot|>':2011}"}, "a <|bot|> b", "64 220 2011 280 ", -1, 2000},
         {LLAMA3, {"{" DECODER("2009", "<|eot_id|>") ",'rstrip':true,'special':true}}}"},
          "<|eot_id|> \na", "2009 64 ", -1, 2000},
         {LLAMA3, {"{'eos_token':null}", 0, "{'eos_token':'<|eot_id|>','bos_token':'<|begin_of_text|>'}"},
          "a", "64 ", 2009, 2000},
-        {LLAMA3, {"{'extra_special_tokens':{'image_token':'<img>'}}"}, "", "names the token \"<img>\"", 0, 0},
+        {LLAMA3, {"{'extra_special_tokens':{'image_token':'he'}}"}, "the", "83 260 ", -1, 2000},
     };
     const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"\\u0120a\": 259, "
                                         "\"11\": 260");
@@ -721,10 +703,6 @@ static void tokenizer_beside(void) {
         for (int k = 0; k < 5; k++)
             if (cases[i].files[k] != NULL)
                 write_text(k < 4 ? tokenizer_files[k] : "config.json", cases[i].files[k]);
-        if (strchr("0123456789", *expected) == NULL) {
-            CHECK(strstr(load_says(), expected) != NULL, "case %zu: %s", i, expected);
-            continue;
-        }
         for (int again = 0; again < 2; again++) {  // from the files, and from those that are saved
             const Tokenizer *t = tokenizer_load(scratch);
             const char *ids = ids_text(t, cases[i].text, 0);
@@ -754,23 +732,14 @@ static void tokenizer_beside(void) {
     CHECK(both->bos == 256 && both->behind == 256, "%d, %d", both->bos, both->behind);
     // normalised is what is not special: the space of " <x>" is looked for
     static const struct { const char *file, *text; bool found; } normal[] = {
-        {"added_tokens.json", "{'<x>':2005}", false},
-        {"tokenizer_config.json", "{'pad_token':'<x>'}", true},  // of the former file
         {"tokenizer_config.json", "{" DECODER("2005", "<x>") "}}}", false},
         {"tokenizer_config.json", "{" DECODER("2005", "<x>") ",'special':true}}}", true}};
     write_fixture(LLAMA2);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2; i++) {
         write_text(normal[i].file, normal[i].text);
         CHECK((strstr(ids_text(tokenizer_load(scratch), "a<x>", 0), "2005 ") != NULL)
               == normal[i].found, "%s", normal[i].text);
     }
-    // a token of added_tokens.json is text in a user's message if it is named, too
-    write_fixture(LLAMA3);
-    write_text("added_tokens.json", "{'<a>':2011}");
-    CHECK(strcmp(ids_text(tokenizer_load(scratch), "<a>", TOKENIZER_PLAIN), "2011 ") == 0, "plain");
-    write_text("special_tokens_map.json", "{'pad_token':'<a>'}");
-    CHECK(strstr(ids_text(tokenizer_load(scratch), "<a>", TOKENIZER_PLAIN), "2011 ") == NULL
-          && strcmp(ids_text(tokenizer_load(scratch), "<a>", 0), "2011 ") == 0, "special");
     remove_files();
 }
 
@@ -815,8 +784,8 @@ static void json_saves(void) {
     char *json = fixture_read(LLAMA2, "tokenizer.json", &n), out[PATH_MAX];
     remove_files();
     for (int i = 0; i < TOKENIZER_FILES; i++) {
-        const char *text = i < FILE_TEMPLATE ? "{\"<s>\": 1 }" : "\0any\xff";
-        if (i != FILE_JSON) write_file(tokenizer_files[i], text, i < FILE_TEMPLATE ? 11 : 5);
+        const char *text = i < FILE_TEMPLATE ? "{\"added_tokens_decoder\": {}}" : "\0any\xff";
+        if (i != FILE_JSON) write_file(tokenizer_files[i], text, i < FILE_TEMPLATE ? 28 : 5);
     }
     write_file("tokenizer.json", json, n);
     Tokenizer *t = tokenizer_load(scratch);
@@ -827,7 +796,7 @@ static void json_saves(void) {
     for (int i = 0; i < TOKENIZER_FILES; i++) {
         char *saved = read_file(out, tokenizer_files[i], &m), path[PATH_MAX];
         if (i == FILE_JSON) CHECK(m == n && memcmp(saved, json, n) == 0, "tokenizer.json");
-        else CHECK(m == (i < FILE_TEMPLATE ? 11 : 5), "%s: %zu bytes", tokenizer_files[i], m);
+        else CHECK(m == (i < FILE_TEMPLATE ? 28 : 5), "%s: %zu bytes", tokenizer_files[i], m);
         free(saved);
         path_join(path, out, tokenizer_files[i]);
         CHECK(unlink(path) == 0, "%s", path);

@@ -288,7 +288,8 @@ done
 talks() { "$tide" --model "$1" --steps 0 --sample-tokens 9 --prompt "$2" | sed 's/^<s>//'; }
 check a_prompt_has_one_begin test "$(talks spaced '<s>the king')" = "$(talks spaced 'the king')"
 cp -r spaced padded
-echo '{"[PAD]": 2005}' >padded/added_tokens.json
+sed 's/^{/{"added_tokens_decoder": {"2005": {"content": "[PAD]"}}, /' "$spaced/tokenizer_config.json" \
+    >padded/tokenizer_config.json
 check a_token_more_than_the_model test "$(talks padded 'the king')" = "$(talks spaced 'the king')"
 "$tokenize" --tokenizer "$spaced" --out king king.txt >/dev/null
 check documents_begin_and_end sh -c "'$tokenize' --show king_train_000000.bin --tokens 3 | tail -n 1 | grep -q '^1 274 '"

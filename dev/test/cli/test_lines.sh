@@ -100,7 +100,8 @@ make_files() {
     echo '{"prompt": "the", "completion": " king"}' >king.jsonl
     # a token that the model does not know is refused where a text has it
     "$cpu" $small --data king.txt --tokenizer "$spaced" --vocab 2005 --steps 1 --out padded
-    echo '{"[PAD]": 2005}' >padded/added_tokens.json
+    sed 's/^{/{"added_tokens_decoder": {"2005": {"content": "[PAD]"}}, /' "$spaced/tokenizer_config.json" \
+        >padded/tokenizer_config.json
     echo 'the king [PAD] of the sea' >pad.txt
 
     ln -s nowhere dangling
