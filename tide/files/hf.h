@@ -1,6 +1,6 @@
 // hf.h: models on disk, in Hugging Face's naming and layout.
 //
-//   model_config_load   reads the config.json of a model, and which head its files have
+//   model_config_load   reads the config.json of a model
 //   model_load          reads the weights of a model from *.safetensors
 //   model_save          writes config.json and model.safetensors
 //   dump_save           writes the reference dump that other frameworks repeat
@@ -273,8 +273,7 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
 // ---------------------------------------------------------------------------------------------
 // 3. Reading a model
 
-// The names of a configuration's sizes in config.json, by naming. A GPT-2 may have OPT's, but for
-// the last; transformers reads those first.
+// The names of a configuration's sizes in config.json, by naming.
 static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = {
     {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers", "num_hidden_layers"}},
     {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads", "num_attention_heads"}},
@@ -408,19 +407,13 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
 }
 
 // Reads the members that only the LLaMA family's config.json has. A model that attends to a window
-// of positions is the same as one that attends to all of them as long as no sequence is longer: so
-// the window limits the context.
+// of positions, in any of its layers, is the same as one that attends to all of them as long as no
+// sequence is longer: so the window limits the context.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
     const Json *window = json_member(root, "sliding_window");  // null: there is none
-    const Json *types = json_get(root, "layer_types");
-    size_t full = 28;  // layers of Qwen that attend to all positions: the first ones, or by type
-    json_size(json_get(root, "max_window_layers"), &full);
-    if (types != NULL) full = 0;
-    for (const Json *type = types != NULL ? types->child : NULL; type != NULL; type = type->next)
-        full += json_is(type, "full_attention");
     const bool slides = c->family == FAMILY_MISTRAL
-        || (qwen && config_flag(root, "use_sliding_window", false, path) && full < c->layers);
+        || (qwen && config_flag(root, "use_sliding_window", false, path));
     const bool all = c->family == FAMILY_LLAMA || json_member(root, "num_key_value_heads") != NULL;
     const size_t heads = all ? c->heads : qwen ? 32 : 8;  // of a number that is null or not there
     const char *act = config_text(root, "hidden_act", "silu");
@@ -457,9 +450,8 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     config_family(c, family);
     const int naming = hf_naming(c);
     for (int i = 0; i < CONFIG_SIZES; i++) {
-        const char *key = config_sizes[i].names[naming], *also = config_sizes[i].names[NAMING_OPT];
+        const char *key = config_sizes[i].names[naming];
         size_t *size = (size_t *)(void *)((char *)c + config_sizes[i].at);
-        if (size != &c->ffn && naming == NAMING_GPT2 && json_get(root, also) != NULL) key = also;
         const Json *value = json_get(root, key);
         if (size == &c->ffn && value == NULL && naming != NAMING_LLAMA) continue;  // 4 C
         if (!json_size(value, size) || *size == 0)
@@ -519,9 +511,8 @@ static void model_directory(const char *path, char dir[PATH_MAX]) {
 }
 
 // Opens the file that was named, or the directory's model.safetensors, or else every file that
-// model.safetensors.index.json names in its weight_map (tensor -> file). Returns *count of them,
-// or, unless they are `needed`, NULL if there is none.
-static SafeTensors *model_open(const char *model, bool needed, int *count) {
+// model.safetensors.index.json names in its weight_map (tensor -> file). Returns *count of them.
+static SafeTensors *model_open(const char *model, int *count) {
     char dir[PATH_MAX], path[PATH_MAX];
     Error err;
     Json *index = NULL;
@@ -530,7 +521,6 @@ static SafeTensors *model_open(const char *model, bool needed, int *count) {
     if (!path_is_directory(model)) snprintf(path, sizeof path, "%s", model);
     if (!path_exists(path)) {
         path_join(path, dir, "model.safetensors.index.json");
-        if (!needed && !path_exists(path)) return NULL;
         index = json_read(path, &err);
         if (index == NULL) {
             path_join(path, dir, "pytorch_model.bin");
@@ -561,9 +551,9 @@ static void model_close(SafeTensors *files, int count) {
     free(files);
 }
 
-// Finds tensor x, once, in the right shape. NULL: it is not `needed`, and not there.
+// Finds tensor x, once, in the right shape.
 static SafeTensor *model_find(const SafeTensors *files, int count, const char *model,
-                              const GPT2Config *c, const HfTensor *hf, bool needed) {
+                              const GPT2Config *c, const HfTensor *hf) {
     SafeTensor *found = NULL, *next;
     char name[128], there[200] = "missing", here[200];
     for (const char *const *prefix = hf_prefixes[hf_naming(c)]; *prefix != NULL; prefix++) {
@@ -578,7 +568,6 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
     // tied embeddings may be stored under the head's name alone
     for (int i = 0; i < count && found == NULL && c->tied && hf->tensor == 0; i++)
         found = safetensors_find(&files[i], "lm_head.weight");
-    if (found == NULL && !needed) return NULL;
     shape_text(here, hf->rank, hf->shape);
     if (found != NULL) shape_text(there, found->rank, found->shape);
     if (strcmp(here, there) != 0)
@@ -589,38 +578,14 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
     return found;
 }
 
-// Unties a model whose files have a head that is not its embeddings, as transformers does: a merged
-// adapter leaves such a head, and config.json as it was. One of another type is another, too.
-static void model_check_head(const SafeTensors *files, int count, const char *path, GPT2Config *c) {
-    HfTensor hf = {.tensor = -1};
-    GPT2Table t = gpt2_table(c);
-    const SafeTensor *head = NULL;
-    hf_next(c, &t, &hf);  // wte
-    gpt2_table_free(&t);
-    const SafeTensor *wte = model_find(files, count, path, c, &hf, false);
-    for (int i = 0; i < count && head == NULL; i++)
-        head = safetensors_find(&files[i], "lm_head.weight");
-    if (!c->tied || wte == NULL || head == NULL
-        || (wte->dtype == head->dtype && wte->bytes == head->bytes
-            && wte->shape[0] == head->shape[0]
-            && memcmp(wte->data, head->data, wte->bytes) == 0)) return;
-    c->tied = 0;
-    if (ranks.rank == 0)
-        fprintf(stderr, "tide: note: %s: lm_head.weight is not %s: the model is untied, whatever "
-                "its config.json says\n", path, hf.name);
-}
-
-// Configuration of the model at `path`: its directory's config.json, and which head the weights
-// have, if they are there already.
+// Configuration of the model at `path`: its directory's config.json.
 static void model_config_load(const char *path, GPT2Config *c) {
     char dir[PATH_MAX], name[PATH_MAX], config[PATH_MAX];
-    int count = 0;
     Error err;
     model_directory(path, dir);
     path_join(name, dir, "state.txt");
     if (path_exists(name))
         die("%s is a checkpoint: --model takes the OUT that it is in, --resume goes on", path);
-    SafeTensors *files = model_open(path, false, &count);
     path_join(name, dir, "adapter_config.json");
     path_join(config, dir, "config.json");
     if (path_exists(name) && !path_exists(config))
@@ -630,22 +595,26 @@ static void model_config_load(const char *path, GPT2Config *c) {
     if (root == NULL) die("%s", err.text);
     config_read(root, config, c);
     json_free(root);
-    model_check_head(files, count, path, c);
-    model_close(files, count);
 }
 
 // Fills the first part with the model at `path`, as for model_config_load(); padding becomes zero.
 // Stored as fp32, fp16, bf16 or fp64, with or without the prefixes that Hugging Face's classes put
 // before the names, in one file or several. Refuses, naming the tensor: one that is missing, is
-// there twice, has an odd shape, would not be used, or has numbers that are not finite.
+// there twice, has an odd shape, would not be used, or has numbers that are not finite; and a tied
+// model's head that is not its embeddings: a merged adapter leaves one, and config.json as it was.
 static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t,
                        const RunState *state) {
+    // causal masks, the number that they put, and the rotation's frequencies
+    static const char *const made_anew[] = {"*.attn.bias", "*.attn.masked_bias",
+                                            "*.rotary_emb.inv_freq"};
     HfTensor hf = {.tensor = -1};
+    const SafeTensor *wte = NULL;
     int count;
-    SafeTensors *files = model_open(path, true, &count);
+    SafeTensors *files = model_open(path, &count);
     while (hf_next(c, t, &hf)) {
-        SafeTensor *ten = model_find(files, count, path, c, &hf, true);
+        SafeTensor *ten = model_find(files, count, path, c, &hf);
         ten->seen = true;
+        if (wte == NULL) wte = ten;
         if (!part_read(state, 0, t, &hf, ten))
             die("%s: tensor %s has a NaN, an infinity or a number too large for this precision: "
                 "the file is damaged, or of a wider one", path, hf.name);
@@ -653,15 +622,15 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
     for (int f = 0; f < count; f++) {
         for (int i = 0; i < files[f].count; i++) {
             const SafeTensor *ten = &files[f].tensors[i];
-            const char *end = c->family == FAMILY_GPT2 ? strstr(ten->name, ".attn.") : NULL;
-            // causal masks (1, 1, n, n), and the number that they put
-            const bool mask = end != NULL
-                && ((strcmp(end, ".attn.bias") == 0 && ten->rank == 4
-                     && ten->shape[2] == ten->shape[3])
-                    || (strcmp(end, ".attn.masked_bias") == 0 && ten->elements == 1));
-            const bool head = c->tied && strcmp(ten->name, "lm_head.weight") == 0;  // it is wte
-            const bool rotary = strstr(ten->name, ".rotary_emb.inv_freq") != NULL;  // made anew
-            if (!ten->seen && !mask && !head && !(rotary && c->rope.theta > 0))
+            bool used = ten->seen;
+            for (int k = 0; k < 3; k++) used |= fnmatch(made_anew[k], ten->name, 0) == 0;
+            if (!used && c->tied && strcmp(ten->name, "lm_head.weight") == 0) {
+                used = ten->bytes == wte->bytes && memcmp(ten->data, wte->data, wte->bytes) == 0;
+                if (!used)
+                    die("%s: tensor lm_head.weight is not %s: \"tie_word_embeddings\": false in "
+                        "config.json unties them", path, wte->name);
+            }
+            if (!used)
                 die("%s: tensor %.100s is unknown to a %s model with %s head", path, ten->name,
                     hf_families[c->family].type, c->tied ? "a tied" : "an untied");
         }
