@@ -2,8 +2,7 @@
 //
 //   memory_available   how many bytes the process can still allocate
 //   memory_container   how many bytes the limits of a container or a job leave
-//   memory_resident    how many bytes the process holds now
-//   memory_peak        how many bytes it held at most
+//   memory_held        how many bytes the process holds now, or held at most
 //   Buffer             a line of a memory plan; buffer_set() and buffer_get(): its address
 //   buffers_bytes      the bytes of a plan, on the host or on the GPU
 //   plan_print         prints a plan as a table
@@ -13,7 +12,6 @@
 #define TIDE_MEMORY_H
 #include "util.h"
 #include <assert.h>
-#include <sys/resource.h>
 
 // The text behind `key` in the first line that has it, in a file of /proc or /sys; "": none has.
 // Tests name a folder with made-up files, which describe another machine.
@@ -70,17 +68,10 @@ static size_t memory_available(void) {
     return kib < container / 1024 ? kib * 1024 : container;
 }
 
-// Bytes of memory that this process holds now; 0 where that is not known.
-static size_t memory_resident(void) {
-    const size_t kib = machine_number("/proc/self/status", "VmRSS:");
+// Bytes of memory that this process holds now, or held at most; 0 where that is not known.
+static size_t memory_held(bool most) {
+    const size_t kib = machine_number("/proc/self/status", most ? "VmHWM:" : "VmRSS:");
     return kib != SIZE_MAX ? kib * 1024 : 0;
-}
-
-// The most that it ever held, in bytes.
-static size_t memory_peak(void) {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return (size_t)usage.ru_maxrss * 1024;
 }
 
 // One line of a trainer's memory plan: what it is for, how large it is, where its address goes (a
