@@ -273,7 +273,8 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
 // ---------------------------------------------------------------------------------------------
 // 3. Reading a model
 
-// The names of a configuration's sizes in config.json, by naming.
+// The names of a configuration's sizes in config.json, by naming. A GPT-2 may have OPT's, but for
+// the last; transformers reads those first.
 static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = {
     {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers", "num_hidden_layers"}},
     {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads", "num_attention_heads"}},
@@ -417,8 +418,9 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     config_family(c, family);
     const int naming = hf_naming(c);
     for (int i = 0; i < CONFIG_SIZES; i++) {
-        const char *key = config_sizes[i].names[naming];
+        const char *key = config_sizes[i].names[naming], *also = config_sizes[i].names[NAMING_OPT];
         size_t *size = (size_t *)(void *)((char *)c + config_sizes[i].at);
+        if (size != &c->ffn && naming == NAMING_GPT2 && json_get(root, also) != NULL) key = also;
         const Json *value = json_get(root, key);
         if (size == &c->ffn && value == NULL && naming != NAMING_LLAMA) continue;  // 4 C
         if (!json_size(value, size) || *size == 0)
@@ -547,11 +549,14 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
 // Configuration of the model at `path`: its directory's config.json.
 static void model_config_load(const char *path, GPT2Config *c) {
     char dir[PATH_MAX], name[PATH_MAX], config[PATH_MAX];
+    int count;
     Error err;
     model_directory(path, dir);
     path_join(name, dir, "state.txt");
     if (path_exists(name))
         die("%s is a checkpoint: --model takes the OUT that it is in, --resume goes on", path);
+    if (path_exists(path) && !path_is_directory(path))  // is it one of safetensors?
+        model_close(model_open(path, &count), count);
     path_join(name, dir, "adapter_config.json");
     path_join(config, dir, "config.json");
     if (path_exists(name) && !path_exists(config))

@@ -678,9 +678,13 @@ static void test_config_accepts(void) {
         {"gpt2", "'n_inner':7,'activation_function':'relu'", "ffn 7, activation 1"},
         {"gpt2", "'n_inner':null,'activation_function':null,'quantization_config':null,"
          "'tie_word_embeddings':null,'layer_norm_epsilon':null", ""},
-        {"gpt2", "'activation_function':'gelu_pytorch_tanh','n_ctx':5,'is_causal':true", ""},
+        {"gpt2", "'activation_function':'gelu_pytorch_tanh','n_ctx':5", ""},
         {"gpt2", "'activation_function':'gelu_fast','attn_pdrop':0.1", ""},
         {"gpt2", "'layer_norm_epsilon':0.00001,'scale_attn_weights':true", ""},
+        // GPT-2's other names, which transformers reads before its own
+        {"gpt2", "'num_hidden_layers':4,'num_attention_heads':3,'hidden_size':9,"
+         "'max_position_embeddings':6,'ffn_dim':9,'is_causal':true",
+         "layers 4, heads 3, channels 9, ffn 36, context 6"},
         {"opt", "",
          "layers 3, heads 2, channels 8, ffn 32, context 5, vocab 300, vocab_padded 384, family 1, "
          "activation 1, tied 1"},
