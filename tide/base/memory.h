@@ -54,7 +54,8 @@ static size_t memory_container(void) {
         }
         // files that were read or written count as used, but make room when it is needed
         const size_t used = n[2] == SIZE_MAX ? n[1] : n[1] > n[2] ? n[1] - n[2] : 0;
-        if (n[0] < SIZE_MAX && n[1] < SIZE_MAX) least = min_size(least, n[0] - min_size(used, n[0]));
+        if (n[0] < SIZE_MAX && n[1] < SIZE_MAX)
+            least = min_size(least, n[0] - min_size(used, n[0]));
     }
     return least;
 }

@@ -382,12 +382,10 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     const Json *window = json_member(root, "sliding_window");  // null: there is none
     const bool slides = c->family == FAMILY_MISTRAL
         || (qwen && config_flag(root, "use_sliding_window", false, path));
-    const bool all = c->family == FAMILY_LLAMA || json_member(root, "num_key_value_heads") != NULL;
-    const size_t heads = all ? c->heads : qwen ? 32 : 8;  // of a number that is null or not there
     const char *act = config_text(root, "hidden_act", "silu");
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
         die("%s: hidden_act is %.100s; only silu is supported", path, act);
-    c->kv_heads = config_size(root, "num_key_value_heads", heads, path);
+    c->kv_heads = config_size(root, "num_key_value_heads", c->heads, path);
     c->head_size = config_size(root, "head_dim", c->family == FAMILY_QWEN3 ? 128 : 0, path);
     if (c->head_size * c->heads == c->channels) c->head_size = 0;
     c->norm_eps = config_number(root, "rms_norm_eps", 1e-6, path);

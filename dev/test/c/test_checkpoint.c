@@ -701,7 +701,7 @@ static void test_config_accepts(void) {
          "rope.theta 10000"},
         {"mistral", "",
          "layers 3, heads 32, channels 64, ffn 7, context 4096, windowed 1, vocab 300, "
-         "vocab_padded 384, family 3, activation 2, kv_heads 8, rms 1, norm_eps 1e-06, "
+         "vocab_padded 384, family 3, activation 2, kv_heads 32, rms 1, norm_eps 1e-06, "
          "unbiased 7, rope.theta 10000"},
         {"qwen2", "",
          "layers 3, heads 32, channels 64, ffn 7, context 5000, vocab 300, vocab_padded 384, "
@@ -712,7 +712,7 @@ static void test_config_accepts(void) {
          "family 5, activation 2, kv_heads 32, head_size 128, rms 1, norm_eps 1e-06, "
          "unbiased 7, qk_norm 1, rope.theta 10000"},
         {"llama", LLAMA_NULLS, ""},
-        {"mistral", LLAMA_NULLS, "context 5000, windowed 0, kv_heads 32"},
+        {"mistral", LLAMA_NULLS, "context 5000, windowed 0"},
         {"qwen2", LLAMA_NULLS, ""},
         {"qwen3", LLAMA_NULLS, ""},
         {"llama", LLAMA_VALUES,
