@@ -9,7 +9,7 @@ case $program in */*) ;; *) program=./$program ;; esac
 help=$("$program" --help all)
 # Options are indented by two spaces, their help by many; other lines are a group's name, or text.
 if [ "$1" = page ]; then
-    echo "$help" | awk -v name="$name" -v version="$("$program" --version | head -n 1)" '
+    echo "$help" | sed "s|$program|$name|g" | awk -v name="$name" -v version="$("$program" --version | head -n 1)" '
         function roff(s) { gsub(/\\/, "\\e", s); gsub(/-/, "\\-", s); sub(/^\./, "\\\\\\&.", s); return s }
         BEGIN {
             split(version, word)
@@ -27,7 +27,7 @@ if [ "$1" = page ]; then
         /^          / && options { sub(/^ +/, ""); print roff($0); next }
         /^[A-Z]/ && !/[.:]$/ && !/^Models|^Behind/ {
             if (!options) print ".fi"
-            options = 1; printf ".SH %s\n", roff(toupper($0)); next
+            options = 1; printf ".SH %s\n", roff($0); next
         }
         { print roff($0) }'
 else
@@ -39,7 +39,7 @@ else
             rest = substr($0, RSTART + RLENGTH + 1)
             if (match(rest, /^[a-z0-9.-]+([|][a-z0-9.-]+)+/))
                 value[option] = substr(rest, 1, RLENGTH)
-            else if (rest ~ /^[A-Z|]*(PATH|FILE|DIR)/) value[option] = "files"
+            else if (rest ~ /^[A-Za-z|]*(PATH|FILE|DIR)/) value[option] = "files"
         }
         END {
             printf "_%s() {\n    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]}\n", name

@@ -502,8 +502,8 @@ static void options_help(FILE *f, const char *program, bool all) {
         column += (size_t)fprintf(f, " %s,", name);
     }
     if (all)
-        fprintf(f, "\n        dN (N layers, shaped like GPT-2), and weights in Hugging Face naming:\n"
-                   "        a directory or a .safetensors file\n");
+        fprintf(f, "\n        dN (N layers, shaped like GPT-2), and weights in Hugging Face "
+                   "naming:\n        a directory or a .safetensors file\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *opt = &option_table[i];
         char left[100];

@@ -379,3 +379,11 @@ check disk_full_keeps_the_weights same_weights whole full_disk
 check disk_full_keeps_the_checkpoint test -d full_disk/checkpoints/step_00000012
 check disk_full_leaves_no_rubbish sh -c '! ls -R full_disk | grep -q tmp'
 check after_disk_full_it_goes_on "$tide" --resume --out full_disk --steps 14
+
+# make run moves no folder aside in which a run is at work.
+if command -v flock >/dev/null; then
+    mkdir held && touch held/.lock "held/at work"
+    flock held/.lock make -s -C "$top" run TRAINER=train_gpt2 OUT="$work/held" >make.out 2>&1
+    check make_run_keeps_off_a_run_at_work grep -q 'held is in use by a run' make.out
+    check and_leaves_it_there test -e "held/at work"
+fi
