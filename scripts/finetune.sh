@@ -139,7 +139,11 @@ if [ -n "$file" ]; then
             refuse "$tuned is of an earlier call: go on with it by --resume auto, or choose another folder by OUT="
     esac
     make build/ask
-    case $(tr -d ' \t\r\n\357\273\277' <"$file" | head -c 2) in '{"' | '[{') ;; *)
+    case $(tr -d ' \t\r\n\357\273\277' <"$file" | head -c 2) in
+        '{"') ;;
+        '[{') refuse "$file is one array, whose examples this script does not count: jq -c '.[]' FILE >FILE.jsonl \
+makes lines of it" ;;
+        *)
         said=$("${top}build/ask" "$file" 1 prompt 2>&1 >/dev/null) || :
         refuse "${said:-$file has no JSON lines}: FILE is examples, each a line like \
 {\"prompt\": \"2 + 2 =\", \"completion\": \" 4\"}; doc/finetuning.md has a command that makes them of a CSV" ;;

@@ -16,13 +16,17 @@ static void print_string(const Json *s, bool in_line) {
         putchar(in_line && (unsigned char)*c < ' ' ? ' ' : *c);
 }
 
-// Finds the content of the first message with this role, or NULL.
-static const Json *message_of(const Json *messages, const char *role) {
-    if (messages == NULL || messages->type != JSON_ARRAY) return NULL;
+// Finds the content of the first message with this role, or NULL: in OpenAI's form, in ShareGPT's, or
+// the instruction of Alpaca's form, without its input.
+static const Json *message_of(const Json *example, const char *role) {
+    const bool shared = json_get(example, "conversations") != NULL, user = strcmp(role, "user") == 0;
+    const Json *messages = json_get(example, shared ? "conversations" : "messages");
+    if (messages == NULL || messages->type != JSON_ARRAY)
+        return user ? json_get(example, "instruction") : NULL;
     for (const Json *m = messages->child; m != NULL; m = m->next) {
-        const Json *r = m->type == JSON_OBJECT ? json_get(m, "role") : NULL;
-        if (r != NULL && r->type == JSON_STRING && strcmp(r->string, role) == 0)
-            return json_get(m, "content");
+        const Json *r = m->type == JSON_OBJECT ? json_get(m, shared ? "from" : "role") : NULL;
+        if (json_is(r, shared && user ? "human" : role))
+            return json_get(m, shared ? "value" : "content");
     }
     return NULL;
 }
@@ -53,7 +57,7 @@ int main(int argc, char **argv) {
     const Json *found = NULL;
     if (root != NULL && root->type == JSON_OBJECT) {
         if (prompt || answers) found = json_get(root, prompt ? part : "completion");
-        else found = message_of(json_get(root, "messages"), part);
+        else found = message_of(root, part);
     }
     if (found == NULL || found->type != JSON_STRING || found->length == 0) return 1;
     print_string(found, !prompt);
