@@ -129,18 +129,12 @@ TRAINER := $(if $(and $(NVCC),$(GPU)),train_gpt2cu,train_gpt2)
 run: $(TRAINER) $(filter build/self.txt,$(DATA))  ## train a small GPT (DATA=file.txt: on your text)
 	@exec sh scripts/run.sh ./$(TRAINER) $(ARGS)
 
-# What was built, for this machine's processor, with a manual page and bash's completion each.
+# What was built is for this machine's processor.
 PREFIX ?= /usr/local
-to = "$(DESTDIR)$(PREFIX)/$(strip $(1))"
 install: train_gpt2  ## programs and manual pages to PREFIX (/usr/local), below DESTDIR
-	@for p in $$(ls train_gpt2 train_gpt2cu 2>/dev/null); do \
-	    sh dev/man.sh page $$p >build/$$p.1 && sh dev/man.sh completion $$p >build/$$p.bash && \
-	    install -D $$p $(call to, bin/$$p) && \
-	    install -D -m 644 build/$$p.1 $(call to, share/man/man1/$$p.1) && \
-	    install -D -m 644 build/$$p.bash $(call to, share/bash-completion/completions/$$p) || exit; done
+	@sh dev/install.sh install "$(DESTDIR)$(PREFIX)"
 uninstall:  ## removes them
-	@for p in train_gpt2 train_gpt2cu; do rm -f $(call to, bin/$$p) \
-	    $(call to, share/man/man1/$$p.1) $(call to, share/bash-completion/completions/$$p); done
+	@sh dev/install.sh remove "$(DESTDIR)$(PREFIX)"
 
 -include dev/test/rules.mk  # a tree without tests builds as well
 

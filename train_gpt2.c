@@ -789,7 +789,7 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     g->packed = r->packed;
     g->max_B = r->batches ? r->B : 1;
     g->max_T = r->batches ? r->T : min_size(config_window(&r->config), 64);
-    const size_t planned = gpt2_allocate(g, memory_resident(), r->only_sampling);
+    const size_t planned = gpt2_allocate(g, memory_held(false), r->only_sampling);
 
     g->parts[0] = g->zeroth ? g->theta : g->zenflow ? g->master : g->params;
     g->parts[1] = (float *)g->m;
@@ -944,7 +944,7 @@ int main(int argc, char **argv) {
     }
     save(g, r);
     const int code = run_end(r);
-    printf("memory: at most %.1f MiB, planned %.1f MiB\n", mib(memory_peak()), mib(planned));
+    printf("memory: at most %.1f MiB, planned %.1f MiB\n", mib(memory_held(true)), mib(planned));
     return code;
 }
 #endif

@@ -62,12 +62,12 @@ count() {
 answers() {
     for k in 3 2 1; do
         if asked=$("${top}build/ask" "$file" $k prompt); then
-            "$trainer" --model "$1" ${tokenizer:+--tokenizer "$tokenizer"} --prompt "$asked" \
+            "$trainer" --model "$1" ${tokenizer:+--tokenizer "$tokenizer"} --steps 0 --prompt "$asked" \
                 --sample-tokens 64 --temperature 0
         elif asked=$("${top}build/ask" "$file" $k user); then
             system=$("${top}build/ask" "$file" $k system) || system=''
             echo "> $asked"
-            echo "$asked" | "$trainer" --model "$1" ${tokenizer:+--tokenizer "$tokenizer"} --chat \
+            echo "$asked" | "$trainer" --model "$1" ${tokenizer:+--tokenizer "$tokenizer"} --steps 0 --chat \
                 ${format:+--chat-format "$format"} ${system:+--prompt "$system"} --sample-tokens 64 \
                 --temperature 0 2>&1 | sed '/^conversations: /d'
         fi

@@ -2,8 +2,7 @@
 //
 //   memory_available   how many bytes the process can still allocate
 //   memory_container   how many bytes the limits of a container or a job leave
-//   memory_resident    how many bytes the process holds now
-//   memory_peak        how many bytes it held at most
+//   memory_held        how many bytes the process holds now, or held at most
 //   Buffer             a line of a memory plan; buffer_set() and buffer_get(): its address
 //   buffers_bytes      the bytes of a plan, on the host or on the GPU
 //   plan_print         prints a plan as a table
@@ -13,7 +12,6 @@
 #define TIDE_MEMORY_H
 #include "util.h"
 #include <assert.h>
-#include <sys/resource.h>
 
 // The text behind `key` in the first line that has it, in a file of /proc or /sys; "": none has.
 // Tests name a folder with made-up files, which describe another machine.
@@ -39,31 +37,25 @@ static size_t machine_number(const char *path, const char *key) {
 }
 
 // Bytes that the limits of this process's control groups leave, as containers, SLURM and systemd
-// set them: the least of its own group and of all above it, of version 2 or 1. SIZE_MAX: there is
-// no limit. A container may be told the group's name outside, and has no such folder, but the root.
+// set them: the least of its own group and of all above it. SIZE_MAX: there is no limit. A
+// container may be told the group's name outside, and has no such folder, but the root.
 static size_t memory_container(void) {
-    static const char *const names[2][5] = {
-        {"/sys/fs/cgroup", "0::", "memory.max", "memory.current", "inactive_file "},
-        {"/sys/fs/cgroup/memory", ":memory:", "memory.limit_in_bytes", "memory.usage_in_bytes",
-         "total_inactive_file "}};
+    static const char root[] = "/sys/fs/cgroup";
+    static const char *const files[3] = {"memory.max", "memory.current", "memory.stat"};
+    const MachineText group = machine_text("/proc/self/cgroup", "0::");
+    char folder[PATH_MAX / 2], path[PATH_MAX / 2 + 64], *end;
     size_t n[3], least = SIZE_MAX;
-    for (int version = 0; version < 2; version++) {
-        const char *const *name = names[version];
-        const MachineText group = machine_text("/proc/self/cgroup", name[1]);
-        const int length = (int)strcspn(group.text, "\n");
-        char folder[PATH_MAX / 2], path[PATH_MAX / 2 + 64], *end;
-        snprintf(folder, sizeof folder, "%s%.*s/", name[0], length, group.text);
-        while ((end = strrchr(folder, '/')) >= folder + strlen(name[0])) {
-            *end = '\0';
-            for (int i = 0; i < 3; i++) {
-                snprintf(path, sizeof path, "%s/%s", folder, i < 2 ? name[2 + i] : "memory.stat");
-                n[i] = machine_number(path, i < 2 ? "" : name[4]);
-            }
-            // files that were read or written count as used, but make room when it is needed
-            const size_t used = n[2] == SIZE_MAX ? n[1] : n[1] > n[2] ? n[1] - n[2] : 0;
-            if (n[0] < SIZE_MAX && n[1] < SIZE_MAX)
-                least = min_size(least, n[0] - min_size(used, n[0]));
+    snprintf(folder, sizeof folder, "%s%.*s/", root, (int)strcspn(group.text, "\n"), group.text);
+    while ((end = strrchr(folder, '/')) >= folder + strlen(root)) {
+        *end = '\0';
+        for (int i = 0; i < 3; i++) {
+            snprintf(path, sizeof path, "%s/%s", folder, files[i]);
+            n[i] = machine_number(path, i < 2 ? "" : "inactive_file ");
         }
+        // files that were read or written count as used, but make room when it is needed
+        const size_t used = n[2] == SIZE_MAX ? n[1] : n[1] > n[2] ? n[1] - n[2] : 0;
+        if (n[0] < SIZE_MAX && n[1] < SIZE_MAX)
+            least = min_size(least, n[0] - min_size(used, n[0]));
     }
     return least;
 }
@@ -77,17 +69,10 @@ static size_t memory_available(void) {
     return kib < container / 1024 ? kib * 1024 : container;
 }
 
-// Bytes of memory that this process holds now; 0 where that is not known.
-static size_t memory_resident(void) {
-    const size_t kib = machine_number("/proc/self/status", "VmRSS:");
+// Bytes of memory that this process holds now, or held at most; 0 where that is not known.
+static size_t memory_held(bool most) {
+    const size_t kib = machine_number("/proc/self/status", most ? "VmHWM:" : "VmRSS:");
     return kib != SIZE_MAX ? kib * 1024 : 0;
-}
-
-// The most that it ever held, in bytes.
-static size_t memory_peak(void) {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return (size_t)usage.ru_maxrss * 1024;
 }
 
 // One line of a trainer's memory plan: what it is for, how large it is, where its address goes (a

@@ -8,7 +8,7 @@
 // The formats are the table below. A conversation becomes pieces between special tokens, and each
 // piece is encoded whole: its literal part and a message apart would be other tokens. A special
 // token in a message is text: who types <|im_end|> does not end a turn.
-// Trained are the texts of the assistant, and behind each the token that ends its turn.
+// Trained are the assistant's texts, but those of weight 0, and the token that ends each's turn.
 // Sources: the chat templates of Qwen2.5, Qwen3, Llama-3, Llama-2 and SmolLM2; mistral-common.
 #ifndef TIDE_CHAT_H
 #define TIDE_CHAT_H
@@ -213,10 +213,11 @@ static const struct { const char *role, *content, *roles[CHAT_ROLES]; } chat_mem
 // Is an answer trained? By its "weight", 1 or 0; without one it is.
 static bool chat_weight(const Json *message, bool answer, const char *at) {
     const Json *weight = json_get(message, "weight");
-    size_t value = 1;
-    if (weight != NULL && (!answer || !json_size(weight, &value) || value > 1))
-        die("%s has a \"weight\" that is not 0 or 1 for an answer", at);
-    return value == 1;
+    if (weight == NULL) return answer;
+    const bool number = weight->type == JSON_NUMBER;
+    if (!number || (weight->number != 0 && (weight->number != 1 || !answer)))
+        die("%s has a \"weight\" that is not 0, or 1 for an answer", at);
+    return weight->number == 1;
 }
 
 // Reads the list `messages` up to the last answer that is trained; nothing is behind it.
@@ -228,7 +229,8 @@ static size_t chat_read(const Chat *chat, const Json *messages, const char *wher
     int before = CHAT_SYSTEM;
     char at[PATH_MAX + 64];
     if (messages->type != JSON_ARRAY || messages->count == 0)
-        die("%s: \"messages\" is %s", where, messages->type != JSON_ARRAY ? "no list" : "empty");
+        die("%s: \"%s\" is %s", where, messages->key,
+            messages->type != JSON_ARRAY ? "no list" : "empty");
     const bool shared = json_get(messages->child, "from") != NULL;
     const char *const harmless[5] = {chat_members[shared].role, chat_members[shared].content,
                                      "name", "id", "weight"};
@@ -251,7 +253,7 @@ static size_t chat_read(const Chat *chat, const Json *messages, const char *wher
             while (i < 5 && strcmp(v->key, harmless[i]) != 0) i++;
             if (i == 5 && !json_empty(v))
                 die("%s has \"%.40s\", which is not supported: leave it out, or write into "
-                    "\"content\" what is to be read or learned of it", at, v->key);
+                    "\"%s\" what is to be read or learned of it", at, v->key, harmless[1]);
         }
         if (content == NULL) die("%s has no \"%s\"", at, harmless[1]);
         if (content->type != JSON_STRING)
@@ -271,7 +273,7 @@ static size_t chat_read(const Chat *chat, const Json *messages, const char *wher
         (*out)[count].text = content->string;
         (*out)[count].n = content->length;
         (*out)[count].read = !chat_weight(m, k == CHAT_ASSISTANT, at);
-        if (k == CHAT_ASSISTANT && !(*out)[count].read) kept = count + 1;
+        if (!(*out)[count].read) kept = count + 1;
     }
     if (kept == 0)
         die("%s: no message is the assistant's, or none has a weight: there is nothing to train",
@@ -287,11 +289,11 @@ typedef struct {
     Tokens out;
     char *piece;                    // [length] bytes since the last special token
     size_t length;
-    size_t read;                    // bytes of the piece that are not the assistant's
-    bool trained;                   // what is written now is the assistant's
+    size_t read;                    // bytes of the piece that are only read
+    bool trained;                   // what is written now is trained
 } ChatWriter;
 
-// Encodes the piece. A token is the assistant's if a byte of its text is. NFC composes nothing
+// Encodes the piece. A token is trained if a byte of its text is. NFC composes nothing
 // across the border, so that the part that is read has as many bytes in the whole as by itself.
 static void chat_flush(ChatWriter *w) {
     const Tokenizer *t = w->chat->t;

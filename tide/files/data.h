@@ -115,7 +115,7 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
 }
 
 // Looks at a file that is taken as text. Refuses a kind of file that its first bytes name, if they
-// are no text; warns of NUL bytes (UTF-16 has them), of tables, and of text that is something else.
+// are no text; warns of NUL bytes (UTF-16 has them), and of text that is something else.
 static void data_warn(const char *name, const char *bytes, size_t n) {
     const char *kind = file_kind(bytes, n);
     uint32_t c = 9;
@@ -125,9 +125,6 @@ static void data_warn(const char *name, const char *bytes, size_t n) {
     }
     if (kind == NULL && memchr(bytes, 0, min_size(n, 1 << 20)) != NULL)
         kind = "binary (it has NUL bytes): unpack it, or write it as UTF-8 first";
-    const char *const dot = strrchr(name, '.');
-    if (kind == NULL && dot != NULL && (!strcasecmp(dot, ".csv") || !strcasecmp(dot, ".tsv")))
-        kind = "a table: examples are JSON lines (doc/finetuning.md), or a TSV with --labels";
     if (kind == NULL || ranks.rank > 0) return;
     fprintf(stderr, "tide: warning: %s is %s; its bytes are taken as text\n", name, kind);
 }

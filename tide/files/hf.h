@@ -1,6 +1,6 @@
 // hf.h: models on disk, in Hugging Face's naming and layout.
 //
-//   model_config_load   reads the config.json of a model, and which head its files have
+//   model_config_load   reads the config.json of a model
 //   model_load          reads the weights of a model from *.safetensors
 //   model_save          writes config.json and model.safetensors
 //   dump_save           writes the reference dump that other frameworks repeat
@@ -309,39 +309,6 @@ static const struct { int naming; bool needed; const char *key, *value; } config
 };
 enum { CONFIG_FIXED = sizeof config_fixed / sizeof config_fixed[0] };
 
-// The other members that are read, then those that change no result here: patterns of fnmatch().
-static const char *const config_known[] = {
-    "model_type", "is_causal", "tie_word_embeddings", "activation_function", "word_embed_proj_dim",
-    "hidden_act", "head_dim", "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias",
-    "layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "rope_theta",
-    "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
-    "_*", "architectures", "auto_map", "torch*", "dtype", "transformers_version", "transformers.*",
-    "unsloth_*", "*_token*", "tokenizer_*", "prefix", "n_ctx", "n_special", "init*", "m*_length",
-    "*drop*", "summary_*", "*task*", "*label*", "problem_type", "output_*", "return_dict*", "top_?",
-    "use_cache", "use_bfloat16", "use_flash_attn*", "attn_implementation", "use_mrope", "typical_p",
-    "pretraining_tp", "reorder_and_upcast_attn", "pruned_heads", "chunk_size_feed_forward",
-    "gradient_checkpointing", "cross_attention_hidden_size", "is_decoder", "is_encoder_decoder",
-    "is_llama_config", "tie_encoder_decoder", "tf_legacy_loss", "rope_interleaved", "do_sample",
-    "temperature", "early_stopping", "num_beam*", "num_return_sequences", "*_penalty",
-    "*ngram_size", "bad_words_ids", "remove_invalid_values"};
-
-// Warns of the members of a configuration that are in none of the three tables, in one line.
-static void config_warn(const Json *root, const char *path) {
-    char names[200] = "";
-    for (const Json *m = root->child; m != NULL; m = m->next) {
-        const size_t n = strlen(names);
-        bool known = m->type == JSON_NULL;
-        for (int i = 0; i < CONFIG_SIZES * NAMINGS; i++)
-            known |= strcmp(config_sizes[i / NAMINGS].names[i % NAMINGS], m->key) == 0;
-        for (int i = 0; i < CONFIG_FIXED; i++) known |= strcmp(config_fixed[i].key, m->key) == 0;
-        for (size_t i = 0; i < sizeof config_known / sizeof config_known[0]; i++)
-            known |= fnmatch(config_known[i], m->key, 0) == 0;
-        if (!known) snprintf(names + n, sizeof names - n, n > 0 ? ", %s" : "%s", m->key);
-    }
-    if (names[0] != '\0' && ranks.rank == 0)
-        fprintf(stderr, "tide: warning: %s: unknown here, and not read: %s\n", path, names);
-}
-
 // Refuses a configuration in which a member that config_fixed needs has another value.
 static void config_check_fixed(const Json *object, const char *path, int naming) {
     for (int i = 0; i < CONFIG_FIXED; i++) {
@@ -408,25 +375,17 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
 }
 
 // Reads the members that only the LLaMA family's config.json has. A model that attends to a window
-// of positions is the same as one that attends to all of them as long as no sequence is longer: so
-// the window limits the context.
+// of positions, in any of its layers, is the same as one that attends to all of them as long as no
+// sequence is longer: so the window limits the context.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
     const Json *window = json_member(root, "sliding_window");  // null: there is none
-    const Json *types = json_get(root, "layer_types");
-    size_t full = 28;  // layers of Qwen that attend to all positions: the first ones, or by type
-    json_size(json_get(root, "max_window_layers"), &full);
-    if (types != NULL) full = 0;
-    for (const Json *type = types != NULL ? types->child : NULL; type != NULL; type = type->next)
-        full += json_is(type, "full_attention");
     const bool slides = c->family == FAMILY_MISTRAL
-        || (qwen && config_flag(root, "use_sliding_window", false, path) && full < c->layers);
-    const bool all = c->family == FAMILY_LLAMA || json_member(root, "num_key_value_heads") != NULL;
-    const size_t heads = all ? c->heads : qwen ? 32 : 8;  // of a number that is null or not there
+        || (qwen && config_flag(root, "use_sliding_window", false, path));
     const char *act = config_text(root, "hidden_act", "silu");
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
         die("%s: hidden_act is %.100s; only silu is supported", path, act);
-    c->kv_heads = config_size(root, "num_key_value_heads", heads, path);
+    c->kv_heads = config_size(root, "num_key_value_heads", c->heads, path);
     c->head_size = config_size(root, "head_dim", c->family == FAMILY_QWEN3 ? 128 : 0, path);
     if (c->head_size * c->heads == c->channels) c->head_size = 0;
     c->norm_eps = config_number(root, "rms_norm_eps", 1e-6, path);
@@ -494,7 +453,6 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
                 "(gelu_new) are supported", path, name);
     }
     if (!gpt2_finish(c, &err)) die("%s: %s", path, err.text);
-    config_warn(root, path);
 }
 
 // The directory of the model at `path`: it, or that of a .safetensors file, or of the root of a
@@ -519,9 +477,8 @@ static void model_directory(const char *path, char dir[PATH_MAX]) {
 }
 
 // Opens the file that was named, or the directory's model.safetensors, or else every file that
-// model.safetensors.index.json names in its weight_map (tensor -> file). Returns *count of them,
-// or, unless they are `needed`, NULL if there is none.
-static SafeTensors *model_open(const char *model, bool needed, int *count) {
+// model.safetensors.index.json names in its weight_map (tensor -> file). Returns *count of them.
+static SafeTensors *model_open(const char *model, int *count) {
     char dir[PATH_MAX], path[PATH_MAX];
     Error err;
     Json *index = NULL;
@@ -530,7 +487,6 @@ static SafeTensors *model_open(const char *model, bool needed, int *count) {
     if (!path_is_directory(model)) snprintf(path, sizeof path, "%s", model);
     if (!path_exists(path)) {
         path_join(path, dir, "model.safetensors.index.json");
-        if (!needed && !path_exists(path)) return NULL;
         index = json_read(path, &err);
         if (index == NULL) {
             path_join(path, dir, "pytorch_model.bin");
@@ -561,9 +517,9 @@ static void model_close(SafeTensors *files, int count) {
     free(files);
 }
 
-// Finds tensor x, once, in the right shape. NULL: it is not `needed`, and not there.
+// Finds tensor x, once, in the right shape.
 static SafeTensor *model_find(const SafeTensors *files, int count, const char *model,
-                              const GPT2Config *c, const HfTensor *hf, bool needed) {
+                              const GPT2Config *c, const HfTensor *hf) {
     SafeTensor *found = NULL, *next;
     char name[128], there[200] = "missing", here[200];
     for (const char *const *prefix = hf_prefixes[hf_naming(c)]; *prefix != NULL; prefix++) {
@@ -578,7 +534,6 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
     // tied embeddings may be stored under the head's name alone
     for (int i = 0; i < count && found == NULL && c->tied && hf->tensor == 0; i++)
         found = safetensors_find(&files[i], "lm_head.weight");
-    if (found == NULL && !needed) return NULL;
     shape_text(here, hf->rank, hf->shape);
     if (found != NULL) shape_text(there, found->rank, found->shape);
     if (strcmp(here, there) != 0)
@@ -589,38 +544,17 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
     return found;
 }
 
-// Unties a model whose files have a head that is not its embeddings, as transformers does: a merged
-// adapter leaves such a head, and config.json as it was. One of another type is another, too.
-static void model_check_head(const SafeTensors *files, int count, const char *path, GPT2Config *c) {
-    HfTensor hf = {.tensor = -1};
-    GPT2Table t = gpt2_table(c);
-    const SafeTensor *head = NULL;
-    hf_next(c, &t, &hf);  // wte
-    gpt2_table_free(&t);
-    const SafeTensor *wte = model_find(files, count, path, c, &hf, false);
-    for (int i = 0; i < count && head == NULL; i++)
-        head = safetensors_find(&files[i], "lm_head.weight");
-    if (!c->tied || wte == NULL || head == NULL
-        || (wte->dtype == head->dtype && wte->bytes == head->bytes
-            && wte->shape[0] == head->shape[0]
-            && memcmp(wte->data, head->data, wte->bytes) == 0)) return;
-    c->tied = 0;
-    if (ranks.rank == 0)
-        fprintf(stderr, "tide: note: %s: lm_head.weight is not %s: the model is untied, whatever "
-                "its config.json says\n", path, hf.name);
-}
-
-// Configuration of the model at `path`: its directory's config.json, and which head the weights
-// have, if they are there already.
+// Configuration of the model at `path`: its directory's config.json.
 static void model_config_load(const char *path, GPT2Config *c) {
     char dir[PATH_MAX], name[PATH_MAX], config[PATH_MAX];
-    int count = 0;
+    int count;
     Error err;
     model_directory(path, dir);
     path_join(name, dir, "state.txt");
     if (path_exists(name))
         die("%s is a checkpoint: --model takes the OUT that it is in, --resume goes on", path);
-    SafeTensors *files = model_open(path, false, &count);
+    if (path_exists(path) && !path_is_directory(path))  // is it one of safetensors?
+        model_close(model_open(path, &count), count);
     path_join(name, dir, "adapter_config.json");
     path_join(config, dir, "config.json");
     if (path_exists(name) && !path_exists(config))
@@ -630,22 +564,26 @@ static void model_config_load(const char *path, GPT2Config *c) {
     if (root == NULL) die("%s", err.text);
     config_read(root, config, c);
     json_free(root);
-    model_check_head(files, count, path, c);
-    model_close(files, count);
 }
 
 // Fills the first part with the model at `path`, as for model_config_load(); padding becomes zero.
 // Stored as fp32, fp16, bf16 or fp64, with or without the prefixes that Hugging Face's classes put
 // before the names, in one file or several. Refuses, naming the tensor: one that is missing, is
-// there twice, has an odd shape, would not be used, or has numbers that are not finite.
+// there twice, has an odd shape, would not be used, or has numbers that are not finite; and a tied
+// model's head that is not its embeddings: a merged adapter leaves one, and config.json as it was.
 static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t,
                        const RunState *state) {
+    // causal masks, the number that they put, and the rotation's frequencies
+    static const char *const made_anew[] = {"*.attn.bias", "*.attn.masked_bias",
+                                            "*.rotary_emb.inv_freq"};
     HfTensor hf = {.tensor = -1};
+    const SafeTensor *wte = NULL;
     int count;
-    SafeTensors *files = model_open(path, true, &count);
+    SafeTensors *files = model_open(path, &count);
     while (hf_next(c, t, &hf)) {
-        SafeTensor *ten = model_find(files, count, path, c, &hf, true);
+        SafeTensor *ten = model_find(files, count, path, c, &hf);
         ten->seen = true;
+        if (wte == NULL) wte = ten;
         if (!part_read(state, 0, t, &hf, ten))
             die("%s: tensor %s has a NaN, an infinity or a number too large for this precision: "
                 "the file is damaged, or of a wider one", path, hf.name);
@@ -653,15 +591,15 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
     for (int f = 0; f < count; f++) {
         for (int i = 0; i < files[f].count; i++) {
             const SafeTensor *ten = &files[f].tensors[i];
-            const char *end = c->family == FAMILY_GPT2 ? strstr(ten->name, ".attn.") : NULL;
-            // causal masks (1, 1, n, n), and the number that they put
-            const bool mask = end != NULL
-                && ((strcmp(end, ".attn.bias") == 0 && ten->rank == 4
-                     && ten->shape[2] == ten->shape[3])
-                    || (strcmp(end, ".attn.masked_bias") == 0 && ten->elements == 1));
-            const bool head = c->tied && strcmp(ten->name, "lm_head.weight") == 0;  // it is wte
-            const bool rotary = strstr(ten->name, ".rotary_emb.inv_freq") != NULL;  // made anew
-            if (!ten->seen && !mask && !head && !(rotary && c->rope.theta > 0))
+            bool used = ten->seen;
+            for (int k = 0; k < 3; k++) used |= fnmatch(made_anew[k], ten->name, 0) == 0;
+            if (!used && c->tied && strcmp(ten->name, "lm_head.weight") == 0) {
+                used = ten->bytes == wte->bytes && memcmp(ten->data, wte->data, wte->bytes) == 0;
+                if (!used)
+                    die("%s: tensor lm_head.weight is not %s: \"tie_word_embeddings\": false in "
+                        "config.json unties them", path, wte->name);
+            }
+            if (!used)
                 die("%s: tensor %.100s is unknown to a %s model with %s head", path, ten->name,
                     hf_families[c->family].type, c->tied ? "a tied" : "an untied");
         }

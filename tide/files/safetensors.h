@@ -240,8 +240,7 @@ static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes
 static char *safewriter_header(SafeWriter *w, size_t *length) {
     char *header = NULL;
     uint64_t begin = 0;
-    FILE *text = open_memstream(&header, length);
-    if (text == NULL) fail("out of memory: header of %s", w->path);
+    FILE *text = text_open(&header, length);
     fwrite(&begin, 8, 1, text);
     fprintf(text, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (int i = 0; i < w->count; i++) {
@@ -257,7 +256,7 @@ static char *safewriter_header(SafeWriter *w, size_t *length) {
     }
     fputc('}', text);
     while (ftell(text) % 8 != 0) fputc(' ', text);
-    if (fclose(text) != 0) fail("out of memory: header of %s", w->path);
+    text_close(text);
     for (int i = 0; i < w->count; i++) w->tensors[i].place += *length;
     w->total = begin + *length;
     const uint64_t announced = *length - 8;

@@ -207,14 +207,14 @@ static bool state_open(const char *dir, SafeTensors *st, Error *err) {
         && (st->count > 0 || error_set(err, "%.400s is empty", path));
 }
 
-// Reads one checkpoint, of its tensors only the first, or with `torn` none; of the others, the size
-// is checked. All of a state to which an optimizer adds something are checked here: that sets up
-// the trainer before they are loaded. On failure *s holds nothing.
-static bool state_check(const char *dir, TrainState *s, bool torn, Error *err) {
+// Reads one checkpoint, of its tensors only the first; of the others, the size is checked. All of a
+// state to which an optimizer adds something are checked here: that sets up the trainer before they
+// are loaded. On failure *s holds nothing.
+static bool state_check(const char *dir, TrainState *s, Error *err) {
     SafeTensors st;
     if (!state_read(dir, s, err)) return false;
     bool ok = state_open(dir, &st, err);
-    const int count = torn ? 0 : text_line(s->text, "optimizer") != NULL ? st.count : 1;
+    const int count = text_line(s->text, "optimizer") != NULL ? st.count : 1;
     for (int i = 0; ok && i < count; i++) ok = state_intact(&st, i, s, err);
     safetensors_close(&st);
     if (!ok) train_state_free(s);
@@ -236,9 +236,8 @@ typedef struct {
 // The text of state.txt, of *n bytes; free() it.
 static char *state_describe(const StateSave *save, const SafeWriter *file, size_t *n) {
     char *text = NULL;
-    FILE *f = open_memstream(&text, n);
+    FILE *f = text_open(&text, n);
     TrainState s = save->state;
-    if (f == NULL) fail("out of memory: state.txt");
     s.version = STATE_VERSION;
     for (int i = 0; i < STATE_FIELDS; i++) {
         uint64_t value = 0;
@@ -250,7 +249,7 @@ static char *state_describe(const StateSave *save, const SafeWriter *file, size_
     fprintf(f, "\n%s%s", s.text != NULL ? s.text : "", s.options);
     fflush(f);
     seal_print(f, text, *n);
-    if (fclose(f) != 0) fail("out of memory: state.txt");
+    text_close(f);
     return text;
 }
 
@@ -284,22 +283,14 @@ static bool state_commit(const StateSave *save, SafeWriter *file, const char *ma
     return ok && directory_sync(all, err);
 }
 
-// Removes the checkpoints that a new one leaves too many; on rank 0. One that is torn is none of
-// those to keep.
+// Removes the checkpoints that a new one leaves too many; on rank 0.
 static void state_prune(const StateSave *save) {
     char path[PATH_MAX];
-    TrainState s;
-    Error err;
-    int kept = 0;
+    size_t step = save->state.step + 1;
     if (ranks.rank > 0 || save->keep <= 0) return;
-    for (size_t step = save->state.step + 1; (step = state_newest(save->out, step, false)) > 0;) {
+    for (int kept = 0; (step = state_newest(save->out, step, false)) > 0; kept++) {
         state_path(path, save->out, step);
-        if (kept >= save->keep && step != save->best) {
-            checkpoint_remove(path);
-        } else if (state_check(path, &s, true, &err)) {
-            kept++;
-            train_state_free(&s);
-        }
+        if (kept >= save->keep && step != save->best) checkpoint_remove(path);
     }
 }
 
@@ -352,7 +343,7 @@ static bool state_find(const char *out, size_t before, TrainState *s, char dir[P
     error_set(err, "there is no whole checkpoint in %s/checkpoints", out);
     for (size_t step = before; !ok && (step = state_newest(out, step, false)) > 0;) {
         state_path(dir, out, step);
-        ok = state_check(dir, s, false, &why);
+        ok = state_check(dir, s, &why);
         if (!ok) fprintf(stderr, "tide: checkpoint %s is damaged (%s)\n", dir, why.text);
     }
     if (!state_agree(ok, err)) return false;

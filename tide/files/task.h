@@ -1,19 +1,19 @@
-// task.h: examples to fine-tune on, from files of lines.
+// task.h: examples to fine-tune on.
 //
 // An example is a prompt, which may be empty, and one or more choices, one of which is right. The
 // right choice is trained, the prompt is only read. Two kinds of files have them:
-//   - JSON lines, told by their name (.jsonl) or their beginning, an object on each line:
+//   - JSON lines, told by their name (.jsonl) or their beginning, an object on each line, or one
+//     array of objects:
 //         {"prompt": "Capital of Peru?", "completion": " Lima"}
 //         {"text": "a document: an empty prompt, and one choice"}
 //         {"prompt": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}
 //         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", ..}]}
 //         {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", ..}]}    ShareGPT
 //         {"instruction": "Add.", "input": "2 + 2", "output": "4"}                      Alpaca
-//     or one array of such objects, which may be on any lines.
 //     Completions and texts end with the tokenizer's end-of-text token, if it has one. A prompt and
 //     what follows it are encoded each by itself: a space between them belongs to what follows.
-//     Messages are a conversation (chat.h): up to its first answer it is a prompt, the rest is a
-//     choice, in which the answers are trained, and what stands between them is only read.
+//     Messages are a conversation (chat.h): up to its first answer that is trained it is a prompt,
+//     the rest is a choice, in which answers are trained, and what stands between them is read.
 //   - that of GLUE's SST-2: lines "sentence TAB number of the label", below a line "sentence TAB
 //     label" that may be absent. A template makes the sentence a prompt, the labels are choices:
 //         "a warm and witty film" + " It was"     then " terrible" (label 0) or " great" (label 1)
@@ -194,12 +194,12 @@ static void task_instruction(TaskReader *r, const Json *root) {
 
 // Adds the example of an object of one of the forms at the head of this file.
 static void task_object(TaskReader *r, const Json *root) {
-    enum { KEYS = 8, OTHERS = 5, REFUSED = 20 };
+    enum { KEYS = 8, OTHERS = 6, REFUSED = 21 };
     static const char *const keys[KEYS] = {"prompt", "completion", "text", "choices", "answer",
                                            "messages", "conversations", "instruction"};
     // Other forms; members that change what is learned.
     static const char *const refused[REFUSED] = {
-        "chosen", "question", "response", "input", "output",
+        "input", "output", "context", "chosen", "question", "response",
         "system", "history", "tools", "functions", "images", "videos", "audios", "weight", "loss",
         "train", "mask", "masked", "thinking", "reasoning", "reasoning_content"};
     enum { COMPLETION = 1 | 2, TEXT = 4, CHOICES = 1 | 8 | 16, MESSAGES = 32, SHARED = 64,
@@ -210,18 +210,20 @@ static void task_object(TaskReader *r, const Json *root) {
     size_t answer = 0;
     for (int k = 0; k < KEYS; k++) {
         value[k] = json_get(root, keys[k]);
-        if (value[k] != NULL) form |= 1 << k;
+        if (value[k] != NULL && (k <= 5 || !json_empty(value[k]))) form |= 1 << k;
     }
+    // Alpaca's files have all three once more in "text", as one prompt of 2023 words them.
+    if (form == (INSTRUCTION | TEXT) && json_get(root, "output") != NULL) form = INSTRUCTION;
     const bool chat = form == MESSAGES || form == SHARED || form == INSTRUCTION;
     const bool good = form == COMPLETION || form == TEXT || form == CHOICES || chat;
-    for (int k = good ? OTHERS : 0; k < REFUSED; k++)
+    for (int k = form & INSTRUCTION ? 2 : good ? OTHERS : 0; k < REFUSED; k++)
         if (json_get(root, refused[k]) != NULL && !json_empty(json_get(root, refused[k])))
             die("%s: it has \"%s\", which is not supported: doc/finetuning.md has a line of jq for "
                 "other forms, and says where to write such things", r->where, refused[k]);
     if (!good)
         die("%s: it must have \"prompt\" and \"completion\", or \"text\", or \"prompt\", "
-            "\"choices\" and \"answer\", or \"messages\" with \"role\" and \"content\", and no "
-            "others of these", r->where);
+            "\"choices\" and \"answer\", or \"messages\" with \"role\" and \"content\", or "
+            "\"conversations\", or \"instruction\", and no others of these", r->where);
     if (chat && r->t.chat.format == NULL
         && !chat_open(&r->t.chat, r->tok, r->format, r->t.first_token, &err))
         die("%s: %s", r->where, err.text);
@@ -260,7 +262,9 @@ static void task_array(TaskReader *r, const char *name, const char *text) {
     Error err;
     size_t number = 0;
     Json *root = json_named(name, text, strlen(text), &err);
-    if (root == NULL) die("%s", err.text);
+    if (root == NULL)
+        die("%s: it begins like an array of examples (running text that does must be a token file: "
+            "build/tokenize)", err.text);
     for (const Json *entry = root->child; entry != NULL; entry = entry->next) {
         snprintf(r->where, sizeof r->where, "%s, entry %zu of the array", name, ++number);
         if (entry->type != JSON_OBJECT) die("%s: no object, {...}", r->where);
@@ -404,7 +408,7 @@ static Task task_view(const Task *all, size_t from, size_t to) {
 // A row of a prompt and a choice has their tokens without the last one as inputs, and without the
 // first one as targets, of which those that are only read are -1: they are not trained. An example
 // of more than T inputs loses the prompt's front, but not the first token of all; a choice that is
-// too long by itself loses its end. A conversation first loses the turns behind its first answer.
+// too long by itself loses its end. A conversation first loses what is behind its prompt's answer.
 
 typedef struct { size_t prompt, choice, read; } TaskCut;  // tokens that stay; the choice's ~tokens
 

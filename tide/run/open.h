@@ -435,7 +435,7 @@ static int run_precision(int argc, char **argv) {
     size_t step = o.resume ? state_newest(o.out, SIZE_MAX, false) : 0;
     for (bool found = false; step > 0 && !found; step = state_newest(o.out, step, false)) {
         state_path(dir, o.out, step);
-        found = state_check(dir, &s, false, &err);
+        found = state_check(dir, &s, &err);
         if (!found) continue;
         options_resume(&o, s.options);
         train_state_free(&s);

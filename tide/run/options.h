@@ -484,18 +484,6 @@ static void options_check(const Options *o) {
         if (refused[k].is) die(refused[k].why, refused[k].x, refused[k].y);
 }
 
-// Prints the models of --model: presets, and what else it takes.
-static void models_help(FILE *f) {
-    size_t column = (size_t)fprintf(f, "Models:");
-    for (size_t i = 0; i < sizeof gpt2_presets / sizeof *gpt2_presets; i++) {
-        const char *name = gpt2_presets[i].name;
-        if (column + strlen(name) > 90) column = (size_t)fprintf(f, "\n       ") - 1;
-        column += (size_t)fprintf(f, " %s,", name);
-    }
-    fprintf(f, "\n        dN (N layers, shaped like GPT-2), and weights in Hugging Face naming: a\n"
-               "        directory or a .safetensors file\n");
-}
-
 // Prints what most runs need, or with `all` every option.
 static void options_help(FILE *f, const char *program, bool all) {
     const Option *title = NULL;
@@ -506,8 +494,16 @@ static void options_help(FILE *f, const char *program, bool all) {
                "[x]: the default. =: fixed by the checkpoint; all others may change on --resume.\n"
                "Behind --, an option replaces the same one in front of it.\n",
             program, program, program, program);
-    if (all) models_help(f);
-    else fprintf(f, "What most runs need; --help all has every option, and the models.\n");
+    if (!all) fprintf(f, "What most runs need; --help all has every option, and the models.\n");
+    size_t column = all ? (size_t)fprintf(f, "Models:") : 0;
+    for (size_t i = 0; all && i < sizeof gpt2_presets / sizeof *gpt2_presets; i++) {
+        const char *name = gpt2_presets[i].name;
+        if (column + strlen(name) > 90) column = (size_t)fprintf(f, "\n       ") - 1;
+        column += (size_t)fprintf(f, " %s,", name);
+    }
+    if (all)
+        fprintf(f, "\n        dN (N layers, shaped like GPT-2), and weights in Hugging Face naming:\n"
+                   "        a directory or a .safetensors file\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *opt = &option_table[i];
         char left[100];

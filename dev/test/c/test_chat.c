@@ -484,10 +484,10 @@ static void chat_forms(void) {
         shared[] = "{\"conversations\":[{\"from\":\"human\",\"value\":\"Who?\"},{\"from\":\"gpt\",\"value\":\"The king.\"},"
                    "{\"from\":\"human\",\"value\":\"a\\nb\"},{\"from\":\"gpt\",\"value\":\"No.\",\"weight\":1}]}",
         asked[] = LINE(SAYS("user", "a\\nb") "," SAYS("assistant", "No.")),
-        alpaca[] = "{\"instruction\":\"a\",\"input\":\"b\",\"output\":\"No.\",\"id\":7}",
+        alpaca[] = "{\"instruction\":\"a\",\"input\":\"b\",\"output\":\"No.\",\"id\":7,\"text\":\"a b No.\"}",
         plain[] = "{\"instruction\":\"a\\nb\",\"input\":\"\",\"output\":\"No.\"}",
-        first[] = LINE(USER ",{\"role\":\"assistant\",\"content\":\"The king.\",\"weight\":1},"
-                       SAYS("user", "a\\nb") ",{\"role\":\"assistant\",\"content\":\"No.\",\"weight\":0}"),
+        first[] = LINE(USER ",{\"role\":\"assistant\",\"content\":\"The king.\",\"weight\":1.0},"
+                       "{\"role\":\"user\",\"content\":\"x\",\"weight\":0.0},{\"role\":\"assistant\",\"content\":\"No.\",\"weight\":0}"),
         last[] = LINE(USER ",{\"role\":\"assistant\",\"content\":\"The king.\",\"weight\":0},"
                       SAYS("user", "a\\nb") "," SAYS("assistant", "No."));
     const char *const same[][2] = {{talk, shared}, {asked, alpaca}, {asked, plain},
@@ -531,9 +531,9 @@ static void chat_bad_lines(void) {
         {LINE(SAYS("function", "x")), "\"function\": tools are not supported"},
         {MEMBER("tool_calls\":[{}]"), "message 2 has \"tool_calls\", which is not supported: leave it out"},
         {MEMBER("weight\":0"), "none has a weight: there is nothing to train"},
-        {MEMBER("weight\":2"), "message 2 has a \"weight\" that is not 0 or 1 for an answer"},
-        {MEMBER("weight\":\"1\""), "not 0 or 1"}, {MEMBER("weight\":0.5"), "not 0 or 1"},
-        {LINE("{\"role\":\"user\",\"content\":\"x\",\"weight\":0}," KING), "message 1 has a \"weight\""},
+        {MEMBER("weight\":2"), "message 2 has a \"weight\" that is not 0, or 1 for an answer"},
+        {MEMBER("weight\":\"1\""), "not 0, or 1"}, {MEMBER("weight\":0.5"), "not 0, or 1"},
+        {LINE("{\"role\":\"user\",\"content\":\"x\",\"weight\":1}," KING), "message 1 has a \"weight\""},
         {"{\"conversations\":[{\"from\":\"human\",\"value\":\"x\"},{\"role\":\"assistant\",\"content\":\"x\"}]}",
          "message 2 is no object with \"from\" and \"value\""},
         {"{\"conversations\":[{\"from\":\"human\",\"value\":\"x\"},{\"from\":\"bot\",\"value\":\"x\"}]}",
@@ -546,7 +546,11 @@ static void chat_bad_lines(void) {
         {"{\"instruction\":\"x\",\"output\":\" \\n\"}", "\"output\" is empty"},
         {"{\"instruction\":\"x\",\"input\":7,\"output\":\"x\"}", "\"input\" is no string"},
         {"{\"instruction\":\"x\",\"output\":\"x\",\"history\":[[\"a\",\"b\"]]}", "it has \"history\""},
-        {"{\"instruction\":\"x\",\"output\":\"x\",\"prompt\":\"x\"}", "it has \"output\", which is not"},
+        {"{\"instruction\":\"x\",\"output\":\"x\",\"prompt\":\"x\"}", "no others of these"},
+        {"{\"instruction\":\"x\",\"output\":\"x\",\"context\":\"x\"}", "it has \"context\", which is not"},
+        {"{\"instruction\":\"x\",\"context\":\"\",\"response\":\"x\"}", "it has \"response\", which is not"},
+        {"{\"conversations\":[],\"id\":1}", "or \"conversations\", or \"instruction\", and no"},
+        {"{\"conversations\":{\"a\":1}}", "\"conversations\" is no list"},
         {MEMBER("train\":false"), "\"train\""},
         {MEMBER("masked\":true"), "\"masked\""}, {MEMBER("reasoning_content\":\"hm\""), "\"reasoning_content\""},
         {MEMBER("anything\":\"else\""), "\"anything\""},

@@ -59,12 +59,10 @@ static void memory_of_a_job(void) {
         {"0::/\n", "memory.max 5000 memory.current 1000", 4000},
         {"0::/../x\n", "memory.max 5000 memory.current 1000", 4000},
         {"0::/a\n", "a/memory.current 1000", SIZE_MAX}, {"0::/a\n", "a/memory.max 1000", SIZE_MAX},
-        {"9:cpu,cpuacct:/\n4:memory:/s/j\n0::/\n", "memory/s/j/memory.limit_in_bytes 9223372036854771712 "
-         "memory/s/j/memory.usage_in_bytes 900 memory/s/memory.limit_in_bytes 4000 "
-         "memory/s/memory.usage_in_bytes 1000 memory/memory.usage_in_bytes 2000 "
-         "memory/memory.limit_in_bytes 9223372036854771712", 3000},
-        {"4:memory:/docker/1\n", "memory/memory.limit_in_bytes 4000 memory/memory.usage_in_bytes 1000 "
-         "memory/memory.stat inactive_file~9\ntotal_inactive_file~100\n", 3100},
+        {"9:cpu,cpuacct:/\n0::/s/j\n", "s/j/memory.max max s/j/memory.current 900 s/memory.max 4000 "
+         "s/memory.current 1000 memory.current 2000", 3000},
+        {"0::/docker/1\n", "memory.max 4000 memory.current 1000 memory.stat anon~9\ninactive_file~100\n",
+         3100},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char files[1024], name[200];

@@ -40,7 +40,7 @@ static void try_config(const char *bytes, size_t n) {
 static void try_index(const char *bytes, size_t n) {
     int count;
     write_base("model.safetensors.index.json", bytes, n);
-    model_open(base, true, &count);
+    model_open(base, &count);
 }
 
 static void try_safetensors(const char *bytes, size_t n) {

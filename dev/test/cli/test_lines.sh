@@ -51,7 +51,6 @@ make_files() {
     printf 'short' >short.txt
     head -c 50 text.txt >little.txt
     head -c 1009 text.txt >held_out.txt
-    cp text.txt text.csv
     cp text.txt text.jsonl
     cp text.txt mixed_a.txt
     (printf 'x\000' && cat text.txt) >nul.txt

@@ -381,7 +381,7 @@ static void rank_train(const Config *c, Shared *to) {
         const StateRange *x = &state.ranges[i / 3];
         gpt2_move(g, i % 3, x->at, x->length, arena(to, i % 3) + x->at, false);
     }
-    if (!begins) weights_changed(g);
+    if (!begins) weights_renew(g);
     for (size_t step = first_step; step <= last_step; step++) {
         if (step == 2 && ranks.rank == ranks.world - 1 && g->zero != NULL) stop_requested = 15;
         run_save_due = step == 2 && ranks.rank == 0 ? 0 : INFINITY;

@@ -301,9 +301,9 @@ static void memory_is_zeroed_locked_and_aligned(void) {
     const size_t sizes[] = {0, 1, 4096, 5000, (size_t)2 << 20, ((size_t)6 << 20) + 12};
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
         const size_t n = sizes[k];
-        const size_t untouched = memory_resident();
+        const size_t untouched = memory_held(false);
         char *p = (char *)host_alloc(&q, n, "test");
-        CHECK(n < 1 << 20 || memory_resident() >= untouched + n / 2, "%zu bytes are not there", n);
+        CHECK(n < 1 << 20 || memory_held(false) >= untouched + n / 2, "%zu bytes are not there", n);
         CHECK((uintptr_t)p % (2 << 20) == 0, "%p", (void *)p);
         size_t wrong = 0;
         for (size_t i = 0; i < n; i++) wrong += p[i] != 0;
@@ -312,10 +312,10 @@ static void memory_is_zeroed_locked_and_aligned(void) {
         cudaPointerAttributes a;
         CUDA(cudaPointerGetAttributes(&a, p));
         CHECK(a.type == cudaMemoryTypeHost, "page-locked");
-        const size_t before = memory_resident();
+        const size_t before = memory_held(false);
         host_free(p);
 #ifndef __SANITIZE_ADDRESS__  // which keeps what is freed for a while, to notice who reads it
-        CHECK(n < 1 << 20 || memory_resident() + n / 2 < before, "%zu bytes stay", n);
+        CHECK(n < 1 << 20 || memory_held(false) + n / 2 < before, "%zu bytes stay", n);
 #endif
         (void)before;
         CUDA(cudaPointerGetAttributes(&a, p));

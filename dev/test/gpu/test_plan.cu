@@ -424,7 +424,8 @@ static void a_step_can_be_drawn(void) {
         const Json *tid = json_get(e, "tid"), *dur = json_get(e, "dur");
         if (dur == NULL || tid == NULL) continue;
         const Json *b = json_get(json_get(e, "args"), "bytes");
-        if (b != NULL) bytes += b->number;
+        // a span of compute has the bytes that it fills or frees; all others have those that they copy
+        if (b != NULL && (int)tid->number != ROW_COMPUTE) bytes += b->number;
         if (strcmp(json_get(e, "name")->string, "wait") == 0) waits += 1e-6 * dur->number;
         else row[(int)tid->number] += 1e-6 * dur->number;
     }
