@@ -79,7 +79,6 @@ int main(int argc, char **argv) {
     size_t n = 0;
     glob_t found;
     program_begin();
-    ranks.rank = 1;
     machine_describe();
     if (argc < 2) {
         if (close(mkstemp(made)) != 0) fail("%s: %s", made, strerror(errno));

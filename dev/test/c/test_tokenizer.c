@@ -740,6 +740,12 @@ static void tokenizer_beside(void) {
         CHECK((strstr(ids_text(tokenizer_load(scratch), "a<x>", 0), "2005 ") != NULL)
               == normal[i].found, "%s", normal[i].text);
     }
+    // a token that is named is special: in a user's message it is text
+    write_fixture(LLAMA3);
+    write_text("tokenizer_config.json", "{'pad_token':'he'}");
+    const Tokenizer *named = tokenizer_load(scratch);
+    CHECK(strcmp(ids_text(named, "the", TOKENIZER_PLAIN), "1086 ") == 0
+          && strcmp(ids_text(named, "the", 0), "83 260 ") == 0, "special");
     remove_files();
 }
 
