@@ -547,7 +547,7 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
 // Configuration of the model at `path`: its directory's config.json.
 static void model_config_load(const char *path, GPT2Config *c) {
     char dir[PATH_MAX], name[PATH_MAX], config[PATH_MAX];
-    int count;
+    int count = 0;
     Error err;
     model_directory(path, dir);
     path_join(name, dir, "state.txt");
