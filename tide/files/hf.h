@@ -309,6 +309,39 @@ static const struct { int naming; bool needed; const char *key, *value; } config
 };
 enum { CONFIG_FIXED = sizeof config_fixed / sizeof config_fixed[0] };
 
+// The other members that are read, then those that change no result here: patterns of fnmatch().
+static const char *const config_known[] = {
+    "model_type", "is_causal", "tie_word_embeddings", "activation_function", "word_embed_proj_dim",
+    "hidden_act", "head_dim", "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias",
+    "layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "rope_theta",
+    "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
+    "_*", "architectures", "auto_map", "torch*", "dtype", "transformers_version", "transformers.*",
+    "unsloth_*", "*_token*", "tokenizer_*", "prefix", "n_ctx", "n_special", "init*", "m*_length",
+    "*drop*", "summary_*", "*task*", "*label*", "problem_type", "output_*", "return_dict*", "top_?",
+    "use_cache", "use_bfloat16", "use_flash_attn*", "attn_implementation", "use_mrope", "typical_p",
+    "pretraining_tp", "reorder_and_upcast_attn", "pruned_heads", "chunk_size_feed_forward",
+    "gradient_checkpointing", "cross_attention_hidden_size", "is_decoder", "is_encoder_decoder",
+    "is_llama_config", "tie_encoder_decoder", "tf_legacy_loss", "rope_interleaved", "do_sample",
+    "temperature", "early_stopping", "num_beam*", "num_return_sequences", "*_penalty",
+    "*ngram_size", "bad_words_ids", "remove_invalid_values"};
+
+// Warns of the members of a configuration that are in none of the three tables, in one line.
+static void config_warn(const Json *root, const char *path) {
+    char names[200] = "";
+    for (const Json *m = root->child; m != NULL; m = m->next) {
+        const size_t n = strlen(names);
+        bool known = m->type == JSON_NULL;
+        for (int i = 0; i < CONFIG_SIZES * NAMINGS; i++)
+            known |= strcmp(config_sizes[i / NAMINGS].names[i % NAMINGS], m->key) == 0;
+        for (int i = 0; i < CONFIG_FIXED; i++) known |= strcmp(config_fixed[i].key, m->key) == 0;
+        for (size_t i = 0; i < sizeof config_known / sizeof config_known[0]; i++)
+            known |= fnmatch(config_known[i], m->key, 0) == 0;
+        if (!known) snprintf(names + n, sizeof names - n, n > 0 ? ", %s" : "%s", m->key);
+    }
+    if (names[0] != '\0' && ranks.rank == 0)
+        fprintf(stderr, "tide: warning: %s: unknown here, and not read: %s\n", path, names);
+}
+
 // Refuses a configuration in which a member that config_fixed needs has another value.
 static void config_check_fixed(const Json *object, const char *path, int naming) {
     for (int i = 0; i < CONFIG_FIXED; i++) {
@@ -453,6 +486,7 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
                 "(gelu_new) are supported", path, name);
     }
     if (!gpt2_finish(c, &err)) die("%s: %s", path, err.text);
+    config_warn(root, path);
 }
 
 // The directory of the model at `path`: it, or that of a .safetensors file, or of the root of a

@@ -782,6 +782,51 @@ static void test_config_accepts(void) {
     CHECK(!REFUSES(model_config_load(in_base("config"), &c)) && c.context == 5, "%s", err.text);
 }
 
+// What is said of keys that are neither read nor known as harmless: one line with all of them.
+static const char *config_warns(const char *text) {
+    GPT2Config c;
+    make_directories(in_base("config"));
+    write_text(in_base("config/config.json"), quoted(text), strlen(text));
+    return SAYS(model_config_load(in_base("config"), &c));
+}
+
+static void test_config_unknown(void) {
+    static const char *const published[] = {  // keys of config.json files as they are on the hub
+        "{'model_type':'gpt2'," CONFIG_GPT2 ",'activation_function':'gelu_new','architectures':['GPT2LMHeadModel'],"
+        "'attn_pdrop':0.1,'bos_token_id':50256,'embd_pdrop':0.1,'eos_token_id':50256,'id2label':{},"
+        "'initializer_range':0.02,'label2id':{},'layer_norm_epsilon':1e-05,'n_ctx':5,'n_special':0,"
+        "'predict_special_tokens':true,'resid_pdrop':0.1,'summary_activation':null,'summary_type':'x',"
+        "'summary_first_dropout':0.1,'summary_proj_to_labels':true,'summary_use_proj':true,"
+        "'task_specific_params':{'text-generation':{'do_sample':true,'max_length':50}},'use_cache':true,"
+        "'gradient_checkpointing':false,'reorder_and_upcast_attn':false,'finetuning_task':'x','top_p':1,"
+        "'_num_labels':1,'output_past':true,'pruned_heads':{},'torchscript':false,'top_k':50,"
+        "'use_bfloat16':false,'num_beams':1,'repetition_penalty':1,'max_length':20,'is_decoder':false,"
+        "'eos_token_ids':0,'num_return_sequences':1,'no_repeat_ngram_size':0,'tokenizer_class':'x'}",
+        "{'model_type':'opt'," CONFIG_OPT ",'_name_or_path':'x','_remove_final_layer_norm':false,'activation_dropout':0,"
+        "'attention_dropout':0,'dropout':0.1,'do_layer_norm_before':true,'layerdrop':0,'init_std':0.02,"
+        "'pad_token_id':1,'prefix':'</s>','torch_dtype':'float16','word_embed_proj_dim':8,"
+        "'transformers_version':'4.21.0.dev0','enable_bias':true,'layer_norm_elementwise_affine':true}",
+        "{'model_type':'qwen2','num_hidden_layers':2,'num_attention_heads':2,'hidden_size':8,"
+        "'intermediate_size':7,'max_position_embeddings':4194304,'vocab_size':300,'use_mrope':false,"
+        "'attention_bias':false,'attention_dropout':0,'auto_map':{},'dtype':'bfloat16','head_dim':4,"
+        "'hidden_act':'silu','is_llama_config':true,'layer_types':null,'max_sequence_length':5,"
+        "'max_window_layers':2,'mlp_bias':false,'num_key_value_heads':1,'pretraining_tp':1,"
+        "'original_max_position_embeddings':9,'rms_norm_eps':1e-6,'rope_interleaved':false,"
+        "'rope_parameters':{'rope_type':'llama3'," SCALING_LLAMA3 ",'rope_theta':1e6},'rope_theta':1,"
+        "'sliding_window':null,'tie_word_embeddings':true,'transformers.js_config':{},"
+        "'unsloth_fixed':true,'unsloth_version':'x','use_sliding_window':false,'new':null}"};
+    for (int i = 0; i < 3; i++)
+        CHECK(*config_warns(published[i]) == '\0', "%s", config_warns(published[i]));
+    const char *said = config_warns("{'model_type':'llama','num_hidden_layers':2,'hidden_size':8,"
+        "'num_attention_heads':2,'intermediate_size':7,'max_position_embeddings':9,'vocab_size':30,"
+        "'residual_multiplier':2,'num_experts':4}");
+    CHECK(strstr(said, "config.json: unknown here, and not read: residual_multiplier, "
+                 "num_experts\n") != NULL, "%s", said);
+    ranks.rank = 1;  // one rank says it
+    CHECK(*config_warns("{'model_type':'gpt2'," CONFIG_GPT2 ",'x':1}") == '\0', "rank 1 warns");
+    ranks.rank = 0;
+}
+
 // ---------------------------------------------------------------------------------------------
 // Saving
 
@@ -1594,6 +1639,7 @@ int main(void) {
     RUN(test_format_accepts);
     RUN(test_format_writer);
     RUN(test_config_accepts);
+    RUN(test_config_unknown);
     RUN(test_load_layouts);
     RUN(test_load_from_a_file);
     RUN(test_load_heads);
