@@ -4,7 +4,6 @@
 //   cpu_wait_briefly()    first in main(): threads that wait sleep before long
 //   cpu_threads()         of one process, which may share the machine with others
 //   cpu_copy()            with all of them
-// A build for instructions that the CPU does not have ends before main(), with one line.
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
 #include "../base/memory.h"
@@ -76,30 +75,5 @@ static void cpu_copy(void *to, const void *from, size_t bytes) {
     for (size_t at = 0; at < bytes; at += chunk)
         memcpy((char *)to + at, (const char *)from + at, min_size(chunk, bytes - at));
 }
-
-#if defined __x86_64__ && !defined __CUDA_ARCH__
-// The extensions that a compiler uses by itself: the macro of each, and the name by which the
-// processor is asked for it.
-#define CPU_FEATURES(X)                                                                  \
-    X(__SSE4_2__, "sse4.2") X(__AVX__, "avx") X(__FMA__, "fma") X(__BMI2__, "bmi2")      \
-    X(__AVX2__, "avx2") X(__AVX512F__, "avx512f") X(__AVX512BW__, "avx512bw")            \
-    X(__AVX512VL__, "avx512vl") X(__AVX512VBMI2__, "avx512vbmi2")
-#define CPU_TEXT(macro) #macro
-#define CPU_IS_BUILT(macro) (CPU_TEXT(macro)[0] == '1')  // one that is not defined is its own name
-#define CPU_CHECK(macro, name) \
-    if (missing == NULL && CPU_IS_BUILT(macro) && !__builtin_cpu_supports(name)) missing = name;
-
-// Compiled for the oldest CPU, it calls nothing of this program: that may be what cannot run.
-__attribute__((constructor, target("arch=x86-64,no-avx,no-bmi,no-bmi2")))
-static void cpu_check(void) {
-    const char *missing = NULL;
-    __builtin_cpu_init();
-    CPU_FEATURES(CPU_CHECK)
-    if (missing == NULL) return;
-    fprintf(stderr, "tide: this program was built for a CPU with %s, which this one does not have: "
-            "`make clean`, then build it here\n", missing);
-    _exit(2);
-}
-#endif
 
 #endif
