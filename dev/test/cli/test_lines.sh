@@ -196,7 +196,7 @@ typed() {
     "$@" >../out 2>../err
     got=$?
     ls -A | grep -vxF -f ../before >../new
-    grep -v '^tide: warning: \|^make: ' ../err | sed 's/^tide: rank [0-9]*: /tide: /' | sort -u >../lines
+    grep -v '^tide: warning: \|^make\(\[[0-9]*\]\)\{0,1\}: ' ../err | sed 's/^tide: rank [0-9]*: /tide: /' | sort -u >../lines
     [ "$code" -eq 0 ] && cat ../out ../err >../lines
     [ "$got" -eq "$code" ] || why="; exit code $got"
     [ "$code" -eq 0 ] || [ "$(wc -l <../lines)" -eq 1 ] || why="$why; not one line"
