@@ -45,7 +45,7 @@ typedef struct {
     size_t step_tokens;
     const char *saved_model;        // --model is this directory or file; NULL: preset, or --resume
     bool training;                  // gradients are needed: for steps, or for --dump
-    bool only_sampling;             // --steps 0 --prompt or --chat: only samples are printed
+    bool only_sampling;             // --prompt or --chat, and no training: only samples
     Chat chat;                      // of --chat
     bool batches;                   // batches of B x T are read: to train on, or to evaluate
     bool sampling;                  // samples are drawn: as the only thing, or while training
@@ -444,7 +444,7 @@ static int run_precision(int argc, char **argv) {
     return o.precision;
 }
 
-// Reads the command line, which all ranks have to share, and refuses an --out that has files in it.
+// Reads the command line, which all ranks have to share, and checks --out and locks it.
 static void run_open_options(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
     ranks_open();
