@@ -164,7 +164,7 @@ static void add_samples(Picture *p, const Json *event, const char *path) {
     }
 }
 
-// Where a span begins or ends. At one moment, what ends is first.
+// A span's begin or end. At one moment, ends are first.
 typedef struct { double at; const Span *span; bool begins; } Edge;
 
 static int compare_edges(const void *a, const void *b) {
@@ -174,7 +174,7 @@ static int compare_edges(const void *a, const void *b) {
     return (x->span > y->span) - (x->span < y->span);
 }
 
-// What layers hold of activations or gradients, or visitors of state, each by its number.
+// The bytes of one class of memory: those of each layer, or of each visitor, by its number; their sum.
 typedef struct { const char *name; double *held, all; } Held;
 
 static void hold(Picture *p, Held *h, const Edge *e, double bytes, const char *path) {

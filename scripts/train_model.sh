@@ -1,6 +1,6 @@
 #!/bin/sh
-# Trains a model that is larger than the GPU: a row of scripts/models.txt. `plan_offload.sh` with the row's
-# options says what it needs on several machines, --plan behind the name what it does on this one.
+# Trains a model that is larger than the GPU: a row of scripts/models.txt. With --plan
+# behind the name, it prints what this machine would do; plan_offload.sh prints that of other machines.
 # usage: scripts/train_model.sh NAME [OPTION...]     (train_offload.sh says what else can be set)
 set -eu
 # shellcheck source=scripts/common.sh

@@ -5,8 +5,8 @@
 //   model_save          writes config.json and model.safetensors
 //   dump_save           writes the reference dump that other frameworks repeat
 //   model_directory     the directory of a model that is named by a file of it
-//   RunState, state_in  what is saved and loaded, wherever it lies; state.h uses both, and
-//   tensors_add, tensors_put, part_read, own_tensor, directory_sync
+//   RunState, state_in  the tensors that are saved and loaded, and where they are stored
+//   state.h also uses tensors_add, tensors_put, part_read, own_tensor and directory_sync
 //
 // Nothing that is whole is ever overwritten: a file gets its name once it is complete and flushed.
 #ifndef TIDE_HF_H

@@ -107,8 +107,8 @@ enum { STAGINGS = 3 };
 // Labels of one token each (run.h); count 0: the loss is a language model's.
 typedef struct { int count; int32_t word[TASK_LABELS]; } Words;
 
-// What the trainer lends to the files below it: its step, which a plan rehearses; one micro-batch,
-// which calibration times; a part of a layer, which zeroth order runs with perturbed weights.
+// The trainer's functions that the files below it call: its step, which a plan rehearses; one
+// micro-batch, which calibration times; a part of a layer, which zeroth order runs perturbed.
 struct GPT2;
 typedef struct {
     StepResult (*train)(GPT2 *g, Run *r, size_t step);

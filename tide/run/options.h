@@ -524,7 +524,7 @@ static void options_help(FILE *f, const char *program, bool all) {
     }
 }
 
-// Sets what was not given, and follows from what was.
+// Sets the options that follow from others, unless they were given.
 static void options_default(Options *o) {
     if (o->data == NULL && o->val == NULL && (o->prompt != NULL || o->chat)
         && option_given(o, "model") && !option_given(o, "steps") && !option_given(o, "out")

@@ -281,7 +281,7 @@ static void run_ranks(const Config *c, Shared *x, void (*rank_train)(const Confi
     }
 }
 
-// How many ranks can be run: NCCL wants a GPU for each. The first caller forks.
+// Returns how many ranks can be run: NCCL wants a GPU for each. The first caller forks.
 static int ranks_at_most(void) {
 #ifdef __CUDA_EMU__
     return MOST_RANKS;

@@ -521,8 +521,8 @@ static void check_moved(const GPT2 *g, const Config *c, const Record *r, const c
           z->clock.selections, selections);
 }
 
-// Host memory: state and weight of what is packed of the rest, one gradient of each, the sums, and
-// the weights in use that live there.
+// Checks the host's memory: state and weights of the packed rest, one gradient of each of these, the
+// sums, and the weights of layers that are stored there.
 static void check_host_memory(GPT2 *g, const Config *c, size_t rest, const char *name) {
     const size_t sums = c->window == 1 ? 0 : !c->overlap ? 1 : c->sums;
     const size_t state = c->moments == 16 ? STATE_BYTES - 4 : STATE_BYTES;

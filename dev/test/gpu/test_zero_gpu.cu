@@ -8,7 +8,7 @@
 //        test_zero_gpu --clock 0           what test_overlap runs, with EMU_CLOCK=virtual
 #include "runs.cuh"
 
-// With gaps between tensors, padded rows, tied and untied heads. Of "odd" and "five" the tail is too
+// With gaps between tensors, padded rows, tied and untied heads. The tails of "odd" and "five" are too
 // short for four ranks.
 static const Shape shapes[] = {
     // name     L NH   C    F    V  ctx  B   T  act  tied recompute accum head repeated
@@ -46,7 +46,7 @@ static const char *const special[] = {
 };
 
 // ---------------------------------------------------------------------------------------------
-// What a rank takes and gives away
+// The bytes that a rank receives and sends
 
 // Elements of each rank's part of n, and of a rank's part: by other means than zero.h.
 static size_t part_of(size_t n, size_t world) {
