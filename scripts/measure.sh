@@ -94,8 +94,6 @@ reader='
             if (/^ranks: [0-9]/) world = $2 + 0
             if (/bound is/) { bound = $0; sub(/.*\), /, "", bound) }
             if (/^offload [a-z]*:/) parameters = $3 * ($4 == "G" ? 1 : $4 == "M" ? 1e-3 : 1e-6)
-            if (match($0, /not hidden: [0-9.e+-]+ are/))
-                exposed = 1000 * substr($0, RSTART + 12, RLENGTH - 16)
             if (/^  over the link: /) { moved_in = $4 / micro; moved_out = $9 / micro }
             if (/^  at work/) { gpu = $4; cpu = $7; to_gpu = $10; to_host = $15 }
         }

@@ -6,7 +6,7 @@
 # they take ("comm"). "tok/s" is that of each GPU; "x zero", how often faster than without
 # interleaving and overlaps, as ZeRO-Offload is described. Memory of each GPU and of the host for
 # each, in GiB. "?": the rates do not say. RATE: one rate, instead of the file's.
-# usage: [TRAINER=./train_gpt2emu] [RATES=FILE] [RATE="node_link 12e9"] [MODELS="7b 20b"]
+# usage: [TRAINER=./train_gpt2emu] [RATES=FILE] [RATE="gpu_link 12e9"] [MODELS="7b 20b"]
 #        [WORLDS="1 8"] scripts/plan_scaling.sh [OPTION...]     e.g. --zero 2, --offload auto
 # Without options, as in the paper: ZeRO-3, one sequence of 2048 tokens, recomputing, no state that
 # stays on the GPU.
@@ -14,7 +14,7 @@ set -eu
 export LC_ALL=C
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=${RATES:-$(dirname "$0")/rates/h200_16cores.txt}
-models=${MODELS:-7b 8.3b 10b 13b 20b} worlds=${WORLDS:-1 2 4 8 16 32}
+models=${MODELS:-7b 8.3b 10b 13b 20b} worlds=${WORLDS:-1 2 4 8}
 [ -x "$trainer" ] ||
     { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 
@@ -56,7 +56,7 @@ for model in $models; do
                 speed = $1 / world
             }
             /^  between / {
-                sub(/.*GPUs[a-z ]*: /, "")
+                sub(/.*GPUs: /, "")
                 comm = $1 + 0
                 shown = $4
             }

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Zeroth-order training of OPT, from 1.3B to 175B, on a machine of scripts/rates/: what is predicted
 # in memory and with all layers on the host, by --plan. Needs neither GPU nor data; how much memory
-# the machine has is not asked. Memory in GiB. "from": tokens per pass (batch times sequence) from
-# which the link is hidden.
+# the machine has is not asked. Memory in GiB. The link is hidden, or seen: so much of a step waits for
+# it.
 # usage: [TRAINER=./train_gpt2emu] [RATES=FILE] [MODELS="opt-13b"] scripts/zo_plan.sh [OPTION...]
 #        e.g. RATES=scripts/rates/rtx4090_desktop.txt scripts/zo_plan.sh --batch 16 --seq 64
 # Without options, as ZO-Offloading was measured (Wang et al. 2024): one sequence of 2048 tokens.
@@ -32,11 +32,11 @@ for model in $models; do
         plan "$model" --resident-blocks 0 -- "$@"
     } | awk -v model="$model" '
         / total .*iB$/ { gib[++n] = $3 / (/GiB/ ? 1 : 1024) }
-        /^  step .* tokens/ { step = $2 + 0; sub(/.*: /, ""); speed[++runs] = $1 }
-        /^  over the link/ {
-            link = /not hidden/ ? "not hidden" : "hidden"
-            if (match($0, /hidden from [0-9]+/))
-                link = link "; from " substr($0, RSTART + 12, RLENGTH - 12)
+        /^  step .* tokens/ {
+            step = $2 + 0
+            link = $5 < 0.01 * step ? "hidden" : sprintf("%.0f %% seen", 100 * $5 / step)
+            sub(/.*: /, "")
+            speed[++runs] = $1
         }
         END {
             printf "%-9s %8.1f %9d | %8.1f %8.1f %8.2f %9d  %s\n", model, gib[1], speed[1], gib[2],

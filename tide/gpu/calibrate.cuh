@@ -286,11 +286,7 @@ static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     const double begin = seconds_now();
     for (int i = 0; i < PAIRS; i++) gpu_free(gpu_alloc(bytes, "calibration"));
     rates->gpu_alloc = PAIRS * (double)bytes / fmax(seconds_now() - begin, 1e-9);
-    int gpus = 1;
-    CUDA(cudaGetDeviceCount(&gpus));
-    rates->node_gpus = gpus;
-    rates->host_gpus = 1;
-    if (ranks.local_world > 1) rates->node_gpus = rates->host_gpus = ranks.local_world;
+    rates->host_gpus = ranks.local_world;
 }
 
 // What follows from the rates: the speed of an update with bf16 on the wire, gradients of

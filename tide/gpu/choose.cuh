@@ -241,8 +241,7 @@ static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
     if (o->rates != NULL) {
         if (!rates_load(rates, o->rates, &err)) die("--rates: %s", err.text);
         if (!(rates->h2d > 0 && rates->d2h > 0)) die("--rates %s: it lacks h2d or d2h", o->rates);
-        *rates = rates_of_rank(rates, o->plan ? rates_local(rates, o->world)
-                                              : (size_t)ranks.local_world);
+        *rates = rates_of_rank(rates, o->plan ? o->world : (size_t)ranks.local_world);
         return;
     }
     if (!has_device()) die("describe the machine that is planned for: --rates FILE");
@@ -250,7 +249,7 @@ static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
     rates_measure(rates, &g->host, 1.5);
     if (EMULATED)
         printf("rates: measured on an emulated GPU; what is predicted from them means nothing\n");
-    if (o->plan) *rates = rates_of_rank(rates, rates_local(rates, o->world));
+    if (o->plan) *rates = rates_of_rank(rates, o->world);
     model_flops(g->steps, r, rates);
 }
 
@@ -540,15 +539,14 @@ static size_t settle(GPT2 *g, Run *r) {
     if (rates.h2d > 0 && r->training) {
         const bool length = option_given(o, "steps") || option_given(o, "epochs");
         const PlanRun run = {r->step_tokens, r->world, o->plan && length ? o->steps : 0,
-                             g->zen != NULL ? zen_planned_window(g) : 0};
+                             g->zen != NULL ? zen_planned_window(g) : 0, g->zo != NULL};
         const bool draw = o->plan && o->trace != NULL;
         TraceFile trace = {NULL, NULL, 0};
         Error err;
         if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
         const Prediction pred = gpt2_rehearse(g, r, &rates, &trace);
         if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
-        if (g->zo != NULL) zo_print_time(g, r, &rates, &run, &pred);
-        else plan_print_time(&rates, &run, &pred);
+        plan_print_time(&rates, &run, &pred);
         g->predicted = pred;
     } else if (o->plan && r->training) {
         printf("for the time of a step, describe the machine: --rates FILE\n");

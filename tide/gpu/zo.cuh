@@ -4,7 +4,7 @@
 //   2. Its part of the model, and the place of each layer
 //   3. The pipeline: layers are fetched, updated, perturbed, used and stored
 //   4. The forward passes of both signs
-//   5. Evaluation, a step, and how long it takes
+//   5. Evaluation, and a step
 //
 // Source: ZO-Offloading (Wang et al. 2024): a layer
 // is uploaded, updated by the step before, used for both signs, and offloaded, while its neighbours
@@ -598,7 +598,7 @@ static void zo_update_weights(GPT2 *g) {
 }
 
 // =============================================================================================
-// 5. Evaluation, a step, and how long it takes
+// 5. Evaluation, and a step
 
 // Queues a pass over g->inputs (B, T) with the weights as they are. Leaves the loss by g->targets
 // in g->loss; or copies the logits (V) behind token `last` to the host, unless logits is NULL.
@@ -690,56 +690,6 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     if (!zo->fused) zo_update_weights(g);
     zo_log(g, result.more, sizeof result.more, ranks.world > 1 ? bytes : 0, waited);
     return result;
-}
-
-// The share of a step that copies take, for the plan's text.
-typedef struct {
-    double in, out;          // seconds that they would take, both ways busy
-    double exposed;          // by so many, a step is longer than its work for the GPU
-    bool hidden;             // less than a hundredth is exposed
-    const char *limit;       // "compute"; or what takes longer: "upload", "offload", "link" (both)
-    double hidden_from;      // tokens per pass from which they are hidden; INFINITY: never
-} ZoLink;
-
-static ZoLink zo_link(const GPT2 *g, const Run *r, const Rates *rates, const Prediction *pred) {
-    int both[TAKES_KINDS] = {0};
-    both[TAKES_H2D] = both[TAKES_D2H] = 1;
-    const Zo *zo = g->zo;
-    double speed[TAKES_KINDS];
-    ZoLink l;
-    machine_speeds(rates, both, speed);
-    l.in = pred->h2d_bytes / speed[TAKES_H2D];
-    l.out = pred->d2h_bytes / speed[TAKES_D2H];
-    l.exposed = pred->step - pred->compute - pred->other;
-    l.hidden = l.exposed < 0.01 * pred->step;
-    l.limit = l.hidden ? "compute" : l.in > 1.02 * l.out ? "upload"
-            : l.out > 1.02 * l.in ? "offload" : "link";
-    l.hidden_from = INFINITY;
-    if (!g->no_overlap && zo->keeps_slots && zo->fused)
-        l.hidden_from = (double)(r->B * r->T) * fmax(fmax(l.in, l.out) - pred->other, 0)
-                      / pred->compute;
-    return l;
-}
-
-// How long a step takes, and from how many tokens per pass on the link is hidden.
-static void zo_print_time(const GPT2 *g, const Run *r, const Rates *rates, const PlanRun *run,
-                          const Prediction *pred) {
-    const ZoLink l = zo_link(g, r, rates, pred);
-    printf("predicted time of a step, in seconds: products %.4g; updates and noise %.4g\n",
-           pred->compute, pred->other);
-    plan_print_speed(rates, run, pred);
-    if (g->offloaded) {
-        printf("  over the link, in seconds: %.4g to the GPU, %.4g to the host; %d of %zu "
-               "layer%s; ", l.in, l.out, g->streamed, g->config.layers,
-               plural(g->config.layers));
-        if (l.hidden) printf("hidden");
-        else printf("not hidden: %.4g are waits (%s)", l.exposed, l.limit);
-        if (l.hidden_from < INFINITY)
-            printf("; hidden from %.0f tokens per pass on", ceil(l.hidden_from));
-        printf("\n");
-    }
-    if (sizeof(floatX) == 4)
-        printf("(gpu_flops counts as for 16 bits: products in fp32 are slower)\n");
 }
 
 // Ends a run whose ranks have loaded different weights: each would train something else. All

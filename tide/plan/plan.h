@@ -8,8 +8,8 @@
 //
 // Left out: the start of a kernel or a copy; what gradient norms and the backward pass of the
 // embeddings need of the GPU; passes where cuBLASLt lacks an epilogue of backward; that collectives
-// cross the link to the host where there is no other way. All ranks are like the one that is
-// planned.
+// cross the link to the host where there is no other way, or a network: all ranks are in one node,
+// and like the one that is planned.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
 #include "../base/model.h"
@@ -151,6 +151,7 @@ typedef struct {
     size_t world;            // GPUs that train together
     size_t steps;            // of a run whose time is printed, else 0
     size_t window;           // ZenFlow: steps that a Prediction is the mean of; else 0
+    bool zeroth;             // zeroth order: without a backward pass
 } PlanRun;
 
 // How long a step is, and what is at work in it.
@@ -179,23 +180,22 @@ static void plan_print_speed(const Rates *rates, const PlanRun *run, const Predi
 // Prints the traffic between several GPUs, and its cost.
 static void plan_print_comm(const Rates *rates, const PlanRun *run, const Prediction *pred) {
     if (run->world <= 1) return;
-    const bool far = rates_local(rates, run->world) < run->world;
-    printf("  between %zu GPUs%s: %.4g, of which %.4g are not hidden; each gives %.4g GB of "
-           "gradients and %.4g GB of weights to the others\n", run->world,
-           far ? " of several nodes" : "", pred->comm, pred->comm_exposed,
-           1e-9 * pred->reduced_bytes, 1e-9 * pred->gathered_bytes);
-    if ((far ? rates->node_link : rates->gpu_link) <= 0)
-        printf("  as if that took no time: %s is not known\n", far ? "node_link" : "gpu_link");
+    printf("  between %zu GPUs: %.4g, of which %.4g are not hidden; each gives %.4g GB of "
+           "gradients and %.4g GB of weights to the others\n", run->world, pred->comm,
+           pred->comm_exposed, 1e-9 * pred->reduced_bytes, 1e-9 * pred->gathered_bytes);
+    if (rates->gpu_link <= 0) printf("  as if that took no time: gpu_link is not known\n");
 }
 
 // Prints a Prediction in lines.
 static void plan_print_time(const Rates *rates, const PlanRun *run, const Prediction *pred) {
-    printf("predicted time of a step, in seconds: forward %.4g, backward %.4g, ", pred->forward,
-           pred->backward);
+    printf("predicted time of a step, in seconds: ");
+    if (run->zeroth)
+        printf("products %.4g, updates and noise %.4g\n", pred->compute, pred->other);
+    else printf("forward %.4g, backward %.4g, ", pred->forward, pred->backward);
     if (run->window > 0)
         printf("of which %.4g are waits; the mean of a window of %zu\n",
                pred->stall_forward + pred->stall_backward, run->window);
-    else printf("update %.4g\n", pred->update);
+    else if (!run->zeroth) printf("update %.4g\n", pred->update);
     if (pred->bound > 0 && run->window == 0)
         printf("  the update's bound is %.4g (%s), %.0f %% of what it takes%s\n", pred->bound,
                pred->limit, 100 * pred->bound / pred->update,

@@ -1,7 +1,7 @@
 // rates.h: how fast a machine moves and updates optimizer state, and what follows from that. Pure
 // functions of measured numbers (calibrate.cuh), or of those in a file (scripts/rates/).
 //   rates_load(), rates_write()            the file
-//   rates_local() .. collective_seconds()  several GPUs: what each has, how long collectives take
+//   rates_of_rank(), collective_seconds()  several GPUs: what each has, how long collectives take
 //   eq1_stride()                           the split that Deep Optimizer States computes (Maurya et
 //                                          al. 2024, Eq. 1)
 //   update_bound(), best_share()           what no schedule can beat, and the split for it
@@ -27,13 +27,11 @@
     X(gpu_bytes, "bytes/s")        /* GPU memory */ \
     X(gpu_normals, "numbers/s")    /* drawn (rng.h): the noise of zeroth-order training */ \
     X(gpu_alloc, "bytes/s")        /* of GPU memory freed and allocated: --zo-no-slots */ \
-    /* Several GPUs. In a node all share its memory and cores; each has its own link to them. */ \
-    X(node_gpus, "GPUs")           /* of a node; 0: there is one node */ \
-    X(host_gpus, "GPUs")           /* so many of a node's may have dram .. host_cast at once, \
-                                      each of them; 0: one, as measured by one process */ \
-    /* within a node: bus bandwidth of collectives, as nccl-tests define it; time of each; and \
-       over several nodes, with all GPUs of each at work */ \
-    X(gpu_link, "bytes/s") X(gpu_latency, "s") X(node_link, "bytes/s") X(node_latency, "s")
+    /* Several GPUs of a node. All share its memory and cores; each has its own link to them. */ \
+    X(host_gpus, "GPUs")           /* so many may have dram .. host_cast at once, each of them; \
+                                      0: one, as measured by one process */ \
+    /* bus bandwidth of collectives, as nccl-tests define it; time of each */ \
+    X(gpu_link, "bytes/s") X(gpu_latency, "s")
 
 #define RATE_FIELD(name, unit) double name;
 #define RATE_ROW(name, unit) {#name, unit},
@@ -99,12 +97,6 @@ static void rates_write(FILE *f, const Rates *rates) {
 // ---------------------------------------------------------------------------------------------
 // Several GPUs
 
-// Returns the number of GPUs, of `world`, in one node.
-static size_t rates_local(const Rates *rates, size_t world) {
-    return rates->node_gpus > 0 && (double)world > rates->node_gpus ? (size_t)rates->node_gpus
-                                                                    : world;
-}
-
 // Computes the rates of each of `local` GPUs of a node when all are at work. If more GPUs share the
 // host than the rates are for, those of the link beside all cores (_host, _busy) are dropped.
 static Rates rates_of_rank(const Rates *rates, size_t local) {
@@ -122,11 +114,9 @@ static Rates rates_of_rank(const Rates *rates, size_t local) {
 // Seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs: each passes
 // on all but its own part (nccl-tests, doc/PERFORMANCE.md). An unknown bandwidth is no limit.
 static double collective_seconds(const Rates *rates, size_t world, double bytes) {
-    const bool far = rates_local(rates, world) < world;
-    const double bandwidth = far ? rates->node_link : rates->gpu_link, R = (double)world;
+    const double R = (double)world;
     if (world <= 1) return 0;
-    return (bandwidth > 0 ? (R - 1) / R * bytes / bandwidth : 0)
-         + (far ? rates->node_latency : rates->gpu_latency);
+    return (R - 1) / R * bytes / rate_or(rates->gpu_link, INFINITY) + rates->gpu_latency;
 }
 
 // ---------------------------------------------------------------------------------------------

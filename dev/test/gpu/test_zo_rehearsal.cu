@@ -12,7 +12,16 @@ typedef struct {
     bool no_prefetch;  // of another system: a layer comes only in the pass that needs it
 } Plan;
 
-typedef struct { Prediction t; ZoLink link; } ZoTimes;
+// The share of a step that copies take.
+typedef struct {
+    double in, out;          // seconds that they would take, both ways busy
+    double exposed;          // by so many, a step is longer than its work for the GPU
+    bool hidden;             // less than a hundredth is exposed
+    const char *limit;       // "compute"; or what takes longer: "upload", "offload", "link" (both)
+    double hidden_from;      // tokens per pass from which they are hidden; INFINITY: never
+} Link;
+
+typedef struct { Prediction t; Link link; } ZoTimes;
 
 static double later(double a, double b) { return a > b ? a : b; }
 
@@ -57,6 +66,25 @@ static void come_in_their_pass(Rehearsal *q) {
     }
 }
 
+static Link link_in(const Rates *rates, const Plan *p, const Prediction *pred) {
+    int both[TAKES_KINDS] = {0};
+    both[TAKES_H2D] = both[TAKES_D2H] = 1;
+    double speed[TAKES_KINDS];
+    Link l;
+    machine_speeds(rates, both, speed);
+    l.in = pred->h2d_bytes / speed[TAKES_H2D];
+    l.out = pred->d2h_bytes / speed[TAKES_D2H];
+    l.exposed = pred->step - pred->compute - pred->other;
+    l.hidden = l.exposed < 0.01 * pred->step;
+    l.limit = l.hidden ? "compute" : l.in > 1.02 * l.out ? "upload"
+            : l.out > 1.02 * l.in ? "offload" : "link";
+    l.hidden_from = INFINITY;
+    if (!p->serial && !p->no_slots && !p->unfused)
+        l.hidden_from = (double)(p->B * p->T) * later(later(l.in, l.out) - pred->other, 0)
+                      / pred->compute;
+    return l;
+}
+
 static ZoTimes rehearse_plan(const Rates *rates, const Plan *p) {
     GPT2 *g = zo_new(&p->config, p->B, p->T);
     Run *r = ALLOC(Run, 1, "test");
@@ -75,7 +103,7 @@ static ZoTimes rehearse_plan(const Rates *rates, const Plan *p) {
     rehearsal_change = p->no_prefetch ? come_in_their_pass : NULL;
     x.t = gpt2_rehearse(g, r, rates, NULL);
     rehearsal_change = NULL;
-    x.link = zo_link(g, r, rates, &x.t);
+    x.link = link_in(rates, p, &x.t);
     model_forget(g);
     free(r);
     return x;
