@@ -11,8 +11,6 @@
 #include "queue.cuh"
 #include "../plan/trace.h"
 
-enum { TIMELINE_SPANS = 4096 };  // of one step
-
 typedef struct {
     TraceSpan span;
     cudaEvent_t begin, end;   // NULL until they are first needed
@@ -21,11 +19,11 @@ typedef struct {
     bool between;             // of no step
 } TimelineSlot;
 
-typedef struct { size_t step; int count; TimelineSlot *slot; } TimelineHalf;
+typedef struct { size_t step; int count, made; TimelineSlot *slot; } TimelineHalf;
 
 // Zeroed it is closed, and every function here does nothing.
 typedef struct Timeline {
-    bool open, told;          // told: that spans were dropped
+    bool open;
     bool between;             // spans that begin now are of an evaluation or a sample: they are
                               // traced, but not counted
     TimelineStep done;        // counters of the newest step that was read
@@ -43,7 +41,6 @@ static void timeline_open(Timeline *t, const char *file) {
     memset(t, 0, sizeof *t);
     t->doing = -1;
     if (file != NULL && !trace_open(&t->trace, file, &err)) die("%s", err.text);
-    for (int k = 0; k < 2; k++) t->half[k].slot = ALLOC(TimelineSlot, TIMELINE_SPANS, "timeline");
     CUDA(cudaEventCreate(&t->base));
     CUDA(cudaEventRecord(t->base, 0));
     CUDA(cudaEventSynchronize(t->base));
@@ -51,7 +48,7 @@ static void timeline_open(Timeline *t, const char *file) {
 }
 
 static TimelineSlot *timeline_slot(Timeline *t, int span) {
-    return &t->half[span / TIMELINE_SPANS].slot[span % TIMELINE_SPANS];
+    return &t->half[span % 2].slot[span / 2];
 }
 
 static void timeline_record(cudaEvent_t *e, cudaStream_t s) {
@@ -60,18 +57,15 @@ static void timeline_record(cudaEvent_t *e, cudaStream_t s) {
 }
 
 // Begins a span where stream s stands: after all that was put into it. row, name, number, bytes: as
-// in trace.h. Returns the span, -1 if there is no room, which is said once.
+// in trace.h. Returns the span; -1: the timeline is closed.
 static int timeline_begin(Timeline *t, int row, const char *name, size_t number, size_t bytes,
                           cudaStream_t s) {
     TimelineHalf *h = &t->half[t->now];
     if (rehearsal != NULL) rehearse_span(stream_number(s), row, name, number, bytes);
     if (!t->open) return -1;
-    if (h->count == TIMELINE_SPANS) {
-        if (!t->told)
-            fprintf(stderr, "tide: the timeline has room for %d spans a step; the others of step "
-                    "%zu are dropped\n", TIMELINE_SPANS, h->step);
-        t->told = true;
-        return -1;
+    if (h->count == h->made) {
+        h->slot = (TimelineSlot *)array_grow(h->slot, (size_t)h->made, sizeof *h->slot, "timeline");
+        memset(&h->slot[h->made++], 0, sizeof *h->slot);
     }
     TimelineSlot *slot = &h->slot[h->count];
     const TraceSpan span = {0, 0, row, name, number, bytes};
@@ -79,7 +73,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
     slot->ended = slot->began = false;
     slot->between = t->between;
     timeline_record(&slot->begin, s);
-    return t->now * TIMELINE_SPANS + h->count++;
+    return 2 * h->count++ + t->now;
 }
 
 // Ends it; before the next but one timeline_step().
@@ -191,13 +185,14 @@ static void timeline_close(Timeline *t) {
     timeline_read(t, &t->half[t->now]);
     if (t->trace.file != NULL && !trace_close(&t->trace, &err))
         fprintf(stderr, "tide: %s\n", err.text);
-    for (int i = 0; i < 2 * TIMELINE_SPANS; i++) {
-        TimelineSlot *slot = timeline_slot(t, i);
-        if (slot->begin != NULL) CUDA(cudaEventDestroy(slot->begin));
-        if (slot->end != NULL) CUDA(cudaEventDestroy(slot->end));
+    for (const TimelineHalf *h = t->half; h < t->half + 2; h++) {
+        for (int i = 0; i < h->made; i++) {
+            CUDA(cudaEventDestroy(h->slot[i].begin));
+            CUDA(cudaEventDestroy(h->slot[i].end));
+        }
+        free(h->slot);
     }
     CUDA(cudaEventDestroy(t->base));
-    for (int k = 0; k < 2; k++) free(t->half[k].slot);
     t->open = false;
 }
 
