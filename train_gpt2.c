@@ -656,16 +656,55 @@ static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32
     return sum / (double)g->B;
 }
 
-// From the head's gradient (made by gpt2_head) down to the embeddings. dx is the gradient of the
-// residual stream: every branch reads it, and adds its own part where it left the stream.
+// Runs the backward pass of layer l. g->dx is the gradient of the residual stream, first of the
+// layer's output, at the end of its input: every branch reads it, and adds its own part where it
+// left the stream.
+static void layer_backward(GPT2 *g, size_t l, bool accumulate) {
+    const GPT2Config *c = &g->config;
+    const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
+    const size_t NH = c->heads, NKV = config_kv(c), HS = config_head(c);
+    const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
+    const bool post = c->post_norm;
+    const LayerActs a = layer_acts(g, l);
+    const LayerWeights w = layer_weights(g, g->params, l), d = layer_weights(g, g->grads, l);
+    // gradients of the residual stream and in a branch
+    float *residual = post ? g->dc : g->dx, *branch = post ? g->dx : g->dc, *dwide = g->dwide;
+    if (post) {  // the gradient of a sum is made anew by its normalisation
+        memset(residual, 0, N * C * sizeof(float));
+        layernorm_backward(residual, d.ln_2_w, d.ln_2_b, branch, a.ln_2, w.ln_2_w, a.mean_2,
+                           a.rstd_2, N, C, accumulate);
+    }
+    // MLP branch: residual -> dact -> dfc -> dmlp_in -> residual
+    matmul_backward(dwide, M, d.fcproj_w, d.fcproj_b, residual, a.act, w.fcproj_w, N, F, C,
+                    accumulate);
+    activation_backward(dwide, a.fc, N, F, c->activation);
+    matmul_backward(branch, C, d.fc_w, d.fc_b, dwide, a.mlp_in, w.fc_w, N, C, M, accumulate);
+    if (post) {
+        residual_forward(branch, residual, N * C);
+        memset(residual, 0, N * C * sizeof(float));
+    }
+    layernorm_backward(residual, d.mid_w, d.mid_b, branch, a.mid, w.mid_w, a.mid_mean,
+                       a.mid_rstd, N, C, accumulate);
+    // attention branch: residual -> datty -> dqkv -> datt_in -> residual
+    matmul_backward(branch, A, d.attproj_w, d.attproj_b, residual, a.atty, w.attproj_w, N, A, C,
+                    accumulate);
+    attention_backward(dwide, branch, a.atty, a.lse, a.qkv, g->documents, g->scratch, B, T, NH,
+                       NKV, HS);
+    if (c->rope.theta > 0)
+        heads_backward(dwide, d.q_norm, d.k_norm, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
+                       g->documents, B, T, NH, NKV, HS, accumulate);
+    matmul_backward(branch, C, d.qkv_w, d.qkv_b, dwide, a.att_in, w.qkv_w, N, C, Q, accumulate);
+    if (post) residual_forward(branch, residual, N * C);  // dx again
+    else layernorm_backward(residual, d.ln_1_w, d.ln_1_b, branch, a.x, w.ln_1_w, a.mean_1,
+                            a.rstd_1, N, C, accumulate);
+}
+
+// From the head's gradient (made by gpt2_head) down to the embeddings.
 static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     const GPT2Config *c = &g->config;
-    const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T, L = c->layers;
-    const size_t NH = c->heads, NKV = config_kv(c), HS = config_head(c), E = c->embed;
-    const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
+    const size_t C = c->channels, B = g->B, T = g->T, N = B * T, L = c->layers, E = c->embed;
     const GPT2Table *t = &g->table;
-    float *dx = g->dx, *dc = g->dc, *dwide = g->dwide;
-    const bool post = c->post_norm;
+    float *dx = g->dx, *dc = g->dc;
     const float *last = g->acts.x + L * g->max_B * g->max_T * C;
     if (E > 0) {
         matmul_backward(dx, C, tensor(g, g->grads, t->project_out), NULL, dc, last,
@@ -676,41 +715,7 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
                            last, tensor(g, g->params, t->ln_f_w), g->mean_f, g->rstd_f, N, C,
                            accumulate);
     }
-    for (size_t l = L; l-- > 0 && !run_gives_up();) {
-        const LayerActs a = layer_acts(g, l);
-        const LayerWeights w = layer_weights(g, g->params, l), d = layer_weights(g, g->grads, l);
-        float *residual = dx, *branch = dc;  // gradients of the residual stream and in a branch
-        if (post) {  // the gradient of a sum is made anew by its normalisation
-            residual = dc;
-            branch = dx;
-            memset(residual, 0, N * C * sizeof(float));
-            layernorm_backward(residual, d.ln_2_w, d.ln_2_b, dx, a.ln_2, w.ln_2_w, a.mean_2,
-                               a.rstd_2, N, C, accumulate);
-        }
-        // MLP branch: residual -> dact -> dfc -> dmlp_in -> residual
-        matmul_backward(dwide, M, d.fcproj_w, d.fcproj_b, residual, a.act, w.fcproj_w, N, F, C,
-                        accumulate);
-        activation_backward(dwide, a.fc, N, F, c->activation);
-        matmul_backward(branch, C, d.fc_w, d.fc_b, dwide, a.mlp_in, w.fc_w, N, C, M, accumulate);
-        if (post) {
-            residual_forward(branch, residual, N * C);
-            memset(residual, 0, N * C * sizeof(float));
-        }
-        layernorm_backward(residual, d.mid_w, d.mid_b, branch, a.mid, w.mid_w, a.mid_mean,
-                           a.mid_rstd, N, C, accumulate);
-        // attention branch: residual -> datty -> dqkv -> datt_in -> residual
-        matmul_backward(branch, A, d.attproj_w, d.attproj_b, residual, a.atty, w.attproj_w, N, A, C,
-                        accumulate);
-        attention_backward(dwide, branch, a.atty, a.lse, a.qkv, g->documents, g->scratch, B, T, NH,
-                           NKV, HS);
-        if (c->rope.theta > 0)
-            heads_backward(dwide, d.q_norm, d.k_norm, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
-                           g->documents, B, T, NH, NKV, HS, accumulate);
-        matmul_backward(branch, C, d.qkv_w, d.qkv_b, dwide, a.att_in, w.qkv_w, N, C, Q, accumulate);
-        if (post) residual_forward(branch, residual, N * C);  // dx again
-        else layernorm_backward(residual, d.ln_1_w, d.ln_1_b, branch, a.x, w.ln_1_w, a.mean_1,
-                                a.rstd_1, N, C, accumulate);
-    }
+    for (size_t l = L; l-- > 0 && !run_gives_up();) layer_backward(g, l, accumulate);
     // A tied head has just written its part of dwte; the embeddings add theirs.
     float *dwte = tensor(g, g->grads, t->wte), *dwpe = tensor(g, g->grads, t->wpe);
     if (!accumulate && dwpe != NULL) memset(dwpe, 0, t->tensors[t->wpe].size * sizeof(float));
