@@ -283,7 +283,6 @@ static const Refused *refused_rows(size_t *count) {
     ROW("rates", "h2d nan", "not a name and a number"),
     ROW("rates", "h2d inf", "not a name and a number"),
     ROW("rates", "h2d 5GB", "not a name and a number"),
-    ROW("rates", "host_gpus 1e-3", "line 1: host_gpus: it is no whole number"),
     ROW("rates", "\rwarp 1", "line 1: warp: no such rate"),
     ROW("rates", "h2d: 1", "h2d:: no such rate"),
     // command lines

@@ -71,8 +71,6 @@ static bool rates_load(Rates *rates, const char *path, Error *err) {
         else if (seen[i]) wrong = "it comes twice";
         else if (words != 2 || *end != '\0' || !isfinite(number) || number < 0)
             wrong = "not a name and a number from 0 on; a comment begins with #";
-        else if (strcmp(rate_fields[i].unit, "GPUs") == 0 && number != floor(number))
-            wrong = "it is no whole number";
         else {
             *rate_at(rates, i) = number;
             seen[i] = any = true;
