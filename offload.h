@@ -33,8 +33,8 @@ typedef struct {
     double share;        // share of the bytes that are not resident which visits the GPU
     size_t subgroup;     // elements; 0: layers, in equal parts of at most SUBGROUP_PARAMETERS
     int slots;           // rooms on the GPU for visiting state; 0: auto, LEAST_SLOTS until settled
-    int places;          // places on the GPU in which layers' gradients are made in turns, unless
-                         // they wait there for the update; 0: auto, LEAST_PLACES until settled
+    int grad_rooms;      // rooms on the GPU in which layers' gradients are made in turns, unless
+                         // they wait there for the update; 0: auto, LEAST_ROOMS until settled
     int kept_grads;      // visiting pieces, from the arena's begin on, whose gradients wait on the
                          // GPU, not on the host: backward makes those last, and the update needs
                          // them first, but for `early`. -1: as many as fit; none until settled
@@ -47,21 +47,16 @@ typedef struct {
     bool wire_f32;       // gradients cross the link as fp32
     int streamed;        // layers whose weights are stored on the host, and copied for each use:
                          // first of all the layers without residents
-    int ring;            // rooms that such layers' weights, in ZeRO-3 all layers', take turns in;
-                         // 0: auto, LEAST_PLACES until settled
+    int weight_rooms;    // rooms that such layers' weights, in ZeRO-3 all layers', take turns in;
+                         // 0: auto, LEAST_ROOMS until settled
 } OffloadChoice;
 
-enum { LEAST_SLOTS = 3, LEAST_PLACES = 2, KEEP_ALL = 1 << 20 };
+enum { LEAST_SLOTS = 3, LEAST_ROOMS = 2, KEEP_ALL = 1 << 20 };
 
-// Returns the number of slots: `chosen` (0: auto), but never more than there are visits.
-static int slots_of(int chosen, int visits) {
-    const int n = chosen > 0 ? chosen : LEAST_SLOTS;
-    return n < visits ? n : visits;
-}
-
-static int places_of(int chosen, int layers) {
-    const int n = chosen > LEAST_PLACES ? chosen : LEAST_PLACES;
-    return n < layers ? n : layers;
+// Returns the number of rooms: `chosen` (0: auto), but never more than there are tenants.
+static int rooms_of(int chosen, int least, int tenants) {
+    const int n = chosen > 0 ? chosen : least;
+    return n < tenants ? n : tenants;
 }
 
 enum { PIECE_HOST,       // state on the host, updated by the CPU

@@ -28,12 +28,12 @@
 //   host piece  a piece whose state is on the host, and which the CPU updates
 //   visitor     a piece whose state is on the host, and which the GPU updates: each step copies the
 //               state to the GPU and back
+//   room        memory that is filled and freed in turn, with an event for each (Rooms): a gradient
+//               is made in one; weights that are not on the GPU are copied to one before each use
+//   slot        a room for a visitor's state
+//   landing     one of two rooms on the host for gradients that the worker adds to a sum
 //   chosen      ZenFlow (zenflow.h): the columns of a segment that the GPU updates in every step;
 //   late        the CPU updates all others when a window of steps closes
-//   slot        room on the GPU for one visitor's state
-//   place       room for one segment's gradient while backward makes it
-//   landing     one of two rooms on the host for a gradient that the worker adds to the sum of the
-//               micro-batches
 //   worker      the thread that does the CPU's work, in a stream of its own (host.cuh)
 //   zo          zeroth-order training, without a backward pass (tide/gpu/zo.cuh)
 
@@ -91,7 +91,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
 // Runs the backward pass of layer l. g->dx is the gradient of the residual stream, first of the
 // layer's output, at the end of its input: every branch reads it, and adds its own part where it
 // left the stream. The sums of its columns are a bias's gradient, and made where it is written. For
-// fcproj's bias that is the segment above, when this layer's gradient has no place yet: scratch
+// fcproj's bias that is the segment above, when this layer's gradient has no room yet: scratch
 // keeps them until now.
 static void layer_backward(GPT2 *g, size_t l) {
     const GPT2Config *c = &g->config;
@@ -263,9 +263,9 @@ static void backward_segment(GPT2 *g, size_t s) {
 //         [compute] wait until it is updated (GPU) and its new weights are back (CPU); forward
 //     [compute] the head: logits, loss, and their gradient
 //     for each segment, from the last to the first:
-//         [compute] wait until its place is free; make its gradient there
+//         [compute] wait until its room is free; make its gradient there
 //         [sums]    the gradient's share of the norm
-//         [out]     copy to the host what waits there for the update; the place is free
+//         [out]     copy to the host what waits there for the update; the room is free
 //     the host waits for loss and norm
 //     for each piece, as the next forward pass needs them, all at once:
 //         resident    [update] AdamW
@@ -294,22 +294,23 @@ static void backward_segment(GPT2 *g, size_t s) {
 //   updated[s]        out              (s on the host) is copied back      weights, ranks
 //   returned[s]       back             it has the CPU's new weights of s   compute, weights, ranks
 //   returned[s]       host             ZenFlow, s on the host: are made    weights
-//   arrived[s]        weights          s is in its room of the ring        compute, ranks
-//   ring_free[i]      compute          room i of the ring is free again    weights, ranks
+//   weight_rooms.full[i]  weights      weights are in room i               compute, ranks
+//   weight_rooms.free[i]  compute      room i is free again                weights, ranks
 //   gathered[s]       ranks            it has all ranks' new weights of s  compute
-//       (ZeRO: compute waits for this event alone, and ranks waits for updated, returned, arrived)
-//   grad_ready[s]     compute          backward has made s's gradient      sums, ranks
+//       (ZeRO: compute waits for this event alone, and ranks waits for updated, returned and full)
+//   grad_rooms.full[i]  compute        backward has made a gradient in it  sums, ranks
 //   reduced[s]        ranks            it is summed over the ranks         sums, compute*
-//   grad_left[place]  sums, pack, out  all have read the gradient in it    compute
-//   packed_free[i]    out              ZenFlow: packed buffer i is copied  pack
+//   grad_rooms.free[i]  sums, pack, out  all have read the gradient        compute
+//   packed.free[i]    out              ZenFlow: packed gradients are copied  pack
 //   grad_arrived[s]   out, host        the gradient of s is on the host    host, fetch, compute*
-//   room_free[i]      host             the worker has read landing i       out
+//   landings.full[i]  out              a micro-batch's gradient is in it   host
+//   landings.free[i]  host             the worker has read it              out
 //       (ZenFlow: the host's gradient of s)
 //   computed[s]       host             ZenFlow: s's late update is made    back, host
 //   result_free[s]    back, host       ZenFlow: its result is copied       host
 //   step_left         sums, ranks      loss and norm are on the host       main
-//   slot_full[slot]   fetch            all that a visitor needs is in it   update
-//   slot_free[slot]   out              its state is on the host again      fetch: the next one
+//   slots.full[i]     fetch            all that a visitor needs is in it   update
+//   slots.free[i]     out              its state is on the host again      fetch: the next one
 //   copied            compute          a micro-batch's tokens are there    main: fills the next
 //
 // Zeroth order has these beside; k: a part of a layer (zo.cuh).
@@ -338,7 +339,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
     upload(g, g->turn, inputs, targets, begins, B, T, g->compute);
     g->documents = g->staging[g->turn].begins;
     for (size_t s = 0; s < (size_t)g->segments; s++) {
-        weights_use(g, s, 1);
+        weights_use(g, (int)s, 1);
         compute_span(g, "wait", s);
         if (g->zero != NULL || g->segment[s].on_host) {
             stream_wait(g->compute, weights_event(g, s));
@@ -352,42 +353,45 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
     }
     // The head may write its gradient where the tail's is made, once the one before has left.
     if (g->training && head_in_place(g))
-        stream_wait(g->compute, g->grad_left[g->segment[g->segments - 1].place]);
+        stream_wait(g->compute, g->grad_rooms.free[g->segment[g->segments - 1].grad_room]);
 }
 
 // Copies to the host, in stream `out`, the part of segment s's gradient that waits for its update
 // there; the caller has ordered `out` behind the gradient. A landing must be free first, and the
 // worker adds it to the sum. Without landings and ZenFlow nothing waits here for the host's buffer:
 // its reader was the last update. The CPU's is before returned[s], a visitor's copy before
-// slot_full, hence before updated[s]. Forward of s has waited for both; this gradient is later.
+// slots.full, hence before updated[s]. Forward of s has waited for both; this gradient is later.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
-    floatX *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
+    Rooms *landings = &g->landings;
     const bool lands = g->lands;
-    const size_t room = lands ? (size_t)g->landing_turn : s;
+    const int room = lands ? landings->turn : (int)s;
+    floatX *landing = (floatX *)room_at(landings, room);
     const size_t bytes = lands ? sizeof(floatX) : g->host_grad_bytes;  // of an element
     Timeline *t = &g->timeline;
-    if (lands || g->zen != NULL) stream_wait(g->out, g->room_free[room]);
+    if (landings->count > 0) stream_wait(g->out, landings->free[room]);
     const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, seg->leaving * bytes, g->out);
     for (const Piece *p = seg->first; p < seg->end; p++) {
         if (p->leaves == NULL) continue;
-        const void *from = p->kind == PIECE_LATE ? zen_packed(g->zen) : p->leaves;
+        const void *from = p->leaves;
+        if (g->zen != NULL) from = room_at(&g->zen->packed, g->zen->packed.turn);
         void *to = lands ? landing + (p->at - seg->own_at) : p->host_grad;
         if (g->wire == NULL) copy_out(g, to, from, p->length * bytes);
         else copy_out_wide(g, (float *)to, (const floatX *)from, p->length);
     }
     timeline_end(t, leaving, g->out);
     if (g->zen != NULL) {
-        event_record(g->zen->packed_free[g->zen->packing], g->out);
-        g->zen->packing = 1 - g->zen->packing;
+        event_record(g->zen->packed.free[g->zen->packed.turn], g->out);
+        rooms_turn(&g->zen->packed);
     }
     if (lands) {
-        order(g, g->out, g->host.stream);
+        event_record(landings->full[room], g->out);
+        stream_wait(g->host.stream, landings->full[room]);
         for (const Piece *p = seg->first; p < seg->end; p++)
             if (p->leaves != NULL)
                 host_adds(g, p, s, landing + (p->at - seg->own_at), accumulate, last);
-        event_record(g->room_free[room], g->host.stream);
-        g->landing_turn = 1 - g->landing_turn;
+        event_record(landings->free[room], g->host.stream);
+        rooms_turn(landings);
     }
     event_record(g->grad_arrived[s], lands ? g->host.stream : g->out);
 }
@@ -417,7 +421,7 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
         order(g, g->ready_in, g->out);
         gradient_to_host(g, s, accumulate, last);
     }
-    event_record(g->grad_left[seg->place], leaves ? g->freed_in : g->sums);
+    event_record(g->grad_rooms.free[seg->grad_room], leaves ? g->freed_in : g->sums);
     if (g->no_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
         stream_wait(g->compute, leaves ? g->grad_arrived[s] : g->zero->reduced[s]);
@@ -425,13 +429,13 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
 }
 
-// Copies a visitor's state into its slot, once slot_free says that the slot is empty. Stream `out`
+// Copies a visitor's state into its slot, once slots.free says that the slot is empty. Stream `out`
 // runs in order, so the visitor's own write-back of the last step is complete by then.
 static void visitor_fetch(GPT2 *g, int visit) {
     const Visitor *v = &g->visits[visit];
     const Piece *p = v->piece;
     g->fetched = visit + 1;
-    stream_wait(g->fetch, g->slot_free[v->slot]);
+    stream_wait(g->fetch, g->slots.free[v->slot]);
     const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", v->number, v->bytes,
                                     g->fetch);
     for (int k = FIRST_STATE; k < 3; k++)
@@ -439,24 +443,24 @@ static void visitor_fetch(GPT2 *g, int visit) {
                 g->fetch);
     if (v->weight_bytes > 0) copy_in(g, v->here.params, p->weights, v->weight_bytes, g->fetch);
     timeline_end(&g->timeline, span, g->fetch);
-    event_record(g->slot_full[v->slot], g->fetch);
+    event_record(g->slots.full[v->slot], g->fetch);
 }
 
 // Runs the backward pass, from the head's gradient down to the embeddings. `accumulate`: this is
 // not the step's first micro-batch; `last`: it is the last one. No segment's gradient is made
-// before its place is free, and each is handled as soon as it is complete.
+// before its room is free, and each is handled as soon as it is complete.
 static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     const size_t L = g->config.layers;
     if (last && g->pieces.visits > 0) {
         // The first visitors' state does not depend on the gradient. For speed alone, weights that
         // forward still waits for get the link first.
         order(g, g->compute, g->fetch);
-        while (g->fetched < g->slot_count) visitor_fetch(g, g->fetched);
+        while (g->fetched < g->slots.count) visitor_fetch(g, g->fetched);
     }
     for (size_t s = (size_t)g->segments; s-- > 0;) {
         const Segment *seg = &g->segment[s];
-        weights_use(g, s, -1);
-        if (seg->ring >= 0) {  // they may be gone
+        weights_use(g, (int)s, -1);
+        if (seg->weight_room >= 0) {  // they may be gone
             compute_span(g, "wait", s);
             stream_wait(g->compute, weights_event(g, s));
         }
@@ -465,12 +469,12 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
             recompute(g, s - 1);
         }
         compute_span(g, "wait", s);
-        stream_wait(g->compute, g->grad_left[seg->place]);
+        stream_wait(g->compute, g->grad_rooms.free[seg->grad_room]);
         compute_span(g, "backward", s,
                      seg->own * (g->sums_on_gpu ? g->waiting_bytes : sizeof(floatX)));
         backward_segment(g, s);
         compute_span(g, NULL, 0);
-        event_record(g->grad_ready[s], g->compute);
+        event_record(g->grad_rooms.full[seg->grad_room], g->compute);
         if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
         gradient_complete(g, s, accumulate, last);
     }
@@ -538,10 +542,10 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
         const int span = timeline_begin(t, ROW_FETCH, "fetch", v->number, grad_bytes, g->fetch);
         copy_in(g, v->here.grad, p->host_grad, grad_bytes, g->fetch);
         timeline_end(t, span, g->fetch);
-        event_record(g->slot_full[v->slot], g->fetch);
+        event_record(g->slots.full[v->slot], g->fetch);
     }
     // an event, not order(), which would also wait for the next visitors' copies
-    stream_wait(g->update, g->slot_full[v->slot]);
+    stream_wait(g->update, g->slots.full[v->slot]);
     update_on_gpu(g, &v->here, v->number, step);
     order(g, g->update, g->out);
     const int flushing = timeline_begin(t, ROW_FLUSH, "flush", v->number, v->bytes, g->out);
@@ -549,7 +553,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
         copy_out(g, p->state[k], v->here.state[k], p->length * g->state_bytes[p->kind][k]);
     if (v->weight_bytes > 0) copy_out(g, p->weights, v->here.params, v->weight_bytes);
     timeline_end(t, flushing, g->out);
-    event_record(g->slot_free[v->slot], g->out);
+    event_record(g->slots.free[v->slot], g->out);
 }
 
 // Queues one AdamW step (adam.h) over everything that this process owns: first the segments that
@@ -614,7 +618,7 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     if (g->zen != NULL) zen_begin(g, zen_rates(&r->o, step), loss_scale);
     gpt2_update(g, &adam);
     r->open = g->zen != NULL && zen_is_open(&g->zen->config, &g->zen->clock);
-    if (g->updates_alone) {
+    if (g->no_overlap) {
         compute_span(g, "wait", 0);
         gpt2_update_wait(g);
         compute_span(g, NULL, 0);
@@ -711,10 +715,7 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     g->config = r->config;
     g->table = r->table;
-    const char *alone = getenv("TIDE_NO_OVERLAP");  // one half of --no-overlap, to compare speeds
-    if (alone == NULL) alone = "";
-    g->no_overlap = o->no_overlap || strcmp(alone, "gradients") == 0;
-    g->updates_alone = o->no_overlap || strcmp(alone, "updates") == 0;
+    g->no_overlap = o->no_overlap;
     g->host_threads = (int)o->threads;
     g->packed = r->packed;
     if (r->words) {

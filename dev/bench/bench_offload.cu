@@ -153,7 +153,6 @@ int main(int argc, char **argv) {
     rates_measure(&rates, &queue, tiny ? 0.2 : 3);
     host_queue_close(&queue);
     rates_write(stdout, &rates);
-    calibrate_print(stdout, &rates);
 
     printf("\n%zu layers of %zu channels\n%-28s %6s %6s %8s %8s %8s %8s %6s  %-14s %6s %6s\n",
            config.layers, config.channels, "", "visit%", "stay%", "best ms", "ms", "Gpar/s",

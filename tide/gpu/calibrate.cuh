@@ -1,7 +1,6 @@
 // calibrate.cuh: measures the rates of rates.h on the machine at hand, in a second or two: what the
 // link, host memory, the cores and the GPU do alone, and what is left when all work at once.
 //   rates_measure()    all that one process can measure
-//   calibrate_print()  what Eq. 1 and the bound make of them
 //
 // Every rate is the median of several runs, between two events of the stream that does the work.
 // Nothing knows how fast the machine is: work grows fourfold until it takes long enough, so that
@@ -230,8 +229,8 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     c->out = stream_make("out", false);
     CUDA(cudaEventCreate(&c->start));
     CUDA(cudaEventCreateWithFlags(&c->end, cudaEventBlockingSync));  // see host_queue_open()
-    own(event_free, c->start);
-    own(event_free, c->end);
+    owner_add(event_free, c->start);
+    owner_add(event_free, c->end);
     owner_end();
     memset(c->state.grad, 0x3c, 2 * n);  // 0.0115: zeros may be faster to divide
     CUDA(cudaMemsetAsync(c->gpu, 0x3c, 2 * c->chunk, c->in));
@@ -287,30 +286,6 @@ static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     for (int i = 0; i < PAIRS; i++) gpu_free(gpu_alloc(bytes, "calibration"));
     rates->gpu_alloc = PAIRS * (double)bytes / fmax(seconds_now() - begin, 1e-9);
     rates->host_gpus = ranks.local_world;
-}
-
-// What follows from the rates: the speed of an update with bf16 on the wire, gradients of
-// GPU-updated parameters on the GPU, the others' gone to the host during the backward pass.
-static void calibrate_print(FILE *f, const Rates *rates) {
-    const UpdateBytes bytes = {.grad = 2, .weight = 2, .kept_grads = 1, .state = 10};
-    const double k = eq1_stride(rates);
-    if (isfinite(k))
-        fprintf(f, "Eq. 1: k = %.2f; on the GPU 1/(k+1) = %.0f %% as derived, 1/k = %.0f %% as in "
-                "Algorithm 1\n", k, 100 / (k + 1), 100 / fmax(k, 1));
-    else
-        fprintf(f, "Eq. 1: %s\n", isnan(k) ? "the link or the host is not known"
-                                           : "the CPU is faster than the link: nothing to the GPU");
-    const struct { const char *name; double share; } splits[] = {
-        {"all on the CPU", 0}, {"all on the GPU", 1},
-        {"Eq. 1's split", isnan(k) ? -1 : 1 / (1 + k)},
-            {"the best split", best_share(rates, &bytes)}};
-    for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
-        char limit[40];
-        const double share = splits[i].share, bound = update_bound(rates, &bytes, share, limit);
-        if (share < 0 || !(bound > 0)) continue;
-        fprintf(f, "%-15s %5.1f %% on the GPU: at most %.3g G parameters/s, bound by %s\n",
-                splits[i].name, 100 * share, 1e-9 / bound, limit);
-    }
 }
 
 #endif

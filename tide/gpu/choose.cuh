@@ -410,33 +410,11 @@ static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limi
     return least;
 }
 
-// Ends a run that does not fit. Says with how much memory it would, at least, and prints that plan;
-// says with which other options it would. All of this is tried.
-static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
-    char text[1000] = "", half[24];
-    FILE *f = fmemopen(text, sizeof text, "w");
-    if (f == NULL) fail("out of memory: options");
-    r->o.plan = true;  // for this rank alone: the others may go on
+// Says with which other options a run would fit; all are tried. Returns whether there are any.
+static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates, FILE *f) {
     const Run asked = *r;
-    OffloadLeast need = choose_least(g, r, limit, host_limit, rates);
-    const bool both = need.gpu == SIZE_MAX && need.host == SIZE_MAX;
-    if (both) {
-        need.gpu = choose_least(g, r, 0, SIZE_MAX, rates).gpu;
-        need.host = choose_least(g, r, need.gpu, SIZE_MAX, rates).host;
-    }
-    if (need.gpu == SIZE_MAX && need.host == SIZE_MAX)
-        die("--weights host: the state of every layer is on the GPU, and so are its weights: take "
-            "a smaller --resident");
-    for (int host = 1; host >= 0; host--) {
-        const size_t bytes = host ? need.host : need.gpu, there = host ? host_limit : limit;
-        if (bytes == SIZE_MAX) continue;
-        if (!host && need.host < SIZE_MAX) fprintf(f, both ? ", and " : ", or ");
-        fprintf(f, "%s of %s memory and %s are there (%s)", size_text(bytes, true).text,
-                host ? "host" : "GPU", size_text(there, false).text,
-                host ? "available, or --host-memory" : "free, or --gpu-memory");
-    }
-    const size_t gpu = both || need.host == SIZE_MAX ? need.gpu : limit;
-    const size_t host = need.host == SIZE_MAX ? host_limit : need.host;
+    char half[24];
+    size_t gpu = SIZE_MAX;
     const char *const ways[][4] = {
         {"batch", "1"}, {"seq", half}, {"moments", "bf16"}, {"recompute", "auto"},
         {"offload", "auto"}, {"weights", "auto"}, {"zero", "auto"}, {"slots", "auto"},
@@ -455,18 +433,48 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
         r->B = r->o.batch;
         if (way == ways[1]) r->T = r->o.seq;
         if (r->o.resume) r->o.accum = asked.o.accum * asked.B / r->B;
-        if (fits) need = choose_least(g, r, limit, host_limit, rates);
-        if (fits && need.gpu < SIZE_MAX && need.gpu <= limit) {
+        if (fits) gpu = choose_least(g, r, limit, host_limit, rates).gpu;
+        if (fits && gpu < SIZE_MAX && gpu <= limit) {
             fprintf(f, "%s --%s %s", joint, way[0], way[1]);
             if (way[2] != NULL) fprintf(f, " --%s %s", way[2], way[3]);
             joint = ", or with";
         }
         *r = asked;
     }
+    return joint != first;
+}
+
+// Ends a run that does not fit. Says with how much memory it would, at least, and prints that plan;
+// says with which other options it would.
+static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+    char text[1000] = "";
+    FILE *f = fmemopen(text, sizeof text, "w");
+    if (f == NULL) fail("out of memory: options");
+    r->o.plan = true;  // for this rank alone: the others may go on
+    OffloadLeast need = choose_least(g, r, limit, host_limit, rates);
+    const bool both = need.gpu == SIZE_MAX && need.host == SIZE_MAX;
+    if (both) {
+        need.gpu = choose_least(g, r, 0, SIZE_MAX, rates).gpu;
+        need.host = choose_least(g, r, need.gpu, SIZE_MAX, rates).host;
+    }
+    if (need.gpu == SIZE_MAX && need.host == SIZE_MAX)
+        die("--weights host: the state of every layer is on the GPU, and so are its weights: take "
+            "a smaller --resident");
+    for (int host = 1; host >= 0; host--) {
+        const size_t bytes = host ? need.host : need.gpu, there = host ? host_limit : limit;
+        if (bytes == SIZE_MAX) continue;
+        if (!host && need.host < SIZE_MAX) fprintf(f, both ? ", and " : ", or ");
+        fprintf(f, "%s of %s memory and %s are there (%s)", size_text(bytes, true).text,
+                host ? "host" : "GPU", size_text(there, false).text,
+                host ? "available, or --host-memory" : "free, or --gpu-memory");
+    }
+    const bool other = refuse_ways(g, r, limit, host_limit, rates, f);
+    const size_t gpu = both || need.host == SIZE_MAX ? need.gpu : limit;
+    const size_t host = need.host == SIZE_MAX ? host_limit : need.host;
     fclose(f);
     choose(g, r, gpu, host, rates);
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
-    bool mezo = joint == first && g->training && r->world == 1 && !r->o.resume
+    bool mezo = !other && g->training && r->world == 1 && !r->o.resume
              && r->o.dump == NULL
              && (r->o.offload == OFFLOAD_NONE || !option_given(&r->o, "offload"));
     for (int i = 0; i < OPTION_COUNT; i++)  // MeZO would refuse it
@@ -528,7 +536,7 @@ static size_t settle(GPT2 *g, Run *r) {
     Rates rates = {};
     if (!choose(g, r, limit, host_limit, &rates)) refuse(g, r, limit, host_limit, &rates);
     if (zero_stage(g->zero) == 3 && !o->plan) {  // the ranks gather in one order
-        g->choice.ring = (int)zero_least((size_t)g->ring, r->world);
+        g->choice.weight_rooms = (int)zero_least((size_t)g->weight_rooms.count, r->world);
         gpt2_place(g);
     }
     if (r->training && (o->rates != NULL || (o->plan && limits.here)))
@@ -556,7 +564,7 @@ static size_t settle(GPT2 *g, Run *r) {
     return planned;
 }
 
-// --calibrate: the rates, what follows from them, and the rates into the file --rates.
+// --calibrate: the rates, on the screen and into the file --rates.
 static int calibrate(const Run *r, const Steps *steps) {
     const Options *o = &r->o;
     Rates rates = {};
@@ -574,7 +582,6 @@ static int calibrate(const Run *r, const Steps *steps) {
            r->T, 1e-12 * rates.gpu_flops, 1e-12 * rates.gpu_attention);
     if (ranks.rank > 0) return 0;
     rates_write(stdout, &rates);
-    calibrate_print(stdout, &rates);
     host_queue_close(&queue);
     if (o->rates == NULL) return 0;
     Error err;

@@ -60,27 +60,47 @@ static void layer_order(LayerActs *a, const GPT2Config *c) {
 
 typedef LAYER_WEIGHTS(floatX) LayerWeights;
 
+// Rooms: memory that is filled and freed in turn. Who fills room i waits for free[i] before, and
+// records full[i] behind; who reads it waits for full[i], and the last reader records free[i].
+typedef struct {
+    int count;                  // rooms whose tenants take turns; and
+    int apart;                  // behind them, rooms that have one tenant for good
+    int turn;                   // the one that is filled next
+    size_t bytes;               // of one
+    char *memory;               // (count, bytes), unless they are in other memory
+    cudaEvent_t *full, *free;   // (count + apart)
+} Rooms;
+
+// Makes the events.
+static void rooms_make(Rooms *r) {
+    r->full = events_make((size_t)(r->count + r->apart));
+    r->free = events_make((size_t)(r->count + r->apart));
+}
+
+static char *room_at(const Rooms *r, int i) { return r->memory + (size_t)i * r->bytes; }
+static void rooms_turn(Rooms *r) { r->turn = (r->turn + 1) % r->count; }
+
 // A segment is one contiguous range of the arena: 0 the embeddings, 1 .. L the layers, L + 1 the
 // tail (ln_f, and an untied head). Backward completes their gradients from the last to the first.
-// With ZeRO (zero.h) a segment is dealt out to the ranks in shards of equal room; else the only
+// With ZeRO (zero.h) a segment is dealt out to the ranks in shards of equal length; else the only
 // shard is the segment. "own" means this rank's shard. All in elements.
 typedef struct {
     size_t at, length;    // in the arena
-    size_t cut, room;     // of a shard (0: they differ); of all shards together
+    size_t cut, padded;   // of a shard (0: they differ); of all shards together
     size_t own_from;      // where the own shard begins in the arena
     size_t own_at, own;   // where it begins in the shard space (model.h), and its length
     size_t param_at;      // in GPT2.params: the weights
     size_t own_param_at;  // the own shard of them, which ZeRO-3 keeps elsewhere
     size_t grad_at;       // in GPT2.grads: where backward makes the gradient
-    int place;            // number of that place; segments may take turns in one
-    int ring;             // room that its weights come to when they are used; -1: they stay
+    int grad_room;        // number of that room; segments may take turns in one
+    int weight_room;      // of the one that its weights come to when they are used; -1: they stay
     bool on_host;         // its weights are on the host
     const Piece *first, *end;  // its pieces (offload.h), if it has any
     size_t leaving;       // of its gradient: what waits for the update on the host
 } Segment;
 
-// A visitor. A slot has room for one visitor's state; for its weights, if they are on the host; and
-// for its gradient, if that was copied to the host.
+// A visitor. A slot is a room for one visitor's state; for its weights, if they are on the host;
+// and for its gradient, if that was copied to the host.
 typedef struct {
     const Piece *piece;
     Piece here;           // the same, with its addresses on the GPU
@@ -143,11 +163,15 @@ struct GPT2 {
     Pieces pieces;
     Visitor *visits;            // the visiting ones among them, in the order of their updates
     int fetched;                // of them: whose way in is queued, in this step
-    int slot_count;             // slots for visitors
-    int places;                 // where layers' gradients are made in turn, unless in_place
+    Rooms slots;                // on the GPU for visitors: see Visitor
+    Rooms grad_rooms;           // in `grads`: where gradients are made, layers' in turn
+    Rooms weight_rooms;         // in `params`: for layers' weights, shortly before each use
+    int *tenant;                // per weight room: 1 + the segment whose weights are there; 0: none
+    Rooms landings;             // on the host for gradients that the worker adds to a sum; those
+                                // of ZenFlow are host_grads, one room a segment
     bool offloaded;             // some state lives on the host
     bool sums_on_gpu;           // of several micro-batches, all gradients are summed on the GPU
-    bool lands;                 // or, those that leave, on the host, which they reach in landings
+    bool lands;                 // or, those that leave, on the host, by the worker
     size_t waiting_bytes;       // of an element of a gradient that waits for the update on the GPU,
     size_t host_grad_bytes;     // and on the host
     size_t state_bytes[PIECE_KINDS][3];  // by kind, of an element of what masters are besides the
@@ -155,14 +179,11 @@ struct GPT2 {
     size_t piece_bytes[PIECE_KINDS];     // and of all three
     bool in_place;              // gradients wait for the update where backward makes them
     size_t grads_over_acts;     // elements that wait where activations were: see layer_acts()
-    bool no_overlap;            // backward waits until each gradient has left
-    bool updates_alone;         // forward waits for the whole update
+    bool no_overlap;            // backward waits until each gradient has left, forward for the
+                                // whole update
     int weights;                // --weights, as far as there is a choice
     int streamed;               // layers whose weights live on the host
-    int ring;                   // rooms that layers' weights take turns in
-    int *tenant;                // per such place: 1 + the segment whose weights are there; 0: none
     size_t param_elements, grad_elements;  // of `params` and `grads`
-    size_t slot_weights;        // bytes of an element of weights in a visitor's slot
     size_t weights_on_host;     // elements
     int host_threads;           // 0: as host_queue_open() finds
     size_t moved_in, moved_out; // bytes over the link in this step
@@ -172,13 +193,9 @@ struct GPT2 {
     cudaStream_t weights_in;    // the table's `weights`
     HostQueue host;             // AdamW on the host, in a stream of its own
     cudaStream_t ready_in;      // behind which a gradient is copied to the host,
-    cudaStream_t freed_in;      // and which then reads its place last
+    cudaStream_t freed_in;      // and which then reads its room last
     cudaEvent_t handover;       // recorded wherever one stream hands over to another
-    cudaEvent_t *grad_ready, *grad_arrived, *updated, *returned, *arrived;  // per segment
-    cudaEvent_t *grad_left;     // per place of gradients
-    cudaEvent_t *room_free;     // per landing, or segment
-    cudaEvent_t *slot_free, *slot_full;  // per slot
-    cudaEvent_t *ring_free;     // per room of weights
+    cudaEvent_t *grad_arrived, *updated, *returned;  // per segment
     cudaEvent_t step_left;
     Words words;
     ZenFlow *zen;               // --offload zenflow; else NULL
@@ -192,15 +209,12 @@ struct GPT2 {
     int segments;
     Segment *segment;
     size_t blocks;              // of the gradient norm
-    size_t longest_segment;     // elements, of those with a part that waits on the host
-    int landing_turn;           // the landing that is used next
     // GPU memory.
     floatX *params;                              // what forward and backward use; see Segment
     void *state[3];                              // of residents: master_low() (chosen: fp32), and
                                                  // m and v, as on the host in fp32 or bf16
     floatX *grads;                               // the micro-batch's gradients; see Segment
     void *waiting;                               // gradients for the update; see Piece
-    char *slots;                                 // (slots, longest visit): see Visitor
     float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
     float *dwte;                                 // (Vp, E): the head's gradient and wte's, in fp32,
                                                  // unless head_in_place()
@@ -223,7 +237,6 @@ struct GPT2 {
     void *host_state[3];                         // state of the pieces that are not resident
     void *host_grads;                            // gradients for the update; see Piece
     floatX *host_weights;                        // that the CPU updates, or that live here
-    floatX *landing;                             // (2, longest segment), if the host sums gradients
     Staging staging[STAGINGS];
     int turn;                                    // the staging in use
     TokenOrder by_token, by_position;               // of the inputs and their positions, on the GPU
@@ -379,29 +392,23 @@ static void pieces_point(GPT2 *g) {
     }
 }
 
-// Room for one visitor.
-static size_t slot_bytes(const GPT2 *g) {
-    const size_t grad = g->choice.kept_grads < g->pieces.visits ? g->host_grad_bytes : 0;
-    return g->pieces.longest_visit * (g->piece_bytes[PIECE_VISIT] + g->slot_weights + grad);
-}
-
-// Sets each visitor's sizes and places on the GPU, once there is memory.
+// Sets each visitor's sizes and addresses on the GPU, once there is memory.
 static void visitors_point(GPT2 *g) {
     for (int i = 0; i < g->pieces.visits; i++) {
         Visitor *v = &g->visits[i];
         const Piece *p = v->piece;
         v->number = (size_t)(p - g->pieces.pieces);
-        v->slot = i % g->slot_count;
+        v->slot = i % g->slots.count;
         v->weight_bytes = g->segment[p->segment].on_host ? p->length * sizeof(floatX) : 0;
         v->bytes = p->length * g->piece_bytes[PIECE_VISIT] + v->weight_bytes;
         v->here = *p;
-        char *at = g->slots + (size_t)v->slot * slot_bytes(g);
+        char *at = room_at(&g->slots, v->slot);
         for (int k = 0; k < 3; k++) {
             v->here.state[k] = at;
             at += g->pieces.longest_visit * g->state_bytes[PIECE_VISIT][k];
         }
         if (v->weight_bytes > 0) v->here.params = at;
-        if (!p->grad_on_gpu) v->here.grad = at + g->pieces.longest_visit * g->slot_weights;
+        if (!p->grad_on_gpu) v->here.grad = at + v->weight_bytes;
     }
 }
 

@@ -240,7 +240,7 @@ static void host_free(void *p) {
 // Nothing is touched if there is not enough: Linux gives out memory that it does not have, and
 // kills the program when that is used.
 static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
-    if (rehearsal != NULL) return own(host_free, rehearse_memory(bytes));
+    if (rehearsal != NULL) return owner_add(host_free, rehearse_memory(bytes));
     const size_t huge = (size_t)2 << 20;
     const size_t available = host_memory_grows ? memory_container() : memory_available();
     HostRange range = {NULL, bytes > 0 ? bytes : 1};
@@ -259,7 +259,7 @@ static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     host_locked = (HostRange *)array_grow(host_locked, host_locked_count, sizeof range, what);
     host_locked[host_locked_count++] = range;
     emu_name_memory(range.p, what);
-    return own(host_free, range.p);
+    return owner_add(host_free, range.p);
 }
 
 #endif

@@ -1,6 +1,6 @@
 // layout.cuh: where everything of a model on the GPU is, and the memory for it: pieces and segments
 // follow a choice (offload.h), one list names every buffer, and the plan of memory is that list.
-//   gpt2_place(), zo_place()               pieces, segments and places, by g->choice
+//   gpt2_place(), zo_place()               pieces, segments and rooms, by g->choice
 //   gpt2_buffers()                         every buffer; gpt2_bytes(): their sum
 //   gpt2_take(), gpt2_settle()             follow a choice; settle what is "auto" in it
 //   gpt2_print()                           prints the choice and the memory
@@ -34,10 +34,48 @@ static void gradients_over_acts(GPT2 *g) {
     }
 }
 
+// Sets where each segment's weights are, where its gradient is made, in a room of its own if it can
+// wait there for the update, else in one that the layers use in turn; the rooms for visitors and of
+// landings; and what the host stores of weights.
+static void rooms_place(GPT2 *g) {
+    const Pieces *list = &g->pieces;
+    const int tail = g->segments - 1, L = tail - 1;
+    const int turns = g->in_place ? L : rooms_of(g->choice.grad_rooms, LEAST_ROOMS, L);
+    const size_t first = g->segment[0].padded, ends = first + g->segment[tail].padded;
+    const size_t grad = g->choice.kept_grads < list->visits ? g->host_grad_bytes : 0;
+    size_t longest = 0, weights = 0, at = 0;
+    weights_place(g);
+    g->grad_rooms = Rooms{.count = turns, .apart = 2};
+    g->grad_elements = ends + (size_t)turns * g->segment[1].padded;
+    for (int i = 0; i < g->segments; i++) {
+        Segment *seg = &g->segment[i];
+        const bool layer = i >= 1 && i < tail;
+        if (seg->leaving > 0 && seg->own > longest) longest = seg->own;
+        seg->grad_room = layer ? i % turns : turns + (i > 0);
+        seg->grad_at = g->in_place ? at
+                     : layer ? ends + (size_t)(i % turns) * seg->padded : i > 0 ? first : 0;
+        at += seg->padded;
+    }
+    g->landings = Rooms{.count = g->zen != NULL ? g->segments : g->lands ? 2 : 0,
+                        .bytes = g->lands ? longest * sizeof(floatX) : 0};
+    g->weights_on_host = 0;
+    for (int i = 0; i < list->count; i++) {
+        Piece *p = &list->pieces[i];
+        const bool streams = g->segment[p->segment].on_host, late = p->kind == PIECE_LATE;
+        const bool visits = streams && p->kind == PIECE_VISIT;
+        if (visits) weights = sizeof(floatX);
+        if (p->kind != PIECE_HOST && !late && !visits) continue;
+        p->weights_at = g->weights_on_host;
+        g->weights_on_host += p->length;
+        if (streams && late) g->weights_on_host += p->length;  // the newest, and those in use
+    }
+    g->slots = Rooms{.count = rooms_of(g->choice.slots, LEAST_SLOTS, list->visits),
+                     .bytes = list->longest_visit
+                            * (g->piece_bytes[PIECE_VISIT] + weights + grad)};
+}
+
 // Follows g->choice (train_gpt2.cu explains the words): cuts what this process updates into
-// segments and pieces, and sets where each segment's weights are and where its gradient is made: at
-// a place of its own if it can wait there for the update, else in one of `places` that the layers
-// use in turn.
+// segments and pieces, and says where each of them is.
 static void gpt2_place(GPT2 *g) {
     const GPT2Table *t = &g->table;
     const int stage = zero_stage(g->zero);
@@ -47,7 +85,7 @@ static void gpt2_place(GPT2 *g) {
     pieces_free(&g->pieces);
     gpt2_sizes(g);
     g->pieces = offload_pieces(t, &g->shards, &g->choice);
-    if (g->zen != NULL) zen_pieces(&g->pieces, &g->zen->map);
+    if (g->zen != NULL) zen_pieces(&g->pieces, g->zen);
     const Pieces *list = &g->pieces;
     g->offloaded = list->elements[PIECE_RESIDENT] < g->shards.elements;
     g->in_place = !g->accumulating && !g->offloaded && stage < 2 && !g->choice.apart;
@@ -55,12 +93,11 @@ static void gpt2_place(GPT2 *g) {
     g->segment = ALLOC(Segment, (size_t)g->segments, "segments");
     g->ranges = ALLOC(StateRange, (size_t)g->segments, "segments");
     g->visits = ALLOC(Visitor, (size_t)list->count + 1, "pieces");
-    g->longest_segment = 0;
     size_t own_at = 0;
     for (int i = 0; i < g->segments; i++) {
         Segment *seg = &g->segment[i];
         seg->length = zero_segment(t, i, &seg->at);
-        seg->cut = seg->room = seg->own = seg->length;
+        seg->cut = seg->padded = seg->own = seg->length;
         seg->own_from = seg->at;
         if (g->zero != NULL) zero_place(g->zero, i, seg);
         seg->own_at = own_at;
@@ -84,32 +121,7 @@ static void gpt2_place(GPT2 *g) {
     if (g->training && g->choice.recompute != RECOMPUTE_BLOCK && !g->accumulating && !g->in_place
         && g->zen == NULL)
         gradients_over_acts(g);
-    g->slot_count = slots_of(g->choice.slots, g->pieces.visits);
-    g->places = places_of(g->choice.places, (int)g->config.layers);
-    weights_place(g);
-    const int tail = g->segments - 1;
-    const size_t first = g->segment[0].room, ends = first + g->segment[tail].room;
-    g->grad_elements = g->in_place ? 0 : ends + (size_t)g->places * g->segment[1].room;
-    for (int i = 0; i < g->segments; i++) {
-        Segment *seg = &g->segment[i];
-        const bool layer = i >= 1 && i < tail;
-        if (seg->leaving > 0 && seg->own > g->longest_segment) g->longest_segment = seg->own;
-        seg->place = g->in_place || !layer ? i : 1 + i % g->places;
-        seg->grad_at = g->in_place ? g->grad_elements
-                   : layer ? ends + (size_t)(i % g->places) * seg->room : i > 0 ? first : 0;
-        if (g->in_place) g->grad_elements += seg->room;
-    }
-    g->slot_weights = g->weights_on_host = 0;
-    for (int i = 0; i < list->count; i++) {
-        Piece *p = &g->pieces.pieces[i];
-        const bool streams = g->segment[p->segment].on_host, late = p->kind == PIECE_LATE;
-        const bool visits = streams && p->kind == PIECE_VISIT;
-        if (visits) g->slot_weights = sizeof(floatX);
-        if (p->kind != PIECE_HOST && !late && !visits) continue;
-        p->weights_at = g->weights_on_host;
-        g->weights_on_host += p->length;
-        if (streams && late) g->weights_on_host += p->length;  // the newest, and those in use
-    }
+    rooms_place(g);
 }
 
 // Places a model of zeroth order, with `residents` layers on the GPU and the others on the host.
@@ -153,6 +165,17 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     if (zo->chunk * C > zo->scratch) zo->scratch = round_up(zo->chunk * C, ALIGN_ELEMENTS);
 }
 
+// Returns the floats that backward's sums over rows take.
+static size_t sums_scratch(const GPT2Config *c, size_t N) {
+    const size_t sums[] = {layernorm_backward_scratch(N, c->channels),
+                           c->qk_norm ? heads_backward_scratch(N, config_head(c)) : 0,
+                           bias_backward_scratch(N, config_qkv(c)),
+                           bias_backward_scratch(N, config_mlp(c))};
+    size_t most = 0;
+    for (size_t n : sums) most = n > most ? n : most;
+    return most;
+}
+
 // The memory plan: every buffer, on the GPU for max_B x max_T, and on the host. Arenas begin as
 // zeros, for the sake of the gaps between tensors. The others may hold anything: the emulated GPU
 // fills them with NaN.
@@ -160,12 +183,6 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, A = config_att(&g->config), N = g->max_B * g->max_T;
     const size_t wide = config_wide(&g->config), X_ = sizeof(floatX), f32 = sizeof(float);
     const size_t L = g->config.layers;
-    const size_t heads = heads_backward_scratch(N, config_head(&g->config));
-    const size_t sums[] = {layernorm_backward_scratch(N, C), g->config.qk_norm ? heads : 0,
-                           bias_backward_scratch(N, config_qkv(&g->config)),
-                           bias_backward_scratch(N, config_mlp(&g->config))};
-    size_t sum_scratch = 0;
-    for (size_t n : sums) sum_scratch = n > sum_scratch ? n : sum_scratch;
     if ((double)N * (double)(2 * L + 2 * ZO_QUERIES + 4) * (double)(6 * C + 4 * wide) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     if (g->zo != NULL) return zo_buffers(g, list);
@@ -186,7 +203,6 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         const size_t *of = g->pieces.elements, grads_host = g->pieces.grads_host;
         const size_t here = of[PIECE_RESIDENT] + of[PIECE_CHOSEN];
         const size_t away = of[PIECE_HOST] + of[PIECE_VISIT] + of[PIECE_LATE];
-        const bool lands = g->lands && grads_host > 0;
         const int kind = g->zen != NULL ? PIECE_CHOSEN : PIECE_RESIDENT;
         const char *const state_names[3] = {"master weights", "AdamW moments", "AdamW moments"};
         const size_t head = g->config.vocab_padded * config_embed(&g->config);
@@ -196,7 +212,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         const size_t waiting = g->sums_on_gpu ? g->shards.elements
                              : g->in_place ? 0 : g->pieces.grads_gpu;
         BUFFER(ZERO, "gradients", waiting * g->waiting_bytes, g->waiting);
-        BUFFER(ANY, "slots", (size_t)g->slot_count * slot_bytes(g), g->slots);
+        BUFFER(ANY, "slots", (size_t)g->slots.count * g->slots.bytes, g->slots.memory);
         if (g->zero != NULL) n = zero_buffers(g, list, n);
         if (g->host_grad_bytes > X_ && !g->accumulating && grads_host > 0)
             BUFFER(ANY, "gradients", WIRE_CHUNK * f32, g->wire);
@@ -204,7 +220,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER(ANY, "backward", N * C * X_, g->dx);
         BUFFER(ANY, "backward", N * wide * X_, g->dwide);
         BUFFER(ANY, "backward", N * g->config.heads * f32, g->delta);
-        BUFFER(ANY, "backward", sum_scratch * f32, g->scratch);
+        BUFFER(ANY, "backward", sums_scratch(&g->config, N) * f32, g->scratch);
         BUFFER(ANY, "backward", g->blocks * sizeof(double), g->norm_sums);
         BUFFER(ANY, "backward", norm_runs(g->zero != NULL ? g->zero->all_blocks : g->blocks)
                                * sizeof(double), g->run_sums);
@@ -212,7 +228,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
             BUFFER(HOST, state_names[k], away * g->state_bytes[PIECE_HOST][k], g->host_state[k]);
         BUFFER(HOST, "gradients", grads_host * g->host_grad_bytes, g->host_grads);
         BUFFER(HOST, "weights", g->weights_on_host * X_, g->host_weights);
-        if (lands) BUFFER(HOST, "gradients", 2 * g->longest_segment * X_, g->landing);
+        BUFFER(HOST, "gradients", (size_t)g->landings.count * g->landings.bytes,
+               g->landings.memory);
         if (g->zen != NULL) n = zen_buffers(g, list, n);
     }
     list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};  // matmul_open()'s
@@ -289,9 +306,10 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         printf(", %s resident", count_text((double)n[PIECE_RESIDENT]).text);
     printf("\n");
     if (g->offloaded) {
-        printf("gradients leave through %d place%s", g->places, plural((size_t)g->places));
-        if (g->slot_count > 0)
-            printf(", visitors have %d slot%s", g->slot_count, plural((size_t)g->slot_count));
+        printf("gradients leave through %d place%s", g->grad_rooms.count,
+               plural((size_t)g->grad_rooms.count));
+        if (g->slots.count > 0)
+            printf(", visitors have %d slot%s", g->slots.count, plural((size_t)g->slots.count));
         printf("\n");
         if (g->choice.early > 0)
             printf("the last %d of %d segments are updated first: their gradients leave first\n",
@@ -299,7 +317,7 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     }
     if (g->streamed > 0)
         printf("weights of %d of %zu layers live on the host, and come to %d place%s in turn\n",
-               g->streamed, L, g->ring, plural((size_t)g->ring));
+               g->streamed, L, g->weight_rooms.count, plural((size_t)g->weight_rooms.count));
     if (g->choice.recompute == RECOMPUTE_BLOCK) printf("recomputing activations in backward\n");
     if (g->choice.recompute == RECOMPUTE_LIGHT)
         printf("recomputing layer norms and the non-linearity in backward\n");
@@ -326,7 +344,7 @@ static void gpt2_allocate(GPT2 *g) {
         buffer_set(b, p);
     }
     if (!g->training && g->state_bytes[PIECE_RESIDENT][0] > 0)  // only to load from, and to save
-        g->state[0] = own(free, ALLOC(uint16_t, g->table.elements, "parameters"));
+        g->state[0] = owner_add(free, ALLOC(uint16_t, g->table.elements, "parameters"));
     // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
     g->compute = stream_make("compute", false);
     g->sums = stream_make("sums", true);
@@ -335,13 +353,11 @@ static void gpt2_allocate(GPT2 *g) {
     g->back = stream_make("back", false);
     g->weights_in = stream_make("weights", false);
     g->update = stream_make("update", true);
-    cudaEvent_t **const events[] = {&g->grad_ready, &g->grad_left, &g->room_free, &g->grad_arrived,
-                                    &g->updated, &g->returned, &g->arrived};
+    cudaEvent_t **const events[] = {&g->grad_arrived, &g->updated, &g->returned};
+    Rooms *const rooms[] = {&g->grad_rooms, &g->weight_rooms, &g->slots, &g->landings};
     for (cudaEvent_t **e : events) *e = events_make(segments);
-    g->ring_free = events_make((size_t)ring_rooms(g));
-    g->tenant = (int *)own(free, ALLOC(int, (size_t)ring_rooms(g) + 1, "rooms"));
-    g->slot_free = events_make((size_t)g->slot_count);
-    g->slot_full = events_make((size_t)g->slot_count);
+    for (Rooms *r : rooms) rooms_make(r);
+    g->tenant = (int *)owner_add(free, ALLOC(int, segments, "rooms"));
     event_make(&g->handover, false);
     event_make(&g->step_left, g->offloaded);
     for (size_t i = 0; i < STAGINGS; i++) {
@@ -355,8 +371,8 @@ static void gpt2_allocate(GPT2 *g) {
     if (g->lands)
         g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
     const size_t most = g->config.vocab > g->max_T ? g->config.vocab : g->max_T;
-    g->token_count = (int32_t *)own(free, ALLOC(int32_t, 2 * most, "tokens"));
-    g->inputs = (int32_t *)own(free, ALLOC(int32_t, (g->packed ? 4 : 2) * N, "tokens"));
+    g->token_count = (int32_t *)owner_add(free, ALLOC(int32_t, 2 * most, "tokens"));
+    g->inputs = (int32_t *)owner_add(free, ALLOC(int32_t, (g->packed ? 4 : 2) * N, "tokens"));
     g->targets = g->inputs + N;
     g->begins = g->packed ? g->targets + N : NULL;
     g->positions = g->packed ? g->begins + N : NULL;

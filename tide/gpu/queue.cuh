@@ -30,7 +30,7 @@ static void owner_begin(Owner *o) { owner = o; }
 static void owner_end(void) { owner = NULL; }
 
 // Notes what frees p; returns p.
-static void *own(void (*free)(void *p), void *p) {
+static void *owner_add(void (*free)(void *p), void *p) {
     Owner *o = owner;
     if (o == NULL) return p;
     o->list = (Owned *)array_grow(o->list, (size_t)o->count, sizeof *o->list, "list of buffers");
@@ -75,14 +75,14 @@ static void pinned_free(void *p) {
 // Device memory, aligned to 256 bytes, with anything in it. `what` names it in the error.
 static void *gpu_alloc(size_t bytes, const char *what) {
     void *p = NULL;
-    if (rehearsal != NULL) return own(gpu_free, rehearse_memory(bytes));
+    if (rehearsal != NULL) return owner_add(gpu_free, rehearse_memory(bytes));
     const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
     if (e == cudaErrorMemoryAllocation)
         fail("out of GPU memory: %s needs %.1f MiB, which were free before: end what else uses the "
              "GPU, or plan with less: --gpu-memory", what, mib(bytes));
     CUDA(e);
     emu_name_memory(p, what);
-    return own(gpu_free, p);
+    return owner_add(gpu_free, p);
 }
 
 // Ends the run if page-locked memory for `what` is refused. Other errors are of work that came
@@ -103,10 +103,10 @@ static void pinned_check(cudaError_t e, size_t bytes, const char *what) {
 // there in a rehearsal, too: for what the host itself reads and writes.
 static void *pinned_alloc(size_t bytes, const char *what) {
     void *p = NULL;
-    if (rehearsal != NULL) return own(pinned_free, alloc_or_fail(bytes, 1, what));
+    if (rehearsal != NULL) return owner_add(pinned_free, alloc_or_fail(bytes, 1, what));
     pinned_check(cudaMallocHost(&p, bytes > 0 ? bytes : 1), bytes, what);
     memset(p, 0, bytes);
-    return own(pinned_free, p);
+    return owner_add(pinned_free, p);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -129,11 +129,11 @@ static cudaStream_t stream_make(const char *name, bool urgent) {
     int lowest, highest;
     cudaStream_t stream;
     if (rehearsal != NULL)
-        return (cudaStream_t)own(stream_free, (void *)(uintptr_t)rehearse_stream());
+        return (cudaStream_t)owner_add(stream_free, (void *)(uintptr_t)rehearse_stream());
     CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? highest : lowest));
     emu_name_stream(stream, name);
-    return (cudaStream_t)own(stream_free, stream);
+    return (cudaStream_t)owner_add(stream_free, stream);
 }
 
 // sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
@@ -141,12 +141,12 @@ static void event_make(cudaEvent_t *event, bool sleeps) {
     if (rehearsal != NULL) *event = (cudaEvent_t)(uintptr_t)rehearse_event();
     else CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
                                                   | (sleeps ? cudaEventBlockingSync : 0)));
-    own(event_free, *event);
+    owner_add(event_free, *event);
 }
 
 // n of them.
 static cudaEvent_t *events_make(size_t n) {
-    cudaEvent_t *events = (cudaEvent_t *)own(free, ALLOC(cudaEvent_t, n, "events"));
+    cudaEvent_t *events = (cudaEvent_t *)owner_add(free, ALLOC(cudaEvent_t, n, "events"));
     for (size_t i = 0; i < n; i++) event_make(&events[i], false);
     return events;
 }

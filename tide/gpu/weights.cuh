@@ -1,8 +1,8 @@
 // weights.cuh: weights that are not where they are used: layers' that live on the host, and, in
 // stage 3 of ZeRO, all that are dealt out to the ranks. They come shortly before forward and once
-// more before backward uses them, into rooms that the layers take turns in: a ring. While one is
-// used, the others are filled; what is there is not fetched again. So the last layers are still
-// there when backward begins, and the first ones when the next micro-batch does.
+// more before backward uses them, into rooms that the layers take turns in. While one is used, the
+// others are filled; what is there is not fetched again. So the last layers are still there when
+// backward begins, and the first ones when the next micro-batch does.
 //
 // An update writes the stored weights: the CPU's in place; a visitor's (offload.h) are copied to
 // the host with its state; residents' layers stay on the GPU. doc/offload.md is the lesson.
@@ -10,14 +10,10 @@
 #define TIDE_WEIGHTS_CUH
 #include "zenflow.cuh"
 
-static int ring_rooms(const GPT2 *g) {
-    return g->ring + (zero_stage(g->zero) == 3 ? 2 : 0);  // the embeddings and the tail have theirs
-}
-
 // Sets the address of each segment's weights. The layers that stay are spread evenly among the
 // others, which are copied while those that stay compute: the link is never idle for long, nor ever
 // behind by more than it must. The first one is among those that stay: forward need not wait for
-// it. The ring is at the begin of GPT2.params.
+// it. The rooms are at the begin of GPT2.params.
 static void weights_place(GPT2 *g) {
     const int tail = g->segments - 1;
     const bool dealt = zero_stage(g->zero) == 3;
@@ -31,8 +27,9 @@ static void weights_place(GPT2 *g) {
         may += seg->on_host;
     }
     g->streamed = g->choice.streamed < may ? g->choice.streamed : may;
-    g->ring = places_of(g->choice.ring, dealt ? tail - 1 : g->streamed);
-    size_t at = (size_t)g->ring * g->segment[1].room;
+    const int turns = rooms_of(g->choice.weight_rooms, LEAST_ROOMS, dealt ? tail - 1 : g->streamed);
+    g->weight_rooms = Rooms{.count = turns, .apart = dealt ? 2 : 0};
+    size_t at = (size_t)turns * g->segment[1].padded;
     for (int i = 0; i < g->segments; i++) {
         Segment *seg = &g->segment[i];
         const bool layer = i >= 1 && i < tail;
@@ -40,13 +37,13 @@ static void weights_place(GPT2 *g) {
             seg->on_host = (number + 1) * g->streamed / may > number * g->streamed / may;
             number++;
         }
-        seg->ring = dealt ? g->ring + (i > 0) : -1;
+        seg->weight_room = dealt ? turns + (i > 0) : -1;
         if (layer && (dealt || seg->on_host)) {
-            seg->ring = turn++ % g->ring;
-            seg->param_at = (size_t)seg->ring * seg->room;
+            seg->weight_room = turn++ % turns;
+            seg->param_at = (size_t)seg->weight_room * seg->padded;
         } else {
             seg->param_at = at;
-            at += seg->room;
+            at += seg->padded;
         }
         seg->own_param_at = seg->param_at + (seg->own_from - seg->at);
         if (!layer || !dealt || seg->on_host) continue;
@@ -62,27 +59,27 @@ static void weights_copy(GPT2 *g, size_t s) {
     // ZenFlow: the late columns are copied, packed
     const Piece *p = g->zen != NULL ? seg->end - 1 : seg->first;
     const size_t bytes = (g->zen != NULL ? p->length : seg->own) * sizeof(floatX);
-    floatX *const place = g->params + seg->own_param_at;
+    floatX *const weights = g->params + seg->own_param_at;
     stream_wait(g->weights_in, g->updated[s]);
     stream_wait(g->weights_in, g->returned[s]);
     const int span = timeline_begin(&g->timeline, ROW_WEIGHTS, "weights", s, bytes, g->weights_in);
     if (bytes > 0)
-        copy_in(g, g->zen != NULL ? zen_landing(g->zen, true) : place, p->params, bytes,
+        copy_in(g, g->zen != NULL ? zen_landing(g->zen, true) : weights, p->params, bytes,
                 g->weights_in);
     if (g->zen != NULL) zen_arrived(g, s);
     timeline_end(&g->timeline, span, g->weights_in);
-    event_record(g->arrived[s], g->weights_in);
+    event_record(g->weight_rooms.full[seg->weight_room], g->weights_in);
 }
 
 // Segment s's weights come to their room, unless they are there, once that is used no more.
 static void weights_fetch(GPT2 *g, size_t s) {
     const Segment *seg = &g->segment[s];
-    if (seg->ring < 0 || g->tenant[seg->ring] == (int)s + 1) return;
-    g->tenant[seg->ring] = (int)s + 1;
+    if (seg->weight_room < 0 || g->tenant[seg->weight_room] == (int)s + 1) return;
+    g->tenant[seg->weight_room] = (int)s + 1;
     cudaStream_t stream = g->weights_in;
     if (!seg->on_host) stream = g->zero->stream;
     if (g->no_overlap && seg->on_host) order(g, g->compute, stream);
-    stream_wait(stream, g->ring_free[seg->ring]);
+    stream_wait(stream, g->weight_rooms.free[seg->weight_room]);
     if (seg->on_host) weights_copy(g, s);
     if (g->zero != NULL) zero_gather(g, s);
 }
@@ -90,29 +87,29 @@ static void weights_fetch(GPT2 *g, size_t s) {
 // Prepares the weights of segment s, which compute reaches next, before s + next (1 or -1): frees
 // the room of s - next, and fetches the weights of s and, as far as there are rooms, of the
 // segments after s.
-static void weights_use(GPT2 *g, size_t s, int next) {
-    const size_t before = s - (size_t)next, end = (size_t)g->segments;  // may wrap: no segment then
-    int ahead = g->no_overlap && zero_stage(g->zero) < 3 ? 1 : g->ring;
-    if (before < end && g->segment[before].ring >= 0)
-        event_record(g->ring_free[g->segment[before].ring], g->compute);
-    for (size_t i = s; i < end && ahead > 0; i += (size_t)next) {
-        weights_fetch(g, i);
-        ahead -= g->segment[i].ring >= 0;
+static void weights_use(GPT2 *g, int s, int next) {
+    const int before = s - next;
+    int ahead = g->no_overlap && zero_stage(g->zero) < 3 ? 1 : g->weight_rooms.count;
+    if (before >= 0 && before < g->segments && g->segment[before].weight_room >= 0)
+        event_record(g->weight_rooms.free[g->segment[before].weight_room], g->compute);
+    for (int i = s; i >= 0 && i < g->segments && ahead > 0; i += next) {
+        weights_fetch(g, (size_t)i);
+        ahead -= g->segment[i].weight_room >= 0;
     }
 }
 
 // Returns the event that is recorded when segment s's weights have been copied to the GPU.
 static cudaEvent_t weights_event(const GPT2 *g, size_t s) {
-    return g->zero != NULL ? g->zero->gathered[s] : g->arrived[s];
+    return g->zero != NULL ? g->zero->gathered[s] : g->weight_rooms.full[g->segment[s].weight_room];
 }
 
-// An update is queued (or new weights have been loaded): what has come is old. Frees the ring, for
+// An update is queued (or new weights have been loaded): what has come is old. Frees the rooms, for
 // fetches that wait for the update (weights_copy()). In stages 1 and 2 of ZeRO queues the gathering
 // of everything, each segment as soon as it is updated; with ZenFlow between two windows, of the
 // chosen columns alone.
 static void weights_renew(GPT2 *g) {
-    for (int i = 0; i < ring_rooms(g); i++) {
-        event_record(g->ring_free[i], g->compute);
+    for (int i = 0; i < g->weight_rooms.count + g->weight_rooms.apart; i++) {
+        event_record(g->weight_rooms.free[i], g->compute);
         g->tenant[i] = 0;
     }
     if (g->zero == NULL || g->zero->stage == 3) return;

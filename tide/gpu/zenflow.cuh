@@ -35,16 +35,14 @@ struct ZenFlow {
     int queued;                 // segments of the late update that the worker has been given
     size_t share, due;          // elements of it that each step gives, and that are given by now
     AdamStep late_step;
-    int packing;                // the half of `packed` that is used next
     cudaStream_t pack;          // packs the gradients of the rest
     size_t swapped;             // columns that changed places in this step
     size_t proxy_bytes;         // of this rank's norms and magnitudes in this step, counted once
-    // Per segment: its late update is computed, has left the host; per half of `packed`: has left.
-    cudaEvent_t *computed, *result_free, *packed_free;
+    cudaEvent_t *computed, *result_free;  // per segment: its late update is, has left the host
     // GPU memory, in the layouts of ZenMap; the chosen's state is as a resident's, in GPT2.
     int32_t *column;            // (columns)
     void *grad;                 // (chosen): floatX, or fp32 if micro-batches were summed
-    floatX *packed;             // (2, longest): the rest's gradients on their way out
+    Rooms packed;               // (2, longest): the rest's gradients on their way out
     floatX *landing;            // (longest): new weights of the rest that have come in; and again,
                                 // those of layers whose weights live on the host
     float *column_sums;         // (2, mixed): zen_sums()
@@ -100,7 +98,9 @@ static void zen_maps_free(ZenFlow *z) {
 
 // Each segment's piece becomes two: the chosen columns, whose norm is the whole segment's; and the
 // rest, all of which decays. The state of both is packed, in runs that are tensors.
-static void zen_pieces(Pieces *list, const ZenMap *map) {
+static void zen_pieces(Pieces *list, ZenFlow *z) {
+    const ZenMap *map = &z->map;
+    z->packed = Rooms{.count = 2, .bytes = map->longest * sizeof(floatX)};
     for (int i = list->count; i-- > 0;) {
         const ZenSegment *s = &map->segment[list->pieces[i].segment];
         Piece *chosen = &list->pieces[2 * i], *late = chosen + 1;
@@ -117,10 +117,10 @@ static void zen_pieces(Pieces *list, const ZenMap *map) {
         late->first_run = list->run_count;
         late->runs = 0;
         for (int k = s->first; k < s->first + s->count; k++) {
-            const ZenTensor *z = &map->tensor[k];
-            const size_t n = z->rows * (z->cols - z->chosen);
+            const ZenTensor *t = &map->tensor[k];
+            const size_t n = t->rows * (t->cols - t->chosen);
             if (n == 0) continue;
-            list->runs[list->run_count++] = AdamRun{z->rest_at - s->rest_at, n, 1, z->rest_index};
+            list->runs[list->run_count++] = AdamRun{t->rest_at - s->rest_at, n, 1, t->rest_index};
             late->runs++;
         }
     }
@@ -142,7 +142,7 @@ static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
         if (x->rest > 0 && x->chosen > most) most = x->chosen;
     BUFFER(ZERO, "gradients", map->chosen * g->waiting_bytes, z->grad);
     BUFFER(ANY, "columns", map->columns * sizeof(int32_t), z->column);
-    BUFFER(ZERO, "packed", 2 * longest * sizeof(floatX), z->packed);
+    BUFFER(ZERO, "packed", 2 * z->packed.bytes, z->packed.memory);
     BUFFER(ZERO, "packed", landings * longest * sizeof(floatX), z->landing);
     BUFFER(HOST, "sums of gradients", (size_t)z->sums * map->rest * sizeof(float), z->acc);
     if (g->zero != NULL) BUFFER(ANY, "columns", most * sizeof(floatX), z->shared);
@@ -170,7 +170,7 @@ static void zen_allocate(GPT2 *g) {
     const size_t segments = (size_t)z->map.segments;
     z->computed = events_make(segments);
     z->result_free = events_make(segments);
-    z->packed_free = events_make(2);
+    rooms_make(&z->packed);
     z->pack = stream_make("pack", true);
     gpu_copy(z->column, z->map.column, z->map.columns * sizeof(int32_t));
 }
@@ -195,10 +195,6 @@ static floatX *zen_landing(const ZenFlow *z, bool streams) {
     return z->landing + (streams ? z->map.longest : 0);
 }
 
-static floatX *zen_packed(const ZenFlow *z) {
-    return z->packed + (size_t)z->packing * z->map.longest;
-}
-
 // In stream `sums`, once segment s of the step's gradient is there, whole: sums over its columns,
 // if they are needed, and the chosen columns' part, packed as it waits for the update.
 static void zen_chosen_waits(GPT2 *g, size_t s) {
@@ -216,9 +212,10 @@ static void zen_chosen_waits(GPT2 *g, size_t s) {
 static void zen_rest_leaves(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     order(g, g->sums, z->pack);
-    stream_wait(z->pack, z->packed_free[z->packing]);
-    columns_move_gpu(true, zen_packed(z), sizeof(floatX) == 2, g->segment[s].first->grad,
-                     g->waiting_bytes == 2, &z->map, (int)s, true, z->column, z->pack);
+    stream_wait(z->pack, z->packed.free[z->packed.turn]);
+    columns_move_gpu(true, room_at(&z->packed, z->packed.turn), sizeof(floatX) == 2,
+                     g->segment[s].first->grad, g->waiting_bytes == 2, &z->map, (int)s, true,
+                     z->column, z->pack);
 }
 
 // Sends the sums over columns to the host, in stream `sums`, behind all gradients of the step. Each
@@ -286,7 +283,7 @@ static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale)
     }
     if (update) stream_wait(g->host.stream, z->result_free[s]);
     host_submit(g, p, (size_t)s, &work);
-    if (gradient) event_record(g->room_free[s], g->host.stream);
+    if (gradient) event_record(g->landings.free[s], g->host.stream);
     if (update) event_record(z->computed[s], g->host.stream);
 }
 
@@ -339,11 +336,11 @@ static void zen_show(GPT2 *g, int s) {
 static void zen_arrived(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     const bool is_half = sizeof(floatX) == 2;
-    floatX *const place = g->params + g->segment[s].own_param_at;
+    floatX *const weights = g->params + g->segment[s].own_param_at;
     GPU_TAKES(g->weights_in, 2 * g->segment[s].own * sizeof(floatX), gpu_bytes);
-    columns_move_gpu(false, place, is_half, zen_landing(z, true), is_half, &z->map, (int)s, true,
+    columns_move_gpu(false, weights, is_half, zen_landing(z, true), is_half, &z->map, (int)s, true,
                      z->column, g->weights_in);
-    columns_move_gpu(false, place, is_half, g->segment[s].first->state[0], false, &z->map, (int)s,
+    columns_move_gpu(false, weights, is_half, g->segment[s].first->state[0], false, &z->map, (int)s,
                      false, z->column, g->weights_in);
 }
 
@@ -351,15 +348,15 @@ static void zen_arrived(GPT2 *g, size_t s) {
 static void zen_gather(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     Zero *zero = g->zero;
-    floatX *const place = g->params + g->segment[s].param_at;
+    floatX *const weights = g->params + g->segment[s].param_at;
     const size_t bytes = z->all.segment[s].chosen * sizeof(floatX);
     const bool is_half = sizeof(floatX) == 2;
     stream_wait(zero->stream, g->updated[s]);
     const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, bytes, zero->stream);
-    columns_move_gpu(true, z->shared, is_half, place, is_half, &z->all, (int)s, false, z->column,
+    columns_move_gpu(true, z->shared, is_half, weights, is_half, &z->all, (int)s, false, z->column,
                      zero->stream);
     between_rows(zero, z->shared, z->begin + s * (zero->world + 1), false);
-    columns_move_gpu(false, place, is_half, z->shared, is_half, &z->all, (int)s, false, z->column,
+    columns_move_gpu(false, weights, is_half, z->shared, is_half, &z->all, (int)s, false, z->column,
                      zero->stream);
     timeline_end(&g->timeline, span, zero->stream);
     event_record(zero->gathered[s], zero->stream);

@@ -185,7 +185,7 @@ static Zero *zero_open(const Run *r) {
 static void zero_place(const Zero *zero, int s, Segment *seg) {
     const size_t *shard = shards_of(zero, (size_t)s) + zero->rank;
     seg->cut = zero->rows ? 0 : zero_cut(seg->length, zero->world);
-    seg->room = zero->rows ? seg->length : seg->cut * zero->world;
+    seg->padded = zero->rows ? seg->length : seg->cut * zero->world;
     seg->own = shard[1] - shard[0];
     // where an empty shard would be counts, too: NCCL wants it there to work in place
     seg->own_from = seg->at + (zero->rows ? shard[0] : zero->rank * seg->cut);
@@ -235,9 +235,9 @@ static void zero_reduce(GPT2 *g, size_t s) {
     Zero *zero = g->zero;
     const Segment *seg = &g->segment[s];
     floatX *const grad = g->grads + seg->grad_at;
-    stream_wait(zero->stream, g->grad_ready[s]);
-    const int span = timeline_begin(&g->timeline, ROW_COMM, "reduce", s, seg->room * sizeof(floatX),
-                                    zero->stream);
+    stream_wait(zero->stream, g->grad_rooms.full[seg->grad_room]);
+    const int span = timeline_begin(&g->timeline, ROW_COMM, "reduce", s,
+                                    seg->padded * sizeof(floatX), zero->stream);
     if (zero->rows) between_rows(zero, grad, shards_of(zero, s), true);
     else sum_shards(zero, grad, seg->cut);
     timeline_end(&g->timeline, span, zero->stream);
@@ -246,7 +246,7 @@ static void zero_reduce(GPT2 *g, size_t s) {
 
 // Returns the event that is recorded when segment s of the gradient is ready for the update.
 static cudaEvent_t gradient_event(const GPT2 *g, size_t s) {
-    return g->zero != NULL ? g->zero->reduced[s] : g->grad_ready[s];
+    return g->zero != NULL ? g->zero->reduced[s] : g->grad_rooms.full[g->segment[s].grad_room];
 }
 
 // gpt2_grad_norm_squared() of several ranks: behind what the stream `sums` has been given, each
@@ -284,12 +284,12 @@ static void zero_gather(GPT2 *g, size_t s) {
     const Segment *seg = &g->segment[s];
     stream_wait(zero->stream, g->updated[s]);
     stream_wait(zero->stream, g->returned[s]);
-    if (seg->on_host) stream_wait(zero->stream, g->arrived[s]);
-    const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, seg->room * sizeof(floatX),
-                                    zero->stream);
-    floatX *const place = g->params + seg->param_at;
-    if (zero->rows) between_rows(zero, place, shards_of(zero, s), false);
-    else all_gather(zero, place, g->params + seg->own_param_at, seg->cut * sizeof(floatX));
+    if (seg->on_host) stream_wait(zero->stream, g->weight_rooms.full[seg->weight_room]);
+    const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s,
+                                    seg->padded * sizeof(floatX), zero->stream);
+    floatX *const weights = g->params + seg->param_at;
+    if (zero->rows) between_rows(zero, weights, shards_of(zero, s), false);
+    else all_gather(zero, weights, g->params + seg->own_param_at, seg->cut * sizeof(floatX));
     timeline_end(&g->timeline, span, zero->stream);
     event_record(zero->gathered[s], zero->stream);
 }

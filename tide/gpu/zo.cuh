@@ -147,7 +147,8 @@ typedef struct {
     const Staging *batch;
 } ZoPass;
 
-// Room for a visitor.
+// Room for a visitor. It is free when both are over: `used`, and `left`, which may be in either
+// order; so it has three events, where Rooms have two.
 typedef struct {
     floatX *weights;     // (layer)
     cudaEvent_t *there;  // per part: the group has arrived
@@ -267,7 +268,7 @@ static void zo_allocate(GPT2 *g) {
     zo->all = (double *)pinned_alloc((1 + world) * news * sizeof(double), "losses of all ranks");
     zo->mine = zo->all + world * news;
     g->loss = zo->totals + zo_losses(zo) - 1;
-    zo->slot = (ZoSlot *)own(free, ALLOC(ZoSlot, zo->slots, "slots"));
+    zo->slot = (ZoSlot *)owner_add(free, ALLOC(ZoSlot, zo->slots, "slots"));
     for (ZoSlot *slot = zo->slot; slot < zo->slot + zo->slots; slot++) {
         slot->there = events_make(LAYER_PARTS);
         slot->used = events_make(LAYER_PARTS);

@@ -270,16 +270,16 @@ static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
 }
 
 // Uses what *c leaves of the GPU's memory for weights that stay, unless all are to stream; then for
-// places of gradients and of weights, whose bytes spare backward a wait (there is none where
+// rooms of gradients and of weights, whose bytes spare backward a wait (there is none where
 // gradients are summed on the GPU); then for visitors' gradients, which spare the link two copies;
 // then for slots, which only shorten a wait. All if "auto".
 static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
     if (m->weights == WEIGHTS_AUTO) choice_search(m, c, &c->streamed, c->streamed, 0);
     const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
-    if (c->places == 0 && c->mode != OFFLOAD_NONE && leaves)
-        choice_search(m, c, &c->places, LEAST_PLACES, 1000);
-    if (c->ring == 0 && (c->streamed > 0 || m->dealt))
-        choice_search(m, c, &c->ring, LEAST_PLACES, 1000);
+    if (c->grad_rooms == 0 && c->mode != OFFLOAD_NONE && leaves)
+        choice_search(m, c, &c->grad_rooms, LEAST_ROOMS, 1000);
+    if (c->weight_rooms == 0 && (c->streamed > 0 || m->dealt))
+        choice_search(m, c, &c->weight_rooms, LEAST_ROOMS, 1000);
     if (c->kept_grads < 0 && c->mode == OFFLOAD_INTERLEAVE)
         choice_search(m, c, &c->kept_grads, 0, 1000);
     if (c->slots == 0 && c->mode == OFFLOAD_INTERLEAVE)
@@ -319,13 +319,13 @@ typedef struct {
     OffloadRehearse rehearse;
     const void *trainer;     // for rehearse()
     UpdateBytes bytes;       // of the run
-    OffloadChoice choice;    // .subgroup, .wire_f32 are given; .slots, .places, .ring if not 0
+    OffloadChoice choice;    // .subgroup, .wire_f32 are given; numbers of rooms, if not 0
     Prediction predicted;
     double none;             // seconds of a step with nothing offloaded; INFINITY: it does not fit
 } OffloadSearch;
 
 // Takes this choice if its step is clearly shorter than that of the choices tried before, which are
-// simpler; with all residents that fit or none, then with all places and slots that fit.
+// simpler; with all residents that fit or none, then with all rooms that fit.
 static void search_try(OffloadSearch *q, OffloadChoice c, bool residents) {
     if (residents) c.resident = choice_residents(&q->memory, c);
     if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;

@@ -323,11 +323,9 @@ static void a_known_model_is_dealt_as_by_hand(void) {
     gpt2_table_free(&t);
 }
 
-static void slots_and_places_are_as_many_as_are_of_use(void) {
-    CHECK(slots_of(0, 9) == 3 && slots_of(0, 2) == 2 && slots_of(7, 9) == 7 && slots_of(7, 0) == 0,
-          "slots");
-    CHECK(places_of(0, 9) == 2 && places_of(1, 9) == 2 && places_of(5, 9) == 5
-          && places_of(12, 9) == 9 && places_of(2, 1) == 1, "places");
+static void rooms_are_as_many_as_are_of_use(void) {
+    CHECK(rooms_of(0, 3, 9) == 3 && rooms_of(0, 3, 2) == 2 && rooms_of(7, 3, 9) == 7
+          && rooms_of(1, 3, 9) == 1 && rooms_of(7, 3, 0) == 0, "rooms");
 }
 
 // The numbers that transformers counts in these models; OPT without the two rows of its position
@@ -358,6 +356,6 @@ int main(void) {
     RUN(every_choice_covers_random_models);
     RUN(no_cut_changes_the_norm);
     RUN(a_known_model_is_dealt_as_by_hand);
-    RUN(slots_and_places_are_as_many_as_are_of_use);
+    RUN(rooms_are_as_many_as_are_of_use);
     return test_summary();
 }

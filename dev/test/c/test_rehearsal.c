@@ -261,15 +261,15 @@ static void toy_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *ho
     static const size_t kept[] = {0, 800, 600, 300};  // activations, by RECOMPUTE_*
     const double resident = c->mode == OFFLOAD_NONE ? 1 : c->resident;
     const bool sums = *(const bool *)arg;
-    *gpu = 1000 - (size_t)(20 * (c->streamed - places_of(c->ring, c->streamed)))
+    *gpu = 1000 - (size_t)(20 * (c->streamed - rooms_of(c->weight_rooms, LEAST_ROOMS, c->streamed)))
          + (size_t)(12000 * resident) + kept[c->recompute]
          + 20 * (size_t)fmin(fmax(c->kept_grads, 0), 20) + (sums && !c->sum_on_host ? 2000 : 0)
-         + (size_t)places_of(c->places, 32) * 50 + (size_t)slots_of(c->slots, 20) * 120;
+         + (size_t)rooms_of(c->grad_rooms, LEAST_ROOMS, 32) * 50 + (size_t)rooms_of(c->slots, LEAST_SLOTS, 20) * 120;
     *host = (size_t)(12000 * (1 - resident)) + (sums && c->sum_on_host ? 2000 : 0);
 }
 
 static void dealt_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *host) {
-    *gpu = 100 + 10 * (size_t)places_of(c->ring, *(const int *)arg);
+    *gpu = 100 + 10 * (size_t)rooms_of(c->weight_rooms, LEAST_ROOMS, *(const int *)arg);
     *host = 0;
 }
 
@@ -285,8 +285,8 @@ static void a_ring_of_gathered_weights_has_what_is_left(void) {
             memset(&c, 0, sizeof c);
             c.mode = OFFLOAD_NONE;
             const size_t want = dealt ? min_size((gpu - 100) / 10, 40) : 2;
-            CHECK(choice_settle(&m, &c) && (size_t)places_of(c.ring, 40) == want,
-                  "%zu bytes, %d: %d places, not %zu", gpu, dealt, places_of(c.ring, 40), want);
+            CHECK(choice_settle(&m, &c) && (size_t)rooms_of(c.weight_rooms, LEAST_ROOMS, 40) == want,
+                  "%zu bytes, %d: %d places, not %zu", gpu, dealt, rooms_of(c.weight_rooms, LEAST_ROOMS, 40), want);
         }
 }
 
@@ -338,16 +338,16 @@ static void a_choice_is_settled(void) {
         const bool fits = choice_settle(&m, &c);
         CHECK(fits == settled[i].fits && c.recompute == settled[i].again
               && c.sum_on_host == settled[i].on_host && c.kept_grads == settled[i].kept
-              && is_as(settled[i].places, places_of(c.places, 32))
-              && is_as(settled[i].slots, slots_of(c.slots, 20))
+              && is_as(settled[i].places, rooms_of(c.grad_rooms, LEAST_ROOMS, 32))
+              && is_as(settled[i].slots, rooms_of(c.slots, LEAST_SLOTS, 20))
               && c.streamed == settled[i].streamed
-              && is_as(settled[i].ring, places_of(c.ring, c.streamed)), "case %zu: fits %d, again "
+              && is_as(settled[i].ring, rooms_of(c.weight_rooms, LEAST_ROOMS, c.streamed)), "case %zu: fits %d, again "
               "%d, on the host %d, %d kept, %d places, %d slots, %d stream through %d", i, fits,
-              c.recompute, c.sum_on_host, c.kept_grads, places_of(c.places, 32),
-              slots_of(c.slots, 20), c.streamed, places_of(c.ring, c.streamed));
+              c.recompute, c.sum_on_host, c.kept_grads, rooms_of(c.grad_rooms, LEAST_ROOMS, 32),
+              rooms_of(c.slots, LEAST_SLOTS, 20), c.streamed, rooms_of(c.weight_rooms, LEAST_ROOMS, c.streamed));
         c.slots = 4;  // what is said is kept
-        c.places = 6;
-        if (fits && choice_settle(&m, &c)) CHECK(c.slots == 4 && c.places == 6, "case %zu", i);
+        c.grad_rooms = 6;
+        if (fits && choice_settle(&m, &c)) CHECK(c.slots == 4 && c.grad_rooms == 6, "case %zu", i);
     }
 }
 

@@ -91,7 +91,7 @@ fi
 
 # The calls that order a step can be left out one by one (mutants.sh): this one is listed, and the bits
 # are others without it.
-place='gpt2_backward: stream_wait(g->compute, g->grad_left[seg->place])'
+place='gpt2_backward: stream_wait(g->compute, g->grad_rooms.free[seg->grad_room])'
 steps_of() { env EMU_SCHED=prio:0 "$@" build/emu/test_placement --config $these 2 2>/dev/null | sort; }
 if [ -x build/emu/test_placement ]; then
     steps_of "TIDE_SITES=$work/places" >"$work/whole"

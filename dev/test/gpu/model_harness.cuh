@@ -201,7 +201,7 @@ static GPT2 *model_new(const Shape *s, const Placement *where) {
     if (where == NULL) return g;
     g->choice = where->choice;
     if (g->choice.mode == OFFLOAD_AUTO) g->choice.mode = OFFLOAD_NONE;
-    g->no_overlap = g->updates_alone = where->serial;
+    g->no_overlap = where->serial;
     g->host_threads = where->threads;
     return g;
 }
@@ -695,7 +695,7 @@ static Trainer *trainer_open(const Step *s) {
     r->o.plan = r->training = g->training = true;
     r->o.zero = s->zero;
     r->o.accum = s->accum;
-    r->o.no_overlap = g->no_overlap = g->updates_alone = s->no_overlap;
+    r->o.no_overlap = g->no_overlap = s->no_overlap;
     r->B = g->max_B = s->B;
     r->T = g->max_T = s->T;
     r->world = s->world > 1 ? s->world : 1;

@@ -150,10 +150,10 @@ static Placement config_placement(const Config *c) {
     p.choice.share = o->share;
     p.choice.subgroup = o->subgroup;
     p.choice.slots = (int)o->slots;
-    p.choice.places = c->places;
+    p.choice.grad_rooms = c->places;
     p.choice.wire_f32 = o->grad_wire == WIRE_FP32;
     p.choice.streamed = c->streamed;
-    p.choice.ring = c->ring;
+    p.choice.weight_rooms = c->ring;
     p.choice.early = c->early;
     p.tight = c->tight;
     p.threads = (int)o->threads;

@@ -793,7 +793,7 @@ static void test_texts_token_by_token(void) {
     Placement streams = {};
     streams.choice.mode = OFFLOAD_ZERO;
     streams.choice.streamed = 3;  // layers, whose weights take turns in one place
-    streams.choice.ring = 1;
+    streams.choice.weight_rooms = 1;
     for (size_t i = 0; i < sizeof cached / sizeof *cached; i++) check_cached(&cached[i], NULL);
     check_text_between(&cached[0], NULL);
     check_cached(&cached[1], &streams);

@@ -105,8 +105,8 @@ static void check_places(const GPT2 *g, const Config *c) {
             const bool shares = k > 0 && i <= L && (i - k) % P == 0;
             const bool apart = a->grad_at >= b->grad_at + b->length
                             || b->grad_at >= a->grad_at + a->length;
-            CHECK(shares ? a->grad_at == b->grad_at && a->place == b->place
-                         : apart && a->place != b->place, "%s: segments %d and %d", c->text, k, i);
+            CHECK(shares ? a->grad_at == b->grad_at && a->grad_room == b->grad_room
+                         : apart && a->grad_room != b->grad_room, "%s: segments %d and %d", c->text, k, i);
         }
     }
     CHECK(end == all && g->grad_elements == all, "%s: %zu elements of gradients, places of %zu",
@@ -175,8 +175,8 @@ static void check_weights(const GPT2 *g, const Config *c) {
             const bool same = x->on_host && y->on_host && (seen - ring[k]) % turns == 0;
             const bool apart = x->param_at >= y->param_at + y->length
                             || y->param_at >= x->param_at + x->length;
-            CHECK(same ? x->param_at == y->param_at && x->ring == y->ring
-                       : apart && (x->ring != y->ring || x->ring < 0), "%s: %d and %d", c->text,
+            CHECK(same ? x->param_at == y->param_at && x->weight_room == y->weight_room
+                       : apart && (x->weight_room != y->weight_room || x->weight_room < 0), "%s: %d and %d", c->text,
                   k, s);
         }
         ring[s] = seen;
@@ -202,7 +202,7 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps) {
     const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
     size_t in = 0, out = 0;
     int visits = 0;
-    const size_t weights = layers_fetched(g->streamed, g->ring, c->o.accum, c->evaluates, steps)
+    const size_t weights = layers_fetched(g->streamed, g->weight_rooms.count, c->o.accum, c->evaluates, steps)
                          * g->segment[1].length * X_;
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
@@ -233,7 +233,7 @@ static void check_host_memory(GPT2 *g, const Config *c) {
         const bool here = p->kind == PIECE_HOST || g->segment[p->segment].on_host;
         if (here) wanted += p->length * sizeof(floatX);
     }
-    if (sums && c->tight > 0) wanted += 2 * g->longest_segment * sizeof(floatX);
+    if (sums && c->tight > 0) wanted += 2 * g->landings.bytes;
     const size_t listed = page_locked(g, "", c->text);
     CHECK(listed == wanted, "%s: %zu bytes of host memory, wanted %zu", c->text, listed, wanted);
 }
@@ -354,7 +354,7 @@ static Placement placement(int mode, size_t stride, double share, int slots) {
     p.choice.stride = stride;
     p.choice.share = share;
     p.choice.slots = slots;
-    p.choice.places = 2;
+    p.choice.grad_rooms = 2;
     p.threads = 1;
     return p;
 }
@@ -557,11 +557,11 @@ static void test_places_free_backward(void) {
     Step t[7];
     for (int k = 0; k < 7; k++) {
         p = k < 3 || k == 6 ? placement(ZERO, 0, 0, 3) : placement(INTER, 0, 0.6, k == 5 ? 24 : 3);
-        p.choice.places = k == 6 ? 32 : k % 3 == 0 ? 2 : k == 1 ? 8 : 32;
+        p.choice.grad_rooms = k == 6 ? 32 : k % 3 == 0 ? 2 : k == 1 ? 8 : 32;
         p.choice.early = k == 6 ? 8 : 0;
         t[k] = measure_7b(&p, &none);
         printf("  %s, %2d places, %2d slots, %d early: backward %.0f us, step %.0f us, planned "
-               "%.0f\n", offload_names[p.choice.mode], p.choice.places, p.choice.slots,
+               "%.0f\n", offload_names[p.choice.mode], p.choice.grad_rooms, p.choice.slots,
                p.choice.early, t[k].backward, t[k].step, 1e6 * t[k].planned.step);
         const double off = 1e6 * t[k].planned.step / t[k].step - 1;
         CHECK(fabs(off) < 0.02, "planned %.1f %% from it", 100 * off);
@@ -581,7 +581,7 @@ static void test_places_free_backward(void) {
 static Step measure_weights(int streamed, bool serial, const Step *none) {
     Placement p = placement(OFFLOAD_NONE, 0, 0, 3);
     if (none != NULL) p.choice.mode = ZERO;
-    p.choice.places = 32;
+    p.choice.grad_rooms = 32;
     p.choice.streamed = streamed;
     p.serial = serial;
     const Step t = measure_7b(&p, none);

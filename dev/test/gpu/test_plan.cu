@@ -147,7 +147,7 @@ static OffloadChoice some_choice(int i, Step *s) {
     c.sum_on_host = s->accum > 1 && n / 17 % 2;
     c.wire_f32 = i % 13 > 9 || W == 4;
     c.slots = 1 + (int)(n / 7 % 4);
-    c.places = (int)(n / 11 % 4) * 5;  // two, 5, 10, or more than there are layers
+    c.grad_rooms = (int)(n / 11 % 4) * 5;  // two, 5, 10, or more than there are layers
     if (c.mode == OFFLOAD_INTERLEAVE && i % 8 == 7) c.stride = (size_t)(2 + i % 3);
     return c;
 }
@@ -458,8 +458,8 @@ static void memory_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t 
     const size_t layer = zero_segment(&g->table, 1, &at);
     const double kept[] = {1, 10.0 / 16, 1.0 / 8};  // of activations
     *gpu = 2 * P + (size_t)(m->activations * kept[c->recompute - KEEP]) + 10 * resident
-         + 2 * list.grads_gpu + (size_t)slots_of(c->slots, list.count) * 10 * list.longest_visit
-         + (size_t)places_of(c->places, (int)g->config.layers) * 2 * layer;
+         + 2 * list.grads_gpu + (size_t)rooms_of(c->slots, LEAST_SLOTS, list.count) * 10 * list.longest_visit
+         + (size_t)rooms_of(c->grad_rooms, LEAST_ROOMS, (int)g->config.layers) * 2 * layer;
     *host = 10 * (g->shards.elements - resident) + 2 * list.grads_host;
     if (c->sum_on_host) *host += P;
     pieces_free(&list);
@@ -475,7 +475,7 @@ static const char *said(const OffloadSearch *q) {
     static char text[200];
     const OffloadChoice *c = &q->choice;
     snprintf(text, sizeof text, "%s share %g resident %g, %d places, %d slots, %s%s%s%.4g s",
-             offload_names[c->mode], c->share, c->resident, c->places, c->slots,
+             offload_names[c->mode], c->share, c->resident, c->grad_rooms, c->slots,
              c->recompute == AGAIN ? "again, " : "", c->kept_grads > 0 ? "keeps grads, " : "",
              c->sum_on_host ? "sums on the host, " : "", q->predicted.step);
     return text;
@@ -598,21 +598,21 @@ static void places_free_backward_from_the_link(void) {
                         + passes;
     const double layer = (12 * C * C + 13 * C) * W / r.d2h, compute = 32 * each;
     double last = INFINITY, step = INFINITY;
-    for (c.places = 2; c.places <= 32; c.places *= 2) {
+    for (c.grad_rooms = 2; c.grad_rooms <= 32; c.grad_rooms *= 2) {
         const Prediction x = planned(&r, &s, &c);
-        printf("  %2d places: backward %.4g s, of which %.4g are compute; step %.4g s\n", c.places,
+        printf("  %2d places: backward %.4g s, of which %.4g are compute; step %.4g s\n", c.grad_rooms,
                x.backward, compute, x.step);
         // all but the last ones to be made must have left, as far as they need the place
-        const double link = (32 - c.places) * layer;
+        const double link = (32 - c.grad_rooms) * layer;
         CHECK(x.backward >= link && x.backward >= compute * 0.9999
-              && x.backward <= fmax(compute, each + link + c.places * each) * 1.0001,
-              "%d places: %g, compute %g, link %g", c.places, x.backward, compute, link);
-        CHECK(x.backward <= last && x.step <= step * 1.0001, "%d places", c.places);
+              && x.backward <= fmax(compute, each + link + c.grad_rooms * each) * 1.0001,
+              "%d places: %g, compute %g, link %g", c.grad_rooms, x.backward, compute, link);
+        CHECK(x.backward <= last && x.step <= step * 1.0001, "%d places", c.grad_rooms);
         last = x.backward;
         step = x.step;
     }
     IS(last, compute + 6 * 50304 * C / r.gpu_bytes);  // the gradient of wte is rounded
-    c.places = 2;
+    c.grad_rooms = 2;
     CHECK(planned(&r, &s, &c).backward > 1.8 * compute, "two are enough");
 }
 

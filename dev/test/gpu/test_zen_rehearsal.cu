@@ -26,7 +26,7 @@ static Trainer *plan_open(const Plan *p, OffloadChoice *c) {
     memset(c, 0, sizeof *c);
     c->mode = OFFLOAD_ZENFLOW;
     c->kept_grads = KEEP_ALL;
-    c->places = LEAST_PLACES;
+    c->grad_rooms = LEAST_ROOMS;
     c->sum_on_host = p->sums == 1;  // only room for one
     s.zen = &p->zen;
     return trainer_open(&s);

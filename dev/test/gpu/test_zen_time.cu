@@ -81,7 +81,7 @@ static Times measure(const Case *c, double compute) {
     memset(&where, 0, sizeof where);
     where.choice.mode = OFFLOAD_ZENFLOW;
     where.choice.kept_grads = KEEP_ALL;
-    where.choice.places = c->places;
+    where.choice.grad_rooms = c->places;
     where.serial = c->no_overlap;
     where.threads = 1;
     Run r;

@@ -101,7 +101,7 @@ static Placement config_placement(const Config *c) {
     memset(&p, 0, sizeof p);
     p.choice.mode = OFFLOAD_ZENFLOW;
     p.choice.kept_grads = KEEP_ALL;
-    p.choice.places = c->places;
+    p.choice.grad_rooms = c->places;
     p.threads = c->threads;
     p.serial = c->serial != 0;
     return p;
@@ -506,7 +506,7 @@ static void check_same(const Record *a, const Record *b, size_t first, size_t la
 static void check_moved(const GPT2 *g, const Config *c, const Record *r, const char *name) {
     const size_t X_ = sizeof(floatX), each = g->segment[1].leaving;
     const size_t state = g->piece_bytes[PIECE_CHOSEN], shown = r->rest - (size_t)g->streamed * each;
-    size_t in = layers_fetched(g->streamed, g->ring, c->accum, c->evaluates, r->steps) * each * X_, out = 0;
+    size_t in = layers_fetched(g->streamed, g->weight_rooms.count, c->accum, c->evaluates, r->steps) * each * X_, out = 0;
     size_t selections = 0;
     for (size_t i = 0; i < r->steps; i++) {
         out += r->rest * X_ + state * r->swapped_elements[i];

@@ -8,7 +8,8 @@ use warnings;
 my %stream = (compute => 'compute', sums => 'sums', out => 'out', fetch => 'fetch', back => 'back',
               update => 'update', weights_in => 'weights', 'host.stream' => 'host',
               'zero->stream' => 'ranks', pack => 'pack');
-my %function = (weights_event => 'gathered : arrived', gradient_event => 'reduced : grad_ready');
+my %function = (weights_event => 'gathered : weight_rooms.full',
+                gradient_event => 'reduced : grad_rooms.full');
 my $streams = join '|', map { quotemeta } sort keys %stream;
 my $names = join '|', values %stream, 'main';
 my (%code, %table, %field, @body, @uploads);
@@ -16,7 +17,7 @@ my (%code, %table, %field, @body, @uploads);
 # The streams that an expression names, by itself, by a variable of its function, or by a field.
 sub streams_of {
     my ($text, %seen) = @_;
-    my @found = map { $stream{$_} } $text =~ /(?:->|\b(?=zero))($streams)\b/g;
+    my @found = map { $stream{$_} } $text =~ /(?:->|\b(?=zero))($streams)\b(?!\.)/g;
     for my $name ($text =~ /(?<![>.\w])([a-z]\w*)\b(?!->|\()/g) {
         next if $seen{$name}++;
         push @found, streams_of($_, %seen) for map { /(?<![>.\w])\Q$name\E = ([^;]*);/ ? $1 : () } @body;
@@ -29,7 +30,8 @@ sub events_of {
     my ($text) = @_;
     $text =~ s/(\w+)\(g, \w+\)/$function{$1}/g;
     1 while $text =~ s/\[[^\[\]]*\]//g;
-    return map { /(\w+)\s*$/ ? $1 : () } split /:/, $text =~ s/.*\?//r;
+    return map { /(\w+)(?:\.|->)(full|free)\s*$/ ? "$1.$2" : /(\w+)\s*$/ ? $1 : () }
+        split /:/, $text =~ s/.*\?//r;
 }
 
 sub note {

@@ -212,9 +212,9 @@ mistake() {
     cat new >"$1"
 }
 is='atoi(getenv("EXERCISE"))'
-wait='stream_wait(g->compute, g->grad_left[seg->place])'
+wait='stream_wait(g->compute, g->grad_rooms.free[seg->grad_room])'
 mistake train_gpt2.cu "$wait" "$wait" "if ($is != 2) $wait"
-wait='stream_wait(g->fetch, g->slot_free[v->slot])'
+wait='stream_wait(g->fetch, g->slots.free[v->slot])'
 mistake train_gpt2.cu "$wait" "$wait" "if ($is != 4) $wait"
 mistake tide/gpu/gpt2.cuh 'return i < early ?' 'i < early' "$is == 44 || i < early"
 mistake tide/gpu/zenflow.cuh 'z->late_step = zen_rest_step(' 'turn.steps' "$is == 5 ? 1 : turn.steps"
