@@ -1,5 +1,5 @@
 #!/bin/sh
-# Draws the pictures of doc/step_memory.md, doc/offload.md and doc/twenty_billion.md ("offload"),
+# Draws the pictures of doc/step_memory.md, doc/offload.md and doc/fits.md ("offload"),
 # doc/zo_streaming.md ("zo"), doc/zenflow.md ("zen") and doc/zero.md ("zero") again, into doc/img/,
 # and prints the numbers of their tables and of one in doc/rounding.md: from --plan, and from runs
 # on the emulated GPU by its virtual clock. The same on every machine; needs neither GPU nor
@@ -259,7 +259,7 @@ for mode in none interleave; do
     done
 done
 
-# --- twenty_billion.md --------------------------------------------------------------------------
+# --- fits.md ------------------------------------------------------------------------------------
 
 streamed="--offload zero --recompute none --moments bf16 --weights host"
 # shellcheck disable=SC2086

@@ -37,7 +37,7 @@ static void cpu_describe(void) {
 }
 
 // Lets threads that wait for each other after a loop sleep after some 30 to 60 us: the libraries'
-// own waits take the core from the one that is waited for (doc/SPEED.md). The libraries read this
+// own waits take the core from the one that is waited for (doc/speed.md). The libraries read this
 // from the environment before main(), so the program starts once more with it, and then takes its
 // name back from /proc's "exe"; whatever the user has set stays.
 static void cpu_wait_briefly(char **argv) {
