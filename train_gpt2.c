@@ -396,6 +396,7 @@ typedef struct {
     size_t max_B, max_T;        // room in the buffers of a micro-batch
     size_t B, T;                // what the last forward used
     const int32_t *documents;   // the same: its begins (B, T), or NULL
+    const int32_t *sees;        // the first token that each one sees; documents, without a window
     bool training;              // false: no gradients, no moments, one layer's activations
     bool sampling, caching;     // room for a cache of keys and values; forward fills and reads it
     size_t position;            // of forward's first token in its text
@@ -406,6 +407,7 @@ typedef struct {
     bool packed;                // training's rows hold several documents
     int32_t *inputs, *targets;                   // (B, T): a micro-batch's tokens
     int32_t *begins;                             // (B, T), if packed: see encoder_forward()
+    int32_t *first_seen;                         // (B, T), if rows are longer than the window
     float *params, *grads;                       // arenas of table.elements floats
     void *m, *v;                                 // the same, or in bf16 (--moments)
     float *theta;                                // of zeroth order: the weights
@@ -447,6 +449,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("activations", N, inputs);
     BUFFER("activations", N, targets);
     if (g->packed) BUFFER("activations", N, begins);
+    if (config_slides(&g->config, g->max_T)) BUFFER("activations", N, first_seen);
     BUFFER("activations", (g->training ? L + 1 : 1) * N * C, acts.x);
     #define ACT_BUFFER(name, width, ...) \
         if ((width) > 0) BUFFER("activations", L * N * (width), acts.name);
@@ -538,7 +541,11 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
     const bool post = c->post_norm;
     g->B = B;
     g->T = T;
-    g->documents = begins;
+    g->documents = g->sees = begins;
+    if (config_slides(c, T)) {
+        window_sees(g->first_seen, begins, N, T, c->window);
+        g->sees = g->first_seen;
+    }
     const float *wte = tensor(g, g->params, g->table.wte);
     const float *wpe = tensor(g, g->params, g->table.wpe);
     if (wpe != NULL) wpe += g->position * C;
@@ -565,7 +572,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
         if (g->caching)
             attention_cached(a.atty, g->cache + l * config_window(c) * cache_row(c), a.qkv,
                              g->position, T, NH, NKV, HS);
-        else attention_forward(a.atty, a.lse, a.qkv, begins, g->scratch, B, T, NH, NKV, HS);
+        else attention_forward(a.atty, a.lse, a.qkv, g->sees, g->scratch, B, T, NH, NKV, HS);
         matmul_forward(a.mid, a.atty, w.attproj_w, w.attproj_b, N, A, C);
         residual_forward(a.mid, a.x, N * C);
         layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w.mid_w, w.mid_b, N, C,
@@ -701,8 +708,8 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
         // attention branch: residual -> datty -> dqkv -> datt_in -> residual
         matmul_backward(branch, A, d.attproj_w, d.attproj_b, residual, a.atty, w.attproj_w, N, A, C,
                         accumulate);
-        attention_backward(dwide, branch, a.atty, a.lse, a.qkv, g->documents, g->scratch, B, T, NH,
-                           NKV, HS);
+        attention_backward(dwide, branch, a.atty, a.lse, a.qkv, g->sees, g->scratch, B, T, NH, NKV,
+                           HS);
         if (c->rope.theta > 0)
             heads_backward(dwide, d.q_norm, d.k_norm, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
                            g->documents, B, T, NH, NKV, HS, accumulate);

@@ -78,10 +78,10 @@ CASES = {
                           eos_token_id=[1, 5], rope_theta=100.0, rope_scaling=dict(
                               rope_type="llama3", factor=8.0, low_freq_factor=1.0,
                               high_freq_factor=4.0, original_max_position_embeddings=32))),
-    # several documents in a row
-    "llama-packed": dict(LLAMA, seed=10, L=2, NH=4, NKV=2, C=16, F=37, V=61, ctx=64, B=2, T=37,
-                         clip=2.37, packed=True, norm_eps=1e-4,
-                         config=dict(rope_theta=10000.0, rope_scaling=None)),
+    # several documents in a row, of which the longer ones are longer than the window
+    "mistral-packed": dict(LLAMA, seed=10, L=2, NH=4, NKV=2, C=16, F=37, V=61, ctx=64, B=2, T=37,
+                         clip=2.2, packed=True, norm_eps=1e-4, family="mistral", config=dict(
+                             rope_theta=10000.0, rope_scaling=None, sliding_window=5)),
     # biases everywhere, as many key heads as heads, and no key of config.json that may be missing
     "llama-biased": dict(LLAMA, seed=11, L=1, NH=3, C=12, F=21, V=53, ctx=32, B=2, T=11, clip=12.5,
                          tied=False, stream=0.2, lr=5e-3, norm_eps=1e-6,
@@ -90,10 +90,10 @@ CASES = {
                                      rope_scaling=dict(type="linear", factor=2.5)),
                          left_out=("num_key_value_heads", "rms_norm_eps", "hidden_act",
                                    "tie_word_embeddings", "attention_dropout")),
-    # one key head for all; longer than the tiles of a blocked attention
+    # one key head for all; longer than the tiles of a blocked attention, as its window is
     "mistral": dict(LLAMA, seed=12, L=1, NH=4, NKV=1, C=24, F=41, V=37, ctx=160, B=1, T=149,
                     clip=4.53, family="mistral", tied=False, stream=0.2,
-                    config=dict(rope_theta=1000.0, sliding_window=None)),
+                    config=dict(rope_theta=1000.0, sliding_window=70)),
     # biases of q, k and v; the newer key for positions; llama3's length is that of the model; a
     # window that is not used
     "qwen2": dict(LLAMA, seed=13, L=2, NH=4, NKV=2, C=24, F=31, V=137, ctx=48, B=2, T=15, clip=4.41,
@@ -198,6 +198,11 @@ def causal_mask(T):  # (T, T), true where row t may not look at column s
     return t[None, :] > t[:, None]
 
 
+def window_mask(T, window):  # the same, for a row that looks back over `window` tokens, its own too
+    t = torch.arange(T)
+    return t[None, :] <= t[:, None] - window
+
+
 def other_documents(begins):  # (B, T) -> (B, 1, T, T), true where s is of another document than t
     return (begins[:, None, :, None] != begins[:, None, None, :])
 
@@ -238,13 +243,16 @@ def for_each_query_head(x, heads):  # (B, NKV, T, HS) -> (B, NH, T, HS)
     return x if heads == x.shape[1] else x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def attention(q, k, v, begins=None):  # q (B, NH, T, HS); k, v (B, NKV, T, HS) -> (B, T, NH HS)
+def attention(q, k, v, begins=None, window=None):
+    # q (B, NH, T, HS); k, v (B, NKV, T, HS) -> (B, T, NH HS)
     B, NH, T, HS = q.shape
     k, v = for_each_query_head(k, NH), for_each_query_head(v, NH)
     score = q @ k.transpose(-1, -2) / math.sqrt(HS)  # (B, NH, T, T)
     score = score.masked_fill(causal_mask(T), -math.inf)
     if begins is not None:
         score = score.masked_fill(other_documents(begins), -math.inf)
+    if window is not None:
+        score = score.masked_fill(window_mask(T, window), -math.inf)
     att = torch.exp(score - score.max(-1, keepdim=True)[0])
     att = att / att.sum(-1, keepdim=True)
     return (att @ v).permute(0, 2, 1, 3).reshape(B, T, NH * HS)
@@ -271,6 +279,10 @@ def linear(p, name, x, family):  # GPT-2 keeps weights as (C, OC), the others as
 
 def head_shape(c):  # -> query heads, key heads, channels of a head
     return c["NH"], c["NKV"] or c["NH"], c["HS"] or c["C"] // c["NH"]
+
+
+def window_of(c):  # of tokens that each one sees, or None
+    return c["config"].get("sliding_window") if c["family"] == "mistral" else None
 
 
 def forward(p, c, tokens, begins=None):
@@ -300,7 +312,7 @@ def forward(p, c, tokens, begins=None):
         q, k, v = (y.reshape(*y.shape[:2], -1, HS).permute(0, 2, 1, 3) for y in qkv)
         if angle is not None:
             q, k = (turned(y, h + name) for y, name in zip((q, k), part["qk_norm"]))
-        return products(attention(q, k, v, begins), h, "proj")[0]
+        return products(attention(q, k, v, begins, window_of(c)), h, "proj")[0]
 
     def mlp(x, h):
         return products(act(*products(x, h, "fc")), h, "mlp")[0]
@@ -635,6 +647,8 @@ def step_transformers(path, family, dump):
     if "begins" in dump:
         begins, place = to_long((dump["begins"].copy(),))[0], torch.arange(tokens.shape[1])
         seen = (place[None, :] <= place[:, None]) & (place >= begins[:, :, None])  # (B, T, T)
+        if getattr(model.config, "sliding_window", None):
+            seen &= ~window_mask(len(place), model.config.sliding_window)
         hidden = torch.full(seen.shape, -1e300, dtype=torch.float64).masked_fill(seen, 0)
         documents = {"position_ids": place - begins, "attention_mask": hidden[:, None]}
     logits = model(input_ids=tokens, **documents).logits
@@ -814,6 +828,8 @@ def forward_mutants(c):
         "mask: one column too many, one row": ("causal_mask", mask_leak),
         "mask: one column too few, one row": ("causal_mask", mask_short),
         "mask: documents see each other": ("other_documents", lambda b: torch.tensor(False)),
+        "mask: no window": ("window_mask", lambda T, window: torch.tensor(False)),
+        "mask: a window of one token more": ("window_mask", lambda T, window: window_right(T, window + 1)),
         "GELU by erf": ("gelu", lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))),
         "GELU backward without the cubic": ("gelu", GeluWithout.apply),
         "norm epsilon 0, all": (norm, norm_eps(0, lambda i: True)),
@@ -825,6 +841,7 @@ def forward_mutants(c):
                                      * t.numel() / (t.numel() - 1)),
     }
     present = {"GELU": c["act"] == "gelu_new", "documents": c["packed"],
+               "window": window_of(c) is not None,
                "mean(g)": norm == "layer_norm",
                "of fc": "fc" in c["biased"], "of qkv": "qkv" in c["biased"]}
     out = {k: v for k, v in out.items() if all(present[word] for word in present if word in k)}
@@ -837,6 +854,7 @@ def forward_mutants(c):
 
 
 cross_entropy_right, adamw_right, rate_right = cross_entropy, adamw, learning_rate
+window_right = window_mask
 
 
 def adamw_variant(first=True, second=True, eps_inside=False, l2=False, new_p=False, eps=None):

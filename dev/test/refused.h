@@ -136,6 +136,8 @@ static const Refused *refused_rows(size_t *count) {
     LLAMA_("llama", "'attention_bias':1", "attention_bias must be true or false"),
     LLAMA_("llama", "'mlp_bias':'no'", "mlp_bias must be true or false"),
     LLAMA_("mistral", "'sliding_window':0", "sliding_window must be a whole number"),
+    LLAMA_("qwen2", "'use_sliding_window':true,'max_window_layers':1.5",
+           "max_window_layers must be a whole number"),
     LLAMA_("qwen2", "'use_sliding_window':1", "use_sliding_window must be true or false"),
     // model.safetensors.index.json
     ROW("index", "{'weight_map':[]}", "there is no weight_map"),

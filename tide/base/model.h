@@ -41,7 +41,7 @@ typedef struct {
     size_t channels;      // C
     size_t ffn;           // F, hidden width of the MLP; 4 C unless a loaded model says otherwise
     size_t context;       // longest sequence: rows of the position table, if there is one
-    int windowed;         // 1: context is the model's sliding window
+    size_t window;        // tokens, its own the last, that a token sees at most; 0: all before it
     size_t vocab;         // V, tokens 0 .. V-1
     size_t vocab_padded;  // Vp, V rounded up to a multiple of 128; only gpt2_finish() sets it
     int family;           // FAMILY_*
@@ -80,7 +80,21 @@ static size_t config_wide(const GPT2Config *c) {
 
 // Tokens that the model sees at most while a text is sampled: what costs memory for each of them
 // should not take the whole context of a model whose context is long.
-static size_t config_window(const GPT2Config *c) { return min_size(c->context, 4096); }
+static size_t config_window(const GPT2Config *c) {
+    return min_size(c->window > 0 ? min_size(c->window, c->context) : c->context, 4096);
+}
+
+// True if rows of T tokens are longer than what a token sees (Mistral's sliding window).
+static bool config_slides(const GPT2Config *c, size_t T) { return c->window > 0 && c->window < T; }
+// Fills sees (N / T, T), where in its row the first token is that each one sees: of its document,
+// as begins says (NULL: the row), and of the window.
+static void window_sees(int32_t *sees, const int32_t *begins, size_t N, size_t T, size_t window) {
+    for (size_t n = 0; n < N; n++) {
+        const size_t t = n % T, first = t < window ? 0 : t - window + 1;
+        sees[n] = (int32_t)max_size(first, begins == NULL ? 0 : (size_t)begins[n]);
+    }
+}
+
 // Elements of a token's row in one layer's cache of keys and values, (2, NKV HS).
 static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_head(c); }
 

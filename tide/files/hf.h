@@ -407,9 +407,9 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
     r->original = config_size(root, "original_max_position_embeddings", r->original, path);
 }
 
-// Reads the members that only the LLaMA family's config.json has. A model that attends to a window
-// of positions, in any of its layers, is the same as one that attends to all of them as long as no
-// sequence is longer: so the window limits the context.
+// Reads the members that only the LLaMA family's config.json has. Where the first layers of a Qwen
+// attend to all positions and the others to a window, the window limits the context: no two layers
+// of this engine differ, and in so short a sequence none does.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
     const Json *window = json_member(root, "sliding_window");  // null: there is none
@@ -429,9 +429,15 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
         c->unbiased &= ~BIAS_MLP;
     config_read_rope(root, path, c);  // which asks for the context without a window
     if (!slides || (window != NULL && window->type == JSON_NULL)) return;
-    const size_t most = config_size(root, "sliding_window", 4096, path);
-    c->windowed = most < c->context;
-    c->context = min_size(c->context, most);
+    size_t whole = qwen ? 28 : 0;  // layers that attend to all positions
+    const Json *layers = json_get(root, "max_window_layers");
+    if (qwen && layers != NULL && !json_size(layers, &whole))
+        die("%s: max_window_layers must be a whole number", path);
+    if (whole >= c->layers) return;
+    c->window = config_size(root, "sliding_window", 4096, path);
+    if (whole == 0) return;
+    c->context = min_size(c->context, c->window);
+    c->window = 0;
 }
 
 // Reads the Hugging Face config.json of a model into *c.
@@ -691,7 +697,10 @@ static void config_write_llama(FILE *f, const GPT2Config *c) {
             config_biased(c, BIAS_ATTPROJ) ? "true" : "false",
             config_biased(c, BIAS_MLP) ? "true" : "false", number_text(c->norm_eps).text,
             number_text(r->theta).text);
-    if (c->family == FAMILY_MISTRAL) fprintf(f, "  \"sliding_window\": null,\n");
+    if (c->window > 0)
+        fprintf(f, "  \"use_sliding_window\": true,\n  \"max_window_layers\": 0,\n"
+                "  \"sliding_window\": %zu,\n", c->window);
+    else if (c->family == FAMILY_MISTRAL) fprintf(f, "  \"sliding_window\": null,\n");
     if (r->scaling == ROPE_NONE) return;
     fprintf(f, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %s",
             r->scaling == ROPE_LINEAR ? "linear" : "llama3", number_text(r->factor).text);

@@ -563,6 +563,7 @@ static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
         g->B = p->batch->B;
         g->T = p->batch->T;
         g->documents = p->batch->begins;
+        g->sees = p->batch->sees;
         for (int j = 0; j < p->queries; j++) zo_encoder(g, p, j);
     }
     for (size_t l = 0; l < g->config.layers; l++) {

@@ -172,8 +172,7 @@ static void run_open_model(Run *r) {
     }
     r->T = o->seq > 0 ? o->seq : min_size(c->context, SEQ_AUTO);
     if (r->T > c->context)
-        die("--seq %zu is longer than the model's %s of %zu", r->T,
-            c->windowed ? "sliding window" : "context", c->context);
+        die("--seq %zu is longer than the model's context of %zu", r->T, c->context);
 }
 
 // The tokenizer: as told, or the one saved with the model, or bytes.
@@ -354,9 +353,9 @@ static void run_describe(const Run *r) {
     printf("model: %zu layer%s, %zu head%s", c->layers, plural(c->layers), c->heads,
            plural(c->heads));
     if (config_kv(c) < c->heads) printf(" (%zu of keys)", config_kv(c));
-    printf(", %zu channel%s, %s %zu, vocabulary %zu: %.2f M parameters; ", c->channels,
-           plural(c->channels), c->windowed ? "sliding window" : "context", c->context, c->vocab,
-           1e-6 * (double)r->table.parameters);
+    printf(", %zu channel%s, context %zu", c->channels, plural(c->channels), c->context);
+    if (config_slides(c, c->context)) printf(" (sliding window %zu)", c->window);
+    printf(", vocabulary %zu: %.2f M parameters; ", c->vocab, 1e-6 * (double)r->table.parameters);
     if (fresh) printf("new, random weights\n");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);

@@ -645,7 +645,7 @@ static const char *config_other(const GPT2Config *c, const GPT2Config *from) {
     #define OTHER(field) \
         if (c->field != from->field) n += (size_t)snprintf(text + n, sizeof text - n, \
             n > 0 ? ", " #field " %.10g" : #field " %.10g", (double)c->field);
-    OTHER(layers) OTHER(heads) OTHER(channels) OTHER(ffn) OTHER(context) OTHER(windowed)
+    OTHER(layers) OTHER(heads) OTHER(channels) OTHER(ffn) OTHER(context) OTHER(window)
     OTHER(vocab) OTHER(vocab_padded) OTHER(family) OTHER(activation) OTHER(tied) OTHER(embed)
     OTHER(post_norm) OTHER(kv_heads) OTHER(head_size) OTHER(rms) OTHER(norm_eps) OTHER(unbiased)
     OTHER(qk_norm) OTHER(rope.theta) OTHER(rope.scaling) OTHER(rope.factor) OTHER(rope.low)
@@ -700,7 +700,7 @@ static void test_config_accepts(void) {
          "family 2, activation 2, kv_heads 32, rms 1, norm_eps 1e-06, unbiased 7, "
          "rope.theta 10000"},
         {"mistral", "",
-         "layers 3, heads 32, channels 64, ffn 7, context 4096, windowed 1, vocab 300, "
+         "layers 3, heads 32, channels 64, ffn 7, context 5000, window 4096, vocab 300, "
          "vocab_padded 384, family 3, activation 2, kv_heads 32, rms 1, norm_eps 1e-06, "
          "unbiased 7, rope.theta 10000"},
         {"qwen2", "",
@@ -712,13 +712,13 @@ static void test_config_accepts(void) {
          "family 5, activation 2, kv_heads 32, head_size 128, rms 1, norm_eps 1e-06, "
          "unbiased 7, qk_norm 1, rope.theta 10000"},
         {"llama", LLAMA_NULLS, ""},
-        {"mistral", LLAMA_NULLS, "context 5000, windowed 0"},
+        {"mistral", LLAMA_NULLS, "window 0"},
         {"qwen2", LLAMA_NULLS, ""},
         {"qwen3", LLAMA_NULLS, ""},
         {"llama", LLAMA_VALUES,
          "tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, unbiased 0, rope.theta 500000"},
         {"mistral", LLAMA_VALUES,
-         "context 5000, windowed 0, tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, "
+         "window 9000, tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, "
          "rope.theta 500000"},  // has no key for biases
         {"qwen2", LLAMA_VALUES,
          "tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, rope.theta 500000"},    // neither
@@ -726,14 +726,16 @@ static void test_config_accepts(void) {
          "tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, unbiased 4, rope.theta 500000"},
         {"llama", "'head_dim':2,'sliding_window':9", ""},
         {"llama", "'pretraining_tp':2,'hidden_act':'swish'", ""},
-        // a window limits the context, where it is used
-        {"mistral", "'sliding_window':1000", "context 1000"},
-        {"mistral", "'sliding_window':5001", "context 5000, windowed 0"},
-        {"mistral", "'sliding_window':9,'max_window_layers':3", "context 9"},
+        // a window, where it is used; one of some layers limits the context
+        {"mistral", "'sliding_window':1000", "window 1000"},
+        {"mistral", "'sliding_window':9,'max_window_layers':3", "window 9"},
         {"qwen2", "'sliding_window':9", ""},
         {"qwen2", "'sliding_window':9,'use_sliding_window':false", ""},
-        {"qwen2", SLIDING "'max_window_layers':2", "context 9, windowed 1"},
-        {"qwen3", "'use_sliding_window':true,'max_window_layers':2", "context 4096, windowed 1"},
+        {"qwen2", SLIDING "'max_window_layers':2", "context 9"},
+        {"qwen2", SLIDING "'max_window_layers':3", ""},
+        {"qwen2", SLIDING "'max_window_layers':0", "window 9"},
+        {"qwen3", "'use_sliding_window':true", ""},
+        {"qwen3", "'use_sliding_window':true,'max_window_layers':2", "context 4096"},
         {"qwen3", "'sliding_window':null,'use_sliding_window':true", ""},
         // which of the keys for rotary positions counts
         {"llama", "'rope_theta':50", "rope.theta 50"},
