@@ -383,8 +383,8 @@ typedef struct {
     float *ln_2, *mean_2, *rstd_2;  // (N, C), (N), (N)
     float *fc, *act;                // (N, M), (N, F)  before and after the non-linearity; M is F,
                                     //         or 2F with a gate
-    // Inputs of attention and of the MLP: ln_1 and ln_2 = norm(mid); in post-norm layers x and ln_1 =
-    // norm(mid), and ln_2 is the second sum. Statistics (mean and rstd) of norm(mid).
+    // Inputs of attention and of the MLP: ln_1, and ln_2 = norm(mid). In post-norm layers: x, and
+    // ln_1 = norm(mid); ln_2 is the second sum. Then the statistics (mean and rstd) of norm(mid).
     float *att_in, *mlp_in, *mid_mean, *mid_rstd;
 } LayerActs;
 
