@@ -81,7 +81,7 @@ typedef struct {
     size_t state_at;         // first element of its state among all pieces' on its side
     bool grad_on_gpu;        // its gradient waits for the update on the GPU, not on the host
     size_t grad_at;          // first element of its gradient among those that wait on that side
-    size_t weights_at;       // first element of its weights among those the host updates or stores
+    size_t weights_at;       // first element of its weights in the host's buffer of weights
     bool over_acts;          // its gradient lies over the layer's activations: grad_at in bytes
     // Addresses, which the trainer sets once, when there is memory. floatX is its storage type.
     void *params;            // weights that forward reads: floatX; on the host if they stream

@@ -22,8 +22,8 @@ enum { FAMILY_GPT2, FAMILY_OPT, FAMILY_LLAMA, FAMILY_MISTRAL, FAMILY_QWEN2, FAMI
 // GELU in its tanh form ("gelu_new"). SILU: the MLP is gated, silu(gate) * up.
 enum { ACTIVATION_GELU, ACTIVATION_RELU, ACTIVATION_SILU };
 
-// Values of the options for placement. --recompute: activations that backward computes again.
-// --offload: where the optimizer's state is, and who updates it (offload.h). --weights: where.
+// Values of options. --recompute: which activations backward computes again. --offload: where the
+// optimizer's state is, and who updates it (offload.h). --weights: where the weights are.
 enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_LIGHT, RECOMPUTE_BLOCK };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };
