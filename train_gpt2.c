@@ -566,7 +566,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
         if (!post)
             layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps);
         matmul_forward(a.qkv, a.att_in, w.qkv_w, w.qkv_b, N, C, Q);
-        if (c->rope.theta > 0)
+        if (config_turns(c, l))
             heads_forward(a.qkv, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope + g->position * HS,
                           begins, B, T, NH, NKV, HS, eps);
         if (g->caching)
@@ -710,7 +710,7 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
                         accumulate);
         attention_backward(dwide, branch, a.atty, a.lse, a.qkv, g->sees, g->scratch, B, T, NH, NKV,
                            HS);
-        if (c->rope.theta > 0)
+        if (config_turns(c, l))
             heads_backward(dwide, d.q_norm, d.k_norm, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
                            g->documents, B, T, NH, NKV, HS, accumulate);
         matmul_backward(branch, C, d.qkv_w, d.qkv_b, dwide, a.att_in, w.qkv_w, N, C, Q, accumulate);

@@ -64,7 +64,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
     cudaStream_t stream = g->compute;
     if (part == 0) {
         matmul_forward(lt, a->qkv, a->att_in, w->qkv_w, w->qkv_b, N, C, Q, stream);
-        if (c->rope.theta > 0)
+        if (a->turned)
             heads_forward(a->qkv, a->qk, a->qk_rstd, w->q_norm, w->k_norm,
                           g->rope + g->position * s.HS, g->documents, s, eps, stream);
         if (a->cache != NULL)
@@ -131,7 +131,7 @@ static void layer_backward(GPT2 *g, size_t l) {
     matmul_backward(lt, dc, A, d.attproj_w, dx, a.atty, w.attproj_w, N, A, C, stream);
     attention_backward(dwide, attention_room(g), g->delta, dc, a.atty, a.lse, a.qkv, g->sees, s,
                        stream);
-    if (c->rope.theta > 0)
+    if (a.turned)
         heads_backward(dwide, d.q_norm, d.k_norm, sum, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
                        g->documents, s, stream);
     matmul_backward(lt, dc, C, d.qkv_w, dwide, a.att_in, w.qkv_w, N, C, Q, stream, NULL, d.qkv_b,

@@ -38,13 +38,14 @@ HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 # L layers, NH heads, C channels, F width of the MLP, V vocabulary, ctx rows of the position table;
 # E width of the embeddings, if not C; NKV key heads, if not NH; HS size of a head, if not C / NH;
 # B sequences per micro-batch, T tokens each. `norm_eps` is the norms' epsilon; `biased` are the
-# linear parts that have a bias; `qk_norm`: q and k are normalised. `stream` scales what enters the
+# linear parts that have a bias; `qk_norm`: q and k are normalised; `unturned`:
+# every how many layers there are no positions. `stream` scales what enters the
 # residual stream: where it is small, the norms' epsilon matters. `packed`: a row holds several
 # documents, and a third of the targets, -1, are not trained.
 BASE = dict(family="gpt2", norm="layer", norm_eps=1e-5, act="gelu_new", tied=True, E=None, NKV=None,
-            HS=None, biased=("qkv", "proj", "fc", "mlp"), qk_norm=False, stream=1.0, packed=False,
-            accum=1, steps=10, warmup=3, lr=1e-2, min_lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-3,
-            weight_decay=0.1)
+            HS=None, biased=("qkv", "proj", "fc", "mlp"), qk_norm=False, unturned=None, stream=1.0,
+            packed=False, accum=1, steps=10, warmup=3, lr=1e-2, min_lr=1e-3, beta1=0.9, beta2=0.95,
+            eps=1e-3, weight_decay=0.1)
 # `config`: keys of config.json beside those that all have; `left_out`: keys that this one has not.
 LLAMA = dict(BASE, family="llama", norm="rms", act="silu", biased=(), config={}, left_out=())
 CASES = {
@@ -107,6 +108,12 @@ CASES = {
                       head_dim=8, attention_bias=False, use_sliding_window=False,
                       sliding_window=None, layer_types=["full_attention"] * 2, dtype="float32",
                       rope_parameters=dict(rope_type="default", rope_theta=50.0))),
+    # every second layer has no positions
+    "smollm3": dict(LLAMA, seed=15, L=2, NH=4, NKV=2, C=16, F=29, V=53, ctx=32, B=2, T=14, clip=3.3,
+                    family="smollm3", unturned=2, config=dict(
+                        attention_bias=False, mlp_bias=False, no_rope_layer_interval=2,
+                        no_rope_layers=[1, 0], use_sliding_window=False, sliding_window=None,
+                        pad_token_id=None, rope_theta=5000.0)),
 }
 # Hugging Face's names of the parts; those of a layer in file order. A part of several names is
 # stored in pieces: q, k and v; gate and up.
@@ -125,7 +132,7 @@ NAMES = {
         ln_2=["post_attention_layernorm"], fc=["mlp.gate_proj", "mlp.up_proj"],
         mlp=["mlp.down_proj"])),
 }
-NAMES.update(dict.fromkeys(("mistral", "qwen2", "qwen3"), NAMES["llama"]))
+NAMES.update(dict.fromkeys(("mistral", "qwen2", "qwen3", "smollm3"), NAMES["llama"]))
 TRAINING_KEYS = ("seed", "B", "T", "accum", "steps", "lr", "min_lr", "warmup", "beta1", "beta2",
                  "eps", "weight_decay", "clip")
 
@@ -310,7 +317,7 @@ def forward(p, c, tokens, begins=None):
         qkv = products(x, h, "qkv")
         qkv = qkv if len(qkv) == 3 else qkv[0].split(c["C"], -1)
         q, k, v = (y.reshape(*y.shape[:2], -1, HS).permute(0, 2, 1, 3) for y in qkv)
-        if angle is not None:
+        if angle is not None and (i + 1) % (c["unturned"] or c["L"] + 1):
             q, k = (turned(y, h + name) for y, name in zip((q, k), part["qk_norm"]))
         return products(attention(q, k, v, begins, window_of(c)), h, "proj")[0]
 
@@ -487,7 +494,8 @@ def make_config(c):
                     embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
     if c["norm"] == "rms":
         config = dict(model_type=c["family"],
-                      architectures=[c["family"].capitalize() + "ForCausalLM"],
+                      architectures=[c["family"].capitalize().replace("Smollm", "SmolLM")
+                                     + "ForCausalLM"],
                       num_hidden_layers=c["L"], num_attention_heads=c["NH"],
                       num_key_value_heads=c["NKV"] or c["NH"], hidden_size=c["C"],
                       intermediate_size=c["F"], max_position_embeddings=c["ctx"], vocab_size=c["V"],

@@ -71,7 +71,7 @@ static const Refused *refused_rows(size_t *count) {
     CONFIG("[]", "model_type is not there"),
     CONFIG("{'model_type':3}", "model_type is no name"),
     CONFIG("{'model_type':'mixtral'}",
-           "model_type is mixtral; only gpt2, opt, llama, mistral, qwen2 and qwen3 are known"),
+           "model_type is mixtral; only gpt2, opt, llama, mistral, qwen2, qwen3 and smollm3 are known"),
     CONFIG("{'model_type':'Llama'}", "model_type is Llama"),
     CONFIG("{'model_type':'gpt2'}", "n_layer must be there"),
     CONFIG("{'model_type':'opt','n_layer':2}", "num_hidden_layers must be"),
@@ -138,6 +138,9 @@ static const Refused *refused_rows(size_t *count) {
     LLAMA_("mistral", "'sliding_window':0", "sliding_window must be a whole number"),
     LLAMA_("qwen2", "'use_sliding_window':true,'max_window_layers':1.5",
            "max_window_layers must be a whole number"),
+    LLAMA_("smollm3", "'no_rope_layers':[1,0,1]", "no_rope_layers is not 1, and 0"),
+    LLAMA_("smollm3", "'no_rope_layers':[1,1]", "no_rope_layers is not 1, and 0"),
+    LLAMA_("smollm3", "'no_rope_layers':1", "no_rope_layers is not 1, and 0"),
     LLAMA_("qwen2", "'use_sliding_window':1", "use_sliding_window must be true or false"),
     // model.safetensors.index.json
     ROW("index", "{'weight_map':[]}", "there is no weight_map"),

@@ -18,7 +18,7 @@
 
 // Hugging Face's model types: names of files and tensors, and what config_family() fills.
 enum { FAMILY_GPT2, FAMILY_OPT, FAMILY_LLAMA, FAMILY_MISTRAL, FAMILY_QWEN2, FAMILY_QWEN3,
-       FAMILIES };
+       FAMILY_SMOLLM3, FAMILIES };
 // GELU in its tanh form ("gelu_new"). SILU: the MLP is gated, silu(gate) * up.
 enum { ACTIVATION_GELU, ACTIVATION_RELU, ACTIVATION_SILU };
 
@@ -58,6 +58,7 @@ typedef struct {
     int unbiased;         // BIAS_* of the products that have none
     int qk_norm;          // 1, as in Qwen3: q and k are normalised, head by head
     Rope rope;            // rotary positions; theta 0: a table of positions (wpe)
+    size_t unturned;      // n: every n-th layer has no positions (SmolLM3); 0: all have
 } GPT2Config;
 
 // Widths in channels. embed: wte and the head. kv: heads of keys. head: one attention head. att:
@@ -71,6 +72,10 @@ static size_t config_att(const GPT2Config *c) { return c->heads * config_head(c)
 static size_t config_qk(const GPT2Config *c) { return (c->heads + config_kv(c)) * config_head(c); }
 static size_t config_qkv(const GPT2Config *c) {
     return config_qk(c) + config_kv(c) * config_head(c);
+}
+// True if q and k of layer l are turned by their positions.
+static bool config_turns(const GPT2Config *c, size_t l) {
+    return c->rope.theta > 0 && (c->unturned == 0 || (l + 1) % c->unturned != 0);
 }
 static bool config_gated(const GPT2Config *c) { return c->activation == ACTIVATION_SILU; }
 static size_t config_mlp(const GPT2Config *c) { return config_gated(c) ? 2 * c->ffn : c->ffn; }
@@ -147,14 +152,15 @@ static void config_family(GPT2Config *c, int family) {
     memset(c, 0, sizeof *c);
     c->family = family;
     c->activation = llama ? ACTIVATION_SILU : opt ? ACTIVATION_RELU : ACTIVATION_GELU;
-    c->tied = !llama;
+    c->tied = !llama || family == FAMILY_SMOLLM3;
     if (!llama) return;
     c->rms = 1;
     c->norm_eps = 1e-6;
     c->unbiased = BIAS_ATTPROJ | BIAS_MLP;
     if (family != FAMILY_QWEN2) c->unbiased |= BIAS_QKV;
     c->qk_norm = family == FAMILY_QWEN3;
-    c->rope.theta = 1e4;
+    c->rope.theta = family == FAMILY_SMOLLM3 ? 2e6 : 1e4;
+    c->unturned = family == FAMILY_SMOLLM3 ? 4 : 0;
 }
 
 // GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1. 7b to 20b: Deep Optimizer
@@ -204,20 +210,26 @@ static const Preset gpt2_presets[] = {
     {"tinyllama-1.1b", LLAMA(22, 32,  4, 2048,  5632, 8192, 32000, 0, 1e4)},
     {"llama2-7b",      LLAMA(32, 32, 32, 4096, 11008, 4096, 32000, 0, 1e4)},
     {"llama2-13b",     LLAMA(40, 40, 40, 5120, 13824, 4096, 32000, 0, 1e4)},
+    {"llama2-70b",     LLAMA(80, 64,  8, 8192, 28672, 4096, 32000, 0, 1e4)},
     {"llama3.2-1b",    LLAMA3(16, 32, 2048,  8192, 1, 32)},
     {"llama3.2-3b",    LLAMA3(28, 24, 3072,  8192, 1, 32)},
     {"llama3.1-8b",    LLAMA3(32, 32, 4096, 14336, 0, 8)},
+    {"llama3.1-70b",   LLAMA3(80, 64, 8192, 28672, 0, 8)},
+    {"smollm3-3b",     FAMILY_SMOLLM3, 36, 16, 4, 0, 2048, 11008, 8192, 128256, 0, 1, 5e6, 0},
     {"mistral-7b",     FAMILY_MISTRAL, 32, 32, 8, 0, 4096, 14336, 8192, 32000, 0, 0, 1e4, 0},
     {"qwen2.5-0.5b",   QWEN2(24, 14, 2,  896,  4864, 151936, 1)},
     {"qwen2.5-1.5b",   QWEN2(28, 12, 2, 1536,  8960, 151936, 1)},
     {"qwen2.5-3b",     QWEN2(36, 16, 2, 2048, 11008, 151936, 1)},
     {"qwen2.5-7b",     QWEN2(28, 28, 4, 3584, 18944, 152064, 0)},
     {"qwen2.5-14b",    QWEN2(48, 40, 8, 5120, 13824, 152064, 0)},
+    {"qwen2.5-32b",    QWEN2(64, 40, 8, 5120, 27648, 152064, 0)},
+    {"qwen2.5-72b",    QWEN2(80, 64, 8, 8192, 29568, 152064, 0)},
     {"qwen3-0.6b",     QWEN3(28, 16, 1024,  3072, 1)},
     {"qwen3-1.7b",     QWEN3(28, 16, 2048,  6144, 1)},
     {"qwen3-4b",       QWEN3(36, 32, 2560,  9728, 1)},
     {"qwen3-8b",       QWEN3(36, 32, 4096, 12288, 0)},
     {"qwen3-14b",      QWEN3(40, 40, 5120, 17408, 0)},
+    {"qwen3-32b",      QWEN3(64, 64, 5120, 25600, 0)},
 };
 
 // Fills *c from a preset's name, or from "dN": depth N at GPT-2's proportions, 64 channels per

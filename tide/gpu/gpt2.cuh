@@ -45,6 +45,7 @@ struct LayerActs {
     floatX *cache;                    // (window, 2, NKV HS) of sampling: see cache.cuh; or NULL
     floatX *branch;                   // (N, C)  what is to be added to the residual stream
     floatX *out;                      // (N, C)  of layers that normalise each sum: the last one
+    bool turned;                      // q and k are, by their positions
     // what attention and the MLP read; the statistics of the norm of mid: see layer_order()
     floatX *att_in, *mlp_in; float *mid_mean, *mid_rstd;
 };
@@ -345,6 +346,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     a.cache = g->caching ? g->cache + l * layer_cache(g) : NULL;
     a.branch = g->branch;
     a.out = layer_input(g, l + 1);
+    a.turned = config_turns(&g->config, l);
     layer_order(&a, &g->config);
     return a;
 }
