@@ -1,12 +1,12 @@
 #!/bin/sh
-# From the name of a model to a conversation with it, and what each step took: 1. does it fit, 2. fetch it, 3. look
-# at the data, 4. fine-tune, 5. talk. Steps 1 and 4 are finetune.sh's, step 2 is dev/data/model.sh's, step 3 is build/rows':
-# each can be called alone.
+# Goes from the name of a model to a conversation with it: 1. does it fit, 2. fetch it, 3. look at the data, 4. fine-tune,
+# 5. talk. Prints the time and disk of each step. It calls finetune.sh (1, 4), dev/data/model.sh (2), build/rows (3) and the
+# trainer (5).
 # usage: FILE=my.jsonl [MODEL=OWNER/NAME|DIR] scripts/journey.sh [OPTION...]
 #        FILE has your conversations or examples (doc/finetuning.md). MODEL is of the hub, or a folder; default GPT-2
 #        124M. OPTION..., OUT and TRAINER are finetune.sh's; what is tuned is in OUT/tuned (out/finetune/tuned).
-# The conversation is read from the terminal, or, a line for each turn, from the standard input; a model of examples, not
-# conversations, is not talked to. The CPU trainer has no prediction for step 1.
+# The conversation is read from the standard input, a line for each turn. If FILE has no conversations, step 5 is left out.
+# The CPU trainer has no prediction for step 1.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
