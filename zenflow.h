@@ -350,7 +350,7 @@ static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums,
         bool *rest = (bool *)alloc_or_fail(z->cols, sizeof *rest, "selection");
         for (size_t j = z->chosen; j < z->cols; j++) rest[map->column[z->column_at + j]] = true;
         for (size_t k = 0; k < ranks; k++)
-            for (size_t j = 0; j < z->cols; j++)  // in order of columns: slots may differ by run
+            for (size_t j = 0; j < z->cols; j++)  // in order of columns, for any slots
                 part[rest[j]] += sums[(2 * k + 1) * map->mixed + z->column_at + j];
         free(rest);
         clock->chosen_mean[i] = (first ? 0 : clock->chosen_mean[i]) + part[0] / (double)z->chosen;

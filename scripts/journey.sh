@@ -46,7 +46,7 @@ noted data "$FILE"
 echo "--- 4. fine-tuning"
 sh "$top/scripts/finetune.sh" "$@"
 noted fine-tune "$out"
-if grep -q '"\(messages\|conversations\)"' "$FILE"; then
+if grep -q '"\(messages\|conversations\|instruction\)"' "$FILE"; then
     echo "--- 5. talk to it (Ctrl-D ends this)"
     "$trainer" --model "$out/tuned" --chat
     noted talk

@@ -61,7 +61,7 @@ static void run_load(Run *r, const RunState *state) {
         train_state_free(&r->state);
         r->state = before;
     }
-    if (r->o.offload != OFFLOAD_ZENFLOW) train_state_free(&r->state);  // ZenFlow still reads its text
+    if (r->o.offload != OFFLOAD_ZENFLOW) train_state_free(&r->state);  // ZenFlow reads its text
     out_take(&r->o, &r->lock);
 }
 

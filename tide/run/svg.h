@@ -21,8 +21,8 @@ typedef struct {
     double x0, x1, y0, y1;  // the values at left and right, at bottom and top
 } SvgFrame;
 
-// Writes the head of a picture up to its rules of style, which the caller may add to; ".n" is text
-// on a colour.
+// Writes the head of a picture, up to its rules of style, to which the caller may add. ".n" is text
+// on a coloured box.
 static void svg_begin(FILE *f, int width, double height) {
     fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %.0f\" width=\"%d\" "
             "height=\"%.0f\">\n<style>\ntext{font:12px sans-serif;fill:#444} .page{fill:#fff} "
