@@ -60,6 +60,12 @@ same stream_has_the_bits_of_memory stream memory
 near fp32_has_the_losses_of_the_cpu fp32 on_cpu 2e-5
 near bf16_is_near_the_cpu memory on_cpu 4e-3
 check "not_the_same: memory fp32" differ memory fp32
+"$cpu" $tiny --model mistral-7b --kv-heads 1 --steps 0 --out window >window.out 2>&1
+sed 's/"sliding_window": null/"sliding_window": 5/' window/config.json >a.txt && mv a.txt window/config.json
+slides="--model window $mezo --seq 16 --steps 4"
+"$cpu" $slides --out window_cpu >window.out 2>&1
+"$tide" $slides --precision fp32 --resident-blocks 0 --out window_gpu >window.out 2>&1
+near rows_beyond_a_sliding_window_have_the_losses_of_the_cpu window_gpu window_cpu 2e-5
 check evaluations_are_made grep -q '"val_loss"' stream/log.jsonl
 check samples_between_steps_are_the_same sh -c 'for r in memory stream; do
     sed -n "/^--- sample/,/^---$/p" $r.out >$r.txt; done; test -s memory.txt && cmp memory.txt stream.txt'
