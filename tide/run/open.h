@@ -230,7 +230,7 @@ static void run_open_task(Run *r) {
             die("%s has JSON lines: --labels is for labelled sentences, use \"choices\" here",
                 files[k]);
         *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, first, V,
-                               o->chat_format);
+                               o->chat_format, o->train_on > 0);
     }
     const size_t all = r->task_all.count, cut = o->val == NULL ? all - all / 10 : all;
     if (r->task) r->task_train = task_view(&r->task_all, 0, cut);
@@ -494,7 +494,8 @@ static void run_check_together(Run *r) {
     if (o->gpu_build) run_check_shape(r);
     if (r->only_sampling && r->tokenizer == NULL)
         die("--%s needs --tokenizer: %s", o->chat ? "chat" : "prompt", tokenizer_why);
-    if (o->chat && !chat_open(&r->chat, r->tokenizer, o->chat_format, run_first_token(r), &err))
+    if (o->chat && !chat_open(&r->chat, r->tokenizer, o->chat_format, run_first_token(r),
+                              time(NULL), &err))
         die("--chat: %s", err.text);
     if (trains && run_task(r)->chat.format != NULL)
         chat_export(&run_task(r)->chat, r->tokenizer);

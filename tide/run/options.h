@@ -63,7 +63,7 @@ enum { OPTION_MOST = 100 };  // most rows of the table
 typedef struct {  // the fields of the table's options
     const char *model, *data, *val, *tokenizer, *labels, *template_text, *scores, *prompt, *out,
         *dump, *tune, *rates, *trace;
-    int chat_format, pack, schedule, optimizer, moments, save_dtype, precision, recompute,
+    int chat_format, train_on, pack, schedule, optimizer, moments, save_dtype, precision, recompute,
         offload, weights, grad_wire, zen_overlap, zo_noise;
     size_t layers, heads, kv_heads, channels, ffn, context, vocab, batch, seq, accum, seed,
         steps, warmup, log_every, eval_every, eval_batches, sample_every, sample_tokens, top_k,
@@ -114,6 +114,8 @@ static const Option option_table[] = {
     {O_CHOICE, "chat-format", AT(chat_format), "auto",
      "auto|chatml|llama3|mistral-v3|mistral|llama2", O_FIXED,
      "of conversations; auto: by chat template, or special tokens"},
+    {O_CHOICE, "train-on", AT(train_on), "all", "all|last", O_FIXED,
+     "a conversation's answers that are trained: all, or the last"},
     {O_COUNT, "batch", AT(batch), "8", "N", O_MOST,
      "sequences per micro-batch, on each GPU", 1, 1 << 20},
     {O_COUNT, "seq", AT(seq), "0", "N", O_MOST | O_FIXED,

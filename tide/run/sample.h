@@ -245,7 +245,7 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
                         void *model, const volatile sig_atomic_t *stop) {
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");
     bool full = false;
-    const bool spaceless = chat->format->says[CHAT_ASSISTANT][1] == ' ';  // after the ^
+    const bool spaceless = (chat->format->rules & CHAT_SPACED) != 0;
     const ChatMessage given = {CHAT_SYSTEM, o->prompt, system ? strlen(o->prompt) : 0};
     Sampler s = sampler_make(o, chat->t, c, chat->begin, 0, next, model);
     const size_t room = min_size(o->sample_tokens, s.context / 2);

@@ -768,7 +768,7 @@ static void added_many(void) {
                                           || memcmp(list->tokens[same].content, text, n))) same++;
             if (same == list->count) added_push(&t, text, n, id, false, flags);
         }
-        CHECK(added_index(list) == NULL, "twice");
+        CHECK(added_sort(list) == NULL, "twice");
         for (size_t i = 0; i < sizeof text; i++) text[i] = letters[random_below(6)];
         for (size_t from = 0, at; from < sizeof text; from++) {
             const AddedToken *best = NULL;
