@@ -85,7 +85,7 @@ static float *arena_of(const GPT2Table *t) {  // of NaNs
 static GPT2Config config_of(int family, int tied) {
     static const Rope ropes[] = {
         {5e5, ROPE_LLAMA3, 8, 1, 4, 7}, {1e4, ROPE_NONE, 0, 0, 0, 0},
-        {123.456, ROPE_LINEAR, 2.5, 0, 0, 0}, {1e6, ROPE_NONE, 0, 0, 0, 0}};
+        {123.4567, ROPE_LINEAR, 2.5, 0, 0, 0}, {1e6, ROPE_NONE, 0, 0, 0, 0}};
     GPT2Config c;
     config_family(&c, family);
     c.layers = 2; c.heads = 4; c.channels = 20; c.ffn = 37; c.context = 9; c.vocab = 131;
