@@ -285,34 +285,6 @@ static void test_documents(void) {
     clean();
 }
 
-// Text in blocks of any size has the tokens of the whole.
-static void test_blocks_keep_tokens(void) {
-    static const char *const pieces[12] = {"he", "t", " ", "\n", "\n\n", " t", "  ", "\xc2\xa0",
-                                           "\xe3\x80\x80", "he's", "\xff", "\t"};
-    Tokenizer *tok = small_tokenizer();
-    char text[2000];
-    Tokens whole = {NULL, 0, 0}, blocks = whole;
-    size_t n = 0, cuts = 0;
-    for (uint32_t i = 0; n + 8 < sizeof text; i++) {
-        const char *piece = pieces[philox4x32(1, i, 0, 0, 0).x[0] % 12];
-        memcpy(text + n, piece, strlen(piece));
-        n += strlen(piece);
-    }
-    tokenizer_encode(tok, text, n, 0, &whole);
-    for (size_t limit = 1; limit < 200; limit++) {
-        blocks.count = 0;
-        for (size_t at = 0, m; at < n; at += m, cuts++) {
-            m = tokenizer_block(tok, text + at, n - at, limit);
-            tokenizer_encode(tok, text + at, m, 0, &blocks);
-        }
-        CHECK(blocks.count == whole.count && memcmp(whole.ids, blocks.ids, 4 * whole.count) == 0,
-              "limit %zu", limit);
-    }
-    free(whole.ids);
-    free(blocks.ids);
-    CHECK(cuts > 2000, "only %zu blocks", cuts);
-}
-
 static void test_text_blocks(void) {
     static const struct { const char *text; size_t limit, cut; } rows[] = {
         {"ab cd ef", 8, 8},        // all fits
@@ -605,7 +577,6 @@ int main(void) {
     RUN(test_text);
     RUN(test_documents);
     RUN(test_text_blocks);
-    RUN(test_blocks_keep_tokens);
     RUN(test_split);
     RUN(test_coverage);
     RUN(test_phase);

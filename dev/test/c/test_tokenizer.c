@@ -350,8 +350,6 @@ static void expect_error(const char *vocab, const char *merges, const char *word
 static void tokenizer_bad_files(void) {
     for (int missing = 0; missing < 256; missing++)
         expect_error(byte_vocabulary(missing, 0, ""), "#version\n", "bytes that have no token");
-    const char *vocab = byte_vocabulary(-1, 0, ", \"ab\": 256");
-    for (size_t i = 0; i < strlen(vocab); i++) expect_error(strndup(vocab, i), "a b\n", "JSON");
     // one long token and a merge as long: both need their room (for the address sanitizer)
     char more[5100], merge[5100];
     snprintf(more, sizeof more, ", \"%05000d\": 300", 0);
@@ -360,9 +358,6 @@ static void tokenizer_bad_files(void) {
     expect_error(vocabulary_of(merge), merge, "merges a token that is not");
     expect_error("[]", "a b\n", "not an object");
     expect_error("{}", "a b\n", "without vocab");
-    expect_error(vocabulary_of("a b\na b\n"), "a b\na b\n", "\"ab\" twice");
-    expect_error(vocabulary_of("ab c\n"), "ab c\n", "merges a token that is not");
-    expect_error(vocabulary_of("a \xc3\n"), "a b\na \xc3\n", "merge 1: gives a token that is not");
 }
 
 // vocab.json ("bytes": all files of the tokenizer of bytes are saved first; "folder": it is one),
@@ -536,29 +531,6 @@ static void json_cases(void) {
 #define LLAMA3 "small-llama3"
 #define SMOLLM2 "small-smollm2"
 #define LLAMA2 "small-llama2"
-
-// A file that is cut anywhere is refused in a line, and so is one with a byte that is another, or
-// it is read.
-static void json_damaged(void) {
-    size_t n = 0;
-    char *text = fixture_read("small-llama2", "tokenizer.json", &n);
-    remove_files();
-    for (size_t i = 0; i < n; i += i < 3000 ? 97 : 1501) {
-        write_file("tokenizer.json", text, i);
-        CHECK(DIES_WITH("/tokenizer.json", tokenizer_load(base)), "cut at %zu", i);
-    }
-    for (int run = 0; run < 300; run++) {
-        const size_t at = random_below((uint32_t)(run % 2 ? n : 3000));
-        const char old = text[at];
-        Error err = {""};
-        text[at] = (char)random_below(256);
-        Tokenizer *t = tokenizer_parse(base, strndup(text, n), strnlen(text, n), NULL, NULL, &err);
-        CHECK(t != NULL || strstr(err.text, "tokenizer.json") != NULL, "byte %zu: %s", at,
-              err.text);
-        tokenizer_free(t);
-        text[at] = old;
-    }
-}
 
 // The tokens around texts, and those that end them, from the files that may name them.
 static void json_ends(void) {
@@ -782,24 +754,20 @@ static void json_saves(void) {
     remove_files();
 }
 
-// Special tokens by their contents, as the file has them.
+// Special tokens by their contents, as the file has them; of many that begin alike, the longest.
 static void json_added(void) {
-    Error err;
+    static const struct { const char *content; uint32_t id; } added[] = {
+        {"<s>", 1}, {"</s>", 2}, {"<|left|>", 2001}, {"the", TOKENIZER_NONE}, {"<tool>s", 2003}};
     size_t n = 0;
-    char *text = fixture_read(LLAMA2, "tokenizer.json", &n);
+    char *text = fixture_read(LLAMA2, "tokenizer.json", &n), special[100] = "";
     Tokenizer *t = tokenizer_parse("none", text, n, NULL, NULL, &err);
-    CHECK(tokenizer_added(t, "<s>") == 1 && tokenizer_added(t, "</s>") == 2
-          && tokenizer_added(t, "<|left|>") == 2001 && tokenizer_added(t, "the") == TOKENIZER_NONE
-          && tokenizer_added(t, "<tool>s") == 2003, "added tokens");
-    // many that begin alike: the longest is found, wherever the search begins
-    static const char many[] = "x<|right|>xx <|right|>y<|left|>";
+    for (size_t i = 0; i < sizeof added / sizeof added[0]; i++)
+        CHECK(tokenizer_added(t, added[i].content) == added[i].id, "%s", added[i].content);
     uint32_t *ids;
-    const uint32_t expected[] = {2004, 2000, 2001};
-    size_t special = 0;
-    const size_t count = encode(t, many, strlen(many), &ids);
+    const size_t count = encode(t, "x<|right|>xx <|right|>y<|left|>", 31, &ids);
     for (size_t i = 0; i < count; i++)
-        if (ids[i] >= 2000) CHECK(special < 3 && ids[i] == expected[special++], "%u", ids[i]);
-    CHECK(special == 3, "%zu special tokens", special);
+        if (ids[i] >= 2000) sprintf(special + strlen(special), "%u ", ids[i]);
+    CHECK(strcmp(special, "2004 2000 2001 ") == 0, "%s", special);
     free(ids);
     tokenizer_free(t);
 }
@@ -979,25 +947,22 @@ static void tokenizer_gpt2(void) {
     CHECK(same(tokenizers[0], tokenizers[1]), "vocab.json is not what merges.txt gives");
     for (int i = 0; i < 2; i++) {
         const Tokenizer *t = tokenizers[i];
-        static const char text[] = "Hello world, don't <|endoftext|>";
-        static const uint32_t ids[] = {15496, 995, 11, 836, 470, 220, 50256};
         CHECK(t->vocab == 50257 && t->eot == 50256 && t->merge_count == 50000, "not GPT-2's");
-        check_ids(t, text, strlen(text), ids, 7);
+        CHECK(strcmp(ids_text(t, "Hello world, don't <|endoftext|>", 0),
+                     "15496 995 11 836 470 220 50256 ") == 0, "a text");
         // of the ids that Hugging Face transformers gives for the valid strings of expected.txt
         gpt2_hash = 0xcbf29ce484222325u;
         for_expected(t, hash_ids);
         CHECK(gpt2_hash == 0xa6673b66b301fc5du, "hash %llx", (unsigned long long)gpt2_hash);
-    }
-    // a text of the same kind: tinyshakespeare.txt beside the vocabulary, if it is there
-    char path[PATH_MAX];
-    path_join(path, dir, "tinyshakespeare.txt");
-    if (!path_exists(path)) return;
-    size_t n = 0;
-    const char *text = read_file(dir, "tinyshakespeare.txt", &n);
-    for (int i = 0; i < 2; i++) {
+        // a text of the same kind: tinyshakespeare.txt beside the vocabulary, if it is there
+        char path[PATH_MAX];
+        path_join(path, dir, "tinyshakespeare.txt");
+        if (!path_exists(path)) continue;
+        size_t n = 0;
         uint32_t *ids;
         uint64_t h = 0xcbf29ce484222325u;
-        const size_t count = encode(tokenizers[i], text, n, &ids);
+        const char *text = read_file(dir, "tinyshakespeare.txt", &n);
+        const size_t count = encode(t, text, n, &ids);
         for (size_t j = 0; j < count; j++) h = hash_add(h, ids[j]);
         CHECK(count == 338025 && h == 0xb547ad363c19676eu, "%zu tokens", count);
         free(ids);
@@ -1020,7 +985,6 @@ int main(void) {
     RUN(tokenizer_marks);
     RUN(tokenizer_beside);
     RUN(json_cases);
-    RUN(json_damaged);
     RUN(json_ends);
     RUN(json_saves);
     RUN(json_added);
