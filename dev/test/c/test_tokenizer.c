@@ -532,55 +532,6 @@ static void json_cases(void) {
 #define SMOLLM2 "small-smollm2"
 #define LLAMA2 "small-llama2"
 
-// The tokens around texts, and those that end them, from the files that may name them.
-static void json_ends(void) {
-    static const char *const names[3] = {"tokenizer_config.json", "generation_config.json",
-                                         "config.json"};
-    static const struct {
-        const char *folder, *config, *generation, *model;  // NULL: no such file
-        int bos, eot, behind, stops[3];
-    } cases[] = {
-        {LLAMA2, NULL, NULL, NULL, 1, 2, 2, {2, -1, -1}},  // </s>, as nobody names another
-        {LLAMA2, "{}", "{'eos_token_id': 2000}", "{'eos_token_id': 5}", 1, 2000, 2000,
-         {2000, -1, -1}},
-        {LLAMA2, "{'eos_token': '<pad>'}", "{'eos_token_id': [2000, 99999, 2001]}", NULL, 1, 3, 3,
-         {3, 2000, 2001}},
-        {LLAMA2, "{'eos_token': {'content': '</s>'}}", NULL, "{'eos_token_id': [7], 'x': 9}", 1, 2,
-         2, {2, 7, -1}},
-        {LLAMA2, "{'eos_token': '<s>'}", NULL, "{'eos_token_id': 8, 'hidden_size': 9}", 1, 1, -1,
-         {1, 8, -1}},
-        {LLAMA2, "{'eos_token': 'nothing'}", NULL, NULL, 1, 2, 2, {2, -1, -1}},
-        {LLAMA3, "{'eos_token': '<|eot_id|>'}", NULL, NULL, 2000, 2009, 2009, {2009, -1, -1}},
-        {SMOLLM2, NULL, NULL, "{'bos_token_id': 1, 'eos_token_id': 2}", -1, 2, -1, {2, -1, -1}},
-        {SMOLLM2, NULL, NULL, NULL, -1, 0, -1, {0, -1, -1}},  // <|endoftext|>
-        {SMOLLM2, "{'eos_token': 'the'}", NULL, NULL, -1, -2, -1, {-2, -1, -1}},  // -2: "the"
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        size_t ends = 0;
-        const char *const texts[3] = {cases[i].config, cases[i].generation, cases[i].model};
-        write_fixture(cases[i].folder);
-        for (int k = 0; k < 3; k++)
-            if (texts[k] != NULL) write_text(names[k], texts[k]);
-        const Tokenizer *t = tokenizer_load(base);
-        const int the = (int)tokenizer_find(t, "the", 3);
-        CHECK(t->bos == cases[i].bos && t->behind == cases[i].behind
-              && t->eot == (cases[i].eot == -2 ? the : cases[i].eot), "case %zu: %d, %d, %d", i,
-              t->bos, t->eot, t->behind);
-        for (size_t id = 0; id < t->vocab; id++) ends += tokenizer_ends(t, (int32_t)id);
-        size_t expected = 0;
-        for (int k = 0; k < 3 && cases[i].stops[k] != -1; k++, expected++)
-            CHECK(tokenizer_ends(t, cases[i].stops[k] == -2 ? the : cases[i].stops[k]),
-                  "case %zu: %d", i, cases[i].stops[k]);
-        CHECK(ends == expected && !tokenizer_ends(t, -1), "case %zu: %zu tokens end", i, ends);
-    }
-    write_fixture(LLAMA2);
-    write_text("tokenizer_config.json", "{'add_bos_token': true}");
-    CHECK(*load_says() == '\0', "%s", load_says());
-    write_fixture(SMOLLM2);  // without bytes that ordinary text has not
-    CHECK(*load_says() == '\0', "%s", load_says());
-    remove_files();
-}
-
 // Ids as text, with a space behind each.
 static const char *ids_text(const Tokenizer *t, const char *text, int how) {
     static char line[1000];
@@ -604,42 +555,75 @@ static void tokenizer_beside(void) {
     static const struct {
         const char *folder;  // NULL: vocab.json
         const char *files[5];  // config, generation_config, special_tokens_map, added_tokens, model
-        const char *text, *ids;  // or what is said
-        int eot, bos;
+        const char *text, *ids;
+        const char *ends;  // what begins a text, ends one and is behind it: all that end one
     } cases[] = {
-        {NULL, {NULL}, "11</s>", "260 2 ", 2, -1},  // <s> tells OPT
-        {NULL, {0, 0, 0, 0, "{'model_type':'gpt2'}"}, "11</s>", "260 " BYTES_END, -1, -1},
-        {NULL, {0, 0, 0, 0, "{'model_type':'opt'}"}, "11</s>", "260 2 ", 2, -1},
-        {NULL, {CLASS("GPT2Tokenizer") "'model_max_length':9}"}, "11</s>", "260 " BYTES_END, -1, -1},
+        {NULL, {NULL}, "11</s>", "260 2 ",
+         "-1 2 -1: 2"},  // <s> tells OPT
+        {NULL, {0, 0, 0, 0, "{'model_type':'gpt2'}"}, "11</s>", "260 " BYTES_END,
+         "-1 -1 -1:"},
+        {NULL, {0, 0, 0, 0, "{'model_type':'opt'}"}, "11</s>", "260 2 ",
+         "-1 2 -1: 2"},
+        {NULL, {CLASS("GPT2Tokenizer") "'model_max_length':9}"}, "11</s>", "260 " BYTES_END,
+         "-1 -1 -1:"},
         {NULL, {CLASS("GPT2TokenizerFast") "'eos_token':'</s>','add_prefix_space':false}"},
-         "a</s>a a", "100 2 100 259 ", 2, -1},
+         "a</s>a a", "100 2 100 259 ",
+         "-1 2 -1: 2"},
         {NULL, {CLASS("GPT2Tokenizer") "'eos_token':'</s>','bos_token':'<s>','add_bos_token':true}"},
-         "<s>", "0 ", 2, 0},
+         "<s>", "0 ",
+         "0 2 2: 2"},
         {NULL, {CLASS("GPT2Tokenizer") DECODER("261", "<|b|>") "}},'eos_token':'<|b|>'}", 0,
                 "{'eos_token':'<pad>'}", 0, "{'model_type':'qwen2'}"},
-         "11<|b|>", "260 261 ", 261, -1},
+         "11<|b|>", "260 261 ",
+         "-1 261 -1: 261"},
         {NULL, {"{" DECODER("261", "<|b|>") "}}}", "{'eos_token_id':[1]}", 0, "{'<|b|>':9}"},
-         "11<|b|>", "260 261 ", -1, -1},  // the older file is not read
+         "11<|b|>", "260 261 ",
+         "-1 -1 -1: 1"},  // the older file is not read
         {NULL, {0, 0, "{'eos_token':{'content':'<pad>'},'additional_special_tokens':['</s>']}", 0,
-                "{'model_type':'gpt2'}"}, "<pad></s>", "1 2 ", 1, -1},
+                "{'model_type':'gpt2'}"}, "<pad></s>", "1 2 ",
+         "-1 1 -1: 1"},
         {NULL, {CLASS("GPT2Tokenizer") "'eos_token':'</s>'}", 0, "{'eos_token':'<pad>'}"},
-         "</s><pad>", BYTES_END "1 ", 1, -1},
+         "</s><pad>", BYTES_END "1 ",
+         "-1 1 -1: 1"},
         {NULL, {CLASS("GPT2Tokenizer") "'eos_token':null}", 0, 0, 0, "{'model_type':'llama'}"}, "11",
-         "260 ", -1, -1},
-        {NULL, {"{'special_tokens_map_file':'/x'}", 0, 0, 0, "{'model_type':'gpt2'}"}, "11", "260 ", -1, -1},
-        {NULL, {"{'pad_token':'[11]'}"}, "[11]", "94 260 96 ", -1, -1},  // it has no id
-        {NULL, {MADE_UP ",'bos_token':'</s>'}", 0, 0, 0, "{'model_type':'qwen2'}"}, "11", "260 ", -1, -1},
-        {LLAMA3, {"{" DECODER("2011", "<|bot|>") "}}}"}, "a <|bot|> b", "64 220 2011 280 ", -1, 2000},
+         "260 ",
+         "-1 -1 -1:"},
+        {NULL, {"{'special_tokens_map_file':'/x'}", 0, 0, 0, "{'model_type':'gpt2'}"}, "11", "260 ",
+         "-1 -1 -1:"},
+        {NULL, {"{'pad_token':'[11]'}"}, "[11]", "94 260 96 ",
+         "-1 -1 -1:"},  // it has no id
+        {NULL, {MADE_UP ",'bos_token':'</s>'}", 0, 0, 0, "{'model_type':'qwen2'}"}, "11", "260 ",
+         "-1 -1 -1:"},
+        {LLAMA3, {"{" DECODER("2011", "<|bot|>") "}}}"}, "a <|bot|> b", "64 220 2011 280 ",
+         "2000 -1 -1:"},
         {LLAMA3, {"{" DECODER("2009", "<|eot_id|>") ",'rstrip':true,'special':true}}}"},
-         "<|eot_id|> \na", "2009 64 ", -1, 2000},
-        {LLAMA3, {"{'eos_token':null}", 0, "{'eos_token':'<|eot_id|>','bos_token':'<|begin_of_text|>'}"},
-         "a", "64 ", 2009, 2000},
-        {LLAMA3, {"{'extra_special_tokens':{'image_token':'he'}}"}, "the", "83 260 ", -1, 2000},
+         "<|eot_id|> \na", "2009 64 ",
+         "2000 -1 -1:"},
+        {LLAMA3, {"{'eos_token':null}", 0,
+                  "{'eos_token':'<|eot_id|>','bos_token':'<|begin_of_text|>'}"},
+         "a", "64 ",
+         "2000 2009 2009: 2009"},
+        {LLAMA3, {"{'extra_special_tokens':{'image_token':'he'}}"}, "the", "83 260 ",
+         "2000 -1 -1:"},
+        {LLAMA2, {NULL}, "", "", "1 2 2: 2"},  // </s>, as nobody names another
+        {LLAMA2, {"{}", "{'eos_token_id': 2000}", 0, 0, "{'eos_token_id': 5}"}, "", "",
+         "1 2000 2000: 2000"},
+        {LLAMA2, {"{'eos_token': '<pad>'}", "{'eos_token_id': [2000, 99999, 2001]}"}, "", "",
+         "1 3 3: 3 2000 2001"},
+        {LLAMA2, {"{'eos_token': {'content': '</s>'}}", 0, 0, 0, "{'eos_token_id': [7], 'x': 9}"},
+         "", "", "1 2 2: 2 7"},
+        {LLAMA2, {"{'eos_token': '<s>'}", 0, 0, 0, "{'eos_token_id': 8, 'hidden_size': 9}"}, "", "",
+         "1 1 -1: 1 8"},
+        {LLAMA2, {"{'eos_token': 'nothing'}"}, "", "", "1 2 2: 2"},
+        {LLAMA2, {"{'add_bos_token': true}"}, "", "", "1 2 2: 2"},
+        {LLAMA3, {"{'eos_token': '<|eot_id|>'}"}, "", "", "2000 2009 2009: 2009"},
+        {SMOLLM2, {0, 0, 0, 0, "{'bos_token_id': 1, 'eos_token_id': 2}"}, "", "", "-1 2 -1: 2"},
+        {SMOLLM2, {NULL}, "", "", "-1 0 -1: 0"},  // <|endoftext|>
+        {SMOLLM2, {"{'eos_token': 'the'}"}, "", "", "-1 1052 -1: 1052"},
     };
-    const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"\\u0120a\": 259, "
-                                        "\"11\": 260");
+    const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, "
+                                        "\"\\u0120a\": 259, \"11\": 260");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const char *const expected = cases[i].ids;
         size_t n = 0;
         remove_files();
         if (cases[i].folder != NULL) {
@@ -654,18 +638,22 @@ static void tokenizer_beside(void) {
         for (int again = 0; again < 2; again++) {  // from the files, and from those that are saved
             const Tokenizer *t = tokenizer_load(base);
             const char *ids = ids_text(t, cases[i].text, 0);
-            CHECK(strcmp(ids, expected) == 0 && t->eot == cases[i].eot && t->bos == cases[i].bos,
-                  "case %zu, %d: %s, eot %d, bos %d", i, again, ids, t->eot, t->bos);
+            char ends[200];
+            sprintf(ends, "%d %d %d:", t->bos, t->eot, t->behind);
+            for (size_t id = 0; id < t->vocab; id++)
+                if (tokenizer_ends(t, (int32_t)id)) sprintf(ends + strlen(ends), " %zu", id);
+            CHECK(strcmp(ids, cases[i].ids) == 0 && strcmp(ends, cases[i].ends) == 0
+                  && !tokenizer_ends(t, -1), "case %zu, %d: %s, %s", i, again, ids, ends);
             CHECK(*load_says() == '\0', "case %zu: %s", i, load_says());
             tokenizer_save(t, base);
         }
         for (int k = 0; k < 4; k++)
             if (cases[i].files[k] != NULL) {
-                const char *text = read_file(base, tokenizer_files[k], &n), *before = quoted(cases[i].files[k]);
-                const char *class_named = k > 0 || cases[i].folder != NULL || strstr(before, "tokenizer_class") != NULL
-                                          ? NULL : MADE_UP ", ";  // else it is put in front
-                if (class_named != NULL && strncmp(text, class_named, strlen(class_named)) == 0)
-                    text += strlen(class_named), before++;
+                const char *text = read_file(base, tokenizer_files[k], &n);
+                const char *before = quoted(cases[i].files[k]), *front = MADE_UP ", ";
+                if (k == 0 && cases[i].folder == NULL && strstr(before, "tokenizer_class") == NULL
+                    && strncmp(text, front, strlen(front)) == 0)  // that is put in front
+                    text += strlen(front), before++;
                 CHECK(strcmp(text, before) == 0, "case %zu: another %s", i, tokenizer_files[k]);
             }
     }
@@ -723,7 +711,8 @@ static void added_many(void) {
             size_t place = from;
             for (; place < sizeof text && best == NULL; place++)
                 for (const AddedToken *a = list->tokens; a < list->tokens + list->count; a++)
-                    if (a->length <= sizeof text - place && memcmp(a->content, text + place, a->length) == 0
+                    if (a->length <= sizeof text - place
+                        && memcmp(a->content, text + place, a->length) == 0
                         && (best == NULL || a->length > best->length)) best = a;
             at = from;
             CHECK(added_find(list, text, sizeof text, &at) == best
@@ -985,7 +974,6 @@ int main(void) {
     RUN(tokenizer_marks);
     RUN(tokenizer_beside);
     RUN(json_cases);
-    RUN(json_ends);
     RUN(json_saves);
     RUN(json_added);
     RUN(added_many);
