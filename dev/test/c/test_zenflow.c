@@ -1,7 +1,7 @@
 // Tests of importance-aware updates: the reference of zenflow.h against a simulator that is written
 // from its promises alone; where the state of columns lies; and the checkpoints of zen_run.h. (That
 // some settings are plain AdamW, and what packed state does, is in test_zenflow_gpu.cu; how a run
-// goes on in other modes, and from theirs, in test_cli_zen.sh; several ranks are in test_zero_gpu.cu.)
+// goes on in other modes, and from theirs, in test_cli_zen.sh; several ranks in test_zero_gpu.cu.)
 #include "../../../tide/run/zen_run.h"
 #include "../test.h"
 #include "../zen_free.h"
@@ -40,8 +40,8 @@ static Model model_of(int which) {
     return m;
 }
 
-// The gradient of a step. A few columns are larger than the others, but not always the same ones; in
-// each third tensor two and two are equal; padding has none.
+// The gradient of a step. A few columns are larger than the others, but not always the same ones;
+// in each third tensor two and two are equal; padding has none.
 static void gradient_of(const GPT2Table *t, size_t step, float *g) {
     memset(g, 0, t->elements * sizeof(float));
     for (int i = 0; i < t->count; i++) {
