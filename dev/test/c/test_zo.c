@@ -308,6 +308,11 @@ static void model_make(GPT2 *g, int tied, float size) {
 
 static double loss_at(GPT2 *g, const ZoConfig *c, size_t step, int query, float scale) {
     gpt2_perturb(g, c, step, query, scale);
+    for (int i = 0; i < g->table.count; i++) {
+        const GPT2Tensor *x = &g->table.tensors[i];
+        for (size_t e = x->rows * x->cols; e < x->size; e++)
+            CHECK(g->params[x->offset + e] == 0, "padding of %s is perturbed", x->name);
+    }
     gpt2_forward(g, g->inputs, NULL, B, T);
     return gpt2_head(g, g->targets, 0, false, NULL);
 }
