@@ -2,10 +2,11 @@
 // GPU, and what rounding to X may do to a number.
 //
 // Each tensor is an allocation of its own, which ends with the last element, and is freed at the
-// end of the Scope in which it was made. TWICE runs a case two times: it must leave the same bits in
-// all that fetch() and host() read.
+// end of the Scope in which it was made. TWICE runs a case two times: it must leave the same bits
+// in all that fetch() and host() read.
 #ifndef TIDE_TENSORS_CUH
 #define TIDE_TENSORS_CUH
+#include "../../../tide/base/bf16.h"
 #include "../../../tide/base/rng.h"
 #include "../../../tide/gpu/gpu.cuh"
 #include "../test.h"
