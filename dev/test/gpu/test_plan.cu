@@ -118,6 +118,13 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     IS(y.step, x.step + y.attention);
     IS(y.compute, x.compute + y.attention);
     IS(y.backward, x.backward + y.attention * 5 / 7);
+
+    // passes besides: 8 C of norms and sums, which take twice as long as others; in fp32, 12 C of
+    // GELU and 3 C of the bias of q, k and v, which 16 bits have in products. The gradient of wte
+    // is rounded.
+    r.gpu_bytes = 1e12;
+    const double passes = 1024.0 * (2 * 8 + (W == 2 ? 0 : 15)) * 64 * W + 6 * 50304.0 * 64;
+    IS(planned(&r, &s, &c).backward, y.backward + passes / 1e12);
 }
 
 // Choices of all kinds, for the tests below.
