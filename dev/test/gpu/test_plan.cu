@@ -6,7 +6,7 @@
 =======
 // test_plan.cu: what a rehearsal of train_step() predicts (plan.h), against a case computed by hand
 // for one GPU and one for several, against the bound of rates.h and against arithmetic; the choice
-// that --offload auto makes; and the table of doc/performance_model.md, whose numbers must be these:
+// that --offload auto makes; and the table of doc/speed.md, whose numbers must be these:
 // `test_plan --table` prints it with them. Nothing here needs a device. (The rehearsal's clock is
 // held against a simulator in test_rehearsal.c; what it says, against trainers on the emulated GPU's
 // virtual clock in test_placement.cu, test_zen_time.cu and test_zo_gpu.cu.)
