@@ -85,7 +85,8 @@ static float *arena_of(const GPT2Table *t) {  // of NaNs
 static GPT2Config config_of(int family, int tied) {
     static const Rope ropes[] = {
         {5e5, ROPE_LLAMA3, 8, 1, 4, 7}, {1e4, ROPE_NONE, 0, 0, 0, 0},
-        {123.4567, ROPE_LINEAR, 2.5, 0, 0, 0}, {1e6, ROPE_NONE, 0, 0, 0, 0}};
+        {123.4567, ROPE_LINEAR, 2.5, 0, 0, 0}, {1e6, ROPE_NONE, 0, 0, 0, 0},
+        {5e6, ROPE_NONE, 0, 0, 0, 0}};
     GPT2Config c;
     config_family(&c, family);
     c.layers = 2; c.heads = 4; c.channels = 20; c.ffn = 37; c.context = 9; c.vocab = 131;
@@ -98,6 +99,8 @@ static GPT2Config config_of(int family, int tied) {
     }
     if (family == FAMILY_LLAMA && tied) c.unbiased = 0;
     if (family == FAMILY_QWEN3 && !tied) c.unbiased = BIAS_MLP;
+    if (family == FAMILY_SMOLLM3) c.unturned = tied ? 4 : 2;
+    if (family == FAMILY_MISTRAL && tied) c.window = 5;
     gpt2_finish(&c, &err);
     return c;
 }
@@ -537,11 +540,11 @@ static const char *config_other(const GPT2Config *c, const GPT2Config *from) {
     #define OTHER(field) \
         if (c->field != from->field) n += (size_t)snprintf(text + n, sizeof text - n, \
             n > 0 ? ", " #field " %.10g" : #field " %.10g", (double)c->field);
-    OTHER(layers) OTHER(heads) OTHER(channels) OTHER(ffn) OTHER(context) OTHER(windowed)
+    OTHER(layers) OTHER(heads) OTHER(channels) OTHER(ffn) OTHER(context) OTHER(window)
     OTHER(vocab) OTHER(vocab_padded) OTHER(family) OTHER(activation) OTHER(tied) OTHER(embed)
     OTHER(post_norm) OTHER(kv_heads) OTHER(head_size) OTHER(rms) OTHER(norm_eps) OTHER(unbiased)
-    OTHER(qk_norm) OTHER(rope.theta) OTHER(rope.scaling) OTHER(rope.factor) OTHER(rope.low)
-    OTHER(rope.high) OTHER(rope.original)
+    OTHER(qk_norm) OTHER(unturned) OTHER(rope.theta) OTHER(rope.scaling) OTHER(rope.factor)
+    OTHER(rope.low) OTHER(rope.high) OTHER(rope.original)
     return text;
 }
 
@@ -592,7 +595,7 @@ static void test_config_accepts(void) {
          "family 2, activation 2, kv_heads 32, rms 1, norm_eps 1e-06, unbiased 7, "
          "rope.theta 10000"},
         {"mistral", "",
-         "layers 3, heads 32, channels 64, ffn 7, context 4096, windowed 1, vocab 300, "
+         "layers 3, heads 32, channels 64, ffn 7, context 5000, window 4096, vocab 300, "
          "vocab_padded 384, family 3, activation 2, kv_heads 32, rms 1, norm_eps 1e-06, "
          "unbiased 7, rope.theta 10000"},
         {"qwen2", "",
@@ -603,14 +606,22 @@ static void test_config_accepts(void) {
          "layers 3, heads 32, channels 64, ffn 7, context 5000, vocab 300, vocab_padded 384, "
          "family 5, activation 2, kv_heads 32, head_size 128, rms 1, norm_eps 1e-06, "
          "unbiased 7, qk_norm 1, rope.theta 10000"},
+        {"smollm3", "",
+         "layers 3, heads 32, channels 64, ffn 7, context 5000, vocab 300, vocab_padded 384, "
+         "family 6, activation 2, tied 1, kv_heads 32, rms 1, norm_eps 1e-06, unbiased 7, "
+         "unturned 4, rope.theta 2000000"},
+        {"smollm3", "'no_rope_layers':[1,1,1]", ""},
+        {"smollm3", "'no_rope_layers':[1,0,1],'no_rope_layer_interval':2,'mlp_bias':true",
+         "unbiased 3, unturned 2"},
+        {"smollm3", "'no_rope_layers':null,'no_rope_layer_interval':3", "unturned 3"},
         {"llama", LLAMA_NULLS, ""},
-        {"mistral", LLAMA_NULLS, "context 5000, windowed 0"},
+        {"mistral", LLAMA_NULLS, "window 0"},
         {"qwen2", LLAMA_NULLS, ""},
         {"qwen3", LLAMA_NULLS, ""},
         {"llama", LLAMA_VALUES,
          "tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, unbiased 0, rope.theta 500000"},
         {"mistral", LLAMA_VALUES,
-         "context 5000, windowed 0, tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, "
+         "window 9000, tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, "
          "rope.theta 500000"},  // has no key for biases
         {"qwen2", LLAMA_VALUES,
          "tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, rope.theta 500000"},    // neither
@@ -618,14 +629,16 @@ static void test_config_accepts(void) {
          "tied 1, kv_heads 4, head_size 6, norm_eps 1e-05, unbiased 4, rope.theta 500000"},
         {"llama", "'head_dim':2,'sliding_window':9", ""},
         {"llama", "'pretraining_tp':2,'hidden_act':'swish'", ""},
-        // a window limits the context, where it is used
-        {"mistral", "'sliding_window':1000", "context 1000"},
-        {"mistral", "'sliding_window':5001", "context 5000, windowed 0"},
-        {"mistral", "'sliding_window':9,'max_window_layers':3", "context 9"},
+        // a window, where it is used; one of some layers limits the context
+        {"mistral", "'sliding_window':1000", "window 1000"},
+        {"mistral", "'sliding_window':9,'max_window_layers':3", "window 9"},
         {"qwen2", "'sliding_window':9", ""},
         {"qwen2", "'sliding_window':9,'use_sliding_window':false", ""},
-        {"qwen2", SLIDING "'max_window_layers':2", "context 9, windowed 1"},
-        {"qwen3", "'use_sliding_window':true,'max_window_layers':2", "context 4096, windowed 1"},
+        {"qwen2", SLIDING "'max_window_layers':2", "context 9"},
+        {"qwen2", SLIDING "'max_window_layers':3", ""},
+        {"qwen2", SLIDING "'max_window_layers':0", "window 9"},
+        {"qwen3", "'use_sliding_window':true", ""},
+        {"qwen3", "'use_sliding_window':true,'max_window_layers':2", "context 4096"},
         {"qwen3", "'sliding_window':null,'use_sliding_window':true", ""},
         // which of the keys for rotary positions counts
         {"llama", "'rope_theta':50", "rope.theta 50"},
@@ -1236,10 +1249,10 @@ static void nowhere(void *owner, int part, size_t at, size_t n, float *w, bool o
 // A state whose hashes are right and whose contents are not: nothing may be believed.
 static void test_state_forged(void) {
     static const struct { const char *from, *to, *expected; } edits[] = {
-        {"version 9", "version 10", "of version 10; this program reads 9"},
-        {"version 9", "version 8", "of version 8; this program reads 9"},
+        {"version 10", "version 11", "of version 11; this program reads 10"},
+        {"version 10", "version 9", "of version 9; this program reads 10"},
         {"\nbest.step 0", "\nbest.step x", "lacks"}, {"\nproducts 0", "", "lacks a field"},
-        {"version 9\n", "", "of version 0"},
+        {"version 10\n", "", "of version 0"},
         {"hashes ", "hashes 0", "param.wte in state.safetensors"},
         {"hashes ", "hashes  ", "param.wte in state.safetensors"},
         {"\nhashes ", "\nashes ", "lacks a field"}, {"\nstep 1", "\nstep x", "lacks a field"},

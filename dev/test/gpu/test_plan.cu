@@ -1,6 +1,6 @@
 // test_plan.cu: what a rehearsal of train_step() predicts (plan.h), against cases computed by hand,
 // against the bound of rates.h and against arithmetic; the choice that --offload auto makes; and
-// the table of doc/performance_model.md, whose numbers must be these: `test_plan --table` prints
+// the table of doc/speed.md, whose numbers must be these: `test_plan --table` prints
 // it with them. Nothing here needs a device.
 #include "model_harness.cuh"
 
@@ -590,7 +590,7 @@ static void the_search_finds_what_a_grid_finds(void) {
     }
 }
 
-// 7B with the rates of scripts/rates/h200_16cores.txt, as in doc/performance_model.md: in two
+// 7B with the rates of scripts/rates/h200_16cores.txt, as in doc/speed.md: in two
 // places backward takes as long as the link, in as many as there are layers as if it never waited.
 static void places_free_backward_from_the_link(void) {
     const Rates r = rates_named("h200_16cores");
@@ -920,7 +920,7 @@ static void cells_of_log(void) {
 static void table(bool prints) {
     size_t n;
     Error err;
-    char *lesson = file_read("doc/performance_model.md", &n, &err);
+    char *lesson = file_read("doc/speed.md", &n, &err);
     CHECK(lesson != NULL, "%s", err.text);
     const char *line = lesson == NULL ? NULL : strstr(lesson, "| what section 5.4 says |");
     CHECK(line != NULL, "no table");
