@@ -543,8 +543,8 @@ static const char *config_other(const GPT2Config *c, const GPT2Config *from) {
     OTHER(layers) OTHER(heads) OTHER(channels) OTHER(ffn) OTHER(context) OTHER(window)
     OTHER(vocab) OTHER(vocab_padded) OTHER(family) OTHER(activation) OTHER(tied) OTHER(embed)
     OTHER(post_norm) OTHER(kv_heads) OTHER(head_size) OTHER(rms) OTHER(norm_eps) OTHER(unbiased)
-    OTHER(qk_norm) OTHER(unturned) OTHER(rope.theta) OTHER(rope.scaling) OTHER(rope.factor) OTHER(rope.low)
-    OTHER(rope.high) OTHER(rope.original)
+    OTHER(qk_norm) OTHER(unturned) OTHER(rope.theta) OTHER(rope.scaling) OTHER(rope.factor)
+    OTHER(rope.low) OTHER(rope.high) OTHER(rope.original)
     return text;
 }
 
