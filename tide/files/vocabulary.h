@@ -46,10 +46,8 @@ typedef struct {
     bool special, normalized, lstrip, rstrip;
 } AddedToken;
 typedef struct {
-    AddedToken *tokens;                    // [count]
-    size_t count, longest;                 // and the bytes of the longest content
-    TokenPlace *places;                    // hash of a content -> its token
-    size_t place_mask;
+    AddedToken *tokens;                    // [count], sorted: a longer content comes first
+    size_t count;
     bool first[256];                       // the bytes with which contents begin
 } AddedTokens;
 

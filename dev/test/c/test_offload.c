@@ -229,7 +229,9 @@ static void presets_have_their_parameters(void) {
         {"mistral-7b", 7241732096},   {"qwen2.5-0.5b", 494032768},   {"qwen2.5-1.5b", 1543714304},
         {"qwen2.5-3b", 3085938688},   {"qwen2.5-7b", 7615616512},    {"qwen2.5-14b", 14770033664},
         {"qwen3-0.6b", 596049920},    {"qwen3-1.7b", 1720574976},    {"qwen3-4b", 4022468096},
-        {"qwen3-8b", 8190735360},     {"qwen3-14b", 14768307200}};
+        {"qwen3-8b", 8190735360},     {"qwen3-14b", 14768307200},
+        {"llama2-70b", 68976648192},  {"llama3.1-70b", 70553706496}, {"qwen2.5-32b", 32763876352},
+        {"qwen2.5-72b", 72706203648}, {"qwen3-32b", 32762123264},    {"smollm3-3b", 3075098624}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         GPT2Config c;
         Error err;

@@ -1,7 +1,7 @@
 // test_zo_rehearsal.cu: rehearsals of zeroth-order training (zo.cuh) against arithmetic, and against
 // the tables of ZO-Offloading (Wang et al. 2024): `test_zo_rehearsal --table` prints what
-// doc/performance_model.md must have, test_zo_rehearsal_fp32 its rows in fp32. (Against the trainer
-// itself: test_zo_gpu.cu.)
+// doc/speed.md must have, test_zo_rehearsal_fp32 its rows in fp32. (Against the trainer itself:
+// test_zo_gpu.cu.)
 #include "model_harness.cuh"
 
 typedef struct {
@@ -389,13 +389,13 @@ static void tables(FILE *f) {
 static void the_lesson_has_these_tables(void) {
     size_t n;
     Error err;
-    char *text = NULL, *lesson = file_read("doc/performance_model.md", &n, &err);
+    char *text = NULL, *lesson = file_read("doc/speed.md", &n, &err);
     FILE *f = open_memstream(&text, &n);
     tables(f);
     fclose(f);
     CHECK(lesson != NULL, "%s", err.text);
     for (char *at = strtok(text, "\n"); at != NULL && lesson != NULL; at = strtok(NULL, "\n"))
-        CHECK(strstr(lesson, at) != NULL, "doc/performance_model.md lacks: %s", at);
+        CHECK(strstr(lesson, at) != NULL, "doc/speed.md lacks: %s", at);
     free(lesson);
     free(text);
 }
