@@ -5,15 +5,15 @@ found = $(firstword $(foreach c,$(1),$(if $(shell command -v $(c) 2>/dev/null),$
 CC := $(if $(filter default,$(origin CC)),$(call found,gcc clang cc),$(CC))
 CXX := $(if $(filter default,$(origin CXX)),$(call found,g++ clang++),$(CXX))
 
-# Flags are tried before they are used: without OpenMP everything runs on one thread, without
-# -march=native on the oldest machine of the architecture.
+# Flags are tried before they are used. Without OpenMP everything runs on one thread; without
+# -march=native the program is for the oldest machine of the architecture.
 try = $(shell echo 'int main(void){return 0;}' | $(CC) $(1) -x c - -o /dev/null 2>/dev/null && echo '$(1)')
 ARCH ?= $(or $(call try,-march=native),$(call try,-mcpu=native))
 OPENMP ?= $(or $(call try,-fopenmp),$(call try,-fopenmp-simd))
 OPT ?= -O3
 WARN = -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Wno-missing-field-initializers
-# Exactness (doc/adamw.md): no contraction, nothing "fast"; the last two only say that nobody reads
-# errno or traps, which lets loops with sqrtf and compares be vectorised.
+# Exactness (doc/adamw.md): no contraction, and no -ffast-math. The last two flags say only that
+# nobody reads errno or traps, so that loops with sqrtf and comparisons can be vectorised.
 EXACT = -ffp-contract=off -fno-math-errno -fno-trapping-math
 CFLAGS = -std=gnu11 -g $(OPT) $(ARCH) $(OPENMP) $(EXACT) $(WARN) $(EXTRA)
 LDLIBS = -lm -pthread
@@ -39,10 +39,10 @@ $(eval $(call program,,$$(CC) $$(CFLAGS)))
 
 # --- the GPU trainer, on a GPU and on the emulated one ------------------------------------------
 
-# nvcc compiles for the GPU that is present, or for Ampere, Hopper and the newest generation that it
-# knows: that one's first member (12.0, not 12.1), whose code all others of it run.
+# nvcc compiles for the GPU that is present, or else for Ampere, Hopper and the newest generation
+# that it knows, whose first member's code (12.0, not 12.1) all members run.
 NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
-# (A driver that is mounted into a container may lie where no PATH leads.)
+# (In a container the driver's program may be in a folder that is not in PATH.)
 GPUS := PATH="$$PATH:/usr/local/nvidia/bin" nvidia-smi --query-gpu=compute_cap,name \
             --format=csv,noheader 2>/dev/null
 GPU := $(shell $(GPUS) | awk '$$1 + 0 >= 8' | head -n 1)
@@ -66,9 +66,9 @@ NVFLAGS = $(NVDEVICE) $(GPU_ARCH) -Xptxas -warn-spills \
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 NVLIBS = -lcublasLt -Xlinker -rpath,$(CUDA_HOME)/lib64
 
-# Several GPUs need NCCL: in $NCCL_HOME if that is set, else in CUDA's folder or the system's, else
-# in that of a Python package: PyTorch brings it along. A package may have libnccl.so.2 and no
-# libnccl.so, so the file itself is linked.
+# Several GPUs need NCCL. It is looked for in $NCCL_HOME if that is set; else in CUDA's folder, in
+# the system's, and in a Python package, which PyTorch installs. A package may have libnccl.so.2 and
+# no libnccl.so, so the file itself is linked.
 nccl_usual = $(firstword $(wildcard $(addsuffix /include/nccl.h,$(CUDA_HOME) /usr/local /usr)))
 nccl_home := $(if $(NVCC),$(or $(NCCL_HOME),$(nccl_usual:%/include/nccl.h=%),\
     $(shell python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null)))
@@ -107,7 +107,7 @@ train_gpt2emu: $(call trainer,emu) $(emu_plain)  ## the same sources on an emula
 	$(CXX) $(OPENMP) $(EXTRA) $^ -lpthread -o $@
 
 .SECONDARY: $(emu_plain)
-cxx: compiler  # one after the other: both may have to install something
+cxx: compiler  # not at the same time: both may have to install something
 	@command -v $(CXX) >/dev/null 2>&1 || sh dev/install_compiler.sh $(CXX)
 
 # The script prints the line that installs a compiler, and runs it for root or who agrees.
@@ -116,13 +116,13 @@ compiler:
 
 # --- run -------------------------------------------------------------------------------------
 
-# The embedded default: the project's own sources and documentation are the text.
+# The default text: the project's own sources and documentation.
 DATA ?= build/self.txt
 build/self.txt: $(wildcard *.c *.h *.cu tide/*/* *.md Makefile doc/*.md dev/*/*.c dev/*/*.md scripts/*.sh)
 	@mkdir -p $(@D)
 	cat $(sort $^) > $@
 
-# On the GPU, if there is one and nvcc to compile for it.
+# Trains on the GPU if there are one and nvcc.
 TRAINER := $(if $(and $(NVCC),$(GPU)),train_gpt2cu,train_gpt2)
 
 # Done in six minutes where two threads reach 40 GFLOP/s, little for a CPU with AVX2.

@@ -1,8 +1,8 @@
 // adam.h: one AdamW step and the global gradient norm, each with one definition.
 //
 // adam_scalar() is the definition of the update: a written order of IEEE single-precision
-// operations. The host's loop (tide/cpu/adam_fast.h) and the GPU's kernel run this very function:
-// moving the update from one place to another never changes a bit.
+// operations. The host's loop (tide/cpu/adam_fast.h) and the GPU's kernel both call this function:
+// moving the update from one to the other never changes a bit.
 // Sources: Kingma and Ba, "Adam" (ICLR 2015), algorithm 1; Loshchilov and Hutter, "Decoupled
 // weight decay regularization" (ICLR 2019), algorithm 2; clipping by the global norm: Pascanu,
 // Mikolov and Bengio (ICML 2013), algorithm 1.
@@ -39,7 +39,7 @@ typedef struct {
     float minus_lr;
     float weight_decay;
     int moments_bf16;       // m and v are stored in bf16 (adam_bf16()); else in fp32
-    uint32_t noise;         // of this step, for their rounding
+    uint32_t noise;         // seed of this step's random bits, by which moments are rounded
 } AdamStep;
 
 // t counts from 1. eps must be positive (and 1e-30 or more, to stay normal in fp32). With the
@@ -56,9 +56,9 @@ static inline AdamStep adam_step_prepare(double lr, double beta1, double beta2, 
     return s;
 }
 
-// The moments m and v of one element by its gradient g. One too small for a normal number becomes
-// +0: such numbers carry nothing, are slow on many CPUs, and not all hardware keeps them. NaN
-// passes through.
+// Updates the moments m and v of one element by its gradient g. A moment that is too small for a
+// normal number becomes +0: such numbers change nothing, are slow on many CPUs, and not all
+// hardware has them. NaN stays NaN.
 HOST_DEVICE static inline void adam_moments(float *m, float *v, float g, const AdamStep *s) {
     const float gs = mul_f32(g, s->grad_scale);
     const float m1 = fma_f32(s->beta1, *m, mul_f32(s->one_minus_beta1, gs));
@@ -67,20 +67,20 @@ HOST_DEVICE static inline void adam_moments(float *m, float *v, float g, const A
     *v = v1 < FLT_MIN ? 0.0f : v1;
 }
 
-// Updates an element: its moments, as above, and its parameter p. `decay` is s->weight_decay, or 0
-// for tensors that do not decay.
+// Updates an element: its moments and its parameter p. `decay` is s->weight_decay, or 0 for tensors
+// without weight decay.
 HOST_DEVICE static inline void adam_scalar(float *p, float *m, float *v, float g,
                                            const AdamStep *s, float decay) {
     adam_moments(m, v, g, s);
     const float step = div_f32(*m, fma_f32(sqrt_f32(*v), s->root_scale, s->eps));
-    // p - lr (step + decay p): the decay is added to the step, where no digit of it is lost
+    // p - lr (step + decay p): decay p is added to the step, not to p, where digits would be lost
     *p = fma_f32(s->minus_lr, fma_f32(decay, *p, step), *p);
 }
 
-// Rounds moments to bf16, at random: v moves by a thousandth of itself per step, which the nearest
-// of numbers with 8 bits would lose (doc/rounding.md). index: the element's number in the arena,
-// modulo 2^32. Its random bits depend on that and the step alone: whoever makes the update, in
-// whichever order. The upper halves of *m and *v are the results.
+// Rounds moments to bf16, at random. v changes by a thousandth of itself per step; bf16 has 8 bits,
+// and rounding to nearest would lose that (doc/rounding.md). index: the element's number in the
+// arena, modulo 2^32. The random bits depend only on it and on the step, not on who updates, or in
+// which order. The upper halves of *m and *v are the results.
 HOST_DEVICE static inline void adam_round(uint32_t *m, uint32_t *v, float m1, float v1,
                                           const AdamStep *s, uint32_t index) {
     const uint32_t random = mix_bits(index ^ s->noise);
@@ -88,7 +88,7 @@ HOST_DEVICE static inline void adam_round(uint32_t *m, uint32_t *v, float m1, fl
     *v = random_upper(v1, random >> 16);
 }
 
-// adam_scalar() with moments in bf16, the upper halves of *m and *v: rounded when they are stored.
+// Computes adam_scalar() with bf16 moments, the upper halves of *m and *v, and rounds them.
 HOST_DEVICE static inline void adam_upper(float *p, uint32_t *m, uint32_t *v, float g,
                                           const AdamStep *s, float decay, uint32_t index) {
     float m1 = bits_float(*m & 0xffff0000), v1 = bits_float(*v & 0xffff0000);
@@ -104,24 +104,24 @@ HOST_DEVICE static inline void adam_bf16(float *p, uint16_t *m, uint16_t *v, flo
     *v = (uint16_t)(v1 >> 16);
 }
 
-// A gradient is stored in fp32 or as a half (bf16.h): in bf16, or in a program in fp16.
+// Returns a gradient as fp32. It is stored in fp32 or as a half (bf16.h).
 HOST_DEVICE static inline float grad_at(const void *grad, int is_half, size_t i) {
     return is_half ? half_to_f32(((const uint16_t *)grad)[i]) : ((const float *)grad)[i];
 }
 
-// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one. index is
-// the number of its first element in the whole model, if the arenas hold a part of it.
+// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one. index:
+// the number of its first element in the whole model, of which the arenas may hold a part.
 typedef struct { size_t at, length; int decay; size_t index; } AdamRun;
 
 // ---------------------------------------------------------------------------------------------
 // The global gradient norm
 //
-// Each tensor is cut into blocks of 4096 elements from its own start. Within a block, lane j of
-// 32 adds up the squares of elements j, j + 32, ... in double; the lanes are folded 16, 8, 4, 2,
-// 1. The blocks' sums are added in two levels: of each run of 1024 blocks that follow each other in
-// table order, in the same way as the elements of a block; and then the runs', one after the other.
-// 32 lanes fill the vector registers of a CPU and are one warp of a GPU, which does both levels in
-// microseconds; and nothing depends on who computed what.
+// Each tensor is cut into blocks of 4096 elements from its own start. Within a block, lane j of 32
+// adds up the squares of elements j, j + 32, ... in double; the lanes are folded 16, 8, 4, 2, 1.
+// The blocks' sums are added in two levels: first those of 1024 blocks that follow each other in
+// table order, as the elements of a block are added; then the results, one after the other. 32
+// lanes fill the vector registers of a CPU, and are one warp of a GPU, which needs microseconds for
+// both levels. The result does not depend on who computed which block.
 
 enum { NORM_LANES = 32, NORM_BLOCK = 4096, NORM_RUN = 1024 };
 static inline size_t norm_blocks(size_t n) { return (n + NORM_BLOCK - 1) / NORM_BLOCK; }
@@ -134,13 +134,14 @@ static inline double norm_fold(double lane[NORM_LANES]) {
     return lane[0];
 }
 
-// Sum of squares of n <= NORM_BLOCK elements. Squares are exact in double: fused or not, same bits.
+// Returns the sum of squares of n <= NORM_BLOCK elements. Squares are exact in double: a fused
+// multiply-add has the same bits.
 __attribute__((always_inline))
 static inline double norm_block_sum(const float *g, size_t n) {
     double lane[NORM_LANES] = {0};
     const size_t whole = n / NORM_LANES * NORM_LANES;
     for (size_t i = 0; i < whole; i += NORM_LANES) {
-        #pragma omp simd  // or gcc unrolls it first, and not every version makes vectors after that
+        #pragma omp simd  // gcc would unroll the loop first, and then not always vectorise it
         for (size_t j = 0; j < NORM_LANES; j++) {
             const double x = g[i + j];
             lane[j] += x * x;
@@ -150,7 +151,7 @@ static inline double norm_block_sum(const float *g, size_t n) {
     return norm_fold(lane);
 }
 
-// Sums of squares of one tensor's n gradients, block by block, into sums[norm_blocks(n)].
+// Writes the sums of squares of one tensor's n gradients, block by block, to sums[norm_blocks(n)].
 static void norm_block_sums(const float *g, size_t n, double *sums) {
     const size_t blocks = norm_blocks(n), full = NORM_BLOCK;
     #pragma omp parallel for schedule(dynamic, 4) if (blocks > 4)
@@ -160,7 +161,7 @@ static void norm_block_sums(const float *g, size_t n, double *sums) {
     }
 }
 
-// The square of the global norm from the block sums of all tensors, in table order.
+// Returns the square of the global norm: adds the block sums of all tensors, in table order.
 static inline double norm_total(const double *sums, size_t count) {
     const size_t full = NORM_RUN;
     double total = 0;
@@ -174,8 +175,8 @@ static inline double norm_total(const double *sums, size_t count) {
 }
 
 // Computes the factor that makes the gradients' norm at most `clip`: clip / norm, rounded once;
-// exactly 1 if the norm is not above clip, or if clip <= 0 (no clipping). A norm that is infinite
-// or NaN gives NaN whatever clip is: such a step must not be taken.
+// exactly 1 if the norm is not above clip, or if clip <= 0 (no clipping). If the norm is infinite
+// or NaN, the factor is NaN, also without clipping: such a step must not be taken.
 static inline float clip_scale(double norm_squared, double clip) {
     if (!(norm_squared <= DBL_MAX)) return NAN;
     const double norm = sqrt(norm_squared);

@@ -1,30 +1,30 @@
-// offload.h: where the optimizer's state lives, and who updates it.
+// offload.h: where the optimizer's state is stored, and who updates it.
 //
 // The state of AdamW (m, v, and what the master weights have besides the weights: 10 bytes per
-// parameter, or 6) is cut into sub-groups, and those into pieces. A piece's state lives on the GPU
-// or on the host; the GPU or the CPU updates it. Here it is decided which, by pure functions of the
-// model and of what was asked for: the trainer, its memory plan, the predictions of --plan and the
-// tests all follow the same list. gpt2_update() in train_gpt2.cu works through the list.
+// parameter, or 6) is cut into sub-groups, and those into pieces. A piece's state is on the GPU or
+// on the host; the GPU or the CPU updates it. The functions here decide which, from the model and
+// the options alone, and make a list of pieces. The trainer, its memory plan, the predictions of
+// --plan and the tests all use this list; gpt2_update() in train_gpt2.cu works through it.
 //
-//   mode         residents       the others' state is on the host, and updated by
+//   mode         on the GPU      the other state is on the host, and updated by
 //   none         everything
 //   zero         nothing         the CPU (ZeRO-Offload: Ren et al. 2021)
 //   twinflow     a share         the CPU (ZeRO-Offload++)
 //   interleave   perhaps         the CPU and, travelling there and back, the GPU (Deep Optimizer
 //                                States: Maurya et al. 2024), by stride or by share
 //
-// Whoever updates a piece, the bits are the same (adam.h): no choice made here changes a result.
+// CPU and GPU compute the same bits (adam.h), so no choice made here changes a result.
 #ifndef TIDE_OFFLOAD_H
 #define TIDE_OFFLOAD_H
 #include "tide/base/util.h"
 #include "adam.h"
 #include "tide/base/model.h"
 
-// The option's values, by OFFLOAD_*. "auto" is replaced by another one before anything is cut.
+// The values of --offload, by OFFLOAD_*. "auto" is replaced by another mode before anything is cut.
 static const char *const offload_names[] = {"auto", "none", "zero", "twinflow", "interleave",
                                             "zenflow"};
 
-enum { SUBGROUP_PARAMETERS = 100000000 };  // at most, in one: Deep Optimizer States, 5.3
+enum { SUBGROUP_PARAMETERS = 100000000 };  // most in a sub-group: Deep Optimizer States, 5.3
 
 typedef struct {
     int mode;
@@ -33,22 +33,22 @@ typedef struct {
     double share;        // share of the bytes that are not resident which visits the GPU
     size_t subgroup;     // elements; 0: layers, in equal parts of at most SUBGROUP_PARAMETERS
     int slots;           // rooms on the GPU for visiting state; 0: auto, LEAST_SLOTS until settled
-    int grad_rooms;      // rooms on the GPU in which layers' gradients are made in turns, unless
-                         // they wait there for the update; 0: auto, LEAST_ROOMS until settled
-    int kept_grads;      // visiting pieces, from the arena's begin on, whose gradients wait on the
-                         // GPU, not on the host: backward makes those last, and the update needs
-                         // them first, but for `early`. -1: as many as fit; none until settled
-    int recompute;       // what backward makes again: RECOMPUTE_*
-    bool apart;          // with everything on the GPU: gradients wait in the room of dead
-                         // activations, as far as it goes, and not where backward makes them
+    int grad_rooms;      // rooms on the GPU which layers use in turn for their gradients, unless
+                         // these wait there for the update; 0: auto, LEAST_ROOMS until settled
+    int kept_grads;      // number of visiting pieces, from the arena's begin on, whose gradients
+                         // wait on the GPU, not on the host: backward makes them last, the update
+                         // reads them first (but for `early`). -1: all that fit; 0 until settled
+    int recompute;       // what backward computes again: RECOMPUTE_*
+    bool apart;          // with everything on the GPU: gradients wait in the room of activations
+                         // that are no longer needed, if they fit, not where backward makes them
     bool sum_on_host;    // the host adds the micro-batches' gradients of pieces that it updates
     int early;           // number of segments, counted from the last one, that are updated before
                          // the others: their gradients are the first to reach the host
     bool wire_f32;       // gradients cross the link as fp32
-    int streamed;        // layers whose weights are stored on the host, and copied for each use:
-                         // first of all the layers without residents
-    int weight_rooms;    // rooms that such layers' weights, in ZeRO-3 all layers', take turns in;
-                         // 0: auto, LEAST_ROOMS until settled
+    int streamed;        // number of layers whose weights are stored on the host and copied for
+                         // each use: first the layers without residents
+    int weight_rooms;    // rooms on the GPU which these layers (in ZeRO-3 all) use in turn for
+                         // their weights; 0: auto, LEAST_ROOMS until settled
 } OffloadChoice;
 
 enum { LEAST_SLOTS = 3, LEAST_ROOMS = 2, KEEP_ALL = 1 << 20 };
@@ -62,29 +62,29 @@ static int rooms_of(int chosen, int least, int tenants) {
 enum { PIECE_HOST,       // state on the host, updated by the CPU
        PIECE_VISIT,      // state on the host, updated on the GPU
        PIECE_RESIDENT,   // state on the GPU, updated there
-       PIECE_CHOSEN,     // zenflow.h: columns of a segment; packed state on the GPU, updated there
-       PIECE_LATE,       // the others; packed state on the host, updated when a window closes
+       PIECE_CHOSEN,     // zenflow.h: chosen columns of a segment; packed state on the GPU
+       PIECE_LATE,       // its other columns; packed state on the host, updated at a window's end
        PIECE_KINDS };
 
-// A range of the shard space in a segment (embeddings, layer or tail) that is updated in one go.
+// A range of the shard space in one segment (embeddings, a layer, the tail), updated as a whole.
 typedef struct {
     int kind, segment, subgroup;
     size_t at, length;       // elements of the shard space (model.h), gaps between tensors included
-    int first_run, runs;     // its tensors or parts of them, in Pieces.runs; AdamRun.at counts
-                             // from the piece's begin
-    size_t first_block, blocks;  // its blocks of the gradient norm, which no cut ever divides
-    size_t state_at;         // its begin in the state of all pieces on its side, in elements
+    int first_run, runs;     // its (parts of) tensors in Pieces.runs; AdamRun.at counts from the
+                             // piece's begin
+    size_t first_block, blocks;  // its blocks of the gradient norm; no block is in two pieces
+    size_t state_at;         // first element of its state among all pieces' on its side
     bool grad_on_gpu;        // its gradient waits for the update on the GPU, not on the host
-    size_t grad_at;          // its begin in the gradients that wait on that side, in elements
-    size_t weights_at;       // its begin in the weights that the host updates or stores
-    bool over_acts;          // the gradient lies over the layer's activations; grad_at: in bytes
+    size_t grad_at;          // first element of its gradient among those that wait on that side
+    size_t weights_at;       // first element of its weights in the host's buffer of weights
+    bool over_acts;          // its gradient lies over the layer's activations: grad_at in bytes
     // Addresses, which the trainer sets once, when there is memory. floatX is its storage type.
-    void *params;            // weights for forward and backward: floatX; on the host if they stream
-    void *weights;           // weights that AdamW updates: those, or if the CPU does, the host's
+    void *params;            // weights that forward reads: floatX; on the host if they stream
+    void *weights;           // weights that AdamW updates: `params`, or the host's if the CPU does
     // The route of its gradient; NULL: it is not there.
-    void *made;              // where backward makes it: floatX
-    void *grad, *host_grad;  // where it waits, or is summed, on each side: floatX or fp32
-    void *normed;            // of what the GPU computes its norm
+    void *made;              // where backward writes it: floatX
+    void *grad, *host_grad;  // where it waits, or is summed, on GPU and host: floatX or fp32
+    void *normed;            // the gradient whose norm the GPU computes
     void *leaves;            // from where it is copied to the host (PIECE_LATE: packed first)
     void *state[3];          // the masters' other bits (NULL in fp32), m and v; on GPU or host
 } Piece;
@@ -95,12 +95,12 @@ typedef struct {
     Piece *pieces;                   // in the arena's order, which is that of the forward pass
     AdamRun *runs;
     size_t elements[PIECE_KINDS];    // in pieces of each kind
-    int visits;                      // visiting pieces,
-    size_t longest_visit;            // elements of the longest
+    int visits;                      // number of visiting pieces,
+    size_t longest_visit;            // and the elements of the longest one
     size_t grads_gpu, grads_host;    // elements of gradients that wait on the GPU, on the host
 } Pieces;
 
-// The shards, with the gaps behind them, are half-open ranges of the shard space.
+// Begin of shard i in the shard space. A shard ends, with the gap after it, where the next begins.
 static size_t shard_begin(const ShardMap *map, int i) {
     return i < map->count ? map->shards[i].at : map->elements;
 }
@@ -131,21 +131,21 @@ static int shard_segment_range(const GPT2Table *t, const ShardMap *map, size_t a
     return segment;
 }
 
-// The place nearest to `at` where the shard space may be cut: the begin of a shard, or a whole
-// number of norm blocks behind one. Sums of squares of one block then never come from two places.
+// Returns the place nearest to `at` where the shard space may be cut: the begin of a shard, or a
+// whole number of norm blocks after it. So no block of the norm is divided between two pieces.
 static size_t legal_cut(const ShardMap *map, size_t at) {
     if (at >= map->elements) return map->elements;
     const int i = shard_at(map, at);
     const size_t begin = shard_begin(map, i), end = shard_begin(map, i + 1);
     if (at <= begin) return begin;
     size_t below = begin + (at - begin) / NORM_BLOCK * NORM_BLOCK, above = below + NORM_BLOCK;
-    if (below >= begin + map->shards[i].length) below = begin;  // in the gap
+    if (below >= begin + map->shards[i].length) below = begin;  // it was in the gap
     if (above >= begin + map->shards[i].length) above = end;
     return at - below <= above - at ? below : above;
 }
 
-// Appends a sub-group, in a piece for each segment that it reaches into; with what is in each, and
-// where its state and its gradient are among those of their kind.
+// Appends a sub-group to the list: a piece for each segment that it is in, with its runs, and the
+// place of its state and of its gradient.
 static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
                        const OffloadChoice *c, int kind, size_t at, size_t end) {
     const int subgroup = list->subgroups++;
@@ -163,7 +163,7 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
         for (int i = shard_at(map, p->at); i < map->count && map->shards[i].at < at; i++) {
             const Shard *s = &map->shards[i];
             const size_t from = s->at > p->at ? s->at : p->at, to = min_size(s->at + s->length, at);
-            if (from >= to) continue;  // the gap behind it
+            if (from >= to) continue;  // the piece has only the gap after this shard
             const AdamRun run = {from - p->at, to - from, s->decay,
                                  t->tensors[s->tensor].offset + s->offset + (from - s->at)};
             list->runs[list->run_count++] = run;
@@ -203,13 +203,13 @@ static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size,
     return end;
 }
 
-// The list. Residents are the last layers (Deep Optimizer States, 4.1: what is still on its way
-// when they are updated needs the time); but the embeddings, whose gradient is complete last and
-// which the next forward pass reads first, precede all others if there is room for them. With a
-// stride, the paper's Algorithm 1 to the letter: residents are whole sub-groups at the end, and of
-// the others, counted from 0, sub-group i visits if (i + 1) % stride == 0. With a share, the same
-// by elements: it visits as soon as all visitors are no more than that share of what has been dealt
-// out; with sub-groups of one size and a share of 1 / k these are those of a stride of k.
+// Makes the list of pieces. Residents, whose state stays on the GPU, are the last layers, as in
+// Deep Optimizer States, 4.1; but before them the embeddings, if there is room: their gradient is
+// complete last, and the next forward pass reads them first. With a stride, this is the paper's
+// Algorithm 1: residents are whole sub-groups at the end, and of the others sub-group i, from 0 on,
+// visits if (i + 1) % stride == 0. With a share, elements are counted: a sub-group visits if all
+// visitors are then at most that share of the elements so far. With equal sub-groups, a share of 1
+// / k chooses the same visitors as a stride of k.
 static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map, const OffloadChoice *c) {
     Pieces list = {0};
     const size_t least = c->subgroup > 0 ? c->subgroup : (size_t)SUBGROUP_PARAMETERS;

@@ -16,7 +16,7 @@
 #define FIXTURES "dev/reference/fixtures"
 static const char *const cases[] = {"gpt2", "gpt2-odd", "gpt2-untied", "gpt2-accum", "gpt2-long",
                                     "gpt2-packed", "opt", "opt-350m", "llama-gqa", "llama-biased",
-                                    "llama-packed", "mistral", "qwen2", "qwen3"};
+                                    "mistral-packed", "mistral", "qwen2", "qwen3", "smollm3"};
 enum { CASES = sizeof cases / sizeof cases[0] };
 
 // Largest |a - b| / max|b| that fp32 rounding may cause. dev/reference/README.md has the study

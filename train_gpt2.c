@@ -1,22 +1,22 @@
 // train_gpt2.c: train a GPT-2, OPT, LLaMA, Mistral or Qwen on a CPU, in fp32. The whole of it, in
 // one file.
 //
-//   1. The functions that a model is made of, forward and backward, in the order of a token's way
+//   1. The functions of a model, forward and backward, in the order in which a token passes them
 //   2. The model: memory, forward, backward, update
 //   3. One step: AdamW's, or that of MeZO
 //   4. The loop; tide/run/run.h has what surrounds it
 //
 // This is the reference that everything else in tide.c is checked against, so each function is the
-// plain loop that defines it. Two of them cannot stay plain and be fast: the matrix product, which
-// tide/cpu/matmul.h has with its definition, and attention, whose definition is here and whose fast
-// form is in tide/cpu/attention.h.
+// plain loop that defines it. Two of them are not fast as plain loops. The matrix product is in
+// tide/cpu/matmul.h, with its definition. Attention's definition is here, and its fast form is in
+// tide/cpu/attention.h.
 //
 // Letters for shapes, here and everywhere: B sequences of T tokens in a micro-batch, N = B*T rows,
 // C channels, NH query heads and NKV key heads of HS channels (GPT-2: NKV = NH, HS = C/NH), F the
-// MLP's width, V the vocabulary (Vp: rounded up to 128), L the layers. Widths that follow:
-// A = NH HS; Q = (NH + 2 NKV) HS of q, k and v; M of the MLP's first product: F, with a gate 2F.
-// All arrays are row-major fp32. A loop never splits a sum over threads: each output element is
-// summed by one thread in one order, so that the bits do not depend on the number of threads.
+// MLP's width, V the vocabulary (Vp: rounded up to 128), L the layers. Derived widths: A = NH HS
+// for all query heads; Q = (NH + 2 NKV) HS for q, k and v; M for the MLP's first product: F, or 2F
+// with a gate. All arrays are row-major fp32. A loop never splits a sum over threads: one thread
+// sums each output element, in one order, so that the bits do not depend on the number of threads.
 
 #include "tide/base/memory.h"
 #include "tide/base/model.h"
@@ -33,13 +33,13 @@
 //
 // X_forward computes the outputs; X_backward turns the gradient of the loss with respect to the
 // outputs ("dout") into the gradients with respect to the inputs and the weights. doc/backward.md
-// derives each one. Weight gradients are summed over the micro-batches of a step: the first one
-// overwrites (accumulate false), so nothing has to be zeroed.
+// derives each one. Weight gradients are summed over the micro-batches of a step. The first
+// micro-batch overwrites them (accumulate false), so nothing has to be zeroed.
 
-// Channels that one thread sums at a time where a sum runs over the rows: a few cache lines.
+// For sums over rows: the number of channels that a thread sums at a time, a few cache lines.
 enum { SLICE = 64 };
 
-// Writes the sums of a slice, or adds them.
+// Writes the sums of a slice of channels, or adds them to what is there.
 static void store_sums(float *out, const float *sum, size_t width, bool accumulate) {
     #pragma omp simd
     for (size_t i = 0; i < width; i++) out[i] = accumulate ? out[i] + sum[i] : sum[i];
@@ -47,9 +47,9 @@ static void store_sums(float *out, const float *sum, size_t width, bool accumula
 
 // --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]] ----------------------------
 //
-// Or one of the two alone; the other is NULL. A row may hold several documents, one after the
-// other. begins (B, T) then says for each of its tokens where in the row its document begins:
-// positions count from there, and attention sees nothing before. NULL: a row is one document.
+// wte or wpe may be NULL: then out is the other one alone. A row may hold several documents. Then
+// begins (B, T) is, for each token, the place in the row where its document begins. Positions count
+// from there, and attention sees nothing before it. begins NULL: a row is one document.
 
 static size_t position(const int32_t *begins, size_t i, size_t T) {
     return begins == NULL ? i % T : i % T - (size_t)begins[i];
@@ -71,8 +71,8 @@ static void encoder_forward(float *out,               // (B, T, C)
     }
 }
 
-// Adds to dwte and dwpe (NULL: not there). Several rows may hold the same token, so threads share
-// out channels.
+// Adds to dwte and dwpe (NULL: there is none). Several rows may hold the same token, so each thread
+// takes some channels of all rows.
 static void encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
                              const int32_t *begins, size_t B, size_t T, size_t C) {
     #pragma omp parallel for
@@ -101,7 +101,7 @@ static void layernorm_forward(float *out, float *mean, float *rstd,  // (N, C), 
         rstd[n] = normalise(out + n * C, mean == NULL ? NULL : &mean[n], inp + n * C, w, b, C, eps);
 }
 
-// Adds to dinp (the residual stream's gradient runs past this layer and is already there).
+// Adds to dinp, which has the residual stream's gradient: that bypasses the norm.
 static void layernorm_backward(float *dinp, float *dw, float *db, const float *dout,
                                const float *inp, const float *w, const float *mean,
                                const float *rstd, size_t N, size_t C, bool accumulate) {
@@ -147,7 +147,7 @@ static void matmul_forward(float *out, const float *inp, const float *w, const f
     else gemm(false, true, N, OC, C, inp, C, w, C, out, OC, b, false);
 }
 
-// Overwrites dinp (N, C), whose rows are `pitch` apart. Products without a bias have b and db NULL.
+// Overwrites dinp (N, C), whose rows are `pitch` apart. db is NULL if there is no bias.
 static void matmul_backward(float *dinp, size_t pitch, float *dw, float *db, const float *dout,
                             const float *inp, const float *w, size_t N, size_t C, size_t OC,
                             bool accumulate) {
@@ -173,7 +173,7 @@ static void matmul_backward(float *dinp, size_t pitch, float *dw, float *db, con
 //     y[i + HS/2] = n[i + HS/2] cos a[i] + n[i] sin a[i]
 // n is x. Or, in Qwen3, x's RMS norm: all heads of q have one weight, and all of k.
 
-// Overwrites q and k in qkv by y. If there is a norm, copies x to qk for the backward pass; else
+// Overwrites q and k in qkv by y. With a norm, x is copied to qk for the backward pass; without,
 // qk, qk_rstd, q_norm_w and k_norm_w are NULL.
 static void heads_forward(float *qkv,             // (B, T, (NH + 2 NKV) HS)
                           float *qk,              // (B, T, (NH + NKV) HS)
@@ -197,7 +197,7 @@ static void heads_forward(float *qkv,             // (B, T, (NH + 2 NKV) HS)
     }
 }
 
-// dqkv holds dy on entry, and dx on return.
+// Replaces dy in dqkv by dx.
 static void heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, const float *qk,
                            const float *qk_rstd, const float *q_norm_w, const float *k_norm_w,
                            const float *table, const int32_t *begins, size_t B, size_t T,
@@ -210,7 +210,7 @@ static void heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, cons
                     -1);
     if (q_norm_w == NULL) return;
     #pragma omp parallel for collapse(2)
-    for (size_t k = 0; k < 2; k++)  // the weights of q, and of k
+    for (size_t k = 0; k < 2; k++)  // the norm's weights of q, then of k
     for (size_t first = 0; first < HS; first += SLICE) {
         const size_t width = min_size(SLICE, HS - first);
         float sum[SLICE] = {0};
@@ -248,8 +248,8 @@ static void heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, cons
 // Only lse[t] = log sum exp(s[t,:]) is kept for the backward pass; it rebuilds p = exp(s - lse)
 // (Dao et al. 2022), so that no (T, T) matrix is ever in memory.
 
-// The definition, as plain loops. Training calls attention_forward() of tide/cpu/attention.h, which
-// is faster and cannot overflow; test_layers.c holds the two together.
+// Defines attention by plain loops. Training calls attention_forward() of tide/cpu/attention.h,
+// which is faster and cannot overflow; test_layers.c compares the two.
 static void attention_definition(float *out, float *lse, const float *qkv, const int32_t *begins,
                                  size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
     const size_t Q = (NH + 2 * NKV) * HS;
@@ -275,7 +275,7 @@ static void attention_definition(float *out, float *lse, const float *qkv, const
 // --- the MLP's non-linearity -----------------------------------------------------------------
 //
 // GELU (gelu_f32 in tide/base/vmath.h): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
-// Or, of 2F columns, the F of a gate z and the F that it lets through (Shazeer 2020):
+// With a gate (Shazeer 2020), inp has 2F columns: F of the gate z, then F of `up`:
 //     out = silu(z) up, silu(z) = z s, s = 1 / (1 + exp(-z)).
 
 static void activation_forward(float *out,        // (N, F)
@@ -299,7 +299,7 @@ static void activation_forward(float *out,        // (N, F)
     for (size_t i = 0; i < N * F; i++) out[i] = gelu_f32(inp[i]);
 }
 
-// d, as wide as inp, holds dout on entry, in the first F columns; and dinp on return.
+// Replaces dout, in the first F columns of d, by dinp. d is as wide as inp.
 static void activation_backward(float *d, const float *inp, size_t N, size_t F, int activation) {
     const size_t n = N * F;
     if (activation == ACTIVATION_SILU) {
@@ -319,7 +319,7 @@ static void activation_backward(float *d, const float *inp, size_t N, size_t F, 
     if (activation == ACTIVATION_RELU) {
         #pragma omp parallel for simd
         for (size_t i = 0; i < n; i++) {
-            const float dout = d[i];  // read for all: a loop that reads some is no vector code
+            const float dout = d[i];  // also where it is not needed, so that the loop vectorises
             d[i] = inp[i] > 0 ? dout : 0;
         }
         return;
@@ -335,7 +335,7 @@ static void activation_backward(float *d, const float *inp, size_t N, size_t F, 
 
 // --- residual connection ---------------------------------------------------------------------
 
-// out += inp. Its backward is the identity into both branches.
+// Computes out += inp. Backward copies the gradient to both.
 static void residual_forward(float *out, const float *inp, size_t n) {
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) out[i] += inp[i];
@@ -382,9 +382,9 @@ typedef struct {
     float *mid;                     // (N, C)  the residual stream after attention
     float *ln_2, *mean_2, *rstd_2;  // (N, C), (N), (N)
     float *fc, *act;                // (N, M), (N, F)  before and after the non-linearity; M is F,
-                                    //         or 2F where the MLP is gated
-    // The inputs of attention and of the MLP, and the statistics of norm(mid). The inputs are ln_1
-    // and norm(mid) = ln_2; in post-norm layers x and norm(mid) = ln_1, and ln_2 is the second sum.
+                                    //         or 2F with a gate
+    // Inputs of attention and of the MLP: ln_1, and ln_2 = norm(mid). In post-norm layers: x, and
+    // ln_1 = norm(mid); ln_2 is the second sum. Then the statistics (mean and rstd) of norm(mid).
     float *att_in, *mlp_in, *mid_mean, *mid_rstd;
 } LayerActs;
 
@@ -393,48 +393,50 @@ typedef LAYER_WEIGHTS(float) LayerWeights;
 typedef struct {
     GPT2Config config;
     GPT2Table table;
-    size_t max_B, max_T;        // room in the buffers of a micro-batch
-    size_t B, T;                // what the last forward used
-    const int32_t *documents;   // the same: its begins (B, T), or NULL
+    size_t max_B, max_T;        // the largest micro-batch for which the buffers have room
+    size_t B, T;                // the micro-batch of the last forward pass,
+    const int32_t *documents;   // and its begins (B, T), or NULL
+    const int32_t *sees;        // (B, T): first token that each one sees; often `documents`
     bool training;              // false: no gradients, no moments, one layer's activations
     bool sampling, caching;     // room for a cache of keys and values; forward fills and reads it
-    size_t position;            // of forward's first token in its text
+    size_t position;            // in the text, of the first token that forward gets
     bool dumping;               // room for all logits
-    bool zeroth;                // zeroth-order training: params are theta, perturbed
+    bool zeroth;                // zeroth-order training: params are perturbed theta
     bool moments_bf16;          // m and v are stored in bf16
-    bool zenflow;               // params are what is shown of the newest weights (zenflow.h)
-    bool packed;                // training's rows hold several documents
+    bool zenflow;               // params are ZenReference.shown (zenflow.h)
+    bool packed;                // rows that are trained have several documents
     int32_t *inputs, *targets;                   // (B, T): a micro-batch's tokens
     int32_t *begins;                             // (B, T), if packed: see encoder_forward()
+    int32_t *first_seen;                         // (B, T), if rows are longer than the window
     float *params, *grads;                       // arenas of table.elements floats
     void *m, *v;                                 // the same, or in bf16 (--moments)
-    float *theta;                                // of zeroth order: the weights
-    float *master, *acc;                         // of zenflow: newest weights, sums of gradients
+    float *theta;                                // zeroth order: the weights
+    float *master, *acc;                         // ZenFlow: newest weights, sums of gradients
     ZenReference zen;
     ZoConfig zo;
-    float *parts[STATE_PARTS];                   // of a checkpoint
-    LayerActs acts;                              // of layer 0; behind them those of the others
+    float *parts[STATE_PARTS];                   // arenas that a checkpoint has
+    LayerActs acts;                              // layer 0's; those of other layers follow
     float *ln_f, *mean_f, *rstd_f;               // (N, C), (N), (N)
     float *logits;                               // (chunk rows, Vp)
     float *losses;                               // (N)
     float *rope;                                 // (T, HS/2, 2): see rope_table()
     float *dx, *dc, *dwide;                      // backward: (N, C), (N, max(C, A)), (N, max(Q, M))
-    float *cache;                                // of sampling: (L, window, 2, NKV HS)
-    float *all_logits;                           // of --dump: (N, Vp)
+    float *cache;                                // for sampling: (L, window, 2, NKV HS)
+    float *all_logits;                           // for --dump: (N, Vp)
     float *scratch;                              // attention, per thread
     double *norm_sums;                           // one per block of 4096 gradients
 } GPT2;
 
-// The head's logits are made, used and overwritten in chunks of this many rows, so that (N, V)
-// logits are never in memory at once.
+// Number of rows whose logits are computed, used and overwritten at a time: (N, V) logits are never
+// in memory together.
 enum { HEAD_ROWS = 256 };
 
-// The memory plan: every buffer of the model for max_B x max_T. One list is printed and allocated.
+// Lists every buffer of the model for max_B x max_T. The same list is printed and allocated.
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, N = g->max_B * g->max_T, P = g->table.elements;
     const size_t A = config_att(&g->config), wide = config_wide(&g->config);
     const size_t window = config_window(&g->config), positions = max_size(g->max_T, window);
-    const size_t L = g->training ? g->config.layers : 1;  // without a backward pass, layers share
+    const size_t L = g->training ? g->config.layers : 1;  // layers share, if there is no backward
     size_t blocks = 0;
     if ((double)N * (double)(L + 4) * (double)(6 * C + 4 * wide) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
@@ -447,6 +449,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("activations", N, inputs);
     BUFFER("activations", N, targets);
     if (g->packed) BUFFER("activations", N, begins);
+    if (config_slides(&g->config, g->max_T)) BUFFER("activations", N, first_seen);
     BUFFER("activations", (g->training ? L + 1 : 1) * N * C, acts.x);
     #define ACT_BUFFER(name, width, ...) \
         if ((width) > 0) BUFFER("activations", L * N * (width), acts.name);
@@ -477,7 +480,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     return n;
 }
 
-// Plans (see plan_fits()) and allocates them. Returns the plan's bytes.
+// Plans the buffers (see plan_fits()) and allocates them. Returns the plan's bytes.
 static size_t gpt2_allocate(GPT2 *g, size_t other, bool quiet) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
@@ -491,7 +494,7 @@ static size_t gpt2_allocate(GPT2 *g, size_t other, bool quiet) {
     return planned;
 }
 
-// The tensors of layer l inside an arena: parameters, or gradients.
+// Returns the tensors of layer l in an arena of parameters or gradients.
 static LayerWeights layer_weights(const GPT2 *g, float *arena, size_t l) {
     LayerWeights w;
     for (int k = 0; k < LAYER_TENSORS; k++) {
@@ -503,7 +506,7 @@ static LayerWeights layer_weights(const GPT2 *g, float *arena, size_t l) {
     return w;
 }
 
-// A tensor outside the layers; NULL: this family does not have it.
+// Returns a tensor outside the layers; NULL: this family does not have it.
 static float *tensor(const GPT2 *g, float *arena, int index) {
     return index < 0 ? NULL : arena + g->table.tensors[index].offset;
 }
@@ -525,9 +528,9 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     return a;
 }
 
-// From tokens (B, T) to the normalised output of the last layer, g->ln_f (N, C); or to what
-// project_out makes of it, (N, E). begins (B, T): see encoder_forward(); gpt2_backward() reads it,
-// too.
+// Computes, from tokens (B, T), the normalised output of the last layer, g->ln_f (N, C), or with
+// narrow embeddings project_out's result (N, E). begins (B, T): see encoder_forward();
+// gpt2_backward() reads it, too.
 static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, size_t B,
                          size_t T) {
     const GPT2Config *c = &g->config;
@@ -538,7 +541,11 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
     const bool post = c->post_norm;
     g->B = B;
     g->T = T;
-    g->documents = begins;
+    g->documents = g->sees = begins;
+    if (config_slides(c, T)) {
+        window_sees(g->first_seen, begins, N, T, c->window);
+        g->sees = g->first_seen;
+    }
     const float *wte = tensor(g, g->params, g->table.wte);
     const float *wpe = tensor(g, g->params, g->table.wpe);
     if (wpe != NULL) wpe += g->position * C;
@@ -555,17 +562,17 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
     for (size_t l = 0; l < L && (g->caching || !run_gives_up()); l++) {
         const LayerActs a = layer_acts(g, l);
         const LayerWeights w = layer_weights(g, g->params, l);
-        x = g->training ? a.x + g->max_B * g->max_T * C : a.x;  // where the layer's output goes
+        x = g->training ? a.x + g->max_B * g->max_T * C : a.x;  // the layer's output
         if (!post)
             layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps);
         matmul_forward(a.qkv, a.att_in, w.qkv_w, w.qkv_b, N, C, Q);
-        if (c->rope.theta > 0)
+        if (config_turns(c, l))
             heads_forward(a.qkv, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope + g->position * HS,
                           begins, B, T, NH, NKV, HS, eps);
         if (g->caching)
             attention_cached(a.atty, g->cache + l * config_window(c) * cache_row(c), a.qkv,
                              g->position, T, NH, NKV, HS);
-        else attention_forward(a.atty, a.lse, a.qkv, begins, g->scratch, B, T, NH, NKV, HS);
+        else attention_forward(a.atty, a.lse, a.qkv, g->sees, g->scratch, B, T, NH, NKV, HS);
         matmul_forward(a.mid, a.atty, w.attproj_w, w.attproj_b, N, A, C);
         residual_forward(a.mid, a.x, N * C);
         layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w.mid_w, w.mid_b, N, C,
@@ -586,10 +593,10 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
                           tensor(g, g->params, g->table.ln_f_b), N, C, eps);
 }
 
-// Head and loss, in chunks of rows. Returns the mean loss of the micro-batch in nats per token.
-// With grad_scale = 1 / (tokens of the whole step) it also makes the head's half of the backward
-// pass: dc = dln_f, and the head's weight gradient. With grad_scale 0 it only evaluates.
-// all_logits (N, Vp), if not NULL, receives the logits.
+// Computes head and loss, in chunks of rows. Returns the mean loss of the micro-batch in nats per
+// token. With grad_scale = 1 / (tokens of the whole step) it also computes the head's part of the
+// backward pass: dc = dln_f, and the head's weight gradient. With grad_scale 0 it only evaluates.
+// all_logits (N, Vp), if not NULL, gets the logits.
 static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool accumulate,
                         float *all_logits) {
     const size_t C = config_embed(&g->config), V = g->config.vocab, Vp = g->config.vocab_padded;
@@ -612,11 +619,11 @@ static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool 
     return sum / (double)N;
 }
 
-// The other head: which of a few words comes next, at one position of each sequence? where (B, 2):
-// the position, and the index of the right word. Returns the mean over the sequences of the
-// cross-entropy over these words' logits alone; MeZO's classification loss, when each label is one
-// token. Adds to *right how often the right word is the likeliest. With grad_scale = 1 / (sequences
-// of the whole step) it makes the head's half of the backward pass, as gpt2_head().
+// Computes the loss of classification by a few words, each one token: which of them comes next, at
+// one position of each sequence? where (B, 2): the position, and the index of the right word.
+// Returns the mean over the sequences of the cross-entropy over the words' logits alone, as MeZO
+// does. Adds to *right how often the right word is the likeliest. With grad_scale = 1 / (sequences
+// of the whole step) it computes the head's part of the backward pass, like gpt2_head().
 static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32_t *where,
                             float grad_scale, bool accumulate, size_t *right) {
     const size_t C = config_embed(&g->config);
@@ -669,7 +676,7 @@ static void layer_backward(GPT2 *g, size_t l, bool accumulate) {
     const LayerWeights w = layer_weights(g, g->params, l), d = layer_weights(g, g->grads, l);
     // gradients of the residual stream and in a branch
     float *residual = post ? g->dc : g->dx, *branch = post ? g->dx : g->dc, *dwide = g->dwide;
-    if (post) {  // the gradient of a sum is made anew by its normalisation
+    if (post) {  // backward through the norm after the second sum
         memset(residual, 0, N * C * sizeof(float));
         layernorm_backward(residual, d.ln_2_w, d.ln_2_b, branch, a.ln_2, w.ln_2_w, a.mean_2,
                            a.rstd_2, N, C, accumulate);
@@ -688,9 +695,9 @@ static void layer_backward(GPT2 *g, size_t l, bool accumulate) {
     // attention branch: residual -> datty -> dqkv -> datt_in -> residual
     matmul_backward(branch, A, d.attproj_w, d.attproj_b, residual, a.atty, w.attproj_w, N, A, C,
                     accumulate);
-    attention_backward(dwide, branch, a.atty, a.lse, a.qkv, g->documents, g->scratch, B, T, NH,
-                       NKV, HS);
-    if (c->rope.theta > 0)
+    attention_backward(dwide, branch, a.atty, a.lse, a.qkv, g->sees, g->scratch, B, T, NH, NKV,
+                       HS);
+    if (config_turns(c, l))
         heads_backward(dwide, d.q_norm, d.k_norm, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
                        g->documents, B, T, NH, NKV, HS, accumulate);
     matmul_backward(branch, C, d.qkv_w, d.qkv_b, dwide, a.att_in, w.qkv_w, N, C, Q, accumulate);
@@ -699,7 +706,7 @@ static void layer_backward(GPT2 *g, size_t l, bool accumulate) {
                             a.rstd_1, N, C, accumulate);
 }
 
-// From the head's gradient (made by gpt2_head) down to the embeddings.
+// Computes the gradients from gpt2_head()'s down to the embeddings.
 static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, B = g->B, T = g->T, N = B * T, L = c->layers, E = c->embed;
@@ -716,7 +723,7 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
                            accumulate);
     }
     for (size_t l = L; l-- > 0 && !run_gives_up();) layer_backward(g, l, accumulate);
-    // A tied head has just written its part of dwte; the embeddings add theirs.
+    // A tied head has written its part of dwte; the embeddings add theirs.
     float *dwte = tensor(g, g->grads, t->wte), *dwpe = tensor(g, g->grads, t->wpe);
     if (!accumulate && dwpe != NULL) memset(dwpe, 0, t->tensors[t->wpe].size * sizeof(float));
     if (!accumulate && !c->tied) memset(dwte, 0, t->tensors[t->wte].size * sizeof(float));
@@ -731,7 +738,7 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     }
 }
 
-// The sum of the squares of all gradients, in the blocks and the order that adam.h defines.
+// Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines.
 static double gpt2_grad_norm_squared(GPT2 *g) {
     size_t blocks = 0;
     for (int i = 0; i < g->table.count; i++) {
@@ -742,7 +749,7 @@ static double gpt2_grad_norm_squared(GPT2 *g) {
     return norm_total(g->norm_sums, blocks);
 }
 
-// One AdamW step (adam.h) of all tensors.
+// Makes one AdamW step (adam.h) of all tensors.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     for (int i = 0; i < g->table.count; i++) {
         const GPT2Tensor *t = &g->table.tensors[i];
@@ -753,8 +760,8 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
     }
 }
 
-// Zeroth-order training (zo.h): params = theta + scale z, with z the direction of this query of
-// this step. scale is eps, or -eps.
+// Computes params = theta + scale z for zeroth-order training (zo.h). z is the direction of this
+// query of this step; scale is eps or -eps.
 static void gpt2_perturb(GPT2 *g, const ZoConfig *zo, size_t step, int query, float scale) {
     for (int i = 0; i < g->table.count; i++) {
         const GPT2Tensor *t = &g->table.tensors[i];
@@ -763,7 +770,7 @@ static void gpt2_perturb(GPT2 *g, const ZoConfig *zo, size_t step, int query, fl
     }
 }
 
-// theta, and params with it, after an update.
+// Applies an update to theta, and copies theta to params.
 static void gpt2_zo_update(GPT2 *g, const ZoConfig *zo, const ZoUpdate *u) {
     for (int i = 0; i < g->table.count; i++) {
         const GPT2Tensor *t = &g->table.tensors[i];
@@ -772,14 +779,14 @@ static void gpt2_zo_update(GPT2 *g, const ZoConfig *zo, const ZoUpdate *u) {
     memcpy(g->params, g->theta, g->table.elements * sizeof(float));
 }
 
-// A RunState's move: arenas, of which m and v may be in bf16.
+// Moves a part of the state for a checkpoint (RunState): arenas of floats; m and v may be bf16.
 static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     const GPT2 *g = (const GPT2 *)owner;
     if (g->moments_bf16 && part > 0) bf16_move((uint16_t *)g->parts[part] + at, w, n, out);
     else state_move((void *)g->parts, part, at, n, w, out);
 }
 
-// The memory for what run_open() has settled, and first values. Returns the bytes that it planned.
+// Allocates the memory for an open run, and sets first values. Returns the bytes that it planned.
 static size_t gpt2_open(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     memset(g, 0, sizeof *g);
@@ -790,7 +797,7 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     g->zenflow = g->training && o->offload == OFFLOAD_ZENFLOW;
     g->sampling = r->sampling;
     g->dumping = o->dump != NULL;
-    g->moments_bf16 = o->moments == MOMENTS_BF16 && !g->zenflow;  // the reference keeps them wide
+    g->moments_bf16 = o->moments == MOMENTS_BF16 && !g->zenflow;  // the reference has floats
     g->packed = r->packed;
     g->max_B = r->batches ? r->B : 1;
     g->max_T = r->batches ? r->T : min_size(config_window(&r->config), 64);
@@ -823,8 +830,8 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
 // =============================================================================================
 // 3. One step
 
-// Returns the loss after gpt2_forward() of g->inputs: the mean over tokens, or over sentences with
-// --labels of one token each; *right then counts the likeliest ones. With grad_scale,
+// Returns the loss after gpt2_forward() of g->inputs: the mean over tokens. With --labels of one
+// token each, it is the mean over sentences, and *right counts right answers. With grad_scale,
 // 1 / (tokens or sentences of the step), computes the head's gradients, too.
 static double gpt2_loss(GPT2 *g, const Run *r, float grad_scale, bool accumulate, size_t *right) {
     const Task *t = run_task(r);
@@ -856,8 +863,8 @@ static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
     return result;
 }
 
-// MeZO (zo.h): two losses for each direction give the projected gradient, and the weights go that
-// much down it. loss and norm: see zo_estimate().
+// Does one step of MeZO (zo.h): two losses for each direction give the projected gradient, by which
+// the weights move along the direction. loss and norm: see zo_estimate().
 static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
     const ZoConfig *zo = &g->zo;
     const double parts = run_parts(r, step);
@@ -884,7 +891,7 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
 // =============================================================================================
 // 4. The loop
 
-// For run_eval(): see RunLoss.
+// Computes losses for run_eval(): see RunLoss.
 static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, float *losses,
                         size_t *right) {
     GPT2 *g = (GPT2 *)model;
@@ -896,8 +903,8 @@ static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, float *l
     return loss;
 }
 
-// For run_sample(): the logits (V) of the next token. Its new tokens pass in parts that there is
-// room for; the cache has the keys and values of those before them.
+// Returns the logits (V) of the next token, for run_sample(). New tokens pass forward in parts for
+// which the buffers have room; the cache has the keys and values of the tokens before them.
 static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t fresh,
                       float *logits) {
     GPT2 *g = (GPT2 *)model;
@@ -914,7 +921,7 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t f
     g->position = 0;
 }
 
-// --dump: the first batch's loss, logits and gradients.
+// Does what --dump asks for: the first batch's loss, logits and gradients.
 static int gpt2_dump(GPT2 *g, Run *r) {
     if (!run_micro_batch(r, 1, 0, g->inputs, g->targets, g->begins)) die("%s", r->damage.text);
     gpt2_forward(g, g->inputs, g->begins, r->B, r->T);

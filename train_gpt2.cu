@@ -64,7 +64,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
     cudaStream_t stream = g->compute;
     if (part == 0) {
         matmul_forward(lt, a->qkv, a->att_in, w->qkv_w, w->qkv_b, N, C, Q, stream);
-        if (c->rope.theta > 0)
+        if (a->turned)
             heads_forward(a->qkv, a->qk, a->qk_rstd, w->q_norm, w->k_norm,
                           g->rope + g->position * s.HS, g->documents, s, eps, stream);
         if (a->cache != NULL)
@@ -72,7 +72,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
         if (a->cache != NULL && N == 1)
             attention_cached(a->atty, a->lse, a->qkv, a->cache, g->position + 1, s, stream);
         else
-            attention_forward(a->atty, a->lse, a->qkv, g->documents, s, stream);
+            attention_forward(a->atty, a->lse, a->qkv, g->sees, s, stream);
     } else if (part == 1) {
         matmul_forward(lt, a->branch, a->atty, w->attproj_w, w->attproj_b, N, A, C, stream);
         residual_layernorm_forward(a->mid, a->mlp_in, a->mid_mean, a->mid_rstd, a->x, a->branch,
@@ -129,9 +129,9 @@ static void layer_backward(GPT2 *g, size_t l) {
                        a.mid_mean, a.mid_rstd, N, C, stream);
     // attention branch: dx -> datty -> dqkv -> datt_in -> dx
     matmul_backward(lt, dc, A, d.attproj_w, dx, a.atty, w.attproj_w, N, A, C, stream);
-    attention_backward(dwide, attention_room(g), g->delta, dc, a.atty, a.lse, a.qkv, g->documents,
-                       s, stream);
-    if (c->rope.theta > 0)
+    attention_backward(dwide, attention_room(g), g->delta, dc, a.atty, a.lse, a.qkv, g->sees, s,
+                       stream);
+    if (a.turned)
         heads_backward(dwide, d.q_norm, d.k_norm, sum, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
                        g->documents, s, stream);
     matmul_backward(lt, dc, C, d.qkv_w, dwide, a.att_in, w.qkv_w, N, C, Q, stream, NULL, d.qkv_b,
@@ -338,6 +338,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
     g->turn = 1 - g->turn;
     upload(g, g->turn, inputs, targets, begins, B, T, g->compute);
     g->documents = g->staging[g->turn].begins;
+    g->sees = g->staging[g->turn].sees;
     for (size_t s = 0; s < (size_t)g->segments; s++) {
         weights_use(g, (int)s, 1);
         compute_span(g, "wait", s);

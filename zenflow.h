@@ -1,16 +1,16 @@
 // zenflow.h: importance-aware updates (ZenFlow: Lan et al. 2025).
 //
-//   1. Columns: which are chosen, and where the state of both parts lies: zen_map()
+//   1. Columns: which are chosen, and where the state of both kinds is: zen_map()
 //   2. Importance: sums over columns, and the selection: zen_sums(), zen_select(), zen_swap()
 //   3. Time: windows, the end of a step, and the two AdamW steps: zen_turn(), zen_turn_end()
 //   4. The reference: one step in plain C, everything at once: zen_reference_step()
 //
-// In each matrix a few columns matter most. They are chosen, and updated at every step, where the
-// GPU has their state. The gradients of the rest add up on the host over a window of S steps; then
-// they make one AdamW step, which the CPU computes while the next window trains, and which shows at
-// the end of that: always one window late; or at once, with --zen-overlap off.
-//
-// Section 4 defines the bits, which zenflow.cuh must leave as well. doc/zenflow.md is the lesson.
+// In each matrix a few columns matter most. They are "chosen": the GPU has their state, and updates
+// them at every step. The gradients of the other columns, "the rest", are summed on the host over a
+// window of S steps. Then the CPU makes one AdamW step of their mean, while the next window trains;
+// forward uses the result from the end of that window on. So the rest's update is one window late.
+// With --zen-overlap off it is not: training waits. Section 4 defines the bits, which zenflow.cuh
+// must compute as well. doc/zenflow.md is the lesson.
 #ifndef TIDE_ZENFLOW_H
 #define TIDE_ZENFLOW_H
 #include "tide/base/util.h"
@@ -19,34 +19,34 @@
 
 typedef struct {
     double topk;        // share of the columns of each matrix that are chosen
-    size_t window;      // S: steps until the rest is updated; 0: by their gradients, zen_votes()
+    size_t window;      // S: steps until the rest is updated; 0: zen_votes() decides
     size_t reselect;    // E: windows from one selection to the next; 0: there is only one
     size_t warmup;      // W >= 1: plain AdamW steps, before the first selection
-    bool overlap;       // the rest's update shows one window late; false: at once
-    double agree;       // share of the matrices whose votes end a window, if that is 0
+    bool overlap;       // true: forward uses the rest's update one window later; false: at once
+    double agree;       // share of the matrices that must vote to end a window, if window is 0
 } ZenConfig;
 
-enum { ZEN_WINDOW_MOST = 16 };  // steps of a window that follows the gradients
+enum { ZEN_WINDOW_MOST = 16 };  // most steps of a window that zen_votes() ends
 
 // ---------------------------------------------------------------------------------------------
 // 1. Columns
 //
-// Column j of a matrix (rows, cols) is what input channel j is multiplied by (of embeddings: one
-// hidden channel of every token or position). A column is either chosen or one of the rest; how
-// many are chosen never changes. Vectors, and matrices that live on the GPU, are chosen whole.
-// The state of the chosen columns of a matrix is packed as (rows, chosen), the rest's as
-// (rows, cols - chosen): a column keeps its slot there until another one takes it.
+// Column j of a matrix (rows, cols) has the weights of input channel j (in embeddings: hidden
+// channel j of every token or position). A column is chosen, or one of the rest; the number of
+// chosen columns never changes. Vectors, and matrices whose state stays on the GPU, are chosen
+// whole. The state of a matrix's chosen columns is packed as (rows, chosen), that of the rest as
+// (rows, cols - chosen). A column keeps its slot in there until another column takes it.
 
 typedef struct {
-    size_t rows, cols;   // in memory: with padded rows; of a vector: 1, its length
-    size_t row;          // of several ranks: the first that this one has
-    size_t at;           // of its first element in an arena of the table; or in the shard space
-    size_t chosen;       // columns, of cols; both below 2^31
+    size_t rows, cols;   // as in memory, with padded rows; a vector has 1 row
+    size_t row;          // the first row that this rank has
+    size_t at;           // its first element in an arena of the table, or in the shard space
+    size_t chosen;       // number of chosen columns; cols and chosen are below 2^31
     size_t column_at;    // its first column among those of all tensors
-    size_t chosen_at;    // where its (rows, chosen) begins among what is packed of the chosen,
-    size_t rest_at;      // and its (rows, cols - chosen) among the rest: multiples of 128
-    size_t chosen_index; // numbers of these first elements for the rounding of moments (adam.h),
-    size_t rest_index;   // which follow from the tensor, the row and the slot alone
+    size_t chosen_at;    // first element of its (rows, chosen) in the packed state of the chosen
+    size_t rest_at;      // and of its (rows, cols - chosen) in that of the rest: multiples of 128
+    size_t chosen_index; // numbers of these two elements for the rounding of moments (adam.h):
+    size_t rest_index;   // they depend on the tensor, the row and the slot alone
     int decay;
 } ZenTensor;
 
@@ -56,18 +56,18 @@ typedef struct { int first, count; size_t chosen_at, chosen, rest_at, rest; } Ze
 typedef struct {
     int count, segments;
     ZenTensor *tensor;       // as in the table
-    ZenSegment *segment;     // number: the table's layer + 1
-    int32_t *column;         // of each tensor: the chosen columns, then the rest, by their slots
-    size_t columns;          // of all tensors; first, so that they are sent in one piece,
-    size_t mixed;            // those of matrices that have both kinds; 0: nothing to select
+    ZenSegment *segment;     // by number: the table's layer + 1
+    int32_t *column;         // for each tensor its chosen columns, then the rest, in order of slots
+    size_t columns;          // number of columns of all tensors; the first `mixed` of them, which
+    size_t mixed;            // are sent in one piece, are in matrices of both kinds; 0: none
     size_t chosen, rest;     // packed elements, gaps included
-    size_t longest;          // of the rest, in one segment
-    size_t elements;         // of all tensors, without gaps; of these,
-    size_t chosen_elements;  // in chosen columns
-    size_t whole;            // the last layers that are chosen whole
+    size_t longest;          // most packed elements of the rest in one segment
+    size_t elements;         // elements of all tensors, without gaps,
+    size_t chosen_elements;  // and those in chosen columns
+    size_t whole;            // number of last layers that are chosen whole
 } ZenMap;
 
-// Has it columns of both kinds? Only then is there something to select in it.
+// True if a tensor has columns of both kinds: only then there is something to select in it.
 static bool zen_is_mixed(const ZenTensor *z) { return z->chosen > 0 && z->chosen < z->cols; }
 
 // Returns the number of columns that is the share topk of `cols`: the nearest one, but at least one
@@ -77,8 +77,8 @@ static size_t zen_quota(double topk, size_t cols) {
     return topk > 0 && n == 0 ? 1 : n > cols ? cols : n;
 }
 
-// Lays out the list of columns, and what is packed in the order of the table: segments, and where
-// each tensor's part is.
+// Computes the layout: where each tensor's columns are in the list of columns, and where its packed
+// state is. Both are in the order of the table.
 static void zen_map_pack(ZenMap *map) {
     map->chosen = map->rest = map->longest = map->elements = map->chosen_elements = 0;
     map->columns = map->mixed = 0;
@@ -109,8 +109,8 @@ static void zen_map_pack(ZenMap *map) {
     }
 }
 
-// At first, the chosen columns are the first ones. The last `whole` layers, and what follows them,
-// are chosen whole. Free it with zen_map_free().
+// Makes a map in which the first columns are the chosen ones. The last `whole` layers, and what
+// follows them, are chosen whole. The caller frees it with zen_map_free().
 static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t whole) {
     ZenMap map = {.count = t->count, .segments = (int)layers + 2, .whole = whole};
     map.tensor = ALLOC(ZenTensor, (size_t)t->count, "columns");
@@ -138,8 +138,8 @@ static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t who
     return map;
 }
 
-// Leaves in a new map what one of several ranks owns: rows of each matrix, perhaps none, and
-// vectors whole or not at all (zero.h). Columns, and which are chosen, remain those of all ranks.
+// Reduces a new map to what one of several ranks owns: some rows of each matrix, perhaps none, and
+// vectors whole or not at all (zero.h). The list of columns stays that of all ranks.
 static void zen_map_own(ZenMap *map, const ShardMap *own) {
     int next = 0;
     for (int i = 0; i < map->count; i++) {
@@ -166,17 +166,17 @@ static void zen_map_free(ZenMap *map) {
 // 2. Importance
 //
 // The importance of a column is the sum of the squares of its gradients over the steps of a window
-// (before the first selection: over as many of the warm-up's). The sums have one order, in C and
-// CUDA: a column is cut into blocks of 128 rows; within one, rows are added one after the other, in
-// double; then the blocks, in order. A square, too, is exact in double.
+// (before the first selection: over the last steps of the warm-up). C and CUDA add up in the same
+// order: a column is cut into blocks of 128 rows; in a block rows are added one after the other, in
+// double; then the blocks, in order. Squares are exact in double.
 //
-// The norm of a column, rounded to fp32, is all that the host and the other ranks are sent of its
-// gradients: 4 bytes for a column of any length, and 4 more for the sum of their magnitudes where
-// the window follows the gradients (zen_numbers()).
+// The host and the other ranks get only the norm of a column's gradients, in fp32: 4 bytes for a
+// column of any length. If the gradients decide when a window ends, they also get the sum of the
+// magnitudes: 4 more bytes (zen_numbers()).
 
-enum { ZEN_BLOCK = 128, ZEN_STRIP = 64 };  // ZEN_STRIP: columns of a thread's turn on the CPU
+enum { ZEN_BLOCK = 128, ZEN_STRIP = 64 };  // ZEN_STRIP: columns that a CPU thread sums at a time
 
-typedef struct { double squares, magnitudes; } ZenSum;  // of one column's gradients at one step
+typedef struct { double squares, magnitudes; } ZenSum;  // sums of a column's gradients in a step
 
 // Computes the norm of each column of a gradient (rows, cols), of floats or halves (bf16.h), and
 // the sum of its magnitudes: norms (cols), magnitudes (cols).
@@ -216,13 +216,13 @@ static int zen_rank_compare(const void *a, const void *b) {
     return (x->column > y->column) - (x->column < y->column);
 }
 
-// Two slots of a tensor that are to change places. rest: counted from the first slot of the rest.
+// Two slots of a tensor whose columns are to be swapped. rest counts from the rest's first slot.
 typedef struct { int32_t chosen, rest; } ZenSwap;
 
 // Selects the columns of tensor i with the highest scores (cols), of equal ones the first. Fills
-// swaps (chosen) with the slots whose columns have to change places, and returns how many they
-// are; zen_swap() makes it so in the map. A column that stays chosen keeps its slot. The slots of
-// the others do not depend on the order of the rest, which no checkpoint has.
+// swaps (chosen) with the pairs of slots whose columns are to be swapped, and returns their number;
+// zen_swap() swaps them in the map. A column that stays chosen keeps its slot. Which slots a newly
+// chosen column gets does not depend on the order of the rest, which is not in a checkpoint.
 static size_t zen_select(const ZenMap *map, int i, const double *scores, ZenSwap *swaps) {
     const ZenTensor *z = &map->tensor[i];
     const int32_t *column = map->column + z->column_at;
@@ -266,13 +266,13 @@ static void zen_swap(ZenMap *map, int i, const ZenSwap *swaps, size_t count) {
 
 typedef struct {
     size_t warm;            // plain steps done
-    size_t rest_t;          // AdamW steps that the rest have had; the chosen have one in each step
-    size_t filled;          // steps of the open window
-    size_t windows;         // since the last selection
+    size_t rest_t;          // AdamW steps of the rest so far; the chosen have one in each step
+    size_t filled;          // steps so far in the open window
+    size_t windows;         // complete windows since the last selection
     size_t selections;
-    double *scores;         // (columns): since this selection's scoring began
-    double *chosen_mean;    // (tensors): sums over the window's steps of the mean magnitude of the
-    double *rest_mean;      // gradients of the chosen, and of the rest
+    double *scores;         // (columns): importance, summed for the next selection
+    double *chosen_mean;    // (tensors): mean magnitude of the gradients of the chosen columns, and
+    double *rest_mean;      // of the rest, each summed over the window's steps
 } ZenClock;
 
 static ZenClock zen_clock(const ZenMap *map) {
@@ -288,33 +288,33 @@ static void zen_clock_free(ZenClock *clock) {
     memset(clock, 0, sizeof *clock);
 }
 
-// During the warm-up each step is a window of its own, and nothing is late: that is AdamW.
+// True in the warm-up: each step is a window of its own and no update is late, so this is AdamW.
 static bool zen_is_warm(const ZenConfig *c,
                         const ZenClock *clock) { return clock->warm < c->warmup; }
 
-// The first step of the warm-up whose gradients count for the first selection; 0: all do.
+// Returns the first step of the warm-up whose gradients count for the first selection.
 static size_t zen_scores_from(const ZenConfig *c) {
     const size_t window = c->window > 0 ? c->window : (size_t)ZEN_WINDOW_MOST;
     return c->warmup > window ? c->warmup - window : 0;
 }
 
-// Is the update of the window before still to show? (A selection finds, and leaves, nothing late.)
+// True if the last window's update is not used yet. (At a selection no update is pending.)
 static bool zen_is_late(const ZenConfig *c, const ZenClock *clock) {
     return c->overlap && clock->windows > 0;
 }
 
-// Would a checkpoint lack something now: gradients of an open window, or the scores of a warm-up?
+// True if a checkpoint would lack something now: an open window's gradients, or a warm-up's scores.
 static bool zen_is_open(const ZenConfig *c, const ZenClock *clock) {
     return clock->filled > 0 || (zen_is_warm(c, clock) && clock->warm > zen_scores_from(c));
 }
 
-// Is the next selection made by the gradients of the coming step, among others?
+// True if the gradients of the coming step count for the next selection.
 static bool zen_is_scoring(const ZenConfig *c, const ZenMap *map, const ZenClock *clock) {
     if (zen_is_warm(c, clock)) return map->mixed && clock->warm >= zen_scores_from(c);
     return map->mixed && clock->windows + 1 == c->reselect;
 }
 
-// Does the coming step need zen_sums() of its gradients?
+// True if the coming step needs zen_sums() of its gradients.
 static bool zen_needs_sums(const ZenConfig *c, const ZenMap *map, const ZenClock *clock) {
     return zen_is_scoring(c, map, clock)
         || (map->mixed && c->window == 0 && !zen_is_warm(c, clock));
@@ -323,10 +323,10 @@ static bool zen_needs_sums(const ZenConfig *c, const ZenMap *map, const ZenClock
 // Returns how many numbers of each column the host needs: norms, and perhaps magnitudes.
 static size_t zen_numbers(const ZenConfig *c) { return c->window == 0 ? 2 : 1; }
 
-// Has enough come together? A window that follows the gradients ends when, in a share c->agree of
-// the matrices, the sum of the rest's mean magnitudes has reached the mean of those of the chosen
-// ("Zen-auto"; the published code multiplies its mean by 1/(10k) at every step, and is right for
-// k = 0.1 only).
+// True if the gradients end the window ("Zen-auto"). A matrix votes for it when the rest's mean
+// magnitude, summed over the window, has reached the mean of the chosen columns' magnitude; a share
+// c->agree of the matrices must. (The published code multiplies its mean by 1/(10k) at every step,
+// and is right for k = 0.1 only.)
 static bool zen_votes(const ZenConfig *c, const ZenMap *map, const ZenClock *clock,
                       size_t steps) {
     size_t votes = 0, voters = 0;
@@ -339,8 +339,8 @@ static bool zen_votes(const ZenConfig *c, const ZenMap *map, const ZenClock *clo
     return (double)votes >= c->agree * (double)voters || steps >= ZEN_WINDOW_MOST;
 }
 
-// Adds a step's mean magnitudes of the chosen and of the rest of each matrix to the window's. sums:
-// as zen_turn() takes them.
+// Adds a step's mean magnitudes, of the chosen and of the rest of each matrix, to the window's
+// sums. The argument `sums` is that of zen_turn().
 static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums, size_t ranks,
                           bool first) {
     for (int i = 0; i < map->count; i++) {
@@ -350,7 +350,7 @@ static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums,
         bool *rest = (bool *)alloc_or_fail(z->cols, sizeof *rest, "selection");
         for (size_t j = z->chosen; j < z->cols; j++) rest[map->column[z->column_at + j]] = true;
         for (size_t k = 0; k < ranks; k++)
-            for (size_t j = 0; j < z->cols; j++)  // in the order of columns: slots may be others
+            for (size_t j = 0; j < z->cols; j++)  // in order of columns, for any slots
                 part[rest[j]] += sums[(2 * k + 1) * map->mixed + z->column_at + j];
         free(rest);
         clock->chosen_mean[i] = (first ? 0 : clock->chosen_mean[i]) + part[0] / (double)z->chosen;
@@ -359,17 +359,18 @@ static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums,
     }
 }
 
-// The work at the end of a step, in this order: the chosen are updated; the rest's gradients join
-// the window's sum; if the window closes, the update of the one before shows, if it is late, and
-// its own is computed; if it drains, that shows, too; then columns are selected.
+// What is done at the end of a step, in this order. The chosen are updated. The rest's gradients
+// are added to the window's sum. If the window closes, forward gets the pending update of the
+// window before, and this window's update is computed. If it drains, forward gets this one, too.
+// If it selects, columns are selected then.
 typedef struct {
     bool closes, drains, selects;
-    size_t steps;  // of the window, with this one
+    size_t steps;  // steps of the window, including this one
 } ZenTurn;
 
-// Takes the sums of the step's gradients into account, if zen_needs_sums(), and decides. sums
-// (ranks, zen_numbers(), mixed): zen_sums() of each rank's rows, added up in the ranks' order.
-// Call it once per step; zen_turn_end() when all of it has been done.
+// Adds the step's sums to the scores and means, if zen_needs_sums(), and decides what is done. sums
+// (ranks, zen_numbers(), mixed): zen_sums() of each rank's rows, which are added in the ranks'
+// order. Called once per step, followed by zen_turn_end() when all is done.
 static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *clock, const float *sums,
                         size_t ranks) {
     const bool warm = zen_is_warm(c, clock);
@@ -406,10 +407,11 @@ static void zen_turn_end(const ZenConfig *c, ZenClock *clock, const ZenTurn *tur
     }
 }
 
-// The options of AdamW, for the rest's steps.
+// AdamW's options for the steps of the rest.
 typedef struct { double lr, beta1, beta2, eps, weight_decay; int moments_bf16; } ZenRates;
 
-// The step of the rest, by the mean gradient of a window of n steps. The decay is that of n steps.
+// Returns AdamW's constants for the rest, by the mean gradient of a window of n steps. The weight
+// decay is that of n steps.
 static AdamStep zen_rest_step(const ZenClock *clock, const ZenRates *r, size_t n) {
     AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps,
                                    r->weight_decay * (double)n, clock->rest_t + 1, 1 / (double)n);
@@ -420,8 +422,8 @@ static AdamStep zen_rest_step(const ZenClock *clock, const ZenRates *r, size_t n
 // ---------------------------------------------------------------------------------------------
 // 4. The reference
 
-// All arenas have the table's layout. half: `shown` holds numbers that a half has, and the rest's
-// gradients are rounded to one once per step.
+// All arenas have the table's layout. If `half`, each number in `shown` is one that a half can
+// hold, and the rest's gradients are rounded to halves once per step.
 typedef struct {
     ZenConfig config;
     ZenMap map;
@@ -429,9 +431,9 @@ typedef struct {
     float *sums;             // (2, mixed)
     ZenSwap *swaps;          // (columns)
     float *master, *m, *v;   // newest weights, moments
-    float *shown;            // the weights that forward and backward use
+    float *shown;            // weights that forward and backward use
     float *acc;              // the rest's gradients, summed over the window so far
-    bool half;               // weights and gradients are stored so (bf16.h)
+    bool half;               // weights and gradients are stored as halves (bf16.h)
 } ZenReference;
 
 // Runs BODY for each element e of slots [first, last) of tensor i, row by row; e is its place in an
@@ -443,16 +445,16 @@ typedef struct {
             BODY \
         }
 
-// As weights are stored.
+// Returns a master weight as forward and backward get it.
 static float zen_weight(const ZenReference *ref, float w) {
     return ref->half ? half_to_f32(master_weight(w)) : w;
 }
 
-// AdamW of an element of a tensor. Moments in bf16 are kept in fp32 here.
+// Makes the AdamW step of an element. bf16 moments are stored as floats here.
 static void zen_adam(ZenReference *ref, const ZenTensor *z, size_t e, float g, const AdamStep *s,
                      size_t index) {
     const float decay = z->decay ? s->weight_decay : 0;
-    uint16_t m = f32_to_bf16(ref->m[e]), v = f32_to_bf16(ref->v[e]);  // exact, if they are
+    uint16_t m = f32_to_bf16(ref->m[e]), v = f32_to_bf16(ref->v[e]);  // exact for bf16 moments
     float *master = &ref->master[e];
     if (s->moments_bf16) {
         adam_bf16(master, &m, &v, g, s, decay, (uint32_t)index);
@@ -464,8 +466,8 @@ static void zen_adam(ZenReference *ref, const ZenTensor *z, size_t e, float g, c
     *master = master_rounded(*master);
 }
 
-// Makes a step by the whole gradient `grads`. now: the step of the chosen, whose grad_scale clips
-// all gradients. Every element is its own.
+// Makes a step by the whole gradient `grads`. now: AdamW's constants for the chosen, whose
+// grad_scale clips all gradients.
 static void zen_reference_step(ZenReference *ref, const float *grads, const AdamStep *now,
                                const ZenRates *rates) {
     const ZenConfig *c = &ref->config;
@@ -494,7 +496,7 @@ static void zen_reference_step(ZenReference *ref, const float *grads, const Adam
         )
         if (!turn.closes) continue;
         ZEN_EACH(z, column, z->chosen, z->cols,
-            ref->shown[e] = zen_weight(ref, ref->master[e]);  // what the window before has made
+            ref->shown[e] = zen_weight(ref, ref->master[e]);  // the last window's update
             zen_adam(ref, z, e, ref->acc[e], &late,
                      z->rest_index + zen_r * (z->cols - z->chosen) + zen_j - z->chosen);
             if (turn.drains) ref->shown[e] = zen_weight(ref, ref->master[e]);

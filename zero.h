@@ -5,34 +5,34 @@
 //
 //     cut = ceil(n / R), rounded up to 128;  rank r owns [r cut, (r + 1) cut), if there is as much
 //
-// Equal, because reduce-scatter and all-gather move equal parts; by segments, so that a layer's
-// gradient can be reduced as soon as it is complete, and its weights gathered when they are needed.
-// The last ranks own less where n is no multiple, or nothing of a short segment. Only ZenFlow,
-// which updates columns, wants whole rows of matrices: then ("rows") a shard begins with a row or a
-// vector, as near below r n / R as there is one.
+// Shards are equal, because reduce-scatter and all-gather move equal parts. Each segment is dealt
+// out by itself, so that a layer's gradient can be reduced as soon as it is complete, and its
+// weights gathered when they are needed. If n is no multiple, the last ranks own less, or nothing.
+// ZenFlow, which updates columns, needs whole rows of matrices: then ("rows") a shard begins with
+// the last row or vector that begins at or before r n / R.
 //
 //   stage   on every rank, whole         a rank's shard alone      per parameter, R ranks, bf16
 //   1       weights, gradients           state                     2 + 2 + 10 / R      bytes
 //   2       weights                      gradients, state          2 + (2 + 10) / R
 //   3       (some layers' weights)       everything                (2 + 2 + 10) / R
 //
-// State is AdamW's: what the fp32 master weights have besides the weights, m and v. In every stage
-// each gradient is summed over the ranks by the same reduce-scatter: all stages compute the same
-// bits. zero.cuh does the GPU's part; doc/zero.md is the lesson.
+// State is AdamW's: m, v, and what the fp32 master weights have besides the weights. In every stage
+// the same reduce-scatter sums each gradient over the ranks, so all stages compute the same bits.
+// zero.cuh does the GPU's part; doc/zero.md is the lesson.
 #ifndef TIDE_ZERO_H
 #define TIDE_ZERO_H
 #include "tide/base/util.h"
 #include "adam.h"
 #include "tide/base/model.h"
 
-// Elements of a shard of a segment of n.
+// Returns the elements of a shard of a segment of n elements.
 static inline size_t zero_cut(size_t n, size_t world) {
     return round_up((n + world - 1) / world, ALIGN_ELEMENTS);
 }
 
 static inline int zero_segments(const GPT2Table *t) { return t->tensors[t->count - 1].layer + 2; }
 
-// Segment s of the arena: [*at, *at + the result).
+// Finds segment s of the arena: [*at, *at + the result).
 static inline size_t zero_segment(const GPT2Table *t, int s, size_t *at) {
     int first = 0;
     while (t->tensors[first].layer + 1 < s) first++;
@@ -42,8 +42,8 @@ static inline size_t zero_segment(const GPT2Table *t, int s, size_t *at) {
     return (last < t->count ? t->tensors[last].offset : t->elements) - *at;
 }
 
-// Where in segment s (0: at its begin) the shard of a rank begins; of rank `world`: where the last
-// one ends. A rank's shard ends where the next one's begins.
+// Returns where in segment s the shard of a rank begins, counted from the segment's begin. Rank
+// `world` gives the end of the last shard. A rank's shard ends where the next rank's begins.
 static inline size_t zero_begin(const GPT2Table *t, int s, size_t world, size_t rank, bool rows) {
     size_t at;
     const size_t n = zero_segment(t, s, &at);
@@ -54,14 +54,14 @@ static inline size_t zero_begin(const GPT2Table *t, int s, size_t world, size_t 
     const size_t row = ten->rank < 2 ? 0 : (target - ten->offset) / ten->cols;
     const size_t begin = row < ten->rows_padded ? row * ten->cols
                                                 : round_up(ten->size, ALIGN_ELEMENTS);
-    return ten->offset + begin - at;  // the latter: it is in the gap behind x
+    return ten->offset + begin - at;
 }
 
-// What a rank owns. Each shard of a segment begins with an element of a tensor, since gaps are
-// shorter than ALIGN_ELEMENTS. Free map.shards.
+// Lists what a rank owns. Each shard of a segment begins with an element of a tensor, since gaps
+// are shorter than ALIGN_ELEMENTS. The caller frees map.shards.
 static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank, bool rows) {
     ShardMap map = {0, NULL, 0};
-    size_t begin = 0, end = 0;  // of the segment, what the rank owns
+    size_t begin = 0, end = 0;  // the rank's part of the segment
     map.shards = (Shard *)alloc_or_fail((size_t)t->count, sizeof(Shard), "shard map");
     for (int i = 0; i < t->count; i++) {
         const GPT2Tensor *ten = &t->tensors[i];
@@ -84,8 +84,8 @@ static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank
 // Returns the shards of a process without ZeRO: all tensors.
 static inline ShardMap gpt2_shards_all(const GPT2Table *t) { return zero_shards(t, 1, 0, false); }
 
-// Blocks of the gradient norm in each rank's part of each segment: counts (segments, world).
-// Returns the most that a rank has in all.
+// Counts the blocks of the gradient norm in each rank's part of each segment: counts (segments,
+// world). Returns the most that any rank has.
 static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, size_t *counts) {
     size_t most = 0;
     for (size_t r = 0; r < world; r++) {
@@ -103,8 +103,8 @@ static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, si
     return most;
 }
 
-// The order in which every stage adds up the block sums of all ranks, (world, stride): the arena's.
-// order: their numbers in that array; counts are zero_blocks(). Returns how many there are.
+// Fills order with the indices of all ranks' block sums in an array (world, stride), in the order
+// of the arena, in which every stage adds them up. counts: zero_blocks(). Returns their number.
 static inline size_t zero_order(uint32_t *order, size_t stride, const size_t *counts, int segments,
                                 size_t world) {
     size_t *taken = (size_t *)alloc_or_fail(world, sizeof(size_t), "gradient norm"), n = 0;

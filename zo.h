@@ -8,11 +8,11 @@
 // MeZO (Malladi et al. 2023, Algorithm 1). Per step, for each query j, a direction z_j:
 //     g_j = (loss(theta + eps z_j) - loss(theta - eps z_j)) / (2 eps)        about <grad, z_j>
 //     theta <- theta - lr (mean over j of g_j z_j) - lr wd theta             wd: matrices only
-// z is never stored: its element e of tensor i in step t is a function of (seed, t, j, i, e), the
-// same bits in any order, on any processor (rng.h). So an update is known by a few scalars g_j, and
-// can be applied whenever the weights are at hand. MeZO perturbs the weights in place and takes the
-// noise off again, which leaves a trace in 16 bits; here theta stays as it is and perturbed copies
-// are made from it (doc/zeroth_order.md).
+// z is never stored: its element e of tensor i in step t is a function of (seed, t, j, i, e), with
+// the same bits in any order, on any processor (rng.h). So a few scalars g_j describe an update,
+// and it can be applied whenever the weights are in memory. MeZO perturbs the weights in place and
+// subtracts the noise again, which in 16 bits leaves an error; here theta stays as it is, and
+// perturbed copies are made from it (doc/zeroth_order.md).
 //
 // Every operation on an element is spelled out here, once, for the CPU and the GPU: bits agree.
 #ifndef TIDE_ZO_H
@@ -25,9 +25,9 @@
 // 1. Noise, and rounding to 16 bits
 
 enum { ZO_GAUSSIAN, ZO_RADEMACHER };   // --zo-noise
-enum { ZO_FP32, ZO_BF16, ZO_FP16 };    // what theta is stored as
-enum { ZO_QUERIES = 256 };             // at most
-enum { ZO_ROUND_QUERY = 0xffff };      // the "query" whose random bits round
+enum { ZO_FP32, ZO_BF16, ZO_FP16 };    // storage type of theta
+enum { ZO_QUERIES = 256 };             // most queries in a step
+enum { ZO_ROUND_QUERY = 0xffff };      // "query" of the random bits that are for rounding
 
 typedef struct {
     uint64_t seed;
@@ -35,8 +35,8 @@ typedef struct {
     int queries, noise, storage;
 } ZoConfig;
 
-// Elements first .. first + n - 1 of a direction; first is a multiple of n, n a power of two from 8
-// to 64. Gaussian: standard normal numbers. Rademacher: the signs +1 and -1, one random bit each.
+// Computes elements first .. first + n - 1 of a direction. n is a power of two from 8 to 64, and
+// first a multiple of it. Gaussian: standard normal numbers. Rademacher: signs, a random bit each.
 HOST_DEVICE static inline void zo_noise(float *z, int n, const ZoConfig *c, uint32_t step,
                                         uint32_t query, uint32_t tensor, uint64_t first) {
     if (c->noise == ZO_GAUSSIAN) {
@@ -59,14 +59,13 @@ HOST_DEVICE static inline void zo_noise(float *z, int n, const ZoConfig *c, uint
     }
 }
 
-// x as a number that the storage holds: one of its two neighbours, the nearer the likelier, so that
-// the mean is x. An update of 1e-7, which the nearest number would lose, is so kept on average
-// (doc/rounding.md). random: 16 bits, as many as bf16 drops. fp16 ends at +-65504. NaN and infinity
-// stay, if NaN is as arithmetic makes it (quiet).
+// Rounds x at random to one of its two neighbours in the storage type, so that the mean is x.
+// Rounding to nearest would lose an update of 1e-7; this keeps it on average (doc/rounding.md).
+// random: 16 bits, as many as bf16 drops. fp16 ends at +-65504. Infinity and (quiet) NaN stay.
 HOST_DEVICE static inline float zo_round(float x, int storage, uint32_t random) {
     uint32_t bits = float_bits(x);
     if (storage == ZO_BF16) {
-        if (fabsf(x) < 0x1.fep127f) bits += random;  // from there on, up would be infinity
+        if (fabsf(x) < 0x1.fep127f) bits += random;  // above, rounding up would give infinity
         bits &= 0xffff0000u;
     } else if (storage == ZO_FP16 && fabsf(x) < INFINITY) {
         const uint32_t sign = bits & 0x80000000u;
@@ -87,17 +86,17 @@ HOST_DEVICE static inline float zo_round(float x, int storage, uint32_t random) 
 // 2. The update
 
 typedef struct {
-    uint32_t step;            // of which it is the update; 0: there is none
+    uint32_t step;            // the step that made this update; 0: there is none
     int queries;
     float shrink;             // lr wd
     float scale[ZO_QUERIES];  // lr g / queries
 } ZoUpdate;
 
-// The means of a step's losses, side (queries, 2), over the micro-batches of all ranks. all: of
-// each rank, `stride` numbers that begin with its losses (accum, queries, 2). They are added in the
-// order of the data, which is rank by rank within a micro-batch: on one rank with `world` times as
-// many micro-batches the sums have the same bits. parts: what their sums are divided by, the number
-// of micro-batches unless some tokens are not trained (run_parts()).
+// Computes side (queries, 2): a step's losses, averaged over the micro-batches of all ranks. `all`
+// has `stride` numbers of each rank, which begin with its losses (accum, queries, 2). They are
+// added in the order of the data: micro-batch by micro-batch, in each rank by rank. So one rank
+// with `world` times as many micro-batches has the same bits. parts divides the sums: the number of
+// micro-batches, unless some tokens are not trained (run_parts()).
 static void zo_mean(double *side, const double *all, size_t stride, int world, size_t accum,
                     int queries, double parts) {
     const size_t n = 2 * (size_t)queries;
@@ -109,9 +108,9 @@ static void zo_mean(double *side, const double *all, size_t stride, int world, s
     }
 }
 
-// Makes the update *u from the losses of a step, side (queries, 2) at theta + eps z and theta - eps
-// z; no update if a loss is no number, or the norm is too large. *loss: their mean; *norm: the root
-// mean square of projected gradients.
+// Makes the update *u from a step's losses, side (queries, 2) at theta + eps z and theta - eps z.
+// If a loss is no number, or the norm is too large, there is no update. *loss: the mean of the
+// losses. *norm: the root mean square of the projected gradients.
 static void zo_estimate(ZoUpdate *u, const ZoConfig *c, size_t step, double lr,
                         double weight_decay, const double *side, double *loss, double *norm) {
     double squares = 0;
@@ -126,10 +125,10 @@ static void zo_estimate(ZoUpdate *u, const ZoConfig *c, size_t step, double lr,
         u->scale[j] = (float)(lr * g / c->queries);
     }
     *norm = sqrt(squares);
-    if (isfinite(*loss) && lr * *norm < 1e30) u->step = (uint32_t)step;  // else NaNs would spread
+    if (isfinite(*loss) && lr * *norm < 1e30) u->step = (uint32_t)step;  // no NaN in the weights
 }
 
-// Applies an update to elements first .. first + n - 1 of a tensor, which are th. n and first as in
+// Applies an update to th, elements first .. first + n - 1 of a tensor. For n and first see
 // zo_noise().
 HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, const ZoUpdate *u,
                                         uint32_t tensor, bool decay, uint64_t first) {
@@ -143,7 +142,7 @@ HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, con
         for (int i = 0; i < n; i++) th[i] = fma_f32(scale, z[i], th[i]);
     }
     if (c->storage == ZO_FP32) return;
-    for (int i = 0; i < n; i += 8) {  // 16 of 128 bits for each of 8 elements
+    for (int i = 0; i < n; i += 8) {  // 128 random bits: 16 for each of 8 elements
         const uint64_t at = (first + (uint64_t)i) / 8;
         const Philox4 r = philox4x32(c->seed, (uint32_t)at,
                                      (uint32_t)(at >> 32) | (uint32_t)ZO_ROUND_QUERY << 16, tensor,
@@ -160,7 +159,7 @@ HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, con
 //
 // Both take elements first .. first + n - 1 of a tensor, in fp32; `first` is a multiple of 64.
 
-// w = theta + scale z, for a direction of this step. scale is eps, or -eps.
+// Computes w = theta + scale z for a direction of this step. scale is eps or -eps.
 static void zo_perturb(float *w, const float *theta, size_t n, const ZoConfig *c, size_t step,
                        int query, float scale, uint32_t tensor, uint64_t first) {
     #pragma omp parallel for if (n > 1 << 12)
@@ -172,7 +171,7 @@ static void zo_perturb(float *w, const float *theta, size_t n, const ZoConfig *c
     }
 }
 
-// theta becomes what the update makes of it.
+// Applies the update to theta.
 static void zo_update(float *theta, size_t n, const ZoConfig *c, const ZoUpdate *u,
                       uint32_t tensor, bool decay, uint64_t first) {
     #pragma omp parallel for if (n > 1 << 12)

@@ -1,24 +1,128 @@
 #!/bin/sh
-# Draws the pictures of doc/step_memory.md, doc/offload.md and doc/twenty_billion.md ("offload"),
-# doc/zo_streaming.md ("zo"), doc/zenflow.md ("zen") and doc/zero.md ("zero") again, into doc/img/,
-# and prints the numbers of their tables and of one in doc/rounding.md: from --plan, and from runs
+# Draws the pictures of doc/step_memory.md, doc/offload.md and doc/fits.md ("offload"),
+# doc/zo_streaming.md ("zo"), doc/zenflow.md ("zen"), doc/zero.md ("zero"), doc/finetuning.md and doc/chat.md ("rows")
+# again, into doc/img/, and prints the numbers of their tables and of one in doc/rounding.md: from --plan, and from runs
 # on the emulated GPU by its virtual clock. The same on every machine; needs neither GPU nor
 # network, and a few minutes.
 # usage: [TRAINER=./train_gpt2emu] [CPU=./train_gpt2] [TIMELINE=build/timeline] [IMG=doc/img]
-#        dev/draw_lessons.sh [offload|zo|zen|zero]
+#        dev/draw_lessons.sh [offload|zo|zen|zero|rows]
 set -eu
 export LC_ALL=C
-what=${1:-offload zo zen zero}
+what=${1:-offload zo zen zero rows}
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 trainer=${TRAINER:+$(absolute "$TRAINER")} timeline=${TIMELINE:+$(absolute "$TIMELINE")}
 cpu=${CPU:+$(absolute "$CPU")}
 img=$(absolute "${IMG:-$(dirname "$0")/../doc/img}")
 cd "$(dirname "$0")/.."
-[ -n "$trainer" ] || { make train_gpt2emu && trainer=./train_gpt2emu; }
-[ -n "$timeline" ] || { make build/timeline && timeline=build/timeline; }
 mkdir -p "$img"
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
+
+case $what in *rows*)
+
+# --- finetuning.md, chat.md: rows of tokens, as boxes -------------------------------------------
+
+# svg WIDTH HEIGHT: what a picture of boxes begins with
+svg() {
+    echo "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 $1 $2\" width=\"$1\" height=\"$2\">
+<style>text{font:12px sans-serif;fill:#444} .b{text-anchor:middle} .page{fill:#fff} .of{fill:#1118;font-size:11px}
+rect{stroke:#fff} .k0{fill:#84b6ea} .k1{fill:#e89a82} .k2{fill:#dcac3d} .k3{fill:#8fc27a} .k4{fill:#d5d9de} .k5{fill:none;stroke:#bbb}
+@media(prefers-color-scheme:dark){text:not(.of){fill:#bbb} .page{fill:#161b22} rect{stroke:#161b22} .k5{stroke:#666}}</style>
+<rect class=\"page\" width=\"100%\" height=\"100%\"/>"
+}
+
+# Documents of 6, 5, 4 and 3 tokens: a row each; in rows of 10 by best fit; and the mask of the second of these.
+{
+    svg 760 330
+    awk '
+        function box(class, i, j, text) {
+            printf "<rect class=\"k%d\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/>\n", class, x + size * i, y + size * j, size, size
+            if (text != "") printf "<text class=\"b of\" x=\"%g\" y=\"%g\">%s</text>\n",
+                                   x + size * (i + 0.5), y + size * j + size / 2 + 4, text
+        }
+        function say(x, y, text) { printf "<text x=\"%d\" y=\"%d\">%s</text>\n", x, y, text }
+        BEGIN {
+            n = split("6 5 4 3", length_of); T = 10; size = 22; rows = 2
+            x = 16; y = 40
+            say(x, 26, "--pack off: four rows of the longest, 75 % full")
+            for (d = 1; d <= n; d++)
+                for (t = 0; t < length_of[1]; t++)
+                    if (t < length_of[d]) box(d - 1, t, d - 1, t); else box(5, t, d - 1)
+            y = 186
+            say(x, 172, "--pack on: two rows of ten, 90 % full")
+            for (d = 1; d <= n; d++) {  # from the longest on: where it leaves the least room
+                best = 0
+                for (r = 1; r <= rows; r++) {
+                    left = T - used[r] - length_of[d]
+                    if (left >= 0 && (best == 0 || left < T - used[best] - length_of[d])) best = r
+                }
+                for (t = 0; t < length_of[d]; t++) {
+                    begins[best, used[best] + t] = used[best]
+                    of[best, used[best] + t] = d - 1
+                    box(d - 1, used[best] + t, best - 1, t)
+                }
+                used[best] += length_of[d]
+            }
+            for (r = 1; r <= rows; r++)
+                for (t = used[r]; t < T; t++) {
+                    begins[r, t] = used[r]; of[r, t] = 4
+                    box(4, t, r - 1, t - used[r])
+                }
+            say(x, 252, "The number in a box is its position: t - begins[t].")
+            say(x, 272, "Grey: the rest of a row, a document of zeros.")
+            x = 420; y = 62
+            say(x - 20, 26, "Who sees whom in the second row")
+            say(x, 50, "key u: 0 to 9")
+            for (t = 0; t < T; t++) {
+                say(x - 40, y + size * t + 15, (t == 0 ? "query " : "") t)
+                for (u = 0; u < T; u++)
+                    if (begins[2, t] <= u && u <= t) box(of[2, t], u, t); else box(5, u, t)
+                say(x + size * T + 12, y + size * t + 15, "begins " begins[2, t] + 0)
+            }
+            say(x - 20, y + size * T + 24, "Filled: begins[t] &lt;= u &lt;= t. All else has no weight.")
+        }' | sed 's/<text x="380" y="77">query 0/<text x="346" y="77">query 0/'
+    echo '</svg>'
+} >"$img/packing.svg"
+
+# A conversation of two turns, as build/rows shows it for a model of ChatML; what is between >> and << is trained.
+cpu=${CPU:+$(absolute "$CPU")}
+[ -n "$cpu" ] || { make train_gpt2 && cpu=./train_gpt2; }
+make -s build/rows
+"$cpu" --data LICENSE --layers 1 --heads 1 --channels 8 --context 64 --batch 1 --seq 8 --steps 1 --eval-every 0 \
+    --tokenizer dev/test/fixtures/tokenizer/small-smollm2 --out "$tmp/model" >"$tmp/model.txt" 2>&1
+echo '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"},
+    {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]}' | tr -d '\n' >"$tmp/talk.jsonl"
+{
+    svg 640 222
+    build/rows 1 --model "$tmp/model" --data "$tmp/talk.jsonl" --chat-format chatml --batch 1 --seq 64 2>/dev/null |
+        sed -n 's/^  //p' | awk '
+        { text = text $0 }
+        END {
+            gsub(/<[|]/, "\n&", text); gsub(/[|]>/, "&\n", text); gsub(/>>|<<|\\n/, "\n&\n", text)
+            n = split(text, piece, "\n"); x = 16; y = 44
+            for (i = 1; i <= n; i++) {
+                p = piece[i]
+                if (p == ">>") trained = 1
+                else if (p == "<<") trained = 0
+                else if (p != "") {
+                    wide = 7 * length(p) + 12
+                    if (p == "<|im_start|>" && x > 16) { x = 16; y += 36 }
+                    gsub(/</, "\\&lt;", p)
+                    printf "<rect class=\"k%d\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"26\"/>", trained ? 3 : 4, x, y, wide
+                    printf "<text class=\"b of\" x=\"%g\" y=\"%d\">%s</text>\n", x + wide / 2, y + 17, p
+                    x += wide + 2
+                }
+            }
+        }'
+    echo '<text x="16" y="26">A message a line. Every piece of text is read; the loss is of what is green.</text>
+<rect class="k3" x="16" y="190" width="18" height="18"/><text x="40" y="204">trained: a target</text>
+<rect class="k4" x="170" y="190" width="18" height="18"/><text x="194" y="204">read only: as a target it is -1</text></svg>'
+} >"$img/chat.svg"
+;; esac
+case $what in *offload* | *zo* | *zen* | *zero*) ;; *) exit 0 ;; esac
+
+[ -n "$trainer" ] || { make train_gpt2emu && trainer=./train_gpt2emu; }
+[ -n "$timeline" ] || { make build/timeline && timeline=build/timeline; }
 export EMU_THREADS=1 EMU_CLOCK=virtual EMU_KERNEL_US=10 EMU_HOST_US=150
 
 # Of each span of a trace: its row, name, step, begin and duration in microseconds.
@@ -259,7 +363,7 @@ for mode in none interleave; do
     done
 done
 
-# --- twenty_billion.md --------------------------------------------------------------------------
+# --- fits.md ------------------------------------------------------------------------------------
 
 streamed="--offload zero --recompute none --moments bf16 --weights host"
 # shellcheck disable=SC2086

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Every way to place the optimizer's state, with the same model, data and seed: what an iteration
-# takes, what it is made of, and the memory; and that the losses and gradient norms of all that
-# compute the same are the same to the last digit that log.jsonl has. Ends with 1 if they are not.
+# Compares every way to place the optimizer's state, with the same model, data and seed: the time of an
+# iteration and its parts, and the memory. Losses and gradient norms of all that compute the same must
+# be equal, to the last digit in log.jsonl; if they are not, it ends with 1.
 # usage: [MODEL=7b] [DATA=FILE] [OUT=DIR] [MODES="zero twinflow"] [RESIDENT=0.2] [WINDOW=4]
 #        [EVALS=8] [ZEN="--zen-topk 0.05"] [STREAMED="--gpu-memory 8G"]
 #        scripts/compare_offload.sh [OPTION...]     e.g. --batch 1 --seq 2048 --gpu-memory 48G
@@ -14,16 +14,16 @@
 # holds a thread of the driver (doc/offload.md). One mode alone is measured, and compared with
 # nothing. The table is also in OUT/compare.tsv.
 #
-# The rows from zero-accum on compute something else, so that their losses differ. All see the same
-# tokens, a step's number of them at a time; times, bytes and waits are per that:
+# The rows from zero-accum on compute something else, so their losses differ. All train on the same
+# tokens; times, bytes and waits are per step of the other rows:
 #   zero-accum     one update by WINDOW steps' tokens, whose gradients the GPU sums
-#   zero-late      what is on the host shows one step late; vectors, which are not, at once
-#   zenflow-sync   ZenFlow, windows of WINDOW steps; their updates show at once
-#   zenflow        as they are meant to: one window late; zenflow-serial: without any overlap
+#   zero-late      updates on the host are used one step late; those of vectors at once
+#   zenflow-sync   ZenFlow, windows of WINDOW steps; their updates are used at once
+#   zenflow        as it is meant to be: one window late; zenflow-serial: without any overlap
 # ZEN: options for ZenFlow's. All with zenflow get no --subgroup, --slots and --grad-wire. With
 # EVALS, each run is evaluated so many times, and a second table, OUT/loss.tsv, has what was reached
 # with the same tokens, and in the same time.
-# The first window is warm-up, the second has nothing late yet: times are of those that follow.
+# The first window is warm-up, and in the second no update is late: times are of the windows after it.
 set -eu
 modes=${MODES:-none zero twinflow interleave stride2 streamed zero-published twinflow-published \
     zero-accum zero-late zenflow-sync zenflow zenflow-serial}

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Fine-tunes a model on examples or conversations, JSON lines (doc/finetuning.md), with AdamW; all weights are
-# trained, the last tenth of them held out unless --val names others. Then shows the answers of the model as it
-# was, and as it is, to the last three.
+# Fine-tunes all weights of a model on examples or conversations, JSON lines (doc/finetuning.md), with AdamW. The last
+# tenth of the lines is held out unless --val names others. Then shows the model's answers to the last three, before and
+# after.
 # usage: [DEMO=chat] scripts/finetune.sh [OPTION...]      without FILE: a small model reads made-up film reviews
 #        and is then taught to say what they come to, with DEMO=chat in conversations; a minute on a CPU,
 #        without network; in out/finetune-demo
@@ -11,11 +11,10 @@
 #        [TRAINER=./train_gpt2cu] [OUT=DIR]; --resume goes on with a run that was stopped.
 #        LAUNCH="sh scripts/launch.sh 4": on so many GPUs, the options as they are given; a relative path in it
 #        is seen from your folder, so this one works from the top. --plan is of one GPU, or of --world N.
-# The GPU trainer, if there is a GPU, chooses a placement that fits; if none does, the script adds the options
-# that the plan proposes, and prints them. Rows have 256 tokens, or the model's context if that is less; --seq
-# chooses. A step has 4 rows, of 1,000 lines and more 16, or --batch times --accum; how many of them at a time is
-# what the plan predicts to be fastest. Without --steps or --epochs three epochs are trained, of fewer than 100
-# lines ten, a row at a step.
+# The GPU trainer, if there is a GPU, chooses a placement that fits. If none does, the script adds the options that the
+# plan proposes, and prints them. Rows have 256 tokens, or the model's context if that is less, or --seq. A step has 4
+# rows (16 if there are 1,000 lines or more), or --batch times --accum; the plan predicts how many rows at a time are
+# fastest. Without --steps or --epochs three epochs are trained; with fewer than 100 lines ten, one row a step.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

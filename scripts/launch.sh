@@ -3,11 +3,11 @@
 #
 #     scripts/launch.sh 4 ./train_gpt2cu --data text.txt --model d12 --zero 2
 #
-# Each is told its number as torchrun would do it: RANK and LOCAL_RANK, WORLD_SIZE and
+# Each gets its number as from torchrun: RANK and LOCAL_RANK, WORLD_SIZE and
 # LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free port, unless it is set). Each gets its share
 # of the cores as OMP_NUM_THREADS, unless that is set. None of them has a standard input.
 #
-# On a machine with several NUMA nodes, numactl or taskset keeps each rank on the node of its GPU:
+# On a machine with several NUMA nodes, numactl or taskset keeps each rank on the node of its GPU,
 # unless a node has no GPU of this run (its part of the memory's bandwidth would be lost), a GPU's
 # node is not known, or the cores are chosen already (taskset, OMP_PLACES, OMP_PROC_BIND). Each then
 # has as many threads as the rank with the smallest part of its node.

@@ -1,8 +1,8 @@
 #!/bin/sh
-# What a model needs, and what the machines of scripts/rates/ are predicted to make of it, as a table.
-# Needs neither GPU nor data. "host": of memory that such a machine
-# must have; how much it has is not asked, or, as in "rtx4090_desktop, 128", it is that many GiB, of
-# which 5 % stay free. A card of 24 GB has some 23 GiB free.
+# Prints a table: what memory a model needs, and how fast the machines of scripts/rates/ are predicted
+# to train it. Needs neither GPU nor data. "host" is the memory that the machine must have. In a row
+# like "rtx4090_desktop, 128" the host has that many GiB, of which 5 % stay free; in the others its
+# size is no limit. A card of 24 GB has some 23 GiB free.
 # usage: [TRAINER=./train_gpt2emu] [MACHINES="NAME:GPU[:HOST] .."] scripts/plan_offload.sh OPTION...
 # e.g. --model 7b --batch 1. MACHINES: files of rates/, GiB of GPU memory that are free, and of a host
 set -eu

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Weak scaling, as figure 17 of Deep Optimizer States: the models of its table 2 on ever more GPUs,
-# each of which has the same micro-batch; what --plan predicts. Needs neither GPU nor data; how much
-# memory the machine has is not asked. Seconds of a step; of these, those in which a GPU does not
-# compute ("waits"); by how much it would be shorter if collectives took no time ("shown"), and what
-# they take ("comm"). "tok/s" is that of each GPU; "x zero", how often faster than without
-# interleaving and overlaps, as ZeRO-Offload is described. Memory of each GPU and of the host for
-# each, in GiB. "?": the rates do not say. RATE: one rate, instead of the file's.
+# Weak scaling, as in figure 17 of Deep Optimizer States: the models of its table 2 on more and more
+# GPUs, each with the same micro-batch, as --plan predicts it. Needs neither GPU nor data; the
+# machine's memory is no limit. "step": seconds; "waits": those in which a GPU does not compute;
+# "shown": by how much the step would be shorter if collectives took no time; "comm": their time.
+# "tok/s" is that of each GPU. "x zero": times faster than without interleaving and overlaps, as
+# ZeRO-Offload is described. Memory is in GiB, of each GPU and of the host for each GPU. "?": the
+# rates lack something. RATE: one rate, instead of the file's.
 # usage: [TRAINER=./train_gpt2emu] [RATES=FILE] [RATE="gpu_link 12e9"] [MODELS="7b 20b"]
 #        [WORLDS="1 8"] scripts/plan_scaling.sh [OPTION...]     e.g. --zero 2, --offload auto
 # Without options, as in the paper: ZeRO-3, one sequence of 2048 tokens, recomputing, no state that

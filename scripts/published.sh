@@ -1,6 +1,6 @@
 #!/bin/sh
 # What --plan predicts for the steps that other people have measured, beside what they measured, as
-# a table in Markdown: that of doc/performance_model.md, with its notes. Needs neither GPU nor data.
+# a table in Markdown: that of doc/speed.md, with its notes. Needs neither GPU nor data.
 # usage: [TRAINER=./train_gpt2emu] [ROWS=PATTERN] scripts/published.sh
 # The rates are those of the card (rates/), from its data sheet and from one published measurement
 # of a product; nothing is fitted to a row. ROWS: only the rows with these words, as of grep -E.

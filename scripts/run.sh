@@ -1,6 +1,6 @@
 #!/bin/sh
 # `make run`: trains a small GPT on the text $DATA, in a minute to six. A short context learns most in
-# that time (doc/SPEED.md). An earlier run in $OUT is kept: as $OUT-1, or the next number that is free.
+# that time (doc/speed.md). An earlier run in $OUT is kept: as $OUT-1, or the next number that is free.
 # usage: [DATA=FILE] [OUT=FOLDER] sh scripts/run.sh TRAINER [OPTION...]
 set -u
 # shellcheck source=scripts/common.sh

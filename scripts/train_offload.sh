@@ -7,7 +7,7 @@
 # repository, like "sh scripts/launch.sh 4" or "torchrun --nproc-per-node 4 --no-python".
 # Without DATA, 100M tokens of FineWeb and as many to evaluate are fetched (0.4 GB). OUT is out/NAME
 # otherwise. Products take the algorithms of build/tune.txt, which a run on one GPU makes and adds to
-# (doc/SPEED.md); another file: --tune FILE. Checkpoints come by time, unless --save-every says otherwise. --plan only prints what it would
+# (doc/speed.md); another file: --tune FILE. Checkpoints come by time, unless --save-every says otherwise. --plan only prints what it would
 # do (on several GPUs: with --world), --no-save leaves only the log.
 set -eu
 # shellcheck source=scripts/common.sh

@@ -38,13 +38,14 @@ HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 # L layers, NH heads, C channels, F width of the MLP, V vocabulary, ctx rows of the position table;
 # E width of the embeddings, if not C; NKV key heads, if not NH; HS size of a head, if not C / NH;
 # B sequences per micro-batch, T tokens each. `norm_eps` is the norms' epsilon; `biased` are the
-# linear parts that have a bias; `qk_norm`: q and k are normalised. `stream` scales what enters the
+# linear parts that have a bias; `qk_norm`: q and k are normalised; `unturned`:
+# every how many layers there are no positions. `stream` scales what enters the
 # residual stream: where it is small, the norms' epsilon matters. `packed`: a row holds several
 # documents, and a third of the targets, -1, are not trained.
 BASE = dict(family="gpt2", norm="layer", norm_eps=1e-5, act="gelu_new", tied=True, E=None, NKV=None,
-            HS=None, biased=("qkv", "proj", "fc", "mlp"), qk_norm=False, stream=1.0, packed=False,
-            accum=1, steps=10, warmup=3, lr=1e-2, min_lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-3,
-            weight_decay=0.1)
+            HS=None, biased=("qkv", "proj", "fc", "mlp"), qk_norm=False, unturned=None, stream=1.0,
+            packed=False, accum=1, steps=10, warmup=3, lr=1e-2, min_lr=1e-3, beta1=0.9, beta2=0.95,
+            eps=1e-3, weight_decay=0.1)
 # `config`: keys of config.json beside those that all have; `left_out`: keys that this one has not.
 LLAMA = dict(BASE, family="llama", norm="rms", act="silu", biased=(), config={}, left_out=())
 CASES = {
@@ -78,10 +79,10 @@ CASES = {
                           eos_token_id=[1, 5], rope_theta=100.0, rope_scaling=dict(
                               rope_type="llama3", factor=8.0, low_freq_factor=1.0,
                               high_freq_factor=4.0, original_max_position_embeddings=32))),
-    # several documents in a row
-    "llama-packed": dict(LLAMA, seed=10, L=2, NH=4, NKV=2, C=16, F=37, V=61, ctx=64, B=2, T=37,
-                         clip=2.37, packed=True, norm_eps=1e-4,
-                         config=dict(rope_theta=10000.0, rope_scaling=None)),
+    # several documents in a row, of which the longer ones are longer than the window
+    "mistral-packed": dict(LLAMA, seed=10, L=2, NH=4, NKV=2, C=16, F=37, V=61, ctx=64, B=2, T=37,
+                         clip=2.2, packed=True, norm_eps=1e-4, family="mistral", config=dict(
+                             rope_theta=10000.0, rope_scaling=None, sliding_window=5)),
     # biases everywhere, as many key heads as heads, and no key of config.json that may be missing
     "llama-biased": dict(LLAMA, seed=11, L=1, NH=3, C=12, F=21, V=53, ctx=32, B=2, T=11, clip=12.5,
                          tied=False, stream=0.2, lr=5e-3, norm_eps=1e-6,
@@ -90,10 +91,10 @@ CASES = {
                                      rope_scaling=dict(type="linear", factor=2.5)),
                          left_out=("num_key_value_heads", "rms_norm_eps", "hidden_act",
                                    "tie_word_embeddings", "attention_dropout")),
-    # one key head for all; longer than the tiles of a blocked attention
+    # one key head for all; longer than the tiles of a blocked attention, as its window is
     "mistral": dict(LLAMA, seed=12, L=1, NH=4, NKV=1, C=24, F=41, V=37, ctx=160, B=1, T=149,
                     clip=4.53, family="mistral", tied=False, stream=0.2,
-                    config=dict(rope_theta=1000.0, sliding_window=None)),
+                    config=dict(rope_theta=1000.0, sliding_window=70)),
     # biases of q, k and v; the newer key for positions; llama3's length is that of the model; a
     # window that is not used
     "qwen2": dict(LLAMA, seed=13, L=2, NH=4, NKV=2, C=24, F=31, V=137, ctx=48, B=2, T=15, clip=4.41,
@@ -107,6 +108,12 @@ CASES = {
                       head_dim=8, attention_bias=False, use_sliding_window=False,
                       sliding_window=None, layer_types=["full_attention"] * 2, dtype="float32",
                       rope_parameters=dict(rope_type="default", rope_theta=50.0))),
+    # every second layer has no positions
+    "smollm3": dict(LLAMA, seed=15, L=2, NH=4, NKV=2, C=16, F=29, V=53, ctx=32, B=2, T=14, clip=3.3,
+                    family="smollm3", unturned=2, config=dict(
+                        attention_bias=False, mlp_bias=False, no_rope_layer_interval=2,
+                        no_rope_layers=[1, 0], use_sliding_window=False, sliding_window=None,
+                        pad_token_id=None, rope_theta=5000.0)),
 }
 # Hugging Face's names of the parts; those of a layer in file order. A part of several names is
 # stored in pieces: q, k and v; gate and up.
@@ -125,7 +132,7 @@ NAMES = {
         ln_2=["post_attention_layernorm"], fc=["mlp.gate_proj", "mlp.up_proj"],
         mlp=["mlp.down_proj"])),
 }
-NAMES.update(dict.fromkeys(("mistral", "qwen2", "qwen3"), NAMES["llama"]))
+NAMES.update(dict.fromkeys(("mistral", "qwen2", "qwen3", "smollm3"), NAMES["llama"]))
 TRAINING_KEYS = ("seed", "B", "T", "accum", "steps", "lr", "min_lr", "warmup", "beta1", "beta2",
                  "eps", "weight_decay", "clip")
 
@@ -198,6 +205,11 @@ def causal_mask(T):  # (T, T), true where row t may not look at column s
     return t[None, :] > t[:, None]
 
 
+def window_mask(T, window):  # the same, for a row that looks back over `window` tokens, its own too
+    t = torch.arange(T)
+    return t[None, :] <= t[:, None] - window
+
+
 def other_documents(begins):  # (B, T) -> (B, 1, T, T), true where s is of another document than t
     return (begins[:, None, :, None] != begins[:, None, None, :])
 
@@ -238,13 +250,16 @@ def for_each_query_head(x, heads):  # (B, NKV, T, HS) -> (B, NH, T, HS)
     return x if heads == x.shape[1] else x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def attention(q, k, v, begins=None):  # q (B, NH, T, HS); k, v (B, NKV, T, HS) -> (B, T, NH HS)
+def attention(q, k, v, begins=None, window=None):
+    # q (B, NH, T, HS); k, v (B, NKV, T, HS) -> (B, T, NH HS)
     B, NH, T, HS = q.shape
     k, v = for_each_query_head(k, NH), for_each_query_head(v, NH)
     score = q @ k.transpose(-1, -2) / math.sqrt(HS)  # (B, NH, T, T)
     score = score.masked_fill(causal_mask(T), -math.inf)
     if begins is not None:
         score = score.masked_fill(other_documents(begins), -math.inf)
+    if window is not None:
+        score = score.masked_fill(window_mask(T, window), -math.inf)
     att = torch.exp(score - score.max(-1, keepdim=True)[0])
     att = att / att.sum(-1, keepdim=True)
     return (att @ v).permute(0, 2, 1, 3).reshape(B, T, NH * HS)
@@ -273,6 +288,10 @@ def head_shape(c):  # -> query heads, key heads, channels of a head
     return c["NH"], c["NKV"] or c["NH"], c["HS"] or c["C"] // c["NH"]
 
 
+def window_of(c):  # of tokens that each one sees, or None
+    return c["config"].get("sliding_window") if c["family"] == "mistral" else None
+
+
 def forward(p, c, tokens, begins=None):
     """tokens (B, T) -> logits (B, T, V). p: parameters under their Hugging Face names.
     begins (B, T): where in its row each token's document begins."""
@@ -298,9 +317,9 @@ def forward(p, c, tokens, begins=None):
         qkv = products(x, h, "qkv")
         qkv = qkv if len(qkv) == 3 else qkv[0].split(c["C"], -1)
         q, k, v = (y.reshape(*y.shape[:2], -1, HS).permute(0, 2, 1, 3) for y in qkv)
-        if angle is not None:
+        if angle is not None and (i + 1) % (c["unturned"] or c["L"] + 1):
             q, k = (turned(y, h + name) for y, name in zip((q, k), part["qk_norm"]))
-        return products(attention(q, k, v, begins), h, "proj")[0]
+        return products(attention(q, k, v, begins, window_of(c)), h, "proj")[0]
 
     def mlp(x, h):
         return products(act(*products(x, h, "fc")), h, "mlp")[0]
@@ -475,7 +494,8 @@ def make_config(c):
                     embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
     if c["norm"] == "rms":
         config = dict(model_type=c["family"],
-                      architectures=[c["family"].capitalize() + "ForCausalLM"],
+                      architectures=[c["family"].capitalize().replace("Smollm", "SmolLM")
+                                     + "ForCausalLM"],
                       num_hidden_layers=c["L"], num_attention_heads=c["NH"],
                       num_key_value_heads=c["NKV"] or c["NH"], hidden_size=c["C"],
                       intermediate_size=c["F"], max_position_embeddings=c["ctx"], vocab_size=c["V"],
@@ -635,6 +655,8 @@ def step_transformers(path, family, dump):
     if "begins" in dump:
         begins, place = to_long((dump["begins"].copy(),))[0], torch.arange(tokens.shape[1])
         seen = (place[None, :] <= place[:, None]) & (place >= begins[:, :, None])  # (B, T, T)
+        if getattr(model.config, "sliding_window", None):
+            seen &= ~window_mask(len(place), model.config.sliding_window)
         hidden = torch.full(seen.shape, -1e300, dtype=torch.float64).masked_fill(seen, 0)
         documents = {"position_ids": place - begins, "attention_mask": hidden[:, None]}
     logits = model(input_ids=tokens, **documents).logits
@@ -814,6 +836,8 @@ def forward_mutants(c):
         "mask: one column too many, one row": ("causal_mask", mask_leak),
         "mask: one column too few, one row": ("causal_mask", mask_short),
         "mask: documents see each other": ("other_documents", lambda b: torch.tensor(False)),
+        "mask: no window": ("window_mask", lambda T, window: torch.tensor(False)),
+        "mask: a window of one token more": ("window_mask", lambda T, window: window_right(T, window + 1)),
         "GELU by erf": ("gelu", lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))),
         "GELU backward without the cubic": ("gelu", GeluWithout.apply),
         "norm epsilon 0, all": (norm, norm_eps(0, lambda i: True)),
@@ -825,6 +849,7 @@ def forward_mutants(c):
                                      * t.numel() / (t.numel() - 1)),
     }
     present = {"GELU": c["act"] == "gelu_new", "documents": c["packed"],
+               "window": window_of(c) is not None,
                "mean(g)": norm == "layer_norm",
                "of fc": "fc" in c["biased"], "of qkv": "qkv" in c["biased"]}
     out = {k: v for k, v in out.items() if all(present[word] for word in present if word in k)}
@@ -837,6 +862,7 @@ def forward_mutants(c):
 
 
 cross_entropy_right, adamw_right, rate_right = cross_entropy, adamw, learning_rate
+window_right = window_mask
 
 
 def adamw_variant(first=True, second=True, eps_inside=False, l2=False, new_p=False, eps=None):

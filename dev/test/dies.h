@@ -33,23 +33,25 @@ static void dies_report(int code, const char *line) {
     if (!good_) printf("  '%s' should say '%s'\n", line_ != NULL ? line_ : "nothing", words); \
     good_; })
 
-// Returns the text that the call prints on stderr. The next SAYS() overwrites it.
-#define SAYS(call) (says_begin(), (void)(call), says_end())
+// Returns the text that the call prints on stderr, or on stdout. The next call overwrites it.
+#define SAYS(call) (says_begin(2), (void)(call), says_end())
+#define PRINTS(call) (says_begin(1), (void)(call), says_end())
 
 static FILE *says_file;
-static int says_before;
+static int says_fd, says_before;
 
-static void says_begin(void) {
-    fflush(stderr);
+static void says_begin(int fd) {
+    fflush(stdout);
     says_file = tmpfile();
-    says_before = dup(2);
-    if (says_file == NULL || dup2(fileno(says_file), 2) < 0) fail("no temporary file");
+    says_fd = fd;
+    says_before = dup(fd);
+    if (says_file == NULL || dup2(fileno(says_file), fd) < 0) fail("no temporary file");
 }
 
 static const char *says_end(void) {
-    static char text[4096];
-    fflush(stderr);
-    dup2(says_before, 2);
+    static char text[1 << 14];
+    fflush(stdout);
+    dup2(says_before, says_fd);
     close(says_before);
     rewind(says_file);
     text[fread(text, 1, sizeof text - 1, says_file)] = '\0';

@@ -23,8 +23,10 @@ import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from transformers import LlamaConfig, MistralConfig, OPTConfig, OPTForCausalLM, Qwen2Config, Qwen3Config
+from transformers import SmolLM3Config
 
-LLAMA = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+LLAMA = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config,
+         "smollm3": SmolLM3Config}
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -44,7 +46,8 @@ def make_model(family, layers, heads, channels, ffn, context, vocab, tied=True):
             num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads // 2,
             hidden_size=channels, intermediate_size=ffn or 3 * channels, head_dim=10 if tied else 16,
             max_position_embeddings=context, vocab_size=vocab, bos_token_id=0, eos_token_id=[0, 1],
-            rms_norm_eps=1e-5, tie_word_embeddings=tied, sliding_window=None,
+            rms_norm_eps=1e-5, tie_word_embeddings=tied, pad_token_id=None,
+            sliding_window=5 if family == "mistral" else None,
             rope_parameters={"rope_type": "default", "rope_theta": 500.0} if tied else scaling))
     config = OPTConfig(num_hidden_layers=layers, num_attention_heads=heads, hidden_size=channels,
                        word_embed_proj_dim=channels // 2 if family == "opt-350m" else channels,

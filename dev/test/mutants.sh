@@ -34,7 +34,7 @@ gpt2_update_wait: device_sync() :: whoever reads then rests, too (gpu_copy), or 
 zen_exchange_columns: device_sync() :: so do its copies
 gpt2_eval: device_sync() :: for what ranks exchange next, which is run_eval()'s: test_cli_zero.sh
 weights_renew: event_record(g->weight_rooms.free[i], g->compute) :: an update is queued behind the norm, which is behind backward
-upload: stream_wait(stream, s->used) :: zeroth order's; test_ranks of test_zo_gpu notices it
+upload: stream_wait(stream, s->used) :: zeroth order's; rows of test_zo_gpu with ranks notice it
 zo_fetch: stream_sync(g->compute) :: cudaFree() waits for both streams, too
 zo_fetch: stream_sync(g->out) :: so it does
 END
@@ -76,7 +76,7 @@ cli() {
 tests() {
     case $1 in
         test_layers | test_tokenizer | test_chat | test_rehearsal) timeout 900 "$bin/test/$1" ;;
-        test_kernels | test_attention) timeout 900 "$bin/emu/$1" ;;
+        test_kernels | test_attention | test_gpt2cu) timeout 900 "$bin/emu/$1" ;;
         test_model) timeout 900 "$bin/emu/$1" --texts && timeout 900 "$bin/emu/${1}_fp32" --texts ;;
         *) timeout 900 "$bin/emu/$1" && timeout 900 "$bin/emu/${1}_fp32" ;;
     esac
@@ -86,7 +86,7 @@ tests() {
 try() {
     case $2 in
         train_gpt2 | train_gpt2emu) ways=cli ;;
-        test_layers | test_kernels | test_tokenizer | test_chat | test_rehearsal | test_model | test_attention) ways=test ;;
+        test_layers | test_kernels | test_tokenizer | test_chat | test_rehearsal | test_model | test_attention | test_gpt2cu) ways=test ;;
         *) ways="prio:0 prio:1 lazy test tsan" ;;
     esac
     for way in $ways; do
@@ -153,7 +153,7 @@ ln -s "$here"/*.h "$here"/*.c "$here"/*.cu "$here/Makefile" "$work"
 for room in "$here"/tide/*; do
     mkdir "$work/tide/${room##*/}" && ln -s "$room"/* "$work/tide/${room##*/}"
 done
-ln -s "$here/dev/emu" "$here/dev/bench" "$here"/dev/*.c "$work/dev"
+ln -s "$here/dev/emu" "$here/dev/bench" "$here/dev/reference" "$here"/dev/*.c "$work/dev"
 ln -s "$here"/dev/data/* "$work/dev/data"
 ln -s "$here"/dev/test/*.* "$here/dev/test/fixtures" "$work/dev/test"
 for room in c gpu fuzz; do
@@ -170,6 +170,7 @@ test_of() {
         "chat run"* | "out run"*) echo train_gpt2 ;;
         "text "*) echo test_tokenizer ;;
         "chat "*) echo test_chat ;;
+        "window: "* | "turned: "*) echo test_gpt2cu ;;
         *" :: tide/gpu/kernels."*) echo test_kernels ;;
         "plan: "*) echo test_rehearsal ;;
         *" :: tide/gpu/cache."* | *" :: tide/gpu/attention."*) echo test_attention ;;

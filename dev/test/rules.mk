@@ -108,7 +108,8 @@ READS = $(filter-out $(COMPUTES),$(UNIT))
 CLI = dev/test/cli/test_scripts.sh \
       $(filter-out %/test_scripts.sh %/test_schedules.sh,$(wildcard dev/test/cli/test_*.sh))
 OTHERS = $(filter-out $(CLI),$(wildcard dev/test/*/test_*.sh dev/emu/test/test_*.sh))
-SCRIPTS = $(filter-out %/test_scripts.sh,$(CLI)) $(filter %/test_tools.sh %/test_house.sh %/test_emu_bugs.sh,$(OTHERS))
+LATER = %/test_scripts.sh %/test_reported.sh %/test_cli_350m.sh
+SCRIPTS = $(filter-out $(LATER),$(CLI)) $(filter %/test_tools.sh %/test_house.sh %/test_emu_bugs.sh,$(OTHERS))
 
 in = $(patsubst %,build/$(1)/%,$(2))
 on = emu $(if $(and $(NVCC),$(GPU)),gpu)

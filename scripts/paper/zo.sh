@@ -9,7 +9,7 @@ line run "$columns" >"$out/columns"
 : >"$runs"
 all=$rates
 # Products in fp32, which the rates do not know: the 15 TFLOP/s that the paper's times come to
-# (doc/performance_model.md).
+# (doc/speed.md).
 precision_rates() {
     [ -n "$plan" ] || return 0
     if [ "$1" = fp32 ]; then

@@ -1,11 +1,11 @@
-// bf16.h: numbers of 16 bits, and how fp32 numbers become one: to the nearest, split into a weight
-// and 16 bits more, or at random. They are bfloat16, the upper half of an fp32 number, or fp16,
-// half precision in IEEE 754.
+// bf16.h: numbers of 16 bits: bfloat16, the upper half of an fp32 number, or fp16, half precision
+// in IEEE 754. An fp32 number is rounded to the nearest one or at random, or it is split into a
+// 16-bit weight and 16 bits more.
 //   bf16_to_f32(), f32_to_bf16()           to and from the nearest, ties to even
-//   f16_to_f32(); half_to_f32(), f32_to_half()     those of the program
+//   f16_to_f32(); half_to_f32(), f32_to_half()     fp16; the 16-bit type of the program
 //   master_weight(), master_low(), master_f32()    a master weight in two halves
 //   random_upper(), mix_bits()             rounding at random, and the bits for it
-//   bf16_move(), master_move()             arrays of them, to and from floats
+//   bf16_move(), master_move()             the same for arrays
 #ifndef TIDE_BF16_H
 #define TIDE_BF16_H
 #include "util.h"
@@ -25,12 +25,12 @@ HOST_DEVICE static inline uint32_t bits_if(bool condition, uint32_t a, uint32_t 
     return (a & mask) | (b & ~mask);
 }
 
-// The bits of 2^-15 and 2^-14: what fp16's exponents add to fp32's, and fp16's smallest number with
-// a whole mantissa.
+// Bits of fp32 numbers. 2^-15: the offset between the exponents of fp16 and fp32. 2^-14: the
+// smallest normal fp16 number.
 #define F16_BEGINS 0x38000000u
 #define F16_NORMAL 0x38800000u
 
-// Returns the number. Below 2^-14 fp16 numbers are 2^-24 apart.
+// Returns h as fp32. Below 2^-14 fp16 numbers are 2^-24 apart.
 HOST_DEVICE static inline float f16_to_f32(uint16_t h) {
     const uint32_t half = h & 0x7fff;
     const float small = (float)(int32_t)half * 0x1p-24f;
@@ -39,11 +39,11 @@ HOST_DEVICE static inline float f16_to_f32(uint16_t h) {
     return bits_float(bits | (uint32_t)(h & 0x8000) << 16);
 }
 
-// A master weight is the bf16 weight that forward and backward use, and 16 bits more, which only
-// the update needs: the fp32 number's lower half. The weight is the nearest, of two as near the
-// larger: so its upper half is the weight, less 1 if the lower half rounded it up. (Rounding ties
-// to even would give two masters the same weight and lower half.) NaN stays NaN.
-// In `upper` numbers the upper half of a word counts, what is in the lower does not.
+// An fp32 master weight is stored in two parts: the bf16 weight, which forward and backward read,
+// and the master's lower 16 bits, which only the update reads. The weight is the nearest bf16
+// number; a tie is rounded away from zero. So the master's upper half is the weight, less 1 if the
+// weight was rounded up. (If ties were rounded to even, two masters would have the same two parts.)
+// NaN stays NaN. A word that is called `upper` has a number in its upper half; the rest is ignored.
 HOST_DEVICE static inline uint32_t master_upper(float f) {
     return f != f ? float_bits(f) | 0x400000 : float_bits(f) + 0x8000;
 }
@@ -54,17 +54,17 @@ HOST_DEVICE static inline float master_of_upper(uint32_t weight, uint32_t low) {
 
 HOST_DEVICE static inline uint16_t bf16_weight(float f) { return master_upper(f) >> 16; }
 
-// A `half` is what a program stores weights and gradients in, if not in fp32: bf16, or fp16.
+// A `half` is the 16-bit type in which this program stores weights and gradients: bf16, or fp16.
 #ifdef ENABLE_FP16
-// An fp16 weight and 16 bits more. From 2^-14 on, these count the last places of an fp32 number
-// from the weight to the master, 8,192 at most. Weights below are 2^-24 apart, and the 16 bits
-// count steps of 2^-39: masters are rounded to those, towards zero. fp32 is finer only below 2^-16.
-// A master that is too large for fp16 has an infinite weight and is not kept.
+// A master weight is split into an fp16 weight and 16 bits, which hold the distance between the
+// two. From 2^-14 on, it is counted in last places of the fp32 number: 8,192 at most. Below, it is
+// counted in steps of 2^-39, and the master is rounded to such a step, towards zero; fp32 is finer
+// only below 2^-16. A master that is too large for fp16 has an infinite weight, and is lost.
 enum { HALF_IS_FP16 = 1 };
 HOST_DEVICE static inline float half_to_f32(uint16_t x) { return f16_to_f32(x); }
 
-// Returns the nearest fp16 number, of two as near the even one, for the bits of an fp32 number that
-// is not negative. if_small: the fp16 number if it is below 2^-14. Infinity from 65520 on.
+// Rounds an fp32 number that is not negative to the nearest fp16 number, ties to even: bits to
+// bits. if_small: the result to return if the number is below 2^-14. Infinity from 65520 on.
 HOST_DEVICE static inline uint32_t f16_of_bits(uint32_t bits, uint32_t if_small) {
     uint32_t half = (bits - F16_BEGINS + 0xfff + (bits >> 13 & 1)) >> 13;
     half = bits_if(bits < F16_NORMAL, if_small, half);
@@ -72,13 +72,13 @@ HOST_DEVICE static inline uint32_t f16_of_bits(uint32_t bits, uint32_t if_small)
     return bits_if(bits > 0x7f800000u, 0x7e00, half);
 }
 
-// As f32_to_bf16(). Below 2^-14 the last place of the sum is 2^-24.
+// Rounds to nearest even. Below 2^-14, adding 0.5 rounds to a multiple of 2^-24, as fp16 needs.
 HOST_DEVICE static inline uint16_t f32_to_half(float f) {
     const uint32_t small = float_bits(fabsf(f) + 0.5f) - 0x3f000000u;
     return (uint16_t)(f16_of_bits(float_bits(fabsf(f)), small) | (float_bits(f) >> 16 & 0x8000));
 }
 
-// Counts the steps in a master below 2^-14.
+// Returns how many steps of 2^-39 a master below 2^-14 has; 0 for a larger one.
 HOST_DEVICE static inline uint32_t master_steps(uint32_t bits) {
     return (uint32_t)(int32_t)(bits_float(bits_if(bits < F16_NORMAL, bits, 0)) * 0x1p39f);
 }
@@ -103,7 +103,7 @@ HOST_DEVICE static inline float master_f32(uint16_t weight, uint16_t low) {
     return bits_float(bits | (uint32_t)(weight & 0x8000) << 16);
 }
 
-// Returns the master that can be stored.
+// Returns the master weight as it is after it was stored and read.
 HOST_DEVICE static inline float master_rounded(float f) {
     return master_f32(master_weight(f), master_low(f));
 }
@@ -119,14 +119,14 @@ HOST_DEVICE static inline float master_f32(uint16_t weight, uint16_t low) {
 }
 #endif
 
-// Rounds to one of the two neighbours, the nearer the likelier, so that the mean is f: up if what
-// is dropped and r, 16 random bits, add up to a carry. Infinity stays; a NaN stays a NaN (a GPU's
-// has all bits set, and a carry would make -0 of it).
+// Rounds f at random to one of its two bf16 neighbours, so that the mean is f: up if the 16 dropped
+// bits plus r, 16 random bits, carry into the upper half. Infinity and NaN stay. (NaN needs a test:
+// a GPU's NaN has all bits set, and a carry would turn it into 0.)
 HOST_DEVICE static inline uint32_t random_upper(float f, uint32_t r) {
     return f != f ? float_bits(f) | 0x400000 : float_bits(f) + r;
 }
 
-// n numbers that are stored in bf16, out to floats, or from there, to the nearest.
+// Copies n bf16 numbers to floats (out), or rounds n floats to the nearest bf16 numbers.
 static inline void bf16_move(uint16_t *stored, float *w, size_t n, bool out) {
     #pragma omp parallel for if (n > 1 << 16)
     for (size_t i = 0; i < n; i++) {
@@ -135,7 +135,7 @@ static inline void bf16_move(uint16_t *stored, float *w, size_t n, bool out) {
     }
 }
 
-// n master weights out to floats, or from there.
+// Joins the two parts of n master weights to floats (out), or splits n floats into the two parts.
 static inline void master_move(uint16_t *weights, uint16_t *low, float *w, size_t n, bool out) {
     #pragma omp parallel for if (n > 1 << 16)
     for (size_t i = 0; i < n; i++) {
@@ -148,9 +148,9 @@ static inline void master_move(uint16_t *weights, uint16_t *low, float *w, size_
     }
 }
 
-// 32 random bits of a number: a hash of few operations, all of which exist in vectors. Source of
-// the constants: Wellons, "Prospecting for hash functions" (2018); of those with two products,
-// these alone pass noise_is_even_and_independent() of test_adam.c.
+// Hashes a number to 32 random bits, in few operations, which vector instructions have. Source of
+// the constants: Wellons, "Prospecting for hash functions" (2018). Of its hashes with two products
+// this is the only one that passes noise_is_even_and_independent() of test_adam.c.
 HOST_DEVICE static inline uint32_t mix_bits(uint32_t x) {
     x = (x ^ x >> 15) * 0x2c1b3c6du;
     x = (x ^ x >> 12) * 0x297a2d39u;

@@ -13,8 +13,8 @@
 #include "util.h"
 #include <assert.h>
 
-// The text behind `key` in the first line that has it, in a file of /proc or /sys; "": none has.
-// Tests name a folder with made-up files, which describe another machine.
+// Returns the text after `key` in the first line with that key of a file in /proc or /sys; "" if
+// there is none. TIDE_MACHINE names a folder with made-up files, which tests describe machines by.
 typedef struct { char text[4096]; } MachineText;
 
 static MachineText machine_text(const char *path, const char *key) {
@@ -29,16 +29,16 @@ static MachineText machine_text(const char *path, const char *key) {
     return rest;
 }
 
-// The number there; SIZE_MAX if there is none.
+// Returns the number after `key`; SIZE_MAX if there is none.
 static size_t machine_number(const char *path, const char *key) {
     size_t number = SIZE_MAX;
     sscanf(machine_text(path, key).text, "%zu", &number);
     return number;
 }
 
-// Bytes that the limits of this process's control groups leave, as containers, SLURM and systemd
-// set them: the least of its own group and of all above it. SIZE_MAX: there is no limit. A
-// container may be told the group's name outside, and has no such folder, but the root.
+// Returns the bytes that this process's control group, or a group above it, still allows: the
+// least of all. Containers, SLURM and systemd set such limits. SIZE_MAX: there is no limit. In a
+// container the group's name may be the one outside; then only the root's folder is found.
 static size_t memory_container(void) {
     static const char root[] = "/sys/fs/cgroup";
     static const char *const files[3] = {"memory.max", "memory.current", "memory.stat"};
@@ -52,7 +52,7 @@ static size_t memory_container(void) {
             snprintf(path, sizeof path, "%s/%s", folder, files[i]);
             n[i] = machine_number(path, i < 2 ? "" : "inactive_file ");
         }
-        // files that were read or written count as used, but make room when it is needed
+        // cached files count as used, but Linux drops them when memory is needed
         const size_t used = n[2] == SIZE_MAX ? n[1] : n[1] > n[2] ? n[1] - n[2] : 0;
         if (n[0] < SIZE_MAX && n[1] < SIZE_MAX)
             least = min_size(least, n[0] - min_size(used, n[0]));
@@ -60,29 +60,28 @@ static size_t memory_container(void) {
     return least;
 }
 
-// Bytes that this process could still allocate without pushing the machine into swap: what Linux
-// calls available, at most what the limits of its control groups leave. SIZE_MAX where neither is
-// known.
+// Returns how many bytes this process can still allocate before the machine swaps: what Linux calls
+// available, but no more than memory_container(). SIZE_MAX if neither is known.
 static size_t memory_available(void) {
     const size_t container = memory_container();
     const size_t kib = machine_number("/proc/meminfo", "MemAvailable:");
     return kib < container / 1024 ? kib * 1024 : container;
 }
 
-// Bytes of memory that this process holds now, or held at most; 0 where that is not known.
+// Returns the bytes of memory that this process has now, or had at most; 0 if that is not known.
 static size_t memory_held(bool most) {
     const size_t kib = machine_number("/proc/self/status", most ? "VmHWM:" : "VmRSS:");
     return kib != SIZE_MAX ? kib * 1024 : 0;
 }
 
-// One line of a trainer's memory plan: what it is for, how large it is, where its address goes (a
-// pointer of any type), and what memory it is. One list is printed, allocated and freed.
+// One line of a trainer's memory plan: a buffer's purpose and size, the pointer (of any type) that
+// gets its address, and the kind of memory. The same list is printed, allocated and freed.
 typedef struct { const char *purpose; size_t bytes; void *pointer; int kind; } Buffer;
 enum { MAX_BUFFERS = 64 };
 
-enum { BUFFER_ANY,      // the device's, with anything in it
-       BUFFER_ZERO,     // the device's, which begins as zeros
-       BUFFER_HOST };   // page-locked, and begins as zeros
+enum { BUFFER_ANY,      // device memory, not initialised
+       BUFFER_ZERO,     // device memory, set to zero
+       BUFFER_HOST };   // page-locked host memory, set to zero
 
 static void buffer_set(const Buffer *b, void *p) { memcpy(b->pointer, &p, sizeof p); }
 static void *buffer_get(const Buffer *b) {
@@ -91,7 +90,7 @@ static void *buffer_get(const Buffer *b) {
     return p;
 }
 
-// Bytes of a list's buffers on the host, or on the GPU, rounded up to the allocator's units.
+// Returns the bytes of a list's buffers on the host, or on the GPU, in whole units of allocation.
 static size_t buffers_bytes(const Buffer *list, int n, bool host) {
     size_t total = 0, unit = host ? 4096 : 256;
     assert(n <= MAX_BUFFERS);
@@ -100,9 +99,9 @@ static size_t buffers_bytes(const Buffer *list, int n, bool host) {
     return total;
 }
 
-// Prints what each of `world` ranks plans for a place ("host"; else the device) as a table: a line
-// for each purpose, like "GPU gradients 12.55", and "GPU total 40.10 of 79.00 GiB"; in MiB, if that
-// is less than 1 GiB. "other": padding, and what is too small for a line. limit SIZE_MAX: none.
+// Prints what each of `world` ranks plans for a place ("host", or a device) as a table: a line for
+// each purpose, like "GPU gradients 12.55", and "GPU total 40.10 of 79.00 GiB"; in MiB if the total
+// is below 1 GiB. "other" is padding, and what is too small for a line. limit SIZE_MAX: none.
 static void plan_print(const char *place, const Buffer *list, int n, size_t total, size_t limit,
                        size_t world) {
     const bool large = total >> 30 > 0;
@@ -131,7 +130,7 @@ static void plan_print(const char *place, const Buffer *list, int n, size_t tota
     printf(" %s\n", name);
 }
 
-// Bytes for people, as in that table: "67.15 GiB", "812.3 MiB"; rounded up, or to nearest.
+// Prints bytes as in that table: "67.15 GiB", "812.3 MiB"; rounded up, or to nearest.
 static Count size_text(size_t bytes, bool up) {
     const bool large = bytes >> 30 > 0;
     const double step = large ? (1 << 30) / 100.0 : (1 << 20) / 10.0, n = (double)bytes / step;

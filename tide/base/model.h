@@ -18,12 +18,12 @@
 
 // Hugging Face's model types: names of files and tensors, and what config_family() fills.
 enum { FAMILY_GPT2, FAMILY_OPT, FAMILY_LLAMA, FAMILY_MISTRAL, FAMILY_QWEN2, FAMILY_QWEN3,
-       FAMILIES };
+       FAMILY_SMOLLM3, FAMILIES };
 // GELU in its tanh form ("gelu_new"). SILU: the MLP is gated, silu(gate) * up.
 enum { ACTIVATION_GELU, ACTIVATION_RELU, ACTIVATION_SILU };
 
-// Placement, by the options' values: activations that backward computes again; memory of the
-// optimizer's state, and the processor that updates it (offload.h); memory of the weights.
+// Values of options. --recompute: which activations backward computes again. --offload: where the
+// optimizer's state is, and who updates it (offload.h). --weights: where the weights are.
 enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_LIGHT, RECOMPUTE_BLOCK };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };
@@ -41,27 +41,28 @@ typedef struct {
     size_t channels;      // C
     size_t ffn;           // F, hidden width of the MLP; 4 C unless a loaded model says otherwise
     size_t context;       // longest sequence: rows of the position table, if there is one
-    int windowed;         // 1: context is the model's sliding window
+    size_t window;        // most tokens that a token sees, itself included; 0: all before it
     size_t vocab;         // V, tokens 0 .. V-1
     size_t vocab_padded;  // Vp, V rounded up to a multiple of 128; only gpt2_finish() sets it
     int family;           // FAMILY_*
     int activation;       // ACTIVATION_*
-    int tied;             // 1: the head is wte; 0: the head has a tensor of its own (lm_head)
-    size_t embed;         // 0, or E, as in OPT-350M: embeddings of E < C channels, which project_in
-                          // and project_out connect to the layers
-    int post_norm;        // gpt2_finish(): 1 if embed > 0. Layers normalise after each sum,
-                          // not before each branch, and none follows the last layer
-    size_t kv_heads;      // NKV, of keys and values (grouped attention); 0: NH
+    int tied;             // 1: the head's weights are wte; 0: they are a tensor, lm_head
+    size_t embed;         // 0, or E, as in OPT-350M: embeddings have E < C channels, and project_in
+                          // and project_out connect them to the layers
+    int post_norm;        // 1 if embed > 0, set by gpt2_finish(): norms are after each sum, not
+                          // before each branch, and there is none after the last layer
+    size_t kv_heads;      // NKV, heads of keys and of values (grouped attention); 0: NH
     size_t head_size;     // HS; 0: C / NH
     int rms;              // 1: RMS norm, which has neither a mean nor a bias
     double norm_eps;      // 0: 1e-5
     int unbiased;         // BIAS_* of the products that have none
     int qk_norm;          // 1, as in Qwen3: q and k are normalised, head by head
     Rope rope;            // rotary positions; theta 0: a table of positions (wpe)
+    size_t unturned;      // n: every n-th layer has no positions (SmolLM3); 0: all have
 } GPT2Config;
 
-// Channels of wte and the head; of one attention head; of all heads; of q, k and v together; of q
-// and k; of what the MLP's first product makes; and of the widest row that a layer makes.
+// Widths in channels. embed: wte and the head. kv: heads of keys. head: one attention head. att:
+// all query heads. mlp: the result of the MLP's first product. wide: the widest result in a layer.
 static size_t config_embed(const GPT2Config *c) { return c->embed > 0 ? c->embed : c->channels; }
 static size_t config_kv(const GPT2Config *c) { return c->kv_heads > 0 ? c->kv_heads : c->heads; }
 static size_t config_head(const GPT2Config *c) {
@@ -72,16 +73,34 @@ static size_t config_qk(const GPT2Config *c) { return (c->heads + config_kv(c)) 
 static size_t config_qkv(const GPT2Config *c) {
     return config_qk(c) + config_kv(c) * config_head(c);
 }
+// True if q and k of layer l are turned by their positions.
+static bool config_turns(const GPT2Config *c, size_t l) {
+    return c->rope.theta > 0 && (c->unturned == 0 || (l + 1) % c->unturned != 0);
+}
 static bool config_gated(const GPT2Config *c) { return c->activation == ACTIVATION_SILU; }
 static size_t config_mlp(const GPT2Config *c) { return config_gated(c) ? 2 * c->ffn : c->ffn; }
 static size_t config_wide(const GPT2Config *c) {
     return config_mlp(c) > config_qkv(c) ? config_mlp(c) : config_qkv(c);
 }
 
-// Tokens that the model sees at most while a text is sampled: what costs memory for each of them
-// should not take the whole context of a model whose context is long.
-static size_t config_window(const GPT2Config *c) { return min_size(c->context, 4096); }
-// Elements of a token's row in one layer's cache of keys and values, (2, NKV HS).
+// Returns how many tokens the model sees at most while a text is sampled. Memory grows with each of
+// them, so a model with a long context does not get its whole context.
+static size_t config_window(const GPT2Config *c) {
+    return min_size(c->window > 0 ? min_size(c->window, c->context) : c->context, 4096);
+}
+
+// True if rows of T tokens are longer than what a token sees (Mistral's sliding window).
+static bool config_slides(const GPT2Config *c, size_t T) { return c->window > 0 && c->window < T; }
+// Fills sees (N / T, T): for each token the place in its row of the first token that it sees, which
+// is in the same document (begins; NULL: one document) and in the window.
+static void window_sees(int32_t *sees, const int32_t *begins, size_t N, size_t T, size_t window) {
+    for (size_t n = 0; n < N; n++) {
+        const size_t t = n % T, first = t < window ? 0 : t - window + 1;
+        sees[n] = (int32_t)max_size(first, begins == NULL ? 0 : (size_t)begins[n]);
+    }
+}
+
+// Returns the elements that one layer's cache of keys and values has for a token: (2, NKV HS).
 static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_head(c); }
 
 static bool config_biased(const GPT2Config *c, int product) { return !(c->unbiased & product); }
@@ -133,14 +152,15 @@ static void config_family(GPT2Config *c, int family) {
     memset(c, 0, sizeof *c);
     c->family = family;
     c->activation = llama ? ACTIVATION_SILU : opt ? ACTIVATION_RELU : ACTIVATION_GELU;
-    c->tied = !llama;
+    c->tied = !llama || family == FAMILY_SMOLLM3;
     if (!llama) return;
     c->rms = 1;
     c->norm_eps = 1e-6;
     c->unbiased = BIAS_ATTPROJ | BIAS_MLP;
     if (family != FAMILY_QWEN2) c->unbiased |= BIAS_QKV;
     c->qk_norm = family == FAMILY_QWEN3;
-    c->rope.theta = 1e4;
+    c->rope.theta = family == FAMILY_SMOLLM3 ? 2e6 : 1e4;
+    c->unturned = family == FAMILY_SMOLLM3 ? 4 : 0;
 }
 
 // GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1. 7b to 20b: Deep Optimizer
@@ -190,20 +210,26 @@ static const Preset gpt2_presets[] = {
     {"tinyllama-1.1b", LLAMA(22, 32,  4, 2048,  5632, 8192, 32000, 0, 1e4)},
     {"llama2-7b",      LLAMA(32, 32, 32, 4096, 11008, 4096, 32000, 0, 1e4)},
     {"llama2-13b",     LLAMA(40, 40, 40, 5120, 13824, 4096, 32000, 0, 1e4)},
+    {"llama2-70b",     LLAMA(80, 64,  8, 8192, 28672, 4096, 32000, 0, 1e4)},
     {"llama3.2-1b",    LLAMA3(16, 32, 2048,  8192, 1, 32)},
     {"llama3.2-3b",    LLAMA3(28, 24, 3072,  8192, 1, 32)},
     {"llama3.1-8b",    LLAMA3(32, 32, 4096, 14336, 0, 8)},
+    {"llama3.1-70b",   LLAMA3(80, 64, 8192, 28672, 0, 8)},
+    {"smollm3-3b",     FAMILY_SMOLLM3, 36, 16, 4, 0, 2048, 11008, 8192, 128256, 0, 1, 5e6, 0},
     {"mistral-7b",     FAMILY_MISTRAL, 32, 32, 8, 0, 4096, 14336, 8192, 32000, 0, 0, 1e4, 0},
     {"qwen2.5-0.5b",   QWEN2(24, 14, 2,  896,  4864, 151936, 1)},
     {"qwen2.5-1.5b",   QWEN2(28, 12, 2, 1536,  8960, 151936, 1)},
     {"qwen2.5-3b",     QWEN2(36, 16, 2, 2048, 11008, 151936, 1)},
     {"qwen2.5-7b",     QWEN2(28, 28, 4, 3584, 18944, 152064, 0)},
     {"qwen2.5-14b",    QWEN2(48, 40, 8, 5120, 13824, 152064, 0)},
+    {"qwen2.5-32b",    QWEN2(64, 40, 8, 5120, 27648, 152064, 0)},
+    {"qwen2.5-72b",    QWEN2(80, 64, 8, 8192, 29568, 152064, 0)},
     {"qwen3-0.6b",     QWEN3(28, 16, 1024,  3072, 1)},
     {"qwen3-1.7b",     QWEN3(28, 16, 2048,  6144, 1)},
     {"qwen3-4b",       QWEN3(36, 32, 2560,  9728, 1)},
     {"qwen3-8b",       QWEN3(36, 32, 4096, 12288, 0)},
     {"qwen3-14b",      QWEN3(40, 40, 5120, 17408, 0)},
+    {"qwen3-32b",      QWEN3(64, 64, 5120, 25600, 0)},
 };
 
 // Fills *c from a preset's name, or from "dN": depth N at GPT-2's proportions, 64 channels per
@@ -241,11 +267,11 @@ static bool gpt2_preset(GPT2Config *c, const char *name) {
 // ---------------------------------------------------------------------------------------------
 // The parameter table
 
-// The tensors of one layer, in the order in which they lie in memory: kind, field of LayerWeights,
-// native name, the part of the layer that reads it (train_gpt2.cu), first values, rows,
-// columns. A linear layer's weight is (OC, C). Rows of attn.qkv: those of all query heads, of the
-// key heads, of the value heads; of a gated mlp.fc: the gate's, then those that it multiplies. No
-// rows: the family has no such tensor.
+// The tensors of one layer, in the order in which they are in memory: kind, field of LayerWeights,
+// native name, the part of the layer that reads it (train_gpt2.cu), first values, rows, columns. A
+// linear layer's weight is (OC, C). attn.qkv has the rows of all query heads, then of the key
+// heads, then of the value heads. A gated mlp.fc has the gate's rows, then the rows that it
+// multiplies. 0 rows: the family has no such tensor.
 #define LAYER_PARAMETERS(PARAM, c) \
     PARAM(LN_1_W, ln_1_w, "ln_1.w", 0, INIT_ONE, 1, (c)->channels) \
     PARAM(LN_1_B, ln_1_b, "ln_1.b", 0, INIT_ZERO, !(c)->rms, (c)->channels) \
@@ -271,8 +297,8 @@ enum { LAYER_PARAMETERS(LAYER_KIND, 0) LAYER_TENSORS, LAYER_PARTS = 4 };
 enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL };
 
 // The parameters of one layer, or their gradients: by kind, or by name. NULL: this family has no
-// such tensor. mid_w and mid_b are those of the norm after attention's sum: ln_2, or in post-norm
-// layers ln_1.
+// such tensor. mid_w and mid_b: the norm after attention's sum, which is ln_2, or ln_1 in post-norm
+// layers.
 #define LAYER_FIELD(kind, field, ...) *field,
 #define LAYER_WEIGHTS(type) union { \
         type *kind[LAYER_TENSORS]; \
@@ -288,7 +314,7 @@ typedef struct {
     size_t rows, cols;    // logical shape; a linear layer's weight is (OC, C)
     size_t rows_padded;   // rows in memory: Vp for wte and lm_head, else rows
     size_t size;          // rows_padded * cols elements
-    size_t offset;        // of the first element in the arena, a multiple of ALIGN_ELEMENTS
+    size_t offset;        // its first element in the arena, a multiple of ALIGN_ELEMENTS
     float init_std;       // first values: normal(0, init_std); 0: constant init_value
     float init_value;     // (rank 1)
 } GPT2Tensor;
@@ -297,13 +323,13 @@ typedef struct {
     int count;
     GPT2Tensor *tensors;  // in memory order
     int wte, wpe, ln_f_w, ln_f_b, lm_head;  // indices; lm_head == wte when the head is tied
-    int project_in, project_out;  // (C, E) and (E, C), instead of ln_f; of these, -1: not there
+    int project_in, project_out;  // (C, E) and (E, C), instead of ln_f; -1: there is none
     int first_layer;      // index of layer 0's first tensor
     int per_layer;        // tensors of a layer
     int within[LAYER_TENSORS];  // by kind: index within a layer, -1: this family has no such tensor
     int tail;             // index of the first tensor after the layers
     size_t elements;      // length of the arena in elements, gaps included (they stay zero)
-    size_t parameters;    // what one calls the model's size: logical elements only
+    size_t parameters;    // the model's size as people count it: without padding
 } GPT2Table;
 
 // Appends a tensor, and returns its index.
@@ -323,9 +349,9 @@ static int table_add(GPT2Table *t, const char *name, int layer, int kind, size_t
     return t->count - 1;
 }
 
-// Lays the model out: wte, wpe (without rotary positions), the layers, ln_f, lm_head (untied only);
-// with narrow embeddings project_in follows wpe, and project_out is in ln_f's place. One layer is
-// one contiguous range. The caller frees it with gpt2_table_free().
+// Makes the table: wte, wpe (unless positions are rotary), the layers, ln_f, lm_head (unless tied).
+// With narrow embeddings project_in follows wpe, and project_out is in ln_f's place. A layer is one
+// contiguous range. The caller frees the table with gpt2_table_free().
 static GPT2Table gpt2_table(const GPT2Config *c) {
     #define LAYER_ROW(kind, field, name, part, init, rows, cols) {name, init, rows, cols},
     const struct { const char *name; int init; size_t rows, cols; } layer[LAYER_TENSORS] = {
@@ -366,12 +392,12 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
     return t;
 }
 
-// Index of layer l's tensor of this kind, or -1.
+// Returns the index of layer l's tensor of this kind, or -1.
 static int layer_tensor(const GPT2Table *t, size_t l, int kind) {
     return t->within[kind] < 0 ? -1 : t->first_layer + (int)l * t->per_layer + t->within[kind];
 }
 
-// Indices of the first tensors of layer 0's parts; and of the one behind the last part.
+// Finds the index of the first tensor of each part of layer 0, and of the tensor after the last.
 static void gpt2_parts(const GPT2Table *t, int first[LAYER_PARTS + 1]) {
     #define LAYER_PART(kind, field, name, part, ...) part,
     static const int parts[LAYER_TENSORS] = {LAYER_PARAMETERS(LAYER_PART, 0)};
@@ -385,16 +411,16 @@ static void gpt2_parts(const GPT2Table *t, int first[LAYER_PARTS + 1]) {
 
 static void gpt2_table_free(GPT2Table *t) { free(t->tensors); memset(t, 0, sizeof *t); }
 
-// Index of the tensor that holds element `at` of the arena, or the gap in which it is.
+// Returns the index of the tensor that element `at` of the arena is in, or is in the gap after.
 static int gpt2_tensor_at(const GPT2Table *t, size_t at) {
     int i = t->count - 1;
     while (t->tensors[i].offset > at) i--;
     return i;
 }
 
-// First values of elements [first, first + n) of tensor i in p; zero where it is padded. A value
-// depends only on the seed, the tensor's index and the element's logical position: not on padding
-// or threads.
+// Fills p with the first values of elements [first, first + n) of tensor i; padding is zero. A
+// value depends only on the seed, the tensor's index and the element's logical position: not on
+// padding or threads.
 static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, float *p,
                             uint64_t seed) {
     const GPT2Tensor *ten = &t->tensors[i];
@@ -409,10 +435,10 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
 // ---------------------------------------------------------------------------------------------
 // The activation table
 
-// The activations of one layer, in the order in which they lie in a GPU's memory: name, width per
-// token in elements (0: the family has no such activation), whether it is fp32 (else the trainer's
-// type), the part of the layer that makes it (train_gpt2.cu), and the strongest --recompute
-// that keeps it. Rows that a stronger one keeps stand first.
+// The activations of one layer, in the order in which they are in a GPU's memory: name, elements
+// per token (0: the family has no such activation), whether it is fp32 (else the trainer's type),
+// the part of the layer that computes it (train_gpt2.cu), and the strongest --recompute that keeps
+// it. Activations that a stronger --recompute keeps come first.
 #define LAYER_ACTIVATIONS(ACT, c) \
     ACT(qkv, config_qkv(c), false, 0, RECOMPUTE_LIGHT) \
     ACT(atty, config_att(c), false, 0, RECOMPUTE_LIGHT) \
@@ -433,7 +459,7 @@ typedef struct {
     const char *name;
     size_t width;     // elements per token
     bool f32;
-    int part, kept;   // RECOMPUTE_*
+    int part, kept;   // kept: RECOMPUTE_*
 } LayerAct;
 
 #define ACT_COUNT(...) + 1
@@ -450,14 +476,14 @@ static ActTable gpt2_acts(const GPT2Config *c) {
 // ---------------------------------------------------------------------------------------------
 // Shard map
 
-// A range of the arena that this process owns (zero.h). Its ranges lie side by side, in the arena's
-// order: that is its shard space. A gap behind a tensor goes with the range before it.
+// A range of the arena that this process owns (zero.h). All its ranges, one after the other in the
+// arena's order, are its shard space. A gap after a tensor belongs to the range before it.
 typedef struct {
     int tensor;      // index into the table
     size_t offset;   // first element within the tensor
     size_t length;   // elements (padded rows included: their gradients are zero, so they stay zero)
-    size_t at;       // of the first element in the shard space
-    int decay;       // the tensor's
+    size_t at;       // its first element in the shard space
+    int decay;       // that of its tensor
 } Shard;
 
 typedef struct {

@@ -2,20 +2,20 @@
 // before and besides NCCL, and how they end together.
 //
 //     ranks_open       reads the launcher's environment and meets the other ranks
-//     ranks_exchange   bytes of every rank to all, in rank order
-//     ranks_broadcast  bytes of rank 0 to all
+//     ranks_exchange   sends bytes of every rank to all ranks, in rank order
+//     ranks_broadcast  sends bytes of rank 0 to all ranks
 //     ranks_barrier    nobody returns before all have called it
 //     ranks_agree      ends the run unless a text is the same on all ranks
 //     ranks_machine    which machine a rank runs on
 //     ranks_close      this rank has done its part
 //
 // The ranks form a star: rank 0 listens on MASTER_PORT, and each other rank has two TCP connections
-// to it. One carries data. The other carries news: a byte that says that a rank ends. A thread in
-// each process, the watcher, reads nothing but news: the main thread may compute, or wait in NCCL
-// for a rank that is no more. The end of one is the end of all, within seconds:
+// to it. One carries data. The other carries news: a byte, sent when a rank ends. In each process a
+// thread, the watcher, reads only news, because the main thread may be computing, or waiting in
+// NCCL for a rank that has ended. If one rank ends, all end, within seconds:
 //   - die() and fail() print their line and send their exit code. Rank 0 passes it on.
-//   - A process that disappears closes its connections; if its whole machine does, TCP notices
-//     after about 25 seconds. Rank 0 then says so; if it is rank 0, each of the others does.
+//   - A process that is killed closes its connections; if its machine fails, TCP notices after
+//     about 25 seconds. Rank 0 then prints a line; if it was rank 0, each of the others does.
 //   - The watcher ends its process by _exit(), as the main thread may hang.
 #ifndef TIDE_RANKS_H
 #define TIDE_RANKS_H
@@ -32,7 +32,7 @@ typedef struct {
     int port;                // where rank 0 listens, at `address`
     int timeout;             // seconds to wait for each other at the start
     char address[256];
-    const char *job;         // this run's name: another run may use the same port
+    const char *job;         // this run's name, which tells it from another run on the same port
 } Ranks;
 
 ONE_PER_PROGRAM Ranks ranks = {0, 1, 0, 1, 29500, 30, "127.0.0.1", ""};  // one, alone
@@ -40,7 +40,7 @@ ONE_PER_PROGRAM Ranks ranks = {0, 1, 0, 1, 29500, 30, "127.0.0.1", ""};  // one,
 // ---------------------------------------------------------------------------------------------
 // The environment
 
-// A number that is set. Slurm's may be like "4(x2)": four on each of two machines.
+// Reads a number of the environment. Slurm's may be like "4(x2)": four on each of two machines.
 static int ranks_number(const char *name, int unset, int most) {
     const char *text = getenv(name);
     char *end;
@@ -51,9 +51,9 @@ static int ranks_number(const char *name, int unset, int most) {
     return (int)n;
 }
 
-// Reads what the launcher has set; nothing set: one process, alone. Half a description ends the
-// program: a process that then trained alone would be a silent error. Without LOCAL_RANK and
-// LOCAL_WORLD_SIZE, as Kubernetes starts them, each process has a machine, or a pod, of its own.
+// Reads the variables that the launcher has set. If there are none, this process is alone. If some
+// are missing, the program ends: training alone would be a silent error. Kubernetes sets neither
+// LOCAL_RANK nor LOCAL_WORLD_SIZE; then each process has a machine, or a pod, of its own.
 static void ranks_find(void) {
     enum { TORCH, LAUNCHERS = 4, MOST = 1 << 16 };
     static const char *const launchers[LAUNCHERS][4] = {
@@ -62,7 +62,7 @@ static void ranks_find(void) {
          "OMPI_COMM_WORLD_LOCAL_SIZE"},                                  // Open MPI
         {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},  // MPICH, Intel MPI
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"}};
-    // What tells a launcher: srun sets PMI_RANK as well, and a batch script has SLURM_PROCID.
+    // Which variable is proof of a launcher: srun sets PMI_RANK, too; batch scripts, SLURM_PROCID.
     static const int tells[LAUNCHERS] = {0, 0, 2, 1};
     Ranks *const r = &ranks;
     int by = 0;
@@ -75,7 +75,7 @@ static void ranks_find(void) {
             die("%s is set, but %s is not: a launcher sets both", names[tells[by]], names[i]);
     int *const found[4] = {&r->rank, &r->world, &r->local, &r->local_world};
     for (int i = 0; told && i < 4; i++) *found[i] = ranks_number(names[i], *found[i], MOST);
-    for (int k = 0; k < LAUNCHERS; k++)  // half of another's: of this process, or of one alone
+    for (int k = 0; k < LAUNCHERS; k++)  // refuses half of another launcher's variables
         for (int i = 0, lacks = 0; i < 4; i++) {
             const int n = ranks_number(launchers[k][i], *found[i], MOST);
             while (lacks < 4 && getenv(launchers[k][lacks]) != NULL) lacks++;
@@ -105,17 +105,17 @@ static void ranks_find(void) {
 // ---------------------------------------------------------------------------------------------
 // News
 
-// The first words on a connection, and rank 0's answer. news: the connection is for these.
+// The first message on a connection, and rank 0's answer. news: the connection is for news.
 typedef struct { char magic[8], job[72]; int32_t world, rank, news; } RanksHello;
 
 ONE_PER_PROGRAM RanksHello ranks_self;
-ONE_PER_PROGRAM int *ranks_data;  // sockets, (world); ranks 1.. have one, to rank 0; -1: none
+ONE_PER_PROGRAM int *ranks_data;  // (world) sockets, -1: none; ranks 1.. have one, to rank 0
 ONE_PER_PROGRAM struct pollfd *ranks_news;  // the same for news
-ONE_PER_PROGRAM pthread_mutex_t ranks_end = PTHREAD_MUTEX_INITIALIZER;  // kept by who ends it all
+ONE_PER_PROGRAM pthread_mutex_t ranks_end = PTHREAD_MUTEX_INITIALIZER;  // held from then to exit
 
 static int ranks_peer_count(void) { return ranks.rank == 0 ? ranks.world : 1; }
 
-// To all peers: this rank has failed with that exit code; 0: it has done its part.
+// Tells all peers that this rank has failed with an exit code; 0: that it has done its part.
 static void ranks_tell(int code) {
     const unsigned char news = (unsigned char)code;
     for (int p = 0; p < ranks_peer_count(); p++)
@@ -131,7 +131,7 @@ static void *ranks_watch(void *unused) {
         const bool tells = recv(ranks_news[p].fd, &news, 1, 0) == 1;
         __atomic_store_n(&ranks_news[p].fd, -1, __ATOMIC_SEQ_CST);
         if (news == 0) continue;
-        if (!tells) usleep(200000);  // where all exit at once, as after --help, this one does too
+        if (!tells) usleep(200000);  // if all ranks exit, as after --help, this one exits meanwhile
         pthread_mutex_lock(&ranks_end);
         if (!tells)
             dprintf(STDERR_FILENO, "tide: rank %d is gone: it was killed, or crashed\n", p);
@@ -141,8 +141,8 @@ static void *ranks_watch(void *unused) {
     return unused;
 }
 
-// die() and fail(), on any thread. Several ranks find the same fault, and one line is enough: that
-// of a rank that is gone, else of rank 0, else of the first.
+// Prints the line of die() or fail(), on any thread. Often all ranks find the same fault, and one
+// line is enough: the waits let "rank N is gone" come first, then rank 0's line, then any other.
 static void ranks_report(int code, const char *line) {
     usleep(ranks.rank == 0 ? 400000 : 800000);
     pthread_mutex_lock(&ranks_end);
@@ -151,7 +151,7 @@ static void ranks_report(int code, const char *line) {
     ranks_tell(code);
 }
 
-// This rank has done its part: from here on nobody waits for it, and that it leaves is no failure.
+// Tells the others that this rank has done its part: its exit is no failure from here on.
 static void ranks_close(void) {
     if (report_for_all == NULL) return;
     pthread_mutex_lock(&ranks_end);
@@ -162,7 +162,7 @@ static void ranks_close(void) {
 // ---------------------------------------------------------------------------------------------
 // Meeting
 
-// How long calls wait for the other side (0: for ever); a machine that is gone is found in 25 s.
+// Sets how long calls wait for the other side (0: for ever). A failed machine is noticed in 25 s.
 static void ranks_tune(int fd, double seconds) {
     static const int options[][3] = {
         {IPPROTO_TCP, TCP_NODELAY, 1}, {SOL_SOCKET, SO_REUSEADDR, 1}, {SOL_SOCKET, SO_KEEPALIVE, 1},
@@ -175,7 +175,7 @@ static void ranks_tune(int fd, double seconds) {
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
 }
 
-// A socket that listens at the name's address, or is connected to it; -1, with the reason.
+// Returns a socket that listens at the name's address, or is connected to it; -1 and the reason.
 static int ranks_socket(const char *name, bool listens, double seconds, Error *why) {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
     char port[16];
@@ -196,13 +196,13 @@ static int ranks_socket(const char *name, bool listens, double seconds, Error *w
     return fd;
 }
 
-// Hears who is there; false if that is not of this run.
+// Reads the first message of the other side; false if it is not a rank of this run.
 static bool ranks_knows(int fd, RanksHello *h) {
     return recv(fd, h, sizeof *h, MSG_WAITALL) == sizeof *h
         && memcmp(h, &ranks_self, offsetof(RanksHello, rank)) == 0;
 }
 
-// Ranks 1..: a connection to rank 0.
+// Connects one of ranks 1.. to rank 0.
 static int ranks_reach(bool news, double until) {
     Error why = {"no answer"};
     RanksHello zero;
@@ -222,7 +222,7 @@ static int ranks_reach(bool news, double until) {
          ranks.timeout, why.text);
 }
 
-// Rank 0: waits until all have come, twice. Strangers, and a second one of a rank, are sent away.
+// Accepts, on rank 0, two connections of each other rank. Strangers and duplicates are closed.
 static void ranks_gather(double until) {
     Error why;
     int listener = ranks_socket("::", true, 5, &why);  // takes IPv4, too
@@ -257,11 +257,11 @@ static void ranks_gather(double until) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Small data of the host: calls of one thread, in the same order on all ranks. All goes through
-// rank 0, which gets `bytes` from each of R ranks and sends R * bytes to each.
+// Small data of the host. One thread of each rank calls these functions, in the same order on all
+// ranks. Data passes rank 0, which gets `bytes` from each of R ranks, and sends R * bytes to each.
 
-// Sends or receives. If the connection has ended, the watcher, which mostly has the reason, ends
-// the process.
+// Sends or receives. If the connection has ended, this thread waits: the watcher, which often knows
+// the reason, ends the process.
 static void ranks_pass(bool out, int peer, void *data, size_t bytes) {
     for (size_t at = 0; at < bytes;) {
         char *const p = (char *)data + at;
@@ -274,14 +274,14 @@ static void ranks_pass(bool out, int peer, void *data, size_t bytes) {
     }
 }
 
-// Rank 0's `bytes` at data go to the same place on all.
+// Copies rank 0's `bytes` at data to `data` on all ranks.
 static void ranks_broadcast(void *data, size_t bytes) {
     for (int p = 1; p < ranks_peer_count(); p++) ranks_pass(true, p, data, bytes);
     if (ranks.rank > 0) ranks_pass(false, 0, data, bytes);
 }
 
-// The `bytes` (as many on all) at every rank's `mine` go to `all` (world x bytes) on every rank, in
-// rank order. `mine` may lie in its place of `all`.
+// Copies the `bytes` at each rank's `mine` to `all` (world, bytes) on every rank, in rank order.
+// `bytes` is the same on all ranks. `mine` may be the rank's own row of `all`.
 static void ranks_exchange(const void *mine, size_t bytes, void *all) {
     char *const out = (char *)all, *const own = out + (size_t)ranks.rank * bytes;
     memmove(own, mine, bytes);
@@ -315,7 +315,7 @@ static void ranks_agree(const char *what, const char *text) {
     ranks_barrier();  // nobody goes on before all have compared
 }
 
-// A machine: two may have the same name, so the number of its kernel's boot belongs to it.
+// A machine: its name, and its kernel's boot id, because two machines may have the same name.
 typedef struct { char host[64], boot[64]; } RanksMachine;
 
 static RanksMachine ranks_machine(void) {
@@ -344,8 +344,8 @@ static void ranks_meet(void) {
     free(all);
 }
 
-// Is called first in main(), so that only rank 0 prints: stdout of the others becomes /dev/null. A
-// second call, by another source file of the program, does nothing.
+// Meets the other ranks. main() calls it first: stdout of all but rank 0 becomes /dev/null, so that
+// only rank 0 prints. A second call, by another source file of the program, does nothing.
 static void ranks_open(void) {
     pthread_t watcher;
     if (ranks_data != NULL) return;

@@ -1,8 +1,8 @@
 // rng.h: random numbers that depend on what they are for, not on when or where they are drawn.
 //
 // A counter-based generator is a hash: seed and counter in, 128 random bits out, no state. Any
-// element of any noise tensor can be made (or made again) alone, by any thread, on the CPU or on
-// the GPU, and is the same bits: the counter says (element, query, tensor, step).
+// element of any noise tensor can be computed (again) alone, by any thread, on the CPU or on the
+// GPU, and has the same bits: the counter is made of (element, query, tensor, step).
 // Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011),
 // Philox4x32. Normal numbers: Wallace, "Fast pseudorandom generators for normal and exponential
 // variates" (ACM TOMS 1996): orthogonal sums of numbers that are nearly normal (doc/noise.md).
@@ -16,8 +16,8 @@ enum { RNG_INIT = 0xffffffff, RNG_SHUFFLE = 0xfffffffe, RNG_SAMPLE = 0xfffffffd 
 
 typedef struct { uint32_t x[4]; } Philox4;
 
-// All 64 bits of a product. From plain C, nvcc 13 makes a product of 64-bit numbers, which adds a
-// zero to every upper half: a tenth more instructions in philox_rounds(), and more registers.
+// Returns all 64 bits of a product. For plain C, nvcc 13 multiplies 64-bit numbers whose upper
+// halves are zero: a tenth more instructions in philox_rounds(), and more registers.
 HOST_DEVICE static inline uint64_t wide_product(uint32_t a, uint32_t b) {
 #ifdef __CUDA_ARCH__
     uint64_t product;
@@ -28,7 +28,7 @@ HOST_DEVICE static inline uint64_t wide_product(uint32_t a, uint32_t b) {
 #endif
 }
 
-// 128 random bits for (seed, counter). Each round is two 32 x 32 -> 64 bit products.
+// Returns 128 random bits for (seed, counter). Each round is two 32 x 32 -> 64 bit products.
 HOST_DEVICE static inline Philox4 philox_rounds(int rounds, uint64_t seed, uint32_t c0, uint32_t c1,
                                                 uint32_t c2, uint32_t c3) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
@@ -50,19 +50,19 @@ HOST_DEVICE static inline Philox4 philox4x32(uint64_t seed, uint32_t c0, uint32_
     return philox_rounds(10, seed, c0, c1, c2, c3);
 }
 
-// Lane 0..3 as one of 2^24 equally spaced numbers in [0, 1).
+// Returns word `lane` (0..3) of the random bits as one of 2^24 equally spaced numbers in [0, 1).
 HOST_DEVICE static inline float rng_uniform(Philox4 r, int lane) {
     return (float)(r.x[lane] >> 8) * (1.0f / (1 << 24));
 }
 
-// x / (u sqrt(8)) for u = -32767, -32765, .. 32767, where x is an odd polynomial of degree 5: over
-// all u, the means of x^2, x^4 and x^6 are 1, 3 and 15, as of normal(0, 1) numbers.
+// Returns x / (u sqrt(8)) for u = -32767, -32765, .. 32767. x is an odd polynomial of degree 5 in
+// u. Over all u, the means of x^2, x^4 and x^6 are 1, 3 and 15, as for normal(0, 1) numbers.
 HOST_DEVICE static inline float rng_slope(float u) {
     const float uu = u * u;
     return fma_f32(fma_f32(2.22438227e-22f, uu, -2.46543373e-13f), uu, 4.32717461e-05f);
 }
 
-// Makes two x / sqrt(8) from 32 random bits, and returns their sum and their difference.
+// Takes two u from 32 random bits, computes x / sqrt(8) of each, and returns sum and difference.
 HOST_DEVICE static inline void rng_two(uint32_t bits, float *sum, float *difference) {
     const uint32_t odd = bits | 0x00010001u;
     const float a = (float)(int16_t)(odd & 0xffffu), b = (float)((int32_t)odd >> 16);
@@ -77,11 +77,11 @@ HOST_DEVICE static inline void rng_butterfly(float *a, float *b) {
     *b = difference;
 }
 
-// Eight numbers from 128 random bits, as independent and as normal(0, 1) as means of products up to
-// degree 7 can tell: 16 bits for each x, and of the eight x eight sums with signs, by Hadamard's
-// matrix over sqrt(8). The tails end at +-9.171 (doc/noise.md).
-// Every operation is an explicit fma, a lone product, or a sum of what are no products, so that no
-// compiler may fuse or reorder anything: the bits are the same everywhere.
+// Computes eight numbers from 128 random bits. 16 bits give each of eight x; the results are eight
+// sums of all x with different signs: Hadamard's matrix over sqrt(8). Means of products up to
+// degree 7 are those of independent normal(0, 1) numbers. The tails end at +-9.171 (doc/noise.md).
+// Every operation is an explicit fma, a single product, or a sum without a product in it. So no
+// compiler may fuse or reorder anything, and the bits are the same everywhere.
 HOST_DEVICE static inline void rng_normal8(Philox4 r, float z[8]) {
     rng_two(r.x[0], &z[0], &z[1]);
     rng_two(r.x[1], &z[2], &z[3]);
@@ -94,21 +94,21 @@ HOST_DEVICE static inline void rng_normal8(Philox4 r, float z[8]) {
     for (int k = 0; k < 4; k++) rng_butterfly(&z[k], &z[k + 4]);
 }
 
-// The eight normal numbers of elements 8 octet .. 8 octet + 7 of a tensor. octet < 2^48; the upper
-// 16 bits of the second counter word number the query (zeroth-order training), else 0. Philox of 7
-// rounds is the shortest that passed all tests of its authors.
+// Computes the normal numbers of elements 8 octet .. 8 octet + 7 of a tensor. octet < 2^48; the
+// upper 16 bits of the second counter word are the query (zeroth-order training), else 0. Philox
+// with 7 rounds is the shortest variant that passed all tests of its authors.
 HOST_DEVICE static inline void rng_octet(float out[8], uint64_t seed, uint32_t step, uint32_t query,
                                          uint32_t tensor, uint64_t octet) {
     rng_normal8(philox_rounds(7, seed, (uint32_t)octet, (uint32_t)(octet >> 32) | query << 16,
                               tensor, step), out);
 }
 
-// Normal numbers of elements first_element .. first_element + n - 1 of (seed, step, tensor): the
-// same bits however the range is sliced, and whatever the number of threads. Standard deviation 1.
+// Computes normal(0, 1) numbers of elements first_element .. first_element + n - 1 of (seed, step,
+// tensor). The bits do not depend on how the range is sliced, nor on the number of threads.
 static inline void rng_normals(float *out, size_t n, uint64_t seed, uint32_t step, uint32_t tensor,
                                uint64_t first_element) {
     float z[8];
-    // up to the first whole octet, one element at a time
+    // elements before the first whole octet, one at a time
     for (; n > 0 && first_element % 8 != 0; n--, first_element++) {
         rng_octet(z, seed, step, 0, tensor, first_element / 8);
         *out++ = z[first_element % 8];

@@ -4,20 +4,20 @@
 // Two ways to end, and one convention:
 //   die()   bad input: an impossible option, a missing or damaged file. One line, exit code 2.
 //   fail()  the machine gave out while running: no memory, disk full. One line, exit code 1.
-//   If the program may go on (with the checkpoint before a damaged one) or saves first, a function
-//   returns false (or NULL) and leaves one sentence in `err`: error_set().
+//   A function whose caller may go on (with an older checkpoint) or has to save first returns false
+//   (or NULL), with one sentence in `err`: error_set().
 //
 //     alloc_or_fail(), ALLOC(), array_grow()       memory
 //     replace_open(), replace_close()              a file that is the old one or the new one, whole
-//     text_open(), text_close()                    a text in memory that is written like a file
+//     text_open(), text_close()                    a text in memory, written like a file
 //     path_join(), path_exists(), ..               names of files
-//     program_begin()                              descriptors 0 to 2, lines, signals of files
+//     program_begin()                              sets up output, and signals of broken files
 //     output_check()                               an output that exists is refused
 //     file_map(), file_read(), text_read()         a whole file; one that must be text
-//     file_kind()                                  what a file's first bytes say that it is
+//     file_kind()                                  names a file's format by its first bytes
 //     text_line()                                  a value in a text of lines "name value"
 //     utf8_decode(), utf8_encode()                 one code point
-//     hash_word(), hash_words(), hash_bytes()      is a file the one that was written?
+//     hash_word(), hash_words(), hash_bytes()      to find out if a file was damaged
 //     seal_print(), seal_find()                    a text that ends with its own hash
 #ifndef TIDE_UTIL_H
 #define TIDE_UTIL_H
@@ -59,10 +59,10 @@ static void end_at_cut_file(int number) {
     _exit(1);
 }
 
-// Opens /dev/null for descriptors 0 to 2 that are closed: else a file or socket gets the number,
-// and with it what is printed. From here on each line is printed at once, into a file or a pipe as
-// well; a mapped file that is cut short ends the program with a line; a file beyond the limit
-// (ulimit -f) is an error of the call. main() calls it first.
+// Sets up output and signals; main() calls it first. Opens /dev/null for each of descriptors 0 to 2
+// that is closed: a file or socket would get its number, and what is printed. From here on each
+// line is printed at once, also into a file or a pipe. A mapped file that is cut short ends the
+// program with a line; a write beyond ulimit -f is an error of the call.
 static void program_begin(void) {
     int fd;
     do fd = open("/dev/null", O_RDWR); while (fd >= 0 && fd <= 2);
@@ -74,7 +74,7 @@ static void program_begin(void) {
 
 static const char *plural(size_t n) { return n == 1 ? "" : "s"; }
 
-// Functions that the GPU runs too, and always as a part of the loop that calls them.
+// Marks functions that the GPU runs, too. They are always inlined.
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #define HOST_DEVICE __host__ __device__ __attribute__((always_inline))
@@ -85,7 +85,7 @@ static const char *plural(size_t n) { return n == 1 ? "" : "s"; }
 HOST_DEVICE static inline uint32_t float_bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 HOST_DEVICE static inline float bits_float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
-// The same bits everywhere. Without an instruction, fmaf() is a slow call in a loop of scalars.
+// Returns a b + c, rounded once: the same bits everywhere. (On a CPU without FMA this is slow.)
 HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_rn(a, b, c);
@@ -110,19 +110,19 @@ static bool error_set(Error *err, const char *format, ...) {
     return false;
 }
 
-// True in threads that exit() may wait for, as CUDA's for host functions: they end with _exit().
+// True in threads that exit() may wait for, like CUDA's for host functions: they must call _exit().
 static __thread bool thread_is_awaited;
 
-// A variable that all source files of a program share. A GPU's trainer is one file for each
-// precision and main.cu; each C program is one file.
+// Declares a variable that all source files of a program share. A GPU's trainer has a file for each
+// precision, and main.cu; a C program has one file.
 #ifdef __cplusplus
 #define ONE_PER_PROGRAM inline
 #else
 #define ONE_PER_PROGRAM static
 #endif
 
-// If several processes are one run (ranks.h): takes the line instead, and returns when one of them
-// has printed it. Tests take it, too, and go on (dev/test/dies.h).
+// Prints the program's last line instead, if it is not NULL: of a run with several processes, one
+// prints (ranks.h). Tests set it, too, and go on (dev/test/dies.h).
 ONE_PER_PROGRAM void (*report_for_all)(int code, const char *line);
 
 __attribute__((format(printf, 2, 3), noreturn))
@@ -154,8 +154,8 @@ static size_t round_up(size_t n, size_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }
 
-// Zeroed memory at a 64-byte boundary (a cache line, and the widest vector register); free() frees
-// it. `what` names the buffer in the error line.
+// Allocates zeroed memory at a 64-byte boundary (a cache line, and the widest vector register). The
+// caller frees it with free(). `what` names the buffer in the error line.
 static void *alloc_or_fail(size_t count, size_t size, const char *what) {
     const double needed = (double)count * (double)size / (1 << 20);  // a size_t may overflow
     const size_t bytes = count * size > 0 ? round_up(count * size, 64) : 64;
@@ -166,7 +166,7 @@ static void *alloc_or_fail(size_t count, size_t size, const char *what) {
 }
 #define ALLOC(type, count, what) ((type *)alloc_or_fail(count, sizeof(type), what))
 
-// The array p of `count` elements with room for one more: when it is full, it doubles.
+// Returns the array p of `count` elements with room for one more: a full array is doubled.
 static void *array_grow(void *p, size_t count, size_t size, const char *what) {
     if ((count & (count - 1)) != 0) return p;
     p = realloc(p, (count > 0 ? 2 * count : 1) * size);
@@ -174,7 +174,7 @@ static void *array_grow(void *p, size_t count, size_t size, const char *what) {
     return p;
 }
 
-// For qsort(): ascending, of numbers or of structures that begin with one; of 64-bit words.
+// For qsort(), ascending: compare numbers (or structures that begin with one), and 64-bit words.
 static int compare_doubles(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -185,14 +185,14 @@ static int compare_words(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Seconds on a clock that never jumps.
+// Returns seconds on a clock that never jumps.
 static double seconds_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// A number of parameters for people: "0.42 M", "12.85 G".
+// Prints a number of parameters for people: "0.42 M", "12.85 G".
 typedef struct { char text[24]; } Count;
 static Count count_text(double n) {
     Count c;
@@ -200,16 +200,16 @@ static Count count_text(double n) {
     return c;
 }
 
-// dir + "/" + name in out; dies if that does not fit.
+// Writes dir + "/" + name to out; dies if that does not fit.
 static void path_join(char out[PATH_MAX], const char *dir, const char *name) {
     if (snprintf(out, PATH_MAX, "%s/%s", dir, name) >= PATH_MAX)
         die("path too long: %s/%s", dir, name);
 }
 
-// Replacing a file: what is written goes to PATH.tmp, is flushed to the disk, and then renamed, so
-// that at every moment PATH is the old file or the new one, whole. replace_open() gives the FILE to
-// write to; replace_close() finishes, and on any failure since then leaves the old file alone. It
-// does so, too, if err is NULL: then the new one is given up.
+// Replaces a file: the new one is written to PATH.tmp, flushed to the disk, and then renamed, so
+// that at every moment PATH is the old file or the new one, whole. replace_open() returns the FILE
+// to write to. replace_close() renames it. If anything has failed, or if err is NULL, the new file
+// is removed and the old one stays.
 static void replace_name(char out[PATH_MAX], const char *path) {
     if (snprintf(out, PATH_MAX, "%s.tmp", path) >= PATH_MAX) die("path too long: %s", path);
 }
@@ -217,7 +217,7 @@ static void replace_name(char out[PATH_MAX], const char *path) {
 static FILE *replace_open(const char *path, Error *err) {
     char temporary[PATH_MAX];
     replace_name(temporary, path);
-    unlink(temporary);  // else what it is a link to would be written
+    unlink(temporary);  // if it is a link, the linked file must not be written
     FILE *f = fopen(temporary, "wbx");
     if (f == NULL) error_set(err, "cannot write %.400s: %s", path, strerror(errno));
     return f;
@@ -233,7 +233,7 @@ static bool replace_close(FILE *f, const char *path, Error *err) {
     return false;
 }
 
-// Opens *text, of *n bytes once it is closed, to be written and then to be freed.
+// Opens *text for writing. After text_close() it has *n bytes; the caller frees it.
 static FILE *text_open(char **text, size_t *n) {
     FILE *f = open_memstream(text, n);
     if (f == NULL) fail("out of memory: a text");
@@ -244,7 +244,7 @@ static void text_close(FILE *f) {
     if (fclose(f) != 0) fail("out of memory: a text");
 }
 
-// Finds what follows a name, from the blank on, in a text of lines "name value" or "name"; or NULL.
+// Returns what follows a name in a text of lines "name value" or "name"; NULL: it is not there.
 static const char *text_line(const char *text, const char *name) {
     const size_t n = strlen(name);
     for (const char *at = text; at != NULL; at = strchr(at, '\n')) {
@@ -261,8 +261,8 @@ static bool path_is_directory(const char *path) {
 
 static bool path_exists(const char *path) { return access(path, F_OK) == 0; }
 
-// Refuses the output `path` of `option` if a file has its name, or its temporary one, or if its
-// directory cannot be written. NULL: there is none.
+// Refuses the output `path` of `option` if the file or its temporary file exists, or if its
+// directory cannot be written. path NULL: there is no output.
 static void output_check(const char *option, const char *path) {
     char temporary[PATH_MAX], dir[PATH_MAX];
     struct stat s;
@@ -297,8 +297,8 @@ static bool make_directories(const char *path) {
 // ---------------------------------------------------------------------------------------------
 // UTF-8
 
-// One code point of UTF-8 (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF). Returns
-// its length in bytes, or 0 if s does not start with a valid one.
+// Decodes one code point of UTF-8 (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF).
+// Returns its length in bytes, or 0 if s does not start with a valid one.
 static size_t utf8_decode(const char *s, size_t n, uint32_t *point) {
     static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
     const unsigned char *u = (const unsigned char *)s;
@@ -325,7 +325,7 @@ static size_t utf8_encode(uint32_t c, char *out) {
     return length;
 }
 
-// Bytes of the byte order mark with which a text begins: 3, or 0.
+// Returns the length of the byte order mark at the start of a text: 3, or 0.
 static size_t utf8_mark(const char *text, size_t n) {
     return n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
@@ -333,8 +333,8 @@ static size_t utf8_mark(const char *text, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Whole files
 
-// Names what the first n bytes of a file say that it is, and what to do with it: "PATH is ..".
-// NULL: nothing that is known here. Patterns have '|' between them, and upper case is lower case.
+// Recognises a file by its first n bytes: returns what it is, and what to do with it, to follow
+// "PATH is ". NULL: not recognised. '|' separates patterns; upper and lower case are the same.
 static const char *file_kind(const void *bytes, size_t n) {
     static const struct { const char *patterns, *kind; } kinds[] = {
         {"\xc6\xd7\x34\x01", "an llm.c checkpoint: no weights in Hugging Face's naming: llm.c's "
@@ -373,7 +373,7 @@ static const char *file_kind(const void *bytes, size_t n) {
     return NULL;
 }
 
-// Maps a whole regular file of *n bytes read-only. NULL and the reason in err if that cannot be.
+// Maps a whole regular file of *n bytes read-only. On failure NULL, and the reason in err.
 static void *file_open_map(const char *path, size_t *n, Error *err) {
     struct stat s;
     void *map = MAP_FAILED;
@@ -386,7 +386,7 @@ static void *file_open_map(const char *path, size_t *n, Error *err) {
     return map == MAP_FAILED ? NULL : map;
 }
 
-// The same, of a file that is not empty; or the end of the program.
+// Maps a file that must not be empty; dies if it cannot.
 static void *file_map(const char *path, size_t *n) {
     Error err;
     void *map = file_open_map(path, n, &err);
@@ -396,8 +396,8 @@ static void *file_map(const char *path, size_t *n) {
     return map;
 }
 
-// Reads a whole regular file, without a byte order mark; puts a NUL after its *n bytes. free() it.
-// NULL and the reason in err if that cannot be.
+// Reads a whole regular file, without a byte order mark, and puts a NUL after its *n bytes. The
+// caller frees it. On failure NULL, and the reason in err.
 static char *file_read(const char *path, size_t *n, Error *err) {
     char *map = (char *)file_open_map(path, n, err);
     if (map == NULL) return NULL;
@@ -408,7 +408,7 @@ static char *file_read(const char *path, size_t *n, Error *err) {
     return text;
 }
 
-// file_read() of a text: refuses what is something else by its first bytes, and a NUL.
+// Reads a text file. Refuses one that file_kind() recognises as something else, and one with a NUL.
 static char *text_read(const char *path, size_t *n, Error *err) {
     char *text = file_read(path, n, err);
     const char *kind = text != NULL ? file_kind(text, *n) : NULL;
@@ -422,10 +422,10 @@ static char *text_read(const char *path, size_t *n, Error *err) {
 // ---------------------------------------------------------------------------------------------
 // Hash
 //
-// The sum of a number for each 8-byte word, which depends on the word and its place: the parts of a
-// file may be hashed in any order. The number is splitmix64's mixing (Steele, Lea, Flood 2014) of
-// the two, a bijection of the word: a change within one word always changes the sum. Any other
-// damage goes unnoticed with a chance of 2^-64. It is no defence against a forger.
+// The hash is a sum of one number for each 8-byte word, so parts of a file may be hashed in any
+// order. The number depends on the word and its place, by splitmix64's mixing (Steele, Lea, Flood
+// 2014). That is a bijection of the word: a change within one word always changes the sum. Other
+// damage goes unnoticed with a chance of 2^-64. The hash is no defence against a forger.
 
 static uint64_t hash_word(uint64_t place, uint64_t x) {
     x ^= place * 0x9e3779b97f4a7c15u;
@@ -434,7 +434,7 @@ static uint64_t hash_word(uint64_t place, uint64_t x) {
     return x ^ x >> 31;
 }
 
-// n bytes from byte `place` of a file add this. Only where a tensor ends may a word be cut short.
+// Returns the hash of n bytes from byte `place` of a file. Only at a tensor's end may n % 8 be > 0.
 static uint64_t hash_words(uint64_t place, const void *bytes, size_t n) {
     const unsigned char *p = (const unsigned char *)bytes;
     const size_t whole = n / 8;
@@ -453,13 +453,13 @@ static uint64_t hash_bytes(const void *bytes, size_t n) {
     return hash_word(n, hash_words(0, bytes, n));
 }
 
-// A text's last line, "seal 16 digits", is the hash of what is before it.
+// Prints a text's last line, "seal 16 digits": the hash of the text before it.
 enum { SEAL = 22 };
 static void seal_print(FILE *f, const char *text, size_t n) {
     fprintf(f, "seal %016" PRIx64 "\n", hash_bytes(text, n));
 }
 
-// Bytes of a text of n before its seal; SIZE_MAX: it is not what was written.
+// Returns how many of n bytes are before the seal; SIZE_MAX if the seal is not theirs.
 static size_t seal_find(const char *text, size_t n) {
     char seal[SEAL + 1];
     if (n < SEAL) return SIZE_MAX;

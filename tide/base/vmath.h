@@ -2,31 +2,31 @@
 // number at a time; softmax and GELU need millions per step. These are straight-line code without
 // tables or branches, so a compiler turns a `#pragma omp simd` loop over them into vector
 // instructions. Every rounding is spelled out (fmaf), so the bits are the same vectorised or not,
-// whatever the compiler contracts. (Not fma_f32(), which would make vectors also without the
-// instruction: softmax adds up what exp returns, and the order of such sums is not to change.)
+// whatever the compiler contracts. (fma_f32() would let the loops become vectors on processors
+// without the instruction, too, and so change the order in which softmax adds up what exp returns.)
 //
 // Method: x = n ln 2 + r with |r| <= ln 2 / 2; e^r - 1 by a polynomial, interpolated at Chebyshev
 // nodes (relative error below 2e-9, then rounded); 2^n by writing the exponent bits. Keeping
 // e^r - 1, rather than e^r, is what lets tanh be exact to its last bits near 0.
 // Errors over all floats, as test_vmath.c measures them: exp below 1.1 ulp, tanh below 2.5 ulp.
-// At the end: rope_table(), rope_row() and rope_rotate(), rotary positions.
+// Rotary positions are at the end: rope_table(), rope_row() and rope_rotate().
 #ifndef TIDE_VMATH_H
 #define TIDE_VMATH_H
 #include "util.h"
 #include <math.h>
 
-// A call of these would keep the loop around it scalar.
+// If these were calls, the loop around them could not be vectorised.
 #define VECTORISED __attribute__((always_inline)) static inline
 
-// e^r - 1, and n, where x = n ln 2 + r. For |x| < 2^21; a NaN comes back as NaN (n is then any).
+// Returns e^r - 1, and n, where x = n ln 2 + r. |x| < 2^21, or NaN: then the result is NaN, n any.
 VECTORISED float expm1_reduced(float x, int32_t *n) {
     // Adding 1.5 * 2^23 rounds to an integer, which then sits in the low bits of the sum.
     const float shift = 12582912.0f;
     const float shifted = __builtin_fmaf(x, 0x1.715476p+0f, shift);  // x / ln 2
     const float whole = shifted - shift;
     *n = (int32_t)(float_bits(shifted) - float_bits(shift));
-    float r = __builtin_fmaf(whole, -0x1.62e43p-1f, x);    // ln 2 in two parts, so that the
-    r = __builtin_fmaf(whole, 0x1.05c61p-29f, r);          // second puts back what the first lost
+    float r = __builtin_fmaf(whole, -0x1.62e43p-1f, x);    // x - n ln 2: the first constant is
+    r = __builtin_fmaf(whole, 0x1.05c61p-29f, r);          // ln 2 rounded, the second its error
     float p = 0x1.a1256cp-13f;
     p = __builtin_fmaf(p, r, 0x1.6d43bp-10f);
     p = __builtin_fmaf(p, r, 0x1.1110ep-7f);
@@ -42,16 +42,16 @@ static inline float exp2_int(int32_t n) { return bits_float(((uint32_t)n + 127u)
 // e^x. Overflows to infinity above 88.72; results below FLT_MIN are rounded to subnormals, and to 0
 // below -103.98; exp(-infinity) = 0; NaN stays NaN.
 VECTORISED float exp_f32(float x) {
-    x = x > 89.0f ? 89.0f : x;      // written so that a NaN passes
+    x = x > 89.0f ? 89.0f : x;      // a comparison with NaN is false, so NaN stays
     x = x < -104.0f ? -104.0f : x;
     int32_t n;
     const float m = expm1_reduced(x, &n);
-    const int32_t half = n >> 1;    // 2^n can be out of range where the result is not: two factors
+    const int32_t half = n >> 1;    // two factors, because 2^n alone may overflow
     return (m + 1.0f) * exp2_int(half) * exp2_int(n - half);
 }
 
-// tanh x = (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, which has no cancellation: the numerator
-// is 2^n (e^r - 1) + (2^n - 1). Exactly +-1 from 9.02 on; subnormals and -0 come back; NaN stays.
+// tanh x = (e^2|x| - 1) / (e^2|x| + 1) with the sign of x. There is no cancellation: the numerator
+// is 2^n (e^r - 1) + (2^n - 1). Exactly +-1 from 9.02 on; subnormals, -0 and NaN are returned.
 VECTORISED float tanh_f32(float x) {
     const uint32_t sign = float_bits(x) & 0x80000000u;
     float y = bits_float(float_bits(x) ^ sign);
@@ -70,10 +70,10 @@ VECTORISED float gelu_f32(float x) {
 
 VECTORISED float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 
-// The largest of n numbers; -infinity of none. NaNs make it NaN, or do not count. Compilers may not
-// change the order of comparisons of floats, lest one is NaN, and clang then compares one by one;
-// integers are compared in any order. These are the bits, with those of negative numbers turned
-// over, so that they rise as the numbers do.
+// Returns the largest of n numbers; -infinity if n is 0. NaNs make it NaN, or are ignored. Because
+// of NaN, compilers may not change the order of comparisons of floats, and clang then compares one
+// by one. Integers can be compared in any order. So this compares the bits as integers, with those
+// of negative numbers inverted, so that they are in the order of the numbers.
 static inline int32_t float_order(int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
 
 static inline float max_f32(const float *x, size_t n) {
@@ -113,25 +113,25 @@ enum { ROPE_NONE, ROPE_LINEAR, ROPE_LLAMA3 };  // how a longer context stretches
 typedef struct {
     double theta;
     int scaling;               // ROPE_*
-    double factor, low, high;  // the last two: of LLAMA3
-    size_t original;           // of LLAMA3: the context before it was stretched
+    double factor, low, high;  // low, high: for LLAMA3 only
+    size_t original;           // for LLAMA3: the context before it was stretched
 } Rope;
 
 // Returns the angle between two positions for channel i: w = theta^(-2i/HS), or w / factor. LLAMA3
-// divides long waves only: more than original / low positions long; waves of less than
-// original / high remain, and those between are mixed.
+// divides only long waves, of more than original / low positions. Waves of less than
+// original / high positions stay; those between are a mixture.
 static double rope_frequency(const Rope *r, size_t i, size_t HS) {
     const double w = pow(r->theta, -2.0 * (double)i / (double)HS);
     const double waves = (double)r->original * w / (2 * M_PI);
-    double part = (waves - r->low) / (r->high - r->low);  // that is not divided
+    double part = (waves - r->low) / (r->high - r->low);  // share of w that is not divided
     if (r->scaling == ROPE_NONE) return w;
     if (r->scaling == ROPE_LINEAR || part < 0) part = 0;
     if (part > 1) part = 1;
     return (1 - part) * w / r->factor + part * w;
 }
 
-// Fills turn (HS/2, 2) with the cosines and sines of the angles at position t, in double until they
-// are stored: a product in fp32 is off by 1.5e-3 at position 32768.
+// Fills turn (HS/2, 2) with the cosines and sines of the angles at position t. Angles are computed
+// in double: in fp32 the product t w is off by 1.5e-3 at position 32768.
 static void rope_row(const Rope *r, size_t t, size_t HS, float *turn) {
     for (size_t i = 0; i < HS / 2; i++) {
         const double angle = (double)t * rope_frequency(r, i, HS);
@@ -146,7 +146,7 @@ static void rope_table(const Rope *r, size_t T, size_t HS, float *table) {
     for (size_t t = 0; t < T; t++) rope_row(r, t, HS, table + t * HS);
 }
 
-// Rotates x (HS) by the angles of a position, whose row of the table `turn` (HS/2, 2) is; sign -1
+// Rotates x (HS) by the angles of a position; turn (HS/2, 2) is its row of the table. sign -1
 // rotates back.
 VECTORISED void rope_rotate(float *x, const float *turn, size_t HS, float sign) {
     const size_t half = HS / 2;

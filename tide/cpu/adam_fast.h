@@ -3,37 +3,37 @@
 //
 //   adam_work()            one pass over the state of some runs, with all threads
 //   adam_update()          the step of an arena
-//   adam_range()           elements of one, in the calling thread
+//   adam_range()           the step of a range of elements, in the calling thread
 #ifndef TIDE_ADAM_FAST_H
 #define TIDE_ADAM_FAST_H
 #include "../../adam.h"
 
-// One pass over the state of some runs, of which all pointers are the arenas'. It makes an AdamW
-// step: of the gradient; of the sum of several; or of both, where the sum stays as it is. Or a
-// gradient joins the sum. The arrays must not overlap.
+// One pass over some runs (ranges) of the arenas, to which all pointers point. It makes an AdamW
+// step by the gradient, by the sum of several, or by both added up (the sum is not changed). Or,
+// without weights, it adds the gradient to the sum. The arrays must not overlap.
 typedef struct {
     void *w;              // weights, in place: halves, or floats if `low` is NULL; NULL: no step
     uint16_t *low;        // the rest of the master weights: master_low()
     void *m, *v;          // float, or bf16: as `step` says
-    float *sum;           // of gradients; NULL: there is none
-    const void *grad;     // NULL: the sum is complete
+    float *sum;           // sum of gradients; NULL: there is none
+    const void *grad;     // a gradient to be added; NULL: the sum is complete
     int grad_is_half;
     int first;            // the sum holds nothing yet
-    float scale;          // of the gradient in the sum
-    double *block_sums;   // NULL; or for the norm's block sums of the new sum, run after run
+    float scale;          // by which the gradient is multiplied in the sum
+    double *block_sums;   // gets the norm's block sums of the new sum, run after run; or NULL
     const AdamRun *runs;
     int count;
     AdamStep step;
 } AdamWork;
 
-// Bytes that it reads and writes, of each element.
+// Returns how many bytes the pass reads and writes for each element.
 static inline size_t adam_work_bytes(const AdamWork *w) {
     const size_t grad = w->grad == NULL ? 0 : w->grad_is_half ? 2 : 4;
     const size_t sum = w->sum == NULL || w->first ? 0 : 4;  // read
     return grad + sum + (w->w == NULL ? 4 : w->step.moments_bf16 ? 16 : 24);
 }
 
-// Two numbers of 16 bits in one word, the first in the lower half.
+// Load and store two 16-bit numbers as one word, the first in the lower half.
 static inline uint32_t load_pair(const uint16_t *x) { uint32_t w; memcpy(&w, x, 4); return w; }
 static inline void store_pair(uint16_t *x, uint32_t upper, uint32_t upper_next) {
     const uint32_t both = upper >> 16 | (upper_next & 0xffff0000);
@@ -49,8 +49,8 @@ static inline void adam_upper_split(AdamUpper *x, float g, const AdamStep *s, fl
     x->low = float_bits(p) << 16;
 }
 
-// The update reads and writes five or six pages at a time, and a processor's own prefetching ends
-// with each page: so the lines ahead of `at` are fetched by instructions.
+// Prefetches cache lines ahead of element `at`. The update works on five or six arrays at once, and
+// a processor's own prefetching stops at the end of each page of each of them.
 enum { ADAM_BLOCK = 128, ADAM_AHEAD = 512 };
 __attribute__((always_inline))
 static inline void adam_prefetch(const void *array, size_t at, size_t size) {
@@ -58,7 +58,7 @@ static inline void adam_prefetch(const void *array, size_t at, size_t size) {
     for (size_t k = 0; k < ADAM_BLOCK * size; k += 64) __builtin_prefetch(from + k);
 }
 
-// The loop of adam_range(), inlined there 10 times: no compiler makes one vector loop of all.
+// The loop of adam_range(), inlined there 10 times with constants, so that each is vectorised.
 __attribute__((always_inline))
 static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ low,
                              void *__restrict__ m, void *__restrict__ v,
@@ -80,8 +80,8 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
         adam_prefetch(grad, i, grad_is_half ? 2 : 4);
         if (has_sum) adam_prefetch(sum, i, 4);
         uint32_t number = index + (uint32_t)i;
-        // State of 16 bits goes in pairs: to part and to join words takes fewer instructions than
-        // to change the length of numbers. (gcc is told once more that arrays do not overlap.)
+        // 16-bit state is processed in pairs: to split and join words takes fewer instructions than
+        // to widen and narrow numbers. (gcc is told once more that arrays do not overlap.)
         if (!HALF_IS_FP16 && moments_bf16 && is_split) {
             #pragma GCC ivdep
             for (; i + 1 < end; i += 2, number += 2) {
@@ -122,10 +122,10 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
     }
 }
 
-// The AdamW step of elements first .. last - 1, in the calling thread: for teams that divide the
-// work themselves. Any cut of a range into smaller ones gives the same bits. Weights in fp32 have
-// gradients in fp32. index: the number of element 0 in the arena, for adam_bf16(). On Intel's
-// AVX-512 gcc has to be told to use all of it.
+// Makes the AdamW step of elements first .. last - 1 in the calling thread, for teams that divide
+// the work themselves. The bits do not depend on how a range is cut. fp32 weights have gradients in
+// fp32. index: the number of element 0 in the arena, for adam_bf16(). For Intel's AVX-512 gcc must
+// be told to use 512 bits.
 #if defined __AVX512F__ && !defined __clang__
 __attribute__((noinline, target("prefer-vector-width=512")))
 #endif
@@ -158,8 +158,8 @@ static inline void accumulate_loop(float *__restrict__ sum, const void *__restri
     }
 }
 
-// Adds the gradient to the sum, in a chunk of a run, behind `block` norm blocks: sum = scale * grad
-// if first, else sum += scale * grad, rounded once. Makes block sums while a block is in the cache.
+// Adds the gradient to the sum in a chunk of a run: sum = scale * grad if first, else sum += scale
+// * grad, rounded once. Computes the norm's block sums, from number `block` on, while in the cache.
 static inline void accumulate_range(const AdamWork *w, const AdamRun *r, size_t block) {
     const size_t full = NORM_BLOCK;
     for (size_t i = r->at, end = r->at + r->length; i < end; i += full, block++) {
@@ -176,11 +176,11 @@ static inline void accumulate_range(const AdamWork *w, const AdamRun *r, size_t 
 // ---------------------------------------------------------------------------------------------
 // With all threads
 
-// A team's work on many runs is cut into chunks: each run from its own start, so that whole norm
-// blocks (below) lie in one chunk. Each thread takes the next chunk when it is done with one: a
-// thread whose core does something else for a while then delays the others by one chunk at most,
-// some 50 us of work. (In equal shares, all would wait for the slowest; in smaller chunks, more of
-// the time is the start of one, where nothing has been asked for ahead.)
+// A team's work on many runs is cut into chunks, each run from its own start, so that no norm block
+// is divided between chunks. A thread that has finished a chunk takes the next one. If another
+// program takes a core for a while, the team waits for one chunk at most, some 50 us of work. (With
+// equal shares, all would wait for the slowest thread. With smaller chunks, more of the time would
+// be starts of chunks, where nothing is prefetched.)
 enum { ADAM_CHUNK = 16 * NORM_BLOCK };
 
 static inline size_t adam_chunks(const AdamRun *runs, int count) {
@@ -189,7 +189,7 @@ static inline size_t adam_chunks(const AdamRun *runs, int count) {
     return chunks;
 }
 
-// Chunk c of the runs; *block: how many norm blocks come before it.
+// Returns chunk c of the runs; *block is the number of norm blocks before it.
 static inline AdamRun adam_chunk(const AdamRun *runs, size_t c, size_t *block) {
     *block = 0;
     for (size_t n; c >= (n = adam_chunks(runs, 1)); runs++, c -= n)
@@ -201,7 +201,7 @@ static inline AdamRun adam_chunk(const AdamRun *runs, size_t c, size_t *block) {
     return chunk;
 }
 
-// All of it.
+// Does the whole pass, with all threads.
 static inline void adam_work(const AdamWork *w) {
     const size_t chunks = adam_chunks(w->runs, w->count);
     #pragma omp parallel for schedule(dynamic) if (chunks > 1)
@@ -214,7 +214,7 @@ static inline void adam_work(const AdamWork *w) {
     }
 }
 
-// The AdamW step of elements 0 .. n - 1 of an arena by their gradient.
+// Makes the AdamW step of elements 0 .. n - 1 of an arena by their gradient.
 static inline void adam_update(void *w, uint16_t *low, void *m, void *v, const void *grad,
                                int grad_is_half, size_t n, const AdamStep *s, int decay) {
     const AdamRun run = {0, n, decay, 0};

@@ -2,11 +2,11 @@
 //
 //   attention_forward()         what attention_definition() in train_gpt2.c defines
 //   attention_backward()        its gradient
-//   attention_cached()          of a text's new tokens, with the keys and values of those before
-//   attention_scratch_floats()  the scratch that both need, for each thread
+//   attention_cached()          attention of new tokens, whose text's keys and values are cached
+//   attention_scratch_floats()  the scratch of forward and backward, for each thread
 //
-// A strip of query rows is taken against all the keys they may see, as small matrix products
-// (matmul.h) on scores that stay in the core's cache. doc/attention.md derives both.
+// Small matrix products (matmul.h) compute the scores of a strip of query rows with all keys that
+// these see; the scores stay in the core's cache. doc/attention.md derives both.
 #ifndef TIDE_ATTENTION_H
 #define TIDE_ATTENTION_H
 #include "matmul.h"
@@ -14,7 +14,7 @@
 
 enum { STRIP = 64 };
 
-// Scratch for one thread: two strips and the product's.
+// Returns the floats of scratch of one thread: two strips of scores, and what a product needs.
 static size_t attention_scratch_floats(size_t T) {
     return 2 * STRIP * round_up(T, 16) + round_up(gemm_scratch_floats(), 16);
 }
@@ -33,7 +33,7 @@ static void attention_forward(float *out,        // (B, T, NH HS)
     for (size_t i = 0; i < strips; i++) {
         const size_t strip = strips - 1 - i;  // the longest first, so that threads end together
         const size_t first = strip * STRIP, rows = min_size(STRIP, T - first);
-        // Keys from `low` on, where the document of the strip's first row begins.
+        // keys begin at `low`, where the document of the strip's first row begins
         const int32_t *begin = begins == NULL ? NULL : begins + b * T + first;
         const size_t low = begin == NULL ? 0 : (size_t)begin[0], keys = first + rows - low;
         const float *q = qkv + (b * T + first) * Q + h * HS;
@@ -61,8 +61,8 @@ static void attention_forward(float *out,        // (B, T, NH HS)
     }
 }
 
-// Overwrites dqkv. The keys' and values' gradients are sums over strips and over the query heads of
-// their group, so one thread takes all of these, in order.
+// Overwrites dqkv. Gradients of keys and values are sums over strips and over the query heads of a
+// group, so one thread computes a whole group, in order.
 static void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
                                const float *qkv, const int32_t *begins, float *scratch,
                                size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
@@ -87,8 +87,8 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
             const float *kl = k + low * Q, *vl = v + low * Q;
             const float *o = out + (b * T + first) * A + h * HS;
             const float *d = dout + (b * T + first) * A + h * HS;
-            // With the group's first head, the last rows of dk and dv are new in this strip; all
-            // others have a part already.
+            // For the group's first head, the strip's own rows of dk and dv begin as zeros; all
+            // other rows have sums from earlier strips or heads.
             const size_t fresh = h == kv * group ? first + rows : first;
             for (size_t u = first; u < fresh; u++) {
                 memset(dk + u * Q, 0, HS * sizeof(float));
@@ -100,8 +100,8 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
             for (size_t r = 0; r < rows; r++) {
                 const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
                 const size_t visible = first + r + 1 - low;
-                // To the end of the last vector, and what is not visible is cleared after that: the
-                // last few one by one would take as long as all others.
+                // The loop runs to the end of a whole vector, and what is not visible is cleared
+                // after it: a scalar loop over the last few would take as long as all others.
                 const size_t whole = min_size(round_up(visible, 16), keys);
                 const float l = lse[(b * NH + h) * T + first + r];
                 float *pr = p + r * keys, *dr = ds + r * keys;
@@ -126,9 +126,9 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
     }
 }
 
-// Stores the keys and values of T new tokens behind those of the `first` tokens before them, and
-// takes each new query against all keys up to its own. A softmax of numbers that are read once
-// keeps the largest so far, and scales its sums down when a larger one follows (doc/attention.md).
+// Appends the keys and values of T new tokens to those of the `first` tokens before them, and
+// computes attention for each new query over all keys up to its own. Scores are read once: the
+// softmax keeps the largest so far, and scales its sums at a larger one (doc/attention.md).
 static void attention_cached(float *out,        // (T, NH HS)
                              float *cache,      // (window, 2, NKV HS)
                              const float *qkv,  // (T, Q)

@@ -1,9 +1,9 @@
 // cpu.h: which vector instructions this build uses, and how many threads it has.
-//   cpu_instructions()    of this build, in one word: for --version and the benchmarks
+//   cpu_instructions()    vector instructions of this build, in one word: for --version
 //   cpu_describe()        the line at the start of a run
-//   cpu_wait_briefly()    first in main(): threads that wait sleep before long
-//   cpu_threads()         of one process, which may share the machine with others
-//   cpu_copy()            with all of them
+//   cpu_wait_briefly()    makes waiting threads sleep soon; main() calls it first
+//   cpu_threads()         threads of one process, which may share the machine with others
+//   cpu_copy()            copies memory with all threads
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
 #include "../base/memory.h"
@@ -27,7 +27,7 @@ static const char *cpu_instructions(void) {
 #endif
 }
 
-// Prints what computes, with how many threads. The name is the kernel's; of ARM's CPUs it has none.
+// Prints the CPU's name, as Linux has it (for ARM it has none), the threads and the instructions.
 static void cpu_describe(void) {
     const int threads = omp_get_max_threads();
     const MachineText model = machine_text("/proc/cpuinfo", "model name\t: ");
@@ -36,10 +36,10 @@ static void cpu_describe(void) {
            plural((size_t)threads), cpu_instructions());
 }
 
-// Lets threads that wait for each other after a loop sleep after some 30 to 60 us: the libraries'
-// own waits take the core from the one that is waited for (doc/SPEED.md). The libraries read this
-// from the environment before main(), so the program starts once more with it, and then takes its
-// name back from /proc's "exe"; whatever the user has set stays.
+// Makes a thread that waits for others at the end of a loop sleep after some 30 to 60 us. By
+// default OpenMP's libraries spin longer, and may take the core from the thread that all wait for
+// (doc/speed.md). They read the setting from the environment before main(). So the program sets it,
+// starts itself once more, and restores its name. What the user has set stays.
 static void cpu_wait_briefly(char **argv) {
 #ifdef _OPENMP
     prctl(PR_SET_NAME, program_invocation_short_name);
@@ -48,16 +48,15 @@ static void cpu_wait_briefly(char **argv) {
         if (getenv(settings[i]) != NULL) return;
     setenv("GOMP_SPINCOUNT", "1000", 1);
     setenv("KMP_BLOCKTIME", "1", 1);
-    execv("/proc/self/exe", argv);  // where there is no /proc all goes on as it was
+    execv("/proc/self/exe", argv);  // without /proc this fails, and the defaults stay
 #endif
     (void)argv;
 }
 
-// Threads of a team: as asked for (--threads; 0: not said), else OMP_NUM_THREADS (torchrun sets 1
-// for several ranks whose user has set nothing), else this rank's share of the machine: of the
-// hardware threads that the process may use, at most as many as each of `ranks` on this machine can
-// have. No thread is bound to a core: the scheduler keeps those of several ranks apart, and moves
-// one whose core another process wants.
+// Returns the number of threads: `asked` (--threads) unless that is 0; else OMP_NUM_THREADS (but
+// not the 1 that torchrun sets for several ranks); else the hardware threads that this process may
+// use, at most its share of the machine if `ranks` of them run on it. No thread is bound to a core:
+// Linux's scheduler keeps several ranks apart, and moves a thread whose core another process wants.
 static int cpu_threads(size_t asked, int ranks) {
     const char *text = getenv("OMP_NUM_THREADS");
     const int said = text != NULL ? atoi(text) : 0;
@@ -68,7 +67,7 @@ static int cpu_threads(size_t asked, int ranks) {
     return n > 1 ? n : 1;
 }
 
-// memcpy(), by a team.
+// Copies memory with all threads.
 static void cpu_copy(void *to, const void *from, size_t bytes) {
     const size_t chunk = 1 << 16;
     #pragma omp parallel for schedule(dynamic) if (bytes > chunk)

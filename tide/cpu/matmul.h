@@ -3,10 +3,10 @@
 // gemm_plain() is the definition: three loops. gemm() and gemm_serial() compute the same thing as
 // fast as the machine allows, in panels and register tiles: doc/matmul.md is the lesson.
 //
-// Bits. Every result is the sum over blocks of KC of sums from 0 in order of k, added to what was
-// there in that order. MC, the tile's place and the threads do not enter: the same inputs give the
-// same bits on any number of threads, at any row, in gemm() and gemm_serial() alike. (The width of
-// the vectors does not enter either; only hardware with and without fused multiply-add differs.)
+// Bits. k is cut into blocks of KC. In each block the products are summed from 0 in order of k; the
+// blocks' sums are added to the result in order. So the bits do not depend on MC, on the tile, on
+// the row or on the number of threads, and gemm() and gemm_serial() agree. (Nor do they depend on
+// the width of vectors; only hardware without fused multiply-add has other bits.)
 //
 // The scheme is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
 // (2008), in the loop order of Van Zee and van de Geijn, "BLIS" (2015), with A as the shared side.
@@ -20,8 +20,8 @@
 #endif
 
 // ---------------------------------------------------------------------------------------------
-// Vectors: as wide as the compiler's target has registers. GNU C vector extensions, and one
-// intrinsic function, the fused multiply-add, which they lack.
+// Vectors are as wide as the registers of the compiler's target. They are GNU C's vector
+// extensions, and one intrinsic function, the fused multiply-add, which these lack.
 
 #if defined __AVX512F__
 #define VEC_LANES 16
@@ -36,10 +36,10 @@ typedef float VecLoose __attribute__((vector_size(4 * VEC_LANES), aligned(4), ma
 // Arrays of vectors become registers only if every index is a constant early on: unroll, always.
 #define UNROLL _Pragma("GCC unroll 24")
 
-// a * b + c. Contraction of a * b + c is off in this project (it would make bits depend on the
-// compiler), so the fused form is spelled out, and as the instruction: of a loop of fmaf, gcc makes
-// 16 scalar ones wherever it prefers vectors of 256 bits, as it does on Intel's AVX-512. Without
-// hardware for it, fma_f32() would be a slow call, and the plain form stands in.
+// Returns a * b + c, fused. The compiler must not fuse by itself (bits would depend on it), so the
+// instruction is spelled out: gcc turns a loop of fmaf into 16 scalar ones where it prefers vectors
+// of 256 bits, as for Intel's AVX-512. Hardware without the instruction multiplies, then adds,
+// because fmaf() would be a slow call.
 static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 #if defined __AVX512F__
     return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -52,15 +52,15 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// For ARM, gcc orders instructions before it hands out registers. It would read a number of all six
-// rows first, and then has too few left for the sums. An empty volatile asm is where it stops.
+// Keeps gcc from moving instructions across. For ARM it would load a number of all six rows first,
+// and would then have too few registers for the sums. It moves nothing across a volatile asm.
 #if defined __aarch64__ && !defined __clang__
 #define ROW_ENDS __asm__ volatile("")
 #else
 #define ROW_ENDS (void)0
 #endif
 
-#define GEMM_MR ((size_t)6)         // rows of a tile: 6 x 4 (or 6 x 2) sums, and room for operands
+#define GEMM_MR ((size_t)6)         // rows of a tile: 6 x 4 (or 6 x 2) vectors of sums
 #if defined __AVX512F__ || defined __aarch64__
 #define GEMM_NV ((size_t)4)         // 32 vector registers
 #else
@@ -75,8 +75,8 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 
 // out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
 // A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all
-// row-major, lda, ldb, ldo elements from row to row. bias (N) goes to every row; NULL: none; it is
-// ignored with accumulate. Any size may be 0; out must overlap neither A nor B.
+// row-major, lda, ldb, ldo elements from row to row. bias (N) is added to every row, but not with
+// accumulate; NULL: none. Any size may be 0; out must overlap neither A nor B.
 static void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                               const float *a, size_t lda, const float *b, size_t ldb,
                               float *out, size_t ldo, const float *bias, bool accumulate) {
@@ -93,11 +93,11 @@ static void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
 // ---------------------------------------------------------------------------------------------
 // The fast product
 
-// The rows of A: tile t's row r begins at base + t * tile + r * row; its elements are `k` apart.
+// The rows of A: row r of tile t begins at base + t * tile + r * row; its elements are `k` apart.
 typedef struct { const float *base; size_t tile, row, k; } GemmA;
 
-// Packs rows [0, rows) and kc columns of op(A). Along k: a plain copy, KC floats per row. Across
-// (trans_a): [tile][k][MR], eight tiles at a time so that whole cache lines are read.
+// Packs rows [0, rows) and kc columns of op(A). If A is stored along k, this is a plain copy, KC
+// floats per row. With trans_a: [tile][k][MR], eight tiles at a time, to read whole cache lines.
 static void gemm_pack_a(bool trans_a, size_t rows, size_t kc, const float *a, size_t lda,
                                float *pack) {
     if (!trans_a) {
@@ -114,8 +114,8 @@ static void gemm_pack_a(bool trans_a, size_t rows, size_t kc, const float *a, si
             }
 }
 
-// Packs kc rows and `cols` <= NR columns of op(B) as [k][NR]. Columns beyond keep what was there:
-// a tile computes them like the others, and nobody stores the result.
+// Packs kc rows and `cols` <= NR columns of op(B) as [k][NR]. The other columns are not written: a
+// tile computes them, too, and its results for them are never stored.
 static void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float *b, size_t ldb,
                                float *pack) {
     if (!trans_b) {
@@ -132,10 +132,10 @@ static void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float *b, si
                 pack[k * GEMM_NR + j] = b[j * ldb + k];
 }
 
-// The register tile: out (MR, columns) = start + A's rows times a packed panel of B. start and out
-// may be the same place; start_ld 0 repeats one row, the bias. Nothing here calls anything, nothing
-// is inlined around it, and its width is no argument: each of these made a compiler keep some of
-// the sums in memory (gcc 12: -40 %; clang 14: -70 %).
+// The register tile: out (MR, columns) = start + A's rows times a packed panel of B. start may be
+// out; start_ld 0 repeats one row, the bias. The function calls nothing, is not inlined, and has
+// its width as a constant: otherwise compilers kept some of the sums in memory (gcc 12: 40 %
+// slower; clang 14: 70 %).
 #define GEMM_TILE(name, VECTORS)                                                                  \
 static __attribute__((noinline)) void name(size_t kc, const float *const a[GEMM_MR],              \
                                            size_t a_step, const float *packed_b,                  \
@@ -165,8 +165,8 @@ static __attribute__((noinline)) void name(size_t kc, const float *const a[GEMM_
 GEMM_TILE(gemm_tile, GEMM_NV)             // NR columns
 GEMM_TILE(gemm_tile_narrow, GEMM_NV / 2)  // half of them: for heads of 32 channels in attention
 
-// Rows [0, rows) of one panel of the result: packs B once, then goes down the rows of A.
-// `fresh`: this is the first block of k and out is overwritten, from bias or from zero.
+// Computes rows [0, rows) of one panel of the result: packs B once, then goes down the rows of A.
+// `fresh`: this is the first block of k, so out begins with the bias or zero.
 static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_b,
                               const float *b, size_t ldb, float *out, size_t ldo,
                               const float *bias, bool fresh, float *pack) {
@@ -177,14 +177,14 @@ static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_
     for (size_t i = 0; i < rows; i += GEMM_MR, a.base += a.tile, out += GEMM_MR * ldo) {
         const size_t height = min_size(rows - i, GEMM_MR);
         const float *row[GEMM_MR];
-        for (size_t r = 0; r < GEMM_MR; r++)  // never read beyond the last row
+        for (size_t r = 0; r < GEMM_MR; r++)  // rows beyond the last one read the last one
             row[r] = a.base + min_size(r, height - 1) * a.row;
         if (height == GEMM_MR && cols == (narrow ? GEMM_NR / 2 : GEMM_NR)) {
             (narrow ? gemm_tile_narrow : gemm_tile)(kc, row, a.k, pack, fresh ? first : out,
                                                     fresh ? 0 : ldo, out, ldo);
             continue;
         }
-        // A tile at an edge of the result: all of it is computed, and what exists is stored.
+        // a tile at an edge of the result: all is computed, and only what exists is stored
         memset(edge, 0, sizeof edge);
         for (size_t r = 0; r < height; r++)
             memcpy(edge + r * GEMM_NR, fresh ? first : out + r * ldo, cols * sizeof *out);
@@ -194,12 +194,11 @@ static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_
     }
 }
 
-// Floats of scratch that gemm_serial() needs, at a 64-byte boundary.
+// Returns the floats of scratch that gemm_serial() needs, at a 64-byte boundary.
 static size_t gemm_scratch_floats(void) { return GEMM_KC * GEMM_NR; }
 
-// As gemm_plain() without a bias, on the calling thread: for many small products that run side by
-// side inside a parallel region. A is used where it lies; packing it would not pay for one tile of
-// attention.
+// Computes gemm_plain() without a bias on the calling thread: for many small products that run side
+// by side in a parallel region. A is not packed, which would not pay for one tile of attention.
 static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                                const float *a, size_t lda, const float *b, size_t ldb,
                                float *out, size_t ldo, bool accumulate, float *scratch) {
@@ -216,7 +215,7 @@ static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K
     } while (k < K);
 }
 
-// As gemm_plain(), on all threads. Not to be called from inside a parallel region, nor by two
+// Computes gemm_plain() on all threads. Not to be called from inside a parallel region, nor by two
 // threads at once: the packing buffers are allocated once and kept (2.3 MiB, 96 KiB per thread).
 static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                         const float *a, size_t lda, const float *b, size_t ldb,
@@ -238,11 +237,11 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
         const size_t panels = (N + GEMM_NR - 1) / GEMM_NR;
         for (size_t m0 = 0; m0 < M; m0 += GEMM_MC) {
             const size_t mc = min_size(M - m0, GEMM_MC);
-            // Few panels for many threads: cut the rows too (and pack a panel more than once).
+            // with fewer panels than threads, cuts the rows, too (and packs a panel several times)
             size_t part = chunk;
             while (part < mc && panels * (mc / part) > 4 * threads) part *= 2;
             const size_t parts = (mc + part - 1) / part;
-            // Pack as many blocks of k as the buffer holds: fewer barriers when M is small.
+            // packs as many blocks of k as the buffer has room for: fewer barriers when M is small
             const size_t chunks = (mc + chunk - 1) / chunk, block = chunks * chunk * GEMM_KC;
             const size_t depth = GEMM_MC * GEMM_KC / block * GEMM_KC;
             size_t k0 = 0;
@@ -278,8 +277,8 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
     }
 }
 
-// The product of one row: out (N) = B (N, K) x (K) + bias (N), or NULL. Reading B bounds it, so
-// nothing is packed. The sums have another order than gemm()'s.
+// Computes the product of one row: out (N) = B (N, K) x (K) + bias (N); bias may be NULL. Reading B
+// is what takes time, so nothing is packed. The sums have another order than gemm()'s.
 static void gemv(size_t N, size_t K, const float *x, const float *b, float *out,
                  const float *bias) {
     #pragma omp parallel for
@@ -294,7 +293,7 @@ static void gemv(size_t N, size_t K, const float *x, const float *b, float *out,
 // ---------------------------------------------------------------------------------------------
 // What the machine could do
 
-// One thread's share of the measurement below: `rounds` multiply-adds in each of 10 independent
+// Does one thread's part of the measurement below: `rounds` multiply-adds in each of 10 independent
 // chains (more than latency times units, 4 x 2 on most machines; few enough for 16 registers).
 enum { PEAK_CHAINS = 10 };
 static __attribute__((noinline)) float fma_chains(int rounds, float factor_value) {
@@ -307,8 +306,8 @@ static __attribute__((noinline)) float fma_chains(int rounds, float factor_value
     return sum[0];
 }
 
-// GFLOP/s of all threads doing nothing but multiply-adds on registers for about `seconds`: the
-// limit of a product. The best of several runs, because the clock and the neighbours vary.
+// Measures GFLOP/s of all threads, which only multiply and add in registers for about `seconds`:
+// the limit of a product. The best of several runs, because the clock and other programs vary.
 static double fma_peak_gflops(double seconds) {
     const int rounds = 400000;
     const double end = seconds_now() + seconds;
@@ -324,7 +323,7 @@ static double fma_peak_gflops(double seconds) {
         }
         const double flops = 2.0 * PEAK_CHAINS * VEC_LANES * rounds * threads;
         const double rate = flops / (seconds_now() - start);
-        if (keep > 0.0f && rate > best) best = rate;  // every chain tends to 2: the work is needed
+        if (keep > 0.0f && rate > best) best = rate;  // `keep` is used, so compilers keep the loop
     } while (seconds_now() < end);
     return 1e-9 * best;
 }

@@ -1,93 +1,343 @@
-// chat.h: conversations as tokens, in the formats that models of the families were trained on.
+// chat.h: conversations as tokens, in the formats that models were trained on.
 //
-//     chat_open()      the format and the system message of a chat template, or of a tokenizer
-//     chat_read()      a conversation from JSON: [{"role": "user", "content": ".."}, ..]
-//     chat_encode()    the tokens of a conversation, and which of them are trained
+//     chat_open()      finds the format and the system message in a chat template, or a tokenizer
+//     chat_read()      reads a conversation from JSON: [{"role": "user", "content": ".."}, ..]
+//     chat_encode()    makes the tokens of a conversation, and marks those that are trained
 //     chat_export()    gives a tokenizer without a chat template that of the format
 //
-// The formats are the table below. A conversation becomes pieces between special tokens, and each
-// piece is encoded whole: its literal part and a message apart would be other tokens. A special
-// token in a message is text: who types <|im_end|> does not end a turn.
-// Trained are the assistant's texts, but those of weight 0, and the token that ends each's turn.
-// Sources: the chat templates of Qwen2.5, Qwen3, Llama-3, Llama-2 and SmolLM2; mistral-common.
+// Each format is a function that writes one message, and a row of the table behind the functions.
+// A conversation becomes pieces between special tokens. Each piece is encoded whole, because the
+// literal part and the message apart would be other tokens. A special token in a message is text:
+// a user who types <|im_end|> does not end a turn.
+// An answer's text and the token that ends its turn are trained, unless its weight is 0.
+// Sources: the published chat templates of the models that doc/chat.md names; mistral-common.
 #ifndef TIDE_CHAT_H
 #define TIDE_CHAT_H
 #include "tokenizer.h"
 
-// A format with CHAT_UNTHINKING has an empty thought in front of an answer without one.
-enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_ROLES, CHAT_UNTHINKING = CHAT_ROLES };
-static const char *const chat_roles[CHAT_ROLES] = {"system", "user", "assistant"};
+enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES };
+static const char *const chat_roles[CHAT_ROLES] = {"system", "user", "assistant", "tool"};
 
-// The format number 0 is that which the model's files tell. Qwen3's is told by its template only.
-enum { CHAT_AUTO, CHAT_CHATML, CHAT_LLAMA3, CHAT_MISTRAL_V3, CHAT_MISTRAL, CHAT_LLAMA2,
-       CHAT_QWEN3 };
+typedef struct {
+    int role;
+    const char *text;               // of n bytes; NULL: the answer is yet to be written
+    size_t n;
+    bool read;                      // an answer that is not trained
+} ChatMessage;
+
+typedef struct {
+    const struct ChatFormat *format;
+    const Tokenizer *t;
+    int32_t begin;                  // the token that begins every text of the model; -1: none
+    int32_t ids[5];                 // of format->tokens; the first one ends a turn
+    bool has_template;              // the model's files have a chat template
+    bool tools;                     // the template has turns of tools
+    bool drops;                     // the template leaves out an empty system message
+    const char *system;             // of a conversation without a system message; NULL: none
+    bool unread;                    // the template seems to have one, which is no literal
+    char front[96];                 // stands in front of every system message
+} Chat;
+
+// A conversation while it becomes tokens.
+typedef struct {
+    const Chat *chat;
+    const ChatMessage *system;      // the system message; NULL: none
+    const ChatMessage *first, *end; // the other messages: first .. end - 1
+    const ChatMessage *carrier;     // the one with the system message in it; NULL: none
+    Tokens out;
+    char *piece;                    // [length] the bytes behind the last special token
+    size_t length;
+    size_t read;                    // the first bytes of the piece: they are not trained
+    bool trained;                   // the next bytes and the next special token are trained
+    bool strips;                    // the last special token takes the white space behind it
+} ChatWriter;
 
 enum {
     CHAT_TRIMS = 1,        // texts are without white space around them
     CHAT_CUTS = 2,         // an answer is without spaces at its end
-    CHAT_TURNS = 4,        // user and assistant take turns, and the system message is in front of
-    CHAT_LAST = 8,         // the first user's text, or the last one's
-    CHAT_BEGINS = 16       // the token that begins a text stands before every user's turn
+    CHAT_TURNS = 4,        // user and assistant take turns; the system message is in a user's,
+    CHAT_FIRST = 8,        // .. the first, else the last
+    CHAT_BARE = 16,        // no token that begins a text is added to what the format writes
+    CHAT_SPACED = 32       // an answer begins with a space
 };
 
-typedef struct {
-    const char *name;               // of --chat-format
-    const char *literals[4];        // of its template; "!x": the template has no x
-    const char *says[CHAT_ROLES + 1];  // a message of each role; % is its text, and from ^ on an
-                                    // answer is trained
-    const char *tokens[3];          // special tokens of these; the first one ends a turn, the
-                                    // second one tells the format
+typedef struct ChatFormat {
+    const char *name;               // for --chat-format
+    void (*write)(ChatWriter *w, const ChatMessage *m);
     int rules;
+    const char *marks[5];           // strings of its template; "!x": the template has no x
+    const char *tools;              // a string of a template that has turns of tools; NULL: none
+    const char *tokens[5];          // the special tokens that the function writes; the first one
+                                    // ends a turn, the second one tells a format that has a name
+    const char *jinja;              // a chat template, for models that have none
 } ChatFormat;
 
-#define CHATML_SAYS(role) "<|im_start|>" role "\n^%<|im_end|>\n"
-#define LLAMA3_SAYS(role) "<|start_header_id|>" role "<|end_header_id|>\n\n^%<|eot_id|>"
+// ---------------------------------------------------------------------------------------------
+// Pieces
+
+// Encodes the piece. A token is trained if a byte of its text is. NFC composes nothing across the
+// border, so that the part that is read has as many bytes in the whole as by itself.
+static void chat_flush(ChatWriter *w) {
+    const Tokenizer *t = w->chat->t;
+    const int how = TOKENIZER_PLAIN | (w->out.count > 0 ? TOKENIZER_INSIDE : 0);
+    const size_t first = w->out.count;
+    const size_t white = w->strips ? encode_white(t, w->piece, w->length, false, true) : 0;
+    size_t read = 0, at = 0, length;
+    if (w->read > white)
+        tokenizer_encode(t, w->piece + white, w->read - white, how, &w->out);
+    for (size_t i = first; i < w->out.count; i++, read += length)
+        tokenizer_token(t, w->out.ids[i], &length);
+    w->out.count = first;
+    tokenizer_encode(t, w->piece + white, w->length - white, how, &w->out);
+    for (uint32_t *id = w->out.ids + first; id < w->out.ids + w->out.count; id++) {
+        tokenizer_token(t, *id, &length);
+        at += length;
+        if (at <= read) *id = ~*id;
+    }
+    w->length = w->read = 0;
+}
+
+static void chat_token(ChatWriter *w, int32_t id) {
+    const AddedToken *a = added_token(w->chat->t, id);
+    chat_flush(w);
+    tokens_add(&w->out, (uint32_t)(w->trained ? id : ~id));
+    w->trained = false;
+    w->strips = a != NULL && a->rstrip;
+}
+
+static void chat_bytes(ChatWriter *w, const char *text, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        w->piece = (char *)array_grow(w->piece, w->length, 1, "a conversation");
+        w->piece[w->length++] = text[i];
+    }
+    if (!w->trained) w->read = w->length;
+}
+
+// Writes a literal of at most 255 bytes, whose special tokens are those of the format.
+static void chat_put(ChatWriter *w, const char *format, ...) {
+    const char *const *tokens = w->chat->format->tokens;
+    char literal[256];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(literal, sizeof literal, format, list);
+    va_end(list);
+    for (const char *s = literal; *s != '\0';) {
+        int k = 0;
+        while (k < 5 && (tokens[k] == NULL || strncmp(s, tokens[k], strlen(tokens[k])) != 0)) k++;
+        if (k < 5) chat_token(w, w->chat->ids[k]);
+        else chat_bytes(w, s, 1);
+        s += k < 5 ? strlen(tokens[k]) : 1;
+    }
+}
+
+// Writes the text of a message between two literals; nothing of an answer that is yet to be
+// written.
+static void chat_text(ChatWriter *w, const ChatMessage *m, const char *before, const char *after) {
+    const int rules = w->chat->format->rules;
+    const bool trims = (rules & CHAT_TRIMS) != 0, answer = m->role == CHAT_ASSISTANT;
+    const size_t white = trims ? encode_white(w->chat->t, m->text, m->n, false, true) : 0;
+    const char *text = m->text + white;
+    size_t n = m->n - white;
+    if (m->text == NULL) return;
+    if (trims) n -= encode_white(w->chat->t, text, n, true, true);
+    while ((rules & CHAT_CUTS) && answer && n > 0 && text[n - 1] == ' ') n--;
+    w->trained = answer && !m->read;
+    chat_put(w, "%s", before);
+    chat_bytes(w, text, n);
+    chat_put(w, "%s", after);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The formats
+
+// <|im_start|>ROLE\nTEXT<|im_end|>\n. What tools answer, one behind the other, is one user's turn.
+static void write_chatml(ChatWriter *w, const ChatMessage *m) {
+    const bool tool = m->role == CHAT_TOOL;
+    if (!tool || m == w->first || m[-1].role != CHAT_TOOL)
+        chat_put(w, "<|im_start|>%s\n", chat_roles[tool ? CHAT_USER : m->role]);
+    else chat_put(w, "\n");
+    chat_text(w, m, tool ? "<tool_response>\n" : "", tool ? "\n</tool_response>" : "<|im_end|>\n");
+    if (tool && (m + 1 == w->end || m[1].role != CHAT_TOOL)) chat_put(w, "<|im_end|>\n");
+}
+
+// Returns what stands behind the last such mark in a text, or its beginning.
+static const char *chat_behind(const char *s, const char *end, const char *mark) {
+    const size_t n = strlen(mark);
+    for (const char *at; (at = (const char *)memmem(s, (size_t)(end - s), mark, n)) != NULL;)
+        s = at + n;
+    return s;
+}
+
+// Is an answer behind the last question? Text that a user passes on from a tool is none.
+static bool qwen3_thinks(const ChatWriter *w, const ChatMessage *answer) {
+    static const char open[] = "<tool_response>", close[] = "</tool_response>";
+    bool behind = false;
+    for (const ChatMessage *m = w->first; m < w->end; m++) {
+        const bool passes = m->n >= sizeof close && memcmp(m->text, open, strlen(open)) == 0
+                         && memcmp(m->text + m->n - strlen(close), close, strlen(close)) == 0;
+        if (m->role == CHAT_USER && !passes) behind = m < answer;
+    }
+    return behind;
+}
+
+// ChatML, in which an answer has its thought, but not in front of the last question; the last
+// answer has an empty thought at least.
+static void write_qwen3(ChatWriter *w, const ChatMessage *m) {
+    if (m->role != CHAT_ASSISTANT) {
+        write_chatml(w, m);
+        return;
+    }
+    const bool thinks = qwen3_thinks(w, m), last = m + 1 == w->end;
+    const char *end = m->text + m->n, *close = NULL, *thought = NULL;
+    ChatMessage said = *m, part = *m;
+    if (m->text != NULL) close = (const char *)memmem(m->text, m->n, "</think>", 8);
+    if (close != NULL) thought = chat_behind(m->text, close, "<think>");
+    while (thought < close && *thought == '\n') thought++;
+    while (thought < close && close[-1] == '\n') close--;
+    if (m->text != NULL) said.text = chat_behind(m->text, end, "</think>");
+    if (thought != NULL || (thinks && last))
+        while (said.text < end && *said.text == '\n') said.text++;
+    said.n = (size_t)(end - said.text);
+    part.text = thought;
+    part.n = (size_t)(close - thought);
+    chat_put(w, "<|im_start|>assistant\n");
+    if (thinks && part.n > 0) chat_text(w, &part, "<think>\n", "\n</think>\n\n");
+    else if (last && (thinks || m->text == NULL)) chat_put(w, "<think>\n\n</think>\n\n");
+    chat_text(w, &said, "", "<|im_end|>\n");
+}
+
+// <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>. What a tool answers is a JSON string.
+static void write_llama3(ChatWriter *w, const ChatMessage *m) {
+    const bool tool = m->role == CHAT_TOOL, system = m->role == CHAT_SYSTEM;
+    ChatMessage text = *m;
+    char *json = NULL;
+    if (tool) {
+        FILE *f = text_open(&json, &text.n);
+        json_write_string(f, m->text, m->n);
+        text_close(f);
+        text.text = json;
+    }
+    chat_put(w, "<|start_header_id|>%s<|end_header_id|>\n\n%s",
+             tool ? "ipython" : chat_roles[m->role], system ? w->chat->front : "");
+    chat_text(w, &text, "", "<|eot_id|>");
+    free(json);
+}
+
+// Mistral's: [INST] S\n\nU[/INST] A</s>, with the system message in the first or the last user's
+// turn, or [SYSTEM_PROMPT] S[/SYSTEM_PROMPT] in front. Some have no spaces, the oldest one more.
+static void write_mistral(ChatWriter *w, const ChatMessage *m) {
+    const int rules = w->chat->format->rules;
+    const char *space = rules & CHAT_SPACED ? " " : "";
+    if (m->role == CHAT_ASSISTANT) {
+        chat_text(w, m, space, "</s>");
+    } else if (m->role == CHAT_SYSTEM) {
+        chat_put(w, "[SYSTEM_PROMPT]%s", space);
+        chat_text(w, m, "", "[/SYSTEM_PROMPT]");
+    } else {
+        chat_put(w, "[INST]%s", space);
+        if (m == w->carrier) chat_text(w, w->system, "", "\n\n");
+        chat_text(w, m, "", rules & CHAT_FIRST ? " [/INST]" : "[/INST]");
+    }
+}
+
+// <s>[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A </s>
+static void write_llama2(ChatWriter *w, const ChatMessage *m) {
+    if (m->role == CHAT_ASSISTANT) {
+        chat_text(w, m, " ", " </s>");
+    } else {
+        if (w->chat->begin >= 0) chat_token(w, w->chat->begin);
+        chat_put(w, "[INST] ");
+        if (m == w->carrier) chat_text(w, w->system, "<<SYS>>\n", "\n<</SYS>>\n\n");
+        chat_text(w, m, "", " [/INST]");
+    }
+}
+
+// <|ROLE|>\nTEXT</s>\n. Phi-3's has <|end|>.
+static void write_zephyr(ChatWriter *w, const ChatMessage *m) {
+    if (w->chat->drops && m->role == CHAT_SYSTEM && m->n == 0) return;
+    chat_put(w, "<|%s|>\n", chat_roles[m->role]);
+    chat_text(w, m, "", w->chat->format->tokens[0]);
+    if (m->text != NULL) chat_put(w, "\n");
+}
+
+// The format number 0 is the one that the model's files tell. Those up to CHAT_NAMED can be named.
+enum { CHAT_AUTO, CHAT_CHATML, CHAT_LLAMA3, CHAT_MISTRAL_V3, CHAT_MISTRAL, CHAT_LLAMA2,
+       CHAT_NAMED = CHAT_LLAMA2 };
+
+// Chat templates, in which `begin` and `end` are the tokens that begin a text and end a turn.
+#define JINJA_TURNS(open, close, text) \
+    "{{- begin }}{%- for m in messages %}{{- '" open "' + m.role + '" close "' + " text " }}" \
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '" open "assistant" close "' }}{%- endif %}\n"
+#define JINJA_INST(first, user, system, where, close, answer) first \
+    "{%- set s = messages[0].content if messages[0].role == 'system' else '' %}" \
+    "{%- for m in messages %}{%- if m.role == 'user' %}" \
+    "{{- " user "'[INST] ' + (" system " if s and loop." where " < 3 else '') + m.content" close \
+    " }}{%- endif %}{%- if m.role == 'assistant' %}{{- ' ' + m.content" answer " + end }}" \
+    "{%- endif %}{%- endfor %}\n"
+
 static const ChatFormat chat_formats[] = {  // in the order of their numbers
-    {.name = "chatml",
-     .literals = {"<|im_start|>", "<|im_end|>", "!<|im_sep|>", "!think>"},
-     .says = {CHATML_SAYS("system"), CHATML_SAYS("user"), CHATML_SAYS("assistant")},
-     .tokens = {"<|im_end|>", "<|im_start|>"}},
-    {.name = "llama3",
-     .literals = {"<|start_header_id|>", "<|eot_id|>", "!think>"},
-     .says = {LLAMA3_SAYS("system"), LLAMA3_SAYS("user"), LLAMA3_SAYS("assistant")},
-     .tokens = {"<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"}, .rules = CHAT_TRIMS},
-    {.name = "mistral-v3",
-     .literals = {"[INST] ", "[/INST]", "! [/INST]", "![SYSTEM_PROMPT]"},
-     .says = {"%\n\n", "[INST] %[/INST]", "^ %</s>"},
-     .tokens = {"</s>", "[INST]", "[/INST]"}, .rules = CHAT_TURNS | CHAT_LAST | CHAT_CUTS},
-    {.name = "mistral", .literals = {"[INST] ", " [/INST]", "!<<SYS>>"},
-     .says = {"%\n\n", "[INST] % [/INST]", "^ %</s>"},
-     .tokens = {"</s>"}, .rules = CHAT_TURNS},
-    {.name = "llama2", .literals = {"[INST] ", " [/INST]", "<<SYS>>"},
-     .says = {"<<SYS>>\n%\n<</SYS>>\n\n", "[INST] % [/INST]", "^ % </s>"},
-     .tokens = {"</s>"}, .rules = CHAT_TRIMS | CHAT_TURNS | CHAT_BEGINS},
-    {.name = "qwen3",
-     .literals = {"<|im_start|>", "<|im_end|>", "\\n</think>\\n\\n", "!assistant\\n<think>"},
-     .says = {CHATML_SAYS("system"), CHATML_SAYS("user"), CHATML_SAYS("assistant"),
-              "<|im_start|>assistant\n<think>\n\n</think>\n\n^%<|im_end|>\n"},
-     .tokens = {"<|im_end|>", "<|im_start|>"}}};
+    {.name = "chatml", .write = write_chatml,
+     .marks = {"<|im_start|>", "<|im_end|>", "!<|im_sep|>", "!think>"},
+     .tools = "<tool_response>",
+     .tokens = {"<|im_end|>", "<|im_start|>"},
+     .jinja = JINJA_TURNS("<|im_start|>", "\\n", "m.content + '<|im_end|>\\n'")},
+    {.name = "llama3", .write = write_llama3, .rules = CHAT_TRIMS,
+     .marks = {"<|start_header_id|>", "<|eot_id|>", "!think>"},
+     .tools = "'<|start_header_id|>ipython<|end_header_id|>",
+     .tokens = {"<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"},
+     .jinja = JINJA_TURNS("<|start_header_id|>", "<|end_header_id|>\\n\\n",
+                          "m.content | trim + '<|eot_id|>'")},
+    {.name = "mistral-v3", .write = write_mistral,
+     .rules = CHAT_TURNS | CHAT_CUTS | CHAT_SPACED,
+     .marks = {"[INST] ", "[/INST]", "! [/INST]", "![SYSTEM_PROMPT]"},
+     .tokens = {"</s>", "[INST]", "[/INST]"},
+     .jinja = JINJA_INST("{{- begin }}", "", "s + '\\n\\n'", "revindex", " + '[/INST]'",
+                         ".rstrip(' ')")},
+    {.name = "mistral", .write = write_mistral,
+     .rules = CHAT_TURNS | CHAT_FIRST | CHAT_SPACED,
+     .marks = {"[INST] ", " [/INST]", "!<<SYS>>"}, .tokens = {"</s>"},
+     .jinja = JINJA_INST("{{- begin }}", "", "s + '\\n\\n'", "index", " + ' [/INST]'", "")},
+    {.name = "llama2", .write = write_llama2,
+     .rules = CHAT_TURNS | CHAT_FIRST | CHAT_SPACED | CHAT_TRIMS | CHAT_BARE,
+     .marks = {"[INST] ", " [/INST]", "<<SYS>>"}, .tokens = {"</s>"},
+     .jinja = JINJA_INST("", "begin + ", "'<<SYS>>\\n' + s | trim + '\\n<</SYS>>\\n\\n'", "index",
+                         " | trim + ' [/INST]'", " | trim + ' '")},
+    {.name = "qwen3", .write = write_qwen3,
+     .marks = {"<|im_start|>", "<|im_end|>", "\n</think>\n\n", "!assistant\n<think>"},
+     .tools = "<tool_response>", .tokens = {"<|im_end|>", "<|im_start|>"}},
+    {.name = "mistral-nemo", .write = write_mistral, .rules = CHAT_TURNS,
+     .marks = {"'[INST]' + message['content'] + '[/INST]'", " message['content'] + eos_token",
+               "system_message + '\n\n' + message['content']", "!' ' + message['content']",
+               "![SYSTEM_PROMPT]"},
+     .tokens = {"</s>", "[INST]", "[/INST]"}},
+    {.name = "mistral-v7", .write = write_mistral, .rules = CHAT_SPACED,
+     .marks = {"'[INST] ' + message['content'] + '[/INST]'", "' ' + message['content'] + eos_token",
+               "'[SYSTEM_PROMPT] ' + message['content'] + '[/SYSTEM_PROMPT]'"},
+     .tokens = {"</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}},
+    {.name = "mistral-v7-tekken", .write = write_mistral,
+     .marks = {"'[INST]' + message['content'] + '[/INST]'", " message['content'] + eos_token",
+               "'[SYSTEM_PROMPT]' + ", "!' ' + message['content']", "![THINK]"},
+     .tokens = {"</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}},
+    {.name = "zephyr", .write = write_zephyr, .rules = CHAT_BARE,
+     .marks = {"'<|user|>\n' + message['content'] + eos_token }}\n",
+               "'<|assistant|>\n'  + message['content'] + eos_token }}\n",
+               "'<|system|>\n' + message['content'] + eos_token }}\n", "{{ '<|assistant|>' }}\n"},
+     .tokens = {"</s>"}},
+    {.name = "phi3", .write = write_zephyr, .rules = CHAT_BARE,
+     .marks = {"'<|user|>\n' + message['content'] + '<|end|>\n'}}",
+               "'<|assistant|>\n' + message['content'] + '<|end|>\n'}}",
+               "'<|system|>\n' + message['content'] + '<|end|>\n'}}", "{{ '<|assistant|>\n' }}",
+               "!bos_token"},
+     .tokens = {"<|end|>", "<|user|>", "<|assistant|>", "<|system|>"}}};
 enum { CHAT_FORMATS = sizeof chat_formats / sizeof chat_formats[0] };
 
-// Llama-3.1's template begins each system message so, and has one in every conversation.
-#define CHAT_DATE "Cutting Knowledge Date: December 2023"
+// Llama-3.1's template begins each system message so, and has one in every conversation. Its date
+// is CHAT_DATE. Llama-3.2's has the day's date if the program that runs it has a clock.
+#define CHAT_KNOWLEDGE "Cutting Knowledge Date: December 2023"
+#define CHAT_DATE "26 Jul 2024"
 
-typedef struct {
-    const ChatFormat *format;
-    const Tokenizer *t;
-    int32_t begin;                  // begins every text of the model; -1: none
-    int32_t ids[3];                 // of format->tokens; the first one ends a turn
-    bool has_template;              // the model's files have a chat template
-    const char *system;             // of a conversation without a system message; NULL: none
-    bool unread;                    // the template seems to have one, which is no literal
-    const char *front;              // in front of every system message
-} Chat;
-
-typedef struct {
-    int role;
-    const char *text;               // of n bytes; NULL: the answer begins here
-    size_t n;
-    bool read;                      // an answer that is not trained
-} ChatMessage;
+// ---------------------------------------------------------------------------------------------
+// The format
 
 // Returns the chat template in use, without comments: a file of its own, or in
 // tokenizer_config.json, which may have a list of them; "": the model has none, " ": none of the
@@ -113,11 +363,23 @@ static char *chat_template(const Tokenizer *t) {
     return text;
 }
 
-// Has the template the literals of a format?
+// Is this string in a template? A ' of it is either quote there, and a line's end may be \n.
+static bool chat_has(const char *text, const char *mark) {
+    size_t i = 0, at = 0;
+    for (; *text != '\0' && mark[i] != '\0'; text++)
+        for (i = at = 0; mark[i] != '\0'; i++, at++) {
+            const bool line = mark[i] == '\n' && text[at] == '\\' && text[at + 1] == 'n';
+            if (text[at] != mark[i] && !line && !(mark[i] == '\'' && text[at] == '"')) break;
+            at += line;
+        }
+    return mark[i] == '\0';
+}
+
+// Has a template the marks of a format?
 static bool chat_fits(const ChatFormat *f, const char *text) {
-    for (int k = 0; k < 4 && f->literals[k] != NULL; k++) {
-        const bool lacks = f->literals[k][0] == '!';
-        if ((strstr(text, f->literals[k] + lacks) == NULL) != lacks) return false;
+    for (int k = 0; k < 5 && f->marks[k] != NULL; k++) {
+        const bool lacks = f->marks[k][0] == '!';
+        if (chat_has(text, f->marks[k] + lacks) == lacks) return false;
     }
     return true;
 }
@@ -125,12 +387,14 @@ static bool chat_fits(const ChatFormat *f, const char *text) {
 // Finds the system message that the template has for a conversation without one: a string, or a
 // part of one, where the text of a system message is.
 static void chat_default(Chat *chat, const char *text) {
-    const ChatFormat *f = chat->format;
-    const size_t n = strcspn(f->says[CHAT_SYSTEM], "\n%");
-    const char *open = strndup(f->says[CHAT_SYSTEM], n), *end = f->tokens[0];
-    for (const char *at = n > 0 ? strstr(text, open) : NULL; at != NULL; at = strstr(at, open)) {
+    const char *const *tokens = chat->format->tokens, *end = tokens[0];
+    const char *head = tokens[1] != NULL ? tokens[1] : "";
+    char open[96];
+    snprintf(open, sizeof open, "%ssystem%s", head, tokens[2] != NULL ? tokens[2] : "");
+    for (const char *at = text; *head != '\0' && (at = strstr(at, open)) != NULL;) {
         const char quote = at > text && strchr("'\"", at[-1]) != NULL ? at[-1] : '{';
-        for (at += n; *at == '\n' || strncmp(at, "\\n", 2) == 0;) at += *at == '\n' ? 1 : 2;
+        for (at += strlen(open); *at == '\n' || strncmp(at, "\\n", 2) == 0;)
+            at += *at == '\n' ? 1 : 2;
         char *found = strdup(at), *to = found;
         for (; *at != '\0' && *at != quote && strncmp(at, end, strlen(end)) != 0; at++) {
             const bool escape = *at == '\\' && at[1] != '\0';
@@ -144,9 +408,6 @@ static void chat_default(Chat *chat, const char *text) {
     }
     if (chat->unread) chat->system = NULL;
     chat->unread = chat->system == NULL && strstr(text, "You are") != NULL;
-    if (f != &chat_formats[CHAT_LLAMA3 - 1] || strstr(text, CHAT_DATE) == NULL) return;
-    chat->front = CHAT_DATE "\nToday Date: 26 Jul 2024\n\n";
-    if (chat->system == NULL) chat->system = "";
 }
 
 // Makes an added token a special one: who types it writes text.
@@ -155,38 +416,45 @@ static void added_hide(const Tokenizer *t, int32_t id) {
     if (a != NULL) a->special = true;
 }
 
-// Fills *chat with the format number `asked`, or with that which the chat template tells, or, of a
-// model without one, its tokens. Fails if none is told, or if the tokenizer has not the format's
-// tokens. `</s>` is whatever ends a text of this tokenizer.
-static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, Error *err) {
+// Finds the format number `asked`, or the one whose marks the template has; of a model without a
+// template the one whose token the tokenizer has. NULL and the reason in err if there is none.
+static const ChatFormat *chat_find(const Tokenizer *t, int asked, const char *text, Error *err) {
     static const char *const others[] = {"<｜User｜>", "[SYSTEM_PROMPT]", "<|user|>", "</think>",
                                          "<start_of_turn>", "<|im_sep|>", "[INST]", ""};
-    const ChatFormat *f = asked != CHAT_AUTO ? &chat_formats[asked - 1] : NULL;
     const bool inst = tokenizer_added(t, "[INST]") != TOKENIZER_NONE;  // so it is no text
-    char *text = chat_template(t);
-    const bool has = *text != '\0';
     int other = 0;
-    for (const ChatFormat *k = chat_formats; k < chat_formats + CHAT_FORMATS && f == NULL; k++)
-        if (has ? chat_fits(k, text) && !(inst && k->tokens[1] == NULL)
-                : k->tokens[1] && tokenizer_added(t, k->tokens[1]) != TOKENIZER_NONE) f = k;
+    if (asked != CHAT_AUTO) return &chat_formats[asked - 1];
+    for (const ChatFormat *f = chat_formats; f < chat_formats + CHAT_FORMATS; f++)
+        if (*text != '\0' ? chat_fits(f, text) && !(inst && (f->rules & CHAT_FIRST))
+                : f < chat_formats + CHAT_NAMED && f->tokens[1] != NULL
+                  && tokenizer_added(t, f->tokens[1]) != TOKENIZER_NONE) return f;
     while (strstr(text, others[other]) == NULL) other++;
-    if (f == NULL && has)
-        return error_set(err, "the model's chat template is of no format that is known here%s%s: "
-                         "--chat-format chatml, llama3, mistral-v3, mistral or llama2 takes that "
-                         "one instead", *others[other] ? ": it has " : "", others[other]);
-    if (f == NULL)
-        return error_set(err, "the tokenizer has none of the tokens <|im_start|>, "
-                         "<|start_header_id|> and [INST], which would tell the format of a "
-                         "conversation%s", t->eot < 0 ? ", nor one that could end a turn: take "
-                         "that of a model (--tokenizer)" : ": name it with --chat-format mistral "
-                         "(of v0.1 and v0.2), llama2, or another");
+    if (*text != '\0')
+        error_set(err, "the model's chat template is of no format that is known here%s%s: "
+                  "--chat-format chatml, llama3, mistral-v3, mistral or llama2 takes that one "
+                  "instead", *others[other] ? ": it has " : "", others[other]);
+    else
+        error_set(err, "the tokenizer has none of the tokens <|im_start|>, <|start_header_id|> and "
+                  "[INST], which would tell the format of a conversation%s", t->eot < 0
+                  ? ", nor one that could end a turn: take that of a model (--tokenizer)"
+                  : ": name it with --chat-format mistral (of v0.1 and v0.2), llama2, or another");
+    return NULL;
+}
+
+// Fills *chat with the format that chat_find() finds, and with what its template says. Fails if
+// there is none, or if the tokenizer has not the format's tokens. `</s>` is whatever ends a text of
+// this tokenizer. now: the time, for a template that asks for the day; 0: the date is CHAT_DATE, as
+// in a program without a clock, so that a run has the same tokens on every day.
+static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, time_t now,
+                      Error *err) {
+    char *text = chat_template(t), today[16] = CHAT_DATE;
+    const ChatFormat *f = chat_find(t, asked, text, err);
     memset(chat, 0, sizeof *chat);
     chat->format = f;
     chat->t = t;
     chat->begin = begin;
-    chat->front = "";
-    chat->has_template = has;
-    for (int k = 0; k < 3 && f->tokens[k] != NULL; k++) {
+    chat->has_template = *text != '\0';
+    for (int k = 0; f != NULL && k < 5 && f->tokens[k] != NULL; k++) {
         const bool eot = strcmp(f->tokens[k], "</s>") == 0;
         const uint32_t id = eot ? (uint32_t)t->eot : tokenizer_added(t, f->tokens[k]);
         if (id == TOKENIZER_NONE)
@@ -197,33 +465,69 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
         added_hide(t, chat->ids[k]);
     }
     added_hide(t, begin);
-    if (chat_fits(f, text)) chat_default(chat, text);
+    if (f != NULL && chat_fits(f, text)) {
+        chat_default(chat, text);
+        chat->tools = f->tools != NULL && chat_has(text, f->tools);
+        chat->drops = chat_has(text, "'system' and message['content']");
+        if (now != 0 && chat_has(text, "strftime_now('%d %b %Y')"))
+            strftime(today, sizeof today, "%d %b %Y", localtime(&now));
+        if (f->write == write_llama3 && strstr(text, CHAT_KNOWLEDGE) != NULL) {
+            snprintf(chat->front, sizeof chat->front, CHAT_KNOWLEDGE "\nToday Date: %s\n\n", today);
+            if (chat->system == NULL) chat->system = "";
+        }
+    }
     free(text);
-    return true;
+    return f != NULL;
 }
 
 // ---------------------------------------------------------------------------------------------
 // From JSON
 
-// The members of a message, and its roles: OpenAI's form, and ShareGPT's.
-static const struct { const char *role, *content, *roles[CHAT_ROLES]; } chat_members[2] = {
-    {"role", "content", {"system", "user", "assistant"}},
-    {"from", "value", {"system", "human", "gpt"}}};
-
-// Is an answer trained? By its "weight", 1 or 0; without one it is.
-static bool chat_weight(const Json *message, bool answer, const char *at) {
-    const Json *weight = json_get(message, "weight");
-    if (weight == NULL) return answer;
-    const bool number = weight->type == JSON_NUMBER;
-    if (!number || (weight->number != 0 && (weight->number != 1 || !answer)))
+// Reads one message, whose text is that of the JSON. shared: it has ShareGPT's form, else OpenAI's.
+// An answer is trained by its "weight", 1 or 0; without one it is.
+static ChatMessage chat_message(const Chat *chat, const Json *m, bool shared, const char *at) {
+    static const char *const shared_roles[CHAT_ROLES] = {"system", "human", "gpt", "tool"};
+    const char *const known[6] = {shared ? "from" : "role", shared ? "value" : "content", "name",
+                                  "id", "weight", "tool_call_id"};
+    const char *const *roles = shared ? shared_roles : chat_roles;
+    const Json *role = json_get(m, known[0]), *content = json_get(m, known[1]);
+    const Json *weight = json_get(m, "weight");
+    int k = 0;
+    if (role == NULL || role->type != JSON_STRING)
+        die("%s is no object with \"%s\" and \"%s\"", at, known[0], known[1]);
+    while (k < CHAT_ROLES && !json_is(role, roles[k])) k++;
+    if (k == CHAT_TOOL && !chat->tools)
+        die("%s has the role \"tool\": the format %s has none, or the model's template writes it "
+            "in a way that is not known here", at, chat->format->name);
+    if (k == CHAT_ROLES)
+        die("%s has the role \"%.40s\", which is none of %s, %s, %s and tool", at, role->string,
+            roles[0], roles[1], roles[2]);
+    for (const Json *v = m->child; v != NULL; v = v->next) {
+        int i = 0;
+        while (i < 6 && strcmp(v->key, known[i]) != 0) i++;
+        if (i == 6 && !json_empty(v))
+            die("%s has \"%.40s\", which is not supported: leave it out, or write into \"%s\" what "
+                "is to be read or learned of it", at, v->key, known[1]);
+    }
+    if (content == NULL) die("%s has no \"%s\"", at, known[1]);
+    if (content->type != JSON_STRING)
+        die("%s has a \"%s\" that is no string%s", at, known[1], content->type == JSON_ARRAY
+            ? ": write the texts of its parts as one" : "");
+    const bool answer = k == CHAT_ASSISTANT;
+    if (answer && content->length == encode_white(chat->t, content->string, content->length, true,
+                                                  true)) die("%s, an answer, is empty", at);
+    double trained = answer;
+    if (weight != NULL) trained = weight->type == JSON_NUMBER ? weight->number : -1;
+    if (trained != 0 && (trained != 1 || !answer))
         die("%s has a \"weight\" that is not 0, or 1 for an answer", at);
-    return weight->number == 1;
+    const ChatMessage out = {k, content->string, content->length, trained == 0};
+    return out;
 }
 
-// Reads the list `messages` up to the last answer that is trained; nothing is behind it.
-// Returns how many messages those are; their texts are those of the JSON. A fault ends the program
+// Reads the list `messages` up to the last answer that is trained; nothing is behind it. last: the
+// answers before it are not trained. Returns how many messages those are. A fault ends the program
 // with one line that begins with `where`.
-static size_t chat_read(const Chat *chat, const Json *messages, const char *where,
+static size_t chat_read(const Chat *chat, const Json *messages, bool last, const char *where,
                         ChatMessage **out) {
     size_t count = 0, kept = 0;
     int before = CHAT_SYSTEM;
@@ -232,162 +536,30 @@ static size_t chat_read(const Chat *chat, const Json *messages, const char *wher
         die("%s: \"%s\" is %s", where, messages->key,
             messages->type != JSON_ARRAY ? "no list" : "empty");
     const bool shared = json_get(messages->child, "from") != NULL;
-    const char *const harmless[5] = {chat_members[shared].role, chat_members[shared].content,
-                                     "name", "id", "weight"};
-    const char *const *roles = chat_members[shared].roles;
-    *out = ALLOC(ChatMessage, messages->count, "a conversation");
+    ChatMessage *list = *out = ALLOC(ChatMessage, messages->count, "a conversation");
     for (const Json *m = messages->child; m != NULL; m = m->next, count++) {
-        const Json *role = json_get(m, harmless[0]), *content = json_get(m, harmless[1]);
-        int k = 0;
         snprintf(at, sizeof at, "%s: message %zu", where, count + 1);
-        if (role == NULL || role->type != JSON_STRING)
-            die("%s is no object with \"%s\" and \"%s\"", at, harmless[0], harmless[1]);
-        while (k < CHAT_ROLES && !json_is(role, roles[k])) k++;
-        if (k == CHAT_ROLES)
-            die("%s has the role \"%.40s\"%s%s, %s and %s", at, role->string,
-                json_is(role, "tool") || json_is(role, "function")
-                ? ": tools are not supported, only " : ", which is none of ",
-                roles[0], roles[1], roles[2]);
-        for (const Json *v = m->child; v != NULL; v = v->next) {
-            int i = 0;
-            while (i < 5 && strcmp(v->key, harmless[i]) != 0) i++;
-            if (i == 5 && !json_empty(v))
-                die("%s has \"%.40s\", which is not supported: leave it out, or write into "
-                    "\"%s\" what is to be read or learned of it", at, v->key, harmless[1]);
-        }
-        if (content == NULL) die("%s has no \"%s\"", at, harmless[1]);
-        if (content->type != JSON_STRING)
-            die("%s has a \"%s\" that is no string%s", at, harmless[1], content->type == JSON_ARRAY
-                ? ": write the texts of its parts as one" : "");
-        if (k == CHAT_ASSISTANT && content->length == encode_white(chat->t, content->string,
-                                                                   content->length, true, true))
-            die("%s, an answer, is empty", at);
-        if (k == CHAT_SYSTEM && count > 0)
+        list[count] = chat_message(chat, m, shared, at);
+        const int role = list[count].role;
+        if (role == CHAT_SYSTEM && count > 0)
             die("%s is a system message, and only the first one may be", at);
-        if (k == CHAT_ASSISTANT && before == CHAT_SYSTEM)
-            die("%s is the assistant's, and stands before any user's", at);
-        if ((chat->format->rules & CHAT_TURNS) && k == before && k != CHAT_SYSTEM)
+        if (role > CHAT_USER && before == CHAT_SYSTEM)
+            die("%s is the %s's, and stands before any user's", at, chat_roles[role]);
+        if ((chat->format->rules & CHAT_TURNS) && role == before && role != CHAT_SYSTEM)
             die("%s: messages %zu and %zu are both the %s's, who takes turns in the format %s",
-                where, count, count + 1, chat_roles[k], chat->format->name);
-        (*out)[count].role = before = k;
-        (*out)[count].text = content->string;
-        (*out)[count].n = content->length;
-        (*out)[count].read = !chat_weight(m, k == CHAT_ASSISTANT, at);
-        if (!(*out)[count].read) kept = count + 1;
+                where, count, count + 1, chat_roles[role], chat->format->name);
+        before = role;
+        if (!list[count].read) kept = count + 1;
     }
     if (kept == 0)
         die("%s: no message is the assistant's, or none has a weight: there is nothing to train",
             where);
+    for (size_t i = 0; last && i + 1 < kept; i++) list[i].read = true;
     return kept;
 }
 
 // ---------------------------------------------------------------------------------------------
 // To tokens
-
-typedef struct {
-    const Chat *chat;
-    Tokens out;
-    char *piece;                    // [length] bytes since the last special token
-    size_t length;
-    size_t read;                    // bytes of the piece that are only read
-    bool trained;                   // what is written now is trained
-} ChatWriter;
-
-// Encodes the piece. A token is trained if a byte of its text is. NFC composes nothing
-// across the border, so that the part that is read has as many bytes in the whole as by itself.
-static void chat_flush(ChatWriter *w) {
-    const Tokenizer *t = w->chat->t;
-    const int how = TOKENIZER_PLAIN | TOKENIZER_INSIDE;
-    const size_t first = w->out.count;
-    size_t read = 0, at = 0, length;
-    tokenizer_encode(t, w->piece, w->read, how, &w->out);
-    for (size_t i = first; i < w->out.count; i++, read += length)
-        tokenizer_token(t, w->out.ids[i], &length);
-    w->out.count = first;
-    tokenizer_encode(t, w->piece, w->length, how, &w->out);
-    for (uint32_t *id = w->out.ids + first; id < w->out.ids + w->out.count; id++) {
-        tokenizer_token(t, *id, &length);
-        at += length;
-        if (at <= read) *id = ~*id;
-    }
-    w->length = w->read = 0;
-}
-
-static void chat_token(ChatWriter *w, int32_t id) {
-    chat_flush(w);
-    tokens_add(&w->out, (uint32_t)(w->trained ? id : ~id));
-    w->trained = false;
-}
-
-static void chat_bytes(ChatWriter *w, const char *text, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        w->piece = (char *)array_grow(w->piece, w->length, 1, "a conversation");
-        w->piece[w->length++] = text[i];
-    }
-    if (!w->trained) w->read = w->length;
-}
-
-// Writes a message, with a system message in front of its text unless that is NULL; or, of one
-// without a text, what stands before an answer.
-static void chat_say(ChatWriter *w, const ChatMessage *m, const ChatMessage *system) {
-    const ChatFormat *f = w->chat->format;
-    const bool trims = (f->rules & CHAT_TRIMS) != 0, answer = m->role >= CHAT_ASSISTANT;
-    const size_t front = trims ? encode_white(w->chat->t, m->text, m->n, false, true) : 0;
-    const char *text = m->text != NULL ? m->text + front : NULL;
-    size_t n = m->n - front;
-    if (trims) n -= encode_white(w->chat->t, text, n, true, true);
-    while (answer && (f->rules & CHAT_CUTS) && n > 0 && text[n - 1] == ' ') n--;
-    for (const char *s = f->says[m->role]; *s != '\0' && !(w->trained && text == NULL);) {
-        int k = 0;
-        while (k < 3 && (f->tokens[k] == NULL || strncmp(s, f->tokens[k], strlen(f->tokens[k]))))
-            k++;
-        if (k < 3) {
-            chat_token(w, w->chat->ids[k]);
-            s += strlen(f->tokens[k]);
-        } else if (*s == '^') {
-            w->trained = answer && !m->read;
-            s++;
-        } else if (*s++ != '%') {
-            chat_bytes(w, s - 1, 1);
-        } else {
-            if (m->role == CHAT_SYSTEM) chat_bytes(w, w->chat->front, strlen(w->chat->front));
-            if (system != NULL) chat_say(w, system, NULL);
-            chat_bytes(w, text, n);
-        }
-    }
-}
-
-// Returns what stands behind the last such mark in a text, or its beginning.
-static const char *chat_behind(const char *s, const char *end, const char *mark) {
-    const size_t n = strlen(mark);
-    for (const char *at; (at = (const char *)memmem(s, (size_t)(end - s), mark, n)) != NULL;)
-        s = at + n;
-    return s;
-}
-
-// Returns an answer as Qwen3's template has it: behind the last question with its thought, of which
-// the last answer has an empty one at least; in front of it without. *room is to be freed.
-static ChatMessage chat_thought(const ChatMessage *m, bool behind, bool last, char **room) {
-    ChatMessage out = *m;
-    if (last) out.role = CHAT_UNTHINKING;
-    if (m->text == NULL) return out;
-    const char *end = m->text + m->n, *said = chat_behind(m->text, end, "</think>");
-    const char *to = (const char *)memmem(m->text, m->n, "</think>", 8);
-    const char *thought = to != NULL ? chat_behind(m->text, to, "<think>") : NULL;
-    while (thought < to && *thought == '\n') thought++;
-    while (thought < to && to[-1] == '\n') to--;
-    if (to != NULL || out.role == CHAT_UNTHINKING) while (said < end && *said == '\n') said++;
-    out.text = said;
-    out.n = (size_t)(end - said);
-    if (!behind || thought == to) return out;
-    *room = ALLOC(char, m->n + 32, "a conversation");
-    char *at = (char *)mempcpy(stpcpy(*room, "<think>\n"), thought, (size_t)(to - thought));
-    at = (char *)mempcpy(stpcpy(at, "\n</think>\n\n"), said, out.n);
-    out.role = CHAT_ASSISTANT;
-    out.text = *room;
-    out.n = (size_t)(at - *room);
-    return out;
-}
 
 // The id of a token, which may be only read.
 static int32_t token_id(int32_t token) { return token < 0 ? ~token : token; }
@@ -395,30 +567,20 @@ static int32_t token_id(int32_t token) { return token < 0 ? ~token : token; }
 // Encodes a conversation: a token that is only read is ~token, a trained one is itself. The last
 // message may be an answer that is yet to be written. Returns *count tokens, to be freed.
 static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, size_t *count) {
-    const int rules = chat->format->rules;
+    const ChatFormat *f = chat->format;
     const bool given = n > 0 && m[0].role == CHAT_SYSTEM;
-    ChatWriter w;
-    ChatMessage system = {CHAT_SYSTEM, chat->system, 0};
-    size_t question = given;  // the last user's message
-    memset(&w, 0, sizeof w);
-    w.chat = chat;
-    if (chat->system != NULL) system.n = strlen(chat->system);
-    if (given) system = m[0];
-    for (size_t i = given; i < n; i++) if (m[i].role == CHAT_USER) question = i;
-    const size_t carrier = rules & CHAT_LAST ? question : given;
-    if (chat->begin >= 0) chat_token(&w, chat->begin);
-    if (!(rules & CHAT_TURNS) && system.text != NULL) chat_say(&w, &system, NULL);
-    for (size_t i = given; i < n; i++) {
-        if ((rules & CHAT_BEGINS) && m[i].role == CHAT_USER && i > given && chat->begin >= 0)
-            chat_token(&w, chat->begin);
-        const bool carries = (rules & CHAT_TURNS) && i == carrier && system.n > 0;
-        char *room = NULL;
-        const bool thinks = m[i].role == CHAT_ASSISTANT && chat->format->says[CHAT_UNTHINKING];
-        const ChatMessage changed = thinks ? chat_thought(&m[i], i > question, i + 1 == n, &room)
-                                           : m[i];
-        chat_say(&w, &changed, carries ? &system : NULL);
-        free(room);
-    }
+    ChatMessage own = {.role = CHAT_SYSTEM, .text = chat->system};
+    ChatWriter w = {.chat = chat, .first = m + given, .end = m + n};
+    if (chat->system != NULL) own.n = strlen(chat->system);
+    if (given || chat->system != NULL) w.system = given ? m : &own;
+    // an empty system message is none, but where there are no spaces
+    const bool carried = (f->rules & CHAT_TURNS) && w.system != NULL
+                      && (w.system->n > 0 || !(f->rules & CHAT_SPACED));
+    for (m = w.first; carried && m < w.end; m++)
+        if (m->role == CHAT_USER && (w.carrier == NULL || !(f->rules & CHAT_FIRST))) w.carrier = m;
+    if (chat->begin >= 0 && !(f->rules & CHAT_BARE)) chat_token(&w, chat->begin);
+    if (!(f->rules & CHAT_TURNS) && w.system != NULL) f->write(&w, w.system);
+    for (m = w.first; m < w.end; m++) f->write(&w, m);
     chat_flush(&w);
     free(w.piece);
     *count = w.out.count;
@@ -432,53 +594,6 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
 static const char *chat_name(const Chat *chat, int32_t id) {
     const AddedToken *a = added_token(chat->t, id);
     return a != NULL ? a->name : "";
-}
-
-// Writes a role's message as an expression of Jinja, in which its text is called `text`; or, if
-// that is NULL, what stands before an answer.
-static void jinja_says(FILE *f, const Chat *chat, int role, const char *text) {
-    const char *end = chat->format->tokens[0];
-    const int rules = chat->format->rules;
-    fputc('\'', f);
-    for (const char *s = chat->format->says[role]; *s != '\0' && (text != NULL || *s != '^'); s++)
-        if (*s == '%') {
-            fputs("' + ", f);
-            if (role == CHAT_USER && (rules & CHAT_TURNS)) {
-                fputc('(', f);
-                jinja_says(f, chat, CHAT_SYSTEM, "s");
-                fprintf(f, " if s and loop.%s < 3 else '') + ",
-                        rules & CHAT_LAST ? "revindex" : "index");
-            }
-            fprintf(f, "%s%s + '", text, rules & CHAT_TRIMS ? " | trim"
-                    : (rules & CHAT_CUTS) && role == CHAT_ASSISTANT ? ".rstrip(' ')" : "");
-        } else if (strncmp(s, end, strlen(end)) == 0) {
-            fputs(chat_name(chat, chat->ids[0]), f);
-            s += strlen(end) - 1;
-        } else if (*s != '^') {
-            fprintf(f, *s == '\n' ? "\\n" : "%c", *s);
-        }
-    fputc('\'', f);
-}
-
-// Writes the format's chat template.
-static void jinja_write(FILE *f, const Chat *chat) {
-    const int rules = chat->format->rules;
-    char begin[256] = "";
-    if (chat->begin >= 0)
-        snprintf(begin, sizeof begin, "{{- '%s' }}", chat_name(chat, chat->begin));
-    if (!(rules & CHAT_BEGINS)) fputs(begin, f);
-    if (rules & CHAT_TURNS)
-        fputs("{%- set s = messages[0].content if messages[0].role == 'system' else '' %}", f);
-    fputs("{%- for m in messages %}", f);
-    for (int role = rules & CHAT_TURNS ? CHAT_USER : CHAT_SYSTEM; role < CHAT_ROLES; role++) {
-        fprintf(f, "{%%- if m.role == '%s' %%}%s{{- ", chat_roles[role],
-                role == CHAT_USER && (rules & CHAT_BEGINS) ? begin : "");
-        jinja_says(f, chat, role, "m.content");
-        fputs(" }}{%- endif %}", f);
-    }
-    fputs("{%- endfor %}{%- if add_generation_prompt %}{{- ", f);
-    jinja_says(f, chat, CHAT_ASSISTANT, NULL);
-    fputs(" }}{%- endif %}\n", f);
 }
 
 // Does this token end an answer in other programs? They read generation_config.json, if there is
@@ -498,7 +613,8 @@ static void chat_export(const Chat *chat, Tokenizer *t) {
     Error err;
     if (chat->has_template) return;
     FILE *f = text_open(&own->text, &own->length);
-    jinja_write(f, chat);
+    fprintf(f, "{%%- set begin = '%s' %%}{%%- set end = '%s' %%}%s", chat_name(chat, chat->begin),
+            chat_name(chat, chat->ids[0]), chat->format->jinja);
     text_close(f);
     if (chat_stops(t, chat->ids[0])) return;
     Json *root = file->text != NULL ? json_parse(file->text, file->length, &err) : NULL;

@@ -46,7 +46,7 @@ typedef struct {
     void (*move)(void *owner, int part, size_t at, size_t n, float *w, bool out);
     void *owner;
     bool moments_bf16;         // AdamW's are stored as bf16
-    float limit;               // weights must be smaller to be stored; 0: all finite ones can
+    float limit;               // weights from this size on are refused; 0: only infinite ones
 } RunState;
 
 // A RunState's move: owner is a list of arenas in host memory, by part.
@@ -97,7 +97,8 @@ enum { NAMING_GPT2, NAMING_OPT, NAMING_LLAMA, NAMINGS };
 static const struct { const char *type, *architecture; int naming; } hf_families[FAMILIES] = {
     {"gpt2", "GPT2LMHeadModel", NAMING_GPT2}, {"opt", "OPTForCausalLM", NAMING_OPT},
     {"llama", "LlamaForCausalLM", NAMING_LLAMA}, {"mistral", "MistralForCausalLM", NAMING_LLAMA},
-    {"qwen2", "Qwen2ForCausalLM", NAMING_LLAMA}, {"qwen3", "Qwen3ForCausalLM", NAMING_LLAMA}};
+    {"qwen2", "Qwen2ForCausalLM", NAMING_LLAMA}, {"qwen3", "Qwen3ForCausalLM", NAMING_LLAMA},
+    {"smollm3", "SmolLM3ForCausalLM", NAMING_LLAMA}};
 
 static int hf_naming(const GPT2Config *c) { return hf_families[c->family].naming; }
 
@@ -260,7 +261,7 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
             state->move(state->owner, part, at, n, w, true);
         }
         if (bf16)
-            for (size_t j = 0; j < n; j++) {  // in their own place
+            for (size_t j = 0; j < n; j++) {  // in the same memory
                 const uint16_t half = bf16_weight(w[j]);
                 memcpy((char *)w + j * size, &half, size);
             }
@@ -313,8 +314,9 @@ enum { CONFIG_FIXED = sizeof config_fixed / sizeof config_fixed[0] };
 static const char *const config_known[] = {
     "model_type", "is_causal", "tie_word_embeddings", "activation_function", "word_embed_proj_dim",
     "hidden_act", "head_dim", "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias",
-    "layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "rope_theta",
-    "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
+    "layer_types", "no_rope_layer*", "sliding_window", "use_sliding_window", "max_window_layers",
+    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
+    "original_max_position_embeddings",
     "_*", "architectures", "auto_map", "torch*", "dtype", "transformers_version", "transformers.*",
     "unsloth_*", "*_token*", "tokenizer_*", "prefix", "n_ctx", "n_special", "init*", "m*_length",
     "*drop*", "summary_*", "*task*", "*label*", "problem_type", "output_*", "return_dict*", "top_?",
@@ -393,7 +395,7 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
     if (config_number(root, "partial_rotary_factor", 1, path) != 1
         || config_number(rope, "partial_rotary_factor", 1, path) != 1)
         die("%s: models whose partial_rotary_factor is not 1 are not supported", path);
-    r->theta = config_number(root, "rope_theta", 1e4, path);
+    r->theta = config_number(root, "rope_theta", r->theta, path);
     r->theta = config_number(rope, "rope_theta", r->theta, path);
     if (strcmp(type, "default") == 0) return;
     r->factor = config_number(rope, "factor", 0, path);
@@ -407,9 +409,22 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
     r->original = config_size(root, "original_max_position_embeddings", r->original, path);
 }
 
-// Reads the members that only the LLaMA family's config.json has. A model that attends to a window
-// of positions, in any of its layers, is the same as one that attends to all of them as long as no
-// sequence is longer: so the window limits the context.
+// Reads every how many layers there are no positions: from the list of the layers that have them,
+// 1 or 0 each, or else from the interval.
+static size_t config_read_unturned(const Json *root, const char *path, const GPT2Config *c) {
+    const Json *list = json_get(root, "no_rope_layers"), *value = list ? list->child : NULL;
+    size_t every = config_size(root, "no_rope_layer_interval", c->unturned, path), l = 0, turned;
+    for (; value != NULL && json_size(value, &turned) && turned == ((l + 1) % every != 0); l++)
+        value = value->next;
+    if (list != NULL && (list->type != JSON_ARRAY || value != NULL || l != c->layers))
+        die("%s: no_rope_layers is not 1, and 0 in every layer whose number is a multiple of "
+            "no_rope_layer_interval (%zu)", path, every);
+    return every;
+}
+
+// Reads the members that only the LLaMA family's config.json has. Where the first layers of a Qwen
+// attend to all positions and the others to a window, the window limits the context: no two layers
+// of this engine differ, and in so short a sequence none does.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
     const Json *window = json_member(root, "sliding_window");  // null: there is none
@@ -422,16 +437,23 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     c->head_size = config_size(root, "head_dim", c->family == FAMILY_QWEN3 ? 128 : 0, path);
     if (c->head_size * c->heads == c->channels) c->head_size = 0;
     c->norm_eps = config_number(root, "rms_norm_eps", 1e-6, path);
-    if (c->family == FAMILY_LLAMA || c->family == FAMILY_QWEN3)
+    const bool both = c->family == FAMILY_LLAMA || c->family == FAMILY_SMOLLM3;
+    if (both || c->family == FAMILY_QWEN3)
         if (config_flag(root, "attention_bias", false, path))
             c->unbiased &= ~(BIAS_QKV | BIAS_ATTPROJ);
-    if (c->family == FAMILY_LLAMA && config_flag(root, "mlp_bias", false, path))
-        c->unbiased &= ~BIAS_MLP;
+    if (both && config_flag(root, "mlp_bias", false, path)) c->unbiased &= ~BIAS_MLP;
+    if (c->unturned > 0) c->unturned = config_read_unturned(root, path, c);
     config_read_rope(root, path, c);  // which asks for the context without a window
     if (!slides || (window != NULL && window->type == JSON_NULL)) return;
-    const size_t most = config_size(root, "sliding_window", 4096, path);
-    c->windowed = most < c->context;
-    c->context = min_size(c->context, most);
+    size_t whole = qwen ? 28 : 0;  // layers that attend to all positions
+    const Json *layers = json_get(root, "max_window_layers");
+    if (qwen && layers != NULL && !json_size(layers, &whole))
+        die("%s: max_window_layers must be a whole number", path);
+    if (whole >= c->layers) return;
+    c->window = config_size(root, "sliding_window", 4096, path);
+    if (whole == 0) return;
+    c->context = min_size(c->context, c->window);
+    c->window = 0;
 }
 
 // Reads the Hugging Face config.json of a model into *c.
@@ -444,8 +466,8 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     int family = 0;
     while (family < FAMILIES && strcmp(type, hf_families[family].type) != 0) family++;
     if (family == FAMILIES)
-        die("%s: model_type is %.100s; only gpt2, opt, llama, mistral, qwen2 and qwen3 are known",
-            path, type);
+        die("%s: model_type is %.100s; only gpt2, opt, llama, mistral, qwen2, qwen3 and smollm3 "
+            "are known", path, type);
     config_family(c, family);
     const int naming = hf_naming(c);
     for (int i = 0; i < CONFIG_SIZES; i++) {
@@ -691,7 +713,12 @@ static void config_write_llama(FILE *f, const GPT2Config *c) {
             config_biased(c, BIAS_ATTPROJ) ? "true" : "false",
             config_biased(c, BIAS_MLP) ? "true" : "false", number_text(c->norm_eps).text,
             number_text(r->theta).text);
-    if (c->family == FAMILY_MISTRAL) fprintf(f, "  \"sliding_window\": null,\n");
+    if (c->window > 0)
+        fprintf(f, "  \"use_sliding_window\": true,\n  \"max_window_layers\": 0,\n"
+                "  \"sliding_window\": %zu,\n", c->window);
+    else if (c->family == FAMILY_MISTRAL) fprintf(f, "  \"sliding_window\": null,\n");
+    if (c->unturned > 0)  // its pad_token_id is 128004 unless there is one
+        fprintf(f, "  \"no_rope_layer_interval\": %zu,\n  \"pad_token_id\": null,\n", c->unturned);
     if (r->scaling == ROPE_NONE) return;
     fprintf(f, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %s",
             r->scaling == ROPE_LINEAR ? "linear" : "llama3", number_text(r->factor).text);
@@ -764,7 +791,7 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     FILE *f = replace_open(config, err);
     if (f == NULL) return false;
     config_write(f, c, bf16, ends, origin);
-    // Complete before the old weights go: the new ones may need it.
+    // Flushed before the old weights are replaced: the new weights may need this config.json.
     if (fflush(f) != 0) return replace_close(f, config, err);
     memset(&out, 0, sizeof out);
     tensors_add(&out, c, t, "", bf16 ? ST_BF16 : ST_F32);

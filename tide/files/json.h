@@ -55,60 +55,55 @@ static void json_error(JsonParser *p, const char *what) {
     p->at = p->end;
 }
 
+// Takes a character, and the white space in front of it.
 static bool json_take(JsonParser *p, char c) {
+    while (p->at < p->end && memchr(" \t\r\n", *p->at, 4) != NULL) p->at++;
     if (p->at == p->end || *p->at != c) return false;
     p->at++;
     return true;
 }
 
-static void json_space(JsonParser *p) {
-    while (p->at < p->end && memchr(" \t\r\n", *p->at, 4) != NULL) p->at++;
-}
+// The escapes of one letter: the letters, and what they stand for. Only a / may do without.
+static const char json_letters[] = "\"\\bfnrt/", json_meanings[] = "\"\\\b\f\n\r\t/";
 
-static bool json_take_after_space(JsonParser *p, char c) {
-    json_space(p);
-    return json_take(p, c);
-}
-
+// Reads the rest of an escape \uXXXX from its u on.
 static uint32_t json_hex4(JsonParser *p) {
     char digits[5] = "";
-    memcpy(digits, p->at, min_size(4, (size_t)(p->end - p->at)));
-    if (strspn(digits, "0123456789abcdefABCDEF") < 4) {
-        json_error(p, "a \\u escape needs four hexadecimal digits");
-        return 0;
-    }
-    p->at += 4;
+    if (p->end - p->at >= 5 && *p->at == 'u') memcpy(digits, p->at + 1, 4);
+    if (strspn(digits, "0123456789abcdefABCDEF") < 4)
+        json_error(p, "unknown escape in a string, or \\u without four hexadecimal digits");
+    else p->at += 5;
     return (uint32_t)strtoul(digits, NULL, 16);
 }
 
 // Reads an escape behind its backslash, and returns its code point.
 static uint32_t json_escape(JsonParser *p) {
-    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
-    const char *found = p->at < p->end ? (const char *)memchr(names, *p->at, 8) : NULL;
+    const char *found = p->at < p->end ? (const char *)memchr(json_letters, *p->at, 8) : NULL;
     if (found != NULL) {
         p->at++;
-        return (unsigned char)values[found - names];
+        return (unsigned char)json_meanings[found - json_letters];
     }
-    if (!json_take(p, 'u')) json_error(p, "unknown escape in a string");
     const uint32_t c = json_hex4(p);
     if (c < 0xd800 || c >= 0xe000) return c;
     // beyond U+FFFF: a pair of surrogates
-    const bool pair = c < 0xdc00 && json_take(p, '\\') && json_take(p, 'u');
+    const bool pair = c < 0xdc00 && p->at < p->end && *p->at == '\\';
+    p->at += pair;
     const uint32_t low = pair ? json_hex4(p) : 0;
     if (low < 0xdc00 || low >= 0xe000) json_error(p, "half of a surrogate pair in a string");
     return 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
 }
 
-// A string never grows when it is decoded, and its two quotes leave room for the NUL.
+// Reads a string. It never grows when it is decoded, and its two quotes leave room for the NUL.
 static void json_string(JsonParser *p, const char **string, size_t *length) {
     char *out = p->free_string;
-    if (!json_take_after_space(p, '"')) json_error(p, "expected a string in double quotes");
-    while (!p->failed && !json_take(p, '"')) {
+    if (!json_take(p, '"')) json_error(p, "expected a string in double quotes");
+    while (!p->failed) {
         uint32_t c = 0;
         const size_t used = utf8_decode(p->at, (size_t)(p->end - p->at), &c);
         if (used == 0 || c < 0x20)
             json_error(p, "a string has no end, a control character, or is not valid UTF-8");
         else p->at += used;
+        if (c == '"') break;
         if (c == '\\') c = json_escape(p);
         out += utf8_encode(c, out);
     }
@@ -158,42 +153,42 @@ static void json_index(JsonParser *p, Json *object) {
     }
 }
 
+// Reads a value into a node, which is zero.
 static void json_value(JsonParser *p, Json *node, int depth) {
     static const char *const words[3] = {"null", "false", "true"};  // in the order of JsonType
-    json_space(p);
-    if (p->at < p->end && *p->at == '"') {
-        node->type = JSON_STRING;
-        json_string(p, &node->string, &node->length);
-        return;
-    }
-    for (int i = 0; i < 3; i++) {
-        const size_t n = strlen(words[i]);
-        if ((size_t)(p->end - p->at) < n || memcmp(p->at, words[i], n) != 0) continue;
-        p->at += n;
-        node->type = (JsonType)i;
-        node->string = words[i];
-        node->length = n;
-        return;
-    }
-    node->string = p->at;
-    const bool object = json_take(p, '{');
-    if (!object && !json_take(p, '[')) {
+    const bool object = json_take(p, '{'), list = object || json_take(p, '[');
+    node->string = p->at - list;
+    if (!list) {
+        if (p->at < p->end && *p->at == '"') {
+            node->type = JSON_STRING;
+            json_string(p, &node->string, &node->length);
+            return;
+        }
+        for (int i = 0; i < 3; i++) {
+            const size_t n = strlen(words[i]);
+            if ((size_t)(p->end - p->at) < n || memcmp(p->at, words[i], n) != 0) continue;
+            p->at += n;
+            node->type = (JsonType)i;
+            node->string = words[i];
+            node->length = n;
+            return;
+        }
         json_number(p, node);
         return;
     }
     if (depth == JSON_DEPTH) json_error(p, "too many levels");
     node->type = object ? JSON_OBJECT : JSON_ARRAY;
     const char close = object ? '}' : ']';
-    bool more = !json_take_after_space(p, close);
+    bool more = !json_take(p, close);
     for (Json **link = &node->child; more && !p->failed; link = &(*link)->next) {
         Json *member = *link = p->free_node++;
         node->count++;
         if (object) {
             json_string(p, &member->key, &member->key_length);
-            if (!json_take_after_space(p, ':')) json_error(p, "expected ':' after a key");
+            if (!json_take(p, ':')) json_error(p, "expected ':' after a key");
         }
         if (!p->failed) json_value(p, member, depth + 1);
-        more = !json_take_after_space(p, close);
+        more = !json_take(p, close);
         if (more && !json_take(p, ',')) json_error(p, "expected ',' or the end of a list");
     }
     node->length = (size_t)(p->at - node->string);
@@ -203,8 +198,7 @@ static void json_value(JsonParser *p, Json *node, int depth) {
 // Does a text begin like JSON: with {" or [{, with or without white space?
 static bool json_begins(const char *text, size_t n) {
     JsonParser p = {text, text + n, text + utf8_mark(text, n), NULL, NULL, NULL, false, NULL};
-    return json_take_after_space(&p, '{') ? json_take_after_space(&p, '"')
-                                          : json_take(&p, '[') && json_take_after_space(&p, '{');
+    return json_take(&p, '{') ? json_take(&p, '"') : json_take(&p, '[') && json_take(&p, '{');
 }
 
 // Reads one JSON text of n bytes. Returns the root, for json_free(); NULL, and the reason in err.
@@ -219,7 +213,7 @@ static Json *json_parse(const char *text, size_t n, Error *err) {
     JsonParser p = {copy, copy + n, copy + utf8_mark(copy, n), root + 1, places, strings, false,
                     err};
     json_value(&p, root, 0);
-    json_space(&p);
+    json_take(&p, ' ');
     if (p.at < p.end) json_error(&p, "something follows the end of the value");
     if (!p.failed) return root;
     free(root);
@@ -273,10 +267,10 @@ static void json_write_string(FILE *f, const char *s, size_t n) {
     for (size_t i = 0; i < n;) {
         uint32_t c = 0;
         size_t used = utf8_decode(s + i, n - i, &c);
+        const char *known = c < 0x80 ? (const char *)memchr(json_meanings, (int)c, 7) : NULL;
         if (used == 0) { fputs("\\ufffd", f); used = 1; }
-        else if (c == '"' || c == '\\') fprintf(f, "\\%c", (char)c);
-        else if (c == '\n') fputs("\\n", f);
-        else if (c < 0x20 || c == 0x7f) fprintf(f, "\\u%04x", (unsigned)c);
+        else if (known != NULL) fprintf(f, "\\%c", json_letters[known - json_meanings]);
+        else if (c < 0x20) fprintf(f, "\\u%04x", (unsigned)c);
         else fwrite(s + i, 1, used, f);
         i += used;
     }

@@ -46,7 +46,7 @@ static uint32_t nfc_compose(uint32_t a, uint32_t b) {
 
 // The code points of a segment: class << 56 | place << 21 | code point, so that sorted numbers are
 // sorted by class, and those of one class by place.
-typedef struct { uint64_t *points; size_t count, room; } NfcSegment;
+typedef struct { uint64_t *points; size_t count; } NfcSegment;
 
 // Adds a code point, decomposed.
 static void nfc_add(NfcSegment *g, uint32_t c) {
@@ -64,11 +64,7 @@ static void nfc_add(NfcSegment *g, uint32_t c) {
         if ((d & 0x1fffff) > 0) nfc_add(g, (uint32_t)d & 0x1fffff);
         return;
     }
-    if (g->count == g->room) {
-        g->room = 2 * g->room + 16;
-        g->points = (uint64_t *)realloc(g->points, g->room * sizeof *g->points);
-        if (g->points == NULL) fail("out of memory: combining characters");
-    }
+    g->points = (uint64_t *)array_grow(g->points, g->count, sizeof *g->points, "a segment");
     g->points[g->count] = nfc_class(c) << 56 | (uint64_t)g->count << 21 | c;
     g->count++;
 }
@@ -102,7 +98,7 @@ static size_t nfc_write(NfcSegment *g, char *out) {
 // Returns a text of *n bytes composed: itself if nothing in it is marked, else a copy of *n bytes,
 // which is *room, to be freed. A copy has at most three times the bytes.
 static const char *nfc_text(const unsigned char *classes, const char *s, size_t *n, char **room) {
-    NfcSegment g = {NULL, 0, 0};
+    NfcSegment g = {NULL, 0};
     size_t done = 0, start = 0, at = 0, used = 0, length;  // start: of the segment
     bool marked = false;
     char *out = NULL;

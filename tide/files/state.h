@@ -58,7 +58,7 @@ typedef struct {
                              // the optimizer adds, of which the first is named so; or NULL
 } TrainState;
 
-enum { STATE_VERSION = 9 };
+enum { STATE_VERSION = 10 };
 
 // The numbers in state.txt.
 #define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
@@ -74,7 +74,7 @@ static const struct { const char *name; size_t at, size; } state_fields[] = {
     STATE_FIELD(config.norm_eps), STATE_FIELD(config.unbiased), STATE_FIELD(config.qk_norm),
     STATE_FIELD(config.rope.theta), STATE_FIELD(config.rope.scaling),
     STATE_FIELD(config.rope.factor), STATE_FIELD(config.rope.low), STATE_FIELD(config.rope.high),
-    STATE_FIELD(config.rope.original)};
+    STATE_FIELD(config.rope.original), STATE_FIELD(config.window), STATE_FIELD(config.unturned)};
 enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0] };
 
 static void train_state_free(TrainState *s) {

@@ -64,11 +64,12 @@ typedef struct {
     size_t vocab;
     Tokens out;                // t.tokens
     int format;                // --chat-format, for chat_open()
+    bool last;                 // of a conversation only the last answer is trained
     bool starts;               // no text stands in front of the next pieces: the prompt is empty
     char where[PATH_MAX + 32]; // file and line
 } TaskReader;
 
-// The tokens up to `end` are the next piece. The model must know all of them.
+// Makes the tokens up to `end` the next piece. The model must know all of them.
 static void task_ends_piece(TaskReader *r, size_t end) {
     Task *t = &r->t;
     t->tokens = (int32_t *)r->out.ids;
@@ -82,9 +83,9 @@ static void task_ends_piece(TaskReader *r, size_t end) {
     t->first[t->pieces] = end;
 }
 
-// The next piece: n bytes, with the first token before them if it `begins` an example, with the
-// end-of-text token behind them if it `ends` one. What the text has itself there is not added; the
-// first token of a text behind an empty prompt is in the prompt.
+// Adds n bytes as the next piece. If it `begins` an example, the first token stands in front of it;
+// if it `ends` one, the end-of-text token stands behind it. A token that the text has there itself
+// is not added. The first token of a text behind an empty prompt is in the prompt.
 static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, bool ends) {
     const bool starts = begins || r->starts;
     const size_t at = r->out.count;
@@ -96,7 +97,7 @@ static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, b
     task_ends_piece(r, r->out.count);
 }
 
-// The next piece: two texts as one.
+// Adds two texts as one piece.
 static void task_joined(TaskReader *r, const char *a, const char *b, bool begins) {
     char *both = ALLOC(char, strlen(a) + strlen(b) + 1, "a prompt");
     task_piece(r, both, (size_t)sprintf(both, "%s%s", a, b), begins, false);
@@ -105,7 +106,7 @@ static void task_joined(TaskReader *r, const char *a, const char *b, bool begins
 
 static size_t piece_tokens(const Task *t, size_t k) { return t->first[k + 1] - t->first[k]; }
 
-// The pieces since the last example are one, and this choice is right.
+// Makes the pieces since the last example an example, whose choice number `label` is right.
 static void task_example(TaskReader *r, size_t label) {
     Task *t = &r->t;
     const size_t prompt = t->example[t->count], tokens = piece_tokens(t, prompt);
@@ -121,7 +122,7 @@ static void task_example(TaskReader *r, size_t label) {
     }
 }
 
-// The next piece: the string `value` of member `key`. Only a prompt may be empty, or not there.
+// Adds the string `value` of member `key` as a piece. Only a prompt may be empty, or not there.
 static void task_string(TaskReader *r, const Json *value, const char *key) {
     const bool prompt = strcmp(key, "prompt") == 0, choice = strcmp(key, "choices") == 0;
     if (value != NULL && value->type != JSON_STRING) die("%s: \"%s\" is no string", r->where, key);
@@ -131,7 +132,7 @@ static void task_string(TaskReader *r, const Json *value, const char *key) {
     task_piece(r, n > 0 ? value->string : "", n, prompt, !prompt && !choice);
 }
 
-// The choices of an example, as pieces: at least two, and no two that are the same.
+// Adds the choices of an example as pieces: at least two, and no two that are the same.
 static void task_choices(TaskReader *r, const Json *choices) {
     if (choices->type != JSON_ARRAY || choices->count < 2)
         die("%s: \"choices\" is no list of at least two strings", r->where);
@@ -160,7 +161,7 @@ static void task_messages(TaskReader *r, const ChatMessage *list, size_t count) 
 // Adds the pieces of a conversation in OpenAI's or ShareGPT's form.
 static void task_chat(TaskReader *r, const Json *messages) {
     ChatMessage *list;
-    const size_t count = chat_read(&r->t.chat, messages, r->where, &list);
+    const size_t count = chat_read(&r->t.chat, messages, r->last, r->where, &list);
     task_messages(r, list, count);
     free(list);
 }
@@ -169,25 +170,23 @@ static void task_chat(TaskReader *r, const Json *messages) {
 // its own below it, and of the output.
 static void task_instruction(TaskReader *r, const Json *root) {
     static const char *const keys[3] = {"instruction", "input", "output"};
-    const Json *part[3];
+    char *question = NULL;
+    ChatMessage list[2] = {{.role = CHAT_USER}, {.role = CHAT_ASSISTANT}};
+    FILE *f = text_open(&question, &list[0].n);
     for (int k = 0; k < 3; k++) {
-        part[k] = json_get(root, keys[k]);
-        if (k == 1 && part[k] == NULL) continue;
-        if (part[k] == NULL || part[k]->type != JSON_STRING || (k != 1 && part[k]->length
-            == encode_white(r->tok, part[k]->string, part[k]->length, true, true)))
-            die("%s: \"%s\" is %s", r->where, keys[k], part[k] == NULL ? "missing"
-                : part[k]->type != JSON_STRING ? "no string" : "empty");
+        const Json *part = json_get(root, keys[k]);
+        if (k == 1 && (part == NULL || part->length == 0)) continue;
+        if (part == NULL || part->type != JSON_STRING || (k != 1 && part->length
+            == encode_white(r->tok, part->string, part->length, true, true)))
+            die("%s: \"%s\" is %s", r->where, keys[k], part == NULL ? "missing"
+                : part->type != JSON_STRING ? "no string" : "empty");
+        if (k == 1) fputc('\n', f);
+        if (k < 2) fwrite(part->string, 1, part->length, f);
+        list[1].text = part->string;
+        list[1].n = part->length;
     }
-    const size_t n = part[0]->length, more = part[1] != NULL ? part[1]->length : 0;
-    char *question = ALLOC(char, n + more + 1, "an instruction");
-    memcpy(question, part[0]->string, n);
-    if (more > 0) {
-        question[n] = '\n';
-        memcpy(question + n + 1, part[1]->string, more);
-    }
-    const ChatMessage list[2] = {
-        {.role = CHAT_USER, .text = question, .n = n + more + (more > 0)},
-        {.role = CHAT_ASSISTANT, .text = part[2]->string, .n = part[2]->length}};
+    text_close(f);
+    list[0].text = question;
     task_messages(r, list, 2);
     free(question);
 }
@@ -225,7 +224,7 @@ static void task_object(TaskReader *r, const Json *root) {
             "\"choices\" and \"answer\", or \"messages\" with \"role\" and \"content\", or "
             "\"conversations\", or \"instruction\", and no others of these", r->where);
     if (chat && r->t.chat.format == NULL
-        && !chat_open(&r->t.chat, r->tok, r->format, r->t.first_token, &err))
+        && !chat_open(&r->t.chat, r->tok, r->format, r->t.first_token, 0, &err))
         die("%s: %s", r->where, err.text);
     if (form == MESSAGES) task_chat(r, value[5]);
     else if (form == SHARED) task_chat(r, value[6]);
@@ -326,7 +325,8 @@ static int task_labels(TaskReader *r, char *words, const char *template_text,
 
 // Examples from the text of a file, which is cut into pieces on the way; see task_open().
 static Task task_parse(const char *name, char *text, const char *labels, const char *template_text,
-                       const Tokenizer *tok, int32_t first_token, size_t vocab, int format) {
+                       const Tokenizer *tok, int32_t first_token, size_t vocab, int format,
+                       bool last) {
     TaskReader reader, *r = &reader;
     char *words = labels != NULL ? strdup(labels) : NULL, *label[TASK_LABELS];
     int count = 0;
@@ -335,6 +335,7 @@ static Task task_parse(const char *name, char *text, const char *labels, const c
     r->tok = tok;
     r->vocab = vocab;
     r->format = format;
+    r->last = last;
     if (first_token >= 0 && (size_t)first_token >= vocab)
         die("prompts begin with token %d, but the model's vocabulary has %zu", first_token, vocab);
     r->t.first = (size_t *)array_grow(NULL, 0, sizeof *r->t.first, "examples");
@@ -369,14 +370,16 @@ static Task task_parse(const char *name, char *text, const char *labels, const c
 // `template_text`; or, if labels is NULL, JSON lines. Every prompt begins with `first_token` (OPT:
 // 2; -1: none). All tokens must be < `vocab`. format: of conversations, see chat_open().
 static Task task_open(const char *path, const char *labels, const char *template_text,
-                      const Tokenizer *tok, int32_t first_token, size_t vocab, int format) {
+                      const Tokenizer *tok, int32_t first_token, size_t vocab, int format,
+                      bool last) {
     size_t n = 0;
     Error err;
     char *text = text_read(path, &n, &err);
     if (text == NULL)
         die("%s%s", err.text, path_exists(path) || strpbrk(path, "*?[") == NULL ? ""
             : " (patterns work for text only: examples are in one file)");
-    const Task t = task_parse(path, text, labels, template_text, tok, first_token, vocab, format);
+    const Task t = task_parse(path, text, labels, template_text, tok, first_token, vocab, format,
+                              last);
     free(text);
     return t;
 }
@@ -405,10 +408,10 @@ static Task task_view(const Task *all, size_t from, size_t to) {
 // ---------------------------------------------------------------------------------------------
 // Rows
 //
-// A row of a prompt and a choice has their tokens without the last one as inputs, and without the
-// first one as targets, of which those that are only read are -1: they are not trained. An example
-// of more than T inputs loses the prompt's front, but not the first token of all; a choice that is
-// too long by itself loses its end. A conversation first loses what is behind its prompt's answer.
+// A row holds the tokens of a prompt and a choice. Its inputs are all but the last one, its targets
+// all but the first one. A target that is only read is -1: it is not trained. An example of more
+// than T inputs is cut: its prompt loses the front, but not the token that begins every text. A
+// choice that is too long by itself loses its end. A conversation loses its last turns first.
 
 typedef struct { size_t prompt, choice, read; } TaskCut;  // tokens that stay; the choice's ~tokens
 
@@ -446,7 +449,7 @@ static size_t task_row(const Task *t, size_t i, size_t choice, size_t T, int32_t
         if (j < cut_inputs(cut)) inputs[j] = token_id(token);
         if (j > 0 && targets != NULL) targets[j - 1] = j < cut.prompt || token < 0 ? -1 : token;
     }
-    if (cut.prompt > 0 && t->first_token >= 0) inputs[0] = t->first_token;
+    if (cut.prompt > 0 && t->tokens[t->first[k]] == t->first_token) inputs[0] = t->first_token;
     return cut_inputs(cut);
 }
 

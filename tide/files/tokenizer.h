@@ -40,8 +40,8 @@ static const char *const tokenizer_files[TOKENIZER_FILES] = {
 // ---------------------------------------------------------------------------------------------
 // Added tokens
 
-// Adds a token whose content, of n bytes, is as the file has it, in the vocabulary (known) or not.
-// flags: see added_flags.
+// Adds a token to a list. content: n bytes, as the file has them. known: the vocabulary has the
+// token. flags: see added_flags.
 static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id, bool known,
                        const int *flags) {
     const bool normalized = flags[2], front = normalized && (t->steps & STEP_PREPEND);
@@ -66,38 +66,30 @@ static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id,
     list->first[(unsigned char)a.content[0]] = true;
 }
 
-// Finds the place of a content in the hash table: its token's, or a free one.
-static TokenPlace *added_place(const AddedTokens *list, const char *s, size_t n) {
-    for (size_t slot = tokenizer_hash(s, n);; slot++) {
-        TokenPlace *p = &list->places[slot & list->place_mask];
-        if (p->place == 0) return p;
-        const AddedToken *a = &list->tokens[p->place - 1];
-        if (a->length == n && memcmp(a->content, s, n) == 0) return p;
-    }
+// Orders added tokens: a longer content comes first.
+static int added_compare(const void *a, const void *b) {
+    const AddedToken *x = (const AddedToken *)a, *y = (const AddedToken *)b;
+    if (x->length != y->length) return x->length > y->length ? -1 : 1;
+    return memcmp(x->content, y->content, x->length);
 }
 
-// Makes the table. Returns a token whose content another one has, or NULL.
-static const AddedToken *added_index(AddedTokens *list) {
-    list->places = places_make(list->count, &list->place_mask);
-    for (size_t i = 0; i < list->count; i++) {
-        const AddedToken *a = &list->tokens[i];
-        TokenPlace *p = added_place(list, a->content, a->length);
-        if (p->place > 0) return a;
-        p->place = (uint32_t)i + 1;
-        list->longest = max_size(list->longest, a->length);
-    }
+// Sorts a list. Returns a token whose content another one has, or NULL.
+static const AddedToken *added_sort(AddedTokens *list) {
+    if (list->count > 0) qsort(list->tokens, list->count, sizeof *list->tokens, added_compare);
+    for (size_t i = 1; i < list->count; i++)
+        if (added_compare(&list->tokens[i - 1], &list->tokens[i]) == 0) return &list->tokens[i];
     return NULL;
 }
 
 // Finds the first place from *at on with the content of a token, and the longest such token, or
 // NULL.
 static const AddedToken *added_find(const AddedTokens *list, const char *s, size_t n, size_t *at) {
-    for (; list->count > 0 && *at < n; ++*at) {
-        size_t length = list->first[(unsigned char)s[*at]] ? min_size(list->longest, n - *at) : 0;
-        for (; length > 0; length--) {
-            const TokenPlace *p = added_place(list, s + *at, length);
-            if (p->place > 0) return &list->tokens[p->place - 1];
-        }
+    size_t i = list->count > 0 ? *at : n;
+    for (; i < n; i++) {
+        if (!list->first[(unsigned char)s[i]]) continue;
+        *at = i;
+        for (const AddedToken *a = list->tokens; a < list->tokens + list->count; a++)
+            if (a->length <= n - i && memcmp(a->content, s + i, a->length) == 0) return a;
     }
     return NULL;
 }
@@ -123,7 +115,6 @@ static void tokenizer_free(Tokenizer *t) {
     for (int k = 0; k < 2; k++) {
         for (size_t i = 0; i < t->added[k].count; i++) free(t->added[k].tokens[i].content);
         free(t->added[k].tokens);
-        free(t->added[k].places);
     }
     for (int i = 0; i < TOKENIZER_FILES; i++) free(t->files[i].text);
     free(t->classes);
@@ -366,7 +357,7 @@ static bool read_added(PartReader *r) {
         }
     }
     for (int k = 0; k < 2; k++) {
-        const AddedToken *twice = added_index(&r->t->added[k]);
+        const AddedToken *twice = added_sort(&r->t->added[k]);
         if (twice != NULL)
             return error_set(r->err, "%.200s: added_tokens: \"%.60s\" is there twice", r->path,
                              twice->name);
@@ -738,10 +729,10 @@ static void tokenizer_text(const Tokenizer *t, const char *text, size_t n, int h
     if (behind >= 0 && !ends) tokens_add(out, (uint32_t)behind);
 }
 
-// Encodes n bytes from byte `at` on of a document of `all` bytes to train on. In front of the
-// document stands the token that begins every text, or else, as in GPT-2's training, the one that
-// ends a text, unless no document stands before this one, or one with that end (first); behind it
-// Tokenizer.behind.
+// Encodes bytes at .. at + n - 1 of a training document of `all` bytes. In front of the document
+// stands the token that begins every text. A tokenizer without one puts the token that ends a text
+// there, as in GPT-2's training, but not in front of the first document, or behind another such
+// token (first). Tokenizer.behind stands behind the document.
 static void document_encode(const Tokenizer *t, const char *text, size_t all, size_t at, size_t n,
                             bool first, Tokens *out) {
     const int front = t->bos >= 0 ? t->bos : t->behind >= 0 || first ? -1 : t->eot;

@@ -12,8 +12,8 @@
 //     dk[u]    = sum over the group and t of ds[t,u] q[t] / sqrt(HS)
 //     dq[t]    = sum over u of ds[t,u] k[u] / sqrt(HS)
 //
-// begins (B, T): where in its row the document of each token begins. Within a row it never falls.
-// NULL: everywhere 0, a row is one document.
+// begins (B, T): the first token of its row that each token sees, where its document begins or, if
+// that is later, its window. Within a row it never falls. NULL: everywhere 0.
 //
 // No (T, T) matrix is ever in memory. Going through the keys of a row in pieces, the largest score
 // m so far, the sum l of exp(s - m) and the sum o of exp(s - m) v are enough: when a piece raises

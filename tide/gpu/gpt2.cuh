@@ -45,6 +45,7 @@ struct LayerActs {
     floatX *cache;                    // (window, 2, NKV HS) of sampling: see cache.cuh; or NULL
     floatX *branch;                   // (N, C)  what is to be added to the residual stream
     floatX *out;                      // (N, C)  of layers that normalise each sum: the last one
+    bool turned;                      // q and k are, by their positions
     // what attention and the MLP read; the statistics of the norm of mid: see layer_order()
     floatX *att_in, *mlp_in; float *mid_mean, *mid_rstd;
 };
@@ -117,7 +118,7 @@ typedef struct {
     int32_t *tokens;             // inputs (N), targets (N), begins (N) of rows with documents, and
                                  // rows (N) and first (N + 1) of one TokenOrder, or of two
     int32_t *device;             // where they go: in zeroth order, each set has a place of its own
-    const int32_t *begins;       // there, or NULL
+    const int32_t *begins, *sees;  // there, or NULL: as `documents` and `sees` of GPT2
     size_t B, T;
     cudaEvent_t copied;          // they are there
     cudaEvent_t used;            // and no longer needed there, unless the copying stream knows
@@ -148,6 +149,7 @@ struct GPT2 {
     size_t max_B, max_T;        // room in the activation buffers
     size_t B, T;                // what the last forward used
     const int32_t *documents;   // the same: its begins (B, T), on the GPU, or NULL
+    const int32_t *sees;        // the first token that each one sees; documents, without a window
     bool training;              // false: no gradients, no moments, one layer's activations
     bool sampling;              // room for a cache of keys and values
     bool caching;               // the forward pass under way stores them there
@@ -251,7 +253,8 @@ struct GPT2 {
 // Numbers that a batch brings, at most, with what its backward pass needs, and without.
 static size_t batch_numbers(const GPT2 *g, bool backward) {
     const size_t N = g->max_B * g->max_T;
-    return ((size_t)2 + g->packed) * N + (backward ? ((size_t)1 + g->packed) * (2 * N + 1) : 0);
+    const size_t rows = (size_t)2 + g->packed + config_slides(&g->config, g->max_T);
+    return rows * N + (backward ? ((size_t)1 + g->packed) * (2 * N + 1) : 0);
 }
 
 enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
@@ -356,6 +359,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     a.cache = g->caching ? g->cache + l * layer_cache(g) : NULL;
     a.branch = g->branch;
     a.out = layer_input(g, l + 1);
+    a.turned = config_turns(&g->config, l);
     layer_order(&a, &g->config);
     return a;
 }
@@ -590,7 +594,12 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
         memcpy(s->tokens + count, from, N * sizeof(int32_t));
         count += N;
     }
-    s->begins = begins == NULL ? NULL : s->device + count - N;
+    s->begins = s->sees = begins == NULL ? NULL : s->device + count - N;
+    if (config_slides(&g->config, T)) {
+        window_sees(s->tokens + count, begins, N, T, g->config.window);
+        s->sees = s->device + count;
+        count += N;
+    }
     g->by_position.groups = 0;
     if (targets != NULL && g->training) {  // for backward
         count = upload_order(g, s, count, &g->by_token, inputs, N, g->config.vocab);

@@ -397,7 +397,7 @@ static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
 
 // Runs the part of a layer for which group k was perturbed, for one query and sign. The stream is
 // added to in place.
-static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
+static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const Zo *zo = g->zo;
     floatX *x = zo_x(g, query, sign), *atty = zo->atty + (size_t)sign * most * zo->row;
@@ -410,6 +410,7 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     a.atty = a.ln_2 = atty;
     a.ln_1 = post ? atty : zo->ln;
     a.branch = zo->ln;
+    a.turned = config_turns(&g->config, l);
     a.mean_1 = a.mean_2 = zo->mean;
     a.rstd_1 = a.rstd_2 = zo->rstd;
     a.qkv = zo->qkv;
@@ -564,6 +565,7 @@ static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
         g->B = p->batch->B;
         g->T = p->batch->T;
         g->documents = p->batch->begins;
+        g->sees = p->batch->sees;
         for (int j = 0; j < p->queries; j++) zo_encoder(g, p, j);
     }
     for (size_t l = 0; l < g->config.layers; l++) {
@@ -573,7 +575,7 @@ static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
         for (int j = 0; j < p->queries; j++)
             for (int k = 0; k < LAYER_PARTS; k++) {
                 zo_perturb_group(g, p, l, k, slot, j);
-                for (int s = 0; s < p->signs; s++) zo_layer_part(g, k, j, s);
+                for (int s = 0; s < p->signs; s++) zo_layer_part(g, l, k, j, s);
             }
         zo->visits += visits;
         while (visits && !g->no_overlap && zo->fetched < zo->visits + zo->slots) zo_fetch(g);

@@ -1,6 +1,6 @@
 // plan.h: how long a training step takes, before it is taken: what a rehearsal of the trainer's own
 // step comes to (rehearsal.h); and with it, the choice that --offload auto makes. No CUDA here.
-// doc/performance_model.md is the lesson.
+// doc/speed.md is the lesson.
 //   predict()            the Prediction of a rehearsal
 //   plan_print_time()    says it
 //   choice_settle()      what only costs memory, or only costs time, of a choice

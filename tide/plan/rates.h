@@ -125,7 +125,7 @@ static double collective_seconds(const Rates *rates, size_t world, double bytes)
 // with B the link's fp32 parameters per second in one direction. A Dc or Ug that is not known is
 // no limit. INFINITY where the CPU updates faster than the link brings its 16-bit weights back: one
 // on the GPU never pays. NAN if B or Uc is not known. As published, k has two meanings
-// (doc/performance_model.md); here it is what the equation says.
+// (doc/speed.md); here it is what the equation says.
 static double eq1_stride(const Rates *rates) {
     if (!(rates->h2d > 0 && rates->host_adam > 0)) return NAN;
     const double B = rates->h2d / 4, ug = rates->gpu_adam > 0 ? 1 / rates->gpu_adam : 0;
@@ -176,7 +176,7 @@ static void update_lines(const Rates *rates, const UpdateBytes *b, double share,
 // gives `dram_dma` while both directions of the link are busy, which is as long as the one with
 // less to do takes, and `dram` for the rest of the step's time T:
 //   bytes = dram_dma t + dram (T - t).
-// doc/performance_model.md has T where each is one rate.
+// doc/speed.md has T where each is one rate.
 // limit, if not NULL: which of them binds, for people, or several that meet, as at most best
 // shares: "link and DRAM"; "nothing" if no rate is known.
 static double update_bound(const Rates *rates, const UpdateBytes *b, double share, char limit[40]) {

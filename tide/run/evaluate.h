@@ -1,5 +1,5 @@
-// evaluate.h: what a run (run.h) says of its model: the loss of held-out data, the share of
-// questions that are answered right, and losses by row.
+// evaluate.h: how good a run's model is: the loss of held-out data, the share of questions that are
+// answered right, and losses by row.
 //
 //     run_eval()            evaluates --val or the held-out part
 //     run_without_steps()   --steps 0: a sample, a conversation, or an evaluation
@@ -9,17 +9,17 @@
 #define TIDE_EVALUATE_H
 #include "run.h"
 
-// What a trainer offers: the mean loss of `rows` sequences of r->val from number `first` on, and,
-// unless losses is NULL, that of each token (rows, r->val.T). With labels of one token it adds to
-// *right how often the right one is the likeliest. r->damage says what cannot be read.
+// A trainer's function. Returns the mean loss of `rows` sequences of r->val from number `first` on.
+// Unless losses is NULL, fills it with each token's loss (rows, r->val.T). With one-token labels,
+// adds to *right how often the right one is the likeliest. r->damage: what could not be read.
 typedef double RunLoss(void *model, Run *r, size_t first, size_t rows, float *losses,
                        size_t *right);
 
-// Of a batch: its loss and how many labels are right, both summed; of a row: its loss, summed, and
-// how many tokens that is of.
+// For a batch: the sum of its losses, and the number of right labels. For a row: the sum of its
+// tokens' losses, and the number of these tokens.
 typedef struct { double loss, count; } RunScore;
 
-// A row's losses by token are losses (T), 0 where nothing is trained.
+// Sums a row's losses (T), which are 0 where nothing is trained.
 static RunScore run_score_row(const Task *t, size_t row, size_t T, const float *losses) {
     RunScore x = {0, (double)T};
     size_t to = T, choice = 0;
@@ -33,9 +33,9 @@ static RunScore run_score_row(const Task *t, size_t row, size_t T, const float *
     return x;
 }
 
-// Sets *mean to the mean loss of the tokens of a task's right choices. Returns the share of the
-// examples with several whose right one has the highest likelihood per token (as llm.c scores
-// HellaSwag); -1: there are none.
+// Sets *mean to the mean loss of the tokens of a task's right choices. Returns the share of
+// questions (examples with several choices) whose right choice has the highest likelihood per
+// token, as llm.c scores HellaSwag; -1: there are no questions.
 static double run_rank(const Task *t, const RunScore *rows, size_t count, double *mean) {
     RunScore sum = {0, 0};
     double asked = 0, right = 0;
@@ -55,7 +55,7 @@ static double run_rank(const Task *t, const RunScore *rows, size_t count, double
     return right / asked;
 }
 
-// --scores: a line for each row.
+// Writes a line of --scores for each row.
 static void run_write_scores(FILE *f, const Task *t, const RunScore *rows, size_t count) {
     for (size_t row = 0; row < count; row++) {
         size_t i = row, k = 0;
@@ -68,15 +68,15 @@ static void run_write_scores(FILE *f, const Task *t, const RunScore *rows, size_
     }
 }
 
-// The mean loss over the first --eval-batches batches of r->val in *mean: always the same ones, in
-// the same order. Returns the share that is right, or -1. Several ranks take turns, and one that
-// has nothing left repeats the last batch: it may have to give others its shard of the weights.
+// Sets *mean to the mean loss over the first --eval-batches batches of r->val: always the same
+// ones, in the same order. Returns the share that is right, or -1. Several ranks take turns. A rank
+// with no batch left repeats the last one, because others may need its shard of the weights.
 // scores: the file of --scores, or NULL.
 static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double *mean) {
     const Task *t = r->words ? NULL : run_examples(r, &r->val);
     const size_t B = r->B, T = r->val.T, R = r->world;
     size_t sequences = run_val_rows(r), choice = 0;
-    if (t != NULL) {  // the last example is whole
+    if (t != NULL) {  // with all choices of the last example
         const size_t i = task_find(t, sequences - 1, &choice);
         sequences += t->example[i + 1] - t->example[i] - 2 - choice;
     }
@@ -92,7 +92,7 @@ static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double
         size_t right = 0;
         mine[i * each].loss = loss(model, r, first, rows, losses, &right) * (double)rows;
         mine[i * each].count = (double)right;
-        if (scores != NULL) sum.loss += mine[i * each].loss;  // of one rank
+        if (scores != NULL) sum.loss += mine[i * each].loss;  // --scores is of one rank
         for (size_t b = 0; by_row && b < rows; b++)
             mine[i * each + b] = run_score_row(t, first + b, T, losses + b * T);
         r->damaged = r->damage.text[0] != '\0' || run_gives_up();
@@ -123,8 +123,8 @@ static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double
     return share;
 }
 
-// Evaluates the held-out data into the log; prints at step 0. A signal ends it, unless --keep-best
-// needs it, ZenFlow's window is open, or it is the last.
+// Evaluates the held-out data, and writes the result to the log; at step 0 prints it. A signal ends
+// the evaluation, unless --keep-best needs it, ZenFlow's window is open, or it is the last one.
 static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     const char *path = r->o.scores;
     FILE *scores = NULL;
@@ -148,11 +148,12 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     if (!log_plot(&r->log, &err)) fprintf(stderr, "tide: warning: %s\n", err.text);
     if (r->o.keep_best && mean < r->lowest) {
         r->lowest = mean;
-        r->due = true;  // it waits for an open window
+        r->due = true;  // the checkpoint waits for an open window
     }
 }
 
-// --steps 0: a sample, or an evaluation. Writes the loaded model to --out: so it can be converted.
+// Does what --steps 0 asks for: a sample, a conversation or an evaluation; with --out, also writes
+// the loaded model there, which converts it.
 static int run_without_steps(Run *r, RunLoss *loss, SampleNext *next, void *model) {
     if (r->only_sampling) run_sample(r, 0, next, model);
     else if (r->batches) run_eval(r, 0, loss, model);

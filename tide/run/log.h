@@ -1,16 +1,16 @@
-// log.h: what a run tells: a line per step for people, DIR/log.jsonl for programs, and a plot of
-// the losses, DIR/loss.svg.
+// log.h: a run's output: a line per step for people, DIR/log.jsonl for programs, and a plot of the
+// losses, DIR/loss.svg.
 //
-//   log_open, log_close             of a new run, or of one that is resumed
-//   log_step, log_skip, log_eval    both lines of a step, and of an evaluation
-//   log_best                        which checkpoint is the best so far
-//   log_clear                       before anything else is printed
+//   log_open, log_close             open and close the log of a new run, or of a resumed one
+//   log_step, log_skip, log_eval    write both lines of a step, or of an evaluation
+//   log_best                        writes which checkpoint is the best so far
+//   log_clear                       removes the progress line, before anything else is printed
 //   log_plot                        draws the losses
 //
-// log.jsonl has one JSON object per line, of a training step, {"step":1,"loss":..,"grad_norm":..,
-// "lr":..,"ms":..,"tokens_per_s":..,"tflops":..}, or of an evaluation, {"step":..,"val_loss":..};
-// doc/logs.md tells of each field. Every line is in the file before the next step begins; a line
-// that a crash cut short is dropped by the run that resumes.
+// log.jsonl has one JSON object per line, for a training step, {"step":1,"loss":..,"grad_norm":..,
+// "lr":..,"ms":..,"tokens_per_s":..,"tflops":..}, or for an evaluation, {"step":..,"val_loss":..};
+// doc/logs.md explains each field. Every line is in the file before the next step begins. A resumed
+// run removes a line that a crash cut short.
 #ifndef TIDE_LOG_H
 #define TIDE_LOG_H
 #include "../files/json.h"
@@ -22,14 +22,14 @@ typedef struct {
     char dir[PATH_MAX];
     FILE *file;              // DIR/log.jsonl
     FILE *screen;            // stdout
-    bool terminal;           // screen is one: show progress in place
-    bool drawn;              // a progress line stands there
-    double last_drawn;       // when, in seconds
-    double start;            // when the step before this session's first one ended
+    bool terminal;           // the screen is a terminal, where progress is redrawn in place
+    bool drawn;              // a progress line is on the screen
+    double last_drawn;       // time of the last progress line, in seconds
+    double start;            // time at which the step before this session's first one ended
     size_t first;            // this session's first step
     size_t resumed;          // steps before this session
     size_t every;            // steps per line on the screen; 0: auto
-    double peak;             // FLOP/s of all that computes, 0: unknown; a faster step raises it
+    double peak;             // FLOP/s of all devices, 0: unknown; raised by a step that is faster
     off_t whole;             // bytes of the file that are complete lines
     bool failing;            // the last line could not be written
     LogSeries train, val;
@@ -42,8 +42,8 @@ static void log_add(LogSeries *s, size_t step, double loss) {
     s->points[s->count++] = point;
 }
 
-// Reads the n bytes of a log: complete, valid lines of steps up to `last` go into the series and,
-// as they are, into `kept`. Everything else is dropped.
+// Reads the n bytes of a log. Complete, valid lines of steps up to `last` are added to the series,
+// and copied to `kept`. Everything else is dropped.
 static void log_load(Log *l, const char *text, size_t n, size_t last, FILE *kept) {
     Error ignored;
     const char *end;
@@ -65,7 +65,7 @@ static void log_load(Log *l, const char *text, size_t n, size_t last, FILE *kept
     }
 }
 
-// Removes the progress line. To be called before anything else is printed.
+// Removes the progress line. It is called before anything else is printed.
 static void log_clear(Log *l) {
     if (l->drawn) fputs("\r\033[K", l->screen);
     l->drawn = false;
@@ -79,9 +79,9 @@ static void log_close(Log *l) {
     memset(l, 0, sizeof *l);
 }
 
-// Opens the log of a run in `dir`, which must exist, and cuts it back to the lines of steps up to
-// resume_step, whose losses the plot will show; 0: a run that begins. dir NULL: nothing is kept, as
-// on all GPUs but the first. On failure false and the reason in err; nothing needs to be closed.
+// Opens the log of a run in `dir`, which must exist. Keeps the lines of steps up to resume_step (0:
+// a new run), whose losses the plot will show. dir NULL: no log is written, as on all GPUs but the
+// first. On failure returns false, with the reason in err; nothing needs to be closed.
 static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
     char path[PATH_MAX] = "/dev/null";
     const char *term = getenv("TERM");
@@ -108,8 +108,8 @@ static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
     return true;
 }
 
-// After the lines of a step were printed. A full disk costs lines of the log, not the
-// run: what is there of such a line is removed, and the first one is named.
+// Flushes the lines of a step. If the disk is full, the log lacks lines, but the run goes on: a
+// part of a line is removed, and a warning names the first step that is missing.
 static void log_flush(Log *l, size_t step) {
     fflush(l->screen);
     const bool ok = fflush(l->file) == 0 && !ferror(l->file);
@@ -121,7 +121,7 @@ static void log_flush(Log *l, size_t step) {
     if (!ok && ftruncate(fileno(l->file), l->whole) == 0) clearerr(l->file);
 }
 
-// "41 s", "3 m 12 s", "2 h 05 m", "4 d 03 h"
+// Prints a duration: "41 s", "3 m 12 s", "2 h 05 m", "4 d 03 h".
 static void log_duration(char *out, size_t n, double seconds) {
     unsigned long s = seconds < 1e9 ? (unsigned long)(seconds + 0.5) : 1000000000UL;
     if (s < 60) snprintf(out, n, "%lu s", s);
@@ -130,10 +130,10 @@ static void log_duration(char *out, size_t n, double seconds) {
     else snprintf(out, n, "%lu d %02lu h", s / 86400, s % 86400 / 3600);
 }
 
-// After a step (the first is 1) of `steps`: writes both lines. ms: milliseconds that it took; more:
-// further members of the JSON object, each after a comma, or "". flops: of the step, per second,
-// and next to l->peak its "mfu", model FLOPs utilization (Chowdhery et al. 2022, section 4.1). In a
-// terminal the human line is redrawn in place with a bar, and stays for about 20 steps of the run.
+// Writes both lines of a step (the first is 1) of `steps`. ms: its milliseconds. more: further
+// members of the JSON object, each after a comma, or "". flops: its FLOP/s; divided by l->peak this
+// is "mfu", model FLOPs utilization (Chowdhery et al. 2022, section 4.1). On a terminal the line
+// for people is redrawn in place with a bar; about 20 lines of a run stay.
 static void log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm, double lr,
                      double ms, double tokens_per_s, double flops, const char *more) {
     log_add(&l->train, step, loss);
@@ -167,7 +167,7 @@ static void log_step(Log *l, size_t step, size_t steps, double loss, double grad
     log_flush(l, step);
 }
 
-// After a step without an update, because its loss or norm is no number or too large: both lines.
+// Writes both lines of a step without an update, whose loss or norm is no number, or too large.
 static void log_skip(Log *l, size_t step, size_t steps, double loss, double norm,
                      const char *more) {
     fprintf(l->file, "{\"step\":%zu,\"skipped\":true%s}\n", step, more);
@@ -177,8 +177,8 @@ static void log_skip(Log *l, size_t step, size_t steps, double loss, double norm
     log_flush(l, step);
 }
 
-// After an evaluation at `step`: both lines. accuracy: the share of the held-out examples that is
-// right; -1: there is none.
+// Writes both lines of an evaluation at `step`. accuracy: the share of the held-out questions that
+// are answered right; -1: there are none.
 static void log_eval(Log *l, size_t step, double val_loss, double accuracy) {
     log_add(&l->val, step, val_loss);
     log_clear(l);
@@ -191,7 +191,7 @@ static void log_eval(Log *l, size_t step, double val_loss, double accuracy) {
     log_flush(l, step);
 }
 
-// Before the checkpoint of `step` is written, whose evaluation gave the lowest loss so far.
+// Writes that the checkpoint of `step`, which is saved next, has the lowest validation loss so far.
 static void log_best(Log *l, size_t step, double val_loss) {
     fprintf(l->file, "{\"step\":%zu,\"best_val_loss\":%.9g}\n", step, val_loss);
     log_flush(l, step);
@@ -212,9 +212,8 @@ static void log_draw(const SvgFrame *f, const char *name, const LogSeries *s, bo
             "</text>\n", name, y, y + 4, name, last.y, noisy ? " (mean)" : "");
 }
 
-// Draws both losses over the steps to DIR/loss.svg, replacing it whole. Cuts off losses of the
-// first twentieth of the steps that are higher than all later ones: they would take most of the
-// height.
+// Draws both losses over the steps, and replaces DIR/loss.svg. Losses of the first twentieth of the
+// steps that are higher than all later ones are cut off: they would take most of the height.
 static bool log_plot(const Log *l, Error *err) {
     char path[PATH_MAX];
     const LogSeries *both[2] = {&l->train, &l->val};
@@ -229,7 +228,7 @@ static bool log_plot(const Log *l, Error *err) {
             s.y0 = fmin(s.y0, at.y);
             if (at.x > s.x1 / 20 || i + 1 == both[k]->count) s.y1 = fmax(s.y1, at.y);
         }
-    if (s.y0 > s.y1 || l->dir[0] == '\0') return true;  // nothing to show yet, or nowhere
+    if (s.y0 > s.y1 || l->dir[0] == '\0') return true;  // no losses yet, or no folder
     const double margin = fmax(0.04 * (s.y1 - s.y0), 1e-3 * fmax(1, fabs(s.y1)));
     s.y0 -= margin;
     s.y1 += margin;

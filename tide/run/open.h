@@ -2,12 +2,12 @@
 // with the options and the files that they name is found here, before anything is computed.
 //
 //   run_open                       fills a Run, or ends the program with one line
-//   run_precision                  the --precision of a run that is not open yet
+//   run_precision                  returns --precision before run_open()
 //   schedule_lr                    the learning rate of a step
 //   run_val_rows, run_val_hash     how many sequences are evaluated; which ones
-//   run_first_token, run_task      the token that begins a text; the task that knows --labels
+//   run_first_token, run_task      the token that begins a text; the task, with --labels
 //
-// save.h loads and saves a run, run.h has the verbs of its loop.
+// save.h loads and saves a run, run.h has the functions of its loop.
 #ifndef TIDE_OPEN_H
 #define TIDE_OPEN_H
 #include "../base/util.h"
@@ -23,64 +23,64 @@
 #include "out.h"
 #include <fnmatch.h>
 
-// Its loaders point into it: it must stay where it is.
+// A run. It must not be moved in memory: its loaders have pointers to its members.
 typedef struct {
     Options o;
-    const char *program;            // argv[0]: what the user called us
+    const char *program;            // argv[0]
     GPT2Config config;
     GPT2Table table;
-    Tokenizer *tokenizer;           // NULL: token files, and nobody said how they were made
+    Tokenizer *tokenizer;           // NULL: the data are token files, whose tokenizer is not known
     TokenData data, val_data;       // the files of --data and --val
     TokenData train_view, val_view;
-    bool task, asks;                // examples (task.h) instead of running text: --data, and what
-                                    // is held out
-    bool words;                     // whose --labels are one token each
+    bool task, asks;                // --data, or the held-out data, are examples (task.h), not
+                                    // running text
+    bool words;                     // each of --labels is one token
     bool packed;                    // rows of several examples are trained
     Task task_all, task_val_all;    // the examples of --data and --val
-    Task task_train, task_val;      // those to train on, and those held out
-    Loader train, val;              // .sequences (rows, of a task) 0: there is no such data
-    size_t B, T;                    // of a micro-batch
-    size_t world, rank;             // GPUs that train together (ranks.h), and which one this is
-    size_t step_sequences;          // of a step: its micro-batches on all GPUs together
+    Task task_train, task_val;      // the examples to train on, and those held out
+    Loader train, val;              // .sequences counts sequences, or rows of a task; 0: no data
+    size_t B, T;                    // shape of a micro-batch: sequences, tokens
+    size_t world, rank;             // number of GPUs that train together; this one (ranks.h)
+    size_t step_sequences;          // sequences (or rows) of a step, on all GPUs together
     size_t step_tokens;
-    const char *saved_model;        // --model is this directory or file; NULL: preset, or --resume
+    const char *saved_model;        // directory or file of --model; NULL: a preset, or --resume
     bool training;                  // gradients are needed: for steps, or for --dump
-    bool only_sampling;             // --prompt or --chat, and no training: only samples
-    Chat chat;                      // of --chat
-    bool batches;                   // batches of B x T are read: to train on, or to evaluate
-    bool sampling;                  // samples are drawn: as the only thing, or while training
-    TrainState state;               // of the newest whole checkpoint; step 0: there is none
-    char resume_from[PATH_MAX];     // the one that a resumed run began with
+    bool only_sampling;             // --prompt or --chat without training
+    Chat chat;                      // format of conversations (--chat)
+    bool batches;                   // batches of B x T are read, to train on or to evaluate
+    bool sampling;                  // samples are drawn, in training or without it
+    TrainState state;               // the newest whole checkpoint; step 0: there is none
+    char resume_from[PATH_MAX];     // the checkpoint with which a resumed run began
     int lock;                       // the file .lock in --out, see out_lock(); -1: not open
     RunState saves;                 // what run_save() saves; run_load() sets it (save.h)
     Log log;
-    double start;                   // of the step, by seconds_now()
-    size_t done;                    // steps that are complete
-    size_t idle;                    // steps of zeroth order, in a row, that led nowhere
-    bool due;                       // a checkpoint is
-    bool unasked;                   // an evaluation is
-    double lowest;                  // --keep-best: of all evaluations' losses
+    double start;                   // time at which the step began, by seconds_now()
+    size_t done;                    // number of complete steps
+    size_t idle;                    // zeroth-order steps in a row that had no effect
+    bool due;                       // a checkpoint is due
+    bool unasked;                   // an evaluation is due
+    double lowest;                  // --keep-best: the lowest loss of all evaluations
     bool best_is_out;               // OUT/best has the weights of state.best
-    bool open;                      // one would lack something now: it waits (ZenFlow's window)
-    bool waits;                     // a signal came, and waits for that too
-    bool ends;                      // what is saved now is the last: then it must not fail
-    bool damaged;                   // a token file is, here or on another rank
-    Error damage;                   // of a file here
+    bool open;                      // ZenFlow's window is open: a checkpoint must wait
+    bool waits;                     // a signal must wait for that, too
+    bool ends;                      // the next checkpoint is the last: saving must not fail
+    bool damaged;                   // a token file is damaged, here or on another rank
+    Error damage;                   // the damage that this rank found
 } Run;
 
-enum { SEQ_AUTO = 2048 };  // tokens of a row at most, unless --seq says otherwise
+enum { SEQ_AUTO = 2048 };  // most tokens of a row without --seq
 
 // ---------------------------------------------------------------------------------------------
 // The learning rate
 
-// Steps in which the learning rate rises.
+// Returns the number of steps in which the learning rate rises.
 static size_t schedule_warmup(const Options *o) {
     return o->warmup == AUTO_COUNT ? o->steps / 20 : o->warmup;
 }
 
-// Learning rate of a step (the first one is 1): a straight line from lr / warmup up to lr, then
-// down to min_lr at the last step, along half a cosine (Loshchilov and Hutter 2017, eq. 5) or a
-// line; a constant schedule stays at lr.
+// Returns the learning rate of a step (the first is 1). It rises in a line from lr / warmup to lr,
+// then falls to min_lr at the last step, along half a cosine (Loshchilov and Hutter 2017, eq. 5) or
+// in a line; a constant schedule stays at lr.
 static double schedule_lr(const Options *o, size_t step) {
     const size_t warmup = schedule_warmup(o);
     const double low = o->min_lr < 0 ? o->lr / 10 : o->min_lr;
@@ -95,8 +95,8 @@ static double schedule_lr(const Options *o, size_t step) {
 // ---------------------------------------------------------------------------------------------
 // The model, the tokenizer and the data
 
-// A resumed run goes on with as many sequences per step as it began with, so that data and schedule
-// do. Unless --accum says how, it follows from --batch and the number of GPUs.
+// Keeps the number of sequences per step of a resumed run, on which data and schedule depend: sets
+// --accum, if it was not given, by --batch and the number of GPUs.
 static void run_resume_batch(Run *r) {
     Options *o = &r->o;
     const size_t each = o->batch * r->world, was = o->accum;
@@ -106,7 +106,7 @@ static void run_resume_batch(Run *r) {
     if (all % r->world != 0)
         die("this run has %zu sequences per step: %zu GPUs cannot share them evenly", all,
             r->world);
-    size_t fits = min_size(o->batch, all / r->world);  // less, with more --accum
+    size_t fits = min_size(o->batch, all / r->world);  // the --batch to propose
     while (fits > 1 && all / r->world % fits != 0) fits--;
     if (each * o->accum != all)
         die("this run has %zu sequences per step; --batch %zu, --accum %zu and %zu GPU%s make %zu: "
@@ -115,7 +115,7 @@ static void run_resume_batch(Run *r) {
     if (o->accum != was) printf("--accum is %zu now, for %zu sequences per step\n", o->accum, all);
 }
 
-// Finds the checkpoint to resume: its shape, and the options that were not given.
+// Finds the checkpoint to resume, and takes the model's shape and options that were not given.
 static void run_open_checkpoint(Run *r) {
     Options *o = &r->o;
     Error err;
@@ -149,7 +149,7 @@ static void run_open_preset(Run *r) {
     if (o->context) c->context = o->context;
 }
 
-// The model's shape: from the checkpoint to resume, from a preset, or from a saved model.
+// Finds the model's shape: in the checkpoint to resume, in a preset, or in a saved model.
 static void run_open_model(Run *r) {
     const Options *o = &r->o;
     GPT2Config *c = &r->config;
@@ -172,11 +172,10 @@ static void run_open_model(Run *r) {
     }
     r->T = o->seq > 0 ? o->seq : min_size(c->context, SEQ_AUTO);
     if (r->T > c->context)
-        die("--seq %zu is longer than the model's %s of %zu", r->T,
-            c->windowed ? "sliding window" : "context", c->context);
+        die("--seq %zu is longer than the model's context of %zu", r->T, c->context);
 }
 
-// The tokenizer: as told, or the one saved with the model, or bytes.
+// Opens the tokenizer: that of --tokenizer, or the one saved with the model, or bytes.
 static void run_open_tokenizer(Run *r) {
     const Options *o = &r->o;
     const char *saved = o->resume ? o->out : r->saved_model;
@@ -193,7 +192,7 @@ static void run_open_tokenizer(Run *r) {
     } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
         r->tokenizer = tokenizer_bytes();
     }
-    // else: a saved model with tokens that nobody explained; token files will do for it
+    // The model may have been saved without a tokenizer; it can train on token files.
     path_join(list, home, "tokenizer.model");
     if (r->tokenizer == NULL && !own && path_exists(list))
         snprintf(tokenizer_why, sizeof tokenizer_why, "%.300s is not read; transformers makes "
@@ -205,19 +204,19 @@ static void run_open_tokenizer(Run *r) {
             "directory of theirs", home, r->config.vocab);
 }
 
-// The task that knows the tokens of --labels, and the format of conversations.
+// Returns the task that has the tokens of --labels, and the format of conversations.
 static const Task *run_task(const Run *r) { return r->task ? &r->task_all : &r->task_val_all; }
 
-// The token with which every text begins, as the tokenizer says; OPT has seen all of them begin
-// with </s>. -1: none.
+// Returns the token with which the tokenizer begins every text; OPT's texts begin with </s>. -1:
+// none.
 static int32_t run_first_token(const Run *r) {
     if (r->tokenizer->bos >= 0) return r->tokenizer->bos;
     if (r->config.family == FAMILY_OPT && r->tokenizer->vocab != 256) return 2;
     return -1;
 }
 
-// Opens as examples (task.h) what has them of --data and --val. --seq 0: what the longest needs, or
-// running text; packed: all.
+// Opens --data and --val as examples (task.h), if they have examples. Without --seq, rows have room
+// for the longest example, packed rows for all of them together, up to SEQ_AUTO.
 static void run_open_task(Run *r) {
     Options *o = &r->o;
     const bool tasks[2] = {r->task, r->asks};
@@ -231,7 +230,7 @@ static void run_open_task(Run *r) {
             die("%s has JSON lines: --labels is for labelled sentences, use \"choices\" here",
                 files[k]);
         *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, first, V,
-                               o->chat_format);
+                               o->chat_format, o->train_on > 0);
     }
     const size_t all = r->task_all.count, cut = o->val == NULL ? all - all / 10 : all;
     if (r->task) r->task_train = task_view(&r->task_all, 0, cut);
@@ -254,7 +253,7 @@ static void run_open_task(Run *r) {
     if (r->asks) r->val.sequences = task_rows(&r->task_val, false);
 }
 
-// Opens --data and --val, cuts off the held-out tenth if there is no --val, and settles the
+// Opens --data and --val. Holds out the last tenth of --data if there is no --val. Sets the
 // vocabulary of a new model: --vocab, or what the tokenizer needs.
 static void run_open_data(Run *r) {
     const Options *o = &r->o;
@@ -268,17 +267,17 @@ static void run_open_data(Run *r) {
     if (texts) r->data = data_open(o->data, r->tokenizer);
     if (texts && !r->data.text && o->tokenizer == NULL && r->tokenizer != NULL
         && r->tokenizer->vocab == 256) {
-        tokenizer_free(r->tokenizer);  // it was a guess: token files are GPT-2's unless told
+        tokenizer_free(r->tokenizer);  // bytes was a guess: token files are taken for GPT-2's
         r->tokenizer = NULL;
     }
     const size_t needed = r->tokenizer != NULL ? r->tokenizer->vocab : 50257;
     if (!o->resume && r->saved_model == NULL) {
         if (o->vocab) c->vocab = o->vocab;
-        else if (o->data == NULL && (o->plan || o->calibrate)) {}  // the preset's
+        else if (o->data == NULL && (o->plan || o->calibrate)) {}  // the preset's vocabulary
         else if (needed == 256 || c->vocab < needed) c->vocab = needed;
     }
     if (!gpt2_finish(c, &err)) die("%s", err.text);
-    // added tokens that a saved model does not know are refused where a text has them
+    // A tokenizer may have added tokens that the saved model lacks; texts with them are refused.
     const size_t base = r->tokenizer == NULL ? 0 : o->vocab > 0 ? needed : r->tokenizer->base;
     if (base > c->vocab) die("the tokenizer has %zu tokens and the model only %zu", base, c->vocab);
     data_check(&r->data, c->vocab);
@@ -312,12 +311,12 @@ static size_t run_val_rows(const Run *r) {
     return min_size(all, (asked > 0 ? asked : 20) * r->B);
 }
 
-// The hash of the rows that a validation loss is measured on.
+// Returns the hash of the rows on which the validation loss is measured.
 static uint64_t run_val_hash(const Run *r) {
     const size_t rows = run_val_rows(r), T = r->val.T;
     uint64_t parts[] = {rows, T, r->asks ? task_hash(&r->task_val) : 0};
     int32_t *both = ALLOC(int32_t, 2 * T, "a row");
-    Error ignored;  // a damaged row is named when it is evaluated
+    Error ignored;  // a damaged row is reported when it is evaluated
     for (size_t row = 0; row < rows && !r->asks; row++) {
         loader_sequence(&r->val, row, r->config.vocab, both, both + T, &ignored);
         parts[2] = hash_word(parts[2], hash_bytes(both, 2 * T * sizeof *both));
@@ -329,9 +328,9 @@ static uint64_t run_val_hash(const Run *r) {
 // ---------------------------------------------------------------------------------------------
 // The lines that a run prints before its first step, and its refusals
 
-// Says what is going to be trained on what, and what a training run computes with. A preset is a
-// shape, with random weights: a note is printed where it is sampled, evaluated or tuned with MeZO,
-// and where weights of its name are published.
+// Prints what is trained on what, and which processor computes. A preset is a shape with random
+// weights: a note is printed if it is sampled, evaluated or tuned with MeZO, and if weights are
+// published under its name.
 static void run_describe(const Run *r) {
     const GPT2Config *c = &r->config;
     const Options *o = &r->o;
@@ -354,9 +353,9 @@ static void run_describe(const Run *r) {
     printf("model: %zu layer%s, %zu head%s", c->layers, plural(c->layers), c->heads,
            plural(c->heads));
     if (config_kv(c) < c->heads) printf(" (%zu of keys)", config_kv(c));
-    printf(", %zu channel%s, %s %zu, vocabulary %zu: %.2f M parameters; ", c->channels,
-           plural(c->channels), c->windowed ? "sliding window" : "context", c->context, c->vocab,
-           1e-6 * (double)r->table.parameters);
+    printf(", %zu channel%s, context %zu", c->channels, plural(c->channels), c->context);
+    if (config_slides(c, c->context)) printf(" (sliding window %zu)", c->window);
+    printf(", vocabulary %zu: %.2f M parameters; ", c->vocab, 1e-6 * (double)r->table.parameters);
     if (fresh) printf("new, random weights\n");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
@@ -392,8 +391,8 @@ static void run_describe(const Run *r) {
     if (!o->plan) cpu_describe();
 }
 
-// Refuses shapes that the GPU's kernels do not take: they work on whole packs of 16 bytes, and hold
-// a row of channels in one block of threads.
+// Refuses shapes that the GPU's kernels cannot compute: they work on whole packs of 16 bytes, and
+// one block of threads has a whole row of channels.
 static void run_check_shape(const Run *r) {
     const GPT2Config *c = &r->config;
     const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
@@ -410,7 +409,7 @@ static void run_check_shape(const Run *r) {
             "and %zu; the CPU trainer takes any", c->channels, config_head(c));
 }
 
-// Ends a run whose ranks were started with other options, or see other data.
+// Ends the run if its ranks have different options or data.
 static void run_agree(const Run *r) {
     char text[sizeof r->state.options];
     if (r->o.steps == 0 || r->o.dump != NULL)
@@ -423,8 +422,8 @@ static void run_agree(const Run *r) {
     ranks_agree("data", text);
 }
 
-// Returns the --precision of a run that is not open yet: the command line's, or with --resume that
-// of its newest readable checkpoint.
+// Returns --precision before run_open(): from the command line, or with --resume from the newest
+// readable checkpoint.
 static int run_precision(int argc, char **argv) {
     Options o;
     TrainState s;
@@ -444,7 +443,7 @@ static int run_precision(int argc, char **argv) {
     return o.precision;
 }
 
-// Reads the command line, which all ranks have to share, and checks --out and locks it.
+// Reads the command line, which must be the same on all ranks. Checks --out and locks it.
 static void run_open_options(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
     ranks_open();
@@ -458,19 +457,19 @@ static void run_open_options(Run *r, int argc, char **argv, bool gpu_build) {
     }
     if (!gpu_build && r->world > 1) die("the CPU trainer is one process; for several: a GPU build");
     if (o->plan && r->world > 1) die("--plan is one process: say --world %zu", r->world);
-    if (r->world > 1)  // before they do different things; run_agree() compares the others
+    if (r->world > 1)  // ranks must not go different ways; run_agree() compares the other options
         ranks_agree("options", o->resume ? o->no_save ? "--resume, --no-save" : "--resume, saving"
                                          : o->no_save ? "new run, --no-save" : "new run, saving");
     if (o->plan) r->world = o->world;
-    omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
+    omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // for this thread's loops
     out_check(o, &r->lock);
 }
 
-// Settles what a step reads, and how many there are.
+// Sets what a step reads, and the number of steps.
 static void run_open_steps(Run *r) {
     Options *o = &r->o;
     r->B = o->batch;
-    if (o->dump != NULL) o->accum = 1;  // the first micro-batch, as if it were the step
+    if (o->dump != NULL) o->accum = 1;  // the first micro-batch counts as the step
     r->step_sequences = r->B * o->accum * r->world;
     r->step_tokens = r->step_sequences * r->T;
     if (o->epochs > 0) {
@@ -487,7 +486,7 @@ static void run_open_steps(Run *r) {
     r->sampling = r->only_sampling || (o->steps > 0 && o->sample_every > 0);
 }
 
-// Refuses what the data and the model do not have for the options.
+// Refuses options for which the data or the model lack something.
 static void run_check_together(Run *r) {
     const Options *o = &r->o;
     const bool trains = r->training && r->task, evaluated = r->val.sequences > 0;
@@ -495,7 +494,8 @@ static void run_check_together(Run *r) {
     if (o->gpu_build) run_check_shape(r);
     if (r->only_sampling && r->tokenizer == NULL)
         die("--%s needs --tokenizer: %s", o->chat ? "chat" : "prompt", tokenizer_why);
-    if (o->chat && !chat_open(&r->chat, r->tokenizer, o->chat_format, run_first_token(r), &err))
+    if (o->chat && !chat_open(&r->chat, r->tokenizer, o->chat_format, run_first_token(r),
+                              time(NULL), &err))
         die("--chat: %s", err.text);
     if (trains && run_task(r)->chat.format != NULL)
         chat_export(&run_task(r)->chat, r->tokenizer);
@@ -526,7 +526,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     run_open_steps(r);
     run_check_together(r);
     if (!o->calibrate) run_describe(r);
-    o->seq = r->T;  // what "0" meant, for the checkpoint
+    o->seq = r->T;  // the checkpoint gets the value that 0 stood for
     if (o->data != NULL && o->val != NULL && strcmp(o->data, o->val) == 0)
         printf("note: --val is --data: its loss says nothing of other data\n");
 }

@@ -1,13 +1,13 @@
 // options.h: the command line of every trainer.
 //
-// One table says everything about an option: its name, its field in Options, type, default, range,
-// which builds have it, and what --resume does with it. Parsing, --help, the options saved in a
+// One table has everything about an option: its name, its field in Options, type, default, range,
+// the builds that have it, and what --resume does with it. Parsing, --help, the options saved in a
 // checkpoint and their merging on --resume all iterate over that table. A mistake ends the program
 // with one line.
 //
-//     options_parse()     the command line; option_given(): was an option on it?
-//     options_write()     what a checkpoint keeps of them
-//     options_resume()    merges what a checkpoint has kept
+//     options_parse()     reads the command line; option_given(): is an option on it?
+//     options_write()     writes the options for a checkpoint
+//     options_resume()    merges the options of a checkpoint and of the command line
 #ifndef TIDE_OPTIONS_H
 #define TIDE_OPTIONS_H
 #include "../base/util.h"
@@ -15,8 +15,8 @@
 #include "../base/model.h"
 #include <assert.h>
 
-// Values of the choice options, in the order in which the table lists their names; those that say
-// where something is are in model.h.
+// Values of options with choices, in the order in which the table has their names. Those that place
+// something are in model.h.
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
 enum { SAVE_FP32, SAVE_BF16 };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MEZO };
@@ -26,8 +26,8 @@ enum { WIRE_BF16, WIRE_FP32 };
 enum { MOMENTS_FP32, MOMENTS_BF16 };
 enum { PACK_AUTO, PACK_ON, PACK_OFF };
 
-// What --calibrate runs unless told.
-#ifdef __CUDA_EMU__  // slow, and its time means nothing
+// The model that --calibrate runs by default.
+#ifdef __CUDA_EMU__  // the emulated GPU is slow, and its times mean nothing
 #define CALIBRATED_MODEL "nano"
 enum { CALIBRATED_SEQ = 64, EMULATED = 1 };
 #else
@@ -41,29 +41,29 @@ enum { CALIBRATED_SEQ = 2048, EMULATED = 0 };
 enum { O_TITLE, O_TEXT, O_COUNT, O_BYTES, O_REAL, O_CHOICE, O_FLAG };
 
 enum {
-    O_FIXED = 1,  // defines the run: saved, and --resume refuses another value
-    O_OWN = 2,    // belongs to one invocation: neither saved nor restored
+    O_FIXED = 1,  // defines the run: saved; --resume refuses another value
+    O_OWN = 2,    // belongs to one call: not saved
     O_GPU = 4,    // only in the GPU builds
     O_SPLIT = 8,  // only for the interleaved update
     O_FO = 16, O_ZO = 32,  // only for first-order, only for zeroth-order training
     O_ZEN = 64,   // only for importance-aware updates
     O_AUTO = 128, // a number that may be "auto", though that is not the default
-    O_SHARE = 256, O_OTHER = 512,  // only where a share of the state is resident; not with zenflow
+    O_SHARE = 256, O_OTHER = 512,  // only for modes with resident state; not with zenflow
     O_PLAN = 1024,  // only with --plan
-    O_READS = 2048,  // a file's name; several are not read
+    O_READS = 2048,  // the name of one file that is read
     O_EMPTY = 4096,  // a text that may be empty
-    O_MOST = 8192    // what most runs need: --help shows it, the others are in --help all
-};                // neither fixed nor own: saved, and --resume takes the saved value unless given
+    O_MOST = 8192    // shown by --help, because most runs need it; the others: --help all
+};                // neither O_FIXED nor O_OWN: saved; --resume takes the saved value by default
 
 #define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
 
-// "auto" is stored as AUTO_COUNT or AUTO_REAL, or as 0 where the range begins behind that. A text
-// that was not given is NULL. Texts point into argv, the table, or `saved`.
-enum { OPTION_MOST = 100 };  // rows of the table, at most
+// "auto" is stored as AUTO_COUNT or AUTO_REAL, but as 0 if the option's range begins above 0. A
+// text that was not given is NULL. Texts point into argv, the table, or `saved`.
+enum { OPTION_MOST = 100 };  // most rows of the table
 typedef struct {  // the fields of the table's options
     const char *model, *data, *val, *tokenizer, *labels, *template_text, *scores, *prompt, *out,
         *dump, *tune, *rates, *trace;
-    int chat_format, pack, schedule, optimizer, moments, save_dtype, precision, recompute,
+    int chat_format, train_on, pack, schedule, optimizer, moments, save_dtype, precision, recompute,
         offload, weights, grad_wire, zen_overlap, zo_noise;
     size_t layers, heads, kv_heads, channels, ffn, context, vocab, batch, seq, accum, seed,
         steps, warmup, log_every, eval_every, eval_batches, sample_every, sample_tokens, top_k,
@@ -73,22 +73,22 @@ typedef struct {  // the fields of the table's options
         resident, share, zen_topk, zen_window, zo_eps;
     bool chat, resume, keep_best, no_save, help, version, no_overlap, plan, calibrate,
         zo_no_slots, zo_no_fused_update;
-    bool resume_auto;          // --resume auto: if there is a checkpoint
+    bool resume_auto;          // --resume auto: resume if there is a checkpoint
     bool help_all;             // --help all: every option
     bool gpu_build;
-    bool given[OPTION_MOST];   // by row of the table: it was on the command line
-    char *saved;               // owns the texts that came from a checkpoint
+    bool given[OPTION_MOST];   // by row of the table: the option was on the command line
+    char *saved;               // memory of the texts that were read from a checkpoint
 } Options;
 
 typedef struct {
     int type;
     const char *name;     // without the two dashes; of a title row: the title
     size_t offset;        // of the field in Options
-    const char *initial;  // default, as it would be written on the command line; NULL: none
-    const char *values;   // choices, "a|b|c"; of a flag a word that may follow; else for --help
+    const char *initial;  // default, written as on the command line; NULL: none
+    const char *values;   // choices, "a|b|c"; for a flag, a word that may follow; or for --help
     int flags;
     const char *help;
-    double min, max;      // of numbers, both included
+    double min, max;      // range of a number, both included
 } Option;
 
 // Every option. A row of --help is a row here.
@@ -114,6 +114,8 @@ static const Option option_table[] = {
     {O_CHOICE, "chat-format", AT(chat_format), "auto",
      "auto|chatml|llama3|mistral-v3|mistral|llama2", O_FIXED,
      "of conversations; auto: by chat template, or special tokens"},
+    {O_CHOICE, "train-on", AT(train_on), "all", "all|last", O_FIXED,
+     "a conversation's answers that are trained: all, or the last"},
     {O_COUNT, "batch", AT(batch), "8", "N", O_MOST,
      "sequences per micro-batch, on each GPU", 1, 1 << 20},
     {O_COUNT, "seq", AT(seq), "0", "N", O_MOST | O_FIXED,
@@ -262,7 +264,7 @@ static const Option option_table[] = {
 enum { OPTION_COUNT = sizeof option_table / sizeof *option_table };
 static_assert((int)OPTION_COUNT <= (int)OPTION_MOST, "Options.given has a place for each");
 
-// Row of the option with this name of n bytes, or -1.
+// Returns the row of the option with this name of n bytes, or -1.
 static int option_find(const char *name, size_t n) {
     for (int i = 0; i < OPTION_COUNT; i++)
         if (option_table[i].type != O_TITLE && strlen(option_table[i].name) == n
@@ -270,7 +272,7 @@ static int option_find(const char *name, size_t n) {
     return -1;
 }
 
-// Was --name on the command line?
+// True if --name was on the command line.
 static bool option_given(const Options *o, const char *name) {
     int row = option_find(name, strlen(name));
     return row >= 0 && o->given[row];
@@ -279,12 +281,12 @@ static bool option_given(const Options *o, const char *name) {
 // ---------------------------------------------------------------------------------------------
 // Values
 
-// A number, of any size; those that are not real are digits only, with a sign if they are below 0;
-// of sizes, also times a power of 1024: 23.5G; K, KB or KiB, M, G, T, or the same in small letters.
+// Reads a number. A count has digits only, with a sign if it is below 0. A size may have a unit, a
+// power of 1024: 23.5G; K, KB or KiB, M, G, T, or the same in small letters.
 static bool parse_number(const char *text, int type, double *out) {
     static const char units[] = "KkMmGgTt", digits[] = "+-eE.0123456789";
     const size_t sign = *text == '-';
-    const size_t other = type == O_REAL ? 0 : type == O_BYTES ? 4 : 5;  // of `digits`, that are not
+    const size_t other = type == O_REAL ? 0 : type == O_BYTES ? 4 : 5;  // first allowed digit
     const size_t n = sign + strspn(text + sign, digits + other);
     const char *unit = type == O_BYTES && text[n] != '\0' ? strchr(units, text[n]) : NULL;
     char *end;
@@ -295,7 +297,7 @@ static bool parse_number(const char *text, int type, double *out) {
     return end[1] == '\0' || !strcasecmp(end + 1, "B") || !strcasecmp(end + 1, "iB");
 }
 
-// Index of `text` in "a|b|c", or -1.
+// Returns the index of `text` in "a|b|c", or -1.
 static int parse_choice(const char *values, const char *text) {
     size_t n = strlen(text), length;
     for (int i = 0; *values != '\0'; i++, values += length + (values[length] == '|')) {
@@ -309,7 +311,7 @@ static bool option_has_auto(const Option *opt) {
     return (opt->flags & O_AUTO) || (opt->initial != NULL && strcmp(opt->initial, "auto") == 0);
 }
 
-// Stores a value, given as text, in its field.
+// Stores a value, which is a text, in the option's field.
 static void option_set(Options *o, const Option *opt, const char *text) {
     void *field = (char *)o + opt->offset;
     const bool real = opt->type == O_REAL, size = opt->type == O_BYTES;
@@ -342,8 +344,8 @@ static void option_set(Options *o, const Option *opt, const char *text) {
     }
 }
 
-// Writes a field as option_set() reads it, behind a blank, with \n for a newline and two
-// backslashes for one; nothing for a text that is not there.
+// Writes a blank and the value of a field, as option_set() reads it: \n stands for a newline, two
+// backslashes for one. Writes nothing for a text that was not given.
 static void option_write(FILE *f, const Options *o, const Option *opt) {
     const void *field = (const char *)o + opt->offset;
     char number[32];
@@ -359,7 +361,7 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
         n = strcspn(text, "|");
     } else if (opt->type == O_REAL) {
         const double v = *(const double *)field;
-        for (int digits = 6; digits <= 17; digits++) {  // the shortest that is exact
+        for (int digits = 6; digits <= 17; digits++) {  // the fewest digits that are exact
             snprintf(number, sizeof number, "%.*g", digits, v);
             if (strtod(number, NULL) == v) break;
         }
@@ -380,8 +382,8 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
-// Changes to turn the n bytes at a into b (Levenshtein 1966), if there are at most `most`; else
-// more than that. _ is -.
+// Returns how many changes turn the n bytes at a into b (Levenshtein 1966), or a number above
+// `most` if more are needed. _ counts as -.
 static size_t edit_distance(const char *a, size_t n, const char *b, size_t most) {
     for (; n > 0 && *b != '\0' && (*a == '_' ? '-' : *a) == *b; n--, a++) b++;
     if (n == 0 || *b == '\0' || most == 0) return n > strlen(b) ? n : strlen(b);
@@ -391,24 +393,24 @@ static size_t edit_distance(const char *a, size_t n, const char *b, size_t most)
     return 1 + min_size(changed, min_size(less, more));
 }
 
-// `arg` as on the command line, with one or two dashes and perhaps "=value".
+// Refuses an unknown option, and proposes a similar one. arg has dashes, and perhaps "=value".
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
-    size_t n = strcspn(name, "="), best = 5;  // else: none
+    size_t n = strcspn(name, "="), best = 5;  // only a distance below 5 is similar
     char words[64], key[64];
     snprintf(words, sizeof words, " %.*s", n < sizeof words ? (int)n : 0, name);
     for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
     for (int i = 0; i < OPTION_COUNT; i++) {
         const char *known = option_table[i].name;
         if (option_table[i].type == O_TITLE) continue;
-        const size_t first = strcspn(name, "-_=");  // of --batch-size, or all of --temp
+        const size_t first = strcspn(name, "-_=");  // length of "batch" in --batch-size
         size_t d = edit_distance(name, n, known, 4);
-        if (d > 1 && 2 * d >= n) d = best;  // half of it differs: --lora is not --lr
-        snprintf(key, sizeof key, " %s", known);  // of --max-seq-length, --output-dir
+        if (d > 1 && 2 * d >= n) d = best;  // half the word differs: --lora is not --lr
+        snprintf(key, sizeof key, " %s", known);  // for --max-seq-length, --output-dir
         if (d > 2 && known[2] != '\0' && strstr(words, key) != NULL) d = 2;
         if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
         if (d > 2 && first < n && strstr(option_table[i].help, words + 1) != NULL)
-            d = 2;  // --learning-rate: the help of --lr has its words
+            d = 2;  // for --learning-rate: the help of --lr has these words
         if (d < best) { best = d; nearest = known; }
     }
     int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
@@ -416,7 +418,7 @@ static void unknown_option(const char *arg) {
     die("unknown option %.*s; did you mean --%s?", shown, arg, nearest);
 }
 
-// Refuses options that are only for another optimizer or mode, by their flags.
+// Refuses options whose flags say that they are for another optimizer or mode.
 static void options_check_flags(const Options *o) {
     const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
     const bool interleave = o->offload == OFFLOAD_INTERLEAVE;
@@ -433,7 +435,7 @@ static void options_check_flags(const Options *o) {
                 die("--%s needs %s", option_table[i].name, groups[k].needed);
 }
 
-// Refuses what cannot be combined, in the words of the first row that is true.
+// Refuses options that cannot be combined, with the words of the first row that is true.
 static void options_check(const Options *o) {
     options_check_flags(o);
     const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
@@ -529,13 +531,13 @@ static void options_default(Options *o) {
     if (o->data == NULL && o->val == NULL && (o->prompt != NULL || o->chat)
         && option_given(o, "model") && !option_given(o, "steps") && !option_given(o, "out")
         && o->dump == NULL && !o->plan)
-        o->steps = 0;  // to sample needs no more
+        o->steps = 0;  // sampling needs no steps
     if (o->calibrate && !option_given(o, "model")) {
         o->model = CALIBRATED_MODEL;
         if (!option_given(o, "seq")) o->seq = CALIBRATED_SEQ;
         if (!option_given(o, "batch")) o->batch = 1;
     }
-    if (o->optimizer == OPTIMIZER_MEZO) {  // what suits AdamW would end it
+    if (o->optimizer == OPTIMIZER_MEZO) {  // with AdamW's values MeZO would diverge
         if (!option_given(o, "lr")) o->lr = 1e-6;
         if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;
         if (!option_given(o, "weight-decay")) o->weight_decay = 0;
@@ -544,14 +546,14 @@ static void options_default(Options *o) {
     }
 }
 
-// Fills *o with the defaults and then from the command line. An option is given once; behind "--"
-// it replaces an earlier one: scripts have theirs in front, and the user's behind.
-// With --resume the combinations are checked later, by options_resume(). --help and --version print
-// and exit with 0, a mistake ends with one line and exit code 2, before anything is allocated.
+// Fills *o with the defaults, then from the command line. An option may be given once; after "--"
+// it replaces an earlier one, so that scripts put "--" between their options and the user's. With
+// --resume, options_resume() checks the combinations later. --help and --version print and exit
+// with 0. A mistake ends the program with one line and exit code 2, before anything is allocated.
 static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     memset(o, 0, sizeof *o);
     o->gpu_build = gpu_build;
-    const char *values[OPTION_COUNT] = {NULL};  // that were given since the last "--"
+    const char *values[OPTION_COUNT] = {NULL};  // values given since the last "--"
     for (const Option *opt = option_table; opt < option_table + OPTION_COUNT; opt++)
         if (opt->initial != NULL) option_set(o, opt, opt->initial);
     for (int i = 1; i < argc && !o->help && !o->version; i++) {
@@ -575,7 +577,7 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
         } else if (value != NULL) {
             value++;
         } else {
-            value = argv[++i];  // the list ends with NULL
+            value = argv[++i];  // NULL after the last argument
             if (value == NULL || strncmp(value, "--", 2) == 0)
                 die("--%s needs a value%s", opt->name,
                     value != NULL ? "; write --NAME=VALUE if it starts with --" : "");
@@ -608,8 +610,8 @@ static bool option_is_saved(const Options *o, const Option *opt) {
     return opt->type != O_TITLE && !(opt->flags & O_OWN) && (o->gpu_build || !(opt->flags & O_GPU));
 }
 
-// The options that describe the run, as lines "--name value" of less than n bytes in buf. A trainer
-// first stores what it found for `seq` 0 and the like.
+// Writes the options that describe the run to buf, as lines "--name value" of less than n bytes. A
+// trainer has replaced `seq` 0 and the like by the values that they stand for.
 static void options_write(const Options *o, char *buf, size_t n) {
     FILE *f = fmemopen(buf, n, "w");
     if (f == NULL) fail("out of memory: options");
@@ -623,7 +625,7 @@ static void options_write(const Options *o, char *buf, size_t n) {
     if (fclose(f) != 0 || !fits) die("the options are too long: shorten --prompt or the paths");
 }
 
-// Returns whether option x has one value in a and b; x is a text, a choice or a number.
+// True if option x, a text, a choice or a number, has the same value in a and b.
 static bool option_same(const Options *a, const Options *b, const Option *opt) {
     const void *p = (const char *)a + opt->offset, *q = (const char *)b + opt->offset;
     if (opt->type != O_TEXT) return memcmp(p, q, opt->type == O_CHOICE ? sizeof(int) : 8) == 0;
@@ -631,13 +633,13 @@ static bool option_same(const Options *a, const Options *b, const Option *opt) {
     return s != NULL && t != NULL ? strcmp(s, t) == 0 : s == t;
 }
 
-// Merges the options of the checkpoint (lines of options_write) into those of a command line with
-// --resume: what was not given is taken from the checkpoint; what was given is used, unless it
-// contradicts an option that defines the run. Then checks the combinations. Lines that this build
-// does not know are skipped: another build may have written them. Returns the checkpoint's options.
+// Merges the options of a checkpoint (lines of options_write()) into those of a command line with
+// --resume. An option that was not given is taken from the checkpoint. One that was given is used,
+// but refused if it differs and is O_FIXED. Then checks the combinations. Unknown lines are
+// skipped: another build may have written them. Returns the checkpoint's options.
 static Options options_resume(Options *o, const char *lines) {
     Options before = *o;
-    const char *mode = text_line(lines, "--offload");  // in another, options of zenflow are idle
+    const char *mode = text_line(lines, "--offload");  // options of zenflow count in that mode only
     const bool zenflow = mode != NULL && strncmp(mode, " zenflow\n", 9) == 0;
     char *end = o->saved = ALLOC(char, strlen(lines) + 1, "options");
     for (int i = 0; i < OPTION_COUNT; i++) {

@@ -1,7 +1,7 @@
-// out.h: whose folder --out is. Nothing that exists is overwritten: a new run wants an --out that
-// is empty or not there, --resume one with a run in it. As long as a run works, it has a lock.
+// out.h: the folder --out. Nothing that exists is overwritten: a new run needs an --out that is
+// empty or not there, --resume one with a run in it. A run that is at work holds a lock.
 //
-//   out_is_written   does a run write into --out?
+//   out_is_written   true if a run writes to --out
 //   out_check        refuses an --out with files in it, and outputs that exist
 //   out_take         makes --out, and locks it
 #ifndef TIDE_OUT_H
@@ -14,9 +14,9 @@
 #include <libgen.h>
 #include <sys/file.h>
 
-// One run owns --out: its processes hold a lock (flock) on the file .lock there, which the system
-// takes back however they end. how: LOCK_EX, and then LOCK_SH to share it with other ranks. warns:
-// says if that cannot be.
+// Locks --out for a run: its processes hold a lock (flock) on the file .lock there, which the
+// system releases however they end. how: LOCK_EX, and then LOCK_SH to share it with other ranks.
+// warns: prints a warning if there can be no lock.
 static void out_lock(const char *out, int *lock, int how, bool warns) {
     char path[PATH_MAX], owner[256] = "nobody knows which", host[128] = "";
     path_join(path, out, ".lock");
@@ -38,15 +38,15 @@ static void out_lock(const char *out, int *lock, int how, bool warns) {
         dprintf(*lock, "process %d on %s\n", (int)getpid(), host);
 }
 
-// Does this run write into --out? With --no-save, only where it is told to leave its log.
+// True if this run writes to --out. With --no-save it writes its log, and only if --out is given.
 static bool out_is_written(const Options *o) {
     const bool given = option_given(o, "out");
     return o->dump == NULL && !o->plan && !o->calibrate
         && (o->steps > 0 ? given || !o->no_save : given && !o->resume && !o->no_save);
 }
 
-// Ends a new run whose --out holds anything but a lock. used: a run has locked it before. If that
-// one was stopped before it saved weights, --resume auto begins it again.
+// Ends a new run if its --out has anything but a lock. used: a run has locked it before. If that
+// run was stopped before it saved weights, --resume auto begins it again.
 static void out_check_empty(const Options *o, bool used) {
     char name[256] = "";
     bool begun = used;
@@ -70,8 +70,8 @@ static void out_check_empty(const Options *o, bool used) {
         name);
 }
 
-// Refuses outputs that exist, and an --out that is not this run's or cannot be written, before
-// anything is computed. Locks one that a run had before. Rank 0 decides for all.
+// Refuses outputs that exist, and an --out that is of another run or cannot be written, before
+// anything is computed. Locks an --out that a run has used. Rank 0 decides for all ranks.
 static void out_check(const Options *o, int *lock) {
     char path[PATH_MAX];
     struct stat s;
@@ -85,7 +85,7 @@ static void out_check(const Options *o, int *lock) {
     path_join(path, o->out, ".lock");
     const bool used = path_exists(path);
     if (o->resume && !used && state_newest(o->out, SIZE_MAX, false) == 0)
-        return;  // state_find() says it
+        return;  // state_find() prints the error
     snprintf(path, sizeof path, "%s", o->out);
     const char *there = path;  // --out, or the folder above it that exists
     for (errno = 0; lstat(there, &s) != 0 && errno == ENOENT; errno = 0) there = dirname(path);
@@ -96,9 +96,9 @@ static void out_check(const Options *o, int *lock) {
     if (!o->resume) out_check_empty(o, used);
 }
 
-// Makes --out, and locks it, before anything is written there: a run that was refused before has
-// left nothing. All ranks then hold the lock of rank 0, and see in --out what it has written there,
-// its lock. All call it.
+// Makes and locks --out before anything is written there, and after everything that can refuse a
+// run. All ranks call it. They share rank 0's lock, and must see in --out the lock file that it has
+// written.
 static void out_take(const Options *o, int *lock) {
     char mine[256] = "", first[256];
     if (!out_is_written(o)) return;

@@ -1,6 +1,6 @@
-// run.h: the verbs of a trainer's loop. Everything that a trainer does around its steps is here,
-// once for all: data, signals, damaged data, and the words that are said at the end. open.h opens a
-// run, save.h loads and saves it, evaluate.h has evaluation. A trainer is
+// run.h: the functions of a trainer's loop. What all trainers do around their steps is here: data,
+// signals, damaged data, and the lines that are printed at the end. open.h opens a run, save.h
+// loads and saves it, evaluate.h evaluates it. A trainer is
 //
 //     run_open(r, argc, argv, ..);     // options and data
 //     run_load(r, &state);             // first values
@@ -16,14 +16,14 @@
 //     run_save(r, more);
 //     return run_end(r);
 //
-// and its step reads data with run_micro_batch(), and takes run_adam_step() if that is its update.
+// and its step reads data with run_micro_batch(), and AdamW's constants are run_adam_step()'s.
 #ifndef TIDE_RUN_H
 #define TIDE_RUN_H
 #include "../../adam.h"
 #include "sample.h"
 #include "save.h"
 
-// What a step came to.
+// The result of a step.
 typedef struct {
     double loss, norm;
     bool skipped;     // nothing was updated: the loss or the norm is no number, or too large
@@ -34,15 +34,15 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------
 // Data
 
-// The first sequence of a micro-batch (the first is 0) of a step (the first is 1): all GPUs'
-// micro-batches of one number lie side by side. So a step has the same sequences on any number of
-// GPUs.
+// Returns the first sequence of a micro-batch (the first is 0) of a step (the first is 1). In the
+// order of the data, micro-batch 0 of all GPUs comes first, then micro-batch 1 of all, and so on.
+// So a step has the same sequences on any number of GPUs.
 static uint64_t run_position(const Run *r, size_t step, size_t micro) {
     return (((uint64_t)(step - 1) * r->o.accum + micro) * r->world + r->rank) * r->B;
 }
 
-// Counts the tokens that a step trains, in all its micro-batches on all GPUs; with label words, its
-// prompts. The gradient, and the loss, are means over them.
+// Counts the tokens that a step trains, in all its micro-batches on all GPUs; with label words, it
+// counts prompts. Gradient and loss are means over this number.
 static size_t run_targets(const Run *r, size_t step) {
     if (r->words) return r->step_tokens / r->T;
     if (!r->task || r->train.sequences == 0) return r->step_tokens;  // 0: a plan, without data
@@ -50,22 +50,22 @@ static size_t run_targets(const Run *r, size_t step) {
                         r->step_sequences, r->T);
 }
 
-// Returns the divisor of a sum of means over whole micro-batches: the number of micro-batches if
-// each of their tokens were trained.
+// Returns the divisor of a sum of means over whole micro-batches. If all tokens are trained, it is
+// the number of micro-batches.
 static double run_parts(const Run *r, size_t step) {
     const size_t tokens = r->words ? r->B : r->B * r->T;
     return (double)run_targets(r, step) / (double)tokens;
 }
 
-// What a loader reads; NULL: running text.
+// Returns the examples that a loader reads; NULL: it reads running text.
 static const Task *run_examples(const Run *r, const Loader *loader) {
     if (loader == &r->train) return r->task ? &r->task_train : NULL;
     return r->asks ? &r->task_val : NULL;
 }
 
-// Fills `rows` rows of the loader's T tokens with the sequences at `position` and after. False,
-// with the reason in err, on a token that the model does not know. With label words, targets are
-// (rows, 2): see task_batch(). begins (rows, T), or NULL: written for packed rows only.
+// Fills `rows` rows of the loader's T tokens with the sequences from `position` on. Returns false,
+// with the reason in err, at a token that the model does not have. With label words, targets are
+// (rows, 2): see task_batch(). begins (rows, T), or NULL, is written for packed rows only.
 static bool run_batch(const Run *r, const Loader *loader, uint64_t position, size_t rows,
                       int32_t *inputs, int32_t *targets, int32_t *begins, Error *err) {
     const bool train = loader == &r->train;
@@ -85,13 +85,13 @@ static bool run_batch(const Run *r, const Loader *loader, uint64_t position, siz
 // ---------------------------------------------------------------------------------------------
 // Signals, and what ranks tell each other
 
-static volatile sig_atomic_t stop_requested;  // a signal that came: save, exit
-static volatile double stop_time;             // when this process got one, by seconds_now()
-static bool stop_waits;                       // ZenFlow's window is open: finish it
+static volatile sig_atomic_t stop_requested;  // the signal that asks the run to save and exit
+static volatile double stop_time;             // time of this process's first one, by seconds_now()
+static bool stop_waits;                       // ZenFlow's window is open: it is finished first
 
-// The terminal, make and launchers pass a signal on that came to the whole group: only one that
-// comes a second later is meant to end the program at once. (And only of these: SIGPIPE is each
-// line for a `tee` that Ctrl-C has ended; batch systems repeat theirs, Linux SIGXCPU.)
+// Notes a signal. The terminal, make and a launcher may each send the same one. So only a signal
+// that arrives more than a second after the first ends the program at once. (Only SIGHUP, SIGINT
+// and SIGTERM do: others are repeated, SIGPIPE for each line to a `tee` that Ctrl-C has ended.)
 static void request_stop(int n) {
     if (stop_time == 0) {
         stop_time = seconds_now();
@@ -102,14 +102,14 @@ static void request_stop(int n) {
     }
 }
 
-// Is the step that is being computed given up, because of a signal? It has changed nothing that is
-// saved before its update. The CPU's passes ask at each layer. A GPU, which takes seconds, asks at
-// each micro-batch of AdamW. Several ranks finish the step, so that they all do the same.
+// True if a signal makes the program give up the step that it computes. Before its update a step
+// has changed nothing that is saved. The CPU's passes ask at each layer; a GPU's trainer asks at
+// each micro-batch of AdamW. Several ranks finish the step, so that all do the same.
 static bool run_gives_up(void) {
     return stop_requested != 0 && !stop_waits && ranks.world == 1;
 }
 
-// run_batch() of a step. If it returns false, the step is run_damaged().
+// Reads a micro-batch of a step by run_batch(). If it returns false, the step is run_damaged().
 static bool run_micro_batch(Run *r, size_t step, size_t micro, int32_t *inputs, int32_t *targets,
                             int32_t *begins) {
     return !run_gives_up() && run_batch(r, &r->train, run_position(r, step, micro), r->B, inputs,
@@ -126,9 +126,9 @@ static void run_catch_signals(void) {
     for (int i = first; i < 7; i++) sigaction(signals[i], &action, NULL);
 }
 
-// The numbers that ranks exchange at every step, with their losses: the number of a signal, or 0,
-// and whether a checkpoint is due. Each rank takes the largest of each, and so all do the same
-// after this step.
+// Numbers that ranks exchange at every step, with their losses: the number of a signal, or 0; 1 if
+// a checkpoint is due. Each rank uses the largest of all ranks' numbers, so all ranks do the same
+// after the step.
 enum { NEWS_SIGNAL, NEWS_DUE, NEWS };
 static double run_news[NEWS];
 
@@ -137,7 +137,7 @@ static void run_tell(double *mine) {
     mine[NEWS_DUE] = seconds_now() >= run_save_due;
 }
 
-// said: the numbers of rank k's run_tell() begin at said[k * stride].
+// Takes the largest numbers. Those that rank k's run_tell() wrote begin at said[k * stride].
 static void run_hear(const double *said, size_t stride) {
     memset(run_news, 0, sizeof run_news);
     for (size_t k = 0; k < (size_t)ranks.world; k++)
@@ -155,17 +155,17 @@ static bool run_hears(int news) {
 // ---------------------------------------------------------------------------------------------
 // The loop
 
-// Before the first step of training: what is in --out from the start, and signals end the run well.
-// peak: operations per second of all that computes. Returns the first step's number.
+// Prepares a run for its first step: writes what --out has from the start, and catches signals.
+// peak: FLOP/s of all devices. Returns the number of the first step.
 static size_t run_begin(Run *r, double peak) {
     char path[PATH_MAX];
     Error err;
     options_write(&r->o, r->state.options, sizeof r->state.options);
-    r->state.products = 0;  // unless the trainer has some when it saves
+    r->state.products = 0;  // a trainer with a tune file sets it when it saves
     if (r->rank == 0) run_check_disk(r);
     const char *out = out_is_written(&r->o) ? r->o.out : NULL;
     for (int i = 0; i < TOKENIZER_FILES && !r->o.resume && out != NULL && r->rank == 0; i++) {
-        path_join(path, out, tokenizer_files[i]);  // of a run that saved nothing
+        path_join(path, out, tokenizer_files[i]);  // left by a run that saved nothing
         unlink(path);
     }
     if (!r->o.resume && out != NULL && !r->o.no_save) run_save_tokenizer(r, out);
@@ -182,7 +182,7 @@ static size_t run_begin(Run *r, double peak) {
     return r->done + 1;
 }
 
-// Is there a step to do? A signal ends the run, once its state can be saved.
+// True if there is another step. A signal ends the run as soon as its state can be saved.
 static bool run_goes_on(Run *r, size_t step) {
     const bool signalled = run_hears(NEWS_SIGNAL);
     r->start = seconds_now();
@@ -196,8 +196,8 @@ static bool run_goes_on(Run *r, size_t step) {
     return !r->ends;
 }
 
-// A step whose data cannot be read, or that is given up. Ranks that step together cannot save
-// without the others.
+// Returns the result of a step whose data cannot be read, or that is given up. Several ranks end
+// here, because no rank can save without the others.
 static StepResult run_damaged(const Run *r) {
     const StepResult result = {0, 0, false, true, ""};
     if (r->world > 1) die("%s", r->damage.text);
@@ -209,10 +209,10 @@ static void run_diverged(size_t step, double loss, double norm, const char *what
          "is intact)", loss, norm, step, what);
 }
 
-// Loss scaling. In fp16 many gradients would be smaller than the smallest number, so the head's is
-// multiplied by a power of two, and with it all others (Micikevicius et al., "Mixed precision
-// training", 2018, section 3.2); the update divides by it. A step whose gradients overflow updates
-// nothing and halves the factor; after SCALING_STEPS others in a row it is doubled.
+// Loss scaling. Many gradients are too small for fp16. So the head's gradient is multiplied by a
+// power of two, which multiplies all gradients (Micikevicius et al., "Mixed precision training",
+// 2018, section 3.2), and the update divides by it. A step whose gradients overflow updates nothing
+// and halves the factor; after SCALING_STEPS good steps in a row the factor is doubled.
 enum { SCALING_FIRST = 1 << 16, SCALING_STEPS = 2000 };
 
 // Returns the factor of the next step; 1 in other precisions.
@@ -221,7 +221,7 @@ static double run_loss_scale(const Run *r) {
     return r->state.scaling.scale > 0 ? r->state.scaling.scale : (double)SCALING_FIRST;
 }
 
-// Settles the factor after a step.
+// Computes the factor after a step.
 static void run_scale_loss(Run *r, size_t step, const StepResult *result) {
     LossScale *s = &r->state.scaling;
     if (r->o.precision != PRECISION_FP16 || r->o.optimizer == OPTIMIZER_MEZO) return;
@@ -239,10 +239,10 @@ static void run_scale_loss(Run *r, size_t step, const StepResult *result) {
                      : "activations overflow fp16, so take --precision bf16");
 }
 
-// Computes AdamW's constants of a step, with the schedule's rate and clipped, and result->norm,
-// from the squared norm of the scaled gradient. If loss or norm is no number, fp16 skips the step;
-// in other precisions the run ends before they spoil the weights. Steps that are skipped do not
-// count in the bias corrections.
+// Computes AdamW's constants for a step, with the schedule's learning rate and with clipping, and
+// result->norm, from the squared norm of the scaled gradient. If loss or norm is no number, fp16
+// skips the step; in other precisions the run ends before the weights become NaN. Skipped steps do
+// not count in the bias corrections.
 static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, StepResult *result) {
     const Options *o = &r->o;
     const double scale = run_loss_scale(r), squared = norm_squared / (scale * scale);
@@ -259,9 +259,9 @@ static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, St
     return adam;
 }
 
-// After a step. Zeroth order goes on without an update, but not for ever: ten steps in a row end
-// the run. So do ten whose losses are all equal to the last bit, of which only the decay is left:
-// it has diverged, or eps is too small.
+// Writes a step to the log. Zeroth order goes on after a step without an update, but ten such steps
+// in a row end the run. So do ten steps whose losses are all equal, bit for bit, so that only
+// weight decay changes weights: training has diverged, or eps is too small.
 static void run_log_step(Run *r, size_t step, const StepResult *result) {
     const double seconds = seconds_now() - r->start, lr = schedule_lr(&r->o, step);
     const bool mezo = r->o.optimizer == OPTIMIZER_MEZO, idle = result->skipped || result->norm == 0;
@@ -281,12 +281,12 @@ static void run_log_step(Run *r, size_t step, const StepResult *result) {
                   (double)r->step_tokens / seconds, flops / seconds, result->more);
 }
 
-// After a step: is it time to evaluate, for a sample, for a checkpoint?
+// True after each `every` steps, and after the last one.
 static bool run_is_time(const Run *r, size_t step, size_t every) {
     return !r->damaged && every > 0 && (step % every == 0 || step == r->o.steps);
 }
 
-// With --keep-best it waits for what can be saved.
+// True if an evaluation is due. With --keep-best it waits until a checkpoint can be saved.
 static bool run_wants_eval(Run *r, size_t step) {
     if (r->val.sequences == 0 || r->damaged) return false;
     r->unasked = r->unasked || run_is_time(r, step, r->o.eval_every);
@@ -299,16 +299,16 @@ static bool run_wants_sample(const Run *r, size_t step) {
     return r->tokenizer != NULL && run_is_time(r, step, r->o.sample_every);
 }
 
-// One that is due waits while it would lack something.
+// True if a checkpoint is due. It waits while ZenFlow's window is open.
 static bool run_wants_save(Run *r, size_t step) {
     const size_t every = r->o.save_every;
     if (every == AUTO_COUNT) r->due = r->due || run_hears(NEWS_DUE);
     else if (every > 0) r->due = r->due || step % every == 0;
-    if (r->o.no_save || step == r->o.steps) return false;  // the end saves anyway
+    if (r->o.no_save || step == r->o.steps) return false;  // the end of the run saves anyway
     return r->due && !r->open && !r->damaged;
 }
 
-// Prints --prompt and its continuation, or has a conversation, which a signal ends.
+// Prints --prompt and its continuation, or answers in a conversation, until a signal.
 static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
     if (step > 0) log_clear(&r->log);
     if (r->o.chat) run_catch_signals();
@@ -320,11 +320,11 @@ static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
 // ---------------------------------------------------------------------------------------------
 // At its end
 
-// Says how to sample from what a run has saved, where it has a tokenizer.
+// Prints the command that samples from the saved model, if it has a tokenizer.
 static void run_hint(const Run *r) {
     const bool chats = run_task(r)->chat.format != NULL;
     const int format = chats ? r->o.chat_format : 0;
-    const char *words = strpbrk(r->o.out, " \t\n\"'$`\\*?[&;|<>()#!~");  // for a shell
+    const char *words = strpbrk(r->o.out, " \t\n\"'$`\\*?[&;|<>()#!~");  // a shell needs quotes
     const char *quote = words == NULL ? "" : strchr(r->o.out, '\'') != NULL ? "\"" : "'";
     if (r->tokenizer == NULL) return;
     printf("try it: %s --model %s%s%s %s%s%s\n", r->program, quote, r->o.out, quote,
@@ -332,16 +332,16 @@ static void run_hint(const Run *r) {
            format > 0 ? chat_formats[format - 1].name : "");
 }
 
-// After what the steps made was saved: the plot, and the last words. Returns the program's exit
-// code: of a run that a signal has stopped, the one that a shell gives it. Dies if its data is
-// damaged; of several ranks the one that has found it ends all.
+// Ends a run that was saved: draws the plot, prints the last lines. Returns the program's exit
+// code, after a signal 128 + its number, as a shell's. Dies if the data is damaged; of several
+// ranks, the rank that found the damage ends all.
 static int run_end(Run *r) {
     const char *out = r->o.out;
     const char *where = out_is_written(&r->o) ? "log.jsonl and loss.svg are in " : "";
     const size_t step = r->done, resumed = r->log.resumed;
     Error err;
     if (r->damaged) {
-        ranks_barrier();  // all have saved
+        ranks_barrier();  // all ranks have saved
         if (r->damage.text[0] != '\0') die("%s", r->damage.text);
         ranks_barrier();
     }
@@ -368,8 +368,8 @@ static int run_end(Run *r) {
     return step < r->o.steps ? 128 + (int)stop_requested : 0;
 }
 
-// --dump: loss, logits (B*T, Vp) and gradients (an arena) of the first batch, all in host memory,
-// for other implementations to check.
+// Writes the file of --dump, which other implementations can check: loss, logits (B*T, Vp) and
+// gradients (an arena) of the first batch, all in host memory.
 static int run_dump(const Run *r, const int32_t *inputs, const int32_t *targets,
                     const int32_t *begins, double loss, const float *logits, const float *grads) {
     Error err;

@@ -1,5 +1,5 @@
-// sample.h: text from a model. Drawing a token from its logits, and everything about a sample that
-// does not depend on who computes them: the prompt, the window that the model sees, the printing.
+// sample.h: text from a model: how a token is drawn from logits, and everything about a sample that
+// does not depend on who computes the logits: the prompt, the window that the model sees, output.
 //   sample_text()    prints --prompt and its continuation
 //   sample_chat()    --chat: answers the lines of the standard input
 //   sample()         draws a token
@@ -26,8 +26,8 @@ static float *sample_sorted(const float *x, size_t n) {
     return sorted;
 }
 
-// Keeps the nucleus (Holtzman et al. 2020): the largest of n probabilities, as few as add up to
-// `enough`, which is above 0; of equal ones, the first. Makes all others 0. Returns the sum.
+// Keeps the nucleus (Holtzman et al. 2020): as few of the largest of n probabilities as add up to
+// `enough`, which is above 0; of equal ones, the first. Sets all others to 0. Returns the sum.
 static double sample_nucleus(float *p, size_t n, double enough) {
     float *sorted = sample_sorted(p, n);
     size_t kept = 0, equal = 0;
@@ -36,7 +36,7 @@ static double sample_nucleus(float *p, size_t n, double enough) {
     const float least = sorted[kept - 1];
     while (equal < kept && sorted[kept - 1 - equal] == least) equal++;
     for (size_t i = 0; i < n; i++) {
-        const bool last = p[i] == least && equal > 0;  // on the border, and still in
+        const bool last = p[i] == least && equal > 0;  // as small as the smallest, and kept
         if (p[i] <= least && !last) p[i] = 0;
         equal -= last;
     }
@@ -44,10 +44,10 @@ static double sample_nucleus(float *p, size_t n, double enough) {
     return sum;
 }
 
-// Draws from softmax(logits / temperature) over the top_k largest (0: all) of n logits, and of
-// these over as few of the largest as have the share top_p of their probability (1: all); uniform
-// is in [0, 1). Temperature 0 (below 1e-6) takes the largest. Overwrites the logits. Returns -1 if
-// one of them is not finite.
+// Draws a token from softmax(logits / temperature), by a random number `uniform` in [0, 1). Only
+// the top_k largest of n logits can be drawn (0: all), and of these only as few of the largest as
+// have the share top_p of the probability (1: all). Temperature 0 (below 1e-6) takes the largest.
+// Overwrites the logits. Returns -1 if one of them is not finite.
 static int32_t sample(float *logits, size_t n, double temperature, size_t top_k, double top_p,
                       float uniform) {
     size_t best = 0;
@@ -77,9 +77,9 @@ static int32_t sample(float *logits, size_t n, double temperature, size_t top_k,
     return (int32_t)best;  // rounding used up the sum
 }
 
-// Prints a part of the text, after the byte *last; on a terminal with '?' for control characters,
-// which could do anything to it, but not for newline and tab. Those beyond ASCII are C2 80 to C2 9F
-// in UTF-8.
+// Prints a part of the text, which follows the byte *last. For a terminal, control characters but
+// newline and tab become '?', because a terminal would obey them. Control characters beyond ASCII
+// are C2 80 to C2 9F in UTF-8.
 static void sample_print(const char *text, size_t n, unsigned char *last) {
     const bool terminal = isatty(STDOUT_FILENO);
     for (size_t i = 0; i < n; i++) {
@@ -92,29 +92,29 @@ static void sample_print(const char *text, size_t n, unsigned char *last) {
     fflush(stdout);
 }
 
-// What a trainer offers: the logits (V) of the token after the last of `count` tokens. All but the
-// last `fresh` of them are those of the call before.
+// A trainer's function. Returns the logits (V) of the token after the last of `count` tokens. All
+// but the last `fresh` tokens are the same as at the previous call.
 typedef void SampleNext(void *model, const int32_t *tokens, size_t count, size_t fresh,
                         float *logits);
 
-// A text that a model goes on with.
+// A text that a model continues.
 typedef struct {
     const Options *o;
     const Tokenizer *tokenizer;
     SampleNext *next;
     void *model;
     int32_t begin, end;       // the first token of every text, and one more that ends it; -1: none
-    uint32_t number;          // of the sample
-    size_t V, context;        // tokens that may be drawn, and those that the model sees
-    int32_t *tokens;          // [n], with room for those that are drawn
+    uint32_t number;          // number of the sample, for its random numbers
+    size_t V, context;        // number of tokens that may be drawn, and that the model sees
+    int32_t *tokens;          // [n], with room for tokens to be drawn
     size_t n, first, fresh;   // the model sees tokens[first .. n - 1]; the last `fresh` are new
-    size_t seen;              // tokens of the last call of next()
+    size_t seen;              // number of tokens at the last call of next()
     size_t drawn;
-    bool spaceless;           // the next text is printed without a space in front
-    unsigned char last;       // byte that was printed
+    bool spaceless;           // the next text is printed without the space that it begins with
+    unsigned char last;       // the last byte that was printed
     float *logits;
-    FILE *copy;               // gets what is printed, too; NULL: nothing does
-    const volatile sig_atomic_t *stop;  // ends it; NULL: nothing does
+    FILE *copy;               // gets a copy of what is printed; NULL: there is none
+    const volatile sig_atomic_t *stop;  // ends the text when it is not 0; NULL: nothing does
 } Sampler;
 
 static Sampler sampler_make(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
@@ -126,16 +126,16 @@ static Sampler sampler_make(const Options *o, const Tokenizer *tokenizer, const 
     return s;
 }
 
-// Ends the program if the model does not have one of the tokens.
+// Ends the program if the model lacks one of the tokens.
 static void sample_check(const Sampler *s, const char *what) {
     for (size_t i = 0; i < s->n; i++)
         if ((size_t)s->tokens[i] >= s->V)
             die("the %s has token %d, the model knows 0 to %zu", what, s->tokens[i], s->V - 1);
 }
 
-// Draws and prints tokens, at most `most`, to the end of the text. The model sees the last ones, as
-// many as config_window() allows; when these are too many, it starts again from their second half.
-// Logits that are not finite end the program.
+// Draws and prints at most `most` tokens, up to the end of the text. The model sees as many of the
+// last tokens as config_window() allows. When the window is full, it begins again with the window's
+// second half. Logits that are not finite end the program.
 static void sample_on(Sampler *s, size_t most) {
     for (size_t i = 0; i < most && (s->stop == NULL || *s->stop == 0); i++) {
         if (s->first > 0 && s->begin >= 0) s->tokens[s->first] = s->begin;
@@ -166,10 +166,10 @@ static void sample_on(Sampler *s, size_t most) {
     }
 }
 
-// Prints --prompt and its continuation, to the end of the text or for --sample-tokens. begin: the
-// first token of every text of this model, which stays the first that it sees; -1: there is none. A
-// prompt without tokens becomes the one that ends a text; a token that the model does not have ends
-// the program. number: tells the samples of a run apart (same seed and number, same text); 0:
+// Prints --prompt and its continuation, up to the end of the text or to --sample-tokens. begin: the
+// first token of every text of this model, which stays the first that the model sees; -1: none. An
+// empty prompt is replaced by the token that ends a text. A token that the model lacks ends the
+// program. number: the same seed and number give the same text, so a run numbers its samples; 0:
 // nothing is trained.
 static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
                         int32_t begin, uint32_t number, SampleNext *next, void *model) {
@@ -198,8 +198,8 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
 // ---------------------------------------------------------------------------------------------
 // A conversation
 
-// Makes the tokens of the conversation those of the sampler. Their common beginning with the tokens
-// that the model has seen is not computed again.
+// Gives the sampler the tokens of the conversation. Those at the beginning that the model has seen
+// already are not computed again.
 static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size_t count) {
     size_t n, same = 0;
     int32_t *tokens = chat_encode(chat, m, count, &n);
@@ -214,8 +214,8 @@ static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size
     sample_check(s, "conversation");
 }
 
-// Reads a user's turn, of *n bytes: a line of the standard input; behind a \ at its end the turn
-// goes on. NULL: there is none.
+// Reads a user's turn of *n bytes: a line of the standard input. If it ends with \, the next line
+// belongs to the turn. NULL: the input has ended.
 static char *chat_turn(bool terminal, size_t *n) {
     char *text = NULL, *line = NULL;
     size_t space = 0;
@@ -238,14 +238,14 @@ static char *chat_turn(bool terminal, size_t *n) {
     return NULL;
 }
 
-// --chat: each turn that is not empty is answered, to the end or for --sample-tokens. --prompt is
-// the system message. If the turns leave no room for an answer in the window, the oldest are
-// forgotten. Ends with the input, or when *stop is no longer 0.
+// Does what --chat asks for: answers each turn that is not empty, with at most --sample-tokens.
+// --prompt is the system message. If the window has no room left for an answer, the oldest turns
+// are forgotten. Ends with the input, or when *stop is not 0.
 static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c, SampleNext *next,
                         void *model, const volatile sig_atomic_t *stop) {
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");
     bool full = false;
-    const bool spaceless = chat->format->says[CHAT_ASSISTANT][1] == ' ';  // behind ^
+    const bool spaceless = (chat->format->rules & CHAT_SPACED) != 0;
     const ChatMessage given = {CHAT_SYSTEM, o->prompt, system ? strlen(o->prompt) : 0};
     Sampler s = sampler_make(o, chat->t, c, chat->begin, 0, next, model);
     const size_t room = min_size(o->sample_tokens, s.context / 2);

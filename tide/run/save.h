@@ -1,18 +1,18 @@
-// save.h: what a run (open.h) loads before its first step, and what it leaves in --out. All ranks
+// save.h: what a run (open.h) loads before its first step, and what it writes to --out. All ranks
 // call these functions, after the same steps.
 //
 //   run_load            loads the first values: of a checkpoint, of a model's files, or random ones
 //   run_save            saves a checkpoint and the weights after the steps that are complete
 //   run_save_tokenizer  saves the tokenizer beside the weights
-//   run_save_next       when the next checkpoint is due (--save-every auto)
-//   run_find_best       --keep-best: is the best checkpoint of before still the best?
-//   run_check_disk      says what disk space a run takes, and refuses a disk without it
+//   run_save_next       sets when the next checkpoint is due (--save-every auto)
+//   run_find_best       finds the best checkpoint of a resumed run (--keep-best)
+//   run_check_disk      prints what disk space a run takes, and refuses a disk without it
 #ifndef TIDE_SAVE_H
 #define TIDE_SAVE_H
 #include "open.h"
 #include <sys/statvfs.h>
 
-// The weights that --model names, a file's or a preset's fresh ones.
+// Loads the weights of a new run: those of the files of --model, or a preset's random ones.
 static void run_load_first(Run *r, const RunState *state) {
     const GPT2Table *t = &r->table;
     if (r->saved_model != NULL) {
@@ -31,16 +31,16 @@ static void run_load_first(Run *r, const RunState *state) {
     free(w);
 }
 
-// Values for the first step: the checkpoint's, or, of the first part, those that --model names.
-// Damaged tensors are found only now: then that checkpoint is put aside, and the one before takes
-// its place if it has the same settings, and if nothing was set up from the damaged one. Else the
-// next --resume takes it. From here on --out is this run's.
+// Loads the values for the first step: all parts of a checkpoint, or weights alone
+// (run_load_first). Damaged tensors are found only now. Then the checkpoint is renamed, and the one
+// before is loaded, if it has the same settings and the trainer was not set up by the damaged one
+// (ZenFlow). Otherwise the next --resume finds it. From here on --out belongs to this run.
 static void run_load(Run *r, const RunState *state) {
     Error err, why;
     TrainState before;
     char aside[PATH_MAX], note[3 * PATH_MAX];
-    // The first numbers that are rounded to infinity.
-    static const float limits[] = {0x1.ffp127f, INFINITY, 65520};  // by --precision
+    // By --precision, the smallest number that is rounded to infinity.
+    static const float limits[] = {0x1.ffp127f, INFINITY, 65520};
     r->saves = *state;
     r->saves.limit = r->o.gpu_build ? limits[r->o.precision] : 0;
     state = &r->saves;
@@ -61,16 +61,16 @@ static void run_load(Run *r, const RunState *state) {
         train_state_free(&r->state);
         r->state = before;
     }
-    if (r->o.offload != OFFLOAD_ZENFLOW) train_state_free(&r->state);  // zenflow's, if at all
+    if (r->o.offload != OFFLOAD_ZENFLOW) train_state_free(&r->state);  // ZenFlow reads its text
     out_take(&r->o, &r->lock);
 }
 
-// --save-every auto: when the next checkpoint is due, by seconds_now(). Saving may take 5 % of the
-// time: after one that took d seconds, the next one begins 19 d seconds later, or after 10 minutes.
+// When --save-every auto saves next, by seconds_now(). Saving may take 5 % of the time: after a
+// checkpoint that took d seconds, the next begins 19 d seconds later, at least 10 minutes later.
 static double run_save_due;
 
 static double run_save_pause(void) {
-    const char *seconds = getenv("TIDE_SAVE_SECONDS");  // tests are in a hurry
+    const char *seconds = getenv("TIDE_SAVE_SECONDS");  // for tests
     return seconds != NULL ? strtod(seconds, NULL) : 600;
 }
 
@@ -82,16 +82,16 @@ static void run_save_tokenizer(const Run *r, const char *dir) {
     if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, dir);
 }
 
-// The validation loss of the best checkpoint, which the next one must be below.
+// Returns the validation loss of the best checkpoint; a new best one must be below it.
 static double run_best_loss(const Run *r) {
     return r->state.best.step > 0 ? r->state.best.loss : INFINITY;
 }
 
-// Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
-// Each is whole or not there; what was saved before stays if they fail. With several ranks, no rank
-// has all weights: they are read from the checkpoint. If the disk is full, the checkpoints before
-// the newest whole one, but not the best, make room; else the run ends only if there is none, or no
-// later chance.
+// Writes weights that other programs can load to --out, and with `state` a checkpoint to resume
+// from. Each is whole or not there; if writing fails, what was saved before stays. With several
+// ranks, no rank has all weights: they are read from the checkpoint. If the disk is full, all
+// checkpoints but the newest whole one and the best are removed. If it is still full, the run ends
+// only if there is no checkpoint, or if this is the last one.
 static void run_write(Run *r, size_t step, bool state) {
     const Tokenizer *tok = r->tokenizer;
     const TextEnds ends = {tok != NULL ? tok->bos : -1, tok != NULL ? tok->eot : -1};
@@ -131,7 +131,7 @@ static void run_write(Run *r, size_t step, bool state) {
                                                 &err);
         if (state_agree(ok, &err)) break;
         if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
-            save.keep = 1;  // room is worth more than the others
+            save.keep = 1;  // older checkpoints are removed to make room
             save.best = r->state.best.step;
             save.state.step = r->state.step;
             state_prune(&save);
@@ -148,8 +148,8 @@ static void run_write(Run *r, size_t step, bool state) {
     run_save_next(seconds_now() - start);
 }
 
-// Saves the run after the steps that are complete. more: what its optimizer adds to the checkpoint
-// (TrainState.text), or NULL; it is the run's from here on.
+// Saves the run after its complete steps. more: text that the optimizer adds to the checkpoint
+// (TrainState.text), or NULL; the run frees it.
 static void run_save(Run *r, char *more) {
     free(r->state.text);
     r->state.text = more;
@@ -157,9 +157,9 @@ static void run_save(Run *r, char *more) {
     if (r->done > 0) run_write(r, r->done, r->done != r->state.step);
 }
 
-// Bytes of so many checkpoints and of the weights, those of the best among them. Most is taken when
-// a new checkpoint is there beside all that are kept. New weights are written when an old one has
-// gone, and are no larger than it.
+// Returns the bytes of so many checkpoints, and of the weights, with those of the best. The most is
+// needed when a new checkpoint is there beside all that are kept. (New weights are written after an
+// old checkpoint was removed, and are not larger.)
 static double run_disk(const Run *r, size_t checkpoints) {
     const Options *o = &r->o;
     const double moment = o->optimizer == OPTIMIZER_MEZO ? 0 : o->moments == MOMENTS_BF16 ? 2 : 4;
@@ -168,7 +168,7 @@ static double run_disk(const Run *r, size_t checkpoints) {
     return (double)r->table.parameters * ((double)checkpoints * state + weights);
 }
 
-// Says when the run saves what, and what disk that takes. Refuses a disk that lacks the least.
+// Prints when the run saves, and what disk space that takes. Refuses a disk that has too little.
 static void run_check_disk(const Run *r) {
     const Options *o = &r->o;
     const double least = run_disk(r, 1), most = run_disk(r, o->keep + 1 + o->keep_best);
@@ -179,7 +179,7 @@ static void run_check_disk(const Run *r) {
     for (; step > 0; step = state_newest(o->out, step, false)) there += state;
     if (o->no_save || statvfs(o->out, &disk) != 0) return;
     const double room = (double)disk.f_bavail * (double)disk.f_frsize;
-    if (room + fmax(there - state, 0) < least)  // all but the newest may go
+    if (room + fmax(there - state, 0) < least)  // all checkpoints but the newest may be removed
         die("--out %s: a checkpoint and the weights take %sB, and only %sB are free there: make "
             "room, name another disk, or save nothing (--no-save)", o->out,
             count_text(least).text, count_text(room).text);
@@ -193,8 +193,9 @@ static void run_check_disk(const Run *r) {
            room + there < most ? ", NOT ENOUGH for so many: older ones go when it is full" : "");
 }
 
-// --keep-best: the best checkpoint stays the best if its weights are there and its loss is of this
-// run's validation data. Else the best is chosen anew, and OUT/best gets another name.
+// Finds the best checkpoint for --keep-best. That of a resumed run stays the best if its weights
+// are there and its loss is of the same validation data. Otherwise OUT/best is renamed, and the
+// best is chosen anew.
 static void run_find_best(Run *r) {
     StateBest *b = &r->state.best;
     char best[PATH_MAX], path[PATH_MAX], name[64];
@@ -203,7 +204,7 @@ static void run_find_best(Run *r) {
     r->best_is_out = path_exists(path);
     state_path(path, r->o.out, b->step);
     if (b->step > 0 && b->data == run_val_hash(r) && (r->best_is_out || path_exists(path))) {
-        r->best_is_out = !path_exists(path);  // else they are written again
+        r->best_is_out = !path_exists(path);  // otherwise they are written again
     } else if (b->step > 0 || r->best_is_out) {
         snprintf(name, sizeof name, "best_until_%zu", r->state.step);
         path_join(path, r->o.out, name);

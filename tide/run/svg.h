@@ -1,16 +1,16 @@
 // svg.h: pictures as SVG, for light and dark pages: axes with round numbers, curves, text.
 //
 //   svg_begin, svg_page        the head of a picture; the caller writes "</svg>" at its end
-//   svg_x, svg_y               the place of a value in a frame
-//   svg_levels, svg_ticks      round numbers beside a frame, and below it
-//   svg_axes                   the line below a frame, and the names of both axes
-//   svg_curve, svg_series      a line through points; of very many points, also noisy ones
+//   svg_x, svg_y               convert a value to a place in a frame
+//   svg_levels, svg_ticks      draw round numbers beside a frame, and below it
+//   svg_axes                   draw the line below a frame, and the names of both axes
+//   svg_curve, svg_series      draw a line through points; through very many or noisy points
 #ifndef TIDE_SVG_H
 #define TIDE_SVG_H
 #include <math.h>
 #include "../base/util.h"
 
-enum { SVG_BUCKETS = 400 };  // points that a curve has at most
+enum { SVG_BUCKETS = 400 };  // most points of a curve
 
 typedef struct { double x, y; } SvgPoint;
 
@@ -21,8 +21,8 @@ typedef struct {
     double x0, x1, y0, y1;  // the values at left and right, at bottom and top
 } SvgFrame;
 
-// Writes the head of a picture up to its rules of style, which the caller may add to; ".n" is text
-// on a colour.
+// Writes the head of a picture, up to its rules of style, to which the caller may add. ".n" is text
+// on a coloured box.
 static void svg_begin(FILE *f, int width, double height) {
     fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %.0f\" width=\"%d\" "
             "height=\"%.0f\">\n<style>\ntext{font:12px sans-serif;fill:#444} .page{fill:#fff} "
@@ -91,7 +91,7 @@ static void svg_curve(const SvgFrame *s, const char *style, const SvgPoint *poin
     fputs("\"/>\n", s->f);
 }
 
-// Returns the mean of a 25th of n points around point i, of fewer near both ends.
+// Returns the mean of n / 25 points around point i; near both ends, of fewer points.
 static SvgPoint svg_mean(const SvgPoint *points, size_t n, size_t i) {
     const size_t back = min_size(i, n / 50), ahead = min_size(back, n - 1 - i);
     SvgPoint mean = {points[i].x, 0};

@@ -2,7 +2,7 @@
 //
 //   zen_config, zen_rates   its settings
 //   zen_describe            its line at the start of a run
-//   zen_text, zen_open      the text of its checkpoints, beside weights and moments
+//   zen_text, zen_open      write and read its text in checkpoints, beside weights and moments
 //   zen_reference           zenflow.h's reference for a run
 #ifndef TIDE_ZEN_RUN_H
 #define TIDE_ZEN_RUN_H
@@ -10,7 +10,7 @@
 #include "../../zenflow.h"
 
 static ZenConfig zen_config(const Options *o) {
-    const double window = o->zen_window;  // below 1: the share that ends it
+    const double window = o->zen_window;  // below 1: the share of matrices that end a window
     const ZenConfig c = {.topk = o->zen_topk, .window = window < 1 ? 0 : (size_t)window,
                          .reselect = o->zen_reselect, .warmup = o->zen_warmup,
                          .overlap = o->zen_overlap == OVERLAP_ON,
@@ -39,15 +39,15 @@ static void zen_describe(const ZenConfig *c, const ZenMap *map, const char *gpu,
 // ---------------------------------------------------------------------------------------------
 // Checkpoints
 //
-// doc/zenflow.md says when a run is saved. Besides param (the newest weights), m and v there is a
-// part shown, the weights in use, where an update is still to show. The rest is in state.txt: these
-// lines, of which the last goes on with the columns of each matrix by their slots, the chosen ones
-// first, then a bar. (Slots are what moments in bf16 are rounded by.)
+// doc/zenflow.md says when a run is saved. A checkpoint has param (newest weights), m, v and, if
+// an update is not used yet, shown (the weights in use). The rest is in state.txt: the lines below.
+// The last one continues with the columns of each matrix in the order of their slots, the chosen
+// ones first, then a bar. (Slots matter because the rounding of bf16 moments depends on them.)
 
 #define ZEN_LINES " zenflow\nzen.whole %zu\nzen.warm %zu\nzen.rest_t %zu\nzen.windows %zu\n" \
     "zen.selections %zu\nzen.columns"
 
-// The state as TrainState.text; free() it.
+// Returns the state as TrainState.text; the caller frees it.
 static char *zen_text(const ZenMap *map, const ZenClock *clock) {
     char *text = NULL;
     size_t n = 0;
@@ -63,7 +63,7 @@ static char *zen_text(const ZenMap *map, const ZenClock *clock) {
     return text;
 }
 
-// A matrix's columns from *at, which is moved behind them.
+// Reads a matrix's columns from *at, which is moved past them.
 static bool zen_read_columns(const ZenTensor *z, int32_t *column, const char **at) {
     bool *seen = (bool *)alloc_or_fail(z->cols, sizeof *seen, "columns");
     size_t n = 0;
@@ -79,12 +79,12 @@ static bool zen_read_columns(const ZenTensor *z, int32_t *column, const char **a
     return n == z->cols;
 }
 
-// Does the checkpoint that is resumed hold such a state?
+// True if the checkpoint that is resumed has such a state.
 static bool zen_is_saved(const Run *r) {
     return r->o.resume && r->state.text != NULL && text_line(r->state.text, "optimizer") != NULL;
 }
 
-// Makes *map and *x of what zen_text() has written. False, and nothing made, if it is damaged.
+// Makes *map and *x from the text of zen_text(). Returns false, and makes nothing, if damaged.
 static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const ZenConfig *c,
                       ZenMap *map, ZenClock *clock) {
     const char *lines = text_line(text, "optimizer"), *number = text_line(text, "zen.whole");
@@ -107,21 +107,21 @@ static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const
     return false;
 }
 
-// Makes *map and *x: of the checkpoint that is resumed, or else new ones, with the last `whole`
-// layers chosen whole. Dies if a checkpoint is damaged.
+// Makes *map and *x from the checkpoint that is resumed, or new ones, with the last `whole` layers
+// chosen whole. Dies if a checkpoint is damaged.
 static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
     const size_t layers = r->config.layers;
     const ZenConfig c = zen_config(&r->o);
     if (!zen_is_saved(r)) {
         *map = zen_map(&r->table, layers, c.topk, whole);
         *clock = zen_clock(map);
-        clock->rest_t = r->state.step - r->state.scaling.skipped;  // if zenflow is new to it
+        clock->rest_t = r->state.step - r->state.scaling.skipped;  // resumed from another mode
     } else if (!zen_parse(r->state.text, &r->table, layers, &c, map, clock)) {
         die("%s: its chosen columns are damaged", r->resume_from);
     }
 }
 
-// The reference for a run whose arenas these are (zenflow.h, section 4).
+// Returns the reference (zenflow.h, section 4) for a run with these arenas.
 static ZenReference zen_reference(const Run *r, float *master, float *m, float *v, float *shown,
                                   float *acc) {
     ZenReference ref = {.config = zen_config(&r->o), .master = master, .m = m, .v = v,

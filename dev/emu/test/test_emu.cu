@@ -1,12 +1,14 @@
 // test_emu.cu: what a CUDA device must do, as far as the trainer leans on it. The same file runs on
 // the emulated device and on a real one; a test that needs one of them says so and is skipped on
-// the other. Kernels are launched on streams of their own, as the conventions ask.
+// the other. Kernels are launched on streams of their own, as the conventions ask. (What kernels
+// compute with, bit for bit, is in their tests: arithmetic and bf16 in test_kernels.cu and
+// test_columns_gpu.cu, asynchronous copies in test_attention.cu, equal products in
+// test_matmul_gpu.cu.)
 #include "../../test/test.h"
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_pipeline.h>
 #include <cuda_runtime.h>
 #include <math.h>
 #include <stdint.h>
@@ -407,50 +409,6 @@ static void atomics(void) {
 // ---------------------------------------------------------------------------------------------
 // Numbers
 
-// The definition: the nearest bf16, ties to the even one; NaN stays NaN.
-static uint16_t nearest_bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if (isnan(x)) return 0x7fff;
-    const uint32_t low = bits & 0xffff, high = bits >> 16;
-    return (uint16_t)(low > 0x8000 || (low == 0x8000 && high % 2 == 1) ? high + 1 : high);
-}
-
-__global__ static void bf16_kernel(uint32_t *wide, uint16_t *narrow, const float *x, int n) {
-    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < 65536) {
-        const bf16 b = __ushort_as_bfloat16((unsigned short)i);
-        wide[i] = __float_as_uint(__bfloat162float(b));
-    }
-    if (i < n) narrow[i] = __bfloat16_as_ushort(__float2bfloat16_rn(x[i]));
-}
-
-static bool is_nan(uint16_t h, uint16_t infinity) { return (h & 0x7fff) > infinity; }
-
-static void bf16_rounding(void) {
-    std::vector<float> x;
-    for (uint32_t h = 0; h < 65536; h++)    // every bf16, the tie above it, and beside the tie
-        for (uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
-            const uint32_t bits = h << 16 | low;
-            float v;
-            memcpy(&v, &bits, sizeof v);
-            x.push_back(v);
-        }
-    const size_t n = x.size();
-    Array<float> dx(x);
-    Array<uint32_t> wide(65536);
-    Array<uint16_t> narrow(n);
-    bf16_kernel<<<(unsigned)(n + 255) / 256, 256, 0, stream>>>(wide.p, narrow.p, dx.p, (int)n);
-    expect(wide.host(), [](size_t h) { return h << 16; }, "to float");
-    std::vector<uint16_t> got = narrow.host(), host(n);
-    for (size_t i = 0; i < n; i++) host[i] = __bfloat16_as_ushort(__float2bfloat16_rn(x[i]));
-    for (std::vector<uint16_t> *r : {&got, &host})
-        for (size_t i = 0; i < n; i++)      // any NaN will do
-            if (isnan(x[i]) && is_nan((*r)[i], 0x7f80)) (*r)[i] = nearest_bf16(x[i]);
-    expect(got, [&](size_t i) { return nearest_bf16(x[i]); }, "to bf16");
-    expect(host, [&](size_t i) { return nearest_bf16(x[i]); }, "to bf16 on the host");
-}
-
 // The value of fp16's bits; what would come after the largest number for infinity.
 static double fp16_value(int h) {
     const int exponent = h >> 10 & 31, digits = h & 1023;
@@ -491,68 +449,6 @@ static void fp16_rounding(void) {
         return h & 0x8000 ? -v : v;
     }, "to float");
     expect(narrow.host(), [&](size_t i) { return want[i]; }, "to fp16");
-}
-
-// What AdamW's promise of equal bits needs: each operation rounds once, subnormals included.
-__global__ static void rounding_kernel(float *out, const float *x) {
-    const float a = x[threadIdx.x], b = x[(threadIdx.x * 7 + 3) % 32];
-    float *o = out + 7 * threadIdx.x;
-    o[0] = __fadd_rn(a, b);
-    o[1] = __fmul_rn(a, b);
-    o[2] = __fmaf_rn(a, b, a);
-    o[3] = __fdiv_rn(a, b);
-    o[4] = __fsqrt_rn(fabsf(a));
-    o[5] = fmaf(a, b, -__fmul_rn(a, b));        // what the product's rounding lost
-    o[6] = __fmul_rn(a, 1e-38f);
-}
-
-static void arithmetic_rounds_once(void) {
-    std::vector<float> x(32);
-    for (size_t i = 0; i < 32; i++)
-        x[i] = ldexpf((i % 2 ? -1.0f : 1.0f) * (1.0f + (float)i * 0.1234567f), (int)(i % 9) - 4);
-    Array<float> dx(x), out(7 * 32);
-    rounding_kernel<<<1, 32, 0, stream>>>(out.p, dx.p);
-    const std::vector<float> r = out.host();
-    for (size_t i = 0; i < 32; i++) {
-        // a double holds the sum and the product of two floats exactly
-        const volatile double a = x[i], b = x[(i * 7 + 3) % 32];
-        const float product = (float)(a * b);
-        const float want[7] = {(float)(a + b), product, fmaf((float)a, (float)b, (float)a),
-                               (float)(a / b), (float)sqrt(fabs(a)), (float)(a * b - product),
-                               (float)(a * (double)1e-38f)};
-        for (size_t k = 0; k < 7; k++)
-            CHECK(r[7 * i + k] == want[k], "operation %zu of %g and %g: %.9g, expected %.9g", k,
-                  a, b, r[7 * i + k], want[k]);
-    }
-}
-
-__global__ static void vector_kernel(int4 *out, const int4 *in, float2 *pairs,
-                                     const float4 *quads) {
-    const unsigned i = threadIdx.x;
-    int4 v = in[i];
-    const int swap = v.x;
-    v.x = v.w, v.w = swap;
-    out[i] = v;
-    const float4 q = quads[i];
-    pairs[2 * i] = make_float2(q.y, q.x);
-    pairs[2 * i + 1] = make_float2(__ldg(&quads[i].z), q.w);
-}
-
-static void vector_loads(void) {
-    static_assert(sizeof(int4) == 16 && alignof(int4) == 16 && alignof(float4) == 16
-                  && alignof(float2) == 8 && sizeof(float3) == 12, "CUDA's vector types");
-    std::vector<int> in(4 * 64);
-    std::vector<float> quads(4 * 64);
-    for (size_t i = 0; i < 4 * 64; i++) in[i] = (int)i, quads[i] = (float)i / 4;
-    Array<int> din(in), out(4 * 64);
-    Array<float> dq(quads), pairs(4 * 64);
-    vector_kernel<<<1, 64, 0, stream>>>((int4 *)out.p, (const int4 *)din.p, (float2 *)pairs.p,
-                                        (const float4 *)dq.p);
-    const int turned[4] = {3, 1, 2, 0}, swapped[4] = {1, 0, 2, 3};
-    expect(out.host(), [&](size_t i) { return i / 4 * 4 + (size_t)turned[i % 4]; }, "int4");
-    expect(pairs.host(), [&](size_t i) {
-        return (float)(i / 4 * 4 + (size_t)swapped[i % 4]) / 4;
-    }, "float2 and float4");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -994,7 +890,8 @@ __global__ static void mma_kernel(float *d, const float *c, const uint16_t *a, c
 
 static void check_mma(bool is_f16, float scale) {
     const auto stored = [=](float x) {
-        return is_f16 ? __half_as_ushort(__float2half_rn(x)) : nearest_bf16(x);
+        return is_f16 ? __half_as_ushort(__float2half_rn(x))
+                      : __bfloat16_as_ushort(__float2bfloat16_rn(x));
     };
     std::vector<uint16_t> a(256), b(128);
     std::vector<float> c(128);
@@ -1039,51 +936,6 @@ static void ldmatrix_loads_fragments(void) {
         return i % 8 < 4 ? (row * 256 + k) | (row * 256 + k + 1) << 16
                          : (first * 256 + column) | ((first + 1) * 256 + column) << 16;
     }, "fragments");
-}
-
-// A (16, K) by rows, B (8, K) by rows, tile by tile through cp.async with two buffers, ldmatrix
-// and mma: what the attention kernels are made of.
-__global__ static void pipeline_kernel(float *d, const bf16 *a, const bf16 *b, int K) {
-    __shared__ __align__(16) bf16 tile_a[2][16][16], tile_b[2][8][16];
-    const unsigned lane = threadIdx.x;
-    float sum[4] = {0, 0, 0, 0};
-    for (int k = 0; k <= K; k += 16) {
-        const int now = k / 16 % 2;
-        if (k < K) {
-            const unsigned row = lane / 2, half = lane % 2 * 8;
-            const size_t from = row * (size_t)K + (size_t)k + half;
-            __pipeline_memcpy_async(&tile_a[now][row][half], a + from, 16);
-            if (row < 8) __pipeline_memcpy_async(&tile_b[now][row][half], b + from, 16);
-        }
-        __pipeline_commit();
-        if (k == 0) continue;
-        __pipeline_wait_prior(1);       // all but the copies just started
-        __syncwarp();
-        const int before = 1 - now;
-        uint32_t fa[4], fb[4];
-        ldmatrix(fa, &tile_a[before][lane % 16][lane / 16 * 8]);
-        ldmatrix(fb, &tile_b[before][lane % 8][lane / 8 % 2 * 8]);
-        const uint32_t pair[2] = {fb[0], fb[1]};
-        mma(sum, fa, pair);
-        __syncwarp();
-    }
-    const unsigned g = lane / 4, q = lane % 4;
-    for (unsigned i = 0; i < 4; i++) d[8 * (g + 8 * (i / 2)) + 2 * q + i % 2] = sum[i];
-}
-
-static void async_copies_feed_the_tensor_core(void) {
-    const size_t K = 80;
-    std::vector<bf16> a(16 * K), b(8 * K);
-    for (size_t i = 0; i < a.size(); i++) a[i] = __float2bfloat16_rn(number(i, 4));
-    for (size_t i = 0; i < b.size(); i++) b[i] = __float2bfloat16_rn(number(i, 5));
-    Array<bf16> da(a), db(b);
-    Array<float> dd(128);
-    pipeline_kernel<<<1, 32, 0, stream>>>(dd.p, da.p, db.p, (int)K);
-    expect(dd.host(), [&](size_t e) {
-        float want = 0;
-        for (size_t k = 0; k < K; k++) want += number(e / 8 * K + k, 4) * number(e % 8 * K + k, 5);
-        return want;
-    }, "pipeline");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1346,24 +1198,6 @@ static void products_with_epilogues(void) {
         check_product({40, 16, 24, false, true, CUDA_R_16BF, CUDA_R_32F, e, 1, 0, false, 0});
 }
 
-// The same product twice gives the same bits: on a real device with the same algorithm, on the
-// emulated one also from another stream.
-static void products_repeat_their_bits(void) {
-    const size_t m = 96, n = 130, k = 515;
-    const Matrix a = make_matrix(k, m, k, CUDA_R_16BF, 1), b = make_matrix(k, n, k, CUDA_R_16BF, 2);
-    std::vector<unsigned char> first;
-    for (int round = 0; round < 3; round++) {
-        Matrix d = make_matrix(m, n, m, CUDA_R_32F, 3);
-        Product p(true, false, CUBLASLT_EPILOGUE_DEFAULT);
-        p.shapes(a, b, d, d);
-        OK(p.find());
-        OK(p.run(1, a, b, 0, d, d, &p.found.algo, workspace_bytes, round == 2 ? other : stream));
-        fetch_matrix(d);
-        if (round == 0) first = d.host;
-        CHECK(d.host == first, "round %d", round);
-    }
-}
-
 // Sizes of attributes are checked when they are set.
 static void attributes_of_a_wrong_size_are_refused(void) {
     const Product p(false, false, CUBLASLT_EPILOGUE_DEFAULT);
@@ -1532,10 +1366,7 @@ int main(int argc, char **argv) {
     RUN(static_shared_memory);
     RUN(dynamic_shared_memory);
     RUN(atomics);
-    RUN(bf16_rounding);
     RUN(fp16_rounding);
-    RUN(arithmetic_rounds_once);
-    RUN(vector_loads);
     RUN(streams_have_priorities);
     RUN(a_wait_is_for_the_record_before_it);
     RUN(events_query_and_time);
@@ -1549,13 +1380,11 @@ int main(int argc, char **argv) {
     RUN(fresh_memory_is_poisoned);
     RUN(mma_is_a_matrix_product);
     RUN(ldmatrix_loads_fragments);
-    RUN(async_copies_feed_the_tensor_core);
     OK(cublasLtCreate(&lt));
     OK(cudaMalloc(&workspace, workspace_bytes));
     RUN(products_of_every_transpose_and_type);
     RUN(products_add_to_what_is_there);
     RUN(products_with_epilogues);
-    RUN(products_repeat_their_bits);
     RUN(attributes_of_a_wrong_size_are_refused);
     RUN(impossible_products_are_refused);
     RUN(products_check_their_arguments);

@@ -54,14 +54,8 @@ static void one_element(float *p, float *m, float *v, float g, const AdamStep *s
 typedef struct { float *p, *m, *v, *g; uint16_t *g16, *half, *low; } Arrays;
 
 static Arrays arrays_make(size_t n) {
-    Arrays a;
-    a.p = (float *)alloc_or_fail(n, 4, "p");
-    a.m = (float *)alloc_or_fail(n, 4, "m");
-    a.v = (float *)alloc_or_fail(n, 4, "v");
-    a.g = (float *)alloc_or_fail(n, 4, "g");
-    a.g16 = (uint16_t *)alloc_or_fail(n, 2, "g16");
-    a.half = (uint16_t *)alloc_or_fail(n, 2, "half");
-    a.low = (uint16_t *)alloc_or_fail(n, 2, "low");
+    const Arrays a = {floats(n), floats(n), floats(n), floats(n), ALLOC(uint16_t, n, "g16"),
+                      ALLOC(uint16_t, n, "half"), ALLOC(uint16_t, n, "low")};
     return a;
 }
 
@@ -206,8 +200,10 @@ static void check_runs(int half) {
     arrays_free(&want);
 }
 
-static void runs_equal_scalar_with_any_threads(void) { check_runs(0); }
-static void runs_with_moments_in_bf16(void) { check_runs(1); }
+static void runs_are_scalar_with_any_threads(void) {
+    check_runs(0);
+    check_runs(1);
+}
 
 // ---------------------------------------------------------------------------------------------
 // Masters as a bf16 weight and 16 bits more
@@ -370,21 +366,6 @@ static void definition_is_adamw(void) {
         CHECK(test_within(fabs(P[i] - p[i]), 4e-6), "parameter %d: %g, not %g", i, p[i], P[i]);
 }
 
-// Moments after one step and after the first correction; the first step is -lr sign(g).
-static void first_step_is_known(void) {
-    const AdamStep s = adam_step_prepare(0.5, 0.75, 0.9375, 1e-8, 0.25, 1, 2.0);
-    float p = 4, m = 0, v = 0;
-    adam_scalar(&p, &m, &v, -3, &s, 0);
-    CHECK(m == -1.5f && v == 36 * 0.0625f, "m %g v %g", m, v);
-    CHECK(fabs(p - 4.5) < 1e-6, "p %g", p);
-    p = 4; m = 0; v = 0;
-    adam_scalar(&p, &m, &v, -3, &s, s.weight_decay);
-    CHECK(fabs(p - (4.5 - 0.5 * 0.25 * 4)) < 1e-6, "p %g with decay", p);
-    p = 0; m = 0; v = 0;
-    adam_scalar(&p, &m, &v, 0, &s, s.weight_decay);
-    CHECK(same_float(p, 0) && same_float(m, 0) && same_float(v, 0), "padding stays +0");
-}
-
 static void tiny_moments_become_zero(void) {
     const AdamStep s = adam_step_prepare(1e-3, 0.5, 0.5, 1e-8, 0, 1000, 1);
     for (int sign = -1; sign <= 1; sign += 2) {
@@ -397,7 +378,10 @@ static void tiny_moments_become_zero(void) {
         adam_scalar(&p, &m, &v, 0, &s, 0);
         CHECK(m == (float)sign * FLT_MIN && v == FLT_MIN, "m %g v %g are normal", m, v);
     }
-    float p = 1, m = NAN, v = 1;
+    float p = 0, m = 0, v = 0;
+    adam_scalar(&p, &m, &v, 0, &s, 0.1f);
+    CHECK(same_float(p, 0) && same_float(m, 0) && same_float(v, 0), "padding stays +0");
+    p = 1; m = NAN; v = 1;
     adam_scalar(&p, &m, &v, 0, &s, 0);
     CHECK(m != m && p != p, "NaN in m must stay");
     p = 1; m = 1; v = NAN;
@@ -428,6 +412,8 @@ static void norm_is_its_definition(void) {
     float *g = (float *)alloc_or_fail(N, 4, "g");
     double sums[MOST + 1];
     rng_normals(g, N, 5, 0, 0, 0);
+    g[0] = FLT_MAX;
+    g[4096] = from_bits(1);  // the smallest: squares of both are representable
     const size_t lengths[] = {0, 1, 31, 32, 33, 63, 4095, 4096, 4097, 8192, 8193, 40960, N};
     for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++)
         for (int threads = 1; threads <= 4; threads++) {
@@ -441,28 +427,16 @@ static void norm_is_its_definition(void) {
                 const size_t at = b * 4096, length = n - at < 4096 ? n - at : 4096;
                 CHECK(sums[b] == block_sum_by_definition(g + at, length), "block %zu of %zu", b, n);
             }
-            long double exact = 0;
-            for (size_t i = 0; i < n; i++) exact += (long double)g[i] * g[i];
-            const double total = norm_total(sums, blocks);
-            CHECK(test_within(fabs(total - (double)exact), 1e-14 * (double)exact), "%.17g %.17g",
-                  total, (double)exact);
         }
     use_threads(0);
-    CHECK(norm_total(sums, 0) == 0, "nothing");
-    // squares of the largest and the smallest numbers are representable
-    g[0] = FLT_MAX; g[1] = from_bits(1);
-    norm_block_sums(g, 1, sums);
-    CHECK(sums[0] == (double)FLT_MAX * FLT_MAX, "%g", sums[0]);
-    norm_block_sums(g + 1, 1, sums);
-    CHECK(sums[0] == 0x1p-298, "%g", sums[0]);
     free(g);
 }
 
 // Of the blocks' sums: each run of 1024 in 32 lanes, which are folded, and the runs in order. The
 // sums are such that another order would be another number.
 static void total_is_its_definition(void) {
-    static const size_t counts[] = {1, 2, 31, 32, 33, 64, 65, 1023, 1024, 1025, 1057, 2048, 3072,
-                                    5000, 40 * 1024 + 7};
+    static const size_t counts[] = {0, 1, 2, 31, 32, 33, 64, 65, 1023, 1024, 1025, 1057, 2048,
+                                    3072, 5000, 40 * 1024 + 7};
     enum { MOST = 40 * 1024 + 7 };
     double *sums = (double *)alloc_or_fail(MOST, sizeof(double), "sums");
     float *x = (float *)alloc_or_fail(MOST, sizeof(float), "sums");
@@ -487,23 +461,8 @@ static void total_is_its_definition(void) {
         CHECK(n <= 1025 || got != plain, "%zu blocks: another order would not be noticed", n);
         CHECK(fabs(got - plain) <= 1e-12 * plain, "%zu blocks: %.17g %.17g", n, got, plain);
     }
-    // one lane, one run: in order; two lanes, two runs: the big number swallows what comes alone
-    double *at = sums;
-    memset(sums, 0, MOST * sizeof *sums);
-    at[0] = 1; at[32] = at[64] = 0x1p-53;
-    CHECK(norm_total(sums, MOST) == 1, "a lane adds in order");
-    at[32] = at[64] = 0; at[17] = at[33] = 0x1p-53;
-    CHECK(norm_total(sums, MOST) == 1 + 0x1p-52, "lane 17 and lane 1 meet before lane 0");
-    at[17] = at[33] = 0; at[1024] = at[1025] = 0x1p-53;
-    CHECK(norm_total(sums, MOST) == 1 + 0x1p-52, "a run is added up before it is added");
-    at[1025] = 0; at[2048] = 0x1p-53;
-    CHECK(norm_total(sums, MOST) == 1, "runs are added in order");
     free(sums);
     free(x);
-}
-
-static bool same_double(double a, double b) {
-    return memcmp(&a, &b, 8) == 0 || (a != a && b != b);
 }
 
 static void accumulation_is_its_definition(void) {
@@ -539,15 +498,14 @@ static void accumulation_is_its_definition(void) {
                 const size_t at = runs[r].at, length = runs[r].length;
                 for (size_t i = at; i < at + length; i++) {
                     const float x = is_half ? bf16_to_f32(g16[i]) : g[i];
-                    want[i] = first ? x : want[i] + x;
-                    if (mode >= 8) want[i] = first ? scale * x : fmaf(scale, x, g0[i]);
+                    want[i] = first ? scale * x : fmaf(scale, x, g0[i]);
                 }
                 for (size_t b = 0; with_sums && b < norm_blocks(length); b++, block++) {
                     const size_t left = length - b * 4096;
                     const double sum = block_sum_by_definition(want + at + b * 4096,
                                                                left < 4096 ? left : 4096);
-                    CHECK(same_double(sums[block], sum), "run %d block %zu: %.17g, not %.17g", r, b,
-                          sums[block], sum);
+                    CHECK(memcmp(&sums[block], &sum, 8) == 0 || (isnan(sums[block]) && isnan(sum)),
+                          "run %d block %zu: %.17g, not %.17g", r, b, sums[block], sum);
                 }
             }
             CHECK(sums[block] == -7, "wrote past the last of %zu blocks", block);
@@ -575,14 +533,12 @@ static void clip_scale_cases(void) {
 
 int main(void) {
     RUN(bf16_rounds_to_nearest_even);
-    RUN(runs_equal_scalar_with_any_threads);
-    RUN(runs_with_moments_in_bf16);
+    RUN(runs_are_scalar_with_any_threads);
     RUN(masters_come_back);
     RUN(random_rounding_has_the_mean);
     RUN(noise_is_even_and_independent);
     RUN(bits_are_the_same_everywhere);
     RUN(definition_is_adamw);
-    RUN(first_step_is_known);
     RUN(tiny_moments_become_zero);
     RUN(norm_is_its_definition);
     RUN(total_is_its_definition);

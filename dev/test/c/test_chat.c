@@ -43,12 +43,13 @@ static Tokenizer *load_v3(void) {
     #define FLAGS "\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"
     #define ADDED(id, content) ",{\"id\":" id ",\"content\":\"" content "\"," FLAGS "\"special\":true}"
     #define LAST "\"content\":\"<|right|>x\"," FLAGS "\"special\":false}"
+    #define SPACED_1 "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":\"\u2581\"}," \
+        "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\u2581\"}]}", "null"
+    #define SPACED_2 "\"pre_tokenizer\":null", "\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":" \
+        "\"\u2581\",\"prepend_scheme\":\"first\",\"split\":false}"
     static const char *const parts[][2] = {
         {LAST, LAST ADDED("2005", "[INST]") ADDED("2006", "[/INST]")},
-        {"{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":\"\u2581\"},"
-         "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\u2581\"}]}", "null"},
-        {"\"pre_tokenizer\":null", "\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":"
-         "\"\u2581\",\"prepend_scheme\":\"first\",\"split\":false}"}, {NULL, NULL}};
+        {SPACED_1}, {SPACED_2}, {NULL, NULL}};
     copy_tokenizer("small-llama2", parts);
     write_file("tokenizer_config.json", "{\"eos_token\":\"</s>\"}");
     return tokenizer_load(base);
@@ -56,7 +57,7 @@ static Tokenizer *load_v3(void) {
 
 static Chat open_chat(const Tokenizer *t, int format) {
     Chat chat;
-    if (!chat_open(&chat, t, format, t->bos, &err)) die("%s", err.text);
+    if (!chat_open(&chat, t, format, t->bos, 0, &err)) die("%s", err.text);
     return chat;
 }
 
@@ -221,10 +222,10 @@ static void chat_templates(void) {
         int32_t *tokens, *with;
         Chat chat;
         if (cases[i].format == NULL) {
-            CHECK(!chat_open(&chat, t, CHAT_AUTO, t->bos, &err) && strstr(err.text, system),
+            CHECK(!chat_open(&chat, t, CHAT_AUTO, t->bos, 0, &err) && strstr(err.text, system),
                   "case %zu: %s", i, err.text);
             const int asked = tokenizer_added(t, "<|im_start|>") != TOKENIZER_NONE ? CHAT_CHATML : CHAT_MISTRAL;
-            CHECK(chat_open(&chat, t, asked, t->bos, &err) && chat.system == NULL,
+            CHECK(chat_open(&chat, t, asked, t->bos, 0, &err) && chat.system == NULL,
                   "case %zu, by name: %s", i, err.text);
             continue;
         }
@@ -267,20 +268,220 @@ static void chat_templates(void) {
 static void chat_formats_refused(void) {
     Tokenizer *t = load("small-llama2"), *bytes = tokenizer_bytes();
     Chat chat;
-    CHECK(!chat_open(&chat, t, CHAT_AUTO, 1, &err) && strstr(err.text, "--chat-format mistral"),
+    CHECK(!chat_open(&chat, t, CHAT_AUTO, 1, 0, &err) && strstr(err.text, "--chat-format mistral"),
           "%s", err.text);
-    CHECK(!chat_open(&chat, t, CHAT_LLAMA3, 1, &err) && strstr(err.text, "<|eot_id|>"), "%s",
+    CHECK(!chat_open(&chat, t, CHAT_LLAMA3, 1, 0, &err) && strstr(err.text, "<|eot_id|>"), "%s",
           err.text);
-    CHECK(!chat_open(&chat, t, CHAT_MISTRAL_V3, 1, &err) && strstr(err.text, "[INST]"), "%s",
+    CHECK(!chat_open(&chat, t, CHAT_MISTRAL_V3, 1, 0, &err) && strstr(err.text, "[INST]"), "%s",
           err.text);
-    CHECK(!chat_open(&chat, bytes, CHAT_LLAMA2, -1, &err) && strstr(err.text, "ends a text"), "%s",
+    CHECK(!chat_open(&chat, bytes, CHAT_LLAMA2, -1, 0, &err) && strstr(err.text, "ends a text"), "%s",
           err.text);
-    CHECK(!chat_open(&chat, bytes, CHAT_AUTO, -1, &err) && strstr(err.text, "that could end a turn")
+    CHECK(!chat_open(&chat, bytes, CHAT_AUTO, -1, 0, &err) && strstr(err.text, "that could end a turn")
           && strstr(err.text, "--chat-format") == NULL, "%s", err.text);
     const Option *x = &option_table[option_find("chat-format", 11)];
-    for (int k = 0; k < CHAT_QWEN3 - 1; k++)  // that one is told by its template alone
+    for (int k = 0; k < CHAT_NAMED; k++)  // the others are told by their templates alone
         CHECK(parse_choice(x->values, chat_formats[k].name) == k + 1, "%s", chat_formats[k].name);
     CHECK(parse_choice(x->values, "auto") == CHAT_AUTO, "auto");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Published templates
+//
+// The ids are those of apply_chat_template() for the published templates of these models, with the
+// small tokenizers: their text by Jinja, encoded by Hugging Face's tokenizers. The templates below
+// have no more of them than what tells them. Tokens that are only read are ~token.
+
+static const int32_t nemo[] = {
+    ~1, ~2005, ~1793, ~1212, ~1804, ~2006, 992, 950, 1753, 2, ~2005, ~1794, ~1735, ~282, ~421,
+    ~573, ~1753, ~14, ~14, ~1772, ~1737, ~724, ~1771, ~1799, ~2006};
+static const int32_t nemo_no_system[] = {
+    ~1, ~2005, ~1793, ~1212, ~1804, ~2006, 992, 950, 1753, 2, ~2005, ~1772, ~1737, ~724, ~1771,
+    ~1799, ~2006, 594, 290, 1753, 1734, 2};
+static const int32_t nemo_empty[] = {~1, ~2005, ~14, ~14, ~1793, ~1212, ~1804, ~2006};
+static const int32_t v7[] = {
+    ~1, ~2007, ~1662, ~282, ~421, ~573, ~1753, ~2008, ~2005, ~1721, ~1804, ~2006, 456, 950, 1753,
+    2, ~2005, ~1222, ~724, ~1771, ~1799, ~2006, 260, 1811, 290, 1753, 1734, 2};
+static const int32_t v7_tekken[] = {
+    ~1, ~2007, ~1794, ~1735, ~282, ~421, ~573, ~1753, ~2008, ~2005, ~1793, ~1212, ~1804, ~2006,
+    992, 950, 1753, 2, ~2005, ~1772, ~1737, ~724, ~1771, ~1799, ~2006, 594, 290, 1753, 1734, 2};
+static const int32_t zephyr[] = {
+    ~528, ~1785, ~1738, ~1754, ~280, ~563, ~1785, ~1783, ~14, ~1794, ~1735, ~282, ~421, ~573,
+    ~1753, ~2, ~1734, ~14, ~1814, ~1785, ~523, ~270, ~1785, ~1783, ~14, ~1793, ~1212, ~1804, ~2,
+    ~1734, ~14, ~1814, ~1785, ~443, ~604, ~584, ~1785, ~1783, ~14, 992, 950, 1753, 2, ~1734, ~14,
+    ~1814, ~1785, ~523, ~270, ~1785, ~1783, ~14, ~1772, ~1737, ~724, ~1771, ~1799, ~2, ~1734, ~14,
+    ~1814, ~1785, ~443, ~604, ~584, ~1785, ~1783, ~14, 594, 290, 1753, 1734, 2, ~1734, ~14};
+static const int32_t zephyr_open[] = {
+    ~528, ~1785, ~1738, ~1754, ~280, ~563, ~1785, ~1783, ~14, ~1794, ~1735, ~282, ~421, ~573,
+    ~1753, ~2, ~14, ~1814, ~1785, ~523, ~270, ~1785, ~1783, ~14, ~1793, ~1212, ~1804, ~2, ~14,
+    ~1814, ~1785, ~443, ~604, ~584, ~1785, ~1783, ~14, 992, 950, 1753, 2, ~14, ~1814, ~1785, ~523,
+    ~270, ~1785, ~1783, ~14, ~1772, ~1737, ~724, ~1771, ~1799, ~2, ~14, ~1814, ~1785, ~443, ~604,
+    ~584, ~1785, ~1783, ~14};
+static const int32_t phi3[] = {
+    ~2008, ~2005, ~2006, ~1721, ~1804, ~2005, ~2007, 456, 950, 1753, 2005, ~2006, ~1222, ~724,
+    ~1771, ~1799, ~2005, ~2007, 594, 290, 1753, 1734, 2005};
+static const int32_t phi35[] = {
+    ~2006, ~1721, ~1804, ~2005, ~2007, 456, 950, 1753, 2005, ~2006, ~1222, ~724, ~1771, ~1799,
+    ~2005, ~2007};
+static const int32_t llama32[] = {
+    ~2000, ~2006, ~82, ~88, ~279, ~562, ~2007, ~283, ~34, ~346, ~83, ~301, ~1116, ~77, ~345, ~1122,
+    ~487, ~543, ~412, ~25, ~543, ~68, ~320, ~76, ~560, ~220, ~1056, ~17, ~18, ~198, ~51, ~316,
+    ~357, ~543, ~412, ~25, ~220, ~17, ~21, ~1177, ~399, ~220, ~1056, ~17, ~19, ~283, ~1815, ~280,
+    ~418, ~475, ~13, ~2009, ~2006, ~523, ~267, ~2007, ~283, ~1801, ~30, ~2009, ~2006, ~439, ~633,
+    ~585, ~2007, ~283, 972, 74, 13, 2009, ~2006, ~72, ~775, ~1244, ~2007, ~283, ~1, ~64, ~220,
+    ~1249, ~65, ~1249, ~59, ~83, ~66, ~1566, ~127, ~102, ~221, ~1, ~2009, ~2006, ~72, ~775, ~1244,
+    ~2007, ~283, ~1, ~17, ~1, ~2009, ~2006, ~439, ~633, ~585, ~2007, ~283, 527, 999, 13, 2009,
+    ~2006, ~523, ~267, ~2007, ~283, ~1376, ~2009, ~2006, ~439, ~633, ~585, ~2007, ~283, 56, 290,
+    13, 2009};
+static const int32_t llama32_a_clock[] = {
+    ~2000, ~2006, ~82, ~88, ~279, ~562, ~2007, ~283, ~34, ~346, ~83, ~301, ~1116, ~77, ~345, ~1122,
+    ~487, ~543, ~412, ~25, ~543, ~68, ~320, ~76, ~560, ~220, ~1056, ~17, ~18, ~198, ~51, ~316,
+    ~357, ~543, ~412, ~25, ~220, ~15, ~18, ~542, ~68, ~65, ~220, ~1056, ~17, ~20, ~283, ~2009,
+    ~2006, ~523, ~267, ~2007, ~283, ~1801, ~30, ~2009, ~2006, ~439, ~633, ~585, ~2007, ~283};
+static const int32_t qwen25[] = {
+    ~1, ~99, ~105, ~273, ~556, ~195, ~1740, ~274, ~412, ~467, ~30, ~2, ~195, ~1, ~519, ~263, ~195,
+    ~1728, ~47, ~2, ~195, ~1, ~431, ~624, ~578, ~195, 943, 91, 30, 2, ~195, ~1, ~519, ~263, ~195,
+    ~44, ~933, ~546, ~79, ~513, ~96, ~262, ~290, ~46, ~195, ~81, ~392, ~82, ~18, ~194, ~83, ~195,
+    ~142, ~119, ~217, ~195, ~44, ~31, ~933, ~546, ~79, ~513, ~96, ~262, ~290, ~46, ~195, ~44, ~933,
+    ~546, ~79, ~513, ~96, ~262, ~290, ~46, ~195, ~34, ~195, ~44, ~31, ~933, ~546, ~79, ~513, ~96,
+    ~262, ~290, ~46, ~2, ~195, ~1, ~431, ~624, ~578, ~195, 523, 973, 30, 2, ~195, ~1, ~519, ~263,
+    ~195, ~1325, ~2, ~195, ~1, ~431, ~624, ~578, ~195, 73, 285, 30, 2, ~195};
+static const int32_t qwen3[] = {
+    ~1, ~99, ~105, ~273, ~556, ~195, ~1740, ~274, ~412, ~467, ~30, ~2, ~195, ~1, ~519, ~263, ~195,
+    ~1728, ~47, ~2, ~195, ~1, ~431, ~624, ~578, ~195, 943, 91, 30, 2, ~195, ~1, ~519, ~263, ~195,
+    ~44, ~933, ~546, ~79, ~513, ~96, ~262, ~290, ~46, ~195, ~81, ~392, ~82, ~18, ~194, ~83, ~195,
+    ~142, ~119, ~217, ~195, ~44, ~31, ~933, ~546, ~79, ~513, ~96, ~262, ~290, ~46, ~195, ~44, ~933,
+    ~546, ~79, ~513, ~96, ~262, ~290, ~46, ~195, ~34, ~195, ~44, ~31, ~933, ~546, ~79, ~513, ~96,
+    ~262, ~290, ~46, ~2, ~195, ~1, ~431, ~624, ~578, ~195, 523, 973, 30, 2, ~195, ~1, ~519, ~263,
+    ~195, ~44, ~933, ~546, ~79, ~513, ~96, ~262, ~290, ~46, ~195, ~35, ~195, ~44, ~31, ~933, ~546,
+    ~79, ~513, ~96, ~262, ~290, ~46, ~2, ~195, ~1, ~431, ~624, ~578, ~195, ~44, ~396, ~815, ~46,
+    ~195, ~195, ~44, ~31, ~396, ~815, ~46, ~829};
+
+#define CONTENT "message['content']"
+#define NEMO "{{- \"[INST]\" + system_message + \"\\n\\n\" + message[\"content\"] + \"[/INST]\" }}" \
+    "{{- \"[INST]\" + message[\"content\"] + \"[/INST]\" }}{{- message[\"content\"] + eos_token}}"
+#define V7 "{{ '[INST] ' + " CONTENT " + '[/INST]' }}{{ '[SYSTEM_PROMPT] ' + " CONTENT " + '[/SYSTEM_PROMPT]' }}" \
+    "{{ ' ' + " CONTENT " + eos_token }}"
+#define TEKKEN "{{- '[INST]' + " CONTENT " + '[/INST]' }}{{- '[SYSTEM_PROMPT]' + " CONTENT " + '[/SYSTEM_PROMPT]' }}" \
+    "{{- " CONTENT " + eos_token }}"
+#define ZEPHYR "{{ '<|user|>\n' + " CONTENT " + eos_token }}\n{{ '<|system|>\n' + " CONTENT " + eos_token }}\n" \
+    "{{ '<|assistant|>\n'  + " CONTENT " + eos_token }}\n{{ '<|assistant|>' }}\n"
+#define PHI(filled) "{% if message['role'] == 'system'" filled " %}{{'<|system|>\n' + " CONTENT " + '<|end|>\n'}}" \
+    "{{'<|user|>\n' + " CONTENT " + '<|end|>\n'}}{{'<|assistant|>\n' + " CONTENT " + '<|end|>\n'}}{{ '<|assistant|>\n' }}"
+#define LLAMA32 "{%- set date_string = strftime_now(\"%d %b %Y\") %}{{- \"Cutting Knowledge Date: December 2023\n\" }}" \
+    LLAMA3_TURNS "{{- \"<|start_header_id|>ipython<|end_header_id|>\\n\\n\" }}{{- message.content | tojson }}"
+#define TOOLS "{{- '\\n<tool_response>\\n' }}{{- message.content }}"
+
+// Makes a tokenizer with more special tokens, and with this template. spaced: a space stands only in
+// front of a text; strips: the new tokens take the white space behind them.
+static Tokenizer *load_more(const char *dir, const char *const *more, bool spaced, bool strips,
+                            const char *template_text) {
+    char added[2048] = LAST;
+    const char *parts[6][2] = {{"\"content\":\"</s>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":true",
+                                "\"content\":\"</s>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false"},
+                               {LAST, added}, {SPACED_1}, {SPACED_2}, {NULL, NULL}};
+    if (!spaced) parts[2][0] = NULL;
+    for (int k = 0; more[k] != NULL; k++)
+        sprintf(added + strlen(added), ",{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":false,\"rstrip\":%s,"
+                "\"normalized\":false,\"special\":true}", 2005 + k, more[k], strips ? "true" : "false");
+    copy_tokenizer(dir, strcmp(dir, "small-llama2") == 0 ? (const char *const (*)[2])parts : NULL);
+    write_file("chat_template.jinja", template_text);
+    write_file("tokenizer_config.json", strcmp(dir, "small-llama2") == 0 ? "{\"eos_token\":\"</s>\"}" : "{}");
+    return tokenizer_load(base);
+}
+
+static bool last_only;
+
+static Task parse(const Tokenizer *t, const char *text, int format) {
+    return task_parse("f.jsonl", strdup(text), NULL, NULL, t, t->bos, 2011, format, last_only);
+}
+
+#define MESSAGE(role, text) "{\"role\":\"" role "\",\"content\":\"" text "\"}"
+#define USER MESSAGE("user", "Who?")
+#define KING MESSAGE("assistant", "The king.")
+#define LINE(messages) "{\"messages\":[" messages "]}"
+
+static void chat_published_templates(void) {
+    #define FROM_KING MESSAGE("user", "Who?") "," MESSAGE("assistant", "The king.")
+    #define FROM_NO MESSAGE("user", "No [x]")
+    #define FROM_YES FROM_NO "," MESSAGE("assistant", " Yes. ")
+    #define BRIEF MESSAGE("system", "Be brief.") ","
+    #define ASKED BRIEF MESSAGE("user", "Who?") "," MESSAGE("assistant", "Ask.") ",{\"role\":\"tool\",\"content\":\"a \\\"b\\\"\\tc\\n\u00e9\x7f\"," \
+        "\"tool_call_id\":\"1\"}," MESSAGE("tool", "2") "," MESSAGE("assistant", "The king.")
+    static const char *const none[] = {NULL}, *const inst[] = {"[INST]", "[/INST]", NULL},
+        *const prompt[] = {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", NULL},
+        *const phi[] = {"<|end|>", "<|user|>", "<|assistant|>", "<|system|>", NULL};
+    #define IDS(a) a, COUNT_OF(a)
+    enum { FEBRUARY = 1738584000 };  // noon of 2025-02-03 in Greenwich
+    static const struct {
+        const char *format, *dir, *const *more; bool spaced, strips; const char *template_text; time_t now; const char *messages; bool open;
+        const int32_t *want; size_t n;
+    } cases[] = {
+        {"mistral-nemo", "small-llama2", inst, true, false, NEMO, 0, BRIEF FROM_KING "," FROM_NO, true, IDS(nemo)},
+        {"mistral-nemo", "small-llama2", inst, true, false, NEMO, 0, FROM_KING "," FROM_YES, false, IDS(nemo_no_system)},
+        {"mistral-nemo", "small-llama2", inst, true, false, NEMO, 0, MESSAGE("system", "") "," MESSAGE("user", "Who?"), true, IDS(nemo_empty)},
+        {"mistral-v7", "small-llama2", prompt, true, false, V7, 0, BRIEF FROM_KING "," FROM_YES, false, IDS(v7)},
+        {"mistral-v7-tekken", "small-llama2", prompt, true, false, TEKKEN, 0, BRIEF FROM_KING "," FROM_YES, false, IDS(v7_tekken)},
+        {"zephyr", "small-llama2", none, false, false, ZEPHYR, 0, BRIEF FROM_KING "," FROM_YES, false, IDS(zephyr)},
+        {"zephyr", "small-llama2", none, true, false, ZEPHYR, 0, BRIEF FROM_KING "," FROM_NO, true, IDS(zephyr_open)},
+        {"phi3", "small-llama2", phi, false, true, PHI(""), 0, MESSAGE("system", "") "," FROM_KING "," FROM_YES, false, IDS(phi3)},
+        {"phi3", "small-llama2", phi, false, true, PHI(" and message['content']"), 0, MESSAGE("system", "") "," FROM_KING "," FROM_NO, true,
+         IDS(phi35)},
+        {"llama3", "small-llama3", none, false, false, LLAMA32, 0, ASKED "," MESSAGE("user", "No") "," MESSAGE("assistant", "Yes."), false,
+         IDS(llama32)},
+        {"llama3", "small-llama3", none, false, false, LLAMA32, FEBRUARY, MESSAGE("user", "Who?"), true, IDS(llama32_a_clock)},
+        {"chatml", "small-smollm2", none, false, false, TURNS TOOLS, 0, ASKED "," MESSAGE("user", "No") "," MESSAGE("assistant", "Yes."), false,
+         IDS(qwen25)},
+        {"qwen3", "small-smollm2", none, false, false, QWEN3_TURNS TOOLS, 0, ASKED "," MESSAGE("tool", "3"), true, IDS(qwen3)}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char json[2048];
+        Tokenizer *t = load_more(cases[i].dir, cases[i].more, cases[i].spaced, cases[i].strips, cases[i].template_text);
+        Chat chat;
+        CHECK(chat_open(&chat, t, CHAT_AUTO, t->bos, cases[i].now, &err), "case %zu: %s", i, err.text);
+        CHECK(strcmp(chat.format->name, cases[i].format) == 0, "case %zu: %s", i, chat.format->name);
+        snprintf(json, sizeof json, "[%s%s]", cases[i].messages, cases[i].open ? "," MESSAGE("assistant", "x") : "");
+        Json *root = json_parse(json, strlen(json), &err);
+        ChatMessage *m;
+        size_t n = chat_read(&chat, root, false, "a case", &m), count;
+        if (cases[i].open) m[n - 1].text = NULL;
+        if (cases[i].open) m[n - 1].n = 0;
+        int32_t *tokens = chat_encode(&chat, m, n, &count);
+        check_tokens(cases[i].format, tokens, count, cases[i].want, cases[i].n);
+        free(tokens);
+        free(m);
+        json_free(root);
+    }
+    // a row that is cut begins with the token that begins a text where the format has it, only
+    for (int k = 0; k < 2; k++) {
+        Tokenizer *t = load_more("small-llama2", prompt, true, false, k ? V7 : ZEPHYR);
+        int32_t in[64], to[64];
+        const Task task = parse(t, LINE(FROM_KING), CHAT_AUTO);
+        CHECK(t->bos == 1 && task_row(&task, 0, 0, 8, in, to) == 8 && (in[0] == 1) == (k == 1), "%d", in[0]);
+    }
+    // a template that differs in one literal is refused
+    static const struct { const char *text, *was, *is, *has; } others[] = {
+        {NEMO, "{{- message[\"content\"] + eos", "{{- \" \" + message[\"content\"]|trim + eos", "[INST]"},
+        {NEMO, "\\n\\n", "\\n", "[INST]"}, {V7, "[SYSTEM_PROMPT] '", "[SYSTEM_PROMPT]'", "[SYSTEM_PROMPT]"},
+        {TEKKEN "[THINK]", "[THINK]", "[THINK]", "[SYSTEM_PROMPT]"}, {TEKKEN, "{{- " CONTENT, "{{- ' ' + " CONTENT, "[SYSTEM_PROMPT]"},
+        {ZEPHYR, "eos_token }}\n", "'\n' }}\n", "<|user|>"}, {ZEPHYR, "{{ '<|assistant|>' }}\n", "{{ '<|assistant|>' }}", "<|user|>"},
+        {"{{ bos_token }}" PHI(""), "bos", "bos", "<|user|>"}, {PHI(""), "<|end|>\n'", "<|end|>'", "<|user|>"}};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        char text[1024];
+        const char *at = strstr(others[i].text, others[i].was);
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - others[i].text), others[i].text, others[i].is,
+                 at + strlen(others[i].was));
+        Tokenizer *t = load_more("small-llama2", i < 5 ? prompt : phi, true, i >= 5, text);
+        Chat chat;
+        CHECK(!chat_open(&chat, t, CHAT_AUTO, t->bos, 0, &err) && strstr(err.text, "it has ")
+              && strstr(err.text, others[i].has), "template %zu: %s", i, err.text);
+    }
+    // a template that asks for the day has a fixed one in training, as has one that asks for none
+    static const char fixed[] = "Today Date: 26 Jul 2024\n\n";
+    for (int i = 0; i < 2; i++) {
+        Tokenizer *t = load_more("small-llama3", none, false, false, i ? LLAMA32 : "Cutting Knowledge Date: December 2023 " LLAMA3_TURNS);
+        Chat chat;
+        CHECK(chat_open(&chat, t, CHAT_AUTO, t->bos, i ? 0 : FEBRUARY, &err) && strstr(chat.front, fixed), "%s", chat.front);
+    }
+    unlink(in_base("chat_template.jinja"));
 }
 
 // A conversation as text, with what is trained in brackets.
@@ -312,7 +513,10 @@ static void chat_thoughts(void) {
          ASK "[Yes<|im_end|>]\n" ASK "[<think>\na\n</think>\n\nb<|im_end|>]\n"},
         {{NULL, "Hi", "\nYes", "Hi", NULL}, 5, ASK "[\nYes<|im_end|>]\n" ASK NONE},
         {{NULL, "Hi", "<think>\n\n</think>\n\nYes", NULL, NULL}, 3, ASK NONE "[Yes<|im_end|>]\n"},
-        {{NULL, "Hi", "No <think>", NULL, NULL}, 3, ASK NONE "[No <think><|im_end|>]\n"}};
+        {{NULL, "Hi", "No <think>", NULL, NULL}, 3, ASK NONE "[No <think><|im_end|>]\n"},
+        {{NULL, "Hi", "<think>\na\n</think>\n\nYes", "<tool_response>\nb\n</tool_response>", "No"}, 5,  // no question
+         ASK "[<think>\na\n</think>\n\nYes<|im_end|>]\n<|im_start|>user\n<tool_response>\nb\n</tool_response><|im_end|>\n"
+         "<|im_start|>assistant\n" NONE "[No<|im_end|>]\n"}};
     const Chat chat = open_chat(load_template("small-smollm2", IN_FILE, QWEN3_TURNS), CHAT_AUTO);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const char *got = shown(&chat, cases[i].texts, cases[i].n);
@@ -351,7 +555,7 @@ static void chat_white_space(void) {
     CHECK(strcmp(shown(&llama3_chat, texts, 3), "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi"
                  "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[Yes<|eot_id|>]") == 0, "%s",
           shown(&llama3_chat, texts, 3));
-    static const char *const spaces[] = {NULL, "Hi ", " Yes\u2003  "};
+    static const char *const spaces[] = {"", "Hi ", " Yes\u2003  "};  // an empty system message is none
     const Chat v3 = open_chat(load_v3(), CHAT_AUTO);
     CHECK(strcmp(shown(&v3, spaces, 3), "<s>[INST] Hi [/INST][  Yes\u2003</s>]") == 0, "'%s'",
           shown(&v3, spaces, 3));
@@ -360,31 +564,26 @@ static void chat_white_space(void) {
 // A model without a template is given one. It is held against texts that transformers rendered once,
 // by hand.
 static void chat_exports(void) {
-    #define FROM_SYSTEM "{%- set s = messages[0].content if messages[0].role == 'system' else '' %}"
-    #define SAY(role, says) "{%- if m.role == '" role "' %}" says "{%- endif %}"
-    #define WRITE(text) "{{- " text " }}"
-    #define FOR(turns, open) "{%- for m in messages %}" turns "{%- endfor %}{%- if add_generation_prompt %}" WRITE(open) "{%- endif %}\n"
-    #define ML(role) SAY(role, WRITE("'<|im_start|>" role "\\n' + m.content + '<|im_end|>\\n'"))
-    #define L3(role) SAY(role, WRITE("'<|start_header_id|>" role "<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>'"))
-    #define TALKS(first, open, close, which, trim, end, answer) FOR(SAY("user", first \
-        WRITE("'[INST] ' + ('" open "' + s" trim " + '" close "' if s and loop." which " < 3 else '') + m.content" trim " + '" end "'")) \
-        SAY("assistant", WRITE("' ' + m.content" answer "'")), "''")
+    #define SET(begin, end) "{%- set begin = '" begin "' %}{%- set end = '" end "' %}"
+    #define TALK_TURNS(open, close, text) "{{- begin }}{%- for m in messages %}{{- '" open "' + m.role + '" close "' + " text \
+        " }}{%- endfor %}{%- if add_generation_prompt %}{{- '" open "assistant" close "' }}{%- endif %}\n"
+    #define TALKS(first, user, system, which, text, answer) first "{%- set s = messages[0].content if messages[0].role == 'system' else '' %}" \
+        "{%- for m in messages %}{%- if m.role == 'user' %}{{- " user "'[INST] ' + (" system " if s and loop." which " < 3 else '') + m.content" text \
+        " }}{%- endif %}{%- if m.role == 'assistant' %}{{- ' ' + m.content" answer " + end }}{%- endif %}{%- endfor %}\n"
+    #define ABOVE "s + '\\n\\n'"
     static const struct { const char *dir; int format; const char *before, *template_text, *after; } cases[] = {
-        {"small-smollm2", CHAT_AUTO, NULL, FOR(ML("system") ML("user") ML("assistant"), "'<|im_start|>assistant\\n'"), NULL},
-        {"small-llama3", CHAT_AUTO, "{\"a\": 1, \"eos_token_id\": 2001,\n \"b\": [2]}", WRITE("'<|begin_of_text|>'")
-         FOR(L3("system") L3("user") L3("assistant"), "'<|start_header_id|>assistant<|end_header_id|>\\n\\n'"),
+        {"small-smollm2", CHAT_AUTO, NULL, SET("", "<|im_end|>") TALK_TURNS("<|im_start|>", "\\n", "m.content + '<|im_end|>\\n'"), NULL},
+        {"small-llama3", CHAT_AUTO, "{\"a\": 1, \"eos_token_id\": 2001,\n \"b\": [2]}", SET("<|begin_of_text|>", "<|eot_id|>")
+         TALK_TURNS("<|start_header_id|>", "<|end_header_id|>\\n\\n", "m.content | trim + '<|eot_id|>'"),
          "{\n  \"a\": 1,\n  \"b\": [2],\n  \"eos_token_id\": [2001, 2009]\n}\n"},
         {"small-llama3", CHAT_AUTO, "{\"eos_token_id\": [2001, 2008]}", NULL, "{\n  \"eos_token_id\": [2001, 2008, 2009]\n}\n"},
         {"small-llama3", CHAT_AUTO, NULL, NULL, "{\n  \"eos_token_id\": [2001, 2009]\n}\n"},
         {"small-llama3", CHAT_AUTO, "{\"eos_token_id\": [2001, 2009]}", NULL, "{\"eos_token_id\": [2001, 2009]}"},
-        {"v3", CHAT_AUTO, NULL, WRITE("'<s>'") FROM_SYSTEM TALKS("", "", "\\n\\n", "revindex", "", "[/INST]",
-         ".rstrip(' ') + '</s>"), NULL},
-        {"small-llama2", CHAT_MISTRAL, NULL, WRITE("'<s>'") FROM_SYSTEM TALKS("", "", "\\n\\n", "index", "", " [/INST]",
-         " + '</s>"), NULL},
-        {"small-llama2", CHAT_LLAMA2, NULL, FROM_SYSTEM TALKS(WRITE("'<s>'"), "<<SYS>>\\n", "\\n<</SYS>>\\n\\n", "index",
-         " | trim", " [/INST]", " | trim + ' </s>"), NULL},
-        {"small-smollm2", CHAT_MISTRAL, NULL, FROM_SYSTEM TALKS("", "", "\\n\\n", "index", "", " [/INST]",
-         " + '<|im_end|>"), NULL},
+        {"v3", CHAT_AUTO, NULL, SET("<s>", "</s>") TALKS("{{- begin }}", "", ABOVE, "revindex", " + '[/INST]'", ".rstrip(' ')"), NULL},
+        {"small-llama2", CHAT_MISTRAL, NULL, SET("<s>", "</s>") TALKS("{{- begin }}", "", ABOVE, "index", " + ' [/INST]'", ""), NULL},
+        {"small-llama2", CHAT_LLAMA2, NULL, SET("<s>", "</s>") TALKS("", "begin + ", "'<<SYS>>\\n' + s | trim + '\\n<</SYS>>\\n\\n'",
+         "index", " | trim + ' [/INST]'", " | trim + ' '"), NULL},
+        {"small-smollm2", CHAT_MISTRAL, NULL, SET("", "<|im_end|>") TALKS("{{- begin }}", "", ABOVE, "index", " + ' [/INST]'", ""), NULL},
         {"small-smollm2", CHAT_AUTO, "{\"a\": \"b\"}", NULL, "{\n  \"a\": \"b\",\n  \"eos_token_id\": [2]\n}\n"},
         {"small-smollm2", CHAT_AUTO, "{\"eos_token_id\" : 0}", NULL, "{\n  \"eos_token_id\": [0, 2]\n}\n"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -402,7 +601,7 @@ static void chat_exports(void) {
               && strlen(g->text) == g->length, "case %zu: %s", i, g->text);
         // the template tells the format
         Chat again;
-        CHECK(chat_open(&again, t, CHAT_AUTO, t->bos, &err) && again.has_template && again.format == chat.format,
+        CHECK(chat_open(&again, t, CHAT_AUTO, t->bos, 0, &err) && again.has_template && again.format == chat.format,
               "case %zu: %s", i, err.text);
         unlink(in_base("generation_config.json"));
     }
@@ -415,16 +614,8 @@ static void chat_exports(void) {
 // ---------------------------------------------------------------------------------------------
 // Examples
 
-static Task parse(const Tokenizer *t, const char *text, int format) {
-    return task_parse("f.jsonl", strdup(text), NULL, NULL, t, t->bos, 2011, format);
-}
-
-#define SAYS(role, text) "{\"role\":\"" role "\",\"content\":\"" text "\"}"
-#define USER SAYS("user", "Who?")
-#define KING SAYS("assistant", "The king.")
-#define LINE(messages) "{\"messages\":[" messages "]}"
-#define TALK LINE(SAYS("system", "Be brief.") "," USER "," KING "," SAYS("user", " <|eot_id|>") \
-                  "," SAYS("assistant", "No."))
+#define TALK LINE(MESSAGE("system", "Be brief.") "," USER "," KING "," MESSAGE("user", " <|eot_id|>") \
+                  "," MESSAGE("assistant", "No."))
 
 // Rows of a conversation, whole and cut: inputs, and targets that are trained.
 static void chat_rows(void) {
@@ -455,7 +646,7 @@ static void chat_rows(void) {
               "T %zu: %zu trained, %zu counted", T, trained, sum.targets);
     }
     // what stands behind the last answer is neither trained nor read
-    Task more = parse(t, LINE(SAYS("system", "Be brief.") "," USER "," KING "," USER), CHAT_AUTO);
+    Task more = parse(t, LINE(MESSAGE("system", "Be brief.") "," USER "," KING "," USER), CHAT_AUTO);
     int32_t in[MOST], to[MOST];
     CHECK(task_row(&more, 0, 0, MOST, in, to) == P + 3 && to[P + 2] == 2009, "%d", to[P + 2]);
     // beside other forms, which are cut as ever
@@ -480,16 +671,16 @@ static void chat_rows(void) {
 // ShareGPT's and Alpaca's forms are the same conversation as messages are, in lines and in an array; an
 // answer with the weight 0 is read.
 static void chat_forms(void) {
-    static const char talk[] = LINE(USER "," KING "," SAYS("user", "a\\nb") "," SAYS("assistant", "No.")),
+    static const char talk[] = LINE(USER "," KING "," MESSAGE("user", "a\\nb") "," MESSAGE("assistant", "No.")),
         shared[] = "{\"conversations\":[{\"from\":\"human\",\"value\":\"Who?\"},{\"from\":\"gpt\",\"value\":\"The king.\"},"
                    "{\"from\":\"human\",\"value\":\"a\\nb\"},{\"from\":\"gpt\",\"value\":\"No.\",\"weight\":1}]}",
-        asked[] = LINE(SAYS("user", "a\\nb") "," SAYS("assistant", "No.")),
+        asked[] = LINE(MESSAGE("user", "a\\nb") "," MESSAGE("assistant", "No.")),
         alpaca[] = "{\"instruction\":\"a\",\"input\":\"b\",\"output\":\"No.\",\"id\":7,\"text\":\"a b No.\"}",
         plain[] = "{\"instruction\":\"a\\nb\",\"input\":\"\",\"output\":\"No.\"}",
         first[] = LINE(USER ",{\"role\":\"assistant\",\"content\":\"The king.\",\"weight\":1.0},"
                        "{\"role\":\"user\",\"content\":\"x\",\"weight\":0.0},{\"role\":\"assistant\",\"content\":\"No.\",\"weight\":0}"),
         last[] = LINE(USER ",{\"role\":\"assistant\",\"content\":\"The king.\",\"weight\":0},"
-                      SAYS("user", "a\\nb") "," SAYS("assistant", "No."));
+                      MESSAGE("user", "a\\nb") "," MESSAGE("assistant", "No."));
     const char *const same[][2] = {{talk, shared}, {asked, alpaca}, {asked, plain},
                                    {LINE(USER "," KING), first}};
     Tokenizer *t = load("small-llama3");
@@ -516,6 +707,12 @@ static void chat_forms(void) {
         CHECK(to[1][k] == -1 || to[1][k] == to[0][k], "target %zu", k);
     }
     CHECK(trained == task_targets(&second, 1, 0, 1, MOST) && to[1][n - 1] >= 0, "%zu trained", trained);
+    // --train-on last: as if the answers before the last that is trained had the weight 0
+    last_only = true;
+    const Task one = parse(t, talk, CHAT_AUTO), king = parse(t, first, CHAT_AUTO);
+    last_only = false;
+    const Task shorter = parse(t, LINE(USER "," KING), CHAT_AUTO);
+    CHECK(task_hash(&one) == task_hash(&read) && task_hash(&king) == task_hash(&shorter), "the last answer");
 }
 
 #define MEMBER(more) LINE(USER ",{\"role\":\"assistant\",\"content\":\"x\",\"" more "}")
@@ -526,9 +723,9 @@ static void chat_bad_lines(void) {
         {"{\"messages\":[]}", "line 2: \"messages\" is empty"},
         {LINE("7"), "message 1 is no object"},
         {LINE("{\"content\":\"x\"}"), "message 1 is no object with \"role\""},
-        {LINE(USER "," SAYS("bot", "x")), "message 2 has the role \"bot\", which is none of"},
-        {LINE(USER "," SAYS("tool", "x")), "\"tool\": tools are not supported"},
-        {LINE(SAYS("function", "x")), "\"function\": tools are not supported"},
+        {LINE(USER "," MESSAGE("bot", "x")), "message 2 has the role \"bot\", which is none of"},
+        {LINE(USER "," MESSAGE("tool", "x")), "message 2 has the role \"tool\": the format llama3 has none"},
+        {LINE(MESSAGE("function", "x")), "the role \"function\", which is none of system, user, assistant and tool"},
         {MEMBER("tool_calls\":[{}]"), "message 2 has \"tool_calls\", which is not supported: leave it out"},
         {MEMBER("weight\":0"), "none has a weight: there is nothing to train"},
         {MEMBER("weight\":2"), "message 2 has a \"weight\" that is not 0, or 1 for an answer"},
@@ -537,7 +734,7 @@ static void chat_bad_lines(void) {
         {"{\"conversations\":[{\"from\":\"human\",\"value\":\"x\"},{\"role\":\"assistant\",\"content\":\"x\"}]}",
          "message 2 is no object with \"from\" and \"value\""},
         {"{\"conversations\":[{\"from\":\"human\",\"value\":\"x\"},{\"from\":\"bot\",\"value\":\"x\"}]}",
-         "message 2 has the role \"bot\", which is none of system, human and gpt"},
+         "message 2 has the role \"bot\", which is none of system, human, gpt and tool"},
         {"{\"conversations\":[{\"from\":\"human\",\"value\":\"x\",\"role\":\"user\"}]}", "has \"role\", which is not"},
         {"{\"conversations\":[{\"from\":\"human\"}]}", "message 1 has no \"value\""},
         {"{\"conversations\":[{}]}", "message 1 is no object with \"role\""},
@@ -557,13 +754,13 @@ static void chat_bad_lines(void) {
         {LINE(USER ",{\"role\":\"assistant\"}"), "message 2 has no \"content\""},
         {LINE("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}"),
          "no string: write the texts of its parts as one"},
-        {LINE(USER "," SAYS("assistant", "")), "message 2, an answer, is empty"},
-        {LINE(USER "," SAYS("assistant", " \\n\u00a0")), "message 2, an answer, is empty"},
-        {LINE(USER "," SAYS("system", "x")), "message 2 is a system message, and only the first"},
+        {LINE(USER "," MESSAGE("assistant", "")), "message 2, an answer, is empty"},
+        {LINE(USER "," MESSAGE("assistant", " \\n\u00a0")), "message 2, an answer, is empty"},
+        {LINE(USER "," MESSAGE("system", "x")), "message 2 is a system message, and only the first"},
         {LINE(KING), "message 1 is the assistant's, and stands before any user's"},
-        {LINE(SAYS("system", "x") "," KING), "message 2 is the assistant's"},
+        {LINE(MESSAGE("system", "x") "," KING), "message 2 is the assistant's"},
         {LINE(USER), "nothing to train"},
-        {LINE(SAYS("system", "x")), "nothing to train"},
+        {LINE(MESSAGE("system", "x")), "nothing to train"},
         {"{\"prompt\":\"x\",\"messages\":[" USER "," KING "]}", "no others of these"},
         {"{\"messages\":[" USER "," KING "],\"text\":\"x\"}", "no others of these"},
         {"{\"messages\":[" USER "," KING "],\"system\":\"Be brief.\"}", "it has \"system\", which is not"},
@@ -583,7 +780,7 @@ static void chat_bad_lines(void) {
           "Llama-2");
     CHECK(DIES_WITH("line 1: the tokenizer has none of", parse(v1, twice, CHAT_AUTO)), "no format");
     CHECK(DIES_WITH("line 1 has token 2009, but the model's vocabulary has 2009", task_parse("f",
-          strdup(LINE(USER "," KING)), NULL, NULL, t, t->bos, 2009, CHAT_AUTO)), "a small model");
+          strdup(LINE(USER "," KING)), NULL, NULL, t, t->bos, 2009, CHAT_AUTO, false)), "a small model");
     CHECK(parse(t, "{\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"x\",\"name\":\"y\",\"id\":1,"
                 "\"tool_calls\":[],\"audio\":null,\"thinking\":\"\",\"more\":{}}],\"tools\":[],\"source\":\"z\"}",
                 CHAT_AUTO).count == 1, "harmless members");
@@ -620,6 +817,7 @@ int main(void) {
     if (mkdtemp(base) == NULL) { perror(base); return 1; }
     RUN(chat_ids);
     RUN(chat_templates);
+    RUN(chat_published_templates);
     RUN(chat_thoughts);
     RUN(chat_own_tokens);
     RUN(chat_white_space);

@@ -1,22 +1,12 @@
 // Tests of json.h: what it accepts, what it refuses, what it gives.
 #include "../../../tide/files/json.h"
+#include "../files.h"
 #include "../test.h"
 
-static Json *parse(const char *text) {
-    Error err;
-    return json_parse(text, strlen(text), &err);
-}
-
-static bool accepts(const char *text) {
-    Json *root = parse(text);
-    bool ok = root != NULL;
-    json_free(root);
-    return ok;
-}
+static Json *parse(const char *text) { return json_parse(text, strlen(text), &err); }
 
 // The refusals' exact bytes may contain NULs and end anywhere: no byte beyond n may be read.
 static bool accepts_bytes(const char *bytes, size_t n) {
-    Error err;
     char *copy = (char *)malloc(n > 0 ? n : 1);
     memcpy(copy, bytes, n);
     err.text[0] = '\0';
@@ -69,7 +59,7 @@ static void json_accepts(void) {
         "\"\\uffff\\ue000\\ud7ff\"", "\xef\xbb\xbf {\"a\":1}",
     };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
-        CHECK(accepts(texts[i]), "%s is refused", texts[i]);
+        CHECK(accepts_bytes(texts[i], strlen(texts[i])), "%s is refused", texts[i]);
 }
 
 static void json_refuses(void) {
@@ -80,9 +70,6 @@ static void json_refuses(void) {
     for (size_t n = 0; n < sizeof whole - 1; n++)
         CHECK(!accepts_bytes(whole, n), "the first %zu bytes are accepted", n);
     CHECK(accepts_bytes(whole, sizeof whole - 1), "the whole is refused");
-}
-
-static void json_depth(void) {
     char text[300];
     for (int depth = 1; depth <= 100; depth++) {
         memset(text, '[', (size_t)depth);
@@ -114,19 +101,21 @@ static void json_numbers(void) {
     CHECK(!accepts_bytes(text, 309 + 1), "a number beyond the doubles is accepted");
 }
 
+// A value as a size, or -1: it is none, and the size stays.
 static void json_sizes(void) {
-    Json *root = parse("{\"a\":0,\"b\":9007199254740991,\"c\":9007199254740992,\"d\":-1,\"e\":1.0,"
-                       "\"f\":1e3,\"g\":\"1\",\"h\":null,\"i\":-0,\"j\":99999999999999999999,"
-                       "\"k\":4503599627370495.99999999999}");
-    size_t value = 77;
-    CHECK(json_size(json_get(root, "a"), &value) && value == 0, "a");
-    CHECK(json_size(json_get(root, "b"), &value) && value == 9007199254740991u, "b");
-    value = 77;
-    for (const char *key = "cdefghijkz"; *key; key++) {
-        char name[2] = {*key, '\0'};
-        CHECK(!json_size(json_get(root, name), &value) && value == 77, "%s", name);
+    static const struct { const char *text; double size; } cases[] = {
+        {"0", 0}, {"9007199254740991", 9007199254740991.0}, {"9007199254740992", -1}, {"-1", -1},
+        {"1.0", -1}, {"1e3", -1}, {"\"1\"", -1}, {"null", -1}, {"-0", -1},
+        {"99999999999999999999", -1}, {"4503599627370495.99999999999", -1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t value = 77;
+        Json *root = parse(cases[i].text);
+        const bool ok = json_size(root, &value);
+        CHECK(ok == (cases[i].size >= 0) && (double)value == (ok ? cases[i].size : 77), "%s: %zu",
+              cases[i].text, value);
+        json_free(root);
     }
-    json_free(root);
+    CHECK(!json_size(NULL, &(size_t){0}), "nothing");
 }
 
 static void json_utf8(void) {
@@ -163,7 +152,6 @@ static void json_writes(void) {
     FILE *f = open_memstream(&text, &n);
     json_write_string(f, all, length);
     fclose(f);
-    Error err;
     Json *root = json_parse(text, n, &err);
     CHECK(root != NULL && root->length == length && memcmp(root->string, all, length) == 0,
           "every code point, written and read");
@@ -176,37 +164,8 @@ static void json_writes(void) {
     free(text);
 }
 
-static void json_files(void) {
-    char dir[] = "/tmp/tide_json_XXXXXX", path[PATH_MAX];
-    Error err;
-    size_t n = 0;
-    CHECK(mkdtemp(dir) != NULL, "mkdtemp");
-    CHECK(file_read(dir, &n, &err) == NULL && strstr(err.text, "regular") != NULL, "a directory");
-    path_join(path, dir, "file");
-    CHECK(file_read(path, &n, &err) == NULL && strstr(err.text, path) != NULL, "a missing file");
-    CHECK(file_read("/dev/zero", &n, &err) == NULL, "a device");
-    for (int i = 0; i < 2; i++) {
-        FILE *f = fopen(path, "wb");
-        if (i == 1) fwrite("[1\0]", 1, 4, f);
-        fclose(f);
-        char *text = file_read(path, &n, &err);
-        CHECK(text != NULL && n == (i == 1 ? 4u : 0u) && text[n] == '\0', "a file of %zu bytes", n);
-        free(text);
-        CHECK(json_read(path, &err) == NULL && strstr(err.text, path) != NULL, "%s", err.text);
-    }
-    FILE *f = fopen(path, "wb");
-    fputs("[1,2]", f);
-    fclose(f);
-    Json *root = json_read(path, &err);
-    CHECK(root != NULL && root->count == 2, "json_read");
-    json_free(root);
-    unlink(path);
-    rmdir(dir);
-}
-
 // A key twice is refused by name, however many there are.
 static void json_keys_twice(void) {
-    Error err;
     enum { KEYS = 200000 };
     for (int twice = 0; twice < 2; twice++) {
         char *text = NULL;
@@ -242,27 +201,34 @@ static void json_beginnings(void) {
 static void text_files(void) {
     static const struct { const char *bytes; size_t n; const char *text, *says; } cases[] = {
         {"\xef\xbb\xbf{\"a\":1}", 10, "{\"a\":1}", NULL}, {"\xef\xbb\xbf", 3, "", NULL},
-        {"\xef\xbb", 2, "\xef\xbb", NULL}, {"a", 1, "a", NULL},
+        {"", 0, "", NULL}, {"\xef\xbb", 2, "\xef\xbb", NULL}, {"a", 1, "a", NULL},
         {"\xff\xfe{\0\"\0", 6, NULL, "UTF-16"}, {"\xfe\xff\0{\0\"", 6, NULL, "UTF-16"},
         {"{\0\"\0a\0", 6, NULL, "UTF-16"}, {"\0{\0\"", 4, NULL, "UTF-16"},
         {"{\"error\":\"Not found\"}", 21, NULL, "error message"},
         {" <!doctype HTML>", 16, NULL, "web page"},
     };
-    char path[] = "/tmp/tide_text_XXXXXX";
-    const int fd = mkstemp(path);
-    Error err;
+    const char *path = in_base("file");
+    size_t n = 99;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        size_t n = 99;
-        CHECK(ftruncate(fd, 0) == 0 && pwrite(fd, cases[i].bytes, cases[i].n, 0) > 0, "write");
+        put_bytes(path, cases[i].bytes, cases[i].n);
         char *text = text_read(path, &n, &err);
         CHECK((text == NULL) == (cases[i].says != NULL), "case %zu", i);
         CHECK(text == NULL || (strcmp(text, cases[i].text) == 0 && n == strlen(text)), "%zu", i);
         CHECK(text != NULL || (strstr(err.text, cases[i].says) && strstr(err.text, path)), "%s",
               err.text);
         free(text);
+        Json *root = json_read(path, &err);
+        CHECK((root != NULL) == (i == 0) && (i == 0 || strstr(err.text, path)), "%s", err.text);
+        json_free(root);
     }
-    close(fd);
-    unlink(path);
+    put_bytes(path, "[1\0]", 4);
+    char *text = file_read(path, &n, &err);
+    CHECK(text != NULL && n == 4 && text[n] == '\0', "a file of %zu bytes", n);
+    free(text);
+    CHECK(file_read(base, &n, &err) == NULL && strstr(err.text, "regular") != NULL, "a directory");
+    CHECK(file_read("/dev/zero", &n, &err) == NULL, "a device");
+    path = in_base("none");
+    CHECK(file_read(path, &n, &err) == NULL && strstr(err.text, path) != NULL, "a missing file");
 }
 
 // What a download, or another program, leaves in place of the file that was meant.
@@ -299,19 +265,19 @@ static void files_by_their_first_bytes(void) {
 }
 
 int main(void) {
+    base_new("json");
     RUN(files_by_their_first_bytes);
     RUN(json_structure);
     RUN(json_strings);
     RUN(json_accepts);
     RUN(json_refuses);
-    RUN(json_depth);
     RUN(json_numbers);
     RUN(json_sizes);
     RUN(json_utf8);
     RUN(json_writes);
-    RUN(json_files);
     RUN(json_keys_twice);
     RUN(json_beginnings);
     RUN(text_files);
+    remove_tree(base);
     return test_summary();
 }

@@ -2,7 +2,6 @@
 // files of /proc and /sys, and how many threads a process has (cpu.h).
 #include "../../../tide/base/memory.h"
 #include "../../../tide/cpu/cpu.h"
-#include <dirent.h>
 #include "../files.h"
 #include "../test.h"
 
@@ -12,13 +11,11 @@ static void write_file(const char *name, const char *text) {
     snprintf(dir, sizeof dir, "%s", path);
     *strrchr(dir, '/') = '\0';
     if (!make_directories(dir)) die("%s", dir);
-    FILE *f = fopen(path, "w");
-    if (f == NULL || fputs(text, f) < 0 || fclose(f) != 0) die("%s", path);
+    put_text(path, text);
 }
 
 static void new_machine(void) {
     remove_tree(base);
-    (void)err;
     if (setenv("TIDE_MACHINE", base, 1) != 0) die("environment");
 }
 
@@ -105,7 +102,7 @@ static void threads_of_a_process(void) {
 }
 
 int main(void) {
-    snprintf(base, sizeof base, "/tmp/test_machine.%d", (int)getpid());
+    base_new("machine");
     RUN(memory_that_is_there);
     RUN(memory_of_a_job);
     RUN(threads_of_a_process);

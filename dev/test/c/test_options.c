@@ -20,8 +20,6 @@ static const char *saved(const Options *o) {
     return lines;
 }
 
-static bool close_to(double a, double b) { return fabs(a - b) <= 1e-15 * fabs(b); }
-
 static void defaults_are_the_documented_ones(void) {
     const Options o = options_of("--data a.txt", true);
     CHECK(o.val == NULL && o.tokenizer == NULL && o.prompt == NULL && o.dump == NULL, "not given");
@@ -154,13 +152,19 @@ static void combinations_that_work_are_accepted(void) {
     }
 }
 
+static char *help(bool whole) {
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    options_help(f, "train_gpt2", whole);
+    fclose(f);
+    return text;
+}
+
 // What --help shows without a word: the rows of what most runs need, on a screen.
 static void help_is_short(void) {
-    char *text = NULL;
-    size_t n = 0, lines = 0;
-    FILE *f = open_memstream(&text, &n);
-    options_help(f, "train_gpt2", false);
-    fclose(f);
+    const char *text = help(false);
+    size_t lines = 0;
     for (const char *c = text; *c != '\0'; c++) lines += *c == '\n';
     CHECK(lines <= 48, "%zu lines", lines);
     for (int i = 0; i < OPTION_COUNT; i++) {
@@ -171,15 +175,10 @@ static void help_is_short(void) {
               x->name);
     }
     CHECK(strstr(text, "\nModel\n") && !strstr(text, "\nImportance"), "groups");
-    free(text);
 }
 
 static void help_is_complete_and_narrow(void) {
-    char *text = NULL;
-    size_t n = 0;
-    FILE *f = open_memstream(&text, &n);
-    options_help(f, "train_gpt2", true);
-    fclose(f);
+    const char *text = help(true);
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *x = &option_table[i];
         char find[80];
@@ -188,7 +187,8 @@ static void help_is_complete_and_narrow(void) {
         CHECK(line != NULL, "%s", x->name);
         if (line == NULL || x->type == O_TITLE) continue;
         const char *next = strstr(line + 1, "\n  --"), *end = strstr(line + 1, "\n\n");
-        if (next == NULL || (end != NULL && end < next)) next = end != NULL ? end : text + n;
+        if (next == NULL || (end != NULL && end < next)) next = end;
+        if (next == NULL) next = text + strlen(text);
         char entry[300];
         snprintf(entry, sizeof entry, "%.*s", (int)(next - line), line);
         snprintf(find, sizeof find, "[%s]", x->initial != NULL ? x->initial : "");
@@ -209,7 +209,6 @@ static void help_is_complete_and_narrow(void) {
         CHECK(length <= 100, "%.*s", (int)length, line);
         line += length + 1;
     }
-    free(text);
 }
 
 static void a_checkpoint_restores_what_was_not_given(void) {
@@ -309,29 +308,27 @@ static void gpu_options_are_saved_by_gpu_builds_only(void) {
 }
 
 static void the_learning_rate_follows_its_schedule(void) {
-    Options o;
-    o = cpu("--data d --steps 110 --warmup 10 --lr 1 --min-lr 0.2");
-    CHECK(close_to(schedule_lr(&o, 1), 0.1), "%.17g", schedule_lr(&o, 1));
-    CHECK(close_to(schedule_lr(&o, 9), 0.9), "%.17g", schedule_lr(&o, 9));
-    CHECK(schedule_lr(&o, 10) == 1, "%.17g", schedule_lr(&o, 10));
-    CHECK(close_to(schedule_lr(&o, 60), 0.6), "half way: %.17g", schedule_lr(&o, 60));
-    CHECK(close_to(schedule_lr(&o, 35), 0.2 + 0.8 * 0.5 * (1 + sqrt(0.5))), "a quarter");
-    CHECK(schedule_lr(&o, 110) == 0.2 && schedule_lr(&o, 111) == 0.2, "the end");
+    #define HUNDRED "--data d --steps 110 --warmup 10 --lr 1 --min-lr 0.2"
+    static const struct { const char *line; size_t step; double lr; } rows[] = {
+        {HUNDRED, 1, 0.1}, {HUNDRED, 9, 0.9}, {HUNDRED, 10, 1}, {HUNDRED, 60, 0.6},  // half way
+        {HUNDRED, 35, 0.2 + 0.8 * 0.5 * (1 + 0.70710678118654752)},  // a quarter
+        {HUNDRED, 110, 0.2}, {HUNDRED, 111, 0.2},
+        {HUNDRED " --schedule linear", 35, 0.8}, {HUNDRED " --schedule linear", 109, 0.208},
+        {HUNDRED " --schedule linear", 110, 0.2}, {HUNDRED " --schedule constant", 5, 0.5},
+        {HUNDRED " --schedule constant", 11, 1}, {HUNDRED " --schedule constant", 110, 1},
+        {"--data d --steps 100 --lr 1", 4, 0.8}, {"--data d --steps 100 --lr 1", 5, 1},  // auto: 5
+        {"--data d --steps 100 --lr 1", 100, 0.1},  // and lr / 10
+        {"--data d --steps 1 --lr 1", 1, 0.1},      // one step is the last
+        {"--data d --steps 5 --warmup 5 --lr 1", 5, 1}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const Options o = cpu(rows[i].line);
+        const double lr = schedule_lr(&o, rows[i].step);
+        CHECK(fabs(lr - rows[i].lr) <= 1e-15 * rows[i].lr, "%s, step %zu: %.17g", rows[i].line,
+              rows[i].step, lr);
+    }
+    Options o = cpu(HUNDRED);
     for (size_t i = 11; i <= 110; i++)
         CHECK(schedule_lr(&o, i) < schedule_lr(&o, i - 1), "falls at %zu", i);
-    o.schedule = SCHEDULE_LINEAR;
-    CHECK(close_to(schedule_lr(&o, 35), 0.8) && schedule_lr(&o, 110) == 0.2, "linear");
-    CHECK(close_to(schedule_lr(&o, 109), 0.208), "%.17g", schedule_lr(&o, 109));
-    o.schedule = SCHEDULE_CONSTANT;
-    CHECK(close_to(schedule_lr(&o, 5), 0.5) && schedule_lr(&o, 11) == 1, "constant");
-    CHECK(schedule_lr(&o, 110) == 1, "constant");
-    o = cpu("--data d --steps 100 --lr 1");  // auto: 5 steps, lr / 10
-    CHECK(close_to(schedule_lr(&o, 4), 0.8) && schedule_lr(&o, 5) == 1, "auto warm-up");
-    CHECK(schedule_lr(&o, 100) == 0.1, "auto end: %.17g", schedule_lr(&o, 100));
-    o = cpu("--data d --steps 1 --lr 1");
-    CHECK(schedule_lr(&o, 1) == 0.1, "one step is the last: %g", schedule_lr(&o, 1));
-    o = cpu("--data d --steps 5 --warmup 5 --lr 1");
-    CHECK(schedule_lr(&o, 5) == 1, "warm-up to the end: %g", schedule_lr(&o, 5));
     o = cpu("--data d --steps 5 --warmup 0 --lr 1");
     CHECK(schedule_lr(&o, 1) < 1 && schedule_lr(&o, 1) > 0.9, "no warm-up");
 }

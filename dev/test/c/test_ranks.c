@@ -1,12 +1,11 @@
 // Several processes as one run: they meet, exchange, and end together, whatever happens to whom.
 // Every test starts real processes on this machine.
 #define _GNU_SOURCE
-#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include "../../../tide/base/ranks.h"
+#include "../processes.h"
 #include "../test.h"
 
 enum { MOST = 7, FOREVER = 120 };  // seconds: far more than anything here takes
@@ -37,67 +36,29 @@ static void read_all(int fd, char *out, size_t size) {
     close(fd);
 }
 
-// The environment that names no launcher.
-static void set_none(void) {
-    static const char *const names[] = {
-        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
-        "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
-        "TORCHELASTIC_RUN_ID", "TIDE_JOB", "TIDE_TIMEOUT"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) unsetenv(names[i]);
-}
-
-static void set(const char *name, int value) {
-    char text[16];
-    snprintf(text, sizeof text, "%d", value);
-    setenv(name, text, 1);
-}
-
 typedef void (*Scene)(int rank);
 
-// A port at which nobody listens, and none of those that the kernel chooses from.
 static void job_new(int processes) {
-    Error why;
     memset(&job, 0, sizeof job);
     common->count = 0;
     job.err_file = file_new();
     job.out_file = file_new();
-    for (int fd = -1; fd < 0; close(fd)) {
-        ranks.port = 20000 + (int)(((unsigned)getpid() * 7919u + (unsigned)rand()) % 12000);
-        fd = ranks_socket("::", true, 0, &why);
-    }
-    job.port = ranks.port;
+    job.port = free_port();
     job.start = seconds_now();
     job.world = processes;
 }
 
 // Starts one of the processes; its main() is the scene.
 static void start_rank(int slot, int rank, int world, Scene scene) {
-    fflush(stdout);
-    const pid_t process = fork();
-    if (process == 0) {
-        set_none();
-        set("RANK", rank);
-        set("WORLD_SIZE", world);
-        set("LOCAL_RANK", rank);
-        set("LOCAL_WORLD_SIZE", world);
-        set("MASTER_PORT", job.port);
-        dup2(job.err_file, STDERR_FILENO);
-        dup2(job.out_file, STDOUT_FILENO);
-        alarm(FOREVER);
-        scene(rank);
-        exit(0);
-    }
-    job.processes[slot] = process;
+    if ((job.processes[slot] = fork_rank(rank, world, job.port, FOREVER)) != 0) return;
+    dup2(job.err_file, STDERR_FILENO);
+    dup2(job.out_file, STDOUT_FILENO);
+    scene(rank);
+    exit(0);
 }
 
 static void finish(void) {  // waits for all
-    for (int r = 0; r < job.world; r++) {
-        int status;
-        while (waitpid(job.processes[r], &status, 0) < 0 && errno == EINTR) {}
-        job.codes[r] = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    }
+    for (int r = 0; r < job.world; r++) job.codes[r] = code_of(job.processes[r]);
     job.seconds = seconds_now() - job.start;
     read_all(job.err_file, job.text, sizeof job.text);
     read_all(job.out_file, job.out, sizeof job.out);
@@ -116,8 +77,8 @@ static void ends(int line, const char *words, int who, int code, int rest) {
     CHECK(strstr(job.text, words) != NULL && job.lines <= job.world, "line %d: not '%s': %s", line,
           words, job.text);
     for (int r = 0; r < job.world; r++)
-        CHECK(job.codes[r] == (r == who ? code : rest), "line %d: rank %d ends with %d: %s", line, r,
-              job.codes[r], job.text);
+        CHECK(job.codes[r] == (r == who ? code : rest), "line %d: rank %d ends with %d: %s", line,
+              r, job.codes[r], job.text);
     CHECK(job.seconds < FOREVER / 2, "line %d: %g s", line, job.seconds);
 }
 #define ENDS(words, who, code, rest) ends(__LINE__, words, who, code, rest)
@@ -456,45 +417,41 @@ static void find(const char *settings) {
     report_for_all = NULL;
 }
 
+// What is set (after +: beside what makes rank 0 of 2), and what is found: rank/world, the same on
+// this machine, address and port; or why it is refused.
 static void test_environment(void) {
-    static const struct {
-        const char *settings;
-        int rank, world, local, local_world;
-        const char *address;
-        int port;
-    } good[] = {
-        {"", 0, 1, 0, 1, "127.0.0.1", 29500},
-        {"MASTER_PORT=77 MASTER_ADDR=far TIDE_TIMEOUT=x", 0, 1, 0, 1, "127.0.0.1", 29500},
+    static const struct { const char *settings, *found; } rows[] = {
+        {"", "0/1 0/1 127.0.0.1 29500"},
+        {"MASTER_PORT=77 MASTER_ADDR=far TIDE_TIMEOUT=x", "0/1 0/1 127.0.0.1 29500"},
         {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=far MASTER_PORT=1234",
-         5, 8, 1, 4, "far", 1234},
+         "5/8 1/4 far 1234"},
         {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=5 LOCAL_WORLD_SIZE=8 TORCHELASTIC_RUN_ID=none "
-         "MASTER_PORT=4000", 5, 8, 5, 8, "127.0.0.1", 4001},
+         "MASTER_PORT=4000", "5/8 5/8 127.0.0.1 4001"},
         {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 "
          "OMPI_COMM_WORLD_LOCAL_SIZE=4 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0 "
-         "SLURM_STEP_TASKS_PER_NODE=1", 3, 4, 3, 4, "127.0.0.1", 29500},
+         "SLURM_STEP_TASKS_PER_NODE=1", "3/4 3/4 127.0.0.1 29500"},
         {"PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2 MASTER_ADDR=a "
          "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1(x2)",
-         2, 4, 0, 2, "a", 29500},
+         "2/4 0/2 a 29500"},
         {"PMI_RANK=2 PMI_SIZE=4 MASTER_ADDR=a SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 "
-         "SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2(x2)", 2, 4, 0, 2, "a", 29500},
-        {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0", 0, 1, 0, 1, "127.0.0.1",
-         29500},  // a batch script; and torchrun in one, and under srun
-        {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=3 LOCAL_WORLD_SIZE=4 SLURM_PROCID=0 SLURM_LOCALID=0", 3, 4,
-         3, 4, "127.0.0.1", 29500},
+         "SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2(x2)", "2/4 0/2 a 29500"},
+        {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0",
+         "0/1 0/1 127.0.0.1 29500"},  // a batch script; and torchrun in one, and under srun
+        {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=3 LOCAL_WORLD_SIZE=4 SLURM_PROCID=0 SLURM_LOCALID=0",
+         "3/4 3/4 127.0.0.1 29500"},
         {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a PMI_RANK=1 PMI_SIZE=2 "
          "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1(x2)",
-         3, 4, 1, 2, "a", 29500},
+         "3/4 1/2 a 29500"},
         {"WORLD_SIZE=4 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=2 "
-         "SLURM_STEP_TASKS_PER_NODE=4", 2, 4, 2, 4, "127.0.0.1", 29500},
-        {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a", 1, 2, 0, 1, "a", 29500},  // Kubernetes
-        {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=[::1]", 1, 2, 0, 1, "::1", 29500},  // as in URLs
-        {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=[::1]:5", 1, 2, 0, 1, "[::1]:5", 29500},  // unknown
-        {"RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 29500},
-        {"WORLD_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 29500},
-        {"LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 29500},
-        {"PMI_RANK=0 PMI_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 29500}};
-    // Half a description; or, after +, of rank 0 of 2, of which something else is wrong.
-    static const struct { const char *settings, *says; } bad[] = {
+         "SLURM_STEP_TASKS_PER_NODE=4", "2/4 2/4 127.0.0.1 29500"},
+        {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a", "1/2 0/1 a 29500"},  // Kubernetes
+        {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=[::1]", "1/2 0/1 ::1 29500"},  // as in URLs
+        {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=[::1]:5", "1/2 0/1 [::1]:5 29500"},  // unknown
+        {"RANK=0 WORLD_SIZE=1", "0/1 0/1 127.0.0.1 29500"},
+        {"WORLD_SIZE=1", "0/1 0/1 127.0.0.1 29500"},
+        {"LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", "0/1 0/1 127.0.0.1 29500"},
+        {"PMI_RANK=0 PMI_SIZE=1", "0/1 0/1 127.0.0.1 29500"},
+        // half a description
         {"WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"},
         {"WORLD_SIZE=0", "WORLD_SIZE is 0, but RANK is not set"},
         {"WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"},
@@ -530,30 +487,21 @@ static void test_environment(void) {
         {"+ LOCAL_WORLD_SIZE=1 MASTER_ADDR=", "MASTER_ADDR is not set"},
         {"+ MASTER_PORT=65535", "MASTER_PORT is \"65535\""},
         {"+ TIDE_TIMEOUT=soon", "TIDE_TIMEOUT is \"soon\""}};
-    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
-        find(good[i].settings);
-        CHECK(refusal[0] == '\0' && ranks.rank == good[i].rank && ranks.world == good[i].world
-              && ranks.local == good[i].local && ranks.local_world == good[i].local_world
-              && strcmp(ranks.address, good[i].address) == 0 && ranks.port == good[i].port,
-              "%s: %d %d %d %d %s %d %s", good[i].settings, ranks.rank, ranks.world, ranks.local,
-              ranks.local_world, ranks.address, ranks.port, refusal);
-    }
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        char all[500];
-        const bool two = bad[i].settings[0] == '+';
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char all[500], found[400];
+        const bool two = rows[i].settings[0] == '+';
         snprintf(all, sizeof all, "%s%s", two ? "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 "
-                 "LOCAL_WORLD_SIZE=2 " : "", bad[i].settings + (two ? 2 : 0));
+                 "LOCAL_WORLD_SIZE=2 " : "", rows[i].settings + (two ? 2 : 0));
         find(all);
-        CHECK(strstr(refusal, bad[i].says) != NULL, "%s: %s", all, refusal);
+        snprintf(found, sizeof found, "%d/%d %d/%d %s %d", ranks.rank, ranks.world, ranks.local,
+                 ranks.local_world, ranks.address, ranks.port);
+        CHECK(refusal[0] != '\0' ? strstr(refusal, rows[i].found) != NULL
+              : strcmp(found, rows[i].found) == 0, "%s: %s %s", all, found, refusal);
     }
     find("");
 }
 
 // ---------------------------------------------------------------------------------------------
-
-// ThreadSanitizer asks: else each process sleeps for a second when it ends.
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void) { return "atexit_sleep_ms=20"; }
 
 // For test_launch.sh: one rank of those that launch.sh starts. Rank 1 does what the word says.
 static int be_a_rank(const char *word) {

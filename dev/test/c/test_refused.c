@@ -58,11 +58,11 @@ static void try_header(const char *bytes, size_t n) {
 }
 
 static void try_tsv(const char *bytes, size_t n) {
-    task_parse("f.tsv", strndup(bytes, n), "-|+", " = ", tokens, -1, 256, CHAT_AUTO);
+    task_parse("f.tsv", strndup(bytes, n), "-|+", " = ", tokens, -1, 256, CHAT_AUTO, false);
 }
 
 static void try_jsonl(const char *bytes, size_t n) {
-    task_parse("f.jsonl", strndup(bytes, n), NULL, NULL, tokens, -1, 300, CHAT_AUTO);
+    task_parse("f.jsonl", strndup(bytes, n), NULL, NULL, tokens, -1, 300, CHAT_AUTO, false);
 }
 
 static void try_data(const char *bytes, size_t n) {

@@ -16,7 +16,7 @@ enum { SPACE_GREAT = 256 + 4, SPACE_B = 256 + 6 };
 static Task parse_with(const char *text, const char *labels, const char *template_text,
                        const Tokenizer *tok, int32_t first_token, size_t vocab) {
     return task_parse("f.tsv", strdup(text), labels, template_text, tok, first_token, vocab,
-                      CHAT_AUTO);
+                      CHAT_AUTO, false);
 }
 
 // What most tests have in common: labels '-' (0) and '+' (1), template " = ", no first token.
@@ -94,7 +94,7 @@ static void task_joins(void) {
 }
 
 static Task open_file(const char *path) {
-    return task_open(path, "-|+", " = ", bytes, -1, 256, CHAT_AUTO);
+    return task_open(path, "-|+", " = ", bytes, -1, 256, CHAT_AUTO, false);
 }
 
 static void task_files(void) {
@@ -165,7 +165,7 @@ static void task_long_labels(void) {
 }
 
 static Task json_with(const char *text, const Tokenizer *tok, int32_t first_token) {
-    return task_parse("f.jsonl", strdup(text), NULL, NULL, tok, first_token, 300, CHAT_AUTO);
+    return task_parse("f.jsonl", strdup(text), NULL, NULL, tok, first_token, 300, CHAT_AUTO, false);
 }
 
 static Task json(const char *text) { return json_with(text, bytes, -1); }
@@ -218,7 +218,7 @@ static void task_spaces(void) {
     const Tokenizer *tok = tokenizer_load(TEST_FIXTURES "/tokenizer/small-llama2");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const Task t = task_parse("f.jsonl", strdup(cases[i].line), NULL, NULL, tok, tok->bos,
-                                  2005, CHAT_AUTO);
+                                  2005, CHAT_AUTO, false);
         const int32_t *end = t.tokens + t.first[t.pieces];
         CHECK(t.tokens[0] == 1, "no <s>, but %d", t.tokens[0]);
         CHECK(end[-1] != 2 || end[-2] != 2, "%s: two </s>", cases[i].line);
@@ -238,12 +238,12 @@ static void task_spaces(void) {
 
 static void task_json_vocabulary(void) {
     CHECK(DIES_WITH("line 2 has token 122", task_parse("f", strdup("{\"text\":\"ab\"}\n{\"text\":"
-          "\"az\"}"), NULL, NULL, bytes, -1, 'z', CHAT_AUTO)),
+          "\"az\"}"), NULL, NULL, bytes, -1, 'z', CHAT_AUTO, false)),
           "z");
     Tokenizer ends = *bytes;
     ends.eot = '~';
     CHECK(DIES_WITH("line 1 has token 126", task_parse("f", strdup("{\"text\":\"ab\"}"), NULL, NULL,
-          &ends, -1, '~', CHAT_AUTO)), "end of text");
+          &ends, -1, '~', CHAT_AUTO, false)), "end of text");
 }
 
 // What is longer than a row: the prompt's front goes, but not the first token; then the choice's

@@ -1,33 +1,37 @@
 // test_trace.c: the trace file is valid JSON at every flush and says what happened; a disk that is
-// full is one clear error; what is busy and the counters of a step against lists made by hand; and the
-// picture that dev/timeline.c draws of it.
+// full is one clear error; what is busy and the counters of a step against lists made by hand; and
+// the picture that dev/timeline.c draws of it.
 #include "../../../tide/plan/trace.h"
-#include <fcntl.h>
 #include <sys/wait.h>
 #define main timeline_main
 #include "../../timeline.c"
 #undef main
+#include "../files.h"
+#include "../refused.h"
 #include "../test.h"
+#include "../xml.h"
 
-static char path[] = "/tmp/test_trace_XXXXXX";
+static char *path;  // of a trace
+
+static int random_below(int n) {
+    static uint32_t seed = 1;
+    seed = seed * 1664525u + 1013904223u;
+    return (int)(seed >> 8) % n;
+}
 
 // Against a clock of small ticks, for random spans.
 static void busy_agrees_with_ticks(void) {
     enum { TICKS = 64, N = 24 };
-    uint32_t seed = 1;
     for (int run = 0; run < 500; run++) {
         TraceSpan s[N];
         double busy[TRACE_USES] = {0}, ticks[TRACE_USES] = {0};
         bool on[TRACE_USES][TICKS] = {{false}};
-        const int n = (int)((seed = seed * 1664525u + 1013904223u) >> 16) % N;
+        const int n = random_below(N);
         for (int i = 0; i < n; i++) {
-            const int begin = (int)((seed = seed * 1664525u + 1013904223u) >> 16) % TICKS;
-            const int end = begin + (int)((seed = seed * 1664525u + 1013904223u) >> 16)
-                                    % (run % 16 + 1);
-            const int row = (int)((seed = seed * 1664525u + 1013904223u) >> 16) % ROWS;
-            const TraceSpan span = {begin, end < TICKS ? end : TICKS, row, "x", TRACE_NONE, 1};
-            s[i] = span;
-            for (int tick = begin; tick < end && tick < TICKS; tick++) on[row_uses[row]][tick] = true;
+            const int begin = random_below(TICKS), row = random_below(ROWS);
+            const int end = (int)min_size((size_t)(begin + random_below(run % 16 + 1)), TICKS);
+            s[i] = (TraceSpan){begin, end, row, "x", TRACE_NONE, 1};
+            for (int tick = begin; tick < end; tick++) on[row_uses[row]][tick] = true;
         }
         for (int tick = 0; tick < TICKS; tick++) {
             on[USES_DUPLEX][tick] = on[USES_H2D][tick] && on[USES_D2H][tick];
@@ -72,9 +76,10 @@ static void counters_of_a_step(void) {
     CHECK(c.forward == 0 && c.stalled == 0 && c.gpu == 0 && c.cpu == 0 && c.h2d == 0 && c.d2h == 0,
           "nothing");
     // in any order of the list; a wait that nothing follows is not backward's
-    const TraceSpan waits[] = {{3, 4, ROW_COMPUTE, "backward", 0, 0}, {6, 7, ROW_COMPUTE, "wait", 0, 0},
-                               {1, 2, ROW_COMPUTE, "forward", 0, 0},  {2, 3, ROW_COMPUTE, "wait", 0, 0},
-                               {7, 8, ROW_LEAVE, "backward", 0, 0},   {0, 1, ROW_COMPUTE, "wait", 0, 0}};
+    const TraceSpan waits[] = {
+        {3, 4, ROW_COMPUTE, "backward", 0, 0}, {6, 7, ROW_COMPUTE, "wait", 0, 0},
+        {1, 2, ROW_COMPUTE, "forward", 0, 0},  {2, 3, ROW_COMPUTE, "wait", 0, 0},
+        {7, 8, ROW_LEAVE, "backward", 0, 0},   {0, 1, ROW_COMPUTE, "wait", 0, 0}};
     trace_counters(&c, waits, sizeof waits / sizeof *waits);
     CHECK(c.stalled == 3 && c.stalled_backward == 1, "%g %g", c.stalled, c.stalled_backward);
 }
@@ -99,7 +104,6 @@ static const char *string(const Json *e, const char *key) {
 
 static void file_says_what_happened(void) {
     TraceFile t;
-    Error err;
     CHECK(trace_open(&t, path, &err), "%s", err.text);
     trace_row(&t, 3, "a row: \xc3\xa9");
     t.step = 12;
@@ -148,7 +152,6 @@ static void file_says_what_happened(void) {
 
 static void unwritable_is_an_error(void) {
     TraceFile t;
-    Error err = {""};
     CHECK(!trace_open(&t, "/no/such/directory/trace.json", &err), "opened");
     CHECK(strcmp(err.text, "cannot write /no/such/directory/trace.json: No such file or directory")
           == 0, "%s", err.text);
@@ -167,12 +170,10 @@ static void unwritable_is_an_error(void) {
 
 // A pipe cannot go back: it gets one end.
 static void pipe_gets_one_end(void) {
-    char fifo[PATH_MAX], text[4096];
-    snprintf(fifo, sizeof fifo, "%s.fifo", path);
+    char text[4096], *fifo = in_base("fifo");
     CHECK(mkfifo(fifo, 0600) == 0, "mkfifo");
     FILE *keep = fopen(fifo, "r+"), *in = fopen(fifo, "r");
     TraceFile t;
-    Error err;
     CHECK(trace_open(&t, fifo, &err), "%s", err.text);
     span(&t, 0, "forward", 1, 0, 1, 0);
     CHECK(trace_flush(&t, &err), "%s", err.text);
@@ -184,45 +185,54 @@ static void pipe_gets_one_end(void) {
     CHECK(root != NULL && json_get(root, "traceEvents")->count == FIRST_EVENTS + 3, "%s", err.text);
     json_free(root);
     fclose(in);
-    unlink(fifo);
 }
 
 // ---------------------------------------------------------------------------------------------
 // The picture
 
-static char picture[1 << 20], said[4096];
+static char *picture, *said;
 static bool full;  // is the disk
 
-static void read_all(int fd, char *out, size_t n) {
-    size_t used = 0;
-    for (ssize_t got = 1; got > 0; used += (size_t)(got > 0 ? got : 0))
-        got = pread(fd, out + used, n - 1 - used, (off_t)used);
-    out[used] = '\0';
+// Writes JSON in which ' stands for ".
+static void put_json(const char *text) {
+    char *json = quoted(text);
+    put_text(path, json);
+    free(json);
 }
 
-// Runs build/timeline with these arguments, up to a NULL; its outputs go to picture and said.
+// Runs build/timeline with these arguments, up to a NULL; its outputs are then picture and said, of
+// which each " is a '.
 static int timeline(const char *first, ...) {
     char *argv[16] = {(char *)"timeline"};
     int argc = 1, status = 0;
+    size_t n;
     va_list args;
     va_start(args, first);
     for (const char *s = first; s != NULL; s = va_arg(args, const char *)) argv[argc++] = (char *)s;
     va_end(args);
-    FILE *out = tmpfile(), *err = tmpfile();
-    if (out == NULL || err == NULL) abort();
     fflush(stdout);
     const pid_t child = fork();
     if (child == 0) {
-        dup2(full ? open("/dev/full", O_WRONLY) : fileno(out), 1);
-        dup2(fileno(err), 2);
+        if (freopen(full ? "/dev/full" : in_base("picture"), "w", stdout) == NULL
+            || freopen(in_base("said"), "w", stderr) == NULL) abort();
         exit(timeline_main(argc, argv));
     }
     waitpid(child, &status, 0);
-    read_all(fileno(out), picture, sizeof picture);
-    read_all(fileno(err), said, sizeof said);
-    fclose(out);
-    fclose(err);
+    free(picture);
+    free(said);
+    picture = file_read(in_base("picture"), &n, &err);
+    said = file_read(in_base("said"), &n, &err);
+    for (char *c = said; *c != '\0'; c++) if (*c == '"') *c = '\'';
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// Does it draw a picture, with these arguments?
+#define DRAWS(...) (timeline(path, __VA_ARGS__) == 0 && xml_tags(picture) > 0 \
+                    && strncmp(picture, "<svg ", 5) == 0)
+
+// Does it say only this line, or one with these words?
+static bool one_line(const char *words) {
+    return strstr(said, words) != NULL && strchr(said, '\n') == said + strlen(said) - 1;
 }
 
 static bool has(const char *part) { return strstr(picture, part) != NULL; }
@@ -233,40 +243,19 @@ static int count(const char *part) {
     return n;
 }
 
-// Every element is closed, every '&' starts an entity: XML as far as this tool can get it wrong.
-static bool well_formed(void) {
-    char open[16][16];
-    int depth = 0;
-    for (const char *s = picture; *s != '\0'; s++) {
-        if (*s == '&' && strncmp(s, "&amp;", 5) != 0 && strncmp(s, "&lt;", 4) != 0
-            && strncmp(s, "&gt;", 4) != 0 && strncmp(s, "&#181;", 6) != 0) return false;
-        if (*s == '>' || ((unsigned char)*s < 32 && *s != '\n')) return false;
-        if (*s != '<') continue;
-        const char *end = strchr(s, '>');
-        const bool close = s[1] == '/';
-        const size_t n = strcspn(s + 1 + close, " />");
-        if (end == NULL || n > 15 || depth == 15) return false;
-        if (close && (depth-- == 0 || strncmp(open[depth], s + 2, n) != 0)) return false;
-        if (!close && end[-1] != '/') snprintf(open[depth++], 16, "%.*s", (int)n, s + 1);
-        s = end;
-    }
-    return depth == 0 && strncmp(picture, "<svg ", 5) == 0;
+static TraceFile trace_begin(void) {
+    TraceFile t;
+    if (!trace_open(&t, path, &err)) die("%s", err.text);
+    t.step = 1;
+    return t;
 }
 
-static void begin_trace(TraceFile *t) {
-    Error err;
-    if (!trace_open(t, path, &err)) die("%s", err.text);
-    t->step = 1;
-}
-
-static void end_trace(TraceFile *t) {
-    Error err;
+static void trace_end(TraceFile *t) {
     if (!trace_close(t, &err)) die("%s", err.text);
 }
 
 static void picture_is_to_scale(void) {
-    TraceFile t;
-    begin_trace(&t);
+    TraceFile t = trace_begin();
     span(&t, ROW_COMPUTE, "forward", 0, 10, 11, 0);
     span(&t, ROW_COMPUTE, "forward", 1, 11, 12, 0);
     span(&t, ROW_COMPUTE, "backward", 31, 12, 14, 0);
@@ -274,8 +263,8 @@ static void picture_is_to_scale(void) {
     span(&t, ROW_HOST, "update", 77, 12, 13, 0);
     span(&t, ROW_UPDATE, "update", 2, 13, 13.0005, 0);
     span(&t, ROW_HOST, "else", TRACE_NONE, 15, 18, 0);
-    end_trace(&t);
-    CHECK(timeline(path, NULL) == 0 && well_formed(), "%s", said);  // 10 s .. 18 s
+    trace_end(&t);
+    CHECK(DRAWS(NULL), "%s", said);  // 10 s .. 18 s
     CHECK(has("d=\"M196.0 41h96.9v20h-96.9zM293.5 41h96.9v20h-96.9z\""), "%s", picture);
     CHECK(has("class=\"k1\" d=\"M391.0 41h194.4v20h-194.4z\""), "backward");
     CHECK(has("class=\"k7\" d=\"M391.0 93h96.9v20h-96.9z\""), "update on the CPU: third row");
@@ -288,35 +277,29 @@ static void picture_is_to_scale(void) {
     CHECK(has(">other</text>") && !has(">waiting</text>"), "legend");
     CHECK(!has("pale\" d"), "nothing is paler");
     // step 1 is 10 s .. 14 s; of the others only what falls into it, paler
-    CHECK(timeline(path, "--step", "1", NULL) == 0 && well_formed(), "%s", said);
+    CHECK(DRAWS("--step", "1", NULL), "%s", said);
     CHECK(has("class=\"k0\" d=\"M196.0 41h194.4v20h-194.4zM391.0 41h"), "%s", picture);
     CHECK(has("class=\"k7 pale\" d=\"M586.0 93h194.4") && !has(">77</text>"), "paler");
     CHECK(!has(">other</text>") && has(">4</text>") && !has(">5</text>"), "the rest is out");
-    CHECK(timeline(path, "--from", "10.5", "--to", "11.3", NULL) == 0 && well_formed(), "%s", said);
+    CHECK(DRAWS("--from", "10.5", "--to", "11.3", NULL), "%s", said);
     CHECK(has("M196.0 41h486.9v20h-486.9zM683.5 41h291.9"), "cut at both ends: %s", picture);
     CHECK(has(">0 ms</text>") && has(">800</text>") && !has(">backward</text>"), "in ms");
     CHECK(timeline(path, "--to", "10.0005", NULL) == 0 && has(">0 &#181;s</text>"), "%s", said);
 }
 
-static void write_text(const char *text, size_t n) {
-    FILE *f = fopen(path, "wb");
-    if (f == NULL || fwrite(text, 1, n, f) != n || fclose(f) != 0) abort();
-}
-
 // Events come in any order; rows by their numbers, spans by their time.
 static void order_does_not_matter(void) {
-    static const char text[] =
-        "[{\"ph\":\"X\",\"name\":\"fetch\",\"tid\":7,\"ts\":9,\"dur\":0.001},"
-        "{\"ph\":\"X\",\"name\":\"fetch\",\"tid\":7,\"ts\":0,\"dur\":0.001},"
-        "{\"ph\":\"X\",\"name\":\"flush\",\"tid\":2,\"ts\":0,\"dur\":10},"
-        "{\"ph\":\"X\",\"name\":\"fetch\",\"tid\":7,\"ts\":9.002,\"dur\":0.001},"
-        "{\"ph\":\"X\",\"name\":\"fetch\",\"tid\":7,\"ts\":0.002,\"dur\":0.001},"
+    put_json(
+        "[{'ph':'X','name':'fetch','tid':7,'ts':9,'dur':0.001},"
+        "{'ph':'X','name':'fetch','tid':7,'ts':0,'dur':0.001},"
+        "{'ph':'X','name':'flush','tid':2,'ts':0,'dur':10},"
+        "{'ph':'X','name':'fetch','tid':7,'ts':9.002,'dur':0.001},"
+        "{'ph':'X','name':'fetch','tid':7,'ts':0.002,'dur':0.001},"
         // a wide one between two narrow ones stays by itself
-        "{\"ph\":\"X\",\"name\":\"wait\",\"tid\":2,\"ts\":5,\"dur\":0.001},"
-        "{\"ph\":\"X\",\"name\":\"wait\",\"tid\":2,\"ts\":7.001,\"dur\":0.001},"
-        "{\"ph\":\"X\",\"name\":\"wait\",\"tid\":2,\"ts\":5.001,\"dur\":2}]";
-    write_text(text, sizeof text - 1);
-    CHECK(timeline(path, NULL) == 0 && well_formed(), "%s", said);
+        "{'ph':'X','name':'wait','tid':2,'ts':5,'dur':0.001},"
+        "{'ph':'X','name':'wait','tid':2,'ts':7.001,'dur':0.001},"
+        "{'ph':'X','name':'wait','tid':2,'ts':5.001,'dur':2}]");
+    CHECK(DRAWS(NULL), "%s", said);
     CHECK(has("class=\"k8\" d=\"M196.0 41h779.4v"), "row 2 is the first: %s", picture);
     CHECK(has("class=\"k5\" d=\"M196.0 67h0.7v20h-0.7zM898.0 67h0.7v20h-0.7z\""), "%s", picture);
     CHECK(has("class=\"k12\" d=\"M586.0 41h0.5v20h-0.5zM586.1 41h155.4v20h-155.4zM742.1 41h0.5v"),
@@ -324,29 +307,24 @@ static void order_does_not_matter(void) {
 }
 
 static void titles_are_escaped(void) {
-    TraceFile t;
-    char svg[PATH_MAX];
-    begin_trace(&t);
+    TraceFile t = trace_begin();
+    size_t n;
     trace_row(&t, 0, "<&\\\"a row with a name that is much too long to be shown");
     span(&t, 0, "forward", 0, 0, 1, 0);
-    end_trace(&t);
-    snprintf(svg, sizeof svg, "%s.svg", path);
-    CHECK(timeline(path, "-o", svg, "--title", "</text> & \x01\xff\xc3\xa9\xef\xbf\xbf", NULL) == 0
+    trace_end(&t);
+    CHECK(timeline(path, "-o", in_base("x.svg"), "--title",
+                   "</text> & \x01\xff\xc3\xa9\xef\xbf\xbf", NULL) == 0
           && picture[0] == '\0', "%s", said);
-    FILE *f = fopen(svg, "r");
-    CHECK(f != NULL, "no picture");
-    if (f == NULL) return;
-    picture[fread(picture, 1, sizeof picture - 1, f)] = '\0';
-    fclose(f);
-    unlink(svg);
-    CHECK(well_formed() && has(">&lt;/text&gt; &amp; ??\xc3\xa9?</text>"), "%s", picture);
+    free(picture);
+    picture = file_read(in_base("x.svg"), &n, &err);
+    CHECK(picture != NULL && xml_tags(picture) > 0, "%s", picture);
+    CHECK(has(">&lt;/text&gt; &amp; ??\xc3\xa9?</text>"), "%s", picture);
     CHECK(has(">&lt;&amp;\"a row with a name that is...</text>"), "row");
 }
 
 // Of a great many spans only what can be told apart is in the file.
 static void narrow_spans_are_joined(void) {
-    TraceFile t;
-    begin_trace(&t);
+    TraceFile t = trace_begin();
     for (size_t i = 0; i < 20000; i++) {
         const double at = (double)i * 1e-4;
         span(&t, i % 2 == 0 ? ROW_FETCH : ROW_FLUSH, i % 2 == 0 ? "fetch" : "flush", i, at,
@@ -354,16 +332,15 @@ static void narrow_spans_are_joined(void) {
     }
     span(&t, ROW_COMPUTE, "forward", 0, 3.9999, 4, 0);
     span(&t, ROW_FETCH, "fetch", 0, 3, 3, 1);
-    end_trace(&t);
-    CHECK(timeline(path, NULL) == 0 && well_formed(), "%s", said);
+    trace_end(&t);
+    CHECK(DRAWS(NULL), "%s", said);
     CHECK(strlen(picture) < 8000, "%zu bytes", strlen(picture));
     CHECK(has("d=\"M196.0 67h389.9v20h-389.9zM781.0 67h0.5v"), "%s", picture);
     CHECK(has("d=\"M196.0 93h389.9v20h-389.9z\""), "the other row: %s", picture);
 }
 
 static void memory_is_stacked(void) {
-    TraceFile t;
-    begin_trace(&t);
+    TraceFile t = trace_begin();
     trace_counter(&t, "memory", "state", 0, 9e9);  // before the picture, and over
     span(&t, ROW_COMPUTE, "forward", 0, 1, 9, 0);
     trace_counter(&t, "memory", "less", 0.4, -1024);  // than nothing: nothing
@@ -375,8 +352,8 @@ static void memory_is_stacked(void) {
     trace_counter(&t, "memory", "state", 8, 2048);
     trace_counter(&t, "memory", "state", 9.5, 9e9);  // after it
     trace_counter(&t, "host & disk", "weights", 1, 3 << 20);
-    end_trace(&t);
-    CHECK(timeline(path, "--memory", NULL) == 0 && well_formed(), "%s", said);
+    trace_end(&t);
+    CHECK(DRAWS("--memory", NULL), "%s", said);
     CHECK(has(">peak 8 KiB</text>") && has(">peak 3 MiB</text>")
           && count(">peak ") == 2, "%s", picture);
     CHECK(has(">host &amp; disk</text>"), "second counter");
@@ -391,8 +368,7 @@ static void memory_is_stacked(void) {
 
 // What spans hold. 64 bytes are 1.4 of the panel's 140 pixels, a second is 78: 196 is 0, 274 is 1.
 static void memory_of_spans(void) {
-    TraceFile t;
-    begin_trace(&t);
+    TraceFile t = trace_begin();
     trace_counter(&t, "memory", "weights", 0, 64 * 20);
     t.step = 1;
     span(&t, ROW_COMPUTE, "forward", 0, 0, 0.5, 0);      // embeddings
@@ -411,8 +387,8 @@ static void memory_of_spans(void) {
     span(&t, ROW_FLUSH, "flush", 7, 6.5, 7, 64 * 25);
     t.step = 2;
     span(&t, ROW_COMPUTE, "forward", 2, 9, 10, 64 * 30);
-    end_trace(&t);
-    CHECK(timeline(path, "--memory", NULL) == 0 && well_formed(), "%s", said);
+    trace_end(&t);
+    CHECK(DRAWS("--memory", NULL), "%s", said);
     CHECK(has(">peak 6.25 KiB</text>"), "%s", picture);
     CHECK(has("class=\"c2\" d=\"M196 336H196V308.0H274V266.0H313V224.0H431V266.0H509V308.0"
               "H586V266.0H626V308.0H898V266.0H976V336z\""), "activations: %s", picture);
@@ -420,10 +396,10 @@ static void memory_of_spans(void) {
               "H509V252.0H548V273.0H586V259.0H601V238.0H626V280.0H898V266.0H976V336z\""),
           "gradients on them: %s", picture);
     CHECK(has("V280.0H664V245.0H743V280.0H898V266.0H976V336z\""), "a visitor: %s", picture);
-    begin_trace(&t);  // without a backward pass, what is fetched is no state
+    t = trace_begin();  // without a backward pass, what is fetched is no state
     trace_counter(&t, "memory", "weights", 0, 64);
     span(&t, ROW_FETCH, "fetch", 0, 0, 1, 64);
-    end_trace(&t);
+    trace_end(&t);
     CHECK(timeline(path, "--memory", NULL) == 0 && has("weights") && !has("visiting"), "%s", said);
 }
 
@@ -432,17 +408,16 @@ static void a_class_has_one_colour(void) {
     static const char *const names[] = {"weights", "resident state", "activations", "gradients",
                                         "visiting state"};
     static const int order[][5] = {{0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {2, 4, 0, 3, 1}};
-    static char first[sizeof picture];
+    static char first[1 << 16];
     char want[64];
     for (int i = 0; i < 3; i++) {
-        TraceFile t;
-        begin_trace(&t);
+        TraceFile t = trace_begin();
         span(&t, ROW_COMPUTE, "forward", 0, 1, 9, 0);
         for (int k = 0; k < 5; k++)
             trace_counter(&t, "memory", names[order[i][k]], 1, 1024 * (1 + order[i][k]));
-        end_trace(&t);
-        CHECK(timeline(path, "--memory", NULL) == 0 && well_formed(), "%s", said);
-        if (i == 0) memcpy(first, picture, sizeof picture);
+        trace_end(&t);
+        CHECK(DRAWS("--memory", NULL), "%s", said);
+        if (i == 0) snprintf(first, sizeof first, "%s", picture);
         CHECK(strcmp(first, picture) == 0, "%d: %s", i, picture);
         for (int k = 0; k < 5; k++) {
             snprintf(want, sizeof want, "class=\"c%d\" d=\"M196 258", k);
@@ -453,99 +428,84 @@ static void a_class_has_one_colour(void) {
 
 static void bad_input_is_one_line(void) {
     static const struct { const char *text, *why; } bad[] = {
-        {"{\"traceEvents\":[", "JSON, line 1, byte 16: expected a value"},
-        {"{}", "no \"traceEvents\" in it: it is no trace of --trace"},
-        {"7", "no \"traceEvents\" in it: it is no trace of --trace"},
-        {"[]", "no spans in it"}, {"[{\"ph\":\"M\"},7,null,{\"ph\":1}]", "no spans in it"},
-        {"[{\"ph\":\"X\",\"ts\":1,\"dur\":1}]", "a span or a row has no \"tid\""},
-        {"[{\"ph\":\"X\",\"tid\":1,\"dur\":1}]", "a span has no \"ts\" or no \"dur\""},
-        {"[{\"ph\":\"X\",\"tid\":1,\"ts\":1,\"dur\":-1}]", "a span has no \"ts\" or no \"dur\""},
-        {"[{\"ph\":\"X\",\"tid\":1,\"ts\":1,\"dur\":5e-324}]",
+        {"{'traceEvents':[", "JSON, line 1, byte 16: expected a value"},
+        {"{}", "no 'traceEvents' in it: it is no trace of --trace"},
+        {"7", "no 'traceEvents' in it: it is no trace of --trace"},
+        {"[]", "no spans in it"}, {"[{'ph':'M'},7,null,{'ph':1}]", "no spans in it"},
+        {"[{'ph':'X','ts':1,'dur':1}]", "a span or a row has no 'tid'"},
+        {"[{'ph':'X','tid':1,'dur':1}]", "a span has no 'ts' or no 'dur'"},
+        {"[{'ph':'X','tid':1,'ts':1,'dur':-1}]", "a span has no 'ts' or no 'dur'"},
+        {"[{'ph':'X','tid':1,'ts':1,'dur':5e-324}]",
          "nothing between 1e-06 s and 1e-06 s; it goes from 1e-06 s to 1e-06 s"},
-        {"[{\"ph\":\"X\",\"tid\":1,\"ts\":0,\"dur\":1e-320}]",
+        {"[{'ph':'X','tid':1,'ts':0,'dur':1e-320}]",
          "nothing between 0 s and 0 s; it goes from 0 s to 0 s"},
-        {"[{\"ph\":\"X\",\"tid\":1,\"ts\":1e300,\"dur\":1}]",
-         "a span has no \"ts\" or no \"dur\""},
-        {"[{\"ph\":\"C\",\"name\":\"m\",\"ts\":1,\"args\":{\"a\":1e300}}]",
-         "counter \"m\" is no number"},
-        {"[{\"ph\":\"C\",\"name\":\"m\"}]", "a counter without \"ts\""},
-        {"[{\"ph\":\"C\",\"name\":\"m\",\"ts\":1,\"args\":{\"a\":\"b\"}}]",
-         "counter \"m\" is no number"}};
+        {"[{'ph':'X','tid':1,'ts':1e300,'dur':1}]", "a span has no 'ts' or no 'dur'"},
+        {"[{'ph':'C','name':'m','ts':1,'args':{'a':1e300}}]", "counter 'm' is no number"},
+        {"[{'ph':'C','name':'m'}]", "a counter without 'ts'"},
+        {"[{'ph':'C','name':'m','ts':1,'args':{'a':'b'}}]", "counter 'm' is no number"}};
+    static const struct { const char *option, *value, *why; } options[] = {
+        {"--step", "1", "no spans of step 1"}, {"--step", " 1", "' 1' is not a number"},
+        {"--from", "1", "nothing between"}, {"--from", "x", "is not a number"},
+        {"--from", "0x1", "is not a number"}, {"--to", "nan", "'nan' is not a number"},
+        {"--step", "-3", "--step -3: must be 0 to"}, {"--step", "1.5", "is not a whole number"},
+        {"--to", "1e999", "must be"}, {"--memory", NULL, "no counters"},
+        {"--huh", NULL, "no such option: --huh"}, {"--title", NULL, "--title wants a value"},
+        {"/a", NULL, "one file too many"},
+        {"-o", "/no/such/x.svg", "-o /no/such/x.svg: No such file"}};
     char want[512];
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        write_text(bad[i].text, strlen(bad[i].text));
-        CHECK(timeline(path, NULL) == 2, "%zu", i);
+        put_json(bad[i].text);
         snprintf(want, sizeof want, "tide: %s: %s\n", path, bad[i].why);
-        CHECK(strcmp(said, want) == 0, "%zu: %s", i, said);
+        CHECK(timeline(path, NULL) == 2 && strcmp(said, want) == 0, "%zu: %s", i, said);
     }
-    static const char good[] = "[{\"ph\":\"X\",\"tid\":1,\"ts\":1,\"dur\":9}]";
-    write_text(good, sizeof good - 1);
-    CHECK(timeline(path, NULL) == 0, "%s", said);
-    static const struct { const char *option, *value, *why; } options[] = {
-        {"--step", "1", "no spans of step 1"}, {"--step", " 1", "\" 1\" is not a number"},
-        {"--from", "1", "nothing between"}, {"--from", "x", "is not a number"}, {"--from", "0x1", "is not a number"},
-        {"--to", "nan", "\"nan\" is not a number"}, {"--step", "-3", "--step -3: must be 0 to"},
-        {"--step", "1.5", "is not a whole number"}, {"--to", "1e999", "must be"}, {"--memory", NULL, "no counters"},
-        {"--huh", NULL, "no such option: --huh"}, {"--title", NULL, "--title wants a value"},
-        {path, NULL, "one file too many"}, {"-o", "/no/such/x.svg", "-o /no/such/x.svg: No such file"}};
+    put_json("[{'ph':'X','tid':1,'ts':1,'dur':9}]");
+    CHECK(DRAWS(NULL), "%s", said);
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)
         CHECK(timeline(path, options[i].option, options[i].value, NULL) == 2
-              && strstr(said, options[i].why) != NULL
-              && strchr(said, '\n') == said + strlen(said) - 1, "%zu: %s", i, said);
-    CHECK(timeline(path, "--step", "1", "--to", "1", NULL) == 2 && strstr(said, "either"), "%s",
-          said);
+              && one_line(options[i].why), "%zu: %s", i, said);
+    CHECK(timeline(path, "--step", "1", "--to", "1", NULL) == 2 && one_line("either"), "%s", said);
     full = access("/dev/full", W_OK) == 0;
-    if (full) CHECK(timeline(path, NULL) == 1 && strstr(said, "No space left") != NULL, "%s", said);
+    if (full) CHECK(timeline(path, NULL) == 1 && one_line("No space left"), "%s", said);
     full = false;
-    TraceFile t;
-    begin_trace(&t);
+    TraceFile t = trace_begin();
     span(&t, 0, "forward", 0, 0, 1, 0);
     for (char name[2] = "a"; *name <= 'a' + MAX_CLASSES; name[0]++)
         trace_counter(&t, "memory", name, 0, 1);
-    end_trace(&t);
-    CHECK(timeline(path, NULL) == 2 && strstr(said, "more than 16 classes"), "%s", said);
-    begin_trace(&t);
+    trace_end(&t);
+    CHECK(timeline(path, NULL) == 2 && one_line("more than 16 classes"), "%s", said);
+    t = trace_begin();
     for (int row = 0; row <= MAX_ROWS; row++) span(&t, row, "forward", 0, 0, 1, 0);
-    end_trace(&t);
-    CHECK(timeline(path, NULL) == 2 && strstr(said, "more than 64 rows"), "%s", said);
-    CHECK(timeline("/no/such", NULL) == 2 && strstr(said, "No such file"), "%s", said);
+    trace_end(&t);
+    CHECK(timeline(path, NULL) == 2 && one_line("more than 64 rows"), "%s", said);
+    CHECK(timeline("/no/such", NULL) == 2 && one_line("No such file"), "%s", said);
     CHECK(timeline(NULL) == 2 && strstr(said, "usage"), "%s", said);
     CHECK(timeline("--help", NULL) == 0 && has("usage: timeline"), "help");
 }
 
 // Any damage to a trace is a picture or one line, nothing else.
 static void damaged_traces(void) {
-    TraceFile t;
-    Error err;
+    static const char digits[] = "0123456789-e.,:{}[]\"";
+    TraceFile t = trace_begin();
     size_t n = 0;
-    uint32_t seed = 7;
-    begin_trace(&t);
     for (size_t i = 0; i < 6; i++) {
         span(&t, (int)i, i % 2 == 0 ? "update" : "wait", i, (double)i, (double)i + 0.5, i);
         trace_counter(&t, "memory", i % 2 == 0 ? "weights" : "state", (double)i, 1e6 * (double)i);
     }
-    end_trace(&t);
+    trace_end(&t);
     char *whole = file_read(path, &n, &err);
-    if (whole == NULL) die("%s", err.text);
-    static const char digits[] = "0123456789-e.,:{}[]\"";
     int drawn = 0;
     const int runs = test_whole() ? 200 : 60;
     for (int run = 0; run < runs; run++) {
-        char *x = (char *)malloc(n);
-        if (x == NULL) abort();
-        memcpy(x, whole, n);
+        char *x = strdup(whole);
         for (int k = 0; k < run % 3 + 1; k++) {
-            const size_t at = ((seed = seed * 1664525u + 1013904223u) >> 8) % n;
-            const bool digit = x[at] >= '0' && x[at] <= '9';
-            x[at] = digits[((seed = seed * 1664525u + 1013904223u) >> 8) % (digit ? 12 : 20)];
+            const int at = random_below((int)n);
+            x[at] = digits[random_below(x[at] >= '0' && x[at] <= '9' ? 12 : 20)];
         }
-        write_text(x, n);
+        put_text(path, x);
         free(x);
         const int code = timeline(path, "--memory", NULL);
-        CHECK(code == 0 || code == 2, "run %d: %d: %s", run, code, said);
-        if (code == 0)
-            CHECK(well_formed() && !has("nan") && !has("inf"), "run %d: %s", run, picture);
-        else CHECK(strchr(said, '\n') == said + strlen(said) - 1, "run %d: %s", run, said);
+        CHECK(code == 0 ? xml_tags(picture) > 0 && !has("nan") && !has("inf")
+              : code == 2 && one_line(""), "run %d: %d: %s%s", run, code, said, picture);
         drawn += code == 0;
     }
     CHECK(drawn > runs / 8 && drawn < runs - runs / 40, "%d", drawn);
@@ -553,9 +513,8 @@ static void damaged_traces(void) {
 }
 
 int main(void) {
-    const int fd = mkstemp(path);
-    if (fd < 0) return 1;
-    close(fd);
+    base_new("trace");
+    path = in_base("trace.json");
     RUN(busy_agrees_with_ticks);
     RUN(counters_of_a_step);
     RUN(file_says_what_happened);
@@ -570,6 +529,6 @@ int main(void) {
     RUN(a_class_has_one_colour);
     RUN(bad_input_is_one_line);
     RUN(damaged_traces);
-    unlink(path);
+    remove_tree(base);
     return test_summary();
 }

@@ -47,14 +47,22 @@ static void as_pytorch_saved_it(void) {
     }
 }
 
-// What is said of an archive with this pickle, of 16 bytes in data/0; "" if it is accepted.
+// Reads an archive with this pickle, and 16 bytes in data/0.
+static Archive archive;
+static bool read_archive(const char *pickle, size_t n, const void *storage, bool wide,
+                         Tensors *list) {
+    memset(&archive, 0, sizeof archive);
+    memset(list, 0, sizeof *list);
+    archive_add(&archive, "x/data.pkl", pickle, n, wide);
+    archive_add(&archive, "x/data/0", storage, 16, wide);
+    archive_end(&archive, wide);
+    return unpickle(archive.file, archive.n, list, &err);
+}
+
+// What is said of it; "" if it is accepted.
 static const char *said(const char *pickle, size_t n, bool wide) {
-    Tensors list = {NULL, 0};
-    Archive a = {0};
-    archive_add(&a, "x/data.pkl", pickle, n, wide);
-    archive_add(&a, "x/data/0", "0123456789abcdef", 16, wide);
-    archive_end(&a, wide);
-    if (unpickle(a.file, a.n, &list, &err)) err.text[0] = '\0';
+    Tensors list;
+    if (read_archive(pickle, n, "0123456789abcdef", wide, &list)) err.text[0] = '\0';
     tensors_free(&list);
     return err.text;
 }
@@ -77,13 +85,9 @@ static const char *said(const char *pickle, size_t n, bool wide) {
 // elements that are expected, read at once, or in two parts.
 static void reads_as(const char *pickle, size_t n, const void *storage, const void *expected,
                      size_t elements) {
-    Tensors list = {NULL, 0};
-    Archive a = {0};
+    Tensors list;
     unsigned char got[128];
-    archive_add(&a, "x/data.pkl", pickle, n, false);
-    archive_add(&a, "x/data/0", storage, 16, false);
-    archive_end(&a, false);
-    const bool ok = unpickle(a.file, a.n, &list, &err) && list.count == 1;
+    const bool ok = read_archive(pickle, n, storage, false, &list) && list.count == 1;
     CHECK(ok, "%s", err.text);
     for (size_t part = 1; ok && part < elements; part++) {
         const Tensor *t = &list.tensors[0];
@@ -114,13 +118,10 @@ static void views(void) {
     READS_AS(VIEW("Float", "K\0K\4\205K\1\205", "N"), x, x, 4);
     static const int32_t y[4] = {1, -2, 0, INT32_MIN};
     READS_AS(VIEW("Int", "K\0K\4\205K\1\205", NEG), y, (int32_t[]){-1, 2, 0, INT32_MIN}, 4);
-    Tensors list = {NULL, 0};
+    Tensors list;
     static const char empty[] = VIEW("Float", "K\4K\0K\3\206K\3K\1\206", "");
-    Archive a = {0};
-    archive_add(&a, "x/data.pkl", empty, sizeof empty - 1, false);
-    archive_add(&a, "x/data/0", x, 16, false);
-    archive_end(&a, false);
-    CHECK(unpickle(a.file, a.n, &list, &err) && list.tensors[0].st.bytes == 0, "%s", err.text);
+    CHECK(read_archive(empty, sizeof empty - 1, x, false, &list) && list.tensors[0].st.bytes == 0,
+          "%s", err.text);
     tensors_free(&list);
 }
 

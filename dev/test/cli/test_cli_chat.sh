@@ -38,6 +38,13 @@ model="--model nano-llama --layers 2 --channels 64 --ffn 128 --context 64 --lr 1
     --out tuned >tuned.out 2>&1
 check there_are_twenty grep -q '^data: 20 training examples, .* 20 validation examples$' tuned.out
 trained=$(sed -n 's/.*; \([0-9]*\) of [0-9]* tokens are trained$/\1/p' tuned.out)
+"$cpu" $model --tokenizer tokenizer --data chat.jsonl --val chat.jsonl --train-on last --steps 1 --no-save >last.out
+last=$(sed -n 's/.*; \([0-9]*\) of [0-9]* tokens are trained$/\1/p' last.out)
+sed 's/"content": "[A-Za-z]*"}, {"role": "user", "content": "sure?"/"weight": 0, &/' chat.jsonl >weights.jsonl
+"$cpu" $model --tokenizer tokenizer --data weights.jsonl --val weights.jsonl --steps 1 --no-save >weights.out
+check the_last_answers_are_those_without_a_weight_of_0 sh -c "[ $last -gt 0 ] && [ $last -lt $trained ] &&
+    grep -q '; $last of [0-9]* tokens are trained' weights.out && grep -q '^step 1' last.out &&
+    [ \"\$(sed -n 's/^step 1.*loss \([0-9.]*\).*/\1/p' last.out)\" = \"\$(sed -n 's/^step 1.*loss \([0-9.]*\).*/\1/p' weights.out)\" ]"
 "$cpu" --model tuned --steps 0 --val chat.jsonl --scores scores.jsonl >scores.out
 check answers_alone_are_evaluated test "$(sed -n 's/.*"tokens":\([0-9]*\),.*/\1/p' scores.jsonl |
     awk '{ n += $1 } END { print n }')" = "$trained"
@@ -96,6 +103,18 @@ check what_is_too_long_is_said grep -q '^tide: that is too long: [0-9]* tokens, 
 check and_is_no_turn test "$(cat long.out)" = 'black
 code 0'
 
+# --- a template that asks for the day: this one's in a chat, the same one in every training -------------
+
+cp -r tuned dated
+printf '{%%- set date_string = strftime_now("%%d %%b %%Y") %%}{{- "Cutting Knowledge Date: December 2023\\n" }}%s' \
+    '{{ "<|start_header_id|>" ~ m ~ "<|eot_id|>" }}' >dated/chat_template.jinja
+days="$(date '+%d %b %Y')"
+"$cpu" --model dated --chat </dev/null >dated.out 2>dated.err
+days="$days\|$(date '+%d %b %Y')"
+check a_chat_has_the_day grep -qx "Today Date: \($days\)" dated.err
+"$cpu" --model dated --data chat.jsonl --seq 64 --steps 1 --no-save >fixed.out
+check a_training_has_not grep -qx 'Today Date: 26 Jul 2024' fixed.out
+
 # --- Ctrl-C -----------------------------------------------------------------------------------------
 
 mkfifo line
@@ -144,5 +163,5 @@ rm -f llama2/chat_template.jinja
 refuses a_chat_without_a_format 2 'name it with --chat-format mistral' "$cpu" --model llama2 --steps 0 --chat
 refuses a_format_without_its_tokens 2 'mistral-v3 needs the token \[INST\]' "$cpu" $talk --chat-format mistral-v3
 echo '{"messages": [{"role": "tool", "content": "x"}]}' >>chat.jsonl
-refuses a_tool 2 'chat.jsonl, line 21: message 1 has the role "tool": tools are not supported' \
+refuses a_tool 2 'chat.jsonl, line 21: message 1 has the role "tool": the format chatml has none\|the format llama3 has none' \
     "$cpu" $model --tokenizer tokenizer --data chat.jsonl

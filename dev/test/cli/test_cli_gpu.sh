@@ -1,7 +1,8 @@
 #!/bin/sh
-# The GPU trainer as a user meets it: runs, stops, resumes, and takes over from the CPU trainer and back.
+# The GPU trainer as a user meets it: it runs, resumes, and takes over from the CPU trainer and back.
 # In a temporary directory, with models of a few thousand parameters. What tide/run/ does for both
-# trainers is test_cli.sh's, words and refusals are rows of lines.table; here is what differs on a GPU.
+# trainers is test_cli.sh's, kills and signals are test_lost.sh's, words and refusals are rows of lines.table;
+# here is what differs on a GPU.
 # usage: sh dev/test/cli/test_cli_gpu.sh      (from the top of the repository, after make;
 #        TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: also what only repeats)
 set -u
@@ -44,7 +45,7 @@ check fp32_dump_is_that_of_the_cpu "$compare" fp32.safetensors cpu.safetensors -
 check bf16_dump_is_near_that_of_the_cpu "$compare" bf16.safetensors cpu.safetensors --rtol 0.03
 check bf16_dump_is_not_exact sh -c "! '$compare' bf16.safetensors cpu.safetensors --rtol 1e-4"
 # A dump has the gradients wherever the state would be, and where they wait over activations.
-for options in "--recompute block" "--offload zero" "--offload auto" "--gpu-memory 33M"; do
+for options in "--offload auto" "--gpu-memory 33M"; do
     rm -f other.safetensors
     "$tide" $small $options --dump other.safetensors >dump.out
     check "dump_with_$options" "$compare" other.safetensors bf16.safetensors --rtol 0
@@ -69,36 +70,15 @@ near accumulated_losses_are_those_of_the_cpu accum_gpu accum_cpu 4e-6
 check accumulated_norms_are_those_of_the_cpu_at_step_4 \
     close "$(field accum_gpu 4 grad_norm)" "$(field accum_cpu 4 grad_norm)" 5e-5
 
-# kill -9 at some moments, then --resume: the same bits as an undisturbed run.
-killed_run() {
-    long="$small --steps $((40 * times)) --save-every 2 --eval-every 0 --accum 2 --batch 2 --"
-    often_killed "$tide" $long
-}
-check was_killed_several_times longer killed_run
-"$tide" $long --out undisturbed >/dev/null
-check killed_run_has_the_same_bits same_weights killed undisturbed
-check killed_log_is_whole test "$(members killed loss | wc -l)" -eq $((40 * times))
-
-# SIGTERM: the step is finished and saved, and the run can go on.
-"$tide" $accum --steps 1000000 --save-every 0 --eval-every 0 --out term >/dev/null &
-pid=$!
-await $pid grep -qs '"step":3,' term/log.jsonl
-comm=$(cat /proc/$pid/comm)
-kill -TERM $pid
-wait $pid
-check sigterm_exits_with_143 test $? -eq 143
-stopped=$(members term loss | wc -l)
-check sigterm_stops_early test "$stopped" -lt 1000000
-check sigterm_saves test -d "term/checkpoints/step_$(printf %08d "$stopped")"
-check after_sigterm_it_goes_on "$tide" --resume --out term --steps $((stopped + 1))
-check its_process_is_called_as_the_program test "$comm" = "$(basename "$tide" | cut -c1-15)"
 # The emulated GPU's handler of invalid accesses is not for a signal that somebody sends.
 "$tide" $accum --steps 400 --save-every 0 --eval-every 0 --out crash >/dev/null 2>&1 &
 pid=$!
 await $pid grep -qs '"step":3,' crash/log.jsonl
+comm=$(cat /proc/$pid/comm)
 kill -SEGV $pid
 { wait $pid; } 2>/dev/null
 check a_crash_ends_with_139 test $? -eq 139
+check its_process_is_called_as_the_program test "$comm" = "$(basename "$tide" | cut -c1-15)"
 
 # --- CPU and GPU take over from each other -------------------------------------------------------
 
@@ -131,8 +111,8 @@ check bf16_is_half_as_long test "$(wc -c <short/model.safetensors)" \
 
 # A text of several windows, of a model with grouped heads and rotary positions, too: each token by its
 # cache. And a prompt that is longer than the window.
-for model in nano nano-llama; do
-    "$cpu" $small --model $model --heads 4 --batch 16 --steps 150 --eval-every 0 --out $model >/dev/null
+for model in nano $(whole && echo nano-llama); do
+    "$cpu" $small --model $model --heads 4 --batch 8 --steps 150 --eval-every 0 --out $model >/dev/null
     case $model in nano) prompt=$(head -c 300 text.txt) n=20 ;; *) prompt=P n=60 ;; esac
     ! whole || n=100
     several="--model $model --steps 0 --sample-tokens $n --temperature 0"

@@ -227,6 +227,7 @@ while read -r row <&3; do
         gpu) typed "$name" "$tide" ;;
         both)
             typed "${name}_on_the_cpu" "$cpu"
+            whole || continue
             while read -r file; do rm -rf "$file"; done <../new
             typed "$name" "$tide" ;;
         "cpu ranks") typed "$name" "$launch" 2 "$cpu" ;;

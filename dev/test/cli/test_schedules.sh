@@ -1,11 +1,10 @@
 #!/bin/sh
 # The GPU trainer under every order of events. On a GPU the order of what no event orders is open,
-# and changes from one day to the next; on the emulated one it is chosen. So small models with the
-# optimizer's state in all places (test_placement.cu), with importance-aware updates that are late (test_zenflow_gpu.cu), with
-# zeroth-order steps and layers that come and go (test_zo_gpu.cu), and on several GPUs
-# (test_zero_gpu.cu), train for a few steps while one stream or another runs as far ahead as events
-# allow, and thread blocks run forwards, backwards and shuffled: the losses, the norms, the
-# parameters and the moments must have the same bits every time. Then the sanitizers.
+# and changes from one day to the next; on the emulated one it is chosen. So the rows of runs.cuh
+# (the optimizer's state in all places, importance-aware updates that are late, zeroth-order steps
+# with layers that come and go, several GPUs) train for a few steps while one stream or another runs
+# as far ahead as events allow, and thread blocks run forwards, backwards and shuffled: the losses,
+# the norms, the parameters and the moments must have the same bits every time. Then the sanitizers.
 # usage: sh dev/test/cli/test_schedules.sh      (from the top of the repository; ALL=1: all schedules,
 #                                           all configurations, sanitizers; LONG=1: more of all)
 set -u
@@ -22,9 +21,9 @@ export TSAN_OPTIONS="${TSAN_OPTIONS:-atexit_sleep_ms=0}"  # or each program slee
 schedules="eager,forward lazy,forward prio:0,forward prio:1,forward prio:2,random random:1,reverse"
 placement_only="lazy,reverse eager,random prio:3,reverse prio:4,random"
 steps=4
-# Configurations for the sanitizer of kernels; `some` are those that cover what there is.
-kernels="test_placement_fp32=48 test_placement=40 test_zenflow_gpu=21,25 test_zo_gpu=1
-    test_zo_gpu_fp32=20 test_zero_gpu=8"
+# Rows for the sanitizer of kernels; `some` are those that cover what there is.
+kernels="test_placement_fp32=48 test_placement=40 test_zenflow_gpu=25,26 test_zo_gpu=2
+    test_zo_gpu_fp32=26 test_zero_gpu=8"
 these=all
 if [ "${ALL:-0}${LONG:-0}" = 00 ]; then
     # The oldest work first; and the youngest, with the blocks of kernels reversed.
@@ -32,7 +31,7 @@ if [ "${ALL:-0}${LONG:-0}" = 00 ]; then
 fi
 if [ "${LONG:-0}" = 1 ]; then
     steps=20
-    kernels="$kernels test_placement=35,45,46 test_placement_fp32=50 test_zenflow_gpu=24,26
+    kernels="$kernels test_placement=35,45,46 test_placement_fp32=50 test_zenflow_gpu=27,32
         test_zero_gpu=54 test_zero_gpu_fp32=58,61"
     for seed in $(seq 5 24); do
         schedules="$schedules prio:$seed,random random:$seed,reverse"

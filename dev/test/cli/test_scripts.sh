@@ -86,7 +86,9 @@ if [ "${UPDATE:-0}" = 1 ]; then
     for f in doc/fits.md README.md; do
         [ $f = doc/fits.md ] || in_short table >table.short
         awk -v table=table -v short=table.short -v readme="$f" '
-            readme == "README.md" ? !/^[|] ([a-z0-9.-]*b )*[|] [d0-9|]/ || / 8 GB/ : !/^[|]/ { print; next }
+            readme != "README.md" && /^[|] model [|] card, GB / { of = 1 }
+            !/^[|]/ { of = 0 }
+            readme == "README.md" ? !/^[|] ([a-z0-9.-]*b )*[|] [d0-9|]/ || / 8 GB/ : !of { print; next }
             !done { if (readme == "README.md") table = short
                     while ((getline line < table) > 0) print line
                     done = 1 }' "$top/$f" >new
@@ -106,27 +108,27 @@ ROWS=$measured sh "$top/scripts/published.sh" >table
 if [ "${UPDATE:-0}" = 1 ]; then
     awk '/^[|] measured by / { while ((getline line < "table") > 0) print line; skip = 1 }
          !/^[|]/ { skip = 0 }
-         !skip { print }' "$top/doc/performance_model.md" >new
-    cat new >"$top/doc/performance_model.md"
+         !skip { print }' "$top/doc/speed.md" >new
+    cat new >"$top/doc/speed.md"
 fi
 check published_steps_are_predicted_as_the_lesson_says sh -c '[ "$(wc -l <table)" -gt 9 ] &&
-    ! grep -v -x -F -f "$1/doc/performance_model.md" table' - "$top"
+    ! grep -v -x -F -f "$1/doc/speed.md" table' - "$top"
 check most_are_within_15_percent_and_ours_within_10 awk -F ' *[|] *' '
     $2 == "llmq" || $2 == "this trainer" { n++; near += $8 >= 0.85 && $8 <= 1.15
                                            own += $2 != "llmq" && $8 >= 0.9 && $8 <= 1.1 }
-    END { exit n != 22 || near < 20 || own != 3 }' "$top/doc/performance_model.md"
+    END { exit n != 22 || near < 20 || own != 3 }' "$top/doc/speed.md"
 
 # The plans in the lesson: a line with the command, and behind an empty one what it says.
 for f in 20b-h200 20b-24gb; do
-    line=$(sed -n "s/^    \(scripts\/train_model.sh $f --plan .*\)/\1/p" "$top/doc/twenty_billion.md" | head -n 1)
+    line=$(sed -n "s/^    \(scripts\/train_model.sh $f --plan .*\)/\1/p" "$top/doc/fits.md" | head -n 1)
     (cd "$top" && eval "sh $line") >table 2>&1
     awk -v line="    $line" -v table="table" '
         skip == 2 { if (/^$/) skip = 0; else next }
         { print }
         skip == 1 { while ((getline x < table) > 0) print "    " x; skip = 2 }
-        $0 == line && !done { skip = done = 1 }' "$top/doc/twenty_billion.md" >new
-    [ "${UPDATE:-0}" != 1 ] || cat new >"$top/doc/twenty_billion.md"
-    check "lesson_has_what_${f}_plans" diff "$top/doc/twenty_billion.md" new
+        $0 == line && !done { skip = done = 1 }' "$top/doc/fits.md" >new
+    [ "${UPDATE:-0}" != 1 ] || cat new >"$top/doc/fits.md"
+    check "lesson_has_what_${f}_plans" diff "$top/doc/fits.md" new
 done
 
 # The shape of these small runs; what is given last counts.

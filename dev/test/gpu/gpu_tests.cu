@@ -5,6 +5,7 @@
 // change is in the first.
 #include "model_harness.cuh"
 #include "runs.cuh"
+#include "tensors.cuh"
 #include "cpu_reference.h"
 #include <arpa/inet.h>
 #include <dirent.h>

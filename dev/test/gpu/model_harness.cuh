@@ -79,9 +79,6 @@ static const char *const precision_name = IS_BF16 ? "bf16" : IS_FP16 ? "fp16" : 
 // Of fp16's gradients (run.h).
 static const float loss_scale = IS_FP16 ? 4096 : 1;
 
-// Is a configuration of so many bits for this program? fp16 leaves out every third one.
-static bool config_of_bits(int k, int bits) { return bits == BITS && !(IS_FP16 && k % 3 == 2); }
-
 // A shape of model and step.
 struct Shape {
     const char *name;
@@ -107,10 +104,11 @@ typedef struct {
     bool serial;     // --no-overlap
 } Placement;
 
-typedef struct {
+struct Recipe {
     double lr, eps, clip, decay;
     bool sizes;  // every second step has a smaller batch
-} Recipe;
+    void (*update)(GPT2 *g, const Recipe *r, const AdamStep *adam) = NULL;  // NULL: gpt2_update()
+};
 
 // Of models that are opened from here on, and their steps: are moments stored in bf16?
 static bool moments_bf16;
@@ -306,8 +304,43 @@ static double gpu_step(GPT2 *g, const Shape *s, const Recipe *r, size_t step,
     const double loss = gpu_gradient(g, s, inputs, targets, &norm_squared);
     AdamStep adam = recipe_step(r, step, norm_squared);
     adam.grad_scale /= loss_scale;
-    gpt2_update(g, &adam);
+    if (r->update != NULL) r->update(g, r, &adam);
+    else gpt2_update(g, &adam);
     *norm = sqrt(norm_squared);
+    return loss;
+}
+
+// The same, with the step's own batch. numbers: loss and norm.
+static void train_one(GPT2 *g, const Shape *s, const Recipe *r, size_t step, double numbers[2]) {
+    Shape now = *s, all;
+    if (r->sizes && step % 2 == 0) {
+        now.B = s->B > 1 ? s->B - 1 : 1;
+        now.T = s->T > 4 ? s->T - 4 : 1;
+    }
+    all = now;
+    all.accum *= (size_t)ranks.world;
+    const size_t n = all.accum * all.B * all.T;
+    int32_t *inputs = (int32_t *)alloc_or_fail(2 * n, sizeof(int32_t), "test");
+    shape_batch(&all, step, inputs, inputs + n);
+    numbers[0] = gpu_step(g, &now, r, step, inputs, inputs + n, &numbers[1]);
+    free(inputs);
+}
+
+// An evaluation after this step, of another size.
+static double evaluation(GPT2 *g, const Shape *s, size_t step) {
+    Shape part = *s;
+    part.B = (s->B + 1) / 2;
+    const size_t n = part.B * part.T;
+    int32_t *tokens = (int32_t *)alloc_or_fail(2 * n, sizeof(int32_t), "test");
+    part.accum = 1;
+    shape_batch(&part, step + 1000, tokens, tokens + n);
+    g->timeline.between = true;
+    gpt2_forward(g, tokens, NULL, tokens + n, part.B, part.T);
+    gpt2_head(g, 0, 1, false, NULL);
+    g->timeline.between = false;
+    const double loss = gpt2_loss(g);
+    CHECK(loss > 0 && loss < 20, "%s: evaluation gives %g", s->name, loss);
+    free(tokens);
     return loss;
 }
 
@@ -340,103 +373,6 @@ static uint64_t hash_state(GPT2 *g) {
     }
     free(whole);
     return hash;
-}
-
-// Trains from step `first` to `last`, and returns a hash of `hash`, every loss and every norm; the
-// last two are left in `numbers`. If evaluations is not NULL, an evaluation of another size follows
-// every step; *evaluations becomes a hash of what they gave.
-static uint64_t train_steps(GPT2 *g, const Shape *s, const Recipe *r, size_t first, size_t last,
-                            uint64_t hash, uint64_t *evaluations, double *numbers) {
-    Shape all = *s;
-    all.accum *= (size_t)ranks.world;
-    const size_t room = all.accum * s->B * s->T;
-    int32_t *inputs = (int32_t *)alloc_or_fail(2 * room, sizeof(int32_t), "test");
-    int32_t *targets = inputs + room;
-    for (size_t step = first; step <= last; step++) {
-        Shape now = *s;
-        if (r->sizes && step % 2 == 0) {
-            now.B = s->B > 1 ? s->B - 1 : 1;
-            now.T = s->T > 4 ? s->T - 4 : 1;
-        }
-        all.B = now.B;
-        all.T = now.T;
-        shape_batch(&all, step, inputs, targets);
-        numbers[0] = gpu_step(g, &now, r, step, inputs, targets, &numbers[1]);
-        hash = hash_with(hash, numbers, 2 * sizeof *numbers);
-        if (evaluations == NULL) continue;
-        const int32_t *tokens = s->document > 0 ? inputs : targets;  // of which some are -1
-        g->timeline.between = true;
-        gpt2_forward(g, tokens, NULL, inputs, (s->B + 1) / 2, s->T);
-        gpt2_head(g, 0, 1, false, NULL);
-        g->timeline.between = false;
-        const double loss = gpt2_loss(g);
-        CHECK(loss > 0 && loss < 20, "%s: evaluation gives %g", s->name, loss);
-        *evaluations = hash_with(step == 1 ? 0 : *evaluations, &loss, sizeof loss);
-    }
-    free(inputs);
-    return hash;
-}
-
-// The same for steps 1 to `steps` of a new model, and of the state that they leave.
-static uint64_t train_hash(const Shape *s, size_t steps, const Placement *where) {
-    double numbers[2];
-    float *params = shape_params(s, false);
-    GPT2 *g = model_open(s, params, where);
-    const uint64_t hash = train_steps(g, s, &plain, 1, steps, 0, NULL, numbers);
-    const uint64_t both[2] = {hash, hash_state(g)};
-    free(params);
-    model_close(g);
-    return hash_bytes(both, sizeof both);
-}
-
-// Of a test's configurations, `some` cover what there is: they are enough for `make test`.
-template <int SOME> static bool config_is_tested(const int (&some)[SOME], int k) {
-    for (int i = 0; i < SOME; i++)
-        if (some[i] == k) return true;
-    return test_whole();
-}
-
-// For test_schedules.sh: "--config all|some|K [STEPS]" prints the hash of each configuration of this
-// program's precision.
-template <int SOME>
-static int run_configs(int argc, char **argv, int count, const int (&some)[SOME],
-                       bool (*config_is_here)(int k),
-                       uint64_t (*config_hash)(int k, size_t steps, char name[300])) {
-    const bool all = strcmp(argv[2], "all") == 0, these = strcmp(argv[2], "some") == 0;
-    const int only = atoi(argv[2]), n = all ? count : these ? SOME : 1;
-    if (only < 0 || only >= count) die("there are %d configurations", count);
-    for (int i = 0; i < n; i++) {
-        char name[300];
-        const int k = all ? i : these ? some[i] : only;
-        if (!config_is_here(k)) {
-            if (n == 1) die("configuration %d is of another precision", k);
-            continue;
-        }
-        const uint64_t hash = config_hash(k, argc > 3 ? (size_t)atoi(argv[3]) : 4, name);
-        printf("%016llx config %d: %s\n", (unsigned long long)hash, k, name);
-        fflush(stdout);
-    }
-    return test_failures_here > 0;
-}
-
-// The layers whose weights came in `steps` steps, of n that stream: into place q % ring go those of
-// the q-th one, unless they are there since the last update.
-static size_t layers_fetched(int n, int ring, size_t accum, int evaluates, size_t steps) {
-    size_t came = 0;
-    int there[16] = {0};
-    for (size_t step = 0; step < steps; step++) {
-        for (size_t pass = 0; pass < 2 * accum + (evaluates != 0); pass++) {
-            if (pass == 2 * accum) memset(there, 0, sizeof there);  // behind the update
-            for (int i = 0; i < n; i++) {
-                const int q = pass % 2 == 0 ? i : n - 1 - i;
-                const int place = q % ring;
-                came += there[place] != q + 1;
-                there[place] = q + 1;
-            }
-        }
-        if (!evaluates) memset(there, 0, sizeof there);
-    }
-    return came;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -551,21 +487,6 @@ static size_t page_locked(GPT2 *g, const char *but, const char *name) {
     CHECK(planned >= all && planned - all <= 4096 * (size_t)n, "%s: %zu bytes of host memory, "
           "planned %zu", name, all, planned);
     return bytes;
-}
-
-// Any two settings meet in one of the rows 0 to rows - 1 of a table, unless they never do.
-static void check_settings_meet(int rows, int settings, double (*setting)(int k, int i),
-                                bool (*never)(int a, double one, int b, double other)) {
-    for (int a = 0; a < settings; a++)
-        for (int b = a + 1; b < settings; b++)
-            for (int i = 0; i < rows; i++)
-                for (int j = 0; j < rows; j++) {
-                    const double one = setting(i, a), other = setting(j, b);
-                    bool met = never != NULL && never(a, one, b, other);
-                    for (int k = 0; k < rows && !met; k++)
-                        met = setting(k, a) == one && setting(k, b) == other;
-                    CHECK(met, "setting %d never is %g while setting %d is %g", a, one, b, other);
-                }
 }
 
 #ifdef __CUDA_EMU__

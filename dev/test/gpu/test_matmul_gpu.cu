@@ -4,80 +4,33 @@
 // one.
 #include "../../../tide/gpu/devices.cuh"
 #include "../../../tide/gpu/matmul.cuh"
-#include "../test.h"
+#include "tensors.cuh"
 #include <math.h>
 
+using namespace tensors;
+
 static Matmul lt;
-static cudaStream_t stream;
-static uint32_t seed = 1;
-
-static float next_float(void) {  // in [-1, 1)
-    seed = seed * 1664525u + 1013904223u;
-    return (float)(int32_t)seed * 0x1p-31f;
-}
-
-static float host_float(float x) { return x; }
-
-static float host_float(bf16 x) {
-    uint16_t half;
-    uint32_t bits;
-    float y;
-    memcpy(&half, &x, sizeof half);
-    bits = (uint32_t)half << 16;
-    memcpy(&y, &bits, sizeof y);
-    return y;
-}
-
-static float host_float(f16 x) { return __half2float(x); }
-
-static void host_round(float *to, float x) { *to = x; }
-static void host_round(f16 *to, float x) { *to = __float2half_rn(x); }
-
-static void host_round(bf16 *to, float x) {  // to nearest, ties to even
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    const uint16_t half = (uint16_t)(x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    memcpy((void *)to, &half, sizeof half);
-}
-
-// The largest relative error of one rounding to X.
-static double unit(float) { return 0x1p-24; }
-static double unit(bf16) { return 0x1p-8; }
-static double unit(f16) { return 0x1p-11; }
-
-static const char *type_name(float) { return "fp32"; }
-static const char *type_name(bf16) { return "bf16"; }
-static const char *type_name(f16) { return "f16"; }
 
 // A matrix on the host and on the device, `shift` elements into its own block of memory. Gaps
 // between rows hold NaN, so that reading one poisons the result.
-template <typename X> struct Matrix { X *host, *block, *device; size_t n, ld; };
+template <typename X> struct Matrix { X *host, *device; size_t n, ld; };
+
+// What is on the host is on the device, too.
+template <typename X> static void renew(const Matrix<X> *m) {
+    CUDA(cudaMemcpy(m->device, m->host, m->n * sizeof(X), cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());
+}
 
 template <typename X>
 static Matrix<X> matrix(size_t rows, size_t cols, size_t pad, size_t shift) {
     Matrix<X> m;
     m.ld = cols + pad;
     m.n = (rows - 1) * m.ld + cols;
-    m.host = (X *)pinned_alloc(m.n * sizeof(X), "a test");
-    for (size_t i = 0; i < m.n; i++) host_round(&m.host[i], i % m.ld < cols ? next_float() : NAN);
-    CUDA(cudaMalloc((void **)&m.block, (m.n + shift) * sizeof(X)));
-    m.device = m.block + shift;
-    CUDA(cudaMemcpyAsync(m.device, m.host, m.n * sizeof(X), cudaMemcpyHostToDevice, stream));
-    CUDA(cudaStreamSynchronize(stream));
+    m.host = zeros<X>(m.n);
+    for (size_t i = 0; i < m.n; i++) narrow(&m.host[i], i % m.ld < cols ? next_float() : NAN);
+    m.device = poison<X>(shift + m.n) + shift;
+    renew(&m);
     return m;
-}
-
-template <typename X> static void matrix_free(Matrix<X> *m) {
-    CUDA(cudaFreeHost(m->host));
-    CUDA(cudaFree(m->block));
-}
-
-// What is on the device now; cudaFreeHost() frees it.
-template <typename X> static X *download(const Matrix<X> *m) {
-    X *host = (X *)pinned_alloc(m->n * sizeof(X), "a test");
-    CUDA(cudaMemcpyAsync(host, m->device, m->n * sizeof(X), cudaMemcpyDeviceToHost, stream));
-    CUDA(cudaStreamSynchronize(stream));
-    return host;
 }
 
 static double gelu_slope(double x) {
@@ -95,25 +48,24 @@ static size_t unfused;  // products whose epilogue the library does not have
 
 // op(A)(m, k) of a matrix on the host
 template <typename X> static double element(const Matrix<X> *a, bool trans, size_t m, size_t k) {
-    return host_float(trans ? a->host[k * a->ld + m] : a->host[m * a->ld + k]);
+    return wide(trans ? a->host[k * a->ld + m] : a->host[m * a->ld + k]);
 }
 
 // The sums that an epilogue has stored: one rounding, as of a product.
 template <typename X>
 static void check_sums(const Matrix<X> *sums, const Matrix<X> *a, bool trans_a, size_t K) {
-    X *got = download(sums);
+    const X *got = fetch(sums->device, sums->n);
     for (size_t m = 0; m < sums->n; m++) {
         double sum = 0, size = 0;
         for (size_t k = 0; k < K; k++) {
             sum += element(a, trans_a, m, k);
             size += fabs(element(a, trans_a, m, k));
         }
-        CHECK(test_within(fabs(host_float(got[m]) - sum),
-                          0x1p-21 * size + 1.01 * unit(X(0.0f)) * fabs(sum)),
-              "%s, sum %zu of %zu over %zu: %.9g, not %.9g", type_name(X(0.0f)), m, sums->n, K,
-              (double)host_float(got[m]), sum);
+        CHECK(test_within(fabs(wide(got[m]) - sum),
+                          0x1p-21 * size + 1.01 * unit<X>() * fabs(sum)),
+              "%s, sum %zu of %zu over %zu: %.9g, not %.9g", type_name<X>(), m, sums->n, K,
+              (double)wide(got[m]), sum);
     }
-    CUDA(cudaFreeHost(got));
 }
 
 // One product against the definition. What is allowed: 2^-21 of the sum of |a b| for the sum's own
@@ -121,24 +73,25 @@ static void check_sums(const Matrix<X> *sums, const Matrix<X> *a, bool trans_a, 
 // output's type, and 2^-8 of the product by GELU's slope (an H200, bf16: more than 1.5 * 2^-9).
 template <typename X, typename O>
 static void check(size_t M, size_t N, size_t K, Form f) {
+    Scope scope;
     Matrix<X> a = matrix<X>(f.trans_a ? K : M, f.trans_a ? M : K, f.pad, f.shift);
     Matrix<X> b = matrix<X>(f.trans_b ? N : K, f.trans_b ? K : N, f.pad, f.shift);
     const bool sloped = f.epilogue == GEMM_SLOPE, summed = f.bias && f.epilogue == GEMM_SUMS;
     Matrix<X> extra = matrix<X>(sloped ? M : 1, summed ? M : N, sloped ? f.pad : 0, f.shift);
     Matrix<O> out = matrix<O>(M, N, f.pad, f.shift);
     for (size_t i = 0; i < out.n; i++)
-        if (i % out.ld >= N || !f.accumulate) host_round(&out.host[i], -7.0f);
-    CUDA(cudaMemcpyAsync(out.device, out.host, out.n * sizeof(O), cudaMemcpyHostToDevice, stream));
+        if (i % out.ld >= N || !f.accumulate) narrow(&out.host[i], -7.0f);
+    renew(&out);
     const bool done = gemm(&lt, f.trans_a, f.trans_b, M, N, K, a.device, a.ld, b.device, b.ld,
                            out.device, out.ld, f.bias ? extra.device : nullptr, f.accumulate,
                            stream, f.epilogue);
-    O *got = download(&out);
+    const O *got = fetch(out.device, out.n);
     if (done && summed) check_sums(&extra, &a, f.trans_a, K);
     unfused += !done;
     size_t wrong = 0, where = 0;
     for (size_t i = 0; i < out.n; i++) {
         const size_t m = i / out.ld, n = i % out.ld;
-        const double y = host_float(got[i]);
+        const double y = wide(got[i]);
         bool right;
         if (n >= N || !done) {  // a gap, or all of it
             right = y == -7.0;
@@ -149,26 +102,21 @@ static void check(size_t M, size_t N, size_t K, Form f) {
                 sum += x;
                 size += fabs(x);
             }
-            const double add = f.accumulate ? host_float(out.host[i])
-                             : f.bias && f.epilogue == GEMM_BIAS ? host_float(extra.host[n]) : 0;
-            const double slope = sloped ? gelu_slope(host_float(extra.host[i])) : 1;
+            const double add = f.accumulate ? wide(out.host[i])
+                             : f.bias && f.epilogue == GEMM_BIAS ? wide(extra.host[n]) : 0;
+            const double slope = sloped ? gelu_slope(wide(extra.host[i])) : 1;
             const double want = (sum + add) * slope;
             const double slack = (sloped ? 1.2 : 1.0) * 0x1p-21 * (size + fabs(add))
-                               + 1.01 * unit(O(0.0f)) * fabs(want) + sloped * 0x1p-8 * fabs(sum);
+                               + 1.01 * unit<O>() * fabs(want) + sloped * 0x1p-8 * fabs(sum);
             right = test_within(fabs(y - want), slack);
         }
         if (!right && wrong++ == 0) where = i;
     }
     CHECK(wrong == 0, "%s to %s, M=%zu N=%zu K=%zu ta=%d tb=%d bias=%d acc=%d epilogue=%d "
-          "pad=%zu shift=%zu: %zu of %zu wrong, first (%zu, %zu): %.9g", type_name(X(0.0f)),
-          type_name(O(0.0f)), M, N, K, f.trans_a, f.trans_b, f.bias, f.accumulate,
+          "pad=%zu shift=%zu: %zu of %zu wrong, first (%zu, %zu): %.9g", type_name<X>(),
+          type_name<O>(), M, N, K, f.trans_a, f.trans_b, f.bias, f.accumulate,
           f.epilogue, f.pad, f.shift, wrong, out.n, where / out.ld, where % out.ld,
-          (double)host_float(got[where]));
-    CUDA(cudaFreeHost(got));
-    matrix_free(&a);
-    matrix_free(&b);
-    matrix_free(&extra);
-    matrix_free(&out);
+          (double)wide(got[where]));
 }
 
 // The products of a linear layer with rows N, C to OC: forward, gradient of the input, gradient of
@@ -304,6 +252,7 @@ static void test_no_algorithm_for_an_epilogue(void) {
 
 // Equal bits: repeated, after another product used the workspace, and at another address.
 template <typename X, typename O> static void check_bits(size_t M, size_t N, size_t K, Form f) {
+    Scope scope;
     Matrix<X> a[2], b[2], extra[2];  // extra: of an epilogue's sums
     Matrix<O> out[2];
     const uint32_t start = seed;
@@ -314,31 +263,20 @@ template <typename X, typename O> static void check_bits(size_t M, size_t N, siz
         out[i] = matrix<O>(M, N, 0, i * 8);
         extra[i] = matrix<X>(1, M, 0, i * 8);
     }
-    O *first = NULL;
-    X *first_sums = NULL;
+    const O *first = NULL;
+    const X *first_sums = NULL;
     for (size_t i = 0; i < 4; i++) {
         Matrix<O> *o = &out[i / 2];
-        CUDA(cudaMemcpyAsync(o->device, o->host, o->n * sizeof(O), cudaMemcpyHostToDevice, stream));
+        renew(o);
         gemm(&lt, f.trans_a, f.trans_b, M, N, K, a[i / 2].device, a[i / 2].ld, b[i / 2].device,
              b[i / 2].ld, o->device, N, f.bias ? extra[i / 2].device : nullptr, f.accumulate,
              stream, f.epilogue);
-        O *got = download(o);
-        X *sums = download(&extra[i / 2]);
-        if (first_sums == NULL) first_sums = sums;
+        const O *got = fetch(o->device, o->n);
+        const X *sums = fetch(extra[i / 2].device, M);
+        if (i == 0) first = got, first_sums = sums;
         CHECK(memcmp(first_sums, sums, M * sizeof(X)) == 0, "M=%zu, sums, time %zu", M, i);
-        if (sums != first_sums) CUDA(cudaFreeHost(sums));
-        if (first == NULL) first = got;
         CHECK(memcmp(first, got, o->n * sizeof(O)) == 0, "M=%zu N=%zu K=%zu, time %zu", M, N, K, i);
-        if (got != first) CUDA(cudaFreeHost(got));
         check<X, X>(24, 40, 700, Form{true, false, false, false, 0, 0});
-    }
-    CUDA(cudaFreeHost(first));
-    CUDA(cudaFreeHost(first_sums));
-    for (size_t i = 0; i < 2; i++) {
-        matrix_free(&extra[i]);
-        matrix_free(&a[i]);
-        matrix_free(&b[i]);
-        matrix_free(&out[i]);
     }
 }
 

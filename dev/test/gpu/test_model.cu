@@ -494,110 +494,6 @@ static void test_smaller_batch(void) {
     check_smaller_batch(IS_HALF ? shapes[2] : small);
 }
 
-// The sum over micro-batches is that of their gradients, each rounded to floatX, in order in fp32.
-// The norm is adam.h's of this sum. The update is adam.h's, in parameters, moments and bf16 copy.
-static void check_definitions(const Shape *s) {
-    const size_t N = s->B * s->T;
-    Shape one = *s;
-    one.accum = 1;
-    float *params = shape_params(s, false);
-    GPT2 *g = model_open(s, params), *single = model_open(&one, params);
-    const size_t P = g->table.elements;
-    int32_t *inputs = (int32_t *)alloc_or_fail(2 * s->accum * N, sizeof(int32_t), "test");
-    int32_t *targets = inputs + s->accum * N;
-    float *sum = floats(P), *part = floats(P), *m = floats(P), *v = floats(P), *p = floats(P);
-    float *state = floats(P);
-    uint16_t *rounded = (uint16_t *)alloc_or_fail(P, 2, "test"), *bits = rounded;
-    bits = (uint16_t *)alloc_or_fail(P, 2, "test");
-    floatX *grads = (floatX *)alloc_or_fail(P, sizeof(floatX), "test");
-    double *sums = (double *)alloc_or_fail(g->blocks, sizeof(double), "test");
-    memcpy(p, params, P * sizeof(float));
-    for (size_t step = 1; step <= 3; step++) {
-        double norm_squared, loss;
-        shape_batch(s, step, inputs, targets);
-        gpu_gradient(g, s, inputs, targets, &norm_squared);
-        norm_squared *= loss_scale * loss_scale;
-        if (g->accumulating) {
-            // `single` has the same parameters and makes one micro-batch's gradient at a time
-            gpt2_move(single, 0, 0, P, p, false);
-            for (size_t micro = 0; micro < s->accum; micro++) {
-                gpt2_forward(single, inputs + micro * N, NULL, targets + micro * N, s->B, s->T);
-                gpt2_head(single, loss_scale / (float)(N * s->accum), 1, false, NULL);
-                gpt2_backward(single, false, true);
-                gpt2_grad_norm_squared(single, &loss);
-                scaled_gradients(single, part);
-                for (size_t i = 0; i < P; i++) sum[i] = micro == 0 ? part[i] : sum[i] + part[i];
-            }
-            scaled_gradients(g, part);
-            CHECK(memcmp(sum, part, P * sizeof(float)) == 0,
-                  "%s: the sum is not that of its parts, step %zu", s->name, step);
-            memcpy(sum, part, P * sizeof(float));
-        } else {
-            gpu_copy(grads, g->grads, P * sizeof(floatX));
-        }
-        const void *grad = g->accumulating ? (const void *)sum : (const void *)grads;
-        const bool grad_is_half = !g->accumulating && IS_HALF;
-        size_t blocks = 0;
-        for (int i = 0; i < g->table.count; i++) {
-            const GPT2Tensor *x = &g->table.tensors[i];
-            cpu_norm_sums((const char *)grad + x->offset * (grad_is_half ? 2 : 4), grad_is_half,
-                          x->size, sums + blocks);
-            blocks += norm_blocks(x->size);
-        }
-        CHECK(blocks == g->blocks, "%zu blocks, planned %zu", blocks, g->blocks);
-        const double wanted = norm_total(sums, blocks);
-        CHECK(norm_squared == wanted, "%s: norm^2 %.17g, adam.h says %.17g", s->name, norm_squared,
-              wanted);
-        AdamStep adam = recipe_step(&plain, step, norm_squared);
-        adam.grad_scale /= loss_scale;
-        gpt2_update(g, &adam);
-        for (int i = 0; i < g->table.count; i++) {
-            const GPT2Tensor *x = &g->table.tensors[i];
-            const size_t at = x->offset;
-            const AdamRun run = {at, x->size, x->decay, at};
-            cpu_adam_update(p, m, v, grad, grad_is_half, rounded, &run, 1, &adam);
-        }
-        gpt2_move(g, 0, 0, P, state, true);
-        CHECK(memcmp(state, p, P * sizeof(float)) == 0, "%s: parameters, step %zu", s->name, step);
-        gpu_copy(state, g->state[1], P * sizeof(float));
-        CHECK(memcmp(state, m, P * sizeof(float)) == 0, "%s: m, step %zu", s->name, step);
-        gpu_copy(state, g->state[2], P * sizeof(float));
-        CHECK(memcmp(state, v, P * sizeof(float)) == 0, "%s: v, step %zu", s->name, step);
-        if (IS_HALF) {
-            gpu_copy(bits, g->params, P * 2);
-            CHECK(memcmp(bits, rounded, P * 2) == 0, "%s: weights, step %zu", s->name, step);
-        }
-    }
-    // Padding and gaps: rows beyond the vocabulary, and what lies between tensors.
-    float *as_floats = floats(P);
-    gradients(g, part);
-    floats_move(g->params, as_floats, P, true);
-    size_t padding = 0;
-    for (int i = 0; i < g->table.count; i++) {
-        const GPT2Tensor *x = &g->table.tensors[i];
-        const size_t end = i + 1 < g->table.count ? g->table.tensors[i + 1].offset : P;
-        for (size_t j = x->offset + x->rows * x->cols; j < end; j++, padding++)
-            CHECK(p[j] == 0 && m[j] == 0 && v[j] == 0 && part[j] == 0 && as_floats[j] == 0,
-                  "%s: padding of %s, element %zu", s->name, x->name, j - x->offset);
-    }
-    CHECK(padding > 100, "nothing was padded");
-    free(params);
-    free(inputs);
-    free(sum);
-    free(part);
-    free(m);
-    free(v);
-    free(p);
-    free(state);
-    free(rounded);
-    free(bits);
-    free(grads);
-    free(sums);
-    free(as_floats);
-    model_close(g);
-    model_close(single);
-}
-
 #ifdef ENABLE_FP16
 // A master in fp16 and 16 bits more: the nearest weight, nothing lost from 2^-16 on, less than 2^-39
 // below, and the same halves again. 13 apart: numbers of every exponent.
@@ -623,62 +519,7 @@ static void test_masters_of_fp16(void) {
           "what is no number");
 }
 
-// The GPU's update has the bits of adam.h's in every type: weights in fp32 or halves, moments in
-// fp32 or bf16, gradients in fp32 or halves.
-static void test_updates_of_fp16(void) {
-    enum { N = 1000 };
-    for (int k = 0; k < 8; k++) {
-        const bool split = k & 1, moments = k & 2, grad_is_half = split && (k & 4);
-        const size_t sizes[] = {split ? 2u : 4u, split ? 2u : 0u, moments ? 2u : 4u,
-                                moments ? 2u : 4u, grad_is_half ? 2u : 4u};
-        AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 3, 0.5 / 4096);
-        const AdamRun run = {0, N, 1, 0};
-        char *host[5], *device[5];
-        step.moments_bf16 = moments;
-        for (int i = 0; i < 5; i++) {
-            host[i] = ALLOC(char, N * sizes[i] + 1, "test");
-            device[i] = sizes[i] > 0 ? (char *)gpu_alloc(N * sizes[i], "test") : NULL;
-        }
-        for (size_t i = 0; i < N; i++) {
-            const float x = 0.1f * sinf((float)i), g = 100 * sinf(1.7f * (float)i), v = x * x;
-            const uint16_t halves[] = {master_weight(x), master_low(x), f32_to_bf16(x),
-                                       f32_to_bf16(v), f32_to_half(g)};
-            const float floats[] = {x, 0, x, v, g};
-            for (int j = 0; j < 5; j++)
-                memcpy(host[j] + i * sizes[j],
-                       sizes[j] == 2 ? (const void *)&halves[j] : (const void *)&floats[j],
-                       sizes[j]);
-        }
-        for (int i = 0; i < 5; i++) gpu_copy(device[i], host[i], N * sizes[i]);
-        adam_update_gpu(device[0], (uint16_t *)device[1], device[2], device[3], device[4],
-                        grad_is_half, &run, 1, &step, NULL);
-        adam_update(host[0], split ? (uint16_t *)host[1] : NULL, host[2], host[3], host[4],
-                    grad_is_half, N, &step, 1);
-        for (int i = 0; i < 4; i++) {
-            char *back = ALLOC(char, N * sizes[i] + 1, "test");
-            gpu_copy(back, device[i], N * sizes[i]);
-            // fp32 weights beside fp16 are rounded as masters, which only the GPU has
-            for (size_t j = 0; i == 0 && !split && j < N; j++)
-                ((float *)host[0])[j] = master_rounded(((float *)host[0])[j]);
-            CHECK(memcmp(back, host[i], N * sizes[i]) == 0, "types %d: part %d", k, i);
-            free(back);
-        }
-        for (int i = 0; i < 5; i++) {
-            free(host[i]);
-            if (device[i] != NULL) gpu_free(device[i]);
-        }
-    }
-}
 #endif
-
-static void test_sum_norm_and_update_by_definition(void) {
-    Shape odd = shapes[0];  // C 24: gaps between tensors
-    odd.accum = 1;
-    check_definitions(&odd);
-    check_definitions(&small_accum);
-    if (IS_HALF) check_definitions(&shapes[0]);
-    if (IS_HALF) check_definitions(&small_llama);
-}
 
 // ---------------------------------------------------------------------------------------------
 // A text token by token, with a cache of keys and values
@@ -766,7 +607,7 @@ static void check_text_between(const Shape *s, const Placement *where) {
     int32_t *text = ALLOC(int32_t, window, "test");
     uint64_t hashes[2];
     for (int texts = 0; texts < 2; texts++) {
-        double numbers[2];
+        double numbers[3][2];
         GPT2 *g = model_new(s, where);
         g->sampling = texts;
         if (texts && s->B * s->T < window) {
@@ -775,12 +616,11 @@ static void check_text_between(const Shape *s, const Placement *where) {
         }
         model_begin(g, s, params, where);
         for (size_t step = 1; step <= 3; step++) {
-            hashes[texts] = train_steps(g, s, &plain, step, step, step > 1 ? hashes[texts] : 0, NULL,
-                                        numbers);
+            train_one(g, s, &plain, step, numbers[step - 1]);
             for (size_t n = 3; texts && n <= window; n++)
                 gpt2_next(g, text, n, n == 3 ? 3 : 1, logits);
         }
-        hashes[texts] = hash_with(hash_state(g), &hashes[texts], sizeof *hashes);
+        hashes[texts] = hash_with(hash_state(g), numbers, sizeof numbers);
         model_close(g);
     }
     CHECK(hashes[0] == hashes[1], "%s: a text between steps changes bits", s->name);
@@ -802,89 +642,6 @@ static void test_texts_token_by_token(void) {
     if (IS_HALF) check_text_between(&cached[6], NULL);
 }
 
-// ---------------------------------------------------------------------------------------------
-// The memory plan
-
-// --recompute auto begins where keeping everything ends; and what does not fit is refused, with one
-// line and exit code 2. Needs no GPU: it is the first test, as it forks.
-static void test_plan_and_recompute_auto(void) {
-    Shape one = shapes[2];
-    one.accum = 1;
-    one.B = 16;  // tokens and layers enough for gradients to lie over activations
-    one.L = 8;
-    const Shape *s = &one;
-    size_t need[9];  // of each way to recompute: gradients in place, then over activations (twice)
-    for (int i = 0; i < 9; i++) need[i] = plan_without_limits(s, NULL, KEEP + i / 3, i % 3).gpu;
-    const size_t all = need[0], light = need[3], less = need[6];
-    const size_t bytes = s->B * s->T * sizeof(floatX);  // of one number of each token
-    const size_t made = 2 * round_up(s->C * bytes, 256) + round_up(s->F * bytes, 256);
-    CHECK(less < light && light < all, "%zu bytes with recomputation, %zu with a little, %zu "
-          "without", less, light, all);
-    CHECK(all - light == (s->L - 1) * made, "%zu bytes less", all - light);
-    size_t least = SIZE_MAX;
-    for (int i = 0; i < 9; i++) least = min_size(least, need[i]);
-    CHECK(need[1] < need[0] && need[1] == need[2], "%zu bytes over activations, %zu in place",
-          need[1], need[0]);
-    // with as much memory as each of these takes, or a byte less, the first one that fits
-    for (int i = 0; i < 9 * 2; i++) {
-        const size_t limit = need[i / 2] - (size_t)(i % 2);
-        int wanted = 0;
-        if (limit < least) continue;
-        while (need[wanted] > limit) wanted++;
-        const Planned p = plan(s, NULL, RECOMPUTE_AUTO, limit, 0);
-        CHECK(p.again == KEEP + wanted / 3 && p.gpu == need[wanted], "case %d: %s, %zu of %zu", i,
-              again_names[p.again], p.gpu, limit);
-    }
-    for (int i = 0; i < 3; i++) {
-        const int choices[] = {RECOMPUTE_AUTO, KEEP, AGAIN}, choice = choices[i];
-        char line[1024];
-        int status;
-        if (in_child(line, &status)) {
-            plan(s, NULL, choice, choice == KEEP ? need[1] - 1 : least - 1, 0);
-            _exit(0);
-        }
-        CHECK(refused(line, status, "GPU memory"), "status %d: %s", status, line);
-    }
-}
-
-// What is allocated is what was planned, and nothing more once training has begun.
-static void check_allocation(const Shape *s) {
-    const size_t N = s->B * s->T, before = free_memory();
-    float *params = shape_params(s, false);
-    GPT2 *g = model_open(s, params);
-    const size_t allocated = before - free_memory();
-    check_memory(g, s->name, allocated);
-    int32_t *inputs = (int32_t *)alloc_or_fail(2 * s->accum * N, sizeof(int32_t), "test");
-    double norm;
-    size_t begun = 0;
-    for (size_t step = 1; step <= 3; step++) {
-        shape_batch(s, step, inputs, inputs + s->accum * N);
-        memset(&counted, 0, sizeof counted);
-        gpu_step(g, s, &plain, step, inputs, inputs + s->accum * N, &norm);
-        CHECK(counted.copies[cudaMemcpyHostToDevice] == (int)s->accum
-              && counted.copies[cudaMemcpyDeviceToHost] == 0, "%s: %d copies to the GPU, %d from "
-              "it", s->name, counted.copies[cudaMemcpyHostToDevice],
-              counted.copies[cudaMemcpyDeviceToHost]);
-        CHECK(counted.waits == 0 && counted.events == 1 + (int)s->accum, "%s: step %zu waits %d "
-              "and %d times", s->name, step, counted.waits, counted.events);
-        gpt2_forward(g, inputs, NULL, inputs, 1, s->T);  // an evaluation
-        gpt2_head(g, 0, 1, false, NULL);
-        gpt2_loss(g);
-        if (step == 1) begun = free_memory();  // a driver loads kernels when they are first used
-    }
-    CHECK(free_memory() == begun || !memory_is_ours(), "%s: %zu bytes were allocated while training", s->name,
-          begun - free_memory());
-#ifdef __CUDA_EMU__
-    CHECK(before - begun == allocated, "%s: the first step allocates", s->name);
-#endif
-    model_close(g);
-#ifdef __CUDA_EMU__
-    CHECK(free_memory() == before, "%s: %zu bytes are not freed", s->name, before - free_memory());
-#endif
-    free(params);
-    free(inputs);
-}
-
 // Short kernels that others wait for come first; the products, and streams of copies, do not.
 static void test_short_work_is_urgent(void) {
     float *params = shape_params(&small, false);
@@ -901,32 +658,20 @@ static void test_short_work_is_urgent(void) {
     model_close(g);
 }
 
-static void test_allocates_what_was_planned(void) {
-    check_allocation(&small);
-    if (!IS_BF16) return;
-    check_allocation(&small_accum);
-    check_allocation(&small_llama);
-    check_allocation(&shapes[2]);
-}
-
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--errors") == 0) setenv("TEST_ERRORS", "1", 1);
     if (argc == 2 && strcmp(argv[1], "--texts") == 0) {
         RUN(test_texts_token_by_token);
         return test_summary();
     }
-    if (IS_BF16) RUN(test_plan_and_recompute_auto);  // first: it forks
-    RUN(test_allocates_what_was_planned);
     if (IS_BF16) RUN(test_short_work_is_urgent);
     RUN(test_every_tensor);
     RUN(test_passes_for_epilogues);
     RUN(test_ten_steps);
     RUN(test_loss_curves);
     RUN(test_smaller_batch);
-    RUN(test_sum_norm_and_update_by_definition);
 #ifdef ENABLE_FP16
     RUN(test_masters_of_fp16);
-    RUN(test_updates_of_fp16);
 #endif
     // in 16 bits, too, where there is time: fp32's allowance is the small one
     if (!IS_HALF || !EMULATED || getenv("ALL") != NULL) RUN(test_texts_token_by_token);

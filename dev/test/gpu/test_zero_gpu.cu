@@ -8,43 +8,6 @@
 //        test_zero_gpu --clock 0           what test_overlap runs, with EMU_CLOCK=virtual
 #include "runs.cuh"
 
-// With gaps between tensors, padded rows, tied and untied heads. The tails of "odd" and "five" are too
-// short for four ranks.
-static const Shape shapes[] = {
-    // name     L NH   C    F    V  ctx  B   T  act  tied recompute accum head repeated
-    {"tied",    2, 2,  32,  64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 99, false},
-    {"odd",     3, 3,  24,  40, 257, 17, 2,  9, RELU, 1, KEEP, 1,  5, false},
-    {"one",     1, 2,  48,  72, 131, 17, 1, 17, GELU, 0, KEEP, 1, 99, false},
-    {"five",    5, 1,  16,  32, 131,  9, 2,  8, RELU, 1, KEEP, 1, 99, false},
-    {"llama",   3, 4,  32,  40, 131, 20, 2,  9, GELU, 0, KEEP, 1, 99, false, 0,
-     FAMILY_QWEN3, 2, 16},
-    {}};
-enum { FIVE = 3 };
-
-static const char *const settings[] = {
-    "tied|odd|one|five", PLACEMENTS("|--offload none"), "ranks=1|ranks=2|ranks=3|ranks=4",
-    "--zero 2|--zero 1|--zero 3|--zero 3 streamed=1|--zero 3 streamed=9 ring=3"};
-
-static const char *const special[] = {
-    // as they are used most
-    "five ranks=2 --zero 2 --clip 0.05 evaluates",
-    "five ranks=2 --zero 3 --clip 0.05 evaluates places=3",
-    "one ranks=2 --zero 3 --accum 3 --clip 0.05 evaluates",
-    "five ranks=2 --zero 3 --accum 3 --clip 0.05 --offload interleave --share 0.5 places=9 streamed=2",
-    "odd ranks=2 --zero 1 --clip 0.05 --offload interleave --stride 2 --subgroup 4096 places=3",
-    "five ranks=2 --zero 3 --clip 0.05 --offload zero --slots 1 streamed=9 ring=3",
-    "five ranks=3 --zero 3 --accum 3 --recompute light --clip 0.05 evaluates --offload interleave "
-        "--resident 0.2 --share 1 tight=2 --threads 2 streamed=3",
-    // the LLaMA family
-    "llama ranks=2 --zero 1 --accum 2 --recompute block --clip 0.05 sizes --offload zero "
-        "--subgroup 4096 --grad-wire fp32",
-    "llama ranks=2 --zero 2 --precision fp32 --accum 2 --clip 0.05 evaluates",
-    "llama ranks=3 --zero 2 --recompute light --offload twinflow --resident 0.4 places=3 --threads 2",
-    "llama ranks=2 --zero 3 --accum 2 --recompute light --clip 0.05 evaluates --offload interleave "
-        "--share 0.5 tight=1 streamed=2",
-    "llama ranks=3 --zero 3 --precision fp32 --recompute block --clip 0.05",
-};
-
 // ---------------------------------------------------------------------------------------------
 // The bytes that a rank receives and sends
 
@@ -129,7 +92,7 @@ static void check_formulas(GPT2 *g, const Config *c) {
 }
 
 // The bytes that this rank has given away since it began.
-static void check_given(GPT2 *g, const Config *c, size_t steps) {
+static void check_given(GPT2 *g, const Config *c, size_t steps, Report *) {
     if (g->zero == NULL) return;
     const Shape s = config_shape(c);
     const Lengths x = lengths_of(&s);
@@ -292,7 +255,7 @@ static Times measure(int stage, bool serial) {
 
 // What a collective takes with the weights or gradients of the embeddings, a layer, or the tail.
 static double moving(int which) {
-    const Lengths x = lengths_of(&shapes[FIVE]);
+    const Lengths x = lengths_of(shape_named("five"));
     return LATENCY + (double)part_of(x.n[which], 2) * sizeof(bf16) / PEER;
 }
 
@@ -339,13 +302,11 @@ static void test_overlap(void) {
 
 int main(int argc, char **argv) {
     wire_chunk = 3000;  // several for a piece
-    row_shapes = shapes;
-    row_opened = check_open;
-    row_trained = check_given;
+    adamw.opened = check_open;
+    adamw.trained = check_given;
     rows_fork = true;
-    rows_draw(settings, sizeof settings / sizeof *settings);
-    for (const char *text : special) row_add(text);
-    if (argc >= 3 && strcmp(argv[1], "--config") == 0) return rows_print(argc, argv);
+    rows_make("test_zero_gpu");
+    if (rows_asked(argc, argv)) return rows_print(argc, argv);
 #ifdef __CUDA_EMU__
     if (argc >= 3 && strcmp(argv[1], "--clock") == 0) {
         RUN(test_reduce_hides);
@@ -353,13 +314,8 @@ int main(int argc, char **argv) {
         RUN(test_prefetch);
         return test_summary();
     }
-    if (getenv("EMU_PROTECT") == NULL) {  // it takes time; and the cores are for the ranks
-        setenv("EMU_PROTECT", "0", 1);
-        setenv("EMU_THREADS", "1", 0);
-        execv("/proc/self/exe", argv);
-        die("/proc/self/exe: %s", strerror(errno));
-    }
 #endif
+    without_protection(argv);
     RUN(test_same_bits);
     RUN(test_host_keeps_off);
     RUN(test_other_worlds);

@@ -4,9 +4,9 @@
 # run, and those which draw pictures draw them. With ALL=1 the exercises' mistakes are made, too: each in its line, in a copy of the
 # sources. And that each page's links lead somewhere, and the functions that it names exist.
 # usage: sh dev/test/sources/test_docs.sh      (from the top of the repository, after make train_gpt2 train_gpt2emu
-#                                       build/timeline build/reviews)
+#                                       build/timeline build/reviews build/rows)
 set -u
-for program in train_gpt2 train_gpt2emu build/timeline build/reviews; do
+for program in train_gpt2 train_gpt2emu build/timeline build/reviews build/rows; do
     [ -x $program ] || { echo "skip docs: $program is missing"; exit 0; }
 done
 work=$(mktemp -d) || exit 1
@@ -99,6 +99,16 @@ while IFS= read -r line; do
     if as_shown "$line" >"ran.$n" 2>&1 </dev/null; then echo "ok readme: $line"
     else cat "ran.$n"; fail "readme: $line" "it fails"; fi
 done <shown
+# and journey.sh, which README.md names beside them: from a model's folder to a conversation
+printf 'Hi\nBye\n' | MODEL=out/hub FILE=my.jsonl TRAINER=./train_gpt2 OUT=out/journey scripts/journey.sh --steps 2 --seq 32 \
+    >journey.out 2>&1
+check a_journey_has_its_five_steps test "$(grep -c '^--- [1-5]' journey.out)" = 5
+check a_journey_shows_what_is_trained grep -q '>>Hello[.]<|eot_id|><<' journey.out
+check a_journey_tunes_and_answers test "$(sed -n '/^--- 5/,/^step/p' journey.out | wc -l)" -ge 5 -a -s out/journey/tuned/model.safetensors
+check a_journey_says_what_it_took sh -c 'sed "1,/^step  *seconds  *disk$/d" journey.out |
+    awk "{ print \$1, \$2 ~ /^[0-9]+\$/ }" | tr "\n" " " | grep -qx "fits 1 fetch 1 data 1 fine-tune 1 talk 1 "'
+HF_ENDPOINT=http://127.0.0.1:9 MODEL=Owner/Name FILE=my.jsonl OUT=out/none scripts/journey.sh >journey.out 2>&1
+check a_journey_fetches_a_model_by_its_name test $? -ne 0 -a "$(grep -c 'cannot reach http://127.0.0.1:9' journey.out)" = 1
 check readme_ran_its_commands test "$(cat ran.* | grep -c -e '^fits: ' -e '^done: ' -e 'answers to the last')" -ge 4
 sed -n 's/^\.\.\. //p; s/^\(fits: .*\), \.\.\.$/\1/p' shown >lines
 check readme_shows_what_was_planned test "$(wc -l <lines) $(cat ran.* | grep -c -F -f lines)" = "2 2"
@@ -172,6 +182,11 @@ check a_step_is_drawn picture drawn_step ''
 check a_step_has_its_memory grep -q '>visiting state</text>' drawn_step/picture.svg
 check a_plan_is_drawn picture drawn_plan "$planned"
 check a_plan_has_its_streams grep -q '>update on the CPU</text>' drawn_plan/picture.svg
+
+IMG="$work/rows" CPU="$top/train_gpt2" sh "$top/dev/draw_lessons.sh" rows >drawn 2>&1
+for picture in packing chat; do
+    check "is_what_is_drawn_$picture.svg" cmp "rows/$picture.svg" "$top/doc/img/$picture.svg"
+done
 
 # --- dev/draw_lessons.sh: the same pictures, and the times that doc/zenflow.md says -------------------
 
