@@ -483,17 +483,13 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
 // ---------------------------------------------------------------------------------------------
 // From JSON
 
-// The members of a message, and its roles: OpenAI's form, and ShareGPT's.
-static const struct { const char *role, *content, *roles[CHAT_ROLES]; } chat_members[2] = {
-    {"role", "content", {"system", "user", "assistant", "tool"}},
-    {"from", "value", {"system", "human", "gpt", "tool"}}};
-
-// Reads one message, whose text is that of the JSON. shared: it has ShareGPT's form. An answer is
-// trained by its "weight", 1 or 0; without one it is.
+// Reads one message, whose text is that of the JSON. shared: it has ShareGPT's form, else OpenAI's.
+// An answer is trained by its "weight", 1 or 0; without one it is.
 static ChatMessage chat_message(const Chat *chat, const Json *m, bool shared, const char *at) {
-    const char *const known[6] = {chat_members[shared].role, chat_members[shared].content, "name",
+    static const char *const shared_roles[CHAT_ROLES] = {"system", "human", "gpt", "tool"};
+    const char *const known[6] = {shared ? "from" : "role", shared ? "value" : "content", "name",
                                   "id", "weight", "tool_call_id"};
-    const char *const *roles = chat_members[shared].roles;
+    const char *const *roles = shared ? shared_roles : chat_roles;
     const Json *role = json_get(m, known[0]), *content = json_get(m, known[1]);
     const Json *weight = json_get(m, "weight");
     int k = 0;

@@ -129,9 +129,9 @@ static void data_warn(const char *name, const char *bytes, size_t n) {
     fprintf(stderr, "tide: warning: %s is %s; its bytes are taken as text\n", name, kind);
 }
 
-// Opens a file, or every file that matches a glob pattern, in order of name: token files, told by
-// their magic, or text, which is encoded with `tok` (NULL: there must be none). Mapped files must
-// not be cut short while they are in use. `pattern` stays.
+// Opens a file, or every file that matches a glob pattern, in the order of their names. All are
+// token files, which begin with a magic number, or all are text, which `tok` encodes (NULL: text is
+// refused). Mapped files must not be cut short while they are in use. `pattern` stays.
 static TokenData data_open(const char *pattern, const Tokenizer *tok) {
     glob_t found;
     TokenData d = {1, NULL, 0, false};

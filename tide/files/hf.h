@@ -46,7 +46,7 @@ typedef struct {
     void (*move)(void *owner, int part, size_t at, size_t n, float *w, bool out);
     void *owner;
     bool moments_bf16;         // AdamW's are stored as bf16
-    float limit;               // weights must be smaller to be stored; 0: all finite ones can
+    float limit;               // weights from this size on are refused; 0: only infinite ones
 } RunState;
 
 // A RunState's move: owner is a list of arenas in host memory, by part.
@@ -261,7 +261,7 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
             state->move(state->owner, part, at, n, w, true);
         }
         if (bf16)
-            for (size_t j = 0; j < n; j++) {  // in their own place
+            for (size_t j = 0; j < n; j++) {  // in the same memory
                 const uint16_t half = bf16_weight(w[j]);
                 memcpy((char *)w + j * size, &half, size);
             }
@@ -791,7 +791,7 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     FILE *f = replace_open(config, err);
     if (f == NULL) return false;
     config_write(f, c, bf16, ends, origin);
-    // Complete before the old weights go: the new ones may need it.
+    // Flushed before the old weights are replaced: the new weights may need this config.json.
     if (fflush(f) != 0) return replace_close(f, config, err);
     memset(&out, 0, sizeof out);
     tensors_add(&out, c, t, "", bf16 ? ST_BF16 : ST_F32);

@@ -69,7 +69,7 @@ typedef struct {
     char where[PATH_MAX + 32]; // file and line
 } TaskReader;
 
-// The tokens up to `end` are the next piece. The model must know all of them.
+// Makes the tokens up to `end` the next piece. The model must know all of them.
 static void task_ends_piece(TaskReader *r, size_t end) {
     Task *t = &r->t;
     t->tokens = (int32_t *)r->out.ids;
@@ -83,9 +83,9 @@ static void task_ends_piece(TaskReader *r, size_t end) {
     t->first[t->pieces] = end;
 }
 
-// The next piece: n bytes, with the first token before them if it `begins` an example, with the
-// end-of-text token behind them if it `ends` one. What the text has itself there is not added; the
-// first token of a text behind an empty prompt is in the prompt.
+// Adds n bytes as the next piece. If it `begins` an example, the first token stands in front of it;
+// if it `ends` one, the end-of-text token stands behind it. A token that the text has there itself
+// is not added. The first token of a text behind an empty prompt is in the prompt.
 static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, bool ends) {
     const bool starts = begins || r->starts;
     const size_t at = r->out.count;
@@ -97,7 +97,7 @@ static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, b
     task_ends_piece(r, r->out.count);
 }
 
-// The next piece: two texts as one.
+// Adds two texts as one piece.
 static void task_joined(TaskReader *r, const char *a, const char *b, bool begins) {
     char *both = ALLOC(char, strlen(a) + strlen(b) + 1, "a prompt");
     task_piece(r, both, (size_t)sprintf(both, "%s%s", a, b), begins, false);
@@ -106,7 +106,7 @@ static void task_joined(TaskReader *r, const char *a, const char *b, bool begins
 
 static size_t piece_tokens(const Task *t, size_t k) { return t->first[k + 1] - t->first[k]; }
 
-// The pieces since the last example are one, and this choice is right.
+// Makes the pieces since the last example an example, whose choice number `label` is right.
 static void task_example(TaskReader *r, size_t label) {
     Task *t = &r->t;
     const size_t prompt = t->example[t->count], tokens = piece_tokens(t, prompt);
@@ -122,7 +122,7 @@ static void task_example(TaskReader *r, size_t label) {
     }
 }
 
-// The next piece: the string `value` of member `key`. Only a prompt may be empty, or not there.
+// Adds the string `value` of member `key` as a piece. Only a prompt may be empty, or not there.
 static void task_string(TaskReader *r, const Json *value, const char *key) {
     const bool prompt = strcmp(key, "prompt") == 0, choice = strcmp(key, "choices") == 0;
     if (value != NULL && value->type != JSON_STRING) die("%s: \"%s\" is no string", r->where, key);
@@ -132,7 +132,7 @@ static void task_string(TaskReader *r, const Json *value, const char *key) {
     task_piece(r, n > 0 ? value->string : "", n, prompt, !prompt && !choice);
 }
 
-// The choices of an example, as pieces: at least two, and no two that are the same.
+// Adds the choices of an example as pieces: at least two, and no two that are the same.
 static void task_choices(TaskReader *r, const Json *choices) {
     if (choices->type != JSON_ARRAY || choices->count < 2)
         die("%s: \"choices\" is no list of at least two strings", r->where);
@@ -408,10 +408,10 @@ static Task task_view(const Task *all, size_t from, size_t to) {
 // ---------------------------------------------------------------------------------------------
 // Rows
 //
-// A row of a prompt and a choice has their tokens without the last one as inputs, and without the
-// first one as targets, of which those that are only read are -1: they are not trained. An example
-// of more than T inputs loses the prompt's front, but not the first token of all; a choice that is
-// too long by itself loses its end. A conversation first loses what is behind its prompt's answer.
+// A row holds the tokens of a prompt and a choice. Its inputs are all but the last one, its targets
+// all but the first one. A target that is only read is -1: it is not trained. An example of more
+// than T inputs is cut: its prompt loses the front, but not the token that begins every text. A
+// choice that is too long by itself loses its end. A conversation loses its last turns first.
 
 typedef struct { size_t prompt, choice, read; } TaskCut;  // tokens that stay; the choice's ~tokens
 

@@ -40,8 +40,8 @@ static const char *const tokenizer_files[TOKENIZER_FILES] = {
 // ---------------------------------------------------------------------------------------------
 // Added tokens
 
-// Adds a token whose content, of n bytes, is as the file has it, in the vocabulary (known) or not.
-// flags: see added_flags.
+// Adds a token to a list. content: n bytes, as the file has them. known: the vocabulary has the
+// token. flags: see added_flags.
 static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id, bool known,
                        const int *flags) {
     const bool normalized = flags[2], front = normalized && (t->steps & STEP_PREPEND);
@@ -729,10 +729,10 @@ static void tokenizer_text(const Tokenizer *t, const char *text, size_t n, int h
     if (behind >= 0 && !ends) tokens_add(out, (uint32_t)behind);
 }
 
-// Encodes n bytes from byte `at` on of a document of `all` bytes to train on. In front of the
-// document stands the token that begins every text, or else, as in GPT-2's training, the one that
-// ends a text, unless no document stands before this one, or one with that end (first); behind it
-// Tokenizer.behind.
+// Encodes bytes at .. at + n - 1 of a training document of `all` bytes. In front of the document
+// stands the token that begins every text. A tokenizer without one puts the token that ends a text
+// there, as in GPT-2's training, but not in front of the first document, or behind another such
+// token (first). Tokenizer.behind stands behind the document.
 static void document_encode(const Tokenizer *t, const char *text, size_t all, size_t at, size_t n,
                             bool first, Tokens *out) {
     const int front = t->bos >= 0 ? t->bos : t->behind >= 0 || first ? -1 : t->eot;

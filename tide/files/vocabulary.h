@@ -203,8 +203,8 @@ static uint32_t vocabulary_find(const Json *vocabulary, const char *key, size_t 
     return (uint32_t)id;
 }
 
-// Stores the text of a token that is written like this in a file. Returns true if the text is made
-// of symbols, so that a word may become the token.
+// Stores the text of a token, which a file writes as key, of n bytes. Returns true if merges can
+// make the token: its text has only symbols of this kind of vocabulary.
 static bool tokenizer_store(Tokenizer *t, size_t id, const char *key, size_t n) {
     char *text = t->bytes + t->used;
     const int byte = t->byte_level ? -1 : tokenizer_hex(key, n);

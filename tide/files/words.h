@@ -71,7 +71,7 @@ static unsigned char *word_classes_make(void) {
     return classes;
 }
 
-// The bits of the code point with which a text of n > 0 bytes begins, and its length.
+// Returns the bits of the first code point of a text of n > 0 bytes. *length: its bytes.
 static inline int word_bits(const unsigned char *classes, const char *s, size_t n, size_t *length) {
     uint32_t c = 0;
     *length = 1;
