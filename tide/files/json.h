@@ -213,7 +213,7 @@ static Json *json_parse(const char *text, size_t n, Error *err) {
     JsonParser p = {copy, copy + n, copy + utf8_mark(copy, n), root + 1, places, strings, false,
                     err};
     json_value(&p, root, 0);
-    json_take(&p, ' ');
+    json_take(&p, ' ');  // what is left of the white space
     if (p.at < p.end) json_error(&p, "something follows the end of the value");
     if (!p.failed) return root;
     free(root);

@@ -141,11 +141,12 @@ static void a_full_disk_costs_lines(void) {
     step(1, 9, 1);
     const size_t one = strlen(text_of("log.jsonl"));
     limit_file_size(one + 20);
-    const char *said = SAYS((step(2, 9, 1), log_eval(&l, 2, 1, -1)));
+    const char *said = SAYS(step(2, 9, 1));  // what is said is cut, too
+    CHECK(strstr(said, "lacks step 2") != NULL, "%s", said);
+    said = SAYS(log_eval(&l, 2, 1, -1));
+    CHECK(*said == '\0', "it is said again: %s", said);
     CHECK(l.failing && strlen(text_of("log.jsonl")) == one, "%s", text_of("log.jsonl"));
     limit_file_size(0);
-    const char *warning = strstr(said, "lacks step 2");
-    CHECK(warning != NULL && strstr(warning + 1, "lacks") == NULL, "%s", said);
     step(3, 9, 1);
     CHECK(!l.failing && has("log.jsonl", "}\n{\"step\":3,"), "there is room again");
     end();
