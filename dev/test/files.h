@@ -1,5 +1,5 @@
-// files.h: a directory for the files of a test, and what is done with it. Include it after what it is
-// to use: util.h.
+// files.h: a directory for the files of a test, and what is done with it. Include it after what it
+// is to use: util.h.
 #include <dirent.h>
 #include <sys/resource.h>
 static char base[64];  // everything happens below this directory

@@ -952,7 +952,8 @@ static void test_format_names(void) {
     safewriter_add(&w, name, ST_I64, 1, &one);
     CHECK(safewriter_open(&w, in_base("odd")), "%s", w.err.text);
     safewriter_put(&w, 0, 0, &one, sizeof one);
-    CHECK(safewriter_close(&w, &err) && safetensors_open(&st, in_base("odd"), &err), "%s", err.text);
+    CHECK(safewriter_close(&w, &err) && safetensors_open(&st, in_base("odd"), &err), "%s",
+          err.text);
     CHECK(safetensors_find(&st, name) != NULL, "%s", st.tensors[0].name);
     safetensors_close(&st);
 }

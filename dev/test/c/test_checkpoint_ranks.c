@@ -1,5 +1,5 @@
-// Checkpoints of one process and of several ranks: the same bytes, wherever the state is and however
-// slow, full or dead the disk is.
+// Checkpoints of one process and of several ranks: the same bytes, wherever the state is and
+// however slow, full or dead the disk is.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
@@ -359,9 +359,9 @@ static void test_ranks_first_values(void) {
     }
 }
 
-// Step 2 and its model, while one rank is in trouble: number `at` of its writes, flushes, renames and
-// truncations fails, or kills it; or files can only be `at` bytes long. Every rank comes to the same
-// end. 1: saved, 0: the reason is said, 2: it is not.
+// Step 2 and its model, while one rank is in trouble: number `at` of its writes, flushes, renames
+// and truncations fails, or kills it; or files can only be `at` bytes long. Every rank comes to the
+// same end. 1: saved, 0: the reason is said, 2: it is not.
 typedef enum { NONE, FAILS, KILLS, FULL } Kind;
 static struct { int world, rank, at; Kind kind; } victim;
 
