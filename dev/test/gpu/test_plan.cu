@@ -1,16 +1,9 @@
-<<<<<<< HEAD
-// test_plan.cu: what a rehearsal of train_step() predicts (plan.h), against cases computed by hand,
-// against the bound of rates.h and against arithmetic; the choice that --offload auto makes; and
-// the table of doc/speed.md, whose numbers must be these: `test_plan --table` prints
-// it with them. Nothing here needs a device.
-=======
 // test_plan.cu: what a rehearsal of train_step() predicts (plan.h), against a case computed by hand
 // for one GPU and one for several, against the bound of rates.h and against arithmetic; the choice
 // that --offload auto makes; and the table of doc/speed.md, whose numbers must be these:
 // `test_plan --table` prints it with them. Nothing here needs a device. (The rehearsal's clock is
-// held against a simulator in test_rehearsal.c; what it says, against trainers on the emulated GPU's
-// virtual clock in test_placement.cu, test_zen_time.cu and test_zo_gpu.cu.)
->>>>>>> d4eff0f278ccae3b289400fb5456a48c354b531d
+// held against a simulator in test_rehearsal.c; what it says, against trainers on the virtual clock
+// of the emulated GPU in test_placement.cu, test_zen_time.cu and test_zo_gpu.cu.)
 #include "model_harness.cuh"
 
 static const double W = sizeof(floatX);  // bytes of a weight, and of a gradient of a micro-batch
@@ -522,42 +515,6 @@ static void the_search_finds_what_a_grid_finds(void) {
     }
 }
 
-<<<<<<< HEAD
-// 7B with the rates of scripts/rates/h200_16cores.txt, as in doc/speed.md: in two
-// places backward takes as long as the link, in as many as there are layers as if it never waited.
-static void places_free_backward_from_the_link(void) {
-    const Rates r = rates_named("h200_16cores");
-    Step s = step_of("7b", 1);
-    s.T = 2048;
-    // In backward, passes besides: 8 C of norms and sums, which take twice as long as others; in
-    // fp32, 12 C of GELU and 3 C of the bias of q, k and v, which 16 bits have in products.
-    OffloadChoice c = choice_of(OFFLOAD_ZERO, 0, 0);
-    const double C = 4096, T = 2048,
-                 passes = T * (2 * 8 + (W == 2 ? 0 : 15)) * C * W / r.gpu_bytes,
-                 each = 2 * T * 24 * C * C / r.gpu_flops + 5 * C * T * T / r.gpu_attention
-                        + passes;
-    const double layer = (12 * C * C + 13 * C) * W / r.d2h, compute = 32 * each;
-    double last = INFINITY, step = INFINITY;
-    for (c.places = 2; c.places <= 32; c.places *= 2) {
-        const Prediction x = planned(&r, &s, &c);
-        printf("  %2d places: backward %.4g s, of which %.4g are compute; step %.4g s\n", c.places,
-               x.backward, compute, x.step);
-        // all but the last ones to be made must have left, as far as they need the place
-        const double link = (32 - c.places) * layer;
-        CHECK(x.backward >= link && x.backward >= compute * 0.9999
-              && x.backward <= fmax(compute, each + link + c.places * each) * 1.0001,
-              "%d places: %g, compute %g, link %g", c.places, x.backward, compute, link);
-        CHECK(x.backward <= last && x.step <= step * 1.0001, "%d places", c.places);
-        last = x.backward;
-        step = x.step;
-    }
-    IS(last, compute + 6 * 50304 * C / r.gpu_bytes);  // the gradient of wte is rounded
-    c.places = 2;
-    CHECK(planned(&r, &s, &c).backward > 1.8 * compute, "two are enough");
-}
-
-=======
->>>>>>> d4eff0f278ccae3b289400fb5456a48c354b531d
 // One of several GPUs is planned for with its part of the state and its waits for the others.
 static void a_rank_is_searched_for_with_its_waits(void) {
     Rates r = server();
