@@ -2,8 +2,8 @@
 // for one GPU and one for several, against the bound of rates.h and against arithmetic; the choice
 // that --offload auto makes; and the table of doc/speed.md, whose numbers must be these:
 // `test_plan --table` prints it with them. Nothing here needs a device. (The rehearsal's clock is
-// held against a simulator in test_rehearsal.c; what it says, against trainers on the emulated GPU's
-// virtual clock in test_placement.cu, test_zen_time.cu and test_zo_gpu.cu.)
+// held against a simulator in test_rehearsal.c; what it says, against trainers on the virtual clock
+// of the emulated GPU in test_placement.cu, test_zen_time.cu and test_zo_gpu.cu.)
 #include "model_harness.cuh"
 
 static const double W = sizeof(floatX);  // bytes of a weight, and of a gradient of a micro-batch
