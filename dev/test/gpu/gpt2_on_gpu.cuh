@@ -1,4 +1,4 @@
-// gpt2_on_gpu.cuh: test_gpt2.c's half for the GPU trainer. The CPU's half is in that file.
+// gpt2_on_gpu.cuh: test_gpt2.c's half for the GPU trainer. The CPU's is dev/test/gpt2_on_cpu.h.
 
 // The tolerances in bf16, which rounds a number by up to 2^-8 of its size: errors add up over the
 // layers and, in these models, are not averaged over many channels. Twice what was seen. Near ReLU's
