@@ -11,6 +11,7 @@
 #include "train_gpt2.c"
 #include "dev/test/gpt2_free.h"
 #endif
+#include "dev/difference.h"
 #include "dev/test/test.h"
 
 #define FIXTURES "dev/reference/fixtures"
@@ -67,10 +68,6 @@ static const SafeTensor *find(const SafeTensors *st, const char *name) {
     return ten;
 }
 
-static double number(const SafeTensors *st, const char *name, size_t i) {
-    return ((const double *)(const void *)find(st, name)->data)[i];  // stored as F64
-}
-
 // Numbers that are stored as I32; NULL: there are none of this name.
 static const int32_t *ints(const SafeTensors *st, const char *name) {
     const SafeTensor *ten = safetensors_find(st, name);
@@ -83,29 +80,12 @@ static double json_real(const Json *j, const char *key) {
     return v->number;
 }
 
-static double largest(const SafeTensor *ten) {
-    double max = 0;
-    for (size_t i = 0; i < ten->elements; i++) {
-        float x = 0;
-        safetensor_floats(ten, i, 1, &x);
-        if (fabs((double)x) > max) max = fabs((double)x);
-    }
-    return max;
-}
-
-// max|a - b| / scale over two tensors; infinity if their sizes differ or anything is not finite.
-static double tensor_error(const SafeTensor *a, const SafeTensor *b, double scale) {
+// Returns max|a - b| / max|measure|; infinity if sizes differ or a number is not finite.
+static double tensor_error(const SafeTensor *a, const SafeTensor *b, const SafeTensor *measure) {
     if (a == NULL || b == NULL || a->elements != b->elements) return INFINITY;
-    double worst = 0;
-    for (size_t i = 0; i < a->elements; i++) {
-        float x = 0, y = 0;
-        safetensor_floats(a, i, 1, &x);
-        safetensor_floats(b, i, 1, &y);
-        const double difference = fabs((double)x - (double)y);
-        if (!(difference < INFINITY)) return INFINITY;
-        if (difference > worst) worst = difference;
-    }
-    return scale > 0 ? worst / scale : worst > 0 ? INFINITY : 0;
+    const double scale = difference(measure, measure).scale;
+    const Difference d = difference(a, b);
+    return d.invalid == 0 && scale > 0 ? d.absolute / scale : d.unequal > 0 ? INFINITY : 0;
 }
 
 // Every tensor of `reference` whose name starts with prefix is in `ours` (under the name without
@@ -122,8 +102,8 @@ static int compare_tensors(const char *label, const SafeTensors *ours, const Saf
         snprintf(sibling, sizeof sibling, "%s", b->name);
         char *key_bias = strstr(sibling, "k_proj.bias");
         if (key_bias != NULL) *key_bias = 'v';
-        const double scale = largest(find(reference, sibling));
-        const double error = tensor_error(safetensors_find(ours, b->name + strip), b, scale);
+        const double error = tensor_error(safetensors_find(ours, b->name + strip), b,
+                                          find(reference, sibling));
         CHECK(test_within(error, tolerance), "%s %s: error %.2e, allowed %.0e", label, b->name,
               error, tolerance);
         compared++;
@@ -134,7 +114,7 @@ static int compare_tensors(const char *label, const SafeTensors *ours, const Saf
 // Entry `step` - 1 of the reference's numbers `name` is this one.
 static void check_number(const char *label, const SafeTensors *reference, const char *name,
                          size_t step, double ours, double tolerance) {
-    const double wanted = number(reference, name, step - 1);
+    const double wanted = ((const double *)(const void *)find(reference, name)->data)[step - 1];
     CHECK(test_within(fabs(ours - wanted), tolerance * wanted), "%s step %zu: %s %.15g, not %.15g",
           label, step, name, ours, wanted);
 }

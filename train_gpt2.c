@@ -541,11 +541,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
     const bool post = c->post_norm;
     g->B = B;
     g->T = T;
-    g->documents = g->sees = begins;
-    if (config_slides(c, T)) {
-        window_sees(g->first_seen, begins, N, T, c->window);
-        g->sees = g->first_seen;
-    }
+    g->documents = begins;
+    g->sees = window_sees(g->first_seen, begins, N, T, c);
     const float *wte = tensor(g, g->params, g->table.wte);
     const float *wpe = tensor(g, g->params, g->table.wpe);
     if (wpe != NULL) wpe += g->position * C;

@@ -138,9 +138,9 @@ static const Refused *refused_rows(size_t *count) {
     LLAMA_("mistral", "'sliding_window':0", "sliding_window must be a whole number"),
     LLAMA_("qwen2", "'use_sliding_window':true,'max_window_layers':1.5",
            "max_window_layers must be a whole number"),
-    LLAMA_("smollm3", "'no_rope_layers':[1,0,1]", "no_rope_layers is not 1, and 0"),
-    LLAMA_("smollm3", "'no_rope_layers':[1,1]", "no_rope_layers is not 1, and 0"),
-    LLAMA_("smollm3", "'no_rope_layers':1", "no_rope_layers is not 1, and 0"),
+    LLAMA_("smollm3", "'no_rope_layers':[1,0,1]", "no_rope_layers must have a 0 every 4 layers"),
+    LLAMA_("smollm3", "'no_rope_layers':[1,1]", "no_rope_layers must have a 0 every 4 layers"),
+    LLAMA_("smollm3", "'no_rope_layers':1", "no_rope_layers must have a 0 every 4 layers"),
     LLAMA_("qwen2", "'use_sliding_window':1", "use_sliding_window must be true or false"),
     // model.safetensors.index.json
     ROW("index", "{'weight_map':[]}", "there is no weight_map"),

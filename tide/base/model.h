@@ -91,13 +91,17 @@ static size_t config_window(const GPT2Config *c) {
 
 // True if rows of T tokens are longer than what a token sees (Mistral's sliding window).
 static bool config_slides(const GPT2Config *c, size_t T) { return c->window > 0 && c->window < T; }
-// Fills sees (N / T, T): for each token the place in its row of the first token that it sees, which
-// is in the same document (begins; NULL: one document) and in the window.
-static void window_sees(int32_t *sees, const int32_t *begins, size_t N, size_t T, size_t window) {
+// Returns sees (N / T, T): for each token the place in its row of the first token that it sees,
+// which is in its document, as begins says (NULL: a row is one), and in the window. That is begins
+// itself where no row is longer than the window; else sees is filled.
+static const int32_t *window_sees(int32_t *sees, const int32_t *begins, size_t N, size_t T,
+                                  const GPT2Config *c) {
+    if (!config_slides(c, T)) return begins;
     for (size_t n = 0; n < N; n++) {
-        const size_t t = n % T, first = t < window ? 0 : t - window + 1;
+        const size_t t = n % T, first = t < c->window ? 0 : t - c->window + 1;
         sees[n] = (int32_t)max_size(first, begins == NULL ? 0 : (size_t)begins[n]);
     }
+    return sees;
 }
 
 // Returns the elements that one layer's cache of keys and values has for a token: (2, NKV HS).

@@ -93,10 +93,8 @@ static void ranks_find(void) {
     const char *address = getenv("MASTER_ADDR");
     if (by == TORCH && torch != NULL) r->port++;  // torchrun itself listens on its port
     if (job != NULL || torch != NULL) r->job = job != NULL ? job : torch;
-    const size_t n = address != NULL ? strlen(address) : 0;
-    const bool brackets = n > 2 && address[0] == '[' && address[n - 1] == ']';  // [::1], as in URLs
-    if (n > 0)
-        snprintf(r->address, sizeof r->address, "%.*s", (int)n - 2 * brackets, address + brackets);
+    if (address != NULL && address[0] != '\0')
+        snprintf(r->address, sizeof r->address, "%s", address);
     else if (r->local_world < r->world)
         die("MASTER_ADDR is not set: ranks on several machines meet on rank 0's, which it names%s",
             here ? "" : "; on one machine, each needs LOCAL_RANK and LOCAL_WORLD_SIZE");

@@ -316,16 +316,16 @@ static const char *const config_known[] = {
     "hidden_act", "head_dim", "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias",
     "layer_types", "no_rope_layer*", "sliding_window", "use_sliding_window", "max_window_layers",
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
-    "original_max_position_embeddings",
-    "_*", "architectures", "auto_map", "torch*", "dtype", "transformers_version", "transformers.*",
-    "unsloth_*", "*_token*", "tokenizer_*", "prefix", "n_ctx", "n_special", "init*", "m*_length",
-    "*drop*", "summary_*", "*task*", "*label*", "problem_type", "output_*", "return_dict*", "top_?",
-    "use_cache", "use_bfloat16", "use_flash_attn*", "attn_implementation", "use_mrope", "typical_p",
-    "pretraining_tp", "reorder_and_upcast_attn", "pruned_heads", "chunk_size_feed_forward",
-    "gradient_checkpointing", "cross_attention_hidden_size", "is_decoder", "is_encoder_decoder",
-    "is_llama_config", "tie_encoder_decoder", "tf_legacy_loss", "rope_interleaved", "do_sample",
-    "temperature", "early_stopping", "num_beam*", "num_return_sequences", "*_penalty",
-    "*ngram_size", "bad_words_ids", "remove_invalid_values"};
+    "original_max_position_embeddings", "_*", "architectures", "auto_map", "torch*", "dtype",
+    "transformers_version", "transformers.*", "unsloth_*", "*_token*", "tokenizer_*", "prefix",
+    "n_ctx", "n_special", "init*", "m*_length", "*drop*", "summary_*", "*task*", "*label*",
+    "problem_type", "output_*", "return_dict*", "top_?", "use_cache", "use_bfloat16",
+    "use_flash_attn*", "attn_implementation", "use_mrope", "typical_p", "pretraining_tp",
+    "reorder_and_upcast_attn", "pruned_heads", "chunk_size_feed_forward", "gradient_checkpointing",
+    "cross_attention_hidden_size", "is_decoder", "is_encoder_decoder", "is_llama_config",
+    "tie_encoder_decoder", "tf_legacy_loss", "rope_interleaved", "do_sample", "temperature",
+    "early_stopping", "num_beam*", "num_return_sequences", "*_penalty", "*ngram_size",
+    "bad_words_ids", "remove_invalid_values"};
 
 // Warns of the members of a configuration that are in none of the three tables, in one line.
 static void config_warn(const Json *root, const char *path) {
@@ -417,14 +417,12 @@ static size_t config_read_unturned(const Json *root, const char *path, const GPT
     for (; value != NULL && json_size(value, &turned) && turned == ((l + 1) % every != 0); l++)
         value = value->next;
     if (list != NULL && (list->type != JSON_ARRAY || value != NULL || l != c->layers))
-        die("%s: no_rope_layers is not 1, and 0 in every layer whose number is a multiple of "
-            "no_rope_layer_interval (%zu)", path, every);
+        die("%s: no_rope_layers must have a 0 every %zu layers, and else 1", path, every);
     return every;
 }
 
-// Reads the members that only the LLaMA family's config.json has. Where the first layers of a Qwen
-// attend to all positions and the others to a window, the window limits the context: no two layers
-// of this engine differ, and in so short a sequence none does.
+// Reads the members that only the LLaMA family's config.json has. A window of some layers alone
+// limits the context: in a sequence that is no longer, these layers are like all others.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
     const Json *window = json_member(root, "sliding_window");  // null: there is none
@@ -450,10 +448,9 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     if (qwen && layers != NULL && !json_size(layers, &whole))
         die("%s: max_window_layers must be a whole number", path);
     if (whole >= c->layers) return;
-    c->window = config_size(root, "sliding_window", 4096, path);
-    if (whole == 0) return;
-    c->context = min_size(c->context, c->window);
-    c->window = 0;
+    const size_t most = config_size(root, "sliding_window", 4096, path);
+    if (whole == 0) c->window = most;
+    else c->context = min_size(c->context, most);
 }
 
 // Reads the Hugging Face config.json of a model into *c.

@@ -447,9 +447,9 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
 // Ends a run that does not fit. Says with how much memory it would, at least, and prints that plan;
 // says with which other options it would.
 static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
-    char text[1000] = "";
-    FILE *f = fmemopen(text, sizeof text, "w");
-    if (f == NULL) fail("out of memory: options");
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = text_open(&text, &n);
     r->o.plan = true;  // for this rank alone: the others may go on
     OffloadLeast need = choose_least(g, r, limit, host_limit, rates);
     const bool both = need.gpu == SIZE_MAX && need.host == SIZE_MAX;
@@ -471,7 +471,7 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     const bool other = refuse_ways(g, r, limit, host_limit, rates, f);
     const size_t gpu = both || need.host == SIZE_MAX ? need.gpu : limit;
     const size_t host = need.host == SIZE_MAX ? host_limit : need.host;
-    fclose(f);
+    text_close(f);
     choose(g, r, gpu, host, rates);
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
     bool mezo = !other && g->training && r->world == 1 && !r->o.resume

@@ -595,8 +595,7 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
         count += N;
     }
     s->begins = s->sees = begins == NULL ? NULL : s->device + count - N;
-    if (config_slides(&g->config, T)) {
-        window_sees(s->tokens + count, begins, N, T, g->config.window);
+    if (window_sees(s->tokens + count, begins, N, T, &g->config) != begins) {
         s->sees = s->device + count;
         count += N;
     }

@@ -52,8 +52,7 @@ static bool tune_parse(const char *line, Tuned *tuned) {
     int used, n;
     memset(tuned, 0, sizeof *tuned);
     if (sscanf(line, "%*u %*u %*u algorithm %d: %lf us, first: %lf us%n", &tuned->number,
-               &tuned->us,
-               &tuned->first_us, &used) != 3) return false;
+               &tuned->us, &tuned->first_us, &used) != 3) return false;
     for (int i = 0; i < TUNE_WORDS; i++, used += n)
         if (sscanf(line + used, "%" SCNx64 "%n", &words[i], &n) != 1) return false;
     memcpy(&tuned->shape, words, sizeof tuned->shape);
@@ -79,11 +78,10 @@ static void tune_add(Tune *t, const Tuned *tuned) {
         fail("--tune %s: more than %d products: name another file", t->file, TUNED_MOST);
     t->list[t->count++] = *tuned;
     t->measured++;
-    FILE *f = open_memstream(&text, &n);
-    if (f == NULL) fail("out of memory: --tune");
+    FILE *f = text_open(&text, &n);
     fputs(t->device, f);
     for (int i = 0; i < t->count; i++) tune_write(f, &t->list[i]);
-    if (fclose(f) != 0) fail("out of memory: --tune");
+    text_close(f);
     t->seal = hash_bytes(text, n);
     f = replace_open(t->file, &err);
     if (f == NULL) fail("--tune: %s", err.text);
@@ -116,16 +114,15 @@ static void tune_open(Tune *t, const char *file, bool measures) {
     if (end == SIZE_MAX)
         die("--tune %s: it is not what was written: remove it, and products are measured anew",
             file);
-    t->seal = hash_bytes(text, end);
     const size_t same = strlen(t->device);
     if (strncmp(text, t->device, same) != 0) {
         printf("--tune %s: it is of %.*s; the products' first algorithms are used\n", file,
                (int)strcspn(text, "\n") - 9, text + 9);
-        t->seal = 0;
         t->file = NULL;
         free(text);
         return;
     }
+    t->seal = hash_bytes(text, end);
     text[end] = '\0';
     const char *line = text + same - 1;
     for (; line != NULL && line[1] != '\0'; line = strchr(line + 1, '\n'))

@@ -1,22 +1,7 @@
 // run.h: the functions of a trainer's loop. What all trainers do around their steps is here: data,
 // signals, damaged data, and the lines that are printed at the end. open.h opens a run, save.h
-// loads and saves it, evaluate.h evaluates it. A trainer is
-//
-//     run_open(r, argc, argv, ..);     // options and data
-//     run_load(r, &state);             // first values
-//     if (r->o.dump != NULL) return run_dump(r, ..);
-//     if (r->o.steps == 0) return run_without_steps(r, loss, next, model);
-//     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
-//         const StepResult x = its_step(model, r, step);
-//         run_log_step(r, step, &x);
-//         if (run_wants_eval(r, step)) run_eval(r, step, loss, model);
-//         if (run_wants_sample(r, step)) run_sample(r, step, next, model);
-//         if (run_wants_save(r, step)) run_save(r, more);
-//     }
-//     run_save(r, more);
-//     return run_end(r);
-//
-// and its step reads data with run_micro_batch(), and AdamW's constants are run_adam_step()'s.
+// loads and saves it, evaluate.h evaluates it. main() in train_gpt2.c calls them in their order. A
+// step reads data with run_micro_batch(), and AdamW's constants are run_adam_step()'s.
 #ifndef TIDE_RUN_H
 #define TIDE_RUN_H
 #include "../../adam.h"

@@ -51,15 +51,14 @@ static void zen_describe(const ZenConfig *c, const ZenMap *map, const char *gpu,
 static char *zen_text(const ZenMap *map, const ZenClock *clock) {
     char *text = NULL;
     size_t n = 0;
-    FILE *f = open_memstream(&text, &n);
-    if (f == NULL) fail("out of memory: chosen columns");
+    FILE *f = text_open(&text, &n);
     fprintf(f, "optimizer" ZEN_LINES, map->whole, clock->warm, clock->rest_t, clock->windows,
             clock->selections);
     for (const ZenTensor *z = map->tensor; z < map->tensor + map->count; z++)
         for (size_t j = 0; zen_is_mixed(z) && j < z->cols; j++)
             fprintf(f, j == z->chosen ? " | %d" : " %d", map->column[z->column_at + j]);
     fputc('\n', f);
-    if (fclose(f) != 0) fail("out of memory: chosen columns");
+    text_close(f);
     return text;
 }
 

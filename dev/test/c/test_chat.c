@@ -291,19 +291,9 @@ static void chat_formats_refused(void) {
 // small tokenizers: their text by Jinja, encoded by Hugging Face's tokenizers. The templates below
 // have no more of them than what tells them. Tokens that are only read are ~token.
 
-static const int32_t nemo[] = {
-    ~1, ~2005, ~1793, ~1212, ~1804, ~2006, 992, 950, 1753, 2, ~2005, ~1794, ~1735, ~282, ~421,
-    ~573, ~1753, ~14, ~14, ~1772, ~1737, ~724, ~1771, ~1799, ~2006};
-static const int32_t nemo_no_system[] = {
-    ~1, ~2005, ~1793, ~1212, ~1804, ~2006, 992, 950, 1753, 2, ~2005, ~1772, ~1737, ~724, ~1771,
-    ~1799, ~2006, 594, 290, 1753, 1734, 2};
-static const int32_t nemo_empty[] = {~1, ~2005, ~14, ~14, ~1793, ~1212, ~1804, ~2006};
 static const int32_t v7[] = {
     ~1, ~2007, ~1662, ~282, ~421, ~573, ~1753, ~2008, ~2005, ~1721, ~1804, ~2006, 456, 950, 1753,
     2, ~2005, ~1222, ~724, ~1771, ~1799, ~2006, 260, 1811, 290, 1753, 1734, 2};
-static const int32_t v7_tekken[] = {
-    ~1, ~2007, ~1794, ~1735, ~282, ~421, ~573, ~1753, ~2008, ~2005, ~1793, ~1212, ~1804, ~2006,
-    992, 950, 1753, 2, ~2005, ~1772, ~1737, ~724, ~1771, ~1799, ~2006, 594, 290, 1753, 1734, 2};
 static const int32_t zephyr[] = {
     ~528, ~1785, ~1738, ~1754, ~280, ~563, ~1785, ~1783, ~14, ~1794, ~1735, ~282, ~421, ~573,
     ~1753, ~2, ~1734, ~14, ~1814, ~1785, ~523, ~270, ~1785, ~1783, ~14, ~1793, ~1212, ~1804, ~2,
@@ -407,7 +397,7 @@ static void chat_published_templates(void) {
     #define BRIEF MESSAGE("system", "Be brief.") ","
     #define ASKED BRIEF MESSAGE("user", "Who?") "," MESSAGE("assistant", "Ask.") ",{\"role\":\"tool\",\"content\":\"a \\\"b\\\"\\tc\\n\u00e9\x7f\"," \
         "\"tool_call_id\":\"1\"}," MESSAGE("tool", "2") "," MESSAGE("assistant", "The king.")
-    static const char *const none[] = {NULL}, *const inst[] = {"[INST]", "[/INST]", NULL},
+    static const char *const none[] = {NULL},
         *const prompt[] = {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", NULL},
         *const phi[] = {"<|end|>", "<|user|>", "<|assistant|>", "<|system|>", NULL};
     #define IDS(a) a, COUNT_OF(a)
@@ -416,11 +406,7 @@ static void chat_published_templates(void) {
         const char *format, *dir, *const *more; bool spaced, strips; const char *template_text; time_t now; const char *messages; bool open;
         const int32_t *want; size_t n;
     } cases[] = {
-        {"mistral-nemo", "small-llama2", inst, true, false, NEMO, 0, BRIEF FROM_KING "," FROM_NO, true, IDS(nemo)},
-        {"mistral-nemo", "small-llama2", inst, true, false, NEMO, 0, FROM_KING "," FROM_YES, false, IDS(nemo_no_system)},
-        {"mistral-nemo", "small-llama2", inst, true, false, NEMO, 0, MESSAGE("system", "") "," MESSAGE("user", "Who?"), true, IDS(nemo_empty)},
         {"mistral-v7", "small-llama2", prompt, true, false, V7, 0, BRIEF FROM_KING "," FROM_YES, false, IDS(v7)},
-        {"mistral-v7-tekken", "small-llama2", prompt, true, false, TEKKEN, 0, BRIEF FROM_KING "," FROM_YES, false, IDS(v7_tekken)},
         {"zephyr", "small-llama2", none, false, false, ZEPHYR, 0, BRIEF FROM_KING "," FROM_YES, false, IDS(zephyr)},
         {"zephyr", "small-llama2", none, true, false, ZEPHYR, 0, BRIEF FROM_KING "," FROM_NO, true, IDS(zephyr_open)},
         {"phi3", "small-llama2", phi, false, true, PHI(""), 0, MESSAGE("system", "") "," FROM_KING "," FROM_YES, false, IDS(phi3)},
@@ -459,9 +445,8 @@ static void chat_published_templates(void) {
     }
     // a template that differs in one literal is refused
     static const struct { const char *text, *was, *is, *has; } others[] = {
-        {NEMO, "{{- message[\"content\"] + eos", "{{- \" \" + message[\"content\"]|trim + eos", "[INST]"},
-        {NEMO, "\\n\\n", "\\n", "[INST]"}, {V7, "[SYSTEM_PROMPT] '", "[SYSTEM_PROMPT]'", "[SYSTEM_PROMPT]"},
-        {TEKKEN "[THINK]", "[THINK]", "[THINK]", "[SYSTEM_PROMPT]"}, {TEKKEN, "{{- " CONTENT, "{{- ' ' + " CONTENT, "[SYSTEM_PROMPT]"},
+        {NEMO, "INST", "INST", "[INST]"}, {V7, "[SYSTEM_PROMPT] '", "[SYSTEM_PROMPT]'", "[SYSTEM_PROMPT]"},
+        {TEKKEN, "INST", "INST", "[SYSTEM_PROMPT]"},
         {ZEPHYR, "eos_token }}\n", "'\n' }}\n", "<|user|>"}, {ZEPHYR, "{{ '<|assistant|>' }}\n", "{{ '<|assistant|>' }}", "<|user|>"},
         {"{{ bos_token }}" PHI(""), "bos", "bos", "<|user|>"}, {PHI(""), "<|end|>\n'", "<|end|>'", "<|user|>"}};
     for (size_t i = 0; i < COUNT_OF(others); i++) {
@@ -469,7 +454,7 @@ static void chat_published_templates(void) {
         const char *at = strstr(others[i].text, others[i].was);
         snprintf(text, sizeof text, "%.*s%s%s", (int)(at - others[i].text), others[i].text, others[i].is,
                  at + strlen(others[i].was));
-        Tokenizer *t = load_more("small-llama2", i < 5 ? prompt : phi, true, i >= 5, text);
+        Tokenizer *t = load_more("small-llama2", i < 3 ? prompt : phi, true, i >= 3, text);
         Chat chat;
         CHECK(!chat_open(&chat, t, CHAT_AUTO, t->bos, 0, &err) && strstr(err.text, "it has ")
               && strstr(err.text, others[i].has), "template %zu: %s", i, err.text);
