@@ -360,8 +360,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
 // Copies to the host, in stream `out`, the part of segment s's gradient that waits for its update
 // there; the caller has ordered `out` behind the gradient. A landing must be free first, and the
 // worker adds it to the sum. Without landings and ZenFlow nothing waits here for the host's buffer:
-// its reader was the last update. The CPU's is before returned[s], a visitor's copy before
-// slots.full, hence before updated[s]. Forward of s has waited for both; this gradient is later.
+// its reader was the last update. The CPU's ends before returned[s]; a visitor's copy ends before
+// slots.full, so before updated[s]. Forward of s has waited for both events before this gradient.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
     Rooms *landings = &g->landings;

@@ -25,8 +25,8 @@ HOST_DEVICE static inline uint32_t bits_if(bool condition, uint32_t a, uint32_t 
     return (a & mask) | (b & ~mask);
 }
 
-// Bits of fp32 numbers. 2^-15: the offset between the exponents of fp16 and fp32. 2^-14: the
-// smallest normal fp16 number.
+// Bits of fp32 numbers. F16_BEGINS has 112 in its exponent: fp32's bias less fp16's. F16_NORMAL is
+// 2^-14, the smallest normal fp16 number.
 #define F16_BEGINS 0x38000000u
 #define F16_NORMAL 0x38800000u
 

@@ -94,9 +94,9 @@ HOST_DEVICE static inline void rng_normal8(Philox4 r, float z[8]) {
     for (int k = 0; k < 4; k++) rng_butterfly(&z[k], &z[k + 4]);
 }
 
-// Computes the normal numbers of elements 8 octet .. 8 octet + 7 of a tensor. octet < 2^48; the
-// upper 16 bits of the second counter word are the query (zeroth-order training), else 0. Philox
-// with 7 rounds is the shortest variant that passed all tests of its authors.
+// Draws from the normal distribution, for a tensor's elements 8 * octet to 8 * octet + 7. octet <
+// 2^48; the upper 16 bits of the second counter word are the query (zeroth-order training), else 0.
+// Philox with 7 rounds is the shortest variant that passed all tests of its authors.
 HOST_DEVICE static inline void rng_octet(float out[8], uint64_t seed, uint32_t step, uint32_t query,
                                          uint32_t tensor, uint64_t octet) {
     rng_normal8(philox_rounds(7, seed, (uint32_t)octet, (uint32_t)(octet >> 32) | query << 16,

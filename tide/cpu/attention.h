@@ -33,7 +33,7 @@ static void attention_forward(float *out,        // (B, T, NH HS)
     for (size_t i = 0; i < strips; i++) {
         const size_t strip = strips - 1 - i;  // the longest first, so that threads end together
         const size_t first = strip * STRIP, rows = min_size(STRIP, T - first);
-        // keys begin at `low`, where the document of the strip's first row begins
+        // keys begin at `low`, the first that the strip's first row sees
         const int32_t *begin = begins == NULL ? NULL : begins + b * T + first;
         const size_t low = begin == NULL ? 0 : (size_t)begin[0], keys = first + rows - low;
         const float *q = qkv + (b * T + first) * Q + h * HS;

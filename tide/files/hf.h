@@ -427,7 +427,7 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
     const Json *window = json_member(root, "sliding_window");  // null: there is none
     const bool slides = c->family == FAMILY_MISTRAL
-        || (qwen && config_flag(root, "use_sliding_window", false, path));
+        || ((qwen || c->unturned > 0) && config_flag(root, "use_sliding_window", false, path));
     const char *act = config_text(root, "hidden_act", "silu");
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
         die("%s: hidden_act is %.100s; only silu is supported", path, act);
@@ -443,7 +443,7 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     if (c->unturned > 0) c->unturned = config_read_unturned(root, path, c);
     config_read_rope(root, path, c);  // which asks for the context without a window
     if (!slides || (window != NULL && window->type == JSON_NULL)) return;
-    size_t whole = qwen ? 28 : 0;  // layers that attend to all positions
+    size_t whole = qwen ? 28 : c->unturned > 0;  // layers that attend to all positions
     const Json *layers = json_get(root, "max_window_layers");
     if (qwen && layers != NULL && !json_size(layers, &whole))
         die("%s: max_window_layers must be a whole number", path);

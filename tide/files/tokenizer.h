@@ -440,8 +440,8 @@ static void tokenizer_file(Tokenizer *t, int file, const char *text) {
     t->files[file].length = strlen(text);
 }
 
-// Writes the class into a tokenizer_config.json that does not name it, since another model_type may
-// stand beside what is saved. Makes the file if there is none. end: that of a text, as JSON.
+// Writes tokenizer_class into a tokenizer_config.json that lacks it, because the config.json beside
+// it may be of another model_type. Makes the file if there is none. end: that of a text, as JSON.
 static void merges_name(PartReader *r, const char *end) {
     const Json *config = r->beside[FILE_CONFIG];
     TokenizerFile *file = &r->t->files[FILE_CONFIG];
@@ -714,8 +714,8 @@ static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int
     encode_added(t, false, text, n, how, out);
 }
 
-// Encodes a text between two tokens (-1: none), of which those that it has itself there are not
-// added.
+// Adds token `front`, the encoded text and token `behind` (-1: none). Leaves one out if the text
+// has it at that end.
 static void tokenizer_text(const Tokenizer *t, const char *text, size_t n, int how, int front,
                            int behind, Tokens *out) {
     const size_t first = out->count + (front >= 0);

@@ -497,10 +497,10 @@ __device__ static inline void stage_load(X *stages, int j, const X *x, int x_pit
     tile_load<D, ROWS>(to + ROWS * D, y + (int64_t)row0 * y_pitch, y_pitch, (int)T - row0, HS);
 }
 
-// With PACKED, rows hold several documents, and `begins` says where. Tiles that no row of the block
-// may see are not loaded, and those that none of a warp's may see it leaves out. A tile on the
-// border is masked for the rows that see a part of it. Without PACKED, none of this is in the
-// machine code.
+// With PACKED, a row does not see all before it: `begins` says from where on. Tiles that no row of
+// the block may see are not loaded, and those that none of a warp's may see it leaves out. A tile
+// on the border is masked for the rows that see a part of it. Without PACKED, none of this is in
+// the machine code.
 
 // Masks the scores of the warp's rows with those of the keys from key0 on that they may not see.
 // first: the tile's first row. APART: from each side; the same, but of the two, nvcc has registers

@@ -115,8 +115,8 @@ typedef struct {
 // two sets, so that the host may fill one while the copy of the other still waits in the stream;
 // and one for evaluations of zeroth order, which has sent the next micro-batch by then.
 typedef struct {
-    int32_t *tokens;             // inputs (N), targets (N), begins (N) of rows with documents, and
-                                 // rows (N) and first (N + 1) of one TokenOrder, or of two
+    int32_t *tokens;             // inputs, targets, begins of rows with documents, sees of a window
+                                 // (N each), rows (N) and first (N + 1) of one TokenOrder or two
     int32_t *device;             // where they go: in zeroth order, each set has a place of its own
     const int32_t *begins, *sees;  // there, or NULL: as `documents` and `sees` of GPT2
     size_t B, T;
@@ -514,8 +514,8 @@ static floatX *tensor_or_grad(const GPT2 *g, int index, bool grad) {
 static floatX *tensor(const GPT2 *g, int index) { return tensor_or_grad(g, index, false); }
 static floatX *tensor_grad(const GPT2 *g, int index) { return tensor_or_grad(g, index, true); }
 
-// Is the head's gradient made where the tail's is, rounded once? It can be where it is the head's
-// alone, and all rows' logits are in memory at once. Else it is summed in fp32, in dwte.
+// Is the head's gradient made where the tail's is, rounded once? That needs a head that is not
+// tied, no label words, and all rows' logits in memory at once. Else it is summed in fp32, in dwte.
 static bool head_in_place(const GPT2 *g) {
     return !g->config.tied && g->words.count == 0 && g->max_B * g->max_T <= g->head_rows;
 }

@@ -330,8 +330,8 @@ static void zen_show(GPT2 *g, int s) {
     event_record(g->returned[s], stream);
 }
 
-// Segment s's weights of the rest, which the host stores, have been copied to the GPU. Puts them
-// into their columns' places, and so the weights of the chosen columns, whose masters are on the
+// Segment s's weights of the rest, which the host stores, have been copied to the GPU. Copies them
+// into their columns, and into the chosen columns the weights of their masters, which are on the
 // GPU.
 static void zen_arrived(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;

@@ -280,7 +280,7 @@ static void zo_allocate(GPT2 *g) {
 }
 
 // Sets whether the model trains by a backward pass. For --optimizer mezo, and for an evaluation of
-// labels, makes the settings of zeroth order, without memory.
+// labels, makes g->zo and sets its options; zo_allocate() allocates its memory.
 static void zo_open(GPT2 *g, const Run *r) {
     const Options *o = &r->o;
     g->training = r->training && o->optimizer != OPTIMIZER_MEZO;

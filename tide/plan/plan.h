@@ -204,7 +204,7 @@ static void plan_print_time(const Rates *rates, const PlanRun *run, const Predic
     if (pred->h2d_bytes + pred->d2h_bytes > 0)
         printf("  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * pred->h2d_bytes,
                1e-9 * pred->d2h_bytes);
-    plan_print_comm(rates, run, pred);
+    if (!run->zeroth) plan_print_comm(rates, run, pred);
 }
 
 // ---------------------------------------------------------------------------------------------

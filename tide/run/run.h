@@ -75,8 +75,8 @@ static volatile double stop_time;             // time of this process's first on
 static bool stop_waits;                       // ZenFlow's window is open: it is finished first
 
 // Notes a signal. The terminal, make and a launcher may each send the same one. So only a signal
-// that arrives more than a second after the first ends the program at once. (Only SIGHUP, SIGINT
-// and SIGTERM do: others are repeated, SIGPIPE for each line to a `tee` that Ctrl-C has ended.)
+// that arrives more than a second after the first ends the program at once, and only SIGHUP, SIGINT
+// and SIGTERM do. Others repeat: SIGPIPE, for each line to a `tee` that Ctrl-C has ended.
 static void request_stop(int n) {
     if (stop_time == 0) {
         stop_time = seconds_now();

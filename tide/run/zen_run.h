@@ -83,7 +83,8 @@ static bool zen_is_saved(const Run *r) {
     return r->o.resume && r->state.text != NULL && text_line(r->state.text, "optimizer") != NULL;
 }
 
-// Makes *map and *x from the text of zen_text(). Returns false, and makes nothing, if damaged.
+// Reads *map and *clock from a text that zen_text() wrote. If it is damaged, returns false, and
+// makes nothing.
 static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const ZenConfig *c,
                       ZenMap *map, ZenClock *clock) {
     const char *lines = text_line(text, "optimizer"), *number = text_line(text, "zen.whole");
@@ -94,8 +95,7 @@ static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const
     *clock = zen_clock(map);
     bool ok = lines != NULL && whole <= layers
         && sscanf(lines, ZEN_LINES "%n", &same, &clock->warm, &clock->rest_t, &clock->windows,
-                  &clock->selections,
-                  &read) == 5 && read > 0;
+                  &clock->selections, &read) == 5 && read > 0;
     const char *at = ok ? lines + read : "";
     for (int i = 0; ok && i < map->count; i++)
         if (zen_is_mixed(&map->tensor[i]))
@@ -106,8 +106,8 @@ static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const
     return false;
 }
 
-// Makes *map and *x from the checkpoint that is resumed, or new ones, with the last `whole` layers
-// chosen whole. Dies if a checkpoint is damaged.
+// Reads *map and *clock from the checkpoint that is resumed, or makes new ones, with the last
+// `whole` layers chosen whole. Dies if a checkpoint is damaged.
 static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
     const size_t layers = r->config.layers;
     const ZenConfig c = zen_config(&r->o);

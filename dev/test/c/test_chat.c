@@ -459,6 +459,13 @@ static void chat_published_templates(void) {
         CHECK(!chat_open(&chat, t, CHAT_AUTO, t->bos, 0, &err) && strstr(err.text, "it has ")
               && strstr(err.text, others[i].has), "template %zu: %s", i, err.text);
     }
+    // turns of tools that a template writes in another way are not known
+    for (int i = 0; i < 2; i++) {
+        Tokenizer *t = i ? load_more("small-llama3", none, false, false, LLAMA3_TURNS "ipython<|end_header_id|>{\"output\": x} | tojson")
+                         : load_more("small-smollm2", none, false, false, TURNS "{{- '<tool_response>\\n' }}");
+        Chat chat;
+        CHECK(chat_open(&chat, t, CHAT_AUTO, t->bos, 0, &err) && !chat.tools, "template %d", i);
+    }
     // a template that asks for the day has a fixed one in training, as has one that asks for none
     static const char fixed[] = "Today Date: 26 Jul 2024\n\n";
     for (int i = 0; i < 2; i++) {

@@ -611,6 +611,7 @@ static void test_config_accepts(void) {
          "family 6, activation 2, tied 1, kv_heads 32, rms 1, norm_eps 1e-06, unbiased 7, "
          "unturned 4, rope.theta 2000000"},
         {"smollm3", "'no_rope_layers':[1,1,1]", ""},
+        {"smollm3", "'use_sliding_window':true,'sliding_window':8", "context 8"},
         {"smollm3", "'no_rope_layers':[1,0,1],'no_rope_layer_interval':2,'mlp_bias':true",
          "unbiased 3, unturned 2"},
         {"smollm3", "'no_rope_layers':null,'no_rope_layer_interval':3", "unturned 3"},

@@ -47,8 +47,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     } else if (kind == 1) {
         Json *root = json_parse((const char *)data, n, &err);
         if (root != NULL && DIES(config_read(root, "config.json", &c)) == NULL)
-            check(c.layers > 0 && c.ffn > 0 && c.channels % c.heads == 0
-                  && c.vocab_padded >= c.vocab);
+            check(c.layers > 0 && c.ffn > 0 && c.vocab_padded >= c.vocab
+                  && (c.head_size > 0 || c.channels % c.heads == 0));
         json_free(root);
     } else if (kind == 2) {
         TrainState s;
