@@ -133,8 +133,6 @@ static const struct {
      "--offload zenflow|--offload zenflow --resident 0.4|--offload zenflow --resident 1",
      "|--threads 3", "|--no-overlap", "|rests", "|evaluates", "|sizes", "|timed", "|places=9",
      "|--moments bf16", "|streamed=1|streamed=9"}, {
-    "tied --precision fp16 --clip 0.05 --offload zenflow --zen-window 2 --zen-reselect 3 "
-        "--moments bf16 above=late,swapped",
     "tied --clip 0.05 --offload zenflow --zen-window 4 --zen-reselect 3 timed "
         "above=late,drained,selected,swapped",
     "tied --clip 0.05 --offload zenflow --zen-window 4 --zen-reselect 3 sums=1 --resident 0.4 "
