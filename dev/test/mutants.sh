@@ -153,7 +153,7 @@ ln -s "$here"/*.h "$here"/*.c "$here"/*.cu "$here/Makefile" "$work"
 for room in "$here"/tide/*; do
     mkdir "$work/tide/${room##*/}" && ln -s "$room"/* "$work/tide/${room##*/}"
 done
-ln -s "$here/dev/emu" "$here/dev/bench" "$here/dev/reference" "$here"/dev/*.c "$work/dev"
+ln -s "$here/dev/emu" "$here/dev/bench" "$here/dev/reference" "$here"/dev/*.[ch] "$work/dev"
 ln -s "$here"/dev/data/* "$work/dev/data"
 ln -s "$here"/dev/test/*.* "$here/dev/test/fixtures" "$work/dev/test"
 for room in c gpu fuzz; do
