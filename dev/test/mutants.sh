@@ -76,7 +76,7 @@ cli() {
 tests() {
     case $1 in
         test_layers | test_tokenizer | test_chat | test_rehearsal) timeout 900 "$bin/test/$1" ;;
-        test_kernels | test_attention | test_gpt2cu) timeout 900 "$bin/emu/$1" ;;
+        test_kernels | test_attention) timeout 900 "$bin/emu/$1" ;;
         test_model) timeout 900 "$bin/emu/$1" --texts && timeout 900 "$bin/emu/${1}_fp32" --texts ;;
         *) timeout 900 "$bin/emu/$1" && timeout 900 "$bin/emu/${1}_fp32" ;;
     esac
@@ -86,7 +86,7 @@ tests() {
 try() {
     case $2 in
         train_gpt2 | train_gpt2emu) ways=cli ;;
-        test_layers | test_kernels | test_tokenizer | test_chat | test_rehearsal | test_model | test_attention | test_gpt2cu) ways=test ;;
+        test_layers | test_kernels | test_tokenizer | test_chat | test_rehearsal | test_model | test_attention) ways=test ;;
         *) ways="prio:0 prio:1 lazy test tsan" ;;
     esac
     for way in $ways; do
@@ -153,7 +153,7 @@ ln -s "$here"/*.h "$here"/*.c "$here"/*.cu "$here/Makefile" "$work"
 for room in "$here"/tide/*; do
     mkdir "$work/tide/${room##*/}" && ln -s "$room"/* "$work/tide/${room##*/}"
 done
-ln -s "$here/dev/emu" "$here/dev/bench" "$here/dev/reference" "$here"/dev/*.[ch] "$work/dev"
+ln -s "$here/dev/emu" "$here/dev/bench" "$here"/dev/*.[ch] "$work/dev"
 ln -s "$here"/dev/data/* "$work/dev/data"
 ln -s "$here"/dev/test/*.* "$here/dev/test/fixtures" "$work/dev/test"
 for room in c gpu fuzz; do
@@ -170,7 +170,6 @@ test_of() {
         "chat run"* | "out run"*) echo train_gpt2 ;;
         "text "*) echo test_tokenizer ;;
         "chat "*) echo test_chat ;;
-        "window: "* | "turned: "*) echo test_gpt2cu ;;
         *" :: tide/gpu/kernels."*) echo test_kernels ;;
         "plan: "*) echo test_rehearsal ;;
         *" :: tide/gpu/cache."* | *" :: tide/gpu/attention."*) echo test_attention ;;
