@@ -46,6 +46,8 @@ for model in "window" "smollm3-3b --layers 5 --heads 2 --kv-heads 1 --channels 3
             --out "$name.$(basename "${program%% *}")" >/dev/null
     done
     near "${name}_has_the_losses_of_the_cpu" "$name.$(basename "$tide")" "$name.$(basename "$cpu")" 4e-6
+    check "${name}_has_the_norm_of_the_cpu" close "$(field "$name.$(basename "$tide")" 2 grad_norm)" \
+        "$(field "$name.$(basename "$cpu")" 2 grad_norm)" 1e-5
 done
 check fp32_has_the_norm_of_the_cpu close "$(field fp32 1 grad_norm)" "$(field cpu 1 grad_norm)" 2e-5
 check bf16_is_the_default_and_is_not_fp32 differ whole fp32
