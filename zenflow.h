@@ -359,7 +359,7 @@ static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums,
     }
 }
 
-// What is done at the end of a step, in this order. The chosen are updated. The rest's gradients
+// The work at the end of a step, in this order. The chosen are updated. The rest's gradients
 // are added to the window's sum. If the window closes, forward gets the pending update of the
 // window before, and this window's update is computed. If it drains, forward gets this one, too.
 // If it selects, columns are selected then.

@@ -149,8 +149,8 @@ static inline void master_move(uint16_t *weights, uint16_t *low, float *w, size_
 }
 
 // Hashes a number to 32 random bits, in few operations, which vector instructions have. Source of
-// the constants: Wellons, "Prospecting for hash functions" (2018). Of its hashes with two products
-// this is the only one that passes noise_is_even_and_independent() of test_adam.c.
+// the constants: Wellons, "Prospecting for hash functions" (2018). No other of its hashes with
+// two products passes noise_is_even_and_independent() of test_adam.c.
 HOST_DEVICE static inline uint32_t mix_bits(uint32_t x) {
     x = (x ^ x >> 15) * 0x2c1b3c6du;
     x = (x ^ x >> 12) * 0x297a2d39u;

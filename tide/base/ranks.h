@@ -32,7 +32,7 @@ typedef struct {
     int port;                // where rank 0 listens, at `address`
     int timeout;             // seconds to wait for each other at the start
     char address[256];
-    const char *job;         // this run's name, which tells it from another run on the same port
+    const char *job;         // this run's name: another run on the same port has another
 } Ranks;
 
 ONE_PER_PROGRAM Ranks ranks = {0, 1, 0, 1, 29500, 30, "127.0.0.1", ""};  // one, alone
@@ -62,7 +62,7 @@ static void ranks_find(void) {
          "OMPI_COMM_WORLD_LOCAL_SIZE"},                                  // Open MPI
         {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},  // MPICH, Intel MPI
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"}};
-    // Which variable is proof of a launcher: srun sets PMI_RANK, too; batch scripts, SLURM_PROCID.
+    // The variable that proves a launcher: srun sets PMI_RANK, too; batch scripts, SLURM_PROCID.
     static const int tells[LAUNCHERS] = {0, 0, 2, 1};
     Ranks *const r = &ranks;
     int by = 0;

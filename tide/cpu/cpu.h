@@ -39,7 +39,7 @@ static void cpu_describe(void) {
 // Makes a thread that waits for others at the end of a loop sleep after some 30 to 60 us. By
 // default OpenMP's libraries spin longer, and may take the core from the thread that all wait for
 // (doc/speed.md). They read the setting from the environment before main(). So the program sets it,
-// starts itself once more, and restores its name. What the user has set stays.
+// starts itself once more, and restores its name. It changes nothing that the user has set.
 static void cpu_wait_briefly(char **argv) {
 #ifdef _OPENMP
     prctl(PR_SET_NAME, program_invocation_short_name);

@@ -150,7 +150,7 @@ static void chat_text(ChatWriter *w, const ChatMessage *m, const char *before, c
 // ---------------------------------------------------------------------------------------------
 // The formats
 
-// <|im_start|>ROLE\nTEXT<|im_end|>\n. What tools answer, one behind the other, is one user's turn.
+// <|im_start|>ROLE\nTEXT<|im_end|>\n. Answers of tools that follow each other are one user's turn.
 static void write_chatml(ChatWriter *w, const ChatMessage *m) {
     const bool tool = m->role == CHAT_TOOL;
     if (!tool || m == w->first || m[-1].role != CHAT_TOOL)
@@ -206,7 +206,7 @@ static void write_qwen3(ChatWriter *w, const ChatMessage *m) {
     chat_text(w, &said, "", "<|im_end|>\n");
 }
 
-// <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>. What a tool answers is a JSON string.
+// <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>. A tool's answer is a JSON string.
 static void write_llama3(ChatWriter *w, const ChatMessage *m) {
     const bool tool = m->role == CHAT_TOOL, system = m->role == CHAT_SYSTEM;
     ChatMessage text = *m;

@@ -61,8 +61,8 @@ static void layer_order(LayerActs *a, const GPT2Config *c) {
 
 typedef LAYER_WEIGHTS(floatX) LayerWeights;
 
-// Rooms: memory that is filled and freed in turn. Who fills room i waits for free[i] before, and
-// records full[i] behind; who reads it waits for full[i], and the last reader records free[i].
+// Rooms: memory that is filled and freed in turn. The stream that fills room i waits for free[i],
+// and then records full[i]. Each reader waits for full[i], and the last one records free[i].
 typedef struct {
     int count;                  // rooms whose tenants take turns; and
     int apart;                  // behind them, rooms that have one tenant for good

@@ -1,4 +1,4 @@
-// run.h: the functions of a trainer's loop. What all trainers do around their steps is here: data,
+// run.h: the functions of a trainer's loop. They do what surrounds a step in both trainers: data,
 // signals, damaged data, and the lines that are printed at the end. open.h opens a run, save.h
 // loads and saves it, evaluate.h evaluates it. main() in train_gpt2.c calls them in their order. A
 // step reads data with run_micro_batch(), and AdamW's constants are run_adam_step()'s.
