@@ -132,6 +132,8 @@ static GPT2Config shape_config(const Shape *s) {
     c.embed = s->E;
     if (s->family < FAMILY_LLAMA) c.activation = s->activation;
     c.tied = s->tied;
+    if (s->family == FAMILY_SMOLLM3) c.unturned = 2;
+    if (s->family == FAMILY_MISTRAL && s->document > 0) c.window = 6;
     if (!gpt2_finish(&c, &err)) die("%s", err.text);
     return c;
 }

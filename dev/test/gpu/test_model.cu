@@ -29,7 +29,8 @@ static const Shape shapes[] = {
     {"documents of 9",  2, 2, 128, 256, 131, 80, 3, 70, GELU, 1, AGAIN, 1,  99, false, 9},
     {"documents of 40", 2, 3,  24,  72, 131, 90, 3, 85, RELU, 0, KEEP, 4,  16, false, 40},
     {"of 70",           1, 1, 128, 136, 131, 260, 1, 250, GELU, 1, LIGHT, 1, 99, false, 70},
-    // the LLaMA family: key heads 2 and heads that are wider or narrower than C / NH
+    // the LLaMA family: key heads 2 and heads that are wider or narrower than C / NH; Mistral's
+    // documents of 9 are longer than the window of 6
     {"llama",           2, 6,  48,  40, 131, 80, 2, 70, GELU, 0, KEEP, 1, 99, false, 0,
      FAMILY_LLAMA, 2, 16},
     {"llama again",     2, 4,  64, 104, 131, 80, 3, 40, GELU, 1, AGAIN, 2, 99, false, 9,
@@ -40,6 +41,8 @@ static const Shape shapes[] = {
      FAMILY_QWEN3, 2, 24},
     {"qwen3 again",     3, 3,  64,  72, 131, 90, 1, 85, GELU, 1, AGAIN, 1, 99, false, 0,
      FAMILY_QWEN3, 3, 128},
+    {"smollm3",         3, 4,  64,  72, 131, 90, 2, 33, GELU, 1, LIGHT, 1, 99, false, 0,
+     FAMILY_SMOLLM3, 2, 16},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes, MAX_ACCUM = 4, STEPS = 10 };
 
