@@ -374,6 +374,7 @@ static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
     if (g->zero != NULL) g->zero->stage = stage;
     g->weights = stay || (g->zero != NULL && stage < 3) ? (int)WEIGHTS_GPU : r->o.weights;
     g->moments_bf16 = r->o.moments == MOMENTS_BF16;
+    g->master_bf16 = r->o.master == MASTER_BF16;
     g->accumulating = g->training && r->o.accum > 1 && r->o.dump == NULL;
     g->max_B = r->batches ? r->B : 1;
     g->max_T = r->batches ? r->T : 1;

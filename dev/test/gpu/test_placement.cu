@@ -142,7 +142,7 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
     // of one element's gradient, in a step: when it leaves, and when it waits on the host
     const size_t waits = sums || c->o.grad_wire == WIRE_FP32 ? 4 : X_;
     const size_t leaves = on_host ? c->o.accum * X_ : waits;
-    const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
+    const size_t state = state_of(c);
     size_t in = 0, out = 0;
     int visits = 0;
     const size_t weights = layers_fetched(g->streamed, g->weight_rooms.count, c->o.accum, c->evaluates, steps)
@@ -169,7 +169,7 @@ static void check_host_memory(GPT2 *g, const Config *c) {
     size_t grads = n[PIECE_HOST];
     for (int i = config_kept(c); i < g->pieces.visits; i++) grads += g->visits[i].piece->length;
     const bool sums = c->o.accum > 1, wide = sums || c->o.grad_wire == WIRE_FP32 || !IS_HALF;
-    const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
+    const size_t state = state_of(c);
     size_t wanted = away * state + grads * (wide ? 4 : 2);
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
