@@ -179,7 +179,11 @@ struct GPT2 {
     size_t state_bytes[PIECE_KINDS][3];  // by kind, of an element of what masters are besides the
                                          // weights, of m, and of v
     size_t piece_bytes[PIECE_KINDS];     // and of all three
+    bool update_in_backward;    // --clip 0: each segment's update begins when its gradient is made
     bool in_place;              // gradients wait for the update where backward makes them
+    int host_rooms;             // rooms on the host that layers' gradients use in turn; 0: all have
+                                // one of their own
+    size_t host_grad_elements;  // of `host_grads`
     size_t grads_over_acts;     // elements that wait where activations were: see layer_acts()
     bool no_overlap;            // backward waits until each gradient has left, forward for the
                                 // whole update
@@ -191,7 +195,7 @@ struct GPT2 {
     size_t moved_in, moved_out; // bytes over the link in this step
     // Work is queued in streams, one for the CPU among them; only events order one against another.
     // The tables in train_gpt2.cu say what each stream does and what each event says.
-    cudaStream_t compute, sums, out, fetch, back, update;
+    cudaStream_t compute, sums, out, flush, fetch, back, update;
     cudaStream_t weights_in;    // the table's `weights`
     HostQueue host;             // AdamW on the host, in a stream of its own
     cudaStream_t ready_in;      // behind which a gradient is copied to the host,
@@ -269,8 +273,14 @@ enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits
 
 // The i-th segment that is updated.
 static int update_order(const GPT2 *g, int i) {
-    const int early = g->choice.early < g->segments ? g->choice.early : g->segments;
+    const bool all = g->update_in_backward || g->choice.early > g->segments;
+    const int early = all ? g->segments : g->choice.early;
     return i < early ? g->segments - 1 - i : i - early;
+}
+
+// Does a segment's update read a gradient where backward has made it, in a room that others need?
+static bool updates_from_room(const GPT2 *g, const Segment *seg) {
+    return g->update_in_backward && g->in_place && seg->leaving < seg->own;
 }
 
 // In fp32, the weights are the masters: state begins with m.
@@ -549,8 +559,8 @@ static void order(GPT2 *g, cudaStream_t earlier, cudaStream_t later) {
 }
 
 // Copies over the link, and counts.
-static void copy_out(GPT2 *g, void *host, const void *device, size_t bytes) {
-    stream_copy(host, device, bytes, cudaMemcpyDeviceToHost, g->out);
+static void copy_out(GPT2 *g, void *host, const void *device, size_t bytes, cudaStream_t stream) {
+    stream_copy(host, device, bytes, cudaMemcpyDeviceToHost, stream);
     g->moved_out += bytes;
 }
 
@@ -564,7 +574,7 @@ static void copy_out_wide(GPT2 *g, float *host, const floatX *device, size_t n) 
     for (size_t at = 0; at < n; at += WIRE_CHUNK) {
         const size_t chunk = min_size(WIRE_CHUNK, n - at);
         accumulate_gradient(g->wire, device + at, chunk, true, g->out);
-        copy_out(g, host + at, g->wire, chunk * sizeof(float));
+        copy_out(g, host + at, g->wire, chunk * sizeof(float), g->out);
     }
 }
 

@@ -74,6 +74,11 @@ static const struct {
     "tied --accum 4 --recompute block --clip 0.05 evaluates --offload interleave --resident 0.3 "
         "--share 0 --subgroup 8192 places=3 tight=1 --threads 2 --moments bf16 early=5",
     "tied --clip 0.05 --offload interleave --share 1 --slots 9 tight=2 streamed=9",
+    // without clipping, the update begins in backward
+    "five --clip 0 --offload zero", "five --clip 0 --accum 3 --offload zero tight=1 streamed=2",
+    "five --clip 0 evaluates", "five --clip 0 --offload interleave --share 0.5 --subgroup 4096 "
+        "--resident 0.3 tight=3 streamed=2 --moments bf16 sizes",
+    "five --clip 0 --offload interleave --share 1 --slots 1 tight=2 evaluates",
     // nothing is anywhere else
     "five --clip 0.05 evaluates", "odd --precision fp32 --clip 0 sizes --moments bf16 places=3",
     "tied --accum 3 --recompute light", "same --accum 2", "tiles --accum 2", "rows --accum 7",
@@ -219,6 +224,7 @@ typedef struct {
     int timed, rests;                  // with a timeline; all comes to rest after each step
     int steps;                         // 0: as many as row_steps() says
     int adamw, plain;                  // ZenFlow that is plain AdamW; zenflow.h's reference
+    int waits;                         // without clipping, too, the update waits for the norm
 } Config;
 
 static const struct { const char *name; size_t at; } row_words[] = {
@@ -368,6 +374,7 @@ static Placement config_placement(const Config *c) {
     p.choice.streamed = c->streamed;
     p.choice.weight_rooms = c->ring;
     p.choice.early = c->early;
+    p.in_backward = o->clip == 0 && !o->no_overlap && !IS_FP16 && !c->waits;
     p.tight = c->tight;
     return p;
 }
@@ -426,7 +433,7 @@ static Config reference(const Config *c) {
     Config r = config_of("%s %s", c->shape->name, is_zo(c) ? "--optimizer mezo" : "--zero 1");
     copy_training(&r, c);
     r.o.threads = c->o.threads;
-    r.evaluates = 1;
+    r.evaluates = r.waits = 1;
     if (is_zo(c)) {
         r.o.accum *= ranks_of(c);
         r.ranks = 0;

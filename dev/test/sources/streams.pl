@@ -5,7 +5,7 @@
 use strict;
 use warnings;
 
-my %stream = (compute => 'compute', sums => 'sums', out => 'out', fetch => 'fetch', back => 'back',
+my %stream = (compute => 'compute', sums => 'sums', out => 'out', flush => 'flush', fetch => 'fetch', back => 'back',
               update => 'update', weights_in => 'weights', 'host.stream' => 'host',
               'zero->stream' => 'ranks', pack => 'pack');
 my %function = (weights_event => 'gathered : weight_rooms.full',
