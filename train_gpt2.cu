@@ -286,6 +286,7 @@ static void backward_segment(GPT2 *g, size_t s) {
 //   fetch     copies to the GPU: visitors, and the gradients that they left on the host
 //   back      copies to the GPU: weights that the CPU has updated
 //   weights   copies to the GPU: layers' weights that are on the host [weights_in] (weights.cuh)
+//   inputs    copies inputs of layers to the host, and back before backward [inputs_link]
 //   update    AdamW on the GPU
 //   host      the worker: AdamW on the CPU, sums of micro-batches on the host. A host function
 //             wakes it, and the stream waits for a word in memory [host.stream]
@@ -303,6 +304,8 @@ static void backward_segment(GPT2 *g, size_t s) {
 //   weight_rooms.free[i]  compute      room i is free again                weights, ranks
 //   gathered[s]       ranks            it has all ranks' new weights of s  compute
 //       (ZeRO: compute waits for this event alone, and ranks waits for updated, returned and full)
+//   input_rooms.free[i]  inputs        a layer's input is on the host       compute
+//   input_rooms.full[i]  inputs        it is back                           compute
 //   grad_rooms.full[i]  compute        backward has made a gradient in it  sums, ranks
 //   reduced[s]        ranks            it is summed over the ranks         sums, compute*
 //   grad_rooms.free[i]  sums, pack, out  all have read the gradient        compute
@@ -333,6 +336,25 @@ static void backward_segment(GPT2 *g, size_t s) {
 // given: such waits need no event of their own and are not listed. test_house.sh compares this
 // table with the calls. A plan rehearses the same code: see gpt2_rehearse().
 
+// Copies the input of layer l, once compute has made it, to the host; or back, once compute has no
+// more use for what is in its room.
+static void input_moves(GPT2 *g, size_t l, bool back) {
+    const size_t bytes = g->B * g->T * g->config.channels * sizeof(floatX);
+    const size_t room = input_room(g, l);
+    char *const there = g->host_inputs + l * g->input_rooms.bytes;
+    floatX *const here = layer_input(g, l);
+    cudaStream_t stream = g->inputs_link;
+    order(g, g->compute, stream);
+    const int span = timeline_begin(&g->timeline, back ? ROW_INPUTS_BACK : ROW_INPUTS_OUT, "input",
+                                    l, bytes, stream);
+    if (back) copy_in(g, here, there, bytes, stream);
+    else stream_copy(there, here, bytes, cudaMemcpyDeviceToHost, stream);
+    if (!back) g->moved_out += bytes;
+    timeline_end(&g->timeline, span, stream);
+    event_record(back ? g->input_rooms.full[room] : g->input_rooms.free[room], stream);
+    if (g->no_overlap) order(g, stream, g->compute);
+}
+
 // Computes g->ln_f (N, C), the normalised output of the last layer, from inputs (B, T) on the host.
 // The targets (B, T) are copied to the GPU with them, for gpt2_head(); NULL if that is not called.
 // begins (B, T): where in its row each token's document begins; NULL: each row is one document.
@@ -345,7 +367,9 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
     upload(g, g->turn, inputs, targets, begins, B, T, g->compute);
     g->documents = g->staging[g->turn].begins;
     g->sees = g->staging[g->turn].sees;
+    const bool leave = g->choice.inputs_leave && !g->timeline.between;
     for (size_t s = 0; s < (size_t)g->segments; s++) {
+        const size_t made = s + (g->config.post_norm != 0);  // inputs, as soon as s is computed
         weights_use(g, (int)s, 1);
         compute_span(g, "wait", s);
         if (g->zero != NULL || g->segment[s].on_host) {
@@ -354,9 +378,13 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
             stream_wait(g->compute, g->updated[s]);
             if (g->offloaded) stream_wait(g->compute, g->returned[s]);
         }
+        if (leave && made > 0)
+            stream_wait(g->compute, g->input_rooms.free[input_room(g, made - 1)]);
         compute_span(g, g->timeline.between ? "evaluate" : "forward", s,
-                     s >= 1 && s <= g->config.layers ? acts_place(g).stride : 0);
+                     s >= 1 && s <= g->config.layers && !leave ? acts_place(g).stride : 0);
         forward_segment(g, s);
+        // the last layer's input, and its output, stay
+        if (leave && made > 0 && made < g->config.layers) input_moves(g, made - 1, false);
     }
     // The head may write its gradient where the tail's is made, once the one before has left.
     if (g->training && head_in_place(g))
@@ -484,6 +512,10 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
             stream_wait(g->compute, weights_event(g, s));
         }
         if (shares_acts(g) && s >= 1 && s < L) {  // the last layer's activations are still there
+            if (g->choice.inputs_leave) {
+                compute_span(g, "wait", s);
+                stream_wait(g->compute, g->input_rooms.full[input_room(g, s - 1)]);
+            }
             compute_span(g, "backward", s);
             recompute(g, s - 1);
         }
@@ -493,6 +525,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
                      seg->own * (g->sums_on_gpu ? g->waiting_bytes : sizeof(floatX)));
         backward_segment(g, s);
         compute_span(g, NULL, 0);
+        if (g->choice.inputs_leave && s >= 3) input_moves(g, s - 3, true);
         event_record(g->grad_rooms.full[seg->grad_room], g->compute);
         if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
         gradient_complete(g, s, accumulate, last);

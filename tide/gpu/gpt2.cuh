@@ -169,6 +169,7 @@ struct GPT2 {
     Rooms grad_rooms;           // in `grads`: where gradients are made, layers' in turn
     Rooms weight_rooms;         // in `params`: for layers' weights, shortly before each use
     int *tenant;                // per weight room: 1 + the segment whose weights are there; 0: none
+    Rooms input_rooms;          // in `acts`: for inputs of layers, all or a few in turn
     Rooms landings;             // on the host for gradients that the worker adds to a sum; those
                                 // of ZenFlow are host_grads, one room a segment
     bool offloaded;             // some state lives on the host
@@ -197,6 +198,7 @@ struct GPT2 {
     // The tables in train_gpt2.cu say what each stream does and what each event says.
     cudaStream_t compute, sums, out, flush, fetch, back, update;
     cudaStream_t weights_in;    // the table's `weights`
+    cudaStream_t inputs_link;   // the table's `inputs`
     HostQueue host;             // AdamW on the host, in a stream of its own
     cudaStream_t ready_in;      // behind which a gradient is copied to the host,
     cudaStream_t freed_in;      // and which then reads its room last
@@ -243,6 +245,7 @@ struct GPT2 {
     void *host_state[3];                         // state of the pieces that are not resident
     void *host_grads;                            // gradients for the update; see Piece
     floatX *host_weights;                        // that the CPU updates, or that live here
+    char *host_inputs;                           // (L - 1, N, C): inputs of layers that leave
     Staging staging[STAGINGS];
     int turn;                                    // the staging in use
     TokenOrder by_token, by_position;               // of the inputs and their positions, on the GPU
@@ -309,8 +312,11 @@ static void gpt2_sizes(GPT2 *g) {
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
 // Once backward has made a layer's gradient, nothing of its range is used any more until forward
 // comes there again, which waits for the layer's update: until then the gradient may lie there.
+// If inputs leave, nothing else of a layer is kept, and they take turns in rooms: a layer's, the
+// next one's; and, because post-norm layers make their output again, one that is filled meanwhile.
 typedef struct {
     size_t entry, stride;      // bytes of x; from a layer's entry to the next one's
+    size_t rooms;              // entries, the last layer's output among them
     size_t bytes[LAYER_ACTS];  // of each row of the activation table (model.h),
     size_t at[LAYER_ACTS];     // where it begins behind its layer's entry or, if all layers share
     bool shared[LAYER_ACTS];   // it, behind the last one
@@ -336,12 +342,18 @@ static ActsPlace acts_place(const GPT2 *g) {
         sizes[p.shared[k]] += p.bytes[k];
     }
     p.stride = g->training ? p.entry + sizes[0] : 0;
-    p.all = g->config.layers * p.stride + p.entry + sizes[1];
+    p.rooms = g->config.layers + 1;
+    if (g->choice.inputs_leave)
+        p.rooms = min_size(p.rooms, (size_t)LEAST_ROOMS + (g->config.post_norm != 0));
+    p.all = (p.rooms - 1) * p.stride + p.entry + sizes[1];
     return p;
 }
 
+// Returns the room of the input of layer l; of layer L's, the last layer's output.
+static size_t input_room(const GPT2 *g, size_t l) { return l % acts_place(g).rooms; }
+
 static floatX *layer_input(const GPT2 *g, size_t l) {
-    return (floatX *)(g->acts + l * acts_place(g).stride);
+    return (floatX *)(g->acts + input_room(g, l) * acts_place(g).stride);
 }
 
 // Elements of the cache of one layer.
@@ -361,7 +373,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     int k = 0;
     #define ACT_POINT(name, ...) \
         a.name = p.bytes[k] == 0 ? NULL : (decltype(a.name))(g->acts + p.entry + p.at[k] \
-                     + (p.shared[k] ? g->config.layers : l) * p.stride); \
+                     + (p.shared[k] ? p.rooms - 1 : l) * p.stride); \
         k++;
     LAYER_ACTIVATIONS(ACT_POINT, &g->config)
     #undef ACT_POINT

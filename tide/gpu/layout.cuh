@@ -45,7 +45,9 @@ static void rooms_place(GPT2 *g) {
     const size_t first = g->segment[0].padded, ends = first + g->segment[tail].padded;
     const size_t grad = g->choice.kept_grads < list->visits ? g->host_grad_bytes : 0;
     size_t longest = 0, weights = 0, at = 0;
+    const ActsPlace acts = acts_place(g);
     weights_place(g);
+    g->input_rooms = Rooms{.count = (int)acts.rooms, .bytes = acts.entry};
     g->grad_rooms = Rooms{.count = turns, .apart = 2};
     g->grad_elements = ends + (size_t)turns * g->segment[1].padded;
     for (int i = 0; i < g->segments; i++) {
@@ -259,6 +261,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
             BUFFER(HOST, state_names[k], away * g->state_bytes[PIECE_HOST][k], g->host_state[k]);
         BUFFER(HOST, "gradients", g->host_grad_elements * g->host_grad_bytes, g->host_grads);
         BUFFER(HOST, "weights", g->weights_on_host * X_, g->host_weights);
+        BUFFER(HOST, "activations", g->choice.inputs_leave ? (L - 1) * acts_place(g).entry : 0,
+               g->host_inputs);
         BUFFER(HOST, "gradients", (size_t)g->landings.count * g->landings.bytes,
                g->landings.memory);
         if (g->zen != NULL) n = zen_buffers(g, list, n);
@@ -294,7 +298,8 @@ static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t 
 
 static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
     const OffloadMemory m = {gpt2_needs, g, min_size(gpu, SIZE_MAX - 1), host,
-                             g->training ? recompute : RECOMPUTE_NONE,
+                             !g->training ? (int)RECOMPUTE_NONE
+                             : g->choice.inputs_leave ? (int)RECOMPUTE_BLOCK : recompute,
                              g->accumulating || g->zen != NULL, g->weights,
                              (int)g->config.layers, g->least, zero_stage(g->zero) == 3};
     return m;
@@ -316,7 +321,7 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         printf("--zero auto takes ZeRO-3, which deals out the weights, too: ZeRO-2 does not fit\n");
     const int buffers = gpt2_buffers(g, list);
     plan_print("GPU", list, buffers, gpt2_bytes(g, false), limit, world);
-    if (g->offloaded)
+    if (gpt2_bytes(g, true) > 0)
         plan_print("host", list, buffers, gpt2_bytes(g, true), host_limit, world);
     if (g->zo != NULL && g->offloaded)
         printf("%d of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
@@ -350,6 +355,7 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         printf("weights of %d of %zu layers live on the host, and come to %d place%s in turn\n",
                g->streamed, L, g->weight_rooms.count, plural((size_t)g->weight_rooms.count));
     if (g->choice.recompute == RECOMPUTE_BLOCK) printf("recomputing activations in backward\n");
+    if (g->choice.inputs_leave) printf("inputs of layers wait for backward on the host\n");
     if (g->choice.recompute == RECOMPUTE_LIGHT)
         printf("recomputing layer norms and the non-linearity in backward\n");
     if (g->update_in_backward)
@@ -370,7 +376,8 @@ static void gpt2_allocate(GPT2 *g) {
     const size_t N = g->max_B * g->max_T, segments = (size_t)g->segments;
     const int buffers = gpt2_buffers(g, list);
     matmul_open(&g->lt);
-    if (g->offloaded && g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
+    if (gpt2_bytes(g, true) > 0 && g->host.stream == NULL)
+        host_queue_open(&g->host, g->host_threads);
     owner_begin(&g->owner);
     for (const Buffer *b = list; b < list + buffers; b++) {
         if (b->pointer == NULL) continue;  // memory that is somebody else's
@@ -390,9 +397,11 @@ static void gpt2_allocate(GPT2 *g) {
     g->fetch = stream_make("fetch", false);
     g->back = stream_make("back", false);
     g->weights_in = stream_make("weights", false);
+    g->inputs_link = stream_make("inputs", false);
     g->update = stream_make("update", true);
     cudaEvent_t **const events[] = {&g->grad_arrived, &g->updated, &g->returned};
-    Rooms *const rooms[] = {&g->grad_rooms, &g->weight_rooms, &g->slots, &g->landings};
+    Rooms *const rooms[] = {&g->grad_rooms, &g->weight_rooms, &g->slots, &g->landings,
+                            &g->input_rooms};
     for (cudaEvent_t **e : events) *e = events_make(segments);
     for (Rooms *r : rooms) rooms_make(r);
     g->tenant = (int *)owner_add(free, ALLOC(int, segments, "rooms"));

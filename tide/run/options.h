@@ -64,7 +64,7 @@ typedef struct {  // the fields of the table's options
     const char *model, *data, *val, *tokenizer, *labels, *template_text, *scores, *prompt, *out,
         *dump, *tune, *rates, *trace;
     int chat_format, train_on, pack, schedule, optimizer, moments, save_dtype, precision, recompute,
-        offload, weights, grad_wire, zen_overlap, zo_noise;
+        activations, offload, weights, grad_wire, zen_overlap, zo_noise;
     size_t layers, heads, kv_heads, channels, ffn, context, vocab, batch, seq, accum, seed,
         steps, warmup, log_every, eval_every, eval_batches, sample_every, sample_tokens, top_k,
         save_every, keep, threads, stride, subgroup, slots, zero, world, gpu_memory,
@@ -198,6 +198,8 @@ static const Option option_table[] = {
      "of what is stored; sums are fp32; fp16: loss scaling"},
     {O_CHOICE, "recompute", AT(recompute), "auto", "auto|none|light|block", O_GPU | O_FO,
      "activations in backward; light: layer norms and GELU"},
+    {O_CHOICE, "activations", AT(activations), "gpu", "gpu|host", O_GPU | O_FO,
+     "host: layers' inputs wait there; needs --recompute block"},
     {O_TITLE, "GPU builds: where the state of AdamW is, and who updates it"},
     {O_CHOICE, "offload", AT(offload), "auto", "auto|none|zero|twinflow|interleave|zenflow", O_MOST,
      "of AdamW's state; auto: fastest as predicted; CPU: zenflow"},
@@ -453,6 +455,9 @@ static void options_check(const Options *o) {
          "the CPU trainer has nothing to offload; it knows --offload none and zenflow"},
         {mezo && placed && o->offload != OFFLOAD_NONE,
          "--offload places the state of AdamW; with mezo: --resident-blocks"},
+        {o->activations == ACTIVATIONS_HOST
+             && (o->recompute == RECOMPUTE_NONE || o->recompute == RECOMPUTE_LIGHT),
+         "--activations host keeps nothing of a layer but its input: leave out --recompute"},
         {o->weights == WEIGHTS_HOST && o->offload == OFFLOAD_NONE,
          "--weights host needs state on the host, and --offload none leaves none there"},
         {o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2),

@@ -670,7 +670,7 @@ static Json *trainer_draw(Trainer *x, const Rates *r, const OffloadChoice *c, Pr
     TraceFile trace;
     const int fd = mkstemp(path);
     CHECK(fd >= 0 && trace_open(&trace, path, &err), "%s", path);
-    *y = trainer_predict(x, r, c, KEEP, &trace);
+    *y = trainer_predict(x, r, c, c->inputs_leave ? AGAIN : KEEP, &trace);
     CHECK(trace_close(&trace, &err), "%s", err.text);
     char *text = file_read(path, &n, &err);
     Json *json = text != NULL ? json_parse(text, n, &err) : NULL;

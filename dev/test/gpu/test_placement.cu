@@ -145,6 +145,7 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
     const size_t waits = sums || c->o.grad_wire == WIRE_FP32 ? 4 : X_;
     const size_t leaves = on_host ? c->o.accum * X_ : waits;
     const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
+    const size_t inputs = inputs_moved(c, steps);
     size_t in = 0, out = 0;
     int visits = 0;
     const size_t weights = layers_fetched(g->streamed, g->weight_rooms.count, c->o.accum, c->evaluates, steps)
@@ -159,9 +160,9 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
         if (p->kind == PIECE_VISIT) out += p->length * (state + (with_grad ? leaves : 0));
         if (p->kind == PIECE_VISIT) in += p->length * (state + (with_grad ? waits : 0));
     }
-    CHECK(g->moved_in == steps * in + weights && g->moved_out == steps * out,
+    CHECK(g->moved_in == steps * in + weights + inputs && g->moved_out == steps * out + inputs,
           "%s: %zu in, %zu out; wanted %zu, %zu", c->text, g->moved_in, g->moved_out,
-          steps * in + weights, steps * out);
+          steps * in + weights + inputs, steps * out + inputs);
 }
 
 // Host memory: for the state of parameters that are not resident, their gradients, the weights that
@@ -185,7 +186,7 @@ static void check_host_memory(GPT2 *g, const Config *c) {
         grads -= layers - (size_t)P * longest;
     const bool sums = c->o.accum > 1, wide = sums || c->o.grad_wire == WIRE_FP32 || !IS_HALF;
     const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
-    size_t wanted = away * state + grads * (wide ? 4 : 2);
+    size_t wanted = away * state + grads * (wide ? 4 : 2) + inputs_stored(g);
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
         const bool here = p->kind == PIECE_HOST || g->segment[p->segment].on_host;
@@ -448,7 +449,8 @@ typedef struct { double backward, step; Prediction planned; } Step;
 
 static Step measure_7b(const Placement *where, const Step *none) {
     enum { FIRST = 2, LAST = 4 };
-    const Shape *s = &shape_7b;
+    Shape shape = shape_7b, *const s = &shape;
+    if (where->choice.recompute == AGAIN) s->recompute = AGAIN;
     float *params = shape_params(s, false);
     GPT2 *g = model_open(s, params, where);
     int32_t *inputs = (int32_t *)alloc_or_fail(2 * s->B * s->T, sizeof(int32_t), "test");
@@ -580,6 +582,29 @@ static void test_weights_hide(void) {
     CHECK(apart > 0.9 * more / now[LINK], "one after the other, only %.0f us more", apart);
 }
 
+// So do inputs of layers, on their way to the host and back.
+static void test_inputs_hide(void) {
+    Placement p = placement(OFFLOAD_NONE, 0, 0, 3);
+    const Step none = measure_7b(&p, NULL);
+    Step t[4];
+    p.choice.recompute = AGAIN;
+    for (int k = 0; k < 4; k++) {
+        p.choice.inputs_leave = k % 2 > 0;
+        p.serial = k > 1;
+        t[k] = measure_7b(&p, &none);
+        printf("  inputs of layers %s%s: step %.1f us, planned %.1f\n", k % 2 > 0 ? "leave" : "stay",
+               k > 1 ? ", serial" : "", t[k].step, 1e6 * t[k].planned.step);
+    }
+    const double one_way = t[1].planned.h2d_bytes / now[LINK];
+    const size_t bytes = (shape_7b.L - 1) * shape_7b.B * shape_7b.T * shape_7b.C * sizeof(floatX);
+    CHECK(t[1].planned.h2d_bytes == (double)bytes && t[1].planned.d2h_bytes == (double)bytes
+          && t[0].planned.h2d_bytes == 0, "planned: %g bytes", t[1].planned.h2d_bytes);
+    CHECK(t[1].step < t[0].step + 0.1 * one_way, "%.1f us, not %.1f", t[1].step, t[0].step);
+    CHECK(t[3].step > t[2].step + 1.9 * one_way, "one after the other, only %.1f us more",
+          t[3].step - t[2].step);
+    ABOUT(1e6 * t[1].planned.step, 1e6 * t[0].planned.step, 1e-3);
+}
+
 // Where it is shorter, a step takes as long as the link, and compute is hidden behind that.
 static void test_weights_come_at_the_links_speed(void) {
     const Step none = measure_weights(0, false, NULL), all = measure_weights(32, false, &none);
@@ -623,6 +648,7 @@ int main(int argc, char **argv) {
             RUN(test_weights_come_at_the_links_speed);
         } else {
             RUN(test_weights_hide);
+            RUN(test_inputs_hide);
         }
         return test_summary();
     }
