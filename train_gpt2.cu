@@ -481,7 +481,7 @@ static void visitor_fetch(GPT2 *g, int visit) {
     stream_wait(g->fetch, g->slots.free[v->slot]);
     const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", v->number, v->bytes,
                                     g->fetch);
-    for (int k = FIRST_STATE; k < 3; k++)
+    for (int k = first_state(g, p); k < 3; k++)
         copy_in(g, v->here.state[k], p->state[k], p->length * g->state_bytes[p->kind][k],
                 g->fetch);
     if (v->weight_bytes > 0) copy_in(g, v->here.params, p->weights, v->weight_bytes, g->fetch);
@@ -575,10 +575,9 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
 
 // Updates a piece on the GPU, where its state and gradient are.
 static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, const AdamStep *step) {
-    uint16_t *low = FIRST_STATE == 0 ? (uint16_t *)p->state[0] : NULL;
     const bool is_half = (p->grad_on_gpu ? g->waiting_bytes : g->host_grad_bytes) == 2;
     const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", number, 0, g->update);
-    adam_update_gpu(p->params, low, p->state[1], p->state[2], p->grad, is_half,
+    adam_update_gpu(p->params, (uint16_t *)p->state[0], p->state[1], p->state[2], p->grad, is_half,
                     g->pieces.runs + p->first_run, p->runs, step, g->update);
     timeline_end(&g->timeline, updating, g->update);
 }
@@ -603,7 +602,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     update_on_gpu(g, &v->here, v->number, step);
     order(g, g->update, g->flush);
     const int flushing = timeline_begin(t, ROW_FLUSH, "flush", v->number, v->bytes, g->flush);
-    for (int k = FIRST_STATE; k < 3; k++)
+    for (int k = first_state(g, p); k < 3; k++)
         copy_out(g, p->state[k], v->here.state[k], p->length * g->state_bytes[p->kind][k],
                  g->flush);
     if (v->weight_bytes > 0) copy_out(g, p->weights, v->here.params, v->weight_bytes, g->flush);

@@ -377,6 +377,7 @@ static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
     if (g->zero != NULL) g->zero->stage = stage;
     g->weights = stay || (g->zero != NULL && stage < 3) ? (int)WEIGHTS_GPU : r->o.weights;
     g->moments_bf16 = r->o.moments == MOMENTS_BF16;
+    g->master_bf16 = r->o.master == MASTER_BF16;
     g->accumulating = g->training && r->o.accum > 1 && r->o.dump == NULL;
     g->update_in_backward = g->training && r->o.clip == 0 && r->o.dump == NULL && !r->o.no_overlap
                          && r->o.offload != OFFLOAD_ZENFLOW && PRECISION != PRECISION_FP16;

@@ -241,6 +241,7 @@ static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, St
                                       o->weight_decay, step - r->state.scaling.skipped,
                                       clip_scale(squared, o->clip) / scale);
     adam.moments_bf16 = o->moments == MOMENTS_BF16;
+    adam.master_bf16 = o->master == MASTER_BF16;
     return adam;
 }
 

@@ -49,7 +49,7 @@ static void worker_takes(double seconds, double bytes) {
     } while (0)
 #define cpu_copy(to, from, bytes) (worker_takes(0, 2.0 * (double)(bytes)), cpu_copy(to, from, bytes))
 
-// Bytes of an element's state with moments in fp32: of the master what the weight is not, m and v.
+// Bytes of an element's state in fp32: of the master what the weight is not, m and v.
 enum { STATE_BYTES = sizeof(floatX) == 2 ? 10 : 8 };
 
 // Times that of host_adam: with weights and gradients as they are stored.
@@ -111,8 +111,8 @@ struct Recipe {
     void (*update)(GPT2 *g, const Recipe *r, const AdamStep *adam) = NULL;  // NULL: gpt2_update()
 };
 
-// Of models that are opened from here on, and their steps: are moments stored in bf16?
-static bool moments_bf16;
+// Of models that are opened from here on, and their steps: are moments, or masters, stored in bf16?
+static bool moments_bf16, master_bf16;
 
 static const Recipe plain = {1e-2, 1e-8, 0.5, 0.1, false};
 
@@ -194,6 +194,7 @@ static GPT2 *model_new(const Shape *s, const Placement *where) {
     g->training = true;
     g->packed = s->document > 0;
     g->moments_bf16 = moments_bf16;
+    g->master_bf16 = master_bf16;
     g->accumulating = s->accum > 1;
     g->head_rows = s->head_rows;
     g->max_B = s->B;
@@ -264,6 +265,7 @@ static AdamStep recipe_step(const Recipe *r, size_t step, double norm_squared) {
     AdamStep s = adam_step_prepare(r->lr, 0.9, 0.95, r->eps, r->decay, step,
                                    clip_scale(norm_squared, r->clip));
     s.moments_bf16 = moments_bf16;
+    s.master_bf16 = master_bf16;
     return s;
 }
 
@@ -436,6 +438,7 @@ static size_t free_memory(void) {
 static AdamStep adam_of(const ZenRates *r, size_t step, float scale) {
     AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay, step, scale);
     s.moments_bf16 = r->moments_bf16;
+    s.master_bf16 = r->master_bf16;
     return s;
 }
 

@@ -144,7 +144,7 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
     // of one element's gradient, in a step: when it leaves, and when it waits on the host
     const size_t waits = sums || c->o.grad_wire == WIRE_FP32 ? 4 : X_;
     const size_t leaves = on_host ? c->o.accum * X_ : waits;
-    const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
+    const size_t state = state_of(c);
     const size_t inputs = inputs_moved(c, steps);
     size_t in = 0, out = 0;
     int visits = 0;
@@ -185,7 +185,7 @@ static void check_host_memory(GPT2 *g, const Config *c) {
     if (g->update_in_backward && !(c->o.accum > 1 && c->tight > 0) && (size_t)P * longest < layers)
         grads -= layers - (size_t)P * longest;
     const bool sums = c->o.accum > 1, wide = sums || c->o.grad_wire == WIRE_FP32 || !IS_HALF;
-    const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
+    const size_t state = state_of(c);
     size_t wanted = away * state + grads * (wide ? 4 : 2) + inputs_stored(g);
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
