@@ -943,7 +943,7 @@ int main(int argc, char **argv) {
     if (r->o.dump != NULL) return gpt2_dump(g, r);
     if (r->o.steps == 0) return run_without_steps(r, gpt2_eval, gpt2_next, g);
 
-    for (size_t step = run_begin(r, 1e9 * fma_peak_gflops(0.05)); run_goes_on(r, step); step++) {
+    for (size_t step = run_begin(r, 0); run_goes_on(r, step); step++) {
         const StepResult result = g->zeroth ? mezo_step(g, r, step, schedule_lr(&r->o, step))
                                        : adamw_step(g, r, step);
         run_log_step(r, step, &result);

@@ -7,7 +7,7 @@
 #include "../../../train_gpt2.c"
 #else
 #include "../../../tide/cpu/adam_fast.h"
-#include "../../../tide/cpu/matmul.h"
+#include "../../fma_peak.h"
 #include "../../../zenflow.h"
 #include "../../../zo.h"
 extern "C" {
