@@ -35,8 +35,6 @@
 #include "chat.h"
 #include "data.h"
 
-enum { TASK_LABELS = 16 };
-
 typedef struct {
     size_t count;              // examples
     size_t *example;           // (count + 1): example i is piece example[i], its prompt, and those
