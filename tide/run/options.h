@@ -393,27 +393,26 @@ static size_t edit_distance(const char *a, size_t n, const char *b, size_t most)
     return 1 + min_size(changed, min_size(less, more));
 }
 
-// Refuses an unknown option, and proposes a similar one. arg has dashes, and perhaps "=value".
+// Refuses an unknown option, and proposes a similar one: another spelling, one whose name is a word
+// of the unknown name (--max-seq-length), or one whose help has these words (--learning-rate). arg
+// has dashes, and perhaps "=value".
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
-    size_t n = strcspn(name, "="), best = 5;  // only a distance below 5 is similar
+    const size_t n = strcspn(name, "=");
+    const int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
+    size_t best = min_size(5, (n + 1) / 2);  // where half the word differs, nothing is similar
     char words[64], key[64];
     snprintf(words, sizeof words, " %.*s", n < sizeof words ? (int)n : 0, name);
     for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        const char *known = option_table[i].name;
-        if (option_table[i].type == O_TITLE) continue;
-        const size_t first = strcspn(name, "-_=");  // length of "batch" in --batch-size
-        size_t d = edit_distance(name, n, known, 4);
-        if (d > 1 && 2 * d >= n) d = best;  // half the word differs: --lora is not --lr
-        snprintf(key, sizeof key, " %s", known);  // for --max-seq-length, --output-dir
-        if (d > 2 && known[2] != '\0' && strstr(words, key) != NULL) d = 2;
-        if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
-        if (d > 2 && first < n && strstr(option_table[i].help, words + 1) != NULL)
-            d = 2;  // for --learning-rate: the help of --lr has these words
-        if (d < best) { best = d; nearest = known; }
+    for (const Option *opt = option_table; opt < option_table + OPTION_COUNT; opt++) {
+        if (opt->type == O_TITLE) continue;
+        size_t d = edit_distance(name, n, opt->name, 4);
+        snprintf(key, sizeof key, " %s", opt->name);
+        if (strlen(key) > 3 && strstr(words, key) != NULL) d = min_size(d, 2);
+        if (strchr(words + 1, ' ') != NULL && strstr(opt->help, words + 1) != NULL)
+            d = min_size(d, 2);
+        if (d < best) { best = d; nearest = opt->name; }
     }
-    int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
     if (nearest == NULL) die("unknown option %.*s; see --help all", shown, arg);
     die("unknown option %.*s; did you mean --%s?", shown, arg, nearest);
 }
