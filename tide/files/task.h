@@ -32,6 +32,7 @@
 // documents stay whole).
 #ifndef TIDE_TASK_H
 #define TIDE_TASK_H
+#include "../base/model.h"
 #include "chat.h"
 #include "data.h"
 

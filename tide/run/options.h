@@ -393,9 +393,9 @@ static size_t edit_distance(const char *a, size_t n, const char *b, size_t most)
     return 1 + min_size(changed, min_size(less, more));
 }
 
-// Refuses an unknown option, and proposes a similar one: another spelling, one whose name is a word
-// of the unknown name (--max-seq-length), or one whose help has these words (--learning-rate). arg
-// has dashes, and perhaps "=value".
+// Refuses an unknown option, and proposes a similar one: another spelling, the whole name, one whose
+// name is a word of the unknown name (--max-seq-length), or one whose help has these words
+// (--learning-rate). arg has dashes, and perhaps "=value".
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
     const size_t n = strcspn(name, "=");
@@ -408,8 +408,9 @@ static void unknown_option(const char *arg) {
         if (opt->type == O_TITLE) continue;
         size_t d = edit_distance(name, n, opt->name, 4);
         snprintf(key, sizeof key, " %s", opt->name);
-        if (strlen(key) > 3 && strstr(words, key) != NULL) d = min_size(d, 2);
-        if (strchr(words + 1, ' ') != NULL && strstr(opt->help, words + 1) != NULL)
+        if ((strlen(key) > 3 && strstr(words, key) != NULL)
+            || (n > 3 && strncmp(opt->name, name, n) == 0)
+            || (strchr(words + 1, ' ') != NULL && strstr(opt->help, words + 1) != NULL))
             d = min_size(d, 2);
         if (d < best) { best = d; nearest = opt->name; }
     }
