@@ -69,7 +69,8 @@ static TokenSegment segment_parse(const char *name, const void *bytes, size_t n)
     s.count = (size_t)header[2];
     if (header[1] != version || n != BIN_HEADER + s.count * (size_t)s.width)
         die("%s: truncated, damaged or of another version than %d: %zu bytes, but a header of "
-            "version %d and %d tokens of %d bytes", name, version, n, header[1], header[2], s.width);
+            "version %d and %d tokens of %d bytes", name, version, n, header[1], header[2],
+            s.width);
     return s;
 }
 

@@ -394,8 +394,8 @@ static size_t edit_distance(const char *a, size_t n, const char *b, size_t most)
 }
 
 // Refuses an unknown option, and proposes a similar one: another spelling, the whole name, one whose
-// name is a word of the unknown name (--max-seq-length), or one whose help has these words
-// (--learning-rate). arg has dashes, and perhaps "=value".
+// name is a word of the unknown name (--max-seq-length), or one whose help has these words, as
+// --learning-rate. arg has dashes, and perhaps "=value".
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
     const size_t n = strcspn(name, "=");
@@ -594,7 +594,7 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     }
     if (o->help) options_help(stdout, argv[0], o->help_all);
     else if (o->version) printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
-                                cpu_instructions());
+                                CPU_VECTORS);
     if (o->help || o->version) exit(fflush(stdout) == 0 ? 0 : 1);
     options_default(o);
     if (o->dump != NULL && o->resume)
