@@ -25,7 +25,7 @@ train() { trained=$1; shift; go "$trained" "$tide" $tiny "$@"; }
 if whole; then learnt=450 tuned=250 every=50; else learnt=9 tuned=4 every=2; fi
 "$reviews" 15000 1 --text >reviews.txt
 "$reviews" 1000 1 >train.tsv
-"$reviews" "$(whole && echo 400 || echo 200)" 2 >val.tsv
+"$reviews" "$(whole && echo 400 || echo 60)" 2 >val.tsv
 task="--data train.tsv --val val.tsv --tokenizer bytes --optimizer mezo --zo-eps 1e-2"
 task="$task --lr 1e-4 --batch 16 --eval-batches 100 --"
 labels='-|+'
