@@ -428,43 +428,6 @@ static void task_splits(void) {
     CHECK(task_is(&all, 9, "jjjjjjjjjj", 1), "a view has taken it along");
 }
 
-// With GPT-2's vocabulary, and with OPT's numbers for it: four special tokens first, all others in
-// another order (here reversed), so that "</s>" is 2.
-static void task_gpt2(void) {
-    const char *dir = getenv("TIDE_GPT2_TOKENIZER");
-    if (dir == NULL) SKIP("TIDE_GPT2_TOKENIZER does not name GPT-2's vocabulary");
-    Tokenizer *gpt2 = tokenizer_load(dir);
-    FILE *f = fopen(in_base("vocab.json"), "wb");
-    fprintf(f, "{\"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"<unk>\": 3");
-    const TokenizerFile *vocab = &gpt2->files[FILE_VOCAB];
-    Json *ids_of = json_parse(vocab->text, vocab->length, &err);
-    for (const Json *token = ids_of->child; token != NULL; token = token->next) {
-        if (token->number == 50256) continue;
-        fprintf(f, ", ");
-        json_write_string(f, token->key, token->key_length);
-        fprintf(f, ": %g", 50259 - token->number);
-    }
-    fprintf(f, "}");
-    fclose(f);
-    char command[PATH_MAX];
-    snprintf(command, sizeof command, "cp '%s/merges.txt' '%s'", dir, base);
-    CHECK(system(command) == 0, "merges.txt");
-    Tokenizer *opt = tokenizer_load(base);
-    CHECK(opt->eot == 2, "%d", opt->eot);
-    static const int32_t ids[] = {64, 5814, 837, 8258, 2646, 632, 373};  // .. " It was"
-    for (int i = 0; i < 2; i++) {
-        const Task t = parse_with("a warm , funny film \t1\n", " terrible| great", " It was",
-                                  i == 0 ? gpt2 : opt, i == 0 ? -1 : 2, 50272);
-        CHECK(t.word[0] == (i == 0 ? 7818 : 50259 - 7818), "terrible: %d", t.word[0]);
-        CHECK(t.word[1] == (i == 0 ? 1049 : 50259 - 1049), "great: %d", t.word[1]);
-        CHECK(t.first[1] == (size_t)(7 + i) && (i == 0 || t.tokens[0] == 2), "%zu", t.first[1]);
-        for (int k = 0; k < 7; k++)
-            CHECK(t.tokens[i + k] == (i == 0 ? ids[k] : 50259 - ids[k]), "token %d: %d", k,
-                  t.tokens[i + k]);
-    }
-    CHECK(DIES(words("terrible|great", " It was ", gpt2)) != NULL, "accepted");
-}
-
 int main(void) {
     static const char merges[] = "\xc4\xa0 g\nr e\na t\n\xc4\xa0g re\n\xc4\xa0gre at\ng r\n"
                                  "\xc4\xa0 b\n\xc4\xa0 \xc4\xa0\n";
@@ -486,7 +449,6 @@ int main(void) {
     RUN(task_batches_in_order);
     RUN(task_shuffles);
     RUN(task_splits);
-    RUN(task_gpt2);
     remove_tree(base);
     return test_summary();
 }

@@ -1,9 +1,7 @@
 // Tests of tokenizer.h and what it stands on. fixtures/tokenizer/expected.txt has the ids of two
 // other implementations (see make_fixture.py there), cases.jsonl those of Hugging Face for variants
-// of three tokenizer.json (make_cases.py). With TIDE_GPT2_TOKENIZER=DIR in the environment, DIR
-// holding GPT-2's vocab.json and merges.txt, the whole vocabulary is tested as well; with
-// TIDE_TOKENIZERS=DIR those of DIR's folders, for which DIR/cases.jsonl has the ids
-// (check_published() says how).
+// of three tokenizer.json (make_cases.py). With TIDE_TOKENIZERS=DIR in the environment those of DIR's
+// folders are tested as well, for which DIR/cases.jsonl has the ids (check_published() says how).
 #include "../../data/blocks.h"
 #include "../dies.h"
 #include "../files.h"
@@ -914,50 +912,6 @@ static void check_published(void) {
     CHECK(folders > 0, "none of the folders is there");
 }
 
-static uint64_t gpt2_hash;
-
-static void hash_ids(const Tokenizer *t, const char *text, size_t n, const uint32_t *unused,
-                     size_t unused_count) {
-    (void)unused;
-    (void)unused_count;
-    uint32_t *ids, c;
-    for (size_t at = 0, step; at < n; at += step)
-        if ((step = utf8_decode(text + at, n - at, &c)) == 0) return;  // not for the other library
-    size_t count = encode(t, text, n, &ids);
-    for (size_t i = 0; i < count; i++) gpt2_hash = hash_add(gpt2_hash, ids[i]);
-    gpt2_hash = hash_add(gpt2_hash, 0xffffff);
-    free(ids);
-}
-
-static void tokenizer_gpt2(void) {
-    const char *dir = getenv("TIDE_GPT2_TOKENIZER");
-    if (dir == NULL) SKIP("TIDE_GPT2_TOKENIZER does not name GPT-2's vocabulary");
-    Tokenizer *tokenizers[2] = {tokenizer_load(dir), load_merges_alone(dir)};
-    CHECK(same(tokenizers[0], tokenizers[1]), "vocab.json is not what merges.txt gives");
-    for (int i = 0; i < 2; i++) {
-        const Tokenizer *t = tokenizers[i];
-        CHECK(t->vocab == 50257 && t->eot == 50256 && t->merge_count == 50000, "not GPT-2's");
-        CHECK(strcmp(ids_text(t, "Hello world, don't <|endoftext|>", 0),
-                     "15496 995 11 836 470 220 50256 ") == 0, "a text");
-        // of the ids that Hugging Face transformers gives for the valid strings of expected.txt
-        gpt2_hash = 0xcbf29ce484222325u;
-        for_expected(t, hash_ids);
-        CHECK(gpt2_hash == 0xa6673b66b301fc5du, "hash %llx", (unsigned long long)gpt2_hash);
-        // a text of the same kind: tinyshakespeare.txt beside the vocabulary, if it is there
-        char path[PATH_MAX];
-        path_join(path, dir, "tinyshakespeare.txt");
-        if (!path_exists(path)) continue;
-        size_t n = 0;
-        uint32_t *ids;
-        uint64_t h = 0xcbf29ce484222325u;
-        const char *text = read_file(dir, "tinyshakespeare.txt", &n);
-        const size_t count = encode(t, text, n, &ids);
-        for (size_t j = 0; j < count; j++) h = hash_add(h, ids[j]);
-        CHECK(count == 338025 && h == 0xb547ad363c19676eu, "%zu tokens", count);
-        free(ids);
-    }
-}
-
 int main(void) {
     base_new("tokenizer");
     RUN(unicode_classes);
@@ -982,7 +936,6 @@ int main(void) {
     RUN(words_are_cut);
     RUN(nfc_composes);
     RUN(check_published);
-    RUN(tokenizer_gpt2);
     remove_tree(base);
     return test_summary();
 }
