@@ -92,11 +92,9 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
                 const uint32_t w2 = load_pair(half + i), low2 = is_split ? load_pair(low + i) : 0;
                 const uint32_t m2 = load_pair(m16 + i), v2 = load_pair(v16 + i);
                 const uint32_t g2 = grad_is_half ? load_pair((const uint16_t *)grad + i) : 0;
-                float g = bits_float(g2 << 16), h = bits_float(g2 & 0xffff0000);
-                if (!grad_is_half) {
-                    g = ((const float *)grad)[i];
-                    h = ((const float *)grad)[i + 1];
-                }
+                const float *whole_g = (const float *)grad + i;
+                float g = grad_is_half ? bits_float(g2 << 16) : whole_g[0];
+                float h = grad_is_half ? bits_float(g2 & 0xffff0000) : whole_g[1];
                 if (has_sum) {
                     g = fma_f32(scale, g, sum[i]);
                     h = fma_f32(scale, h, sum[i + 1]);

@@ -170,6 +170,7 @@ struct GPT2 {
     Rooms grad_rooms;           // in `grads`: where gradients are made, layers' in turn
     Rooms weight_rooms;         // in `params`: for layers' weights, shortly before each use
     int *tenant;                // per weight room: 1 + the segment whose weights are there; 0: none
+    Rooms input_rooms;          // in `acts`: for inputs of layers, all or a few in turn
     Rooms landings;             // on the host for gradients that the worker adds to a sum; those
                                 // of ZenFlow are host_grads, one room a segment
     bool offloaded;             // some state lives on the host
@@ -180,7 +181,11 @@ struct GPT2 {
     size_t state_bytes[PIECE_KINDS][3];  // by kind, of an element of what masters are besides the
                                          // weights, of m, and of v
     size_t piece_bytes[PIECE_KINDS];     // and of all three
+    bool update_in_backward;    // --clip 0: each segment's update begins when its gradient is made
     bool in_place;              // gradients wait for the update where backward makes them
+    int host_rooms;             // rooms on the host that layers' gradients use in turn; 0: all have
+                                // one of their own
+    size_t host_grad_elements;  // of `host_grads`
     size_t grads_over_acts;     // elements that wait where activations were: see layer_acts()
     bool no_overlap;            // backward waits until each gradient has left, forward for the
                                 // whole update
@@ -192,8 +197,9 @@ struct GPT2 {
     size_t moved_in, moved_out; // bytes over the link in this step
     // Work is queued in streams, one for the CPU among them; only events order one against another.
     // The tables in train_gpt2.cu say what each stream does and what each event says.
-    cudaStream_t compute, sums, out, fetch, back, update;
+    cudaStream_t compute, sums, out, flush, fetch, back, update;
     cudaStream_t weights_in;    // the table's `weights`
+    cudaStream_t inputs_link;   // the table's `inputs`
     HostQueue host;             // AdamW on the host, in a stream of its own
     cudaStream_t ready_in;      // behind which a gradient is copied to the host,
     cudaStream_t freed_in;      // and which then reads its room last
@@ -240,6 +246,7 @@ struct GPT2 {
     void *host_state[3];                         // state of the pieces that are not resident
     void *host_grads;                            // gradients for the update; see Piece
     floatX *host_weights;                        // that the CPU updates, or that live here
+    char *host_inputs;                           // (L - 1, N, C): inputs of layers that leave
     Staging staging[STAGINGS];
     int turn;                                    // the staging in use
     TokenOrder by_token, by_position;               // of the inputs and their positions, on the GPU
@@ -270,8 +277,14 @@ enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits
 
 // The i-th segment that is updated.
 static int update_order(const GPT2 *g, int i) {
-    const int early = g->choice.early < g->segments ? g->choice.early : g->segments;
+    const bool all = g->update_in_backward || g->choice.early > g->segments;
+    const int early = all ? g->segments : g->choice.early;
     return i < early ? g->segments - 1 - i : i - early;
+}
+
+// Does a segment's update read a gradient where backward has made it, in a room that others need?
+static bool updates_from_room(const GPT2 *g, const Segment *seg) {
+    return g->update_in_backward && g->in_place && seg->leaving < seg->own;
 }
 
 // Sets what the choice says about all gradients and all state.
@@ -303,8 +316,11 @@ static int first_state(const GPT2 *g, const Piece *p) {
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
 // Once backward has made a layer's gradient, nothing of its range is used any more until forward
 // comes there again, which waits for the layer's update: until then the gradient may lie there.
+// If inputs leave, nothing else of a layer is kept, and they take turns in rooms: a layer's, the
+// next one's; and, because post-norm layers make their output again, one that is filled meanwhile.
 typedef struct {
     size_t entry, stride;      // bytes of x; from a layer's entry to the next one's
+    size_t rooms;              // entries, the last layer's output among them
     size_t bytes[LAYER_ACTS];  // of each row of the activation table (model.h),
     size_t at[LAYER_ACTS];     // where it begins behind its layer's entry or, if all layers share
     bool shared[LAYER_ACTS];   // it, behind the last one
@@ -330,12 +346,18 @@ static ActsPlace acts_place(const GPT2 *g) {
         sizes[p.shared[k]] += p.bytes[k];
     }
     p.stride = g->training ? p.entry + sizes[0] : 0;
-    p.all = g->config.layers * p.stride + p.entry + sizes[1];
+    p.rooms = g->config.layers + 1;
+    if (g->choice.inputs_leave)
+        p.rooms = min_size(p.rooms, (size_t)LEAST_ROOMS + (g->config.post_norm != 0));
+    p.all = (p.rooms - 1) * p.stride + p.entry + sizes[1];
     return p;
 }
 
+// Returns the room of the input of layer l; of layer L's, the last layer's output.
+static size_t input_room(const GPT2 *g, size_t l) { return l % acts_place(g).rooms; }
+
 static floatX *layer_input(const GPT2 *g, size_t l) {
-    return (floatX *)(g->acts + l * acts_place(g).stride);
+    return (floatX *)(g->acts + input_room(g, l) * acts_place(g).stride);
 }
 
 // Elements of the cache of one layer.
@@ -355,7 +377,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     int k = 0;
     #define ACT_POINT(name, ...) \
         a.name = p.bytes[k] == 0 ? NULL : (decltype(a.name))(g->acts + p.entry + p.at[k] \
-                     + (p.shared[k] ? g->config.layers : l) * p.stride); \
+                     + (p.shared[k] ? p.rooms - 1 : l) * p.stride); \
         k++;
     LAYER_ACTIVATIONS(ACT_POINT, &g->config)
     #undef ACT_POINT
@@ -554,8 +576,8 @@ static void order(GPT2 *g, cudaStream_t earlier, cudaStream_t later) {
 }
 
 // Copies over the link, and counts.
-static void copy_out(GPT2 *g, void *host, const void *device, size_t bytes) {
-    stream_copy(host, device, bytes, cudaMemcpyDeviceToHost, g->out);
+static void copy_out(GPT2 *g, void *host, const void *device, size_t bytes, cudaStream_t stream) {
+    stream_copy(host, device, bytes, cudaMemcpyDeviceToHost, stream);
     g->moved_out += bytes;
 }
 
@@ -569,7 +591,7 @@ static void copy_out_wide(GPT2 *g, float *host, const floatX *device, size_t n) 
     for (size_t at = 0; at < n; at += WIRE_CHUNK) {
         const size_t chunk = min_size(WIRE_CHUNK, n - at);
         accumulate_gradient(g->wire, device + at, chunk, true, g->out);
-        copy_out(g, host + at, g->wire, chunk * sizeof(float));
+        copy_out(g, host + at, g->wire, chunk * sizeof(float), g->out);
     }
 }
 

@@ -102,6 +102,7 @@ typedef struct {
     int tight;       // 1: gradients are summed on the host; 2: and visitors' wait there
     int threads;     // of the host; 0: one per core
     bool serial;     // --no-overlap
+    bool in_backward;  // the update begins in backward (--clip 0)
 } Placement;
 
 struct Recipe {
@@ -203,6 +204,7 @@ static GPT2 *model_new(const Shape *s, const Placement *where) {
     g->choice = where->choice;
     if (g->choice.mode == OFFLOAD_AUTO) g->choice.mode = OFFLOAD_NONE;
     g->no_overlap = where->serial;
+    g->update_in_backward = where->in_backward;
     g->host_threads = where->threads;
     return g;
 }
@@ -284,9 +286,9 @@ static Prediction rehearsed(const GPT2 *g, const Shape *s, Rates *r, double comp
 }
 
 // A step's gradient on the GPU: the loss and, in *norm_squared, the square of its norm. Micro-batches
-// of one number lie side by side, those of all ranks.
-static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs,
-                           const int32_t *targets, double *norm_squared) {
+// of one number lie side by side, those of all ranks. update: what begins in backward, or NULL.
+static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs, const int32_t *targets,
+                           double *norm_squared, const AdamStep *update = NULL) {
     const size_t N = s->B * s->T, R = (size_t)ranks.world, all = s->accum * R;
     int32_t *begins = shape_begins(s);
     double loss;
@@ -294,7 +296,8 @@ static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs,
         const size_t at = (micro * R + (size_t)ranks.rank) * N;
         gpt2_forward(g, inputs + at, begins, targets + at, s->B, s->T);
         gpt2_head(g, loss_scale / (float)(N * all), 1 / (double)all, micro > 0, NULL);
-        gpt2_backward(g, micro > 0, micro + 1 == s->accum);
+        const bool last = micro + 1 == s->accum;
+        gpt2_backward(g, micro > 0, last, last ? update : NULL);
     }
     *norm_squared = gpt2_grad_norm_squared(g, &loss) / (loss_scale * loss_scale);
     free(begins);
@@ -305,7 +308,9 @@ static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs,
 static double gpu_step(GPT2 *g, const Shape *s, const Recipe *r, size_t step,
                        const int32_t *inputs, const int32_t *targets, double *norm) {
     double norm_squared;
-    const double loss = gpu_gradient(g, s, inputs, targets, &norm_squared);
+    const AdamStep unclipped = recipe_step(r, step, 0);
+    const double loss = gpu_gradient(g, s, inputs, targets, &norm_squared,
+                                     g->update_in_backward ? &unclipped : NULL);
     AdamStep adam = recipe_step(r, step, norm_squared);
     adam.grad_scale /= loss_scale;
     if (r->update != NULL) r->update(g, r, &adam);
@@ -668,7 +673,7 @@ static Json *trainer_draw(Trainer *x, const Rates *r, const OffloadChoice *c, Pr
     TraceFile trace;
     const int fd = mkstemp(path);
     CHECK(fd >= 0 && trace_open(&trace, path, &err), "%s", path);
-    *y = trainer_predict(x, r, c, KEEP, &trace);
+    *y = trainer_predict(x, r, c, c->inputs_leave ? AGAIN : KEEP, &trace);
     CHECK(trace_close(&trace, &err), "%s", err.text);
     char *text = file_read(path, &n, &err);
     Json *json = text != NULL ? json_parse(text, n, &err) : NULL;

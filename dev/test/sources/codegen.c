@@ -3,11 +3,11 @@
 // such loop stands in a function of its own; the others come as they are. As C++, the language of a
 // GPU build's host code, it has what that has.
 #define TESTING
+#include "../../fma_peak.h"
 #ifndef __cplusplus
 #include "../../../train_gpt2.c"
 #else
 #include "../../../tide/cpu/adam_fast.h"
-#include "../../../tide/cpu/matmul.h"
 #include "../../../zenflow.h"
 #include "../../../zo.h"
 extern "C" {
