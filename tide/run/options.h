@@ -24,6 +24,7 @@ enum { PRECISION_BF16, PRECISION_FP32, PRECISION_FP16 };
 enum { OVERLAP_ON, OVERLAP_OFF };
 enum { WIRE_BF16, WIRE_FP32 };
 enum { MOMENTS_FP32, MOMENTS_BF16 };
+enum { MASTER_FP32, MASTER_BF16 };
 enum { PACK_AUTO, PACK_ON, PACK_OFF };
 
 // The model that --calibrate runs by default.
@@ -63,8 +64,8 @@ enum { OPTION_MOST = 100 };  // most rows of the table
 typedef struct {  // the fields of the table's options
     const char *model, *data, *val, *tokenizer, *labels, *template_text, *scores, *prompt, *out,
         *dump, *tune, *rates, *trace;
-    int chat_format, train_on, pack, schedule, optimizer, moments, save_dtype, precision, recompute,
-        offload, weights, grad_wire, zen_overlap, zo_noise;
+    int chat_format, train_on, pack, schedule, optimizer, moments, master, save_dtype, precision,
+        recompute, activations, offload, weights, grad_wire, zen_overlap, zo_noise;
     size_t layers, heads, kv_heads, channels, ffn, context, vocab, batch, seq, accum, seed,
         steps, warmup, log_every, eval_every, eval_batches, sample_every, sample_tokens, top_k,
         save_every, keep, threads, stride, subgroup, slots, zero, world, gpu_memory,
@@ -153,6 +154,8 @@ static const Option option_table[] = {
      "added to the root of the second moment", 1e-30, 1},
     {O_CHOICE, "moments", AT(moments), "fp32", "fp32|bf16", O_FO,
      "how both are stored; bf16: rounded at random"},
+    {O_CHOICE, "master", AT(master), "fp32", "fp32|bf16", O_FO,
+     "the weights that it updates; bf16: rounded at random"},
     {O_REAL, "clip", AT(clip), "1", "F", O_FO, "largest gradient norm; 0: no clipping", 0, 1e30},
     {O_TITLE, "Evaluation and samples"},
     {O_COUNT, "log-every", AT(log_every), "auto", "N", 0,
@@ -198,6 +201,8 @@ static const Option option_table[] = {
      "of what is stored; sums are fp32; fp16: loss scaling"},
     {O_CHOICE, "recompute", AT(recompute), "auto", "auto|none|light|block", O_GPU | O_FO,
      "activations in backward; light: layer norms and GELU"},
+    {O_CHOICE, "activations", AT(activations), "gpu", "gpu|host", O_GPU | O_FO,
+     "host: layers' inputs wait there; needs --recompute block"},
     {O_TITLE, "GPU builds: where the state of AdamW is, and who updates it"},
     {O_CHOICE, "offload", AT(offload), "auto", "auto|none|zero|twinflow|interleave|zenflow", O_MOST,
      "of AdamW's state; auto: fastest as predicted; CPU: zenflow"},
@@ -441,10 +446,16 @@ static void options_check(const Options *o) {
          "the CPU trainer has nothing to offload; it knows --offload none and zenflow"},
         {mezo && placed && o->offload != OFFLOAD_NONE,
          "--offload places the state of AdamW; with mezo: --resident-blocks"},
+        {o->activations == ACTIVATIONS_HOST
+             && (o->recompute == RECOMPUTE_NONE || o->recompute == RECOMPUTE_LIGHT),
+         "--activations host keeps nothing of a layer but its input: leave out --recompute"},
         {o->weights == WEIGHTS_HOST && o->offload == OFFLOAD_NONE,
          "--weights host needs state on the host, and --offload none leaves none there"},
         {o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2),
          "--weights host needs --zero 3: with %g, each GPU holds all weights", (double)o->zero},
+        {o->master == MASTER_BF16 && o->precision != PRECISION_BF16,
+         "--master bf16 needs --precision bf16: in fp32 weights are their masters, and those of fp16 "
+         "end at 6e-8"},
         {(mezo || zenflow || o->labels != NULL) && o->dump != NULL,
          "--dump shows the gradient of plain training, without --optimizer, --offload and "
          "--labels"},

@@ -231,11 +231,12 @@ static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, St
         snprintf(result->more, sizeof result->more, ",\"loss_scale\":%g", scale);
     result->skipped = !isfinite(result->loss) || !isfinite(squared);
     if (result->skipped && o->precision != PRECISION_FP16)
-        run_diverged(step, result->loss, result->norm, "stopped before the update");
+        run_diverged(step, result->loss, result->norm, "the run stops");
     AdamStep adam = adam_step_prepare(schedule_lr(o, step), o->beta1, o->beta2, o->eps,
                                       o->weight_decay, step - r->state.scaling.skipped,
                                       clip_scale(squared, o->clip) / scale);
     adam.moments_bf16 = o->moments == MOMENTS_BF16;
+    adam.master_bf16 = o->master == MASTER_BF16;
     return adam;
 }
 

@@ -24,7 +24,7 @@ static void run_load_first(Run *r, const RunState *state) {
         const size_t end = begin + round_up(t->tensors[i].size, ALIGN_ELEMENTS);
         for (size_t at = begin, n; (n = state_next(state, &at, end)) > 0; at += n) {
             gpt2_init_range(t, i, at - begin, n, w, r->o.seed);
-            state->move(state->owner, 0, at, n, w, false);
+            part_set(state, 0, at, n, w);
         }
     }
     free(w);
@@ -41,7 +41,8 @@ static void run_load(Run *r, const RunState *state) {
     // By --precision, the smallest number that is rounded to infinity.
     static const float limits[] = {0x1.ffp127f, INFINITY, 65520};
     r->saves = *state;
-    r->saves.limit = r->o.gpu_build ? limits[r->o.precision] : 0;
+    r->saves.master_bf16 = r->o.master == MASTER_BF16;
+    r->saves.limit = r->o.gpu_build || r->saves.master_bf16 ? limits[r->o.precision] : 0;
     state = &r->saves;
     if (!r->o.resume) run_load_first(r, state);
     while (r->o.resume && !state_load(r->resume_from, &r->state, &r->table, state, &err)) {

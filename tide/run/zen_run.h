@@ -20,7 +20,7 @@ static ZenConfig zen_config(const Options *o) {
 
 static ZenRates zen_rates(const Options *o, size_t step) {
     const ZenRates r = {schedule_lr(o, step), o->beta1, o->beta2, o->eps, o->weight_decay,
-                        o->moments == MOMENTS_BF16};
+                        o->moments == MOMENTS_BF16, o->master == MASTER_BF16};
     return r;
 }
 

@@ -546,7 +546,7 @@ static void test_vocabulary(void) {
 }
 
 // A change of any token, anywhere, is noticed; so is another cut into files.
-static void test_hash(void) {
+static void test_data_hash(void) {
     enum { N = 300001 };
     uint16_t *tokens = ALLOC(uint16_t, N, "tokens");
     for (size_t i = 0; i < N; i++) tokens[i] = (uint16_t)(i * 7919);
@@ -584,7 +584,7 @@ int main(void) {
     RUN(test_permutation_is_bijection);
     RUN(test_permutation_is_random);
     RUN(test_loader_errors);
-    RUN(test_hash);
+    RUN(test_data_hash);
     RUN(test_vocabulary);
     remove_tree(base);
     return test_summary();

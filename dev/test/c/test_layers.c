@@ -1,8 +1,10 @@
 // test_layers.c: the CPU trainer against itself: the plain definitions of its layers, one thread
 // against several, micro-batches against one batch, one token at a time against all at once.
 // (Whole gradients, also of documents in a row, are in test_gpt2.c; the GPU's in test_model.cu.)
+#ifndef TESTING  // else another test of the same program has included the trainer
 #define NO_MAIN
 #include "../../../test_gpt2.c"
+#endif
 #include "../first_values.h"
 
 // A model with random weights that are far from any symmetry, on random tokens.

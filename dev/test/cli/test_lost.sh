@@ -369,7 +369,7 @@ two() { by_time two $often "$launch" 2 "$gpu" $tiny --zero 2 --offload zero --st
 zo() { by_time zo $often "$launch" 2 "$gpu" $tiny --optimizer mezo --steps $((60 * times)); }
 check it_is_often_time longer one
 check and_for_two_ranks longer two
-check and_for_zeroth_order longer zo
+whole && check and_for_zeroth_order longer zo
 
 # --- a disk that is full --------------------------------------------------------------------------------
 
