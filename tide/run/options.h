@@ -387,9 +387,9 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
-// Refuses an unknown option, and proposes the longest one that begins like this, whose name is in the
-// unknown name (--max-seq-length), or whose help has these words (--learning-rate). arg has dashes,
-// and perhaps "=value".
+// Refuses an unknown option, and proposes the longest one that begins like this, whose name is in
+// the unknown name (--max-seq-length), or whose help has these words (--learning-rate). arg has
+// dashes, and perhaps "=value".
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
     const size_t n = strcspn(name, "=");
