@@ -29,7 +29,7 @@ train_gpt2: train_gpt2.c $(HEADERS) | compiler
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
 # A program from its .c: build/NAME. Other flavours are in dev/test/rules.mk.
-vpath %.c . dev dev/data dev/bench dev/test/c dev/test/fuzz
+vpath %.c . dev dev/data dev/bench dev/test/c dev/test/fuzz build/units
 define program
 build/$(1)%: %.c train_gpt2.c test_gpt2.c dev/timeline.c dev/data/unpickle.c dev/bench/machine.h $(HEADERS) | compiler
 	@mkdir -p $$(@D)

@@ -1,5 +1,7 @@
 // files.h: a directory for the files of a test, and what is done with it. Include it after what it
 // is to use: util.h.
+#ifndef TIDE_TEST_FILES_H
+#define TIDE_TEST_FILES_H
 #include <dirent.h>
 #include <sys/resource.h>
 static char base[64];  // everything happens below this directory
@@ -61,3 +63,5 @@ static int entries_in(const char *path) {
     closedir(d);
     return n;
 }
+
+#endif

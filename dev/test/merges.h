@@ -1,5 +1,7 @@
 // merges.h: tokenizers for tests, from the text of a merges.txt alone, or of the fixtures. Include it
 // after tokenizer.h.
+#ifndef TIDE_MERGES_H
+#define TIDE_MERGES_H
 
 // The vocab.json that belongs to merges.txt by GPT-2's rule: the bytes in the order of their
 // characters, the results of the merges in the order of the file, <|endoftext|>.
@@ -78,3 +80,5 @@ static char *altered(const char *text, const char *old, const char *by) {
     if (asprintf(&out, "%.*s%s%s", (int)(at - text), text, by, at + strlen(old)) < 0) exit(1);
     return out;
 }
+
+#endif

@@ -1,4 +1,6 @@
 // options_of.h: what a command line says. Include it after open.h or options.h.
+#ifndef TIDE_OPTIONS_OF_H
+#define TIDE_OPTIONS_OF_H
 
 // Parses a command line given as one string of words; "_" is an empty word, and '~' a blank.
 static Options options_of(const char *line, bool gpu) {
@@ -15,3 +17,5 @@ static Options options_of(const char *line, bool gpu) {
     options_parse(&o, argc, argv, gpu);
     return o;
 }
+
+#endif

@@ -104,6 +104,28 @@ FUZZ = $(patsubst dev/test/fuzz/%.c,%,$(wildcard dev/test/fuzz/*.c))
 COMPUTES = test_adam test_finetune test_layers test_matmul test_offload test_rates test_rehearsal \
            test_rng test_vmath test_zenflow test_zero test_zo
 READS = $(filter-out $(COMPUTES),$(UNIT))
+# Of each kind all are one program, which is called by the name of a test (build/units/test_adam),
+# so that the headers are compiled once. Those that put another function in the place of one, or
+# that contain another program, stand APART.
+APART = test_checkpoint_ranks test_ranks test_trace test_unpickle
+computes = test_gpt2 $(COMPUTES)
+reads = $(filter-out $(APART),$(READS))
+define units
+build/units/$(1).c: dev/test/rules.mk
+	@mkdir -p $$(@D)
+	@{ for t in $$($(1)); do f=dev/test/c/$$$$t.c; [ -e $$$$f ] || f=$$$$t.c; \
+	    printf '#define main main_of_%s\n#include "%s"\n#undef main\n' $$$$t $$$$f; done; \
+	    echo 'int main(int argc, char **argv) { const char *name = strrchr(argv[0], 47) + 1;'; \
+	    for t in $$($(1)); do printf 'if (!strcmp(name, "%s")) return main_of_%s();\n' $$$$t $$$$t; done; \
+	    echo 'return argc; }'; } >$$@
+build/test/$(1) build/asan/$(1): $(wildcard dev/test/c/*.c)
+$$($(1):%=build/units/%): build/test/$(1)
+	@ln -sf ../test/$(1) $$@
+$$($(1):%=build/units-asan/%): build/asan/$(1)
+	@mkdir -p $$(@D) && ln -sf ../asan/$(1) $$@
+endef
+$(eval $(call units,computes))
+$(eval $(call units,reads))
 # What needs the trainers and their tools alone, beginning with what takes longest.
 CLI = dev/test/cli/test_scripts.sh \
       $(filter-out %/test_scripts.sh %/test_schedules.sh,$(wildcard dev/test/cli/test_*.sh))
@@ -114,14 +136,21 @@ SCRIPTS = $(filter-out $(LATER),$(CLI)) $(filter %/test_tools.sh %/test_house.sh
 in = $(patsubst %,build/$(1)/%,$(2))
 on = emu $(if $(and $(NVCC),$(GPU)),gpu)
 TESTS = $(foreach o,$(on),$(call in,$(o),test_emu $(filter-out test_zen_time,$(GPU_TESTS)))) \
-        $(call in,test,test_gpt2 $(COMPUTES)) $(call in,asan,$(READS))
-TEST_NEEDS = train_gpt2emu $(TOOLS) build/test/test_ranks build/emu/bugs $(if $(word 2,$(on)),train_gpt2cu)
+        $(call in,units,$(computes)) $(call in,units-asan,$(reads)) $(call in,asan,$(APART))
+# (With ALL=1 the whole emulated trainer; else one without fp16, which takes as long to compile as bf16.)
+build/emu/no_fp16.o: | cxx
+	@mkdir -p $(@D)
+	echo 'int main_FP16(int, char **) { return 3; }' | $(CXX) -x c++ -c - -o $@
+build/emu/train_gpt2emu: $(filter-out %_FP16.o,$(call trainer,emu)) build/emu/no_fp16.o $(emu_plain)
+	$(CXX) $(OPENMP) $(EXTRA) $^ -lpthread -o $@
+TEST_NEEDS = $(if $(filter 1,$(ALL)),,build/emu/)train_gpt2emu $(TOOLS) build/test/test_ranks build/emu/bugs $(if $(word 2,$(on)),train_gpt2cu)
 
 # The kernels' tests, which are short enough for each sanitizer; those that train are for
 # test_schedules.sh.
 KERNELS = test_kernels test_attention test_host test_columns_gpu
 TESTS_ALL = $(foreach o,$(on),$(call in,$(o),test_emu test_nccl $(GPU_ALL))) \
-            $(call in,test,$(READS)) $(call in,asan,$(COMPUTES) test_gpt2 $(FUZZ)) \
+            $(call in,units,$(reads)) $(call in,units-asan,$(computes)) \
+            $(call in,test,$(APART)) $(call in,asan,$(FUZZ)) \
             $(call in,plain,test_gpt2 test_layers) \
             $(if $(CLANG),build/tsan/test_ranks $(call in,clang,test_adam test_rng test_matmul \
                 test_vmath test_zo test_zenflow)) \

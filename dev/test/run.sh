@@ -45,7 +45,9 @@ run() {  # a program or a script
         build/emu/test_timeline)  # its own order; the other extreme where there is time
             [ "${ALL:-0}" = 1 ] && export EMU_SCHED=lazy
             run_one "${program#build/}" "$program" ;;
-        *.sh) run_one "$(basename "$program")" sh "$program" ;;
+        *.sh)
+            [ "${ALL:-0}" = 1 ] || [ -n "${TIDE_GPU-}" ] || export TIDE_GPU=build/emu/train_gpt2emu
+            run_one "$(basename "$program")" sh "$program" ;;
         *) run_one "${program#build/}" "$program" ;;
     esac
 }

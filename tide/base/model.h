@@ -30,6 +30,7 @@ enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTER
        OFFLOAD_ZENFLOW };
 enum { WEIGHTS_GPU, WEIGHTS_HOST, WEIGHTS_AUTO };
 enum { ACTIVATIONS_GPU, ACTIVATIONS_HOST };
+enum { TASK_LABELS = 16 };  // most words of --labels
 
 #define LAYERNORM_EPS 1e-5f
 #define ALIGN_ELEMENTS 128  // every tensor starts at a multiple of this, and Vp is one

@@ -91,6 +91,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     const double visit = (double)of[PIECE_VISIT], away = (double)of[PIECE_HOST] + visit;
     const UpdateBytes bytes = update_bytes(model);
     pred.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, pred.limit);
+    if (g->update_in_backward) pred.bound = 0;  // that is of an update by itself
     gpt2_release(g);
     rehearsal_end(&q);
     free(marks);
@@ -103,7 +104,8 @@ static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
     enum { TRIED = 8 };
     OffloadChoice c = g->choice, best = c;
     double least = INFINITY;
-    if (!g->offloaded || g->zen != NULL || g->zo != NULL || g->no_overlap) return;
+    if (!g->offloaded || g->zen != NULL || g->zo != NULL || g->no_overlap || g->update_in_backward)
+        return;
     for (int k = 0; k <= TRIED; k++) {
         c.early = g->segments * k / TRIED;
         gpt2_take(g, &c);
@@ -375,7 +377,10 @@ static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
     if (g->zero != NULL) g->zero->stage = stage;
     g->weights = stay || (g->zero != NULL && stage < 3) ? (int)WEIGHTS_GPU : r->o.weights;
     g->moments_bf16 = r->o.moments == MOMENTS_BF16;
+    g->master_bf16 = r->o.master == MASTER_BF16;
     g->accumulating = g->training && r->o.accum > 1 && r->o.dump == NULL;
+    g->update_in_backward = g->training && r->o.clip == 0 && r->o.dump == NULL && !r->o.no_overlap
+                         && r->o.offload != OFFLOAD_ZENFLOW && PRECISION != PRECISION_FP16;
     g->max_B = r->batches ? r->B : 1;
     g->max_T = r->batches ? r->T : 1;
     g->sampling = r->sampling && g->zo == NULL;
@@ -421,7 +426,8 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
     const char *const ways[][4] = {
         {"batch", "1"}, {"seq", half}, {"moments", "bf16"}, {"recompute", "auto"},
         {"offload", "auto"}, {"weights", "auto"}, {"activations", "host"}, {"zero", "auto"},
-        {"slots", "auto"}, {"resident-blocks", "auto"}, {"batch", "1", "moments", "bf16"}};
+        {"slots", "auto"}, {"resident-blocks", "auto"}, {"clip", "0"},
+        {"batch", "1", "moments", "bf16"}};
     const char *const first = "; it fits with", *joint = first;
     snprintf(half, sizeof half, "%zu", r->T > 3 ? r->T / 2 : r->T);
     for (const char *const *way : ways) {

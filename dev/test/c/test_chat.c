@@ -11,16 +11,11 @@
 
 static char fixtures[PATH_MAX];
 
-static Tokenizer *load(const char *name) {
+static Tokenizer *fixture_tokenizer(const char *name) {
     char dir[PATH_MAX + 64];
     snprintf(dir, sizeof dir, "%s/%s", fixtures, name);
     ranks.rank = 1;
     return tokenizer_load(dir);
-}
-
-static void write_file(const char *name, const char *text) {
-    FILE *f = fopen(in_base(name), "wb");
-    if (f == NULL || fputs(text, f) < 0 || fclose(f) != 0) { perror(name); exit(1); }
 }
 
 // A fixture's tokenizer.json, with other parts for some (NULL: for no more), alone in a directory.
@@ -34,7 +29,7 @@ static void copy_tokenizer(const char *name, const char *const (*parts)[2]) {
         sprintf(more, "%.*s%s%s", (int)(at - json), json, (*parts)[1], at + strlen((*parts)[0]));
         json = strdup(more);
     }
-    write_file("tokenizer.json", json);
+    put_text(in_base("tokenizer.json"), json);
 }
 
 // Mistral v3 as small-llama2 has it: [INST] and [/INST] are tokens, and a space stands only in
@@ -51,7 +46,7 @@ static Tokenizer *load_v3(void) {
         {LAST, LAST ADDED("2005", "[INST]") ADDED("2006", "[/INST]")},
         {SPACED_1}, {SPACED_2}, {NULL, NULL}};
     copy_tokenizer("small-llama2", parts);
-    write_file("tokenizer_config.json", "{\"eos_token\":\"</s>\"}");
+    put_text(in_base("tokenizer_config.json"), "{\"eos_token\":\"</s>\"}");
     return tokenizer_load(base);
 }
 
@@ -62,7 +57,7 @@ static Chat open_chat(const Tokenizer *t, int format) {
 }
 
 // Encodes messages: a text of the system, the user and the assistant in turn; NULL: none.
-static size_t encode(const Chat *chat, const char *const *texts, size_t n, int32_t **tokens) {
+static size_t tokens_of(const Chat *chat, const char *const *texts, size_t n, int32_t **tokens) {
     ChatMessage m[8];
     size_t used = 0, count;
     for (size_t i = 0; i < n; i++) {
@@ -113,13 +108,13 @@ static void chat_ids(void) {
         const char *name; Tokenizer *t; int format; const char *second, *answer; size_t opening;
         const int32_t *want; size_t n;
     } cases[] = {
-        {"llama3", load("small-llama3"), CHAT_AUTO, " <|eot_id|>\n", "\nNo. ", 52, llama3,
+        {"llama3", fixture_tokenizer("small-llama3"), CHAT_AUTO, " <|eot_id|>\n", "\nNo. ", 52, llama3,
          COUNT_OF(llama3)},
-        {"chatml", load("small-smollm2"), CHAT_AUTO, "<|im_end|>", "\nNo.", 49, chatml,
+        {"chatml", fixture_tokenizer("small-smollm2"), CHAT_AUTO, "<|im_end|>", "\nNo.", 49, chatml,
          COUNT_OF(chatml)},
-        {"mistral", load("small-llama2"), CHAT_MISTRAL, "No</s>", "\nNo.", 38, mistral,
+        {"mistral", fixture_tokenizer("small-llama2"), CHAT_MISTRAL, "No</s>", "\nNo.", 38, mistral,
          COUNT_OF(mistral)},
-        {"llama2", load("small-llama2"), CHAT_LLAMA2, "\nNo</s> ", "\nNo.", 56, llama2,
+        {"llama2", fixture_tokenizer("small-llama2"), CHAT_LLAMA2, "\nNo</s> ", "\nNo.", 56, llama2,
          COUNT_OF(llama2)},
         {"mistral-v3", load_v3(), CHAT_AUTO, "No[INST]", "No.", 24, mistral_v3,
          COUNT_OF(mistral_v3)}};
@@ -131,10 +126,10 @@ static void chat_ids(void) {
         CHECK(&chat_formats[i < 1 ? CHAT_LLAMA3 - 1 : i < 2 ? CHAT_CHATML - 1 : i < 3
                             ? CHAT_MISTRAL - 1 : i < 4 ? CHAT_LLAMA2 - 1 : CHAT_MISTRAL_V3 - 1]
               == chat.format, "the order of the formats");
-        const size_t count = encode(&chat, texts, 5, &tokens);
+        const size_t count = tokens_of(&chat, texts, 5, &tokens);
         check_tokens(cases[i].name, tokens, count, cases[i].want, cases[i].n);
         texts[4] = NULL;  // what stands before the last answer
-        const size_t before = encode(&chat, texts, 5, &open);
+        const size_t before = tokens_of(&chat, texts, 5, &open);
         size_t same = 0;
         while (same < before && token_id(open[same]) == token_id(tokens[same])) same++;
         CHECK(before == cases[i].opening && same == before && tokens[before] >= 0
@@ -149,7 +144,7 @@ static void chat_ids(void) {
     const Chat inside = open_chat(load_v3(), CHAT_MISTRAL);
     const char *const texts[] = {NULL, "Who?", NULL};
     int32_t *tokens;
-    encode(&inside, texts, 3, &tokens);
+    tokens_of(&inside, texts, 3, &tokens);
     CHECK(tokens[0] == ~1 && tokens[1] == ~1798, "[ is %d", ~tokens[1]);
     free(tokens);
 }
@@ -162,7 +157,7 @@ static Tokenizer *load_template(const char *name, int where, const char *templat
     unlink(in_base("chat_template.jinja"));
     if (strcmp(name, "v3") == 0) load_v3();
     else copy_tokenizer(name, NULL);
-    if (where == IN_FILE) write_file("chat_template.jinja", template_text);
+    if (where == IN_FILE) put_text(in_base("chat_template.jinja"), template_text);
     FILE *f = fopen(in_base("tokenizer_config.json"), "wb");
     fprintf(f, "{\"eos_token\": \"%s\"", strstr(name, "smol") != NULL ? "<|im_end|>" : strstr(name, "llama3") != NULL ? "<|end_of_text|>" : "</s>");
     fprintf(f, where == IN_LIST ? ", \"chat_template\": [{\"name\": \"tool_use\", \"template\": "
@@ -237,14 +232,14 @@ static void chat_templates(void) {
               : chat.system != NULL && strcmp(chat.system, system) == 0), "case %zu: %s", i,
               chat.system != NULL ? chat.system : "none");
         const char *given[] = {system, "Who?"};
-        const size_t count = encode(&chat, texts, 2, &tokens), n = encode(&chat, given, 2, &with);
+        const size_t count = tokens_of(&chat, texts, 2, &tokens), n = tokens_of(&chat, given, 2, &with);
         check_tokens("a default", tokens, count, with, n);
-        if (i < 10) CHECK(encode(&chat, empty, 2, &with) == 16, "an empty system message is one");
+        if (i < 10) CHECK(tokens_of(&chat, empty, 2, &with) == 16, "an empty system message is one");
     }
     unlink(in_base("chat_template.jinja"));
     // Llama-3.1: a date in front of every system message, and of none
     copy_tokenizer("small-llama3", NULL);
-    write_file("tokenizer_config.json", "{\"chat_template\":\"<|start_header_id|> <|eot_id|> Cutting "
+    put_text(in_base("tokenizer_config.json"), "{\"chat_template\":\"<|start_header_id|> <|eot_id|> Cutting "
                "Knowledge Date: December 2023\\n\"}");
     const Chat chat = open_chat(tokenizer_load(base), CHAT_AUTO);
     for (int i = 0; i < 3; i++) {
@@ -256,7 +251,7 @@ static void chat_templates(void) {
         int32_t *tokens;
         const size_t length = (size_t)snprintf(piece, sizeof piece, "\n\n%s%s", front,
                                                i < 2 ? "" : "Be brief.");
-        const size_t count = encode(&chat, system, 2, &tokens);
+        const size_t count = tokens_of(&chat, system, 2, &tokens);
         tokenizer_encode(chat.t, piece, length, 0, &ids);
         const size_t n = ids.count;
         CHECK(count == 16 + n, "%zu tokens", count);
@@ -266,7 +261,7 @@ static void chat_templates(void) {
 }
 
 static void chat_formats_refused(void) {
-    Tokenizer *t = load("small-llama2"), *bytes = tokenizer_bytes();
+    Tokenizer *t = fixture_tokenizer("small-llama2"), *bytes = tokenizer_bytes();
     Chat chat;
     CHECK(!chat_open(&chat, t, CHAT_AUTO, 1, 0, &err) && strstr(err.text, "--chat-format mistral"),
           "%s", err.text);
@@ -374,14 +369,14 @@ static Tokenizer *load_more(const char *dir, const char *const *more, bool space
         sprintf(added + strlen(added), ",{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":false,\"rstrip\":%s,"
                 "\"normalized\":false,\"special\":true}", 2005 + k, more[k], strips ? "true" : "false");
     copy_tokenizer(dir, strcmp(dir, "small-llama2") == 0 ? (const char *const (*)[2])parts : NULL);
-    write_file("chat_template.jinja", template_text);
-    write_file("tokenizer_config.json", strcmp(dir, "small-llama2") == 0 ? "{\"eos_token\":\"</s>\"}" : "{}");
+    put_text(in_base("chat_template.jinja"), template_text);
+    put_text(in_base("tokenizer_config.json"), strcmp(dir, "small-llama2") == 0 ? "{\"eos_token\":\"</s>\"}" : "{}");
     return tokenizer_load(base);
 }
 
 static bool last_only;
 
-static Task parse(const Tokenizer *t, const char *text, int format) {
+static Task parse_lines(const Tokenizer *t, const char *text, int format) {
     return task_parse("f.jsonl", strdup(text), NULL, NULL, t, t->bos, 2011, format, last_only);
 }
 
@@ -440,7 +435,7 @@ static void chat_published_templates(void) {
     for (int k = 0; k < 2; k++) {
         Tokenizer *t = load_more("small-llama2", prompt, true, false, k ? V7 : ZEPHYR);
         int32_t in[64], to[64];
-        const Task task = parse(t, LINE(FROM_KING), CHAT_AUTO);
+        const Task task = parse_lines(t, LINE(FROM_KING), CHAT_AUTO);
         CHECK(t->bos == 1 && task_row(&task, 0, 0, 8, in, to) == 8 && (in[0] == 1) == (k == 1), "%d", in[0]);
     }
     // a template that differs in one literal is refused
@@ -481,7 +476,7 @@ static const char *shown(const Chat *chat, const char *const *texts, size_t n) {
     static char text[1024];
     int32_t *tokens;
     size_t used = 0, length;
-    const size_t count = encode(chat, texts, n, &tokens);
+    const size_t count = tokens_of(chat, texts, n, &tokens);
     for (size_t i = 0; i < count; i++) {
         const bool first = tokens[i] >= 0 && (i == 0 || tokens[i - 1] < 0);
         const bool last = tokens[i] >= 0 && (i + 1 == count || tokens[i + 1] < 0);
@@ -495,20 +490,20 @@ static const char *shown(const Chat *chat, const char *const *texts, size_t n) {
 // Qwen3's thoughts: as its published template has them, with enable_thinking false.
 static void chat_thoughts(void) {
     #define ASK "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    #define NONE "<think>\n\n</think>\n\n"
+    #define NO_THOUGHT "<think>\n\n</think>\n\n"
     static const struct { const char *texts[5]; size_t n; const char *shown; } cases[] = {
-        {{NULL, "Hi", "\n\nYes", NULL, NULL}, 3, ASK NONE "[Yes<|im_end|>]\n"},
-        {{NULL, "Hi", NULL, NULL, NULL}, 3, ASK NONE},
+        {{NULL, "Hi", "\n\nYes", NULL, NULL}, 3, ASK NO_THOUGHT "[Yes<|im_end|>]\n"},
+        {{NULL, "Hi", NULL, NULL, NULL}, 3, ASK NO_THOUGHT},
         {{NULL, "Hi", "<think>\na\n</think>\n\nYes", "Hi", "<think>\n\nb\n</think>No"}, 5,
          ASK "[Yes<|im_end|>]\n" ASK "[<think>\nb\n</think>\n\nNo<|im_end|>]\n"},
         {{NULL, "Hi", "x</think>y</think>Yes", "Hi", "a</think>b"}, 5,
          ASK "[Yes<|im_end|>]\n" ASK "[<think>\na\n</think>\n\nb<|im_end|>]\n"},
-        {{NULL, "Hi", "\nYes", "Hi", NULL}, 5, ASK "[\nYes<|im_end|>]\n" ASK NONE},
-        {{NULL, "Hi", "<think>\n\n</think>\n\nYes", NULL, NULL}, 3, ASK NONE "[Yes<|im_end|>]\n"},
-        {{NULL, "Hi", "No <think>", NULL, NULL}, 3, ASK NONE "[No <think><|im_end|>]\n"},
+        {{NULL, "Hi", "\nYes", "Hi", NULL}, 5, ASK "[\nYes<|im_end|>]\n" ASK NO_THOUGHT},
+        {{NULL, "Hi", "<think>\n\n</think>\n\nYes", NULL, NULL}, 3, ASK NO_THOUGHT "[Yes<|im_end|>]\n"},
+        {{NULL, "Hi", "No <think>", NULL, NULL}, 3, ASK NO_THOUGHT "[No <think><|im_end|>]\n"},
         {{NULL, "Hi", "<think>\na\n</think>\n\nYes", "<tool_response>\nb\n</tool_response>", "No"}, 5,  // no question
          ASK "[<think>\na\n</think>\n\nYes<|im_end|>]\n<|im_start|>user\n<tool_response>\nb\n</tool_response><|im_end|>\n"
-         "<|im_start|>assistant\n" NONE "[No<|im_end|>]\n"}};
+         "<|im_start|>assistant\n" NO_THOUGHT "[No<|im_end|>]\n"}};
     const Chat chat = open_chat(load_template("small-smollm2", IN_FILE, QWEN3_TURNS), CHAT_AUTO);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const char *got = shown(&chat, cases[i].texts, cases[i].n);
@@ -530,10 +525,10 @@ static void chat_own_tokens(void) {
     static const char *const texts[2][2] = {{NULL, "<|im_start|>"}, {NULL, "<|begin_of_text|>"}};
     for (int k = 0; k < 2; k++) {
         copy_tokenizer(k ? "small-llama3" : "small-smollm2", off[k]);
-        write_file("tokenizer_config.json", "{}");
+        put_text(in_base("tokenizer_config.json"), "{}");
         const Chat chat = open_chat(tokenizer_load(base), CHAT_AUTO);
         int32_t *tokens;
-        const size_t n = encode(&chat, texts[k], 2, &tokens);
+        const size_t n = tokens_of(&chat, texts[k], 2, &tokens);
         size_t starts = 0;
         for (size_t i = 0; i < n; i++) starts += tokens[i] == (k ? ~2000 : ~1);
         CHECK(starts == 1, "%zu starts", starts);
@@ -543,7 +538,7 @@ static void chat_own_tokens(void) {
 // Around a text: that of Jinja's trim, of mistral-common, or all of it.
 static void chat_white_space(void) {
     static const char *const texts[] = {NULL, "\u00a0\u3000Hi\u2003\n", "\u00a0Yes \u2003 "};
-    const Chat llama3_chat = open_chat(load("small-llama3"), CHAT_AUTO);
+    const Chat llama3_chat = open_chat(fixture_tokenizer("small-llama3"), CHAT_AUTO);
     CHECK(strcmp(shown(&llama3_chat, texts, 3), "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi"
                  "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[Yes<|eot_id|>]") == 0, "%s",
           shown(&llama3_chat, texts, 3));
@@ -580,9 +575,9 @@ static void chat_exports(void) {
         {"small-smollm2", CHAT_AUTO, "{\"eos_token_id\" : 0}", NULL, "{\n  \"eos_token_id\": [0, 2]\n}\n"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         if (strcmp(cases[i].dir, "v3") != 0) copy_tokenizer(cases[i].dir, NULL);
-        write_file("tokenizer_config.json", i >= 1 && i <= 4 ? "{\"eos_token\":\"<|end_of_text|>\"}" : "{\"eos_token\":\"</s>\"}");
-        if (strcmp(cases[i].dir, "small-smollm2") == 0) write_file("tokenizer_config.json", "{\"eos_token\":\"<|im_end|>\"}");
-        if (cases[i].before != NULL) write_file("generation_config.json", cases[i].before);
+        put_text(in_base("tokenizer_config.json"), i >= 1 && i <= 4 ? "{\"eos_token\":\"<|end_of_text|>\"}" : "{\"eos_token\":\"</s>\"}");
+        if (strcmp(cases[i].dir, "small-smollm2") == 0) put_text(in_base("tokenizer_config.json"), "{\"eos_token\":\"<|im_end|>\"}");
+        if (cases[i].before != NULL) put_text(in_base("generation_config.json"), cases[i].before);
         Tokenizer *t = strcmp(cases[i].dir, "v3") == 0 ? load_v3() : tokenizer_load(base);
         const Chat chat = open_chat(t, cases[i].format);
         chat_export(&chat, t);
@@ -616,8 +611,8 @@ static void chat_rows(void) {
         {N + 5, 0, N - 1, 7}, {N - 1, 0, N - 1, 7}, {N - 2, 0, N - 2, 6}, {N - 4, 0, P + 3, 4},
         {P + 4, 0, P + 3, 4}, {P + 3, 0, P + 3, 4}, {P + 2, 1, P + 2, 4}, {4, P - 1, 4, 4},
         {2, P - 1, 2, 2}};
-    Tokenizer *t = load("small-llama3");
-    Task task = parse(t, TALK, CHAT_AUTO);
+    Tokenizer *t = fixture_tokenizer("small-llama3");
+    Task task = parse_lines(t, TALK, CHAT_AUTO);
     CHECK(task.chat.format != NULL && task.longest == N - 1 && task.pieces == 2 && piece_tokens(&task, 0) == P,
           "%zu", task.longest);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -638,13 +633,13 @@ static void chat_rows(void) {
               "T %zu: %zu trained, %zu counted", T, trained, sum.targets);
     }
     // what stands behind the last answer is neither trained nor read
-    Task more = parse(t, LINE(MESSAGE("system", "Be brief.") "," USER "," KING "," USER), CHAT_AUTO);
+    Task more = parse_lines(t, LINE(MESSAGE("system", "Be brief.") "," USER "," KING "," USER), CHAT_AUTO);
     int32_t in[MOST], to[MOST];
     CHECK(task_row(&more, 0, 0, MOST, in, to) == P + 3 && to[P + 2] == 2009, "%d", to[P + 2]);
     // beside other forms, which are cut as ever
-    Task both = parse(t, TALK "\n{\"prompt\":\"The king\",\"completion\":\" is.\"}\n"
+    Task both = parse_lines(t, TALK "\n{\"prompt\":\"The king\",\"completion\":\" is.\"}\n"
                       "{\"text\":\"The king is.\"}", CHAT_AUTO);
-    Task other = parse(t, "{\"prompt\":\"The king\",\"completion\":\" is.\"}\n"
+    Task other = parse_lines(t, "{\"prompt\":\"The king\",\"completion\":\" is.\"}\n"
                        "{\"text\":\"The king is.\"}", CHAT_AUTO);
     CHECK(both.count == 3 && other.chat.format == NULL && task_hash(&both) != task_hash(&other), "mixed");
     for (size_t i = 0; i < 2; i++)
@@ -675,22 +670,22 @@ static void chat_forms(void) {
                       MESSAGE("user", "a\\nb") "," MESSAGE("assistant", "No."));
     const char *const same[][2] = {{talk, shared}, {asked, alpaca}, {asked, plain},
                                    {LINE(USER "," KING), first}};
-    Tokenizer *t = load("small-llama3");
+    Tokenizer *t = fixture_tokenizer("small-llama3");
     char text[2048];
     for (size_t i = 0; i < COUNT_OF(same); i++) {
-        const Task a = parse(t, same[i][0], CHAT_AUTO), b = parse(t, same[i][1], CHAT_AUTO);
+        const Task a = parse_lines(t, same[i][0], CHAT_AUTO), b = parse_lines(t, same[i][1], CHAT_AUTO);
         CHECK(a.count == 1 && task_hash(&a) == task_hash(&b), "form %zu", i);
     }
     snprintf(text, sizeof text, "%s\n%s\n%s", talk, alpaca, first);
-    const Task lines = parse(t, text, CHAT_AUTO);
+    const Task lines = parse_lines(t, text, CHAT_AUTO);
     snprintf(text, sizeof text, "\xEF\xBB\xBF \n[%s,\n%s, %s]\n", talk, alpaca, first);
-    const Task array = parse(t, text, CHAT_AUTO);
+    const Task array = parse_lines(t, text, CHAT_AUTO);
     CHECK(array.count == 3 && task_hash(&array) == task_hash(&lines), "an array");
     // the inputs of the whole conversation; of its targets those of the second answer
     enum { MOST = 64 };
     int32_t in[2][MOST], to[2][MOST];
-    const Task whole = parse(t, talk, CHAT_AUTO), read = parse(t, last, CHAT_AUTO);
-    const Task second = parse(t, asked, CHAT_AUTO);
+    const Task whole = parse_lines(t, talk, CHAT_AUTO), read = parse_lines(t, last, CHAT_AUTO);
+    const Task second = parse_lines(t, asked, CHAT_AUTO);
     const size_t n = task_row(&whole, 0, 0, MOST, in[0], to[0]);
     CHECK(task_row(&read, 0, 0, MOST, in[1], to[1]) == n && memcmp(in[0], in[1], 4 * n) == 0, "inputs");
     size_t trained = 0;
@@ -701,9 +696,9 @@ static void chat_forms(void) {
     CHECK(trained == task_targets(&second, 1, 0, 1, MOST) && to[1][n - 1] >= 0, "%zu trained", trained);
     // --train-on last: as if the answers before the last that is trained had the weight 0
     last_only = true;
-    const Task one = parse(t, talk, CHAT_AUTO), king = parse(t, first, CHAT_AUTO);
+    const Task one = parse_lines(t, talk, CHAT_AUTO), king = parse_lines(t, first, CHAT_AUTO);
     last_only = false;
-    const Task shorter = parse(t, LINE(USER "," KING), CHAT_AUTO);
+    const Task shorter = parse_lines(t, LINE(USER "," KING), CHAT_AUTO);
     CHECK(task_hash(&one) == task_hash(&read) && task_hash(&king) == task_hash(&shorter), "the last answer");
 }
 
@@ -757,23 +752,23 @@ static void chat_bad_lines(void) {
         {"{\"messages\":[" USER "," KING "],\"text\":\"x\"}", "no others of these"},
         {"{\"messages\":[" USER "," KING "],\"system\":\"Be brief.\"}", "it has \"system\", which is not"},
         {"{\"messages\":[" USER "," KING "],\"tools\":[{}]}", "it has \"tools\""}};
-    Tokenizer *t = load("small-llama3"), *v1 = load("small-llama2");
+    Tokenizer *t = fixture_tokenizer("small-llama3"), *v1 = fixture_tokenizer("small-llama2");
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         char text[1024];
         snprintf(text, sizeof text, "{\"text\":\"The king\"}\n%s\n", bad[i].line);
-        const char *said = DIES(parse(t, text, CHAT_AUTO));
+        const char *said = DIES(parse_lines(t, text, CHAT_AUTO));
         CHECK(said != NULL && strstr(said, bad[i].says) && strstr(said, "f.jsonl, line 2: "),
               "%s: %s", bad[i].line, said != NULL ? said : "accepted");
     }
     static const char twice[] = LINE(USER "," USER "," KING), again[] = LINE(USER "," KING "," KING);
-    CHECK(parse(t, twice, CHAT_AUTO).count == 1 && parse(t, again, CHAT_AUTO).count == 1, "Llama-3");
-    CHECK(DIES_WITH("messages 1 and 2 are both the user's", parse(v1, twice, CHAT_MISTRAL)), "v1");
-    CHECK(DIES_WITH("messages 2 and 3 are both the assistant's", parse(v1, again, CHAT_LLAMA2)),
+    CHECK(parse_lines(t, twice, CHAT_AUTO).count == 1 && parse_lines(t, again, CHAT_AUTO).count == 1, "Llama-3");
+    CHECK(DIES_WITH("messages 1 and 2 are both the user's", parse_lines(v1, twice, CHAT_MISTRAL)), "v1");
+    CHECK(DIES_WITH("messages 2 and 3 are both the assistant's", parse_lines(v1, again, CHAT_LLAMA2)),
           "Llama-2");
-    CHECK(DIES_WITH("line 1: the tokenizer has none of", parse(v1, twice, CHAT_AUTO)), "no format");
+    CHECK(DIES_WITH("line 1: the tokenizer has none of", parse_lines(v1, twice, CHAT_AUTO)), "no format");
     CHECK(DIES_WITH("line 1 has token 2009, but the model's vocabulary has 2009", task_parse("f",
           strdup(LINE(USER "," KING)), NULL, NULL, t, t->bos, 2009, CHAT_AUTO, false)), "a small model");
-    CHECK(parse(t, "{\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"x\",\"name\":\"y\",\"id\":1,"
+    CHECK(parse_lines(t, "{\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"x\",\"name\":\"y\",\"id\":1,"
                 "\"tool_calls\":[],\"audio\":null,\"thinking\":\"\",\"more\":{}}],\"tools\":[],\"source\":\"z\"}",
                 CHAT_AUTO).count == 1, "harmless members");
 }
@@ -798,7 +793,7 @@ static void chat_published(void) {
         const char *texts[] = {NULL, cases[i].user, "Hi there", "Who?", NULL};
         int32_t *tokens;
         const Chat chat = open_chat(tokenizer_load(dir), cases[i].format);
-        const size_t count = encode(&chat, texts, i == 0 ? 3 : 5, &tokens);
+        const size_t count = tokens_of(&chat, texts, i == 0 ? 3 : 5, &tokens);
         check_tokens(cases[i].dir, tokens, count, cases[i].want, cases[i].n);
     }
 }

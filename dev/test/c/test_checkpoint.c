@@ -1,7 +1,9 @@
 // Models and training state on disk: layouts against hand-written files and files that transformers
 // wrote, and damage of every kind. What is refused for its text alone is in refused.h; writes that
 // fail, and processes that die meanwhile, are in test_checkpoint_ranks.c.
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <unistd.h>
 static int no_fsync(int fd) { return fd < 0 ? -1 : 0; }  // no power is cut here
 #define fsync no_fsync
@@ -1005,10 +1007,10 @@ typedef struct {
     GPT2Table t;
     float *arena[PARTS];
     TrainState s;
-} Run;
+} Trained;
 
-static Run run_of(GPT2Config c) {
-    Run r;
+static Trained trained_of(GPT2Config c) {
+    Trained r;
     memset(&r, 0, sizeof r);
     gpt2_finish(&c, &err);
     r.c = c;
@@ -1023,31 +1025,31 @@ static Run run_of(GPT2Config c) {
     return r;
 }
 
-static Run run_new(size_t vocab) {
+static Trained trained_new(size_t vocab) {
     const GPT2Config c = {.layers = 1, .heads = 2, .channels = 4, .ffn = 5, .context = 3,
                           .vocab = vocab, .tied = 1};
-    return run_of(c);
+    return trained_of(c);
 }
 
-static void run_free(Run *r) {
+static void trained_free(Trained *r) {
     for (int k = 0; k < PARTS; k++) free(r->arena[k]);
     gpt2_table_free(&r->t);
 }
 
-static bool save(const char *out, const Run *r, int parts, int keep, size_t best) {
+static bool save(const char *out, const Trained *r, int parts, int keep, size_t best) {
     const RunState here = state_of(&r->t, r->arena, parts);
     StateSave x = {out, &r->t, &here, keep, best, r->s};
     x.state.config = r->c;
     return state_save(&x, &err);
 }
 
-static bool run_save(Run *r, const char *out, size_t step) {
+static bool trained_save(Trained *r, const char *out, size_t step) {
     r->s.step = step;
     r->arena[0][0] = (float)step;
     return save(out, r, PARTS, 0, 0);
 }
 
-static bool load_state(const char *dir, const TrainState *s, Run *r, int parts) {
+static bool load_state(const char *dir, const TrainState *s, Trained *r, int parts) {
     const RunState here = state_of(&r->t, r->arena, parts);
     return state_load(dir, s, &r->t, &here, &err);
 }
@@ -1075,14 +1077,14 @@ static void test_state_round_trip(void) {
     char *out = in_base("families"), dir[PATH_MAX];
     char *file = in_base("families/checkpoints/step_00000010/state.safetensors");
     for (int i = 0; i < 2 * FAMILIES; i++) {
-        Run r = run_of(config_of(i / 2, i % 2)), back = run_of(r.c);
+        Trained r = trained_of(config_of(i / 2, i % 2)), back = trained_of(r.c);
         TrainState s;
         memcpy(r.arena[1] + r.t.tensors[4].offset, special, sizeof special);
         for (int place = 0; place < 2; place++) {
             for (int k = 0; k < PARTS; k++) memset(back.arena[k], 0xff, back.t.elements * 4);
             remove_tree(out);
             mixed = place;
-            CHECK(run_save(&r, out, 10) && find(out, &s, dir), "%s", err.text);
+            CHECK(trained_save(&r, out, 10) && find(out, &s, dir), "%s", err.text);
             CHECK(strstr(dir, "/step_00000010") != NULL && said[0] == '\0', "%s: %s", dir, said);
             CHECK(s.step == 10 && s.seed == r.s.seed && s.data_position == r.s.data_position
                   && strcmp(s.options, r.s.options) == 0, "%s", s.text);
@@ -1096,19 +1098,19 @@ static void test_state_round_trip(void) {
                       k);
             train_state_free(&s);
         }
-        run_free(&r);
-        run_free(&back);
+        trained_free(&r);
+        trained_free(&back);
     }
 }
 
 // What is loaded of a checkpoint, and from which it is not.
 static void test_state_load(void) {
-    Run r = run_new(7), back = run_new(7), other = run_new(8);
+    Trained r = trained_new(7), back = trained_new(7), other = trained_new(8);
     TrainState s;
     char *out = in_base("run"), dir[PATH_MAX];
     const size_t padded = r.t.tensors[0].size - 1;
     r.arena[0][padded] = 5;  // is not saved
-    CHECK(run_save(&r, out, 11) && find(out, &s, dir), "%s", err.text);
+    CHECK(trained_save(&r, out, 11) && find(out, &s, dir), "%s", err.text);
     for (int k = 0; k < PARTS; k++) memset(back.arena[k], 0xff, back.t.elements * 4);
     CHECK(load_state(dir, &s, &back, 1), "%s", err.text);
     CHECK(back.arena[0][padded] == 0, "a padded row is loaded");
@@ -1123,11 +1125,11 @@ static void test_state_load(void) {
     make_directories(in_base("run/checkpoints/step_00000099.damaged"));
     CHECK(newest(out) == 11 && said[0] == '\0', "a checkpoint that was put aside: %s", said);
     put_text(in_base("plain"), "x");
-    CHECK(!run_save(&r, in_base("plain"), 1) && says("cannot make"), "%s", err.text);
+    CHECK(!trained_save(&r, in_base("plain"), 1) && says("cannot make"), "%s", err.text);
     train_state_free(&s);
-    run_free(&r);
-    run_free(&back);
-    run_free(&other);
+    trained_free(&r);
+    trained_free(&back);
+    trained_free(&other);
 }
 
 // A row: a save with --keep and the best step, and the checkpoints that are then there.
@@ -1144,7 +1146,7 @@ static void test_state_keep(void) {
         {100000004, 2, 100000001, " 100000004 100000003 100000001"},
         {100000005, 1, 100000005, " 100000005"},
     };
-    Run r = run_new(7);
+    Trained r = trained_new(7);
     char *out = in_base("keep");
     for (size_t i = 0; i < sizeof saves / sizeof saves[0]; i++) {
         char steps[200] = "";
@@ -1156,11 +1158,11 @@ static void test_state_keep(void) {
         CHECK(strcmp(steps, saves[i].steps) == 0 && newest(out) == strtoull(steps, NULL, 10)
               && entries_in(in_base("keep/checkpoints")) == count, "%zu:%s", i, steps);
     }
-    run_free(&r);
+    trained_free(&r);
 }
 
 // Is the checkpoint in dir whole, by what finds it and by what loads it?
-static bool is_whole(const char *dir, Run *r, int parts) {
+static bool is_whole(const char *dir, Trained *r, int parts) {
     TrainState s;
     if (!state_check(dir, &s, &err)) return false;
     const bool whole = load_state(dir, &s, r, parts);
@@ -1170,7 +1172,7 @@ static bool is_whole(const char *dir, Run *r, int parts) {
 
 // Flips bits of the file at `path` (all of the first `dense` bytes, some of the others) and cuts it
 // to many lengths, and wants each of these noticed in checkpoint `dir`.
-static void damage(const char *dir, const char *path, size_t dense, Run *r, int parts) {
+static void damage(const char *dir, const char *path, size_t dense, Trained *r, int parts) {
     size_t n = 0, unnoticed = 0, tried = 0;
     char *good = file_read(path, &n, &err);
     const int file = open(path, O_WRONLY);
@@ -1195,7 +1197,7 @@ static void damage(const char *dir, const char *path, size_t dense, Run *r, int 
 // What is damaged is passed over, with its reason, and can be saved again. The last tensor is read
 // when it is loaded; if an optimizer adds its lines, which stay as they are, when it is found.
 static void test_state_damage(void) {
-    Run r = run_new(7);
+    Trained r = trained_new(7);
     TrainState s;
     char *out = in_base("damage"), large[] = "optimizer a\n\nb 1 2 3\nstep 7\n--c\n";
     char *dir = in_base("damage/checkpoints/step_00000002");
@@ -1206,7 +1208,7 @@ static void test_state_damage(void) {
         uint64_t header;
         char where[PATH_MAX];
         r.s.text = NULL;
-        CHECK(run_save(&r, out, 1), "%s", err.text);
+        CHECK(trained_save(&r, out, 1), "%s", err.text);
         r.s.text = more ? large : NULL;
         r.s.step = 2;  // one part: a small file, so that every bit of its header gets its turn
         CHECK(save(out, &r, 1, 0, 0), "%s", err.text);
@@ -1226,12 +1228,12 @@ static void test_state_damage(void) {
         CHECK(truncate(weights, (off_t)n - 1) == 0 && newest(out) == 1, "the one before is whole");
         CHECK(strncmp(said, "tide: checkpoint ", 17) == 0
               && strstr(said, "step_00000002 is damaged (") != NULL
-              && strstr(said, "state.safetensors: cut short: ") != NULL, "it says: %s", said);
+              && strstr(said, "state.safetensors: cut short, or ") != NULL, "it says: %s", said);
         unlink(weights);
         CHECK(newest(out) == 1 && strstr(said, "No such file") != NULL, "it says: %s", said);
         make_directories(in_base("damage/checkpoints/tmp"));
         put_text(in_base("damage/checkpoints/tmp/state.safetensors"), "x");
-        CHECK(run_save(&r, out, 2) && newest(out) == 2, "saved again");
+        CHECK(trained_save(&r, out, 2) && newest(out) == 2, "saved again");
         CHECK(entries_in(in_base("damage/checkpoints")) == 2, "what a process has left stays");
         unlink(text);
         remove_tree(in_base("damage/checkpoints/step_00000001"));
@@ -1241,7 +1243,7 @@ static void test_state_damage(void) {
         train_state_free(&s);
         free(good);
     }
-    run_free(&r);
+    trained_free(&r);
 }
 
 static void nowhere(void *owner, int part, size_t at, size_t n, float *w, bool out) {
@@ -1268,9 +1270,9 @@ static void test_state_forged(void) {
         {"config.family 0", "config.family 7", "lacks a field"},
         {"--lr 1e-3", "--lr %5000d", "lacks a field"},
     };
-    Run r = run_new(7);
+    Trained r = trained_new(7);
     TrainState s;
-    CHECK(run_save(&r, in_base("forged"), 1), "%s", err.text);
+    CHECK(trained_save(&r, in_base("forged"), 1), "%s", err.text);
     char *dir = in_base("forged/checkpoints/step_00000001"), changed[8192], to[6000];
     char *path = in_base("forged/checkpoints/step_00000001/state.txt");
     size_t n = 0;
@@ -1298,7 +1300,7 @@ static void test_state_forged(void) {
         CHECK(!ok && says(edits[i].expected), "%s: %s", edits[i].to, err.text);
     }
     free(text);
-    run_free(&r);
+    trained_free(&r);
 }
 
 int main(void) {

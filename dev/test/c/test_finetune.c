@@ -1,7 +1,9 @@
 // test_finetune.c: what a step of fine-tuning computes. Prompts are not trained, rows of several
 // examples have the gradient of rows of one, and micro-batches count by their trained tokens.
+#ifndef TESTING  // else another test of the same program has included the trainer
 #define TESTING
 #include "../../../train_gpt2.c"
+#endif
 #include "../dies.h"
 #include "../files.h"
 #include "../gpt2_free.h"
@@ -83,7 +85,7 @@ static const char *examples =
     "{\"prompt\":\"?\",\"completion\":\"!\"}\n"
     "{\"text\":\"last\"}\n";
 
-static void near(const Step *a, const Step *b, const char *what) {
+static void check_near(const Step *a, const Step *b, const char *what) {
     double *x = widened(a, 1), *y = widened(b, 1);
     const double apart = distance(x, y, a->n);
     CHECK(a->targets == b->targets, "%s: %g and %g are trained", what, a->targets, b->targets);
@@ -99,8 +101,8 @@ static void packed_is_padded(void) {
     const Step short_rows = step_of(examples, "--batch 6 --pack off");
     CHECK(packed.rows == 2 && padded.rows == 6, "%zu rows and %zu", packed.rows, padded.rows);
     CHECK(padded.targets == 4 + 28 + 5 + 13 + 1 + 3, "%g", padded.targets);
-    near(&packed, &padded, "packed");
-    near(&short_rows, &padded, "rows as long as the longest");
+    check_near(&packed, &padded, "packed");
+    check_near(&short_rows, &padded, "rows as long as the longest");
 }
 
 // The mean is over the step's tokens, not over those of its micro-batches.
@@ -108,8 +110,8 @@ static void micro_batches_count_by_tokens(void) {
     const Step one = step_of(examples, "--batch 6 --pack off");
     const Step two = step_of(examples, "--batch 2 --accum 3 --pack off");
     const Step packed = step_of(examples, "--batch 1 --accum 2 --seq 48");
-    near(&two, &one, "three micro-batches");
-    near(&packed, &one, "two packed ones");
+    check_near(&two, &one, "three micro-batches");
+    check_near(&packed, &one, "two packed ones");
 }
 
 int main(void) {

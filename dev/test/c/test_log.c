@@ -23,14 +23,14 @@ static bool log_begin(size_t resume_step, bool terminal) {
     return l.screen != NULL;
 }
 
-static void begin(size_t resume_step, bool terminal) {
+static void begin_log(size_t resume_step, bool terminal) {
     CHECK(log_begin(resume_step, terminal), "%s", err.text);
 }
 
 static void begin_anew(void) {
     remove_tree(base);
     make_directories(base);
-    begin(0, false);
+    begin_log(0, false);
 }
 
 static void end(void) {
@@ -43,7 +43,7 @@ static void step(size_t i, size_t steps, double loss) {
     log_step(&l, i, steps, loss, 1.5, 6e-4, 250, 1000, 0, "");
 }
 
-static bool has(const char *name, const char *part) {
+static bool file_has(const char *name, const char *part) {
     const bool there = strstr(text_of(name), part) != NULL;
     if (!there) printf("  %s lacks %s\n", text_of(name), part);
     return there;
@@ -74,19 +74,19 @@ static void lines_are_exact_json(void) {
 // A log, its lines of steps up to the one at which the run resumes (0: a run that begins), and how
 // many losses these have. @ is a NUL.
 static void resuming_cuts_the_log_back(void) {
-    #define ONE "{\"step\":1,\"loss\":4,\"grad_norm\":1}\n"
-    #define TWO "{\"step\":2,\"loss\":3.5}\n"
+    #define STEP_1 "{\"step\":1,\"loss\":4,\"grad_norm\":1}\n"
+    #define STEP_2 "{\"step\":2,\"loss\":3.5}\n"
     #define VAL "{\"step\":2,\"val_loss\":3.75}\n"
     #define BEST "{\"step\":2,\"best_val_loss\":3.75}\n"
     #define THREE "{\"step\":3,\"loss\":3}\n"
     #define DAMAGED "nonsense\n\n{\"loss\":1}\n{\"step\":-1,\"loss\":1}\n[2]\n"
     static const struct { size_t step; const char *log, *kept; size_t losses, vals; } rows[] = {
-        {0, ONE, "", 0, 0}, {2, NULL, "", 0, 0},
+        {0, STEP_1, "", 0, 0}, {2, NULL, "", 0, 0},
         // the end of a line is its newline, even where the rest could be read
-        {2, ONE "{\"step\":2,\"loss\":9}", ONE, 1, 0},
-        {2, ONE "@\n" TWO, ONE TWO, 2, 0},
-        {2, ONE THREE DAMAGED TWO VAL BEST "{\"step\":3,\"val_loss\":3}\n{\"step\":2,\"loss\":9",
-         ONE TWO VAL BEST, 2, 1},
+        {2, STEP_1 "{\"step\":2,\"loss\":9}", STEP_1, 1, 0},
+        {2, STEP_1 "@\n" STEP_2, STEP_1 STEP_2, 2, 0},
+        {2, STEP_1 THREE DAMAGED STEP_2 VAL BEST "{\"step\":3,\"val_loss\":3}\n{\"step\":2,\"loss\":9",
+         STEP_1 STEP_2 VAL BEST, 2, 1},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         unlink(in_base("log.jsonl"));
@@ -97,7 +97,7 @@ static void resuming_cuts_the_log_back(void) {
             put_bytes(in_base("log.jsonl"), log, n);
         }
         if (i > 0) end();
-        begin(rows[i].step, false);
+        begin_log(rows[i].step, false);
         CHECK(strcmp(text_of("log.jsonl"), rows[i].kept) == 0, "%zu: %s", i, text_of("log.jsonl"));
         CHECK(l.train.count == rows[i].losses && l.val.count == rows[i].vals, "%zu", i);
         CHECK(!path_exists(in_base("log.jsonl.tmp")), "no temporary file is left");
@@ -107,8 +107,8 @@ static void resuming_cuts_the_log_back(void) {
     step(3, 4, 2.5);
     log_eval(&l, 3, 2.5, 0.5);
     log_best(&l, 3, 2.5);
-    CHECK(has("log.jsonl", "3.75}\n{\"step\":3,\"loss\":2.5,"), "appended");
-    CHECK(has("log.jsonl", "{\"step\":3,\"val_loss\":2.5,\"val_accuracy\":0.5}\n"
+    CHECK(file_has("log.jsonl", "3.75}\n{\"step\":3,\"loss\":2.5,"), "appended");
+    CHECK(file_has("log.jsonl", "{\"step\":3,\"val_loss\":2.5,\"val_accuracy\":0.5}\n"
               "{\"step\":3,\"best_val_loss\":2.5}\n"), "an evaluation, and which one is the best");
     CHECK(l.train.count == 3 && l.val.count == 2, "%zu", l.train.count);
     end();
@@ -127,7 +127,7 @@ static void a_resumed_log_equals_an_uninterrupted_one(void) {
             CHECK(log_plot(&l, &err), "%s", err.text);
             end();
             from = 50;  // the checkpoint lies before the kill
-            if (part == 0) begin(from, false);
+            if (part == 0) begin_log(from, false);
         }
         log[run] = text_of("log.jsonl");
         plot[run] = text_of("loss.svg");
@@ -148,7 +148,7 @@ static void a_full_disk_costs_lines(void) {
     CHECK(l.failing && strlen(text_of("log.jsonl")) == one, "%s", text_of("log.jsonl"));
     limit_file_size(0);
     step(3, 9, 1);
-    CHECK(!l.failing && has("log.jsonl", "}\n{\"step\":3,"), "there is room again");
+    CHECK(!l.failing && file_has("log.jsonl", "}\n{\"step\":3,"), "there is room again");
     end();
 }
 
@@ -195,8 +195,8 @@ static void plain_lines_say_everything(void) {
     log_step(&l, 3, 193, 2, 1, 6e-4, 1000, 1, 1.66e9, "");
     log_step(&l, 4, 193, 2, 1, 6e-4, 1000, 1, 0.83e9, "");
     CHECK(l.peak == 1.66e9, "%g", l.peak);
-    for (int i = 0; i < 5; i++) CHECK(has("screen", on_screen[i]), "line %d", i);
-    for (int i = 0; i < 3; i++) CHECK(has("log.jsonl", in_log[i]), "line %d", i);
+    for (int i = 0; i < 5; i++) CHECK(file_has("screen", on_screen[i]), "line %d", i);
+    for (int i = 0; i < 3; i++) CHECK(file_has("log.jsonl", in_log[i]), "line %d", i);
     CHECK(strpbrk(text_of("screen"), "\r\033") == NULL, "plain");
     end();
     static const struct { double seconds; const char *text; } durations[] = {
@@ -210,7 +210,7 @@ static void plain_lines_say_everything(void) {
 }
 
 static void a_terminal_shows_progress_in_place(void) {
-    begin(0, true);
+    begin_log(0, true);
     for (size_t i = 1; i <= 200; i++) {
         l.last_drawn = 0;  // as if time had passed
         log_step(&l, i, 200, 1, 1, 1e-3, 1, i == 78 ? 1e50 : 1, 0, "");

@@ -5,7 +5,7 @@
 #include "../files.h"
 #include "../test.h"
 
-static void write_file(const char *name, const char *text) {
+static void write_kernel_file(const char *name, const char *text) {
     char path[PATH_MAX], dir[PATH_MAX];
     path_join(path, base, name);
     snprintf(dir, sizeof dir, "%s", path);
@@ -22,18 +22,18 @@ static void new_machine(void) {
 static void memory_that_is_there(void) {
     new_machine();
     CHECK(memory_available() == SIZE_MAX && memory_container() == SIZE_MAX, "nothing is known");
-    write_file("proc/meminfo", "MemTotal: 999999 kB\nMemFree: 5 kB\nMemAvailable:    3000 kB\n");
+    write_kernel_file("proc/meminfo", "MemTotal: 999999 kB\nMemFree: 5 kB\nMemAvailable:    3000 kB\n");
     CHECK(memory_available() == 3000 * 1024 && memory_container() == SIZE_MAX, "Linux");
-    write_file("sys/fs/cgroup/memory.max", "max\n");
-    write_file("sys/fs/cgroup/memory.current", "900000\n");
+    write_kernel_file("sys/fs/cgroup/memory.max", "max\n");
+    write_kernel_file("sys/fs/cgroup/memory.current", "900000\n");
     CHECK(memory_available() == 3000 * 1024 && memory_container() == SIZE_MAX, "no limit");
-    write_file("sys/fs/cgroup/memory.max", "1000000\n");
+    write_kernel_file("sys/fs/cgroup/memory.max", "1000000\n");
     CHECK(memory_available() == 100000 && memory_container() == 100000, "a container");
-    write_file("sys/fs/cgroup/memory.stat", "anon 5\ninactive_file 50000\n");
+    write_kernel_file("sys/fs/cgroup/memory.stat", "anon 5\ninactive_file 50000\n");
     CHECK(memory_available() == 150000, "files make room: %zu", memory_available());
-    write_file("sys/fs/cgroup/memory.current", "1900000\n");
+    write_kernel_file("sys/fs/cgroup/memory.current", "1900000\n");
     CHECK(memory_available() == 0 && memory_container() == 0, "more is used than may be");
-    write_file("sys/fs/cgroup/memory.max", "99000000\n");
+    write_kernel_file("sys/fs/cgroup/memory.max", "99000000\n");
     CHECK(memory_available() == 3000 * 1024 && memory_container() == 97150000, "%zu",
           memory_container());
     unsetenv("TIDE_MACHINE");
@@ -64,17 +64,17 @@ static void memory_of_a_job(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char files[1024], name[200];
         new_machine();
-        write_file("proc/self/cgroup", cases[i].groups);
+        write_kernel_file("proc/self/cgroup", cases[i].groups);
         snprintf(files, sizeof files, "%s", cases[i].files);
         for (char *file = strtok(files, " "); file != NULL; file = strtok(NULL, " ")) {
             char *text = strtok(NULL, " ");
             for (char *c = text; (c = strchr(c, '~')) != NULL;) *c = ' ';
             snprintf(name, sizeof name, "sys/fs/cgroup/%s", file);
-            write_file(name, text);
+            write_kernel_file(name, text);
         }
         CHECK(memory_container() == cases[i].left, "case %zu: %zu", i, memory_container());
     }
-    write_file("proc/meminfo", "MemAvailable: 2 kB\n");
+    write_kernel_file("proc/meminfo", "MemAvailable: 2 kB\n");
     CHECK(memory_available() == 2048, "the machine has less");
     unsetenv("TIDE_MACHINE");
 }

@@ -21,7 +21,7 @@ static void begin(const Rates *r) {
 
 #define MACHINE .h2d = 10, .d2h = 20, .host_adam = 1
 
-static Rates machine(void) {
+static Rates plain_machine(void) {
     const Rates r = {MACHINE};
     return r;
 }
@@ -119,7 +119,7 @@ static void wait_until(double *at, double time) { *at = fmax(*at, time); }
 // given when it was recorded last, whatever follows there; a job waits for all, of whatever number;
 // what is queued while the host waits is queued later; and a stream hands on what it waits for.
 static void programs_are_as_simulated(void) {
-    const Rates r = machine();
+    const Rates r = plain_machine();
     for (int k = 0; k < 2000; k++) {
         Simulator x;
         int events[EVENTS];
@@ -156,7 +156,7 @@ static void programs_are_as_simulated(void) {
 }
 
 static void like_work_joins(void) {
-    const Rates r = machine();
+    const Rates r = plain_machine();
     begin(&r);
     int last = rehearse(COMPUTE, TAKES_PRODUCTS, 1), jobs = 1;
     CHECK(rehearse(COMPUTE, TAKES_PRODUCTS, 2) == last && q.jobs[last].work == 3, "not joined");
@@ -227,7 +227,7 @@ static void made_up_step(StepMark *mark, int micros, int *weights) {
 static void a_prediction_is_read_off(void) {
     for (int more = 0; more < 8; more += 7) {
         const int micros = more > 0 ? REHEARSED_MICRO : MICROS;
-        const Rates r = machine();
+        const Rates r = plain_machine();
         StepMark marks[4];
         begin(&r);
         int weights = NO_JOB;
@@ -417,7 +417,7 @@ static int drawn(int stream, double work, int row, const char *name, size_t byte
 // From one norm to the next: here from 10 s to 30. What began before or goes on behind counts for
 // its part; what overlaps on the same device, once; a stall, and what copies nothing, not at all.
 static void what_is_at_work(void) {
-    Rates r = machine();
+    Rates r = plain_machine();
     begin(&r);
     const int before = drawn(COMPUTE, 8, ROW_COMPUTE, "backward", 0, -1);           // 0 .. 8
     const int in = drawn(FETCH, 40, ROW_FETCH, "fetch", 40, before);                // 8 .. 12

@@ -165,7 +165,7 @@ static void slices_and_threads_agree(void) {
 
 // The same number from every compiler, optimisation level and instruction set: FNV-1a of the bits
 // of 100,003 values.
-static void bits_are_the_same_everywhere(void) {
+static void numbers_are_the_same_everywhere(void) {
     enum { N = 100003 };
     float *x = (float *)alloc_or_fail(N, 4, "x");
     rng_normals(x, N, 1337, RNG_INIT, 1, 1);
@@ -187,6 +187,6 @@ int main(void) {
     RUN(normals_are_normal);
     RUN(counter_is_as_promised);
     RUN(slices_and_threads_agree);
-    RUN(bits_are_the_same_everywhere);
+    RUN(numbers_are_the_same_everywhere);
     return test_summary();
 }

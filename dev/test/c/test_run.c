@@ -46,28 +46,56 @@ static int split(const char *line, const char *out) {
     }
     return n;
 }
-static Trainer *begin(const char *line, const char *out) {
+static Trainer *begin_run(const char *line, const char *out) {
     return trainer_new(split(line, out), arguments);
 }
 
-static bool refused(const char *line, const char *words) {
+static bool run_refuses(const char *line, const char *words) {
     static int number;
     char out[16];  // which may stay locked
     snprintf(out, sizeof out, "refused%d", number++);
-    return DIES_WITH(words, begin(line, in_base(out)));
+    return DIES_WITH(words, begin_run(line, in_base(out)));
 }
 
-static const char *write_text(const char *name, const char *text) {
+static const char *text_file(const char *name, const char *text) {
     put_text(in_base(name), text);
     return in_base(name);
 }
 
 static const char *shape;  // of a small model, with its data
 
+// With --master bf16 first weights are bf16 numbers, the nearest; so are those of a checkpoint in
+// fp32, unless one is too large.
+static void test_weights_in_bf16(void) {
+    char *out = in_base("bf16"), line[300];
+    snprintf(line, sizeof line, "%s -- --optimizer adamw --master bf16", shape);
+    Trainer *a = begin(line, out);
+    const size_t n = a->run.table.elements;
+    size_t wrong = 0;
+    float *first = (float *)alloc_or_fail(n, sizeof(float), "weights");
+    gpt2_init(&a->run.table, first, 5);
+    for (size_t i = 0; i < n; i++) wrong += a->arena[i] != bf16_to_f32(f32_to_bf16(first[i]));
+    trainer_free(a);
+    *strstr(line, " --master") = '\0';
+    a = begin(line, in_base("fp32"));
+    a->run.done = 1;
+    run_save(&a->run, NULL);
+    trainer_free(a);
+    a = begin("--resume --master bf16", in_base("fp32"));
+    for (size_t i = 0; i < n; i++) wrong += a->arena[i] != bf16_to_f32(f32_to_bf16(first[i]));
+    CHECK(wrong == 0 && a->run.o.master == MASTER_BF16, "%zu weights are others", wrong);
+    a->arena[3] = FLT_MAX;
+    a->run.done = 2;
+    run_save(&a->run, NULL);
+    trainer_free(a);
+    CHECK(DIES_WITH("too large for this precision", begin("--resume", in_base("fp32"))), "inf");
+    free(first);
+}
+
 // First weights are those of the seed; a checkpoint's are loaded as they are.
 static void test_first_and_saved_weights(void) {
     char *out = in_base("run");
-    Trainer *a = begin(shape, out);
+    Trainer *a = begin_run(shape, out);
     const size_t n = a->run.table.elements;
     float *first = (float *)alloc_or_fail(n, sizeof(float), "weights");
     gpt2_init(&a->run.table, first, 5);
@@ -78,7 +106,7 @@ static void test_first_and_saved_weights(void) {
     a->arena[3] = 78;  // its step is saved: only the weights for others are new
     run_save(&a->run, NULL);
     trainer_free(a);
-    a = begin("--resume", out);
+    a = begin_run("--resume", out);
     CHECK(a->arena[3] == 77 && a->run.state.step == 2, "loaded %g", a->arena[3]);
     // a checkpoint that is due waits while the state cannot be saved
     a->run.o.save_every = 3;
@@ -185,11 +213,11 @@ static void test_task(void) {
     char lines[4096] = "sentence\tlabel\n", line[1024], targets_of[64] = "";
     for (int i = 0; i < 25; i++)
         snprintf(lines + strlen(lines), 64, "%.*s%c\t%d\n", i % 7, "xxxxxxx", 'A' + i, i % 2);
-    const char *tsv = write_text("task.tsv", lines);
+    const char *tsv = text_file("task.tsv", lines);
     snprintf(line, sizeof line, "--data %s --labels 0|1 --template ~is --model nano --layers 1 "
              "--channels 8 --heads 2 --context 32 --seed 5 --steps 4 --batch 4 --optimizer mezo",
              tsv);
-    Trainer *a = begin(line, in_base("task"));
+    Trainer *a = begin_run(line, in_base("task"));
     Run *r = &a->run;
     int32_t inputs[4 * 16], where[4 * 16];
     CHECK(r->task && r->words && !r->packed && r->train.sequences == 23 && r->val.sequences == 2,
@@ -211,27 +239,27 @@ static void test_task(void) {
 
     char *label = strrchr(lines, '0');
     *label = '1';
-    write_text("task.tsv", lines);
-    a = begin(line, in_base("task"));
+    text_file("task.tsv", lines);
+    a = begin_run(line, in_base("task"));
     CHECK(a->run.state.data_hash != hash, "another label is other data");
     trainer_free(a);
     snprintf(line + strlen(line), 400, " --val %s --seq 8",
-             write_text("val.tsv", "bad\t0\ngood\t1\nso so, and then some\t1\n"));
-    a = begin(line, in_base("task"));
+             text_file("val.tsv", "bad\t0\ngood\t1\nso so, and then some\t1\n"));
+    a = begin_run(line, in_base("task"));
     CHECK(a->run.train.sequences == 25 && a->run.val.sequences == 3 && a->run.T == 8, "--val");
     trainer_free(a);
     snprintf(line + strlen(line), 400, " -- --seq 1");
-    CHECK(refused(line, "--seq 2 or more"), "no room for the targets");
+    CHECK(run_refuses(line, "--seq 2 or more"), "no room for the targets");
     snprintf(line, sizeof line, "--data %s --labels 0|1 --template ~is --steps 0 --optimizer mezo",
-             write_text("few.tsv", "a\t0\nb\t1\n"));
-    CHECK(refused(line, "held-out tenth"), "nothing open out");
+             text_file("few.tsv", "a\t0\nb\t1\n"));
+    CHECK(run_refuses(line, "held-out tenth"), "nothing open out");
 
     for (int i = 0; i < 3; i++) {  // OPT's texts begin with </s>, those of bytes not
         snprintf(line, sizeof line, "--data %s --labels 0|1 --template ~is --model %s --layers 1 "
                  "--channels 8 --heads 2 --context 32 --steps 4 --optimizer mezo --tokenizer "
                  "%s", tsv, i < 2 ? "opt-125m" : "gpt2",
                  i == 1 ? "bytes" : TEST_FIXTURES "/tokenizer");
-        a = begin(line, in_base("task"));
+        a = begin_run(line, in_base("task"));
         CHECK(a->run.task_all.first_token == (i == 0 ? 2 : -1), "%d: %d", i,
               a->run.task_all.first_token);
         trainer_free(a);
@@ -269,7 +297,7 @@ static void test_row_length(void) {
         snprintf(options, sizeof options, cases[i].options, path);
         snprintf(line, sizeof line, "--model nano --layers 1 --channels 8 --heads 2 --context %s "
                  "--steps 4 --optimizer mezo --tokenizer bytes -- %s", cases[i].context, options);
-        const char *said = PRINTS(a = begin(line, in_base("length")));
+        const char *said = PRINTS(a = begin_run(line, in_base("length")));
         const Run *r = &a->run;
         const bool told = strstr(said, "without --seq") != NULL;
         const bool cut = strstr(said, "longer than --seq 2048:") != NULL;
@@ -387,13 +415,14 @@ int main(void) {
     static char text[1024];
     base_new("run");
     memset(text, 'x', sizeof text - 1);
-    const char *data = write_text("text", text);
+    const char *data = text_file("text", text);
     snprintf(text, sizeof text, "--data %s --model nano --layers 1 --channels 8 --heads 2 "
              "--context 8 --seed 5 --optimizer mezo --steps 4 --batch 2 --",
              data);
     shape = text;
     RUN(test_first_values);
     RUN(test_first_and_saved_weights);
+    RUN(test_weights_in_bf16);
     RUN(test_sampling);
     RUN(test_sample_window);
     RUN(test_task);

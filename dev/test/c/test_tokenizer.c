@@ -1,9 +1,7 @@
 // Tests of tokenizer.h and what it stands on. fixtures/tokenizer/expected.txt has the ids of two
 // other implementations (see make_fixture.py there), cases.jsonl those of Hugging Face for variants
-// of three tokenizer.json (make_cases.py). With TIDE_GPT2_TOKENIZER=DIR in the environment, DIR
-// holding GPT-2's vocab.json and merges.txt, the whole vocabulary is tested as well; with
-// TIDE_TOKENIZERS=DIR those of DIR's folders, for which DIR/cases.jsonl has the ids
-// (check_published() says how).
+// of three tokenizer.json (make_cases.py). With TIDE_TOKENIZERS=DIR in the environment those of DIR's
+// folders are tested as well, for which DIR/cases.jsonl has the ids (check_published() says how).
 #include "../../data/blocks.h"
 #include "../dies.h"
 #include "../files.h"
@@ -247,6 +245,25 @@ static Tokenizer *random_merges(void) {
     return tokenizer_of_merges(merges);
 }
 
+// Merges by the definition: again and again the pair that comes first in the list, and of equal ones
+// the leftmost.
+static size_t merge_plainly(const Tokenizer *t, uint32_t *ids, size_t n) {
+    uint32_t rank[TOKENIZER_SHORT + 1];  // of the pair that starts at i
+    for (size_t i = 0; i + 1 < n; i++) rank[i] = tokenizer_rank(t, ids[i], ids[i + 1]);
+    while (n > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < n; i++) if (rank[i] < rank[best]) best = i;
+        if (rank[best] == TOKENIZER_NONE) break;
+        ids[best] = t->merges[rank[best]].result;
+        n--;
+        for (size_t i = best + 1; i < n; i++) ids[i] = ids[i + 1];
+        for (size_t i = best + 1; i + 1 < n; i++) rank[i] = rank[i + 1];
+        if (best + 1 < n) rank[best] = tokenizer_rank(t, ids[best], ids[best + 1]);
+        if (best > 0) rank[best - 1] = tokenizer_rank(t, ids[best - 1], ids[best]);
+    }
+    return n;
+}
+
 // The heap gives what the plain loop gives.
 static void tokenizer_long_words(void) {
     for (int run = 0; run < (test_whole() ? 20000 : 4000); run++) {
@@ -259,7 +276,7 @@ static void tokenizer_long_words(void) {
             a[i] = t->byte_id[random_below(40) == 0 ? 'c' : random_below(share) ? 'a' : 'b'];
             b[i] = a[i];
         }
-        const size_t few = tokenizer_merge_short(t, a, n), many = tokenizer_merge_long(t, b, n);
+        const size_t few = merge_plainly(t, a, n), many = tokenizer_merge(t, b, n);
         CHECK(few == many && memcmp(a, b, few * sizeof *a) == 0, "run %d", run);
     }
 }
@@ -297,13 +314,13 @@ static void tokenizer_saves(void) {
     CHECK(DIES_WITH("/nonexistent/", tokenizer_save(tokenizers[0], "/nonexistent")), "no error");
 }
 
-static Tokenizer *parse(const char *more, const char *merges) {
+static Tokenizer *parse_tokenizer(const char *more, const char *merges) {
     return tokenizer_of("test", byte_vocabulary(-1, 5, more), merges);
 }
 
 // An OPT-like vocabulary: </s>, ids with holes, tokens that are no byte characters.
 static void tokenizer_special(void) {
-    Tokenizer *t = parse(", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"madeupword0000\": 300, "
+    Tokenizer *t = parse_tokenizer(", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"madeupword0000\": 300, "
                          "\"<|endoftext|>\": 299, "
                          "\"\\u2581x y\": 16777215, \"ab\": 290, \"\\u0120a\": 291", "a b\n");
     CHECK(t->eot == 2 && t->vocab == 1 << 24, "eot %d", t->eot);
@@ -319,7 +336,7 @@ static void tokenizer_special(void) {
     }
     static const uint32_t expected[] = {290, 2, 5 + '<', 5 + 'p', 5 + 'a', 5 + 'd', 5 + '>'};
     check_ids(t, "ab</s><pad>", 11, expected, 7);
-    t = parse(", \"<s>\": 0, \"</s>\": 2, \"madeupword0000\": 300, \"ab\": 290", "a b\n");
+    t = parse_tokenizer(", \"<s>\": 0, \"</s>\": 2, \"madeupword0000\": 300, \"ab\": 290", "a b\n");
     tokenizer_save(t, base);  // ids with holes
     CHECK(same(t, tokenizer_load(base)), "another after saving");
     remove_files();
@@ -330,7 +347,7 @@ static void tokenizer_merge_files(void) {
                                        "#version: 0.2\r\na b\r\nab c\r\n", "a b\n\nab c\n\n",
                                        "#version\na b\nab c\r\n"};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
-        const Tokenizer *a = parse(", \"ab\": 400, \"abc\": 1", good[i]);
+        const Tokenizer *a = parse_tokenizer(", \"ab\": 400, \"abc\": 1", good[i]);
         const Tokenizer *b = tokenizer_of_merges(good[i]);
         CHECK(a->merge_count == 2 && b->merge_count == 2 && b->vocab == 259, "%s", good[i]);
         const uint32_t ids[2] = {1, 257};
@@ -339,7 +356,7 @@ static void tokenizer_merge_files(void) {
     }
     // two ways to one token are fine with a vocabulary, ambiguous without
     static const char twice[] = "a b\nb c\nab c\na bc\n";
-    CHECK(parse(", \"ab\": 400, \"bc\": 1, \"abc\": 2", twice)->merge_count == 4, "twice");
+    CHECK(parse_tokenizer(", \"ab\": 400, \"bc\": 1, \"abc\": 2", twice)->merge_count == 4, "twice");
     CHECK(DIES_WITH("\"abc\" twice", tokenizer_of_merges(twice)), "ambiguous");
 }
 
@@ -528,7 +545,7 @@ static void json_cases(void) {
     free(lines);
 }
 
-#define LLAMA3 "small-llama3"
+#define OF_LLAMA3 "small-llama3"
 #define SMOLLM2 "small-smollm2"
 #define LLAMA2 "small-llama2"
 
@@ -594,16 +611,16 @@ static void tokenizer_beside(void) {
          "-1 -1 -1:"},  // it has no id
         {NULL, {MADE_UP ",'bos_token':'</s>'}", 0, 0, 0, "{'model_type':'qwen2'}"}, "11", "260 ",
          "-1 -1 -1:"},
-        {LLAMA3, {"{" DECODER("2011", "<|bot|>") "}}}"}, "a <|bot|> b", "64 220 2011 280 ",
+        {OF_LLAMA3, {"{" DECODER("2011", "<|bot|>") "}}}"}, "a <|bot|> b", "64 220 2011 280 ",
          "2000 -1 -1:"},
-        {LLAMA3, {"{" DECODER("2009", "<|eot_id|>") ",'rstrip':true,'special':true}}}"},
+        {OF_LLAMA3, {"{" DECODER("2009", "<|eot_id|>") ",'rstrip':true,'special':true}}}"},
          "<|eot_id|> \na", "2009 64 ",
          "2000 -1 -1:"},
-        {LLAMA3, {"{'eos_token':null}", 0,
+        {OF_LLAMA3, {"{'eos_token':null}", 0,
                   "{'eos_token':'<|eot_id|>','bos_token':'<|begin_of_text|>'}"},
          "a", "64 ",
          "2000 2009 2009: 2009"},
-        {LLAMA3, {"{'extra_special_tokens':{'image_token':'he'}}"}, "the", "83 260 ",
+        {OF_LLAMA3, {"{'extra_special_tokens':{'image_token':'he'}}"}, "the", "83 260 ",
          "2000 -1 -1:"},
         {LLAMA2, {NULL}, "", "", "1 2 2: 2"},  // </s>, as nobody names another
         {LLAMA2, {"{}", "{'eos_token_id': 2000}", 0, 0, "{'eos_token_id': 5}"}, "", "",
@@ -616,7 +633,7 @@ static void tokenizer_beside(void) {
          "1 1 -1: 1 8"},
         {LLAMA2, {"{'eos_token': 'nothing'}"}, "", "", "1 2 2: 2"},
         {LLAMA2, {"{'add_bos_token': true}"}, "", "", "1 2 2: 2"},
-        {LLAMA3, {"{'eos_token': '<|eot_id|>'}"}, "", "", "2000 2009 2009: 2009"},
+        {OF_LLAMA3, {"{'eos_token': '<|eot_id|>'}"}, "", "", "2000 2009 2009: 2009"},
         {SMOLLM2, {0, 0, 0, 0, "{'bos_token_id': 1, 'eos_token_id': 2}"}, "", "", "-1 2 -1: 2"},
         {SMOLLM2, {NULL}, "", "", "-1 0 -1: 0"},  // <|endoftext|>
         {SMOLLM2, {"{'eos_token': 'the'}"}, "", "", "-1 1052 -1: 1052"},
@@ -677,7 +694,7 @@ static void tokenizer_beside(void) {
               == normal[i].found, "%s", normal[i].text);
     }
     // a token that is named is special: in a user's message it is text
-    write_fixture(LLAMA3);
+    write_fixture(OF_LLAMA3);
     write_text("tokenizer_config.json", "{'pad_token':'he'}");
     const Tokenizer *named = tokenizer_load(base);
     CHECK(strcmp(ids_text(named, "the", TOKENIZER_PLAIN), "1086 ") == 0
@@ -914,50 +931,6 @@ static void check_published(void) {
     CHECK(folders > 0, "none of the folders is there");
 }
 
-static uint64_t gpt2_hash;
-
-static void hash_ids(const Tokenizer *t, const char *text, size_t n, const uint32_t *unused,
-                     size_t unused_count) {
-    (void)unused;
-    (void)unused_count;
-    uint32_t *ids, c;
-    for (size_t at = 0, step; at < n; at += step)
-        if ((step = utf8_decode(text + at, n - at, &c)) == 0) return;  // not for the other library
-    size_t count = encode(t, text, n, &ids);
-    for (size_t i = 0; i < count; i++) gpt2_hash = hash_add(gpt2_hash, ids[i]);
-    gpt2_hash = hash_add(gpt2_hash, 0xffffff);
-    free(ids);
-}
-
-static void tokenizer_gpt2(void) {
-    const char *dir = getenv("TIDE_GPT2_TOKENIZER");
-    if (dir == NULL) SKIP("TIDE_GPT2_TOKENIZER does not name GPT-2's vocabulary");
-    Tokenizer *tokenizers[2] = {tokenizer_load(dir), load_merges_alone(dir)};
-    CHECK(same(tokenizers[0], tokenizers[1]), "vocab.json is not what merges.txt gives");
-    for (int i = 0; i < 2; i++) {
-        const Tokenizer *t = tokenizers[i];
-        CHECK(t->vocab == 50257 && t->eot == 50256 && t->merge_count == 50000, "not GPT-2's");
-        CHECK(strcmp(ids_text(t, "Hello world, don't <|endoftext|>", 0),
-                     "15496 995 11 836 470 220 50256 ") == 0, "a text");
-        // of the ids that Hugging Face transformers gives for the valid strings of expected.txt
-        gpt2_hash = 0xcbf29ce484222325u;
-        for_expected(t, hash_ids);
-        CHECK(gpt2_hash == 0xa6673b66b301fc5du, "hash %llx", (unsigned long long)gpt2_hash);
-        // a text of the same kind: tinyshakespeare.txt beside the vocabulary, if it is there
-        char path[PATH_MAX];
-        path_join(path, dir, "tinyshakespeare.txt");
-        if (!path_exists(path)) continue;
-        size_t n = 0;
-        uint32_t *ids;
-        uint64_t h = 0xcbf29ce484222325u;
-        const char *text = read_file(dir, "tinyshakespeare.txt", &n);
-        const size_t count = encode(t, text, n, &ids);
-        for (size_t j = 0; j < count; j++) h = hash_add(h, ids[j]);
-        CHECK(count == 338025 && h == 0xb547ad363c19676eu, "%zu tokens", count);
-        free(ids);
-    }
-}
-
 int main(void) {
     base_new("tokenizer");
     RUN(unicode_classes);
@@ -982,7 +955,6 @@ int main(void) {
     RUN(words_are_cut);
     RUN(nfc_composes);
     RUN(check_published);
-    RUN(tokenizer_gpt2);
     remove_tree(base);
     return test_summary();
 }

@@ -348,7 +348,7 @@ static History simulate(const Model *m, const Case *c, size_t steps, Moment *mom
 }
 
 // The cases in which all settings meet.
-enum { CASES = 40 };
+enum { ZEN_CASES = 40 };
 static Case case_of(int k) {
     static const double shares[] = {0.1, 0.3, 0, 0.6, 1};
     static const size_t windows[] = {3, 0, 1, 4};
@@ -378,7 +378,7 @@ static void check_slots(const ZenMap *map, const int32_t *before, const bool *ch
 static void the_reference_is_what_the_simulator_says(void) {
     int delayed = 0, moved = 0;
     bool lengths[17] = {false};
-    for (int k = 0; k < CASES; k++) {
+    for (int k = 0; k < ZEN_CASES; k++) {
         const Case c = case_of(k);
         Model m = model_of(k % MODELS);
         Moment moment[STEPS + 1];

@@ -34,7 +34,7 @@ static GPT2Config random_config(int trial) {
     return c;
 }
 
-static const char *describe(const GPT2Config *c, size_t world, bool rows) {
+static const char *model_text(const GPT2Config *c, size_t world, bool rows) {
     static char text[160];
     snprintf(text, sizeof text, "%zu layers, %zu channels, ffn %zu, context %zu, vocab %zu, "
              "%stied, world %zu%s", c->layers, c->channels, c->ffn, c->context, c->vocab,
@@ -65,7 +65,7 @@ static void for_models(int trials, void (*check)(const GPT2Config *, const GPT2T
 // By other means: what zero.h says of itself
 
 // Where segment s begins: the embeddings, layer s - 1, the tail, and the end.
-static size_t segment_begin(const GPT2Table *t, int s) {
+static size_t table_begin(const GPT2Table *t, int s) {
     for (int i = 0; i < t->count; i++)
         if (t->tensors[i].layer + 1 == s) return t->tensors[i].offset;
     return t->elements;
@@ -81,7 +81,7 @@ static size_t cut_at(size_t n, size_t world, size_t r) {
 // The same between rows: the one in which the r-th part would begin. A vector, with the gap behind
 // it, is one.
 static size_t row_at(const GPT2Table *t, int s, size_t n, size_t world, size_t r) {
-    const size_t begin = segment_begin(t, s);
+    const size_t begin = table_begin(t, s);
     const size_t target = begin + (size_t)((unsigned __int128)n * r / world);
     size_t best = begin;
     for (int i = 0; i < t->count && t->tensors[i].offset <= target; i++) {
@@ -106,7 +106,7 @@ static Cuts cuts_of(const GPT2Table *t, size_t world, bool rows) {
     const size_t segments = (size_t)x.segments;
     x.begin = (size_t *)alloc_or_fail(segments + 1, sizeof(size_t), "segments");
     x.shard = (size_t *)alloc_or_fail(segments * (world + 1), sizeof(size_t), "segments");
-    for (int s = 0; s <= x.segments; s++) x.begin[s] = segment_begin(t, s);
+    for (int s = 0; s <= x.segments; s++) x.begin[s] = table_begin(t, s);
     for (int s = 0; s < x.segments; s++) {
         const size_t n = x.begin[s + 1] - x.begin[s];
         size_t *shard = x.shard + (size_t)s * (world + 1);
@@ -144,19 +144,19 @@ static size_t arena_of(const GPT2Table *t, const Shard *s) {
 
 static void check_segments(const GPT2Config *c, const GPT2Table *t, size_t world, bool rows) {
     Cuts x = cuts_of(t, world, rows);
-    CHECK(zero_segments(t) == x.segments, "%s: %d segments", describe(c, world, rows),
+    CHECK(zero_segments(t) == x.segments, "%s: %d segments", model_text(c, world, rows),
           zero_segments(t));
     for (int s = 0; s < x.segments; s++) {
         size_t at;
         const size_t n = zero_segment(t, s, &at), *shard = x.shard + (size_t)s * (world + 1);
         CHECK(at == x.begin[s] && n == x.begin[s + 1] - at, "%s: segment %d is %zu at %zu",
-              describe(c, world, rows), s, n, at);
+              model_text(c, world, rows), s, n, at);
         for (size_t r = 0; r <= world; r++) {
             const size_t begin = zero_begin(t, s, world, r, rows);
             CHECK(begin == shard[r], "%s: segment %d: rank %zu's begins at %zu, not %zu",
-                  describe(c, world, rows), s, r, begin, shard[r]);
+                  model_text(c, world, rows), s, r, begin, shard[r]);
             CHECK(rows || begin == n || begin == r * zero_cut(n, world), "%s: cut %zu",
-                  describe(c, world, rows), zero_cut(n, world));
+                  model_text(c, world, rows), zero_cut(n, world));
         }
     }
     cuts_free(&x);
@@ -180,8 +180,8 @@ static void check_partition(const GPT2Config *c, const GPT2Table *t, size_t worl
         if (r == 0) first = map.elements;
         CHECK(map.elements <= t->elements / world + more * (size_t)x.segments
               && (rows || map.elements <= first), "%s: rank %zu owns %zu",
-              describe(c, world, rows), r, map.elements);
-        CHECK(world > 1 || map.count == t->count, "%s: %d shards", describe(c, world, rows),
+              model_text(c, world, rows), r, map.elements);
+        CHECK(world > 1 || map.count == t->count, "%s: %d shards", model_text(c, world, rows),
               map.count);
         size_t before = 0;
         for (int i = 0; i < map.count; i++) {
@@ -193,24 +193,24 @@ static void check_partition(const GPT2Config *c, const GPT2Table *t, size_t worl
             const size_t end = shard_of(&x, y->layer + 1, r + 1, &next);
             CHECK(s->length > 0 && s->offset == covered[s->tensor] && s->decay == y->decay
                   && (!rows || s->offset % y->cols == 0), "%s: rank %zu, %s from %zu, not %zu",
-                  describe(c, world, rows), r, y->name, s->offset, covered[s->tensor]);
+                  model_text(c, world, rows), r, y->name, s->offset, covered[s->tensor]);
             CHECK(at >= begin && at + s->length <= end && s->at == place + (at - begin)
-                  && s->at >= before, "%s: rank %zu, %s at %zu", describe(c, world, rows), r,
+                  && s->at >= before, "%s: rank %zu, %s at %zu", model_text(c, world, rows), r,
                   y->name, s->at);
             CHECK(y->layer + 1 == segment || at == begin, "%s: rank %zu begins segment %d in a gap",
-                  describe(c, world, rows), r, y->layer + 1);
+                  model_text(c, world, rows), r, y->layer + 1);
             segment = y->layer + 1;
             before = s->at + s->length;
             covered[s->tensor] += s->length;
         }
-        CHECK(map.elements >= before, "%s: rank %zu", describe(c, world, rows), r);
+        CHECK(map.elements >= before, "%s: rank %zu", model_text(c, world, rows), r);
         all += map.elements;
         free(map.shards);
     }
     for (int i = 0; i < t->count; i++)
-        CHECK(covered[i] == t->tensors[i].size, "%s: %zu of %zu of %s", describe(c, world, rows),
+        CHECK(covered[i] == t->tensors[i].size, "%s: %zu of %zu of %s", model_text(c, world, rows),
               covered[i], t->tensors[i].size, t->tensors[i].name);
-    CHECK(all == t->elements, "%s: %zu of %zu with gaps", describe(c, world, rows), all,
+    CHECK(all == t->elements, "%s: %zu of %zu with gaps", model_text(c, world, rows), all,
           t->elements);
     free(covered);
     cuts_free(&x);
@@ -254,22 +254,22 @@ static void check_order(const GPT2Config *c, const GPT2Table *t, size_t world, b
         size_t blocks = 0;
         for (int i = 0; i < map.count; i++) blocks += norm_blocks(map.shards[i].length);
         CHECK(blocks <= most, "%s: rank %zu has %zu blocks of at most %zu",
-              describe(c, world, rows), r, blocks, most);
+              model_text(c, world, rows), r, blocks, most);
         if (blocks <= most) block_places(all + r * stride + HEAD, t, &map);
         if (blocks <= most) places += block_places(wanted + places, t, &map);
         if (blocks > longest) longest = blocks;
         free(map.shards);
     }
-    CHECK(longest == most, "%s: at most %zu, not %zu", describe(c, world, rows), longest, most);
+    CHECK(longest == most, "%s: at most %zu, not %zu", model_text(c, world, rows), longest, most);
     qsort(wanted, places, sizeof *wanted, ascending);
     const size_t n = zero_order(order, stride, counts, segments, world);
-    CHECK(n == places, "%s: %zu blocks", describe(c, world, rows), n);
+    CHECK(n == places, "%s: %zu blocks", model_text(c, world, rows), n);
     for (size_t i = 0; i < n; i++) {
         const double at = all[HEAD + order[i]];
         if (at == wanted[i] && (i == 0 || at > wanted[i - 1])) continue;
         CHECK(at == wanted[i], "%s: block %zu is the one at %g, not at %g",
-              describe(c, world, rows), i, at, wanted[i]);
-        CHECK(i == 0 || at > wanted[i - 1], "%s: block %zu", describe(c, world, rows), i);
+              model_text(c, world, rows), i, at, wanted[i]);
+        CHECK(i == 0 || at > wanted[i - 1], "%s: block %zu", model_text(c, world, rows), i);
         break;
     }
     free(counts);
@@ -299,7 +299,7 @@ static void check_numbers(const GPT2Config *c, const GPT2Table *t, size_t world,
                   && z->rest_index + z->rows * rest <= chosen
                   && z->chosen_index == chosen + z->row * z->chosen
                   && z->chosen_index + z->rows * z->chosen <= x->offset + x->rows_padded * x->cols,
-                  "%s: %s of rank %zu", describe(c, world, rows), x->name, r);
+                  "%s: %s of rank %zu", model_text(c, world, rows), x->name, r);
         }
         zen_map_free(&map);
         free(shards.shards);

@@ -1,7 +1,9 @@
 // Tests of zeroth-order training: the noise, rounding, updates and loops of zo.h against their
 // definitions, and what the CPU trainer makes of them against the gradient of its backward pass.
+#ifndef TESTING  // else another test of the same program has included the trainer
 #define TESTING
 #include "../../../train_gpt2.c"
+#endif
 #include "../test.h"
 #include "../first_values.h"
 #include "../gpt2_free.h"
@@ -54,7 +56,7 @@ static void noise_is_what_it_was(void) {
     }
 }
 
-static void fill(float *z, size_t n, const ZoConfig *c, uint32_t step, uint32_t query,
+static void fill_noise(float *z, size_t n, const ZoConfig *c, uint32_t step, uint32_t query,
                  uint32_t tensor, uint64_t first) {
     for (size_t i = 0; i < n; i += 64) zo_noise(z + i, 64, c, step, query, tensor, first + i);
 }
@@ -66,7 +68,7 @@ static void noise_does_not_depend_on_slices(void) {
     for (int noise = 0; noise < 2; noise++)
         for (int f = 0; f < 4; f++) {
             const ZoConfig c = config_of(99, noise, 1, ZO_FP32);
-            fill(whole, N, &c, 5, 6, 7, from[f]);
+            fill_noise(whole, N, &c, 5, 6, 7, from[f]);
             for (int n = 8; n <= 64; n *= 2)
                 for (uint64_t at = 0; at < N; at += (uint64_t)n) {
                     for (int i = n; i < 64; i++) part[i] = 7;
@@ -525,7 +527,9 @@ static void step_is_its_definition(void) {
                     *w = updated_by_definition(*w, &c, &u, (uint32_t)i, x->rank == 2, e);
                 }
             }
-            const StepResult x = mezo_step(&g, &f.r, step, lr);
+            f.r.o.lr = lr;
+            f.r.o.schedule = SCHEDULE_CONSTANT;
+            const StepResult x = mezo_step(&g, &f.r, step);
             CHECK(x.loss == want_loss && x.norm == want_norm && x.loss > 0 && x.norm > 0,
                   "mode %d: loss %.9g, not %.9g", mode, x.loss, want_loss);
             CHECK(same(g.theta, want, n), "mode %d, step %zu: weights", mode, step);
@@ -534,7 +538,7 @@ static void step_is_its_definition(void) {
         // a loss that is no number: the weights stay
         float *const last = &g.theta[g.table.tensors[g.table.ln_f_b].offset], before = *last;
         *last = NAN;
-        const StepResult x = mezo_step(&g, &f.r, 5, 1e-3);
+        const StepResult x = mezo_step(&g, &f.r, 5);
         CHECK(x.skipped && x.loss != x.loss, "a loss of %g", x.loss);
         *last = before;
         CHECK(same(g.theta, want, n), "mode %d: a skipped step moved the weights", mode);

@@ -73,14 +73,13 @@ check it_completes sh -c '"$1" --model learned --prompt "look, the old owl" --sa
 check it_is_evaluated_as_it_was_trained sh -c '"$@" --model learned --steps 0 --val val.jsonl | grep "accuracy \(9[5-9]\|100\)"' - "$cpu"
 check the_hint_has_no_template sh -c 'grep "^try it" learned.out | grep -v "It was\|--sample-tokens"'
 
-# Labels of one token each, with AdamW: the loss over the words.
-go words "$cpu" $labels --labels 's|h' --batch 16 --eval-every 200 --steps 200
-# Of several tokens each: as choices.
-whole && go long_words "$cpu" $labels --labels ' sleeps.| holds water.' --batch 8 --eval-every 200 --steps 200
-arrive
-check words_are_learned_with_adamw true_that "$(field words 200 val_accuracy) > 0.9"
-check no_choices_are_said sh -c '! grep -q "^labels:" words.out'
+# Labels of one token each, with AdamW: the loss over the words. Of several tokens each: as choices.
 if whole; then
+    go words "$cpu" $labels --labels 's|h' --batch 16 --eval-every 200 --steps 200
+    go long_words "$cpu" $labels --labels ' sleeps.| holds water.' --batch 8 --eval-every 200 --steps 200
+    arrive
+    check words_are_learned_with_adamw true_that "$(field words 200 val_accuracy) > 0.9"
+    check no_choices_are_said sh -c '! grep -q "^labels:" words.out'
     check long_labels_are_choices grep -q '^labels: not all are one token' long_words.out
     check long_labels_are_learned true_that "$(field long_words 200 val_accuracy) > 0.95"
 fi

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Importance-aware updates as a user meets them: settings that are plain AdamW have its bits, a run
 # that is stopped is saved at the end of a window and goes on with the same ones, other modes go on
-# from it. With models of a few thousand parameters, in a temporary directory.
+# from it. With models of a few thousand parameters, in a temporary directory. (Damage of a checkpoint:
+# test_checkpoint.c; kills: test_lost.sh.)
 # usage: sh dev/test/cli/test_cli_zen.sh      (from the top of the repository, after make; ALL=1: with
-#        every step to resume after, and every damage)
+#        every step to resume after)
 set -u
 . dev/test/cli.sh
 TIDE_GPU=train_gpt2 begin cli_zen "$(pwd)/build/tokenize"
@@ -93,15 +94,6 @@ check fixed_goes_on_after_its_end test "$(counts further 20 rest_t)" -eq 8
 at resumed fixed 14 "$cpu" --steps 14
 same fixed_resumed_after_its_last_step resumed fixed
 
-killed_run() {
-    long="--steps $((24 * times)) --save-every 1 --keep 9999 --"
-    often_killed "$cpu" $tiny $long $zen
-}
-check was_killed_several_times longer killed_run
-train uninterrupted $long $zen
-arrive
-same killed_run_has_the_bits_of_a_whole_one killed uninterrupted
-
 # A damaged token: what was trained before it is saved, as if the run had ended there.
 # A signal in an evaluation, behind the first step of a window: the window is finished, and saved.
 for i in 1 2 3 4 5 6 7 8 9; do cat text.txt text.txt text.txt text.txt text.txt text.txt text.txt text.txt; done >long.txt
@@ -175,36 +167,3 @@ check what_is_resumed_is_sampled cmp a.txt b.txt
 more="--model fixed --data text.txt --batch 2 --steps 2 --"
 check what_it_left_is_fine_tuned "$cpu" $more --out tuned
 check and_with_it_too "$cpu" $more --offload zenflow --out tuned_zen
-
-# --- damage --------------------------------------------------------------------------------------
-
-damage() {  # NAME FILE COMMAND...: of a checkpoint with an update that is late
-    name=$1 file=$2
-    shift 2
-    copy damaged fixed 6
-    "$@" <"$(state fixed 6).$file" >"$(state damaged 6).$file"
-    check "${name}_is_damage" sh -c '! cmp -s "$@"' - "$(state fixed 6).$file" \
-        "$(state damaged 6).$file"
-    "$cpu" --resume --out damaged >damaged.out 2>damaged.err
-    check "${name}_is_found" test $? -eq 2
-    check "${name}_is_said" grep -q 'step_00000006 is damaged (' damaged.err
-    check "${name}_leaves_no_way" grep -q 'no whole checkpoint in damaged/' damaged.err
-    check "${name}_is_so_without_it" sh -c '"$1" --resume --out damaged --offload none 2>&1 |
-        grep -q "is damaged ("' - "$cpu"
-}
-damage another_column txt sed 's/^zen.columns [0-9]*/zen.columns 31/'
-if whole; then
-    damage another_count txt sed 's/^zen.windows 1/zen.windows 0/'
-    damage columns_that_were_cut_off txt sed 's/^zen.columns.*/zen.columns/'
-fi
-damage a_sum_that_was_altered safetensors sh -c \
-    'n=$(($(wc -c <"$1") * 7 / 10)); head -c $n "$1"; printf x; tail -c +$((n + 2)) "$1"' - \
-    "$(state fixed 6).safetensors"
-damage a_file_that_ends_early safetensors head -c 400000
-
-# --- refusals: of the settings, each way once (test_options.c has all) ------------------------------
-
-given="--zen-window 9"
-refuses with_none 2 'zen-window needs --offload zenflow' "$cpu" --resume --out none $given
-refuses leaving 2 'needs --offload zenflow\|contradicts the checkpoint' "$cpu" --resume --out fixed $given --offload none
-refuses contradicting 2 "^tide: --zen-window contradicts the checkpoint" "$cpu" --resume --out once $given

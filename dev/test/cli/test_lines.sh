@@ -16,7 +16,7 @@ little="--layers 1 --heads 2 --channels 8 --context 32 --batch 2 --steps 1 --"
 large="--model gpt2-large --batch 1 --rates rates.txt --host-memory 64G --"
 slow="--model 7b --batch 1 --seq 2048 --offload zero --rates h200_16cores.txt --gpu-memory 140G --host-memory 400G --"
 opt="--model opt-6.7b --batch 1 --seq 512 --rates rates.txt --"
-opt175="--model opt-175b --optimizer mezo --precision fp16 --resident-blocks 0 --batch 1 --seq 2048 --host-memory 2000G --"
+opt175="--model opt-175b --optimizer mezo --resident-blocks 0 --batch 1 --seq 2048 --host-memory 2000G --"
 eight="--model 20b --world 8 --batch 1 --host-memory 500G --rates rates.txt --"
 spaced=$top/dev/test/fixtures/tokenizer/small-llama2
 made_by_me=$PWD/made\ by\ me
@@ -222,6 +222,7 @@ while read -r row <&3; do
         eval "$column=\${rest%% | *}"
         rest=${rest#* | }
     done
+    case $options in *"precision fp16"*) whole || continue ;; esac
     case $on in
         cpu) typed "$name" "$cpu" ;;
         gpu) typed "$name" "$tide" ;;

@@ -61,7 +61,7 @@ enum { ROW_TEXT = 400, MOST_ROWS = 120, MOST_SETTINGS = 24, MOST_VALUES = 10 };
 static const struct {
     const char *program;
     int some;
-    const char *settings[MOST_SETTINGS], *special[32];
+    const char *settings[MOST_SETTINGS], *special[40];
 } table[] = {
     {"test_placement", 12, {"tied|odd|one|five", PLACEMENTS(""), "|--moments bf16",
      "|streamed=1|streamed=2|streamed=9 ring=3", "|early=1|early=5"}, {
@@ -74,6 +74,11 @@ static const struct {
     "tied --accum 4 --recompute block --clip 0.05 evaluates --offload interleave --resident 0.3 "
         "--share 0 --subgroup 8192 places=3 tight=1 --threads 2 --moments bf16 early=5",
     "tied --clip 0.05 --offload interleave --share 1 --slots 9 tight=2 streamed=9",
+    // without clipping, the update begins in backward
+    "five --clip 0 --offload zero", "five --clip 0 --accum 3 --offload zero tight=1 streamed=2",
+    "five --clip 0 evaluates", "five --clip 0 --offload interleave --share 0.5 --subgroup 4096 "
+        "--resident 0.3 tight=3 streamed=2 --moments bf16 sizes",
+    "five --clip 0 --offload interleave --share 1 --slots 1 tight=2 evaluates",
     // nothing is anywhere else
     "five --clip 0.05 evaluates", "odd --precision fp32 --clip 0 sizes --moments bf16 places=3",
     "tied --accum 3 --recompute light", "same --accum 2", "tiles --accum 2", "rows --accum 7",
@@ -102,6 +107,12 @@ static const struct {
     // inputs of layers leave, and nothing else
     "deep --accum 3 --activations host --clip 0.05 sizes evaluates",
     "deep --precision fp32 --activations host --no-overlap",
+    // masters in bf16: residents, visitors and the CPU's; sums; weights on the host
+    "five --master bf16 --clip 0.05 evaluates --offload interleave --resident 0.3 --share 0.5 "
+        "--subgroup 4096 places=3 --threads 2 --moments bf16 streamed=2",
+    "llama --master bf16 --accum 2 --offload interleave --stride 2 tight=1 streamed=9",
+    "odd --master bf16 --accum 2 --recompute block --clip 0 sizes --offload zero --moments bf16",
+    "tied --master bf16 --offload twinflow --resident 0.3 --grad-wire fp32",
     }},
     {"test_zero_gpu", 12, {"tied|tail|one|five", PLACEMENTS("|--offload none"),
      "ranks=1|ranks=2|ranks=3|ranks=4",
@@ -125,6 +136,9 @@ static const struct {
     "llama ranks=2 --zero 3 --accum 2 --recompute light --clip 0.05 evaluates --offload interleave "
         "--share 0.5 tight=1 streamed=2",
     "llama ranks=3 --zero 3 --precision fp32 --recompute block --clip 0.05",
+    "llama ranks=2 --zero 3 --master bf16 --clip 0.05 --offload interleave --share 0.5 streamed=2",
+    "five ranks=3 --zero 1 --master bf16 --accum 2 evaluates",
+    "tied ranks=4 --zero 2 --master bf16 --offload zero --moments bf16",
     }},
     {"test_zenflow_gpu", 6, {"five|odd|wide|one", "--precision bf16|--precision fp32", "|--accum 2",
      "--recompute none|--recompute block|--activations host", "--clip 0.05|--clip 0",
@@ -157,6 +171,10 @@ static const struct {
         "--zen-window 3 --zen-reselect 1 --zen-warmup 2 --zen-overlap off sums=1 "
         "--resident 0.4 evaluates sizes places=9 --moments bf16 streamed=9 "
         "above=drained,swapped",
+    "tied --master bf16 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 2 "
+        "--zen-reselect 3 --moments bf16 evaluates above=late,selected,swapped",
+    "odd --master bf16 --accum 2 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 3 "
+        "--zen-reselect 2 --resident 0.4 sizes places=9 streamed=1 above=selected,swapped",
     // plain AdamW: each step is a window, all is chosen, or a warm-up
     "five adamw --clip 0.5 --offload zenflow --zen-topk 0 --zen-window 1 --zen-reselect 0 "
         "--zen-overlap off",
@@ -222,6 +240,7 @@ typedef struct {
     int timed, rests;                  // with a timeline; all comes to rest after each step
     int steps;                         // 0: as many as row_steps() says
     int adamw, plain;                  // ZenFlow that is plain AdamW; zenflow.h's reference
+    int waits;                         // without clipping, too, the update waits for the norm
 } Config;
 
 static const struct { const char *name; size_t at; } row_words[] = {
@@ -237,6 +256,12 @@ static struct { int count, some, drawn; Config row[MOST_ROWS]; } rows;
 
 static bool is_zen(const Config *c) { return c->o.offload == OFFLOAD_ZENFLOW; }
 static bool is_zo(const Config *c) { return c->o.optimizer == OPTIMIZER_MEZO; }
+
+// Bytes of an element's state.
+static size_t state_of(const Config *c) {
+    const bool master = c->o.master == MASTER_BF16;
+    return STATE_BYTES - (c->o.moments == MOMENTS_BF16 ? 4 : 0) - (master ? 2 : 0);
+}
 
 static const Shape *shape_named(const char *name) {
     for (const Shape &s : row_shapes)
@@ -373,14 +398,16 @@ static Placement config_placement(const Config *c) {
     p.choice.streamed = c->streamed;
     p.choice.weight_rooms = c->ring;
     p.choice.early = c->early;
+    p.in_backward = o->clip == 0 && !o->no_overlap && !IS_FP16 && !c->waits;
     p.tight = c->tight;
     return p;
 }
 
-// Row k is for the program of its precision; fp16's takes two of three of bf16's.
+// Row k is for the program of its precision; fp16's takes two of three of bf16's with fp32 masters.
 static bool row_is_here(int k) {
     const int precision = rows.row[k].o.precision;
-    return precision == PRECISION || (IS_FP16 && precision == PRECISION_BF16 && k % 3 != 2);
+    const bool both = precision == PRECISION_BF16 && rows.row[k].o.master == MASTER_FP32;
+    return precision == PRECISION || (IS_FP16 && both && k % 3 != 2);
 }
 
 static bool row_is_one_of_some(int k) { return k < rows.some || k >= rows.drawn; }
@@ -415,6 +442,7 @@ static void copy_training(Config *r, const Config *c) {
     r->o.accum = c->o.accum;
     r->o.clip = c->o.clip;
     r->o.moments = c->o.moments;
+    r->o.master = c->o.master;
     r->o.zen_topk = c->o.zen_topk;
     r->o.zen_window = c->o.zen_window;
     r->o.zen_reselect = c->o.zen_reselect;
@@ -431,7 +459,7 @@ static Config reference(const Config *c) {
     Config r = config_of("%s %s", c->shape->name, is_zo(c) ? "--optimizer mezo" : "--zero 1");
     copy_training(&r, c);
     r.o.threads = c->o.threads;
-    r.evaluates = 1;
+    r.evaluates = r.waits = 1;
     if (is_zo(c)) {
         r.o.accum *= ranks_of(c);
         r.ranks = 0;
@@ -694,6 +722,7 @@ static void rank_train(const Config *c, Shared *to) {
     const Optimizer *x = optimizer_of(c);
     Report *report = &to->rank[ranks.rank];
     moments_bf16 = c->o.moments == MOMENTS_BF16;
+    master_bf16 = c->o.master == MASTER_BF16;
     const size_t before = free_memory();
     GPT2 *g = x->open(c, to);
     const size_t allocated = before - free_memory();
@@ -725,7 +754,7 @@ static void rank_train(const Config *c, Shared *to) {
 #ifdef __CUDA_EMU__
     CHECK(before == free_memory(), "%s: %zu bytes are not freed", c->text, before - free_memory());
 #endif
-    moments_bf16 = false;
+    moments_bf16 = master_bf16 = false;
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -37,7 +37,9 @@ static void check_pieces(const GPT2 *g, const Config *c) {
 // The gradients of so many layers in a row, and of embeddings and tail, have places of their own;
 // the next layer's is where the first one's was, and there is room for no more.
 static void check_places(const GPT2 *g, const Config *c) {
-    const int L = g->segments - 2, P = c->places < L && !g->in_place ? c->places : L;
+    const int L = g->segments - 2;
+    const bool whole = g->in_place && !g->update_in_backward;
+    const int P = c->places < L && !whole ? c->places : L;
     size_t end = 0, all = 0;
     for (int i = 0; i < g->segments; i++) {
         const Segment *a = &g->segment[i];
@@ -142,7 +144,7 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
     // of one element's gradient, in a step: when it leaves, and when it waits on the host
     const size_t waits = sums || c->o.grad_wire == WIRE_FP32 ? 4 : X_;
     const size_t leaves = on_host ? c->o.accum * X_ : waits;
-    const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
+    const size_t state = state_of(c);
     const size_t inputs = inputs_moved(c, steps);
     size_t in = 0, out = 0;
     int visits = 0;
@@ -168,9 +170,22 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
 static void check_host_memory(GPT2 *g, const Config *c) {
     const size_t *n = g->pieces.elements, away = n[PIECE_HOST] + n[PIECE_VISIT];
     size_t grads = n[PIECE_HOST];
-    for (int i = config_kept(c); i < g->pieces.visits; i++) grads += g->visits[i].piece->length;
+    for (int i = 0, visits = 0; i < g->pieces.count; i++)
+        if (g->pieces.pieces[i].kind == PIECE_VISIT && visits++ >= config_kept(c))
+            grads += g->pieces.pieces[i].length;
+    const int L = g->segments - 2, P = L < 3 ? L : 3;
+    size_t layers = 0, longest = 0;  // without clipping, layers take turns in P rooms
+    for (int s = 1; s <= L; s++) {
+        size_t of = 0;
+        for (const Piece *p = g->segment[s].first; p < g->segment[s].end; p++)
+            if (!p->grad_on_gpu) of += p->length;
+        layers += of;
+        if (of > longest) longest = of;
+    }
+    if (g->update_in_backward && !(c->o.accum > 1 && c->tight > 0) && (size_t)P * longest < layers)
+        grads -= layers - (size_t)P * longest;
     const bool sums = c->o.accum > 1, wide = sums || c->o.grad_wire == WIRE_FP32 || !IS_HALF;
-    const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
+    const size_t state = state_of(c);
     size_t wanted = away * state + grads * (wide ? 4 : 2) + inputs_stored(g);
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
@@ -447,7 +462,8 @@ static Step measure_7b(const Placement *where, const Step *none) {
         gpt2_head(g, 1.0f / (float)(s->B * s->T), 1, false, NULL);
         CUDA(cudaStreamSynchronize(g->compute));
         at[1] = emu_virtual_now();
-        gpt2_backward(g, false, true);
+        const AdamStep unclipped = recipe_step(&plain, step, 0);
+        gpt2_backward(g, false, true, g->update_in_backward ? &unclipped : NULL);
         CUDA(cudaStreamSynchronize(g->compute));
         if (step > FIRST) backward += emu_virtual_now() - at[1];
         norm_squared = gpt2_grad_norm_squared(g, &loss);
@@ -512,15 +528,18 @@ static void test_places_free_backward(void) {
            none.backward, none.step, back, link);
     CHECK(link > 2.1 * back && link < 2.5 * back, "not 7B's proportions");
     calibrated_on_its_layers(s, &none);
-    Step t[7];
-    for (int k = 0; k < 7; k++) {
-        p = k < 3 || k == 6 ? placement(ZERO, 0, 0, 3) : placement(INTER, 0, 0.6, k == 5 ? 24 : 3);
-        p.choice.grad_rooms = k == 6 ? 32 : k % 3 == 0 ? 2 : k == 1 ? 8 : 32;
+    Step t[9];
+    for (int k = 0; k < 9; k++) {
+        p = k < 3 || k == 6 || k == 7 ? placement(ZERO, 0, 0, 3)
+                                      : placement(INTER, 0, 0.6, k == 5 ? 24 : 3);
+        p.choice.grad_rooms = k >= 6 ? 32 : k % 3 == 0 ? 2 : k == 1 ? 8 : 32;
         p.choice.early = k == 6 ? 8 : 0;
+        p.in_backward = k > 6;
         t[k] = measure_7b(&p, &none);
-        printf("  %s, %2d places, %2d slots, %d early: backward %.0f us, step %.0f us, planned "
+        printf("  %s, %2d places, %2d slots, %d early%s: backward %.0f us, step %.0f us, planned "
                "%.0f\n", offload_names[p.choice.mode], p.choice.grad_rooms, p.choice.slots,
-               p.choice.early, t[k].backward, t[k].step, 1e6 * t[k].planned.step);
+               p.choice.early, p.in_backward ? ", in backward" : "", t[k].backward, t[k].step,
+               1e6 * t[k].planned.step);
         const double off = 1e6 * t[k].planned.step / t[k].step - 1;
         CHECK(fabs(off) < 0.02, "planned %.1f %% from it", 100 * off);
     }
@@ -531,6 +550,8 @@ static void test_places_free_backward(void) {
     CHECK(t[2].step < 1.001 * t[0].step, "the step takes longer");
     CHECK(t[5].step < 0.97 * t[4].step, "slots gain nothing");
     const double late = (double)s->L * link - none.backward;  // the last gradient, after backward
+    CHECK(t[7].step < t[6].step - 0.5 * none.backward && t[8].step < t[4].step,
+          "an update in backward gains nothing");
     CHECK(t[6].step < t[2].step - 0.8 * late, "%.0f us, %.0f with an early start; the last gradient "
           "is late by %.0f", t[2].step, t[6].step, late);
 }
