@@ -202,7 +202,7 @@ static const Option option_table[] = {
     {O_CHOICE, "recompute", AT(recompute), "auto", "auto|none|light|block", O_GPU | O_FO,
      "activations in backward; light: layer norms and GELU"},
     {O_CHOICE, "activations", AT(activations), "gpu", "gpu|host", O_GPU | O_FO,
-     "host: layers' inputs wait there; needs --recompute block"},
+     "host: layers' inputs wait there; implies --recompute block"},
     {O_TITLE, "GPU builds: where the state of AdamW is, and who updates it"},
     {O_CHOICE, "offload", AT(offload), "auto", "auto|none|zero|twinflow|interleave|zenflow", O_MOST,
      "of AdamW's state; auto: fastest as predicted; CPU: zenflow"},
