@@ -39,7 +39,8 @@ typedef struct {
     float minus_lr;
     float weight_decay;
     int moments_bf16;       // m and v are stored in bf16 (adam_bf16()); else in fp32
-    uint32_t noise;         // seed of this step's random bits, by which moments are rounded
+    uint32_t noise;         // seed of this step's random bits, by which numbers are rounded
+    int master_bf16;        // weights are bf16 numbers without a lower half (adam_weight())
 } AdamStep;
 
 // t counts from 1. eps must be positive (and 1e-30 or more, to stay normal in fp32). With the
@@ -52,7 +53,7 @@ static inline AdamStep adam_step_prepare(double lr, double beta1, double beta2, 
     const AdamStep s = {(float)grad_scale, (float)beta1, (float)(1 - beta1),
                         (float)beta2, (float)(1 - beta2),
                         (float)(bc1 / sqrt(bc2)), (float)(bc1 * eps),
-                        (float)-lr, (float)weight_decay, 0, mix_bits((uint32_t)t)};
+                        (float)-lr, (float)weight_decay, 0, mix_bits((uint32_t)t), 0};
     return s;
 }
 
@@ -94,6 +95,15 @@ HOST_DEVICE static inline void adam_upper(float *p, uint32_t *m, uint32_t *v, fl
     float m1 = bits_float(*m & 0xffff0000), v1 = bits_float(*v & 0xffff0000);
     adam_scalar(p, &m1, &v1, g, s, decay);
     adam_round(m, v, m1, v1, s, index);
+}
+
+// Rounds a new weight to bf16, at random (--master bf16). Returns its upper half, over zeros. Most
+// updates are smaller than half the distance of two bf16 numbers: rounding to nearest would lose
+// them all. The random bits are those of the moments, hashed on by a multiple of 2^32 / 1.618: for
+// either half of them, all values of the other give 16 bits that are even.
+HOST_DEVICE static inline uint32_t adam_weight(float p, const AdamStep *s, uint32_t index) {
+    const uint32_t random = mix_bits(index ^ s->noise) * 0x9e3779b1u;
+    return random_upper(p, random >> 16) & 0xffff0000;
 }
 
 HOST_DEVICE static inline void adam_bf16(float *p, uint16_t *m, uint16_t *v, float g,

@@ -39,6 +39,7 @@ typedef struct {
                          // wait on the GPU, not on the host: backward makes them last, the update
                          // reads them first (but for `early`). -1: all that fit; 0 until settled
     int recompute;       // what backward computes again: RECOMPUTE_*
+    bool inputs_leave;   // RECOMPUTE_BLOCK: the inputs of layers wait for backward on the host
     bool apart;          // with everything on the GPU: gradients wait in the room of activations
                          // that are no longer needed, if they fit, not where backward makes them
     bool sum_on_host;    // the host adds the micro-batches' gradients of pieces that it updates

@@ -271,6 +271,8 @@ static void backward_segment(GPT2 *g, size_t s) {
 //         resident    [update] AdamW
 //         visitor     [fetch] its state to the GPU; [update] AdamW; [out] its state to the host
 //         host piece  [host] AdamW; [back] its new weights to the GPU
+//
+// With --clip 0 no update needs the norm: each segment's is queued right behind its gradient.
 
 // The streams and events of a step. s: a segment; in brackets, the field where it is not the name.
 //
@@ -280,9 +282,11 @@ static void backward_segment(GPT2 *g, size_t s) {
 //             worker's part of the norm there
 //   pack      ZenFlow: packs the part of a gradient that goes to the host [zen->pack]
 //   out       copies to the host: gradients, and visitors (state; weights that are on the host)
+//   flush     visitors' copies to the host: `out` itself, but with --clip 0 a stream beside it
 //   fetch     copies to the GPU: visitors, and the gradients that they left on the host
 //   back      copies to the GPU: weights that the CPU has updated
 //   weights   copies to the GPU: layers' weights that are on the host [weights_in] (weights.cuh)
+//   inputs    copies inputs of layers to the host, and back before backward [inputs_link]
 //   update    AdamW on the GPU
 //   host      the worker: AdamW on the CPU, sums of micro-batches on the host. A host function
 //             wakes it, and the stream waits for a word in memory [host.stream]
@@ -291,16 +295,21 @@ static void backward_segment(GPT2 *g, size_t s) {
 //   event             recorded in      it says                             who waits
 //   updated[s]        update           the GPU has updated its part of s;  compute, weights, ranks
 //       (it has read its gradient, which may lie where forward of s writes activations)
-//   updated[s]        out              (s on the host) is copied back      weights, ranks
+//   updated[s]        flush            (s on the host) is copied back      weights, ranks
 //   returned[s]       back             it has the CPU's new weights of s   compute, weights, ranks
+//   updated[s]        update, flush    the GPU has read the host's gradient  out, for its room
+//   returned[s]       back             and so has the CPU                  out, for its room
 //   returned[s]       host             ZenFlow, s on the host: are made    weights
 //   weight_rooms.full[i]  weights      weights are in room i               compute, ranks
 //   weight_rooms.free[i]  compute      room i is free again                weights, ranks
 //   gathered[s]       ranks            it has all ranks' new weights of s  compute
 //       (ZeRO: compute waits for this event alone, and ranks waits for updated, returned and full)
+//   input_rooms.free[i]  inputs        a layer's input is on the host       compute
+//   input_rooms.full[i]  inputs        it is back                           compute
 //   grad_rooms.full[i]  compute        backward has made a gradient in it  sums, ranks
 //   reduced[s]        ranks            it is summed over the ranks         sums, compute*
 //   grad_rooms.free[i]  sums, pack, out  all have read the gradient        compute
+//   grad_rooms.free[i]  update         so has its update (--clip 0)        compute
 //   packed.free[i]    out              ZenFlow: packed gradients are copied  pack
 //   grad_arrived[s]   out, host        the gradient of s is on the host    host, fetch, compute*
 //   landings.full[i]  out              a micro-batch's gradient is in it   host
@@ -310,7 +319,7 @@ static void backward_segment(GPT2 *g, size_t s) {
 //   result_free[s]    back, host       ZenFlow: its result is copied       host
 //   step_left         sums, ranks      loss and norm are on the host       main
 //   slots.full[i]     fetch            all that a visitor needs is in it   update
-//   slots.free[i]     out              its state is on the host again      fetch: the next one
+//   slots.free[i]     flush            its state is on the host again      fetch: the next one
 //   copied            compute          a micro-batch's tokens are there    main: fills the next
 //
 // Zeroth order has these beside; k: a part of a layer (zo.cuh).
@@ -327,6 +336,25 @@ static void backward_segment(GPT2 *g, size_t s) {
 // given: such waits need no event of their own and are not listed. test_house.sh compares this
 // table with the calls. A plan rehearses the same code: see gpt2_rehearse().
 
+// Copies the input of layer l, once compute has made it, to the host; or back, once compute has no
+// more use for what is in its room.
+static void input_moves(GPT2 *g, size_t l, bool back) {
+    const size_t bytes = g->B * g->T * g->config.channels * sizeof(floatX);
+    const size_t room = input_room(g, l);
+    char *const there = g->host_inputs + l * g->input_rooms.bytes;
+    floatX *const here = layer_input(g, l);
+    cudaStream_t stream = g->inputs_link;
+    order(g, g->compute, stream);
+    const int span = timeline_begin(&g->timeline, back ? ROW_INPUTS_BACK : ROW_INPUTS_OUT, "input",
+                                    l, bytes, stream);
+    if (back) copy_in(g, here, there, bytes, stream);
+    else stream_copy(there, here, bytes, cudaMemcpyDeviceToHost, stream);
+    if (!back) g->moved_out += bytes;
+    timeline_end(&g->timeline, span, stream);
+    event_record(back ? g->input_rooms.full[room] : g->input_rooms.free[room], stream);
+    if (g->no_overlap) order(g, stream, g->compute);
+}
+
 // Computes g->ln_f (N, C), the normalised output of the last layer, from inputs (B, T) on the host.
 // The targets (B, T) are copied to the GPU with them, for gpt2_head(); NULL if that is not called.
 // begins (B, T): where in its row each token's document begins; NULL: each row is one document.
@@ -339,7 +367,9 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
     upload(g, g->turn, inputs, targets, begins, B, T, g->compute);
     g->documents = g->staging[g->turn].begins;
     g->sees = g->staging[g->turn].sees;
+    const bool leave = g->choice.inputs_leave && !g->timeline.between;
     for (size_t s = 0; s < (size_t)g->segments; s++) {
+        const size_t made = s + (g->config.post_norm != 0);  // inputs, as soon as s is computed
         weights_use(g, (int)s, 1);
         compute_span(g, "wait", s);
         if (g->zero != NULL || g->segment[s].on_host) {
@@ -348,9 +378,13 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
             stream_wait(g->compute, g->updated[s]);
             if (g->offloaded) stream_wait(g->compute, g->returned[s]);
         }
+        if (leave && made > 0)
+            stream_wait(g->compute, g->input_rooms.free[input_room(g, made - 1)]);
         compute_span(g, g->timeline.between ? "evaluate" : "forward", s,
-                     s >= 1 && s <= g->config.layers ? acts_place(g).stride : 0);
+                     s >= 1 && s <= g->config.layers && !leave ? acts_place(g).stride : 0);
         forward_segment(g, s);
+        // the last layer's input, and its output, stay
+        if (leave && made > 0 && made < g->config.layers) input_moves(g, made - 1, false);
     }
     // The head may write its gradient where the tail's is made, once the one before has left.
     if (g->training && head_in_place(g))
@@ -362,6 +396,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
 // worker adds it to the sum. Without landings and ZenFlow nothing waits here for the host's buffer:
 // its reader was the last update. The CPU's ends before returned[s]; a visitor's copy ends before
 // slots.full, so before updated[s]. Forward of s has waited for both events before this gradient.
+// Where layers take turns in a few of the host's rooms, `out` waits for the same two events of the
+// layer whose gradient was in the room before, in this backward pass.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
     Rooms *landings = &g->landings;
@@ -371,13 +407,18 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const size_t bytes = lands ? sizeof(floatX) : g->host_grad_bytes;  // of an element
     Timeline *t = &g->timeline;
     if (landings->count > 0) stream_wait(g->out, landings->free[room]);
+    const size_t before = s + (size_t)g->host_rooms;  // that layer
+    if (g->host_rooms > 0 && s > 0 && before <= g->config.layers) {
+        stream_wait(g->out, g->updated[before]);
+        stream_wait(g->out, g->returned[before]);
+    }
     const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, seg->leaving * bytes, g->out);
     for (const Piece *p = seg->first; p < seg->end; p++) {
         if (p->leaves == NULL) continue;
         const void *from = p->leaves;
         if (g->zen != NULL) from = room_at(&g->zen->packed, g->zen->packed.turn);
         void *to = lands ? landing + (p->at - seg->own_at) : p->host_grad;
-        if (g->wire == NULL) copy_out(g, to, from, p->length * bytes);
+        if (g->wire == NULL) copy_out(g, to, from, p->length * bytes, g->out);
         else copy_out_wide(g, (float *)to, (const floatX *)from, p->length);
     }
     timeline_end(t, leaving, g->out);
@@ -422,7 +463,8 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
         order(g, g->ready_in, g->out);
         gradient_to_host(g, s, accumulate, last);
     }
-    event_record(g->grad_rooms.free[seg->grad_room], leaves ? g->freed_in : g->sums);
+    if (!updates_from_room(g, seg))
+        event_record(g->grad_rooms.free[seg->grad_room], leaves ? g->freed_in : g->sums);
     if (g->no_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
         stream_wait(g->compute, leaves ? g->grad_arrived[s] : g->zero->reduced[s]);
@@ -430,8 +472,8 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
 }
 
-// Copies a visitor's state into its slot, once slots.free says that the slot is empty. Stream `out`
-// runs in order, so the visitor's own write-back of the last step is complete by then.
+// Copies a visitor's state into its slot, once slots.free says that the slot is empty. Write-backs
+// run in order, so the visitor's own one of the last step is complete by then.
 static void visitor_fetch(GPT2 *g, int visit) {
     const Visitor *v = &g->visits[visit];
     const Piece *p = v->piece;
@@ -439,7 +481,7 @@ static void visitor_fetch(GPT2 *g, int visit) {
     stream_wait(g->fetch, g->slots.free[v->slot]);
     const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", v->number, v->bytes,
                                     g->fetch);
-    for (int k = FIRST_STATE; k < 3; k++)
+    for (int k = first_state(g, p); k < 3; k++)
         copy_in(g, v->here.state[k], p->state[k], p->length * g->state_bytes[p->kind][k],
                 g->fetch);
     if (v->weight_bytes > 0) copy_in(g, v->here.params, p->weights, v->weight_bytes, g->fetch);
@@ -447,11 +489,15 @@ static void visitor_fetch(GPT2 *g, int visit) {
     event_record(g->slots.full[v->slot], g->fetch);
 }
 
+static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step);
+
 // Runs the backward pass, from the head's gradient down to the embeddings. `accumulate`: this is
 // not the step's first micro-batch; `last`: it is the last one. No segment's gradient is made
-// before its room is free, and each is handled as soon as it is complete.
-static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
+// before its room is free, and each is handled as soon as it is complete. `step`: of the update
+// that follows each segment's gradient at once; NULL: gpt2_update() comes later.
+static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *step = NULL) {
     const size_t L = g->config.layers;
+    int visit = 0;
     if (last && g->pieces.visits > 0) {
         // The first visitors' state does not depend on the gradient. For speed alone, weights that
         // forward still waits for get the link first.
@@ -466,6 +512,10 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
             stream_wait(g->compute, weights_event(g, s));
         }
         if (shares_acts(g) && s >= 1 && s < L) {  // the last layer's activations are still there
+            if (g->choice.inputs_leave) {
+                compute_span(g, "wait", s);
+                stream_wait(g->compute, g->input_rooms.full[input_room(g, s - 1)]);
+            }
             compute_span(g, "backward", s);
             recompute(g, s - 1);
         }
@@ -475,16 +525,19 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
                      seg->own * (g->sums_on_gpu ? g->waiting_bytes : sizeof(floatX)));
         backward_segment(g, s);
         compute_span(g, NULL, 0);
+        if (g->choice.inputs_leave && s >= 3) input_moves(g, s - 3, true);
         event_record(g->grad_rooms.full[seg->grad_room], g->compute);
         if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
         gradient_complete(g, s, accumulate, last);
+        if (step != NULL) visit = update_segment(g, s, visit, step);
     }
 }
 
 // Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines;
 // and, in *loss, the mean loss of the step. The host waits here, once per step. This wait is also
 // an ordering edge: the update that is queued after it overwrites weights that backward reads, and
-// no event protects them. The GPU adds up all sums, also those that the host has made.
+// no event protects them. (One that was queued before has its own: update_segment().) The GPU adds
+// up all sums, also those that the host has made.
 static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     const bool on_host = g->lands && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->sums);
@@ -522,10 +575,9 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
 
 // Updates a piece on the GPU, where its state and gradient are.
 static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, const AdamStep *step) {
-    uint16_t *low = FIRST_STATE == 0 ? (uint16_t *)p->state[0] : NULL;
     const bool is_half = (p->grad_on_gpu ? g->waiting_bytes : g->host_grad_bytes) == 2;
     const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", number, 0, g->update);
-    adam_update_gpu(p->params, low, p->state[1], p->state[2], p->grad, is_half,
+    adam_update_gpu(p->params, (uint16_t *)p->state[0], p->state[1], p->state[2], p->grad, is_half,
                     g->pieces.runs + p->first_run, p->runs, step, g->update);
     timeline_end(&g->timeline, updating, g->update);
 }
@@ -548,36 +600,50 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     // an event, not order(), which would also wait for the next visitors' copies
     stream_wait(g->update, g->slots.full[v->slot]);
     update_on_gpu(g, &v->here, v->number, step);
-    order(g, g->update, g->out);
-    const int flushing = timeline_begin(t, ROW_FLUSH, "flush", v->number, v->bytes, g->out);
-    for (int k = FIRST_STATE; k < 3; k++)
-        copy_out(g, p->state[k], v->here.state[k], p->length * g->state_bytes[p->kind][k]);
-    if (v->weight_bytes > 0) copy_out(g, p->weights, v->here.params, v->weight_bytes);
-    timeline_end(t, flushing, g->out);
-    event_record(g->slots.free[v->slot], g->out);
+    order(g, g->update, g->flush);
+    const int flushing = timeline_begin(t, ROW_FLUSH, "flush", v->number, v->bytes, g->flush);
+    for (int k = first_state(g, p); k < 3; k++)
+        copy_out(g, p->state[k], v->here.state[k], p->length * g->state_bytes[p->kind][k],
+                 g->flush);
+    if (v->weight_bytes > 0) copy_out(g, p->weights, v->here.params, v->weight_bytes, g->flush);
+    timeline_end(t, flushing, g->flush);
+    event_record(g->slots.free[v->slot], g->flush);
+    // for speed alone: the next state is copied before the next gradient, which is not there yet
+    if (g->update_in_backward && g->fetched < g->pieces.visits) visitor_fetch(g, g->fetched);
 }
 
-// Queues one AdamW step (adam.h) over everything that this process owns: first the segments that
-// choice.early names, then the others in the order in which the next forward pass needs them. That
-// pass waits for each segment, not for them all. zen_window() orders ZenFlow's late columns.
-static void gpt2_update(GPT2 *g, const AdamStep *step) {
-    int visit = 0;
-    for (int i = 0; i < g->segments; i++) {
-        const int s = update_order(g, i);
-        const Segment *seg = &g->segment[s];
-        for (const Piece *p = seg->first; p < seg->end; p++) {
-            const size_t number = (size_t)(p - g->pieces.pieces);
-            switch (p->kind) {
-            case PIECE_RESIDENT: update_on_gpu(g, p, number, step); break;
-            case PIECE_VISIT: update_visitor(g, visit++, step); break;
-            case PIECE_HOST: update_on_host(g, p, number, step); break;
-            case PIECE_CHOSEN: update_chosen(g, p, step); break;
-            case PIECE_LATE: break;  // zen_window()
-            }
+// Queues segment s's update, which begins with visitor number `visit`; returns the next number.
+// Where backward goes on, `update` first waits until it has read the weights of s and made the
+// gradient; other streams wait for grad_arrived.
+static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
+    const Segment *seg = &g->segment[s];
+    if (g->update_in_backward) order(g, g->sums, g->update);
+    for (const Piece *p = seg->first; p < seg->end; p++) {
+        const size_t number = (size_t)(p - g->pieces.pieces);
+        switch (p->kind) {
+        case PIECE_RESIDENT: update_on_gpu(g, p, number, step); break;
+        case PIECE_VISIT: update_visitor(g, visit++, step); break;
+        case PIECE_HOST: update_on_host(g, p, number, step); break;
+        case PIECE_CHOSEN: update_chosen(g, p, step); break;
+        case PIECE_LATE: break;  // zen_window()
         }
-        event_record(g->updated[s], seg->on_host && g->zen == NULL ? g->out : g->update);
-        event_record(g->returned[s], g->back);
     }
+    if (updates_from_room(g, seg)) {
+        if (seg->leaving > 0) order(g, g->out, g->update);
+        event_record(g->grad_rooms.free[seg->grad_room], g->update);
+    }
+    event_record(g->updated[s], seg->on_host && g->zen == NULL ? g->flush : g->update);
+    event_record(g->returned[s], g->back);
+    return visit;
+}
+
+// Queues one AdamW step (adam.h) over everything that this process owns, or what backward has left
+// of it: first the segments that choice.early names, then the others in the order in which the next
+// forward pass needs them. That pass waits for each segment, not for them all. zen_window() orders
+// ZenFlow's late columns.
+static void gpt2_update(GPT2 *g, const AdamStep *step) {
+    for (int i = 0, visit = 0; i < g->segments && !g->update_in_backward; i++)
+        visit = update_segment(g, (size_t)update_order(g, i), visit, step);
     g->fetched = 0;
     if (g->zen != NULL) zen_window(g, step->grad_scale);
     weights_renew(g);
@@ -594,6 +660,7 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     const double loss_scale = run_loss_scale(r);
     const float grad_scale = (float)loss_scale / (float)run_targets(r, step);
     const double share = 1 / run_parts(r, step);
+    const AdamStep unclipped = run_adam_step(r, step, 0, &result);  // of an update in backward
 
     // Queue the gradient of the mean loss over all trained tokens of the step. Forward waits for
     // each segment's update of the step before; norm, sum and copy of each segment's gradient are
@@ -605,7 +672,8 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
         gpt2_forward(g, g->inputs, g->begins, g->targets, r->B, r->T);
         if (r->words) gpt2_classify(g, grad_scale, share, micro > 0);
         else gpt2_head(g, grad_scale, share, micro > 0, NULL);
-        gpt2_backward(g, micro > 0, micro + 1 == r->o.accum);
+        const bool last = micro + 1 == r->o.accum;
+        gpt2_backward(g, micro > 0, last, last && g->update_in_backward ? &unclipped : NULL);
     }
     // Wait for loss and norm, clip to --clip, and queue the update. The next step is queued behind
     // it, so the time of this update is part of that step's.

@@ -408,7 +408,10 @@ static void zen_turn_end(const ZenConfig *c, ZenClock *clock, const ZenTurn *tur
 }
 
 // AdamW's options for the steps of the rest.
-typedef struct { double lr, beta1, beta2, eps, weight_decay; int moments_bf16; } ZenRates;
+typedef struct {
+    double lr, beta1, beta2, eps, weight_decay;
+    int moments_bf16, master_bf16;
+} ZenRates;
 
 // Returns AdamW's constants for the rest, by the mean gradient of a window of n steps. The weight
 // decay is that of n steps.
@@ -416,6 +419,7 @@ static AdamStep zen_rest_step(const ZenClock *clock, const ZenRates *r, size_t n
     AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps,
                                    r->weight_decay * (double)n, clock->rest_t + 1, 1 / (double)n);
     s.moments_bf16 = r->moments_bf16;
+    s.master_bf16 = r->master_bf16;
     return s;
 }
 
@@ -463,6 +467,7 @@ static void zen_adam(ZenReference *ref, const ZenTensor *z, size_t e, float g, c
     } else {
         adam_scalar(master, &ref->m[e], &ref->v[e], g, s, decay);
     }
+    if (s->master_bf16) *master = bits_float(adam_weight(*master, s, (uint32_t)index));
     *master = master_rounded(*master);
 }
 

@@ -37,6 +37,7 @@ static const struct { const char *name, *legend, *fill, *text; } kinds[] = {
     {"wait", "waiting", "#9aa4ae55", "#848e98"},
     {"reduce", "gradients summed over GPUs", "#c0563f", "#fff"},
     {"gather", "weights gathered", "#4f9fb8", "#10263d"},
+    {"input", "inputs of layers out and in", "#7a8f2c", "#fff"},
     {"", "other", "#a9b4c0", "#111"}};
 enum { KIND_FORWARD, KIND_BACKWARD, KIND_LEAVE, KIND_FETCH = 5, KIND_UPDATE, KIND_HOST, KIND_FLUSH,
        KINDS = sizeof kinds / sizeof *kinds };

@@ -52,6 +52,17 @@ static void plain_update_bf16(uint16_t *__restrict__ w, uint16_t *__restrict__ l
     }
 }
 
+static void plain_update_rounded(uint16_t *__restrict__ w, uint16_t *__restrict__ m,
+                                 uint16_t *__restrict__ v, const uint16_t *__restrict__ grad,
+                                 size_t n) {
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        w[i] = (uint16_t)(w[i] + grad[i]);
+        m[i]++;
+        v[i]++;
+    }
+}
+
 // What ZenFlow's host does, and the same streams with next to no arithmetic.
 typedef struct { const char *name; int grad, first, sum, update, bytes; } ZenBench;  // grad: bytes
 static const ZenBench zen_benches[] = {
@@ -101,9 +112,9 @@ int main(int argc, char **argv) {
     double *ratio = (double *)alloc_or_fail(rounds, sizeof(double), "times");
 
     static const char *const names[] = {"fp32", "bf16 weights, fp32 gradient", "bf16",
-                                        "bf16, moments in bf16"};
-    static const int element_bytes[] = {28, 28, 26, 18};
-    for (int kind = 0; kind < 4; kind++) {
+                                        "bf16, moments in bf16", "bf16, moments and masters too"};
+    static const int element_bytes[] = {28, 28, 26, 18, 14};
+    for (int kind = 0; kind < 5; kind++) {
         const int is_half = kind >= 2;
         const double bytes = (double)n * element_bytes[kind];
         for (size_t r = 0; r < rounds; r++) {
@@ -115,14 +126,21 @@ int main(int argc, char **argv) {
             memset(m, 0, n * sizeof *m);
             memset(v, 0, n * sizeof *v);
             AdamStep s = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, r + 1, 1);
-            s.moments_bf16 = kind == 3;
+            s.moments_bf16 = kind >= 3;
+            s.master_bf16 = kind == 4;
+            const AdamRun run = {0, n, 1, 0};
+            const AdamWork work = {.w = p, .low = kind > 0 && kind < 4 ? low : NULL, .m = m, .v = v,
+                                   .grad = g, .grad_is_half = is_half, .scale = 1, .runs = &run,
+                                   .count = 1, .step = s, .halves = kind == 4};
             for (int k = 0; k < 2; k++) {  // who goes first changes with the round
                 const double start = seconds_now();
                 if ((k + r) % 2 == 0) {
-                    adam_update(p, kind > 0 ? low : NULL, m, v, g, is_half, n, &s, 1);
+                    adam_work(&work);
                     adam[r] = seconds_now() - start;
                 } else {
-                    if (kind == 3)
+                    if (kind == 4)
+                        plain_update_rounded(w, (uint16_t *)m, (uint16_t *)v, (uint16_t *)g, n);
+                    else if (kind == 3)
                         plain_update_bf16(w, low, (uint16_t *)m, (uint16_t *)v, (uint16_t *)g, n);
                     else if (kind == 0) plain_update_fp32(p, m, v, g, n);
                     else plain_update(w, low, m, v, g, is_half, n);

@@ -203,6 +203,9 @@ template <typename X> static void bench_shape(const Shape *s) {
     half.moments_bf16 = 1;
     BENCH("AdamW, moments in bf16", 0, n * (16 + E),
           adam_update_gpu(p, low, m, v, wte, E == 2, &run, 1, &half, stream));
+    half.master_bf16 = 1;
+    BENCH("AdamW, moments and masters in bf16", 0, n * (12 + E),
+          adam_update_gpu(p, NULL, m, v, wte, E == 2, &run, 1, &half, stream));
 
     CUDA(cudaStreamSynchronize(stream));
     void *const blocks[] = {x, x2, x3, qkv, dqkv, fc, act, w, dw, bias, dbias, wte, wpe, logits,

@@ -1,6 +1,6 @@
 // bench_matmul: GFLOP/s of the matrix product, and the share of the machine's multiply-add peak
 // measured in turn with each shape. Usage: bench_matmul [repeats] [name part]
-#include "../../tide/cpu/matmul.h"
+#include "../fma_peak.h"
 #include "machine.h"
 #include "../tool.h"
 

@@ -2,6 +2,7 @@
 // FMA peak measured in the same run, in turn with the steps.
 #define TESTING
 #include "../../train_gpt2.c"
+#include "../fma_peak.h"
 #include "machine.h"
 #include "../test/first_values.h"
 #include "../test/gpt2_free.h"

@@ -24,10 +24,13 @@ enum { ACTIVATION_GELU, ACTIVATION_RELU, ACTIVATION_SILU };
 
 // Values of options. --recompute: which activations backward computes again. --offload: where the
 // optimizer's state is, and who updates it (offload.h). --weights: where the weights are.
+// --activations: where the inputs of layers wait for backward.
 enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_LIGHT, RECOMPUTE_BLOCK };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };
 enum { WEIGHTS_GPU, WEIGHTS_HOST, WEIGHTS_AUTO };
+enum { ACTIVATIONS_GPU, ACTIVATIONS_HOST };
+enum { TASK_LABELS = 16 };  // most words of --labels
 
 #define LAYERNORM_EPS 1e-5f
 #define ALIGN_ELEMENTS 128  // every tensor starts at a multiple of this, and Vp is one

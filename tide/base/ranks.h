@@ -75,13 +75,12 @@ static void ranks_find(void) {
             die("%s is set, but %s is not: a launcher sets both", names[tells[by]], names[i]);
     int *const found[4] = {&r->rank, &r->world, &r->local, &r->local_world};
     for (int i = 0; told && i < 4; i++) *found[i] = ranks_number(names[i], *found[i], MOST);
-    for (int k = 0; k < LAUNCHERS; k++)  // refuses half of another launcher's variables
-        for (int i = 0, lacks = 0; i < 4; i++) {
+    for (int k = 0; !told && k < LAUNCHERS; k++)  // refuses half of a launcher's variables
+        for (int i = 0; i < 4; i++) {
             const int n = ranks_number(launchers[k][i], *found[i], MOST);
-            while (lacks < 4 && getenv(launchers[k][lacks]) != NULL) lacks++;
-            if (n != *found[i] && n != i % 2 && !(told && lacks > 1))
+            if (n != *found[i])
                 die("%s is %d, but %s is not set: a launcher sets both", launchers[k][i], n,
-                    launchers[k][lacks]);
+                    launchers[k][tells[k]]);
         }
     if (!told) return;
     r->port = ranks_number("MASTER_PORT", r->port, 65534);

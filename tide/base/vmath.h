@@ -68,6 +68,13 @@ VECTORISED float gelu_f32(float x) {
     return 0.5f * x * (1.0f + tanh_u);
 }
 
+// Returns GELU's derivative.
+VECTORISED float gelu_slope_f32(float x) {
+    const float tanh_u = tanh_f32(0.7978845608028654f * (x + 0.044715f * x * x * x));
+    const float du = 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
+    return 0.5f * (1.0f + tanh_u) + 0.5f * x * (1.0f - tanh_u * tanh_u) * du;
+}
+
 VECTORISED float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 
 // Returns the largest of n numbers; -infinity if n is 0. NaNs make it NaN, or are ignored. Because

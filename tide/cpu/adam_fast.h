@@ -12,8 +12,8 @@
 // step by the gradient, by the sum of several, or by both added up (the sum is not changed). Or,
 // without weights, it adds the gradient to the sum. The arrays must not overlap.
 typedef struct {
-    void *w;              // weights, in place: halves, or floats if `low` is NULL; NULL: no step
-    uint16_t *low;        // the rest of the master weights: master_low()
+    void *w;              // weights, in place; NULL: no step
+    uint16_t *low;        // the rest of the master weights: master_low(); NULL: there is none
     void *m, *v;          // float, or bf16: as `step` says
     float *sum;           // sum of gradients; NULL: there is none
     const void *grad;     // a gradient to be added; NULL: the sum is complete
@@ -24,13 +24,15 @@ typedef struct {
     const AdamRun *runs;
     int count;
     AdamStep step;
+    int halves;           // weights are halves; with `low`, they are in any case
 } AdamWork;
 
 // Returns how many bytes the pass reads and writes for each element.
 static inline size_t adam_work_bytes(const AdamWork *w) {
     const size_t grad = w->grad == NULL ? 0 : w->grad_is_half ? 2 : 4;
     const size_t sum = w->sum == NULL || w->first ? 0 : 4;  // read
-    return grad + sum + (w->w == NULL ? 4 : w->step.moments_bf16 ? 16 : 24);
+    const size_t weight = w->low == NULL && w->halves ? 4 : 8;
+    return grad + sum + (w->w == NULL ? 4 : weight + (w->step.moments_bf16 ? 8 : 16));
 }
 
 // Load and store two 16-bit numbers as one word, the first in the lower half.
@@ -42,10 +44,10 @@ static inline void store_pair(uint16_t *x, uint32_t upper, uint32_t upper_next) 
 
 typedef struct { uint32_t w, low, m, v; } AdamUpper;
 static inline void adam_upper_split(AdamUpper *x, float g, const AdamStep *s, float decay,
-                                    uint32_t index) {
+                                    uint32_t index, int rounded) {
     float p = master_of_upper(x->w, x->low);
     adam_upper(&p, &x->m, &x->v, g, s, decay, index);
-    x->w = master_upper(p);
+    x->w = rounded ? adam_weight(p, s, index) : master_upper(p);
     x->low = float_bits(p) << 16;
 }
 
@@ -58,22 +60,24 @@ static inline void adam_prefetch(const void *array, size_t at, size_t size) {
     for (size_t k = 0; k < ADAM_BLOCK * size; k += 64) __builtin_prefetch(from + k);
 }
 
-// The loop of adam_range(), inlined there 10 times with constants, so that each is vectorised.
+// The loop of adam_range(), inlined there 20 times with constants, so that each is vectorised.
+// Weights that are `rounded` have no lower halves.
 __attribute__((always_inline))
 static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ low,
                              void *__restrict__ m, void *__restrict__ v,
                              const float *__restrict__ sum, const void *__restrict__ grad,
                              const AdamWork *w, size_t first, size_t last, uint32_t index,
-                             int decay, int moments_bf16, int is_split, int has_sum,
+                             int decay, int moments_bf16, int rounded, int halves, int has_sum,
                              int grad_is_half) {
     const AdamStep s = w->step;  // a copy, which the stores below cannot change
     const float d = decay ? s.weight_decay : 0.0f, scale = w->scale;
     const size_t moment = moments_bf16 ? 2 : 4;
+    const int is_split = halves && !rounded;
     float *whole = (float *)weights;
     uint16_t *half = (uint16_t *)weights, *m16 = (uint16_t *)m, *v16 = (uint16_t *)v;
     for (size_t i = first, end; i < last;) {
         end = last - i < ADAM_BLOCK ? last : i + ADAM_BLOCK;
-        adam_prefetch(weights, i, is_split ? 2 : 4);
+        adam_prefetch(weights, i, halves ? 2 : 4);
         if (is_split) adam_prefetch(low, i, 2);
         adam_prefetch(m, i, moment);
         adam_prefetch(v, i, moment);
@@ -82,39 +86,41 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
         uint32_t number = index + (uint32_t)i;
         // 16-bit state is processed in pairs: to split and join words takes fewer instructions than
         // to widen and narrow numbers. (gcc is told once more that arrays do not overlap.)
-        if (!HALF_IS_FP16 && moments_bf16 && is_split) {
+        if (!HALF_IS_FP16 && moments_bf16 && halves) {
             #pragma GCC ivdep
             for (; i + 1 < end; i += 2, number += 2) {
-                const uint32_t w2 = load_pair(half + i), low2 = load_pair(low + i);
+                const uint32_t w2 = load_pair(half + i), low2 = is_split ? load_pair(low + i) : 0;
                 const uint32_t m2 = load_pair(m16 + i), v2 = load_pair(v16 + i);
                 const uint32_t g2 = grad_is_half ? load_pair((const uint16_t *)grad + i) : 0;
-                float g = bits_float(g2 << 16), h = bits_float(g2 & 0xffff0000);
-                if (!grad_is_half) {
-                    g = ((const float *)grad)[i];
-                    h = ((const float *)grad)[i + 1];
-                }
+                const float *whole_g = (const float *)grad + i;
+                float g = grad_is_half ? bits_float(g2 << 16) : whole_g[0];
+                float h = grad_is_half ? bits_float(g2 & 0xffff0000) : whole_g[1];
                 if (has_sum) {
                     g = fma_f32(scale, g, sum[i]);
                     h = fma_f32(scale, h, sum[i + 1]);
                 }
                 AdamUpper a = {w2 << 16, low2 << 16, m2 << 16, v2 << 16}, b = {w2, low2, m2, v2};
-                adam_upper_split(&a, g, &s, d, number);
-                adam_upper_split(&b, h, &s, d, number + 1);
+                adam_upper_split(&a, g, &s, d, number, rounded);
+                adam_upper_split(&b, h, &s, d, number + 1, rounded);
                 store_pair(half + i, a.w, b.w);
-                store_pair(low + i, a.low, b.low);
+                if (is_split) store_pair(low + i, a.low, b.low);
                 store_pair(m16 + i, a.m, b.m);
                 store_pair(v16 + i, a.v, b.v);
             }
         }
         for (; i < end; i++, number++) {
-            float p = is_split ? master_f32(half[i], low[i]) : whole[i];
+            float p = is_split ? master_f32(half[i], low[i])
+                    : halves ? bf16_to_f32(half[i]) : whole[i];
             float g = grad_at(grad, grad_is_half, i);
             if (has_sum) g = fma_f32(scale, g, sum[i]);
             if (moments_bf16) adam_bf16(&p, m16 + i, v16 + i, g, &s, d, number);
             else adam_scalar(&p, (float *)m + i, (float *)v + i, g, &s, d);
+            if (rounded) p = bits_float(adam_weight(p, &s, number));
             if (is_split) {
                 half[i] = master_weight(p);
                 low[i] = master_low(p);
+            } else if (halves) {
+                half[i] = (uint16_t)(float_bits(p) >> 16);
             } else {
                 whole[i] = p;
             }
@@ -135,14 +141,18 @@ static void adam_range(const AdamWork *w, size_t first, size_t last, uint32_t in
     const int is_half = w->grad != NULL && w->grad_is_half;
     #define ADAM_CASE(...) \
         adam_loop(w->w, w->low, w->m, w->v, w->sum, grad, w, first, last, index, decay, __VA_ARGS__)
-    #define ADAM_LOOP(...) \
+    #define ADAM_MOMENTS(...) \
         (w->step.moments_bf16 ? ADAM_CASE(1, __VA_ARGS__) : ADAM_CASE(0, __VA_ARGS__))
-    if (w->low == NULL && has_sum) ADAM_LOOP(0, 1, 0);
-    else if (w->low == NULL) ADAM_LOOP(0, 0, 0);
+    #define ADAM_LOOP(...) \
+        (w->step.master_bf16 ? ADAM_MOMENTS(1, __VA_ARGS__) : ADAM_MOMENTS(0, __VA_ARGS__))
+    const int halves = w->low != NULL || w->halves;
+    if (!halves && has_sum) ADAM_LOOP(0, 1, 0);
+    else if (!halves) ADAM_LOOP(0, 0, 0);
     else if (has_sum) ADAM_LOOP(1, 1, 1);
     else if (is_half) ADAM_LOOP(1, 0, 1);
     else ADAM_LOOP(1, 0, 0);
     #undef ADAM_LOOP
+    #undef ADAM_MOMENTS
     #undef ADAM_CASE
 }
 

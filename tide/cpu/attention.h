@@ -61,13 +61,32 @@ static void attention_forward(float *out,        // (B, T, NH HS)
     }
 }
 
+// Turns a row's scores and dp over all keys into p and ds. The row sees keys from .. visible - 1.
+static inline void attention_row_backward(float *p, float *dp, const float *d, const float *o,
+                                          float lse, size_t from, size_t visible, size_t keys,
+                                          size_t HS) {
+    const float scale = 1.0f / sqrtf((float)HS);
+    // The loop runs to the end of a whole vector, and what is not visible is cleared after it: a
+    // scalar loop over the last few would take as long as all others.
+    const size_t whole = min_size(round_up(visible, 16), keys);
+    float d_dot_o = 0;
+    #pragma omp simd reduction(+ : d_dot_o)
+    for (size_t i = 0; i < HS; i++) d_dot_o += d[i] * o[i];
+    #pragma omp simd
+    for (size_t u = from; u < whole; u++) {
+        p[u] = exp_f32(p[u] * scale - lse);
+        dp[u] = p[u] * (dp[u] - d_dot_o) * scale;
+    }
+    for (size_t u = 0; u < from; u++) p[u] = dp[u] = 0;
+    for (size_t u = visible; u < keys; u++) p[u] = dp[u] = 0;
+}
+
 // Overwrites dqkv. Gradients of keys and values are sums over strips and over the query heads of a
 // group, so one thread computes a whole group, in order.
 static void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
                                const float *qkv, const int32_t *begins, float *scratch,
                                size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
     const size_t A = NH * HS, Q = A + 2 * NKV * HS, group = NH / NKV;
-    const float scale = 1.0f / sqrtf((float)HS);
     #pragma omp parallel for collapse(2) schedule(dynamic)
     for (size_t b = 0; b < B; b++)
     for (size_t kv = 0; kv < NKV; kv++)
@@ -99,22 +118,9 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
                         product_scratch);  // dp, for now
             for (size_t r = 0; r < rows; r++) {
                 const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
-                const size_t visible = first + r + 1 - low;
-                // The loop runs to the end of a whole vector, and what is not visible is cleared
-                // after it: a scalar loop over the last few would take as long as all others.
-                const size_t whole = min_size(round_up(visible, 16), keys);
-                const float l = lse[(b * NH + h) * T + first + r];
-                float *pr = p + r * keys, *dr = ds + r * keys;
-                float d_dot_o = 0;
-                #pragma omp simd reduction(+ : d_dot_o)
-                for (size_t i = 0; i < HS; i++) d_dot_o += d[r * A + i] * o[r * A + i];
-                #pragma omp simd
-                for (size_t u = from; u < whole; u++) {
-                    pr[u] = exp_f32(pr[u] * scale - l);
-                    dr[u] = pr[u] * (dr[u] - d_dot_o) * scale;
-                }
-                for (size_t u = 0; u < from; u++) pr[u] = dr[u] = 0;
-                for (size_t u = visible; u < keys; u++) pr[u] = dr[u] = 0;
+                attention_row_backward(p + r * keys, ds + r * keys, d + r * A, o + r * A,
+                                       lse[(b * NH + h) * T + first + r], from,
+                                       first + r + 1 - low, keys, HS);
             }
             gemm_serial(false, false, rows, HS, keys, ds, keys, kl, Q, dqkv + head + first * Q, Q,
                         false, product_scratch);

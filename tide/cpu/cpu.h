@@ -1,5 +1,5 @@
 // cpu.h: which vector instructions this build uses, and how many threads it has.
-//   cpu_instructions()    vector instructions of this build, in one word: for --version
+//   CPU_VECTORS           vector instructions of this build: for --version
 //   cpu_describe()        the line at the start of a run
 //   cpu_wait_briefly()    makes waiting threads sleep soon; main() calls it first
 //   cpu_threads()         threads of one process, which may share the machine with others
@@ -9,23 +9,15 @@
 #include "../base/memory.h"
 #include <sys/prctl.h>
 
-static const char *cpu_instructions(void) {
 #if defined __AVX512F__
-    return "AVX-512";
+#define CPU_VECTORS "AVX-512"
 #elif defined __AVX2__ && defined __FMA__
-    return "AVX2";
-#elif defined __AVX__
-    return "AVX";
-#elif defined __x86_64__
-    return "SSE2";
-#elif defined __ARM_FEATURE_SVE
-    return "SVE";
+#define CPU_VECTORS "AVX2"
 #elif defined __aarch64__
-    return "NEON";
+#define CPU_VECTORS "NEON"
 #else
-    return "plain C";
+#define CPU_VECTORS "no AVX2"
 #endif
-}
 
 // Prints the CPU's name, as Linux has it (for ARM it has none), the threads and the instructions.
 static void cpu_describe(void) {
@@ -33,7 +25,7 @@ static void cpu_describe(void) {
     const MachineText model = machine_text("/proc/cpuinfo", "model name\t: ");
     const char *name = model.text[0] != '\0' ? model.text : "unknown";
     printf("cpu: %.*s, %d thread%s, %s\n", (int)strcspn(name, "\n"), name, threads,
-           plural((size_t)threads), cpu_instructions());
+           plural((size_t)threads), CPU_VECTORS);
 }
 
 // Makes a thread that waits for others at the end of a loop sleep after some 30 to 60 us. By

@@ -58,21 +58,19 @@ static int bin_width(const void *bytes, size_t n) {
 
 // The tokens of a token file of n bytes in memory (4-byte aligned), which stays.
 static TokenSegment segment_parse(const char *name, const void *bytes, size_t n) {
-    int32_t header[3];
+    int32_t header[3] = {0, 0, 0};
     TokenSegment s = {name, (const char *)bytes + BIN_HEADER, 0, 0, bin_width(bytes, n)};
     const char *kind = file_kind(bytes, n);
     if (s.width == 0)
         die("%s: not a token file (it must start with %d or %d)%s%s", name, BIN_MAGIC_16,
             BIN_MAGIC_32, kind != NULL ? ", but " : "", kind != NULL ? kind : "");
-    if (n < BIN_HEADER) die("%s: truncated: %zu bytes, the header has %d", name, n, BIN_HEADER);
-    memcpy(header, bytes, sizeof header);
     const int32_t version = s.width == 2 ? 1 : 7;
-    if (header[1] != version)
-        die("%s: token file of version %d, expected %d", name, header[1], version);
+    memcpy(header, bytes, min_size(n, sizeof header));
     s.count = (size_t)header[2];
-    if (n != BIN_HEADER + s.count * (size_t)s.width)
-        die("%s: truncated or damaged: %zu bytes, but a header and %d tokens of %d bytes", name, n,
-            header[2], s.width);
+    if (header[1] != version || n != BIN_HEADER + s.count * (size_t)s.width)
+        die("%s: truncated, damaged or of another version than %d: %zu bytes, but a header of "
+            "version %d and %d tokens of %d bytes", name, version, n, header[1], header[2],
+            s.width);
     return s;
 }
 
@@ -231,11 +229,9 @@ static void loader_check(const Loader *l) {
     size_t longest = 0;
     for (size_t i = 0; i < l->data->count; i++)
         if (l->data->segments[i].count > longest) longest = l->data->segments[i].count;
-    if (l->sequences == 0 && longest < 2)
-        die("there is nothing to train on or to evaluate: %zu tokens", l->data->tokens);
     if (l->sequences == 0)
-        die("%zu tokens, at most %zu in one piece, are too few for --seq %zu; --seq %zu or less "
-            "works", l->data->tokens, longest, l->T, longest - 1);
+        die("%zu tokens, at most %zu in one piece, are too few: --seq %zu takes one more than that",
+            l->data->tokens, longest, l->T);
 }
 
 // Maps index i of 0 .. n-1 to its place in the pseudorandom permutation of `key`. A Feistel network

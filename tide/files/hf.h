@@ -47,6 +47,7 @@ typedef struct {
     void *owner;
     bool moments_bf16;         // AdamW's are stored as bf16
     float limit;               // weights from this size on are refused; 0: only infinite ones
+    bool master_bf16;          // weights are rounded to bf16 as they are loaded
 } RunState;
 
 // A RunState's move: owner is a list of arenas in host memory, by part.
@@ -58,8 +59,16 @@ static void state_move(void *owner, int part, size_t at, size_t n, float *w, boo
 // The state all of which is in so many arenas.
 static RunState state_in(float *const *arenas, int parts) {
     static const StateRange all = {0, SIZE_MAX};
-    const RunState state = {parts, &all, 1, state_move, (void *)arenas, false, 0};
+    const RunState state = {parts, &all, 1, state_move, (void *)arenas, false, 0, false};
     return state;
+}
+
+// Brings first values from w, which it may change, to a part.
+static void part_set(const RunState *state, int part, size_t at, size_t n, float *w) {
+    const bool weights = part == 0 || part == 3;
+    for (size_t i = 0; weights && state->master_bf16 && i < n; i++)
+        w[i] = bf16_to_f32(f32_to_bf16(w[i]));
+    state->move(state->owner, part, at, n, w, false);
 }
 
 // Moves *at to the first element of [*at, end) that this rank has, and returns the number of
@@ -227,7 +236,7 @@ static bool part_read(const RunState *state, int part, const GPT2Table *t, const
         memset(w + stored, 0, (n - stored) * sizeof *w);
         #pragma omp parallel for if (n > 1 << 16) reduction(| : bad)
         for (size_t i = 0; i < n; i++) bad |= !(fabsf(w[i]) < limit);
-        state->move(state->owner, part, at, n, w, false);
+        part_set(state, part, at, n, w);
     }
     free(w);
     safetensor_release(ten);

@@ -23,8 +23,7 @@ typedef enum {
 typedef struct Json {
     JsonType type;
     double number;          // JSON_NUMBER
-    const char *string;     // JSON_STRING: decoded, UTF-8; all others: as written. NUL-terminated,
-                            // but for JSON_ARRAY and JSON_OBJECT
+    const char *string;     // JSON_STRING: decoded, UTF-8, NUL-terminated; all others: as written
     size_t length;          // bytes of string, without the NUL (a string may contain NULs, too)
     const char *key;        // inside an object, else NULL
     size_t key_length;
@@ -113,19 +112,20 @@ static void json_string(JsonParser *p, const char **string, size_t *length) {
     p->free_string = out + 1;
 }
 
-static void json_number(JsonParser *p, Json *node) {
-    const char *start = p->at;
+// Reads a number, null, false or true: all up to the next delimiter.
+static void json_bare(JsonParser *p, Json *node) {
+    static const char *const words[3] = {"null", "false", "true"};  // in the order of JsonType
+    const size_t n = node->length = strcspn(p->at, " \t\r\n,:[]{}\"");
     char *end;
-    while (p->at < p->end && memchr("0123456789+-.eE", *p->at, 15) != NULL) p->at++;
+    p->at += n;
+    for (int i = 0; i < 3; i++) {
+        node->type = (JsonType)i;
+        if (n == strlen(words[i]) && memcmp(node->string, words[i], n) == 0) return;
+    }
     node->type = JSON_NUMBER;
-    node->length = (size_t)(p->at - start);
-    node->string = p->free_string;
-    memcpy(p->free_string, start, node->length);  // fits: something else follows
-    p->free_string[node->length] = '\0';
-    p->free_string += node->length + 1;
     node->number = strtod(node->string, &end);  // no program here sets a locale
-    if (node->length == 0 || *end != '\0' || node->number - node->number != 0)
-        json_error(p, "expected a value");
+    if (n == 0 || strspn(node->string, "0123456789+-.eE") < n || end != p->at
+        || node->number - node->number != 0) json_error(p, "expected a value");
 }
 
 // The place of a key in an object's hash table: its member, or NULL where it would be.
@@ -155,27 +155,15 @@ static void json_index(JsonParser *p, Json *object) {
 
 // Reads a value into a node, which is zero.
 static void json_value(JsonParser *p, Json *node, int depth) {
-    static const char *const words[3] = {"null", "false", "true"};  // in the order of JsonType
     const bool object = json_take(p, '{'), list = object || json_take(p, '[');
     node->string = p->at - list;
-    if (!list) {
-        if (p->at < p->end && *p->at == '"') {
-            node->type = JSON_STRING;
-            json_string(p, &node->string, &node->length);
-            return;
-        }
-        for (int i = 0; i < 3; i++) {
-            const size_t n = strlen(words[i]);
-            if ((size_t)(p->end - p->at) < n || memcmp(p->at, words[i], n) != 0) continue;
-            p->at += n;
-            node->type = (JsonType)i;
-            node->string = words[i];
-            node->length = n;
-            return;
-        }
-        json_number(p, node);
-        return;
+    if (!list && p->at < p->end && *p->at == '"') {
+        node->type = JSON_STRING;
+        json_string(p, &node->string, &node->length);
+    } else if (!list) {
+        json_bare(p, node);
     }
+    if (!list) return;
     if (depth == JSON_DEPTH) json_error(p, "too many levels");
     node->type = object ? JSON_OBJECT : JSON_ARRAY;
     const char close = object ? '}' : ']';
@@ -205,7 +193,7 @@ static bool json_begins(const char *text, size_t n) {
 static Json *json_parse(const char *text, size_t n, Error *err) {
     size_t nodes = 1;  // every other value follows one of these
     for (size_t i = 0; i < n; i++) nodes += text[i] == ',' || text[i] == '[' || text[i] == '{';
-    Json *root = (Json *)calloc(1, nodes * (sizeof(Json) + 3 * sizeof(Json *)) + 2 * n + 1);
+    Json *root = (Json *)calloc(1, nodes * (sizeof(Json) + 3 * sizeof(Json *)) + 2 * n + 2);
     if (root == NULL) fail("out of memory: a JSON text of %zu bytes", n);
     Json **places = (Json **)(root + nodes);  // two for each member, one for each object
     char *strings = (char *)(places + 3 * nodes), *copy = strings + n + 1;

@@ -115,11 +115,8 @@ static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Erro
     if (n >= 8) memcpy(&length, bytes, 8);
     const char *kind = file_kind(bytes, n), *first = (const char *)bytes + 8;
     if (n > 8 && *first != '{' && kind != NULL) return error_set(err, "%s", kind);
-    if (n < 9 || length == 0 || length > ST_MAX_HEADER || *first != '{')
+    if (n < 9 || length == 0 || length > ST_MAX_HEADER || length > n - 8 || *first != '{')
         return error_set(err, "not a safetensors file, or cut short: %zu bytes", n);
-    if (length > n - 8)
-        return error_set(err, "cut short: %zu bytes, the header alone takes %zu", n,
-                         8 + (size_t)length);
     const unsigned char *data = (const unsigned char *)bytes + 8 + length, *at = data;
     const size_t size = n - 8 - (size_t)length;
     st->header = json_parse((const char *)bytes + 8, (size_t)length, err);
@@ -133,11 +130,8 @@ static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Erro
     for (int i = 0; i < st->count; at += st->tensors[i++].bytes)
         fill = fill && st->tensors[i].data == at;
     if (!fill) return error_set(err, "the tensors do not fill their bytes without gap and overlap");
-    if (at > data + size)
-        return error_set(err, "cut short: %zu bytes, the header describes %zu", n,
-                         n - size + (size_t)(at - data));
-    return at == data + size || error_set(err, "bytes follow the last tensor: %zu of %zu",
-                                          (size_t)(data + size - at), n);
+    return at == data + size || error_set(err, "cut short, or too long: %zu bytes, the header "
+                                          "describes %zu", n, n - size + (size_t)(at - data));
 }
 
 // The same for a file, which is mapped, not read.

@@ -32,10 +32,9 @@
 // documents stay whole).
 #ifndef TIDE_TASK_H
 #define TIDE_TASK_H
+#include "../base/model.h"
 #include "chat.h"
 #include "data.h"
-
-enum { TASK_LABELS = 16 };
 
 typedef struct {
     size_t count;              // examples

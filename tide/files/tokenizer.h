@@ -197,8 +197,8 @@ static bool read_part(PartReader *r, const char *name, const char *list) {
                                ? type->string : "without a type");
         for (const char *const *m = known_steps[k].members; *m != NULL; m += 2) {
             const Json *value = json_get(strcmp(*m, "String") == 0 ? pattern : step, *m);
-            if (value != NULL && value->type <= JSON_STRING && strcmp(value->string, m[1]) == 0)
-                continue;
+            if (value != NULL && value->length == strlen(m[1])
+                && memcmp(value->string, m[1], value->length) == 0) continue;
             snprintf(what, sizeof what, "%s with %s other than %s", type->string, m[0], m[1]);
             return part_refuse(r, name, what);
         }

@@ -25,7 +25,7 @@
 #define TOKENIZER_SPACE "\xe2\x96\x81"     // U+2581
 enum {
     TOKENIZER_MAX_IDS = 1 << 24,
-    TOKENIZER_SHORT = 64                   // words up to here are merged by the plain loop
+    TOKENIZER_SHORT = 64                   // words up to here are merged without malloc()
 };
 
 typedef struct {
@@ -345,25 +345,6 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
 // ---------------------------------------------------------------------------------------------
 // Merging
 
-// Merges the n <= TOKENIZER_SHORT tokens of a word in place and returns how many are left. This is
-// the definition; it is quadratic, but for words of the usual length nothing is faster.
-static size_t tokenizer_merge_short(const Tokenizer *t, uint32_t *ids, size_t n) {
-    uint32_t rank[TOKENIZER_SHORT + 1];  // of the pair that starts at i
-    for (size_t i = 0; i + 1 < n; i++) rank[i] = tokenizer_rank(t, ids[i], ids[i + 1]);
-    while (n > 1) {
-        size_t best = 0;
-        for (size_t i = 1; i + 1 < n; i++) if (rank[i] < rank[best]) best = i;
-        if (rank[best] == TOKENIZER_NONE) break;
-        ids[best] = t->merges[rank[best]].result;
-        n--;
-        for (size_t i = best + 1; i < n; i++) ids[i] = ids[i + 1];
-        for (size_t i = best + 1; i + 1 < n; i++) rank[i] = rank[i + 1];
-        if (best + 1 < n) rank[best] = tokenizer_rank(t, ids[best], ids[best + 1]);
-        if (best > 0) rank[best - 1] = tokenizer_rank(t, ids[best - 1], ids[best]);
-    }
-    return n;
-}
-
 // Adds a pair to a binary heap, smallest first: rank << 32 | position, so that equal ranks go
 // leftmost first. A pair that nothing merges is left out.
 static void tokenizer_heap_push(const Tokenizer *t, uint64_t *heap, size_t *count,
@@ -388,12 +369,14 @@ static uint64_t tokenizer_heap_pop(uint64_t *heap, size_t *count) {
     return top;
 }
 
-// The same in O(n log n), for a "word" of any length: the tokens are a linked list, the pairs a
-// heap. A pair that has changed since it was pushed is recognised by its rank, and dropped. Each
-// merge pops one and pushes at most two, so 2n places are enough.
-static size_t tokenizer_merge_long(const Tokenizer *t, uint32_t *ids, size_t n) {
-    uint64_t *heap = ALLOC(uint64_t, 2 * n, "a long word");
-    uint32_t *next = ALLOC(uint32_t, 2 * n, "a long word"), *previous = next + n;
+// Merges the n tokens of a word in place and returns how many are left. The tokens are a linked
+// list, the pairs a heap. A pair that has changed since it was pushed is dropped. Each merge pops
+// one and pushes at most two, so 2n places are enough.
+static size_t tokenizer_merge(const Tokenizer *t, uint32_t *ids, size_t n) {
+    uint64_t few[3 * TOKENIZER_SHORT], *room = few;
+    if (n > TOKENIZER_SHORT) room = ALLOC(uint64_t, 3 * n, "a long word");
+    uint64_t *heap = room + n;
+    uint32_t *next = (uint32_t *)room, *previous = next + n;
     size_t count = 0, left = 0;
     if (n >= UINT32_MAX) die("a word of %zu bytes is too long", n);
     for (size_t i = 0; i < n; i++) {
@@ -404,8 +387,7 @@ static size_t tokenizer_merge_long(const Tokenizer *t, uint32_t *ids, size_t n) 
     while (count > 0) {
         const uint64_t top = tokenizer_heap_pop(heap, &count);
         const uint32_t rank = (uint32_t)(top >> 32), i = (uint32_t)top, j = next[i];
-        if (ids[i] == TOKENIZER_NONE || j >= n || tokenizer_rank(t, ids[i], ids[j]) != rank)
-            continue;
+        if (j >= n || t->merges[rank].left != ids[i] || t->merges[rank].right != ids[j]) continue;
         ids[i] = t->merges[rank].result;
         ids[j] = TOKENIZER_NONE;
         next[i] = next[j];
@@ -414,8 +396,7 @@ static size_t tokenizer_merge_long(const Tokenizer *t, uint32_t *ids, size_t n) 
         if (i > 0) tokenizer_heap_push(t, heap, &count, ids, previous[i], i);
     }
     for (size_t i = 0; i < n; i = next[i]) ids[left++] = ids[i];
-    free(heap);
-    free(next);
+    if (room != few) free(room);
     return left;
 }
 
@@ -447,8 +428,7 @@ static void tokenizer_word(const Tokenizer *t, const char *s, size_t n, Tokens *
         *ids = id;
     } else {
         count = tokenizer_symbols(t, s, n, ids);
-        count = count <= TOKENIZER_SHORT ? tokenizer_merge_short(t, ids, count)
-                                         : tokenizer_merge_long(t, ids, count);
+        count = tokenizer_merge(t, ids, count);
         if (token != NULL && count == 1 && *ids == id) token->whole = true;
     }
     out->count += count;

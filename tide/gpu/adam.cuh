@@ -72,16 +72,19 @@ __device__ static inline void store_words(X *at, const uint32_t (&x)[N]) {
     }
 }
 
-// Elements `at` .. at + N - 1, with weights W, float or uint16_t for a half, and moments M, float
-// or uint16_t for bf16. A float has no `low`. index: the number of the first. One is updated by
-// adam_scalar(). Eight are, by adam_quick(), if all are usual: else false is returned.
+// Elements `at` .. at + N - 1, with weights W: float, uint16_t for a half with `low`, or bf16 for
+// one without, which is rounded at random; and moments M, float or uint16_t for bf16. index: the
+// number of the first. One is updated by adam_scalar(). Eight are, by adam_quick(), if all are
+// usual: else false is returned.
 template <int N, typename W, typename M>
 __device__ static inline bool adam_elements(W *w, uint16_t *low, M *m, M *v, const void *grad,
                                             bool grad_is_half, size_t at, const AdamStep *s,
                                             float decay, size_t index) {
+    constexpr bool rounded = std::is_same_v<W, bf16>, split = sizeof(W) == 2 && !rounded;
+    std::conditional_t<sizeof(W) == 2, uint16_t, float> *weights = (decltype(weights))w + at;
     uint32_t ws[N], lows[N] = {0}, ms[N], vs[N], gs[N];
-    load_words(ws, w + at);
-    if (sizeof(W) == 2) load_words(lows, low + at);
+    load_words(ws, weights);
+    if (split) load_words(lows, low + at);
     load_words(ms, m + at);
     load_words(vs, v + at);
     if (grad_is_half) {
@@ -91,19 +94,21 @@ __device__ static inline bool adam_elements(W *w, uint16_t *low, M *m, M *v, con
     bool usual = true;
     UNROLL for (int j = 0; j < N; j++) {
         const uint32_t mask = sizeof(M) == 2 ? 0xffff0000 : 0xffffffff;
-        float p = sizeof(W) == 2 ? master_f32(ws[j] >> 16, lows[j] >> 16) : bits_float(ws[j]);
+        float p = split ? master_f32(ws[j] >> 16, lows[j] >> 16)
+                : bits_float(rounded ? ws[j] & 0xffff0000 : ws[j]);
         float m1 = bits_float(ms[j] & mask), v1 = bits_float(vs[j] & mask);
         if (N == 1) adam_scalar(&p, &m1, &v1, bits_float(gs[j]), s, decay);
         else usual &= adam_quick(&p, &m1, &v1, bits_float(gs[j]), s, decay);
-        ws[j] = sizeof(W) == 2 ? (uint32_t)master_weight(p) << 16 : float_bits(master_rounded(p));
+        ws[j] = split ? (uint32_t)master_weight(p) << 16
+              : rounded ? adam_weight(p, s, (uint32_t)index + j) : float_bits(master_rounded(p));
         lows[j] = (uint32_t)master_low(p) << 16;
         ms[j] = float_bits(m1);
         vs[j] = float_bits(v1);
         if (sizeof(M) == 2) adam_round(&ms[j], &vs[j], m1, v1, s, (uint32_t)index + j);
     }
     if (!usual) return false;
-    store_words(w + at, ws);
-    if (sizeof(W) == 2) store_words(low + at, lows);
+    store_words(weights, ws);
+    if (split) store_words(low + at, lows);
     store_words(m + at, ms);
     store_words(v + at, vs);
     return true;
@@ -130,8 +135,9 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
 }
 
 // adam_update() for elements at .. at + length - 1 of each run: the same bits. The pointers are the
-// starts of arenas in device memory; low NULL: the weights are floats. *step is copied, and says
-// how m and v are stored. Fastest where the arenas are 16-byte aligned.
+// starts of arenas in device memory; low NULL: the weights are bf16 numbers, if *step says so, or
+// floats. *step is copied, and says how m and v are stored. Fastest where the arenas are 16-byte
+// aligned.
 static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, const void *grad,
                                    bool grad_is_half, const AdamRun *runs, int count,
                                    const AdamStep *step, cudaStream_t stream) {
@@ -141,15 +147,17 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
         const Batch<AdamRun> batch = adam_batch(runs, first, count, false);
         const unsigned blocks = batch_units(&batch);
         if (blocks == 0) continue;
-        const double state = step->moments_bf16 ? 18.0 / 26 : 1;  // time, as a parameter's bytes
+        const double bytes = (step->moments_bf16 ? 18 : 26) - (step->master_bf16 ? 4 : 0);
         for (int i = 0; i < batch.count; i++)
-            GPU_TAKES(stream, state * (double)batch.work[i].length, gpu_adam);
+            GPU_TAKES(stream, bytes / 26 * (double)batch.work[i].length, gpu_adam);
         #define ADAM_LAUNCH(W, M) do { \
             const auto kernel = adam_update_kernel<W, M>; \
             LAUNCH(kernel, blocks, ADAM_THREADS, 0, stream, (W *)w, low, (M *)m, (M *)v, grad, \
                    grad_is_half, addresses % 16 == 0, batch, *step); \
         } while (0)
-        if (low != NULL && step->moments_bf16) ADAM_LAUNCH(uint16_t, uint16_t);
+        if (step->master_bf16 && step->moments_bf16) ADAM_LAUNCH(bf16, uint16_t);
+        else if (step->master_bf16) ADAM_LAUNCH(bf16, float);
+        else if (low != NULL && step->moments_bf16) ADAM_LAUNCH(uint16_t, uint16_t);
         else if (low != NULL) ADAM_LAUNCH(uint16_t, float);
         else if (step->moments_bf16) ADAM_LAUNCH(float, uint16_t);
         else ADAM_LAUNCH(float, float);

@@ -91,6 +91,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     const double visit = (double)of[PIECE_VISIT], away = (double)of[PIECE_HOST] + visit;
     const UpdateBytes bytes = update_bytes(model);
     pred.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, pred.limit);
+    if (g->update_in_backward) pred.bound = 0;  // that is of an update by itself
     gpt2_release(g);
     rehearsal_end(&q);
     free(marks);
@@ -103,7 +104,8 @@ static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
     enum { TRIED = 8 };
     OffloadChoice c = g->choice, best = c;
     double least = INFINITY;
-    if (!g->offloaded || g->zen != NULL || g->zo != NULL || g->no_overlap) return;
+    if (!g->offloaded || g->zen != NULL || g->zo != NULL || g->no_overlap || g->update_in_backward)
+        return;
     for (int k = 0; k <= TRIED; k++) {
         c.early = g->segments * k / TRIED;
         gpt2_take(g, &c);
@@ -313,6 +315,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
     c->wire_f32 = o->grad_wire == WIRE_FP32;
     c->resident = o->resident >= 0 && c->mode != OFFLOAD_ZENFLOW ? o->resident : 0;
     c->share = o->share;
+    c->inputs_leave = g->training && o->activations == ACTIVATIONS_HOST;
     gpt2_sizes(g);
     if (c->subgroup > 0 && g->shards.elements / c->subgroup > 100000)
         die("--subgroup %zu cuts this model into %zu sub-groups; at most 100000 are sensible",
@@ -374,7 +377,10 @@ static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
     if (g->zero != NULL) g->zero->stage = stage;
     g->weights = stay || (g->zero != NULL && stage < 3) ? (int)WEIGHTS_GPU : r->o.weights;
     g->moments_bf16 = r->o.moments == MOMENTS_BF16;
+    g->master_bf16 = r->o.master == MASTER_BF16;
     g->accumulating = g->training && r->o.accum > 1 && r->o.dump == NULL;
+    g->update_in_backward = g->training && r->o.clip == 0 && r->o.dump == NULL && !r->o.no_overlap
+                         && r->o.offload != OFFLOAD_ZENFLOW && PRECISION != PRECISION_FP16;
     g->max_B = r->batches ? r->B : 1;
     g->max_T = r->batches ? r->T : 1;
     g->sampling = r->sampling && g->zo == NULL;
@@ -413,12 +419,15 @@ static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limi
 // Says with which other options a run would fit; all are tried. Returns whether there are any.
 static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates, FILE *f) {
     const Run asked = *r;
+    const int again = asked.o.recompute;
+    const bool kept = again == RECOMPUTE_NONE || again == RECOMPUTE_LIGHT;
     char half[24];
     size_t gpu = SIZE_MAX;
     const char *const ways[][4] = {
         {"batch", "1"}, {"seq", half}, {"moments", "bf16"}, {"recompute", "auto"},
-        {"offload", "auto"}, {"weights", "auto"}, {"zero", "auto"}, {"slots", "auto"},
-        {"resident-blocks", "auto"}, {"batch", "1", "moments", "bf16"}};
+        {"offload", "auto"}, {"weights", "auto"}, {"activations", "host"}, {"zero", "auto"},
+        {"slots", "auto"}, {"resident-blocks", "auto"}, {"clip", "0"},
+        {"batch", "1", "moments", "bf16"}};
     const char *const first = "; it fits with", *joint = first;
     snprintf(half, sizeof half, "%zu", r->T > 3 ? r->T / 2 : r->T);
     for (const char *const *way : ways) {
@@ -429,6 +438,7 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
             fits &= !option_same(&asked.o, &r->o, opt) && !(r->o.resume && (opt->flags & O_FIXED));
         }
         if (way == ways[4] && asked.o.offload > OFFLOAD_ZERO) fits = false;  // it may have options
+        if (way == ways[6] && kept) fits = false;
         if (r->o.resume && option_given(&r->o, "accum")) fits = false;
         r->B = r->o.batch;
         if (way == ways[1]) r->T = r->o.seq;
@@ -489,7 +499,7 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
 
 // Prints the last sentence of a plan: what fits into which memory, and how much disk it takes.
 static void print_fits(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
-    for (int host = 0; host <= (int)g->offloaded; host++) {
+    for (int host = 0; host <= (int)(gpt2_bytes(g, true) > 0); host++) {
         const size_t most = host ? host_limit : limit;
         printf("%s%s", host ? ", " : most == SIZE_MAX ? "needs: " : "fits: ",
                size_text(gpt2_bytes(g, host), true).text);

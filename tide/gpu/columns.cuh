@@ -146,7 +146,7 @@ static void columns_move_gpu(bool packs, void *to, bool to_half, const void *fro
 // Each tensor decays or not. Then writes the new weights as X (float or halfX) to their places in
 // arena_part, unless that is NULL. *step is copied, and says how m and v are stored.
 template <typename X>
-static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const void *grad,
+static void columns_adam_gpu(X *arena_part, void *p, void *m, void *v, const void *grad,
                              bool grad_is_half, const ZenMap *map, int segment,
                              const int32_t *column, const AdamStep *step, cudaStream_t stream) {
     const ZenSegment *s = &map->segment[segment];
@@ -159,8 +159,8 @@ static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const vo
     }
     adam_update_gpu(p, NULL, m, v, grad, grad_is_half, runs, count, step, stream);
     if (arena_part != NULL)
-        columns_move_gpu(false, arena_part, sizeof(X) == 2, p, false, map, segment, false, column,
-                         stream);
+        columns_move_gpu(false, arena_part, sizeof(X) == 2, p, step->master_bf16, map, segment,
+                         false, column, stream);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -155,6 +155,7 @@ struct GPT2 {
     bool caching;               // the forward pass under way stores them there
     size_t position;            // of its first row in the text; not 0: of its only row
     bool moments_bf16;          // m and v are stored in bf16
+    bool master_bf16;           // weights are bf16 numbers, and there is no more of them
     bool packed;                // training's rows hold several documents
     bool accumulating;          // a step has several micro-batches: they are summed, in fp32
     size_t head_rows;           // the head's logits are in memory for this many rows at a time
@@ -169,6 +170,7 @@ struct GPT2 {
     Rooms grad_rooms;           // in `grads`: where gradients are made, layers' in turn
     Rooms weight_rooms;         // in `params`: for layers' weights, shortly before each use
     int *tenant;                // per weight room: 1 + the segment whose weights are there; 0: none
+    Rooms input_rooms;          // in `acts`: for inputs of layers, all or a few in turn
     Rooms landings;             // on the host for gradients that the worker adds to a sum; those
                                 // of ZenFlow are host_grads, one room a segment
     bool offloaded;             // some state lives on the host
@@ -179,7 +181,11 @@ struct GPT2 {
     size_t state_bytes[PIECE_KINDS][3];  // by kind, of an element of what masters are besides the
                                          // weights, of m, and of v
     size_t piece_bytes[PIECE_KINDS];     // and of all three
+    bool update_in_backward;    // --clip 0: each segment's update begins when its gradient is made
     bool in_place;              // gradients wait for the update where backward makes them
+    int host_rooms;             // rooms on the host that layers' gradients use in turn; 0: all have
+                                // one of their own
+    size_t host_grad_elements;  // of `host_grads`
     size_t grads_over_acts;     // elements that wait where activations were: see layer_acts()
     bool no_overlap;            // backward waits until each gradient has left, forward for the
                                 // whole update
@@ -191,8 +197,9 @@ struct GPT2 {
     size_t moved_in, moved_out; // bytes over the link in this step
     // Work is queued in streams, one for the CPU among them; only events order one against another.
     // The tables in train_gpt2.cu say what each stream does and what each event says.
-    cudaStream_t compute, sums, out, fetch, back, update;
+    cudaStream_t compute, sums, out, flush, fetch, back, update;
     cudaStream_t weights_in;    // the table's `weights`
+    cudaStream_t inputs_link;   // the table's `inputs`
     HostQueue host;             // AdamW on the host, in a stream of its own
     cudaStream_t ready_in;      // behind which a gradient is copied to the host,
     cudaStream_t freed_in;      // and which then reads its room last
@@ -213,7 +220,7 @@ struct GPT2 {
     size_t blocks;              // of the gradient norm
     // GPU memory.
     floatX *params;                              // what forward and backward use; see Segment
-    void *state[3];                              // of residents: master_low() (chosen: fp32), and
+    void *state[3];                              // of residents: master_low() (chosen: whole), and
                                                  // m and v, as on the host in fp32 or bf16
     floatX *grads;                               // the micro-batch's gradients; see Segment
     void *waiting;                               // gradients for the update; see Piece
@@ -239,6 +246,7 @@ struct GPT2 {
     void *host_state[3];                         // state of the pieces that are not resident
     void *host_grads;                            // gradients for the update; see Piece
     floatX *host_weights;                        // that the CPU updates, or that live here
+    char *host_inputs;                           // (L - 1, N, C): inputs of layers that leave
     Staging staging[STAGINGS];
     int turn;                                    // the staging in use
     TokenOrder by_token, by_position;               // of the inputs and their positions, on the GPU
@@ -269,12 +277,15 @@ enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits
 
 // The i-th segment that is updated.
 static int update_order(const GPT2 *g, int i) {
-    const int early = g->choice.early < g->segments ? g->choice.early : g->segments;
+    const bool all = g->update_in_backward || g->choice.early > g->segments;
+    const int early = all ? g->segments : g->choice.early;
     return i < early ? g->segments - 1 - i : i - early;
 }
 
-// In fp32, the weights are the masters: state begins with m.
-enum { FIRST_STATE = sizeof(floatX) == sizeof(float) };
+// Does a segment's update read a gradient where backward has made it, in a room that others need?
+static bool updates_from_room(const GPT2 *g, const Segment *seg) {
+    return g->update_in_backward && g->in_place && seg->leaving < seg->own;
+}
 
 // Sets what the choice says about all gradients and all state.
 static void gpt2_sizes(GPT2 *g) {
@@ -285,12 +296,18 @@ static void gpt2_sizes(GPT2 *g) {
     g->host_grad_bytes = wide ? sizeof(float) : sizeof(floatX);
     for (int kind = 0; kind < PIECE_KINDS; kind++) {
         size_t *bytes = g->state_bytes[kind];
+        const bool whole = sizeof(floatX) == sizeof(float) || g->master_bf16;  // the weights are
+        bytes[0] = whole || g->zo != NULL ? 0 : sizeof(uint16_t);
         // chosen columns are far apart in the weights: their masters lie side by side, whole
-        bytes[0] = FIRST_STATE == 0 && g->zo == NULL ? sizeof(uint16_t) : 0;
-        if (kind == PIECE_CHOSEN) bytes[0] = sizeof(float);
+        if (kind == PIECE_CHOSEN) bytes[0] = g->master_bf16 ? sizeof(uint16_t) : sizeof(float);
         bytes[1] = bytes[2] = g->moments_bf16 ? sizeof(uint16_t) : sizeof(float);
         g->piece_bytes[kind] = bytes[0] + bytes[1] + bytes[2];
     }
+}
+
+// Returns the first part of a piece's state that there is: 1 where the weights are the masters.
+static int first_state(const GPT2 *g, const Piece *p) {
+    return g->state_bytes[p->kind][0] == 0;
 }
 
 // Activations. A layer's entry into the residual stream, x (N, C), and what else backward needs of
@@ -299,8 +316,11 @@ static void gpt2_sizes(GPT2 *g) {
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
 // Once backward has made a layer's gradient, nothing of its range is used any more until forward
 // comes there again, which waits for the layer's update: until then the gradient may lie there.
+// If inputs leave, nothing else of a layer is kept, and they take turns in rooms: a layer's, the
+// next one's; and, because post-norm layers make their output again, one that is filled meanwhile.
 typedef struct {
     size_t entry, stride;      // bytes of x; from a layer's entry to the next one's
+    size_t rooms;              // entries, the last layer's output among them
     size_t bytes[LAYER_ACTS];  // of each row of the activation table (model.h),
     size_t at[LAYER_ACTS];     // where it begins behind its layer's entry or, if all layers share
     bool shared[LAYER_ACTS];   // it, behind the last one
@@ -326,12 +346,18 @@ static ActsPlace acts_place(const GPT2 *g) {
         sizes[p.shared[k]] += p.bytes[k];
     }
     p.stride = g->training ? p.entry + sizes[0] : 0;
-    p.all = g->config.layers * p.stride + p.entry + sizes[1];
+    p.rooms = g->config.layers + 1;
+    if (g->choice.inputs_leave)
+        p.rooms = min_size(p.rooms, (size_t)LEAST_ROOMS + (g->config.post_norm != 0));
+    p.all = (p.rooms - 1) * p.stride + p.entry + sizes[1];
     return p;
 }
 
+// Returns the room of the input of layer l; of layer L's, the last layer's output.
+static size_t input_room(const GPT2 *g, size_t l) { return l % acts_place(g).rooms; }
+
 static floatX *layer_input(const GPT2 *g, size_t l) {
-    return (floatX *)(g->acts + l * acts_place(g).stride);
+    return (floatX *)(g->acts + input_room(g, l) * acts_place(g).stride);
 }
 
 // Elements of the cache of one layer.
@@ -351,7 +377,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     int k = 0;
     #define ACT_POINT(name, ...) \
         a.name = p.bytes[k] == 0 ? NULL : (decltype(a.name))(g->acts + p.entry + p.at[k] \
-                     + (p.shared[k] ? g->config.layers : l) * p.stride); \
+                     + (p.shared[k] ? p.rooms - 1 : l) * p.stride); \
         k++;
     LAYER_ACTIVATIONS(ACT_POINT, &g->config)
     #undef ACT_POINT
@@ -379,7 +405,7 @@ static void pieces_point(GPT2 *g) {
             p->weights = g->host_weights + p->weights_at;
         if (seg->on_host && !chosen) p->params = p->weights;
         if (seg->on_host && p->kind == PIECE_LATE) p->params = (floatX *)p->weights + p->length;
-        for (int k = chosen ? 0 : FIRST_STATE; k < (g->training ? 3 : 1); k++)
+        for (int k = first_state(g, p); k < (g->training ? 3 : 1); k++)
             p->state[k] = (char *)(here ? g->state[k] : g->host_state[k])
                         + p->state_at * g->state_bytes[p->kind][k];
         if (!g->training) continue;
@@ -408,7 +434,7 @@ static void visitors_point(GPT2 *g) {
         v->here = *p;
         char *at = room_at(&g->slots, v->slot);
         for (int k = 0; k < 3; k++) {
-            v->here.state[k] = at;
+            v->here.state[k] = k < first_state(g, p) ? NULL : at;
             at += g->pieces.longest_visit * g->state_bytes[PIECE_VISIT][k];
         }
         if (v->weight_bytes > 0) v->here.params = at;
@@ -461,8 +487,8 @@ static void floats_move(floatX *here, float *w, size_t n, bool out) {
 }
 
 // n elements of a piece's master weights, m or v (k as in state_bytes), from its element `at` on,
-// out to floats on the host, or from there, rounded to the nearest if they are stored in bf16. In
-// fp32 and in zeroth order the weights are the masters.
+// out to floats on the host, or from there, rounded to the nearest if they are stored in bf16. If a
+// master is stored as nothing, the weight is the master.
 static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w, size_t n,
                        bool out) {
     const size_t size = g->state_bytes[p->kind][k], bytes = n * size;
@@ -472,13 +498,14 @@ static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w
     if (size == sizeof(float)) gpu_copy(out ? w : here, out ? here : w, bytes);
     if (size != sizeof(uint16_t)) return;
     uint16_t *half = ALLOC(uint16_t, 2 * n, "state"), *low = half + n;
-    void *const upper = k > 0 ? here : weights;  // masters: the other half is `here`
+    const bool split = k == 0 && p->kind != PIECE_CHOSEN;  // then the other half is `here`
+    void *const upper = split ? weights : here;
     if (out) gpu_copy(half, upper, bytes);
-    if (out && k == 0) gpu_copy(low, here, bytes);
-    if (k > 0) bf16_move(half, w, n, out);
+    if (out && split) gpu_copy(low, here, bytes);
+    if (!split) bf16_move(half, w, n, out);
     else master_move(half, low, w, n, out);
     if (!out) gpu_copy(upper, half, bytes);
-    if (!out && k == 0) gpu_copy(here, low, bytes);
+    if (!out && split) gpu_copy(here, low, bytes);
     free(half);
 }
 
@@ -549,8 +576,8 @@ static void order(GPT2 *g, cudaStream_t earlier, cudaStream_t later) {
 }
 
 // Copies over the link, and counts.
-static void copy_out(GPT2 *g, void *host, const void *device, size_t bytes) {
-    stream_copy(host, device, bytes, cudaMemcpyDeviceToHost, g->out);
+static void copy_out(GPT2 *g, void *host, const void *device, size_t bytes, cudaStream_t stream) {
+    stream_copy(host, device, bytes, cudaMemcpyDeviceToHost, stream);
     g->moved_out += bytes;
 }
 
@@ -564,7 +591,7 @@ static void copy_out_wide(GPT2 *g, float *host, const floatX *device, size_t n) 
     for (size_t at = 0; at < n; at += WIRE_CHUNK) {
         const size_t chunk = min_size(WIRE_CHUNK, n - at);
         accumulate_gradient(g->wire, device + at, chunk, true, g->out);
-        copy_out(g, host + at, g->wire, chunk * sizeof(float));
+        copy_out(g, host + at, g->wire, chunk * sizeof(float), g->out);
     }
 }
 
@@ -625,6 +652,7 @@ static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
     w.m = p->state[1];
     w.v = p->state[2];
     w.step = *step;
+    w.halves = sizeof(floatX) == 2;
     return w;
 }
 

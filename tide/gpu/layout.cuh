@@ -40,11 +40,14 @@ static void gradients_over_acts(GPT2 *g) {
 static void rooms_place(GPT2 *g) {
     const Pieces *list = &g->pieces;
     const int tail = g->segments - 1, L = tail - 1;
-    const int turns = g->in_place ? L : rooms_of(g->choice.grad_rooms, LEAST_ROOMS, L);
+    const bool whole = g->in_place && !g->update_in_backward;  // each segment has its own room
+    const int turns = whole ? L : rooms_of(g->choice.grad_rooms, LEAST_ROOMS, L);
     const size_t first = g->segment[0].padded, ends = first + g->segment[tail].padded;
     const size_t grad = g->choice.kept_grads < list->visits ? g->host_grad_bytes : 0;
     size_t longest = 0, weights = 0, at = 0;
+    const ActsPlace acts = acts_place(g);
     weights_place(g);
+    g->input_rooms = Rooms{.count = (int)acts.rooms, .bytes = acts.entry};
     g->grad_rooms = Rooms{.count = turns, .apart = 2};
     g->grad_elements = ends + (size_t)turns * g->segment[1].padded;
     for (int i = 0; i < g->segments; i++) {
@@ -52,7 +55,7 @@ static void rooms_place(GPT2 *g) {
         const bool layer = i >= 1 && i < tail;
         if (seg->leaving > 0 && seg->own > longest) longest = seg->own;
         seg->grad_room = layer ? i % turns : turns + (i > 0);
-        seg->grad_at = g->in_place ? at
+        seg->grad_at = whole ? at
                      : layer ? ends + (size_t)(i % turns) * seg->padded : i > 0 ? first : 0;
         at += seg->padded;
     }
@@ -74,6 +77,34 @@ static void rooms_place(GPT2 *g) {
                             * (g->piece_bytes[PIECE_VISIT] + weights + grad)};
 }
 
+// Sets where gradients wait on the host. Where the update begins in backward, HOST_ROOMS rooms are
+// enough for the layers, which use them in turn; embeddings and tail have their own.
+enum { HOST_ROOMS = 3 };
+static void host_rooms_place(GPT2 *g) {
+    const int tail = g->segments - 1;
+    const size_t first = g->segment[0].leaving, ends = first + g->segment[tail].leaving;
+    const int rooms = rooms_of(HOST_ROOMS, 0, tail - 1);
+    size_t longest = 0, at = 0;
+    for (int i = 1; i < tail; i++)
+        if (g->segment[i].leaving > longest) longest = g->segment[i].leaving;
+    const size_t all = ends + (size_t)rooms * longest;
+    g->host_rooms = 0;
+    g->host_grad_elements = g->pieces.grads_host;
+    if (!g->update_in_backward || g->lands || all >= g->pieces.grads_host) return;
+    g->host_rooms = rooms;
+    g->host_grad_elements = all;
+    for (int i = 0, segment = -1; i < g->pieces.count; i++) {
+        Piece *p = &g->pieces.pieces[i];
+        if (p->grad_on_gpu) continue;
+        if (p->segment != segment)
+            at = p->segment == 0 ? 0 : p->segment == tail ? first
+               : ends + (size_t)(p->segment % rooms) * longest;
+        segment = p->segment;
+        p->grad_at = at;
+        at += p->length;
+    }
+}
+
 // Follows g->choice (train_gpt2.cu explains the words): cuts what this process updates into
 // segments and pieces, and says where each of them is.
 static void gpt2_place(GPT2 *g) {
@@ -88,7 +119,8 @@ static void gpt2_place(GPT2 *g) {
     if (g->zen != NULL) zen_pieces(&g->pieces, g->zen);
     const Pieces *list = &g->pieces;
     g->offloaded = list->elements[PIECE_RESIDENT] < g->shards.elements;
-    g->in_place = !g->accumulating && !g->offloaded && stage < 2 && !g->choice.apart;
+    g->in_place = !g->accumulating && (g->update_in_backward || (!g->offloaded && stage < 2
+                                                                 && !g->choice.apart));
     g->segments = zero_segments(t);
     g->segment = ALLOC(Segment, (size_t)g->segments, "segments");
     g->ranges = ALLOC(StateRange, (size_t)g->segments, "segments");
@@ -122,6 +154,7 @@ static void gpt2_place(GPT2 *g) {
         && g->zen == NULL)
         gradients_over_acts(g);
     rooms_place(g);
+    host_rooms_place(g);
 }
 
 // Places a model of zeroth order, with `residents` layers on the GPU and the others on the host.
@@ -226,8 +259,10 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
                                * sizeof(double), g->run_sums);
         for (int k = 0; k < 3; k++)
             BUFFER(HOST, state_names[k], away * g->state_bytes[PIECE_HOST][k], g->host_state[k]);
-        BUFFER(HOST, "gradients", grads_host * g->host_grad_bytes, g->host_grads);
+        BUFFER(HOST, "gradients", g->host_grad_elements * g->host_grad_bytes, g->host_grads);
         BUFFER(HOST, "weights", g->weights_on_host * X_, g->host_weights);
+        BUFFER(HOST, "activations", g->choice.inputs_leave ? (L - 1) * acts_place(g).entry : 0,
+               g->host_inputs);
         BUFFER(HOST, "gradients", (size_t)g->landings.count * g->landings.bytes,
                g->landings.memory);
         if (g->zen != NULL) n = zen_buffers(g, list, n);
@@ -263,7 +298,8 @@ static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t 
 
 static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
     const OffloadMemory m = {gpt2_needs, g, min_size(gpu, SIZE_MAX - 1), host,
-                             g->training ? recompute : RECOMPUTE_NONE,
+                             !g->training ? (int)RECOMPUTE_NONE
+                             : g->choice.inputs_leave ? (int)RECOMPUTE_BLOCK : recompute,
                              g->accumulating || g->zen != NULL, g->weights,
                              (int)g->config.layers, g->least, zero_stage(g->zero) == 3};
     return m;
@@ -285,7 +321,7 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         printf("--zero auto takes ZeRO-3, which deals out the weights, too: ZeRO-2 does not fit\n");
     const int buffers = gpt2_buffers(g, list);
     plan_print("GPU", list, buffers, gpt2_bytes(g, false), limit, world);
-    if (g->offloaded)
+    if (gpt2_bytes(g, true) > 0)
         plan_print("host", list, buffers, gpt2_bytes(g, true), host_limit, world);
     if (g->zo != NULL && g->offloaded)
         printf("%d of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
@@ -319,8 +355,14 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         printf("weights of %d of %zu layers live on the host, and come to %d place%s in turn\n",
                g->streamed, L, g->weight_rooms.count, plural((size_t)g->weight_rooms.count));
     if (g->choice.recompute == RECOMPUTE_BLOCK) printf("recomputing activations in backward\n");
+    if (g->choice.inputs_leave) printf("inputs of layers wait for backward on the host\n");
     if (g->choice.recompute == RECOMPUTE_LIGHT)
         printf("recomputing layer norms and the non-linearity in backward\n");
+    if (g->update_in_backward)
+        printf("without clipping, each segment is updated as soon as backward has its gradient\n");
+    else if (r->o.clip == 0 && !g->no_overlap)
+        printf("--clip 0: the update waits for the norm all the same, because %s\n",
+               g->zen != NULL ? "ZenFlow's windows follow it" : "fp16 may skip the step");
     if (g->grads_over_acts > 0)
         printf("%.1f MiB of gradients wait for the update where activations were\n",
                mib(g->grads_over_acts * sizeof(floatX)));
@@ -334,7 +376,8 @@ static void gpt2_allocate(GPT2 *g) {
     const size_t N = g->max_B * g->max_T, segments = (size_t)g->segments;
     const int buffers = gpt2_buffers(g, list);
     matmul_open(&g->lt);
-    if (g->offloaded && g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
+    if (gpt2_bytes(g, true) > 0 && g->host.stream == NULL)
+        host_queue_open(&g->host, g->host_threads);
     owner_begin(&g->owner);
     for (const Buffer *b = list; b < list + buffers; b++) {
         if (b->pointer == NULL) continue;  // memory that is somebody else's
@@ -349,12 +392,16 @@ static void gpt2_allocate(GPT2 *g) {
     g->compute = stream_make("compute", false);
     g->sums = stream_make("sums", true);
     g->out = stream_make("out", false);
+    // a visitor's copy waits for its update; the next gradient's is not to wait behind it
+    g->flush = g->update_in_backward ? stream_make("flush", false) : g->out;
     g->fetch = stream_make("fetch", false);
     g->back = stream_make("back", false);
     g->weights_in = stream_make("weights", false);
+    g->inputs_link = stream_make("inputs", false);
     g->update = stream_make("update", true);
     cudaEvent_t **const events[] = {&g->grad_arrived, &g->updated, &g->returned};
-    Rooms *const rooms[] = {&g->grad_rooms, &g->weight_rooms, &g->slots, &g->landings};
+    Rooms *const rooms[] = {&g->grad_rooms, &g->weight_rooms, &g->slots, &g->landings,
+                            &g->input_rooms};
     for (cudaEvent_t **e : events) *e = events_make(segments);
     for (Rooms *r : rooms) rooms_make(r);
     g->tenant = (int *)owner_add(free, ALLOC(int, segments, "rooms"));

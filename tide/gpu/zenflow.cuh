@@ -260,7 +260,7 @@ static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
     const size_t s = (size_t)p->segment;
     const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", s, 0, g->update);
     floatX *const weights = g->segment[s].on_host ? NULL : (floatX *)p->params;
-    columns_adam_gpu(weights, (float *)p->state[0], p->state[1], p->state[2], zen_grad(g, p),
+    columns_adam_gpu(weights, p->state[0], p->state[1], p->state[2], zen_grad(g, p),
                      g->waiting_bytes == 2, &z->map, p->segment, z->column, step, g->update);
     timeline_end(&g->timeline, updating, g->update);
 }
@@ -340,8 +340,8 @@ static void zen_arrived(GPT2 *g, size_t s) {
     GPU_TAKES(g->weights_in, 2 * g->segment[s].own * sizeof(floatX), gpu_bytes);
     columns_move_gpu(false, weights, is_half, zen_landing(z, true), is_half, &z->map, (int)s, true,
                      z->column, g->weights_in);
-    columns_move_gpu(false, weights, is_half, g->segment[s].first->state[0], false, &z->map, (int)s,
-                     false, z->column, g->weights_in);
+    columns_move_gpu(false, weights, is_half, g->segment[s].first->state[0], g->master_bf16,
+                     &z->map, (int)s, false, z->column, g->weights_in);
 }
 
 // Gathers segment s's weights of the chosen columns, packed. zero_gather() gathers all columns'.
@@ -413,7 +413,7 @@ static void zen_exchange(GPT2 *g, int s, const ZenTensor *z, const ZenSwap *swap
     const Piece *mine = g->segment[s].first, *late = g->segment[s].end - 1;
     const size_t size = g->state_bytes[PIECE_CHOSEN][k], width = z->cols - z->chosen;
     const size_t bytes = z->rows * z->chosen * size;
-    const bool split = k == 0 && FIRST_STATE == 0;
+    const bool split = k == 0 && first_state(g, late) == 0;
     char *here = (char *)mine->state[k] + (z->chosen_at - x->chosen_at) * size;
     char *chosen = ALLOC(char, bytes, "columns"), *rest = (char *)late->state[k];
     floatX *weights = (floatX *)late->weights, *shown = (floatX *)late->params;

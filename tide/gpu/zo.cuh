@@ -372,7 +372,7 @@ static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, ZoSlot *
     if (slot != NULL && first && p->update.step != 0) {
         order(g, g->compute, g->out);
         const int span = timeline_begin(&g->timeline, ROW_FLUSH, "flush", l, bytes, g->out);
-        copy_out(g, home, theta, bytes);
+        copy_out(g, home, theta, bytes, g->out);
         timeline_end(&g->timeline, span, g->out);
         event_record(slot->left[k], g->out);
     }

@@ -126,7 +126,7 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
     for (size_t i = 0; i < sizeof means / sizeof *means; i++) *means[i] /= counted;
     pred.reduced_bytes *= (double)(world - 1) / (double)world;  // a ring passes on all but one part
     pred.gathered_bytes *= (double)(world - 1) / (double)world;
-    for (int i = first->norm; i < first->end; i++)
+    for (int i = 0; i < first->end; i++)
         pred.update = fmax(pred.update, q->jobs[i].span.end - start);
     if (trace != NULL && more == 0)
         predict_busy(q, start, q->jobs[last->norm].span.end, &pred);

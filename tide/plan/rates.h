@@ -55,8 +55,8 @@ static bool rates_load(Rates *rates, const char *path, Error *err) {
     char *text = file_read(path, &n, err), *next, name[64] = "", value[64] = "", more;
     if (text == NULL) return false;
     memset(rates, 0, sizeof *rates);
-    const char *wrong = NULL;
-    for (char *at = text; wrong == NULL && at < text + n; at = next) {
+    bool wrong = false;
+    for (char *at = text; !wrong && at < text + n; at = next) {
         next = at + strcspn(at, "\n") + 1;  // a NUL byte ends a line, too
         next[-1] = '\0';
         at[strcspn(at, "#")] = '\0';
@@ -67,18 +67,17 @@ static bool rates_load(Rates *rates, const char *path, Error *err) {
         while (i < RATE_FIELDS && strcmp(rate_fields[i].name, name) != 0) i++;
         char *end = value;
         const double number = strtod(value, &end);
-        if (i == RATE_FIELDS) wrong = "no such rate";
-        else if (seen[i]) wrong = "it comes twice";
-        else if (words != 2 || *end != '\0' || !isfinite(number) || number < 0)
-            wrong = "not a name and a number from 0 on; a comment begins with #";
-        else {
-            *rate_at(rates, i) = number;
-            seen[i] = any = true;
-        }
+        wrong = i == RATE_FIELDS || seen[i] || words != 2 || *end != '\0' || !isfinite(number)
+             || number < 0;
+        if (wrong) break;
+        *rate_at(rates, i) = number;
+        seen[i] = any = true;
     }
     free(text);
     if (rates->gpu_attention == 0) rates->gpu_attention = 7 * rates->gpu_flops / 6;
-    if (wrong != NULL) return error_set(err, "%.300s, line %zu: %s: %s", path, line, name, wrong);
+    if (wrong)
+        return error_set(err, "%.300s, line %zu: %s: no rate of this name, one that is there twice, "
+                         "or not a number from 0 on", path, line, name);
     return any || error_set(err, "%.300s: names no rate", path);
 }
 

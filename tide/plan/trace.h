@@ -7,19 +7,21 @@
 #include "../base/util.h"
 #include <math.h>
 
-// One row for each stream of the trainer. The link carries fetch, back and weights one way, leave
-// and flush the other.
+// One row for each stream of the trainer. The link carries fetch, back, weights and inputs back one
+// way, leave, flush and inputs out the other.
 enum { ROW_COMPUTE, ROW_LEAVE, ROW_FETCH, ROW_UPDATE, ROW_FLUSH, ROW_HOST, ROW_BACK,
-       ROW_WEIGHTS, ROW_COMM, ROWS };
+       ROW_WEIGHTS, ROW_COMM, ROW_INPUTS_OUT, ROW_INPUTS_BACK, ROWS };
 
 static const char *const trace_rows[ROWS] = {
     "compute", "out: gradients to the host", "fetch: state to the GPU", "update on the GPU",
     "out: state to the host", "host: update on the CPU", "back: weights to the GPU",
-    "weights: layers to the GPU", "comm: between the GPUs"};
+    "weights: layers to the GPU", "comm: between the GPUs", "inputs: of layers to the host",
+    "inputs: back to the GPU"};
 
 // Seconds are those since the trace began. Names with a meaning: "wait" is a stall, no work;
 // "fetch", "update", "flush" and "back" are the update of the parameters. "reduce" and "gather"
-// move gradients and weights between GPUs; "weights" are layers' that live on the host.
+// move gradients and weights between GPUs; "weights" are layers' that live on the host, "input" the
+// input of a layer.
 // dev/timeline.c knows "forward", "backward", "leave", "norm", "accumulate" and "save", too.
 typedef struct {
     double begin, end;      // seconds
@@ -38,7 +40,7 @@ typedef struct {
 // The rows occupy these parts of the machine. Spans of the link are copies if they have bytes.
 enum { USES_GPU, USES_CPU, USES_H2D, USES_D2H, USES_DUPLEX, USES_NOTHING, TRACE_USES };
 static const int row_uses[ROWS] = {USES_GPU, USES_D2H, USES_H2D, USES_GPU, USES_D2H, USES_CPU,
-                                   USES_H2D, USES_H2D, USES_NOTHING};
+                                   USES_H2D, USES_H2D, USES_NOTHING, USES_D2H, USES_H2D};
 
 // Adds up the seconds in which each was at work, in one span or several. DUPLEX: both directions of
 // the link.

@@ -122,6 +122,9 @@ static void run_open_checkpoint(Run *r) {
     if (!state_find(o->out, SIZE_MAX, &r->state, r->resume_from, &err)) die("%s", err.text);
     r->config = r->state.config;
     const Options before = options_resume(o, r->state.options);
+    if (o->master != before.master)
+        printf(o->master == MASTER_BF16 ? "weights, trained in fp32, are rounded to bf16\n"
+                                        : "weights, trained in bf16, are fp32 from here on\n");
     const double was = schedule_lr(&before, r->state.step);
     const double would = schedule_lr(&before, r->state.step + 1);
     const double is = schedule_lr(o, r->state.step + 1);

@@ -24,6 +24,7 @@ enum { PRECISION_BF16, PRECISION_FP32, PRECISION_FP16 };
 enum { OVERLAP_ON, OVERLAP_OFF };
 enum { WIRE_BF16, WIRE_FP32 };
 enum { MOMENTS_FP32, MOMENTS_BF16 };
+enum { MASTER_FP32, MASTER_BF16 };
 enum { PACK_AUTO, PACK_ON, PACK_OFF };
 
 // The model that --calibrate runs by default.
@@ -63,8 +64,8 @@ enum { OPTION_MOST = 100 };  // most rows of the table
 typedef struct {  // the fields of the table's options
     const char *model, *data, *val, *tokenizer, *labels, *template_text, *scores, *prompt, *out,
         *dump, *tune, *rates, *trace;
-    int chat_format, train_on, pack, schedule, optimizer, moments, save_dtype, precision, recompute,
-        offload, weights, grad_wire, zen_overlap, zo_noise;
+    int chat_format, train_on, pack, schedule, optimizer, moments, master, save_dtype, precision,
+        recompute, activations, offload, weights, grad_wire, zen_overlap, zo_noise;
     size_t layers, heads, kv_heads, channels, ffn, context, vocab, batch, seq, accum, seed,
         steps, warmup, log_every, eval_every, eval_batches, sample_every, sample_tokens, top_k,
         save_every, keep, threads, stride, subgroup, slots, zero, world, gpu_memory,
@@ -153,6 +154,8 @@ static const Option option_table[] = {
      "added to the root of the second moment", 1e-30, 1},
     {O_CHOICE, "moments", AT(moments), "fp32", "fp32|bf16", O_FO,
      "how both are stored; bf16: rounded at random"},
+    {O_CHOICE, "master", AT(master), "fp32", "fp32|bf16", O_FO,
+     "the weights that it updates; bf16: rounded at random"},
     {O_REAL, "clip", AT(clip), "1", "F", O_FO, "largest gradient norm; 0: no clipping", 0, 1e30},
     {O_TITLE, "Evaluation and samples"},
     {O_COUNT, "log-every", AT(log_every), "auto", "N", 0,
@@ -198,6 +201,8 @@ static const Option option_table[] = {
      "of what is stored; sums are fp32; fp16: loss scaling"},
     {O_CHOICE, "recompute", AT(recompute), "auto", "auto|none|light|block", O_GPU | O_FO,
      "activations in backward; light: layer norms and GELU"},
+    {O_CHOICE, "activations", AT(activations), "gpu", "gpu|host", O_GPU | O_FO,
+     "host: layers' inputs wait there; needs --recompute block"},
     {O_TITLE, "GPU builds: where the state of AdamW is, and who updates it"},
     {O_CHOICE, "offload", AT(offload), "auto", "auto|none|zero|twinflow|interleave|zenflow", O_MOST,
      "of AdamW's state; auto: fastest as predicted; CPU: zenflow"},
@@ -393,27 +398,27 @@ static size_t edit_distance(const char *a, size_t n, const char *b, size_t most)
     return 1 + min_size(changed, min_size(less, more));
 }
 
-// Refuses an unknown option, and proposes a similar one. arg has dashes, and perhaps "=value".
+// Refuses an unknown option, and proposes a similar one: another spelling, the whole name, one whose
+// name is a word of the unknown name (--max-seq-length), or one whose help has these words, as
+// --learning-rate. arg has dashes, and perhaps "=value".
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
-    size_t n = strcspn(name, "="), best = 5;  // only a distance below 5 is similar
+    const size_t n = strcspn(name, "=");
+    const int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
+    size_t best = min_size(5, (n + 1) / 2);  // where half the word differs, nothing is similar
     char words[64], key[64];
     snprintf(words, sizeof words, " %.*s", n < sizeof words ? (int)n : 0, name);
     for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        const char *known = option_table[i].name;
-        if (option_table[i].type == O_TITLE) continue;
-        const size_t first = strcspn(name, "-_=");  // length of "batch" in --batch-size
-        size_t d = edit_distance(name, n, known, 4);
-        if (d > 1 && 2 * d >= n) d = best;  // half the word differs: --lora is not --lr
-        snprintf(key, sizeof key, " %s", known);  // for --max-seq-length, --output-dir
-        if (d > 2 && known[2] != '\0' && strstr(words, key) != NULL) d = 2;
-        if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
-        if (d > 2 && first < n && strstr(option_table[i].help, words + 1) != NULL)
-            d = 2;  // for --learning-rate: the help of --lr has these words
-        if (d < best) { best = d; nearest = known; }
+    for (const Option *opt = option_table; opt < option_table + OPTION_COUNT; opt++) {
+        if (opt->type == O_TITLE) continue;
+        size_t d = edit_distance(name, n, opt->name, 4);
+        snprintf(key, sizeof key, " %s", opt->name);
+        if ((strlen(key) > 3 && strstr(words, key) != NULL)
+            || (n > 3 && strncmp(opt->name, name, n) == 0)
+            || (strchr(words + 1, ' ') != NULL && strstr(opt->help, words + 1) != NULL))
+            d = min_size(d, 2);
+        if (d < best) { best = d; nearest = opt->name; }
     }
-    int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
     if (nearest == NULL) die("unknown option %.*s; see --help all", shown, arg);
     die("unknown option %.*s; did you mean --%s?", shown, arg, nearest);
 }
@@ -447,16 +452,22 @@ static void options_check(const Options *o) {
          "--epochs and --steps say the same in two ways: leave one out"},
         {steps && o->epochs == 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps,
          "--warmup %.16g is longer than --steps %.16g", (double)o->warmup, (double)o->steps},
-        {(double)o->batch * (double)(o->seq > 0 ? o->seq : 1) * (double)o->accum > 1e12,
-         "--batch times --seq times --accum is too much for one step"},
+        {(double)o->batch * (double)o->seq > 2147483648.0,
+         "--batch times --seq is more than any machine can hold"},
         {!o->gpu_build && placed && o->offload > OFFLOAD_NONE && !zenflow,
          "the CPU trainer has nothing to offload; it knows --offload none and zenflow"},
         {mezo && placed && o->offload != OFFLOAD_NONE,
          "--offload places the state of AdamW; with mezo: --resident-blocks"},
+        {o->activations == ACTIVATIONS_HOST
+             && (o->recompute == RECOMPUTE_NONE || o->recompute == RECOMPUTE_LIGHT),
+         "--activations host keeps nothing of a layer but its input: leave out --recompute"},
         {o->weights == WEIGHTS_HOST && o->offload == OFFLOAD_NONE,
          "--weights host needs state on the host, and --offload none leaves none there"},
         {o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2),
          "--weights host needs --zero 3: with %g, each GPU holds all weights", (double)o->zero},
+        {o->master == MASTER_BF16 && o->precision != PRECISION_BF16,
+         "--master bf16 needs --precision bf16: in fp32 weights are their masters, and those of fp16 "
+         "end at 6e-8"},
         {(mezo || zenflow || o->labels != NULL) && o->dump != NULL,
          "--dump shows the gradient of plain training, without --optimizer, --offload and "
          "--labels"},
@@ -594,7 +605,7 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     }
     if (o->help) options_help(stdout, argv[0], o->help_all);
     else if (o->version) printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
-                                cpu_instructions());
+                                CPU_VECTORS);
     if (o->help || o->version) exit(fflush(stdout) == 0 ? 0 : 1);
     options_default(o);
     if (o->dump != NULL && o->resume)

@@ -11,7 +11,6 @@
 #include "../files/state.h"
 #include "options.h"
 #include <fnmatch.h>
-#include <libgen.h>
 #include <sys/file.h>
 
 // Locks --out for a run: its processes hold a lock (flock) on the file .lock there, which the
@@ -51,7 +50,8 @@ static void out_check_empty(const Options *o, bool used) {
     char name[256] = "";
     bool begun = used;
     DIR *dir = opendir(o->out);
-    if (dir == NULL && errno != ENOENT) strcpy(name, "what cannot be listed");
+    if (dir == NULL && errno != ENOENT)
+        die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
     for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0
             && strcmp(e->d_name, ".lock") != 0) snprintf(name, sizeof name, "%s", e->d_name);
@@ -70,11 +70,9 @@ static void out_check_empty(const Options *o, bool used) {
         name);
 }
 
-// Refuses outputs that exist, and an --out that is of another run or cannot be written, before
-// anything is computed. Locks an --out that a run has used. Rank 0 decides for all ranks.
+// Refuses outputs that exist, and an --out that is of another run, before anything is computed. Locks an --out that a run has used. Rank 0 decides for all ranks.
 static void out_check(const Options *o, int *lock) {
     char path[PATH_MAX];
-    struct stat s;
     if (ranks.rank > 0) return;
     output_check("--dump", o->dump);
     output_check("--scores", o->scores);
@@ -86,12 +84,6 @@ static void out_check(const Options *o, int *lock) {
     const bool used = path_exists(path);
     if (o->resume && !used && state_newest(o->out, SIZE_MAX, false) == 0)
         return;  // state_find() prints the error
-    snprintf(path, sizeof path, "%s", o->out);
-    const char *there = path;  // --out, or the folder above it that exists
-    for (errno = 0; lstat(there, &s) != 0 && errno == ENOENT; errno = 0) there = dirname(path);
-    if (errno == 0 && !path_is_directory(there)) errno = ENOTDIR;
-    if (errno != 0 || access(there, W_OK | X_OK) != 0)
-        die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
     if (o->resume || used) out_lock(o->out, lock, LOCK_EX, false);
     if (!o->resume) out_check_empty(o, used);
 }

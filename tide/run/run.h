@@ -143,16 +143,11 @@ static bool run_hears(int news) {
 // Prepares a run for its first step: writes what --out has from the start, and catches signals.
 // peak: FLOP/s of all devices. Returns the number of the first step.
 static size_t run_begin(Run *r, double peak) {
-    char path[PATH_MAX];
     Error err;
     options_write(&r->o, r->state.options, sizeof r->state.options);
     r->state.products = 0;  // a trainer with a tune file sets it when it saves
-    if (r->rank == 0) run_check_disk(r);
+    run_describe_saves(r);
     const char *out = out_is_written(&r->o) ? r->o.out : NULL;
-    for (int i = 0; i < TOKENIZER_FILES && !r->o.resume && out != NULL && r->rank == 0; i++) {
-        path_join(path, out, tokenizer_files[i]);  // left by a run that saved nothing
-        unlink(path);
-    }
     if (!r->o.resume && out != NULL && !r->o.no_save) run_save_tokenizer(r, out);
     if (!log_open(&r->log, r->rank == 0 ? out : NULL, r->state.step, &err))
         die("%s", err.text);
@@ -236,11 +231,12 @@ static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, St
         snprintf(result->more, sizeof result->more, ",\"loss_scale\":%g", scale);
     result->skipped = !isfinite(result->loss) || !isfinite(squared);
     if (result->skipped && o->precision != PRECISION_FP16)
-        run_diverged(step, result->loss, result->norm, "stopped before the update");
+        run_diverged(step, result->loss, result->norm, "the run stops");
     AdamStep adam = adam_step_prepare(schedule_lr(o, step), o->beta1, o->beta2, o->eps,
                                       o->weight_decay, step - r->state.scaling.skipped,
                                       clip_scale(squared, o->clip) / scale);
     adam.moments_bf16 = o->moments == MOMENTS_BF16;
+    adam.master_bf16 = o->master == MASTER_BF16;
     return adam;
 }
 

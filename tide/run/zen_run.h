@@ -20,7 +20,7 @@ static ZenConfig zen_config(const Options *o) {
 
 static ZenRates zen_rates(const Options *o, size_t step) {
     const ZenRates r = {schedule_lr(o, step), o->beta1, o->beta2, o->eps, o->weight_decay,
-                        o->moments == MOMENTS_BF16};
+                        o->moments == MOMENTS_BF16, o->master == MASTER_BF16};
     return r;
 }
 
@@ -120,15 +120,20 @@ static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
     }
 }
 
-// Returns the reference (zenflow.h, section 4) for a run with these arenas.
-static ZenReference zen_reference(const Run *r, float *master, float *m, float *v, float *shown,
+// Opens the reference (zenflow.h, section 4) of a run with these arenas, and prints its line. If no
+// checkpoint has it, the weights in use are the newest.
+static ZenReference zen_reference(Run *r, float *master, float *m, float *v, float *shown,
                                   float *acc) {
     ZenReference ref = {.config = zen_config(&r->o), .master = master, .m = m, .v = v,
-                        .shown = shown,
-                        .acc = acc};
+                        .shown = shown, .acc = acc};
     zen_open(r, &ref.map, &ref.clock, 0);
     ref.sums = ALLOC(float, 2 * ref.map.mixed, "columns");
     ref.swaps = ALLOC(ZenSwap, ref.map.columns, "columns");
+    r->saves.parts = STATE_PARTS;
+    if (!zen_is_saved(r)) memcpy(shown, master, r->table.elements * sizeof *shown);
+    printf("zenflow: %s parameters, ", count_text((double)ref.map.elements).text);
+    zen_describe(&ref.config, &ref.map, "", "");
+    printf("\n");
     return ref;
 }
 

@@ -130,9 +130,17 @@ static void one_element_bf16(float *p, uint16_t *m, uint16_t *v, float g, const 
     adam_bf16(p, m, v, g, s, decay, (uint32_t)index);
 }
 
+// By its words, from the bits: one of the two bf16 neighbours, by 16 bits of a hash of their own.
+__attribute__((noinline))
+static float rounded_weight(float p, const AdamStep *s, size_t index) {
+    const uint32_t random = mix_bits((uint32_t)index ^ s->noise) * 0x9e3779b1u >> 16;
+    if (isnan(p)) return p;
+    return from_bits((float_bits(p) + random) & 0xffff0000);
+}
+
 // In every mode, with any threads, for any cut of the runs; with moments in fp32 or in bf16, which
-// then take 2 bytes of each 4.
-static void check_runs(int half) {
+// then take 2 bytes of each 4; and with weights that are rounded at random, without lower halves.
+static void check_runs(int half, int rounded) {
     Arrays a = arrays_make(RUNS_END), b = arrays_make(RUNS_END), want = arrays_make(RUNS_END);
     AdamRun runs[RUNS], cut[2 * RUNS];
     runs_make(runs);
@@ -151,6 +159,12 @@ static void check_runs(int half) {
     }
     AdamStep s = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5);
     s.moments_bf16 = half;
+    s.master_bf16 = rounded;
+    for (size_t i = 0; rounded && i < RUNS_END; i++) {
+        a.half[i] = f32_to_bf16(a.p[i]);
+        a.low[i] = 0;
+        a.p[i] = bf16_to_f32(a.half[i]);
+    }
     // of a gradient; of a sum; of a sum and a gradient
     enum { FP32, SPLIT_FP32, SPLIT_BF16, SUM, SPLIT_SUM, SUM_FP32, SPLIT_SUM_BF16, MODES };
     float *sum = (float *)alloc_or_fail(RUNS_END, 4, "sum");
@@ -170,15 +184,17 @@ static void check_runs(int half) {
                     one_element_bf16(&want.p[i], (uint16_t *)want.m + i, (uint16_t *)want.v + i, g,
                                      &s, decay, runs[r].index + k);
                 else one_element(&want.p[i], &want.m[i], &want.v[i], g, &s, decay);
+                if (rounded) want.p[i] = rounded_weight(want.p[i], &s, runs[r].index + k);
             }
         for (int threads = 1; threads <= 7; threads++) {
             const bool cuts = threads % 2 == 0;
             use_threads(threads);
             copy_inputs(&b, &a, RUNS_END);
             const void *grad = is_half ? (const void *)a.g16 : (const void *)a.g;
-            const AdamWork work = {is_split ? (void *)b.half : b.p, is_split ? b.low : NULL, b.m,
-                                   b.v, mode >= SUM ? sum : NULL, has_grad ? grad : NULL, is_half,
-                                   0, 0.7f, NULL, cuts ? cut : runs, cuts ? 2 * RUNS : RUNS, s};
+            uint16_t *low = is_split && !rounded ? b.low : NULL;  // it stays as it is
+            const AdamWork work = {is_split ? (void *)b.half : b.p, low, b.m, b.v, mode >= SUM ? sum : NULL,
+                                   has_grad ? grad : NULL, is_half, 0, 0.7f, NULL,
+                                   cuts ? cut : runs, cuts ? 2 * RUNS : RUNS, s, is_split};
             adam_work(&work);
             size_t wrong = 0;
             for (size_t i = 0; i < RUNS_END; i++) {
@@ -187,6 +203,7 @@ static void check_runs(int half) {
                 const bool v = half ? ((uint16_t *)b.v)[i] == ((uint16_t *)want.v)[i]
                                     : same_float(b.v[i], want.v[i]);
                 wrong += !same_weight(want.p[i], &b, i, is_split) || !m || !v;
+                wrong += rounded && b.low[i] != 0;
             }
             CHECK(wrong == 0, "%zu differ (mode %d, %d threads)", wrong, mode, threads);
             CHECK(!half || (memcmp((uint16_t *)b.m + RUNS_END, (uint16_t *)a.m + RUNS_END,
@@ -201,8 +218,8 @@ static void check_runs(int half) {
 }
 
 static void runs_are_scalar_with_any_threads(void) {
-    check_runs(0);
-    check_runs(1);
+    for (int rounded = 0; rounded < 2; rounded++)
+        for (int half = 0; half < 2; half++) check_runs(half, rounded);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -272,8 +289,17 @@ static double unevenness(const size_t bins[256], size_t n) {
     return fabs(chi - 255) / sqrt(2 * 255.0);
 }
 
-// The noise of m and of v takes each of 256 values as often as the others; and so does the sum of
-// any two: of both, and of elements and of steps that are 1, 2, 3, .. apart.
+// Returns the 16 random bits of a weight, from how adam_weight() rounds what has no bits of its own.
+static uint32_t weight_noise(uint32_t index, const AdamStep *s) {
+    uint32_t random = 0;
+    for (uint32_t bit = 1 << 15; bit > 0; bit >>= 1)  // the first sum without a carry
+        random += adam_weight(from_bits(0x3f800000 + 0xffff - (random + bit) + 1), s, index)
+                  == 0x3f810000 ? bit : 0;
+    return random;
+}
+
+// The noise of m, of v and of weights takes each of 256 values as often as the others; and so does
+// the sum of any two: of both, and of elements and of steps that are 1, 2, 3, .. apart.
 static void noise_is_even_and_independent(void) {
     enum { N = 1 << 17 };
     static const uint32_t away[] = {0, 1, 2, 3, 4, 8, 16, 48, 64, 128, 512, 768, 1024, 50304,
@@ -282,7 +308,7 @@ static void noise_is_even_and_independent(void) {
     for (size_t k = 0; k < sizeof away / sizeof *away; k++) {
         const AdamStep s = adam_step_prepare(1, 0.9, 0.95, 1e-8, 0, 1000, 1);
         const AdamStep t = adam_step_prepare(1, 0.9, 0.95, 1e-8, 0, 1000 + away[k], 1);
-        size_t bins[5][256] = {{0}};
+        size_t bins[11][256] = {{0}};
         for (uint32_t i = 0; i < N; i++) {
             const uint32_t x = mix_bits(i ^ s.noise), y = mix_bits((i + away[k]) ^ s.noise);
             const uint32_t z = mix_bits(i ^ t.noise);
@@ -291,8 +317,15 @@ static void noise_is_even_and_independent(void) {
             bins[2][(x + (y >> 16)) >> 8 & 0xff]++;
             bins[3][(k == 0 ? x : x + z) >> 8 & 0xff]++;
             bins[4][(x + (z >> 16)) >> 8 & 0xff]++;
+            const uint32_t w = weight_noise(i, &s);
+            bins[5][(k == 0 ? w : w + weight_noise(i, &t)) >> 8 & 0xff]++;
+            bins[6][(k == 0 ? w : w + weight_noise(i + away[k], &s)) >> 8 & 0xff]++;
+            bins[7][(w + y) >> 8 & 0xff]++;
+            bins[8][(w + (y >> 16)) >> 8 & 0xff]++;
+            bins[9][(w + z) >> 8 & 0xff]++;
+            bins[10][(w + (z >> 16)) >> 8 & 0xff]++;
         }
-        for (int b = 0; b < 5; b++) {
+        for (int b = 0; b < 11; b++) {
             const double x = unevenness(bins[b], N);
             CHECK(x < 4.5, "%u apart, kind %d: %.1f", (unsigned)away[k], b, x);
             if (x > worst) worst = x;
@@ -302,17 +335,23 @@ static void noise_is_even_and_independent(void) {
 }
 
 // FNV-1a of the state after five steps: the same from every compiler and instruction set.
-static void same_bits(int moments_bf16, uint64_t expected) {
+static void same_bits(int moments_bf16, int master_bf16, uint64_t expected) {
     enum { N = 20011 };
     Arrays a = arrays_make(N);
     rng_normals(a.p, N, 3, 0, 0, 0);
     master_move(a.half, a.low, a.p, N, false);
+    if (master_bf16) memset(a.low, 0, N * sizeof *a.low);
     uint64_t hash = 0xcbf29ce484222325;
     for (uint32_t t = 1; t <= 5; t++) {
         rng_normals(a.g, N, 3, t, 1, 0);
         AdamStep s = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.1, t, 0.25);
         s.moments_bf16 = moments_bf16;
-        adam_update(a.half, a.low, a.m, a.v, a.g, 0, N, &s, 1);
+        s.master_bf16 = master_bf16;
+        const AdamRun run = {0, N, 1, 0};
+        const AdamWork work = {.w = a.half, .low = master_bf16 ? NULL : a.low, .m = a.m, .v = a.v,
+                               .grad = a.g, .scale = 1, .runs = &run, .count = 1, .step = s,
+                               .halves = 1};
+        adam_work(&work);
     }
     for (size_t i = 0; i < N; i++) {
         uint32_t bits[3];
@@ -328,8 +367,10 @@ static void same_bits(int moments_bf16, uint64_t expected) {
 }
 
 static void bits_are_the_same_everywhere(void) {
-    same_bits(0, 0x6d6c83ed61918b67);
-    same_bits(1, 0x573306102c65f75d);
+    same_bits(0, 0, 0x6d6c83ed61918b67);
+    same_bits(1, 0, 0x573306102c65f75d);
+    same_bits(0, 1, 0x49faf0179f6748d7);
+    same_bits(1, 1, 0x2937022651b0e451);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -364,6 +405,48 @@ static void definition_is_adamw(void) {
     }
     for (int i = 0; i < N; i++)
         CHECK(test_within(fabs(P[i] - p[i]), 4e-6), "parameter %d: %g, not %g", i, p[i], P[i]);
+}
+
+// Weights in bf16 alone, of 64 sizes between two powers of two, whose updates are a hundredth of the
+// distance of two bf16 numbers, forwards and then backwards: their mean goes where AdamW in double
+// goes, within five standard errors of rounding; rounded to nearest, none would ever move. Each
+// update ends at one of the two neighbours, and both occur.
+static void rounded_weights_have_the_mean(void) {
+    enum { SIZES = 64, EACH = 4096, STEPS = 200 };
+    float *p = (float *)alloc_or_fail(SIZES * EACH, 4, "p"), *m = (float *)alloc_or_fail(EACH, 4, "m");
+    float *v = (float *)alloc_or_fail(EACH, 4, "v");
+    const double unit = 0x1p-7, lr = unit / 100;  // of bf16 numbers between 1 and 2
+    size_t moved = 0, stayed = 0, elsewhere = 0;
+    for (int k = 0; k < SIZES; k++) {
+        double P = 1 + (double)(k + SIZES / 2) / SIZES / 2, M = 0, V = 0, mean = 0, squares = 0;
+        const double first = P;
+        float *w = p + (size_t)k * EACH;
+        memset(m, 0, EACH * sizeof *m);
+        memset(v, 0, EACH * sizeof *v);
+        for (size_t i = 0; i < EACH; i++) w[i] = (float)P;
+        for (int t = 1; t <= STEPS; t++) {
+            const AdamStep s = adam_step_prepare(lr, 0.9, 0.95, 1e-8, 0, (uint64_t)t, 1);
+            const float g = t % 64 < 48 ? 1 : -1;
+            for (size_t i = 0; i < EACH; i++) {
+                float exact = w[i];
+                adam_scalar(&exact, &m[i], &v[i], g, &s, 0);
+                w[i] = bits_float(adam_weight(exact, &s, (uint32_t)(k * EACH + (int)i)));
+                const double steps = ((double)w[i] - bits_float(float_bits(exact) & 0xffff0000)) / unit;
+                moved += steps == 1;
+                stayed += steps == 0;
+                elsewhere += steps != 0 && steps != 1;
+            }
+            adamw_double(&P, &M, &V, g, lr, 0.9, 0.95, 1e-8, 0, t);
+        }
+        for (size_t i = 0; i < EACH; i++) mean += w[i] / EACH;
+        for (size_t i = 0; i < EACH; i++) squares += (w[i] - mean) * (w[i] - mean);
+        const double error = sqrt(squares) / EACH;
+        CHECK(fabs(first - P) > unit / 2 && fabs(mean - P) < 5 * error && error < unit / 16,
+              "from %g to %g, not %g; error %g", first, mean, P, error);
+    }
+    CHECK(moved > 0 && stayed > 0 && elsewhere == 0, "%zu up, %zu down, %zu elsewhere", moved,
+          stayed, elsewhere);
+    free(p); free(m); free(v);
 }
 
 static void tiny_moments_become_zero(void) {
@@ -539,6 +622,7 @@ int main(void) {
     RUN(noise_is_even_and_independent);
     RUN(bits_are_the_same_everywhere);
     RUN(definition_is_adamw);
+    RUN(rounded_weights_have_the_mean);
     RUN(tiny_moments_become_zero);
     RUN(norm_is_its_definition);
     RUN(total_is_its_definition);

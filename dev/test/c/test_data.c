@@ -511,10 +511,10 @@ static void test_permutation_is_random(void) {
 
 static void test_loader_errors(void) {
     static const struct { size_t counts[3], T; const char *words; } rows[] = {
-        {{0, 0, 0}, 4, "nothing to train on or to evaluate: 0 tokens"},
-        {{1, 0, 0}, 1, "nothing to train on or to evaluate: 1 token"},
+        {{0, 0, 0}, 4, "0 tokens"},
+        {{1, 0, 0}, 1, "1 tokens"},
         {{5, 9, 7}, SIZE_MAX, "21 tokens"}, {{5, 9, 7}, SIZE_MAX / 2 + 1, "21 tokens"},
-        {{5, 9, 7}, 9, "21 tokens"}, {{5, 9, 7}, 9, "--seq 8 or less"}};
+        {{5, 9, 7}, 9, "21 tokens"}, {{5, 9, 7}, 9, "--seq 9 takes one more"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const TokenData d = numbered(rows[i].counts, 3);
         const Loader l = loader_make(&d, rows[i].T, 1, true);
@@ -522,7 +522,7 @@ static void test_loader_errors(void) {
     }
     const TokenData d = numbered(rows[2].counts, 3);
     const Loader l = loader_make(&d, 8, 1, true);
-    CHECK(DIES(loader_check(&l)) == NULL && l.sequences == 1, "what it said does not work");
+    CHECK(DIES(loader_check(&l)) == NULL && l.sequences == 1, "one less does not work");
 }
 
 // A token that the model does not know is named, with its place in the file.

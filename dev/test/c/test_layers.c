@@ -333,26 +333,31 @@ static void test_attention_is_its_definition(void) {
         const size_t n = B * T * NH * HS, all = B * T * (NH + 2 * NKV) * HS, rows = B * NH * T;
         float *qkv = ALLOC(float, all, "qkv");
         float *dout = ALLOC(float, n, "dout");
-        float *buffers = ALLOC(float, 3 * n + 2 * all + 3 * rows, "buffers");
+        float *buffers = ALLOC(float, 3 * n + 3 * all + 3 * rows, "buffers");
         float *out = buffers, *want = out + n, *plain = want + n, *lse = plain + n;
         float *want_lse = lse + rows, *plain_lse = want_lse + rows, *dqkv = plain_lse + rows;
-        float *want_dqkv = dqkv + all;
+        float *want_dqkv = dqkv + all, *plain_dqkv = want_dqkv + all;
         const size_t floats = (size_t)omp_get_max_threads() * attention_scratch_floats(T);
         float *scratch = ALLOC(float, floats, "scratch");
         rng_normals(qkv, all, 1, 0, 0, 0);
         rng_normals(dout, n, 2, 0, 0, 0);
-        for (size_t j = 0; j < all; j++) dqkv[j] = NAN;  // must be overwritten
+        for (size_t j = 0; j < all; j++) dqkv[j] = plain_dqkv[j] = NAN;  // must be overwritten
         int32_t *begins = document > 0 ? ALLOC(int32_t, B * T, "begins") : NULL;
         for (size_t j = 0; j < B * T && begins != NULL; j++)
             begins[j] = (int32_t)(j % T / document * document);
         attention_in_double(want, want_lse, want_dqkv, dout, qkv, begins, B, T, NH, NKV, HS);
         attention_definition(plain, plain_lse, qkv, begins, B, T, NH, NKV, HS);
+        attention_backward_definition(plain_dqkv, dout, plain, plain_lse, qkv, begins, B, T, NH,
+                                      NKV, HS);
         attention_forward(out, lse, qkv, begins, scratch, B, T, NH, NKV, HS);
         attention_backward(dqkv, dout, out, lse, qkv, begins, scratch, B, T, NH, NKV, HS);
         free(begins);
         CHECK(test_within(relative_difference(plain, want, n), 2e-6), "definition, shape %zu", i);
         CHECK(test_within(relative_difference(plain_lse, want_lse, rows), 2e-6),
               "definition's lse, shape %zu", i);
+        CHECK(test_within(relative_difference(plain_dqkv, want_dqkv, all), 4e-6),
+              "definition's gradient, shape %zu: %g", i,
+              relative_difference(plain_dqkv, want_dqkv, all));
         CHECK(test_within(relative_difference(out, want, n), 2e-6), "output, shape %zu", i);
         CHECK(test_within(relative_difference(lse, want_lse, rows), 2e-6), "lse, shape %zu", i);
         CHECK(test_within(relative_difference(dqkv, want_dqkv, all), 4e-6),

@@ -1,6 +1,6 @@
 // test_matmul: gemm() and gemm_serial() against gemm_plain(), and against a copy of their
 // definition of the bits; every form, odd sizes, strides, no read or write outside the operands.
-#include "../../../tide/cpu/matmul.h"
+#include "../../fma_peak.h"
 #include "../test.h"
 #include <math.h>
 

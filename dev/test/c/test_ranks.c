@@ -457,11 +457,9 @@ static void test_environment(void) {
         {"LOCAL_WORLD_SIZE=2", "LOCAL_WORLD_SIZE is 2, but RANK is not set"},
         {"OMPI_COMM_WORLD_SIZE=2", "SIZE is 2, but OMPI_COMM_WORLD_RANK is not set"},
         {"OMPI_COMM_WORLD_LOCAL_RANK=1", "LOCAL_RANK is 1, but OMPI_COMM_WORLD_RANK is not set"},
-        {"PMI_SIZE=2", "PMI_SIZE is 2, but PMI_RANK is not set"},
+        {"PMI_SIZE=2", "PMI_SIZE is 2, but MPI_LOCALRANKID is not set"},
         {"PMI_RANK=0 PMI_SIZE=2", "PMI_SIZE is 2, but MPI_LOCALRANKID is not set"},
-        {"SLURM_STEP_TASKS_PER_NODE=2", "PER_NODE is 2, but SLURM_PROCID is not set"},
-        {"WORLD_SIZE=2 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0 "
-         "SLURM_STEP_TASKS_PER_NODE=1", "WORLD_SIZE is 2, but RANK is not set"},
+        {"SLURM_STEP_TASKS_PER_NODE=2", "PER_NODE is 2, but SLURM_STEP_NUM_TASKS is not set"},
         {"WORLD_SIZE=", "WORLD_SIZE is \"\": not a number"},
         {"WORLD_SIZE=x", "WORLD_SIZE is \"x\": not a number"},
         {"LOCAL_RANK=-1", "LOCAL_RANK is \"-1\": not a number"},

@@ -64,6 +64,34 @@ static const char *text_file(const char *name, const char *text) {
 
 static const char *shape;  // of a small model, with its data
 
+// With --master bf16 first weights are bf16 numbers, the nearest; so are those of a checkpoint in
+// fp32, unless one is too large.
+static void test_weights_in_bf16(void) {
+    char *out = in_base("bf16"), line[300];
+    snprintf(line, sizeof line, "%s -- --optimizer adamw --master bf16", shape);
+    Trainer *a = begin(line, out);
+    const size_t n = a->run.table.elements;
+    size_t wrong = 0;
+    float *first = (float *)alloc_or_fail(n, sizeof(float), "weights");
+    gpt2_init(&a->run.table, first, 5);
+    for (size_t i = 0; i < n; i++) wrong += a->arena[i] != bf16_to_f32(f32_to_bf16(first[i]));
+    trainer_free(a);
+    *strstr(line, " --master") = '\0';
+    a = begin(line, in_base("fp32"));
+    a->run.done = 1;
+    run_save(&a->run, NULL);
+    trainer_free(a);
+    a = begin("--resume --master bf16", in_base("fp32"));
+    for (size_t i = 0; i < n; i++) wrong += a->arena[i] != bf16_to_f32(f32_to_bf16(first[i]));
+    CHECK(wrong == 0 && a->run.o.master == MASTER_BF16, "%zu weights are others", wrong);
+    a->arena[3] = FLT_MAX;
+    a->run.done = 2;
+    run_save(&a->run, NULL);
+    trainer_free(a);
+    CHECK(DIES_WITH("too large for this precision", begin("--resume", in_base("fp32"))), "inf");
+    free(first);
+}
+
 // First weights are those of the seed; a checkpoint's are loaded as they are.
 static void test_first_and_saved_weights(void) {
     char *out = in_base("run");
@@ -394,6 +422,7 @@ int main(void) {
     shape = text;
     RUN(test_first_values);
     RUN(test_first_and_saved_weights);
+    RUN(test_weights_in_bf16);
     RUN(test_sampling);
     RUN(test_sample_window);
     RUN(test_task);

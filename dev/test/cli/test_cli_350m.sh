@@ -23,6 +23,7 @@ start none "$tide" --precision fp32 --offload none
 start half "$tide" --offload none
 start moved "$tide" --offload interleave --recompute light --weights host
 start recomputed "$tide" --offload twinflow --resident 0.5 --recompute block
+start left "$tide" --offload zero --activations host
 start zen_cpu "$cpu" --offload zenflow --zen-window 2
 start zen "$tide" --offload zenflow --zen-window 2 --precision fp32
 start packed_cpu "$cpu" --data rows.jsonl --val rows.jsonl --pack on
@@ -35,7 +36,7 @@ start more "$cpu" --steps 2
 arrive
 near fp32_is_the_cpus none cpu 1e-4
 near bf16_follows_it half cpu 0.03
-for run in moved recomputed; do like "as_before: $run" $run half; done
+for run in moved recomputed left; do like "as_before: $run" $run half; done
 near zenflow_is_the_cpus zen zen_cpu 1e-4
 near packed_rows_are_the_cpus packed packed_cpu 1e-4
 like ranks_are_one_another ranks1 ranks3

@@ -110,7 +110,8 @@ void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_
     for (int i = 0; i < count; i++)
         master_move(weights + runs[i].at, low + runs[i].at, p + runs[i].at, runs[i].length, false);
     work.w = weights;
-    work.low = low;
+    work.low = step->master_bf16 ? NULL : low;  // which is 0
+    work.halves = 1;
     adam_work(&work);
     for (int i = 0; i < count; i++) {
         const size_t at = runs[i].at, length = runs[i].length;

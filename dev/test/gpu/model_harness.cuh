@@ -49,7 +49,7 @@ static void worker_takes(double seconds, double bytes) {
     } while (0)
 #define cpu_copy(to, from, bytes) (worker_takes(0, 2.0 * (double)(bytes)), cpu_copy(to, from, bytes))
 
-// Bytes of an element's state with moments in fp32: of the master what the weight is not, m and v.
+// Bytes of an element's state in fp32: of the master what the weight is not, m and v.
 enum { STATE_BYTES = sizeof(floatX) == 2 ? 10 : 8 };
 
 // Times that of host_adam: with weights and gradients as they are stored.
@@ -102,6 +102,7 @@ typedef struct {
     int tight;       // 1: gradients are summed on the host; 2: and visitors' wait there
     int threads;     // of the host; 0: one per core
     bool serial;     // --no-overlap
+    bool in_backward;  // the update begins in backward (--clip 0)
 } Placement;
 
 struct Recipe {
@@ -110,8 +111,8 @@ struct Recipe {
     void (*update)(GPT2 *g, const Recipe *r, const AdamStep *adam) = NULL;  // NULL: gpt2_update()
 };
 
-// Of models that are opened from here on, and their steps: are moments stored in bf16?
-static bool moments_bf16;
+// Of models that are opened from here on, and their steps: are moments, or masters, stored in bf16?
+static bool moments_bf16, master_bf16;
 
 static const Recipe plain = {1e-2, 1e-8, 0.5, 0.1, false};
 
@@ -193,6 +194,7 @@ static GPT2 *model_new(const Shape *s, const Placement *where) {
     g->training = true;
     g->packed = s->document > 0;
     g->moments_bf16 = moments_bf16;
+    g->master_bf16 = master_bf16;
     g->accumulating = s->accum > 1;
     g->head_rows = s->head_rows;
     g->max_B = s->B;
@@ -202,6 +204,7 @@ static GPT2 *model_new(const Shape *s, const Placement *where) {
     g->choice = where->choice;
     if (g->choice.mode == OFFLOAD_AUTO) g->choice.mode = OFFLOAD_NONE;
     g->no_overlap = where->serial;
+    g->update_in_backward = where->in_backward;
     g->host_threads = where->threads;
     return g;
 }
@@ -262,6 +265,7 @@ static AdamStep recipe_step(const Recipe *r, size_t step, double norm_squared) {
     AdamStep s = adam_step_prepare(r->lr, 0.9, 0.95, r->eps, r->decay, step,
                                    clip_scale(norm_squared, r->clip));
     s.moments_bf16 = moments_bf16;
+    s.master_bf16 = master_bf16;
     return s;
 }
 
@@ -282,9 +286,9 @@ static Prediction rehearsed(const GPT2 *g, const Shape *s, Rates *r, double comp
 }
 
 // A step's gradient on the GPU: the loss and, in *norm_squared, the square of its norm. Micro-batches
-// of one number lie side by side, those of all ranks.
-static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs,
-                           const int32_t *targets, double *norm_squared) {
+// of one number lie side by side, those of all ranks. update: what begins in backward, or NULL.
+static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs, const int32_t *targets,
+                           double *norm_squared, const AdamStep *update = NULL) {
     const size_t N = s->B * s->T, R = (size_t)ranks.world, all = s->accum * R;
     int32_t *begins = shape_begins(s);
     double loss;
@@ -292,7 +296,8 @@ static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs,
         const size_t at = (micro * R + (size_t)ranks.rank) * N;
         gpt2_forward(g, inputs + at, begins, targets + at, s->B, s->T);
         gpt2_head(g, loss_scale / (float)(N * all), 1 / (double)all, micro > 0, NULL);
-        gpt2_backward(g, micro > 0, micro + 1 == s->accum);
+        const bool last = micro + 1 == s->accum;
+        gpt2_backward(g, micro > 0, last, last ? update : NULL);
     }
     *norm_squared = gpt2_grad_norm_squared(g, &loss) / (loss_scale * loss_scale);
     free(begins);
@@ -303,7 +308,9 @@ static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs,
 static double gpu_step(GPT2 *g, const Shape *s, const Recipe *r, size_t step,
                        const int32_t *inputs, const int32_t *targets, double *norm) {
     double norm_squared;
-    const double loss = gpu_gradient(g, s, inputs, targets, &norm_squared);
+    const AdamStep unclipped = recipe_step(r, step, 0);
+    const double loss = gpu_gradient(g, s, inputs, targets, &norm_squared,
+                                     g->update_in_backward ? &unclipped : NULL);
     AdamStep adam = recipe_step(r, step, norm_squared);
     adam.grad_scale /= loss_scale;
     if (r->update != NULL) r->update(g, r, &adam);
@@ -431,6 +438,7 @@ static size_t free_memory(void) {
 static AdamStep adam_of(const ZenRates *r, size_t step, float scale) {
     AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay, step, scale);
     s.moments_bf16 = r->moments_bf16;
+    s.master_bf16 = r->master_bf16;
     return s;
 }
 
@@ -665,7 +673,7 @@ static Json *trainer_draw(Trainer *x, const Rates *r, const OffloadChoice *c, Pr
     TraceFile trace;
     const int fd = mkstemp(path);
     CHECK(fd >= 0 && trace_open(&trace, path, &err), "%s", path);
-    *y = trainer_predict(x, r, c, KEEP, &trace);
+    *y = trainer_predict(x, r, c, c->inputs_leave ? AGAIN : KEEP, &trace);
     CHECK(trace_close(&trace, &err), "%s", err.text);
     char *text = file_read(path, &n, &err);
     Json *json = text != NULL ? json_parse(text, n, &err) : NULL;

@@ -45,7 +45,7 @@ enum { ROW_TEXT = 400, MOST_ROWS = 120, MOST_SETTINGS = 24, MOST_VALUES = 10 };
 
 // What a user may say of AdamW's step, whose state is somewhere; or, `or_none`, also on the GPU.
 #define PLACEMENTS(or_none) \
-    "--precision bf16|--precision fp32", "|--accum 3", "|--recompute block", \
+    "--precision bf16|--precision fp32", "|--accum 3", "|--recompute block|--activations host", \
     "--clip 0.05|--clip 1e6|--clip 0", "|sizes", "|evaluates", \
     "--offload zero|--offload twinflow --resident 0.3|--offload twinflow --resident 0.9" \
         "|--offload interleave --stride 1 --resident 0.3|--offload interleave --stride 2" \
@@ -74,6 +74,11 @@ static const struct {
     "tied --accum 4 --recompute block --clip 0.05 evaluates --offload interleave --resident 0.3 "
         "--share 0 --subgroup 8192 places=3 tight=1 --threads 2 --moments bf16 early=5",
     "tied --clip 0.05 --offload interleave --share 1 --slots 9 tight=2 streamed=9",
+    // without clipping, the update begins in backward
+    "five --clip 0 --offload zero", "five --clip 0 --accum 3 --offload zero tight=1 streamed=2",
+    "five --clip 0 evaluates", "five --clip 0 --offload interleave --share 0.5 --subgroup 4096 "
+        "--resident 0.3 tight=3 streamed=2 --moments bf16 sizes",
+    "five --clip 0 --offload interleave --share 1 --slots 1 tight=2 evaluates",
     // nothing is anywhere else
     "five --clip 0.05 evaluates", "odd --precision fp32 --clip 0 sizes --moments bf16 places=3",
     "tied --accum 3 --recompute light", "same --accum 2", "tiles --accum 2", "rows --accum 7",
@@ -99,6 +104,15 @@ static const struct {
     "chunks --precision fp32 --accum 2 --clip 0.05 sizes --offload interleave --share 1 "
         "--subgroup 4096 --slots 1 places=3 --grad-wire fp32 tight=1 --moments bf16 streamed=1 "
         "ring=3",
+    // inputs of layers leave, and nothing else
+    "deep --accum 3 --activations host --clip 0.05 sizes evaluates",
+    "deep --precision fp32 --activations host --no-overlap",
+    // masters in bf16: residents, visitors and the CPU's; sums; weights on the host
+    "five --master bf16 --clip 0.05 evaluates --offload interleave --resident 0.3 --share 0.5 "
+        "--subgroup 4096 places=3 --threads 2 --moments bf16 streamed=2",
+    "llama --master bf16 --accum 2 --offload interleave --stride 2 tight=1 streamed=9",
+    "odd --master bf16 --accum 2 --recompute block --clip 0 sizes --offload zero --moments bf16",
+    "tied --master bf16 --offload twinflow --resident 0.3 --grad-wire fp32",
     }},
     {"test_zero_gpu", 12, {"tied|tail|one|five", PLACEMENTS("|--offload none"),
      "ranks=1|ranks=2|ranks=3|ranks=4",
@@ -122,9 +136,12 @@ static const struct {
     "llama ranks=2 --zero 3 --accum 2 --recompute light --clip 0.05 evaluates --offload interleave "
         "--share 0.5 tight=1 streamed=2",
     "llama ranks=3 --zero 3 --precision fp32 --recompute block --clip 0.05",
+    "llama ranks=2 --zero 3 --master bf16 --clip 0.05 --offload interleave --share 0.5 streamed=2",
+    "five ranks=3 --zero 1 --master bf16 --accum 2 evaluates",
+    "tied ranks=4 --zero 2 --master bf16 --offload zero --moments bf16",
     }},
     {"test_zenflow_gpu", 6, {"five|odd|wide|one", "--precision bf16|--precision fp32", "|--accum 2",
-     "--recompute none|--recompute block", "--clip 0.05|--clip 0",
+     "--recompute none|--recompute block|--activations host", "--clip 0.05|--clip 0",
      "--zen-topk 0 --zen-window 1|--zen-topk 0.05 --zen-window 4|--zen-topk 0.3 --zen-window 2"
         "|--zen-topk 0.3 --zen-window auto|--zen-topk 0.05 --zen-window 1"
         "|--zen-topk 1 --zen-window 4",
@@ -154,6 +171,10 @@ static const struct {
         "--zen-window 3 --zen-reselect 1 --zen-warmup 2 --zen-overlap off sums=1 "
         "--resident 0.4 evaluates sizes places=9 --moments bf16 streamed=9 "
         "above=drained,swapped",
+    "tied --master bf16 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 2 "
+        "--zen-reselect 3 --moments bf16 evaluates above=late,selected,swapped",
+    "odd --master bf16 --accum 2 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 3 "
+        "--zen-reselect 2 --resident 0.4 sizes places=9 streamed=1 above=selected,swapped",
     // plain AdamW: each step is a window, all is chosen, or a warm-up
     "five adamw --clip 0.5 --offload zenflow --zen-topk 0 --zen-window 1 --zen-reselect 0 "
         "--zen-overlap off",
@@ -219,6 +240,7 @@ typedef struct {
     int timed, rests;                  // with a timeline; all comes to rest after each step
     int steps;                         // 0: as many as row_steps() says
     int adamw, plain;                  // ZenFlow that is plain AdamW; zenflow.h's reference
+    int waits;                         // without clipping, too, the update waits for the norm
 } Config;
 
 static const struct { const char *name; size_t at; } row_words[] = {
@@ -234,6 +256,12 @@ static struct { int count, some, drawn; Config row[MOST_ROWS]; } rows;
 
 static bool is_zen(const Config *c) { return c->o.offload == OFFLOAD_ZENFLOW; }
 static bool is_zo(const Config *c) { return c->o.optimizer == OPTIMIZER_MEZO; }
+
+// Bytes of an element's state.
+static size_t state_of(const Config *c) {
+    const bool master = c->o.master == MASTER_BF16;
+    return STATE_BYTES - (c->o.moments == MOMENTS_BF16 ? 4 : 0) - (master ? 2 : 0);
+}
 
 static const Shape *shape_named(const char *name) {
     for (const Shape &s : row_shapes)
@@ -270,7 +298,8 @@ static Config config_of(const char *format, ...) {
     o->data = NULL;
     if (c.shape == NULL) die("a row without a shape: %s", c.text);
     if (o->offload == OFFLOAD_AUTO) o->offload = OFFLOAD_NONE;
-    if (o->recompute == RECOMPUTE_AUTO) o->recompute = KEEP;
+    if (o->recompute == RECOMPUTE_AUTO)
+        o->recompute = o->activations == ACTIVATIONS_HOST ? AGAIN : KEEP;
     if (o->resident < 0) o->resident = o->offload == OFFLOAD_NONE;
     if (o->share < 0) o->share = 0;
     if (o->slots == 0) o->slots = 2;
@@ -358,6 +387,7 @@ static Placement config_placement(const Config *c) {
     p.threads = (int)o->threads;
     p.serial = o->no_overlap;
     p.choice.kept_grads = KEEP_ALL;
+    p.choice.inputs_leave = o->activations == ACTIVATIONS_HOST;
     if (is_zen(c)) return p;
     p.choice.resident = o->resident;
     p.choice.stride = o->stride;
@@ -368,14 +398,16 @@ static Placement config_placement(const Config *c) {
     p.choice.streamed = c->streamed;
     p.choice.weight_rooms = c->ring;
     p.choice.early = c->early;
+    p.in_backward = o->clip == 0 && !o->no_overlap && !IS_FP16 && !c->waits;
     p.tight = c->tight;
     return p;
 }
 
-// Row k is for the program of its precision; fp16's takes two of three of bf16's.
+// Row k is for the program of its precision; fp16's takes two of three of bf16's with fp32 masters.
 static bool row_is_here(int k) {
     const int precision = rows.row[k].o.precision;
-    return precision == PRECISION || (IS_FP16 && precision == PRECISION_BF16 && k % 3 != 2);
+    const bool both = precision == PRECISION_BF16 && rows.row[k].o.master == MASTER_FP32;
+    return precision == PRECISION || (IS_FP16 && both && k % 3 != 2);
 }
 
 static bool row_is_one_of_some(int k) { return k < rows.some || k >= rows.drawn; }
@@ -410,6 +442,7 @@ static void copy_training(Config *r, const Config *c) {
     r->o.accum = c->o.accum;
     r->o.clip = c->o.clip;
     r->o.moments = c->o.moments;
+    r->o.master = c->o.master;
     r->o.zen_topk = c->o.zen_topk;
     r->o.zen_window = c->o.zen_window;
     r->o.zen_reselect = c->o.zen_reselect;
@@ -426,7 +459,7 @@ static Config reference(const Config *c) {
     Config r = config_of("%s %s", c->shape->name, is_zo(c) ? "--optimizer mezo" : "--zero 1");
     copy_training(&r, c);
     r.o.threads = c->o.threads;
-    r.evaluates = 1;
+    r.evaluates = r.waits = 1;
     if (is_zo(c)) {
         r.o.accum *= ranks_of(c);
         r.ranks = 0;
@@ -615,7 +648,7 @@ static uint64_t adamw_step(GPT2 *g, const Config *c, size_t step, uint64_t hash,
     run_save_due = step == 2 && ranks.rank == 0 ? 0 : INFINITY;
     counted = {};
     train_one(g, &s, &recipe, step, numbers);
-    if (c->ranks == 0 && c->o.offload == OFFLOAD_NONE)
+    if (c->ranks == 0 && c->o.offload == OFFLOAD_NONE && !g->choice.inputs_leave)
         CHECK(counted.copies[cudaMemcpyHostToDevice] == (int)s.accum
               && counted.copies[cudaMemcpyDeviceToHost] == 0 && counted.waits == 0
               && counted.events == 1 + (int)s.accum, "%d copies to the GPU, %d from it, waits %d "
@@ -689,6 +722,7 @@ static void rank_train(const Config *c, Shared *to) {
     const Optimizer *x = optimizer_of(c);
     Report *report = &to->rank[ranks.rank];
     moments_bf16 = c->o.moments == MOMENTS_BF16;
+    master_bf16 = c->o.master == MASTER_BF16;
     const size_t before = free_memory();
     GPT2 *g = x->open(c, to);
     const size_t allocated = before - free_memory();
@@ -720,7 +754,7 @@ static void rank_train(const Config *c, Shared *to) {
 #ifdef __CUDA_EMU__
     CHECK(before == free_memory(), "%s: %zu bytes are not freed", c->text, before - free_memory());
 #endif
-    moments_bf16 = false;
+    moments_bf16 = master_bf16 = false;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -828,6 +862,24 @@ static int rows_print(int argc, char **argv) {
 }
 
 // ---------------------------------------------------------------------------------------------
+
+// Returns the bytes of inputs that leave in `steps` steps, and come back: those of all layers but
+// the last one.
+static size_t inputs_moved(const Config *c, size_t steps) {
+    const Shape *s = c->shape;
+    size_t tokens = 0;
+    for (size_t step = 1; step <= steps; step++) {
+        const bool small = c->sizes && step % 2 == 0;
+        tokens += c->o.accum * (small && s->B > 1 ? s->B - 1 : s->B)
+                * (small ? s->T > 4 ? s->T - 4 : 1 : s->T);
+    }
+    return c->o.activations == ACTIVATIONS_HOST ? (s->L - 1) * tokens * s->C * sizeof(floatX) : 0;
+}
+
+// Returns the bytes of host memory that they take.
+static size_t inputs_stored(const GPT2 *g) {
+    return g->choice.inputs_leave ? (g->config.layers - 1) * acts_place(g).entry : 0;
+}
 
 // The layers whose weights came in `steps` steps, of n that stream: into place q % ring go those of
 // the q-th one, unless they are there since the last update.

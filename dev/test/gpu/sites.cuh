@@ -38,7 +38,8 @@ static bool site_runs(const char *function, const char *call, bool *seen) {
 
 #include "../../../tide/gpu/gpt2.cuh"
 #define order(g, a, b) SITE("order(" #a ", " #b ")", order(g, a, b))
-#define copy_out(g, to, from, n) SITE("copy_out(" #to ", " #from ")", copy_out(g, to, from, n))
+#define copy_out(g, to, from, n, s) \
+    SITE("copy_out(" #to ", " #from ")", copy_out(g, to, from, n, s))
 #define copy_out_wide(g, to, from, n) \
     SITE("copy_out_wide(" #to ", " #from ")", copy_out_wide(g, to, from, n))
 #define copy_in(g, to, from, n, s) SITE("copy_in(" #to ", " #from ")", copy_in(g, to, from, n, s))

@@ -655,10 +655,14 @@ template <typename T> static T *upload_behind(size_t skip, const T *x, size_t n)
 }
 
 // skip: elements by which the arenas start after a multiple of 16 bytes.
-static void adam_case(bool is_half, bool split, bool moments_bf16, size_t skip, int count) {
+// How weights are: floats; with lower halves; without.
+enum { WHOLE, SPLIT, ROUNDED };
+
+static void adam_case(bool is_half, int weights, bool moments_bf16, size_t skip, int count) {
     Scope scope;
-    set_shape("gradient bf16 %d, split %d, moments bf16 %d, skip %zu, runs %d", is_half, split,
+    set_shape("gradient bf16 %d, weights %d, moments bf16 %d, skip %zu, runs %d", is_half, weights,
               moments_bf16, skip, count);
+    const bool split = weights != WHOLE;
     const size_t n = ARENA;
     AdamRun runs[RUNS];
     const int all = make_runs(runs);
@@ -670,6 +674,7 @@ static void adam_case(bool is_half, bool split, bool moments_bf16, size_t skip, 
             ((uint16_t *)m)[i] = f32_to_bf16(m[i]);
             ((uint16_t *)v)[i] = f32_to_bf16(v[i]);
         }
+    for (size_t i = 0; weights == ROUNDED && i < n; i++) p[i] = bf16_to_f32(f32_to_bf16(p[i]));
     float *p2 = copy(p, n), *m2 = copy(m, n), *v2 = copy(v, n);
     uint16_t *g16 = zeros<uint16_t>(n), *p16 = zeros<uint16_t>(n), *low = zeros<uint16_t>(n);
     for (size_t i = 0; i < n; i++) g16[i] = f32_to_bf16(g[i]);
@@ -677,6 +682,7 @@ static void adam_case(bool is_half, bool split, bool moments_bf16, size_t skip, 
     if (split) master_move(p16, low, p2, n, true);  // NaNs are others
     AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 3, 0.37);
     step.moments_bf16 = moments_bf16;
+    step.master_bf16 = weights == ROUNDED;
     cpu_adam_update(p2, m2, v2, is_half ? (const void *)g16 : (const void *)g, is_half,
                     NULL, runs, count, &step);
     if (moments_bf16)  // the other way round, to compare
@@ -694,8 +700,8 @@ static void adam_case(bool is_half, bool split, bool moments_bf16, size_t skip, 
         const void *grad = is_half ? (void *)upload_behind(skip, g16, n)
                                    : upload_behind(skip, g, n);
         uint16_t *d_p16 = upload_behind(skip, p16, n), *d_low = upload_behind(skip, low, n);
-        adam_update_gpu(split ? (void *)d_p16 : arena[0], split ? d_low : NULL, arena[1], arena[2],
-                        grad, is_half, runs, count, &step, stream);
+        adam_update_gpu(split ? (void *)d_p16 : arena[0], weights == SPLIT ? d_low : NULL, arena[1],
+                        arena[2], grad, is_half, runs, count, &step, stream);
         if (split) {
             uint16_t *got16 = fetch(d_p16, n), *got_low = fetch(d_low, n);
             float *joined = zeros<float>(n);
@@ -716,7 +722,7 @@ static void adam_case(bool is_half, bool split, bool moments_bf16, size_t skip, 
 }
 
 static void adam_is_the_cpu_s_bit_for_bit(void) {
-    for (int mode = 0; mode < 4; mode++) {
+    for (int mode = 0; mode < 6; mode++) {
         adam_case(mode & 1, mode >> 1, false, 0, 0);
         adam_case(mode & 1, mode >> 1, false, 1, 0);
         adam_case(mode & 1, mode >> 1, false, 0, 16);

@@ -37,7 +37,9 @@ static void check_pieces(const GPT2 *g, const Config *c) {
 // The gradients of so many layers in a row, and of embeddings and tail, have places of their own;
 // the next layer's is where the first one's was, and there is room for no more.
 static void check_places(const GPT2 *g, const Config *c) {
-    const int L = g->segments - 2, P = c->places < L && !g->in_place ? c->places : L;
+    const int L = g->segments - 2;
+    const bool whole = g->in_place && !g->update_in_backward;
+    const int P = c->places < L && !whole ? c->places : L;
     size_t end = 0, all = 0;
     for (int i = 0; i < g->segments; i++) {
         const Segment *a = &g->segment[i];
@@ -142,7 +144,8 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
     // of one element's gradient, in a step: when it leaves, and when it waits on the host
     const size_t waits = sums || c->o.grad_wire == WIRE_FP32 ? 4 : X_;
     const size_t leaves = on_host ? c->o.accum * X_ : waits;
-    const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
+    const size_t state = state_of(c);
+    const size_t inputs = inputs_moved(c, steps);
     size_t in = 0, out = 0;
     int visits = 0;
     const size_t weights = layers_fetched(g->streamed, g->weight_rooms.count, c->o.accum, c->evaluates, steps)
@@ -157,9 +160,9 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
         if (p->kind == PIECE_VISIT) out += p->length * (state + (with_grad ? leaves : 0));
         if (p->kind == PIECE_VISIT) in += p->length * (state + (with_grad ? waits : 0));
     }
-    CHECK(g->moved_in == steps * in + weights && g->moved_out == steps * out,
+    CHECK(g->moved_in == steps * in + weights + inputs && g->moved_out == steps * out + inputs,
           "%s: %zu in, %zu out; wanted %zu, %zu", c->text, g->moved_in, g->moved_out,
-          steps * in + weights, steps * out);
+          steps * in + weights + inputs, steps * out + inputs);
 }
 
 // Host memory: for the state of parameters that are not resident, their gradients, the weights that
@@ -167,10 +170,23 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
 static void check_host_memory(GPT2 *g, const Config *c) {
     const size_t *n = g->pieces.elements, away = n[PIECE_HOST] + n[PIECE_VISIT];
     size_t grads = n[PIECE_HOST];
-    for (int i = config_kept(c); i < g->pieces.visits; i++) grads += g->visits[i].piece->length;
+    for (int i = 0, visits = 0; i < g->pieces.count; i++)
+        if (g->pieces.pieces[i].kind == PIECE_VISIT && visits++ >= config_kept(c))
+            grads += g->pieces.pieces[i].length;
+    const int L = g->segments - 2, P = L < 3 ? L : 3;
+    size_t layers = 0, longest = 0;  // without clipping, layers take turns in P rooms
+    for (int s = 1; s <= L; s++) {
+        size_t of = 0;
+        for (const Piece *p = g->segment[s].first; p < g->segment[s].end; p++)
+            if (!p->grad_on_gpu) of += p->length;
+        layers += of;
+        if (of > longest) longest = of;
+    }
+    if (g->update_in_backward && !(c->o.accum > 1 && c->tight > 0) && (size_t)P * longest < layers)
+        grads -= layers - (size_t)P * longest;
     const bool sums = c->o.accum > 1, wide = sums || c->o.grad_wire == WIRE_FP32 || !IS_HALF;
-    const size_t state = c->o.moments == MOMENTS_BF16 ? STATE_BYTES - 4 : STATE_BYTES;
-    size_t wanted = away * state + grads * (wide ? 4 : 2);
+    const size_t state = state_of(c);
+    size_t wanted = away * state + grads * (wide ? 4 : 2) + inputs_stored(g);
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
         const bool here = p->kind == PIECE_HOST || g->segment[p->segment].on_host;
@@ -433,7 +449,8 @@ typedef struct { double backward, step; Prediction planned; } Step;
 
 static Step measure_7b(const Placement *where, const Step *none) {
     enum { FIRST = 2, LAST = 4 };
-    const Shape *s = &shape_7b;
+    Shape shape = shape_7b, *const s = &shape;
+    if (where->choice.recompute == AGAIN) s->recompute = AGAIN;
     float *params = shape_params(s, false);
     GPT2 *g = model_open(s, params, where);
     int32_t *inputs = (int32_t *)alloc_or_fail(2 * s->B * s->T, sizeof(int32_t), "test");
@@ -445,7 +462,8 @@ static Step measure_7b(const Placement *where, const Step *none) {
         gpt2_head(g, 1.0f / (float)(s->B * s->T), 1, false, NULL);
         CUDA(cudaStreamSynchronize(g->compute));
         at[1] = emu_virtual_now();
-        gpt2_backward(g, false, true);
+        const AdamStep unclipped = recipe_step(&plain, step, 0);
+        gpt2_backward(g, false, true, g->update_in_backward ? &unclipped : NULL);
         CUDA(cudaStreamSynchronize(g->compute));
         if (step > FIRST) backward += emu_virtual_now() - at[1];
         norm_squared = gpt2_grad_norm_squared(g, &loss);
@@ -510,15 +528,18 @@ static void test_places_free_backward(void) {
            none.backward, none.step, back, link);
     CHECK(link > 2.1 * back && link < 2.5 * back, "not 7B's proportions");
     calibrated_on_its_layers(s, &none);
-    Step t[7];
-    for (int k = 0; k < 7; k++) {
-        p = k < 3 || k == 6 ? placement(ZERO, 0, 0, 3) : placement(INTER, 0, 0.6, k == 5 ? 24 : 3);
-        p.choice.grad_rooms = k == 6 ? 32 : k % 3 == 0 ? 2 : k == 1 ? 8 : 32;
+    Step t[9];
+    for (int k = 0; k < 9; k++) {
+        p = k < 3 || k == 6 || k == 7 ? placement(ZERO, 0, 0, 3)
+                                      : placement(INTER, 0, 0.6, k == 5 ? 24 : 3);
+        p.choice.grad_rooms = k >= 6 ? 32 : k % 3 == 0 ? 2 : k == 1 ? 8 : 32;
         p.choice.early = k == 6 ? 8 : 0;
+        p.in_backward = k > 6;
         t[k] = measure_7b(&p, &none);
-        printf("  %s, %2d places, %2d slots, %d early: backward %.0f us, step %.0f us, planned "
+        printf("  %s, %2d places, %2d slots, %d early%s: backward %.0f us, step %.0f us, planned "
                "%.0f\n", offload_names[p.choice.mode], p.choice.grad_rooms, p.choice.slots,
-               p.choice.early, t[k].backward, t[k].step, 1e6 * t[k].planned.step);
+               p.choice.early, p.in_backward ? ", in backward" : "", t[k].backward, t[k].step,
+               1e6 * t[k].planned.step);
         const double off = 1e6 * t[k].planned.step / t[k].step - 1;
         CHECK(fabs(off) < 0.02, "planned %.1f %% from it", 100 * off);
     }
@@ -529,6 +550,8 @@ static void test_places_free_backward(void) {
     CHECK(t[2].step < 1.001 * t[0].step, "the step takes longer");
     CHECK(t[5].step < 0.97 * t[4].step, "slots gain nothing");
     const double late = (double)s->L * link - none.backward;  // the last gradient, after backward
+    CHECK(t[7].step < t[6].step - 0.5 * none.backward && t[8].step < t[4].step,
+          "an update in backward gains nothing");
     CHECK(t[6].step < t[2].step - 0.8 * late, "%.0f us, %.0f with an early start; the last gradient "
           "is late by %.0f", t[2].step, t[6].step, late);
 }
@@ -557,6 +580,29 @@ static void test_weights_hide(void) {
     CHECK(all.step < 1.01 * here.step, "%.0f us, not %.0f", all.step, here.step);
     const double apart = serial.step - measure_weights(0, true, &none).step;
     CHECK(apart > 0.9 * more / now[LINK], "one after the other, only %.0f us more", apart);
+}
+
+// So do inputs of layers, on their way to the host and back.
+static void test_inputs_hide(void) {
+    Placement p = placement(OFFLOAD_NONE, 0, 0, 3);
+    const Step none = measure_7b(&p, NULL);
+    Step t[4];
+    p.choice.recompute = AGAIN;
+    for (int k = 0; k < 4; k++) {
+        p.choice.inputs_leave = k % 2 > 0;
+        p.serial = k > 1;
+        t[k] = measure_7b(&p, &none);
+        printf("  inputs of layers %s%s: step %.1f us, planned %.1f\n", k % 2 > 0 ? "leave" : "stay",
+               k > 1 ? ", serial" : "", t[k].step, 1e6 * t[k].planned.step);
+    }
+    const double one_way = t[1].planned.h2d_bytes / now[LINK];
+    const size_t bytes = (shape_7b.L - 1) * shape_7b.B * shape_7b.T * shape_7b.C * sizeof(floatX);
+    CHECK(t[1].planned.h2d_bytes == (double)bytes && t[1].planned.d2h_bytes == (double)bytes
+          && t[0].planned.h2d_bytes == 0, "planned: %g bytes", t[1].planned.h2d_bytes);
+    CHECK(t[1].step < t[0].step + 0.1 * one_way, "%.1f us, not %.1f", t[1].step, t[0].step);
+    CHECK(t[3].step > t[2].step + 1.9 * one_way, "one after the other, only %.1f us more",
+          t[3].step - t[2].step);
+    ABOUT(1e6 * t[1].planned.step, 1e6 * t[0].planned.step, 1e-3);
 }
 
 // Where it is shorter, a step takes as long as the link, and compute is hidden behind that.
@@ -602,6 +648,7 @@ int main(int argc, char **argv) {
             RUN(test_weights_come_at_the_links_speed);
         } else {
             RUN(test_weights_hide);
+            RUN(test_inputs_hide);
         }
         return test_summary();
     }

@@ -11,7 +11,7 @@
 #include <dirent.h>
 
 static ZenRates recipe_rates(const Recipe *r) {
-    return {r->lr, 0.9, 0.95, r->eps, r->decay, moments_bf16};
+    return {r->lr, 0.9, 0.95, r->eps, r->decay, moments_bf16, master_bf16};
 }
 
 // A hash of the columns and the clock, as far as anything depends on them.
@@ -189,6 +189,7 @@ static GPT2 *zen_model(const Config *c, Run *r, const float *params) {
     const Shape s = config_shape(c);
     const Placement where = config_placement(c);
     moments_bf16 = c->o.moments == MOMENTS_BF16;
+    master_bf16 = c->o.master == MASTER_BF16;
     GPT2 *g = model_new(&s, &where);
     zen_choose(g, r, SIZE_MAX, SIZE_MAX);
     model_plan(g, (int)c->o.recompute, SIZE_MAX, room_for(g, c->sums));
@@ -316,16 +317,15 @@ static void row_trained(GPT2 *g, const Config *c, size_t steps, Report *report) 
     const size_t streams = (size_t)g->streamed * g->segment[1].leaving;
     const size_t swapped = g->piece_bytes[PIECE_CHOSEN] * brought.swapped_elements;
     const size_t shows = brought.counted[DRAINED] + brought.counted[LATE];
-    const size_t out = steps * rest * X_ + swapped;
+    const size_t inputs = inputs_moved(c, steps), out = steps * rest * X_ + swapped + inputs;
     const size_t in = layers_fetched(g->streamed, g->weight_rooms.count, c->o.accum, c->evaluates, steps)
-                      * g->segment[1].leaving * X_ + shows * (rest - streams) * X_ + swapped;
+                      * g->segment[1].leaving * X_ + shows * (rest - streams) * X_ + swapped + inputs;
     CHECK(g->moved_in == in && g->moved_out == out, "%zu in, %zu out; wanted %zu, %zu: %s",
           g->moved_in, g->moved_out, in, out, c->text);
     CHECK(z->clock.selections == brought.counted[SELECTED], "%zu selections, wanted %zu: %s",
           z->clock.selections, brought.counted[SELECTED], c->text);
     const size_t sums = z->config.window == 1 ? 0 : !z->config.overlap ? 1 : (size_t)c->sums;
-    const size_t state = moments_bf16 ? STATE_BYTES - 4 : STATE_BYTES;
-    const size_t wanted = rest * (state + 2 * X_ + 4 * sums) + streams * X_;
+    const size_t wanted = rest * (state_of(c) + 2 * X_ + 4 * sums) + streams * X_ + inputs_stored(g);
     const size_t listed = page_locked(g, "columns", c->text);
     CHECK(listed == wanted, "%zu bytes of host memory, wanted %zu: %s", listed, wanted, c->text);
     CHECK(is_urgent(z->pack), "packing waits for products");

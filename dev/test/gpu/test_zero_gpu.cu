@@ -74,8 +74,8 @@ static void check_formulas(GPT2 *g, const Config *c) {
     CHECK(g->streamed > 0 || c->streamed == 0 || !away || c->o.resident > 0, "nothing streams: %s", c->text);
     CHECK(weights == X_ * (c->o.zero < 3 ? rooms : places + layer_parts), "rank %zu: %zu bytes of "
           "weights: %s", rank, weights, c->text);
-    CHECK(moments == 8 * own, "rank %zu: %zu bytes of moments: %s", rank, moments, c->text);
-    CHECK(masters == (X_ == 2 ? 2 * own : 0), "rank %zu: %zu bytes of masters: %s", rank, masters,
+    CHECK(moments == (c->o.moments == MOMENTS_BF16 ? 4 : 8) * own, "rank %zu: %zu bytes of moments: %s", rank, moments, c->text);
+    CHECK(masters == (X_ == 2 && c->o.master == MASTER_FP32 ? 2 * own : 0), "rank %zu: %zu bytes of masters: %s", rank, masters,
           c->text);  // besides the weights
     if (!away) {
         const size_t passing = ends + turns * R * part_of(x.n[1], R);

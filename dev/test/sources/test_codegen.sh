@@ -20,7 +20,7 @@ table='
 gemm_tile 1 product
 gemm_tile_narrow 1 product
 fma_chains 1 product
-adam_range 10
+adam_range 20
 hot_adam_fp32 1
 hot_adam_split_fp32 1
 hot_adam_split_bf16 1
@@ -31,6 +31,12 @@ hot_adam16_split_fp32 1
 hot_adam16_split_bf16 1
 hot_adam16_sum 1
 hot_adam16_split_sum 1
+hot_adam_rounded_fp32 1
+hot_adam_rounded_bf16 1
+hot_adam_rounded_sum 1
+hot_adam16_rounded_fp32 1
+hot_adam16_rounded_bf16 1
+hot_adam16_rounded_sum 1
 accumulate_range 4 tail
 hot_accumulate_fp32 1
 hot_accumulate_bf16 1
