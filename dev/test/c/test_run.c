@@ -69,7 +69,7 @@ static const char *shape;  // of a small model, with its data
 static void test_weights_in_bf16(void) {
     char *out = in_base("bf16"), line[300];
     snprintf(line, sizeof line, "%s -- --optimizer adamw --master bf16", shape);
-    Trainer *a = begin(line, out);
+    Trainer *a = begin_run(line, out);
     const size_t n = a->run.table.elements;
     size_t wrong = 0;
     float *first = (float *)alloc_or_fail(n, sizeof(float), "weights");
@@ -77,18 +77,18 @@ static void test_weights_in_bf16(void) {
     for (size_t i = 0; i < n; i++) wrong += a->arena[i] != bf16_to_f32(f32_to_bf16(first[i]));
     trainer_free(a);
     *strstr(line, " --master") = '\0';
-    a = begin(line, in_base("fp32"));
+    a = begin_run(line, in_base("fp32"));
     a->run.done = 1;
     run_save(&a->run, NULL);
     trainer_free(a);
-    a = begin("--resume --master bf16", in_base("fp32"));
+    a = begin_run("--resume --master bf16", in_base("fp32"));
     for (size_t i = 0; i < n; i++) wrong += a->arena[i] != bf16_to_f32(f32_to_bf16(first[i]));
     CHECK(wrong == 0 && a->run.o.master == MASTER_BF16, "%zu weights are others", wrong);
     a->arena[3] = FLT_MAX;
     a->run.done = 2;
     run_save(&a->run, NULL);
     trainer_free(a);
-    CHECK(DIES_WITH("too large for this precision", begin("--resume", in_base("fp32"))), "inf");
+    CHECK(DIES_WITH("too large for this precision", begin_run("--resume", in_base("fp32"))), "inf");
     free(first);
 }
 
