@@ -387,7 +387,8 @@ static size_t tokenizer_merge(const Tokenizer *t, uint32_t *ids, size_t n) {
     while (count > 0) {
         const uint64_t top = tokenizer_heap_pop(heap, &count);
         const uint32_t rank = (uint32_t)(top >> 32), i = (uint32_t)top, j = next[i];
-        if (j >= n || t->merges[rank].left != ids[i] || t->merges[rank].right != ids[j]) continue;
+        // (a token that has become the last one has changed, too: no pair of it is read)
+        if (t->merges[rank].left != ids[i] || t->merges[rank].right != ids[j]) continue;
         ids[i] = t->merges[rank].result;
         ids[j] = TOKENIZER_NONE;
         next[i] = next[j];

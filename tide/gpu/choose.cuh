@@ -315,7 +315,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
     c->wire_f32 = o->grad_wire == WIRE_FP32;
     c->resident = o->resident >= 0 && c->mode != OFFLOAD_ZENFLOW ? o->resident : 0;
     c->share = o->share;
-    c->inputs_leave = g->training && o->activations == ACTIVATIONS_HOST;
+    c->inputs_leave = o->activations == ACTIVATIONS_HOST;
     gpt2_sizes(g);
     if (c->subgroup > 0 && g->shards.elements / c->subgroup > 100000)
         die("--subgroup %zu cuts this model into %zu sub-groups; at most 100000 are sensible",

@@ -202,7 +202,7 @@ static const Option option_table[] = {
     {O_CHOICE, "recompute", AT(recompute), "auto", "auto|none|light|block", O_GPU | O_FO,
      "activations in backward; light: layer norms and GELU"},
     {O_CHOICE, "activations", AT(activations), "gpu", "gpu|host", O_GPU | O_FO,
-     "host: layers' inputs wait there; needs --recompute block"},
+     "host: layers' inputs wait there; implies --recompute block"},
     {O_TITLE, "GPU builds: where the state of AdamW is, and who updates it"},
     {O_CHOICE, "offload", AT(offload), "auto", "auto|none|zero|twinflow|interleave|zenflow", O_MOST,
      "of AdamW's state; auto: fastest as predicted; CPU: zenflow"},
@@ -387,37 +387,25 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
-// Returns how many changes turn the n bytes at a into b (Levenshtein 1966), or a number above
-// `most` if more are needed. _ counts as -.
-static size_t edit_distance(const char *a, size_t n, const char *b, size_t most) {
-    for (; n > 0 && *b != '\0' && (*a == '_' ? '-' : *a) == *b; n--, a++) b++;
-    if (n == 0 || *b == '\0' || most == 0) return n > strlen(b) ? n : strlen(b);
-    const size_t changed = edit_distance(a + 1, n - 1, b + 1, most - 1);
-    const size_t less = edit_distance(a + 1, n - 1, b, most - 1);
-    const size_t more = edit_distance(a, n, b + 1, most - 1);
-    return 1 + min_size(changed, min_size(less, more));
-}
-
-// Refuses an unknown option, and proposes a similar one: another spelling, the whole name, one whose
-// name is a word of the unknown name (--max-seq-length), or one whose help has these words, as
-// --learning-rate. arg has dashes, and perhaps "=value".
+// Refuses an unknown option, and proposes the longest one that begins like this, whose name is in
+// the unknown name (--max-seq-length), or whose help has these words (--learning-rate). arg has
+// dashes, and perhaps "=value".
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
     const size_t n = strcspn(name, "=");
     const int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
-    size_t best = min_size(5, (n + 1) / 2);  // where half the word differs, nothing is similar
     char words[64], key[64];
     snprintf(words, sizeof words, " %.*s", n < sizeof words ? (int)n : 0, name);
-    for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
+    for (char *c = words; *c != '\0'; c++) if (*c == '_' || *c == '-') *c = ' ';
+    const bool several = strchr(words + 1, ' ') != NULL;
     for (const Option *opt = option_table; opt < option_table + OPTION_COUNT; opt++) {
-        if (opt->type == O_TITLE) continue;
-        size_t d = edit_distance(name, n, opt->name, 4);
         snprintf(key, sizeof key, " %s", opt->name);
-        if ((strlen(key) > 3 && strstr(words, key) != NULL)
-            || (n > 3 && strncmp(opt->name, name, n) == 0)
-            || (strchr(words + 1, ' ') != NULL && strstr(opt->help, words + 1) != NULL))
-            d = min_size(d, 2);
-        if (d < best) { best = d; nearest = opt->name; }
+        for (char *c = key; *c != '\0'; c++) if (*c == '-') *c = ' ';
+        const bool named = strlen(key) > 3 && strstr(words, key) != NULL;
+        const bool begins = n > 2 && strncmp(key, words, n + 1) == 0;
+        const bool helped = several && opt->help != NULL && strstr(opt->help, words + 1) != NULL;
+        if (opt->type == O_TITLE || !(named || begins || helped)) continue;
+        if (nearest == NULL || strlen(opt->name) > strlen(nearest)) nearest = opt->name;
     }
     if (nearest == NULL) die("unknown option %.*s; see --help all", shown, arg);
     die("unknown option %.*s; did you mean --%s?", shown, arg, nearest);

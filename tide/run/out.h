@@ -70,7 +70,8 @@ static void out_check_empty(const Options *o, bool used) {
         name);
 }
 
-// Refuses outputs that exist, and an --out that is of another run, before anything is computed. Locks an --out that a run has used. Rank 0 decides for all ranks.
+// Refuses outputs that exist, and an --out that is of another run, before anything is computed.
+// Locks an --out that a run has used. Rank 0 decides for all ranks.
 static void out_check(const Options *o, int *lock) {
     char path[PATH_MAX];
     if (ranks.rank > 0) return;

@@ -248,7 +248,7 @@ static Tokenizer *random_merges(void) {
 // Merges by the definition: again and again the pair that comes first in the list, and of equal ones
 // the leftmost.
 static size_t merge_plainly(const Tokenizer *t, uint32_t *ids, size_t n) {
-    uint32_t rank[TOKENIZER_SHORT + 1];  // of the pair that starts at i
+    uint32_t rank[2 * TOKENIZER_SHORT + 1];  // of the pair that starts at i
     for (size_t i = 0; i + 1 < n; i++) rank[i] = tokenizer_rank(t, ids[i], ids[i + 1]);
     while (n > 1) {
         size_t best = 0;
@@ -269,10 +269,11 @@ static void tokenizer_long_words(void) {
     for (int run = 0; run < (test_whole() ? 20000 : 4000); run++) {
         static Tokenizer *t;
         if (run % 200 == 0) { tokenizer_free(t); t = random_merges(); }
-        uint32_t a[TOKENIZER_SHORT], b[TOKENIZER_SHORT];
-        size_t n = 1 + random_below(TOKENIZER_SHORT);
+        enum { MOST = 2 * TOKENIZER_SHORT };
+        uint32_t a[MOST + 1], b[MOST + 1];
+        size_t n = 1 + random_below(MOST);
         uint32_t share = 2 + random_below(9);
-        for (size_t i = 0; i < n; i++) {
+        for (size_t i = 0; i <= n; i++) {  // what stands behind a word is not merged with it
             a[i] = t->byte_id[random_below(40) == 0 ? 'c' : random_below(share) ? 'a' : 'b'];
             b[i] = a[i];
         }

@@ -23,7 +23,7 @@ start none "$tide" --precision fp32 --offload none
 start half "$tide" --offload none
 start moved "$tide" --offload interleave --recompute light --weights host
 start recomputed "$tide" --offload twinflow --resident 0.5 --recompute block
-start left "$tide" --offload zero --activations host
+go left env EMU_SCHED=prio:1 "$tide" $tiny --offload zero --activations host
 start zen_cpu "$cpu" --offload zenflow --zen-window 2
 start zen "$tide" --offload zenflow --zen-window 2 --precision fp32
 start packed_cpu "$cpu" --data rows.jsonl --val rows.jsonl --pack on

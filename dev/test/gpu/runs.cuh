@@ -61,7 +61,7 @@ enum { ROW_TEXT = 400, MOST_ROWS = 120, MOST_SETTINGS = 24, MOST_VALUES = 10 };
 static const struct {
     const char *program;
     int some;
-    const char *settings[MOST_SETTINGS], *special[32];
+    const char *settings[MOST_SETTINGS], *special[40];
 } table[] = {
     {"test_placement", 12, {"tied|odd|one|five", PLACEMENTS(""), "|--moments bf16",
      "|streamed=1|streamed=2|streamed=9 ring=3", "|early=1|early=5"}, {

@@ -84,7 +84,7 @@ Function *hot_functions[] = {
 #ifndef __cplusplus
     (Function *)encoder_forward, (Function *)encoder_backward, (Function *)layernorm_forward,
     (Function *)layernorm_backward, (Function *)matmul_backward, (Function *)heads_forward,
-    (Function *)heads_backward, (Function *)attention_forward, (Function *)attention_backward,
+    (Function *)heads_backward, (Function *)attention_forward, (Function *)attention_row_backward,
     (Function *)activation_forward, (Function *)activation_backward,
     (Function *)residual_forward, (Function *)crossentropy, (Function *)gemv,
     (Function *)attention_cached,

@@ -62,7 +62,7 @@ matmul_backward 0
 heads_forward 3
 heads_backward 4
 attention_forward 2
-attention_backward 2
+attention_row_backward 2
 activation_forward 3 tail
 activation_backward 3
 residual_forward 1
