@@ -143,11 +143,16 @@ static bool run_hears(int news) {
 // Prepares a run for its first step: writes what --out has from the start, and catches signals.
 // peak: FLOP/s of all devices. Returns the number of the first step.
 static size_t run_begin(Run *r, double peak) {
+    char path[PATH_MAX];
     Error err;
     options_write(&r->o, r->state.options, sizeof r->state.options);
     r->state.products = 0;  // a trainer with a tune file sets it when it saves
-    run_describe_saves(r);
+    if (r->rank == 0) run_check_disk(r);
     const char *out = out_is_written(&r->o) ? r->o.out : NULL;
+    for (int i = 0; i < TOKENIZER_FILES && !r->o.resume && out != NULL && r->rank == 0; i++) {
+        path_join(path, out, tokenizer_files[i]);  // left by a run that saved nothing
+        unlink(path);
+    }
     if (!r->o.resume && out != NULL && !r->o.no_save) run_save_tokenizer(r, out);
     if (!log_open(&r->log, r->rank == 0 ? out : NULL, r->state.step, &err))
         die("%s", err.text);
