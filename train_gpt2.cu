@@ -549,7 +549,7 @@ static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
                     p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->sums);
     }
     if (g->zero != NULL) return zero_norm_squared(g, loss);
-    norm_total_gpu(g->loss + 1, g->run_sums, g->norm_sums, NULL, g->blocks, g->sums);
+    norm_total_gpu(g->loss + 1, g->run_sums, g->norm_sums, NULL, g->pieces.blocks, g->sums);
     tell_host(g->host_loss, g->loss, 1, 0, 2, g->sums);
     event_record(g->step_left, g->sums);
     event_wait(g->step_left);

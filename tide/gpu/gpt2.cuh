@@ -217,7 +217,6 @@ struct GPT2 {
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     int segments;
     Segment *segment;
-    size_t blocks;              // of the gradient norm
     // GPU memory.
     floatX *params;                              // what forward and backward use; see Segment
     void *state[3];                              // of residents: master_low() (chosen: whole), and

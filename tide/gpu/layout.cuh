@@ -142,7 +142,6 @@ static void gpt2_place(GPT2 *g) {
         if (seg->first == NULL) seg->first = p;
         seg->end = p + 1;
         if (!p->grad_on_gpu) seg->leaving += p->length;
-        g->blocks = p->first_block + p->blocks;
     }
     for (int i = 0, visit = 0; i < g->segments; i++) {
         const Segment *seg = &g->segment[update_order(g, i)];
@@ -254,8 +253,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER(ANY, "backward", N * wide * X_, g->dwide);
         BUFFER(ANY, "backward", N * g->config.heads * f32, g->delta);
         BUFFER(ANY, "backward", sums_scratch(&g->config, N) * f32, g->scratch);
-        BUFFER(ANY, "backward", g->blocks * sizeof(double), g->norm_sums);
-        BUFFER(ANY, "backward", norm_runs(g->zero != NULL ? g->zero->all_blocks : g->blocks)
+        BUFFER(ANY, "backward", g->pieces.blocks * sizeof(double), g->norm_sums);
+        BUFFER(ANY, "backward", norm_runs(g->zero != NULL ? g->zero->all_blocks : g->pieces.blocks)
                                * sizeof(double), g->run_sums);
         for (int k = 0; k < 3; k++)
             BUFFER(HOST, state_names[k], away * g->state_bytes[PIECE_HOST][k], g->host_state[k]);
@@ -416,7 +415,7 @@ static void gpt2_allocate(GPT2 *g) {
     }
     g->host_loss = (double *)pinned_alloc(2 * sizeof(double), "loss");
     if (g->lands)
-        g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
+        g->worker_sums = (double *)pinned_alloc(g->pieces.blocks * sizeof(double), "gradient norm");
     const size_t most = g->config.vocab > g->max_T ? g->config.vocab : g->max_T;
     g->token_count = (int32_t *)owner_add(free, ALLOC(int32_t, 2 * most, "tokens"));
     g->inputs = (int32_t *)owner_add(free, ALLOC(int32_t, (g->packed ? 4 : 2) * N, "tokens"));
