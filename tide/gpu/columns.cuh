@@ -197,10 +197,8 @@ static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsWork>
 static size_t columns_scratch(const ZenMap *map) {
     Batch<ColumnsWork> blocks, strips;
     size_t most = 0;
-    for (int s = 0; s < map->segments; s++) {
-        const size_t n = columns_sums_of(map, s, &blocks, &strips);
-        if (n > most) most = n;
-    }
+    for (int s = 0; s < map->segments; s++)
+        most = max_size(most, columns_sums_of(map, s, &blocks, &strips));
     return most;
 }
 
