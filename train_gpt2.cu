@@ -348,8 +348,7 @@ static void input_moves(GPT2 *g, size_t l, bool back) {
     const int span = timeline_begin(&g->timeline, back ? ROW_INPUTS_BACK : ROW_INPUTS_OUT, "input",
                                     l, bytes, stream);
     if (back) copy_in(g, here, there, bytes, stream);
-    else stream_copy(there, here, bytes, cudaMemcpyDeviceToHost, stream);
-    if (!back) g->moved_out += bytes;
+    else copy_out(g, there, here, bytes, stream);
     timeline_end(&g->timeline, span, stream);
     event_record(back ? g->input_rooms.full[room] : g->input_rooms.free[room], stream);
     if (g->no_overlap) order(g, stream, g->compute);

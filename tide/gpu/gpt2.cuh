@@ -442,14 +442,11 @@ static void visitors_point(GPT2 *g) {
 }
 
 // For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
-// everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
+// everything that was queued and before everything that will be. (From pageable memory, the call
 // may return before the last piece has arrived, and our streams do not wait for the default one.)
 static void gpu_copy(void *to, const void *from, size_t bytes) {
     device_sync();
-    for (size_t at = 0, n; rehearsal == NULL && at < bytes; at += n) {
-        n = min_size(part_at(to, at, bytes), part_at(from, at, bytes));
-        CUDA(cudaMemcpy((char *)to + at, (const char *)from + at, n, cudaMemcpyDefault));
-    }
+    if (rehearsal == NULL) stream_copy(to, from, bytes, cudaMemcpyDefault, NULL);
     device_sync();
 }
 
