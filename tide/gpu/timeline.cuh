@@ -15,7 +15,6 @@ typedef struct {
     TraceSpan span;
     cudaEvent_t begin, end;   // NULL until they are first needed
     bool ended;               // or it is no span yet
-    bool began;               // span.begin is known before it is read
     bool between;             // of no step
 } TimelineSlot;
 
@@ -70,7 +69,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
     TimelineSlot *slot = &h->slot[h->count];
     const TraceSpan span = {0, 0, row, name, number, bytes};
     slot->span = span;
-    slot->ended = slot->began = false;
+    slot->ended = false;
     slot->between = t->between;
     timeline_record(&slot->begin, s);
     return 2 * h->count++ + t->now;
@@ -105,43 +104,30 @@ static double timeline_seconds(const Timeline *t, cudaEvent_t e) {
     return t->base_at + 1e-3 * (double)ms;
 }
 
-// Is this span still under way? Then it counts for a later step, because nothing waits for it. Its
-// begin is read, if it is known: later the base would be too far from it (see timeline_read()).
-static bool timeline_goes_on(const Timeline *t, TimelineSlot *slot) {
-    if (cudaEventQuery(slot->end) != cudaErrorNotReady) return false;
-    if (!slot->began && cudaEventQuery(slot->begin) == cudaSuccess) {
-        slot->span.begin = timeline_seconds(t, slot->begin);
-        slot->began = true;
-    }
-    (void)cudaGetLastError();  // that it is not ready is no mistake
-    return true;
-}
-
 static void timeline_read(Timeline *t, TimelineHalf *h) {
     TraceSpan *spans = ALLOC(TraceSpan, (size_t)h->count, "timeline");
     int n = 0, apart = h->count, kept = 0;  // from apart on: spans of no step
     for (int i = 0; i < h->count; i++) {
         TimelineSlot *slot = &h->slot[i];
         if (!slot->ended) fail("step %zu: the span \"%s\" never ended", h->step, slot->span.name);
-        if (timeline_goes_on(t, slot)) {
+        if (cudaEventQuery(slot->end) == cudaErrorNotReady) {  // it counts for a later step
             const TimelineSlot later = *slot;
+            (void)cudaGetLastError();  // that it is not ready is no mistake
             *slot = h->slot[kept];
             h->slot[kept++] = later;
             continue;
         }
-        if (!slot->began) slot->span.begin = timeline_seconds(t, slot->begin);
+        slot->span.begin = timeline_seconds(t, slot->begin);
         slot->span.end = timeline_seconds(t, slot->end);
         spans[slot->between ? --apart : n++] = slot->span;
     }
     // CUDA gives a float of milliseconds: after some minutes from one base for ever, it would no
     // longer tell microseconds. So this step has the base of the next.
-    int first = kept;
-    while (first < h->count && h->slot[first].began) first++;
-    if (first < h->count) {
+    if (kept < h->count) {
         const cudaEvent_t older = t->base;
-        t->base = h->slot[first].begin;
-        t->base_at = h->slot[first].span.begin;
-        h->slot[first].begin = older;
+        t->base = h->slot[kept].begin;
+        t->base_at = h->slot[kept].span.begin;
+        h->slot[kept].begin = older;
     }
     t->done.step = h->step;
     trace_counters(&t->done, spans, n);
