@@ -619,8 +619,8 @@ static void step_log(const GPT2 *g, StepResult *result) {
                  "\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,\"h2d_bytes\":%zu,"
                  "\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}", d->step,
                  1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
-                 1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in,
-                 g->moved_out,
+                 1e3 * d->stalled, 1e3 * d->busy[USES_DUPLEX], 1e3 * g->predicted.bound,
+                 g->moved_in, g->moved_out,
                  g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements
                                 : of[PIECE_HOST],
                  g->zen != NULL ? g->zen->map.chosen_elements

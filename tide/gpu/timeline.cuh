@@ -157,9 +157,10 @@ static void timeline_step(Timeline *t, size_t step) {
 
 // Writes what was busy how long in the newest step that was read, as members of a JSON object.
 static void timeline_log(const Timeline *t, char *json, size_t n) {
-    const TimelineStep *d = &t->done;
+    const double *s = t->done.busy;
     snprintf(json, n, ",\"gpu_busy_ms\":%.6g,\"cpu_busy_ms\":%.6g,\"h2d_busy_ms\":%.6g,"
-             "\"d2h_busy_ms\":%.6g", 1e3 * d->gpu, 1e3 * d->cpu, 1e3 * d->h2d, 1e3 * d->d2h);
+             "\"d2h_busy_ms\":%.6g", 1e3 * s[USES_GPU], 1e3 * s[USES_CPU], 1e3 * s[USES_H2D],
+             1e3 * s[USES_D2H]);
 }
 
 // Reads the rest, ends the file and frees all; t->done stays: the last step's counters.

@@ -660,8 +660,9 @@ static void zo_log(const GPT2 *g, char *json, size_t n, size_t sent, double wait
     if (d->step > 0 || ranks.world > 1)
         snprintf(json, n, ",\"zo\":{\"step\":%zu%s,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
                  "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"ranks\":%d,\"exchanged_bytes\":%zu,"
-                 "\"exchange_ms\":%.6g}", d->step, busy, 1e3 * d->stalled, 1e3 * d->duplex,
-                 g->moved_in, g->moved_out, ranks.world, sent, 1e3 * waited);
+                 "\"exchange_ms\":%.6g}", d->step, busy, 1e3 * d->stalled,
+                 1e3 * d->busy[USES_DUPLEX], g->moved_in, g->moved_out, ranks.world, sent,
+                 1e3 * waited);
 }
 
 // One step of MeZO, as mezo_step() in train_gpt2.c. All its passes are queued before the host waits

@@ -32,7 +32,7 @@ typedef struct {
     double comm_exposed;       // by so much, the step would be shorter if they took no time
     double reduced_bytes;      // of gradients, from each GPU to the others, to be summed there; and
     double gathered_bytes;     // of weights
-    double gpu, cpu, h2d, d2h; // shares of the time in which each is at work; 0: not asked for
+    double busy[TRACE_USES];   // shares of the time in which each is at work; 0: not asked for
 } Prediction;
 
 // A step of a rehearsal: the job that ends its norm, and the number of jobs up to its update.
@@ -92,7 +92,6 @@ static void predict_step(const Rehearsal *q, int before, int end, size_t more, P
 // Computes the shares at work between the norms of two steps.
 static void predict_busy(const Rehearsal *q, double begin, double end, Prediction *pred) {
     TraceSpan *s = ALLOC(TraceSpan, q->count, "plan");
-    TimelineStep busy;
     int n = 0;
     for (int i = 0; i < q->count; i++) {
         s[n] = q->jobs[i].span;
@@ -100,11 +99,8 @@ static void predict_busy(const Rehearsal *q, double begin, double end, Predictio
         s[n].end = fmin(s[n].end, end);
         if (s[n].row >= 0 && s[n].begin < s[n].end) n++;
     }
-    trace_counters(&busy, s, n);
-    pred->gpu = busy.gpu / (end - begin);
-    pred->cpu = busy.cpu / (end - begin);
-    pred->h2d = busy.h2d / (end - begin);
-    pred->d2h = busy.d2h / (end - begin);
+    trace_busy(s, n, pred->busy);
+    for (int i = 0; i < TRACE_USES; i++) pred->busy[i] /= end - begin;
     free(s);
 }
 
@@ -164,9 +160,10 @@ static void plan_print_speed(const Rates *rates, const PlanRun *run, const Predi
         printf(" at %.0f Tflop/s%s\n", 1e-12 * flops / pred->step,
                run->world > 1 ? " on each GPU" : "");
     else printf(", as if compute took no time: gpu_flops is not known\n");
-    if (pred->gpu > 0)
-        printf("  at work: GPU %.0f %%, CPU %.0f %%, link %.0f %% to the GPU, %.0f %% to the "
-               "host\n", 100 * pred->gpu, 100 * pred->cpu, 100 * pred->h2d, 100 * pred->d2h);
+    const double *s = pred->busy;
+    if (s[USES_GPU] > 0)
+        printf("  at work: GPU %.0f %%, CPU %.0f %%, link %.0f %% to the GPU, %.0f %% to the host"
+               "\n", 100 * s[USES_GPU], 100 * s[USES_CPU], 100 * s[USES_H2D], 100 * s[USES_D2H]);
     if (run->steps == 0) return;
     const double seconds = pred->step * (double)run->steps;
     const int k = (seconds >= 60) + (seconds >= 3600) + (seconds >= 360000);
