@@ -321,30 +321,31 @@ typedef struct {
     double none;             // seconds of a step with nothing offloaded; INFINITY: it does not fit
 } OffloadSearch;
 
-// Takes this choice if its step is clearly shorter than that of the choices tried before, which are
-// simpler; with all residents that fit or none, then with all rooms that fit.
-static void search_try(OffloadSearch *q, OffloadChoice c, bool residents) {
-    if (residents) c.resident = choice_residents(&q->memory, c);
-    if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
-    if (c.resident < 0 || !choice_fits(&q->memory, &c)) return;
-    choice_fill(&q->memory, &c);
-    const Prediction pred = q->rehearse(q->trainer, &c);
-    if (c.mode == OFFLOAD_NONE) q->none = fmin(q->none, pred.step);
-    if (pred.step > 0.995 * q->predicted.step) return;
-    q->choice = c;
-    q->predicted = pred;
+// Tries a choice, if `residents` with all that fit, and without; then with all rooms that fit.
+// Takes it if its step is clearly shorter than that of those tried before, which are simpler.
+static void search_try(OffloadSearch *q, const OffloadChoice *tried, bool residents) {
+    for (int stay = residents && tried->mode != OFFLOAD_NONE; stay >= 0; stay--) {
+        OffloadChoice c = *tried;
+        if (stay) c.resident = choice_residents(&q->memory, c);
+        if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
+        if (c.resident < 0 || !choice_fits(&q->memory, &c)) continue;
+        choice_fill(&q->memory, &c);
+        const Prediction pred = q->rehearse(q->trainer, &c);
+        if (c.mode == OFFLOAD_NONE) q->none = fmin(q->none, pred.step);
+        if (pred.step > 0.995 * q->predicted.step) continue;
+        q->choice = c;
+        q->predicted = pred;
+    }
 }
 
-// Tries, with so many layers streaming, a list: none, twinflow (zero, if nothing stays), interleave
+// Tries, with so many layers streaming: none, twinflow (zero, if nothing stays), interleave
 // at shares around the best of rates.h; each with and without recomputation, with the sums of
 // gradients on either side, and those of visitors; with as many residents as fit, too, or without.
 static void search_all(OffloadSearch *q, int streamed, bool residents) {
     static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best
     static const int keeps[] = {KEEP_ALL, 0, -1};
-    enum { SHARES = sizeof shares / sizeof *shares, MOST = 3 * 2 * (3 + 3 * SHARES) };
     const OffloadMemory *m = &q->memory;
-    OffloadChoice list[MOST], c = q->choice;
-    int count = 0;
+    OffloadChoice c = q->choice;
     c.stride = 0;
     c.streamed = streamed;
     q->bytes.streams = streamed > 0;
@@ -357,26 +358,22 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
             c.mode = OFFLOAD_NONE;
             for (int apart = 0; apart < 2 - (c.recompute == RECOMPUTE_BLOCK); apart++) {
                 c.apart = apart;
-                if (!sum && streamed == 0) list[count++] = c;
+                if (!sum && streamed == 0) search_try(q, &c, residents);
             }
             c.apart = false;
             c.mode = OFFLOAD_TWINFLOW;
-            list[count++] = c;
+            search_try(q, &c, residents);
             c.mode = OFFLOAD_INTERLEAVE;
             for (int keep = 0; keep < 3; keep++) {
                 c.kept_grads = keeps[keep];
                 q->bytes.kept_grads = keep == 0 ? 1 : 0.5 * (keep - 1);
                 const double best = fmax(best_share(q->rates, &q->bytes), 0.05);
-                for (int i = 0; i < SHARES; i++) {
+                for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
                     c.share = fmin(best * shares[i], 1);
-                    list[count++] = c;
+                    search_try(q, &c, residents);
                 }
             }
         }
-    for (int i = 0; i < count; i++) {
-        if (residents && list[i].mode != OFFLOAD_NONE) search_try(q, list[i], true);
-        search_try(q, list[i], false);
-    }
 }
 
 // --offload auto: what a rehearsal finds fastest; with weights on the host only if that is clearly
