@@ -22,7 +22,6 @@ typedef struct { size_t step; int count, made; TimelineSlot *slot; } TimelineHal
 
 // Zeroed it is closed, and every function here does nothing.
 typedef struct Timeline {
-    bool open;
     bool between;             // spans that begin now are of an evaluation or a sample: they are
                               // traced, but not counted
     TimelineStep done;        // counters of the newest step that was read
@@ -30,7 +29,7 @@ typedef struct Timeline {
     TimelineHalf half[2];     // one records a step, one holds the step before
     int now;                  // which one records
     int doing;                // the compute stream's open span, or -1
-    cudaEvent_t base;         // a complete event, and
+    cudaEvent_t base;         // NULL: closed. A complete event, and
     double base_at;           // its time in seconds since opening
 } Timeline;
 
@@ -43,7 +42,6 @@ static void timeline_open(Timeline *t, const char *file) {
     CUDA(cudaEventCreate(&t->base));
     CUDA(cudaEventRecord(t->base, 0));
     CUDA(cudaEventSynchronize(t->base));
-    t->open = true;
 }
 
 static TimelineSlot *timeline_slot(Timeline *t, int span) {
@@ -61,7 +59,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
                           cudaStream_t s) {
     TimelineHalf *h = &t->half[t->now];
     if (rehearsal != NULL) rehearse_span(stream_number(s), row, name, number, bytes);
-    if (!t->open) return -1;
+    if (t->base == NULL) return -1;
     if (h->count == h->made) {
         h->slot = (TimelineSlot *)array_grow(h->slot, (size_t)h->made, sizeof *h->slot, "timeline");
         memset(&h->slot[h->made++], 0, sizeof *h->slot);
@@ -89,7 +87,7 @@ static void timeline_compute(Timeline *t, const char *name, size_t number, size_
     if (rehearsal != NULL)
         rehearse_span(stream_number(compute), name == NULL ? -1 : ROW_COMPUTE,
                       name == NULL ? "" : name, number, bytes);
-    if (!t->open) return;
+    if (t->base == NULL) return;
     timeline_end(t, t->doing, compute);
     t->doing = name == NULL ? -1 : timeline_begin(t, ROW_COMPUTE, name, number, bytes, compute);
 }
@@ -145,7 +143,7 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
 // ended, and the file its rows. If that cannot be written, it says so and goes on without.
 static void timeline_step(Timeline *t, size_t step) {
     Error err;
-    if (!t->open) return;
+    if (t->base == NULL) return;
     t->now = 1 - t->now;
     timeline_read(t, &t->half[t->now]);
     t->half[t->now].step = step;
@@ -166,7 +164,7 @@ static void timeline_log(const Timeline *t, char *json, size_t n) {
 // Reads the rest, ends the file and frees all; t->done stays: the last step's counters.
 static void timeline_close(Timeline *t) {
     Error err;
-    if (!t->open) return;
+    if (t->base == NULL) return;
     CUDA(cudaDeviceSynchronize());
     timeline_read(t, &t->half[1 - t->now]);
     timeline_read(t, &t->half[t->now]);
@@ -180,7 +178,7 @@ static void timeline_close(Timeline *t) {
         free(h->slot);
     }
     CUDA(cudaEventDestroy(t->base));
-    t->open = false;
+    t->base = NULL;
 }
 
 #endif
