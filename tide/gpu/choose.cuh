@@ -332,7 +332,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         OffloadSearch search = {rates, memory, search_rehearse, &searched, update_bytes(g), asked,
                                 {}, 0};
         if (!offload_search(&search)) return false;
-        if (!g->trying) search_print(&search);
+        if (g->predicted.step == 0) search_print(&search);  // else print_faster() looks further
         gpt2_take(g, &search.choice);
         return true;
     }
@@ -519,7 +519,6 @@ static void print_faster(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates
     const size_t batch = r->o.batch, accum = r->o.accum;
     double least = g->predicted.step;
     size_t best = 1;
-    g->trying = true;
     for (size_t k = 2; k <= accum; k++) {
         if (accum % k > 0) continue;
         r->o.batch = r->B = batch * k;

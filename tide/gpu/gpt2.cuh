@@ -213,7 +213,6 @@ struct GPT2 {
     Prediction predicted;       // of a step, if the machine's rates are known
     const Steps *steps;         // the trainer's
     OffloadLeast *least;        // while a refusal looks for the least that would do; else NULL
-    bool trying;                // while a plan looks for what would be faster: nothing is printed
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     int segments;
     Segment *segment;
