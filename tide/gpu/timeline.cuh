@@ -29,7 +29,7 @@ typedef struct Timeline {
     TimelineHalf half[2];     // one records a step, one holds the step before
     int now;                  // which one records
     int doing;                // the compute stream's open span, or -1
-    cudaEvent_t base;         // NULL: closed. A complete event, and
+    cudaEvent_t base;         // a complete event (NULL: it is closed), and
     double base_at;           // its time in seconds since opening
 } Timeline;
 
