@@ -45,10 +45,6 @@ static bool job_is(const Job *t, const char *name) {
     return t->span.row == ROW_COMPUTE && strcmp(t->span.name, name) == 0;
 }
 
-static bool job_sends(const Job *t, const char *name) {
-    return t->takes == TAKES_COMM && strcmp(t->span.name, name) == 0;
-}
-
 // Adds to *x what jobs (before, end] of one step are, of which `more` micro-batches were left out.
 static void predict_step(const Rehearsal *q, int before, int end, size_t more, Prediction *pred) {
     const Job *t = q->jobs;
@@ -80,9 +76,12 @@ static void predict_step(const Rehearsal *q, int before, int end, size_t more, P
         if (t[i].takes == TAKES_PRODUCTS || t[i].takes == TAKES_ATTENTION)
             pred->compute += times * t[i].work;
         if (t[i].span.row == ROW_COMPUTE) done = t[i].span.end;
-        if (t[i].takes == TAKES_COMM) pred->comm += times * t[i].work;
-        if (job_sends(&t[i], "reduce")) pred->reduced_bytes += times * (double)t[i].span.bytes;
-        if (job_sends(&t[i], "gather")) pred->gathered_bytes += times * (double)t[i].span.bytes;
+        if (t[i].takes == TAKES_COMM) {  // without a name and bytes: norms
+            const bool sums = strcmp(t[i].span.name, "reduce") == 0;
+            *(sums ? &pred->reduced_bytes : &pred->gathered_bytes) += times
+                                                                    * (double)t[i].span.bytes;
+            pred->comm += times * t[i].work;
+        }
         if (t[i].takes == TAKES_H2D && t[i].span.row >= 0) pred->h2d_bytes += times * t[i].work;
         if (t[i].takes == TAKES_D2H && t[i].span.row >= 0) pred->d2h_bytes += times * t[i].work;
     }
