@@ -176,8 +176,7 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
         size_t *grads = p->grad_on_gpu ? &list->grads_gpu : &list->grads_host;
         p->grad_at = *grads;
         *grads += p->length;
-        if (kind == PIECE_VISIT && p->length > list->longest_visit)
-            list->longest_visit = p->length;
+        if (kind == PIECE_VISIT) list->longest_visit = max_size(list->longest_visit, p->length);
     }
 }
 

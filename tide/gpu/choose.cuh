@@ -587,8 +587,6 @@ static int calibrate(const Run *r, const Steps *steps) {
     if (rates.gpu_flops == 0)
         die("--calibrate: layers of %s with %zu x %zu tokens are too much for this device: try a "
             "smaller %s--seq or --model", o->model, r->B, r->T, r->B > 1 ? "--batch, " : "");
-    printf("%s, %zu x %zu tokens: products reach %.3g Tflop/s, attention %.3g\n", o->model, r->B,
-           r->T, 1e-12 * rates.gpu_flops, 1e-12 * rates.gpu_attention);
     if (ranks.rank > 0) return 0;
     rates_write(stdout, &rates);
     host_queue_close(&queue);

@@ -191,10 +191,9 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
         if (zo->group[k].length > zo->scratch) zo->scratch = zo->group[k].length;
     }
     // Logits of a chunk: as many tokens as the scratch has room for, and a few hundred at least.
-    zo->chunk = zo->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
-    if (zo->chunk < 512) zo->chunk = 512;
+    zo->chunk = max_size(zo->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS, 512);
     zo->chunk = min_size(min_size(zo->chunk, 8192), g->config.vocab_padded);
-    if (zo->chunk * C > zo->scratch) zo->scratch = round_up(zo->chunk * C, ALIGN_ELEMENTS);
+    zo->scratch = max_size(zo->scratch, round_up(zo->chunk * C, ALIGN_ELEMENTS));
 }
 
 // Returns the floats that backward's sums over rows take.
