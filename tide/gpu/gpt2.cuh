@@ -392,8 +392,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
 // gradients are packed when backward has made them.
 static void pieces_point(GPT2 *g) {
     const ActsPlace acts = acts_place(g);
-    for (int i = 0; i < g->pieces.count; i++) {
-        Piece *p = &g->pieces.pieces[i];
+    for (Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
         const Segment *seg = &g->segment[p->segment];
         const size_t inside = p->at - seg->own_at, waits = g->sums_on_gpu ? p->at : p->grad_at;
         const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;

@@ -62,8 +62,7 @@ static void rooms_place(GPT2 *g) {
     g->landings = Rooms{.count = g->zen != NULL ? g->segments : g->lands ? 2 : 0,
                         .bytes = g->lands ? longest * sizeof(floatX) : 0};
     g->weights_on_host = 0;
-    for (int i = 0; i < list->count; i++) {
-        Piece *p = &list->pieces[i];
+    for (Piece *p = list->pieces; p < list->pieces + list->count; p++) {
         const bool streams = g->segment[p->segment].on_host, late = p->kind == PIECE_LATE;
         const bool visits = streams && p->kind == PIECE_VISIT;
         if (visits) weights = sizeof(floatX);
@@ -136,8 +135,7 @@ static void gpt2_place(GPT2 *g) {
         own_at += seg->own;
         g->ranges[i] = StateRange{seg->own_from, seg->own};
     }
-    for (int i = 0; i < list->count; i++) {
-        const Piece *p = &list->pieces[i];
+    for (const Piece *p = list->pieces; p < list->pieces + list->count; p++) {
         Segment *seg = &g->segment[p->segment];
         if (seg->first == NULL) seg->first = p;
         seg->end = p + 1;
@@ -177,8 +175,7 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
         seg->param_at = seg->own_param_at = *at;
         *at += seg->length;
     }
-    for (int i = 0; i < g->pieces.count; i++) {
-        Piece *p = &g->pieces.pieces[i];
+    for (Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
         const Segment *seg = &g->segment[p->segment];
         p->weights_at = seg->param_at + (p->at - seg->own_at);
     }

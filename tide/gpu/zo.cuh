@@ -703,8 +703,7 @@ static void zo_loaded(const GPT2 *g, Run *r) {
     char text[40];
     if (ranks.world == 1) return;
     if (r->rank > 0) r->saves.count = 0;
-    for (int i = 0; i < g->pieces.count; i++) {
-        const Piece *p = &g->pieces.pieces[i];
+    for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
         floatX *w = ALLOC(floatX, p->length, "comparison of weights");
         gpu_copy(w, p->weights, p->length * sizeof *w);
         hash += hash_words(p->at * sizeof *w, w, p->length * sizeof *w);
