@@ -100,7 +100,8 @@ static void layer_backward(GPT2 *g, size_t l) {
     const AttentionShape s = attention_shape(B, T, c->heads, config_kv(c), config_head(c));
     const bool post = c->post_norm;
     const LayerActs a = layer_acts(g, l);
-    const LayerWeights w = layer_weights(g, l), d = layer_grads(g, l);
+    const LayerWeights w = layer_weights(g, l);  // and their gradients:
+    const LayerWeights d = layer_pointers(g, l, g->grads + g->segment[l + 1].grad_at);
     floatX *dwide = g->dwide;
     floatX *dx = g->dx, *dc = g->branch;  // the gradients of the stream and in a branch
     float *sum = g->scratch;
