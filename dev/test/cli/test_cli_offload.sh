@@ -330,7 +330,7 @@ train shrunk_none $model $steps --offload none
 for machine in $machines; do
     set -- $(echo $machine | tr : ' ')
     there="--rates $4.txt --gpu-memory $(shrunk $2 32768) --host-memory $(shrunk $3 0)"
-    refuses the_${1}_needs_moments_in_bf16 2 'it fits with --moments bf16$' \
+    refuses the_${1}_needs_moments_in_bf16 2 'it fits with --moments bf16' \
         "$tide" $tiny $model --plan $there -- --moments fp32
     "$tide" $tiny $model --plan $there >plan.out
     "$tide" $tiny $model --save-every 2 --steps 4 $there --out shrunk_$1 >shrunk_$1.out 2>shrunk_$1.err
