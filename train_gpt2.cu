@@ -396,8 +396,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
 // worker adds it to the sum. Without landings and ZenFlow nothing waits here for the host's buffer:
 // its reader was the last update. The CPU's ends before returned[s]; a visitor's copy ends before
 // slots.full, so before updated[s]. Forward of s has waited for both events before this gradient.
-// Where layers take turns in a few of the host's rooms, `out` waits for the same two events of the
-// layer whose gradient was in the room before, in this backward pass.
+// If layers take turns in a few of the host's rooms, `out` waits for `updated` and `returned` of
+// the layer that had this room before it, in this backward pass.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
     Rooms *landings = &g->landings;
@@ -613,8 +613,8 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
 }
 
 // Queues segment s's update, which begins with visitor number `visit`; returns the next number.
-// Where backward goes on, `update` first waits until it has read the weights of s and made the
-// gradient; other streams wait for grad_arrived.
+// If backward goes on, stream `update` first waits until backward has read the weights of s and
+// made its gradient; the other streams wait for grad_arrived.
 static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
     const Segment *seg = &g->segment[s];
     if (g->update_in_backward) order(g, g->sums, g->update);

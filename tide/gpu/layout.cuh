@@ -77,8 +77,8 @@ static void rooms_place(GPT2 *g) {
                             * (g->piece_bytes[PIECE_VISIT] + weights + grad)};
 }
 
-// Sets where gradients wait on the host. Where the update begins in backward, HOST_ROOMS rooms are
-// enough for the layers, which use them in turn; embeddings and tail have their own.
+// Sets where gradients wait on the host: each piece's in a place of its own. But if the update
+// begins in backward, the layers use HOST_ROOMS rooms in turn; embeddings and tail have one each.
 enum { HOST_ROOMS = 3 };
 static void host_rooms_place(GPT2 *g) {
     const int tail = g->segments - 1;
