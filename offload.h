@@ -107,12 +107,8 @@ static size_t shard_begin(const ShardMap *map, int i) {
 }
 
 static int shard_at(const ShardMap *map, size_t at) {
-    int i = 0, above = map->count;
-    while (above - i > 1) {
-        const int middle = (i + above) / 2;
-        if (map->shards[middle].at <= at) i = middle;
-        else above = middle;
-    }
+    int i = 0;
+    while (i + 1 < map->count && map->shards[i + 1].at <= at) i++;
     return i;
 }
 
@@ -180,8 +176,7 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
         size_t *grads = p->grad_on_gpu ? &list->grads_gpu : &list->grads_host;
         p->grad_at = *grads;
         *grads += p->length;
-        if (kind == PIECE_VISIT && p->length > list->longest_visit)
-            list->longest_visit = p->length;
+        if (kind == PIECE_VISIT) list->longest_visit = max_size(list->longest_visit, p->length);
     }
 }
 

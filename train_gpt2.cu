@@ -348,8 +348,7 @@ static void input_moves(GPT2 *g, size_t l, bool back) {
     const int span = timeline_begin(&g->timeline, back ? ROW_INPUTS_BACK : ROW_INPUTS_OUT, "input",
                                     l, bytes, stream);
     if (back) copy_in(g, here, there, bytes, stream);
-    else stream_copy(there, here, bytes, cudaMemcpyDeviceToHost, stream);
-    if (!back) g->moved_out += bytes;
+    else copy_out(g, there, here, bytes, stream);
     timeline_end(&g->timeline, span, stream);
     event_record(back ? g->input_rooms.full[room] : g->input_rooms.free[room], stream);
     if (g->no_overlap) order(g, stream, g->compute);
@@ -542,14 +541,13 @@ static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     const bool on_host = g->lands && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->sums);
     if (g->zen != NULL) zen_sums_leave(g);
-    for (int i = 0; i < g->pieces.count; i++) {
-        const Piece *p = &g->pieces.pieces[i];
-        if (!on_host || p->grad_on_gpu) continue;
-        stream_copy(g->norm_sums + p->first_block, g->worker_sums + p->first_block,
-                    p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->sums);
-    }
+    const Pieces *list = &g->pieces;
+    for (const Piece *p = list->pieces; on_host && p < list->pieces + list->count; p++)
+        if (!p->grad_on_gpu)
+            stream_copy(g->norm_sums + p->first_block, g->worker_sums + p->first_block,
+                        p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->sums);
     if (g->zero != NULL) return zero_norm_squared(g, loss);
-    norm_total_gpu(g->loss + 1, g->run_sums, g->norm_sums, NULL, g->blocks, g->sums);
+    norm_total_gpu(g->loss + 1, g->run_sums, g->norm_sums, NULL, g->pieces.blocks, g->sums);
     tell_host(g->host_loss, g->loss, 1, 0, 2, g->sums);
     event_record(g->step_left, g->sums);
     event_wait(g->step_left);
