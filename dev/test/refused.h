@@ -323,7 +323,7 @@ static const Refused *refused_rows(size_t *count) {
     CPU("--data d --num-train-epochs 1", "did you mean --epochs?"),
     CPU("--data d --lora 1", "unknown option --lora; see --help"),
     CPU("--data d --xyzzyx=--seq", "unknown option --xyzzyx; see --help"),
-    CPU("--data a --data b", "--data is given twice, with a and b: cat makes one file"),
+    CPU("--data a --data b", "--data is given twice, with a and b: leave one out"),
     CPU("--data d --lr 1e-3 --lr=2e-3", "--lr is given twice, with 1e-3 and 2e-3: leave one out"),
     CPU("--data d --lr 1 -- --lr 2 --lr 3", "--lr is given twice, with 2 and 3: leave"),
     CPU("--prompt x", "--data is missing"),
