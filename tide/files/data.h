@@ -226,12 +226,9 @@ static Loader loader_make(const TokenData *data, size_t T, uint64_t seed, bool s
 
 // Ends the program if there is no sequence.
 static void loader_check(const Loader *l) {
-    size_t longest = 0;
-    for (size_t i = 0; i < l->data->count; i++)
-        if (l->data->segments[i].count > longest) longest = l->data->segments[i].count;
     if (l->sequences == 0)
-        die("%zu tokens, at most %zu in one piece, are too few: --seq %zu takes one more than that",
-            l->data->tokens, longest, l->T);
+        die("%zu tokens are too few: --seq %zu takes one more than that, of one file",
+            l->data->tokens, l->T);
 }
 
 // Maps index i of 0 .. n-1 to its place in the pseudorandom permutation of `key`. A Feistel network

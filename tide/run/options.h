@@ -27,13 +27,10 @@ enum { MOMENTS_FP32, MOMENTS_BF16 };
 enum { MASTER_FP32, MASTER_BF16 };
 enum { PACK_AUTO, PACK_ON, PACK_OFF };
 
-// The model that --calibrate runs by default.
-#ifdef __CUDA_EMU__  // the emulated GPU is slow, and its times mean nothing
-#define CALIBRATED_MODEL "nano"
-enum { CALIBRATED_SEQ = 64, EMULATED = 1 };
+#ifdef __CUDA_EMU__
+enum { EMULATED = 1 };  // the emulated GPU is slow, and its times mean nothing
 #else
-#define CALIBRATED_MODEL "7b"
-enum { CALIBRATED_SEQ = 2048, EMULATED = 0 };
+enum { EMULATED = 0 };
 #endif
 
 #define AUTO_COUNT SIZE_MAX     // "auto", for a count whose range begins at 0
@@ -51,7 +48,6 @@ enum {
     O_AUTO = 128, // a number that may be "auto", though that is not the default
     O_SHARE = 256, O_OTHER = 512,  // only for modes with resident state; not with zenflow
     O_PLAN = 1024,  // only with --plan
-    O_READS = 2048,  // the name of one file that is read
     O_EMPTY = 4096,  // a text that may be empty
     O_MOST = 8192    // shown by --help, because most runs need it; the others: --help all
 };                // neither O_FIXED nor O_OWN: saved; --resume takes the saved value by default
@@ -106,9 +102,9 @@ static const Option option_table[] = {
     {O_COUNT, "context", AT(context), "auto", "N", O_FIXED, "auto: as in the model", 1, 1 << 24},
     {O_COUNT, "vocab", AT(vocab), "auto", "N", O_FIXED, "auto: as in the model", 1, 1 << 24},
     {O_TITLE, "Data"},
-    {O_TEXT, "data", AT(data), NULL, "PATH", O_MOST | O_READS,
+    {O_TEXT, "data", AT(data), NULL, "PATH", O_MOST,
      "text, llm.c .bin tokens (or a glob), or JSON lines"},
-    {O_TEXT, "val", AT(val), NULL, "PATH", O_MOST | O_READS,
+    {O_TEXT, "val", AT(val), NULL, "PATH", O_MOST,
      "validation data, or questions; else the last tenth of --data"},
     {O_TEXT, "tokenizer", AT(tokenizer), NULL, "bytes|DIR", O_MOST,
      "DIR: a tokenizer.json, or a merges.txt; else the model's, or bytes"},
@@ -532,8 +528,8 @@ static void options_default(Options *o) {
         && o->dump == NULL && !o->plan)
         o->steps = 0;  // sampling needs no steps
     if (o->calibrate && !option_given(o, "model")) {
-        o->model = CALIBRATED_MODEL;
-        if (!option_given(o, "seq")) o->seq = CALIBRATED_SEQ;
+        o->model = EMULATED ? "nano" : "7b";
+        if (!option_given(o, "seq")) o->seq = EMULATED ? 64 : 2048;
         if (!option_given(o, "batch")) o->batch = 1;
     }
     if (o->optimizer == OPTIMIZER_MEZO) {  // with AdamW's values MeZO would diverge
@@ -583,9 +579,8 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
         }
         option_set(o, opt, value);
         if (values[row] != NULL && strcmp(values[row], value) != 0)
-            die("--%s is given twice, with %.60s and %.60s: %s", opt->name, values[row], value,
-                opt->flags & O_READS ? "cat makes one file of several"
-                : "leave one out; behind --, one replaces an earlier one");
+            die("--%s is given twice, with %.60s and %.60s: leave one out (cat makes one file of "
+                "several); behind --, one replaces an earlier one", opt->name, values[row], value);
         values[row] = value;
         if ((opt->flags & O_GPU) && !gpu_build)
             die("--%s is an option of the GPU builds; this is the CPU trainer", opt->name);
@@ -638,8 +633,6 @@ static bool option_same(const Options *a, const Options *b, const Option *opt) {
 // skipped: another build may have written them. Returns the checkpoint's options.
 static Options options_resume(Options *o, const char *lines) {
     Options before = *o;
-    const char *mode = text_line(lines, "--offload");  // options of zenflow count in that mode only
-    const bool zenflow = mode != NULL && strncmp(mode, " zenflow\n", 9) == 0;
     char *end = o->saved = ALLOC(char, strlen(lines) + 1, "options");
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *opt = &option_table[i];
@@ -656,8 +649,8 @@ static Options options_resume(Options *o, const char *lines) {
         *end++ = '\0';
         option_set(&before, opt, text);
         if (!o->given[i]) option_set(o, opt, text);
-        else if ((opt->flags & O_FIXED) && (zenflow || !(opt->flags & O_ZEN))
-                 && !option_same(o, &before, opt))
+        else if ((opt->flags & O_FIXED) && !option_same(o, &before, opt)  // --offload is set first
+                 && (before.offload == OFFLOAD_ZENFLOW || !(opt->flags & O_ZEN)))
             die("--%s contradicts the checkpoint, which has %.60s: leave it out, or start a new "
                 "run in another --out", opt->name, text != NULL ? text : "none");
     }
