@@ -535,8 +535,8 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
 // Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines;
 // and, in *loss, the mean loss of the step. The host waits here, once per step. This wait is also
 // an ordering edge: the update that is queued after it overwrites weights that backward reads, and
-// no event protects them. (One that was queued before has its own: update_segment().) The GPU adds
-// up all sums, also those that the host has made.
+// no event protects them. (An update that backward queues waits for events: update_segment().) The
+// GPU adds up all sums, also those that the host has made.
 static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     const bool on_host = g->lands && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->sums);
