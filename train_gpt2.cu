@@ -396,8 +396,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
 // worker adds it to the sum. Without landings and ZenFlow nothing waits here for the host's buffer:
 // its reader was the last update. The CPU's ends before returned[s]; a visitor's copy ends before
 // slots.full, so before updated[s]. Forward of s has waited for both events before this gradient.
-// Where layers take turns in a few of the host's rooms, `out` waits for the same two events of the
-// layer whose gradient was in the room before, in this backward pass.
+// If layers take turns in a few of the host's rooms, `out` waits for `updated` and `returned` of
+// the layer that had this room before it, in this backward pass.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
     Rooms *landings = &g->landings;
@@ -545,8 +545,8 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
 }
 
 // Queues segment s's update, which begins with visitor number `visit`; returns the next number.
-// Where backward goes on, `update` first waits until it has read the weights of s and made the
-// gradient; other streams wait for grad_arrived.
+// If backward goes on, stream `update` first waits until backward has read the weights of s and
+// made its gradient; the other streams wait for grad_arrived.
 static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
     const Segment *seg = &g->segment[s];
     if (g->update_in_backward) order(g, g->sums, g->update);
@@ -614,8 +614,8 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
 // Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines;
 // and, in *loss, the mean loss of the step. The host waits here, once per step. This wait is also
 // an ordering edge: the update that is queued after it overwrites weights that backward reads, and
-// no event protects them. (One that was queued before has its own: update_segment().) The GPU adds
-// up all sums, also those that the host has made.
+// no event protects them. (An update that backward queues waits for events: update_segment().) The
+// GPU adds up all sums, also those that the host has made.
 static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     const bool on_host = g->lands && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->sums);

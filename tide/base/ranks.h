@@ -6,7 +6,6 @@
 //     ranks_broadcast  sends bytes of rank 0 to all ranks
 //     ranks_barrier    nobody returns before all have called it
 //     ranks_agree      ends the run unless a text is the same on all ranks
-//     ranks_machine    which machine a rank runs on
 //     ranks_close      this rank has done its part
 //
 // The ranks form a star: rank 0 listens on MASTER_PORT, and each other rank has two TCP connections
@@ -312,31 +311,22 @@ static void ranks_agree(const char *what, const char *text) {
     ranks_barrier();  // nobody goes on before all have compared
 }
 
-// A machine: its name, and its kernel's boot id, because two machines may have the same name.
-typedef struct { char host[64], boot[64]; } RanksMachine;
-
-static RanksMachine ranks_machine(void) {
-    RanksMachine here = {"", ""};
-    gethostname(here.host, sizeof here.host - 1);
-    snprintf(here.boot, sizeof here.boot, "%.60s",
-             machine_text("/proc/sys/kernel/random/boot_id", "").text);
-    return here;
-}
-
 // Ends the run where two processes would use the same GPU; says which rank has which, if there are
-// several machines.
+// several machines. A machine is its name and its kernel's boot id: two may have the same name.
 static void ranks_meet(void) {
-    typedef struct { RanksMachine machine; int local; } Place;
-    const Place mine = {ranks_machine(), ranks.local};
-    Place *all = ALLOC(Place, (size_t)ranks.world, "ranks");
+    typedef struct { char host[64], boot[64]; int local; } Place;
+    Place mine = {"", "", ranks.local}, *all = ALLOC(Place, (size_t)ranks.world, "ranks");
+    gethostname(mine.host, sizeof mine.host - 1);
+    snprintf(mine.boot, sizeof mine.boot, "%.60s",
+             machine_text("/proc/sys/kernel/random/boot_id", "").text);
     ranks_exchange(&mine, sizeof mine, all);
     for (int r = 0; r < ranks.world; r++) {
         for (int k = 0; k < r; k++)
             if (memcmp(&all[k], &all[r], sizeof mine) == 0)
                 die("ranks %d and %d are both number %d on %s: LOCAL_RANK is missing, or wrong", k,
-                    r, mine.local, all[r].machine.host);
+                    r, mine.local, all[r].host);
         if (ranks.local_world < ranks.world)
-            printf("rank %d: GPU %d on %s\n", r, all[r].local, all[r].machine.host);
+            printf("rank %d: GPU %d on %s\n", r, all[r].local, all[r].host);
     }
     free(all);
 }

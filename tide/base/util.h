@@ -437,16 +437,14 @@ static uint64_t hash_word(uint64_t place, uint64_t x) {
 // Returns the hash of n bytes from byte `place` of a file. Only at a tensor's end may n % 8 be > 0.
 static uint64_t hash_words(uint64_t place, const void *bytes, size_t n) {
     const unsigned char *p = (const unsigned char *)bytes;
-    const size_t whole = n / 8;
-    uint64_t sum = 0, x;
-    for (size_t i = 0; i < whole; i++) {
-        memcpy(&x, p + 8 * i, 8);
-        sum += hash_word(place + 8 * i, x);
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i += 8) {
+        uint64_t x = 0;
+        if (n - i >= 8) memcpy(&x, p + i, 8);
+        else memcpy(&x, p + i, n - i);
+        sum += hash_word(place + i, x);
     }
-    if (n % 8 == 0) return sum;
-    memset(&x, 0, 8);
-    memcpy(&x, p + 8 * whole, n % 8);
-    return sum + hash_word(place + 8 * whole, x);
+    return sum;
 }
 
 static uint64_t hash_bytes(const void *bytes, size_t n) {

@@ -9,7 +9,7 @@
 // nodes (relative error below 2e-9, then rounded); 2^n by writing the exponent bits. Keeping
 // e^r - 1, rather than e^r, is what lets tanh be exact to its last bits near 0.
 // Errors over all floats, as test_vmath.c measures them: exp below 1.1 ulp, tanh below 2.5 ulp.
-// Rotary positions are at the end: rope_table(), rope_row() and rope_rotate().
+// Rotary positions are at the end: rope_table() and rope_rotate().
 #ifndef TIDE_VMATH_H
 #define TIDE_VMATH_H
 #include "util.h"
@@ -137,20 +137,16 @@ static double rope_frequency(const Rope *r, size_t i, size_t HS) {
     return (1 - part) * w / r->factor + part * w;
 }
 
-// Fills turn (HS/2, 2) with the cosines and sines of the angles at position t. Angles are computed
-// in double: in fp32 the product t w is off by 1.5e-3 at position 32768.
-static void rope_row(const Rope *r, size_t t, size_t HS, float *turn) {
-    for (size_t i = 0; i < HS / 2; i++) {
-        const double angle = (double)t * rope_frequency(r, i, HS);
-        turn[2 * i] = (float)cos(angle);
-        turn[2 * i + 1] = (float)sin(angle);
-    }
-}
-
-// Fills table (T, HS/2, 2), a row for each position.
+// Fills table (T, HS/2, 2) with the cosines and sines of the angles at each position. Angles are
+// computed in double: in fp32 the product t w is off by 1.5e-3 at position 32768.
 static void rope_table(const Rope *r, size_t T, size_t HS, float *table) {
     #pragma omp parallel for
-    for (size_t t = 0; t < T; t++) rope_row(r, t, HS, table + t * HS);
+    for (size_t t = 0; t < T; t++)
+        for (size_t i = 0; i < HS / 2; i++) {
+            const double angle = (double)t * rope_frequency(r, i, HS);
+            table[t * HS + 2 * i] = (float)cos(angle);
+            table[t * HS + 2 * i + 1] = (float)sin(angle);
+        }
 }
 
 // Rotates x (HS) by the angles of a position; turn (HS/2, 2) is its row of the table. sign -1

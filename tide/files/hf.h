@@ -123,28 +123,26 @@ static const char *const hf_prefixes[NAMINGS][5] = {
 // rows of q, k or v, or those of a gated MLP's first product, the gate's and the others.
 enum { HF_WHOLE, HF_Q, HF_K, HF_V, HF_GATE, HF_UP };
 static const struct { const char *own, *names[NAMINGS]; int part; } hf_rows[] = {
-    {"wte", {"wte", "embed_tokens", "embed_tokens"}, HF_WHOLE},
-    {"wpe", {"wpe", "embed_positions", NULL}, HF_WHOLE},
-    {"project_in", {NULL, "project_in", NULL}, HF_WHOLE},
-    {"ln_1", {"h.%d.ln_1", "layers.%d.self_attn_layer_norm", "layers.%d.input_layernorm"},
-     HF_WHOLE},
-    {"attn.qkv", {"h.%d.attn.c_attn", NULL, NULL}, HF_WHOLE},
+    {"wte", {"wte", "embed_tokens", "embed_tokens"}},
+    {"wpe", {"wpe", "embed_positions", NULL}},
+    {"project_in", {NULL, "project_in", NULL}},
+    {"ln_1", {"h.%d.ln_1", "layers.%d.self_attn_layer_norm", "layers.%d.input_layernorm"}},
+    {"attn.qkv", {"h.%d.attn.c_attn", NULL, NULL}},
     {"attn.qkv", {NULL, "layers.%d.self_attn.q_proj", "layers.%d.self_attn.q_proj"}, HF_Q},
     {"attn.qkv", {NULL, "layers.%d.self_attn.k_proj", "layers.%d.self_attn.k_proj"}, HF_K},
     {"attn.qkv", {NULL, "layers.%d.self_attn.v_proj", "layers.%d.self_attn.v_proj"}, HF_V},
-    {"attn.q_norm", {NULL, NULL, "layers.%d.self_attn.q_norm"}, HF_WHOLE},
-    {"attn.k_norm", {NULL, NULL, "layers.%d.self_attn.k_norm"}, HF_WHOLE},
+    {"attn.q_norm", {NULL, NULL, "layers.%d.self_attn.q_norm"}},
+    {"attn.k_norm", {NULL, NULL, "layers.%d.self_attn.k_norm"}},
     {"attn.proj", {"h.%d.attn.c_proj", "layers.%d.self_attn.out_proj",
-                   "layers.%d.self_attn.o_proj"}, HF_WHOLE},
-    {"ln_2", {"h.%d.ln_2", "layers.%d.final_layer_norm", "layers.%d.post_attention_layernorm"},
-     HF_WHOLE},
-    {"mlp.fc", {"h.%d.mlp.c_fc", "layers.%d.fc1", NULL}, HF_WHOLE},
+                   "layers.%d.self_attn.o_proj"}},
+    {"ln_2", {"h.%d.ln_2", "layers.%d.final_layer_norm", "layers.%d.post_attention_layernorm"}},
+    {"mlp.fc", {"h.%d.mlp.c_fc", "layers.%d.fc1", NULL}},
     {"mlp.fc", {NULL, NULL, "layers.%d.mlp.gate_proj"}, HF_GATE},
     {"mlp.fc", {NULL, NULL, "layers.%d.mlp.up_proj"}, HF_UP},
-    {"mlp.proj", {"h.%d.mlp.c_proj", "layers.%d.fc2", "layers.%d.mlp.down_proj"}, HF_WHOLE},
-    {"project_out", {NULL, "project_out", NULL}, HF_WHOLE},
-    {"ln_f", {"ln_f", "final_layer_norm", "norm"}, HF_WHOLE},
-    {"lm_head", {"lm_head", "lm_head", "lm_head"}, HF_WHOLE}};
+    {"mlp.proj", {"h.%d.mlp.c_proj", "layers.%d.fc2", "layers.%d.mlp.down_proj"}},
+    {"project_out", {NULL, "project_out", NULL}},
+    {"ln_f", {"ln_f", "final_layer_norm", "norm"}},
+    {"lm_head", {"lm_head", "lm_head", "lm_head"}}};
 enum { HF_ROWS = sizeof hf_rows / sizeof hf_rows[0] };
 
 // Tensor i of the table in our own layout and naming, as checkpoints store it.
@@ -299,7 +297,8 @@ enum { CONFIG_SIZES = sizeof config_sizes / sizeof config_sizes[0] };
 // The other members of the config.json that we write. One that we read may lack them, or have null;
 // a value that is `needed` must be the same: other models need arithmetic that is not in
 // train_gpt2.c, and no result is better than a slightly wrong one. Dropout is 0: that is how the
-// model was trained. OPT gets no padding token, since PyTorch would freeze its row.
+// model was trained. OPT gets no padding token, since PyTorch would freeze its row. The last rows
+// (NAMINGS) are of all models, and are not written.
 static const struct { int naming; bool needed; const char *key, *value; } config_fixed[] = {
     {NAMING_GPT2, true, "layer_norm_epsilon", "1e-05"},
     {NAMING_GPT2, true, "scale_attn_weights", "true"},
@@ -316,6 +315,9 @@ static const struct { int naming; bool needed; const char *key, *value; } config
     {NAMING_OPT, false, "attention_dropout", "0.0"},
     {NAMING_OPT, false, "pad_token_id", "null"},
     {NAMING_LLAMA, false, "attention_dropout", "0.0"},
+    {NAMINGS, true, "partial_rotary_factor", "1"},
+    {NAMINGS, true, "per_layer_config", "null"},
+    {NAMINGS, true, "quantization_config", "null"},
 };
 enum { CONFIG_FIXED = sizeof config_fixed / sizeof config_fixed[0] };
 
@@ -324,8 +326,8 @@ static const char *const config_known[] = {
     "model_type", "is_causal", "tie_word_embeddings", "activation_function", "word_embed_proj_dim",
     "hidden_act", "head_dim", "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias",
     "layer_types", "no_rope_layer*", "sliding_window", "use_sliding_window", "max_window_layers",
-    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
-    "original_max_position_embeddings", "_*", "architectures", "auto_map", "torch*", "dtype",
+    "rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings",
+    "_*", "architectures", "auto_map", "torch*", "dtype",
     "transformers_version", "transformers.*", "unsloth_*", "*_token*", "tokenizer_*", "prefix",
     "n_ctx", "n_special", "init*", "m*_length", "*drop*", "summary_*", "*task*", "*label*",
     "problem_type", "output_*", "return_dict*", "top_?", "use_cache", "use_bfloat16",
@@ -358,7 +360,9 @@ static void config_check_fixed(const Json *object, const char *path, int naming)
     for (int i = 0; i < CONFIG_FIXED; i++) {
         const char *text = config_fixed[i].value;
         const Json *value = json_get(object, config_fixed[i].key);
-        if (config_fixed[i].naming != naming || !config_fixed[i].needed || value == NULL) continue;
+        const bool any = config_fixed[i].naming == NAMINGS;
+        if (!(any || config_fixed[i].naming == naming) || !config_fixed[i].needed || value == NULL)
+            continue;
         if (value->type != (text[0] == 't' ? JSON_TRUE : text[0] == 'f' ? JSON_FALSE : JSON_NUMBER)
             || fabs(value->number - strtod(text, NULL)) > 1e-3 * strtod(text, NULL))
             die("%s: models whose %s is not %s are not supported", path, config_fixed[i].key, text);
@@ -401,9 +405,7 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
     if (rope != NULL && rope->type != JSON_OBJECT)
         die("%s: %s must be an object", path, rope == scaling ? "rope_scaling" : "rope_parameters");
     const char *type = config_text(rope, "rope_type", config_text(rope, "type", "default"));
-    if (config_number(root, "partial_rotary_factor", 1, path) != 1
-        || config_number(rope, "partial_rotary_factor", 1, path) != 1)
-        die("%s: models whose partial_rotary_factor is not 1 are not supported", path);
+    config_check_fixed(rope, path, NAMINGS);
     r->theta = config_number(root, "rope_theta", r->theta, path);
     r->theta = config_number(rope, "rope_theta", r->theta, path);
     if (strcmp(type, "default") == 0) return;
@@ -437,9 +439,6 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     const Json *window = json_member(root, "sliding_window");  // null: there is none
     const bool slides = c->family == FAMILY_MISTRAL
         || ((qwen || c->unturned > 0) && config_flag(root, "use_sliding_window", false, path));
-    const char *act = config_text(root, "hidden_act", "silu");
-    if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
-        die("%s: hidden_act is %.100s; only silu is supported", path, act);
     c->kv_heads = config_size(root, "num_key_value_heads", c->heads, path);
     c->head_size = config_size(root, "head_dim", c->family == FAMILY_QWEN3 ? 128 : 0, path);
     if (c->head_size * c->heads == c->channels) c->head_size = 0;
@@ -464,9 +463,9 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
 
 // Reads the Hugging Face config.json of a model into *c.
 static void config_read(const Json *root, const char *path, GPT2Config *c) {
-    // all but the first: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
-    static const char *const activations[] = {
-        "relu", "gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"};
+    // from "gelu_new" on: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    static const char *const activations[8] = {"silu", "swish", "relu", "gelu_new", "gelu_fast",
+        "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate"};
     Error err;
     const char *type = config_text(root, "model_type", "not there");
     int family = 0;
@@ -494,25 +493,20 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
             die("%s: word_embed_proj_dim must be hidden_size (%zu), or smaller where "
                 "do_layer_norm_before is false", path, c->channels);
     }
-    const bool mixed = json_get(root, "per_layer_config") != NULL;
-    const char *other = mixed ? "per_layer_config" : "quantization_config";
-    if (json_get(root, other) != NULL) die("%s: models with a %s are not supported", path, other);
     const Json *causal = json_member(root, "is_causal");  // null is false in transformers
     if (causal != NULL && causal->type != JSON_TRUE)
         die("%s: models whose is_causal is not true are not supported", path);
     c->tied = config_flag(root, "tie_word_embeddings", c->tied, path);
-    if (naming == NAMING_LLAMA) {
-        config_read_llama(root, path, c);
-    } else {
-        const char *name = config_text(root, "activation_function",
-                                       naming == NAMING_OPT ? "relu" : "gelu_new");
-        size_t known = 0;
-        while (known < 6 && strcmp(name, activations[known]) != 0) known++;
-        c->activation = known == 0 ? ACTIVATION_RELU : ACTIVATION_GELU;
-        if (known == 6)
-            die("%s: activation_function is %.100s; only relu and the tanh form of GELU "
-                "(gelu_new) are supported", path, name);
-    }
+    const bool gated = config_gated(c);
+    const char *key = gated ? "hidden_act" : "activation_function";
+    const char *act = config_text(root, key, NULL);
+    int k = 0;
+    while (act != NULL && k < 8 && strcmp(act, activations[k]) != 0) k++;
+    if (act != NULL && (k == 8 || (k < 2) != gated))
+        die("%s: %s is %.100s; only %s supported", path, key, act, gated ? "silu is"
+            : "relu and the tanh form of GELU (gelu_new) are");
+    if (act != NULL && !gated) c->activation = k == 2 ? ACTIVATION_RELU : ACTIVATION_GELU;
+    if (naming == NAMING_LLAMA) config_read_llama(root, path, c);
     if (!gpt2_finish(c, &err)) die("%s: %s", path, err.text);
     config_warn(root, path);
 }

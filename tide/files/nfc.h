@@ -27,10 +27,6 @@ static uint64_t nfc_search(const uint64_t *numbers, size_t n, uint64_t key) {
 }
 #define NFC_SEARCH(numbers, key) nfc_search(numbers, sizeof(numbers) / sizeof(numbers)[0], key)
 
-static uint64_t nfc_class(uint32_t c) {
-    return NFC_SEARCH(unicode_marks, (uint64_t)c << 8 | 255) & 255;
-}
-
 // Gives the code point that two others compose, or 0.
 static uint32_t nfc_compose(uint32_t a, uint32_t b) {
     const uint32_t leading = a - HANGUL_LEADING, vowel = b - HANGUL_VOWEL;
@@ -65,7 +61,8 @@ static void nfc_add(NfcSegment *g, uint32_t c) {
         return;
     }
     g->points = (uint64_t *)array_grow(g->points, g->count, sizeof *g->points, "a segment");
-    g->points[g->count] = nfc_class(c) << 56 | (uint64_t)g->count << 21 | c;
+    const uint64_t kind = NFC_SEARCH(unicode_marks, (uint64_t)c << 8 | 255) & 255;
+    g->points[g->count] = kind << 56 | (uint64_t)g->count << 21 | c;
     g->count++;
 }
 
@@ -100,10 +97,8 @@ static size_t nfc_write(NfcSegment *g, char *out) {
 static const char *nfc_text(const unsigned char *classes, const char *s, size_t *n, char **room) {
     NfcSegment g = {NULL, 0};
     size_t done = 0, start = 0, at = 0, used = 0, length;  // start: of the segment
-    bool marked = false;
     char *out = NULL;
-    for (size_t i = 0; i < *n; i++) marked |= (unsigned char)s[i] >= 0xcc;  // U+0300 and above
-    while (marked && at < *n) {
+    while (at < *n) {
         if ((word_bits(classes, s + at, *n - at, &length) & WORD_COMPOSES) == 0) {
             start = length == 1 && (s[at] & 0x80) != 0 ? at + 1 : at;
             at += length;

@@ -157,14 +157,6 @@ static void task_messages(TaskReader *r, const ChatMessage *list, size_t count) 
     free(tokens);
 }
 
-// Adds the pieces of a conversation in OpenAI's or ShareGPT's form.
-static void task_chat(TaskReader *r, const Json *messages) {
-    ChatMessage *list;
-    const size_t count = chat_read(&r->t.chat, messages, r->last, r->where, &list);
-    task_messages(r, list, count);
-    free(list);
-}
-
 // Adds the pieces of an instruction: a conversation of the instruction, with the input in a line of
 // its own below it, and of the output.
 static void task_instruction(TaskReader *r, const Json *root) {
@@ -225,9 +217,13 @@ static void task_object(TaskReader *r, const Json *root) {
     if (chat && r->t.chat.format == NULL
         && !chat_open(&r->t.chat, r->tok, r->format, r->t.first_token, 0, &err))
         die("%s: %s", r->where, err.text);
-    if (form == MESSAGES) task_chat(r, value[5]);
-    else if (form == SHARED) task_chat(r, value[6]);
-    else if (form == INSTRUCTION) task_instruction(r, root);
+    if (form == MESSAGES || form == SHARED) {
+        ChatMessage *list;
+        const Json *messages = value[form == SHARED ? 6 : 5];
+        const size_t count = chat_read(&r->t.chat, messages, r->last, r->where, &list);
+        task_messages(r, list, count);
+        free(list);
+    } else if (form == INSTRUCTION) task_instruction(r, root);
     else task_string(r, value[0], keys[0]);
     if (form == COMPLETION) task_string(r, value[1], keys[1]);
     if (form == TEXT) task_string(r, value[2], keys[2]);

@@ -169,16 +169,6 @@ static bool part_refuse(PartReader *r, const char *part, const char *what) {
     return error_set(r->err, "%.200s: %s %.250s: not supported", r->path, part, what);
 }
 
-// Reads the expression of a Split, which cuts words.
-static bool read_rule(PartReader *r, const Json *step) {
-    const Json *expression = json_get(json_get(step, "pattern"), "Regex");
-    int rule = 0;
-    while (rule < RULES && !json_is(expression, word_rules[rule].expression)) rule++;
-    if (rule < RULES) r->t->rule = &word_rules[rule];
-    return rule < RULES || part_refuse(r, "pre_tokenizer", "Split with an expression other than "
-                                       "GPT-2's, Llama-3's or Qwen2's");
-}
-
 // Reads a part: null, a Sequence, or a step.
 static bool read_part(PartReader *r, const char *name, const char *list) {
     const size_t known = sizeof known_steps / sizeof known_steps[0];
@@ -202,7 +192,12 @@ static bool read_part(PartReader *r, const char *name, const char *list) {
             snprintf(what, sizeof what, "%s with %s other than %s", type->string, m[0], m[1]);
             return part_refuse(r, name, what);
         }
-        if (known_steps[k].step == STEP_SPLIT && !read_rule(r, step)) return false;
+        for (int rule = 0; rule < RULES; rule++)
+            if (json_is(json_get(pattern, "Regex"), word_rules[rule].expression))
+                r->t->rule = &word_rules[rule];
+        if (known_steps[k].step == STEP_SPLIT && r->t->rule == NULL)
+            return part_refuse(r, name, "Split with an expression other than GPT-2's, Llama-3's or "
+                               "Qwen2's");
         if (known_steps[k].step == STEP_BYTES && json_flag(step, "use_regex", true) != 0)
             r->t->steps |= STEP_WORDS;
         r->t->steps |= known_steps[k].step;
@@ -215,10 +210,10 @@ static bool read_steps(PartReader *r) {
     static const int bytes = STEP_BYTES | STEP_UNBYTES;
     static const int spaced = STEP_SPACES | STEP_FALLBACK | STEP_FUSE;
     Tokenizer *t = r->t;
-    t->rule = &word_rules[RULE_GPT2];
     if (!read_part(r, "normalizer", "normalizers")
         || !read_part(r, "pre_tokenizer", "pretokenizers") || !read_part(r, "decoder", "decoders"))
         return false;
+    if (t->rule == NULL) t->rule = &word_rules[RULE_GPT2];
     t->byte_level = (t->steps & STEP_BYTES) != 0;
     const int steps = t->steps & ~(t->byte_level ? STEP_NFC : STEP_STRIP);
     if (steps == (STEP_WORDS | bytes) || steps == (STEP_DIGITS | STEP_WORDS | bytes)
@@ -432,7 +427,7 @@ static bool merges_known(const PartReader *r, const char *dir) {
     for (int k = 0; k < 4; k++) if (name == NULL || json_is(name, names[k])) return true;
     return error_set(r->err, "%.200s has vocab.json and merges.txt of %.40s, and only those of "
                      "GPT2Tokenizer are read: save it with the fast tokenizer, which writes "
-                     "tokenizer.json", dir, name->string);
+                     "tokenizer.json", dir, name->type == JSON_STRING ? name->string : "no name");
 }
 
 static void tokenizer_file(Tokenizer *t, int file, const char *text) {

@@ -426,7 +426,7 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
     const char *const ways[][4] = {
         {"batch", "1"}, {"seq", half}, {"moments", "bf16"}, {"recompute", "auto"},
         {"offload", "auto"}, {"weights", "auto"}, {"activations", "host"}, {"zero", "auto"},
-        {"slots", "auto"}, {"resident-blocks", "auto"}, {"clip", "0"},
+        {"slots", "auto"}, {"resident-blocks", "auto"}, {"clip", "0"}, {"master", "bf16"},
         {"batch", "1", "moments", "bf16"}};
     const char *const first = "; it fits with", *joint = first;
     snprintf(half, sizeof half, "%zu", r->T > 3 ? r->T / 2 : r->T);
@@ -440,6 +440,7 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
         if (way == ways[4] && asked.o.offload > OFFLOAD_ZERO) fits = false;  // it may have options
         if (way == ways[6] && kept) fits = false;
         if (r->o.resume && option_given(&r->o, "accum")) fits = false;
+        if (r->o.master == MASTER_BF16 && PRECISION != PRECISION_BF16) fits = false;
         r->B = r->o.batch;
         if (way == ways[1]) r->T = r->o.seq;
         if (r->o.resume) r->o.accum = asked.o.accum * asked.B / r->B;

@@ -76,8 +76,8 @@ static void rooms_place(GPT2 *g) {
                             * (g->piece_bytes[PIECE_VISIT] + weights + grad)};
 }
 
-// Sets where gradients wait on the host. Where the update begins in backward, HOST_ROOMS rooms are
-// enough for the layers, which use them in turn; embeddings and tail have their own.
+// Sets where gradients wait on the host: each piece's in a place of its own. But if the update
+// begins in backward, the layers use HOST_ROOMS rooms in turn; embeddings and tail have one each.
 enum { HOST_ROOMS = 3 };
 static void host_rooms_place(GPT2 *g) {
     const int tail = g->segments - 1;
@@ -355,9 +355,10 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         printf("recomputing layer norms and the non-linearity in backward\n");
     if (g->update_in_backward)
         printf("without clipping, each segment is updated as soon as backward has its gradient\n");
-    else if (r->o.clip == 0 && !g->no_overlap)
+    else if (r->o.clip == 0 && r->o.dump == NULL)
         printf("--clip 0: the update waits for the norm all the same, because %s\n",
-               g->zen != NULL ? "ZenFlow's windows follow it" : "fp16 may skip the step");
+               g->zen != NULL ? "ZenFlow's windows follow it"
+               : g->no_overlap ? "--no-overlap says so" : "fp16 may skip the step");
     if (g->grads_over_acts > 0)
         printf("%.1f MiB of gradients wait for the update where activations were\n",
                mib(g->grads_over_acts * sizeof(floatX)));

@@ -69,9 +69,9 @@ static void run_write_scores(FILE *f, const Task *t, const RunScore *rows, size_
 }
 
 // Sets *mean to the mean loss over the first --eval-batches batches of r->val: always the same
-// ones, in the same order. Returns the share that is right, or -1. Several ranks take turns. A rank
-// with no batch left repeats the last one, because others may need its shard of the weights.
-// scores: the file of --scores, or NULL.
+// ones, in the same order. Returns the share that is right, or -1. Each of several ranks takes as
+// many. One with no batch left repeats the last one, because others may need its shard of the
+// weights. scores: the file of --scores, or NULL.
 static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double *mean) {
     const Task *t = r->words ? NULL : run_examples(r, &r->val);
     const size_t B = r->B, T = r->val.T, R = r->world;
@@ -83,11 +83,11 @@ static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double
     const size_t batches = (sequences + B - 1) / B, turns = (batches + R - 1) / R;
     const bool by_row = t != NULL || scores != NULL;
     const size_t each = by_row ? B : 1;
-    RunScore *mine = ALLOC(RunScore, turns * each * (1 + 2 * R), "evaluation");
-    RunScore *all = mine + turns * each, *ordered = all + turns * each * R, sum = {0, 0};
+    RunScore *mine = ALLOC(RunScore, turns * each * (1 + R), "evaluation");
+    RunScore *all = mine + turns * each, sum = {0, 0};
     float *losses = by_row ? ALLOC(float, B * T, "evaluation") : NULL;
     for (size_t i = 0; i < turns && !r->damaged; i++) {
-        const size_t first = min_size(i * R + r->rank, batches - 1) * B;
+        const size_t first = min_size(r->rank * turns + i, batches - 1) * B;
         const size_t rows = min_size(B, sequences - first);
         size_t right = 0;
         mine[i * each].loss = loss(model, r, first, rows, losses, &right) * (double)rows;
@@ -99,11 +99,9 @@ static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double
     }
     if (r->damaged && (r->o.steps == 0 || R > 1)) die("%s", r->damage.text);
     ranks_exchange(mine, turns * each * sizeof *mine, all);
-    for (size_t i = 0; i < batches; i++)
-        memcpy(ordered + i * each, all + (i % R * turns + i / R) * each, each * sizeof *all);
     const size_t parts = by_row ? sequences : batches;
     size_t bad = 0;
-    while (bad < parts && isfinite(ordered[bad].loss)) bad++;
+    while (bad < parts && isfinite(all[bad].loss)) bad++;
     if (bad < parts) {
         if (scores != NULL) replace_close(scores, r->o.scores, NULL);
         fail("the loss of %s %zu of the validation data is not finite: the weights are damaged, or "
@@ -111,13 +109,13 @@ static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double
              bad);
     }
     for (size_t i = 0; i < batches && !by_row; i++) {
-        sum.loss += ordered[i].loss;
-        sum.count += ordered[i].count;
+        sum.loss += all[i].loss;
+        sum.count += all[i].count;
     }
     *mean = sum.loss / (double)sequences;
     double share = r->words ? sum.count / (double)sequences : -1;
-    if (t != NULL) share = run_rank(t, ordered, sequences, mean);
-    if (scores != NULL) run_write_scores(scores, t, ordered, sequences);
+    if (t != NULL) share = run_rank(t, all, sequences, mean);
+    if (scores != NULL) run_write_scores(scores, t, all, sequences);
     free(losses);
     free(mine);
     return share;

@@ -27,13 +27,10 @@ enum { MOMENTS_FP32, MOMENTS_BF16 };
 enum { MASTER_FP32, MASTER_BF16 };
 enum { PACK_AUTO, PACK_ON, PACK_OFF };
 
-// The model that --calibrate runs by default.
-#ifdef __CUDA_EMU__  // the emulated GPU is slow, and its times mean nothing
-#define CALIBRATED_MODEL "nano"
-enum { CALIBRATED_SEQ = 64, EMULATED = 1 };
+#ifdef __CUDA_EMU__
+enum { EMULATED = 1 };  // the emulated GPU is slow, and its times mean nothing
 #else
-#define CALIBRATED_MODEL "7b"
-enum { CALIBRATED_SEQ = 2048, EMULATED = 0 };
+enum { EMULATED = 0 };
 #endif
 
 #define AUTO_COUNT SIZE_MAX     // "auto", for a count whose range begins at 0
@@ -51,7 +48,6 @@ enum {
     O_AUTO = 128, // a number that may be "auto", though that is not the default
     O_SHARE = 256, O_OTHER = 512,  // only for modes with resident state; not with zenflow
     O_PLAN = 1024,  // only with --plan
-    O_READS = 2048,  // the name of one file that is read
     O_EMPTY = 4096,  // a text that may be empty
     O_MOST = 8192    // shown by --help, because most runs need it; the others: --help all
 };                // neither O_FIXED nor O_OWN: saved; --resume takes the saved value by default
@@ -106,9 +102,9 @@ static const Option option_table[] = {
     {O_COUNT, "context", AT(context), "auto", "N", O_FIXED, "auto: as in the model", 1, 1 << 24},
     {O_COUNT, "vocab", AT(vocab), "auto", "N", O_FIXED, "auto: as in the model", 1, 1 << 24},
     {O_TITLE, "Data"},
-    {O_TEXT, "data", AT(data), NULL, "PATH", O_MOST | O_READS,
+    {O_TEXT, "data", AT(data), NULL, "PATH", O_MOST,
      "text, llm.c .bin tokens (or a glob), or JSON lines"},
-    {O_TEXT, "val", AT(val), NULL, "PATH", O_MOST | O_READS,
+    {O_TEXT, "val", AT(val), NULL, "PATH", O_MOST,
      "validation data, or questions; else the last tenth of --data"},
     {O_TEXT, "tokenizer", AT(tokenizer), NULL, "bytes|DIR", O_MOST,
      "DIR: a tokenizer.json, or a merges.txt; else the model's, or bytes"},
@@ -387,26 +383,38 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
-// Refuses an unknown option, and proposes the longest one that begins like this, whose name is in
-// the unknown name (--max-seq-length), or whose help has these words (--learning-rate). arg has
-// dashes, and perhaps "=value".
+// Returns how many changes turn the n bytes at a into b (Levenshtein 1966), or a number above
+// `most` if more are needed. _ counts as -.
+static size_t edit_distance(const char *a, size_t n, const char *b, size_t most) {
+    for (; n > 0 && *b != '\0' && (*a == '_' ? '-' : *a) == *b; n--, a++) b++;
+    if (n == 0 || *b == '\0' || most == 0) return n > strlen(b) ? n : strlen(b);
+    const size_t changed = edit_distance(a + 1, n - 1, b + 1, most - 1);
+    const size_t less = edit_distance(a + 1, n - 1, b, most - 1);
+    const size_t more = edit_distance(a, n, b + 1, most - 1);
+    return 1 + min_size(changed, min_size(less, more));
+}
+
+// Refuses an unknown option, and proposes a similar one. arg has dashes, and perhaps "=value".
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
-    const size_t n = strcspn(name, "=");
-    const int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
+    size_t n = strcspn(name, "="), best = 5;  // only a distance below 5 is similar
     char words[64], key[64];
     snprintf(words, sizeof words, " %.*s", n < sizeof words ? (int)n : 0, name);
-    for (char *c = words; *c != '\0'; c++) if (*c == '_' || *c == '-') *c = ' ';
-    const bool several = strchr(words + 1, ' ') != NULL;
-    for (const Option *opt = option_table; opt < option_table + OPTION_COUNT; opt++) {
-        snprintf(key, sizeof key, " %s", opt->name);
-        for (char *c = key; *c != '\0'; c++) if (*c == '-') *c = ' ';
-        const bool named = strlen(key) > 3 && strstr(words, key) != NULL;
-        const bool begins = n > 2 && strncmp(key, words, n + 1) == 0;
-        const bool helped = several && opt->help != NULL && strstr(opt->help, words + 1) != NULL;
-        if (opt->type == O_TITLE || !(named || begins || helped)) continue;
-        if (nearest == NULL || strlen(opt->name) > strlen(nearest)) nearest = opt->name;
+    for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const char *known = option_table[i].name;
+        if (option_table[i].type == O_TITLE) continue;
+        const size_t first = strcspn(name, "-_=");  // length of "batch" in --batch-size
+        size_t d = edit_distance(name, n, known, 4);
+        if (d > 1 && 2 * d >= n) d = best;  // half the word differs: --lora is not --lr
+        snprintf(key, sizeof key, " %s", known);  // for --max-seq-length, --output-dir
+        if (d > 2 && known[2] != '\0' && strstr(words, key) != NULL) d = 2;
+        if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
+        if (d > 2 && first < n && strstr(option_table[i].help, words + 1) != NULL)
+            d = 2;  // for --learning-rate: the help of --lr has these words
+        if (d < best) { best = d; nearest = known; }
     }
+    int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
     if (nearest == NULL) die("unknown option %.*s; see --help all", shown, arg);
     die("unknown option %.*s; did you mean --%s?", shown, arg, nearest);
 }
@@ -448,7 +456,7 @@ static void options_check(const Options *o) {
          "--offload places the state of AdamW; with mezo: --resident-blocks"},
         {o->activations == ACTIVATIONS_HOST
              && (o->recompute == RECOMPUTE_NONE || o->recompute == RECOMPUTE_LIGHT),
-         "--activations host keeps nothing of a layer but its input: leave out --recompute"},
+         "--activations host keeps nothing of a layer but its input: take --recompute block"},
         {o->weights == WEIGHTS_HOST && o->offload == OFFLOAD_NONE,
          "--weights host needs state on the host, and --offload none leaves none there"},
         {o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2),
@@ -532,8 +540,8 @@ static void options_default(Options *o) {
         && o->dump == NULL && !o->plan)
         o->steps = 0;  // sampling needs no steps
     if (o->calibrate && !option_given(o, "model")) {
-        o->model = CALIBRATED_MODEL;
-        if (!option_given(o, "seq")) o->seq = CALIBRATED_SEQ;
+        o->model = EMULATED ? "nano" : "7b";
+        if (!option_given(o, "seq")) o->seq = EMULATED ? 64 : 2048;
         if (!option_given(o, "batch")) o->batch = 1;
     }
     if (o->optimizer == OPTIMIZER_MEZO) {  // with AdamW's values MeZO would diverge
@@ -583,9 +591,8 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
         }
         option_set(o, opt, value);
         if (values[row] != NULL && strcmp(values[row], value) != 0)
-            die("--%s is given twice, with %.60s and %.60s: %s", opt->name, values[row], value,
-                opt->flags & O_READS ? "cat makes one file of several"
-                : "leave one out; behind --, one replaces an earlier one");
+            die("--%s is given twice, with %.60s and %.60s: leave one out (cat makes one file of "
+                "several); behind --, one replaces an earlier one", opt->name, values[row], value);
         values[row] = value;
         if ((opt->flags & O_GPU) && !gpu_build)
             die("--%s is an option of the GPU builds; this is the CPU trainer", opt->name);
@@ -638,8 +645,6 @@ static bool option_same(const Options *a, const Options *b, const Option *opt) {
 // skipped: another build may have written them. Returns the checkpoint's options.
 static Options options_resume(Options *o, const char *lines) {
     Options before = *o;
-    const char *mode = text_line(lines, "--offload");  // options of zenflow count in that mode only
-    const bool zenflow = mode != NULL && strncmp(mode, " zenflow\n", 9) == 0;
     char *end = o->saved = ALLOC(char, strlen(lines) + 1, "options");
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *opt = &option_table[i];
@@ -656,8 +661,8 @@ static Options options_resume(Options *o, const char *lines) {
         *end++ = '\0';
         option_set(&before, opt, text);
         if (!o->given[i]) option_set(o, opt, text);
-        else if ((opt->flags & O_FIXED) && (zenflow || !(opt->flags & O_ZEN))
-                 && !option_same(o, &before, opt))
+        else if ((opt->flags & O_FIXED) && !option_same(o, &before, opt)  // --offload is set first
+                 && (before.offload == OFFLOAD_ZENFLOW || !(opt->flags & O_ZEN)))
             die("--%s contradicts the checkpoint, which has %.60s: leave it out, or start a new "
                 "run in another --out", opt->name, text != NULL ? text : "none");
     }

@@ -97,7 +97,7 @@ static void out_take(const Options *o, int *lock) {
     if (!out_is_written(o)) return;
     if (ranks.rank == 0) {
         const bool owned = *lock >= 0;
-        if (!make_directories(o->out))
+        if (!make_directories(o->out) || access(o->out, W_OK | X_OK) != 0)
             die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
         out_lock(o->out, lock, LOCK_EX, true);
         if (!owned && !o->resume) out_check_empty(o, false);  // another run may have been there

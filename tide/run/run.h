@@ -226,8 +226,8 @@ static void run_scale_loss(Run *r, size_t step, const StepResult *result) {
 
 // Computes AdamW's constants for a step, with the schedule's learning rate and with clipping, and
 // result->norm, from the squared norm of the scaled gradient. If loss or norm is no number, fp16
-// skips the step; in other precisions the run ends before the weights become NaN. Skipped steps do
-// not count in the bias corrections.
+// skips the step; in other precisions the run ends, and nothing of the step is saved. Skipped steps
+// do not count in the bias corrections.
 static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, StepResult *result) {
     const Options *o = &r->o;
     const double scale = run_loss_scale(r), squared = norm_squared / (scale * scale);

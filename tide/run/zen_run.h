@@ -62,52 +62,33 @@ static char *zen_text(const ZenMap *map, const ZenClock *clock) {
     return text;
 }
 
-// Reads a matrix's columns from *at, which is moved past them.
-static bool zen_read_columns(const ZenTensor *z, int32_t *column, const char **at) {
-    bool *seen = (bool *)alloc_or_fail(z->cols, sizeof *seen, "columns");
-    size_t n = 0;
-    for (char *end; n < z->cols && **at == ' '; n++, *at = end) {
-        if (n == z->chosen && strncmp(*at, " |", 2) != 0) break;
-        if (n == z->chosen) *at += 2;
-        const size_t j = strtoul(*at, &end, 10);
-        if (end == *at || j >= z->cols || seen[j]) break;
-        seen[j] = true;
-        column[n] = (int32_t)j;
-    }
-    free(seen);
-    return n == z->cols;
-}
-
 // True if the checkpoint that is resumed has such a state.
 static bool zen_is_saved(const Run *r) {
     return r->o.resume && r->state.text != NULL && text_line(r->state.text, "optimizer") != NULL;
 }
 
-// Reads *map and *clock from a text that zen_text() wrote. If it is damaged, returns false, and
-// makes nothing.
-static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const ZenConfig *c,
+// Reads *map and *clock from a text that zen_text() wrote: state.txt's hash has been checked.
+static void zen_parse(const char *text, const GPT2Table *t, size_t layers, const ZenConfig *c,
                       ZenMap *map, ZenClock *clock) {
-    const char *lines = text_line(text, "optimizer"), *number = text_line(text, "zen.whole");
-    const size_t whole = number != NULL ? strtoul(number, NULL, 10) : 0;
-    size_t same;
+    const char *at = text_line(text, "optimizer"), *number = text_line(text, "zen.whole");
+    size_t whole = number != NULL ? strtoul(number, NULL, 10) : 0;
     int read = 0;
     *map = zen_map(t, layers, c->topk, min_size(whole, layers));
     *clock = zen_clock(map);
-    bool ok = lines != NULL && whole <= layers
-        && sscanf(lines, ZEN_LINES "%n", &same, &clock->warm, &clock->rest_t, &clock->windows,
-                  &clock->selections, &read) == 5 && read > 0;
-    const char *at = ok ? lines + read : "";
-    for (int i = 0; ok && i < map->count; i++)
-        if (zen_is_mixed(&map->tensor[i]))
-            ok = zen_read_columns(&map->tensor[i], map->column + map->tensor[i].column_at, &at);
-    if (ok && *at == '\n') return true;
-    zen_map_free(map);
-    zen_clock_free(clock);
-    return false;
+    sscanf(at, ZEN_LINES "%n", &whole, &clock->warm, &clock->rest_t, &clock->windows,
+           &clock->selections, &read);
+    at += read;
+    for (const ZenTensor *z = map->tensor; z < map->tensor + map->count; z++)
+        for (size_t j = 0; zen_is_mixed(z) && j < z->cols; j++) {
+            char *end;
+            if (strncmp(at, " |", 2) == 0) at += 2;
+            map->column[z->column_at + j] = (int32_t)min_size(strtoul(at, &end, 10), z->cols - 1);
+            at = end;
+        }
 }
 
 // Reads *map and *clock from the checkpoint that is resumed, or makes new ones, with the last
-// `whole` layers chosen whole. Dies if a checkpoint is damaged.
+// `whole` layers chosen whole.
 static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
     const size_t layers = r->config.layers;
     const ZenConfig c = zen_config(&r->o);
@@ -115,8 +96,8 @@ static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
         *map = zen_map(&r->table, layers, c.topk, whole);
         *clock = zen_clock(map);
         clock->rest_t = r->state.step - r->state.scaling.skipped;  // resumed from another mode
-    } else if (!zen_parse(r->state.text, &r->table, layers, &c, map, clock)) {
-        die("%s: its chosen columns are damaged", r->resume_from);
+    } else {
+        zen_parse(r->state.text, &r->table, layers, &c, map, clock);
     }
 }
 

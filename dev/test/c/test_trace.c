@@ -139,11 +139,9 @@ static void file_says_what_happened(void) {
     CHECK(number(event(root, 5), "dur") == 0 && number(json_get(event(root, 5), "args"), "number")
           == 0, "never negative");
     const Json *a = event(root, 6), *b = event(root, 7);
-    CHECK(strcmp(json_get(a, "ts")->string, "3600000000.123") == 0, "%s",
-          json_get(a, "ts")->string);
-    CHECK(strcmp(json_get(a, "dur")->string, "0.445") == 0, "%s", json_get(a, "dur")->string);
-    CHECK(strcmp(json_get(b, "ts")->string, "3600000000.568") == 0, "%s",
-          json_get(b, "ts")->string);
+    CHECK(strncmp(json_get(a, "ts")->string, "3600000000.123,", 15) == 0
+          && strncmp(json_get(a, "dur")->string, "0.445,", 6) == 0
+          && strncmp(json_get(b, "ts")->string, "3600000000.568,", 15) == 0, "digits are lost");
     const Json *c = event(root, 8);
     CHECK(strcmp(string(c, "ph"), "C") == 0 && strcmp(string(c, "name"), "memory") == 0
           && number(c, "ts") == 500000, "counter");

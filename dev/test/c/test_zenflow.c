@@ -598,8 +598,7 @@ static void stopped_it_goes_on_with_the_same_bits(void) {
             history_give(&h, stop, &y);
             zen_map_free(&y.map);
             zen_clock_free(&y.clock);
-            if (!zen_parse(text[stop], &m.table, m.config.layers, &c->zen, &y.map, &y.clock))
-                die("step %zu is damaged", stop);
+            zen_parse(text[stop], &m.table, m.config.layers, &c->zen, &y.map, &y.clock);
             CHECK(y.map.whole == c->whole, "%zu", y.map.whole);
             for (size_t step = stop; step <= LAST; step++) {
                 if (step > stop) reference_step(&y, &m, step, g);
@@ -622,27 +621,8 @@ static void stopped_it_goes_on_with_the_same_bits(void) {
     }
 }
 
-// A text in which `old` is another, to be freed.
-static char *altered(const char *text, const char *old, const char *other) {
-    const char *at = strstr(text, old);
-    if (at == NULL) die("%s is not in %.400s", old, text);
-    char *result = NULL;
-    if (asprintf(&result, "%.*s%s%s", (int)(at - text), text, other, at + strlen(old)) < 0)
-        fail("out of memory");
-    return result;
-}
-
-static void damaged_texts_are_refused(void) {
-    static const char *const damage[][2] = {
-        {"optimizer zenflow", "optimizer zenflaw"}, {"optimizer", "optimiser"},
-        {"whole 0", "whole 4"}, {"whole 0", "whole -1"}, {"zen.whole 0\n", ""},
-        {"warm 1", "warm 1.5"}, {"zen.warm 1\n", ""}, {"rest_t 2", "rest_t 1e1"},
-        {"zen.rest_t 2\n", ""}, {"zen.windows 1\n", ""}, {"zen.selections 1\n", ""},
-        {"columns", "colums"}, {"columns ", "columns 0 1 2 3 4 "},
-        {" 12 10", " 12 12"}, {" 12 10", " 12 16"}, {" 12 10", " 12 -1"}, {" 12 10", " 12 1.5"},
-        {" 12 10", " 12 '10'"}, {" 12 10", " 12"}, {" 12 10", " 12 10 1"}, {" 12 10", " 12\n10"},
-        {" 12 10", " 9007199254740993 10"}, {" 12 10", " 4294967308 10"}, {" 12 10", " [12] 10"},
-    };
+// (state.txt's hash tells a damaged one: test_checkpoint.c. Whatever it is, columns stay columns.)
+static void a_text_is_read_again(void) {
     Model m = model_of(1);
     ZenMap map = zen_map(&m.table, m.config.layers, 0.3, 0), other;
     ZenClock x = zen_clock(&map), clock;
@@ -657,7 +637,7 @@ static void damaged_texts_are_refused(void) {
         if (z->chosen == 5) zen_swap(&map, i, swaps, 6);
     }
     char *text = zen_text(&map, &x);
-    CHECK(zen_parse(text, &m.table, m.config.layers, &c, &other, &clock), "it is whole");
+    zen_parse(text, &m.table, m.config.layers, &c, &other, &clock);
     CHECK(clock.rest_t == 2 && clock.filled == 0 && clock.windows == 1 && clock.selections == 1
           && clock.warm == 1, "the counters");
     for (int i = 0; i < map.count; i++)
@@ -665,22 +645,17 @@ static void damaged_texts_are_refused(void) {
                      map.tensor[i].cols * sizeof(int32_t)) == 0, "the columns of tensor %d", i);
     zen_map_free(&other);
     zen_clock_free(&clock);
-    for (size_t k = 0; k < sizeof damage / sizeof damage[0]; k++) {
-        char *bad = altered(text, damage[k][0], damage[k][1]);
-        const bool ok = zen_parse(bad, &m.table, m.config.layers, &c, &other, &clock);
-        CHECK(!ok, "%s for %s is accepted", damage[k][1], damage[k][0]);
-        free(bad);
+    for (size_t n = strlen("optimizer zenflow") + 1; n < strlen(text); n++) {
+        char *part = strndup(text, n);
+        part[n - 1] = '9';
+        zen_parse(part, &m.table, m.config.layers, &c, &other, &clock);
+        for (const ZenTensor *z = other.tensor; z < other.tensor + other.count; z++)
+            for (size_t j = 0; zen_is_mixed(z) && j < z->cols; j++)
+                CHECK((size_t)other.column[z->column_at + j] < z->cols, "of %zu bytes", n);
+        free(part);
+        zen_map_free(&other);
+        zen_clock_free(&clock);
     }
-    for (size_t n = 0; n < strlen(text); n++) {
-        char *bad = strndup(text, n);
-        const bool ok = zen_parse(bad, &m.table, m.config.layers, &c, &other, &clock);
-        CHECK(!ok, "its first %zu bytes are accepted", n);
-        free(bad);
-    }
-    c.topk = 0.1;
-    CHECK(!zen_parse(text, &m.table, m.config.layers, &c, &other, &clock), "another share");
-    c.topk = 1;
-    CHECK(!zen_parse(text, &m.table, m.config.layers, &c, &other, &clock), "no lists");
     free(text);
     zen_map_free(&map);
     zen_clock_free(&x);
@@ -693,6 +668,6 @@ int main(void) {
     RUN(sums_have_one_order);
     RUN(votes_compare_sums_with_means);
     RUN(stopped_it_goes_on_with_the_same_bits);
-    RUN(damaged_texts_are_refused);
+    RUN(a_text_is_read_again);
     return test_summary();
 }
