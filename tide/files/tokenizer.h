@@ -570,14 +570,6 @@ static Tokenizer *tokenizer_bytes(void) {
     return t;
 }
 
-// Has a directory a tokenizer's files?
-static bool tokenizer_is_in(const char *dir) {
-    char json[PATH_MAX], merges[PATH_MAX];
-    path_join(json, dir, tokenizer_files[FILE_JSON]);
-    path_join(merges, dir, tokenizer_files[FILE_MERGES]);
-    return path_exists(json) || path_exists(merges);
-}
-
 // Opens the tokenizer of a directory: tokenizer.json, else vocab.json and merges.txt. NULL and the
 // reason in err if a file is not there, damaged or not supported.
 static Tokenizer *tokenizer_open(const char *dir, Error *err) {
