@@ -99,8 +99,9 @@ HOST_DEVICE static inline void adam_upper(float *p, uint32_t *m, uint32_t *v, fl
 
 // Rounds a new weight to bf16, at random (--master bf16). Returns its upper half, over zeros. Most
 // updates are smaller than half the distance of two bf16 numbers: rounding to nearest would lose
-// them all. The random bits are those of the moments, hashed on by a multiple of 2^32 / 1.618: for
-// either half of them, all values of the other give 16 bits that are even.
+// them all. The random bits are those of the moments times a prime near 2^32 / 1.618. For one value
+// of their lower half, the values of the upper half give all 16 bits once; for one value of the
+// upper half, nearly so: the result does not depend on the bits that round m or v.
 HOST_DEVICE static inline uint32_t adam_weight(float p, const AdamStep *s, uint32_t index) {
     const uint32_t random = mix_bits(index ^ s->noise) * 0x9e3779b1u;
     return random_upper(p, random >> 16) & 0xffff0000;

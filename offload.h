@@ -1,10 +1,10 @@
 // offload.h: where the optimizer's state is stored, and who updates it.
 //
 // The state of AdamW (m, v, and what the master weights have besides the weights: 10 bytes per
-// parameter, or 6) is cut into sub-groups, and those into pieces. A piece's state is on the GPU or
-// on the host; the GPU or the CPU updates it. The functions here decide which, from the model and
-// the options alone, and make a list of pieces. The trainer, its memory plan, the predictions of
-// --plan and the tests all use this list; gpt2_update() in train_gpt2.cu works through it.
+// parameter, or 8, 6 or 4) is cut into sub-groups, and those into pieces. A piece's state is on the
+// GPU or on the host; the GPU or the CPU updates it. The functions here decide which, from the model
+// and the options alone, and make a list of pieces. The trainer, its memory plan, the predictions
+// of --plan and the tests all use this list; update_segment() in train_gpt2.cu works through it.
 //
 //   mode         on the GPU      the other state is on the host, and updated by
 //   none         everything
@@ -107,12 +107,8 @@ static size_t shard_begin(const ShardMap *map, int i) {
 }
 
 static int shard_at(const ShardMap *map, size_t at) {
-    int i = 0, above = map->count;
-    while (above - i > 1) {
-        const int middle = (i + above) / 2;
-        if (map->shards[middle].at <= at) i = middle;
-        else above = middle;
-    }
+    int i = 0;
+    while (i + 1 < map->count && map->shards[i + 1].at <= at) i++;
     return i;
 }
 
@@ -180,8 +176,7 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
         size_t *grads = p->grad_on_gpu ? &list->grads_gpu : &list->grads_host;
         p->grad_at = *grads;
         *grads += p->length;
-        if (kind == PIECE_VISIT && p->length > list->longest_visit)
-            list->longest_visit = p->length;
+        if (kind == PIECE_VISIT) list->longest_visit = max_size(list->longest_visit, p->length);
     }
 }
 

@@ -348,8 +348,7 @@ static void input_moves(GPT2 *g, size_t l, bool back) {
     const int span = timeline_begin(&g->timeline, back ? ROW_INPUTS_BACK : ROW_INPUTS_OUT, "input",
                                     l, bytes, stream);
     if (back) copy_in(g, here, there, bytes, stream);
-    else stream_copy(there, here, bytes, cudaMemcpyDeviceToHost, stream);
-    if (!back) g->moved_out += bytes;
+    else copy_out(g, there, here, bytes, stream);
     timeline_end(&g->timeline, span, stream);
     event_record(back ? g->input_rooms.full[room] : g->input_rooms.free[room], stream);
     if (g->no_overlap) order(g, stream, g->compute);
@@ -396,8 +395,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
 // worker adds it to the sum. Without landings and ZenFlow nothing waits here for the host's buffer:
 // its reader was the last update. The CPU's ends before returned[s]; a visitor's copy ends before
 // slots.full, so before updated[s]. Forward of s has waited for both events before this gradient.
-// Where layers take turns in a few of the host's rooms, `out` waits for the same two events of the
-// layer whose gradient was in the room before, in this backward pass.
+// If layers take turns in a few of the host's rooms, `out` waits for `updated` and `returned` of
+// the layer that had this room before it, in this backward pass.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
     Rooms *landings = &g->landings;
@@ -536,20 +535,19 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
 // Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines;
 // and, in *loss, the mean loss of the step. The host waits here, once per step. This wait is also
 // an ordering edge: the update that is queued after it overwrites weights that backward reads, and
-// no event protects them. (One that was queued before has its own: update_segment().) The GPU adds
-// up all sums, also those that the host has made.
+// no event protects them. (An update that backward queues waits for events: update_segment().) The
+// GPU adds up all sums, also those that the host has made.
 static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     const bool on_host = g->lands && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->sums);
     if (g->zen != NULL) zen_sums_leave(g);
-    for (int i = 0; i < g->pieces.count; i++) {
-        const Piece *p = &g->pieces.pieces[i];
-        if (!on_host || p->grad_on_gpu) continue;
-        stream_copy(g->norm_sums + p->first_block, g->worker_sums + p->first_block,
-                    p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->sums);
-    }
+    const Pieces *list = &g->pieces;
+    for (const Piece *p = list->pieces; on_host && p < list->pieces + list->count; p++)
+        if (!p->grad_on_gpu)
+            stream_copy(g->norm_sums + p->first_block, g->worker_sums + p->first_block,
+                        p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->sums);
     if (g->zero != NULL) return zero_norm_squared(g, loss);
-    norm_total_gpu(g->loss + 1, g->run_sums, g->norm_sums, NULL, g->blocks, g->sums);
+    norm_total_gpu(g->loss + 1, g->run_sums, g->norm_sums, NULL, g->pieces.blocks, g->sums);
     tell_host(g->host_loss, g->loss, 1, 0, 2, g->sums);
     event_record(g->step_left, g->sums);
     event_wait(g->step_left);
@@ -613,8 +611,8 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
 }
 
 // Queues segment s's update, which begins with visitor number `visit`; returns the next number.
-// Where backward goes on, `update` first waits until it has read the weights of s and made the
-// gradient; other streams wait for grad_arrived.
+// If backward goes on, stream `update` first waits until backward has read the weights of s and
+// made its gradient; the other streams wait for grad_arrived.
 static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
     const Segment *seg = &g->segment[s];
     if (g->update_in_backward) order(g, g->sums, g->update);

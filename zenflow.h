@@ -341,8 +341,7 @@ static bool zen_votes(const ZenConfig *c, const ZenMap *map, const ZenClock *clo
 
 // Adds a step's mean magnitudes, of the chosen and of the rest of each matrix, to the window's
 // sums. The argument `sums` is that of zen_turn().
-static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums, size_t ranks,
-                          bool first) {
+static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums, size_t ranks) {
     for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];
         if (!zen_is_mixed(z)) continue;
@@ -353,9 +352,8 @@ static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums,
             for (size_t j = 0; j < z->cols; j++)  // in order of columns, for any slots
                 part[rest[j]] += sums[(2 * k + 1) * map->mixed + z->column_at + j];
         free(rest);
-        clock->chosen_mean[i] = (first ? 0 : clock->chosen_mean[i]) + part[0] / (double)z->chosen;
-        clock->rest_mean[i] = (first ? 0 : clock->rest_mean[i])
-                            + part[1] / (double)(z->cols - z->chosen);
+        clock->chosen_mean[i] += part[0] / (double)z->chosen;
+        clock->rest_mean[i] += part[1] / (double)(z->cols - z->chosen);
     }
 }
 
@@ -374,19 +372,17 @@ typedef struct {
 static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *clock, const float *sums,
                         size_t ranks) {
     const bool warm = zen_is_warm(c, clock);
-    const bool first = clock->filled == 0 && !warm;
     ZenTurn turn;
     turn.steps = clock->filled + 1;
+    if (clock->filled == 0 && !warm)  // a window begins: scores, and the means behind them
+        memset(clock->scores, 0, (map->columns + 2 * (size_t)map->count) * sizeof(double));
     if (zen_is_scoring(c, map, clock))
-        for (size_t j = 0; j < map->mixed; j++) {
-            if (first) clock->scores[j] = 0;
+        for (size_t j = 0; j < map->mixed; j++)
             for (size_t k = 0; k < ranks; k++) {
                 const double norm = sums[k * zen_numbers(c) * map->mixed + j];
                 clock->scores[j] += norm * norm;
             }
-        }
-    if (c->window == 0 && zen_needs_sums(c, map, clock))
-        zen_add_means(map, clock, sums, ranks, first);
+    if (c->window == 0 && zen_needs_sums(c, map, clock)) zen_add_means(map, clock, sums, ranks);
     turn.closes = warm || (c->window > 0 ? turn.steps >= c->window
                                          : !map->mixed || zen_votes(c, map, clock, turn.steps));
     turn.selects = map->mixed && (warm ? clock->warm + 1 == c->warmup

@@ -51,6 +51,7 @@ DeepSpeed ZeRO-Offload;2 x A100;a100_server;3001;5;--model qwen2.5-1.5b $two --o
 DeepSpeed ZeRO-Offload;2 x A100;a100_server;1640;5;--model qwen2.5-3b $two --offload zero --no-overlap
 DeepSpeed ZenFlow;2 x A100;a100_server;7199;5;--model qwen2.5-1.5b $two --offload zenflow --zen-topk 0.1 --zen-window 4
 DeepSpeed ZenFlow;2 x A100;a100_server;3670;5;--model qwen2.5-3b $two --offload zenflow --zen-topk 0.1 --zen-window 4
+MegaTrain;H100;h100_server;5953;6;--model qwen2.5-7b --batch 158 --seq 1024 --gpu-memory 76900M --host-memory 1400G --activations host
 END
 }
 

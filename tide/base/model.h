@@ -222,6 +222,7 @@ static const Preset gpt2_presets[] = {
     {"llama3.2-3b",    LLAMA3(28, 24, 3072,  8192, 1, 32)},
     {"llama3.1-8b",    LLAMA3(32, 32, 4096, 14336, 0, 8)},
     {"llama3.1-70b",   LLAMA3(80, 64, 8192, 28672, 0, 8)},
+    {"120b",           LLAMA3(138, 64, 8192, 28672, 0, 8)},  // of no family: its shape, deeper
     {"smollm3-3b",     FAMILY_SMOLLM3, 36, 16, 4, 0, 2048, 11008, 8192, 128256, 0, 1, 5e6, 0},
     {"mistral-7b",     FAMILY_MISTRAL, 32, 32, 8, 0, 4096, 14336, 8192, 32000, 0, 0, 1e4, 0},
     {"qwen2.5-0.5b",   QWEN2(24, 14, 2,  896,  4864, 151936, 1)},

@@ -116,14 +116,9 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
             if (moments_bf16) adam_bf16(&p, m16 + i, v16 + i, g, &s, d, number);
             else adam_scalar(&p, (float *)m + i, (float *)v + i, g, &s, d);
             if (rounded) p = bits_float(adam_weight(p, &s, number));
-            if (is_split) {
-                half[i] = master_weight(p);
-                low[i] = master_low(p);
-            } else if (halves) {
-                half[i] = (uint16_t)(float_bits(p) >> 16);
-            } else {
-                whole[i] = p;
-            }
+            if (is_split) low[i] = master_low(p);
+            if (halves) half[i] = rounded ? (uint16_t)(float_bits(p) >> 16) : master_weight(p);
+            else whole[i] = p;
         }
     }
 }

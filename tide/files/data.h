@@ -67,7 +67,8 @@ static TokenSegment segment_parse(const char *name, const void *bytes, size_t n)
     const int32_t version = s.width == 2 ? 1 : 7;
     memcpy(header, bytes, min_size(n, sizeof header));
     s.count = (size_t)header[2];
-    if (header[1] != version || n != BIN_HEADER + s.count * (size_t)s.width)
+    if (header[1] != version || n < BIN_HEADER || header[2] < 0
+        || n != BIN_HEADER + s.count * (size_t)s.width)
         die("%s: truncated, damaged or of another version than %d: %zu bytes, but a header of "
             "version %d and %d tokens of %d bytes", name, version, n, header[1], header[2],
             s.width);
@@ -226,9 +227,14 @@ static Loader loader_make(const TokenData *data, size_t T, uint64_t seed, bool s
 
 // Ends the program if there is no sequence.
 static void loader_check(const Loader *l) {
+    size_t longest = 0;
+    for (size_t i = 0; i < l->data->count; i++)
+        if (l->data->segments[i].count > longest) longest = l->data->segments[i].count;
+    if (l->sequences == 0 && longest < 2)
+        die("there is nothing to train on or to evaluate: %zu tokens", l->data->tokens);
     if (l->sequences == 0)
-        die("%zu tokens are too few: --seq %zu takes one more than that, of one file",
-            l->data->tokens, l->T);
+        die("%zu tokens, at most %zu in one piece, are too few for --seq %zu; --seq %zu or less "
+            "works", l->data->tokens, longest, l->T, longest - 1);
 }
 
 // Maps index i of 0 .. n-1 to its place in the pseudorandom permutation of `key`. A Feistel network

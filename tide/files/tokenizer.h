@@ -427,7 +427,7 @@ static bool merges_known(const PartReader *r, const char *dir) {
     for (int k = 0; k < 4; k++) if (name == NULL || json_is(name, names[k])) return true;
     return error_set(r->err, "%.200s has vocab.json and merges.txt of %.40s, and only those of "
                      "GPT2Tokenizer are read: save it with the fast tokenizer, which writes "
-                     "tokenizer.json", dir, name->string);
+                     "tokenizer.json", dir, name->type == JSON_STRING ? name->string : "no name");
 }
 
 static void tokenizer_file(Tokenizer *t, int file, const char *text) {

@@ -131,14 +131,11 @@ static double calibrate_rate(Calibration *c, int work) {
 // All at once
 
 // When each part began and ended, in seconds, of the copies to the GPU [0] and back [1], and of the
-// host's update [2], which is one part; and what one part is: bytes, or parameters.
+// host's update [2], all of which is the first part; and what one part is: bytes, or parameters.
 typedef struct {
     double at[3][CALIBRATE_PARTS + 1];
     size_t part[3];  // 0: it was not at work
 } Overlap;
-
-// Returns the number of parts of a row.
-static int overlap_count(int row) { return row < 2 ? CALIBRATE_PARTS : 1; }
 
 // Bytes per second to the GPU and back, and parameters per second: of the copies, in those parts
 // that lie within the time in which all were at work. If there are none, as on the emulated GPU,
@@ -148,17 +145,17 @@ static void overlap_rates(const Overlap *o, double rates[3]) {
     for (int i = 0; i < 3; i++) {
         if (o->part[i] == 0) continue;
         from = fmax(from, o->at[i][0]);
-        to = fmin(to, o->at[i][overlap_count(i)]);
+        to = fmin(to, o->at[i][CALIBRATE_PARTS]);
     }
     for (int i = 0; i < 3; i++) {
         if (o->part[i] == 0) continue;
         const double *at = o->at[i];
-        int first = 0, last = overlap_count(i);
+        int first = 0, last = CALIBRATE_PARTS;
         while (first < last && at[first] < from) first++;
         while (last > first && at[last] > to) last--;
         if (i == 2 || first == last) {
             first = 0;
-            last = overlap_count(i);
+            last = i == 2 ? 1 : CALIBRATE_PARTS;
         }
         rates[i] = (last - first) * (double)o->part[i] / (at[last] - at[first]);
     }
@@ -173,7 +170,7 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
     cudaEvent_t e[3][CALIBRATE_PARTS + 1];
     double tried[3][TRIES], one[3] = {0, 0, 0};
     for (int i = 0; i < 3; i++)
-        for (int j = 0; j <= overlap_count(i); j++)
+        for (int j = 0; j <= CALIBRATE_PARTS; j++)
             CUDA(cudaEventCreateWithFlags(&e[i][j], cudaEventBlockingSync));
     // The copies take twice as long as the update alone, in parts that walk through the chunk.
     const double wanted = host_seconds > 0 ? 2 * host_seconds : c->seconds / 8;
@@ -190,7 +187,6 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
             event_record(e[i][0], streams[i]);
         }
         if (o.part[2] > 0) host_queue_submit(c->q, calibrate_adam, &c->state, sizeof c->state);
-        event_record(e[2][1], streams[2]);
         for (size_t j = 0; j < CALIBRATE_PARTS; j++) {
             const size_t at = j % (c->chunk / part) * part;
             stream_copy(c->gpu + at, c->host_in + at, o.part[0], cudaMemcpyHostToDevice, c->in);
@@ -198,16 +194,17 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
             stream_copy(c->host_out + at, c->gpu + c->chunk + at, o.part[1], cudaMemcpyDeviceToHost,
                         c->out);
             event_record(e[1][j + 1], c->out);
+            event_record(e[2][j + 1], c->q->stream);
         }
         for (int i = 0; i < 3; i++)
-            for (int j = 0; j <= overlap_count(i); j++)
+            for (int j = 0; j <= CALIBRATE_PARTS; j++)
                 o.at[i][j] = device_seconds(c->start, e[i][j]);
         overlap_rates(&o, one);
         for (int i = 0; i < 3; i++) tried[i][k] = one[i];
     }
     for (int i = 0; i < 3; i++) rates[i] = calibrate_median(tried[i], TRIES);
     for (int i = 0; i < 3; i++)
-        for (int j = 0; j <= overlap_count(i); j++) event_free(e[i][j]);
+        for (int j = 0; j <= CALIBRATE_PARTS; j++) event_free(e[i][j]);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -237,8 +234,6 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     stream_sync(c->in);
 }
 
-static void calibrate_close(Calibration *c) { owner_free(&c->owner); }
-
 // Measures all rates but gpu_flops and gpu_attention, which are a model's, host_cast, which is
 // another trainer's, and those between GPUs, in about `seconds` (some tenths more go into
 // page-locked memory). The queue must have nothing to do. Takes at most an eighth of the host's
@@ -249,12 +244,9 @@ static void calibrate_close(Calibration *c) { owner_free(&c->owner); }
 static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     Calibration c;
     memset(rates, 0, sizeof *rates);
-    long cache = 0;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
+    const double cache = (double)sysconf(_SC_LEVEL3_CACHE_SIZE);
     // (With twice the cache, 300 MiB of L3, an update seemed to reach 8 to 11 G/s; it reaches 6.1.)
-    const double wanted = EMULATED ? 1 << 20 : fmax(16.0 * (double)cache / 14, 32 << 20);
+    const double wanted = EMULATED ? 1 << 20 : fmax(16 * cache / 14, 32 << 20);
     const double most = fmin(wanted, (double)memory_available() / 8 / 37);
     const size_t n = most < 4096 ? 4096 : (size_t)most / 4096 * 4096;
     calibrate_open(&c, q, n, seconds / 12);
@@ -279,7 +271,7 @@ static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     rates->gpu_adam = calibrate_rate(&c, WORK_GPU_ADAM);
     rates->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
     rates->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
-    calibrate_close(&c);
+    owner_free(&c.owner);
     enum { PAIRS = 8 };
     const size_t bytes = min_size(4 * n, gpu_available() / 2);
     const double begin = seconds_now();

@@ -332,7 +332,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         OffloadSearch search = {rates, memory, search_rehearse, &searched, update_bytes(g), asked,
                                 {}, 0};
         if (!offload_search(&search)) return false;
-        if (!g->trying) search_print(&search);
+        if (g->predicted.step == 0) search_print(&search);  // else print_faster() looks further
         gpt2_take(g, &search.choice);
         return true;
     }
@@ -426,7 +426,7 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
     const char *const ways[][4] = {
         {"batch", "1"}, {"seq", half}, {"moments", "bf16"}, {"recompute", "auto"},
         {"offload", "auto"}, {"weights", "auto"}, {"activations", "host"}, {"zero", "auto"},
-        {"slots", "auto"}, {"resident-blocks", "auto"}, {"clip", "0"},
+        {"slots", "auto"}, {"resident-blocks", "auto"}, {"clip", "0"}, {"master", "bf16"},
         {"batch", "1", "moments", "bf16"}};
     const char *const first = "; it fits with", *joint = first;
     snprintf(half, sizeof half, "%zu", r->T > 3 ? r->T / 2 : r->T);
@@ -440,6 +440,7 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
         if (way == ways[4] && asked.o.offload > OFFLOAD_ZERO) fits = false;  // it may have options
         if (way == ways[6] && kept) fits = false;
         if (r->o.resume && option_given(&r->o, "accum")) fits = false;
+        if (r->o.master == MASTER_BF16 && PRECISION != PRECISION_BF16) fits = false;
         r->B = r->o.batch;
         if (way == ways[1]) r->T = r->o.seq;
         if (r->o.resume) r->o.accum = asked.o.accum * asked.B / r->B;
@@ -519,7 +520,6 @@ static void print_faster(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates
     const size_t batch = r->o.batch, accum = r->o.accum;
     double least = g->predicted.step;
     size_t best = 1;
-    g->trying = true;
     for (size_t k = 2; k <= accum; k++) {
         if (accum % k > 0) continue;
         r->o.batch = r->B = batch * k;
@@ -588,8 +588,6 @@ static int calibrate(const Run *r, const Steps *steps) {
     if (rates.gpu_flops == 0)
         die("--calibrate: layers of %s with %zu x %zu tokens are too much for this device: try a "
             "smaller %s--seq or --model", o->model, r->B, r->T, r->B > 1 ? "--batch, " : "");
-    printf("%s, %zu x %zu tokens: products reach %.3g Tflop/s, attention %.3g\n", o->model, r->B,
-           r->T, 1e-12 * rates.gpu_flops, 1e-12 * rates.gpu_attention);
     if (ranks.rank > 0) return 0;
     rates_write(stdout, &rates);
     host_queue_close(&queue);
@@ -619,8 +617,8 @@ static void step_log(const GPT2 *g, StepResult *result) {
                  "\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,\"h2d_bytes\":%zu,"
                  "\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}", d->step,
                  1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
-                 1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in,
-                 g->moved_out,
+                 1e3 * d->stalled, 1e3 * d->busy[USES_DUPLEX], 1e3 * g->predicted.bound,
+                 g->moved_in, g->moved_out,
                  g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements
                                 : of[PIECE_HOST],
                  g->zen != NULL ? g->zen->map.chosen_elements

@@ -52,8 +52,7 @@ static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool
     const ZenSegment *s = &map->segment[segment];
     Batch<ColumnsWork> batch;
     memset(&batch, 0, sizeof batch);
-    for (int i = s->first; i < s->first + s->count; i++) {
-        const ZenTensor *z = &map->tensor[i];
+    for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++) {
         const size_t slots = rest ? z->cols - z->chosen : z->chosen;
         if (slots == 0) continue;
         ColumnsWork w = columns_matrix(map, s, z);
@@ -179,8 +178,7 @@ static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsWork>
     size_t scratch = 0;
     memset(blocks, 0, sizeof *blocks);
     memset(strips, 0, sizeof *strips);
-    for (int i = s->first; i < s->first + s->count; i++) {
-        const ZenTensor *z = &map->tensor[i];
+    for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++) {
         const size_t n = ceil_div(z->rows, ZEN_BLOCK);
         if (!zen_is_mixed(z)) continue;
         ColumnsWork w = columns_matrix(map, s, z);
@@ -197,10 +195,8 @@ static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsWork>
 static size_t columns_scratch(const ZenMap *map) {
     Batch<ColumnsWork> blocks, strips;
     size_t most = 0;
-    for (int s = 0; s < map->segments; s++) {
-        const size_t n = columns_sums_of(map, s, &blocks, &strips);
-        if (n > most) most = n;
-    }
+    for (int s = 0; s < map->segments; s++)
+        most = max_size(most, columns_sums_of(map, s, &blocks, &strips));
     return most;
 }
 

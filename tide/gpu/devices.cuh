@@ -96,16 +96,14 @@ static DevicePeak device_peak(bool fp32) {
     CUDA(cudaGetDevice(&number));
     CUDA(cudaGetDeviceProperties(&device, number));
     const Device *known = device_find(device.name);
-    DevicePeak peak = {0, 0};
     if (known == NULL) {
         printf("device: %s, not in the table of devices: no %% of peak\n", device.name);
-        return peak;
+        return DevicePeak{0, 0};
     }
-    peak.flops = 1e12 * (fp32 ? known->fp32 : known->bf16);
-    peak.bytes_per_second = 1e9 * known->bandwidth;
-    printf("device: %s, %.4g TFLOP/s and %.4g GB/s (data sheet)\n", device.name,
-           1e-12 * peak.flops, known->bandwidth);
-    return peak;
+    const double rate = fp32 ? known->fp32 : known->bf16;
+    printf("device: %s, %.4g TFLOP/s and %.4g GB/s (data sheet)\n", device.name, rate,
+           known->bandwidth);
+    return DevicePeak{1e12 * rate, 1e9 * known->bandwidth};
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -213,11 +213,9 @@ struct GPT2 {
     Prediction predicted;       // of a step, if the machine's rates are known
     const Steps *steps;         // the trainer's
     OffloadLeast *least;        // while a refusal looks for the least that would do; else NULL
-    bool trying;                // while a plan looks for what would be faster: nothing is printed
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     int segments;
     Segment *segment;
-    size_t blocks;              // of the gradient norm
     // GPU memory.
     floatX *params;                              // what forward and backward use; see Segment
     void *state[3];                              // of residents: master_low() (chosen: whole), and
@@ -394,8 +392,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
 // gradients are packed when backward has made them.
 static void pieces_point(GPT2 *g) {
     const ActsPlace acts = acts_place(g);
-    for (int i = 0; i < g->pieces.count; i++) {
-        Piece *p = &g->pieces.pieces[i];
+    for (Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
         const Segment *seg = &g->segment[p->segment];
         const size_t inside = p->at - seg->own_at, waits = g->sums_on_gpu ? p->at : p->grad_at;
         const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;
@@ -443,14 +440,11 @@ static void visitors_point(GPT2 *g) {
 }
 
 // For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
-// everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
+// everything that was queued and before everything that will be. (From pageable memory, the call
 // may return before the last piece has arrived, and our streams do not wait for the default one.)
 static void gpu_copy(void *to, const void *from, size_t bytes) {
     device_sync();
-    for (size_t at = 0, n; rehearsal == NULL && at < bytes; at += n) {
-        n = min_size(part_at(to, at, bytes), part_at(from, at, bytes));
-        CUDA(cudaMemcpy((char *)to + at, (const char *)from + at, n, cudaMemcpyDefault));
-    }
+    if (rehearsal == NULL) stream_copy(to, from, bytes, cudaMemcpyDefault, NULL);
     device_sync();
 }
 

@@ -145,8 +145,7 @@ static void gpt2_classify(GPT2 *g, float grad_scale, double share, bool accumula
 // Waits for the GPU, and returns the mean loss of the micro-batches since the first one, in nats
 // per token.
 static double gpt2_loss(GPT2 *g) {
-    const size_t bytes = (g->words.count > 0 ? 2 : 1) * sizeof(double);
-    stream_copy(g->host_loss, g->loss, bytes, cudaMemcpyDeviceToHost, g->compute);
+    stream_copy(g->host_loss, g->loss, 2 * sizeof(double), cudaMemcpyDeviceToHost, g->compute);
     stream_sync(g->compute);
     return *g->host_loss;
 }

@@ -137,8 +137,7 @@ static void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const
 
 // In a rehearsal: the next work moves so many bytes of host memory. AdamW moves 26 of an element.
 static void host_takes(const HostQueue *q, size_t bytes) {
-    if (rehearsal == NULL || bytes == 0) return;
-    rehearse(stream_number(q->stream), TAKES_HOST, (double)bytes);
+    if (rehearsal != NULL) rehearse(stream_number(q->stream), TAKES_HOST, (double)bytes);
 }
 
 // Finds the driver's function, and tries it with a wait that is already over. NULL: this device

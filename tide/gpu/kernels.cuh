@@ -90,8 +90,7 @@ template <typename X> __device__ static inline float fold_warps(const float (&su
 // Rows of a block of a kernel that sums over N rows: so few that there are `most` blocks or a
 // little less, but at least `least`. And how many blocks there are with N rows or fewer.
 static size_t rows_of_block(size_t N, size_t least, size_t most) {
-    const size_t rows = ceil_div(N, most);
-    return rows > least ? rows : least;
+    return max_size(ceil_div(N, most), least);
 }
 static size_t most_blocks(size_t N, size_t least, size_t most) {
     return min_size(ceil_div(N, least), most);
@@ -708,9 +707,6 @@ static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
            q_norm_w, k_norm_w, table, begins, sign, all, s, eps, team);
 }
 
-// Returns the rows of a block; blocks are as many for q as for k.
-static size_t heads_backward_rows(size_t N) { return rows_of_block(N, 4, 512); }
-
 // Floats of scratch that heads_backward needs for N rows or fewer, if there is a norm.
 static size_t heads_backward_scratch(size_t N, size_t HS) {
     return most_blocks(N, 4, 512) * 2 * HS;
@@ -727,7 +723,8 @@ static void heads_backward(X *dqkv, X *dq_norm_w, X *dk_norm_w, float *scratch, 
         heads_forward<X>(dqkv, NULL, NULL, NULL, NULL, table, begins, s, 0, stream, -1);
         return;
     }
-    const size_t N = (size_t)s.B * s.T, rows = heads_backward_rows(N), blocks = ceil_div(N, rows);
+    // blocks are as many for q as for k
+    const size_t N = (size_t)s.B * s.T, rows = rows_of_block(N, 4, 512), blocks = ceil_div(N, rows);
     const auto kernel = head_run<X>(s.HS) > 1 ? heads_backward_kernel<X, Pack<X>::N>
                                               : heads_backward_kernel<X, 1>;
     LAUNCH(kernel, (unsigned)(2 * blocks), BLOCK_THREADS, 0, stream, dqkv, scratch, qk, qk_rstd,
@@ -872,10 +869,6 @@ static size_t bias_backward_splits(size_t OC) {
     return slices < 2048 ? 2048 / slices : 1;
 }
 
-static size_t bias_backward_rows(size_t N, size_t OC) {
-    return rows_of_block(N, 64, bias_backward_splits(OC));
-}
-
 // Floats of scratch that both need for N rows or fewer; a larger OC may need less.
 static size_t bias_backward_scratch(size_t N, size_t OC) {
     return most_blocks(N, 64, bias_backward_splits(OC)) * OC;
@@ -884,7 +877,7 @@ static size_t bias_backward_scratch(size_t N, size_t OC) {
 template <typename X, bool SLOPES>
 static void column_sums(X *db, float *scratch, X *d, const X *inp, int activation, size_t N,
                         size_t OC, cudaStream_t stream) {
-    const size_t rows = bias_backward_rows(N, OC);
+    const size_t rows = rows_of_block(N, 64, bias_backward_splits(OC));
     const unsigned splits = ceil_div(N, rows), slices = ceil_div(OC, 32 * Pack<X>::N);
     const auto kernel = bias_backward_kernel<X, SLOPES>;
     LAUNCH(kernel, splits * slices, BLOCK_THREADS, 0, stream, scratch, d, inp, activation, N, OC,

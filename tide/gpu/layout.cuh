@@ -62,8 +62,7 @@ static void rooms_place(GPT2 *g) {
     g->landings = Rooms{.count = g->zen != NULL ? g->segments : g->lands ? 2 : 0,
                         .bytes = g->lands ? longest * sizeof(floatX) : 0};
     g->weights_on_host = 0;
-    for (int i = 0; i < list->count; i++) {
-        Piece *p = &list->pieces[i];
+    for (Piece *p = list->pieces; p < list->pieces + list->count; p++) {
         const bool streams = g->segment[p->segment].on_host, late = p->kind == PIECE_LATE;
         const bool visits = streams && p->kind == PIECE_VISIT;
         if (visits) weights = sizeof(floatX);
@@ -77,8 +76,8 @@ static void rooms_place(GPT2 *g) {
                             * (g->piece_bytes[PIECE_VISIT] + weights + grad)};
 }
 
-// Sets where gradients wait on the host. Where the update begins in backward, HOST_ROOMS rooms are
-// enough for the layers, which use them in turn; embeddings and tail have their own.
+// Sets where gradients wait on the host: each piece's in a place of its own. But if the update
+// begins in backward, the layers use HOST_ROOMS rooms in turn; embeddings and tail have one each.
 enum { HOST_ROOMS = 3 };
 static void host_rooms_place(GPT2 *g) {
     const int tail = g->segments - 1;
@@ -136,13 +135,11 @@ static void gpt2_place(GPT2 *g) {
         own_at += seg->own;
         g->ranges[i] = StateRange{seg->own_from, seg->own};
     }
-    for (int i = 0; i < list->count; i++) {
-        const Piece *p = &list->pieces[i];
+    for (const Piece *p = list->pieces; p < list->pieces + list->count; p++) {
         Segment *seg = &g->segment[p->segment];
         if (seg->first == NULL) seg->first = p;
         seg->end = p + 1;
         if (!p->grad_on_gpu) seg->leaving += p->length;
-        g->blocks = p->first_block + p->blocks;
     }
     for (int i = 0, visit = 0; i < g->segments; i++) {
         const Segment *seg = &g->segment[update_order(g, i)];
@@ -178,8 +175,7 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
         seg->param_at = seg->own_param_at = *at;
         *at += seg->length;
     }
-    for (int i = 0; i < g->pieces.count; i++) {
-        Piece *p = &g->pieces.pieces[i];
+    for (Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
         const Segment *seg = &g->segment[p->segment];
         p->weights_at = seg->param_at + (p->at - seg->own_at);
     }
@@ -192,10 +188,9 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
         if (zo->group[k].length > zo->scratch) zo->scratch = zo->group[k].length;
     }
     // Logits of a chunk: as many tokens as the scratch has room for, and a few hundred at least.
-    zo->chunk = zo->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
-    if (zo->chunk < 512) zo->chunk = 512;
+    zo->chunk = max_size(zo->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS, 512);
     zo->chunk = min_size(min_size(zo->chunk, 8192), g->config.vocab_padded);
-    if (zo->chunk * C > zo->scratch) zo->scratch = round_up(zo->chunk * C, ALIGN_ELEMENTS);
+    zo->scratch = max_size(zo->scratch, round_up(zo->chunk * C, ALIGN_ELEMENTS));
 }
 
 // Returns the floats that backward's sums over rows take.
@@ -254,8 +249,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER(ANY, "backward", N * wide * X_, g->dwide);
         BUFFER(ANY, "backward", N * g->config.heads * f32, g->delta);
         BUFFER(ANY, "backward", sums_scratch(&g->config, N) * f32, g->scratch);
-        BUFFER(ANY, "backward", g->blocks * sizeof(double), g->norm_sums);
-        BUFFER(ANY, "backward", norm_runs(g->zero != NULL ? g->zero->all_blocks : g->blocks)
+        BUFFER(ANY, "backward", g->pieces.blocks * sizeof(double), g->norm_sums);
+        BUFFER(ANY, "backward", norm_runs(g->zero != NULL ? g->zero->all_blocks : g->pieces.blocks)
                                * sizeof(double), g->run_sums);
         for (int k = 0; k < 3; k++)
             BUFFER(HOST, state_names[k], away * g->state_bytes[PIECE_HOST][k], g->host_state[k]);
@@ -360,9 +355,10 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         printf("recomputing layer norms and the non-linearity in backward\n");
     if (g->update_in_backward)
         printf("without clipping, each segment is updated as soon as backward has its gradient\n");
-    else if (r->o.clip == 0 && !g->no_overlap)
+    else if (r->o.clip == 0 && r->o.dump == NULL)
         printf("--clip 0: the update waits for the norm all the same, because %s\n",
-               g->zen != NULL ? "ZenFlow's windows follow it" : "fp16 may skip the step");
+               g->zen != NULL ? "ZenFlow's windows follow it"
+               : g->no_overlap ? "--no-overlap says so" : "fp16 may skip the step");
     if (g->grads_over_acts > 0)
         printf("%.1f MiB of gradients wait for the update where activations were\n",
                mib(g->grads_over_acts * sizeof(floatX)));
@@ -416,7 +412,7 @@ static void gpt2_allocate(GPT2 *g) {
     }
     g->host_loss = (double *)pinned_alloc(2 * sizeof(double), "loss");
     if (g->lands)
-        g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
+        g->worker_sums = (double *)pinned_alloc(g->pieces.blocks * sizeof(double), "gradient norm");
     const size_t most = g->config.vocab > g->max_T ? g->config.vocab : g->max_T;
     g->token_count = (int32_t *)owner_add(free, ALLOC(int32_t, 2 * most, "tokens"));
     g->inputs = (int32_t *)owner_add(free, ALLOC(int32_t, (g->packed ? 4 : 2) * N, "tokens"));

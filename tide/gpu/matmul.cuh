@@ -65,7 +65,6 @@ typedef struct {
     cublasLtMatmulPreference_t preference;
     void *workspace;          // MATMUL_WORKSPACE bytes
     uint32_t alignment;       // bytes: addresses count as multiples of at most this
-    size_t searches;          // how often the heuristic was asked
     size_t made;              // plans so far; the newest MATMUL_PLANS of them are kept
     Tune tune;
     MatmulPlan plans[MATMUL_PLANS];
@@ -164,7 +163,6 @@ static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) 
     memset(&found, 0, sizeof found);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         lt->handle, p->op, p->b, p->a, p->out, p->out, lt->preference, 1, &found, &count);
-    lt->searches++;
     if (status == CUBLAS_STATUS_SUCCESS && count < 1) status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (status == CUBLAS_STATUS_SUCCESS) status = found.state;
     p->none = status != CUBLAS_STATUS_SUCCESS && s->epilogue > GEMM_BIAS;

@@ -15,7 +15,6 @@ typedef struct {
     TraceSpan span;
     cudaEvent_t begin, end;   // NULL until they are first needed
     bool ended;               // or it is no span yet
-    bool began;               // span.begin is known before it is read
     bool between;             // of no step
 } TimelineSlot;
 
@@ -23,7 +22,6 @@ typedef struct { size_t step; int count, made; TimelineSlot *slot; } TimelineHal
 
 // Zeroed it is closed, and every function here does nothing.
 typedef struct Timeline {
-    bool open;
     bool between;             // spans that begin now are of an evaluation or a sample: they are
                               // traced, but not counted
     TimelineStep done;        // counters of the newest step that was read
@@ -31,7 +29,7 @@ typedef struct Timeline {
     TimelineHalf half[2];     // one records a step, one holds the step before
     int now;                  // which one records
     int doing;                // the compute stream's open span, or -1
-    cudaEvent_t base;         // a complete event, and
+    cudaEvent_t base;         // a complete event (NULL: it is closed), and
     double base_at;           // its time in seconds since opening
 } Timeline;
 
@@ -44,7 +42,6 @@ static void timeline_open(Timeline *t, const char *file) {
     CUDA(cudaEventCreate(&t->base));
     CUDA(cudaEventRecord(t->base, 0));
     CUDA(cudaEventSynchronize(t->base));
-    t->open = true;
 }
 
 static TimelineSlot *timeline_slot(Timeline *t, int span) {
@@ -62,7 +59,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
                           cudaStream_t s) {
     TimelineHalf *h = &t->half[t->now];
     if (rehearsal != NULL) rehearse_span(stream_number(s), row, name, number, bytes);
-    if (!t->open) return -1;
+    if (t->base == NULL) return -1;
     if (h->count == h->made) {
         h->slot = (TimelineSlot *)array_grow(h->slot, (size_t)h->made, sizeof *h->slot, "timeline");
         memset(&h->slot[h->made++], 0, sizeof *h->slot);
@@ -70,7 +67,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
     TimelineSlot *slot = &h->slot[h->count];
     const TraceSpan span = {0, 0, row, name, number, bytes};
     slot->span = span;
-    slot->ended = slot->began = false;
+    slot->ended = false;
     slot->between = t->between;
     timeline_record(&slot->begin, s);
     return 2 * h->count++ + t->now;
@@ -90,7 +87,7 @@ static void timeline_compute(Timeline *t, const char *name, size_t number, size_
     if (rehearsal != NULL)
         rehearse_span(stream_number(compute), name == NULL ? -1 : ROW_COMPUTE,
                       name == NULL ? "" : name, number, bytes);
-    if (!t->open) return;
+    if (t->base == NULL) return;
     timeline_end(t, t->doing, compute);
     t->doing = name == NULL ? -1 : timeline_begin(t, ROW_COMPUTE, name, number, bytes, compute);
 }
@@ -105,43 +102,30 @@ static double timeline_seconds(const Timeline *t, cudaEvent_t e) {
     return t->base_at + 1e-3 * (double)ms;
 }
 
-// Is this span still under way? Then it counts for a later step, because nothing waits for it. Its
-// begin is read, if it is known: later the base would be too far from it (see timeline_read()).
-static bool timeline_goes_on(const Timeline *t, TimelineSlot *slot) {
-    if (cudaEventQuery(slot->end) != cudaErrorNotReady) return false;
-    if (!slot->began && cudaEventQuery(slot->begin) == cudaSuccess) {
-        slot->span.begin = timeline_seconds(t, slot->begin);
-        slot->began = true;
-    }
-    (void)cudaGetLastError();  // that it is not ready is no mistake
-    return true;
-}
-
 static void timeline_read(Timeline *t, TimelineHalf *h) {
     TraceSpan *spans = ALLOC(TraceSpan, (size_t)h->count, "timeline");
     int n = 0, apart = h->count, kept = 0;  // from apart on: spans of no step
     for (int i = 0; i < h->count; i++) {
         TimelineSlot *slot = &h->slot[i];
         if (!slot->ended) fail("step %zu: the span \"%s\" never ended", h->step, slot->span.name);
-        if (timeline_goes_on(t, slot)) {
+        if (cudaEventQuery(slot->end) == cudaErrorNotReady) {  // it counts for a later step
             const TimelineSlot later = *slot;
+            (void)cudaGetLastError();  // that it is not ready is no mistake
             *slot = h->slot[kept];
             h->slot[kept++] = later;
             continue;
         }
-        if (!slot->began) slot->span.begin = timeline_seconds(t, slot->begin);
+        slot->span.begin = timeline_seconds(t, slot->begin);
         slot->span.end = timeline_seconds(t, slot->end);
         spans[slot->between ? --apart : n++] = slot->span;
     }
     // CUDA gives a float of milliseconds: after some minutes from one base for ever, it would no
     // longer tell microseconds. So this step has the base of the next.
-    int first = kept;
-    while (first < h->count && h->slot[first].began) first++;
-    if (first < h->count) {
+    if (kept < h->count) {
         const cudaEvent_t older = t->base;
-        t->base = h->slot[first].begin;
-        t->base_at = h->slot[first].span.begin;
-        h->slot[first].begin = older;
+        t->base = h->slot[kept].begin;
+        t->base_at = h->slot[kept].span.begin;
+        h->slot[kept].begin = older;
     }
     t->done.step = h->step;
     trace_counters(&t->done, spans, n);
@@ -159,7 +143,7 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
 // ended, and the file its rows. If that cannot be written, it says so and goes on without.
 static void timeline_step(Timeline *t, size_t step) {
     Error err;
-    if (!t->open) return;
+    if (t->base == NULL) return;
     t->now = 1 - t->now;
     timeline_read(t, &t->half[t->now]);
     t->half[t->now].step = step;
@@ -171,15 +155,16 @@ static void timeline_step(Timeline *t, size_t step) {
 
 // Writes what was busy how long in the newest step that was read, as members of a JSON object.
 static void timeline_log(const Timeline *t, char *json, size_t n) {
-    const TimelineStep *d = &t->done;
+    const double *s = t->done.busy;
     snprintf(json, n, ",\"gpu_busy_ms\":%.6g,\"cpu_busy_ms\":%.6g,\"h2d_busy_ms\":%.6g,"
-             "\"d2h_busy_ms\":%.6g", 1e3 * d->gpu, 1e3 * d->cpu, 1e3 * d->h2d, 1e3 * d->d2h);
+             "\"d2h_busy_ms\":%.6g", 1e3 * s[USES_GPU], 1e3 * s[USES_CPU], 1e3 * s[USES_H2D],
+             1e3 * s[USES_D2H]);
 }
 
 // Reads the rest, ends the file and frees all; t->done stays: the last step's counters.
 static void timeline_close(Timeline *t) {
     Error err;
-    if (!t->open) return;
+    if (t->base == NULL) return;
     CUDA(cudaDeviceSynchronize());
     timeline_read(t, &t->half[1 - t->now]);
     timeline_read(t, &t->half[t->now]);
@@ -193,7 +178,7 @@ static void timeline_close(Timeline *t) {
         free(h->slot);
     }
     CUDA(cudaEventDestroy(t->base));
-    t->open = false;
+    t->base = NULL;
 }
 
 #endif

@@ -259,7 +259,7 @@ static double zero_norm_squared(GPT2 *g, double *loss) {
     stream_copy(zero->mine, zero->host_mine, ZERO_HEAD * sizeof(double), cudaMemcpyHostToDevice,
                 g->sums);
     stream_copy(zero->mine + ZERO_LOSS, g->loss, sizeof(double), cudaMemcpyDeviceToDevice, g->sums);
-    stream_copy(zero->mine + ZERO_HEAD, g->norm_sums, g->blocks * sizeof(double),
+    stream_copy(zero->mine + ZERO_HEAD, g->norm_sums, g->pieces.blocks * sizeof(double),
                 cudaMemcpyDeviceToDevice, g->sums);
     order(g, g->sums, zero->stream);
     all_gather(zero, zero->all, zero->mine, n * sizeof(double));

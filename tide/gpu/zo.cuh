@@ -660,8 +660,9 @@ static void zo_log(const GPT2 *g, char *json, size_t n, size_t sent, double wait
     if (d->step > 0 || ranks.world > 1)
         snprintf(json, n, ",\"zo\":{\"step\":%zu%s,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
                  "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"ranks\":%d,\"exchanged_bytes\":%zu,"
-                 "\"exchange_ms\":%.6g}", d->step, busy, 1e3 * d->stalled, 1e3 * d->duplex,
-                 g->moved_in, g->moved_out, ranks.world, sent, 1e3 * waited);
+                 "\"exchange_ms\":%.6g}", d->step, busy, 1e3 * d->stalled,
+                 1e3 * d->busy[USES_DUPLEX], g->moved_in, g->moved_out, ranks.world, sent,
+                 1e3 * waited);
 }
 
 // One step of MeZO, as mezo_step() in train_gpt2.c. All its passes are queued before the host waits
@@ -702,14 +703,10 @@ static void zo_loaded(const GPT2 *g, Run *r) {
     char text[40];
     if (ranks.world == 1) return;
     if (r->rank > 0) r->saves.count = 0;
-    for (int i = 0; i < g->pieces.count; i++) {
-        const Piece *p = &g->pieces.pieces[i];
+    for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
         floatX *w = ALLOC(floatX, p->length, "comparison of weights");
         gpu_copy(w, p->weights, p->length * sizeof *w);
-        #pragma omp parallel for reduction(+ : hash)
-        for (size_t k = 0; k < p->length; k += 4096)
-            hash += hash_words((p->at + k) * sizeof *w, w + k,
-                               min_size(p->length - k, 4096) * sizeof *w);
+        hash += hash_words(p->at * sizeof *w, w, p->length * sizeof *w);
         free(w);
     }
     snprintf(text, sizeof text, "%016" PRIx64, hash);

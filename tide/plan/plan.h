@@ -32,7 +32,7 @@ typedef struct {
     double comm_exposed;       // by so much, the step would be shorter if they took no time
     double reduced_bytes;      // of gradients, from each GPU to the others, to be summed there; and
     double gathered_bytes;     // of weights
-    double gpu, cpu, h2d, d2h; // shares of the time in which each is at work; 0: not asked for
+    double busy[TRACE_USES];   // shares of the time in which each is at work; 0: not asked for
 } Prediction;
 
 // A step of a rehearsal: the job that ends its norm, and the number of jobs up to its update.
@@ -43,10 +43,6 @@ enum { REHEARSED_MICRO = 5 };
 
 static bool job_is(const Job *t, const char *name) {
     return t->span.row == ROW_COMPUTE && strcmp(t->span.name, name) == 0;
-}
-
-static bool job_sends(const Job *t, const char *name) {
-    return t->takes == TAKES_COMM && strcmp(t->span.name, name) == 0;
 }
 
 // Adds to *x what jobs (before, end] of one step are, of which `more` micro-batches were left out.
@@ -80,9 +76,12 @@ static void predict_step(const Rehearsal *q, int before, int end, size_t more, P
         if (t[i].takes == TAKES_PRODUCTS || t[i].takes == TAKES_ATTENTION)
             pred->compute += times * t[i].work;
         if (t[i].span.row == ROW_COMPUTE) done = t[i].span.end;
-        if (t[i].takes == TAKES_COMM) pred->comm += times * t[i].work;
-        if (job_sends(&t[i], "reduce")) pred->reduced_bytes += times * (double)t[i].span.bytes;
-        if (job_sends(&t[i], "gather")) pred->gathered_bytes += times * (double)t[i].span.bytes;
+        if (t[i].takes == TAKES_COMM) {  // without a name and bytes: norms
+            const bool sums = strcmp(t[i].span.name, "reduce") == 0;
+            *(sums ? &pred->reduced_bytes : &pred->gathered_bytes) += times
+                                                                    * (double)t[i].span.bytes;
+            pred->comm += times * t[i].work;
+        }
         if (t[i].takes == TAKES_H2D && t[i].span.row >= 0) pred->h2d_bytes += times * t[i].work;
         if (t[i].takes == TAKES_D2H && t[i].span.row >= 0) pred->d2h_bytes += times * t[i].work;
     }
@@ -92,7 +91,6 @@ static void predict_step(const Rehearsal *q, int before, int end, size_t more, P
 // Computes the shares at work between the norms of two steps.
 static void predict_busy(const Rehearsal *q, double begin, double end, Prediction *pred) {
     TraceSpan *s = ALLOC(TraceSpan, q->count, "plan");
-    TimelineStep busy;
     int n = 0;
     for (int i = 0; i < q->count; i++) {
         s[n] = q->jobs[i].span;
@@ -100,11 +98,8 @@ static void predict_busy(const Rehearsal *q, double begin, double end, Predictio
         s[n].end = fmin(s[n].end, end);
         if (s[n].row >= 0 && s[n].begin < s[n].end) n++;
     }
-    trace_counters(&busy, s, n);
-    pred->gpu = busy.gpu / (end - begin);
-    pred->cpu = busy.cpu / (end - begin);
-    pred->h2d = busy.h2d / (end - begin);
-    pred->d2h = busy.d2h / (end - begin);
+    trace_busy(s, n, pred->busy);
+    for (int i = 0; i < TRACE_USES; i++) pred->busy[i] /= end - begin;
     free(s);
 }
 
@@ -164,9 +159,10 @@ static void plan_print_speed(const Rates *rates, const PlanRun *run, const Predi
         printf(" at %.0f Tflop/s%s\n", 1e-12 * flops / pred->step,
                run->world > 1 ? " on each GPU" : "");
     else printf(", as if compute took no time: gpu_flops is not known\n");
-    if (pred->gpu > 0)
-        printf("  at work: GPU %.0f %%, CPU %.0f %%, link %.0f %% to the GPU, %.0f %% to the "
-               "host\n", 100 * pred->gpu, 100 * pred->cpu, 100 * pred->h2d, 100 * pred->d2h);
+    const double *s = pred->busy;
+    if (s[USES_GPU] > 0)
+        printf("  at work: GPU %.0f %%, CPU %.0f %%, link %.0f %% to the GPU, %.0f %% to the host"
+               "\n", 100 * s[USES_GPU], 100 * s[USES_CPU], 100 * s[USES_H2D], 100 * s[USES_D2H]);
     if (run->steps == 0) return;
     const double seconds = pred->step * (double)run->steps;
     const int k = (seconds >= 60) + (seconds >= 3600) + (seconds >= 360000);
@@ -324,30 +320,31 @@ typedef struct {
     double none;             // seconds of a step with nothing offloaded; INFINITY: it does not fit
 } OffloadSearch;
 
-// Takes this choice if its step is clearly shorter than that of the choices tried before, which are
-// simpler; with all residents that fit or none, then with all rooms that fit.
-static void search_try(OffloadSearch *q, OffloadChoice c, bool residents) {
-    if (residents) c.resident = choice_residents(&q->memory, c);
-    if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
-    if (c.resident < 0 || !choice_fits(&q->memory, &c)) return;
-    choice_fill(&q->memory, &c);
-    const Prediction pred = q->rehearse(q->trainer, &c);
-    if (c.mode == OFFLOAD_NONE) q->none = fmin(q->none, pred.step);
-    if (pred.step > 0.995 * q->predicted.step) return;
-    q->choice = c;
-    q->predicted = pred;
+// Tries a choice, if `residents` with all that fit, and without; then with all rooms that fit.
+// Takes it if its step is clearly shorter than that of those tried before, which are simpler.
+static void search_try(OffloadSearch *q, const OffloadChoice *tried, bool residents) {
+    for (int stay = residents && tried->mode != OFFLOAD_NONE; stay >= 0; stay--) {
+        OffloadChoice c = *tried;
+        if (stay) c.resident = choice_residents(&q->memory, c);
+        if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
+        if (c.resident < 0 || !choice_fits(&q->memory, &c)) continue;
+        choice_fill(&q->memory, &c);
+        const Prediction pred = q->rehearse(q->trainer, &c);
+        if (c.mode == OFFLOAD_NONE) q->none = fmin(q->none, pred.step);
+        if (pred.step > 0.995 * q->predicted.step) continue;
+        q->choice = c;
+        q->predicted = pred;
+    }
 }
 
-// Tries, with so many layers streaming, a list: none, twinflow (zero, if nothing stays), interleave
+// Tries, with so many layers streaming: none, twinflow (zero, if nothing stays), interleave
 // at shares around the best of rates.h; each with and without recomputation, with the sums of
 // gradients on either side, and those of visitors; with as many residents as fit, too, or without.
 static void search_all(OffloadSearch *q, int streamed, bool residents) {
     static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best
     static const int keeps[] = {KEEP_ALL, 0, -1};
-    enum { SHARES = sizeof shares / sizeof *shares, MOST = 3 * 2 * (3 + 3 * SHARES) };
     const OffloadMemory *m = &q->memory;
-    OffloadChoice list[MOST], c = q->choice;
-    int count = 0;
+    OffloadChoice c = q->choice;
     c.stride = 0;
     c.streamed = streamed;
     q->bytes.streams = streamed > 0;
@@ -360,26 +357,22 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
             c.mode = OFFLOAD_NONE;
             for (int apart = 0; apart < 2 - (c.recompute == RECOMPUTE_BLOCK); apart++) {
                 c.apart = apart;
-                if (!sum && streamed == 0) list[count++] = c;
+                if (!sum && streamed == 0) search_try(q, &c, residents);
             }
             c.apart = false;
             c.mode = OFFLOAD_TWINFLOW;
-            list[count++] = c;
+            search_try(q, &c, residents);
             c.mode = OFFLOAD_INTERLEAVE;
             for (int keep = 0; keep < 3; keep++) {
                 c.kept_grads = keeps[keep];
                 q->bytes.kept_grads = keep == 0 ? 1 : 0.5 * (keep - 1);
                 const double best = fmax(best_share(q->rates, &q->bytes), 0.05);
-                for (int i = 0; i < SHARES; i++) {
+                for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
                     c.share = fmin(best * shares[i], 1);
-                    list[count++] = c;
+                    search_try(q, &c, residents);
                 }
             }
         }
-    for (int i = 0; i < count; i++) {
-        if (residents && list[i].mode != OFFLOAD_NONE) search_try(q, list[i], true);
-        search_try(q, list[i], false);
-    }
 }
 
 // --offload auto: what a rehearsal finds fastest; with weights on the host only if that is clearly

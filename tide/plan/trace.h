@@ -68,8 +68,7 @@ static void trace_busy(const TraceSpan *s, int n, double busy[TRACE_USES]) {
 // The times of one step, in seconds.
 typedef struct {
     size_t step;
-    double gpu, cpu, h2d, d2h;  // each worked, or copied, whatever it was; of that,
-    double duplex;        // both directions of the link did
+    double busy[TRACE_USES];  // each worked, or copied, whatever it was; or both directions did
     double stalled;       // compute waited; of that,
     double stalled_backward;  // before a part of backward
     double forward, backward;  // work on these
@@ -88,15 +87,10 @@ static const char *trace_after(const TraceSpan *s, int n, double end) {
 // Fills all of c but step from the n spans of a step, whose waits do not overlap.
 static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     static const char *const update[4] = {"fetch", "update", "flush", "back"};
-    double busy[TRACE_USES] = {0};
     double first = INFINITY, last = -INFINITY;  // of the update
-    trace_busy(s, n, busy);
-    c->gpu = busy[USES_GPU];
-    c->cpu = busy[USES_CPU];
-    c->h2d = busy[USES_H2D];
-    c->d2h = busy[USES_D2H];
-    c->duplex = busy[USES_DUPLEX];
-    c->forward = c->backward = c->stalled = c->stalled_backward = 0;
+    const TimelineStep none = {.step = c->step};
+    *c = none;
+    trace_busy(s, n, c->busy);
     for (int i = 0; i < n; i++) {
         const double length = s[i].end - s[i].begin;
         if (s[i].row == ROW_COMPUTE && strcmp(s[i].name, "wait") == 0) {

@@ -444,7 +444,7 @@ static void options_check(const Options *o) {
          "--offload places the state of AdamW; with mezo: --resident-blocks"},
         {o->activations == ACTIVATIONS_HOST
              && (o->recompute == RECOMPUTE_NONE || o->recompute == RECOMPUTE_LIGHT),
-         "--activations host keeps nothing of a layer but its input: leave out --recompute"},
+         "--activations host keeps nothing of a layer but its input: take --recompute block"},
         {o->weights == WEIGHTS_HOST && o->offload == OFFLOAD_NONE,
          "--weights host needs state on the host, and --offload none leaves none there"},
         {o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2),

@@ -143,11 +143,16 @@ static bool run_hears(int news) {
 // Prepares a run for its first step: writes what --out has from the start, and catches signals.
 // peak: FLOP/s of all devices. Returns the number of the first step.
 static size_t run_begin(Run *r, double peak) {
+    char path[PATH_MAX];
     Error err;
     options_write(&r->o, r->state.options, sizeof r->state.options);
     r->state.products = 0;  // a trainer with a tune file sets it when it saves
-    run_describe_saves(r);
+    if (r->rank == 0) run_check_disk(r);
     const char *out = out_is_written(&r->o) ? r->o.out : NULL;
+    for (int i = 0; i < TOKENIZER_FILES && !r->o.resume && out != NULL && r->rank == 0; i++) {
+        path_join(path, out, tokenizer_files[i]);  // left by a run that saved nothing
+        unlink(path);
+    }
     if (!r->o.resume && out != NULL && !r->o.no_save) run_save_tokenizer(r, out);
     if (!log_open(&r->log, r->rank == 0 ? out : NULL, r->state.step, &err))
         die("%s", err.text);
@@ -221,8 +226,8 @@ static void run_scale_loss(Run *r, size_t step, const StepResult *result) {
 
 // Computes AdamW's constants for a step, with the schedule's learning rate and with clipping, and
 // result->norm, from the squared norm of the scaled gradient. If loss or norm is no number, fp16
-// skips the step; in other precisions the run ends before the weights become NaN. Skipped steps do
-// not count in the bias corrections.
+// skips the step; in other precisions the run ends, and nothing of the step is saved. Skipped steps
+// do not count in the bias corrections.
 static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, StepResult *result) {
     const Options *o = &r->o;
     const double scale = run_loss_scale(r), squared = norm_squared / (scale * scale);

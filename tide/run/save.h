@@ -6,10 +6,11 @@
 //   run_save_tokenizer  saves the tokenizer beside the weights
 //   run_save_next       sets when the next checkpoint is due (--save-every auto)
 //   run_find_best       finds the best checkpoint of a resumed run (--keep-best)
-//   run_describe_saves  prints when a run saves, and what disk space that takes
+//   run_check_disk      prints what disk space a run takes, and refuses a disk without it
 #ifndef TIDE_SAVE_H
 #define TIDE_SAVE_H
 #include "open.h"
+#include <sys/statvfs.h>
 
 // Loads the weights of a new run: those of the files of --model, or a preset's random ones.
 static void run_load_first(Run *r, const RunState *state) {
@@ -168,19 +169,29 @@ static double run_disk(const Run *r, size_t checkpoints) {
     return (double)r->table.parameters * ((double)checkpoints * state + weights);
 }
 
-// Prints when the run saves, and what disk space that takes.
-static void run_describe_saves(const Run *r) {
+// Prints when the run saves, and what disk space that takes. Refuses a disk that has too little.
+static void run_check_disk(const Run *r) {
     const Options *o = &r->o;
+    const double least = run_disk(r, 1), most = run_disk(r, o->keep + 1 + o->keep_best);
     char when[80] = "only at the end";
-    if (o->no_save) return;
+    struct statvfs disk;
+    double there = 0, state = least - run_disk(r, 0);
+    size_t step = state_newest(o->out, SIZE_MAX, true);
+    for (; step > 0; step = state_newest(o->out, step, false)) there += state;
+    if (o->no_save || statvfs(o->out, &disk) != 0) return;
+    const double room = (double)disk.f_bavail * (double)disk.f_frsize;
+    if (room + fmax(there - state, 0) < least)  // all checkpoints but the newest may be removed
+        die("--out %s: a checkpoint and the weights take %sB, and only %sB are free there: make "
+            "room, name another disk, or save nothing (--no-save)", o->out,
+            count_text(least).text, count_text(room).text);
     if (o->save_every == AUTO_COUNT)
         snprintf(when, sizeof when, "every %.3g minutes, or less often: at most 5 %% of the time",
                  run_save_pause() / 60);
     else if (o->save_every > 0) snprintf(when, sizeof when, "every %zu steps", o->save_every);
-    printf("checkpoints: %sB, %s; on disk, with --keep %zu%s and the weights, up to %sB\n",
-           count_text(run_disk(r, 1) - run_disk(r, 0)).text, when, o->keep,
-           o->keep_best ? ", the best one" : "",
-           count_text(run_disk(r, o->keep + 1 + o->keep_best)).text);
+    printf("checkpoints: %sB, %s; on disk, with --keep %zu%s and the weights, up to %sB; free: %sB"
+           "%s\n", count_text(state).text, when, o->keep, o->keep_best ? ", the best one" : "",
+           count_text(most).text, count_text(room).text,
+           room + there < most ? ", NOT ENOUGH for so many: older ones go when it is full" : "");
 }
 
 // Finds the best checkpoint for --keep-best. That of a resumed run stays the best if its weights

@@ -129,6 +129,9 @@ static void test_bad_files(void) {
         snprintf(words, sizeof words, "%s: truncated", names[wrong]);
         CHECK(refused(in_base("shard_*.bin"), tok, words), "shard %d", wrong);
     }
+    // fewer bytes than a header, and a number of tokens with which their product is as many
+    const int32_t less[206] = {BIN_MAGIC_16, 1, -100};
+    CHECK(DIES_WITH("truncated", segment_parse("x.bin", less, sizeof less)), "824 bytes");
     make_directories(in_base("d.bin"));
     CHECK(symlink("l.bin", in_base("l.bin")) == 0 && mkfifo(in_base("pipe"), 0666) == 0, "links");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
@@ -511,10 +514,10 @@ static void test_permutation_is_random(void) {
 
 static void test_loader_errors(void) {
     static const struct { size_t counts[3], T; const char *words; } rows[] = {
-        {{0, 0, 0}, 4, "0 tokens"},
-        {{1, 0, 0}, 1, "1 tokens"},
+        {{0, 0, 0}, 4, "nothing to train on or to evaluate: 0 tokens"},
+        {{1, 0, 0}, 1, "nothing to train on or to evaluate: 1 token"},
         {{5, 9, 7}, SIZE_MAX, "21 tokens"}, {{5, 9, 7}, SIZE_MAX / 2 + 1, "21 tokens"},
-        {{5, 9, 7}, 9, "21 tokens"}, {{5, 9, 7}, 9, "--seq 9 takes one more"}};
+        {{5, 9, 7}, 9, "21 tokens"}, {{5, 9, 7}, 9, "--seq 8 or less"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const TokenData d = numbered(rows[i].counts, 3);
         const Loader l = loader_make(&d, rows[i].T, 1, true);

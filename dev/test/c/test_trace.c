@@ -59,22 +59,23 @@ static void counters_of_a_step(void) {
         {6, 7, ROW_HOST, "accumulate", 2, 0},      {9, 13, ROW_HOST, "update", 2, 0},
         {12, 14, ROW_BACK, "back", 2, 32},         {13, 20, ROW_HOST, "save", 2, 0}};
     TimelineStep c = {.step = 7};
+    const double *busy = c.busy;
     trace_counters(&c, s, sizeof s / sizeof *s);
     // in: 8.5-11, 12-14; out: 7-9, 10.25-12.5; "norm" copies nothing
-    CHECK(c.duplex == 0.5 + 0.75 + 0.5, "%g", c.duplex);
-    CHECK(c.h2d == 4.5 && c.d2h == 4.25, "%g %g", c.h2d, c.d2h);
+    CHECK(busy[USES_DUPLEX] == 0.5 + 0.75 + 0.5, "%g", busy[USES_DUPLEX]);
+    CHECK(busy[USES_H2D] == 4.5 && busy[USES_D2H] == 4.25, "%g %g", busy[USES_H2D], busy[USES_D2H]);
     // 0-2, 2.5-4, 5-8, 10-10.25: waits are none; 6-7, 9-20
-    CHECK(c.gpu == 6.75 && c.cpu == 12, "%g %g", c.gpu, c.cpu);
+    CHECK(busy[USES_GPU] == 6.75 && busy[USES_CPU] == 12, "%g %g", busy[USES_GPU], busy[USES_CPU]);
     CHECK(c.stalled == 1, "%g", c.stalled);  // not those of other rows
     CHECK(c.stalled_backward == 0.5, "%g", c.stalled_backward);  // 3.75-4.25, and backward follows
     CHECK(c.update_seconds == 5, "%g", c.update_seconds);  // 9-14
     CHECK(c.forward == 3.5 && c.backward == 3, "%g %g", c.forward, c.backward);
     CHECK(c.step == 7, "not its business");
     trace_counters(&c, s, 6);  // no update
-    CHECK(c.update_seconds == 0 && c.duplex == 0, "%g", c.update_seconds);
+    CHECK(c.update_seconds == 0 && busy[USES_DUPLEX] == 0, "%g", c.update_seconds);
     trace_counters(&c, s, 0);
-    CHECK(c.forward == 0 && c.stalled == 0 && c.gpu == 0 && c.cpu == 0 && c.h2d == 0 && c.d2h == 0,
-          "nothing");
+    CHECK(c.forward == 0 && c.stalled == 0 && busy[USES_GPU] == 0 && busy[USES_CPU] == 0
+          && busy[USES_H2D] == 0 && busy[USES_D2H] == 0, "nothing");
     // in any order of the list; a wait that nothing follows is not backward's
     const TraceSpan waits[] = {
         {3, 4, ROW_COMPUTE, "backward", 0, 0}, {6, 7, ROW_COMPUTE, "wait", 0, 0},
@@ -138,11 +139,9 @@ static void file_says_what_happened(void) {
     CHECK(number(event(root, 5), "dur") == 0 && number(json_get(event(root, 5), "args"), "number")
           == 0, "never negative");
     const Json *a = event(root, 6), *b = event(root, 7);
-    CHECK(strcmp(json_get(a, "ts")->string, "3600000000.123") == 0, "%s",
-          json_get(a, "ts")->string);
-    CHECK(strcmp(json_get(a, "dur")->string, "0.445") == 0, "%s", json_get(a, "dur")->string);
-    CHECK(strcmp(json_get(b, "ts")->string, "3600000000.568") == 0, "%s",
-          json_get(b, "ts")->string);
+    CHECK(strncmp(json_get(a, "ts")->string, "3600000000.123,", 15) == 0
+          && strncmp(json_get(a, "dur")->string, "0.445,", 6) == 0
+          && strncmp(json_get(b, "ts")->string, "3600000000.568,", 15) == 0, "digits are lost");
     const Json *c = event(root, 8);
     CHECK(strcmp(string(c, "ph"), "C") == 0 && strcmp(string(c, "name"), "memory") == 0
           && number(c, "ts") == 500000, "counter");

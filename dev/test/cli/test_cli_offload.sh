@@ -27,7 +27,11 @@ train share_auto $steps --offload interleave --rates rates.txt $fine
 train weights $steps --offload zero --weights host
 train accum_none $steps --accum 3 --offload none
 train half_none $steps --offload none --moments bf16
+free="--clip 0 --accum 3 --lr 2e-2"  # without clipping: the update begins in backward, but here
+train free_waits $steps $free --offload none --no-overlap
+train free $steps $free --offload interleave --share 0.5 $fine
 arrive
+same an_update_in_backward_has_the_bits_of_one_behind_it free free_waits
 for run in zero share_auto weights; do same ${run}_gives_the_bits_of_none $run none; done
 check moments_in_bf16_are_used differ half_none none
 check accumulation_is_used differ none accum_none
@@ -40,7 +44,7 @@ is zero_takes_gradients zero 4 d2h_bytes $((2 * P))
 c=$(field share_auto 4 cpu_params) g=$(field share_auto 4 gpu_params)
 check a_share_leaves_nothing_out test $((c + g)) -eq $P -a "$c" -gt 0 -a "$g" -gt 0
 check bound_is_logged_where_rates_are_known true_that "$(field share_auto 4 bound_ms) > 0"
-for run in none zero share_auto weights; do as_planned gpu_memory_of_${run}_is_as_planned $run.out; done
+for run in none zero share_auto weights free; do as_planned gpu_memory_of_${run}_is_as_planned $run.out; done
 
 # The least GPU memory, in KiB, that a plan takes; OPTION...
 least() {
@@ -326,7 +330,7 @@ train shrunk_none $model $steps --offload none
 for machine in $machines; do
     set -- $(echo $machine | tr : ' ')
     there="--rates $4.txt --gpu-memory $(shrunk $2 32768) --host-memory $(shrunk $3 0)"
-    refuses the_${1}_needs_moments_in_bf16 2 'it fits with --moments bf16$' \
+    refuses the_${1}_needs_moments_in_bf16 2 'it fits with --moments bf16' \
         "$tide" $tiny $model --plan $there -- --moments fp32
     "$tide" $tiny $model --plan $there >plan.out
     "$tide" $tiny $model --save-every 2 --steps 4 $there --out shrunk_$1 >shrunk_$1.out 2>shrunk_$1.err

@@ -376,6 +376,12 @@ whole && check and_for_zeroth_order longer zo
 fill() { cat /dev/zero >disk/fill 2>/dev/null; }
 rm -rf disk/*
 if [ -n "${SMALL_DISK-}" ]; then
+    refuses a_disk_that_is_too_small 2 'take 1.* MB, and only 8.* MB are free' "$cpu" $tiny --channels 192 \
+        --out disk/no
+    check and_leaves_no_weights test ! -e disk/no/model.safetensors
+    "$cpu" $tiny --steps 9 --save-every 3 --keep 99 --out disk/much >much.out
+    check too_small_for_all_is_said grep -q '^checkpoints: .*NOT ENOUGH' much.out
+    rm -r disk/much
     # Full, but for one checkpoint: an older one makes room, so that the end is saved.
     "$cpu" $tiny --steps 6 --save-every 3 --out disk/end >/dev/null
     head -c 300000 /dev/zero >disk/little

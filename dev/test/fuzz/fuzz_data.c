@@ -45,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     check(exact != NULL);
     TokenSegment s;
     if (DIES(s = segment_parse("fuzz", exact, n + gap)) == NULL) {
-        check(BIN_HEADER + s.count * (size_t)s.width == n + gap);
+        check(s.count <= n + gap && BIN_HEADER + s.count * (size_t)s.width == n + gap);
         TokenData all, train, val;
         memset(&all, 0, sizeof all);
         all.segments = &s;

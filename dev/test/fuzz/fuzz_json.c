@@ -5,7 +5,7 @@ static void check(bool ok) { if (!ok) abort(); }
 
 static void write_value(FILE *f, const Json *j, int depth) {
     check(depth <= JSON_DEPTH);
-    if (j->type == JSON_NUMBER) fprintf(f, "%s", j->string);
+    if (j->type == JSON_NUMBER) fwrite(j->string, 1, j->length, f);
     if (j->type == JSON_STRING) json_write_string(f, j->string, j->length);
     if (j->type == JSON_NULL) fputs("null", f);
     if (j->type == JSON_FALSE) fputs("false", f);

@@ -39,7 +39,7 @@ static void test_work_copies(void) {
     CUDA(cudaMemcpy(got, c.gpu, n, cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < n; i++) CHECK(got[i] == 0x3c, "on the GPU, byte %zu: %d", i, got[i]);
     free(got);
-    calibrate_close(&c);
+    owner_free(&c.owner);
 }
 
 // Both updates by adam_scalar(), for exactly as many parameters as they are asked for.
@@ -70,7 +70,7 @@ static void test_work_adam(void) {
               && bits[n + i] == master_low(p) && bits[2 * n + i] == 0x3c3c, "GPU, %zu", i);
     free(x);
     CHECK(14 * calibrate_limit(&c, WORK_GPU_ADAM) <= 2 * c.chunk, "more than there is room for");
-    calibrate_close(&c);
+    owner_free(&c.owner);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -84,9 +84,8 @@ static const double *overlap(double in, double out, double behind, double u0, do
     for (int i = 0; i <= CALIBRATE_PARTS; i++) {
         o.at[0][i] = i * in;
         o.at[1][i] = behind + i * out;
+        o.at[2][i] = i == 0 ? u0 : u1;
     }
-    o.at[2][0] = u0;
-    o.at[2][1] = u1;
     overlap_rates(&o, rates);
     return rates;
 }
@@ -115,10 +114,10 @@ static void test_overlap(void) {
     }
     Overlap o = {{{0}}, {1000, 1000, 6000}};  // copies are faster before and after the update
     double rates[3];
-    for (int i = 0; i <= CALIBRATE_PARTS; i++)
+    for (int i = 0; i <= CALIBRATE_PARTS; i++) {
         o.at[0][i] = o.at[1][i] = i < 8 ? i : i < 24 ? 2 * i - 8 : i + 16;
-    o.at[2][0] = 8;
-    o.at[2][1] = 40;
+        o.at[2][i] = i == 0 ? 8 : 40;
+    }
     overlap_rates(&o, rates);
     CHECK(near(rates[0], 500) && near(rates[1], 500) && near(rates[2], 187.5), "%g %g %g", rates[0],
           rates[1], rates[2]);

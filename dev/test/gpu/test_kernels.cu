@@ -838,9 +838,9 @@ static void scratch_is_enough(void) {
                 const size_t N = rows[i], wide = 3 * C;
                 CHECK(ceil_div(N, layernorm_backward_rows(N)) * 3 * C
                           <= layernorm_backward_scratch(rows[j], C)
-                      && ceil_div(N, bias_backward_rows(N, wide)) * wide
+                      && ceil_div(N, rows_of_block(N, 64, bias_backward_splits(wide))) * wide
                           <= bias_backward_scratch(rows[j], wide)
-                      && 2 * C * ceil_div(N, heads_backward_rows(N))
+                      && 2 * C * ceil_div(N, rows_of_block(N, 4, 512))
                           <= heads_backward_scratch(rows[j], C),
                       "%zu channels, %zu rows in room for %zu", C, N, rows[j]);
             }

@@ -148,10 +148,10 @@ static void test_linear_layers_f16(void) {
     check_layer<f16>(3, 64, 256, 8);
     check<f16, f16>(16, 24, 5000, Form{false, true, true, false, 0, 0});
     check<f16, f16>(40, 64, 48, Form{false, true, true, false, 0, 24});
-    const size_t searches = lt.searches;
+    const size_t searches = lt.made;
     check<bf16, bf16>(40, 64, 48, Form{false, true, true, false, 0, 24});
     check<f16, f16>(40, 64, 48, Form{false, true, true, false, 0, 24});
-    CHECK(lt.searches <= searches + 1, "bf16 has taken the place of f16");
+    CHECK(lt.made <= searches + 1, "bf16 has taken the place of f16");
 }
 
 // The head: rows of logits over a vocabulary padded to 128, and the weight's gradient summed in
@@ -232,12 +232,12 @@ static void test_no_algorithm_for_an_epilogue(void) {
 #ifndef __CUDA_EMU__
     SKIP("a real library cannot be told to have none");
 #else
-    const size_t searches = lt.searches;
+    const size_t searches = lt.made;
     unfused = 0;
     emu_lt_without(CUBLASLT_EPILOGUE_DGELU | CUBLASLT_EPILOGUE_BGRADB);
     for (int i = 0; i < 6; i++) check<bf16, bf16>(44, 64, 32, i % 2 ? slope_form : sums_form);
-    CHECK(lt.searches == searches + 2 && unfused == 6, "%zu searches, %zu of 6",
-          lt.searches - searches, unfused);
+    CHECK(lt.made == searches + 2 && unfused == 6, "%zu searches, %zu of 6",
+          lt.made - searches, unfused);
     Form f = sums_form;
     f.bias = false;
     check<bf16, bf16>(44, 64, 32, f);
@@ -292,34 +292,34 @@ static void test_same_bits(void) {
 static void test_plans_are_kept(void) {
     const Form f = {false, true, true, false, 0, 0};
     check<bf16, bf16>(50, 64, 80, f);
-    const size_t searches = lt.searches;
+    const size_t searches = lt.made;
     for (int i = 0; i < 3; i++) check<bf16, bf16>(50, 64, 80, f);
-    CHECK(lt.searches == searches, "%zu more searches", lt.searches - searches);
+    CHECK(lt.made == searches, "%zu more searches", lt.made - searches);
     check<bf16, bf16>(51, 64, 80, f);
-    CHECK(lt.searches == searches + 1, "another shape");
+    CHECK(lt.made == searches + 1, "another shape");
     Form g = f;
     g.bias = false;
     check<bf16, bf16>(50, 64, 80, g);
     g.accumulate = true;
     check<bf16, float>(50, 64, 80, g);
-    CHECK(lt.searches == searches + 3, "another form");
+    CHECK(lt.made == searches + 3, "another form");
     check<float, float>(50, 64, 80, f);
-    CHECK(lt.searches == searches + 4, "another type");
+    CHECK(lt.made == searches + 4, "another type");
     check<bf16, bf16>(50, 64, 80, f);
-    CHECK(lt.searches == searches + 4, "the first one is still there");
+    CHECK(lt.made == searches + 4, "the first one is still there");
     // Operands elsewhere are the same shape, or their place could change the algorithm.
     g = f;
     for (g.shift = 8; g.shift <= 64; g.shift *= 2) check<bf16, bf16>(50, 64, 80, g);
-    CHECK(lt.searches == searches + 4, "%zu searches for other places",
-          lt.searches - searches - 4);
+    CHECK(lt.made == searches + 4, "%zu searches for other places",
+          lt.made - searches - 4);
     // More shapes than the table has room for: the oldest go, the others stay.
     g = {false, false, true, false, 0, 0};
     for (size_t m = 1; m <= MATMUL_PLANS + 10; m++) check<float, float>(m, 4, 8, g);
-    const size_t filled = lt.searches;
+    const size_t filled = lt.made;
     for (size_t m = 11; m <= MATMUL_PLANS + 10; m++) check<float, float>(m, 4, 8, g);
-    CHECK(lt.searches == filled, "%zu of the newest were gone", lt.searches - filled);
+    CHECK(lt.made == filled, "%zu of the newest were gone", lt.made - filled);
     check<float, float>(1, 4, 8, g);
-    CHECK(lt.searches == filled + 1, "the oldest was replaced");
+    CHECK(lt.made == filled + 1, "the oldest was replaced");
     check<bf16, bf16>(50, 64, 80, f);
 }
 

@@ -656,7 +656,7 @@ static void test_short_work_is_urgent(void) {
         CHECK(is_urgent(s) == (s == g->sums || s == g->update), "stream %d", streams);
         streams++;
     }
-    CHECK(streams == 7, "%d streams", streams);
+    CHECK(streams == 8, "%d streams", streams);
     free(params);
     model_close(g);
 }

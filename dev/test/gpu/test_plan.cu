@@ -360,14 +360,17 @@ static void a_step_can_be_drawn(void) {
     CHECK(bytes > 1.4 * (x.h2d_bytes + x.d2h_bytes) && bytes < 2 * (x.h2d_bytes + x.d2h_bytes),
           "%g of %g bytes", bytes, x.h2d_bytes + x.d2h_bytes);
     // What is at work, from one norm to the next: that step's compute, and one of the two updates.
-    const double gpu = x.gpu * x.step, cpu = x.cpu * x.step;
+    const double *busy = x.busy;
+    const double gpu = busy[USES_GPU] * x.step, cpu = busy[USES_CPU] * x.step;
     CHECK(gpu >= 0.999 * row[ROW_COMPUTE] && gpu <= row[ROW_COMPUTE] + row[ROW_UPDATE]
-          && x.gpu <= 1, "GPU %g, %g, %g", gpu, row[ROW_COMPUTE], row[ROW_UPDATE]);
+          && busy[USES_GPU] <= 1, "GPU %g, %g, %g", gpu, row[ROW_COMPUTE], row[ROW_UPDATE]);
     CHECK(fabs(cpu - row[ROW_HOST] / 2) <= 0.01 * cpu, "CPU %g, %g", cpu, row[ROW_HOST] / 2);
-    CHECK(x.h2d * x.step >= 0.999 * x.h2d_bytes / r.h2d && x.h2d < 1, "%g in", x.h2d);
-    CHECK(x.d2h * x.step >= 0.999 * x.d2h_bytes / r.d2h && x.d2h < 1, "%g out", x.d2h);
+    CHECK(busy[USES_H2D] * x.step >= 0.999 * x.h2d_bytes / r.h2d && busy[USES_H2D] < 1, "%g in",
+          busy[USES_H2D]);
+    CHECK(busy[USES_D2H] * x.step >= 0.999 * x.d2h_bytes / r.d2h && busy[USES_D2H] < 1, "%g out",
+          busy[USES_D2H]);
     const Prediction searched = trainer_predict(t, &r, &c, AGAIN);
-    CHECK(searched.gpu == 0 && searched.step == x.step, "not asked for");
+    CHECK(searched.busy[USES_GPU] == 0 && searched.step == x.step, "not asked for");
     json_free(json);
     trainer_close(t);
 }

@@ -129,7 +129,7 @@ static void overlap_is_seen(void) {
         }
         for (int s = 0; s < streams; s++) CUDA(cudaStreamSynchronize(stream[s]));
         timeline_close(&t);
-        duplex[streams - 1] = t.done.duplex;
+        duplex[streams - 1] = t.done.busy[USES_DUPLEX];
         all[streams - 1] = t.done.update_seconds;
     }
     CHECK(duplex[0] <= 5e-6 && duplex[0] <= all[0] / 20, "one stream: %g of %g s", duplex[0],
