@@ -430,11 +430,6 @@ static bool merges_known(const PartReader *r, const char *dir) {
                      "tokenizer.json", dir, name->type == JSON_STRING ? name->string : "no name");
 }
 
-static void tokenizer_file(Tokenizer *t, int file, const char *text) {
-    t->files[file].text = strdup(text);
-    t->files[file].length = strlen(text);
-}
-
 // Writes tokenizer_class into a tokenizer_config.json that lacks it, because the config.json beside
 // it may be of another model_type. Makes the file if there is none. end: that of a text, as JSON.
 static void merges_name(PartReader *r, const char *end) {
@@ -495,8 +490,10 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
     }
     fputs("]}}", f);
     text_close(f);
-    tokenizer_file(r->t, FILE_VOCAB, vocab);
-    tokenizer_file(r->t, FILE_MERGES, merges);
+    for (int k = FILE_VOCAB; k <= FILE_MERGES; k++) {
+        r->t->files[k].text = strdup(k == FILE_VOCAB ? vocab : merges);
+        r->t->files[k].length = strlen(r->t->files[k].text);
+    }
     if (id != TOKENIZER_NONE) snprintf(end, sizeof end, "\"%s\"", r->end);
     merges_name(r, end);
     return text;
