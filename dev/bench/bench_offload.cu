@@ -12,6 +12,7 @@
 // speed, as nothing does on the emulated GPU.
 #define TESTING
 #include "../../train_gpt2.cu"
+#include "../buffer_get.h"
 #include "../tool.h"
 
 enum { ROUNDS = 7 };

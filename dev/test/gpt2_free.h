@@ -1,6 +1,7 @@
 // gpt2_free.h: frees the model of train_gpt2.c, which that trainer keeps to its end.
 #ifndef TIDE_GPT2_FREE_H
 #define TIDE_GPT2_FREE_H
+#include "../buffer_get.h"
 #include "zen_free.h"
 
 static void gpt2_free(GPT2 *g) {

@@ -3,7 +3,7 @@
 //   memory_available   how many bytes the process can still allocate
 //   memory_container   how many bytes the limits of a container or a job leave
 //   memory_held        how many bytes the process holds now, or held at most
-//   Buffer             a line of a memory plan; buffer_set() and buffer_get(): its address
+//   Buffer             a line of a memory plan; buffer_set() sets its address
 //   buffers_bytes      the bytes of a plan, on the host or on the GPU
 //   plan_print         prints a plan as a table
 //   size_text          bytes for people
@@ -84,11 +84,6 @@ enum { BUFFER_ANY,      // device memory, not initialised
        BUFFER_HOST };   // page-locked host memory, set to zero
 
 static void buffer_set(const Buffer *b, void *p) { memcpy(b->pointer, &p, sizeof p); }
-static void *buffer_get(const Buffer *b) {
-    void *p;
-    memcpy(&p, b->pointer, sizeof p);
-    return p;
-}
 
 // Returns the bytes of a list's buffers on the host, or on the GPU, in whole units of allocation.
 static size_t buffers_bytes(const Buffer *list, int n, bool host) {

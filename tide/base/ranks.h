@@ -347,9 +347,8 @@ static void ranks_open(void) {
         ranks_data[p] = ranks_news[p].fd = -1;
         ranks_news[p].events = POLLIN;
     }
-    RanksHello self = {"tide rk", "", ranks.world, ranks.rank, 0};
-    snprintf(self.job, sizeof self.job, "%s", ranks.job);
-    ranks_self = self;
+    ranks_self = (RanksHello){"tide rk", "", ranks.world, ranks.rank, 0};
+    snprintf(ranks_self.job, sizeof ranks_self.job, "%s", ranks.job);
     report_for_all = ranks_report;
     if (ranks.rank == 0) ranks_gather(until);
     if (ranks.rank > 0) ranks_news[0].fd = ranks_reach(true, until);

@@ -430,11 +430,6 @@ static bool merges_known(const PartReader *r, const char *dir) {
                      "tokenizer.json", dir, name->type == JSON_STRING ? name->string : "no name");
 }
 
-static void tokenizer_file(Tokenizer *t, int file, const char *text) {
-    t->files[file].text = strdup(text);
-    t->files[file].length = strlen(text);
-}
-
 // Writes tokenizer_class into a tokenizer_config.json that lacks it, because the config.json beside
 // it may be of another model_type. Makes the file if there is none. end: that of a text, as JSON.
 static void merges_name(PartReader *r, const char *end) {
@@ -495,8 +490,10 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
     }
     fputs("]}}", f);
     text_close(f);
-    tokenizer_file(r->t, FILE_VOCAB, vocab);
-    tokenizer_file(r->t, FILE_MERGES, merges);
+    for (int k = FILE_VOCAB; k <= FILE_MERGES; k++) {
+        r->t->files[k].text = strdup(k == FILE_VOCAB ? vocab : merges);
+        r->t->files[k].length = strlen(r->t->files[k].text);
+    }
     if (id != TOKENIZER_NONE) snprintf(end, sizeof end, "\"%s\"", r->end);
     merges_name(r, end);
     return text;
@@ -568,14 +565,6 @@ static Tokenizer *tokenizer_bytes(void) {
     Tokenizer *t = tokenizer_parse(NULL, NULL, 0, vocab, "#version: 0.2\n", &err);
     free(vocab);
     return t;
-}
-
-// Has a directory a tokenizer's files?
-static bool tokenizer_is_in(const char *dir) {
-    char json[PATH_MAX], merges[PATH_MAX];
-    path_join(json, dir, tokenizer_files[FILE_JSON]);
-    path_join(merges, dir, tokenizer_files[FILE_MERGES]);
-    return path_exists(json) || path_exists(merges);
 }
 
 // Opens the tokenizer of a directory: tokenizer.json, else vocab.json and merges.txt. NULL and the

@@ -103,15 +103,9 @@ static void run_resume_batch(Run *r) {
     if (r->state.step == 0 || o->steps == 0) return;
     const size_t all = (size_t)(r->state.data_position / r->state.step);
     if (!option_given(o, "accum") && all % each == 0) o->accum = all / each;
-    if (all % r->world != 0)
-        die("this run has %zu sequences per step: %zu GPUs cannot share them evenly", all,
-            r->world);
-    size_t fits = min_size(o->batch, all / r->world);  // the --batch to propose
-    while (fits > 1 && all / r->world % fits != 0) fits--;
     if (each * o->accum != all)
-        die("this run has %zu sequences per step; --batch %zu, --accum %zu and %zu GPU%s make %zu: "
-            "take --batch %zu%s", all, o->batch, o->accum, r->world, plural(r->world),
-            each * o->accum, fits, option_given(o, "accum") ? ", without --accum" : "");
+        die("this run has %zu sequences per step; --batch %zu, --accum %zu and %zu GPU%s make %zu",
+            all, o->batch, o->accum, r->world, plural(r->world), each * o->accum);
     if (o->accum != was) printf("--accum is %zu now, for %zu sequences per step\n", o->accum, all);
 }
 
@@ -185,7 +179,10 @@ static void run_open_tokenizer(Run *r) {
     char home[PATH_MAX] = "", list[PATH_MAX];
     struct stat merges;
     if (saved != NULL) model_directory(saved, home);
-    const bool own = saved != NULL && tokenizer_is_in(home);
+    path_join(list, home, "tokenizer.json");
+    const bool json = path_exists(list);
+    path_join(list, home, "merges.txt");
+    const bool own = saved != NULL && (json || path_exists(list));
     const char *dir = o->tokenizer != NULL ? o->tokenizer : own ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
         Error err;

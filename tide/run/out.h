@@ -60,12 +60,9 @@ static void out_check_empty(const Options *o, bool used) {
     }
     if (dir != NULL) closedir(dir);
     if (name[0] == '\0' || (o->resume_auto && begun)) return;
-    if (state_newest(o->out, SIZE_MAX, false) > 0)
+    if (begun || state_newest(o->out, SIZE_MAX, false) > 0)
         die("--out %s holds an earlier run: go on with it by --resume auto, or choose another "
             "--out", o->out);
-    if (begun)
-        die("--out %s holds a run that saved nothing: begin it again by --resume auto, or choose "
-            "another --out", o->out);
     die("--out %s holds %s, and nothing is overwritten: choose another --out, new or empty", o->out,
         name);
 }

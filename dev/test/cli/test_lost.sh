@@ -112,7 +112,7 @@ check without_a_folder_nothing_is_left sh -c 'cd bare && "$@" --data ../text.txt
 await $! grep -qs '"step":3,' begun/log.jsonl
 kill -9 $!
 wait $! 2>/dev/null
-refuses a_run_that_saved_nothing_is_not_overwritten 2 'begun holds a run that saved nothing: begin it again by --resume auto' "$cpu" $short --out begun
+refuses a_run_that_saved_nothing_is_not_overwritten 2 'begun holds an earlier run: go on with it by --resume auto' "$cpu" $short --out begun
 check resume_auto_begins_it_again sh -c '"$@" --resume auto --out begun >begun.out && [ "$(grep -c loss begun/log.jsonl)" = 2 ] &&
     cmp begun/model.safetensors empty/model.safetensors' - "$cpu" $short
 # One of several that start at once trains: the first is slow, and finds the folder taken when it is ready.

@@ -66,6 +66,7 @@ static size_t wire_chunk = (size_t)1 << 22;
 
 #include "sites.cuh"
 #include "../../../train_gpt2.cu"
+#include "../../buffer_get.h"
 #include "../test.h"
 #include "../first_values.h"
 #include <sys/wait.h>
