@@ -2,8 +2,8 @@
 //
 // The state of AdamW (m, v, and what the master weights have besides the weights: 10 bytes per
 // parameter, or 8, 6 or 4) is cut into sub-groups, and those into pieces. A piece's state is on the
-// GPU or on the host; the GPU or the CPU updates it. The functions here decide which, from the model
-// and the options alone, and make a list of pieces. The trainer, its memory plan, the predictions
+// GPU or on the host; the GPU or the CPU updates it. The functions here decide which, from the
+// model and the options alone, and make a list of pieces. The trainer, its memory plan, predictions
 // of --plan and the tests all use this list; update_segment() in train_gpt2.cu works through it.
 //
 //   mode         on the GPU      the other state is on the host, and updated by

@@ -100,7 +100,8 @@ static void layer_backward(GPT2 *g, size_t l) {
     const AttentionShape s = attention_shape(B, T, c->heads, config_kv(c), config_head(c));
     const bool post = c->post_norm;
     const LayerActs a = layer_acts(g, l);
-    const LayerWeights w = layer_weights(g, l), d = layer_grads(g, l);
+    const LayerWeights w = layer_weights(g, l);  // and their gradients:
+    const LayerWeights d = layer_pointers(g, l, g->grads + g->segment[l + 1].grad_at);
     floatX *dwide = g->dwide;
     floatX *dx = g->dx, *dc = g->branch;  // the gradients of the stream and in a branch
     float *sum = g->scratch;
@@ -488,73 +489,6 @@ static void visitor_fetch(GPT2 *g, int visit) {
     event_record(g->slots.full[v->slot], g->fetch);
 }
 
-static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step);
-
-// Runs the backward pass, from the head's gradient down to the embeddings. `accumulate`: this is
-// not the step's first micro-batch; `last`: it is the last one. No segment's gradient is made
-// before its room is free, and each is handled as soon as it is complete. `step`: of the update
-// that follows each segment's gradient at once; NULL: gpt2_update() comes later.
-static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *step = NULL) {
-    const size_t L = g->config.layers;
-    int visit = 0;
-    if (last && g->pieces.visits > 0) {
-        // The first visitors' state does not depend on the gradient. For speed alone, weights that
-        // forward still waits for get the link first.
-        order(g, g->compute, g->fetch);
-        while (g->fetched < g->slots.count) visitor_fetch(g, g->fetched);
-    }
-    for (size_t s = (size_t)g->segments; s-- > 0;) {
-        const Segment *seg = &g->segment[s];
-        weights_use(g, (int)s, -1);
-        if (seg->weight_room >= 0) {  // they may be gone
-            compute_span(g, "wait", s);
-            stream_wait(g->compute, weights_event(g, s));
-        }
-        if (shares_acts(g) && s >= 1 && s < L) {  // the last layer's activations are still there
-            if (g->choice.inputs_leave) {
-                compute_span(g, "wait", s);
-                stream_wait(g->compute, g->input_rooms.full[input_room(g, s - 1)]);
-            }
-            compute_span(g, "backward", s);
-            recompute(g, s - 1);
-        }
-        compute_span(g, "wait", s);
-        stream_wait(g->compute, g->grad_rooms.free[seg->grad_room]);
-        compute_span(g, "backward", s,
-                     seg->own * (g->sums_on_gpu ? g->waiting_bytes : sizeof(floatX)));
-        backward_segment(g, s);
-        compute_span(g, NULL, 0);
-        if (g->choice.inputs_leave && s >= 3) input_moves(g, s - 3, true);
-        event_record(g->grad_rooms.full[seg->grad_room], g->compute);
-        if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
-        gradient_complete(g, s, accumulate, last);
-        if (step != NULL) visit = update_segment(g, s, visit, step);
-    }
-}
-
-// Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines;
-// and, in *loss, the mean loss of the step. The host waits here, once per step. This wait is also
-// an ordering edge: the update that is queued after it overwrites weights that backward reads, and
-// no event protects them. (An update that backward queues waits for events: update_segment().) The
-// GPU adds up all sums, also those that the host has made.
-static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
-    const bool on_host = g->lands && g->pieces.grads_host > 0;
-    if (on_host) order(g, g->host.stream, g->sums);
-    if (g->zen != NULL) zen_sums_leave(g);
-    const Pieces *list = &g->pieces;
-    for (const Piece *p = list->pieces; on_host && p < list->pieces + list->count; p++)
-        if (!p->grad_on_gpu)
-            stream_copy(g->norm_sums + p->first_block, g->worker_sums + p->first_block,
-                        p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->sums);
-    if (g->zero != NULL) return zero_norm_squared(g, loss);
-    norm_total_gpu(g->loss + 1, g->run_sums, g->norm_sums, NULL, g->pieces.blocks, g->sums);
-    tell_host(g->host_loss, g->loss, 1, 0, 2, g->sums);
-    event_record(g->step_left, g->sums);
-    event_wait(g->step_left);
-    *loss = g->host_loss[0];
-    return g->host_loss[1];
-}
-
 // Lets the CPU update a piece that lives on the host, once its gradient is there: one pass over its
 // weights and state. Then copies the weights to the GPU.
 static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamStep *step) {
@@ -633,6 +567,71 @@ static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
     event_record(g->updated[s], seg->on_host && g->zen == NULL ? g->flush : g->update);
     event_record(g->returned[s], g->back);
     return visit;
+}
+
+// Runs the backward pass, from the head's gradient down to the embeddings. `accumulate`: this is
+// not the step's first micro-batch; `last`: it is the last one. No segment's gradient is made
+// before its room is free, and each is handled as soon as it is complete. `step`: of the update
+// that follows each segment's gradient at once; NULL: gpt2_update() comes later.
+static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *step = NULL) {
+    const size_t L = g->config.layers;
+    int visit = 0;
+    if (last && g->pieces.visits > 0) {
+        // The first visitors' state does not depend on the gradient. For speed alone, weights that
+        // forward still waits for get the link first.
+        order(g, g->compute, g->fetch);
+        while (g->fetched < g->slots.count) visitor_fetch(g, g->fetched);
+    }
+    for (size_t s = (size_t)g->segments; s-- > 0;) {
+        const Segment *seg = &g->segment[s];
+        weights_use(g, (int)s, -1);
+        if (seg->weight_room >= 0) {  // they may be gone
+            compute_span(g, "wait", s);
+            stream_wait(g->compute, weights_event(g, s));
+        }
+        if (shares_acts(g) && s >= 1 && s < L) {  // the last layer's activations are still there
+            if (g->choice.inputs_leave) {
+                compute_span(g, "wait", s);
+                stream_wait(g->compute, g->input_rooms.full[input_room(g, s - 1)]);
+            }
+            compute_span(g, "backward", s);
+            recompute(g, s - 1);
+        }
+        compute_span(g, "wait", s);
+        stream_wait(g->compute, g->grad_rooms.free[seg->grad_room]);
+        compute_span(g, "backward", s,
+                     seg->own * (g->sums_on_gpu ? g->waiting_bytes : sizeof(floatX)));
+        backward_segment(g, s);
+        compute_span(g, NULL, 0);
+        if (g->choice.inputs_leave && s >= 3) input_moves(g, s - 3, true);
+        event_record(g->grad_rooms.full[seg->grad_room], g->compute);
+        if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
+        gradient_complete(g, s, accumulate, last);
+        if (step != NULL) visit = update_segment(g, s, visit, step);
+    }
+}
+
+// Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines;
+// and, in *loss, the mean loss of the step. The host waits here, once per step. This wait is also
+// an ordering edge: the update that is queued after it overwrites weights that backward reads, and
+// no event protects them. (An update that backward queues waits for events: update_segment().) The
+// GPU adds up all sums, also those that the host has made.
+static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
+    const bool on_host = g->lands && g->pieces.grads_host > 0;
+    if (on_host) order(g, g->host.stream, g->sums);
+    if (g->zen != NULL) zen_sums_leave(g);
+    const Pieces *list = &g->pieces;
+    for (const Piece *p = list->pieces; on_host && p < list->pieces + list->count; p++)
+        if (!p->grad_on_gpu)
+            stream_copy(g->norm_sums + p->first_block, g->worker_sums + p->first_block,
+                        p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->sums);
+    if (g->zero != NULL) return zero_norm_squared(g, loss);
+    norm_total_gpu(g->loss + 1, g->run_sums, g->norm_sums, NULL, g->pieces.blocks, g->sums);
+    tell_host(g->host_loss, g->loss, 1, 0, 2, g->sums);
+    event_record(g->step_left, g->sums);
+    event_wait(g->step_left);
+    *loss = g->host_loss[0];
+    return g->host_loss[1];
 }
 
 // Queues one AdamW step (adam.h) over everything that this process owns, or what backward has left

@@ -94,8 +94,7 @@ static void zen_map_pack(ZenMap *map) {
         ZenSegment *s = &map->segment[k];
         s->chosen_at = map->chosen;
         s->rest_at = map->rest;
-        for (int i = s->first; i < s->first + s->count; i++) {
-            ZenTensor *z = &map->tensor[i];
+        for (ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++) {
             z->chosen_at = map->chosen;
             z->rest_at = map->rest;
             map->chosen += round_up(z->rows * z->chosen, ALIGN_ELEMENTS);

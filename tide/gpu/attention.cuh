@@ -799,10 +799,8 @@ __global__ static void attention_parts_kernel(X *dqkv, AttentionShape s) {
 // Launches. shared: bytes of shared memory of a multiprocessor, for the flash kernels, which must
 // take heads of this size; or 0, for the plain ones.
 
-static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
-
 template <typename X> static size_t flash_shared(AttentionShape s, bool plain) {
-    return plain || sizeof(X) != 2 || !attention_has_flash(s.HS) ? 0 : multiprocessor_shared();
+    return plain || sizeof(X) != 2 || s.HS % 8 > 0 || s.HS > 128 ? 0 : multiprocessor_shared();
 }
 
 // The instance of a flash kernel for heads padded to D channels; behind that: its other types.

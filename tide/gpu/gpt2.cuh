@@ -519,10 +519,6 @@ static LayerWeights layer_weights(const GPT2 *g, size_t l) {
     return layer_pointers(g, l, g->params + g->segment[l + 1].param_at);
 }
 
-static LayerWeights layer_grads(const GPT2 *g, size_t l) {
-    return layer_pointers(g, l, g->grads + g->segment[l + 1].grad_at);
-}
-
 // A tensor outside the layers, or its gradient; NULL: this family does not have it.
 static floatX *tensor_or_grad(const GPT2 *g, int index, bool grad) {
     if (index < 0) return NULL;

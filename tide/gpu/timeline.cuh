@@ -13,7 +13,7 @@
 
 typedef struct {
     TraceSpan span;
-    cudaEvent_t begin, end;   // NULL until they are first needed
+    cudaEvent_t begin, end;
     bool ended;               // or it is no span yet
     bool between;             // of no step
 } TimelineSlot;
@@ -48,11 +48,6 @@ static TimelineSlot *timeline_slot(Timeline *t, int span) {
     return &t->half[span % 2].slot[span / 2];
 }
 
-static void timeline_record(cudaEvent_t *e, cudaStream_t s) {
-    if (*e == NULL) CUDA(cudaEventCreate(e));
-    CUDA(cudaEventRecord(*e, s));
-}
-
 // Begins a span where stream s stands: after all that was put into it. row, name, number, bytes: as
 // in trace.h. Returns the span; -1: the timeline is closed.
 static int timeline_begin(Timeline *t, int row, const char *name, size_t number, size_t bytes,
@@ -62,14 +57,15 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
     if (t->base == NULL) return -1;
     if (h->count == h->made) {
         h->slot = (TimelineSlot *)array_grow(h->slot, (size_t)h->made, sizeof *h->slot, "timeline");
-        memset(&h->slot[h->made++], 0, sizeof *h->slot);
+        CUDA(cudaEventCreate(&h->slot[h->made].begin));
+        CUDA(cudaEventCreate(&h->slot[h->made++].end));
     }
     TimelineSlot *slot = &h->slot[h->count];
     const TraceSpan span = {0, 0, row, name, number, bytes};
     slot->span = span;
     slot->ended = false;
     slot->between = t->between;
-    timeline_record(&slot->begin, s);
+    CUDA(cudaEventRecord(slot->begin, s));
     return 2 * h->count++ + t->now;
 }
 
@@ -77,7 +73,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
 static void timeline_end(Timeline *t, int span, cudaStream_t s) {
     if (rehearsal != NULL) rehearse_span_end(stream_number(s));
     if (span < 0 || rehearsal != NULL) return;
-    timeline_record(&timeline_slot(t, span)->end, s);
+    CUDA(cudaEventRecord(timeline_slot(t, span)->end, s));
     timeline_slot(t, span)->ended = true;
 }
 

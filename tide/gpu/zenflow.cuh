@@ -43,8 +43,8 @@ struct ZenFlow {
     int32_t *column;            // (columns)
     void *grad;                 // (chosen): floatX, or fp32 if micro-batches were summed
     Rooms packed;               // (2, longest): the rest's gradients on their way out
-    floatX *landing;            // (longest): new weights of the rest that have come in; and again,
-                                // those of layers whose weights live on the host
+    floatX *landing;            // (longest): new weights of the rest that have come in
+    floatX *shown;              // (longest): those of layers whose weights live on the host
     float *column_sums;         // (2, mixed): zen_sums()
     ZenSum *scratch;
     float *all_sums;            // (ranks, numbers, mixed), if there are several
@@ -136,14 +136,14 @@ static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     const ZenMap *map = &z->map;
     const size_t longest = map->longest, sums = map->mixed * sizeof(float);
     const size_t all_sums = zen_ranks(g) * zen_numbers(&z->config) * sums;
-    const size_t landings = g->streamed > 0 ? 2 : 1;
     size_t most = 0;  // in chosen columns of a segment, of all ranks
     for (const ZenSegment *x = z->all.segment; x < z->all.segment + z->all.segments; x++)
         if (x->rest > 0 && x->chosen > most) most = x->chosen;
     BUFFER(ZERO, "gradients", map->chosen * g->waiting_bytes, z->grad);
     BUFFER(ANY, "columns", map->columns * sizeof(int32_t), z->column);
     BUFFER(ZERO, "packed", 2 * z->packed.bytes, z->packed.memory);
-    BUFFER(ZERO, "packed", landings * longest * sizeof(floatX), z->landing);
+    BUFFER(ZERO, "packed", longest * sizeof(floatX), z->landing);
+    if (g->streamed > 0) BUFFER(ZERO, "packed", longest * sizeof(floatX), z->shown);
     BUFFER(HOST, "sums of gradients", (size_t)z->sums * map->rest * sizeof(float), z->acc);
     if (g->zero != NULL) BUFFER(ANY, "columns", most * sizeof(floatX), z->shared);
     if (!map->mixed) return n;
@@ -187,12 +187,6 @@ static void zen_free(ZenFlow *z) {
 // Returns the place where a chosen piece's packed gradient waits.
 static void *zen_grad(const GPT2 *g, const Piece *p) {
     return (char *)g->zen->grad + p->grad_at * g->waiting_bytes;
-}
-
-// Returns the buffer on the GPU for the rest's packed weights: for new ones; or, apart from them,
-// for those that the host stores.
-static floatX *zen_landing(const ZenFlow *z, bool streams) {
-    return z->landing + (streams ? z->map.longest : 0);
 }
 
 // In stream `sums`, once segment s of the step's gradient is there, whole: sums over its columns,
@@ -295,11 +289,9 @@ static void zen_compute_until(GPT2 *g, size_t due) {
 }
 
 // Work for the host: newest weights become those in use.
-typedef struct { void *to; const void *from; size_t bytes; } ZenCopy;
-
-static void zen_copies(const void *arg) {
-    const ZenCopy *x = (const ZenCopy *)arg;
-    cpu_copy(x->to, x->from, x->bytes);
+static void zen_copies(const void *piece) {
+    const Piece *p = (const Piece *)piece;
+    cpu_copy(p->params, p->weights, p->length * sizeof(floatX));
 }
 
 // The result of the rest's last update in segment s goes to the GPU and takes its columns' places;
@@ -316,16 +308,15 @@ static void zen_show(GPT2 *g, int s) {
     const int row = streams ? ROW_HOST : ROW_BACK;
     const int span = timeline_begin(&g->timeline, row, "back", (size_t)s, bytes, stream);
     if (streams) {
-        const ZenCopy copy = {p->params, p->weights, bytes};
         host_takes(&g->host, 2 * bytes);
-        host_queue_submit(&g->host, zen_copies, &copy, sizeof copy);
+        host_queue_submit(&g->host, zen_copies, p, sizeof *p);
     } else {
-        copy_in(g, zen_landing(z, false), p->weights, bytes, stream);
+        copy_in(g, z->landing, p->weights, bytes, stream);
     }
     timeline_end(&g->timeline, span, stream);
     event_record(z->result_free[s], stream);
     if (!streams)
-        columns_move_gpu(false, p->params, is_half, zen_landing(z, false), is_half, &z->map, s,
+        columns_move_gpu(false, p->params, is_half, z->landing, is_half, &z->map, s,
                          true, z->column, stream);
     event_record(g->returned[s], stream);
 }
@@ -338,7 +329,7 @@ static void zen_arrived(GPT2 *g, size_t s) {
     const bool is_half = sizeof(floatX) == 2;
     floatX *const weights = g->params + g->segment[s].own_param_at;
     GPU_TAKES(g->weights_in, 2 * g->segment[s].own * sizeof(floatX), gpu_bytes);
-    columns_move_gpu(false, weights, is_half, zen_landing(z, true), is_half, &z->map, (int)s, true,
+    columns_move_gpu(false, weights, is_half, z->shown, is_half, &z->map, (int)s, true,
                      z->column, g->weights_in);
     columns_move_gpu(false, weights, is_half, g->segment[s].first->state[0], g->master_bf16,
                      &z->map, (int)s, false, z->column, g->weights_in);

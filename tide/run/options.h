@@ -383,26 +383,38 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
-// Refuses an unknown option, and proposes the longest one that begins like this, whose name is in
-// the unknown name (--max-seq-length), or whose help has these words (--learning-rate). arg has
-// dashes, and perhaps "=value".
+// Returns how many changes turn the n bytes at a into b (Levenshtein 1966), or a number above
+// `most` if more are needed. _ counts as -.
+static size_t edit_distance(const char *a, size_t n, const char *b, size_t most) {
+    for (; n > 0 && *b != '\0' && (*a == '_' ? '-' : *a) == *b; n--, a++) b++;
+    if (n == 0 || *b == '\0' || most == 0) return n > strlen(b) ? n : strlen(b);
+    const size_t changed = edit_distance(a + 1, n - 1, b + 1, most - 1);
+    const size_t less = edit_distance(a + 1, n - 1, b, most - 1);
+    const size_t more = edit_distance(a, n, b + 1, most - 1);
+    return 1 + min_size(changed, min_size(less, more));
+}
+
+// Refuses an unknown option, and proposes a similar one. arg has dashes, and perhaps "=value".
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
-    const size_t n = strcspn(name, "=");
-    const int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
+    size_t n = strcspn(name, "="), best = 5;  // only a distance below 5 is similar
     char words[64], key[64];
     snprintf(words, sizeof words, " %.*s", n < sizeof words ? (int)n : 0, name);
-    for (char *c = words; *c != '\0'; c++) if (*c == '_' || *c == '-') *c = ' ';
-    const bool several = strchr(words + 1, ' ') != NULL;
-    for (const Option *opt = option_table; opt < option_table + OPTION_COUNT; opt++) {
-        snprintf(key, sizeof key, " %s", opt->name);
-        for (char *c = key; *c != '\0'; c++) if (*c == '-') *c = ' ';
-        const bool named = strlen(key) > 3 && strstr(words, key) != NULL;
-        const bool begins = n > 2 && strncmp(key, words, n + 1) == 0;
-        const bool helped = several && opt->help != NULL && strstr(opt->help, words + 1) != NULL;
-        if (opt->type == O_TITLE || !(named || begins || helped)) continue;
-        if (nearest == NULL || strlen(opt->name) > strlen(nearest)) nearest = opt->name;
+    for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const char *known = option_table[i].name;
+        if (option_table[i].type == O_TITLE) continue;
+        const size_t first = strcspn(name, "-_=");  // length of "batch" in --batch-size
+        size_t d = edit_distance(name, n, known, 4);
+        if (d > 1 && 2 * d >= n) d = best;  // half the word differs: --lora is not --lr
+        snprintf(key, sizeof key, " %s", known);  // for --max-seq-length, --output-dir
+        if (d > 2 && known[2] != '\0' && strstr(words, key) != NULL) d = 2;
+        if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
+        if (d > 2 && first < n && strstr(option_table[i].help, words + 1) != NULL)
+            d = 2;  // for --learning-rate: the help of --lr has these words
+        if (d < best) { best = d; nearest = known; }
     }
+    int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
     if (nearest == NULL) die("unknown option %.*s; see --help all", shown, arg);
     die("unknown option %.*s; did you mean --%s?", shown, arg, nearest);
 }

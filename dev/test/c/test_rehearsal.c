@@ -434,23 +434,27 @@ static void what_is_at_work(void) {
     rehearsal_time(&q);
     Prediction x;
     memset(&x, 0, sizeof x);
+    const double *busy = x.busy;
     predict_busy(&q, 10, 30, &x);
-    IS(x.gpu, (4 + 4) / 20.0);
-    IS(x.cpu, 5 / 20.0);
-    IS(x.h2d, 2 / 20.0);
-    IS(x.d2h, (2 + 1) / 20.0);
+    IS(busy[USES_GPU], (4 + 4) / 20.0);
+    IS(busy[USES_CPU], 5 / 20.0);
+    IS(busy[USES_H2D], 2 / 20.0);
+    IS(busy[USES_D2H], (2 + 1) / 20.0);
     CHECK(q.jobs[in].span.begin == 8 && q.jobs[last].span.end == 32, "the jobs were changed");
     // Asked for with a trace, and where nothing was left out: two steps, their norms at 20 and 29.
     const StepMark marks[2] = {{gpu, gpu + 1}, {half, last + 1}};
     TraceFile trace = {NULL, NULL, 0};
     Prediction y = predict(&q, marks, 2, 1, 0, 1, &trace);
-    IS(y.gpu, 4 / 9.0);
-    IS(y.cpu, 5 / 9.0);
-    CHECK(y.h2d == 0 && y.d2h == 0, "%g %g", y.h2d, y.d2h);
+    const double *all = y.busy;
+    IS(all[USES_GPU], 4 / 9.0);
+    IS(all[USES_CPU], 5 / 9.0);
+    CHECK(all[USES_H2D] == 0 && all[USES_D2H] == 0, "%g %g", all[USES_H2D], all[USES_D2H]);
     y = predict(&q, marks, 2, 1, 1, 1, &trace);
-    CHECK(y.gpu == 0 && y.cpu == 0, "a micro-batch was left out: %g %g", y.gpu, y.cpu);
+    CHECK(all[USES_GPU] == 0 && all[USES_CPU] == 0, "a micro-batch was left out: %g %g",
+          all[USES_GPU], all[USES_CPU]);
     y = predict(&q, marks, 2, 1, 0, 1, NULL);
-    CHECK(y.gpu == 0 && y.cpu == 0, "not asked for: %g %g", y.gpu, y.cpu);
+    CHECK(all[USES_GPU] == 0 && all[USES_CPU] == 0, "not asked for: %g %g",
+          all[USES_GPU], all[USES_CPU]);
 }
 
 int main(void) {

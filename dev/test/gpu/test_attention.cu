@@ -286,7 +286,7 @@ template <typename X> static void groups(void) {
                             {1, 70, 6, 20, 9, 3}, {1, 200, 4, 64, 30, 4}, {1, 130, 4, 128, 0, 2},
                             {1, 33, 4, 128, 5, 4}, {1, 66, 4, 80, 40, 2}, {1, 65, 3, 64, 0, 1}};
     for (const Shape &s : shapes) {
-        const bool flash = sizeof(X) == 2 && attention_has_flash(s.HS);
+        const bool flash = sizeof(X) == 2 && s.HS % 8 == 0;
         for (parts_allowed = 4; flash && s.group > 1 && parts_allowed > 1; parts_allowed -= 3)
             check<X>(FLASH, s, 1, s.document == 30 || s.T == 70);
         parts_allowed = s.T == 200 ? 2 : 1;
