@@ -283,6 +283,11 @@ static void test_missing(void) {
     CHECK(strstr(job.text, "within 2 s: Connection refused\n") != NULL, "%s", job.text);
 }
 
+static void scene_of_another_job(int rank) {
+    setenv("TIDE_JOB", "another", 1);
+    scene_meets_nobody(rank);
+}
+
 static void test_wrong_place(void) {
     Error why;
     job_new(3);  // the port is taken
@@ -293,11 +298,13 @@ static void test_wrong_place(void) {
     ENDS("tide: rank 0: MASTER_PORT ", 0, 2, 1);
     CHECK(strstr(job.text, ": Address already in use; choose another") != NULL, "%s", job.text);
     close(fd);
-    job_new(3);  // two are rank 1, and one is of a run of four
+    job_new(4);  // two are rank 1, one of them of a run of four, and rank 2 is another job's
     for (int i = 0; i < 3; i++) start_rank(i, (i + 1) / 2, i == 2 ? 4 : 3, scene_meets_nobody);
+    start_rank(3, 2, 3, scene_of_another_job);
     finish();
     ENDS("of 3 ranks rank 2 did not come\n", -1, 0, 1);
     CHECK(strstr(job.text, ": who answers there expects no rank 1 of 4\n"), "%s", job.text);
+    CHECK(strstr(job.text, ": who answers there expects no rank 2 of 3\n"), "%s", job.text);
 }
 
 // Two processes on this machine, neither of which knows its number here.
