@@ -107,16 +107,25 @@ HOST_DEVICE static inline void rng_octet(float out[8], uint64_t seed, uint32_t s
 // tensor). The bits do not depend on how the range is sliced, nor on the number of threads.
 static inline void rng_normals(float *out, size_t n, uint64_t seed, uint32_t step, uint32_t tensor,
                                uint64_t first_element) {
-    const uint64_t octets = (first_element + n + 7) / 8;
-    #pragma omp parallel for if (n > 1 << 14)
-    for (uint64_t octet = first_element / 8; octet < octets; octet++) {
-        float z[8];
-        rng_octet(z, seed, step, 0, tensor, octet);
-        for (size_t k = 0; k < 8; k++) {
-            const uint64_t at = 8 * octet + k - first_element;  // huge if before
-            if (at < n) out[at] = z[k];
+    float z[8];
+    // elements before the first whole octet, one at a time
+    for (; n > 0 && first_element % 8 != 0; n--, first_element++) {
+        rng_octet(z, seed, step, 0, tensor, first_element / 8);
+        *out++ = z[first_element % 8];
+    }
+    const size_t octets = n / 8, block = 2048;
+    const uint64_t first = first_element / 8;
+    #pragma omp parallel for schedule(static) if (octets > block)
+    for (size_t start = 0; start < octets; start += block) {
+        const size_t end = start + block < octets ? start + block : octets;
+        for (size_t i = start; i < end; i++) {
+            float x[8];
+            rng_octet(x, seed, step, 0, tensor, first + i);
+            for (int k = 0; k < 8; k++) out[8 * i + (size_t)k] = x[k];
         }
     }
+    if (n % 8 != 0) rng_octet(z, seed, step, 0, tensor, first + octets);
+    for (size_t k = 0; k < n % 8; k++) out[8 * octets + k] = z[k];
 }
 
 #endif
