@@ -80,9 +80,10 @@ static void check_formulas(GPT2 *g, const Config *c) {
     if (!away) {
         const size_t passing = ends + turns * R * part_of(x.n[1], R);
         const bool leaves = c->o.zero >= 2 || c->tight > 0;  // the place where it is made
-        size_t wanted = X_ * (sums || leaves ? passing : rooms);
+        const bool at_once = g->update_in_backward;  // none waits
+        size_t wanted = X_ * (sums || leaves || at_once ? passing : rooms);
         if (sums) wanted += 4 * own;
-        else if (leaves) wanted += X_ * (own - g->grads_over_acts);
+        else if (leaves && !at_once) wanted += X_ * (own - g->grads_over_acts);
         if (s.tied || s.B * s.T > s.head_rows)  // else the head's is made in its place
             wanted += (size_t)128 * ((s.V + 127) / 128) * s.C * 4;
         const size_t grads = purpose_bytes(list, n, "gradients");
