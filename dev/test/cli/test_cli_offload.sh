@@ -76,6 +76,22 @@ check sums_on_the_host_are_said grep -q 'summed on the host' tight_sums.out
 same auto_has_the_bits_of_none auto none
 check auto_offloads_where_it_must grep -q '^offload auto: .*predicted' auto.out
 
+# --- as deep as models of 70 and 120 G: all of them on the host --------------------------------------
+
+if whole; then
+    for L in 80 100; do
+        deep="--layers $L --channels 16 --heads 1 --steps 3 --clip 0"
+        train deep_none_$L $deep --offload none --no-overlap
+        train deep_$L $deep --offload zero --weights host --activations host
+        arrive
+        same deep_${L}_has_the_bits_of_none deep_$L deep_none_$L
+        as_planned gpu_memory_of_deep_$L deep_$L.out
+        # weights or gradients of 4096 elements a layer and 6656 of the ends; inputs of 32 tokens, of all but the last
+        is deep_${L}_copies_to_the_gpu deep_$L 3 h2d_bytes $((2 * (4096 * L + 6656) + 2 * 32 * 16 * (L - 1)))
+        is deep_${L}_copies_to_the_host deep_$L 3 d2h_bytes $((2 * (4096 * L + 6656) + 2 * 32 * 16 * (L - 1)))
+    done
+fi
+
 # --- fp16: loss scaling --------------------------------------------------------------------------
 
 if whole; then
