@@ -305,8 +305,8 @@ static const Refused *refused_rows(size_t *count) {
     CPU("--data d _", "unexpected argument ''"),
     CPU("--data d --weight_decay 1", "did you mean --weight-decay?"),
     CPU("--data d --zo_eps 1", "did you mean --zo-eps?"),  // not --eps
-    CPU("--data d --weight-decya 1", "unknown option --weight-decya; see --help all"),
-    CPU("--data d --sead=3", "unknown option --sead; see --help all"),
+    CPU("--data d --weight-decya 1", "did you mean --weight-decay?"),
+    CPU("--data d --sead=3", "unknown option --sead; did you mean --seed?"),
     CPU("--data d -steps 3", "unknown option -steps; did you mean --steps?"),
     CPU("--data d --top-p 0", "--top-p 0: must be 1e-09 to 1"),
     CPU("--data d --top-p 1.1", "--top-p 1.1: must be 1e-09 to 1"),
