@@ -79,6 +79,9 @@ static const struct {
     "five --clip 0 evaluates", "five --clip 0 --offload interleave --share 0.5 --subgroup 4096 "
         "--resident 0.3 tight=3 streamed=2 --moments bf16 sizes",
     "five --clip 0 --offload interleave --share 1 --slots 1 tight=2 evaluates",
+    // of one layer's gradient, a part leaves
+    "odd --clip 0 --offload interleave --share 0.5 --subgroup 4096",
+    "odd --precision fp32 --clip 0 --offload interleave --share 0.5 --subgroup 4096",
     // nothing is anywhere else
     "five --clip 0.05 evaluates", "odd --precision fp32 --clip 0 sizes --moments bf16 places=3",
     "tied --accum 3 --recompute light", "same --accum 2", "tiles --accum 2", "rows --accum 7",
