@@ -79,9 +79,6 @@ static const struct {
     "five --clip 0 evaluates", "five --clip 0 --offload interleave --share 0.5 --subgroup 4096 "
         "--resident 0.3 tight=3 streamed=2 --moments bf16 sizes",
     "five --clip 0 --offload interleave --share 1 --slots 1 tight=2 evaluates",
-    // of one layer's gradient, a part leaves
-    "odd --clip 0 --offload interleave --share 0.5 --subgroup 4096",
-    "odd --precision fp32 --clip 0 --offload interleave --share 0.5 --subgroup 4096",
     // nothing is anywhere else
     "five --clip 0.05 evaluates", "odd --precision fp32 --clip 0 sizes --moments bf16 places=3",
     "tied --accum 3 --recompute light", "same --accum 2", "tiles --accum 2", "rows --accum 7",
@@ -116,6 +113,9 @@ static const struct {
     "llama --master bf16 --accum 2 --offload interleave --stride 2 tight=1 streamed=9",
     "odd --master bf16 --accum 2 --recompute block --clip 0 sizes --offload zero --moments bf16",
     "tied --master bf16 --offload twinflow --resident 0.3 --grad-wire fp32",
+    // of one layer's gradient, a part leaves
+    "odd --clip 0 --offload interleave --share 0.5 --subgroup 4096",
+    "odd --precision fp32 --clip 0 --offload interleave --share 0.5 --subgroup 4096",
     }},
     {"test_zero_gpu", 12, {"tied|tail|one|five", PLACEMENTS("|--offload none"),
      "ranks=1|ranks=2|ranks=3|ranks=4",
