@@ -183,8 +183,7 @@ struct GPT2 {
     size_t piece_bytes[PIECE_KINDS];     // and of all three
     bool update_in_backward;    // --clip 0: each segment's update begins when its gradient is made
     bool in_place;              // gradients wait for the update where backward makes them
-    int host_rooms;             // rooms on the host that layers' gradients use in turn; 0: all have
-                                // one of their own
+    int host_rooms;             // on the host for layers' gradients in turn; 0: each has its own
     size_t host_grad_elements;  // of `host_grads`
     size_t grads_over_acts;     // elements that wait where activations were: see layer_acts()
     bool no_overlap;            // backward waits until each gradient has left, forward for the
