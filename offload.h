@@ -107,8 +107,12 @@ static size_t shard_begin(const ShardMap *map, int i) {
 }
 
 static int shard_at(const ShardMap *map, size_t at) {
-    int i = 0;
-    while (i + 1 < map->count && map->shards[i + 1].at <= at) i++;
+    int i = 0, above = map->count;
+    while (above - i > 1) {
+        const int middle = (i + above) / 2;
+        if (map->shards[middle].at <= at) i = middle;
+        else above = middle;
+    }
     return i;
 }
 

@@ -155,7 +155,7 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
             LAUNCH(kernel, blocks, ADAM_THREADS, 0, stream, (W *)w, low, (M *)m, (M *)v, grad, \
                    grad_is_half, addresses % 16 == 0, batch, *step); \
         } while (0)
-        using Rounded = std::conditional_t<HALF_IS_FP16, uint16_t, bf16>;  // fp16 has none
+        using Rounded = std::conditional_t<HALF_IS_FP16, uint16_t, bf16>;  // not for fp16
         if (step->master_bf16 && step->moments_bf16) ADAM_LAUNCH(Rounded, uint16_t);
         else if (step->master_bf16) ADAM_LAUNCH(Rounded, float);
         else if (low != NULL && step->moments_bf16) ADAM_LAUNCH(uint16_t, uint16_t);

@@ -104,8 +104,7 @@ static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
     enum { TRIED = 8 };
     OffloadChoice c = g->choice, best = c;
     double least = INFINITY;
-    if (!g->offloaded || g->zen != NULL || g->zo != NULL || g->no_overlap || g->update_in_backward)
-        return;
+    if (!g->offloaded || g->zen != NULL || g->zo != NULL || g->no_overlap) return;
     for (int k = 0; k <= TRIED; k++) {
         c.early = g->segments * k / TRIED;
         gpt2_take(g, &c);
@@ -551,7 +550,7 @@ static size_t settle(GPT2 *g, Run *r) {
     }
     if (r->training && (o->rates != NULL || (o->plan && limits.here)))
         know_rates(g, r, &rates);
-    if (rates.h2d > 0 && r->training) choose_early(g, r, &rates);
+    if (rates.h2d > 0 && r->training && !g->update_in_backward) choose_early(g, r, &rates);
     if (!r->only_sampling || o->plan) gpt2_print(g, r, limit, host_limit);
     const size_t planned = gpt2_bytes(g, false);
     if (rates.h2d > 0 && r->training) {

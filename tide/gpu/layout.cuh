@@ -84,15 +84,12 @@ static void host_rooms_place(GPT2 *g) {
     const size_t first = g->segment[0].leaving, ends = first + g->segment[tail].leaving;
     const int rooms = rooms_of(HOST_ROOMS, 0, tail - 1);
     size_t longest = 0, at = 0;
-    for (int i = 1; i < tail; i++)
-        if (g->segment[i].leaving > longest) longest = g->segment[i].leaving;
+    for (int i = 1; i < tail; i++) longest = max_size(longest, g->segment[i].leaving);
     const size_t all = ends + (size_t)rooms * longest;
-    g->host_rooms = 0;
-    g->host_grad_elements = g->pieces.grads_host;
-    if (!g->update_in_backward || g->lands || all >= g->pieces.grads_host) return;
-    g->host_rooms = rooms;
-    g->host_grad_elements = all;
-    for (int i = 0, segment = -1; i < g->pieces.count; i++) {
+    const bool few = g->update_in_backward && !g->lands && all < g->pieces.grads_host;
+    g->host_rooms = few ? rooms : 0;
+    g->host_grad_elements = few ? all : g->pieces.grads_host;
+    for (int i = 0, segment = -1; few && i < g->pieces.count; i++) {
         Piece *p = &g->pieces.pieces[i];
         if (p->grad_on_gpu) continue;
         if (p->segment != segment)

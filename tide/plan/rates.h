@@ -76,8 +76,8 @@ static bool rates_load(Rates *rates, const char *path, Error *err) {
     free(text);
     if (rates->gpu_attention == 0) rates->gpu_attention = 7 * rates->gpu_flops / 6;
     if (wrong)
-        return error_set(err, "%.300s, line %zu: %s: no rate of this name, one that is there "
-                         "twice, or not a number from 0 on", path, line, name);
+        return error_set(err, "%.300s, line %zu: %s: no rate of this name, a second one, or "
+                         "not a number from 0 on", path, line, name);
     return any || error_set(err, "%.300s: names no rate", path);
 }
 

@@ -462,8 +462,8 @@ static void options_check(const Options *o) {
         {o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2),
          "--weights host needs --zero 3: with %g, each GPU holds all weights", (double)o->zero},
         {o->master == MASTER_BF16 && o->precision != PRECISION_BF16,
-         "--master bf16 needs --precision bf16: in fp32 weights are their masters, and those of "
-         "fp16 end at 6e-8"},
+         "--master bf16 needs --precision bf16: in fp32 weights are their masters, and fp16 "
+         "has no numbers below 6e-8"},
         {(mezo || zenflow || o->labels != NULL) && o->dump != NULL,
          "--dump shows the gradient of plain training, without --optimizer, --offload and "
          "--labels"},

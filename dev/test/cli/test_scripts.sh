@@ -138,7 +138,7 @@ rates=$top/scripts/rates/rtx4090_desktop.txt
 # shellcheck disable=SC2086
 check a_model_is_trained env OUT=run STEPS=3 DATA=text.txt \
     sh "$top/scripts/train_model.sh" 7b $tiny --offload interleave --share 0.5
-# Of all scripts together with the emulated GPU's own clock it would be half an hour.
+# With the emulated GPU's own clock all scripts together would take half an hour.
 export EMU_PROTECT=0 EMU_CLOCK=virtual EMU_KERNEL_US=10000 EMU_SCHED=lazy
 # Where the trainer cannot run, nothing is fetched.
 mkdir -p web

@@ -112,7 +112,7 @@ struct Recipe {
     void (*update)(GPT2 *g, const Recipe *r, const AdamStep *adam) = NULL;  // NULL: gpt2_update()
 };
 
-// Of models that are opened from here on, and their steps: are moments, or masters, stored in bf16?
+// Models that are opened from here on, and their steps, store moments, or masters, in bf16.
 static bool moments_bf16, master_bf16;
 
 static const Recipe plain = {1e-2, 1e-8, 0.5, 0.1, false};
