@@ -72,7 +72,7 @@ check every_script_has_one_locale test ! -s said
 # each micro-batch, and the smallest host.
 in_short() {
     awk -F ' *[|] *' '
-        /^[|] (llama3[.]2-3b|llama3[.]1-8b|qwen2[.]5-14b|20b) [|] (8|12|16|24) [|]/ {
+        NF > 12 && /^[|] (llama3[.]2-3b|llama3[.]1-8b|qwen2[.]5-14b|20b) [|] (8|12|16|24) [|]/ {
             if (!($2 in speed)) order[++n] = $2
             speed[$2] = speed[$2] " " ($4 + 0 > 0 ? $5 : $4) " |"
             host[$2] = host[$2] " " ($4 + 0 > 0 ? $4 " GiB |" : "|") }
