@@ -1,7 +1,7 @@
 #!/bin/sh
-# Fine-tunes all weights of a model on examples or conversations, JSON lines (doc/finetuning.md), with AdamW. The last
-# tenth of the lines is held out unless --val names others. Then shows the model's answers to the last three, before and
-# after.
+# Fine-tunes all weights of a model on examples or conversations, JSON lines or one array (doc/finetuning.md), with AdamW.
+# The last tenth of the examples is held out unless --val names others. Then shows the model's answers to the last three,
+# before and after.
 # usage: [DEMO=chat] scripts/finetune.sh [OPTION...]      without FILE: a small model reads made-up film reviews
 #        and is then taught to say what they come to, with DEMO=chat in conversations; a minute on a CPU,
 #        without network; in out/finetune-demo
@@ -13,8 +13,8 @@
 #        is seen from your folder, so this one works from the top. --plan is of one GPU, or of --world N.
 # The GPU trainer, if there is a GPU, chooses a placement that fits. If none does, the script adds the options that the
 # plan proposes, and prints them. Rows have 256 tokens, or the model's context if that is less, or --seq. A step has 4
-# rows (16 if there are 1,000 lines or more), or --batch times --accum; the plan predicts how many rows at a time are
-# fastest. Without --steps or --epochs three epochs are trained; with fewer than 100 lines ten, one row a step.
+# rows (16 if there are 1,000 examples or more), or --batch times --accum; the plan predicts how many rows at a time are
+# fastest. Without --steps or --epochs three epochs are trained; with fewer than 100 examples ten, one row a step.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -139,9 +139,7 @@ if [ -n "$file" ]; then
     esac
     make build/ask
     case $(tr -d ' \t\r\n\357\273\277' <"$file" | head -c 2) in
-        '{"') ;;
-        '[{') refuse "$file is one array, whose examples this script does not count: jq -c '.[]' FILE >FILE.jsonl \
-makes lines of it" ;;
+        '{"' | '[{') ;;
         *)
         said=$("${top}build/ask" "$file" 1 prompt 2>&1 >/dev/null) || :
         refuse "${said:-$file has no JSON lines}: FILE is examples, each a line like \
@@ -166,7 +164,7 @@ makes lines of it" ;;
     context=$([ ! -r "$config" ] || tr -d ' \t\r\n' <"$config" |
         grep -oE '"(n_positions|max_position_embeddings)":[0-9]+' | head -n 1 | cut -d : -f 2)
     if [ "${context:-256}" -lt 256 ]; then seq=$context; else seq=256; fi
-    lines=$(grep -c '' "$file") || :
+    lines=$("${top}build/ask" "$file" count)
     held=$((lines < 30 ? lines / 10 : 3)) steps='--epochs 3' batch='--batch 4'
     [ "$lines" -lt 1000 ] || batch='--batch 4 --accum 4'
     case " $* " in *" --epochs"* | *" --steps"*) steps='' ;; esac

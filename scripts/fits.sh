@@ -7,16 +7,17 @@
 #        scripts/fits.sh [OPTION...]
 # Prints a table in Markdown; the whole of it is doc/fits.md. 5 % of the card and of the host stay
 # free: for CUDA's context, what cuBLASLt has of its own, and the system. Micro-batches of 2,048 to
-# 32,768 tokens: the fastest that fits. The larger step again with --moments bf16, which is never
-# chosen unasked, where that is what makes it fit, or fit a smaller host. The rates are those of
-# rates/; that a larger host may have more channels of memory is not counted.
+# 32,768 tokens: the fastest that fits. The small step again with $little, options that nothing chooses
+# unasked, where they make it fit, or fit a smaller host. The rates are those of rates/; that a larger
+# host may have more channels of memory is not counted.
 set -eu
 export LC_ALL=C
 case " $* " in *" --help "*) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=$(dirname "$0")/rates
 models=${MODELS:-gpt2-xl llama3.2-3b llama2-7b llama3.1-8b llama2-13b qwen2.5-14b 20b} cards=${CARDS:-8 12 16 24 48 80 141}
-hosts=${HOSTS:-32 64 128 256 512}
+little="--activations host --clip 0 --moments bf16"
+hosts=${HOSTS:-32 64 96 128 192 256 512}
 [ -x "$trainer" ] ||
     { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 work=$(mktemp -d)
@@ -93,7 +94,7 @@ row() {
     { best "$@"; echo; } | head -n 1
 }
 
-echo '| model | card, GB | a micro-batch a step: host, GiB | tokens/s | batch | options | 524,288 tokens a step: host | tokens/s | micro-batch | with `--moments bf16`: host | tokens/s | micro-batch | options |'
+echo '| model | card, GB | a micro-batch a step: host, GiB | tokens/s | batch | options | 524,288 tokens a step: host | tokens/s | micro-batch | a micro-batch a step, with less on the host: host | tokens/s | batch | options |'
 echo '|---|---|---|---|---|---|---|---|---|---|---|---|---|'
 for model in $models; do
     seq=2048
@@ -102,9 +103,9 @@ for model in $models; do
         machine "$card"
         row '' none 0 "$@" >"$work/once"
         speed=$(cut -d' ' -f2 "$work/once")
-        row yes none "${speed:-0}" "$@" >"$work/fp32"
-        row yes "$(cut -d' ' -f1 "$work/fp32")" 0 "$@" -- --moments bf16 >"$work/bf16"
-        cat "$work/once" "$work/fp32" "$work/bf16" | awk -v model="$model" -v card="$card" '
+        row yes none "${speed:-0}" "$@" >"$work/more"
+        row '' "$(cut -d' ' -f1 "$work/once")" 0 "$@" -- $little >"$work/less"
+        cat "$work/once" "$work/more" "$work/less" | awk -v model="$model" -v card="$card" '
             function cells(options) {
                 if ($1 == "") return " does not fit | | |" (options ? " |" : "")
                 how = $0
@@ -112,7 +113,8 @@ for model in $models; do
                 return sprintf(" %d | %d | %d |", $1, $2, $3) (options ? " " how " |" : "")
             }
             NR == 1 { row = cells(1) }
-            NR == 2 { fits = $1 != ""; row = row cells(0) }
+            NR == 1 { fits = $1 != "" }
+            NR == 2 { row = row cells(0) }
             NR == 3 { row = row (fits && $1 == "" ? " | | | |" : cells(1)) }
             END { print "| " model " | " card " |" row }'
     done
