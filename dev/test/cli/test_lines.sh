@@ -136,7 +136,7 @@ tuned_by_scripts() {
     for name in x.json x.JSONL x.ndjson x x.jsonl "my file.txt"; do lines 1 >"$name"; done
     printf '%s' "$(lines 2)" >two.jsonl
     for n in 100 1000; do lines $n >lines$n.jsonl; done
-    (echo '[' && lines 29 | sed '$!s/$/,/' && echo ']') >array.json
+    echo '[{"instruction": "Add.", "input": "2 + 2", "output": "4"}]' >alpaca.json
     printf '{"n_layer": 2,\n  "n_positions": 64,\n "n_head": 1}\n' >at64/config.json
     printf '{"n_layer": 2,\n  "max_position_embeddings" : 100,\n "n_head": 1}\n' >at100/config.json
     echo '{"n_layer": 2, "n_positions":1024, "n_head": 1}' >at1024/config.json
