@@ -10,7 +10,7 @@
 
 enum { ADAM_THREADS = 256 };
 
-// The weight that is stored for a master.
+// Returns the weight that is stored for a master.
 template <typename X> HOST_DEVICE static inline X weight_from(float p) { return from_f32<X>(p); }
 template <> HOST_DEVICE inline halfX weight_from<halfX>(float p) {
     const uint16_t bits = master_weight(p);
@@ -19,8 +19,8 @@ template <> HOST_DEVICE inline halfX weight_from<halfX>(float p) {
     return w;
 }
 
-// A launch for the runs from number `first` on, as many as it has room for. Units: blocks of the
-// norm, or of threads that take eight elements each.
+// Makes a launch for the runs from number `first` on, as many as it has room for. Units: blocks of
+// the norm, or of threads that take eight elements each.
 static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool norm) {
     Batch<AdamRun> batch;
     memset(&batch, 0, sizeof batch);
@@ -32,10 +32,10 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool
     return batch;
 }
 
-// adam_scalar() for usual numbers, without a branch: several elements then overlap. The root and
-// the quotient are made by the instructions that nvcc makes of IEEE's where it needs no branch.
-// Powers of two keep what remains to be divided above subnormal numbers. Returns false if the bits
-// may be others: if the step is below 2^-120 but not 0, or *p is NaN, as some number is too large.
+// Does adam_scalar() for usual numbers, without a branch: several elements then overlap. Root and
+// quotient are made by the instructions that nvcc makes of IEEE's where it needs no branch. Powers
+// of two keep what remains to be divided above subnormal numbers. Returns false if the bits may be
+// others: if the step is below 2^-120 but not 0, or if *p is NaN, because a number is too large.
 __device__ static inline bool adam_quick(float *p, float *m, float *v, float g, const AdamStep *s,
                                          float decay) {
     adam_moments(m, v, g, s);
@@ -50,8 +50,8 @@ __device__ static inline bool adam_quick(float *p, float *m, float *v, float g, 
     return (step == 0) | (fabsf(step) > 0x1p-120f);
 }
 
-// N numbers from memory and back, as words: floats, or numbers of 16 bits in the upper halves.
-// Eight are accessed 16 bytes at a time.
+// Loads and stores N numbers as words: floats, or numbers of 16 bits in the upper halves. Eight are
+// accessed 16 bytes at a time.
 template <int N, typename X>
 __device__ static inline void load_words(uint32_t (&x)[N], const X *at) {
     if constexpr (N == 1) x[0] = sizeof(X) == 2 ? (uint32_t)*at << 16 : float_bits(*at);
@@ -72,10 +72,10 @@ __device__ static inline void store_words(X *at, const uint32_t (&x)[N]) {
     }
 }
 
-// Elements `at` .. at + N - 1, with weights W: float, uint16_t for a half with `low`, or bf16 for
-// one without, which is rounded at random; and moments M, float or uint16_t for bf16. index: the
-// number of the first. One is updated by adam_scalar(). Eight are, by adam_quick(), if all are
-// usual: else false is returned.
+// Updates elements `at` .. at + N - 1, with weights W: float, uint16_t for a half with `low`, or
+// bf16 without, which is rounded at random; and moments M, float or uint16_t for bf16. index: the
+// number of the first. adam_scalar() updates one element; adam_quick() updates eight, if all are
+// usual: else the result is false.
 template <int N, typename W, typename M>
 __device__ static inline bool adam_elements(W *w, uint16_t *low, M *m, M *v, const void *grad,
                                             bool grad_is_half, size_t at, const AdamStep *s,
@@ -134,10 +134,10 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
         adam_elements<1>(w, low, m, v, grad, grad_is_half, j, &s, decay, number + j);
 }
 
-// adam_update() for elements at .. at + length - 1 of each run: the same bits. The pointers are the
-// starts of arenas in device memory; low NULL: the weights are bf16 numbers, if *step says so, or
-// floats. *step is copied, and says how m and v are stored. Fastest where the arenas are 16-byte
-// aligned.
+// Does adam_update() for elements at .. at + length - 1 of each run: the same bits. The pointers
+// are the starts of arenas in device memory; low NULL: the weights are bf16 numbers, if *step says
+// so, or floats. *step is copied, and says how m and v are stored. Fastest where the arenas are
+// 16-byte aligned.
 static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, const void *grad,
                                    bool grad_is_half, const AdamRun *runs, int count,
                                    const AdamStep *step, cudaStream_t stream) {
@@ -195,8 +195,8 @@ __global__ static void norm_block_sums_kernel(const void *grad, double *sums, un
     if (lane == 0) sums[unit] = sum;
 }
 
-// norm_block_sums() of every run, one after the other: the same bits. `grad` is the start of an
-// arena in device memory, sums (sum over the runs of norm_blocks(length)) is device memory too.
+// Does norm_block_sums() for every run, in turn: the same bits. `grad` is the start of an arena in
+// device memory, sums (sum over the runs of norm_blocks(length)) is device memory too.
 static inline void norm_block_sums_gpu(const void *grad, bool is_half, const AdamRun *runs,
                                        int count, double *sums, cudaStream_t stream) {
     for (int first = 0; first < count; first += BATCH_MOST) {
@@ -239,8 +239,8 @@ __global__ static void norm_total_kernel(double *total, const double *runs, size
     if (threadIdx.x == 0) *total = sum;
 }
 
-// norm_total(), the same bits: *total from `count` sums. order, if not NULL: which ones they are,
-// as numbers of sums. runs: scratch (norm_runs(count)). All of it is device memory.
+// Does norm_total(), with the same bits: *total from `count` sums. order, if not NULL: which ones
+// they are, as numbers of sums. runs: scratch (norm_runs(count)). All of it is device memory.
 static inline void norm_total_gpu(double *total, double *runs, const double *sums,
                                   const uint32_t *order, size_t count, cudaStream_t stream) {
     const size_t all = norm_runs(count);

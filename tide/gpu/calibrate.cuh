@@ -1,10 +1,10 @@
-// calibrate.cuh: measures the rates of rates.h on the machine at hand, in a second or two: what the
-// link, host memory, the cores and the GPU do alone, and what is left when all work at once.
+// calibrate.cuh: measures the rates of rates.h on this machine, in a second or two: those of the
+// link, host memory, the cores and the GPU alone, and those that are left when all work at once.
 //   rates_measure()    all that one process can measure
 //
 // Every rate is the median of several runs, between two events of the stream that does the work.
-// Nothing knows how fast the machine is: work grows fourfold until it takes long enough, so that
-// the emulated GPU is measured by the same code.
+// The work grows fourfold until it takes long enough, so no speed is assumed, and the emulated GPU
+// is measured by the same code.
 #ifndef TIDE_CALIBRATE_CUH
 #define TIDE_CALIBRATE_CUH
 #include "adam.cuh"
@@ -46,7 +46,7 @@ static double calibrate_median(double *x, int count) {
 // ---------------------------------------------------------------------------------------------
 // The work
 
-// The fused update as in training.
+// Runs the fused update as training does.
 static void calibrate_adam(const void *arg) {
     const HostState *s = (const HostState *)arg;
     const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
@@ -71,7 +71,7 @@ static cudaStream_t calibrate_stream(const Calibration *c, int work) {
     return work == WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
 }
 
-// The most that there is room for.
+// Returns the largest size for which there is memory.
 static size_t calibrate_limit(const Calibration *c, int work) {
     return work == WORK_HOST_ADAM ? c->state.n : work == WORK_GPU_ADAM ? c->chunk / 8
          : work == WORK_GPU_NORMALS ? c->chunk / 4 : c->chunk;
@@ -104,8 +104,8 @@ static void calibrate_submit(Calibration *c, int work, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // One at a time
 
-// Bytes or parameters per second of one kind of work. Each run follows
-// another one in the queue, so that nothing of its launch counts.
+// Returns the rate of one kind of work, in bytes or parameters per second. Each run follows another
+// one in the queue, so that the time of its launch does not count.
 static double calibrate_rate(Calibration *c, int work) {
     const cudaStream_t s = calibrate_stream(c, work);
     const size_t limit = calibrate_limit(c, work);
@@ -130,16 +130,16 @@ static double calibrate_rate(Calibration *c, int work) {
 // ---------------------------------------------------------------------------------------------
 // All at once
 
-// When each part began and ended, in seconds, of the copies to the GPU [0] and back [1], and of the
-// host's update [2], all of which is the first part; and what one part is: bytes, or parameters.
+// When each part of the copies to the GPU [0] and back [1] began and ended, and of the host's
+// update [2], which is one part, in seconds; and how many bytes or parameters one part is.
 typedef struct {
     double at[3][CALIBRATE_PARTS + 1];
     size_t part[3];  // 0: it was not at work
 } Overlap;
 
-// Bytes per second to the GPU and back, and parameters per second: of the copies, in those parts
-// that lie within the time in which all were at work. If there are none, as on the emulated GPU,
-// nothing was slowed down, and all parts count.
+// Computes the rates at once: bytes per second to the GPU and back, and parameters per second. Of
+// the copies, those parts count that lie within the time in which all were at work. If there are
+// none, as on the emulated GPU, nothing was slowed down, and all parts count.
 static void overlap_rates(const Overlap *o, double rates[3]) {
     double from = -INFINITY, to = INFINITY;
     for (int i = 0; i < 3; i++) {
@@ -161,9 +161,9 @@ static void overlap_rates(const Overlap *o, double rates[3]) {
     }
 }
 
-// Copies at once in the directions that rates has, of h2d [0] and d2h [1], which are the bytes per
-// second as far as they are known; and if host_seconds > 0 the host's update meanwhile, which takes
-// that long alone. Overwrites those rates by what is found here, and [2], parameters per second.
+// Measures copies in the directions that rates has, of h2d [0] and d2h [1] (bytes per second, as
+// far as they are known), at once; and if host_seconds > 0 the host's update beside them, which
+// takes that long alone. Overwrites those rates, and [2], parameters per second, by what is found.
 static void calibrate_together(Calibration *c, double host_seconds, double rates[3]) {
     enum { TRIES = 3 };
     const cudaStream_t streams[3] = {c->in, c->out, c->q->stream};
@@ -210,7 +210,7 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
 // ---------------------------------------------------------------------------------------------
 // All of it
 
-// Memory for n parameters of state on the host (a multiple of 4096) and for copies of half of that.
+// Allocates n parameters of state on the host (a multiple of 4096), and half of that for copies.
 static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double seconds) {
     memset(c, 0, sizeof *c);
     c->q = q;

@@ -1,10 +1,10 @@
-// choose.cuh: decides before training where the optimizer's state is to live (--offload auto), what
-// fits, and how long a step will take (--plan). A plan is a rehearsal: the trainer's own step
-// (GPT2.steps), with streams that only write down what they are given (rehearsal.h).
-//   gpt2_rehearse()                   how long a step takes on a machine of these rates
-//   model_flops()                     what forward and backward of a few layers reach
-//   settle()                          all choices, by the options; or an error with options that
-//                                     would fit
+// choose.cuh: decides before training where the optimizer's state is stored (--offload auto),
+// whether a run fits, and how long a step takes (--plan). A plan is a rehearsal: the trainer's own
+// step (GPT2.steps), with streams that only write down the calls (rehearsal.h).
+//   gpt2_rehearse()                   predicts how long a step takes on a machine of these rates
+//   model_flops()                     measures the flop/s of forward and backward
+//   settle()                          settles all choices, by the options; or names, in an error,
+//                                     options with which the run fits
 //   calibrate()                       --calibrate
 #ifndef TIDE_CHOOSE_CUH
 #define TIDE_CHOOSE_CUH
@@ -25,9 +25,9 @@ static UpdateBytes update_bytes(const GPT2 *g) {
 // Predicts how long a step takes on a machine of these rates, by a rehearsal of the trainer's step:
 // a copy of the model without memory runs it, and between rehearsal_begin() and rehearsal_end()
 // queue.cuh writes its calls down instead of running them. The third step counts: all later ones
-// are like it. ZenFlow: the mean over two windows, after a warm-up; a window that follows the
-// gradients is taken to have ZEN_PLANNED steps, and one of more than ZEN_PLANNED_MOST is rehearsed
-// as one of so many, with its own bytes. Zeroth order: three steps of nine, because its copies run
+// are like it. ZenFlow: the mean over two windows, after a warm-up. A window that the gradients
+// decide is planned with ZEN_PLANNED steps; one of more than ZEN_PLANNED_MOST is rehearsed with
+// that many, and its own bytes. Zeroth order: the last three steps of nine, because its copies run
 // ahead. With a trace, the steps that count are drawn.
 enum { ZEN_PLANNED = 4, ZEN_PLANNED_MOST = 64 };
 
@@ -98,8 +98,8 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     return pred;
 }
 
-// Lets the update begin with the last segments, as many as make a step shortest: the CPU then need
-// not wait for the embeddings' gradient, which is the last one to reach the host.
+// Lets the update begin with the last segments, as many as make a step shortest. The CPU then
+// begins before the embeddings' gradient, the last one that is copied to the host.
 static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
     enum { TRIED = 8 };
     OffloadChoice c = g->choice, best = c;
@@ -116,7 +116,7 @@ static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
     gpt2_take(g, &best);
 }
 
-// OffloadRehearse of plan.h.
+// What gpt2_rehearse() needs as an OffloadRehearse of plan.h.
 typedef struct { GPT2 *g; const Run *r; const Rates *rates; } Searched;
 
 static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
@@ -125,8 +125,8 @@ static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
     return gpt2_rehearse(x->g, x->r, x->rates, NULL);
 }
 
-// gpu_attention is what attention of one layer reaches; gpu_flops, what the products of this model
-// do: a few of its layers run without an update, and their time is extrapolated to all.
+// Measured rates: gpu_attention is the flop/s of one layer's attention; gpu_flops is the flop/s of
+// the model's products. A few layers run without an update, and their time is extrapolated to all.
 typedef struct { double seconds, flops; } LayerTimes;
 
 // Returns the flop/s of attention's seven products in layer 0, which has been computed.
@@ -150,9 +150,8 @@ static double attention_flops(GPT2 *g) {
     return RUNS * 7.0 * s.width * s.B * s.T * s.T / seconds;
 }
 
-// Times one micro-batch of a model of `layers` layers, the median of at most 9 runs or 3 s, and
-// counts its products in a rehearsal at these rates; sets gpu_attention. All 0: there is too little
-// memory.
+// Times one micro-batch of a model of `layers` layers, the median of at most 9 runs or 3 s; counts
+// its products in a rehearsal at these rates; and sets gpu_attention. All 0: memory is too small.
 static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, int recompute,
                               Rates *rates) {
     enum { RUNS = 9 };
@@ -210,9 +209,9 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     return x;
 }
 
-// Four layers and two, or with recomputation, or two and one, if there is room for no more. Sets
-// gpu_flops and gpu_attention. 0: not known, for want of memory; or of time: the emulated GPU's
-// means nothing.
+// Sets gpu_flops and gpu_attention, from times of four layers and of two; with recomputation, or of
+// two and of one, if no more fit. 0: not known, because memory is too small, or because this is the
+// emulated GPU, whose time means nothing.
 static void model_flops(const Steps *steps, const Run *r, Rates *rates) {
     const size_t L = r->config.layers;
     const bool large = gpt2_flops_per_token(&r->config, r->T) * (double)(r->B * r->T) > 2e10;
@@ -232,9 +231,9 @@ static void model_flops(const Steps *steps, const Run *r, Rates *rates) {
     }
 }
 
-// The rates of this machine with this model, or of what one of several ranks has of it, unless they
-// are known: from --rates, or measured now, which takes a second or two; ranks do that at once, and
-// each finds its own part. The host's queue is opened if it is not yet.
+// Finds the rates of this machine with this model, unless they are known: reads --rates, or
+// measures them, which takes a second or two. All ranks measure at once, so each measures its own
+// share of the machine. Opens the host's queue if it is not open.
 static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
     const Options *o = &r->o;
     Error err;
@@ -254,8 +253,8 @@ static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
     model_flops(g->steps, r, rates);
 }
 
-// Settles ZenFlow's columns: a checkpoint's, or new ones. Whole layers stay on the GPU: the share
-// that --resident names, or as few as make the host's part fit into host_limit.
+// Settles ZenFlow's columns: a checkpoint's, or new ones. Some layers stay on the GPU whole: the
+// share that --resident names, or as few as are enough for the others to fit into host_limit.
 static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     const Options *o = &r->o;
     const size_t L = g->config.layers;
@@ -283,9 +282,9 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
             "the GPU: leave it out", o->resident, z->map.whole);
 }
 
-// Settles where everything is: of --resident-blocks (auto: of all) layers, those for which there is
-// room, with fewer slots than the default for the others, if these would not fit. False: nothing
-// fits.
+// Places a model of zeroth order: as many of --resident-blocks layers (auto: of all) on the GPU as
+// fit, and, if the default number of slots for the others does not fit, fewer slots. Returns false
+// if nothing fits.
 static bool zo_choose(GPT2 *g, const Options *o, size_t limit, size_t host_limit) {
     const OffloadMemory m = gpt2_memory(g, o->recompute, limit, host_limit);
     const bool automatic = o->resident_blocks == AUTO_COUNT;
@@ -301,8 +300,8 @@ static bool zo_choose(GPT2 *g, const Options *o, size_t limit, size_t host_limit
     }
 }
 
-// Chooses where the optimizer's state lives, by the options and, for those that are "auto", by the
-// machine's rates. Returns false if nothing fits.
+// Chooses where the optimizer's state is stored, by the options and, for those that are "auto", by
+// the machine's rates. Returns false if nothing fits.
 static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     const Options *o = &r->o;
     OffloadChoice *c = &g->choice;
@@ -356,7 +355,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
     return gpt2_settle(g, &memory);
 }
 
-// Refuses a model whose rows backward cannot sum up in this GPU's shared memory.
+// Refuses a model whose rows are too long for the sums of backward in this GPU's shared memory.
 static void check_device(const GPT2 *g, bool resumed) {
     const size_t C = g->config.channels;
     const size_t needed = 2048 + (g->config.rms ? layernorm_backward_shared<floatX, true>(C)
@@ -370,7 +369,7 @@ static void check_device(const GPT2 *g, bool resumed) {
             resumed ? "" : ": --optimizer mezo needs less");
 }
 
-// Sets what decides how much memory is needed, from the options and the stage of ZeRO.
+// Sets all that decides how much memory is needed, from the options and the stage of ZeRO.
 static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
     const bool stay = !g->training || r->o.dump != NULL;
     if (g->zero != NULL) g->zero->stage = stage;
@@ -388,7 +387,7 @@ static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
         g->max_B = 1;
         g->max_T = window;
     }
-    // the logits of more rows may take less memory than the sum of several chunks' gradients
+    // logits of all rows at once may take less memory than a sum of several chunks' gradients
     const size_t N = g->max_B * g->max_T, more = 4 * config_embed(&g->config) / sizeof(floatX);
     g->head_rows = HEAD_ROWS;
     if (!g->config.tied && N > HEAD_ROWS && N <= HEAD_ROWS + more) g->head_rows = N;
@@ -406,7 +405,7 @@ static bool choose(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     }
 }
 
-// The least that would do, where these limits do not.
+// Returns the smallest limits with which the run fits, if it does not fit with these.
 static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     OffloadLeast least = {SIZE_MAX, SIZE_MAX};
     g->least = &least;
@@ -415,7 +414,7 @@ static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limi
     return least;
 }
 
-// Says with which other options a run would fit; all are tried. Returns whether there are any.
+// Prints other options with which the run fits; all are tried. Returns whether there are any.
 static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates, FILE *f) {
     const Run asked = *r;
     const int again = asked.o.recompute;
@@ -454,8 +453,8 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
     return joint != first;
 }
 
-// Ends a run that does not fit. Says with how much memory it would, at least, and prints that plan;
-// says with which other options it would.
+// Ends a run that does not fit. Prints the smallest memory that is enough, with its plan, and other
+// options with which the run fits.
 static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     char *text = NULL;
     size_t n = 0;
@@ -497,7 +496,7 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     die("this run needs %s%s", text, mezo ? "; --optimizer mezo, forward passes alone, fits" : "");
 }
 
-// Prints the last sentence of a plan: what fits into which memory, and how much disk it takes.
+// Prints the last sentence of a plan: how much of which memory is taken, and how much disk.
 static void print_fits(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     for (int host = 0; host <= (int)(gpt2_bytes(g, true) > 0); host++) {
         const size_t most = host ? host_limit : limit;
@@ -513,8 +512,8 @@ static void print_fits(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     printf("\n");
 }
 
-// Prints the micro-batch with which a step of as many tokens is predicted to be fastest, if that is
-// a larger one, which fits, and not this one. No longer has what was chosen.
+// Prints the micro-batch with which a step of the same tokens is predicted to be fastest, if that
+// is a larger one that fits. Afterwards g is placed for another choice.
 static void print_faster(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     const size_t batch = r->o.batch, accum = r->o.accum;
     double least = g->predicted.step;
@@ -573,7 +572,7 @@ static size_t settle(GPT2 *g, Run *r) {
     return planned;
 }
 
-// --calibrate: the rates, on the screen and into the file --rates.
+// Does --calibrate: measures the rates, prints them, and writes them to the file --rates.
 static int calibrate(const Run *r, const Steps *steps) {
     const Options *o = &r->o;
     Rates rates = {};
@@ -602,9 +601,9 @@ static int calibrate(const Run *r, const Steps *steps) {
 // ---------------------------------------------------------------------------------------------
 // The time that a step took, beside the predicted one
 
-// Adds the counters of a step of AdamW to its line in log.jsonl. Times are of the newest step that
-// is complete, "step", two before the one that is being logged, because nothing waits for them;
-// bytes are of the one that is being logged.
+// Adds the counters of a step of AdamW to its line in log.jsonl. Bytes are of this step. Times are
+// of the newest complete step ("step"), which is two steps before this one, because no thread waits
+// for the end of a step.
 static void step_log(const GPT2 *g, StepResult *result) {
     const TimelineStep *d = &g->timeline.done;
     const size_t *of = g->pieces.elements, used = strlen(result->more);

@@ -47,7 +47,7 @@ static ColumnsWork columns_matrix(const ZenMap *map, const ZenSegment *s, const 
     return w;
 }
 
-// The chosen columns of a segment's tensors, or the rest, for blocks of COLUMNS_EACH bands.
+// Returns the chosen columns of a segment's tensors, or the rest, for blocks of COLUMNS_EACH bands.
 static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest) {
     const ZenSegment *s = &map->segment[segment];
     Batch<ColumnsWork> batch;
@@ -70,7 +70,7 @@ static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool
 // ---------------------------------------------------------------------------------------------
 // 2. Packing and unpacking
 
-// What is packed are gradients; what takes its place are weights.
+// Converts a number: gradients are packed, and weights are unpacked.
 template <bool PACKS, typename To, typename From>
 __device__ static inline To columns_convert(From x) {
     if constexpr (sizeof(To) == sizeof(From)) return x;
@@ -78,7 +78,7 @@ __device__ static inline To columns_convert(From x) {
     else return weight_from<To>(to_f32(x));
 }
 
-// A thread's elements, one of each band. The last few of a matrix are copied one by one.
+// Copies a thread's elements, one of each band. The last few of a matrix are copied one by one.
 template <bool PACKS, typename To, typename From>
 __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
                                            const From *__restrict__ from, size_t ahead_from,
@@ -96,8 +96,8 @@ __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
     }
 }
 
-// Columns of matrices, packed (PACKS), or to their places from there. A thread has a slot, and
-// takes `row` and the same row of each band behind it.
+// Packs columns of matrices (PACKS), or unpacks them. A thread has a slot, and takes `row` and the
+// same row of each later band.
 template <bool PACKS, typename To, typename From>
 __global__ static void __launch_bounds__(COLUMNS_THREADS)
 columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_arena,
@@ -119,9 +119,9 @@ columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_a
         columns_copy<PACKS>(to + at, ahead, from + packed_at, packed_ahead, left, w.band);
 }
 
-// packs: packed `to` = the chosen columns of all tensors of a segment in an arena, or the rest's.
-// Else the inverse, which writes these columns and no others. Float, or halfX that may come from
-// floats: gradients rounded to nearest even, weights as masters are. Both point to the segment's
+// Packs the chosen columns of all tensors of a segment, or the rest's, from an arena into `to`; or,
+// without `packs`, unpacks them, and writes no other columns. Types: float, or halfX, to which
+// gradients are rounded to nearest even, and weights as masters are. Both point to the segment's
 // first element. column: ZenMap's, on the GPU. Gaps are not written.
 static void columns_move_gpu(bool packs, void *to, bool to_half, const void *from, bool from_half,
                              const ZenMap *map, int segment, bool rest, const int32_t *column,
@@ -141,8 +141,8 @@ static void columns_move_gpu(bool packs, void *to, bool to_half, const void *fro
 // ---------------------------------------------------------------------------------------------
 // 3. The update of the chosen columns
 
-// Makes an AdamW step of a segment's chosen columns: of p, m and v by the gradient, all packed.
-// Each tensor decays or not. Then writes the new weights as X (float or halfX) to their places in
+// Makes an AdamW step for a segment's chosen columns: of p, m and v by the gradient, all packed.
+// Each tensor decays or does not. Then writes the new weights as X (float or halfX) into
 // arena_part, unless that is NULL. *step is copied, and says how m and v are stored.
 template <typename X>
 static void columns_adam_gpu(X *arena_part, void *p, void *m, void *v, const void *grad,
@@ -170,7 +170,7 @@ static void columns_adam_gpu(X *arena_part, void *p, void *m, void *v, const voi
 
 enum { COLUMNS_STRIP = 128 };
 
-// Fills a segment's work: blocks and strips of all its matrices that have both kinds of columns.
+// Lists a segment's work: blocks and strips of all its matrices that have both kinds of columns.
 // Returns how many ZenSum of scratch memory that takes.
 static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsWork> *blocks,
                               Batch<ColumnsWork> *strips) {
@@ -191,7 +191,7 @@ static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsWork>
     return scratch;
 }
 
-// The most of it, for any segment.
+// Returns how many ZenSum of scratch memory any segment takes at most.
 static size_t columns_scratch(const ZenMap *map) {
     Batch<ColumnsWork> blocks, strips;
     size_t most = 0;

@@ -1,16 +1,16 @@
-// devices.cuh: what a GPU can do at most (arithmetic and memory bandwidth, from the vendor's data
+// devices.cuh: the most that a GPU can do (arithmetic and memory bandwidth, from the vendor's data
 // sheets), opening it, and how much memory a run may take. The log's "% of peak" and the benchmarks
 // are shares of these; for a GPU that is not in the table there is no percentage.
 //   device_peak()                       the current GPU's row
-//   has_device(), open_device()         is there a GPU; opens this rank's
+//   has_device(), open_device()         is there a GPU?; opens this rank's GPU
 //   gpu_available(), settle_limits()    free GPU memory; the memory that a run may take
 #ifndef TIDE_DEVICES_CUH
 #define TIDE_DEVICES_CUH
 #include "host.cuh"
 #include "../run/options.h"
 
-// Dense peak rates (data sheets often print the double, "with sparsity") at the boost clock of the
-// sheet, in TFLOP/s: bf16 on tensor cores with sums in fp32, and plain fp32; memory in GB/s.
+// Peak rates without sparsity (data sheets often print twice that, "with sparsity"), at the sheet's
+// boost clock, in TFLOP/s: bf16 on tensor cores with sums in fp32, and plain fp32; memory in GB/s.
 // GeForce cards sum in fp32 at half the rate of sums in fp16, and bf16 always sums in fp32; the
 // professional cards of the same chips do not have that limit.
 typedef struct { const char *name; double bf16, fp32, bandwidth; } Device;
@@ -70,9 +70,9 @@ static bool device_has_word(const char *text, const char *word) {
     return false;
 }
 
-// The row whose name the device's name contains as whole words; NULL if there is none. "L40S" is no
-// L40; a device whose name has one of the words `other`, which the row's name lacks, is another
-// chip under the same number, or a slice of it.
+// Returns the row whose name is a part of the device's name, in whole words, or NULL. "L40S" is no
+// L40. If the device's name has one of the words `other`, and the row's name has not, the device is
+// another chip with the same number, or a slice of one.
 static const Device *device_find(const char *name) {
     static const char *const other[] = {"Laptop", "Mobile", "Max-Q", "MIG", "Ti", "SUPER", "D",
                                         "PCIe", "NVL"};
@@ -89,7 +89,7 @@ static const Device *device_find(const char *name) {
 // Arithmetic in the run's precision, and memory; 0: not known.
 typedef struct { double flops, bytes_per_second; } DevicePeak;
 
-// The current device's peak for training in fp32, or in 16 bits, which it prints.
+// Returns the current device's peak for training in fp32, or in 16 bits, and prints it.
 static DevicePeak device_peak(bool fp32) {
     cudaDeviceProp device;
     int number = 0;
@@ -114,8 +114,8 @@ static bool has_device(void) {
     return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
 }
 
-// Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another); of the ranks of a node, each its own,
-// unless its launcher shows it no other.
+// Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another). Each rank of a node opens its own,
+// unless its launcher lets it see one GPU alone.
 static void open_device(void) {
     int devices = 0;
     cudaDeviceProp device;
@@ -133,16 +133,16 @@ static void open_device(void) {
              device.major, device.minor);
 }
 
-// Bytes of GPU memory that are free.
+// Returns the bytes of GPU memory that are free.
 static size_t gpu_available(void) {
     size_t available, total;
     CUDA(cudaMemGetInfo(&available, &total));
     return available;
 }
 
-// How much memory there is: on this machine or, with --plan, what --gpu-memory and --host-memory
-// say, or with --rates no limit, SIZE_MAX. Dies if --trace cannot be written; opens the GPU, if
-// there is one here that is meant.
+// The memory of this machine; or, with --plan, the caps --gpu-memory and --host-memory, and with
+// --rates no limit, SIZE_MAX. settle_limits() dies if --trace cannot be written, and opens the GPU,
+// if the limits are this machine's.
 typedef struct { bool here; size_t gpu, host; } Limits;
 
 static void settle_limits(const Options *o, Limits *x) {

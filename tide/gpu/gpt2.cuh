@@ -1,14 +1,14 @@
-// gpt2.cuh: the model on a GPU: what it is made of, where everything is, its streams and copies.
-// train_gpt2.cu, zenflow.cuh, zero.cuh and zo.cuh work on it.
+// gpt2.cuh: the model on a GPU: its memory, its streams and its copies over the link.
+// train_gpt2.cu, zenflow.cuh, zero.cuh and zo.cuh use this file.
 //   GPT2, Segment, LayerActs         the model; a range of its parameters; a layer's activations
-//   pieces_point()                   where each piece is
-//   tensor(), tensor_grad(), layer_weights()                                   where a tensor is
-//   layer_passes()                   what a layer takes in a rehearsal, besides its products
-//   order(), copy_out(), copy_in()   one stream after another; over the link
-//   upload()                         a batch, on its way to the GPU
+//   pieces_point()                   sets the addresses of pieces
+//   tensor(), tensor_grad(), layer_weights()                        the addresses of tensors
+//   layer_passes()                   counts a layer's bytes outside its products, in a rehearsal
+//   order(), copy_out(), copy_in()   let a stream wait for another; copy over the link
+//   upload()                         copies a batch to the GPU
 //   host_work(), host_submit()       work for the CPU
-//   compute_span()                   what the timeline shows of the compute stream
-//   gpu_copy(), floats_move(), state_copy()    to and from the host, when all is at rest
+//   compute_span()                   says what the timeline shows of the compute stream
+//   gpu_copy(), floats_move(), state_copy()    copy to and from the host while no work is queued
 #ifndef TIDE_GPT2_CUH
 #define TIDE_GPT2_CUH
 #include "../../offload.h"
@@ -31,8 +31,8 @@ static const int PRECISION = PRECISION_FP16;
 static const int PRECISION = PRECISION_BF16;
 #endif
 
-// The activations of one layer, which its backward pass reads: pointers into GPT2's buffers. With
-// narrow embeddings (model.h), mid and ln_2 are the sums, and ln_1 what becomes of the first.
+// The activations of one layer, which its backward pass reads: pointers into GPT2's buffers. In
+// post-norm layers (model.h), mid and ln_2 are the two sums, and ln_1 is the norm of the first.
 struct LayerActs {
     floatX *x;                        // (N, C)  the residual stream on entry
     floatX *ln_1; float *mean_1, *rstd_1;  // (N, C), (N), (N)
@@ -46,7 +46,7 @@ struct LayerActs {
     floatX *branch;                   // (N, C)  what is to be added to the residual stream
     floatX *out;                      // (N, C)  of layers that normalise each sum: the last one
     bool turned;                      // q and k are, by their positions
-    // what attention and the MLP read; the statistics of the norm of mid: see layer_order()
+    // inputs of attention and of the MLP; statistics of the norm of mid: see layer_order()
     floatX *att_in, *mlp_in; float *mid_mean, *mid_rstd;
 };
 
@@ -83,7 +83,7 @@ static void rooms_turn(Rooms *r) { r->turn = (r->turn + 1) % r->count; }
 
 // A segment is one contiguous range of the arena: 0 the embeddings, 1 .. L the layers, L + 1 the
 // tail (ln_f, and an untied head). Backward completes their gradients from the last to the first.
-// With ZeRO (zero.h) a segment is dealt out to the ranks in shards of equal length; else the only
+// With ZeRO (zero.h) each rank owns a shard of a segment, all of equal length; without it the only
 // shard is the segment. "own" means this rank's shard. All in elements.
 typedef struct {
     size_t at, length;    // in the arena
@@ -111,13 +111,13 @@ typedef struct {
     size_t bytes;         // of those and its state
 } Visitor;
 
-// A micro-batch's numbers from the host, which one copy brings to the GPU: page-locked memory, in
-// two sets, so that the host may fill one while the copy of the other still waits in the stream;
-// and one for evaluations of zeroth order, which has sent the next micro-batch by then.
+// A micro-batch's numbers in page-locked memory, from which one copy takes them to the GPU. There
+// are two sets: the host fills one while the copy of the other still waits in the stream. A third
+// set is for evaluations in zeroth order, where the next micro-batch is in a set already.
 typedef struct {
     int32_t *tokens;             // inputs, targets, begins of rows with documents, sees of a window
                                  // (N each), rows (N) and first (N + 1) of one TokenOrder or two
-    int32_t *device;             // where they go: in zeroth order, each set has a place of its own
+    int32_t *device;             // their copy on the GPU: in zeroth order, one for each set
     const int32_t *begins, *sees;  // there, or NULL: as `documents` and `sees` of GPT2
     size_t B, T;
     cudaEvent_t copied;          // they are there
@@ -128,8 +128,8 @@ enum { STAGINGS = 3 };
 // Labels of one token each (run.h); count 0: the loss is a language model's.
 typedef struct { int count; int32_t word[TASK_LABELS]; } Words;
 
-// The trainer's functions that the files below it call: its step, which a plan rehearses; one
-// micro-batch, which calibration times; a part of a layer, which zeroth order runs perturbed.
+// The functions of train_gpt2.cu that the files below it are given: a step, which a plan rehearses;
+// one micro-batch, which calibration times; a part of a layer, which zeroth order runs perturbed.
 struct GPT2;
 typedef struct {
     StepResult (*train)(GPT2 *g, Run *r, size_t step);
@@ -173,7 +173,7 @@ struct GPT2 {
     Rooms input_rooms;          // in `acts`: for inputs of layers, all or a few in turn
     Rooms landings;             // on the host for gradients that the worker adds to a sum; those
                                 // of ZenFlow are host_grads, one room a segment
-    bool offloaded;             // some state lives on the host
+    bool offloaded;             // some state is on the host
     bool sums_on_gpu;           // of several micro-batches, all gradients are summed on the GPU
     bool lands;                 // or, those that leave, on the host, by the worker
     size_t waiting_bytes;       // of an element of a gradient that waits for the update on the GPU,
@@ -194,8 +194,8 @@ struct GPT2 {
     size_t weights_on_host;     // elements
     int host_threads;           // 0: as host_queue_open() finds
     size_t moved_in, moved_out; // bytes over the link in this step
-    // Work is queued in streams, one for the CPU among them; only events order one against another.
-    // The tables in train_gpt2.cu say what each stream does and what each event says.
+    // Work is queued in streams, of which one is the CPU's. Only events order work of two streams.
+    // Two tables in train_gpt2.cu list the streams and the events, with their meaning.
     cudaStream_t compute, sums, out, flush, fetch, back, update;
     cudaStream_t weights_in;    // the table's `weights`
     cudaStream_t inputs_link;   // the table's `inputs`
@@ -216,7 +216,7 @@ struct GPT2 {
     int segments;
     Segment *segment;
     // GPU memory.
-    floatX *params;                              // what forward and backward use; see Segment
+    floatX *params;                              // read by forward and backward; see Segment
     void *state[3];                              // of residents: master_low() (chosen: whole), and
                                                  // m and v, as on the host in fp32 or bf16
     floatX *grads;                               // the micro-batch's gradients; see Segment
@@ -255,7 +255,7 @@ struct GPT2 {
     double *host_loss;                           // [2], as `loss`
 };
 
-// Numbers that a batch brings, at most, with what its backward pass needs, and without.
+// Returns the most numbers that a batch has in Staging; backward: with those of its backward pass.
 static size_t batch_numbers(const GPT2 *g, bool backward) {
     const size_t N = g->max_B * g->max_T;
     const size_t rows = (size_t)2 + g->packed + config_slides(&g->config, g->max_T);
@@ -264,7 +264,7 @@ static size_t batch_numbers(const GPT2 *g, bool backward) {
 
 enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
 
-// Adds a line to a memory plan, `list`, which has n: unless it is of 0 bytes.
+// Adds a line to a memory plan, `list`, which has n lines, unless the line has 0 bytes.
 #define BUFFER(kind, purpose, size, pointer) \
     (list[n] = Buffer{purpose, size, &(pointer), BUFFER_##kind}, n += list[n].bytes > 0)
 
@@ -272,14 +272,14 @@ enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits
 #define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
 #endif
 
-// The i-th segment that is updated.
+// Returns the segment that is updated as number i.
 static int update_order(const GPT2 *g, int i) {
     const bool all = g->update_in_backward || g->choice.early > g->segments;
     const int early = all ? g->segments : g->choice.early;
     return i < early ? g->segments - 1 - i : i - early;
 }
 
-// Does a segment's update read a gradient where backward has made it, in a room that others need?
+// Does a segment's update read its gradient in a room that other segments need as well?
 static bool updates_from_room(const GPT2 *g, const Segment *seg) {
     return g->update_in_backward && g->in_place && seg->leaving < seg->own;
 }
@@ -307,14 +307,14 @@ static int first_state(const GPT2 *g, const Piece *p) {
     return g->state_bytes[p->kind][0] == 0;
 }
 
-// Activations. A layer's entry into the residual stream, x (N, C), and what else backward needs of
-// it, all in whole units of 256 bytes; what is made again, of that, all layers share. A layer's
-// kept activations, and the entry of the next layer, are in one range:
+// Where activations are. A layer keeps its input x (N, C) and others that backward reads, each in
+// whole units of 256 bytes. Those that backward computes again are in one place for all layers. The
+// kept activations of a layer and the input of the next layer are one range:
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
-// Once backward has made a layer's gradient, nothing of its range is used any more until forward
-// comes there again, which waits for the layer's update: until then the gradient may lie there.
-// If inputs leave, nothing else of a layer is kept, and they take turns in rooms: a layer's, the
-// next one's; and, because post-norm layers make their output again, one that is filled meanwhile.
+// Once backward has made a layer's gradient, the layer's range is free until the next forward pass,
+// which waits for the layer's update. So the gradient may be stored in the range until the update.
+// If inputs leave (--activations host), a layer keeps its input alone, in one of a few rooms: this
+// layer's, the next one's, and, as post-norm layers make their output again, one being filled.
 typedef struct {
     size_t entry, stride;      // bytes of x; from a layer's entry to the next one's
     size_t rooms;              // entries, the last layer's output among them
@@ -324,7 +324,7 @@ typedef struct {
     size_t all;                // bytes of all layers
 } ActsPlace;
 
-// Do layers share what is made again, or, with no backward, everything?
+// Do layers share memory: for activations that are computed again, or, without backward, for all?
 static bool shares_acts(const GPT2 *g) {
     return !g->training || g->choice.recompute >= RECOMPUTE_LIGHT;
 }
@@ -357,12 +357,12 @@ static floatX *layer_input(const GPT2 *g, size_t l) {
     return (floatX *)(g->acts + input_room(g, l) * acts_place(g).stride);
 }
 
-// Elements of the cache of one layer.
+// Returns the elements of one layer's cache of keys and values.
 static size_t layer_cache(const GPT2 *g) {
     return config_window(&g->config) * cache_row(&g->config);
 }
 
-// Floats behind dqkv in g->dwide, which attention's backward pass may overwrite.
+// Returns the floats after dqkv in g->dwide, which attention's backward pass may overwrite.
 static size_t attention_room(const GPT2 *g) {
     const size_t free_width = config_wide(&g->config) - config_qkv(&g->config);
     return g->B * g->T * free_width * sizeof(floatX) / sizeof(float);
@@ -387,8 +387,8 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     return a;
 }
 
-// Sets the addresses of each piece, once there is memory. State of columns is packed; their
-// gradients are packed when backward has made them.
+// Sets the addresses of each piece, once memory is allocated. ZenFlow's columns have packed state;
+// their gradients are packed when backward has made them.
 static void pieces_point(GPT2 *g) {
     const ActsPlace acts = acts_place(g);
     for (Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
@@ -410,7 +410,7 @@ static void pieces_point(GPT2 *g) {
         if (g->in_place || (chosen && !g->sums_on_gpu)) p->grad = p->made;
         if (p->over_acts) p->grad = g->acts + acts.entry + layer * acts.stride + p->grad_at;
         p->host_grad = (char *)g->host_grads + p->grad_at * g->host_grad_bytes;
-        // the chosen piece has the runs of the whole segment
+        // the chosen piece has runs in the whole segment
         if (p->kind == PIECE_LATE || !(p->grad_on_gpu || g->sums_on_gpu)) p->grad = NULL;
         if (p->kind != PIECE_LATE)
             p->normed = p->grad != NULL ? p->grad : g->accumulating ? NULL : p->made;
@@ -418,7 +418,7 @@ static void pieces_point(GPT2 *g) {
     }
 }
 
-// Sets each visitor's sizes and addresses on the GPU, once there is memory.
+// Sets each visitor's sizes and addresses on the GPU, once memory is allocated.
 static void visitors_point(GPT2 *g) {
     for (int i = 0; i < g->pieces.visits; i++) {
         Visitor *v = &g->visits[i];
@@ -438,9 +438,9 @@ static void visitors_point(GPT2 *g) {
     }
 }
 
-// For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
-// everything that was queued and before everything that will be. (From pageable memory, the call
-// may return before the last piece has arrived, and our streams do not wait for the default one.)
+// Copies between host and GPU memory, in either direction, for checkpoints: after all work that was
+// queued before, and before all work that is queued later. (The second wait is needed because a
+// copy from pageable memory may return early, and no other stream waits for the default stream.)
 static void gpu_copy(void *to, const void *from, size_t bytes) {
     device_sync();
     if (rehearsal == NULL) stream_copy(to, from, bytes, cudaMemcpyDefault, NULL);
@@ -453,7 +453,7 @@ static size_t rope_floats(const GPT2 *g) {
     return min_size(g->max_B * g->max_T, g->config.context) * config_head(&g->config);
 }
 
-// Makes the table, and copies it to the GPU.
+// Computes the table of rotary positions, and copies it to the GPU.
 static void rope_upload(GPT2 *g) {
     if (g->rope == NULL || rehearsal != NULL) return;
     const size_t HS = config_head(&g->config);
@@ -463,7 +463,7 @@ static void rope_upload(GPT2 *g) {
     free(table);
 }
 
-// n weights anywhere, out to floats on the host, or from there, rounded as masters are.
+// Copies n weights of GPU or host to floats on the host (out), or back, rounded as masters are.
 static void floats_move(floatX *here, float *w, size_t n, bool out) {
     enum { CHUNK = 1 << 20 };
     static floatX chunk[CHUNK];
@@ -479,9 +479,9 @@ static void floats_move(floatX *here, float *w, size_t n, bool out) {
     }
 }
 
-// n elements of a piece's master weights, m or v (k as in state_bytes), from its element `at` on,
-// out to floats on the host, or from there, rounded to the nearest if they are stored in bf16. If a
-// master is stored as nothing, the weight is the master.
+// Copies n elements of a piece's master weights, m or v (k as in state_bytes), from its element
+// `at` on, to floats on the host (out), or back, rounded to the nearest if they are stored in bf16.
+// If no master is stored, the weight is the master.
 static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w, size_t n,
                        bool out) {
     const size_t size = g->state_bytes[p->kind][k], bytes = n * size;
@@ -502,7 +502,7 @@ static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w
     free(half);
 }
 
-// Tensors of layer l inside an arena that has the layer's segment at `arena`.
+// Returns the tensors of layer l, whose segment begins at `arena`.
 static LayerWeights layer_pointers(const GPT2 *g, size_t l, floatX *arena) {
     LayerWeights w;
     for (int k = 0; k < LAYER_TENSORS; k++) {
@@ -518,7 +518,7 @@ static LayerWeights layer_weights(const GPT2 *g, size_t l) {
     return layer_pointers(g, l, g->params + g->segment[l + 1].param_at);
 }
 
-// A tensor outside the layers, or its gradient; NULL: this family does not have it.
+// Returns a tensor outside the layers, or its gradient; NULL: this family does not have it.
 static floatX *tensor_or_grad(const GPT2 *g, int index, bool grad) {
     if (index < 0) return NULL;
     const GPT2Tensor *ten = &g->table.tensors[index];
@@ -530,22 +530,22 @@ static floatX *tensor_or_grad(const GPT2 *g, int index, bool grad) {
 static floatX *tensor(const GPT2 *g, int index) { return tensor_or_grad(g, index, false); }
 static floatX *tensor_grad(const GPT2 *g, int index) { return tensor_or_grad(g, index, true); }
 
-// Is the head's gradient made where the tail's is, rounded once? That needs a head that is not
-// tied, no label words, and all rows' logits in memory at once. Else it is summed in fp32, in dwte.
+// Is the head's gradient made in the tail's room, rounded once? This needs a head that is not tied,
+// no label words, and the logits of all rows in memory at once. Else dwte has its sum in fp32.
 static bool head_in_place(const GPT2 *g) {
     return !g->config.tied && g->words.count == 0 && g->max_B * g->max_T <= g->head_rows;
 }
 
-// For the timeline: from here on the compute stream works on segment s; NULL: on nothing. bytes: of
-// activations or gradients that it makes there, for the picture of memory.
+// Tells the timeline that the compute stream begins to work on segment s; NULL: on nothing. bytes:
+// the activations or gradients that it makes, for the picture of memory.
 static void compute_span(GPT2 *g, const char *name, size_t s, size_t bytes = 0) {
     timeline_compute(&g->timeline, name, s, bytes, g->compute);
 }
 
 // Counts, in a rehearsal, the bytes that the passes between a layer's products read and write:
-// norms and sums, rotation, non-linearity. Norms take twice the time of their bytes in backward
-// (doc/gpu_results.md). There, GELU's slopes and the sums of biases take none in 16 bits: they are
-// in the epilogues of products (matmul_backward).
+// norms and sums, rotation, non-linearity. In backward, norms take twice the time of their bytes
+// (doc/gpu_results.md), and in 16 bits GELU's slopes and the sums of biases take no time: the
+// epilogues of products compute them (matmul_backward).
 static void layer_passes(GPT2 *g, bool backward) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, M = config_mlp(c);
@@ -557,14 +557,14 @@ static void layer_passes(GPT2 *g, bool backward) {
     GPU_TAKES(g->compute, (each + turned) * g->B * g->T * sizeof(floatX), gpu_bytes);
 }
 
-// Makes all work that `later` is given from now on wait for the work that `earlier` has been given
-// so far.
+// Makes all work that is queued in `later` from now on wait for all work that is queued in
+// `earlier` so far.
 static void order(GPT2 *g, cudaStream_t earlier, cudaStream_t later) {
     event_record(g->handover, earlier);
     stream_wait(later, g->handover);
 }
 
-// Copies over the link, and counts.
+// Copies over the link, from the GPU to the host, and counts the bytes.
 static void copy_out(GPT2 *g, void *host, const void *device, size_t bytes, cudaStream_t stream) {
     stream_copy(host, device, bytes, cudaMemcpyDeviceToHost, stream);
     g->moved_out += bytes;
@@ -575,7 +575,7 @@ static void copy_in(GPT2 *g, void *device, const void *host, size_t bytes, cudaS
     g->moved_in += bytes;
 }
 
-// Copies the n elements of a gradient to the host as fp32 (--grad-wire), a chunk after the other.
+// Copies the n elements of a gradient to the host as fp32 (--grad-wire), chunk by chunk.
 static void copy_out_wide(GPT2 *g, float *host, const floatX *device, size_t n) {
     for (size_t at = 0; at < n; at += WIRE_CHUNK) {
         const size_t chunk = min_size(WIRE_CHUNK, n - at);
@@ -584,8 +584,8 @@ static void copy_out_wide(GPT2 *g, float *host, const floatX *device, size_t n) 
     }
 }
 
-// The order of these numbers (N), each below V, behind `count` others; returns how many are then
-// there.
+// Sorts these numbers (N), each below V, into *order, after `count` numbers that the set has;
+// returns how many it has then.
 static size_t upload_order(GPT2 *g, const Staging *s, size_t count, TokenOrder *order,
                            const int32_t *numbers, size_t N, size_t V) {
     int32_t *rows = s->tokens + count;
@@ -595,9 +595,9 @@ static size_t upload_order(GPT2 *g, const Staging *s, size_t count, TokenOrder *
     return count + N + order->groups + 1;
 }
 
-// Everything that a micro-batch of B x T tokens needs of the host goes to the GPU in one copy, in
-// this stream: a short one waits for long ones that other streams have begun, and should do so
-// once. targets may be NULL; begins, too: then rows are one document each.
+// Copies all that a micro-batch of B x T tokens needs from the host to the GPU, in one copy: a
+// short copy waits for long ones that other streams have begun, and one waits once. targets may be
+// NULL; begins, too: then each row is one document.
 static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targets,
                    const int32_t *begins, size_t B, size_t T, cudaStream_t stream) {
     Staging *s = &g->staging[set];
@@ -629,7 +629,7 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
     event_record(s->copied, stream);
 }
 
-// Work for the CPU on a piece: an AdamW step, if there is one; the caller adds gradient and sum.
+// Returns the CPU's work on a piece: an AdamW step, unless NULL; the caller adds gradient and sum.
 static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
     AdamWork w = {};
     w.runs = g->pieces.runs + p->first_run;
@@ -647,7 +647,7 @@ static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
 
 static void host_works(const void *work) { adam_work((const AdamWork *)work); }
 
-// The worker's next work. number: in reports.
+// Queues the worker's next work. number: its name in reports.
 static void host_submit(GPT2 *g, const Piece *p, size_t number, const AdamWork *work) {
     const char *what = work->w != NULL ? "update" : "accumulate";
     const int span = timeline_begin(&g->timeline, ROW_HOST, what, number, 0, g->host.stream);
@@ -656,7 +656,7 @@ static void host_submit(GPT2 *g, const Piece *p, size_t number, const AdamWork *
     timeline_end(&g->timeline, span, g->host.stream);
 }
 
-// Lets the worker add a micro-batch's gradient of piece p, in a landing, to the step's sum.
+// Lets the worker add piece p's gradient of a micro-batch, in a landing, to the step's sum.
 static void host_adds(GPT2 *g, const Piece *p, size_t s, const floatX *landing, bool accumulate,
                       bool last) {
     AdamWork work = host_work(g, p, NULL);

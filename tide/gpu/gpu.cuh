@@ -1,8 +1,8 @@
-// gpu.cuh: what every CUDA file here stands on: checked calls, three storage types, 16-byte loads,
+// gpu.cuh: the base of every CUDA file here: checked calls, three storage types, 16-byte loads,
 // reductions in a fixed order.
 //
-// The same sources run on a real GPU (nvcc) and on the emulated one (dev/emu, any C++ compiler;
-// __CUDA_EMU__ is defined there). doc/emulator.md has the conventions that this asks for.
+// The same sources run on a real GPU (nvcc) and on the emulated one (dev/emu, any C++ compiler,
+// with __CUDA_EMU__ defined). doc/emulator.md has the conventions that make this possible.
 #ifndef TIDE_GPU_CUH
 #define TIDE_GPU_CUH
 #include "../base/util.h"
@@ -14,9 +14,9 @@
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
 
-// By default all streams share 8 connections to the device, and one whose connection holds another
-// that waits would wait with it. CUDA reads this at its first call (CUDA C++ Programming Guide,
-// environment variables), so it is said before main(), for every program; what the user set stays.
+// By default all streams share 8 connections to the device, and a stream whose connection holds
+// another one that waits would wait with it. CUDA reads this variable at its first call (CUDA C++
+// Programming Guide, environment variables), so it is set before main(), unless it is set already.
 __attribute__((constructor)) static void gpu_connections(void) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
@@ -29,7 +29,7 @@ __attribute__((constructor)) static void gpu_connections(void) {
 // ---------------------------------------------------------------------------------------------
 // Errors
 
-// Every call into CUDA goes through CUDA(); what is queued, and memory, through queue.cuh.
+// Every call of CUDA is made by CUDA(); queued work and memory, by queue.cuh.
 #define CUDA(call) cuda_check((call), #call, __FILE__, __LINE__)
 
 static inline void cuda_check(cudaError_t e, const char *call, const char *file, int line) {
@@ -64,7 +64,7 @@ typedef float floatX;
 typedef halfX floatX;
 #endif
 
-// Before a loop over arrays that are to be registers: their indices become constants.
+// Unrolls a loop over arrays that are to be registers: their indices become constants.
 #define UNROLL _Pragma("unroll")
 
 // 16 bytes of X: what one thread loads or stores at once. Addresses must be multiples of 16 bytes.
@@ -73,7 +73,7 @@ template <typename X> struct alignas(16) Pack {
     X x[N];
 };
 
-// A pack as it came, for values that wait in registers: as a Pack, each bf16 takes a whole one.
+// Loads a pack as it is, for values that wait in registers: in a Pack, each bf16 takes a whole one.
 template <typename X> __device__ static inline int4 load_bits(const X *p) {
     return *reinterpret_cast<const int4 *>(p);
 }
@@ -88,7 +88,7 @@ template <typename X> __device__ static inline Pack<X> load_pack(const X *p) {
     return as_pack<X>(load_bits(p));
 }
 
-// Two numbers rounded to X = bf16 or f16.
+// Rounds two numbers to X = bf16 or f16, in one word.
 template <typename X> __device__ static inline uint32_t pack_pair(float low, float high) {
     static_assert(std::is_same_v<X, bf16> || std::is_same_v<X, f16>, "of 16 bits");
     uint32_t bits;
@@ -123,7 +123,7 @@ template <typename X> __device__ static inline Wide<X> widen(int4 bits) {
     return wide;
 }
 
-// Rounded to X, in pairs: alone, each takes a slower instruction, and another to join two.
+// Rounds to X, in pairs: alone, each takes a slower instruction, and another to join two.
 template <typename X> __device__ static inline int4 narrow(const Wide<X> &wide) {
     int4 bits;
     if constexpr (sizeof(X) == 2) {
@@ -136,7 +136,7 @@ template <typename X> __device__ static inline int4 narrow(const Wide<X> &wide) 
     return bits;
 }
 
-// One store of 16 bytes to global memory. From C++ the compiler makes four of 4 bytes of it
+// Stores 16 bytes to global memory at once. From C++ the compiler makes four stores of 4 bytes
 // wherever the pack was computed element by element: four times the instructions and requests.
 __device__ static inline void store_bits(void *p, int4 bits) {
 #ifdef __CUDA_ARCH__
@@ -214,15 +214,14 @@ __device__ static inline float block_max(float x) {
 
 static inline unsigned ceil_div(size_t a, size_t b) { return (unsigned)((a + b - 1) / b); }
 
-// n, for kernels that number n threads or packs in 32 bits, because divisions of 64 bits are slow.
+// Returns n, for kernels that number n threads or packs in 32 bits (64-bit divisions are slow).
 static inline unsigned index_32(size_t n) {
     if (n > 1u << 31) fail("%zu are too many for a kernel that counts in 32 bits", n);
     return (unsigned)n;
 }
 
 // ---------------------------------------------------------------------------------------------
-// Work on several tensors in one launch. A kernel's argument, so that no memory has to be kept for
-// it
+// Work on several tensors in one launch: a kernel's argument, which needs no memory of its own
 
 enum { BATCH_MOST = 16 };
 template <typename Work> struct Batch {
@@ -231,7 +230,7 @@ template <typename Work> struct Batch {
     int count;
 };
 
-// The work that has this unit; *unit becomes its number there.
+// Returns the work that has this unit; *unit becomes its number in that work.
 template <typename Work>
 __device__ static inline Work batch_find(const Batch<Work> &batch, unsigned *unit) {
     int i = 0;
@@ -244,7 +243,7 @@ template <typename Work> static unsigned batch_units(const Batch<Work> *batch) {
     return batch->count > 0 ? batch->end[batch->count - 1] : 0;
 }
 
-// Adds work of so many units.
+// Adds work that has `units` units.
 template <typename Work> static void batch_add(Batch<Work> *batch, const Work &work, size_t units) {
     if (units == 0) return;
     if (batch->count == BATCH_MOST) fail("too many tensors for one launch");

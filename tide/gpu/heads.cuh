@@ -1,14 +1,14 @@
-// heads.cuh: what is above the last layer: logits and their loss, or the loss of labels.
+// heads.cuh: the heads above the last layer: logits and their loss, or the loss of labels.
 //   gpt2_head()        a language model's head and loss, with its half of the backward pass
-//   gpt2_classify()    the same of labels; classify_kernel: also of both signs of zeroth order
+//   gpt2_classify()    the same for labels; classify_kernel: also for both signs of zeroth order
 //   gpt2_loss()        the loss, on the host
 #ifndef TIDE_HEADS_CUH
 #define TIDE_HEADS_CUH
 #include "gpt2.cuh"
 #include "../../zo.h"
 
-// Four elements of a tensor as zo_weights_kernel() perturbs them, for kernels that need only few.
-// In fp32 a row of channels may begin or end amid the eight elements that are drawn at once.
+// Perturbs four elements of a tensor, as zo_weights_kernel() does, for kernels that read few. In
+// fp32 a row of channels may begin or end within eight elements whose noise is drawn at once.
 __device__ static inline void zo_perturbed4(float w[4], const floatX *theta, const ZoConfig *c,
                                             int tensor, uint64_t first, uint32_t step,
                                             uint32_t query, float scale) {
@@ -20,9 +20,9 @@ __device__ static inline void zo_perturbed4(float w[4], const floatX *theta, con
     }
 }
 
-// gpt2_classify() of train_gpt2.c: a block per sequence, of which x (T, C) are the normalised rows.
-// With grad_scale also the gradients of its logits, slopes (B, TASK_LABELS), and of its row of x,
-// in dx; without, both are NULL.
+// Does gpt2_classify() of train_gpt2.c, a block for each sequence, whose normalised rows are x (T,
+// C). With grad_scale it also writes the gradients of the logits, slopes (B, TASK_LABELS), and of
+// the sequence's row of x, in dx; without, both are NULL.
 __global__ static void classify_kernel(float *losses, float *right, float *slopes, floatX *dx,
                                        const floatX *x, const int32_t *where, const floatX *head,
                                        ZoConfig c, Words words, int tensor, uint32_t step,
@@ -70,8 +70,8 @@ __global__ static void classify_kernel(float *losses, float *right, float *slope
     }
 }
 
-// The head's gradient: in row word[k] of dhead (Vp, C), the sum over the sequences, in their order.
-// A block takes some channels of a word.
+// Writes the head's gradient: row word[k] of dhead (Vp, C) is the sum over the sequences, in order.
+// A block computes some channels of a word.
 __global__ static void classify_backward_kernel(float *dhead, const float *slopes, const floatX *x,
                                                 const int32_t *where, Words words, size_t B,
                                                 size_t T, size_t C) {
@@ -85,11 +85,11 @@ __global__ static void classify_backward_kernel(float *dhead, const float *slope
     dhead[(size_t)words.word[k] * C + i] = sum;
 }
 
-// Head and loss, in chunks of rows. Adds share (1 / micro-batches of the step) times the mean loss
-// to g->loss, which the step's first micro-batch overwrites; gpt2_loss() reads it. With grad_scale,
-// 1 / (tokens of the whole step), it also makes the head's half of the backward pass:
+// Queues head and loss, in chunks of rows. Adds share (1 / micro-batches of the step) times the
+// mean loss to g->loss, which the step's first micro-batch overwrites; gpt2_loss() reads it. With
+// grad_scale, 1 / (tokens of the whole step), it also queues the head's half of the backward pass:
 // branch = dln_f, and the head's weight gradient (head_in_place()). With 0 it only evaluates.
-// all_logits (N, Vp), if not NULL, is host memory and receives the logits.
+// all_logits (N, Vp): host memory for a copy of the logits, or NULL.
 static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
                       float *all_logits) {
     const size_t C = config_embed(&g->config), V = g->config.vocab, Vp = g->config.vocab_padded;
@@ -117,10 +117,10 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
     compute_span(g, NULL, 0);
 }
 
-// The other head, gpt2_classify() of train_gpt2.c, whose targets are `where`: which of g->words
-// comes next, at one position of each sequence? Arguments and results as those of gpt2_head(), with
-// grad_scale = 1 / (sequences of the whole step); without it, g->loss[1] is then how often the
-// right word is the likeliest.
+// Queues the other head, gpt2_classify() of train_gpt2.c: which of g->words is next, at one
+// position of each sequence (its target says which)? Arguments and results are those of
+// gpt2_head(), with grad_scale = 1 / (sequences of the whole step). Without it, g->loss[1] is the
+// number of sequences for which the right word is the likeliest.
 static void gpt2_classify(GPT2 *g, float grad_scale, double share, bool accumulate) {
     const size_t C = config_embed(&g->config), B = g->B, T = g->T;
     const bool trains = grad_scale != 0;

@@ -1,17 +1,17 @@
 // host.cuh: the host's share of offloading: one worker thread, which owns the only team of OpenMP
 // threads while training, and page-locked memory that this team touched first.
 //   host_queue_open(), host_queue_submit(), host_queue_close()  work for the host
-//   host_describe()                                             one line about the team
+//   host_describe()                                             prints a line about the team
 //   host_alloc(), host_free()                                  memory
 //
-// Work for the host is an operation in a stream: an event recorded after it orders what follows,
-// as after a kernel or a copy. The main thread never waits, and shares nothing with the worker
-// but what the streams' order gives it.
+// Work for the host is an operation in a stream: an event that is recorded after it orders later
+// work, as after a kernel or a copy. The main thread never waits for the worker. Memory that both
+// use is handed from one to the other by the order of streams alone.
 //
 // Two counters go up by one with each work: a host function counts that the stream has reached work
 // n, and the stream waits until the worker has counted that work n is done (cuStreamWaitValue32).
-// On a device that cannot wait for a word, a host function waits; TIDE_HOST_WAIT=function chooses
-// that. doc/offload.md has the reasons.
+// On a device that cannot wait for a word of memory, a host function waits;
+// TIDE_HOST_WAIT=function chooses that, too. doc/offload.md has the reasons.
 #ifndef TIDE_HOST_CUH
 #define TIDE_HOST_CUH
 #include "../cpu/cpu.h"
@@ -20,7 +20,7 @@
 #include <cuda.h>  // types only: the driver is not linked to
 #include <pthread.h>
 
-// What was submitted; its argument lies behind it.
+// A work that was submitted; its argument follows in memory.
 typedef struct HostJob {
     struct HostQueue *queue;
     void (*work)(const void *arg);
@@ -34,7 +34,7 @@ typedef struct {
     uint32_t done;     // of the last one that the worker has done
 } HostCounters;
 
-// So that every run sees them wrap.
+// The counters begin just below their largest value, so that they wrap around in every run.
 #define HOST_FIRST_WORK 0xfffffffcu
 
 // cuStreamWaitValue32
@@ -52,7 +52,7 @@ typedef struct HostQueue {
     pthread_cond_t changed;
 } HostQueue;
 
-// In the worker, before all else: the team.
+// Starts the team of threads. This is the worker's first work.
 static void host_team_start(const void *arg) {
     HostQueue *q = *(HostQueue *const *)arg;
     omp_set_num_threads(q->threads);
@@ -101,7 +101,7 @@ static void *host_worker(void *arg) {
     }
 }
 
-// Host functions. The stream has come to this job, after the one before it was done.
+// Host functions. The stream has reached this job, after the job before it was done.
 static void host_job_reached(void *data) {
     HostJob *job = (HostJob *)data;
     HostQueue *q = job->queue;
@@ -135,13 +135,13 @@ static void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const
     if (e != CUDA_SUCCESS) fail("CUDA error %d: a stream cannot wait for the host", (int)e);
 }
 
-// In a rehearsal: the next work moves so many bytes of host memory. AdamW moves 26 of an element.
+// Says, in a rehearsal, how many bytes the next work reads and writes (AdamW: 26 per element).
 static void host_takes(const HostQueue *q, size_t bytes) {
     if (rehearsal != NULL) rehearse(stream_number(q->stream), TAKES_HOST, (double)bytes);
 }
 
-// Finds the driver's function, and tries it with a wait that is already over. NULL: this device
-// cannot.
+// Finds the driver's function, and tries it with a wait that is already over. NULL: this device has
+// none.
 static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     const char *way = getenv("TIDE_HOST_WAIT");
     if (way != NULL && strcmp(way, "function") == 0) return NULL;
@@ -160,9 +160,9 @@ static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     return wait;
 }
 
-// Starts the worker. threads: of its team; 0: this rank's share of the machine, less one for the
-// thread that launches the GPU's work, if there are more than four: that one works for some ms of a
-// step, and of few cores one is a large part of the speed. *q must stay where it is.
+// Starts the worker. threads: of its team; 0: this rank's share of the machine, and, of more than
+// four, one less. That one is for the thread that launches the GPU's work: it works for some ms of
+// a step, so a small machine does without. *q must stay where it is.
 static void host_queue_open(HostQueue *q, int threads) {
     memset(q, 0, sizeof *q);
     if (rehearsal != NULL) {
@@ -173,7 +173,7 @@ static void host_queue_open(HostQueue *q, int threads) {
     if (threads == 0 && q->threads > 4) q->threads--;
     pthread_mutex_init(&q->mutex, NULL);
     pthread_cond_init(&q->changed, NULL);
-    // A thread that waits for the GPU sleeps: else it would share a core with one of the team.
+    // A thread that waits for the GPU sleeps: else it would take a core from the team.
     CUDA(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
     q->stream = stream_make("host", false);
     q->counters = (HostCounters *)pinned_alloc(sizeof *q->counters, "the host's counters");
@@ -197,7 +197,7 @@ static void host_queue_close(HostQueue *q) {
     pinned_free(q->counters);
 }
 
-// Prints one line, which says how the stream waits where that is not by a word.
+// Prints a line about the team, and how streams wait for it if not by a word of memory.
 static void host_describe(const HostQueue *q) {
     printf("host: %d thread%s%s\n", q->threads, q->threads > 1 ? "s" : "",
            q->wait_value != NULL ? "" : "; the driver's thread waits for them");
@@ -206,7 +206,7 @@ static void host_describe(const HostQueue *q) {
 // ---------------------------------------------------------------------------------------------
 // Memory
 
-// --host-memory is more than Linux says: a virtual machine may get more as memory is used.
+// Is --host-memory more than Linux says? A virtual machine may get more memory as it uses it.
 static bool host_memory_grows;
 
 typedef struct { char *p; size_t bytes; } HostRange;
@@ -214,7 +214,7 @@ typedef struct { char *p; size_t bytes; } HostRange;
 static HostRange *host_locked;  // what host_alloc() has given out
 static size_t host_locked_count;
 
-// A page comes from the memory next to the core that touches it first.
+// Zeroes memory. Linux places a page in the memory next to the core that touches it first.
 static void host_zero(const void *arg) {
     const HostRange *range = (const HostRange *)arg;
     const size_t page = 4096;
@@ -223,7 +223,7 @@ static void host_zero(const void *arg) {
         memset(range->p + i, 0, min_size(page, range->bytes - i));
 }
 
-// p: from host_alloc(), or NULL. No stream may use it any more.
+// Frees p, from host_alloc(), or NULL. No stream may use it any more.
 static void host_free(void *p) {
     if (p == NULL || rehearsal != NULL) return;
     HostRange *range = host_locked;
@@ -234,10 +234,10 @@ static void host_free(void *p) {
     *range = host_locked[--host_locked_count];
 }
 
-// Zeroed page-locked memory, at a multiple of 2 MiB and in huge pages where Linux has them; the
-// queue's team zeroes it, so this waits for what is in the queue. `what` names it in the error.
-// Nothing is touched if there is not enough: Linux gives out memory that it does not have, and
-// kills the program when that is used.
+// Returns zeroed page-locked memory, at a multiple of 2 MiB and in huge pages where Linux has them.
+// The queue's team zeroes it, after the work that is queued. `what` names it in the error. If there
+// is not enough, none is touched: Linux gives out memory that it does not have, and kills the
+// program that uses it.
 static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     if (rehearsal != NULL) return owner_add(host_free, rehearse_memory(bytes));
     const size_t huge = (size_t)2 << 20;

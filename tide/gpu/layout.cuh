@@ -1,8 +1,8 @@
-// layout.cuh: where everything of a model on the GPU is, and the memory for it: pieces and segments
-// follow a choice (offload.h), one list names every buffer, and the plan of memory is that list.
-//   gpt2_place(), zo_place()               pieces, segments and rooms, by g->choice
-//   gpt2_buffers()                         every buffer; gpt2_bytes(): their sum
-//   gpt2_take(), gpt2_settle()             follow a choice; settle what is "auto" in it
+// layout.cuh: the memory of a model on the GPU. A choice (offload.h) decides where pieces and
+// segments are; one list names every buffer, and the plan of memory is that list.
+//   gpt2_place(), zo_place()               place pieces, segments and rooms by g->choice
+//   gpt2_buffers()                         lists every buffer; gpt2_bytes(): their sum
+//   gpt2_take(), gpt2_settle()             take a choice; settle each "auto" in it
 //   gpt2_print()                           prints the choice and the memory
 //   gpt2_allocate(), gpt2_release(), gpt2_free()    memory, streams and events
 //   gpt2_update_wait(), gpt2_state(), gpt2_load()   the state, as checkpoints see it
@@ -12,8 +12,8 @@
 #include "zenflow.cuh"
 #include "zo.cuh"
 
-// Stores gradients that wait for the update over the activations of their layer, which are dead by
-// then, as many as fit; the others lie side by side in g->waiting.
+// Places gradients that wait for the update over the activations of their layer, which nothing
+// reads any more by then, as many as fit; the others are side by side in g->waiting.
 static void gradients_over_acts(GPT2 *g) {
     Pieces *list = &g->pieces;
     const size_t stride = acts_place(g).stride;
@@ -34,9 +34,9 @@ static void gradients_over_acts(GPT2 *g) {
     }
 }
 
-// Sets where each segment's weights are, where its gradient is made, in a room of its own if it can
-// wait there for the update, else in one that the layers use in turn; the rooms for visitors and of
-// landings; and what the host stores of weights.
+// Sets where each segment's weights are; where its gradient is made: in a room of its own if it
+// waits there for the update, else in one that the layers use in turn; the rooms for visitors and
+// for landings; and how many weights the host stores.
 static void rooms_place(GPT2 *g) {
     const Pieces *list = &g->pieces;
     const int tail = g->segments - 1, L = tail - 1;
@@ -76,7 +76,7 @@ static void rooms_place(GPT2 *g) {
                             * (g->piece_bytes[PIECE_VISIT] + weights + grad)};
 }
 
-// Sets where gradients wait on the host: each piece's in a place of its own. But if the update
+// Sets where gradients wait on the host: each piece has a place of its own. But if the update
 // begins in backward, the layers use HOST_ROOMS rooms in turn; embeddings and tail have one each.
 enum { HOST_ROOMS = 3 };
 static void host_rooms_place(GPT2 *g) {
@@ -101,8 +101,8 @@ static void host_rooms_place(GPT2 *g) {
     }
 }
 
-// Follows g->choice (train_gpt2.cu explains the words): cuts what this process updates into
-// segments and pieces, and says where each of them is.
+// Cuts the parameters that this process updates into segments and pieces, as g->choice says, and
+// places each of them (train_gpt2.cu explains the words).
 static void gpt2_place(GPT2 *g) {
     const GPT2Table *t = &g->table;
     const int stage = zero_stage(g->zero);
@@ -152,7 +152,7 @@ static void gpt2_place(GPT2 *g) {
 }
 
 // Places a model of zeroth order, with `residents` layers on the GPU and the others on the host.
-// Residents are spread evenly: each hides a part of the next visitor's copy.
+// Residents are spread evenly: work on each overlaps with the copy of the next visitor.
 static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     Zo *zo = g->zo;
     const GPT2Table *t = &g->table;
@@ -184,7 +184,7 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
         zo->group_at[k] = t->tensors[first[k]].offset - t->tensors[t->first_layer].offset;
         if (zo->group[k].length > zo->scratch) zo->scratch = zo->group[k].length;
     }
-    // Logits of a chunk: as many tokens as the scratch has room for, and a few hundred at least.
+    // A chunk of logits: as many tokens as the scratch has room for, and 512 at least.
     zo->chunk = max_size(zo->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS, 512);
     zo->chunk = min_size(min_size(zo->chunk, 8192), g->config.vocab_padded);
     zo->scratch = max_size(zo->scratch, round_up(zo->chunk * C, ALIGN_ELEMENTS));
@@ -201,9 +201,9 @@ static size_t sums_scratch(const GPT2Config *c, size_t N) {
     return most;
 }
 
-// The memory plan: every buffer, on the GPU for max_B x max_T, and on the host. Arenas begin as
-// zeros, for the sake of the gaps between tensors. The others may hold anything: the emulated GPU
-// fills them with NaN.
+// Lists every buffer of the memory plan, on the GPU for max_B x max_T, and on the host. Arenas
+// begin as zeros, because of the gaps between tensors. Other buffers begin with any bytes: the
+// emulated GPU fills them with NaN.
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, A = config_att(&g->config), N = g->max_B * g->max_T;
     const size_t wide = config_wide(&g->config), X_ = sizeof(floatX), f32 = sizeof(float);
@@ -269,7 +269,7 @@ static size_t gpt2_bytes(GPT2 *g, bool host) {
     return buffers_bytes(list, gpt2_buffers(g, list), host);
 }
 
-// Follows this choice, as far as memory goes.
+// Takes a choice, and places everything by it; allocates nothing.
 static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
     g->choice = *c;
     if (g->zen != NULL) {  // sums on the host: of two, one
@@ -279,8 +279,8 @@ static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
     gpt2_place(g);
 }
 
-// Implements OffloadNeeds of plan.h: the memory that choice c needs. Side effect: the model is laid
-// out for c. With --weights host, at least one layer's weights must live there.
+// Implements OffloadNeeds of plan.h: the memory that choice c needs. Side effect: the model is
+// placed by c. With --weights host, the weights of at least one layer must be on the host.
 static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t *host) {
     GPT2 *g = (GPT2 *)model;
     gpt2_take(g, c);
@@ -297,7 +297,7 @@ static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host
     return m;
 }
 
-// Settles what is "auto" in g->choice, whose mode is given.
+// Settles each "auto" in g->choice, whose mode is given.
 static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
     OffloadChoice c = g->choice;
     const bool fits = choice_settle(m, &c);
@@ -305,7 +305,7 @@ static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
     return fits;
 }
 
-// For people: where everything is.
+// Prints the choice, and the memory of each kind.
 static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     Buffer list[MAX_BUFFERS];
     const size_t world = r->world, L = g->config.layers, *n = g->pieces.elements;
@@ -381,11 +381,11 @@ static void gpt2_allocate(GPT2 *g) {
     }
     if (!g->training && g->state_bytes[PIECE_RESIDENT][0] > 0)  // only to load from, and to save
         g->state[0] = owner_add(free, ALLOC(uint16_t, g->table.elements, "parameters"));
-    // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
+    // Short kernels that other streams wait for are urgent: blocks of products fill the GPU.
     g->compute = stream_make("compute", false);
     g->sums = stream_make("sums", true);
     g->out = stream_make("out", false);
-    // a visitor's copy waits for its update; the next gradient's is not to wait behind it
+    // a visitor's copy waits for its update, and must not hold up the copy of the next gradient
     g->flush = g->update_in_backward ? stream_make("flush", false) : g->out;
     g->fetch = stream_make("fetch", false);
     g->back = stream_make("back", false);
@@ -428,7 +428,7 @@ static void gpt2_allocate(GPT2 *g) {
     device_sync();  // the zeros are there before any stream begins
 }
 
-// What gpt2_allocate() has made.
+// Frees what gpt2_allocate() has made.
 static void gpt2_release(GPT2 *g) {
     device_sync();
     matmul_close(&g->lt);
@@ -452,16 +452,16 @@ static void gpt2_free(GPT2 *g) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The state, as checkpoints see it
+// The state, as checkpoints save and load it
 
-// Waits until nothing of an update is under way, neither weights nor state.
+// Waits until all of an update is done, of weights and of state.
 static void gpt2_update_wait(GPT2 *g) {
     if (g->zen != NULL) zen_compute_until(g, SIZE_MAX);
     if (g->zo != NULL) zo_update_weights(g);
     device_sync();
 }
 
-// Returns the begin of a piece in the arena.
+// Returns where a piece begins in the arena, in elements.
 static size_t arena_at(const GPT2 *g, const Piece *p) {
     const Segment *seg = &g->segment[p->segment];
     return seg->own_from + (p->at - seg->own_at);
@@ -482,7 +482,7 @@ static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool
     }
 }
 
-// Returns the state: of each segment, the own shard.
+// Returns the state of this process's shards.
 static RunState gpt2_state(GPT2 *g) {
     return RunState{g->training ? 3 : 1, g->ranges, g->segments,
                     g->zen != NULL ? zen_move : gpt2_move, g, g->moments_bf16, 0};

@@ -28,7 +28,7 @@
 #include "queue.cuh"
 #include "tune.cuh"
 
-// Every call into cuBLASLt goes through LT().
+// Every call of cuBLASLt is made by LT().
 #define LT(call) lt_check((call), #call, __FILE__, __LINE__)
 
 static inline void lt_check(cublasStatus_t e, const char *call, const char *file, int line) {
@@ -109,7 +109,7 @@ static inline void matmul_close(Matmul *lt) {
     memset(lt, 0, sizeof *lt);
 }
 
-// The largest power of two that divides the address, up to lt->alignment.
+// Returns the largest power of two that divides the address, up to lt->alignment.
 static inline uint32_t matmul_alignment(const Matmul *lt, const void *p) {
     uint32_t bytes = lt->alignment;
     while ((uintptr_t)p % bytes != 0) bytes /= 2;
@@ -178,9 +178,9 @@ static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) 
     p->algo = found.algo;
 }
 
-// The plan for a shape: from the table, or made now and kept, also if there is no algorithm. A
-// training run has some twenty shapes, so that after its first step nothing is searched or created
-// any more.
+// Returns the plan for a shape: from the table, or made now and kept, even if there is no
+// algorithm. A training run has some twenty shapes, so after its first step none is searched or
+// created any more.
 static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
     for (size_t i = 0; i < lt->made && i < MATMUL_PLANS; i++)
         if (memcmp(&lt->plans[i].shape, s, sizeof *s) == 0) return &lt->plans[i];
@@ -202,7 +202,7 @@ static inline cublasStatus_t matmul_run(const Matmul *lt, const MatmulPlan *p,
                           x->out, p->out, algo, lt->workspace, MATMUL_WORKSPACE, x->stream);
 }
 
-// Seconds of one product, of n in a row; INFINITY if the library refuses it.
+// Returns the seconds of one product, of n in a row; INFINITY if the library refuses it.
 static double matmul_seconds(const Matmul *lt, const MatmulPlan *p,
                              const cublasLtMatmulAlgo_t *algo, const MatmulOperands *x, int n) {
     cudaEvent_t start, end;
@@ -220,8 +220,8 @@ static double matmul_seconds(const Matmul *lt, const MatmulPlan *p,
 }
 
 // Measures the heuristic's algorithms for a plan, in turn, and takes the one with the least median,
-// if that is clearly less than the first one's. `out` holds any of their results then. The clocks
-// are those of a busy GPU: before the first plan, it works for a while.
+// if that is clearly less than the first one's. `out` has the result of one of them afterwards. The
+// GPU works for a while before the first plan, so that its clocks are those of a busy GPU.
 static void matmul_measure(Matmul *lt, const MatmulPlan *p, const MatmulOperands *x, Tuned *best) {
     enum { CANDIDATES = 16, ROUNDS = 7 };
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
@@ -249,8 +249,8 @@ static void matmul_measure(Matmul *lt, const MatmulPlan *p, const MatmulOperands
     }
 }
 
-// The algorithm of a plan, by --tune. A product that is added to a sum takes the algorithm of the
-// sum's first part, the same product: to measure it would change the sum.
+// Settles the algorithm of a plan, by --tune. A product that is added to a sum takes the algorithm
+// of the sum's first part, the same product: measuring it would change the sum.
 static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
     Tuned mine = {p->shape, p->algo, 0, 0, 0};
     mine.shape.accumulate = 0;

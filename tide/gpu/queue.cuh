@@ -1,17 +1,17 @@
-// queue.cuh: streams and events, and what is put into streams: run by the GPU or, while a rehearsal
-// is open (rehearsal.h), only written down. The training step uses these calls and no others of
-// CUDA.
-//   stream_make(), event_make(), events_make(), stream_free(), event_free()
-//   stream_wait(), event_record()                    what waits for what
-//   event_wait(), stream_sync(), device_sync()       the host waits
-//   device_seconds()                                 the time between two timing events
-//   LAUNCH(), stream_copy(), stream_zero()           work for the GPU, and for the link
-//   tell_host()                                      a few numbers, past the link's queue
-//   GPU_TAKES()                                      how long a rehearsed GPU works on something
-//   gpu_alloc(), pinned_alloc(), gpu_free(), pinned_free()    memory
-//   owner_begin(), owner_end(), owner_free()         what a model has made is freed at once
+// queue.cuh: streams, events, and work for streams. The GPU runs it; a rehearsal (rehearsal.h) only
+// writes it down. The training step makes these calls and no others of CUDA.
 //
-// A rehearsal has neither streams nor memory: handles are numbers, and addresses lead nowhere.
+//   stream_make(), event_make(), events_make(), stream_free(), event_free()
+//   stream_wait(), event_record()                    order the work of two streams
+//   event_wait(), stream_sync(), device_sync()       let the host wait
+//   device_seconds()                                 the time between two timing events
+//   LAUNCH(), stream_copy(), stream_zero()           queue work for the GPU and the link
+//   tell_host()                                      copies a few numbers, past the link's queue
+//   GPU_TAKES()                                      says how long a rehearsed GPU works
+//   gpu_alloc(), pinned_alloc(), gpu_free(), pinned_free()    memory
+//   owner_begin(), owner_end(), owner_free()         free everything that a model has made
+//
+// A rehearsal has neither streams nor memory: handles are numbers, and no address may be read.
 #ifndef TIDE_QUEUE_CUH
 #define TIDE_QUEUE_CUH
 #include "../base/memory.h"
@@ -19,7 +19,7 @@
 #include "../plan/rehearsal.h"
 
 // ---------------------------------------------------------------------------------------------
-// Owners: what is made between owner_begin() and owner_end() is freed by owner_free()
+// Owners: owner_free() frees all that is made between owner_begin() and owner_end()
 
 typedef struct { void (*free)(void *p); void *p; } Owned;
 typedef struct { Owned *list; int count; } Owner;
@@ -29,7 +29,7 @@ static Owner *owner;
 static void owner_begin(Owner *o) { owner = o; }
 static void owner_end(void) { owner = NULL; }
 
-// Notes what frees p; returns p.
+// Notes the function that frees p; returns p.
 static void *owner_add(void (*free)(void *p), void *p) {
     Owner *o = owner;
     if (o == NULL) return p;
@@ -38,7 +38,7 @@ static void *owner_add(void (*free)(void *p), void *p) {
     return p;
 }
 
-// Frees all of it. Nothing may be under way.
+// Frees all that the owner has noted. No work may be queued.
 static void owner_free(Owner *o) {
     for (const Owned *x = o->list; x < o->list + o->count; x++) x->free(x->p);
     free(o->list);
@@ -46,7 +46,7 @@ static void owner_free(Owner *o) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Memory. Freeing the GPU's waits for all that any stream has been given.
+// Memory. To free the GPU's waits for all work of all streams.
 
 static void device_sync(void) {
     if (rehearsal == NULL) CUDA(cudaDeviceSynchronize());
@@ -72,7 +72,7 @@ static void pinned_free(void *p) {
     else if (p != NULL) CUDA(cudaFreeHost(p));
 }
 
-// Device memory, aligned to 256 bytes, with anything in it. `what` names it in the error.
+// Returns device memory, aligned to 256 bytes, with any bytes in it. `what` names it in the error.
 static void *gpu_alloc(size_t bytes, const char *what) {
     void *p = NULL;
     if (rehearsal != NULL) return owner_add(gpu_free, rehearse_memory(bytes));
@@ -85,8 +85,8 @@ static void *gpu_alloc(size_t bytes, const char *what) {
     return owner_add(gpu_free, p);
 }
 
-// Ends the run if page-locked memory for `what` is refused. Other errors are of work that came
-// before.
+// Ends the run if page-locked memory for `what` is refused. Other errors are those of work that was
+// queued before.
 static void pinned_check(cudaError_t e, size_t bytes, const char *what) {
     const MachineText system = machine_text("/proc/sys/kernel/osrelease", "");
     const char *limit = "`dmesg` may say why";
@@ -99,8 +99,8 @@ static void pinned_check(cudaError_t e, size_t bytes, const char *what) {
     CUDA(e);
 }
 
-// Zeroed page-locked host memory, which copies to and from the GPU need to be asynchronous. It is
-// there in a rehearsal, too: for what the host itself reads and writes.
+// Returns zeroed page-locked host memory, without which copies to and from the GPU are not
+// asynchronous. A rehearsal has it, too: the host itself reads and writes it.
 static void *pinned_alloc(size_t bytes, const char *what) {
     void *p = NULL;
     if (rehearsal != NULL) return owner_add(pinned_free, alloc_or_fail(bytes, 1, what));
@@ -123,8 +123,8 @@ static void event_free(void *event) {
     if (rehearsal == NULL) CUDA(cudaEventDestroy((cudaEvent_t)event));
 }
 
-// urgent: its blocks are the next ones where kernels wait for room on the GPU: for short kernels
-// that others wait for. (Copies have no such order.) name: in reports of the emulated GPU.
+// Makes a stream. urgent: its kernels are the first to get room on the GPU, for short kernels that
+// other streams wait for (copies have no such order). name: in reports of the emulated GPU.
 static cudaStream_t stream_make(const char *name, bool urgent) {
     int lowest, highest;
     cudaStream_t stream;
@@ -136,7 +136,7 @@ static cudaStream_t stream_make(const char *name, bool urgent) {
     return (cudaStream_t)owner_add(stream_free, stream);
 }
 
-// sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
+// Makes an event. sleeps: a thread that waits for it sleeps (host.cuh), and wakes some 50 us late.
 static void event_make(cudaEvent_t *event, bool sleeps) {
     if (rehearsal != NULL) *event = (cudaEvent_t)(uintptr_t)rehearse_event();
     else CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
@@ -144,26 +144,26 @@ static void event_make(cudaEvent_t *event, bool sleeps) {
     owner_add(event_free, *event);
 }
 
-// n of them.
+// Makes n events.
 static cudaEvent_t *events_make(size_t n) {
     cudaEvent_t *events = (cudaEvent_t *)owner_add(free, ALLOC(cudaEvent_t, n, "events"));
     for (size_t i = 0; i < n; i++) event_make(&events[i], false);
     return events;
 }
 
-// Makes all work that the stream is given from now on wait for the event, as it was last recorded.
+// Makes all work that is queued in the stream from now on wait for the event, as last recorded.
 static void stream_wait(cudaStream_t stream, cudaEvent_t event) {
     if (rehearsal != NULL) rehearse_wait(stream_number(stream), event_number(event));
     else CUDA(cudaStreamWaitEvent(stream, event, 0));
 }
 
-// The event is complete once the stream has done what it has been given so far.
+// Records an event: it is complete once the stream has done all work that is queued so far.
 static void event_record(cudaEvent_t event, cudaStream_t stream) {
     if (rehearsal != NULL) rehearse_record(event_number(event), stream_number(stream));
     else CUDA(cudaEventRecord(event, stream));
 }
 
-// The host waits: for an event, for all that a stream has been given, or, device_sync(), for all.
+// Let the host wait: for an event, for all work of a stream, or, device_sync(), of all streams.
 static void event_wait(cudaEvent_t event) {
     if (rehearsal != NULL) rehearse_wait(THE_HOST, event_number(event));
     else CUDA(cudaEventSynchronize(event));
@@ -185,7 +185,7 @@ static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
 // ---------------------------------------------------------------------------------------------
 // Work
 
-// A kernel, what stands in its <<< >>>, and its arguments.
+// Launches a kernel, with the four values in its <<< >>>, and its arguments.
 #define LAUNCH(kernel, grid, block, shared, stream, ...) \
     do { \
         if (rehearsal != NULL) break; \
@@ -193,7 +193,7 @@ static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
         CUDA(cudaGetLastError()); \
     } while (0)
 
-// Lets a kernel have so many bytes of shared memory; 48 KiB it has without asking.
+// Allows a kernel more shared memory than the 48 KiB that each kernel may use.
 #define LET_SHARED(kernel, bytes) \
     do { \
         if (rehearsal == NULL) \
@@ -201,8 +201,8 @@ static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
                                       (int)(bytes))); \
     } while (0)
 
-// In a rehearsal, the GPU takes as long for what the stream is given here as `amount` takes at a
-// rate of rates.h: GPU_TAKES(stream, 2 * M * N * K, gpu_flops).
+// Says how long the work that is queued here takes in a rehearsal: `amount` at a rate of rates.h,
+// as in GPU_TAKES(stream, 2 * M * N * K, gpu_flops).
 #define GPU_TAKES(stream, amount, rate) \
     do { \
         if (rehearsal != NULL) \
@@ -213,8 +213,8 @@ static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
                      (double)(amount) / rate_or(rehearsal->rates.rate, UNLIMITED)); \
     } while (0)
 
-// The driver locks less than 512 GiB in a call, so host_alloc() locks parts, and no copy may cross
-// their borders: addresses that are multiples of this. Tests make it smaller.
+// The driver locks less than 512 GiB in a call. So host_alloc() locks memory in parts, which begin
+// at multiples of this, and no copy may cross their borders. Tests make it smaller.
 static size_t host_part = (size_t)256 << 30;
 
 // Returns how many of the `bytes` at p, from p + at on, are left before the next border.
@@ -222,7 +222,7 @@ static size_t part_at(const void *p, size_t at, size_t bytes) {
     return min_size(bytes - at, host_part - ((uintptr_t)p + at) % host_part);
 }
 
-// Copies on a stream. A rehearsal takes no account of copies within the GPU.
+// Queues a copy. In a rehearsal, copies within the GPU take no time.
 static void stream_copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                         cudaStream_t stream) {
     for (size_t at = 0, n; rehearsal == NULL && at < bytes; at += n) {
@@ -242,8 +242,8 @@ __global__ static void tell_host_kernel(double *host, const double *from, size_t
     host[blockIdx.x * blockDim.x + threadIdx.x] = from[blockIdx.x * stride + threadIdx.x];
 }
 
-// A few numbers, `rows` times `n` that are `stride` apart, to page-locked memory of the host. A
-// copy would wait for the copies of gradients that other streams have given to the same engine.
+// Lets a kernel write a few numbers, `rows` times `n` that are `stride` apart, to page-locked
+// memory of the host. A copy would wait for the copies of gradients that other streams have queued.
 static inline void tell_host(double *host, const double *from, unsigned rows, size_t stride,
                              unsigned n, cudaStream_t stream) {
     LAUNCH(tell_host_kernel, rows, n, 0, stream, host, from, stride);

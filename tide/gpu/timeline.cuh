@@ -1,10 +1,10 @@
-// timeline.cuh: when did each stream do what? Every span is two timing events, recorded in the
-// stream whose work it spans, and read a step later, when they are long complete: nothing waits for
-// a measurement, and nothing is ordered by one. The results are the counters of a step and, with a
-// file, the trace (trace.h).
+// timeline.cuh: records when each stream did what. A span is two timing events, recorded in the
+// stream that does its work, and read a step later, when they are complete for long: no thread
+// waits for a measurement, and no work is ordered by one. The results are the counters of a step
+// and, with a file, the trace (trace.h).
 //   timeline_open(), timeline_step(), timeline_close()   a run, its steps
 //   timeline_begin(), timeline_end()                     a span
-//   timeline_compute()                                   those of the compute stream
+//   timeline_compute()                                   a span of the compute stream
 //   timeline_log()                                       the counters' part for log.jsonl
 #ifndef TIDE_TIMELINE_CUH
 #define TIDE_TIMELINE_CUH
@@ -20,7 +20,7 @@ typedef struct {
 
 typedef struct { size_t step; int count, made; TimelineSlot *slot; } TimelineHalf;
 
-// Zeroed it is closed, and every function here does nothing.
+// A zeroed timeline is closed, and every function here does nothing with it.
 typedef struct Timeline {
     bool between;             // spans that begin now are of an evaluation or a sample: they are
                               // traced, but not counted
@@ -33,7 +33,7 @@ typedef struct Timeline {
     double base_at;           // its time in seconds since opening
 } Timeline;
 
-// Opens it on the current GPU. file: the trace's; NULL: counters only. Dies if it cannot be made.
+// Opens a timeline on the current GPU. file: of the trace, or NULL. Dies if it cannot be made.
 static void timeline_open(Timeline *t, const char *file) {
     Error err;
     memset(t, 0, sizeof *t);
@@ -48,8 +48,8 @@ static TimelineSlot *timeline_slot(Timeline *t, int span) {
     return &t->half[span % 2].slot[span / 2];
 }
 
-// Begins a span where stream s stands: after all that was put into it. row, name, number, bytes: as
-// in trace.h. Returns the span; -1: the timeline is closed.
+// Begins a span in stream s, after all work that is queued there. row, name, number, bytes: as in
+// trace.h. Returns the span; -1: the timeline is closed.
 static int timeline_begin(Timeline *t, int row, const char *name, size_t number, size_t bytes,
                           cudaStream_t s) {
     TimelineHalf *h = &t->half[t->now];
@@ -69,7 +69,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
     return 2 * h->count++ + t->now;
 }
 
-// Ends it; before the next but one timeline_step().
+// Ends a span, at the latest before the next timeline_step() but one.
 static void timeline_end(Timeline *t, int span, cudaStream_t s) {
     if (rehearsal != NULL) rehearse_span_end(stream_number(s));
     if (span < 0 || rehearsal != NULL) return;
@@ -77,7 +77,7 @@ static void timeline_end(Timeline *t, int span, cudaStream_t s) {
     timeline_slot(t, span)->ended = true;
 }
 
-// From here on the compute stream does this. NULL: nothing. bytes: that it makes, as in trace.h.
+// Says what the compute stream does from now on; NULL: nothing. bytes: as in trace.h.
 static void timeline_compute(Timeline *t, const char *name, size_t number, size_t bytes,
                              cudaStream_t compute) {
     if (rehearsal != NULL)
@@ -91,7 +91,7 @@ static void timeline_compute(Timeline *t, const char *name, size_t number, size_
 // ---------------------------------------------------------------------------------------------
 // Reading
 
-// Seconds from opening to an event that is complete.
+// Returns the seconds between the opening and an event that is complete.
 static double timeline_seconds(const Timeline *t, cudaEvent_t e) {
     float ms = 0;
     CUDA(cudaEventElapsedTime(&ms, t->base, e));
@@ -134,9 +134,9 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
     h->count = kept;
 }
 
-// Begins step `step`, to be called once a step. Reads the spans recorded before the last call, as
-// far as they are complete: t->done then has the counters of the step before the one that just
-// ended, and the file its rows. If that cannot be written, it says so and goes on without.
+// Begins a step, once in each. Reads the spans that were recorded before the last call, if they are
+// complete: t->done then has the counters of the step before the one that has just ended, and the
+// file has its rows. If the file cannot be written, prints that, and goes on without it.
 static void timeline_step(Timeline *t, size_t step) {
     Error err;
     if (t->base == NULL) return;
@@ -157,7 +157,7 @@ static void timeline_log(const Timeline *t, char *json, size_t n) {
              1e3 * s[USES_D2H]);
 }
 
-// Reads the rest, ends the file and frees all; t->done stays: the last step's counters.
+// Reads all other spans, ends the file and frees memory; t->done has the last step's counters.
 static void timeline_close(Timeline *t) {
     Error err;
     if (t->base == NULL) return;

@@ -1,18 +1,18 @@
-// tune.cuh: which algorithm each matrix product takes, in a file (--tune), so that what was
-// measured once is used by all later runs, which then have the same bits.
-//   tune_open()   reads FILE, if it is there and of this device
-//   tune_find()   the algorithm of a shape
-//   tune_add()    writes it anew with one more
+// tune.cuh: a file (--tune) with the algorithm of each matrix product, so that an algorithm that
+// was measured once is used by all later runs, which then have the same bits.
+//   tune_open()   reads FILE, if it exists and is of this device
+//   tune_find()   finds the algorithm of a shape
+//   tune_add()    adds one, and writes the file anew
 //   tune_print()  prints what is new
-// What is measured, and how, is in matmul.cuh. An algorithm is 64 bytes that only the library
-// reads; they may be kept in a file and used by the same version of it (cuBLAS documentation,
-// cublasLtMatmulAlgo_t). So the file names the device and the library, and is of no use to others.
+// matmul.cuh measures. An algorithm is 64 bytes that only the library reads; they may be kept in a
+// file and used by the same version of it (cuBLAS documentation, cublasLtMatmulAlgo_t). So the file
+// names the device and the library, and is of no use to others.
 #ifndef TIDE_TUNE_CUH
 #define TIDE_TUNE_CUH
 #include "gpu.cuh"
 #include <cublasLt.h>
 
-// Everything that the choice of an algorithm may depend on. Compared byte by byte: clear it first.
+// All that an algorithm may depend on. Compared byte by byte: clear it first.
 typedef struct {
     size_t M, N, K, lda, ldb, ldo;
     int trans_a, trans_b, type, out_type, epilogue, accumulate;
@@ -44,7 +44,7 @@ static const Tuned *tune_find(const Tune *t, const MatmulShape *s) {
     return NULL;
 }
 
-// A line of the file: M, N, K, number and times, for people; shape and algorithm as in memory.
+// The file's lines: M, N, K, number and times, for people; shape and algorithm as in memory.
 enum { TUNE_WORDS = (sizeof(MatmulShape) + sizeof(cublasLtMatmulAlgo_t)) / 8 };
 
 static bool tune_parse(const char *line, Tuned *tuned) {
@@ -91,8 +91,8 @@ static void tune_add(Tune *t, const Tuned *tuned) {
     if (!replace_close(f, t->file, &err)) fail("--tune: %s", err.text);
 }
 
-// file: of --tune, or NULL. measures: products that it lacks are to be measured, and added. A file
-// of another device or library is reported, and not used; a damaged one is refused.
+// Opens the file of --tune, or none (NULL). measures: missing products are measured, and added. A
+// file of another device or library is reported, and not used; a damaged one is refused.
 static void tune_open(Tune *t, const char *file, bool measures) {
     cudaDeviceProp device;
     int number = 0;
@@ -132,7 +132,7 @@ static void tune_open(Tune *t, const char *file, bool measures) {
     free(text);
 }
 
-// For people, where there is something new.
+// Prints what is new, for people.
 static void tune_print(Tune *t) {
     double first = 0, best = 0;
     int better = 0;

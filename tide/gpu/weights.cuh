@@ -1,19 +1,19 @@
-// weights.cuh: weights that are not where they are used: layers' that live on the host, and, in
-// stage 3 of ZeRO, all that are dealt out to the ranks. They come shortly before forward and once
-// more before backward uses them, into rooms that the layers take turns in. While one is used, the
-// others are filled; what is there is not fetched again. So the last layers are still there when
-// backward begins, and the first ones when the next micro-batch does.
+// weights.cuh: weights that are not stored where they are used: those of layers on the host, and,
+// in stage 3 of ZeRO, the shards of all ranks. They are copied or gathered shortly before forward
+// uses them, and again before backward does, into rooms that layers use in turn: while one room is
+// used, others are filled. Weights that are still in a room are not fetched again: those of the
+// last layers when backward begins, and those of the first when the next micro-batch begins.
 //
 // An update writes the stored weights: the CPU's in place; a visitor's (offload.h) are copied to
-// the host with its state; residents' layers stay on the GPU. doc/offload.md is the lesson.
+// the host with its state; layers of residents stay on the GPU. doc/offload.md is the lesson.
 #ifndef TIDE_WEIGHTS_CUH
 #define TIDE_WEIGHTS_CUH
 #include "zenflow.cuh"
 
-// Sets the address of each segment's weights. The layers that stay are spread evenly among the
-// others, which are copied while those that stay compute: the link is never idle for long, nor ever
-// behind by more than it must. The first one is among those that stay: forward need not wait for
-// it. The rooms are at the begin of GPT2.params.
+// Sets the address of each segment's weights. The layers that stay on the GPU are spread evenly
+// among the others, which are copied while those that stay compute: so the link is always busy, and
+// behind by as little as possible. The first layer is one that stays: forward need not wait for it.
+// The rooms are at the begin of GPT2.params.
 static void weights_place(GPT2 *g) {
     const int tail = g->segments - 1;
     const bool dealt = zero_stage(g->zero) == 3;
@@ -53,7 +53,7 @@ static void weights_place(GPT2 *g) {
     g->param_elements = at;
 }
 
-// This process's part of segment s's weights comes from the host, once it has been updated.
+// Queues the copy of this process's part of segment s's weights from the host, after its update.
 static void weights_copy(GPT2 *g, size_t s) {
     const Segment *seg = &g->segment[s];
     // ZenFlow: the late columns are copied, packed
@@ -71,7 +71,7 @@ static void weights_copy(GPT2 *g, size_t s) {
     event_record(g->weight_rooms.full[seg->weight_room], g->weights_in);
 }
 
-// Segment s's weights come to their room, unless they are there, once that is used no more.
+// Queues the fetch of segment s's weights into their room, once that is free, unless it has them.
 static void weights_fetch(GPT2 *g, size_t s) {
     const Segment *seg = &g->segment[s];
     if (seg->weight_room < 0 || g->tenant[seg->weight_room] == (int)s + 1) return;
@@ -84,9 +84,9 @@ static void weights_fetch(GPT2 *g, size_t s) {
     if (g->zero != NULL) zero_gather(g, s);
 }
 
-// Prepares the weights of segment s, which compute reaches next, before s + next (1 or -1): frees
-// the room of s - next, and fetches the weights of s and, as far as there are rooms, of the
-// segments after s.
+// Prepares the weights of segment s, the next one that is computed; s + next (1 or -1) follows:
+// frees the room of s - next, and fetches the weights of s and, as far as there are rooms, of the
+// segments that follow.
 static void weights_use(GPT2 *g, int s, int next) {
     const int before = s - next;
     int ahead = g->no_overlap && zero_stage(g->zero) < 3 ? 1 : g->weight_rooms.count;
@@ -103,10 +103,10 @@ static cudaEvent_t weights_event(const GPT2 *g, size_t s) {
     return g->zero != NULL ? g->zero->gathered[s] : g->weight_rooms.full[g->segment[s].weight_room];
 }
 
-// An update is queued (or new weights have been loaded): what has come is old. Frees the rooms, for
-// fetches that wait for the update (weights_copy()). In stages 1 and 2 of ZeRO queues the gathering
-// of everything, each segment as soon as it is updated; with ZenFlow between two windows, of the
-// chosen columns alone.
+// Marks the weights in all rooms as old, after an update is queued or weights were loaded. Frees
+// the rooms, for fetches that wait for the update (weights_copy()). In stages 1 and 2 of ZeRO,
+// queues the gathering of all segments, each after its update; with ZenFlow, between two windows,
+// of the chosen columns alone.
 static void weights_renew(GPT2 *g) {
     for (int i = 0; i < g->weight_rooms.count + g->weight_rooms.apart; i++) {
         event_record(g->weight_rooms.free[i], g->compute);

@@ -3,18 +3,17 @@
 // results, and doc/zenflow.md is the lesson. A ZenFlow is the `zen` of a GPT2 (gpt2.cuh).
 //
 //   1. Memory: zen_pieces(), zen_buffers(), zen_allocate(), zen_free()
-//   2. Gradients, packed, apart for the chosen columns and for the rest: zen_chosen_waits(),
+//   2. Gradients, packed, of the chosen columns: zen_chosen_waits(), and of the rest:
 //      zen_rest_leaves(); and sums over columns: zen_sums_leave()
 //   3. The end of a step: zen_begin(), update_chosen(), zen_window(), zen_log()
-//   4. Selection: columns change places: zen_exchange_columns()
+//   4. Selection: columns are chosen anew: zen_exchange_columns()
 //   5. Checkpoints: zen_move()
 //
-// A layer's gradient is packed as soon as it is complete: the chosen columns' part waits on the
-// GPU, the rest's leaves for a buffer on the host, which holds one step. Both wait for the norm: it
-// clips them. Then the GPU updates the chosen, and the host's worker adds the rest to the window's
-// sum, which frees the buffer, segment by segment, for the next step. The worker has the next
-// window's steps as time for the update at the end of a window; then the new weights are copied to
-// the GPU.
+// A layer's gradient is packed as soon as it is complete: the part of the chosen columns waits on
+// the GPU; the part of the rest is copied to a buffer on the host, which has room for one step.
+// Both wait for the norm, which clips them. Then the GPU updates the chosen columns, and the worker
+// adds the rest to the window's sum, which frees the buffer, segment by segment. The worker makes a
+// window's update during the next window; the new weights are then copied to the GPU.
 #ifndef TIDE_ZENFLOW_CUH
 #define TIDE_ZENFLOW_CUH
 #include "../run/zen_run.h"
@@ -39,7 +38,7 @@ struct ZenFlow {
     size_t swapped;             // columns that changed places in this step
     size_t proxy_bytes;         // of this rank's norms and magnitudes in this step, counted once
     cudaEvent_t *computed, *result_free;  // per segment: its late update is, has left the host
-    // GPU memory, in the layouts of ZenMap; the chosen's state is as a resident's, in GPT2.
+    // GPU memory, in the layouts of ZenMap; GPT2 has the chosen columns' state, like a resident's.
     int32_t *column;            // (columns)
     void *grad;                 // (chosen): floatX, or fp32 if micro-batches were summed
     Rooms packed;               // (2, longest): the rest's gradients on their way out
@@ -49,17 +48,17 @@ struct ZenFlow {
     ZenSum *scratch;
     float *all_sums;            // (ranks, numbers, mixed), if there are several
     floatX *shared;             // a segment's weights in chosen columns, on their way to all ranks
-    // Page-locked host memory; the rest's state is in GPT2.
+    // Page-locked host memory; GPT2 has the state of the rest.
     float *acc;                 // (sums, rest)
     float *host_sums;           // (ranks, numbers, mixed): see zen_numbers()
-    // Several ranks: the map of what all of them own, and where in a segment's packed chosen
-    // columns the rows of each rank begin.
+    // Several ranks: the map of all ranks' tensors, and where in a segment's packed chosen columns
+    // the rows of each rank begin.
     ZenMap all;
     size_t *begin;              // (segments, ranks + 1)
 };
 
-// Sets how many sums the host keeps. With two, the worker may take a whole window for an update;
-// with one (memory is tight), until the next window's first gradient of the segment is added.
+// Sets how many sums the host keeps. With two, the worker has a whole window's time for an update.
+// With one, where memory is tight, it has until the segment's next gradient is to be added.
 static void zen_settle_sums(ZenFlow *z, bool tight) {
     if (z->config.window == 1) z->sums = 0;
     else z->sums = z->config.overlap && !tight ? 2 : 1;
@@ -96,8 +95,8 @@ static void zen_maps_free(ZenFlow *z) {
     free(z->begin);
 }
 
-// Each segment's piece becomes two: the chosen columns, whose norm is the whole segment's; and the
-// rest, all of which decays. The state of both is packed, in runs that are tensors.
+// Makes two pieces of each segment's one: the chosen columns, whose norm is the whole segment's;
+// and the rest, all of which decays. The state of both is packed, with a run for each tensor.
 static void zen_pieces(Pieces *list, ZenFlow *z) {
     const ZenMap *map = &z->map;
     z->packed = Rooms{.count = 2, .bytes = map->longest * sizeof(floatX)};
@@ -154,7 +153,7 @@ static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     return n;
 }
 
-// For the line that begins with the number of parameters: what becomes of them.
+// Prints how many parameters are chosen and late, after their number.
 static void zen_print(const GPT2 *g) {
     const ZenFlow *z = g->zen;
     printf(", ");
@@ -164,7 +163,7 @@ static void zen_print(const GPT2 *g) {
     if (whole > 0) printf("; on the GPU for good: the last %zu layer%s", whole, plural(whole));
 }
 
-// After the buffers are there.
+// Makes stream and events, and copies the chosen columns to the GPU, once buffers are allocated.
 static void zen_allocate(GPT2 *g) {
     ZenFlow *z = g->zen;
     const size_t segments = (size_t)z->map.segments;
@@ -184,13 +183,13 @@ static void zen_free(ZenFlow *z) {
 // ---------------------------------------------------------------------------------------------
 // 2. Gradients
 
-// Returns the place where a chosen piece's packed gradient waits.
+// Returns the memory in which a chosen piece's packed gradient waits.
 static void *zen_grad(const GPT2 *g, const Piece *p) {
     return (char *)g->zen->grad + p->grad_at * g->waiting_bytes;
 }
 
-// In stream `sums`, once segment s of the step's gradient is there, whole: sums over its columns,
-// if they are needed, and the chosen columns' part, packed as it waits for the update.
+// Queues in stream `sums`, once segment s of the step's gradient is complete: its sums over
+// columns, if they are needed, and the packing of the chosen columns' part.
 static void zen_chosen_waits(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     const bool is_half = g->waiting_bytes == 2;
@@ -202,7 +201,7 @@ static void zen_chosen_waits(GPT2 *g, size_t s) {
                      z->column, g->sums);
 }
 
-// Packs the rest's part for the link, in a stream of its own, whose waits do not delay the norm.
+// Packs the part of the rest for the link, in its own stream, whose waits do not delay the norm.
 static void zen_rest_leaves(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     order(g, g->sums, z->pack);
@@ -212,7 +211,7 @@ static void zen_rest_leaves(GPT2 *g, size_t s) {
                      z->column, z->pack);
 }
 
-// Sends the sums over columns to the host, in stream `sums`, behind all gradients of the step. Each
+// Copies the sums over columns to the host, in stream `sums`, after all gradients of the step. Each
 // rank has the sums over its own rows, and all ranks get all of them.
 static void zen_sums_leave(GPT2 *g) {
     ZenFlow *z = g->zen;
@@ -234,7 +233,8 @@ static void zen_sums_leave(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 3. The end of a step
 
-// Decides what this step brings, at AdamW's rates. loss_scale: of its gradients (run.h).
+// Begins a step at AdamW's rates: is it the last of its window, and does it select columns?
+// loss_scale: of its gradients (run.h).
 static void zen_begin(GPT2 *g, ZenRates rates, double loss_scale) {
     ZenFlow *z = g->zen;
     const size_t n = zen_ranks(g) * zen_numbers(&z->config) * z->map.mixed;
@@ -247,8 +247,8 @@ static void zen_begin(GPT2 *g, ZenRates rates, double loss_scale) {
                   && !(z->turn.closes && zen_is_late(&z->config, &z->clock));
 }
 
-// The step of the chosen columns of a segment; their new weights go to their places, unless the
-// segment's weights come from the host: then they do whenever those have come.
+// Updates the chosen columns of a segment, and copies the new weights into the segment; if its
+// weights are stored on the host, this happens after each of their copies (zen_arrived()).
 static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
     const ZenFlow *z = g->zen;
     const size_t s = (size_t)p->segment;
@@ -259,8 +259,8 @@ static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
     timeline_end(&g->timeline, updating, g->update);
 }
 
-// Gives the worker segment s: to add this step's gradient to the window's sum (gradient), to make
-// the update of the window that has ended, from the other sum (update), or to do both in one pass.
+// Queues the worker's work on segment s: to add this step's gradient to the window's sum, to make
+// the last window's update, from the other sum (update), or both in one pass.
 static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale) {
     ZenFlow *z = g->zen;
     if (z->map.segment[s].rest == 0) return;
@@ -281,22 +281,22 @@ static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale)
     if (update) event_record(z->computed[s], g->host.stream);
 }
 
-// Gives the worker the next segments of the late update, until it has had this many elements.
+// Queues the next segments of the late update for the worker, up to `due` elements in all.
 static void zen_compute_until(GPT2 *g, size_t due) {
     ZenFlow *z = g->zen;
     for (; z->queued < z->map.segments && z->map.segment[z->queued].rest_at < due; z->queued++)
         zen_on_host(g, z->queued, false, true, 0);
 }
 
-// Work for the host: newest weights become those in use.
+// Work for the host: copies the newest weights to those in use.
 static void zen_copies(const void *piece) {
     const Piece *p = (const Piece *)piece;
     cpu_copy(p->params, p->weights, p->length * sizeof(floatX));
 }
 
-// The result of the rest's last update in segment s goes to the GPU and takes its columns' places;
-// or, if the host stores the weights in use, becomes those. The next forward pass waits for it.
-// (The copies of the old ones are over: backward has used them.)
+// Copies the rest's updated weights of segment s to the GPU and into their columns; or, if the host
+// stores the weights in use, to those. The next forward pass waits for this. (No copy of the old
+// weights is under way: backward has used them.)
 static void zen_show(GPT2 *g, int s) {
     ZenFlow *z = g->zen;
     const bool is_half = sizeof(floatX) == 2, streams = g->segment[s].on_host;
@@ -321,8 +321,8 @@ static void zen_show(GPT2 *g, int s) {
     event_record(g->returned[s], stream);
 }
 
-// Segment s's weights of the rest, which the host stores, have been copied to the GPU. Copies them
-// into their columns, and into the chosen columns the weights of their masters, which are on the
+// Completes segment s after its weights of the rest, which the host stores, were copied to the GPU:
+// copies them into their columns, and fills the chosen columns from their masters, which are on the
 // GPU.
 static void zen_arrived(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
@@ -335,7 +335,7 @@ static void zen_arrived(GPT2 *g, size_t s) {
                      &z->map, (int)s, false, z->column, g->weights_in);
 }
 
-// Gathers segment s's weights of the chosen columns, packed. zero_gather() gathers all columns'.
+// Gathers segment s's weights of the chosen columns, packed. zero_gather() gathers all columns.
 static void zen_gather(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     Zero *zero = g->zero;
@@ -353,8 +353,8 @@ static void zen_gather(GPT2 *g, size_t s) {
     event_record(zero->gathered[s], zero->stream);
 }
 
-// Does the work for the rest at the end of a step, whose gradient has this scale. The worker does
-// first what is needed first: new weights, in forward's order; or room, in backward's.
+// Queues the work on the rest at the end of a step, whose gradient has this scale. The worker first
+// does what is needed first: new weights, in forward's order; or room, in backward's order.
 static void zen_window(GPT2 *g, float scale) {
     ZenFlow *z = g->zen;
     const ZenTurn turn = z->turn;
@@ -380,9 +380,9 @@ static void zen_window(GPT2 *g, float scale) {
     zen_turn_end(&z->config, &z->clock, &turn);
 }
 
-// Counters, for log.jsonl. Stalls are those of the step "step" of "offload": before a part of
-// forward, for new weights, and at a selection, for everything; and before a part of backward,
-// where gradients wait for the room of the last step's.
+// Adds counters, for log.jsonl. Stalls are those of the step that "step" of "offload" names: waits
+// in forward for new weights, or, at a selection, for all work; and waits in backward, where
+// gradients need the room of the last step's.
 static void zen_log(const GPT2 *g, char *json, size_t n) {
     const ZenFlow *z = g->zen;
     const TimelineStep *d = &g->timeline.done;
@@ -397,7 +397,7 @@ static void zen_log(const GPT2 *g, char *json, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // 4. Selection
 
-// Swaps columns of tensor t in segment s in a part of the state, masters (k 0), m or v: by the CPU.
+// Swaps columns of tensor t in segment s, in masters (k 0), m or v. The CPU does it.
 static void zen_exchange(GPT2 *g, int s, const ZenTensor *z, const ZenSwap *swaps, size_t count,
                          int k) {
     const ZenSegment *x = &g->zen->map.segment[s];
@@ -434,8 +434,8 @@ static void zen_exchange(GPT2 *g, int s, const ZenTensor *z, const ZenSwap *swap
     g->moved_in += bytes;
 }
 
-// Selects columns anew, once everything is at rest: no update is under way, and no gradient waits.
-// Those that come and go take their masters and moments with them; what forward sees stays.
+// Selects columns anew, while no update is under way and no gradient waits. Columns that are chosen
+// now, and those that are no longer, swap masters and moments; the weights in use stay as they are.
 static void zen_exchange_columns(GPT2 *g) {
     ZenFlow *z = g->zen;
     compute_span(g, "wait", 0);  // as the host does not queue what follows
@@ -457,8 +457,8 @@ static void zen_exchange_columns(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 5. Checkpoints
 
-// n elements of a part of a packed piece, from its element `at` on: its state; or, of a layer that
-// streams, the weights in use (part 3), which of the chosen are their masters, rounded.
+// Copies n elements of a part of a packed piece, from its element `at` on: its state; or, if its
+// layer streams, the weights in use (part 3), which for chosen columns are the masters, rounded.
 static void zen_part(const GPT2 *g, const Piece *p, int part, size_t at, float *w, size_t n,
                      bool out) {
     const bool late = p->kind == PIECE_LATE, streams = g->segment[p->segment].on_host;
@@ -469,8 +469,8 @@ static void zen_part(const GPT2 *g, const Piece *p, int part, size_t at, float *
         w[i] = to_f32(weight_from<floatX>(w[i]));
 }
 
-// A RunState's move: the weights in use, or a part in the layout of the table from its packed
-// halves. Newest weights that are loaded are also those in use, until others are loaded as such.
+// Implements RunState.move: copies the weights in use, or a part of the state, between w, in the
+// table's layout, and the two packed pieces. Newest weights that are loaded are also put in use.
 static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     GPT2 *g = (GPT2 *)owner;
     const ZenFlow *z = g->zen;
@@ -484,7 +484,7 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     const ZenTensor *t = &z->map.tensor[tensor];
     const ZenSegment *s = &z->map.segment[segment];
     const int32_t *column = z->map.column + t->column_at;
-    // What of it is ours: elements [begin, end) of our rows.
+    // Elements [begin, end) of the rows that this rank owns.
     const size_t own = g->table.tensors[tensor].offset + t->row * t->cols;
     const size_t begin = at > own ? at - own : 0;
     const size_t end = at + n > own ? min_size(at + n - own, t->rows * t->cols) : 0;

@@ -1,12 +1,12 @@
-// zero.cuh: ZeRO on the GPU: what moves between the ranks, and when (zero.h says who owns what, and
+// zero.cuh: ZeRO on the GPU: the collectives between the ranks (zero.h says who owns what, and
 // doc/zero.md is the lesson).
 //
-// All of it is queued in one stream, in an order that is the same on all ranks: NCCL asks for that.
-// In each micro-batch, while backward runs, segment after segment from the last to the first: the
-// gradient is summed over the ranks, and each keeps its shard of the sum (reduce-scatter). In each
-// step: all ranks exchange losses and block sums of the gradient's squares. After each segment's
-// update, in the order of forward: its weights are gathered; in stage 3 only shortly before forward
-// and backward use a layer's (weights.cuh).
+// All collectives are queued in one stream, in the same order on all ranks, as NCCL demands:
+// - in each micro-batch, while backward runs, from the last segment to the first: the gradient is
+//   summed over the ranks, and each keeps its shard of the sum (reduce-scatter);
+// - in each step: all ranks exchange losses and block sums of the gradient's squares; - after each
+// segment's update, in forward's order: its weights are gathered; in stage 3, a layer's
+//   shortly before each use (weights.cuh).
 #ifndef TIDE_ZERO_CUH
 #define TIDE_ZERO_CUH
 #include "../../zero.h"
@@ -58,12 +58,12 @@ enum { ZERO_LOSS, ZERO_NEWS, ZERO_HEAD = ZERO_NEWS + NEWS };  // before a rank's
 
 static int zero_stage(const Zero *zero) { return zero == NULL ? 0 : zero->stage; }
 
-// Returns where the ranks' shards of segment s begin, (world + 1): the last one's end is behind.
+// Returns where the ranks' shards of segment s begin, and where the last one ends (world + 1).
 static const size_t *shards_of(const Zero *zero, size_t s) {
     return zero->begin + s * (zero->world + 1);
 }
 
-// Rehearses a collective: a ring of so many bytes on each GPU. Returns whether it is to be run.
+// Rehearses a collective: a ring that moves `bytes` on each GPU. Returns whether NCCL is to run it.
 static bool between_gpus(const Zero *zero, size_t bytes) {
     if (rehearsal != NULL)
         rehearse(stream_number(zero->stream), TAKES_COMM,
@@ -71,8 +71,8 @@ static bool between_gpus(const Zero *zero, size_t bytes) {
     return rehearsal == NULL;
 }
 
-// Sums every rank's part of data over all ranks (sums), or gives it to all of them: in place, where
-// shards are cut between rows. begin (world + 1): where the ranks' parts begin.
+// Sums each rank's part of data over all ranks (sums), or copies it to all ranks; in place, for
+// shards that are cut between rows. begin (world + 1): where the ranks' parts begin.
 static void between_rows(Zero *zero, floatX *data, const size_t *begin, bool sums) {
     const size_t mine = begin[zero->rank + 1] - begin[zero->rank], all = begin[zero->world];
     if (sums) zero->reduced_bytes += (all - mine) * sizeof *data;
@@ -92,7 +92,7 @@ static void between_rows(Zero *zero, floatX *data, const size_t *begin, bool sum
 #endif
 }
 
-// Sums data (world, cut) over all ranks; each keeps its shard of the sum, in its place.
+// Sums data (world, cut) over all ranks; each rank keeps its shard of the sum, in place.
 static void sum_shards(Zero *zero, floatX *data, size_t cut) {
     const size_t bytes = cut * sizeof *data;
     zero->reduced_bytes += (zero->world - 1) * bytes;
@@ -103,7 +103,7 @@ static void sum_shards(Zero *zero, floatX *data, size_t cut) {
 #endif
 }
 
-// Gives all ranks the `bytes` at each rank's `mine`, in their order, at data. In place, or apart.
+// Copies the `bytes` at each rank's `mine` to all ranks' `data`, in the order of ranks.
 static void all_gather(Zero *zero, void *data, const void *mine, size_t bytes) {
     zero->gathered_bytes += (zero->world - 1) * bytes;
     if (!between_gpus(zero, zero->world * bytes)) return;
@@ -116,13 +116,13 @@ static void all_gather(Zero *zero, void *data, const void *mine, size_t bytes) {
 // ---------------------------------------------------------------------------------------------
 // 2. Memory
 
-// --zero, or what auto is where it fits.
+// Returns the stage that --zero names; auto: the first to try.
 static int zero_asked(const Options *o) {
     return o->zero > 0 ? (int)o->zero : o->weights == WEIGHTS_HOST ? 3 : 2;
 }
 
-// Runs one collective of each kind that training uses, of several sizes: NCCL takes its buffers
-// with the first that needs them, so what is free afterwards is what a plan may use.
+// Runs a collective of each kind that training uses, of several sizes. NCCL allocates its buffers
+// in the first one that needs them, so a plan may use all memory that is free afterwards.
 static void zero_connect(Zero *zero) {
 #ifdef TIDE_NCCL
     const size_t most = 1 << 20;  // elements of a rank
@@ -143,7 +143,7 @@ static void zero_connect(Zero *zero) {
     (void)zero;
 }
 
-// Makes what several GPUs or --zero need, connected unless this is only a plan; else returns NULL.
+// Makes a Zero for several GPUs or --zero, connected unless this is only a plan; else returns NULL.
 static Zero *zero_open(const Run *r) {
     const Options *o = &r->o;
     if (!r->training || o->optimizer == OPTIMIZER_MEZO || o->dump != NULL) return NULL;
@@ -181,13 +181,13 @@ static Zero *zero_open(const Run *r) {
     return zero;
 }
 
-// Says how segment s is dealt out.
+// Sets how segment s is cut into shards, and which is this rank's.
 static void zero_place(const Zero *zero, int s, Segment *seg) {
     const size_t *shard = shards_of(zero, (size_t)s) + zero->rank;
     seg->cut = zero->rows ? 0 : zero_cut(seg->length, zero->world);
     seg->padded = zero->rows ? seg->length : seg->cut * zero->world;
     seg->own = shard[1] - shard[0];
-    // where an empty shard would be counts, too: NCCL wants it there to work in place
+    // an empty shard has a place as well: NCCL needs it there to work in place
     seg->own_from = seg->at + (zero->rows ? shard[0] : zero->rank * seg->cut);
 }
 
@@ -201,7 +201,7 @@ static int zero_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     return n;
 }
 
-// After the buffers are there.
+// Makes stream, events and memory for the norm, once the buffers are allocated.
 static void zero_allocate(GPT2 *g) {
     Zero *zero = g->zero;
     zero->stream = stream_make("ranks", true);  // where a collective begins late, all ranks wait
@@ -229,8 +229,8 @@ static void zero_free(Zero *zero) {
 // ---------------------------------------------------------------------------------------------
 // 3. Gradients
 
-// Segment s of this rank's gradient is complete: it is summed over the ranks, in the type in which
-// it is stored. Every rank keeps its shard of the sum, where that part of its own gradient was.
+// Sums segment s of the gradient over the ranks, once this rank's is complete, in the type in which
+// it is stored. Each rank keeps its shard of the sum, in place of that part of its own gradient.
 static void zero_reduce(GPT2 *g, size_t s) {
     Zero *zero = g->zero;
     const Segment *seg = &g->segment[s];
@@ -249,9 +249,9 @@ static cudaEvent_t gradient_event(const GPT2 *g, size_t s) {
     return g->zero != NULL ? g->zero->reduced[s] : g->grad_rooms.full[g->segment[s].grad_room];
 }
 
-// gpt2_grad_norm_squared() of several ranks: behind what the stream `sums` has been given, each
-// sends its loss, its block sums and its other numbers to all others, and each rank's GPU adds all
-// block sums in one order. (Sums of runs would be fewer, but shards cut runs.)
+// Computes gpt2_grad_norm_squared() for several ranks: after all work of the stream `sums`, each
+// rank sends its loss, its block sums and its other numbers to all others, and each rank's GPU adds
+// all block sums in one order. (Sums of runs would be fewer numbers, but shards cut runs.)
 static double zero_norm_squared(GPT2 *g, double *loss) {
     Zero *zero = g->zero;
     const size_t n = zero->exchanged;
@@ -308,8 +308,8 @@ static size_t zero_least(size_t mine, size_t world) {
     return mine;
 }
 
-// Adds counters for log.jsonl: bytes that this rank gave to others in this step; and how long
-// forward and backward waited in the newest step that is complete (see step_log()).
+// Adds counters for log.jsonl: the bytes that this rank sent to others in this step; and how long
+// forward and backward waited in the newest complete step (see step_log()).
 static void zero_log(const GPT2 *g, char *json, size_t n) {
     const Zero *zero = g->zero;
     const TimelineStep *d = &g->timeline.done;

@@ -1,16 +1,16 @@
 // zo.cuh: zeroth-order training on the GPU, of models that need not fit there.
 //
 //   1. Kernels
-//   2. Its part of the model, and the place of each layer
+//   2. MeZO's part of the model, and the memory for it
 //   3. The pipeline: layers are fetched, updated, perturbed, used and stored
 //   4. The forward passes of both signs
 //   5. Evaluation, and a step
 //
-// Source: ZO-Offloading (Wang et al. 2024): a layer
-// is uploaded, updated by the step before, used for both signs, and offloaded, while its neighbours
-// are on their way; the embeddings and the head stay. doc/zo_streaming.md lists the differences.
-// zo.h defines the operations on each element; the CPU's results have the same bits. The layers are
-// the trainer's, which lends their parts (GPT2.steps).
+// Source: ZO-Offloading (Wang et al. 2024). A layer is copied to the GPU, updated by the step
+// before, used for both signs, and copied back, while other layers are copied; embeddings and head
+// stay on the GPU. doc/zo_streaming.md lists the differences. zo.h defines the operations on each
+// element; the CPU's results have the same bits. The forward pass runs train_gpt2.cu's parts of a
+// layer (GPT2.steps).
 //
 // floatX is the type of the weights and of the arithmetic's inputs (float, bf16 or fp16), as in the
 // layers.
@@ -26,13 +26,13 @@
 // =============================================================================================
 // 1. Kernels
 
-// Up to six tensors that lie next to each other, the unit of all that is done with weights: in a
-// layer, what is used together. Elements [at, at + n) of the group are first .. of the tensor; what
-// lies between the ranges is padding.
+// A group is up to six tensors that are side by side; in a layer, those that one part uses. Weights
+// are copied, updated and perturbed by groups. Elements [at, at + n) of the group are elements
+// first .. of the tensor; all between two ranges is padding.
 typedef struct { uint64_t at, n, first; uint32_t tensor; int decay; } ZoRange;
 typedef struct { size_t length; int count; ZoRange range[6]; } ZoGroup;
 
-// What theta is stored as.
+// The type in which theta is stored.
 #define ZO_STORAGE (PRECISION == PRECISION_FP32 ? ZO_FP32 \
                     : PRECISION == PRECISION_FP16 ? ZO_FP16 : ZO_BF16)
 
@@ -44,16 +44,15 @@ __device__ static inline void zo_store8(floatX *p, const float w[8]) {
     }
 }
 
-// Elements n .. 7 are padding: 0. Few threads have any, so that the others skip all of this.
+// Sets the padding, elements n .. 7, to 0. Few threads have padding; the others skip the loop.
 __device__ static inline void zo_clear_padding(float x[8], int n) {
     if (n < 8)
         for (int k = 0; k < 8; k++)
             if (k >= n) x[k] = 0;
 }
 
-// One pass over a group of weights: applies an update and stores the result, and writes both
-// perturbed copies. minus NULL: only plus. plus NULL: neither. Every weight is read once, and every
-// random number drawn once.
+// Updates a group of weights, and writes both perturbed copies, in one pass. minus NULL: only plus.
+// plus NULL: no copy. Each weight is read once, and each random number is drawn once.
 __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *minus, ZoGroup group,
                                          ZoConfig c, ZoUpdate u, uint32_t step, uint32_t query,
                                          float scale) {
@@ -83,8 +82,8 @@ __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *mi
     zo_store8(minus + i, w);
 }
 
-// The embeddings of one sign, or one of the two alone (the other is NULL): only the rows that
-// tokens name are perturbed.
+// Adds the embeddings of tokens and of positions for one sign, or takes one of the two (the other
+// is NULL). Only the rows that are used are perturbed.
 __global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, const int32_t *begins,
                                          const floatX *wte, const floatX *wpe, ZoConfig c,
                                          int wte_tensor, int wpe_tensor, uint32_t step,
@@ -102,10 +101,10 @@ __global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, con
     for (int k = 0; k < 4; k++) out[i + k] = from_f32<floatX>(a[k] + b[k]);
 }
 
-// The loss of a vocabulary that comes in chunks (doc/classifier.md): each row's maximum and sum of
-// exponentials so far, and the target's logit, once it came by. logits (rows, width) are those of
-// tokens v0 .. v0 + valid - 1; the last chunk leaves the loss: 0, where the target is -1. One block
-// per row.
+// Takes the next chunk of the vocabulary into a loss (doc/classifier.md): each row's maximum and
+// sum of exponentials so far, and the target's logit once its chunk was there. logits (rows, width)
+// are those of tokens v0 .. v0 + valid - 1. The last chunk leaves the loss, which is 0 where the
+// target is -1. One block per row.
 __global__ static void __launch_bounds__(1024)
 zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *target_logit,
                        const float *logits, const int32_t *targets, size_t v0, size_t valid,
@@ -147,8 +146,8 @@ typedef struct {
     const Staging *batch;
 } ZoPass;
 
-// Room for a visitor. It is free when both are over: `used`, and `left`, which may be in either
-// order; so it has three events, where Rooms have two.
+// Room for a visitor. It is free when the GPU has used it and the copy back is over, in either
+// order: so a slot has three events, and Rooms have two.
 typedef struct {
     floatX *weights;     // (layer)
     cudaEvent_t *there;  // per part: the group has arrived
@@ -156,10 +155,10 @@ typedef struct {
     cudaEvent_t *left;   // it is on the host again
 } ZoSlot;
 
-// GPT2.params has the embeddings, the layers that stay on the GPU, and the tail; GPT2.host_weights
-// has the layers that visit. GPT2.loss is of evaluations alone, and the last two of totals.
-// x is (queries, 2, N, C), atty and act are of both signs, ln_1, qkv, mean_1, rstd_1 and lse of
-// one; tokens are (3, 2N).
+// What a Zo adds to a GPT2. GPT2.params has the embeddings, the layers that stay on the GPU, and
+// the tail; GPT2.host_weights has the layers that visit. GPT2.loss and the last two of totals are
+// of evaluations alone. x is (queries, 2, N, C); atty and act are of both signs, ln_1, qkv, mean_1,
+// rstd_1 and lse of one; tokens are (3, 2N).
 struct Zo {
     ZoConfig config;
     ZoUpdate pending;           // that the next pass is to put into the weights
@@ -194,13 +193,13 @@ struct Zo {
     double *mine;               // and what this one is about to say, behind that: totals first
 };
 
-// The number of losses that a rank makes in a step; and of numbers that it sends to other ranks:
-// the losses, and ZO_SAYS more.
+// How many losses a rank has in a step; and how many numbers it sends to other ranks: the losses,
+// and ZO_SAYS more.
 enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // run_tell(); its data cannot be read
 static size_t zo_losses(const Zo *zo) { return zo->accum * 2 * (size_t)zo->config.queries; }
 static size_t zo_news(const Zo *zo) { return zo_losses(zo) + ZO_SAYS; }
 
-// Tensors first .. first + count - 1 as a group.
+// Makes a group of the tensors first .. first + count - 1.
 static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
     ZoGroup g = {};
     g.count = count;
@@ -216,14 +215,14 @@ static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
 // Returns where segment s is stored, from its first element on.
 static floatX *zo_home(const GPT2 *g, size_t s) { return (floatX *)g->segment[s].first->weights; }
 
-// Elements of a normalisation's weights, which are stored side by side.
+// Returns the elements of a norm's weight and bias, which are side by side.
 static size_t zo_norm(const GPT2 *g) {
     return 2 * round_up(g->config.channels, ALIGN_ELEMENTS);
 }
 
 static size_t zo_layer_bytes(const GPT2 *g) { return g->segment[1].length * sizeof(floatX); }
 
-// The memory plan, as gpt2_buffers().
+// Lists the buffers of the memory plan, as gpt2_buffers() does.
 static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     Zo *zo = g->zo;
     const GPT2Config *c = &g->config;
@@ -252,7 +251,7 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER(ANY, "logits", 2 * N * f32, zo->target_logit);
     BUFFER(ANY, "logits", N * f32, g->losses);
     BUFFER(ANY, "logits", N * f32, zo->right);
-    // not all numbers are always set, and all are copied
+    // zeroed, because all numbers are copied, and some may not be set
     BUFFER(ZERO, "logits", (zo_losses(zo) + 1) * sizeof(double), zo->totals);
     BUFFER(ANY, "tokens", STAGINGS * batch_numbers(g, false) * sizeof(int32_t), g->tokens);
     list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};
@@ -260,7 +259,7 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     return n;
 }
 
-// For gpt2_allocate().
+// Makes slots with their events, and memory for losses, for gpt2_allocate().
 static void zo_allocate(GPT2 *g) {
     Zo *zo = g->zo;
     const size_t news = zo_news(zo), world = (size_t)ranks.world;
@@ -274,7 +273,7 @@ static void zo_allocate(GPT2 *g) {
         slot->used = events_make(LAYER_PARTS);
         slot->left = events_make(LAYER_PARTS);
     }
-    owner_end();  // memory comes and goes with --zo-no-slots: gpt2_release() frees it
+    owner_end();  // --zo-no-slots frees slots and allocates them anew; gpt2_release() frees them
     for (ZoSlot *slot = zo->slot; slot < zo->slot + zo->slots; slot++)
         slot->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
 }
@@ -298,14 +297,14 @@ static void zo_open(GPT2 *g, const Run *r) {
 // =============================================================================================
 // 3. The pipeline
 //
-// Layers visit in order, pass after pass; visit v takes slot v % slots. Each of a layer's groups
-// has its own events: computing begins when the first has been copied, each is copied back as soon
-// as it is updated, and its room takes the next layer's group while the others are still in use.
-// The host queues all of a pass without waiting, and fetches for the next one: what is fetched does
-// not depend on the losses.
+// Layers visit in order, pass after pass; visit v takes slot v % slots. Each group of a layer has
+// its own events: the GPU computes as soon as the first group is copied; a group is copied back as
+// soon as it is updated; and its room takes a group of a later layer while other groups are still
+// in use. The host queues a whole pass without waiting, and the first fetches of the next pass,
+// which do not depend on the losses.
 
-// Queues the way in of the next visitor. Its own way home is over by then: since there are no more
-// slots than visitors, the slot has been left by one that went home later, or by itself.
+// Queues the copy of the next visitor to the GPU. Its last copy to the host is over by then: there
+// are no more slots than visitors, so the slot was last used by this visitor or by a later one.
 static void zo_fetch(GPT2 *g) {
     Zo *zo = g->zo;
     ZoSlot *slot = &zo->slot[zo->fetched++ % zo->slots];
@@ -331,8 +330,8 @@ static void zo_fetch(GPT2 *g) {
     }
 }
 
-// A rehearsed kernel takes what its bytes take, or the noise, if that takes longer (of signs alone
-// it takes nothing).
+// Launches zo_weights_kernel(). In a rehearsal it takes the time of its bytes or of its random
+// numbers, whichever is longer (random signs take none).
 static void zo_weights(GPT2 *g, floatX *theta, const ZoGroup *group, const ZoUpdate *update,
                        const ZoPass *p, int query) {
     const Zo *zo = g->zo;
@@ -353,7 +352,7 @@ static void zo_weights(GPT2 *g, floatX *theta, const ZoGroup *group, const ZoUpd
 static const ZoUpdate zo_nothing = {};
 
 // Makes the perturbed weights of group k of layer l for a query. A visitor is in `slot`; NULL: the
-// layer stays. The first query also updates, and a visitor's updated group goes home at once.
+// layer stays. The first query also updates the group, and copies a visitor's group back at once.
 static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, ZoSlot *slot, int query) {
     const Zo *zo = g->zo;
     const bool first = query == 0, last = query + 1 >= p->queries || p->signs == 0;
@@ -382,21 +381,21 @@ static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, ZoSlot *
 // =============================================================================================
 // 4. The forward passes of both signs
 
-// The residual stream of a query and a sign, and the scale of its noise.
+// Returns the residual stream of a query and a sign.
 static floatX *zo_x(const GPT2 *g, int query, int sign) {
     return g->zo->x + (size_t)(query * 2 + sign) * g->max_B * g->max_T * g->config.channels;
 }
 
-// With narrow embeddings, a layer normalises after the group that follows the one with the weights
-// for it: they are kept from one to the other.
+// Keeps a norm's perturbed weights: in post-norm layers, the next group is perturbed in the same
+// memory before the norm is applied.
 static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
     const Zo *zo = g->zo;
     stream_copy(zo->norm + (size_t)sign * zo_norm(g), zo->perturbed[sign] + at,
                 zo_norm(g) * sizeof(floatX), cudaMemcpyDeviceToDevice, g->compute);
 }
 
-// Runs the part of a layer for which group k was perturbed, for one query and sign. The stream is
-// added to in place.
+// Runs the part of a layer for which group k was perturbed, for one query and sign. Adds to the
+// residual stream in place.
 static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const Zo *zo = g->zo;
@@ -436,7 +435,7 @@ static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     if (k == LAYER_PARTS - 1) layer_passes(g, false);
 }
 
-// Adds the rows of tokens and of positions (N, C), perturbed; one of the two may be NULL.
+// Writes the sum of the perturbed rows of tokens and of positions (N, C); either may be left out.
 static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out,
                      const floatX *wte, const floatX *wpe, size_t C) {
     const size_t N = g->B * g->T;
@@ -448,7 +447,7 @@ static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out,
            sign == 0 ? p->scale : -p->scale, N, g->T, C);
 }
 
-// The first layer's input, of both signs.
+// Computes the first layer's input, for both signs.
 static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, E = g->config.embed, N = g->B * g->T;
     const Zo *zo = g->zo;
@@ -489,7 +488,7 @@ static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     }
 }
 
-// The perturbed head, for tokens v0 .. v0 + count - 1, the first of which is one of the vocabulary.
+// Makes the perturbed rows of the head for tokens v0 .. v0 + count - 1; v0 is in the vocabulary.
 static void zo_head_weights(GPT2 *g, const ZoPass *p, int query, size_t v0, size_t count) {
     const size_t C = config_embed(&g->config);
     ZoGroup group = zo_group(&g->table, g->table.lm_head, 1);
@@ -499,7 +498,7 @@ static void zo_head_weights(GPT2 *g, const ZoPass *p, int query, size_t v0, size
     zo_weights(g, tensor(g, g->table.lm_head) + v0 * C, &group, &zo_nothing, p, query);
 }
 
-// The mean loss of a language model, of both signs, to totals[0] and totals[1].
+// Writes the mean loss of a language model, for both signs, to totals[0] and totals[1].
 static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const Zo *zo = g->zo;
     const size_t E = config_embed(&g->config), V = g->config.vocab;
@@ -543,8 +542,8 @@ static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
     if (p->signs == 1) loss_accumulate(totals + 1, zo->right, B, 1, true, g->compute);
 }
 
-// Queues a pass over all layers, and with a batch the way to the normalised output; then head or
-// classification, whose losses (queries, 2) go to totals. NULL: without a head. Nothing here waits.
+// Queues a pass over all layers; with a batch, from the embeddings to the last norm, and then head
+// or classification, which write losses (queries, 2) to totals. NULL: no head. Nothing here waits.
 static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
     Zo *zo = g->zo;
     const GPT2Table *t = &g->table;
@@ -591,8 +590,8 @@ static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
     compute_span(g, NULL, 0);
 }
 
-// Puts the last step's update into the weights, now. With --zo-no-fused-update always; else, before
-// they are looked at: the next step's pass would do it.
+// Applies the last step's update to the weights: after each step with --zo-no-fused-update; else
+// only before weights are evaluated or saved, because the next step's pass applies it.
 static void zo_update_weights(GPT2 *g) {
     Zo *zo = g->zo;
     const ZoPass p = {zo->pending, 0, 1, 0, zo->pending.step, NULL};
@@ -620,7 +619,7 @@ static void zo_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
     }
 }
 
-// Sends this rank's micro-batch number `micro` of the run to the staging whose turn it is.
+// Copies this rank's micro-batch number `micro` of the run to the GPU, by the next set of staging.
 static bool zo_send_batch(GPT2 *g, const Run *r, uint64_t micro, Error *err) {
     const uint64_t position = run_position(r, micro / g->zo->accum + 1, micro % g->zo->accum);
     if (rehearsal == NULL
@@ -639,7 +638,7 @@ static bool zo_forward(GPT2 *g, Run *r, size_t step) {
         const uint64_t micro = (step - 1) * zo->accum + m;
         const ZoPass p = {zo->pending, 2, zo->config.queries, zo->config.eps, (uint32_t)step,
                           &g->staging[micro % 2]};
-        // The next one goes ahead of the layers that will be fetched for its pass. If it cannot be
+        // The next batch is copied before the layers that are fetched for its pass. If it cannot be
         // read, the error is reported in its step.
         for (; zo->sent <= micro + 1 && zo->sent < r->o.steps * zo->accum; zo->sent++)
             if (!zo_send_batch(g, r, zo->sent, zo->sent == micro ? &r->damage : &later)) break;
@@ -650,9 +649,9 @@ static bool zo_forward(GPT2 *g, Run *r, size_t step) {
     return true;
 }
 
-// The counters of a step, for log.jsonl: bytes over the link are those of this one, times those of
-// the newest step that is complete, "step"; the bytes that this rank has sent, and the seconds that
-// it waited for the other ranks.
+// Adds the counters of a step, for log.jsonl. Bytes over the link are those of this step, times
+// those of the newest complete step ("step"). Then: the bytes that this rank sent to the others,
+// and the seconds for which it waited for them.
 static void zo_log(const GPT2 *g, char *json, size_t n, size_t sent, double waited) {
     const TimelineStep *d = &g->timeline.done;
     char busy[160];
@@ -665,10 +664,10 @@ static void zo_log(const GPT2 *g, char *json, size_t n, size_t sent, double wait
                  1e3 * waited);
 }
 
-// One step of MeZO, as mezo_step() in train_gpt2.c. All its passes are queued before the host waits
-// for the losses. Ranks then exchange their losses, and all go on with equal numbers, to the last
-// bit: they take one update, or skip it, and stop after one step. If a token file is damaged, all
-// ranks report it; r->damage has the reason on the ranks that found it.
+// Makes a step of MeZO, as mezo_step() in train_gpt2.c does. All passes are queued before the host
+// waits for the losses. Ranks then exchange their losses, so all have the same numbers, to the last
+// bit: all apply the same update, or skip it, and stop after the same step. If a token file is
+// damaged, all ranks report it; r->damage has the reason on the ranks that found it.
 static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     Zo *zo = g->zo;
     const size_t n = zo_losses(zo), news = zo_news(zo), bytes = news * sizeof(double);
@@ -696,8 +695,8 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     return result;
 }
 
-// Ends a run whose ranks have loaded different weights: each would train something else. All
-// replicas load, and rank 0 alone saves.
+// Ends a run whose ranks have loaded different weights. All ranks load, and rank 0 alone saves, so
+// the weights of the others would be lost.
 static void zo_loaded(const GPT2 *g, Run *r) {
     uint64_t hash = 0;
     char text[40];
