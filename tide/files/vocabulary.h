@@ -264,12 +264,11 @@ static int tokenizer_read_bytes(Tokenizer *t, const Json *vocabulary) {
     char key[8];
     int missing = 0;
     for (int i = 0; i < 256; i++) {
-        const size_t n = t->byte_level ? utf8_encode(tokenizer_byte_to_char(i), key)
-                                       : (size_t)snprintf(key, sizeof key, "<0x%02X>", (unsigned)i);
-        const char character = (char)i;
-        const uint32_t own = i < 128 && !t->byte_level ? tokenizer_find(t, &character, 1)
-                                                       : TOKENIZER_NONE;
-        const uint32_t byte = vocabulary_find(vocabulary, key, n);
+        const char text = (char)i;
+        const bool symbol = t->byte_level || i < 128;
+        const uint32_t own = symbol ? tokenizer_find(t, &text, 1) : TOKENIZER_NONE;
+        const int n = snprintf(key, sizeof key, "<0x%02X>", (unsigned)i);
+        const uint32_t byte = t->byte_level ? own : vocabulary_find(vocabulary, key, (size_t)n);
         missing += byte == TOKENIZER_NONE;
         t->byte_id[i] = own != TOKENIZER_NONE ? own : byte;
     }
