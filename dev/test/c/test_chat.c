@@ -357,22 +357,21 @@ static Task parse_lines(const Tokenizer *t, const char *text, int format) {
 #define LINE(messages) "{\"messages\":[" messages "]}"
 
 static void chat_published_templates(void) {
-    #define FROM_KING MESSAGE("user", "Who?") "," MESSAGE("assistant", "The king.")
     #define FROM_NO MESSAGE("user", "No [x]")
     #define FROM_YES FROM_NO "," MESSAGE("assistant", " Yes. ")
     #define BRIEF MESSAGE("system", "Be brief.") ","
-    #define ASKED BRIEF MESSAGE("user", "Who?") "," MESSAGE("assistant", "Ask.") ",{\"role\":\"tool\",\"content\":\"a \\\"b\\\"\\tc\\n\u00e9\x7f\"," \
+    #define ASKED BRIEF USER "," MESSAGE("assistant", "Ask.") ",{\"role\":\"tool\",\"content\":\"a \\\"b\\\"\\tc\\n\u00e9\x7f\"," \
         "\"tool_call_id\":\"1\"}," MESSAGE("tool", "2") "," MESSAGE("assistant", "The king.")
     enum { FEBRUARY = 1738584000 };  // noon of 2025-02-03 in Greenwich
     static const struct {
         const char *format; const Kind *kind; const char *template_text; time_t now; const char *messages; bool open;
         const int32_t *want; size_t n;
     } cases[] = {
-        {"mistral-v7", &of_v3, V7, 0, BRIEF FROM_KING "," FROM_YES, false, IDS(v7)},
-        {"zephyr", &of_llama2, ZEPHYR, 0, BRIEF FROM_KING "," FROM_YES, false, IDS(zephyr)},
-        {"zephyr", &of_spaced, ZEPHYR, 0, BRIEF FROM_KING "," FROM_NO, true, IDS(zephyr_open)},
-        {"phi3", &of_phi3, PHI(""), 0, MESSAGE("system", "") "," FROM_KING "," FROM_YES, false, IDS(phi3)},
-        {"phi3", &of_phi3, PHI(" and message['content']"), 0, MESSAGE("system", "") "," FROM_KING "," FROM_NO, true,
+        {"mistral-v7", &of_v3, V7, 0, BRIEF USER "," KING "," FROM_YES, false, IDS(v7)},
+        {"zephyr", &of_llama2, ZEPHYR, 0, BRIEF USER "," KING "," FROM_YES, false, IDS(zephyr)},
+        {"zephyr", &of_spaced, ZEPHYR, 0, BRIEF USER "," KING "," FROM_NO, true, IDS(zephyr_open)},
+        {"phi3", &of_phi3, PHI(""), 0, MESSAGE("system", "") "," USER "," KING "," FROM_YES, false, IDS(phi3)},
+        {"phi3", &of_phi3, PHI(" and message['content']"), 0, MESSAGE("system", "") "," USER "," KING "," FROM_NO, true,
          IDS(phi35)},
         {"llama3", &of_llama3, LLAMA32, 0, ASKED "," MESSAGE("user", "No") "," MESSAGE("assistant", "Yes."), false,
          IDS(llama32)},
@@ -402,7 +401,7 @@ static void chat_published_templates(void) {
     for (int k = 0; k < 2; k++) {
         Tokenizer *t = load(&of_v3, k ? V7 : ZEPHYR);
         int32_t in[64], to[64];
-        const Task task = parse_lines(t, LINE(FROM_KING), CHAT_AUTO);
+        const Task task = parse_lines(t, LINE(USER "," KING), CHAT_AUTO);
         CHECK(t->bos == 1 && task_row(&task, 0, 0, 8, in, to) == 8 && (in[0] == 1) == (k == 1), "%d", in[0]);
     }
     // a template that differs in one literal is refused
