@@ -542,6 +542,13 @@ static const Refused *refused_rows(size_t *count) {
     VOCAB(", '': 1", "#version\n", "is empty"),
     VOCAB(", 'ab': 1, 'ab': 2", "a b\n", "'ab' twice"),
     VOCAB(", 'ab': 1]", "a b\n", "JSON"),
+    // the files in the folder of a tokenizer: names and texts
+    ROW("folder", "", "/vocab.json: No such file"),
+    ROW("folder", "vocab.json\0{}", "/merges.txt"),
+    ROW("folder", "merges.txt\0#version\n", "/vocab.json: No such file"),
+    ROW("folder", "vocab.json\0{}\0merges.txt\0a b\n", "/vocab.json and merges.txt: model without"),
+    ROW("folder", "vocab.json\0\0merges.txt\0a b\n", "/vocab.json"),
+    ROW("folder", "vocab.json\0{}\0merges.txt\0\0tokenizer.json\0{}", "tokenizer.json: normalizer"),
     // the files beside a tokenizer: names and texts
     BESIDE(CONFIG_CLASS("LlamaTokenizer") "}", "merges.txt of LlamaTokenizer, and"),
     BESIDE(CONFIG_CLASS("GPT2TokenizerSlow") "}", "merges.txt of GPT2TokenizerSlow"),

@@ -573,19 +573,15 @@ static void model_close(SafeTensors *files, int count) {
     free(files);
 }
 
-// Finds tensor x, once, in the right shape.
+// Finds a tensor, in the right shape. (One that is there twice is left over, and refused then.)
 static SafeTensor *model_find(const SafeTensors *files, int count, const char *model,
                               const GPT2Config *c, const HfTensor *hf) {
-    SafeTensor *found = NULL, *next;
+    SafeTensor *found = NULL;
     char name[128], there[200] = "missing", here[200];
-    for (const char *const *prefix = hf_prefixes[hf_naming(c)]; *prefix != NULL; prefix++) {
+    const char *const *prefix = hf_prefixes[hf_naming(c)];
+    for (; *prefix != NULL && found == NULL; prefix++) {
         snprintf(name, sizeof name, "%s%s", hf->prefix > 0 ? *prefix : "", hf->name + hf->prefix);
-        for (int i = 0; i < count; i++) {
-            if ((next = safetensors_find(&files[i], name)) == NULL) continue;
-            if (found != NULL && found != next)
-                die("%s: tensor %s is there more than once", model, hf->name);
-            found = next;
-        }
+        for (int i = 0; i < count && found == NULL; i++) found = safetensors_find(&files[i], name);
     }
     // tied embeddings may be stored under the head's name alone
     for (int i = 0; i < count && found == NULL && c->tied && hf->tensor == 0; i++)
@@ -656,8 +652,8 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
                         "config.json unties them", path, wte->name);
             }
             if (!used)
-                die("%s: tensor %.100s is unknown to a %s model with %s head", path, ten->name,
-                    hf_families[c->family].type, c->tied ? "a tied" : "an untied");
+                die("%s: tensor %.100s is unknown to a %s model with %s head, or there twice", path,
+                    ten->name, hf_families[c->family].type, c->tied ? "a tied" : "an untied");
         }
     }
     model_close(files, count);

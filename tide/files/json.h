@@ -4,7 +4,7 @@
 //   json_get, json_size                 a member of an object; a number that is a size
 //   json_is, json_flag                  is it this string?; true or false
 //   json_write_string, json_write_others  a string with its quotes; the members of an object
-//   json_empty                          is it null, "", [] or {}?
+//   json_empty                          is it null, "", [] or {}, or not there?
 //   json_begins                         does a text begin like JSON?
 //
 // A strict reader of RFC 8259: no comments, no trailing commas, no NaN; strings are valid UTF-8.
@@ -245,8 +245,9 @@ static int json_flag(const Json *object, const char *key, bool missing) {
 }
 
 static bool json_empty(const Json *value) {
-    return value->type == JSON_NULL || (value->type == JSON_STRING && value->length == 0)
-        || (value->type >= JSON_ARRAY && value->count == 0);
+    return value == NULL || value->type == JSON_NULL
+        || (value->type == JSON_STRING ? value->length == 0
+            : value->type >= JSON_ARRAY && value->count == 0);
 }
 
 // Writes n bytes as a JSON string with its quotes. A byte that is not UTF-8 becomes U+FFFD.

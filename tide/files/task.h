@@ -166,7 +166,7 @@ static void task_instruction(TaskReader *r, const Json *root) {
     FILE *f = text_open(&question, &list[0].n);
     for (int k = 0; k < 3; k++) {
         const Json *part = json_get(root, keys[k]);
-        if (k == 1 && (part == NULL || part->length == 0)) continue;
+        if (k == 1 && json_empty(part)) continue;
         if (part == NULL || part->type != JSON_STRING || (k != 1 && part->length
             == encode_white(r->tok, part->string, part->length, true, true)))
             die("%s: \"%s\" is %s", r->where, keys[k], part == NULL ? "missing"
@@ -200,14 +200,14 @@ static void task_object(TaskReader *r, const Json *root) {
     size_t answer = 0;
     for (int k = 0; k < KEYS; k++) {
         value[k] = json_get(root, keys[k]);
-        if (value[k] != NULL && (k <= 5 || !json_empty(value[k]))) form |= 1 << k;
+        if (k <= 5 ? value[k] != NULL : !json_empty(value[k])) form |= 1 << k;
     }
     // Alpaca's files have all three once more in "text", as one prompt of 2023 words them.
     if (form == (INSTRUCTION | TEXT) && json_get(root, "output") != NULL) form = INSTRUCTION;
     const bool chat = form == MESSAGES || form == SHARED || form == INSTRUCTION;
     const bool good = form == COMPLETION || form == TEXT || form == CHOICES || chat;
     for (int k = form & INSTRUCTION ? 2 : good ? OTHERS : 0; k < REFUSED; k++)
-        if (json_get(root, refused[k]) != NULL && !json_empty(json_get(root, refused[k])))
+        if (!json_empty(json_get(root, refused[k])))
             die("%s: it has \"%s\", which is not supported: doc/finetuning.md has a line of jq for "
                 "other forms, and says where to write such things", r->where, refused[k]);
     if (!good)

@@ -238,10 +238,8 @@ static bool read_model(PartReader *r) {
     if (vocabulary == NULL || vocabulary->type != JSON_OBJECT || vocabulary->count == 0
         || merges == NULL || merges->type != JSON_ARRAY || fallback < 0 || ignore < 0)
         return part_refuse(r, "model", "without vocab, merges, true and false");
-    for (int i = 0; i < 3; i++) {
-        const Json *value = json_get(m, unused[i]);
-        if (value != NULL && !json_empty(value)) return part_refuse(r, "model with", unused[i]);
-    }
+    for (int i = 0; i < 3; i++)
+        if (!json_empty(json_get(m, unused[i]))) return part_refuse(r, "model with", unused[i]);
     for (int k = 0; k < BESIDE_MODEL; k++) bytes += r->beside[k] != NULL ? r->beside[k]->length : 0;
     if (!tokenizer_read_tokens(t, r->path, vocabulary, bytes / 4 + 1, 4 * bytes + 64, r->err))
         return false;

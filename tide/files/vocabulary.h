@@ -82,7 +82,7 @@ typedef struct Tokenizer {
     uint32_t byte_id[256];                 // of a byte as a symbol; TOKENIZER_NONE: it is dropped
     TokenText *tokens;                     // [vocab]
     char *bytes;                           // of all tokens
-    size_t used, longest;                  // bytes in all, and of the longest token
+    size_t used;                           // of them
     TokenPlace *places;                    // hash of a text -> its token
     size_t place_mask;
     TokenMerge *merges;                    // [merge_count], the first comes first
@@ -192,7 +192,6 @@ static TokenPlace *tokenizer_place(const Tokenizer *t, const char *text, size_t 
 
 // Finds the token of the vocabulary with this text, or TOKENIZER_NONE.
 static uint32_t tokenizer_find(const Tokenizer *t, const char *text, size_t n) {
-    if (n > t->longest) return TOKENIZER_NONE;
     return tokenizer_place(t, text, n, tokenizer_hash(text, n))->place - 1;
 }
 
@@ -251,7 +250,6 @@ static bool tokenizer_read_tokens(Tokenizer *t, const char *file, const Json *vo
         const TokenText *s = &t->tokens[id];
         const TokenPlace place = {tokenizer_hash(t->bytes + s->start, s->length), (uint32_t)id + 1};
         *tokenizer_place(t, t->bytes + s->start, s->length, place.hash) = place;
-        if (s->length > t->longest) t->longest = s->length;
         const unsigned char *text = (const unsigned char *)t->bytes + s->start;
         for (size_t i = 1; i < s->length && !t->byte_level; i++)
             t->joins[text[i - 1] << 8 | text[i]] = true;
@@ -264,12 +262,11 @@ static int tokenizer_read_bytes(Tokenizer *t, const Json *vocabulary) {
     char key[8];
     int missing = 0;
     for (int i = 0; i < 256; i++) {
-        const size_t n = t->byte_level ? utf8_encode(tokenizer_byte_to_char(i), key)
-                                       : (size_t)snprintf(key, sizeof key, "<0x%02X>", (unsigned)i);
-        const char character = (char)i;
-        const uint32_t own = i < 128 && !t->byte_level ? tokenizer_find(t, &character, 1)
-                                                       : TOKENIZER_NONE;
-        const uint32_t byte = vocabulary_find(vocabulary, key, n);
+        const char text = (char)i;
+        const bool symbol = t->byte_level || i < 128;
+        const uint32_t own = symbol ? tokenizer_find(t, &text, 1) : TOKENIZER_NONE;
+        const int n = snprintf(key, sizeof key, "<0x%02X>", (unsigned)i);
+        const uint32_t byte = t->byte_level ? own : vocabulary_find(vocabulary, key, (size_t)n);
         missing += byte == TOKENIZER_NONE;
         t->byte_id[i] = own != TOKENIZER_NONE ? own : byte;
     }

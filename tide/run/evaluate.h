@@ -55,8 +55,11 @@ static double run_rank(const Task *t, const RunScore *rows, size_t count, double
     return right / asked;
 }
 
-// Writes a line of --scores for each row.
-static void run_write_scores(FILE *f, const Task *t, const RunScore *rows, size_t count) {
+// Writes the file of --scores, a line for each row.
+static void run_write_scores(const char *path, const Task *t, const RunScore *rows, size_t count) {
+    Error err;
+    FILE *f = replace_open(path, &err);
+    if (f == NULL) fail("%s", err.text);
     for (size_t row = 0; row < count; row++) {
         size_t i = row, k = 0;
         if (t != NULL) i = task_find(t, row, &k);
@@ -66,13 +69,14 @@ static void run_write_scores(FILE *f, const Task *t, const RunScore *rows, size_
                 t == NULL || (size_t)t->label[i] == k ? "true" : "false", rows[row].count, mean,
                 exp(fmin(mean, 700)));
     }
+    if (!replace_close(f, path, &err)) fail("%s", err.text);
 }
 
 // Sets *mean to the mean loss over the first --eval-batches batches of r->val: always the same
 // ones, in the same order. Returns the share that is right, or -1. Each of several ranks takes as
 // many. One with no batch left repeats the last one, because others may need its shard of the
-// weights. scores: the file of --scores, or NULL.
-static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double *mean) {
+// weights.
+static double run_score(Run *r, RunLoss *loss, void *model, double *mean) {
     const Task *t = r->words ? NULL : run_examples(r, &r->val);
     const size_t B = r->B, T = r->val.T, R = r->world;
     size_t sequences = run_val_rows(r), choice = 0;
@@ -81,7 +85,7 @@ static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double
         sequences += t->example[i + 1] - t->example[i] - 2 - choice;
     }
     const size_t batches = (sequences + B - 1) / B, turns = (batches + R - 1) / R;
-    const bool by_row = t != NULL || scores != NULL;
+    const bool by_row = t != NULL || r->o.scores != NULL;
     const size_t each = by_row ? B : 1;
     RunScore *mine = ALLOC(RunScore, turns * each * (1 + R), "evaluation");
     RunScore *all = mine + turns * each, sum = {0, 0};
@@ -92,30 +96,26 @@ static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double
         size_t right = 0;
         mine[i * each].loss = loss(model, r, first, rows, losses, &right) * (double)rows;
         mine[i * each].count = (double)right;
-        if (scores != NULL) sum.loss += mine[i * each].loss;  // --scores is of one rank
+        if (by_row) sum.loss += mine[i * each].loss;  // --scores is of one rank
         for (size_t b = 0; by_row && b < rows; b++)
             mine[i * each + b] = run_score_row(t, first + b, T, losses + b * T);
         r->damaged = r->damage.text[0] != '\0' || run_gives_up();
     }
     if (r->damaged && (r->o.steps == 0 || R > 1)) die("%s", r->damage.text);
     ranks_exchange(mine, turns * each * sizeof *mine, all);
-    const size_t parts = by_row ? sequences : batches;
-    size_t bad = 0;
-    while (bad < parts && isfinite(all[bad].loss)) bad++;
-    if (bad < parts) {
-        if (scores != NULL) replace_close(scores, r->o.scores, NULL);
-        fail("the loss of %s %zu of the validation data is not finite: the weights are damaged, or "
-             "too large for --precision; what was saved before is whole", by_row ? "row" : "batch",
-             bad);
-    }
-    for (size_t i = 0; i < batches && !by_row; i++) {
+    for (size_t i = 0; i < (by_row ? sequences : batches); i++) {
+        if (!isfinite(all[i].loss))
+            fail("the loss of %s %zu of the validation data is not finite: the weights are damaged,"
+                 " or too large for --precision; what was saved before is whole",
+                 by_row ? "row" : "batch", i);
+        if (by_row) continue;
         sum.loss += all[i].loss;
         sum.count += all[i].count;
     }
     *mean = sum.loss / (double)sequences;
     double share = r->words ? sum.count / (double)sequences : -1;
     if (t != NULL) share = run_rank(t, all, sequences, mean);
-    if (scores != NULL) run_write_scores(scores, t, all, sequences);
+    if (r->o.scores != NULL) run_write_scores(r->o.scores, t, all, sequences);
     free(losses);
     free(mine);
     return share;
@@ -124,14 +124,10 @@ static double run_score(Run *r, RunLoss *loss, void *model, FILE *scores, double
 // Evaluates the held-out data, and writes the result to the log; at step 0 prints it. A signal ends
 // the evaluation, unless --keep-best needs it, ZenFlow's window is open, or it is the last one.
 static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
-    const char *path = r->o.scores;
-    FILE *scores = NULL;
     double mean;
     Error err;
     stop_waits = r->o.keep_best || r->open || (step > 0 && step == r->o.steps);
-    if (path != NULL && (scores = replace_open(path, &err)) == NULL) fail("%s", err.text);
-    const double right = run_score(r, loss, model, scores, &mean);
-    if (scores != NULL && !replace_close(scores, path, &err)) fail("%s", err.text);
+    const double right = run_score(r, loss, model, &mean);
     if (r->damaged) return;
     if (step == 0) {
         printf("val loss %.6f", mean);

@@ -219,18 +219,17 @@ static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size
 static char *chat_turn(bool terminal, size_t *n) {
     char *text = NULL, *line = NULL;
     size_t space = 0;
-    bool any = false, more = false;
+    bool any = false;
     FILE *f = text_open(&text, n);
-    do {
-        if (terminal) printf(more ? "  " : "> ");
+    for (bool more = true; more; any = true) {
+        if (terminal) printf(any ? "  " : "> ");
         fflush(stdout);
         if (getline(&line, &space, stdin) < 0) break;
         const size_t length = strcspn(line, "\r\n");
         more = length > 0 && line[length - 1] == '\\';
         if (more) line[length - 1] = '\n';
         fwrite(line, 1, length, f);
-        any = true;
-    } while (more);
+    }
     text_close(f);
     free(line);
     if (any) return text;

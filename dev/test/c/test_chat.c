@@ -8,46 +8,65 @@
 #include <dirent.h>
 #include "../dies.h"
 #include "../files.h"
+#include "../merges.h"
 
-static char fixtures[PATH_MAX];
+// A tokenizer of fixtures/tokenizer: the token that ends a text; more special tokens, from 2005 on,
+// which may strip the white space behind them; or a space stands in front of a text only.
+typedef struct { const char *folder, *end, *more[5]; bool spaced, strips; } Kind;
+static const Kind of_smollm2 = {"small-smollm2", "<|im_end|>", {NULL}, false, false},
+    of_llama3 = {"small-llama3", "<|end_of_text|>", {NULL}, false, false},
+    of_llama2 = {"small-llama2", "</s>", {NULL}, false, false},
+    of_spaced = {"small-llama2", "</s>", {NULL}, true, false},
+    of_v3 = {"small-llama2", "</s>", {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"},
+             true, false},
+    of_phi3 = {"small-llama2", "</s>", {"<|end|>", "<|user|>", "<|assistant|>", "<|system|>"},
+               false, true};
 
-static Tokenizer *fixture_tokenizer(const char *name) {
-    char dir[PATH_MAX + 64];
-    snprintf(dir, sizeof dir, "%s/%s", fixtures, name);
-    ranks.rank = 1;
-    return tokenizer_load(dir);
-}
+// Where a chat template is: in a file of its own, in tokenizer_config.json, or there in a list, with
+// another one that is not in use.
+enum { IN_FILE, IN_CONFIG, IN_LIST };
 
-// A fixture's tokenizer.json, with other parts for some (NULL: for no more), alone in a directory.
-static void copy_tokenizer(const char *name, const char *const (*parts)[2]) {
-    char path[PATH_MAX + 64];
+#define FLAGS "\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":"
+
+// Makes a tokenizer of this kind in the base directory, alone but for generation_config.json, with
+// a chat template, unless that is NULL. NULL or another text for one in tokenizer.json.
+static Tokenizer *load_with(const Kind *kind, int where, const char *template_text,
+                            const char *const swap[2]) {
+    static const char other[] = "<|im_start|>system\nYou are another.<|im_end|>";
+    static const char last[] = "\"content\":\"<|right|>x\"," FLAGS "false,\"special\":false}";
+    static const char *const spaced[][2] = {
+        {"{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":\"\u2581\"},"
+         "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\u2581\"}]}", "null"},
+        {"\"pre_tokenizer\":null", "\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":"
+         "\"\u2581\",\"prepend_scheme\":\"first\",\"split\":false}"}};
+    char added[2048];
     size_t n = 0;
-    snprintf(path, sizeof path, "%s/%s/tokenizer.json", fixtures, name);
-    char *json = text_read(path, &n, &err), *more = ALLOC(char, n + 1024, "a copy");
-    for (; parts != NULL && (*parts)[0] != NULL; parts++) {
-        const char *at = strstr(json, (*parts)[0]);
-        sprintf(more, "%.*s%s%s", (int)(at - json), json, (*parts)[1], at + strlen((*parts)[0]));
-        json = strdup(more);
-    }
+    char *json = fixture_read(kind->folder, "tokenizer.json", &n);
+    strcpy(added, last);
+    for (int k = 0; kind->more[k] != NULL; k++)
+        sprintf(added + strlen(added), ",{\"id\":%d,\"content\":\"%s\",\"special\":true,"
+                "\"rstrip\":%s}", 2005 + k, kind->more[k], kind->strips ? "true" : "false");
+    if (kind->more[0] != NULL) json = altered(json, last, added);
+    for (int k = 0; k < 2 && kind->spaced; k++) json = altered(json, spaced[k][0], spaced[k][1]);
+    if (swap != NULL) json = altered(json, swap[0], swap[1]);
     put_text(in_base("tokenizer.json"), json);
+    unlink(in_base("chat_template.jinja"));
+    FILE *f = fopen(in_base("tokenizer_config.json"), "wb");
+    fprintf(f, "{\"eos_token\": \"%s\"", kind->end);
+    if (template_text != NULL) fprintf(f, ", \"chat_template\": ");
+    if (where == IN_LIST) fprintf(f, "[{\"name\": \"tool_use\", \"template\": ");
+    if (template_text != NULL && where != IN_CONFIG) json_write_string(f, other, strlen(other));
+    if (where == IN_LIST) fprintf(f, "}, {\"name\": \"default\", \"template\": ");
+    if (where != IN_FILE) json_write_string(f, template_text, strlen(template_text));
+    fprintf(f, where == IN_LIST ? "}]}" : "}");
+    fclose(f);
+    if (template_text != NULL && where == IN_FILE)
+        put_text(in_base("chat_template.jinja"), template_text);
+    return tokenizer_load(base);
 }
 
-// Mistral v3 as small-llama2 has it: [INST] and [/INST] are tokens, and a space stands only in
-// front of a text.
-static Tokenizer *load_v3(void) {
-    #define FLAGS "\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"
-    #define ADDED(id, content) ",{\"id\":" id ",\"content\":\"" content "\"," FLAGS "\"special\":true}"
-    #define LAST "\"content\":\"<|right|>x\"," FLAGS "\"special\":false}"
-    #define SPACED_1 "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":\"\u2581\"}," \
-        "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\u2581\"}]}", "null"
-    #define SPACED_2 "\"pre_tokenizer\":null", "\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":" \
-        "\"\u2581\",\"prepend_scheme\":\"first\",\"split\":false}"
-    static const char *const parts[][2] = {
-        {LAST, LAST ADDED("2005", "[INST]") ADDED("2006", "[/INST]")},
-        {SPACED_1}, {SPACED_2}, {NULL, NULL}};
-    copy_tokenizer("small-llama2", parts);
-    put_text(in_base("tokenizer_config.json"), "{\"eos_token\":\"</s>\"}");
-    return tokenizer_load(base);
+static Tokenizer *load(const Kind *kind, const char *template_text) {
+    return load_with(kind, IN_FILE, template_text, NULL);
 }
 
 static Chat open_chat(const Tokenizer *t, int format) {
@@ -69,6 +88,22 @@ static size_t tokens_of(const Chat *chat, const char *const *texts, size_t n, in
     return count;
 }
 
+// A conversation as text, with what is trained in brackets.
+static const char *shown(const Chat *chat, const char *const *texts, size_t n) {
+    static char text[1024];
+    int32_t *tokens;
+    size_t used = 0, length;
+    const size_t count = tokens_of(chat, texts, n, &tokens);
+    for (size_t i = 0; i < count; i++) {
+        const bool first = tokens[i] >= 0 && (i == 0 || tokens[i - 1] < 0);
+        const bool last = tokens[i] >= 0 && (i + 1 == count || tokens[i + 1] < 0);
+        const char *s = tokenizer_token(chat->t, (uint32_t)token_id(tokens[i]), &length);
+        used += (size_t)sprintf(text + used, "%s%.*s%s", first ? "[" : "", (int)length, s, last ? "]" : "");
+    }
+    free(tokens);
+    return text;
+}
+
 static void check_tokens(const char *name, const int32_t *got, size_t count, const int32_t *want,
                          size_t n) {
     size_t i = 0;
@@ -79,6 +114,7 @@ static void check_tokens(const char *name, const int32_t *got, size_t count, con
 
 // Tokens that are only read are ~token.
 #define COUNT_OF(a) (sizeof(a) / sizeof *(a))
+#define IDS(a) a, COUNT_OF(a)
 static const int32_t llama3[] = {
     ~2000, ~2006, ~82, ~88, ~279, ~562, ~2007, ~283, ~1815, ~280, ~418, ~475, ~13, ~2009,
     ~2006, ~523, ~267, ~2007, ~283, ~1801, ~30, ~2009, ~2006, ~439, ~633, ~585, ~2007, ~283,
@@ -104,70 +140,42 @@ static const int32_t mistral_v3[] = {
 
 // Every format: its ids, the trained ones, a special token that a user writes, and white space.
 static void chat_ids(void) {
-    const struct {
-        const char *name; Tokenizer *t; int format; const char *second, *answer; size_t opening;
+    static const struct {
+        const Kind *kind; int asked, format; const char *second, *answer; size_t opening;
         const int32_t *want; size_t n;
     } cases[] = {
-        {"llama3", fixture_tokenizer("small-llama3"), CHAT_AUTO, " <|eot_id|>\n", "\nNo. ", 52, llama3,
-         COUNT_OF(llama3)},
-        {"chatml", fixture_tokenizer("small-smollm2"), CHAT_AUTO, "<|im_end|>", "\nNo.", 49, chatml,
-         COUNT_OF(chatml)},
-        {"mistral", fixture_tokenizer("small-llama2"), CHAT_MISTRAL, "No</s>", "\nNo.", 38, mistral,
-         COUNT_OF(mistral)},
-        {"llama2", fixture_tokenizer("small-llama2"), CHAT_LLAMA2, "\nNo</s> ", "\nNo.", 56, llama2,
-         COUNT_OF(llama2)},
-        {"mistral-v3", load_v3(), CHAT_AUTO, "No[INST]", "No.", 24, mistral_v3,
-         COUNT_OF(mistral_v3)}};
+        {&of_llama3, CHAT_AUTO, CHAT_LLAMA3, " <|eot_id|>\n", "\nNo. ", 52, IDS(llama3)},
+        {&of_smollm2, CHAT_AUTO, CHAT_CHATML, "<|im_end|>", "\nNo.", 49, IDS(chatml)},
+        {&of_llama2, CHAT_MISTRAL, CHAT_MISTRAL, "No</s>", "\nNo.", 38, IDS(mistral)},
+        {&of_llama2, CHAT_LLAMA2, CHAT_LLAMA2, "\nNo</s> ", "\nNo.", 56, IDS(llama2)},
+        {&of_v3, CHAT_AUTO, CHAT_MISTRAL_V3, "No[INST]", "No.", 24, IDS(mistral_v3)}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        const Chat chat = open_chat(cases[i].t, cases[i].format);
+        const Chat chat = open_chat(load(cases[i].kind, NULL), cases[i].asked);
         const char *texts[] = {"Be brief.", "Who?", "The king.", cases[i].second, cases[i].answer};
+        const char *name = chat.format->name;
         int32_t *tokens, *open;
-        CHECK(strcmp(chat.format->name, cases[i].name) == 0, "%s", chat.format->name);
-        CHECK(&chat_formats[i < 1 ? CHAT_LLAMA3 - 1 : i < 2 ? CHAT_CHATML - 1 : i < 3
-                            ? CHAT_MISTRAL - 1 : i < 4 ? CHAT_LLAMA2 - 1 : CHAT_MISTRAL_V3 - 1]
-              == chat.format, "the order of the formats");
+        CHECK(chat.format == &chat_formats[cases[i].format - 1], "case %zu: %s", i, name);
         const size_t count = tokens_of(&chat, texts, 5, &tokens);
-        check_tokens(cases[i].name, tokens, count, cases[i].want, cases[i].n);
+        check_tokens(name, tokens, count, cases[i].want, cases[i].n);
         texts[4] = NULL;  // what stands before the last answer
         const size_t before = tokens_of(&chat, texts, 5, &open);
         size_t same = 0;
         while (same < before && token_id(open[same]) == token_id(tokens[same])) same++;
         CHECK(before == cases[i].opening && same == before && tokens[before] >= 0
               && tokens[before - 1] < 0, "%s: an answer begins behind %zu tokens, %zu of them the "
-              "same", cases[i].name, before, same);
+              "same", name, before, same);
         CHECK(chat.ids[0] == cases[i].want[cases[i].n - 1 - (i == 1)], "%d ends a turn",
               chat.ids[0]);
         free(tokens);
         free(open);
     }
     // no space in front of a piece inside a text, where the tokenizer has none there
-    const Chat inside = open_chat(load_v3(), CHAT_MISTRAL);
+    const Chat inside = open_chat(load(&of_v3, NULL), CHAT_MISTRAL);
     const char *const texts[] = {NULL, "Who?", NULL};
     int32_t *tokens;
     tokens_of(&inside, texts, 3, &tokens);
     CHECK(tokens[0] == ~1 && tokens[1] == ~1798, "[ is %d", ~tokens[1]);
     free(tokens);
-}
-
-// A tokenizer with this chat template: in a file of its own, in tokenizer_config.json, or there in a
-// list, with another one that is not in use.
-enum { IN_FILE, IN_CONFIG, IN_LIST };
-static Tokenizer *load_template(const char *name, int where, const char *template_text) {
-    static const char *const other = "<|im_start|>system\nYou are another.<|im_end|>";
-    unlink(in_base("chat_template.jinja"));
-    if (strcmp(name, "v3") == 0) load_v3();
-    else copy_tokenizer(name, NULL);
-    if (where == IN_FILE) put_text(in_base("chat_template.jinja"), template_text);
-    FILE *f = fopen(in_base("tokenizer_config.json"), "wb");
-    fprintf(f, "{\"eos_token\": \"%s\"", strstr(name, "smol") != NULL ? "<|im_end|>" : strstr(name, "llama3") != NULL ? "<|end_of_text|>" : "</s>");
-    fprintf(f, where == IN_LIST ? ", \"chat_template\": [{\"name\": \"tool_use\", \"template\": "
-            : ", \"chat_template\": ");
-    if (where != IN_CONFIG) json_write_string(f, other, strlen(other));
-    if (where == IN_LIST) fprintf(f, "}, {\"name\": \"default\", \"template\": ");
-    if (where != IN_FILE) json_write_string(f, template_text, strlen(template_text));
-    fprintf(f, where == IN_LIST ? "}]}" : "}");
-    fclose(f);
-    return tokenizer_load(base);
 }
 
 #define TURNS "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' " \
@@ -181,37 +189,37 @@ static Tokenizer *load_template(const char *name, int where, const char *templat
 
 // The format and the system message that a template tells: as its literals, without its comments.
 static void chat_templates(void) {
-    static const struct { const char *dir; int where; const char *text, *format, *system; } cases[] = {
-        {"small-smollm2", IN_CONFIG, "", "chatml", NULL},
-        {"small-smollm2", IN_CONFIG, TURNS, "chatml", NULL},
-        {"small-smollm2", IN_CONFIG, SYSTEM("You are a helpful assistant.") TURNS, "chatml",
+    static const struct { const Kind *kind; int where; const char *text, *format, *system; } cases[] = {
+        {&of_smollm2, IN_CONFIG, "", "chatml", NULL},
+        {&of_smollm2, IN_CONFIG, TURNS, "chatml", NULL},
+        {&of_smollm2, IN_CONFIG, SYSTEM("You are a helpful assistant.") TURNS, "chatml",
          "You are a helpful assistant."},
-        {"small-smollm2", IN_FILE, SYSTEM("Answer within \\\\boxed{}.\\nIt\\'s \"all\".") TURNS, "chatml",
+        {&of_smollm2, IN_FILE, SYSTEM("Answer within \\\\boxed{}.\\nIt\\'s \"all\".") TURNS, "chatml",
          "Answer within \\boxed{}.\nIt's \"all\"."},
-        {"small-smollm2", IN_LIST, SYSTEM("Be kind.") TURNS, "chatml", "Be kind."},
-        {"small-smollm2", IN_LIST, TURNS, "chatml", NULL},
-        {"small-smollm2", IN_FILE, "<|im_start|>system\nBe kind.<|im_end|>\n" TURNS, "chatml", "Be kind."},
-        {"small-smollm2", IN_FILE, "{#" SYSTEM("You are a comment.") "#}" TURNS "{# <think>", "chatml", NULL},
-        {"small-smollm2", IN_FILE, "{% set s = 'You are set.' %}" SYSTEM("' + s + '") TURNS, "chatml", "?"},
-        {"small-smollm2", IN_FILE, SYSTEM("A") SYSTEM("B") TURNS, "chatml", NULL},
-        {"small-smollm2", IN_FILE, QWEN3_TURNS TURNS, "qwen3", NULL},
-        {"small-smollm2", IN_FILE, SYSTEM("You think.") THINKS TURNS, NULL, ": it has </think>: --chat-format chatml"},
-        {"small-smollm2", IN_FILE, "{{ '<|im_start|>user<|im_sep|>' + m + '<|im_end|>' }}", NULL, "it has <|im_sep|>"},
-        {"small-smollm2", IN_FILE, "{{ no template", NULL, "of no format that is known here: --chat-format"},
-        {"small-llama3", IN_CONFIG, LLAMA3_TURNS, "llama3", NULL},
-        {"small-llama3", IN_CONFIG, LLAMA3_TURNS "{{ m.content.split('</think>')[-1] }}", NULL, "it has </think>"},
-        {"small-llama3", IN_CONFIG, "{{ '<｜User｜>' + m.content + '<｜Assistant｜>' }}", NULL, "it has <｜User｜>"},
-        {"small-llama2", IN_CONFIG, "{{ '<|user|>\\n' + m.content + eos_token }}", NULL, "it has <|user|>"},
-        {"small-llama2", IN_CONFIG, INST("[INST] ", " [/INST]"), "mistral", NULL},
-        {"small-llama2", IN_CONFIG, "{{ '<<SYS>>\\n' + s + '\\n<</SYS>>\\n\\n' }}" INST("[INST] ", " [/INST]"),
+        {&of_smollm2, IN_LIST, SYSTEM("Be kind.") TURNS, "chatml", "Be kind."},
+        {&of_smollm2, IN_LIST, TURNS, "chatml", NULL},
+        {&of_smollm2, IN_FILE, "<|im_start|>system\nBe kind.<|im_end|>\n" TURNS, "chatml", "Be kind."},
+        {&of_smollm2, IN_FILE, "{#" SYSTEM("You are a comment.") "#}" TURNS "{# <think>", "chatml", NULL},
+        {&of_smollm2, IN_FILE, "{% set s = 'You are set.' %}" SYSTEM("' + s + '") TURNS, "chatml", "?"},
+        {&of_smollm2, IN_FILE, SYSTEM("A") SYSTEM("B") TURNS, "chatml", NULL},
+        {&of_smollm2, IN_FILE, QWEN3_TURNS TURNS, "qwen3", NULL},
+        {&of_smollm2, IN_FILE, SYSTEM("You think.") THINKS TURNS, NULL, ": it has </think>: --chat-format chatml"},
+        {&of_smollm2, IN_FILE, "{{ '<|im_start|>user<|im_sep|>' + m + '<|im_end|>' }}", NULL, "it has <|im_sep|>"},
+        {&of_smollm2, IN_FILE, "{{ no template", NULL, "of no format that is known here: --chat-format"},
+        {&of_llama3, IN_CONFIG, LLAMA3_TURNS, "llama3", NULL},
+        {&of_llama3, IN_CONFIG, LLAMA3_TURNS "{{ m.content.split('</think>')[-1] }}", NULL, "it has </think>"},
+        {&of_llama3, IN_CONFIG, "{{ '<｜User｜>' + m.content + '<｜Assistant｜>' }}", NULL, "it has <｜User｜>"},
+        {&of_llama2, IN_CONFIG, "{{ '<|user|>\\n' + m.content + eos_token }}", NULL, "it has <|user|>"},
+        {&of_llama2, IN_CONFIG, INST("[INST] ", " [/INST]"), "mistral", NULL},
+        {&of_llama2, IN_CONFIG, "{{ '<<SYS>>\\n' + s + '\\n<</SYS>>\\n\\n' }}" INST("[INST] ", " [/INST]"),
          "llama2", NULL},
-        {"v3", IN_CONFIG, INST("[INST] ", "[/INST]"), "mistral-v3", NULL},
-        {"v3", IN_CONFIG, INST("[INST]", "[/INST]"), NULL, "it has [INST]"},
-        {"v3", IN_CONFIG, "{{ '[SYSTEM_PROMPT]' + s }}" INST("[INST] ", "[/INST]"), NULL, "it has [SYSTEM_PROMPT]"},
-        {"v3", IN_CONFIG, INST("[INST] ", " [/INST]"), NULL, "it has [INST]"}};
+        {&of_v3, IN_CONFIG, INST("[INST] ", "[/INST]"), "mistral-v3", NULL},
+        {&of_v3, IN_CONFIG, INST("[INST]", "[/INST]"), NULL, "it has [INST]"},
+        {&of_v3, IN_CONFIG, "{{ '[SYSTEM_PROMPT]' + s }}" INST("[INST] ", "[/INST]"), NULL, "it has [SYSTEM_PROMPT]"},
+        {&of_v3, IN_CONFIG, INST("[INST] ", " [/INST]"), NULL, "it has [INST]"}};
     static const char *const texts[] = {NULL, "Who?"}, *const empty[] = {"", "Who?"};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        const Tokenizer *t = load_template(cases[i].dir, cases[i].where, cases[i].text);
+        const Tokenizer *t = load_with(cases[i].kind, cases[i].where, cases[i].text, NULL);
         const char *system = cases[i].system;
         const bool unread = system != NULL && *system == '?';
         int32_t *tokens, *with;
@@ -236,43 +244,24 @@ static void chat_templates(void) {
         check_tokens("a default", tokens, count, with, n);
         if (i < 10) CHECK(tokens_of(&chat, empty, 2, &with) == 16, "an empty system message is one");
     }
-    unlink(in_base("chat_template.jinja"));
-    // Llama-3.1: a date in front of every system message, and of none
-    copy_tokenizer("small-llama3", NULL);
-    put_text(in_base("tokenizer_config.json"), "{\"chat_template\":\"<|start_header_id|> <|eot_id|> Cutting "
-               "Knowledge Date: December 2023\\n\"}");
-    const Chat chat = open_chat(tokenizer_load(base), CHAT_AUTO);
-    for (int i = 0; i < 3; i++) {
-        static const char front[] = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024"
-                                    "\n\n";
-        const char *system[] = {i == 0 ? NULL : i == 1 ? "" : " Be brief. ", "Who?"};
-        char piece[256] = "";
-        Tokens ids = {NULL, 0, 0};
-        int32_t *tokens;
-        const size_t length = (size_t)snprintf(piece, sizeof piece, "\n\n%s%s", front,
-                                               i < 2 ? "" : "Be brief.");
-        const size_t count = tokens_of(&chat, system, 2, &tokens);
-        tokenizer_encode(chat.t, piece, length, 0, &ids);
-        const size_t n = ids.count;
-        CHECK(count == 16 + n, "%zu tokens", count);
-        for (size_t k = 0; k < n; k++) CHECK(tokens[7 + k] == ~(int32_t)ids.ids[k], "token %zu", k);
-        free(ids.ids);
-    }
+    // Llama-3.1: a date in front of every system message, also of one that is empty, or not there
+    static const char front[] = "\n\nCutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>";
+    const Chat chat = open_chat(load(&of_llama3, "<|start_header_id|> <|eot_id|> Cutting Knowledge Date: "
+                                     "December 2023\n"), CHAT_AUTO);
+    CHECK(strstr(shown(&chat, texts, 2), front) && strstr(shown(&chat, empty, 2), front), "%s", shown(&chat, empty, 2));
 }
 
 static void chat_formats_refused(void) {
-    Tokenizer *t = fixture_tokenizer("small-llama2"), *bytes = tokenizer_bytes();
-    Chat chat;
-    CHECK(!chat_open(&chat, t, CHAT_AUTO, 1, 0, &err) && strstr(err.text, "--chat-format mistral"),
-          "%s", err.text);
-    CHECK(!chat_open(&chat, t, CHAT_LLAMA3, 1, 0, &err) && strstr(err.text, "<|eot_id|>"), "%s",
-          err.text);
-    CHECK(!chat_open(&chat, t, CHAT_MISTRAL_V3, 1, 0, &err) && strstr(err.text, "[INST]"), "%s",
-          err.text);
-    CHECK(!chat_open(&chat, bytes, CHAT_LLAMA2, -1, 0, &err) && strstr(err.text, "ends a text"), "%s",
-          err.text);
-    CHECK(!chat_open(&chat, bytes, CHAT_AUTO, -1, 0, &err) && strstr(err.text, "that could end a turn")
-          && strstr(err.text, "--chat-format") == NULL, "%s", err.text);
+    const Tokenizer *t = load(&of_llama2, NULL), *bytes = tokenizer_bytes();
+    const struct { const Tokenizer *t; int format; const char *says; } rows[] = {
+        {t, CHAT_AUTO, "--chat-format mistral"}, {t, CHAT_LLAMA3, "<|eot_id|>"}, {t, CHAT_MISTRAL_V3, "[INST]"},
+        {bytes, CHAT_LLAMA2, "ends a text"}, {bytes, CHAT_AUTO, "that could end a turn"}};
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        Chat chat;
+        CHECK(!chat_open(&chat, rows[i].t, rows[i].format, rows[i].t->bos, 0, &err)
+              && strstr(err.text, rows[i].says), "row %zu: %s", i, err.text);
+    }
+    CHECK(strstr(err.text, "--chat-format") == NULL, "of bytes: %s", err.text);
     const Option *x = &option_table[option_find("chat-format", 11)];
     for (int k = 0; k < CHAT_NAMED; k++)  // the others are told by their templates alone
         CHECK(parse_choice(x->values, chat_formats[k].name) == k + 1, "%s", chat_formats[k].name);
@@ -356,24 +345,6 @@ static const int32_t qwen3[] = {
     LLAMA3_TURNS "{{- \"<|start_header_id|>ipython<|end_header_id|>\\n\\n\" }}{{- message.content | tojson }}"
 #define TOOLS "{{- '\\n<tool_response>\\n' }}{{- message.content }}"
 
-// Makes a tokenizer with more special tokens, and with this template. spaced: a space stands only in
-// front of a text; strips: the new tokens take the white space behind them.
-static Tokenizer *load_more(const char *dir, const char *const *more, bool spaced, bool strips,
-                            const char *template_text) {
-    char added[2048] = LAST;
-    const char *parts[6][2] = {{"\"content\":\"</s>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":true",
-                                "\"content\":\"</s>\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false"},
-                               {LAST, added}, {SPACED_1}, {SPACED_2}, {NULL, NULL}};
-    if (!spaced) parts[2][0] = NULL;
-    for (int k = 0; more[k] != NULL; k++)
-        sprintf(added + strlen(added), ",{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":false,\"rstrip\":%s,"
-                "\"normalized\":false,\"special\":true}", 2005 + k, more[k], strips ? "true" : "false");
-    copy_tokenizer(dir, strcmp(dir, "small-llama2") == 0 ? (const char *const (*)[2])parts : NULL);
-    put_text(in_base("chat_template.jinja"), template_text);
-    put_text(in_base("tokenizer_config.json"), strcmp(dir, "small-llama2") == 0 ? "{\"eos_token\":\"</s>\"}" : "{}");
-    return tokenizer_load(base);
-}
-
 static bool last_only;
 
 static Task parse_lines(const Tokenizer *t, const char *text, int format) {
@@ -386,36 +357,31 @@ static Task parse_lines(const Tokenizer *t, const char *text, int format) {
 #define LINE(messages) "{\"messages\":[" messages "]}"
 
 static void chat_published_templates(void) {
-    #define FROM_KING MESSAGE("user", "Who?") "," MESSAGE("assistant", "The king.")
     #define FROM_NO MESSAGE("user", "No [x]")
     #define FROM_YES FROM_NO "," MESSAGE("assistant", " Yes. ")
     #define BRIEF MESSAGE("system", "Be brief.") ","
-    #define ASKED BRIEF MESSAGE("user", "Who?") "," MESSAGE("assistant", "Ask.") ",{\"role\":\"tool\",\"content\":\"a \\\"b\\\"\\tc\\n\u00e9\x7f\"," \
+    #define ASKED BRIEF USER "," MESSAGE("assistant", "Ask.") ",{\"role\":\"tool\",\"content\":\"a \\\"b\\\"\\tc\\n\u00e9\x7f\"," \
         "\"tool_call_id\":\"1\"}," MESSAGE("tool", "2") "," MESSAGE("assistant", "The king.")
-    static const char *const none[] = {NULL},
-        *const prompt[] = {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", NULL},
-        *const phi[] = {"<|end|>", "<|user|>", "<|assistant|>", "<|system|>", NULL};
-    #define IDS(a) a, COUNT_OF(a)
     enum { FEBRUARY = 1738584000 };  // noon of 2025-02-03 in Greenwich
     static const struct {
-        const char *format, *dir, *const *more; bool spaced, strips; const char *template_text; time_t now; const char *messages; bool open;
+        const char *format; const Kind *kind; const char *template_text; time_t now; const char *messages; bool open;
         const int32_t *want; size_t n;
     } cases[] = {
-        {"mistral-v7", "small-llama2", prompt, true, false, V7, 0, BRIEF FROM_KING "," FROM_YES, false, IDS(v7)},
-        {"zephyr", "small-llama2", none, false, false, ZEPHYR, 0, BRIEF FROM_KING "," FROM_YES, false, IDS(zephyr)},
-        {"zephyr", "small-llama2", none, true, false, ZEPHYR, 0, BRIEF FROM_KING "," FROM_NO, true, IDS(zephyr_open)},
-        {"phi3", "small-llama2", phi, false, true, PHI(""), 0, MESSAGE("system", "") "," FROM_KING "," FROM_YES, false, IDS(phi3)},
-        {"phi3", "small-llama2", phi, false, true, PHI(" and message['content']"), 0, MESSAGE("system", "") "," FROM_KING "," FROM_NO, true,
+        {"mistral-v7", &of_v3, V7, 0, BRIEF USER "," KING "," FROM_YES, false, IDS(v7)},
+        {"zephyr", &of_llama2, ZEPHYR, 0, BRIEF USER "," KING "," FROM_YES, false, IDS(zephyr)},
+        {"zephyr", &of_spaced, ZEPHYR, 0, BRIEF USER "," KING "," FROM_NO, true, IDS(zephyr_open)},
+        {"phi3", &of_phi3, PHI(""), 0, MESSAGE("system", "") "," USER "," KING "," FROM_YES, false, IDS(phi3)},
+        {"phi3", &of_phi3, PHI(" and message['content']"), 0, MESSAGE("system", "") "," USER "," KING "," FROM_NO, true,
          IDS(phi35)},
-        {"llama3", "small-llama3", none, false, false, LLAMA32, 0, ASKED "," MESSAGE("user", "No") "," MESSAGE("assistant", "Yes."), false,
+        {"llama3", &of_llama3, LLAMA32, 0, ASKED "," MESSAGE("user", "No") "," MESSAGE("assistant", "Yes."), false,
          IDS(llama32)},
-        {"llama3", "small-llama3", none, false, false, LLAMA32, FEBRUARY, MESSAGE("user", "Who?"), true, IDS(llama32_a_clock)},
-        {"chatml", "small-smollm2", none, false, false, TURNS TOOLS, 0, ASKED "," MESSAGE("user", "No") "," MESSAGE("assistant", "Yes."), false,
+        {"llama3", &of_llama3, LLAMA32, FEBRUARY, MESSAGE("user", "Who?"), true, IDS(llama32_a_clock)},
+        {"chatml", &of_smollm2, TURNS TOOLS, 0, ASKED "," MESSAGE("user", "No") "," MESSAGE("assistant", "Yes."), false,
          IDS(qwen25)},
-        {"qwen3", "small-smollm2", none, false, false, QWEN3_TURNS TOOLS, 0, ASKED "," MESSAGE("tool", "3"), true, IDS(qwen3)}};
+        {"qwen3", &of_smollm2, QWEN3_TURNS TOOLS, 0, ASKED "," MESSAGE("tool", "3"), true, IDS(qwen3)}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         char json[2048];
-        Tokenizer *t = load_more(cases[i].dir, cases[i].more, cases[i].spaced, cases[i].strips, cases[i].template_text);
+        Tokenizer *t = load(cases[i].kind, cases[i].template_text);
         Chat chat;
         CHECK(chat_open(&chat, t, CHAT_AUTO, t->bos, cases[i].now, &err), "case %zu: %s", i, err.text);
         CHECK(strcmp(chat.format->name, cases[i].format) == 0, "case %zu: %s", i, chat.format->name);
@@ -433,9 +399,9 @@ static void chat_published_templates(void) {
     }
     // a row that is cut begins with the token that begins a text where the format has it, only
     for (int k = 0; k < 2; k++) {
-        Tokenizer *t = load_more("small-llama2", prompt, true, false, k ? V7 : ZEPHYR);
+        Tokenizer *t = load(&of_v3, k ? V7 : ZEPHYR);
         int32_t in[64], to[64];
-        const Task task = parse_lines(t, LINE(FROM_KING), CHAT_AUTO);
+        const Task task = parse_lines(t, LINE(USER "," KING), CHAT_AUTO);
         CHECK(t->bos == 1 && task_row(&task, 0, 0, 8, in, to) == 8 && (in[0] == 1) == (k == 1), "%d", in[0]);
     }
     // a template that differs in one literal is refused
@@ -449,42 +415,25 @@ static void chat_published_templates(void) {
         const char *at = strstr(others[i].text, others[i].was);
         snprintf(text, sizeof text, "%.*s%s%s", (int)(at - others[i].text), others[i].text, others[i].is,
                  at + strlen(others[i].was));
-        Tokenizer *t = load_more("small-llama2", i < 3 ? prompt : phi, true, i >= 3, text);
+        Tokenizer *t = load(i < 3 ? &of_v3 : &of_phi3, text);
         Chat chat;
         CHECK(!chat_open(&chat, t, CHAT_AUTO, t->bos, 0, &err) && strstr(err.text, "it has ")
               && strstr(err.text, others[i].has), "template %zu: %s", i, err.text);
     }
     // turns of tools that a template writes in another way are not known
     for (int i = 0; i < 2; i++) {
-        Tokenizer *t = i ? load_more("small-llama3", none, false, false, LLAMA3_TURNS "ipython<|end_header_id|>{\"output\": x} | tojson")
-                         : load_more("small-smollm2", none, false, false, TURNS "{{- '<tool_response>\\n' }}");
+        Tokenizer *t = i ? load(&of_llama3, LLAMA3_TURNS "ipython<|end_header_id|>{\"output\": x} | tojson")
+                         : load(&of_smollm2, TURNS "{{- '<tool_response>\\n' }}");
         Chat chat;
         CHECK(chat_open(&chat, t, CHAT_AUTO, t->bos, 0, &err) && !chat.tools, "template %d", i);
     }
     // a template that asks for the day has a fixed one in training, as has one that asks for none
     static const char fixed[] = "Today Date: 26 Jul 2024\n\n";
     for (int i = 0; i < 2; i++) {
-        Tokenizer *t = load_more("small-llama3", none, false, false, i ? LLAMA32 : "Cutting Knowledge Date: December 2023 " LLAMA3_TURNS);
+        Tokenizer *t = load(&of_llama3, i ? LLAMA32 : "Cutting Knowledge Date: December 2023 " LLAMA3_TURNS);
         Chat chat;
         CHECK(chat_open(&chat, t, CHAT_AUTO, t->bos, i ? 0 : FEBRUARY, &err) && strstr(chat.front, fixed), "%s", chat.front);
     }
-    unlink(in_base("chat_template.jinja"));
-}
-
-// A conversation as text, with what is trained in brackets.
-static const char *shown(const Chat *chat, const char *const *texts, size_t n) {
-    static char text[1024];
-    int32_t *tokens;
-    size_t used = 0, length;
-    const size_t count = tokens_of(chat, texts, n, &tokens);
-    for (size_t i = 0; i < count; i++) {
-        const bool first = tokens[i] >= 0 && (i == 0 || tokens[i - 1] < 0);
-        const bool last = tokens[i] >= 0 && (i + 1 == count || tokens[i + 1] < 0);
-        const char *s = tokenizer_token(chat->t, (uint32_t)token_id(tokens[i]), &length);
-        used += (size_t)sprintf(text + used, "%s%.*s%s", first ? "[" : "", (int)length, s, last ? "]" : "");
-    }
-    free(tokens);
-    return text;
 }
 
 // Qwen3's thoughts: as its published template has them, with enable_thinking false.
@@ -504,7 +453,7 @@ static void chat_thoughts(void) {
         {{NULL, "Hi", "<think>\na\n</think>\n\nYes", "<tool_response>\nb\n</tool_response>", "No"}, 5,  // no question
          ASK "[<think>\na\n</think>\n\nYes<|im_end|>]\n<|im_start|>user\n<tool_response>\nb\n</tool_response><|im_end|>\n"
          "<|im_start|>assistant\n" NO_THOUGHT "[No<|im_end|>]\n"}};
-    const Chat chat = open_chat(load_template("small-smollm2", IN_FILE, QWEN3_TURNS), CHAT_AUTO);
+    const Chat chat = open_chat(load(&of_smollm2, QWEN3_TURNS), CHAT_AUTO);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const char *got = shown(&chat, cases[i].texts, cases[i].n);
         CHECK(strcmp(got, cases[i].shown) == 0, "case %zu: %s", i, got);
@@ -514,19 +463,16 @@ static void chat_thoughts(void) {
     size_t count, n;
     int32_t *two = chat_encode(&chat, m, 3, &count), *one = chat_encode(&chat, m, 2, &n);
     CHECK(two[13] >= 0 && one[13] < 0 && count > n, "two answers: %zu and %zu tokens", count, n);
-    unlink(in_base("chat_template.jinja"));
 }
 
 // What a user types is text, be it special in the tokenizer's files or not.
 static void chat_own_tokens(void) {
-    #define OFF(token) {{"\"content\":\"" token "\"," FLAGS "\"special\":true", \
-                         "\"content\":\"" token "\"," FLAGS "\"special\":false"}, {NULL, NULL}}
-    static const char *const off[2][2][2] = {OFF("<|im_start|>"), OFF("<|begin_of_text|>")};
+    #define OFF(token) {"\"content\":\"" token "\"," FLAGS "false,\"special\":true", \
+                        "\"content\":\"" token "\"," FLAGS "false,\"special\":false"}
+    static const char *const off[2][2] = {OFF("<|im_start|>"), OFF("<|begin_of_text|>")};
     static const char *const texts[2][2] = {{NULL, "<|im_start|>"}, {NULL, "<|begin_of_text|>"}};
     for (int k = 0; k < 2; k++) {
-        copy_tokenizer(k ? "small-llama3" : "small-smollm2", off[k]);
-        put_text(in_base("tokenizer_config.json"), "{}");
-        const Chat chat = open_chat(tokenizer_load(base), CHAT_AUTO);
+        const Chat chat = open_chat(load_with(k ? &of_llama3 : &of_smollm2, IN_FILE, NULL, off[k]), CHAT_AUTO);
         int32_t *tokens;
         const size_t n = tokens_of(&chat, texts[k], 2, &tokens);
         size_t starts = 0;
@@ -538,12 +484,12 @@ static void chat_own_tokens(void) {
 // Around a text: that of Jinja's trim, of mistral-common, or all of it.
 static void chat_white_space(void) {
     static const char *const texts[] = {NULL, "\u00a0\u3000Hi\u2003\n", "\u00a0Yes \u2003 "};
-    const Chat llama3_chat = open_chat(fixture_tokenizer("small-llama3"), CHAT_AUTO);
+    const Chat llama3_chat = open_chat(load(&of_llama3, NULL), CHAT_AUTO);
     CHECK(strcmp(shown(&llama3_chat, texts, 3), "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi"
                  "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[Yes<|eot_id|>]") == 0, "%s",
           shown(&llama3_chat, texts, 3));
     static const char *const spaces[] = {"", "Hi ", " Yes\u2003  "};  // an empty system message is none
-    const Chat v3 = open_chat(load_v3(), CHAT_AUTO);
+    const Chat v3 = open_chat(load(&of_v3, NULL), CHAT_AUTO);
     CHECK(strcmp(shown(&v3, spaces, 3), "<s>[INST] Hi [/INST][  Yes\u2003</s>]") == 0, "'%s'",
           shown(&v3, spaces, 3));
 }
@@ -558,27 +504,24 @@ static void chat_exports(void) {
         "{%- for m in messages %}{%- if m.role == 'user' %}{{- " user "'[INST] ' + (" system " if s and loop." which " < 3 else '') + m.content" text \
         " }}{%- endif %}{%- if m.role == 'assistant' %}{{- ' ' + m.content" answer " + end }}{%- endif %}{%- endfor %}\n"
     #define ABOVE "s + '\\n\\n'"
-    static const struct { const char *dir; int format; const char *before, *template_text, *after; } cases[] = {
-        {"small-smollm2", CHAT_AUTO, NULL, SET("", "<|im_end|>") TALK_TURNS("<|im_start|>", "\\n", "m.content + '<|im_end|>\\n'"), NULL},
-        {"small-llama3", CHAT_AUTO, "{\"a\": 1, \"eos_token_id\": 2001,\n \"b\": [2]}", SET("<|begin_of_text|>", "<|eot_id|>")
+    static const struct { const Kind *kind; int format; const char *before, *template_text, *after; } cases[] = {
+        {&of_smollm2, CHAT_AUTO, NULL, SET("", "<|im_end|>") TALK_TURNS("<|im_start|>", "\\n", "m.content + '<|im_end|>\\n'"), NULL},
+        {&of_llama3, CHAT_AUTO, "{\"a\": 1, \"eos_token_id\": 2001,\n \"b\": [2]}", SET("<|begin_of_text|>", "<|eot_id|>")
          TALK_TURNS("<|start_header_id|>", "<|end_header_id|>\\n\\n", "m.content | trim + '<|eot_id|>'"),
          "{\n  \"a\": 1,\n  \"b\": [2],\n  \"eos_token_id\": [2001, 2009]\n}\n"},
-        {"small-llama3", CHAT_AUTO, "{\"eos_token_id\": [2001, 2008]}", NULL, "{\n  \"eos_token_id\": [2001, 2008, 2009]\n}\n"},
-        {"small-llama3", CHAT_AUTO, NULL, NULL, "{\n  \"eos_token_id\": [2001, 2009]\n}\n"},
-        {"small-llama3", CHAT_AUTO, "{\"eos_token_id\": [2001, 2009]}", NULL, "{\"eos_token_id\": [2001, 2009]}"},
-        {"v3", CHAT_AUTO, NULL, SET("<s>", "</s>") TALKS("{{- begin }}", "", ABOVE, "revindex", " + '[/INST]'", ".rstrip(' ')"), NULL},
-        {"small-llama2", CHAT_MISTRAL, NULL, SET("<s>", "</s>") TALKS("{{- begin }}", "", ABOVE, "index", " + ' [/INST]'", ""), NULL},
-        {"small-llama2", CHAT_LLAMA2, NULL, SET("<s>", "</s>") TALKS("", "begin + ", "'<<SYS>>\\n' + s | trim + '\\n<</SYS>>\\n\\n'",
+        {&of_llama3, CHAT_AUTO, "{\"eos_token_id\": [2001, 2008]}", NULL, "{\n  \"eos_token_id\": [2001, 2008, 2009]\n}\n"},
+        {&of_llama3, CHAT_AUTO, NULL, NULL, "{\n  \"eos_token_id\": [2001, 2009]\n}\n"},
+        {&of_llama3, CHAT_AUTO, "{\"eos_token_id\": [2001, 2009]}", NULL, "{\"eos_token_id\": [2001, 2009]}"},
+        {&of_v3, CHAT_AUTO, NULL, SET("<s>", "</s>") TALKS("{{- begin }}", "", ABOVE, "revindex", " + '[/INST]'", ".rstrip(' ')"), NULL},
+        {&of_llama2, CHAT_MISTRAL, NULL, SET("<s>", "</s>") TALKS("{{- begin }}", "", ABOVE, "index", " + ' [/INST]'", ""), NULL},
+        {&of_llama2, CHAT_LLAMA2, NULL, SET("<s>", "</s>") TALKS("", "begin + ", "'<<SYS>>\\n' + s | trim + '\\n<</SYS>>\\n\\n'",
          "index", " | trim + ' [/INST]'", " | trim + ' '"), NULL},
-        {"small-smollm2", CHAT_MISTRAL, NULL, SET("", "<|im_end|>") TALKS("{{- begin }}", "", ABOVE, "index", " + ' [/INST]'", ""), NULL},
-        {"small-smollm2", CHAT_AUTO, "{\"a\": \"b\"}", NULL, "{\n  \"a\": \"b\",\n  \"eos_token_id\": [2]\n}\n"},
-        {"small-smollm2", CHAT_AUTO, "{\"eos_token_id\" : 0}", NULL, "{\n  \"eos_token_id\": [0, 2]\n}\n"}};
+        {&of_smollm2, CHAT_MISTRAL, NULL, SET("", "<|im_end|>") TALKS("{{- begin }}", "", ABOVE, "index", " + ' [/INST]'", ""), NULL},
+        {&of_smollm2, CHAT_AUTO, "{\"a\": \"b\"}", NULL, "{\n  \"a\": \"b\",\n  \"eos_token_id\": [2]\n}\n"},
+        {&of_smollm2, CHAT_AUTO, "{\"eos_token_id\" : 0}", NULL, "{\n  \"eos_token_id\": [0, 2]\n}\n"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        if (strcmp(cases[i].dir, "v3") != 0) copy_tokenizer(cases[i].dir, NULL);
-        put_text(in_base("tokenizer_config.json"), i >= 1 && i <= 4 ? "{\"eos_token\":\"<|end_of_text|>\"}" : "{\"eos_token\":\"</s>\"}");
-        if (strcmp(cases[i].dir, "small-smollm2") == 0) put_text(in_base("tokenizer_config.json"), "{\"eos_token\":\"<|im_end|>\"}");
         if (cases[i].before != NULL) put_text(in_base("generation_config.json"), cases[i].before);
-        Tokenizer *t = strcmp(cases[i].dir, "v3") == 0 ? load_v3() : tokenizer_load(base);
+        Tokenizer *t = load(cases[i].kind, NULL);
         const Chat chat = open_chat(t, cases[i].format);
         chat_export(&chat, t);
         const TokenizerFile *file = &t->files[FILE_TEMPLATE], *g = &t->files[FILE_GENERATION];
@@ -592,7 +535,7 @@ static void chat_exports(void) {
               "case %zu: %s", i, err.text);
         unlink(in_base("generation_config.json"));
     }
-    Tokenizer *t = load_template("small-smollm2", IN_CONFIG, TURNS);
+    Tokenizer *t = load_with(&of_smollm2, IN_CONFIG, TURNS, NULL);
     const Chat chat = open_chat(t, CHAT_AUTO);
     chat_export(&chat, t);
     CHECK(t->files[FILE_TEMPLATE].text == NULL && t->files[FILE_GENERATION].text == NULL, "a model with a template");
@@ -611,7 +554,7 @@ static void chat_rows(void) {
         {N + 5, 0, N - 1, 7}, {N - 1, 0, N - 1, 7}, {N - 2, 0, N - 2, 6}, {N - 4, 0, P + 3, 4},
         {P + 4, 0, P + 3, 4}, {P + 3, 0, P + 3, 4}, {P + 2, 1, P + 2, 4}, {4, P - 1, 4, 4},
         {2, P - 1, 2, 2}};
-    Tokenizer *t = fixture_tokenizer("small-llama3");
+    Tokenizer *t = load(&of_llama3, NULL);
     Task task = parse_lines(t, TALK, CHAT_AUTO);
     CHECK(task.chat.format != NULL && task.longest == N - 1 && task.pieces == 2 && piece_tokens(&task, 0) == P,
           "%zu", task.longest);
@@ -670,7 +613,7 @@ static void chat_forms(void) {
                       MESSAGE("user", "a\\nb") "," MESSAGE("assistant", "No."));
     const char *const same[][2] = {{talk, shared}, {asked, alpaca}, {asked, plain},
                                    {LINE(USER "," KING), first}};
-    Tokenizer *t = fixture_tokenizer("small-llama3");
+    Tokenizer *t = load(&of_llama3, NULL);
     char text[2048];
     for (size_t i = 0; i < COUNT_OF(same); i++) {
         const Task a = parse_lines(t, same[i][0], CHAT_AUTO), b = parse_lines(t, same[i][1], CHAT_AUTO);
@@ -752,7 +695,7 @@ static void chat_bad_lines(void) {
         {"{\"messages\":[" USER "," KING "],\"text\":\"x\"}", "no others of these"},
         {"{\"messages\":[" USER "," KING "],\"system\":\"Be brief.\"}", "it has \"system\", which is not"},
         {"{\"messages\":[" USER "," KING "],\"tools\":[{}]}", "it has \"tools\""}};
-    Tokenizer *t = fixture_tokenizer("small-llama3"), *v1 = fixture_tokenizer("small-llama2");
+    Tokenizer *t = load(&of_llama3, NULL), *v1 = load(&of_llama2, NULL);
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         char text[1024];
         snprintf(text, sizeof text, "{\"text\":\"The king\"}\n%s\n", bad[i].line);
@@ -799,9 +742,8 @@ static void chat_published(void) {
 }
 
 int main(void) {
-    snprintf(fixtures, sizeof fixtures, TEST_FIXTURES "/tokenizer");
-    snprintf(base, sizeof base, "/tmp/tide_chat_XXXXXX");
-    if (mkdtemp(base) == NULL) { perror(base); return 1; }
+    base_new("chat");
+    ranks.rank = 1;  // which prints no warnings
     RUN(chat_ids);
     RUN(chat_templates);
     RUN(chat_published_templates);

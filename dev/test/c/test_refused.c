@@ -143,6 +143,12 @@ static void try_beside(const char *folder, const char *bytes, size_t n) {
     load_tokenizer(folder);
 }
 
+static void try_folder(const char *bytes, size_t n) {
+    remove_tree(in_base("folder"));
+    make_directories(in_base("folder"));
+    try_beside("folder", bytes, n);
+}
+
 static void try_beside_vocab(const char *bytes, size_t n) { try_beside("vocab", bytes, n); }
 static void try_beside_llama3(const char *bytes, size_t n) { try_beside("llama3", bytes, n); }
 
@@ -183,6 +189,7 @@ static const struct {
     {"small-llama3", NULL, try_llama3},
     {"small-smollm2", NULL, try_smollm2},
     {"vocab", "test/", try_vocab},
+    {"folder", NULL, try_folder},
     {"beside vocab", NULL, try_beside_vocab},
     {"beside llama3", NULL, try_beside_llama3},
 };

@@ -49,38 +49,44 @@ static void task_reads(void) {
     CHECK(task_is(&t, 0, "\2a", 0) && task_is(&t, 1, "\2bc", 1) && t.longest == 3, "with a first token");
 }
 
-static void task_vocabulary(void) {
-    const char *text = "a\t0\nz\t1";
-    CHECK(DIES_WITH("line 2 has token 122", parse_with(text, "-|+", "", bytes, -1, 'z')), "z");
-    CHECK(parse_with(text, "-|+", "", bytes, -1, 'z' + 1).count == 2, "just enough");
-    CHECK(DIES_WITH("--labels has token 122", parse_with(text, "a|z", "", bytes, -1, 'z')), "z");
-    CHECK(DIES_WITH("begin with token 122", parse_with(text, "a|b", "", bytes, 'z', 'z')), "z");
-}
-
-static Task words(const char *labels, const char *template_text, const Tokenizer *tok) {
-    return parse_with("a\t0", labels, template_text, tok, -1, 1000);
-}
-
-static void task_label_words(void) {
-    static const struct { bool merged; const char *labels, *template_text, *says; } bad[] = {
-        {false, "-", "", "at least two"},
-        {false, "", "", "a word is empty"},
-        {false, "-||+", "", "a word is empty"},
-        {false, "-|+|-", "", "'-' is there twice"},
-        {false, "0|1|2|3|4|5|6|7|8|9|a|b|c|d|e|f|g", "", "more than 16"},
-        {true, " great| bad| great", " It was", "' great' is there twice"},
-        {true, "b|g", "It was ", "'b' is no token of its own behind the template 'It was '"},
-        {true, "b|c", "It  ", "'b' is no token of its own"},  // "It" "  ", but "It" " " " b"
-        {true, "e|s", "r", "'e' is no token of its own behind the template 'r'"}};
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        const Tokenizer *tok = bad[i].merged ? merged : bytes;
-        CHECK(DIES_WITH(bad[i].says, words(bad[i].labels, bad[i].template_text, tok)), "%s",
-              bad[i].labels);
-    }
-    Task t = words(" great| b", " It was", merged);
+// Labels, which are refused as they stand; tokens that the model does not know, up to token 'z'.
+static void task_refuses(void) {
+    enum { V = 'z' };
+    static const char all[] = "0|1|2|3|4|5|6|7|8|9|a|b|c|d|e|f|g";
+    Tokenizer ends = *bytes;
+    ends.eot = '~';
+    const struct {
+        const char *text, *labels, *template_text;
+        const Tokenizer *tok;
+        int32_t first_token;
+        size_t vocab;
+        const char *says;
+    } bad[] = {
+        {"a\t0", "-", "", bytes, -1, 256, "at least two"},
+        {"a\t0", "", "", bytes, -1, 256, "a word is empty"},
+        {"a\t0", "-||+", "", bytes, -1, 256, "a word is empty"},
+        {"a\t0", "-|+|-", "", bytes, -1, 256, "'-' is there twice"},
+        {"a\t0", all, "", bytes, -1, 256, "more than 16"},
+        {"a\t0", " great| bad| great", " It was", merged, -1, 1000, "' great' is there twice"},
+        {"a\t0", "b|g", "It was ", merged, -1, 1000,
+         "'b' is no token of its own behind the template 'It was '"},
+        {"a\t0", "b|c", "It  ", merged, -1, 1000,  // "It" "  ", but "It" " " " b"
+         "'b' is no token of its own"},
+        {"a\t0", "e|s", "r", merged, -1, 1000,
+         "'e' is no token of its own behind the template 'r'"},
+        {"a\t0\nz\t1", "-|+", "", bytes, -1, V, "line 2 has token 122"},
+        {"a\t0\nz\t1", "a|z", "", bytes, -1, V, "--labels has token 122"},
+        {"a\t0\nz\t1", "a|b", "", bytes, V, V, "begin with token 122"},
+        {"{\"text\":\"ab\"}\n{\"text\":\"az\"}", NULL, NULL, bytes, -1, V, "line 2 has token 122"},
+        {"{\"text\":\"ab\"}", NULL, NULL, &ends, -1, '~', "line 1 has token 126"}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        CHECK(DIES_WITH(bad[i].says, parse_with(bad[i].text, bad[i].labels, bad[i].template_text,
+              bad[i].tok, bad[i].first_token, bad[i].vocab)), "row %zu", i);
+    CHECK(parse_with("a\t0\nz\t1", "-|+", "", bytes, -1, V + 1).count == 2, "just enough");
+    Task t = parse_with("a\t0", " great| b", " It was", merged, -1, 1000);
     CHECK(t.word[0] == SPACE_GREAT && t.word[1] == SPACE_B, "%d %d", t.word[0], t.word[1]);
-    // where the last label, number 15, is used, and 16 is not there
-    const char *sixteen = "0|1|2|3|4|5|6|7|8|9|a|b|c|d|e|f";
+    // the last label, number 15, and 16, which is not there
+    char *sixteen = strndup(all, sizeof all - 3);
     t = parse_with("a\t15", sixteen, " = ", bytes, -1, 256);
     CHECK(t.labels == 16 && t.word[15] == 'f' && t.label[0] == 15, "%d labels", t.labels);
     CHECK(DIES_WITH("0 to 15", parse_with("a\t16", sixteen, "", bytes, -1, 256)), "16 of 16");
@@ -99,9 +105,7 @@ static Task open_file(const char *path) {
 
 static void task_files(void) {
     const char *path = in_base("a.tsv");
-    FILE *f = fopen(path, "wb");
-    CHECK(f != NULL && fputs("sentence\tlabel\ngood\t1\nbad\t0\nbroken\n", f) >= 0, "write");
-    fclose(f);
+    put_text(path, "sentence\tlabel\ngood\t1\nbad\t0\nbroken\n");
     CHECK(DIES_WITH("a.tsv, line 4: not", open_file(path)), "a bad line");
     CHECK(truncate(path, 15 + 7 + 6) == 0, "truncate");
     const Task t = open_file(path);
@@ -118,10 +122,8 @@ static void task_files(void) {
         {"a.jsonl", "no JSON", true}, {"a.json", "[\"a\"]", false}, {"a.txt", "A {\"", false},
         {"a.json", "", false}, {"a", "{ 1, 2 }", false}};
     for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
-        char name[PATH_MAX];
-        path_join(name, base, named[i].name);
-        f = fopen(name, "wb");
-        CHECK(f != NULL && fputs(named[i].text, f) >= 0 && fclose(f) == 0, "write");
+        const char *name = in_base(named[i].name);
+        put_text(name, named[i].text);
         CHECK(path_is_examples(name) == named[i].examples, "%s: %s", named[i].name, named[i].text);
         unlink(name);
     }
@@ -164,11 +166,7 @@ static void task_long_labels(void) {
     CHECK(task_hash(&t) != task_hash(&last), "other choices are other data");
 }
 
-static Task json_with(const char *text, const Tokenizer *tok, int32_t first_token) {
-    return task_parse("f.jsonl", strdup(text), NULL, NULL, tok, first_token, 300, CHAT_AUTO, false);
-}
-
-static Task json(const char *text) { return json_with(text, bytes, -1); }
+static Task json(const char *text) { return parse_with(text, NULL, NULL, bytes, -1, 300); }
 
 static void task_json_lines(void) {
     enum { T = 9 };
@@ -191,15 +189,15 @@ static void task_json_lines(void) {
     CHECK(are(in[3], "xy") && are(to[3], "yz"), "without a prompt");
     Tokenizer ends = *bytes;
     ends.eot = 3;  // as if there were one
-    t = json_with(lines, &ends, 257);
+    t = parse_with(lines, NULL, NULL, &ends, 257, 300);
     CHECK(t.first_token == 257 && t.longest == 8, "longest %zu", t.longest);
     CHECK(task_row(&t, 0, 0, T, in[0], to[0]) == 5 && in[0][0] == 257 && are(to[0], "..cd")
           && to[0][4] == 3, "a completion with both ends");
     CHECK(task_row(&t, 1, 0, T, in[0], to[0]) == 5 && in[0][0] == 257 && are(to[0], "a\n\xc3\xa9")
           && to[0][4] == 3, "a text with both ends");
     CHECK(task_row(&t, 2, 0, T, in[0], to[0]) == 5 && are(to[0], "....3"), "a choice has none");
-    const Task one = json_with("{\"text\": \"a\"}", &ends, -1);
-    CHECK(one.longest == 1, "a token and the end of text");
+    t = parse_with("{\"text\": \"a\"}", NULL, NULL, &ends, -1, 300);
+    CHECK(t.longest == 1, "a token and the end of text");
 }
 
 // In the style of SentencePiece a text is given a space in front, but not the part behind a prompt.
@@ -217,8 +215,7 @@ static void task_spaces(void) {
         {"{\"prompt\": \"\", \"completion\": \"<s>king\"}", "", " king"}};
     const Tokenizer *tok = tokenizer_load(TEST_FIXTURES "/tokenizer/small-llama2");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const Task t = task_parse("f.jsonl", strdup(cases[i].line), NULL, NULL, tok, tok->bos,
-                                  2005, CHAT_AUTO, false);
+        const Task t = parse_with(cases[i].line, NULL, NULL, tok, tok->bos, 2005);
         const int32_t *end = t.tokens + t.first[t.pieces];
         CHECK(t.tokens[0] == 1, "no <s>, but %d", t.tokens[0]);
         CHECK(end[-1] != 2 || end[-2] != 2, "%s: two </s>", cases[i].line);
@@ -234,16 +231,6 @@ static void task_spaces(void) {
                   cases[i].line, text);
         }
     }
-}
-
-static void task_json_vocabulary(void) {
-    CHECK(DIES_WITH("line 2 has token 122", task_parse("f", strdup("{\"text\":\"ab\"}\n{\"text\":"
-          "\"az\"}"), NULL, NULL, bytes, -1, 'z', CHAT_AUTO, false)),
-          "z");
-    Tokenizer ends = *bytes;
-    ends.eot = '~';
-    CHECK(DIES_WITH("line 1 has token 126", task_parse("f", strdup("{\"text\":\"ab\"}"), NULL, NULL,
-          &ends, -1, '~', CHAT_AUTO, false)), "end of text");
 }
 
 // What is longer than a row: the prompt's front goes, but not the first token; then the choice's
@@ -269,7 +256,7 @@ static void task_cuts(void) {
         const TaskSum sum = task_sum(&t, T);
         CHECK(sum.cut == (full > T) && sum.inputs == n && sum.targets == trained
               && task_targets(&t, 1, 0, 1, T) == trained, "case %zu: sums", i);
-        t = json_with(line, bytes, 42);
+        t = parse_with(line, NULL, NULL, bytes, 42, 300);
         task_row(&t, 0, 0, T, in, to);
         CHECK(in[0] == 42, "case %zu: the first token is %d", i, in[0]);
     }
@@ -342,78 +329,54 @@ static Task numbered_rows(size_t n, int32_t first_token) {
     return parse_with(text, "-|+", "", bytes, first_token, 256);
 }
 
+// Evaluation takes the examples as they are in the file, also across the end of an epoch, and far
+// behind it.
 static void task_batches_in_order(void) {
     enum { T = 4 };
-    Task t = numbered_rows(6, -1), first = numbered_rows(6, 2);
+    static const struct { int32_t first; uint64_t at; const char *rows[6]; } cases[] = {
+        {-1, 0, {"a___", "bb__", "ccc_", "dddd", "eeee", "ffff"}},
+        {'^', 0, {"^a__", "^bb_", "^ccc", "^ddd", "^eee", "^fff"}},
+        {-1, 4, {"eeee", "ffff", "a___", "bb__", "ccc_", "dddd"}},
+        {-1, (uint64_t)6 << 50, {"a___", "bb__", "ccc_", "dddd", "eeee", "ffff"}}};
     int32_t in[6][T], where[6][2];
-    memset(in, 0xff, sizeof in);
-    task_batch(&t, 1, false, 0, 6, T, &in[0][0], &where[0][0], NULL);
-    static const char rows[6][T] = {"a\0\0", "bb\0", "ccc", "dddd", "eeee", "ffff"};
-    static const char last[6][T] = {"\2a\0", "\2bb", "\2ccc", "\2ddd", "\2eee", "\2fff"};
-    for (int b = 0; b < 6; b++) {
-        for (int k = 0; k < T; k++) CHECK(in[b][k] == rows[b][k], "row %d: %d", b, in[b][k]);
-        CHECK(where[b][0] == (b < 3 ? b : 3) && where[b][1] == b % 2, "row %d: last token %d, "
-              "label %d", b, where[b][0], where[b][1]);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const Task t = numbered_rows(6, cases[i].first);
+        memset(in, 0xff, sizeof in);
+        task_batch(&t, 1, false, cases[i].at, 6, T, &in[0][0], &where[0][0], NULL);
+        for (int b = 0; b < 6; b++) {
+            const int last = (int)strcspn(cases[i].rows[b], "_") - 1;
+            const int label = (int)((cases[i].at + (uint64_t)b) % 6 % 2);
+            CHECK(are(in[b], cases[i].rows[b]) && where[b][0] == last && where[b][1] == label,
+                  "case %zu, row %d: last token %d, label %d", i, b, where[b][0], where[b][1]);
+        }
     }
-    task_batch(&first, 1, false, 0, 6, T, &in[0][0], &where[0][0], NULL);
-    for (int b = 0; b < 6; b++) {
-        for (int k = 0; k < T; k++) CHECK(in[b][k] == last[b][k], "row %d: %d", b, in[b][k]);
-        CHECK(where[b][0] == (b < 2 ? b + 1 : 3), "row %d: last token %d", b, where[b][0]);
-    }
-    // across the end of an epoch, and far behind it
-    task_batch(&t, 1, false, 4, 6, T, &in[0][0], &where[0][0], NULL);
-    for (int b = 0; b < 6; b++) CHECK(in[b][0] == 'a' + (b + 4) % 6, "row %d: %d", b, in[b][0]);
-    task_batch(&t, 1, false, (uint64_t)6 << 50, 2, T, &in[0][0], &where[0][0], NULL);
-    CHECK(in[0][0] == 'a' && in[1][0] == 'b', "position 6 * 2^50");
     // the front goes, the end stays
     const Task one = parse_task("abcdef\t1");
     task_batch(&one, 1, true, 7, 1, T, &in[0][0], &where[0][0], NULL);
-    CHECK(in[0][0] == 'f' && in[0][1] == ' ' && in[0][2] == '=' && in[0][3] == ' ', "its end");
+    CHECK(are(in[0], "f = "), "its end");
 }
 
+// Training takes the examples in the order of the epoch (test_data.c holds what that is), from any
+// position, in any portions.
 static void task_shuffles(void) {
     enum { N = 25, T = 30, EPOCHS = 3 };
     Task t = numbered_rows(N, -1);
-    static int32_t in[N * EPOCHS][T], again[7][T], other[N][T];
-    int32_t where[N * EPOCHS][2], where_again[7][2];
-    task_batch(&t, 5, true, 0, N * EPOCHS, T, &in[0][0], &where[0][0], NULL);
-    int orders[EPOCHS] = {0}, moved = 0;
-    for (int e = 0; e < EPOCHS; e++) {
-        int seen[N] = {0};
-        for (int i = 0; i < N; i++) {
-            const int b = e * N + i, which = in[b][0] - 'a';
-            CHECK(which >= 0 && which < N, "row %d", b);
-            seen[which]++;
-            CHECK(where[b][0] == which && where[b][1] == which % 2 && in[b][which] == 'a' + which
-                  && in[b][which + 1] == 0, "row %d: %d", b, where[b][0]);
-            orders[e] += which == in[i][0] - 'a';
-            moved += which != i;
+    for (uint64_t at = 0; at < N * EPOCHS; at += 3) {
+        int32_t in[7][T], where[7][2];
+        task_batch(&t, 5, true, at, 7, T, &in[0][0], &where[0][0], NULL);
+        for (uint64_t b = 0; b < 7; b++) {
+            uint64_t phase;
+            const int which = (int)epoch_index(5, at + b, N, &phase);
+            CHECK(in[b][0] == 'a' + which && in[b][which] == 'a' + which && in[b][which + 1] == 0
+                  && where[b][0] == which && where[b][1] == which % 2, "position %d: %d, not %d",
+                  (int)(at + b), in[b][0], 'a' + which);
         }
-        for (int i = 0; i < N; i++) CHECK(seen[i] == 1, "%d: %d times in epoch %d", i, seen[i], e);
     }
-    CHECK(orders[0] == N && orders[1] < N / 2 && orders[2] < N / 2, "same order in every epoch");
-    CHECK(moved > EPOCHS * N / 2, "%d moved", moved);
-    // the same from any position, in any portions
-    for (uint64_t at = 0; at + 7 <= N * EPOCHS; at += 3) {
-        task_batch(&t, 5, true, at, 7, T, &again[0][0], &where_again[0][0], NULL);
-        CHECK(memcmp(again, in[at], sizeof again) == 0
-              && memcmp(where_again, where[at], sizeof where_again) == 0, "position %d", (int)at);
-    }
-    task_batch(&t, 6, true, 0, N, T, &other[0][0], &where[0][0], NULL);
-    int equal = 0;
-    for (int i = 0; i < N; i++) equal += other[i][0] == in[i][0];
-    CHECK(equal < N / 2, "seed 6 has the order of seed 5");
-    task_batch(&t, 5, true, ((uint64_t)1 << 32) * N, N, T, &other[0][0], &where[0][0], NULL);
-    equal = 0;
-    for (int i = 0; i < N; i++) equal += other[i][0] == in[i][0];
-    CHECK(equal < N / 2, "epoch 2^32 has the order of epoch 0");
 }
 
 static void task_splits(void) {
     Task all = numbered_rows(10, -1), train, val;
-    static const size_t cases[] = {0, 3, 10};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const size_t held = cases[i];
+    for (size_t held = 0; held <= 10; held += 5) {
         train = task_view(&all, 0, 10 - held);
         val = task_view(&all, 10 - held, 10);
         CHECK(train.count == 10 - held && val.count == held, "%zu", val.count);
@@ -431,18 +394,15 @@ static void task_splits(void) {
 int main(void) {
     static const char merges[] = "\xc4\xa0 g\nr e\na t\n\xc4\xa0g re\n\xc4\xa0gre at\ng r\n"
                                  "\xc4\xa0 b\n\xc4\xa0 \xc4\xa0\n";
-    snprintf(base, sizeof base, "/tmp/tide_task_XXXXXX");
-    if (mkdtemp(base) == NULL) { perror(base); return 1; }
+    base_new("task");
     bytes = tokenizer_bytes();
     merged = tokenizer_of_merges(merges);
     RUN(task_reads);
-    RUN(task_vocabulary);
-    RUN(task_label_words);
+    RUN(task_refuses);
     RUN(task_joins);
     RUN(task_long_labels);
     RUN(task_json_lines);
     RUN(task_spaces);
-    RUN(task_json_vocabulary);
     RUN(task_cuts);
     RUN(task_packs);
     RUN(task_files);
