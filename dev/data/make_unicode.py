@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes tide/files/unicode.h: which code points GPT-2's split expression calls letters, numbers, white space;
-and tide/files/unicode_nfc.h: what canonical composition (NFC) needs.
+"""Writes tide/files/unicode.h: which code points the split expressions call letters, numbers, white space, capital
+and small letters, and marks; and tide/files/unicode_nfc.h: what canonical composition (NFC) needs.
 
     python3 dev/data/make_unicode.py > tide/files/unicode.h
     python3 dev/data/make_unicode.py nfc > tide/files/unicode_nfc.h
@@ -16,35 +16,26 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
 UNICODE = "16.0.0"  # what tokenizers 0.23 was built with; the check below needs the same version
-OTHER, LETTER, NUMBER, SPACE = range(4)
+OTHER, LETTER, NUMBER, SPACE, UPPER, LOWER, MARK = range(7)
 
 HEAD = '''\
-// unicode.h: letters, numbers and white space as GPT-2's split expression means them:
-// \\p{L}, \\p{N} and \\s in Unicode %(unicode)s, as Hugging Face tokenizers %(version)s has it.
+// unicode.h: letters, numbers, white space, cases and marks as split expressions mean them: \\p{L},
+// \\p{N}, \\s, \\p{M} .. in Unicode %(unicode)s, as Hugging Face tokenizers %(version)s has it.
 // Written by dev/data/make_unicode.py; do not edit.
 #ifndef TIDE_UNICODE_H
 #define TIDE_UNICODE_H
 #include "../base/util.h"
 
-enum { UNICODE_OTHER, UNICODE_LETTER, UNICODE_NUMBER, UNICODE_SPACE };
+// Classes. In ranges there are three more, whose class is that of letters (Lu and Lt, Ll) and OTHER.
+enum { UNICODE_OTHER, UNICODE_LETTER, UNICODE_NUMBER, UNICODE_SPACE,
+       UNICODE_UPPER, UNICODE_LOWER, UNICODE_MARK };
 
-// Where the class changes, ascending: the first code point of a range * 4 + the class of the range.
+// Where this changes, ascending: the first code point of a range * 8 + the number of the range.
 static const uint32_t unicode_ranges[%(count)d] = {
 '''
 
 TAIL = '''\
 };
-
-// The class of a code point: that of the last range that starts at or before it.
-static inline int unicode_class(uint32_t point) {
-    size_t low = 0, high = sizeof unicode_ranges / sizeof unicode_ranges[0];
-    while (high - low > 1) {
-        size_t middle = (low + high) / 2;
-        if (unicode_ranges[middle] >> 2 <= point) low = middle;
-        else high = middle;
-    }
-    return (int)(unicode_ranges[low] & 3);
-}
 
 // Numeric code points of the pre-tokenizer Digits that are none here: first, last, first, last ..
 static const uint32_t unicode_digits[%(digits)d] = {%(digit_ranges)s};
@@ -145,6 +136,12 @@ def ranges(numbers):
     return ends
 
 
+def members(expression):
+    """The code points that a character class of the library's regular expressions contains."""
+    cut = pre_tokenizers.Split(tokenizers.Regex(expression), "isolated").pre_tokenize_str
+    return {p for p in points() if len(cut("!" + chr(p) + "!")) == 3}
+
+
 def write_classes():
     classes = [classify(point) for point in range(0x110000)]
     check(classes)
@@ -153,10 +150,16 @@ def write_classes():
     if not {p for p in points() if classes[p] == NUMBER} <= numeric:
         sys.exit("a number that is not numeric")
     more = ranges(p for p in numeric if classes[p] != NUMBER)
+    for kind, expression, of in ((UPPER, r"[\p{Lu}\p{Lt}]", LETTER), (LOWER, r"\p{Ll}", LETTER),
+                                 (MARK, r"\p{M}", OTHER)):
+        for p in members(expression) - set(range(0xE0100, 0xE01F0)):  # word_bits() has these marks
+            if classes[p] != of:
+                sys.exit(f"U+{p:04X}: class {classes[p]}, but it is in {expression}")
+            classes[p] = kind
     starts = [p for p in range(0x110000) if p == 0 or classes[p] != classes[p - 1]]
     sys.stdout.write(HEAD % {"unicode": UNICODE, "version": tokenizers.__version__,
                              "count": len(starts)})
-    write_items(f"{p * 4 + classes[p]:#x}," for p in starts)
+    write_items(f"{p * 8 + classes[p]:#x}," for p in starts)
     sys.stdout.write(TAIL % {"digits": len(more), "digit_ranges": ", ".join(map(hex, more))})
 
 

@@ -224,18 +224,20 @@ static void write_llama3(ChatWriter *w, const ChatMessage *m) {
 }
 
 // Mistral's: [INST] S\n\nU[/INST] A</s>, with the system message in the first or the last user's
-// turn, or [SYSTEM_PROMPT] S[/SYSTEM_PROMPT] in front. The oldest have a space before [/INST].
+// turn, or [SYSTEM_PROMPT] S[/SYSTEM_PROMPT] in front. The oldest have a space before [/INST], those
+// with Tekken none at all.
 static void write_mistral(ChatWriter *w, const ChatMessage *m) {
-    const bool first = (w->chat->format->rules & CHAT_FIRST) != 0;
+    const int rules = w->chat->format->rules;
+    const char *space = rules & CHAT_SPACED ? " " : "";
     if (m->role == CHAT_ASSISTANT) {
-        chat_text(w, m, " ", "</s>");
+        chat_text(w, m, space, "</s>");
     } else if (m->role == CHAT_SYSTEM) {
-        chat_put(w, "[SYSTEM_PROMPT] ");
+        chat_put(w, "[SYSTEM_PROMPT]%s", space);
         chat_text(w, m, "", "[/SYSTEM_PROMPT]");
     } else {
-        chat_put(w, "[INST] ");
+        chat_put(w, "[INST]%s", space);
         if (m == w->carrier) chat_text(w, w->system, "", "\n\n");
-        chat_text(w, m, "", first ? " [/INST]" : "[/INST]");
+        chat_text(w, m, "", rules & CHAT_FIRST ? " [/INST]" : "[/INST]");
     }
 }
 
@@ -304,9 +306,18 @@ static const ChatFormat chat_formats[] = {  // in the order of their numbers
     {.name = "qwen3", .write = write_qwen3,
      .marks = {"<|im_start|>", "<|im_end|>", "\n</think>\n\n", "!assistant\n<think>"},
      .tools = "'\n<tool_response>\n'", .tokens = {"<|im_end|>", "<|im_start|>"}},
+    {.name = "mistral-nemo", .write = write_mistral, .rules = CHAT_TURNS,
+     .marks = {"'[INST]' + message['content'] + '[/INST]'", " message['content'] + eos_token",
+               "system_message + '\n\n' + message['content']", "!' ' + message['content']",
+               "![SYSTEM_PROMPT]"},
+     .tokens = {"</s>", "[INST]", "[/INST]"}},
     {.name = "mistral-v7", .write = write_mistral, .rules = CHAT_SPACED,
      .marks = {"'[INST] ' + message['content'] + '[/INST]'", "' ' + message['content'] + eos_token",
                "'[SYSTEM_PROMPT] ' + message['content'] + '[/SYSTEM_PROMPT]'"},
+     .tokens = {"</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}},
+    {.name = "mistral-v7-tekken", .write = write_mistral,
+     .marks = {"'[INST]' + message['content'] + '[/INST]'", " message['content'] + eos_token",
+               "'[SYSTEM_PROMPT]' + ", "!' ' + message['content']", "![THINK]"},
      .tokens = {"</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}},
     {.name = "zephyr", .write = write_zephyr, .rules = CHAT_BARE,
      .marks = {"'<|user|>\n' + message['content'] + eos_token }}\n",
@@ -563,8 +574,9 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
     ChatWriter w = {.chat = chat, .first = m + given, .end = m + n};
     if (chat->system != NULL) own.n = strlen(chat->system);
     if (given || chat->system != NULL) w.system = given ? m : &own;
-    // in a user's turn, an empty system message is none
-    const bool carried = (f->rules & CHAT_TURNS) && w.system != NULL && w.system->n > 0;
+    // in a user's turn, an empty system message is none, but where there are no spaces
+    const bool carried = (f->rules & CHAT_TURNS) && w.system != NULL
+                      && (w.system->n > 0 || !(f->rules & CHAT_SPACED));
     for (m = w.first; carried && m < w.end; m++)
         if (m->role == CHAT_USER && (w.carrier == NULL || !(f->rules & CHAT_FIRST))) w.carrier = m;
     if (chat->begin >= 0 && !(f->rules & CHAT_BARE)) chat_token(&w, chat->begin);

@@ -196,8 +196,8 @@ static bool read_part(PartReader *r, const char *name, const char *list) {
             if (json_is(json_get(pattern, "Regex"), word_rules[rule].expression))
                 r->t->rule = &word_rules[rule];
         if (known_steps[k].step == STEP_SPLIT && r->t->rule == NULL)
-            return part_refuse(r, name, "Split with an expression other than GPT-2's, Llama-3's or "
-                               "Qwen2's");
+            return part_refuse(r, name, "Split with an expression other than GPT-2's, Llama-3's, "
+                               "Qwen2's or Tekken's");
         if (known_steps[k].step == STEP_BYTES && json_flag(step, "use_regex", true) != 0)
             r->t->steps |= STEP_WORDS;
         r->t->steps |= known_steps[k].step;

@@ -1,18 +1,19 @@
 // words.h: a text cut into words, whose borders no token crosses.
 //
-//     word_rules            the expressions of GPT-2, Llama-3 and Qwen2, as a table
+//     word_rules            the expressions of GPT-2, Llama-3, Qwen2 and Tekken, as a table
 //     word_length()         of the first word of a text
 //     word_classes_make()   a class for every code point
 //     word_class()          that of the code point with which a text begins
 //
-// The three expressions try the same alternatives, in this order, at each place of a text:
+// The expressions try the same alternatives, in this order, at each place of a text:
 //     's|'t|'re|'ve|'m|'ll|'d     a contraction
 //      ?\p{L}+                    letters, and a character in front of them
 //      ?\p{N}+                    numbers
 //      ?[^\s\p{L}\p{N}]+          other characters
 //     \s+(?!\S)|\s+               white space, which leaves its last character to a word behind it
-// These are GPT-2's; a WordRule says how the newer ones differ. A byte that is not part of valid
-// UTF-8 counts as one code point that is no letter, no number and no white space.
+// These are GPT-2's; a WordRule says how the newer ones differ. Tekken's (Mistral Nemo and later)
+// has no contractions, and ends a word where a capital follows a small letter: word_cased(). A byte
+// that is not part of valid UTF-8 counts as one code point that is no letter, number or space.
 #ifndef TIDE_WORDS_H
 #define TIDE_WORDS_H
 #include "../base/util.h"
@@ -24,19 +25,23 @@ typedef struct {
     // Contractions may be in upper case. Any character may stand in front of letters, but CR, LF,
     // letters and numbers; no space in front of numbers. Other characters take the CR and LF behind
     // them; white space ends behind its last CR or LF.
-    bool newer;
+    bool newer, cased;              // cased: Tekken's; other characters take "/" behind them, too
     size_t max_number;              // numbers in one word
 } WordRule;
 
-enum { RULE_GPT2, RULE_LLAMA3, RULE_QWEN2, RULES };
-#define NEWER_WORDS(numbers) \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" numbers "|" \
-    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+enum { RULE_GPT2, RULE_LLAMA3, RULE_QWEN2, RULE_TEKKEN, RULES };
+#define NEWER_WORDS(letters, numbers, ends) \
+    letters "|" numbers "| ?[^\\s\\p{L}\\p{N}]+[" ends "]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define LETTERS "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+"
+#define CASED(upper, lower) "[^\\r\\n\\p{L}\\p{N}]?" \
+    "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]" upper "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]" lower
 static const WordRule word_rules[RULES] = {
     {"GPT-2's", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
-     "\\s+(?!\\S)|\\s+", false, SIZE_MAX},
-    {"Llama-3's", NEWER_WORDS("\\p{N}{1,3}"), true, 3},
-    {"Qwen2's", NEWER_WORDS("\\p{N}"), true, 1}};
+     "\\s+(?!\\S)|\\s+", false, false, SIZE_MAX},
+    {"Llama-3's", NEWER_WORDS(LETTERS, "\\p{N}{1,3}", "\\r\\n"), true, false, 3},
+    {"Qwen2's", NEWER_WORDS(LETTERS, "\\p{N}", "\\r\\n"), true, false, 1},
+    {"Tekken's", NEWER_WORDS(CASED("*", "+") "|" CASED("+", "*"), "\\p{N}", "\\r\\n/"),
+     true, true, 1}};
 
 // ---------------------------------------------------------------------------------------------
 // Classes of code points
@@ -45,6 +50,8 @@ enum {
     WORD_CLASS = 3,            // the bits of UNICODE_OTHER, UNICODE_LETTER, ..
     WORD_NUMERIC = 4,          // the pre-tokenizer Digits cuts it out
     WORD_COMPOSES = 8,         // it may change in NFC, or change the code point before it: nfc.h
+    WORD_UPPER = 16,           // not a small letter: a capital, a letter without case, or a mark
+    WORD_LOWER = 32,           // not a capital: a small letter, a letter without case, or a mark
     WORD_POINTS = 0x323b0,     // code points from here on are of class UNICODE_OTHER
     WORD_END = UNICODE_SPACE + 1  // no code point: the text ends
 };
@@ -58,13 +65,15 @@ static void word_mark(unsigned char *classes, const uint32_t *ranges, size_t n, 
 // Makes a table of the bits of each code point below WORD_POINTS: a search in ranges takes longer
 // than everything else.
 static unsigned char *word_classes_make(void) {
+    enum { LETTER = UNICODE_LETTER, BOTH = WORD_UPPER | WORD_LOWER };
+    static const unsigned char bits[UNICODE_MARK + 1] = {  // of the kinds in unicode_ranges
+        UNICODE_OTHER, LETTER | BOTH, UNICODE_NUMBER | WORD_NUMERIC, UNICODE_SPACE,
+        LETTER | WORD_UPPER, LETTER | WORD_LOWER, UNICODE_OTHER | BOTH};
     unsigned char *classes = ALLOC(unsigned char, WORD_POINTS, "classes of characters");
     const size_t ranges = sizeof unicode_ranges / sizeof unicode_ranges[0];
-    for (size_t i = 0; i + 1 < ranges; i++) {
-        const int kind = (int)(unicode_ranges[i] & 3);
-        memset(classes + (unicode_ranges[i] >> 2), kind | (kind == UNICODE_NUMBER) * WORD_NUMERIC,
-               (unicode_ranges[i + 1] >> 2) - (unicode_ranges[i] >> 2));
-    }
+    for (size_t i = 0; i + 1 < ranges; i++)
+        memset(classes + (unicode_ranges[i] >> 3), bits[unicode_ranges[i] & 7],
+               (unicode_ranges[i + 1] >> 3) - (unicode_ranges[i] >> 3));
     word_mark(classes, unicode_digits, sizeof unicode_digits / sizeof(uint32_t), WORD_NUMERIC);
     word_mark(classes, unicode_composing, sizeof unicode_composing / sizeof(uint32_t),
               WORD_COMPOSES);
@@ -79,6 +88,7 @@ static inline int word_bits(const unsigned char *classes, const char *s, size_t 
     const size_t used = utf8_decode(s, n, &c);
     if (used == 0) return UNICODE_OTHER;
     *length = used;
+    if (c >= 0xe0100 && c < 0xe01f0) return UNICODE_OTHER | WORD_UPPER | WORD_LOWER;  // marks
     return c < WORD_POINTS ? classes[c] : (int)UNICODE_OTHER;
 }
 
@@ -111,6 +121,21 @@ static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
     return rule->newer && n > 2 && memcmp(s + 1, "\xc5\xbf", 2) == 0 ? 3 : 0;
 }
 
+// Gives the end of a word of Tekken's that begins at `at`, or 0: letters that are not small, then at
+// least one that is no capital (small); or capitals alone. The first run gives letters back to the
+// second until that has one, as a regular expression does.
+static size_t word_cased(const unsigned char *classes, const char *s, size_t at, size_t n,
+                         bool small) {
+    size_t length, end = at, last = 0;  // last: behind the last one that is no capital
+    for (int bits, both = WORD_UPPER; end < n; end += length) {
+        bits = word_bits(classes, s + end, n - end, &length);
+        if (!(bits & WORD_UPPER)) both = WORD_LOWER;  // the second run has begun
+        if (!(bits & both)) break;
+        if (bits & WORD_LOWER) last = end + length;
+    }
+    return small ? last : end > at ? end : 0;
+}
+
 // Gives the length of the first word of a text of n > 0 bytes.
 static size_t word_length(const WordRule *rule, const unsigned char *classes, const char *s,
                           size_t n) {
@@ -118,18 +143,25 @@ static size_t word_length(const WordRule *rule, const unsigned char *classes, co
     const int kind = word_class(classes, s, n, &first);
     const int next = first < n ? word_class(classes, s + first, n - first, &second) : WORD_END;
     const bool space = s[0] == ' ';
-    const size_t contraction = s[0] == '\'' ? word_contraction(rule, s, n) : 0;
+    const size_t contraction = s[0] == '\'' && !rule->cased ? word_contraction(rule, s, n) : 0;
     if (contraction > 0) return contraction;
     const bool prefix = space || (rule->newer && kind != UNICODE_NUMBER && s[0] != '\r'
                                   && s[0] != '\n');
-    if (kind == UNICODE_LETTER || (next == UNICODE_LETTER && prefix))
+    for (int way = 0; rule->cased && way < 4; way++) {  // small or not; with a prefix or without
+        const bool leads = way % 2 == 0;
+        if (leads && (!prefix || kind == UNICODE_LETTER)) continue;
+        const size_t end = word_cased(classes, s, leads ? first : 0, n, way < 2);
+        if (end > 0) return end;
+    }
+    if (!rule->cased && (kind == UNICODE_LETTER || (next == UNICODE_LETTER && prefix)))
         return word_run(classes, s, first, n, UNICODE_LETTER, n);
     if (kind == UNICODE_NUMBER) return word_run(classes, s, 0, n, kind, rule->max_number);
     if (space && next == UNICODE_NUMBER && !rule->newer)
         return word_run(classes, s, 1, n, next, rule->max_number);
     if (kind == UNICODE_OTHER || (space && next == UNICODE_OTHER)) {
         size_t end = word_run(classes, s, first, n, UNICODE_OTHER, n);
-        while (rule->newer && end < n && (s[end] == '\r' || s[end] == '\n')) end++;
+        while (rule->newer && end < n
+               && (s[end] == '\r' || s[end] == '\n' || (rule->cased && s[end] == '/'))) end++;
         return end;
     }
     size_t end = 0, last = 0, line = 0;  // ends: of the white space, without its last character,
