@@ -17,5 +17,5 @@ said=$("$trainer" --data "$data" $model -- "$@" -- --steps 0 --eval-batches 1 2>
     || { echo "$said" >&2; exit 2; }
 [ ! -e "$out/.lock" ] || aside "$out" "$data" "$trainer"
 # shellcheck disable=SC2086
-exec "$trainer" --data "$data" --out "$out" $model --steps 1200 --eval-every 100 --save-every 300 \
-    --sample-every 400 --sample-tokens 400 -- "$@"
+exec "$trainer" --data "$data" --out "$out" $model --steps 1200 --log-every 10 --eval-every 100 \
+    --save-every 300 --sample-every 400 --sample-tokens 400 -- "$@"

@@ -121,11 +121,10 @@ static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
     return rule->newer && n > 2 && memcmp(s + 1, "\xc5\xbf", 2) == 0 ? 3 : 0;
 }
 
-// Gives the end of a word of Tekken's that begins at `at`, or 0: letters that are not small, then at
-// least one that is no capital (small); or capitals alone. The first run gives letters back to the
+// Gives the end of a word of Tekken's whose letters begin at `at`, or 0: letters that are not small,
+// then at least one that is no capital, or capitals alone. The first run gives letters back to the
 // second until that has one, as a regular expression does.
-static size_t word_cased(const unsigned char *classes, const char *s, size_t at, size_t n,
-                         bool small) {
+static size_t word_cased(const unsigned char *classes, const char *s, size_t at, size_t n) {
     size_t length, end = at, last = 0;  // last: behind the last one that is no capital
     for (int bits, both = WORD_UPPER; end < n; end += length) {
         bits = word_bits(classes, s + end, n - end, &length);
@@ -133,24 +132,23 @@ static size_t word_cased(const unsigned char *classes, const char *s, size_t at,
         if (!(bits & both)) break;
         if (bits & WORD_LOWER) last = end + length;
     }
-    return small ? last : end > at ? end : 0;
+    return last > 0 ? last : end > at ? end : 0;
 }
 
 // Gives the length of the first word of a text of n > 0 bytes.
 static size_t word_length(const WordRule *rule, const unsigned char *classes, const char *s,
                           size_t n) {
     size_t first, second = 0;
-    const int kind = word_class(classes, s, n, &first);
+    const int bits = word_bits(classes, s, n, &first), kind = bits & WORD_CLASS;
     const int next = first < n ? word_class(classes, s + first, n - first, &second) : WORD_END;
     const bool space = s[0] == ' ';
     const size_t contraction = s[0] == '\'' && !rule->cased ? word_contraction(rule, s, n) : 0;
     if (contraction > 0) return contraction;
     const bool prefix = space || (rule->newer && kind != UNICODE_NUMBER && s[0] != '\r'
                                   && s[0] != '\n');
-    for (int way = 0; rule->cased && way < 4; way++) {  // small or not; with a prefix or without
-        const bool leads = way % 2 == 0;
-        if (leads && (!prefix || kind == UNICODE_LETTER)) continue;
-        const size_t end = word_cased(classes, s, leads ? first : 0, n, way < 2);
+    if (rule->cased) {  // a mark in front is taken for a letter: the word is the same
+        const bool leads = prefix && !(bits & (WORD_UPPER | WORD_LOWER));
+        const size_t end = word_cased(classes, s, leads ? first : 0, n);
         if (end > 0) return end;
     }
     if (!rule->cased && (kind == UNICODE_LETTER || (next == UNICODE_LETTER && prefix)))

@@ -364,23 +364,8 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
                g->choice.sum_on_host ? "host" : "GPU");
 }
 
-static void gpt2_allocate(GPT2 *g) {
-    Buffer list[MAX_BUFFERS];
-    const size_t N = g->max_B * g->max_T, segments = (size_t)g->segments;
-    const int buffers = gpt2_buffers(g, list);
-    matmul_open(&g->lt);
-    if (gpt2_bytes(g, true) > 0 && g->host.stream == NULL)
-        host_queue_open(&g->host, g->host_threads);
-    owner_begin(&g->owner);
-    for (const Buffer *b = list; b < list + buffers; b++) {
-        if (b->pointer == NULL) continue;  // memory that is somebody else's
-        void *p = b->kind == BUFFER_HOST ? host_alloc(&g->host, b->bytes, b->purpose)
-                                         : gpu_alloc(b->bytes, b->purpose);
-        if (b->kind == BUFFER_ZERO && rehearsal == NULL) CUDA(cudaMemset(p, 0, b->bytes));
-        buffer_set(b, p);
-    }
-    if (!g->training && g->state_bytes[PIECE_RESIDENT][0] > 0)  // only to load from, and to save
-        g->state[0] = owner_add(free, ALLOC(uint16_t, g->table.elements, "parameters"));
+// Makes the streams, and the events that order their work.
+static void streams_make(GPT2 *g) {
     // Short kernels that other streams wait for are urgent: blocks of products fill the GPU.
     g->compute = stream_make("compute", false);
     g->sums = stream_make("sums", true);
@@ -395,11 +380,30 @@ static void gpt2_allocate(GPT2 *g) {
     cudaEvent_t **const events[] = {&g->grad_arrived, &g->updated, &g->returned};
     Rooms *const rooms[] = {&g->grad_rooms, &g->weight_rooms, &g->slots, &g->landings,
                             &g->input_rooms};
-    for (cudaEvent_t **e : events) *e = events_make(segments);
+    for (cudaEvent_t **e : events) *e = events_make((size_t)g->segments);
     for (Rooms *r : rooms) rooms_make(r);
-    g->tenant = (int *)owner_add(free, ALLOC(int, segments, "rooms"));
     event_make(&g->handover, false);
     event_make(&g->step_left, g->offloaded);
+}
+
+static void gpt2_allocate(GPT2 *g) {
+    Buffer list[MAX_BUFFERS];
+    const size_t N = g->max_B * g->max_T;
+    const int buffers = gpt2_buffers(g, list);
+    matmul_open(&g->lt);
+    if (gpt2_bytes(g, true) > 0 && g->host.stream == NULL)
+        host_queue_open(&g->host, g->host_threads);
+    owner_begin(&g->owner);
+    for (const Buffer *b = list; b < list + buffers; b++) {
+        if (b->pointer == NULL) continue;  // memory that is somebody else's
+        void *p = b->kind == BUFFER_HOST ? host_alloc(&g->host, b->bytes, b->purpose)
+                                         : gpu_alloc(b->bytes, b->purpose);
+        if (b->kind == BUFFER_ZERO && rehearsal == NULL) CUDA(cudaMemset(p, 0, b->bytes));
+        buffer_set(b, p);
+    }
+    if (!g->training && g->state_bytes[PIECE_RESIDENT][0] > 0)  // only to load from, and to save
+        g->state[0] = owner_add(free, ALLOC(uint16_t, g->table.elements, "parameters"));
+    streams_make(g);
     for (size_t i = 0; i < STAGINGS; i++) {
         Staging *s = &g->staging[i];
         s->tokens = (int32_t *)pinned_alloc(batch_numbers(g, true) * sizeof(int32_t), "tokens");
@@ -412,6 +416,7 @@ static void gpt2_allocate(GPT2 *g) {
         g->worker_sums = (double *)pinned_alloc(g->pieces.blocks * sizeof(double), "gradient norm");
     const size_t most = g->config.vocab > g->max_T ? g->config.vocab : g->max_T;
     g->token_count = (int32_t *)owner_add(free, ALLOC(int32_t, 2 * most, "tokens"));
+    g->tenant = (int *)owner_add(free, ALLOC(int, (size_t)g->segments, "rooms"));
     g->inputs = (int32_t *)owner_add(free, ALLOC(int32_t, (g->packed ? 4 : 2) * N, "tokens"));
     g->targets = g->inputs + N;
     g->begins = g->packed ? g->targets + N : NULL;

@@ -275,6 +275,16 @@ static void chat_formats_refused(void) {
 // small tokenizers: their text by Jinja, encoded by Hugging Face's tokenizers. The templates below
 // have no more of them than what tells them. Tokens that are only read are ~token.
 
+static const int32_t nemo[] = {
+    ~1, ~2005, ~1793, ~1212, ~1804, ~2006, 992, 950, 1753, 2, ~2005, ~1794, ~1735, ~282, ~421,
+    ~573, ~1753, ~14, ~14, ~1772, ~1737, ~724, ~1771, ~1799, ~2006};
+static const int32_t nemo_no_system[] = {
+    ~1, ~2005, ~1793, ~1212, ~1804, ~2006, 992, 950, 1753, 2, ~2005, ~1772, ~1737, ~724, ~1771,
+    ~1799, ~2006, 594, 290, 1753, 1734, 2};
+static const int32_t nemo_empty[] = {~1, ~2005, ~14, ~14, ~1793, ~1212, ~1804, ~2006};
+static const int32_t v7_tekken[] = {
+    ~1, ~2007, ~1794, ~1735, ~282, ~421, ~573, ~1753, ~2008, ~2005, ~1793, ~1212, ~1804, ~2006,
+    992, 950, 1753, 2, ~2005, ~1772, ~1737, ~724, ~1771, ~1799, ~2006, 594, 290, 1753, 1734, 2};
 static const int32_t v7[] = {
     ~1, ~2007, ~1662, ~282, ~421, ~573, ~1753, ~2008, ~2005, ~1721, ~1804, ~2006, 456, 950, 1753,
     2, ~2005, ~1222, ~724, ~1771, ~1799, ~2006, 260, 1811, 290, 1753, 1734, 2};
@@ -367,6 +377,10 @@ static void chat_published_templates(void) {
         const char *format; const Kind *kind; const char *template_text; time_t now; const char *messages; bool open;
         const int32_t *want; size_t n;
     } cases[] = {
+        {"mistral-nemo", &of_v3, NEMO, 0, BRIEF USER "," KING "," FROM_NO, true, IDS(nemo)},
+        {"mistral-nemo", &of_v3, NEMO, 0, USER "," KING "," FROM_YES, false, IDS(nemo_no_system)},
+        {"mistral-nemo", &of_v3, NEMO, 0, MESSAGE("system", "") "," USER, true, IDS(nemo_empty)},
+        {"mistral-v7-tekken", &of_v3, TEKKEN, 0, BRIEF USER "," KING "," FROM_YES, false, IDS(v7_tekken)},
         {"mistral-v7", &of_v3, V7, 0, BRIEF USER "," KING "," FROM_YES, false, IDS(v7)},
         {"zephyr", &of_llama2, ZEPHYR, 0, BRIEF USER "," KING "," FROM_YES, false, IDS(zephyr)},
         {"zephyr", &of_spaced, ZEPHYR, 0, BRIEF USER "," KING "," FROM_NO, true, IDS(zephyr_open)},
@@ -406,8 +420,9 @@ static void chat_published_templates(void) {
     }
     // a template that differs in one literal is refused
     static const struct { const char *text, *was, *is, *has; } others[] = {
-        {NEMO, "INST", "INST", "[INST]"}, {V7, "[SYSTEM_PROMPT] '", "[SYSTEM_PROMPT]'", "[SYSTEM_PROMPT]"},
-        {TEKKEN, "INST", "INST", "[SYSTEM_PROMPT]"},
+        {NEMO, "{{- message[\"content\"] + eos", "{{- \" \" + message[\"content\"]|trim + eos", "[INST]"},
+        {NEMO, "\\n\\n", "\\n", "[INST]"}, {V7, "[SYSTEM_PROMPT] '", "[SYSTEM_PROMPT]'", "[SYSTEM_PROMPT]"},
+        {TEKKEN "[THINK]", "[THINK]", "[THINK]", "[SYSTEM_PROMPT]"}, {TEKKEN, "{{- " CONTENT, "{{- ' ' + " CONTENT, "[SYSTEM_PROMPT]"},
         {ZEPHYR, "eos_token }}\n", "'\n' }}\n", "<|user|>"}, {ZEPHYR, "{{ '<|assistant|>' }}\n", "{{ '<|assistant|>' }}", "<|user|>"},
         {"{{ bos_token }}" PHI(""), "bos", "bos", "<|user|>"}, {PHI(""), "<|end|>\n'", "<|end|>'", "<|user|>"}};
     for (size_t i = 0; i < COUNT_OF(others); i++) {
@@ -415,7 +430,7 @@ static void chat_published_templates(void) {
         const char *at = strstr(others[i].text, others[i].was);
         snprintf(text, sizeof text, "%.*s%s%s", (int)(at - others[i].text), others[i].text, others[i].is,
                  at + strlen(others[i].was));
-        Tokenizer *t = load(i < 3 ? &of_v3 : &of_phi3, text);
+        Tokenizer *t = load(i < 5 ? &of_v3 : &of_phi3, text);
         Chat chat;
         CHECK(!chat_open(&chat, t, CHAT_AUTO, t->bos, 0, &err) && strstr(err.text, "it has ")
               && strstr(err.text, others[i].has), "template %zu: %s", i, err.text);

@@ -95,22 +95,29 @@ static void tokenizer_expected(void) {
     free(ids);
 }
 
-// The same classes as those of an independent database (unicodedata2 16.0.0, White_Space).
+// The same classes as those of an independent database (unicodedata2 16.0.0, White_Space); capitals,
+// small letters and marks are as many as Hugging Face tokenizers 0.23.3 has.
 static void unicode_classes(void) {
-    size_t counts[4] = {0}, numeric = 0;
+    size_t counts[4] = {0}, numeric = 0, capitals = 0, small = 0, marks = 0;
     unsigned char *classes = word_classes_make();
     uint64_t h = 0xcbf29ce484222325u;
     for (uint32_t c = 0; c < 0x110000; c++) {
         char s[4];
         size_t length = 0, n = utf8_encode(c, s);
-        int kind = unicode_class(c);
+        const bool surrogate = c >= 0xd800 && c < 0xe000;
+        const int bits = surrogate ? UNICODE_OTHER : word_bits(classes, s, n, &length);
+        const int kind = bits & WORD_CLASS, cases = bits & (WORD_UPPER | WORD_LOWER);
         counts[kind]++;
         h = hash_add(h, (uint32_t)kind);
-        if (c >= 0xd800 && c < 0xe000) continue;
-        CHECK(word_class(classes, s, n, &length) == kind && length == n, "U+%04X", (unsigned)c);
-        numeric += (word_bits(classes, s, n, &length) & WORD_NUMERIC) != 0;
+        CHECK(surrogate || length == n, "U+%04X", (unsigned)c);
+        numeric += (bits & WORD_NUMERIC) != 0;
+        capitals += cases == WORD_UPPER;
+        small += cases == WORD_LOWER;
+        marks += cases != 0 && kind == UNICODE_OTHER;
     }
     CHECK(numeric == 1911 + 13, "%zu numeric", numeric);
+    CHECK(capitals == 1889 && small == 2258 && marks == 2501, "%zu capitals, %zu small, %zu marks",
+          capitals, small, marks);
     free(classes);
     CHECK(counts[UNICODE_LETTER] == 141028 && counts[UNICODE_NUMBER] == 1911
           && counts[UNICODE_SPACE] == 25, "%zu letters, %zu numbers, %zu white space", counts[1],
@@ -721,6 +728,13 @@ static void words_are_cut(void) {
         {RULE_QWEN2, "a|  | b|\xe3\x80\x80| b|   "}, {RULE_GPT2, "a|  | b|  |\n|b|   "},
         {RULE_QWEN2, "\xff\xe4\xbd\xa0\xe5\xa5\xbd|\xcc\x81\xf0\x9f\x98\x80\n"},
         {RULE_GPT2, "\xff|\xe4\xbd\xa0\xe5\xa5\xbd|\xcc\x81\xf0\x9f\x98\x80|\n"},
+        {RULE_TEKKEN, "camel|Case|HTTPServer| I|'LL| don|'t"},
+        {RULE_TEKKEN, "AB\xe3\x81\x82|C| AB\xe3\x81\x82"},
+        {RULE_TEKKEN, "\xc7\x85" "ab\xc2\xaa|AB\xcc\x81" "Cd"},
+        {RULE_TEKKEN, "\xcc\x81" "AB\xcc\x81\xcc\x81x"}, {RULE_TEKKEN, "\xcc\x81|AB"}, {RULE_TEKKEN, "'small|'S"},
+        {RULE_TEKKEN, "!Ab|-c|D|\n|_x|Y"}, {RULE_TEKKEN, "1|2|/|3|\n|/| a|!/\n//|x"},
+        {RULE_TEKKEN, "1|A\xe2\x83\x9d" "b| \xf3\xa0\x84\x80|C"}, {RULE_TEKKEN, "a| \n|\tB| | C"},
+        {RULE_TEKKEN, "\xf0\x9d\x90\x80\xf0\x9d\x90\x9a|\xf0\x9d\x90\x80"},
     };
     unsigned char *classes = word_classes_make();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
