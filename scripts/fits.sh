@@ -1,14 +1,14 @@
 #!/bin/sh
 # Which model trains on which card, by --plan: the smallest host on which it fits, the options that
-# --offload auto takes there, and the predicted speed, with a step of one micro-batch and with one of
-# 524,288 tokens (--accum; on the smallest host on which that is no slower: sums of gradients need
-# room). Needs neither GPU nor data.
+# --offload auto takes there, and the predicted speed of a step of one micro-batch; the smallest host
+# with 95 % of the speed that the largest gives; and, with a step of 524,288 tokens (--accum), the
+# smallest host on which that is no slower: sums of gradients need room. Needs neither GPU nor data.
 # usage: [TRAINER=./train_gpt2emu] [MODELS="7b 20b"] [CARDS="24 80"] [HOSTS="64 128"]
 #        scripts/fits.sh [OPTION...]
 # Prints a table in Markdown; the whole of it is doc/fits.md. 5 % of the card and of the host stay
 # free: for CUDA's context, what cuBLASLt has of its own, and the system. Micro-batches of 2,048 to
 # 32,768 tokens: the fastest that fits. The small step again with $little, options that nothing chooses
-# unasked, where they make it fit, or fit a smaller host. The rates are those of rates/; that a larger
+# unasked, where they make it fit, or do with a smaller host. The rates are those of rates/; that a larger
 # host may have more channels of memory is not counted.
 set -eu
 export LC_ALL=C
@@ -94,8 +94,8 @@ row() {
     { best "$@"; echo; } | head -n 1
 }
 
-echo '| model | card, GB | a micro-batch a step: host, GiB | tokens/s | batch | options | 524,288 tokens a step: host | tokens/s | micro-batch | a micro-batch a step, with less on the host: host | tokens/s | batch | options |'
-echo '|---|---|---|---|---|---|---|---|---|---|---|---|---|'
+echo '| model | card, GB | smallest host, GiB | tokens/s | batch | options | faster on: host | tokens/s | 524,288 tokens a step: host | tokens/s | micro-batch | less on the host: host | tokens/s | batch | options |'
+echo '|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|'
 for model in $models; do
     seq=2048
     [ "$model" != gpt2-xl ] || seq=1024
@@ -103,19 +103,22 @@ for model in $models; do
         machine "$card"
         row '' none 0 "$@" >"$work/once"
         speed=$(cut -d' ' -f2 "$work/once")
+        fastest=$(hosts=${hosts##* } && row '' none 0 "$@" | cut -d' ' -f2)
+        row '' none $((${fastest:-0} * 95 / 100)) "$@" >"$work/fast"
         row yes none "${speed:-0}" "$@" >"$work/more"
-        row '' "$(cut -d' ' -f1 "$work/once")" 0 "$@" -- $little >"$work/less"
-        cat "$work/once" "$work/more" "$work/less" | awk -v model="$model" -v card="$card" '
+        # shellcheck disable=SC2086  # words
+        row '' "$(cut -d' ' -f1 "$work/fast")" 0 "$@" -- $little >"$work/less"
+        cat "$work/once" "$work/fast" "$work/more" "$work/less" | awk -v model="$model" -v card="$card" '
             function cells(options) {
                 if ($1 == "") return " does not fit | | |" (options ? " |" : "")
                 how = $0
                 sub(/^[^ ]* [^ ]* [^ ]* /, "", how)
                 return sprintf(" %d | %d | %d |", $1, $2, $3) (options ? " " how " |" : "")
             }
-            NR == 1 { row = cells(1) }
-            NR == 1 { fits = $1 != "" }
-            NR == 2 { row = row cells(0) }
-            NR == 3 { row = row (fits && $1 == "" ? " | | | |" : cells(1)) }
+            NR == 1 { row = cells(1); host = $1 }
+            NR == 2 { row = row ($1 == host ? " | |" : sprintf(" %d | %d |", $1, $2)) }
+            NR == 3 { row = row cells(0) }
+            NR == 4 { row = row (host != "" && $1 == "" ? " | | | |" : cells(1)) }
             END { print "| " model " | " card " |" row }'
     done
 done

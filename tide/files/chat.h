@@ -224,8 +224,8 @@ static void write_llama3(ChatWriter *w, const ChatMessage *m) {
 }
 
 // Mistral's: [INST] S\n\nU[/INST] A</s>, with the system message in the first or the last user's
-// turn, or [SYSTEM_PROMPT] S[/SYSTEM_PROMPT] in front. The oldest have a space before [/INST], those
-// with Tekken none at all.
+// turn, or [SYSTEM_PROMPT] S[/SYSTEM_PROMPT] in front. The oldest have a space before [/INST];
+// those with Tekken have none.
 static void write_mistral(ChatWriter *w, const ChatMessage *m) {
     const int rules = w->chat->format->rules;
     const char *space = rules & CHAT_SPACED ? " " : "";

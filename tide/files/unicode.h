@@ -5,7 +5,7 @@
 #define TIDE_UNICODE_H
 #include "../base/util.h"
 
-// Classes. In ranges there are three more, whose class is that of letters (Lu and Lt, Ll) and OTHER.
+// Classes; and kinds of letters (Lu and Lt; Ll) and of OTHER (M), which only unicode_ranges has.
 enum { UNICODE_OTHER, UNICODE_LETTER, UNICODE_NUMBER, UNICODE_SPACE,
        UNICODE_UPPER, UNICODE_LOWER, UNICODE_MARK };
 

@@ -93,7 +93,7 @@ as_shown() {
 while IFS= read -r line; do
     case $line in  # needs a network or nvcc; is what a program prints, or what is in a file
         'git clone '* | 'make '* | 'sh dev/data/model.sh '*) continue ;;
-        '> '* | before:* | after:* | 'step 1200'* | '... '* | 'fits: '* | '{'*) continue ;;
+        '> '* | before:* | after:* | '... '* | 'fits: '* | '{'*) continue ;;
     esac
     n=$((n + 1))
     if as_shown "$line" >"ran.$n" 2>&1 </dev/null; then echo "ok readme: $line"
