@@ -4,14 +4,12 @@
 //   memory_container   how many bytes the limits of a container or a job leave
 //   memory_held        how many bytes the process holds now, or held at most
 //   Buffer             a line of a memory plan; buffer_set() sets its address
-//   buffers_bytes      the bytes of a plan, on the host or on the GPU
 //   plan_print         prints a plan as a table
 //   size_text          bytes for people
 //   plan_fits          a CPU's plan: printed, and refused where it does not fit
 #ifndef TIDE_MEMORY_H
 #define TIDE_MEMORY_H
 #include "util.h"
-#include <assert.h>
 
 // Returns the text after `key` in the first line with that key of a file in /proc or /sys; "" if
 // there is none. TIDE_MACHINE names a folder with made-up files, which tests describe machines by.
@@ -84,15 +82,6 @@ enum { BUFFER_ANY,      // device memory, not initialised
        BUFFER_HOST };   // page-locked host memory, set to zero
 
 static void buffer_set(const Buffer *b, void *p) { memcpy(b->pointer, &p, sizeof p); }
-
-// Returns the bytes of a list's buffers on the host, or on the GPU, in whole units of allocation.
-static size_t buffers_bytes(const Buffer *list, int n, bool host) {
-    size_t total = 0, unit = host ? 4096 : 256;
-    assert(n <= MAX_BUFFERS);
-    for (int i = 0; i < n; i++)
-        if ((list[i].kind == BUFFER_HOST) == host) total += round_up(list[i].bytes, unit);
-    return total;
-}
 
 // Prints what each of `world` ranks plans for a place ("host", or a device) as a table: a line for
 // each purpose, like "GPU gradients 12.55", and "GPU total 40.10 of 79.00 GiB"; in MiB if the total

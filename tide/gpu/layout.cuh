@@ -11,6 +11,7 @@
 #include "weights.cuh"
 #include "zenflow.cuh"
 #include "zo.cuh"
+#include <assert.h>
 
 // Places gradients that wait for the update over the activations of their layer, which nothing
 // reads any more by then, as many as fit; the others are side by side in g->waiting.
@@ -263,10 +264,15 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     return n;
 }
 
-// Returns the bytes of the plan, on the host or on the GPU.
+// Returns the bytes of the plan, on the host or on the GPU, in whole units of allocation.
 static size_t gpt2_bytes(GPT2 *g, bool host) {
     Buffer list[MAX_BUFFERS];
-    return buffers_bytes(list, gpt2_buffers(g, list), host);
+    const int n = gpt2_buffers(g, list);
+    size_t total = 0, unit = host ? 4096 : 256;
+    assert(n <= MAX_BUFFERS);
+    for (int i = 0; i < n; i++)
+        if ((list[i].kind == BUFFER_HOST) == host) total += round_up(list[i].bytes, unit);
+    return total;
 }
 
 // Takes a choice, and places everything by it; allocates nothing.

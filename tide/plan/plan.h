@@ -173,15 +173,6 @@ static void plan_print_speed(const Rates *rates, const PlanRun *run, const Predi
            length < 10 ? 2 : length < 100 ? 1 : 0, length, names[k]);
 }
 
-// Prints the traffic between several GPUs, and its cost.
-static void plan_print_comm(const Rates *rates, const PlanRun *run, const Prediction *pred) {
-    if (run->world <= 1) return;
-    printf("  between %zu GPUs: %.4g, of which %.4g are not hidden; each gives %.4g GB of "
-           "gradients and %.4g GB of weights to the others\n", run->world, pred->comm,
-           pred->comm_exposed, 1e-9 * pred->reduced_bytes, 1e-9 * pred->gathered_bytes);
-    if (rates->gpu_link <= 0) printf("  as if that took no time: gpu_link is not known\n");
-}
-
 // Prints a Prediction in lines.
 static void plan_print_time(const Rates *rates, const PlanRun *run, const Prediction *pred) {
     printf("predicted time of a step, in seconds: ");
@@ -200,7 +191,11 @@ static void plan_print_time(const Rates *rates, const PlanRun *run, const Predic
     if (pred->h2d_bytes + pred->d2h_bytes > 0)
         printf("  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * pred->h2d_bytes,
                1e-9 * pred->d2h_bytes);
-    if (!run->zeroth) plan_print_comm(rates, run, pred);
+    if (run->zeroth || run->world <= 1) return;
+    printf("  between %zu GPUs: %.4g, of which %.4g are not hidden; each gives %.4g GB of "
+           "gradients and %.4g GB of weights to the others\n", run->world, pred->comm,
+           pred->comm_exposed, 1e-9 * pred->reduced_bytes, 1e-9 * pred->gathered_bytes);
+    if (rates->gpu_link <= 0) printf("  as if that took no time: gpu_link is not known\n");
 }
 
 // ---------------------------------------------------------------------------------------------
