@@ -753,8 +753,8 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
     }
 }
 
-// Computes params = theta + scale z for zeroth-order training (zo.h). z is the direction of this
-// query of this step; scale is eps or -eps.
+// Computes params = theta + scale z for zeroth-order training (zo.h). z is the step's direction
+// number `query`; scale is eps or -eps.
 static void gpt2_perturb(GPT2 *g, const ZoConfig *zo, size_t step, int query, float scale) {
     for (int i = 0; i < g->table.count; i++) {
         const GPT2Tensor *t = &g->table.tensors[i];

@@ -28,8 +28,8 @@
 //   host piece  a piece whose state is on the host, and which the CPU updates
 //   visitor     a piece whose state is on the host, and which the GPU updates: each step copies the
 //               state to the GPU and back
-//   room        memory that is filled and freed in turn, with an event for each (Rooms): a gradient
-//               is made in one; weights that are not on the GPU are copied to one before each use
+//   room        memory that is filled and freed by turns; one event says that it is full, another
+//               that it is free (Rooms). Gradients are made in rooms, weights are copied to them
 //   slot        a room for a visitor's state
 //   landing     one of two rooms on the host for gradients that the worker adds to a sum
 //   chosen      ZenFlow (zenflow.h): the columns of a segment that the GPU updates in every step;
@@ -711,7 +711,7 @@ static GPT2 *gpt2_new(void) {
 // =============================================================================================
 // 3. Sampling, evaluation, checkpoints
 
-// Runs a forward pass over g->inputs (B, T), beside the training, with all updates in the weights.
+// Runs a forward pass over g->inputs (B, T), outside training, when the weights have all updates.
 // Leaves the loss by g->targets in g->loss, for gpt2_loss(); or copies the logits (V) behind token
 // number `last` to the host, unless logits is NULL.
 static void gpt2_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {

@@ -226,7 +226,7 @@ static void add_held(Picture *p, const char *path) {
     free(edge);
 }
 
-// Everything of the trace; step SIZE_MAX: no step was asked for.
+// Reads a trace; step SIZE_MAX: no step was asked for.
 static void read_trace(Picture *p, const Json *root, const char *path, size_t step, double from,
                        double to) {
     const Json *events = root->type == JSON_ARRAY ? root : json_get(root, "traceEvents");

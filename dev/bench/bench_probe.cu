@@ -244,7 +244,7 @@ static double product_seconds(const MatmulPlan *p, const cublasLtMatmulAlgo_t *a
     return status == CUBLAS_STATUS_SUCCESS ? s : INFINITY;
 }
 
-// As gemm() in tide/gpu/matmul.cuh describes it. `counts`: it is one of a layer's twelve.
+// As gemm() in tide/gpu/matmul.cuh describes it. `counts`: it is one of a layer's 12 products.
 static void product(const char *shape, const char *name, bool trans_a, bool trans_b, size_t M,
                     size_t N, size_t K, int epilogue, bool fp32, bool counts) {
     MatmulShape s;

@@ -356,8 +356,8 @@ static void bench_way(GPT2 *g, const Way *w, cudaStream_t fetch, cudaStream_t ou
     g->out = w->overlap ? out : g->compute;
 }
 
-// The prediction, with products as fast as makes the in-memory step what it was measured to be, in
-// seconds.
+// Predicts a step's seconds, with the gpu_flops that make the in-memory step take the measured
+// `seconds`.
 static double bench_plan(const GPT2 *memory, const GPT2 *g, double seconds) {
     Rates r = bench.rates;
     r.gpu_bytes = r.gpu_normals = 0;

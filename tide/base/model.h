@@ -426,7 +426,7 @@ static int gpt2_tensor_at(const GPT2Table *t, size_t at) {
     return i;
 }
 
-// Fills p with the first values of elements [first, first + n) of tensor i; padding is zero. A
+// Fills p with the initial values of elements [first, first + n) of tensor i; padding is zero. A
 // value depends only on the seed, the tensor's index and the element's logical position: not on
 // padding or threads.
 static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, float *p,

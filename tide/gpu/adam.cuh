@@ -32,10 +32,10 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool
     return batch;
 }
 
-// Does adam_scalar() for usual numbers, without a branch: several elements then overlap. Root and
-// quotient are made by the instructions that nvcc makes of IEEE's where it needs no branch. Powers
-// of two keep what remains to be divided above subnormal numbers. Returns false if the bits may be
-// others: if the step is below 2^-120 but not 0, or if *p is NaN, because a number is too large.
+// Does adam_scalar() for usual numbers, without branches: a GPU then works on several elements at
+// once. Root and quotient are made by the instructions that nvcc makes of IEEE's. Factors that are
+// powers of two keep remainders above subnormal numbers. Returns false if the bits may be others: the
+// step is below 2^-120 but not 0, or *p is NaN, because a number is too large.
 __device__ static inline bool adam_quick(float *p, float *m, float *v, float g, const AdamStep *s,
                                          float decay) {
     adam_moments(m, v, g, s);
@@ -229,7 +229,7 @@ __global__ static void norm_runs_kernel(double *runs, const double *sums, const 
     if (threadIdx.x % 32 == 0) runs[run] = sum;
 }
 
-// One warp: it loads 32 runs at a time, and each of its lanes adds all of them.
+// One warp loads 32 sums of runs at a time; each lane adds up all 32, in order.
 __global__ static void norm_total_kernel(double *total, const double *runs, size_t count) {
     double sum = 0;
     for (size_t first = 0; first < count; first += 32) {

@@ -234,8 +234,8 @@ __global__ static void attention_delta_kernel(float *delta, const X *dout, const
 // d (16, 8) += a (16, 16) b (16, 8), a and b of X = bf16 or f16. Lane i has, with g = i / 4 and
 // c = 2 (i % 4), of
 //   d: [g][c], [g][c+1], [g+8][c], [g+8][c+1]
-//   a: [g][c..], [g+8][c..], [g][c+8..], [g+8][c+8..], each two neighbours, the lower half first
-//   b: [c..][g], [c+8..][g], each two neighbours of one column
+//   a: pairs in a row, from [g][c], [g+8][c], [g][c+8], [g+8][c+8] on, the first in the low half
+//   b: pairs in a column, from [c][g], [c+8][g] on
 template <typename X>
 __device__ static inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                           uint32_t b1) {
@@ -459,7 +459,7 @@ __device__ static inline unsigned block_work(unsigned *tile, unsigned block, uns
     return first + i % in_run;
 }
 
-// A tile of rows of a query head; or of a key head, and then the query head is the part's first.
+// A tile of rows of a query head; or of a key head: then `head` is its first query head.
 typedef struct {
     unsigned head;        // the query head, of (B, NH)
     unsigned at_q, at_k;  // where in a row the query head begins, in qkv and out, and the key head

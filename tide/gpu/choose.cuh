@@ -28,7 +28,7 @@ static UpdateBytes update_bytes(const GPT2 *g) {
 // are like it. ZenFlow: the mean over two windows, after a warm-up. A window that the gradients
 // decide is planned with ZEN_PLANNED steps; one of more than ZEN_PLANNED_MOST is rehearsed with
 // that many, and its own bytes. Zeroth order: the last three steps of nine, because its copies run
-// ahead. With a trace, the steps that count are drawn.
+// ahead. trace, if not NULL, gets the steps that count.
 enum { ZEN_PLANNED = 4, ZEN_PLANNED_MOST = 64 };
 
 static size_t zen_planned_window(const GPT2 *g) {
@@ -99,7 +99,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
 }
 
 // Lets the update begin with the last segments, as many as make a step shortest. The CPU then
-// begins before the embeddings' gradient, the last one that is copied to the host.
+// need not wait for the embeddings' gradient, which reaches the host last.
 static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
     enum { TRIED = 8 };
     OffloadChoice c = g->choice, best = c;

@@ -170,8 +170,8 @@ static void columns_adam_gpu(X *arena_part, void *p, void *m, void *v, const voi
 
 enum { COLUMNS_STRIP = 128 };
 
-// Lists a segment's work: blocks and strips of all its matrices that have both kinds of columns.
-// Returns how many ZenSum of scratch memory that takes.
+// Lists a segment's work, as blocks and strips, on the matrices with chosen and late columns.
+// Returns how many ZenSum of scratch memory the work takes.
 static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsWork> *blocks,
                               Batch<ColumnsWork> *strips) {
     const ZenSegment *s = &map->segment[segment];

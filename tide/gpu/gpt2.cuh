@@ -410,7 +410,7 @@ static void pieces_point(GPT2 *g) {
         if (g->in_place || (chosen && !g->sums_on_gpu)) p->grad = p->made;
         if (p->over_acts) p->grad = g->acts + acts.entry + layer * acts.stride + p->grad_at;
         p->host_grad = (char *)g->host_grads + p->grad_at * g->host_grad_bytes;
-        // the chosen piece has runs in the whole segment
+        // the chosen piece's runs cover the late columns as well
         if (p->kind == PIECE_LATE || !(p->grad_on_gpu || g->sums_on_gpu)) p->grad = NULL;
         if (p->kind != PIECE_LATE)
             p->normed = p->grad != NULL ? p->grad : g->accumulating ? NULL : p->made;

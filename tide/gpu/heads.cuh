@@ -1,5 +1,5 @@
 // heads.cuh: the heads above the last layer: logits and their loss, or the loss of labels.
-//   gpt2_head()        a language model's head and loss, with its half of the backward pass
+//   gpt2_head()        a language model's head and loss, forward and backward
 //   gpt2_classify()    the same for labels; classify_kernel: also for both signs of zeroth order
 //   gpt2_loss()        the loss, on the host
 #ifndef TIDE_HEADS_CUH

@@ -1000,8 +1000,8 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets, float grad
 // without asking, less than 1 KiB, and the 1 KiB that CUDA takes for each.
 static bool two_blocks_fit(size_t shared) { return 2 * (shared + 2048) <= multiprocessor_shared(); }
 
-// losses (N), logits (N, Vp), targets (N); Vp must be whole packs. A row is read once where shared
-// memory can keep it, or, with the same bits, twice: also there, if `twice`.
+// losses (N), logits (N, Vp), targets (N); Vp must be whole packs. A row is read once if shared
+// memory can keep it and `twice` is not set; else it is read twice, with the same bits.
 template <typename X>
 static void crossentropy(float *losses, X *logits, const int32_t *targets, float grad_scale,
                          size_t N, size_t V, size_t Vp, cudaStream_t stream, bool twice = false) {

@@ -35,9 +35,9 @@ static void gradients_over_acts(GPT2 *g) {
     }
 }
 
-// Sets where each segment's weights are; where its gradient is made: in a room of its own if it
-// waits there for the update, else in one that the layers use in turn; the rooms for visitors and
-// for landings; and how many weights the host stores.
+// Places each segment's weights, and its gradient: in a room of its own if it waits there for the
+// update, else in one that the layers use in turn. Places the rooms for visitors and for landings,
+// and counts the weights that the host stores.
 static void rooms_place(GPT2 *g) {
     const Pieces *list = &g->pieces;
     const int tail = g->segments - 1, L = tail - 1;

@@ -72,7 +72,7 @@ static void pinned_free(void *p) {
     else if (p != NULL) CUDA(cudaFreeHost(p));
 }
 
-// Returns device memory, aligned to 256 bytes, with any bytes in it. `what` names it in the error.
+// Returns uninitialised device memory, aligned to 256 bytes. `what` names it in the error.
 static void *gpu_alloc(size_t bytes, const char *what) {
     void *p = NULL;
     if (rehearsal != NULL) return owner_add(gpu_free, rehearse_memory(bytes));

@@ -380,9 +380,9 @@ static void zen_window(GPT2 *g, float scale) {
     zen_turn_end(&z->config, &z->clock, &turn);
 }
 
-// Adds counters, for log.jsonl. Stalls are those of the step that "step" of "offload" names: waits
-// in forward for new weights, or, at a selection, for all work; and waits in backward, where
-// gradients need the room of the last step's.
+// Adds counters, for log.jsonl. Stalls are those of the step that "offload" names: forward's waits
+// for new weights or, at a selection, for all work; and backward's waits until the gradients of the
+// step before have left their room.
 static void zen_log(const GPT2 *g, char *json, size_t n) {
     const ZenFlow *z = g->zen;
     const TimelineStep *d = &g->timeline.done;

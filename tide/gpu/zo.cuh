@@ -215,7 +215,7 @@ static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
 // Returns where segment s is stored, from its first element on.
 static floatX *zo_home(const GPT2 *g, size_t s) { return (floatX *)g->segment[s].first->weights; }
 
-// Returns the elements of a norm's weight and bias, which are side by side.
+// Counts the elements of a norm's weight and bias, which are side by side.
 static size_t zo_norm(const GPT2 *g) {
     return 2 * round_up(g->config.channels, ALIGN_ELEMENTS);
 }

@@ -246,8 +246,8 @@ static void choice_search(const OffloadMemory *m, OffloadChoice *c, int *n, int 
     }
 }
 
-// The largest share of residents with which *c fits on the GPU; -1: none does. For m->least, the
-// smallest with which it fits on the host is tried as well.
+// Returns the largest share of residents with which *c fits on the GPU; -1: none. If m->least is
+// set, also tries the smallest with which it fits on the host.
 static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
     OffloadMemory gpu = *m, host = *m;
     gpu.host = host.gpu = SIZE_MAX;
@@ -277,10 +277,10 @@ static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
         choice_search(m, c, &c->slots, LEAST_SLOTS, 1000);
 }
 
-// Settles what only costs memory, or only costs time, of a choice whose mode is given: residents,
-// if they are below 0; and, as far as it takes to fit, in this order: sums on the host, or
-// gradients over activations; visitors' gradients that wait there; recomputation; and weights on
-// the host. Then fills what is left. False: nothing fits, and what is in *c needs the least.
+// Completes a choice whose mode is given: residents, if they are below 0; then, one by one, until
+// it fits: sums on the host, or gradients over activations; visitors' gradients on the host;
+// recomputation; weights on the host. Then fills the memory that is left. False: nothing fits, and
+// *c is the choice that needs the least.
 static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
     const bool any = c->resident < 0;
     const int weights = c->mode == OFFLOAD_NONE ? WEIGHTS_GPU : m->weights;

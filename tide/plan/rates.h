@@ -149,8 +149,8 @@ typedef struct {
 enum { UPDATE_LINES = 6 };
 
 // Seconds per parameter if the GPU updates `share` of the state that lives on the host, as linear
-// functions of it: H2D, D2H, host memory (two, see update_bound()), cores, GPU. A rate that is not
-// known counts 0. Each byte of the link is one of host memory, too; the cores read weight, state
+// functions of it: H2D, D2H, host memory (two, see update_bound()), cores, GPU. The line of an
+// unknown rate is 0. Each byte of the link is one of host memory, too; the cores read weight, state
 // and gradient, and write weight and state. Backward hides the gradients' way.
 static void update_lines(const Rates *rates, const UpdateBytes *b, double share,
                          double t[UPDATE_LINES]) {

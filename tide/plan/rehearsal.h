@@ -123,8 +123,8 @@ static void rehearse_span_end(int stream) {
     rehearsal->streams[stream].span = rehearsal->streams[stream].outer;
 }
 
-// Gives a stream work; returns its job. Work that follows on its like joins it. Without work, it
-// is a job only if there is something to wait for.
+// Gives a stream work; returns its job. Work of the kind before it joins that job. Without work, a
+// job is made only if it has to wait.
 static int rehearse(int stream, int takes, double work) {
     Rehearsal *q = rehearsal;
     RehearsedStream *s = &q->streams[stream];
