@@ -34,8 +34,8 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool
 
 // Does adam_scalar() for usual numbers, without branches: a GPU then works on several elements at
 // once. Root and quotient are made by the instructions that nvcc makes of IEEE's. Factors that are
-// powers of two keep remainders above subnormal numbers. Returns false if the bits may be others: the
-// step is below 2^-120 but not 0, or *p is NaN, because a number is too large.
+// powers of two keep remainders above subnormal numbers. Returns false if the bits may be others:
+// the step is below 2^-120 but not 0, or *p is NaN, because a number is too large.
 __device__ static inline bool adam_quick(float *p, float *m, float *v, float g, const AdamStep *s,
                                          float decay) {
     adam_moments(m, v, g, s);

@@ -80,8 +80,8 @@ in_short() {
             faster[$2] = faster[$2] " " ($13 + 0 > 0 ? $14 : "-") " |"
             smaller[$2] = smaller[$2] " " ($13 + 0 > 0 ? $13 " GiB" : "-") " |" }
         END { for (i = 1; i <= n; i++)
-            print "| " order[i] " |" speed[order[i]] "\n| host |" host[order[i]] "\n| less |" faster[order[i]] \
-                "\n| host |" smaller[order[i]] }' "$1"
+            print "| " order[i] " |" speed[order[i]] "\n| in memory of |" host[order[i]] "\n| " order[i] ", lean |" \
+                faster[order[i]] "\n| in memory of |" smaller[order[i]] }' "$1"
 }
 if [ "${UPDATE:-0}" = 1 ]; then sh "$top/scripts/fits.sh" >table
 else
@@ -95,7 +95,7 @@ if [ "${UPDATE:-0}" = 1 ]; then
         awk -v table=table -v short=table.short -v readme="$f" '
             readme != "README.md" && /^[|] model [|] card, GB / { of = 1 }
             !/^[|]/ { of = 0 }
-            readme == "README.md" ? !/^[|] ([a-z0-9.-]*b|host|less) [|]/ : !of { print; next }
+            readme == "README.md" ? !/^[|] ([a-z0-9.-]*b(, lean)?|in memory of) [|]/ : !of { print; next }
             !done { if (readme == "README.md") table = short
                     while ((getline line < table) > 0) print line
                     done = 1 }' "$top/$f" >new
