@@ -643,9 +643,9 @@ static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool 
     return sum / (double)N;
 }
 
-// The same for classification by a few words, each one token (tide/cpu/labels.h): the mean over
-// the sequences. With grad_scale = 1 / (sequences of the whole step) it also computes the head's
-// part of the backward pass, like gpt2_head().
+// Does the same for classification by a few words, each one token (tide/cpu/labels.h): the mean
+// over the sequences. With grad_scale = 1 / (sequences of the whole step) it also computes the
+// head's part of the backward pass, like gpt2_head().
 static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32_t *where,
                             float grad_scale, bool accumulate, size_t *right) {
     const size_t C = config_embed(&g->config), size = g->table.tensors[g->table.lm_head].size;

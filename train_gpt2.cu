@@ -142,9 +142,9 @@ static void layer_backward(GPT2 *g, size_t l) {
                                     a.mean_1, a.rstd_1, N, C, stream);
 }
 
-// Segment s of the forward pass, up to the branch that is to be added to the residual stream: the
-// embeddings; a layer; or the last normalisation, g->ln_f (N, C). Each adds the branch of the one
-// before, in the pass that normalises the sum.
+// Runs segment s of the forward pass, up to the branch that is to be added to the residual stream:
+// the embeddings; a layer; or the last normalisation, g->ln_f (N, C). Each adds the branch of the
+// one before, in the pass that normalises the sum.
 static void forward_segment(GPT2 *g, size_t s) {
     const size_t C = g->config.channels, L = g->config.layers, N = g->B * g->T;
     const size_t E = g->config.embed;
@@ -206,8 +206,8 @@ static void recompute(GPT2 *g, size_t l) {
     if (post) layer_part(g, 3, &a, &w);
 }
 
-// Backward of segment s: the tail, from the head's gradient (made by gpt2_head); a layer; or the
-// embeddings.
+// Runs backward of segment s: the tail, from the head's gradient (made by gpt2_head); a layer; or
+// the embeddings.
 static void backward_segment(GPT2 *g, size_t s) {
     const size_t C = g->config.channels, L = g->config.layers, B = g->B, T = g->T, N = B * T;
     const size_t E = g->config.embed;
@@ -733,7 +733,7 @@ static void gpt2_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
     g->timeline.between = false;
 }
 
-// For run_sample(): the logits (V) of the token after the last of `count` tokens, on the host. If
+// Gives run_sample() the logits (V) of the token after the last of `count` tokens, on the host. If
 // only the last one is new, a forward pass over its row: attention reads the cache, which has the
 // keys and values of all others (cache.cuh). Else a pass over all rows, which fills the cache. In
 // zeroth order, whose weights may stream, there is no cache.
@@ -753,7 +753,7 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t f
     g->position = 0;
 }
 
-// For run_eval(): see RunLoss.
+// Evaluates rows for run_eval(): see RunLoss.
 static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, float *losses,
                         size_t *right) {
     GPT2 *g = (GPT2 *)model;
@@ -776,7 +776,7 @@ static void save(GPT2 *g, Run *r) {
 // =============================================================================================
 // 4. Logs, the training loop, and main()
 
-// The memory for what run_open() has settled. Returns the bytes of GPU memory that it planned.
+// Plans the memory of the run that run_open() has opened. Returns the bytes of GPU memory.
 static size_t gpt2_open(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     g->config = r->config;
@@ -798,8 +798,8 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     return settle(g, r);
 }
 
-// --dump: the first batch's loss, logits and gradients, in fp16 with a factor for which they are
-// finite (run.h).
+// Does --dump: writes the first batch's loss, logits and gradients, in fp16 with a factor for which
+// they are finite (run.h).
 static int gpt2_dump(GPT2 *g, Run *r) {
     const size_t N = r->B * r->T, P = g->table.elements;
     float *logits = (float *)alloc_or_fail(N * g->config.vocab_padded, sizeof(float), "logits");

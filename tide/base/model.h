@@ -503,9 +503,9 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------
 // Arithmetic
 
-// Floating-point operations of one forward and backward per token at sequence length T: 6 for
-// every weight that enters a matrix product (the embedding lookups do none, the head does), and
-// 6 T NH HS per layer for the two attention products over T/2 keys on average.
+// Returns the floating-point operations of one forward and backward per token at sequence length T:
+// 6 for every weight that enters a matrix product (the embedding lookups do none, the head does),
+// and 6 T NH HS per layer for the two attention products over T/2 keys on average.
 static double gpt2_flops_per_token(const GPT2Config *c, size_t T) {
     const double C = (double)c->channels, A = (double)config_att(c), L = (double)c->layers;
     const double E = (double)config_embed(c), V = (double)c->vocab;

@@ -174,7 +174,7 @@ static void *array_grow(void *p, size_t count, size_t size, const char *what) {
     return p;
 }
 
-// For qsort(), ascending: compare numbers (or structures that begin with one), and 64-bit words.
+// Compare, for qsort(), ascending: numbers (or structures that begin with one), and 64-bit words.
 static int compare_doubles(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -279,7 +279,7 @@ static void output_check(const char *option, const char *path) {
     if (access(dir, W_OK | X_OK) != 0) die("%s %s: %s", option, path, strerror(errno));
 }
 
-// mkdir -p. Returns false with errno set if a part of the path cannot be made.
+// Does mkdir -p. Returns false with errno set if a part of the path cannot be made.
 static bool make_directories(const char *path) {
     char part[PATH_MAX];
     size_t n = strlen(path);

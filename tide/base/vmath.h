@@ -36,7 +36,7 @@ VECTORISED float expm1_reduced(float x, int32_t *n) {
     return __builtin_fmaf(r * r, p, r);
 }
 
-// 2^n for -127 < n < 128.
+// Returns 2^n for -127 < n < 128.
 static inline float exp2_int(int32_t n) { return bits_float(((uint32_t)n + 127u) << 23); }
 
 // e^x. Overflows to infinity above 88.72; results below FLT_MIN are rounded to subnormals, and to 0

@@ -73,7 +73,7 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 // ---------------------------------------------------------------------------------------------
 // The definition
 
-// out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
+// Computes out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
 // A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all
 // row-major, lda, ldb, ldo elements from row to row. bias (N) is added to every row, but not with
 // accumulate; NULL: none. Any size may be 0; out must overlap neither A nor B.

@@ -98,7 +98,7 @@ template <typename X> __device__ static inline float head_dot(const X *a, const 
     return sum;
 }
 
-// acc += sum over i < n of weights[i] * row i of x, for this lane's channels of `first`, ...
+// Adds the sum over i < n of weights[i] * row i of x to acc, for this lane's channels from `first` on.
 template <typename X>
 __device__ static inline void add_rows(float (&acc)[PLAIN_CHANNELS], const float *weights, size_t n,
                                        const X *x, size_t pitch, size_t first, size_t HS) {
@@ -118,7 +118,7 @@ __device__ static inline void store_channels(X *row, const float (&acc)[PLAIN_CH
     }
 }
 
-// p[t,u] and ds[t,u], this one with the factor that s has.
+// Computes p[t,u] and ds[t,u], this one with the factor that s has.
 template <typename X>
 __device__ static inline void plain_score(float *p, float *ds, const X *q, const X *k, const X *v,
                                           const X *dout, float lse, float delta, size_t HS,
@@ -212,7 +212,7 @@ __global__ static void attention_keys_plain_kernel(X *dqkv, const float *delta,
     }
 }
 
-// delta[b,h,t] = dout[b,t,h] . out[b,t,h]. Eight lanes take one row of one head.
+// Computes delta[b,h,t] = dout[b,t,h] . out[b,t,h]. Eight lanes take one row of one head.
 template <typename X>
 __global__ static void attention_delta_kernel(float *delta, const X *dout, const X *out,
                                               unsigned rows, AttentionShape s) {
@@ -231,8 +231,8 @@ __global__ static void attention_delta_kernel(float *delta, const X *dout, const
 // The instructions that C++ has no name for, one wrapper each (PTX ISA, "Warp Level Matrix
 // Instructions"). All lanes of a warp must be there.
 
-// d (16, 8) += a (16, 16) b (16, 8), a and b of X = bf16 or f16. Lane i has, with g = i / 4 and
-// c = 2 (i % 4), of
+// Computes d (16, 8) += a (16, 16) b (16, 8), a and b of X = bf16 or f16. Lane i has, with
+// g = i / 4 and c = 2 (i % 4), of
 //   d: [g][c], [g][c+1], [g+8][c], [g+8][c+1]
 //   a: pairs in a row, from [g][c], [g+8][c], [g][c+8], [g+8][c+8] on, the first in the low half
 //   b: pairs in a column, from [c][g], [c+8][g] on
@@ -256,9 +256,9 @@ __device__ static inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// Four matrices of 8 x 8 from shared memory: lane i points to row i % 8 (16 bytes) of matrix i / 8
-// and gets of each matrix [i / 4][c] and [i / 4][c + 1], c = 2 (i % 4); transposed, [c][i / 4] and
-// [c + 1][i / 4].
+// Loads four matrices of 8 x 8 from shared memory: lane i points to row i % 8 (16 bytes) of matrix
+// i / 8, and gets [i / 4][c] and [i / 4][c + 1] of each matrix, c = 2 (i % 4); transposed,
+// [c][i / 4] and [c + 1][i / 4].
 template <bool TRANSPOSED>
 __device__ static inline void load_matrices(uint32_t (&r)[4], const void *row) {
 #ifdef __CUDA_EMU__
@@ -317,7 +317,7 @@ __device__ static inline void tile_load(X *tile, const X *x, int pitch, int rows
         }
 }
 
-// s (16 MI, 8 NB) = the warp's rows of tile a, from row0, times the transposed tile b (8 NB, D)
+// Sets s (16 MI, 8 NB) to the warp's rows of tile a, from row0, times the transposed b (8 NB, D)
 template <int D, int MI, int NB, typename X>
 __device__ static inline void tile_product(float (&s)[MI][NB][4], const X *a, int row0,
                                            const X *b) {
@@ -339,7 +339,7 @@ __device__ static inline void tile_product(float (&s)[MI][NB][4], const X *a, in
     }
 }
 
-// acc (16 MI, D) += w (16 MI, 8 NB), rounded to X, times tile x (8 NB, D)
+// Computes acc (16 MI, D) += w (16 MI, 8 NB), rounded to X, times tile x (8 NB, D)
 template <int D, int MI, int NB, typename X>
 __device__ static inline void tile_accumulate(float (&acc)[MI][D / 8][4],
                                               const float (&w)[MI][NB][4], const X *x) {
@@ -363,9 +363,9 @@ __device__ static inline void tile_accumulate(float (&acc)[MI][D / 8][4],
     }
 }
 
-// Rows row0, ... of x = the warp's accumulators. On their way they pass the warp's own rows of
-// `tile`, which nobody needs any more, so that lanes write runs of 16 bytes. Rows from `rows` and
-// channels from HS on are left out.
+// Writes the warp's accumulators to rows row0, ... of x. On their way they pass the warp's own rows
+// of `tile`, which nobody needs any more, so that lanes write runs of 16 bytes. Rows from `rows`
+// and channels from HS on are left out.
 template <int D, int MI, typename X>
 __device__ static inline void tile_store(X *x, int pitch, int rows, int HS,
                                          const float (&acc)[MI][D / 8][4], X *tile, int row0) {
@@ -565,7 +565,7 @@ __device__ static inline void softmax_tile(float (&o)[MI][D / 8][4], float (&max
     tile_accumulate<D>(o, s, v_tile);
 }
 
-// s: q . k, becomes p; dp becomes ds, without the scale. scale2 and lse2 are for powers of two.
+// Makes p of s, q . k, and ds of dp, without the scale. scale2 and lse2 are for powers of two.
 __device__ static inline void score_gradient(float &s, float &dp, float scale2, float lse2,
                                              float delta) {
     s = exp2_fast(fmaf(s, scale2, -lse2));
@@ -809,7 +809,7 @@ template <typename X> static size_t flash_shared(AttentionShape s, bool plain) {
      : (D) == 96 ? kernel<96, __VA_ARGS__, false> \
      : (small) ? kernel<128, __VA_ARGS__, true> : kernel<128, __VA_ARGS__, false>)
 
-// The kernels in which a warp, or a block, owns queries.
+// Launches the kernels in which a warp, or a block, owns queries.
 template <typename X, bool FORWARD>
 static void attention_queries(X *result, float *lse, const float *delta, const X *dout,
                               const X *qkv, const int32_t *begins, AttentionShape s, size_t shared,
@@ -834,7 +834,7 @@ static void attention_queries(X *result, float *lse, const float *delta, const X
            lse, delta, dout, qkv, begins, s);
 }
 
-// Those in which it owns keys. room: see attention_parts().
+// Launches those in which it owns keys. room: see attention_parts().
 template <typename X>
 static void attention_keys(X *dqkv, const float *delta, const X *dout, const float *lse,
                            const X *qkv, const int32_t *begins, AttentionShape s, size_t shared,
@@ -861,7 +861,7 @@ static void attention_keys(X *dqkv, const float *delta, const X *dout, const flo
            32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
 }
 
-// plain: by the plain kernels, also where there are others.
+// Computes attention; plain: by the plain kernels, also where there are others.
 template <typename X>
 static void attention_forward(X *out,        // (B, T, NH HS)
                               float *lse,    // (B, NH, T)

@@ -67,7 +67,7 @@ typedef halfX floatX;
 // Unrolls a loop over arrays that are to be registers: their indices become constants.
 #define UNROLL _Pragma("unroll")
 
-// 16 bytes of X: what one thread loads or stores at once. Addresses must be multiples of 16 bytes.
+// 16 bytes of X, which one thread loads or stores at once, at addresses that are multiples of 16.
 template <typename X> struct alignas(16) Pack {
     enum { N = 16 / sizeof(X) };
     X x[N];

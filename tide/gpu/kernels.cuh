@@ -36,7 +36,7 @@ __device__ static inline size_t grid_thread(void) {
     return blockIdx.x * (size_t)blockDim.x + threadIdx.x;
 }
 
-// A run of W channels of a head: a pack, or one channel of heads that are not whole packs.
+// Loads a run of W channels of a head: a pack, or one channel of heads that are not whole packs.
 template <int W, typename X> __device__ static inline int4 load_run(const X *p) {
     if constexpr (W > 1) return load_bits(p);
     Pack<X> one = {};
@@ -73,8 +73,8 @@ __device__ static inline void sum_rows(float (&sum)[Pack<X>::N], const X *column
     }
 }
 
-// The next step, where each lane of each warp has summed a pack of columns over some of the rows.
-// Returns to thread i the block's sum of column i of the 32 * Pack<X>::N, the warps in order.
+// Does the next step, after each lane of each warp has summed a pack of columns over some of the
+// rows. Returns to thread i the block's sum of column i of the 32 * Pack<X>::N, the warps in order.
 // blockDim must be BLOCK_THREADS. Has one barrier; call it once in a kernel.
 template <typename X> __device__ static inline float fold_warps(const float (&sum)[Pack<X>::N]) {
     __shared__ float part[BLOCK_WARPS][32 * Pack<X>::N];
@@ -87,8 +87,8 @@ template <typename X> __device__ static inline float fold_warps(const float (&su
     return total;
 }
 
-// Rows of a block of a kernel that sums over N rows: so few that there are `most` blocks or a
-// little less, but at least `least`. And how many blocks there are with N rows or fewer.
+// Return the rows of a block of a kernel that sums over N rows: so few that there are `most` blocks
+// or a little less, but at least `least`; and how many blocks there are with N rows or fewer.
 static size_t rows_of_block(size_t N, size_t least, size_t most) {
     return max_size(ceil_div(N, most), least);
 }
@@ -96,9 +96,9 @@ static size_t most_blocks(size_t N, size_t least, size_t most) {
     return min_size(ceil_div(N, least), most);
 }
 
-// The last step of a sum over rows: adds up the first `width` columns of `count` rows of partial,
-// which are `stride` floats apart, and rounds. The first C columns go to out, the next C to second,
-// the rest to third. A block takes 32 columns, its warps every 32nd row.
+// Does the last step of a sum over rows: adds up the first `width` columns of `count` rows of
+// partial, which are `stride` floats apart, and rounds. The first C columns go to out, the next C
+// to second, the rest to third. A block takes 32 columns, its warps every 32nd row.
 template <typename X>
 __global__ static void partial_sum_kernel(X *out, X *second, X *third, const float *partial,
                                           size_t count, size_t stride, size_t width, size_t C) {
@@ -271,7 +271,7 @@ enum { ROW_PACKS = 4 };
 // The packs of a row that thread i of its team holds: the k-th is number i + k * team.
 #define FOR_PACKS(k) UNROLL for (int k = 0; k < ROW_PACKS; k++) if (i + k * team < packs)
 
-// Threads of a team for rows of C channels.
+// Returns the threads of a team for rows of C channels.
 template <typename X> static unsigned layernorm_team(size_t C) {
     return 32 * ceil_div(C / Pack<X>::N, (size_t)(32 * ROW_PACKS));
 }
@@ -337,9 +337,9 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
     }
 }
 
-// residual = a + b, and out its normalisation with weight w and bias `bias`: the same bits as
-// residual_forward() and then layernorm_forward(), without reading the sum again. Ends the program
-// where C is too large for a block: 32768 channels in bf16, 16384 in fp32.
+// Computes residual = a + b, and out, its normalisation with weight w and bias `bias`: the same
+// bits as residual_forward() and then layernorm_forward(), without reading the sum again. Ends the
+// program where C is too large for a block: 32768 channels in bf16, 16384 in fp32.
 template <typename X>
 static void residual_layernorm_forward(X *residual, X *out, float *mean, float *rstd,
                                        const X *a, const X *b, const X *w, const X *bias,
@@ -497,13 +497,13 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
 // against the bytes that it reads.
 static size_t layernorm_backward_rows(size_t N) { return rows_of_block(N, 16, 512); }
 
-// Floats of scratch that layernorm_backward needs for N rows or fewer.
+// Returns the floats of scratch that layernorm_backward needs for N rows or fewer.
 static size_t layernorm_backward_scratch(size_t N, size_t C) {
     return most_blocks(N, 16, 512) * 3 * C;
 }
 
-// Bytes of shared memory that a block of layernorm_backward asks for; RMS norm, fewer. Its static
-// shared memory is less than 2 KiB.
+// Returns the bytes of shared memory that a block of layernorm_backward asks for; RMS norm, fewer.
+// Its static shared memory is less than 2 KiB.
 template <typename X, bool RMS = false> static size_t layernorm_backward_shared(size_t C) {
     const size_t team = layernorm_team<X>(C), threads = max_size(team, HELD_THREADS);
     return ceil_div(C / Pack<X>::N, team) * LayernormBackward<X, true, RMS>::CELLS * 16 * threads;
@@ -541,7 +541,7 @@ static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratc
            to[first + 2], scratch + first * C, ceil_div(N, rows), 3 * C, width, C);
 }
 
-// The sums of dinp's columns, from what layernorm_backward() of the same N rows left in scratch.
+// Sums dinp's columns, from what layernorm_backward() of the same N rows left in scratch.
 template <typename X>
 static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size_t C,
                                cudaStream_t stream) {
@@ -676,7 +676,7 @@ heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, s.HS) */, const X *
     }
 }
 
-// Channels of a run, and lanes of a team.
+// Return the channels of a run, and the lanes of a team.
 template <typename X> static unsigned head_run(size_t HS) {
     return HS % (2 * Pack<X>::N) == 0 ? Pack<X>::N : 1;
 }
@@ -686,8 +686,8 @@ template <typename X> static unsigned head_team(size_t HS) {
     return team;
 }
 
-// As on the CPU: overwrites q and k in qkv, and with a norm copies them to qk before. HS must be
-// even. Ends the program where it is more than HEAD_MOST. sign -1 rotates back (heads_backward()).
+// Does as on the CPU: overwrites q and k in qkv, and with a norm copies them to qk before. HS must
+// be even; ends the program where it exceeds HEAD_MOST. sign -1 rotates back (heads_backward()).
 template <typename X>
 static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
                           X *qk,           // (B, T, (NH + NKV) HS)
@@ -707,7 +707,7 @@ static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
            q_norm_w, k_norm_w, table, begins, sign, all, s, eps, team);
 }
 
-// Floats of scratch that heads_backward needs for N rows or fewer, if there is a norm.
+// Returns the floats of scratch that heads_backward needs for N rows or fewer, if there is a norm.
 static size_t heads_backward_scratch(size_t N, size_t HS) {
     return most_blocks(N, 4, 512) * 2 * HS;
 }
@@ -754,7 +754,7 @@ template <typename X> __device__ static inline float gelu_sigmoid(float x) {
     }
 }
 
-// silu(z) = z sigmoid(z). As exact as GELU.
+// Returns silu(z) = z sigmoid(z), as exact as GELU.
 template <typename X> __device__ static inline float sigmoid(float z) {
     if constexpr (sizeof(X) == 2) return rcp_fast(1.0f + exp2_fast(-LOG2_E * z));
     else return 1.0f / (1.0f + expf(-z));
@@ -795,7 +795,7 @@ __global__ static void gate_backward_kernel(X *d, const X *inp, unsigned all, un
     store_bits(d + at + F, narrow<X>(d_up));
 }
 
-// out (N, F); inp as wide, or (N, 2F) with a gate. F must be whole packs.
+// Computes out (N, F); inp is as wide, or (N, 2F) with a gate. F must be whole packs.
 template <typename X>
 static void activation_forward(X *out, const X *inp, size_t N, size_t F, int activation,
                                cudaStream_t stream) {
@@ -869,7 +869,7 @@ static size_t bias_backward_splits(size_t OC) {
     return slices < 2048 ? 2048 / slices : 1;
 }
 
-// Floats of scratch that both need for N rows or fewer; a larger OC may need less.
+// Returns the floats of scratch that both need for N rows or fewer; a larger OC may need less.
 static size_t bias_backward_scratch(size_t N, size_t OC) {
     return most_blocks(N, 64, bias_backward_splits(OC)) * OC;
 }
@@ -1023,7 +1023,7 @@ __global__ static void loss_accumulate_kernel(double *total, const float *losses
     if (threadIdx.x == 0) *total = (first ? 0 : *total) + sum * scale;
 }
 
-// *total (+)= scale * sum of losses (N), in double; `first` overwrites.
+// Computes *total (+)= scale * sum of losses (N), in double; `first` overwrites.
 static void loss_accumulate(double *total, const float *losses, size_t N, double scale, bool first,
                             cudaStream_t stream) {
     LAUNCH(loss_accumulate_kernel, 1, 1024, 0, stream, total, losses, N, scale, first);
@@ -1034,7 +1034,7 @@ static void loss_accumulate(double *total, const float *losses, size_t N, double
 // Residual branches, and gradients of several micro-batches, are added. n must be a multiple of 8
 // elements.
 
-// out = in, or out += in: in fp32, rounded once.
+// Computes out = in, or out += in: in fp32, rounded once.
 template <typename O, typename I, bool ADDS>
 __global__ static void add_kernel(O *out, const I *in, size_t n) {
     enum { N = 16 / (sizeof(O) < sizeof(I) ? sizeof(O) : sizeof(I)) };
@@ -1053,14 +1053,14 @@ __global__ static void add_kernel(O *out, const I *in, size_t n) {
     }
 }
 
-// out += inp. Its backward is the identity into both branches.
+// Computes out += inp. Its backward is the identity into both branches.
 template <typename X>
 static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream) {
     const auto kernel = add_kernel<X, X, true>;
     LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, inp, n);
 }
 
-// out = in, rounded to X: the one rounding of a gradient that was summed in fp32.
+// Computes out = in, rounded to X: the one rounding of a gradient that was summed in fp32.
 template <typename X>
 static void round_gradient(X *out, const float *in, size_t n, cudaStream_t stream) {
     GPU_TAKES(stream, (sizeof(float) + sizeof(X)) * n, gpu_bytes);
@@ -1068,7 +1068,7 @@ static void round_gradient(X *out, const float *in, size_t n, cudaStream_t strea
     LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, in, n);
 }
 
-// acc (+)= g, in fp32, never rounded to X; the first micro-batch overwrites.
+// Computes acc (+)= g, in fp32, never rounded to X; the first micro-batch overwrites.
 template <typename X>
 static void accumulate_gradient(float *acc, const X *g, size_t n, bool first,
                                 cudaStream_t stream) {

@@ -98,7 +98,7 @@ static inline void matmul_plan_free(MatmulPlan *p) {
     LT(cublasLtMatrixLayoutDestroy(p->out));
 }
 
-// The products must be done: synchronise their stream first.
+// Closes the library. The products must be done: synchronise their stream first.
 static inline void matmul_close(Matmul *lt) {
     if (lt->handle == NULL) return;
     for (size_t i = 0; i < lt->made && i < MATMUL_PLANS; i++) matmul_plan_free(&lt->plans[i]);
@@ -275,17 +275,16 @@ static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
     p->algo = known->algo;
 }
 
-// out (M, N) = op(A) (M, K) op(B) (K, N), or out += op(A) op(B) with `accumulate`. A is stored
-// (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all row-major, lda,
-// ldb, ldo elements from row to row. extra: the epilogue's, as above; NULL: it does nothing.
+// Computes out (M, N) = op(A) (M, K) op(B) (K, N), or out += op(A) op(B) with `accumulate`. A is
+// stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all row-major,
+// lda, ldb, ldo elements from row to row. extra: the epilogue's, as above; NULL: it does nothing.
 // Returns false, having done nothing, where the slopes or the sums are to be a pass of their own:
 // the library lists no shapes that have them. In fp32 they always are: its tanh is good to 2^-11
-// there, too (seen on an H200).
-// An epilogue does not go with accumulate, nor does an output of 16 bits: the library rounds the
-// product before it adds (seen with cuBLASLt 13.0 on an H200). O is X, or float for sums that are
-// not to be rounded. Sizes are at least 1; rows of 16-bit types should begin at multiples of 16
-// bytes (else it is slow, or there is no algorithm, and the program ends saying so). out must
-// overlap no operand.
+// there, too (seen on an H200). An epilogue does not go with accumulate, nor does an output of 16
+// bits: the library rounds the product before it adds (seen with cuBLASLt 13.0 on an H200). O is X,
+// or float for sums that are not to be rounded. Sizes are at least 1; rows of 16-bit types should
+// begin at multiples of 16 bytes (else it is slow, or there is no algorithm, and the program ends
+// saying so). out must overlap no operand.
 template <typename X, typename O>
 static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                  const X *a, size_t lda, const X *b, size_t ldb, O *out, size_t ldo,

@@ -149,7 +149,7 @@ typedef struct {
     bool zeroth;             // zeroth order: without a backward pass
 } PlanRun;
 
-// How long a step is, and what is at work in it.
+// Prints how long a step is, and what is at work in it.
 static void plan_print_speed(const Rates *rates, const PlanRun *run, const Prediction *pred) {
     const double flops = rates->gpu_flops * (pred->compute - pred->attention)
                        + rates->gpu_attention * pred->attention;
@@ -370,9 +370,9 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
         }
 }
 
-// --offload auto: what a rehearsal finds fastest; with weights on the host only if that is clearly
-// faster, or if it is asked for, and then with residents, whose layers' weights stay, only if
-// nothing fits without. False if nothing fits.
+// Chooses for --offload auto what a rehearsal finds fastest; with weights on the host only if that
+// is clearly faster, or if it is asked for, and then with residents, whose layers' weights stay,
+// only if nothing fits without. False if nothing fits.
 static bool offload_search(OffloadSearch *q) {
     const OffloadMemory *m = &q->memory;
     q->predicted.step = q->none = INFINITY;
@@ -383,7 +383,7 @@ static bool offload_search(OffloadSearch *q) {
     return q->predicted.step < INFINITY;
 }
 
-// For people: what was found, and why.
+// Prints what was found, and why.
 static void search_print(const OffloadSearch *q) {
     const OffloadChoice *c = &q->choice;
     printf("offload auto: %s%s, predicted %.3g s per step", offload_names[c->mode],

@@ -108,8 +108,8 @@ static Rates rates_of_rank(const Rates *rates, size_t local) {
     return x;
 }
 
-// Seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs: each passes
-// on all but its own part (nccl-tests, doc/PERFORMANCE.md). An unknown bandwidth is no limit.
+// Returns the seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs:
+// each sends all but its own part (nccl-tests, doc/PERFORMANCE.md). Without gpu_link: the latency.
 static double collective_seconds(const Rates *rates, size_t world, double bytes) {
     const double R = (double)world;
     if (world <= 1) return 0;
@@ -148,10 +148,10 @@ typedef struct {
 
 enum { UPDATE_LINES = 6 };
 
-// Seconds per parameter if the GPU updates `share` of the state that lives on the host, as linear
-// functions of it: H2D, D2H, host memory (two, see update_bound()), cores, GPU. The line of an
-// unknown rate is 0. Each byte of the link is one of host memory, too; the cores read weight, state
-// and gradient, and write weight and state. Backward hides the gradients' way.
+// Sets t to seconds per parameter if the GPU updates `share` of the state that lives on the host,
+// as linear functions of it: H2D, D2H, host memory (two, see update_bound()), cores, GPU. The line
+// of an unknown rate is 0. Each byte of the link is one of host memory, too; the cores read weight,
+// state and gradient, and write weight and state. Backward hides the gradients' way.
 static void update_lines(const Rates *rates, const UpdateBytes *b, double share,
                          double t[UPDATE_LINES]) {
     const double cpu = 1 - share, d2h = (b->state + b->streams * b->weight) * share;
@@ -170,10 +170,10 @@ static void update_lines(const Rates *rates, const UpdateBytes *b, double share,
     t[5] = rates->gpu_adam > 0 ? share * update / rates->gpu_adam : 0;
 }
 
-// Seconds per parameter that no schedule can beat at this share (0 to 1), but for what it does
-// before the update begins, like fetching the first visitors; 0 if no rate is known. Host memory
-// gives `dram_dma` while both directions of the link are busy, which is as long as the one with
-// less to do takes, and `dram` for the rest of the step's time T:
+// Returns the seconds per parameter that no schedule can beat at this share (0 to 1), but for what
+// it does before the update begins, like fetching the first visitors; 0 if no rate is known. Host
+// memory gives `dram_dma` while both directions of the link are busy, which is as long as the one
+// with less to do takes, and `dram` for the rest of the step's time T:
 //   bytes = dram_dma t + dram (T - t).
 // doc/speed.md has T where each is one rate.
 // limit, if not NULL: which of them binds, for people, or several that meet, as at most best
@@ -191,8 +191,8 @@ static double update_bound(const Rates *rates, const UpdateBytes *b, double shar
     return bound;
 }
 
-// The share with the least bound. Between two crossings of its lines the bound is linear, so that
-// it is least at a crossing, or at 0 or 1. 0 if no rate is known.
+// Returns the share with the least bound. Between two crossings of its lines the bound is linear,
+// so that it is least at a crossing, or at 0 or 1. 0 if no rate is known.
 static double best_share(const Rates *rates, const UpdateBytes *b) {
     double at0[UPDATE_LINES], at1[UPDATE_LINES], best = 0, least = update_bound(rates, b, 0, NULL);
     update_lines(rates, b, 0, at0);

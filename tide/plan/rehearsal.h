@@ -151,19 +151,19 @@ static int rehearse(int stream, int takes, double work) {
     return s->last = q->count++;
 }
 
-// The event is complete when the stream has done what it has been given so far.
+// Records an event: it is complete when the stream has done all work that it has so far.
 static void rehearse_record(int event, int stream) {
     rehearsal->events[event] = rehearse(stream, TAKES_NOTHING, 0);
     rehearsal->streams[stream].sealed = true;
 }
 
-// The host waits until a stream has done all.
+// Lets the host wait until a stream has done all its work.
 static void rehearse_rest(int stream) {
     rehearse_wait_for(THE_HOST, rehearse(stream, TAKES_NOTHING, 0));
     rehearsal->streams[stream].sealed = true;
 }
 
-// Addresses of memory that nobody has.
+// Returns an address of memory that does not exist.
 static void *rehearse_memory(size_t bytes) {
     const size_t at = rehearsal->memory;
     rehearsal->memory += round_up(bytes + 1, 4096);
@@ -186,8 +186,8 @@ static void share_out(double total, double want[3]) {
     }
 }
 
-// Work per second of a job of each kind, while so many of each are at work. The cores can work on
-// 26 bytes per second for each parameter of host_adam, AdamW's traffic.
+// Sets the work per second of a job of each kind, while so many of each are at work. The cores can
+// work on 26 bytes per second for each parameter of host_adam, AdamW's traffic.
 static void machine_speeds(const Rates *rates, const int busy[TAKES_KINDS],
                            double speed[TAKES_KINDS]) {
     const bool in = busy[TAKES_H2D] > 0, out = busy[TAKES_D2H] > 0, host = busy[TAKES_HOST] > 0;

@@ -116,7 +116,7 @@ typedef struct {
     size_t step;  // that the next spans belong to
 } TraceFile;
 
-// Whole nanoseconds, so that what touches still touches after rounding.
+// Rounds to whole nanoseconds, so that what touches still touches after rounding.
 static double trace_microseconds(double seconds) { return round(1e9 * seconds) / 1e3; }
 
 static bool trace_error(const TraceFile *t, Error *err) {
@@ -155,14 +155,14 @@ static void trace_span(TraceFile *t, const TraceSpan *s) {
     fputs("}}", t->file);
 }
 
-// From `seconds` on, class `what` of counter `name` has this value.
+// Sets class `what` of counter `name` to this value, from `seconds` on.
 static void trace_counter(TraceFile *t, const char *name, const char *what, double seconds,
                           double value) {
     fprintf(t->file, ",\n{\"ph\":\"C\",\"pid\":0,\"name\":\"%s\",\"ts\":%.3f,\"args\":{"
             "\"%s\":%.17g}}", name, trace_microseconds(seconds), what, value);
 }
 
-// Brings all of it into the file, which is whole until the next event is written (in a pipe: only
+// Writes all of it to the file, which is whole until the next event is written (in a pipe: only
 // when it is closed). False and the reason in err if the disk does not take it.
 static bool trace_flush(TraceFile *t, Error *err) {
     const long end = ftell(t->file);
