@@ -98,7 +98,7 @@ template <typename X> __device__ static inline float head_dot(const X *a, const 
     return sum;
 }
 
-// Adds the sum over i < n of weights[i] * row i of x to acc, for this lane's channels from `first` on.
+// Adds the sum over i < n of weights[i] * row i of x to acc, for this lane's channels from `first`.
 template <typename X>
 __device__ static inline void add_rows(float (&acc)[PLAIN_CHANNELS], const float *weights, size_t n,
                                        const X *x, size_t pitch, size_t first, size_t HS) {

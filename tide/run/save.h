@@ -66,8 +66,8 @@ static void run_load(Run *r, const RunState *state) {
     out_take(&r->o, &r->lock);
 }
 
-// The time of --save-every auto's next save, by seconds_now(). Saving may take 5 % of the time: after
-// a checkpoint that took d seconds, the next begins 19 d seconds later, at least 10 minutes later.
+// When --save-every auto saves next, by seconds_now(). Saving may take 5 % of the time: after a
+// checkpoint that took d seconds, the next begins 19 d seconds later, at least 10 minutes later.
 static double run_save_due;
 
 static double run_save_pause(void) {
