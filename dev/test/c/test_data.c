@@ -456,21 +456,9 @@ static void test_stateless(void) {
     CHECK(equal < 12, "epoch 2^32 repeats epoch 0: %zu", equal);
 }
 
-static void test_permutation_is_bijection(void) {
-    static unsigned char seen[70000];
-    const uint64_t sizes[] = {1, 2, 3, 4, 5, 7, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 4096,
-                              4097, 65536, 65537};
-    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
-        const uint64_t n = sizes[k];
-        memset(seen, 0, sizeof seen);
-        size_t bad = 0;
-        for (uint64_t i = 0; i < n; i++) {
-            uint64_t j = permute(i, n, 77 + k);
-            bad += j >= n || seen[j]++ != 0;
-        }
-        CHECK(bad == 0, "n = %d: %zu hit twice or outside", (int)n, bad);
-    }
-    for (int bits = 33; bits <= 64; bits++)  // too many to visit: in range, and distinct
+// Of few it is one: test_coverage(). These are too many to visit: in range, and distinct.
+static void test_large_permutations(void) {
+    for (int bits = 33; bits <= 64; bits++)
         for (int minus = 0; minus < 2; minus++) {
             const uint64_t n = bits < 64 ? ((uint64_t)1 << bits) - (uint64_t)minus : UINT64_MAX;
             uint64_t x[3] = {permute(0, n, 1), permute(1, n, 1), permute(n - 1, n, 1)};
@@ -584,7 +572,7 @@ int main(void) {
     RUN(test_coverage);
     RUN(test_phase);
     RUN(test_stateless);
-    RUN(test_permutation_is_bijection);
+    RUN(test_large_permutations);
     RUN(test_permutation_is_random);
     RUN(test_loader_errors);
     RUN(test_data_hash);
