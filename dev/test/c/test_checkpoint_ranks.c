@@ -485,10 +485,11 @@ static Run *ranks_run(const Model *g, const char *out) {
     return &r;
 }
 
-// Saves it after `step` steps.
-static void ranks_save(Run *r, size_t step, bool state, const Model *g) {
+// Saves it after `step` steps: if that step is saved, the weights for others alone.
+static void ranks_save(Run *r, size_t step, const Model *g) {
     r->saves = g->here;
-    run_write(r, step, state && step != r->state.step);
+    r->done = step;
+    run_save(r, strdup(g->state.text));
 }
 
 static struct {
@@ -522,14 +523,15 @@ static int save_three(void) {
         CHECK(memcmp(g->data[0][i], whole + s->at, s->length * sizeof(float)) == 0, "%zu", s->at);
     }
     r->state = g->state;
+    r->state.text = NULL;
     slow = ranks.rank == 1 ? job.slow : 0;
     for (size_t step = 1; step <= 3; step++) {
         fill_all(g, (float)step);
-        ranks_save(r, step, true, g);
+        ranks_save(r, step, g);
         CHECK(newest(job.out) == step && r->state.step == step, "%s", err.text);
     }
     fill_all(g, ranks.world == 1 || replicated ? 3 : 50);  // 50: nobody saves this
-    ranks_save(r, 3, true, g);
+    ranks_save(r, 3, g);
     CHECK(newest(job.out) == 3, "%s", err.text);
     return 0;
 }
@@ -551,7 +553,7 @@ static int load_and_save(void) {
     CHECK(memcmp(&s->config, &g->c, sizeof g->c) == 0, "another configuration");
     run_load(r, &g->here);
     check_loaded(g, PARTS, 3);
-    ranks_save(r, 3, false, g);
+    ranks_save(r, 3, g);
     fill_all(g, -1);
     model_load(job.out, &g->c, &g->t, &g->here);
     for (int k = 1; k < PARTS; k++) fill(g, k, 3);
