@@ -15,13 +15,6 @@
 
 static Tokenizer *tokens;  // a byte is a token
 
-static void write_base(const char *name, const char *bytes, size_t n) {
-    char path[PATH_MAX];
-    path_join(path, base, name);
-    FILE *f = fopen(path, "wb");
-    if (f == NULL || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) fail("cannot write %s", name);
-}
-
 static char *exact(const char *bytes, size_t n) {  // for the address sanitizer
     return (char *)memcpy(malloc(n > 0 ? n : 1), bytes, n);
 }
@@ -39,7 +32,7 @@ static void try_config(const char *bytes, size_t n) {
 
 static void try_index(const char *bytes, size_t n) {
     int count;
-    write_base("model.safetensors.index.json", bytes, n);
+    put_bytes(in_base("model.safetensors.index.json"), bytes, n);
     model_open(base, &count);
 }
 
@@ -66,12 +59,12 @@ static void try_jsonl(const char *bytes, size_t n) {
 }
 
 static void try_data(const char *bytes, size_t n) {
-    write_base("a", bytes, n);
+    put_bytes(in_base("a"), bytes, n);
     data_open(in_base("a"), tokens);
 }
 
 static void try_bin(const char *bytes, size_t n) {
-    write_base("data.bin", bytes, n);
+    put_bytes(in_base("data.bin"), bytes, n);
     data_open(in_base("data.bin"), tokens);
 }
 
@@ -79,13 +72,13 @@ static void try_tokens(const char *bytes, size_t n) {
     char file[2 * BIN_HEADER] = {0};
     memcpy(file, bytes, 12);
     memcpy(file + BIN_HEADER, bytes + 12, n - 12);
-    write_base("x.bin", file, BIN_HEADER + n - 12);
+    put_bytes(in_base("x.bin"), file, BIN_HEADER + n - 12);
     data_open(in_base("x.bin"), tokens);
 }
 
 static void try_rates(const char *bytes, size_t n) {
     Rates r;
-    write_base("rates", bytes, n);
+    put_bytes(in_base("rates"), bytes, n);
     if (!rates_load(&r, in_base("rates"), &err)) die("%s", err.text);
 }
 
@@ -110,7 +103,7 @@ static void try_altered(const char *folder, const char *bytes) {
     char *text = fixture_read(folder, "tokenizer.json", &length);
     text = altered(text, bytes, bytes + strlen(bytes) + 1);
     path_join(name, "altered", "tokenizer.json");
-    write_base(name, text, strlen(text));
+    put_bytes(in_base(name), text, strlen(text));
     load_tokenizer("altered");
 }
 
@@ -138,7 +131,7 @@ static void try_beside(const char *folder, const char *bytes, size_t n) {
     for (const char *s = bytes, *text; s < bytes + n; s = text + strlen(text) + 1) {
         text = s + strlen(s) + 1;
         path_join(name, folder, s);
-        write_base(name, text, strlen(text));
+        put_bytes(in_base(name), text, strlen(text));
     }
     load_tokenizer(folder);
 }
@@ -153,10 +146,10 @@ static void make_tokenizers(void) {
     make_directories(in_base("llama3"));
     const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, "
                                         "\"\\u0120a\": 259, \"11\": 260");
-    write_base("vocab/vocab.json", vocab, strlen(vocab));
-    write_base("vocab/merges.txt", "\xc4\xa0 a\n1 1\n", 9);
+    put_bytes(in_base("vocab/vocab.json"), vocab, strlen(vocab));
+    put_bytes(in_base("vocab/merges.txt"), "\xc4\xa0 a\n1 1\n", 9);
     const char *text = fixture_read("small-llama3", "tokenizer.json", &n);
-    write_base("llama3/tokenizer.json", text, n);
+    put_bytes(in_base("llama3/tokenizer.json"), text, n);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -205,8 +198,7 @@ static void test_rows(void) {
 }
 
 int main(void) {
-    snprintf(base, sizeof base, "/tmp/tide_refused_XXXXXX");
-    if (mkdtemp(base) == NULL) { perror(base); return 1; }
+    base_new("refused");
     tokens = tokenizer_bytes();
     make_tokenizers();
     ranks.rank = 1;  // which prints no warnings
