@@ -594,17 +594,14 @@ static void test_config_accepts(void) {
          "rope.theta 50, rope.scaling 2, rope.factor 8, rope.low 1, rope.high 4, rope.original 55"},
         // keys of config.json files as they are on the hub
         {"gpt2", "'activation_function':'gelu_new','architectures':['GPT2LMHeadModel'],"
-         "'attn_pdrop':0.1,'bos_token_id':50256,'embd_pdrop':0.1,'eos_token_id':50256,"
-         "'id2label':{},'initializer_range':0.02,'label2id':{},'layer_norm_epsilon':1e-05,"
-         "'n_ctx':5,'n_special':0,'predict_special_tokens':true,'resid_pdrop':0.1,"
-         "'summary_activation':null,'summary_type':'x','summary_first_dropout':0.1,"
-         "'summary_proj_to_labels':true,'summary_use_proj':true,'task_specific_params':"
-         "{'text-generation':{'do_sample':true,'max_length':50}},'use_cache':true,"
-         "'gradient_checkpointing':false,'reorder_and_upcast_attn':false,'finetuning_task':'x',"
+         "'attn_pdrop':0.1,'bos_token_id':50256,'id2label':{},'initializer_range':0.02,'n_ctx':5,"
+         "'layer_norm_epsilon':1e-05,'n_special':0,'summary_activation':null,'summary_type':'x',"
+         "'task_specific_params':{'text-generation':{'do_sample':true,'max_length':50}},"
+         "'use_cache':true,'gradient_checkpointing':false,'reorder_and_upcast_attn':false,"
          "'top_p':1,'_num_labels':1,'output_past':true,'pruned_heads':{},'torchscript':false,"
-         "'top_k':50,'use_bfloat16':false,'num_beams':1,'repetition_penalty':1,'max_length':20,"
-         "'is_decoder':false,'eos_token_ids':0,'num_return_sequences':1,"
-         "'no_repeat_ngram_size':0,'tokenizer_class':'x'", ""},
+         "'use_bfloat16':false,'num_beams':1,'repetition_penalty':1,'max_length':20,"
+         "'is_decoder':false,'num_return_sequences':1,'no_repeat_ngram_size':0,"
+         "'tokenizer_class':'x'", ""},
         {"opt", "'_name_or_path':'x','_remove_final_layer_norm':false,'activation_dropout':0,"
          "'attention_dropout':0,'dropout':0.1,'do_layer_norm_before':true,'layerdrop':0,"
          "'init_std':0.02,'pad_token_id':1,'prefix':'</s>','torch_dtype':'float16',"
