@@ -96,21 +96,14 @@ static void load_tokenizer(const char *folder) {
     tokenizer_load(path);
 }
 
-// A tokenizer.json, with one text for another.
-static void try_altered(const char *folder, const char *bytes) {
-    char name[PATH_MAX];
-    size_t length = 0;
-    char *text = fixture_read(folder, "tokenizer.json", &length);
-    text = altered(text, bytes, bytes + strlen(bytes) + 1);
-    path_join(name, "altered", "tokenizer.json");
-    put_bytes(in_base(name), text, strlen(text));
-    load_tokenizer("altered");
-}
+static const char *kind;  // of the row that is tried
 
-static void try_llama2(const char *bytes, size_t n) { (void)n, try_altered("small-llama2", bytes); }
-static void try_llama3(const char *bytes, size_t n) { (void)n, try_altered("small-llama3", bytes); }
-static void try_smollm2(const char *bytes, size_t n) {
-    (void)n, try_altered("small-smollm2", bytes);
+// A tokenizer.json of the folder that the kind names, with one text for another.
+static void try_altered(const char *bytes, size_t n) {
+    char *text = fixture_read(kind, "tokenizer.json", &n);
+    text = altered(text, bytes, bytes + strlen(bytes) + 1);
+    put_text(in_base("altered/tokenizer.json"), text);
+    load_tokenizer("altered");
 }
 
 static void try_vocab(const char *bytes, size_t n) {
@@ -118,11 +111,12 @@ static void try_vocab(const char *bytes, size_t n) {
     tokenizer_of("test", byte_vocabulary(-1, 5, bytes), bytes + strlen(bytes) + 1);
 }
 
-// Names and texts of files beside those that are there.
-static void try_beside(const char *folder, const char *bytes, size_t n) {
+// Names and texts of files beside those that are in the folder behind "beside ".
+static void try_beside(const char *bytes, size_t n) {
     static const char *const names[] = {
         "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
         "added_tokens.json", "config.json"};
+    const char *folder = kind + 7;
     char name[PATH_MAX];
     for (int i = 0; i < 5; i++) {
         path_join(name, in_base(folder), names[i]);
@@ -131,13 +125,10 @@ static void try_beside(const char *folder, const char *bytes, size_t n) {
     for (const char *s = bytes, *text; s < bytes + n; s = text + strlen(text) + 1) {
         text = s + strlen(s) + 1;
         path_join(name, folder, s);
-        put_bytes(in_base(name), text, strlen(text));
+        put_text(in_base(name), text);
     }
     load_tokenizer(folder);
 }
-
-static void try_beside_vocab(const char *bytes, size_t n) { try_beside("vocab", bytes, n); }
-static void try_beside_llama3(const char *bytes, size_t n) { try_beside("llama3", bytes, n); }
 
 static void make_tokenizers(void) {
     size_t n = 0;
@@ -146,8 +137,8 @@ static void make_tokenizers(void) {
     make_directories(in_base("llama3"));
     const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, "
                                         "\"\\u0120a\": 259, \"11\": 260");
-    put_bytes(in_base("vocab/vocab.json"), vocab, strlen(vocab));
-    put_bytes(in_base("vocab/merges.txt"), "\xc4\xa0 a\n1 1\n", 9);
+    put_text(in_base("vocab/vocab.json"), vocab);
+    put_text(in_base("vocab/merges.txt"), "\xc4\xa0 a\n1 1\n");
     const char *text = fixture_read("small-llama3", "tokenizer.json", &n);
     put_bytes(in_base("llama3/tokenizer.json"), text, n);
 }
@@ -172,12 +163,12 @@ static const struct {
     {"cpu", "", try_cpu},
     {"gpu", "", try_gpu},
     {"saved", "", try_saved},
-    {"small-llama2", NULL, try_llama2},
-    {"small-llama3", NULL, try_llama3},
-    {"small-smollm2", NULL, try_smollm2},
+    {"small-llama2", NULL, try_altered},
+    {"small-llama3", NULL, try_altered},
+    {"small-smollm2", NULL, try_altered},
     {"vocab", "test/", try_vocab},
-    {"beside vocab", NULL, try_beside_vocab},
-    {"beside llama3", NULL, try_beside_llama3},
+    {"beside vocab", NULL, try_beside},
+    {"beside llama3", NULL, try_beside},
 };
 
 static void test_rows(void) {
@@ -188,6 +179,7 @@ static void test_rows(void) {
         while (strcmp(kinds[k].kind, r->kind) != 0) k++;
         const char *bytes = quoted_bytes(r->bytes, r->n), *words = quoted(r->words);
         const char *names = kinds[k].names != NULL ? kinds[k].names : base;
+        kind = r->kind;
         const char *line = DIES(kinds[k].try(bytes, r->n));
         CHECK(line != NULL, "%s is accepted: %s", r->kind, bytes);
         if (line == NULL) continue;
