@@ -9,11 +9,22 @@
 
 typedef struct { Run run; float *arena; RunState state; } Trainer;
 
-static Trainer *trainer_new(int argc, const char **argv) {
-    Trainer *x = (Trainer *)alloc_or_fail(1, sizeof *x, "run");
+// Begins a run: "tide", the words of `line` (~ is a space), --out OUT. A run's options point into
+// the text: it stays for some more runs.
+static Trainer *begin_run(const char *line, const char *out) {
+    static char texts[8][2048];
+    static int next;
+    char *arguments[64], *text = texts[next++ % 8];
+    int n = 0;
+    Trainer *x = ALLOC(Trainer, 1, "run");
     Run *r = &x->run;
-    run_open(r, argc, (char **)argv, false);
-    x->arena = (float *)alloc_or_fail(r->table.elements, sizeof(float), "weights");
+    snprintf(text, sizeof texts[0], "tide %s --out %s", line, out);
+    for (char *word = strtok(text, " "); word != NULL; word = strtok(NULL, " ")) {
+        for (char *c = word; *c != '\0'; c++) if (*c == '~') *c = ' ';
+        arguments[n++] = word;
+    }
+    run_open(r, n, arguments, false);
+    x->arena = ALLOC(float, r->table.elements, "weights");
     memset(x->arena, 0xff, r->table.elements * sizeof(float));
     x->state = state_in(&x->arena, 1);
     run_load(r, &x->state);
@@ -29,32 +40,6 @@ static void trainer_free(Trainer *x) {
     train_state_free(&r->state);
     free(x->arena);
     free(x);
-}
-
-// "tide", the words of `line` (~ is a space), --out OUT. A run's options point into the text: it
-// stays for some more runs.
-static const char *arguments[64];
-static int split(const char *line, const char *out) {
-    static char texts[8][2048];
-    static int next;
-    char *text = texts[next++ % 8];
-    int n = 0;
-    snprintf(text, sizeof texts[0], "tide %s --out %s", line, out);
-    for (char *word = strtok(text, " "); word != NULL; word = strtok(NULL, " ")) {
-        for (char *c = word; *c != '\0'; c++) if (*c == '~') *c = ' ';
-        arguments[n++] = word;
-    }
-    return n;
-}
-static Trainer *begin_run(const char *line, const char *out) {
-    return trainer_new(split(line, out), arguments);
-}
-
-static bool run_refuses(const char *line, const char *words) {
-    static int number;
-    char out[16];  // which may stay locked
-    snprintf(out, sizeof out, "refused%d", number++);
-    return DIES_WITH(words, begin_run(line, in_base(out)));
 }
 
 static const char *text_file(const char *name, const char *text) {
@@ -232,10 +217,10 @@ static void test_task(void) {
     CHECK(a->run.train.sequences == 25 && a->run.val.sequences == 3 && a->run.T == 8, "--val");
     trainer_free(a);
     snprintf(line + strlen(line), 400, " -- --seq 1");
-    CHECK(run_refuses(line, "--seq 2 or more"), "no room for the targets");
+    CHECK(DIES_WITH("--seq 2 or more", begin_run(line, in_base("short"))), "no room for targets");
     snprintf(line, sizeof line, "--data %s --labels 0|1 --template ~is --steps 0 --optimizer mezo",
              text_file("few.tsv", "a\t0\nb\t1\n"));
-    CHECK(run_refuses(line, "held-out tenth"), "nothing open out");
+    CHECK(DIES_WITH("held-out tenth", begin_run(line, in_base("few"))), "nothing held out");
 
     for (int i = 0; i < 3; i++) {  // OPT's texts begin with </s>, those of bytes not
         snprintf(line, sizeof line, "--data %s --labels 0|1 --template ~is --model %s --layers 1 "
