@@ -204,17 +204,6 @@ static void test_text(void) {
     CHECK(refused(in_base("*.json"), tok, "b.json is JSON: name it alone, patterns work for text"),
           "JSON by a pattern");
     CHECK(refused(in_base("b.*"), tok, "b.json is JSON"), "JSON and text");
-    // long text is encoded in blocks; nothing is lost where they meet
-    enum { LONG = (5 << 20) / 2 };
-    char *text = ALLOC(char, LONG, "text");
-    uint32_t *tokens = ALLOC(uint32_t, LONG, "tokens");
-    for (size_t i = 0; i < LONG; i++)
-        tokens[i] = (unsigned char)(text[i] = (char)("etaoin\nshr "[i * i % 11] ^ (i % 7 == 0)));
-    put_bytes(in_base("long.txt"), text, LONG);
-    const TokenData all = open_data("long.txt", tok);
-    CHECK(has_tokens(&all, 2, tokens, LONG), "%zu tokens, or other ones", all.tokens);
-    free(text);
-    free(tokens);
     clean();
 }
 
@@ -263,22 +252,12 @@ static void test_documents(void) {
                             data_check(&d, 259)), "unknown");
     }
     data_check(&(TokenData){0}, 1);
-    enum { LONG = 5 << 19 };  // several blocks, one document
-    char *text = ALLOC(char, LONG, "text");
-    size_t separators = 0;
-    for (size_t i = 0; i < LONG; i++) text[i] = i % 6 == 5 ? ' ' : 'x';
-    tok->behind = behind;
-    put_bytes(in_base("2.txt"), text, LONG);
-    const TokenData d = open_data("*.txt", tok);
-    for (size_t i = 0; i < d.tokens; i++) separators += segment_token(d.segments, i) == 259;
-    CHECK(d.tokens == 3 + LONG && separators == 1, "%zu separators", separators);
     tok = tokenizer_bytes();
     tok->vocab = 70001;
     tok->byte_id['x'] = 70000;
     put("x", "wxyz");
     const TokenData wide = open_data("x", tok);
     CHECK(has_tokens(&wide, 4, (uint32_t[]){'w', 70000, 'y', 'z'}, 4), "%zu", wide.tokens);
-    free(text);
     clean();
 }
 
