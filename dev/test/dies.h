@@ -7,7 +7,9 @@
 #define TIDE_DIES_H
 #include "../../tide/base/util.h"
 #include <setjmp.h>
+#ifndef __clang__
 #pragma GCC diagnostic ignored "-Wclobbered"
+#endif
 
 static jmp_buf dies_back;
 static char dies_line[PATH_MAX];

@@ -1,6 +1,7 @@
-// zip.h: small archives for tests, of entries that are merely stored.
+// zip.h: small archives for tests, of entries that are merely stored, and pickles as torch.save()
+// puts them there.
 //     Archive a = {0};
-//     archive_add(&a, "x/data.pkl", bytes, n, zip64); ..; archive_end(&a, zip64);
+//     archive_pickle(&a, pickle, n, bytes, zip64); archive_end(&a, zip64);
 #ifndef TIDE_ZIP_H
 #define TIDE_ZIP_H
 #include <stdbool.h>
@@ -84,4 +85,18 @@ static void archive_end(Archive *a, bool wide) {
     archive_number(a->file, &a->n, wide ? UINT32_MAX : begin, 4);
     archive_number(a->file, &a->n, 0, 2);
 }
+
+// Adds a pickle, and its storage "0" of 16 bytes.
+static void archive_pickle(Archive *a, const void *pickle, size_t n, const void *storage,
+                           bool wide) {
+    memset(a, 0, sizeof *a);
+    archive_add(a, "x/data.pkl", pickle, n, wide);
+    archive_add(a, "x/data/0", storage, 16, wide);
+}
+
+// A storage of so many elements (a character), and a tensor of it.
+#define STORAGE_(type, key, n) \
+    "(X\7\0\0\0storagectorch\n" type "Storage\nX\1\0\0\0" key "X\3\0\0\0cpuK" n "tQ"
+#define TENSOR_(storage, rest) "ctorch._utils\n_rebuild_tensor_v2\n(" storage rest \
+    "\211ccollections\nOrderedDict\n)RtR"
 #endif

@@ -53,9 +53,8 @@ static void json_strings(void) {
 
 static void json_accepts(void) {
     static const char *const texts[] = {
-        "0", "-0", "1.5", "1e5", "1E+5", "1e-5", "-0.0", "123456789012345678901234567890", "\"\"",
-        "[]", "{}", "[[]]", "null", " true\n", "\"\x7f\"", "[0,0]", "{\"a\":1,\"b\":1}",
-        "{\"a\":1,\"a\\u0000\":2,\"\":3}", "{\"a\":{\"a\":1}}", "1e-999", "\"\xf4\x8f\xbf\xbf\"",
+        "-0.0", "1E+5", "\"\"", "{}", "[[]]", " true\n", "\"\x7f\"", "[0,0]",
+        "{\"a\":1,\"a\\u0000\":2,\"\":3}", "{\"a\":{\"a\":1}}", "\"\xf4\x8f\xbf\xbf\"",
         "\"\\uffff\\ue000\\ud7ff\"", "\xef\xbb\xbf {\"a\":1}",
     };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
@@ -118,24 +117,14 @@ static void json_sizes(void) {
     CHECK(!json_size(NULL, &(size_t){0}), "nothing");
 }
 
+// There are as many valid sequences as code points, which json_writes() has all, and no others.
 static void json_utf8(void) {
-    size_t valid = 0;
-    for (uint32_t c = 0; c < 0x110000; c++) {
-        if (c >= 0xd800 && c < 0xe000) continue;
-        char s[5] = {0};
-        uint32_t back = 0xffffffff;
-        size_t n = utf8_encode(c, s);
-        size_t expected = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-        if (n == expected && utf8_decode(s, n, &back) == n && back == c) valid++;
-        CHECK(utf8_decode(s, n - 1, &back) == 0, "a part of U+%04X is accepted", (unsigned)c);
-    }
-    CHECK(valid == 0x110000 - 0x800, "%zu code points", valid);
-    // there are as many valid sequences as code points, and no others
     size_t found[5] = {0};
     for (uint32_t i = 0; i < 0x1000000; i++) {
         char s[4] = {(char)(i >> 16), (char)(i >> 8), (char)i, (char)0x80};
         uint32_t c = 0;
         size_t n = utf8_decode(s, 4, &c);
+        CHECK(n == 0 || utf8_decode(s, n - 1, &c) == 0, "a part of %06x is accepted", i);
         if (n >= 3 || (n == 2 && (i & 0xff) == 0) || (n == 1 && (i & 0xffff) == 0))
             found[n]++;
     }

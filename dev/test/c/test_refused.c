@@ -15,13 +15,6 @@
 
 static Tokenizer *tokens;  // a byte is a token
 
-static void write_base(const char *name, const char *bytes, size_t n) {
-    char path[PATH_MAX];
-    path_join(path, base, name);
-    FILE *f = fopen(path, "wb");
-    if (f == NULL || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) fail("cannot write %s", name);
-}
-
 static char *exact(const char *bytes, size_t n) {  // for the address sanitizer
     return (char *)memcpy(malloc(n > 0 ? n : 1), bytes, n);
 }
@@ -39,7 +32,7 @@ static void try_config(const char *bytes, size_t n) {
 
 static void try_index(const char *bytes, size_t n) {
     int count;
-    write_base("model.safetensors.index.json", bytes, n);
+    put_bytes(in_base("model.safetensors.index.json"), bytes, n);
     model_open(base, &count);
 }
 
@@ -66,12 +59,12 @@ static void try_jsonl(const char *bytes, size_t n) {
 }
 
 static void try_data(const char *bytes, size_t n) {
-    write_base("a", bytes, n);
+    put_bytes(in_base("a"), bytes, n);
     data_open(in_base("a"), tokens);
 }
 
 static void try_bin(const char *bytes, size_t n) {
-    write_base("data.bin", bytes, n);
+    put_bytes(in_base("data.bin"), bytes, n);
     data_open(in_base("data.bin"), tokens);
 }
 
@@ -79,13 +72,13 @@ static void try_tokens(const char *bytes, size_t n) {
     char file[2 * BIN_HEADER] = {0};
     memcpy(file, bytes, 12);
     memcpy(file + BIN_HEADER, bytes + 12, n - 12);
-    write_base("x.bin", file, BIN_HEADER + n - 12);
+    put_bytes(in_base("x.bin"), file, BIN_HEADER + n - 12);
     data_open(in_base("x.bin"), tokens);
 }
 
 static void try_rates(const char *bytes, size_t n) {
     Rates r;
-    write_base("rates", bytes, n);
+    put_bytes(in_base("rates"), bytes, n);
     if (!rates_load(&r, in_base("rates"), &err)) die("%s", err.text);
 }
 
@@ -103,21 +96,14 @@ static void load_tokenizer(const char *folder) {
     tokenizer_load(path);
 }
 
-// A tokenizer.json, with one text for another.
-static void try_altered(const char *folder, const char *bytes) {
-    char name[PATH_MAX];
-    size_t length = 0;
-    char *text = fixture_read(folder, "tokenizer.json", &length);
-    text = altered(text, bytes, bytes + strlen(bytes) + 1);
-    path_join(name, "altered", "tokenizer.json");
-    write_base(name, text, strlen(text));
-    load_tokenizer("altered");
-}
+static const char *kind;  // of the row that is tried
 
-static void try_llama2(const char *bytes, size_t n) { (void)n, try_altered("small-llama2", bytes); }
-static void try_llama3(const char *bytes, size_t n) { (void)n, try_altered("small-llama3", bytes); }
-static void try_smollm2(const char *bytes, size_t n) {
-    (void)n, try_altered("small-smollm2", bytes);
+// A tokenizer.json of the folder that the kind names, with one text for another.
+static void try_altered(const char *bytes, size_t n) {
+    char *text = fixture_read(kind, "tokenizer.json", &n);
+    text = altered(text, bytes, bytes + strlen(bytes) + 1);
+    put_text(in_base("altered/tokenizer.json"), text);
+    load_tokenizer("altered");
 }
 
 static void try_vocab(const char *bytes, size_t n) {
@@ -125,8 +111,8 @@ static void try_vocab(const char *bytes, size_t n) {
     tokenizer_of("test", byte_vocabulary(-1, 5, bytes), bytes + strlen(bytes) + 1);
 }
 
-// Names and texts of files beside those that are there.
-static void try_beside(const char *folder, const char *bytes, size_t n) {
+// Names and texts of files, which are put beside those that are in a folder.
+static void try_files(const char *folder, const char *bytes, size_t n) {
     static const char *const names[] = {
         "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
         "added_tokens.json", "config.json"};
@@ -138,7 +124,7 @@ static void try_beside(const char *folder, const char *bytes, size_t n) {
     for (const char *s = bytes, *text; s < bytes + n; s = text + strlen(text) + 1) {
         text = s + strlen(s) + 1;
         path_join(name, folder, s);
-        write_base(name, text, strlen(text));
+        put_text(in_base(name), text);
     }
     load_tokenizer(folder);
 }
@@ -146,11 +132,10 @@ static void try_beside(const char *folder, const char *bytes, size_t n) {
 static void try_folder(const char *bytes, size_t n) {
     remove_tree(in_base("folder"));
     make_directories(in_base("folder"));
-    try_beside("folder", bytes, n);
+    try_files("folder", bytes, n);
 }
 
-static void try_beside_vocab(const char *bytes, size_t n) { try_beside("vocab", bytes, n); }
-static void try_beside_llama3(const char *bytes, size_t n) { try_beside("llama3", bytes, n); }
+static void try_beside(const char *bytes, size_t n) { try_files(kind + 7, bytes, n); }
 
 static void make_tokenizers(void) {
     size_t n = 0;
@@ -159,10 +144,10 @@ static void make_tokenizers(void) {
     make_directories(in_base("llama3"));
     const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, "
                                         "\"\\u0120a\": 259, \"11\": 260");
-    write_base("vocab/vocab.json", vocab, strlen(vocab));
-    write_base("vocab/merges.txt", "\xc4\xa0 a\n1 1\n", 9);
+    put_text(in_base("vocab/vocab.json"), vocab);
+    put_text(in_base("vocab/merges.txt"), "\xc4\xa0 a\n1 1\n");
     const char *text = fixture_read("small-llama3", "tokenizer.json", &n);
-    write_base("llama3/tokenizer.json", text, n);
+    put_bytes(in_base("llama3/tokenizer.json"), text, n);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -185,13 +170,13 @@ static const struct {
     {"cpu", "", try_cpu},
     {"gpu", "", try_gpu},
     {"saved", "", try_saved},
-    {"small-llama2", NULL, try_llama2},
-    {"small-llama3", NULL, try_llama3},
-    {"small-smollm2", NULL, try_smollm2},
+    {"small-llama2", NULL, try_altered},
+    {"small-llama3", NULL, try_altered},
+    {"small-smollm2", NULL, try_altered},
     {"vocab", "test/", try_vocab},
     {"folder", NULL, try_folder},
-    {"beside vocab", NULL, try_beside_vocab},
-    {"beside llama3", NULL, try_beside_llama3},
+    {"beside vocab", NULL, try_beside},
+    {"beside llama3", NULL, try_beside},
 };
 
 static void test_rows(void) {
@@ -202,6 +187,7 @@ static void test_rows(void) {
         while (strcmp(kinds[k].kind, r->kind) != 0) k++;
         const char *bytes = quoted_bytes(r->bytes, r->n), *words = quoted(r->words);
         const char *names = kinds[k].names != NULL ? kinds[k].names : base;
+        kind = r->kind;
         const char *line = DIES(kinds[k].try(bytes, r->n));
         CHECK(line != NULL, "%s is accepted: %s", r->kind, bytes);
         if (line == NULL) continue;
@@ -212,8 +198,7 @@ static void test_rows(void) {
 }
 
 int main(void) {
-    snprintf(base, sizeof base, "/tmp/tide_refused_XXXXXX");
-    if (mkdtemp(base) == NULL) { perror(base); return 1; }
+    base_new("refused");
     tokens = tokenizer_bytes();
     make_tokenizers();
     ranks.rank = 1;  // which prints no warnings

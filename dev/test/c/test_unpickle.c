@@ -51,10 +51,8 @@ static void as_pytorch_saved_it(void) {
 static Archive archive;
 static bool read_archive(const char *pickle, size_t n, const void *storage, bool wide,
                          Tensors *list) {
-    memset(&archive, 0, sizeof archive);
     memset(list, 0, sizeof *list);
-    archive_add(&archive, "x/data.pkl", pickle, n, wide);
-    archive_add(&archive, "x/data/0", storage, 16, wide);
+    archive_pickle(&archive, pickle, n, storage, wide);
     archive_end(&archive, wide);
     return unpickle(archive.file, archive.n, list, &err);
 }
@@ -70,14 +68,11 @@ static const char *said(const char *pickle, size_t n, bool wide) {
 #define REFUSED(words, pickle) \
     CHECK(strstr(SAID(pickle), words) != NULL, "'%s' should say '%s'", err.text, words)
 
-#define STORAGE_(type, n) \
-    "(X\7\0\0\0storagectorch\n" type "Storage\nX\1\0\0\0000X\3\0\0\0cpuK" n "tQ"
-#define TENSOR_(storage, rest) \
-    "ctorch._utils\n_rebuild_tensor_v2\n(" storage rest "\211ccollections\nOrderedDict\n)RtR"
+#define FLOATS(n) STORAGE_("Float", "0", n)
 #define ONE(storage, rest) "\200\2}X\1\0\0\0a" TENSOR_(storage, rest) "s."
 
 #define VIEW(type, rest, metadata) \
-    "\200\2}X\1\0\0\0actorch._utils\n_rebuild_tensor_v2\n(" STORAGE_(type, "\4") rest \
+    "\200\2}X\1\0\0\0actorch._utils\n_rebuild_tensor_v2\n(" STORAGE_(type, "0", "\4") rest \
     "\211ccollections\nOrderedDict\n)R" metadata "tRs."
 #define NEG "}X\3\0\0\0neg\210s"
 
@@ -126,8 +121,8 @@ static void views(void) {
 }
 
 static void refusals(void) {
-    CHECK(*SAID(ONE(STORAGE_("Float", "\4"), "K\0K\2K\2\206K\2K\1\206")) == '\0', "%s", err.text);
-    static const char same[] = ONE(STORAGE_("Float", "\4"), "K\1K\3\205K\1\205");
+    CHECK(*SAID(ONE(FLOATS("\4"), "K\0K\2K\2\206K\2K\1\206")) == '\0', "%s", err.text);
+    static const char same[] = ONE(FLOATS("\4"), "K\1K\3\205K\1\205");
     CHECK(*said(same, sizeof same - 1, true) == '\0', "zip64: %s", err.text);
     REFUSED("os.system, which is no part of a tensor", "\200\2cos\nsystem\nX\4\0\0\0true\205R.");
     REFUSED("builtins.eval", "\200\2cbuiltins\neval\nX\1\0\0\0001\205R.");
@@ -136,12 +131,11 @@ static void refusals(void) {
     REFUSED("protocol 4", "\200\4}.");
     REFUSED("opcode 0x52", "\200\2ccollections\nOrderedDict\nK\1\205R.");
     // strides lead out of the storage; so they do where a product has 65 bits
-    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\0K\2K\2\206K\1K\3\206"));
-    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\2K\3K\3\206K\0K\1\206"));
-    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\4K\2\205K\0\205"));
-    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\0K\2\205J\377\377\377\377\205"));
-    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\0\212\5\1\0\0\0\1\205"
-            "\212\5\0\0\0\0\1\205"));
+    REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0K\2K\2\206K\1K\3\206"));
+    REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\2K\3K\3\206K\0K\1\206"));
+    REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\4K\2\205K\0\205"));
+    REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0K\2\205J\377\377\377\377\205"));
+    REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0\212\5\1\0\0\0\1\205\212\5\0\0\0\0\1\205"));
     REFUSED("\"conj\" set", VIEW("Float", "K\0K\4\205K\1\205", "}X\4\0\0\0conj\210s"));
     REFUSED("\"other\" set", VIEW("Float", "K\0K\4\205K\1\205", "}X\5\0\0\0otherNs"));
     REFUSED("opcode 0x52", VIEW("Float", "K\0K\4\205K\1\205", "K\1"));
@@ -150,15 +144,16 @@ static void refusals(void) {
                                "NtQ", "K\0K\4\205K\1\205"));
     REFUSED("_rebuild_from_type_v2", "\200\2ctorch._tensor\n_rebuild_from_type_v2\n.");
     REFUSED("_rebuild_tensor_v3", "\200\2ctorch._utils\n_rebuild_tensor_v3\n.");
-    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\1K\2K\2\206K\2K\1\206"));  // beyond it
-    REFUSED("opcode 0x52", ONE(STORAGE_("Float", "\4"), "K\0J\377\377\377\377\205K\1\205"));
-    REFUSED("opcode 0x51", ONE(STORAGE_("Float", "\5"), "K\0K\2\205K\1\205"));  // 20 bytes of 16
-    REFUSED("torch.ComplexFloatStorage", ONE(STORAGE_("ComplexFloat", "\2"), "K\0K\2\205K\1\205"));
+    REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\1K\2K\2\206K\2K\1\206"));  // beyond it
+    REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0J\377\377\377\377\205K\1\205"));
+    REFUSED("opcode 0x51", ONE(FLOATS("\5"), "K\0K\2\205K\1\205"));  // 20 bytes of 16
+    REFUSED("torch.ComplexFloatStorage",
+            ONE(STORAGE_("ComplexFloat", "0", "\2"), "K\0K\2\205K\1\205"));
     REFUSED("entry a is no tensor", "\200\2}X\1\0\0\0aK\1s.");
     REFUSED("entry a is a dictionary itself", "\200\2}X\1\0\0\0a}s.");
     REFUSED("printable", "\200\2}X\1\0\0\0\nK\1s.");
     REFUSED("there twice", "\200\2}(X\1\0\0\0a"
-            TENSOR_(STORAGE_("Float", "\4"), "K\0K\1\205K\1\205") "q\0X\1\0\0\0ah\0u.");
+            TENSOR_(FLOATS("\4"), "K\0K\1\205K\1\205") "q\0X\1\0\0\0ah\0u.");
     REFUSED("no dictionary", "\200\2K\1.");
     REFUSED("cut short", "\200\2}");
     CHECK(!unpickle("\200\2\212\12l\374\234F\371 j\250P\31.", 15, &(Tensors){NULL, 0}, &err)
@@ -171,10 +166,9 @@ static void refusals(void) {
         archive_end(&a, false);
         CHECK(unpickle(a.file, a.n, &(Tensors){NULL, 0}, &err) == twice, "%s", err.text);
     }
-    static const char two[] = ONE(STORAGE_("Float", "\4"), "K\0K\4\205K\1\205");
-    Archive a = {0};
-    archive_add(&a, "x/data.pkl", two, sizeof two - 1, false);
-    archive_add(&a, "x/data/0", "0123456789abcdef", 16, false);
+    static const char two[] = ONE(FLOATS("\4"), "K\0K\4\205K\1\205");
+    Archive a;
+    archive_pickle(&a, two, sizeof two - 1, "0123456789abcdef", false);
     archive_add(&a, "x/data/0", "fedcba9876543210", 16, false);
     archive_end(&a, false);
     CHECK(!unpickle(a.file, a.n, &(Tensors){NULL, 0}, &err), "an entry is there twice");

@@ -621,7 +621,8 @@ static void stopped_it_goes_on_with_the_same_bits(void) {
     }
 }
 
-// (state.txt's hash tells a damaged one: test_checkpoint.c. Whatever it is, columns stay columns.)
+// (state.txt's hash tells a damaged one: test_checkpoint_ranks.c. Columns stay columns, whatever it
+// is.)
 static void a_text_is_read_again(void) {
     Model m = model_of(1);
     ZenMap map = zen_map(&m.table, m.config.layers, 0.3, 0), other;

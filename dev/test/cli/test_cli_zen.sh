@@ -2,7 +2,7 @@
 # Importance-aware updates as a user meets them: settings that are plain AdamW have its bits, a run
 # that is stopped is saved at the end of a window and goes on with the same ones, other modes go on
 # from it. With models of a few thousand parameters, in a temporary directory. (Damage of a checkpoint:
-# test_checkpoint.c; kills: test_lost.sh.)
+# test_checkpoint_ranks.c; kills: test_lost.sh.)
 # usage: sh dev/test/cli/test_cli_zen.sh      (from the top of the repository, after make; ALL=1: with
 #        every step to resume after)
 set -u

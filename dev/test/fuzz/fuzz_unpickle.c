@@ -39,9 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         return 0;
     }
     const bool wide = data[0] == 2;
-    memset(&a, 0, sizeof a);
-    archive_add(&a, "x/data.pkl", data + 1, n - 1, wide);
-    archive_add(&a, "x/data/0", "0123456789abcdef", 16, wide);
+    archive_pickle(&a, data + 1, n - 1, "0123456789abcdef", wide);
     archive_add(&a, "x/data/1", "", 0, wide);
     archive_end(&a, wide);
     uint8_t *copy = (uint8_t *)malloc(a.n);  // exactly as long, for the address sanitizer
@@ -52,10 +50,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     return 0;
 }
 
-#define STORAGE_(type, key, n) \
-    "(X\7\0\0\0storagectorch\n" type "Storage\nX\1\0\0\0" key "X\3\0\0\0cpuK" n "tQ"
-#define TENSOR_(storage, rest) "ctorch._utils\n_rebuild_tensor_v2\n(" storage rest \
-    "\211ccollections\nOrderedDict\n)RtR"
 #define FUZZ_SEEDS { \
     FUZZ_SEED("\1\200\2}."), \
     FUZZ_SEED("\1\200\2}q\1(X\1\0\0\0aq\2" \
