@@ -5,7 +5,7 @@
 //
 // usage: test_zero_gpu                     all tests
 //        test_zero_gpu --config K|some|all [N]  for test_schedules.sh (runs.cuh)
-//        test_zero_gpu --clock 0           what test_overlap runs, with EMU_CLOCK=virtual
+//        test_zero_gpu --clock 0 3         what test_overlap runs, with EMU_CLOCK=virtual
 #include "runs.cuh"
 
 // ---------------------------------------------------------------------------------------------
@@ -127,20 +127,6 @@ static void check_open(GPT2 *g, const Config *c) {
     CHECK(is_urgent(g->zero->stream), "collectives wait for products");
 }
 
-// No rank's host reads the GPU's memory, or writes it.
-static void test_host_keeps_off(void) {
-#ifdef __CUDA_EMU__
-    int tried = 0;
-    for (int k = rows.drawn; k < rows.count && tried < (test_whole() ? 3 : 1); k++) {
-        if (!row_is_here(k) || rows.row[k].o.offload == OFFLOAD_NONE) continue;
-        run_again("test_zero_gpu", "--config", k, "EMU_PROTECT=1");
-        tried++;
-    }
-#else
-    SKIP("only the emulated GPU can close its memory");
-#endif
-}
-
 // ---------------------------------------------------------------------------------------------
 // Other numbers of ranks
 
@@ -196,108 +182,19 @@ static void test_other_worlds(void) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// What happens at the same time, on the emulated GPU's virtual clock. Times in microseconds.
+// What happens at the same time, on the emulated GPU's virtual clock
 
-#ifdef __CUDA_EMU__
-// How long a kernel and a collective take at least; bytes per us between the ranks. A layer's
-// collective then takes 112, its forward pass 200, its backward pass 400.
-enum { KERNEL = 20, LATENCY = 10, PEER = 30 };
-
-// Of a second step, and of the forward pass after it.
-static void rank_measure(const Config *c, Shared *to) {
-    const Shape s = config_shape(c);
-    const Placement where = config_placement(c);
-    float *params = shape_params(&s, false);
-    GPT2 *g = rank_new(c, &s, &where);
-    model_begin(g, &s, params, &where);
-    int32_t *inputs = (int32_t *)alloc_or_fail(2 * s.B * s.T, sizeof(int32_t), "test");
-    int32_t *targets = inputs + s.B * s.T;
-    shape_batch(&s, 1, inputs, targets);
-    double norm_squared, loss, at[5] = {0};
-    for (size_t step = 1; step <= 2; step++) {
-        CUDA(cudaDeviceSynchronize());
-        at[0] = 1e6 * emu_virtual_now();
-        gpt2_forward(g, inputs, NULL, targets, s.B, s.T);
-        gpt2_head(g, 1.0f / (float)(s.B * s.T), 1, false, NULL);
-        CUDA(cudaStreamSynchronize(g->compute));
-        at[1] = 1e6 * emu_virtual_now();
-        gpt2_backward(g, false, true);
-        norm_squared = gpt2_grad_norm_squared(g, &loss);
-        at[2] = 1e6 * emu_virtual_now();
-        const AdamStep adam = recipe_step(&plain, step, norm_squared);
-        gpt2_update(g, &adam);
-    }
-    at[3] = 1e6 * emu_virtual_now();
-    gpt2_forward(g, inputs, NULL, NULL, s.B, s.T);
-    CUDA(cudaStreamSynchronize(g->compute));
-    at[4] = 1e6 * emu_virtual_now();
-    const double times[3] = {at[1] - at[0], at[2] - at[1], at[4] - at[3]};
-    memcpy(to->rank[ranks.rank].times, times, sizeof times);
-    free(inputs);
-    free(params);
-    model_close(g);
-}
-
-typedef struct { double forward, backward, next; } Times;
-
-// stage 0: on one GPU, without others.
-static Times measure(int stage, bool serial) {
-    static Times known[4][2];
-    if (known[stage][serial].forward > 0) return known[stage][serial];
-    Config c = stage == 0 ? config_of("five") : config_of("five ranks=2 --zero %d", stage);
-    c.o.no_overlap = serial;
-    Shared *x = shared_open(&c);
-    run_ranks(&c, x, rank_measure);
-    const double *took = x->rank[0].times;
-    const Times t = known[stage][serial] = {took[0], took[1], took[2]};
-    shared_close(x);
-    return t;
-}
-
-// What a collective takes with the weights or gradients of the embeddings, a layer, or the tail.
-static double moving(int which) {
-    const Lengths x = lengths_of(shape_named("five"));
-    return LATENCY + (double)part_of(x.n[which], 2) * sizeof(bf16) / PEER;
-}
-
-// Gradients are summed while backward goes on. Only the last segment's is waited for.
-static void test_reduce_hides(void) {
-    const double hidden = 5 * moving(1) + moving(2);
-    for (int stage = 1; stage <= 3; stage++) {
-        const double together = measure(stage, false).backward;
-        const double serial = measure(stage, true).backward;
-        CHECK(serial - together > 0.9 * hidden, "stage %d: %.0f us, one after the other %.0f; "
-              "%.0f can hide", stage, together, serial, hidden);
-    }
-}
-
-// In stage 1 and 2 the next forward pass begins when the first weights are there.
-static void test_gather_hides(void) {
-    for (int stage = 1; stage <= 2; stage++) {
-        const Times t = measure(stage, false), none = measure(0, false);
-        CHECK(t.next < none.next + moving(0) + moving(1) + 0.3 * moving(1), "stage %d: %.0f us, "
-              "without gathering %.0f", stage, t.next, none.next);
-    }
-}
-
-// In stage 3 each layer's weights come while the one before is used, in both directions.
-static void test_prefetch(void) {
-    const Times t = measure(3, false), all = measure(2, false), none = measure(0, false);
-    CHECK(t.next < none.next + moving(0) + moving(1) + 0.3 * moving(1), "forward: %.0f us, without "
-          "gathering %.0f", t.next, none.next);
-    CHECK(t.backward < all.backward + 0.3 * moving(1), "backward: %.0f us, without gathering %.0f",
-          t.backward, all.backward);
-}
-#endif
-
-static void test_overlap(void) {
-#ifdef __CUDA_EMU__
-    run_again("test_zero_gpu", "--clock", 0, ON_A_CLOCK "EMU_KERNEL_US=%d EMU_NCCL_US=%d "
-              "EMU_NCCL_LINK=%d000000", KERNEL, LATENCY, PEER);
-#else
-    SKIP("only on the virtual clock of the emulated GPU");
-#endif
-}
+// A layer's collective takes 112 us, its forward pass 200, its backward pass 400. Gradients are
+// summed while backward goes on; the next forward pass begins when the first weights are there; in
+// stage 3 each layer's weights come while the one before is used, in both directions.
+static const Clock zero_clocks[] = {
+    {"EMU_KERNEL_US=20 EMU_NCCL_US=10 EMU_NCCL_LINK=30000000 EMU_LINK=1000000000000", 1, {
+        {"five ranks=2 --zero 1", NULL, 1, 1.18},
+        {"five ranks=2 --zero 2", NULL, 1, 1.185},
+        {"five ranks=2 --zero 3", "five ranks=2 --zero 2", 0.99, 1.01},
+        {"five ranks=2 --zero 1", "five ranks=2 --zero 1 --no-overlap", 0.75, 0.78},
+        {"five ranks=2 --zero 2", "five ranks=2 --zero 2 --no-overlap", 0.75, 0.78},
+        {"five ranks=2 --zero 3", "five ranks=2 --zero 3 --no-overlap", 0.8, 0.85}}}};
 
 // ---------------------------------------------------------------------------------------------
 
@@ -305,17 +202,12 @@ int main(int argc, char **argv) {
     wire_chunk = 3000;  // several for a piece
     adamw.opened = check_open;
     adamw.trained = check_given;
+    clocks = zero_clocks;
+    clock_count = 1;
     rows_fork = true;
     rows_make("test_zero_gpu");
     if (rows_asked(argc, argv)) return rows_print(argc, argv);
-#ifdef __CUDA_EMU__
-    if (argc >= 3 && strcmp(argv[1], "--clock") == 0) {
-        RUN(test_reduce_hides);
-        RUN(test_gather_hides);
-        RUN(test_prefetch);
-        return test_summary();
-    }
-#endif
+    if (clock_asked(argc, argv)) return test_summary();
     without_protection(argv);
     RUN(test_same_bits);
     RUN(test_host_keeps_off);
