@@ -11,29 +11,18 @@
 // ---------------------------------------------------------------------------------------------
 // The bytes that a rank receives and sends
 
-// Elements of each rank's part of n, and of a rank's part: by other means than zero.h.
-static size_t part_of(size_t n, size_t world) {
-    return (n + 128 * world - 1) / (128 * world) * 128;
-}
+// Elements of the embeddings, a layer, and the tail, and of a rank's part of each. (Who owns what:
+// test_zero.c.)
+typedef struct { size_t n[3], part[3]; } Lengths;
 
-static size_t owned(size_t n, size_t world, size_t rank) {
-    const size_t part = part_of(n, world), from = part * rank;
-    return from >= n ? 0 : n - from < part ? n - from : part;
-}
-
-// Elements of the embeddings, a layer, and the tail.
-typedef struct { size_t n[3], L; } Lengths;
-
-static Lengths lengths_of(const Shape *s) {
-    const GPT2Config c = shape_config(s);
-    GPT2Table t = gpt2_table(&c);
+static Lengths lengths_of(const GPT2 *g, size_t R) {
+    const int segments[3] = {0, 1, g->segments - 1};
     Lengths x;
-    const size_t layers = t.tensors[t.first_layer].offset, tail = t.tensors[t.tail].offset;
-    x.L = s->L;
-    x.n[0] = layers;
-    x.n[1] = (tail - layers) / s->L;
-    x.n[2] = t.elements - tail;
-    gpt2_table_free(&t);
+    for (int k = 0; k < 3; k++) {
+        size_t at;
+        x.n[k] = zero_segment(&g->table, segments[k], &at);
+        x.part[k] = zero_cut(x.n[k], R);
+    }
     return x;
 }
 
@@ -49,18 +38,12 @@ static size_t purpose_bytes(const Buffer *list, int n, const char *purpose) {
 // stage 3 through so many of a ring, and the head's wait in fp32.
 static void check_formulas(GPT2 *g, const Config *c) {
     const Shape s = config_shape(c);
-    const Lengths x = lengths_of(&s);
     const size_t R = (size_t)c->ranks, rank = (size_t)ranks.rank, X_ = sizeof(floatX);
-    size_t own = 0, rooms = 0, parts = 0;
-    for (int k = 0; k < 3; k++) {
-        const size_t times = k == 1 ? x.L : 1, room = R * part_of(x.n[k], R);
-        own += times * owned(x.n[k], R, rank);
-        parts += times * part_of(x.n[k], R);
-        rooms += times * room;
-    }
-    const size_t ends = R * (part_of(x.n[0], R) + part_of(x.n[2], R));
-    const size_t places = ends + min_size((size_t)c->ring, x.L) * R * part_of(x.n[1], R);
-    const size_t turns = min_size((size_t)c->places, x.L);  // of gradients
+    const Lengths x = lengths_of(g, R);
+    const size_t own = g->shards.elements, ends = R * (x.part[0] + x.part[2]);
+    const size_t rooms = ends + s.L * R * x.part[1];
+    const size_t places = ends + min_size((size_t)c->ring, s.L) * R * x.part[1];
+    const size_t turns = min_size((size_t)c->places, s.L);  // of gradients
     const bool sums = c->o.accum > 1, away = c->o.offload != OFFLOAD_NONE;
 
     Buffer list[MAX_BUFFERS];
@@ -68,17 +51,18 @@ static void check_formulas(GPT2 *g, const Config *c) {
     const size_t weights = purpose_bytes(list, n, "parameters");
     const size_t masters = purpose_bytes(list, n, "master weights");
     const size_t moments = purpose_bytes(list, n, "AdamW moments");
-    const size_t layer_parts = parts - part_of(x.n[0], R) - part_of(x.n[2], R)
-                             - (size_t)g->streamed * part_of(x.n[1], R);
+    const size_t layer_parts = (s.L - (size_t)g->streamed) * x.part[1];
     CHECK(g->streamed == 0 || c->streamed > 0, "%d layers stream: %s", g->streamed, c->text);
-    CHECK(g->streamed > 0 || c->streamed == 0 || !away || c->o.resident > 0, "nothing streams: %s", c->text);
+    CHECK(g->streamed > 0 || c->streamed == 0 || !away || c->o.resident > 0, "nothing streams: %s",
+          c->text);
     CHECK(weights == X_ * (c->o.zero < 3 ? rooms : places + layer_parts), "rank %zu: %zu bytes of "
           "weights: %s", rank, weights, c->text);
-    CHECK(moments == (c->o.moments == MOMENTS_BF16 ? 4 : 8) * own, "rank %zu: %zu bytes of moments: %s", rank, moments, c->text);
-    CHECK(masters == (X_ == 2 && c->o.master == MASTER_FP32 ? 2 * own : 0), "rank %zu: %zu bytes of masters: %s", rank, masters,
-          c->text);  // besides the weights
+    CHECK(moments == (c->o.moments == MOMENTS_BF16 ? 4 : 8) * own, "rank %zu: %zu bytes of moments: "
+          "%s", rank, moments, c->text);
+    CHECK(masters == (X_ == 2 && c->o.master == MASTER_FP32 ? 2 * own : 0), "rank %zu: %zu bytes of "
+          "masters: %s", rank, masters, c->text);  // besides the weights
     if (!away) {
-        const size_t passing = ends + turns * R * part_of(x.n[1], R);
+        const size_t passing = ends + turns * R * x.part[1];
         const bool leaves = c->o.zero >= 2 || c->tight > 0;  // the place where it is made
         const bool at_once = g->update_in_backward;  // none waits
         size_t wanted = X_ * (sums || leaves || at_once ? passing : rooms);
@@ -95,19 +79,12 @@ static void check_formulas(GPT2 *g, const Config *c) {
 // The bytes that this rank has given away since it began.
 static void check_given(GPT2 *g, const Config *c, size_t steps, Report *) {
     if (g->zero == NULL) return;
-    const Shape s = config_shape(c);
-    const Lengths x = lengths_of(&s);
-    const size_t R = (size_t)c->ranks, L = x.L;
-    const size_t ends = part_of(x.n[0], R) + part_of(x.n[2], R), layer = part_of(x.n[1], R);
-    size_t blocks = 0, numbers = 0;
-    for (size_t r = 0; r < R; r++) {
-        ShardMap map = zero_shards(&g->table, R, r, false);
-        size_t sum = 0;
-        for (int i = 0; i < map.count; i++) sum += (map.shards[i].length + 4095) / 4096;
-        if (sum > blocks) blocks = sum;
-        free(map.shards);
-    }
-    numbers = steps * (3 + blocks) * 8;  // loss and flags, and sums of squares
+    const size_t R = (size_t)c->ranks, L = c->shape->L;
+    const Lengths x = lengths_of(g, R);
+    const size_t ends = x.part[0] + x.part[2], layer = x.part[1];
+    size_t counts[32 * MOST_RANKS];
+    const size_t blocks = zero_blocks(&g->table, R, false, counts);
+    const size_t numbers = steps * (3 + blocks) * 8;  // loss and flags, and sums of squares
     // segments' gradients or weights: all, or embeddings and tail and the layers that come
     size_t weights = (1 + steps) * (ends + L * layer);
     if (c->o.zero == 3)

@@ -7,78 +7,38 @@
 //        test_zo_gpu --clock K 3         what test_overlap runs, with EMU_CLOCK=virtual
 #include "runs.cuh"
 #include "cpu_reference.h"
+#include "../zo_feed.h"
 
 enum { SKIPPED = 4, NOT_A_NUMBER = 3 };  // steps without an update
 
 // ---------------------------------------------------------------------------------------------
 // A run: its batches, its model, its steps
 
-enum { TOKENS = 1500, PROMPTS = 7, SHARED = 6 };  // SHARED: micro-batches of rows with ranks
+enum { SHARED = 6 };  // micro-batches of rows with ranks
 
-// What zo_step() wants to know. Where the head has weights of its own, the last token's row of the
-// embeddings is not a number, and only step NOT_A_NUMBER meets it.
-typedef struct {
-    Run r;
-    uint16_t tokens[TOKENS];
-    TokenSegment segment;
-    TokenData data;
-    size_t first[PROMPTS + 1], example[PROMPTS + 1];
-    int32_t prompts[PROMPTS * 16];
-    int label[PROMPTS];
-} Feed;
-
-static Feed feed;  // of the model that is open
+// What zo_step() wants to know, of the model that is open. Where the head has weights of its own,
+// the last token's row of the embeddings is not a number, and only step NOT_A_NUMBER meets it.
+static Feed feed;
 
 static void feed_make(const Config *c, size_t steps) {
     const Shape *s = c->shape;
-    Feed *f = &feed;
-    Run *r = &f->r;
-    memset(f, 0, sizeof *f);
-    r->config = shape_config(s);
-    r->B = s->B;
-    r->T = s->T;
+    const GPT2Config config = shape_config(s);
+    Run *r = &feed.r;
+    feed_fill(&feed, &config, s->B, s->T, s->V - 1,
+              strcmp(s->name, "labels") == 0 || strcmp(s->name, "words") == 0);
     r->world = (size_t)ranks.world;
     r->rank = (size_t)ranks.rank;
     r->o = c->o;
     r->o.steps = steps;
     r->o.zo_eps = IS_HALF ? 1e-2 : 1e-3;
-    r->step_tokens = s->B * s->T * c->o.accum * r->world;
     r->o.weight_decay = 0.1;
-    const size_t micros = r->world * c->o.accum;
-    for (size_t i = 0; i < TOKENS; i++)
-        f->tokens[i] = (uint16_t)(philox4x32(50, (uint32_t)i, 0, 0, 0).x[0] % (s->V - 1));
-    // in the second micro-batch, if there are several ranks': not that of rank 0
-    const size_t bad = (NOT_A_NUMBER - 1) * micros + (micros >= SHARED ? 1 : 0);
-    if (!s->tied) f->tokens[bad * s->B * s->T + 1] = (uint16_t)(s->V - 1);
-    f->segment.name = "tokens";
-    f->segment.tokens = f->tokens;
-    f->segment.count = f->data.tokens = TOKENS;
-    f->segment.width = 2;
-    f->data.count = 1;
-    f->data.segments = &f->segment;
-    r->train = loader_make(&f->data, s->T, 3, false);
+    r->step_tokens = s->B * s->T * c->o.accum * r->world;
     r->val = r->train;
     r->val.sequences = s->B + 1;  // a whole batch, and one of a row
-    r->task = r->asks = r->words =
-        strcmp(s->name, "labels") == 0 || strcmp(s->name, "words") == 0;
-    if (!r->task) return;
-    Task *t = &r->task_all;
-    for (size_t i = 0; i < PROMPTS; i++) {
-        f->first[i + 1] = f->first[i] + 3 + 2 * i;  // one is longer than a row
-        f->label[i] = (int)(i % 3);
-        f->example[i + 1] = i + 1;
-    }
-    for (size_t i = 0; i < PROMPTS * 16; i++) f->prompts[i] = f->tokens[i];
-    t->count = PROMPTS;
-    t->example = f->example;
-    t->first = f->first;
-    t->pieces = PROMPTS;
-    t->tokens = f->prompts;
-    t->label = f->label;
-    t->labels = 3;
-    t->first_token = -1;
-    for (int k = 0; k < 3; k++) t->word[k] = 5 + 9 * k;
-    r->task_train = r->task_val = task_view(t, 0, PROMPTS);
+    // in the second micro-batch, if there are several ranks': not that of rank 0
+    const size_t micros = r->world * c->o.accum;
+    const size_t bad = (NOT_A_NUMBER - 1) * micros + (micros >= SHARED ? 1 : 0);
+    if (!s->tied) feed.tokens[bad * s->B * s->T + 1] = (uint16_t)(s->V - 1);
 }
 
 static float *first_weights(const Config *c) {
