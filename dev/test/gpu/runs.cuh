@@ -849,7 +849,8 @@ static void test_same_bits(void) {
 }
 
 // Begins anew without protection of the GPU's memory, which takes time: that the host keeps off is
-// seen by test_schedules.sh. Programs with several ranks leave the cores to them.
+// seen by test_host_keeps_off() and test_schedules.sh. Programs with several ranks leave the cores
+// to them.
 static void without_protection(char **argv) {
 #ifdef __CUDA_EMU__
     if (getenv("EMU_PROTECT") != NULL) return;

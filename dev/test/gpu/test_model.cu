@@ -5,7 +5,7 @@
 // usage: test_model                     all tests
 //        test_model --errors            all tests, and the largest errors beside what is allowed
 //        test_model --texts             only sampling with a cache, for mutants.sh
-#include "model_harness.cuh"
+#include "runs.cuh"
 #include "cpu_reference.h"
 
 // ---------------------------------------------------------------------------------------------
@@ -570,6 +570,7 @@ static void test_short_work_is_urgent(void) {
 }
 
 int main(int argc, char **argv) {
+    if (!test_whole()) without_protection(argv);
     if (argc == 2 && strcmp(argv[1], "--errors") == 0) setenv("TEST_ERRORS", "1", 1);
     if (argc == 2 && strcmp(argv[1], "--texts") == 0) {
         RUN(test_texts_token_by_token);

@@ -83,13 +83,6 @@ static float *weights_get(GPT2 *g) {
     return w;
 }
 
-static uint64_t weights_hash(GPT2 *g) {
-    float *w = weights_get(g);
-    const uint64_t hash = hash_bytes(w, g->table.elements * sizeof(float));
-    free(w);
-    return hash;
-}
-
 // ---------------------------------------------------------------------------------------------
 // Its rows
 
@@ -233,22 +226,6 @@ static void test_ranks_fail(void) {
     shared_close(x);
 }
 
-// Without a learning rate nothing moves, however often weights are perturbed and stored.
-static void test_nothing_moves(void) {
-    const Config c = config_of("labels --optimizer mezo --slots 2 --resident-blocks 0 "
-                               "--zo-no-fused-update%s",
-                               IS_BF16 ? " --zo-noise rademacher" : "");
-    feed_make(&c, 100);
-    float *w = first_weights(&c);
-    GPT2 *g = zo_open_model(&c, w);
-    const uint64_t before = weights_hash(g);
-    for (size_t step = 1; step <= 20; step++)
-        CHECK(zo_step(g, &feed.r, step, 0).norm > 0, "step %zu", step);
-    CHECK(weights_hash(g) == before, "precision %d", PRECISION);
-    model_close(g);
-    free(w);
-}
-
 // ---------------------------------------------------------------------------------------------
 // The CPU's bits
 
@@ -320,7 +297,8 @@ static void check_weights(const char *shape, const char *noise) {
         zo_weights(g, tensor(g, first_one), &group, &p.update, &quiet, 0);
         if (first_one == t->ln_f_w) break;
     }
-    CHECK(weights_hash(g) == hash_bytes(theta, P * sizeof(float)), "%s: stored", name);
+    float *stored = weights_get(g);
+    CHECK(memcmp(stored, theta, P * sizeof(float)) == 0, "%s: stored", name);
     for (int j = 0; j < 2; j++) {
         for (int s = 0; s < 2; s++)
             cpu_perturbed(t, &z->config, theta, w[s], 4, j, s == 0 ? p.scale : -p.scale);
@@ -346,7 +324,7 @@ static void check_weights(const char *shape, const char *noise) {
         }
     }
     model_close(g);
-    free(first); free(theta); free(w[0]); free(w[1]);
+    free(first); free(theta); free(stored); free(w[0]); free(w[1]);
 }
 
 static void test_weights_are_the_cpus(void) {
@@ -413,7 +391,7 @@ static void check_losses(const Config *c) {
 
 static void test_losses_are_the_cpus(void) {
     for (int k = 0; k < rows.count; k++)
-        if (row_is_here(k) && row_is_one_of_some(k) && rows.row[k].ranks == 0 && k % 3 < 2)
+        if (row_is_tested(k) && rows.row[k].ranks == 0 && k % 3 < 2)
             check_losses(&rows.row[k]);
 }
 
@@ -463,6 +441,5 @@ int main(int argc, char **argv) {
     if (IS_BF16) RUN(test_ranks_fail);
     RUN(test_weights_are_the_cpus);
     RUN(test_losses_are_the_cpus);
-    RUN(test_nothing_moves);
     return test_summary();
 }
