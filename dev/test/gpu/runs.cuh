@@ -249,6 +249,7 @@ typedef struct {
     // on the virtual clock: percent of a step in memory that the host takes for all updates, and
     // for all additions to sums
     int updates, adds;
+    int whole;                         // on that clock only in test-all
 } Config;
 
 static const struct { const char *name; size_t at; } row_words[] = {
@@ -259,7 +260,7 @@ static const struct { const char *name; size_t at; } row_words[] = {
     {"evaluates", offsetof(Config, evaluates)}, {"timed", offsetof(Config, timed)},
     {"rests", offsetof(Config, rests)}, {"steps", offsetof(Config, steps)},
     {"adamw", offsetof(Config, adamw)}, {"updates", offsetof(Config, updates)},
-    {"adds", offsetof(Config, adds)}};
+    {"adds", offsetof(Config, adds)}, {"whole", offsetof(Config, whole)}};
 
 static struct { const char *program; int count, some, drawn; Config row[MOST_ROWS]; } rows;
 
@@ -1007,6 +1008,7 @@ static double in_memory(const Config *c) {
 static void check_times(const Clock *clock) {
     for (const Timed *row = clock->rows; row->text != NULL; row++) {
         const Config c = config_of("%s", row->text);
+        if (c.whole && !test_whole()) continue;
         const double memory = in_memory(&c);
         const Times t = measure(&c, memory);
         double unit = memory;

@@ -197,10 +197,10 @@ static const Clock placement_clocks[CLOCKS] = {
     {SLOW_LINK, 0.02, {
         // in two places, backward waits for the link; in as many as there are layers, it does not
         {"7B --offload zero places=2" SLOWLY, NULL, 9.5, 10, 'b', {0.85, 1}},
-        {"7B --offload zero places=8" SLOWLY, NULL, 9.5, 10, 'b', {0.3, 0.7}},
+        {"7B --offload zero places=8 whole" SLOWLY, NULL, 9.5, 10, 'b', {0.3, 0.7}},
         {"7B --offload zero places=32" SLOWLY, "7B --offload zero places=2" SLOWLY, 0.99, 1.001,
          'b', {0, 0.01}},
-        {"7B --offload interleave --share 0.6 --slots 3 places=2" SLOWLY, NULL, 6, 7},
+        {"7B --offload interleave --share 0.6 --slots 3 places=2 whole" SLOWLY, NULL, 6, 7},
         {"7B --offload interleave --share 0.6 --slots 24 places=32" SLOWLY,
          "7B --offload interleave --share 0.6 --slots 3 places=32" SLOWLY, 0.9, 0.97},
         // the update begins early, or in backward
@@ -208,7 +208,7 @@ static const Clock placement_clocks[CLOCKS] = {
          0.89, 0.92},
         {"7B --clip 0 --offload zero places=32" SLOWLY,
          "7B --offload zero places=32 early=8" SLOWLY, 0.95, 0.97},
-        {"7B --clip 0 --offload interleave --share 0.6 --slots 3 places=32" SLOWLY,
+        {"7B --clip 0 --offload interleave --share 0.6 --slots 3 places=32 whole" SLOWLY,
          "7B --offload interleave --share 0.6 --slots 3 places=32" SLOWLY, 0.97, 0.99},
         // weights come at the link's speed, and compute is hidden behind that
         {"7B --offload zero places=32 streamed=32", "link", 1, 1.09}}},

@@ -402,18 +402,18 @@ static const Clock zen_clocks[] = {
         {LATE_BY("4", "sums=2 adds=85"), NULL, 1, 1.0238},
         {LATE_BY("4", "sums=2 adds=10 updates=250"), NULL, 1, 1.0238},
         {LATE_BY("4", "sums=2 adds=10 updates=320"), NULL, 1, 1.0238},
-        {LATE_BY("4", "sums=1 adds=10 updates=90"), NULL, 1, 1.0238},
-        {LATE_BY("3", "sums=2 adds=10 updates=200"), NULL, 1, 1.0253},
-        {LATE_BY("2", "sums=1 adds=10 updates=90"), NULL, 1, 1.0284},
+        {LATE_BY("4", "sums=1 adds=10 updates=90 whole"), NULL, 1, 1.0238},
+        {LATE_BY("3", "sums=2 adds=10 updates=200 whole"), NULL, 1, 1.0253},
+        {LATE_BY("2", "sums=1 adds=10 updates=90 whole"), NULL, 1, 1.0284},
         // exposed: how much of it, and where it is waited for
         {AT_ONCE("4", "sums=1 adds=10 updates=250"), NULL, 1.55, 1.65, 'f', {0.55, 0.65}},
         {LATE_BY("4", "sums=1 adds=10 updates=250"), NULL, 1.2, 1.3, 'b', {0.2, 0.3}},
         {LATE_BY("4", "sums=1 adds=10 updates=250 places=9"), NULL, 1.03, 1.08, 'b', {0.025, 0.05}},
         // the host is slower than all steps of a window
-        {LATE_BY("4", "sums=2 adds=10 updates=500"), NULL, 1.35, 1.4},
-        {LATE_BY("4", "sums=2 adds=150 updates=1"), NULL, 1.5, 1.55, 'b', {0.3, 0.35}},
-        {LATE_BY("1", "sums=1 updates=90"), NULL, 1, 1.05},
-        {LATE_BY("1", "sums=1 updates=150"), NULL, 1.5, 1.66}}},
+        {LATE_BY("4", "sums=2 adds=10 updates=500 whole"), NULL, 1.35, 1.4},
+        {LATE_BY("4", "sums=2 adds=150 updates=1 whole"), NULL, 1.5, 1.55, 'b', {0.3, 0.35}},
+        {LATE_BY("1", "sums=1 updates=90 whole"), NULL, 1, 1.05},
+        {LATE_BY("1", "sums=1 updates=150 whole"), NULL, 1.5, 1.66}}},
     {"EMU_KERNEL_US=10 EMU_HOST_US=1 EMU_LINK=200000000", 1, {
         // gradients leave while backward goes on; weights come in at the same time
         {LATE_BY("4", "sums=2"), NULL, 1, 1.04},
