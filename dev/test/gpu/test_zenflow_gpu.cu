@@ -41,7 +41,9 @@ static size_t whole_layers(const Config *c) {
 
 static ZenReference plain_zen;
 
-static struct { size_t steps, counted[COUNTERS], swapped_elements; } brought;  // by its steps
+// By its steps; and the columns that have changed places on the GPU.
+static struct { size_t steps, counted[COUNTERS], swapped, swapped_elements; } brought;
+static size_t swapped_here;
 
 static void reference_open(const Config *c, const GPT2Table *t, const float *params) {
     const size_t n = t->elements;
@@ -73,13 +75,14 @@ static RunState reference_state(const ZenReference *x, float *arenas[STATE_PARTS
 }
 
 // Columns that have changed places since they were `old`, and how much of the chosen they are in.
-static void count_swaps(const ZenMap *map, const int32_t *old) {
+static void count_swaps(const ZenMap *map, const int32_t *old, bool warm) {
     for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];
         size_t count = 0;
         for (size_t j = z->column_at; j < z->column_at + z->chosen; j++)
             count += map->column[j] != old[j];
-        brought.counted[SWAPPED] += count;
+        brought.swapped += count;
+        if (!warm) brought.counted[SWAPPED] += count;
         if (count > 0) brought.swapped_elements += z->rows * z->chosen;
     }
 }
@@ -90,6 +93,7 @@ static void reference_update(GPT2 *g, const Recipe *r, const AdamStep *adam) {
     const size_t P = g->table.elements, t0 = x->clock.rest_t, selections = x->clock.selections;
     const size_t columns = x->map.columns * sizeof(int32_t);
     const bool was_late = zen_is_late(&x->config, &x->clock);
+    const bool warm = zen_is_warm(&x->config, &x->clock);
     const ZenRates rates = recipe_rates(r);
     float *grads = floats(P);
     int32_t *old = (int32_t *)alloc_or_fail(1, columns, "test");
@@ -106,7 +110,7 @@ static void reference_update(GPT2 *g, const Recipe *r, const AdamStep *adam) {
     brought.counted[LATE] += was_late && closes && late;
     brought.counted[DRAINED] += closes && !late;
     brought.counted[SELECTED] += x->clock.selections - selections;
-    count_swaps(&x->map, old);
+    count_swaps(&x->map, old, warm);
     free(grads);
     free(old);
     free(w);
@@ -192,6 +196,7 @@ static GPT2 *row_open(const Config *c, const Shared *) {
     GPT2 *g;
     float *params = shape_params(c->shape, false);
     if (c->plain || c->adamw) memset(&brought, 0, sizeof brought);
+    swapped_here = 0;
     run_of(&zen_run, c, in_base("row"));
     if (c->plain) {
         const Shape s = config_shape(c);
@@ -214,6 +219,7 @@ static uint64_t row_step(GPT2 *g, const Config *c, size_t step, uint64_t hash, d
     const size_t selections = c->plain ? 0 : g->zen->clock.selections;
     counted = {};
     train_one(g, &s, &recipe, step, numbers);
+    if (!c->plain) swapped_here += g->zen->swapped;
     CHECK(c->plain || g->zen->clock.selections > selections || counted.waits == 0,
           "step %zu waits %d times: %s", step, counted.waits, c->text);
     CHECK(c->plain || counted.allocations == 0 || c->timed, "step %zu allocates %d times: %s", step,
@@ -276,8 +282,9 @@ static void row_trained(GPT2 *g, const Config *c, size_t steps, Report *report) 
                       * g->segment[1].leaving * X_ + shows * (rest - streams) * X_ + swapped + inputs;
     CHECK(g->moved_in == in && g->moved_out == out, "%zu in, %zu out; wanted %zu, %zu: %s",
           g->moved_in, g->moved_out, in, out, c->text);
-    CHECK(z->clock.selections == brought.counted[SELECTED], "%zu selections, wanted %zu: %s",
-          z->clock.selections, brought.counted[SELECTED], c->text);
+    CHECK(z->clock.selections == brought.counted[SELECTED] && swapped_here == brought.swapped,
+          "%zu selections, wanted %zu; %zu swaps, wanted %zu: %s", z->clock.selections,
+          brought.counted[SELECTED], swapped_here, brought.swapped, c->text);
     const size_t sums = z->config.window == 1 ? 0 : !z->config.overlap ? 1 : (size_t)c->sums;
     const size_t wanted = rest * (state_of(c) + 2 * X_ + 4 * sums) + streams * X_ + inputs_stored(g);
     const size_t listed = page_locked(g, "columns", c->text);
