@@ -5,7 +5,7 @@
 # mutants.list is a mistake in the sources of the trainers: a buffer is used too early, a sum not
 # reset. test_placement, or test_zo_gpu for those of zo*, test_zenflow_gpu for those whose name has
 # "zen", test_zero_gpu for "zero", test_kernels for the layers' kernels, test_layers for the layers on
-# the CPU, test_tokenizer for "text", test_chat for "chat", test_model or test_attention for "cache", is built with all of them and runs with one at a time (MUTANT=N).
+# the CPU, test_tokenizer for "text", test_chat for "chat", test_rehearsal and test_offload for "choice", test_model or test_attention for "cache", is built with all of them and runs with one at a time (MUTANT=N).
 # Each mistake must be noticed: by other bits under a schedule of the emulated GPU (prio:0, prio:1,
 # lazy), by a test's own checks (test), or by ThreadSanitizer (tsan). Those of "zero run" are in the
 # trainer's loop, and must fail test_cli_zero.sh (cli); those of "chat run" test_cli_chat.sh. Those of "ptx" are for mutants_ptx.sh.
@@ -75,7 +75,7 @@ cli() {
 # A test of layers, in all types, or one that trains, in two.
 tests() {
     case $1 in
-        test_layers | test_tokenizer | test_chat | test_rehearsal) timeout 900 "$bin/test/$1" ;;
+        test_layers | test_tokenizer | test_chat | test_rehearsal | test_offload) timeout 900 "$bin/test/$1" ;;
         test_kernels | test_attention) timeout 900 "$bin/emu/$1" ;;
         test_model) timeout 900 "$bin/emu/$1" --texts && timeout 900 "$bin/emu/${1}_fp32" --texts ;;
         *) timeout 900 "$bin/emu/$1" && timeout 900 "$bin/emu/${1}_fp32" ;;
@@ -86,7 +86,7 @@ tests() {
 try() {
     case $2 in
         train_gpt2 | train_gpt2emu) ways=cli ;;
-        test_layers | test_kernels | test_tokenizer | test_chat | test_rehearsal | test_model | test_attention) ways=test ;;
+        test_layers | test_kernels | test_tokenizer | test_chat | test_rehearsal | test_offload | test_model | test_attention) ways=test ;;
         *) ways="prio:0 prio:1 lazy test tsan" ;;
     esac
     for way in $ways; do
@@ -171,7 +171,8 @@ test_of() {
         "text "*) echo test_tokenizer ;;
         "chat "*) echo test_chat ;;
         *" :: tide/gpu/kernels."*) echo test_kernels ;;
-        "plan: "*) echo test_rehearsal ;;
+        "choice: stride"*) echo test_offload ;;
+        "choice: "* | "plan: "*) echo test_rehearsal ;;
         *" :: tide/gpu/cache."* | *" :: tide/gpu/attention."*) echo test_attention ;;
         "cache: "*) echo test_model ;;
         *" :: tide/base/vmath.h ::"* | *" :: train_gpt2.c :: "*) echo test_layers ;;
@@ -186,7 +187,7 @@ programs=$(grep -v '^#' list | grep -F -- "${1:-}" | while read -r line; do test
 for program in $(for p in $programs; do
         case $p in
             train_gpt2 | train_gpt2emu) echo $p ;;
-            test_layers | test_tokenizer | test_chat | test_rehearsal) echo build/test/$p ;;
+            test_layers | test_tokenizer | test_chat | test_rehearsal | test_offload) echo build/test/$p ;;
             test_kernels | test_attention) echo build/emu/$p ;;
             test_model) echo build/emu/$p build/emu/${p}_fp32 ;;
             *) echo "build/emu/$p build/emu/${p}_fp32 build/tsan/$p build/tsan/${p}_fp32" ;;
@@ -199,7 +200,7 @@ done
 for program in $programs; do
     case $program in
         train_gpt2 | train_gpt2emu) ;;
-        test_layers | test_kernels | test_tokenizer | test_chat | test_rehearsal | test_model | test_attention) tests "$program" >log 2>&1 || { cat log; exit 1; } ;;
+        test_layers | test_kernels | test_tokenizer | test_chat | test_rehearsal | test_offload | test_model | test_attention) tests "$program" >log 2>&1 || { cat log; exit 1; } ;;
         *) hashes "$program" eager >"hashes.$program" ;;
     esac
 done

@@ -62,7 +62,7 @@ static void for_models(int trials, void (*check)(const GPT2Config *, const GPT2T
 }
 
 // ---------------------------------------------------------------------------------------------
-// By other means: what zero.h says of itself
+// The shards
 
 // Where segment s begins: the embeddings, layer s - 1, the tail, and the end.
 static size_t table_begin(const GPT2Table *t, int s) {
@@ -71,103 +71,58 @@ static size_t table_begin(const GPT2Table *t, int s) {
     return t->elements;
 }
 
-// Where segment s would be cut for rank r, for equal parts of whole 128s.
-static size_t cut_at(size_t n, size_t world, size_t r) {
-    size_t cut = 128;
-    while (cut * world < n) cut += (n - cut * world + 128 * world - 1) / (128 * world) * 128;
-    return r * cut < n ? r * cut : n;
+static const GPT2Tensor *tensor_of(const GPT2Table *t, size_t at) {
+    int i = 0;
+    while (i + 1 < t->count && t->tensors[i + 1].offset <= at) i++;
+    return &t->tensors[i];
 }
 
-// The same between rows: the one in which the r-th part would begin. A vector, with the gap behind
-// it, is one.
-static size_t row_at(const GPT2Table *t, int s, size_t n, size_t world, size_t r) {
-    const size_t begin = table_begin(t, s);
-    const size_t target = begin + (size_t)((unsigned __int128)n * r / world);
-    size_t best = begin;
-    for (int i = 0; i < t->count && t->tensors[i].offset <= target; i++) {
-        const GPT2Tensor *x = &t->tensors[i];
-        if (x->layer + 1 != s) continue;
-        best = x->offset;
-        if (x->rank == 1) continue;
-        while (best + x->cols <= target && best < x->offset + x->size) best += x->cols;
-        if (best == x->offset + x->size) best = (best + 127) / 128 * 128;
+// Is this where the row begins in which `part` is, or that behind the gap, if that is a matrix's? A
+// vector, with the gap behind it, is one row.
+static bool is_row_of(const GPT2Table *t, size_t begin, size_t part) {
+    const GPT2Tensor *x = tensor_of(t, part);
+    if (x->rank == 1) return begin == x->offset;
+    if (part >= x->offset + x->size) return begin == (x->offset + x->size + 127) / 128 * 128;
+    return begin <= part && part - begin < x->cols && (begin - x->offset) % x->cols == 0;
+}
+
+// A shard is the R-th part of a segment, in whole 128s; or begins with the row in which that part
+// would begin. Layers are cut alike.
+static void check_segments(const GPT2Config *c, const GPT2Table *t, size_t world, bool rows) {
+    const int segments = zero_segments(t);
+    CHECK(segments == (int)c->layers + 2, "%s: %d segments", model_text(c, world, rows), segments);
+    for (int s = 0; s < segments; s++) {
+        size_t at, before = 0;
+        const size_t n = zero_segment(t, s, &at);
+        CHECK(at == table_begin(t, s) && n == table_begin(t, s + 1) - at, "%s: segment %d is %zu at "
+              "%zu", model_text(c, world, rows), s, n, at);
+        for (size_t r = 0; r <= world; r++) {
+            const size_t begin = zero_begin(t, s, world, r, rows), cut = zero_cut(n, world);
+            const size_t part = (size_t)((unsigned __int128)n * r / world);
+            bool fair = begin == (r * cut < n ? r * cut : n);
+            if (rows) fair = is_row_of(t, at + begin, at + part);
+            if (r == 0 || r == world) fair = begin == (r == 0 ? 0 : n);
+            CHECK(fair && begin >= before, "%s: segment %d: rank %zu's begins at %zu",
+                  model_text(c, world, rows), s, r, begin);
+            CHECK(cut % 128 == 0 && cut * world >= n && (cut - 128) * world < n, "%s: cut %zu",
+                  model_text(c, world, rows), cut);
+            CHECK(s < 2 || s + 1 == segments || begin == zero_begin(t, 1, world, r, rows),
+                  "%s: segment %d: another cut", model_text(c, world, rows), s);
+            before = begin;
+        }
     }
-    return best - begin;
 }
-
-// Where segments begin, (segments + 1), and in each the ranks' shards, (segments, world + 1).
-typedef struct { int segments; size_t world, *begin, *shard; } Cuts;
-
-static Cuts cuts_of(const GPT2Table *t, size_t world, bool rows) {
-    Cuts x;
-    x.segments = 2;
-    x.world = world;
-    for (int i = 0; i < t->count; i++) x.segments += t->tensors[i].kind == LN_1_W;
-    const size_t segments = (size_t)x.segments;
-    x.begin = (size_t *)alloc_or_fail(segments + 1, sizeof(size_t), "segments");
-    x.shard = (size_t *)alloc_or_fail(segments * (world + 1), sizeof(size_t), "segments");
-    for (int s = 0; s <= x.segments; s++) x.begin[s] = table_begin(t, s);
-    for (int s = 0; s < x.segments; s++) {
-        const size_t n = x.begin[s + 1] - x.begin[s];
-        size_t *shard = x.shard + (size_t)s * (world + 1);
-        const bool layer = s > 1 && s < x.segments - 1;  // they are alike
-        for (size_t r = 0; r < world; r++)
-            shard[r] = layer ? shard[r - world - 1]
-                     : rows ? row_at(t, s, n, world, r) : cut_at(n, world, r);
-        shard[world] = n;
-    }
-    return x;
-}
-
-static void cuts_free(Cuts *x) {
-    free(x->begin);
-    free(x->shard);
-}
-
-// Of a segment, where a rank's shard begins; and where it is in the rank's shard space: behind what
-// the rank owns of the segments before.
-static size_t shard_of(const Cuts *x, int s, size_t rank, size_t *place) {
-    *place = 0;
-    for (int k = 0; k < s; k++) {
-        const size_t *shard = x->shard + (size_t)k * (x->world + 1) + rank;
-        *place += shard[1] - shard[0];
-    }
-    return x->begin[s] + x->shard[(size_t)s * (x->world + 1) + rank];
-}
-
-// ---------------------------------------------------------------------------------------------
-// The shards
 
 static size_t arena_of(const GPT2Table *t, const Shard *s) {
     return t->tensors[s->tensor].offset + s->offset;
 }
 
-static void check_segments(const GPT2Config *c, const GPT2Table *t, size_t world, bool rows) {
-    Cuts x = cuts_of(t, world, rows);
-    CHECK(zero_segments(t) == x.segments, "%s: %d segments", model_text(c, world, rows),
-          zero_segments(t));
-    for (int s = 0; s < x.segments; s++) {
-        size_t at;
-        const size_t n = zero_segment(t, s, &at), *shard = x.shard + (size_t)s * (world + 1);
-        CHECK(at == x.begin[s] && n == x.begin[s + 1] - at, "%s: segment %d is %zu at %zu",
-              model_text(c, world, rows), s, n, at);
-        for (size_t r = 0; r <= world; r++) {
-            const size_t begin = zero_begin(t, s, world, r, rows);
-            CHECK(begin == shard[r], "%s: segment %d: rank %zu's begins at %zu, not %zu",
-                  model_text(c, world, rows), s, r, begin, shard[r]);
-            CHECK(rows || begin == n || begin == r * zero_cut(n, world), "%s: cut %zu",
-                  model_text(c, world, rows), zero_cut(n, world));
-        }
-    }
-    cuts_free(&x);
-}
-
-// Within each tensor the shards of all ranks follow each other without a gap; each is where the
-// definition says, and what a rank owns of a segment begins with an element. One rank owns every
-// tensor whole. Memory: a rank owns the R-th part of each segment, and at most 128 elements more,
-// rank 0 the most; or, cut between rows, at most a row more, with the gap behind it.
+// Within each tensor the shards of all ranks follow each other without a gap; each is where its
+// rank's part of the segment is, and what a rank owns of a segment begins with an element. One rank
+// owns every tensor whole. Memory: a rank owns the R-th part of each segment, and at most 128
+// elements more, rank 0 the most; or, cut between rows, at most a row more, with the gap behind it.
 static void check_partition(const GPT2Config *c, const GPT2Table *t, size_t world, bool rows) {
-    Cuts x = cuts_of(t, world, rows);
+    const int segments = zero_segments(t);
     size_t *covered = (size_t *)alloc_or_fail((size_t)t->count, sizeof(size_t), "tensors"), all = 0;
     size_t first = 0, more = 128;
     for (int i = 0; i < t->count && rows; i++) {
@@ -178,28 +133,30 @@ static void check_partition(const GPT2Config *c, const GPT2Table *t, size_t worl
         ShardMap map = zero_shards(t, world, r, rows);
         int segment = -1;
         if (r == 0) first = map.elements;
-        CHECK(map.elements <= t->elements / world + more * (size_t)x.segments
+        CHECK(map.elements <= t->elements / world + more * (size_t)segments
               && (rows || map.elements <= first), "%s: rank %zu owns %zu",
               model_text(c, world, rows), r, map.elements);
         CHECK(world > 1 || map.count == t->count, "%s: %d shards", model_text(c, world, rows),
               map.count);
-        size_t before = 0;
+        size_t before = 0, place = 0, begin = 0, end = 0;  // of the rank's part, and in its space
         for (int i = 0; i < map.count; i++) {
             const Shard *s = &map.shards[i];
             const GPT2Tensor *y = &t->tensors[s->tensor];
             const size_t at = arena_of(t, s);
-            size_t place, next;
-            const size_t begin = shard_of(&x, y->layer + 1, r, &place);
-            const size_t end = shard_of(&x, y->layer + 1, r + 1, &next);
+            while (segment < y->layer + 1) {
+                place += end - begin;
+                const size_t from = table_begin(t, ++segment);
+                begin = from + zero_begin(t, segment, world, r, rows);
+                end = from + zero_begin(t, segment, world, r + 1, rows);
+                CHECK(segment < y->layer + 1 || at == begin, "%s: rank %zu begins segment %d in a "
+                      "gap", model_text(c, world, rows), r, segment);
+            }
             CHECK(s->length > 0 && s->offset == covered[s->tensor] && s->decay == y->decay
                   && (!rows || s->offset % y->cols == 0), "%s: rank %zu, %s from %zu, not %zu",
                   model_text(c, world, rows), r, y->name, s->offset, covered[s->tensor]);
             CHECK(at >= begin && at + s->length <= end && s->at == place + (at - begin)
                   && s->at >= before, "%s: rank %zu, %s at %zu", model_text(c, world, rows), r,
                   y->name, s->at);
-            CHECK(y->layer + 1 == segment || at == begin, "%s: rank %zu begins segment %d in a gap",
-                  model_text(c, world, rows), r, y->layer + 1);
-            segment = y->layer + 1;
             before = s->at + s->length;
             covered[s->tensor] += s->length;
         }
@@ -213,7 +170,6 @@ static void check_partition(const GPT2Config *c, const GPT2Table *t, size_t worl
     CHECK(all == t->elements, "%s: %zu of %zu with gaps", model_text(c, world, rows), all,
           t->elements);
     free(covered);
-    cuts_free(&x);
 }
 
 static void segments_are_cut_as_defined(void) { for_models(300, check_segments); }

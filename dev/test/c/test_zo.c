@@ -8,6 +8,7 @@
 #include "../first_values.h"
 #include "../gpt2_free.h"
 #include "../numbers.h"
+#include "../zo_feed.h"
 
 static uint32_t to_bits(float f) {
     uint32_t bits;
@@ -380,60 +381,6 @@ static void difference_is_the_gradient(void) {
     use_threads(0);
 }
 
-// A Run with what a step needs: token windows, or with `task` labelled prompts.
-typedef struct {
-    Run r;
-    uint16_t tokens[500];
-    TokenSegment segment;
-    TokenData data;
-    size_t first[6], example[6];
-    int32_t prompts[5 * T];
-    int label[5];
-} Feed;
-
-static void feed_make(Feed *f, const GPT2 *g, bool task, size_t accum) {
-    Run *r = &f->r;
-    memset(f, 0, sizeof *f);
-    r->config = g->config;
-    r->B = B;
-    r->T = T;
-    r->o.accum = accum;
-    r->world = 1;
-    r->o.seed = 3;
-    r->o.weight_decay = 0.1;
-    r->step_tokens = B * T * accum;
-    for (size_t i = 0; i < 500; i++)
-        f->tokens[i] = (uint16_t)(philox4x32(50, (uint32_t)i, 0, 0, 0).x[0] % g->config.vocab);
-    f->segment.name = "tokens";
-    f->segment.tokens = f->tokens;
-    f->segment.count = f->data.tokens = 500;
-    f->segment.width = 2;
-    f->data.count = 1;
-    f->data.segments = &f->segment;
-    r->train = loader_make(&f->data, T, 3, true);
-    r->task = r->asks = r->words = task;
-    if (!task) return;
-    for (size_t i = 0; i < 5; i++) {
-        f->first[i + 1] = f->first[i] + 3 + i;  // prompts of 3 to 7 tokens
-        f->label[i] = (int)(i % 3);
-        f->example[i + 1] = i + 1;
-    }
-    for (size_t i = 0; i < 5 * T; i++) f->prompts[i] = f->tokens[i];
-    Task *t = &r->task_all;
-    r->o.data = "made up";
-    t->count = 5;
-    t->example = f->example;
-    t->first = f->first;
-    t->pieces = 5;
-    t->tokens = f->prompts;
-    t->label = f->label;
-    t->longest = 7;
-    t->labels = 3;
-    t->first_token = -1;
-    for (int k = 0; k < 3; k++) t->word[k] = 5 + 9 * k;
-    r->task_train = task_view(t, 0, 5);
-}
-
 // The cross-entropy over a few words' logits, in double, from all logits of gpt2_head().
 static double classify_by_definition(GPT2 *g, const int32_t *word, int words, const int32_t *where,
                                      size_t *right) {
@@ -498,7 +445,11 @@ static void step_is_its_definition(void) {
         GPT2 g;
         Error err;
         model_make(&g, 1, 0.7f);
-        feed_make(&f, &g, task, accum);
+        feed_fill(&f, &g.config, B, T, g.config.vocab, task);
+        f.r.o.accum = accum;
+        f.r.o.seed = 3;
+        f.r.o.weight_decay = 0.1;
+        f.r.step_tokens = B * T * accum;
         const ZoConfig c = config_of(70, mode >> 1, queries, ZO_FP32);
         const size_t n = g.table.elements;
         float *want = floats(n);

@@ -1,6 +1,5 @@
 // cpu_reference.h: train_gpt2.c for tests of the GPU sources. It is C, and they are C++: so it is
-// compiled alone (cpu_reference.c) and these functions call its layers and its model. The layers
-// take what they take there, less the scratch memory.
+// compiled alone (cpu_reference.c), which lends its layers and its model.
 #ifndef TIDE_CPU_REFERENCE_H
 #define TIDE_CPU_REFERENCE_H
 #include "../../../adam.h"
@@ -12,45 +11,35 @@ extern "C" {
 
 // --- the layers ------------------------------------------------------------------------------
 
-void cpu_encoder_forward(float *out, const int32_t *tokens, const int32_t *begins,
-                         const float *wte, const float *wpe, size_t B, size_t T, size_t C);
-void cpu_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
-                          const int32_t *begins, size_t B, size_t T, size_t C);
-void cpu_layernorm_forward(float *out, float *mean, float *rstd, const float *inp, const float *w,
-                           const float *b, size_t N, size_t C, float eps);
-void cpu_layernorm_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
-                            const float *w, const float *mean, const float *rstd, size_t N,
-                            size_t C, bool accumulate);
-void cpu_heads_forward(float *qkv, float *qk, float *qk_rstd, const float *q_norm_w,
-                       const float *k_norm_w, const float *table, const int32_t *begins, size_t B,
-                       size_t T, size_t NH, size_t NKV, size_t HS, float eps);
-void cpu_heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, const float *qk,
-                        const float *qk_rstd, const float *q_norm_w, const float *k_norm_w,
-                        const float *table, const int32_t *begins, size_t B, size_t T, size_t NH,
-                        size_t NKV, size_t HS, bool accumulate);
-void cpu_gemm(bool transpose_a, bool transpose_b, size_t M, size_t N, size_t K, const float *a,
-              size_t lda, const float *b, size_t ldb, float *c, size_t ldc, const float *bias,
-              bool accumulate);
-void cpu_matmul_forward(float *out, const float *inp, const float *w, const float *b, size_t N,
-                        size_t C, size_t OC);
-void cpu_matmul_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
-                         const float *w, size_t N, size_t C, size_t OC, bool accumulate);
-void cpu_activation_forward(float *out, const float *inp, size_t N, size_t F, int activation);
-void cpu_activation_backward(float *d, const float *inp, size_t N, size_t F, int activation);
-void cpu_attention_forward(float *out, float *lse, const float *qkv, const int32_t *begins,
-                           size_t B, size_t T, size_t NH, size_t NKV, size_t HS);
-void cpu_attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
-                            const float *qkv, const int32_t *begins, size_t B, size_t T, size_t NH,
-                            size_t NKV, size_t HS);
-void cpu_residual_forward(float *out, const float *inp, size_t n);
-void cpu_crossentropy(float *losses, float *logits, const int32_t *targets, float grad_scale,
-                      size_t N, size_t V, size_t Vp);
+// The functions of train_gpt2.c.
+extern const struct CpuLayers {
+    void (*encoder_forward)(float *out, const int32_t *tokens, const int32_t *begins,
+                            const float *wte, const float *wpe, size_t B, size_t T, size_t C);
+    void (*encoder_backward)(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
+                             const int32_t *begins, size_t B, size_t T, size_t C);
+    void (*layernorm_forward)(float *out, float *mean, float *rstd, const float *inp,
+                              const float *w, const float *b, size_t N, size_t C, float eps);
+    void (*layernorm_backward)(float *dinp, float *dw, float *db, const float *dout,
+                               const float *inp, const float *w, const float *mean,
+                               const float *rstd, size_t N, size_t C, bool accumulate);
+    void (*heads_forward)(float *qkv, float *qk, float *qk_rstd, const float *q_norm_w,
+                          const float *k_norm_w, const float *table, const int32_t *begins,
+                          size_t B, size_t T, size_t NH, size_t NKV, size_t HS, float eps);
+    void (*heads_backward)(float *dqkv, float *dq_norm_w, float *dk_norm_w, const float *qk,
+                           const float *qk_rstd, const float *q_norm_w, const float *k_norm_w,
+                           const float *table, const int32_t *begins, size_t B, size_t T,
+                           size_t NH, size_t NKV, size_t HS, bool accumulate);
+    void (*activation_forward)(float *out, const float *inp, size_t N, size_t F, int activation);
+    void (*activation_backward)(float *d, const float *inp, size_t N, size_t F, int activation);
+    void (*residual_forward)(float *out, const float *inp, size_t n);
+    void (*crossentropy)(float *losses, float *logits, const int32_t *targets, float grad_scale,
+                         size_t N, size_t V, size_t Vp);
+} on_cpu;
+
 // p: whole masters. p_bf16, unless NULL: the weights; then, or with gradients in bf16, the step is
 // made as of weights in bf16 and their other bits.
 void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_half,
                      uint16_t *p_bf16, const AdamRun *runs, int count, const AdamStep *step);
-void cpu_norm_sums(const void *grad, bool is_half, size_t n, double *sums);
-double cpu_norm_total(const double *sums, size_t count);
 
 // --- the model -------------------------------------------------------------------------------
 
@@ -72,11 +61,11 @@ void cpu_model_backward(CPUModel *model, const int32_t *tokens, bool accumulate)
 double cpu_model_grad_norm_squared(CPUModel *model);
 void cpu_model_update(CPUModel *model, const AdamStep *step);
 
-// A buffer by name, and its length if count is not NULL. Arenas: "params", "grads", "m", "v".
+// A buffer by name, and its length if count is not NULL. Arenas: "params", "grads".
 // Of layer 0 .. L-1: "x" (the stream on entry; layer L: what the last one leaves), "ln_1",
 // "mean_1", "rstd_1", "qkv", "atty", "lse", "mid", "ln_2", "mean_2", "rstd_2", "fc", "act".
-// After the layers: "ln_f", "mean_f", "rstd_f", "losses"; of the backward pass: "dx", "dc",
-// "dwide". NULL if there is no such buffer.
+// After the layers: "ln_f", "mean_f", "rstd_f", "losses"; of the backward pass: "dx". NULL if there
+// is no such buffer.
 float *cpu_model_tensor(CPUModel *model, const char *name, size_t layer, size_t *count);
 
 #ifdef __cplusplus

@@ -7,6 +7,7 @@
 #include "runs.cuh"
 #include "tensors.cuh"
 #include "cpu_reference.h"
+#include "../zo_feed.h"
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>

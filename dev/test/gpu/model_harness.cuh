@@ -396,25 +396,13 @@ static size_t model_plan(GPT2 *g, int recompute, size_t limit, size_t host_limit
     return gpt2_bytes(g, false);
 }
 
-typedef struct { size_t gpu, host; int again; bool sum_on_host; int kept_grads; } Planned;
-
-static Planned plan(const Shape *s, const Placement *where, int recompute, size_t limit,
-                    size_t host_limit) {
-    GPT2 *g = model_new(s, where);
-    const size_t bytes = model_plan(g, recompute, limit, host_limit);
-    const Planned planned = {bytes, gpt2_bytes(g, true), g->choice.recompute,
-                             g->choice.sum_on_host, g->choice.kept_grads};
-    model_forget(g);
-    return planned;
-}
+typedef struct { size_t gpu, host; } Planned;
 
 // Without limits, with what model_place() is given.
-static Planned plan_without_limits(const Shape *s, const Placement *where, int recompute,
-                                   int tight) {
+static Planned planned_memory(const Shape *s, const Placement *where, int recompute, int tight) {
     GPT2 *g = model_new(s, where);
     model_place(g, recompute, tight);
-    const Planned planned = {gpt2_bytes(g, false), gpt2_bytes(g, true), recompute, g->choice.sum_on_host,
-                             g->choice.kept_grads};
+    const Planned planned = {gpt2_bytes(g, false), gpt2_bytes(g, true)};
     model_forget(g);
     return planned;
 }

@@ -39,7 +39,9 @@ static const Shape row_shapes[] = {
     {"labels",  3, 1,  PRECISION == PRECISION_FP32 ? 20 : 16, 32, 150, 8, 2, 6, RELU, 1, KEEP, 1,
      99, false},
     {"words",   3, 4,  16,  24, 150,  8, 2,  6, GELU, 1, KEEP, 1, 99, false, 0,
-     FAMILY_QWEN2, 1, 16}};
+     FAMILY_QWEN2, 1, 16},
+    // of 7B's proportions: 32 layers, embeddings as large as one
+    {"7B",     32, 2,  16,  64, 131,  8, 1,  8, GELU, 1, KEEP, 1, 99, false}};
 
 enum { ROW_TEXT = 400, MOST_ROWS = 120, MOST_SETTINGS = 24, MOST_VALUES = 10 };
 
@@ -244,6 +246,10 @@ typedef struct {
     int steps;                         // 0: as many as row_steps() says
     int adamw, plain;                  // ZenFlow that is plain AdamW; zenflow.h's reference
     int waits;                         // without clipping, too, the update waits for the norm
+    // on the virtual clock: percent of a step in memory that the host takes for all updates, and
+    // for all additions to sums
+    int updates, adds;
+    int whole;                         // on that clock only in test-all
 } Config;
 
 static const struct { const char *name; size_t at; } row_words[] = {
@@ -253,9 +259,10 @@ static const struct { const char *name; size_t at; } row_words[] = {
     {"sums", offsetof(Config, sums)}, {"sizes", offsetof(Config, sizes)},
     {"evaluates", offsetof(Config, evaluates)}, {"timed", offsetof(Config, timed)},
     {"rests", offsetof(Config, rests)}, {"steps", offsetof(Config, steps)},
-    {"adamw", offsetof(Config, adamw)}};
+    {"adamw", offsetof(Config, adamw)}, {"updates", offsetof(Config, updates)},
+    {"adds", offsetof(Config, adds)}, {"whole", offsetof(Config, whole)}};
 
-static struct { int count, some, drawn; Config row[MOST_ROWS]; } rows;
+static struct { const char *program; int count, some, drawn; Config row[MOST_ROWS]; } rows;
 
 static bool is_zen(const Config *c) { return c->o.offload == OFFLOAD_ZENFLOW; }
 static bool is_zo(const Config *c) { return c->o.optimizer == OPTIMIZER_MEZO; }
@@ -368,6 +375,7 @@ static void rows_draw(const char *const *settings) {
 static void rows_make(const char *program) {
     for (const auto &t : table) {
         if (strcmp(t.program, program) != 0) continue;
+        rows.program = program;
         rows.some = t.some;
         rows_draw(t.settings);
         for (const char *const *text = t.special; *text != NULL; text++) row_add(*text);
@@ -490,6 +498,11 @@ static Config elsewhere(const Config *c, const Config *other) {
 
 enum { MOST_RANKS = 4, MOST_STEPS = 20 };
 
+// On the virtual clock, in microseconds: of a step, from norm to norm, and as it is planned; how
+// long compute waits in forward and in backward; how long the copies of the busier direction take;
+// and how long after the last norm its update goes on.
+typedef struct { double step, planned, forward, backward, link, late; } Times;
+
 typedef struct {
     uint64_t numbers, evaluations, weights;  // hashes: of losses and norms, .., of all weights
     uint64_t more;                           // and of what else a checkpoint has
@@ -498,7 +511,7 @@ typedef struct {
     size_t elements[3];                      // of the state, by part
     size_t counted[COUNTERS];
     int failures;
-    double times[3];                         // what a test on the virtual clock has measured
+    Times times;                             // what check_times() has measured
 } Report;
 
 // Arenas of fp32 masters, m, v, and the weights that forward uses: each rank brings what it owns.
@@ -599,6 +612,8 @@ typedef struct {
     void (*opened)(GPT2 *g, const Config *c);             // the program's own checks,
     void (*trained)(GPT2 *g, const Config *c, size_t steps, Report *report);
     void (*close)(const Config *c);
+    // What is planned where products take `compute` seconds of a step.
+    Prediction (*rehearse)(GPT2 *g, const Config *c, Rates *r, double compute);
 } Optimizer;
 
 // A model of one rank of several, of which nothing is settled.
@@ -713,7 +728,13 @@ static void adamw_bring(GPT2 *g, const Config *c, Shared *to) {
     free(whole);
 }
 
-static Optimizer adamw = {adamw_open, adamw_step, row_evaluate, adamw_bring};
+static Prediction adamw_rehearse(GPT2 *g, const Config *c, Rates *r, double compute) {
+    const Shape s = config_shape(c);
+    return rehearsed(g, &s, r, compute);
+}
+
+static Optimizer adamw = {adamw_open, adamw_step, row_evaluate, adamw_bring, NULL, NULL, NULL,
+                          NULL, NULL, adamw_rehearse};
 static const Optimizer *zenflow, *mezo;  // of a program that has such rows
 
 static const Optimizer *optimizer_of(const Config *c) {
@@ -829,7 +850,8 @@ static void test_same_bits(void) {
 }
 
 // Begins anew without protection of the GPU's memory, which takes time: that the host keeps off is
-// seen by test_schedules.sh. Programs with several ranks leave the cores to them.
+// seen by test_host_keeps_off() and test_schedules.sh. Programs with several ranks leave the cores
+// to them.
 static void without_protection(char **argv) {
 #ifdef __CUDA_EMU__
     if (getenv("EMU_PROTECT") != NULL) return;
@@ -841,27 +863,201 @@ static void without_protection(char **argv) {
     (void)argv;
 }
 
-// For test_schedules.sh: "--config all|some|K [STEPS]" prints the hash of each row that is for this
-// program.
+// No host reads the GPU's memory, or writes it: in a row, or three, whose state is on the host.
+static void test_host_keeps_off(void) {
+#ifdef __CUDA_EMU__
+    int tried = 0;
+    for (int k = rows.drawn; k < rows.count && tried < (test_whole() ? 3 : 1); k++) {
+        if (!row_is_here(k) || rows.row[k].o.offload == OFFLOAD_NONE) continue;
+        run_again(rows.program, "--config", k, "EMU_PROTECT=1");
+        tried++;
+    }
+#else
+    SKIP("only the emulated GPU can close its memory");
+#endif
+}
+
+// For test_schedules.sh: "--config all|some|K|ROW [STEPS]" prints the hash of each row that is for
+// this program.
 static bool rows_asked(int argc, char **argv) {
     return argc >= 3 && strcmp(argv[1], "--config") == 0;
 }
 
+static void row_print(int k, const Config *c, int argc, char **argv) {
+    Shared *x = shared_open(c);
+    const Hashes h = train_ranks(c, 1, argc > 3 ? (size_t)atoi(argv[3]) : 4, x);
+    printf("%016llx config %d: %s\n", (unsigned long long)hash_bytes(&h, sizeof h), k, c->text);
+    fflush(stdout);
+    shared_close(x);
+}
+
 static int rows_print(int argc, char **argv) {
     const bool all = strcmp(argv[2], "all") == 0, some = strcmp(argv[2], "some") == 0;
-    const int only = atoi(argv[2]);
-    if (only < 0 || only >= rows.count) die("there are %d rows", rows.count);
-    if (!all && !some && !row_is_here(only)) die("row %d is of another precision", only);
-    for (int k = 0; k < rows.count; k++) {
-        if (!row_is_here(k) || (!all && !(some ? row_is_one_of_some(k) : k == only))) continue;
-        Shared *x = shared_open(&rows.row[k]);
-        const Hashes h = train_ranks(&rows.row[k], 1, argc > 3 ? (size_t)atoi(argv[3]) : 4, x);
-        printf("%016llx config %d: %s\n", (unsigned long long)hash_bytes(&h, sizeof h), k,
-               rows.row[k].text);
-        fflush(stdout);
-        shared_close(x);
-    }
+    const bool typed = strchr(argv[2], ' ') != NULL;
+    const int only = typed ? -1 : atoi(argv[2]);
+    const Config row = typed ? config_of("%s", argv[2]) : rows.row[0];
+    if (typed) row_print(-1, &row, argc, argv);
+    else if (only < 0 || only >= rows.count) die("there are %d rows", rows.count);
+    else if (!all && !some && !row_is_here(only)) die("row %d is of another precision", only);
+    for (int k = 0; k < rows.count && !typed; k++)
+        if (row_is_here(k) && (all || (some ? row_is_one_of_some(k) : k == only)))
+            row_print(k, &rows.row[k], argc, argv);
     return test_failures_here > 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// What happens at the same time, on the emulated GPU's virtual clock
+
+// A step of the row `text` takes between `least` and `most` of a step of the row `of` (NULL: of one
+// with everything on the GPU, "link": of its copies in the busier direction). In backward ('b') or
+// forward ('f') compute waits for between waits[0] and waits[1] of a step in memory.
+typedef struct { const char *text, *of; double least, most; char pass; double waits[2]; } Timed;
+
+// planned: how far a step may be from what is planned.
+typedef struct { const char *settings; double planned; Timed rows[24]; } Clock;
+
+#ifdef __CUDA_EMU__
+static double memory_step;    // of the row that runs, in memory; 0: this is one
+static double end_of_step[128];
+
+// After some steps, or windows, in which copies come into their rhythm, so many more.
+static void rank_measure(const Config *c, Shared *to) {
+    enum { READ = 2 };  // counters of the timeline are read so many steps later
+    const Optimizer *x = optimizer_of(c);
+    const size_t window = is_zen(c) && c->o.zen_window > 1 ? (size_t)c->o.zen_window : 1;
+    const size_t first = is_zen(c) ? 2 + 2 * window : is_zo(c) ? 6 : 2;
+    const size_t usual = is_zen(c) ? 2 * window : is_zo(c) ? 4 : 2;
+    const size_t several = c->steps > 0 ? (size_t)c->steps : usual;
+    const size_t last = first + several;
+    const double steps = (double)several, link = atof(getenv("EMU_LINK"));  // bytes per second
+    size_t in = 0, out = 0;
+    double numbers[2], now = 0, *const at = end_of_step;
+    Times t;
+    memset(&t, 0, sizeof t);
+    first_step = 1;
+    last_step = last + READ;
+    GPT2 *g = x->open(c, to);
+    const double P = (double)(g->zen != NULL ? g->zen->map.rest : g->table.elements);
+    if (is_zen(c)) update_seconds = 1e-8 * c->updates * memory_step / P;
+    else if (c->updates > 0) host_bytes_per_s = 1e8 * ADAM_BYTES * P / (c->updates * memory_step);
+    add_seconds = 1e-8 * c->adds * memory_step / P;
+    if (c->timed) timeline_open(&g->timeline, NULL);
+    for (size_t step = 1; step <= last + (c->timed ? READ : 0); step++) {
+        timeline_step(&g->timeline, step);
+        const TimelineStep *d = &g->timeline.done;
+        if (c->timed && d->step > first && d->step <= last) {
+            t.forward += 1e6 * (d->stalled - d->stalled_backward) / steps;
+            t.backward += 1e6 * d->stalled_backward / steps;
+        }
+        x->step(g, c, step, 0, numbers);
+        now = 1e6 * emu_virtual_now();
+        if (c->o.no_overlap && !is_zo(c)) gpt2_update_wait(g);  // as train() does
+        if (step <= last) at[step] = now;
+        if (step == first) in = g->moved_in, out = g->moved_out;
+        if (step != last) continue;
+        const size_t bytes = max_size(g->moved_in - in, g->moved_out - out);
+        t.step = (at[last] - at[first]) / steps;
+        t.link = 1e6 * (double)bytes / link / steps;
+    }
+    gpt2_update_wait(g);
+    CUDA(cudaDeviceSynchronize());
+    t.late = 1e6 * emu_virtual_now() - now;
+    timeline_close(&g->timeline);
+    model_close(g);
+    if (x->close != NULL) x->close(c);
+    if (memory_step > 0 && x->rehearse != NULL && c->ranks == 0) {
+        Rates r;
+        memset(&r, 0, sizeof r);
+        r.h2d = r.d2h = link;
+        r.host_adam = host_bytes_per_s / ADAM_BYTES;
+        g = x->open(c, to);
+        t.planned = 1e6 * x->rehearse(g, c, &r, 1e-6 * memory_step).step;
+        model_close(g);
+    }
+    to->rank[ranks.rank].times = t;
+    add_seconds = update_seconds = host_bytes_per_s = 0;
+}
+
+// memory: what a step takes with everything on the GPU; 0: this is one.
+static Times measure(const Config *c, double memory) {
+    static struct { char text[ROW_TEXT]; Times times; } known[64];
+    static int count;
+    for (int i = 0; i < count; i++)
+        if (strcmp(known[i].text, c->text) == 0) return known[i].times;
+    memory_step = memory;
+    Shared *x = shared_open(c);
+    run_ranks(c, x, rank_measure);
+    const Times t = x->rank[0].times;
+    shared_close(x);
+    memcpy(known[count].text, c->text, sizeof c->text);
+    known[count++].times = t;
+    return t;
+}
+
+static double in_memory(const Config *c) {
+    Config r = config_of("%s%s", c->shape->name, is_zo(c) ? " --optimizer mezo" : "");
+    r.o.accum = c->o.accum;
+    r.o.recompute = c->o.recompute;
+    r.o.zo_queries = c->o.zo_queries;
+    r.o.zo_noise = c->o.zo_noise;
+    snprintf(r.text, sizeof r.text, "%s in memory, accum %zu, recompute %d, queries %zu",
+             c->shape->name, r.o.accum, (int)r.o.recompute, (size_t)r.o.zo_queries);
+    return measure(&r, 0).step;
+}
+
+static void check_times(const Clock *clock) {
+    for (const Timed *row = clock->rows; row->text != NULL; row++) {
+        const Config c = config_of("%s", row->text);
+        if (c.whole && !test_whole()) continue;
+        const double memory = in_memory(&c);
+        const Times t = measure(&c, memory);
+        double unit = memory;
+        if (row->of != NULL && strcmp(row->of, "link") == 0) {
+            unit = t.link;
+        } else if (row->of != NULL) {
+            const Config other = config_of("%s", row->of);
+            unit = measure(&other, in_memory(&other)).step;
+        }
+        const double part = t.step / unit, off = t.planned > 0 ? t.planned / t.step - 1 : 0;
+        const double waits = (row->pass == 'f' ? t.forward : t.backward) / memory;
+        printf("  %s: %.1f us, %.4f of %s; planned %.1f; waits %.1f in forward, %.1f in backward\n",
+               row->text, t.step, part, row->of != NULL ? row->of : "in memory", t.planned,
+               t.forward, t.backward);
+        CHECK(part >= row->least && part <= row->most, "%s: %.1f us, %.4f of %.1f", row->text,
+              t.step, part, unit);
+        CHECK(row->pass == 0 || (waits >= row->waits[0] && waits <= row->waits[1]), "%s: compute "
+              "waits for %.4f of %.1f", row->text, waits, memory);
+        CHECK(test_within(fabs(off), clock->planned), "%s: %.1f us, planned %.1f", row->text,
+              t.step, t.planned);
+    }
+}
+#endif
+
+static const Clock *clocks;  // of the program
+static int clock_count, clock_here;
+
+// On each clock, whose settings the emulated GPU reads when a program starts.
+static void test_overlap(void) {
+#ifdef __CUDA_EMU__
+    for (int i = 0; i < clock_count; i++)
+        run_again(rows.program, "--clock", i, ON_A_CLOCK "%s", clocks[i].settings);
+#else
+    SKIP("only on the virtual clock of the emulated GPU");
+#endif
+}
+
+static void test_times(void) {
+#ifdef __CUDA_EMU__
+    check_times(&clocks[clock_here]);
+#endif
+}
+
+// "--clock K 3" is what test_overlap() runs.
+static bool clock_asked(int argc, char **argv) {
+    if (argc != 4 || strcmp(argv[1], "--clock") != 0) return false;
+    clock_here = atoi(argv[2]);
+    RUN(test_times);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -140,9 +140,6 @@ template <typename X> static void check_layers(void) {
     check_layer<X>(64, 72, 136, 16);
 }
 
-static void test_linear_layers_fp32(void) { check_layers<float>(); }
-static void test_linear_layers_bf16(void) { check_layers<bf16>(); }
-
 static void test_linear_layers_f16(void) {
     check_layer<f16>(37, 48, 144, 0);
     check_layer<f16>(3, 64, 256, 8);
@@ -384,8 +381,8 @@ int main(void) {
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     matmul_open(&lt);
     CUDA(cudaDeviceSynchronize());
-    RUN(test_linear_layers_fp32);
-    RUN(test_linear_layers_bf16);
+    RUN(check_layers<float>);
+    RUN(check_layers<bf16>);
     RUN(test_linear_layers_f16);
     RUN(test_head);
     RUN(test_odd_sizes_fp32);

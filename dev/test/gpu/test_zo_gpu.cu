@@ -4,81 +4,41 @@
 //
 // usage: test_zo_gpu                     all tests
 //        test_zo_gpu --config K|some|all [N]  for test_schedules.sh (runs.cuh)
-//        test_zo_gpu --clock K           what test_overlap runs, with EMU_CLOCK=virtual
+//        test_zo_gpu --clock K 3         what test_overlap runs, with EMU_CLOCK=virtual
 #include "runs.cuh"
 #include "cpu_reference.h"
+#include "../zo_feed.h"
 
 enum { SKIPPED = 4, NOT_A_NUMBER = 3 };  // steps without an update
 
 // ---------------------------------------------------------------------------------------------
 // A run: its batches, its model, its steps
 
-enum { TOKENS = 1500, PROMPTS = 7, SHARED = 6 };  // SHARED: micro-batches of rows with ranks
+enum { SHARED = 6 };  // micro-batches of rows with ranks
 
-// What zo_step() wants to know. Where the head has weights of its own, the last token's row of the
-// embeddings is not a number, and only step NOT_A_NUMBER meets it.
-typedef struct {
-    Run r;
-    uint16_t tokens[TOKENS];
-    TokenSegment segment;
-    TokenData data;
-    size_t first[PROMPTS + 1], example[PROMPTS + 1];
-    int32_t prompts[PROMPTS * 16];
-    int label[PROMPTS];
-} Feed;
-
-static Feed feed;  // of the model that is open
+// What zo_step() wants to know, of the model that is open. Where the head has weights of its own,
+// the last token's row of the embeddings is not a number, and only step NOT_A_NUMBER meets it.
+static Feed feed;
 
 static void feed_make(const Config *c, size_t steps) {
     const Shape *s = c->shape;
-    Feed *f = &feed;
-    Run *r = &f->r;
-    memset(f, 0, sizeof *f);
-    r->config = shape_config(s);
-    r->B = s->B;
-    r->T = s->T;
+    const GPT2Config config = shape_config(s);
+    Run *r = &feed.r;
+    feed_fill(&feed, &config, s->B, s->T, s->V - 1,
+              strcmp(s->name, "labels") == 0 || strcmp(s->name, "words") == 0);
     r->world = (size_t)ranks.world;
     r->rank = (size_t)ranks.rank;
     r->o = c->o;
     r->o.steps = steps;
     r->o.zo_eps = IS_HALF ? 1e-2 : 1e-3;
-    r->step_tokens = s->B * s->T * c->o.accum * r->world;
     r->o.weight_decay = 0.1;
-    const size_t micros = r->world * c->o.accum;
-    for (size_t i = 0; i < TOKENS; i++)
-        f->tokens[i] = (uint16_t)(philox4x32(50, (uint32_t)i, 0, 0, 0).x[0] % (s->V - 1));
-    // in the second micro-batch, if there are several ranks': not that of rank 0
-    const size_t bad = (NOT_A_NUMBER - 1) * micros + (micros >= SHARED ? 1 : 0);
-    if (!s->tied) f->tokens[bad * s->B * s->T + 1] = (uint16_t)(s->V - 1);
-    f->segment.name = "tokens";
-    f->segment.tokens = f->tokens;
-    f->segment.count = f->data.tokens = TOKENS;
-    f->segment.width = 2;
-    f->data.count = 1;
-    f->data.segments = &f->segment;
-    r->train = loader_make(&f->data, s->T, 3, false);
+    r->step_tokens = s->B * s->T * c->o.accum * r->world;
     r->val = r->train;
     r->val.sequences = s->B + 1;  // a whole batch, and one of a row
-    r->task = r->asks = r->words =
-        strcmp(s->name, "labels") == 0 || strcmp(s->name, "words") == 0;
-    if (!r->task) return;
-    Task *t = &r->task_all;
-    for (size_t i = 0; i < PROMPTS; i++) {
-        f->first[i + 1] = f->first[i] + 3 + 2 * i;  // one is longer than a row
-        f->label[i] = (int)(i % 3);
-        f->example[i + 1] = i + 1;
-    }
-    for (size_t i = 0; i < PROMPTS * 16; i++) f->prompts[i] = f->tokens[i];
-    t->count = PROMPTS;
-    t->example = f->example;
-    t->first = f->first;
-    t->pieces = PROMPTS;
-    t->tokens = f->prompts;
-    t->label = f->label;
-    t->labels = 3;
-    t->first_token = -1;
-    for (int k = 0; k < 3; k++) t->word[k] = 5 + 9 * k;
-    r->task_train = r->task_val = task_view(t, 0, PROMPTS);
+    // in the second micro-batch, if there are several ranks': not that of rank 0
+    const size_t micros = r->world * c->o.accum;
+    const size_t bad = (NOT_A_NUMBER - 1) * micros + (micros >= SHARED ? 1 : 0);
+    if (!s->tied) feed.tokens[bad * s->B * s->T + 1] = (uint16_t)(s->V - 1);
 }
 
 static float *first_weights(const Config *c) {
@@ -121,13 +81,6 @@ static float *weights_get(GPT2 *g) {
     CUDA(cudaDeviceSynchronize());
     gpt2_move(g, 0, 0, P, w, true);
     return w;
-}
-
-static uint64_t weights_hash(GPT2 *g) {
-    float *w = weights_get(g);
-    const uint64_t hash = hash_bytes(w, g->table.elements * sizeof(float));
-    free(w);
-    return hash;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -226,8 +179,14 @@ static void row_trained(GPT2 *g, const Config *c, size_t, Report *) {
     CHECK(g->moved_out == updates * streamed * layer, "%zu bytes out: %s", g->moved_out, c->text);
 }
 
+static Prediction row_rehearse(GPT2 *g, const Config *, Rates *r, double compute) {
+    r->gpu_flops = 1;
+    r->gpu_flops = gpt2_rehearse(g, &feed.r, r, NULL).compute / compute;
+    return gpt2_rehearse(g, &feed.r, r, NULL);
+}
+
 static const Optimizer zo_rows = {row_open, row_step, row_look, row_bring, NULL, NULL, NULL,
-                                  row_trained, NULL};
+                                  row_trained, NULL, row_rehearse};
 
 // A step of which a rank cannot read one of its micro-batches: all stop, and have the same weights,
 // though only some have come to the update of the step before. Of a signal that one of them gets,
@@ -265,22 +224,6 @@ static void test_ranks_fail(void) {
     Shared *x = shared_open(&c);
     run_ranks(&c, x, rank_fails);
     shared_close(x);
-}
-
-// Without a learning rate nothing moves, however often weights are perturbed and stored.
-static void test_nothing_moves(void) {
-    const Config c = config_of("labels --optimizer mezo --slots 2 --resident-blocks 0 "
-                               "--zo-no-fused-update%s",
-                               IS_BF16 ? " --zo-noise rademacher" : "");
-    feed_make(&c, 100);
-    float *w = first_weights(&c);
-    GPT2 *g = zo_open_model(&c, w);
-    const uint64_t before = weights_hash(g);
-    for (size_t step = 1; step <= 20; step++)
-        CHECK(zo_step(g, &feed.r, step, 0).norm > 0, "step %zu", step);
-    CHECK(weights_hash(g) == before, "precision %d", PRECISION);
-    model_close(g);
-    free(w);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -354,7 +297,8 @@ static void check_weights(const char *shape, const char *noise) {
         zo_weights(g, tensor(g, first_one), &group, &p.update, &quiet, 0);
         if (first_one == t->ln_f_w) break;
     }
-    CHECK(weights_hash(g) == hash_bytes(theta, P * sizeof(float)), "%s: stored", name);
+    float *stored = weights_get(g);
+    CHECK(memcmp(stored, theta, P * sizeof(float)) == 0, "%s: stored", name);
     for (int j = 0; j < 2; j++) {
         for (int s = 0; s < 2; s++)
             cpu_perturbed(t, &z->config, theta, w[s], 4, j, s == 0 ? p.scale : -p.scale);
@@ -380,7 +324,7 @@ static void check_weights(const char *shape, const char *noise) {
         }
     }
     model_close(g);
-    free(first); free(theta); free(w[0]); free(w[1]);
+    free(first); free(theta); free(stored); free(w[0]); free(w[1]);
 }
 
 static void test_weights_are_the_cpus(void) {
@@ -447,182 +391,55 @@ static void check_losses(const Config *c) {
 
 static void test_losses_are_the_cpus(void) {
     for (int k = 0; k < rows.count; k++)
-        if (row_is_here(k) && row_is_one_of_some(k) && rows.row[k].ranks == 0 && k % 3 < 2)
+        if (row_is_tested(k) && rows.row[k].ranks == 0 && k % 3 < 2)
             check_losses(&rows.row[k]);
 }
 
 // ---------------------------------------------------------------------------------------------
-// What happens at the same time, on the emulated GPU's virtual clock. Times in microseconds.
+// What happens at the same time, on the emulated GPU's virtual clock
 
-#ifdef __CUDA_EMU__
-static const double clocks[2] = {110, 25};  // bytes per us, each way; a kernel takes 10 us
-static double link_rate;                    // the one that runs
+#define MEZO "four --optimizer mezo --zo-noise rademacher "
+#define WIDE_LINK "EMU_KERNEL_US=10 EMU_LINK=110000000"
 
-static Config timed(size_t slots, size_t residents, int queries) {
-    return config_of("four --optimizer mezo --zo-noise rademacher --zo-queries %d --slots %zu "
-                     "--resident-blocks %zu", queries, slots, residents);
-}
-
-// A step of many, the mean over `several`; and how long its copies of one direction take.
-typedef struct { double step, copies; } Times;
-
-static Times measure(const Config *c) {
-    enum { SEVERAL = 4 };
-    double at[3 + SEVERAL];
-    feed_make(c, 100);
-    float *w = first_weights(c);
-    GPT2 *g = zo_open_model(c, w);
-    for (size_t step = 1; step < 3 + SEVERAL; step++) {
-        zo_step(g, &feed.r, step, rate_of(3));
-        at[step] = 1e6 * emu_virtual_now();
-    }
-    const Times t = {(at[2 + SEVERAL] - at[2]) / SEVERAL,
-                     (double)((size_t)g->streamed * zo_layer_bytes(g)) / link_rate};
-    model_close(g);
-    free(w);
-    return t;
-}
-
-static double memory_step(const Config *c) {
-    Config base = *c;
-    base.o.resident_blocks = base.shape->L;
-    return measure(&base).step;
-}
-
-// A rehearsal, for a GPU whose products take as long as all kernels here do.
-static double planned(const Config *c, double in_memory_step) {
-    Rates r;
-    memset(&r, 0, sizeof r);
-    feed_make(c, 100);
-    float *w = first_weights(c);
-    GPT2 *g = zo_open_model(c, w);
-    r.h2d = r.d2h = 1e6 * link_rate;
-    r.gpu_flops = 1;
-    r.gpu_flops = gpt2_rehearse(g, &feed.r, &r, NULL).compute / (1e-6 * in_memory_step);
-    const double step = 1e6 * gpt2_rehearse(g, &feed.r, &r, NULL).step;
-    model_close(g);
-    free(w);
-    return step;
-}
-
-static bool near(double a, double b, double share) { return fabs(a - b) <= share * b; }
-
-// Where the link is fast enough a step takes as long as in memory, if copies run beside kernels.
-static void test_copies_hide(void) {
-    for (int queries = 1; queries <= 2; queries++)
-        for (size_t slots = 2; slots + (size_t)queries <= 4; slots++) {
-            const Config c = timed(slots, 0, queries);
-            const double memory = memory_step(&c);
-            const Times t = measure(&c);
-            CHECK(t.copies < 0.9 * memory && t.copies > 0.3 * memory, "in memory %.0f us, copies "
-                  "%.0f", memory, t.copies);
-            CHECK(near(t.step, memory, 0.02), "%zu slots: %.0f us, in memory %.0f", slots, t.step,
-                  memory);
-            CHECK(near(planned(&c, memory), t.step, 0.001), "%zu slots: %.0f us, planned %.0f",
-                  slots, t.step, planned(&c, memory));
-        }
-}
-
-// With a single slot, a group comes as soon as its place is free, and is used once it is there.
-static void test_one_slot(void) {
-    const Config c = timed(1, 0, 1);
-    const double memory = memory_step(&c);
-    const Times t = measure(&c);
-    CHECK(near(planned(&c, memory), t.step, 0.001), "%.0f us, planned %.0f, in memory %.0f, copies "
-          "%.0f", t.step, planned(&c, memory), memory, t.copies);
-}
-
-// One after the other, all of these add up.
-static void test_ablations(void) {
-    Config c = timed(2, 0, 1);
-    const double memory = memory_step(&c);
-    c.o.no_overlap = true;
-    Times t = measure(&c);
-    CHECK(near(t.step, memory + 2 * t.copies, 0.02), "serial: %.0f us, in memory %.0f, copies %.0f",
-          t.step, memory, t.copies);
-    CHECK(near(planned(&c, memory), t.step, 0.001), "serial: %.0f us, planned %.0f", t.step,
-          planned(&c, memory));
-    c = timed(2, 0, 1);
-    c.o.zo_no_slots = true;
-    t = measure(&c);
-    CHECK(near(planned(&c, memory), t.step, 0.001), "no slots: %.0f us, planned %.0f", t.step,
-          planned(&c, memory));
-    c = timed(2, 0, 1);
-    c.o.zo_no_fused_update = true;
-    t = measure(&c);
-    CHECK(t.step > memory + 0.6 * t.copies && t.step < memory + 1.5 * t.copies, "unfused: %.0f us, "
-          "in memory %.0f, copies %.0f", t.step, memory, t.copies);
-    CHECK(near(planned(&c, memory), t.step, 0.015), "unfused: %.0f us, planned %.0f", t.step,
-          planned(&c, memory));
-}
-
-// Where it is not, a step takes as long as the copies of one direction: both are always busy.
-static void test_link_is_busy(void) {
-    for (size_t slots = 2; slots <= 3; slots++)
-        for (size_t residents = 0; residents <= 2; residents += 2) {
-            const Config c = timed(slots, residents, 1);
-            const double memory = memory_step(&c);
-            const Times t = measure(&c);
-            CHECK(t.copies > 1.3 * memory, "in memory %.0f us, copies %.0f", memory, t.copies);
-            CHECK(near(t.step, t.copies, slots > 2 ? 0.03 : 0.08), "%zu slots, %zu residents: "
-                  "%.0f us, copies %.0f, in memory %.0f", slots, residents, t.step, t.copies,
-                  memory);
-            CHECK(near(planned(&c, memory), t.step, 0.02), "%zu slots, %zu residents: %.0f us, "
-                  "planned %.0f", slots, residents, t.step, planned(&c, memory));
-        }
-    Config c = timed(3, 0, 1);
-    const double base = memory_step(&c);
-    c.o.zo_no_slots = true;
-    Times t = measure(&c);
-    CHECK(near(planned(&c, base), t.step, 0.02), "no slots: %.0f us, planned %.0f", t.step,
-          planned(&c, base));
-    c = timed(3, 0, 1);
-    c.o.zo_no_fused_update = true;
-    t = measure(&c);
-    CHECK(near(t.step, 2 * t.copies, 0.1), "unfused: %.0f us, copies %.0f", t.step, t.copies);
-    // more queries per visit hide it again
-    const Config many = timed(2, 0, 5);
-    const double memory = memory_step(&many), streamed = measure(&many).step;
-    CHECK(near(streamed, memory, 0.02), "5 queries: %.0f us, in memory %.0f", streamed, memory);
-}
-#endif
-
-static void test_overlap(void) {
-#ifdef __CUDA_EMU__
-    for (int i = 0; i < 2; i++)
-        run_again("test_zo_gpu", "--clock", i, ON_A_CLOCK "EMU_KERNEL_US=10 EMU_LINK=%.0f",
-                  1e6 * clocks[i]);
-#else
-    SKIP("only on the virtual clock of the emulated GPU");
-#endif
-}
+static const Clock zo_clocks[] = {
+    {WIDE_LINK, 0.001, {
+        // where the link is fast enough, a step takes as long as in memory
+        {MEZO "--slots 2 --resident-blocks 0", NULL, 0.99, 1.01},
+        {MEZO "--slots 3 --resident-blocks 0", NULL, 0.99, 1.01},
+        {MEZO "--slots 2 --resident-blocks 0 --zo-queries 2", NULL, 0.99, 1.01},
+        // with a single slot a group comes as soon as its place is free
+        {MEZO "--slots 1 --resident-blocks 0", NULL, 0.99, 1.01},
+        // one after the other, all of these add up
+        {MEZO "--slots 2 --resident-blocks 0 --no-overlap", NULL, 2.3, 2.33},
+        {MEZO "--slots 2 --resident-blocks 0 --zo-no-slots", NULL, 0.99, 1.01}}},
+    {WIDE_LINK, 0.015, {
+        {MEZO "--slots 2 --resident-blocks 0 --zo-no-fused-update", NULL, 1.4, 1.46}}},
+    {"EMU_KERNEL_US=10 EMU_LINK=25000000", 0.02, {
+        // where it is not, a step takes as long as the copies of one direction
+        {MEZO "--slots 2 --resident-blocks 0", "link", 0.97, 1.01},
+        {MEZO "--slots 3 --resident-blocks 0", "link", 0.97, 1.01},
+        {MEZO "--slots 2 --resident-blocks 2", "link", 0.97, 1.01},
+        {MEZO "--slots 3 --resident-blocks 2", "link", 0.97, 1.01},
+        {MEZO "--slots 3 --resident-blocks 0 --zo-no-slots", NULL, 3, 3.2},
+        {MEZO "--slots 3 --resident-blocks 0 --zo-no-fused-update", "link", 0.99, 1.01},
+        // more queries per visit hide it again
+        {MEZO "--slots 2 --resident-blocks 0 --zo-queries 5", NULL, 0.99, 1.01}}}};
 
 // ---------------------------------------------------------------------------------------------
 
 int main(int argc, char **argv) {
     mezo = &zo_rows;
+    clocks = zo_clocks;
+    clock_count = 3;
     rows_fork = true;
     rows_make("test_zo_gpu");
     if (rows_asked(argc, argv)) return rows_print(argc, argv);
-#ifdef __CUDA_EMU__
-    if (argc == 4 && strcmp(argv[1], "--clock") == 0) {
-        link_rate = clocks[atoi(argv[2])];
-        if (link_rate == clocks[0]) {
-            RUN(test_copies_hide);
-            RUN(test_one_slot);
-            RUN(test_ablations);
-        } else {
-            RUN(test_link_is_busy);
-        }
-        return test_summary();
-    }
-#endif
+    if (clock_asked(argc, argv)) return test_summary();
     without_protection(argv);
     if (IS_BF16) RUN(test_overlap);  // first: it forks, and so do these
     RUN(test_same_bits);
     if (IS_BF16) RUN(test_ranks_fail);
     RUN(test_weights_are_the_cpus);
     RUN(test_losses_are_the_cpus);
-    RUN(test_nothing_moves);
     return test_summary();
 }
