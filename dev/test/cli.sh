@@ -44,6 +44,14 @@ refuses() {
     else echo "ok $name"; fi
 }
 
+# in_a_folder: what follows is done in a new folder, $work, which goes in the end; $top is the repository's
+in_a_folder() {
+    top=$(pwd)
+    work=$(mktemp -d) || exit 1
+    trap 'rm -rf "$work"' EXIT
+    cd "$work" || exit 1
+}
+
 # --- what the tests of the trainers share ----------------------------------------------------------
 
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }

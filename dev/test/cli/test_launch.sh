@@ -7,9 +7,7 @@ set -u
 . dev/test/cli.sh
 program=$(absolute "${RANKS:-build/test/test_ranks}")
 launch=$(pwd)/scripts/launch.sh
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+in_a_folder
 unset OMP_NUM_THREADS MASTER_PORT MASTER_ADDR RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
 
 cat >tell <<'END'

@@ -9,13 +9,9 @@ set -u
 TRAINER=$(absolute "${TIDE_GPU:-train_gpt2emu}")
 [ -x "$TRAINER" ] || { echo "skip scripts: $TRAINER is missing"; exit 0; }
 export TRAINER EMU_THREADS=1 OMP_NUM_THREADS=1
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-top=$(pwd)
-cat LICENSE LICENSE LICENSE >"$work/text.txt"
+in_a_folder
+cat "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" >text.txt
 export DATA="$work/text.txt"
-
-cd "$work" || exit 1
 
 # scaling RATES GPU_MEMORY WORLDS: without its first line
 scaling() {
