@@ -40,16 +40,9 @@
     static inline name##2 make_##name##2(T x, T y) { return {x, y}; }                             \
     static inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                     \
     static inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-EMU_VECTOR(signed char, char)
-EMU_VECTOR(unsigned char, uchar)
-EMU_VECTOR(short, short)
-EMU_VECTOR(unsigned short, ushort)
 EMU_VECTOR(int, int)
 EMU_VECTOR(unsigned int, uint)
-EMU_VECTOR(long long, longlong)
-EMU_VECTOR(unsigned long long, ulonglong)
 EMU_VECTOR(float, float)
-EMU_VECTOR(double, double)
 #undef EMU_VECTOR
 
 struct dim3 {
@@ -153,16 +146,11 @@ template <typename T, typename F> static inline T warp_butterfly(T x, F f) {
 }
 }  // namespace emu
 
-// `width` splits the warp into groups; a lane whose source lies outside its group gets its own x.
-template <typename T>
-static inline T __shfl_sync(unsigned mask, T x, int source, int width = 32) {
-    const int lane = (int)emu_lane(), group = lane & ~(width - 1);
-    return emu::shuffle(mask, x, group + (source & (width - 1)));
+template <typename T> static inline T __shfl_sync(unsigned mask, T x, int source) {
+    return emu::shuffle(mask, x, source & 31);
 }
-template <typename T>
-static inline T __shfl_xor_sync(unsigned mask, T x, int distance, int width = 32) {
-    const int lane = (int)emu_lane(), group = lane & ~(width - 1), source = lane ^ distance;
-    return emu::shuffle(mask, x, source < group + width ? source : lane);
+template <typename T> static inline T __shfl_xor_sync(unsigned mask, T x, int distance) {
+    return emu::shuffle(mask, x, (int)emu_lane() ^ distance);
 }
 #undef EMU_UNCHECKED
 

@@ -2,11 +2,11 @@
 // the emulated device and on a real one; a test that needs one of them says so and is skipped on
 // the other. Kernels are launched on streams of their own, as the conventions ask. (What kernels
 // compute with, bit for bit, is in their tests: arithmetic and bf16 in test_kernels.cu and
-// test_columns_gpu.cu, asynchronous copies in test_attention.cu, products in test_matmul_gpu.cu.)
+// test_columns_gpu.cu, asynchronous copies and matrix instructions in test_attention.cu, products
+// in test_matmul_gpu.cu.)
 #include "../../test/test.h"
 #include <cublasLt.h>
 #include <cuda.h>
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <math.h>
@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 #ifdef __CUDA_EMU__
-#include <emu_mma.h>
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -76,12 +75,6 @@ static void expect(const std::vector<T> &got, F want, const char *what, double s
         if (!(got[i] == (T)want(i)) && wrong++ == 0) first = i;
     CHECK(wrong == 0, "%s %g: %zu of %zu are wrong, the first is number %zu", what, size, wrong,
           got.size(), first);
-}
-
-// Small numbers that repeat late; exact in bf16 and fp16.
-static float number(size_t i, unsigned salt) {
-    const uint32_t h = (uint32_t)(i * 2654435761u + salt * 40503u);
-    return (float)((int)(h >> 13 & 255) - 128) / 64;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -257,20 +250,18 @@ template <typename T> __global__ static void shuffle_kernel(T *out) {
     const unsigned n = blockDim.x, all = 0xffffffffu;
     o[0 * n] = __shfl_sync(all, x, 5);
     o[1 * n] = __shfl_sync(all, x, (int)lane + 3);          // modulo 32
-    o[2 * n] = __shfl_sync(all, x, 2, 8);
-    o[3 * n] = __shfl_xor_sync(all, x, 16);
-    o[4 * n] = __shfl_xor_sync(all, x, 3, 4);
-    o[5 * n] = lane < 8 ? __shfl_sync(0x000000ffu, x, 7) : __shfl_sync(0xffffff00u, x, 31);
+    o[2 * n] = __shfl_xor_sync(all, x, 16);
+    o[3 * n] = __shfl_xor_sync(all, x, 3);
+    o[4 * n] = lane < 8 ? __shfl_sync(0x000000ffu, x, 7) : __shfl_sync(0xffffff00u, x, 31);
 }
 
 template <typename T> static void check_shuffles(const char *type) {
     const unsigned n = 96;
-    Array<T> d(6 * n);
+    Array<T> d(5 * n);
     shuffle_kernel<T><<<1, n, 0, stream>>>(d.p);
     expect(d.host(), [](size_t i) {     // number 96 k + t: shuffle k, thread t
         const unsigned l = (unsigned)i % 32;
-        const unsigned source[6] = {5, (l + 3) % 32, l / 8 * 8 + 2, l ^ 16, l ^ 3,
-                                    l < 8 ? 7u : 31u};
+        const unsigned source[5] = {5, (l + 3) % 32, l ^ 16, l ^ 3, l < 8 ? 7u : 31u};
         return 100 + (unsigned)i % n / 32 * 32 + source[i / n];
     }, type);
 }
@@ -750,125 +741,6 @@ static void fresh_memory_is_poisoned(void) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Matrix instructions: one PTX instruction each, with its twin for the emulated device
-
-#define MMA(type) \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 " \
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n" \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
-
-__device__ static inline void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#ifdef __CUDA_EMU__
-    emu::mma_m16n8k16_bf16(d, a, b);
-#else
-    MMA("bf16");
-#endif
-}
-
-__device__ static inline void mma_f16(float (&d)[4], const uint32_t (&a)[4],
-                                      const uint32_t (&b)[2]) {
-#ifdef __CUDA_EMU__
-    emu::mma_m16n8k16_f16(d, a, b);
-#else
-    MMA("f16");
-#endif
-}
-
-__device__ static inline void ldmatrix(uint32_t (&r)[4], const void *row) {
-#ifdef __CUDA_EMU__
-    emu::ldmatrix_x4(r, row);
-#else
-    const uint32_t p = (uint32_t)__cvta_generic_to_shared(row);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(p) : "memory");
-#endif
-}
-
-__device__ static inline void ldmatrix_trans(uint32_t (&r)[4], const void *row) {
-#ifdef __CUDA_EMU__
-    emu::ldmatrix_x4_trans(r, row);
-#else
-    const uint32_t p = (uint32_t)__cvta_generic_to_shared(row);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(p) : "memory");
-#endif
-}
-
-// d (16, 8) = c + a (16, 16) b (16, 8), the fragments picked by hand.
-__global__ static void mma_kernel(float *d, const float *c, const uint16_t *a, const uint16_t *b,
-                                  bool is_f16) {
-    const unsigned g = threadIdx.x / 4, q = threadIdx.x % 4;
-    uint32_t fa[4], fb[2];
-    float fd[4];
-    for (unsigned r = 0; r < 4; r++) {
-        const unsigned row = g + 8 * (r % 2), column = 2 * q + 8 * (r / 2);
-        fa[r] = a[16 * row + column] | (uint32_t)a[16 * row + column + 1] << 16;
-    }
-    for (unsigned r = 0; r < 2; r++) {
-        const unsigned row = 2 * q + 8 * r;
-        fb[r] = b[8 * row + g] | (uint32_t)b[8 * (row + 1) + g] << 16;
-    }
-    for (unsigned i = 0; i < 4; i++) fd[i] = c[8 * (g + 8 * (i / 2)) + 2 * q + i % 2];
-    if (is_f16) mma_f16(fd, fa, fb);
-    else mma(fd, fa, fb);
-    for (unsigned i = 0; i < 4; i++) d[8 * (g + 8 * (i / 2)) + 2 * q + i % 2] = fd[i];
-}
-
-static void check_mma(bool is_f16, float scale) {
-    const auto stored = [=](float x) {
-        const __half half = __float2half_rn(x);
-        const __nv_bfloat16 brain = __float2bfloat16_rn(x);
-        uint16_t bits;
-        memcpy(&bits, is_f16 ? (const void *)&half : &brain, 2);
-        return bits;
-    };
-    std::vector<uint16_t> a(256), b(128);
-    std::vector<float> c(128);
-    for (size_t i = 0; i < 256; i++) a[i] = stored(scale * number(i, 1));
-    for (size_t i = 0; i < 128; i++) b[i] = stored(number(i, 2)), c[i] = scale * number(i, 3);
-    Array<uint16_t> da(a), db(b);
-    Array<float> dc(c), dd(128);
-    mma_kernel<<<1, 32, 0, stream>>>(dd.p, dc.p, da.p, db.p, is_f16);
-    expect(dd.host(), [&](size_t e) {
-        const size_t i = e / 8, j = e % 8;
-        float want = c[e];  // exact: all are multiples of scale 2^-12 below scale 2^7
-        for (size_t k = 0; k < 16; k++)
-            want += scale * number(16 * i + k, 1) * number(8 * k + j, 2);
-        return want;
-    }, "mma");
-}
-
-static void mma_is_a_matrix_product(void) {
-    check_mma(false, 1);
-    check_mma(true, 1);
-    check_mma(true, 0x1p-18f);  // below 2^-14 fp16 has no leading digit
-}
-
-// Loads four 8 x 8 matrices whose rows lie in an odd order, plain and transposed.
-__global__ static void ldmatrix_kernel(uint32_t *out) {
-    __shared__ __align__(16) uint16_t rows[32][8];
-    const unsigned lane = threadIdx.x, place = (lane * 5 + 3) % 32;
-    for (unsigned k = 0; k < 8; k++) rows[place][k] = (uint16_t)(lane * 256 + k);
-    __syncwarp();
-    uint32_t r[4], s[4];
-    ldmatrix(r, rows[place]);
-    ldmatrix_trans(s, rows[place]);
-    for (unsigned m = 0; m < 4; m++) out[8 * lane + m] = r[m], out[8 * lane + 4 + m] = s[m];
-}
-
-static void ldmatrix_loads_fragments(void) {
-    Array<uint32_t> d(256);
-    ldmatrix_kernel<<<1, 32, 0, stream>>>(d.p);
-    expect(d.host(), [](size_t i) {     // of each lane four matrices, and four transposed
-        const uint32_t lane = (uint32_t)i / 8, m = i % 4, k = 2 * (lane % 4), column = lane / 4;
-        const uint32_t row = 8 * m + lane / 4, first = 8 * m + k;
-        return i % 8 < 4 ? (row * 256 + k) | (row * 256 + k + 1) << 16
-                         : (first * 256 + column) | ((first + 1) * 256 + column) << 16;
-    }, "fragments");
-}
-
-// ---------------------------------------------------------------------------------------------
 // What cuBLASLt refuses
 
 static cublasLtHandle_t lt;
@@ -1102,8 +974,6 @@ int main(int argc, char **argv) {
     RUN(errors_have_names);
     RUN(properties);
     RUN(fresh_memory_is_poisoned);
-    RUN(mma_is_a_matrix_product);
-    RUN(ldmatrix_loads_fragments);
     OK(cublasLtCreate(&lt));
     OK(cudaMalloc(&workspace, workspace_bytes));
     RUN(attributes_of_a_wrong_size_are_refused);
