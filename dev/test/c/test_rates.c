@@ -255,21 +255,6 @@ static void test_sharing(void) {
         }
 }
 
-static void test_collectives(void) {
-    static const size_t worlds[] = {1, 2, 7, 64};
-    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
-        Rates r = machine(0, 0, 0);
-        const size_t world = worlds[i];
-        r.gpu_latency = 3;
-        const double latency = world == 1 ? 0 : 3, part = (double)(world - 1) / (double)world;
-        CHECK(collective_seconds(&r, world, 500) == latency, "%zu: %g", world,
-              collective_seconds(&r, world, 500));
-        r.gpu_link = 100;
-        CHECK(fabs(collective_seconds(&r, world, 500) - latency - part * 5) < 1e-12, "%zu: %g",
-              world, collective_seconds(&r, world, 500));
-    }
-}
-
 // ---------------------------------------------------------------------------------------------
 // The file
 
@@ -339,7 +324,6 @@ int main(void) {
     RUN(test_two_dram_rates);
     RUN(test_limit_names);
     RUN(test_sharing);
-    RUN(test_collectives);
     RUN(test_file_not_there);
     RUN(test_file_accepted);
     RUN(test_file_round_trip);
