@@ -152,9 +152,6 @@ fi
 tr '3' '4' <kept >products
 refuses a_damaged_file_of_algorithms 2 'not what was written' "$tide" $small --steps 1 --out no \
     --tune products
-head -c 300 kept >products
-refuses a_file_of_algorithms_that_is_cut 2 'not what was written' "$tide" $small --steps 1 \
-    --out no --tune products
 
 # --- recomputation where memory is short ----------------------------------------------------------
 
