@@ -178,12 +178,10 @@ static void rates_drawn(Rates *r, const ZenTimes *x) {
 }
 
 // Several GPUs. Where host and link take no time, a step is one with all state on the GPU. If
-// collectives take none, it is as if one GPU had a host as many times as fast; a faster link
-// between GPUs does no harm.
+// collectives take none, it is as if one GPU had a host as many times as fast. (What is exposed of
+// collectives: test_plan.cu.)
 static void several_gpus_wait_for_each_other(void) {
-    const int many = test_whole() ? 300 : 24;
-    int waits = 0;
-    for (int i = 0; i < many; i++) {
+    for (int i = 0; i < (test_whole() ? 300 : 24); i++) {
         Plan p = plan_drawn(1 + draw(5));
         p.step.accum = 1 + (draw(3) == 0) * draw(6);
         p.step.world = 2 + draw(7);
@@ -216,16 +214,10 @@ static void several_gpus_wait_for_each_other(void) {
             CHECK(x.t.step <= y.step * 1.001 && (S > 1 || x.t.step >= y.step * .999), "%d: %g, %g",
                   i, x.t.step, y.step);
         CHECK(x.t.step >= x.t.comm * (1 - 1e-9), "%d: %g of %g", i, x.t.step, x.t.comm);
-        waits += x.t.comm_exposed > 0.1 * x.t.step;
 
         rates_drawn(&r, &x);
-        x = rehearse_plan(&r, &p);
-        Rates faster = r;
-        faster.gpu_link *= 1.5;
-        CHECK(rehearse_plan(&faster, &p).t.step <= x.t.step * 1.005, "%d: a faster link", i);
-        faster.gpu_link = faster.gpu_latency = 0;  // not known
-        const double free_of_it = rehearse_plan(&faster, &p).t.step;
-        IS(x.t.step - x.t.comm_exposed, fmin(x.t.step, free_of_it));
+        r.gpu_link = r.gpu_latency = 0;  // not known
+        const double free_of_it = rehearse_plan(&r, &p).t.step;
         r.d2h *= (double)p.step.world;
         r.h2d *= (double)p.step.world;
         r.host_adam *= (double)p.step.world;
@@ -234,7 +226,6 @@ static void several_gpus_wait_for_each_other(void) {
         ABOUT(free_of_it, alone.step, 0.02);  // parts are of whole rows
         CHECK(alone.comm == 0 && alone.comm_exposed == 0, "%g", alone.comm);
     }
-    CHECK(waits > many / 6 && waits < many, "%d", waits);
 }
 
 int main(int, char **) {
