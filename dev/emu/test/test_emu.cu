@@ -1,9 +1,9 @@
 // test_emu.cu: what a CUDA device must do, as far as the trainer leans on it. The same file runs on
 // the emulated device and on a real one; a test that needs one of them says so and is skipped on
 // the other. Kernels are launched on streams of their own, as the conventions ask. (What kernels
-// compute with, bit for bit, is in their tests: arithmetic and bf16 in test_kernels.cu and
-// test_columns_gpu.cu, asynchronous copies and matrix instructions in test_attention.cu, products
-// in test_matmul_gpu.cu.)
+// compute with, bit for bit, is in their tests: barriers, shuffles, votes, shared memory,
+// arithmetic and bf16 in test_kernels.cu and test_columns_gpu.cu, asynchronous copies and matrix
+// instructions in test_attention.cu, products in test_matmul_gpu.cu.)
 #include "../../test/test.h"
 #include <cublasLt.h>
 #include <cuda.h>
@@ -192,126 +192,7 @@ static void launch_bounds_are_kept(void) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Threads of a block
-
-__global__ static void rotate_kernel(int *out, int rounds) {
-    __shared__ int ring[1024];
-    const unsigned t = threadIdx.x, n = blockDim.x;
-    ring[t] = (int)t;
-    for (int r = 0; r < rounds; r++) {
-        __syncthreads();
-        const int next = ring[(t + 1) % n];
-        __syncthreads();
-        ring[t] = next;
-    }
-    out[blockIdx.x * n + t] = ring[t];
-}
-
-__global__ static void counting_barrier_kernel(int *out) {
-    const int t = (int)threadIdx.x, n = (int)blockDim.x;
-    if (__syncthreads_count(t % 3 == 0) != (n + 2) / 3) out[0] = 1;
-}
-
-static void barriers(void) {
-    for (int n : {1, 2, 31, 32, 33, 96, 257, 1024}) {
-        Array<int> d(3 * (size_t)n);
-        rotate_kernel<<<3, n, 0, stream>>>(d.p, 5);
-        expect(d.host(), [=](size_t i) { return ((int)i % n + 5) % n; }, "turned", n);
-        d.set(0);
-        counting_barrier_kernel<<<2, n, 0, stream>>>(d.p);
-        CHECK(d.host()[0] == 0, "a count at a barrier, %d threads", n);
-    }
-}
-
-// Threads that leave at different times; those of a warp that stay still shuffle among themselves.
-__global__ static void leave_kernel(int *out, int n) {
-    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i >= n) return;
-    out[i] = i;
-    for (int k = 0; k < i % 5; k++) out[i] += 100;
-    if (i % 32 >= 16) return;
-    const int x = __shfl_xor_sync(0x0000ffffu, i, 1);
-    out[i] += 10000 * (x - i);
-}
-
-static void divergent_exits(void) {
-    Array<int> d(208);      // full half-warps only: 6 warps and one half
-    leave_kernel<<<4, 64, 0, stream>>>(d.p, 208);
-    expect(d.host(), [](size_t k) {
-        const int i = (int)k, shuffled = i % 32 < 16 ? 10000 * ((i ^ 1) - i) : 0;
-        return i + 100 * (i % 5) + shuffled;
-    }, "left");
-}
-
-template <typename T> __global__ static void shuffle_kernel(T *out) {
-    const unsigned lane = threadIdx.x % 32;
-    const T x = (T)(100 + threadIdx.x);
-    T *o = out + threadIdx.x;
-    const unsigned n = blockDim.x, all = 0xffffffffu;
-    o[0 * n] = __shfl_sync(all, x, 5);
-    o[1 * n] = __shfl_sync(all, x, (int)lane + 3);          // modulo 32
-    o[2 * n] = __shfl_xor_sync(all, x, 16);
-    o[3 * n] = __shfl_xor_sync(all, x, 3);
-    o[4 * n] = lane < 8 ? __shfl_sync(0x000000ffu, x, 7) : __shfl_sync(0xffffff00u, x, 31);
-}
-
-template <typename T> static void check_shuffles(const char *type) {
-    const unsigned n = 96;
-    Array<T> d(5 * n);
-    shuffle_kernel<T><<<1, n, 0, stream>>>(d.p);
-    expect(d.host(), [](size_t i) {     // number 96 k + t: shuffle k, thread t
-        const unsigned l = (unsigned)i % 32;
-        const unsigned source[5] = {5, (l + 3) % 32, l ^ 16, l ^ 3, l < 8 ? 7u : 31u};
-        return 100 + (unsigned)i % n / 32 * 32 + source[i / n];
-    }, type);
-}
-
-static void shuffles(void) {
-    check_shuffles<int>("int");
-    check_shuffles<float>("float");
-    check_shuffles<double>("double");
-}
-
-__global__ static void vote_kernel(int *out) {
-    const unsigned lane = threadIdx.x % 32, all = 0xffffffffu;
-    out[threadIdx.x] = 4 * __any_sync(all, lane == 31) + 2 * __any_sync(all, lane == 32)
-                     + (lane < 8 ? __any_sync(0x000000ffu, lane == 8)
-                                 : __any_sync(0xffffff00u, lane == 8));
-}
-
-static void votes(void) {
-    Array<int> d(64);
-    vote_kernel<<<1, 64, 0, stream>>>(d.p);
-    expect(d.host(), [](size_t i) { return i % 32 < 8 ? 4 : 5; }, "votes");
-}
-
-// ---------------------------------------------------------------------------------------------
-// Shared memory
-
-struct Pair { float a; int b; };
-
-template <typename T> __global__ static void static_shared_kernel(T *out) {
-    __shared__ T plane[4][33], corner[1];
-    __shared__ T *where;
-    __shared__ Pair pairs[32];
-    __shared__ __align__(16) unsigned char bytes[64];
-    const unsigned t = threadIdx.x;
-    if (t == 0) where = &corner[0];
-    plane[t / 32][t % 32] = (T)t;
-    if (t < 32) pairs[t] = {(float)t / 2, (int)t};
-    if (t < 64) bytes[t] = (unsigned char)(255 - t);
-    __syncthreads();
-    if (t == 0) *where = (T)1000;
-    __syncthreads();
-    out[t] = plane[t % 4][t / 4] + corner[0] + (T)(2 * pairs[t % 32].a) - (T)pairs[t % 32].b
-             + (T)bytes[t % 64] + (T)((uintptr_t)bytes % 16);
-}
-
-static void static_shared_memory(void) {
-    Array<float> d(128);
-    static_shared_kernel<float><<<1, 128, 0, stream>>>(d.p);
-    expect(d.host(), [](size_t t) { return t % 4 * 32 + t / 4 + 1000 + 255 - t % 64; }, "shared");
-}
+// Shared memory of a launch
 
 static void dynamic_shared_memory(void) {
     for (int bytes : {4, 4096, 48 << 10, 96 << 10}) {
@@ -956,11 +837,6 @@ int main(int argc, char **argv) {
     RUN(arguments_are_copied_at_the_launch);
     RUN(illegal_launches_fail);
     RUN(launch_bounds_are_kept);
-    RUN(barriers);
-    RUN(divergent_exits);
-    RUN(shuffles);
-    RUN(votes);
-    RUN(static_shared_memory);
     RUN(dynamic_shared_memory);
     RUN(fp16_rounding);
     RUN(streams_have_priorities);
