@@ -325,7 +325,7 @@ static Sm *this_sm(const char *who) {
     return sm;
 }
 
-int emu_barrier(int predicate, int op, const char *where) {
+int emu_barrier(int predicate, const char *where) {
     Sm *s = this_sm("__syncthreads");
     const int thread = s->thread;
     // Inlined and cloned code may have several copies of one line's name.
@@ -335,11 +335,9 @@ int emu_barrier(int predicate, int op, const char *where) {
                  s->barrier_where, where);
     if (s->barrier_arrived == 0) {
         s->barrier_where = where;
-        s->barrier_value = op == EMU_BARRIER_AND;
+        s->barrier_value = 0;
     }
-    if (op == EMU_BARRIER_AND) s->barrier_value &= predicate;
-    else if (op == EMU_BARRIER_OR) s->barrier_value |= predicate;
-    else s->barrier_value += predicate;
+    s->barrier_value += predicate;
     char *token = nullptr;
     if (s->race != nullptr) {
         token = race_barrier_token(s);
@@ -452,11 +450,3 @@ uint64_t emu_shuffle(unsigned mask, uint64_t value, int source) {
 }
 
 unsigned emu_lane() { return this_sm("a warp function")->thread % 32; }
-unsigned emu_active_mask() { return this_sm("__activemask")->warp[sm->thread / 32].alive; }
-
-void emu_threadfence() {
-    static char token;  // a hand-over between blocks needs a fence on both sides
-    if (sm == nullptr || sm->race == nullptr) return;
-    __tsan_acquire(&token);
-    __tsan_release(&token);
-}

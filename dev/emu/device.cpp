@@ -181,7 +181,6 @@ size_t shared_opt_in() {
 
 cudaError_t set_function_attribute(const void *entry, cudaFuncAttribute attribute, int value) {
     Lock lock("cudaFuncSetAttribute");
-    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0
         || (size_t)value > shared_opt_in())
         return set_error(cudaErrorInvalidValue);
@@ -231,21 +230,16 @@ cudaError_t cudaGetLastError() {
     last_error = cudaSuccess;
     return e;
 }
-cudaError_t cudaPeekAtLastError() { return last_error; }
 
 static const struct { cudaError_t e; const char *name, *text; } ERRORS[] = {
     {cudaSuccess, "cudaSuccess", "no error"},
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
-    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration",
-     "invalid configuration argument"},
     {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection",
      "invalid copy direction for memcpy"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
-    {cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources",
-     "too many resources requested for launch"},
     {cudaErrorHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered",
      "part or all of the requested memory range is already mapped"},
     {cudaErrorHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered",
@@ -281,22 +275,11 @@ cudaError_t cudaGetDevice(int *device) {
     *device = current_device;
     return cudaSuccess;
 }
-cudaError_t cudaDeviceReset() { return cudaDeviceSynchronize(); }
-cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
-cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
-cudaError_t cudaProfilerStart() { return cudaSuccess; }
-cudaError_t cudaProfilerStop() { return cudaSuccess; }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest) {
     *lowest = 0;
     *highest = -5;
-    return cudaSuccess;
-}
-
-// At an address that no machine has.
-cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
-    snprintf(text, (size_t)length, "EEEE:%02X:00.0", device);
     return cudaSuccess;
 }
 
@@ -330,21 +313,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     const cudaError_t e = cudaGetDeviceProperties(&p, device);
     if (e != cudaSuccess) return e;
     switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = SHARED_DEFAULT; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)shared_opt_in(); break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)(shared_opt_in() + KiB); break;
-    case cudaDevAttrWarpSize: *value = p.warpSize; break;
-    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
-    case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
-    case cudaDevAttrAsyncEngineCount: *value = p.asyncEngineCount; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
-    case cudaDevAttrIntegrated: *value = 0; break;
-    case cudaDevAttrClockRate:  // unknown: nobody shall compute a peak from these
-    case cudaDevAttrMemoryClockRate:
-    case cudaDevAttrGlobalMemoryBusWidth: *value = 0; break;
     default: return set_error(cudaErrorInvalidValue);
     }
     return cudaSuccess;

@@ -368,15 +368,6 @@ cudaError_t cudaHostUnregister(void *p) {
     return cudaSuccess;
 }
 
-cudaError_t cudaHostGetFlags(unsigned *flags, void *p) {
-    Lock lock("cudaHostGetFlags");
-    const Allocation *a = find_allocation(p);
-    if (a == nullptr || a->freed || a->type != cudaMemoryTypeHost)
-        return set_error(cudaErrorInvalidValue);
-    *flags = cudaHostAllocPortable | cudaHostAllocMapped;
-    return cudaSuccess;
-}
-
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *p) {
     Lock lock("cudaPointerGetAttributes");
     const Allocation *a = find_allocation(p);

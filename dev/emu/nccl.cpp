@@ -7,8 +7,7 @@
 //     step       every rank writes its slot, says so, waits until all have, and reads the slots
 //                that it needs. The slots take turns: who is at step n + 1 has heard of all that
 //                they are, too, and therefore done with step n - 1, whose slots are written now.
-//     chunk      what fits into a slot: one step of a collective; two of ncclAllReduce, which is a
-//                reduce-scatter and an all-gather of each chunk.
+//     chunk      what fits into a slot: one step of a collective.
 //
 // Sums are in the order of the ranks, ((r0 + r1) + r2) + .., each rounded to the type: every rank
 // gets the same bits, in every schedule. (Real NCCL has orders of its own.) Whoever receives a sum
@@ -42,21 +41,23 @@
 namespace emu {
 
 enum { SLOT = 256 * KiB, MAX_RANKS = 64 };
-enum Kind { REDUCE, BROADCAST, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER };
-static const char *const KINDS[] = {"ncclReduce", "ncclBroadcast", "ncclAllReduce",
-                                    "ncclReduceScatter", "ncclAllGather"};
-static const char *const TYPES[] = {"int8", "uint8", "int32", "uint32", "int64", "uint64",
-                                    "float16", "float32", "float64", "bfloat16"};
-static const size_t TYPE_BYTES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-static const char *const OPS[] = {"sum", "prod", "max", "min", "avg"};
+enum Kind { REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER };
+static const char *const KINDS[] = {"ncclReduce", "ncclBroadcast", "ncclReduceScatter",
+                                    "ncclAllGather"};
+static const char *type_name(int type) {
+    return type == ncclUint8 ? "uint8" : type == ncclFloat16 ? "float16"
+         : type == ncclFloat32 ? "float32" : "bfloat16";
+}
+static size_t type_bytes(int type) { return type == ncclUint8 ? 1 : type == ncclFloat32 ? 4 : 2; }
 
-// What a rank calls, as the others have to.
+// What a rank calls, as the others have to: byte by byte, so that it has no gaps.
 struct Call {
-    int kind, type, op, root;
+    int kind, type;
+    int64_t root;
     uint64_t count, number;  // number: of this call on the communicator, from 0
 };
 
-enum State { ABSENT, PRESENT, DESTROYED, ABORTED, ENDED };
+enum State { ABSENT, PRESENT, DESTROYED, ENDED };
 
 // What a rank says to the others, and they to it.
 struct alignas(64) Member {
@@ -80,11 +81,11 @@ using namespace emu;
 
 struct ncclComm {
     Segment *segment;
-    int file, rank, ranks, device;
+    int file, rank, ranks;
     uint64_t steps, calls, done;      // posted; issued; done
     std::shared_ptr<Recording> turn;  // of the last one that was issued
     bool connected[ALL_GATHER + 1];   // kinds that have the memory they need
-    std::atomic<bool> closed, aborted, helped;  // helped: its helping thread runs
+    std::atomic<bool> closed, aborted, helped;  // aborted: at exit; helped: its helping thread runs
 };
 
 namespace emu {
@@ -154,10 +155,10 @@ static void fail_together(ncclComm *c, const char *format, ...) {
 }
 
 static std::string text_of(const Call &c) {
-    const bool has_op = c.kind != BROADCAST && c.kind != ALL_GATHER;
+    const bool sums = c.kind == REDUCE || c.kind == REDUCE_SCATTER;
     const bool has_root = c.kind == REDUCE || c.kind == BROADCAST;
-    return std::string(KINDS[c.kind]) + "(count " + std::to_string(c.count) + ", " + TYPES[c.type]
-           + (has_op ? std::string(", ") + OPS[c.op] : "")
+    return std::string(KINDS[c.kind]) + "(count " + std::to_string(c.count) + ", "
+           + type_name(c.type) + (sums ? ", sum" : "")
            + (has_root ? ", root " + std::to_string(c.root) : "") + ")";
 }
 
@@ -168,7 +169,6 @@ static std::string text_of(const Call &c) {
 static const char *how_gone(const ncclComm *c, int rank) {
     switch (c->segment->member[rank].state.load(std::memory_order_acquire)) {
     case DESTROYED: return "has called ncclCommDestroy";
-    case ABORTED: return "has called ncclCommAbort";
     case ENDED: return "has ended";
     case ABSENT: return nullptr;
     default: break;
@@ -188,7 +188,7 @@ const double GRACE = 1.5;
 const double HELP_AFTER = 0.25;
 
 // Waits until every rank is where it has to be: is_there(member). `call` is what this rank is in,
-// or null while ranks meet. Ends the program when one will not come. False: aborted.
+// or null while ranks meet. Ends the program when one will not come. False: at exit.
 template <typename F>
 static bool wait_for_all(ncclComm *c, const Call *call, double limit, F is_there) {
     double begin = 0, gone_since = 0;
@@ -244,7 +244,7 @@ static void compare_calls(ncclComm *c, uint64_t step) {
 }
 
 // Says that the slot of this step is written, and waits until all others are. False: the
-// communicator was aborted meanwhile.
+// program ends.
 static bool post_and_wait(ncclComm *c, const Call &call) {
     Member *me = &c->segment->member[c->rank];
     const uint64_t step = c->steps++;
@@ -264,43 +264,22 @@ static bool post_and_wait(ncclComm *c, const Call &call) {
 // ---------------------------------------------------------------------------------------------
 // Sums
 
-static float sum_of(float a, float b) { return a + b; }
-static double sum_of(double a, double b) { return a + b; }
-static __nv_bfloat16 sum_of(__nv_bfloat16 a, __nv_bfloat16 b) { return a + b; }
-static __half sum_of(__half a, __half b) { return a + b; }
-template <typename T> static T sum_of(T a, T b) { return (T)((uint64_t)a + (uint64_t)b); }
-
-template <typename T, typename F>
-static void fold(void *out, size_t n, const std::vector<const char *> &in, F f) {
+template <typename T>
+static void add(void *out, size_t n, const std::vector<const char *> &in) {
     T *o = (T *)out;
     memcpy(out, in[0], n * sizeof(T));
     for (size_t r = 1; r < in.size(); r++) {
         const T *x = (const T *)in[r];
-        for (size_t i = 0; i < n; i++) o[i] = f(o[i], x[i]);
+        for (size_t i = 0; i < n; i++) o[i] = o[i] + x[i];
     }
-}
-
-template <typename T>
-static void reduce_type(void *out, size_t n, const std::vector<const char *> &in, int op) {
-    if (op == ncclSum) fold<T>(out, n, in, [](T a, T b) { return sum_of(a, b); });
-    // NaN loses, as in NCCL.
-    if (op == ncclMax) fold<T>(out, n, in, [](T a, T b) { return a < b || a != a ? b : a; });
-    if (op == ncclMin) fold<T>(out, n, in, [](T a, T b) { return b < a || a != a ? b : a; });
 }
 
 // out[i] = in[0][i] + in[1][i] + ...
 static void reduce(void *out, size_t n, const std::vector<const char *> &in, const Call &call) {
     switch (call.type) {
-    case ncclInt8: reduce_type<int8_t>(out, n, in, call.op); break;
-    case ncclUint8: reduce_type<uint8_t>(out, n, in, call.op); break;
-    case ncclInt32: reduce_type<int32_t>(out, n, in, call.op); break;
-    case ncclUint32: reduce_type<uint32_t>(out, n, in, call.op); break;
-    case ncclInt64: reduce_type<int64_t>(out, n, in, call.op); break;
-    case ncclUint64: reduce_type<uint64_t>(out, n, in, call.op); break;
-    case ncclFloat16: reduce_type<__half>(out, n, in, call.op); break;
-    case ncclFloat32: reduce_type<float>(out, n, in, call.op); break;
-    case ncclFloat64: reduce_type<double>(out, n, in, call.op); break;
-    case ncclBfloat16: reduce_type<__nv_bfloat16>(out, n, in, call.op); break;
+    case ncclFloat16: add<__half>(out, n, in); break;
+    case ncclFloat32: add<float>(out, n, in); break;
+    case ncclBfloat16: add<__nv_bfloat16>(out, n, in); break;
     }
 }
 
@@ -319,13 +298,13 @@ struct Collective {
 static size_t in_bytes(const Collective &o) {
     const Call &c = o.call;
     if (c.kind == BROADCAST && o.comm->rank != c.root) return 0;
-    return TYPE_BYTES[c.type] * c.count * (c.kind == REDUCE_SCATTER ? (size_t)o.comm->ranks : 1);
+    return type_bytes(c.type) * c.count * (c.kind == REDUCE_SCATTER ? (size_t)o.comm->ranks : 1);
 }
 
 static size_t out_bytes(const Collective &o) {
     const Call &c = o.call;
     if (c.kind == REDUCE && o.comm->rank != c.root) return 0;
-    return TYPE_BYTES[c.type] * c.count * (c.kind == ALL_GATHER ? (size_t)o.comm->ranks : 1);
+    return type_bytes(c.type) * c.count * (c.kind == ALL_GATHER ? (size_t)o.comm->ranks : 1);
 }
 
 // The slots of all ranks at this step, `offset` bytes from their start.
@@ -337,7 +316,7 @@ static std::vector<const char *> all_slots(const ncclComm *c, uint64_t step, siz
 
 static void reduce_scatter(const Collective &o) {
     ncclComm *c = o.comm;
-    const size_t e = TYPE_BYTES[o.call.type], most = SLOT / e / (size_t)c->ranks;
+    const size_t e = type_bytes(o.call.type), most = SLOT / e / (size_t)c->ranks;
     for (size_t at = 0; at < o.call.count; at += most) {
         const size_t n = std::min(most, o.call.count - at);
         const uint64_t step = c->steps;
@@ -351,7 +330,7 @@ static void reduce_scatter(const Collective &o) {
 
 static void all_gather(const Collective &o) {
     ncclComm *c = o.comm;
-    const size_t e = TYPE_BYTES[o.call.type], most = SLOT / e;
+    const size_t e = type_bytes(o.call.type), most = SLOT / e;
     for (size_t at = 0; at < o.call.count; at += most) {
         const size_t n = std::min(most, o.call.count - at);
         const uint64_t step = c->steps;
@@ -362,28 +341,9 @@ static void all_gather(const Collective &o) {
     }
 }
 
-// Each rank adds up one part of the chunk, which the others then fetch.
-static void all_reduce(const Collective &o) {
-    ncclComm *c = o.comm;
-    const size_t e = TYPE_BYTES[o.call.type], most = SLOT / e, ranks = (size_t)c->ranks;
-    for (size_t at = 0; at < o.call.count; at += most) {
-        const size_t n = std::min(most, o.call.count - at), part = (n + ranks - 1) / ranks;
-        const auto begin = [=](size_t r) { return std::min(n, r * part); };
-        const size_t mine = begin((size_t)c->rank), end = begin((size_t)c->rank + 1);
-        const uint64_t step = c->steps;
-        memcpy(slot_of(c, c->rank, step), o.in + at * e, n * e);
-        if (!post_and_wait(c, o.call)) return;
-        reduce(slot_of(c, c->rank, step + 1), end - mine, all_slots(c, step, mine * e), o.call);
-        if (!post_and_wait(c, o.call)) return;
-        for (size_t r = 0; r < ranks; r++)
-            memcpy(o.out + (at + begin(r)) * e, slot_of(c, (int)r, step + 1),
-                   (begin(r + 1) - begin(r)) * e);
-    }
-}
-
 static void broadcast(const Collective &o) {
     ncclComm *c = o.comm;
-    const size_t e = TYPE_BYTES[o.call.type], most = SLOT / e;
+    const size_t e = type_bytes(o.call.type), most = SLOT / e;
     for (size_t at = 0; at < o.call.count; at += most) {
         const size_t n = std::min(most, o.call.count - at);
         const uint64_t step = c->steps;
@@ -395,7 +355,7 @@ static void broadcast(const Collective &o) {
 
 static void reduce_to_root(const Collective &o) {
     ncclComm *c = o.comm;
-    const size_t e = TYPE_BYTES[o.call.type], most = SLOT / e;
+    const size_t e = type_bytes(o.call.type), most = SLOT / e;
     for (size_t at = 0; at < o.call.count; at += most) {
         const size_t n = std::min(most, o.call.count - at);
         const uint64_t step = c->steps;
@@ -412,7 +372,7 @@ static double seconds_of(const Collective &o) {
     const double bytes = (double)std::max(in_bytes(o), out_bytes(o));
     const double share = o.comm->ranks == 1 ? 0
                        : o.call.kind == REDUCE || o.call.kind == BROADCAST ? 1
-                       : (ranks - 1) / ranks * (o.call.kind == ALL_REDUCE ? 2 : 1);
+                       : (ranks - 1) / ranks;
     return options.nccl_seconds + share * bytes / options.nccl_link;
 }
 
@@ -426,7 +386,6 @@ static void run_collective(const Collective &o) {
     if (o.call.count == 0) post_and_wait(o.comm, o.call);  // NCCL would not even look
     else if (o.call.kind == REDUCE) reduce_to_root(o);
     else if (o.call.kind == BROADCAST) broadcast(o);
-    else if (o.call.kind == ALL_REDUCE) all_reduce(o);
     else if (o.call.kind == REDUCE_SCATTER) reduce_scatter(o);
     else all_gather(o);
     hide(false);
@@ -513,13 +472,13 @@ static ncclResult_t check(const Collective &o) {
     if (o.comm == nullptr || o.comm->closed)
         return refuse(ncclInvalidArgument, "%s: the communicator is null or destroyed", name);
     if (o.call.root < 0 || o.call.root >= o.comm->ranks)
-        return refuse(ncclInvalidArgument, "%s: root %d of %d ranks", name, o.call.root,
+        return refuse(ncclInvalidArgument, "%s: root %d of %d ranks", name, (int)o.call.root,
                       o.comm->ranks);
-    if (o.call.type < 0 || o.call.type >= ncclNumTypes)
-        return refuse(ncclInvalidArgument, "%s: type %d is unknown", name, o.call.type);
-    if (o.call.op != ncclSum && o.call.op != ncclMax && o.call.op != ncclMin)
-        return refuse(ncclInvalidArgument, "%s: reduction %d is unknown, or not emulated", name,
-                      o.call.op);
+    const bool sums = o.call.kind == REDUCE || o.call.kind == REDUCE_SCATTER;
+    const int type = o.call.type;
+    if (type != ncclFloat16 && type != ncclFloat32 && type != ncclBfloat16
+        && (sums || type != ncclUint8))
+        return refuse(ncclInvalidArgument, "%s: type %d is unknown, or not emulated", name, type);
     if (in_bytes(o) > 0 && !is_device_memory(o.in, name))
         return refuse(ncclInvalidArgument, "%s: the send buffer is not device memory", name);
     if (out_bytes(o) > 0 && !is_device_memory(o.out, name))
@@ -537,10 +496,10 @@ static ncclResult_t connect(ncclComm *c, Kind kind) {
     return ncclSuccess;
 }
 
-static ncclResult_t call(Kind kind, const void *in, void *out, size_t count, int type, int op,
-                         int root, ncclComm_t comm, cudaStream_t stream, const void *pc) {
+static ncclResult_t call(Kind kind, const void *in, void *out, size_t count, int type, int root,
+                         ncclComm_t comm, cudaStream_t stream, const void *pc) {
     Collective o = {comm, {}, (const char *)in, (char *)out, stream, pc};
-    o.call.kind = kind, o.call.type = type, o.call.op = op, o.call.root = root;
+    o.call.kind = kind, o.call.type = type, o.call.root = root;
     o.call.count = count;
     ncclResult_t result = check(o);
     if (result == ncclSuccess) result = connect(comm, kind);
@@ -657,7 +616,6 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int 
     }
     ncclComm *c = new ncclComm();
     c->segment = (Segment *)p, c->file = file, c->rank = rank, c->ranks = ranks;
-    cudaGetDevice(&c->device);
     const ncclResult_t result = meet(c);
     if (result != ncclSuccess) {
         munmap(p, SEGMENT_BYTES);
@@ -678,51 +636,19 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int 
 }
 
 // Nothing is freed but the memory, so that a use after this can be refused.
-static ncclResult_t leave(ncclComm_t c, State state) {
+ncclResult_t ncclCommDestroy(ncclComm_t c) {
     if (c == nullptr || c->closed)
         return refuse(ncclInvalidArgument, "the communicator is null or destroyed");
-    c->aborted = state == ABORTED;  // also seen by a host thread that waits for a peer
     {
-        Lock lock(state == ABORTED ? "ncclCommAbort" : "ncclCommDestroy");
+        Lock lock("ncclCommDestroy");
         const std::shared_ptr<Recording> last = c->turn;
         if (last != nullptr) run_operations([last] { return last->done; }, last->stream);
         c->closed = true;
-        c->segment->member[c->rank].state.store(state, std::memory_order_release);
+        c->segment->member[c->rank].state.store(DESTROYED, std::memory_order_release);
     }
     while (c->helped) usleep(1000);
     munmap(c->segment, SEGMENT_BYTES);
     close(c->file);
-    return ncclSuccess;
-}
-
-ncclResult_t ncclCommDestroy(ncclComm_t comm) { return leave(comm, DESTROYED); }
-ncclResult_t ncclCommAbort(ncclComm_t comm) { return leave(comm, ABORTED); }
-
-static ncclResult_t ask(const ncclComm_t comm, int *answer, int ncclComm::*what) {
-    if (comm == nullptr || comm->closed || answer == nullptr)
-        return refuse(ncclInvalidArgument, "the communicator is null or destroyed");
-    *answer = comm->*what;
-    return ncclSuccess;
-}
-ncclResult_t ncclCommCount(const ncclComm_t comm, int *n) { return ask(comm, n, &ncclComm::ranks); }
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
-    return ask(comm, rank, &ncclComm::rank);
-}
-ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
-    return ask(comm, device, &ncclComm::device);
-}
-
-// An error between ranks ends the program: nobody lives to ask for it.
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
-    if (comm == nullptr || comm->closed || error == nullptr)
-        return refuse(ncclInvalidArgument, "the communicator is null or destroyed");
-    *error = ncclSuccess;
-    return ncclSuccess;
-}
-
-ncclResult_t ncclGetVersion(int *version) {
-    if (version == nullptr) return refuse(ncclInvalidArgument, "ncclGetVersion: no place for it");
-    *version = NCCL_VERSION_CODE;
     return ncclSuccess;
 }
 
@@ -733,11 +659,8 @@ const char *ncclGetErrorString(ncclResult_t result) {
     case ncclSuccess: return "no error";
     case ncclUnhandledCudaError: return "unhandled cuda error";
     case ncclSystemError: return "unhandled system error";
-    case ncclInternalError: return "internal error";
     case ncclInvalidArgument: return "invalid argument";
     case ncclInvalidUsage: return "invalid usage";
-    case ncclRemoteError: return "remote process exited or there was a network error";
-    case ncclInProgress: return "NCCL operation in progress";
     default: return "unknown result code";
     }
 }
@@ -762,22 +685,18 @@ ncclResult_t ncclGroupEnd() {
 }
 
 ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
-                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-    return call(REDUCE, send, receive, count, type, op, root, comm, stream, EMU_PC);
+                        ncclRedOp_t, int root, ncclComm_t comm, cudaStream_t stream) {
+    return call(REDUCE, send, receive, count, type, root, comm, stream, EMU_PC);
 }
 ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type,
                            int root, ncclComm_t comm, cudaStream_t stream) {
-    return call(BROADCAST, send, receive, count, type, ncclSum, root, comm, stream, EMU_PC);
-}
-ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
-                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-    return call(ALL_REDUCE, send, receive, count, type, op, 0, comm, stream, EMU_PC);
+    return call(BROADCAST, send, receive, count, type, root, comm, stream, EMU_PC);
 }
 ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type,
-                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-    return call(REDUCE_SCATTER, send, receive, count, type, op, 0, comm, stream, EMU_PC);
+                               ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
+    return call(REDUCE_SCATTER, send, receive, count, type, 0, comm, stream, EMU_PC);
 }
 ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
-    return call(ALL_GATHER, send, receive, count, type, ncclSum, 0, comm, stream, EMU_PC);
+    return call(ALL_GATHER, send, receive, count, type, 0, comm, stream, EMU_PC);
 }

@@ -1,6 +1,6 @@
 // racecheck.cpp: EMU_RACECHECK=1 in a ThreadSanitizer build. Every CUDA thread gets an identity of
 // its own for ThreadSanitizer, and only what orders threads on a GPU orders them here:
-// __syncthreads, __syncwarp and fences. A shuffle does not order memory.
+// __syncthreads and __syncwarp. A shuffle does not order memory.
 //
 // ThreadSanitizer knows 255 identities at a time, so the threads of a block share 96 of them: two
 // threads with the same one are not checked against each other, and every block deals them out
@@ -11,7 +11,7 @@ namespace emu {
 
 enum { IDENTITIES = 96, SETS = 2, SHIFT = 37 };
 
-// What barriers and fences of one block release and acquire: addresses, not data. Each has two,
+// What barriers of one block release and acquire: addresses, not data. Each has two,
 // used in turn, as a thread that runs ahead must not order those that lag behind.
 struct Tokens {
     char start, barrier[2], meeting[MAX_WARPS][MEETINGS][2];

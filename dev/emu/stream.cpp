@@ -662,9 +662,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     *stream = make_stream(!(flags & cudaStreamNonBlocking));
     return cudaSuccess;
 }
-cudaError_t cudaStreamCreate(cudaStream_t *stream) {
-    return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
-}
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
     int lowest, highest;
     cudaStreamCreateWithFlags(stream, flags);
@@ -691,16 +688,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     Lock lock("cudaStreamSynchronize");
     synchronize(resolve(stream));
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-    Lock lock("cudaStreamQuery");
-    CUstream_st *s = resolve(stream);
-    if (!s->queue.empty()) run_one(s);
-    if (!s->queue.empty()) return set_error(cudaErrorNotReady);
-    host_waits_until(s->end);
-    if (has_tsan()) order_after(s, nullptr);
     return cudaSuccess;
 }
 

@@ -262,8 +262,8 @@ def bar(k, a, popc):
     k.barriers += 1
     if a.pop(1 if popc else 0) != '0':
         raise Refused('a barrier that is not number 0')
-    value, op = (k.get(a[1], 'pred'), 'COUNT') if popc else ('0', 'PLAIN')
-    call = f'emu_barrier({value}, EMU_BARRIER_{op}, "barrier {k.barriers} of the PTX")'
+    value = k.get(a[1], 'pred') if popc else '0'
+    call = f'emu_barrier({value}, "barrier {k.barriers} of the PTX")'
     return k.set(a[0], call, 'u32') if popc else call + ';'
 
 

@@ -28,7 +28,7 @@ vpath %.cu . dev/test/gpu dev/emu/test dev/bench
 GPU_TESTS = $(patsubst dev/test/gpu/%.cu,%,$(wildcard dev/test/gpu/test_*.cu))
 TRAINS = test_model test_placement test_zo_gpu test_zenflow_gpu test_zero_gpu
 GPU_TESTS_fp32 = $(addsuffix _fp32,$(TRAINS) test_gpt2cu test_plan test_zen_rehearsal \
-                             test_zen_time test_zo_rehearsal)
+                             test_zo_rehearsal)
 GPU_TESTS_fp16 = $(addsuffix _fp16,$(TRAINS))
 GPU_ALL = $(GPU_TESTS) $(GPU_TESTS_fp32) $(GPU_TESTS_fp16)
 GPU_BENCHES = $(patsubst dev/bench/%.cu,%,$(wildcard dev/bench/*.cu)) bench_zo_fp16 bench_zo_fp32
@@ -135,7 +135,7 @@ SCRIPTS = $(filter-out $(LATER),$(CLI)) $(filter %/test_tools.sh %/test_house.sh
 
 in = $(patsubst %,build/$(1)/%,$(2))
 on = emu $(if $(and $(NVCC),$(GPU)),gpu)
-TESTS = $(foreach o,$(on),$(call in,$(o),test_emu $(filter-out test_zen_time,$(GPU_TESTS)))) \
+TESTS = $(foreach o,$(on),$(call in,$(o),test_emu $(GPU_TESTS))) \
         $(call in,units,$(computes)) $(call in,units-asan,$(reads)) $(call in,asan,$(APART))
 # (With ALL=1 the whole emulated trainer; else one without fp16, which takes as long to compile as bf16.)
 build/emu/no_fp16.o: | cxx

@@ -20,8 +20,6 @@
 
 #define __device__
 #define __host__
-#define __constant__
-#define __grid_constant__
 #define __global__ __attribute__((__noinline__))  // so that gdb finds every kernel
 #define __forceinline__ inline __attribute__((always_inline))
 #define __align__(n) alignas(n)
@@ -42,16 +40,9 @@
     static inline name##2 make_##name##2(T x, T y) { return {x, y}; }                             \
     static inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                     \
     static inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-EMU_VECTOR(signed char, char)
-EMU_VECTOR(unsigned char, uchar)
-EMU_VECTOR(short, short)
-EMU_VECTOR(unsigned short, ushort)
 EMU_VECTOR(int, int)
 EMU_VECTOR(unsigned int, uint)
-EMU_VECTOR(long long, longlong)
-EMU_VECTOR(unsigned long long, ulonglong)
 EMU_VECTOR(float, float)
-EMU_VECTOR(double, double)
 #undef EMU_VECTOR
 
 struct dim3 {
@@ -71,9 +62,9 @@ constexpr int warpSize = 32;
 // Ends the program with one line that names the kernel, the block and the thread.
 [[noreturn]] void emu_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-enum { EMU_BARRIER_PLAIN, EMU_BARRIER_AND, EMU_BARRIER_OR, EMU_BARRIER_COUNT };
-// `where` is the source line, as optimisers make several calls of one.
-int emu_barrier(int predicate, int op, const char *where);
+// Returns the sum of the predicates. `where` is the source line, as optimisers make several calls of
+// one.
+int emu_barrier(int predicate, const char *where);
 
 // Waits until every lane of `mask` is here; the last one runs combine(lane, present), where lane[i]
 // is what lane i passed as `mine`. `fence`: does it order memory, as __syncwarp does?
@@ -90,29 +81,19 @@ void *emu_shared(const void *tag, size_t bytes, const char *name);
 void *emu_dynamic_shared();
 
 unsigned emu_lane();
-unsigned emu_active_mask();
-void emu_threadfence();
 
 // ---------------------------------------------------------------------------------------------
-// Barriers, fences, shuffles, votes
+// Barriers, shuffles, votes
 
 #define EMU_TEXT_(x) #x
 #define EMU_TEXT(x) EMU_TEXT_(x)
 #define EMU_HERE __FILE__ ":" EMU_TEXT(__LINE__)
-#define __syncthreads() ((void)emu_barrier(0, EMU_BARRIER_PLAIN, EMU_HERE))
-#define __syncthreads_and(p) emu_barrier((p) != 0, EMU_BARRIER_AND, EMU_HERE)
-#define __syncthreads_or(p) emu_barrier((p) != 0, EMU_BARRIER_OR, EMU_HERE)
-#define __syncthreads_count(p) emu_barrier((p) != 0, EMU_BARRIER_COUNT, EMU_HERE)
+#define __syncthreads() ((void)emu_barrier(0, EMU_HERE))
+#define __syncthreads_count(p) emu_barrier((p) != 0, EMU_HERE)
 
 static inline void __syncwarp(unsigned mask = 0xffffffffu) {
     emu_warp_collective(mask, nullptr, nullptr, true);
 }
-static inline unsigned __activemask() { return emu_active_mask(); }
-static inline void __threadfence() { emu_threadfence(); }
-static inline void __threadfence_block() { emu_threadfence(); }
-static inline void __threadfence_system() { emu_threadfence(); }
-static inline void __nanosleep(unsigned) {}
-#define __trap() emu_fail("__trap()")
 
 static inline long long clock64() {  // nanoseconds here
     timespec t;
@@ -148,7 +129,7 @@ template <typename T, typename F> static inline T warp_reduce(unsigned mask, T x
     return mine.x;
 }
 
-// The same bits as `for (d = 16; d > 0; d /= 2) x = f(x, __shfl_xor_sync(~0u, x, d))` on a full
+// Returns the bits of `for (d = 16; d > 0; d /= 2) x = f(x, __shfl_xor_sync(~0u, x, d))` on a full
 // warp, with one wait instead of five.
 template <typename T, typename F> static inline T warp_butterfly(T x, F f) {
     struct Lane { T x; F f; } mine = {x, f};
@@ -165,68 +146,20 @@ template <typename T, typename F> static inline T warp_butterfly(T x, F f) {
 }
 }  // namespace emu
 
-// `width` splits the warp into groups; a lane whose source lies outside its group gets its own x.
-template <typename T>
-static inline T __shfl_sync(unsigned mask, T x, int source, int width = 32) {
-    const int lane = (int)emu_lane(), group = lane & ~(width - 1);
-    return emu::shuffle(mask, x, group + (source & (width - 1)));
+template <typename T> static inline T __shfl_sync(unsigned mask, T x, int source) {
+    return emu::shuffle(mask, x, source & 31);
 }
-template <typename T>
-static inline T __shfl_xor_sync(unsigned mask, T x, int distance, int width = 32) {
-    const int lane = (int)emu_lane(), group = lane & ~(width - 1), source = lane ^ distance;
-    return emu::shuffle(mask, x, source < group + width ? source : lane);
+template <typename T> static inline T __shfl_xor_sync(unsigned mask, T x, int distance) {
+    return emu::shuffle(mask, x, (int)emu_lane() ^ distance);
 }
-template <typename T>
-static inline T __shfl_down_sync(unsigned mask, T x, unsigned delta, int width = 32) {
-    const int lane = (int)emu_lane(), group = lane & ~(width - 1), source = lane + (int)delta;
-    return emu::shuffle(mask, x, source < group + width ? source : lane);
-}
-template <typename T>
-static inline T __shfl_up_sync(unsigned mask, T x, unsigned delta, int width = 32) {
-    const int lane = (int)emu_lane(), group = lane & ~(width - 1), source = lane - (int)delta;
-    return emu::shuffle(mask, x, source >= group ? source : lane);
-}
+#undef EMU_UNCHECKED
 
-static inline unsigned __ballot_sync(unsigned mask, int predicate) {
-    return emu::warp_reduce(mask, predicate ? 1u << emu_lane() : 0u,
-                            [](unsigned a, unsigned b) { return a | b; });
-}
 static inline int __any_sync(unsigned mask, int predicate) {
-    return __ballot_sync(mask, predicate) != 0;
-}
-static inline int __all_sync(unsigned mask, int predicate) {
-    return __ballot_sync(mask, !predicate) == 0;
-}
-// For int and unsigned, as on the device.
-template <typename T> static inline T __reduce_add_sync(unsigned mask, T x) {
-    return emu::warp_reduce(mask, x, [](T a, T b) { return a + b; });
-}
-template <typename T> static inline T __reduce_max_sync(unsigned mask, T x) {
-    return emu::warp_reduce(mask, x, [](T a, T b) { return a < b ? b : a; });
-}
-template <typename T> static inline T __reduce_min_sync(unsigned mask, T x) {
-    return emu::warp_reduce(mask, x, [](T a, T b) { return b < a ? b : a; });
+    return emu::warp_reduce(mask, predicate != 0, [](int a, int b) { return a | b; });
 }
 
 // ---------------------------------------------------------------------------------------------
-// Memory hints, arithmetic
-
-#undef EMU_UNCHECKED
-
-#define EMU_LOAD(name) template <typename T> static inline T name(const T *p) { return *p; }
-EMU_LOAD(__ldg)
-EMU_LOAD(__ldca)
-EMU_LOAD(__ldcg)
-EMU_LOAD(__ldcs)
-EMU_LOAD(__ldlu)
-EMU_LOAD(__ldcv)
-#undef EMU_LOAD
-#define EMU_STORE(name) template <typename T> static inline void name(T *p, T x) { *p = x; }
-EMU_STORE(__stwb)
-EMU_STORE(__stcg)
-EMU_STORE(__stcs)
-EMU_STORE(__stwt)
-#undef EMU_STORE
+// Arithmetic
 
 #define EMU_ARITHMETIC(A, B)                                                                      \
     typename A, typename B,                                                                       \
@@ -246,32 +179,12 @@ using std::isinf;
 using std::isnan;
 using std::signbit;
 
-static inline float __fadd_rn(float a, float b) { return a + b; }
-static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static inline float __fsqrt_rn(float x) { return sqrtf(x); }
-static inline float __frcp_rn(float x) { return 1.0f / x; }
-static inline float __frsqrt_rn(float x) { return (float)(1.0 / sqrt((double)x)); }
-static inline double __dadd_rn(double a, double b) { return a + b; }
-static inline double __dsub_rn(double a, double b) { return a - b; }
-static inline double __dmul_rn(double a, double b) { return a * b; }
-static inline double __ddiv_rn(double a, double b) { return a / b; }
-static inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
-static inline double __dsqrt_rn(double x) { return sqrt(x); }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
-static inline float __fdividef(float a, float b) { return a / b; }
 static inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }
-// Macros, as the C library has names like these too.
-#define __expf(x) expf(x)
-#define __logf(x) logf(x)
-#define __log2f(x) log2f(x)
-#define __powf(x, y) powf(x, y)
-#define __sinf(x) sinf(x)
-#define __cosf(x) cosf(x)
-#define __tanhf(x) tanhf(x)
 
 namespace emu {
 template <typename To, typename From> static inline To bits_as(From x) {
@@ -281,66 +194,7 @@ template <typename To, typename From> static inline To bits_as(From x) {
     return r;
 }
 }  // namespace emu
-static inline unsigned __float_as_uint(float x) { return emu::bits_as<unsigned>(x); }
-static inline int __float_as_int(float x) { return emu::bits_as<int>(x); }
 static inline float __uint_as_float(unsigned x) { return emu::bits_as<float>(x); }
 static inline float __int_as_float(int x) { return emu::bits_as<float>(x); }
-static inline long long __double_as_longlong(double x) { return emu::bits_as<long long>(x); }
-static inline double __longlong_as_double(long long x) { return emu::bits_as<double>(x); }
-static inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
-static inline int __float2int_rz(float x) { return (int)x; }
-static inline float __int2float_rn(int x) { return (float)x; }
-static inline float __uint2float_rn(unsigned x) { return (float)x; }
-static inline float __double2float_rn(double x) { return (float)x; }
-static inline int __popc(unsigned x) { return __builtin_popcount(x); }
-static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-static inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
-static inline int __ffs(int x) { return __builtin_ffs(x); }
-static inline unsigned __umulhi(unsigned a, unsigned b) {
-    return (unsigned)((uint64_t)a * b >> 32);
-}
-
-// ---------------------------------------------------------------------------------------------
-// Atomics: relaxed, as on the device. What they order between threads, a fence has to add.
-
-namespace emu {
-template <typename T, typename F> static inline T atomic_update(T *p, F f) {
-    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "");
-    typedef std::conditional_t<sizeof(T) == 2, uint16_t,
-            std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>> Bits;
-    Bits old_bits = __atomic_load_n((Bits *)p, __ATOMIC_RELAXED), new_bits;
-    T old_value;
-    do {
-        memcpy((void *)&old_value, &old_bits, sizeof old_value);
-        const T new_value = f(old_value);
-        memcpy(&new_bits, (const void *)&new_value, sizeof new_bits);
-    } while (!__atomic_compare_exchange_n((Bits *)p, &old_bits, new_bits, true,
-                                          __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-    return old_value;
-}
-template <typename T> struct Same { typedef T type; };  // the argument converts to *p's type
-}  // namespace emu
-
-#define EMU_ATOMIC(name, expression)                                                              \
-    template <typename T> static inline T name(T *p, typename emu::Same<T>::type x) {             \
-        return emu::atomic_update(p, [=](T old) -> T { return expression; });                     \
-    }
-EMU_ATOMIC(atomicAdd, old + x)
-EMU_ATOMIC(atomicSub, old - x)
-EMU_ATOMIC(atomicExch, ((void)old, x))
-EMU_ATOMIC(atomicMin, x < old ? x : old)
-EMU_ATOMIC(atomicMax, old < x ? x : old)
-EMU_ATOMIC(atomicAnd, old & x)
-EMU_ATOMIC(atomicOr, old | x)
-EMU_ATOMIC(atomicXor, old ^ x)
-EMU_ATOMIC(atomicInc, old >= x ? 0 : old + 1)
-EMU_ATOMIC(atomicDec, old == 0 || old > x ? x : old - 1)
-#undef EMU_ATOMIC
-template <typename T>
-static inline T atomicCAS(T *p, typename emu::Same<T>::type expected,
-                          typename emu::Same<T>::type x) {
-    return emu::atomic_update(p, [=](T old) -> T { return old == expected ? x : old; });
-}
 
 #endif

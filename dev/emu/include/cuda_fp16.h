@@ -8,12 +8,7 @@ typedef __half half;
 typedef __half2 half2;
 
 static inline float __half2float(__half x) { return x; }
-static inline __half __float2half(float x) { return x; }
 static inline __half __float2half_rn(float x) { return x; }
-static inline float2 __half22float2(__half2 v) { return {v.x, v.y}; }
 static inline __half2 __floats2half2_rn(float x, float y) { return {x, y}; }
-static inline __half2 __halves2half2(__half x, __half y) { return {x, y}; }
-static inline unsigned short __half_as_ushort(__half x) { return x.__x; }
-static inline __half __ushort_as_half(unsigned short x) { return __half_raw{x}; }
 
 #endif

@@ -4,14 +4,7 @@
 #define EMU_NCCL_H
 #include "cuda_runtime.h"
 
-#define NCCL_MAJOR 2
-#define NCCL_MINOR 26
-#define NCCL_PATCH 2
-#define NCCL_VERSION(X, Y, Z) ((X) * 10000 + (Y) * 100 + (Z))  // as real ones do since 2.9
-#define NCCL_VERSION_CODE NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)
-
 typedef struct ncclComm *ncclComm_t;
-#define NCCL_COMM_NULL NULL
 #define NCCL_UNIQUE_ID_BYTES 128
 typedef struct { char internal[NCCL_UNIQUE_ID_BYTES]; } ncclUniqueId;
 
@@ -19,45 +12,21 @@ typedef enum {
     ncclSuccess = 0,
     ncclUnhandledCudaError = 1,
     ncclSystemError = 2,
-    ncclInternalError = 3,
     ncclInvalidArgument = 4,
-    ncclInvalidUsage = 5,
-    ncclRemoteError = 6,
-    ncclInProgress = 7,
-    ncclNumResults = 8
+    ncclInvalidUsage = 5
 } ncclResult_t;
+typedef enum { ncclSum = 0 } ncclRedOp_t;
 typedef enum {
-    ncclSum = 0,
-    ncclProd = 1,  // this one and ncclAvg are refused here
-    ncclMax = 2,
-    ncclMin = 3,
-    ncclAvg = 4,
-    ncclNumOps = 5
-} ncclRedOp_t;
-typedef enum {
-    ncclInt8 = 0, ncclChar = 0,
-    ncclUint8 = 1,
-    ncclInt32 = 2, ncclInt = 2,
-    ncclUint32 = 3,
-    ncclInt64 = 4,
-    ncclUint64 = 5,
-    ncclFloat16 = 6, ncclHalf = 6,
-    ncclFloat32 = 7, ncclFloat = 7,
-    ncclFloat64 = 8, ncclDouble = 8,
-    ncclBfloat16 = 9,
-    ncclNumTypes = 10
+    ncclUint8 = 1,  // moved, not added
+    ncclFloat16 = 6,
+    ncclFloat32 = 7,
+    ncclBfloat16 = 9
 } ncclDataType_t;
 
 extern "C" {
-ncclResult_t ncclGetVersion(int *version);
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
-ncclResult_t ncclCommAbort(ncclComm_t comm);
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error);
-ncclResult_t ncclCommCount(const ncclComm_t comm, int *count);
-ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device);
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank);
 const char *ncclGetErrorString(ncclResult_t result);
 const char *ncclGetLastError(ncclComm_t comm);
 
@@ -65,8 +34,6 @@ ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataT
                         ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type,
                            int root, ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
-                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t receive_count,
                                ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                cudaStream_t stream);

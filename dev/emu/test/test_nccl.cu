@@ -117,33 +117,15 @@ template <typename T> static T number(int rank, size_t i, unsigned salt) {
 #endif
 }
 
-static ncclDataType_t type_of(int8_t) { return ncclInt8; }
 static ncclDataType_t type_of(uint8_t) { return ncclUint8; }
-static ncclDataType_t type_of(int32_t) { return ncclInt32; }
-static ncclDataType_t type_of(uint32_t) { return ncclUint32; }
-static ncclDataType_t type_of(int64_t) { return ncclInt64; }
-static ncclDataType_t type_of(uint64_t) { return ncclUint64; }
 static ncclDataType_t type_of(float) { return ncclFloat32; }
-static ncclDataType_t type_of(double) { return ncclFloat64; }
 static ncclDataType_t type_of(bf16) { return ncclBfloat16; }
 static ncclDataType_t type_of(f16) { return ncclFloat16; }
 
-// a op b, rounded to the type.
-template <typename T> static T combine(T a, T b, ncclRedOp_t op) {
-    const bool half = std::is_same<T, bf16>::value || std::is_same<T, f16>::value;
-    typedef std::conditional_t<half, float, T> Wide;
-    typedef std::conditional_t<std::is_integral<T>::value, uint64_t, Wide> Sum;
-    const Wide x = (Wide)a, y = (Wide)b;
-    if (op == ncclMax) return x < y ? b : a;
-    if (op == ncclMin) return y < x ? b : a;
-    return (T)(Wide)((Sum)x + (Sum)y);
-}
+enum Kind { REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, KINDS };
+static const char *const NAMES[] = {"reduce", "broadcast", "reduce-scatter", "all-gather"};
 
-enum Kind { REDUCE, BROADCAST, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, KINDS };
-static const char *const NAMES[] = {"reduce", "broadcast", "all-reduce", "reduce-scatter",
-                                    "all-gather"};
-
-struct Shape { Kind kind; ncclRedOp_t op; int root; size_t count; bool in_place; };
+struct Shape { Kind kind; int root; size_t count; bool in_place; };
 
 static size_t sent(const Shape &s) {
     return s.count * (s.kind == REDUCE_SCATTER ? (size_t)ranks_ : 1);
@@ -177,11 +159,10 @@ template <typename T> static Buffers<T> make_buffers(const Shape &s, unsigned sa
 
 template <typename T> static void start(const Shape &s, Buffers<T> b, cudaStream_t on) {
     const ncclDataType_t type = type_of(T());
-    if (s.kind == REDUCE) OK(ncclReduce(b.in, b.out, s.count, type, s.op, s.root, comm, on));
+    if (s.kind == REDUCE) OK(ncclReduce(b.in, b.out, s.count, type, ncclSum, s.root, comm, on));
     if (s.kind == BROADCAST) OK(ncclBroadcast(b.in, b.out, s.count, type, s.root, comm, on));
-    if (s.kind == ALL_REDUCE) OK(ncclAllReduce(b.in, b.out, s.count, type, s.op, comm, on));
     if (s.kind == REDUCE_SCATTER)
-        OK(ncclReduceScatter(b.in, b.out, s.count, type, s.op, comm, on));
+        OK(ncclReduceScatter(b.in, b.out, s.count, type, ncclSum, comm, on));
     if (s.kind == ALL_GATHER) OK(ncclAllGather(b.in, b.out, s.count, type, comm, on));
 }
 
@@ -191,7 +172,7 @@ template <typename T> static T expected(const Shape &s, size_t i, unsigned salt)
     if (s.kind == ALL_GATHER) return number<T>((int)(i / s.count), i % s.count, salt);
     const size_t at = s.kind == REDUCE_SCATTER ? (size_t)rank_ * s.count + i : i;
     T sum = number<T>(0, at, salt);
-    for (int r = 1; r < ranks_; r++) sum = combine(sum, number<T>(r, at, salt), s.op);
+    for (int r = 1; r < ranks_; r++) sum = (T)((float)sum + (float)number<T>(r, at, salt));
     return sum;
 }
 
@@ -204,9 +185,9 @@ template <typename T> static void finish(const Shape &s, Buffers<T> b, unsigned 
             const T e = expected<T>(s, i, salt);
             if (memcmp(&out[i], &e, sizeof e) != 0 && bad++ == 0) first = i;
         }
-        RIGHT(bad == 0, "%s of type %d, op %d, count %zu, root %d%s: %zu numbers, the first at %zu",
-              NAMES[s.kind], (int)type_of(T()), (int)s.op, s.count, s.root,
-              s.in_place ? ", in place" : "", bad, first);
+        RIGHT(bad == 0, "%s of type %d, count %zu, root %d%s: %zu numbers, the first at %zu",
+              NAMES[s.kind], (int)type_of(T()), s.count, s.root, s.in_place ? ", in place" : "",
+              bad, first);
     }
     // What is sent stays, but for the part that is received in place.
     const std::vector<T> in = host_array(b.in, sent(s));
@@ -235,27 +216,16 @@ template <typename T> static void all_of_a_type(const std::vector<size_t> &count
     for (int kind = 0; kind < KINDS; kind++)
         for (size_t count : counts)
             for (int in_place = 0; in_place < 2; in_place++) {
-                Shape s = {(Kind)kind, ncclSum, (int)salt % ranks_, count, in_place != 0};
-                one<T>(s, salt++);
-                if (kind == BROADCAST || kind == ALL_GATHER || count > 1000) continue;
-                s.op = ncclMax;
-                one<T>(s, salt++);
-                s.op = ncclMin;
-                one<T>(s, salt++);
+                const bool sums = kind == REDUCE || kind == REDUCE_SCATTER;
+                const Shape s = {(Kind)kind, (int)salt % ranks_, count, in_place != 0};
+                if (!sums || sizeof(T) > 1) one<T>(s, salt++);
             }
 }
 
 // Odd ones, none, and such that need several steps and a rest.
 static void every_collective() {
-    const std::vector<size_t> few = {0, 1, 3, 129};
     join();
-    all_of_a_type<int8_t>(few);
-    all_of_a_type<int32_t>(few);
-    all_of_a_type<uint32_t>(few);
-    all_of_a_type<int64_t>(few);
-    all_of_a_type<uint64_t>(few);
-    all_of_a_type<f16>(few);
-    all_of_a_type<double>({0, 1, 3, 129, 32769});
+    all_of_a_type<f16>({0, 1, 3, 129});
     all_of_a_type<bf16>({0, 1, 2, 5, 1000, 131071, 131073});
     all_of_a_type<uint8_t>({0, 1, 3, 129, 600001});
     all_of_a_type<float>({0, 1, 2, 5, 1000, 65535, 65536, 65537, 200003});
@@ -273,7 +243,7 @@ static void at_random_times() {
     uint64_t own = common + ((uint64_t)rank_ + 1) * 1000003;
     join();
     for (unsigned i = 0; i < 100; i++) {
-        Shape s = {(Kind)roll(&common, KINDS), ncclSum, (int)roll(&common, (uint64_t)ranks_),
+        Shape s = {(Kind)roll(&common, KINDS), (int)roll(&common, (uint64_t)ranks_),
                    (size_t)roll(&common, 5000), roll(&common, 2) == 0};
         if (roll(&common, 20) == 0) s.count = 150000;
         all.push_back({s, make_buffers<float>(s, i)});
@@ -284,7 +254,6 @@ static void at_random_times() {
         const uint64_t what = roll(&own, 10);
         if (what == 0) OK(cudaStreamSynchronize(stream));
         if (what == 1) OK(cudaStreamSynchronize(other));
-        if (what == 2) (void)cudaStreamQuery(stream), (void)cudaGetLastError();
     }
     OK(cudaDeviceSynchronize());
     for (unsigned i = 0; i < all.size(); i++) finish(all[i].shape, all[i].buffers, i);
@@ -298,9 +267,8 @@ __global__ static void add_kernel(float *y, const float *x, int n) {
 
 // Calls of a group go out together, at its end; groups nest.
 static void groups() {
-    const Shape shapes[] = {{ALL_REDUCE, ncclSum, 0, 1001, true},
-                            {ALL_GATHER, ncclSum, 0, 333, false},
-                            {REDUCE_SCATTER, ncclMax, 0, 70001, false}};
+    const Shape shapes[] = {{REDUCE, 0, 1001, true}, {ALL_GATHER, 0, 333, false},
+                            {REDUCE_SCATTER, 0, 70001, false}};
     Buffers<float> b[3];
     join();
     for (unsigned k = 0; k < 3; k++) b[k] = make_buffers<float>(shapes[k], k);
@@ -328,27 +296,12 @@ static void groups() {
 
 static void refusals() {
     float *a = device_array(std::vector<float>(64)), *b = device_array(std::vector<float>(64));
-    int n = -1;
     join();
-    OK(ncclGetVersion(&n));
-    RIGHT(n >= 20800, "version %d", n);
-    OK(ncclCommCount(comm, &n));
-    RIGHT(n == ranks_, "%d", n);
-    OK(ncclCommUserRank(comm, &n));
-    RIGHT(n == rank_, "%d", n);
-    OK(ncclCommCuDevice(comm, &n));
-    RIGHT(n == 0 || ranks_ > 1, "%d", n);
-    ncclResult_t state = ncclInternalError;
-    OK(ncclCommGetAsyncError(comm, &state));
-    RIGHT(state == ncclSuccess, "%d", (int)state);
     const ncclResult_t bad = ncclInvalidArgument;
-    REFUSED(ncclAllReduce(a, b, 64, ncclFloat32, ncclSum, NULL, stream), bad);
-    REFUSED(ncclAllReduce(a, b, 64, (ncclDataType_t)77, ncclSum, comm, stream), bad);
-    REFUSED(ncclAllReduce(a, b, 64, (ncclDataType_t)-1, ncclSum, comm, stream), bad);
-    REFUSED(ncclAllReduce(a, b, 64, ncclFloat32, (ncclRedOp_t)77, comm, stream), bad);
+    REFUSED(ncclAllGather(a, b, 16, ncclFloat32, NULL, stream), bad);
+    REFUSED(ncclAllGather(a, b, 16, (ncclDataType_t)77, comm, stream), bad);
     REFUSED(ncclBroadcast(a, b, 64, ncclFloat32, ranks_, comm, stream), bad);
     REFUSED(ncclReduce(a, b, 64, ncclFloat32, ncclSum, -1, comm, stream), bad);
-    REFUSED(ncclCommCount(comm, NULL), bad);
     REFUSED(ncclGetUniqueId(NULL), bad);
     REFUSED(ncclGroupEnd(), ncclInvalidUsage);
     RIGHT(strcmp(ncclGetErrorString(ncclSuccess), "no error") == 0, "%s",
@@ -359,15 +312,15 @@ static void refusals() {
     // Stricter than the real library, which looks at pointers only if it is asked to.
     float host[64], *pinned;
     OK(cudaMallocHost(&pinned, sizeof host));
-    REFUSED(ncclAllReduce(NULL, b, 64, ncclFloat32, ncclSum, comm, stream), bad);
-    REFUSED(ncclAllReduce(a, NULL, 64, ncclFloat32, ncclSum, comm, stream), bad);
-    REFUSED(ncclAllReduce(host, b, 64, ncclFloat32, ncclSum, comm, stream), bad);
-    RIGHT(strstr(ncclGetLastError(comm), "ncclAllReduce: the send buffer") != NULL, "%s",
+    REFUSED(ncclReduceScatter(NULL, b, 1, ncclFloat32, ncclSum, comm, stream), bad);
+    REFUSED(ncclReduceScatter(a, NULL, 1, ncclFloat32, ncclSum, comm, stream), bad);
+    REFUSED(ncclReduceScatter(host, b, 1, ncclFloat32, ncclSum, comm, stream), bad);
+    RIGHT(strstr(ncclGetLastError(comm), "ncclReduceScatter: the send buffer") != NULL, "%s",
           ncclGetLastError(comm));
     REFUSED(ncclAllGather(pinned, b, 1, ncclFloat32, comm, stream), bad);
     REFUSED(ncclReduceScatter(a, host, 1, ncclFloat32, ncclSum, comm, stream), bad);
-    REFUSED(ncclAllReduce(a, b, 64, ncclFloat32, ncclAvg, comm, stream), bad);
-    OK(ncclAllReduce(NULL, NULL, 0, ncclFloat32, ncclSum, comm, stream));
+    REFUSED(ncclReduceScatter(a, b, 1, ncclUint8, ncclSum, comm, stream), bad);
+    OK(ncclReduceScatter(NULL, NULL, 0, ncclFloat32, ncclSum, comm, stream));
     OK(ncclBroadcast(rank_ == 0 ? a : NULL, b, 64, ncclFloat32, 0, comm, stream));
     OK(ncclReduce(a, rank_ == 0 ? b : NULL, 64, ncclFloat32, ncclSum, 0, comm, stream));
     // One bad call, and the group does nothing.
@@ -375,8 +328,8 @@ static void refusals() {
     OK(cudaMemset(b, 0, 64 * sizeof(float)));
     OK(cudaDeviceSynchronize());
     OK(ncclGroupStart());
-    OK(ncclAllReduce(a, b, 64, ncclFloat32, ncclSum, comm, stream));
-    REFUSED(ncclAllReduce(host, b, 64, ncclFloat32, ncclSum, comm, stream), bad);
+    OK(ncclReduceScatter(a, b, 1, ncclFloat32, ncclSum, comm, stream));
+    REFUSED(ncclReduceScatter(host, b, 1, ncclFloat32, ncclSum, comm, stream), bad);
     REFUSED(ncclGroupEnd(), bad);
     OK(ncclGroupStart());
     OK(ncclGroupEnd());
@@ -389,10 +342,10 @@ static void refusals() {
     REFUSED(ncclCommInitRank(&none, 2, fresh, 2), bad);
     REFUSED(ncclCommInitRank(NULL, 1, fresh, 0), bad);
     OK(ncclCommInitRank(&none, 1, fresh, 0));   // a second communicator, of this rank alone
-    OK(ncclAllReduce(a, b, 64, ncclFloat32, ncclSum, none, stream));
+    OK(ncclReduceScatter(a, b, 64, ncclFloat32, ncclSum, none, stream));
     OK(cudaStreamSynchronize(stream));
     OK(ncclCommDestroy(none));
-    REFUSED(ncclAllReduce(a, b, 64, ncclFloat32, ncclSum, none, stream), bad);
+    REFUSED(ncclReduceScatter(a, b, 64, ncclFloat32, ncclSum, none, stream), bad);
     REFUSED(ncclCommDestroy(none), bad);
     REFUSED(ncclCommDestroy(NULL), bad);
 #endif
@@ -406,16 +359,19 @@ static void refusals() {
 
 static float *buffer(size_t n) { return device_array(std::vector<float>(n, 1)); }
 
+// A sum in place, for rank 0.
+static void add_up(float *x, size_t n, cudaStream_t on, ncclDataType_t type = ncclFloat32) {
+    OK(ncclReduce(x, x, n, type, ncclSum, 0, comm, on));
+}
+
 static void mismatch() {
     const std::string what = rank_ == 1 ? argument() : "";
     float *a = buffer(1000), *b = buffer(1000), *c = buffer(1000), *d = buffer(4000);
     join();
-    OK(ncclAllReduce(a, a, 10, ncclFloat32, ncclSum, comm, stream));
+    add_up(a, 10, stream);
     OK(cudaStreamSynchronize(stream));
     if (what == "order") OK(ncclAllGather(c, d, 100, ncclFloat32, comm, other));
-    OK(ncclAllReduce(a, a, what == "count" ? 99 : 100,
-                     what == "type" ? ncclInt32 : ncclFloat32, what == "op" ? ncclMax : ncclSum,
-                     comm, stream));
+    add_up(a, what == "count" ? 99 : 100, stream, what == "type" ? ncclBfloat16 : ncclFloat32);
     if (what != "order") OK(ncclAllGather(c, d, 100, ncclFloat32, comm, other));
     OK(ncclBroadcast(a, a, 50, ncclFloat32, what == "root" ? 1 : 0, comm, stream));
     if (what != "missing") OK(ncclReduce(a, b, 60, ncclFloat32, ncclSum, 0, comm, stream));
@@ -430,13 +386,12 @@ static void peer_is_lost() {
     if (what == "never") exit(0);
     if (what == "killed_early") raise(SIGKILL);
     join();
-    OK(ncclAllReduce(a, a, 1000, ncclFloat32, ncclSum, comm, stream));
+    add_up(a, 1000, stream);
     if (what != "lazy") OK(cudaStreamSynchronize(stream));
     if (what == "killed") usleep(300000), raise(SIGKILL);
     if (what == "exits" || what == "lazy") exit(0);
     if (what == "at_once") _exit(0);
     if (what == "leaves") OK(ncclCommDestroy(comm)), sleep(5), exit(0);
-    if (what == "aborts") OK(ncclCommAbort(comm)), sleep(5), exit(0);
     if (what == "sleeps") sleep(6), exit(0);
     if (what == "any_time") {
         const struct itimerval soon = {{0, 0}, {0, 20000 + (int)(getpid() * 7919 % 200000)}};
@@ -444,10 +399,10 @@ static void peer_is_lost() {
     }
     float *b = buffer(what_all == "any_time" ? 400000 : 1);
     for (int i = 0; i < 10000 && what_all == "any_time"; i++) {
-        OK(ncclAllReduce(b, b, 400000, ncclFloat32, ncclMax, comm, other));
+        add_up(b, 400000, other);
         OK(cudaStreamSynchronize(other));
     }
-    OK(ncclAllReduce(a, a, 1000, ncclFloat32, ncclSum, comm, stream));
+    add_up(a, 1000, stream);
     OK(cudaStreamSynchronize(stream));
     OK(ncclCommDestroy(comm));
 }
@@ -483,10 +438,10 @@ static void help_is_at_hand() {
     cudaEvent_t summed;
     join();
     OK(cudaEventCreateWithFlags(&summed, cudaEventDisableTiming));
-    OK(ncclAllReduce(a, a, 1000, ncclFloat32, ncclSum, comm, stream));
+    add_up(a, 1000, stream);
     OK(cudaEventRecord(summed, stream));
     OK(cudaStreamWaitEvent(other, summed, 0));
-    OK(ncclAllReduce(a, a, 1000, ncclFloat32, ncclSum, comm, other));
+    add_up(a, 1000, other);
     if (rank_ == 0) {
         OK(cudaStreamSynchronize(other));
         RIGHT(write(socket, &word, 1) == 1, "%s", strerror(errno));
@@ -494,30 +449,9 @@ static void help_is_at_hand() {
         RIGHT(read(socket, &word, 1) == 1, "%s", strerror(errno));
     }
     OK(cudaStreamSynchronize(other));
-    const float sum = (float)(ranks_ * ranks_), got = host_array(a, 1000)[999];
+    const float sum = rank_ == 0 ? (float)(2 * ranks_ - 1) : 1, got = host_array(a, 1000)[999];
     RIGHT(got == sum, "%g, expected %g", got, sum);
     OK(ncclCommDestroy(comm));
-}
-
-// A host thread waits in a collective for a peer that does not come; another one ends that.
-static void *abort_later(void *) {
-    usleep(300000);
-    OK(ncclCommAbort(comm));
-    return NULL;
-}
-
-static void aborted() {
-    float *a = buffer(1000);
-    pthread_t thread;
-    join();
-    OK(pthread_create(&thread, NULL, abort_later, NULL));
-    if (rank_ == 0) {
-        OK(ncclAllReduce(a, a, 1000, ncclFloat32, ncclSum, comm, stream));
-        OK(cudaStreamSynchronize(stream));
-    }
-    OK(pthread_join(thread, NULL));
-    RIGHT(ncclAllReduce(a, a, 1, ncclFloat32, ncclSum, comm, stream) == ncclInvalidArgument,
-          "it is closed");
 }
 
 // Rank r comes r milliseconds late. All begin with the last one and take what doc/emulator.md says,
@@ -526,32 +460,29 @@ static void aborted() {
 static void virtual_time() {
     const size_t n = 250 * (size_t)ranks_;
     float *a = buffer(n), *b = buffer(n), *c = buffer(n), *d = buffer(n);
-    cudaEvent_t e[6];
+    cudaEvent_t e[5];
     float ms;
     join();
     for (cudaEvent_t &x : e) OK(cudaEventCreate(&x));
     OK(cudaDeviceSynchronize());
-    OK(ncclAllReduce(a, a, 1, ncclFloat32, ncclSum, comm, stream));     // all are here
+    add_up(a, 1, stream);  // all are here
     OK(cudaEventRecord(e[0], stream));
     for (int r = 0; r < rank_; r++) add_kernel<<<1, 32, 0, stream>>>(a, b, 1);
-    OK(ncclAllReduce(a, b, n, ncclFloat32, ncclSum, comm, stream));
+    OK(ncclReduceScatter(a, b, n / (size_t)ranks_, ncclFloat32, ncclSum, comm, stream));
     OK(cudaEventRecord(e[1], stream));
-    OK(ncclReduceScatter(c, d, n / (size_t)ranks_, ncclFloat32, ncclSum, comm, other));
+    OK(ncclAllGather(c, d, n / (size_t)ranks_, ncclFloat32, comm, other));
     OK(cudaEventRecord(e[2], other));
-    OK(ncclAllGather(b, a, n / (size_t)ranks_, ncclFloat32, comm, stream));
-    OK(cudaEventRecord(e[3], stream));
     OK(ncclBroadcast(a, b, n, ncclFloat32, 0, comm, stream));
-    OK(cudaEventRecord(e[4], stream));
+    OK(cudaEventRecord(e[3], stream));
     OK(ncclReduce(a, b, n, ncclFloat32, ncclSum, 0, comm, stream));
-    OK(cudaEventRecord(e[5], stream));
+    OK(cudaEventRecord(e[4], stream));
     OK(cudaDeviceSynchronize());
     const double bytes = 1e-6 * (double)n * 4, ring = bytes * (ranks_ - 1) / ranks_;
     const double whole = ranks_ > 1 ? bytes : 0;
-    const double want[] = {1e-3 * (ranks_ - 1) + 2 * ring + 5e-6, ring + 5e-6, ring + 5e-6,
-                           whole + 5e-6, whole + 5e-6};
-    static const char *const names[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast",
-                                        "reduce"};
-    for (int k = 0; k < 5; k++) {
+    const double want[] = {1e-3 * (ranks_ - 1) + ring + 5e-6, ring + 5e-6, whole + 5e-6,
+                           whole + 5e-6};
+    static const char *const names[] = {"reduce-scatter", "all-gather", "broadcast", "reduce"};
+    for (int k = 0; k < 4; k++) {
         OK(cudaEventElapsedTime(&ms, e[k], e[k + 1]));
         RIGHT(ms > 1e3 * want[k] - 1e-4 && ms < 1e3 * want[k] + 1e-4, "%s: %.6f ms, expected %.6f",
               names[k], ms, 1e3 * want[k]);
@@ -564,7 +495,7 @@ static void virtual_time() {
 static const struct { const char *name; void (*run)(); } cases[] = {
     CASE(every_collective), CASE(at_random_times), CASE(groups), CASE(refusals),
 #ifdef __CUDA_EMU__
-    CASE(mismatch), CASE(peer_is_lost), CASE(wrong_places), CASE(help_is_at_hand), CASE(aborted),
+    CASE(mismatch), CASE(peer_is_lost), CASE(wrong_places), CASE(help_is_at_hand),
     CASE(virtual_time),
 #endif
 };
@@ -714,15 +645,14 @@ static void what_is_right_is_so_on_all_ranks(void) {
         {"every_collective", "", 1, 4}, {"groups", "", 1, 4}, {"refusals", "", 1, 4},
 #ifdef __CUDA_EMU__
         {"help_is_at_hand", "EMU_SCHED=lazy", 2, 4}, {"help_is_at_hand", "EMU_SCHED=prio:0", 2, 4},
-        {"help_is_at_hand", "EMU_CLOCK=virtual", 2, 4}, {"aborted", "", 2, 2},
-        {"aborted", "EMU_SCHED=eager", 3, 3},
+        {"help_is_at_hand", "EMU_CLOCK=virtual", 2, 4},
         {"virtual_time", "EMU_CLOCK=virtual EMU_NCCL_LINK=1000000 EMU_NCCL_US=5 EMU_KERNEL_US=1000",
          1, 4},
 #endif
     };
     for (const auto &x : all)
         for (int ranks = x.from; ranks <= x.to && ranks <= most_ranks(); ranks++)
-            if (!FEW_RUNS || ranks == (x.to < 3 ? x.to : 3))
+            if (!FEW_RUNS || ranks == 3)
                 check_right(run(ranks, x.name, x.settings), x.name);
 }
 
@@ -760,11 +690,10 @@ static void check_stopped(const Run &r, unsigned well, const char *what, double 
 
 static void mismatches_are_reported(void) {
     static const struct { const char *what, *says; unsigned well; } all[] = {
-        {"count", "collective 1 is ncclAllReduce(count 100, float32, sum) on rank 0, but "
-                  "ncclAllReduce(count 99, float32, sum) on rank 1", 0},
-        {"type", "ncclAllReduce(count 100, int32, sum) on rank 1", 0},
-        {"op", "ncclAllReduce(count 100, float32, max) on rank 1", 0},
-        {"order", "collective 1 is ncclAllReduce(count 100, float32, sum) on rank 0, but "
+        {"count", "collective 1 is ncclReduce(count 100, float32, sum, root 0) on rank 0, but "
+                  "ncclReduce(count 99, float32, sum, root 0) on rank 1", 0},
+        {"type", "ncclReduce(count 100, bfloat16, sum, root 0) on rank 1", 0},
+        {"order", "collective 1 is ncclReduce(count 100, float32, sum, root 0) on rank 0, but "
                   "ncclAllGather(count 100, float32) on rank 1", 0},
         {"root", "collective 3 is ncclBroadcast(count 50, float32, root 0) on rank 0, but "
                  "ncclBroadcast(count 50, float32, root 1) on rank 1", 0},
@@ -805,15 +734,16 @@ static void a_report_comes_before_any_end(void) {
 
 static void lost_peers_are_noticed(void) {
     static const struct { const char *what, *says; unsigned well; } all[] = {
-        {"killed", "in collective 1, ncclAllReduce(count 1000, float32, sum), for rank 1 (", 0},
+        {"killed", "in collective 1, ncclReduce(count 1000, float32, sum, root 0), for rank 1 (",
+         0},
         {"killed", ", which is gone", 0},
-        {"any_time", "ncclAllReduce(count 400000, float32, max), for rank 1 (process ", 0},
+        {"any_time", "ncclReduce(count 400000, float32, sum, root 0), for rank 1 (process ", 0},
         {"exits", ", which has ended", 2},
         {"lazy", ", which has ended", 2},
         {"at_once", ", which is gone", 2},
         {"leaves", ", which has called ncclCommDestroy", 2},
-        {"aborts", ", which has called ncclCommAbort", 2},
-        {"sleeps", " has waited in collective 1, ncclAllReduce(count 1000, float32, sum), for", 2},
+        {"sleeps", " has waited in collective 1, ncclReduce(count 1000, float32, sum, root 0), for",
+         2},
         {"never", " has waited in ncclCommInitRank, for rank 1 for ", 2},
         {"killed_early", " has waited in ncclCommInitRank, for rank 1 for ", 0},
     };

@@ -414,9 +414,33 @@ static int drawn(int stream, double work, int row, const char *name, size_t byte
     return t;
 }
 
+// Checks what is drawn of the program below: what follows the first norm, up to the end of the
+// second step's update; from time 0 on; and where compute waits.
+static void check_spans(const char *text) {
+    static const struct { const char *name; int row; double begin, end, bytes; } want[] = {
+        {"update", ROW_HOST, 0, 5, 0},     {"update", ROW_UPDATE, 5, 7, 0},
+        {"wait", ROW_COMPUTE, 0, 5, 0},    {"forward", ROW_COMPUTE, 5, 9, 0},
+        {"flush", ROW_FLUSH, 9, 12, 60},   {"wait", ROW_COMPUTE, 9, 12, 0},
+        {"forward", ROW_COMPUTE, 12, 17, 0}};
+    size_t count = 0;
+    for (const char *at = text; (at = strstr(at, "{\"ph\":\"X\"")) != NULL; at++, count++) {
+        char name[16] = "";
+        int row = -1;
+        double begin = -1, length = -1, bytes = 0;
+        sscanf(at, "{\"ph\":\"X\",\"pid\":0,\"name\":\"%15[a-z]\",\"tid\":%d,\"ts\":%lf,"
+               "\"dur\":%lf,\"args\":{\"step\":%*d,\"number\":%*d,\"bytes\":%lf", name, &row,
+               &begin, &length, &bytes);
+        const size_t i = count < sizeof want / sizeof *want ? count : 0;
+        CHECK(strcmp(name, want[i].name) == 0 && row == want[i].row && bytes == want[i].bytes
+              && begin == 1e6 * want[i].begin && length == 1e6 * (want[i].end - want[i].begin),
+              "span %zu: %.160s", count, at);
+    }
+    CHECK(count == sizeof want / sizeof *want, "%zu spans are drawn", count);
+}
+
 // From one norm to the next: here from 10 s to 30. What began before or goes on behind counts for
 // its part; what overlaps on the same device, once; a stall, and what copies nothing, not at all.
-static void what_is_at_work(void) {
+static void what_is_at_work_and_drawn(void) {
     Rates r = plain_machine();
     begin(&r);
     const int before = drawn(COMPUTE, 8, ROW_COMPUTE, "backward", 0, -1);           // 0 .. 8
@@ -430,7 +454,8 @@ static void what_is_at_work(void) {
     const int half = drawn(COMPUTE, 3, ROW_COMPUTE, "forward", 0, cpu);            // .. 29: 1 alone
     job(FETCH, 10, half, -1);                                                       // of no row
     const int last = drawn(OUT, 60, ROW_FLUSH, "flush", 60, half);                  // 29 .. 32
-    drawn(COMPUTE, 5, ROW_COMPUTE, "forward", 0, last);                             // 32 .. 37
+    const int next = drawn(COMPUTE, 5, ROW_COMPUTE, "forward", 0, last);            // 32 .. 37
+    drawn(COMPUTE, 1, ROW_COMPUTE, "forward", 0, -1);                               // 37 .. 38
     rehearsal_time(&q);
     Prediction x;
     memset(&x, 0, sizeof x);
@@ -442,9 +467,15 @@ static void what_is_at_work(void) {
     IS(busy[USES_D2H], (2 + 1) / 20.0);
     CHECK(q.jobs[in].span.begin == 8 && q.jobs[last].span.end == 32, "the jobs were changed");
     // Asked for with a trace, and where nothing was left out: two steps, their norms at 20 and 29.
-    const StepMark marks[2] = {{gpu, gpu + 1}, {half, last + 1}};
-    TraceFile trace = {NULL, NULL, 0};
+    const StepMark marks[2] = {{gpu, gpu + 1}, {half, next + 1}};
+    char *text = NULL;
+    size_t length;
+    TraceFile trace = {open_memstream(&text, &length), NULL, 0};
     Prediction y = predict(&q, marks, 2, 1, 0, 1, &trace);
+    fclose(trace.file);
+    trace.file = NULL;
+    check_spans(text);
+    free(text);
     const double *all = y.busy;
     IS(all[USES_GPU], 4 / 9.0);
     IS(all[USES_CPU], 5 / 9.0);
@@ -462,7 +493,7 @@ int main(void) {
     RUN(programs_are_as_simulated);
     RUN(like_work_joins);
     RUN(a_prediction_is_read_off);
-    RUN(what_is_at_work);
+    RUN(what_is_at_work_and_drawn);
     RUN(a_choice_is_settled);
     RUN(residents_are_as_many_as_fit);
     RUN(a_ring_of_gathered_weights_has_what_is_left);

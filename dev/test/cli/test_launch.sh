@@ -7,9 +7,7 @@ set -u
 . dev/test/cli.sh
 program=$(absolute "${RANKS:-build/test/test_ranks}")
 launch=$(pwd)/scripts/launch.sh
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
+in_a_folder
 unset OMP_NUM_THREADS MASTER_PORT MASTER_ADDR RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
 
 cat >tell <<'END'
@@ -201,12 +199,3 @@ for i in 1 $(whole && echo 2 3); do
     refuses "one_dies_$i" 2 '^tide: rank 1: bad input$' sh "$launch" 3 "$program" die
     refuses "one_is_killed_$i" 137 '^tide: rank 1 is gone: ' sh "$launch" 3 "$program" kill
 done
-# Half a description, and processes that a launcher did not tell their number on this machine.
-refuses world_without_rank 2 '^tide: WORLD_SIZE is 2, but RANK is not set' env WORLD_SIZE=2 \
-    "$program" talk
-alone() { [ "$(env "$@" "$program" talk)" = "1 ranks" ]; }
-check one_process_of_one alone RANK=0 WORLD_SIZE=1
-check world_of_one alone WORLD_SIZE=1
-check a_batch_script_is_alone alone SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8
-refuses no_local_rank 2 'both number 0 on .*: LOCAL_RANK is missing' sh "$launch" 2 \
-    env -u LOCAL_RANK -u LOCAL_WORLD_SIZE "$program" talk

@@ -61,15 +61,10 @@ make_files() {
     for name in named.json NAMED.JSONL named.txt mixed_b.txt; do cp named $name; done
     (echo '['; sed '$!s/$/,/' held_out.jsonl; echo ']') >array.json
     sed 's/^{/{\n  /' held_out.jsonl >pretty.json
-    echo '{"prompt": "a", "completion": 5}' >number.jsonl
     printf '{"text": "fine"}\n{"text": "broken}\n' >broken.jsonl
-    echo '{"prompt": "a", "text": "b"}' >both.jsonl
     for i in 1 2; do echo '{"prompt": "a", "choices": ["b", "c"], "answer": 0}'; done >questions.jsonl
     echo '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}' >chat.jsonl
     printf 'good\t0\nbad\t1\n' >labelled.tsv
-    printf 'sentence\tlabel\ngood film\t1\nbad film\t2\n' >three.tsv
-    printf 'good film\t1\nno tab here\n' >no_tab.tsv
-    printf 'sentence\tlabel\n' >none.tsv
 
     damaged cut_model model.safetensors head -c 20000 whole/model.safetensors
     damaged other_shape config.json sed 's/"n_embd": *32/"n_embd": 48/' whole/config.json
@@ -105,7 +100,6 @@ make_files() {
 
     ln -s nowhere dangling
     printf 'h2d 25e9\nd2h fast\n' >word.txt
-    printf '# mine\n\nh2d 25e9\nd2h 25e9\nspeed 3\n' >unknown.txt
     echo 'MemAvailable: 100 kB' >poor/proc/meminfo  # what may grow, and what a container may use
     cp -r poor/proc contained
     echo 100000 >contained/sys/fs/cgroup/memory.max

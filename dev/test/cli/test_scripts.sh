@@ -9,13 +9,9 @@ set -u
 TRAINER=$(absolute "${TIDE_GPU:-train_gpt2emu}")
 [ -x "$TRAINER" ] || { echo "skip scripts: $TRAINER is missing"; exit 0; }
 export TRAINER EMU_THREADS=1 OMP_NUM_THREADS=1
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-top=$(pwd)
-cat LICENSE LICENSE LICENSE >"$work/text.txt"
+in_a_folder
+cat "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" >text.txt
 export DATA="$work/text.txt"
-
-cd "$work" || exit 1
 
 # scaling RATES GPU_MEMORY WORLDS: without its first line
 scaling() {
@@ -169,16 +165,28 @@ asked LAUNCH=env
 check ranks_measure_none sh -c 'test -s asked && { test -e "$1/build/tune.txt" || ! grep -q tune asked; }' - "$top"
 check its_paths_are_the_callers test ! -e "$top/run"
 
-# compare NAME CODE PATTERN TRAINER MODES [OPTION...]
-compare() {
-    name=$1 code=$2 pattern=$3 trainer=$4 modes=$5
-    shift 5
+# compares OUT SCRIPT SETTINGS NAME CODE PATTERN TRAINER MODES [OPTION...]: a script that compares modes
+# ends with CODE, and says PATTERN
+compares() {
+    out=$1 script=$2 settings=$3 name=$1_$4 code=$5 pattern=$6 trainer=$7 modes=$8
+    shift 8
     # shellcheck disable=SC2086
-    env TRAINER="$trainer" MODES="$modes" MODEL=nano OUT=compare STEPS=4 WARMUP=1 RESIDENT=0.3 \
-        RATES="$rates" sh "$top/scripts/compare_offload.sh" $tiny "$@" >compare.out 2>&1
+    env TRAINER="$trainer" MODES="$modes" MODEL=nano OUT="$out" RATES="$rates" $settings \
+        sh "$top/scripts/$script" $tiny "$@" >"$out.out" 2>&1
     got=$?
-    if [ $got -eq "$code" ] && grep -q "$pattern" compare.out; then echo "ok compare_$name"
-    else sed 's/^/  /' compare.out; fail "compare_$name" "code $got, not $code with '$pattern'"; fi
+    if [ $got -eq "$code" ] && grep -q "$pattern" "$out.out"; then echo "ok $name"
+    else fail "$name" "code $got, not $code with '$pattern': $(cat "$out.out")"; fi
+}
+compare() { compares compare compare_offload.sh "STEPS=4 WARMUP=1 RESIDENT=0.3" "$@"; }
+# Rows that compute something else.
+zen() { compares zen compare_offload.sh "STEPS=${STEPS:-24} WARMUP=2 EVALS=${EVALS:-3}" "$@"; }
+zo_compare() { compares zo zo_compare.sh "STEPS=4 WARMUP=1" "$@"; }
+
+# program NAME: standard input is one
+program() { cat >"$1" && chmod +x "$1"; }
+# wrong CASE COMMANDS: a trainer which does that first, if its options are this case; else it trains
+wrong() {
+    printf '#!/bin/sh\ncase "$*" in %s) %s ;; esac\nexec "%s" "$@"\n' "$1" "$2" "$TRAINER" | program wrong
 }
 all="none zero twinflow interleave stride2 zero-published twinflow-published interleave-published"
 all="$all zero-held none-light streamed interleave-streamed"
@@ -234,20 +242,18 @@ chmod +x held
 compare a_thread_is_held 0 identical ./held "zero-held none"
 
 # Trainers that do wrong: another learning rate in one mode; one that ends; one that crashes.
-wrong() { printf '#!/bin/sh\ncase "$*" in *"offload zero"*) %s ;; esac\nexec "%s" "$@"\n' \
-    "$1" "$TRAINER" >wrong; chmod +x wrong; }
-wrong 'set -- "$@" --lr 6.001e-4'
+wrong '*"offload zero"*' 'set -- "$@" --lr 6.001e-4'
 compare a_changed_loss_is_found 1 '^DIFFERENT: zero has "step":2' ./wrong "none zero"
 compare in_whichever_mode 1 '^DIFFERENT: twinflow has "step":2' ./wrong "zero twinflow"
-wrong 'exit 1'
+wrong '*"offload zero"*' 'exit 1'
 compare a_failed_run_is_told 1 '^zero .*code 1' ./wrong "none zero twinflow"
-wrong 'shift 999'
+wrong '*"offload zero"*' 'shift 999'
 compare so_is_a_crash 1 '^zero .*code' ./wrong "none zero twinflow"
-wrong 'echo "this run needs 3.0 GiB of GPU memory"; exit 2'
+wrong '*"offload zero"*' 'echo "this run needs 3.0 GiB of GPU memory"; exit 2'
 compare nothing_to_compare 1 'nothing to compare: 1 of' ./wrong "none zero"
 compare no_such_mode 2 'no mode zorro' "$TRAINER" "zorro"
 # The numbers of a table, from a log whose medians are known. Step 1 does not count.
-cat >canned <<'X'
+program canned <<'X'
 #!/bin/sh
 while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; shift; done
 mkdir -p "$out"
@@ -265,7 +271,6 @@ for i in 6 2 1 4 3 5; do
     printf ',"h2d_bytes":2000000000,"d2h_bytes":3000000000,"cpu_params":7000000,"gpu_params":1}}\n'
 done >"$out/log.jsonl"
 X
-chmod +x canned
 compare canned_runs_agree 0 identical ./canned "none zero"
 check compare_numbers grep -qx "$(printf '%s\t' zero 6 400.0 460.0 40.0 80.0 280.0 200.0 60 0.04 2.00 3.00 \
     250.0 0.10 70.20 1.0 - 47 30 10 5 1)5.5" compare/compare.tsv
@@ -280,18 +285,6 @@ cap=$(awk "BEGIN { print int(($(planned GPU compare/none.txt) \
 compare what_does_not_fit_is_left_out 0 '^none .*needs .*GPU memory' "$TRAINER" \
     "none zero twinflow" --recompute none --channels 256 --gpu-memory "${cap}K"
 
-# Rows that compute something else. zen NAME CODE PATTERN TRAINER MODES [OPTION...]
-zen() {
-    name=$1 code=$2 pattern=$3 trainer=$4 modes=$5
-    shift 5
-    # shellcheck disable=SC2086
-    env TRAINER="$trainer" MODES="$modes" MODEL=nano OUT=zen STEPS="${STEPS:-24}" WARMUP=2 \
-        EVALS="${EVALS:-3}" RATES="$rates" sh "$top/scripts/compare_offload.sh" $tiny "$@" \
-        >zen.out 2>&1
-    got=$?
-    if [ $got -eq "$code" ] && grep -q "$pattern" zen.out; then echo "ok zen_$name"
-    else sed 's/^/  /' zen.out; fail "zen_$name" "code $got, not $code with '$pattern'"; fi
-}
 late="zero-accum zero-late zenflow-sync zenflow zenflow-serial"
 zen rows_are_compared_with_their_kind 0 'of none (2), and of zenflow (3) are identical' "$TRAINER" \
     "none zero $late zenflow-streamed" --subgroup 4096 --slots=2
@@ -305,9 +298,7 @@ check zen_rows_have_their_losses awk -F '\t' 'NF != 5 { wrong = 1 }
 ZEN="--zen-overlap on" zen your_zen_is_not_given_twice 0 '^zenflow-sync  *24 ' "$TRAINER" "none zenflow-sync"
 zen an_accumulated_row_is_another 0 '^zero-accum ' "$TRAINER" "none zero-accum"
 check zen_and_is_not_said_to_be_the_same sh -c '! grep identical zen.out'
-printf '#!/bin/sh\ncase "$*" in *"zenflow"*"--no-overlap"*) set -- "$@" --lr 6.001e-4 ;; esac\nexec "%s" "$@"\n' \
-    "$TRAINER" >wrong
-chmod +x wrong
+wrong '*"zenflow"*"--no-overlap"*' 'set -- "$@" --lr 6.001e-4'
 zen a_changed_loss_is_found 1 '^DIFFERENT: zenflow-serial has "step":' ./wrong "zero zenflow zenflow-serial"
 STEPS=23 EVALS=2 zen whole_windows_only 0 '^zenflow  *20 ' "$TRAINER" "zero zenflow"
 EVALS=4 zen evaluations_leave_windows 2 'too few for 4 EVALS' "$TRAINER" "zero zenflow"
@@ -316,7 +307,7 @@ refuses zen_windows_have_two_steps 2 'WINDOW 1: ' env WINDOW=1 STEPS=9 MODEL=nan
 # Logs whose means are known. A step of a window of four takes 100, 100, 100 and 200 ms; one that
 # accumulates four micro-batches 320. What does not count takes less: the first two windows, and
 # those behind an evaluation.
-cat >canned <<'X'
+program canned <<'X'
 #!/bin/sh
 steps='' every='' micro=1 zen=0
 while [ $# -gt 0 ]; do
@@ -350,7 +341,6 @@ awk -v steps="$steps" -v every="$every" -v micro="$micro" -v zen="$zen" 'BEGIN {
     }
 }' >"$out/log.jsonl"
 X
-chmod +x canned
 zen canned_runs_agree 0 'of zenflow (2) are identical' ./canned "zero $late"
 check zen_steps_are_as_many_tokens grep -qx '6 2 4' zen/zero-accum/asked
 check zen_means_over_windows grep -qx "$(printf '%s\t' zenflow 24 125.0 125.0 10.0 20.0 95.0 - - - 2.00 \
@@ -434,7 +424,7 @@ check paper_knows_the_measured_flush sh -c '! grep "?" paper/dos_6.tsv'
 check paper_flushes_what_was_measured grep -q '^ZeRO-3 here: 2 GB/s' paper.out
 check paper_adds_up_the_flush grep -q '^ZeRO-3 paper: 2.616 GB/s' paper.out
 # A hundred steps, of which the first 60 that count take 10 ms and the others 11.
-cat >canned <<'X'
+program canned <<'X'
 #!/bin/sh
 while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; shift; done
 mkdir -p "$out"
@@ -444,7 +434,6 @@ awk 'BEGIN {
                i < 3 ? 99 : i < 63 ? 10 : 11
 }' >"$out/log.jsonl"
 X
-chmod +x canned
 check paper_runs_a_hundred paper dos_9 STEPS=102 WARMUP=2 TRAINER=./canned SIZE="$tiny" MODELS=nano \
     RATES="$rates"
 check paper_sees_a_drift grep -qx \
@@ -467,7 +456,7 @@ check paper_runs_zen_quality paper zen_quality TRAINER= READ=20 STEPS=8 MEZO_STE
     SEEDS="1 2"
 check zen_quality_has_each_accuracy sh -c '[ "$(grep -cxE \
     "[|] (reviews|majority) [|] [0-9.]+ [|]( [0-9.]+ ± [0-9.]+ [|]){3}" paper.out)" -eq 2 ]'
-cat >canned <<'X'
+program canned <<'X'
 #!/bin/sh
 asked="$*" model=$2
 while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; shift; done
@@ -483,7 +472,6 @@ case $asked in
     *) mkdir -p "$out" && echo "$asked" >"$out/asked" ;;
 esac
 X
-chmod +x canned
 mkdir -p small-0 && touch small-0/asked
 printf 'sentence\tlabel\nbad\t0\ngood\t1\n' | tee train1000.tsv >dev.tsv
 check zen_quality_of_a_model paper zen_quality TRAINER=./canned MODEL=small-0 SST2=. STEPS=5
@@ -519,7 +507,7 @@ f1 0.0 0.0 '1e1\t10'  # words, not numbers
 f1 50.0 83.3 'so dull\tweak\tso dull dull dull\tso very very\nweak\tdull\tweak'  # the best: 0, 2/3, 2/5
 refuses f1_wants_right_answers 2 'line 2: no tab' sh -c 'printf "a\ta\nb\n" | awk -f "$0/scripts/f1.awk"' "$top"
 check f1_of_nothing_fails sh -c '! awk -f "$0/scripts/f1.awk" </dev/null' "$top"
-cat >canned <<'X'
+program canned <<'X'
 #!/bin/sh
 model=$2 asked="$*"
 while [ $# -gt 0 ]; do
@@ -535,7 +523,6 @@ case $prompt:$asked in
     *" --out "*" -- --batch 16 --pack off -- --steps 5 --lr 1e-5 -- --seed 3") echo " Weak!" >"$out/says" ;;
 esac
 X
-chmod +x canned
 printf '{"prompt": "the plot?\\n", "completion": " so weak", "answers": ["weak", "we\\tak"]}\n\n' >val.jsonl
 printf '{"prompt": "the cast,\\n\\tthen?", "completion": " very dull.\\n"}\n' >>val.jsonl
 mkdir -p knows && : >knows/says
@@ -564,7 +551,7 @@ check answers_of_all_three sh -c '[ "$(grep -c "^[a-zA-Z]*  *3 answers: " said)"
 
 # Several GPUs: of one node; and started by stand-ins for other launchers, who say what those say to
 # the two that they start, and write down what they were asked for.
-cat >launcher <<'X'
+program launcher <<'X'
 #!/bin/sh
 case ${1-} in --version) echo "$FLAVOUR"; exit ;; esac
 echo "${MASTER_ADDR-}:${MASTER_PORT-} $*" >"$STARTED"
@@ -586,7 +573,6 @@ for i in 0 1; do
 done
 wait
 X
-chmod +x launcher
 mkdir -p slurm
 ln -sf ../launcher slurm/srun
 printf '#!/bin/sh\necho localhost\necho node2\n' >slurm/scontrol
@@ -707,25 +693,12 @@ for stage in 2 3; do
 done
 
 # Zeroth-order training.
-# zo_compare NAME CODE PATTERN TRAINER MODES [OPTION...]
-zo_compare() {
-    name=$1 code=$2 pattern=$3 trainer=$4 modes=$5
-    shift 5
-    # shellcheck disable=SC2086
-    env TRAINER="$trainer" MODES="$modes" MODEL=nano OUT=zo STEPS=4 WARMUP=1 RATES="$rates" \
-        sh "$top/scripts/zo_compare.sh" $tiny "$@" >zo.out 2>&1
-    got=$?
-    if [ $got -eq "$code" ] && grep -q "$pattern" zo.out; then echo "ok zo_compare_$name"
-    else sed 's/^/  /' zo.out; fail "zo_compare_$name" "code $got, not $code with '$pattern'"; fi
-}
 zo_modes="memory streamed no-overlap no-slots no-fused-update slots1 resident1"
 zo_compare all_modes_agree 0 '(7) are identical' "$TRAINER" "$zo_modes"
 check zo_compare_has_every_number awk -F '\t' 'NF != 11 { exit 1 }
     NR > 1 { for (i = 2; i <= NF; i++) if ($i == "-" && i != 5 && i != 10 && $1 != "memory") exit 1 }
     END { exit NR != 8 }' zo/compare.tsv
-printf '#!/bin/sh\ncase "$*" in *"--slots 1"*) set -- "$@" --zo-eps 1.01e-3 ;; esac\nexec "%s" "$@"\n' \
-    "$TRAINER" >wrong
-chmod +x wrong
+wrong '*"--slots 1"*' 'set -- "$@" --zo-eps 1.01e-3'
 zo_compare a_changed_loss_is_found 1 '^DIFFERENT: slots1 has "step":' ./wrong "memory slots1"
 zo_compare no_such_mode 2 'no mode zorro' "$TRAINER" "zorro"
 check zo_plan_has_a_line_per_model env RATES="$rates" MODELS="opt-1.3b opt-175b" \

@@ -38,9 +38,6 @@ namespace test_gpt2cu {
 namespace test_plan {
 #include "test_plan.cu"
 }
-namespace test_zen_time {
-#include "test_zen_time.cu"
-}
 namespace test_zen_rehearsal {
 #include "test_zen_rehearsal.cu"
 }
@@ -82,7 +79,6 @@ int main(int argc, char **argv) {
 #ifndef ENABLE_FP16
         {"test_gpt2cu", [](int, char **) { return test_gpt2cu::main(); }},
         {"test_plan", test_plan::main},
-        {"test_zen_time", test_zen_time::main},
         {"test_zen_rehearsal", test_zen_rehearsal::main},
         {"test_zo_rehearsal", test_zo_rehearsal::main},
 #ifndef ENABLE_FP32

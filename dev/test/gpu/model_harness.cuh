@@ -646,31 +646,12 @@ static void trainer_close(Trainer *x) {
 }
 
 static Prediction trainer_predict(Trainer *x, const Rates *r, const OffloadChoice *c,
-                                  int recompute, TraceFile *trace = NULL) {
+                                  int recompute) {
     OffloadChoice with = *c;
     with.recompute = recompute;
     gpt2_take(x->g, &with);
     gpt2_bytes(x->g, false);  // as settle() does: zero.cuh counts its blocks there
-    return gpt2_rehearse(x->g, &x->run, r, trace);
-}
-
-// The same, and what is drawn of it: json_free() it.
-static Json *trainer_draw(Trainer *x, const Rates *r, const OffloadChoice *c, Prediction *y) {
-    char path[] = "/tmp/tide_drawn_XXXXXX";
-    size_t n = 0;
-    Error err;
-    TraceFile trace;
-    const int fd = mkstemp(path);
-    CHECK(fd >= 0 && trace_open(&trace, path, &err), "%s", path);
-    *y = trainer_predict(x, r, c, c->inputs_leave ? AGAIN : KEEP, &trace);
-    CHECK(trace_close(&trace, &err), "%s", err.text);
-    char *text = file_read(path, &n, &err);
-    Json *json = text != NULL ? json_parse(text, n, &err) : NULL;
-    CHECK(json_get(json, "traceEvents") != NULL, "%s", err.text);
-    free(text);
-    close(fd);
-    unlink(path);
-    return json;
+    return gpt2_rehearse(x->g, &x->run, r, NULL);
 }
 
 // Those of scripts/rates.

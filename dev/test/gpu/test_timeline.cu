@@ -138,25 +138,6 @@ static void overlap_is_seen(void) {
     CHECK(duplex[1] >= 0.5 * all[1], "two streams: %g of %g s", duplex[1], all[1]);
 }
 
-// Stream 1 waits for a copy in stream 0.
-static void stalls_are_seen(void) {
-    cudaEvent_t ready;
-    CUDA(cudaEventCreateWithFlags(&ready, cudaEventDisableTiming));
-    timeline_open(&t, NULL);
-    timeline_step(&t, 1);
-    copy(true, ROW_FETCH, "forward", 0, stream[0]);
-    CUDA(cudaEventRecord(ready, stream[0]));
-    const int span = timeline_begin(&t, ROW_COMPUTE, "wait", 0, 0, stream[1]);
-    CUDA(cudaStreamWaitEvent(stream[1], ready, 0));
-    timeline_end(&t, span, stream[1]);
-    CUDA(cudaStreamSynchronize(stream[1]));
-    timeline_close(&t);
-    CHECK(t.done.stalled >= 0, "%g s", t.done.stalled);
-    if (one_at_a_time()) SKIP("needs EMU_CLOCK=virtual");
-    CHECK(t.done.stalled >= 0.5 * t.done.forward, "%g s", t.done.stalled);
-    CUDA(cudaEventDestroy(ready));
-}
-
 // There is room for any number of spans, in every step.
 static void no_span_is_dropped(void) {
     timeline_open(&t, path);
@@ -312,7 +293,6 @@ int main(int argc, char **argv) {
     RUN(steps_are_read_in_turn);
     RUN(time_stays_exact);
     RUN(overlap_is_seen);
-    RUN(stalls_are_seen);
     RUN(no_span_is_dropped);
     RUN(long_spans_wait_for_their_turn);
     RUN(evaluations_are_no_steps);

@@ -2,16 +2,10 @@
 # The columns program on hand-made gradients, on real ones, and on what is no dump at all.
 # usage: sh dev/test/tools/test_columns.sh [COLUMNS]    (from the top of the repository, after make)
 set -u
-top=$(pwd)
-tide=$top/train_gpt2
+. dev/test/cli.sh
 columns=$(realpath "${1:-build/columns}")
-fixtures=$top/dev/reference/fixtures
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-export LC_ALL=C
-
-. "$top/dev/test/cli.sh"
+in_a_folder
+tide=$top/train_gpt2 fixtures=$top/dev/reference/fixtures
 
 # header FILE: the bytes that begin a safetensors file, up to its data
 header() { head -c $((8 + $(od -An -tu4 -N4 "$1"))) "$1"; }
@@ -42,9 +36,6 @@ reads() {
         fail "$1" "no line: $3"
     fi
 }
-
-# changed NAME SED: the real dump with other bytes in its header, as many
-changed() { sed "$2" gpt2 >"$1"; }
 
 # --- hand-made gradients -------------------------------------------------------------------------
 
@@ -193,18 +184,17 @@ cp gpt2 inf && put inf $h.1.mlp.c_fc.weight 3 '\000\000\200\377'
 refuses inf_in_a_matrix 2 'inf: grad.transformer.h.1.mlp.c_fc.weight is not finite' "$columns" inf
 cp gpt2 large && put large $h.1.mlp.c_fc.weight 3 $huge  # its square is larger than any float
 check large_is_not_infinite "$columns" large
-changed unknown 's/h\.1\.ln_2\.bias/h.1.ln_3.bias/'
-refuses missing_tensor 2 'there is no grad.transformer.h.1.ln_2.bias' "$columns" unknown
-changed more 's/"logits"/"grad.x"/'
-refuses unknown_tensor 2 'no parameter for grad.x' "$columns" more
-changed layers 's/grad\(.transformer.h.0.mlp.c_fc.weight\)/good\1/'
-refuses no_layers 2 'there is no grad.transformer.h.0.mlp.c_fc.weight' "$columns" layers
-changed turned 's/"shape":\[20,60\]/"shape":[60,20]/'
-refuses other_shape 2 'h.0.attn.c_attn.weight is (60, 20), not (20, 60)' "$columns" turned
-changed flat 's/"shape":\[256,20\]/"shape":[5120  ]/'
-refuses no_matrix 2 'wte.weight is no matrix' "$columns" flat
-changed integers 's/\("grad.transformer.ln_f.bias":{"dtype":"\)F32/\1I32/'
-refuses no_floats 2 'grad.transformer.ln_f.bias has no floats' "$columns" integers
+while read -r name change words; do
+    sed "$change" gpt2 >changed
+    refuses "$name" 2 "$words" "$columns" changed
+done <<'END'
+missing_tensor s/h\.1\.ln_2\.bias/h.1.ln_3.bias/ there is no grad.transformer.h.1.ln_2.bias
+unknown_tensor s/"logits"/"grad.x"/ no parameter for grad.x
+no_layers s/grad\(.transformer.h.0.mlp.c_fc.weight\)/good\1/ there is no grad.transformer.h.0.mlp.c_fc.weight
+other_shape s/"shape":\[20,60\]/"shape":[60,20]/ h.0.attn.c_attn.weight is (60, 20), not (20, 60)
+no_matrix s/"shape":\[256,20\]/"shape":[5120\x20\x20]/ wte.weight is no matrix
+no_floats s/\("grad.transformer.ln_f.bias":{"dtype":"\)F32/\1I32/ grad.transformer.ln_f.bias has no floats
+END
 if [ -w /dev/full ]; then
     refuses full_disk 1 'cannot write to the standard output' sh -c '"$1" gpt2 >/dev/full' - "$columns"
 fi

@@ -1,33 +1,24 @@
 #!/bin/sh
-# test_compare.sh [COMPARE]: runs the compare program on fixtures and on hand-made files.
-# Prints "ok NAME" or "FAIL NAME" for each test; exit code 1 if any failed.
-compare=${1:-build/compare}
-fixtures=$(dirname "$0")/../../reference/fixtures
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-failures=0
+# Runs the compare program on fixtures and on hand-made files.
+# usage: sh dev/test/tools/test_compare.sh [COMPARE]    (from the top of the repository, after make)
+. dev/test/cli.sh
+compare=$(absolute "${1:-build/compare}") fixtures=$(pwd)/dev/reference/fixtures
+in_a_folder
 
 # expect NAME CODE PATTERN ARGUMENTS...: exit code, and a pattern in what it prints
 expect() {
-    name=$1 code=$2 pattern=$3
+    name=compare_$1 code=$2 pattern=$3
     shift 3
-    "$compare" "$@" >"$work/out" 2>&1
+    "$compare" "$@" >out 2>&1
     got=$?
-    if [ "$got" -eq "$code" ] && grep -q -e "$pattern" "$work/out"; then
-        echo "ok compare_$name"
-    else
-        echo "  exit code $got, expected $code and \"$pattern\" from: compare $*"
-        sed 's/^/  /' "$work/out"
-        echo "FAIL compare_$name"
-        failures=$((failures + 1))
-    fi
+    if [ "$got" -eq "$code" ] && grep -q -e "$pattern" out; then echo "ok $name"
+    else fail "$name" "exit code $got, not $code with \"$pattern\", of $*: $(cat out)"; fi
 }
 
 # tensor FILE DTYPE SHAPE BYTES DATA: a file with the one tensor x; DATA as printf escapes
 tensor() {
     header="{\"x\":{\"dtype\":\"$2\",\"shape\":[$3],\"data_offsets\":[0,$4]}}"
-    { printf "\\$(printf %o ${#header})\\0\\0\\0\\0\\0\\0\\0"; printf %s "$header"; printf "$5"; } \
-        >"$work/$1"
+    { printf "\\$(printf %o ${#header})\\0\\0\\0\\0\\0\\0\\0"; printf %s "$header"; printf "$5"; } >"$1"
 }
 one='\000\000\200\077' nan='\000\000\300\177' inf='\000\000\200\177' zero='\000\000\000\000'
 tensor one F32 2 8 "$one$one"
@@ -63,37 +54,36 @@ expect only_in_a 1 'ONLY IN A' "$fixtures/gpt2-untied" "$fixtures/gpt2"
 expect other_shapes 1 'SHAPE IN A (61, 16)' "$fixtures/gpt2" "$fixtures/gpt2-accum"
 expect steps_axis 1 'SHAPE IN A (2, 12)' "$dump" "$fixtures/gpt2/train.safetensors" --match to
 
-expect rounding 0 '1 within' "$work/ulp" "$work/one"
-expect rounding_strict 1 'DIFFERS at \[1\]' "$work/ulp" "$work/one" --rtol 0 --atol 0
-expect beyond 1 '1.22e-04 *1.22e-04 *1.22e-04  DIFFERS at \[1\]' "$work/near" "$work/one"
-expect rtol 0 '1 within' "$work/near" "$work/one" --rtol 1.3e-4
-expect rtol_small 1 '1 beyond' "$work/near" "$work/one" --rtol 1.2e-4 --atol 0
-expect atol 0 '1 within' "$work/near" "$work/one" --rtol 0 --atol 1.3e-4
-expect norm_wise 0 '1.22e-04 *1.19e-07 *1.22e-04  ok at \[1,1\]' "$work/widenear" "$work/wide"
-expect reference_zero 1 'inf *inf  DIFFERS' "$work/one" "$work/zero"
-expect double_precision 1 'DIFFERS' "$work/f64ulp" "$work/f64" --rtol 1e-16 --atol 0
-expect other_width 0 '1 identical' "$work/one" "$work/f64"
-expect bf16 0 '1 identical' "$work/bf16" "$work/f64"
-expect f16 0 '1 identical' "$work/f16" "$work/one"
-expect nan 1 'NOT FINITE (1) at \[1\]' "$work/nan" "$work/nan" --rtol 1e30
-expect nan_in_a 1 'NOT FINITE' "$work/nan" "$work/one" --atol 1e30
-expect nan_in_b 1 'NOT FINITE' "$work/one" "$work/nan" --atol 1e30
-expect inf_same 0 '1 identical' "$work/inf" "$work/inf"
-expect inf_in_a 1 'NOT FINITE' "$work/inf" "$work/one" --atol 1e300
-expect inf_in_b 1 'NOT FINITE' "$work/one" "$work/inf" --rtol 1e300
-expect inf_hides_nothing 1 'DIFFERS at \[0\]' "$work/infnear" "$work/inf"
-expect shape 1 'SHAPE IN A (1, 2)' "$work/flat" "$work/one"
-expect integers 1 'DIFFERS at \[1\]' "$work/i1" "$work/i2" --rtol 1e9
-expect integer_widths 0 '1 identical' "$work/i1" "$work/i64"
-expect bytes_and_integers 0 '1 identical' "$work/u8" "$work/i64"
-expect other_kind 1 'ANOTHER KIND' "$work/i1" "$work/one"
-expect empty_tensor 0 '1 identical' "$work/empty" "$work/empty"
+expect rounding 0 '1 within' "ulp" "one"
+expect rounding_strict 1 'DIFFERS at \[1\]' "ulp" "one" --rtol 0 --atol 0
+expect beyond 1 '1.22e-04 *1.22e-04 *1.22e-04  DIFFERS at \[1\]' "near" "one"
+expect rtol 0 '1 within' "near" "one" --rtol 1.3e-4
+expect rtol_small 1 '1 beyond' "near" "one" --rtol 1.2e-4 --atol 0
+expect atol 0 '1 within' "near" "one" --rtol 0 --atol 1.3e-4
+expect norm_wise 0 '1.22e-04 *1.19e-07 *1.22e-04  ok at \[1,1\]' "widenear" "wide"
+expect reference_zero 1 'inf *inf  DIFFERS' "one" "zero"
+expect double_precision 1 'DIFFERS' "f64ulp" "f64" --rtol 1e-16 --atol 0
+expect other_width 0 '1 identical' "one" "f64"
+expect bf16 0 '1 identical' "bf16" "f64"
+expect f16 0 '1 identical' "f16" "one"
+expect nan 1 'NOT FINITE (1) at \[1\]' "nan" "nan" --rtol 1e30
+expect nan_in_a 1 'NOT FINITE' "nan" "one" --atol 1e30
+expect nan_in_b 1 'NOT FINITE' "one" "nan" --atol 1e30
+expect inf_same 0 '1 identical' "inf" "inf"
+expect inf_in_a 1 'NOT FINITE' "inf" "one" --atol 1e300
+expect inf_in_b 1 'NOT FINITE' "one" "inf" --rtol 1e300
+expect inf_hides_nothing 1 'DIFFERS at \[0\]' "infnear" "inf"
+expect shape 1 'SHAPE IN A (1, 2)' "flat" "one"
+expect integers 1 'DIFFERS at \[1\]' "i1" "i2" --rtol 1e9
+expect integer_widths 0 '1 identical' "i1" "i64"
+expect bytes_and_integers 0 '1 identical' "u8" "i64"
+expect other_kind 1 'ANOTHER KIND' "i1" "one"
+expect empty_tensor 0 '1 identical' "empty" "empty"
 
-head -c 20000 "$dump" >"$work/cut"
-expect truncated 2 'cut' "$work/cut" "$dump"
-[ "$(wc -l <"$work/out")" -eq 1 ] && echo "ok compare_one_line" || { echo "FAIL compare_one_line"
-    failures=$((failures + 1)); }
-expect missing_file 2 'No such file' "$dump" "$work/absent"
+head -c 20000 "$dump" >"cut"
+expect truncated 2 'cut' "cut" "$dump"
+check compare_one_line test "$(wc -l <out)" -eq 1
+expect missing_file 2 'No such file' "$dump" "absent"
 expect not_safetensors 2 'case.json' "$fixtures/gpt2/case.json" "$dump"
 expect no_match 2 'nothing to compare' "$dump" "$dump" --match nothing.
 expect help 0 'exit code' --help
@@ -103,4 +93,3 @@ expect unknown_option 2 'no such option: --rtoll' "$dump" "$dump" --rtoll 1
 expect no_value 2 'wants a value' "$dump" "$dump" --rtol
 expect bad_value 2 'must be 0 to' "$dump" "$dump" --rtol -1
 expect nan_value 2 'not a number' "$dump" "$dump" --atol nan
-[ "$failures" -eq 0 ]

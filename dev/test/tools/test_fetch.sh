@@ -4,14 +4,11 @@
 # without a network, and with one that breaks off.
 # usage: sh dev/test/tools/test_fetch.sh    (from the top of the repository; needs curl)
 set -u
-top=$(pwd)
+. dev/test/cli.sh
 command -v curl >/dev/null || { echo "skip fetch: no curl on this machine"; exit 0; }
-work=$(mktemp -d) || exit 1
+in_a_folder
 trap 'kill "${server:-}" 2>/dev/null; rm -rf "$work"' EXIT
-cd "$work" || exit 1
-export LC_ALL=C HF_ENDPOINT="file://$work/hub"
-
-. "$top/dev/test/cli.sh"
+export HF_ENDPOINT="file://$work/hub"
 
 # tensors FILE BYTES: a safetensors file of one tensor
 tensors() {
@@ -30,6 +27,12 @@ model() {
         >"hub/api/models/facebook/$1/refs"
 }
 fetch() { sh "$top/dev/data/model.sh" "$@" >fetch.out 2>fetch.err; }
+# fails PATTERN OPTION...: and says PATTERN
+fails() {
+    pattern=$1
+    shift
+    ! fetch "$@" && grep -q "$pattern" fetch.err
+}
 
 model opt-125m
 tensors hub/facebook/opt-125m/resolve/main/model.safetensors 2000
@@ -52,21 +55,18 @@ echo '{"metadata": {"total_size": 6000}, "weight_map": {"a": "model-00001-of-000
     "b": "model-00002-of-00002.safetensors", "c": "model-00001-of-00002.safetensors"}}' \
     >$parts/model.safetensors.index.json
 mv $parts/model-00002-of-00002.safetensors later
-check an_interrupted_one_is_told sh -c '! sh "$1"/dev/data/model.sh opt-6.7b c >fetch.out 2>fetch.err &&
-    grep -q "cannot download.*00002-of" fetch.err' - "$top"
+check an_interrupted_one_is_told fails 'cannot download.*00002-of' opt-6.7b c
 mv later $parts/model-00002-of-00002.safetensors
 tensors hub/facebook/opt-6.7b/resolve/main/model.safetensors 2000  # the owner's, meanwhile
 check it_goes_on_with_the_same fetch opt-6.7b c
 check all_parts_came sh -c 'for i in 1 2; do
     cmp c/model-0000$i-of-00002.safetensors "$1"/model-0000$i-of-00002.safetensors || exit 1; done' - $parts
-check nothing_is_fetched_twice sh -c 'rm -r hub/facebook/opt-6.7b && sh "$1"/dev/data/model.sh opt-6.7b c' \
-    - "$top"
+rm -r hub/facebook/opt-6.7b
+check nothing_is_fetched_twice fetch opt-6.7b c
 mkdir -p d2 && cp c/*.json c/merges.txt c/revision d2/ && echo '{"weight_map": {}}' >d2/model.safetensors.index.json
-check an_index_without_files_is_told sh -c '! sh "$1"/dev/data/model.sh opt-6.7b d2 >fetch.out 2>fetch.err &&
-    grep -q "names no files" fetch.err' - "$top"
+check an_index_without_files_is_told fails 'names no files' opt-6.7b d2
 head -c 1500 c/model-00001-of-00002.safetensors >cut && mv cut c/model-00001-of-00002.safetensors
-check a_damaged_part_is_named sh -c '! sh "$1"/dev/data/model.sh opt-6.7b c >fetch.out 2>fetch.err &&
-    grep -q "00001-of-00002.safetensors is damaged: 1500 bytes" fetch.err' - "$top"
+check a_damaged_part_is_named fails '00001-of-00002.safetensors is damaged: 1500 bytes' opt-6.7b c
 
 model opt-13b
 mkdir c13 && cp "$top"/dev/test/fixtures/pickle/*.bin c13/
@@ -74,8 +74,8 @@ parts=hub/facebook/opt-13b/resolve/main
 cp c13/plain.bin $parts/pytorch_model-00001-of-00002.bin
 echo '{"weight_map": {"float": "pytorch_model-00001-of-00002.bin",
     "0.weight": "pytorch_model-00002-of-00002.bin"}}' >$parts/pytorch_model.bin.index.json
-check an_interrupted_pickle_is_told sh -c '! sh "$1"/dev/data/model.sh opt-13b d >fetch.out 2>fetch.err &&
-    grep -q "cannot download.*00002-of-00002.bin" fetch.err && [ ! -e d/model.safetensors ]' - "$top"
+check an_interrupted_pickle_is_told fails 'cannot download.*00002-of-00002.bin' opt-13b d
+check and_is_no_model test ! -e d/model.safetensors
 cp c13/model.bin $parts/pytorch_model-00002-of-00002.bin
 check pickled_ones_are_converted fetch opt-13b d
 check all_of_it sh -c 'grep -q "22 tensors" fetch.out && [ ! -e d/pytorch_model-00001-of-00002.bin ] &&
@@ -86,8 +86,7 @@ cp c13/model.bin hub/facebook/opt-350m/resolve/main/pytorch_model.bin
 check one_file fetch opt-350m e
 check its_tensors grep -q '9 tensors' fetch.out
 model opt-30b
-check no_weights_is_told sh -c '! sh "$1"/dev/data/model.sh opt-30b f >fetch.out 2>fetch.err &&
-    grep -q "no weights that are known" fetch.err' - "$top"
+check no_weights_is_told fails 'no weights that are known' opt-30b f
 refuses no_such_model 1 "no model 'opt-350'" sh "$top/dev/data/model.sh" opt-350 f
 
 # What a user has put there stays, the pickled weights too.
@@ -116,8 +115,8 @@ check a_part_is_continued sh -c '[ "$(wc -c <h/model-00001-of-00002.safetensors)
 check all_of_its_files_came sh -c 'cd "$1" && for f in *; do [ $f = model-00001-of-00002.safetensors ] ||
     cmp $f "$2"/h/$f || exit 1; done; [ ! -e "$2/h/vocab.json" ]' - $llama "$work"
 echo '<html>' >$llama/tokenizer.json
-check a_web_page_is_no_file sh -c '! sh "$1"/dev/data/model.sh some-owner/Llama-x i >fetch.out 2>fetch.err &&
-    grep -q "tokenizer.json is wrong: it does not start" fetch.err && [ ! -e i/tokenizer.json ]' - "$top"
+check a_web_page_is_no_file fails 'tokenizer.json is wrong: it does not start' some-owner/Llama-x i
+check and_does_not_stay test ! -e i/tokenizer.json
 echo '{}' >$llama/tokenizer.json
 for name in llama 'owner/na me' a/b/c ../x a/.. -x; do
     refuses "no_model_$name" 1 "no model '$name'" sh "$top/dev/data/model.sh" "$name" i
@@ -240,9 +239,8 @@ if command -v wget >/dev/null; then
     refuses without_curl_too 1 'cannot reach' env PATH="$work/few" HF_ENDPOINT=http://127.0.0.1:1 \
         sh "$top/dev/data/model.sh" gpt2 none/here
 fi
-check what_is_not_there_leaves_nothing sh -c '! sh "$1"/dev/data/model.sh gpt2 none/here >fetch.out 2>fetch.err &&
-    grep -q "cannot download .*config.json: there is none (HF_ENDPOINT" fetch.err && ! grep -q remove fetch.err &&
-    [ ! -e none ]' - "$top"
+check what_is_not_there_is_told fails 'cannot download .*config.json: there is none (HF_ENDPOINT' gpt2 none/here
+check and_leaves_nothing sh -c '! grep -q remove fetch.err && [ ! -e none ]'
 # A connection that breaks off leaves a part, which is gone on with.
 mkdir -p broken
 cat >broken/curl <<'X'

@@ -3,11 +3,8 @@
 # are stand-ins that write down how they were called).
 # usage: sh dev/test/tools/test_install.sh      (from the top of the repository)
 set -u
-top=$(pwd)
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
 . dev/test/cli.sh
-cd "$work" || exit 1
+in_a_folder
 mkdir bin
 for tool in sh make sed sort head cat tr dirname basename; do ln -s "$(command -v $tool)" bin/; done
 tool() { cat >"bin/$1"; chmod +x "bin/$1"; }

@@ -3,14 +3,10 @@
 # checks that doc/logs.md has each field that the trainers write.
 # usage: sh dev/test/tools/test_log_to.sh    (from the top of the repository)
 set -u
-top=$(pwd)
-work=$(mktemp -d) || exit 1
+. dev/test/cli.sh
+in_a_folder
 trap 'kill "${follower:-}" 2>/dev/null; rm -rf "$work"' EXIT
-cd "$work" || exit 1
-export LC_ALL=C PYTHONDONTWRITEBYTECODE=1
-
-# shellcheck source=dev/test/cli.sh
-. "$top/dev/test/cli.sh"
+export PYTHONDONTWRITEBYTECODE=1
 
 missing=''
 for field in $(cd "$top" && grep -ho '\\"[a-z0-9_]*\\":' tide/run/log.h tide/gpu/timeline.cuh tide/gpu/zo.cuh \

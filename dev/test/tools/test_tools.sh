@@ -3,17 +3,11 @@
 # and what is no input of theirs is named.
 # usage: sh dev/test/tools/test_tools.sh    (from the top of the repository, after make)
 set -u
-top=$(pwd)
+. dev/test/cli.sh
+in_a_folder
 timeline=$top/build/timeline plot=$top/build/plot columns=$top/build/columns
 compare=$top/build/compare tokenize=$top/build/tokenize
 unpickle=$top/build/unpickle reviews=$top/build/reviews rows=$top/build/rows
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-export LC_ALL=C
-
-# shellcheck source=dev/test/cli.sh
-. "$top/dev/test/cli.sh"
 
 echo '[{"ph":"X","name":"forward","tid":1,"ts":1,"dur":9}]' >trace
 printf 'a\tb\nx\t1\ny\t2\n' >table
