@@ -657,9 +657,9 @@ static void json_saves(void) {
 
 // The pieces of a text in the style of SentencePiece: cut in front of spaces, or whole.
 static void json_cuts(void) {
-    size_t n = 0;
-    char *text = fixture_read(LLAMA2, "tokenizer.json", &n), random[400];
-    Tokenizer *t = tokenizer_parse("none", text, n, NULL, NULL, &err);
+    char random[400];
+    write_fixture(LLAMA2);
+    Tokenizer *t = tokenizer_load(base);
     bool *joins = t->joins, *all = (bool *)malloc(1 << 16);
     memset(all, true, 1 << 16);
     for (int run = 0; run < (test_whole() ? 5000 : 1000); run++) {
@@ -682,10 +682,9 @@ static void json_cuts(void) {
 // One "word" of a megabyte, or of a quarter, of GPT-2's bytes or SentencePiece's pieces. Quadratic
 // would take minutes.
 static void megabyte_words(void) {
-    size_t n = 0, m = 0;
-    char *json = fixture_read(LLAMA2, "tokenizer.json", &n);
-    Tokenizer *tokenizers[2] = {tokenizer_load(fixture),
-                                tokenizer_parse("none", json, n, NULL, NULL, &err)};
+    size_t m = 0;
+    write_fixture(LLAMA2);
+    Tokenizer *tokenizers[2] = {tokenizer_load(fixture), tokenizer_load(base)};
     const size_t length = test_whole() ? 1 << 20 : 1 << 18;
     char *text = (char *)malloc(length);
     const double start = seconds_now();
