@@ -2,7 +2,7 @@
 //
 //     tokenizer_bytes()    a byte is a token
 //     tokenizer_open()     of a directory
-//     tokenizer_parse()    of a tokenizer.json, or of vocab.json and merges.txt, that was read
+//     tokenizer_parse()    of a directory, some of whose files have been read
 //     tokenizer_save()     into another one
 //     tokenizer_encode()   text to tokens
 //     tokenizer_text()     a text with the tokens around it; document_encode(): one to train on
@@ -493,13 +493,11 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     return text;
 }
 
-// Completes a tokenizer that has the text of tokenizer.json, or those of vocab.json and merges.txt:
-// with the other files of dir (NULL: there are none), and what they all say. Frees it and returns
-// NULL, with the reason in err, if one is damaged, or a part is not supported.
+// Fills a tokenizer from dir: tokenizer.json, else vocab.json and merges.txt, and the files beside
+// them. A file whose text the tokenizer has is not read; dir NULL: none is. Frees it and returns
+// NULL, with the reason in err, if one is not there or damaged, or a part is not supported.
 static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     char path[PATH_MAX] = "", model[PATH_MAX] = "", *made = NULL;
-    const char *text = t->files[FILE_JSON].text;
-    size_t n = t->files[FILE_JSON].length;
     PartReader *r = ALLOC(PartReader, 1, "tokenizer");
     Json *root = NULL;
     bool ok = true;
@@ -509,18 +507,23 @@ static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     r->err = err;
     t->bos = t->eot = t->behind = -1;
     t->classes = word_classes_make();
-    if (dir != NULL)
-        path_join(path, dir, text ? tokenizer_files[FILE_JSON] : "vocab.json and merges.txt");
     for (int i = 0; ok && dir != NULL && i < TOKENIZER_FILES; i++) {
         TokenizerFile *file = &t->files[i];
+        const bool needed = i > FILE_JSON && t->files[FILE_JSON].text == NULL;
         path_join(r->paths[i], dir, tokenizer_files[i]);
-        if (file->text != NULL || !path_exists(r->paths[i])) continue;
-        ok = (file->text = file_read(r->paths[i], &file->length, err)) != NULL;
+        if (file->text != NULL || !(needed || path_exists(r->paths[i]))) continue;
+        const bool decides = needed || i == FILE_JSON;
+        file->text = (decides ? text_read : file_read)(r->paths[i], &file->length, err);
+        ok = file->text != NULL;
         const bool old = i == FILE_ADDED || (i == FILE_MAP  // not read where there is a decoder
                          && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL);
         if (ok && i < BESIDE_MODEL && !old)
             ok = (r->beside[i] = json_named(r->paths[i], file->text, file->length, err)) != NULL;
     }
+    const char *text = t->files[FILE_JSON].text;
+    size_t n = t->files[FILE_JSON].length;
+    if (dir != NULL)
+        path_join(path, dir, text ? tokenizer_files[FILE_JSON] : "vocab.json and merges.txt");
     if (dir != NULL) path_join(model, dir, "config.json");
     if (ok && path_exists(model)) ok = (r->beside[BESIDE_MODEL] = json_read(model, err)) != NULL;
     if (ok && text == NULL) ok = (text = made = merges_text(r, dir, &n)) != NULL;
@@ -559,21 +562,9 @@ static Tokenizer *tokenizer_bytes(void) {
     return tokenizer_parse(t, NULL, &err);
 }
 
-// Opens the tokenizer of a directory: tokenizer.json, else vocab.json and merges.txt. NULL and the
-// reason in err if a file is not there, damaged or not supported.
+// Opens the tokenizer of a directory.
 static Tokenizer *tokenizer_open(const char *dir, Error *err) {
-    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
-    char path[PATH_MAX];
-    path_join(path, dir, tokenizer_files[FILE_JSON]);
-    const bool whole = path_exists(path);
-    for (int k = whole ? FILE_JSON : FILE_VOCAB; k <= (whole ? FILE_JSON : FILE_MERGES); k++) {
-        TokenizerFile *file = &t->files[k];
-        path_join(path, dir, tokenizer_files[k]);
-        if ((file->text = text_read(path, &file->length, err)) != NULL) continue;
-        tokenizer_free(t);
-        return NULL;
-    }
-    return tokenizer_parse(t, dir, err);
+    return tokenizer_parse(ALLOC(Tokenizer, 1, "tokenizer"), dir, err);
 }
 
 // ---------------------------------------------------------------------------------------------
