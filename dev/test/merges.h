@@ -33,8 +33,13 @@ static char *vocabulary_of(const char *merges) {
 
 // Makes a tokenizer of the texts of vocab.json and merges.txt, or ends the program.
 static Tokenizer *tokenizer_of(const char *dir, const char *vocab, const char *merges) {
+    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
     Error err;
-    Tokenizer *t = tokenizer_parse(dir, NULL, 0, vocab, merges, &err);
+    for (int k = FILE_VOCAB; k <= FILE_MERGES; k++) {
+        t->files[k].text = strdup(k == FILE_VOCAB ? vocab : merges);
+        t->files[k].length = strlen(t->files[k].text);
+    }
+    t = tokenizer_parse(t, dir, &err);
     if (t == NULL) die("%s", err.text);
     return t;
 }

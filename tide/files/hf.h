@@ -578,8 +578,7 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
                               const GPT2Config *c, const HfTensor *hf) {
     SafeTensor *found = NULL;
     char name[128], there[200] = "missing", here[200];
-    const char *const *prefix = hf_prefixes[hf_naming(c)];
-    for (; *prefix != NULL && found == NULL; prefix++) {
+    for (const char *const *prefix = hf_prefixes[hf_naming(c)]; *prefix != NULL; prefix++) {
         snprintf(name, sizeof name, "%s%s", hf->prefix > 0 ? *prefix : "", hf->name + hf->prefix);
         for (int i = 0; i < count && found == NULL; i++) found = safetensors_find(&files[i], name);
     }

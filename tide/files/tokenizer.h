@@ -2,7 +2,7 @@
 //
 //     tokenizer_bytes()    a byte is a token
 //     tokenizer_open()     of a directory
-//     tokenizer_parse()    of the text of tokenizer.json, or of vocab.json and merges.txt
+//     tokenizer_parse()    of a directory, some of whose files have been read
 //     tokenizer_save()     into another one
 //     tokenizer_encode()   text to tokens
 //     tokenizer_text()     a text with the tokens around it; document_encode(): one to train on
@@ -450,8 +450,8 @@ static void merges_name(PartReader *r, const char *end) {
 // Writes the texts of vocab.json and merges.txt as that of a tokenizer.json, to be freed. Lines
 // without a merge count as the version's. NULL and the reason in r->err if they are damaged, or
 // another class's.
-static char *merges_text(PartReader *r, const char *dir, const char *vocab, const char *merges,
-                         size_t *length) {
+static char *merges_text(PartReader *r, const char *dir, size_t *length) {
+    const char *vocab = r->t->files[FILE_VOCAB].text, *merges = r->t->files[FILE_MERGES].text;
     const Json *config = r->beside[FILE_CONFIG];
     const Json *type = json_get(r->beside[BESIDE_MODEL], "model_type");
     char *text = NULL, end[32] = "null";
@@ -488,23 +488,16 @@ static char *merges_text(PartReader *r, const char *dir, const char *vocab, cons
     }
     fputs("]}}", f);
     text_close(f);
-    for (int k = FILE_VOCAB; k <= FILE_MERGES; k++) {
-        r->t->files[k].text = strdup(k == FILE_VOCAB ? vocab : merges);
-        r->t->files[k].length = strlen(r->t->files[k].text);
-    }
     if (id != TOKENIZER_NONE) snprintf(end, sizeof end, "\"%s\"", r->end);
     merges_name(r, end);
     return text;
 }
 
-// Makes a tokenizer of the text of dir/tokenizer.json, n bytes, which is its own from now on; or,
-// if that is NULL, of those of vocab.json and merges.txt; and of the files beside them. dir NULL:
-// there are none. NULL and the reason in err if one is damaged, or a part is not supported.
-static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const char *vocab,
-                                  const char *merges, Error *err) {
+// Fills a tokenizer from dir: tokenizer.json, else vocab.json and merges.txt, and the files beside
+// them. A file whose text the tokenizer has is not read; dir NULL: none is. Frees it and returns
+// NULL, with the reason in err, if one is not there or damaged, or a part is not supported.
+static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     char path[PATH_MAX] = "", model[PATH_MAX] = "", *made = NULL;
-    const bool whole = text != NULL;
-    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
     PartReader *r = ALLOC(PartReader, 1, "tokenizer");
     Json *root = NULL;
     bool ok = true;
@@ -514,23 +507,26 @@ static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const c
     r->err = err;
     t->bos = t->eot = t->behind = -1;
     t->classes = word_classes_make();
-    if (dir != NULL)
-        path_join(path, dir, whole ? tokenizer_files[FILE_JSON] : "vocab.json and merges.txt");
-    for (int i = 0; ok && dir != NULL && i < (whole ? (int)TOKENIZER_FILES : (int)FILE_JSON); i++) {
+    for (int i = 0; ok && dir != NULL && i < TOKENIZER_FILES; i++) {
         TokenizerFile *file = &t->files[i];
+        const bool needed = i > FILE_JSON && t->files[FILE_JSON].text == NULL;
         path_join(r->paths[i], dir, tokenizer_files[i]);
-        if (i == FILE_JSON || !path_exists(r->paths[i])) continue;
-        ok = (file->text = file_read(r->paths[i], &file->length, err)) != NULL;
+        if (file->text != NULL || !(needed || path_exists(r->paths[i]))) continue;
+        const bool decides = needed || i == FILE_JSON;
+        file->text = (decides ? text_read : file_read)(r->paths[i], &file->length, err);
+        ok = file->text != NULL;
         const bool old = i == FILE_ADDED || (i == FILE_MAP  // not read where there is a decoder
                          && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL);
         if (ok && i < BESIDE_MODEL && !old)
             ok = (r->beside[i] = json_named(r->paths[i], file->text, file->length, err)) != NULL;
     }
+    const char *text = t->files[FILE_JSON].text;
+    size_t n = t->files[FILE_JSON].length;
+    if (dir != NULL)
+        path_join(path, dir, text ? tokenizer_files[FILE_JSON] : "vocab.json and merges.txt");
     if (dir != NULL) path_join(model, dir, "config.json");
     if (ok && path_exists(model)) ok = (r->beside[BESIDE_MODEL] = json_read(model, err)) != NULL;
-    t->files[FILE_JSON].text = text;
-    t->files[FILE_JSON].length = n;
-    if (ok && !whole) ok = (text = made = merges_text(r, dir, vocab, merges, &n)) != NULL;
+    if (ok && text == NULL) ok = (text = made = merges_text(r, dir, &n)) != NULL;
     if (ok) ok = (r->root = root = json_named(path, text, n, err)) != NULL;
     if (json_get(root, "version") != NULL && !json_is(json_get(root, "version"), "1.0"))
         ok = part_refuse(r, "version", "other than 1.0");
@@ -549,9 +545,11 @@ static Tokenizer *tokenizer_parse(const char *dir, char *text, size_t n, const c
 
 // 256 tokens, no merges, id = value of the byte.
 static Tokenizer *tokenizer_bytes(void) {
-    char *vocab = NULL, utf8[4];
-    size_t length = 0;
-    FILE *f = text_open(&vocab, &length);
+    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
+    TokenizerFile *vocab = &t->files[FILE_VOCAB], *merges = &t->files[FILE_MERGES];
+    char utf8[4];
+    Error err;
+    FILE *f = text_open(&vocab->text, &vocab->length);
     for (int i = 0; i < 256; i++) {
         fprintf(f, i == 0 ? "{" : ", ");
         json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
@@ -559,28 +557,14 @@ static Tokenizer *tokenizer_bytes(void) {
     }
     fprintf(f, "}\n");
     text_close(f);
-    Error err;
-    Tokenizer *t = tokenizer_parse(NULL, NULL, 0, vocab, "#version: 0.2\n", &err);
-    free(vocab);
-    return t;
+    merges->text = strdup("#version: 0.2\n");
+    merges->length = strlen(merges->text);
+    return tokenizer_parse(t, NULL, &err);
 }
 
-// Opens the tokenizer of a directory: tokenizer.json, else vocab.json and merges.txt. NULL and the
-// reason in err if a file is not there, damaged or not supported.
+// Opens the tokenizer of a directory.
 static Tokenizer *tokenizer_open(const char *dir, Error *err) {
-    char path[PATH_MAX], *text;
-    size_t n = 0;
-    path_join(path, dir, tokenizer_files[FILE_JSON]);
-    const bool json = path_exists(path);
-    if (!json) path_join(path, dir, tokenizer_files[FILE_VOCAB]);
-    if ((text = text_read(path, &n, err)) == NULL) return NULL;
-    if (json) return tokenizer_parse(dir, text, n, NULL, NULL, err);
-    path_join(path, dir, tokenizer_files[FILE_MERGES]);
-    char *merges = text_read(path, &n, err);
-    Tokenizer *t = merges != NULL ? tokenizer_parse(dir, NULL, 0, text, merges, err) : NULL;
-    free(text);
-    free(merges);
-    return t;
+    return tokenizer_parse(ALLOC(Tokenizer, 1, "tokenizer"), dir, err);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -45,20 +45,20 @@ static void check_round_trip(const Tokenizer *t, const char *text, size_t n) {
 
 static void check_json(const char *json, const char *text, size_t n) {
     const char *mark = strstr(json, "'$': 0");
-    char *whole = NULL;
-    size_t length = 0;
+    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
+    TokenizerFile *whole = &t->files[FILE_JSON];
     Error err;
-    FILE *f = open_memstream(&whole, &length);
+    FILE *f = open_memstream(&whole->text, &whole->length);
     fwrite(json, 1, mark != NULL ? (size_t)(mark - json) : strlen(json), f);
     for (int i = 0; i < 256 && mark != NULL; i++)
         fprintf(f, "%s'<0x%02X>': %d", i > 0 ? ", " : "", (unsigned)i, 1000 + i);
     if (mark != NULL) fputs(mark + 6, f);
     fclose(f);
-    for (char *c = whole; *c != '\0'; c++) {
+    for (char *c = whole->text; *c != '\0'; c++) {
         if (*c == '\'') *c = '"';
         else if (*c == '^' && c[1] != '\\') *c = '\'';
     }
-    Tokenizer *t = tokenizer_parse("fuzz", whole, length, NULL, NULL, &err);
+    t = tokenizer_parse(t, "fuzz", &err);
     if (t != NULL) check_round_trip(t, text, n);
     else if (strncmp(err.text, "fuzz/tokenizer.json", 19) != 0) abort();
     tokenizer_free(t);
