@@ -358,7 +358,7 @@ static const Refused *refused_rows(size_t *count) {
     IN_LLAMA3(NONE, "'normalizer':7", "normalizer without a type: not"),
     IN_LLAMA3(NONE, "'normalizer':" REPLACE, "normalizer, pre_tokenizer and decoder in this"),
     IN_LLAMA3("{1,3}", "{1,4}",
-              "pre_tokenizer Split with an expression other than GPT-2^s, Llama-3^s or Qwen2^s"),
+              "pre_tokenizer Split with an expression other than GPT-2^s, Llama-3^s, Qwen2^s or Tekken^s"),
     IN_LLAMA3("'Regex'", "'String'", "pre_tokenizer Split with an expression other than"),
     IN_LLAMA3("'Isolated'", "'Removed'", "Split with behavior other than Isolated: not"),
     IN_LLAMA3("'invert':false", "'invert':true", "Split with invert other than false"),

@@ -26,8 +26,6 @@ typedef struct {
     double us, first_us;         // what it takes, and what the first of the list does
 } Tuned;
 
-enum { TUNED_MOST = 1024 };
-
 typedef struct {
     const char *file;            // NULL: no --tune
     bool measures;               // what is not in the file is measured
@@ -74,8 +72,7 @@ static void tune_add(Tune *t, const Tuned *tuned) {
     char *text = NULL;
     size_t n = 0;
     Error err;
-    if (t->count == TUNED_MOST)
-        fail("--tune %s: more than %d products: name another file", t->file, TUNED_MOST);
+    t->list = (Tuned *)array_grow(t->list, (size_t)t->count, sizeof(Tuned), "--tune");
     t->list[t->count++] = *tuned;
     t->measured++;
     FILE *f = text_open(&text, &n);
@@ -102,7 +99,6 @@ static void tune_open(Tune *t, const char *file, bool measures) {
     if (file == NULL) return;
     t->file = file;
     t->measures = measures;
-    t->list = ALLOC(Tuned, TUNED_MOST, "--tune");
     CUDA(cudaGetDevice(&number));
     CUDA(cudaGetDeviceProperties(&device, number));
     snprintf(t->device, sizeof t->device, "products %.200s, %d multiprocessors, cuBLASLt %zu\n",
@@ -125,10 +121,12 @@ static void tune_open(Tune *t, const char *file, bool measures) {
     t->seal = hash_bytes(text, end);
     text[end] = '\0';
     const char *line = text + same - 1;
-    for (; line != NULL && line[1] != '\0'; line = strchr(line + 1, '\n'))
-        if (t->count == TUNED_MOST || !tune_parse(line + 1, &t->list[t->count++]))
+    for (; line != NULL && line[1] != '\0'; line = strchr(line + 1, '\n')) {
+        t->list = (Tuned *)array_grow(t->list, (size_t)t->count, sizeof(Tuned), "--tune");
+        if (!tune_parse(line + 1, &t->list[t->count++]))
             die("--tune %s: a line of it is none of ours; without the file, products are measured "
                 "anew", file);
+    }
     free(text);
 }
 
