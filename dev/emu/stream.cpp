@@ -575,48 +575,41 @@ static bool is_on_device(const void *p) {
     return a != nullptr && a->type == cudaMemoryTypeDevice;
 }
 
-// Copies `height` rows of `width` bytes. From pageable memory the driver makes a copy of its own at
-// once; to pageable memory it waits until the copy is done. (On the virtual clock the host waits
-// for both: making the copy takes as long.)
-static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                        size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t stream,
-                        bool wait, Site at, const void *pc) {
+// From pageable memory the driver makes a copy of its own at once; to pageable memory it waits until
+// the copy is done. (On the virtual clock the host waits for both: making the copy takes as long.)
+static cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                        cudaStream_t stream, bool wait, Site at, const void *pc) {
     static const char *const NAMES[] = {"copy host to host", "copy host to device",
                                         "copy device to host", "copy device to device", "copy"};
-    if (width == 0 || height == 0) return cudaSuccess;
+    if (bytes == 0) return cudaSuccess;
     Lock lock("cudaMemcpy");
     if ((unsigned)kind > cudaMemcpyDefault) return set_error(cudaErrorInvalidMemcpyDirection);
-    if (width > to_pitch || width > from_pitch) return set_error(cudaErrorInvalidValue);
-    const size_t to_bytes = (height - 1) * to_pitch + width;
-    const size_t from_bytes = (height - 1) * from_pitch + width;
     const bool any = kind == cudaMemcpyDefault;
     const auto side = [any](const void *p, bool device) { return any ? is_on_device(p) : device; };
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    check_copy_side(to, to_bytes, side(to, to_device), "destination", at);
-    check_copy_side(from, from_bytes, side(from, from_device), "source", at);
+    check_copy_side(to, bytes, side(to, to_device), "destination", at);
+    check_copy_side(from, bytes, side(from, from_device), "source", at);
     if (!wait && options.strict && (is_pageable(to) || is_pageable(from)))
         emu_fail("cudaMemcpyAsync at %s:%d is not asynchronous: its host memory is pageable",
                  at.file, at.line);
     char *staged = nullptr;
     if (is_pageable(from)) {
-        staged = (char *)malloc(from_bytes);
-        if (staged == nullptr) emu_fail("no memory to stage a copy of %zu bytes", from_bytes);
-        memcpy(staged, from, from_bytes);
+        staged = (char *)malloc(bytes);
+        if (staged == nullptr) emu_fail("no memory to stage a copy of %zu bytes", bytes);
+        memcpy(staged, from, bytes);
     }
     CUstream_st *s = resolve(stream);
-    const auto rows = [=] {
-        const char *source = staged ? staged : (const char *)from;
-        for (size_t row = 0; row < height; row++)
-            device_copy((char *)to + row * to_pitch, source + row * from_pitch, width);
+    const auto run = [=] {
+        device_copy(to, staged ? staged : from, bytes);
         free(staged);
     };
     const bool out = is_on_device(to), in = is_on_device(from);
     const double seconds = out == in ? options.kernel_seconds
-                                     : (double)(width * height) / options.link;
-    push(s, new Operation{Operation::RUN, NAMES[kind], pc, 0, rows, nullptr, nullptr,
+                                     : (double)bytes / options.link;
+    push(s, new Operation{Operation::RUN, NAMES[kind], pc, 0, run, nullptr, nullptr,
                           {(const char *)to, staged ? nullptr : (const char *)from},
-                          {to_bytes, staged ? 0 : from_bytes}, 0, seconds,
+                          {bytes, staged ? 0 : bytes}, 0, seconds,
                           out == in ? -1 : in ? 1 : 0});
     if (wait || is_pageable(to) || (staged && options.virtual_clock)) synchronize(s);
     return cudaSuccess;
@@ -633,16 +626,11 @@ static void fill(void *p, int value, size_t bytes, cudaStream_t stream, Site at,
 }  // namespace emu
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, Site at) {
-    return copy(to, bytes, from, bytes, bytes, 1, kind, nullptr, true, at, EMU_PC);
+    return copy(to, from, bytes, kind, nullptr, true, at, EMU_PC);
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream, Site at) {
-    return copy(to, bytes, from, bytes, bytes, 1, kind, stream, false, at, EMU_PC);
-}
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                              size_t width, size_t height, cudaMemcpyKind kind,
-                              cudaStream_t stream, Site at) {
-    return copy(to, to_pitch, from, from_pitch, width, height, kind, stream, false, at, EMU_PC);
+    return copy(to, from, bytes, kind, stream, false, at, EMU_PC);
 }
 cudaError_t cudaMemset(void *p, int value, size_t bytes, Site at) {
     fill(p, value, bytes, nullptr, at, EMU_PC);

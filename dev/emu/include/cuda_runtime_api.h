@@ -120,9 +120,6 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
                        emu::Site site = emu::Site::here());
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream = nullptr, emu::Site site = emu::Site::here());
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                              size_t width, size_t height, cudaMemcpyKind kind,
-                              cudaStream_t stream = nullptr, emu::Site site = emu::Site::here());
 cudaError_t cudaMemset(void *p, int value, size_t bytes, emu::Site site = emu::Site::here());
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream = nullptr,
                             emu::Site site = emu::Site::here());
