@@ -562,7 +562,7 @@ static size_t chat_read(const Chat *chat, const Json *messages, bool last, const
 // ---------------------------------------------------------------------------------------------
 // To tokens
 
-// The id of a token, which may be only read.
+// Returns the id of a token, which may be only read.
 static int32_t token_id(int32_t token) { return token < 0 ? ~token : token; }
 
 // Encodes a conversation: a token that is only read is ~token, a trained one is itself. The last

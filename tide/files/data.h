@@ -49,14 +49,14 @@ static uint32_t segment_token(const TokenSegment *s, size_t i) {
 // ---------------------------------------------------------------------------------------------
 // Token files
 
-// Bytes per token if these n bytes begin like a token file, else 0.
+// Returns the bytes per token if these n bytes begin like a token file, else 0.
 static int bin_width(const void *bytes, size_t n) {
     int32_t magic = 0;
     if (n >= sizeof magic) memcpy(&magic, bytes, sizeof magic);
     return magic == BIN_MAGIC_16 ? 2 : magic == BIN_MAGIC_32 ? 4 : 0;
 }
 
-// The tokens of a token file of n bytes in memory (4-byte aligned), which stays.
+// Returns the tokens of a token file of n bytes in memory (4-byte aligned), which stays.
 static TokenSegment segment_parse(const char *name, const void *bytes, size_t n) {
     int32_t header[3] = {0, 0, 0};
     TokenSegment s = {name, (const char *)bytes + BIN_HEADER, 0, 0, bin_width(bytes, n)};
@@ -176,7 +176,7 @@ static void data_check(const TokenData *d, size_t vocab) {
                 d->segments->name, i, segment_token(d->segments, i), vocab);
 }
 
-// A view of tokens from .. to-1, counted over all segments of `all`.
+// Returns a view of tokens from .. to-1, counted over all segments of `all`.
 static TokenData data_view(const TokenData *all, size_t from, size_t to) {
     TokenData view = {0, ALLOC(TokenSegment, all->count, "data view"), 0, false};
     for (size_t i = 0, start = 0; i < all->count; start += all->segments[i++].count) {
@@ -209,15 +209,15 @@ static bool segment_has_phase(const Loader *l, const TokenSegment *s) {
     return l->shuffle && s->count / 2 >= l->T;
 }
 
-// Sequences per epoch in a segment, each T + 1 tokens of which the last is the next one's first.
-// With a phase it is what remains at the largest phase, T - 1, so that every epoch has as many.
+// Returns a segment's sequences per epoch, each T + 1 tokens of which the last is the next one's
+// first. With a phase, those that the largest phase, T - 1, leaves: every epoch has as many.
 static size_t segment_sequences(const Loader *l, const TokenSegment *s) {
     if (s->count <= l->T) return 0;
     return (segment_has_phase(l, s) ? s->count - l->T : s->count - 1) / l->T;
 }
 
-// Sequences of T > 0 tokens. With shuffle, the order and the phase of the windows depend on seed
-// and epoch; without, they come in the order of the files.
+// Makes a loader of sequences of T > 0 tokens. With shuffle, the order and the phase of the windows
+// depend on seed and epoch; without, they come in the order of the files.
 static Loader loader_make(const TokenData *data, size_t T, uint64_t seed, bool shuffle) {
     Loader l = {data, T, seed, shuffle, 0};
     for (size_t i = 0; i < data->count; i++)
@@ -258,8 +258,8 @@ static uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
     return i;
 }
 
-// Gives which of n sequences or rows is at a position, counted over all epochs, in the order of its
-// epoch; and a random number of the epoch.
+// Returns which of n sequences or rows is at `position`, counted over all epochs, in the order of
+// its epoch; *phase: a random number of the epoch.
 static uint64_t epoch_index(uint64_t seed, uint64_t position, uint64_t n, uint64_t *phase) {
     const uint64_t epoch = position / n;
     const Philox4 k = philox4x32(seed, (uint32_t)epoch, (uint32_t)(epoch >> 32), 0, RNG_SHUFFLE);
@@ -267,7 +267,7 @@ static uint64_t epoch_index(uint64_t seed, uint64_t position, uint64_t n, uint64
     return permute(position % n, n, (uint64_t)k.x[0] << 32 | k.x[1]);
 }
 
-// The sequence at `position`, counted from the start of training over all epochs and ranks: T
+// Reads the sequence at `position`, counted from the start of training over all epochs and ranks: T
 // inputs, and T targets that are the inputs one token later. Fails on a token >= vocab.
 static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, int32_t *inputs,
                             int32_t *targets, Error *err) {

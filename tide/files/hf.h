@@ -50,20 +50,20 @@ typedef struct {
     bool master_bf16;          // weights are rounded to bf16 as they are loaded
 } RunState;
 
-// A RunState's move: owner is a list of arenas in host memory, by part.
+// Implements RunState.move: owner is a list of arenas in host memory, by part.
 static void state_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     float *there = ((float *const *)owner)[part] + at;
     memcpy(out ? w : there, out ? there : w, n * sizeof *w);
 }
 
-// The state all of which is in so many arenas.
+// Returns a state all of which is in so many arenas.
 static RunState state_in(float *const *arenas, int parts) {
     static const StateRange all = {0, SIZE_MAX};
     const RunState state = {parts, &all, 1, state_move, (void *)arenas, false, 0, false};
     return state;
 }
 
-// Brings first values from w, which it may change, to a part.
+// Copies first values from w, which it may change, to a part.
 static void part_set(const RunState *state, int part, size_t at, size_t n, float *w) {
     const bool weights = part == 0 || part == 3;
     for (size_t i = 0; weights && state->master_bf16 && i < n; i++)
@@ -145,7 +145,7 @@ static const struct { const char *own, *names[NAMINGS]; int part; } hf_rows[] = 
     {"lm_head", {"lm_head", "lm_head", "lm_head"}}};
 enum { HF_ROWS = sizeof hf_rows / sizeof hf_rows[0] };
 
-// Tensor i of the table in our own layout and naming, as checkpoints store it.
+// Returns tensor i of the table in our own layout and naming, as checkpoints store it.
 static HfTensor own_tensor(const GPT2Table *t, int i) {
     const GPT2Tensor *ten = &t->tensors[i];
     const size_t n = ten->rows * ten->cols;
@@ -281,8 +281,8 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
 // ---------------------------------------------------------------------------------------------
 // 3. Reading a model
 
-// The names of a configuration's sizes in config.json, by naming. A GPT-2 may have OPT's, but for
-// the last; transformers reads those first.
+// The names that config.json has for a model's sizes, for each naming. A GPT-2 may have OPT's, but
+// for the last; transformers reads those first.
 static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = {
     {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers", "num_hidden_layers"}},
     {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads", "num_attention_heads"}},
@@ -511,8 +511,8 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     config_warn(root, path);
 }
 
-// The directory of the model at `path`: it, or that of a .safetensors file, or of the root of a
-// model in the hub's cache the snapshot that refs/main names, or the only one.
+// Finds the directory of the model at `path`: it, or that of a .safetensors file, or of the root of
+// a model in the hub's cache the snapshot that refs/main names, or the only one.
 static void model_directory(const char *path, char dir[PATH_MAX]) {
     char ref[PATH_MAX], revision[64];
     glob_t found = {0};
@@ -595,7 +595,7 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
     return found;
 }
 
-// Configuration of the model at `path`: its directory's config.json.
+// Reads the configuration of the model at `path`: its directory's config.json.
 static void model_config_load(const char *path, GPT2Config *c) {
     char dir[PATH_MAX], name[PATH_MAX], config[PATH_MAX];
     int count = 0;
@@ -689,7 +689,7 @@ static void tensors_put(SafeWriter *file, const GPT2Config *c, const GPT2Table *
     while (!file->failed && hf_next(c, t, &hf)) part_write(state, part, t, &hf, file, i++);
 }
 
-// A number as it was written, if that had at most 15 digits. 3.0 is no whole number in JSON.
+// A number to 15 digits. A whole one gets ".0": without it JSON has an integer.
 typedef struct { char text[32]; } NumberText;
 
 static NumberText number_text(double value) {
@@ -726,8 +726,8 @@ static void config_write_llama(FILE *f, const GPT2Config *c) {
 
 typedef struct { int bos, eos; } TextEnds;  // the tokens that begin and end a text, or -1
 
-// Writes the members that a model from elsewhere has in its config.json. GPT-2 and OPT begin a text
-// with the token that ends one.
+// Writes config.json's members for a model that has no config.json to keep. GPT-2 and OPT begin a
+// text with the token that ends one.
 static void config_write_new(FILE *f, const GPT2Config *c, TextEnds ends) {
     const int naming = hf_naming(c);
     const int tokens[2] = {naming == NAMING_LLAMA ? ends.bos : ends.eos, ends.eos};

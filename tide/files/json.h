@@ -44,7 +44,7 @@ typedef struct {
     Error *err;
 } JsonParser;
 
-// The first error stays. Whoever reads on after it finds the end of the text.
+// Notes an error: the first one stays. Whoever reads on after it finds the end of the text.
 static void json_error(JsonParser *p, const char *what) {
     size_t line = 1;
     if (p->failed) return;
@@ -128,7 +128,7 @@ static void json_bare(JsonParser *p, Json *node) {
         || node->number - node->number != 0) json_error(p, "expected a value");
 }
 
-// The place of a key in an object's hash table: its member, or NULL where it would be.
+// Returns the place of a key in an object's hash table: its member, or NULL where it would be.
 static Json **json_place(const Json *object, const char *key, size_t length) {
     for (uint64_t at = hash_bytes(key, length);; at++) {
         Json **place = &object->table[at % (2 * object->count + 1)];
@@ -210,20 +210,20 @@ static Json *json_parse(const char *text, size_t n, Error *err) {
 
 static void json_free(Json *root) { free(root); }
 
-// The member of an object with that key, NULL if there is none, or if it is not an object.
+// Returns the member of an object with that key, NULL if there is none, or if it is not an object.
 static const Json *json_member(const Json *object, const char *key) {
     if (object == NULL || object->type != JSON_OBJECT) return NULL;
     return *json_place(object, key, strlen(key));
 }
 
-// The same, but a member that is null counts as none.
+// Returns the same, but a member that is null counts as none.
 static const Json *json_get(const Json *object, const char *key) {
     const Json *member = json_member(object, key);
     return member == NULL || member->type == JSON_NULL ? NULL : member;
 }
 
-// The value of a number written as digits only and below 2^53, where a double is still exact.
-// False, and *out as it was, if it is something else.
+// Returns the value of a number written as digits only and below 2^53, where a double is still
+// exact. False, and *out as it was, if it is something else.
 static bool json_size(const Json *value, size_t *out) {
     if (value == NULL || value->type != JSON_NUMBER || value->number >= 9007199254740992.0
         || strspn(value->string, "0123456789") != value->length) return false;
@@ -237,7 +237,7 @@ static bool json_is(const Json *value, const char *text) {
         && memcmp(value->string, text, value->length) == 0;
 }
 
-// A member that is true (1) or false (0); `missing` if there is none, -1 if it is something else.
+// Returns a member that is true (1) or false (0); `missing` if there is none, else -1.
 static int json_flag(const Json *object, const char *key, bool missing) {
     const Json *member = json_get(object, key);
     if (member == NULL) return missing;
@@ -283,7 +283,7 @@ static void json_write_others(FILE *f, const Json *object, const char *const *bu
     }
 }
 
-// json_parse() of the text of a file; the error names it.
+// Does json_parse() for the text of a file, which the error names.
 static Json *json_named(const char *path, const char *text, size_t n, Error *err) {
     Error inner;
     Json *root = json_parse(text, n, &inner);
@@ -291,7 +291,7 @@ static Json *json_named(const char *path, const char *text, size_t n, Error *err
     return root;
 }
 
-// text_read() and json_named().
+// Does text_read() and json_named().
 static Json *json_read(const char *path, Error *err) {
     size_t n = 0;
     char *text = text_read(path, &n, err);

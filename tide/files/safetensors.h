@@ -46,7 +46,7 @@ typedef struct {
     size_t map_bytes;
 } SafeTensors;
 
-// "(3, 4)", or "()" for a scalar. Returns out.
+// Writes "(3, 4)", or "()" for a scalar. Returns out.
 static char *shape_text(char out[200], int rank, const size_t *shape) {
     size_t n = (size_t)snprintf(out, 200, "(");
     for (int i = 0; i < rank; i++)
@@ -61,7 +61,7 @@ static int st_compare_data(const void *a, const void *b) {
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);  // empty ones first
 }
 
-// One entry of the header. Tensor data starts at `data`.
+// Reads one entry of the header. Tensor data starts at `data`.
 static bool st_tensor(SafeTensor *ten, const Json *entry, const unsigned char *data, Error *err) {
     const Json *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape");
     const Json *offsets = json_get(entry, "data_offsets");
@@ -134,7 +134,7 @@ static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Erro
                                           "describes %zu", n, n - size + (size_t)(at - data));
 }
 
-// The same for a file, which is mapped, not read.
+// Does the same for a file, which is mapped, not read.
 static bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
     Error why;
     size_t size = 0;
@@ -147,14 +147,14 @@ static bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
     return ok || error_set(err, "%.200s: %.300s", path, why.text);
 }
 
-// The tensor with this name, or NULL.
+// Returns the tensor with this name, or NULL.
 static SafeTensor *safetensors_find(const SafeTensors *st, const char *name) {
     for (int i = 0; i < st->count; i++)
         if (strcmp(name, st->tensors[i].name) == 0) return &st->tensors[i];
     return NULL;
 }
 
-// Elements [first, first + n) of a tensor of floats of any width, as fp32.
+// Reads elements [first, first + n) of a tensor of floats of any width, as fp32.
 static void safetensor_floats(const SafeTensor *ten, size_t first, size_t n, float *out) {
     const size_t size = st_dtypes[ten->dtype].size;
     const unsigned char *p = ten->data + first * size;
@@ -213,7 +213,7 @@ static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
     for (int i = 0; i < rank; i++) ten->bytes *= ten->shape[i] = shape[i];
 }
 
-// n bytes at byte `place` of the file, of tensor i, or of the header, which is of the first.
+// Writes n bytes at byte `place` of the file, of tensor i, or of the header, which is of the first.
 static void safewriter_bytes(SafeWriter *w, int i, uint64_t place, const void *bytes, size_t n) {
     w->sums[0] += n;
     w->sums[1 + i] += hash_words(place, bytes, n);
@@ -225,7 +225,7 @@ static void safewriter_bytes(SafeWriter *w, int i, uint64_t place, const void *b
     }
 }
 
-// n bytes of tensor i from its byte `first`; both are multiples of 8, up to the tensor's end.
+// Writes n bytes of tensor i at its byte `first`: multiples of 8, but at the tensor's end.
 static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
     safewriter_bytes(w, i, w->tensors[i].place + first, bytes, n);
 }

@@ -98,15 +98,15 @@ static void checkpoint_remove(const char *path) {
         fprintf(stderr, "tide: cannot remove %s: %s\n", path, strerror(errno));
 }
 
-// A checkpoint's directory.
+// Writes the name of a checkpoint's directory.
 static void state_path(char path[PATH_MAX], const char *out, size_t step) {
     char name[64];
     snprintf(name, sizeof name, "checkpoints/step_%08zu", step);
     path_join(path, out, name);
 }
 
-// The newest checkpoint of a step before `before` in OUT/checkpoints, or 0. With `clean`, removes
-// those that killed processes were writing.
+// Returns the newest checkpoint of a step before `before` in OUT/checkpoints, or 0. With `clean`,
+// removes those that killed processes were writing.
 static size_t state_newest(const char *out, size_t before, bool clean) {
     char all[PATH_MAX], path[PATH_MAX], end;
     size_t newest = 0, step;
@@ -233,7 +233,7 @@ typedef struct {
     TrainState state;
 } StateSave;
 
-// The text of state.txt, of *n bytes; free() it.
+// Returns the text of state.txt, of *n bytes; free() it.
 static char *state_describe(const StateSave *save, const SafeWriter *file, size_t *n) {
     char *text = NULL;
     FILE *f = text_open(&text, n);
@@ -394,7 +394,7 @@ static void state_file_move(void *owner, int part, size_t at, size_t n, float *w
         safetensor_floats(&x->file.tensors[i], at - x->table->tensors[i].offset, n, w);
 }
 
-// model.safetensors and config.json, in `out`, of a step's checkpoint; on rank 0.
+// Writes model.safetensors and config.json, in `out`, of a step's checkpoint; on rank 0.
 static bool state_model(const StateSave *save, size_t step, const char *out, bool bf16,
                         TextEnds ends, const char *origin, Error *err) {
     char dir[PATH_MAX];

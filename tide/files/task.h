@@ -318,7 +318,7 @@ static int task_labels(TaskReader *r, char *words, const char *template_text,
     return count;
 }
 
-// Examples from the text of a file, which is cut into pieces on the way; see task_open().
+// Reads examples from the text of a file, which is cut into pieces on the way; see task_open().
 static Task task_parse(const char *name, char *text, const char *labels, const char *template_text,
                        const Tokenizer *tok, int32_t first_token, size_t vocab, int format,
                        bool last) {
@@ -391,7 +391,7 @@ static bool path_is_examples(const char *path) {
     return begins;
 }
 
-// A view of examples from .. to-1.
+// Returns a view of examples from .. to-1.
 static Task task_view(const Task *all, size_t from, size_t to) {
     Task v = *all;
     v.count = to - from;
@@ -431,7 +431,7 @@ static size_t cut_inputs(TaskCut cut) { return cut.prompt + cut.choice - 1; }
 
 static size_t cut_targets(TaskCut cut) { return cut.choice - cut.read - (cut.prompt == 0); }
 
-// Example i with this choice: writes its inputs, and, unless NULL, targets; returns how many, at
+// Writes example i with this choice: its inputs, and, unless NULL, targets; returns how many, at
 // most T.
 static size_t task_row(const Task *t, size_t i, size_t choice, size_t T, int32_t *inputs,
                        int32_t *targets) {
@@ -457,7 +457,7 @@ static size_t task_rows(const Task *t, bool training) {
     return t->example[t->count] - t->example[0] - t->count;
 }
 
-// The example, and its choice, of a row of evaluation.
+// Finds the example, and its choice, of a row of evaluation.
 static size_t task_find(const Task *t, size_t row, size_t *choice) {
     size_t i = 0, end = t->count;  // it is in i .. end-1
     while (end - i > 1) {

@@ -288,7 +288,7 @@ static bool added_read(PartReader *r, const Json *text, size_t id, const int *fl
     return true;
 }
 
-// The text of a token, a string or an object with its content; NULL: the value is something else.
+// Returns a token's text, which is a string, or the content of an object; NULL: it is neither.
 static const Json *token_text(const Json *value) {
     const Json *text = json_get(value, "content") != NULL ? json_get(value, "content") : value;
     return text != NULL && text->type == JSON_STRING && text->length > 0 ? text : NULL;
@@ -448,8 +448,8 @@ static void merges_name(PartReader *r, const char *end) {
 }
 
 // Writes the texts of vocab.json and merges.txt as that of a tokenizer.json, to be freed. Lines
-// without a merge count as the version's. NULL and the reason in r->err if they are damaged, or
-// another class's.
+// without a merge count as the version's. NULL and r->err if the files are damaged, or of another
+// tokenizer class.
 static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     const char *vocab = r->t->files[FILE_VOCAB].text, *merges = r->t->files[FILE_MERGES].text;
     const Json *config = r->beside[FILE_CONFIG];
@@ -543,7 +543,7 @@ static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     return NULL;
 }
 
-// 256 tokens, no merges, id = value of the byte.
+// Makes 256 tokens without merges; an id is the value of the byte.
 static Tokenizer *tokenizer_bytes(void) {
     Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
     TokenizerFile *vocab = &t->files[FILE_VOCAB], *merges = &t->files[FILE_MERGES];

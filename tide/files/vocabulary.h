@@ -123,7 +123,7 @@ static uint32_t tokenizer_byte_to_char(int byte) {
     return byte == 173 ? 323 : (uint32_t)byte;
 }
 
-// The byte that a code point stands for, or -1.
+// Returns the byte that a code point stands for, or -1.
 static int tokenizer_char_to_byte(uint32_t c) {
     int byte = c < 256 ? (int)c : c < 289 ? (int)c - 256 : c < 323 ? (int)c - 162 : 173;
     return c <= 323 && tokenizer_byte_to_char(byte) == c ? byte : -1;
@@ -155,7 +155,7 @@ static size_t tokenizer_spaces(const char *text, size_t n, char *out) {
     return used;
 }
 
-// The byte for which <0x00> .. <0xFF> stands, or -1.
+// Returns the byte for which <0x00> .. <0xFF> stands, or -1.
 static int tokenizer_hex(const char *text, size_t n) {
     char digits[3] = "";
     if (n != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
@@ -166,7 +166,7 @@ static int tokenizer_hex(const char *text, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Tokens
 
-// A hash of a text, eight bytes at a time.
+// Returns a hash of a text, eight bytes at a time.
 static uint32_t tokenizer_hash(const char *text, size_t n) {
     uint64_t h = n, word;
     for (; n >= 8; text += 8, n -= 8) {
@@ -415,8 +415,8 @@ static size_t tokenizer_symbols(const Tokenizer *t, const char *s, size_t n, uin
     return count;
 }
 
-// Encodes a word of n bytes. Memory is n ids of the list, and 24 bytes per byte of a long word. A
-// word that has become one token is not merged again.
+// Encodes a word of n bytes, with room for n ids in *out, and 24 bytes for each byte of a long
+// word. The next time, a word that became one token is not merged again.
 static void tokenizer_word(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     const uint32_t id = tokenizer_find(t, s, n);
     TokenText *token = id != TOKENIZER_NONE ? &t->tokens[id] : NULL;
