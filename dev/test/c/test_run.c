@@ -278,49 +278,43 @@ static void test_row_length(void) {
     }
 }
 
-// The first values of a model of 4 layers; free() them and the table.
-static float *first_values(size_t vocab, GPT2Table *t) {
-    Error err;
-    GPT2Config c;
-    gpt2_preset(&c, "d4");
-    c.vocab = vocab;
-    if (!gpt2_finish(&c, &err)) die("%s", err.text);
-    *t = gpt2_table(&c);
-    float *arena = ALLOC(float, t->elements, "parameters");
-    gpt2_init(t, arena, 5);
-    return arena;
-}
-
-// First values: the spread that the table says, smaller where 2 L projections add up, one for the
-// norms' weights, nothing in the padding; and the same numbers whatever the padding is.
+// First values of a model of 4 layers: the spread that the table says, smaller where 2 L
+// projections add up, one for the norms' weights, nothing in the padding; and the same numbers
+// whatever the padding is.
 static void test_first_values(void) {
-    GPT2Table t;
-    float *arena = first_values(1000, &t);
-    for (int i = 0; i < t.count; i++) {
-        const GPT2Tensor *x = &t.tensors[i];
-        const size_t n = x->rows * x->cols;
-        const float *p = arena + x->offset;
-        double sum = 0, squares = 0;
-        for (size_t j = 0; j < n; j++) { sum += p[j]; squares += (double)p[j] * p[j]; }
-        const bool residual = strstr(x->name, "proj.w") != NULL;
-        const bool ones = strstr(x->name, "ln_") != NULL && strstr(x->name, ".w") != NULL;
-        const double std = x->rank < 2 ? (ones ? 1 : 0) : residual ? 0.02 / sqrt(8) : 0.02;
-        CHECK(fabs(sqrt(squares / (double)n) - std) <= 0.02 * std, "%s: spread %g, not %g", x->name,
-              sqrt(squares / (double)n), std);
-        CHECK(x->rank < 2 || fabs(sum / (double)n) < 0.05 * std, "%s is not centred", x->name);
-        for (size_t j = n; j < x->size; j++) CHECK(p[j] == 0, "%s: padding", x->name);
+    GPT2Table t[2];
+    float *arena[2];
+    for (int k = 0; k < 2; k++) {
+        GPT2Config c;
+        gpt2_preset(&c, "d4");
+        c.vocab = k == 0 ? 1000 : 1100;
+        CHECK(gpt2_finish(&c, &err), "%s", err.text);
+        t[k] = gpt2_table(&c);
+        arena[k] = ALLOC(float, t[k].elements, "parameters");
+        gpt2_init(&t[k], arena[k], 5);
+        for (const GPT2Tensor *x = t[k].tensors; x < t[k].tensors + t[k].count; x++) {
+            const size_t n = x->rows * x->cols;
+            const float *p = arena[k] + x->offset;
+            double sum = 0, squares = 0;
+            for (size_t j = 0; j < n; j++) { sum += p[j]; squares += (double)p[j] * p[j]; }
+            const bool residual = strstr(x->name, "proj.w") != NULL;
+            const bool ones = strstr(x->name, "ln_") != NULL && strstr(x->name, ".w") != NULL;
+            const double std = x->rank < 2 ? (ones ? 1 : 0) : residual ? 0.02 / sqrt(8) : 0.02;
+            const double spread = sqrt(squares / (double)n);
+            CHECK(fabs(spread - std) <= 0.02 * std, "%s: %g, not %g", x->name, spread, std);
+            CHECK(x->rank < 2 || fabs(sum / (double)n) < 0.05 * std, "%s is not centred", x->name);
+            for (size_t j = n; j < x->size; j++) CHECK(p[j] == 0, "%s: padding", x->name);
+        }
     }
-    GPT2Table more;
-    float *other = first_values(1100, &more);
-    const size_t last = 1000 * t.tensors[t.wte].cols - 1;
-    CHECK(arena[t.tensors[t.wte].offset + last] == other[more.tensors[more.wte].offset + last],
-          "wte moved with V");
-    CHECK(arena[t.tensors[t.wpe].offset] == other[more.tensors[more.wpe].offset],
+    const GPT2Tensor *wte = &t[0].tensors[t[0].wte], *other = &t[1].tensors[t[1].wte];
+    CHECK(arena[0][wte->offset + wte->rows * wte->cols - 1]
+          == arena[1][other->offset + wte->rows * wte->cols - 1], "wte moved with V");
+    CHECK(arena[0][t[0].tensors[t[0].wpe].offset] == arena[1][t[1].tensors[t[1].wpe].offset],
           "wpe moved with V");
-    gpt2_table_free(&t);
-    gpt2_table_free(&more);
-    free(arena);
-    free(other);
+    for (int k = 0; k < 2; k++) {
+        gpt2_table_free(&t[k]);
+        free(arena[k]);
+    }
 }
 
 // The factor of fp16's gradients: halved by a step that overflows, doubled after SCALING_STEPS

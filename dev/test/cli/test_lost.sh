@@ -107,9 +107,7 @@ mkdir empty
 check an_empty_folder_is_taken "$cpu" $short --out empty/
 check a_model_is_converted "$cpu" --model own --data text.txt --steps 0 --out converted
 copy_of converted
-for how in "" "--resume auto"; do
-    refuses "but_not_twice $how" 2 'nothing is overwritten' "$cpu" --model own --data text.txt --steps 0 --out converted $how
-done
+refuses but_not_twice 2 'nothing is overwritten' "$cpu" --model own --data text.txt --steps 0 --out converted --resume auto
 check and_the_first_stays as_before converted
 mkdir bare
 check without_a_folder_nothing_is_left sh -c 'cd bare && "$@" --data ../text.txt --no-save >../bare.out && [ -z "$(ls -A)" ] &&
