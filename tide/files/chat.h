@@ -224,8 +224,7 @@ static void write_llama3(ChatWriter *w, const ChatMessage *m) {
 }
 
 // Mistral's: [INST] S\n\nU[/INST] A</s>, with the system message in the first or the last user's
-// turn, or [SYSTEM_PROMPT] S[/SYSTEM_PROMPT] in front. The oldest have a space before [/INST];
-// those with Tekken have none.
+// turn, or in front: [SYSTEM_PROMPT] S[/SYSTEM_PROMPT]. Tekken's has no spaces.
 static void write_mistral(ChatWriter *w, const ChatMessage *m) {
     const int rules = w->chat->format->rules;
     const char *space = rules & CHAT_SPACED ? " " : "";
