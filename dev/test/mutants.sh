@@ -170,7 +170,7 @@ test_of() {
         "chat run"* | "out run"*) echo train_gpt2 ;;
         "text "*) echo test_tokenizer ;;
         "chat "*) echo test_chat ;;
-        *" :: tide/gpu/kernels."*) echo test_kernels ;;
+        "kernel: "* | *" :: tide/gpu/kernels."*) echo test_kernels ;;
         "choice: stride"*) echo test_offload ;;
         "choice: "* | "plan: "*) echo test_rehearsal ;;
         *" :: tide/gpu/cache."* | *" :: tide/gpu/attention."*) echo test_attention ;;

@@ -1,4 +1,5 @@
-// zo_feed.h: what zeroth-order steps of a test are fed with: windows of tokens, or labelled prompts.
+// zo_feed.h: what zeroth-order steps of a test are fed with: windows of tokens, or prompts with
+// labels.
 #ifndef TIDE_ZO_FEED_H
 #define TIDE_ZO_FEED_H
 #include "../../tide/base/rng.h"

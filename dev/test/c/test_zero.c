@@ -94,8 +94,8 @@ static void check_segments(const GPT2Config *c, const GPT2Table *t, size_t world
     for (int s = 0; s < segments; s++) {
         size_t at, before = 0;
         const size_t n = zero_segment(t, s, &at);
-        CHECK(at == table_begin(t, s) && n == table_begin(t, s + 1) - at, "%s: segment %d is %zu at "
-              "%zu", model_text(c, world, rows), s, n, at);
+        CHECK(at == table_begin(t, s) && n == table_begin(t, s + 1) - at, "%s: segment %d is %zu "
+              "at %zu", model_text(c, world, rows), s, n, at);
         for (size_t r = 0; r <= world; r++) {
             const size_t begin = zero_begin(t, s, world, r, rows), cut = zero_cut(n, world);
             const size_t part = (size_t)((unsigned __int128)n * r / world);

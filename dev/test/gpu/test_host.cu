@@ -21,7 +21,7 @@ static int again(const char *settings, const char *const *arguments, char *text,
     fflush(stdout);
     const pid_t child = fork();
     if (child == 0) {
-        snprintf(words, sizeof words, "EMU_RACECHECK=0 %s", settings);
+        snprintf(words, sizeof words, "EMU_RACECHECK=0 EMU_PROTECT=0 %s", settings);
         for (char *s = strtok(words, " "); s != NULL; s = strtok(NULL, " "))
             (void)(*s == '-' ? unsetenv(s + 1) : putenv(s));
         dup2(ends[1], STDOUT_FILENO);

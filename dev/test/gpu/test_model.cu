@@ -221,8 +221,8 @@ static void compare_gradients(GPT2 *g, CPUModel *cpu, const Shape *s) {
 
 // One step's gradient, with everything on the way. Where activations are made again in backward,
 // the last layer's are there after forward, and the first layer's, remade, after backward. Nothing
-// of a larger batch, in front of some, is left in it. words: of the other head, whose sequences each
-// have a word to come.
+// of a larger batch, in front of some, is left in it. words: of the other head, whose sequences
+// each have a word to come.
 static void check_shape(const Shape *s, bool words = false) {
     const size_t N = s->B * s->T, L = s->L, all = s->accum * N;
     const Words known = {3, {5, (int32_t)s->V - 1, 0}};

@@ -57,10 +57,10 @@ static void check_formulas(GPT2 *g, const Config *c) {
           c->text);
     CHECK(weights == X_ * (c->o.zero < 3 ? rooms : places + layer_parts), "rank %zu: %zu bytes of "
           "weights: %s", rank, weights, c->text);
-    CHECK(moments == (c->o.moments == MOMENTS_BF16 ? 4 : 8) * own, "rank %zu: %zu bytes of moments: "
-          "%s", rank, moments, c->text);
-    CHECK(masters == (X_ == 2 && c->o.master == MASTER_FP32 ? 2 * own : 0), "rank %zu: %zu bytes of "
-          "masters: %s", rank, masters, c->text);  // besides the weights
+    CHECK(moments == (c->o.moments == MOMENTS_BF16 ? 4 : 8) * own, "rank %zu: %zu bytes of "
+          "moments: %s", rank, moments, c->text);
+    CHECK(masters == (X_ == 2 && c->o.master == MASTER_FP32 ? 2 * own : 0), "rank %zu: %zu bytes "
+          "of masters: %s", rank, masters, c->text);  // besides the weights
     if (!away) {
         const size_t passing = ends + turns * R * x.part[1];
         const bool leaves = c->o.zero >= 2 || c->tight > 0;  // the place where it is made
