@@ -291,7 +291,7 @@ static void write_hf(const char *dir, const GPT2Config *c, const Variant *v) {
 }
 
 // Loads what is at path, as a model of configuration *c (NULL: the one in config.json).
-static float *load(const char *path, const GPT2Config *c, GPT2Table *t) {
+static float *load_weights(const char *path, const GPT2Config *c, GPT2Table *t) {
     GPT2Config own;
     err.text[0] = '\0';
     if (c == NULL) {
@@ -312,7 +312,7 @@ static float *load(const char *path, const GPT2Config *c, GPT2Table *t) {
 
 static void check_loads(const char *path, const GPT2Config *c) {
     GPT2Table t;
-    float *arena = load(path, NULL, &t);
+    float *arena = load_weights(path, NULL, &t);
     CHECK(arena != NULL, "%s", err.text);
     if (arena == NULL) return;
     float *expected = native(c, &t);
@@ -326,7 +326,8 @@ static void check_loads(const char *path, const GPT2Config *c) {
 
 static void check_refused(const char *path, const GPT2Config *c, const char *words) {
     GPT2Table t;
-    CHECK(load(path, c, &t) == NULL && says(words), "it says \"%s\", not \"%s\"", err.text, words);
+    CHECK(load_weights(path, c, &t) == NULL && says(words), "it says \"%s\", not \"%s\"", err.text,
+          words);
 }
 
 // ---------------------------------------------------------------------------------------------

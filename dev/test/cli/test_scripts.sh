@@ -64,20 +64,15 @@ else echo "skip a_decimal_comma_changes_nothing: no locale has one here, and loc
     grep -vxE 'scripts/(launch|zo_measure).sh|dev/gpu_parts.sh|dev/test/build.sh') >said
 check every_script_has_one_locale test ! -s said
 
-# What fits where. README.md has four rows for each of four models, on four cards: tokens/s of an update after each
-# micro-batch, and the host for that; and the same with less on the host, where it is smaller.
+# What fits where. README.md has two rows for each of four models, on four cards: tokens/s of an update after each
+# micro-batch, in the host that this takes; and the same with less on the host, where it is smaller.
 in_short() {
     awk -F ' *[|] *' '
         NF > 12 && /^[|] (llama3[.]2-3b|llama3[.]1-8b|qwen2[.]5-14b|20b) [|] (8|12|16|24) [|]/ {
-            if (!($2 in speed)) order[++n] = $2
-            fits = $4 + 0 > 0
-            speed[$2] = speed[$2] " " (fits ? $8 != "" ? $9 : $5 : $4) " |"
-            host[$2] = host[$2] " " (fits ? ($8 != "" ? $8 : $4) " GiB" : "-") " |"
-            faster[$2] = faster[$2] " " ($13 + 0 > 0 ? $14 : "-") " |"
-            smaller[$2] = smaller[$2] " " ($13 + 0 > 0 ? $13 " GiB" : "-") " |" }
-        END { for (i = 1; i <= n; i++)
-            print "| " order[i] " |" speed[order[i]] "\n| in memory of |" host[order[i]] "\n| " order[i] ", lean |" \
-                faster[order[i]] "\n| in memory of |" smaller[order[i]] }' "$1"
+            if (!($2 in row)) order[++n] = $2
+            row[$2] = row[$2] " " ($4 + 0 == 0 ? "no" : $8 != "" ? $9 " in " $8 : $5 " in " $4) " |"
+            lean[$2] = lean[$2] " " ($13 + 0 > 0 ? $14 " in " $13 : "no") " |" }
+        END { for (i = 1; i <= n; i++) print "| " order[i] " |" row[order[i]] "\n| lean |" lean[order[i]] }' "$1"
 }
 if [ "${UPDATE:-0}" = 1 ]; then sh "$top/scripts/fits.sh" >table
 else
@@ -91,7 +86,7 @@ if [ "${UPDATE:-0}" = 1 ]; then
         awk -v table=table -v short=table.short -v readme="$f" '
             readme != "README.md" && /^[|] model [|] card, GB / { of = 1 }
             !/^[|]/ { of = 0 }
-            readme == "README.md" ? !/^[|] ([a-z0-9.-]*b(, lean)?|in memory of) [|]/ : !of { print; next }
+            readme == "README.md" ? !/^[|] ([a-z0-9.-]*b|lean) [|]/ : !of { print; next }
             !done { if (readme == "README.md") table = short
                     while ((getline line < table) > 0) print line
                     done = 1 }' "$top/$f" >new
