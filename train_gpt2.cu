@@ -6,11 +6,10 @@
 //   3. Sampling, evaluation, checkpoints
 //   4. Logs, the training loop, and main()
 //
-// The twin of train_gpt2.c, and tested against it, tensor by tensor. This file has the order of a
-// step and its waits, but for upload()'s (gpt2.cuh) and those of weights.cuh, zenflow.cuh, zero.cuh
-// and zo.cuh. In tide/gpu/, heads.cuh has the heads, layout.cuh the memory, choose.cuh the
-// decisions before training.
-// Lessons: doc/mixed_precision.md (bf16, fp16), doc/streams.md, doc/offload.md.
+// The twin of train_gpt2.c, and tested against it, tensor by tensor. The order of a step and its
+// waits are here; other waits are in upload() (gpt2.cuh), weights.cuh, zenflow.cuh, zero.cuh and
+// zo.cuh. In tide/gpu/, heads.cuh has the heads, layout.cuh the memory, choose.cuh the decisions
+// before training. Lessons: doc/mixed_precision.md (bf16, fp16), doc/streams.md, doc/offload.md.
 //
 // floatX is the type in which parameters, activations and gradients are stored (gpu.cuh). This file
 // is compiled once for each: bf16, float, and f16, whose gradients are scaled (run.h). All
@@ -90,9 +89,9 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
 
 // Runs the backward pass of layer l. g->dx is the gradient of the residual stream, first of the
 // layer's output, at the end of its input: every branch reads it, and adds its own part where it
-// left the stream. The sums of its columns are a bias's gradient, and made where it is written. For
-// fcproj's bias that is the segment above, when this layer's gradient has no room yet: scratch
-// keeps them until now.
+// left the stream. Its column sums are a bias's gradient, made by the kernel that writes it.
+// fcproj's are made by the segment above, before this layer's gradient has a room: their parts wait
+// in scratch.
 static void layer_backward(GPT2 *g, size_t l) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;

@@ -1,6 +1,6 @@
-// bench_adam.c: the host AdamW step, and ZenFlow's sums and updates, against plain loops that move
-// the same bytes, out of cache, and the rate of normal numbers. Runs of the two are interleaved, so
-// that whatever else the machine does hits both alike; medians are reported.
+// bench_adam.c: times the host AdamW step, and ZenFlow's sums and updates, against plain loops that
+// move the same bytes, all out of cache; and normal numbers per second. Runs are interleaved, so
+// that whatever else the machine does hits all alike; medians are reported.
 //     bench_adam [millions of parameters, 64] [rounds, 11]
 #include "../../tide/cpu/adam_fast.h"
 #include "../../tide/base/rng.h"

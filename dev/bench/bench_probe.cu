@@ -230,7 +230,7 @@ static struct {
     double first, best;  // seconds of a layer's products, summed
 } products;
 
-// Seconds of one, by this algorithm; INFINITY if the library refuses it.
+// Returns the seconds of a product by this algorithm; INFINITY if the library refuses it.
 static double product_seconds(const MatmulPlan *p, const cublasLtMatmulAlgo_t *algo) {
     const float alpha = 1, beta = p->shape.accumulate ? 1 : 0;
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;

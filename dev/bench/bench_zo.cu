@@ -331,7 +331,7 @@ static void part_step(void) {
 // ---------------------------------------------------------------------------------------------
 // Streams
 
-// paper: its factors for OPT-1.3B, 2.7B and 6.7B in fp32, relative to all three together; 0: none.
+// paper: its speed for OPT-1.3B, 2.7B, 6.7B in fp32; 1: overlap, keeps and fused together; 0: none.
 typedef struct { const char *name; size_t slots; bool overlap, keeps, fused; double paper[3]; } Way;
 
 static const Way ways[] = {

@@ -4,9 +4,9 @@
 #define TIDE_MACHINE_H
 #include "../../tide/cpu/cpu.h"
 
-// The share of the time for which the thread that got least of a CPU had one, while as many
-// threads as a benchmark has did nothing but look at the clock. Between two looks pass nanoseconds;
-// where it was 0.1 ms or more, another program had the CPU, or another virtual machine.
+// The share of the time for which the unluckiest thread had a CPU, while as many threads as a
+// benchmark's only read the clock. Between two readings pass nanoseconds; where it was 0.1 ms or
+// more, another program had the CPU, or another virtual machine.
 static double machine_share(double seconds) {
     double least = 1;
     #pragma omp parallel reduction(min : least)

@@ -241,8 +241,8 @@ static bool part_read(const RunState *state, int part, const GPT2Table *t, const
     return !bad;
 }
 
-// Saves what there is here of a part's tensor x as number i of a file, rounded to bf16 if that is
-// declared so. All of a matrix to be transposed must be here; HF_LINES stored rows are made at a
+// Saves this process's part of tensor hf as number i of the file, rounded to bf16 if it is declared
+// so there. A matrix to be transposed must be here as a whole; HF_LINES stored rows are made at a
 // time.
 static void part_write(const RunState *state, int part, const GPT2Table *t, const HfTensor *hf,
                        SafeWriter *file, int i) {
@@ -671,8 +671,8 @@ static bool directory_sync(const char *dir, Error *err) {
     return ok;
 }
 
-// Declares all of the model's tensors, each name after `prefix`; and writes a part of the state as
-// those of the file from number `i` on. c NULL: in our own naming and layout.
+// tensors_add() declares all of the model's tensors, each name after `prefix`; tensors_put() writes
+// a part of the state as those from number `i` on. c NULL: in our own naming and layout.
 static void tensors_add(SafeWriter *file, const GPT2Config *c, const GPT2Table *t,
                         const char *prefix, int dtype) {
     HfTensor hf = {.tensor = -1};

@@ -207,9 +207,9 @@ static bool state_open(const char *dir, SafeTensors *st, Error *err) {
         && (st->count > 0 || error_set(err, "%.400s is empty", path));
 }
 
-// Reads one checkpoint, of its tensors only the first; of the others, the size is checked. All of a
-// state to which an optimizer adds something are checked here: that sets up the trainer before they
-// are loaded. On failure *s holds nothing.
+// Reads one checkpoint, and checks its first tensor, and the size of the others; but all of them if
+// an optimizer has lines in the state, because it sets up the trainer before they are loaded. On
+// failure *s holds nothing.
 static bool state_check(const char *dir, TrainState *s, Error *err) {
     SafeTensors st;
     if (!state_read(dir, s, err)) return false;

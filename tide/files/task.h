@@ -157,8 +157,8 @@ static void task_messages(TaskReader *r, const ChatMessage *list, size_t count) 
     free(tokens);
 }
 
-// Adds the pieces of an instruction: a conversation of the instruction, with the input in a line of
-// its own below it, and of the output.
+// Adds the pieces of an instruction, as a conversation: the user says the instruction and, on the
+// next line, the input; the answer is the output.
 static void task_instruction(TaskReader *r, const Json *root) {
     static const char *const keys[3] = {"instruction", "input", "output"};
     char *question = NULL;
@@ -236,7 +236,7 @@ static void task_object(TaskReader *r, const Json *root) {
     task_example(r, answer);
 }
 
-// Adds the example of a line, an object; an empty line has none.
+// Adds the example of a line, a JSON object; skips an empty line.
 static void task_json(TaskReader *r, const char *line) {
     Error err = {""};
     if (line[strspn(line, " \t\r")] == '\0') return;
@@ -576,7 +576,7 @@ static TaskSum task_sum(const Task *t, size_t T) {
     return sum;
 }
 
-// Tells one task from another: of all its tokens, choices and labels.
+// Returns a hash of all of a task's tokens, choices and labels.
 static uint64_t task_hash(const Task *t) {
     if (t->count == 0) return 0;
     const uint64_t parts[] = {hash_bytes(t->first, (t->pieces + 1) * sizeof *t->first),

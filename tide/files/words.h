@@ -121,8 +121,8 @@ static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
     return rule->newer && n > 2 && memcmp(s + 1, "\xc5\xbf", 2) == 0 ? 3 : 0;
 }
 
-// Gives the end of a word of Tekken's whose letters begin at `at`, or 0: letters that are no small
-// ones, then at least one that is no capital, or capitals alone. The first run gives letters back
+// Gives the end of a word of Tekken's whose letters begin at `at`, or 0: any letters but small
+// ones, then at least one that is no capital; or capitals alone. The first run gives letters back
 // to the second until that has one, as a regular expression does.
 static size_t word_cased(const unsigned char *classes, const char *s, size_t at, size_t n) {
     size_t length, end = at, last = 0;  // last: behind the last one that is no capital

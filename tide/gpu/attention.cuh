@@ -425,11 +425,11 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 // registers for two. Two blocks of 128 threads with up to 255 registers fit a multiprocessor, and
 // three with up to 168: enough for heads of 64 in forward; for dq some would be spilled. No kernel
 // needs more than 96 KiB, which a block may have on every GPU since sm_80; an H100 has room for two
-// such blocks, an A100 for two of 80 KiB. SMALL: 48 KiB, with fewer rows, or fewer at a time, for
-// heads of 128 on a multiprocessor of 100 KiB (sm_86, sm_89, sm_120), which has no room for two
-// blocks of 64 KiB. The bits are the same: a row knows nothing of the others of its block, and sums
-// go on 16 terms at a time. QUERY_: of blocks that own queries, in forward and for dq, and stream
-// keys; KEY_: of those that own keys, for dk and dv, and stream queries.
+// such blocks, an A100 for two of 80 KiB. SMALL: 48 KiB, with fewer rows owned, or fewer streamed
+// at a time, for heads of 128 on a multiprocessor of 100 KiB (sm_86, sm_89, sm_120), which has no
+// room for two blocks of 64 KiB. The bits are the same: a row knows nothing of the others of its
+// block, and sums go on 16 terms at a time. QUERY_: of blocks that own queries, in forward and for
+// dq, and stream keys; KEY_: of those that own keys, for dk and dv, and stream queries.
 #define QUERY_MI(SMALL) ((SMALL) ? 1 : 2)
 #define QUERY_KEYS(FORWARD, SMALL) ((SMALL) && !(FORWARD) ? 16 : 32)
 #define KEY_MI(D) ((D) <= 64 ? 2 : 1)
@@ -873,8 +873,8 @@ static void attention_forward(X *out,        // (B, T, NH HS)
                                stream);
 }
 
-// Overwrites all of dqkv (as qkv). `out` and `lse` are the forward pass's; delta is scratch, and so
-// are `room` floats behind dqkv.
+// Overwrites all of dqkv, laid out as qkv. `out` and `lse` are the forward pass's; delta is
+// scratch, and so are `room` floats behind dqkv.
 template <typename X>
 static void attention_backward(X *dqkv, size_t room, float *delta /* (B, NH, T) */, const X *dout,
                                const X *out, const float *lse, const X *qkv, const int32_t *begins,

@@ -234,10 +234,10 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     stream_sync(c->in);
 }
 
-// Measures all rates but gpu_flops and gpu_attention, which are a model's, host_cast, which is
-// another trainer's, and those between GPUs, in about `seconds` (some tenths more go into
-// page-locked memory). The queue must have nothing to do. Takes at most an eighth of the host's
-// free memory and half of the GPU's, and gives them back. All ranks of a node measure at once.
+// Measures all rates in about `seconds` (page-locking memory takes some tenths more), but not
+// gpu_flops and gpu_attention (they depend on the model), host_cast (other trainers need it), and
+// those between GPUs. The queue must have nothing to do. Takes at most an eighth of the host's free
+// memory and half of the GPU's, and gives them back. All ranks of a node measure at once.
 //   dram      26 bytes per parameter of the host's update: 14 are read, 12 written
 //   dram_dma  the same of the update that runs while both directions of the link are busy, plus
 //             what these two move: each of their bytes is one of host memory, too

@@ -10,8 +10,8 @@
 // All of this is bound by memory. A thread has one column, and walks down some of its rows: it
 // looks the column up once, and has many loads under way. Its neighbours have the slots beside it:
 // adjacent elements where they are packed, and nearly so in the matrix, as columns are in order at
-// first and change places rarely. (Packed rows are not aligned, and where each thread has several
-// adjacent slots, the warp's loads from the matrix are spread over as many times more memory.)
+// first and change places rarely. (With several adjacent slots per thread, the warp's loads from
+// the matrix would be spread over as many times the memory; and packed rows are not aligned.)
 #ifndef TIDE_COLUMNS_CUH
 #define TIDE_COLUMNS_CUH
 #include "adam.cuh"
@@ -70,7 +70,7 @@ static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool
 // ---------------------------------------------------------------------------------------------
 // 2. Packing and unpacking
 
-// Converts a number: gradients are packed, and weights are unpacked.
+// Rounds a gradient (PACKS) to nearest even; a weight, as masters are.
 template <bool PACKS, typename To, typename From>
 __device__ static inline To columns_convert(From x) {
     if constexpr (sizeof(To) == sizeof(From)) return x;

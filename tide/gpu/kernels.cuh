@@ -863,7 +863,7 @@ __global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, X
     if (threadIdx.x < width && column < OC) partial[split * OC + column] = total;
 }
 
-// Returns how many blocks share the rows of a slice: about 2048 in all.
+// Returns how many blocks share a slice's rows, so that all slices have about 2048 blocks.
 static size_t bias_backward_splits(size_t OC) {
     const size_t slices = ceil_div(OC, 256);
     return slices < 2048 ? 2048 / slices : 1;
@@ -941,8 +941,8 @@ static bool matmul_backward(Matmul *lt, X *dinp, size_t pitch, D *dw, const X *d
 // --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
 //
 // losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. If grad_scale is not 0, the logits
-// are overwritten by their gradient, grad_scale (softmax - onehot(target)), and the columns from V
-// to Vp, which no other step looks at before, by 0. A row whose target is -1 is not trained: its
+// are overwritten by their gradient, grad_scale (softmax - onehot(target)), and the padding,
+// columns V to Vp, which counts for nothing, by 0. A row whose target is -1 is not trained: its
 // loss and its gradient are 0.
 
 // A block takes one row: once for the maximum and the sum, which each thread rescales whenever its

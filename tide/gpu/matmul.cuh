@@ -42,9 +42,9 @@ template <> struct MatmulType<float> { typedef float type; enum { CUDA = CUDA_R_
 template <> struct MatmulType<bf16> { typedef bf16 type; enum { CUDA = CUDA_R_16BF }; };
 template <> struct MatmulType<f16> { typedef f16 type; enum { CUDA = CUDA_R_16F }; };
 
-// A product's epilogue has an operand, `extra`. It ignores it; adds it (N) to every row; multiplies
-// the product by GELU's slope at it (M, N), whose rows are as far apart as the output's; or stores
-// the sums of op(A)'s rows in it (M).
+// A product's epilogue has an operand, `extra`. PLAIN ignores it. BIAS adds it (N) to every row.
+// SLOPE multiplies the product by GELU's slope at it (M, N), whose rows are as far apart as the
+// output's. SUMS stores the sums of op(A)'s rows in it (M).
 enum { GEMM_PLAIN, GEMM_BIAS, GEMM_SLOPE, GEMM_SUMS };
 
 // The library's description of a shape, and the algorithm for it.
@@ -278,13 +278,13 @@ static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
 // Computes out (M, N) = op(A) (M, K) op(B) (K, N), or out += op(A) op(B) with `accumulate`. A is
 // stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all row-major,
 // lda, ldb, ldo elements from row to row. extra: the epilogue's, as above; NULL: it does nothing.
-// Returns false, having done nothing, where the slopes or the sums are to be a pass of their own:
-// the library lists no shapes that have them. In fp32 they always are: its tanh is good to 2^-11
-// there, too (seen on an H200). An epilogue does not go with accumulate, nor does an output of 16
-// bits: the library rounds the product before it adds (seen with cuBLASLt 13.0 on an H200). O is X,
-// or float for sums that are not to be rounded. Sizes are at least 1; rows of 16-bit types should
-// begin at multiples of 16 bytes (else it is slow, or there is no algorithm, and the program ends
-// saying so). out must overlap no operand.
+// Returns false, having done nothing, if the library has no algorithm with GEMM_SLOPE or GEMM_SUMS
+// for the shape: the caller makes them in a pass of its own. In fp32 the caller always does: the
+// library's tanh is good to 2^-11 there, too (seen on an H200). An epilogue does not go with
+// accumulate, nor does an output of 16 bits: the library rounds the product before it adds (seen
+// with cuBLASLt 13.0 on an H200). O is X, or float for sums that are not to be rounded. Sizes are
+// at least 1; rows of 16-bit types should begin at multiples of 16 bytes (else it is slow, or there
+// is no algorithm, and the program ends saying so). out must overlap no operand.
 template <typename X, typename O>
 static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                  const X *a, size_t lda, const X *b, size_t ldb, O *out, size_t ldo,

@@ -233,8 +233,8 @@ static void zen_sums_leave(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 3. The end of a step
 
-// Begins a step at AdamW's rates: is it the last of its window, and does it select columns?
-// loss_scale: of its gradients (run.h).
+// Begins a step: decides whether it is the last of its window, and whether it selects columns.
+// rates: AdamW's. loss_scale: of its gradients (run.h).
 static void zen_begin(GPT2 *g, ZenRates rates, double loss_scale) {
     ZenFlow *z = g->zen;
     const size_t n = zen_ranks(g) * zen_numbers(&z->config) * z->map.mixed;

@@ -329,7 +329,7 @@ static uint64_t run_val_hash(const Run *r) {
 // The lines that a run prints before its first step, and its refusals
 
 // Prints what is trained on what, and which processor computes. A preset is a shape with random
-// weights: a note is printed if it is sampled, evaluated or tuned with MeZO, and if weights are
+// weights. A note says so if it is sampled, evaluated or tuned with MeZO, or if weights are
 // published under its name.
 static void run_describe(const Run *r) {
     const GPT2Config *c = &r->config;
