@@ -75,7 +75,8 @@ cli() {
 # A test of layers, in all types, or one that trains, in two.
 tests() {
     case $1 in
-        test_layers | test_tokenizer | test_chat | test_rehearsal | test_offload) timeout 900 "$bin/test/$1" ;;
+        test_layers | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
+            timeout 900 "$bin/test/$1" ;;
         test_kernels | test_attention) timeout 900 "$bin/emu/$1" ;;
         test_model) timeout 900 "$bin/emu/$1" --texts && timeout 900 "$bin/emu/${1}_fp32" --texts ;;
         *) timeout 900 "$bin/emu/$1" && timeout 900 "$bin/emu/${1}_fp32" ;;
@@ -86,7 +87,8 @@ tests() {
 try() {
     case $2 in
         train_gpt2 | train_gpt2emu) ways=cli ;;
-        test_layers | test_kernels | test_tokenizer | test_chat | test_rehearsal | test_offload | test_model | test_attention) ways=test ;;
+        test_layers | test_kernels | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | \
+            test_offload | test_model | test_attention) ways=test ;;
         *) ways="prio:0 prio:1 lazy test tsan" ;;
     esac
     for way in $ways; do
@@ -168,6 +170,8 @@ test_of() {
     case $1 in
         "zero run"*) echo train_gpt2emu ;;
         "chat run"* | "out run"*) echo train_gpt2 ;;
+        "text steps"* | "text merges: of two"*) echo test_refused ;;
+        "text space: in front of each block"*) echo test_task ;;
         "text "*) echo test_tokenizer ;;
         "chat "*) echo test_chat ;;
         "kernel: "* | *" :: tide/gpu/kernels."*) echo test_kernels ;;
@@ -187,7 +191,8 @@ programs=$(grep -v '^#' list | grep -F -- "${1:-}" | while read -r line; do test
 for program in $(for p in $programs; do
         case $p in
             train_gpt2 | train_gpt2emu) echo $p ;;
-            test_layers | test_tokenizer | test_chat | test_rehearsal | test_offload) echo build/test/$p ;;
+            test_layers | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
+                echo build/test/$p ;;
             test_kernels | test_attention) echo build/emu/$p ;;
             test_model) echo build/emu/$p build/emu/${p}_fp32 ;;
             *) echo "build/emu/$p build/emu/${p}_fp32 build/tsan/$p build/tsan/${p}_fp32" ;;
@@ -200,7 +205,8 @@ done
 for program in $programs; do
     case $program in
         train_gpt2 | train_gpt2emu) ;;
-        test_layers | test_kernels | test_tokenizer | test_chat | test_rehearsal | test_offload | test_model | test_attention) tests "$program" >log 2>&1 || { cat log; exit 1; } ;;
+        test_layers | test_kernels | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | \
+            test_offload | test_model | test_attention) tests "$program" >log 2>&1 || { cat log; exit 1; } ;;
         *) hashes "$program" eager >"hashes.$program" ;;
     esac
 done
