@@ -7,9 +7,9 @@
 #        scripts/fits.sh [OPTION...]
 # Prints a table in Markdown; the whole of it is doc/fits.md. 5 % of the card and of the host stay
 # free: for CUDA's context, what cuBLASLt has of its own, and the system. Micro-batches of 2,048 to
-# 32,768 tokens: the fastest that fits. The small step again with $little, options that nothing chooses
-# unasked, where they make it fit, or do with a smaller host. The rates are those of rates/; that a larger
-# host may have more channels of memory is not counted.
+# 32,768 tokens: the fastest that fits. The small step again with less on the host: --activations host
+# --clip 0 --moments bf16, which nothing chooses unasked, where it then fits, or does with a smaller
+# host. The rates are those of rates/; more channels of memory in a larger host are not counted.
 set -eu
 export LC_ALL=C
 case " $* " in *" --help "*) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
