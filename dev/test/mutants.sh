@@ -26,11 +26,9 @@ grep -v '^#\|^ptx ' dev/test/mutants.list >"$work/list"
 
 # Places whose call can be left out, with the reason.
 cat >"$work/redundant" <<'END'
-gpt2_backward: order(g->compute, g->fetch) :: a visitor's state and its slot depend on slots.free alone; the link is to be left to forward
 gpt2_allocate: device_sync() :: loading rests, too (gpu_copy)
 gpt2_free: device_sync() :: gpt2_release() does, and before it there is only the communicator
 gpt2_release: device_sync() :: gpt2_free() does
-gpt2_update_wait: device_sync() :: whoever reads then rests, too (gpu_copy), or waits for events
 zen_exchange_columns: device_sync() :: so do its copies
 gpt2_eval: device_sync() :: for what ranks exchange next, which is run_eval()'s: test_cli_zero.sh
 weights_renew: event_record(g->weight_rooms.free[i], g->compute) :: an update is queued behind the norm, which is behind backward
