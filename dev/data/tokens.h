@@ -1,4 +1,4 @@
-// tokens.h: writes token files. tide/files/data.h reads them, and says what is in them.
+// tokens.h: writes token files. tide/files/data.h reads them, and describes them.
 #ifndef TIDE_TOKENS_H
 #define TIDE_TOKENS_H
 #include "../../tide/files/data.h"

@@ -50,7 +50,7 @@ static const char *type_name(int type) {
 }
 static size_t type_bytes(int type) { return type == ncclUint8 ? 1 : type == ncclFloat32 ? 4 : 2; }
 
-// What a rank calls, as the others have to: byte by byte, so that it has no gaps.
+// A call of a rank, which all ranks have to make. Compared byte by byte, so it has no gaps.
 struct Call {
     int kind, type;
     int64_t root;

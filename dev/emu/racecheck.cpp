@@ -11,7 +11,7 @@ namespace emu {
 
 enum { IDENTITIES = 96, SETS = 2, SHIFT = 37 };
 
-// What barriers of one block release and acquire: addresses, not data. Each has two,
+// Addresses that barriers of one block release and acquire; they have no data. Each has two,
 // used in turn, as a thread that runs ahead must not order those that lag behind.
 struct Tokens {
     char start, barrier[2], meeting[MAX_WARPS][MEETINGS][2];

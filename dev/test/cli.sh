@@ -175,7 +175,7 @@ planned() {
 # plan_of FILE: its memory plan, without what there is
 plan_of() { sed -n '/^GPU memory:/d; /^\(GPU\|host\) /{s/ of .*//;s/ [MG]iB$//;p;}' "$1"; }
 
-# plan_says NAME PLAN OUTPUT: of memory and of what is where, a plan says what a run with the same options says
+# plan_says NAME PLAN OUTPUT: a plan and a run with the same options print the same memory and placement
 plan_says() {
     for f in "$2" "$3"; do
         { plan_of "$f"; grep '^offload \|^recomputing\|^gradients \|^weights \|layers, of' "$f"; } >"$f.said"

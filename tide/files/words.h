@@ -126,10 +126,10 @@ static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
 // to the second until that has one, as a regular expression does.
 static size_t word_cased(const unsigned char *classes, const char *s, size_t at, size_t n) {
     size_t length, end = at, last = 0;  // last: behind the last one that is no capital
-    for (int bits, both = WORD_UPPER; end < n; end += length) {
+    for (int bits, run = WORD_UPPER; end < n; end += length) {
         bits = word_bits(classes, s + end, n - end, &length);
-        if (!(bits & WORD_UPPER)) both = WORD_LOWER;  // the second run has begun
-        if (!(bits & both)) break;
+        if (!(bits & WORD_UPPER)) run = WORD_LOWER;  // the second run has begun
+        if (!(bits & run)) break;
         if (bits & WORD_LOWER) last = end + length;
     }
     return last > 0 ? last : end > at ? end : 0;

@@ -137,9 +137,9 @@ typedef struct {
     size_t part[3];  // 0: it was not at work
 } Overlap;
 
-// Computes the rates at once: bytes per second to the GPU and back, and parameters per second. Of
-// the copies, those parts count that lie within the time in which all were at work. If there are
-// none, as on the emulated GPU, nothing was slowed down, and all parts count.
+// Computes the rates at once: bytes per second to the GPU and back, and parameters per second. A
+// part of a copy counts if it lies within the time in which all were at work. If there is none, as
+// on the emulated GPU, nothing was slowed down, and all parts count.
 static void overlap_rates(const Overlap *o, double rates[3]) {
     double from = -INFINITY, to = INFINITY;
     for (int i = 0; i < 3; i++) {

@@ -116,7 +116,7 @@ static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
     gpt2_take(g, &best);
 }
 
-// What gpt2_rehearse() needs as an OffloadRehearse of plan.h.
+// The model of search_rehearse(), an OffloadRehearse of plan.h.
 typedef struct { GPT2 *g; const Run *r; const Rates *rates; } Searched;
 
 static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {

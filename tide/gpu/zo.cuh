@@ -155,10 +155,10 @@ typedef struct {
     cudaEvent_t *left;   // it is on the host again
 } ZoSlot;
 
-// What a Zo adds to a GPT2. GPT2.params has the embeddings, the layers that stay on the GPU, and
-// the tail; GPT2.host_weights has the layers that visit. GPT2.loss and the last two of totals are
-// of evaluations alone. x is (queries, 2, N, C); atty and act are of both signs, ln_1, qkv, mean_1,
-// rstd_1 and lse of one; tokens are (3, 2N).
+// The zeroth-order part of a GPT2. GPT2.params has the embeddings, the layers that stay on the GPU,
+// and the tail; GPT2.host_weights has the layers that visit. GPT2.loss and the last two of totals
+// are of evaluations alone. x is (queries, 2, N, C); atty and act are of both signs, ln_1, qkv,
+// mean_1, rstd_1 and lse of one; tokens are (3, 2N).
 struct Zo {
     ZoConfig config;
     ZoUpdate pending;           // that the next pass is to put into the weights
@@ -193,8 +193,8 @@ struct Zo {
     double *mine;               // and what this one is about to say, behind that: totals first
 };
 
-// How many losses a rank has in a step; and how many numbers it sends to other ranks: the losses,
-// and ZO_SAYS more.
+// Count the losses that a rank has in a step; and the numbers that it sends to other ranks: the
+// losses, and ZO_SAYS more.
 enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // run_tell(); its data cannot be read
 static size_t zo_losses(const Zo *zo) { return zo->accum * 2 * (size_t)zo->config.queries; }
 static size_t zo_news(const Zo *zo) { return zo_losses(zo) + ZO_SAYS; }
@@ -666,7 +666,7 @@ static void zo_log(const GPT2 *g, char *json, size_t n, size_t sent, double wait
 
 // Makes a step of MeZO, as mezo_step() in train_gpt2.c does. All passes are queued before the host
 // waits for the losses. Ranks then exchange their losses, so all have the same numbers, to the last
-// bit: all apply the same update, or skip it, and stop after the same step. If a token file is
+// bit: all apply one update, or skip it, and stop together. If a token file is
 // damaged, all ranks report it; r->damage has the reason on the ranks that found it.
 static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     Zo *zo = g->zo;

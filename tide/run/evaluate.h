@@ -96,7 +96,7 @@ static double run_score(Run *r, RunLoss *loss, void *model, double *mean) {
         size_t right = 0;
         mine[i * each].loss = loss(model, r, first, rows, losses, &right) * (double)rows;
         mine[i * each].count = (double)right;
-        if (by_row) sum.loss += mine[i * each].loss;  // --scores is of one rank
+        if (r->o.scores != NULL) sum.loss += mine[i * each].loss;  // --scores is of one rank
         for (size_t b = 0; by_row && b < rows; b++)
             mine[i * each + b] = run_score_row(t, first + b, T, losses + b * T);
         r->damaged = r->damage.text[0] != '\0' || run_gives_up();

@@ -759,7 +759,7 @@ static void test_save_keeps_the_configuration(void) {
     }
 }
 
-// Where a model cannot be written, what was there before stays, and nothing else. (Its weights:
+// If a model cannot be written, the earlier files stay, and no new ones. (Its weights:
 // test_checkpoint_ranks.c. A dump: lines.table.)
 static void test_save_failures(void) {
     const GPT2Config c = config_of(FAMILY_GPT2, 1);

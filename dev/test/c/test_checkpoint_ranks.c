@@ -237,7 +237,7 @@ static bool load_state(const char *dir, const TrainState *s, Model *g, int parts
 
 static bool says(const char *expected) { return strstr(err.text, expected) != NULL; }
 
-// What is loaded of a checkpoint, and from which it is not.
+// Checkpoints that load, and models and parts with which they do not.
 static void test_state_load(void) {
     Model *g = small_model(7), *other = small_model(8);
     TrainState s;
@@ -304,7 +304,7 @@ static bool is_whole(const char *dir, Model *g, int parts) {
 }
 
 // Flips bits of the file at `path` (all of the first `dense` bytes, some of the others) and cuts it
-// to many lengths, and wants each of these noticed in checkpoint `dir`.
+// to many lengths. Each must be noticed in checkpoint `dir`.
 static void damage(const char *dir, const char *path, size_t dense, Model *g, int parts) {
     size_t n = 0, unnoticed = 0, tried = 0;
     char *good = file_read(path, &n, &err);
@@ -327,7 +327,7 @@ static void damage(const char *dir, const char *path, size_t dense, Model *g, in
     free(good);
 }
 
-// What is damaged is passed over, with its reason, and can be saved again. The last tensor is read
+// A damaged checkpoint is passed over, with its reason, and can be saved again. The last tensor is read
 // when it is loaded; if an optimizer adds its lines, which stay as they are, when it is found.
 static void test_state_damage(void) {
     Model *g = small_model(7);

@@ -112,7 +112,7 @@ static void test_write_errors(void) {
     clean();
 }
 
-// What is no file, and one bad shard among good ones.
+// Paths that are no files, and one bad shard among good ones.
 static void test_bad_files(void) {
     static const struct { const char *pattern, *words; } rows[] = {
         {"none.bin", "no such file"}, {"*.none", "*.none"}, {"", "is a directory"},

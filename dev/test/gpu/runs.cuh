@@ -612,7 +612,7 @@ typedef struct {
     void (*opened)(GPT2 *g, const Config *c);             // the program's own checks,
     void (*trained)(GPT2 *g, const Config *c, size_t steps, Report *report);
     void (*close)(const Config *c);
-    // What is planned where products take `compute` seconds of a step.
+    // Predicts a step whose products take `compute` seconds.
     Prediction (*rehearse)(GPT2 *g, const Config *c, Rates *r, double compute);
 } Optimizer;
 
@@ -906,7 +906,7 @@ static int rows_print(int argc, char **argv) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// What happens at the same time, on the emulated GPU's virtual clock
+// Overlap: how long steps take on the emulated GPU's virtual clock
 
 // A step of the row `text` takes between `least` and `most` of a step of the row `of` (NULL: of one
 // with everything on the GPU, "link": of its copies in the busier direction). In backward ('b') or
@@ -920,7 +920,7 @@ typedef struct { const char *settings; double planned; Timed rows[24]; } Clock;
 static double memory_step;    // of the row that runs, in memory; 0: this is one
 static double end_of_step[128];
 
-// After some steps, or windows, in which copies come into their rhythm, so many more.
+// Runs some steps, or windows, until copies keep their rhythm; then measures more of them.
 static void rank_measure(const Config *c, Shared *to) {
     enum { READ = 2 };  // counters of the timeline are read so many steps later
     const Optimizer *x = optimizer_of(c);

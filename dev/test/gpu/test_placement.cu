@@ -56,8 +56,8 @@ static bool has_residents(const Segment *s) {
     return false;
 }
 
-// As many layers stream as are to, of those without residents, evenly. They take turns in as many
-// places as are to be, and there is room for no more.
+// Checks that the number of layers that stream, and the number of their places, are those of the
+// row; that they have no residents and are spread evenly; and that no more memory is taken.
 static void check_weights(const GPT2 *g, const Config *c) {
     const int L = g->segments - 2;
     int may = 0, seen = 0, before = 0;
@@ -183,7 +183,7 @@ static void test_fit(void) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// What happens at the same time, on the emulated GPU's virtual clock
+// Overlap: how long steps take on the emulated GPU's virtual clock
 
 // A step of 7B's proportions, by scripts/rates/h200_16cores.txt: a layer's forward takes half of
 // its backward, its gradient over the link 2.3 times that, its update by the CPU 11.7 times.

@@ -394,7 +394,7 @@ static void test_fit(void) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// What happens at the same time, on the emulated GPU's virtual clock
+// Overlap: how long steps take on the emulated GPU's virtual clock
 
 // Windows of so many steps: the rest's update is late, or shows at once.
 #define DEEP(window) "deep --clip 0.05 --offload zenflow --zen-topk 0.25 --zen-reselect 0 " \

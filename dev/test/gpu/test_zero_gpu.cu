@@ -159,7 +159,7 @@ static void test_other_worlds(void) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// What happens at the same time, on the emulated GPU's virtual clock
+// Overlap: how long steps take on the emulated GPU's virtual clock
 
 // A layer's collective takes 112 us, its forward pass 200, its backward pass 400. Gradients are
 // summed while backward goes on; the next forward pass begins when the first weights are there; in

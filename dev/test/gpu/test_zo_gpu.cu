@@ -16,8 +16,8 @@ enum { SKIPPED = 4, NOT_A_NUMBER = 3 };  // steps without an update
 
 enum { SHARED = 6 };  // micro-batches of rows with ranks
 
-// What zo_step() wants to know, of the model that is open. Where the head has weights of its own,
-// the last token's row of the embeddings is not a number, and only step NOT_A_NUMBER meets it.
+// The batches of zo_step(), for the model that is open. In a model with an untied head, the last
+// token's row of the embeddings is NaN, and only step NOT_A_NUMBER has that token.
 static Feed feed;
 
 static void feed_make(const Config *c, size_t steps) {
@@ -396,7 +396,7 @@ static void test_losses_are_the_cpus(void) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// What happens at the same time, on the emulated GPU's virtual clock
+// Overlap: how long steps take on the emulated GPU's virtual clock
 
 #define MEZO "four --optimizer mezo --zo-noise rademacher "
 #define WIDE_LINK "EMU_KERNEL_US=10 EMU_LINK=110000000"
@@ -409,7 +409,7 @@ static const Clock zo_clocks[] = {
         {MEZO "--slots 2 --resident-blocks 0 --zo-queries 2", NULL, 0.99, 1.01},
         // with a single slot a group comes as soon as its place is free
         {MEZO "--slots 1 --resident-blocks 0", NULL, 0.99, 1.01},
-        // one after the other, all of these add up
+        // without overlap the times of all three add up
         {MEZO "--slots 2 --resident-blocks 0 --no-overlap", NULL, 2.3, 2.33},
         {MEZO "--slots 2 --resident-blocks 0 --zo-no-slots", NULL, 0.99, 1.01}}},
     {WIDE_LINK, 0.015, {
