@@ -28,7 +28,7 @@ typedef struct {
 typedef struct {
     const struct ChatFormat *format;
     const Tokenizer *t;
-    int32_t begin;                  // the token that begins every text of the model; -1: none
+    int32_t begin;                  // the token that begins every conversation; -1: none
     int32_t ids[5];                 // of format->tokens; the first one ends a turn
     bool has_template;              // the model's files have a chat template
     bool tools;                     // the template has turns of tools
@@ -57,8 +57,7 @@ enum {
     CHAT_CUTS = 2,         // an answer is without spaces at its end
     CHAT_TURNS = 4,        // user and assistant take turns; the system message is in a user's,
     CHAT_FIRST = 8,        // .. the first, else the last
-    CHAT_BARE = 16,        // no token that begins a text is added to what the format writes
-    CHAT_SPACED = 32       // an answer begins with a space
+    CHAT_SPACED = 16       // an answer begins with a space
 };
 
 typedef struct ChatFormat {
@@ -245,7 +244,7 @@ static void write_llama2(ChatWriter *w, const ChatMessage *m) {
     if (m->role == CHAT_ASSISTANT) {
         chat_text(w, m, " ", " </s>");
     } else {
-        if (w->chat->begin >= 0) chat_token(w, w->chat->begin);
+        if (w->chat->begin >= 0 && m > w->first) chat_token(w, w->chat->begin);
         chat_put(w, "[INST] ");
         if (m == w->carrier) chat_text(w, w->system, "<<SYS>>\n", "\n<</SYS>>\n\n");
         chat_text(w, m, "", " [/INST]");
@@ -298,7 +297,7 @@ static const ChatFormat chat_formats[] = {  // in the order of their numbers
      .marks = {"[INST] ", " [/INST]", "!<<SYS>>"}, .tokens = {"</s>"},
      .jinja = JINJA_INST("{{- begin }}", "", "s + '\\n\\n'", "index", " + ' [/INST]'", "")},
     {.name = "llama2", .write = write_llama2,
-     .rules = CHAT_TURNS | CHAT_FIRST | CHAT_SPACED | CHAT_TRIMS | CHAT_BARE,
+     .rules = CHAT_TURNS | CHAT_FIRST | CHAT_SPACED | CHAT_TRIMS,
      .marks = {"[INST] ", " [/INST]", "<<SYS>>"}, .tokens = {"</s>"},
      .jinja = JINJA_INST("", "begin + ", "'<<SYS>>\\n' + s | trim + '\\n<</SYS>>\\n\\n'", "index",
                          " | trim + ' [/INST]'", " | trim + ' '")},
@@ -318,12 +317,12 @@ static const ChatFormat chat_formats[] = {  // in the order of their numbers
      .marks = {"'[INST]' + message['content'] + '[/INST]'", " message['content'] + eos_token",
                "'[SYSTEM_PROMPT]' + ", "!' ' + message['content']", "![THINK]"},
      .tokens = {"</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}},
-    {.name = "zephyr", .write = write_zephyr, .rules = CHAT_BARE,
+    {.name = "zephyr", .write = write_zephyr,
      .marks = {"'<|user|>\n' + message['content'] + eos_token }}\n",
                "'<|assistant|>\n'  + message['content'] + eos_token }}\n",
                "'<|system|>\n' + message['content'] + eos_token }}\n", "{{ '<|assistant|>' }}\n"},
      .tokens = {"</s>"}},
-    {.name = "phi3", .write = write_zephyr, .rules = CHAT_BARE,
+    {.name = "phi3", .write = write_zephyr,
      .marks = {"'<|user|>\n' + message['content'] + '<|end|>\n'}}",
                "'<|assistant|>\n' + message['content'] + '<|end|>\n'}}",
                "'<|system|>\n' + message['content'] + '<|end|>\n'}}", "{{ '<|assistant|>\n' }}",
@@ -410,6 +409,14 @@ static void chat_default(Chat *chat, const char *text) {
     chat->unread = chat->system == NULL && strstr(text, "You are") != NULL;
 }
 
+// Returns the token that begins a conversation: the tokenizer's, `begin`, or bos_token, if the
+// template writes it; -1: none. A text that a template made is encoded without one.
+static int32_t chat_begin(const Tokenizer *t, const char *text, int32_t begin) {
+    const AddedToken *a = added_token(t, begin);
+    if (strstr(text, "bos_token") != NULL) return begin >= 0 ? begin : t->named_bos;
+    return a != NULL && strstr(text, a->name) != NULL ? begin : -1;
+}
+
 // Makes an added token a special one: who types it writes text.
 static void added_hide(const Tokenizer *t, int32_t id) {
     AddedToken *a = added_token(t, id);
@@ -452,7 +459,7 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
     memset(chat, 0, sizeof *chat);
     chat->format = f;
     chat->t = t;
-    chat->begin = begin;
+    chat->begin = f != NULL && chat_fits(f, text) ? chat_begin(t, text, begin) : begin;
     chat->has_template = *text != '\0';
     for (int k = 0; f != NULL && k < 5 && f->tokens[k] != NULL; k++) {
         const bool eot = strcmp(f->tokens[k], "</s>") == 0;
@@ -464,7 +471,7 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
         chat->ids[k] = (int32_t)id;
         added_hide(t, chat->ids[k]);
     }
-    added_hide(t, begin);
+    added_hide(t, chat->begin);
     if (f != NULL && chat_fits(f, text)) {
         chat_default(chat, text);
         chat->tools = f->tools != NULL && chat_has(text, f->tools);
@@ -578,7 +585,7 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
                       && (w.system->n > 0 || !(f->rules & CHAT_SPACED));
     for (m = w.first; carried && m < w.end; m++)
         if (m->role == CHAT_USER && (w.carrier == NULL || !(f->rules & CHAT_FIRST))) w.carrier = m;
-    if (chat->begin >= 0 && !(f->rules & CHAT_BARE)) chat_token(&w, chat->begin);
+    if (chat->begin >= 0) chat_token(&w, chat->begin);
     if (!(f->rules & CHAT_TURNS) && w.system != NULL) f->write(&w, w.system);
     for (m = w.first; m < w.end; m++) f->write(&w, m);
     chat_flush(&w);

@@ -411,6 +411,7 @@ static void read_ends(PartReader *r) {
         if (eot == TOKENIZER_NONE) eot = tokenizer_added(t, "</s>");
     }
     t->eot = (int)eot;  // TOKENIZER_NONE is -1
+    t->named_bos = (int)r->bos;
     if (t->behind < 0 && t->bos >= 0 && t->bos != t->eot) t->behind = t->eot;
 }
 
@@ -505,7 +506,7 @@ static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     r->path = path;
     r->bos = r->eos = TOKENIZER_NONE;
     r->err = err;
-    t->bos = t->eot = t->behind = -1;
+    t->bos = t->named_bos = t->eot = t->behind = -1;
     t->classes = word_classes_make();
     for (int i = 0; ok && dir != NULL && i < TOKENIZER_FILES; i++) {
         TokenizerFile *file = &t->files[i];

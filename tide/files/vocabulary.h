@@ -93,6 +93,7 @@ typedef struct Tokenizer {
     bool *joins;                           // [256 * 256]: has a token these bytes side by side?
                                            // NULL if byte-level
     int bos, eot;                          // the token in front of a text, and the one that ends it
+    int named_bos;                         // bos_token, also if no text begins with it; -1: none
     int behind;                            // the token behind a document; -1: none
     Tokens stops;                          // end what a model writes, too
     bool generation_stops;                 // .. as generation_config.json has it, not config.json

@@ -10,16 +10,16 @@
 #include "../files.h"
 #include "../merges.h"
 
-// A tokenizer of fixtures/tokenizer: the token that ends a text; more special tokens, from 2005 on,
+// A tokenizer of fixtures/tokenizer: the tokens that begin and end a text; more special tokens, from 2005 on,
 // which may strip the white space behind them; or a space stands in front of a text only.
-typedef struct { const char *folder, *end, *more[5]; bool spaced, strips; } Kind;
-static const Kind of_smollm2 = {"small-smollm2", "<|im_end|>", {NULL}, false, false},
-    of_llama3 = {"small-llama3", "<|end_of_text|>", {NULL}, false, false},
-    of_llama2 = {"small-llama2", "</s>", {NULL}, false, false},
-    of_spaced = {"small-llama2", "</s>", {NULL}, true, false},
-    of_v3 = {"small-llama2", "</s>", {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"},
+typedef struct { const char *folder, *begin, *end, *more[5]; bool spaced, strips; } Kind;
+static const Kind of_smollm2 = {"small-smollm2", "<|im_start|>", "<|im_end|>", {NULL}, false, false},
+    of_llama3 = {"small-llama3", "<|begin_of_text|>", "<|end_of_text|>", {NULL}, false, false},
+    of_llama2 = {"small-llama2", "<s>", "</s>", {NULL}, false, false},
+    of_spaced = {"small-llama2", "<s>", "</s>", {NULL}, true, false},
+    of_v3 = {"small-llama2", "<s>", "</s>", {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"},
              true, false},
-    of_phi3 = {"small-llama2", "</s>", {"<|end|>", "<|user|>", "<|assistant|>", "<|system|>"},
+    of_phi3 = {"small-llama2", "<s>", "</s>", {"<|end|>", "<|user|>", "<|assistant|>", "<|system|>"},
                false, true};
 
 // Where a chat template is: in a file of its own, in tokenizer_config.json, or there in a list, with
@@ -52,7 +52,7 @@ static Tokenizer *load_with(const Kind *kind, int where, const char *template_te
     put_text(in_base("tokenizer.json"), json);
     unlink(in_base("chat_template.jinja"));
     FILE *f = fopen(in_base("tokenizer_config.json"), "wb");
-    fprintf(f, "{\"eos_token\": \"%s\"", kind->end);
+    fprintf(f, "{\"bos_token\": \"%s\", \"eos_token\": \"%s\"", kind->begin, kind->end);
     if (template_text != NULL) fprintf(f, ", \"chat_template\": ");
     if (where == IN_LIST) fprintf(f, "[{\"name\": \"tool_use\", \"template\": ");
     if (template_text != NULL && where != IN_CONFIG) json_write_string(f, other, strlen(other));
@@ -182,7 +182,8 @@ static void chat_ids(void) {
               "+ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 #define SYSTEM(text) "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\n" text \
                      "<|im_end|>\\n' }}{% endif %}"
-#define LLAMA3_TURNS "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}"
+#define BOS "{{ bos_token }}"
+#define LLAMA3_TURNS BOS "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}"
 #define INST(open, close) "{{ bos_token + '" open "' + m.content + '" close "' }}{{ ' ' + m.content + eos_token }}"
 #define THINKS "{{ '<|im_start|>assistant\\n<think>\\n' + thought + '\\n</think>\\n\\n' + content + '<|im_end|>' }}"
 #define QWEN3_TURNS "{{ '<|im_start|>' + m.role + '\\n<think>\\n' + thought + '\\n</think>\\n\\n' + content + '<|im_end|>' }}"
@@ -239,10 +240,20 @@ static void chat_templates(void) {
         CHECK(chat.unread == unread && (system == NULL ? chat.system == NULL
               : chat.system != NULL && strcmp(chat.system, system) == 0), "case %zu: %s", i,
               chat.system != NULL ? chat.system : "none");
+        CHECK(chat.begin == (*cases[i].text == '\0' || strstr(cases[i].text, "bos") ? t->bos : -1), "case %zu begins with %d",
+              i, chat.begin);
         const char *given[] = {system, "Who?"};
         const size_t count = tokens_of(&chat, texts, 2, &tokens), n = tokens_of(&chat, given, 2, &with);
         check_tokens("a default", tokens, count, with, n);
         if (i < 10) CHECK(tokens_of(&chat, empty, 2, &with) == 16, "an empty system message is one");
+    }
+    // the token that begins a text stands in front if the template writes it, by name or as it is
+    static const struct { const Kind *kind; const char *text; int32_t begin; } first[] = {
+        {&of_smollm2, BOS TURNS, 1}, {&of_v3, INST("[INST] ", "[/INST]"), 1}, {&of_v3, "<s>[INST] m[/INST]", 1},
+        {&of_v3, "[INST] m[/INST]", -1}};
+    for (size_t i = 0; i < COUNT_OF(first); i++) {
+        const Chat chat = open_chat(load(first[i].kind, first[i].text), CHAT_AUTO);
+        CHECK(chat.begin == first[i].begin, "template %zu begins with %d", i, chat.begin);
     }
     // Llama-3.1: a date in front of every system message, also of one that is empty, or not there
     static const char front[] = "\n\nCutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>";
@@ -341,11 +352,11 @@ static const int32_t qwen3[] = {
     ~195, ~195, ~44, ~31, ~396, ~815, ~46, ~829};
 
 #define CONTENT "message['content']"
-#define NEMO "{{- \"[INST]\" + system_message + \"\\n\\n\" + message[\"content\"] + \"[/INST]\" }}" \
+#define NEMO BOS "{{- \"[INST]\" + system_message + \"\\n\\n\" + message[\"content\"] + \"[/INST]\" }}" \
     "{{- \"[INST]\" + message[\"content\"] + \"[/INST]\" }}{{- message[\"content\"] + eos_token}}"
-#define V7 "{{ '[INST] ' + " CONTENT " + '[/INST]' }}{{ '[SYSTEM_PROMPT] ' + " CONTENT " + '[/SYSTEM_PROMPT]' }}" \
+#define V7 BOS "{{ '[INST] ' + " CONTENT " + '[/INST]' }}{{ '[SYSTEM_PROMPT] ' + " CONTENT " + '[/SYSTEM_PROMPT]' }}" \
     "{{ ' ' + " CONTENT " + eos_token }}"
-#define TEKKEN "{{- '[INST]' + " CONTENT " + '[/INST]' }}{{- '[SYSTEM_PROMPT]' + " CONTENT " + '[/SYSTEM_PROMPT]' }}" \
+#define TEKKEN BOS "{{- '[INST]' + " CONTENT " + '[/INST]' }}{{- '[SYSTEM_PROMPT]' + " CONTENT " + '[/SYSTEM_PROMPT]' }}" \
     "{{- " CONTENT " + eos_token }}"
 #define ZEPHYR "{{ '<|user|>\n' + " CONTENT " + eos_token }}\n{{ '<|system|>\n' + " CONTENT " + eos_token }}\n" \
     "{{ '<|assistant|>\n'  + " CONTENT " + eos_token }}\n{{ '<|assistant|>' }}\n"
@@ -424,7 +435,7 @@ static void chat_published_templates(void) {
         {NEMO, "\\n\\n", "\\n", "[INST]"}, {V7, "[SYSTEM_PROMPT] '", "[SYSTEM_PROMPT]'", "[SYSTEM_PROMPT]"},
         {TEKKEN "[THINK]", "[THINK]", "[THINK]", "[SYSTEM_PROMPT]"}, {TEKKEN, "{{- " CONTENT, "{{- ' ' + " CONTENT, "[SYSTEM_PROMPT]"},
         {ZEPHYR, "eos_token }}\n", "'\n' }}\n", "<|user|>"}, {ZEPHYR, "{{ '<|assistant|>' }}\n", "{{ '<|assistant|>' }}", "<|user|>"},
-        {"{{ bos_token }}" PHI(""), "bos", "bos", "<|user|>"}, {PHI(""), "<|end|>\n'", "<|end|>'", "<|user|>"}};
+        {BOS PHI(""), "bos", "bos", "<|user|>"}, {PHI(""), "<|end|>\n'", "<|end|>'", "<|user|>"}};
     for (size_t i = 0; i < COUNT_OF(others); i++) {
         char text[1024];
         const char *at = strstr(others[i].text, others[i].was);
@@ -546,8 +557,8 @@ static void chat_exports(void) {
               && strlen(g->text) == g->length, "case %zu: %s", i, g->text);
         // the template tells the format
         Chat again;
-        CHECK(chat_open(&again, t, CHAT_AUTO, t->bos, 0, &err) && again.has_template && again.format == chat.format,
-              "case %zu: %s", i, err.text);
+        CHECK(chat_open(&again, t, CHAT_AUTO, t->bos, 0, &err) && again.has_template && again.format == chat.format
+              && again.begin == chat.begin, "case %zu: %s", i, err.text);
         unlink(in_base("generation_config.json"));
     }
     Tokenizer *t = load_with(&of_smollm2, IN_CONFIG, TURNS, NULL);
