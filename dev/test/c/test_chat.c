@@ -520,39 +520,28 @@ static void chat_white_space(void) {
           shown(&v3, spaces, 3));
 }
 
-// A model without a template is given one. It is held against texts that transformers rendered once,
-// by hand.
+// A model without a template is given one: the text with this hash, whose renderings by transformers
+// were compared with chat_encode() once, by hand; 0: as in another row.
 static void chat_exports(void) {
-    #define SET(begin, end) "{%- set begin = '" begin "' %}{%- set end = '" end "' %}"
-    #define TALK_TURNS(open, close, text) "{{- begin }}{%- for m in messages %}{{- '" open "' + m.role + '" close "' + " text \
-        " }}{%- endfor %}{%- if add_generation_prompt %}{{- '" open "assistant" close "' }}{%- endif %}\n"
-    #define TALKS(first, user, system, which, text, answer) first "{%- set s = messages[0].content if messages[0].role == 'system' else '' %}" \
-        "{%- for m in messages %}{%- if m.role == 'user' %}{{- " user "'[INST] ' + (" system " if s and loop." which " < 3 else '') + m.content" text \
-        " }}{%- endif %}{%- if m.role == 'assistant' %}{{- ' ' + m.content" answer " + end }}{%- endif %}{%- endfor %}\n"
-    #define ABOVE "s + '\\n\\n'"
-    static const struct { const Kind *kind; int format; const char *before, *template_text, *after; } cases[] = {
-        {&of_smollm2, CHAT_AUTO, NULL, SET("", "<|im_end|>") TALK_TURNS("<|im_start|>", "\\n", "m.content + '<|im_end|>\\n'"), NULL},
-        {&of_llama3, CHAT_AUTO, "{\"a\": 1, \"eos_token_id\": 2001,\n \"b\": [2]}", SET("<|begin_of_text|>", "<|eot_id|>")
-         TALK_TURNS("<|start_header_id|>", "<|end_header_id|>\\n\\n", "m.content | trim + '<|eot_id|>'"),
+    static const struct { const Kind *kind; int format; uint64_t hash; const char *before, *after; } cases[] = {
+        {&of_smollm2, CHAT_AUTO, 0x55041690820d0541, NULL, NULL}, {&of_v3, CHAT_AUTO, 0x47f51d4188c1f7d, NULL, NULL},
+        {&of_llama2, CHAT_MISTRAL, 0xe18243c73b74881, NULL, NULL}, {&of_llama2, CHAT_LLAMA2, 0xab03ff775cab1525, NULL, NULL},
+        {&of_smollm2, CHAT_MISTRAL, 0xe90e571f758e1b04, NULL, NULL},
+        {&of_llama3, CHAT_AUTO, 0x68fbd2664cbe7b02, "{\"a\": 1, \"eos_token_id\": 2001,\n \"b\": [2]}",
          "{\n  \"a\": 1,\n  \"b\": [2],\n  \"eos_token_id\": [2001, 2009]\n}\n"},
-        {&of_llama3, CHAT_AUTO, "{\"eos_token_id\": [2001, 2008]}", NULL, "{\n  \"eos_token_id\": [2001, 2008, 2009]\n}\n"},
-        {&of_llama3, CHAT_AUTO, NULL, NULL, "{\n  \"eos_token_id\": [2001, 2009]\n}\n"},
-        {&of_llama3, CHAT_AUTO, "{\"eos_token_id\": [2001, 2009]}", NULL, "{\"eos_token_id\": [2001, 2009]}"},
-        {&of_v3, CHAT_AUTO, NULL, SET("<s>", "</s>") TALKS("{{- begin }}", "", ABOVE, "revindex", " + '[/INST]'", ".rstrip(' ')"), NULL},
-        {&of_llama2, CHAT_MISTRAL, NULL, SET("<s>", "</s>") TALKS("{{- begin }}", "", ABOVE, "index", " + ' [/INST]'", ""), NULL},
-        {&of_llama2, CHAT_LLAMA2, NULL, SET("<s>", "</s>") TALKS("", "begin + ", "'<<SYS>>\\n' + s | trim + '\\n<</SYS>>\\n\\n'",
-         "index", " | trim + ' [/INST]'", " | trim + ' '"), NULL},
-        {&of_smollm2, CHAT_MISTRAL, NULL, SET("", "<|im_end|>") TALKS("{{- begin }}", "", ABOVE, "index", " + ' [/INST]'", ""), NULL},
-        {&of_smollm2, CHAT_AUTO, "{\"a\": \"b\"}", NULL, "{\n  \"a\": \"b\",\n  \"eos_token_id\": [2]\n}\n"},
-        {&of_smollm2, CHAT_AUTO, "{\"eos_token_id\" : 0}", NULL, "{\n  \"eos_token_id\": [0, 2]\n}\n"}};
+        {&of_llama3, CHAT_AUTO, 0, "{\"eos_token_id\": [2001, 2008]}", "{\n  \"eos_token_id\": [2001, 2008, 2009]\n}\n"},
+        {&of_llama3, CHAT_AUTO, 0, NULL, "{\n  \"eos_token_id\": [2001, 2009]\n}\n"},
+        {&of_llama3, CHAT_AUTO, 0, "{\"eos_token_id\": [2001, 2009]}", "{\"eos_token_id\": [2001, 2009]}"},
+        {&of_smollm2, CHAT_AUTO, 0, "{\"a\": \"b\"}", "{\n  \"a\": \"b\",\n  \"eos_token_id\": [2]\n}\n"},
+        {&of_smollm2, CHAT_AUTO, 0, "{\"eos_token_id\" : 0}", "{\n  \"eos_token_id\": [0, 2]\n}\n"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         if (cases[i].before != NULL) put_text(in_base("generation_config.json"), cases[i].before);
         Tokenizer *t = load(cases[i].kind, NULL);
         const Chat chat = open_chat(t, cases[i].format);
         chat_export(&chat, t);
         const TokenizerFile *file = &t->files[FILE_TEMPLATE], *g = &t->files[FILE_GENERATION];
-        CHECK(cases[i].template_text == NULL || strcmp(file->text, cases[i].template_text) == 0, "case %zu: %s", i,
-              file->text);
+        const uint64_t hash = hash_bytes(file->text, file->length);
+        CHECK(cases[i].hash == 0 || hash == cases[i].hash, "case %zu has %#" PRIx64 ": %s", i, hash, file->text);
         CHECK(cases[i].after == NULL ? g->text == NULL : g->text != NULL && strcmp(g->text, cases[i].after) == 0
               && strlen(g->text) == g->length, "case %zu: %s", i, g->text);
         // the template tells the format
