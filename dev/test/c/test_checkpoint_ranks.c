@@ -301,12 +301,13 @@ static void damage(const char *dir, const char *path, size_t dense, Model *g, in
     free(good);
 }
 
-// A damaged checkpoint is passed over, with its reason, and can be saved again. The last tensor is read
-// when it is loaded; if an optimizer adds its lines, which stay as they are, when it is found.
+// A damaged checkpoint is passed over, with its reason, and can be saved again. The last tensor is
+// read when it is loaded; if an optimizer adds its lines, which stay as they are, when it is found.
 static void test_state_damage(void) {
     Model *g = small_model(7);
     TrainState s;
-    char *out = in_base("damage"), where[PATH_MAX], lines[] = "optimizer a\n\nb 1 2 3\nstep 7\n--c\n";
+    char *out = in_base("damage"), where[PATH_MAX];
+    char lines[] = "optimizer a\n\nb 1 2 3\nstep 7\n--c\n";
     char *first = in_base("damage/checkpoints/step_00000001");
     char *dir = in_base("damage/checkpoints/step_00000002");
     char *weights = in_base("damage/checkpoints/step_00000002/state.safetensors");

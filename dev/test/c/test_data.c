@@ -323,7 +323,8 @@ static void where(const Loader *l, uint64_t position, size_t *segment, size_t *a
 
 // Every window of an epoch exactly once: all at multiples of T after one phase.
 static void test_coverage(void) {
-    static const size_t shapes[4][4] = {{9, 0, 0, 0}, {101, 3, 57, 1}, {2, 2, 2, 2}, {33, 34, 35, 36}};
+    static const size_t shapes[4][4] = {
+        {9, 0, 0, 0}, {101, 3, 57, 1}, {2, 2, 2, 2}, {33, 34, 35, 36}};
     static const size_t Ts[5] = {1, 2, 3, 16, 31};
     for (int run = 0; run < 4 * 5 * 2; run++) {
         const size_t *counts = shapes[run % 4], T = Ts[run / 4 % 5];
@@ -332,7 +333,8 @@ static void test_coverage(void) {
         const Loader l = loader_make(&d, T, 5, shuffle);
         size_t expected = 0, s, at;
         for (s = 0; s < 4; s++)
-            if (counts[s] > T) expected += (counts[s] - (shuffle && counts[s] >= 2 * T ? T : 1)) / T;
+            if (counts[s] > T)
+                expected += (counts[s] - (shuffle && counts[s] >= 2 * T ? T : 1)) / T;
         CHECK(l.sequences == expected, "T %zu: %zu, not %zu", T, l.sequences, expected);
         for (uint64_t epoch = 0; epoch < 5; epoch++) {
             static int seen[4][1000];
