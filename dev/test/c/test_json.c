@@ -119,8 +119,11 @@ static void json_writes(void) {
     char *text = NULL;
     size_t n = 0, length = 0;
     static char all[4 * 0x110000];
-    for (uint32_t c = 0; c < 0x110000; c++)
-        if (c < 0xd800 || c >= 0xe000) length += utf8_encode(c, all + length);
+    for (uint32_t c = 0, part; c < 0x110000; c += c == 0xd7ff ? 0x801 : 1) {
+        char *at = all + length;
+        length += utf8_encode(c, at);
+        CHECK(utf8_decode(at, (size_t)(all + length - at) - 1, &part) == 0, "a part of %x", c);
+    }
     FILE *f = open_memstream(&text, &n);
     json_write_string(f, all, length);
     fclose(f);
