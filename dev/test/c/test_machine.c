@@ -28,7 +28,7 @@ static void memory_that_is_there(void) {
         {GROUPS "0::/a\n a/memory.max 5000 a/memory.current 4000 memory.max 9000 "
          "memory.current 8500", 500, 500},
         {GROUPS "0::/a/b\n a/memory.max 5000 a/memory.current 1000 b/memory.max 7 "
-         "b/memory.current 0", 4000, 4000},
+         "b/memory.current 0 memory.max 9000 memory.current 1000", 4000, 4000},
         {GROUPS "0::/../x\n memory.max 5000 memory.current 1000", 4000, 4000},
         {GROUPS "0::/a\n a/memory.current 1000", SIZE_MAX, SIZE_MAX},
         {GROUPS "0::/a\n a/memory.max 1000", SIZE_MAX, SIZE_MAX},

@@ -231,43 +231,43 @@ static void scene_meets_nobody(int rank) {
     MUST(!"met");
 }
 
-static void test_missing(void) {
-    job_new(2);
-    start_rank(0, 0, 5, scene_meets_nobody);
-    start_rank(1, 1, 5, scene_meets_nobody);
-    finish();
-    ENDS("tide: rank 0: waited 2 s at 127.0.0.1 port ", 0, 0, 1);
-    CHECK(strstr(job.texts[1], ", but of 5 ranks rank 2 did not come\n") != NULL, "%s", job.texts[1]);
-    CHECK(strncmp(job.texts[0], "waiting for rank 2 at port ", 27) == 0, "%s", job.texts[0]);
-    job_new(3);
-    for (int i = 0; i < 3; i++) start_rank(i, i + 1, 4, scene_meets_nobody);
-    finish();
-    ENDS("tide: rank 1: cannot reach rank 0 at 127.0.0.1 port ", 0, 0, 1);
-    CHECK(strstr(job.texts[1], "within 2 s: Connection refused\n") != NULL, "%s", job.texts[1]);
-}
-
 static void scene_of_another_job(int rank) {
     setenv("TIDE_JOB", "another", 1);
     scene_meets_nobody(rank);
 }
 
-static void test_wrong_place(void) {
-    Error why;
-    job_new(3);  // the port is taken
-    ranks.port = job.port;
-    const int fd = ranks_socket("::", true, 0, &why);
-    for (int r = 0; r < 3; r++) start_rank(r, r, 3, scene_meets_nobody);
-    finish();
-    ENDS("tide: rank 0: MASTER_PORT ", 1, 2, 1);
-    CHECK(strstr(job.texts[1], ": Address already in use; choose another") != NULL, "%s", job.texts[1]);
-    close(fd);
-    job_new(4);  // two are rank 1, one of them of a run of four, and rank 2 is another job's
-    for (int i = 0; i < 3; i++) start_rank(i, (i + 1) / 2, i == 2 ? 4 : 3, scene_meets_nobody);
-    start_rank(3, 2, 3, scene_of_another_job);
-    finish();
-    ENDS("of 3 ranks rank 2 did not come\n", 0, 0, 1);
-    CHECK(strstr(job.texts[1], ": who answers there expects no rank 1 of 4\n"), "%s", job.texts[1]);
-    CHECK(strstr(job.texts[1], ": who answers there expects no rank 2 of 3\n"), "%s", job.texts[1]);
+// Rank and world of those who come, of which the last may be another job's; is the port taken?; and
+// what is said.
+static void test_who_comes(void) {
+    static const struct { int count, come[4][2]; bool other, taken; const char *words[3]; } rows[] = {
+        {2, {{0, 5}, {1, 5}}, false, false,
+         {"tide: rank 0: waited 2 s at 127.0.0.1 port ", ", but of 5 ranks rank 2 did not come\n",
+          "waiting for rank 2 at port "}},
+        {3, {{1, 4}, {2, 4}, {3, 4}}, false, false,
+         {"tide: rank 1: cannot reach rank 0 at 127.0.0.1 port ",
+          "within 2 s: Connection refused\n"}},
+        {3, {{0, 3}, {1, 3}, {2, 3}}, false, true,
+         {"tide: rank 0: MASTER_PORT ", ": Address already in use; choose another"}},
+        {4, {{0, 3}, {1, 3}, {1, 4}, {2, 3}}, true, false,
+         {"of 3 ranks rank 2 did not come\n", ": who answers there expects no rank 1 of 4\n",
+          ": who answers there expects no rank 2 of 3\n"}}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Error why;
+        int fd = -1;
+        job_new(rows[i].count);
+        ranks.port = job.port;
+        if (rows[i].taken) fd = ranks_socket("::", true, 0, &why);
+        for (int k = 0; k < job.world; k++)
+            start_rank(k, rows[i].come[k][0], rows[i].come[k][1],
+                       rows[i].other && k == 3 ? scene_of_another_job : scene_meets_nobody);
+        finish();
+        ENDS(rows[i].words[0], rows[i].taken, 2, 1);
+        for (int k = 1; k < 3 && rows[i].words[k] != NULL; k++)
+            CHECK(strstr(job.texts[1], rows[i].words[k]) != NULL
+                  || strstr(job.texts[0], rows[i].words[k]) == job.texts[0], "%zu: %s%s", i,
+                  job.texts[1], job.texts[0]);
+        if (rows[i].taken) close(fd);
+    }
 }
 
 // Rank 0 is told that not all are on its machine: it says who is on which.
@@ -450,8 +450,7 @@ int main(int argc, char **argv) {
     RUN(test_talk);
     RUN(test_some_fail);
     RUN(test_closed_and_disagreed);
-    RUN(test_missing);
-    RUN(test_wrong_place);
+    RUN(test_who_comes);
     RUN(test_two_machines);
     RUN(test_while_waiting);
     RUN(test_strangers);
