@@ -473,6 +473,9 @@ static void test_data_hash(void) {
     const uint64_t two = data_hash(&d);
     s[1].count = 99;
     CHECK(two != before && data_hash(&d) != two, "a second file");
+    s[1].count = 100;
+    tokens[N - 1] ^= 1;
+    CHECK(data_hash(&d) != two, "a token of the first");
     free(tokens);
 }
 
