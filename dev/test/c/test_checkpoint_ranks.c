@@ -213,9 +213,9 @@ static bool load_state(const char *dir, const TrainState *s, Model *g, int parts
 
 static bool says(const char *expected) { return strstr(err.text, expected) != NULL; }
 
-// Checkpoints that load, and models and parts with which they do not.
+// A checkpoint that loads, in part, too, and what does not.
 static void test_state_load(void) {
-    Model *g = small_model(7), *other = small_model(8);
+    Model *g = small_model(7);
     TrainState s;
     char *out = in_base("run"), dir[PATH_MAX];
     g->state.seed = UINT64_MAX - 5;
@@ -229,17 +229,12 @@ static void test_state_load(void) {
     for (int k = 1; k < PARTS; k++) fill(g, k, 11);
     check_loaded(g, 1, 11);
     CHECK(!load_state(dir, &s, g, 4) && says("tensor shown.wte is missing"), "%s", err.text);
-    CHECK(!load_state(dir, &s, other, PARTS) && says("is of a model of another shape"), "%s",
-          err.text);
-    CHECK(!load_state(in_base("no"), &s, g, PARTS) && says("No such file"), "%s", err.text);
-    CHECK(newest(in_base("nothing")) == 0 && says("there is no whole checkpoint"), "%s", err.text);
     make_directories(in_base("run/checkpoints/step_00000099.damaged"));
     CHECK(newest(out) == 11 && said[0] == '\0', "a checkpoint that was put aside: %s", said);
     put_text(in_base("plain"), "x");
     CHECK(!save(g, in_base("plain"), 1, 0, 0) && says("cannot make"), "%s", err.text);
     train_state_free(&s);
     model_free(g);
-    model_free(other);
 }
 
 // A row: a save with --keep and the best step, and the checkpoints that are then there.
