@@ -50,12 +50,6 @@ static int test_fsync(int fd) { return fd < 0 ? -1 : trouble('f'); }  // no powe
 #include "../families.h"
 #include "../first_values.h"
 
-static uint32_t random_state = 1;
-static size_t random_below(size_t n) {
-    random_state = random_state * 1664525 + 1013904223;
-    return (random_state >> 8) % n;
-}
-
 // ---------------------------------------------------------------------------------------------
 // A model's state in many pieces, of which each of several ranks has some.
 
@@ -70,7 +64,11 @@ typedef struct {
     float *arenas[PARTS];
 } Model;
 
-static bool replicated;  // rank 0 has everything, the others nothing
+static struct {  // of all ranks
+    const char *out;
+    int family, slow;
+    bool replicated;  // rank 0 has everything, the others nothing
+} job;
 
 static void move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     const Model *g = (const Model *)owner;
@@ -94,8 +92,8 @@ static Model *model_of(const GPT2Config *c) {
     g->here = here;
     for (int k = 0; k < PARTS; k++) g->arenas[k] = ALLOC(float, g->t.elements, "arena");
     for (size_t at = 0, n; at < g->t.elements; at += n) {
-        n = min_size(ALIGN_ELEMENTS * (1 + random_below(12)), g->t.elements - at);
-        const int owner = replicated ? 0 : (int)random_below((size_t)ranks.world);
+        n = min_size(ALIGN_ELEMENTS * (1 + (size_t)rand() % 12), g->t.elements - at);
+        const int owner = rand() % ranks.world * !job.replicated;
         if (owner == ranks.rank) g->pieces[g->here.count++] = (StateRange){at, n};
         if (at == 0)  // an empty one, before others
             g->pieces[g->here.count++] = (StateRange){g->t.elements / 2, 0};
@@ -403,16 +401,16 @@ static void test_state_forged(void) {
 
 enum { MAX_WORLD = 4 };
 static int codes[MAX_WORLD];  // of the last ones
-static uint32_t ranks_seed;   // of what each of them has
+static unsigned ranks_seed;   // of what each of them has
 
 // Runs body() on so many ranks, with the same random numbers. Returns the code that all of them
 // end with, or -1.
 static int on_ranks(int world, int (*body)(void)) {
     const int port = free_port(), log = memfd_create("log", 0);
     pid_t children[MAX_WORLD];
-    char said[4096] = "";
+    char text[4096] = "";
     int same = 0;
-    random_state = ranks_seed;
+    srand(ranks_seed);
     for (int i = 0; i < world; i++) {
         if ((children[i] = fork_rank(i, world, port, 60)) != 0) continue;
         ranks_open();
@@ -427,9 +425,9 @@ static int on_ranks(int world, int (*body)(void)) {
     }
     for (int i = 0; i < world; i++) {
         codes[i] = code_of(children[i]);
-        if (codes[i] == 99) (void)!pread(log, said, sizeof said - 1, 0);
+        if (codes[i] == 99) (void)!pread(log, text, sizeof text - 1, 0);
         CHECK(codes[i] != 99 && codes[i] != 128 + SIGALRM, "rank %d of %d: %d\n%s", i, world,
-              codes[i], said);
+              codes[i], text);
         if (codes[i] != codes[0]) same = -1;
     }
     close(log);
@@ -454,16 +452,9 @@ static void ranks_save(Run *r, size_t step, const Model *g) {
     run_save(r, strdup(g->state.text));
 }
 
-static struct {
-    const char *out;
-    int family, slow;
-    bool replicated;
-} job;
-
 static Model *job_model(void) {
     static char more[] = "optimizer a\nb 1\n";
     const GPT2Config c = config_of(job.family, job.family != FAMILY_QWEN3);
-    replicated = job.replicated;
     Model *g = model_of(&c);
     g->state.text = more;
     return g;
@@ -492,7 +483,7 @@ static int save_three(void) {
         ranks_save(r, step, g);
         CHECK(newest(job.out) == step && r->state.step == step, "%s", err.text);
     }
-    fill_all(g, ranks.world == 1 || replicated ? 3 : 50);  // 50: nobody saves this
+    fill_all(g, ranks.world == 1 || job.replicated ? 3 : 50);  // 50: nobody saves this
     ranks_save(r, 3, g);
     CHECK(newest(job.out) == 3, "%s", err.text);
     return 0;
@@ -622,7 +613,7 @@ static void test_ranks_trouble(void) {
         int count = 0, writes = 0;
         victim.world = rounds[i].world;
         victim.rank = rounds[i].rank;
-        ranks_seed = 40 + (uint32_t)i;
+        ranks_seed = 40 + (unsigned)i;
         try_trouble(g, NONE, 0);
         for (; points[count] != '\0'; count++) {
             if (points[count] == 'w') writes++;

@@ -354,11 +354,9 @@ static void test_phase(void) {
     TokenData d = numbered(&one, 1);
     const Loader l = loader_make(&d, T, 11, true);
     double count[16] = {0};
-    for (uint64_t epoch = 0; epoch < 1600; epoch++) {
-        size_t s, at;
+    size_t s, at;
+    for (uint64_t epoch = 0; epoch < 1600; epoch++, count[at % T]++)
         where(&l, epoch * l.sequences, &s, &at);
-        count[at % T]++;
-    }
     check_even(count, T, "phases");
 }
 
