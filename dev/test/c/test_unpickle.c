@@ -127,6 +127,7 @@ static void refusals(void) {
     REFUSED("opcode 0x69", "\200\2(X\4\0\0\0trueios\nsystem\n.");  // INST calls, too
     REFUSED("opcode 0x81", "\200\2ccollections\nOrderedDict\n)\201.");  // and NEWOBJ
     REFUSED("protocol 4", "\200\4}.");
+    REFUSED("opcode 0x52", "\200\2ccollections\nOrderedDict\nK\1\205R.");
     // strides lead out of the storage; so they do where a product has 65 bits
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0K\2K\2\206K\1K\3\206"));
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\4K\2\205K\0\205"));
