@@ -2,7 +2,6 @@
 #include "../../../tide/plan/rates.h"
 #include "../../../tide/run/open.h"
 #include "../../data/blocks.h"
-#include <dirent.h>
 #include "../dies.h"
 #include "../files.h"
 #include "../merges.h"
@@ -84,20 +83,20 @@ static void try_saved(const char *bytes, size_t n) {
     options_resume(&o, strndup(bytes, n));
 }
 
-static void load_tokenizer(const char *folder) {
-    char path[PATH_MAX];
-    path_join(path, base, folder);
-    tokenizer_load(path);
-}
-
 static const char *kind;  // of the row that is tried
+
+static void new_folder(void) {
+    remove_tree(in_base("folder"));
+    make_directories(in_base("folder"));
+}
 
 // A tokenizer.json of the folder that the kind names, with one text for another.
 static void try_altered(const char *bytes, size_t n) {
-    char *text = fixture_read(kind, "tokenizer.json", &n);
-    text = altered(text, bytes, bytes + strlen(bytes) + 1);
-    put_text(in_base("altered/tokenizer.json"), text);
-    load_tokenizer("altered");
+    const char *text = fixture_read(kind, "tokenizer.json", &n);
+    new_folder();
+    put_text(in_base("folder/tokenizer.json"),
+             altered(text, bytes, bytes + strlen(bytes) + 1));
+    tokenizer_load(in_base("folder"));
 }
 
 static void try_vocab(const char *bytes, size_t n) {
@@ -105,43 +104,26 @@ static void try_vocab(const char *bytes, size_t n) {
     tokenizer_of("test", byte_vocabulary(-1, 5, bytes), bytes + strlen(bytes) + 1);
 }
 
-// Names and texts of files, which are put beside those that are in a folder.
-static void try_files(const char *folder, const char *bytes, size_t n) {
-    static const char *const names[] = {
-        "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
-        "added_tokens.json", "config.json"};
+// Names and texts of files, alone or beside those that the kind names.
+static void try_folder(const char *bytes, size_t n) {
     char name[PATH_MAX];
-    for (int i = 0; i < 5; i++) {
-        path_join(name, in_base(folder), names[i]);
-        unlink(name);
+    new_folder();
+    if (strcmp(kind, "beside vocab") == 0) {
+        put_text(in_base("folder/vocab.json"),
+                 byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, "
+                                 "\"\\u0120a\": 259, \"11\": 260"));
+        put_text(in_base("folder/merges.txt"), "\xc4\xa0 a\n1 1\n");
+    } else if (strcmp(kind, "beside llama3") == 0) {
+        size_t length = 0;
+        put_text(in_base("folder/tokenizer.json"),
+                 fixture_read("small-llama3", "tokenizer.json", &length));
     }
     for (const char *s = bytes, *text; s < bytes + n; s = text + strlen(text) + 1) {
         text = s + strlen(s) + 1;
-        path_join(name, folder, s);
-        put_text(in_base(name), text);
+        path_join(name, in_base("folder"), s);
+        put_text(name, text);
     }
-    load_tokenizer(folder);
-}
-
-static void try_folder(const char *bytes, size_t n) {
-    remove_tree(in_base("folder"));
-    make_directories(in_base("folder"));
-    try_files("folder", bytes, n);
-}
-
-static void try_beside(const char *bytes, size_t n) { try_files(kind + 7, bytes, n); }
-
-static void make_tokenizers(void) {
-    size_t n = 0;
-    make_directories(in_base("altered"));
-    make_directories(in_base("vocab"));
-    make_directories(in_base("llama3"));
-    const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, "
-                                        "\"\\u0120a\": 259, \"11\": 260");
-    put_text(in_base("vocab/vocab.json"), vocab);
-    put_text(in_base("vocab/merges.txt"), "\xc4\xa0 a\n1 1\n");
-    const char *text = fixture_read("small-llama3", "tokenizer.json", &n);
-    put_bytes(in_base("llama3/tokenizer.json"), text, n);
+    tokenizer_load(in_base("folder"));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -169,8 +151,8 @@ static const struct {
     {"small-smollm2", NULL, NULL, try_altered},
     {"vocab", "test/", NULL, try_vocab},
     {"folder", NULL, NULL, try_folder},
-    {"beside vocab", NULL, NULL, try_beside},
-    {"beside llama3", NULL, NULL, try_beside},
+    {"beside vocab", NULL, NULL, try_folder},
+    {"beside llama3", NULL, NULL, try_folder},
 };
 
 static void test_rows(void) {
@@ -194,7 +176,6 @@ static void test_rows(void) {
 int main(void) {
     base_new("refused");
     tokens = tokenizer_bytes();
-    make_tokenizers();
     ranks.rank = 1;  // which prints no warnings
     RUN(test_rows);
     remove_tree(base);
