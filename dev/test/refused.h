@@ -150,6 +150,7 @@ static const Refused *refused_rows(size_t *count) {
     ROW("safetensors", "", "not a safetensors file"),
     ROW("safetensors", "\3\0\0\0\0\0\0\0{}", "not a safetensors file, or cut short: 10 bytes"),
     ROW("safetensors", "\377\377\377\377\377\377\377\377{}", "or cut short: 10"),
+    ROW("safetensors", "\0\0\0\0\0\0\0\0{}", "or cut short: 10"),
     ROW("safetensors", "GGUF\3\0\0\0\1\0\0\0", "GGUF"),
     // labelled sentences
     ROW("tsv", "a\t1\nb 1\n", "f.tsv, line 2: not a sentence, a TAB and the number"),
