@@ -50,15 +50,8 @@ static int test_fsync(int fd) { return fd < 0 ? -1 : trouble('f'); }  // no powe
 #include "../families.h"
 #include "../first_values.h"
 
-static uint32_t random_state = 1;
-static size_t random_below(size_t n) {
-    random_state = random_state * 1664525 + 1013904223;
-    return (random_state >> 8) % n;
-}
-
 // ---------------------------------------------------------------------------------------------
-// A model's state in many places: every piece of it has memory of its own. Of several ranks, each
-// has some of the pieces.
+// A model's state in many pieces, of which each of several ranks has some.
 
 enum { PARTS = 3, MAX_PIECES = 400 };
 
@@ -68,32 +61,25 @@ typedef struct {
     TrainState state;
     RunState here;
     StateRange pieces[MAX_PIECES];
-    float *data[PARTS][MAX_PIECES];
+    float *arenas[PARTS];
 } Model;
 
-static bool replicated;  // rank 0 has everything, the others nothing
-static bool in_a_row;    // each rank has one piece
+static struct {  // of all ranks
+    const char *out;
+    int family, slow;
+    bool replicated;  // rank 0 has everything, the others nothing
+} job;
 
 static void move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     const Model *g = (const Model *)owner;
-    size_t moved = 0;
+    size_t ours = 0;
     CHECK(n <= PART_UNIT || ranks.rank == 0, "%zu elements at a time", n);
-    for (int i = 0; i < g->here.count; i++) {
-        const StateRange *s = &g->pieces[i];
+    for (const StateRange *s = g->pieces; s < g->pieces + g->here.count; s++) {
         const size_t from = s->at > at ? s->at : at, to = min_size(s->at + s->length, at + n);
-        if (from >= to) continue;
-        float *here = w + (from - at), *there = g->data[part][i] + (from - s->at);
-        memcpy(out ? here : there, out ? there : here, (to - from) * sizeof *w);
-        moved += to - from;
+        if (from < to) ours += to - from;
     }
-    CHECK(moved == n, "%zu of %zu elements are ours", moved, n);
-}
-
-static void add_piece(Model *g, size_t at, size_t n) {
-    for (int k = 0; k < PARTS; k++)
-        g->data[k][g->here.count] = ALLOC(float, n, "piece");
-    g->pieces[g->here.count].at = at;
-    g->pieces[g->here.count++].length = n;
+    CHECK(ours == n, "%zu of %zu elements are ours", ours, n);
+    state_move((void *)g->arenas, part, at, n, w, out);
 }
 
 static Model *model_of(const GPT2Config *c) {
@@ -104,16 +90,13 @@ static Model *model_of(const GPT2Config *c) {
              "--lr 1e-3\n--name \xe9 \\nseal 7\n--none\n");
     const RunState here = {PARTS, g->pieces, 0, move, g, false, 0};
     g->here = here;
+    for (int k = 0; k < PARTS; k++) g->arenas[k] = ALLOC(float, g->t.elements, "arena");
     for (size_t at = 0, n; at < g->t.elements; at += n) {
-        n = ALIGN_ELEMENTS * (1 + random_below(12));
-        size_t owner = ranks.world == 1 || replicated ? 0 : random_below((size_t)ranks.world);
-        if (in_a_row && ranks.world > 1) {
-            n = round_up(g->t.elements / (size_t)ranks.world, ALIGN_ELEMENTS);
-            owner = at / n;
-        }
-        n = min_size(n, g->t.elements - at);
-        if (owner == (size_t)ranks.rank) add_piece(g, at, n);
-        if (at == 0) add_piece(g, g->t.elements / 2, 0);  // an empty one, before others
+        n = min_size(ALIGN_ELEMENTS * (1 + (size_t)rand() % 12), g->t.elements - at);
+        const int owner = rand() % ranks.world * !job.replicated;
+        if (owner == ranks.rank) g->pieces[g->here.count++] = (StateRange){at, n};
+        if (at == 0)  // an empty one, before others
+            g->pieces[g->here.count++] = (StateRange){g->t.elements / 2, 0};
     }
     return g;
 }
@@ -127,8 +110,7 @@ static Model *small_model(size_t vocab) {
 }
 
 static void model_free(Model *g) {
-    for (int k = 0; k < PARTS; k++)
-        for (int i = 0; i < MAX_PIECES; i++) free(g->data[k][i]);
+    for (int k = 0; k < PARTS; k++) free(g->arenas[k]);
     gpt2_table_free(&g->t);
     free(g);
 }
@@ -140,9 +122,9 @@ static float value_at(int k, size_t at, float seed) {
 
 // Fills part k with values that depend on the seed and the place.
 static void fill(const Model *g, int k, float seed) {
-    for (int i = 0; i < g->here.count; i++)
-        for (size_t j = 0; j < g->pieces[i].length; j++)
-            g->data[k][i][j] = value_at(k, g->pieces[i].at + j, seed);
+    for (const StateRange *s = g->pieces; s < g->pieces + g->here.count; s++)
+        for (size_t at = s->at; at < s->at + s->length; at++)
+            g->arenas[k][at] = value_at(k, at, seed);
 }
 
 static void fill_all(const Model *g, float seed) {
@@ -152,13 +134,12 @@ static void fill_all(const Model *g, float seed) {
 // What is stored is there; of the parts that were loaded, zeros where it is padded.
 static void check_loaded(const Model *g, int parts, float seed) {
     for (int k = 0; k < PARTS; k++)
-        for (int p = 0; p < g->here.count; p++)
-            for (size_t j = 0; j < g->pieces[p].length; j++) {
-                const size_t at = g->pieces[p].at + j;
+        for (const StateRange *s = g->pieces; s < g->pieces + g->here.count; s++)
+            for (size_t at = s->at; at < s->at + s->length; at++) {
                 const GPT2Tensor *x = &g->t.tensors[gpt2_tensor_at(&g->t, at)];
                 const bool inside = at < x->offset + x->rows * x->cols;
                 const float value = inside ? value_at(k, at, seed) : 0;
-                CHECK(memcmp(&g->data[k][p][j], &value, sizeof value) == 0
+                CHECK(memcmp(&g->arenas[k][at], &value, sizeof value) == 0
                       || (!inside && k >= parts), "%s: element %zu of part %d", x->name, at, k);
             }
 }
@@ -207,25 +188,18 @@ static size_t newest(const char *out) {  // the step of the newest whole checkpo
 
 // That a bit is another is for test_state_damage().
 static void test_hash(void) {
-    unsigned char data[300];
+    unsigned char data[300], swapped[300] = {0};
+    for (size_t n = 1; n <= 100; n++)  // zeros: nothing but the length tells these apart
+        CHECK(hash_bytes(swapped, n) != hash_bytes(swapped, n - 1), "%zu zeros", n);
     for (int i = 0; i < 300; i++) data[i] = (unsigned char)(i * 7 + i / 64);
-    const uint64_t whole = hash_bytes(data, 300);
-    for (size_t cut = 8; cut < 300; cut += 8)
-        CHECK(hash_words(40 + cut, data + cut, 300 - cut) + hash_words(40, data, cut)
-              == hash_words(40, data, 300), "cut at %zu", cut);
-    CHECK(hash_words(8, data, 300) != hash_words(0, data, 300), "moved");
     for (size_t i = 0; i < 37; i++)  // any two words, also of one lane
         for (size_t j = 0; j < i; j++) {
-            unsigned char swapped[300];
             memcpy(swapped, data, 300);
             memcpy(swapped + 8 * i, data + 8 * j, 8);
             memcpy(swapped + 8 * j, data + 8 * i, 8);
-            if (memcmp(swapped, data, 300) == 0) continue;
-            CHECK(hash_bytes(swapped, 300) != whole, "words %zu and %zu", i, j);
+            CHECK(memcmp(swapped, data, 300) == 0
+                  || hash_bytes(swapped, 300) != hash_bytes(data, 300), "words %zu and %zu", i, j);
         }
-    const unsigned char zeros[100] = {0};  // nothing but the length tells these apart
-    for (size_t n = 1; n <= 100; n++)
-        CHECK(hash_bytes(zeros, n) != hash_bytes(zeros, n - 1), "%zu zeros", n);
 }
 
 static bool load_state(const char *dir, const TrainState *s, Model *g, int parts) {
@@ -237,9 +211,9 @@ static bool load_state(const char *dir, const TrainState *s, Model *g, int parts
 
 static bool says(const char *expected) { return strstr(err.text, expected) != NULL; }
 
-// Checkpoints that load, and models and parts with which they do not.
+// A checkpoint that loads, in part, too, and what does not.
 static void test_state_load(void) {
-    Model *g = small_model(7), *other = small_model(8);
+    Model *g = small_model(7);
     TrainState s;
     char *out = in_base("run"), dir[PATH_MAX];
     g->state.seed = UINT64_MAX - 5;
@@ -249,28 +223,22 @@ static void test_state_load(void) {
     CHECK(s.seed == g->state.seed && s.data_position == g->state.data_position, "%s", s.text);
     fill_all(g, -1);
     CHECK(load_state(dir, &s, g, 1), "%s", err.text);
-    CHECK(g->data[2][0][0] == value_at(2, 0, -1), "only the weights");
+    CHECK(g->arenas[2][0] == value_at(2, 0, -1), "only the weights");
     for (int k = 1; k < PARTS; k++) fill(g, k, 11);
     check_loaded(g, 1, 11);
     CHECK(!load_state(dir, &s, g, 4) && says("tensor shown.wte is missing"), "%s", err.text);
-    CHECK(!load_state(dir, &s, other, PARTS) && says("is of a model of another shape"), "%s",
-          err.text);
-    CHECK(!load_state(in_base("no"), &s, g, PARTS) && says("No such file"), "%s", err.text);
-    CHECK(newest(in_base("nothing")) == 0 && says("there is no whole checkpoint"), "%s", err.text);
     make_directories(in_base("run/checkpoints/step_00000099.damaged"));
     CHECK(newest(out) == 11 && said[0] == '\0', "a checkpoint that was put aside: %s", said);
     put_text(in_base("plain"), "x");
     CHECK(!save(g, in_base("plain"), 1, 0, 0) && says("cannot make"), "%s", err.text);
     train_state_free(&s);
     model_free(g);
-    model_free(other);
 }
 
 // A row: a save with --keep and the best step, and the checkpoints that are then there.
 static void test_state_keep(void) {
     static const struct { size_t step; int keep; size_t best; const char *steps; } saves[] = {
-        {1, 0, 0, " 1"}, {2, 0, 0, " 2 1"}, {3, 0, 0, " 3 2 1"}, {4, 0, 0, " 4 3 2 1"},
-        {5, 3, 0, " 5 4 3"}, {6, 2, 0, " 6 5"},
+        {4, 0, 0, " 4"}, {5, 0, 0, " 5 4"}, {6, 2, 0, " 6 5"},
         {3, 1, 0, " 6 5 3"},  // later ones are not this save's to remove
         {100000000, 2, 0, " 100000000 6"},  // nine digits sort after eight
         {100000001, 1, 0, " 100000001"},
@@ -278,7 +246,6 @@ static void test_state_keep(void) {
         {100000002, 2, 100000001, " 100000002 100000001"},
         {100000003, 2, 100000001, " 100000003 100000002 100000001"},
         {100000004, 2, 100000001, " 100000004 100000003 100000001"},
-        {100000005, 1, 100000005, " 100000005"},
     };
     Model *g = small_model(7);
     char *out = in_base("keep");
@@ -306,47 +273,47 @@ static bool is_whole(const char *dir, Model *g, int parts) {
 // Flips bits of the file at `path` (all of the first `dense` bytes, some of the others) and cuts it
 // to many lengths. Each must be noticed in checkpoint `dir`.
 static void damage(const char *dir, const char *path, size_t dense, Model *g, int parts) {
-    size_t n = 0, unnoticed = 0, tried = 0;
+    size_t n = 0, unnoticed = 0;
     char *good = file_read(path, &n, &err);
     const int file = open(path, O_WRONLY);
     const size_t step = test_whole() ? 1 : 5;
-    for (size_t bit = 0; bit < 8 * n; bit += bit < 8 * dense ? step : 13, tried++) {
+    for (size_t bit = 0; bit < 8 * n; bit += bit < 8 * dense ? step : 13) {
         const char flipped = (char)(good[bit / 8] ^ 1 << bit % 8);
         CHECK(pwrite(file, &flipped, 1, (off_t)(bit / 8)) == 1, "write");
         unnoticed += is_whole(dir, g, parts);
         CHECK(pwrite(file, good + bit / 8, 1, (off_t)(bit / 8)) == 1, "write");
     }
-    for (size_t length = n; length-- > 0; tried++) {
+    for (size_t length = n; length-- > 0;) {
         if (length > dense && length + 64 < n) length -= 16;
         CHECK(ftruncate(file, (off_t)length) == 0, "truncate");
         unnoticed += is_whole(dir, g, parts);
     }
-    CHECK(unnoticed == 0 && tried > 800, "%s: %zu of %zu", path, unnoticed, tried);
+    CHECK(unnoticed == 0, "%s: %zu", path, unnoticed);
     CHECK(pwrite(file, good, n, 0) == (ssize_t)n && is_whole(dir, g, parts), "%s", err.text);
     close(file);
     free(good);
 }
 
-// A damaged checkpoint is passed over, with its reason, and can be saved again. The last tensor is read
-// when it is loaded; if an optimizer adds its lines, which stay as they are, when it is found.
+// A damaged checkpoint is passed over, with its reason, and can be saved again. The last tensor is
+// read when it is loaded; if an optimizer adds its lines, which stay as they are, when it is found.
 static void test_state_damage(void) {
     Model *g = small_model(7);
     TrainState s;
-    char *out = in_base("damage"), large[] = "optimizer a\n\nb 1 2 3\nstep 7\n--c\n";
+    char *out = in_base("damage"), where[PATH_MAX];
+    char lines[] = "optimizer a\n\nb 1 2 3\nstep 7\n--c\n";
+    char *first = in_base("damage/checkpoints/step_00000001");
     char *dir = in_base("damage/checkpoints/step_00000002");
     char *weights = in_base("damage/checkpoints/step_00000002/state.safetensors");
     char *text = in_base("damage/checkpoints/step_00000002/state.txt");
+    size_t n = 0;
+    CHECK(save(g, out, 1, 0, 0), "%s", err.text);
     for (int more = 0; more < 2; more++) {
-        size_t n = 0;
         uint64_t header;
-        char where[PATH_MAX];
-        g->state.text = NULL;
-        CHECK(save(g, out, 1, 0, 0), "%s", err.text);
-        g->state.text = more ? large : NULL;
         g->here.parts = 1;  // a small file, so that every bit of its header gets its turn
-        CHECK(save(g, out, 2, 0, 0), "%s", err.text);
-        CHECK(find(out, &s, where) && s.step == 2 && strcmp(where, dir) == 0, "%s", err.text);
-        CHECK(more ? strstr(s.text, large) != NULL : text_line(s.text, "optimizer") == NULL, "%s",
+        g->state.text = more ? lines : NULL;
+        CHECK(save(g, out, 2, 0, 0) && find(out, &s, where), "%s", err.text);
+        CHECK(s.step == 2 && strcmp(where, dir) == 0, "%s", where);
+        CHECK(more ? strstr(s.text, lines) != NULL : text_line(s.text, "optimizer") == NULL, "%s",
               s.text);
         char *good = file_read(weights, &n, &err);
         memcpy(&header, good, 8);
@@ -354,28 +321,26 @@ static void test_state_damage(void) {
         damage(dir, text, 10000, g, 1);
         good[n - 1] ^= 1;
         put_bytes(weights, good, n);
-        good[n - 1] ^= 1;
         CHECK(newest(out) == (more ? 1 : 2), "%s", said);
         CHECK(!load_state(dir, &s, g, 1)
               && says("param.ln_f.b in state.safetensors is not what was written"), "%s", err.text);
-        CHECK(truncate(weights, (off_t)n - 1) == 0 && newest(out) == 1, "the one before is whole");
-        CHECK(strncmp(said, "tide: checkpoint ", 17) == 0
-              && strstr(said, "step_00000002 is damaged (") != NULL
-              && strstr(said, "state.safetensors: cut short, or ") != NULL, "it says: %s", said);
-        unlink(weights);
-        CHECK(newest(out) == 1 && strstr(said, "No such file") != NULL, "it says: %s", said);
-        make_directories(in_base("damage/checkpoints/tmp"));
-        put_text(in_base("damage/checkpoints/tmp/state.safetensors"), "x");
-        CHECK(save(g, out, 2, 0, 0) && newest(out) == 2, "saved again");
-        CHECK(entries_in(in_base("damage/checkpoints")) == 2, "what a process has left stays");
-        unlink(text);
-        remove_tree(in_base("damage/checkpoints/step_00000001"));
-        put_text(in_base("damage/checkpoints/step_00000001"), "x");
-        CHECK(newest(out) == 0 && says("there is no whole checkpoint in"), "%s", err.text);
-        unlink(in_base("damage/checkpoints/step_00000001"));
         train_state_free(&s);
         free(good);
     }
+    CHECK(truncate(weights, (off_t)n - 1) == 0 && newest(out) == 1, "the one before is whole");
+    CHECK(strncmp(said, "tide: checkpoint ", 17) == 0
+          && strstr(said, "step_00000002 is damaged (") != NULL
+          && strstr(said, "state.safetensors: cut short, or ") != NULL, "it says: %s", said);
+    unlink(weights);
+    CHECK(newest(out) == 1 && strstr(said, "No such file") != NULL, "it says: %s", said);
+    make_directories(in_base("damage/checkpoints/tmp"));
+    put_text(in_base("damage/checkpoints/tmp/state.safetensors"), "x");
+    CHECK(save(g, out, 2, 0, 0) && newest(out) == 2, "saved again");
+    CHECK(entries_in(in_base("damage/checkpoints")) == 2, "what a process has left stays");
+    unlink(text);
+    remove_tree(first);
+    put_text(first, "x");
+    CHECK(newest(out) == 0 && says("there is no whole checkpoint in"), "%s", err.text);
     model_free(g);
 }
 
@@ -388,18 +353,16 @@ static void test_state_forged(void) {
     static const struct { const char *from, *to, *expected; } edits[] = {
         {"version 10", "version 11", "of version 11; this program reads 10"},
         {"version 10", "version 9", "of version 9; this program reads 10"},
-        {"\nbest.step 0", "\nbest.step x", "lacks"}, {"\nproducts 0", "", "lacks a field"},
         {"version 10\n", "", "of version 0"},
+        {"\nbest.step 0", "\nbest.step x", "lacks"}, {"\nproducts 0", "", "lacks a field"},
         {"hashes ", "hashes 0", "param.wte in state.safetensors"},
         {"hashes ", "hashes  ", "param.wte in state.safetensors"},
-        {"\nhashes ", "\nashes ", "lacks a field"}, {"\nstep 1", "\nstep x", "lacks a field"},
-        {"\nstep 1", "\nstep 1.5", "lacks a field"},
+        {"\nhashes ", "\nashes ", "lacks a field"}, {"\nstep 1", "\nstep 1.5", "lacks a field"},
         {"\nseed ", "\nseed\n", "lacks a field"},
         {"config.tied 1", "config.tied 2", "lacks a field"},
         {"config.layers 1", "config.layers 2", "of a model of another shape"},
         {"config.vocab 7", "config.vocab 9", "of a model of another shape"},
         {"config.heads 2", "config.heads 3", "multiple of heads"},
-        {"config.channels 4", "config.channels 4000000000", "channels"},
         {"config.family 0", "config.family 7", "lacks a field"},
         {"--lr 1e-3", "--lr %5000d", "lacks a field"},
     };
@@ -411,16 +374,13 @@ static void test_state_forged(void) {
     size_t n = 0;
     char *text = file_read(path, &n, &err);
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
-        const char *at = strstr(text, edits[i].from);
-        CHECK(at != NULL, "%s is not there", edits[i].from);
-        if (at == NULL) continue;
-        const size_t before = (size_t)(at - text), rest = before + strlen(edits[i].from);
+        const char *at = strstr(text, edits[i].from), *rest = at + strlen(edits[i].from);
         snprintf(to, sizeof to, edits[i].to, 7);
-        size_t m = (size_t)snprintf(changed, sizeof changed, "%.*s%s%.*s", (int)before, text, to,
-                                    (int)(n - SEAL - rest), text + rest);
+        const int m = snprintf(changed, sizeof changed, "%.*s%s%.*s", (int)(at - text), text, to,
+                               (int)(text + n - SEAL - rest), rest);
         FILE *f = fopen(path, "wb");
-        fwrite(changed, 1, m, f);
-        seal_print(f, changed, m);
+        fwrite(changed, 1, (size_t)m, f);
+        seal_print(f, changed, (size_t)m);
         fclose(f);
         bool ok = state_check(dir, &s, &err);
         if (ok) {
@@ -441,21 +401,22 @@ static void test_state_forged(void) {
 
 enum { MAX_WORLD = 4 };
 static int codes[MAX_WORLD];  // of the last ones
-static uint32_t ranks_seed;   // of what each of them has
+static unsigned ranks_seed;   // of what each of them has
 
 // Runs body() on so many ranks, with the same random numbers. Returns the code that all of them
 // end with, or -1.
 static int on_ranks(int world, int (*body)(void)) {
-    static const char *const logs[MAX_WORLD] = {"rank0", "rank1", "rank2", "rank3"};
+    const int port = free_port(), log = memfd_create("log", 0);
     pid_t children[MAX_WORLD];
-    const int port = free_port();
+    char text[4096] = "";
     int same = 0;
-    random_state = ranks_seed;
+    srand(ranks_seed);
     for (int i = 0; i < world; i++) {
         if ((children[i] = fork_rank(i, world, port, 60)) != 0) continue;
         ranks_open();
-        if (freopen(in_base(logs[i]), "w", stdout) == NULL) fail("%s", logs[i]);
-        dup2(1, 2);
+        fflush(stdout);
+        dup2(log, 1);
+        dup2(log, 2);
         test_failures_here = 0;
         const int code = body();
         fflush(stdout);
@@ -463,14 +424,13 @@ static int on_ranks(int world, int (*body)(void)) {
         _exit(test_failures_here > 0 ? 99 : code);
     }
     for (int i = 0; i < world; i++) {
-        size_t size;
         codes[i] = code_of(children[i]);
-        CHECK(codes[i] != 99 && codes[i] != 128 + SIGALRM, "rank %d of %d: %d", i, world, codes[i]);
-        char *said = codes[i] == 99 ? file_read(in_base(logs[i]), &size, &err) : NULL;
-        if (said != NULL) printf("%.*s", (int)size, said);
-        free(said);
+        if (codes[i] == 99) (void)!pread(log, text, sizeof text - 1, 0);
+        CHECK(codes[i] != 99 && codes[i] != 128 + SIGALRM, "rank %d of %d: %d\n%s", i, world,
+              codes[i], text);
         if (codes[i] != codes[0]) same = -1;
     }
+    close(log);
     return same == 0 ? codes[0] : same;
 }
 
@@ -492,17 +452,9 @@ static void ranks_save(Run *r, size_t step, const Model *g) {
     run_save(r, strdup(g->state.text));
 }
 
-static struct {
-    const char *out;
-    int family, slow;
-    bool replicated, in_a_row;
-} job;
-
 static Model *job_model(void) {
     static char more[] = "optimizer a\nb 1\n";
     const GPT2Config c = config_of(job.family, job.family != FAMILY_QWEN3);
-    replicated = job.replicated;
-    in_a_row = job.in_a_row;
     Model *g = model_of(&c);
     g->state.text = more;
     return g;
@@ -520,7 +472,8 @@ static int save_three(void) {
     run_load(r, &g->here);
     for (int i = 0; i < g->here.count; i++) {
         const StateRange *s = &g->pieces[i];
-        CHECK(memcmp(g->data[0][i], whole + s->at, s->length * sizeof(float)) == 0, "%zu", s->at);
+        CHECK(memcmp(g->arenas[0] + s->at, whole + s->at, s->length * sizeof(float)) == 0, "%zu",
+              s->at);
     }
     r->state = g->state;
     r->state.text = NULL;
@@ -530,7 +483,7 @@ static int save_three(void) {
         ranks_save(r, step, g);
         CHECK(newest(job.out) == step && r->state.step == step, "%s", err.text);
     }
-    fill_all(g, ranks.world == 1 || replicated ? 3 : 50);  // 50: nobody saves this
+    fill_all(g, ranks.world == 1 || job.replicated ? 3 : 50);  // 50: nobody saves this
     ranks_save(r, 3, g);
     CHECK(newest(job.out) == 3, "%s", err.text);
     return 0;
@@ -561,29 +514,21 @@ static int load_and_save(void) {
     return 0;
 }
 
-static void check_same_files(const char *a, const char *b, size_t last) {
-    char from[PATH_MAX], to[PATH_MAX], name[80];
-    for (size_t i = 0; i < 2 * last + 2; i++) {
-        if (i >= 2 * last) snprintf(name, sizeof name, i % 2 ? "config.json" : "model.safetensors");
-        else snprintf(name, sizeof name, "checkpoints/step_%08zu/state.%s", i / 2 + 1,
-                      i % 2 ? "txt" : "safetensors");
-        path_join(from, a, name);
-        path_join(to, b, name);
-        CHECK(same_file(from, to), "%s differs", to);
-    }
-    path_join(to, b, "checkpoints");
-    CHECK(entries_in(b) == 3 && entries_in(to) == (int)last, "something else is there");
+static void check_same_files(const char *a, const char *b, int last) {
+    char command[3 * PATH_MAX];
+    snprintf(command, sizeof command, "diff -r '%s' '%s'", a, b);
+    CHECK(system(command) == 0, "%s and %s differ", a, b);
+    CHECK(entries_in(b) == 3 && entries_in(in_base("many/checkpoints")) == last, "others are there");
 }
 
 // Whatever each of so many ranks has, of each family, they write what one process writes, and any
 // other number of them reads it.
 static void test_ranks_same_bytes(void) {
-    static const struct { int family, world, readers, slow; bool replicated, in_a_row; } rows[] = {
-        {FAMILY_GPT2, 1, 2, 0, false, false}, {FAMILY_GPT2, 2, 3, 100, false, false},
-        {FAMILY_OPT, 3, 4, 100, false, false}, {FAMILY_LLAMA, 4, 1, 100, false, false},
-        {FAMILY_MISTRAL, 2, 3, 0, false, true}, {FAMILY_QWEN2, 3, 1, 0, false, true},
-        {FAMILY_QWEN3, 4, 2, 0, false, true}, {FAMILY_SMOLLM3, 3, 4, 0, false, false},
-        {FAMILY_GPT2, 2, 1, 0, true, false}, {FAMILY_GPT2, 4, 3, 0, true, false}};
+    static const struct { int family, world, readers, slow; bool replicated; } rows[] = {
+        {FAMILY_GPT2, 2, 3, 100, false}, {FAMILY_OPT, 3, 4, 100, false},
+        {FAMILY_LLAMA, 4, 1, 100, false}, {FAMILY_MISTRAL, 1, 3, 0, false},
+        {FAMILY_QWEN3, 4, 2, 0, false}, {FAMILY_SMOLLM3, 3, 4, 0, false},
+        {FAMILY_GPT2, 2, 1, 0, true}, {FAMILY_QWEN2, 4, 3, 0, true}};
     char *one = in_base("one"), *many = in_base("many");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         job.family = rows[i].family;
@@ -591,14 +536,13 @@ static void test_ranks_same_bytes(void) {
             const int world = k == 0 ? 1 : rows[i].world;
             job.out = k == 0 ? one : many;
             job.slow = k * rows[i].slow;
-            job.in_a_row = k == 1 && rows[i].in_a_row;
             job.replicated = k == 1 && rows[i].replicated;
             ranks_seed++;
             remove_tree(job.out);
             CHECK(on_ranks(world, save_three) == 0, "row %zu: %d ranks", i, world);
         }
         check_same_files(one, many, 3);
-        job.in_a_row = job.replicated = false;
+        job.replicated = false;
         ranks_seed++;
         unlink(in_base("many/model.safetensors"));
         CHECK(on_ranks(rows[i].readers, load_and_save) == 0, "row %zu", i);
@@ -661,8 +605,7 @@ static void try_trouble(Model *g, Kind kind, int at) {
 }
 
 static void test_ranks_trouble(void) {
-    static const struct { int world, rank; } rounds[] = {{1, 0}, {1, 0}, {2, 0}, {3, 0}, {2, 1},
-                                                         {3, 2}};
+    static const struct { int world, rank; } rounds[] = {{1, 0}, {2, 0}, {3, 0}, {2, 1}, {3, 2}};
     memset(&job, 0, sizeof job);
     Model *g = job_model();
     for (size_t i = 0; i < sizeof rounds / sizeof rounds[0]; i++) {
@@ -670,7 +613,7 @@ static void test_ranks_trouble(void) {
         int count = 0, writes = 0;
         victim.world = rounds[i].world;
         victim.rank = rounds[i].rank;
-        ranks_seed = 40 + (uint32_t)i;
+        ranks_seed = 40 + (unsigned)i;
         try_trouble(g, NONE, 0);
         for (; points[count] != '\0'; count++) {
             if (points[count] == 'w') writes++;
@@ -681,9 +624,11 @@ static void test_ranks_trouble(void) {
         CHECK(strcmp(all, victim.rank > 0 ? "f" : "tfrfrfrf" "tfrfrf") == 0, "%s", all);
         CHECK(writes > 10, "only %d", writes);
         memcpy(all, points, POINTS);
-        for (int at = 1; at <= count; at++)
-            if (all[at - 1] != 'w' || at % (count / 3) == 2)
-                try_trouble(g, (at + i) % 2 == 0 ? FAILS : KILLS, at);
+        for (int at = 1; at <= count; at++) {
+            if (all[at - 1] == 'w' && at % (count / 3) != 2) continue;
+            if (i == 0 || at % 2 == 0) try_trouble(g, FAILS, at);
+            if (i == 0 || at % 2 == 1) try_trouble(g, KILLS, at);
+        }
         for (int limit = 1; limit < 10000 && i % 2 == 0; limit *= 5000) try_trouble(g, FULL, limit);
     }
     model_free(g);

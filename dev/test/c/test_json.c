@@ -2,6 +2,7 @@
 #include "../../../tide/files/json.h"
 #include "../files.h"
 #include "../test.h"
+#include <float.h>
 
 static Json *parse(const char *text) { return json_parse(text, strlen(text), &err); }
 
@@ -21,22 +22,20 @@ static bool accepts_bytes(const char *bytes, size_t n) {
 static void json_structure(void) {
     Json *root = parse(" {\"a\": [1, \"x\", null, {}],"
                        "\t\"b\":{\"c\":true, \"n\": null},\r\n\"\":false , \"d\" : [ ] } ");
-    CHECK(root != NULL, "a correct text is refused");
+    CHECK(root != NULL && root->type == JSON_OBJECT && root->count == 4 && root->key == NULL, "%s",
+          err.text);
     if (root == NULL) return;
-    CHECK(root->type == JSON_OBJECT && root->count == 4 && root->key == NULL, "root");
-    const Json *a = json_get(root, "a"), *c = json_get(json_get(root, "b"), "c");
-    CHECK(a != NULL && a->type == JSON_ARRAY && a->count == 4, "a");
     static const JsonType types[4] = {JSON_NUMBER, JSON_STRING, JSON_NULL, JSON_OBJECT};
+    const Json *a = json_get(root, "a"), *b = json_get(root, "b"), *d = json_get(root, "d");
     const Json *member = a->child;
+    CHECK(a->type == JSON_ARRAY && a->count == 4, "a");
     for (int i = 0; i < 4; i++, member = member->next)
         CHECK(member->type == types[i] && member->key == NULL, "member %d", i);
     CHECK(member == NULL, "a list that goes on");
-    CHECK(c != NULL && c->type == JSON_TRUE, "c");
-    CHECK(json_get(root, "")->type == JSON_FALSE, "the empty key");
-    CHECK(json_get(a, "n") == NULL && json_get(json_get(root, "b"), "n") == NULL, "null is there");
-    CHECK(json_get(root, "d")->count == 0 && json_get(root, "d")->child == NULL, "d");
-    CHECK(json_get(root, "e") == NULL && json_get(a, "a") == NULL && json_get(NULL, "a") == NULL,
-          "found what is not there");
+    CHECK(json_get(b, "c")->type == JSON_TRUE && json_get(root, "")->type == JSON_FALSE, "values");
+    CHECK(json_get(b, "n") == NULL && json_get(root, "e") == NULL && json_get(a, "a") == NULL
+          && json_get(NULL, "a") == NULL, "found what is not there");
+    CHECK(d->count == 0 && d->child == NULL, "d");
     json_free(root);
 }
 
@@ -78,15 +77,10 @@ static void json_refuses(void) {
 }
 
 static void json_numbers(void) {
-    // those with a known double are compared exactly with what the compiler makes of them
+    // compared exactly with what the compiler makes of them
     static const struct { const char *text; double value; } cases[] = {
-        {"0", 0}, {"-7", -7}, {"12.5", 12.5}, {"0.1", 0.1}, {"1e-5", 1e-5}, {"-2.5E+3", -2500},
-        {"6.02214076e23", 6.02214076e23}, {"2.2250738585072014e-308", 2.2250738585072014e-308},
-        {"1.7976931348623157e308", 1.7976931348623157e308}, {"0.30000000000000004", 0.1 + 0.2},
-        {"9007199254740993", 9007199254740992.0}, {"1e-400", 0}, {"0e99999999999", 0},
-        {"0.000000000000000000000000000001e30", 1}, {"5e-324", 5e-324}, {"100000e-5", 1},
-        {"1e-99999999999999999999", 0},
-    };
+        {"-7", -7}, {"0.1", 0.1}, {"-2.5E+3", -2500}, {"1.7976931348623157e308", DBL_MAX},
+        {"9007199254740993", 9007199254740992.0}, {"1e-400", 0}, {"0e99999999999", 0}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Json *root = parse(cases[i].text);
         CHECK(root != NULL && root->type == JSON_NUMBER && root->number == cases[i].value,
@@ -94,10 +88,10 @@ static void json_numbers(void) {
         CHECK(root != NULL && strcmp(root->string, cases[i].text) == 0, "%s", cases[i].text);
         json_free(root);
     }
-    char text[600];
+    char text[310];
     memset(text, '1', sizeof text);
     CHECK(accepts_bytes(text, 300), "300 digits are refused");
-    CHECK(!accepts_bytes(text, 309 + 1), "a number beyond the doubles is accepted");
+    CHECK(!accepts_bytes(text, 310), "a number beyond the doubles is accepted");
 }
 
 // A value as a size, or -1: it is none, and the size stays.
@@ -117,27 +111,15 @@ static void json_sizes(void) {
     CHECK(!json_size(NULL, &(size_t){0}), "nothing");
 }
 
-// There are as many valid sequences as code points, which json_writes() has all, and no others.
-static void json_utf8(void) {
-    size_t found[5] = {0};
-    for (uint32_t i = 0; i < 0x1000000; i++) {
-        char s[4] = {(char)(i >> 16), (char)(i >> 8), (char)i, (char)0x80};
-        uint32_t c = 0;
-        size_t n = utf8_decode(s, 4, &c);
-        CHECK(n == 0 || utf8_decode(s, n - 1, &c) == 0, "a part of %06x is accepted", i);
-        if (n >= 3 || (n == 2 && (i & 0xff) == 0) || (n == 1 && (i & 0xffff) == 0))
-            found[n]++;
-    }
-    CHECK(found[1] == 0x80 && found[2] == 0x780 && found[3] == 0xf800 - 0x800
-          && found[4] == 0x100000 / 64, "%zu %zu %zu %zu", found[1], found[2], found[3], found[4]);
-}
-
 static void json_writes(void) {
     char *text = NULL;
     size_t n = 0, length = 0;
     static char all[4 * 0x110000];
-    for (uint32_t c = 0; c < 0x110000; c++)
-        if (c < 0xd800 || c >= 0xe000) length += utf8_encode(c, all + length);
+    for (uint32_t c = 0, part; c < 0x110000; c += c == 0xd7ff ? 0x801 : 1) {
+        char *at = all + length;
+        length += utf8_encode(c, at);
+        CHECK(utf8_decode(at, (size_t)(all + length - at) - 1, &part) == 0, "a part of %x", c);
+    }
     FILE *f = open_memstream(&text, &n);
     json_write_string(f, all, length);
     fclose(f);
@@ -173,58 +155,45 @@ static void json_keys_twice(void) {
     }
 }
 
+// The start of what begins like JSON does not yet.
 static void json_beginnings(void) {
-    static const char *const yes[] = {"{\"", "{ \n\"a", "[{", " \t[\r\n {",
-                                      "\xef\xbb\xbf{\"", "\n{\""};
-    static const char *const no[] = {"", "{", "[", "{}", "[]", "[\"a\"]", "[[", "\"a\"", "a {\"",
-                                     "{a", "\xef\xbb\xbf", "[1] note", "{ 1 } {\"", "\xef\xbb{\""};
-    for (size_t i = 0; i < sizeof yes / sizeof yes[0]; i++) {
-        CHECK(json_begins(yes[i], strlen(yes[i])), "%s", yes[i]);
-        CHECK(!json_begins(yes[i], strlen(yes[i]) - 2), "the start of %s", yes[i]);
-    }
+    static const char *const yes[] = {"{\"", "{ \n\"a", "[{", "\xef\xbb\xbf{\"", "\n{\""};
+    static const char *const no[] = {"{}", "[\"a\"]", "[[", "\"a\"", "a {\"", "[1] note",
+                                     "{ 1 } {\"", "\xef\xbb{\""};
+    for (size_t i = 0; i < sizeof yes / sizeof yes[0]; i++)
+        for (size_t n = 0; n < 2; n++)
+            CHECK(json_begins(yes[i], strlen(yes[i]) - 2 * n) == !n, "%s", yes[i]);
     for (size_t i = 0; i < sizeof no / sizeof no[0]; i++)
         CHECK(!json_begins(no[i], strlen(no[i])), "%s", no[i]);
 }
 
-// Files are texts without their byte order mark; what they are instead is named.
+// Files are texts without their byte order mark; another kind of file is named.
 static void text_files(void) {
     static const struct { const char *bytes; size_t n; const char *text, *says; } cases[] = {
         {"\xef\xbb\xbf{\"a\":1}", 10, "{\"a\":1}", NULL}, {"\xef\xbb\xbf", 3, "", NULL},
-        {"", 0, "", NULL}, {"\xef\xbb", 2, "\xef\xbb", NULL}, {"a", 1, "a", NULL},
-        {"\xff\xfe{\0\"\0", 6, NULL, "UTF-16"}, {"\xfe\xff\0{\0\"", 6, NULL, "UTF-16"},
-        {"{\0\"\0a\0", 6, NULL, "UTF-16"}, {"\0{\0\"", 4, NULL, "UTF-16"},
-        {"{\"error\":\"Not found\"}", 21, NULL, "error message"},
-        {" <!doctype HTML>", 16, NULL, "web page"},
-    };
-    const char *path = in_base("file");
+        {"", 0, "", NULL}, {"\xef\xbb", 2, "\xef\xbb", NULL},
+        {"{\0\"\0a\0", 6, NULL, "UTF-16"}, {"{\"error\":\"Not found\"}", 21, NULL, "error"}};
+    const char *const path = in_base("file"), *const none = in_base("none");
     size_t n = 99;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         put_bytes(path, cases[i].bytes, cases[i].n);
         char *text = text_read(path, &n, &err);
-        CHECK((text == NULL) == (cases[i].says != NULL), "case %zu", i);
-        CHECK(text == NULL || (strcmp(text, cases[i].text) == 0 && n == strlen(text)), "%zu", i);
-        CHECK(text != NULL || (strstr(err.text, cases[i].says) && strstr(err.text, path)), "%s",
-              err.text);
+        CHECK(text == NULL ? strstr(err.text, cases[i].says) && strstr(err.text, path)
+              : strcmp(text, cases[i].text) == 0 && n == strlen(text), "%zu: %s", i, err.text);
         free(text);
         Json *root = json_read(path, &err);
         CHECK((root != NULL) == (i == 0) && (i == 0 || strstr(err.text, path)), "%s", err.text);
         json_free(root);
     }
-    put_bytes(path, "[1\0]", 4);
-    char *text = file_read(path, &n, &err);
-    CHECK(text != NULL && n == 4 && text[n] == '\0', "a file of %zu bytes", n);
-    free(text);
     CHECK(file_read(base, &n, &err) == NULL && strstr(err.text, "regular") != NULL, "a directory");
     CHECK(file_read("/dev/zero", &n, &err) == NULL, "a device");
-    path = in_base("none");
-    CHECK(file_read(path, &n, &err) == NULL && strstr(err.text, path) != NULL, "a missing file");
+    CHECK(file_read(none, &n, &err) == NULL && strstr(err.text, none) != NULL, "a missing file");
 }
 
 // What a download, or another program, leaves in place of the file that was meant.
 static void files_by_their_first_bytes(void) {
     static const struct { const char *bytes; size_t n; const char *says; } cases[] = {
-        {"\xc6\xd7\x34\x01\3\0\0\0", 8, "llm.c checkpoint"},  // fp32
-        {"\xc6\xd7\x34\x01\5\0\0\0", 8, "llm.c checkpoint"},  // bf16
+        {"\xc6\xd7\x34\x01\3\0\0\0", 8, "llm.c checkpoint"},
         {"\xc7\xd7\x34\x01\2\0\0\0", 8, "state of llm.c"},
         {"\x88\xd8\x34\x01\1\0\0\0", 8, "token file"},
         {"\xa1\xd9\x34\x01\7\0\0\0", 8, "token file"},
@@ -262,7 +231,6 @@ int main(void) {
     RUN(json_refuses);
     RUN(json_numbers);
     RUN(json_sizes);
-    RUN(json_utf8);
     RUN(json_writes);
     RUN(json_keys_twice);
     RUN(json_beginnings);

@@ -13,35 +13,23 @@ enum { MOST = 7, FOREVER = 60 };  // seconds: far more than anything here takes
 static struct {  // of the processes that are started together
     int world, port;
     pid_t processes[MOST];
-    int codes[MOST];  // exit code, or 128 + signal
-    int lines;        // on stderr, of all of them
-    char text[4096], out[4096];
-    int err_file, out_file;
+    int codes[MOST];           // exit code, or 128 + signal
+    int lines;                 // on stderr, of all of them
+    char texts[2][4096];       // what they print: stdout, stderr
+    int files[2];
 } job;
 
 static struct { int count; } *common;  // memory of all processes
-
-static int file_new(void) {
-    char path[] = "/tmp/tide_ranks_XXXXXX";
-    const int fd = mkstemp(path);
-    if (fd < 0 || fcntl(fd, F_SETFL, O_APPEND) != 0) { perror(path); exit(1); }
-    unlink(path);
-    return fd;
-}
-
-static void read_all(int fd, char *out, size_t size) {
-    const ssize_t n = pread(fd, out, size - 1, 0);
-    out[n > 0 ? n : 0] = '\0';
-    close(fd);
-}
 
 typedef void (*Scene)(int rank);
 
 static void job_new(int processes) {
     memset(&job, 0, sizeof job);
     common->count = 0;
-    job.err_file = file_new();
-    job.out_file = file_new();
+    for (int i = 0; i < 2; i++) {
+        job.files[i] = memfd_create("text", 0);
+        if (job.files[i] < 0) fail("no file: %s", strerror(errno));
+    }
     job.port = free_port();
     job.world = processes;
 }
@@ -49,17 +37,19 @@ static void job_new(int processes) {
 // Starts one of the processes; its main() is the scene.
 static void start_rank(int slot, int rank, int world, Scene scene) {
     if ((job.processes[slot] = fork_rank(rank, world, job.port, FOREVER)) != 0) return;
-    dup2(job.err_file, STDERR_FILENO);
-    dup2(job.out_file, STDOUT_FILENO);
+    for (int i = 0; i < 2; i++) dup2(job.files[i], STDOUT_FILENO + i);
     scene(rank);
     exit(0);
 }
 
 static void finish(void) {  // waits for all
     for (int r = 0; r < job.world; r++) job.codes[r] = code_of(job.processes[r]);
-    read_all(job.err_file, job.text, sizeof job.text);
-    read_all(job.out_file, job.out, sizeof job.out);
-    for (const char *c = job.text; *c != '\0'; c++) job.lines += *c == '\n';
+    for (int i = 0; i < 2; i++) {
+        const ssize_t n = pread(job.files[i], job.texts[i], sizeof job.texts[i] - 1, 0);
+        CHECK(n >= 0, "%s", strerror(errno));
+        close(job.files[i]);
+    }
+    for (const char *c = job.texts[1]; *c != '\0'; c++) job.lines += *c == '\n';
 }
 
 static void play(int world, Scene scene) {
@@ -68,23 +58,17 @@ static void play(int world, Scene scene) {
     finish();
 }
 
-// At least one line says `words`, and at most one of each rank any. The exit code of `who` is
-// `code`, that of the others `rest`.
-static void ends(int line, const char *words, int who, int code, int rest) {
-    CHECK(strstr(job.text, words) != NULL && job.lines <= job.world, "line %d: not '%s': %s", line,
-          words, job.text);
+// Lines say `words` (NULL: there are none), and at most one of each rank any. The exit code of the
+// ranks in the set `who` is `code`, that of the others `rest`.
+static void ends(int line, const char *words, unsigned who, int code, int rest) {
+    CHECK(words == NULL ? job.lines == 0 : strstr(job.texts[1], words) != NULL
+          && job.lines <= job.world, "line %d: not '%s': %s", line, words, job.texts[1]);
     for (int r = 0; r < job.world; r++)
-        CHECK(job.codes[r] == (r == who ? code : rest), "line %d: rank %d ends with %d: %s", line,
-              r, job.codes[r], job.text);
+        CHECK(job.codes[r] == (who >> r & 1 ? code : rest), "line %d: rank %d ends with %d: %s",
+              line, r, job.codes[r], job.texts[1]);
 }
 #define ENDS(words, who, code, rest) ends(__LINE__, words, who, code, rest)
-
-static void succeeds(int line) {
-    CHECK(job.lines == 0, "line %d: %s", line, job.text);
-    for (int r = 0; r < job.world; r++)
-        CHECK(job.codes[r] == 0, "line %d: rank %d ends with %d", line, r, job.codes[r]);
-}
-#define SUCCEEDS() succeeds(__LINE__)
+#define SUCCEEDS() ENDS(NULL, 0, 0, 0)
 
 // In the processes: ends this one without a word to the others, so that all is noticed.
 #define MUST(condition)                                                                      \
@@ -139,31 +123,31 @@ static void test_talk(void) {
     for (int world = 1; world <= MOST; world += world < 4 ? 1 : 3) {
         play(world, scene_talks);
         SUCCEEDS();
-        CHECK(strcmp(job.out, "rank 0 prints\nso does a program\n") == 0, "%s", job.out);
+        CHECK(strcmp(job.texts[0], "rank 0 prints\nso does a program\n") == 0, "%s", job.texts[0]);
     }
 }
 
 // ---------------------------------------------------------------------------------------------
 // One fails
 
-static int victim;  // a rank that does what others do not
+static unsigned which;  // bits: the ranks that do what others do not
 typedef enum { DIES, FAILS_ON_THREAD, IS_AWAITED, IS_KILLED, CRASHES, EXITS, HOWS } How;
 static How how;
 static bool others_exchange;
+
+static bool is_victim(int rank) { return which >> rank & 1; }
 
 static void *fails_on_thread(void *arg) {
     thread_is_awaited = arg != NULL;
     fail("no memory on a thread");
 }
 
-static unsigned which;  // bits: these ranks
-
 static void scene_fails(int rank) {
     static int all[MOST];
     pthread_t thread;
     ranks_open();
     ranks_barrier();
-    if (!(which >> rank & 1)) {
+    if (!is_victim(rank)) {
         while (others_exchange) ranks_exchange(&rank, sizeof rank, all);
         hang();
     }
@@ -179,7 +163,7 @@ static void scene_fails(int rank) {
     hang();
 }
 
-static void test_one_fails(void) {
+static void test_some_fail(void) {
     static const struct { int code, rest; const char *line; } expected[HOWS] = {
         {2, 2, "tide: rank %d: a file is missing?or damaged\n"},
         {1, 1, "tide: rank %d: no memory on a thread\n"},
@@ -187,29 +171,17 @@ static void test_one_fails(void) {
         {128 + SIGKILL, 1, "tide: rank %d is gone: it was killed, or crashed\n"},
         {128 + SIGSEGV, 1, "tide: rank %d is gone: it was killed, or crashed\n"},
         {0, 1, "tide: rank %d is gone: it was killed, or crashed\n"}};
-    for (int h = 0; h < HOWS; h++)
-        for (int victim = 0; victim < 3; victim++) {
-            char line[200];
-            how = (How)h;
-            which = 1u << victim;
-            others_exchange = (victim + h) % 2 == 0;
-            play(3, scene_fails);
-            snprintf(line, sizeof line, expected[h].line, victim);
-            ENDS(line, victim, expected[h].code, expected[h].rest);
-        }
-}
-
-static void test_many_fail(void) {
-    static const unsigned sets[] = {6, 0x55, 0x7f};
-    others_exchange = false;
-    for (int i = 0; i < 6; i++) {
-        how = i % 2 == 0 ? DIES : IS_KILLED;
-        which = sets[i / 2];
-        play(which < 8 ? 3 : MOST, scene_fails);
-        CHECK(job.lines > 0 || which == 0x7f, "%x: nothing is said", which);
-        for (int r = 0; r < job.world; r++)
-            CHECK(job.codes[r] == (how == DIES ? 2 : which >> r & 1 ? 128 + SIGKILL : 1),
-                  "%x: rank %d ends with %d", which, r, job.codes[r]);
+    static const unsigned sets[] = {1, 2, 4, 6, 0x55, 0x7f};
+    for (int i = 0; i < HOWS * 6; i++) {
+        char line[200] = "tide: rank ";
+        const bool one = i < HOWS * 3;
+        how = (How)(i % HOWS);
+        which = sets[i / HOWS];
+        others_exchange = i % 4 < 2;
+        if (!one && how != DIES && how != IS_KILLED) continue;
+        if (one) snprintf(line, sizeof line, expected[how].line, i / HOWS);
+        play(one ? 3 : MOST, scene_fails);
+        ENDS(which == 0x7f ? "" : line, which, expected[how].code, expected[how].rest);
     }
 }
 
@@ -217,41 +189,36 @@ static void test_many_fail(void) {
 static void scene_closes(int rank) {
     ranks_open();
     ranks_barrier();
-    if (rank != victim) usleep(500000);
-    if (rank != victim && how == EXITS) ranks_barrier();
+    if (!is_victim(rank)) usleep(500000);
+    if (!is_victim(rank) && how == EXITS) ranks_barrier();
     ranks_close();
-    if (rank == victim && how == IS_KILLED) kill(getpid(), SIGKILL);
-}
-static void test_closed(void) {
-    for (victim = 0; victim < 3; victim++) {
-        char line[100];
-        how = IS_KILLED;
-        play(3, scene_closes);
-        CHECK(job.lines == 0, "%s", job.text);
-        for (int r = 0; r < 3; r++)
-            CHECK(job.codes[r] == (r == victim ? 128 + SIGKILL : 0), "%d: %d", r, job.codes[r]);
-        how = EXITS;
-        play(3, scene_closes);
-        snprintf(line, sizeof line, "rank %d has left the run, but the others go on\n", victim);
-        ENDS(line, victim, 0, 1);
-    }
+    if (is_victim(rank) && how == IS_KILLED) kill(getpid(), SIGKILL);
 }
 
 static void scene_disagrees(int rank) {
     ranks_open();
     ranks_agree("options", "--lr 0.1\n--batch 4\n");
-    ranks_agree("options", rank == victim ? "--lr 0.1\n--batch 8\n--seed 1\n"
-                                          : "--lr 0.1\n--batch 4\n--seed 1\n");
+    ranks_agree("options", is_victim(rank) ? "--lr 0.1\n--batch 8\n--seed 1\n"
+                                           : "--lr 0.1\n--batch 4\n--seed 1\n");
     MUST(!"agreed");
 }
-static void test_disagree(void) {
-    victim = 1;
-    play(3, scene_disagrees);
-    ENDS("tide: rank 1: the options of all ranks must be the same: here --batch 8, on rank 0 "
-         "--batch 4\n", -1, 0, 2);
-    victim = 0;
-    play(3, scene_disagrees);
-    ENDS(" must be the same: here --batch 4, on rank 0 --batch 8\n", -1, 0, 2);
+
+static void test_closed_and_disagreed(void) {
+    for (int victim = 0; victim < 3; victim++) {
+        char line[100];
+        which = 1u << victim;
+        how = IS_KILLED;
+        play(3, scene_closes);
+        ENDS(NULL, which, 128 + SIGKILL, 0);
+        how = EXITS;
+        play(3, scene_closes);
+        snprintf(line, sizeof line, "rank %d has left the run, but the others go on\n", victim);
+        ENDS(line, which, 0, 1);
+        play(3, scene_disagrees);
+        snprintf(line, sizeof line, " must be the same: here --batch %d, on rank 0 --batch %d\n",
+                 victim > 0 ? 8 : 4, victim > 0 ? 4 : 8);
+        ENDS(line, 0, 0, 2);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -264,43 +231,43 @@ static void scene_meets_nobody(int rank) {
     MUST(!"met");
 }
 
-static void test_missing(void) {
-    job_new(2);
-    start_rank(0, 0, 5, scene_meets_nobody);
-    start_rank(1, 1, 5, scene_meets_nobody);
-    finish();
-    ENDS("tide: rank 0: waited 2 s at 127.0.0.1 port ", -1, 0, 1);
-    CHECK(strstr(job.text, ", but of 5 ranks rank 2 did not come\n") != NULL, "%s", job.text);
-    CHECK(strncmp(job.out, "waiting for rank 2 at port ", 27) == 0, "%s", job.out);
-    job_new(3);
-    for (int i = 0; i < 3; i++) start_rank(i, i + 1, 4, scene_meets_nobody);
-    finish();
-    ENDS("tide: rank 1: cannot reach rank 0 at 127.0.0.1 port ", -1, 0, 1);
-    CHECK(strstr(job.text, "within 2 s: Connection refused\n") != NULL, "%s", job.text);
-}
-
 static void scene_of_another_job(int rank) {
     setenv("TIDE_JOB", "another", 1);
     scene_meets_nobody(rank);
 }
 
-static void test_wrong_place(void) {
-    Error why;
-    job_new(3);  // the port is taken
-    ranks.port = job.port;
-    const int fd = ranks_socket("::", true, 0, &why);
-    for (int r = 0; r < 3; r++) start_rank(r, r, 3, scene_meets_nobody);
-    finish();
-    ENDS("tide: rank 0: MASTER_PORT ", 0, 2, 1);
-    CHECK(strstr(job.text, ": Address already in use; choose another") != NULL, "%s", job.text);
-    close(fd);
-    job_new(4);  // two are rank 1, one of them of a run of four, and rank 2 is another job's
-    for (int i = 0; i < 3; i++) start_rank(i, (i + 1) / 2, i == 2 ? 4 : 3, scene_meets_nobody);
-    start_rank(3, 2, 3, scene_of_another_job);
-    finish();
-    ENDS("of 3 ranks rank 2 did not come\n", -1, 0, 1);
-    CHECK(strstr(job.text, ": who answers there expects no rank 1 of 4\n"), "%s", job.text);
-    CHECK(strstr(job.text, ": who answers there expects no rank 2 of 3\n"), "%s", job.text);
+// Rank and world of those who come, of which the last may be another job's; is the port taken?; and
+// what is said.
+static void test_who_comes(void) {
+    static const struct { int count, come[4][2]; bool other, taken; const char *words[3]; } rows[] = {
+        {2, {{0, 5}, {1, 5}}, false, false,
+         {"tide: rank 0: waited 2 s at 127.0.0.1 port ", ", but of 5 ranks rank 2 did not come\n",
+          "waiting for rank 2 at port "}},
+        {3, {{1, 4}, {2, 4}, {3, 4}}, false, false,
+         {"tide: rank 1: cannot reach rank 0 at 127.0.0.1 port ",
+          "within 2 s: Connection refused\n"}},
+        {3, {{0, 3}, {1, 3}, {2, 3}}, false, true,
+         {"tide: rank 0: MASTER_PORT ", ": Address already in use; choose another"}},
+        {4, {{0, 3}, {1, 3}, {1, 4}, {2, 3}}, true, false,
+         {"of 3 ranks rank 2 did not come\n", ": who answers there expects no rank 1 of 4\n",
+          ": who answers there expects no rank 2 of 3\n"}}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Error why;
+        int fd = -1;
+        job_new(rows[i].count);
+        ranks.port = job.port;
+        if (rows[i].taken) fd = ranks_socket("::", true, 0, &why);
+        for (int k = 0; k < job.world; k++)
+            start_rank(k, rows[i].come[k][0], rows[i].come[k][1],
+                       rows[i].other && k == 3 ? scene_of_another_job : scene_meets_nobody);
+        finish();
+        ENDS(rows[i].words[0], rows[i].taken, 2, 1);
+        for (int k = 1; k < 3 && rows[i].words[k] != NULL; k++)
+            CHECK(strstr(job.texts[1], rows[i].words[k]) != NULL
+                  || strstr(job.texts[0], rows[i].words[k]) == job.texts[0], "%zu: %s%s", i,
+                  job.texts[1], job.texts[0]);
+        if (rows[i].taken) close(fd);
+    }
 }
 
 // Rank 0 is told that not all are on its machine: it says who is on which.
@@ -317,7 +284,7 @@ static void test_two_machines(void) {
     SUCCEEDS();
     snprintf(expected, sizeof expected, "rank 0: GPU 0 on %s\nrank 1: GPU 1 on %s\nrank 2: GPU 2 "
              "on %s\n", host, host, host);
-    CHECK(strcmp(job.out, expected) == 0, "%s", job.out);
+    CHECK(strcmp(job.texts[0], expected) == 0, "%s", job.texts[0]);
 }
 
 // One is killed while they wait for the last.
@@ -332,9 +299,10 @@ static void test_while_waiting(void) {
     sleep(1);
     kill(job.processes[1], SIGKILL);
     finish();
-    ENDS("tide: rank 1 is gone: it was killed, or crashed\n", 1, 128 + SIGKILL, 1);
+    ENDS("tide: rank 1 is gone: it was killed, or crashed\n", 2, 128 + SIGKILL, 1);
 }
 
+// Connects to rank 0, and sends these bytes.
 static int visit(const void *bytes, size_t n) {
     Error why;
     int fd = -1;
@@ -352,26 +320,22 @@ static void scene_goes_well(int rank) {
 }
 
 static void test_strangers(void) {
-    static const char http[] = "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
-    char noise[20000];
-    int visitors[9], n = 0;
-    for (size_t i = 0; i < sizeof noise; i++) noise[i] = (char)rand();
     const RanksHello hello = {"tide rk", "", 3, 1, 1};
-    RanksHello other_run = hello, odd = hello, negative = hello;
-    strcpy(other_run.job, "another");
-    odd.rank = 3;
-    negative.rank = -1;
+    RanksHello guests[] = {hello, hello, hello};
+    char noise[20000];
+    int visitors[7], n = 0;
+    for (size_t i = 0; i < sizeof noise; i++) noise[i] = (char)rand();
+    strcpy(guests[0].job, "another");
+    guests[1].rank = 3;
+    guests[2].rank = -1;
     job_new(3);
     start_rank(0, 0, 3, scene_goes_well);
     visitors[n++] = visit("", 0);
-    visitors[n++] = visit("tide", 4);
-    visitors[n++] = visit(http, sizeof http);
+    visitors[n++] = visit("GET / HTTP/1.1\r\n\r\n", 18);
     visitors[n++] = visit(noise, sizeof noise);
     visitors[n++] = visit(&hello, sizeof hello - 1);
-    visitors[n++] = visit(&other_run, sizeof other_run);
     start_rank(1, 1, 3, scene_goes_well);
-    visitors[n++] = visit(&odd, sizeof odd);
-    visitors[n++] = visit(&negative, sizeof negative);
+    for (int i = 0; i < 3; i++) visitors[n++] = visit(&guests[i], sizeof guests[i]);
     start_rank(2, 2, 3, scene_goes_well);
     finish();
     SUCCEEDS();
@@ -424,26 +388,18 @@ static void test_environment(void) {
         {"WORLD_SIZE=4 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=2 "
          "SLURM_STEP_TASKS_PER_NODE=4", "2/4 2/4 127.0.0.1 29500"},
         {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a", "1/2 0/1 a 29500"},  // Kubernetes
-        {"LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", "0/1 0/1 127.0.0.1 29500"},
         {"PMI_RANK=0 PMI_SIZE=1", "0/1 0/1 127.0.0.1 29500"},
         // half a description
         {"WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"},
-        {"WORLD_SIZE=0", "WORLD_SIZE is 0, but RANK is not set"},
-        {"LOCAL_RANK=1", "LOCAL_RANK is 1, but RANK is not set"},
         {"LOCAL_WORLD_SIZE=2", "LOCAL_WORLD_SIZE is 2, but RANK is not set"},
         {"OMPI_COMM_WORLD_SIZE=2", "SIZE is 2, but OMPI_COMM_WORLD_RANK is not set"},
-        {"OMPI_COMM_WORLD_LOCAL_RANK=1", "LOCAL_RANK is 1, but OMPI_COMM_WORLD_RANK is not set"},
         {"PMI_SIZE=2", "PMI_SIZE is 2, but MPI_LOCALRANKID is not set"},
         {"SLURM_STEP_TASKS_PER_NODE=2", "PER_NODE is 2, but SLURM_STEP_NUM_TASKS is not set"},
         {"WORLD_SIZE=", "WORLD_SIZE is \"\": not a number"},
-        {"WORLD_SIZE=x", "WORLD_SIZE is \"x\": not a number"},
         {"WORLD_SIZE=99999999999999999999", "not a number"},
-        {"RANK= WORLD_SIZE=1", "RANK is \"\": not a number"},
         {"RANK=0 WORLD_SIZE=2", "MASTER_ADDR is not set: ranks on several machines meet on rank "
          "0's, which it names; on one machine, each needs LOCAL_RANK and LOCAL_WORLD_SIZE"},
         {"RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2", "RANK is set, but LOCAL_RANK is not"},
-        {"RANK=0", "RANK is set, but WORLD_SIZE is not"},
-        {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", "RANK is set, but LOCAL_WORLD_SIZE is not"},
         {"MPI_LOCALRANKID=1", "MPI_LOCALRANKID is set, but PMI_RANK is not"},
         {"SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS is set, but SLURM_PROCID is not"},
         {"+ RANK=-1", "RANK is \"-1\": not a number"},
@@ -492,12 +448,9 @@ int main(int argc, char **argv) {
     memcpy(&common, &memory, sizeof common);
     RUN(test_environment);
     RUN(test_talk);
-    RUN(test_one_fails);
-    RUN(test_many_fail);
-    RUN(test_closed);
-    RUN(test_disagree);
-    RUN(test_missing);
-    RUN(test_wrong_place);
+    RUN(test_some_fail);
+    RUN(test_closed_and_disagreed);
+    RUN(test_who_comes);
     RUN(test_two_machines);
     RUN(test_while_waiting);
     RUN(test_strangers);

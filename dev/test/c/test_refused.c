@@ -2,7 +2,6 @@
 #include "../../../tide/plan/rates.h"
 #include "../../../tide/run/open.h"
 #include "../../data/blocks.h"
-#include <dirent.h>
 #include "../dies.h"
 #include "../files.h"
 #include "../merges.h"
@@ -11,7 +10,8 @@
 #include "../test.h"
 
 // ---------------------------------------------------------------------------------------------
-// Kinds of files. A text ends with a NUL; some kinds have several.
+// Kinds of files. A text ends with a NUL; some kinds have several. Where the kind has a file's name,
+// its bytes are there, and `bytes` is its path.
 
 static Tokenizer *tokens;  // a byte is a token
 
@@ -23,16 +23,15 @@ static void try_json(const char *bytes, size_t n) {
     if (json_parse(exact(bytes, n), n, &err) == NULL) die("%s", err.text);
 }
 
-static void try_config(const char *bytes, size_t n) {
+static void try_config(const char *path, size_t n) {
     GPT2Config c;
-    Json *root = json_parse(bytes, n, &err);
-    if (root == NULL) die("config.json: %s", err.text);
-    config_read(root, "config.json", &c);
+    (void)path, (void)n;
+    model_config_load(base, &c);
 }
 
-static void try_index(const char *bytes, size_t n) {
+static void try_index(const char *path, size_t n) {
     int count;
-    put_bytes(in_base("model.safetensors.index.json"), bytes, n);
+    (void)path, (void)n;
     model_open(base, &count);
 }
 
@@ -58,28 +57,22 @@ static void try_jsonl(const char *bytes, size_t n) {
     task_parse("f.jsonl", strndup(bytes, n), NULL, NULL, tokens, -1, 300, CHAT_AUTO, false);
 }
 
-static void try_data(const char *bytes, size_t n) {
-    put_bytes(in_base("a"), bytes, n);
-    data_open(in_base("a"), tokens);
-}
-
-static void try_bin(const char *bytes, size_t n) {
-    put_bytes(in_base("data.bin"), bytes, n);
-    data_open(in_base("data.bin"), tokens);
+static void try_data(const char *path, size_t n) {
+    (void)n;
+    data_open(path, tokens);
 }
 
 static void try_tokens(const char *bytes, size_t n) {
     char file[2 * BIN_HEADER] = {0};
     memcpy(file, bytes, 12);
     memcpy(file + BIN_HEADER, bytes + 12, n - 12);
-    put_bytes(in_base("x.bin"), file, BIN_HEADER + n - 12);
-    data_open(in_base("x.bin"), tokens);
+    segment_parse("x.bin", file, BIN_HEADER + n - 12);
 }
 
-static void try_rates(const char *bytes, size_t n) {
+static void try_rates(const char *path, size_t n) {
     Rates r;
-    put_bytes(in_base("rates"), bytes, n);
-    if (!rates_load(&r, in_base("rates"), &err)) die("%s", err.text);
+    (void)n;
+    if (!rates_load(&r, path, &err)) die("%s", err.text);
 }
 
 static void try_cpu(const char *bytes, size_t n) { options_of(strndup(bytes, n), false); }
@@ -90,20 +83,20 @@ static void try_saved(const char *bytes, size_t n) {
     options_resume(&o, strndup(bytes, n));
 }
 
-static void load_tokenizer(const char *folder) {
-    char path[PATH_MAX];
-    path_join(path, base, folder);
-    tokenizer_load(path);
-}
-
 static const char *kind;  // of the row that is tried
+
+static void new_folder(void) {
+    remove_tree(in_base("folder"));
+    make_directories(in_base("folder"));
+}
 
 // A tokenizer.json of the folder that the kind names, with one text for another.
 static void try_altered(const char *bytes, size_t n) {
-    char *text = fixture_read(kind, "tokenizer.json", &n);
-    text = altered(text, bytes, bytes + strlen(bytes) + 1);
-    put_text(in_base("altered/tokenizer.json"), text);
-    load_tokenizer("altered");
+    const char *text = fixture_read(kind, "tokenizer.json", &n);
+    new_folder();
+    put_text(in_base("folder/tokenizer.json"),
+             altered(text, bytes, bytes + strlen(bytes) + 1));
+    tokenizer_load(in_base("folder"));
 }
 
 static void try_vocab(const char *bytes, size_t n) {
@@ -111,72 +104,55 @@ static void try_vocab(const char *bytes, size_t n) {
     tokenizer_of("test", byte_vocabulary(-1, 5, bytes), bytes + strlen(bytes) + 1);
 }
 
-// Names and texts of files, which are put beside those that are in a folder.
-static void try_files(const char *folder, const char *bytes, size_t n) {
-    static const char *const names[] = {
-        "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
-        "added_tokens.json", "config.json"};
+// Names and texts of files, alone or beside those that the kind names.
+static void try_folder(const char *bytes, size_t n) {
     char name[PATH_MAX];
-    for (int i = 0; i < 5; i++) {
-        path_join(name, in_base(folder), names[i]);
-        unlink(name);
+    new_folder();
+    if (strcmp(kind, "beside vocab") == 0) {
+        put_text(in_base("folder/vocab.json"),
+                 byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, "
+                                 "\"\\u0120a\": 259, \"11\": 260"));
+        put_text(in_base("folder/merges.txt"), "\xc4\xa0 a\n1 1\n");
+    } else if (strcmp(kind, "beside llama3") == 0) {
+        size_t length = 0;
+        put_text(in_base("folder/tokenizer.json"),
+                 fixture_read("small-llama3", "tokenizer.json", &length));
     }
     for (const char *s = bytes, *text; s < bytes + n; s = text + strlen(text) + 1) {
         text = s + strlen(s) + 1;
-        path_join(name, folder, s);
-        put_text(in_base(name), text);
+        path_join(name, in_base("folder"), s);
+        put_text(name, text);
     }
-    load_tokenizer(folder);
-}
-
-static void try_folder(const char *bytes, size_t n) {
-    remove_tree(in_base("folder"));
-    make_directories(in_base("folder"));
-    try_files("folder", bytes, n);
-}
-
-static void try_beside(const char *bytes, size_t n) { try_files(kind + 7, bytes, n); }
-
-static void make_tokenizers(void) {
-    size_t n = 0;
-    make_directories(in_base("altered"));
-    make_directories(in_base("vocab"));
-    make_directories(in_base("llama3"));
-    const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, "
-                                        "\"\\u0120a\": 259, \"11\": 260");
-    put_text(in_base("vocab/vocab.json"), vocab);
-    put_text(in_base("vocab/merges.txt"), "\xc4\xa0 a\n1 1\n");
-    const char *text = fixture_read("small-llama3", "tokenizer.json", &n);
-    put_bytes(in_base("llama3/tokenizer.json"), text, n);
+    tokenizer_load(in_base("folder"));
 }
 
 // ---------------------------------------------------------------------------------------------
-// `names`: what every line of the kind has, beside the row's words; NULL: the folder.
+// `names`: what every line of the kind has, beside the row's words; NULL: the folder. file: its name.
 static const struct {
-    const char *kind, *names;
+    const char *kind, *names, *file;
     void (*try)(const char *bytes, size_t n);
 } kinds[] = {
-    {"json", "", try_json},
-    {"config", "config.json: ", try_config},
-    {"index", NULL, try_index},
-    {"header", "", try_header},
-    {"safetensors", "", try_safetensors},
-    {"tsv", "f.tsv", try_tsv},
-    {"jsonl", "f.jsonl", try_jsonl},
-    {"data", NULL, try_data},
-    {"data.bin", NULL, try_bin},
-    {"tokens", NULL, try_tokens},
-    {"rates", NULL, try_rates},
-    {"cpu", "", try_cpu},
-    {"gpu", "", try_gpu},
-    {"saved", "", try_saved},
-    {"small-llama2", NULL, try_altered},
-    {"small-llama3", NULL, try_altered},
-    {"small-smollm2", NULL, try_altered},
-    {"vocab", "test/", try_vocab},
-    {"folder", NULL, try_folder},
-    {"beside vocab", NULL, try_beside},
-    {"beside llama3", NULL, try_beside},
+    {"json", "", NULL, try_json},
+    {"config", "config.json: ", "config.json", try_config},
+    {"index", NULL, "model.safetensors.index.json", try_index},
+    {"header", "", NULL, try_header},
+    {"safetensors", "", NULL, try_safetensors},
+    {"tsv", "f.tsv", NULL, try_tsv},
+    {"jsonl", "f.jsonl", NULL, try_jsonl},
+    {"data", NULL, "a", try_data},
+    {"data.bin", NULL, "data.bin", try_data},
+    {"tokens", "x.bin", NULL, try_tokens},
+    {"rates", NULL, "rates", try_rates},
+    {"cpu", "", NULL, try_cpu},
+    {"gpu", "", NULL, try_gpu},
+    {"saved", "", NULL, try_saved},
+    {"small-llama2", NULL, NULL, try_altered},
+    {"small-llama3", NULL, NULL, try_altered},
+    {"small-smollm2", NULL, NULL, try_altered},
+    {"vocab", "test/", NULL, try_vocab},
+    {"folder", NULL, NULL, try_folder},
+    {"beside vocab", NULL, NULL, try_folder},
+    {"beside llama3", NULL, NULL, try_folder},
 };
 
 static void test_rows(void) {
@@ -187,20 +163,19 @@ static void test_rows(void) {
         while (strcmp(kinds[k].kind, r->kind) != 0) k++;
         const char *bytes = quoted_bytes(r->bytes, r->n), *words = quoted(r->words);
         const char *names = kinds[k].names != NULL ? kinds[k].names : base;
+        const char *path = kinds[k].file != NULL ? in_base(kinds[k].file) : NULL;
         kind = r->kind;
-        const char *line = DIES(kinds[k].try(bytes, r->n));
-        CHECK(line != NULL, "%s is accepted: %s", r->kind, bytes);
-        if (line == NULL) continue;
-        CHECK(strstr(line, words) != NULL && strstr(line, names) != NULL
-              && strchr(line, '\n') == NULL, "%s: %s\n  '%s' should say '%s'", r->kind, bytes, line,
-              words);
+        if (path != NULL) put_bytes(path, bytes, r->n);
+        const char *line = DIES(kinds[k].try(path != NULL ? path : bytes, r->n));
+        CHECK(line != NULL && strstr(line, words) != NULL && strstr(line, names) != NULL
+              && strchr(line, '\n') == NULL, "%s: %s\n  '%s' should say '%s'", r->kind, bytes,
+              line != NULL ? line : "nothing", words);
     }
 }
 
 int main(void) {
     base_new("refused");
     tokens = tokenizer_bytes();
-    make_tokenizers();
     ranks.rank = 1;  // which prints no warnings
     RUN(test_rows);
     remove_tree(base);

@@ -3,27 +3,23 @@
 // is set) only the first 12 bytes of the header are given.
 #include "../../../tide/files/data.h"
 #include "../dies.h"
-
-static void check(bool ok) { if (!ok) abort(); }
+#include <assert.h>
 
 static void check_loader(const TokenData *d, size_t T, size_t vocab, uint64_t seed, bool shuffle) {
     int32_t inputs[256], targets[256];
     Error err;
-    Loader l;
     size_t longest = 0;
     for (size_t i = 0; i < d->count; i++)
         if (d->segments[i].count > longest) longest = d->segments[i].count;
-    l = loader_make(d, T, seed, shuffle);
-    check((l.sequences > 0) == (longest > T));
-    check((DIES(loader_check(&l)) == NULL) == (longest > T));
-    if (l.sequences == 0) return;
-    for (uint64_t i = 0; i < 4; i++) {
+    const Loader l = loader_make(d, T, seed, shuffle);
+    assert((l.sequences > 0) == (longest > T) && (DIES(loader_check(&l)) == NULL) == (longest > T));
+    for (uint64_t i = 0; i < 4 && longest > T; i++) {
         const uint64_t position = i < 2 ? i * (l.sequences - 1) : i * seed * 0x9e3779b97f4a7c15u;
         if (!loader_sequence(&l, position, vocab, inputs, targets, &err)) continue;
         for (size_t t = 0; t < T; t++) {
-            check(inputs[t] >= 0 && (size_t)inputs[t] < vocab);
-            check(targets[t] >= 0 && (size_t)targets[t] < vocab);
-            check(t == 0 || inputs[t] == targets[t - 1]);
+            assert(inputs[t] >= 0 && (size_t)inputs[t] < vocab);
+            assert(targets[t] >= 0 && (size_t)targets[t] < vocab);
+            assert(t == 0 || inputs[t] == targets[t - 1]);
         }
     }
 }
@@ -34,34 +30,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     const int flags = data[1];
     data += 4;
     n -= 4;
-    const size_t start = n < 12 ? n : 12;
-    const size_t gap = (flags & 2) || n < 12 ? 0 : BIN_HEADER - 12;
-    unsigned char *file = (unsigned char *)malloc(n + gap + 1);  // malloc aligns, as mmap does
-    check(file != NULL);
+    const size_t start = n < 12 ? n : 12, gap = (flags & 2) || n < 12 ? 0 : BIN_HEADER - 12;
+    unsigned char *file = (unsigned char *)calloc(n + gap, 1);  // calloc aligns, as mmap does
+    assert(file != NULL);
     memcpy(file, data, start);
-    memset(file + start, 0, gap);
     memcpy(file + start + gap, data + start, n - start);
-    unsigned char *exact = (unsigned char *)realloc(file, n + gap > 0 ? n + gap : 1);
-    check(exact != NULL);
     TokenSegment s;
-    if (DIES(s = segment_parse("fuzz", exact, n + gap)) == NULL) {
-        check(s.count <= n + gap && BIN_HEADER + s.count * (size_t)s.width == n + gap);
-        TokenData all, train, val;
-        memset(&all, 0, sizeof all);
-        all.segments = &s;
-        all.count = 1;
-        all.tokens = s.count;
+    if (DIES(s = segment_parse("fuzz", file, n + gap)) == NULL) {
+        assert(s.count <= n + gap && BIN_HEADER + s.count * (size_t)s.width == n + gap);
+        const TokenData all = {1, &s, s.count, false};
         const size_t cut = s.count - s.count * (size_t)flags / 255;
-        train = data_view(&all, 0, cut);
-        val = data_view(&all, cut, s.count);
-        check(train.tokens + val.tokens == s.count);
+        const TokenData train = data_view(&all, 0, cut), val = data_view(&all, cut, s.count);
+        assert(train.tokens + val.tokens == s.count);
         check_loader(&all, T, vocab, (uint64_t)flags, flags & 1);
         check_loader(&train, T, vocab, (uint64_t)flags, flags & 1);
         check_loader(&val, T, vocab, (uint64_t)flags, flags & 1);
         free(train.segments);
         free(val.segments);
     }
-    free(exact);
+    free(file);
     return 0;
 }
 

@@ -1,29 +1,25 @@
 // fuzz_log.c: any bytes as the log.jsonl of a run that is resumed. What is kept must be whole lines
 // of steps that are not too late, and reading it again must keep all of it.
 #include "../../../tide/run/log.h"
-
-static void check(bool ok) { if (!ok) abort(); }
+#include <assert.h>
 
 static char *load(Log *l, const char *text, size_t n, size_t *kept) {
     char *out = NULL;
     memset(l, 0, sizeof *l);
     FILE *f = open_memstream(&out, kept);
-    check(f != NULL);
     log_load(l, text, n, 7, f);
-    check(fclose(f) == 0);
+    assert(fclose(f) == 0);
     return out;
 }
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     Log first, second;
     size_t kept = 0, again = 0;
     char *a = load(&first, (const char *)data, n, &kept), *b = load(&second, a, kept, &again);
-    check(kept <= n && kept == again && memcmp(a, b, kept) == 0);
-    check(kept == 0 || a[kept - 1] == '\n');
-    check(first.train.count == second.train.count && first.val.count == second.val.count);
-    for (size_t i = 0; i < first.train.count; i++) check(first.train.points[i].x <= 7);
+    assert(kept <= n && kept == again && memcmp(a, b, kept) == 0);
+    assert(kept == 0 || a[kept - 1] == '\n');
+    assert(first.train.count == second.train.count && first.val.count == second.val.count);
+    for (size_t i = 0; i < first.train.count; i++) assert(first.train.points[i].x <= 7);
     free(a);
     free(b);
     free(first.train.points);

@@ -2,40 +2,36 @@
 // comes back from what rates_write() makes of it, to three digits.
 #include "../../../tide/plan/rates.h"
 #include <sys/mman.h>
-
-static void check(bool ok) { if (!ok) abort(); }
+#include <assert.h>
 
 static bool load(Rates *r, const void *data, size_t n, Error *err) {
     char path[64];
     const int file = memfd_create("rates", 0);
-    check(file >= 0 && write(file, data, n) == (ssize_t)n);
+    assert(file >= 0 && write(file, data, n) == (ssize_t)n);
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     const bool ok = rates_load(r, path, err);
     close(file);
     return ok;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     Rates first, second;
     Error err;
     err.text[0] = '\0';
     if (!load(&first, data, n, &err)) {
-        check(err.text[0] != '\0' && strchr(err.text, '\n') == NULL);
+        assert(err.text[0] != '\0' && strchr(err.text, '\n') == NULL);
         return 0;
     }
     char *text = NULL;
     size_t length = 0;
     FILE *f = open_memstream(&text, &length);
-    check(f != NULL);
     rates_write(f, &first);
     fclose(f);
     for (int i = 0; i < RATE_FIELDS; i++)
         if (*rate_at(&first, i) > 1e308) { free(text); return 0; }  // rounded, it is infinite
-    check(load(&second, text, length, &err));
+    assert(load(&second, text, length, &err));
     for (int i = 0; i < RATE_FIELDS; i++)
-        check(fabs(*rate_at(&second, i) - *rate_at(&first, i)) <= 5.001e-3 * *rate_at(&first, i)
+        assert(fabs(*rate_at(&second, i) - *rate_at(&first, i)) <= 5.001e-3 * *rate_at(&first, i)
               || *rate_at(&first, i) < 1e-300);
     free(text);
     return 0;

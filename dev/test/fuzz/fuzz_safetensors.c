@@ -4,24 +4,20 @@
 // length before it and data after it.
 #include "../../../tide/files/state.h"
 #include "../dies.h"
-
-static void check(bool ok) { if (!ok) abort(); }
+#include <assert.h>
 
 static void use(const uint8_t *bytes, size_t n) {
     SafeTensors st;
     Error err;
     err.text[0] = '\0';
-    if (!safetensors_parse(&st, bytes, n, &err)) {
-        check(err.text[0] != '\0');
-        safetensors_close(&st);
-        return;
-    }
-    size_t total = 0;
+    const bool ok = safetensors_parse(&st, bytes, n, &err);
+    uint64_t header = 0, total = 8;
     unsigned sum = 0;
-    for (int i = 0; i < st.count; i++) {
+    if (ok) memcpy(&header, bytes, 8);
+    for (int i = 0; ok && i < st.count; i++) {
         const SafeTensor *t = &st.tensors[i];
-        check(strcmp(safetensors_find(&st, t->name)->name, t->name) == 0);
-        check(t->data >= bytes && t->data + t->bytes <= bytes + n);
+        assert(strcmp(safetensors_find(&st, t->name)->name, t->name) == 0);
+        assert(t->data >= bytes && t->data + t->bytes <= bytes + n);
         for (size_t j = 0; j < t->bytes; j++) sum += t->data[j];
         float f = 0;
         if (t->dtype <= ST_F64 && t->elements > 0) {
@@ -30,9 +26,7 @@ static void use(const uint8_t *bytes, size_t n) {
         }
         total += t->bytes;
     }
-    uint64_t header;
-    memcpy(&header, bytes, 8);
-    check(total + header + 8 == n && sum < UINT_MAX);
+    assert(ok ? header + total == n && sum < UINT_MAX : err.text[0] != '\0');
     safetensors_close(&st);
 }
 
@@ -48,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     } else if (kind == 1) {
         Json *root = json_parse((const char *)data, n, &err);
         if (root != NULL && DIES(config_read(root, "config.json", &c)) == NULL)
-            check(c.layers > 0 && c.ffn > 0 && c.vocab_padded >= c.vocab
+            assert(c.layers > 0 && c.ffn > 0 && c.vocab_padded >= c.vocab
                   && (c.head_size > 0 || c.channels % c.heads == 0));
         json_free(root);
     } else if (kind == 2) {
@@ -57,7 +51,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
             char *text = NULL;
             size_t length = 0;
             FILE *f = open_memstream(&text, &length);
-            check(f != NULL);
             for (int i = 0; how == 2 && i < STATE_FIELDS; i++)  // a character is a number: '1', 1
                 fprintf(f, "%s %d\n", state_fields[i].name, (size_t)i < n ? data[i] - '0' : 0);
             fwrite(data, 1, n, f);
@@ -65,16 +58,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
             if (how > 0) seal_print(f, text, length);
             fclose(f);
             if (state_parse(text, length, &s, &err))
-                check(s.config.layers > 0 && memchr(s.options, '\0', sizeof s.options) != NULL);
+                assert(s.config.layers > 0 && memchr(s.options, '\0', sizeof s.options) != NULL);
             train_state_free(&s);
         }
     } else {
-        const uint64_t length = n;
-        uint8_t *file = (uint8_t *)malloc(8 + n + DATA);
-        check(file != NULL);
-        memcpy(file, &length, 8);
+        uint8_t *file = (uint8_t *)calloc(8 + n + DATA, 1);
+        assert(file != NULL);
+        memcpy(file, &n, 8);
         memcpy(file + 8, data, n);
-        memset(file + 8 + n, 0x7f, DATA);
         use(file, 8 + n + kind % (DATA + 1));
         free(file);
     }

@@ -4,8 +4,7 @@
 #include "../../../tide/files/task.h"
 #include "../dies.h"
 #include "../merges.h"
-
-static void check(bool ok) { if (!ok) abort(); }
+#include <assert.h>
 
 static void check_batches(const Task *t, size_t T, size_t vocab, bool training) {
     enum { ROWS = 3 };
@@ -19,20 +18,20 @@ static void check_batches(const Task *t, size_t T, size_t vocab, bool training) 
             const size_t last = (size_t)targets[2 * b];
             for (size_t k = 0; k < T; k++) {
                 const size_t at = b * T + k;
-                check(inputs[at] >= 0 && (size_t)inputs[at] < vocab);
-                check((size_t)begins[at] <= k && (k == 0 || begins[at] >= begins[at - 1]));
-                check(t->labels == 0 || k <= last || inputs[at] == 0);
+                assert(inputs[at] >= 0 && (size_t)inputs[at] < vocab);
+                assert((size_t)begins[at] <= k && (k == 0 || begins[at] >= begins[at - 1]));
+                assert(t->labels == 0 || k <= last || inputs[at] == 0);
                 if (t->labels > 0) continue;
-                check(targets[at] >= -1 && targets[at] < (int32_t)vocab);
+                assert(targets[at] >= -1 && targets[at] < (int32_t)vocab);
                 trained += targets[at] >= 0;
             }
-            check(t->first_token < 0 || inputs[b * T] == t->first_token);
+            assert(t->first_token < 0 || inputs[b * T] == t->first_token);
             if (t->labels == 0) continue;
-            check(last < T && last < t->longest);
-            check(targets[2 * b + 1] >= 0 && targets[2 * b + 1] < t->labels);
+            assert(last < T && last < t->longest);
+            assert(targets[2 * b + 1] >= 0 && targets[2 * b + 1] < t->labels);
             trained++;
         }
-        check(trained >= ROWS && (!training || trained == task_targets(t, i, position, ROWS, T)));
+        assert(trained >= ROWS && (!training || trained == task_targets(t, i, position, ROWS, T)));
     }
 }
 
@@ -48,7 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     const int flags = data[1];
     const double held_out = (double)data[2] / 255;
     char *file = (char *)malloc(n - 2);  // of exactly this size
-    check(file != NULL);
+    assert(file != NULL);
     memcpy(file, data + 3, n - 3);
     file[n - 3] = '\0';
     Task all, train, val;
@@ -57,15 +56,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (DIES(all = task_parse("fuzz", file, labels, flags & 16 ? "" : " It", tok[flags & 1],
                               flags & 2 ? 2 : -1, vocab,
                               flags & 128 ? CHAT_MISTRAL : CHAT_LLAMA2, flags & 4)) == NULL) {
-        check(all.count > 0 && all.first[0] == 0 && all.example[all.count] == all.pieces);
-        check(all.labels == (flags & 32 ? 0 : 2 + (flags & 8) / 8));
-        for (size_t k = 0; k < all.pieces; k++) check(all.first[k + 1] >= all.first[k]);
+        assert(all.count > 0 && all.first[0] == 0 && all.example[all.count] == all.pieces);
+        assert(all.labels == (flags & 32 ? 0 : 2 + (flags & 8) / 8));
+        for (size_t k = 0; k < all.pieces; k++) assert(all.first[k + 1] >= all.first[k]);
         for (size_t i = 0; i < all.count; i++)
-            check(cut_inputs(task_cut(&all, i, (size_t)all.label[i], SIZE_MAX - 1)) <= all.longest);
+            assert(cut_inputs(task_cut(&all, i, (size_t)all.label[i], SIZE_MAX - 1)) <= all.longest);
         const size_t cut = all.count - (size_t)((double)all.count * held_out);
         train = task_view(&all, 0, cut);
         val = task_view(&all, cut, all.count);
-        check(train.count + val.count == all.count);
+        assert(train.count + val.count == all.count);
         if (T > 1) {
             check_batches(&all, T, vocab, false);
             check_batches(&train, T, vocab, true);
@@ -74,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
                 const size_t trained = task_targets(&train, 1, 0, train.count, T);
                 task_pack(&train, T);
                 check_batches(&train, T, vocab, true);
-                check(task_targets(&train, 1, 0, train.rows, T) == trained);
+                assert(task_targets(&train, 1, 0, train.rows, T) == trained);
                 free(train.row);
                 free(train.packed);
             }

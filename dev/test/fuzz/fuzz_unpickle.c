@@ -4,21 +4,20 @@
 #define TESTING
 #include "../../data/unpickle.c"
 #include "../zip.h"
-
-static void check(bool ok) { if (!ok) abort(); }
+#include <assert.h>
 
 static void use(const uint8_t *bytes, size_t n) {
     Tensors list = {NULL, 0};
     Error err;
     unsigned sum = 0;
     err.text[0] = '\0';
-    if (!unpickle(bytes, n, &list, &err)) check(err.text[0] != '\0');
+    if (!unpickle(bytes, n, &list, &err)) assert(err.text[0] != '\0');
     for (size_t i = 0; i < list.count; i++) {
         const SafeTensor *t = &list.tensors[i].st;
         const size_t size = st_dtypes[t->dtype].size;
         unsigned char part[8 * 8];
-        check(t->bytes == t->elements * size && t->name[0] != '\0');
-        check(t->bytes == 0 || !list.tensors[i].in_order
+        assert(t->bytes == t->elements * size && t->name[0] != '\0');
+        assert(t->bytes == 0 || !list.tensors[i].in_order
               || (t->data >= bytes && t->data + t->bytes <= bytes + n));
         for (size_t at = 0, m; at < t->elements; at += m) {
             m = min_size(8, t->elements - at);
@@ -27,7 +26,7 @@ static void use(const uint8_t *bytes, size_t n) {
             if (at == 8) at = t->elements - m - min_size(8, t->elements - at - m);  // and the end
         }
     }
-    check(sum < UINT_MAX);
+    assert(sum < UINT_MAX);
     tensors_free(&list);
 }
 
@@ -43,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     archive_add(&a, "x/data/1", "", 0, wide);
     archive_end(&a, wide);
     uint8_t *copy = (uint8_t *)malloc(a.n);  // exactly as long, for the address sanitizer
-    check(copy != NULL);
+    assert(copy != NULL);
     memcpy(copy, a.file, a.n);
     use(copy, a.n);
     free(copy);
