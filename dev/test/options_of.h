@@ -2,18 +2,24 @@
 #ifndef TIDE_OPTIONS_OF_H
 #define TIDE_OPTIONS_OF_H
 
-// Parses a command line given as one string of words; "_" is an empty word, and '~' a blank.
-static Options options_of(const char *line, bool gpu) {
-    char *argv[64], *save = NULL;  // Options points into the words: they stay
-    int argc = 1;
-    Options o;
-    argv[0] = strdup("train_gpt2");
+// Cuts a line into words: "_" is an empty word, and '~' a blank. They stay. Returns how many.
+static int words_of(const char *line, char **words) {
+    char *save = NULL;
+    int n = 0;
     for (char *w = strtok_r(strdup(line), " ", &save); w != NULL; w = strtok_r(NULL, " ", &save)) {
         if (strcmp(w, "_") == 0) *w = '\0';
         for (char *c = w; *c; c++) if (*c == '~') *c = ' ';
-        argv[argc++] = w;
+        words[n++] = w;
     }
-    argv[argc] = NULL;
+    words[n] = NULL;
+    return n;
+}
+
+// Parses the words of a command line.
+static Options options_of(const char *line, bool gpu) {
+    char *argv[64] = {(char *)"train_gpt2"};
+    Options o;
+    const int argc = 1 + words_of(line, argv + 1);
     options_parse(&o, argc, argv, gpu);
     return o;
 }

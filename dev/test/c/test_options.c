@@ -20,12 +20,27 @@ static const char *saved(const Options *o) {
     return lines;
 }
 
+// Would a checkpoint of these options have all that the words of a line say?
+static bool says(const Options *o, const char *line) {
+    char *words = strdup(line), *rest = words, *word;
+    bool all = true;
+    saved(o);
+    while ((word = strsep(&rest, " ")) != NULL) {
+        char find[200];
+        const bool flag = rest == NULL || strncmp(rest, "--", 2) == 0;
+        snprintf(find, sizeof find, "%s %s\n", word, flag ? "true" : strsep(&rest, " "));
+        for (char *c = find; *c; c++) if (*c == '~') *c = ' ';
+        if (strstr(lines, find) == NULL) printf("  %s lacks %s", lines, find);
+        all = all && strstr(lines, find) != NULL;
+    }
+    free(words);
+    return all;
+}
+
 static void defaults_are_the_documented_ones(void) {
     const Options o = options_of("--data a.txt", true);
-    CHECK(o.val == NULL && o.tokenizer == NULL && o.prompt == NULL && o.dump == NULL, "not given");
-    CHECK(o.layers == 0 && o.seq == 0 && o.threads == 0 && strcmp(o.out, "out/default") == 0, "auto");
-    CHECK(o.warmup == AUTO_COUNT && o.min_lr == AUTO_REAL && o.save_every == AUTO_COUNT, "auto");
-    CHECK(o.stride == 0 && o.share == AUTO_REAL && o.resident_blocks == AUTO_COUNT, "auto");
+    CHECK(o.val == NULL && o.dump == NULL && o.layers == 0 && o.threads == 0, "not given");
+    CHECK(o.warmup == AUTO_COUNT && o.min_lr == AUTO_REAL && o.stride == 0, "auto");
     for (int i = 0; i < OPTION_COUNT; i++) {  // what --help shows is what a run has
         const Option *x = &option_table[i];
         char find[300];
@@ -41,59 +56,55 @@ static void defaults_are_the_documented_ones(void) {
 
 // What suits AdamW would end a run of MeZO: its defaults are others, but what is given counts.
 static void mezo_has_defaults_of_its_own(void) {
+    #define OTHERS "--optimizer mezo --lr 0.25 --weight-decay 0.5 --schedule linear --warmup 7 " \
+        "--min-lr 0.125"
     Options o = cpu("--data d --optimizer mezo");
-    CHECK(o.optimizer == OPTIMIZER_MEZO && o.lr == 1e-6 && o.weight_decay == 0, "%g", o.lr);
-    CHECK(o.schedule == SCHEDULE_CONSTANT && o.warmup == 0 && o.min_lr == AUTO_REAL, "schedule");
+    CHECK(o.lr == 1e-6 && o.weight_decay == 0 && o.schedule == SCHEDULE_CONSTANT
+          && o.warmup == 0 && o.min_lr == AUTO_REAL, "%g", o.lr);
     CHECK(schedule_lr(&o, 1) == 1e-6 && schedule_lr(&o, o.steps) == 1e-6, "constant");
-    o = cpu("--lr 1e-4 --weight-decay 0.1 --schedule linear --warmup 5 --min-lr 1e-5 "
-            "--optimizer mezo --data d");
-    CHECK(o.lr == 1e-4 && o.weight_decay == 0.1 && o.schedule == SCHEDULE_LINEAR, "given");
-    CHECK(o.warmup == 5 && o.min_lr == 1e-5, "given");
     o = cpu("--optimizer mezo -- --optimizer adamw --data d");
     CHECK(o.lr == 6e-4 && o.weight_decay == 0.1 && o.warmup == AUTO_COUNT, "the last one counts");
     // On --resume the checkpoint's values stand before them, whether the optimizer is named or not.
-    const Options run = cpu("--data d --optimizer mezo --lr 1e-4 --weight-decay 0.5 "
-                            "--schedule linear --warmup 7");
-    static const char *const resumes[] = {"--resume", "--resume --optimizer mezo"};
+    const Options run = cpu("--data d " OTHERS);
+    char *first = strdup(saved(&run));
+    CHECK(says(&run, OTHERS), "given");
     for (int i = 0; i < 2; i++) {
-        o = resume(resumes[i], saved(&run), false);
-        CHECK(o.lr == 1e-4 && o.weight_decay == 0.5 && o.warmup == 7, "%g", o.lr);
-        CHECK(o.schedule == SCHEDULE_LINEAR && o.optimizer == OPTIMIZER_MEZO, "schedule");
+        o = resume(i == 0 ? "--resume" : "--resume --optimizer mezo", first, false);
+        CHECK(says(&o, OTHERS), "%d", i);
     }
 }
 
+// Each option is in its field, as what a checkpoint has of it shows.
 static void options_are_stored_in_their_fields(void) {
-    Options o = cpu("--model=gpt2-xl --layers 1 --heads 2 --channels 3 --context 4 --vocab 5 "
-                    "--data a=b --val v --tokenizer bytes --batch 6 --seq 7 --accum 8 --seed 9 "
-                    "--steps 100 --lr 1e-2 --warmup 10 --schedule linear --min-lr=.5e-3 "
-                    "--weight-decay 0 --beta1 .5 --beta2 0.999 --eps 1e-6 --clip 0 ");
-    CHECK(strcmp(o.model, "gpt2-xl") == 0 && strcmp(o.data, "a=b") == 0, "%s", o.data);
-    CHECK(strcmp(o.val, "v") == 0 && strcmp(o.tokenizer, "bytes") == 0, "text");
-    CHECK(o.layers == 1 && o.heads == 2 && o.channels == 3 && o.context == 4 && o.vocab == 5, "-");
-    CHECK(o.batch == 6 && o.seq == 7 && o.accum == 8 && o.seed == 9 && o.steps == 100, "-");
-    CHECK(o.lr == 0.01 && o.warmup == 10 && o.schedule == SCHEDULE_LINEAR && o.min_lr == 5e-4, "-");
-    CHECK(o.weight_decay == 0 && o.beta1 == 0.5 && o.beta2 == 0.999 && o.eps == 1e-6, "-");
-    CHECK(o.clip == 0, "-");
-    o = cpu("--data d --eval-every 1 --eval-batches 2 --sample-every 3 --sample-tokens 4 "
-            "--prompt _ --temperature 0 --top-k 5 --top-p .9 --out o --save-every 6 --keep 7 "
-            "--save-dtype bf16 --threads 8 --dump f --warmup auto --seed 9007199254740991 "
-            "--keep-best");
-    CHECK(o.eval_every == 1 && o.eval_batches == 2 && o.sample_every == 3, "-");
-    CHECK(o.sample_tokens == 4 && o.prompt != NULL && *o.prompt == '\0' && o.temperature == 0, "-");
-    CHECK(o.top_p == 0.9 && cpu("--data d").top_p == 1 && cpu("--data d --top-p 1").top_p == 1, "-");
-    CHECK(o.top_k == 5 && strcmp(o.out, "o") == 0 && o.save_every == 6 && o.keep == 7, "-");
-    CHECK(o.save_dtype == SAVE_BF16 && o.threads == 8 && strcmp(o.dump, "f") == 0, "-");
-    CHECK(o.keep_best && o.scores == NULL, "-");
+    static const struct { bool gpu; const char *line; } runs[] = {
+        {0, "--model gpt2-xl --layers 1 --heads 2 --channels 3 --context 4 --vocab 5 --data a=b "
+            "--val v --tokenizer bytes --batch 6 --seq 7 --accum 8 --seed 9007199254740991 "
+            "--steps 100 --lr 0.5 --warmup 10 --schedule linear --min-lr 0.25 --weight-decay 0 "
+            "--beta1 0.5 --beta2 0.999 --eps 1e-06 --clip 0"},
+        {0, "--data d --eval-every 1 --eval-batches 2 --sample-every 3 --sample-tokens 4 "
+            "--temperature 0 --top-k 5 --top-p 0.9 --save-every 6 --keep 7 --save-dtype bf16 "
+            "--warmup auto --prompt x --keep-best"},
+        {0, "--data d --offload zenflow --zen-topk 0.25 --zen-window 7 --zen-reselect 0 "
+            "--zen-warmup 99 --zen-overlap off"},
+        {0, "--data d --offload zenflow --zen-window auto"},
+        {1, "--data d --optimizer mezo --zo-eps 0.01 --zo-queries 4 --zo-noise rademacher "
+            "--labels ~bad|~good --template ~= --precision fp16 --slots 2 --resident-blocks 5 "
+            "--no-overlap --zo-no-slots --zo-no-fused-update"}};
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+        const Options o = options_of(runs[i].line, runs[i].gpu);
+        CHECK(says(&o, runs[i].line), "line %zu", i);
+    }
+    Options o = cpu("--data=d --out o --threads 8 --dump f --prompt _ --lr .5e-3");
+    CHECK(strcmp(o.data, "d") == 0 && strcmp(o.out, "o") == 0 && o.threads == 8, "not saved");
+    CHECK(strcmp(o.dump, "f") == 0 && *o.prompt == '\0' && o.lr == 5e-4, "not saved");
     CHECK(strcmp(cpu("--val q --scores s --steps 0").scores, "s") == 0, "alone");
-    CHECK(o.warmup == AUTO_COUNT && o.seed == 9007199254740991, "%zu", o.seed);
     CHECK(cpu("--data d --lr 1 -- --lr 2 --lr 2 --").lr == 2, "behind --, it replaces the first");
     CHECK(strcmp(cpu("--data d --no-save --no-save --data d").data, "d") == 0, "the same again");
     CHECK(strcmp(cpu("--data d --prompt=--x").prompt, "--x") == 0, "dashes");
     static const struct { const char *text; size_t bytes; } sizes[] = {
-        {"512M", 512 << 20}, {"3000K", 3000 << 10}, {"24GB", (size_t)24 << 30}, {"0", 0},
-        {"24GiB", (size_t)24 << 30}, {"24g", (size_t)24 << 30}, {"24gb", (size_t)24 << 30},
-        {"1t", (size_t)1 << 40}, {"2mib", 2 << 20}, {"1048576", 1 << 20}, {"0G", 0},
-        {"23.5G", (size_t)47 << 29}, {"0.5TiB", (size_t)1 << 39}};
+        {"3000K", 3000 << 10}, {"24GB", (size_t)24 << 30}, {"0", 0}, {"24gib", (size_t)24 << 30},
+        {"1t", (size_t)1 << 40}, {"2mib", 2 << 20}, {"1048576", 1 << 20},
+        {"23.5G", (size_t)47 << 29}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         char line[80];
         snprintf(line, sizeof line, "--data d --host-memory %s", sizes[i].text);
@@ -102,19 +113,6 @@ static void options_are_stored_in_their_fields(void) {
     // Where there is something to sample with, and nothing else to do, it is sampled.
     CHECK(cpu("--model m --prompt x").steps == 0, "a sample");
     CHECK(options_of("--plan --model m --prompt x", true).steps == 1000, "a plan");
-    o = options_of("--data d --optimizer mezo --zo-eps 1e-2 --zo-queries 4 --zo-noise rademacher "
-              "--labels ~bad|~good --template ~= --precision fp16 --slots 2 "
-              "--resident-blocks 5 --no-overlap --zo-no-slots --zo-no-fused-update", true);
-    CHECK(o.zo_eps == 1e-2 && o.zo_queries == 4 && o.zo_noise == 1 && o.no_overlap, "-");
-    CHECK(o.precision == PRECISION_FP16 && strcmp(o.labels, " bad| good") == 0, "-");
-    CHECK(o.slots == 2 && o.resident_blocks == 5, "-");
-    CHECK(o.zo_no_slots && o.zo_no_fused_update && strcmp(o.template_text, " =") == 0, "-");
-    o = cpu("--data d --offload zenflow --zen-topk 0.25 --zen-window 7 --zen-reselect 0 "
-            "--zen-warmup 99 --zen-overlap off");
-    CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.25 && o.zen_window == 7, "-");
-    CHECK(o.zen_reselect == 0 && o.zen_warmup == 99 && o.zen_overlap == OVERLAP_OFF, "-");
-    CHECK(cpu("--data d --offload zenflow --zen-window auto").zen_window < 0, "auto");
-    CHECK(cpu("--data d --offload zenflow --zen-window 0.5").zen_window == 0.5, "a share");
 }
 
 static void a_long_word_is_refused(void) {
@@ -127,23 +125,18 @@ static void a_long_word_is_refused(void) {
 
 static void combinations_that_work_are_accepted(void) {
     static const struct { bool gpu; const char *line; } lines[] = {
-        {0, "--steps 0 --prompt hello"}, {0, "--steps 0 --val v"}, {0, "--steps 0 --data d"},
-        {0, "--resume"}, {0, "--data d --dump f --steps 0"}, {0, "--data d --steps 10 --warmup 10"},
-        {0, "--steps 0 --prompt _"}, {0, "--data d --lr 1e-4 --min-lr 1e-4"},
-        {0, "--data d --lr 0"},
-        {0, "--steps 0 --data d --warmup 99"}, {0, "--resume --out x"}, {0, "--steps 0 --out x"},
+        {0, "--steps 0 --prompt _"}, {0, "--steps 0 --val v"}, {0, "--data d --dump f --steps 0"},
+        {0, "--data d --steps 10 --warmup 10"}, {0, "--data d --lr 1e-4 --min-lr 1e-4"},
+        {0, "--steps 0 --data d --warmup 99"}, {0, "--steps 0 --out x"}, {0, "--data d --lr 0"},
         {0, "--steps 0 --optimizer mezo --prompt x"}, {0, "--data d --optimizer mezo --labels a|b"},
         {0, "--steps 0 --val v --labels a|b --template x"}, {0, "--data d --offload auto"},
-        {0, "--data d --offload none"}, {0, "--steps 0 --data d --offload zenflow"},
+        {0, "--data d --offload none"}, {0, "--data d --offload zenflow --zen-window 0.5"},
+        {0, "--steps 0 --data d --offload zenflow"},
         {0, "--data d --offload zenflow --zen-topk 0 --zen-window 1048576"},
-        {0, "--data d --offload zenflow --zen-topk 0.9 --zen-window auto"},
         {1, "--plan"}, {1, "--calibrate --rates f"}, {1, "--plan --model 7b --rates f --trace t"},
         {1, "--data d --offload interleave --stride auto --resident 0.2 --subgroup 4096 --slots 1"},
-        {1, "--data d --offload interleave --share 0"},
-        {1, "--data d --offload twinflow --resident 1"},
-        {1, "--plan --optimizer mezo --slots 2"}, {1, "--data d --optimizer mezo --offload none"},
-        {1, "--data d --optimizer mezo --precision fp16 --slots 1"},
-        {1, "--data d --no-save --no-overlap"},
+        {1, "--data d --offload twinflow --resident 1"}, {1, "--plan --optimizer mezo --slots 2"},
+        {1, "--data d --optimizer mezo --offload none"},
         {1, "--plan --offload zenflow --resident 0.3 --zen-window auto"},
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
@@ -161,48 +154,28 @@ static char *help(bool whole) {
     return text;
 }
 
-// What --help shows without a word: the rows of what most runs need, on a screen.
-static void help_is_short(void) {
-    const char *text = help(false);
-    size_t lines = 0;
-    for (const char *c = text; *c != '\0'; c++) lines += *c == '\n';
-    CHECK(lines <= 48, "%zu lines", lines);
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        const Option *x = &option_table[i];
-        char find[80];
-        snprintf(find, sizeof find, "\n  --%s ", x->name);
-        CHECK(x->type == O_TITLE || (strstr(text, find) != NULL) == ((x->flags & O_MOST) != 0), "%s",
-              x->name);
-    }
-    CHECK(strstr(text, "\nModel\n") && !strstr(text, "\nImportance"), "groups");
-}
-
+// What --help shows without a word: the rows of what most runs need, on a screen. With `all`: each
+// row, with its default and whether it is fixed.
 static void help_is_complete_and_narrow(void) {
-    const char *text = help(true);
+    const char *most = help(false), *text = help(true);
+    size_t screen = 0;
+    for (const char *c = most; *c != '\0'; c++) screen += *c == '\n';
+    CHECK(screen <= 48 && !strstr(most, "\nImportance"), "%zu lines", screen);
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *x = &option_table[i];
-        char find[80];
+        char find[80], entry[300];
         snprintf(find, sizeof find, x->type == O_TITLE ? "\n%s\n" : "\n  --%s ", x->name);
         const char *line = strstr(text, find);
         CHECK(line != NULL, "%s", x->name);
         if (line == NULL || x->type == O_TITLE) continue;
+        CHECK((strstr(most, find) != NULL) == ((x->flags & O_MOST) != 0), "%s", x->name);
         const char *next = strstr(line + 1, "\n  --"), *end = strstr(line + 1, "\n\n");
         if (next == NULL || (end != NULL && end < next)) next = end;
         if (next == NULL) next = text + strlen(text);
-        char entry[300];
         snprintf(entry, sizeof entry, "%.*s", (int)(next - line), line);
         snprintf(find, sizeof find, "[%s]", x->initial != NULL ? x->initial : "");
         CHECK(x->initial == NULL || strstr(entry, find) != NULL, "no default: %s", entry);
         CHECK((strstr(entry, " = ") != NULL) == ((x->flags & O_FIXED) != 0), "mark: %s", entry);
-    }
-    // What the head explains is there, and nothing else; three examples; no long group.
-    CHECK(strstr(text, "not implemented") == NULL, "a mark that nothing has");
-    int examples = 0, group = 0;
-    for (const char *at = text; (at = strstr(at, "\n  train_gpt2 --")) != NULL; at++) examples++;
-    CHECK(examples == 3, "%d examples", examples);
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        group = option_table[i].type == O_TITLE ? 0 : group + 1;
-        CHECK(group <= 14, "too many options in the group of --%s", option_table[i].name);
     }
     for (const char *line = text; *line;) {
         size_t length = strcspn(line, "\n");
@@ -218,21 +191,14 @@ static void a_checkpoint_restores_what_was_not_given(void) {
                             "--eps 1e-9 --steps 500 --weight-decay 0");
     char *first = strdup(saved(&run));
     Options o = resume("--resume", first, false);
-    CHECK(strcmp(o.data, "a\"b\\.txt") == 0 && strcmp(o.model, "d12") == 0, "%s", o.data);
-    CHECK(o.batch == 3 && o.seq == 64 && o.lr == run.lr && o.warmup == 7, "-");
-    CHECK(o.clip == run.clip && o.seed == run.seed, "all digits: %.17g", o.clip);
-    CHECK(o.schedule == SCHEDULE_LINEAR && strcmp(o.prompt, "a \x01\n\\n") == 0, "%s", o.prompt);
-    CHECK(!o.keep_best && o.keep == 9 && o.eps == 1e-9 && o.min_lr == AUTO_REAL && o.val == NULL, "-");
+    CHECK(o.lr == run.lr && o.clip == run.clip && strcmp(o.prompt, "a \x01\n\\n") == 0, "%s", o.prompt);
     CHECK(o.threads == 0 && strcmp(o.out, "out/default") == 0, "threads and out are not restored");
     CHECK(strcmp(first, saved(&o)) == 0, "%s", lines);
     // Given and allowed to change; given and equal; the auto values.
-    o = resume("--resume --steps 900 --lr 1 --schedule cosine --warmup auto --data other --batch 3 "
-               "--seq 64 --keep 1 --min-lr 0.5 --eval-every 0 --save-dtype bf16 --val v",
-               first, false);
-    CHECK(o.steps == 900 && o.lr == 1 && o.schedule == SCHEDULE_COSINE && o.keep == 1, "new");
-    CHECK(o.warmup == AUTO_COUNT && o.min_lr == 0.5 && strcmp(o.data, "other") == 0, "new values");
-    CHECK(o.eval_every == 0 && o.save_dtype == SAVE_BF16 && strcmp(o.val, "v") == 0, "new values");
-    CHECK(o.batch == 3 && o.seq == 64 && o.seed == run.seed, "old values");
+    #define CHANGES "--steps 900 --lr 1 --schedule cosine --warmup auto --data other --batch 3 " \
+        "--seq 64 --keep 1 --min-lr 0.5 --eval-every 0 --save-dtype bf16 --val v"
+    o = resume("--resume " CHANGES, first, false);
+    CHECK(says(&o, CHANGES " --seed 9007199254740991"), "new and old values");
     for (size_t n = 1; n <= strlen(first) + 1; n += 1 + 37 * (n < strlen(first) - 40)) {
         char *exact = (char *)malloc(n);
         const bool fits = DIES(options_write(&run, exact, n)) == NULL;
@@ -266,32 +232,23 @@ static void a_checkpoint_refuses_another_run(void) {
 // Importance-aware updates: their settings stay while they run, and may be others after they did
 // not.
 static void settings_of_a_mode_that_is_left_may_change(void) {
-    static const char *const fixed[] = {
-        "--zen-topk 0.3", "--zen-window 3", "--zen-window 4", "--zen-reselect 3", "--zen-warmup 3",
-        "--zen-overlap off"};
-    const Options run = cpu("--data d --offload zenflow --zen-topk 0.2 --zen-window auto "
-                            "--zen-reselect 5 --zen-warmup 6");
-    char line[200], *first = strdup(saved(&run));
-    CHECK(strstr(first, "--offload zenflow\n") && strstr(first, "--zen-topk 0.2\n")
-          && strstr(first, "--zen-window auto\n"), "%s", first);
-    Options o = resume("--resume", first, false);
-    CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.2 && o.zen_window < 0, "restored");
-    CHECK(o.zen_reselect == 5 && o.zen_warmup == 6, "restored");
-    resume("--resume --zen-window auto --zen-topk 0.2", first, false);  // the same
+    #define ZEN "--offload zenflow --zen-topk 0.2 --zen-window auto --zen-reselect 5 --zen-warmup 6"
+    static const char *const fixed[] = {"--zen-topk 0.3", "--zen-window 3", "--zen-reselect 3",
+                                        "--zen-warmup 3", "--zen-overlap off"};
+    const Options run = cpu("--data d " ZEN);
+    char line[200], *first = strdup(saved(&run)), *left;
+    Options o = resume("--resume --zen-window auto --zen-topk 0.2", first, false);
+    CHECK(says(&o, ZEN), "restored, and the same");
+    o = resume("--resume --offload none", first, false);
+    left = strdup(saved(&o));
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
         snprintf(line, sizeof line, "--resume %s", fixed[i]);
         CHECK(DIES_WITH("contradicts", resume(line, first, false)), "%s", line);
-    }
-    // Left: what they were is still known, and of no use now.
-    o = resume("--resume --offload none", first, false);
-    CHECK(o.offload == OFFLOAD_NONE && o.zen_topk == 0.2 && o.zen_window < 0, "kept");
-    char *left = strdup(saved(&o));
-    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
-        snprintf(line, sizeof line, "--resume %s", fixed[i]);
+        // Left: what they were is still known, and of no use now.
         CHECK(DIES_WITH("needs --offload zenflow", resume(line, left, false)), "%s", line);
         snprintf(line, sizeof line, "--resume --offload zenflow %s", fixed[i]);
         o = resume(line, left, false);
-        CHECK((o.zen_topk == 0.2) == (i > 0) && o.zen_window == (i == 1 ? 3 : i == 2 ? 4 : -1),
+        CHECK(says(&o, fixed[i]) && (o.zen_topk == 0.2) == (i > 0) && (o.zen_window < 0) == (i != 1),
               "what is not given is as before: %s", line);
     }
 }
@@ -313,9 +270,8 @@ static void the_learning_rate_follows_its_schedule(void) {
         {HUNDRED, 1, 0.1}, {HUNDRED, 9, 0.9}, {HUNDRED, 10, 1}, {HUNDRED, 60, 0.6},  // half way
         {HUNDRED, 35, 0.2 + 0.8 * 0.5 * (1 + 0.70710678118654752)},  // a quarter
         {HUNDRED, 110, 0.2}, {HUNDRED, 111, 0.2},
-        {HUNDRED " --schedule linear", 35, 0.8}, {HUNDRED " --schedule linear", 109, 0.208},
-        {HUNDRED " --schedule linear", 110, 0.2}, {HUNDRED " --schedule constant", 5, 0.5},
-        {HUNDRED " --schedule constant", 11, 1}, {HUNDRED " --schedule constant", 110, 1},
+        {HUNDRED " --schedule linear", 35, 0.8}, {HUNDRED " --schedule linear", 110, 0.2},
+        {HUNDRED " --schedule constant", 5, 0.5}, {HUNDRED " --schedule constant", 110, 1},
         {"--data d --steps 100 --lr 1", 4, 0.8}, {"--data d --steps 100 --lr 1", 5, 1},  // auto: 5
         {"--data d --steps 100 --lr 1", 100, 0.1},  // and lr / 10
         {"--data d --steps 1 --lr 1", 1, 0.1},      // one step is the last
@@ -326,10 +282,7 @@ static void the_learning_rate_follows_its_schedule(void) {
         CHECK(fabs(lr - rows[i].lr) <= 1e-15 * rows[i].lr, "%s, step %zu: %.17g", rows[i].line,
               rows[i].step, lr);
     }
-    Options o = cpu(HUNDRED);
-    for (size_t i = 11; i <= 110; i++)
-        CHECK(schedule_lr(&o, i) < schedule_lr(&o, i - 1), "falls at %zu", i);
-    o = cpu("--data d --steps 5 --warmup 0 --lr 1");
+    const Options o = cpu("--data d --steps 5 --warmup 0 --lr 1");
     CHECK(schedule_lr(&o, 1) < 1 && schedule_lr(&o, 1) > 0.9, "no warm-up");
 }
 
@@ -339,7 +292,6 @@ int main(void) {
     RUN(options_are_stored_in_their_fields);
     RUN(a_long_word_is_refused);
     RUN(combinations_that_work_are_accepted);
-    RUN(help_is_short);
     RUN(help_is_complete_and_narrow);
     RUN(a_checkpoint_restores_what_was_not_given);
     RUN(a_checkpoint_refuses_another_run);

@@ -64,7 +64,7 @@ static void task_refuses(void) {
     } bad[] = {
         {"a\t0", "-", "", bytes, -1, 256, "at least two"},
         {"a\t0", "", "", bytes, -1, 256, "a word is empty"},
-        {"a\t0", "-||+", "", bytes, -1, 256, "a word is empty"},
+        {"a\t2", "-|+", "", bytes, -1, 256, "0 to 1"},
         {"a\t0", "-|+|-", "", bytes, -1, 256, "'-' is there twice"},
         {"a\t0", all, "", bytes, -1, 256, "more than 16"},
         {"a\t0", " great| bad| great", " It was", merged, -1, 1000, "' great' is there twice"},
@@ -72,8 +72,6 @@ static void task_refuses(void) {
          "'b' is no token of its own behind the template 'It was '"},
         {"a\t0", "b|c", "It  ", merged, -1, 1000,  // "It" "  ", but "It" " " " b"
          "'b' is no token of its own"},
-        {"a\t0", "e|s", "r", merged, -1, 1000,
-         "'e' is no token of its own behind the template 'r'"},
         {"a\t0\nz\t1", "-|+", "", bytes, -1, V, "line 2 has token 122"},
         {"a\t0\nz\t1", "a|z", "", bytes, -1, V, "--labels has token 122"},
         {"a\t0\nz\t1", "a|b", "", bytes, V, V, "begin with token 122"},
@@ -89,7 +87,6 @@ static void task_refuses(void) {
     char *sixteen = strndup(all, sizeof all - 3);
     t = parse_with("a\t15", sixteen, " = ", bytes, -1, 256);
     CHECK(t.labels == 16 && t.word[15] == 'f' && t.label[0] == 15, "%d labels", t.labels);
-    CHECK(DIES_WITH("0 to 15", parse_with("a\t16", sixteen, "", bytes, -1, 256)), "16 of 16");
 }
 
 // The sentence and the template are encoded as one text: "at" + " great" merges, " g" + "re" too.
@@ -113,21 +110,18 @@ static void task_files(void) {
     CHECK(truncate(path, 100) == 0 && DIES_WITH("a NUL byte", open_file(path)), "a hole");
     CHECK(truncate(path, 0) == 0 && DIES_WITH("a.tsv: no examples", open_file(path)), "empty");
     CHECK(DIES_WITH("not a regular file", open_file(base)), "a directory");
-    CHECK(DIES_WITH("none", open_file(in_base("none"))), "a missing file");
     CHECK(DIES_WITH("patterns work for text only", open_file(in_base("*.jsonl"))), "a pattern");
     static const struct { const char *name, *text; bool examples; } named[] = {
-        {"a.json", "{\"text\": \"a\"}\n", true}, {"a.JSONL", " \n\t{ \"text\"", true},
-        {"a.ndjson", "\xef\xbb\xbf{\"", true}, {"a", "{\n\"", true},
-        {"a.txt", "[\n  {\"text\"", true},
-        {"a.jsonl", "no JSON", true}, {"a.json", "[\"a\"]", false}, {"a.txt", "A {\"", false},
-        {"a.json", "", false}, {"a", "{ 1, 2 }", false}};
+        {"a.JSONL", " \n\t{ \"text\"", true}, {"a.ndjson", "\xef\xbb\xbf{\"", true},
+        {"a", "{\n\"", true}, {"a.txt", "[\n  {\"text\"", true}, {"a.jsonl", "no JSON", true},
+        {"a.json", "[\"a\"]", false}, {"a.txt", "A {\"", false}, {"a", "{ 1, 2 }", false}};
     for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
         const char *name = in_base(named[i].name);
         put_text(name, named[i].text);
         CHECK(path_is_examples(name) == named[i].examples, "%s: %s", named[i].name, named[i].text);
         unlink(name);
     }
-    CHECK(!path_is_examples(base) && !path_is_examples(in_base("none")), "not there");
+    CHECK(!path_is_examples(base), "not there");
 }
 
 // Are these the row's tokens? '.': -1, '_': 0.
@@ -159,7 +153,8 @@ static void task_long_labels(void) {
         CHECK(task_find(&t, k, &choice) == k / 3 && choice == k % 3, "row %zu: %zu", k, choice);
     CHECK(task_targets(&t, 1, 0, 2, T) == 3 + 2, "trained");
     const Task last = task_view(&t, 1, 2);
-    CHECK(task_rows(&last, false) == 3 && task_find(&last, 2, &choice) == 0 && choice == 2, "view");
+    CHECK(task_rows(&last, false) == 3 && task_find(&last, 2, &choice) == 0 && choice == 2
+          && last.label[0] == 0, "view");
     task_batch(&last, 1, false, 1, 1, T, in[0], to[0], NULL);
     CHECK(are(in[0], "de=ye___") && are(to[0], "..yes..."), "of a view");
     t = parse_with("abc\t1\nde\t0", "no|yes|!", "=", bytes, -1, 256);
@@ -204,11 +199,8 @@ static void task_json_lines(void) {
 static void task_spaces(void) {
     static const struct { const char *line, *prompt, *last; } cases[] = {
         {"{\"prompt\": \"the\", \"completion\": \"king\"}", " the", "king"},
-        {"{\"prompt\": \"the\", \"completion\": \" king\"}", " the", " king"},
         {"{\"prompt\": \"\", \"completion\": \"king\"}", "", " king"},
-        {"{\"text\": \"king\"}", "", " king"},
         {"{\"prompt\": \"\", \"choices\": [\"a\", \"b\"], \"answer\": 0}", "", " b"},
-        {"{\"prompt\": \"x\", \"choices\": [\"a\", \"b\"], \"answer\": 0}", " x", "b"},
         // the begin and the end that a text has itself are not added again
         {"{\"text\": \"<s>king </s>\"}", "", " king"},
         {"{\"prompt\": \"<s>the\", \"completion\": \"king </s>\"}", " the", "king"},
@@ -268,47 +260,39 @@ static void task_packs(void) {
     enum { T = 16, N = 40 };
     char text[8192] = "";
     int32_t in[T], to[T], begins[T], in_1[T], to_1[T];
-    size_t seen[N] = {0}, trained = 0;
+    size_t seen[N] = {0}, trained = 0, moved = 0;
     for (int i = 0; i < N; i++)
         snprintf(text + strlen(text), 128, "{\"prompt\":\"%c%.*s\",\"completion\":\"%.*s\"}\n",
                  '0' + i, i * 7 % 9, "pppppppp", 1 + i * 5 % 7, "ccccccc");
-    Task t = json(text), again = json(text);
+    Task t = json(text);
     const TaskSum sum = task_sum(&t, T);
     const size_t padded = task_targets(&t, 3, 0, N, T);
     task_pack(&t, T);
-    task_pack(&again, T);
-    CHECK(memcmp(t.row, again.row, (t.rows + 1) * sizeof *t.row) == 0
-          && memcmp(t.packed, again.packed, N * sizeof *t.packed) == 0, "not the same again");
     CHECK(t.rows >= (sum.inputs + T - 1) / T && t.rows < sum.inputs / T + 3
-          && task_rows(&t, true) == t.rows, "%zu rows for %zu inputs", t.rows, sum.inputs);
+          && task_rows(&t, true) == t.rows && task_rows(&t, false) == N, "%zu rows for %zu inputs",
+          t.rows, sum.inputs);
     for (size_t k = 0; k < t.rows; k++) {
+        size_t here = 0;
         task_batch(&t, 3, true, k, 1, T, in, to, begins);
         for (size_t at = 0; at < T && in[at] != 0;) {
             const size_t i = (size_t)in[at] - '0', n = task_row(&t, i, 0, T, in_1, to_1);
             CHECK(i < N && at + n <= T && memcmp(in + at, in_1, n * sizeof *in) == 0
                   && memcmp(to + at, to_1, n * sizeof *to) == 0, "row %zu at %zu", k, at);
-            for (size_t u = at; u < at + n; u++)
-                CHECK((size_t)begins[u] == at, "row %zu: %d", k, begins[u]);
             seen[i]++;
+            for (size_t u = at; u < at + n || (u < T && in[u] == 0); u++)
+                CHECK(u < at + n ? (size_t)begins[u] == at
+                      : (size_t)begins[u] == at + n && to[u] == -1, "row %zu: %zu", k, u);
             at += n;
-            for (size_t u = at; u < T && in[u] == 0; u++)
-                CHECK(to[u] == -1 && (size_t)begins[u] == at, "row %zu: padding", k);
         }
-        size_t here = 0;
         for (size_t u = 0; u < T; u++) here += to[u] >= 0;
         CHECK(task_targets(&t, 3, k, 1, T) == here, "row %zu: %zu trained", k, here);
         trained += here;
+        moved += task_at(&t, 3, true, k) != k;
     }
     for (int i = 0; i < N; i++) CHECK(seen[i] == 1, "example %d: %zu times", i, seen[i]);
     CHECK(trained == padded && trained == sum.targets, "%zu trained, %zu padded", trained, padded);
     CHECK(task_targets(&t, 3, 0, 2 * t.rows, T) == 2 * trained, "over an epoch's end");
-    int moved = 0;
-    for (size_t k = 0; k < t.rows; k++) moved += task_at(&t, 3, true, k) != k;
     CHECK(moved > 2, "rows are not shuffled");
-    // evaluation has a row for each
-    task_batch(&t, 3, false, 5, 1, T, in, to, NULL);
-    task_row(&t, 5, 0, T, in_1, to_1);
-    CHECK(task_rows(&t, false) == N && in[0] == in_1[0], "evaluated rows");
     // 5 + 3 and 4 + 4 fill two rows of 8; in the order of the file there would be three
     t = json("{\"text\":\"abcde\"}\n{\"text\":\"abcdef\"}\n{\"text\":\"vwxyz\"}\n"
              "{\"text\":\"wxyz\"}");
@@ -356,39 +340,18 @@ static void task_batches_in_order(void) {
     CHECK(are(in[0], "f = "), "its end");
 }
 
-// Training takes the examples in the order of the epoch (test_data.c holds what that is), from any
-// position, in any portions.
+// Training takes the examples in the order of the epoch (test_data.c holds what that is).
 static void task_shuffles(void) {
-    enum { N = 25, T = 30, EPOCHS = 3 };
-    Task t = numbered_rows(N, -1);
-    for (uint64_t at = 0; at < N * EPOCHS; at += 3) {
-        int32_t in[7][T], where[7][2];
-        task_batch(&t, 5, true, at, 7, T, &in[0][0], &where[0][0], NULL);
-        for (uint64_t b = 0; b < 7; b++) {
-            uint64_t phase;
-            const int which = (int)epoch_index(5, at + b, N, &phase);
-            CHECK(in[b][0] == 'a' + which && in[b][which] == 'a' + which && in[b][which + 1] == 0
-                  && where[b][0] == which && where[b][1] == which % 2, "position %d: %d, not %d",
-                  (int)(at + b), in[b][0], 'a' + which);
-        }
+    enum { N = 25, T = 30 };
+    const Task t = numbered_rows(N, -1);
+    int32_t in[2 * N][T], where[2 * N][2];
+    task_batch(&t, 5, true, 7, 2 * N, T, &in[0][0], &where[0][0], NULL);
+    for (uint64_t b = 0; b < 2 * N; b++) {
+        uint64_t phase;
+        const int which = (int)epoch_index(5, 7 + b, N, &phase);
+        CHECK(in[b][0] == 'a' + which && where[b][0] == which && where[b][1] == which % 2,
+              "position %d: %d, not %d", (int)b, in[b][0], 'a' + which);
     }
-}
-
-static void task_splits(void) {
-    Task all = numbered_rows(10, -1), train, val;
-    for (size_t held = 0; held <= 10; held += 5) {
-        train = task_view(&all, 0, 10 - held);
-        val = task_view(&all, 10 - held, 10);
-        CHECK(train.count == 10 - held && val.count == held, "%zu", val.count);
-        CHECK(train.labels == 2 && val.word[1] == '+' && train.tokens == all.tokens, "copied");
-        int32_t in[2], where[4];
-        if (held > 0) {
-            task_batch(&val, 1, false, held - 1, 2, 1, in, where, NULL);
-            CHECK(in[0] == 'j' && in[1] == 'j' - (int)held + 1 && where[1] == 1, "%d %d", in[0],
-                  in[1]);
-        }
-    }
-    CHECK(task_is(&all, 9, "jjjjjjjjjj", 1), "a view has taken it along");
 }
 
 int main(void) {
@@ -408,7 +371,6 @@ int main(void) {
     RUN(task_files);
     RUN(task_batches_in_order);
     RUN(task_shuffles);
-    RUN(task_splits);
     remove_tree(base);
     return test_summary();
 }

@@ -20,8 +20,6 @@ static uint32_t random_below(uint32_t n) {  // xorshift64
     return (uint32_t)(random_state >> 33) % n;
 }
 
-static uint64_t hash_add(uint64_t h, uint32_t value) { return (h ^ value) * 0x100000001b3u; }
-
 static size_t encode(const Tokenizer *t, const char *text, size_t n, uint32_t **ids) {
     Tokens list = {NULL, 0, 0};
     tokenizer_encode(t, text, n, 0, &list);
@@ -121,21 +119,19 @@ static void unicode_classes(void) {
         const int bits = surrogate ? UNICODE_OTHER : word_bits(classes, s, n, &length);
         const int kind = bits & WORD_CLASS, cases = bits & (WORD_UPPER | WORD_LOWER);
         counts[kind]++;
-        h = hash_add(h, (uint32_t)kind);
+        h = (h ^ (uint32_t)kind) * 0x100000001b3u;
         CHECK(surrogate || length == n, "U+%04X", (unsigned)c);
         numeric += (bits & WORD_NUMERIC) != 0;
         capitals += cases == WORD_UPPER;
         small += cases == WORD_LOWER;
         marks += cases != 0 && kind == UNICODE_OTHER;
     }
-    CHECK(numeric == 1911 + 13, "%zu numeric", numeric);
-    CHECK(capitals == 1889 && small == 2258 && marks == 2501, "%zu capitals, %zu small, %zu marks",
-          capitals, small, marks);
-    free(classes);
+    CHECK(numeric == 1911 + 13 && capitals == 1889 && small == 2258 && marks == 2501,
+          "%zu numeric, %zu capitals, %zu small, %zu marks", numeric, capitals, small, marks);
     CHECK(counts[UNICODE_LETTER] == 141028 && counts[UNICODE_NUMBER] == 1911
-          && counts[UNICODE_SPACE] == 25, "%zu letters, %zu numbers, %zu white space", counts[1],
-          counts[2], counts[3]);
-    CHECK(h == 0x48b1698009766d10u, "hash %llx", (unsigned long long)h);
+          && counts[UNICODE_SPACE] == 25 && h == 0x48b1698009766d10u,
+          "%zu letters, %zu numbers, %zu white space", counts[1], counts[2], counts[3]);
+    free(classes);
 }
 
 static void write_file(const char *name, const char *text, size_t n) {
@@ -160,79 +156,22 @@ static void write_fixture(const char *folder) {
     free(text);
 }
 
-static void tokenizer_round_trips(void) {
-    Tokenizer *tokenizers[2] = {tokenizer_load(fixture), tokenizer_bytes()};
-    char text[400];
-    for (int run = 0; run < (test_whole() ? 20000 : 2000); run++) {
-        size_t n = 0, length = random_below(300);
-        while (n < length) {
-            switch (random_below(4)) {
-            case 0: text[n++] = (char)random_below(256); break;
-            case 1: text[n++] = " \n'aetsl"[random_below(8)]; break;
-            case 2: n += utf8_encode(random_below(0x3000), text + n); break;
-            default: n += utf8_encode(random_below(0x20000), text + n); break;  // surrogates, too
-            }
-        }
-        for (int i = 0; i < 2; i++) CHECK(round_trip(tokenizers[i], text, n), "run %d", run);
-    }
-}
-
-// A tokenizer with 60 merges of strings of a and b, each of two that were there before, at random.
-static Tokenizer *random_merges(void) {
-    char texts[62][16] = {"a", "b"}, *merges = NULL;
-    size_t n = 0;
-    FILE *f = open_memstream(&merges, &n);
-    for (int count = 2; count < 62; count++) {
-        const char *left, *right;
-        int i = 0;
-        while (i < count) {  // until it is a new one
-            do {
-                left = texts[random_below((uint32_t)count)];
-                right = texts[random_below((uint32_t)count)];
-            } while (strlen(left) + strlen(right) > 12);
-            strcat(strcpy(texts[count], left), right);
-            for (i = 0; i < count && strcmp(texts[i], texts[count]) != 0; i++) {}
-        }
-        fprintf(f, "%s %s\n", left, right);
-    }
-    fclose(f);
-    return tokenizer_of_merges(merges);
-}
-
-// Merges by the definition: again and again the pair that comes first in the list, and of equal ones
-// the leftmost.
-static size_t merge_plainly(const Tokenizer *t, uint32_t *ids, size_t n) {
-    uint32_t rank[2 * TOKENIZER_SHORT + 1];  // of the pair that starts at i
-    for (size_t i = 0; i + 1 < n; i++) rank[i] = tokenizer_rank(t, ids[i], ids[i + 1]);
-    while (n > 1) {
-        size_t best = 0;
-        for (size_t i = 1; i + 1 < n; i++) if (rank[i] < rank[best]) best = i;
-        if (rank[best] == TOKENIZER_NONE) break;
-        ids[best] = t->merges[rank[best]].result;
-        n--;
-        for (size_t i = best + 1; i < n; i++) ids[i] = ids[i + 1];
-        for (size_t i = best + 1; i + 1 < n; i++) rank[i] = rank[i + 1];
-        if (best + 1 < n) rank[best] = tokenizer_rank(t, ids[best], ids[best + 1]);
-        if (best > 0) rank[best - 1] = tokenizer_rank(t, ids[best - 1], ids[best]);
-    }
-    return n;
-}
-
-// The heap gives what the plain loop gives.
+// A long word becomes what its merges say: "aaaa..", of which 2, 4, .. 64 are tokens, and 3.
 static void tokenizer_long_words(void) {
-    for (int run = 0; run < (test_whole() ? 20000 : 4000); run++) {
-        static Tokenizer *t;
-        if (run % 200 == 0) { tokenizer_free(t); t = random_merges(); }
-        enum { MOST = 2 * TOKENIZER_SHORT };
-        uint32_t a[MOST + 1], b[MOST + 1];
-        size_t n = 1 + random_below(MOST);
-        uint32_t share = 2 + random_below(9);
-        for (size_t i = 0; i <= n; i++) {  // what stands behind a word is not merged with it
-            a[i] = t->byte_id[random_below(40) == 0 ? 'c' : random_below(share) ? 'a' : 'b'];
-            b[i] = a[i];
+    const Tokenizer *t = tokenizer_of_merges("a a\naa aa\naaaa aaaa\naaaaaaaa aaaaaaaa\n"
+                                             "aa a\n");
+    for (size_t n = 1; n <= 300; n++) {
+        char text[600];
+        uint32_t want[600];
+        size_t count = 0, used = 0;
+        for (size_t i = 0; i < n; i++) text[used++] = 'a';
+        for (size_t left = n; left > 0;) {  // the merges that stand first take the left
+            const size_t part = left >= 16 ? 16 : left >= 8 ? 8 : left >= 4 ? 4 : left;
+            want[count++] = part == 16 ? 259 : part == 8 ? 258 : part == 4 ? 257 : part == 3 ? 260
+                          : part == 2 ? 256 : t->byte_id['a'];
+            left -= part;
         }
-        const size_t few = merge_plainly(t, a, n), many = tokenizer_merge(t, b, n);
-        CHECK(few == many && memcmp(a, b, few * sizeof *a) == 0, "run %d", run);
+        check_ids(t, text, n, want, count);
     }
 }
 
@@ -262,16 +201,14 @@ static void tokenizer_saves(void) {
         CHECK(strstr(config, i == 1 ? "\"eos_token\": null" : "\"eos_token\": \"<|endoftext|>\""),
               "%s", config);
     }
-    for (int k = FILE_CONFIG; k <= FILE_MERGES; k++) {  // one cannot be written, as on a full disk
-        char made[100];
-        if (tokenizers[0]->files[k].text == NULL) continue;
-        remove_files();
-        snprintf(made, sizeof made, "%s.tmp", tokenizer_files[k]);  // as a new file is at first
-        make_directories(in_base(made));
-        CHECK(DIES_WITH(tokenizer_files[k], tokenizer_save(tokenizers[0], base)), "no error");
-    }
+    CHECK(DIES_WITH("/vocab.json/vocab.json", tokenizer_load(in_base("vocab.json"))), "a file");
+    write_file("vocab.json", "{}", 3);
+    CHECK(DIES_WITH("/vocab.json has a NUL byte", tokenizer_load(base)), "a NUL");
     remove_files();
+    make_directories(in_base("vocab.json"));
+    CHECK(DIES_WITH("/vocab.json: not a regular file", tokenizer_load(base)), "a folder");
     CHECK(DIES_WITH("/nonexistent/", tokenizer_save(tokenizers[0], "/nonexistent")), "no error");
+    remove_files();
 }
 
 static Tokenizer *parse_tokenizer(const char *more, const char *merges) {
@@ -328,35 +265,18 @@ static void tokenizer_bad_files(void) {
         {"[]", "a b\n", "not an object"}, {"{}", "a b\n", "without vocab"}};
     for (int i = 0; i < 4; i++)
         CHECK(DIES_WITH(rows[i][2], tokenizer_of("test", rows[i][0], rows[i][1])), "row %d", i);
-    for (int missing = 0; missing < 256; missing++)
-        CHECK(DIES_WITH("bytes that have no token", tokenizer_of("test", byte_vocabulary(missing,
-              0, ""), "#version\n")), "byte %d", missing);
+    CHECK(DIES_WITH("bytes that have no token",
+                    tokenizer_of("test", byte_vocabulary(255, 0, ""), "#version\n")), "a byte");
 }
-
-// Beside the rows of refused.h: a folder that is a file, a file that is a folder, a NUL.
-static void tokenizer_bad_directories(void) {
-    tokenizer_save(tokenizer_bytes(), base);
-    CHECK(tokenizer_load(base)->vocab == 256, "as it is saved");
-    CHECK(DIES_WITH("/vocab.json/vocab.json", tokenizer_load(in_base("vocab.json"))), "a file");
-    write_file("vocab.json", "{}", 3);
-    CHECK(DIES_WITH("/vocab.json has a NUL byte", tokenizer_load(base)), "a NUL");
-    remove_files();
-    make_directories(in_base("vocab.json"));
-    CHECK(DIES_WITH("/vocab.json: not a regular file", tokenizer_load(base)), "a folder");
-    remove_files();
-}
-
-#define load_says() SAYS(tokenizer_load(base))
 
 // Byte order marks are no part of the files, nor of what is saved of them.
 static void tokenizer_marks(void) {
-    char vocab[8192];
-    snprintf(vocab, sizeof vocab, "\xef\xbb\xbf%s", byte_vocabulary(-1, 0, ", \"ab\": 256"));
-    put_text(in_base("vocab.json"), vocab);
+    char *vocab = byte_vocabulary(-1, 0, ", \"ab\": 256"), *marked = NULL;
+    if (asprintf(&marked, "\xef\xbb\xbf%s", vocab) < 0) exit(1);
+    put_text(in_base("vocab.json"), marked);
     put_text(in_base("merges.txt"), "\xef\xbb\xbf" "a b\n");
     const Tokenizer *t = tokenizer_load(base);
-    CHECK(t->vocab == 257 && t->merge_count == 1
-          && strcmp(t->files[FILE_VOCAB].text, vocab + 3) == 0
+    CHECK(t->merge_count == 1 && strcmp(t->files[FILE_VOCAB].text, vocab) == 0
           && strcmp(t->files[FILE_MERGES].text, "a b\n") == 0, "byte order marks");
     remove_files();
 }
@@ -493,7 +413,6 @@ static void tokenizer_beside(void) {
     } cases[] = {
         {NULL, "11</s>", "260 2 ", "-1 2 -1: 2", {NULL}},  // <s> tells OPT
         {NULL, "11</s>", "260 " BYTES_END, "-1 -1 -1:", {0, 0, 0, 0, "{'model_type':'gpt2'}"}},
-        {NULL, "11</s>", "260 2 ", "-1 2 -1: 2", {0, 0, 0, 0, "{'model_type':'opt'}"}},
         {NULL, "11</s>", "260 " BYTES_END, "-1 -1 -1:",
          {CLASS("GPT2Tokenizer") "'model_max_length':9}"}},
         {NULL, "a</s>a a", "100 2 100 259 ", "-1 2 -1: 2",
@@ -512,14 +431,12 @@ static void tokenizer_beside(void) {
         {NULL, "</s><pad>", BYTES_END "1 ", "-1 1 -1: 1",
          {CLASS("GPT2Tokenizer") "'eos_token':'</s>'}", 0, "{'eos_token':'<pad>'}"}},
         {NULL, "11", "260 ", "-1 -1 -1:",
-         {CLASS("GPT2Tokenizer") "'eos_token':null}", 0, 0, 0, "{'model_type':'llama'}"}},
-        {NULL, "11", "260 ", "-1 -1 -1:",
          {"{'special_tokens_map_file':'/x'}", 0, 0, 0, "{'model_type':'gpt2'}"}},
         {NULL, "[11]", "94 260 96 ", "-1 -1 -1:", {"{'pad_token':'[11]'}"}},  // it has no id
-        {NULL, "11", "260 ", "-1 -1 -1:",
-         {MADE_UP ",'bos_token':'</s>'}", 0, 0, 0, "{'model_type':'qwen2'}"}},
         {OF_LLAMA3, "a <|bot|> b", "64 220 2011 280 ", "2000 -1 -1:",
          {"{" DECODER("2011", "<|bot|>") "}}}"}},
+        {OF_LLAMA3, "<x>>><x>><x>", "2012 2011 2013 ", "2000 -1 -1:",  // the longest
+         {"{" DECODER("2011", "<x>>") "},'2012':{'content':'<x>>>'},'2013':{'content':'<x>'}}}"}},
         {OF_LLAMA3, "<|eot_id|> \na", "2009 64 ", "2000 -1 -1:",
          {"{" DECODER("2009", "<|eot_id|>") ",'rstrip':true,'special':true}}}"}},
         {OF_LLAMA3, "a", "64 ", "2000 2009 2009: 2009",
@@ -535,12 +452,8 @@ static void tokenizer_beside(void) {
          {"{'eos_token': {'content': '</s>'}}", 0, 0, 0, "{'eos_token_id': [7], 'x': 9}"}},
         {LLAMA2, "", "", "1 1 -1: 1 8",
          {"{'eos_token': '<s>'}", 0, 0, 0, "{'eos_token_id': 8, 'hidden_size': 9}"}},
-        {LLAMA2, "", "", "1 2 2: 2", {"{'eos_token': 'nothing'}"}},
-        {LLAMA2, "", "", "1 2 2: 2", {"{'add_bos_token': true}"}},
-        {OF_LLAMA3, "", "", "2000 2009 2009: 2009", {"{'eos_token': '<|eot_id|>'}"}},
         {SMOLLM2, "", "", "-1 2 -1: 2", {0, 0, 0, 0, "{'bos_token_id': 1, 'eos_token_id': 2}"}},
         {SMOLLM2, "", "", "-1 0 -1: 0", {NULL}},  // <|endoftext|>
-        {SMOLLM2, "", "", "-1 1052 -1: 1052", {"{'eos_token': 'the'}"}},
     };
     const char *vocab = byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, "
                                         "\"\\u0120a\": 259, \"11\": 260");
@@ -565,7 +478,8 @@ static void tokenizer_beside(void) {
                 if (tokenizer_ends(t, (int32_t)id)) sprintf(ends + strlen(ends), " %zu", id);
             CHECK(strcmp(ids, cases[i].ids) == 0 && strcmp(ends, cases[i].ends) == 0
                   && !tokenizer_ends(t, -1), "case %zu, %d: %s, %s", i, again, ids, ends);
-            CHECK(*load_says() == '\0', "case %zu: %s", i, load_says());
+            const char *warns = SAYS(tokenizer_load(base));
+            CHECK(*warns == '\0', "case %zu: %s", i, warns);
             tokenizer_save(t, base);
         }
         for (int k = 0; k < 4; k++)
@@ -588,14 +502,12 @@ static void tokenizer_beside(void) {
     const Tokenizer *both = tokenizer_load(base);
     CHECK(both->bos == 256 && both->behind == 256, "%d, %d", both->bos, both->behind);
     // normalised is what is not special: the space of " <x>" is looked for
-    static const struct { const char *file, *text; bool found; } normal[] = {
-        {"tokenizer_config.json", "{" DECODER("2005", "<x>") "}}}", false},
-        {"tokenizer_config.json", "{" DECODER("2005", "<x>") ",'special':true}}}", true}};
     write_fixture(LLAMA2);
-    for (int i = 0; i < 2; i++) {
-        write_text(normal[i].file, normal[i].text);
-        CHECK((strstr(ids_text(tokenizer_load(base), "a<x>", 0), "2005 ") != NULL)
-              == normal[i].found, "%s", normal[i].text);
+    for (int special = 0; special < 2; special++) {
+        write_text("tokenizer_config.json", special ? "{" DECODER("2005", "<x>") ",'special':true}}}"
+                                                    : "{" DECODER("2005", "<x>") "}}}");
+        CHECK((strstr(ids_text(tokenizer_load(base), "a<x>", 0), "2005 ") != NULL) == special,
+              "special %d", special);
     }
     // a token that is named is special: in a user's message it is text
     write_fixture(OF_LLAMA3);
@@ -604,42 +516,6 @@ static void tokenizer_beside(void) {
     CHECK(strcmp(ids_text(named, "the", TOKENIZER_PLAIN), "1086 ") == 0
           && strcmp(ids_text(named, "the", 0), "83 260 ") == 0, "special");
     remove_files();
-}
-
-// The added token that is found, whatever their number: the first, of these the longest.
-static void added_many(void) {
-    static const char letters[] = "aab <\xc3\xa9";
-    for (int run = 0; run < 300; run++) {
-        Tokenizer t;
-        AddedTokens *list = &t.added[0];
-        char text[60];
-        memset(&t, 0, sizeof t);
-        t.byte_level = true;
-        t.bytes = (char *)malloc(10000);
-        t.tokens = ALLOC(TokenText, 50, "tokens");
-        for (uint32_t id = 0; id < 1 + random_below(40); id++) {
-            const int flags[5] = {0};
-            size_t n = 1 + random_below(6), same = 0;
-            for (size_t i = 0; i < n; i++) text[i] = letters[random_below(6)];
-            while (same < list->count && (list->tokens[same].length != n
-                                          || memcmp(list->tokens[same].content, text, n))) same++;
-            if (same == list->count) added_push(&t, text, n, id, false, flags);
-        }
-        CHECK(added_sort(list) == NULL, "twice");
-        for (size_t i = 0; i < sizeof text; i++) text[i] = letters[random_below(6)];
-        for (size_t from = 0, at; from < sizeof text; from++) {
-            const AddedToken *best = NULL;
-            size_t place = from;
-            for (; place < sizeof text && best == NULL; place++)
-                for (const AddedToken *a = list->tokens; a < list->tokens + list->count; a++)
-                    if (a->length <= sizeof text - place
-                        && memcmp(a->content, text + place, a->length) == 0
-                        && (best == NULL || a->length > best->length)) best = a;
-            at = from;
-            CHECK(added_find(list, text, sizeof text, &at) == best
-                  && (best == NULL || at == place - 1), "run %d, from %zu", run, from);
-        }
-    }
 }
 
 // Every file of a tokenizer is saved byte for byte.
@@ -660,30 +536,6 @@ static void json_saves(void) {
     }
     CHECK(entries_in(out) == TOKENIZER_FILES, "%d files", entries_in(out));
     remove_files();
-}
-
-// The pieces of a text in the style of SentencePiece: cut in front of spaces, or whole.
-static void json_cuts(void) {
-    char random[400];
-    write_fixture(LLAMA2);
-    Tokenizer *t = tokenizer_load(base);
-    bool *joins = t->joins, *all = (bool *)malloc(1 << 16);
-    memset(all, true, 1 << 16);
-    for (int run = 0; run < (test_whole() ? 5000 : 1000); run++) {
-        uint32_t *a, *b;
-        const size_t bytes = 1 + random_below(300);
-        for (size_t i = 0; i < bytes; i++)
-            random[i] = "  etaoinshrdlu()\n.,=\xc3\xa9"[random_below(22)];
-        t->joins = joins;
-        const size_t count = encode(t, random, bytes, &a);
-        t->joins = all;
-        CHECK(encode(t, random, bytes, &b) == count && memcmp(a, b, count * 4) == 0, "run %d", run);
-        free(a);
-        free(b);
-    }
-    t->joins = joins;
-    free(all);
-    tokenizer_free(t);
 }
 
 // One "word" of a megabyte, or of a quarter, of GPT-2's bytes or SentencePiece's pieces. Quadratic
@@ -711,21 +563,16 @@ static void megabyte_words(void) {
     free(text);
 }
 
-// The words of literal texts by each expression, with a '|' between them.
+// The words of literal texts by each expression (GPT-2's: expected.txt), with a '|' between them.
 static void words_are_cut(void) {
     static const struct { int rule; const char *words; } cases[] = {
-        {RULE_GPT2, "I|'ll| don|'t|'ve|'re|'m|'d|'s|'|LL|'|S|'|\xc5\xbf"},
         {RULE_LLAMA3, "I|'LL| don|'T|'Ve|'RE|'m|'D|'S|'\xc5\xbf|'s|mall"},
-        {RULE_LLAMA3, "'S|x|'\xc5\xbf|x"}, {RULE_GPT2, "\xe2\x80\x99|s|'s|mall"},
-        {RULE_QWEN2, "\xe2\x80\x99s|'s|mall"}, {RULE_GPT2, "a|\t|b|\xc2\xa0|c|(|d| e"},
+        {RULE_LLAMA3, "'S|x|'\xc5\xbf|x"}, {RULE_QWEN2, "\xe2\x80\x99s|'s|mall"},
         {RULE_QWEN2, "a|\tb|\xc2\xa0" "c|(d| e"}, {RULE_LLAMA3, "a|\n|b| c|\n\n|d"},
-        {RULE_QWEN2, "\n|a|\r|b|1|c|!!|d|\n|\xc3\xa9"}, {RULE_GPT2, "12345| 678|x|1"},
-        {RULE_LLAMA3, "123|45| |678|x|1"}, {RULE_QWEN2, "1|2| |3|x"},
-        {RULE_GPT2, "!?|\n\n| !|\r|\n|x"}, {RULE_QWEN2, "!?\n\n| !\r\n|x| !\n| "},
-        {RULE_GPT2, "a| \n |\n|b| \t"}, {RULE_QWEN2, "a| \n \n|  | b"}, {RULE_QWEN2, "  \n|  "},
-        {RULE_QWEN2, "a|  | b|\xe3\x80\x80| b|   "}, {RULE_GPT2, "a|  | b|  |\n|b|   "},
+        {RULE_QWEN2, "\n|a|\r|b|1|c|!!|d|\n|\xc3\xa9"}, {RULE_LLAMA3, "123|45| |678|x|1"},
+        {RULE_QWEN2, "1|2| |3|x"}, {RULE_QWEN2, "!?\n\n| !\r\n|x| !\n| "},
+        {RULE_QWEN2, "a| \n \n|  | b"}, {RULE_QWEN2, "a|  | b|\xe3\x80\x80| b|   "},
         {RULE_QWEN2, "\xff\xe4\xbd\xa0\xe5\xa5\xbd|\xcc\x81\xf0\x9f\x98\x80\n"},
-        {RULE_GPT2, "\xff|\xe4\xbd\xa0\xe5\xa5\xbd|\xcc\x81\xf0\x9f\x98\x80|\n"},
         {RULE_TEKKEN, "camel|Case|HTTPServer| I|'LL| don|'t"},
         {RULE_TEKKEN, "AB\xe3\x81\x82|C| AB\xe3\x81\x82"},
         {RULE_TEKKEN, "\xc7\x85" "ab\xc2\xaa|AB\xcc\x81" "Cd"},
@@ -754,8 +601,8 @@ static void words_are_cut(void) {
 // Face does not; what is no UTF-8; marks by the thousand.
 static void nfc_composes(void) {
     static const struct { const char *text, *expected; } cases[] = {
-        {"", ""}, {"plain \xc3\xa9", "plain \xc3\xa9"},
-        {"e\xcc\x81", "\xc3\xa9"}, {"xe\xcc\x81y", "x\xc3\xa9y"}, {"\xcc\x81", "\xcc\x81"},
+        {"", ""}, {"plain \xc3\xa9", "plain \xc3\xa9"}, {"xe\xcc\x81y", "x\xc3\xa9y"},
+        {"\xcc\x81", "\xcc\x81"},
         {"e\xcc\xa3\xcc\x81", "\xe1\xba\xb9\xcc\x81"},
         {"e\xcc\x81\xcc\xa3", "\xe1\xba\xb9\xcc\x81"},
         {"a\xcc\x8d\xcc\x81", "a\xcc\x8d\xcc\x81"},  // two marks of one class
@@ -825,19 +672,15 @@ int main(void) {
     base_new("tokenizer");
     RUN(unicode_classes);
     RUN(tokenizer_expected);
-    RUN(tokenizer_round_trips);
     RUN(tokenizer_long_words);
     RUN(tokenizer_saves);
     RUN(tokenizer_special);
     RUN(tokenizer_merge_files);
     RUN(tokenizer_bad_files);
-    RUN(tokenizer_bad_directories);
     RUN(tokenizer_marks);
     RUN(tokenizer_beside);
     RUN(json_cases);
     RUN(json_saves);
-    RUN(added_many);
-    RUN(json_cuts);
     RUN(megabyte_words);
     RUN(words_are_cut);
     RUN(nfc_composes);

@@ -13,35 +13,6 @@
 
 static char *path;  // of a trace
 
-static int random_below(int n) {
-    static uint32_t seed = 1;
-    seed = seed * 1664525u + 1013904223u;
-    return (int)(seed >> 8) % n;
-}
-
-// Against a clock of small ticks, for random spans.
-static void busy_agrees_with_ticks(void) {
-    enum { TICKS = 64, N = 24 };
-    for (int run = 0; run < 500; run++) {
-        TraceSpan s[N];
-        double busy[TRACE_USES] = {0}, ticks[TRACE_USES] = {0};
-        bool on[TRACE_USES][TICKS] = {{false}};
-        const int n = random_below(N);
-        for (int i = 0; i < n; i++) {
-            const int begin = random_below(TICKS), row = random_below(ROWS);
-            const int end = (int)min_size((size_t)(begin + random_below(run % 16 + 1)), TICKS);
-            s[i] = (TraceSpan){begin, end, row, "x", TRACE_NONE, 1};
-            for (int tick = begin; tick < end; tick++) on[row_uses[row]][tick] = true;
-        }
-        for (int tick = 0; tick < TICKS; tick++) {
-            on[USES_DUPLEX][tick] = on[USES_H2D][tick] && on[USES_D2H][tick];
-            for (int k = 0; k < TRACE_USES; k++) ticks[k] += on[k][tick];
-        }
-        trace_busy(s, n, busy);
-        for (int k = 0; k < TRACE_USES; k++) CHECK(busy[k] == ticks[k], "run %d: %d", run, k);
-    }
-}
-
 static void span(TraceFile *t, int row, const char *name, size_t number, double begin, double end,
                  size_t bytes) {
     const TraceSpan s = {begin, end, row, name, number, bytes};
@@ -73,9 +44,6 @@ static void counters_of_a_step(void) {
     CHECK(c.step == 7, "not its business");
     trace_counters(&c, s, 6);  // no update
     CHECK(c.update_seconds == 0 && busy[USES_DUPLEX] == 0, "%g", c.update_seconds);
-    trace_counters(&c, s, 0);
-    CHECK(c.forward == 0 && c.stalled == 0 && busy[USES_GPU] == 0 && busy[USES_CPU] == 0
-          && busy[USES_H2D] == 0 && busy[USES_D2H] == 0, "nothing");
     // in any order of the list; a wait that nothing follows is not backward's
     const TraceSpan waits[] = {
         {3, 4, ROW_COMPUTE, "backward", 0, 0}, {6, 7, ROW_COMPUTE, "wait", 0, 0},
@@ -85,22 +53,18 @@ static void counters_of_a_step(void) {
     CHECK(c.stalled == 3 && c.stalled_backward == 1, "%g %g", c.stalled, c.stalled_backward);
 }
 
-enum { FIRST_EVENTS = 2 * ROWS };  // the rows' names and places
-
-static const Json *event(const Json *root, size_t i) {
-    const Json *e = json_get(root, "traceEvents")->child;
-    for (i += FIRST_EVENTS; i > 0 && e != NULL; i--) e = e->next;
-    return e;
-}
-
-static double number(const Json *e, const char *key) {
-    const Json *x = json_get(e, key);
-    return x != NULL && x->type == JSON_NUMBER ? x->number : -1;
-}
-
-static const char *string(const Json *e, const char *key) {
-    const Json *x = json_get(e, key);
-    return x != NULL && x->type == JSON_STRING ? x->string : "";
+// Is the trace JSON, and does it end with these lines, in which ' stands for "?
+static bool ends_with(const char *lines) {
+    size_t n;
+    char *want = quoted(lines), *text = file_read(path, &n, &err);
+    Json *json = json_read(path, &err);
+    const bool ends = n > strlen(want) && strcmp(text + n - strlen(want), want) == 0;
+    const bool good = ends && json != NULL;
+    if (!good) printf("  %s\n", text);
+    free(want);
+    free(text);
+    json_free(json);
+    return good;
 }
 
 static void file_says_what_happened(void) {
@@ -110,43 +74,27 @@ static void file_says_what_happened(void) {
     t.step = 12;
     span(&t, 3, "fetch", 5, 1.25, 1.5, 1000000000);
     CHECK(trace_flush(&t, &err), "%s", err.text);
-    Json *half = json_read(path, &err);
-    CHECK(half != NULL && json_get(half, "traceEvents")->count == FIRST_EVENTS + 4, "%s", err.text);
-    json_free(half);
+    CHECK(ends_with(
+        "{'ph':'M','pid':0,'name':'thread_name','tid':3,'args':{'name':'a row: \xc3\xa9'}},\n"
+        "{'ph':'M','pid':0,'name':'thread_sort_index','tid':3,'args':{'sort_index':3}},\n"
+        "{'ph':'X','pid':0,'name':'fetch','tid':3,'ts':1250000.000,'dur':250000.000,'args':{"
+        "'step':12,'number':5,'bytes':1000000000,'GB/s':4}}\n]}\n"), "at a flush");
     span(&t, 0, "forward", TRACE_NONE, 2, 2, 7);
-    span(&t, 0, "backwards", 0, 2, 1, 0);
+    span(&t, 0, "backwards", 0, 2, 1, 0);  // never negative
     // An hour in, what touches after nanoseconds still touches, and the digits are there.
-    span(&t, 0, "a", 1, 3600.0000001234, 3600.0000005678, 0);
-    span(&t, 0, "b", 1, 3600.0000005678, 3600.0000009, 0);
+    span(&t, 0, "a", TRACE_NONE, 3600.0000001234, 3600.0000005678, 0);
+    span(&t, 0, "b", TRACE_NONE, 3600.0000005678, 3600.0000009, 0);
     trace_counter(&t, "memory", "weights", 0.5, 8589934593.0);
     CHECK(trace_flush(&t, &err) && trace_close(&t, &err), "%s", err.text);
-    Json *root = json_read(path, &err);
-    CHECK(root != NULL, "%s", err.text);
-    if (root == NULL) return;
-    CHECK(json_get(root, "traceEvents")->count == FIRST_EVENTS + 9, "count");
-    const Json *row = event(root, 1), *span = event(root, 3), *args = json_get(span, "args");
-    CHECK(strcmp(string(row, "ph"), "M") == 0 && number(row, "tid") == 3, "row");
-    CHECK(strcmp(string(json_get(row, "args"), "name"), "a row: \xc3\xa9") == 0, "its name");
-    CHECK(number(json_get(event(root, 2), "args"), "sort_index") == 3, "its place");
-    CHECK(strcmp(string(span, "ph"), "X") == 0 && strcmp(string(span, "name"), "fetch") == 0
-          && number(span, "tid") == 3 && number(span, "pid") == 0, "span");
-    CHECK(number(span, "ts") == 1250000 && number(span, "dur") == 250000, "its time");
-    CHECK(number(args, "step") == 12 && number(args, "number") == 5
-          && number(args, "bytes") == 1e9 && number(args, "GB/s") == 4, "its arguments");
-    args = json_get(event(root, 4), "args");
-    CHECK(json_get(args, "number") == NULL && json_get(args, "GB/s") == NULL
-          && number(args, "bytes") == 7, "no number, no rate");
-    CHECK(number(event(root, 5), "dur") == 0 && number(json_get(event(root, 5), "args"), "number")
-          == 0, "never negative");
-    const Json *a = event(root, 6), *b = event(root, 7);
-    CHECK(strncmp(json_get(a, "ts")->string, "3600000000.123,", 15) == 0
-          && strncmp(json_get(a, "dur")->string, "0.445,", 6) == 0
-          && strncmp(json_get(b, "ts")->string, "3600000000.568,", 15) == 0, "digits are lost");
-    const Json *c = event(root, 8);
-    CHECK(strcmp(string(c, "ph"), "C") == 0 && strcmp(string(c, "name"), "memory") == 0
-          && number(c, "ts") == 500000, "counter");
-    CHECK(number(json_get(c, "args"), "weights") == 8589934593.0, "its value");
-    json_free(root);
+    CHECK(ends_with("'GB/s':4}},\n"
+        "{'ph':'X','pid':0,'name':'forward','tid':0,'ts':2000000.000,'dur':0.000,'args':{"
+        "'step':12,'bytes':7}},\n"
+        "{'ph':'X','pid':0,'name':'backwards','tid':0,'ts':2000000.000,'dur':0.000,'args':{"
+        "'step':12,'number':0}},\n"
+        "{'ph':'X','pid':0,'name':'a','tid':0,'ts':3600000000.123,'dur':0.445,'args':{'step':12}},\n"
+        "{'ph':'X','pid':0,'name':'b','tid':0,'ts':3600000000.568,'dur':0.332,'args':{'step':12}},\n"
+        "{'ph':'C','pid':0,'name':'memory','ts':500000.000,'args':{'weights':8589934593}}\n]}\n"),
+        "at the end");
 }
 
 static void unwritable_is_an_error(void) {
@@ -157,10 +105,8 @@ static void unwritable_is_an_error(void) {
     if (access("/dev/full", W_OK) != 0) SKIP("no /dev/full here");
     for (int how = 0; how < 3; how++) {  // found at a flush, at the close, or in between
         CHECK(trace_open(&t, "/dev/full", &err), "%s", err.text);
-        err.text[0] = '\0';
         for (int i = 0; i < (how == 2 ? 1000 : 1); i++) span(&t, 0, "forward", 1, 0, 1, 0);
-        if (how != 1) CHECK(!trace_flush(&t, &err), "flushed");
-        if (how == 0) err.text[0] = '\0';
+        if (how == 0) CHECK(!trace_flush(&t, &err), "flushed");
         CHECK(!trace_close(&t, &err), "closed");
         CHECK(strcmp(err.text, "cannot write /dev/full: No space left on device") == 0, "%d: %s",
               how, err.text);
@@ -181,7 +127,7 @@ static void pipe_gets_one_end(void) {
     fclose(keep);
     const size_t n = fread(text, 1, sizeof text, in);
     Json *root = json_parse(text, n, &err);
-    CHECK(root != NULL && json_get(root, "traceEvents")->count == FIRST_EVENTS + 3, "%s", err.text);
+    CHECK(root != NULL && json_get(root, "traceEvents")->count == 2 * ROWS + 3, "%s", err.text);
     json_free(root);
     fclose(in);
 }
@@ -327,7 +273,7 @@ static void narrow_spans_are_joined(void) {
     for (size_t i = 0; i < 20000; i++) {
         const double at = (double)i * 1e-4;
         span(&t, i % 2 == 0 ? ROW_FETCH : ROW_FLUSH, i % 2 == 0 ? "fetch" : "flush", i, at,
-                   at + 5e-5, 1);
+             at + 5e-5, 1);
     }
     span(&t, ROW_COMPUTE, "forward", 0, 3.9999, 4, 0);
     span(&t, ROW_FETCH, "fetch", 0, 3, 3, 1);
@@ -404,40 +350,33 @@ static void memory_of_spans(void) {
 
 // Whichever is noted first: two pictures can be compared.
 static void a_class_has_one_colour(void) {
-    static const char *const names[] = {"weights", "resident state", "activations", "gradients",
-                                        "visiting state"};
-    static const int order[][5] = {{0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {2, 4, 0, 3, 1}};
-    static char first[1 << 16];
-    char want[64];
-    for (int i = 0; i < 3; i++) {
+    static const char *const names[2][5] = {
+        {"weights", "resident state", "activations", "gradients", "visiting state"},
+        {"activations", "visiting state", "weights", "gradients", "resident state"}};
+    char *first = NULL;
+    for (int i = 0; i < 2; i++) {
         TraceFile t = trace_begin();
         span(&t, ROW_COMPUTE, "forward", 0, 1, 9, 0);
         for (int k = 0; k < 5; k++)
-            trace_counter(&t, "memory", names[order[i][k]], 1, 1024 * (1 + order[i][k]));
+            trace_counter(&t, "memory", names[i][k], 1, 1024 * (double)strlen(names[i][k]));
         trace_end(&t);
         CHECK(DRAWS("--memory", NULL), "%s", said);
-        if (i == 0) snprintf(first, sizeof first, "%s", picture);
-        CHECK(strcmp(first, picture) == 0, "%d: %s", i, picture);
-        for (int k = 0; k < 5; k++) {
-            snprintf(want, sizeof want, "class=\"c%d\" d=\"M196 258", k);
-            CHECK(has(want), "%s", want);
-        }
+        if (i == 0) first = strdup(picture);
     }
+    CHECK(strcmp(first, picture) == 0 && has("class=\"c4\" d=\"M196 258"), "%s", picture);
+    free(first);
 }
 
 static void bad_input_is_one_line(void) {
     static const struct { const char *text, *why; } bad[] = {
         {"{'traceEvents':[", "JSON, line 1, byte 16: expected a value"},
         {"{}", "no 'traceEvents' in it: it is no trace of --trace"},
-        {"7", "no 'traceEvents' in it: it is no trace of --trace"},
         {"[]", "no spans in it"}, {"[{'ph':'M'},7,null,{'ph':1}]", "no spans in it"},
         {"[{'ph':'X','ts':1,'dur':1}]", "a span or a row has no 'tid'"},
         {"[{'ph':'X','tid':1,'dur':1}]", "a span has no 'ts' or no 'dur'"},
         {"[{'ph':'X','tid':1,'ts':1,'dur':-1}]", "a span has no 'ts' or no 'dur'"},
         {"[{'ph':'X','tid':1,'ts':1,'dur':5e-324}]",
          "nothing between 1e-06 s and 1e-06 s; it goes from 1e-06 s to 1e-06 s"},
-        {"[{'ph':'X','tid':1,'ts':0,'dur':1e-320}]",
-         "nothing between 0 s and 0 s; it goes from 0 s to 0 s"},
         {"[{'ph':'X','tid':1,'ts':1e300,'dur':1}]", "a span has no 'ts' or no 'dur'"},
         {"[{'ph':'C','name':'m','ts':1,'args':{'a':1e300}}]", "counter 'm' is no number"},
         {"[{'ph':'C','name':'m'}]", "a counter without 'ts'"},
@@ -481,40 +420,9 @@ static void bad_input_is_one_line(void) {
     CHECK(timeline("--help", NULL) == 0 && has("usage: timeline"), "help");
 }
 
-// Any damage to a trace is a picture or one line, nothing else.
-static void damaged_traces(void) {
-    static const char digits[] = "0123456789-e.,:{}[]\"";
-    TraceFile t = trace_begin();
-    size_t n = 0;
-    for (size_t i = 0; i < 6; i++) {
-        span(&t, (int)i, i % 2 == 0 ? "update" : "wait", i, (double)i, (double)i + 0.5, i);
-        trace_counter(&t, "memory", i % 2 == 0 ? "weights" : "state", (double)i, 1e6 * (double)i);
-    }
-    trace_end(&t);
-    char *whole = file_read(path, &n, &err);
-    int drawn = 0;
-    const int runs = test_whole() ? 200 : 60;
-    for (int run = 0; run < runs; run++) {
-        char *x = strdup(whole);
-        for (int k = 0; k < run % 3 + 1; k++) {
-            const int at = random_below((int)n);
-            x[at] = digits[random_below(x[at] >= '0' && x[at] <= '9' ? 12 : 20)];
-        }
-        put_text(path, x);
-        free(x);
-        const int code = timeline(path, "--memory", NULL);
-        CHECK(code == 0 ? xml_tags(picture) > 0 && !has("nan") && !has("inf")
-              : code == 2 && one_line(""), "run %d: %d: %s%s", run, code, said, picture);
-        drawn += code == 0;
-    }
-    CHECK(drawn > runs / 8 && drawn < runs - runs / 40, "%d", drawn);
-    free(whole);
-}
-
 int main(void) {
     base_new("trace");
     path = in_base("trace.json");
-    RUN(busy_agrees_with_ticks);
     RUN(counters_of_a_step);
     RUN(file_says_what_happened);
     RUN(unwritable_is_an_error);
@@ -527,7 +435,6 @@ int main(void) {
     RUN(memory_of_spans);
     RUN(a_class_has_one_colour);
     RUN(bad_input_is_one_line);
-    RUN(damaged_traces);
     remove_tree(base);
     return test_summary();
 }
