@@ -166,7 +166,7 @@ static void test_threads_do_not_change_bits(void) {
 }
 
 // Feeding one token at a time, or several in parts, through the cache of keys and values gives the
-// logits of the whole sequence.
+// logits of the whole sequence, also where all layers share their activations.
 static void test_cached_decoding(void) {
     enum { T = 50 };
     for (int variant = 0; variant < 4; variant++) {
@@ -180,15 +180,16 @@ static void test_cached_decoding(void) {
             c.activation = ACTIVATION_SILU;
         }
         int32_t tokens[T + 1];
-        GPT2 g;
+        GPT2 g, e = {.config = c};
         make_random(&g, c, 1, T, tokens);
+        gpt2_make(&e, 1, 8, 0);  // 21 new tokens are three parts
+        memcpy(e.params, g.params, g.table.elements * sizeof(float));
         float *logits = ALLOC(float, T * g.config.vocab_padded, "logits");
         gpt2_forward(&g, tokens, NULL, 1, T);
         gpt2_head(&g, tokens + 1, 0, false, logits);
         float *next = ALLOC(float, g.config.vocab, "logits");
-        g.max_T = 8;  // from here on, 21 new tokens are three parts
         for (size_t t = 0; t < T; t++) {
-            gpt2_next(&g, tokens, t + 1, t == 20 ? t + 1 : 1, next);  // and all of them once
+            gpt2_next(&e, tokens, t + 1, t == 20 ? t + 1 : 1, next);  // and all of them once
             const double error = relative_difference(next, logits + t * g.config.vocab_padded,
                                                      g.config.vocab);
             CHECK(test_within(error, 5e-6), "variant %d, position %zu: %g", variant, t, error);
@@ -196,6 +197,7 @@ static void test_cached_decoding(void) {
         free(next);
         free(logits);
         gpt2_free(&g);
+        gpt2_free(&e);
     }
 }
 
