@@ -319,6 +319,8 @@ static void the_reference_is_what_the_simulator_says(void) {
         ZenSimulator s = simulator_of(&m, &c);
         float *g = floats(m.table.elements);
         int32_t *slots = ALLOC(int32_t, x.map.columns, "slots");
+        for (const ZenTensor *z = x.map.tensor; z < x.map.tensor + x.map.count; z++)
+            CHECK(z->chosen_at % 128 == 0 && z->rest_at % 128 == 0, "%s", case_text(&c));
         use_threads(k % 3);
         for (size_t step = 1; step <= STEPS; step++) {
             memcpy(slots, x.map.column, x.map.columns * sizeof *slots);
