@@ -309,6 +309,17 @@ static void check_slots(const ZenMap *map, const int32_t *before, const bool *ch
         }
 }
 
+// Packed state begins at multiples of 128; and the numbers of elements, which are printed.
+static void check_map(const ZenMap *map, const Case *c) {
+    size_t all = 0, chosen = 0;
+    for (const ZenTensor *z = map->tensor; z < map->tensor + map->count; z++) {
+        CHECK(z->chosen_at % 128 == 0 && z->rest_at % 128 == 0, "%s", case_text(c));
+        all += z->rows * z->cols;
+        chosen += z->rows * z->chosen;
+    }
+    CHECK(map->elements == all && map->chosen_elements == chosen, "%s", case_text(c));
+}
+
 static void the_reference_is_what_the_simulator_says(void) {
     int late = 0, moved = 0, several = 0;
     bool lengths[MOST + 1] = {false};
@@ -319,8 +330,7 @@ static void the_reference_is_what_the_simulator_says(void) {
         ZenSimulator s = simulator_of(&m, &c);
         float *g = floats(m.table.elements);
         int32_t *slots = ALLOC(int32_t, x.map.columns, "slots");
-        for (const ZenTensor *z = x.map.tensor; z < x.map.tensor + x.map.count; z++)
-            CHECK(z->chosen_at % 128 == 0 && z->rest_at % 128 == 0, "%s", case_text(&c));
+        check_map(&x.map, &c);
         use_threads(k % 3);
         for (size_t step = 1; step <= STEPS; step++) {
             memcpy(slots, x.map.column, x.map.columns * sizeof *slots);
