@@ -309,13 +309,19 @@ static void check_slots(const ZenMap *map, const int32_t *before, const bool *ch
         }
 }
 
-// Packed state begins at multiples of 128; and the numbers of elements, which are printed.
+// Packed state begins at multiples of 128, and segments follow each other; and the numbers of
+// elements, which are printed.
 static void check_map(const ZenMap *map, const Case *c) {
     size_t all = 0, chosen = 0;
     for (const ZenTensor *z = map->tensor; z < map->tensor + map->count; z++) {
         CHECK(z->chosen_at % 128 == 0 && z->rest_at % 128 == 0, "%s", case_text(c));
         all += z->rows * z->cols;
         chosen += z->rows * z->chosen;
+    }
+    for (const ZenSegment *s = map->segment; s < map->segment + map->segments; s++) {
+        const bool last = s + 1 == map->segment + map->segments;
+        CHECK(s->chosen_at + s->chosen == (last ? map->chosen : s[1].chosen_at)
+              && s->rest_at + s->rest == (last ? map->rest : s[1].rest_at), "%s", case_text(c));
     }
     CHECK(map->elements == all && map->chosen_elements == chosen, "%s", case_text(c));
 }
