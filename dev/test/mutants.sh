@@ -4,7 +4,7 @@
 # host: sites.cuh) is left out, by its place, in every program that comes by. Then, each line of
 # mutants.list is a mistake in the sources of the trainers: a buffer is used too early, a sum not
 # reset. test_placement, or test_zo_gpu for those of zo*, test_zenflow_gpu for those whose name has
-# "zen", test_zero_gpu for "zero", test_kernels for the layers' kernels, test_layers for the layers on
+# "zen", test_zero_gpu for "zero", test_kernels for the layers' kernels, test_gpt2 for the layers on
 # the CPU, test_tokenizer for "text", test_chat for "chat", test_rehearsal and test_offload for "choice", test_model or test_attention for "cache", is built with all of them and runs with one at a time (MUTANT=N).
 # Each mistake must be noticed: by other bits under a schedule of the emulated GPU (prio:0, prio:1,
 # lazy), by a test's own checks (test), or by ThreadSanitizer (tsan). Those of "zero run" are in the
@@ -73,7 +73,7 @@ cli() {
 # A test of layers, in all types, or one that trains, in two.
 tests() {
     case $1 in
-        test_layers | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
+        test_gpt2 | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
             timeout 900 "$bin/test/$1" ;;
         test_kernels | test_attention) timeout 900 "$bin/emu/$1" ;;
         test_model) timeout 900 "$bin/emu/$1" --texts && timeout 900 "$bin/emu/${1}_fp32" --texts ;;
@@ -85,7 +85,7 @@ tests() {
 try() {
     case $2 in
         train_gpt2 | train_gpt2emu) ways=cli ;;
-        test_layers | test_kernels | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | \
+        test_gpt2 | test_kernels | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | \
             test_offload | test_model | test_attention) ways=test ;;
         *) ways="prio:0 prio:1 lazy test tsan" ;;
     esac
@@ -153,7 +153,7 @@ ln -s "$here"/*.h "$here"/*.c "$here"/*.cu "$here/Makefile" "$work"
 for room in "$here"/tide/*; do
     mkdir "$work/tide/${room##*/}" && ln -s "$room"/* "$work/tide/${room##*/}"
 done
-ln -s "$here/dev/emu" "$here/dev/bench" "$here"/dev/*.[ch] "$work/dev"
+ln -s "$here/dev/emu" "$here/dev/bench" "$here/dev/reference" "$here"/dev/*.[ch] "$work/dev"
 ln -s "$here"/dev/data/* "$work/dev/data"
 ln -s "$here"/dev/test/*.* "$here/dev/test/fixtures" "$work/dev/test"
 for room in c gpu fuzz; do
@@ -177,7 +177,7 @@ test_of() {
         "choice: "* | "plan: "*) echo test_rehearsal ;;
         *" :: tide/gpu/cache."* | *" :: tide/gpu/attention."*) echo test_attention ;;
         "cache: "*) echo test_model ;;
-        *" :: tide/base/vmath.h ::"* | *" :: train_gpt2.c :: "*) echo test_layers ;;
+        *" :: tide/base/vmath.h ::"* | *" :: train_gpt2.c :: "*) echo test_gpt2 ;;
         zero*) echo test_zero_gpu ;;
         *" :: zo."* | *" :: tide/gpu/zo."* | *zo_* | ranks:*) echo test_zo_gpu ;;
         *"zen "*) echo test_zenflow_gpu ;;
@@ -189,7 +189,7 @@ programs=$(grep -v '^#' list | grep -F -- "${1:-}" | while read -r line; do test
 for program in $(for p in $programs; do
         case $p in
             train_gpt2 | train_gpt2emu) echo $p ;;
-            test_layers | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
+            test_gpt2 | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
                 echo build/test/$p ;;
             test_kernels | test_attention) echo build/emu/$p ;;
             test_model) echo build/emu/$p build/emu/${p}_fp32 ;;
@@ -203,7 +203,7 @@ done
 for program in $programs; do
     case $program in
         train_gpt2 | train_gpt2emu) ;;
-        test_layers | test_kernels | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | \
+        test_gpt2 | test_kernels | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | \
             test_offload | test_model | test_attention) tests "$program" >log 2>&1 || { cat log; exit 1; } ;;
         *) hashes "$program" eager >"hashes.$program" ;;
     esac

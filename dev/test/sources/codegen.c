@@ -40,12 +40,12 @@ ADAM(adam16_rounded_bf16, 1, 1, 1, 0, 1)
 ADAM(adam16_rounded_sum, 1, 1, 1, 1, 1)
 
 #define ACCUMULATE(name, is_half, first) \
-    HOT hot_accumulate_##name(float *sum, const void *g, float scale, size_t n) { \
+    HOT hot_##name(float *sum, const void *g, float scale, size_t n) { \
         accumulate_loop(sum, g, scale, is_half, first, n); \
     }
-ACCUMULATE(fp32, 0, 0)
-ACCUMULATE(bf16, 1, 0)
-ACCUMULATE(first, 1, 1)
+ACCUMULATE(accumulate_fp32, 0, 0)
+ACCUMULATE(accumulate_bf16, 1, 0)
+ACCUMULATE(accumulate_first, 1, 1)
 HOT hot_norm(double *sum, const float *g, size_t n) { *sum = norm_block_sum(g, n); }
 
 HOT hot_to_bf16(uint16_t *__restrict__ to, const float *__restrict__ x, size_t n) {
@@ -56,12 +56,12 @@ HOT hot_from_bf16(float *__restrict__ to, const uint16_t *__restrict__ x, size_t
 }
 
 #define ZO_ROUND(name, storage) \
-    HOT hot_zo_round_##name(float *__restrict__ x, size_t n) { \
+    HOT hot_##name(float *__restrict__ x, size_t n) { \
         for (size_t i = 0; i < n; i++) \
             x[i] = zo_round(x[i], storage, (uint32_t)i * 0x9E3779B9u >> 16); \
     }
-ZO_ROUND(fp16, ZO_FP16)
-ZO_ROUND(bf16, ZO_BF16)
+ZO_ROUND(zo_round_fp16, ZO_FP16)
+ZO_ROUND(zo_round_bf16, ZO_BF16)
 
 #ifndef __cplusplus
 HOT hot_exp(float *x, size_t n) {

@@ -75,6 +75,7 @@ AWK
 
 # Reads the table and then those lines, and prints a line per complaint.
 cat >"$work/judge.awk" <<'AWK'
+function like_bf16(name) { gsub(/<f16/, "<bf16", name); gsub(/,f16/, ",bf16", name); return name }
 FNR == NR {
     if (/^#/ || NF < 7) next
     row = $3 " " $4 " " $5 " " $6 " " $7  # kernel registers shared wide narrow
@@ -95,8 +96,8 @@ FNR == NR {
                 ", others " $5 "; in the table " was[2] ", " was[3] ", " was[4] ", " was[5] \
                 "; --write, if meant"
         }
-    } else if ($1 in other) {
-        split(other[$1], was)
+    } else if ($1 in other || like_bf16($1) in other) {
+        split(other[$1 in other ? $1 : like_bf16($1)], was)
         if ($2 > (arch == "sm_90" ? 1.25 : 1.75) * was[2] + 8) print $1 ": " $2 " registers, " was[2] " in the table"
         if ($3 > was[3]) print $1 ": " $3 " bytes of shared memory, " was[3] " in the table"
         if (2 * $4 < was[4] || $5 > 2 * was[5] + 1)
@@ -108,7 +109,8 @@ END { for (k in exact) if (!(k in seen)) print k ": in the table, but not in the
 AWK
 
 # compile ARCH: leaves, of each precision P, ptxas.P, ptx.P and code.P in $work; and lines of all. A
-# kernel that is no template, and is another in fp32 or fp16, has the type added to its name.
+# kernel that is no template, and is another in fp32 or fp16, has the type added to its name. A kernel
+# of fp16 that is like that of bf16 has no line.
 compile() {
     for p in BF16 FP32 FP16; do
         # shellcheck disable=SC2046  # options
@@ -125,6 +127,8 @@ compile() {
     done
     awk 'FNR == 1 { type = "<" substr("bf16 floatf16  ", 5 * file++ + 1, 5) ">"; sub(/ +>/, ">", type) }
          $0 in line { next }
+         { bf16 = $0; gsub(/<f16/, "<bf16", bf16); gsub(/,f16/, ",bf16", bf16) }
+         bf16 != $0 && bf16 in line { next }
          { line[$0] = 1; if ($1 in name) $1 = $1 type; name[$1] = 1; print }' \
         "$work/lines.BF16" "$work/lines.FP32" "$work/lines.FP16" >"$work/lines"
     [ "$(wc -l <"$work/lines")" -gt 50 ]
