@@ -8,9 +8,30 @@
 
 // --- the layers ------------------------------------------------------------------------------
 
+static float *scratch_for(size_t T) {
+    const size_t n = (size_t)omp_get_max_threads() * attention_scratch_floats(T);
+    return (float *)alloc_or_fail(n, sizeof(float), "scratch");
+}
+
+static void cpu_attention(float *out, float *lse, const float *qkv, const int32_t *begins, size_t B,
+                          size_t T, size_t NH, size_t NKV, size_t HS) {
+    float *scratch = scratch_for(T);
+    attention_forward(out, lse, qkv, begins, scratch, B, T, NH, NKV, HS);
+    free(scratch);
+}
+
+static void cpu_attention_backward(float *dqkv, const float *dout, const float *out,
+                                   const float *lse, const float *qkv, const int32_t *begins,
+                                   size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
+    float *scratch = scratch_for(T);
+    attention_backward(dqkv, dout, out, lse, qkv, begins, scratch, B, T, NH, NKV, HS);
+    free(scratch);
+}
+
 const struct CpuLayers on_cpu = {
     encoder_forward, encoder_backward, layernorm_forward, layernorm_backward, heads_forward,
-    heads_backward, activation_forward, activation_backward, residual_forward, crossentropy};
+    heads_backward, cpu_attention, cpu_attention_backward, activation_forward, activation_backward,
+    residual_forward, crossentropy};
 
 void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_half,
                      uint16_t *p_bf16, const AdamRun *runs, int count, const AdamStep *step) {
@@ -78,8 +99,6 @@ void cpu_model_backward(CPUModel *model, const int32_t *tokens, bool accumulate)
 }
 
 double cpu_model_grad_norm_squared(CPUModel *model) { return gpt2_grad_norm_squared(&model->g); }
-
-void cpu_model_update(CPUModel *model, const AdamStep *step) { gpt2_update(&model->g, step); }
 
 float *cpu_model_tensor(CPUModel *model, const char *name, size_t layer, size_t *count) {
     const GPT2 *g = &model->g;

@@ -30,8 +30,8 @@ static const Shape row_shapes[] = {
     {"same",    2, 2,  32,  64, 257, 17, 3, 17, GELU, 1, KEEP, 1, 99, true},  // one token, mostly
     {"tiles",   1, 1,  64,  64, 131, 70, 1, 70, GELU, 1, KEEP, 1, 32, false},
     {"rows",    2, 1,  24,  40, 131,  9, 1,  9, GELU, 0, KEEP, 1,  1, false},
-    // ZenFlow's: matrices of more than one block of rows; layers that hide much
-    {"wide",    2, 3,  72, 104, 131,  8, 1,  7, GELU, 1, KEEP, 1, 99, false},
+    // ZenFlow's: matrices of several blocks of rows, and of columns; layers that hide much
+    {"wide",    2, 3,  72, 400, 131,  8, 1,  7, GELU, 1, KEEP, 1, 99, false},
     {"deep",    6, 1,  32,  64, 131,  8, 1,  8, GELU, 1, KEEP, 1, 99, false},
     // MeZO's: a vocabulary of two chunks, the second one not full; losses of labels
     {"four",    4, 2,  32,  64, 131,  8, 2,  4, GELU, 1, KEEP, 1, 99, false},
