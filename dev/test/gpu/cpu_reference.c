@@ -33,31 +33,6 @@ const struct CpuLayers on_cpu = {
     heads_backward, cpu_attention, cpu_attention_backward, activation_forward, activation_backward,
     residual_forward, crossentropy};
 
-void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_half,
-                     uint16_t *p_bf16, const AdamRun *runs, int count, const AdamStep *step) {
-    AdamWork work = {p, NULL, m, v, NULL, grad, grad_is_half, 0, 1, NULL, runs, count, *step};
-    if (p_bf16 == NULL && !grad_is_half) {
-        adam_work(&work);
-        return;
-    }
-    size_t n = 0;
-    for (int i = 0; i < count; i++)
-        if (runs[i].at + runs[i].length > n) n = runs[i].at + runs[i].length;
-    uint16_t *weights = (uint16_t *)alloc_or_fail(2 * n, 2, "masters"), *low = weights + n;
-    for (int i = 0; i < count; i++)
-        master_move(weights + runs[i].at, low + runs[i].at, p + runs[i].at, runs[i].length, false);
-    work.w = weights;
-    work.low = step->master_bf16 ? NULL : low;  // which is 0
-    work.halves = 1;
-    adam_work(&work);
-    for (int i = 0; i < count; i++) {
-        const size_t at = runs[i].at, length = runs[i].length;
-        master_move(weights + at, low + at, p + at, length, true);
-        if (p_bf16 != NULL) memcpy(p_bf16 + at, weights + at, length * sizeof *weights);
-    }
-    free(weights);
-}
-
 // --- the model -------------------------------------------------------------------------------
 
 struct CPUModel { GPT2 g; };

@@ -2,7 +2,6 @@
 // compiled alone (cpu_reference.c), which lends its layers and its model.
 #ifndef TIDE_CPU_REFERENCE_H
 #define TIDE_CPU_REFERENCE_H
-#include "../../../adam.h"
 #include "../../../tide/base/model.h"
 
 #ifdef __cplusplus
@@ -40,11 +39,6 @@ extern const struct CpuLayers {
     void (*crossentropy)(float *losses, float *logits, const int32_t *targets, float grad_scale,
                          size_t N, size_t V, size_t Vp);
 } on_cpu;
-
-// p: whole masters. p_bf16, unless NULL: the weights; then, or with gradients in bf16, the step is
-// made as of weights in bf16 and their other bits.
-void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_half,
-                     uint16_t *p_bf16, const AdamRun *runs, int count, const AdamStep *step);
 
 // --- the model -------------------------------------------------------------------------------
 

@@ -83,10 +83,10 @@ template <typename X> static Reference reference_make(Shape s) {
 enum Kernels { DISPATCH, PLAIN, SMALL };  // SMALL: flash, with tiles for little shared memory
 
 // The three results of a forward and a backward pass on the given inputs.
-template <typename X> struct Results { const X *out, *dqkv; const float *lse; };
+typedef struct { const float *out, *dqkv, *lse; } Results;
 
 template <typename X>
-static Results<X> run(Kernels kernels, Shape s, const Reference *r, const float *qkv_values) {
+static Results run(Kernels kernels, Shape s, const Reference *r, const float *qkv_values) {
     const AttentionShape of = s.of();
     const size_t room = s.room(), shared = 100 << 10;
     const size_t n_dqkv = r->n_qkv + room * sizeof(float) / sizeof(X);
@@ -106,26 +106,17 @@ static Results<X> run(Kernels kernels, Shape s, const Reference *r, const float 
         attention_keys(dqkv, delta, dout, known, qkv, begins, of, shared, room, stream);
         attention_queries<X, false>(dqkv, known, delta, dout, qkv, begins, of, shared, stream);
     }
-    return {fetch(out, r->n_out), fetch(dqkv, r->n_qkv), fetch(lse, r->n_lse)};
+    return {host(out, r->n_out), host(dqkv, r->n_qkv), host(lse, r->n_lse)};
 }
 
 // absolute: what an error may be, of the root mean square of what is wanted.
 template <typename X>
-static void compare(const char *what, Shape s, const X *got, const float *want, size_t n,
+static void compare(const char *what, const float *got, const float *want, size_t n,
                     double absolute) {
-    size_t bad = 0, where = 0;
     double squares = 0;
     for (size_t i = 0; i < n; i++) squares += (double)want[i] * want[i];
-    absolute = absolute * sqrt(squares / (double)n) + tiny<X>();
-    for (size_t i = 0; i < n; i++) {
-        const double error = fabs((double)wide(got[i]) - want[i]);
-        const double allowed = 1.01 * unit<X>() * fabs(want[i]) + absolute;
-        if (!test_within(error, allowed) && bad++ == 0) where = i;
-    }
-    CHECK(bad == 0, "%s, %s, B %zu T %zu NH %zu HS %zu documents %u groups of %u, amplitude %g: "
-          "%zu of %zu outside, first at %zu: %.9g, not %.9g", what, type_name<X>(), s.B, s.T, s.NH,
-          s.HS, s.document, s.group, s.amplitude, bad, n, where, (double)wide(got[where]),
-          want[where]);
+    check_near(what, got, want, n, 1.01 * unit<X>(),
+               absolute * sqrt(squares / (double)n) + tiny<X>());
 }
 
 // One shape against the reference. Again, with other tiles if these are flash kernels, and with
@@ -136,18 +127,19 @@ template <typename X> static void check(Shape s, bool plain) {
     const bool flash = sizeof(X) == 2 && !plain && s.HS % 8 == 0 && s.HS <= 128;
     const Kernels kernels = plain ? PLAIN : DISPATCH;
     const double noise = FP32_NOISE * s.amplitude + (flash ? FLASH_NOISE * unit<X>() : 0);
-    const Results<X> a = run<X>(kernels, s, &r, r.qkv);
-    compare("out", s, a.out, r.want_out, r.n_out, noise);
-    compare("lse", s, a.lse, r.lse, r.n_lse, FP32_NOISE);
-    compare("dqkv", s, a.dqkv, r.want_dqkv, r.n_qkv, noise);
+    const Results a = run<X>(kernels, s, &r, r.qkv);
+    set_shape("%s, B %zu T %zu NH %zu HS %zu documents %u groups of %u, amplitude %g",
+              type_name<X>(), s.B, s.T, s.NH, s.HS, s.document, s.group, s.amplitude);
+    compare<X>("out", a.out, r.want_out, r.n_out, noise);
+    compare<float>("lse", a.lse, r.lse, r.n_lse, FP32_NOISE);
+    compare<X>("dqkv", a.dqkv, r.want_dqkv, r.n_qkv, noise);
     const size_t same = s.B > 1 ? s.B - 1 : 1;
     float *other = copy(r.qkv, r.n_qkv);
     for (size_t i = r.n_qkv / s.B * same; i < r.n_qkv; i++) other[i] = NAN;
-    const Results<X> b = run<X>(flash ? SMALL : kernels, s, &r, other);
-    CHECK(memcmp(a.out, b.out, r.n_out / s.B * same * sizeof(X)) == 0
-          && memcmp(a.dqkv, b.dqkv, r.n_qkv / s.B * same * sizeof(X)) == 0
-          && memcmp(a.lse, b.lse, r.n_lse / s.B * same * 4) == 0, "%s: other bits from another "
-          "launch: B %zu T %zu HS %zu", type_name<X>(), s.B, s.T, s.HS);
+    const Results b = run<X>(flash ? SMALL : kernels, s, &r, other);
+    CHECK(memcmp(a.out, b.out, r.n_out / s.B * same * 4) == 0
+          && memcmp(a.dqkv, b.dqkv, r.n_qkv / s.B * same * 4) == 0
+          && memcmp(a.lse, b.lse, r.n_lse / s.B * same * 4) == 0, "other bits: %s", shape);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -179,22 +171,7 @@ template <typename X> static void flash(void) {
     for (const Shape &s : shapes) check<X>(s, false);
 }
 
-// The longest tiles first in every run of heads.
-__global__ static void block_work_kernel(unsigned *order, unsigned tiles, unsigned heads,
-                                         unsigned at_once) {
-    unsigned tile;
-    const unsigned head = block_work(&tile, blockIdx.x, tiles, heads, at_once);
-    if (threadIdx.x == 0) order[blockIdx.x] = head / at_once * tiles + tiles - 1 - tile;
-}
-
 static void work_is_divided(void) {
-    enum { TILES = 3, HEADS = 7, BLOCKS = TILES * HEADS };
-    Scope scope;
-    unsigned *order = poison<unsigned>(BLOCKS);
-    block_work_kernel<<<BLOCKS, 32, 0, stream>>>(order, TILES, HEADS, 2);
-    CUDA(cudaGetLastError());
-    const unsigned *o = fetch(order, BLOCKS);
-    for (int i = 1; i < BLOCKS; i++) CHECK(o[i] >= o[i - 1], "block %d is early", i);
     CHECK(flash_at_once(attention_shape(1, 4096, 1000, 1000, 128), false) == 8
           && flash_at_once(attention_shape(5, 1, 1, 1, 8), false) == 5
           && flash_at_once(attention_shape(16, 1024, 25, 25, 64), false) == 58
@@ -225,16 +202,16 @@ template <typename X> static void cached_is_the_last_row(void) {
         const X *qkv = device<X>(r.qkv, r.n_qkv);
         X *cache = poison<X>(s.T * row), *out = poison<X>(of.width);
         cache_store(cache, qkv, s.T, of, stream);
-        const X *got = fetch(cache, s.T * row);
+        const float *got = host(cache, s.T * row);
         size_t other = 0;
         for (size_t i = 0; i < s.T * row; i++)
-            other += wide(got[i]) != r.qkv[i / row * of.pitch + of.width + i % row];
-        CHECK(other == 0, "%s, T %zu HS %zu: %zu numbers are others", type_name<X>(), s.T, s.HS,
-              other);
+            other += got[i] != r.qkv[i / row * of.pitch + of.width + i % row];
+        set_shape("%s, T %zu HS %zu amplitude %g", type_name<X>(), s.T, s.HS, s.amplitude);
+        CHECK(other == 0, "%s: %zu numbers are others", shape, other);
         attention_cached(out, poison<float>(s.T * s.NH), qkv + (s.T - 1) * of.pitch, cache, s.T, of,
                          stream);
-        compare("cached", s, fetch(out, of.width), r.want_out + last, of.width,
-                FP32_NOISE * s.amplitude);
+        compare<X>("cached", host(out, of.width), r.want_out + last, of.width,
+                   FP32_NOISE * s.amplitude);
     }
 }
 

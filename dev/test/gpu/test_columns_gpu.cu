@@ -2,7 +2,6 @@
 // beyond 32 bits, the size of the scratch memory, what has no room in a launch. (All else that is
 // packed, updated and added up: the rows of test_zenflow_gpu, against zenflow.h.)
 #include "model_harness.cuh"
-#include "cpu_reference.h"
 #include "tensors.cuh"
 
 using namespace tensors;
@@ -89,9 +88,8 @@ static void far_away(void) {
     check_floats("packed columns", near[5], want, ROOM);
 
     const AdamStep step = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.3, 3, 0.37);
-    const AdamRun run = {0, ROWS * CHOSEN, z->decay, 0};
-    cpu_adam_update(p, copy(near[2], ROOM), copy(near[3], ROOM), near[4], false, NULL, &run, 1,
-                    &step);
+    adam_update(p, NULL, copy(near[2], ROOM), copy(near[3], ROOM), near[4], false, ROWS * CHOSEN,
+                &step, z->decay);
     want = copy(near[0], ROOM);
     for (size_t r = 0; r < ROWS; r++)
         for (size_t j = 0; j < CHOSEN; j++) want[r * COLS + (size_t)of[j]] = p[r * CHOSEN + j];

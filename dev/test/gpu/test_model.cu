@@ -1,6 +1,6 @@
 // test_model.cu: does the GPU trainer compute what the CPU trainer does? Its whole model, in fp32
-// and in bf16, against train_gpt2.c (cpu_reference.h): every activation, every gradient, texts token
-// by token. The same source runs on a GPU and on the emulated one. (Steps: test_gpt2cu.)
+// and in bf16, against train_gpt2.c (cpu_reference.h): every activation, every gradient, texts
+// token by token. The same source runs on a GPU and on the emulated one. (Steps: test_gpt2cu.)
 //
 // usage: test_model                     all tests
 //        test_model --texts             only sampling with a cache, for mutants.sh
@@ -26,6 +26,7 @@ static const Shape shapes[] = {
     {"one token",       1, 2,  16,  64, 128,  1, 1,  1, GELU, 0, KEEP, 1,   1, false},
     {"documents of 9",  2, 2, 128, 256, 131, 80, 3, 70, GELU, 1, AGAIN, 1,  99, false, 9},
     {"documents of 40", 2, 3,  24,  72, 131, 90, 3, 85, RELU, 0, KEEP, 4,  16, false, 40},
+    {"many tokens",     1, 1,  16,  24, 131, 420, 5, 420, GELU, 0, KEEP, 1, 999, false},
     {"of 70",           1, 1, 128, 136, 131, 260, 1, 250, GELU, 1, LIGHT, 1, 99, false, 70},
     // the LLaMA family: key heads 2 and heads that are wider or narrower than C / NH; Mistral's
     // documents of 9 are longer than the window of 6

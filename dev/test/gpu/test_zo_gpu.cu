@@ -265,8 +265,8 @@ static double losses_with(GPT2 *g, float *w, size_t step, CPUModel *cpu, double 
 }
 
 // Each loss of a step has the bits of an evaluation with the weights that the CPU perturbs, and is
-// that of the CPU's model, to rounding; then the weights are those that the CPU updates. (All layers
-// stay on the GPU: what travels may be under way.)
+// that of the CPU's model, to rounding; then the weights are those that the CPU updates. (All
+// layers stay on the GPU: what travels may be under way.)
 static void check_cpu(const Config *c) {
     feed_make(c, 5);
     float *theta = shape_params(c->shape, false);
@@ -327,7 +327,6 @@ static const Clock zo_clocks[] = {
     {WIDE_LINK, 0.001, {
         // where the link is fast enough, a step takes as long as in memory
         {MEZO "--slots 2 --resident-blocks 0", NULL, 0.99, 1.01},
-        {MEZO "--slots 3 --resident-blocks 0", NULL, 0.99, 1.01},
         {MEZO "--slots 2 --resident-blocks 0 --zo-queries 2", NULL, 0.99, 1.01},
         // with a single slot a group comes as soon as its place is free
         {MEZO "--slots 1 --resident-blocks 0", NULL, 0.99, 1.01},
@@ -339,8 +338,6 @@ static const Clock zo_clocks[] = {
     {"EMU_KERNEL_US=10 EMU_LINK=25000000", 0.02, {
         // where it is not, a step takes as long as the copies of one direction
         {MEZO "--slots 2 --resident-blocks 0", "link", 0.97, 1.01},
-        {MEZO "--slots 3 --resident-blocks 0", "link", 0.97, 1.01},
-        {MEZO "--slots 2 --resident-blocks 2", "link", 0.97, 1.01},
         {MEZO "--slots 3 --resident-blocks 2", "link", 0.97, 1.01},
         {MEZO "--slots 3 --resident-blocks 0 --zo-no-slots", NULL, 3, 3.2},
         {MEZO "--slots 3 --resident-blocks 0 --zo-no-fused-update", "link", 0.99, 1.01},
@@ -349,18 +346,15 @@ static const Clock zo_clocks[] = {
 
 // ---------------------------------------------------------------------------------------------
 
-int main(int argc, char **argv) {
-    mezo = &zo_rows;
-    clocks = zo_clocks;
-    clock_count = 3;
-    rows_fork = true;
-    rows_make("test_zo_gpu");
-    if (rows_asked(argc, argv)) return rows_print(argc, argv);
-    if (clock_asked(argc, argv)) return test_summary();
-    without_protection(argv);
+static void tests(void) {
     if (IS_BF16) RUN(test_overlap);  // first: it forks, and so do these
     RUN(test_same_bits);
     if (IS_BF16) RUN(test_ranks_fail);
     RUN(test_cpu);
-    return test_summary();
+}
+
+int main(int argc, char **argv) {
+    mezo = &zo_rows;
+    rows_fork = true;
+    return rows_main(argc, argv, "test_zo_gpu", zo_clocks, 3, tests);
 }
