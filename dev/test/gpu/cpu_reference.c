@@ -8,34 +8,30 @@
 
 // --- the layers ------------------------------------------------------------------------------
 
+static float *scratch_for(size_t T) {
+    const size_t n = (size_t)omp_get_max_threads() * attention_scratch_floats(T);
+    return (float *)alloc_or_fail(n, sizeof(float), "scratch");
+}
+
+static void cpu_attention(float *out, float *lse, const float *qkv, const int32_t *begins, size_t B,
+                          size_t T, size_t NH, size_t NKV, size_t HS) {
+    float *scratch = scratch_for(T);
+    attention_forward(out, lse, qkv, begins, scratch, B, T, NH, NKV, HS);
+    free(scratch);
+}
+
+static void cpu_attention_backward(float *dqkv, const float *dout, const float *out,
+                                   const float *lse, const float *qkv, const int32_t *begins,
+                                   size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
+    float *scratch = scratch_for(T);
+    attention_backward(dqkv, dout, out, lse, qkv, begins, scratch, B, T, NH, NKV, HS);
+    free(scratch);
+}
+
 const struct CpuLayers on_cpu = {
     encoder_forward, encoder_backward, layernorm_forward, layernorm_backward, heads_forward,
-    heads_backward, activation_forward, activation_backward, residual_forward, crossentropy};
-
-void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_half,
-                     uint16_t *p_bf16, const AdamRun *runs, int count, const AdamStep *step) {
-    AdamWork work = {p, NULL, m, v, NULL, grad, grad_is_half, 0, 1, NULL, runs, count, *step};
-    if (p_bf16 == NULL && !grad_is_half) {
-        adam_work(&work);
-        return;
-    }
-    size_t n = 0;
-    for (int i = 0; i < count; i++)
-        if (runs[i].at + runs[i].length > n) n = runs[i].at + runs[i].length;
-    uint16_t *weights = (uint16_t *)alloc_or_fail(2 * n, 2, "masters"), *low = weights + n;
-    for (int i = 0; i < count; i++)
-        master_move(weights + runs[i].at, low + runs[i].at, p + runs[i].at, runs[i].length, false);
-    work.w = weights;
-    work.low = step->master_bf16 ? NULL : low;  // which is 0
-    work.halves = 1;
-    adam_work(&work);
-    for (int i = 0; i < count; i++) {
-        const size_t at = runs[i].at, length = runs[i].length;
-        master_move(weights + at, low + at, p + at, length, true);
-        if (p_bf16 != NULL) memcpy(p_bf16 + at, weights + at, length * sizeof *weights);
-    }
-    free(weights);
-}
+    heads_backward, cpu_attention, cpu_attention_backward, activation_forward, activation_backward,
+    residual_forward, crossentropy};
 
 // --- the model -------------------------------------------------------------------------------
 
@@ -78,8 +74,6 @@ void cpu_model_backward(CPUModel *model, const int32_t *tokens, bool accumulate)
 }
 
 double cpu_model_grad_norm_squared(CPUModel *model) { return gpt2_grad_norm_squared(&model->g); }
-
-void cpu_model_update(CPUModel *model, const AdamStep *step) { gpt2_update(&model->g, step); }
 
 float *cpu_model_tensor(CPUModel *model, const char *name, size_t layer, size_t *count) {
     const GPT2 *g = &model->g;

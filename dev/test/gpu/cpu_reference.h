@@ -2,7 +2,6 @@
 // compiled alone (cpu_reference.c), which lends its layers and its model.
 #ifndef TIDE_CPU_REFERENCE_H
 #define TIDE_CPU_REFERENCE_H
-#include "../../../adam.h"
 #include "../../../tide/base/model.h"
 
 #ifdef __cplusplus
@@ -11,7 +10,7 @@ extern "C" {
 
 // --- the layers ------------------------------------------------------------------------------
 
-// The functions of train_gpt2.c.
+// The functions of train_gpt2.c; those of attention have scratch memory of their own.
 extern const struct CpuLayers {
     void (*encoder_forward)(float *out, const int32_t *tokens, const int32_t *begins,
                             const float *wte, const float *wpe, size_t B, size_t T, size_t C);
@@ -29,17 +28,17 @@ extern const struct CpuLayers {
                            const float *qk_rstd, const float *q_norm_w, const float *k_norm_w,
                            const float *table, const int32_t *begins, size_t B, size_t T,
                            size_t NH, size_t NKV, size_t HS, bool accumulate);
+    void (*attention_forward)(float *out, float *lse, const float *qkv, const int32_t *begins,
+                              size_t B, size_t T, size_t NH, size_t NKV, size_t HS);
+    void (*attention_backward)(float *dqkv, const float *dout, const float *out, const float *lse,
+                               const float *qkv, const int32_t *begins, size_t B, size_t T,
+                               size_t NH, size_t NKV, size_t HS);
     void (*activation_forward)(float *out, const float *inp, size_t N, size_t F, int activation);
     void (*activation_backward)(float *d, const float *inp, size_t N, size_t F, int activation);
     void (*residual_forward)(float *out, const float *inp, size_t n);
     void (*crossentropy)(float *losses, float *logits, const int32_t *targets, float grad_scale,
                          size_t N, size_t V, size_t Vp);
 } on_cpu;
-
-// p: whole masters. p_bf16, unless NULL: the weights; then, or with gradients in bf16, the step is
-// made as of weights in bf16 and their other bits.
-void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_half,
-                     uint16_t *p_bf16, const AdamRun *runs, int count, const AdamStep *step);
 
 // --- the model -------------------------------------------------------------------------------
 
@@ -50,7 +49,7 @@ typedef struct CPUModel CPUModel;
 CPUModel *cpu_model_new(const GPT2Config *config, size_t B, size_t T, const float *params);
 void cpu_model_free(CPUModel *model);
 
-// The three parts of a micro-batch, and the update, as in train_gpt2.c. logits (N, Vp) or NULL.
+// The three parts of a micro-batch, as in train_gpt2.c. logits (N, Vp) or NULL.
 void cpu_model_forward(CPUModel *model, const int32_t *tokens, const int32_t *begins);
 double cpu_model_head(CPUModel *model, const int32_t *targets, float grad_scale, bool accumulate,
                       float *logits);
@@ -59,7 +58,6 @@ double cpu_model_classify(CPUModel *model, const int32_t *word, int words, const
                           float grad_scale, bool accumulate, size_t *right);
 void cpu_model_backward(CPUModel *model, const int32_t *tokens, bool accumulate);
 double cpu_model_grad_norm_squared(CPUModel *model);
-void cpu_model_update(CPUModel *model, const AdamStep *step);
 
 // A buffer by name, and its length if count is not NULL. Arenas: "params", "grads".
 // Of layer 0 .. L-1: "x" (the stream on entry; layer L: what the last one leaves), "ln_1",

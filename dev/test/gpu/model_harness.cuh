@@ -78,7 +78,8 @@ enum { BITS = 8 * sizeof(floatX), IS_HALF = BITS == 16, IS_BF16 = PRECISION == P
 static const char *const precision_name = IS_BF16 ? "bf16" : IS_FP16 ? "fp16" : "fp32";
 
 // Of fp16's gradients (run.h).
-static const float loss_scale = IS_FP16 ? 4096 : 1;
+#define USUAL_SCALE (IS_FP16 ? 4096 : 1)
+static float loss_scale = USUAL_SCALE;
 
 // A shape of model and step.
 struct Shape {
@@ -95,7 +96,6 @@ struct Shape {
 
 enum { GELU = ACTIVATION_GELU, RELU = ACTIVATION_RELU };
 enum { KEEP = RECOMPUTE_NONE, LIGHT = RECOMPUTE_LIGHT, AGAIN = RECOMPUTE_BLOCK };
-static const char *const again_names[] = {"", "", " light", " again"};
 
 // Where the optimizer's state lives, and what gpt2_settle() would settle.
 typedef struct {
@@ -422,22 +422,6 @@ static size_t free_memory(void) {
     CUDA(cudaDeviceSynchronize());
     CUDA(cudaMemGetInfo(&available, &total));
     return available;
-}
-
-static AdamStep adam_of(const ZenRates *r, size_t step, float scale) {
-    AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay, step, scale);
-    s.moments_bf16 = r->moments_bf16;
-    s.master_bf16 = r->master_bf16;
-    return s;
-}
-
-// The end of a step of zenflow, with these rates. Sums over columns are of gradients as they are,
-// unless a test says that these are scaled.
-static double zen_loss_scale = 1;
-static void zen_update(GPT2 *g, size_t step, float scale, const ZenRates *rates) {
-    const AdamStep adam = adam_of(rates, step, scale);
-    zen_begin(g, *rates, zen_loss_scale);
-    gpt2_update(g, &adam);
 }
 
 // That the model has taken `allocated` bytes of the GPU's memory, and that this is the plan.

@@ -27,11 +27,9 @@ static const Shape row_shapes[] = {
      FAMILY_QWEN3, 2, 16},
     {"chunks",  2, 2,  24,  40, 131, 20, 2,  9, GELU, 0, KEEP, 1,  5, false, 4,
      FAMILY_QWEN2, 1, 16},
-    {"same",    2, 2,  32,  64, 257, 17, 3, 17, GELU, 1, KEEP, 1, 99, true},  // one token, mostly
-    {"tiles",   1, 1,  64,  64, 131, 70, 1, 70, GELU, 1, KEEP, 1, 32, false},
     {"rows",    2, 1,  24,  40, 131,  9, 1,  9, GELU, 0, KEEP, 1,  1, false},
-    // ZenFlow's: matrices of more than one block of rows; layers that hide much
-    {"wide",    2, 3,  72, 104, 131,  8, 1,  7, GELU, 1, KEEP, 1, 99, false},
+    // ZenFlow's: matrices of several blocks of rows, and of columns; layers that hide much
+    {"wide",    2, 3,  72, 400, 131,  8, 1,  7, GELU, 1, KEEP, 1, 99, false},
     {"deep",    6, 1,  32,  64, 131,  8, 1,  8, GELU, 1, KEEP, 1, 99, false},
     // MeZO's: a vocabulary of two chunks, the second one not full; losses of labels
     {"four",    4, 2,  32,  64, 131,  8, 2,  4, GELU, 1, KEEP, 1, 99, false},
@@ -69,27 +67,17 @@ static const struct {
      "|streamed=1|streamed=2|streamed=9 ring=3", "|early=1|early=5"}, {
     // one layer: two segments that leave in different ways, one after the other
     "one --accum 4 --clip 0 --offload interleave --stride 2 tight=1 streamed=9",
-    "one --precision fp32 --accum 4 --clip 0 --offload interleave --stride 2 places=3 "
-        "--grad-wire fp32 tight=2 --moments bf16",
-    // every third visits; a share of nothing; slots for more than there is
+    // every third visits; slots for more than there is
     "five --clip 0.05 --offload interleave --stride 3 --subgroup 4096 places=9 streamed=3",
-    "tied --accum 4 --recompute block --clip 0.05 evaluates --offload interleave --resident 0.3 "
-        "--share 0 --subgroup 8192 places=3 tight=1 --threads 2 --moments bf16 early=5",
     "tied --clip 0.05 --offload interleave --share 1 --slots 9 tight=2 streamed=9",
     // without clipping, the update begins in backward
-    "five --clip 0 --offload zero", "five --clip 0 --accum 3 --offload zero tight=1 streamed=2",
-    "five --clip 0 evaluates", "five --clip 0 --offload interleave --share 0.5 --subgroup 4096 "
-        "--resident 0.3 tight=3 streamed=2 --moments bf16 sizes",
-    "five --clip 0 --offload interleave --share 1 --slots 1 tight=2 evaluates",
+    "five --clip 0 --accum 3 --offload zero tight=1 streamed=2", "five --clip 0 evaluates",
+    "five --clip 0 --offload interleave --share 0.5 --subgroup 4096 --resident 0.3 tight=3 "
+        "streamed=2 --moments bf16 sizes",
     // nothing is anywhere else
-    "five --clip 0.05 evaluates", "odd --precision fp32 --clip 0 sizes --moments bf16 places=3",
-    "tied --accum 3 --recompute light", "same --accum 2", "tiles --accum 2", "rows --accum 7",
-    "rows --precision fp32 --accum 2 --recompute block", "llama evaluates --clip 0.05",
-    "chunks --precision fp32 --accum 2 --recompute block",
+    "tied --accum 3 --recompute light", "rows --precision fp32 --accum 2 --recompute block",
     "five --clip 0.05 --recompute light evaluates --offload interleave --resident 0.3 --share 0.5 "
         "--subgroup 4096 places=3 --threads 2 --moments bf16 streamed=2",
-    "odd --precision fp32 --accum 4 --recompute light sizes --offload zero --grad-wire fp32 "
-        "tight=2 streamed=9 ring=3",
     // gradients of the first visitor stay, or of the first two
     "five --accum 4 --clip 0.05 --offload interleave --resident 0.3 --share 0.5 --subgroup 4096 "
         "--grad-wire fp32 tight=3",
@@ -99,10 +87,8 @@ static const struct {
     // the LLaMA family
     "llama --accum 2 --recompute block --clip 0.05 evaluates --offload interleave --resident 0.3 "
         "--share 0.5 --subgroup 4096 tight=1 --threads 2 --moments bf16 streamed=2",
-    "llama --accum 2 --clip 0 sizes --offload zero places=9 --grad-wire fp32",
     "llama --precision fp32 --recompute light --clip 0.05 evaluates --offload twinflow "
         "--resident 0.3 --subgroup 8192 --threads 2 streamed=9",
-    "chunks --accum 2 --recompute light --offload interleave --stride 2 tight=2 streamed=9",
     "chunks --precision fp32 --accum 2 --clip 0.05 sizes --offload interleave --share 1 "
         "--subgroup 4096 --slots 1 places=3 --grad-wire fp32 tight=1 --moments bf16 streamed=1 "
         "ring=3",
@@ -112,20 +98,15 @@ static const struct {
     // masters in bf16: residents, visitors and the CPU's; sums; weights on the host
     "five --master bf16 --clip 0.05 evaluates --offload interleave --resident 0.3 --share 0.5 "
         "--subgroup 4096 places=3 --threads 2 --moments bf16 streamed=2",
-    "llama --master bf16 --accum 2 --offload interleave --stride 2 tight=1 streamed=9",
     "odd --master bf16 --accum 2 --recompute block --clip 0 sizes --offload zero --moments bf16",
-    "tied --master bf16 --offload twinflow --resident 0.3 --grad-wire fp32",
     // of one layer's gradient, a part leaves
     "odd --clip 0 --offload interleave --share 0.5 --subgroup 4096",
-    "odd --precision fp32 --clip 0 --offload interleave --share 0.5 --subgroup 4096",
     }},
     {"test_zero_gpu", 12, {"tied|tail|one|five", PLACEMENTS("|--offload none"),
      "ranks=1|ranks=2|ranks=3|ranks=4",
      "--zero 2|--zero 1|--zero 3|--zero 3 streamed=1|--zero 3 streamed=9 ring=3"}, {
     // as they are used most
     "five ranks=2 --zero 2 --clip 0.05 evaluates",
-    "five ranks=2 --zero 3 --clip 0.05 evaluates places=3",
-    "one ranks=2 --zero 3 --accum 3 --clip 0.05 evaluates",
     "five ranks=2 --zero 3 --accum 3 --clip 0.05 --offload interleave --share 0.5 places=9 "
         "streamed=2",
     "odd ranks=2 --zero 1 --clip 0.05 --offload interleave --stride 2 --subgroup 4096 places=3",
@@ -133,16 +114,11 @@ static const struct {
     "five ranks=3 --zero 3 --accum 3 --recompute light --clip 0.05 evaluates --offload interleave "
         "--resident 0.2 --share 1 tight=2 --threads 2 streamed=3",
     // the LLaMA family
-    "llama ranks=2 --zero 1 --accum 2 --recompute block --clip 0.05 sizes --offload zero "
-        "--subgroup 4096 --grad-wire fp32",
     "llama ranks=2 --zero 2 --precision fp32 --accum 2 --clip 0.05 evaluates",
-    "llama ranks=3 --zero 2 --recompute light --offload twinflow --resident 0.4 places=3 "
-        "--threads 2",
     "llama ranks=2 --zero 3 --accum 2 --recompute light --clip 0.05 evaluates --offload interleave "
         "--share 0.5 tight=1 streamed=2",
     "llama ranks=3 --zero 3 --precision fp32 --recompute block --clip 0.05",
     "llama ranks=2 --zero 3 --master bf16 --clip 0.05 --offload interleave --share 0.5 streamed=2",
-    "five ranks=3 --zero 1 --master bf16 --accum 2 evaluates",
     "tied ranks=4 --zero 2 --master bf16 --offload zero --moments bf16",
     }},
     {"test_zenflow_gpu", 6, {"five|odd|wide|one", "--precision bf16|--precision fp32", "|--accum 2",
@@ -157,8 +133,6 @@ static const struct {
      "|--moments bf16", "|streamed=1|streamed=9"}, {
     "tied --clip 0.05 --offload zenflow --zen-window 4 --zen-reselect 3 timed "
         "above=late,drained,selected,swapped",
-    "tied --clip 0.05 --offload zenflow --zen-window 4 --zen-reselect 3 sums=1 --resident 0.4 "
-        "--moments bf16 places=9 above=late,swapped",
     "odd --accum 2 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 3 "
         "--zen-reselect 3 --zen-warmup 2 --resident 0.4 evaluates sizes places=9 streamed=1 "
         "above=late,selected,swapped",
@@ -168,8 +142,6 @@ static const struct {
         "--threads 1 timed places=9 streamed=9 above=late",
     "tied --recompute light --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 1 "
         "--zen-reselect 3 --moments bf16 above=selected,swapped",
-    "five --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 3 --zen-reselect 2 sizes "
-        "streamed=3 above=swapped",
     "llama --accum 2 --recompute light --clip 0.05 --offload zenflow --zen-topk 0.3 "
         "--zen-window 2 --zen-reselect 3 timed streamed=1 above=late,swapped",
     "llama --precision fp32 --recompute block --clip 0.05 --offload zenflow --zen-topk 0.2 "
@@ -180,9 +152,10 @@ static const struct {
         "--zen-reselect 3 --moments bf16 evaluates above=late,selected,swapped",
     "odd --master bf16 --accum 2 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 3 "
         "--zen-reselect 2 --resident 0.4 sizes places=9 streamed=1 above=selected,swapped",
+    // gradients that are scaled, as fp16's: sums over columns, too
+    "five scaled --offload zenflow --zen-topk 0.3 --zen-window 2 --zen-reselect 3 --zen-warmup 2 "
+        "--zen-overlap off above=selected",
     // plain AdamW: each step is a window, all is chosen, or a warm-up
-    "five adamw --clip 0.5 --offload zenflow --zen-topk 0 --zen-window 1 --zen-reselect 0 "
-        "--zen-overlap off",
     "five adamw --clip 0.5 --offload zenflow --zen-topk 0 --zen-window 1 --zen-reselect 0 "
         "--zen-overlap off --resident 0.2",
     "one adamw --accum 2 --clip 0.5 --offload zenflow --zen-topk 1 --zen-window 3 "
@@ -190,9 +163,6 @@ static const struct {
     "five adamw --clip 0.5 --offload zenflow --zen-topk 0.5 --zen-warmup 99 steps=5",
     "llama adamw --precision fp32 --clip 0.5 --offload zenflow --zen-topk 0 --zen-window 1 "
         "--zen-overlap off --resident 0.4",
-    "odd adamw --precision fp32 --offload zenflow --zen-topk 1 --zen-window 3 "
-        "--zen-reselect 0",
-    "odd adamw --precision fp32 --offload zenflow --zen-topk 0.5 --zen-warmup 99 steps=5",
     }},
     {"test_zo_gpu", 6, {"four|odd|labels|vocab", "--precision bf16|--precision fp32",
      "--optimizer mezo|--optimizer mezo --zo-noise rademacher", "|--zo-queries 2", "|--accum 2",
@@ -204,8 +174,6 @@ static const struct {
     "odd --precision fp32 --optimizer mezo --zo-noise rademacher --slots 1 "
         "--resident-blocks 0 --zo-no-fused-update",
     "odd --optimizer mezo --zo-queries 3 --zo-noise rademacher --slots 9 --resident-blocks 0",
-    "four --optimizer mezo --slots 2 --resident-blocks 0 steps=12",
-    "llama --optimizer mezo --slots 2 --resident-blocks 1 evaluates",
     "llama --precision fp32 --optimizer mezo --zo-queries 2 --zo-noise rademacher --accum 2 "
         "--slots 3 --resident-blocks 0 --zo-no-fused-update timed",
     "words --optimizer mezo --zo-queries 2 --zo-noise rademacher --accum 2 --slots 9 "
@@ -216,8 +184,6 @@ static const struct {
         "--accum 3 --slots 2 --resident-blocks 0 evaluates",
     "labels --optimizer mezo ranks=3 --zo-noise rademacher --accum 2 --slots 1 "
         "--resident-blocks 0 evaluates",
-    "labels --precision fp32 --optimizer mezo ranks=3 --zo-queries 3 --accum 2 --slots 9 "
-        "--zo-no-slots evaluates",
     "vocab --optimizer mezo ranks=2 --zo-queries 3 --accum 3 --slots 3 --resident-blocks 1",
     "odd --optimizer mezo ranks=3 --accum 2 --slots 2 --resident-blocks 0 --zo-no-slots "
         "--no-overlap evaluates",
@@ -245,11 +211,11 @@ typedef struct {
     int timed, rests;                  // with a timeline; all comes to rest after each step
     int steps;                         // 0: as many as row_steps() says
     int adamw, plain;                  // ZenFlow that is plain AdamW; zenflow.h's reference
+    int scaled;                        // gradients are, as fp16's
     int waits;                         // without clipping, too, the update waits for the norm
     // on the virtual clock: percent of a step in memory that the host takes for all updates, and
     // for all additions to sums
     int updates, adds;
-    int whole;                         // on that clock only in test-all
 } Config;
 
 static const struct { const char *name; size_t at; } row_words[] = {
@@ -259,8 +225,8 @@ static const struct { const char *name; size_t at; } row_words[] = {
     {"sums", offsetof(Config, sums)}, {"sizes", offsetof(Config, sizes)},
     {"evaluates", offsetof(Config, evaluates)}, {"timed", offsetof(Config, timed)},
     {"rests", offsetof(Config, rests)}, {"steps", offsetof(Config, steps)},
-    {"adamw", offsetof(Config, adamw)}, {"updates", offsetof(Config, updates)},
-    {"adds", offsetof(Config, adds)}, {"whole", offsetof(Config, whole)}};
+    {"adamw", offsetof(Config, adamw)}, {"scaled", offsetof(Config, scaled)},
+    {"updates", offsetof(Config, updates)}, {"adds", offsetof(Config, adds)}};
 
 static struct { const char *program; int count, some, drawn; Config row[MOST_ROWS]; } rows;
 
@@ -423,10 +389,8 @@ static bool row_is_here(int k) {
 
 static bool row_is_one_of_some(int k) { return k < rows.some || k >= rows.drawn; }
 
-// `make test` has every second one of the special rows.
 static bool row_is_tested(int k) {
-    const bool one = k < rows.some || (k >= rows.drawn && (k - rows.drawn) % 2 == 0);
-    return row_is_here(k) && (test_whole() || one);
+    return row_is_here(k) && (test_whole() || row_is_one_of_some(k));
 }
 
 // Steps of a row, and how many more it makes after a resume. ZenFlow's: columns are selected again,
@@ -480,6 +444,7 @@ static Config reference(const Config *c) {
     if (is_zen(c) && !c->adamw) {
         r = *c;
         r.plain = 1;
+        r.scaled = 0;
     }
     snprintf(r.text, sizeof r.text, "reference of %.380s", c->text);
     return r;
@@ -700,26 +665,9 @@ static void adamw_bring(GPT2 *g, const Config *c, Shared *to) {
             gpt2_move(g, k, s->at, s->length, arena(to, k) + s->at, true);
         }
     }
-    for (int i = 0; i < g->pieces.count; i++) {  // as they are stored: masters, rounded
+    for (int i = 0; i < g->pieces.count; i++) {  // as they are stored
         const Piece *p = &g->pieces.pieces[i];
-        const size_t at = arena_at(g, p);
-        float *w = arena(to, 3) + at;
-        size_t wrong = 0;
-        floats_move((floatX *)p->params, w, p->length, true);
-        for (size_t j = 0; j < p->length; j++) {
-            const float master = arena(to, 0)[at + j];
-            wrong += w[j] != (IS_HALF ? half_to_f32(master_weight(master)) : master);
-        }
-        CHECK(wrong == 0, "rank %d: %zu weights of piece %d are not the masters: %s", ranks.rank,
-              wrong, i, c->text);
-    }
-    for (int i = 0; i < g->table.count && g->zero == NULL; i++) {  // padding and gaps
-        const GPT2Tensor *x = &g->table.tensors[i];
-        const size_t end = i + 1 < g->table.count ? g->table.tensors[i + 1].offset : to->P;
-        for (size_t j = x->offset + x->rows * x->cols; j < end; j++)
-            for (int k = 0; k < 4; k++)
-                CHECK(arena(to, k)[j] == 0, "part %d of %s has padding of %g: %s", k, x->name,
-                      arena(to, k)[j], c->text);
+        floats_move((floatX *)p->params, arena(to, 3) + arena_at(g, p), p->length, true);
     }
     if (g->zero != NULL && c->o.zero == 3) return;
     floatX *whole = ALLOC(floatX, to->P, "test");
@@ -747,6 +695,7 @@ static void rank_train(const Config *c, Shared *to) {
     Report *report = &to->rank[ranks.rank];
     moments_bf16 = c->o.moments == MOMENTS_BF16;
     master_bf16 = c->o.master == MASTER_BF16;
+    loss_scale = c->scaled ? 64 : USUAL_SCALE;
     const size_t before = free_memory();
     GPT2 *g = x->open(c, to);
     const size_t allocated = before - free_memory();
@@ -850,8 +799,7 @@ static void test_same_bits(void) {
 }
 
 // Begins anew without protection of the GPU's memory, which takes time: that the host keeps off is
-// seen by test_host_keeps_off() and test_schedules.sh. Programs with several ranks leave the cores
-// to them.
+// seen by test_schedules.sh. Programs with several ranks leave the cores to them.
 static void without_protection(char **argv) {
 #ifdef __CUDA_EMU__
     if (getenv("EMU_PROTECT") != NULL) return;
@@ -863,45 +811,22 @@ static void without_protection(char **argv) {
     (void)argv;
 }
 
-// No host reads the GPU's memory, or writes it: in a row, or three, whose state is on the host.
-static void test_host_keeps_off(void) {
-#ifdef __CUDA_EMU__
-    int tried = 0;
-    for (int k = rows.drawn; k < rows.count && tried < (test_whole() ? 3 : 1); k++) {
-        if (!row_is_here(k) || rows.row[k].o.offload == OFFLOAD_NONE) continue;
-        run_again(rows.program, "--config", k, "EMU_PROTECT=1");
-        tried++;
-    }
-#else
-    SKIP("only the emulated GPU can close its memory");
-#endif
-}
-
-// For test_schedules.sh: "--config all|some|K|ROW [STEPS]" prints the hash of each row that is for
-// this program.
-static bool rows_asked(int argc, char **argv) {
-    return argc >= 3 && strcmp(argv[1], "--config") == 0;
-}
-
-static void row_print(int k, const Config *c, int argc, char **argv) {
-    Shared *x = shared_open(c);
-    const Hashes h = train_ranks(c, 1, argc > 3 ? (size_t)atoi(argv[3]) : 4, x);
-    printf("%016llx config %d: %s\n", (unsigned long long)hash_bytes(&h, sizeof h), k, c->text);
-    fflush(stdout);
-    shared_close(x);
-}
-
+// For test_schedules.sh: "--config all|some|K [STEPS]" prints the hash of each row that is for this
+// program.
 static int rows_print(int argc, char **argv) {
     const bool all = strcmp(argv[2], "all") == 0, some = strcmp(argv[2], "some") == 0;
-    const bool typed = strchr(argv[2], ' ') != NULL;
-    const int only = typed ? -1 : atoi(argv[2]);
-    const Config row = typed ? config_of("%s", argv[2]) : rows.row[0];
-    if (typed) row_print(-1, &row, argc, argv);
-    else if (only < 0 || only >= rows.count) die("there are %d rows", rows.count);
-    else if (!all && !some && !row_is_here(only)) die("row %d is of another precision", only);
-    for (int k = 0; k < rows.count && !typed; k++)
-        if (row_is_here(k) && (all || (some ? row_is_one_of_some(k) : k == only)))
-            row_print(k, &rows.row[k], argc, argv);
+    const int only = atoi(argv[2]);
+    if (only < 0 || only >= rows.count) die("there are %d rows", rows.count);
+    if (!all && !some && !row_is_here(only)) die("row %d is of another precision", only);
+    for (int k = 0; k < rows.count; k++) {
+        const Config *c = &rows.row[k];
+        if (!row_is_here(k) || !(all || (some ? row_is_one_of_some(k) : k == only))) continue;
+        Shared *x = shared_open(c);
+        const Hashes h = train_ranks(c, 1, argc > 3 ? (size_t)atoi(argv[3]) : 4, x);
+        printf("%016llx config %d: %s\n", (unsigned long long)hash_bytes(&h, sizeof h), k, c->text);
+        fflush(stdout);
+        shared_close(x);
+    }
     return test_failures_here > 0;
 }
 
@@ -914,7 +839,12 @@ static int rows_print(int argc, char **argv) {
 typedef struct { const char *text, *of; double least, most; char pass; double waits[2]; } Timed;
 
 // planned: how far a step may be from what is planned.
-typedef struct { const char *settings; double planned; Timed rows[24]; } Clock;
+typedef struct {
+    const char *settings;
+    double planned;
+    Timed rows[24];
+    void (*more)(void);  // another check on this clock
+} Clock;
 
 #ifdef __CUDA_EMU__
 static double memory_step;    // of the row that runs, in memory; 0: this is one
@@ -1008,7 +938,6 @@ static double in_memory(const Config *c) {
 static void check_times(const Clock *clock) {
     for (const Timed *row = clock->rows; row->text != NULL; row++) {
         const Config c = config_of("%s", row->text);
-        if (c.whole && !test_whole()) continue;
         const double memory = in_memory(&c);
         const Times t = measure(&c, memory);
         double unit = memory;
@@ -1049,15 +978,25 @@ static void test_overlap(void) {
 static void test_times(void) {
 #ifdef __CUDA_EMU__
     check_times(&clocks[clock_here]);
+    if (clocks[clock_here].more != NULL) clocks[clock_here].more();
 #endif
 }
 
-// "--clock K 3" is what test_overlap() runs.
-static bool clock_asked(int argc, char **argv) {
-    if (argc != 4 || strcmp(argv[1], "--clock") != 0) return false;
-    clock_here = atoi(argv[2]);
-    RUN(test_times);
-    return true;
+// Runs a program: its tests; or what test_schedules.sh asks for, or test_overlap(): "--clock K 3".
+static int rows_main(int argc, char **argv, const char *program, const Clock *on, int count,
+                     void (*tests)(void)) {
+    clocks = on;
+    clock_count = count;
+    rows_make(program);
+    if (argc >= 3 && strcmp(argv[1], "--config") == 0) return rows_print(argc, argv);
+    if (argc == 4 && strcmp(argv[1], "--clock") == 0) {
+        clock_here = atoi(argv[2]);
+        RUN(test_times);
+        return test_summary();
+    }
+    without_protection(argv);
+    tests();
+    return test_summary();
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 // GPU, and what rounding to X may do to a number.
 //
 // Each tensor is an allocation of its own, which ends with the last element, and is freed at the
-// end of the Scope in which it was made. TWICE runs a case two times: it must leave the same bits
-// in all that fetch() and host() read.
+// end of the Scope in which it was made.
 #ifndef TIDE_TENSORS_CUH
 #define TIDE_TENSORS_CUH
 #include "../../../tide/base/bf16.h"
@@ -70,33 +69,13 @@ template <typename T> static T *upload(const T *x, size_t n) {
 
 template <typename X> static X *poison(size_t n) { return upload((const X *)NULL, n); }
 
-static uint64_t fetched_hash;
-
 // A copy of what is on the GPU when the stream has done its work.
 template <typename T> static T *fetch(const T *x, size_t n) {
     T *y = zeros<T>(n);
     CUDA(cudaStreamSynchronize(stream));
     CUDA(cudaMemcpy((void *)y, x, n * sizeof(T), cudaMemcpyDeviceToHost));
-    const unsigned char *bytes = (const unsigned char *)y;
-    for (size_t i = 0; i < n * sizeof(T); i++)
-        fetched_hash = (fetched_hash ^ bytes[i]) * 0x100000001b3ull;
     return y;
 }
-
-struct Pass {
-    int number = -1;
-    Scope scope;
-    uint64_t earlier = 0;
-    bool next() {
-        if (number == 0) earlier = fetched_hash;
-        if (number == 1) CHECK(fetched_hash == earlier, "another run, other bits: %s", shape);
-        scope.end();
-        fetched_hash = 0;
-        return ++number < 2;
-    }
-};
-
-#define TWICE for (Pass pass; pass.next();)
 
 // ---------------------------------------------------------------------------------------------
 // Numbers
@@ -147,6 +126,22 @@ template <typename X> static double tiny(void) { return std::is_same_v<X, f16> ?
 template <typename X> static const char *type_name(void) { return "fp32"; }
 template <> const char *type_name<bf16>(void) { return "bf16"; }
 template <> const char *type_name<f16>(void) { return "f16"; }
+
+// |got - want| <= relative |want| + absolute, for all n; a NaN fails.
+static void check_near(const char *what, const float *got, const float *want, size_t n,
+                       double relative, double absolute) {
+    size_t bad = 0, worst = 0;
+    double most = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double error = fabs((double)got[i] - (double)want[i]);
+        const double allowed = relative * fabs((double)want[i]) + absolute;
+        if (test_within(error, allowed)) continue;
+        bad++;
+        if (!(error - allowed <= most)) { most = error - allowed; worst = i; }
+    }
+    CHECK(bad == 0, "%s, %s: %zu of %zu outside; [%zu] is %.9g, not %.9g", what, shape, bad, n,
+          worst, got[worst], want[worst]);
+}
 
 static uint32_t seed = 1;
 

@@ -5,8 +5,8 @@
 // of the value, or of the tensor's root mean square where terms cancel. What X = bf16 (f16) returns
 // is the fp32 result rounded once: half an ulp, 2^-8 (2^-11), more; two roundings in a row would
 // not pass. Where one operation makes the result, and for the optimizer and the norm, bits must be
-// equal. Every case runs twice and must leave the same bits. Each tensor is an allocation of its
-// own, and what a kernel has to write is NaN before.
+// equal. Each tensor is an allocation of its own, and what a kernel has to write is NaN before.
+// (That kernels leave the same bits each time is seen by the rows of test_placement.)
 #include "model_harness.cuh"
 #include "cpu_reference.h"
 #include "tensors.cuh"
@@ -32,6 +32,14 @@ static int32_t *random_tokens(size_t n, size_t V, uint32_t seed) {
     return x;
 }
 
+// Where each token's document begins, in rows of several; NULL: a row is one.
+static int32_t *document_begins(size_t N, size_t T, size_t document) {
+    int32_t *begins = document > 0 ? zeros<int32_t>(N) : NULL;
+    for (size_t n = 0; begins != NULL && n < N; n++)
+        begins[n] = (int32_t)(n % T / document * document);
+    return begins;
+}
+
 // ---------------------------------------------------------------------------------------------
 // Comparing
 
@@ -39,22 +47,6 @@ static int32_t *random_tokens(size_t n, size_t V, uint32_t seed) {
 // way from a tie.
 template <typename X> static double rounding(void) {
     return std::is_same_v<X, float> ? 0 : (1 + 0x1p-8) * unit<X>();
-}
-
-// |got - want| <= relative |want| + absolute, for all n; a NaN fails.
-static void check_near(const char *what, const float *got, const float *want, size_t n,
-                       double relative, double absolute) {
-    size_t bad = 0, worst = 0;
-    double most = 0;
-    for (size_t i = 0; i < n; i++) {
-        const double error = fabs((double)got[i] - (double)want[i]);
-        const double allowed = relative * fabs((double)want[i]) + absolute;
-        if (test_within(error, allowed)) continue;
-        bad++;
-        if (!(error - allowed <= most)) { most = error - allowed; worst = i; }
-    }
-    CHECK(bad == 0, "%s, %s: %zu of %zu outside; [%zu] is %.9g, not %.9g", what, shape, bad, n,
-          worst, got[worst], want[worst]);
 }
 
 // The band of the text above, `band` being the fp32 part.
@@ -120,57 +112,44 @@ static void encoder_case(size_t B, size_t T, size_t C, size_t V, const size_t *c
     float *dout = normals<X>(N * C, 4, 0, 1), *dwte = normals<float>(V * C, 5, 0, 1);
     float *out = zeros<float>(N * C), *dwte_want = copy(dwte, V * C);
     float *dwpe = zeros<float>(context * C);
-    int32_t *begins = NULL, *places = NULL;
+    int32_t *begins = document_begins(N, T, document), *places = zeros<int32_t>(N);
     const size_t positions = document > 0 ? document : T;
-    if (document > 0) {
-        begins = random_tokens(N, 1, 6);
-        places = random_tokens(N, 1, 6);
-        for (size_t n = 0; n < N; n++) {
-            begins[n] = (int32_t)(n % T / document * document);
-            places[n] = (int32_t)(n % T % document);
-        }
-    }
+    for (size_t n = 0; begins != NULL && n < N; n++) places[n] = (int32_t)(n % T) - begins[n];
     on_cpu.encoder_forward(out, tokens, begins, wte, wpe, B, T, C);
     on_cpu.encoder_backward(dwte_want, dwpe, dout, tokens, begins, B, T, C);
-    TWICE {
-        const int32_t *d_tokens = upload(tokens, N);
-        X *d_out = poison<X>(N * C), *d_dwpe = poison<X>(context * C);
-        const int32_t *d_begins = begins == NULL ? NULL : upload(begins, N);
-        encoder_forward(d_out, d_tokens, d_begins, device<X>(wte, V * C),
-                        device<X>(wpe, context * C), B, T, C, stream);
-        check_equal<X>("out", host(d_out, N * C), out, N * C);
-        float *d_dwte = device<float>(dwte, V * C);
-        const X *d_dout = device<X>(dout, N * C);
-        TokenOrder order = device_order(tokens, N, V), none = {};
-        encoder_backward(d_dwte, (X *)NULL, d_dwpe, d_dout, d_tokens, order,
-                         places == NULL ? none : device_order(places, N, T), B, T, C, stream);
-        // a row of dwte may have N terms
-        check_band<float>("dwte", host(d_dwte, V * C), dwte_want, V * C,
-                          counts != NULL ? 5e-6 : 1e-6);
-        float *by_blocks = device<float>(dwte, V * C);
-        order.large = order.groups;
-        encoder_backward(by_blocks, (X *)NULL, (X *)NULL, d_dout, d_tokens, order, none, B, T, C,
-                         stream);
-        float *same = host(by_blocks, V * C);
-        check_equal<float>("dwte by warps", host(d_dwte, V * C), same, V * C);
-        check_band<X>("dwpe", host(d_dwpe, positions * C), dwpe, positions * C, 1e-6);
-        float *beyond = host(d_dwpe, context * C);
-        for (size_t i = positions * C; i < context * C; i++)
-            CHECK(beyond[i] != beyond[i], "row %zu of dwpe was written", i / C);
-    }
+    const int32_t *d_tokens = upload(tokens, N);
+    X *d_out = poison<X>(N * C), *d_dwpe = poison<X>(context * C);
+    const int32_t *d_begins = begins == NULL ? NULL : upload(begins, N);
+    encoder_forward(d_out, d_tokens, d_begins, device<X>(wte, V * C),
+                    device<X>(wpe, context * C), B, T, C, stream);
+    check_equal<X>("out", host(d_out, N * C), out, N * C);
+    float *d_dwte = device<float>(dwte, V * C);
+    const X *d_dout = device<X>(dout, N * C);
+    TokenOrder order = device_order(tokens, N, V), none = {};
+    encoder_backward(d_dwte, (X *)NULL, d_dwpe, d_dout, d_tokens, order,
+                     begins == NULL ? none : device_order(places, N, T), B, T, C, stream);
+    // a row of dwte may have N terms
+    check_band<float>("dwte", host(d_dwte, V * C), dwte_want, V * C,
+                      counts != NULL ? 5e-6 : 1e-6);
+    float *by_blocks = device<float>(dwte, V * C);
+    order.large = order.groups;
+    encoder_backward(by_blocks, (X *)NULL, (X *)NULL, d_dout, d_tokens, order, none, B, T, C,
+                     stream);
+    float *same = host(by_blocks, V * C);
+    check_equal<float>("dwte by warps", host(d_dwte, V * C), same, V * C);
+    check_band<X>("dwpe", host(d_dwpe, positions * C), dwpe, positions * C, 1e-6);
+    float *beyond = host(d_dwpe, context * C);
+    for (size_t i = positions * C; i < context * C; i++)
+        CHECK(beyond[i] != beyond[i], "row %zu of dwpe was written", i / C);
 }
 
 template <typename X> static void encoder(void) {
     static const size_t few_and_many[] = {1, 8, 9, 100}, one_token[] = {0, 0, 0, 333};
     encoder_case<X>(1, 1, 8, 5);
-    encoder_case<X>(3, 5, 24, 5);
-    encoder_case<X>(2, 33, 40, 50);
     encoder_case<X>(9, 65, 24, 131);
-    encoder_case<X>(17, 3, 768, 1000);
     encoder_case<X>(3, 7, 1600, 131);
     encoder_case<X>(2, 59, 264, 50, few_and_many);
     encoder_case<X>(3, 111, 264, 5, one_token);
-    encoder_case<X>(3, 33, 40, 50, NULL, 7);
     encoder_case<X>(2, 65, 264, 50, NULL, 64);
     encoder_case<X>(2, 5, 24, 5, NULL, 1);
 }
@@ -178,26 +157,10 @@ template <typename X> static void encoder(void) {
 // ---------------------------------------------------------------------------------------------
 // Layer normalisation
 
-// Sums of columns, in the order of layernorm_backward(): of a block's rows every `teams`-th, then
-// the teams; of the blocks every 32nd, then those 32.
-template <typename X> static float *columns(const float *dinp, size_t N, size_t C) {
-    const size_t rows = layernorm_backward_rows(N), team = layernorm_team<X>(C);
-    const size_t teams = team < BLOCK_THREADS ? BLOCK_THREADS / team : 1;
+// Sums of columns of (N, C).
+static float *columns(const float *x, size_t N, size_t C) {
     float *sum = zeros<float>(C);
-    for (size_t c = 0; c < C; c++) {
-        float part[32] = {0};
-        for (size_t block = 0; block * rows < N; block++) {
-            float total = 0;
-            for (size_t t = 0; t < teams; t++) {
-                float of_team = 0;
-                for (size_t n = t; n < rows && block * rows + n < N; n += teams)
-                    of_team += dinp[(block * rows + n) * C + c];
-                total += of_team;
-            }
-            part[block % 32] += total;
-        }
-        for (int i = 0; i < 32; i++) sum[c] += part[i];
-    }
+    for (size_t i = 0; i < N * C; i++) sum[i % C] += x[i];
     return sum;
 }
 
@@ -217,53 +180,38 @@ static void layernorm_case(size_t N, size_t C, bool rms, float offset = 0.5f, fl
     for (size_t i = 0; i < N * C; i++) sum[i] = rounded<X>(sum[i]);
     on_cpu.layernorm_forward(out, mean, rstd, sum, w, bias, N, C, eps);
     on_cpu.layernorm_backward(dx, dw, db, dout, sum, w, mean, rstd, N, C, false);
-    TWICE {
-        const X *d_w = device<X>(w, C), *d_bias = rms ? NULL : device<X>(bias, C);
-        const X *d_b = device<X>(b, N * C);
-        X *d_sum = device<X>(a, N * C), *d_out = poison<X>(N * C);
-        float *d_mean = rms ? NULL : poison<float>(N), *d_rstd = poison<float>(N);
-        residual_forward(d_sum, d_b, N * C, stream);
-        check_equal<X>("a + b", host(d_sum, N * C), sum, N * C);
-        layernorm_forward(d_out, d_mean, d_rstd, d_sum, d_w, d_bias, N, C, eps, stream);
-        check_band<X>("out", host(d_out, N * C), out, N * C, band);
-        if (!rms) check_band<float>("mean", host(d_mean, N), mean, N, band);
-        check_band<float>("rstd", host(d_rstd, N), rstd, N, band);
+    const X *d_w = device<X>(w, C), *d_bias = rms ? NULL : device<X>(bias, C);
+    const X *d_a = device<X>(a, N * C), *d_b = device<X>(b, N * C);
+    X *d_sum = poison<X>(N * C), *d_out = poison<X>(N * C), *d_alone = poison<X>(N * C);
+    float *d_mean = rms ? NULL : poison<float>(N), *d_rstd = poison<float>(N);
+    residual_layernorm_forward(d_sum, d_out, d_mean, d_rstd, d_a, d_b, d_w, d_bias, N, C, eps,
+                               stream);
+    const float *got = host(d_out, N * C);
+    check_equal<X>("a + b", host(d_sum, N * C), sum, N * C);
+    check_band<X>("out", got, out, N * C, band);
+    if (!rms) check_band<float>("mean", host(d_mean, N), mean, N, band);
+    check_band<float>("rstd", host(d_rstd, N), rstd, N, band);
+    layernorm_forward(d_alone, d_mean, d_rstd, d_sum, d_w, d_bias, N, C, eps, stream);
+    check_equal<X>("out, not fused", host(d_alone, N * C), got, N * C);
 
-        // the fused form: every bit as above
-        X *d_fused = poison<X>(N * C), *d_out2 = poison<X>(N * C);
-        float *d_mean2 = rms ? NULL : poison<float>(N), *d_rstd2 = poison<float>(N);
-        residual_layernorm_forward(d_fused, d_out2, d_mean2, d_rstd2, device<X>(a, N * C), d_b, d_w,
-                                   d_bias, N, C, eps, stream);
-        float *separate = host(d_out, N * C), *r = host(d_rstd, N);
-        float *m = rms ? NULL : host(d_mean, N);
-        check_equal<X>("fused residual", host(d_fused, N * C), sum, N * C);
-        check_equal<X>("fused out", host(d_out2, N * C), separate, N * C);
-        if (!rms) check_equal<float>("fused mean", host(d_mean2, N), m, N);
-        check_equal<float>("fused rstd", host(d_rstd2, N), r, N);
-
-        // backward, from the CPU's mean and rstd
-        X *d_dinp = device<X>(dinp, N * C), *d_dw = poison<X>(C), *d_db = rms ? NULL : poison<X>(C);
-        X *d_column = poison<X>(C), *at_once = pass.number == 0 ? d_column : NULL;
-        float *scratch = poison<float>(layernorm_backward_scratch(N, C));
-        layernorm_backward(d_dinp, d_dw, d_db, at_once, scratch, device<X>(dout, N * C),
-                           device<X>(sum, N * C), d_w, rms ? NULL : device<float>(mean, N),
-                           device<float>(rstd, N), N, C, stream);
-        if (at_once == NULL) layernorm_dinp_sum(d_column, scratch, N, C, stream);
-        check_band<X>("dinp", host(d_dinp, N * C), dx, N * C, band);
-        check_band<X>("dw", host(d_dw, C), dw, C, band);
-        if (!rms) check_band<X>("db", host(d_db, C), db, C, band);
-        float *stored = host(d_dinp, N * C), *column = columns<X>(stored, N, C);
-        check_equal<X>("sum of dinp", host(d_column, C), column, C);
-    }
+    // backward, from the CPU's mean and rstd
+    X *d_dinp = device<X>(dinp, N * C), *d_dw = poison<X>(C), *d_db = rms ? NULL : poison<X>(C);
+    X *d_column = poison<X>(C), *at_once = rms ? d_column : NULL;
+    float *scratch = poison<float>(layernorm_backward_scratch(N, C));
+    layernorm_backward(d_dinp, d_dw, d_db, at_once, scratch, device<X>(dout, N * C),
+                       device<X>(sum, N * C), d_w, rms ? NULL : device<float>(mean, N),
+                       device<float>(rstd, N), N, C, stream);
+    if (at_once == NULL) layernorm_dinp_sum(d_column, scratch, N, C, stream);
+    check_band<X>("dinp", host(d_dinp, N * C), dx, N * C, band);
+    check_band<X>("dw", host(d_dw, C), dw, C, band);
+    if (!rms) check_band<X>("db", host(d_db, C), db, C, band);
+    const float *column = columns(host(d_dinp, N * C), N, C);
+    check_band<X>("sum of dinp", host(d_column, C), column, C, band);
 }
 
 template <typename X> static void layernorm(void) {
-    const size_t channels[] = {8, 24, 40, 768, 1600};
     for (int rms = 0; rms < 2; rms++) {
-        for (size_t i = 0; i < 5; i++) {
-            layernorm_case<X>(1, channels[i], rms);
-            layernorm_case<X>(37, channels[i], rms);
-        }
+        for (size_t C : {8, 24, 768, 1600}) layernorm_case<X>(37, C, rms);
         // 17 rows a block, and a short last block; the CPU's sum of so many terms is less exact
         layernorm_case<X>(8205, 8, rms, 0.5f, 2, 4e-6);
         layernorm_case<X>(17, 4104, rms);
@@ -292,80 +240,49 @@ static void heads_case(size_t B, size_t T, size_t NH, size_t NKV, size_t HS, boo
     float *w_q = normals<X>(HS, 3, 1, 0.3f), *w_k = normals<X>(HS, 4, 1, 0.3f);
     float *qk = zeros<float>(n), *rstd = zeros<float>(N * heads);
     float *dw_q = zeros<float>(HS), *dw_k = zeros<float>(HS);
-    int32_t *begins = document > 0 ? random_tokens(N, 1, 5) : NULL;
-    for (size_t i = 0; begins != NULL && i < N; i++)
-        begins[i] = (int32_t)(i % T / document * document);
+    const int32_t *begins = document_begins(N, T, document);
     rope_table(&rope, T, HS, table);
     on_cpu.heads_forward(y, norm ? qk : NULL, norm ? rstd : NULL, norm ? w_q : NULL,
                       norm ? w_k : NULL, table, begins, B, T, NH, NKV, HS, eps);
     on_cpu.heads_backward(dx, norm ? dw_q : NULL, norm ? dw_k : NULL, qk, rstd, norm ? w_q : NULL,
                        norm ? w_k : NULL, table, begins, B, T, NH, NKV, HS, false);
-    TWICE {
-        const float *d_table = device<float>(table, T * HS);
-        const int32_t *d_begins = begins == NULL ? NULL : upload(begins, N);
-        X *d_x = device<X>(x, wide), *d_d = device<X>(d, wide), *d_dw = poison<X>(2 * HS);
-        X *d_qk = norm ? poison<X>(n) : NULL, *d_w = norm ? device<X>(w_q, HS) : NULL;
-        X *d_wk = norm ? device<X>(w_k, HS) : NULL;
-        float *d_rstd = norm ? poison<float>(N * heads) : NULL;
-        float *scratch = norm ? poison<float>(heads_backward_scratch(N, HS)) : NULL;
-        const AttentionShape s = attention_shape(B, T, NH, NKV, HS);
-        heads_forward(d_x, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, s, eps, stream);
-        heads_backward(d_d, d_dw, d_dw + HS, scratch, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, s,
-                       stream);
-        check_band<X>("y", host(d_x, wide), y, wide, 2e-6);
-        check_band<X>("dx", host(d_d, wide), dx, wide, 2e-6);
-        if (!norm) continue;
-        check_equal<X>("qk", host(d_qk, n), qk, n);
-        check_band<float>("rstd", host(d_rstd, N * heads), rstd, N * heads, 2e-6);
-        float *dw = host(d_dw, 2 * HS);
-        check_band<X>("dw of q", copy(dw, HS), dw_q, HS, 5e-6);
-        check_band<X>("dw of k", copy(dw + HS, HS), dw_k, HS, 5e-6);
-    }
+    const float *d_table = device<float>(table, T * HS);
+    const int32_t *d_begins = begins == NULL ? NULL : upload(begins, N);
+    X *d_x = device<X>(x, wide), *d_d = device<X>(d, wide), *d_dw = poison<X>(2 * HS);
+    X *d_qk = norm ? poison<X>(n) : NULL, *d_w = norm ? device<X>(w_q, HS) : NULL;
+    X *d_wk = norm ? device<X>(w_k, HS) : NULL;
+    float *d_rstd = norm ? poison<float>(N * heads) : NULL;
+    float *scratch = norm ? poison<float>(heads_backward_scratch(N, HS)) : NULL;
+    const AttentionShape s = attention_shape(B, T, NH, NKV, HS);
+    heads_forward(d_x, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, s, eps, stream);
+    heads_backward(d_d, d_dw, d_dw + HS, scratch, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, s,
+                   stream);
+    check_band<X>("y", host(d_x, wide), y, wide, 2e-6);
+    check_band<X>("dx", host(d_d, wide), dx, wide, 2e-6);
+    if (!norm) return;
+    check_equal<X>("qk", host(d_qk, n), qk, n);
+    check_band<float>("rstd", host(d_rstd, N * heads), rstd, N * heads, 2e-6);
+    float *dw = host(d_dw, 2 * HS);
+    check_band<X>("dw of q", copy(dw, HS), dw_q, HS, 5e-6);
+    check_band<X>("dw of k", copy(dw + HS, HS), dw_k, HS, 5e-6);
 }
 
 template <typename X> static void heads(void) {
-    static const size_t sizes[] = {2, 8, 16, 20, 64, 100, 128, 256};  // of a head
-    for (size_t HS : sizes) {
+    for (size_t HS : {2, 8, 20, 100, 128, 256}) {
         heads_case<X>(1, 3, 2, 1, HS, false);
         heads_case<X>(2, 9, 3, 3, HS, false, 4);
         heads_case<X>(2, 9, 4, 2, HS, true, 4);
-        heads_case<X>(1, 5, 1, 1, HS, true);
     }
     heads_case<X>(3, 1000, 2, 1, 16, true, 300);  // six rows a block
 }
 
 // ---------------------------------------------------------------------------------------------
-// Bias, activation, residual
-
-template <typename X> static void bias_case(size_t N, size_t OC) {
-    Scope scope;
-    set_shape("N %zu OC %zu", N, OC);
-    float *dout = normals<X>(N * OC, 1, 0.1f, 1), *db = zeros<float>(OC);
-    for (size_t n = 0; n < N; n++)
-        for (size_t o = 0; o < OC; o++) db[o] += dout[n * OC + o];
-    TWICE {
-        X *d_db = poison<X>(OC);
-        float *scratch = poison<float>(bias_backward_scratch(N, OC));
-        bias_backward(d_db, scratch, device<X>(dout, N * OC), N, OC, stream);
-        check_band<X>("db", host(d_db, OC), db, OC, 2e-6);
-    }
-}
-
-template <typename X> static void bias(void) {
-    const size_t rows[] = {1, 7, 64, 65, 333};
-    for (size_t i = 0; i < 5; i++) {
-        bias_case<X>(rows[i], 8);
-        bias_case<X>(rows[i], 40);
-        bias_case<X>(rows[i], 264);
-    }
-    bias_case<X>(70, 1600);
-    bias_case<X>(4200, 24);
-}
+// Activation, and the sums of a bias
 
 // Each kind: GELU and ReLU of rows of F, SiLU with its gate of rows of 2 F, in which what lies
 // behind the gradient is not read.
 template <typename X> static void activation(void) {
-    const size_t rows[] = {1, 7, 8, 65, 333, 1}, widths[] = {8, 40, 256, 264, 24, 5000};
+    const size_t rows[] = {1, 8, 65, 333, 1, 4200}, widths[] = {8, 256, 264, 24, 5000, 24};
     for (int i = 0; i < 6 * 3; i++) {
         const int kind = ACTIVATION_GELU + i % 3;
         const bool gate = kind == ACTIVATION_SILU;
@@ -379,200 +296,131 @@ template <typename X> static void activation(void) {
         float *dx = copy(d, n);
         on_cpu.activation_forward(out, x, N, F, kind);
         on_cpu.activation_backward(dx, x, N, F, kind);
-        TWICE {
-            const X *d_x = device<X>(x, n);
-            X *d_out = poison<X>(N * F), *d_d = device<X>(d, n), *d_db = poison<X>(2 * wide);
-            X *no_bias = device<X>(d, n);
-            float *scratch = poison<float>(bias_backward_scratch(N, wide));
-            activation_forward(d_out, d_x, N, F, kind, stream);
-            activation_backward(no_bias, (X *)NULL, scratch, d_x, N, F, kind, stream);
-            activation_backward(d_d, d_db, scratch, d_x, N, F, kind, stream);
-            bias_backward(d_db + wide, scratch, d_d, N, wide, stream);  // the definition
-            const float *db = host(d_db, 2 * wide), *slope = host(d_d, n);
-            check_equal<X>("db", db, db + wide, wide);
-            check_equal<X>("dinp without a bias", host(no_bias, n), slope, n);
-            // absolute: what 1 + tanh(u) loses on the CPU where tanh(u) is near -1
-            const bool gelu = kind == ACTIVATION_GELU;
-            const float *got = host(d_out, N * F);
-            check_near("out", got, out, N * F, (gate ? 2e-6 : 1e-6) + rounding<X>(),
-                       gelu ? 1e-6 : 1e-30 + tiny<X>());
-            for (size_t j = 0; gelu && sizeof(X) == 4 && j < n; j++) {  // 16 bits: all, below
-                const double z = x[j], u = sqrt(2 / 3.14159265358979324) * (z + 0.044715 * z*z*z);
-                const double want = z / (1 + exp(-2 * u));
-                CHECK(test_within(fabs(got[j] - want), 1e-5 * fabs(want) + 1e-37),
-                      "gelu(%g) is %.9g, not %.9g", z, got[j], want);
-            }
-            check_near("dinp", slope, dx, n, 2e-6 + rounding<X>(), gelu || gate ? 4e-6 : 0);
-        }
+        const X *d_x = device<X>(x, n);
+        X *d_out = poison<X>(N * F), *d_d = device<X>(d, n), *d_db = poison<X>(2 * wide);
+        X *no_bias = device<X>(d, n);
+        float *scratch = poison<float>(bias_backward_scratch(N, wide));
+        activation_forward(d_out, d_x, N, F, kind, stream);
+        activation_backward(no_bias, (X *)NULL, scratch, d_x, N, F, kind, stream);
+        activation_backward(d_d, d_db, scratch, d_x, N, F, kind, stream);
+        bias_backward(d_db + wide, scratch, d_d, N, wide, stream);
+        const float *db = host(d_db, 2 * wide), *slope = host(d_d, n);
+        check_equal<X>("db", db, db + wide, wide);
+        check_band<X>("db", db, columns(slope, N, wide), wide, 4e-6);
+        check_equal<X>("dinp without a bias", host(no_bias, n), slope, n);
+        // absolute: what 1 + tanh(u) loses on the CPU where tanh(u) is near -1
+        const bool gelu = kind == ACTIVATION_GELU;
+        check_near("out", host(d_out, N * F), out, N * F, (gate ? 2e-6 : 1e-6) + rounding<X>(),
+                   gelu ? 1e-6 : 1e-30 + tiny<X>());
+        check_near("dinp", slope, dx, n, 2e-6 + rounding<X>(), gelu || gate ? 4e-6 : 0);
     }
 }
 
 enum { ALL_16 = 1 << 16 };
 
-template <typename X> __global__ static void sigmoids_kernel(float *s, const X *x) {
-    const size_t i = grid_thread();
-    s[i] = gelu_sigmoid<X>(to_f32(x[i]));
-    s[ALL_16 + i] = sigmoid<X>(to_f32(x[i]));
-}
-
-// All finite numbers of 16 bits, against double: the sigmoids as they are computed, and GELU, SiLU
-// and their derivatives as they are stored. 2^a is the exponential in a sigmoid: its error and the
-// reciprocal's are 4 units of 2^-23 at most (PTX manual), and a's roundings add two for each of |a|.
+// GELU, SiLU and their derivatives of all finite numbers of 16 bits, as they are stored, against
+// double. 2^a is the exponential in a sigmoid: its error and the reciprocal's are 4 units of 2^-23
+// at most (PTX manual), and a's roundings add two for each of |a|.
 template <typename X> static void all_of_16_bits(void) {
     Scope scope;
-    set_shape("%s", std::is_same_v<X, f16> ? "fp16" : "bf16");
-    uint16_t bits[ALL_16];
-    for (size_t i = 0; i < ALL_16; i++) bits[i] = (uint16_t)i;
-    X all[ALL_16];
-    memcpy(all, bits, sizeof all);
-    float *x = zeros<float>(ALL_16), *gates = zeros<float>(2 * ALL_16);
-    float *ones = zeros<float>(2 * ALL_16);
+    set_shape("%s", type_name<X>());
+    X *all = zeros<X>(ALL_16);
+    float *x = zeros<float>(2 * ALL_16), *ones = zeros<float>(2 * ALL_16);
     for (size_t i = 0; i < ALL_16; i++) {
-        x[i] = wide(all[i]);
-        if (!isfinite(x[i])) x[i] = 0;
+        const uint16_t bits = (uint16_t)i;
+        memcpy((void *)&all[i], &bits, 2);
+        x[i] = isfinite(wide(all[i])) ? wide(all[i]) : 0;
+        x[ALL_16 + i] = ones[i] = ones[ALL_16 + i] = 1;  // what the gates let through
     }
-    memcpy(gates, x, ALL_16 * sizeof *x);  // then what they let through: 1
-    for (size_t i = 0; i < 2 * ALL_16; i++) ones[i] = 1;
-    memcpy(gates + ALL_16, ones, ALL_16 * sizeof *x);
-    X *d_x = device<X>(x, ALL_16), *d_gates = device<X>(gates, 2 * ALL_16);
-    float *d_s = poison<float>(2 * ALL_16);
-    sigmoids_kernel<<<ALL_16 / 256, 256, 0, stream>>>(d_s, (const X *)d_x);
-    CUDA(cudaGetLastError());
-    const float *s = host(d_s, 2 * ALL_16);
-    double worst = 0;
-    for (int k = 0; k < 2; k++) {
+    X *d_x = device<X>(x, 2 * ALL_16);
+    for (int kind : {ACTIVATION_GELU, ACTIVATION_SILU}) {
+        const bool gelu = kind == ACTIVATION_GELU;
         X *out = poison<X>(ALL_16), *d = device<X>(ones, 2 * ALL_16);
-        const int kind = k == 0 ? ACTIVATION_GELU : ACTIVATION_SILU;
-        activation_forward(out, k == 0 ? d_x : d_gates, 1, ALL_16, kind, stream);
-        activation_backward(d, (X *)NULL, poison<float>(bias_backward_scratch(1, 2 * ALL_16)),
-                            k == 0 ? d_x : d_gates, 1, ALL_16, kind, stream);
+        activation_forward(out, d_x, 1, ALL_16, kind, stream);
+        activation_backward(d, (X *)NULL, poison<float>(bias_backward_scratch(1, 2 * ALL_16)), d_x,
+                            1, ALL_16, kind, stream);
         const float *got = host(out, ALL_16), *slope = host(d, 2 * ALL_16);
         for (size_t i = 0; i < ALL_16; i++) {
             const double z = x[i], scale = sqrt(2 / 3.14159265358979324);
-            const double u = k == 0 ? 2 * scale * (z + 0.044715 * z * z * z) : z;
-            const double du = k == 0 ? 2 * scale * (1 + 3 * 0.044715 * z * z) : 1;
+            const double u = gelu ? 2 * scale * (z + 0.044715 * z * z * z) : z;
+            const double du = gelu ? 2 * scale * (1 + 3 * 0.044715 * z * z) : 1;
             const double want = 1 / (1 + exp(-u)), rest = 1 / (1 + exp(u));  // rest: 1 - want
             const double a = fmin(fabs(u / log(2)), 127);
-            const double error = (4 + 2 * a) * 0x1p-23, half = rounding<X>();
-            const double away = fabs(s[k * ALL_16 + i] - want);
-            CHECK(test_within(away, error * want + 0x1p-126), "sigmoid %d of %g: %.9g, not %.9g", k, z,
-                  s[k * ALL_16 + i], want);
-            if (want > 1e-30) worst = fmax(worst, away / want / error);
-            CHECK(test_within(fabs(got[i] - z * want), (error + half) * fabs(z * want) + tiny<X>()
-                              + (1 + fabs(z)) * 0x1p-126), "%d of %g: %.9g, not %.9g", k, z, got[i], z * want);
+            const double error = (4 + 2 * a) * 0x1p-23 + rounding<X>();
+            CHECK(test_within(fabs(got[i] - z * want), error * fabs(z * want) + tiny<X>()
+                              + (1 + fabs(z)) * 0x1p-126), "%d of %g: %.9g, not %.9g", kind, z,
+                  got[i], z * want);
             if (fabs(z) > 1e18) continue;  // in fp32, z^2 overflows
             const double grad = want + z * want * rest * du;
-            CHECK(test_within(fabs(slope[i] - grad), half * fabs(grad) + 2e-6 + tiny<X>()),
-                  "slope %d of %g: %.9g, not %.9g", k, z, slope[i], grad);
+            CHECK(test_within(fabs(slope[i] - grad), rounding<X>() * fabs(grad) + 2e-6 + tiny<X>()),
+                  "slope %d of %g: %.9g, not %.9g", kind, z, slope[i], grad);
         }
     }
-    printf("  error of the sigmoids / its bound: %.2f\n", worst);
 }
 
 // ---------------------------------------------------------------------------------------------
-// Loss
+// Loss. (Its sum: test_model.)
 
-template <typename X>
-static void crossentropy_case(size_t N, size_t V, float std, float grad_scale) {
+// Rows with single logits of -INFINITY, and all that one thread sees; with equal ones; and one that
+// is not trained. Rows are kept by a block, or read twice.
+template <typename X> static void crossentropy_case(size_t V, float grad_scale, bool twice) {
+    enum { N = 4, STD = 3 };
     Scope scope;
-    set_shape("N %zu V %zu std %g scale %g", N, V, std, grad_scale);
+    set_shape("V %zu scale %g, read twice %d", V, grad_scale, twice);
     const size_t Vp = round_up(V, ALIGN_ELEMENTS);
-    // without vectors, the CPU adds V terms one after the other
-    const double band = V > 10000 ? 2e-5 : 1e-6;
-    float *z = normals<X>(N * Vp, 1, 0.5f, std), *losses = zeros<float>(N);
-    int32_t *targets = random_tokens(N, V, 2);
-    targets[0] = (int32_t)V - 1;
-    if (N > 1) targets[1] = 0;
-    if (N == 4) targets[3] = -1;  // not trained
-    for (size_t v = 1; N > 1 && v < V; v++)  // single ones, and all that one thread sees
+    float *z = normals<X>(N * Vp, 1, 0.5f, STD), *losses = zeros<float>(N);
+    const int32_t targets[N] = {(int32_t)V - 1, 0, (int32_t)V / 2, -1};
+    for (size_t v = 1; v < V; v++)
         if (v == 1 || v == 3 || (v >= 8 && v < 16)) z[Vp + v] = -INFINITY;
-    if (N > 2) for (size_t v = 0; v < V; v++) z[2 * Vp + v] = 80;
+    for (size_t v = 0; v < V; v++) z[2 * Vp + v] = 80;
     for (size_t n = 0; n < N; n++)
         for (size_t v = V; v < Vp; v++) z[n * Vp + v] = NAN;
-    float *dz = copy(z, N * Vp);
+    float *dz = copy(z, N * Vp), *d_losses = poison<float>(N);
+    X *d_z = device<X>(z, N * Vp);
     on_cpu.crossentropy(losses, dz, targets, grad_scale, N, V, Vp);
-    TWICE {
-        X *d_z = device<X>(z, N * Vp);
-        float *d_losses = poison<float>(N);
-        crossentropy(d_losses, d_z, upload(targets, N), grad_scale, N, V, Vp, stream);
-        float *got = host(d_z, N * Vp), *got_losses = host(d_losses, N);
-        check_near("losses", got_losses, losses, N, band, band * (1 + 4 * std));
-        X *d_z2 = device<X>(z, N * Vp);
-        float *d_losses2 = poison<float>(N);
-        crossentropy(d_losses2, d_z2, upload(targets, N), grad_scale, N, V, Vp, stream, true);
-        check_equal<float>("losses, rows read twice", host(d_losses2, N), got_losses, N);
-        check_equal<X>("dlogits, rows read twice", host(d_z2, N * Vp), got, N * Vp);
-        for (size_t n = 0; n < N; n++) {
-            // relative to exp, whose argument is exact to 2^-24 of up to 8 std
-            check_near("dlogits", got + n * Vp, dz + n * Vp, grad_scale == 0 ? 0 : V,
-                       2 * band + rounding<X>(), band * fabs(grad_scale) + tiny<X>());
-            size_t bad = 0;
-            for (size_t v = 0; v < Vp; v++) {
-                if (grad_scale == 0) bad += memcmp(&got[n * Vp + v], &z[n * Vp + v], 4) != 0
-                                         && (v < V || got[n * Vp + v] == got[n * Vp + v]);
-                else if (v >= V) bad += got[n * Vp + v] != 0;
-            }
-            CHECK(bad == 0, "%zu columns of row %zu", bad, n);
-        }
+    crossentropy(d_losses, d_z, upload(targets, N), grad_scale, N, V, Vp, stream, twice);
+    const float *got = host(d_z, N * Vp);
+    check_near("losses", host(d_losses, N), losses, N, 2e-6, 2e-6 * (1 + 4 * STD));
+    if (grad_scale == 0) {  // all is as it was
+        check_equal<X>("logits", got, z, N * Vp);
+        return;
     }
+    for (size_t i = 0; i < N * Vp; i++)
+        if (i % Vp >= V) dz[i] = 0;
+    check_near("dlogits", got, dz, N * Vp, 4e-6 + rounding<X>(), 2e-6 * grad_scale + tiny<X>());
 }
 
 template <typename X> static void loss(void) {
-    const size_t vocabularies[] = {5, 50, 131, 1000, 8192};
-    for (size_t i = 0; i < 5; i++) {
-        crossentropy_case<X>(4, vocabularies[i], 1, 0);
-        crossentropy_case<X>(4, vocabularies[i], 1, 0.25f);
-        crossentropy_case<X>(1, vocabularies[i], 10, 1);
-    }
-    crossentropy_case<X>(1, 1, 1, 1);
-    crossentropy_case<X>(1, (48 << 10) / sizeof(X), 1, 1);  // all that a block has without asking
-    crossentropy_case<X>(2, 50257, 3, 0.5f);
-    CHECK(!EMULATED || two_blocks_fit(50304 * sizeof(X)) == (sizeof(X) == 2), "rows read twice");
-}
-
-static void loss_total(void) {
-    for (size_t N = 1; N < 3000; N = N * 3 + 2) {
-        Scope scope;
-        set_shape("N %zu", N);
-        float *losses = normals<float>(N, 1, 10, 1);
-        double want = 0, got;
-        for (size_t n = 0; n < N; n++) want += losses[n];
-        TWICE {
-            double *total = poison<double>(1);
-            const float *d_losses = device<float>(losses, N);
-            loss_accumulate(total, d_losses, N, 0.5, true, stream);
-            got = *fetch(total, 1);
-            CHECK(test_within(fabs(got - 0.5 * want), 1e-13 * want),
-                  "N %zu: %.17g, not %.17g", N, got, 0.5 * want);
-            loss_accumulate(total, d_losses, N, 2, false, stream);
-            got = *fetch(total, 1);
-            CHECK(test_within(fabs(got - 2.5 * want), 1e-13 * want),
-                  "N %zu: %.17g, not %.17g", N, got, 2.5 * want);
-        }
-    }
+    for (size_t V : {5, 131, 8192})
+        for (float scale : {0.0f, 0.25f})
+            for (int twice = 0; twice < 2; twice++) crossentropy_case<X>(V, scale, twice);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Gradients of micro-batches
 
 template <typename X> static void gradients(void) {
-    for (size_t n = 128; n < 6000; n += 1920) {
-        Scope scope;
-        set_shape("n %zu", n);
-        float *g = normals<X>(n, 1, 0, 1), *more = normals<X>(n, 2, 0, 1e-3f);
-        float *sum = zeros<float>(n), *wide = normals<float>(n, 3, 0, 1);
-        for (size_t i = 0; i < n; i++) sum[i] = g[i] + more[i];
-        TWICE {
-            float *acc = poison<float>(n);
-            accumulate_gradient(acc, device<X>(g, n), n, true, stream);
-            check_equal<float>("first", host(acc, n), g, n);
-            accumulate_gradient(acc, device<X>(more, n), n, false, stream);
-            check_equal<float>("second", host(acc, n), sum, n);
-            X *out = poison<X>(n);
-            round_gradient(out, device<float>(wide, n), n, stream);
-            check_equal<X>("rounded", host(out, n), wide, n);
-        }
-    }
+    const size_t n = 3968;
+    Scope scope;
+    set_shape("n %zu", n);
+    float *g = normals<X>(n, 1, 0, 1), *more = normals<X>(n, 2, 0, 1e-3f);
+    float *sum = zeros<float>(n), *wide = normals<float>(n, 3, 0, 1), *acc = poison<float>(n);
+    X *out = poison<X>(n);
+    for (size_t i = 0; i < n; i++) sum[i] = g[i] + more[i];
+    accumulate_gradient(acc, device<X>(g, n), n, true, stream);
+    accumulate_gradient(acc, device<X>(more, n), n, false, stream);
+    check_equal<float>("sum", host(acc, n), sum, n);
+    round_gradient(out, device<float>(wide, n), n, stream);
+    check_equal<X>("rounded", host(out, n), wide, n);
+}
+
+template <typename X> static void layers(void) {
+    encoder<X>();
+    layernorm<X>();
+    heads<X>();
+    activation<X>();
+    loss<X>();
+    gradients<X>();
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -599,7 +447,7 @@ static float *unusual(size_t n, uint32_t seed, float std, bool squares) {
 enum { ARENA = 13000, RUNS = 21 };
 
 // Runs of all kinds: whole tensors, odd starts, odd lengths, next to each other, empty.
-static int make_runs(AdamRun *runs) {
+static void make_runs(AdamRun *runs) {
     const size_t at[RUNS] = {0, 128, 131, 140, 141, 145, 256, 260, 301, 306, 400, 1408, 1409, 1500,
                              1600, 6401, 12000, 12001, 12002, 12100, 12991};
     const size_t length[RUNS] = {100, 3, 9, 1, 2, 4, 4, 41, 5, 0, 1001, 1, 3, 64, 4097, 5000, 1, 1,
@@ -610,7 +458,6 @@ static int make_runs(AdamRun *runs) {
         runs[i].decay = i % 3 != 0;
         runs[i].index = 7 + 5 * at[i];
     }
-    return RUNS;
 }
 
 // Elements x on the GPU, `skip` of them behind the begin of an allocation.
@@ -621,10 +468,16 @@ template <typename T> static T *upload_behind(size_t skip, const T *x, size_t n)
     return p;
 }
 
-// skip: elements by which the arenas start after a multiple of 16 bytes.
+static float *widened(const void *halves, size_t n) {
+    float *x = zeros<float>(n);
+    for (size_t i = 0; i < n; i++) x[i] = bf16_to_f32(((const uint16_t *)halves)[i]);
+    return x;
+}
+
 // How weights are: floats; with lower halves; without.
 enum { WHOLE, SPLIT, ROUNDED };
 
+// skip: elements by which the arenas start after a multiple of 16 bytes.
 static void adam_case(bool is_half, int weights, bool moments_bf16, size_t skip, int count) {
     Scope scope;
     set_shape("gradient bf16 %d, weights %d, moments bf16 %d, skip %zu, runs %d", is_half, weights,
@@ -632,70 +485,58 @@ static void adam_case(bool is_half, int weights, bool moments_bf16, size_t skip,
     const bool split = weights != WHOLE;
     const size_t n = ARENA;
     AdamRun runs[RUNS];
-    const int all = make_runs(runs);
-    if (count == 0 || count > all) count = all;
-    float *p = unusual(n, 1, 1, false), *m = unusual(n, 2, 1e-3f, false);
-    float *v = unusual(n, 3, 1e-3f, true), *g = unusual(n, 4, 1e-2f, false);
-    if (moments_bf16)  // in place: 2 bytes of each 4
-        for (size_t i = 0; i < n; i++) {
-            ((uint16_t *)m)[i] = f32_to_bf16(m[i]);
-            ((uint16_t *)v)[i] = f32_to_bf16(v[i]);
-        }
-    for (size_t i = 0; weights == ROUNDED && i < n; i++) p[i] = bf16_to_f32(f32_to_bf16(p[i]));
-    float *p2 = copy(p, n), *m2 = copy(m, n), *v2 = copy(v, n);
-    uint16_t *g16 = zeros<uint16_t>(n), *p16 = zeros<uint16_t>(n), *low = zeros<uint16_t>(n);
-    for (size_t i = 0; i < n; i++) g16[i] = f32_to_bf16(g[i]);
-    master_move(p16, low, p, n, false);
-    if (split) master_move(p16, low, p2, n, true);  // NaNs are others
+    make_runs(runs);
+    float *p = unusual(n, 1, 1, false), *g = unusual(n, 4, 1e-2f, false);
+    float *moments[2] = {unusual(n, 2, 1e-3f, false), unusual(n, 3, 1e-3f, true)};
+    uint16_t *w16 = zeros<uint16_t>(n), *g16 = zeros<uint16_t>(n), *low = zeros<uint16_t>(n);
+    for (size_t i = 0; i < n; i++) {
+        g16[i] = f32_to_bf16(g[i]);
+        for (int k = 0; k < 2 && moments_bf16; k++)  // in place: 2 bytes of each 4
+            ((uint16_t *)moments[k])[i] = f32_to_bf16(moments[k][i]);
+        if (weights == ROUNDED) p[i] = bf16_to_f32(f32_to_bf16(p[i]));
+    }
+    master_move(w16, low, p, n, false);
+    void *d_w = split ? (void *)upload_behind(skip, w16, n) : upload_behind(skip, p, n);
+    void *d_moments[2];
+    uint16_t *d_low = upload_behind(skip, low, n);
+    for (int k = 0; k < 2; k++)
+        d_moments[k] = moments_bf16 ? upload_behind(skip, (uint16_t *)moments[k], 2 * n)
+                                    : (void *)upload_behind(skip, moments[k], n);
+    const void *d_g = is_half ? (void *)upload_behind(skip, g16, n) : upload_behind(skip, g, n);
     AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 3, 0.37);
     step.moments_bf16 = moments_bf16;
     step.master_bf16 = weights == ROUNDED;
-    cpu_adam_update(p2, m2, v2, is_half ? (const void *)g16 : (const void *)g, is_half,
-                    NULL, runs, count, &step);
-    if (moments_bf16)  // the other way round, to compare
-        for (size_t i = n; i-- > 0;) {
-            m2[i] = bf16_to_f32(((uint16_t *)m2)[i]);
-            v2[i] = bf16_to_f32(((uint16_t *)v2)[i]);
-        }
-    TWICE {
-        float *arena[3];
-        const float *const from[3] = {p, m, v}, *const want[3] = {p2, m2, v2};
-        for (int k = 0; k < 3; k++)
-            arena[k] = k > 0 && moments_bf16
-                     ? (float *)upload_behind(skip, (const uint16_t *)from[k], 2 * n)
-                     : upload_behind(skip, from[k], n);
-        const void *grad = is_half ? (void *)upload_behind(skip, g16, n)
-                                   : upload_behind(skip, g, n);
-        uint16_t *d_p16 = upload_behind(skip, p16, n), *d_low = upload_behind(skip, low, n);
-        adam_update_gpu(split ? (void *)d_p16 : arena[0], weights == SPLIT ? d_low : NULL, arena[1],
-                        arena[2], grad, is_half, runs, count, &step, stream);
-        if (split) {
-            uint16_t *got16 = fetch(d_p16, n), *got_low = fetch(d_low, n);
-            float *joined = zeros<float>(n);
-            master_move(got16, got_low, joined, n, true);
-            check_equal<float>("weight and low bits", joined, p2, n);
-            size_t bad = 0;
-            for (size_t i = 0; i < n; i++)
-                bad += !isnan(p2[i]) && got16[i] != master_weight(p2[i]);
-            CHECK(bad == 0, "%zu weights, skip %zu", bad, skip);
-        }
-        for (int k = split; k < 3; k++) {
-            const char *const name = k == 0 ? "p" : k == 1 ? "m" : "v";
-            const bool half = k > 0 && moments_bf16;
-            float *got = half ? host((bf16 *)arena[k], n) : host(arena[k], n);
-            check_equal<float>(name, got, want[k], n);
-        }
+    const AdamWork work = {.w = split ? (void *)w16 : p, .low = weights == SPLIT ? low : NULL,
+                           .m = moments[0], .v = moments[1],
+                           .grad = is_half ? (void *)g16 : g, .grad_is_half = is_half, .scale = 1,
+                           .runs = runs, .count = count, .step = step, .halves = split};
+    adam_work(&work);
+    adam_update_gpu(d_w, weights == SPLIT ? d_low : NULL, d_moments[0], d_moments[1], d_g, is_half,
+                    runs, count, &step, stream);
+    if (split) {
+        const uint16_t *got_low = fetch(d_low, n);
+        size_t bad = 0;
+        for (size_t i = 0; i < n; i++)
+            bad += got_low[i] != low[i] && !isnan(bf16_to_f32(w16[i]));
+        CHECK(bad == 0, "%s: %zu lower halves", shape, bad);
+        check_equal<float>("weights", host((bf16 *)d_w, n), widened(w16, n), n);
+    } else {
+        check_equal<float>("weights", host((float *)d_w, n), p, n);
     }
+    for (int k = 0; k < 2; k++)
+        if (moments_bf16)
+            check_equal<float>("moments", host((bf16 *)d_moments[k], n), widened(moments[k], n), n);
+        else
+            check_equal<float>("moments", host((float *)d_moments[k], n), moments[k], n);
 }
 
 static void adam_is_the_cpu_s_bit_for_bit(void) {
     for (int mode = 0; mode < 6; mode++) {
-        adam_case(mode & 1, mode >> 1, false, 0, 0);
-        adam_case(mode & 1, mode >> 1, false, 1, 0);
+        if (mode == 1) continue;  // gradients in bf16 have weights of two halves
         adam_case(mode & 1, mode >> 1, false, 0, 16);
-        adam_case(mode & 1, mode >> 1, false, 0, 1);
-        adam_case(mode & 1, mode >> 1, true, 0, 0);
-        adam_case(mode & 1, mode >> 1, true, 1, 0);
+        adam_case(mode & 1, mode >> 1, false, 1, RUNS);
+        adam_case(mode & 1, mode >> 1, true, 0, RUNS);
+        adam_case(mode & 1, mode >> 1, true, 1, 1);
     }
 }
 
@@ -719,35 +560,8 @@ static void adam_divides_as_ieee_does(void) {
     set_shape("%zu", n);
     float *d_p = device<float>(p, n), *d_m = device<float>(m, n), *d_v = device<float>(v, n);
     adam_update_gpu(d_p, NULL, d_m, d_v, device<float>(g, n), false, &run, 1, &step, stream);
-    cpu_adam_update(p, m, v, g, false, NULL, &run, 1, &step);
+    adam_update(p, NULL, m, v, g, false, n, &step, 0);
     check_equal<float>("step", host(d_p, n), p, n);
-}
-
-static void norm_case(bool is_half, bool wild, int count) {
-    Scope scope;
-    set_shape("bf16 %d, wild %d, runs %d", is_half, wild, count);
-    const size_t n = ARENA;
-    AdamRun runs[RUNS];
-    make_runs(runs);
-    float *g = wild ? unusual(n, 4, 1e-2f, false) : normals<float>(n, 5, 0, 1e-2f);
-    uint16_t *g16 = zeros<uint16_t>(n);
-    for (size_t i = 0; i < n; i++) g16[i] = f32_to_bf16(g[i]);
-    for (size_t i = 0; is_half && i < n; i++) g[i] = bf16_to_f32(g16[i]);
-    double want[64];
-    size_t blocks = 0;
-    for (int i = 0; i < count; i++) {
-        norm_block_sums(g + runs[i].at, runs[i].length, want + blocks);
-        blocks += norm_blocks(runs[i].length);
-    }
-    TWICE {
-        double *sums = poison<double>(blocks);
-        norm_block_sums_gpu(is_half ? (void *)upload(g16, n) : upload(g, n), is_half,
-                            runs, count, sums, stream);
-        const double *got = fetch(sums, blocks);
-        for (size_t b = 0; b < blocks; b++)
-            CHECK(memcmp(&got[b], &want[b], 8) == 0 || (got[b] != got[b] && want[b] != want[b]),
-                  "block %zu: %.17g, not %.17g", b, got[b], want[b]);
-    }
 }
 
 // The sum of the blocks' sums, which are such that another order would give another number; also
@@ -768,30 +582,16 @@ static void total_case(size_t count, bool shuffled) {
     double plain = 0;
     for (size_t i = 0; i < count; i++) plain += sums[i];
     CHECK(count < 1000 || plain != want, "another order would not be noticed");
-    TWICE {
-        double *total = poison<double>(1);
-        norm_total_gpu(total, poison<double>(norm_runs(count)), upload(given, room),
-                       shuffled ? upload(order, room) : NULL, count, stream);
-        const double got = *fetch(total, 1);
-        CHECK(memcmp(&got, &want, 8) == 0, "%.17g, not %.17g", got, want);
-    }
-}
-
-static void total_is_the_cpu_s_bit_for_bit(void) {
-    static const size_t counts[] = {0, 1, 2, 31, 32, 33, 1023, 1024, 1025, 8 * 1024, 8 * 1024 + 1,
-                                    32 * 1024, 33 * 1024, 40 * 1024 + 7, 67 * 1024 + 1000};
-    for (size_t count : counts) {
-        total_case(count, false);
-        total_case(count, true);
-    }
+    double *total = poison<double>(1);
+    norm_total_gpu(total, poison<double>(norm_runs(count)), upload(given, room),
+                   shuffled ? upload(order, room) : NULL, count, stream);
+    const double got = *fetch(total, 1);
+    CHECK(memcmp(&got, &want, 8) == 0, "%.17g, not %.17g", got, want);
 }
 
 static void norm_is_the_cpu_s_bit_for_bit(void) {
-    for (int mode = 0; mode < 4; mode++) {
-        norm_case(mode & 1, mode >> 1, RUNS);
-        norm_case(mode & 1, mode >> 1, 16);
-        norm_case(mode & 1, mode >> 1, 1);
-    }
+    for (size_t count : {0, 1, 33, 1024, 8 * 1024 + 1, 67 * 1024 + 1000})
+        for (int shuffled = 0; shuffled < 2; shuffled++) total_case(count, shuffled);
 }
 
 // The room that is planned for max_B x max_T is enough for every batch up to that size.
@@ -840,33 +640,17 @@ static void sizes_and_sums_are_refused(void) {
 int main(void) {
     RUN(sizes_and_sums_are_refused);
     RUN(scratch_is_enough);
+    CHECK(!EMULATED || (two_blocks_fit(50304 * 2) && !two_blocks_fit(50304 * 4)), "rows are read "
+          "twice");
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    RUN(encoder<float>);
-    RUN(encoder<bf16>);
-    RUN(encoder<f16>);
-    RUN(layernorm<float>);
-    RUN(layernorm<bf16>);
-    RUN(layernorm<f16>);
-    RUN(heads<float>);
-    RUN(heads<bf16>);
-    RUN(heads<f16>);
-    RUN(bias<float>);
-    RUN(bias<bf16>);
-    RUN(activation<float>);
-    RUN(activation<bf16>);
-    RUN(activation<f16>);
+    RUN(layers<float>);
+    RUN(layers<bf16>);
+    RUN(layers<f16>);
     RUN(all_of_16_bits<bf16>);
     RUN(all_of_16_bits<f16>);
-    RUN(loss<float>);
-    RUN(loss<bf16>);
-    RUN(loss<f16>);
-    RUN(loss_total);
-    RUN(gradients<float>);
-    RUN(gradients<bf16>);
     RUN(adam_is_the_cpu_s_bit_for_bit);
     RUN(adam_divides_as_ieee_does);
     RUN(norm_is_the_cpu_s_bit_for_bit);
-    RUN(total_is_the_cpu_s_bit_for_bit);
     CUDA(cudaStreamDestroy(stream));
     return test_summary();
 }

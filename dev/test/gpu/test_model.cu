@@ -1,9 +1,8 @@
 // test_model.cu: does the GPU trainer compute what the CPU trainer does? Its whole model, in fp32
-// and in bf16, against train_gpt2.c (cpu_reference.h): every activation, every gradient, ten AdamW
-// steps, texts token by token. The same source runs on a GPU and on the emulated one.
+// and in bf16, against train_gpt2.c (cpu_reference.h): every activation, every gradient, texts
+// token by token. The same source runs on a GPU and on the emulated one. (Steps: test_gpt2cu.)
 //
 // usage: test_model                     all tests
-//        test_model --errors            all tests, and the largest errors beside what is allowed
 //        test_model --texts             only sampling with a cache, for mutants.sh
 #include "runs.cuh"
 #include "cpu_reference.h"
@@ -27,6 +26,7 @@ static const Shape shapes[] = {
     {"one token",       1, 2,  16,  64, 128,  1, 1,  1, GELU, 0, KEEP, 1,   1, false},
     {"documents of 9",  2, 2, 128, 256, 131, 80, 3, 70, GELU, 1, AGAIN, 1,  99, false, 9},
     {"documents of 40", 2, 3,  24,  72, 131, 90, 3, 85, RELU, 0, KEEP, 4,  16, false, 40},
+    {"many tokens",     1, 1,  16,  24, 131, 420, 5, 420, GELU, 0, KEEP, 1, 999, false},
     {"of 70",           1, 1, 128, 136, 131, 260, 1, 250, GELU, 1, LIGHT, 1, 99, false, 70},
     // the LLaMA family: key heads 2 and heads that are wider or narrower than C / NH; Mistral's
     // documents of 9 are longer than the window of 6
@@ -43,75 +43,24 @@ static const Shape shapes[] = {
     {"smollm3",         3, 4,  64,  72, 131, 90, 2, 33, GELU, 1, LIGHT, 1, 99, false, 0,
      FAMILY_SMOLLM3, 2, 16},
 };
-enum { SHAPES = sizeof shapes / sizeof *shapes, MAX_ACCUM = 4, STEPS = 10 };
+enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-// What an error may be, by kind of tensor: max|a - b| / max|b|, and the same of root mean squares.
-// In fp32 it is rounding, less than 1e-6 where this was written, and a wrong term is far above. In
-// bf16 every stored number is off by up to 2^-9 = 0.002 of itself, and the layers add that up:
-// twice what was seen. fp16 has three more bits, and a quarter of bf16's error is allowed.
-typedef struct {
-    const char *kind;
-    double fp32, bf16_max, bf16_rms;         // allowed
-    double seen_fp32, seen_max, seen_rms;    // the worst so far
-} Band;
-
-static Band bands[] = {
-    // kind             fp32  max    rms of bf16
-    {"x",              4e-6, 0.020, 0.016, 0, 0, 0},
-    {"ln_1",           4e-6, 0.018, 0.013, 0, 0, 0},
-    {"mean_1",         4e-6, 0.036, 0.042, 0, 0, 0},
-    {"rstd_1",         4e-6, 0.008, 0.006, 0, 0, 0},
-    {"qkv",            4e-6, 0.028, 0.014, 0, 0, 0},
-    {"qk",             4e-6, 0.016, 0.013, 0, 0, 0},
-    {"qk_rstd",        4e-6, 0.012, 0.004, 0, 0, 0},
-    {"atty",           4e-6, 0.020, 0.013, 0, 0, 0},
-    {"lse",            4e-6, 0.016, 0.012, 0, 0, 0},
-    {"mid",            4e-6, 0.017, 0.013, 0, 0, 0},
-    {"ln_2",           4e-6, 0.018, 0.014, 0, 0, 0},
-    {"mean_2",         4e-6, 0.040, 0.044, 0, 0, 0},
-    {"rstd_2",         4e-6, 0.010, 0.006, 0, 0, 0},
-    {"fc",             4e-6, 0.022, 0.015, 0, 0, 0},
-    {"act",            4e-6, 0.029, 0.023, 0, 0, 0},
-    {"ln_f",           4e-6, 0.023, 0.018, 0, 0, 0},
-    {"mean_f",         4e-6, 0.030, 0.026, 0, 0, 0},
-    {"rstd_f",         4e-6, 0.016, 0.008, 0, 0, 0},
-    {"logits",         4e-6, 0.023, 0.016, 0, 0, 0},
-    {"losses",         2e-6, 0.005, 0.004, 0, 0, 0},
-    {"loss",           1e-6, 0.004, 0.004, 0, 0, 0},
-    {"dx",             4e-6, 0.030, 0.026, 0, 0, 0},
-    {"d wte",          4e-6, 0.029, 0.023, 0, 0, 0},
-    {"d wpe",          4e-6, 0.024, 0.016, 0, 0, 0},
-    {"d ln_1.w",       4e-6, 0.022, 0.020, 0, 0, 0},
-    {"d ln_1.b",       4e-6, 0.036, 0.022, 0, 0, 0},
-    {"d attn.qkv.w",   4e-6, 0.024, 0.023, 0, 0, 0},
-    {"d attn.qkv.b",   4e-6, 0.022, 0.020, 0, 0, 0},
-    {"d attn.q_norm.w", 4e-6, 0.036, 0.033, 0, 0, 0},
-    {"d attn.k_norm.w", 4e-6, 0.033, 0.032, 0, 0, 0},
-    {"d attn.proj.w",  4e-6, 0.018, 0.016, 0, 0, 0},
-    {"d attn.proj.b",  4e-6, 0.016, 0.018, 0, 0, 0},
-    {"d ln_2.w",       4e-6, 0.032, 0.026, 0, 0, 0},
-    {"d ln_2.b",       4e-6, 0.022, 0.022, 0, 0, 0},
-    {"d mlp.fc.w",     4e-6, 0.027, 0.023, 0, 0, 0},
-    {"d mlp.fc.b",     4e-6, 0.030, 0.016, 0, 0, 0},  // max on an H200: 0.0244
-    {"d mlp.proj.w",   4e-6, 0.030, 0.026, 0, 0, 0},
-    {"d mlp.proj.b",   4e-6, 0.014, 0.014, 0, 0, 0},
-    {"d ln_f.w",       4e-6, 0.024, 0.022, 0, 0, 0},
-    {"d ln_f.b",       4e-6, 0.008, 0.008, 0, 0, 0},
-    {"d lm_head",      4e-6, 0.022, 0.020, 0, 0, 0},
-    {"norm",           4e-6, 0.006, 0.006, 0, 0, 0},
-    {"ten steps",      1e-4, 0.102, 0.024, 0, 0, 0},
-    {"ten steps, q, k norm", 1e-4, 0.086, 0.058, 0, 0, 0},  // few numbers
-};
-enum { BANDS = sizeof bands / sizeof *bands };
+// What an error may be, by the begin of a tensor's kind: max|a - b| / max|b|, and the same of root
+// mean squares. In fp32 it is rounding, less than 1e-6 where this was written, and a wrong term is
+// far above. In bf16 every stored number is off by up to 2^-9 = 0.002 of itself, and the layers add
+// that up: twice what was seen. fp16 has three more bits, and a quarter of bf16's error is allowed.
+static const struct { const char *kind; double fp32, bf16_max, bf16_rms; } bands[] = {
+    {"d ln_1.b", 4e-6, 0.036, 0.022}, {"d attn.q_norm", 4e-6, 0.036, 0.033},
+    {"d attn.k_norm", 4e-6, 0.033, 0.032}, {"d ", 4e-6, 0.032, 0.026}, {"dx", 4e-6, 0.030, 0.026},
+    {"mean_", 4e-6, 0.040, 0.044}, {"rstd_", 4e-6, 0.016, 0.008}, {"qk_rstd", 4e-6, 0.012, 0.004},
+    {"loss", 2e-6, 0.005, 0.004}, {"norm", 4e-6, 0.006, 0.006}, {"", 4e-6, 0.029, 0.023}};
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
 static void compare(const char *shape, const char *kind, size_t layer,
                     const float *ours, const float *wanted, size_t n) {
-    Band *band = NULL;
-    for (size_t i = 0; i < BANDS; i++)
-        if (strcmp(bands[i].kind, kind) == 0) band = &bands[i];
-    if (band == NULL) die("no band for %s", kind);
+    const auto *band = bands;
+    while (strncmp(kind, band->kind, strlen(band->kind)) != 0) band++;
     double worst = 0, largest = 0, squares = 0, of = 0;
     for (size_t i = 0; i < n; i++) {
         const double d = fabs((double)ours[i] - (double)wanted[i]);
@@ -123,14 +72,11 @@ static void compare(const char *shape, const char *kind, size_t layer,
     }
     const double max = worst == 0 ? 0 : worst / largest, rms = worst == 0 ? 0 : sqrt(squares / of);
     if (IS_HALF) {
-        band->seen_max = larger(band->seen_max, max);
-        band->seen_rms = larger(band->seen_rms, rms);
         const double less = IS_FP16 ? 0.25 : 1;
         CHECK(test_within(max, less * band->bf16_max) & test_within(rms, less * band->bf16_rms),
               "%s %s %s (layer %zu): error %.4f, rms %.4f", shape, precision_name, kind, layer, max,
               rms);
     } else {
-        band->seen_fp32 = larger(band->seen_fp32, max);
         CHECK(test_within(max, band->fp32), "%s fp32 %s (layer %zu): error %.2e", shape, kind,
               layer, max);
     }
@@ -143,7 +89,7 @@ static void compare_number(const char *shape, const char *kind, double ours,
 }
 
 // ---------------------------------------------------------------------------------------------
-// Models and steps
+// Models
 
 // n numbers of GPU memory, of floatX or float, as floats. Waits for the GPU.
 template <typename Y> static void fetch(float *host, const Y *device, size_t n) {
@@ -159,25 +105,6 @@ static void gradients(GPT2 *g, float *out) {
     if (g->accumulating) fetch(out, (float *)g->waiting, g->table.elements);
     else fetch(out, g->grads, g->table.elements);
     for (size_t i = 0; i < g->table.elements; i++) out[i] /= loss_scale;
-}
-
-static double cpu_step(CPUModel *cpu, const Shape *s, const Recipe *r, size_t step,
-                       const int32_t *inputs, const int32_t *targets, double *norm) {
-    const size_t N = s->B * s->T;
-    int32_t *begins = shape_begins(s);
-    double loss = 0;
-    for (size_t micro = 0; micro < s->accum; micro++) {
-        cpu_model_forward(cpu, inputs + micro * N, begins);
-        loss += cpu_model_head(cpu, targets + micro * N, 1.0f / (float)(N * s->accum), micro > 0,
-                               NULL) / (double)s->accum;
-        cpu_model_backward(cpu, inputs + micro * N, micro > 0);
-    }
-    const double norm_squared = cpu_model_grad_norm_squared(cpu);
-    const AdamStep adam = recipe_step(r, step, norm_squared);
-    cpu_model_update(cpu, &adam);
-    *norm = sqrt(norm_squared);
-    free(begins);
-    return loss;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -218,6 +145,8 @@ static void compare_gradients(GPT2 *g, CPUModel *cpu, const Shape *s) {
     }
     free(grads);
 }
+
+static int plans_wanted;  // without an algorithm
 
 // One step's gradient, with everything on the way. Where activations are made again in backward,
 // the last layer's are there after forward, and the first layer's, remade, after backward. Nothing
@@ -294,6 +223,10 @@ static void check_shape(const Shape *s, bool words = false) {
     compare_number(s->name, "norm", sqrt(norm_squared),
                    sqrt(cpu_model_grad_norm_squared(cpu)));
     compare_gradients(g, cpu, s);
+    int none = 0;
+    for (size_t i = 0; i < g->lt.made; i++) none += g->lt.plans[i].none;
+    CHECK(none == plans_wanted, "%s: %d products without an algorithm, not %d", s->name, none,
+          plans_wanted);
     free(params);
     free(inputs);
     free(begins);
@@ -319,87 +252,16 @@ static void test_passes_for_epilogues(void) {
     SKIP("a real library cannot be told to have none");
 #else
     static const struct { uint32_t lacks; int none; } cases[] = {
-        {0, 0}, {CUBLASLT_EPILOGUE_DGELU, 1}, {CUBLASLT_EPILOGUE_BGRADB, 2},  // fc's and qkv's
+        {CUBLASLT_EPILOGUE_DGELU, 1}, {CUBLASLT_EPILOGUE_BGRADB, 2},  // fc's and qkv's
         {CUBLASLT_EPILOGUE_DGELU | CUBLASLT_EPILOGUE_BGRADB, 2}};  // with slopes, fc's sums
-    const Shape *s = &shapes[1];
-    float *params = shape_params(s, true);
-    int32_t *batch = (int32_t *)alloc_or_fail(2 * s->B * s->T, sizeof(int32_t), "test");
-    shape_batch(s, 1, batch, batch + s->B * s->T);
     for (const auto &c : cases) {
-        double norm;
-        int none = 0;
         emu_lt_without(c.lacks);
-        GPT2 *g = model_open(s, params);
-        gpu_gradient(g, s, batch, batch + s->B * s->T, &norm);
-        for (size_t i = 0; i < g->lt.made; i++) none += g->lt.plans[i].none;
-        model_close(g);
-        CHECK(none == IS_HALF * c.none, "without %u: %d of %d", c.lacks, none, c.none);
-        if (c.lacks != 0) check_shape(s);
+        plans_wanted = IS_HALF * c.none;
+        check_shape(&shapes[5]);
     }
+    plans_wanted = 0;
     emu_lt_without(0);
-    free(params);
-    free(batch);
 #endif
-}
-
-// ---------------------------------------------------------------------------------------------
-// Training against the CPU
-
-static const Shape small = {"small", 2, 2, 32, 64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 99, false};
-static const Shape small_accum = {"small, accumulating", 2, 2, 32, 64, 131, 20, 3, 15, RELU, 0,
-                                  AGAIN, 4, 16, false};
-static const Shape small_llama = {"small llama", 2, 4, 32, 40, 131, 20, 3, 15, GELU, 0, LIGHT, 2,
-                                  99, false, 0, FAMILY_QWEN3, 2, 16};
-
-// Ten steps. What is compared is how far the parameters have come. eps is far above the rounding of
-// gradients that ought to be zero (the keys' bias): AdamW would make whole steps of it.
-static void check_ten_steps(const Shape *s, const Recipe *r, bool clips) {
-    const size_t N = s->B * s->T;
-    float *params = shape_params(s, IS_HALF);
-    GPT2 *g = model_open(s, params);
-    CPUModel *cpu = cpu_model_new(&g->config, s->B, s->T, params);
-    const size_t P = g->table.elements;
-    int32_t *inputs = (int32_t *)alloc_or_fail(2 * s->accum * N, sizeof(int32_t), "test");
-    float *ours = floats(P), *wanted = floats(P), *now = floats(P);
-    for (size_t step = 1; step <= STEPS; step++) {
-        double norm, wanted_norm;
-        shape_batch(s, step, inputs, inputs + s->accum * N);
-        const double loss = gpu_step(g, s, r, step, inputs, inputs + s->accum * N, &norm);
-        const double wanted_loss = cpu_step(cpu, s, r, step, inputs, inputs + s->accum * N,
-                                            &wanted_norm);
-        CHECK((r->clip > 0 && wanted_norm > r->clip) == clips, "norm %g", wanted_norm);
-        compare_number(s->name, "loss", loss, wanted_loss);
-        compare_number(s->name, "norm", norm, wanted_norm);
-        const float *cpu_params = cpu_model_tensor(cpu, "params", 0, NULL);
-        gpt2_move(g, 0, 0, P, now, true);
-        for (size_t i = 0; i < P; i++) {
-            ours[i] = now[i] - params[i];
-            wanted[i] = cpu_params[i] - params[i];
-        }
-        for (int i = 0; i < g->table.count; i++) {
-            const GPT2Tensor *x = &g->table.tensors[i];
-            char name[64];
-            snprintf(name, sizeof name, "%s, %s", s->name, x->name);
-            const bool head = x->kind == Q_NORM || x->kind == K_NORM;
-            compare(name, head ? "ten steps, q, k norm" : "ten steps", step, ours + x->offset,
-                    wanted + x->offset, x->size);
-        }
-    }
-    free(params);
-    free(inputs);
-    free(ours);
-    free(wanted);
-    free(now);
-    cpu_model_free(cpu);
-    model_close(g);
-}
-
-static void test_ten_steps(void) {
-    const Recipe clipping = {1e-2, 1e-2, 0.05, 0.1, false};
-    const Recipe free_running = {1e-2, 1e-2, 0, 0.1, false};
-    check_ten_steps(&small, IS_HALF ? &free_running : &clipping, !IS_HALF);
-    check_ten_steps(&small_accum, IS_HALF ? &clipping : &free_running, IS_HALF);
-    check_ten_steps(&small_llama, IS_HALF ? &clipping : &free_running, IS_HALF);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -442,12 +304,6 @@ static const Shape cached[] = {
      FAMILY_OPT},
     {"cache opt-350m",   2, 2,  32,  64, 131, 21, 3, 15, RELU, 1, LIGHT, 2, 99, false, 0,
      FAMILY_OPT, 0, 0, 16},
-    {"cache llama",      2, 6,  48,  40, 131, 66, 1, 65, GELU, 0, KEEP,  1, 99, false, 0,
-     FAMILY_LLAMA, 2, 16},
-    {"cache narrow",     2, 8,  32,  40, 131, 23, 2, 9,  GELU, 1, AGAIN, 1, 99, false, 0,
-     FAMILY_MISTRAL, 2, 4},
-    {"cache qwen2",      2, 2, 128, 136, 131, 19, 2, 12, GELU, 1, KEEP,  1, 16, false, 0,
-     FAMILY_QWEN2, 1, 128},
     {"cache qwen3",      2, 4,  40,  72, 300, 36, 2, 33, GELU, 0, LIGHT, 2, 99, false, 20,
      FAMILY_QWEN3, 2, 24},
     {"cache of one",     1, 2,  16,  64, 128,  1, 1,  1, GELU, 0, KEEP,  1, 99, false},
@@ -545,18 +401,17 @@ static void test_texts_token_by_token(void) {
     streams.choice.mode = OFFLOAD_ZERO;
     streams.choice.streamed = 3;  // layers, whose weights take turns in one place
     streams.choice.weight_rooms = 1;
-    for (size_t i = 0; i < sizeof cached / sizeof *cached; i++) check_cached(&cached[i], NULL);
+    for (const Shape &s : cached) check_cached(&s, NULL);
     check_text_between(&cached[0], NULL);
     check_cached(&cached[1], &streams);
     check_text_between(&cached[1], &streams);
     check_text_between(&cached[3], NULL);
-    if (IS_HALF) check_text_between(&cached[6], NULL);
 }
 
 // Short kernels that others wait for come first; the products, and streams of copies, do not.
 static void test_short_work_is_urgent(void) {
-    float *params = shape_params(&small, false);
-    GPT2 *g = model_open(&small, params);
+    float *params = shape_params(&shapes[0], false);
+    GPT2 *g = model_open(&shapes[0], params);
     int streams = 0;
     for (int i = 0; i < g->owner.count; i++) {
         const cudaStream_t s = (cudaStream_t)g->owner.list[i].p;
@@ -571,7 +426,6 @@ static void test_short_work_is_urgent(void) {
 
 int main(int argc, char **argv) {
     if (!test_whole()) without_protection(argv);
-    if (argc == 2 && strcmp(argv[1], "--errors") == 0) setenv("TEST_ERRORS", "1", 1);
     if (argc == 2 && strcmp(argv[1], "--texts") == 0) {
         RUN(test_texts_token_by_token);
         return test_summary();
@@ -579,16 +433,10 @@ int main(int argc, char **argv) {
     if (IS_BF16) RUN(test_short_work_is_urgent);
     RUN(test_every_tensor);
     RUN(test_passes_for_epilogues);
-    RUN(test_ten_steps);
 #ifdef ENABLE_FP16
     RUN(test_masters_of_fp16);
 #endif
     // in 16 bits, too, where there is time: fp32's allowance is the small one
     if (!IS_HALF || !EMULATED || getenv("ALL") != NULL) RUN(test_texts_token_by_token);
-    if (getenv("TEST_ERRORS") != NULL)
-        for (size_t i = 0; i < BANDS; i++)
-            printf("  %-14s fp32 %.1e of %.0e   16 bits: max %.4f of %.4f   rms %.4f of %.4f\n",
-                   bands[i].kind, bands[i].seen_fp32, bands[i].fp32, bands[i].seen_max,
-                   bands[i].bf16_max, bands[i].seen_rms, bands[i].bf16_rms);
     return test_summary();
 }

@@ -10,41 +10,19 @@
 // ---------------------------------------------------------------------------------------------
 // What a placement says
 
-// The gradients of so many layers in a row, and of embeddings and tail, have places of their own,
-// and there is room for no more.
-static void check_places(const GPT2 *g, const Config *c) {
-    const int L = g->segments - 2;
-    const bool whole = g->in_place && !g->update_in_backward;
-    const size_t P = (size_t)(c->places < L && !whole ? c->places : L);
-    const size_t all = g->segment[0].length + P * g->segment[1].length + g->segment[L + 1].length;
-    CHECK(g->grad_elements == all, "%s: %zu elements of gradients, places of %zu", c->text,
-          g->grad_elements, all);
-}
-
-// With one micro-batch whose activations are kept, gradients wait in their own layer's range, one
-// behind the other, if there is room; and nowhere else.
+// With one micro-batch whose activations are kept, gradients wait in their own layer's range, if
+// there is room.
 static void check_over_acts(const GPT2 *g, const Config *c) {
-    const bool may = c->o.accum == 1 && c->o.recompute != AGAIN;
-    const char *end = NULL;
+    const bool may = c->o.accum == 1 && c->o.recompute != AGAIN && !g->in_place;
     size_t all = 0;
-    for (int i = 0; i < g->pieces.count; i++) {
-        const Piece *p = &g->pieces.pieces[i];
-        const char *from = (const char *)p->grad;
-        const bool layer = p->segment > 0 && p->segment < g->segments - 1;
-        const bool kept = layer && p->grad_on_gpu;
+    for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
+        const bool kept = p->segment > 0 && p->segment < g->segments - 1 && p->grad_on_gpu;
         const size_t bytes = round_up(p->length * sizeof(floatX), 256);
-        if (kept && may && !g->in_place && bytes <= acts_place(g).stride / 2 && !p->over_acts)
-            CHECK(end != NULL && end + bytes > g->acts + (size_t)p->segment * acts_place(g).stride
-                                               + acts_place(g).entry, "%s: %d does not",
-                  c->text, i);
-        if (!p->over_acts) continue;
-        const char *begin = g->acts + ((size_t)p->segment - 1) * acts_place(g).stride
-                          + acts_place(g).entry;
-        if (end == NULL || end < begin) end = begin;
-        CHECK(kept && may && from >= end && from + bytes <= begin + acts_place(g).stride,
-              "%s: piece %d waits elsewhere", c->text, i);
-        end = from + bytes;
-        all += p->length;
+        CHECK(!p->over_acts || (kept && may), "%s: a piece of segment %d waits elsewhere", c->text,
+              p->segment);
+        if (p->over_acts) all += p->length;
+        else CHECK(!kept || !may || bytes > acts_place(g).stride / 2 || all > 0, "%s: none waits",
+                   c->text);
     }
     CHECK(all == g->grads_over_acts, "%s: %zu elements wait there, not %zu", c->text,
           g->grads_over_acts, all);
@@ -120,17 +98,6 @@ static void check_host_memory(GPT2 *g, const Config *c) {
     for (int i = 0, visits = 0; i < g->pieces.count; i++)
         if (g->pieces.pieces[i].kind == PIECE_VISIT && visits++ >= config_kept(c))
             grads += g->pieces.pieces[i].length;
-    const int L = g->segments - 2, P = L < 3 ? L : 3;
-    size_t layers = 0, longest = 0;  // without clipping, layers take turns in P rooms
-    for (int s = 1; s <= L; s++) {
-        size_t of = 0;
-        for (const Piece *p = g->segment[s].first; p < g->segment[s].end; p++)
-            if (!p->grad_on_gpu) of += p->length;
-        layers += of;
-        if (of > longest) longest = of;
-    }
-    if (g->update_in_backward && !(c->o.accum > 1 && c->tight > 0) && (size_t)P * longest < layers)
-        grads -= layers - (size_t)P * longest;
     const bool sums = c->o.accum > 1, wide = sums || c->o.grad_wire == WIRE_FP32 || !IS_HALF;
     const size_t state = state_of(c);
     size_t wanted = away * state + grads * (wide ? 4 : 2) + inputs_stored(g);
@@ -141,11 +108,14 @@ static void check_host_memory(GPT2 *g, const Config *c) {
     }
     if (sums && c->tight > 0) wanted += 2 * g->landings.bytes;
     const size_t listed = page_locked(g, "", c->text);
-    CHECK(listed == wanted, "%s: %zu bytes of host memory, wanted %zu", c->text, listed, wanted);
+    const bool turns = g->update_in_backward && !(sums && c->tight > 0);  // layers' gradients do
+    CHECK(turns ? listed <= wanted : listed == wanted, "%s: %zu bytes of host memory, wanted %zu",
+          c->text, listed, wanted);
+    CHECK(!turns || g->segments < 6 || grads == 0 || listed < wanted, "%s: rooms for all layers",
+          c->text);
 }
 
 static void check_open(GPT2 *g, const Config *c) {
-    check_places(g, c);
     check_over_acts(g, c);
     check_weights(g, c);
     check_host_memory(g, c);
@@ -185,6 +155,57 @@ static void test_fit(void) {
 // ---------------------------------------------------------------------------------------------
 // Overlap: how long steps take on the emulated GPU's virtual clock
 
+#define DEEP_STATES "five --offload interleave --stride 2 --grad-wire fp32 steps=100"
+
+// Figure 9 of Deep Optimizer States: a hundred steps whose copies and updates run on under the next
+// forward pass. If a copy fell behind, each step would begin later than the one before: none does.
+// From norm to norm, after two steps; every second sub-group visits, gradients leave in fp32.
+static void test_a_hundred_steps(void) {
+#ifdef __CUDA_EMU__
+    enum { FIRST = 2, STEPS = 100, SOME = 10 };
+    const Config c = config_of("%s", DEEP_STATES);
+    const double late = 1e-3 * measure(&c, in_memory(&c)).late, *const end = end_of_step + FIRST;
+    double ms[STEPS];
+    for (int i = 0; i < STEPS; i++) ms[i] = 1e-3 * (end[i + 1] - end[i]);
+    const double sum = 1e-3 * (end[STEPS] - end[0]) / STEPS, middle = calibrate_median(ms, STEPS);
+    const double first = 1e-3 * (end[SOME] - end[0]) / SOME;
+    const double last = 1e-3 * (end[STEPS] - end[STEPS - SOME]) / SOME;
+    printf("  %d steps: mean %.4f ms, median %.4f; the first %d %.4f, the last %d %.4f; after the "
+           "last, its update went on for %.4f\n", STEPS, sum, middle, SOME, first, SOME, last,
+           late);
+    CHECK(late > 0.2 * middle, "nothing runs on under the next step: %.4f ms", late);
+    CHECK(fabs(last / first - 1) < 1e-3, "steps drift: %.4f ms, then %.4f", first, last);
+    CHECK(fabs(sum / middle - 1) < 1e-3, "mean %.4f ms, median %.4f", sum, middle);
+#endif
+}
+
+// gpu_flops is measured of a few layers, and predicts a step of all.
+static void test_calibrated(void) {
+#ifdef __CUDA_EMU__
+    static Run run;
+    const Config c = config_of("7B");
+    const Shape s = config_shape(&c);
+    const Placement p = config_placement(&c);
+    const double step = 1e-6 * in_memory(&c);
+    float *params = shape_params(&s, false);
+    GPT2 *g = model_open(&s, params, &p);
+    Rates r;
+    memset(&r, 0, sizeof r);
+    run.config = g->config;
+    run.B = s.B;
+    run.T = s.T;
+    run.world = run.o.accum = 1;
+    run.step_tokens = s.B * s.T;
+    model_flops(g->steps, &run, &r);
+    const double off = gpt2_rehearse(g, &run, &r, NULL).step / step - 1;
+    printf("  with gpu_flops of 2 and 4 of its %zu layers, a step is predicted %+.1f %% from it\n",
+           s.L, 100 * off);
+    CHECK(fabs(off) < 0.05, "predicted %.1f %% from it", 100 * off);
+    free(params);
+    model_close(g);
+#endif
+}
+
 // A step of 7B's proportions, by scripts/rates/h200_16cores.txt: a layer's forward takes half of
 // its backward, its gradient over the link 2.3 times that, its update by the CPU 11.7 times.
 #define SLOWLY " updates=814 timed"
@@ -192,15 +213,12 @@ static void test_fit(void) {
 #define SLOW_LINK "EMU_KERNEL_US=20 EMU_HOST_US=0 EMU_LINK=10300000"
 #define FAST_LINK "EMU_KERNEL_US=20 EMU_HOST_US=0 EMU_LINK=200000000"
 
-enum { CALIBRATED = 0, A_HUNDRED_STEPS = 4, CLOCKS };
-static const Clock placement_clocks[CLOCKS] = {
+static const Clock placement_clocks[] = {
     {SLOW_LINK, 0.02, {
         // in two places, backward waits for the link; in as many as there are layers, it does not
         {"7B --offload zero places=2" SLOWLY, NULL, 9.5, 10, 'b', {0.85, 1}},
-        {"7B --offload zero places=8 whole" SLOWLY, NULL, 9.5, 10, 'b', {0.3, 0.7}},
         {"7B --offload zero places=32" SLOWLY, "7B --offload zero places=2" SLOWLY, 0.99, 1.001,
          'b', {0, 0.01}},
-        {"7B --offload interleave --share 0.6 --slots 3 places=2 whole" SLOWLY, NULL, 6, 7},
         {"7B --offload interleave --share 0.6 --slots 24 places=32" SLOWLY,
          "7B --offload interleave --share 0.6 --slots 3 places=32" SLOWLY, 0.9, 0.97},
         // the update begins early, or in backward
@@ -208,10 +226,8 @@ static const Clock placement_clocks[CLOCKS] = {
          0.89, 0.92},
         {"7B --clip 0 --offload zero places=32" SLOWLY,
          "7B --offload zero places=32 early=8" SLOWLY, 0.95, 0.97},
-        {"7B --clip 0 --offload interleave --share 0.6 --slots 3 places=32 whole" SLOWLY,
-         "7B --offload interleave --share 0.6 --slots 3 places=32" SLOWLY, 0.97, 0.99},
         // weights come at the link's speed, and compute is hidden behind that
-        {"7B --offload zero places=32 streamed=32", "link", 1, 1.09}}},
+        {"7B --offload zero places=32 streamed=32", "link", 1, 1.09}}, test_calibrated},
     {FAST_LINK, 0.02, {
         // weights hide where a layer takes longer than they do; so do inputs of layers
         {"7B --offload zero places=32 streamed=32", "7B --offload zero places=32", 1, 1.01},
@@ -242,77 +258,21 @@ static const Clock placement_clocks[CLOCKS] = {
         {"five --offload interleave --share 0.5 updates=80",
          "five --offload interleave --share 0.5 updates=80 --no-overlap", 0.8, 0.88}}},
     {"EMU_KERNEL_US=1 EMU_HOST_US=150 EMU_LINK=17000000", 1, {
-        {"five --offload interleave --stride 2 --grad-wire fp32 steps=100", NULL, 0, 99}}},
+        {DEEP_STATES, NULL, 0, 99}}, test_a_hundred_steps},
 };
 
-#ifdef __CUDA_EMU__
-// Figure 9 of Deep Optimizer States: a hundred steps whose copies and updates run on under the next
-// forward pass. If a copy fell behind, each step would begin later than the one before: none does.
-// From norm to norm, after two steps; every second sub-group visits, gradients leave in fp32.
-static void test_a_hundred_steps(void) {
-    enum { FIRST = 2, STEPS = 100, SOME = 10 };
-    const Config c = config_of("%s", placement_clocks[A_HUNDRED_STEPS].rows[0].text);
-    const double late = 1e-3 * measure(&c, in_memory(&c)).late, *const end = end_of_step + FIRST;
-    double ms[STEPS];
-    for (int i = 0; i < STEPS; i++) ms[i] = 1e-3 * (end[i + 1] - end[i]);
-    const double sum = 1e-3 * (end[STEPS] - end[0]) / STEPS, middle = calibrate_median(ms, STEPS);
-    const double first = 1e-3 * (end[SOME] - end[0]) / SOME;
-    const double last = 1e-3 * (end[STEPS] - end[STEPS - SOME]) / SOME;
-    printf("  %d steps: mean %.4f ms, median %.4f; the first %d %.4f, the last %d %.4f; after the "
-           "last, its update went on for %.4f\n", STEPS, sum, middle, SOME, first, SOME, last,
-           late);
-    CHECK(late > 0.2 * middle, "nothing runs on under the next step: %.4f ms", late);
-    CHECK(fabs(last / first - 1) < 1e-3, "steps drift: %.4f ms, then %.4f", first, last);
-    CHECK(fabs(sum / middle - 1) < 1e-3, "mean %.4f ms, median %.4f", sum, middle);
-}
-
-// gpu_flops is measured of a few layers, and predicts a step of all.
-static void test_calibrated_on_a_few_layers(void) {
-    static Run run;
-    const Config c = config_of("7B");
-    const Shape s = config_shape(&c);
-    const Placement p = config_placement(&c);
-    const double step = 1e-6 * in_memory(&c);
-    float *params = shape_params(&s, false);
-    GPT2 *g = model_open(&s, params, &p);
-    Rates r;
-    memset(&r, 0, sizeof r);
-    run.config = g->config;
-    run.B = s.B;
-    run.T = s.T;
-    run.world = run.o.accum = 1;
-    run.step_tokens = s.B * s.T;
-    model_flops(g->steps, &run, &r);
-    const double off = gpt2_rehearse(g, &run, &r, NULL).step / step - 1;
-    printf("  with gpu_flops of 2 and 4 of its %zu layers, a step is predicted %+.1f %% from it\n",
-           s.L, 100 * off);
-    CHECK(fabs(off) < 0.05, "predicted %.1f %% from it", 100 * off);
-    free(params);
-    model_close(g);
-}
-#endif
-
 // ---------------------------------------------------------------------------------------------
+
+static void tests(void) {
+    if (IS_BF16) RUN(test_fit);
+    RUN(test_same_bits);
+    if (IS_BF16) RUN(test_overlap);
+}
 
 int main(int argc, char **argv) {
     wire_chunk = 3000;  // several for a piece
     adamw.opened = check_open;
     adamw.trained = check_moved;
-    clocks = placement_clocks;
-    clock_count = CLOCKS;
-    rows_make("test_placement");
-    if (rows_asked(argc, argv)) return rows_print(argc, argv);
-    if (clock_asked(argc, argv)) {
-#ifdef __CUDA_EMU__
-        if (clock_here == CALIBRATED) RUN(test_calibrated_on_a_few_layers);
-        if (clock_here == A_HUNDRED_STEPS) RUN(test_a_hundred_steps);
-#endif
-        return test_summary();
-    }
-    without_protection(argv);
-    if (IS_BF16) RUN(test_fit);
-    RUN(test_same_bits);
-    if (IS_BF16) RUN(test_host_keeps_off);
-    if (IS_BF16) RUN(test_overlap);
-    return test_summary();
+    return rows_main(argc, argv, "test_placement", placement_clocks,
+                     sizeof placement_clocks / sizeof *placement_clocks, tests);
 }
