@@ -85,7 +85,6 @@ for mode in plain eager lazy prio0 prio1 random1 random2 reverse shuffled strict
 done
 
 "$plain" list >"$work/table"
-[ "$(wc -l <"$work/table")" -ge 45 ] || { echo "FAIL emu_bugs_are_listed"; failures=$((failures + 1)); }
 while read -r name rest; do
     tried=0 missed=0 pattern=$(echo "$rest" | sed 's/^\([a-z]*=[a-z]* *\)*//')
     for word in $rest; do
