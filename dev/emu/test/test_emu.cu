@@ -299,29 +299,30 @@ static void the_virtual_clock(void) {
 static cublasLtHandle_t lt;
 static char *memory;  // of all matrices, 4 KiB each, and of the workspace behind them
 
-// A product D = op(A) B in bf16, A (k, m) transposed, all matrices by columns.
-struct Question {
-    uint64_t rows_a, cols_a, rows_b, cols_b, rows_d, cols_d, ld_a, ld_d;
-    uint64_t type_a, type_b, type_c, type_d;
-    uint64_t epilogue, aux_ld, aux_at;
-    uint64_t wanted, other, has_a, a_at, workspace;  // algorithms; of a run with one of them
-};
-static const Question good = {32, 16, 32, 24, 16, 24, 32, 16,
-                              CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF,
-                              CUBLASLT_EPILOGUE_DEFAULT, 16, 0, 1, 0, 1, 0, 1 << 20};
+// A product D = op(A) B in bf16, A (k, m) transposed, all matrices by columns: of each matrix what
+// cublasLtMatrixLayoutCreate() takes; the epilogue, the distance of aux's columns, and its place;
+// how many algorithms are wanted. Of a run: is its algorithm that of the first question, is there
+// an A, and where; bytes of the workspace.
+enum { NO_CHANGE, A = 1, B = 5, C = 9, D = 13, TYPE = 0, ROWS, COLS, LD,
+       EPILOGUE = 17, AUX_LD, AUX_AT, WANTED, OTHER, HAS_A, A_AT, WORKSPACE, FIELDS };
+typedef struct { uint64_t x[FIELDS]; } Question;
+static const Question good = {{NO_CHANGE, CUDA_R_16BF, 32, 16, 32, CUDA_R_16BF, 32, 24, 32,
+                               CUDA_R_16BF, 16, 24, 16, CUDA_R_16BF, 16, 24, 16,
+                               CUBLASLT_EPILOGUE_DEFAULT, 16, 0, 1, 0, 1, 0, 1 << 20}};
 
 // Asks for an algorithm, and runs the product with it, or with that of the first, good question.
 static cublasStatus_t ask(const Question &q) {
     static cublasLtMatmulAlgo_t first;
     cublasLtMatmulDesc_t op;
-    cublasLtMatrixLayout_t layout[4];
+    cublasLtMatrixLayout_t l[4];
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t found;
     const int32_t transposed = CUBLAS_OP_T;
-    const uint32_t epilogue = (uint32_t)q.epilogue;
-    const int64_t aux_ld = (int64_t)q.aux_ld;
+    const uint32_t epilogue = (uint32_t)q.x[EPILOGUE];
+    const int64_t aux_ld = (int64_t)q.x[AUX_LD];
     const uint64_t most = 256;
-    const void *aux = memory + (3 << 12) + q.aux_at;
+    const char *a = q.x[HAS_A] ? memory + q.x[A_AT] : NULL, *b = memory + (1 << 12);
+    char *d = memory + (2 << 12), *aux = memory + (3 << 12) + q.x[AUX_AT];
     const float one = 1, zero = 0;
     int count = 0;
     OK(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -335,31 +336,26 @@ static cublasStatus_t ask(const Question &q) {
         CHECK(cublasLtMatmulDescSetAttribute(op, x.attribute, x.value, 12 - x.bytes)
               == CUBLAS_STATUS_INVALID_VALUE, "attribute %d has any size", x.attribute);
     }
-    OK(cublasLtMatrixLayoutCreate(&layout[0], (cudaDataType_t)q.type_a, q.rows_a, q.cols_a,
-                                  (int64_t)q.ld_a));
-    OK(cublasLtMatrixLayoutCreate(&layout[1], (cudaDataType_t)q.type_b, q.rows_b, q.cols_b,
-                                  (int64_t)q.rows_b));
-    OK(cublasLtMatrixLayoutCreate(&layout[2], (cudaDataType_t)q.type_c, q.rows_d, q.cols_d,
-                                  (int64_t)q.ld_d));
-    OK(cublasLtMatrixLayoutCreate(&layout[3], (cudaDataType_t)q.type_d, q.rows_d, q.cols_d,
-                                  (int64_t)q.ld_d));
+    for (int i = 0; i < 4; i++) {
+        const uint64_t *x = &q.x[A + 4 * i];
+        OK(cublasLtMatrixLayoutCreate(&l[i], (cudaDataType_t)x[TYPE], x[ROWS], x[COLS],
+                                      (int64_t)x[LD]));
+    }
     OK(cublasLtMatmulPreferenceCreate(&preference));
     OK(cublasLtMatmulPreferenceSetAttribute(
         preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most));
-    cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(lt, op, layout[0], layout[1], layout[2],
-                                                      layout[3], preference, (int)q.wanted, &found,
-                                                      &count);
+    cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(lt, op, l[0], l[1], l[2], l[3], preference,
+                                                      (int)q.x[WANTED], &found, &count);
     CHECK(count == (s == CUBLAS_STATUS_SUCCESS), "status %d, and %d found", s, count);
     if (count == 1) {
         CHECK(found.workspaceSize <= most, "%zu bytes", found.workspaceSize);
         if (&q == &good) first = found.algo;
-        s = cublasLtMatmul(lt, op, &one, q.has_a ? memory + q.a_at : NULL, layout[0],
-                           memory + (1 << 12), layout[1], &zero, memory + (2 << 12), layout[2],
-                           memory + (2 << 12), layout[3], q.other ? &first : &found.algo,
-                           memory + (4 << 12), q.workspace, stream);
+        s = cublasLtMatmul(lt, op, &one, a, l[0], b, l[1], &zero, d, l[2], d, l[3],
+                           q.x[OTHER] ? &first : &found.algo, memory + (4 << 12), q.x[WORKSPACE],
+                           stream);
     }
     OK(cudaStreamSynchronize(stream));
-    for (cublasLtMatrixLayout_t l : layout) OK(cublasLtMatrixLayoutDestroy(l));
+    for (cublasLtMatrixLayout_t layout : l) OK(cublasLtMatrixLayoutDestroy(layout));
     OK(cublasLtMatmulPreferenceDestroy(preference));
     OK(cublasLtMatmulDescDestroy(op));
     return s;
@@ -369,44 +365,40 @@ static cublasStatus_t ask(const Question &q) {
 static const struct {
     const char *what;
     bool strict;
-    struct { uint64_t Question::*field, value; } changes[3];
+    struct { int field; uint64_t value; } changes[4];
 } refused[] = {
-    {"k differs", false, {{&Question::rows_b, 31}}},
-    {"m differs", false, {{&Question::rows_d, 15}}},
-    {"n differs", false, {{&Question::cols_d, 23}}},
-    {"columns of A overlap", false, {{&Question::ld_a, 31}}},
-    {"columns of D overlap", false, {{&Question::ld_d, 15}}},
-    {"A and B of two types", false, {{&Question::type_b, CUDA_R_32F}}},
-    {"C and D of two types", true, {{&Question::type_c, CUDA_R_32F}}},
-    {"fp32 to bf16", false, {{&Question::type_a, CUDA_R_32F}, {&Question::type_b, CUDA_R_32F}}},
-    {"no such epilogue", false, {{&Question::epilogue, 64}}},
+    {"k differs", false, {{B + ROWS, 31}}},
+    {"m differs", false, {{D + ROWS, 15}}},
+    {"n differs", false, {{D + COLS, 23}}},
+    {"columns of A overlap", false, {{A + LD, 31}}},
+    {"columns of D overlap", false, {{C + LD, 15}, {D + LD, 15}}},
+    {"A and B of two types", false, {{B + TYPE, CUDA_R_32F}}},
+    {"C and D of two types", true, {{C + TYPE, CUDA_R_32F}}},
+    {"fp32 to bf16", false, {{A + TYPE, CUDA_R_32F}, {B + TYPE, CUDA_R_32F}}},
+    {"no such epilogue", false, {{EPILOGUE, 64}}},
     {"GELU of bf16 into fp32", true,
-     {{&Question::epilogue, CUBLASLT_EPILOGUE_DGELU}, {&Question::type_c, CUDA_R_32F},
-      {&Question::type_d, CUDA_R_32F}}},
-    {"columns of aux overlap", false,
-     {{&Question::epilogue, CUBLASLT_EPILOGUE_DGELU}, {&Question::aux_ld, 8}}},
-    {"aux ld is not a multiple of 8", false,
-     {{&Question::epilogue, CUBLASLT_EPILOGUE_DGELU}, {&Question::aux_ld, 20}}},
-    {"aux is not aligned to 16 bytes", true,
-     {{&Question::epilogue, CUBLASLT_EPILOGUE_DGELU}, {&Question::aux_at, 2}}},
-    {"no algorithm is wanted", false, {{&Question::wanted, 0}}},
-    {"no A", false, {{&Question::has_a, 0}}},
-    {"A is less aligned than was said", true, {{&Question::a_at, 2}}},
-    {"the workspace is too small", true, {{&Question::workspace, 255}}},
+     {{EPILOGUE, CUBLASLT_EPILOGUE_DGELU}, {C + TYPE, CUDA_R_32F}, {D + TYPE, CUDA_R_32F}}},
+    {"columns of aux overlap", false, {{EPILOGUE, CUBLASLT_EPILOGUE_DGELU}, {AUX_LD, 8}}},
+    {"aux ld is not a multiple of 8", false, {{EPILOGUE, CUBLASLT_EPILOGUE_DGELU}, {AUX_LD, 20}}},
+    {"aux is not at 16 bytes", true, {{EPILOGUE, CUBLASLT_EPILOGUE_DGELU}, {AUX_AT, 2}}},
+    {"no algorithm is wanted", false, {{WANTED, 0}}},
+    {"no A", false, {{HAS_A, 0}}},
+    {"A is less aligned than was said", true, {{A_AT, 2}}},
+    {"the workspace is too small", true, {{WORKSPACE, 255}}},
     {"another shape's algorithm", true,
-     {{&Question::cols_b, 23}, {&Question::cols_d, 23}, {&Question::other, 1}}},
+     {{B + COLS, 23}, {C + COLS, 23}, {D + COLS, 23}, {OTHER, 1}}},
 };
 
 static void wrong_products_are_refused(void) {
     OK(cublasLtCreate(&lt));
-    OK(cudaMalloc(&memory, (4 << 12) + good.workspace));
+    OK(cudaMalloc(&memory, (4 << 12) + good.x[WORKSPACE]));
     OK(cudaMemset(memory, 0, 4 << 12));
     OK(cudaDeviceSynchronize());
     OK(ask(good));
     for (const auto &x : refused) {
         Question q = good;
         for (const auto &change : x.changes)
-            if (change.field != NULL) q.*change.field = change.value;
+            if (change.field != NO_CHANGE) q.x[change.field] = change.value;
 #ifndef __CUDA_EMU__
         if (x.strict) continue;
 #endif
