@@ -187,106 +187,60 @@ static void collectives_are_as_by_hand(void) {
 // ---------------------------------------------------------------------------------------------
 // The choice
 
-// A trainer, and a memory plan in the small.
-typedef struct { Trainer *t; const Rates *rates; double activations; } Memory;
-
-static void memory_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *host) {
-    const Memory *m = (const Memory *)arg;
-    const GPT2 *g = m->t->g;
-    Pieces list = offload_pieces(&g->table, &g->shards, c);
-    const size_t P = g->table.elements, resident = list.elements[PIECE_RESIDENT];
-    size_t at;
-    const size_t layer = zero_segment(&g->table, 1, &at);
-    const double kept[] = {1, 10.0 / 16, 1.0 / 8};  // of activations
-    *gpu = 2 * P + (size_t)(m->activations * kept[c->recompute - KEEP]) + 10 * resident
-         + 2 * list.grads_gpu + (size_t)rooms_of(c->slots, LEAST_SLOTS, list.count) * 10 * list.longest_visit
-         + (size_t)rooms_of(c->grad_rooms, LEAST_ROOMS, (int)g->config.layers) * 2 * layer;
-    *host = 10 * (g->shards.elements - resident) + 2 * list.grads_host;
-    if (c->sum_on_host) *host += P;
-    pieces_free(&list);
-}
-
-static Prediction memory_rehearse(const void *arg, const OffloadChoice *c) {
-    const Memory *m = (const Memory *)arg;
-    return trainer_predict(m->t, m->rates, c, c->recompute);
-}
-
-// A choice in words.
-static const char *said(const OffloadSearch *q) {
-    static char text[200];
-    const OffloadChoice *c = &q->choice;
-    snprintf(text, sizeof text, "%s share %g resident %g, %d places, %d slots, %s%s%s%.4g s",
-             offload_names[c->mode], c->share, c->resident, c->grad_rooms, c->slots,
-             c->recompute == AGAIN ? "again, " : "", c->kept_grads > 0 ? "keeps grads, " : "",
-             c->sum_on_host ? "sums on the host, " : "", q->predicted.step);
-    return text;
-}
-
-static OffloadSearch search_for(Memory *memory, double gpu, double host) {
-    const OffloadMemory m = {memory_needs, memory, (size_t)gpu, (size_t)host, RECOMPUTE_AUTO,
-                             memory->t->g->accumulating, WEIGHTS_GPU, 0, NULL};
-    OffloadSearch q;
-    memset(&q, 0, sizeof q);
-    q.rates = memory->rates;
-    q.memory = m;
-    q.rehearse = memory_rehearse;
-    q.trainer = memory;
-    gpt2_sizes(memory->t->g);
-    q.bytes = update_bytes(memory->t->g);
-    q.choice.slots = 3;
-    return q;
-}
-
 // Nothing where it fits, with recomputation too if a step is long beside an update of everything.
 // Else, of the CPU and the GPU, the faster one gets the work: cores and memory that outrun a slow
 // link have no visitors, and as many residents as there is room; with slow cores, most visits. With
 // little host memory, what does not fit there must be resident.
 static void the_search_takes_what_suits_the_machine(void) {
-    enum { AUTO = RECOMPUTE_AUTO, NOTHING_FITS = -1, FAST_HOST = 1, SLOW_CORES };
-    typedef struct {
+    enum { AUTO = RECOMPUTE_AUTO, ANY = AUTO, NOTHING_FITS = -1, FAST_HOST = 1, SLOW_CORES };
+    static const struct {
         const char *model;
-        int machine, recompute;          // as it must be
-        double activations, gpu, host;   // bytes, the last two those that are there
-        int mode, again;
-        double share[2], resident[2];    // from, to
-    } Wanted;
-    static const Wanted cases[] = {
-        {"gpt2-xl", 0, AUTO, 1e9, 80e9, 0, OFFLOAD_NONE, 0, {0, 1}, {0, 1}},
-        {"gpt2-xl", 0, AUTO, 60e9, 40e9, 200e9, OFFLOAD_NONE, 1, {0, 1}, {0, 1}},
-        {"gpt2-xl", 0, AGAIN, 60e9, 80e9, 200e9, OFFLOAD_NONE, 1, {0, 1}, {0, 1}},
-        {"gpt2-xl", 0, KEEP, 60e9, 70e9, 200e9, OFFLOAD_INTERLEAVE, 0, {0, 1}, {0, 1}},
-        {"7b", FAST_HOST, AUTO, 2e9, 40e9, 200e9, OFFLOAD_TWINFLOW, -1, {0, 0}, {0, 1}},
-        {"7b", FAST_HOST, AUTO, 2e9, 14.6e9, 200e9, OFFLOAD_ZERO, -1, {0, 0}, {0, 0}},
-        {"7b", SLOW_CORES, AUTO, 2e9, 40e9, 200e9, OFFLOAD_INTERLEAVE, -1, {0.6, 0.95}, {0, 1}},
-        {"7b", 0, AUTO, 2e9, 10e9, 200e9, NOTHING_FITS, -1, {0, 1}, {0, 1}},
-        {"7b", 0, AUTO, 2e9, 24e9, 40e9, NOTHING_FITS, -1, {0, 1}, {0, 1}},
-        {"7b", 0, AUTO, 2e9, 80e9, 40e9, OFFLOAD_INTERLEAVE, -1, {0, 1}, {0.5, 1}},
+        size_t B;
+        int machine, recompute;  // as it must be
+        double gpu, host;        // bytes that are there
+        int mode, again;         // how activations are made again
+        double share[2], resident[2];  // from, to
+    } cases[] = {
+        {"gpt2-xl", 1, 0, AUTO, 80e9, 0, OFFLOAD_NONE, KEEP, {0, 1}, {0, 1}},
+        {"gpt2-xl", 22, 0, AUTO, 62e9, 200e9, OFFLOAD_NONE, LIGHT, {0, 1}, {0, 1}},
+        {"gpt2-xl", 22, 0, AUTO, 35e9, 200e9, OFFLOAD_NONE, AGAIN, {0, 1}, {0, 1}},
+        {"gpt2-xl", 22, 0, AGAIN, 80e9, 200e9, OFFLOAD_NONE, AGAIN, {0, 1}, {0, 1}},
+        {"gpt2-xl", 22, 0, KEEP, 65e9, 200e9, OFFLOAD_INTERLEAVE, KEEP, {0, 1}, {0, 1}},
+        {"7b", 1, FAST_HOST, AUTO, 24e9, 200e9, OFFLOAD_TWINFLOW, ANY, {0, 0}, {0, 1}},
+        {"7b", 1, FAST_HOST, AUTO, 16.237e9, 200e9, OFFLOAD_ZERO, ANY, {0, 0}, {0, 0}},
+        {"7b", 1, SLOW_CORES, AUTO, 40e9, 200e9, OFFLOAD_INTERLEAVE, ANY, {0.6, 0.95}, {0, 1}},
+        {"7b", 1, 0, AUTO, 10e9, 200e9, NOTHING_FITS, ANY, {0, 1}, {0, 1}},
+        {"7b", 1, 0, AUTO, 24e9, 40e9, NOTHING_FITS, ANY, {0, 1}, {0, 1}},
+        {"7b", 1, 0, AUTO, 80e9, 40e9, OFFLOAD_INTERLEAVE, ANY, {0, 1}, {0.5, 1}},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const Wanted *x = &cases[i];
+    for (const auto &x : cases) {
         Rates r = server();
-        if (x->machine == SLOW_CORES) r.host_adam = 1.5e9;
-        if (x->machine == FAST_HOST) {
+        if (x.machine == SLOW_CORES) r.host_adam = 1.5e9;
+        if (x.machine == FAST_HOST) {
             r.dram = r.dram_dma = 500e9;
             r.host_adam = 40e9;
             r.h2d = r.d2h = r.h2d_duplex = r.d2h_duplex = 25e9;
         }
-        const Step s = step_of(x->model, 1);
-        Memory memory = {trainer_open(&s), &r, x->activations};
-        OffloadSearch q = search_for(&memory, x->gpu, x->host);
-        q.memory.recompute = x->recompute;
+        Step s = step_of(x.model, 1);
+        s.B = x.B;
+        Trainer *t = trainer_open(&s);
+        t->g->weights = WEIGHTS_GPU;
+        gpt2_sizes(t->g);
+        const Searched searched = {t->g, &t->run, &r};
+        OffloadSearch q = {&r, gpt2_memory(t->g, x.recompute, (size_t)x.gpu, (size_t)x.host),
+                           search_rehearse, &searched, update_bytes(t->g),
+                           choice_of(OFFLOAD_NONE, 0, 0), {}, 0};
         const bool fits = offload_search(&q);
-        CHECK(fits == (x->mode != NOTHING_FITS), "%zu: %s", i, said(&q));
-        if (fits)
-            CHECK(q.choice.mode == x->mode
-                  && (x->again < 0 || (q.choice.recompute == AGAIN) == x->again)
-                  && q.choice.share >= x->share[0] && q.choice.share <= x->share[1]
-                  && q.choice.resident >= x->resident[0] && q.choice.resident <= x->resident[1]
-                  && choice_fits(&q.memory, &q.choice), "%zu: %s", i, said(&q));
-        q.choice.resident += 0.04 * 40e9 / (12 * (double)memory.t->g->table.elements);
-        CHECK(x->mode != OFFLOAD_TWINFLOW || !choice_fits(&q.memory, &q.choice),
-              "%zu: room for %g", i, q.choice.resident);
-        trainer_close(memory.t);
+        const OffloadChoice *c = &q.choice;
+        CHECK(fits == (x.mode != NOTHING_FITS)
+              && (!fits || (c->mode == x.mode
+                            && (x.again == ANY || c->recompute == x.again)
+                            && c->share >= x.share[0] && c->share <= x.share[1]
+                            && c->resident >= x.resident[0] && c->resident <= x.resident[1]
+                            && choice_fits(&q.memory, c))), "%s in %g: %s, share %g, resident %g, "
+              "recompute %d, %g s", x.model, x.gpu, offload_names[c->mode], c->share, c->resident,
+              c->recompute, q.predicted.step);
+        trainer_close(t);
     }
 }
 

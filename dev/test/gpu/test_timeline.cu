@@ -78,6 +78,7 @@ static void steps_are_read_in_turn(void) {
     }
     timeline_close(&t);
     CHECK(t.done.step == STEPS && t.done.backward > 0, "the last");
+    CHECK(timeline_begin(&t, ROW_FETCH, "", 0, 0, stream[0]) == -1, "a closed one records");
     read_trace(spans, sizeof spans / sizeof *spans);
     double end = 0;
     for (int step = 1, i = 0; step <= STEPS; step++)
