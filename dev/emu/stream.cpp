@@ -651,10 +651,8 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
-    int lowest, highest;
     cudaStreamCreateWithFlags(stream, flags);
-    cudaDeviceGetStreamPriorityRange(&lowest, &highest);
-    (*stream)->asked = std::min(std::max(priority, highest), lowest);
+    (*stream)->asked = priority;
     return cudaSuccess;
 }
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {

@@ -10,28 +10,36 @@ work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 failures=0
 
-# run MODE ARGUMENTS...: leaves what was printed in $work/out, and in $saw what that means
+# A mode, its program, its settings.
+cat >"$work/modes" <<END
+plain $plain
+eager $plain EMU_SCHED=eager
+lazy $plain EMU_SCHED=lazy
+prio0 $plain EMU_SCHED=prio:0
+prio1 $plain EMU_SCHED=prio:1
+random $plain EMU_SCHED=random:1
+reverse $plain EMU_ORDER=reverse
+shuffled $plain EMU_ORDER=random
+strict $plain EMU_STRICT=1
+threads $plain EMU_THREADS=3
+asan $asan
+tsan $tsan
+tsanprio $tsan EMU_SCHED=prio:0
+race $tsan EMU_RACECHECK=1
+racereverse $tsan EMU_RACECHECK=1 EMU_ORDER=reverse
+END
+
+# run MODE ARGUMENTS...: leaves what was printed in $work/out, and in $saw what that means. False if
+# the mode's program is not there.
 run() {
-    mode=$1 program=$plain set=
-    shift
-    case $mode in
-    tsan* | race*) program=$tsan ;;
-    asan) program=$asan ;;
-    esac
-    case $mode in
-    eager | lazy) set=EMU_SCHED=$mode ;;
-    prio0 | tsanprio) set=EMU_SCHED=prio:0 ;;
-    prio1) set=EMU_SCHED=prio:1 ;;
-    random*) set=EMU_SCHED=random:${mode#random} ;;
-    reverse) set=EMU_ORDER=reverse ;;
-    shuffled) set=EMU_ORDER=random ;;
-    strict) set=EMU_STRICT=1 ;;
-    threads) set=EMU_THREADS=3 ;;
-    race) set=EMU_RACECHECK=1 ;;
-    racereverse) set="EMU_RACECHECK=1 EMU_ORDER=reverse" ;;
-    esac
+    # shellcheck disable=SC2046  # (words)
+    set -- $(sed -n "s/^$1 //p" "$work/modes") -- "$@"
+    program=$1 settings=
+    [ -x "$program" ] || return 1
+    while shift && [ "$1" != -- ]; do settings="$settings $1"; done
+    shift 2
     # shellcheck disable=SC2086  # (words; and outside, the shell's own news of a crash)
-    { timeout 300 env $set "$program" "$@" >"$work/out" 2>&1; } 2>/dev/null
+    { timeout 300 env $settings "$program" "$@" >"$work/out" 2>&1; } 2>/dev/null
     code=$?
     if grep -q 'WARNING: ThreadSanitizer\|ERROR: AddressSanitizer\|: runtime error: ' "$work/out"; then saw=report
     elif grep -q '^emulated GPU: [ei]' "$work/out"; then saw=stop
@@ -40,67 +48,38 @@ run() {
     else saw="exit code $code"; fi
 }
 
-# see BUG MODE OUTCOME PATTERN: does this mode see the bug, and say what it is?
-see() {
-    if [ "$2" = prio ]; then    # one of the two orders has to show it
-        run prio0 "$1" bug
-        [ "$saw" = "$3" ] || run prio1 "$1" bug
-    else
-        run "$2" "$1" bug
-    fi
-    [ "$saw" = "$3" ] && { [ "$3" = wrong ] || grep -q -e "$4" "$work/out"; } && return 0
-    echo "  $1 in mode $2: saw $saw, expected $3 and \"$4\""
-    grep -v '^bugs: ' "$work/out" | head -n 20 | sed 's/^/  /'
-    return 1
+# said NAME: the verdict, by $wrong.
+said() {
+    if [ "$wrong" = 0 ]; then echo "ok $1"
+    else echo "FAIL $1" && failures=$((failures + 1)); fi
 }
 
-available() {  # MODE
-    case $1 in
-    tsan* | race*) [ -x "$tsan" ] ;;
-    asan) [ -x "$asan" ] ;;
-    *) true ;;
-    esac
-}
-
-if [ ! -x "$plain" ]; then
-    echo "FAIL emu_bugs: $plain is missing"
-    exit 1
-fi
 [ -x "$tsan" ] || echo "skip emu_bugs_tsan: no ThreadSanitizer build (it needs clang++)"
 [ -x "$asan" ] || echo "skip emu_bugs_asan: no AddressSanitizer build"
 
-for mode in plain eager lazy prio0 prio1 random1 random2 reverse shuffled strict threads asan \
-            tsan tsanprio race racereverse; do
-    available $mode || continue
-    run $mode
-    if [ "$saw" = nothing ]; then
-        echo "ok emu_no_false_alarm_$mode"
-    else
-        echo "  $mode: saw $saw in code without bugs"
-        awk '/^bugs: / { name = $0; next } /^right/ { next }
-             name != "" { print "  " name; name = "" } { print "  " $0 }' "$work/out" | head -n 30
-        echo "FAIL emu_no_false_alarm_$mode"
-        failures=$((failures + 1))
-    fi
-done
+while read -r mode rest; do
+    run "$mode" </dev/null || continue
+    wrong=0
+    [ "$saw" = nothing ] || { wrong=1; echo "  saw $saw in code without bugs"; tail -n 30 "$work/out"; }
+    said "emu_no_false_alarm_$mode"
+done <"$work/modes"
 
 "$plain" list >"$work/table"
-[ "$(wc -l <"$work/table")" -ge 45 ] || { echo "FAIL emu_bugs_are_listed"; failures=$((failures + 1)); }
+[ -s "$work/table" ] || failures=1
 while read -r name rest; do
-    tried=0 missed=0 pattern=$(echo "$rest" | sed 's/^\([a-z]*=[a-z]* *\)*//')
-    for word in $rest; do
-        case $word in *=*) ;; *) break ;; esac
-        available "${word%=*}" || continue
-        tried=$((tried + 1))
-        see "$name" "${word%=*}" "${word#*=}" "$pattern" </dev/null || missed=$((missed + 1))
+    wrong=none pattern=$(echo "$rest" | sed 's/^\([a-z]*=[a-z]* *\)*//')
+    for word in ${rest%"$pattern"}; do
+        mode=${word%=*} expected=${word#*=}
+        [ "$mode" != prio ] || mode=prio0  # one of the two orders has to show it
+        run "$mode" "$name" bug </dev/null || continue
+        [ "$word" = "$mode=$expected" ] || [ "$saw" = "$expected" ] || run prio1 "$name" bug </dev/null
+        [ "$wrong" != none ] || wrong=0
+        [ "$saw" = "$expected" ] && { [ "$saw" = wrong ] || grep -q -e "$pattern" "$work/out"; } && continue
+        echo "  $name in mode $mode: saw $saw, expected $expected and \"$pattern\""
+        grep -v '^bugs: ' "$work/out" | head -n 20
+        wrong=1
     done
-    if [ $tried -eq 0 ]; then
-        echo "skip emu_catches_$name: the sanitizer that sees it is not there"
-    elif [ $missed -eq 0 ]; then
-        echo "ok emu_catches_$name"
-    else
-        echo "FAIL emu_catches_$name"
-        failures=$((failures + 1))
-    fi
+    if [ $wrong = none ]; then echo "skip emu_catches_$name: the sanitizer that sees it is not there"
+    else said "emu_catches_$name"; fi
 done <"$work/table"
 [ $failures -eq 0 ]

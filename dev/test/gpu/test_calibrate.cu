@@ -22,18 +22,17 @@ static void test_work_copies(void) {
     Calibration c;
     calibrate_open(&c, &queue, 8192, 1e-3);
     const size_t n = 12344;
-    unsigned char *got = (unsigned char *)alloc_or_fail(2 * c.chunk, 1, "test");
+    unsigned char *got = (unsigned char *)alloc_or_fail(c.chunk, 1, "test");
     memset(c.host_in, 1, c.chunk);
     memset(c.host_out, 2, c.chunk);
     calibrate_submit(&c, WORK_H2D, n);
     CUDA(cudaStreamSynchronize(c.in));
-    CUDA(cudaMemcpy(got, c.gpu, 2 * c.chunk, cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < 2 * c.chunk; i++)
-        CHECK(got[i] == (i < n ? 1 : 0x3c), "to the GPU, byte %zu: %d", i, got[i]);
+    CUDA(cudaMemcpy(got, c.gpu, c.chunk, cudaMemcpyDeviceToHost));
     calibrate_submit(&c, WORK_D2H, n);
     CUDA(cudaStreamSynchronize(c.out));
     for (size_t i = 0; i < c.chunk; i++)
-        CHECK(c.host_out[i] == (i < n ? 0x3c : 2), "back, byte %zu: %d", i, c.host_out[i]);
+        CHECK(got[i] == (i < n ? 1 : 0x3c) && c.host_out[i] == (i < n ? 0x3c : 2),
+              "byte %zu: %d on the GPU, %d back", i, got[i], c.host_out[i]);
     calibrate_submit(&c, WORK_GPU_COPY, n);
     CUDA(cudaStreamSynchronize(c.in));
     CUDA(cudaMemcpy(got, c.gpu, n, cudaMemcpyDeviceToHost));
@@ -50,25 +49,23 @@ static void test_work_adam(void) {
     float p = 0, m = 0, v = 0;
     adam_scalar(&p, &m, &v, bf16_to_f32(0x3c3c), &step, step.weight_decay);
     const size_t n = 5000;
-    calibrate_submit(&c, WORK_HOST_ADAM, n);
-    CUDA(cudaStreamSynchronize(c.q->stream));
-    for (size_t i = 0; i < c.state.n; i++)
-        CHECK(c.state.w[i] == (i < n ? master_weight(p) : 0)
-              && c.state.low[i] == (i < n ? master_low(p) : 0) && c.state.m[i] == (i < n ? m : 0)
-              && c.state.v[i] == (i < n ? v : 0) && c.state.grad[i] == 0x3c3c, "host, %zu", i);
-
-    float *x = (float *)alloc_or_fail(4 * n, 4, "test");
-    CUDA(cudaMemset(c.gpu, 0, 2 * c.chunk));
-    CUDA(cudaMemset(c.gpu + 12 * n, 0x3c, 2 * n));  // gradients, behind weights and the rest
+    HostState x = state_at(alloc_or_fail(14 * n, 1, "test"), n);
+    CUDA(cudaMemset(c.gpu, 0, 12 * n));  // gradients are behind weights and the rest
     CUDA(cudaDeviceSynchronize());
+    calibrate_submit(&c, WORK_HOST_ADAM, n);
     calibrate_submit(&c, WORK_GPU_ADAM, n);
+    CUDA(cudaStreamSynchronize(c.q->stream));
     CUDA(cudaStreamSynchronize(c.in));
-    CUDA(cudaMemcpy(x, c.gpu, 14 * n, cudaMemcpyDeviceToHost));
-    const uint16_t *bits = (const uint16_t *)(x + 2 * n);
-    for (size_t i = 0; i < n; i++)
-        CHECK(x[i] == m && x[n + i] == v && bits[i] == master_weight(p)
-              && bits[n + i] == master_low(p) && bits[2 * n + i] == 0x3c3c, "GPU, %zu", i);
-    free(x);
+    CUDA(cudaMemcpy(x.m, c.gpu, 14 * n, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < c.state.n; i++) {
+        const bool host = i < n;
+        CHECK(c.state.w[i] == (host ? master_weight(p) : 0) && c.state.m[i] == (host ? m : 0)
+              && c.state.low[i] == (host ? master_low(p) : 0) && c.state.v[i] == (host ? v : 0)
+              && c.state.grad[i] == 0x3c3c, "host, %zu", i);
+        CHECK(!host || (x.m[i] == m && x.v[i] == v && x.w[i] == master_weight(p)
+                        && x.low[i] == master_low(p) && x.grad[i] == 0x3c3c), "GPU, %zu", i);
+    }
+    free(x.m);
     CHECK(14 * calibrate_limit(&c, WORK_GPU_ADAM) <= 2 * c.chunk, "more than there is room for");
     owner_free(&c.owner);
 }
@@ -76,51 +73,39 @@ static void test_work_adam(void) {
 // ---------------------------------------------------------------------------------------------
 // Overlap
 
-// Copies with one part per `in` and `out` seconds (0: none) from 0 and `behind` on, and an update
-// from u0 to u1, if that is later.
-static const double *overlap(double in, double out, double behind, double u0, double u1) {
-    static double rates[3];
-    Overlap o = {{{0}}, {1000, out > 0 ? (size_t)1000 : 0, u1 > u0 ? (size_t)6000 : 0}};
-    for (int i = 0; i <= CALIBRATE_PARTS; i++) {
-        o.at[0][i] = i * in;
-        o.at[1][i] = behind + i * out;
-        o.at[2][i] = i == 0 ? u0 : u1;
-    }
-    overlap_rates(&o, rates);
-    return rates;
-}
-
-// A row: what overlap() is given, and the rates that it must give (0: there is none).
-static const double overlaps[][8] = {
-    // in, out, behind, u0, u1; in, out, update
-    {1, 1, 0, 0, 0, 1000, 1000, 0},
-    {1, 2.5, 0, 0, 0, 1000, 400, 0},  // one is done long before the other: only until then
-    {2, .5, 0, 0, 0, 500, 2000, 0},
-    {1, 1, 0, 4, 16, 1000, 1000, 500},   // the update is done before them
-    {1, 2, 0, 16, 64, 1000, 500, 125},   // or after: it went at the same speed all the time
-    {1, 0, 0, 4, 16, 1000, 0, 500},      // one direction
-    {1, 1, 0, 32, 64, 1000, 1000, 187.5},  // one after the other: as each is alone
-    {4, 1, 0, 30, 60, 250, 1000, 200},   // or nearly so: half a part of one, two of the other
-    {1, 4, 0, 30, 60, 1000, 250, 200},
-    {1, 1, CALIBRATE_PARTS, 0, 0, 1000, 1000, 0},  // nor did the copies run side by side
+// A row: copies with one part per `in` and `out` seconds (0: none) from 0 on, and an update from
+// begin to end (0: none); and the rates of them that must be found.
+static const struct { double in, out, begin, end, rates[3]; } overlaps[] = {
+    {1, 2.5, 0, 0, {1000, 400, 0}},     // one is done long before the other: only until then
+    {1, 1, 4, 16, {1000, 1000, 500}},   // the update is done before them
+    {1, 2, 16, 64, {1000, 500, 125}},   // or after: it went at the same speed all the time
+    {1, 0, 4, 16, {1000, 0, 500}},      // one direction
+    {1, 1, 32, 64, {1000, 1000, 187.5}},  // one after the other: as each is alone
+    {4, 1, 30, 60, {250, 1000, 200}},   // or nearly so: half a part of one, two of the other
 };
 
 static void test_overlap(void) {
-    for (size_t i = 0; i < sizeof overlaps / sizeof *overlaps; i++) {
-        const double *x = overlaps[i], *r = overlap(x[0], x[1], x[2], x[3], x[4]);
+    double found[3];
+    for (const auto &x : overlaps) {
+        Overlap o = {{{0}}, {1000, x.out > 0 ? (size_t)1000 : 0, x.end > 0 ? (size_t)6000 : 0}};
+        for (int i = 0; i <= CALIBRATE_PARTS; i++) {
+            o.at[0][i] = i * x.in;
+            o.at[1][i] = i * x.out;
+            o.at[2][i] = i == 0 ? x.begin : x.end;
+        }
+        overlap_rates(&o, found);
         for (int k = 0; k < 3; k++)
-            CHECK(x[5 + k] == 0 || near(r[k], x[5 + k]), "%zu, %d: %g, not %g", i, k, r[k],
-                  x[5 + k]);
+            CHECK(x.rates[k] == 0 || near(found[k], x.rates[k]), "%zu, %d: %g, not %g",
+                  (size_t)(&x - overlaps), k, found[k], x.rates[k]);
     }
     Overlap o = {{{0}}, {1000, 1000, 6000}};  // copies are faster before and after the update
-    double rates[3];
     for (int i = 0; i <= CALIBRATE_PARTS; i++) {
         o.at[0][i] = o.at[1][i] = i < 8 ? i : i < 24 ? 2 * i - 8 : i + 16;
         o.at[2][i] = i == 0 ? 8 : 40;
     }
-    overlap_rates(&o, rates);
-    CHECK(near(rates[0], 500) && near(rates[1], 500) && near(rates[2], 187.5), "%g %g %g", rates[0],
-          rates[1], rates[2]);
+    overlap_rates(&o, found);
+    CHECK(near(found[0], 500) && near(found[1], 500) && near(found[2], 187.5), "%g %g %g", found[0],
+          found[1], found[2]);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -132,55 +117,37 @@ static size_t gpu_memory_free(void) {
     return free_bytes;
 }
 
+// On the virtual clock: EMU_LINK bytes per second each way, at the same time; whatever the host
+// does, takes as long.
 static void check_rates(const Rates *r) {
     for (int i = 0; i < RATE_FIELDS; i++) {
         const double x = *rate_at(r, i), *at = rate_at(r, i);
+        const bool link = at < &r->dram;  // and what is measured of it
         if (at == &r->gpu_flops || at == &r->gpu_attention || at == &r->host_cast
             || at >= &r->gpu_link)
             CHECK(x == 0, "%s: %g", rate_fields[i].name, x);
-        else CHECK(x > 0 && isfinite(x), "%s: %g", rate_fields[i].name, x);
+        else CHECK(x > 0 && isfinite(x) && (!is_virtual() || !link || near(x, 1e9)), "%s: %g",
+                   rate_fields[i].name, x);
     }
     CHECK(near(r->dram, ADAM_BYTES * r->host_adam), "%g, %g", r->dram, r->host_adam);
     CHECK(r->dram_dma > r->h2d_busy + r->d2h_busy, "%g", r->dram_dma);
-    if (!is_virtual()) return;
-    // EMU_LINK bytes per second each way, at the same time; whatever the host does, takes as long.
-    CHECK(near(r->h2d, 1e9) && near(r->d2h, 1e9), "alone %g %g", r->h2d, r->d2h);
-    CHECK(near(r->h2d_duplex, 1e9) && near(r->d2h_duplex, 1e9), "both %g %g", r->h2d_duplex,
-          r->d2h_duplex);
-    CHECK(near(r->h2d_busy, 1e9) && near(r->d2h_busy, 1e9), "busy %g %g", r->h2d_busy,
-          r->d2h_busy);
-    CHECK(near(r->h2d_host, 1e9) && near(r->d2h_host, 1e9), "host %g %g", r->h2d_host,
-          r->d2h_host);
-    CHECK(near(r->dram_dma, r->dram + 2e9), "%g %g", r->dram, r->dram_dma);
+    CHECK(!is_virtual() || near(r->dram_dma, r->dram + 2e9), "%g %g", r->dram, r->dram_dma);
 }
 
-// Twice: what the libraries keep, they have after the first time.
+// Several ranks of a node measure at once. What the libraries keep, they have after the first time.
 static void test_measure(void) {
     Rates r;
-    size_t gpu = 0, host = 0;
-    for (int i = 0; i < 3; i++) {
-        const double begin = seconds_now();
+    size_t gpu = 0;
+    for (int i = 0; i < 2; i++) {
         memset(&r, 0xff, sizeof r);
-        ranks.local_world = i + 1;  // several ranks of a node measure at once
+        ranks.local_world = i + 1;
         rates_measure(&r, &queue, 0.02);
-        printf("  %.2f s\n", seconds_now() - begin);
         CHECK(r.host_gpus == i + 1, "%d ranks: %g GPUs", i + 1, r.host_gpus);
         check_rates(&r);
-        if (i == 1) {
-            gpu = gpu_memory_free();
-            host = memory_held(false);
-        }
+        if (i == 0) gpu = gpu_memory_free();
     }
     ranks.local_world = 1;
     CHECK(gpu_memory_free() == gpu, "GPU: %zu free, %zu before", gpu_memory_free(), gpu);
-    bool sanitized = false;  // a sanitizer keeps what is freed
-#ifdef __SANITIZE_ADDRESS__
-    sanitized = true;
-#elif defined(__has_feature)
-    sanitized = __has_feature(thread_sanitizer) | __has_feature(address_sanitizer);
-#endif
-    CHECK(sanitized || memory_held(false) < host + (4 << 20), "host: %zu bytes, %zu before",
-          memory_held(false), host);
 }
 
 // Nearly all of the GPU's memory is in use.
@@ -188,14 +155,11 @@ static void test_measure_little_memory(void) {
 #ifndef __CUDA_EMU__
     SKIP("a driver needs memory of its own, and so do other processes");
 #endif
-    const size_t left = (size_t)2 << 20, taken = gpu_memory_free() - left;
-    void *p = gpu_alloc(taken, "all but a little"), *q = NULL;
-    if (gpu_memory_free() > left) q = gpu_alloc(gpu_memory_free() - left, "of the rest");
+    void *p = gpu_alloc(gpu_memory_free() - ((size_t)2 << 20), "all but a little");
     Rates r;
     rates_measure(&r, &queue, 0.02);
     check_rates(&r);
     CUDA(cudaFree(p));
-    if (q != NULL) CUDA(cudaFree(q));
 }
 
 int main(int argc, char **argv) {
@@ -221,7 +185,7 @@ int main(int argc, char **argv) {
         RUN(test_work_copies);
         RUN(test_work_adam);
         RUN(test_overlap);
-        }
+    }
     RUN(test_measure);
     RUN(test_measure_little_memory);
     host_queue_close(&queue);

@@ -61,13 +61,6 @@ static void ways_have_the_same_bits(void) {
     }
 }
 
-// Each queue begins shortly before its counters wrap, so rows have them wrap on both sides.
-static void counters_wrap_around(void) {
-    CHECK(host_count_is_before(0xfffffffe, 1) && !host_count_is_before(1, 0xfffffffe), "wrapped");
-    CHECK(host_count_is_before(6, 7) && !host_count_is_before(7, 7), "as they are");
-    CHECK(HOST_FIRST_WORK + 5 < HOST_FIRST_WORK, "%u", HOST_FIRST_WORK);
-}
-
 typedef struct { int *log; int number; alignas(16) char rest[48]; } Note;
 
 static void note(const void *arg) {
@@ -75,17 +68,19 @@ static void note(const void *arg) {
     n->log[n->number] = n->log[n->number - 1] + ((uintptr_t)arg % 16 == 0 && n->rest[47] == 5);
 }
 
+// The queue begins shortly before its counters wrap.
 static void operations_run_in_order(void) {
-    enum { MANY = 5000 };
+    enum { MANY = 1000 };
     HostQueue q;
     host_queue_open(&q, 1);
-    int *log = (int *)alloc_or_fail(MANY + 1, sizeof(int), "log");
+    int log[MANY + 1] = {0};
     Note n = {log, 0, {0}};
     n.rest[47] = 5;
     for (n.number = 1; n.number <= MANY; n.number++) host_queue_submit(&q, note, &n, sizeof n);
     host_queue_close(&q);  // waits for all
     for (int i = 1; i <= MANY; i++) CHECK(log[i] == i, "operation %d: %d", i, log[i]);
-    free(log);
+    CHECK(host_count_is_before(0xfffffffe, 1) && !host_count_is_before(1, 0xfffffffe)
+          && !host_count_is_before(7, 7) && HOST_FIRST_WORK + 5 < HOST_FIRST_WORK, "wrapped");
 }
 
 typedef struct { int threads; pthread_t of; } Team;
@@ -106,7 +101,6 @@ static void team_is_what_was_asked_for(void) {
         HostQueue q;
         Team team, *to = &team;
         host_queue_open(&q, threads);
-        host_describe(&q);
         host_queue_submit(&q, look_at_team, &to, sizeof to);
         CUDA(cudaStreamSynchronize(q.stream));
         CHECK(!pthread_equal(team.of, pthread_self()), "the worker is a thread of its own");
@@ -121,31 +115,35 @@ static void team_is_what_was_asked_for(void) {
 // ---------------------------------------------------------------------------------------------
 // Memory
 
+// How many pages of n bytes at p are not of this type.
+static size_t pages_not(cudaMemoryType type, const char *p, size_t n) {
+    cudaPointerAttributes a;
+    size_t wrong = 0;
+    for (size_t at = 0; at < n; at += 4096) {
+        CUDA(cudaPointerGetAttributes(&a, p + at));
+        wrong += a.type != type;
+    }
+    return wrong;
+}
+
 static void memory_is_zeroed_locked_and_aligned(void) {
     HostQueue q;
     host_queue_open(&q, 2);
-    const size_t sizes[] = {0, 1, 4096, 5000, (size_t)2 << 20, ((size_t)6 << 20) + 12};
-    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-        const size_t n = sizes[k];
+    for (size_t n : {(size_t)0, (size_t)1, (size_t)5000, ((size_t)6 << 20) + 12}) {
         const size_t untouched = memory_held(false);
         char *p = (char *)host_alloc(&q, n, "test");
         CHECK(n < 1 << 20 || memory_held(false) >= untouched + n / 2, "%zu bytes are not there", n);
         CHECK((uintptr_t)p % (2 << 20) == 0, "%p", (void *)p);
-        size_t wrong = 0;
+        size_t wrong = pages_not(cudaMemoryTypeHost, p, n);
         for (size_t i = 0; i < n; i++) wrong += p[i] != 0;
-        CHECK(wrong == 0, "%zu of %zu bytes are not zero", wrong, n);
-        memset(p, 1, n);
-        cudaPointerAttributes a;
-        CUDA(cudaPointerGetAttributes(&a, p));
-        CHECK(a.type == cudaMemoryTypeHost, "page-locked");
+        CHECK(wrong == 0, "%zu: %zu bytes are not zero, or page-locked", n, wrong);
         const size_t before = memory_held(false);
         host_free(p);
 #ifndef __SANITIZE_ADDRESS__  // which keeps what is freed for a while, to notice who reads it
         CHECK(n < 1 << 20 || memory_held(false) + n / 2 < before, "%zu bytes stay", n);
 #endif
         (void)before;
-        CUDA(cudaPointerGetAttributes(&a, p));
-        CHECK(a.type == cudaMemoryTypeUnregistered, "still page-locked");
+        CHECK(pages_not(cudaMemoryTypeUnregistered, p, n) == 0, "still page-locked");
     }
     host_free(NULL);
     host_queue_close(&q);
@@ -156,36 +154,26 @@ static void memory_is_zeroed_locked_and_aligned(void) {
 static size_t parts(void) {
     HostQueue q;
     host_queue_open(&q, 1);
-    const size_t whole = host_part, n = ((size_t)5 << 20) + 4321;
+    const size_t n = ((size_t)5 << 20) + 4321;
     host_part = 1 << 20;
     char *p = (char *)host_alloc(&q, n, "parts"), *device = (char *)gpu_alloc(n, "parts");
-    cudaPointerAttributes a;
-    size_t wrong = 0;
-    for (size_t at = 0; at < n; at += 4096) {
-        CUDA(cudaPointerGetAttributes(&a, p + at));
-        wrong += a.type != cudaMemoryTypeHost;
+    size_t wrong = pages_not(cudaMemoryTypeHost, p, n);
+    for (int turn = 0; turn < 2; turn++) {  // by a stream, and at once
+        const auto copy = [&](char *to, const char *from, size_t bytes, cudaMemcpyKind kind) {
+            if (turn == 0) stream_copy(to, from, bytes, kind, q.stream);
+            else gpu_copy(to, from, bytes);
+            stream_sync(q.stream);
+        };
+        for (size_t i = 0; i < n; i++) p[i] = (char)(i * 7 + i / 1000 + turn);
+        copy(device + 5, p + 5, n - 5, cudaMemcpyHostToDevice);
+        for (size_t i = 5; i < n; i++) p[i]++;
+        copy(p + 999, device + 999, n - 999, cudaMemcpyDeviceToHost);
+        for (size_t i = 999; i < n; i++) wrong += p[i] != (char)(i * 7 + i / 1000 + turn);
     }
-    for (size_t i = 0; i < n; i++) p[i] = (char)(i * 7 + i / 1000);
-    stream_copy(device + 5, p + 5, n - 5, cudaMemcpyHostToDevice, q.stream);
-    stream_sync(q.stream);
-    for (size_t i = 5; i < n; i++) p[i]++;
-    stream_copy(p + 999, device + 999, n - 999, cudaMemcpyDeviceToHost, q.stream);
-    stream_sync(q.stream);
-    for (size_t i = 999; i < n; i++) wrong += p[i] != (char)(i * 7 + i / 1000);
-    for (size_t i = 0; i < n; i++) p[i]--;
-    gpu_copy(p, device, 999);
-    gpu_copy(device + 1000, p + 1000, n - 1000);
-    gpu_copy(p + 999, device + 999, n - 999);
-    for (size_t i = 5; i < n; i++)
-        wrong += p[i] != (char)(i * 7 + i / 1000 - (i >= 1000));
     host_free(p);
-    for (size_t at = 0; at < n; at += 4096) {
-        CUDA(cudaPointerGetAttributes(&a, p + at));
-        wrong += a.type != cudaMemoryTypeUnregistered;
-    }
+    wrong += pages_not(cudaMemoryTypeUnregistered, p, n);
     gpu_free(device);
     host_queue_close(&q);
-    host_part = whole;
     return wrong;
 }
 
@@ -245,29 +233,28 @@ static void starts_end_as_they_should(void) {
 
 int main(int argc, char **argv) {
     HostQueue q;
-    if (argc == 2 && strcmp(argv[1], "connections") == 0)
-        return puts(getenv("CUDA_DEVICE_MAX_CONNECTIONS")) < 0;
-    if (argc == 2 && strcmp(argv[1], "parts") == 0) return parts() == 0 ? 0 : 3;
-    if (argc == 2) host_queue_open(&q, 0);
-    if (argc == 2 && strcmp(argv[1], "way") == 0) {
-        host_describe(&q);
+    const char *what = argc == 2 ? argv[1] : "";
+    if (strcmp(what, "connections") == 0) return puts(getenv("CUDA_DEVICE_MAX_CONNECTIONS")) < 0;
+    if (strcmp(what, "parts") == 0) return parts() == 0 ? 0 : 3;
+    if (*what != '\0') {
+        host_queue_open(&q, 0);
+        if (strcmp(what, "way") == 0) host_describe(&q);
+        if (strcmp(what, "huge") == 0) host_alloc(&q, (size_t)1 << 44, "moments");
+        if (strcmp(what, "fail") == 0) {
+            atexit(at_exit);
+            host_queue_submit(&q, work_that_fails, "", 0);
+        }
+        if (strcmp(what, "lock") == 0) {
+            host_free(host_alloc(&q, (size_t)8 << 20, "moments"));
+            host_alloc(&q, (size_t)8 << 20, "weights");
+            pinned_alloc((size_t)8 << 20, "tokens");
+        }
         host_queue_close(&q);
-    } else if (argc == 2 && strcmp(argv[1], "fail") == 0) {
-        atexit(at_exit);
-        host_queue_submit(&q, work_that_fails, "", 0);
-        host_queue_close(&q);
-    } else if (argc == 2 && strcmp(argv[1], "lock") == 0) {
-        host_free(host_alloc(&q, (size_t)8 << 20, "moments"));
-        host_alloc(&q, (size_t)8 << 20, "weights");
-        pinned_alloc((size_t)8 << 20, "tokens");
-    } else if (argc == 2) {
-        host_alloc(&q, (size_t)1 << 44, "moments");
+        return 0;
     }
-    if (argc == 2) return 0;
     RUN(team_is_what_was_asked_for);
     RUN(operations_run_in_order);
     RUN(memory_is_zeroed_locked_and_aligned);
-    RUN(counters_wrap_around);
     RUN(ways_have_the_same_bits);
     RUN(starts_end_as_they_should);
     return test_summary();
