@@ -143,7 +143,7 @@ build/emu/no_fp16.o: | cxx
 	echo 'int main_FP16(int, char **) { return 3; }' | $(CXX) -x c++ -c - -o $@
 build/emu/train_gpt2emu: $(filter-out %_FP16.o,$(call trainer,emu)) build/emu/no_fp16.o $(emu_plain)
 	$(CXX) $(OPENMP) $(EXTRA) $^ -lpthread -o $@
-TEST_NEEDS = $(if $(filter 1,$(ALL)),,build/emu/)train_gpt2emu $(TOOLS) build/test/test_ranks build/emu/bugs $(if $(word 2,$(on)),train_gpt2cu)
+TEST_NEEDS = $(if $(filter 1,$(ALL)),,build/emu/)train_gpt2emu $(TOOLS) build/emu/bugs $(if $(word 2,$(on)),train_gpt2cu)
 
 # The kernels' tests, which are short enough for each sanitizer; those that train are for
 # test_schedules.sh.

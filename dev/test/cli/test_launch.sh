@@ -1,11 +1,9 @@
 #!/bin/sh
 # scripts/launch.sh: what it tells its ranks, how they end, and that nothing of them stays.
-# usage: sh dev/test/cli/test_launch.sh      (from the top of the repository, after make test's builds;
-#                                        RANKS: the program that is a rank, build/test/test_ranks;
-#                                        ALL=1: waits as long as a user would)
+# usage: sh dev/test/cli/test_launch.sh      (from the top of the repository; ALL=1: waits as long as a user
+#                                        would. With ranks that know each other: test_cli_zero.sh)
 set -u
 . dev/test/cli.sh
-program=$(absolute "${RANKS:-build/test/test_ranks}")
 launch=$(pwd)/scripts/launch.sh
 in_a_folder
 unset OMP_NUM_THREADS MASTER_PORT MASTER_ADDR RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
@@ -184,18 +182,3 @@ if command -v setsid >/dev/null && $as_in_a_terminal true 2>/dev/null; then
 else
     echo "skip launch_signals: no setsid, or an env without --default-signal"
 fi
-
-# With ranks that know each other.
-[ -x "$program" ] || { echo "skip launch_ranks: $program is missing"; exit 0; }
-talk() { [ "$(sh "$launch" "$1" "$program" talk)" = "$1 ranks" ]; }
-for n in 1 2 5; do check "ranks_talk_$n" talk $n; done
-both() {
-    sh "$launch" 3 "$program" talk >one &
-    sh "$launch" 2 "$program" talk >two && wait $! && [ "$(cat one two)" = "3 ranks
-2 ranks" ]
-}
-check two_runs_at_once both
-for i in 1 $(whole && echo 2 3); do
-    refuses "one_dies_$i" 2 '^tide: rank 1: bad input$' sh "$launch" 3 "$program" die
-    refuses "one_is_killed_$i" 137 '^tide: rank 1 is gone: ' sh "$launch" 3 "$program" kill
-done
