@@ -18,9 +18,6 @@ steps="$small --steps 8 --eval-every 4 --eval-batches 2 --save-every 2 --keep 9 
 
 check run_ends "$tide" $steps --out whole
 cp check.out whole.out
-check log_has_every_step test "$(members whole loss | wc -l)" -eq 8
-check log_has_evaluations test "$(members whole val_loss | wc -l)" -eq 2
-check keeps_checkpoints test "$(ls whole/checkpoints | wc -l)" -eq 4
 check loss_falls true_that "$(field whole 8 loss) < $(field whole 1 loss) - 0.3"
 check says_what_memory_is_for awk '/^GPU memory, in MiB$/ { table = 1; next }
     /^GPU +total .* of .* MiB$/ { ok = table && sum > 32 && $3 - sum < 0.5 && sum - $3 < 0.5 }
@@ -43,7 +40,6 @@ check bf16_is_the_default_and_is_not_fp32 differ whole fp32
 "$tide" $small --dump bf16.safetensors >/dev/null
 check fp32_dump_is_that_of_the_cpu "$compare" fp32.safetensors cpu.safetensors --rtol 1e-5
 check bf16_dump_is_near_that_of_the_cpu "$compare" bf16.safetensors cpu.safetensors --rtol 0.03
-check bf16_dump_is_not_exact sh -c "! '$compare' bf16.safetensors cpu.safetensors --rtol 1e-4"
 # A dump has the gradients wherever the state would be, and where they wait over activations.
 for options in "--offload auto" "--gpu-memory 33M"; do
     rm -f other.safetensors
@@ -61,8 +57,6 @@ check samples_do_not_change_bits same_weights sampled whole
 texts() { sed -n '/^--- sample/,/^---$/p' "$1"; }
 check samples_of_streamed_weights_are_the_same test "$(texts streamed.out)" = "$(texts sampled.out)"
 check and_change_no_bits same_weights streamed whole
-"$tide" $steps --eval-every 0 --save-every 0 --out silent >/dev/null
-check evaluations_and_checkpoints_do_not_change_bits same_weights silent whole
 
 # The emulated GPU's handler of invalid accesses is not for a signal that somebody sends.
 "$tide" $small --steps 400 --save-every 0 --eval-every 0 --out crash >/dev/null 2>&1 &
@@ -82,11 +76,6 @@ constant="$small --warmup 0 --schedule constant --eval-every 0 --"
 check gpu_continues_a_run_of_the_cpu "$tide" --resume --out mixed --steps 7 --precision fp32
 check cpu_continues_a_run_of_the_gpu "$cpu" --resume --out mixed --steps 9
 near together_they_have_the_losses_of_the_cpu mixed on_cpu 1e-5
-"$tide" $constant --steps 4 --out begun >/dev/null
-cp -r begun begun_too
-check cpu_continues_a_run_in_bf16 "$cpu" --resume --out begun --steps 6
-check gpu_continues_it_too "$tide" --resume --out begun_too --steps 6
-check bf16_and_then_the_cpu close "$(field begun 5 loss)" "$(field begun_too 5 loss)" 0.01
 
 # --- --steps 0 -----------------------------------------------------------------------------------
 
@@ -94,14 +83,8 @@ value() { "$@" | sed -n 's/^val loss //p'; }
 check evaluation_of_saved_weights close "$(field whole 8 val_loss)" "$(value "$tide" --model whole --steps 0 \
     --data text.txt --eval-batches 2 --batch 4)" 1e-5
 all="--model whole --steps 0 --data text.txt --eval-batches 99"
-seven=$(value "$tide" $all --batch 7 --precision fp32 --offload zero)
-check evaluation_does_not_depend_on_the_batch close "$(value "$tide" $all --batch 1 --precision fp32)" "$seven" 3e-6
-check evaluation_is_that_of_the_cpu close "$(value "$cpu" $all --batch 7)" "$seven" 3e-6
-"$tide" --model whole --steps 0 --out copy >/dev/null
-check conversion_keeps_the_bits same_weights whole copy
-"$tide" --model whole --steps 0 --out short --save-dtype bf16 --offload zero >/dev/null
-check bf16_is_half_as_long test "$(wc -c <short/model.safetensors)" \
-    -lt "$(($(wc -c <whole/model.safetensors) * 6 / 10))"
+check evaluation_is_that_of_the_cpu close "$(value "$cpu" $all --batch 7)" \
+    "$(value "$tide" $all --batch 3 --precision fp32 --offload zero)" 3e-6
 
 # A text of several windows, of a model with grouped heads and rotary positions, too: each token by its
 # cache. And a prompt that is longer than the window.
@@ -152,13 +135,3 @@ fi
 tr '3' '4' <kept >products
 refuses a_damaged_file_of_algorithms 2 'not what was written' "$tide" $small --steps 1 --out no \
     --tune products
-
-# --- recomputation where memory is short ----------------------------------------------------------
-
-"$tide" $small --batch 64 --recompute none --dump large.dump >large.out
-"$tide" $small --batch 64 --recompute block --dump less.dump >less.out
-check recomputation_takes_less true_that "$(planned GPU less.out) < $(planned GPU large.out) - 1"
-between=$(awk "BEGIN { print int(($(planned GPU large.out) + $(planned GPU less.out)) / 2 * 1024) }")
-"$tide" $small --batch 64 --dump chosen.dump --gpu-memory "${between}K" >chosen.out
-check recomputation_is_chosen_where_it_must grep -q '^recomputing activations in backward' chosen.out
-check recomputation_is_not_chosen_elsewhere sh -c "! grep -q recomputing large.out"

@@ -227,6 +227,7 @@ while read -r row <&3; do
     case $options in *"precision fp16"*) whole || continue ;; esac
     case $on in
         cpu) typed "$name" "$cpu" ;;
+        emu) if [ -n "$emulated" ]; then typed "$name" "$tide"; fi ;;
         gpu) typed "$name" "$tide" ;;
         both)
             typed "${name}_on_the_cpu" "$cpu"
