@@ -2,8 +2,7 @@
 # Offloading as a user meets it: what `auto` chooses, plans and what is then taken, traces, fp16, runs that go
 # on elsewhere. The bits and bytes of all placements: test_placement.cu; words and refusals: lines.table. With models of a few thousand parameters, in a temporary directory.
 # usage: sh dev/test/cli/test_cli_offload.sh      (from the top of the repository, after make,
-#        make train_gpt2emu build/timeline; TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: with more
-#        models, rates and least memories)
+#        make train_gpt2emu build/timeline; TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: as deep as 120 G, and fp16)
 set -u
 . dev/test/cli.sh
 begin cli_offload "$(pwd)/build/compare" "$(pwd)/build/timeline" "$(pwd)/build/tokenize"
@@ -118,6 +117,9 @@ fi
 plan() { EMU_DEVICES=0 CUDA_VISIBLE_DEVICES= "$tide" --plan --out planned "$@"; }
 refuses the_least_of_opt 2 '^tide: this run needs 67.1[0-9] GiB of host memory and 61.00 GiB are there' \
     plan --model opt-6.7b --batch 1 --seq 512 --rates rates.txt --gpu-memory 23G --host-memory 61G
+least=$(sed -n 's/.* needs \([0-9.]*\) GiB of host memory.*/\1/p' refuses.err)  # (a byte less: test_rehearsal.c)
+check it_fits plan --model opt-6.7b --batch 1 --seq 512 --rates rates.txt --gpu-memory 23G \
+    --host-memory "$(awk "BEGIN { print int(1024 * $least) + 1 }")M"
 check its_table_is_of_that_plan grep -q '^host total  *67.1[0-9] of 61.00 GiB$' refuses.out
 plan --model gpt2-large --batch 1 --offload twinflow --gpu-memory 6144M --host-memory 6500M >plan.out
 check twinflow_keeps_as_much_as_fits true_that "$(planned GPU plan.out) > 0.98 * 6144 && $(planned host plan.out) <= 6505"
@@ -144,47 +146,7 @@ chooses interleave 8000M --recompute none --weights gpu
 chooses zero 2203M --weights gpu
 chooses twinflow 6144M --host-memory 5300M
 check and_that_fits true_that "$(planned host plan.out) <= 5305"
-# What a refusal names is the least that would do, and in the unit of the table, which is that plan's.
-# named PLACE STEPS: the MiB of a place that it names, in whole ones, less so many steps of its last
-# digit
-named() {
-    grep -o "[0-9.]* [GM]iB of $1 memory" first.err | awk -v steps="$2" '{
-        mib = $2 == "GiB" ? 1024 * ($1 - 0.01 * steps) : $1 - 0.1 * steps
-        print mib == int(mib) ? mib : int(mib) + 1 }'
-}
-within() { plan $needy --gpu-memory "$1M" --host-memory "$2M" >plan.out 2>plan.err; }
-# least_is NAME GPU_MIB HOST_MIB OPTION...
-least_is() {
-    name=$1 gpu=$2 host=$3
-    shift 3
-    needy=$*
-    if within "$gpu" "$host"; then fail "$name" "it fits"; return; fi
-    cp plan.err first.err
-    more_gpu=$(named GPU 0) more_host=$(named host 0) why=
-    [ -n "$more_gpu$more_host" ] || why="nothing is named"
-    if grep -q ', and [0-9]' first.err; then  # both are needed, or one of the two
-        within "$more_gpu" "$more_host" || why="with both it does not fit"
-        ! within "$(named GPU 2)" "$more_host" || why="with less on the GPU it fits"
-        ! within "$more_gpu" "$(named host 2)" || why="with less on the host it fits"
-    else
-        [ -z "$more_host" ] || within "$gpu" "$more_host" || why="with $more_host it does not fit"
-        [ -z "$more_host" ] || ! within "$gpu" "$(named host 2)" || why="with less on the host it fits"
-        [ -z "$more_gpu" ] || within "$more_gpu" "$host" || why="with $more_gpu it does not fit"
-        [ -z "$more_gpu" ] || ! within "$(named GPU 2)" "$host" || why="with less on the GPU it fits"
-    fi
-    if [ -z "$why" ]; then echo "ok $name"; else fail "$name" "$why: $(cat first.err)"; fi
-}
-opt="--model opt-6.7b --batch 1 --seq 512 --rates rates.txt --"
-least_is least_of_both 1024 3072 $opt --offload zero
-least_is least_mezo_of_both 1024 2048 $opt --optimizer mezo --resident-blocks 3
-least_is least_of_2_ranks_in_stage_1 4096 10240 $opt --world 2 --zero 1
-if whole; then
-    least_is least_auto 23552 62464 $opt
-    least_is least_zenflow 3072 3072 --model gpt2-large --rates rates.txt --offload zenflow
-    least_is least_of_8_ranks_in_stage_3 2048 40960 --model 20b --batch 1 --world 8 --zero 3 \
-        --rates rates.txt
-fi
-# Its last sentence: the totals of the tables, and the disk for checkpoints of 4 bytes a parameter and two moments,
+# The last sentence of a plan: the totals of the tables, and the disk for checkpoints of 4 bytes a parameter and two moments,
 # and for the weights. While a third checkpoint of --keep 2 is written, all three and the weights are there.
 fits() {  # NAME BYTES_OF_A_CHECKPOINT BYTES_OF_WEIGHTS OTHER_CHECKPOINTS COPIES_OF_WEIGHTS OPTION...
     name=$1 state=$2 weights=$3 others=$4 copies=$5
@@ -240,3 +202,21 @@ check cpu_continues_a_run_of_zero "$cpu" --resume --out zero --steps 5
 check zero_continues_a_run_of_the_cpu "$tide" --resume --out zero --steps 6
 cp check.out zero.out
 check it_is_still_zero grep -q '^offload zero: .* updated by the CPU$' zero.out
+
+# --- a machine that exists, shrunk ---------------------------------------------------------------
+
+# 20B on a card of 24 GB with 256 GiB: both memories divided by what divides the weights, 41.11 GiB of 20B
+# (the workspace is the same); moments in bf16, as there.
+model="--layers 24 --channels 64 --batch 1 --moments bf16"
+"$tide" $tiny $model --plan --rates rates.txt --gpu-memory 1G --offload none >plan.out
+weights=$(awk '$1 == "GPU" && $2 == "parameters" { print 1024 * $3 }' plan.out)  # KiB
+shrunk() { awk "BEGIN { print int($1 * $weights / 41.11 + $2) \"K\" }"; }
+there="--rates rtx4090_desktop.txt --gpu-memory $(shrunk 23 32768) --host-memory $(shrunk 243 0)"
+train shrunk_none $model $steps --offload none
+train shrunk $model $steps $there
+arrive
+at again shrunk 2 "$tide" $there
+same the_shrunk_card_has_the_bits_of_none shrunk shrunk_none
+same the_shrunk_card_goes_on again shrunk_none
+as_planned the_shrunk_card_takes_what_is_planned shrunk.out
+check the_shrunk_card_has_weights_on_the_host grep -q 'weights.*host' shrunk.out
