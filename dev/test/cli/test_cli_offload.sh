@@ -38,6 +38,27 @@ least=$(sed -n 's/.* needs \([0-9.]*\) MiB of GPU memory.*/\1/p' least.err)
 same auto_has_the_bits_of_none auto none
 check auto_offloads_where_it_must grep -q '^offload auto: .*predicted' auto.out
 
+# most_of RUN OPTION...: the most memory that the process had, in MiB, without what its emulated GPU had
+most_of() {
+    run=$1
+    shift
+    "$tide" --data text.txt --layers 4 --channels 384 --context 8 --batch 1 --steps 1 --no-save --out "$run" \
+        --eval-every 0 --offload "$@" >"$run.out" 2>&1 &
+    while now=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB$/\1/p' /proc/$!/status 2>/dev/null) && [ -n "$now" ]; do
+        most=$now
+        sleep 0.01
+    done
+    sed -n "s/^GPU memory: \([0-9.]*\) MiB taken.*/$most \1/p" "$run.out" | awk '{ print $1 / 1024 - $2 }'
+}
+if whole && [ -n "$emulated" ]; then
+    program=$(most_of host_none none)
+    for mode in zero "interleave --share 0.5"; do
+        name=host_${mode%% *} taken=$(most_of "host_${mode%% *}" $mode)
+        check ${name}_takes_what_is_planned awk "BEGIN { d = $taken - $program - $(planned host "$name.out")
+            exit d < -3 || d > 13 }"  # of 80 MiB or more; Linux may round five buffers up to 2 MiB each
+    done
+fi
+
 # --- as deep as a model of 120 G: all of it on the host -------------------------------------------------
 
 if whole; then
@@ -121,6 +142,12 @@ least=$(sed -n 's/.* needs \([0-9.]*\) GiB of host memory.*/\1/p' refuses.err)  
 check it_fits plan --model opt-6.7b --batch 1 --seq 512 --rates rates.txt --gpu-memory 23G \
     --host-memory "$(awk "BEGIN { print int(1024 * $least) + 1 }")M"
 check its_table_is_of_that_plan grep -q '^host total  *67.1[0-9] of 61.00 GiB$' refuses.out
+host() {
+    plan --model llama3.1-8b --batch 1 --rates rates.txt --gpu-memory 139G --host-memory 200G --offload twinflow \
+        --resident "$1" >plan.out
+    planned host plan.out
+}
+check a_ratio_acts true_that "($(host 0.4) / (0.6 * $(host 0)) - 1) ^ 2 < 1e-6"
 plan --model gpt2-large --batch 1 --offload twinflow --gpu-memory 6144M --host-memory 6500M >plan.out
 check twinflow_keeps_as_much_as_fits true_that "$(planned GPU plan.out) > 0.98 * 6144 && $(planned host plan.out) <= 6505"
 slow="--model 7b --batch 1 --seq 2048 --offload zero --rates h200_16cores.txt --gpu-memory 140G --host-memory 400G --"

@@ -65,6 +65,13 @@ slides="--model window $mezo --seq 16 --steps 4"
 "$cpu" $slides --out window_cpu >window.out 2>&1
 "$tide" $slides --precision fp32 --resident-blocks 0 --out window_gpu >window.out 2>&1
 near rows_beyond_a_sliding_window_have_the_losses_of_the_cpu window_gpu window_cpu 2e-5
+if whole; then  # a LLaMA in 16 bits
+    llama="--data text.txt --model nano-llama --layers 2 --channels 32 --ffn 48 --context 32 --batch 2 --eval-every 0"
+    llama="$llama --schedule constant --warmup 0 --optimizer mezo --lr 1e-3 --steps 6 --"
+    for precision in fp32 bf16 fp16; do go llama_$precision "$tide" $llama --precision $precision; done
+    arrive
+    for precision in bf16 fp16; do near a_llama_in_$precision llama_$precision llama_fp32 5e-4; done
+fi
 check evaluations_are_made grep -q '"val_loss"' stream/log.jsonl
 check samples_between_steps_are_the_same sh -c 'for r in memory stream; do
     sed -n "/^--- sample/,/^---$/p" $r.out >$r.txt; done; test -s memory.txt && cmp memory.txt stream.txt'
@@ -77,16 +84,9 @@ check trace_in_memory_has_no_copies sh -c '! grep -q "\"name\":\"fetch\"" memory
 
 # --- stopped and resumed, anywhere ---------------------------------------------------------------
 
-killed_run() {
-    long="--steps $((24 * times)) --save-every 1 --keep 9999 --"
-    often_killed "$tide" $tiny $long --resident-blocks 0 --slots 2
-}
-check was_killed_several_times longer killed_run
-train whole $long
-arrive
-same killed_run_has_the_bits_of_a_whole_one killed whole
-check resume_keeps_the_placement sh -c '"$0" --resume --out killed --steps 0 --prompt x >stopped.out 2>&1
-    "$0" --resume --out killed --steps $1 >>stopped.out 2>&1; grep -q "3 of 3 layers" stopped.out' "$tide" $((24 * times + 1))
+at resumed stream 2 "$tide"
+same stream_resumes_with_the_same_bits resumed stream
+check resume_keeps_the_placement grep -q "3 of 3 layers" resumed.out
 at cpu_to_gpu on_cpu 2 "$tide" --precision fp32 --resident-blocks 0
 near gpu_continues_a_run_of_the_cpu cpu_to_gpu on_cpu 2e-5
 "$cpu" --data text.txt $shape --batch 2 --steps 1 --eval-every 0 --out adamw >/dev/null

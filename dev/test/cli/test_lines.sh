@@ -17,6 +17,7 @@ large="--model gpt2-large --batch 1 --rates rates.txt --host-memory 64G --"
 slow="--model 7b --batch 1 --seq 2048 --offload zero --rates h200_16cores.txt --gpu-memory 140G --host-memory 400G --"
 opt="--model opt-6.7b --batch 1 --seq 512 --rates rates.txt --"
 opt175="--model opt-175b --optimizer mezo --resident-blocks 0 --batch 1 --seq 2048 --host-memory 2000G --"
+eight_b="--model llama3.1-8b --batch 1 --seq 2048 --rates rates.txt --"
 eight="--model 20b --world 8 --batch 1 --host-memory 500G --rates rates.txt --"
 spaced=$top/dev/test/fixtures/tokenizer/small-llama2
 made_by_me=$PWD/made\ by\ me
@@ -60,7 +61,6 @@ make_files() {
     (printf '\357\273\277 \n' && head -n 12 held_out.jsonl) >named
     for name in named.json NAMED.JSONL named.txt mixed_b.txt; do cp named $name; done
     (echo '['; sed '$!s/$/,/' held_out.jsonl; echo ']') >array.json
-    sed 's/^{/{\n  /' held_out.jsonl >pretty.json
     printf '{"text": "fine"}\n{"text": "broken}\n' >broken.jsonl
     for i in 1 2; do echo '{"prompt": "a", "choices": ["b", "c"], "answer": 0}'; done >questions.jsonl
     echo '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}' >chat.jsonl

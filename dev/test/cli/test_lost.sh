@@ -292,9 +292,7 @@ by_time() {  # by_time NAME COMMAND...: at least three, before the end
         [ "$(ls "disk/$name/checkpoints" | wc -l)" -ge 4 ]
 }
 one() { by_time one $often "$cpu" $tiny --steps $((1000 * times)); }
-two() { by_time two $often "$launch" 2 "$gpu" $tiny --zero 2 --offload zero --steps $((60 * times)); }
 check it_is_often_time longer one
-check and_for_two_ranks longer two
 
 # --- a disk that is full --------------------------------------------------------------------------------
 
