@@ -70,17 +70,10 @@ if [ -n "$emulated" ]; then  # ranks with different memory gather in one order
         sed -n 's/^GPU  *total .* of \([0-9.]*\) MiB$/\1/p'; }
     check the_plan_sees_what_nccl_took true_that "(($(limit 0) - $(limit 50)) / (50 * 3 * 0.99) - 1) ^ 2 < 1e-4"
 fi
-# A model of 4 x 12 x 256^2 parameters and some; its weights in bf16 are 6.5 MiB. Each rank takes the
-# memory that the plan for this number of ranks names.
-big="--data text.txt --layers 4 --heads 4 --channels 256 --context 16 --vocab 300 --batch 1"
-big="$big --eval-every 0 --steps 1 --no-save --"
-rounding=100  # a driver gives out pages of 2 MiB
-[ -z "$emulated" ] || rounding=0.15
-ranks 2 $big --zero 3 --offload none --out mem >mem.out 2>mem.err
-check mem_is_taken_as_planned awk -v more=$rounding '/^GPU memory: .* MiB taken, planned/ {
-    ok = $3 > $7 - 0.15 && $3 < $7 + more } END { exit !ok }' mem.out
-EMU_DEVICES=0 "$tide" $big --plan --world 2 --zero 3 --offload none --rates rates.txt --out planned >plan.out 2>plan.err
-plan_says plan_says_what_is_said plan.out mem.out
+as_planned memory_is_as_planned s3.out
+EMU_DEVICES=0 "$tide" $tiny $steps --zero 3 --offload interleave --share 0.5 --slots 2 --weights host --no-overlap \
+    --sample-every 1 --sample-tokens 3 --plan --world 2 --rates rates.txt --out planned >plan.out 2>plan.err
+plan_says plan_says_what_is_said plan.out s3.out
 check plan_leaves_nothing test ! -e planned
 
 # --zero auto: 3 where 2 does not fit on one of the ranks
@@ -111,10 +104,8 @@ arrive
 resume 2 moved --steps 3 --zero 1 --offload twinflow --resident 0.5
 resume 2 moved --steps 4 --zero 2 --offload none
 same resumed_in_every_stage_it_has_the_bits_of_one moved whole
-(printf 'x\000' && cat text.txt) >nul.txt  # said once, as all that follows
-resume 2 moved --steps 3 --data nul.txt
+resume 2 moved --steps 3
 check ranks_with_nothing_to_do_end test $? -eq 0
-check what_is_not_text_is_said_once test "$(grep -c '^tide: warning: nul.txt is binary' moved.err)" -eq 1
 resume 2 other_fp32 --steps 4 --zero 2 --offload none
 check fewer_ranks_accumulate_more grep -q 'accum is 6 now, for 12 sequences' other_fp32.out
 resume 1 other_fp32 --steps 5 --offload interleave --share 0.5
@@ -205,37 +196,23 @@ check its_death_ends_the_run test $code -ne 0 -a $code -ne 127
 # (without a word from the other it would end after EMU_PEER_SECONDS)
 check it_ends_it_soon test $took -le 100
 check it_is_said_in_one_line test "$(sort -u killed.err | cut -c1-21)" = "tide: rank 1 is gone:"
-check it_leaves_no_process test ! -s killed.left
-train 2 uninterrupted $long --zero 2 --offload zero
-resume 2 killed --zero 1 --offload interleave --share 0.5
-arrive
-same a_killed_run_has_the_bits_of_another killed uninterrupted
-check a_killed_run_leaves_no_rubbish sh -c '! ls killed/checkpoints | grep -q tmp'
+check it_leaves_no_process test ! -s killed.left  # (the bits: test_lost.sh)
 
-# A signal to one rank, not the one that writes; then one to the launcher, which passes it on.
-signal_ranks() {
+# A signal to one rank, not the one that writes. (To the launcher: test_launch.sh)
+signal_a_rank() {
     so_long term
     begin_ranks term $tiny $long --zero 2 --offload zero
     until_saved $launcher term
     kill -TERM "$(cat term.1.pid)"
     wait $launcher
-    first=$?
-    for f in out err; do cp term.$f first.$f; done
+    code=$?
     stopped=$(members term loss | wc -l)
-    saved=$(newest term)
-    begin_ranks term --resume --zero 3
-    until_saved $launcher term
-    kill -TERM $launcher
-    wait $launcher
-    second=$?
     ! is_over term
 }
-check sigterm_stops_early longer signal_ranks
-check sigterm_to_one_rank_ends_well test $first -eq 143
-check sigterm_is_no_error test ! -s first.err
-check sigterm_saves test "$saved" = "term/checkpoints/$(printf 'step_%08d' "$stopped")"
-check sigterm_says_how_to_go_on grep -q "signal 15 after step $stopped; continue with" first.out
-check sigterm_to_the_launcher_ends_well test $second -eq 143 -a ! -s term.err
+check sigterm_stops_early longer signal_a_rank
+check sigterm_to_one_rank_ends_well test $code -eq 143 -a ! -s term.err
+check sigterm_saves test "$(newest term)" = "term/checkpoints/$(printf 'step_%08d' "$stopped")"
+check sigterm_says_how_to_go_on grep -q "signal 15 after step $stopped; continue with" term.out
 
 # --- mistakes: all ranks say the same, or one says it for all ------------------------------------
 
