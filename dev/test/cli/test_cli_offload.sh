@@ -189,8 +189,9 @@ check moments_are_wide_from_here_on grep -q "saved in bf16, are fp32 from here o
 "$cpu" --resume --out half_none --steps 6 --moments bf16 >half.out 2>half.err
 check moments_are_rounded_from_here_on grep -q "saved in fp32, are rounded to bf16" half.out
 "$cpu" --resume --out zero --steps 5 >zero.out 2>&1
-check cpu_takes_over_and_gives_back "$tide" --resume --out zero --steps 6
-check it_is_still_zero grep -q '^offload zero: .* updated by the CPU$' check.out
+"$tide" --resume --out zero --steps 6 >zero.out 2>&1
+check cpu_takes_over_and_gives_back test $? -eq 0
+check it_is_still_zero grep -q '^offload zero: .* updated by the CPU$' zero.out
 
 # --- a machine that exists, shrunk ---------------------------------------------------------------
 
