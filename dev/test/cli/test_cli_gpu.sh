@@ -86,18 +86,6 @@ all="--model whole --steps 0 --data text.txt --eval-batches 99"
 check evaluation_is_that_of_the_cpu close "$(value "$cpu" $all --batch 7)" \
     "$(value "$tide" $all --batch 3 --precision fp32 --offload zero)" 3e-6
 
-# A text of several windows, of a model with grouped heads and rotary positions, too: each token by its
-# cache. And a prompt that is longer than the window.
-for model in nano $(whole && echo nano-llama); do
-    "$cpu" $small --model $model --heads 4 --batch 8 --steps 150 --eval-every 0 --out $model >/dev/null
-    case $model in nano) prompt=$(head -c 300 text.txt) n=20 ;; *) prompt=P n=60 ;; esac
-    ! whole || n=100
-    several="--model $model --steps 0 --sample-tokens $n --temperature 0"
-    "$tide" $several --precision fp32 --prompt "$prompt" >a.txt
-    "$cpu" $several --prompt "$prompt" >b.txt
-    check "greedy_text_of_several_windows_$model" cmp a.txt b.txt
-done
-
 # --- algorithms of products by measurement -------------------------------------------------------
 
 # tuned NAME OPTION...: on the emulated GPU, of three algorithms the second one takes least

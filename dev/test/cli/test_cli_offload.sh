@@ -2,7 +2,8 @@
 # Offloading as a user meets it: what `auto` chooses, plans and what is then taken, traces, fp16, runs that go
 # on elsewhere. The bits and bytes of all placements: test_placement.cu; words and refusals: lines.table. With models of a few thousand parameters, in a temporary directory.
 # usage: sh dev/test/cli/test_cli_offload.sh      (from the top of the repository, after make,
-#        make train_gpt2emu build/timeline; TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: as deep as 120 G, and fp16)
+#        make train_gpt2emu build/timeline; TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: also as deep as
+#        120 G, and fp16)
 set -u
 . dev/test/cli.sh
 begin cli_offload "$(pwd)/build/compare" "$(pwd)/build/timeline" "$(pwd)/build/tokenize"
@@ -32,9 +33,11 @@ check bound_is_logged_where_rates_are_known true_that "$(field share_auto 4 boun
 for run in none zero share_auto weights; do as_planned gpu_memory_of_${run}_is_as_planned $run.out; done
 
 # Of 33 MiB or so, those that keep activations leave no room for all of the state.
-"$tide" $tiny --plan --rates rates.txt --gpu-memory 1M --offload twinflow --resident 0.3 --recompute none >least.out 2>least.err
+"$tide" $tiny --plan --rates rates.txt --gpu-memory 1M --offload twinflow --resident 0.3 \
+    --recompute none >least.out 2>least.err
 least=$(sed -n 's/.* needs \([0-9.]*\) MiB of GPU memory.*/\1/p' least.err)
-"$tide" $tiny $steps --gpu-memory "$(awk "BEGIN { print int(1024 * $least) + 10 }")K" --rates rates.txt --out auto >auto.out
+least=$(awk "BEGIN { print int(1024 * $least) + 10 }")K
+"$tide" $tiny $steps --gpu-memory $least --rates rates.txt --out auto >auto.out
 same auto_has_the_bits_of_none auto none
 check auto_offloads_where_it_must grep -q '^offload auto: .*predicted' auto.out
 

@@ -68,17 +68,6 @@ check it_completes sh -c '"$1" --model learned --prompt "look, the old owl" --sa
     grep -a "^look, the old owl sleeps\.$"' - "$cpu"
 check the_hint_has_no_template sh -c 'grep "^try it" learned.out | grep -v "It was\|--sample-tokens"'
 
-# Labels of one token each, with AdamW: the loss over the words. Of several tokens each: as choices.
-if whole; then
-    go words "$cpu" $labels --labels 's|h' --batch 16 --eval-every 200 --steps 200
-    go long_words "$cpu" $labels --labels ' sleeps.| holds water.' --batch 8 --eval-every 200 --steps 200
-    arrive
-    check words_are_learned_with_adamw true_that "$(field words 200 val_accuracy) > 0.9"
-    check no_choices_are_said sh -c '! grep -q "^labels:" words.out'
-    check long_labels_are_choices grep -q '^labels: not all are one token' long_words.out
-    check long_labels_are_learned true_that "$(field long_words 200 val_accuracy) > 0.95"
-fi
-
 # --- the same losses, or bits, however it is done ------------------------------------------------
 
 few="--batch 2 --accum 2 --steps 6 --warmup 0 --schedule constant --eval-every 3 --eval-batches 9 --save-every 3 --"

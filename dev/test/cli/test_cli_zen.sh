@@ -105,7 +105,8 @@ has and_warms_up_first entered 14 warm 3
 at entered none 5 "$cpu" --steps 14 $zen
 has entered_it_selects entered 8 selections 1
 at back left 14 "$cpu" --steps 16 --offload zenflow --zen-topk 0.4
-check back_again_with_old_settings_and_others test "$(grep -c '^--zen-topk 0.4$\|^--zen-window 3$' "$(state back 16).txt")" -eq 2
+check back_again_with_old_settings_and_others test "$(grep -c '^--zen-topk 0.4$\|^--zen-window 3$' \
+    "$(state back 16).txt")" -eq 2
 
 # Evaluated is what is saved for others: the newest weights.
 "$cpu" --model fixed --steps 0 --data text.txt --batch 2 --eval-batches 2 | grep '^val' >a.txt

@@ -65,7 +65,8 @@ if [ -n "$emulated" ]; then  # ranks with different memory gather in one order
     check ranks_with_different_memory "$launch" 2 ./uneven --data text.txt --layers 8 --heads 4 \
         --channels 128 --context 64 --vocab 300 --batch 1 --steps 3 --zero 3 --offload zero \
         --weights host --recompute none --out uneven.out
-    # NCCL takes its buffers before the plan is made: with ZenFlow those of reduce, broadcast and gather. The limit that the plan names has a hundredth less than is free.
+    # NCCL takes its buffers before the plan is made: with ZenFlow those of reduce, broadcast
+    # and gather. The limit that the plan names has a hundredth less than is free.
     limit() { EMU_MEM_MB=1000 EMU_NCCL_MB=$1 ranks 2 $tiny --steps 1 --no-save --offload zenflow 2>&1 |
         sed -n 's/^GPU  *total .* of \([0-9.]*\) MiB$/\1/p'; }
     check the_plan_sees_what_nccl_took true_that "(($(limit 0) - $(limit 50)) / (50 * 3 * 0.99) - 1) ^ 2 < 1e-4"

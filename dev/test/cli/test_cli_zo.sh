@@ -1,8 +1,8 @@
 #!/bin/sh
 # Zeroth-order training as a user meets it: runs beside the CPU's, stopped and resumed, on several GPUs; a
-# task that is learned without a network. The bits and bytes
-# of all placements and numbers of ranks: test_zo_gpu.cu; words, refusals, plans that are below what others have published: lines.table. With models of a few
-# thousand parameters, in a temporary directory.
+# task that is learned without a network. The bits and bytes of all placements and numbers of ranks:
+# test_zo_gpu.cu; words, refusals, plans that are below what others have published: lines.table. With models
+# of a few thousand parameters, in a temporary directory.
 # usage: sh dev/test/cli/test_cli_zo.sh      (from the top of the repository, after make,
 #        make train_gpt2emu build/timeline build/tokenize build/reviews;
 #        TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: with more plans)
@@ -66,8 +66,8 @@ slides="--model window $mezo --seq 16 --steps 4"
 "$tide" $slides --precision fp32 --resident-blocks 0 --out window_gpu >window.out 2>&1
 near rows_beyond_a_sliding_window_have_the_losses_of_the_cpu window_gpu window_cpu 2e-5
 if whole; then  # a LLaMA in 16 bits
-    llama="--data text.txt --model nano-llama --layers 2 --channels 32 --ffn 48 --context 32 --batch 2 --eval-every 0"
-    llama="$llama --schedule constant --warmup 0 --optimizer mezo --lr 1e-3 --steps 6 --"
+    llama="--data text.txt --model nano-llama --layers 2 --channels 32 --ffn 48 --context 32 --batch 2"
+    llama="$llama --eval-every 0 --schedule constant --warmup 0 --optimizer mezo --lr 1e-3 --steps 6 --"
     for precision in fp32 bf16 fp16; do go llama_$precision "$tide" $llama --precision $precision; done
     arrive
     for precision in bf16 fp16; do near a_llama_in_$precision llama_$precision llama_fp32 5e-4; done

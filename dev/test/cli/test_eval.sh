@@ -87,8 +87,8 @@ check at_the_ends_of_windows awk -F '"step":' '/"val_loss"/ && $2 + 0 < 24 && ($
     zen/log.jsonl
 
 # Of two ranks' shards.
-"$launch" 2 "$gpu" $small --precision fp32 --steps 12 --keep 1 --keep-best --save-every 5 --batch 2 --eval-batches 8 \
-    --zero 2 --out two >two.out
+"$launch" 2 "$gpu" $small --precision fp32 --steps 12 --keep 1 --keep-best --save-every 5 --batch 2 \
+    --eval-batches 8 --zero 2 --out two >two.out
 check ranks_have_their_best close "$(loss_of two/best)" "$(members two val_loss | sort -g | head -n 1)" 2e-5
 
 # --- questions ----------------------------------------------------------------------------------------

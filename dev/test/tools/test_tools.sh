@@ -87,11 +87,9 @@ closed() {
     rm -f "$file"
     check "${name}_without_any" sh -c 'file=$1; shift; "$@" <&- >&- 2>&-; cmp "$file" open' - "$file" "$@"
 }
-closed unpickle new "$unpickle" new pickled
-closed timeline new "$timeline" trace -o new
-closed tokenize new_train_000000.bin "$tokenize" --out new text
-mv new_train_000000.bin open_train_000000.bin
+closed unpickle new "$unpickle" new pickled  # (they begin alike)
 rm new
+"$tokenize" --out open text >/dev/null
 check closed_compare sh -c '"$1" dump dump >&- && ! "$1" dump text 2>&-' - "$compare"
 
 # --- what is no input ----------------------------------------------------------------------------
