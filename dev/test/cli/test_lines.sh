@@ -135,7 +135,7 @@ tuned_by_scripts() {
     ln -s "$top/build/ask" tune/build/ask
     echo 'train_gpt2 build/ask:' >tune/Makefile
     echo 'echo "fetched: $*"' >tune/dev/data/model.sh
-    for name in x.json x.JSONL x.ndjson x x.jsonl "my file.txt"; do lines 1 >"$name"; done
+    for name in x.json x.jsonl "my file.txt"; do lines 1 >"$name"; done
     printf '%s' "$(lines 2)" >two.jsonl
     for n in 100 1000; do lines $n >lines$n.jsonl; done
     echo '[{"instruction": "Add.", "input": "2 + 2", "output": "4"}]' >alpaca.json

@@ -56,6 +56,7 @@ expect rounding 0 '1 within' "ulp" "one"
 expect rounding_strict 1 'DIFFERS at \[1\]' "ulp" "one" --rtol 0 --atol 0
 expect beyond 1 '1.22e-04 *1.22e-04 *1.22e-04  DIFFERS at \[1\]' "near" "one"
 expect rtol 0 '1 within' "near" "one" --rtol 1.3e-4
+expect rtol_small 1 '1 beyond' "near" "one" --rtol 1.2e-4 --atol 0
 expect atol 0 '1 within' "near" "one" --rtol 0 --atol 1.3e-4
 expect norm_wise 0 '1.22e-04 *1.19e-07 *1.22e-04  ok at \[1,1\]' "widenear" "wide"
 expect reference_zero 1 'inf *inf  DIFFERS' "one" "zero"
@@ -79,6 +80,7 @@ expect missing_file 2 'No such file' "$dump" "absent"
 expect not_safetensors 2 'case.json' "$fixtures/gpt2/case.json" "$dump"
 expect no_match 2 'nothing to compare' "$dump" "$dump" --match nothing.
 expect help 0 'exit code' --help
+expect no_files 2 'usage'
 expect third_file 2 'one file too many' "$dump" "$dump" "$dump"
 expect unknown_option 2 'no such option: --rtoll' "$dump" "$dump" --rtoll 1
 expect no_value 2 'wants a value' "$dump" "$dump" --rtol
