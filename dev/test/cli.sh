@@ -52,6 +52,9 @@ in_a_folder() {
     cd "$work" || exit 1
 }
 
+# program NAME: standard input is one
+program() { cat >"$1" && chmod +x "$1"; }
+
 # --- what the tests of the trainers share ----------------------------------------------------------
 
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }

@@ -24,17 +24,14 @@ train auto $all
 train fixed $all $zen --eval-every 4 --eval-batches 2
 train at_once $all --offload zenflow --zen-topk 0.5 --zen-window 4 --zen-reselect 1 \
     --zen-overlap off
-train once $all --offload zenflow --zen-window 5 --zen-reselect 0 --accum 2
-train threads $all $zen --eval-every 4 --eval-batches 2 --threads 3
 # This is AdamW: every step a window that shows at once.
 train adamw_window $all $zen --zen-window 1 --zen-overlap off
 train warm $all $zen --zen-warmup auto --warmup 6
 arrive
 check loss_falls true_that "$(field fixed 14 loss) < $(field fixed 1 loss)"
 same auto_is_none auto none
-same thread_count_keeps_the_bits threads fixed
 like adamw_window_has_the_bits_of_adamw adamw_window none
-for run in fixed at_once once warm; do check ${run}_has_not differ $run none; done
+for run in fixed at_once warm; do check ${run}_has_not differ $run none; done
 counts() { kept "$1" "$2" | sed -n "s/^zen.$3 //p"; }
 # has NAME RUN STEP COUNTER NUMBER
 has() {
@@ -49,7 +46,6 @@ check saves_wait_for_the_first_scores_only saved warm '1 2 3 6 9 12 14'
 has the_warm_up_is_as_long_as_the_rates warm 3 selections 0
 has and_no_longer warm 6 selections 1
 has the_rest_is_updated fixed 6 rest_t 4
-has only_one_selection_if_told once 14 selections 1
 has a_selection_after_each_window at_once 13 selections 4
 "$cpu" $tiny --steps 14 --save-every 4 --keep 99 $zen --out rarely >rarely.out
 check a_save_is_put_off_not_lost saved rarely '6 9 12 14'

@@ -154,8 +154,6 @@ compare() { compares compare compare_offload.sh "STEPS=4 WARMUP=1 RESIDENT=0.3" 
 zen() { compares zen compare_offload.sh "STEPS=${STEPS:-24} WARMUP=2 EVALS=${EVALS:-3}" "$@"; }
 zo_compare() { compares zo zo_compare.sh "STEPS=4 WARMUP=1" "$@"; }
 
-# program NAME: standard input is one
-program() { cat >"$1" && chmod +x "$1"; }
 # wrong CASE COMMANDS: a trainer which does that first, if its options are this case; else it trains
 wrong() {
     printf '#!/bin/sh\ncase "$*" in %s) %s ;; esac\nexec "%s" "$@"\n' "$1" "$2" "$TRAINER" | program wrong

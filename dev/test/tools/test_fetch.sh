@@ -231,14 +231,13 @@ check what_is_not_there_is_told fails 'cannot download .*config.json: there is n
 check and_leaves_nothing sh -c '! grep -q remove fetch.err && [ ! -e none ]'
 # A connection that breaks off leaves a part, which is gone on with.
 mkdir -p broken
-cat >broken/curl <<'X'
+program broken/curl <<'X'
 #!/bin/sh
 case $* in *-sI*) exit 0 ;; *' 0-0 '*) printf 200; exit 0 ;; esac
 while [ "$1" != -o ]; do shift; done
 printf '{"mo' >>"$2"
 exit 18
 X
-chmod +x broken/curl
 check a_part_is_kept sh -c '! PATH="$PWD/broken:$PATH" sh "$1"/dev/data/model.sh gpt2 part >fetch.out 2>fetch.err &&
     grep -q "remove part/config.json.part and start over" fetch.err && [ -s part/config.json.part ]' - "$top"
 if command -v python3 >/dev/null; then

@@ -7,16 +7,15 @@ set -u
 in_a_folder
 mkdir bin
 for tool in sh make sed sort head cat tr dirname basename; do ln -s "$(command -v $tool)" bin/; done
-tool() { cat >"bin/$1"; chmod +x "bin/$1"; }
-tool id <<'X'
+program bin/id <<'X'
 #!/bin/sh
 echo "${WHO:-1000}"
 X
-tool apt-get <<'X'
+program bin/apt-get <<'X'
 #!/bin/sh
 echo "apt-get $*" >>"$CALLS"
 X
-tool sudo <<'X'
+program bin/sudo <<'X'
 #!/bin/sh
 echo sudo >>"$CALLS"
 exec "$@"
