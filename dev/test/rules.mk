@@ -130,8 +130,7 @@ $(eval $(call units,reads))
 CLI = dev/test/cli/test_scripts.sh \
       $(filter-out %/test_scripts.sh %/test_schedules.sh,$(wildcard dev/test/cli/test_*.sh))
 OTHERS = $(filter-out $(CLI),$(wildcard dev/test/*/test_*.sh dev/emu/test/test_*.sh))
-LATER = %/test_scripts.sh %/test_cli_350m.sh
-SCRIPTS = $(filter-out $(LATER),$(CLI)) $(filter %/test_tools.sh %/test_house.sh %/test_emu_bugs.sh,$(OTHERS))
+SCRIPTS = $(filter-out %/test_scripts.sh,$(CLI)) $(filter %/test_tools.sh %/test_house.sh %/test_emu_bugs.sh,$(OTHERS))
 
 in = $(patsubst %,build/$(1)/%,$(2))
 on = emu $(if $(and $(NVCC),$(GPU)),gpu)

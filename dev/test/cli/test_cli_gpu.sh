@@ -9,8 +9,9 @@ set -u
 . dev/test/cli.sh
 begin cli_gpu "$(pwd)/build/compare"
 compare=$top/build/compare
-# Bytes need 256 tokens; with some more than that, rows of padding take part.
-small="--data text.txt --layers 2 --heads 2 --channels 32 --context 32 --vocab 300"
+# Shrunk from OPT-350M, whose norms come last, and whose embeddings are narrower: the bits of its placements
+# are in no row of runs.cuh. Bytes need 256 tokens; with some more than that, rows of padding take part.
+small="--data text.txt --model opt-350m --layers 2 --heads 2 --channels 32 --context 32 --vocab 300"
 small="$small --batch 4 --lr 3e-3 --"
 steps="$small --steps 8 --eval-every 4 --eval-batches 2 --save-every 2 --keep 9 --"
 
@@ -18,7 +19,7 @@ steps="$small --steps 8 --eval-every 4 --eval-batches 2 --save-every 2 --keep 9 
 
 check run_ends "$tide" $steps --out whole
 cp check.out whole.out
-check loss_falls true_that "$(field whole 8 loss) < $(field whole 1 loss) - 0.3"
+check loss_falls true_that "$(field whole 8 loss) < $(field whole 1 loss) - 0.03"
 check says_what_memory_is_for awk '/^GPU memory, in MiB$/ { table = 1; next }
     /^GPU +total .* of .* MiB$/ { ok = table && sum > 32 && $3 - sum < 0.5 && sum - $3 < 0.5 }
     table { sum += $NF }
@@ -35,25 +36,40 @@ near fp32_has_the_losses_of_the_cpu fp32 cpu 4e-6
 near bf16_is_near_the_cpu whole cpu 4e-3
 check fp32_has_the_norm_of_the_cpu close "$(field fp32 1 grad_norm)" "$(field cpu 1 grad_norm)" 2e-5
 check bf16_is_the_default_and_is_not_fp32 differ whole fp32
-"$cpu" $small --dump cpu.safetensors >/dev/null
-"$tide" $small --precision fp32 --dump fp32.safetensors >/dev/null
-"$tide" $small --dump bf16.safetensors >/dev/null
+dumped="$small --model nano"  # (without ReLU, whose zeros are others in bf16)
+"$cpu" $dumped --dump cpu.safetensors >/dev/null
+"$tide" $dumped --precision fp32 --dump fp32.safetensors >/dev/null
+"$tide" $dumped --dump bf16.safetensors >/dev/null
 check fp32_dump_is_that_of_the_cpu "$compare" fp32.safetensors cpu.safetensors --rtol 1e-5
 check bf16_dump_is_near_that_of_the_cpu "$compare" bf16.safetensors cpu.safetensors --rtol 0.03
 # A dump has the gradients wherever the state would be, and where they wait over activations.
 for options in "--offload auto" "--gpu-memory 33M"; do
     rm -f other.safetensors
-    "$tide" $small $options --dump other.safetensors >dump.out
+    "$tide" $dumped $options --dump other.safetensors >dump.out
     check "dump_with_$options" "$compare" other.safetensors bf16.safetensors --rtol 0
     case $options in --offload*) check "dump_with_${options}_is_on_the_gpu" sh -c '! grep -q "^host" dump.out' ;; esac
 done
+
+zen="--offload zenflow --zen-window 2"
+"$cpu" $steps $zen --out zen_cpu >/dev/null
+"$tide" $steps $zen --precision fp32 --out zen_gpu >/dev/null
+near zenflow_in_fp32_has_the_losses_of_the_cpu zen_gpu zen_cpu 1e-4
+printf '%s\n' '{"prompt": "two and two is", "completion": " four"}' '{"text": "a text"}' \
+    '{"prompt": "one and one is", "completion": " two"}' '{"text": "words in a row"}' >rows.jsonl
+packed="--data rows.jsonl --val rows.jsonl --pack on"
+"$cpu" $steps $packed --out packed_cpu >/dev/null
+"$tide" $steps $packed --precision fp32 --out packed_gpu >/dev/null
+near packed_rows_have_the_losses_of_the_cpu packed_gpu packed_cpu 1e-4
 
 # --- same bits -----------------------------------------------------------------------------------
 
 "$tide" $steps --sample-every 3 --sample-tokens 9 --out sampled >sampled.out
 check samples_come_while_training test "$(grep -c '^--- sample' sampled.out)" -eq 3
 check samples_do_not_change_bits same_weights sampled whole
-"$tide" $steps --sample-every 3 --sample-tokens 9 --offload zero --weights host --out streamed >streamed.out
+"$tide" $steps --sample-every 3 --sample-tokens 9 --offload zero --weights host --activations host \
+    --out streamed >streamed.out
+"$tide" $steps --offload interleave --share 0.5 --recompute light --weights host --out moved >/dev/null
+check samples_and_placements_do_not_change_bits same_weights moved whole
 texts() { sed -n '/^--- sample/,/^---$/p' "$1"; }
 check samples_of_streamed_weights_are_the_same test "$(texts streamed.out)" = "$(texts sampled.out)"
 check and_change_no_bits same_weights streamed whole
