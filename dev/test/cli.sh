@@ -52,6 +52,9 @@ in_a_folder() {
     cd "$work" || exit 1
 }
 
+# program NAME: standard input is one
+program() { cat >"$1" && chmod +x "$1"; }
+
 # --- what the tests of the trainers share ----------------------------------------------------------
 
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
@@ -228,24 +231,6 @@ has_another() { [ "$(newest "$1")" != "$seen" ]; }
 
 # a_moment: up to 60 ms
 a_moment() { sleep "$(od -An -N1 -tu1 /dev/urandom | awk '{ printf "%.3f", $1 / 4250 }')"; }
-
-# often_killed PROGRAM OPTION...: the run "killed" is killed after some checkpoint, when it has just
-# been resumed, and after another one, and then goes on to its end. False: it was over too early.
-often_killed() {
-    program=$1
-    shift
-    rm -rf killed
-    for when in saved soon saved; do
-        "$program" "$@" --out killed >/dev/null 2>&1 &
-        [ $when = soon ] || until_saved $! killed
-        a_moment
-        kill -9 $! 2>/dev/null
-        wait $! 2>/dev/null
-        [ $? -eq 137 ] || return 1
-        set -- --resume
-    done
-    "$program" --resume --out killed >/dev/null 2>&1
-}
 
 # longer COMMAND: with times=1, and where it fails with 4 and 16: it begins a run that is so many
 # times as long

@@ -130,8 +130,7 @@ $(eval $(call units,reads))
 CLI = dev/test/cli/test_scripts.sh \
       $(filter-out %/test_scripts.sh %/test_schedules.sh,$(wildcard dev/test/cli/test_*.sh))
 OTHERS = $(filter-out $(CLI),$(wildcard dev/test/*/test_*.sh dev/emu/test/test_*.sh))
-LATER = %/test_scripts.sh %/test_reported.sh %/test_cli_350m.sh
-SCRIPTS = $(filter-out $(LATER),$(CLI)) $(filter %/test_tools.sh %/test_house.sh %/test_emu_bugs.sh,$(OTHERS))
+SCRIPTS = $(filter-out %/test_scripts.sh,$(CLI)) $(filter %/test_tools.sh %/test_house.sh %/test_emu_bugs.sh,$(OTHERS))
 
 in = $(patsubst %,build/$(1)/%,$(2))
 on = emu $(if $(and $(NVCC),$(GPU)),gpu)
@@ -143,7 +142,7 @@ build/emu/no_fp16.o: | cxx
 	echo 'int main_FP16(int, char **) { return 3; }' | $(CXX) -x c++ -c - -o $@
 build/emu/train_gpt2emu: $(filter-out %_FP16.o,$(call trainer,emu)) build/emu/no_fp16.o $(emu_plain)
 	$(CXX) $(OPENMP) $(EXTRA) $^ -lpthread -o $@
-TEST_NEEDS = $(if $(filter 1,$(ALL)),,build/emu/)train_gpt2emu $(TOOLS) build/test/test_ranks build/emu/bugs $(if $(word 2,$(on)),train_gpt2cu)
+TEST_NEEDS = $(if $(filter 1,$(ALL)),,build/emu/)train_gpt2emu $(TOOLS) build/emu/bugs $(if $(word 2,$(on)),train_gpt2cu)
 
 # The kernels' tests, which are short enough for each sanitizer; those that train are for
 # test_schedules.sh.

@@ -426,22 +426,7 @@ static void test_environment(void) {
 
 // ---------------------------------------------------------------------------------------------
 
-// For test_launch.sh: one rank of those that launch.sh starts. Rank 1 does what the word says.
-static int be_a_rank(const char *word) {
-    ranks_open();
-    ranks_agree("words", word);
-    if (ranks.rank == 1 && strcmp(word, "die") == 0) die("bad input");
-    if (ranks.rank == 1 && strcmp(word, "kill") == 0) kill(getpid(), SIGKILL);
-    while (strcmp(word, "talk") != 0) ranks_barrier();
-    printf("%d ranks\n", ranks.world);
-    ranks_close();
-    return 0;
-}
-
-// usage: test_ranks       all tests
-//        test_ranks WORD  one rank: die, kill or talk
-int main(int argc, char **argv) {
-    if (argc > 1) return be_a_rank(argv[1]);
+int main(void) {
     void *memory = mmap(NULL, sizeof *common, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                         -1, 0);
     if (memory == MAP_FAILED) { perror("mmap"); return 1; }

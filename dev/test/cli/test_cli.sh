@@ -20,12 +20,10 @@ check run_ends "$tide" $steps --out whole
 hint=$(sed -n 's/^try it: //p' check.out)
 check hint_is_said expr "$hint" : '.* --model whole --prompt "..."$'
 check hint_works sh -c "$hint --sample-tokens 3"
-check log_has_every_step test "$(grep -c '"loss"' whole/log.jsonl)" -eq 12
-check log_has_evaluations test "$(grep -c '"val_loss"' whole/log.jsonl)" -eq 3
+check log_has_every_step test "$(members whole loss | wc -l) $(members whole val_loss | wc -l)" = "12 3"
 check keeps_three_checkpoints test "$(ls whole/checkpoints | wc -l)" -eq 3
-first=$(sed -n 's/.*"step":1,"loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
-last=$(sed -n 's/.*"step":12,"loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
-check loss_falls awk "BEGIN { exit !($last < $first - 0.5) }"
+first=$(field whole 1 loss)
+check loss_falls true_that "$(field whole 12 loss) < $first - 0.5"
 
 # The plan is what the process then uses, within 10 %. Buffers are large here, as in real runs.
 "$tide" --data text.txt --layers 4 --heads 4 --channels 256 --context 128 --batch 8 --steps 2 \
@@ -60,31 +58,19 @@ else
 fi
 
 # What is said of a build for a CPU.
-cat >cpu.c <<'END'
-#include "tide/cpu/cpu.h"
-int main(void) { cpu_describe(); return 0; }
-END
-built_for() {  # name, what is used; then what the build uses
-    name=$1 used=$2
-    shift 2
-    ${CC:-cc} -std=gnu11 "$@" -I"$top" cpu.c -o cpu_program
+printf '#include "tide/cpu/cpu.h"\nint main(void) { cpu_describe(); return 0; }\n' >cpu.c
+for built in "no AVX2:" "AVX2:-D__AVX2__ -D__FMA__" "AVX-512:-D__AVX512F__ -D__AVX2__ -D__FMA__"; do
+    [ "$(uname -m)" = x86_64 ] || { echo "skip other_cpus: the test knows those of x86-64"; break; }
+    # shellcheck disable=SC2086  # options are words
+    ${CC:-cc} -std=gnu11 ${built#*:} -I"$top" cpu.c -o cpu_program
     ./cpu_program >cpu.out
-    check "${name}_is_used" grep -q "^cpu: .*, $used\$" cpu.out
-}
-if [ "$(uname -m)" != x86_64 ]; then echo "skip other_cpus: the test knows those of x86-64"
-else
-    avx2="-D__AVX__ -D__AVX2__ -D__FMA__"
-    built_for sse2 'no AVX2'
-    built_for avx2 AVX2 $avx2
-    built_for avx512 AVX-512 $avx2 -D__AVX512F__
-fi
+    check "${built%%:*}_is_said" grep -q "^cpu: .*, ${built%%:*}\$" cpu.out
+done
 
 # --- same bits ---------------------------------------------------------------------------------
 
-"$tide" $steps --out again >/dev/null
-check same_seed_same_bits same_weights whole again
 "$tide" $steps --out other --seed 2 >/dev/null
-check another_seed_other_bits sh -c '! cmp -s whole/model.safetensors other/model.safetensors'
+check another_seed_other_bits differ whole other
 for n in 1 3; do
     "$tide" $steps --out threads$n --threads $n >/dev/null
     check same_bits_with_${n}_threads same_weights whole threads$n
@@ -96,9 +82,9 @@ done
 check resumed_run_has_the_same_bits same_weights half full
 check resumed_log_is_whole test "$(grep -c '"loss"' half/log.jsonl)" -eq 12
 
-check schedule_is_used sh -c '! cmp -s whole/model.safetensors full/model.safetensors'
+check schedule_is_used differ whole full
 "$tide" $steps --out clipped --clip 0.01 >/dev/null
-check clip_is_used sh -c '! cmp -s whole/model.safetensors clipped/model.safetensors'
+check clip_is_used differ whole clipped
 
 # --- other ways in ----------------------------------------------------------------------------
 
@@ -106,11 +92,6 @@ check clip_is_used sh -c '! cmp -s whole/model.safetensors clipped/model.safeten
 "$tide" $steps --data 'tok_train_*.bin' --tokenizer bytes --out bin >/dev/null
 check token_file_gives_the_bits_of_its_text same_weights whole bin
 
-"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 0 >a.txt
-"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 0 >b.txt
-check greedy_sampling_repeats cmp a.txt b.txt
-"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 1 --top-p 1e-9 >b.txt
-check the_smallest_nucleus_is_greedy cmp a.txt b.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 5 >a.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 6 >b.txt
 check seeds_give_other_samples sh -c '! cmp -s a.txt b.txt'
@@ -131,57 +112,18 @@ else
     LC_ALL=C tr '[:cntrl:]' '?' <a.txt | tr -d '?\200-\237' >c.txt
     check the_rest_is_the_same sh -c "tr -d '?\200-\237' <b.txt | cmp - c.txt"
 fi
-check samples_beyond_the_context "$tide" --model whole --steps 0 --sample-tokens 100 \
-    --prompt "$(head -c 300 text.txt)"
-
-# Of a prompt that is too long the last 32 tokens, the context, count; and when the context is full,
-# it goes on from the 16 last ones.
-continue_with() { "$tide" --model whole --steps 0 --temperature 0 --sample-tokens "$1" --prompt "$2"; }
-continue_with 1 "$(head -c 300 text.txt)" | tail -c 2 >a.txt
-continue_with 1 "$(head -c 300 text.txt | tail -c 32)" | tail -c 2 >b.txt
-check a_long_prompt_counts_by_its_end cmp a.txt b.txt
-"$tide" $small --batch 16 --steps 300 --eval-every 0 --out learned >/dev/null
-continue_with() { "$tide" --model learned --steps 0 --temperature 0 --sample-tokens "$1" --prompt "$2"; }
-: >a.txt
-: >b.txt
-for end in 210 230 250 270 290 310 330 350; do
-    continue_with 2 "$(head -c $end text.txt | tail -c 32)" | head -c 34 >full.txt
-    continue_with 1 "$(head -c 33 full.txt | tail -c 16)" | head -c 17 >half.txt
-    tail -c 1 full.txt >>a.txt
-    tail -c 1 half.txt >>b.txt
-done
-check a_full_context_goes_on_from_its_half cmp a.txt b.txt
-
-# Two micro-batches of two are the four sequences of one batch of four.
-"$tide" $steps --steps 1 --warmup 0 --batch 2 --accum 2 --out accum >/dev/null
-"$tide" $steps --steps 1 --warmup 0 --out one_batch >/dev/null
-loss() { sed -n 's/.*"step":1,"loss":\([0-9.]*\),"grad_norm":\([0-9.]*\).*/\1 \2/p' "$1/log.jsonl"; }
-check accumulation_reads_on awk "BEGIN { split(\"$(loss accum) $(loss one_batch)\", x, \" \")
-    exit !(x[1] > 0 && (x[1] - x[3])^2 < 1e-10 && (x[2] - x[4])^2 < 1e-8) }"
-
 "$tide" --model whole --steps 0 --data text.txt --eval-batches 2 --batch 4 >a.txt
-logged=$(sed -n 's/.*"step":12,"val_loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
-check evaluation_of_saved_weights grep -q "val loss $(printf '%.5f' "$logged" | cut -c1-6)" a.txt
-
-# A last batch that is not full counts by its sequences, not as a batch.
-"$tide" --model whole --steps 0 --data text.txt --eval-batches 100 --batch 1 | tail -n 1 | cut -c1-14 >a.txt
-"$tide" --model whole --steps 0 --data text.txt --eval-batches 100 --batch 7 | tail -n 1 | cut -c1-14 >b.txt
-check evaluation_does_not_depend_on_the_batch cmp a.txt b.txt
+check evaluation_of_saved_weights close "$(sed -n 's/^val loss //p' a.txt)" "$(field whole 12 val_loss)" 1e-5
 "$tide" --model whole --steps 0 --out copy >/dev/null
 check conversion_keeps_the_bits same_weights whole copy
 "$tide" --model whole --steps 0 --out bf16 --save-dtype bf16 >/dev/null
-check bf16_is_half_as_long test "$(wc -c <bf16/model.safetensors)" -lt "$(($(wc -c <whole/model.safetensors) * 6 / 10))"
 check bf16_weights_load "$tide" --model bf16 --steps 0 --prompt x --sample-tokens 5
 check fine_tuning "$tide" --model whole --data text.txt --steps 3 --batch 2 --out tuned
 
 # A run that is where it should be, or further, stays as it is; but if it was killed before it wrote
 # its weights for others, it does that.
 cp -r whole finished
-for n in 7 12; do
-    "$tide" --resume --out finished --steps $n >a.txt
-    check "nothing_to_do_is_no_error $n" test $? -eq 0
-    check "nothing_to_do_is_said $n" grep -q "^nothing to do: .* at step 12, and --steps is $n:" a.txt
-done
+check nothing_to_do_is_no_error "$tide" --resume --out finished --steps 12
 check nothing_is_changed diff -r -x .lock whole finished
 rm finished/model.safetensors
 check weights_are_still_to_do "$tide" --resume --out finished --steps 12
@@ -222,24 +164,13 @@ fi
 check dump_with_a_prompt "$tide" $small --steps 0 --prompt x --dump d3.safetensors
 check dump_is_the_same "$compare" d1.safetensors d3.safetensors --rtol 0
 
-# Another text under the same name: the run says so, and goes on.
-cp text.txt moving.txt
-"$tide" $small --data moving.txt --steps 2 --out moved >/dev/null
-check unchanged_data_is_silent sh -c \
-    "'$tide' --resume --out moved --steps 3 2>&1 | grep -q 'not what this run' && exit 1 || exit 0"
-echo more >>moving.txt
-check data_edited_in_the_middle_is_noticed sh -c "sed '20s/./x/' text.txt >edited.txt && cp -r moved edited &&
-    '$tide' --resume --out edited --data edited.txt --steps 4 2>&1 | grep -q 'not what this run'"
-check other_held_out_data_is_noticed sh -c "cp -r moved valued &&
-    '$tide' --resume --out valued --val edited.txt --steps 4 2>&1 | grep -q 'not what this run'"
 for what in "--model whole --prompt x" "--model whole --data text.txt --steps 0"; do
     check "a_full_screen_fails_${what#--model whole --}" sh -c "! '$tide' $what --out screen >/dev/full 2>screen.err &&
         grep -q 'cannot print' screen.err; rm -rf screen"
 done
-check changed_data_is_noticed sh -c "'$tide' --resume --out moved --steps 4 2>&1 | grep -q 'not what this run'"
 
-# tokenizer.json: its ids for texts and prompts, and its files in --out, byte for byte. The model of
-# such a run brings it along. <s>, 1, begins every text; </s>, 2, ends it.
+# tokenizer.json: its ids for texts and prompts, and its files in --out, byte for byte. <s> begins every
+# text; </s> ends it.
 spaced=$top/dev/test/fixtures/tokenizer/small-llama2
 printf 'the king is the king of the sea\n%.0s' 1 2 3 4 5 6 7 8 9 >king.txt
 "$tide" $small --data king.txt --tokenizer "$spaced" --steps 2 --eval-every 0 --out spaced >/dev/null
@@ -253,47 +184,9 @@ sed 's/^{/{"added_tokens_decoder": {"2005": {"content": "[PAD]"}}, /' "$spaced/t
     >padded/tokenizer_config.json
 check a_token_more_than_the_model test "$(talks padded 'the king')" = "$(talks spaced 'the king')"
 "$tokenize" --tokenizer "$spaced" --out king king.txt >/dev/null
-check documents_begin_and_end sh -c "'$tokenize' --show king_train_000000.bin --tokens 3 | tail -n 1 | grep -q '^1 274 '"
 # this </s> is normalised: it is written as it is looked for, with a space
 check documents_come_back sh -c "'$tokenize' --show king_train_000000.bin --tokenizer '$spaced' --tokens 99999 |
     tail -n +2 >king.shown; (printf '<s> '; cat king.txt; echo ' </s>') | cmp - king.shown"
-
-# A folder of the hub's cache is a model.
-mkdir -p models--o--m/snapshots/5eed models--o--m/snapshots/1dea models--o--m/refs
-cp whole/* models--o--m/snapshots/5eed 2>/dev/null
-printf 5eed >models--o--m/refs/main
-"$tide" --model whole --steps 0 --prompt a --sample-tokens 9 >a.txt
-"$tide" --model models--o--m --steps 0 --prompt a --sample-tokens 9 >b.txt
-check model_of_a_cache cmp a.txt b.txt
-rm -r models--o--m/refs models--o--m/snapshots/1dea
-"$tide" --model models--o--m --steps 0 --prompt a --sample-tokens 9 >b.txt
-check model_of_a_cache_without_refs cmp a.txt b.txt
-
-# --- requeued jobs, epochs, lines ---------------------------------------------------------------------
-
-# One command line for a job that may begin or go on: --resume auto.
-requeued() { "$tide" $small --steps 12 --eval-every 0 --save-every 3 --resume auto --out requeued; }
-check a_job_begins requeued
-cp requeued/model.safetensors requeued.whole
-rm -r requeued/checkpoints/step_00000012
-check and_goes_on sh -c '"$@" >requeued.out && grep -q "weights of step 9 from requeued" requeued.out' - "$tide" $small --steps 12 --eval-every 0 \
-    --save-every 3 --resume=auto --out requeued
-check with_the_same_bits cmp requeued/model.safetensors requeued.whole
-rm -r requeued/checkpoints requeued/model.safetensors requeued/config.json
-check a_job_that_died_before_its_first_checkpoint_begins_anew requeued
-check with_the_same_bits_again cmp requeued/model.safetensors requeued.whole
-check epochs_are_steps sh -c '"$0" $2 --epochs 1.5 --out epochs >epochs.out && n=$(sed -n "s/^--epochs 1.5: \([0-9]*\) steps$/\1/p" \
-    epochs.out) && [ "$n" = "$(grep -c "\"loss\"" epochs/log.jsonl)" ] && grep -q ", 1.5[0-9] epochs in $n steps" epochs.out' \
-    "$tide" - "$small --eval-every 0 --log-every 7"
-check a_line_every_seven_steps sh -c 'n=$(grep -c "\"loss\"" epochs/log.jsonl)
-    [ "$(grep -c "^step [0-9]*/" epochs.out)" -eq $((n / 7 + (n % 7 > 0))) ] && ! grep "^step [123456]/" epochs.out'
-check more_epochs_of_a_run sh -c '"$0" --resume --epochs 2 --out epochs >more.out &&
-    grep -q "^--epochs 2: [0-9]* steps$" more.out' "$tide"
-refuses epochs_and_steps 2 'leave one out' "$tide" $small --epochs 2 --steps 3
-"$tide" $small --steps 2 --eval-every 0 --out noted >/dev/null
-"$tide" --resume --steps 4 --out noted >/dev/null
-rm -r noted/checkpoints/step_00000004
-check as_many_steps_keep_the_rate sh -c '"$@" >more.out; ! grep "^note" more.out' - "$tide" --resume --steps 2 --out noted
 
 mkdir locked && chmod 555 locked && chmod 755 "$work"
 cp "$tide" tide_copy
@@ -302,8 +195,7 @@ as_user=
 if [ -n "$as_user" ] && ! $as_user ./tide_copy --version >/dev/null 2>&1; then
     echo "skip no_permission: root may write everywhere, and cannot become somebody else here"
 else
-    refuses no_permission 2 locked $as_user ./tide_copy $steps --out locked/run
-    refuses no_permission_in_a_directory_that_is_there 2 locked $as_user ./tide_copy $steps --out locked
+    refuses no_permission 2 locked $as_user ./tide_copy $steps --out locked
 fi
 
 # A checkpoint that was altered is named and the one before it used.
@@ -321,19 +213,6 @@ printf 'x' | dd of=$state bs=1 seek=$(($(wc -c <$state) / 2)) conv=notrunc 2>/de
 refuses damage_of_another_session 2 'step_00000014.damaged: --resume again' "$tide" --resume --out altered_longer
 "$tide" --resume --out altered_longer --steps 14 >/dev/null
 check the_one_before_it_gives_the_same_bits same_weights altered_longer longer
-
-# Disk full: a file size limit makes write() fail the same way.
-cp -r whole full_disk
-(trap '' XFSZ; ulimit -f 40; exec "$tide" --resume --out full_disk --steps 20) >full.out 2>full.err
-check disk_full_exits_with_1 test $? -eq 1
-check disk_full_costs_a_checkpoint_not_the_run grep -q '^step 20/20' full.out
-check disk_full_is_a_warning_and_at_the_end_an_error sh -c \
-    "grep -v '^tide: warning: .*; the run goes on, and the checkpoint of step 12 is whole' full.err |
-    grep -c . | grep -qx 1 && tail -n 1 full.err | grep -q '^tide: cannot write.*checkpoints/tmp'"
-check disk_full_keeps_the_weights same_weights whole full_disk
-check disk_full_keeps_the_checkpoint test -d full_disk/checkpoints/step_00000012
-check disk_full_leaves_no_rubbish sh -c '! ls -R full_disk | grep -q tmp'
-check after_disk_full_it_goes_on "$tide" --resume --out full_disk --steps 14
 
 # make run moves no folder aside in which a run is at work.
 if command -v flock >/dev/null; then

@@ -36,7 +36,6 @@ printf '{{ "<|start_header_id|>" ~ m ~ "<|eot_id|>" }}\r\n' >tokenizer/chat_temp
 model="--model nano-llama --layers 2 --channels 64 --ffn 128 --context 64 --lr 1e-2 --save-every 0 --"
 "$cpu" $model --tokenizer tokenizer --data chat.jsonl --val chat.jsonl --steps 150 --batch 4 --eval-every 150 \
     --out tuned >tuned.out 2>&1
-check there_are_twenty grep -q '^data: 20 training examples, .* 20 validation examples$' tuned.out
 trained=$(sed -n 's/.*; \([0-9]*\) of [0-9]* tokens are trained$/\1/p' tuned.out)
 "$cpu" $model --tokenizer tokenizer --data chat.jsonl --val chat.jsonl --train-on last --steps 1 --no-save >last.out
 last=$(sed -n 's/.*; \([0-9]*\) of [0-9]* tokens are trained$/\1/p' last.out)
@@ -80,9 +79,7 @@ check a_turn_of_two_lines_has_one_answer test "$(printf 'colour of sea?\\\n\nsur
 check an_answer_that_ends_is_not_cut sh -c '! grep -q "was cut" chat.err'
 check an_answer_that_is_cut_is_marked sh -c 'printf "colour of sea?\n" | "$0" --model tuned --chat --temperature 0 --sample-tokens 1 \
     2>&1 | grep -qx "tide: the answer was cut here, after 1 token (--sample-tokens)"' "$cpu"
-check no_line_no_answer test "$(answers "$cpu" </dev/null)" = 'code 0'
 check a_special_token_of_a_user_is_text sh -c 'printf "<|eot_id|>\n" | "$0" --model tuned --chat >special.out' "$cpu"
-check steps_0_is_not_needed_with_a_model test "$(printf 'colour of ink?\n' | "$cpu" --model tuned --chat --temperature 0)" = black
 
 # --- a full window --------------------------------------------------------------------------------
 

@@ -2,16 +2,14 @@
 # Offloading as a user meets it: what `auto` chooses, plans and what is then taken, traces, fp16, runs that go
 # on elsewhere. The bits and bytes of all placements: test_placement.cu; words and refusals: lines.table. With models of a few thousand parameters, in a temporary directory.
 # usage: sh dev/test/cli/test_cli_offload.sh      (from the top of the repository, after make,
-#        make train_gpt2emu build/timeline; TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: with more
-#        models, rates and least memories)
+#        make train_gpt2emu build/timeline; TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: also as deep as
+#        120 G, and fp16)
 set -u
 . dev/test/cli.sh
 begin cli_offload "$(pwd)/build/compare" "$(pwd)/build/timeline" "$(pwd)/build/tokenize"
 timeline=$top/build/timeline
 cp "$top"/scripts/rates/*.txt .
 
-# 39680 elements with the gaps between tensors: 12800 of embeddings, 13312 of each layer, and 256.
-P=39680
 tiny="--data text.txt --layers 2 --heads 2 --channels 32 --context 16 --vocab 300 --batch 2"
 tiny="$tiny --lr 3e-3 --eval-every 0 --"
 fine="--subgroup 4096"
@@ -30,62 +28,53 @@ train half_none $steps --offload none --moments bf16
 arrive
 for run in zero share_auto weights; do same ${run}_gives_the_bits_of_none $run none; done
 check moments_in_bf16_are_used differ half_none none
-check accumulation_is_used differ none accum_none
-
-is none_moves_nothing none 4 h2d_bytes 0
 check without_a_trace_none_has_no_counters sh -c '! grep -q offload accum_none/log.jsonl'
-is zero_updates_on_the_cpu zero 4 cpu_params $P
-is zero_fetches_weights zero 4 h2d_bytes $((2 * P))
-is zero_takes_gradients zero 4 d2h_bytes $((2 * P))
-c=$(field share_auto 4 cpu_params) g=$(field share_auto 4 gpu_params)
-check a_share_leaves_nothing_out test $((c + g)) -eq $P -a "$c" -gt 0 -a "$g" -gt 0
 check bound_is_logged_where_rates_are_known true_that "$(field share_auto 4 bound_ms) > 0"
 for run in none zero share_auto weights; do as_planned gpu_memory_of_${run}_is_as_planned $run.out; done
 
-# The least GPU memory, in KiB, that a plan takes; OPTION...
-least() {
-    low=30000 high=40000
-    while [ $((high - low)) -gt 1 ]; do
-        middle=$(((low + high) / 2))
-        if EMU_DEVICES=0 "$tide" $tiny --plan --rates rates.txt --gpu-memory ${middle}K -- "$@" \
-            >least.out 2>/dev/null; then high=$middle; else low=$middle; fi
-    done
-    echo $high
-}
-# In the least memory gradients of visitors wait on the host, and sums are made there; or, where
-# activations are kept, in their place.
-tight="--offload interleave --share 0.5 --slots 2 --recompute block $fine --"
-over="--offload interleave --share 0.5 --slots 2 --recompute none $fine --"
-train over $steps $over --gpu-memory "$(least $over)K"
-train tight_sums $steps --accum 3 $tight --gpu-memory "$(least --accum 3 $tight)K"
-train auto $steps --gpu-memory "$(least --offload twinflow --resident 0.3 --recompute none)K" --rates rates.txt
-arrive
-same gradients_over_activations_keep_the_bits over none
-same tight_memory_keeps_the_bits_of_sums tight_sums accum_none
-c=$(field over 4 cpu_params) g=$(field over 4 gpu_params)
-check gradients_over_activations_are_said grep -q 'update where activations were' over.out
-is gradients_over_activations_stay over 4 d2h_bytes $((10 * g + 2 * c))
-c=$(field tight_sums 4 cpu_params) g=$(field tight_sums 4 gpu_params)
-is sums_on_the_host_take_each_gradient tight_sums 4 d2h_bytes $((10 * g + 6 * P))
-is sums_on_the_host_return tight_sums 4 h2d_bytes $((14 * g + 2 * c))
-check sums_on_the_host_are_said grep -q 'summed on the host' tight_sums.out
+# Of 33 MiB or so, those that keep activations leave no room for all of the state.
+"$tide" $tiny --plan --rates rates.txt --gpu-memory 1M --offload twinflow --resident 0.3 \
+    --recompute none >least.out 2>least.err
+least=$(sed -n 's/.* needs \([0-9.]*\) MiB of GPU memory.*/\1/p' least.err)
+least=$(awk "BEGIN { print int(1024 * $least) + 10 }")K
+"$tide" $tiny $steps --gpu-memory $least --rates rates.txt --out auto >auto.out
 same auto_has_the_bits_of_none auto none
 check auto_offloads_where_it_must grep -q '^offload auto: .*predicted' auto.out
 
-# --- as deep as models of 70 and 120 G: all of them on the host --------------------------------------
+# most_of RUN OPTION...: the most memory that the process had, in MiB, without what its emulated GPU had
+most_of() {
+    run=$1
+    shift
+    "$tide" --data text.txt --layers 4 --channels 384 --context 8 --batch 1 --steps 1 --no-save --out "$run" \
+        --eval-every 0 --offload "$@" >"$run.out" 2>&1 &
+    while now=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB$/\1/p' /proc/$!/status 2>/dev/null) && [ -n "$now" ]; do
+        most=$now
+        sleep 0.01
+    done
+    sed -n "s/^GPU memory: \([0-9.]*\) MiB taken.*/$most \1/p" "$run.out" | awk '{ print $1 / 1024 - $2 }'
+}
+if whole && [ -n "$emulated" ]; then
+    program=$(most_of host_none none)
+    for mode in zero "interleave --share 0.5"; do
+        name=host_${mode%% *} taken=$(most_of "host_${mode%% *}" $mode)
+        check ${name}_takes_what_is_planned awk "BEGIN { d = $taken - $program - $(planned host "$name.out")
+            exit d < -3 || d > 13 }"  # of 80 MiB or more; Linux may round five buffers up to 2 MiB each
+    done
+fi
+
+# --- as deep as a model of 120 G: all of it on the host -------------------------------------------------
 
 if whole; then
-    for L in 80 100; do
-        deep="--layers $L --channels 16 --heads 1 --steps 3 --clip 0"
-        train deep_none_$L $deep --offload none --no-overlap
-        train deep_$L $deep --offload zero --weights host --activations host
-        arrive
-        same deep_${L}_has_the_bits_of_none deep_$L deep_none_$L
-        as_planned gpu_memory_of_deep_$L deep_$L.out
-        # weights or gradients of 4096 elements a layer and 6656 of the ends; inputs of 32 tokens, of all but the last
-        is deep_${L}_copies_to_the_gpu deep_$L 3 h2d_bytes $((2 * (4096 * L + 6656) + 2 * 32 * 16 * (L - 1)))
-        is deep_${L}_copies_to_the_host deep_$L 3 d2h_bytes $((2 * (4096 * L + 6656) + 2 * 32 * 16 * (L - 1)))
-    done
+    deep="--layers 100 --channels 16 --heads 1 --steps 3 --clip 0"
+    train deep_none $deep --offload none --no-overlap
+    train deep $deep --offload zero --weights host --activations host
+    arrive
+    same deep_has_the_bits_of_none deep deep_none
+    as_planned gpu_memory_of_deep deep.out
+    # weights or gradients of 4096 elements a layer and 6656 of the ends; inputs of 32 tokens, of all but the last
+    bytes=$((2 * (4096 * 100 + 6656) + 2 * 32 * 16 * 99))
+    is deep_copies_to_the_gpu deep 3 h2d_bytes $bytes
+    is deep_copies_to_the_host deep 3 d2h_bytes $bytes
 fi
 
 # --- fp16: loss scaling --------------------------------------------------------------------------
@@ -98,10 +87,8 @@ if whole; then
     zen="--offload zenflow --zen-overlap off --zen-window 1 --zen-topk 0.3"
     train f16_none $one --offload none --steps 6
     train f16_part $one --offload zero --steps 2
-    train f16_first $one --offload none --steps 1
     train f16_whole $one -- --offload none --precision fp32 --steps 5
     arrive
-    "$tide" $tiny $one --steps 0 --out f16_start >f16_start.out 2>&1
     cp -r f16_part f16_zen
     go f16_part "$tide" --offload interleave --stride 2 $fine --steps 6 --resume
     go f16_zen "$tide" $zen --steps 6 --resume
@@ -113,8 +100,6 @@ if whole; then
     check fp16_skips_what_overflows grep -q '^1 skipped 65536$' scales.txt
     check fp16_halves_the_scale grep -q '^2 [a-z]* 32768$' scales.txt
     check fp16_goes_on grep -q '^6 loss' scales.txt
-    check a_skipped_step_leaves_the_weights same_weights f16_first f16_start
-    check each_step_has_its_line test "$(grep -c '"step"' f16_part/log.jsonl)" -eq 6
     # The updates are those of a run that skips nothing, whose bias corrections count them alone.
     members f16_none loss >a.txt
     members f16_whole loss | head -n $((6 - $(grep -c skipped scales.txt))) | paste a.txt - >both.txt
@@ -131,7 +116,6 @@ fi
 # --- the timeline, and times by the emulated GPU's virtual clock (doc/emulator.md) -----------------
 
 check trace_is_json "$timeline" trace.json -o trace.svg
-check trace_of_none_is_json "$timeline" none.json -o none.svg
 check trace_has_all sh -c 'for n in forward backward leave update back; do
     grep -q "\"name\":\"$n\"" trace.json || exit 1; done; for s in 1 2 3; do grep -q "\"step\":$s[,}]" trace.json || exit 1; done'
 check trace_has_memory sh -c 'grep -q "\"ph\":\"C\".*\"weights\":" trace.json &&
@@ -140,24 +124,13 @@ check trace_of_none_has_no_host sh -c '! grep -q "\"ph\":\"X\".*\"tid\":5," none
 (trap '' XFSZ; ulimit -f 100; exec "$tide" $tiny --steps 40 --no-save --offload zero \
     --trace full.json --out full_trace) >full.out 2>full.err
 check disk_full_costs_the_trace_and_not_the_run test $? -eq 0 -a -s full_trace/loss.svg
-check disk_full_while_tracing_is_one_line test "$(wc -l <full.err)" -eq 1
 check disk_full_while_tracing_is_said grep -q 'cannot write full.json: .*ends with step' full.err
 if [ -n "$emulated" ]; then  # 1 MB/s, 10 ms a kernel
-    for every in 0 1; do
-        EMU_SCHED='' EMU_CLOCK=virtual EMU_LINK=1000000 EMU_KERNEL_US=10000 EMU_HOST_US=10000 "$tide" $tiny --steps 5 \
-            --offload zenflow --no-save --eval-every $every --sample-every $every --sample-tokens 3 --out time_$every >time.out
-    done
-    check the_update_has_no_evaluation_in_it test "$(field time_1 5 update_ms)" = "$(field time_0 5 update_ms)" \
-        -a -n "$(field time_0 5 update_ms)"
     EMU_SCHED='' EMU_CLOCK=virtual EMU_LINK=1000000 EMU_KERNEL_US=10000 EMU_HOST_US=10000 "$tide" $tiny --steps 5 \
         --offload zero --no-save --out time_zero >time.out
     update=$(field time_zero 5 update_ms)
     check update_takes_what_the_link_does true_that "0$update > 79.3 && 0$update < 130"
     check update_hides_under_forward true_that "$(field time_zero 5 exposed_ms) < 0.9 * $update"
-    check nothing_goes_both_ways true_that "0$(field time_zero 5 duplex_ms) < 1"
-    check what_is_waited_for_has_none_either true_that "$(field time_1 5 exposed_ms) <= $(field time_0 5 exposed_ms)"
-    check forward_and_backward_take_their_time true_that "$(field time_0 5 forward_ms) > 50 && \
-        $(field time_0 5 backward_ms) > $(field time_0 5 forward_ms)"
 fi
 
 # --- plans ---------------------------------------------------------------------------------------
@@ -166,7 +139,16 @@ fi
 plan() { EMU_DEVICES=0 CUDA_VISIBLE_DEVICES= "$tide" --plan --out planned "$@"; }
 refuses the_least_of_opt 2 '^tide: this run needs 67.1[0-9] GiB of host memory and 61.00 GiB are there' \
     plan --model opt-6.7b --batch 1 --seq 512 --rates rates.txt --gpu-memory 23G --host-memory 61G
+least=$(sed -n 's/.* needs \([0-9.]*\) GiB of host memory.*/\1/p' refuses.err)  # (a byte less: test_rehearsal.c)
+check it_fits plan --model opt-6.7b --batch 1 --seq 512 --rates rates.txt --gpu-memory 23G \
+    --host-memory "$(awk "BEGIN { print int(1024 * $least) + 1 }")M"
 check its_table_is_of_that_plan grep -q '^host total  *67.1[0-9] of 61.00 GiB$' refuses.out
+host() {
+    plan --model llama3.1-8b --batch 1 --rates rates.txt --gpu-memory 139G --host-memory 200G --offload twinflow \
+        --resident "$1" >plan.out
+    planned host plan.out
+}
+check a_ratio_acts true_that "($(host 0.4) / (0.6 * $(host 0)) - 1) ^ 2 < 1e-6"
 plan --model gpt2-large --batch 1 --offload twinflow --gpu-memory 6144M --host-memory 6500M >plan.out
 check twinflow_keeps_as_much_as_fits true_that "$(planned GPU plan.out) > 0.98 * 6144 && $(planned host plan.out) <= 6505"
 slow="--model 7b --batch 1 --seq 2048 --offload zero --rates h200_16cores.txt --gpu-memory 140G --host-memory 400G --"
@@ -177,99 +159,11 @@ for run in "zero $steps --offload zero" "weights $steps --offload zero --weights
     plan_says plan_says_what_${run%% *}_says plan.out "${run%% *}.out"
 done
 large="--model gpt2-large --batch 1 --rates rates.txt --host-memory 64G --"
-# chooses MODE GPU_MEMORY [OPTION...]
-chooses() {
-    mode=$1 memory=$2
-    shift 2
-    plan $large --gpu-memory "$memory" -- "$@" >plan.out 2>&1
-    check "auto_chooses_${mode}_of_$memory" grep -q "^offload ${mode}[:,]\|^offload auto: $mode" plan.out
-    check "its_plan_fits_$memory" true_that "$(planned GPU plan.out) <= ${memory%M} + 5 && \
-        $(planned GPU plan.out) > 0.9 * ${memory%M}"
-}
-chooses none 12000M --batch 4
-chooses twinflow 10400M --weights gpu
-chooses interleave 8000M --recompute none --weights gpu
-chooses zero 2203M --weights gpu
-chooses twinflow 1000M
-chooses twinflow 6144M --host-memory 5300M
-check and_that_fits true_that "$(planned host plan.out) <= 5305"
-for memory in 2000 1600 1200; do  # the less there is, the more layers' weights come from the host
-    plan $large --offload zero --recompute block --gpu-memory ${memory}M >plan.out
-    sed -n 's/^weights of \([0-9]*\) of 36 layers.*/\1/p' plan.out >>streamed
-done
-check ever_more_layers_stream sh -c 'test "$(wc -l <streamed)" = 3 && sort -n -u -C streamed'
-# What a refusal names is the least that would do, and in the unit of the table, which is that plan's.
-# named PLACE STEPS: the MiB of a place that it names, in whole ones, less so many steps of its last
-# digit
-named() {
-    grep -o "[0-9.]* [GM]iB of $1 memory" first.err | awk -v steps="$2" '{
-        mib = $2 == "GiB" ? 1024 * ($1 - 0.01 * steps) : $1 - 0.1 * steps
-        print mib == int(mib) ? mib : int(mib) + 1 }'
-}
-within() { plan $needy --gpu-memory "$1M" --host-memory "$2M" >plan.out 2>plan.err; }
-# least_is NAME GPU_MIB HOST_MIB OPTION...
-least_is() {
-    name=$1 gpu=$2 host=$3
-    shift 3
-    needy=$*
-    if within "$gpu" "$host"; then fail "$name" "it fits"; return; fi
-    cp plan.err first.err
-    more_gpu=$(named GPU 0) more_host=$(named host 0) why=
-    [ -n "$more_gpu$more_host" ] || why="nothing is named"
-    if grep -q ', and [0-9]' first.err; then  # both are needed, or one of the two
-        within "$more_gpu" "$more_host" || why="with both it does not fit"
-        ! within "$(named GPU 2)" "$more_host" || why="with less on the GPU it fits"
-        ! within "$more_gpu" "$(named host 2)" || why="with less on the host it fits"
-    else
-        [ -z "$more_host" ] || within "$gpu" "$more_host" || why="with $more_host it does not fit"
-        [ -z "$more_host" ] || ! within "$gpu" "$(named host 2)" || why="with less on the host it fits"
-        [ -z "$more_gpu" ] || within "$more_gpu" "$host" || why="with $more_gpu it does not fit"
-        [ -z "$more_gpu" ] || ! within "$(named GPU 2)" "$host" || why="with less on the GPU it fits"
-    fi
-    if [ -z "$why" ]; then echo "ok $name"; else fail "$name" "$why: $(cat first.err)"; fi
-}
-opt="--model opt-6.7b --batch 1 --seq 512 --rates rates.txt --"
-least_is least_of_both 1024 3072 $opt --offload zero
-least_is least_mezo_of_both 1024 2048 $opt --optimizer mezo --resident-blocks 3
-least_is least_of_2_ranks_in_stage_1 4096 10240 $opt --world 2 --zero 1
-if whole; then
-    least_is least_auto 23552 62464 $opt
-    least_is least_zenflow 3072 3072 --model gpt2-large --rates rates.txt --offload zenflow
-    least_is least_of_8_ranks_in_stage_3 2048 40960 --model 20b --batch 1 --world 8 --zero 3 \
-        --rates rates.txt
-fi
-# Its last sentence: the totals of the tables, and the disk for checkpoints of 4 bytes a parameter and two moments,
-# and for the weights. While a third checkpoint of --keep 2 is written, all three and the weights are there.
-fits() {  # NAME BYTES_OF_A_CHECKPOINT BYTES_OF_WEIGHTS OTHER_CHECKPOINTS COPIES_OF_WEIGHTS OPTION...
-    name=$1 state=$2 weights=$3 others=$4 copies=$5
-    shift 5
-    plan $large --gpu-memory 6G --host-memory 20G -- "$@" >plan.out
-    p=$(sed -n 's/^model: .*: \([0-9.]*\) M parameters.*/\1 \/ 1000/p' plan.out)
-    tail -n 1 plan.out | sed -n 's/^fits: \(.*\) GiB of 6.00 GiB on the GPU, \(.*\) GiB of 20.00 GiB on the host, and \(.*\) GB of disk for the weights and a checkpoint, up to \(.*\) GB with --keep [25]$/\1 \2 \3 \4/p' >fits.txt
-    read -r gpu host least most <fits.txt
-    check "the_last_sentence_$name" true_that "($gpu * 1024 - $(planned GPU plan.out)) ^ 2 < 200 &&
-        ($host * 1024 - $(planned host plan.out)) ^ 2 < 200 && ($least / (($state + $copies * $weights) * $p) - 1) ^ 2 < 1e-5 &&
-        ($most / (($state + $copies * $weights + $others * $state) * $p) - 1) ^ 2 < 1e-5"
-}
-fits has_the_disk 12 4 2 1 --offload zero
-fits knows_moments_in_bf16 8 4 2 1 --offload zero --moments bf16
-fits knows_the_best 12 4 3 2 --offload zero --keep-best
-fits knows_what_is_kept 12 2 5 1 --offload zero --keep 5 --save-dtype bf16
-fits knows_zenflow 16 4 2 1 --offload zenflow
 # How long the run takes; what would be faster with as many tokens to a step, as its own plan says (within 1 %).
 plan $large --gpu-memory 24G --accum 8 --steps 500 >plan.out
 check a_plan_has_the_minutes true_that "($(sed -n 's/^  500 steps, 4.096 M tokens: \(.*\) minutes.*/\1/p' plan.out) * 0.12 / $(sed -n 's/^  step \([0-9.]*\),.*/\1/p' plan.out) - 1) ^ 2 < 1e-4"
 plan $large --gpu-memory 24G $(sed -n 's/^faster.*: \(--batch 8 --accum 1\), .*/\1/p' plan.out) >other.out
 check a_plan_ends_with_what_is_faster true_that "($(sed -n '$s/^faster.*, \([0-9]*\) tokens.s$/\1/p' plan.out) / $(sed -n 's/^  step .*: \([0-9]*\) tokens.*/\1/p' other.out) - 1) ^ 2 < 1e-4"
-check no_length_is_made_up sh -c '! grep "1000 steps" other.out'
-check or_with_nothing_if_nothing_is test "$(sed -n '$s/^fits.*/fits/p' other.out)" = fits
-if [ -n "$emulated" ]; then  # sizes as said, on a machine that has less; and rates of no machine
-    EMU_CLOCK=real EMU_MEM_MB=1000 "$tide" $tiny --plan --gpu-memory 80G --host-memory 900G >plan.out
-    check a_plan_is_for_what_is_said grep -q '^fits: .* of 80.00 GiB on the GPU' plan.out
-    check rates_of_an_emulated_gpu_mean_nothing grep -q '^rates: .* emulated GPU.*nothing' plan.out
-    EMU_CLOCK=real EMU_MEM_MB=1000 "$tide" $tiny --plan >plan.out
-    check a_plan_says_what_is_here grep -q '^fits: .* of 7[0-9][0-9]\.[0-9] MiB on the GPU, and' plan.out
-fi
 plan $large --gpu-memory 8G --weights gpu --trace plan.json >plan.out
 check trace_of_a_plan_is_json "$timeline" plan.json -o plan.svg
 check trace_of_a_plan_has_the_update sh -c 'for n in fetch update flush back leave forward; do
@@ -297,38 +191,25 @@ same resumed_everywhere_it_has_the_bits_of_none moved whole
 check moments_are_wide_from_here_on grep -q "saved in bf16, are fp32 from here on" half.out
 "$cpu" --resume --out half_none --steps 6 --moments bf16 >half.out 2>half.err
 check moments_are_rounded_from_here_on grep -q "saved in fp32, are rounded to bf16" half.out
-check cpu_continues_a_run_of_zero "$cpu" --resume --out zero --steps 5
-check zero_continues_a_run_of_the_cpu "$tide" --resume --out zero --steps 6
-cp check.out zero.out
+"$cpu" --resume --out zero --steps 5 >zero.out 2>&1
+"$tide" --resume --out zero --steps 6 >zero.out 2>&1
+check cpu_takes_over_and_gives_back test $? -eq 0
 check it_is_still_zero grep -q '^offload zero: .* updated by the CPU$' zero.out
 
-# --- machines that exist, shrunk -----------------------------------------------------------------
+# --- a machine that exists, shrunk ---------------------------------------------------------------
 
-# 20B on an H200 with 128 GiB, and on a card of 24 GB with 256 GiB: both memories divided by what
-# divides the weights, 41.11 GiB of 20B (the workspace is the same); moments in bf16, as there.
+# 20B on a card of 24 GB with 256 GiB: both memories divided by what divides the weights, 41.11 GiB of 20B
+# (the workspace is the same); moments in bf16, as there.
 model="--layers 24 --channels 64 --batch 1 --moments bf16"
 "$tide" $tiny $model --plan --rates rates.txt --gpu-memory 1G --offload none >plan.out
 weights=$(awk '$1 == "GPU" && $2 == "parameters" { print 1024 * $3 }' plan.out)  # KiB
 shrunk() { awk "BEGIN { print int($1 * $weights / 41.11 + $2) \"K\" }"; }
-machines=card:23:243:rtx4090_desktop
-whole && machines="$machines h200:131:121:h200_16cores"
+there="--rates rtx4090_desktop.txt --gpu-memory $(shrunk 23 32768) --host-memory $(shrunk 243 0)"
 train shrunk_none $model $steps --offload none
-for machine in $machines; do
-    set -- $(echo $machine | tr : ' ')
-    there="--rates $4.txt --gpu-memory $(shrunk $2 32768) --host-memory $(shrunk $3 0)"
-    refuses the_${1}_needs_moments_in_bf16 2 'it fits with --moments bf16' \
-        "$tide" $tiny $model --plan $there -- --moments fp32
-    "$tide" $tiny $model --plan $there >plan.out
-    "$tide" $tiny $model --save-every 2 --steps 4 $there --out shrunk_$1 >shrunk_$1.out 2>shrunk_$1.err
-    at again shrunk_$1 2 "$tide" $there
-    arrive
-    same the_shrunk_$1_has_the_bits_of_none shrunk_$1 shrunk_none
-    same the_shrunk_$1_goes_on again shrunk_none
-    for f in shrunk_$1.out again.out; do
-        plan_of plan.out >a.txt
-        plan_of $f >b.txt
-        check the_shrunk_${1}_takes_what_is_planned_${f%.out} cmp a.txt b.txt
-        as_planned the_shrunk_${1}_takes_it_${f%.out} $f
-    done
-done
-check the_shrunk_card_has_weights_on_the_host grep -q 'weights.*host' shrunk_card.out
+train shrunk $model $steps $there
+arrive
+at again shrunk 2 "$tide" $there
+same the_shrunk_card_has_the_bits_of_none shrunk shrunk_none
+same the_shrunk_card_goes_on again shrunk_none
+as_planned the_shrunk_card_takes_what_is_planned shrunk.out
+check the_shrunk_card_has_weights_on_the_host grep -q 'weights.*host' shrunk.out

@@ -20,11 +20,9 @@ printf '{"prompt":"ef","completion":" maybe"}\n{"prompt":"gh","completion":" so"
     --tokenizer "$top/dev/test/fixtures/tokenizer" --data opt.jsonl --val opt.jsonl --steps 200 --batch 4 --lr 1e-2 \
     --pack off --eval-every 200 --save-every 0 --sample-every 200 --prompt cd --temperature 0 --out opt >opt.out
 check opt_samples_begin_as_training_did sh -c 'grep -A1 "^--- sample" opt.out | grep -qx "cd no"'
-for program in "$cpu" "$tide"; do
-    for answer in "ab yes" "cd no" "ef maybe" "gh so"; do
-        check "opt_says_${answer% *}_$(basename "$program")" test "$("$program" --model opt --steps 0 --temperature 0 \
-            --sample-tokens 12 --prompt "${answer% *}")" = "$answer"
-    done
+for answer in "ab yes" "cd no" "ef maybe" "gh so"; do
+    check "opt_says_${answer% *}" test "$("$tide" --model opt --steps 0 --temperature 0 --sample-tokens 12 \
+        --prompt "${answer% *}")" = "$answer"
 done
 
 # What sleeps, and what holds water? examples N SEED FORM
@@ -59,30 +57,16 @@ labels="$model --data train.tsv --val val.tsv --template _ --"
 
 learned="--batch 8 --eval-every 200 --steps 200 --"
 go learned "$cpu" $tune $learned
-whole && go learned_gpu "$tide" $tune --batch 4 --eval-every 150 --steps 150
 arrive
 "$cpu" $tune --steps 0 >random.out
 before=$(sed -n 's/.*accuracy \([0-9.]*\) %.*/\1/p' random.out)
 check before_it_is_chance true_that "$before > 30 && $before < 70"
 check on_the_cpu_it_is_learned true_that "$(field learned 200 val_accuracy) > 0.95"
-if whole; then check on_the_gpu_it_is_learned true_that "$(members learned_gpu val_accuracy) > 0.85"; fi
 check what_is_packed_is_said grep -q \
     '^data: 201 rows of 64 tokens, packed, 97.8 % full; 4225 of 12580 tokens are trained$' learned.out
 check it_completes sh -c '"$1" --model learned --prompt "look, the old owl" --sample-tokens 8 --temperature 0 |
     grep -a "^look, the old owl sleeps\.$"' - "$cpu"
-check it_is_evaluated_as_it_was_trained sh -c '"$@" --model learned --steps 0 --val val.jsonl | grep "accuracy \(9[5-9]\|100\)"' - "$cpu"
 check the_hint_has_no_template sh -c 'grep "^try it" learned.out | grep -v "It was\|--sample-tokens"'
-
-# Labels of one token each, with AdamW: the loss over the words. Of several tokens each: as choices.
-if whole; then
-    go words "$cpu" $labels --labels 's|h' --batch 16 --eval-every 200 --steps 200
-    go long_words "$cpu" $labels --labels ' sleeps.| holds water.' --batch 8 --eval-every 200 --steps 200
-    arrive
-    check words_are_learned_with_adamw true_that "$(field words 200 val_accuracy) > 0.9"
-    check no_choices_are_said sh -c '! grep -q "^labels:" words.out'
-    check long_labels_are_choices grep -q '^labels: not all are one token' long_words.out
-    check long_labels_are_learned true_that "$(field long_words 200 val_accuracy) > 0.95"
-fi
 
 # --- the same losses, or bits, however it is done ------------------------------------------------
 
@@ -119,7 +103,6 @@ near fp32_has_the_losses_of_the_cpu fp32 on_cpu 2e-5
 near bf16_is_near on_gpu on_cpu 6e-3
 "$tide" --resume --out first --steps 6 --offload none >resumed.out 2>&1
 same bits_of_a_run_that_is_resumed_elsewhere first on_gpu
-refuses another_packing_on_resume 2 'pack contradicts the checkpoint' "$tide" --resume --out first --pack off
 check packed_is_padded_on_the_gpu close "$(field pack_auto 1 loss)" "$(field pack_off 1 loss)" 1e-5
 check and_so_is_its_norm close "$(field pack_auto 1 grad_norm)" "$(field pack_off 1 grad_norm)" 1e-4
 for name in $also mezo; do near "${name}_on_examples_has_the_losses_of_the_cpu" ${name}_gpu ${name}_cpu 2e-5; done
@@ -130,13 +113,6 @@ fi
 for how in zero $also; do
     near "words_on_the_gpu_have_the_losses_of_the_cpu: $how" words_gpu_$how words_cpu_$how 1e-4
 done
-
-# --- --dump --------------------------------------------------------------------------------------
-
-"$cpu" $tune --dump packed.safetensors --batch 2 >dump.out
-"$cpu" $tune --dump padded.safetensors --batch 2 --pack off >dump.out
-check packed_rows_are_dumped_with_their_begins grep -aq '"begins"' packed.safetensors
-check padded_rows_have_none sh -c '! grep -aq "\"begins\"" padded.safetensors'
 
 # --- what is cut -----------------------------------------------------------------------------------
 
@@ -156,13 +132,10 @@ chmod +x made/train_gpt2
 (cd made && sh scripts/finetune.sh >../made.out 2>&1)
 check the_script_evaluates_and_tunes sh -c 'grep -q "^val loss.*accuracy" made.out &&
     grep -q "^data: .* rows of 128 tokens, packed" made.out && grep -q "are in out/finetune-demo/tuned$" made.out'
-check the_script_takes_a_file sh -c 'cd made && FILE=../train.jsonl MODEL=out/finetune-demo/read OUT=mine \
-    sh scripts/finetune.sh --steps 3 --seq 64 --no-save >../file.out 2>&1; grep "^3 of 3 steps" ../file.out'
 # The demo of conversations shows answers before and after, to three that are held out.
 mkdir -p made/dev
 ln -s "$top/dev/test" made/dev/test
 (cd made && DEMO=chat OUT=talks sh scripts/finetune.sh >../talks.out 2>&1)
-check the_demo_has_conversations grep -q '^data: 450 training examples, .* 50 validation examples$' talks.out
 check the_demo_talks sh -c 'grep -q "^answers to the last three examples (3 of them held out)" talks.out &&
     [ "$(grep -c "^> .*\. so it is?$" talks.out)" = 6 ]'
 check the_demo_teaches_the_right_verdicts sh -c '! grep -E "(dull|weak|clumsy|stale|boring|flat|hate|nobody|regret).*a good" "$1" &&
@@ -185,7 +158,7 @@ tune_own() { (cd made && FILE=../train.jsonl MODEL=out/finetune-demo/read sh scr
 check own_examples_are_tuned tune_own
 refuses the_script_knows_its_earlier_run 2 'finetune/tuned is of an earlier call: go on with it by --resume' tune_own
 own=$(hash_of made/out/finetune/tuned) demo=$(hash_of made/out/finetune-demo/tuned)
-check the_demo_runs_again sh -c 'cd made && sh scripts/finetune.sh >../again.out 2>&1'
-check and_says_where grep -q '^the earlier out/finetune-demo is out/finetune-demo-1 now$' again.out
+(cd made && sh scripts/finetune.sh >../again.out 2>&1)
+check the_demo_runs_again grep -q '^the earlier out/finetune-demo is out/finetune-demo-1 now$' again.out
 check the_demo_keeps_what_others_tuned test "$own" = "$(hash_of made/out/finetune/tuned)"
 check the_demo_keeps_the_earlier_one test "$demo" = "$(hash_of made/out/finetune-demo-1/tuned)"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Zeroth-order training as a user meets it: runs beside the CPU's, stopped and resumed, on several GPUs; a
-# task that is learned without a network; plans that are below what others have published. The bits and bytes
-# of all placements and numbers of ranks: test_zo_gpu.cu; words and refusals: lines.table. With models of a few
-# thousand parameters, in a temporary directory.
+# task that is learned without a network. The bits and bytes of all placements and numbers of ranks:
+# test_zo_gpu.cu; words, refusals, plans that are below what others have published: lines.table. With models
+# of a few thousand parameters, in a temporary directory.
 # usage: sh dev/test/cli/test_cli_zo.sh      (from the top of the repository, after make,
 #        make train_gpt2emu build/timeline build/tokenize build/reviews;
 #        TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: with more plans)
@@ -11,12 +11,12 @@ set -u
 begin cli_zo "$(pwd)/build/timeline" "$(pwd)/build/tokenize" "$(pwd)/build/reviews"
 reviews=$top/build/reviews
 
-shape="--layers 3 --heads 2 --channels 32 --context 16 --vocab 300"
+# Shrunk from OPT-350M, whose bits in MeZO no row of runs.cuh has.
+shape="--model opt-350m --layers 3 --heads 2 --channels 32 --context 16 --vocab 300"
 mezo="--data text.txt --batch 2 --optimizer mezo --lr 3e-3 --weight-decay 0.1 --schedule linear"
 mezo="$mezo --warmup 1 --eval-every 0"
 tiny="$shape $mezo --"
 six="--steps 6 --save-every 2 --keep 9 --eval-every 5 --eval-batches 2 --sample-every 5 --sample-tokens 9 --"
-L=13312  # elements of a layer, with the gaps between its tensors
 train() { trained=$1; shift; go "$trained" "$tide" $tiny "$@"; }
 
 # --- a task, and with ALL=1 that it is learned, without a network --------------------------------
@@ -60,30 +60,22 @@ arrive
 same stream_has_the_bits_of_memory stream memory
 near fp32_has_the_losses_of_the_cpu fp32 on_cpu 2e-5
 near bf16_is_near_the_cpu memory on_cpu 4e-3
-check "not_the_same: memory fp32" differ memory fp32
 "$cpu" $tiny --model mistral-7b --kv-heads 1 --steps 0 --out window >window.out 2>&1
 sed 's/"sliding_window": null/"sliding_window": 5/' window/config.json >a.txt && mv a.txt window/config.json
 slides="--model window $mezo --seq 16 --steps 4"
 "$cpu" $slides --out window_cpu >window.out 2>&1
 "$tide" $slides --precision fp32 --resident-blocks 0 --out window_gpu >window.out 2>&1
 near rows_beyond_a_sliding_window_have_the_losses_of_the_cpu window_gpu window_cpu 2e-5
+if whole; then  # a LLaMA in 16 bits
+    llama="--data text.txt --model nano-llama --layers 2 --channels 32 --ffn 48 --context 32 --batch 2"
+    llama="$llama --eval-every 0 --schedule constant --warmup 0 --optimizer mezo --lr 1e-3 --steps 6 --"
+    for precision in fp32 bf16 fp16; do go llama_$precision "$tide" $llama --precision $precision; done
+    arrive
+    for precision in bf16 fp16; do near a_llama_in_$precision llama_$precision llama_fp32 5e-4; done
+fi
 check evaluations_are_made grep -q '"val_loss"' stream/log.jsonl
 check samples_between_steps_are_the_same sh -c 'for r in memory stream; do
     sed -n "/^--- sample/,/^---$/p" $r.out >$r.txt; done; test -s memory.txt && cmp memory.txt stream.txt'
-if [ -n "$emulated" ]; then  # with a clock that says the same each time
-    for every in 0 1; do
-        env -u EMU_SCHED EMU_CLOCK=virtual EMU_LINK=1000000 EMU_KERNEL_US=1000 "$tide" $tiny \
-            --steps 4 --no-save --resident-blocks 0 --eval-every $every --out timed_$every >timed_$every.out 2>&1
-    done
-    check evaluations_are_not_in_the_time_of_steps test "$(field timed_0 3 waited_ms)" = \
-        "$(field timed_1 3 waited_ms)" -a -n "$(field timed_0 3 waited_ms)"
-fi
-
-# Bytes over the link. A layer comes once per micro-batch, and goes home once per step. (After a
-# checkpoint it is updated already.)
-is memory_moves_nothing memory 5 h2d_bytes 0
-is stream_brings_each_layer_once stream 4 h2d_bytes $((3 * 2 * L))
-is stream_sends_each_layer_once stream 4 d2h_bytes $((3 * 2 * L))
 check memory_says_nothing_of_slots sh -c '! grep -q "slot\|^host" memory.out'
 for run in memory stream; do as_planned gpu_memory_of_${run}_is_as_planned $run.out; done
 check trace_is_json "$top/build/timeline" stream.json -o stream.svg
@@ -93,22 +85,11 @@ check trace_in_memory_has_no_copies sh -c '! grep -q "\"name\":\"fetch\"" memory
 
 # --- stopped and resumed, anywhere ---------------------------------------------------------------
 
-killed_run() {
-    long="--steps $((24 * times)) --save-every 1 --keep 9999 --"
-    often_killed "$tide" $tiny $long --resident-blocks 0 --slots 2
-}
-check was_killed_several_times longer killed_run
-train whole $long
-arrive
-same killed_run_has_the_bits_of_a_whole_one killed whole
-check resume_keeps_the_placement sh -c '"$0" --resume --out killed --steps 0 --prompt x >stopped.out 2>&1
-    "$0" --resume --out killed --steps $1 >>stopped.out 2>&1; grep -q "3 of 3 layers" stopped.out' "$tide" $((24 * times + 1))
-at cpu_resumed on_cpu 2 "$cpu"
-same on_the_cpu_too cpu_resumed on_cpu
+at resumed stream 2 "$tide"
+same stream_resumes_with_the_same_bits resumed stream
+check resume_keeps_the_placement grep -q "3 of 3 layers" resumed.out
 at cpu_to_gpu on_cpu 2 "$tide" --precision fp32 --resident-blocks 0
 near gpu_continues_a_run_of_the_cpu cpu_to_gpu on_cpu 2e-5
-at bf16_to_cpu stream 2 "$cpu"
-near cpu_continues_a_bf16_run bf16_to_cpu on_cpu 4e-3
 "$cpu" --data text.txt $shape --batch 2 --steps 1 --eval-every 0 --out adamw >/dev/null
 check a_run_of_adamw_is_fine_tuned "$cpu" --model adamw $mezo --steps 2 --out adamw_mezo
 check what_mezo_left_is_trained "$cpu" --model adamw_mezo --data text.txt --batch 2 --steps 1 \
@@ -118,10 +99,7 @@ check what_mezo_left_is_trained "$cpu" --model adamw_mezo --data text.txt --batc
 
 wild="--schedule constant --lr 900 --weight-decay 0 --save-every 1 --keep 99 --steps 30 --"
 refuses wild_ends 1 '10 steps in a row' "$tide" $tiny $wild --out wild --zo-eps 1 --resident-blocks 0
-check it_says_what_it_skips grep -q '^step .*skipped' refuses.out
 check it_logs_that grep -q '"step":[0-9]*,"skipped":true}' wild/log.jsonl
-check it_saved_weights_that_are_numbers sh -c "od -An -v -tx4 wild/model.safetensors |
-    awk '{ for (i = 1; i <= NF; i++) if (\$i ~ /^[7f]f[89a-f]/) bad = 1 } END { exit bad }'"
 check it_can_be_resumed_before_that at again wild 1 "$cpu" --lr 0 --steps 2
 # In the second micro-batch of a step.
 late="--layers 1 --heads 2 --channels 32 --context 16 --batch 1 --accum 2 --tokenizer bytes"
@@ -154,8 +132,6 @@ several_gpus() {
     at two_to_one two 2 "$tide"
     same two_to_one two_to_one alone
     check accum_follows grep -q '^--accum is 6 now' two_to_one.out
-    at one_to_three alone 2 ranks 3 --resident-blocks 0
-    same one_to_three one_to_three alone
 
     # what only one of them meets
     refuses a_late_token_of_one_rank 2 'rank [01].*bad.bin' ranks 2 $late -- --accum 1 --data bad.bin \
@@ -168,11 +144,6 @@ several_gpus() {
     set -- --data "$work/text.txt" --model base --optimizer mezo --eval-every 0 --batch 2 --steps 2
     refuses other_weights_on_one_rank 2 'weights of all ranks must be the same' \
         "$launch" 2 sh elsewhere.sh "$tide" "$@" --out "$work/unlike"
-    "$tide" $tiny --plan --rates rates.txt >plan.out
-    one=$(sed -n 's/.*: \([0-9]*\) tokens.s.*/\1/p' plan.out)
-    "$tide" $tiny --plan --rates rates.txt --world 4 >plan.out
-    four=$(sed -n 's/.*: \([0-9]*\) tokens.s.*/\1/p' plan.out)
-    check a_plan_for_four true_that "0$one > 0 && $four > 3.9 * $one && $four < 4.1 * $one"
 }
 if enough_gpus 3; then several_gpus
 else echo "skip several_gpus: fewer than three on this machine"; fi
@@ -182,19 +153,11 @@ else echo "skip several_gpus: fewer than three on this machine"; fi
 for how in "" "--resident-blocks 0 --slots 1"; do
     "$tide" --model memory --optimizer mezo --steps 0 --data text.txt --eval-batches 2 $how |
         grep '^val loss' >>evals.txt
-    "$tide" --model memory --optimizer mezo --steps 0 --prompt The --sample-tokens 9 $how |
-        od -An -v -tx1 | tr -d '\n' >>said.txt
+    "$tide" --model memory --optimizer mezo --steps 0 --prompt The --sample-tokens 9 $how | od -An -v -tx1 | tr -d '\n' >>said.txt
     echo >>said.txt
 done
-"$tide" --resume --out memory --steps 0 --prompt The --sample-tokens 9 --resident-blocks 0 |
-    od -An -v -tx1 | tr -d '\n' >>said.txt
-echo >>said.txt
 check evaluations_agree test "$(sort -u evals.txt | wc -l)" -eq 1
 check samples_agree test "$(sort -u said.txt | wc -l)" -eq 1 -a "$(head -n 1 said.txt | wc -c)" -gt 33
-"$tide" --model stream --optimizer mezo --steps 0 --data text.txt --batch 2 --eval-batches 2 >eval.out
-check what_was_evaluated_is_saved close "$(sed -n 's/^val loss //p' eval.out)" "$(members stream val_loss | tail -n 1)" 1e-6
-"$tide" --model memory --optimizer mezo --steps 0 --out copy --resident-blocks 0 >/dev/null
-check conversion_keeps_16_bit_weights same_weights copy memory
 
 deep="--layers 20 --heads 2 --channels 64 --context 16 --vocab 300 $mezo --steps 2 --"
 "$tide" $deep --out deep >deep.out
@@ -203,7 +166,6 @@ less=$(planned GPU deep.out)
 check little_memory_turns_streaming_on grep -q 'of 20 layers.*all of them would not fit' \
     deep_stream.out
 check and_what_fits_stays sh -c '! grep -q "20 of 20 layers" deep_stream.out'
-check and_much_does_not sh -c '! grep -q "layers, of" deep.out'
 check streamed_for_want_of_memory_it_is_the_same same_weights deep deep_stream
 rated="--plan --rates rates.txt"
 "$tide" $deep $rated --slots 1 --resident-blocks 0 >plan.out
@@ -213,40 +175,8 @@ refuses fewer_residents_are_named 2 '; it fits with --resident-blocks auto$' "$t
 check little_memory_takes_slots sh -c '"$@" | grep -q "visit 1 slot:"' - "$tide" $deep $rated \
     --gpu-memory "$(awk "BEGIN { printf \"%d\", 1024 * $one + 1 }")K"
 
-# --- plans: what others have published, in less memory -------------------------------------------
+# --- plans ----------------------------------------------------------------------------------------
 
-# plan OPTION...: without a GPU
-plan() {
-    EMU_DEVICES=0 CUDA_VISIBLE_DEVICES= "$tide" --plan --out planned --optimizer mezo --batch 1 \
-        --seq 2048 --host-memory 2000G -- "$@"
-}
-total() { planned "$1" plan.out; }
-if whole; then
-    # Model, layers, width; ZO2's README, fp16, in GB; ZO-Offloading's table, fp16 and fp32, in MB
-    while read -r size layers width zo2 half single; do
-        plan --model opt-$size --resident-blocks 0 --precision fp16 >plan.out 2>&1
-        check "opt-${size}_is_below_zo2_in_fp16" true_that "0$(total GPU) > 0 && \
-            $(total GPU) * 1048576 < $zo2 * 1e9 && $(total GPU) * 1048576 < $half * 1e6"
-        check "opt-${size}_is_on_the_host" true_that "($(total host) + 5) * 1048576 > \
-            2 * $layers * 12 * $width * $width && $(total host) * 1048576 < \
-            2.02 * $layers * (12 * $width + 13) * $width"
-        plan --model opt-$size --resident-blocks 0 --precision fp32 >plan.out 2>&1
-        check "opt-${size}_is_below_zo2_in_fp32" true_that "0$(total GPU) > 0 && \
-            $(total GPU) * 1048576 < $single * 1e6"
-    done <<END
-1.3b 24 2048 3.75 2651 4413
-2.7b 32 2560 4.14 3111 5261
-6.7b 32 4096 4.99 4539 8329
-13b 40 5120 6.18 6445 12113
-30b 48 7168 8.86 10369 18879
-66b 64 9216 12.07 14143 29937
-175b 96 12288 18.04 24667 49203
-END
-    for slots in 2:13 3:16; do
-        plan --model opt-175b --precision fp16 --resident-blocks 0 --slots ${slots%:*} --gpu-memory 24G >plan.out
-        check "opt-175b_in_${slots%:*}_slots_is_below_${slots#*:}_GiB" true_that "$(total GPU) < ${slots#*:} * 1024"
-    done
-fi
 # What a plan and a run with the same options say.
 for run in "memory $six" "stream $six --resident-blocks 0"; do
     EMU_DEVICES=0 CUDA_VISIBLE_DEVICES= "$tide" --plan $tiny ${run#* } >plan.out
@@ -262,8 +192,6 @@ before=$(accuracy zero_shot.out) after=$(accuracy tuned.out)
 echo "accuracy: $before % without tuning, $after % after $tuned steps"
 whole && check the_task_is_learned true_that "$before + 0 > 0 && $after > $before + 15 && $after > 72"
 check accuracy_is_logged close "$(awk "BEGIN { print 100 * $(field tuned $tuned val_accuracy) }")" "$after" 0.1
-longest=$(cut -f 1 train.tsv val.tsv | awk '{ if (length > n) n = length } END { print n + 3 }')
-check its_length_is_that_of_the_longest_prompt grep -q "^--seq $(((longest + 7) / 8 * 8))$" "$(state tuned $tuned).txt"
 for program in "$cpu" "$tide --precision fp32"; do  # no --optimizer, and all of --val
     check "evaluated_by_$(basename ${program%% *})" test "$(judged=$($program --model tuned --val val.tsv --labels "$labels" \
         --template ' = ' --steps 0); echo "$judged" | sed -n 's/.*accuracy \([0-9.]*\) %.*/\1/p')" = "$after"
@@ -289,4 +217,3 @@ judge "$tide" $few --precision fp32 --resident-blocks 0 --out judge_fp32 >judge_
 judge "$cpu" $few --out judge_cpu >judge_cpu.out
 near a_task_in_fp32_has_the_losses_of_the_cpu judge_fp32 judge_cpu 1e-4
 check its_accuracy_is_that_of_the_cpu test "$(accuracy judge_fp32.out)" = "$(accuracy judge_cpu.out)"
-check its_accuracy_is_logged test -n "$(field judge_fp32 2 val_accuracy)"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Evaluation as a user meets it: questions ranked by likelihood (in --val), what each row came to
 # (--scores), and the best checkpoint (--keep-best): on the CPU, on the emulated GPU, with two ranks,
-# resumed, killed, with no room. And HellaSwag's file as questions, from a hub that is a folder.
+# resumed, with no room. And HellaSwag's file as questions, from a hub that is a folder.
 # usage: sh dev/test/cli/test_eval.sh     (from the top of the repository, after make, make
 #        train_gpt2emu; ALL=1 is the same)
 set -u
@@ -20,27 +20,21 @@ saved() { ls "$1/checkpoints"; }
 
 # --- the best checkpoint ------------------------------------------------------------------------------
 
-best="$small --steps 40 --save-every 10 --keep 1 --keep-best --"
+best="$small --steps 40 --save-every 10 --keep 9 --keep-best --"
 check keeps_the_best "$cpu" $best --out whole
 cp check.out whole.out
 lowest=$(members whole val_loss | sort -g | head -n 1)
 step=$(grep '"best_val_loss"' whole/log.jsonl | tail -n 1 | sed 's/.*"step":\([0-9]*\).*/\1/')
-check which_is_not_the_last test "$step" -gt 4 -a "$step" -lt 40
 check its_loss_is_the_lowest test "$(members whole best_val_loss | tail -n 1)" = "$lowest"
-check it_and_the_newest_are_there test "$(saved whole)" = "$(printf 'step_%08d\nstep_00000040' "$step")"
 check it_is_said grep -q "^whole/best has the weights of step $step: the lowest validation loss" whole.out
 loss_of() {  # loss_of MODEL: on the same data
     "$cpu" --model "$1" --val val.txt --seq 32 --batch 4 --eval-batches 4 --steps 0 |
         sed -n 's/^val loss //p'
 }
 check its_weights_are_the_best close "$(loss_of whole/best)" "$lowest" 1e-6
-check and_the_runs_are_others sh -c '! cmp -s whole/best/model.safetensors whole/model.safetensors'
-check without_the_option_there_is_none sh -c '"$@" && [ ! -e plain/best ]' - "$cpu" $small --steps 4 --out plain
-kills() { often_killed "$cpu" $best --steps $((40 * times)) --save-every 2; }
-check a_killed_run_goes_on longer kills
-"$cpu" $best --steps $((40 * times)) --save-every 2 --out long >long.out
-check to_the_same_best cmp killed/best/model.safetensors long/best/model.safetensors
-check and_the_same_log test "$(members killed best_val_loss)" = "$(members long best_val_loss)"
+at resumed whole 16 "$cpu"
+check a_resumed_run_has_the_same_best cmp resumed/best/model.safetensors whole/best/model.safetensors
+check and_the_same_log test "$(members resumed best_val_loss)" = "$(members whole best_val_loss)"
 
 # What was best before stays where the new one cannot be written, and is made up for.
 "$cpu" $best --steps 8 --out room >room.out
@@ -55,8 +49,6 @@ rmdir room/best/model.safetensors.tmp
 "$cpu" --resume --out room --steps 40 >room.out
 newest=$(members room best_val_loss | tail -n 1)
 check then_it_is_there close "$(loss_of room/best)" "$newest" 1e-6
-rm -r room/best
-check taken_from_its_checkpoint sh -c '"$@" && [ -s room/best/model.safetensors ]' - "$cpu" --resume --out room --steps 41
 
 head -n 20 "$top/LICENSE" >short.txt
 
@@ -93,17 +85,11 @@ step=$(grep '"best_val_loss"' zen/log.jsonl | tail -n 1 | sed 's/.*"step":\([0-9
 check a_window_is_waited_for test "$step" -eq "$evaluated"
 check at_the_ends_of_windows awk -F '"step":' '/"val_loss"/ && $2 + 0 < 24 && ($2 - 1) % 3 { exit 1 }' \
     zen/log.jsonl
-check with_the_loss_that_it_waited_with test "$(members zen best_val_loss | tail -n 1)" = \
-    "$(members zen val_loss | sort -g | head -n 1)"
 
-# On a GPU, and of two ranks' shards.
-emu="$small --precision fp32 --steps 12 --keep 1 --keep-best --save-every 5 --"
-"$gpu" $emu --out one >one.out
-"$top/scripts/launch.sh" 2 "$gpu" $emu --batch 2 --eval-batches 8 --zero 2 --out two >two.out
-for run in one two; do
-    lowest=$(members $run val_loss | sort -g | head -n 1)
-    check "${run}_has_its_best" close "$(loss_of $run/best)" "$lowest" 2e-5
-done
+# Of two ranks' shards.
+"$launch" 2 "$gpu" $small --precision fp32 --steps 12 --keep 1 --keep-best --save-every 5 --batch 2 \
+    --eval-batches 8 --zero 2 --out two >two.out
+check ranks_have_their_best close "$(loss_of two/best)" "$(members two val_loss | sort -g | head -n 1)" 2e-5
 
 # --- questions ----------------------------------------------------------------------------------------
 
@@ -139,12 +125,6 @@ check a_tokens_loss_is_that_of_running_text sh -c 'head -c 33 val.txt >few.txt &
     "$0" --model whole --val few.jsonl --steps 0 --scores few.scores &&
     b=$(sed -n "s/.*\"loss\":\([^,]*\).*/\1/p" few.scores) && echo "$a $b" &&
     awk "BEGIN { exit !($a - $b < 2e-6 && $b - $a < 2e-6) }"' "$cpu"
-check running_text_by_row sh -c '"$0" --model whole --val val.txt --seq 32 --eval-batches 2 --steps 0 \
-    --scores text.scores >text.out && [ "$(wc -l <text.scores)" -eq 16 ] &&
-    sed -n "s/.*\"loss\":\([^,]*\).*/\1/p" text.scores |
-    awk -v whole="$(sed -n "s/^val loss //p" text.out)" \
-        "{ sum += \$1 } END { x = sum / NR - whole; exit !(x < 1e-6 && x > -1e-6) }"' "$cpu"
-
 same_scores() {  # same_scores A B TOLERANCE
     paste "$1" "$2" | awk -F '[:,\t]' -v by="$3" '{ x = $10 - $22; if (x < 0) x = -x; if (x > by) { print; exit 1 } }'
 }
@@ -153,20 +133,14 @@ check a_gpu_gives_the_same same_scores cpu.scores gpu.scores 2e-4
 ask zo "$gpu" --model whole --batch 3 --precision fp32 --optimizer mezo --resident-blocks 0
 check and_with_layers_that_stream same_scores cpu.scores zo.scores 2e-4
 
-# While running text is trained: in the log, the same of two ranks; and examples beside text to evaluate.
+# While running text is trained: the same of two ranks.
 train="--data text.txt --val q.jsonl --model whole --batch 4 --steps 4 --eval-every 2 --no-save --"
 check asks_while_training "$cpu" $train --out asked
 cp check.out asked.out
 check on_the_screen grep -q '^step 2 | val loss [0-9.]* | accuracy [0-9.]* %' asked.out
-check what_is_said grep -q '^data: [0-9]* training tokens.*; 4 validation examples' asked.out
-check in_the_log test "$(members asked val_accuracy | wc -l)" -eq 2
 "$gpu" $train --precision fp32 --out asked_one >asked_one.out
 "$top/scripts/launch.sh" 2 "$gpu" $train --batch 2 --precision fp32 --out asked_two >asked_two.out
 check of_two_ranks_the_same test "$(members asked_one val_accuracy)" = "$(members asked_two val_accuracy)"
-check text_beside_examples sh -c '"$@" --data q.jsonl --val val.txt --seq 32 --batch 2 --model whole --steps 1 --eval-every 1 \
-    --eval-batches 16 --lr 0 --no-save --out beside >beside.out && grep -q "^step 1 | val loss" beside.out' - "$cpu"
-"$cpu" --model whole --val val.txt --seq 32 --batch 2 --eval-batches 16 --steps 0 >alone.out
-check with_the_loss_of_text close "$(members beside val_loss)" "$(sed -n 's/^val loss //p' alone.out)" 1e-5
 # --- HellaSwag ------------------------------------------------------------------------------------------
 
 command -v curl >/dev/null || { echo "skip hellaswag: no curl on this machine"; exit 0; }
@@ -176,19 +150,14 @@ export HELLASWAG_URL="file://$work/hub"
 check hellaswag_comes sh "$top/dev/data/hellaswag.sh" h
 check as_questions test "$(sed -n 3p h/val.jsonl)" = \
     '{"prompt": "A \"man\" sits.\n he", "choices": [" is, [using] it.", " says \"no\".", " \u00e9t\u00e9 \\", " starts."], "answer": 2}'
-check all_of_them test "$(wc -l <h/val.jsonl)" -eq 10042
-check hellaswag_comes_again sh "$top/dev/data/hellaswag.sh" h
 cp -r h mine && echo >>mine/val.jsonl && cp mine/val.jsonl changed.jsonl
 check changed_questions_stay sh -c '! sh "$1"/dev/data/hellaswag.sh mine >fetch.out 2>fetch.err &&
     grep -q "mine/val.jsonl is there, and is another" fetch.err && cmp mine/val.jsonl changed.jsonl' - "$top"
-check without_a_part test "$(ls mine | wc -l)" -eq 2
 sed -i '700s/"endings"/"ends"/' h/hellaswag_val.jsonl
 check a_damaged_line_is_named sh -c '! sh "$1"/dev/data/hellaswag.sh h >fetch.out 2>fetch.err &&
     grep -q "line 700 has no endings" fetch.err && grep -q "is damaged. Remove it" fetch.err' - "$top"
 check and_asked env HELLASWAG=h/val.jsonl QUESTIONS=8 TRAINER="$cpu" OUT=h/scores.jsonl \
     sh "$top/scripts/hellaswag.sh" whole --batch 4
-check each_of_them test "$(wc -l <h/scores.jsonl)" -eq 32
-check and_nothing_more test "$(ls h | wc -l)" -eq 3
 ask_again() { env HELLASWAG=h/val.jsonl QUESTIONS=4 TRAINER="$cpu" OUT=h/scores.jsonl \
     sh "$top/scripts/hellaswag.sh" whole; }
 refuses scores_are_not_overwritten 2 'h/scores.jsonl is there: choose another OUT' ask_again

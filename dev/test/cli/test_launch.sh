@@ -1,22 +1,19 @@
 #!/bin/sh
 # scripts/launch.sh: what it tells its ranks, how they end, and that nothing of them stays.
-# usage: sh dev/test/cli/test_launch.sh      (from the top of the repository, after make test's builds;
-#                                        RANKS: the program that is a rank, build/test/test_ranks;
-#                                        ALL=1: waits as long as a user would)
+# usage: sh dev/test/cli/test_launch.sh      (from the top of the repository; ALL=1: waits as long as a user
+#                                        would. With ranks that know each other: test_cli_zero.sh)
 set -u
 . dev/test/cli.sh
-program=$(absolute "${RANKS:-build/test/test_ranks}")
 launch=$(pwd)/scripts/launch.sh
 in_a_folder
 unset OMP_NUM_THREADS MASTER_PORT MASTER_ADDR RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
 
-cat >tell <<'END'
+program tell <<'END'
 #!/bin/sh
 echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $*"
 echo "$MASTER_PORT" >>ports
 [ -z "$(cat)" ]  # there is no input, and no waiting for one
 END
-chmod +x tell
 share=$(($(nproc) / 3))
 [ $share -gt 0 ] || share=1
 for r in 0 1 2; do echo "$r $r 3 3 127.0.0.1 $share a b  c"; done >expected
@@ -88,12 +85,11 @@ check a_killed_rank ends 137 3 sh -c '[ $RANK != 1 ] || kill -9 $$'
 
 # At once is between two looks, so the launcher's first look comes after all of them.
 mkdir late
-cat >late/sleep <<END
+program late/sleep <<END
 #!/bin/sh
 while [ "\$(wc -l <ended)" -lt 4 ]; do $(command -v sleep) 0.05; done
 exec $(command -v sleep) 1
 END
-chmod +x late/sleep
 at_once() {
     : >ended
     # shellcheck disable=SC2016
@@ -103,15 +99,14 @@ check the_larger_code_of_those_at_once at_once
 
 # Whoever does not end has 15 seconds, in many short sleeps: here these take a hundredth.
 mkdir quick
-cat >quick/sleep <<END
+program quick/sleep <<END
 #!/bin/sh
 case \$1 in 0.*) set -- "0.00\${1#0.}" ;; esac
 exec $(command -v sleep) "\$1"
 END
-chmod +x quick/sleep
 real=$PATH
 whole || PATH=$work/quick:$PATH
-cat >stay <<'END'
+program stay <<'END'
 #!/bin/sh
 # Rank 1 fails; the others stay, one with a child and one that does not hear SIGTERM.
 sleep 1000 &
@@ -122,7 +117,6 @@ case $RANK in
     2) trap '' TERM; while :; do sleep 1; done ;;
 esac
 END
-chmod +x stay
 # Who was killed takes a moment to end, on a busy machine.
 gone() {
     [ "$(wc -l <pids)" -eq 3 ] || return 1
@@ -139,13 +133,12 @@ check one_fails_and_others_stay ends 7 3 ./stay
 check nothing_is_left_of_them gone
 PATH=$real
 
-cat >hear <<'END'
+program hear <<'END'
 #!/bin/sh
 for s in INT TERM HUP USR1 USR2 XCPU; do trap "echo $s >>heard; exit 0" $s; done
 echo $$ >>pids
 while :; do sleep 0.1; done
 END
-chmod +x hear
 # SIGNAL TO: each rank hears it once, and ends well. TO is empty: only the script gets it; -: all that
 # a terminal would send it to.
 hears() {
@@ -184,18 +177,3 @@ if command -v setsid >/dev/null && $as_in_a_terminal true 2>/dev/null; then
 else
     echo "skip launch_signals: no setsid, or an env without --default-signal"
 fi
-
-# With ranks that know each other.
-[ -x "$program" ] || { echo "skip launch_ranks: $program is missing"; exit 0; }
-talk() { [ "$(sh "$launch" "$1" "$program" talk)" = "$1 ranks" ]; }
-for n in 1 2 5; do check "ranks_talk_$n" talk $n; done
-both() {
-    sh "$launch" 3 "$program" talk >one &
-    sh "$launch" 2 "$program" talk >two && wait $! && [ "$(cat one two)" = "3 ranks
-2 ranks" ]
-}
-check two_runs_at_once both
-for i in 1 $(whole && echo 2 3); do
-    refuses "one_dies_$i" 2 '^tide: rank 1: bad input$' sh "$launch" 3 "$program" die
-    refuses "one_is_killed_$i" 137 '^tide: rank 1 is gone: ' sh "$launch" 3 "$program" kill
-done

@@ -17,6 +17,8 @@ large="--model gpt2-large --batch 1 --rates rates.txt --host-memory 64G --"
 slow="--model 7b --batch 1 --seq 2048 --offload zero --rates h200_16cores.txt --gpu-memory 140G --host-memory 400G --"
 opt="--model opt-6.7b --batch 1 --seq 512 --rates rates.txt --"
 opt175="--model opt-175b --optimizer mezo --resident-blocks 0 --batch 1 --seq 2048 --host-memory 2000G --"
+published="$opt175 --rates rates.txt --"
+eight_b="--model llama3.1-8b --batch 1 --seq 2048 --rates rates.txt --"
 eight="--model 20b --world 8 --batch 1 --host-memory 500G --rates rates.txt --"
 spaced=$top/dev/test/fixtures/tokenizer/small-llama2
 made_by_me=$PWD/made\ by\ me
@@ -60,7 +62,6 @@ make_files() {
     (printf '\357\273\277 \n' && head -n 12 held_out.jsonl) >named
     for name in named.json NAMED.JSONL named.txt mixed_b.txt; do cp named $name; done
     (echo '['; sed '$!s/$/,/' held_out.jsonl; echo ']') >array.json
-    sed 's/^{/{\n  /' held_out.jsonl >pretty.json
     printf '{"text": "fine"}\n{"text": "broken}\n' >broken.jsonl
     for i in 1 2; do echo '{"prompt": "a", "choices": ["b", "c"], "answer": 0}'; done >questions.jsonl
     echo '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}' >chat.jsonl
@@ -78,6 +79,13 @@ make_files() {
     damaged nan model.safetensors weights '~~~~'  # 8e37, of which layers make infinity
     damaged large_numbers model.safetensors weights '\377\377\177\177'
     damaged thousands model.safetensors weights HHHH
+    sed '20s/./x/' text.txt >edited.txt
+    (cat edited.txt && echo more) >grown.txt
+    mkdir -p died models--o--m/snapshots/5eed models--o--m/snapshots/1dea models--o--m/refs models--o--n/snapshots
+    printf 5eed >models--o--m/refs/main
+    cp whole/*.* models--o--m/snapshots/5eed
+    cp -r models--o--m/snapshots/5eed models--o--n/snapshots
+    cp whole/log.jsonl whole/.lock died
     mkdir -p adapter poor/proc poor/sys/fs/cgroup contained/sys/fs/cgroup merges_only
     echo '{}' >adapter/adapter_config.json
     printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n' >model.gguf
@@ -127,7 +135,7 @@ tuned_by_scripts() {
     ln -s "$top/build/ask" tune/build/ask
     echo 'train_gpt2 build/ask:' >tune/Makefile
     echo 'echo "fetched: $*"' >tune/dev/data/model.sh
-    for name in x.json x.JSONL x.ndjson x x.jsonl "my file.txt"; do lines 1 >"$name"; done
+    for name in x.json x.jsonl "my file.txt"; do lines 1 >"$name"; done
     printf '%s' "$(lines 2)" >two.jsonl
     for n in 100 1000; do lines $n >lines$n.jsonl; done
     echo '[{"instruction": "Add.", "input": "2 + 2", "output": "4"}]' >alpaca.json
@@ -220,6 +228,7 @@ while read -r row <&3; do
     case $options in *"precision fp16"*) whole || continue ;; esac
     case $on in
         cpu) typed "$name" "$cpu" ;;
+        emu) if [ -n "$emulated" ]; then typed "$name" "$tide"; fi ;;
         gpu) typed "$name" "$tide" ;;
         both)
             typed "${name}_on_the_cpu" "$cpu"

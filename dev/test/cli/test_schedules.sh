@@ -90,16 +90,6 @@ if [ "$these" = all ]; then
     (export EMU_PROTECT=0; same_bits test_zero_gpu_fp32 "$schedules")
 fi
 
-# The calls that order a step can be left out one by one (mutants.sh): this one is listed, and the bits
-# are others without it.
-place='gpt2_backward: stream_wait(g->compute, g->grad_rooms.free[seg->grad_room])'
-steps_of() { env EMU_SCHED=prio:0 "$@" build/emu/test_placement --config $these 2 2>/dev/null | sort; }
-if [ -x build/emu/test_placement ]; then
-    steps_of "TIDE_SITES=$work/places" >"$work/whole"
-    steps_of "TIDE_LEAVE_OUT=$place" >"$work/left_out"
-    if grep -qxF "$place" "$work/places" && ! cmp -s "$work/whole" "$work/left_out"
-    then echo "ok a_call_is_left_out"; else echo "FAIL a_call_is_left_out: $place"; fi
-fi
 [ "$these" = all ] || exit 0
 
 # sanitize NAME FLAVOUR CONFIGURATIONS VARIABLE=VALUE: of each program, in one process

@@ -63,7 +63,6 @@ check links_lead_somewhere sh -c 'cat dead; test ! -s dead'
 (cd "$top" && grep -ohE '\b[a-z][a-z0-9_]+\(' ./*.c ./*.cu ./*.h tide/*/* dev/*.[ch] dev/*/*.[ch]* dev/*/*.sh dev/*/*.py \
     dev/*/*/*.[ch]*) | tr -d '(' | sort -u | comm -23 named - >unknown
 check functions_are_called_so sh -c 'cat unknown; test ! -s unknown'
-check pages_have_links_and_names test "$(wc -l <named)" -gt 50
 
 # --- README.md: each command, on models and a GPU that this machine has ------------------------------
 
@@ -102,7 +101,6 @@ done <shown
 # and journey.sh, which README.md names beside them: from a model's folder to a conversation
 printf 'Hi\nBye\n' | MODEL=out/hub FILE=my.jsonl TRAINER=./train_gpt2 OUT=out/journey scripts/journey.sh --steps 2 --seq 32 \
     >journey.out 2>&1
-check a_journey_has_its_five_steps test "$(grep -c '^--- [1-5]' journey.out)" = 5
 check a_journey_shows_what_is_trained grep -q '>>Hello[.]<|eot_id|><<' journey.out
 check a_journey_tunes_and_answers test "$(sed -n '/^--- 5/,/^step/p' journey.out | wc -l)" -ge 5 -a -s out/journey/tuned/model.safetensors
 check a_journey_says_what_it_took sh -c 'sed "1,/^step  *seconds  *disk$/d" journey.out |

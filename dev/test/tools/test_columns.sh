@@ -25,7 +25,7 @@ begin() {
 # put FILE TENSOR ELEMENT VALUE: a float, its bytes as printf escapes
 put() { printf "$4" | dd of="$1" bs=1 seek=$(($(begin "$1" "$2") + 4 * $3)) conv=notrunc 2>dd.err; }
 one='\000\000\200\077' two='\000\000\000\300' three='\000\000\100\100'  # two: its negative
-nan='\000\000\300\177' huge='\377\377\177\177'
+nan='\000\000\300\177'
 
 # reads NAME FILE LINE: a line of the table in FILE, spaces aside
 reads() {
@@ -63,8 +63,6 @@ reads known_qkv known.out 'h.0.attn.qkv.w (60, 20) 39.0 62.5 87.5 81.2 100.0'
 reads known_mlp_proj known.out 'h.1.mlp.proj.w (20, 80) 39.0 6.2 50.0 100.0 100.0'
 reads known_wte known.out 'wte (256, 20) 9.8 50.0 75.0 75.0 100.0'
 reads known_wpe known.out 'wpe (10, 20) 2.4 100.0 100.0 100.0 100.0'
-reads known_zero known.out 'h.0.mlp.fc.w (80, 20) 0.0 - - - -'
-reads known_kind known.out 'all mlp.proj.w 39.0 6.2 50.0 100.0 100.0'
 reads known_zero_kind known.out 'all attn.proj.w 0.0 - - - -'
 reads known_all known.out 'all matrices 90.2 37.8 70.3 89.2 100.0'
 reads known_even known.out 'evenly spread 3.4 10.0 3.3 10.0'
@@ -78,25 +76,10 @@ put other $h.0.attn.c_attn.weight $((8 * 60)) $two
 put other $h.0.attn.c_attn.weight $((7 * 60)) $one
 "$columns" known other >two.out
 reads sum_of_two two.out 'h.0.attn.qkv.w (60, 20) 54.5 63.3 80.0 46.7 100.0 71.4 1 of 2'
-reads nothing_is_not_kept two.out 'wte (256, 20) 7.3 50.0 75.0 75.0 100.0 - 0 of 2'
-reads kept_of_a_kind two.out 'all attn.qkv.w 54.5 63.3 80.0 46.7 100.0 71.4 1 of 4'
 reads kept_of_all two.out 'all matrices 92.7 45.1 70.6 66.7 100.0 71.4 1 of 32'
 reads kept_by_lot two.out 'evenly spread 3.8 10.0 2.8 10.0 10.0 3.2 of 32'
 "$columns" known other known >three.out
 reads last_against_first three.out 'h.0.attn.qkv.w (60, 20) 47.9 63.0 82.6 56.5 100.0 87.5 2 of 2'
-reads last_against_first_of_all three.out 'all matrices 91.7 42.0 70.5 75.0 100.0 70.3 13 of 32'
-"$columns" known known >same.out
-sed 's/ *[-0-9.]*  *[0-9.]* of [0-9]*$//; s/ *held *kept$//' same.out >same_shares.out
-check one_dump_twice_has_its_shares cmp known.out same_shares.out
-
-# Alone, columns that are equal: nothing is gained by choosing.
-blank gpt2 even
-for i in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19; do
-    put even $h.1.attn.c_proj.weight $((20 * i + i)) $two
-done
-"$columns" even >even.out
-reads even_columns even.out 'h.1.attn.proj.w (20, 20) 100.0 5.0 10.0 5.0 10.0'
-reads even_is_even even.out 'evenly spread 5.0 10.0 5.0 10.0'
 
 # OPT stores (out, in); q, k and v are parts of our qkv; two rows of positions are not ours.
 blank "$fixtures/opt/dump.safetensors" opt
@@ -112,46 +95,12 @@ put opt $d.embed_positions.weight $((16 * 2 + 3)) $one
 put opt $d.embed_positions.weight $((16 * 13 + 3)) $one
 "$columns" opt >opt.out
 reads opt_qkv opt.out 'h.0.attn.qkv.w (48, 16) 25.0 50.0 75.0 50.0 100.0'
-reads opt_fc opt.out 'h.1.mlp.fc.w (64, 16) 62.5 90.0 100.0 100.0 100.0'
 reads opt_positions opt.out 'wpe (12, 16) 12.5 100.0 100.0 50.0 50.0'
 
 # A head of its own.
 untied=$fixtures/gpt2-untied/dump.safetensors
 "$columns" "$untied" >untied.out
 check untied_head grep -q '^lm_head  *(50, 16) ' untied.out
-
-# --- a real one ----------------------------------------------------------------------------------
-
-"$tide" --model nano --data "$top/LICENSE" --seq 64 --dump nano >run.out || cat run.out
-"$columns" nano >nano.out
-check nano_has_every_matrix test "$(grep -c '^[wh][^ ]*  *([0-9]*, [0-9]*) ' nano.out)" -eq 18
-check nano_shares_add_up awk '
-    $2 ~ /^\([0-9]/ || /^biases/ { sum += $(NF > 4 ? 4 : NF) }
-    END { exit !(sum > 99 && sum < 101) }' nano.out
-check nano_shares_are_shares awk '
-    $2 ~ /^\([0-9]/ {
-        for (i = 5; i < 9; i += 2) if ($i < 0.7 || $(i + 1) < 9 || $(i + 1) > 100.05) exit 1
-        if ($5 > $6 || $7 > $8) exit 1
-        n++
-    }
-    END { exit n != 18 }' nano.out
-
-# share TENSOR WIDTH HEIGHT COUNT STORED: what `sort` makes of it; STORED row or column is ours.
-share() {
-    od -v -An -tfF -w$((4 * $2)) -j "$(begin nano "$1")" -N $((4 * $2 * $3)) nano | awk '
-        { for (i = 1; i <= NF; i++) { row[NR] += $i * $i; column[i] += $i * $i } }
-        END { if ("'$5'" == "row") for (i in row) print row[i]; else for (i in column)
-              print column[i] }' | sort -gr |
-        awk '{ all += $1 } NR <= '$4' { top += $1 } END { printf "%.1f\n", 100 * top / all }'
-}
-cell() { awk -v name="$1" -v n="$2" '$1 == name { print $n }' nano.out; }
-check nano_qkv_1 test "$(cell h.2.attn.qkv.w 5)" = "$(share $h.2.attn.c_attn.weight 384 128 1 row)"
-check nano_qkv_10 test "$(cell h.2.attn.qkv.w 6)" = \
-    "$(share $h.2.attn.c_attn.weight 384 128 13 row)"
-check nano_qkv_rows test "$(cell h.2.attn.qkv.w 8)" = \
-    "$(share $h.2.attn.c_attn.weight 384 128 38 column)"
-check nano_proj_1 test "$(cell h.3.mlp.proj.w 5)" = "$(share $h.3.mlp.c_proj.weight 128 512 5 row)"
-check nano_wte_10 test "$(cell wte 6)" = "$(share transformer.wte.weight 128 256 13 column)"
 
 # --- what it refuses -----------------------------------------------------------------------------
 
@@ -168,21 +117,15 @@ blank gpt2 zero
 refuses all_zero 2 'zero: all gradients are zero' "$columns" zero
 refuses other_model 2 'dump.safetensors: not of the same model' "$columns" gpt2 \
     "$fixtures/gpt2/dump.safetensors"
-refuses other_family 2 'dump.safetensors: not of the same model' "$columns" gpt2 \
-    "$fixtures/opt/dump.safetensors"
 sed 's/"grad.lm_head/"good.lm_head/' "$untied" >tied
 refuses other_head 2 'tied: not of the same model' "$columns" "$untied" tied
 "$tide" --data "$top/LICENSE" --model opt-125m --vocab 256 $small --dump alike >run.out ||
     cat run.out
 check same_sizes_in_opt "$columns" alike
 refuses other_naming 2 'alike: not of the same model' "$columns" gpt2 alike
-"$tide" --data "$top/LICENSE" $small --context 11 --dump longer >run.out || cat run.out
-refuses other_context 2 'longer: not of the same model' "$columns" gpt2 longer
 cp gpt2 nan && put nan $h.1.ln_2.weight 3 $nan
 refuses nan_in_a_vector 2 'nan: grad.transformer.h.1.ln_2.weight is not finite' "$columns" nan
-cp gpt2 inf && put inf $h.1.mlp.c_fc.weight 3 '\000\000\200\377'
-refuses inf_in_a_matrix 2 'inf: grad.transformer.h.1.mlp.c_fc.weight is not finite' "$columns" inf
-cp gpt2 large && put large $h.1.mlp.c_fc.weight 3 $huge  # its square is larger than any float
+cp gpt2 large && put large $h.1.mlp.c_fc.weight 3 '\377\377\177\177'  # its square is larger than any float
 check large_is_not_infinite "$columns" large
 while read -r name change words; do
     sed "$change" gpt2 >changed
@@ -198,5 +141,3 @@ END
 if [ -w /dev/full ]; then
     refuses full_disk 1 'cannot write to the standard output' sh -c '"$1" gpt2 >/dev/full' - "$columns"
 fi
-"$columns" --help >help.out
-check help test $? -eq 0 -a "$(head -c 14 help.out)" = 'usage: columns'

@@ -22,21 +22,20 @@ tensor() {
 }
 one='\000\000\200\077' nan='\000\000\300\177' inf='\000\000\200\177' zero='\000\000\000\000'
 tensor one F32 2 8 "$one$one"
-tensor flat F32 1,2 8 "$one$one"
 tensor ulp F32 2 8 "$one"'\001\000\200\077'     # 1 + 2^-23
 tensor near F32 2 8 "$one"'\000\004\200\077'    # 1 + 2^-13, 1.2e-4
 tensor wide F32 2,2 16 '\000\000\200\104'"$one$one$one"  # 1024 first
 tensor widenear F32 2,2 16 '\000\000\200\104'"$one$one"'\000\004\200\077'
 tensor f64 F64 2 16 '\0\0\0\0\0\0\360\077\0\0\0\0\0\0\360\077'
-tensor f64ulp F64 2 16 '\0\0\0\0\0\0\360\077\001\0\0\0\0\0\360\077'  # 1 + 2^-52
 tensor bf16 BF16 2 4 '\200\077\200\077'
 tensor f16 F16 2 4 '\000\074\000\074'
 tensor nan F32 2 8 "$one$nan"
 tensor inf F32 2 8 "$one$inf"
 tensor infnear F32 2 8 '\000\004\200\077'"$inf"
 tensor zero F32 2 8 "$zero$zero"
-tensor i1 I32 2 8 '\377\000\000\000\007\000\000\000'
+tensor f64ulp F64 2 16 '\0\0\0\0\0\0\360\077\001\0\0\0\0\0\360\077'  # 1 + 2^-52
 tensor i2 I32 2 8 '\377\000\000\000\010\000\000\000'
+tensor i1 I32 2 8 '\377\000\000\000\007\000\000\000'
 tensor i64 I64 2 16 '\377\0\0\0\0\0\0\0\007\0\0\0\0\0\0\0'
 tensor u8 U8 2 2 '\377\007'
 tensor empty F32 0 0 ''
@@ -52,7 +51,6 @@ expect match 0 '^12 tensors' "$dump" "$dump" --match grad.transformer.h.1.
 expect other_model 1 'ONLY IN B' "$fixtures/gpt2" "$fixtures/opt"
 expect only_in_a 1 'ONLY IN A' "$fixtures/gpt2-untied" "$fixtures/gpt2"
 expect other_shapes 1 'SHAPE IN A (61, 16)' "$fixtures/gpt2" "$fixtures/gpt2-accum"
-expect steps_axis 1 'SHAPE IN A (2, 12)' "$dump" "$fixtures/gpt2/train.safetensors" --match to
 
 expect rounding 0 '1 within' "ulp" "one"
 expect rounding_strict 1 'DIFFERS at \[1\]' "ulp" "one" --rtol 0 --atol 0
@@ -64,16 +62,11 @@ expect norm_wise 0 '1.22e-04 *1.19e-07 *1.22e-04  ok at \[1,1\]' "widenear" "wid
 expect reference_zero 1 'inf *inf  DIFFERS' "one" "zero"
 expect double_precision 1 'DIFFERS' "f64ulp" "f64" --rtol 1e-16 --atol 0
 expect other_width 0 '1 identical' "one" "f64"
-expect bf16 0 '1 identical' "bf16" "f64"
 expect f16 0 '1 identical' "f16" "one"
 expect nan 1 'NOT FINITE (1) at \[1\]' "nan" "nan" --rtol 1e30
-expect nan_in_a 1 'NOT FINITE' "nan" "one" --atol 1e30
-expect nan_in_b 1 'NOT FINITE' "one" "nan" --atol 1e30
 expect inf_same 0 '1 identical' "inf" "inf"
-expect inf_in_a 1 'NOT FINITE' "inf" "one" --atol 1e300
 expect inf_in_b 1 'NOT FINITE' "one" "inf" --rtol 1e300
 expect inf_hides_nothing 1 'DIFFERS at \[0\]' "infnear" "inf"
-expect shape 1 'SHAPE IN A (1, 2)' "flat" "one"
 expect integers 1 'DIFFERS at \[1\]' "i1" "i2" --rtol 1e9
 expect integer_widths 0 '1 identical' "i1" "i64"
 expect bytes_and_integers 0 '1 identical' "u8" "i64"
@@ -92,4 +85,3 @@ expect third_file 2 'one file too many' "$dump" "$dump" "$dump"
 expect unknown_option 2 'no such option: --rtoll' "$dump" "$dump" --rtoll 1
 expect no_value 2 'wants a value' "$dump" "$dump" --rtol
 expect bad_value 2 'must be 0 to' "$dump" "$dump" --rtol -1
-expect nan_value 2 'not a number' "$dump" "$dump" --atol nan

@@ -38,7 +38,6 @@ model opt-125m
 tensors hub/facebook/opt-125m/resolve/main/model.safetensors 2000
 check main_has_it fetch opt-125m a
 check it_came cmp a/model.safetensors hub/facebook/opt-125m/resolve/main/model.safetensors
-check it_is_the_owners sh -c '! grep -q proposed fetch.out && grep -q "next: --model a" fetch.out'
 
 model opt-1.3b
 tensors hub/facebook/opt-1.3b/resolve/refs/pr/9/model.safetensors 2000
@@ -46,7 +45,6 @@ tensors hub/facebook/opt-1.3b/resolve/refs/pr/25/model.safetensors 3000
 check a_proposal_has_it fetch opt-1.3b b
 check the_newest_that_has cmp b/model.safetensors \
     hub/facebook/opt-1.3b/resolve/refs/pr/25/model.safetensors
-check it_is_said grep -q 'facebook/opt-1.3b/discussions/25$' fetch.out
 
 model opt-6.7b
 parts=hub/facebook/opt-6.7b/resolve/refs/pr/31
@@ -61,8 +59,6 @@ tensors hub/facebook/opt-6.7b/resolve/main/model.safetensors 2000  # the owner's
 check it_goes_on_with_the_same fetch opt-6.7b c
 check all_parts_came sh -c 'for i in 1 2; do
     cmp c/model-0000$i-of-00002.safetensors "$1"/model-0000$i-of-00002.safetensors || exit 1; done' - $parts
-rm -r hub/facebook/opt-6.7b
-check nothing_is_fetched_twice fetch opt-6.7b c
 mkdir -p d2 && cp c/*.json c/merges.txt c/revision d2/ && echo '{"weight_map": {}}' >d2/model.safetensors.index.json
 check an_index_without_files_is_told fails 'names no files' opt-6.7b d2
 head -c 1500 c/model-00001-of-00002.safetensors >cut && mv cut c/model-00001-of-00002.safetensors
@@ -80,11 +76,8 @@ cp c13/model.bin $parts/pytorch_model-00002-of-00002.bin
 check pickled_ones_are_converted fetch opt-13b d
 check all_of_it sh -c 'grep -q "22 tensors" fetch.out && [ ! -e d/pytorch_model-00001-of-00002.bin ] &&
     grep -aq "\"parameter\"" d/model.safetensors && grep -aq "\"1.bias\"" d/model.safetensors'
-check a_second_time_nothing_is_fetched fetch opt-13b d
 model opt-350m
 cp c13/model.bin hub/facebook/opt-350m/resolve/main/pytorch_model.bin
-check one_file fetch opt-350m e
-check its_tensors grep -q '9 tensors' fetch.out
 model opt-30b
 check no_weights_is_told fails 'no weights that are known' opt-30b f
 refuses no_such_model 1 "no model 'opt-350'" sh "$top/dev/data/model.sh" opt-350 f
@@ -103,7 +96,6 @@ done
 printf '\n\016\n\005<unk>' >$llama/tokenizer.model
 check a_tokenizer_alone fetch --tokenizer some-owner/Llama-x h
 check no_weights_came test "$(ls h | wc -l)" -eq 6
-check next_is_the_tokenizer grep -qx 'next: --tokenizer h' fetch.out
 for i in 1 2; do tensors $llama/model-0000$i-of-00002.safetensors $((2000 * i)); done
 echo '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}' \
     >$llama/model.safetensors.index.json
@@ -194,14 +186,12 @@ X
     check nor_does_any_but_the_hub sh -c 'grep -q "^127.*tiny" asked && ! grep -q mine asked'
     unset HF_TOKEN
     if command -v wget >/dev/null; then
-        mkdir wget
+        mkdir wget j
         for tool in sh wget awk dirname basename mkdir mv rm rmdir wc tr od head tail grep sed sort cat; do
             ln -s "$(command -v $tool)" wget/
         done
-        only_wget() { env PATH="$work/wget" sh "$top/dev/data/model.sh" "$@" >fetch.out 2>fetch.err; }
-        mkdir j
         head -c 1000 hub/facebook/opt-125m/resolve/main/model.safetensors >j/model.safetensors.part
-        check wget_will_do only_wget opt-125m j
+        check wget_will_do env PATH="$work/wget" sh "$top/dev/data/model.sh" opt-125m j
         check it_brings_the_same cmp j/model.safetensors hub/facebook/opt-125m/resolve/main/model.safetensors
         refuses without_curl_a_license_is_told 1 'the hub says 401' env PATH="$work/wget" \
             sh "$top/dev/data/model.sh" some-owner/Llama-x k
@@ -231,8 +221,6 @@ check in_seconds test $(($(date +%s) - began)) -lt 10
 check without_a_trace test ! -e none
 cp -r a known
 check what_is_there_needs_no_network offline model.sh opt-125m known
-rm known/model.safetensors known/revision
-refuses weights_without_a_network 1 'cannot reach' offline model.sh opt-125m known
 if command -v wget >/dev/null; then
     mkdir few
     for tool in sh wget awk dirname basename; do ln -s "$(command -v $tool)" few/; done
@@ -243,14 +231,13 @@ check what_is_not_there_is_told fails 'cannot download .*config.json: there is n
 check and_leaves_nothing sh -c '! grep -q remove fetch.err && [ ! -e none ]'
 # A connection that breaks off leaves a part, which is gone on with.
 mkdir -p broken
-cat >broken/curl <<'X'
+program broken/curl <<'X'
 #!/bin/sh
 case $* in *-sI*) exit 0 ;; *' 0-0 '*) printf 200; exit 0 ;; esac
 while [ "$1" != -o ]; do shift; done
 printf '{"mo' >>"$2"
 exit 18
 X
-chmod +x broken/curl
 check a_part_is_kept sh -c '! PATH="$PWD/broken:$PATH" sh "$1"/dev/data/model.sh gpt2 part >fetch.out 2>fetch.err &&
     grep -q "remove part/config.json.part and start over" fetch.err && [ -s part/config.json.part ]' - "$top"
 if command -v python3 >/dev/null; then

@@ -85,13 +85,7 @@ printf '{"step":1,"loss":5}\n{"step":2,"loss":4}\n{"step":' >run/log.jsonl
 : >got
 python3 "$log_to" run --tensorboard tb --follow >got &
 follower=$!
-has_lines() {  # N: waits for them, for half a minute at most
-    looks=0
-    until [ "$(wc -l <got)" -ge "$1" ] || [ $looks -ge 300 ]; do
-        sleep 0.1
-        looks=$((looks + 1))
-    done
-}
+has_lines() { await $follower sh -c "[ \$(wc -l <got) -ge $1 ]"; }  # N
 has_lines 3
 printf '3,"loss":3}\n' >>run/log.jsonl
 has_lines 4
