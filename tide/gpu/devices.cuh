@@ -1,6 +1,6 @@
-// devices.cuh: the most that a GPU can do (arithmetic and memory bandwidth, from the vendor's data
-// sheets), opening it, and how much memory a run may take. The log's "% of peak" and the benchmarks
-// are shares of these; for a GPU that is not in the table there is no percentage.
+// devices.cuh: the peak rates of GPUs (arithmetic and memory bandwidth, from the vendor's data
+// sheets); opening a GPU; how much memory a run may take. The log's "% of peak" and the benchmarks
+// divide by these rates; for a GPU that is not in the table they print no percentage.
 //   device_peak()                       the current GPU's row
 //   has_device(), open_device()         is there a GPU?; opens this rank's GPU
 //   gpu_available(), settle_limits()    free GPU memory; the memory that a run may take
@@ -70,9 +70,9 @@ static bool device_has_word(const char *text, const char *word) {
     return false;
 }
 
-// Returns the row whose name is a part of the device's name, in whole words, or NULL. "L40S" is no
-// L40. If the device's name has one of the words `other`, and the row's name has not, the device is
-// another chip with the same number, or a slice of one.
+// Returns the row whose name is a part of the device's name, in whole words ("L40S" is no L40), or
+// NULL. If only the device's name has a word of `other`, the device is another chip with the same
+// number, or a slice of one, and the row does not match.
 static const Device *device_find(const char *name) {
     static const char *const other[] = {"Laptop", "Mobile", "Max-Q", "MIG", "Ti", "SUPER", "D",
                                         "PCIe", "NVL"};
@@ -86,7 +86,7 @@ static const Device *device_find(const char *name) {
     return NULL;
 }
 
-// Arithmetic in the run's precision, and memory; 0: not known.
+// The peak rates of arithmetic in the run's precision and of memory; 0: not known.
 typedef struct { double flops, bytes_per_second; } DevicePeak;
 
 // Returns the current device's peak for training in fp32, or in 16 bits, and prints it.
@@ -107,7 +107,7 @@ static DevicePeak device_peak(bool fp32) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Opening one, and its memory
+// Opening a GPU, and its memory
 
 static bool has_device(void) {
     int devices = 0;
@@ -140,9 +140,8 @@ static size_t gpu_available(void) {
     return available;
 }
 
-// The memory of this machine; or, with --plan, the caps --gpu-memory and --host-memory, and with
-// --rates no limit, SIZE_MAX. settle_limits() dies if --trace cannot be written, and opens the GPU,
-// if the limits are this machine's.
+// The most memory that a run may take: this machine's (`here`), or, in a plan for another machine,
+// --gpu-memory and --host-memory (SIZE_MAX: no limit). settle_limits() opens this machine's GPU.
 typedef struct { bool here; size_t gpu, host; } Limits;
 
 static void settle_limits(const Options *o, Limits *x) {
@@ -152,14 +151,15 @@ static void settle_limits(const Options *o, Limits *x) {
     const size_t sharers = (size_t)ranks.local_world, asked = o->host_memory;
     const size_t host_available = x->here ? memory_available() / sharers : SIZE_MAX;
     const size_t container = x->here ? memory_container() / sharers : SIZE_MAX;
-    ranks_barrier();  // none takes anything before all have looked
-    // Some is left for what the driver rounds up and loads later: kernels, and the library's.
+    ranks_barrier();  // no rank allocates before all ranks have measured
+    // The margin is for memory that the driver rounds up, and for kernels that it loads later.
     const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
     x->gpu = o->gpu_memory == 0 ? available - margin
            : o->plan ? o->gpu_memory : min_size(available, o->gpu_memory);
     x->host = asked > 0 ? asked : host_available - (x->here ? host_available / 32 : 0);
     if (o->plan || asked <= host_available) return;
-    // The user's word counts more than Linux's, but who exceeds a container's limit is killed.
+    // --host-memory counts more than what Linux reports as available; but a process that exceeds
+    // its container's limit is killed.
     x->host = min_size(asked, container - container / 32);
     host_memory_grows = container > host_available;
     printf("--host-memory: %.1f MiB are more than the %.1f MiB that are available now: %s\n",
