@@ -74,13 +74,13 @@ typedef struct {
     int first_run, runs;     // its tensors, or parts of tensors, in Pieces.runs; AdamRun.at counts
                              // from the piece's begin
     size_t first_block, blocks;  // its blocks of the gradient norm; no block is in two pieces
-    size_t state_at;         // begin of its state in the state of all pieces on that side
+    size_t state_at;         // begin of its state among all pieces' state on its side of the link
     bool grad_on_gpu;        // its gradient waits for the update on the GPU, not on the host
-    size_t grad_at;          // begin of its gradient in the gradients that wait on that side
+    size_t grad_at;          // begin of its gradient among all gradients that wait there
     size_t weights_at;       // begin of its weights in the host's buffer of weights
     bool over_acts;          // its gradient waits over the layer's activations; grad_at is in bytes
     // Addresses, which the trainer sets once memory is allocated. floatX: its storage type.
-    void *params;            // weights that forward reads, or, if copied for use, on the host
+    void *params;            // weights in use (floatX); or, if copied for use, those on the host
     void *weights;           // weights that AdamW updates: `params`, or on the host for the CPU
     // The route of its gradient; NULL: the gradient is never there.
     void *made;              // where backward writes it: floatX
@@ -95,7 +95,7 @@ typedef struct {
     size_t blocks;                   // of the gradient norm
     Piece *pieces;                   // in the arena's order, which is that of the forward pass
     AdamRun *runs;
-    size_t elements[PIECE_KINDS];    // in pieces of each kind
+    size_t elements[PIECE_KINDS];    // elements in pieces of each kind
     int visits;                      // number of visiting pieces,
     size_t longest_visit;            // and the elements of the longest one
     size_t grads_gpu, grads_host;    // elements of gradients that wait on the GPU, on the host
@@ -230,7 +230,7 @@ static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map, const Offl
     const size_t stay = resident >= 1 ? at : legal_cut(map, map->elements - budget);
     while (at < map->elements) {
         size_t end = subgroup_end(t, map, c->subgroup, at);
-        if (c->mode == OFFLOAD_ZENFLOW) shard_segment_range(t, map, at, &begin, &end);  // whole
+        if (c->mode == OFFLOAD_ZENFLOW) shard_segment_range(t, map, at, &begin, &end);  // all of it
         if (c->stride == 0 && at < stay && end > stay) end = stay;
         const size_t number = (size_t)list.subgroups, visitors = visiting + (end - at);
         dealt += end - at;

@@ -8,8 +8,8 @@
 //
 // This file is the twin of train_gpt2.c; a test compares every tensor of the two. The order of a
 // step is here, with its waits; other waits are in upload() (gpt2.cuh), weights.cuh, zenflow.cuh,
-// zero.cuh and zo.cuh. In tide/gpu/, heads.cuh has the heads, layout.cuh the memory, choose.cuh
-// decisions. Lessons: doc/mixed_precision.md (fp16), doc/streams.md, doc/offload.md.
+// zero.cuh and zo.cuh. In tide/gpu/, heads.cuh has the heads, layout.cuh the memory, choose.cuh the
+// choices. Lessons: doc/mixed_precision.md (fp16), doc/streams.md, doc/offload.md.
 //
 // floatX is the type in which parameters, activations and gradients are stored (gpu.cuh). This file
 // is compiled once for each type: bf16, float, and f16 (run.h scales its gradients). All arithmetic
@@ -368,7 +368,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
     g->sees = g->staging[g->turn].sees;
     const bool leave = g->choice.inputs_leave && !g->timeline.between;
     for (size_t s = 0; s < (size_t)g->segments; s++) {
-        const size_t made = s + (g->config.post_norm != 0);  // inputs that exist after s
+        const size_t made = s + (g->config.post_norm != 0);  // inputs that exist after segment s
         weights_use(g, (int)s, 1);
         compute_span(g, "wait", s);
         if (g->zero != NULL || g->segment[s].on_host) {
@@ -403,10 +403,10 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const bool lands = g->lands;
     const int room = lands ? landings->turn : (int)s;
     floatX *landing = (floatX *)room_at(landings, room);
-    const size_t bytes = lands ? sizeof(floatX) : g->host_grad_bytes;  // of an element
+    const size_t bytes = lands ? sizeof(floatX) : g->host_grad_bytes;  // per element
     Timeline *t = &g->timeline;
     if (landings->count > 0) stream_wait(g->out, landings->free[room]);
-    const size_t before = s + (size_t)g->host_rooms;  // that layer
+    const size_t before = s + (size_t)g->host_rooms;  // the layer that had this room
     if (g->host_rooms > 0 && s > 0 && before <= g->config.layers) {
         stream_wait(g->out, g->updated[before]);
         stream_wait(g->out, g->returned[before]);
@@ -841,8 +841,7 @@ static int train(Run *r) {
         trace_counter(&g->timeline.trace, "memory", "resident state", 0,
                       g->training ? (double)state : 0);
     }
-    const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
-    const double peak = device.flops * (double)r->world;
+    const double peak = device_peak(sizeof(floatX) == sizeof(float)).flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
         StepResult result = train_step(g, r, step);
         tune_print(&g->lt.tune);

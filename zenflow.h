@@ -67,7 +67,7 @@ typedef struct {
     size_t whole;            // number of layers, the last ones, that are chosen whole
 } ZenMap;
 
-// Has a tensor columns of both kinds? Only then columns of it are selected.
+// Has a tensor both chosen and late columns? Only then its columns are selected.
 static bool zen_is_mixed(const ZenTensor *z) { return z->chosen > 0 && z->chosen < z->cols; }
 
 // Returns topk * cols, rounded to the nearest number of columns, but at least 1 if topk > 0.

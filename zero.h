@@ -103,9 +103,8 @@ static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, si
     return most;
 }
 
-// Fills `order` with the indices of all ranks' block sums in an array (world, stride), in the order
-// of the arena. Every stage adds them up in this order. counts: of zero_blocks(). Returns their
-// number.
+// Fills `order` with the indices of all ranks' block sums in an array (world, stride), in the
+// arena's order. All stages add them up so. counts: of zero_blocks(). Returns their number.
 static inline size_t zero_order(uint32_t *order, size_t stride, const size_t *counts, int segments,
                                 size_t world) {
     size_t *taken = (size_t *)alloc_or_fail(world, sizeof(size_t), "gradient norm"), n = 0;

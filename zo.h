@@ -129,8 +129,7 @@ static void zo_estimate(ZoUpdate *u, const ZoConfig *c, size_t step, double lr,
     if (isfinite(*loss) && lr * *norm < 1e30) u->step = (uint32_t)step;  // no NaN in the weights
 }
 
-// Applies an update to th, elements first .. first + n - 1 of a tensor; n and first: see
-// zo_noise().
+// Applies an update to th, elements first .. first + n - 1 of a tensor, as zo_noise() takes them.
 HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, const ZoUpdate *u,
                                         uint32_t tensor, bool decay, uint64_t first) {
     float z[64];

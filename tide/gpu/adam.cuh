@@ -39,7 +39,7 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool
 __device__ static inline bool adam_quick(float *p, float *m, float *v, float g, const AdamStep *s,
                                          float decay) {
     adam_moments(m, v, g, s);
-    const float square = mul_f32(*v, 0x1p26f), r = fminf(rsqrt_fast(square), FLT_MAX);  // 0: 0
+    const float square = mul_f32(*v, 0x1p26f), r = fminf(rsqrt_fast(square), FLT_MAX);  // 0 for 0
     const float root = mul_f32(square, r), half = mul_f32(0.5f, r);
     const float exact_root = fma_f32(fma_f32(-root, root, square), half, root);  // 2^13 sqrt(v)
     const float by = fma_f32(exact_root, s->root_scale * 0x1p11f, s->eps * 0x1p24f);
@@ -125,7 +125,7 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
     const AdamRun run = batch_find(batch, &block);
     const size_t end = run.at + run.length;
     const size_t i = 8 * (run.at / 8 + block * (size_t)ADAM_THREADS + threadIdx.x);
-    const size_t number = run.index - run.at;  // of element 0, modulo 2^64
+    const size_t number = run.index - run.at;  // number of the arena's element 0, modulo 2^64
     const float decay = run.decay ? s.weight_decay : 0.0f;
     if (aligned && i >= run.at && i + 8 <= end
         && adam_elements<8>(w, low, m, v, grad, grad_is_half, i, &s, decay, number + i)) return;
@@ -155,7 +155,7 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
             LAUNCH(kernel, blocks, ADAM_THREADS, 0, stream, (W *)w, low, (M *)m, (M *)v, grad, \
                    grad_is_half, addresses % 16 == 0, batch, *step); \
         } while (0)
-        using Rounded = std::conditional_t<HALF_IS_FP16, uint16_t, bf16>;  // not for fp16
+        using Rounded = std::conditional_t<HALF_IS_FP16, uint16_t, bf16>;  // not in fp16
         if (step->master_bf16 && step->moments_bf16) ADAM_LAUNCH(Rounded, uint16_t);
         else if (step->master_bf16) ADAM_LAUNCH(Rounded, float);
         else if (low != NULL && step->moments_bf16) ADAM_LAUNCH(uint16_t, uint16_t);

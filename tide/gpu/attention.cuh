@@ -69,7 +69,7 @@ typedef struct {
 } AttentionShape;
 
 static AttentionShape attention_shape(size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
-    index_32(B * T * (NH + NKV));  // every count below is smaller
+    index_32(B * T * (NH + NKV));  // all counts below are smaller: they fit 32 bits
     const unsigned heads = (unsigned)NH, key_heads = (unsigned)NKV, size = (unsigned)HS;
     const float scale = 1.0f / sqrtf((float)HS);
     return AttentionShape{.B = (unsigned)B, .T = (unsigned)T, .NH = heads, .NKV = key_heads,
@@ -304,7 +304,7 @@ template <int D> __device__ static inline int tile_step(int at, int row0, int k)
 // Afterwards every thread must commit and wait, and the block must meet at a barrier.
 template <int D, int ROWS, typename X>
 __device__ static inline void tile_load(X *tile, const X *x, int pitch, int rows, int HS) {
-    enum { CHUNKS = D % 64 == 0 ? 8 : 4, STEP = FLASH_THREADS / CHUNKS };  // at once: of STEP rows
+    enum { CHUNKS = D % 64 == 0 ? 8 : 4, STEP = FLASH_THREADS / CHUNKS };  // a pass: STEP rows
     const int row0 = threadIdx.x / CHUNKS, chunk0 = threadIdx.x % CHUNKS;
     X *const to0 = tile + tile_at<D>(row0, chunk0);
     const X *const from0 = x + (int64_t)row0 * pitch + chunk0 * 8;
@@ -370,7 +370,7 @@ template <int D, int MI, typename X>
 __device__ static inline void tile_store(X *x, int pitch, int rows, int HS,
                                          const float (&acc)[MI][D / 8][4], X *tile, int row0) {
     const int lane = threadIdx.x % 32;
-    __syncwarp();  // other lanes may still read those rows
+    __syncwarp();  // other lanes may still read these rows of `tile`
     UNROLL for (int m = 0; m < MI; m++)
         UNROLL for (int n = 0; n < D / 8; n++)
             UNROLL for (int r = 0; r < 2; r++) {
@@ -461,7 +461,7 @@ __device__ static inline unsigned block_work(unsigned *tile, unsigned block, uns
 
 // A tile of rows: of a query head; or of a key head, then `head` is a part's first query head.
 typedef struct {
-    unsigned head;        // the query head, of (B, NH)
+    unsigned head;        // number of the query head, in (B, NH)
     unsigned at_q, at_k;  // begin in a row of the query head, and of the key head
     unsigned at_row;      // begin of the sequence in (B, T)
     int first, rows;      // the tile's first row; rows from there to the sequence's end
@@ -557,7 +557,7 @@ __device__ static inline void softmax_tile(float (&o)[MI][D / 8][4], float (&max
                     part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], scale2, -bias));
             sum[m][r] = sum[m][r] * rescale[m][r] + part;
         }
-    if (__any_sync(0xffffffffu, moved)) {  // seldom, after the first tiles
+    if (__any_sync(0xffffffffu, moved)) {  // seldom true after the first tiles
         FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] *= rescale[m][e / 2];
     }
     tile_accumulate<D>(o, s, v_tile);
@@ -623,7 +623,7 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
             stage_load<D, KEYS>(stages, j + 1, k, pitch, v, pitch, key0 + KEYS, T, HS);
             __pipeline_commit();
         }
-        if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;  // nothing visible
+        if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;  // the warp sees no key
         if (PACKED && key0 + KEYS <= begin[row0]) continue;
 
         float s[MI][NB][4], dp[MI][NB][4];
@@ -675,13 +675,13 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
     X *const v_tile = k_tile + ROWS * D;                    // (ROWS, D)
     X *const stages = v_tile + ROWS * D;                    // (2, q and dout, QUERIES, D)
     float *const statistics = reinterpret_cast<float *>(stages + 4 * QUERIES * D);
-    enum { STATISTICS = PACKED ? 3 : 2 };  // (2, lse and delta, and begins, QUERIES)
+    enum { STATISTICS = PACKED ? 3 : 2 };  // (2, lse and delta and, if PACKED, begins, QUERIES)
     const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
     FlashWork w = flash_work(ROWS, true, shape, at_once);
     const size_t T = shape.T, width = shape.width;
     const int pitch = (int)shape.pitch, first = w.first, rows = w.rows;
     const X *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
-    int tiles = (rows + QUERIES - 1) / QUERIES;  // of queries of a head, from the diagonal on
+    int tiles = (rows + QUERIES - 1) / QUERIES;  // tiles of a head's queries, from the diagonal on
     if (PACKED) {  // counts tiles whose first query sees some of the keys
         int seen = 0;
         for (int i = threadIdx.x; i - (int)threadIdx.x < tiles; i += FLASH_THREADS)
@@ -694,8 +694,7 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
     float dk[MI][D / 8][4], dv[MI][D / 8][4];
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] = dv[m][n][e] = 0;
     // Starts the copies of a tile of head w.head into stage j % 2. Queries past the end have begin
-    // T, and zeros for q, dout, lse and delta: then p is finite, ds is 0, and dk and dv do not
-    // change.
+    // T, and q, dout, lse, delta 0: then p is finite, ds is 0, and dk and dv do not change.
     const auto load_queries = [&](int j, int tile) {
         const int query0 = first + tile * QUERIES;
         const X *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
@@ -866,7 +865,7 @@ static void attention_forward(X *out,        // (B, T, NH HS)
                               const X *qkv,  // (B, T, (NH + 2 NKV) HS): queries, keys, values
                               const int32_t *begins,  // (B, T), or NULL
                               AttentionShape s, cudaStream_t stream, bool plain = false) {
-    GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_attention);  // half of it is masked
+    GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_attention);  // without masked scores
     attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash_shared<X>(s, plain),
                                stream);
 }

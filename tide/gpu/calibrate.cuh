@@ -1,10 +1,8 @@
 // calibrate.cuh: measures the rates of rates.h on this machine, in a second or two: of the link,
 // host memory, the cores and the GPU, each alone and, for some, while the others work.
-//   rates_measure()    all that one process can measure
 //
 // Every rate is the median of several runs, between two events of the stream that does the work.
-// The work grows fourfold until it takes long enough: so the code assumes no speed, and also works
-// on the emulated GPU.
+// Work grows fourfold until it takes long enough: so the code assumes no speed of any GPU.
 #ifndef TIDE_CALIBRATE_CUH
 #define TIDE_CALIBRATE_CUH
 #include "adam.cuh"
@@ -35,7 +33,7 @@ typedef struct {
     char *host_in, *host_out;   // `chunk` bytes each
     char *gpu;                  // two chunks: the target of copies, the source of copies
     size_t chunk;
-    double seconds;             // that one measurement may take
+    double seconds;             // time for one measurement
 } Calibration;
 
 static double calibrate_median(double *x, int count) {
@@ -64,8 +62,8 @@ __global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
     store_pack(to + i, x);
 }
 
-enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                 // n bytes
-       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM};  // n parameters
+enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                 // works of n bytes
+       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM};  // works of n parameters
 
 static cudaStream_t calibrate_stream(const Calibration *c, int work) {
     return work == WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
@@ -102,7 +100,7 @@ static void calibrate_submit(Calibration *c, int work, size_t n) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// One at a time
+// Each work alone
 
 // Returns the rate of one kind of work, in bytes or parameters per second. A run is queued behind
 // another run, so that the time of its launch does not count.
@@ -128,7 +126,7 @@ static double calibrate_rate(Calibration *c, int work) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// All at once
+// Several works at once
 
 // The times, in seconds, at which the parts of three works began and ended: copies to the GPU [0],
 // copies back [1], and the host's update [2], which is one part. part: its bytes or parameters.
@@ -208,9 +206,9 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
 }
 
 // ---------------------------------------------------------------------------------------------
-// All of it
+// All rates
 
-// Allocates n parameters of state on the host (a multiple of 4096), and half of that for copies.
+// Allocates state of n parameters (a multiple of 4096) on the host, and buffers for copies.
 static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double seconds) {
     memset(c, 0, sizeof *c);
     c->q = q;

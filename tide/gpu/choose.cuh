@@ -15,11 +15,9 @@
 static UpdateBytes update_bytes(const GPT2 *g) {
     const double visit = (double)g->pieces.elements[PIECE_VISIT];
     const double leave = (double)(g->pieces.grads_host - g->pieces.elements[PIECE_HOST]);
-    const UpdateBytes b = {(double)g->host_grad_bytes, sizeof(floatX),
-                           visit > 0 ? 1 - leave / visit : 1,
-                           (double)g->piece_bytes[PIECE_VISIT],
-                           (double)g->streamed / (double)g->config.layers};
-    return b;
+    return UpdateBytes{(double)g->host_grad_bytes, sizeof(floatX),
+                       visit > 0 ? 1 - leave / visit : 1, (double)g->piece_bytes[PIECE_VISIT],
+                       (double)g->streamed / (double)g->config.layers};
 }
 
 // Predicts how long a step takes on a machine of these rates, by a rehearsal: a copy of the model
@@ -84,7 +82,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     }
     Prediction pred = predict(&q, marks, (int)steps, (int)counted, more, zen_ranks(g), trace);
     if (g->zen != NULL) pred.h2d_bytes *= (double)window / (double)zen_planned_window(model);
-    if (g->zo != NULL)  // later steps are as slow as the slower direction of the link
+    if (g->zo != NULL)  // in the long run, a step takes as long as its copies
         pred.step = fmax(pred.step, fmax(pred.h2d_bytes / rate_or(rates->h2d, UNLIMITED),
                                          pred.d2h_bytes / rate_or(rates->d2h, UNLIMITED)));
     const size_t *of = model->pieces.elements;
@@ -204,7 +202,7 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     const Prediction pred = gpt2_rehearse(g, run, rates, NULL);
     const double median = calibrate_median(seconds, count);
     x.flops = 1e12 * (pred.compute - pred.attention);
-    x.seconds = fmax(median - pred.attention - pred.other, median / 10);  // other: passes
+    x.seconds = fmax(median - pred.attention - pred.other, median / 10);  // other: layer_passes()
     gpt2_free(g);
     return x;
 }
@@ -272,7 +270,7 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         g->choice = asked;
         zen_maps_free(z);
     }
-    if (!given && whole > L) whole = 0;  // nothing fits
+    if (!given && whole > L) whole = 0;  // nothing fits: choose_offload() says so
     // All ranks must have the same columns: the rank that needs the most whole layers decides.
     if (g->zero != NULL && !fixed && !o->plan) whole = ~zero_least(~whole, r->world);
     zen_open(r, &z->map, &z->clock, whole);
@@ -320,7 +318,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
             c->subgroup, g->shards.elements / c->subgroup);
     OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
     if (c->mode == OFFLOAD_AUTO) {
-        OffloadMemory kept = memory;  // tries it with all activations kept
+        OffloadMemory kept = memory;  // first tries to keep all activations
         if (kept.recompute == RECOMPUTE_AUTO) kept.recompute = RECOMPUTE_NONE;
         c->mode = OFFLOAD_NONE;
         const OffloadChoice asked = *c;

@@ -20,6 +20,7 @@
 // ---------------------------------------------------------------------------------------------
 // 1. The work
 
+static_assert(LAYER_TENSORS <= BATCH_MOST, "one launch has all tensors of a layer");
 enum { COLUMNS_THREADS = 256, COLUMNS_EACH = 16 };  // a block's threads; a thread's loads under way
 
 // Columns of a matrix (rows, cols), in `slots` slots; packed they are (rows, slots). Slots are cut
@@ -37,8 +38,6 @@ typedef struct {
 static ColumnsWork columns_matrix(const ZenMap *map, const ZenSegment *s, const ZenTensor *z) {
     ColumnsWork w;
     memset(&w, 0, sizeof w);
-    if (z->rows > INT32_MAX || z->cols > INT32_MAX)
-        fail("columns: a matrix of %zu x %zu is too large", z->rows, z->cols);
     w.at = z->at - map->tensor[s->first].at;
     w.column_at = z->column_at;
     w.rows = (unsigned)z->rows;
@@ -148,10 +147,9 @@ static void columns_adam_gpu(X *arena_part, void *p, void *m, void *v, const voi
                              bool grad_is_half, const ZenMap *map, int segment,
                              const int32_t *column, const AdamStep *step, cudaStream_t stream) {
     const ZenSegment *s = &map->segment[segment];
-    AdamRun runs[BATCH_MOST];
+    AdamRun runs[LAYER_TENSORS];
     int count = 0;
     for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++) {
-        if (count == BATCH_MOST) fail("too many tensors for one launch");
         runs[count++] = AdamRun{z->chosen_at - s->chosen_at, z->rows * z->chosen, z->decay,
                                 z->chosen_index};
     }

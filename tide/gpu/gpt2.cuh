@@ -42,8 +42,8 @@ struct LayerActs {
     floatX *mid;                      // (N, C)  the residual stream after attention
     floatX *ln_2; float *mean_2, *rstd_2;  // (N, C), (N), (N)
     floatX *fc, *act;                 // (N, M), (N, F)  before and after the non-linearity
-    floatX *cache;                    // (window, 2, NKV HS) of sampling: see cache.cuh; or NULL
-    floatX *branch;                   // (N, C)  what is to be added to the residual stream
+    floatX *cache;                    // (window, 2, NKV HS)  keys and values (cache.cuh), or NULL
+    floatX *branch;                   // (N, C)  the branch's result, to be added to the stream
     floatX *out;                      // (N, C)  post-norm layers: their output
     bool turned;                      // q and k are rotated by their positions
     // aliases, see layer_order(): inputs of attention and of the MLP; statistics of mid's norm
@@ -73,7 +73,6 @@ typedef struct {
     cudaEvent_t *full, *free;   // (count + apart)
 } Rooms;
 
-// Makes the events.
 static void rooms_make(Rooms *r) {
     r->full = events_make((size_t)(r->count + r->apart));
     r->free = events_make((size_t)(r->count + r->apart));
@@ -87,7 +86,7 @@ static void rooms_turn(Rooms *r) { r->turn = (r->turn + 1) % r->count; }
 // With ZeRO (zero.h) each rank owns a shard of a segment, all of equal length; without it the only
 // shard is the segment. "own" means this rank's shard. All sizes and places are in elements.
 typedef struct {
-    size_t at, length;    // in the arena
+    size_t at, length;    // its range of the arena
     size_t cut, padded;   // lengths: of a shard (0: they differ), of all shards
     size_t own_from;      // where the own shard begins in the arena
     size_t own_at, own;   // the own shard: begin in the shard space (model.h), length
@@ -106,18 +105,18 @@ typedef struct {
 typedef struct {
     const Piece *piece;
     Piece here;           // a copy of it with addresses on the GPU
-    size_t number;        // of the piece
+    size_t number;        // number of the piece
     int slot;             // the slot that it takes
-    size_t weight_bytes;  // of its weights, if they are on the host; else 0
-    size_t bytes;         // of these weights and its state
+    size_t weight_bytes;  // bytes of its weights, if they are on the host; else 0
+    size_t bytes;         // bytes of these weights and its state
 } Visitor;
 
 // The integers of a micro-batch in page-locked memory; one copy moves them to the GPU. There are
 // two sets: the host fills one while the copy of the other still waits in the stream. A third set
 // is for evaluations in zeroth-order training, where both sets may hold micro-batches.
 typedef struct {
-    int32_t *tokens;             // inputs, targets, begins of rows with documents, sees of a window
-                                 // (N each), rows (N) and first (N + 1) of one TokenOrder or two
+    int32_t *tokens;             // inputs, targets, begins if packed, sees if there is a window
+                                 // (N each); rows (N), first (N + 1) of one or two TokenOrders
     int32_t *device;             // their copy on the GPU (zeroth order: one for each set)
     const int32_t *begins, *sees;  // on the GPU, or NULL: see `documents`, `sees` of GPT2
     size_t B, T;
@@ -129,9 +128,8 @@ enum { STAGINGS = 3 };
 // Labels of one token each (run.h); count 0: the loss is a language model's.
 typedef struct { int count; int32_t word[TASK_LABELS]; } Words;
 
-// Functions of train_gpt2.cu that files of tide/gpu/ call: a step, which a plan rehearses; one
-// micro-batch, which calibration times; a part of a layer, which zeroth-order training runs
-// perturbed.
+// Functions of train_gpt2.cu that tide/gpu/ calls: a step, which a plan rehearses; one micro-batch,
+// which calibration times; a part of a layer, which zeroth-order training runs perturbed.
 struct GPT2;
 typedef struct {
     StepResult (*train)(GPT2 *g, Run *r, size_t step);
@@ -147,7 +145,7 @@ struct GPT2 {
     GPT2Config config;
     GPT2Table table;
     ShardMap shards;            // the parameters that this process updates
-    Zero *zero;                 // --zero, with several GPUs; else NULL
+    Zero *zero;                 // several GPUs, or --zero; else NULL
     size_t max_B, max_T;        // largest batch that the activation buffers hold
     size_t B, T;                // batch of the last forward pass
     const int32_t *documents;   // its begins (B, T), on the GPU, or NULL
@@ -174,25 +172,25 @@ struct GPT2 {
     int *tenant;                // per weight room: 1 + the segment that it holds; 0: none
     Rooms input_rooms;          // in `acts`: for inputs of layers, of all or a few in turn
     Rooms landings;             // on the host for gradients that the worker adds to a sum; with
-                                // ZenFlow: the segments' parts of host_grads
+                                // ZenFlow they are host_grads, one per segment
     bool offloaded;             // some state is on the host
     bool sums_on_gpu;           // the GPU sums the gradients of several micro-batches
-    bool lands;                 // the worker sums them, of pieces whose gradients leave
+    bool lands;                 // the worker sums those that leave the GPU
     size_t waiting_bytes;       // bytes of an element of a gradient that waits on the GPU,
-    size_t host_grad_bytes;     // and on the host
+    size_t host_grad_bytes;     // the same on the host
     size_t state_bytes[PIECE_KINDS][3];  // by kind: bytes of an element of masters (without the
                                          // weights' bits), of m, of v
     size_t piece_bytes[PIECE_KINDS];     // sums of these three
     bool update_in_backward;    // --clip 0: each segment's update begins when its gradient is made
     bool in_place;              // gradients wait for the update where backward makes them
     int host_rooms;             // on the host, for layers' gradients in turn; 0: one each
-    size_t host_grad_elements;  // of `host_grads`
+    size_t host_grad_elements;  // elements of host_grads
     size_t grads_over_acts;     // elements of gradients that wait over activations (ActsPlace)
     bool no_overlap;            // backward waits until each gradient has left, forward for the
                                 // whole update
     int weights;                // --weights, or WEIGHTS_GPU where there is no choice
     int streamed;               // number of layers whose weights are stored on the host
-    size_t param_elements, grad_elements;  // of `params` and `grads`
+    size_t param_elements, grad_elements;  // elements of params and grads
     size_t weights_on_host;     // elements of host_weights
     int host_threads;           // 0: host_queue_open() decides
     size_t moved_in, moved_out; // bytes over the link in this step
@@ -210,14 +208,14 @@ struct GPT2 {
     ZenFlow *zen;               // --offload zenflow; else NULL
     Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL
     StateRange *ranges;         // by segment: the own shard's range in the arena
-    Prediction predicted;       // of a step, if the machine's rates are known
-    const Steps *steps;         // the trainer's
+    Prediction predicted;       // time of a step, if the machine's rates are known
+    const Steps *steps;         // functions of train_gpt2.cu
     OffloadLeast *least;        // refuse() looks for the least memory that fits; else NULL
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     int segments;
     Segment *segment;
     // GPU memory.
-    floatX *params;                              // read by forward and backward; see Segment
+    floatX *params;                              // weights in use; see Segment
     void *state[3];                              // of residents: low bits of masters (chosen:
                                                  // all bits), m, v, the latter in fp32 or bf16
     floatX *grads;                               // the micro-batch's gradients; see Segment
@@ -225,12 +223,12 @@ struct GPT2 {
     float *wire;                                 // (WIRE_CHUNK): gradients in fp32, for the link
     float *dwte;                                 // (Vp, E): the head's gradient and wte's, in fp32,
                                                  // unless head_in_place()
-    char *acts;                                  // of layers: see layer_acts()
+    char *acts;                                  // activations of layers: see ActsPlace
     floatX *ln_f;                                // (N, C)
     float *mean_f, *rstd_f;                      // (N), (N)
     floatX *logits;                              // (head_rows, Vp)
     float *losses;                               // (N)
-    double *loss;                                // [2]: mean over the step so far; norm^2
+    double *loss;                                // [2]: mean loss of the step so far; norm^2
     float *rope;                                 // (T, HS/2, 2): see rope_table()
     floatX *cache;                               // (L, window, 2, NKV HS): see cache.cuh
     floatX *branch;                              // (N, C): what a layer adds to the stream;
@@ -238,16 +236,16 @@ struct GPT2 {
     floatX *dx, *dwide;                          // backward: (N, C), (N, wider of Q and M)
     float *delta;                                // backward: (B, NH, T)
     float *scratch;                              // partial sums of weight gradients over rows
-    double *norm_sums, *run_sums;                // of blocks and of runs of blocks (adam.h)
+    double *norm_sums, *run_sums;                // sums of blocks, of runs of blocks (adam.h)
     int32_t *tokens;                             // the batch on the GPU, laid out as in Staging
     // Page-locked host memory.
     void *host_state[3];                         // state of the pieces that are not resident
     void *host_grads;                            // gradients that wait for the update; see Piece
-    floatX *host_weights;                        // that the CPU updates, or that are stored here
+    floatX *host_weights;                        // weights of host pieces and of layers stored here
     char *host_inputs;                           // (L - 1, N, C), if the inputs of layers leave
     Staging staging[STAGINGS];
     int turn;                                    // the staging in use
-    TokenOrder by_token, by_position;               // of the inputs and their positions, on the GPU
+    TokenOrder by_token, by_position;               // orders of the inputs, of their positions
     // Ordinary host memory.
     int32_t *token_count;                        // (2, max(V, T)), for token_order()
     int32_t *inputs, *targets;                   // (N): the batch, as it was read
@@ -273,7 +271,7 @@ enum { HEAD_ROWS = 4096 };               // enough to keep the GPU busy: 400 MB 
 #define WIRE_CHUNK ((size_t)1 << 22)     // elements of a copy of a gradient in fp32
 #endif
 
-// Returns the segment that is updated as number i.
+// Returns the number of the segment that is updated as the i-th.
 static int update_order(const GPT2 *g, int i) {
     const bool all = g->update_in_backward || g->choice.early > g->segments;
     const int early = all ? g->segments : g->choice.early;
@@ -317,7 +315,7 @@ static int first_state(const GPT2 *g, const Piece *p) {
 // With --activations host a layer keeps its input alone, in one of a few rooms: for the input of
 // this layer and of the next one, and one being filled if post-norm layers recompute their output.
 typedef struct {
-    size_t entry, stride;      // bytes of x; from a layer's entry to the next one's
+    size_t entry, stride;      // bytes of x; bytes from a layer's entry to the next one
     size_t rooms;              // rooms for entries; the last layer's output is one
     size_t bytes[LAYER_ACTS];  // of each row of the activation table (model.h)
     size_t at[LAYER_ACTS];     // where the row begins: after its layer's entry or, if it is shared,
@@ -537,8 +535,8 @@ static bool head_in_place(const GPT2 *g) {
     return !g->config.tied && g->words.count == 0 && g->max_B * g->max_T <= g->head_rows;
 }
 
-// Tells the timeline that the compute stream begins to work on segment s; NULL: on nothing. bytes:
-// the activations or gradients that it makes, for the picture of memory.
+// Tells the timeline that the compute stream begins to work on segment s; NULL: it ends its work.
+// bytes: of activations or gradients that it makes, for the picture of memory.
 static void compute_span(GPT2 *g, const char *name, size_t s, size_t bytes = 0) {
     timeline_compute(&g->timeline, name, s, bytes, g->compute);
 }
@@ -629,8 +627,7 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
     event_record(s->copied, stream);
 }
 
-// Describes the CPU's work on a piece: AdamW, unless step is NULL. The caller sets gradient and
-// sum.
+// Describes the CPU's work on a piece: AdamW if step != NULL. The caller sets gradient and sum.
 static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
     AdamWork w = {};
     w.runs = g->pieces.runs + p->first_run;

@@ -246,11 +246,9 @@ template <typename Work> static unsigned batch_units(const Batch<Work> *batch) {
 // Adds work that has `units` units.
 template <typename Work> static void batch_add(Batch<Work> *batch, const Work &work, size_t units) {
     if (units == 0) return;
-    if (batch->count == BATCH_MOST) fail("too many tensors for one launch");
-    const size_t end = units + batch_units(batch);
-    if (end > INT32_MAX) fail("too much work for one launch");
+    const unsigned end = batch_units(batch) + (unsigned)units;
     batch->work[batch->count] = work;
-    batch->end[batch->count++] = (unsigned)end;
+    batch->end[batch->count++] = end;
 }
 
 #endif

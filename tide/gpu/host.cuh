@@ -16,7 +16,7 @@
 #include "../cpu/cpu.h"
 #include "queue.cuh"
 #include "../base/ranks.h"
-#include <cuda.h>  // types only: the driver is not linked to
+#include <cuda.h>  // only for types: the driver's library is not linked
 #include <pthread.h>
 
 // Submitted work; the argument follows in memory.
@@ -45,7 +45,7 @@ typedef struct HostQueue {
     HostCounters *counters;
     uint32_t submitted, waited;  // number of the last submitted work; of the last one waited for
     StreamWaitValue wait_value;  // NULL: host functions wait
-    HostJob *job;            // that the stream has reached
+    HostJob *job;            // the newest that the stream has reached
     pthread_mutex_t mutex;   // with `changed`: for threads that sleep until a counter changes
     pthread_cond_t changed;
 } HostQueue;
@@ -234,8 +234,7 @@ static void host_free(void *p) {
 
 // Returns zeroed page-locked memory, at a multiple of 2 MiB and in huge pages where Linux has them.
 // The queue's team zeroes it, after the work that is queued. `what` names it in the error. Checks
-// first that there is enough: Linux gives out memory that it lacks, and kills the program that uses
-// it.
+// first that there is enough: Linux gives out memory that it lacks, and kills who uses it.
 static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     if (rehearsal != NULL) return owner_add(host_free, rehearse_memory(bytes));
     const size_t huge = (size_t)2 << 20;

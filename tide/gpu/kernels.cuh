@@ -46,8 +46,7 @@ template <int W, typename X> __device__ static inline int4 load_run(const X *p) 
     return bits;
 }
 
-// Makes the compiler take *b for new bits: it computes anew from them, and keeps no earlier
-// results.
+// Makes the compiler take *b for new bits: it computes from them anew, and keeps no old results.
 __device__ static inline void forget(int4 *b) {
     asm volatile("" : "+r"(b->x), "+r"(b->y), "+r"(b->z), "+r"(b->w));
 }
@@ -623,8 +622,8 @@ __global__ static void heads_forward_kernel(X *qkv, X *qk, float *qk_rstd, const
 }
 
 // Computes backward with a norm. A block takes the heads of q (even blocks) or k (odd blocks) in a
-// run of rows; each of its teams takes every `teams`-th head. A lane sums the same channels of
-// every head.
+// run of rows; each of its teams takes every `teams`-th head. A lane sums the same channels in
+// each.
 template <typename X, int W>
 __global__ static void __launch_bounds__(BLOCK_THREADS)
 heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, s.HS) */, const X *qk,
@@ -758,8 +757,7 @@ template <typename X> __device__ static inline float sigmoid(float z) {
     else return 1.0f / (1.0f + expf(-z));
 }
 
-// With a GATE, a row of inp is F channels of the gate, then F that it multiplies. all: packs of
-// out.
+// With a GATE, a row of inp is F channels of the gate, then F that it multiplies. all: out's packs.
 template <typename X, bool GATE>
 __global__ static void activation_forward_kernel(X *out, const X *inp, unsigned all, unsigned F,
                                                  int activation) {

@@ -11,7 +11,6 @@
 #include "weights.cuh"
 #include "zenflow.cuh"
 #include "zo.cuh"
-#include <assert.h>
 
 // Places gradients that wait for the update over the activations of their own layer, as many as
 // fit: nothing reads the activations any more. The other gradients are side by side in g->waiting.
@@ -193,13 +192,11 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
 
 // Returns how many floats of scratch backward's sums over rows take.
 static size_t sums_scratch(const GPT2Config *c, size_t N) {
-    const size_t sums[] = {layernorm_backward_scratch(N, c->channels),
-                           c->qk_norm ? heads_backward_scratch(N, config_head(c)) : 0,
-                           bias_backward_scratch(N, config_qkv(c)),
-                           bias_backward_scratch(N, config_mlp(c))};
-    size_t most = 0;
-    for (size_t n : sums) most = n > most ? n : most;
-    return most;
+    const size_t norms = layernorm_backward_scratch(N, c->channels);
+    const size_t heads = c->qk_norm ? heads_backward_scratch(N, config_head(c)) : 0;
+    const size_t biases = max_size(bias_backward_scratch(N, config_qkv(c)),
+                                   bias_backward_scratch(N, config_mlp(c)));
+    return max_size(norms, max_size(heads, biases));
 }
 
 // Lists every buffer, on the GPU and on the host, for batches of max_B x max_T. Arenas (ZERO) begin
@@ -260,7 +257,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
                g->landings.memory);
         if (g->zen != NULL) n = zen_buffers(g, list, n);
     }
-    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};  // matmul_open()'s
+    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};  // made by matmul_open()
     return n;
 }
 
@@ -269,7 +266,6 @@ static size_t gpt2_bytes(GPT2 *g, bool host) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     size_t total = 0, unit = host ? 4096 : 256;
-    assert(n <= MAX_BUFFERS);
     for (int i = 0; i < n; i++)
         if ((list[i].kind == BUFFER_HOST) == host) total += round_up(list[i].bytes, unit);
     return total;
@@ -295,12 +291,11 @@ static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t 
 }
 
 static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
-    const OffloadMemory m = {gpt2_needs, g, min_size(gpu, SIZE_MAX - 1), host,
-                             !g->training ? (int)RECOMPUTE_NONE
-                             : g->choice.inputs_leave ? (int)RECOMPUTE_BLOCK : recompute,
-                             g->accumulating || g->zen != NULL, g->weights,
-                             (int)g->config.layers, g->least, zero_stage(g->zero) == 3};
-    return m;
+    return OffloadMemory{gpt2_needs, g, min_size(gpu, SIZE_MAX - 1), host,
+                         !g->training ? (int)RECOMPUTE_NONE
+                         : g->choice.inputs_leave ? (int)RECOMPUTE_BLOCK : recompute,
+                         g->accumulating || g->zen != NULL, g->weights, (int)g->config.layers,
+                         g->least, zero_stage(g->zero) == 3};
 }
 
 // Replaces each "auto" in g->choice, whose mode is given. Returns whether the result fits.
@@ -372,8 +367,7 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
 
 // Makes the streams, and the events that order their work.
 static void streams_make(GPT2 *g) {
-    // Short kernels that other streams wait for are urgent: else blocks of products keep them
-    // waiting.
+    // Short kernels that other streams wait for are urgent: else blocks of products delay them.
     g->compute = stream_make("compute", false);
     g->sums = stream_make("sums", true);
     g->out = stream_make("out", false);
@@ -479,7 +473,7 @@ static size_t arena_at(const GPT2 *g, const Piece *p) {
     return seg->own_from + (p->at - seg->own_at);
 }
 
-// Implements RunState.move: copies state between pieces and w. Loaded masters become weights in
+// Implements RunState.move: copies state between pieces and w. Also loads masters as weights in
 // use.
 static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     const GPT2 *g = (const GPT2 *)owner;

@@ -28,7 +28,7 @@
 #include "queue.cuh"
 #include "tune.cuh"
 
-// Every call of cuBLASLt is made by LT().
+// LT() checks each call of cuBLASLt.
 #define LT(call) lt_check((call), #call, __FILE__, __LINE__)
 
 static inline void lt_check(cublasStatus_t e, const char *call, const char *file, int line) {
@@ -139,7 +139,7 @@ static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) 
     const int64_t pitch = (int64_t)s->ldo;
     p->shape = *s;
     p->settled = false;
-    // Swapped, as the top of this file says: the library's A is our b.
+    // The operands are swapped (top of this file): the library's A is our b.
     LT(cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     matmul_set(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
     matmul_set(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);

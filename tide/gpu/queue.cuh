@@ -144,7 +144,6 @@ static void event_make(cudaEvent_t *event, bool sleeps) {
     owner_add(event_free, *event);
 }
 
-// Makes n events.
 static cudaEvent_t *events_make(size_t n) {
     cudaEvent_t *events = (cudaEvent_t *)owner_add(free, ALLOC(cudaEvent_t, n, "events"));
     for (size_t i = 0; i < n; i++) event_make(&events[i], false);

@@ -61,8 +61,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
         CUDA(cudaEventCreate(&h->slot[h->made++].end));
     }
     TimelineSlot *slot = &h->slot[h->count];
-    const TraceSpan span = {0, 0, row, name, number, bytes};
-    slot->span = span;
+    slot->span = TraceSpan{0, 0, row, name, number, bytes};
     slot->ended = false;
     slot->between = t->between;
     CUDA(cudaEventRecord(slot->begin, s));

@@ -46,7 +46,7 @@ struct ZenFlow {
     floatX *shown;              // (longest): the same for layers whose weights are on the host
     float *column_sums;         // (2, mixed): zen_sums()
     ZenSum *scratch;
-    float *all_sums;            // (ranks, numbers, mixed), if there are several
+    float *all_sums;            // (ranks, numbers, mixed), if there are several ranks
     floatX *shared;             // chosen columns of a segment's weights, packed for all ranks
     // Page-locked host memory. GPT2.host_state has the state of the rest.
     float *acc;                 // (sums, rest)
@@ -433,9 +433,8 @@ static void zen_exchange(GPT2 *g, int s, const ZenTensor *z, const ZenSwap *swap
     g->moved_in += bytes;
 }
 
-// Selects columns anew, while no update is under way and no gradient waits. Masters and moments of
-// newly chosen columns are swapped with those of columns that are chosen no longer. The weights in
-// use stay.
+// Selects columns anew, while no update is under way and no gradient waits. Swaps masters and
+// moments of columns that become chosen and columns that are no longer chosen; weights in use stay.
 static void zen_exchange_columns(GPT2 *g) {
     ZenFlow *z = g->zen;
     compute_span(g, "wait", 0);  // compute has no work until the host has swapped

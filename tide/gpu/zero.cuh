@@ -1,5 +1,4 @@
-// zero.cuh: ZeRO on the GPU: the collectives between the ranks. zero.h defines which rank owns
-// which part; doc/zero.md is the lesson.
+// zero.cuh: ZeRO's collectives between the ranks. zero.h: who owns what. doc/zero.md: the lesson.
 //
 // All collectives are queued in one stream, in the same order on all ranks, as NCCL demands:
 // - in each micro-batch, while backward runs, from the last segment to the first: the gradient is
@@ -245,7 +244,7 @@ static void zero_reduce(GPT2 *g, size_t s) {
     event_record(zero->reduced[s], zero->stream);
 }
 
-// Returns the event that is recorded when segment s of the gradient is ready for the update.
+// Returns the event that is recorded when segment s of the gradient is complete.
 static cudaEvent_t gradient_event(const GPT2 *g, size_t s) {
     return g->zero != NULL ? g->zero->reduced[s] : g->grad_rooms.full[g->segment[s].grad_room];
 }

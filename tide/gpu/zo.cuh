@@ -112,7 +112,7 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
     const float *z = logits + n * width;
     const size_t target = (size_t)targets[n];  // -1 becomes larger than all v
     float max = -FLT_MAX, sum = 0;
-    #pragma unroll 8  // so many loads are under way
+    #pragma unroll 8  // keeps many loads under way
     for (size_t v = threadIdx.x; v < valid; v += blockDim.x) max = fmaxf(max, z[v]);
     max = block_max(max);
     #pragma unroll 8
@@ -133,7 +133,7 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
 // =============================================================================================
 // 2. MeZO's part of the model, and the memory for it
 
-enum { ZO_EVALUATION = 2 };  // the staging of evaluations; those of training are 0 and 1, by turns
+enum { ZO_EVALUATION = 2 };  // the staging for evaluations; training takes 0 and 1 in turn
 
 // The work of a pass over the layers. signs 2: forward with theta + scale z and with theta - scale
 // z, for each query. signs 1: forward with theta. signs 0: only the update.
@@ -155,8 +155,8 @@ typedef struct {
 } ZoSlot;
 
 // The zeroth-order part of a GPT2. GPT2.params has the embeddings, the layers that stay on the GPU,
-// and the tail; GPT2.host_weights has the layers that visit. For evaluations, GPT2.loss is the end
-// of `totals`.
+// and the tail; GPT2.host_weights has the visitors. For evaluations, GPT2.loss is the end of
+// `totals`.
 struct Zo {
     ZoConfig config;
     ZoUpdate pending;           // the update that the next pass applies to the weights
@@ -191,8 +191,7 @@ struct Zo {
     double *mine;               // (zo_news()), after `all`: this rank's; the losses are first
 };
 
-// Count the losses of a rank in a step; and the numbers that it sends: its losses, and ZO_SAYS
-// more.
+// Count the losses of a rank in a step; and the numbers that it sends: losses, and ZO_SAYS more.
 enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // places: of run_tell(); of "data is damaged"
 static size_t zo_losses(const Zo *zo) { return zo->accum * 2 * (size_t)zo->config.queries; }
 static size_t zo_news(const Zo *zo) { return zo_losses(zo) + ZO_SAYS; }
@@ -392,8 +391,7 @@ static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
                 zo_norm(g) * sizeof(floatX), cudaMemcpyDeviceToDevice, g->compute);
 }
 
-// Runs part k of a layer with the perturbed group k, for one query and sign, on the stream in
-// place.
+// Runs part k of a layer with the perturbed group k, for one query and sign; adds to x in place.
 static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const Zo *zo = g->zo;
@@ -420,7 +418,7 @@ static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     w.mid_w = w.ln_2_w;
     w.mid_b = w.ln_2_b;
     if (post && k == 0) zo_keep_norm(g, range[0].at, sign);
-    if (post && k % 2 == 1) {  // the norm of this part's sum
+    if (post && k % 2 == 1) {  // zo_keep_norm() has copied the norm of this part's sum
         w.mid_w = w.ln_2_w = zo->norm + (size_t)sign * zo_norm(g);
         w.mid_b = w.ln_2_b = w.mid_w + zo_norm(g) / 2;
     }
@@ -470,7 +468,7 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
 static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const GPT2Table *t = &g->table;
-    const ZoGroup group = zo_group(t, t->tail, t->ln_f_b < 0 ? 1 : 2);  // or project_out
+    const ZoGroup group = zo_group(t, t->tail, t->ln_f_b < 0 ? 1 : 2);  // or it is project_out
     const Zo *zo = g->zo;
     floatX *const *w = zo->perturbed;
     zo_weights(g, tensor(g, t->tail), &group, &zo_nothing, p, query);
@@ -486,7 +484,7 @@ static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     }
 }
 
-// Makes the perturbed rows of the head for tokens v0 .. v0 + count - 1; v0 is in the vocabulary.
+// Makes the perturbed rows of the head for tokens v0 .. v0 + count - 1; v0 < V.
 static void zo_head_weights(GPT2 *g, const ZoPass *p, int query, size_t v0, size_t count) {
     const size_t C = config_embed(&g->config);
     ZoGroup group = zo_group(&g->table, g->table.lm_head, 1);
@@ -524,7 +522,7 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
     }
 }
 
-// Writes the same for labelled sentences. An evaluation counts the right labels in totals[1].
+// Does zo_head() for labelled sentences. An evaluation counts the right labels in totals[1].
 static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const Zo *zo = g->zo;
     const size_t B = g->B, most = g->max_B * g->max_T;
@@ -648,8 +646,7 @@ static bool zo_forward(GPT2 *g, Run *r, size_t step) {
 }
 
 // Writes the counters of a step, for log.jsonl. Bytes over the link are of this step, times of the
-// newest complete step ("step"). sent: bytes sent to other ranks. waited: seconds of waiting for
-// them.
+// newest complete step ("step"). sent: bytes sent to other ranks. waited: seconds, for them.
 static void zo_log(const GPT2 *g, char *json, size_t n, size_t sent, double waited) {
     const TimelineStep *d = &g->timeline.done;
     char busy[160];
@@ -693,8 +690,7 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     return result;
 }
 
-// Ends a run whose ranks have loaded different weights: rank 0 alone saves, so the weights of the
-// others would be lost.
+// Ends a run whose ranks have loaded different weights: only those of rank 0 would be saved.
 static void zo_loaded(const GPT2 *g, Run *r) {
     uint64_t hash = 0;
     char text[40];
