@@ -32,7 +32,7 @@ static const Device device_table[] = {
     {"L4",                  121,   30.3, 300},
     {"L40",                 181,   90.5, 864},
     {"L40S",                362,   91.6, 864},
-    {"RTX 6000 Ada",        364.2, 91.1, 960},
+    {"RTX 6000 Ada Generation", 364.2, 91.1, 960},
     // NVIDIA H100 data sheet (SXM, PCIe, NVL); H200 data sheet (SXM, NVL); GH200 data sheet
     {"H100 80GB HBM3",      989.4, 67,   3350},
     {"H100 PCIe",           756,   51,   2000},
@@ -46,7 +46,7 @@ static const Device device_table[] = {
     {"B100",                1750,  60,   8000},
     {"B200",                2250,  75,   7700},
     {"GB200",               2500,  80,   8000},
-    {"B300",                2250,  75,   8000},
+    {"B300 SXM6 AC",        2250,  75,   8000},
     // RTX PRO Blackwell architecture whitepaper; the Max-Q and Server editions are slower
     {"RTX PRO 6000 Blackwell Workstation Edition",       503.8, 126, 1792},
     // GA102 architecture whitepaper, and GeForce RTX 3090 Ti specifications
@@ -62,27 +62,13 @@ static const Device device_table[] = {
     {"GeForce RTX 5090",    209.5, 104.8, 1792},
 };
 
-// Does `text` contain `word`, between spaces or the ends?
-static bool device_has_word(const char *text, const char *word) {
-    const size_t n = strlen(word);
-    for (const char *at = strstr(text, word); at != NULL; at = strstr(at + 1, word))
-        if ((at == text || at[-1] == ' ') && (at[n] == ' ' || at[n] == '\0')) return true;
-    return false;
-}
-
-// Returns the row whose name is a part of the device's name, in whole words ("L40S" is no L40), or
-// NULL. If only the device's name has a word of `other`, the device is another chip with the same
-// number, or a slice of one, and the row does not match.
+// Returns the row of the device of this name, or NULL. A part of a name is not enough: a laptop's
+// chip, another card with the same number, or a slice of one has a longer name.
 static const Device *device_find(const char *name) {
-    static const char *const other[] = {"Laptop", "Mobile", "Max-Q", "MIG", "Ti", "SUPER", "D",
-                                        "PCIe", "NVL"};
-    for (size_t i = 0; i < sizeof device_table / sizeof *device_table; i++) {
-        const Device *d = &device_table[i];
-        bool matches = device_has_word(name, d->name);
-        for (size_t j = 0; matches && j < sizeof other / sizeof *other; j++)
-            matches = !device_has_word(name, other[j]) || device_has_word(d->name, other[j]);
-        if (matches) return d;
-    }
+    const char *const maker = "NVIDIA ";  // not in old drivers' names
+    if (strncmp(name, maker, strlen(maker)) == 0) name += strlen(maker);
+    for (const Device &d : device_table)
+        if (strcmp(d.name, name) == 0) return &d;
     return NULL;
 }
 

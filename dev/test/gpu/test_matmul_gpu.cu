@@ -345,7 +345,7 @@ static void test_device_names(void) {
     check_device("NVIDIA A10", "A10", 125);
     check_device("NVIDIA A40", "A40", 149.7);
     check_device("NVIDIA RTX A6000", "RTX A6000", 154.8);
-    check_device("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", 364.2);
+    check_device("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada Generation", 364.2);
     check_device("NVIDIA GeForce RTX 3090", "GeForce RTX 3090", 71);
     check_device("NVIDIA GeForce RTX 3090 Ti", "GeForce RTX 3090 Ti", 80);
     check_device("NVIDIA GeForce RTX 4090", "GeForce RTX 4090", 165.2);
