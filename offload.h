@@ -207,7 +207,7 @@ static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size,
 // without a stride the embeddings are residents first, if they fit: their gradient is complete
 // last, and the next forward pass reads them first. With a stride this is the paper's Algorithm 1:
 // residents are whole sub-groups at the end, and of the others sub-group i, from 0 on, visits if (i
-// + 1) % stride == 0. Without one, elements are counted: a sub-group visits if then all visitors are at
+// + 1) % stride == 0. Without one, elements count: a sub-group visits if all visitors are then at
 // most `share` of the elements so far. With equal sub-groups, a share of 1 / k is a stride of k.
 static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map, const OffloadChoice *c) {
     Pieces list = {0};
