@@ -20,7 +20,7 @@
 // ---------------------------------------------------------------------------------------------
 // 1. The work
 
-static_assert(LAYER_TENSORS <= BATCH_MOST, "one launch has all tensors of a layer");
+static_assert((int)LAYER_TENSORS <= (int)BATCH_MOST, "one launch has all tensors of a layer");
 enum { COLUMNS_THREADS = 256, COLUMNS_EACH = 16 };  // a block's threads; a thread's loads under way
 
 // Columns of a matrix (rows, cols), in `slots` slots; packed they are (rows, slots). Slots are cut
