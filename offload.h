@@ -1,17 +1,17 @@
 // offload.h: where the optimizer's state is stored, and who updates it.
 //
-// The state of AdamW (m, v, and what the master weights have besides the weights: 10 bytes per
-// parameter, or 8, 6 or 4) is cut into sub-groups, and those into pieces. A piece's state is on the
-// GPU or on the host; the GPU or the CPU updates it. The functions here decide which, from the
-// model and the options alone, and make a list of pieces. The trainer, its memory plan, predictions
-// of --plan and the tests all use this list; update_segment() in train_gpt2.cu works through it.
+// The state of AdamW (m, v, and the bits of the master weights that the weights lack: 10 bytes per
+// parameter, or 8, 6 or 4) is cut into sub-groups, and these into pieces. A piece's state is on the
+// GPU or on the host; the GPU or the CPU updates the piece. The functions here decide this for each
+// piece, from the model and the options alone, and make a list of pieces. The trainer, its memory
+// plan, the predictions of --plan and the tests use this list.
 //
 //   mode         on the GPU      the other state is on the host, and updated by
 //   none         everything
 //   zero         nothing         the CPU (ZeRO-Offload: Ren et al. 2021)
 //   twinflow     a share         the CPU (ZeRO-Offload++)
-//   interleave   perhaps         the CPU and, travelling there and back, the GPU (Deep Optimizer
-//                                States: Maurya et al. 2024), by stride or by share
+//   interleave   a share or      the CPU; some sub-groups, by stride or by share, visit the GPU and
+//                nothing         are updated there (Deep Optimizer States: Maurya et al. 2024)
 //
 // CPU and GPU compute the same bits (adam.h), so no choice made here changes a result.
 #ifndef TIDE_OFFLOAD_H
@@ -20,41 +20,41 @@
 #include "adam.h"
 #include "tide/base/model.h"
 
-// The values of --offload, by OFFLOAD_*. "auto" is replaced by another mode before anything is cut.
+// The values of --offload, by OFFLOAD_*. Before pieces are made, another mode replaces "auto".
 static const char *const offload_names[] = {"auto", "none", "zero", "twinflow", "interleave",
                                             "zenflow"};
 
-enum { SUBGROUP_PARAMETERS = 100000000 };  // most in a sub-group: Deep Optimizer States, 5.3
+enum { SUBGROUP_PARAMETERS = 100000000 };  // in the largest sub-group: Deep Optimizer States, 5.3
 
 typedef struct {
     int mode;
     double resident;     // share of the state that stays on the GPU
     size_t stride;       // every stride-th sub-group visits the GPU; 0: `share` decides
-    double share;        // share of the bytes that are not resident which visits the GPU
+    double share;        // share of the state on the host that visits the GPU
     size_t subgroup;     // elements; 0: layers, in equal parts of at most SUBGROUP_PARAMETERS
     int slots;           // rooms on the GPU for visiting state; 0: auto, LEAST_SLOTS until settled
-    int grad_rooms;      // rooms on the GPU which layers use in turn for their gradients, unless
-                         // these wait there for the update; 0: auto, LEAST_ROOMS until settled
-    int kept_grads;      // number of visiting pieces, from the arena's begin on, whose gradients
-                         // wait on the GPU, not on the host: backward makes them last, the update
-                         // reads them first (but for `early`). -1: all that fit; 0 until settled
+    int grad_rooms;      // rooms on the GPU that layers use in turn for their gradients (unless
+                         // each has its own); 0: auto, LEAST_ROOMS until settled
+    int kept_grads;      // number of visiting pieces, the first in the arena, whose gradients wait
+                         // on the GPU, not on the host: backward makes them last, the update reads
+                         // them first (but for `early`). -1: as many as fit; 0 until settled
     int recompute;       // what backward computes again: RECOMPUTE_*
     bool inputs_leave;   // RECOMPUTE_BLOCK: the inputs of layers wait for backward on the host
-    bool apart;          // with everything on the GPU: gradients wait in the room of activations
-                         // that are no longer needed, if they fit, not where backward makes them
-    bool sum_on_host;    // the host adds the micro-batches' gradients of pieces that it updates
-    int early;           // number of segments, counted from the last one, that are updated before
-                         // the others: their gradients are the first to reach the host
+    bool apart;          // with everything on the GPU: gradients wait over activations that are no
+                         // longer needed, as far as they fit, not where backward makes them
+    bool sum_on_host;    // the host sums the micro-batches' gradients that leave the GPU
+    int early;           // number of the last segments that are updated before the others: their
+                         // gradients are the first to reach the host
     bool wire_f32;       // gradients cross the link as fp32
     int streamed;        // number of layers whose weights are stored on the host and copied for
                          // each use: first the layers without residents
-    int weight_rooms;    // rooms on the GPU which these layers (in ZeRO-3 all) use in turn for
-                         // their weights; 0: auto, LEAST_ROOMS until settled
+    int weight_rooms;    // rooms on the GPU that these layers (in ZeRO-3 all layers) use in turn
+                         // for their weights; 0: auto, LEAST_ROOMS until settled
 } OffloadChoice;
 
 enum { LEAST_SLOTS = 3, LEAST_ROOMS = 2, KEEP_ALL = 1 << 20 };
 
-// Returns the number of rooms: `chosen` (0: auto), but never more than there are tenants.
+// Returns the number of rooms: `chosen`, or `least` if chosen is 0, but at most `tenants`.
 static int rooms_of(int chosen, int least, int tenants) {
     const int n = chosen > 0 ? chosen : least;
     return n < tenants ? n : tenants;
@@ -64,30 +64,30 @@ enum { PIECE_HOST,       // state on the host, updated by the CPU
        PIECE_VISIT,      // state on the host, updated on the GPU
        PIECE_RESIDENT,   // state on the GPU, updated there
        PIECE_CHOSEN,     // zenflow.h: chosen columns of a segment; packed state on the GPU
-       PIECE_LATE,       // its other columns; packed state on the host, updated at a window's end
+       PIECE_LATE,       // the other columns; packed state on the host, updated once per window
        PIECE_KINDS };
 
-// A range of the shard space in one segment (embeddings, a layer, the tail), updated as a whole.
+// A piece: a range of the shard space in one segment (embeddings, a layer, the tail).
 typedef struct {
     int kind, segment, subgroup;
-    size_t at, length;       // elements of the shard space (model.h), gaps between tensors included
-    int first_run, runs;     // its (parts of) tensors in Pieces.runs; AdamRun.at counts from the
-                             // piece's begin
+    size_t at, length;       // elements of the shard space (model.h), with gaps between tensors
+    int first_run, runs;     // its tensors, or parts of tensors, in Pieces.runs; AdamRun.at counts
+                             // from the piece's begin
     size_t first_block, blocks;  // its blocks of the gradient norm; no block is in two pieces
-    size_t state_at;         // first element of its state among all pieces' on its side
+    size_t state_at;         // begin of its state among all pieces' state on its side of the link
     bool grad_on_gpu;        // its gradient waits for the update on the GPU, not on the host
-    size_t grad_at;          // first element of its gradient among those that wait on that side
-    size_t weights_at;       // first element of its weights in the host's buffer of weights
-    bool over_acts;          // its gradient lies over the layer's activations: grad_at in bytes
-    // Addresses, which the trainer sets once, when there is memory. floatX is its storage type.
-    void *params;            // weights that forward reads: floatX; on the host if they stream
-    void *weights;           // weights that AdamW updates: `params`, or the host's if the CPU does
-    // The route of its gradient; NULL: it is not there.
+    size_t grad_at;          // begin of its gradient among all gradients that wait there
+    size_t weights_at;       // begin of its weights in the host's buffer of weights
+    bool over_acts;          // its gradient waits over the layer's activations; grad_at is in bytes
+    // Addresses, which the trainer sets once memory is allocated. floatX: its storage type.
+    void *params;            // weights in use (floatX); or, if copied for use, those on the host
+    void *weights;           // weights that AdamW updates: `params`, or on the host for the CPU
+    // The route of its gradient; NULL: the gradient is never there.
     void *made;              // where backward writes it: floatX
-    void *grad, *host_grad;  // where it waits, or is summed, on GPU and host: floatX or fp32
+    void *grad, *host_grad;  // where it is summed or waits, on GPU and host: floatX or fp32
     void *normed;            // the gradient whose norm the GPU computes
-    void *leaves;            // from where it is copied to the host (PIECE_LATE: packed first)
-    void *state[3];          // the masters' other bits (NULL in fp32), m and v; on GPU or host
+    void *leaves;            // the source of its copy to the host (PIECE_LATE: packed before)
+    void *state[3];          // low bits of masters (NULL: none), m and v; on GPU or host
 } Piece;
 
 typedef struct {
@@ -95,13 +95,13 @@ typedef struct {
     size_t blocks;                   // of the gradient norm
     Piece *pieces;                   // in the arena's order, which is that of the forward pass
     AdamRun *runs;
-    size_t elements[PIECE_KINDS];    // in pieces of each kind
+    size_t elements[PIECE_KINDS];    // elements in pieces of each kind
     int visits;                      // number of visiting pieces,
     size_t longest_visit;            // and the elements of the longest one
     size_t grads_gpu, grads_host;    // elements of gradients that wait on the GPU, on the host
 } Pieces;
 
-// Begin of shard i in the shard space. A shard ends, with the gap after it, where the next begins.
+// Returns the begin of shard i. A shard ends, with the gap after it, where the next shard begins.
 static size_t shard_begin(const ShardMap *map, int i) {
     return i < map->count ? map->shards[i].at : map->elements;
 }
@@ -120,7 +120,7 @@ static int shard_segment(const GPT2Table *t, const ShardMap *map, int i) {
     return t->tensors[map->shards[i].tensor].layer + 1;
 }
 
-// Returns the segment that holds element `at`, and what this process owns of it: [*begin, *end).
+// Returns the segment of element `at`; sets [*begin, *end) to this process's part of that segment.
 static int shard_segment_range(const GPT2Table *t, const ShardMap *map, size_t at,
                                       size_t *begin, size_t *end) {
     int first = shard_at(map, at), last = first + 1;
@@ -133,20 +133,20 @@ static int shard_segment_range(const GPT2Table *t, const ShardMap *map, size_t a
 }
 
 // Returns the place nearest to `at` where the shard space may be cut: the begin of a shard, or a
-// whole number of norm blocks after it. So no block of the norm is divided between two pieces.
+// whole number of norm blocks after that begin. So no block of the norm is in two pieces.
 static size_t legal_cut(const ShardMap *map, size_t at) {
     if (at >= map->elements) return map->elements;
     const int i = shard_at(map, at);
     const size_t begin = shard_begin(map, i), end = shard_begin(map, i + 1);
     if (at <= begin) return begin;
     size_t below = begin + (at - begin) / NORM_BLOCK * NORM_BLOCK, above = below + NORM_BLOCK;
-    if (below >= begin + map->shards[i].length) below = begin;  // it was in the gap
+    if (below >= begin + map->shards[i].length) below = begin;  // below was in the gap
     if (above >= begin + map->shards[i].length) above = end;
     return at - below <= above - at ? below : above;
 }
 
-// Appends a sub-group to the list: a piece for each segment that it is in, with its runs, and the
-// place of its state and of its gradient.
+// Appends a sub-group to the list: a piece for each segment that it touches, with the piece's runs
+// and the places of its state and gradient.
 static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
                        const OffloadChoice *c, int kind, size_t at, size_t end) {
     const int subgroup = list->subgroups++;
@@ -164,7 +164,7 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
         for (int i = shard_at(map, p->at); i < map->count && map->shards[i].at < at; i++) {
             const Shard *s = &map->shards[i];
             const size_t from = s->at > p->at ? s->at : p->at, to = min_size(s->at + s->length, at);
-            if (from >= to) continue;  // the piece has only the gap after this shard
+            if (from >= to) continue;  // the piece has only the gap after shard s
             const AdamRun run = {from - p->at, to - from, s->decay,
                                  t->tensors[s->tensor].offset + s->offset + (from - s->at)};
             list->runs[list->run_count++] = run;
@@ -184,9 +184,9 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
     }
 }
 
-// Finds the end of the sub-group that begins at `at`.
+// Returns the end of the sub-group that begins at `at`.
 static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size, size_t at) {
-    if (size > 0) {  // flat: at multiples of `size` from the begin of the shard space
+    if (size > 0) {  // ends are multiples of `size`, as far as legal
         for (size_t next = (at / size + 1) * size;; next += size) {
             const size_t end = legal_cut(map, next);
             if (end > at) return end;
@@ -203,13 +203,12 @@ static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size,
     return end;
 }
 
-// Makes the list of pieces. Residents, whose state stays on the GPU, are the last layers, as in
-// Deep Optimizer States, 4.1; but before them the embeddings, if there is room: their gradient is
-// complete last, and the next forward pass reads them first. With a stride, this is the paper's
-// Algorithm 1: residents are whole sub-groups at the end, and of the others sub-group i, from 0 on,
-// visits if (i + 1) % stride == 0. With a share, elements are counted: a sub-group visits if all
-// visitors are then at most that share of the elements so far. With equal sub-groups, a share of 1
-// / k chooses the same visitors as a stride of k.
+// Makes the list of pieces. Residents are the last layers, as in Deep Optimizer States, 4.1. But
+// without a stride the embeddings are residents first, if they fit: their gradient is complete
+// last, and the next forward pass reads them first. With a stride this is the paper's Algorithm 1:
+// residents are whole sub-groups at the end, and of the others sub-group i, from 0 on, visits if (i
+// + 1) % stride == 0. Without one, elements count: a sub-group visits if all visitors are then at
+// most `share` of the elements so far. With equal sub-groups, a share of 1 / k is a stride of k.
 static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map, const OffloadChoice *c) {
     Pieces list = {0};
     const size_t least = c->subgroup > 0 ? c->subgroup : (size_t)SUBGROUP_PARAMETERS;
@@ -231,7 +230,7 @@ static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map, const Offl
     const size_t stay = resident >= 1 ? at : legal_cut(map, map->elements - budget);
     while (at < map->elements) {
         size_t end = subgroup_end(t, map, c->subgroup, at);
-        if (c->mode == OFFLOAD_ZENFLOW) shard_segment_range(t, map, at, &begin, &end);  // whole
+        if (c->mode == OFFLOAD_ZENFLOW) shard_segment_range(t, map, at, &begin, &end);  // all of it
         if (c->stride == 0 && at < stay && end > stay) end = stay;
         const size_t number = (size_t)list.subgroups, visitors = visiting + (end - at);
         dealt += end - at;

@@ -6,17 +6,17 @@
 //   3. Sampling, evaluation, checkpoints
 //   4. Logs, the training loop, and main()
 //
-// The twin of train_gpt2.c, and tested against it, tensor by tensor. The order of a step and its
-// waits are here; other waits are in upload() (gpt2.cuh), weights.cuh, zenflow.cuh, zero.cuh and
-// zo.cuh. In tide/gpu/, heads.cuh has the heads, layout.cuh the memory, choose.cuh the decisions
-// before training. Lessons: doc/mixed_precision.md (bf16, fp16), doc/streams.md, doc/offload.md.
+// This file is the twin of train_gpt2.c; a test compares every tensor of the two. The order of a
+// step is here, with its waits; other waits are in upload() (gpt2.cuh), weights.cuh, zenflow.cuh,
+// zero.cuh and zo.cuh. In tide/gpu/, heads.cuh has the heads, layout.cuh the memory, choose.cuh the
+// choices. Lessons: doc/mixed_precision.md (fp16), doc/streams.md, doc/offload.md.
 //
 // floatX is the type in which parameters, activations and gradients are stored (gpu.cuh). This file
-// is compiled once for each: bf16, float, and f16, whose gradients are scaled (run.h). All
-// arithmetic is in fp32. Letters for shapes are train_gpt2.c's. Nothing is summed with atomics: the
-// same run gives the same bits. Everything is queued in streams; the host runs ahead, at most two
-// micro-batches (upload()), and waits once per step for a result, the gradient norm. --plan runs
-// train_step() with streams that only write down what they are given (rehearsal.h).
+// is compiled once for each type: bf16, float, and f16 (run.h scales its gradients). All arithmetic
+// is in fp32. Shapes have the letters of train_gpt2.c. No sum uses atomics: the same run gives the
+// same bits. The host queues all work in streams, and runs ahead of the GPU by at most two
+// micro-batches (upload()). It waits for one result per step, the gradient norm. --plan runs
+// train_step() with streams that only write their work down (rehearsal.h).
 //
 // The words:
 //   segment     the embeddings, a layer, or the tail (the last norm, an untied head): one range of
@@ -31,8 +31,8 @@
 //               that it is free (Rooms). Gradients are made in rooms, weights are copied to them
 //   slot        a room for a visitor's state
 //   landing     one of two rooms on the host for gradients that the worker adds to a sum
-//   chosen      ZenFlow (zenflow.h): the columns of a segment that the GPU updates in every step;
-//   late        the CPU updates all others when a window of steps closes
+//   chosen      ZenFlow (zenflow.h): the columns of a segment that the GPU updates in every step
+//   late        all other columns, which the CPU updates when a window of steps closes
 //   worker      the thread that does the CPU's work, in a stream of its own (host.cuh)
 //   zo          zeroth-order training, without a backward pass (tide/gpu/zo.cuh)
 
@@ -43,15 +43,15 @@
 // =============================================================================================
 // 1. The layers
 //
-// A layer's forward pass is four parts, which training, recomputation, evaluation, sampling and
-// both signs of zeroth order run:
+// A layer's forward pass has four parts. Training, recomputation, evaluation, sampling and both
+// signs of zeroth-order training run the same parts:
 //
 //     part 0      q, k, v and attention          part 2      the MLP's first product, non-linearity
 //     part 1      projection, sum and norm       part 3      its second product
 
-// Runs a part of a layer with weights w: the part's, and those of the norm of its sum. Part 0
-// begins with att_in: the norm of x that pre-norm layers read is made before. Part 3 ends with
-// a->branch; post-norm layers add and normalise it, into a->out.
+// Runs part number `part` of a layer. w has the part's weights, and those of the norm after it.
+// Part 0 reads a->att_in, which in pre-norm layers the caller has made from x. Part 3 leaves its
+// result in a->branch; in post-norm layers it also adds a->ln_1, and normalises into a->out.
 static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights *w) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
@@ -87,11 +87,11 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
     }
 }
 
-// Runs the backward pass of layer l. g->dx is the gradient of the residual stream, first of the
-// layer's output, at the end of its input: every branch reads it, and adds its own part where it
-// left the stream. Its column sums are a bias's gradient, made by the kernel that writes it.
-// fcproj's are made by the segment above, before this layer's gradient has a room: their parts wait
-// in scratch.
+// Runs the backward pass of layer l. On entry g->dx is the gradient of the layer's output, on
+// return that of its input: each branch reads g->dx, and adds its own gradient where the branch
+// left the stream. The column sums of g->dx are the gradient of a bias; the kernel that writes
+// g->dx makes them. The segment above makes those of fcproj's bias, before this layer's gradient
+// has a room: they wait in g->scratch.
 static void layer_backward(GPT2 *g, size_t l) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
@@ -99,21 +99,21 @@ static void layer_backward(GPT2 *g, size_t l) {
     const AttentionShape s = attention_shape(B, T, c->heads, config_kv(c), config_head(c));
     const bool post = c->post_norm;
     const LayerActs a = layer_acts(g, l);
-    const LayerWeights w = layer_weights(g, l);  // and their gradients:
+    const LayerWeights w = layer_weights(g, l);  // d: their gradients
     const LayerWeights d = layer_pointers(g, l, g->grads + g->segment[l + 1].grad_at);
     floatX *dwide = g->dwide;
-    floatX *dx = g->dx, *dc = g->branch;  // the gradients of the stream and in a branch
+    floatX *dx = g->dx, *dc = g->branch;  // gradients: of the stream, in a branch
     float *sum = g->scratch;
     Matmul *lt = &g->lt;
     cudaStream_t stream = g->compute;
-    if (post) {  // the gradient of a sum is made anew by its normalisation
+    if (post) {  // the norm alone reads the sum, so the sum's gradient begins at 0
         dx = g->branch;
         dc = g->dx;
         stream_zero(dx, N * C * sizeof(floatX), stream);
         layernorm_backward(dx, d.ln_2_w, d.ln_2_b, d.fcproj_b, sum, dc, a.ln_2, w.ln_2_w,
                            a.mean_2, a.rstd_2, N, C, stream);
     } else if (d.fcproj_b != NULL) {
-        layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // by the norm above this layer
+        layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // of the norm above this layer
     }
     // MLP branch: dx -> dact -> dfc -> dmlp_in -> dx
     const bool sloped = matmul_backward(lt, dwide, M, d.fcproj_w, dx, a.act, w.fcproj_w, N, F, C,
@@ -136,14 +136,14 @@ static void layer_backward(GPT2 *g, size_t l) {
                        g->documents, s, stream);
     matmul_backward(lt, dc, C, d.qkv_w, dwide, a.att_in, w.qkv_w, N, C, Q, stream, NULL, d.qkv_b,
                     sum);
-    if (post) residual_forward(dc, dx, N * C, stream);  // in g->dx again
+    if (post) residual_forward(dc, dx, N * C, stream);  // dc is g->dx
     else layernorm_backward<floatX>(dx, d.ln_1_w, d.ln_1_b, NULL, sum, dc, a.x, w.ln_1_w,
                                     a.mean_1, a.rstd_1, N, C, stream);
 }
 
-// Runs segment s of the forward pass, up to the branch that is to be added to the residual stream:
-// the embeddings; a layer; or the last normalisation, g->ln_f (N, C). Each adds the branch of the
-// one before, in the pass that normalises the sum.
+// Runs segment s of the forward pass: the embeddings, a layer, or the tail, which makes g->ln_f (N,
+// C). A pre-norm layer leaves its last branch in g->branch; the next segment adds this branch to
+// the residual stream, in the kernel that normalises the sum.
 static void forward_segment(GPT2 *g, size_t s) {
     const size_t C = g->config.channels, L = g->config.layers, N = g->B * g->T;
     const size_t E = g->config.embed;
@@ -152,7 +152,7 @@ static void forward_segment(GPT2 *g, size_t s) {
     cudaStream_t stream = g->compute;
     floatX *x = layer_input(g, s > 0 ? s - 1 : 0), *const none = NULL;
     const floatX *wpe = t->wpe < 0 ? NULL : tensor(g, t->wpe) + g->position * C;
-    const floatX *sum = layer_acts(g, s > 1 ? s - 2 : 0).mid;  // of the layer before
+    const floatX *sum = layer_acts(g, s > 1 ? s - 2 : 0).mid;  // in the layer before
     if (s == 0 && E == 0) {
         encoder_forward(x, g->tokens, g->documents, tensor(g, t->wte), wpe, g->B, g->T, C, stream);
     } else if (s == 0) {
@@ -179,9 +179,9 @@ static void forward_segment(GPT2 *g, size_t s) {
     layer_passes(g, false);
 }
 
-// Computes again what backward reads of layer l and forward has not kept: all that is between the
-// residual additions, or the outputs of both layer norms and of the non-linearity, which need no
-// product (one in post-norm layers, for the second sum).
+// Computes again the activations of layer l that backward reads and forward has not kept: with
+// RECOMPUTE_BLOCK all but the layer's input; else the outputs of both layer norms and of the
+// non-linearity, without a product (post-norm layers need one, for their second sum).
 static void recompute(GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
     const size_t M = config_mlp(&g->config);
@@ -193,7 +193,7 @@ static void recompute(GPT2 *g, size_t l) {
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps,
                           g->compute);
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
-        // what the last part of pre-norm layers makes, backward does not read
+        // backward does not read the result of the last part of pre-norm layers
         for (int part = 0; part < LAYER_PARTS - !post; part++) layer_part(g, part, &a, &w);
         layer_passes(g, false);
         return;
@@ -205,15 +205,15 @@ static void recompute(GPT2 *g, size_t l) {
     if (post) layer_part(g, 3, &a, &w);
 }
 
-// Runs backward of segment s: the tail, from the head's gradient (made by gpt2_head); a layer; or
-// the embeddings.
+// Runs the backward pass of segment s: the tail, whose output's gradient gpt2_head() has left in
+// g->branch; a layer; or the embeddings.
 static void backward_segment(GPT2 *g, size_t s) {
     const size_t C = g->config.channels, L = g->config.layers, B = g->B, T = g->T, N = B * T;
     const size_t E = g->config.embed;
     const GPT2Table *t = &g->table;
     cudaStream_t stream = g->compute;
     if (s > L) {
-        if (!g->config.tied && !head_in_place(g)) {  // dwte is complete; the embeddings' begins
+        if (!g->config.tied && !head_in_place(g)) {  // dwte has the head's sum; wte's begins
             round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size,
                            stream);
             stream_zero(g->dwte, t->tensors[t->wte].size * sizeof(float), stream);
@@ -231,7 +231,7 @@ static void backward_segment(GPT2 *g, size_t s) {
         layer_backward(g, s - 1);
         layer_passes(g, true);
     } else {
-        // A tied head has left its part in dwte; the embeddings add theirs, and the sum is rounded.
+        // A tied head has left its gradient in dwte: the embeddings add theirs, and round the sum.
         const size_t positions = g->by_position.groups > 0 ? g->by_position.groups : T;
         const size_t size = t->tensors[t->wte].size;
         floatX *dwte = tensor_grad(g, t->wte), *const none = NULL;
@@ -248,7 +248,7 @@ static void backward_segment(GPT2 *g, size_t s) {
                              B, T, E, stream);
         }
         if (sum != NULL) round_gradient(dwte, sum, size, stream);
-        if (t->wpe >= 0)  // positions without a gradient
+        if (t->wpe >= 0)  // positions that no token has
             stream_zero(tensor_grad(g, t->wpe) + positions * C,
                         (g->config.context - positions) * C * sizeof(floatX), stream);
     }
@@ -260,21 +260,21 @@ static void backward_segment(GPT2 *g, size_t s) {
 // The plain case (one GPU, bf16, one micro-batch, no ZenFlow, no ZeRO), streams in brackets:
 //
 //     for each segment, from the first to the last:
-//         [compute] wait until it is updated (GPU) and its new weights are back (CPU); forward
+//         [compute] wait for its new weights, the GPU's and the CPU's; forward
 //     [compute] the head: logits, loss, and their gradient
 //     for each segment, from the last to the first:
 //         [compute] wait until its room is free; make its gradient there
 //         [sums]    the gradient's share of the norm
-//         [out]     copy to the host what waits there for the update; the room is free
+//         [out]     copy its parts that wait on the host for the update; the room is free
 //     the host waits for loss and norm
-//     for each piece, as the next forward pass needs them, all at once:
+//     for each piece, in the order of the next forward pass, in all streams at once:
 //         resident    [update] AdamW
 //         visitor     [fetch] its state to the GPU; [update] AdamW; [out] its state to the host
 //         host piece  [host] AdamW; [back] its new weights to the GPU
 //
-// With --clip 0 no update needs the norm: each segment's is queued right behind its gradient.
+// With --clip 0 no update needs the norm: a segment is updated as soon as its gradient is made.
 
-// The streams and events of a step. s: a segment; in brackets, the field where it is not the name.
+// The streams and events of a step. s: a segment; in brackets: the field, if its name is another.
 //
 //   stream    does
 //   compute   forward and backward
@@ -283,7 +283,7 @@ static void backward_segment(GPT2 *g, size_t s) {
 //   pack      ZenFlow: packs the part of a gradient that goes to the host [zen->pack]
 //   out       copies to the host: gradients, and visitors (state; weights that are on the host)
 //   flush     visitors' copies to the host: `out` itself, but with --clip 0 a stream beside it
-//   fetch     copies to the GPU: visitors, and the gradients that they left on the host
+//   fetch     copies to the GPU: visitors, and those of their gradients that wait on the host
 //   back      copies to the GPU: weights that the CPU has updated
 //   weights   copies to the GPU: layers' weights that are on the host [weights_in] (weights.cuh)
 //   inputs    copies inputs of layers to the host, and back before backward [inputs_link]
@@ -292,52 +292,52 @@ static void backward_segment(GPT2 *g, size_t s) {
 //             wakes it, and the stream waits for a word in memory [host.stream]
 //   ranks     collectives between GPUs [zero->stream] (zero.cuh)
 //
-//   event             recorded in      it says                             who waits
-//   updated[s]        update           the GPU has updated its part of s;  compute, weights, ranks
-//       (it has read its gradient, which may lie where forward of s writes activations)
-//   updated[s]        flush            (s on the host) is copied back      weights, ranks
-//   returned[s]       back             it has the CPU's new weights of s   compute, weights, ranks
-//   updated[s]        update, flush    the GPU has read the host's gradient  out, for its room
-//   returned[s]       back             and so has the CPU                  out, for its room
-//   returned[s]       host             ZenFlow, s on the host: are made    weights
-//   weight_rooms.full[i]  weights      weights are in room i               compute, ranks
-//   weight_rooms.free[i]  compute      room i is free again                weights, ranks
-//   gathered[s]       ranks            it has all ranks' new weights of s  compute
+//   event             recorded in      it says                              who waits
+//   updated[s]        update           the GPU has updated its part of s;   compute, weights, ranks
+//       (so it has read the gradient, which may lie where forward of s writes activations)
+//   updated[s]        flush            the host has the visitors' weights   weights, ranks
+//   returned[s]       back             the GPU has the CPU's new weights    compute, weights, ranks
+//   updated[s]        update, flush    the GPU has read the host's gradient  out, for the next one
+//   returned[s]       back             the CPU has read that gradient       out, for the next one
+//   returned[s]       host             ZenFlow: the host has new weights    weights
+//   weight_rooms.full[i]  weights      weights are in room i                compute, ranks
+//   weight_rooms.free[i]  compute      room i is free again                 weights, ranks
+//   gathered[s]       ranks            the GPU has all ranks' new weights   compute
 //       (ZeRO: compute waits for this event alone, and ranks waits for updated, returned and full)
 //   input_rooms.free[i]  inputs        a layer's input is on the host       compute
-//   input_rooms.full[i]  inputs        it is back                           compute
-//   grad_rooms.full[i]  compute        backward has made a gradient in it  sums, ranks
-//   reduced[s]        ranks            it is summed over the ranks         sums, compute*
-//   grad_rooms.free[i]  sums, pack, out  all have read the gradient        compute
-//   grad_rooms.free[i]  update         so has its update (--clip 0)        compute
+//   input_rooms.full[i]  inputs        a layer's input is on the GPU again  compute
+//   grad_rooms.full[i]  compute        backward has filled room i           sums, ranks
+//   reduced[s]        ranks            s's gradient is summed over ranks    sums, compute*
+//   grad_rooms.free[i]  sums, pack, out  all have read room i               compute
+//   grad_rooms.free[i]  update         the update has read it (--clip 0)    compute
 //   packed.free[i]    out              ZenFlow: packed gradients are copied  pack
-//   grad_arrived[s]   out, host        the gradient of s is on the host    host, fetch, compute*
-//   landings.full[i]  out              a micro-batch's gradient is in it   host
-//   landings.free[i]  host             the worker has read it              out
+//   grad_arrived[s]   out, host        the gradient of s is on the host     host, fetch, compute*
+//   landings.full[i]  out              a gradient is in landing i           host
+//   landings.free[i]  host             the worker has read it               out
 //       (ZenFlow: the host's gradient of s)
-//   computed[s]       host             ZenFlow: s's late update is made    back, host
-//   result_free[s]    back, host       ZenFlow: its result is copied       host
-//   step_left         sums, ranks      loss and norm are on the host       main
-//   slots.full[i]     fetch            all that a visitor needs is in it   update
-//   slots.free[i]     flush            its state is on the host again      fetch: the next one
-//   copied            compute          a micro-batch's tokens are there    main: fills the next
+//   computed[s]       host             ZenFlow: s's late update is made     back, host
+//   result_free[s]    back, host       ZenFlow: its result is copied        host
+//   step_left         sums, ranks      loss and norm are on the host        main
+//   slots.full[i]     fetch            all that a visitor needs is in slot i  update
+//   slots.free[i]     flush            a visitor's state is on the host     fetch: the next one
+//   copied            compute          a micro-batch's tokens are copied    main: fills the next
 //
-// Zeroth order has these beside; k: a part of a layer (zo.cuh).
+// Zeroth-order training also has these events (zo.cuh). k: a part of a layer.
 //
-//   copied            fetch            a micro-batch's tokens are there    main, compute
-//   used              compute          they are read no more               fetch, compute: at once
+//   copied            fetch            a micro-batch's tokens are copied    main, compute
+//   used              compute          the tokens are read no more          fetch, compute: at once
 //   there[k]          fetch            a visitor's weights are in its slot  compute
-//   used[k]           compute          they are read no more               fetch: the next one's
-//   left[k]           out              they are on the host again          fetch
-//   step_left         compute          the losses are on the host          main
+//   used[k]           compute          the weights are read no more         fetch: the next one's
+//   left[k]           out              the weights are on the host again    fetch
+//   step_left         compute          the losses are on the host           main
 //
-// main: the host's thread. *: with --no-overlap. In the first step some events were not recorded
-// yet: a wait for them returns at once. order(g, a, b) makes stream b wait for all that a has been
-// given: such waits need no event of their own and are not listed. test_house.sh compares this
-// table with the calls. A plan rehearses the same code: see gpt2_rehearse().
+// main: the host's thread. *: only with --no-overlap. A wait for an event that no stream has
+// recorded yet, as in the first step, returns at once. order(g, a, b) makes stream b wait for all
+// work that stream a has been given; the table does not list these waits. test_house.sh compares
+// the table with the calls. A plan rehearses the same code (gpt2_rehearse()).
 
-// Copies the input of layer l, once compute has made it, to the host; or back, once compute has no
-// more use for what is in its room.
+// Copies the input of layer l to the host, once compute has made it; or (`back`) to the GPU, once
+// compute has used the input that is in its room now.
 static void input_moves(GPT2 *g, size_t l, bool back) {
     const size_t bytes = g->B * g->T * g->config.channels * sizeof(floatX);
     const size_t room = input_room(g, l);
@@ -355,9 +355,9 @@ static void input_moves(GPT2 *g, size_t l, bool back) {
 }
 
 // Computes g->ln_f (N, C), the normalised output of the last layer, from inputs (B, T) on the host.
-// The targets (B, T) are copied to the GPU with them, for gpt2_head(); NULL if that is not called.
-// begins (B, T): where in its row each token's document begins; NULL: each row is one document.
-// Queues the work and returns. Each segment waits until its weights contain the last update.
+// Copies the targets (B, T), too, for gpt2_head(); NULL: there are none. begins (B, T): where in
+// its row each token's document begins; NULL: each row is one document. Queues the work and
+// returns. Each segment first waits for its own last update.
 static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
                          const int32_t *targets, size_t B, size_t T) {
     g->B = B;
@@ -368,7 +368,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
     g->sees = g->staging[g->turn].sees;
     const bool leave = g->choice.inputs_leave && !g->timeline.between;
     for (size_t s = 0; s < (size_t)g->segments; s++) {
-        const size_t made = s + (g->config.post_norm != 0);  // inputs, as soon as s is computed
+        const size_t made = s + (g->config.post_norm != 0);  // inputs that exist after segment s
         weights_use(g, (int)s, 1);
         compute_span(g, "wait", s);
         if (g->zero != NULL || g->segment[s].on_host) {
@@ -382,31 +382,31 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
         compute_span(g, g->timeline.between ? "evaluate" : "forward", s,
                      s >= 1 && s <= g->config.layers && !leave ? acts_place(g).stride : 0);
         forward_segment(g, s);
-        // the last layer's input, and its output, stay
+        // the last layer's input and output stay on the GPU
         if (leave && made > 0 && made < g->config.layers) input_moves(g, made - 1, false);
     }
-    // The head may write its gradient where the tail's is made, once the one before has left.
+    // The head writes its gradient into the tail's room, which must be free.
     if (g->training && head_in_place(g))
         stream_wait(g->compute, g->grad_rooms.free[g->segment[g->segments - 1].grad_room]);
 }
 
-// Copies to the host, in stream `out`, the part of segment s's gradient that waits for its update
-// there; the caller has ordered `out` behind the gradient. A landing must be free first, and the
-// worker adds it to the sum. Without landings and ZenFlow nothing waits here for the host's buffer:
-// its reader was the last update. The CPU's ends before returned[s]; a visitor's copy ends before
-// slots.full, so before updated[s]. Forward of s has waited for both events before this gradient.
-// If layers take turns in a few of the host's rooms, `out` waits for `updated` and `returned` of
-// the layer that had this room before it, in this backward pass.
+// Copies to the host, in stream `out`, the part of segment s's gradient that waits there for the
+// update; the caller has made `out` wait for the gradient. If the worker sums micro-batches, the
+// part is copied to a landing, which must be free, and the worker adds the landing to the sum. Else
+// it is copied to the host's buffer of gradients, which the last update of s has read: forward of s
+// has waited for updated[s] and returned[s]. (The CPU reads before returned[s]; a visitor's
+// gradient is copied before slots.full, so before updated[s].) If layers take turns in a few rooms
+// on the host, `out` waits for both events of the layer that used this room before.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
     Rooms *landings = &g->landings;
     const bool lands = g->lands;
     const int room = lands ? landings->turn : (int)s;
     floatX *landing = (floatX *)room_at(landings, room);
-    const size_t bytes = lands ? sizeof(floatX) : g->host_grad_bytes;  // of an element
+    const size_t bytes = lands ? sizeof(floatX) : g->host_grad_bytes;  // per element
     Timeline *t = &g->timeline;
     if (landings->count > 0) stream_wait(g->out, landings->free[room]);
-    const size_t before = s + (size_t)g->host_rooms;  // that layer
+    const size_t before = s + (size_t)g->host_rooms;  // the layer that had this room
     if (g->host_rooms > 0 && s > 0 && before <= g->config.layers) {
         stream_wait(g->out, g->updated[before]);
         stream_wait(g->out, g->returned[before]);
@@ -437,9 +437,9 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     event_record(g->grad_arrived[s], lands ? g->host.stream : g->out);
 }
 
-// Adds segment s of the micro-batch's gradient to the step's sum, or copies it to where it waits
-// for the update, while the compute stream goes on. With the step's last micro-batch (`last`), also
-// computes its norm, piece by piece; where the worker sums, the worker does.
+// Adds segment s of a micro-batch's gradient to the step's sum, or copies it to the memory in which
+// it waits for the update, while the compute stream goes on. In the step's last micro-batch
+// (`last`), also sums the squares of each piece for the norm, unless the worker sums that piece.
 static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
     stream_wait(g->sums, gradient_event(g, s));
@@ -455,7 +455,7 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
                                 p->runs, g->norm_sums + p->first_block, g->sums);
     }
     if (g->zen != NULL && last) zen_chosen_waits(g, s);
-    // sums on the GPU cross the link once, with the last micro-batch
+    // gradients that the GPU sums cross the link once, in the last micro-batch
     const bool leaves = seg->leaving > 0 && (last || !g->sums_on_gpu);
     if (leaves) {
         if (g->zen != NULL) zen_rest_leaves(g, s);
@@ -471,8 +471,8 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
 }
 
-// Copies a visitor's state into its slot, once slots.free says that the slot is empty. Write-backs
-// run in order, so the visitor's own one of the last step is complete by then.
+// Copies a visitor's state into its slot, once slots.free says that the slot is empty. Copies back
+// to the host run in order, so this visitor's state of the last step is there by then.
 static void visitor_fetch(GPT2 *g, int visit) {
     const Visitor *v = &g->visits[visit];
     const Piece *p = v->piece;
@@ -488,8 +488,8 @@ static void visitor_fetch(GPT2 *g, int visit) {
     event_record(g->slots.full[v->slot], g->fetch);
 }
 
-// Lets the CPU update a piece that lives on the host, once its gradient is there: one pass over its
-// weights and state. Then copies the weights to the GPU.
+// Lets the CPU update a host piece once its gradient is on the host: one pass over weights and
+// state. Then copies the weights to the GPU.
 static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamStep *step) {
     const size_t bytes = p->length * sizeof(floatX);
     AdamWork work = host_work(g, p, step);
@@ -498,7 +498,7 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
     stream_wait(g->host.stream, g->grad_arrived[p->segment]);
     host_submit(g, p, number, &work);
     order(g, g->host.stream, g->back);
-    if (g->segment[p->segment].on_host) return;  // the weights in use are these
+    if (g->segment[p->segment].on_host) return;  // weights_copy() copies them
     const int returning = timeline_begin(&g->timeline, ROW_BACK, "back", number, bytes, g->back);
     copy_in(g, p->params, p->weights, bytes, g->back);
     timeline_end(&g->timeline, returning, g->back);
@@ -513,8 +513,8 @@ static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, const AdamStep
     timeline_end(&g->timeline, updating, g->update);
 }
 
-// Lets the GPU update a piece that lives on the host: copies its state into a slot, unless that was
-// done ahead, updates it, and copies it back, while the next visitor's is copied in.
+// Lets the GPU update a visitor: copies its state into a slot (unless that is queued already),
+// updates the piece, and copies the state back, while the next visitor's state is copied in.
 static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     const Visitor *v = &g->visits[visit];
     const Piece *p = v->piece;
@@ -528,7 +528,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
         timeline_end(t, span, g->fetch);
         event_record(g->slots.full[v->slot], g->fetch);
     }
-    // an event, not order(), which would also wait for the next visitors' copies
+    // order() would also wait for the copies of the next visitors
     stream_wait(g->update, g->slots.full[v->slot]);
     update_on_gpu(g, &v->here, v->number, step);
     order(g, g->update, g->flush);
@@ -539,13 +539,13 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     if (v->weight_bytes > 0) copy_out(g, p->weights, v->here.params, v->weight_bytes, g->flush);
     timeline_end(t, flushing, g->flush);
     event_record(g->slots.free[v->slot], g->flush);
-    // for speed alone: the next state is copied before the next gradient, which is not there yet
+    // for speed alone: copy the next visitor's state now, while its gradient is being made
     if (g->update_in_backward && g->fetched < g->pieces.visits) visitor_fetch(g, g->fetched);
 }
 
-// Queues segment s's update, which begins with visitor number `visit`; returns the next number.
-// If backward goes on, stream `update` first waits until backward has read the weights of s and
-// made its gradient; the other streams wait for grad_arrived.
+// Queues the update of segment s, whose first visitor is number `visit`; returns the number of the
+// next segment's first one. If backward has not ended, stream `update` first waits until it has
+// read the weights of s and made the gradient; the other streams wait for grad_arrived.
 static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
     const Segment *seg = &g->segment[s];
     if (g->update_in_backward) order(g, g->sums, g->update);
@@ -569,26 +569,26 @@ static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
 }
 
 // Runs the backward pass, from the head's gradient down to the embeddings. `accumulate`: this is
-// not the step's first micro-batch; `last`: it is the last one. No segment's gradient is made
-// before its room is free, and each is handled as soon as it is complete. `step`: of the update
-// that follows each segment's gradient at once; NULL: gpt2_update() comes later.
+// not the step's first micro-batch; `last`: it is the last one. No gradient is made before its room
+// is free, and gradient_complete() handles each at once. `step`: AdamW's constants, if each segment
+// is updated once its gradient is complete; NULL: gpt2_update() does.
 static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *step = NULL) {
     const size_t L = g->config.layers;
     int visit = 0;
     if (last && g->pieces.visits > 0) {
-        // The first visitors' state does not depend on the gradient. For speed alone, weights that
-        // forward still waits for get the link first.
+        // The first visitors' state does not depend on the gradient, so it is fetched now. For
+        // speed alone, the fetches wait for forward, whose weights need the link first.
         order(g, g->compute, g->fetch);
         while (g->fetched < g->slots.count) visitor_fetch(g, g->fetched);
     }
     for (size_t s = (size_t)g->segments; s-- > 0;) {
         const Segment *seg = &g->segment[s];
         weights_use(g, (int)s, -1);
-        if (seg->weight_room >= 0) {  // they may be gone
+        if (seg->weight_room >= 0) {  // they may be copied again
             compute_span(g, "wait", s);
             stream_wait(g->compute, weights_event(g, s));
         }
-        if (shares_acts(g) && s >= 1 && s < L) {  // the last layer's activations are still there
+        if (shares_acts(g) && s >= 1 && s < L) {  // the last layer's activations are complete
             if (g->choice.inputs_leave) {
                 compute_span(g, "wait", s);
                 stream_wait(g->compute, g->input_rooms.full[input_room(g, s - 1)]);
@@ -604,17 +604,17 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
         compute_span(g, NULL, 0);
         if (g->choice.inputs_leave && s >= 3) input_moves(g, s - 3, true);
         event_record(g->grad_rooms.full[seg->grad_room], g->compute);
-        if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
+        if (g->zero != NULL) zero_reduce(g, s);  // the gradient becomes the sum over ranks
         gradient_complete(g, s, accumulate, last);
         if (step != NULL) visit = update_segment(g, s, visit, step);
     }
 }
 
-// Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines;
-// and, in *loss, the mean loss of the step. The host waits here, once per step. This wait is also
-// an ordering edge: the update that is queued after it overwrites weights that backward reads, and
-// no event protects them. (An update that backward queues waits for events: update_segment().) The
-// GPU adds up all sums, also those that the host has made.
+// Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines.
+// Sets *loss to the mean loss of the step. The host waits here, once per step. No event protects
+// the weights that backward reads: this wait does, because the update, which overwrites them, is
+// queued after it. (An update that backward queues waits for events: update_segment().) The GPU
+// adds up all block sums, also the worker's.
 static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     const bool on_host = g->lands && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->sums);
@@ -633,10 +633,9 @@ static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     return g->host_loss[1];
 }
 
-// Queues one AdamW step (adam.h) over everything that this process owns, or what backward has left
-// of it: first the segments that choice.early names, then the others in the order in which the next
-// forward pass needs them. That pass waits for each segment, not for them all. zen_window() orders
-// ZenFlow's late columns.
+// Queues one AdamW step (adam.h) over everything that this process owns, unless backward has queued
+// it: first the last choice.early segments, then the others in the order in which the next forward
+// pass needs them. That pass waits for each by itself. zen_window() queues late columns.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     for (int i = 0, visit = 0; i < g->segments && !g->update_in_backward; i++)
         visit = update_segment(g, (size_t)update_order(g, i), visit, step);
@@ -656,11 +655,11 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     const double loss_scale = run_loss_scale(r);
     const float grad_scale = (float)loss_scale / (float)run_targets(r, step);
     const double share = 1 / run_parts(r, step);
-    const AdamStep unclipped = run_adam_step(r, step, 0, &result);  // of an update in backward
+    const AdamStep unclipped = run_adam_step(r, step, 0, &result);  // for updates in backward
 
     // Queue the gradient of the mean loss over all trained tokens of the step. Forward waits for
     // each segment's update of the step before; norm, sum and copy of each segment's gradient are
-    // queued in streams of their own as soon as backward has made it.
+    // queued in streams of their own as soon as backward has made that gradient.
     for (size_t micro = 0; micro < r->o.accum; micro++) {
         if (rehearsal == NULL
             && !run_micro_batch(r, step, micro, g->inputs, g->targets, g->begins))
@@ -671,12 +670,12 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
         const bool last = micro + 1 == r->o.accum;
         gpt2_backward(g, micro > 0, last, last && g->update_in_backward ? &unclipped : NULL);
     }
-    // Wait for loss and norm, clip to --clip, and queue the update. The next step is queued behind
-    // it, so the time of this update is part of that step's.
+    // Wait for loss and norm, clip to --clip, and queue the update. The GPU updates while it runs
+    // the next step, whose time includes the update's.
     const double squared = gpt2_grad_norm_squared(g, &result.loss);
     const AdamStep adam = run_adam_step(r, step, squared, &result);
-    if (result.skipped) {  // fp16: weights and state stay as they are, and visitors in their slots
-        // sums may still be on their way to the host, and the next step's overwrite them
+    if (result.skipped) {  // fp16: there is no update; the visitors' state stays in the slots
+        // the next step overwrites sums of gradients, whose copies to the host may still run
         if (g->offloaded) order(g, g->out, g->compute);
         return result;
     }
@@ -710,12 +709,12 @@ static GPT2 *gpt2_new(void) {
 // =============================================================================================
 // 3. Sampling, evaluation, checkpoints
 
-// Runs a forward pass over g->inputs (B, T), outside training, when the weights have all updates.
-// Leaves the loss by g->targets in g->loss, for gpt2_loss(); or copies the logits (V) behind token
-// number `last` to the host, unless logits is NULL.
+// Runs a forward pass over g->inputs (B, T), outside training, after all updates. Leaves the loss
+// for g->targets in g->loss, for gpt2_loss(); or, if logits (V) is not NULL, copies to it the
+// logits after token number `last`.
 static void gpt2_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
     const size_t C = config_embed(&g->config), Vp = g->config.vocab_padded;
-    gpt2_update_wait(g);  // so that neither is in the other's time
+    gpt2_update_wait(g);  // the time of each counts by itself
     g->timeline.between = true;
     if (g->zo != NULL) {
         zo_look(g, B, T, last, logits);
@@ -732,16 +731,16 @@ static void gpt2_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
     g->timeline.between = false;
 }
 
-// Gives run_sample() the logits (V) of the token after the last of `count` tokens, on the host. If
-// only the last one is new, a forward pass over its row: attention reads the cache, which has the
-// keys and values of all others (cache.cuh). Else a pass over all rows, which fills the cache. In
-// zeroth order, whose weights may stream, there is no cache.
+// Computes, for run_sample(), the logits (V) after the last of `count` tokens, on the host. If only
+// the last token is new, runs a forward pass over its row alone; attention reads the keys and
+// values of the other tokens in the cache (cache.cuh). Else runs a pass over all rows, which fills
+// the cache. Zeroth-order training, whose weights may stream, has no cache.
 static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t fresh,
                       float *logits) {
     GPT2 *g = (GPT2 *)model;
     const size_t first = fresh == 1 && g->sampling ? count - 1 : 0, rows = count - first;
-    // Few different lengths, because each has products of its own. The zeros behind the last token
-    // change nothing: no row sees a later one.
+    // Lengths are rounded up, so that few shapes of products are needed. The zeros after the last
+    // token change nothing: no row sees a later token.
     const size_t T = first > 0 ? 1 : min_size(round_up(count, 64), config_window(&g->config));
     memset(g->inputs, 0, T * sizeof(int32_t));
     memcpy(g->inputs, tokens + first, rows * sizeof(int32_t));
@@ -797,8 +796,8 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     return settle(g, r);
 }
 
-// Does --dump: writes the first batch's loss, logits and gradients, in fp16 with a factor for which
-// they are finite (run.h).
+// Writes the first batch's loss, logits and gradients (--dump). In fp16 it halves the loss scale
+// until the gradients are finite (run.h).
 static int gpt2_dump(GPT2 *g, Run *r) {
     const size_t N = r->B * r->T, P = g->table.elements;
     float *logits = (float *)alloc_or_fail(N * g->config.vocab_padded, sizeof(float), "logits");
@@ -835,15 +834,14 @@ static int train(Run *r) {
     const char *trace = r->rank == 0 ? o->trace : NULL;
     if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
     if (g->offloaded && g->training) host_describe(&g->host);
-    if (trace != NULL) {  // what does not change; spans have the rest
+    if (trace != NULL) {  // memory that does not change; spans show the rest
         const size_t state = g->pieces.elements[PIECE_RESIDENT] * g->piece_bytes[PIECE_RESIDENT];
         trace_counter(&g->timeline.trace, "memory", "weights", 0,
                       (double)(g->param_elements * sizeof(floatX)));
         trace_counter(&g->timeline.trace, "memory", "resident state", 0,
                       g->training ? (double)state : 0);
     }
-    const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
-    const double peak = device.flops * (double)r->world;
+    const double peak = device_peak(sizeof(floatX) == sizeof(float)).flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
         StepResult result = train_step(g, r, step);
         tune_print(&g->lt.tune);
@@ -862,7 +860,7 @@ static int train(Run *r) {
 }
 
 #ifndef TESTING
-#ifndef ENTRY  // else main.cu calls it; by itself, this file is a trainer in bf16
+#ifndef ENTRY  // main.cu calls ENTRY(); compiled alone, this file is a trainer in bf16
 #define ENTRY main
 #endif
 int ENTRY(int argc, char **argv) {

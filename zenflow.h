@@ -1,16 +1,16 @@
 // zenflow.h: importance-aware updates (ZenFlow: Lan et al. 2025).
 //
-//   1. Columns: which are chosen, and where the state of both kinds is: zen_map()
+//   1. Columns: which are chosen, and where their state is stored: zen_map()
 //   2. Importance: sums over columns, and the selection: zen_sums(), zen_select(), zen_swap()
 //   3. Time: windows, the end of a step, and the two AdamW steps: zen_turn(), zen_turn_end()
-//   4. The reference: one step in plain C, everything at once: zen_reference_step()
+//   4. The reference: one step in plain C, without streams: zen_reference_step()
 //
 // In each matrix a few columns matter most. They are "chosen": the GPU has their state, and updates
-// them at every step. The gradients of the other columns, "the rest", are summed on the host over a
-// window of S steps. Then the CPU makes one AdamW step of their mean, while the next window trains;
-// forward uses the result from the end of that window on. So the rest's update is one window late.
-// With --zen-overlap off it is not: training waits. Section 4 defines the bits, which zenflow.cuh
-// must compute as well. doc/zenflow.md is the lesson.
+// them in every step. The gradients of the other columns, "the rest", are summed on the host over a
+// window of S steps. Then the CPU makes one AdamW step with the mean gradient, while the next
+// window trains; forward uses the result after the next window. So the rest's update is one window
+// late. With --zen-overlap off training waits for the update instead. Section 4 defines the bits,
+// which zenflow.cuh must compute as well. doc/zenflow.md is the lesson.
 #ifndef TIDE_ZENFLOW_H
 #define TIDE_ZENFLOW_H
 #include "tide/base/util.h"
@@ -20,65 +20,64 @@
 typedef struct {
     double topk;        // share of the columns of each matrix that are chosen
     size_t window;      // S: steps until the rest is updated; 0: zen_votes() decides
-    size_t reselect;    // E: windows from one selection to the next; 0: there is only one
+    size_t reselect;    // E: windows from one selection to the next; 0: only one selection
     size_t warmup;      // W >= 1: plain AdamW steps, before the first selection
     bool overlap;       // true: forward uses the rest's update one window later; false: at once
     double agree;       // share of the matrices that must vote to end a window, if window is 0
 } ZenConfig;
 
-enum { ZEN_WINDOW_MOST = 16 };  // most steps of a window that zen_votes() ends
+enum { ZEN_WINDOW_MOST = 16 };  // the most steps of a window that zen_votes() ends
 
 // ---------------------------------------------------------------------------------------------
 // 1. Columns
 //
-// Column j of a matrix (rows, cols) has the weights of input channel j (in embeddings: hidden
-// channel j of every token or position). A column is chosen, or one of the rest; the number of
-// chosen columns never changes. Vectors, and matrices whose state stays on the GPU, are chosen
-// whole. The state of a matrix's chosen columns is packed as (rows, chosen), that of the rest as
-// (rows, cols - chosen). A column keeps its slot in there until another column takes it.
+// Column j of a matrix (rows, cols) has the weights of input channel j (in embeddings: channel j of
+// every token or position). A column is chosen, or one of the rest; the number of chosen columns
+// never changes. Vectors, and matrices whose state stays on the GPU, are chosen whole. The state of
+// a matrix's chosen columns is packed as (rows, chosen), that of the rest as (rows, cols - chosen).
+// Slot k is column k of a packed matrix: a column keeps its slot until zen_swap().
 
 typedef struct {
     size_t rows, cols;   // as in memory, with padded rows; a vector has 1 row
     size_t row;          // the first row that this rank has
-    size_t at;           // its first element in an arena of the table, or in the shard space
-    size_t chosen;       // number of chosen columns; cols and chosen are below 2^31
-    size_t column_at;    // its first column among those of all tensors
-    size_t chosen_at;    // first element of its (rows, chosen) in the packed state of the chosen
-    size_t rest_at;      // and of its (rows, cols - chosen) in that of the rest: multiples of 128
-    size_t chosen_index; // numbers of these two elements for the rounding of moments (adam.h):
-    size_t rest_index;   // they depend on the tensor, the row and the slot alone
+    size_t at;           // its first element in the arena, or in the shard space
+    size_t chosen;       // number of chosen columns (below 2^31, as is cols)
+    size_t column_at;    // begin of its columns in the list of all columns
+    size_t chosen_at;    // begin of its (rows, chosen) in the packed state of chosen columns
+    size_t rest_at;      // begin of its (rows, cols - chosen) in the rest's; multiples of 128
+    size_t chosen_index; // index (adam_round()) of the elements at chosen_at and rest_at;
+    size_t rest_index;   // depends on the tensor, the row and the slot alone
     int decay;
 } ZenTensor;
 
-// The tensors of a segment (embeddings, layer or tail), and what is packed of them.
+// The tensors of a segment, and the begins and lengths of their packed state.
 typedef struct { int first, count; size_t chosen_at, chosen, rest_at, rest; } ZenSegment;
 
 typedef struct {
     int count, segments;
-    ZenTensor *tensor;       // as in the table
-    ZenSegment *segment;     // by number: the table's layer + 1
-    int32_t *column;         // for each tensor its chosen columns, then the rest, in order of slots
-    size_t columns;          // number of columns of all tensors; the first `mixed` of them, which
-    size_t mixed;            // are sent in one piece, are in matrices of both kinds; 0: none
+    ZenTensor *tensor;       // in the table's order
+    ZenSegment *segment;     // segment s has the tensors of layer s - 1
+    int32_t *column;         // for each tensor the column in each slot: chosen ones, then the rest
+    size_t columns;          // number of columns of all tensors
+    size_t mixed;            // the first `mixed` are of matrices that zen_is_mixed() is true for
     size_t chosen, rest;     // packed elements, gaps included
-    size_t longest;          // most packed elements of the rest in one segment
-    size_t elements;         // elements of all tensors, without gaps,
-    size_t chosen_elements;  // and those in chosen columns
-    size_t whole;            // number of last layers that are chosen whole
+    size_t longest;          // the most packed elements of the rest in a segment
+    size_t elements;         // elements of all tensors, without gaps
+    size_t chosen_elements;  // elements in chosen columns, without gaps
+    size_t whole;            // number of layers, the last ones, that are chosen whole
 } ZenMap;
 
-// True if a tensor has columns of both kinds: only then there is something to select in it.
+// Has a tensor both chosen and late columns? Only then its columns are selected.
 static bool zen_is_mixed(const ZenTensor *z) { return z->chosen > 0 && z->chosen < z->cols; }
 
-// Returns the number of columns that is the share topk of `cols`: the nearest one, but at least one
-// if topk > 0.
+// Returns topk * cols, rounded to the nearest number of columns, but at least 1 if topk > 0.
 static size_t zen_quota(double topk, size_t cols) {
     const size_t n = (size_t)(topk * (double)cols + 0.5);
     return topk > 0 && n == 0 ? 1 : n > cols ? cols : n;
 }
 
-// Computes the layout: where each tensor's columns are in the list of columns, and where its packed
-// state is. Both are in the order of the table.
+// Computes the layout: where each tensor's columns are in the list of columns (mixed tensors
+// first), and where its packed state is.
 static void zen_map_pack(ZenMap *map) {
     map->chosen = map->rest = map->longest = map->elements = map->chosen_elements = 0;
     map->columns = map->mixed = 0;
@@ -108,8 +107,8 @@ static void zen_map_pack(ZenMap *map) {
     }
 }
 
-// Makes a map in which the first columns are the chosen ones. The last `whole` layers, and what
-// follows them, are chosen whole. The caller frees it with zen_map_free().
+// Makes a map in which the first columns are chosen. The last `whole` layers, and then also the
+// tail, are chosen whole. The caller frees the map with zen_map_free().
 static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t whole) {
     ZenMap map = {.count = t->count, .segments = (int)layers + 2, .whole = whole};
     map.tensor = ALLOC(ZenTensor, (size_t)t->count, "columns");
@@ -137,8 +136,8 @@ static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t who
     return map;
 }
 
-// Reduces a new map to what one of several ranks owns: some rows of each matrix, perhaps none, and
-// vectors whole or not at all (zero.h). The list of columns stays that of all ranks.
+// Reduces a new map to one rank's part: some rows of each matrix, perhaps none, and vectors whole
+// or not at all (zero.h). The list of columns does not change: all ranks have the same.
 static void zen_map_own(ZenMap *map, const ShardMap *own) {
     int next = 0;
     for (int i = 0; i < map->count; i++) {
@@ -165,13 +164,13 @@ static void zen_map_free(ZenMap *map) {
 // 2. Importance
 //
 // The importance of a column is the sum of the squares of its gradients over the steps of a window
-// (before the first selection: over the last steps of the warm-up). C and CUDA add up in the same
-// order: a column is cut into blocks of 128 rows; in a block rows are added one after the other, in
-// double; then the blocks, in order. Squares are exact in double.
+// (before the first selection: over the last steps of the warm-up). C and CUDA add up in one order:
+// a column is cut into blocks of 128 rows; the rows of a block are added in order, in double; then
+// the blocks are added in order. Squares are exact in double.
 //
-// The host and the other ranks get only the norm of a column's gradients, in fp32: 4 bytes for a
-// column of any length. If the gradients decide when a window ends, they also get the sum of the
-// magnitudes: 4 more bytes (zen_numbers()).
+// Only the norm of a column's gradients is sent to the host and to other ranks, in fp32: 4 bytes
+// for a column of any length. If the gradients decide when a window ends, the sum of the magnitudes
+// is sent, too: 4 more bytes (zen_numbers()).
 
 enum { ZEN_BLOCK = 128, ZEN_STRIP = 64 };  // ZEN_STRIP: columns that a CPU thread sums at a time
 
@@ -215,13 +214,13 @@ static int zen_rank_compare(const void *a, const void *b) {
     return (x->column > y->column) - (x->column < y->column);
 }
 
-// Two slots of a tensor whose columns are to be swapped. rest counts from the rest's first slot.
+// Two slots of a tensor whose columns are swapped. `rest` is counted from the rest's first slot.
 typedef struct { int32_t chosen, rest; } ZenSwap;
 
-// Selects the columns of tensor i with the highest scores (cols), of equal ones the first. Fills
-// swaps (chosen) with the pairs of slots whose columns are to be swapped, and returns their number;
-// zen_swap() swaps them in the map. A column that stays chosen keeps its slot. Which slots a newly
-// chosen column gets does not depend on the order of the rest, which is not in a checkpoint.
+// Selects the columns of tensor i with the highest scores (cols); of equal scores, the first
+// columns. Fills swaps (chosen) with the pairs of slots whose columns zen_swap() has to swap, and
+// returns their number. A column that stays chosen keeps its slot. The slot of a newly chosen
+// column does not depend on the order of the rest, which a checkpoint does not have.
 static size_t zen_select(const ZenMap *map, int i, const double *scores, ZenSwap *swaps) {
     const ZenTensor *z = &map->tensor[i];
     const int32_t *column = map->column + z->column_at;
@@ -264,14 +263,14 @@ static void zen_swap(ZenMap *map, int i, const ZenSwap *swaps, size_t count) {
 // 3. Time
 
 typedef struct {
-    size_t warm;            // plain steps done
-    size_t rest_t;          // AdamW steps of the rest so far; the chosen have one in each step
+    size_t warm;            // steps of the warm-up so far
+    size_t rest_t;          // AdamW steps of the rest so far; chosen columns have one per step
     size_t filled;          // steps so far in the open window
     size_t windows;         // complete windows since the last selection
     size_t selections;
     double *scores;         // (columns): importance, summed for the next selection
-    double *chosen_mean;    // (tensors): mean magnitude of the gradients of the chosen columns, and
-    double *rest_mean;      // of the rest, each summed over the window's steps
+    double *chosen_mean;    // (tensors): mean magnitude of the chosen columns' gradients, summed
+    double *rest_mean;      // over the window's steps; the same of the rest's
 } ZenClock;
 
 static ZenClock zen_clock(const ZenMap *map) {
@@ -287,7 +286,7 @@ static void zen_clock_free(ZenClock *clock) {
     memset(clock, 0, sizeof *clock);
 }
 
-// True in the warm-up: each step is a window of its own and no update is late, so this is AdamW.
+// Is it the warm-up? Each of its steps is a window and no update is late: plain AdamW.
 static bool zen_is_warm(const ZenConfig *c,
                         const ZenClock *clock) { return clock->warm < c->warmup; }
 
@@ -297,35 +296,35 @@ static size_t zen_scores_from(const ZenConfig *c) {
     return c->warmup > window ? c->warmup - window : 0;
 }
 
-// True if the last window's update is not used yet. (At a selection no update is pending.)
+// Is the last window's update not yet used by forward? (After a selection no update is pending.)
 static bool zen_is_late(const ZenConfig *c, const ZenClock *clock) {
     return c->overlap && clock->windows > 0;
 }
 
-// True if a checkpoint would lack something now: an open window's gradients, or a warm-up's scores.
+// Would a checkpoint now lack something: an open window's gradients, or the warm-up's scores?
 static bool zen_is_open(const ZenConfig *c, const ZenClock *clock) {
     return clock->filled > 0 || (zen_is_warm(c, clock) && clock->warm > zen_scores_from(c));
 }
 
-// True if the gradients of the coming step count for the next selection.
+// Do the gradients of the coming step count for the next selection?
 static bool zen_is_scoring(const ZenConfig *c, const ZenMap *map, const ZenClock *clock) {
     if (zen_is_warm(c, clock)) return map->mixed && clock->warm >= zen_scores_from(c);
     return map->mixed && clock->windows + 1 == c->reselect;
 }
 
-// True if the coming step needs zen_sums() of its gradients.
+// Does the coming step need zen_sums() of its gradients?
 static bool zen_needs_sums(const ZenConfig *c, const ZenMap *map, const ZenClock *clock) {
     return zen_is_scoring(c, map, clock)
         || (map->mixed && c->window == 0 && !zen_is_warm(c, clock));
 }
 
-// Returns how many numbers of each column the host needs: norms, and perhaps magnitudes.
+// Returns how many numbers of each column the host needs: the norm, and perhaps the magnitude.
 static size_t zen_numbers(const ZenConfig *c) { return c->window == 0 ? 2 : 1; }
 
-// True if the gradients end the window ("Zen-auto"). A matrix votes for it when the rest's mean
-// magnitude, summed over the window, has reached the mean of the chosen columns' magnitude; a share
-// c->agree of the matrices must. (The published code multiplies its mean by 1/(10k) at every step,
-// and is right for k = 0.1 only.)
+// Do the gradients end the window ("Zen-auto")? A matrix votes for the end when the rest's mean
+// magnitude, summed over the window, has reached the mean over the window's steps of the chosen
+// columns' mean magnitude. The window ends if a share c->agree of the matrices votes so. (The
+// published code multiplies its mean by 1/(10k) at every step, and is right for k = 0.1 only.)
 static bool zen_votes(const ZenConfig *c, const ZenMap *map, const ZenClock *clock,
                       size_t steps) {
     size_t votes = 0, voters = 0;
@@ -338,8 +337,8 @@ static bool zen_votes(const ZenConfig *c, const ZenMap *map, const ZenClock *clo
     return (double)votes >= c->agree * (double)voters || steps >= ZEN_WINDOW_MOST;
 }
 
-// Adds a step's mean magnitudes, of the chosen and of the rest of each matrix, to the window's
-// sums. The argument `sums` is that of zen_turn().
+// Adds a step's mean magnitudes, of the chosen columns and of the rest of each matrix, to the
+// window's sums. sums: as in zen_turn().
 static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums, size_t ranks) {
     for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];
@@ -348,7 +347,7 @@ static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums,
         bool *rest = (bool *)alloc_or_fail(z->cols, sizeof *rest, "selection");
         for (size_t j = z->chosen; j < z->cols; j++) rest[map->column[z->column_at + j]] = true;
         for (size_t k = 0; k < ranks; k++)
-            for (size_t j = 0; j < z->cols; j++)  // in order of columns, for any slots
+            for (size_t j = 0; j < z->cols; j++)  // in the order of columns, whatever their slots
                 part[rest[j]] += sums[(2 * k + 1) * map->mixed + z->column_at + j];
         free(rest);
         clock->chosen_mean[i] += part[0] / (double)z->chosen;
@@ -356,24 +355,24 @@ static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums,
     }
 }
 
-// The work at the end of a step, in this order. The chosen are updated. The rest's gradients
-// are added to the window's sum. If the window closes, forward gets the pending update of the
-// window before, and this window's update is computed. If it drains, forward gets this one, too.
-// If it selects, columns are selected then.
+// The work at the end of a step, in this order. The chosen columns are updated. The rest's
+// gradients are added to the window's sum. closes: forward gets the pending update of the window
+// before, and this window's update is computed. drains: forward gets this window's update, too.
+// selects: columns are selected.
 typedef struct {
     bool closes, drains, selects;
     size_t steps;  // steps of the window, including this one
 } ZenTurn;
 
-// Adds the step's sums to the scores and means, if zen_needs_sums(), and decides what is done. sums
-// (ranks, zen_numbers(), mixed): zen_sums() of each rank's rows, which are added in the ranks'
-// order. Called once per step, followed by zen_turn_end() when all is done.
+// Decides the work at the end of a step; first adds the step's sums to the scores and means, if
+// zen_needs_sums(). sums (ranks, zen_numbers(), mixed): zen_sums() of each rank's rows, which are
+// added in the ranks' order. Called once per step, followed by zen_turn_end() after the work.
 static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *clock, const float *sums,
                         size_t ranks) {
     const bool warm = zen_is_warm(c, clock);
     ZenTurn turn;
     turn.steps = clock->filled + 1;
-    if (clock->filled == 0 && !warm)  // a window begins: scores, and the means behind them
+    if (clock->filled == 0 && !warm)  // a window begins: clears scores and means
         memset(clock->scores, 0, (map->columns + 2 * (size_t)map->count) * sizeof(double));
     if (zen_is_scoring(c, map, clock))
         for (size_t j = 0; j < map->mixed; j++)
@@ -408,8 +407,8 @@ typedef struct {
     int moments_bf16, master_bf16;
 } ZenRates;
 
-// Returns AdamW's constants for the rest, by the mean gradient of a window of n steps. The weight
-// decay is that of n steps.
+// Returns AdamW's constants for the rest's update by the sum of n steps' gradients, which they
+// scale by 1 / n. The weight decay is that of n steps.
 static AdamStep zen_rest_step(const ZenClock *clock, const ZenRates *r, size_t n) {
     AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps,
                                    r->weight_decay * (double)n, clock->rest_t + 1, 1 / (double)n);
@@ -421,8 +420,8 @@ static AdamStep zen_rest_step(const ZenClock *clock, const ZenRates *r, size_t n
 // ---------------------------------------------------------------------------------------------
 // 4. The reference
 
-// All arenas have the table's layout. If `half`, each number in `shown` is one that a half can
-// hold, and the rest's gradients are rounded to halves once per step.
+// All arenas have the table's layout. If `half`, a half can hold each number in `shown`, and the
+// rest's gradients are rounded to halves once per step.
 typedef struct {
     ZenConfig config;
     ZenMap map;
@@ -435,8 +434,7 @@ typedef struct {
     bool half;               // weights and gradients are stored as halves (bf16.h)
 } ZenReference;
 
-// Runs BODY for each element e of slots [first, last) of tensor i, row by row; e is its place in an
-// arena.
+// Runs BODY for each element e (in an arena) of slots [first, last) of a tensor, row by row.
 #define ZEN_EACH(z, column, first, last, BODY) \
     for (size_t zen_r = 0; zen_r < (z)->rows; zen_r++) \
         for (size_t zen_j = (first); zen_j < (last); zen_j++) { \
@@ -444,12 +442,12 @@ typedef struct {
             BODY \
         }
 
-// Returns a master weight as forward and backward get it.
+// Returns the weight that forward and backward use for a master weight.
 static float zen_weight(const ZenReference *ref, float w) {
     return ref->half ? half_to_f32(master_weight(w)) : w;
 }
 
-// Makes the AdamW step of an element. bf16 moments are stored as floats here.
+// Makes the AdamW step of an element. Here, bf16 moments are stored as floats.
 static void zen_adam(ZenReference *ref, const ZenTensor *z, size_t e, float g, const AdamStep *s,
                      size_t index) {
     const float decay = z->decay ? s->weight_decay : 0;
@@ -466,7 +464,7 @@ static void zen_adam(ZenReference *ref, const ZenTensor *z, size_t e, float g, c
     *master = master_rounded(*master);
 }
 
-// Makes a step by the whole gradient `grads`. now: AdamW's constants for the chosen, whose
+// Makes a step by the whole gradient `grads`. now: AdamW's constants for the chosen columns; its
 // grad_scale clips all gradients.
 static void zen_reference_step(ZenReference *ref, const float *grads, const AdamStep *now,
                                const ZenRates *rates) {

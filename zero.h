@@ -3,22 +3,22 @@
 // The arena of parameters is a row of segments: the embeddings, each layer, the tail (model.h). A
 // segment of n elements is dealt out to the R ranks in equal parts, its shards:
 //
-//     cut = ceil(n / R), rounded up to 128;  rank r owns [r cut, (r + 1) cut), if there is as much
+//     cut = ceil(n / R), rounded up to 128;  rank r owns elements [r cut, (r + 1) cut) below n
 //
 // Shards are equal, because reduce-scatter and all-gather move equal parts. Each segment is dealt
 // out by itself, so that a layer's gradient can be reduced as soon as it is complete, and its
-// weights gathered when they are needed. If n is no multiple, the last ranks own less, or nothing.
-// ZenFlow, which updates columns, needs whole rows of matrices: then ("rows") a shard begins with
-// the last row or vector that begins at or before r n / R.
+// weights gathered when they are needed. If R cut > n, the last ranks own less, or nothing.
+// ZenFlow, which updates columns, needs whole rows of matrices: then (`rows`) the shard of rank r
+// begins with the last row or vector that begins at or before element r n / R.
 //
 //   stage   on every rank, whole         a rank's shard alone      per parameter, R ranks, bf16
 //   1       weights, gradients           state                     2 + 2 + 10 / R      bytes
 //   2       weights                      gradients, state          2 + (2 + 10) / R
 //   3       (some layers' weights)       everything                (2 + 2 + 10) / R
 //
-// State is AdamW's: m, v, and what the fp32 master weights have besides the weights. In every stage
-// the same reduce-scatter sums each gradient over the ranks, so all stages compute the same bits.
-// zero.cuh does the GPU's part; doc/zero.md is the lesson.
+// State is m, v, and the 16 bits that a bf16 weight lacks of its fp32 master. In every stage the
+// same reduce-scatter sums each gradient over the ranks, so all stages compute the same bits.
+// zero.cuh has the collectives; doc/zero.md is the lesson.
 #ifndef TIDE_ZERO_H
 #define TIDE_ZERO_H
 #include "tide/base/util.h"
@@ -32,7 +32,7 @@ static inline size_t zero_cut(size_t n, size_t world) {
 
 static inline int zero_segments(const GPT2Table *t) { return t->tensors[t->count - 1].layer + 2; }
 
-// Finds segment s of the arena: [*at, *at + the result).
+// Finds segment s of the arena: sets *at to its begin, and returns its length.
 static inline size_t zero_segment(const GPT2Table *t, int s, size_t *at) {
     int first = 0;
     while (t->tensors[first].layer + 1 < s) first++;
@@ -42,8 +42,8 @@ static inline size_t zero_segment(const GPT2Table *t, int s, size_t *at) {
     return (last < t->count ? t->tensors[last].offset : t->elements) - *at;
 }
 
-// Returns where in segment s the shard of a rank begins, counted from the segment's begin. Rank
-// `world` gives the end of the last shard. A rank's shard ends where the next rank's begins.
+// Returns where the shard of a rank begins, counted from the begin of segment s. A shard ends where
+// the next rank's shard begins; rank `world` gives the end of the last one.
 static inline size_t zero_begin(const GPT2Table *t, int s, size_t world, size_t rank, bool rows) {
     size_t at;
     const size_t n = zero_segment(t, s, &at);
@@ -57,8 +57,8 @@ static inline size_t zero_begin(const GPT2Table *t, int s, size_t world, size_t 
     return ten->offset + begin - at;
 }
 
-// Lists what a rank owns. Each shard of a segment begins with an element of a tensor, since gaps
-// are shorter than ALIGN_ELEMENTS. The caller frees map.shards.
+// Lists the ranges that a rank owns. A segment's shard never begins in a gap between tensors,
+// because gaps are shorter than ALIGN_ELEMENTS. The caller frees map.shards.
 static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank, bool rows) {
     ShardMap map = {0, NULL, 0};
     size_t begin = 0, end = 0;  // the rank's part of the segment
@@ -81,11 +81,11 @@ static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank
     return map;
 }
 
-// Returns the shards of a process without ZeRO: all tensors.
+// Lists the ranges of a process without ZeRO: all tensors.
 static inline ShardMap gpt2_shards_all(const GPT2Table *t) { return zero_shards(t, 1, 0, false); }
 
-// Counts the blocks of the gradient norm in each rank's part of each segment: counts (segments,
-// world). Returns the most that any rank has.
+// Counts the blocks of the gradient norm in each rank's shard of each segment: counts (segments,
+// world). Returns the most blocks that a rank has.
 static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, size_t *counts) {
     size_t most = 0;
     for (size_t r = 0; r < world; r++) {
@@ -103,8 +103,8 @@ static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, si
     return most;
 }
 
-// Fills order with the indices of all ranks' block sums in an array (world, stride), in the order
-// of the arena, in which every stage adds them up. counts: zero_blocks(). Returns their number.
+// Fills `order` with the indices of all ranks' block sums in an array (world, stride), in the
+// arena's order. All stages add them up so. counts: of zero_blocks(). Returns their number.
 static inline size_t zero_order(uint32_t *order, size_t stride, const size_t *counts, int segments,
                                 size_t world) {
     size_t *taken = (size_t *)alloc_or_fail(world, sizeof(size_t), "gradient norm"), n = 0;

@@ -1,8 +1,8 @@
 // zo.h: zeroth-order training: a gradient from forward passes alone.
 //
 //   zo_noise(), zo_round()     1. Noise, and rounding to 16 bits
-//   zo_mean(), zo_estimate()   2. From losses to an update,
-//   zo_apply()                    and what it makes of some weights
+//   zo_mean(), zo_estimate()   2. The update: from losses to an update,
+//   zo_apply()                    and from an update to new weights
 //   zo_perturb(), zo_update()  3. The loops of the CPU
 //
 // MeZO (Malladi et al. 2023, Algorithm 1). Per step, for each query j, a direction z_j:
@@ -10,11 +10,11 @@
 //     theta <- theta - lr (mean over j of g_j z_j) - lr wd theta             wd: matrices only
 // z is never stored: its element e of tensor i in step t is a function of (seed, t, j, i, e), with
 // the same bits in any order, on any processor (rng.h). So a few scalars g_j describe an update,
-// and it can be applied whenever the weights are in memory. MeZO perturbs the weights in place and
-// subtracts the noise again, which in 16 bits leaves an error; here theta stays as it is, and
-// perturbed copies are made from it (doc/zeroth_order.md).
+// which can be applied whenever the weights are in memory. MeZO perturbs the weights in place and
+// subtracts the noise again, which in 16 bits leaves an error; here perturbed copies are made of
+// theta, which does not change (doc/zeroth_order.md).
 //
-// Every operation on an element is spelled out here, once, for the CPU and the GPU: bits agree.
+// Every operation on an element is defined here, once: so CPU and GPU compute the same bits.
 #ifndef TIDE_ZO_H
 #define TIDE_ZO_H
 #include "tide/base/util.h"
@@ -26,8 +26,8 @@
 
 enum { ZO_GAUSSIAN, ZO_RADEMACHER };   // --zo-noise
 enum { ZO_FP32, ZO_BF16, ZO_FP16 };    // storage type of theta
-enum { ZO_QUERIES = 256 };             // most queries in a step
-enum { ZO_ROUND_QUERY = 0xffff };      // "query" of the random bits that are for rounding
+enum { ZO_QUERIES = 256 };             // the most queries in a step
+enum { ZO_ROUND_QUERY = 0xffff };      // the "query" number of the random bits for rounding
 
 typedef struct {
     uint64_t seed;
@@ -36,7 +36,7 @@ typedef struct {
 } ZoConfig;
 
 // Computes elements first .. first + n - 1 of a direction. n is a power of two from 8 to 64, and
-// first a multiple of it. Gaussian: standard normal numbers. Rademacher: signs, a random bit each.
+// first a multiple of n. Gaussian: normal numbers. Rademacher: +1 or -1, by a random bit each.
 HOST_DEVICE static inline void zo_noise(float *z, int n, const ZoConfig *c, uint32_t step,
                                         uint32_t query, uint32_t tensor, uint64_t first) {
     if (c->noise == ZO_GAUSSIAN) {
@@ -60,17 +60,18 @@ HOST_DEVICE static inline void zo_noise(float *z, int n, const ZoConfig *c, uint
 }
 
 // Rounds x at random to one of its two neighbours in the storage type, so that the mean is x.
-// Rounding to nearest would lose an update of 1e-7; this keeps it on average (doc/rounding.md).
-// random: 16 bits, as many as bf16 drops. fp16 ends at +-65504. Infinity and (quiet) NaN stay.
+// Rounding to nearest would lose an update of 1e-7; random rounding keeps it on average
+// (doc/rounding.md). random: 16 bits, as many as bf16 drops. In fp16 the largest result is 65504.
+// Infinity and (quiet) NaN do not change.
 HOST_DEVICE static inline float zo_round(float x, int storage, uint32_t random) {
     uint32_t bits = float_bits(x);
     if (storage == ZO_BF16) {
-        if (fabsf(x) < 0x1.fep127f) bits += random;  // above, rounding up would give infinity
+        if (fabsf(x) < 0x1.fep127f) bits += random;  // rounding larger x up would give infinity
         bits &= 0xffff0000u;
     } else if (storage == ZO_FP16 && fabsf(x) < INFINITY) {
         const uint32_t sign = bits & 0x80000000u;
         bits ^= sign;
-        if (bits < 0x38800000u) {  // below 2^-14: steps of 2^-24
+        if (bits < 0x38800000u) {  // below 2^-14, fp16 has steps of 2^-24
             const uint32_t steps = (uint32_t)(bits_float(bits) * 0x1p40f);
             bits = float_bits((float)((steps + random) >> 16) * 0x1p-24f);
         } else {
@@ -93,10 +94,10 @@ typedef struct {
 } ZoUpdate;
 
 // Computes side (queries, 2): a step's losses, averaged over the micro-batches of all ranks. `all`
-// has `stride` numbers of each rank, which begin with its losses (accum, queries, 2). They are
-// added in the order of the data: micro-batch by micro-batch, in each rank by rank. So one rank
-// with `world` times as many micro-batches has the same bits. parts divides the sums: the number of
-// micro-batches, unless some tokens are not trained (run_parts()).
+// has `stride` numbers of each rank, of which the first are its losses (accum, queries, 2). They
+// are added in the order of the data: micro-batch by micro-batch, and within each rank by rank. So
+// one rank with `world` times as many micro-batches computes the same bits. The sums are divided by
+// `parts`: the number of micro-batches, unless some tokens are not trained (run_parts()).
 static void zo_mean(double *side, const double *all, size_t stride, int world, size_t accum,
                     int queries, double parts) {
     const size_t n = 2 * (size_t)queries;
@@ -109,8 +110,8 @@ static void zo_mean(double *side, const double *all, size_t stride, int world, s
 }
 
 // Makes the update *u from a step's losses, side (queries, 2) at theta + eps z and theta - eps z.
-// If a loss is no number, or the norm is too large, there is no update. *loss: the mean of the
-// losses. *norm: the root mean square of the projected gradients.
+// If a loss is not finite, or the norm is too large, there is no update (u->step is 0). Sets *loss
+// to the mean of the losses, *norm to the root mean square of the g_j.
 static void zo_estimate(ZoUpdate *u, const ZoConfig *c, size_t step, double lr,
                         double weight_decay, const double *side, double *loss, double *norm) {
     double squares = 0;
@@ -128,8 +129,7 @@ static void zo_estimate(ZoUpdate *u, const ZoConfig *c, size_t step, double lr,
     if (isfinite(*loss) && lr * *norm < 1e30) u->step = (uint32_t)step;  // no NaN in the weights
 }
 
-// Applies an update to th, elements first .. first + n - 1 of a tensor. For n and first see
-// zo_noise().
+// Applies an update to th, elements first .. first + n - 1 of a tensor, as zo_noise() takes them.
 HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, const ZoUpdate *u,
                                         uint32_t tensor, bool decay, uint64_t first) {
     float z[64];
@@ -157,7 +157,7 @@ HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, con
 // ---------------------------------------------------------------------------------------------
 // 3. The loops of the CPU
 //
-// Both take elements first .. first + n - 1 of a tensor, in fp32; `first` is a multiple of 64.
+// Both take elements first .. first + n - 1 of a tensor, in fp32. first is a multiple of 64.
 
 // Computes w = theta + scale z for a direction of this step. scale is eps or -eps.
 static void zo_perturb(float *w, const float *theta, size_t n, const ZoConfig *c, size_t step,

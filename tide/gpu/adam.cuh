@@ -1,7 +1,7 @@
-// adam.cuh: AdamW and the gradient norm on the GPU, with the bits of adam.h: the update is
-// adam_scalar() itself, and the norm has the same 32 lanes.
-//   adam_update_gpu()                            adam_update()
-//   norm_block_sums_gpu(), norm_total_gpu()      norm_block_sums(), norm_total()
+// adam.cuh: AdamW and the gradient norm on the GPU, with the bits of adam.h: the update gives the
+// bits of adam_scalar(), and the norm adds up in the same 32 lanes.
+//   adam_update_gpu()                            adam_update() on the GPU
+//   norm_block_sums_gpu(), norm_total_gpu()      norm_block_sums(), norm_total() on the GPU
 //   weight_from()                                the weight that is stored for a master
 #ifndef TIDE_ADAM_CUH
 #define TIDE_ADAM_CUH
@@ -19,8 +19,8 @@ template <> HOST_DEVICE inline halfX weight_from<halfX>(float p) {
     return w;
 }
 
-// Makes a launch for the runs from number `first` on, as many as it has room for. Units: blocks of
-// the norm, or of threads that take eight elements each.
+// Makes a batch of the runs from number `first` on, at most BATCH_MOST. Its units are blocks of the
+// norm (`norm`), or blocks of threads that take eight elements each.
 static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool norm) {
     Batch<AdamRun> batch;
     memset(&batch, 0, sizeof batch);
@@ -32,14 +32,14 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool
     return batch;
 }
 
-// Does adam_scalar() for usual numbers, without branches: a GPU then works on several elements at
-// once. Root and quotient are made by the instructions that nvcc makes of IEEE's. Factors that are
-// powers of two keep remainders above subnormal numbers. Returns false if the bits may be others:
-// the step is below 2^-120 but not 0, or *p is NaN, because a number is too large.
+// Computes adam_scalar() for usual numbers without branches, so that a thread works on several
+// elements at once. Root and quotient take nvcc's instructions for IEEE's operations. Factors that
+// are powers of two keep remainders above subnormal numbers. Returns false if the bits may differ
+// from adam_scalar()'s: the step is below 2^-120 but not 0, or numbers so large make *p NaN.
 __device__ static inline bool adam_quick(float *p, float *m, float *v, float g, const AdamStep *s,
                                          float decay) {
     adam_moments(m, v, g, s);
-    const float square = mul_f32(*v, 0x1p26f), r = fminf(rsqrt_fast(square), FLT_MAX);  // 0: 0
+    const float square = mul_f32(*v, 0x1p26f), r = fminf(rsqrt_fast(square), FLT_MAX);  // 0 for 0
     const float root = mul_f32(square, r), half = mul_f32(0.5f, r);
     const float exact_root = fma_f32(fma_f32(-root, root, square), half, root);  // 2^13 sqrt(v)
     const float by = fma_f32(exact_root, s->root_scale * 0x1p11f, s->eps * 0x1p24f);
@@ -50,8 +50,8 @@ __device__ static inline bool adam_quick(float *p, float *m, float *v, float g, 
     return (step == 0) | (fabsf(step) > 0x1p-120f);
 }
 
-// Loads and stores N numbers as words: floats, or numbers of 16 bits in the upper halves. Eight are
-// accessed 16 bytes at a time.
+// Load and store N numbers as words: floats, or 16-bit numbers in the words' upper halves. If N is
+// 8, accesses take 16 bytes at a time.
 template <int N, typename X>
 __device__ static inline void load_words(uint32_t (&x)[N], const X *at) {
     if constexpr (N == 1) x[0] = sizeof(X) == 2 ? (uint32_t)*at << 16 : float_bits(*at);
@@ -72,10 +72,10 @@ __device__ static inline void store_words(X *at, const uint32_t (&x)[N]) {
     }
 }
 
-// Updates elements `at` .. at + N - 1, with weights W: float, uint16_t for a half with `low`, or
-// bf16 without, which is rounded at random; and moments M, float or uint16_t for bf16. index: the
-// number of the first. adam_scalar() updates one element; adam_quick() updates eight, if all are
-// usual: else the result is false.
+// Updates elements `at` .. at + N - 1. W, the type of weights: float; uint16_t for halves with
+// lower bits in `low`; bf16 for weights without, rounded at random. M, the type of moments: float,
+// or uint16_t for bf16. index: the first element's number. N = 1 uses adam_scalar(). N = 8 uses
+// adam_quick(); if an element is unusual, stores nothing and returns false.
 template <int N, typename W, typename M>
 __device__ static inline bool adam_elements(W *w, uint16_t *low, M *m, M *v, const void *grad,
                                             bool grad_is_half, size_t at, const AdamStep *s,
@@ -114,9 +114,9 @@ __device__ static inline bool adam_elements(W *w, uint16_t *low, M *m, M *v, con
     return true;
 }
 
-// One thread takes eight elements that start at a multiple of eight. At the ends of a run that
-// starts or ends elsewhere, in arenas that are not aligned, and where a number is unusual, it takes
-// those of its eight that belong to the run one by one. The unit of work is one block of threads.
+// One thread takes eight elements that start at a multiple of eight: together, if all are in the
+// run, the arenas are aligned, and all numbers are usual; else one by one, as far as they are in
+// the run. The unit of work is a block of threads.
 template <typename W, typename M>
 __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const void *grad,
                                           bool grad_is_half, bool aligned,
@@ -125,7 +125,7 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
     const AdamRun run = batch_find(batch, &block);
     const size_t end = run.at + run.length;
     const size_t i = 8 * (run.at / 8 + block * (size_t)ADAM_THREADS + threadIdx.x);
-    const size_t number = run.index - run.at;  // of element 0, modulo 2^64
+    const size_t number = run.index - run.at;  // number of the arena's element 0, modulo 2^64
     const float decay = run.decay ? s.weight_decay : 0.0f;
     if (aligned && i >= run.at && i + 8 <= end
         && adam_elements<8>(w, low, m, v, grad, grad_is_half, i, &s, decay, number + i)) return;
@@ -134,10 +134,10 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
         adam_elements<1>(w, low, m, v, grad, grad_is_half, j, &s, decay, number + j);
 }
 
-// Does adam_update() for elements at .. at + length - 1 of each run: the same bits. The pointers
-// are the starts of arenas in device memory; low NULL: the weights are bf16 numbers, if *step says
-// so, or floats. *step is copied, and says how m and v are stored. Fastest where the arenas are
-// 16-byte aligned.
+// Updates elements at .. at + length - 1 of each run, with the bits of adam_update(). The pointers
+// are the starts of arenas in device memory. low NULL: the weights have no lower bits; they are
+// bf16 numbers if *step says so, else floats. *step also says how m and v are stored. Fastest if
+// the arenas are aligned to 16 bytes.
 static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, const void *grad,
                                    bool grad_is_half, const AdamRun *runs, int count,
                                    const AdamStep *step, cudaStream_t stream) {
@@ -155,7 +155,7 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
             LAUNCH(kernel, blocks, ADAM_THREADS, 0, stream, (W *)w, low, (M *)m, (M *)v, grad, \
                    grad_is_half, addresses % 16 == 0, batch, *step); \
         } while (0)
-        using Rounded = std::conditional_t<HALF_IS_FP16, uint16_t, bf16>;  // not for fp16
+        using Rounded = std::conditional_t<HALF_IS_FP16, uint16_t, bf16>;  // not in fp16
         if (step->master_bf16 && step->moments_bf16) ADAM_LAUNCH(Rounded, uint16_t);
         else if (step->master_bf16) ADAM_LAUNCH(Rounded, float);
         else if (low != NULL && step->moments_bf16) ADAM_LAUNCH(uint16_t, uint16_t);
@@ -167,8 +167,8 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
 }
 
 // One warp takes one block of NORM_BLOCK elements, the unit of work here. Lanes are folded in the
-// order of norm_block_sum(): lane 0 ends with the same sum. 16 loads of each lane are under way at
-// a time; adding the 0 of those past the end changes nothing.
+// order of norm_block_sum(), so lane 0 gets the same sum. Each lane has 16 loads under way; past
+// the end it adds zeros, which change nothing.
 enum { NORM_WARPS = 8 };
 
 template <bool IS_HALF>
@@ -195,8 +195,8 @@ __global__ static void norm_block_sums_kernel(const void *grad, double *sums, un
     if (lane == 0) sums[unit] = sum;
 }
 
-// Does norm_block_sums() for every run, in turn: the same bits. `grad` is the start of an arena in
-// device memory, sums (sum over the runs of norm_blocks(length)) is device memory too.
+// Computes norm_block_sums() of each run, in order, with the same bits. grad: the start of an
+// arena. sums: norm_blocks(length) numbers for each run. Both are device memory.
 static inline void norm_block_sums_gpu(const void *grad, bool is_half, const AdamRun *runs,
                                        int count, double *sums, cudaStream_t stream) {
     for (int first = 0; first < count; first += BATCH_MOST) {
@@ -210,8 +210,8 @@ static inline void norm_block_sums_gpu(const void *grad, bool is_half, const Ada
     }
 }
 
-// One warp adds up one run of NORM_RUN sums, all of whose loads are under way at once. Their order
-// is that of their numbers in `order`, or if that is NULL, of the array.
+// One warp adds up one run of NORM_RUN sums, with all loads under way at once. Sum number i is
+// sums[order[i]], or sums[i] if order is NULL.
 __global__ static void norm_runs_kernel(double *runs, const double *sums, const uint32_t *order,
                                         size_t count) {
     const size_t run = blockIdx.x * (size_t)NORM_WARPS + threadIdx.x / 32;
@@ -229,7 +229,7 @@ __global__ static void norm_runs_kernel(double *runs, const double *sums, const 
     if (threadIdx.x % 32 == 0) runs[run] = sum;
 }
 
-// One warp loads 32 sums of runs at a time; each lane adds up all 32, in order.
+// One warp loads the sums of 32 runs at a time; each lane adds up all 32, in order.
 __global__ static void norm_total_kernel(double *total, const double *runs, size_t count) {
     double sum = 0;
     for (size_t first = 0; first < count; first += 32) {
@@ -239,8 +239,8 @@ __global__ static void norm_total_kernel(double *total, const double *runs, size
     if (threadIdx.x == 0) *total = sum;
 }
 
-// Does norm_total(), with the same bits: *total from `count` sums. order, if not NULL: which ones
-// they are, as numbers of sums. runs: scratch (norm_runs(count)). All of it is device memory.
+// Computes *total = norm_total() of `count` sums, with the same bits. order: see
+// norm_runs_kernel(). runs: scratch (norm_runs(count)). All pointers are device memory.
 static inline void norm_total_gpu(double *total, double *runs, const double *sums,
                                   const uint32_t *order, size_t count, cudaStream_t stream) {
     const size_t all = norm_runs(count);

@@ -1,8 +1,8 @@
 // attention.cuh: causal self-attention on the GPU, forward and backward.
 //
 // A row of qkv (B, T, (NH + 2 NKV) HS) has NH query heads, then NKV key heads, then NKV value heads
-// of HS channels. Query head h reads key head and value head h / (NH / NKV): the query heads that
-// share one are its group. For each sequence and query head, with its rows q[t], k[t], v[t]:
+// of HS channels. Query head h reads the keys and values of head h / (NH / NKV): the query heads
+// that share a key head are its group. For each sequence and query head:
 //     s[t,u]   = q[t] . k[u] / sqrt(HS)                      for begins[t] <= u <= t
 //     out[t]   = sum over u of p[t,u] v[u],                  p[t,u] = exp(s[t,u] - lse[t])
 //     lse[t]   = log of the sum over u of exp(s[t,u])
@@ -12,41 +12,41 @@
 //     dk[u]    = sum over the group and t of ds[t,u] q[t] / sqrt(HS)
 //     dq[t]    = sum over u of ds[t,u] k[u] / sqrt(HS)
 //
-// begins (B, T): the first token of its row that each token sees, where its document begins or, if
-// that is later, its window. Within a row it never falls. NULL: everywhere 0.
+// begins (B, T): the first token of the row that each token sees: the begin of its document or, if
+// later, of its window. Within a row these numbers never fall. NULL: all are 0.
 //
-// No (T, T) matrix is ever in memory. Going through the keys of a row in pieces, the largest score
-// m so far, the sum l of exp(s - m) and the sum o of exp(s - m) v are enough: when a piece raises
-// m to m', what was summed before is multiplied by exp(m - m'); in the end out = o / l and
-// lse = m + log l (Milakov and Gimelshein 2018; Rabe and Staats 2021). The backward pass computes
-// every score again and gets p from lse (Dao et al., "FlashAttention", 2022).
+// No (T, T) matrix is ever in memory. Going through the keys, a row needs only the largest score m
+// so far, the sum l of exp(s - m), and the sum o of exp(s - m) v. When a new key raises m to m', l
+// and o are multiplied by exp(m - m'). In the end out = o / l and lse = m + log l (Milakov and
+// Gimelshein 2018; Rabe and Staats 2021). The backward pass computes every score again and gets p
+// from lse (Dao et al., "FlashAttention", 2022).
 //
-// The plain kernels below say just that, for any storage type and head size: one warp per row.
-// The flash kernels do it for bf16 and f16, and head sizes that are multiples
-// of 8 up to 128, with tiles in shared memory and the matrix instructions of the tensor cores:
-//   - A block of four warps owns a tile of rows (queries; in the dk/dv kernel, keys) and streams
-//     tiles of the other side past them. A warp has rows of its own, so warps never exchange
-//     anything (Dao, "FlashAttention-2", 2023).
-//   - The next streamed tile is copied while this one is worked on: two stages, one barrier each.
+// The plain kernels below compute this for any storage type and head size, one warp per row. The
+// flash kernels compute it for bf16 and f16 and head sizes that are multiples of 8 up to 128, with
+// tiles in shared memory and the matrix instructions of the tensor cores:
+//   - A block of four warps owns a tile of rows: queries; in the dk/dv kernel, keys. It streams
+//     tiles of the other side (keys; queries) through shared memory. Each warp has rows of its
+//     own, so warps exchange nothing (Dao, "FlashAttention-2", 2023).
+//   - The next streamed tile is copied while this one is used: two stages, one barrier each.
 //   - Scores stay in registers: the layout in which one matrix instruction leaves its result is the
 //     one in which the next takes its left operand. For that the dk/dv kernel computes scores
 //     transposed, with keys as rows.
 //   - Tiles above the diagonal are never loaded; only tiles that touch it are masked.
 // Rounding: products add up in fp32. p and ds are rounded to X before they are multiplied with v,
-// dout, k or q, and out, dq, dk, dv once in the end; the sum l has p before it was rounded. In f16
-// a p below 2^-14 keeps fewer digits, and one below 2^-25 none; the row's largest so far is 1.
+// dout, k or q, and out, dq, dk, dv once in the end; the sum l adds p before rounding. In f16 a
+// p below 2^-14 keeps fewer digits, and one below 2^-25 none; the row's largest p so far is 1.
 //
-// No atomics. The gradients of keys and of queries are sums over different axes, so that there are
-// two kernels, each of which computes the scores: 7 products of a tile instead of 5, in exchange
-// for one fixed order of summation: the same launch always gives the same bits.
+// No atomics. The gradients of keys and of queries are sums over different axes. So there are two
+// kernels, and both compute the scores: 7 products of a tile instead of 5. In exchange each sum has
+// one fixed order, and the same launch always gives the same bits.
 //
 // Groups. A block of the dk/dv kernel owns keys of one key head and streams the queries of the
 // whole group, head after head: keys and values are read once, dk and dv stay in registers, and
 // their order of summation is that of the heads. In the forward and the dq kernel a block owns
-// queries of one head. (128 rows of several heads would stream as many keys as 128 rows of one.)
-// The heads of a group are worked on at once, so that all but the first find their keys in the L2
-// cache. The dk/dv kernel has NKV / NH times as many blocks, each with more work. Where those are
-// too few for a GPU, each takes a part of a group, and the parts are added up (attention_parts).
+// queries of one head: 128 rows of several heads would stream as many keys as 128 rows of one head.
+// The heads of a group run at once, so that all but the first find their keys in the L2 cache. The
+// dk/dv kernel has NKV / NH times as many blocks, each with more work. If these are too few for a
+// GPU, a block takes a part of a group, and a kernel adds up the parts (attention_parts()).
 #ifndef TIDE_ATTENTION_CUH
 #define TIDE_ATTENTION_CUH
 #include "queue.cuh"
@@ -59,17 +59,17 @@
 
 #define LOG2_E 1.44269504f  // exp(x) = 2^(x LOG2_E)
 
-// The shape of a call, and what follows from it; in 32 bits, because divisions of 64 are slow.
+// The shape of a call, and numbers derived from it, in 32 bits: divisions of 64 bits are slow.
 typedef struct {
     unsigned B, T, NH, NKV, HS;
-    unsigned group;               // query heads that share a key head
-    unsigned part;                // of them, those of which one block sums the gradients of keys
+    unsigned group;               // number of query heads that share a key head
+    unsigned part;                // how many of these one block sums for dk and dv
     unsigned width, keys, pitch;  // channels of the query heads, of the key heads, of a row of qkv
-    float scale, scale2;          // of scores, for powers of e and of 2
+    float scale, scale2;          // factors of scores, for powers of e and of 2
 } AttentionShape;
 
 static AttentionShape attention_shape(size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
-    index_32(B * T * (NH + NKV));  // every count below is smaller
+    index_32(B * T * (NH + NKV));  // all counts below are smaller: they fit 32 bits
     const unsigned heads = (unsigned)NH, key_heads = (unsigned)NKV, size = (unsigned)HS;
     const float scale = 1.0f / sqrtf((float)HS);
     return AttentionShape{.B = (unsigned)B, .T = (unsigned)T, .NH = heads, .NKV = key_heads,
@@ -80,9 +80,9 @@ static AttentionShape attention_shape(size_t B, size_t T, size_t NH, size_t NKV,
 }
 
 // ---------------------------------------------------------------------------------------------
-// The plain kernels: the definition. A warp takes one row; first each of its lanes one of 32 keys
-// (queries), then, for what is summed over those, each lane four of 128 channels. Larger heads
-// repeat it all for the next 128.
+// The plain kernels: the definition. A warp takes one row. First each lane computes the score of
+// one of 32 keys (queries); then each lane sums four of 128 channels over these 32. For larger
+// heads the warp repeats both for the next 128 channels.
 
 enum { PLAIN_WARPS = 4, PLAIN_CHANNELS = 4 };
 
@@ -118,7 +118,7 @@ __device__ static inline void store_channels(X *row, const float (&acc)[PLAIN_CH
     }
 }
 
-// Computes p[t,u] and ds[t,u], this one with the factor that s has.
+// Computes p[t,u], and ds[t,u] times 1 / sqrt(HS).
 template <typename X>
 __device__ static inline void plain_score(float *p, float *ds, const X *q, const X *k, const X *v,
                                           const X *dout, float lse, float delta, size_t HS,
@@ -127,7 +127,7 @@ __device__ static inline void plain_score(float *p, float *ds, const X *q, const
     *ds = *p * (head_dot(dout, v, HS) - delta) * scale;
 }
 
-// The rows of out (B, T, NH HS), and lse, if FORWARD; else those of dq in dqkv.
+// Computes rows of out (B, T, NH HS) and of lse, if FORWARD; else rows of dq in dqkv.
 template <typename X, bool FORWARD>
 __global__ static void attention_queries_plain_kernel(X *result, float *lse, const float *delta,
                                                       const X *dout, const X *qkv,
@@ -158,7 +158,7 @@ __global__ static void attention_queries_plain_kernel(X *result, float *lse, con
                 plain_score(&p, &ds, q, k + u * s.pitch, v + u * s.pitch, d, lse[row], delta[row],
                             HS, s.scale);
             }
-            __syncwarp();  // the previous weights were read
+            __syncwarp();  // all lanes have read the previous weights
             weights[lane] = FORWARD ? p : ds;
             __syncwarp();
             add_rows(acc, weights, t - u0 < 32 ? t - u0 + 1 : 32,
@@ -228,11 +228,11 @@ __global__ static void attention_delta_kernel(float *delta, const X *dout, const
 }
 
 // ---------------------------------------------------------------------------------------------
-// The instructions that C++ has no name for, one wrapper each (PTX ISA, "Warp Level Matrix
-// Instructions"). All lanes of a warp must be there.
+// Wrappers of instructions that C++ has no name for (PTX ISA, "Warp Level Matrix Instructions").
+// All lanes of a warp must call them.
 
-// Computes d (16, 8) += a (16, 16) b (16, 8), a and b of X = bf16 or f16. Lane i has, with
-// g = i / 4 and c = 2 (i % 4), of
+// Computes d (16, 8) += a (16, 16) b (16, 8), for a and b of X = bf16 or f16. With g = i / 4 and c
+// = 2 (i % 4), lane i holds these elements:
 //   d: [g][c], [g][c+1], [g+8][c], [g+8][c+1]
 //   a: pairs in a row, from [g][c], [g+8][c], [g][c+8], [g+8][c+8] on, the first in the low half
 //   b: pairs in a column, from [c][g], [c+8][g] on
@@ -256,9 +256,9 @@ __device__ static inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// Loads four matrices of 8 x 8 from shared memory: lane i points to row i % 8 (16 bytes) of matrix
-// i / 8, and gets [i / 4][c] and [i / 4][c + 1] of each matrix, c = 2 (i % 4); transposed,
-// [c][i / 4] and [c + 1][i / 4].
+// Loads four matrices of 8 x 8 from shared memory. Lane i passes the address of row i % 8 (16
+// bytes) of matrix i / 8. The lane gets, of each matrix, elements [i / 4][c] and [i / 4][c + 1],
+// with c = 2 (i % 4); if TRANSPOSED, elements [c][i / 4] and [c + 1][i / 4].
 template <bool TRANSPOSED>
 __device__ static inline void load_matrices(uint32_t (&r)[4], const void *row) {
 #ifdef __CUDA_EMU__
@@ -274,42 +274,42 @@ __device__ static inline void load_matrices(uint32_t (&r)[4], const void *row) {
 #endif
 }
 
-// Every element [m][n][e] of a thread's (MI, N) fragments, each of four numbers (see mma_16x8x16).
+// Loops over elements [m][n][e] of a thread's (MI, N) fragments of four numbers (mma_16x8x16()).
 #define FOR_FRAGMENTS(m, n, N, e) \
     UNROLL for (int m = 0; m < MI; m++) \
         UNROLL for (int n = 0; n < (N); n++) UNROLL for (int e = 0; e < 4; e++)
 
 // ---------------------------------------------------------------------------------------------
 // Tiles. In shared memory a tile has rows of D channels: D is the head size padded with zeros to
-// 32, 64, 96 or 128. A warp owns 16 MI rows of a block's tile, 64 MI in all.
+// 32, 64, 96 or 128. A block's tile has 64 MI rows, of which a warp owns 16 MI.
 
 enum { FLASH_WARPS = 4, FLASH_THREADS = 32 * FLASH_WARPS };
 
-// Returns the place of a chunk (16 bytes, 8 channels) of a row, in elements. The chunks of a row
-// change places so that the same chunk of 8 neighbouring rows lies in 8 different parts of the 32
-// banks: reading or writing a matrix of 8 x 8 then takes one pass.
+// Returns where in a tile a chunk (16 bytes, 8 channels) of a row is stored, in elements. The
+// chunks of a row are permuted, so that the same chunk of 8 neighbouring rows is in 8 different
+// parts of the 32 banks: reading or writing a matrix of 8 x 8 then takes one pass.
 template <int D> __device__ static inline int tile_at(int row, int chunk) {
     return row * D + (chunk ^ (D % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
 }
 
-// tile_at(row + row0, chunk + 2 k), for row0 a multiple of 16 and chunk 0 or 1, from
-// at = tile_at(row, chunk): one xor with a constant, where row0 and k are constants.
+// Returns tile_at(row + row0, chunk + 2 k), given at = tile_at(row, chunk), for row0 a multiple of
+// 16 and chunk 0 or 1. If row0 and k are constants, this is one xor with a constant.
 template <int D> __device__ static inline int tile_step(int at, int row0, int k) {
     const int period = D % 64 == 0 ? 4 : 2;
     return (at ^ k % period * 16) + k / period * period * 16 + row0 * D;
 }
 
-// Starts the copy of `rows` rows of HS channels into a tile of ROWS rows; the rest becomes 0, by a
-// copy of which all 16 bytes are zeros and none is read: without a branch and a store of its own.
-// Every thread of the block must commit and wait, then the block must meet at a barrier.
+// Starts the copy of `rows` rows of HS channels into a tile of ROWS rows. The rest of the tile
+// becomes 0, by copies that fill 16 bytes with zeros and read nothing; so no branch is needed.
+// Afterwards every thread must commit and wait, and the block must meet at a barrier.
 template <int D, int ROWS, typename X>
 __device__ static inline void tile_load(X *tile, const X *x, int pitch, int rows, int HS) {
-    enum { CHUNKS = D % 64 == 0 ? 8 : 4, STEP = FLASH_THREADS / CHUNKS };  // of all threads at once
+    enum { CHUNKS = D % 64 == 0 ? 8 : 4, STEP = FLASH_THREADS / CHUNKS };  // a pass: STEP rows
     const int row0 = threadIdx.x / CHUNKS, chunk0 = threadIdx.x % CHUNKS;
     X *const to0 = tile + tile_at<D>(row0, chunk0);
     const X *const from0 = x + (int64_t)row0 * pitch + chunk0 * 8;
     UNROLL for (int row = 0; row < ROWS; row += STEP)
-        UNROLL for (int chunk = 0; chunk < D / 8; chunk += CHUNKS) {  // it permutes as the first
+        UNROLL for (int chunk = 0; chunk < D / 8; chunk += CHUNKS) {  // permuted like the first
             X *const to = to0 + row * D + chunk * 8;
             const bool inside = row0 + row < rows && chunk0 + chunk < HS / 8;
             __pipeline_memcpy_async(to, from0 + (int64_t)row * pitch + chunk * 8, 16,
@@ -363,14 +363,14 @@ __device__ static inline void tile_accumulate(float (&acc)[MI][D / 8][4],
     }
 }
 
-// Writes the warp's accumulators to rows row0, ... of x. On their way they pass the warp's own rows
-// of `tile`, which nobody needs any more, so that lanes write runs of 16 bytes. Rows from `rows`
-// and channels from HS on are left out.
+// Writes the warp's accumulators to rows row0, ... of x. They pass through the warp's own rows of
+// `tile`, which nothing reads any more, so that lanes write runs of 16 bytes. Rows from `rows` and
+// channels from HS on are not written.
 template <int D, int MI, typename X>
 __device__ static inline void tile_store(X *x, int pitch, int rows, int HS,
                                          const float (&acc)[MI][D / 8][4], X *tile, int row0) {
     const int lane = threadIdx.x % 32;
-    __syncwarp();  // other lanes may still read those rows
+    __syncwarp();  // other lanes may still read these rows of `tile`
     UNROLL for (int m = 0; m < MI; m++)
         UNROLL for (int n = 0; n < D / 8; n++)
             UNROLL for (int r = 0; r < 2; r++) {
@@ -387,7 +387,7 @@ __device__ static inline void tile_store(X *x, int pitch, int rows, int HS,
     }
 }
 
-// Returns the row of element e of fragment [m][n] of a score matrix, for this lane (mma_16x8x16)
+// Return row and column of element e of this lane's fragment [m][n] of scores (mma_16x8x16())
 __device__ static inline int fragment_row(int m, int e) {
     return 16 * m + 8 * (e / 2) + threadIdx.x % 32 / 4;
 }
@@ -395,7 +395,7 @@ __device__ static inline int fragment_column(int n, int e) {
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
-// Reductions over the four lanes that share a row of a score matrix
+// Reduce over the four lanes that share a row of a score matrix
 __device__ static inline float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
@@ -405,10 +405,10 @@ __device__ static inline float row_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Returns how many heads are worked on at once, so that what they stream fits the L2 cache: query
-// heads, which stream the keys and values of their groups; of_keys: parts of a group, which stream
-// the queries and dout of theirs. In as few runs as that takes, which are equal: a short last run
-// would begin with its longest tiles when the other multiprocessors are at their last.
+// Returns how many heads run at once, so that the rows that they stream fit the L2 cache: query
+// heads, which stream the keys and values of their groups; or, of_keys, parts of groups, which
+// stream queries and dout. The heads are cut into as few runs as possible, of equal size: a short
+// last run would begin its longest tiles while other multiprocessors are at their last.
 static unsigned flash_at_once(AttentionShape s, bool of_keys) {
     const size_t channels = of_keys ? s.part * s.HS : s.HS;
     const size_t heads = of_keys ? s.B * s.NH / s.part : s.B * s.NKV;
@@ -420,25 +420,25 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 // ---------------------------------------------------------------------------------------------
 // The flash kernels
 
-// Sizes. A warp owns MI times 16 rows, and what it reads of the streamed tile serves all of them:
-// with one, shared memory is busier than the tensor cores, but dk and dv of large heads leave no
-// registers for two. Two blocks of 128 threads with up to 255 registers fit a multiprocessor, and
-// three with up to 168: enough for heads of 64 in forward; for dq some would be spilled. No kernel
-// needs more than 96 KiB, which a block may have on every GPU since sm_80; an H100 has room for two
-// such blocks, an A100 for two of 80 KiB. SMALL: 48 KiB, with fewer rows owned, or fewer streamed
-// at a time, for heads of 128 on a multiprocessor of 100 KiB (sm_86, sm_89, sm_120), which has no
-// room for two blocks of 64 KiB. The bits are the same: a row knows nothing of the others of its
-// block, and sums go on 16 terms at a time. QUERY_: of blocks that own queries, in forward and for
-// dq, and stream keys; KEY_: of those that own keys, for dk and dv, and stream queries.
+// Sizes. A warp owns MI times 16 rows, and each read of the streamed tile serves all of them. With
+// MI = 1 shared memory is busier than the tensor cores; but dk and dv of large heads leave no
+// registers for MI = 2. A multiprocessor holds two blocks of 128 threads with up to 255 registers,
+// or three with up to 168: enough for heads of 64 in forward; dq would spill some. No kernel needs
+// more than 96 KiB of shared memory, which a block may have on every GPU since sm_80; an H100 has
+// room for two such blocks, an A100 for two of 80 KiB. SMALL takes 48 KiB, with fewer rows owned,
+// or fewer streamed at a time, for heads of 128 on a multiprocessor of 100 KiB (sm_86, sm_89,
+// sm_120), which has no room for two blocks of 64 KiB. The bits are the same: rows are independent,
+// and sums add 16 terms at a time. QUERY_: sizes of blocks that own queries and stream keys
+// (forward, dq). KEY_: sizes of blocks that own keys and stream queries (dk, dv).
 #define QUERY_MI(SMALL) ((SMALL) ? 1 : 2)
 #define QUERY_KEYS(FORWARD, SMALL) ((SMALL) && !(FORWARD) ? 16 : 32)
 #define KEY_MI(D) ((D) <= 64 ? 2 : 1)
 #define KEY_QUERIES(SMALL) ((SMALL) ? 16 : 32)
 #define FLASH_SMALL(D, shared) ((D) == 128 && (shared) < 132u << 10)
 
-// Returns into how many parts a group is divided for dk and dv: the fewest that make enough blocks
-// for an H100 or H200 (nearly twice two for each of 132 multiprocessors), if there is `room` for so
-// many floats. Other parts are other bits: the shape and the room decide, no property of the GPU.
+// Returns into how many parts a group is divided for dk and dv: the fewest that make 512 blocks,
+// enough for an H100 or H200 (almost four for each of 132 multiprocessors), if their sums fit in
+// `room` floats. Another number of parts gives other bits, so no property of the GPU decides.
 static unsigned attention_parts(AttentionShape s, size_t room) {
     const size_t blocks = (size_t)ceil_div(s.T, 64 * KEY_MI(s.HS)) * s.B * s.NKV, enough = 512;
     unsigned parts = 1;
@@ -447,9 +447,9 @@ static unsigned attention_parts(AttentionShape s, size_t room) {
     return parts;
 }
 
-// Returns which head a block works on, and which tile of it. Blocks are counted in runs of at_once
-// heads; within a run the tiles with the most work are first (tile `tiles` - 1 of every head, then
-// tile `tiles` - 2, ...), so that the last blocks to start are the shortest.
+// Returns the head of a block, and sets *tile. Blocks are counted in runs of at_once heads. Within
+// a run the tiles with the most work are first (tile `tiles` - 1 of every head, then tile `tiles` -
+// 2, ...), so that the last blocks to start are the shortest.
 __device__ static inline unsigned block_work(unsigned *tile, unsigned block, unsigned tiles,
                                              unsigned heads, unsigned at_once) {
     const unsigned first = block / (tiles * at_once) * at_once;
@@ -459,17 +459,16 @@ __device__ static inline unsigned block_work(unsigned *tile, unsigned block, uns
     return first + i % in_run;
 }
 
-// A tile of rows of a query head; or of a key head: then `head` is its first query head.
+// A tile of rows: of a query head; or of a key head, then `head` is a part's first query head.
 typedef struct {
-    unsigned head;        // the query head, of (B, NH)
-    unsigned at_q, at_k;  // where in a row the query head begins, in qkv and out, and the key head
-    unsigned at_row;      // where in (B, T) the sequence begins
-    int first, rows;      // the tile's first row; how many come from there on (the rest is 0)
+    unsigned head;        // number of the query head, in (B, NH)
+    unsigned at_q, at_k;  // begin in a row of the query head, and of the key head
+    unsigned at_row;      // begin of the sequence in (B, T)
+    int first, rows;      // the tile's first row; rows from there to the sequence's end
 } FlashWork;
 
-// Returns the work of this block. A kernel calls it before its loop, and again behind it: the loop
-// has no registers for numbers that wait. (The asm keeps the compiler from seeing that both calls
-// are the same.)
+// Returns the work of this block. A kernel calls this before its loop and again after it: the loop
+// has no registers to keep the result. (The asm hides from the compiler that both calls are equal.)
 __device__ static inline FlashWork flash_work(int tile_rows, bool of_keys, AttentionShape s,
                                               unsigned at_once) {
     const unsigned tiles = (s.T + tile_rows - 1) / tile_rows;
@@ -478,7 +477,7 @@ __device__ static inline FlashWork flash_work(int tile_rows, bool of_keys, Atten
     FlashWork w;
     const unsigned part = of_keys ? s.part : 1;
     w.head = block_work(&tile, block, tiles, s.B * s.NH / part, at_once) * part;
-    if (of_keys) tile = tiles - 1 - tile;  // there the first have the most work
+    if (of_keys) tile = tiles - 1 - tile;  // of keys, the first tiles have the most work
     const unsigned h = w.head % s.NH;
     w.at_q = h * s.HS;
     w.at_k = (s.NH + h / s.group) * s.HS;
@@ -497,14 +496,13 @@ __device__ static inline void stage_load(X *stages, int j, const X *x, int x_pit
     tile_load<D, ROWS>(to + ROWS * D, y + (int64_t)row0 * y_pitch, y_pitch, (int)T - row0, HS);
 }
 
-// With PACKED, a row does not see all before it: `begins` says from where on. Tiles that no row of
-// the block may see are not loaded, and those that none of a warp's may see it leaves out. A tile
-// on the border is masked for the rows that see a part of it. Without PACKED, none of this is in
-// the machine code.
+// With PACKED, `begins` says from where on a row sees the rows before it. A block does not load
+// tiles that none of its rows may see; a warp skips tiles that none of its rows may see; tiles of
+// which a row sees a part are masked. Without PACKED, none of this is in the machine code.
 
-// Masks the scores of the warp's rows with those of the keys from key0 on that they may not see.
-// first: the tile's first row. APART: from each side; the same, but of the two, nvcc has registers
-// for one in the forward kernel and for the other in that of dq.
+// Masks the scores of the warp's rows with keys, from key0 on, that they may not see. first: the
+// tile's first row. APART chooses between two equal conditions: nvcc has registers for one of them
+// in the forward kernel, for the other in the dq kernel.
 template <bool APART, int MI, int NB>
 __device__ static inline void mask_unseen(float (&s)[MI][NB][4], const int32_t *begin, int key0,
                                           int first, int row0) {
@@ -523,8 +521,8 @@ __device__ static inline void mask_unseen(float (&s)[MI][NB][4], const int32_t *
         }
 }
 
-// Masks the scores of queries with the keys behind them. The warp's rows are queries, from row0 on,
-// and the columns keys, from column0 on; or with KEYS the other way around.
+// Masks the scores of queries with later keys. The warp's rows are queries, from row0 on, and the
+// columns are keys, from column0 on; with KEYS, rows are keys and columns queries.
 template <bool KEYS, int MI, int NB>
 __device__ static inline void mask_future(float (&s)[MI][NB][4], int row0, int column0) {
     if (KEYS ? column0 >= row0 + 16 * MI - 1 : column0 + 8 * NB - 1 <= row0) return;
@@ -535,8 +533,8 @@ __device__ static inline void mask_future(float (&s)[MI][NB][4], int row0, int c
     }
 }
 
-// Adds a tile of values to the warp's rows of o, by their scores s, which become p. max: a row's
-// largest q . k so far, without the scale; sum: this lane's part of the sum of p.
+// Adds a tile of values to the warp's rows of o, weighted by p, which replaces the scores s. max: a
+// row's largest q . k so far, without the scale. sum: this lane's part of the sum of p.
 template <int D, int MI, int NB, typename X>
 __device__ static inline void softmax_tile(float (&o)[MI][D / 8][4], float (&max)[MI][2],
                                            float (&sum)[MI][2], float (&s)[MI][NB][4],
@@ -559,20 +557,20 @@ __device__ static inline void softmax_tile(float (&o)[MI][D / 8][4], float (&max
                     part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], scale2, -bias));
             sum[m][r] = sum[m][r] * rescale[m][r] + part;
         }
-    if (__any_sync(0xffffffffu, moved)) {  // seldom, after the first tiles
+    if (__any_sync(0xffffffffu, moved)) {  // seldom true after the first tiles
         FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] *= rescale[m][e / 2];
     }
     tile_accumulate<D>(o, s, v_tile);
 }
 
-// Makes p of s, q . k, and ds of dp, without the scale. scale2 and lse2 are for powers of two.
+// Replaces s = q . k by p, and dp by ds without its factor. scale2 and lse2 are for powers of 2.
 __device__ static inline void score_gradient(float &s, float &dp, float scale2, float lse2,
                                              float delta) {
     s = exp2_fast(fmaf(s, scale2, -lse2));
     dp = s * (dp - delta);
 }
 
-// Blocks that own queries: those of out (B, T, NH HS), and lse, if FORWARD; else of dq in dqkv.
+// Computes out (B, T, NH HS) and lse, if FORWARD; else dq in dqkv. Blocks own queries.
 template <int D, typename X, bool PACKED, bool FORWARD, bool SMALL>
 __global__ static void __launch_bounds__(FLASH_THREADS, D == 64 && FORWARD ? 3 : 2)
 attention_queries_flash_kernel(X *result, float *lse, const float *delta, const X *dout,
@@ -592,7 +590,7 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
     const X *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
     const X *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
     if (PACKED) begins += w.at_row + first;
-    if (PACKED && threadIdx.x < ROWS)  // those of rows past the end are as the last
+    if (PACKED && threadIdx.x < ROWS)  // rows past the end copy the last row's
         begin[threadIdx.x] = begins[(int)threadIdx.x < rows ? (int)threadIdx.x : rows - 1];
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
@@ -620,12 +618,12 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
         const int key0 = j * KEYS;
         const X *k_tile = stages + j % 2 * 2 * KEYS * D, *v_tile = k_tile + KEYS * D;
         __pipeline_wait_prior(0);
-        __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
+        __syncthreads();  // all threads see tile j, and none reads tile j - 1 any more
         if (j + 1 < tiles) {
             stage_load<D, KEYS>(stages, j + 1, k, pitch, v, pitch, key0 + KEYS, T, HS);
             __pipeline_commit();
         }
-        if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;  // nothing visible
+        if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;  // the warp sees no key
         if (PACKED && key0 + KEYS <= begin[row0]) continue;
 
         float s[MI][NB][4], dp[MI][NB][4];
@@ -662,9 +660,9 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
                   to.rows, HS, acc, q_tile, row0);
 }
 
-// Scores are transposed here: a row is a key, a column a query. The tiles of queries of all heads
-// of a part of the group are one stream, one head after the other. If that is not the whole group,
-// their sums are stored in fp32, as (group / part, B, T, 2, NKV HS) behind dqkv.
+// Computes dk and dv in dqkv. Blocks own keys; scores are transposed: a row is a key, a column a
+// query. A block streams the queries of a part of the group, head after head. If the part is not
+// the whole group, its sums are stored in fp32, as (group / part, B, T, 2, NKV HS) after dqkv.
 template <int D, typename X, bool PACKED, bool SMALL>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
 attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const float *lse,
@@ -677,14 +675,14 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
     X *const v_tile = k_tile + ROWS * D;                    // (ROWS, D)
     X *const stages = v_tile + ROWS * D;                    // (2, q and dout, QUERIES, D)
     float *const statistics = reinterpret_cast<float *>(stages + 4 * QUERIES * D);
-    enum { STATISTICS = PACKED ? 3 : 2 };  // (2, lse and delta, and begins, QUERIES)
+    enum { STATISTICS = PACKED ? 3 : 2 };  // (2, lse and delta and, if PACKED, begins, QUERIES)
     const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
     FlashWork w = flash_work(ROWS, true, shape, at_once);
     const size_t T = shape.T, width = shape.width;
     const int pitch = (int)shape.pitch, first = w.first, rows = w.rows;
     const X *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
-    int tiles = (rows + QUERIES - 1) / QUERIES;  // of queries of a head, from the diagonal on
-    if (PACKED) {  // those whose first query sees some of the keys: all others are behind them
+    int tiles = (rows + QUERIES - 1) / QUERIES;  // tiles of a head's queries, from the diagonal on
+    if (PACKED) {  // counts tiles whose first query sees some of the keys
         int seen = 0;
         for (int i = threadIdx.x; i - (int)threadIdx.x < tiles; i += FLASH_THREADS)
             seen += __syncthreads_count(i < tiles && begins[w.at_row + first + i * QUERIES]
@@ -695,9 +693,8 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
 
     float dk[MI][D / 8][4], dv[MI][D / 8][4];
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] = dv[m][n][e] = 0;
-    // Starts the copies of a tile of head w.head, into stage j % 2. Queries past the end have q,
-    // dout, lse and delta 0: for them p is finite and ds is 0, and neither adds anything. They
-    // begin behind all keys.
+    // Starts the copies of a tile of head w.head into stage j % 2. Queries past the end have begin
+    // T, and q, dout, lse, delta 0: then p is finite, ds is 0, and dk and dv do not change.
     const auto load_queries = [&](int j, int tile) {
         const int query0 = first + tile * QUERIES;
         const X *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
@@ -719,13 +716,13 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
     tile_load<D, ROWS>(v_tile, v + (int64_t)first * pitch, pitch, rows, HS);
     load_queries(0, 0);
     for (int j = 0, tile = 0, next; j < all_tiles; j++, tile = next) {
-        const int query0 = tile * QUERIES;  // counted from `first`, as rows of the keys' tile are
+        const int query0 = tile * QUERIES;  // counted from `first`, like rows of the keys' tile
         const X *q_tile = stages + j % 2 * 2 * QUERIES * D, *d_tile = q_tile + QUERIES * D;
         const float *tile_lse = statistics + j % 2 * STATISTICS * QUERIES;
         const float *tile_delta = tile_lse + QUERIES;
         const int32_t *begin = reinterpret_cast<const int32_t *>(tile_delta + QUERIES);
         __pipeline_wait_prior(0);
-        __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
+        __syncthreads();  // all threads see tile j, and none reads tile j - 1 any more
         next = tile + 1;
         if (next == tiles) {  // the part's next head
             next = 0;
@@ -783,7 +780,7 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
     tile_store<D>(dqkv + shape.keys, pitch, to.rows, HS, dv, v_tile, row0);
 }
 
-// Adds up the parts of the gradients of keys and values, in the order of the heads: a number each.
+// Adds up the parts of dk and dv, in the order of the heads. A thread computes one number.
 template <typename X>
 __global__ static void attention_parts_kernel(X *dqkv, AttentionShape s) {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x, width = 2 * s.keys;
@@ -796,14 +793,14 @@ __global__ static void attention_parts_kernel(X *dqkv, AttentionShape s) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Launches. shared: bytes of shared memory of a multiprocessor, for the flash kernels, which must
-// take heads of this size; or 0, for the plain ones.
+// Launches. shared: a multiprocessor's bytes of shared memory, if the flash kernels can take the
+// shape; 0: the plain kernels take it.
 
 template <typename X> static size_t flash_shared(AttentionShape s, bool plain) {
     return plain || sizeof(X) != 2 || s.HS % 8 > 0 || s.HS > 128 ? 0 : multiprocessor_shared();
 }
 
-// The instance of a flash kernel for heads padded to D channels; behind that: its other types.
+// Picks a flash kernel for heads padded to D channels; ...: its other template arguments.
 #define FLASH_KERNEL(kernel, D, small, ...) \
     ((D) == 32 ? kernel<32, __VA_ARGS__, false> : (D) == 64 ? kernel<64, __VA_ARGS__, false> \
      : (D) == 96 ? kernel<96, __VA_ARGS__, false> \
@@ -834,7 +831,7 @@ static void attention_queries(X *result, float *lse, const float *delta, const X
            lse, delta, dout, qkv, begins, s);
 }
 
-// Launches those in which it owns keys. room: see attention_parts().
+// Launches the kernels in which a warp, or a block, owns keys. room: see attention_parts().
 template <typename X>
 static void attention_keys(X *dqkv, const float *delta, const X *dout, const float *lse,
                            const X *qkv, const int32_t *begins, AttentionShape s, size_t shared,
@@ -861,20 +858,20 @@ static void attention_keys(X *dqkv, const float *delta, const X *dout, const flo
            32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
 }
 
-// Computes attention; plain: by the plain kernels, also where there are others.
+// Computes attention; plain: always by the plain kernels (tests).
 template <typename X>
 static void attention_forward(X *out,        // (B, T, NH HS)
                               float *lse,    // (B, NH, T)
                               const X *qkv,  // (B, T, (NH + 2 NKV) HS): queries, keys, values
                               const int32_t *begins,  // (B, T), or NULL
                               AttentionShape s, cudaStream_t stream, bool plain = false) {
-    GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_attention);  // half of it is masked
+    GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_attention);  // without masked scores
     attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash_shared<X>(s, plain),
                                stream);
 }
 
-// Overwrites all of dqkv, laid out as qkv. `out` and `lse` are the forward pass's; delta is
-// scratch, and so are `room` floats behind dqkv.
+// Overwrites all of dqkv, which has the layout of qkv. out and lse: results of the forward pass.
+// delta, and `room` floats after dqkv, are scratch.
 template <typename X>
 static void attention_backward(X *dqkv, size_t room, float *delta /* (B, NH, T) */, const X *dout,
                                const X *out, const float *lse, const X *qkv, const int32_t *begins,

@@ -13,7 +13,7 @@
 #define TIDE_CACHE_CUH
 #include "kernels.cuh"
 
-// Not cudaMemcpy2DAsync(), which waits for a copy engine.
+// A kernel, because cudaMemcpy2DAsync() would wait for a copy engine.
 template <typename X>
 __global__ static void cache_store_kernel(X *cache, const X *qkv, size_t all, AttentionShape s) {
     const size_t i = grid_thread(), row = 2 * s.keys;
@@ -29,13 +29,13 @@ static void cache_store(X *cache,      // (rows, 2, NKV HS)
            qkv, all, s);
 }
 
-// A block takes a query head, or one of `splits` equal parts of its cached rows: then it stores its
-// largest score, and the sums of which the last step makes a quotient. First, teams of eight lanes
-// take a key each, AHEAD times: those loads are under way together. Then each thread takes a run of
-// channels of every `groups`-th value, AHEAD of them at once, so that neighbours read neighbouring
-// bytes. Loads after the last row take it again, and are ignored: a branch would let each load wait
-// for the one before. Scores, softmax and sums are in fp32; the order of each sum depends on the
-// shape and on `seen` alone.
+// A block takes a query head. With splits > 1 it takes one of `splits` equal parts of the cached
+// rows, and stores its largest score and sums, which attention_merge_kernel() adds up. First, a
+// team of eight lanes takes AHEAD keys, whose loads are under way together. Then a thread takes a
+// run of channels of every `groups`-th value, AHEAD values at once; neighbouring threads read
+// neighbouring bytes. Loads after the last row read the last row again, and the result is ignored:
+// with a branch each load would wait for the one before. Scores, softmax and sums are in fp32; the
+// order of each sum depends on the shape and on the number of rows alone.
 enum { CACHED_THREADS = 512, CACHED_TEAM = 8, CACHED_AHEAD = 4 };
 
 template <typename X, int W>
@@ -81,7 +81,7 @@ attention_cached_kernel(X *out, float *parts, const X *q, const X *cache, Attent
     sum = block_sum(sum);
     const unsigned threads = CACHED_THREADS, runs = HS / W < threads ? HS / W : threads;
     const unsigned width = runs * W, groups = threads / runs, mine = threadIdx.x / runs;
-    for (unsigned first = 0; first < HS; first += width) {  // once, but for very wide heads
+    for (unsigned first = 0; first < HS; first += width) {  // more than once for very wide heads
         const unsigned at = threadIdx.x % runs * W, c = first + at;
         float acc[W] = {0};
         if (mine < groups && c < HS) {
@@ -111,7 +111,7 @@ attention_cached_kernel(X *out, float *parts, const X *q, const X *cache, Attent
     parts[1] = sum;
 }
 
-// A block takes a query head, of which it adds up the parts (NH, splits, 2 + HS), in their order.
+// A block takes a query head, and adds up its parts of `parts` (NH, splits, 2 + HS), in order.
 template <typename X>
 __global__ static void attention_merge_kernel(X *out, const float *parts, unsigned HS,
                                               unsigned splits) {
@@ -128,8 +128,8 @@ __global__ static void attention_merge_kernel(X *out, const float *parts, unsign
     }
 }
 
-// A part has at least as many rows as a block takes at once, and HS + 2: then a float for each row
-// and head has room for all parts.
+// Computes attention of one row. A part has at least as many rows as a block takes at once, and at
+// least HS + 2: so scratch, with a float for each row and head, has room for all parts.
 template <typename X>
 static void attention_cached(X *out,          // (NH HS)
                              float *scratch,  // (seen, NH)

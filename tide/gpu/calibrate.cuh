@@ -1,10 +1,8 @@
-// calibrate.cuh: measures the rates of rates.h on this machine, in a second or two: those of the
-// link, host memory, the cores and the GPU alone, and those that are left when all work at once.
-//   rates_measure()    all that one process can measure
+// calibrate.cuh: measures the rates of rates.h on this machine, in a second or two: of the link,
+// host memory, the cores and the GPU, each alone and, for some, while the others work.
 //
 // Every rate is the median of several runs, between two events of the stream that does the work.
-// The work grows fourfold until it takes long enough, so no speed is assumed, and the emulated GPU
-// is measured by the same code.
+// Work grows fourfold until it takes long enough: so the code assumes no speed of any GPU.
 #ifndef TIDE_CALIBRATE_CUH
 #define TIDE_CALIBRATE_CUH
 #include "adam.cuh"
@@ -27,15 +25,15 @@ static HostState state_at(void *memory, size_t n) {
 }
 
 typedef struct {
-    Owner owner;                // of all that calibrate_open() makes
+    Owner owner;                // frees all that calibrate_open() makes
     HostQueue *q;
     cudaStream_t in, out;       // one per direction of the link
     cudaEvent_t start, end;
     HostState state;            // larger than the caches
     char *host_in, *host_out;   // `chunk` bytes each
-    char *gpu;                  // two chunks: where copies go, where they come from
+    char *gpu;                  // two chunks: the target of copies, the source of copies
     size_t chunk;
-    double seconds;             // for one measurement
+    double seconds;             // time for one measurement
 } Calibration;
 
 static double calibrate_median(double *x, int count) {
@@ -46,14 +44,14 @@ static double calibrate_median(double *x, int count) {
 // ---------------------------------------------------------------------------------------------
 // The work
 
-// Runs the fused update as training does.
+// Runs the CPU's update as training does.
 static void calibrate_adam(const void *arg) {
     const HostState *s = (const HostState *)arg;
     const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
     adam_update(s->w, s->low, s->m, s->v, s->grad, 1, s->n, &step, 1);
 }
 
-// One thread draws eight normal numbers; writing them takes less than drawing.
+// One thread draws eight normal numbers and writes them, which takes less time than drawing.
 __global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
     const size_t i = 8 * (blockIdx.x * (size_t)blockDim.x + threadIdx.x);
     if (i >= n) return;
@@ -64,14 +62,14 @@ __global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
     store_pack(to + i, x);
 }
 
-enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                 // n bytes
-       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM};  // n parameters
+enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                 // works of n bytes
+       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM};  // works of n parameters
 
 static cudaStream_t calibrate_stream(const Calibration *c, int work) {
     return work == WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
 }
 
-// Returns the largest size for which there is memory.
+// Returns the largest size of this work for which there is memory.
 static size_t calibrate_limit(const Calibration *c, int work) {
     return work == WORK_HOST_ADAM ? c->state.n : work == WORK_GPU_ADAM ? c->chunk / 8
          : work == WORK_GPU_NORMALS ? c->chunk / 4 : c->chunk;
@@ -102,10 +100,10 @@ static void calibrate_submit(Calibration *c, int work, size_t n) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// One at a time
+// Each work alone
 
-// Returns the rate of one kind of work, in bytes or parameters per second. Each run follows another
-// one in the queue, so that the time of its launch does not count.
+// Returns the rate of one kind of work, in bytes or parameters per second. A run is queued behind
+// another run, so that the time of its launch does not count.
 static double calibrate_rate(Calibration *c, int work) {
     const cudaStream_t s = calibrate_stream(c, work);
     const size_t limit = calibrate_limit(c, work);
@@ -128,18 +126,18 @@ static double calibrate_rate(Calibration *c, int work) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// All at once
+// Several works at once
 
-// When each part of the copies to the GPU [0] and back [1] began and ended, and of the host's
-// update [2], which is one part, in seconds; and how many bytes or parameters one part is.
+// The times, in seconds, at which the parts of three works began and ended: copies to the GPU [0],
+// copies back [1], and the host's update [2], which is one part. part: its bytes or parameters.
 typedef struct {
     double at[3][CALIBRATE_PARTS + 1];
-    size_t part[3];  // 0: it was not at work
+    size_t part[3];  // 0: this work was not running
 } Overlap;
 
-// Computes the rates at once: bytes per second to the GPU and back, and parameters per second. A
-// part of a copy counts if it lies within the time in which all were at work. If there is none, as
-// on the emulated GPU, nothing was slowed down, and all parts count.
+// Computes the rates of the three works when they run at once: bytes per second to the GPU and
+// back, and parameters per second. A part of a copy counts if all works ran from its begin to its
+// end. If no part counts, as on the emulated GPU, nothing slowed it down, and all parts count.
 static void overlap_rates(const Overlap *o, double rates[3]) {
     double from = -INFINITY, to = INFINITY;
     for (int i = 0; i < 3; i++) {
@@ -161,9 +159,9 @@ static void overlap_rates(const Overlap *o, double rates[3]) {
     }
 }
 
-// Measures copies in the directions that rates has, of h2d [0] and d2h [1] (bytes per second, as
-// far as they are known), at once; and if host_seconds > 0 the host's update beside them, which
-// takes that long alone. Overwrites those rates, and [2], parameters per second, by what is found.
+// Measures copies to the GPU (if rates[0] > 0) and back (if rates[1] > 0) at once, and beside them
+// the host's update if host_seconds, its time alone, is not 0. On entry rates has the copies' bytes
+// per second alone; on return those at once, and in [2] the update's parameters per second.
 static void calibrate_together(Calibration *c, double host_seconds, double rates[3]) {
     enum { TRIES = 3 };
     const cudaStream_t streams[3] = {c->in, c->out, c->q->stream};
@@ -208,15 +206,15 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
 }
 
 // ---------------------------------------------------------------------------------------------
-// All of it
+// All rates
 
-// Allocates n parameters of state on the host (a multiple of 4096), and half of that for copies.
+// Allocates state of n parameters (a multiple of 4096) on the host, and buffers for copies.
 static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double seconds) {
     memset(c, 0, sizeof *c);
     c->q = q;
     c->seconds = seconds;
     c->chunk = min_size(7 * n, gpu_available() / 4 / 4096 * 4096);
-    if (c->chunk == 0) c->chunk = 4096;  // what is missing will be named
+    if (c->chunk == 0) c->chunk = 4096;  // the allocation below fails, and names what is missing
     owner_begin(&c->owner);
     c->state = state_at(host_alloc(q, 14 * n + 2 * c->chunk, "measuring the host"), n);
     c->host_in = (char *)(c->state.grad + n);
@@ -229,23 +227,23 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     owner_add(event_free, c->start);
     owner_add(event_free, c->end);
     owner_end();
-    memset(c->state.grad, 0x3c, 2 * n);  // 0.0115: zeros may be faster to divide
+    memset(c->state.grad, 0x3c, 2 * n);  // numbers of 0.0115: zeros may divide faster
     CUDA(cudaMemsetAsync(c->gpu, 0x3c, 2 * c->chunk, c->in));
     stream_sync(c->in);
 }
 
-// Measures all rates in about `seconds` (page-locking memory takes some tenths more), but not
-// gpu_flops and gpu_attention (they depend on the model), host_cast (other trainers need it), and
-// those between GPUs. The queue must have nothing to do. Takes at most an eighth of the host's free
-// memory and half of the GPU's, and gives them back. All ranks of a node measure at once.
+// Measures all rates in about `seconds` (page-locking memory takes some tenths more), except
+// gpu_flops and gpu_attention (model_flops()), host_cast (a rate of other trainers), and the rates
+// between GPUs. The queue must be idle. Takes at most an eighth of the host's free memory and half
+// of the GPU's, and frees them. All ranks of a node measure at once.
 //   dram      26 bytes per parameter of the host's update: 14 are read, 12 written
-//   dram_dma  the same of the update that runs while both directions of the link are busy, plus
-//             what these two move: each of their bytes is one of host memory, too
+//   dram_dma  the same for an update that runs while both directions of the link are busy, plus
+//             the bytes that the link moves: each is read or written in host memory, too
 static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     Calibration c;
     memset(rates, 0, sizeof *rates);
     const double cache = (double)sysconf(_SC_LEVEL3_CACHE_SIZE);
-    // (With twice the cache, 300 MiB of L3, an update seemed to reach 8 to 11 G/s; it reaches 6.1.)
+    // (With state of twice the cache, 300 MiB, an update seemed to reach 8 to 11 G/s, not 6.1.)
     const double wanted = EMULATED ? 1 << 20 : fmax(16 * cache / 14, 32 << 20);
     const double most = fmin(wanted, (double)memory_available() / 8 / 37);
     const size_t n = most < 4096 ? 4096 : (size_t)most / 4096 * 4096;

@@ -1,6 +1,6 @@
-// choose.cuh: decides before training where the optimizer's state is stored (--offload auto),
-// whether a run fits, and how long a step takes (--plan). A plan is a rehearsal: the trainer's own
-// step (GPT2.steps), with streams that only write down the calls (rehearsal.h).
+// choose.cuh: decides before training where the optimizer's state is stored (--offload auto) and
+// whether a run fits, and predicts how long a step takes (--plan). A plan is a rehearsal: it runs
+// the trainer's own step (GPT2.steps) with streams that only write the calls down (rehearsal.h).
 //   gpt2_rehearse()                   predicts how long a step takes on a machine of these rates
 //   model_flops()                     measures the flop/s of forward and backward
 //   settle()                          settles all choices, by the options; or names, in an error,
@@ -11,24 +11,22 @@
 #include "calibrate.cuh"
 #include "layout.cuh"
 
-// Returns the bytes per element that update_bound() counts.
+// Returns the bytes per element that update_bound() needs.
 static UpdateBytes update_bytes(const GPT2 *g) {
     const double visit = (double)g->pieces.elements[PIECE_VISIT];
     const double leave = (double)(g->pieces.grads_host - g->pieces.elements[PIECE_HOST]);
-    const UpdateBytes b = {(double)g->host_grad_bytes, sizeof(floatX),
-                           visit > 0 ? 1 - leave / visit : 1,
-                           (double)g->piece_bytes[PIECE_VISIT],
-                           (double)g->streamed / (double)g->config.layers};
-    return b;
+    return UpdateBytes{(double)g->host_grad_bytes, sizeof(floatX),
+                       visit > 0 ? 1 - leave / visit : 1, (double)g->piece_bytes[PIECE_VISIT],
+                       (double)g->streamed / (double)g->config.layers};
 }
 
-// Predicts how long a step takes on a machine of these rates, by a rehearsal of the trainer's step:
-// a copy of the model without memory runs it, and between rehearsal_begin() and rehearsal_end()
-// queue.cuh writes its calls down instead of running them. The third step counts: all later ones
-// are like it. ZenFlow: the mean over two windows, after a warm-up. A window that the gradients
-// decide is planned with ZEN_PLANNED steps; one of more than ZEN_PLANNED_MOST is rehearsed with
-// that many, and its own bytes. Zeroth order: the last three steps of nine, because its copies run
-// ahead. trace, if not NULL, gets the steps that count.
+// Predicts how long a step takes on a machine of these rates, by a rehearsal: a copy of the model
+// without memory runs the trainer's steps, and between rehearsal_begin() and rehearsal_end()
+// queue.cuh writes the calls down instead of running them. The third step counts: all later steps
+// are like it. With ZenFlow the mean over two windows counts, after a warm-up. A window whose end
+// the gradients decide is planned with ZEN_PLANNED steps; a window of more than ZEN_PLANNED_MOST
+// steps is rehearsed with that many, and its bytes are scaled. In zeroth-order training, whose
+// copies run ahead, the last three of nine steps count. trace gets these steps.
 enum { ZEN_PLANNED = 4, ZEN_PLANNED_MOST = 64 };
 
 static size_t zen_planned_window(const GPT2 *g) {
@@ -72,7 +70,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
         zo.visits = zo.fetched = zo.newest = zo.sent = 0;
         steps = 9;
         counted = 3;
-        run->o.steps = steps + 1;  // whose batch is sent ahead
+        run->o.steps = steps + 1;  // the next step's batch is sent ahead
     }
     StepMark *marks = ALLOC(StepMark, steps, "plan");
     rehearsal_begin(&q, rates);
@@ -80,25 +78,25 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     weights_renew(g);
     for (size_t i = 0; i < steps; i++) {
         g->steps->train(g, run, i + 1);
-        marks[i] = StepMark{q.events[event_number(g->step_left)], q.count};  // its norm, its end
+        marks[i] = StepMark{q.events[event_number(g->step_left)], q.count};  // norm, end
     }
     Prediction pred = predict(&q, marks, (int)steps, (int)counted, more, zen_ranks(g), trace);
     if (g->zen != NULL) pred.h2d_bytes *= (double)window / (double)zen_planned_window(model);
-    if (g->zo != NULL)  // copies that fall behind a little in each step are not that far yet
+    if (g->zo != NULL)  // in the long run, a step takes as long as its copies
         pred.step = fmax(pred.step, fmax(pred.h2d_bytes / rate_or(rates->h2d, UNLIMITED),
                                          pred.d2h_bytes / rate_or(rates->d2h, UNLIMITED)));
     const size_t *of = model->pieces.elements;
     const double visit = (double)of[PIECE_VISIT], away = (double)of[PIECE_HOST] + visit;
     const UpdateBytes bytes = update_bytes(model);
     pred.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, pred.limit);
-    if (g->update_in_backward) pred.bound = 0;  // that is of an update by itself
+    if (g->update_in_backward) pred.bound = 0;  // the bound is for an update that runs alone
     gpt2_release(g);
     rehearsal_end(&q);
     free(marks);
     return pred;
 }
 
-// Lets the update begin with the last segments, as many as make a step shortest. The CPU then
+// Chooses how many of the last segments are updated first, so that a step is shortest. The CPU then
 // need not wait for the embeddings' gradient, which reaches the host last.
 static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
     enum { TRIED = 8 };
@@ -116,7 +114,7 @@ static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
     gpt2_take(g, &best);
 }
 
-// The model of search_rehearse(), an OffloadRehearse of plan.h.
+// The arguments of search_rehearse(), which implements OffloadRehearse of plan.h.
 typedef struct { GPT2 *g; const Run *r; const Rates *rates; } Searched;
 
 static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
@@ -125,11 +123,11 @@ static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
     return gpt2_rehearse(x->g, x->r, x->rates, NULL);
 }
 
-// Measured rates: gpu_attention is the flop/s of one layer's attention; gpu_flops is the flop/s of
-// the model's products. A few layers run without an update, and their time is extrapolated to all.
+// Time and floating-point operations of the products of a few layers, in a micro-batch without an
+// update; model_flops() extrapolates both to all layers.
 typedef struct { double seconds, flops; } LayerTimes;
 
-// Returns the flop/s of attention's seven products in layer 0, which has been computed.
+// Returns the flop/s of attention's seven products, measured with the activations of layer 0.
 static double attention_flops(GPT2 *g) {
     enum { RUNS = 8 };
     const GPT2Config *c = &g->config;
@@ -138,7 +136,7 @@ static double attention_flops(GPT2 *g) {
     const LayerActs a = layer_acts(g, 0);
     cudaEvent_t at[2];
     for (int i = 0; i < 2; i++) CUDA(cudaEventCreate(&at[i]));
-    for (int i = -RUNS; i < RUNS; i++) {  // each is queued behind another: no launch counts
+    for (int i = -RUNS; i < RUNS; i++) {  // work is always queued, so no launch is timed
         if (i == 0) event_record(at[0], g->compute);
         attention_forward(a.atty, a.lse, a.qkv, NULL, s, g->compute);
         attention_backward(g->dwide, attention_room(g), g->delta, g->branch, a.atty, a.lse, a.qkv,
@@ -150,8 +148,8 @@ static double attention_flops(GPT2 *g) {
     return RUNS * 7.0 * s.width * s.B * s.T * s.T / seconds;
 }
 
-// Times one micro-batch of a model of `layers` layers, the median of at most 9 runs or 3 s; counts
-// its products in a rehearsal at these rates; and sets gpu_attention. All 0: memory is too small.
+// Times one micro-batch of a model of `layers` layers, as the median of at most 9 runs or 3 s;
+// counts its operations in a rehearsal; sets gpu_attention. Returns zeros if it does not fit.
 static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, int recompute,
                               Rates *rates) {
     enum { RUNS = 9 };
@@ -181,7 +179,7 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
         return x;
     }
     gpt2_allocate(g);
-    for (int i = 0; i < g->table.count; i++) {  // of zeros, products are faster
+    for (int i = 0; i < g->table.count; i++) {  // products of zeros would be faster
         const size_t n = g->table.tensors[i].size;
         float *w = ALLOC(float, n, "calibration");
         gpt2_init_range(&g->table, i, 0, n, w, 1);
@@ -191,7 +189,7 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     for (size_t n = 0; n < run->step_tokens; n++)
         g->inputs[n] = g->targets[n] = (int32_t)(n * 7919 % g->config.vocab);
     for (int i = 0; i < RUNS; i++) CUDA(cudaEventCreate(&after[i]));
-    for (int i = 0; i < RUNS; i++) {  // each is queued behind another: no launch counts
+    for (int i = 0; i < RUNS; i++) {  // work is always queued, so no launch is timed
         steps->micro_batch(g, r->B, r->T, (float)(run_loss_scale(run) / (double)run->step_tokens));
         event_record(after[i], g->compute);
         if (i > 1) seconds[count++] = device_seconds(after[i - 2], after[i - 1]);
@@ -204,14 +202,14 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     const Prediction pred = gpt2_rehearse(g, run, rates, NULL);
     const double median = calibrate_median(seconds, count);
     x.flops = 1e12 * (pred.compute - pred.attention);
-    x.seconds = fmax(median - pred.attention - pred.other, median / 10);  // other: passes
+    x.seconds = fmax(median - pred.attention - pred.other, median / 10);  // other: layer_passes()
     gpt2_free(g);
     return x;
 }
 
-// Sets gpu_flops and gpu_attention, from times of four layers and of two; with recomputation, or of
-// two and of one, if no more fit. 0: not known, because memory is too small, or because this is the
-// emulated GPU, whose time means nothing.
+// Sets gpu_flops and gpu_attention, from the times of four layers and of two. If four do not fit,
+// takes recomputation; if they still do not fit, two layers and one. Sets 0 if nothing fits, and
+// for large models on the emulated GPU.
 static void model_flops(const Steps *steps, const Run *r, Rates *rates) {
     const size_t L = r->config.layers;
     const bool large = gpt2_flops_per_token(&r->config, r->T) * (double)(r->B * r->T) > 2e10;
@@ -231,9 +229,9 @@ static void model_flops(const Steps *steps, const Run *r, Rates *rates) {
     }
 }
 
-// Finds the rates of this machine with this model, unless they are known: reads --rates, or
-// measures them, which takes a second or two. All ranks measure at once, so each measures its own
-// share of the machine. Opens the host's queue if it is not open.
+// Finds the rates of this machine with this model, unless *rates has them: reads --rates, or
+// measures, which takes a second or two. All ranks measure at once, so each measures its own share
+// of the machine. Opens the host's queue if it is closed.
 static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
     const Options *o = &r->o;
     Error err;
@@ -254,7 +252,7 @@ static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
 }
 
 // Settles ZenFlow's columns: a checkpoint's, or new ones. Some layers stay on the GPU whole: the
-// share that --resident names, or as few as are enough for the others to fit into host_limit.
+// share that --resident names, or so few that the state of the others just fits into host_limit.
 static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     const Options *o = &r->o;
     const size_t L = g->config.layers;
@@ -272,8 +270,8 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         g->choice = asked;
         zen_maps_free(z);
     }
-    if (!given && whole > L) whole = 0;  // nothing fits
-    // All ranks have the same columns: as many whole layers as the rank with the least memory.
+    if (!given && whole > L) whole = 0;  // nothing fits: choose_offload() says so
+    // All ranks must have the same columns: the rank that needs the most whole layers decides.
     if (g->zero != NULL && !fixed && !o->plan) whole = ~zero_least(~whole, r->world);
     zen_open(r, &z->map, &z->clock, whole);
     zen_own(g);
@@ -282,9 +280,9 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
             "the GPU: leave it out", o->resident, z->map.whole);
 }
 
-// Places a model of zeroth order: as many of --resident-blocks layers (auto: of all) on the GPU as
-// fit, and, if the default number of slots for the others does not fit, fewer slots. Returns false
-// if nothing fits.
+// Places a model for zeroth-order training: --resident-blocks layers on the GPU (auto: as many as
+// fit). If the default number of slots for the other layers does not fit, takes fewer slots.
+// Returns false if nothing fits.
 static bool zo_choose(GPT2 *g, const Options *o, size_t limit, size_t host_limit) {
     const OffloadMemory m = gpt2_memory(g, o->recompute, limit, host_limit);
     const bool automatic = o->resident_blocks == AUTO_COUNT;
@@ -307,7 +305,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
     OffloadChoice *c = &g->choice;
     memset(c, 0, sizeof *c);
     c->mode = g->training && o->dump == NULL ? o->offload : OFFLOAD_NONE;
-    c->stride = option_given(o, "share") ? 0 : o->stride;  // a checkpoint may have had the other
+    c->stride = option_given(o, "share") ? 0 : o->stride;  // a checkpoint may name a stride
     c->subgroup = o->subgroup;
     c->slots = (int)o->slots;
     c->wire_f32 = o->grad_wire == WIRE_FP32;
@@ -320,7 +318,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
             c->subgroup, g->shards.elements / c->subgroup);
     OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
     if (c->mode == OFFLOAD_AUTO) {
-        OffloadMemory kept = memory;  // activations are kept, if that may be
+        OffloadMemory kept = memory;  // first tries to keep all activations
         if (kept.recompute == RECOMPUTE_AUTO) kept.recompute = RECOMPUTE_NONE;
         c->mode = OFFLOAD_NONE;
         const OffloadChoice asked = *c;
@@ -330,7 +328,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         OffloadSearch search = {rates, memory, search_rehearse, &searched, update_bytes(g), asked,
                                 {}, 0};
         if (!offload_search(&search)) return false;
-        if (g->predicted.step == 0) search_print(&search);  // else print_faster() looks further
+        if (g->predicted.step == 0) search_print(&search);  // print_faster() searches again
         gpt2_take(g, &search.choice);
         return true;
     }
@@ -339,7 +337,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         memory.sums = true;
     }
     if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) c->resident = -1;  // as much as fits
-    // --stride auto: the paper's Eq. 1, used as the paper does
+    // --stride auto: the paper's equation 1, used as in the paper
     if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
         know_rates(g, r, rates);
         const double k = eq1_stride(rates);
@@ -355,7 +353,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
     return gpt2_settle(g, &memory);
 }
 
-// Refuses a model whose rows are too long for the sums of backward in this GPU's shared memory.
+// Refuses a model with more channels than backward's sums in this GPU's shared memory allow.
 static void check_device(const GPT2 *g, bool resumed) {
     const size_t C = g->config.channels;
     const size_t needed = 2048 + (g->config.rms ? layernorm_backward_shared<floatX, true>(C)
@@ -369,7 +367,7 @@ static void check_device(const GPT2 *g, bool resumed) {
             resumed ? "" : ": --optimizer mezo needs less");
 }
 
-// Sets all that decides how much memory is needed, from the options and the stage of ZeRO.
+// Sets the fields of g that decide how much memory is needed, from the options and ZeRO's stage.
 static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
     const bool stay = !g->training || r->o.dump != NULL;
     if (g->zero != NULL) g->zero->stage = stage;
@@ -383,17 +381,17 @@ static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
     g->max_T = r->batches ? r->T : 1;
     g->sampling = r->sampling && g->zo == NULL;
     const size_t window = config_window(&g->config);
-    if (r->sampling && g->max_B * g->max_T < window) {  // a sample may fill it
+    if (r->sampling && g->max_B * g->max_T < window) {  // a sample may fill the window
         g->max_B = 1;
         g->max_T = window;
     }
-    // logits of all rows at once may take less memory than a sum of several chunks' gradients
+    // logits of all rows may take less memory than a sum of several chunks' gradients in fp32
     const size_t N = g->max_B * g->max_T, more = 4 * config_embed(&g->config) / sizeof(floatX);
     g->head_rows = HEAD_ROWS;
     if (!g->config.tied && N > HEAD_ROWS && N <= HEAD_ROWS + more) g->head_rows = N;
 }
 
-// Places everything within these limits. Returns whether it fits. --zero auto: 3, if 2 does not.
+// Places everything within these limits. Returns whether it fits. --zero auto: stage 2, or else 3.
 static bool choose(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     const bool two = g->zero != NULL && r->o.zero == 0 && r->world > 1 && !g->zero->rows;
     for (int stage = zero_asked(&r->o);; stage = 3) {
@@ -405,7 +403,7 @@ static bool choose(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     }
 }
 
-// Returns the smallest limits with which the run fits, if it does not fit with these.
+// Returns the smallest limits with which a run fits that does not fit within the given limits.
 static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     OffloadLeast least = {SIZE_MAX, SIZE_MAX};
     g->least = &least;
@@ -414,7 +412,7 @@ static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limi
     return least;
 }
 
-// Prints other options with which the run fits; all are tried. Returns whether there are any.
+// Prints other options with which the run fits, all of them tried. Returns whether there are any.
 static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates, FILE *f) {
     const Run asked = *r;
     const int again = asked.o.recompute;
@@ -429,13 +427,13 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
     const char *const first = "; it fits with", *joint = first;
     snprintf(half, sizeof half, "%zu", r->T > 3 ? r->T / 2 : r->T);
     for (const char *const *way : ways) {
-        bool fits = way[2] == NULL || joint == first;  // two, if none is enough by itself
+        bool fits = way[2] == NULL || joint == first;  // pairs: if no single one is enough
         for (int k = 0; k < 4 && way[k] != NULL; k += 2) {
             const Option *opt = &option_table[option_find(way[k], strlen(way[k]))];
             option_set(&r->o, opt, way[k + 1]);
             fits &= !option_same(&asked.o, &r->o, opt) && !(r->o.resume && (opt->flags & O_FIXED));
         }
-        if (way == ways[4] && asked.o.offload > OFFLOAD_ZERO) fits = false;  // it may have options
+        if (way == ways[4] && asked.o.offload > OFFLOAD_ZERO) fits = false;  // its options clash
         if (way == ways[6] && kept) fits = false;
         if (r->o.resume && option_given(&r->o, "accum")) fits = false;
         if (r->o.master == MASTER_BF16 && PRECISION != PRECISION_BF16) fits = false;
@@ -453,13 +451,13 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
     return joint != first;
 }
 
-// Ends a run that does not fit. Prints the smallest memory that is enough, with its plan, and other
+// Ends a run that does not fit. Prints the smallest memory that is enough, its plan, and other
 // options with which the run fits.
 static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     char *text = NULL;
     size_t n = 0;
     FILE *f = text_open(&text, &n);
-    r->o.plan = true;  // for this rank alone: the others may go on
+    r->o.plan = true;  // this rank alone: other ranks may fit
     OffloadLeast need = choose_least(g, r, limit, host_limit, rates);
     const bool both = need.gpu == SIZE_MAX && need.host == SIZE_MAX;
     if (both) {
@@ -486,7 +484,7 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     bool mezo = !other && g->training && r->world == 1 && !r->o.resume
              && r->o.dump == NULL
              && (r->o.offload == OFFLOAD_NONE || !option_given(&r->o, "offload"));
-    for (int i = 0; i < OPTION_COUNT; i++)  // MeZO would refuse it
+    for (int i = 0; i < OPTION_COUNT; i++)  // MeZO refuses such options
         mezo &= !(r->o.given[i] && (option_table[i].flags & O_FO));
     if (mezo) {
         r->o.optimizer = OPTIMIZER_MEZO;
@@ -496,7 +494,7 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     die("this run needs %s%s", text, mezo ? "; --optimizer mezo, forward passes alone, fits" : "");
 }
 
-// Prints the last sentence of a plan: how much of which memory is taken, and how much disk.
+// Prints the last line of a plan: how much memory and disk the run takes.
 static void print_fits(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     for (int host = 0; host <= (int)(gpt2_bytes(g, true) > 0); host++) {
         const size_t most = host ? host_limit : limit;
@@ -512,8 +510,8 @@ static void print_fits(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     printf("\n");
 }
 
-// Prints the micro-batch with which a step of the same tokens is predicted to be fastest, if that
-// is a larger one that fits. Afterwards g is placed for another choice.
+// Prints the larger micro-batch, if one fits, with which a step of the same tokens is predicted to
+// be fastest. Leaves g placed for another choice.
 static void print_faster(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     const size_t batch = r->o.batch, accum = r->o.accum;
     double least = g->predicted.step;
@@ -533,8 +531,9 @@ static void print_faster(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates
                "tokens/s\n", batch * best, accum / best, (double)r->step_tokens / least);
 }
 
-// Places everything on this machine or, with --plan, on the one that --rates and the caps describe.
-// Prints it, and the time of a step, if the rates are known. Returns the bytes of GPU memory.
+// Places everything on this machine or, with --plan, on the machine that --rates, --gpu-memory and
+// --host-memory describe. Prints the result and, if the rates are known, the time of a step.
+// Returns the bytes of GPU memory.
 static size_t settle(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     Limits limits;
@@ -543,7 +542,7 @@ static size_t settle(GPT2 *g, Run *r) {
     const size_t limit = limits.gpu, host_limit = limits.host;
     Rates rates = {};
     if (!choose(g, r, limit, host_limit, &rates)) refuse(g, r, limit, host_limit, &rates);
-    if (zero_stage(g->zero) == 3 && !o->plan) {  // the ranks gather in one order
+    if (zero_stage(g->zero) == 3 && !o->plan) {  // all ranks must gather in the same order
         g->choice.weight_rooms = (int)zero_least((size_t)g->weight_rooms.count, r->world);
         gpt2_place(g);
     }
@@ -572,7 +571,7 @@ static size_t settle(GPT2 *g, Run *r) {
     return planned;
 }
 
-// Does --calibrate: measures the rates, prints them, and writes them to the file --rates.
+// Measures the rates, prints them, and writes them to the file --rates (--calibrate).
 static int calibrate(const Run *r, const Steps *steps) {
     const Options *o = &r->o;
     Rates rates = {};
@@ -599,11 +598,11 @@ static int calibrate(const Run *r, const Steps *steps) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The time that a step took, beside the predicted one
+// The measured time of a step
 
-// Adds the counters of a step of AdamW to its line in log.jsonl. Bytes are of this step. Times are
-// of the newest complete step ("step"), which is two steps before this one, because no thread waits
-// for the end of a step.
+// Adds the counters of a step of AdamW to its line in log.jsonl. The bytes are those of this step.
+// The times are those of the newest complete step ("step"), two steps before this one, because no
+// thread waits for the end of a step.
 static void step_log(const GPT2 *g, StepResult *result) {
     const TimelineStep *d = &g->timeline.done;
     const size_t *of = g->pieces.elements, used = strlen(result->more);

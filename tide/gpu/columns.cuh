@@ -1,17 +1,17 @@
-// columns.cuh: what importance-aware updates (zenflow.h) do to columns of matrices on the GPU.
+// columns.cuh: ZenFlow's work on columns of matrices on the GPU (zenflow.h).
 //
 //   1. The work, and who does it
 //   2. Packing and unpacking: columns_move_gpu()
 //   3. The update of the chosen columns: columns_adam_gpu()
 //   4. Importance: sums over columns: columns_sums_gpu(), columns_scratch()
 //
-// One launch, or two, serve a whole segment. zenflow.h and adam.h define the results, bit for bit.
+// One or two launches serve a whole segment. zenflow.h and adam.h define the bits of the results.
 //
-// All of this is bound by memory. A thread has one column, and walks down some of its rows: it
-// looks the column up once, and has many loads under way. Its neighbours have the slots beside it:
-// adjacent elements where they are packed, and nearly so in the matrix, as columns are in order at
-// first and change places rarely. (With several adjacent slots per thread, the warp's loads from
-// the matrix would be spread over as many times the memory; and packed rows are not aligned.)
+// Memory bounds all of this work. A thread has one column, and walks down some of its rows: so it
+// looks the column up once, and has many loads under way. Neighbouring threads have neighbouring
+// slots: these are adjacent in packed memory, and mostly in the matrix, where columns begin in
+// order and change places rarely. (With several adjacent slots per thread, a warp's loads from the
+// matrix would cover several times as much memory; and packed rows are not aligned.)
 #ifndef TIDE_COLUMNS_CUH
 #define TIDE_COLUMNS_CUH
 #include "adam.cuh"
@@ -20,17 +20,17 @@
 // ---------------------------------------------------------------------------------------------
 // 1. The work
 
-enum { COLUMNS_THREADS = 256, COLUMNS_EACH = 16 };  // of a block; loads under way of a thread
+static_assert((int)LAYER_TENSORS <= (int)BATCH_MOST, "one launch has all tensors of a layer");
+enum { COLUMNS_THREADS = 256, COLUMNS_EACH = 16 };  // a block's threads; a thread's loads under way
 
-// Some columns of a matrix (rows, cols), those in `slots` slots: (rows, slots) when packed. Slots
-// are cut into strips of at most COLUMNS_THREADS, all but the last of one width; a block's threads
-// take a strip of as many rows at once as there is room for: a band. For sums over all columns,
-// `packed_at` is of the sums of blocks of rows (blocks, cols) in scratch memory, and what only
-// slots have is 0.
+// Columns of a matrix (rows, cols), in `slots` slots; packed they are (rows, slots). Slots are cut
+// into strips of equal width but the last, at most COLUMNS_THREADS. A block takes `band` rows of a
+// strip at once, as many as it has threads for. For sums over all columns, packed_at is the begin
+// of the sums of blocks of rows (blocks, cols) in scratch memory, and slots, width, band are 0.
 typedef struct {
-    size_t at;         // of the matrix, in its part of an arena
-    size_t packed_at;  // of its first packed element
-    size_t column_at;  // of the column in slot 0, in the list of columns
+    size_t at;         // begin of the matrix in its segment of an arena
+    size_t packed_at;  // begin of its packed elements
+    size_t column_at;  // place of slot 0 in the list of columns
     unsigned rows, cols, strips;
     unsigned slots, width, band;
 } ColumnsWork;
@@ -38,8 +38,6 @@ typedef struct {
 static ColumnsWork columns_matrix(const ZenMap *map, const ZenSegment *s, const ZenTensor *z) {
     ColumnsWork w;
     memset(&w, 0, sizeof w);
-    if (z->rows > INT32_MAX || z->cols > INT32_MAX)
-        fail("columns: a matrix of %zu x %zu is too large", z->rows, z->cols);
     w.at = z->at - map->tensor[s->first].at;
     w.column_at = z->column_at;
     w.rows = (unsigned)z->rows;
@@ -47,7 +45,8 @@ static ColumnsWork columns_matrix(const ZenMap *map, const ZenSegment *s, const 
     return w;
 }
 
-// Returns the chosen columns of a segment's tensors, or the rest, for blocks of COLUMNS_EACH bands.
+// Lists the chosen columns of a segment's tensors, or the rest. A unit of work is a block of
+// threads, which takes COLUMNS_EACH bands of a strip.
 static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest) {
     const ZenSegment *s = &map->segment[segment];
     Batch<ColumnsWork> batch;
@@ -70,7 +69,7 @@ static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool
 // ---------------------------------------------------------------------------------------------
 // 2. Packing and unpacking
 
-// Rounds a gradient (PACKS) to nearest even; a weight, as masters are.
+// Rounds a gradient (PACKS) to nearest even, or a weight by weight_from().
 template <bool PACKS, typename To, typename From>
 __device__ static inline To columns_convert(From x) {
     if constexpr (sizeof(To) == sizeof(From)) return x;
@@ -78,7 +77,7 @@ __device__ static inline To columns_convert(From x) {
     else return weight_from<To>(to_f32(x));
 }
 
-// Copies a thread's elements, one of each band. The last few of a matrix are copied one by one.
+// Copies a thread's elements, one of each band: all at once, or one by one at the matrix's end.
 template <bool PACKS, typename To, typename From>
 __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
                                            const From *__restrict__ from, size_t ahead_from,
@@ -96,8 +95,8 @@ __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
     }
 }
 
-// Packs columns of matrices (PACKS), or unpacks them. A thread has a slot, and takes `row` and the
-// same row of each later band.
+// Packs columns of matrices (PACKS), or unpacks them. A thread has one slot, and one row of each of
+// COLUMNS_EACH bands, from `row` on.
 template <bool PACKS, typename To, typename From>
 __global__ static void __launch_bounds__(COLUMNS_THREADS)
 columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_arena,
@@ -119,10 +118,10 @@ columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_a
         columns_copy<PACKS>(to + at, ahead, from + packed_at, packed_ahead, left, w.band);
 }
 
-// Packs the chosen columns of all tensors of a segment, or the rest's, from an arena into `to`; or,
-// without `packs`, unpacks them, and writes no other columns. Types: float, or halfX, to which
-// gradients are rounded to nearest even, and weights as masters are. Both point to the segment's
-// first element. column: ZenMap's, on the GPU. Gaps are not written.
+// Packs the chosen columns of all tensors of a segment, or the rest, from an arena into `to`; or,
+// without `packs`, unpacks them, and writes no other columns. Numbers are floats or halfX (for
+// rounding, see columns_convert()). Both pointers are the segment's first element. column: ZenMap's
+// list, on the GPU. Gaps are not written.
 static void columns_move_gpu(bool packs, void *to, bool to_half, const void *from, bool from_half,
                              const ZenMap *map, int segment, bool rest, const int32_t *column,
                              cudaStream_t stream) {
@@ -141,18 +140,16 @@ static void columns_move_gpu(bool packs, void *to, bool to_half, const void *fro
 // ---------------------------------------------------------------------------------------------
 // 3. The update of the chosen columns
 
-// Makes an AdamW step for a segment's chosen columns: of p, m and v by the gradient, all packed.
-// Each tensor decays or does not. Then writes the new weights as X (float or halfX) into
-// arena_part, unless that is NULL. *step is copied, and says how m and v are stored.
+// Makes an AdamW step for a segment's chosen columns; p, m, v and grad are packed. Then writes the
+// new weights into arena_part, unless that is NULL. *step says how p, m and v are stored.
 template <typename X>
 static void columns_adam_gpu(X *arena_part, void *p, void *m, void *v, const void *grad,
                              bool grad_is_half, const ZenMap *map, int segment,
                              const int32_t *column, const AdamStep *step, cudaStream_t stream) {
     const ZenSegment *s = &map->segment[segment];
-    AdamRun runs[BATCH_MOST];
+    AdamRun runs[LAYER_TENSORS];
     int count = 0;
     for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++) {
-        if (count == BATCH_MOST) fail("too many tensors for one launch");
         runs[count++] = AdamRun{z->chosen_at - s->chosen_at, z->rows * z->chosen, z->decay,
                                 z->chosen_index};
     }
@@ -165,13 +162,13 @@ static void columns_adam_gpu(X *arena_part, void *p, void *m, void *v, const voi
 // ---------------------------------------------------------------------------------------------
 // 4. Importance
 //
-// zen_sums(): a thread adds up one column of one block of ZEN_BLOCK rows; then another thread adds
-// up a column's blocks. A block of threads takes COLUMNS_STRIP adjacent columns.
+// zen_sums() in two kernels: first a thread adds up one column of one block of ZEN_BLOCK rows; then
+// a thread adds up a column's blocks. A block of threads takes COLUMNS_STRIP adjacent columns.
 
 enum { COLUMNS_STRIP = 128 };
 
-// Lists a segment's work, as blocks and strips, on the matrices with chosen and late columns.
-// Returns how many ZenSum of scratch memory the work takes.
+// Lists the work of both kernels on a segment's matrices with chosen and late columns. Returns how
+// many ZenSum of scratch memory it takes.
 static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsWork> *blocks,
                               Batch<ColumnsWork> *strips) {
     const ZenSegment *s = &map->segment[segment];
@@ -191,7 +188,7 @@ static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsWork>
     return scratch;
 }
 
-// Returns how many ZenSum of scratch memory any segment takes at most.
+// Returns the most ZenSum of scratch memory that a segment takes.
 static size_t columns_scratch(const ZenMap *map) {
     Batch<ColumnsWork> blocks, strips;
     size_t most = 0;
@@ -215,7 +212,7 @@ columns_block_sums_kernel(ZenSum *__restrict__ scratch, const void *__restrict__
     #pragma unroll 16
     for (unsigned row = 0; row < rows; row++) {
         const double x = to_f32(grad[(size_t)row * w.cols]);
-        sum.squares += x * x;  // exact, so that it may be fused
+        sum.squares += x * x;  // x * x is exact: fusing changes nothing
         sum.magnitudes += fabs(x);
     }
     scratch[w.packed_at + (size_t)b * w.cols + j] = sum;
@@ -240,8 +237,8 @@ columns_sums_kernel(float *__restrict__ norms, float *__restrict__ magnitudes,
     magnitudes[w.column_at + j] = (float)sum.magnitudes;
 }
 
-// Computes zen_sums() of every matrix of a segment that has both kinds of columns: sums (2,
-// ZenMap's mixed). arena_part: gradients, float or halfX. scratch: columns_scratch().
+// Computes zen_sums() of every matrix of a segment with both kinds of columns into sums (2, mixed).
+// arena_part: the segment's gradient, float or halfX. scratch: columns_scratch().
 static void columns_sums_gpu(float *sums, ZenSum *scratch, const void *arena_part, bool is_half,
                              const ZenMap *map, int segment, cudaStream_t stream) {
     Batch<ColumnsWork> blocks, strips;

@@ -1,6 +1,6 @@
-// devices.cuh: the most that a GPU can do (arithmetic and memory bandwidth, from the vendor's data
-// sheets), opening it, and how much memory a run may take. The log's "% of peak" and the benchmarks
-// are shares of these; for a GPU that is not in the table there is no percentage.
+// devices.cuh: the peak rates of GPUs (arithmetic and memory bandwidth, from the vendor's data
+// sheets); opening a GPU; how much memory a run may take. The log's "% of peak" and the benchmarks
+// divide by these rates; for a GPU that is not in the table they print no percentage.
 //   device_peak()                       the current GPU's row
 //   has_device(), open_device()         is there a GPU?; opens this rank's GPU
 //   gpu_available(), settle_limits()    free GPU memory; the memory that a run may take
@@ -32,7 +32,7 @@ static const Device device_table[] = {
     {"L4",                  121,   30.3, 300},
     {"L40",                 181,   90.5, 864},
     {"L40S",                362,   91.6, 864},
-    {"RTX 6000 Ada",        364.2, 91.1, 960},
+    {"RTX 6000 Ada Generation", 364.2, 91.1, 960},
     // NVIDIA H100 data sheet (SXM, PCIe, NVL); H200 data sheet (SXM, NVL); GH200 data sheet
     {"H100 80GB HBM3",      989.4, 67,   3350},
     {"H100 PCIe",           756,   51,   2000},
@@ -46,7 +46,7 @@ static const Device device_table[] = {
     {"B100",                1750,  60,   8000},
     {"B200",                2250,  75,   7700},
     {"GB200",               2500,  80,   8000},
-    {"B300",                2250,  75,   8000},
+    {"B300 SXM6 AC",        2250,  75,   8000},
     // RTX PRO Blackwell architecture whitepaper; the Max-Q and Server editions are slower
     {"RTX PRO 6000 Blackwell Workstation Edition",       503.8, 126, 1792},
     // GA102 architecture whitepaper, and GeForce RTX 3090 Ti specifications
@@ -62,31 +62,17 @@ static const Device device_table[] = {
     {"GeForce RTX 5090",    209.5, 104.8, 1792},
 };
 
-// Does `text` contain `word`, between spaces or the ends?
-static bool device_has_word(const char *text, const char *word) {
-    const size_t n = strlen(word);
-    for (const char *at = strstr(text, word); at != NULL; at = strstr(at + 1, word))
-        if ((at == text || at[-1] == ' ') && (at[n] == ' ' || at[n] == '\0')) return true;
-    return false;
-}
-
-// Returns the row whose name is a part of the device's name, in whole words, or NULL. "L40S" is no
-// L40. If the device's name has one of the words `other`, and the row's name has not, the device is
-// another chip with the same number, or a slice of one.
+// Returns the row of the device of this name, or NULL. A part of a name is not enough: a laptop's
+// chip, another card with the same number, or a slice of one has a longer name.
 static const Device *device_find(const char *name) {
-    static const char *const other[] = {"Laptop", "Mobile", "Max-Q", "MIG", "Ti", "SUPER", "D",
-                                        "PCIe", "NVL"};
-    for (size_t i = 0; i < sizeof device_table / sizeof *device_table; i++) {
-        const Device *d = &device_table[i];
-        bool matches = device_has_word(name, d->name);
-        for (size_t j = 0; matches && j < sizeof other / sizeof *other; j++)
-            matches = !device_has_word(name, other[j]) || device_has_word(d->name, other[j]);
-        if (matches) return d;
-    }
+    const char *const maker = "NVIDIA ";  // not in old drivers' names
+    if (strncmp(name, maker, strlen(maker)) == 0) name += strlen(maker);
+    for (const Device &d : device_table)
+        if (strcmp(d.name, name) == 0) return &d;
     return NULL;
 }
 
-// Arithmetic in the run's precision, and memory; 0: not known.
+// The peak rates of arithmetic in the run's precision and of memory; 0: not known.
 typedef struct { double flops, bytes_per_second; } DevicePeak;
 
 // Returns the current device's peak for training in fp32, or in 16 bits, and prints it.
@@ -107,7 +93,7 @@ static DevicePeak device_peak(bool fp32) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Opening one, and its memory
+// Opening a GPU, and its memory
 
 static bool has_device(void) {
     int devices = 0;
@@ -140,9 +126,8 @@ static size_t gpu_available(void) {
     return available;
 }
 
-// The memory of this machine; or, with --plan, the caps --gpu-memory and --host-memory, and with
-// --rates no limit, SIZE_MAX. settle_limits() dies if --trace cannot be written, and opens the GPU,
-// if the limits are this machine's.
+// The most memory that a run may take: this machine's (`here`), or, in a plan for another machine,
+// --gpu-memory and --host-memory (SIZE_MAX: no limit). settle_limits() opens this machine's GPU.
 typedef struct { bool here; size_t gpu, host; } Limits;
 
 static void settle_limits(const Options *o, Limits *x) {
@@ -152,14 +137,15 @@ static void settle_limits(const Options *o, Limits *x) {
     const size_t sharers = (size_t)ranks.local_world, asked = o->host_memory;
     const size_t host_available = x->here ? memory_available() / sharers : SIZE_MAX;
     const size_t container = x->here ? memory_container() / sharers : SIZE_MAX;
-    ranks_barrier();  // none takes anything before all have looked
-    // Some is left for what the driver rounds up and loads later: kernels, and the library's.
+    ranks_barrier();  // no rank allocates before all ranks have measured
+    // The margin is for memory that the driver rounds up, and for kernels that it loads later.
     const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
     x->gpu = o->gpu_memory == 0 ? available - margin
            : o->plan ? o->gpu_memory : min_size(available, o->gpu_memory);
     x->host = asked > 0 ? asked : host_available - (x->here ? host_available / 32 : 0);
     if (o->plan || asked <= host_available) return;
-    // The user's word counts more than Linux's, but who exceeds a container's limit is killed.
+    // --host-memory counts more than what Linux reports as available; but a process that exceeds
+    // its container's limit is killed.
     x->host = min_size(asked, container - container / 32);
     host_memory_grows = container > host_available;
     printf("--host-memory: %.1f MiB are more than the %.1f MiB that are available now: %s\n",

@@ -31,26 +31,27 @@ static const int PRECISION = PRECISION_FP16;
 static const int PRECISION = PRECISION_BF16;
 #endif
 
-// The activations of one layer, which its backward pass reads: pointers into GPT2's buffers. In
-// post-norm layers (model.h), mid and ln_2 are the two sums, and ln_1 is the norm of the first.
+// The activations of one layer: pointers into GPT2's buffers. In post-norm layers (model.h), mid
+// and ln_2 are the sums after attention and after the MLP, and ln_1 is the norm of mid.
 struct LayerActs {
     floatX *x;                        // (N, C)  the residual stream on entry
     floatX *ln_1; float *mean_1, *rstd_1;  // (N, C), (N), (N)
     floatX *qkv;                      // (N, Q), Q = (NH + 2 NKV) HS: queries, keys, values
     floatX *qk; float *qk_rstd;       // (N, (NH + NKV) HS), (N, NH + NKV): before their norm
-    floatX *atty; float *lse;         // (N, NH HS), (B, NH, T)
+    floatX *atty; float *lse;         // (N, NH HS), (B, NH, T): attention's output and log of sums
     floatX *mid;                      // (N, C)  the residual stream after attention
     floatX *ln_2; float *mean_2, *rstd_2;  // (N, C), (N), (N)
     floatX *fc, *act;                 // (N, M), (N, F)  before and after the non-linearity
-    floatX *cache;                    // (window, 2, NKV HS) of sampling: see cache.cuh; or NULL
-    floatX *branch;                   // (N, C)  what is to be added to the residual stream
-    floatX *out;                      // (N, C)  of layers that normalise each sum: the last one
-    bool turned;                      // q and k are, by their positions
-    // inputs of attention and of the MLP; statistics of the norm of mid: see layer_order()
+    floatX *cache;                    // (window, 2, NKV HS)  keys and values (cache.cuh), or NULL
+    floatX *branch;                   // (N, C)  the branch's result, to be added to the stream
+    floatX *out;                      // (N, C)  post-norm layers: their output
+    bool turned;                      // q and k are rotated by their positions
+    // aliases, see layer_order(): inputs of attention and of the MLP; statistics of mid's norm
     floatX *att_in, *mlp_in; float *mid_mean, *mid_rstd;
 };
 
-// Pre-norm layers read ln_1, and ln_2 = norm(mid); post-norm layers read x, and ln_1 = norm(mid).
+// Sets the aliases. Attention and MLP of pre-norm layers read ln_1 and ln_2 = norm(mid), those of
+// post-norm layers x and ln_1 = norm(mid).
 static void layer_order(LayerActs *a, const GPT2Config *c) {
     const bool post = c->post_norm;
     a->att_in = post ? a->x : a->ln_1;
@@ -64,15 +65,14 @@ typedef LAYER_WEIGHTS(floatX) LayerWeights;
 // Rooms: memory that is filled and freed in turn. The stream that fills room i waits for free[i],
 // and then records full[i]. Each reader waits for full[i], and the last one records free[i].
 typedef struct {
-    int count;                  // rooms whose tenants take turns; and
-    int apart;                  // behind them, rooms that have one tenant for good
-    int turn;                   // the one that is filled next
-    size_t bytes;               // of one
-    char *memory;               // (count, bytes), unless they are in other memory
+    int count;                  // rooms that tenants use in turn
+    int apart;                  // rooms after them, each with one tenant for good
+    int turn;                   // number of the room that is filled next
+    size_t bytes;               // of one room
+    char *memory;               // (count, bytes); NULL: they are part of another buffer
     cudaEvent_t *full, *free;   // (count + apart)
 } Rooms;
 
-// Makes the events.
 static void rooms_make(Rooms *r) {
     r->full = events_make((size_t)(r->count + r->apart));
     r->free = events_make((size_t)(r->count + r->apart));
@@ -84,52 +84,52 @@ static void rooms_turn(Rooms *r) { r->turn = (r->turn + 1) % r->count; }
 // A segment is one contiguous range of the arena: 0 the embeddings, 1 .. L the layers, L + 1 the
 // tail (ln_f, and an untied head). Backward completes their gradients from the last to the first.
 // With ZeRO (zero.h) each rank owns a shard of a segment, all of equal length; without it the only
-// shard is the segment. "own" means this rank's shard. All in elements.
+// shard is the segment. "own" means this rank's shard. All sizes and places are in elements.
 typedef struct {
-    size_t at, length;    // in the arena
-    size_t cut, padded;   // of a shard (0: they differ); of all shards together
+    size_t at, length;    // its range of the arena
+    size_t cut, padded;   // lengths: of a shard (0: they differ), of all shards
     size_t own_from;      // where the own shard begins in the arena
-    size_t own_at, own;   // where it begins in the shard space (model.h), and its length
-    size_t param_at;      // in GPT2.params: the weights
-    size_t own_param_at;  // the own shard of them, which ZeRO-3 keeps elsewhere
-    size_t grad_at;       // in GPT2.grads: where backward makes the gradient
-    int grad_room;        // number of that room; segments may take turns in one
-    int weight_room;      // of the one that its weights come to when they are used; -1: they stay
+    size_t own_at, own;   // the own shard: begin in the shard space (model.h), length
+    size_t param_at;      // begin of its weights in GPT2.params
+    size_t own_param_at;  // the own shard's weights, which ZeRO-3 keeps elsewhere
+    size_t grad_at;       // begin of its gradient in GPT2.grads
+    int grad_room;        // number of the gradient's room, which segments may share
+    int weight_room;      // room to which its weights are copied for each use; -1: none
     bool on_host;         // its weights are on the host
     const Piece *first, *end;  // its pieces (offload.h), if it has any
-    size_t leaving;       // of its gradient: what waits for the update on the host
+    size_t leaving;       // part of its gradient that waits for the update on the host
 } Segment;
 
 // A visitor. A slot is a room for one visitor's state; for its weights, if they are on the host;
 // and for its gradient, if that was copied to the host.
 typedef struct {
     const Piece *piece;
-    Piece here;           // the same, with its addresses on the GPU
-    size_t number;        // of the piece
-    int slot;             // the slot that it takes, in turn with others
-    size_t weight_bytes;  // of its weights, if they are on the host; else 0
-    size_t bytes;         // of those and its state
+    Piece here;           // a copy of it with addresses on the GPU
+    size_t number;        // number of the piece
+    int slot;             // the slot that it takes
+    size_t weight_bytes;  // bytes of its weights, if they are on the host; else 0
+    size_t bytes;         // bytes of these weights and its state
 } Visitor;
 
-// A micro-batch's numbers in page-locked memory, from which one copy takes them to the GPU. There
-// are two sets: the host fills one while the copy of the other still waits in the stream. A third
-// set is for evaluations in zeroth order, where the next micro-batch is in a set already.
+// The integers of a micro-batch in page-locked memory; one copy moves them to the GPU. There are
+// two sets: the host fills one while the copy of the other still waits in the stream. A third set
+// is for evaluations in zeroth-order training, where both sets may hold micro-batches.
 typedef struct {
-    int32_t *tokens;             // inputs, targets, begins of rows with documents, sees of a window
-                                 // (N each), rows (N) and first (N + 1) of one TokenOrder or two
-    int32_t *device;             // their copy on the GPU: in zeroth order, one for each set
-    const int32_t *begins, *sees;  // there, or NULL: as `documents` and `sees` of GPT2
+    int32_t *tokens;             // inputs, targets, begins if packed, sees if there is a window
+                                 // (N each); rows (N), first (N + 1) of one or two TokenOrders
+    int32_t *device;             // their copy on the GPU (zeroth order: one for each set)
+    const int32_t *begins, *sees;  // on the GPU, or NULL: see `documents`, `sees` of GPT2
     size_t B, T;
-    cudaEvent_t copied;          // they are there
-    cudaEvent_t used;            // and no longer needed there, unless the copying stream knows
+    cudaEvent_t copied;          // the copy is complete
+    cudaEvent_t used;            // the copy may be overwritten; recorded in zeroth order alone
 } Staging;
 enum { STAGINGS = 3 };
 
 // Labels of one token each (run.h); count 0: the loss is a language model's.
 typedef struct { int count; int32_t word[TASK_LABELS]; } Words;
 
-// The functions of train_gpt2.cu that the files below it are given: a step, which a plan rehearses;
-// one micro-batch, which calibration times; a part of a layer, which zeroth order runs perturbed.
+// Functions of train_gpt2.cu that tide/gpu/ calls: a step, which a plan rehearses; one micro-batch,
+// which calibration times; a part of a layer, which zeroth-order training runs perturbed.
 struct GPT2;
 typedef struct {
     StepResult (*train)(GPT2 *g, Run *r, size_t step);
@@ -144,92 +144,91 @@ struct Zo;       // zo.cuh
 struct GPT2 {
     GPT2Config config;
     GPT2Table table;
-    ShardMap shards;            // what this process updates
-    Zero *zero;                 // --zero, with several GPUs; else NULL
-    size_t max_B, max_T;        // room in the activation buffers
-    size_t B, T;                // what the last forward used
-    const int32_t *documents;   // the same: its begins (B, T), on the GPU, or NULL
-    const int32_t *sees;        // the first token that each one sees; documents, without a window
+    ShardMap shards;            // the parameters that this process updates
+    Zero *zero;                 // several GPUs, or --zero; else NULL
+    size_t max_B, max_T;        // largest batch that the activation buffers hold
+    size_t B, T;                // batch of the last forward pass
+    const int32_t *documents;   // its begins (B, T), on the GPU, or NULL
+    const int32_t *sees;        // first token that each token sees: `documents`, or a window's
     bool training;              // false: no gradients, no moments, one layer's activations
-    bool sampling;              // room for a cache of keys and values
-    bool caching;               // the forward pass under way stores them there
-    size_t position;            // of its first row in the text; not 0: of its only row
+    bool sampling;              // there is a cache of keys and values
+    bool caching;               // this forward pass stores keys and values there
+    size_t position;            // of the pass's first row in the text; if not 0, it has one row
     bool moments_bf16;          // m and v are stored in bf16
-    bool master_bf16;           // weights are bf16 numbers, and there is no more of them
+    bool master_bf16;           // masters are bf16: they are the weights
     bool packed;                // training's rows hold several documents
-    bool accumulating;          // a step has several micro-batches: they are summed, in fp32
+    bool accumulating;          // a step has several micro-batches, summed in fp32
     size_t head_rows;           // the head's logits are in memory for this many rows at a time
     Matmul lt;
-    Owner owner;                // of all that gpt2_allocate() makes
+    Owner owner;                // frees all that gpt2_allocate() makes
     // The place of the optimizer's state, and who updates it (offload.h, doc/offload.md).
     OffloadChoice choice;
     Pieces pieces;
-    Visitor *visits;            // the visiting ones among them, in the order of their updates
-    int fetched;                // of them: whose way in is queued, in this step
+    Visitor *visits;            // the visiting pieces, in the order of their updates
+    int fetched;                // visitors whose fetch is queued in this step
     Rooms slots;                // on the GPU for visitors: see Visitor
-    Rooms grad_rooms;           // in `grads`: where gradients are made, layers' in turn
-    Rooms weight_rooms;         // in `params`: for layers' weights, shortly before each use
-    int *tenant;                // per weight room: 1 + the segment whose weights are there; 0: none
-    Rooms input_rooms;          // in `acts`: for inputs of layers, all or a few in turn
-    Rooms landings;             // on the host for gradients that the worker adds to a sum; those
-                                // of ZenFlow are host_grads, one room a segment
+    Rooms grad_rooms;           // in `grads`: rooms in which gradients are made
+    Rooms weight_rooms;         // in `params`: for weights that are copied for each use
+    int *tenant;                // per weight room: 1 + the segment that it holds; 0: none
+    Rooms input_rooms;          // in `acts`: for inputs of layers, of all or a few in turn
+    Rooms landings;             // on the host for gradients that the worker adds to a sum; with
+                                // ZenFlow they are host_grads, one per segment
     bool offloaded;             // some state is on the host
-    bool sums_on_gpu;           // of several micro-batches, all gradients are summed on the GPU
-    bool lands;                 // or, those that leave, on the host, by the worker
-    size_t waiting_bytes;       // of an element of a gradient that waits for the update on the GPU,
-    size_t host_grad_bytes;     // and on the host
-    size_t state_bytes[PIECE_KINDS][3];  // by kind, of an element of what masters are besides the
-                                         // weights, of m, and of v
-    size_t piece_bytes[PIECE_KINDS];     // and of all three
+    bool sums_on_gpu;           // the GPU sums the gradients of several micro-batches
+    bool lands;                 // the worker sums those that leave the GPU
+    size_t waiting_bytes;       // bytes of an element of a gradient that waits on the GPU,
+    size_t host_grad_bytes;     // the same on the host
+    size_t state_bytes[PIECE_KINDS][3];  // by kind: bytes of an element of masters (without the
+                                         // weights' bits), of m, of v
+    size_t piece_bytes[PIECE_KINDS];     // sums of these three
     bool update_in_backward;    // --clip 0: each segment's update begins when its gradient is made
     bool in_place;              // gradients wait for the update where backward makes them
-    int host_rooms;             // on the host for layers' gradients in turn; 0: each has its own
-    size_t host_grad_elements;  // of `host_grads`
-    size_t grads_over_acts;     // elements that wait where activations were: see layer_acts()
+    int host_rooms;             // on the host, for layers' gradients in turn; 0: one each
+    size_t host_grad_elements;  // elements of host_grads
+    size_t grads_over_acts;     // elements of gradients that wait over activations (ActsPlace)
     bool no_overlap;            // backward waits until each gradient has left, forward for the
                                 // whole update
-    int weights;                // --weights, as far as there is a choice
-    int streamed;               // layers whose weights live on the host
-    size_t param_elements, grad_elements;  // of `params` and `grads`
-    size_t weights_on_host;     // elements
-    int host_threads;           // 0: as host_queue_open() finds
+    int weights;                // --weights, or WEIGHTS_GPU where there is no choice
+    int streamed;               // number of layers whose weights are stored on the host
+    size_t param_elements, grad_elements;  // elements of params and grads
+    size_t weights_on_host;     // elements of host_weights
+    int host_threads;           // 0: host_queue_open() decides
     size_t moved_in, moved_out; // bytes over the link in this step
-    // Work is queued in streams, of which one is the CPU's. Only events order work of two streams.
-    // Two tables in train_gpt2.cu list the streams and the events, with their meaning.
+    // Two tables in train_gpt2.cu list these streams and events, with their meaning.
     cudaStream_t compute, sums, out, flush, fetch, back, update;
     cudaStream_t weights_in;    // the table's `weights`
     cudaStream_t inputs_link;   // the table's `inputs`
     HostQueue host;             // AdamW on the host, in a stream of its own
-    cudaStream_t ready_in;      // behind which a gradient is copied to the host,
-    cudaStream_t freed_in;      // and which then reads its room last
-    cudaEvent_t handover;       // recorded wherever one stream hands over to another
+    cudaStream_t ready_in;      // the copy of a gradient to the host waits for this stream
+    cudaStream_t freed_in;      // the stream that reads a gradient's room last
+    cudaEvent_t handover;       // recorded anew by each order()
     cudaEvent_t *grad_arrived, *updated, *returned;  // per segment
     cudaEvent_t step_left;
     Words words;
     ZenFlow *zen;               // --offload zenflow; else NULL
     Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL
-    StateRange *ranges;         // of a checkpoint: what this process has, by segment
-    Prediction predicted;       // of a step, if the machine's rates are known
-    const Steps *steps;         // the trainer's
-    OffloadLeast *least;        // while a refusal looks for the least that would do; else NULL
+    StateRange *ranges;         // by segment: the own shard's range in the arena
+    Prediction predicted;       // time of a step, if the machine's rates are known
+    const Steps *steps;         // functions of train_gpt2.cu
+    OffloadLeast *least;        // refuse() looks for the least memory that fits; else NULL
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     int segments;
     Segment *segment;
     // GPU memory.
-    floatX *params;                              // read by forward and backward; see Segment
-    void *state[3];                              // of residents: master_low() (chosen: whole), and
-                                                 // m and v, as on the host in fp32 or bf16
+    floatX *params;                              // weights in use; see Segment
+    void *state[3];                              // of residents: low bits of masters (chosen:
+                                                 // all bits), m, v, the latter in fp32 or bf16
     floatX *grads;                               // the micro-batch's gradients; see Segment
-    void *waiting;                               // gradients for the update; see Piece
-    float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
+    void *waiting;                               // gradients that wait for the update; see Piece
+    float *wire;                                 // (WIRE_CHUNK): gradients in fp32, for the link
     float *dwte;                                 // (Vp, E): the head's gradient and wte's, in fp32,
                                                  // unless head_in_place()
-    char *acts;                                  // of layers: see layer_acts()
+    char *acts;                                  // activations of layers: see ActsPlace
     floatX *ln_f;                                // (N, C)
     float *mean_f, *rstd_f;                      // (N), (N)
     floatX *logits;                              // (head_rows, Vp)
     float *losses;                               // (N)
-    double *loss;                                // [2]: mean over the step so far; norm^2
+    double *loss;                                // [2]: mean loss of the step so far; norm^2
     float *rope;                                 // (T, HS/2, 2): see rope_table()
     floatX *cache;                               // (L, window, 2, NKV HS): see cache.cuh
     floatX *branch;                              // (N, C): what a layer adds to the stream;
@@ -237,42 +236,42 @@ struct GPT2 {
     floatX *dx, *dwide;                          // backward: (N, C), (N, wider of Q and M)
     float *delta;                                // backward: (B, NH, T)
     float *scratch;                              // partial sums of weight gradients over rows
-    double *norm_sums, *run_sums;                // (blocks), and of runs of them
-    int32_t *tokens;                             // as in Staging, with this batch's N
+    double *norm_sums, *run_sums;                // sums of blocks, of runs of blocks (adam.h)
+    int32_t *tokens;                             // the batch on the GPU, laid out as in Staging
     // Page-locked host memory.
     void *host_state[3];                         // state of the pieces that are not resident
-    void *host_grads;                            // gradients for the update; see Piece
-    floatX *host_weights;                        // that the CPU updates, or that live here
-    char *host_inputs;                           // (L - 1, N, C): inputs of layers that leave
+    void *host_grads;                            // gradients that wait for the update; see Piece
+    floatX *host_weights;                        // weights of host pieces and of layers stored here
+    char *host_inputs;                           // (L - 1, N, C), if the inputs of layers leave
     Staging staging[STAGINGS];
     int turn;                                    // the staging in use
-    TokenOrder by_token, by_position;               // of the inputs and their positions, on the GPU
+    TokenOrder by_token, by_position;               // orders of the inputs, of their positions
     // Ordinary host memory.
     int32_t *token_count;                        // (2, max(V, T)), for token_order()
     int32_t *inputs, *targets;                   // (N): the batch, as it was read
-    int32_t *begins, *positions;                 // (N), if packed: the same, and positions
-    double *worker_sums;                         // (blocks): those that the host has computed
+    int32_t *begins, *positions;                 // (N), if packed: documents' begins, positions
+    double *worker_sums;                         // (blocks): sums of squares that the worker makes
     double *host_loss;                           // [2], as `loss`
 };
 
-// Returns the most numbers that a batch has in Staging; backward: with those of its backward pass.
+// Returns the most integers of a batch in Staging; backward: with those that backward reads.
 static size_t batch_numbers(const GPT2 *g, bool backward) {
     const size_t N = g->max_B * g->max_T;
     const size_t rows = (size_t)2 + g->packed + config_slides(&g->config, g->max_T);
     return rows * N + (backward ? ((size_t)1 + g->packed) * (2 * N + 1) : 0);
 }
 
-enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
+enum { HEAD_ROWS = 4096 };               // enough to keep the GPU busy: 400 MB of logits for GPT-2
 
 // Adds a line to a memory plan, `list`, which has n lines, unless the line has 0 bytes.
 #define BUFFER(kind, purpose, size, pointer) \
     (list[n] = Buffer{purpose, size, &(pointer), BUFFER_##kind}, n += list[n].bytes > 0)
 
-#ifndef WIRE_CHUNK  // as the tests choose it
-#define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
+#ifndef WIRE_CHUNK  // tests choose a smaller one
+#define WIRE_CHUNK ((size_t)1 << 22)     // elements of a copy of a gradient in fp32
 #endif
 
-// Returns the segment that is updated as number i.
+// Returns the number of the segment that is updated as the i-th.
 static int update_order(const GPT2 *g, int i) {
     const bool all = g->update_in_backward || g->choice.early > g->segments;
     const int early = all ? g->segments : g->choice.early;
@@ -284,7 +283,7 @@ static bool updates_from_room(const GPT2 *g, const Segment *seg) {
     return g->update_in_backward && g->in_place && seg->leaving < seg->own;
 }
 
-// Sets what the choice says about all gradients and all state.
+// Sets the fields that say where gradients are summed, and the bytes of gradients and state.
 static void gpt2_sizes(GPT2 *g) {
     const bool wide = g->zen == NULL && (g->accumulating || g->choice.wire_f32);
     g->sums_on_gpu = g->accumulating && !g->choice.sum_on_host;
@@ -293,38 +292,38 @@ static void gpt2_sizes(GPT2 *g) {
     g->host_grad_bytes = wide ? sizeof(float) : sizeof(floatX);
     for (int kind = 0; kind < PIECE_KINDS; kind++) {
         size_t *bytes = g->state_bytes[kind];
-        const bool whole = sizeof(floatX) == sizeof(float) || g->master_bf16;  // the weights are
+        const bool whole = sizeof(floatX) == sizeof(float) || g->master_bf16;  // no low bits
         bytes[0] = whole || g->zo != NULL ? 0 : sizeof(uint16_t);
-        // chosen columns are far apart in the weights: their masters lie side by side, whole
+        // chosen columns are far apart in the weights: their masters are stored packed, and whole
         if (kind == PIECE_CHOSEN) bytes[0] = g->master_bf16 ? sizeof(uint16_t) : sizeof(float);
         bytes[1] = bytes[2] = g->moments_bf16 ? sizeof(uint16_t) : sizeof(float);
         g->piece_bytes[kind] = bytes[0] + bytes[1] + bytes[2];
     }
 }
 
-// Returns the first part of a piece's state that there is: 1 where the weights are the masters.
+// Returns the first part of a piece's state that exists: 0 (low bits of masters), or 1 (m).
 static int first_state(const GPT2 *g, const Piece *p) {
     return g->state_bytes[p->kind][0] == 0;
 }
 
-// Where activations are. A layer keeps its input x (N, C) and others that backward reads, each in
-// whole units of 256 bytes. Those that backward computes again are in one place for all layers. The
-// kept activations of a layer and the input of the next layer are one range:
+// The layout of activations. A layer keeps its input x (N, C) and others that backward reads, each
+// in whole units of 256 bytes. All layers share the memory of those that backward computes again.
+// The kept activations of a layer and the input of the next layer are one range:
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
 // Once backward has made a layer's gradient, the layer's range is free until the next forward pass,
 // which waits for the layer's update. So the gradient may be stored in the range until the update.
-// If inputs leave (--activations host), a layer keeps its input alone, in one of a few rooms: this
-// layer's, the next one's, and, as post-norm layers make their output again, one being filled.
+// With --activations host a layer keeps its input alone, in one of a few rooms: for the input of
+// this layer and of the next one, and one being filled if post-norm layers recompute their output.
 typedef struct {
-    size_t entry, stride;      // bytes of x; from a layer's entry to the next one's
-    size_t rooms;              // entries, the last layer's output among them
-    size_t bytes[LAYER_ACTS];  // of each row of the activation table (model.h),
-    size_t at[LAYER_ACTS];     // where it begins behind its layer's entry or, if all layers share
-    bool shared[LAYER_ACTS];   // it, behind the last one
+    size_t entry, stride;      // bytes of x; bytes from a layer's entry to the next one
+    size_t rooms;              // rooms for entries; the last layer's output is one
+    size_t bytes[LAYER_ACTS];  // of each row of the activation table (model.h)
+    size_t at[LAYER_ACTS];     // where the row begins: after its layer's entry or, if it is shared,
+    bool shared[LAYER_ACTS];   // after the last layer's
     size_t all;                // bytes of all layers
 } ActsPlace;
 
-// Do layers share memory: for activations that are computed again, or, without backward, for all?
+// Do layers share memory for some activations: for recomputed ones or, without backward, for all?
 static bool shares_acts(const GPT2 *g) {
     return !g->training || g->choice.recompute >= RECOMPUTE_LIGHT;
 }
@@ -350,7 +349,7 @@ static ActsPlace acts_place(const GPT2 *g) {
     return p;
 }
 
-// Returns the room of the input of layer l; of layer L's, the last layer's output.
+// Returns the room of layer l's input. (Layer L stands for the last layer's output.)
 static size_t input_room(const GPT2 *g, size_t l) { return l % acts_place(g).rooms; }
 
 static floatX *layer_input(const GPT2 *g, size_t l) {
@@ -362,7 +361,7 @@ static size_t layer_cache(const GPT2 *g) {
     return config_window(&g->config) * cache_row(&g->config);
 }
 
-// Returns the floats after dqkv in g->dwide, which attention's backward pass may overwrite.
+// Returns how many floats after dqkv in g->dwide attention's backward pass may overwrite.
 static size_t attention_room(const GPT2 *g) {
     const size_t free_width = config_wide(&g->config) - config_qkv(&g->config);
     return g->B * g->T * free_width * sizeof(floatX) / sizeof(float);
@@ -387,8 +386,8 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     return a;
 }
 
-// Sets the addresses of each piece, once memory is allocated. ZenFlow's columns have packed state;
-// their gradients are packed when backward has made them.
+// Sets the addresses of each piece, once memory is allocated. ZenFlow's pieces have packed state;
+// zenflow.cuh packs their gradients.
 static void pieces_point(GPT2 *g) {
     const ActsPlace acts = acts_place(g);
     for (Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
@@ -410,7 +409,7 @@ static void pieces_point(GPT2 *g) {
         if (g->in_place || (chosen && !g->sums_on_gpu)) p->grad = p->made;
         if (p->over_acts) p->grad = g->acts + acts.entry + layer * acts.stride + p->grad_at;
         p->host_grad = (char *)g->host_grads + p->grad_at * g->host_grad_bytes;
-        // the chosen piece's runs cover the late columns as well
+        // a chosen piece's runs also cover the late columns, so it alone is summed for the norm
         if (p->kind == PIECE_LATE || !(p->grad_on_gpu || g->sums_on_gpu)) p->grad = NULL;
         if (p->kind != PIECE_LATE)
             p->normed = p->grad != NULL ? p->grad : g->accumulating ? NULL : p->made;
@@ -438,17 +437,17 @@ static void visitors_point(GPT2 *g) {
     }
 }
 
-// Copies between host and GPU memory, in either direction, for checkpoints: after all work that was
-// queued before, and before all work that is queued later. (The second wait is needed because a
-// copy from pageable memory may return early, and no other stream waits for the default stream.)
+// Copies between host and GPU memory, in either direction: after all work that was queued before,
+// and before all work that is queued later. (The second wait is needed: a copy from pageable memory
+// may return early, and no other stream waits for the default stream.)
 static void gpu_copy(void *to, const void *from, size_t bytes) {
     device_sync();
     if (rehearsal == NULL) stream_copy(to, from, bytes, cudaMemcpyDefault, NULL);
     device_sync();
 }
 
-// Counts the floats of the table of rotary positions. A sample is one row of tokens in the room of
-// a whole micro-batch, so it may be longer than --seq.
+// Counts the floats of the table of rotary positions. A sample is one row that may fill a whole
+// micro-batch, so it may be longer than --seq.
 static size_t rope_floats(const GPT2 *g) {
     return min_size(g->max_B * g->max_T, g->config.context) * config_head(&g->config);
 }
@@ -463,7 +462,7 @@ static void rope_upload(GPT2 *g) {
     free(table);
 }
 
-// Copies n weights of GPU or host to floats on the host (out), or back, rounded as masters are.
+// Copies n weights, on GPU or host, to floats on the host (out), or back, rounded by weight_from().
 static void floats_move(floatX *here, float *w, size_t n, bool out) {
     enum { CHUNK = 1 << 20 };
     static floatX chunk[CHUNK];
@@ -479,9 +478,9 @@ static void floats_move(floatX *here, float *w, size_t n, bool out) {
     }
 }
 
-// Copies n elements of a piece's master weights, m or v (k as in state_bytes), from its element
-// `at` on, to floats on the host (out), or back, rounded to the nearest if they are stored in bf16.
-// If no master is stored, the weight is the master.
+// Copies n elements of a piece's master weights, m or v (k: 0, 1, 2), from its element `at` on, to
+// floats on the host (out), or back, rounded to nearest if stored in bf16. If the piece has no low
+// bits of masters, its weights are the masters.
 static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w, size_t n,
                        bool out) {
     const size_t size = g->state_bytes[p->kind][k], bytes = n * size;
@@ -491,7 +490,7 @@ static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w
     if (size == sizeof(float)) gpu_copy(out ? w : here, out ? here : w, bytes);
     if (size != sizeof(uint16_t)) return;
     uint16_t *half = ALLOC(uint16_t, 2 * n, "state"), *low = half + n;
-    const bool split = k == 0 && p->kind != PIECE_CHOSEN;  // then the other half is `here`
+    const bool split = k == 0 && p->kind != PIECE_CHOSEN;  // the low half is `here`
     void *const upper = split ? weights : here;
     if (out) gpu_copy(half, upper, bytes);
     if (out && split) gpu_copy(low, here, bytes);
@@ -518,7 +517,7 @@ static LayerWeights layer_weights(const GPT2 *g, size_t l) {
     return layer_pointers(g, l, g->params + g->segment[l + 1].param_at);
 }
 
-// Returns a tensor outside the layers, or its gradient; NULL: this family does not have it.
+// Returns a tensor outside the layers, or its gradient; NULL if the family has no such tensor.
 static floatX *tensor_or_grad(const GPT2 *g, int index, bool grad) {
     if (index < 0) return NULL;
     const GPT2Tensor *ten = &g->table.tensors[index];
@@ -531,21 +530,21 @@ static floatX *tensor(const GPT2 *g, int index) { return tensor_or_grad(g, index
 static floatX *tensor_grad(const GPT2 *g, int index) { return tensor_or_grad(g, index, true); }
 
 // Is the head's gradient made in the tail's room, rounded once? This needs a head that is not tied,
-// no label words, and the logits of all rows in memory at once. Else dwte has its sum in fp32.
+// no label words, and the logits of all rows in memory at once. Else it is summed in dwte, in fp32.
 static bool head_in_place(const GPT2 *g) {
     return !g->config.tied && g->words.count == 0 && g->max_B * g->max_T <= g->head_rows;
 }
 
-// Tells the timeline that the compute stream begins to work on segment s; NULL: on nothing. bytes:
-// the activations or gradients that it makes, for the picture of memory.
+// Tells the timeline that the compute stream begins to work on segment s; NULL: it ends its work.
+// bytes: of activations or gradients that it makes, for the picture of memory.
 static void compute_span(GPT2 *g, const char *name, size_t s, size_t bytes = 0) {
     timeline_compute(&g->timeline, name, s, bytes, g->compute);
 }
 
 // Counts, in a rehearsal, the bytes that the passes between a layer's products read and write:
 // norms and sums, rotation, non-linearity. In backward, norms take twice the time of their bytes
-// (doc/gpu_results.md), and in 16 bits GELU's slopes and the sums of biases take no time: the
-// epilogues of products compute them (matmul_backward).
+// (doc/gpu_results.md). In 16 bits GELU's slopes and the sums for biases take no time: the products
+// compute them (matmul_backward()).
 static void layer_passes(GPT2 *g, bool backward) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, M = config_mlp(c);
@@ -557,8 +556,7 @@ static void layer_passes(GPT2 *g, bool backward) {
     GPU_TAKES(g->compute, (each + turned) * g->B * g->T * sizeof(floatX), gpu_bytes);
 }
 
-// Makes all work that is queued in `later` from now on wait for all work that is queued in
-// `earlier` so far.
+// Makes all work that is queued in `later` from now on wait for all work now queued in `earlier`.
 static void order(GPT2 *g, cudaStream_t earlier, cudaStream_t later) {
     event_record(g->handover, earlier);
     stream_wait(later, g->handover);
@@ -584,8 +582,8 @@ static void copy_out_wide(GPT2 *g, float *host, const floatX *device, size_t n) 
     }
 }
 
-// Sorts these numbers (N), each below V, into *order, after `count` numbers that the set has;
-// returns how many it has then.
+// Sorts `numbers` (N), each below V, and appends the order to a set that has `count` integers.
+// Returns how many the set has then.
 static size_t upload_order(GPT2 *g, const Staging *s, size_t count, TokenOrder *order,
                            const int32_t *numbers, size_t N, size_t V) {
     int32_t *rows = s->tokens + count;
@@ -595,16 +593,16 @@ static size_t upload_order(GPT2 *g, const Staging *s, size_t count, TokenOrder *
     return count + N + order->groups + 1;
 }
 
-// Copies all that a micro-batch of B x T tokens needs from the host to the GPU, in one copy: a
-// short copy waits for long ones that other streams have begun, and one waits once. targets may be
-// NULL; begins, too: then each row is one document.
+// Copies all integers of a micro-batch of B x T tokens to the GPU, in one copy, because each short
+// copy waits for long ones that other streams have begun. targets NULL: there are none. begins
+// NULL: each row is one document.
 static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targets,
                    const int32_t *begins, size_t B, size_t T, cudaStream_t stream) {
     Staging *s = &g->staging[set];
     const size_t N = B * T;
     const int32_t *const numbers[] = {inputs, targets, begins};
     size_t count = 0;
-    event_wait(s->copied);  // of two forwards ago
+    event_wait(s->copied);  // the copy of two micro-batches ago
     for (const int32_t *from : numbers) {
         if (from == NULL) continue;
         memcpy(s->tokens + count, from, N * sizeof(int32_t));
@@ -629,7 +627,7 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
     event_record(s->copied, stream);
 }
 
-// Returns the CPU's work on a piece: an AdamW step, unless NULL; the caller adds gradient and sum.
+// Describes the CPU's work on a piece: AdamW if step != NULL. The caller sets gradient and sum.
 static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
     AdamWork w = {};
     w.runs = g->pieces.runs + p->first_run;
@@ -647,7 +645,7 @@ static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
 
 static void host_works(const void *work) { adam_work((const AdamWork *)work); }
 
-// Queues the worker's next work. number: its name in reports.
+// Queues the worker's next work; traces show it with this number.
 static void host_submit(GPT2 *g, const Piece *p, size_t number, const AdamWork *work) {
     const char *what = work->w != NULL ? "update" : "accumulate";
     const int span = timeline_begin(&g->timeline, ROW_HOST, what, number, 0, g->host.stream);

@@ -14,14 +14,14 @@
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
 
-// By default all streams share 8 connections to the device, and a stream whose connection holds
-// another one that waits would wait with it. CUDA reads this variable at its first call (CUDA C++
-// Programming Guide, environment variables), so it is set before main(), unless it is set already.
+// By default all streams share 8 connections to the device, and if one stream of a connection
+// waits, the others wait, too. CUDA reads this variable at its first call (CUDA C++ Programming
+// Guide, environment variables), so it is set before main(), unless the user has set it.
 __attribute__((constructor)) static void gpu_connections(void) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
 
-#ifndef __CUDA_EMU__  // the emulated GPU names what its reports are about
+#ifndef __CUDA_EMU__  // the emulated GPU puts these names into its reports
 #define emu_name_memory(p, what) ((void)(what))
 #define emu_name_stream(stream, name) ((void)(name))
 #endif
@@ -29,7 +29,7 @@ __attribute__((constructor)) static void gpu_connections(void) {
 // ---------------------------------------------------------------------------------------------
 // Errors
 
-// Every call of CUDA is made by CUDA(); queued work and memory, by queue.cuh.
+// CUDA() checks each call of CUDA. The functions of queue.cuh queue work and allocate memory.
 #define CUDA(call) cuda_check((call), #call, __FILE__, __LINE__)
 
 static inline void cuda_check(cudaError_t e, const char *call, const char *file, int line) {
@@ -38,21 +38,21 @@ static inline void cuda_check(cudaError_t e, const char *call, const char *file,
 }
 
 // ---------------------------------------------------------------------------------------------
-// Storage types: X is float, bf16 or f16 in every kernel here; arithmetic is in fp32. Gradients in
-// f16 are scaled to stay in its range (doc/mixed_precision.md).
+// Storage types: X is float, bf16 or f16 in every kernel of tide/gpu/; arithmetic is in fp32.
+// Gradients in f16 are scaled, to stay in the range of f16 (doc/mixed_precision.md).
 
 HOST_DEVICE static inline float to_f32(float x) { return x; }
 HOST_DEVICE static inline float to_f32(bf16 x) { return __bfloat162float(x); }
 HOST_DEVICE static inline float to_f32(f16 x) { return __half2float(x); }
 
-// Rounds to nearest even; in f16, 65520 and more is infinity.
+// Rounds to nearest even; in f16, 65520 or more becomes infinity.
 template <typename X> HOST_DEVICE static inline X from_f32(float x);
 template <> HOST_DEVICE inline float from_f32<float>(float x) { return x; }
 template <> HOST_DEVICE inline bf16 from_f32<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> HOST_DEVICE inline f16 from_f32<f16>(float x) { return __float2half_rn(x); }
 
 // floatX: the type in which a program stores parameters, activations and gradients, chosen when it
-// is compiled. halfX: the one of 16 bits (bf16.h).
+// is compiled. halfX: the 16-bit type of the program (bf16.h).
 #if defined(ENABLE_FP16)
 typedef f16 halfX;
 #else
@@ -64,7 +64,7 @@ typedef float floatX;
 typedef halfX floatX;
 #endif
 
-// Unrolls a loop over arrays that are to be registers: their indices become constants.
+// Unrolls a loop: the indices of its arrays become constants, so the arrays can be registers.
 #define UNROLL _Pragma("unroll")
 
 // 16 bytes of X, which one thread loads or stores at once, at addresses that are multiples of 16.
@@ -73,7 +73,7 @@ template <typename X> struct alignas(16) Pack {
     X x[N];
 };
 
-// Loads a pack as it is, for values that wait in registers: in a Pack, each bf16 takes a whole one.
+// Loads a pack as bits, for values that wait in registers: in a Pack each bf16 takes a register.
 template <typename X> __device__ static inline int4 load_bits(const X *p) {
     return *reinterpret_cast<const int4 *>(p);
 }
@@ -107,7 +107,7 @@ template <typename X> struct Wide {
     float x[Pack<X>::N];
 };
 
-// Widens a pack to fp32: a word has two bf16, one by a shift and one by a mask (nvcc: three steps).
+// Widens a pack to fp32. A shift and a mask widen the two bf16 of a word; nvcc takes three steps.
 template <typename X> __device__ static inline Wide<X> widen(int4 bits) {
     Wide<X> wide;
     if constexpr (std::is_same_v<X, bf16>) {
@@ -123,7 +123,7 @@ template <typename X> __device__ static inline Wide<X> widen(int4 bits) {
     return wide;
 }
 
-// Rounds to X, in pairs: alone, each takes a slower instruction, and another to join two.
+// Rounds to X, in pairs: one by one takes slower instructions, and one more to join a pair.
 template <typename X> __device__ static inline int4 narrow(const Wide<X> &wide) {
     int4 bits;
     if constexpr (sizeof(X) == 2) {
@@ -136,8 +136,8 @@ template <typename X> __device__ static inline int4 narrow(const Wide<X> &wide) 
     return bits;
 }
 
-// Stores 16 bytes to global memory at once. From C++ the compiler makes four stores of 4 bytes
-// wherever the pack was computed element by element: four times the instructions and requests.
+// Stores 16 bytes to global memory at once. In C++, the compiler stores a pack that was computed
+// element by element as four words: four times the instructions and requests.
 __device__ static inline void store_bits(void *p, int4 bits) {
 #ifdef __CUDA_ARCH__
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
@@ -154,7 +154,7 @@ template <typename X> __device__ static inline void store_pack(X *p, const Pack<
     store_bits(p, bits);
 }
 
-// Functions of one instruction, which are approximate and take a subnormal number for 0.
+// Functions of one instruction: they are approximate, and treat subnormal numbers as 0.
 #ifdef __CUDA_EMU__
 #define FAST(name, instruction, emulated) \
     __device__ static inline float name(float x) { return emulated; }
@@ -166,17 +166,17 @@ template <typename X> __device__ static inline void store_pack(X *p, const Pack<
         return y; \
     }
 #endif
-FAST(exp2_fast, "ex2", exp2f(x))            // 2 units of the last place; 0 of -infinity
-FAST(rcp_fast, "rcp", 1.0f / x)             // 1 unit; 0 of an infinity
-FAST(rsqrt_fast, "rsqrt", 1.0f / sqrtf(x))  // 2 units; infinity of 0
+FAST(exp2_fast, "ex2", exp2f(x))            // error: 2 units of the last place; exp2(-infinity) = 0
+FAST(rcp_fast, "rcp", 1.0f / x)             // 1 unit; 0 for infinity
+FAST(rsqrt_fast, "rsqrt", 1.0f / sqrtf(x))  // 2 units; infinity for 0
 #undef FAST
 
 // ---------------------------------------------------------------------------------------------
 // Reductions. Each has one order, so that the same launch always gives the same bits. All threads
-// of the warp (of the block) must call them, and all of them get the result.
+// of the warp (block_...: of the block) must call the function, and all get the result.
 
-// Folds each team of lanes, a power of two: at each level every lane adds the one at distance
-// team / 2, .. 4, 2, 1.
+// Sums x over each team of lanes (a power of two): every lane adds the value of the lane at
+// distance team / 2, then .. 4, 2, 1.
 template <typename T> __device__ static inline T lanes_sum(T x, unsigned team) {
     for (unsigned distance = team / 2; distance > 0; distance /= 2)
         x += __shfl_xor_sync(0xffffffffu, x, distance);
@@ -191,8 +191,8 @@ __device__ static inline float warp_max(float x) {
     return x;
 }
 
-// Folds a block's warps, and then their results, by `fold`; `none` changes nothing. blockDim must
-// be (32 n, 1, 1). Each call has two barriers.
+// Folds each warp of a block, then the warps' results, by `fold`, which reduces a warp; `none` is
+// its neutral element. blockDim must be (32 n, 1, 1). Each call has two barriers.
 template <typename T, typename Fold>
 __device__ static inline T block_fold(T x, T none, Fold fold) {
     __shared__ T part[32];
@@ -221,16 +221,16 @@ static inline unsigned index_32(size_t n) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Work on several tensors in one launch: a kernel's argument, which needs no memory of its own
+// Work on several tensors in one launch: a Batch is an argument of the kernel
 
 enum { BATCH_MOST = 16 };
 template <typename Work> struct Batch {
     Work work[BATCH_MOST];
-    unsigned end[BATCH_MOST];  // units, whatever the kernel takes for one, of this and all before
+    unsigned end[BATCH_MOST];  // units of work[0] .. work[i]; the kernel defines what a unit is
     int count;
 };
 
-// Returns the work that has this unit; *unit becomes its number in that work.
+// Returns the work that contains unit number *unit; sets *unit to the number within that work.
 template <typename Work>
 __device__ static inline Work batch_find(const Batch<Work> &batch, unsigned *unit) {
     int i = 0;
@@ -246,11 +246,9 @@ template <typename Work> static unsigned batch_units(const Batch<Work> *batch) {
 // Adds work that has `units` units.
 template <typename Work> static void batch_add(Batch<Work> *batch, const Work &work, size_t units) {
     if (units == 0) return;
-    if (batch->count == BATCH_MOST) fail("too many tensors for one launch");
-    const size_t end = units + batch_units(batch);
-    if (end > INT32_MAX) fail("too much work for one launch");
+    const unsigned end = batch_units(batch) + (unsigned)units;
     batch->work[batch->count] = work;
-    batch->end[batch->count++] = (unsigned)end;
+    batch->end[batch->count++] = end;
 }
 
 #endif

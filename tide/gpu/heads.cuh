@@ -7,8 +7,8 @@
 #include "gpt2.cuh"
 #include "../../zo.h"
 
-// Perturbs four elements of a tensor, as zo_weights_kernel() does, for kernels that read few. In
-// fp32 a row of channels may begin or end within eight elements whose noise is drawn at once.
+// Perturbs four elements of a tensor, as zo_weights_kernel() does, for kernels that read few rows.
+// Noise is drawn for eight elements at once; in fp32 a row may begin or end in the middle of eight.
 __device__ static inline void zo_perturbed4(float w[4], const floatX *theta, const ZoConfig *c,
                                             int tensor, uint64_t first, uint32_t step,
                                             uint32_t query, float scale) {
@@ -20,9 +20,9 @@ __device__ static inline void zo_perturbed4(float w[4], const floatX *theta, con
     }
 }
 
-// Does gpt2_classify() of train_gpt2.c, a block for each sequence, whose normalised rows are x (T,
-// C). With grad_scale it also writes the gradients of the logits, slopes (B, TASK_LABELS), and of
-// the sequence's row of x, in dx; without, both are NULL.
+// Does gpt2_classify() of train_gpt2.c: a block takes a sequence, whose normalised rows are in x
+// (B, T, C). If grad_scale is not 0, also writes the gradients of the logits, slopes (B,
+// TASK_LABELS), and of x, dx; else both are NULL.
 __global__ static void classify_kernel(float *losses, float *right, float *slopes, floatX *dx,
                                        const floatX *x, const int32_t *where, const floatX *head,
                                        ZoConfig c, Words words, int tensor, uint32_t step,
@@ -70,8 +70,8 @@ __global__ static void classify_kernel(float *losses, float *right, float *slope
     }
 }
 
-// Writes the head's gradient: row word[k] of dhead (Vp, C) is the sum over the sequences, in order.
-// A block computes some channels of a word.
+// Writes the head's gradient for label words: row word[k] of dhead (Vp, C) is a sum over the
+// sequences, in order. A block computes some channels of one word.
 __global__ static void classify_backward_kernel(float *dhead, const float *slopes, const floatX *x,
                                                 const int32_t *where, Words words, size_t B,
                                                 size_t T, size_t C) {
@@ -86,10 +86,10 @@ __global__ static void classify_backward_kernel(float *dhead, const float *slope
 }
 
 // Queues head and loss, in chunks of rows. Adds share (1 / micro-batches of the step) times the
-// mean loss to g->loss, which the step's first micro-batch overwrites; gpt2_loss() reads it. With
-// grad_scale, 1 / (tokens of the whole step), it also queues the head's half of the backward pass:
-// branch = dln_f, and the head's weight gradient (head_in_place()). With 0 it only evaluates.
-// all_logits (N, Vp): host memory for a copy of the logits, or NULL.
+// mean loss to g->loss; without `accumulate`, overwrites g->loss. grad_scale: 1 / (tokens of the
+// whole step); then the head's backward pass is queued as well: g->branch = the gradient of ln_f,
+// and the head's weight gradient (head_in_place()). 0: no backward pass. all_logits (N, Vp): host
+// memory for a copy of the logits, or NULL.
 static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
                       float *all_logits) {
     const size_t C = config_embed(&g->config), V = g->config.vocab, Vp = g->config.vocab_padded;
@@ -117,10 +117,10 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
     compute_span(g, NULL, 0);
 }
 
-// Queues the other head, gpt2_classify() of train_gpt2.c: which of g->words is next, at one
-// position of each sequence (its target says which)? Arguments and results are those of
-// gpt2_head(), with grad_scale = 1 / (sequences of the whole step). Without it, g->loss[1] is the
-// number of sequences for which the right word is the likeliest.
+// Queues the head for labels, gpt2_classify() of train_gpt2.c: which of g->words comes next, at one
+// position of each sequence (where its target is)? Arguments and results are those of gpt2_head();
+// grad_scale is 1 / (sequences of the whole step). If it is 0, g->loss[1] becomes the number of
+// sequences whose right word is the likeliest.
 static void gpt2_classify(GPT2 *g, float grad_scale, double share, bool accumulate) {
     const size_t C = config_embed(&g->config), B = g->B, T = g->T;
     const bool trains = grad_scale != 0;
@@ -142,8 +142,7 @@ static void gpt2_classify(GPT2 *g, float grad_scale, double share, bool accumula
     compute_span(g, NULL, 0);
 }
 
-// Waits for the GPU, and returns the mean loss of the micro-batches since the first one, in nats
-// per token.
+// Waits for the GPU, and returns the mean loss of the step's micro-batches, in nats per token.
 static double gpt2_loss(GPT2 *g) {
     stream_copy(g->host_loss, g->loss, 2 * sizeof(double), cudaMemcpyDeviceToHost, g->compute);
     stream_sync(g->compute);

@@ -1,54 +1,52 @@
-// host.cuh: the host's share of offloading: one worker thread, which owns the only team of OpenMP
-// threads while training, and page-locked memory that this team touched first.
+// host.cuh: work and memory of the host. One worker thread owns the only team of OpenMP threads
+// while training. This team touches page-locked memory first.
 //   host_queue_open(), host_queue_submit(), host_queue_close()  work for the host
 //   host_describe()                                             prints a line about the team
 //   host_alloc(), host_free()                                  memory
 //
-// Work for the host is an operation in a stream: an event that is recorded after it orders later
-// work, as after a kernel or a copy. The main thread never waits for the worker. Memory that both
-// use is handed from one to the other by the order of streams alone.
+// Work for the host is an operation in a stream, like a kernel or a copy: events order other work
+// after it. The main thread never waits for the worker. Events alone order their use of memory.
 //
-// Two counters go up by one with each work: a host function counts that the stream has reached work
-// n, and the stream waits until the worker has counted that work n is done (cuStreamWaitValue32).
-// On a device that cannot wait for a word of memory, a host function waits;
-// TIDE_HOST_WAIT=function chooses that, too. doc/offload.md has the reasons.
+// Each piece of work raises two counters by one: a host function raises `reached` when the stream
+// has reached the work; the worker raises `done` after the work, and the stream waits for this
+// (cuStreamWaitValue32). On a device whose streams cannot wait for a word of memory, or with
+// TIDE_HOST_WAIT=function, a host function waits instead. doc/offload.md has the reasons.
 #ifndef TIDE_HOST_CUH
 #define TIDE_HOST_CUH
 #include "../cpu/cpu.h"
 #include "queue.cuh"
 #include "../base/ranks.h"
-#include <cuda.h>  // types only: the driver is not linked to
+#include <cuda.h>  // only for types: the driver's library is not linked
 #include <pthread.h>
 
-// A work that was submitted; its argument follows in memory.
+// Submitted work; the argument follows in memory.
 typedef struct HostJob {
     struct HostQueue *queue;
     void (*work)(const void *arg);
 } HostJob;
 
-// The two counters of a queue, in page-locked memory, each in a cache line of its own. They wrap
-// around.
+// The two counters of a queue, in page-locked memory, each in its own cache line. Both wrap around.
 typedef struct {
-    uint32_t reached;  // the number of the last work that the stream has come to
+    uint32_t reached;  // the number of the last work that the stream has reached
     char apart[60];
-    uint32_t done;     // of the last one that the worker has done
+    uint32_t done;     // the number of the last work that the worker has done
 } HostCounters;
 
 // The counters begin just below their largest value, so that they wrap around in every run.
 #define HOST_FIRST_WORK 0xfffffffcu
 
-// cuStreamWaitValue32
+// The type of the driver's cuStreamWaitValue32().
 typedef CUresult (*StreamWaitValue)(CUstream, CUdeviceptr word, cuuint32_t value, unsigned flags);
 
 typedef struct HostQueue {
     cudaStream_t stream;
-    int threads;      // of the team
+    int threads;      // of the worker's team
     pthread_t worker;
     HostCounters *counters;
-    uint32_t submitted, waited;  // numbers: of the last work, of the last wait by host function
+    uint32_t submitted, waited;  // number of the last submitted work; of the last one waited for
     StreamWaitValue wait_value;  // NULL: host functions wait
-    HostJob *job;            // that the stream has come to
-    pthread_mutex_t mutex;   // for those who sleep until a counter has changed
+    HostJob *job;            // the newest that the stream has reached
+    pthread_mutex_t mutex;   // with `changed`: for threads that sleep until a counter changes
     pthread_cond_t changed;
 } HostQueue;
 
@@ -65,18 +63,18 @@ static bool host_count_is_before(uint32_t a, uint32_t b) { return (int32_t)(a - 
 
 static void host_count(HostQueue *q, uint32_t *counter, uint32_t number) {
     pthread_mutex_lock(&q->mutex);
-    __atomic_store_n(counter, number, __ATOMIC_RELEASE);  // after all that was written
+    __atomic_store_n(counter, number, __ATOMIC_RELEASE);  // after all writes of the work
     pthread_cond_broadcast(&q->changed);
     pthread_mutex_unlock(&q->mutex);
 #ifdef __CUDA_EMU__
-    emu_wait_value(counter, number);  // others may go on before this thread does
+    emu_wait_value(counter, number);  // lets the emulator run other threads first
 #endif
 }
 
 static void host_await(HostQueue *q, const uint32_t *counter, uint32_t number) {
 #ifdef __CUDA_EMU__
     (void)q;
-    emu_wait_value(counter, number);  // this thread goes on when it is chosen, like a stream
+    emu_wait_value(counter, number);  // the emulator chooses when this thread goes on
 #else
     pthread_mutex_lock(&q->mutex);
     while (host_count_is_before(__atomic_load_n(counter, __ATOMIC_ACQUIRE), number))
@@ -89,7 +87,7 @@ static void host_end(const void *) {}
 
 static void *host_worker(void *arg) {
     HostQueue *q = (HostQueue *)arg;
-    thread_is_awaited = true;  // by the stream
+    thread_is_awaited = true;  // a stream waits for this thread
     for (uint32_t n = HOST_FIRST_WORK;; n++) {
         host_await(q, &q->counters->reached, n);
         HostJob *job = q->job;
@@ -101,7 +99,7 @@ static void *host_worker(void *arg) {
     }
 }
 
-// Host functions. The stream has reached this job, after the job before it was done.
+// A host function: notes that the stream has reached this job. The job before it is done.
 static void host_job_reached(void *data) {
     HostJob *job = (HostJob *)data;
     HostQueue *q = job->queue;
@@ -114,9 +112,9 @@ static void host_job_await(void *data) {
     host_await(q, &q->counters->done, ++q->waited);
 }
 
-// Queues work(arg) as one operation of q->stream; the worker runs it, and the parallel regions in
-// it have q->threads threads. The `bytes` at arg are copied now, to an address that is a multiple
-// of 16. Work may not call CUDA; if it fails it ends the program (fail()).
+// Queues work(arg) as one operation of q->stream. The worker runs it; its parallel regions have
+// q->threads threads. The `bytes` bytes at arg are copied now, to a multiple of 16. `work` may not
+// call CUDA; if it fails, it ends the program (fail()).
 static void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const void *arg,
                                      size_t bytes) {
     if (rehearsal != NULL) return;
@@ -140,8 +138,8 @@ static void host_takes(const HostQueue *q, size_t bytes) {
     if (rehearsal != NULL) rehearse(stream_number(q->stream), TAKES_HOST, (double)bytes);
 }
 
-// Finds the driver's function, and tries it with a wait that is already over. NULL: this device has
-// none.
+// Finds the driver's function, and tries it with a wait that ends at once. Returns NULL if this
+// device has no such function.
 static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     const char *way = getenv("TIDE_HOST_WAIT");
     if (way != NULL && strcmp(way, "function") == 0) return NULL;
@@ -160,9 +158,9 @@ static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     return wait;
 }
 
-// Starts the worker. threads: of its team; 0: this rank's share of the machine, and, of more than
-// four, one less. That one is for the thread that launches the GPU's work: it works for some ms of
-// a step, so a small machine does without. *q must stay where it is.
+// Starts the worker with a team of `threads`. 0: this rank's share of the machine's, less one if
+// they are more than four: that one is for the main thread, which launches the GPU's work (some ms
+// of a step, so a small machine does without it). The worker keeps the address q.
 static void host_queue_open(HostQueue *q, int threads) {
     memset(q, 0, sizeof *q);
     if (rehearsal != NULL) {
@@ -173,7 +171,7 @@ static void host_queue_open(HostQueue *q, int threads) {
     if (threads == 0 && q->threads > 4) q->threads--;
     pthread_mutex_init(&q->mutex, NULL);
     pthread_cond_init(&q->changed, NULL);
-    // A thread that waits for the GPU sleeps: else it would take a core from the team.
+    // A thread that waits for the GPU must sleep, or it would take a core from the team.
     CUDA(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
     q->stream = stream_make("host", false);
     q->counters = (HostCounters *)pinned_alloc(sizeof *q->counters, "the host's counters");
@@ -185,7 +183,7 @@ static void host_queue_open(HostQueue *q, int threads) {
     stream_sync(q->stream);
 }
 
-// Waits until all that was submitted is done, and ends the worker.
+// Waits until all submitted work is done, and ends the worker.
 static void host_queue_close(HostQueue *q) {
     if (rehearsal != NULL) return;
     host_queue_submit(q, host_end, "", 0);
@@ -197,7 +195,7 @@ static void host_queue_close(HostQueue *q) {
     pinned_free(q->counters);
 }
 
-// Prints a line about the team, and how streams wait for it if not by a word of memory.
+// Prints a line about the team, and whether the driver's thread waits for it.
 static void host_describe(const HostQueue *q) {
     printf("host: %d thread%s%s\n", q->threads, q->threads > 1 ? "s" : "",
            q->wait_value != NULL ? "" : "; the driver's thread waits for them");
@@ -206,15 +204,15 @@ static void host_describe(const HostQueue *q) {
 // ---------------------------------------------------------------------------------------------
 // Memory
 
-// Is --host-memory more than Linux says? A virtual machine may get more memory as it uses it.
+// Is --host-memory more than Linux says is available? A virtual machine may get more as it uses it.
 static bool host_memory_grows;
 
 typedef struct { char *p; size_t bytes; } HostRange;
 
-static HostRange *host_locked;  // what host_alloc() has given out
+static HostRange *host_locked;  // memory that host_alloc() has given out
 static size_t host_locked_count;
 
-// Zeroes memory. Linux places a page in the memory next to the core that touches it first.
+// Zeroes memory, with the team: Linux places a page next to the core that touches the page first.
 static void host_zero(const void *arg) {
     const HostRange *range = (const HostRange *)arg;
     const size_t page = 4096;
@@ -235,15 +233,14 @@ static void host_free(void *p) {
 }
 
 // Returns zeroed page-locked memory, at a multiple of 2 MiB and in huge pages where Linux has them.
-// The queue's team zeroes it, after the work that is queued. `what` names it in the error. If there
-// is not enough, none is touched: Linux gives out memory that it does not have, and kills the
-// program that uses it.
+// The queue's team zeroes it, after the work that is queued. `what` names it in the error. Checks
+// first that there is enough: Linux gives out memory that it lacks, and kills who uses it.
 static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     if (rehearsal != NULL) return owner_add(host_free, rehearse_memory(bytes));
     const size_t huge = (size_t)2 << 20;
     const size_t available = host_memory_grows ? memory_container() : memory_available();
     HostRange range = {NULL, bytes > 0 ? bytes : 1};
-    if (bytes <= available - available / 64)  // the rest: page tables, and the driver's own lists
+    if (bytes <= available - available / 64)  // a 64th is for page tables and the driver's lists
         range.p = (char *)aligned_alloc(huge, round_up(range.bytes, huge));
     if (range.p == NULL)
         fail("out of host memory: %s needs %.1f MiB, %.1f MiB are free; set "

@@ -9,15 +9,15 @@
 //   residual_forward, accumulate_gradient, round_gradient    sums of tensors
 //
 // The functions are those of train_gpt2.c, for X = float, bf16 or f16 in memory and fp32 in
-// registers. Each is a kernel and its launcher, which takes the arguments of the CPU's function,
-// then scratch where it needs some, then the stream; all pointers are device memory. A result is
-// rounded to X once, when it is complete. Gradients of weights are those of one micro-batch, and
-// overwritten; accumulate_gradient() at the end adds micro-batches up.
+// registers. Each is a kernel and a launcher, which takes the arguments of the CPU's function, then
+// scratch memory if it needs some, then the stream. All pointers are device memory. A result is
+// rounded to X once, when it is complete. Gradients of weights are those of one micro-batch: the
+// kernels overwrite them, and accumulate_gradient() adds micro-batches up.
 //
-// Almost all of these move more bytes than the arithmetic on them costs, so what counts is that
-// every byte is read once, in packs of 16 bytes, with many loads under way at the same time. C, F
-// and every row's start must be whole packs. Grids depend on the shapes alone, and sums run in an
-// order that depends on the grid alone: the same call gives the same bits, on any GPU.
+// For almost all kernels, moving bytes takes longer than arithmetic. So they read every byte once,
+// in packs of 16 bytes, with many loads under way. C, F and the start of every row must be whole
+// packs. Grids depend on the shapes alone, and the order of sums on the grid alone: so the same
+// call gives the same bits, on any GPU.
 #pragma once
 #include "attention.cuh"
 #include "matmul.cuh"
@@ -27,7 +27,7 @@
 
 enum { BLOCK_THREADS = 256, BLOCK_WARPS = BLOCK_THREADS / 32 };
 
-// For kernels in which each thread takes one pack: blocks for n elements, and a thread's number.
+// For kernels in which each thread takes one pack: the blocks for n elements; a thread's number.
 template <typename X> static unsigned pack_blocks(size_t n) {
     return ceil_div(n / Pack<X>::N, BLOCK_THREADS);
 }
@@ -36,7 +36,7 @@ __device__ static inline size_t grid_thread(void) {
     return blockIdx.x * (size_t)blockDim.x + threadIdx.x;
 }
 
-// Loads a run of W channels of a head: a pack, or one channel of heads that are not whole packs.
+// Loads a run of W channels of a head: a pack, or one channel if heads are not whole packs.
 template <int W, typename X> __device__ static inline int4 load_run(const X *p) {
     if constexpr (W > 1) return load_bits(p);
     Pack<X> one = {};
@@ -46,14 +46,13 @@ template <int W, typename X> __device__ static inline int4 load_run(const X *p) 
     return bits;
 }
 
-// The compiler takes these bits for new ones: what it has computed from them it computes again, and
-// does not keep in registers.
+// Makes the compiler take *b for new bits: it computes from them anew, and keeps no old results.
 __device__ static inline void forget(int4 *b) {
     asm volatile("" : "+r"(b->x), "+r"(b->y), "+r"(b->z), "+r"(b->w));
 }
 
-// Adds a pack of columns of rows begin, begin + step, ... below last, in this order, to sum. The
-// rows are those of the array at `column`, of the given width, or the ones that `rows` lists.
+// Adds to sum a pack of columns of rows begin, begin + step, ... below last, in this order. The
+// array begins at `column` and has `width` columns. rows, if not NULL: the numbers of the rows.
 template <typename X>
 __device__ static inline void sum_rows(float (&sum)[Pack<X>::N], const X *column, size_t width,
                                        const int32_t *rows, size_t begin, size_t last,
@@ -73,9 +72,9 @@ __device__ static inline void sum_rows(float (&sum)[Pack<X>::N], const X *column
     }
 }
 
-// Does the next step, after each lane of each warp has summed a pack of columns over some of the
-// rows. Returns to thread i the block's sum of column i of the 32 * Pack<X>::N, the warps in order.
-// blockDim must be BLOCK_THREADS. Has one barrier; call it once in a kernel.
+// Adds up the warps of a block, in order, after each lane of each warp has summed a pack of
+// columns. Thread i gets the block's sum of column i, if i < 32 * Pack<X>::N. blockDim must be
+// BLOCK_THREADS. Has one barrier; a kernel calls it once.
 template <typename X> __device__ static inline float fold_warps(const float (&sum)[Pack<X>::N]) {
     __shared__ float part[BLOCK_WARPS][32 * Pack<X>::N];
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -87,8 +86,8 @@ template <typename X> __device__ static inline float fold_warps(const float (&su
     return total;
 }
 
-// Return the rows of a block of a kernel that sums over N rows: so few that there are `most` blocks
-// or a little less, but at least `least`; and how many blocks there are with N rows or fewer.
+// For a kernel that sums over N rows: return how many rows a block takes, at least `least`, so that
+// there are at most `most` blocks; and the most blocks for N rows or fewer.
 static size_t rows_of_block(size_t N, size_t least, size_t most) {
     return max_size(ceil_div(N, most), least);
 }
@@ -96,9 +95,9 @@ static size_t most_blocks(size_t N, size_t least, size_t most) {
     return min_size(ceil_div(N, least), most);
 }
 
-// Does the last step of a sum over rows: adds up the first `width` columns of `count` rows of
-// partial, which are `stride` floats apart, and rounds. The first C columns go to out, the next C
-// to second, the rest to third. A block takes 32 columns, its warps every 32nd row.
+// Ends a sum over rows: adds up the first `width` columns of `count` rows of partial, which are
+// `stride` floats apart, and rounds. The first C sums are stored in out, the next C in second, the
+// rest in third. A block takes 32 columns; each of its warps takes every 32nd row.
 template <typename X>
 __global__ static void partial_sum_kernel(X *out, X *second, X *third, const float *partial,
                                           size_t count, size_t stride, size_t width, size_t C) {
@@ -122,14 +121,14 @@ __global__ static void partial_sum_kernel(X *out, X *second, X *third, const flo
 
 // --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]] ----------------------------
 //
-// Or one of the two alone; the other is NULL.
+// wte or wpe may be NULL: then out is the other one's row alone.
 
 template <typename X>
 __global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, const int32_t *begins,
                                               const X *wte, const X *wpe, unsigned n_packs,
                                               unsigned T, size_t C) {
     const unsigned packs = (unsigned)C / Pack<X>::N, i = (unsigned)grid_thread();
-    if (i >= n_packs) return;  // n_packs: of out
+    if (i >= n_packs) return;  // n_packs: packs of out
     const unsigned n = i / packs, c = i % packs * Pack<X>::N;
     const unsigned t = n % T - (begins == NULL ? 0 : (unsigned)begins[n]);
     Pack<X> x = wte == NULL ? load_pack(wpe + t * C + c)
@@ -154,18 +153,18 @@ static void encoder_forward(X *out,                 // (B, T, C)
            tokens, begins, wte, wpe, index_32(B * T * (C / Pack<X>::N)), (unsigned)T, C);
 }
 
-// Rows that hold the same token add to the same row of dwte, and must do so in one order: the rows
-// of a micro-batch are sorted by token, and a block of threads, or a warp if they are few, sums one
-// token's rows. Rows that hold several documents are sorted by position, too.
+// Rows with the same token add to the same row of dwte, in one order: the rows of a micro-batch are
+// sorted by token, and a block of threads, or a warp for few rows, sums the rows of one token.
+// Positions are sorted, too, if rows are packed.
 typedef struct {
     const int32_t *rows;   // (N)           the rows 0 .. N-1 by token; equal tokens in row order
-    const int32_t *first;  // (groups + 1)  where in rows each token's begin; first[groups] = N
+    const int32_t *first;  // (groups + 1)  begin of each token's group in rows; first[groups] = N
     unsigned groups;       // number of different tokens
-    unsigned large;        // those with more rows than a block has warps: the first groups
+    unsigned large;        // number of groups of more than BLOCK_WARPS rows, which are first
 } TokenOrder;
 
-// Sorts by counting, on the host: fills rows (N) and first (at most min(N, V) + 1) with host memory
-// count (2, V) as scratch. Large groups and small ones are by token each. N must be below 2^31.
+// Sorts by counting, on the host: fills rows (N) and first (at most min(N, V) + 1); count (2, V) is
+// scratch. Large groups are in the order of tokens, and so are small ones. N must be below 2^31.
 static TokenOrder token_order(int32_t *rows, int32_t *first, int32_t *count, const int32_t *tokens,
                               size_t N, size_t V) {
     TokenOrder order = {rows, first, 0, 0};
@@ -185,10 +184,9 @@ static TokenOrder token_order(int32_t *rows, int32_t *first, int32_t *count, con
     return order;
 }
 
-// Sums the rows of each token for 32 packs of channels, and adds them to dwte; or stores them in
-// `out`. A block takes a large group; or each of its warps a small one, whose rows it adds in the
-// order in which a block adds its warps. tokens NULL: the groups of rows are positions, number 0
-// first (none has more rows than the one before).
+// Sums the rows of each token for 32 packs of channels, and adds the sums to dwte; or stores them
+// in `out`. A block takes a large group, or each of its warps a small one; both add in one order.
+// tokens NULL: group i is position i (none has more rows than the one before).
 template <typename X>
 __global__ static void encoder_backward_wte_kernel(float *dwte, X *out, const X *dout,
                                                    const int32_t *tokens, TokenOrder order,
@@ -233,11 +231,10 @@ __global__ static void encoder_backward_wpe_kernel(X *dwpe, const X *dout, size_
     store_pack(dwpe + i, total);
 }
 
-// Adds to dwte (V, C), in fp32, where a tied head has left its part; or overwrites of `rounded`
-// (V, C) the rows of the tokens that are there. Overwrites of dwpe the rows of the positions that
-// are there: 0 .. T - 1, or, for rows with documents, those of `places`. `order` is token_order()
-// of the same tokens, copied to the device; `places` is that of the positions, or has no groups.
-// NULL: the gradient is not wanted.
+// Adds the gradients of tokens to dwte (V, C), in fp32, which has the gradient of a tied head; or
+// overwrites the tokens' rows of `rounded` (V, C). Overwrites the positions' rows of dwpe: 0 .. T -
+// 1, or, for packed rows, those of `places`. order: token_order() of the tokens, on the device.
+// places: that of the positions, or no groups. A gradient whose pointer is NULL is not computed.
 template <typename X>
 static void encoder_backward(float *dwte, X *rounded, X *dwpe, const X *dout,
                              const int32_t *tokens, TokenOrder order, TokenOrder places, size_t B,
@@ -260,18 +257,18 @@ static void encoder_backward(float *dwte, X *rounded, X *dwpe, const X *dout,
 
 // --- layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(var + eps) * w + b --------
 //
-// Or RMS norm, as on the CPU: mean, b and db are NULL then, and the kernels' RMS is true.
+// If mean is NULL, RMS norm, as on the CPU: b and db are NULL, and the kernels' RMS is true.
 //
-// A row belongs to a team of warps, as few as hold it in registers, at most four packs to a thread:
-// it is read once, and mean and variance are still computed one after the other. If one warp is
-// enough, a block holds several such rows; otherwise the team is the block.
+// A team of warps holds a row in registers, at most four packs in each thread. So the row is read
+// once, although the variance is computed after the mean. If one warp holds a row, a block has
+// several teams; otherwise the block is the team.
 
 enum { ROW_PACKS = 4 };
 
-// The packs of a row that thread i of its team holds: the k-th is number i + k * team.
+// Loops over the packs of a row that thread i of the row's team holds: i, i + team, ...
 #define FOR_PACKS(k) UNROLL for (int k = 0; k < ROW_PACKS; k++) if (i + k * team < packs)
 
-// Returns the threads of a team for rows of C channels.
+// Returns how many threads a team has for rows of C channels.
 template <typename X> static unsigned layernorm_team(size_t C) {
     return 32 * ceil_div(C / Pack<X>::N, (size_t)(32 * ROW_PACKS));
 }
@@ -280,9 +277,9 @@ __device__ static inline float team_sum(float x, unsigned team) {
     return team == 32 ? warp_sum(x) : block_sum(x);
 }
 
-// With add == NULL a row is inp's. Otherwise it is inp + add, rounded as residual_forward() does,
-// and goes to `residual` too. A thread of the team holds packs i, i + team, ... The multiply-adds
-// are spelled out, because with add and without it the bits must be the same.
+// Normalises the rows of inp; or, if add is not NULL, of inp + add, rounded as by
+// residual_forward(), which it also stores in `residual`. The multiply-adds are spelled out,
+// because the bits must be the same with `add` and without.
 template <typename X, bool RMS>
 __global__ static void __launch_bounds__(1024)
 layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X *inp, const X *add,
@@ -290,7 +287,7 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
     const size_t packs = C / Pack<X>::N;
     const unsigned i = threadIdx.x % team;
     const size_t n = blockIdx.x * (size_t)(blockDim.x / team) + threadIdx.x / team;
-    if (n >= N) return;  // whole warps, and only where the team is a warp: there is no barrier then
+    if (n >= N) return;  // whole warps; never if the team is a block
     int4 row[ROW_PACKS], more[ROW_PACKS];
     float sum = 0, squares = 0, mu = 0;
     FOR_PACKS(k) {
@@ -337,9 +334,9 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
     }
 }
 
-// Computes residual = a + b, and out, its normalisation with weight w and bias `bias`: the same
-// bits as residual_forward() and then layernorm_forward(), without reading the sum again. Ends the
-// program where C is too large for a block: 32768 channels in bf16, 16384 in fp32.
+// Computes residual = a + b, and out, the normalised residual, with weight w and bias `bias`. The
+// bits are those of residual_forward() and then layernorm_forward(), but the sum is not read again.
+// Ends the program if C is too large for a block: above 32768 channels in bf16, 16384 in fp32.
 template <typename X>
 static void residual_layernorm_forward(X *residual, X *out, float *mean, float *rstd,
                                        const X *a, const X *b, const X *w, const X *bias,
@@ -359,19 +356,19 @@ static void layernorm_forward(X *out, float *mean, float *rstd,  // (N, C), (N),
     residual_layernorm_forward<X>(NULL, out, mean, rstd, inp, NULL, w, b, N, C, eps, stream);
 }
 
-// Each block takes a run of rows, and its teams take turns. A thread has the same columns in every
-// row. Their sums, of dinp, dw and db, are in shared memory, in CELLS cells of 16 bytes for each of
-// its packs, which no other thread touches before the end. If HELD, two of the sums are in
-// registers until then, and their cells have the next row, which is copied while this one is
-// worked on: so two blocks fit on a multiprocessor. Very wide rows need blocks so large that there
-// are no registers left: all sums are in the cells, and rows are read where they are.
+// Each block takes a run of rows, and each of its teams every `teams`-th row. A thread has the same
+// columns in every row. It sums dinp, dw and db over its rows in shared memory, in CELLS cells of
+// 16 bytes for each of its packs, which only this thread uses until the end. If HELD, two of these
+// sums are in registers until the end, and their cells receive the next row while this row is
+// computed: so two blocks fit on a multiprocessor. Very wide rows need blocks so large that no
+// registers are left: then all sums are in cells, and rows are read from global memory.
 enum { HELD_THREADS = 256 };
 template <typename X, bool HELD, bool RMS> struct LayernormBackward {
     enum {
-        MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512,  // by their registers
+        MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512,  // limited by registers
         QUADS = Pack<X>::N / 4,
         SUMS = RMS ? 2 : 3,
-        ROW = (SUMS - 2) * QUADS,  // the first of the row's three cells
+        ROW = (SUMS - 2) * QUADS,  // number of the first cell of the row's three packs
         CELLS = ROW + (QUADS == 1 ? 3 : 2 * QUADS)
     };
 };
@@ -384,7 +381,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
                           unsigned rows, unsigned team) {
     typedef LayernormBackward<X, HELD, RMS> As;
     extern __shared__ __align__(16) float cells[];
-    __shared__ float2 part[2][32];  // of each warp, by parity of the round
+    __shared__ float2 part[2][32];  // a sum of each warp, for even and odd rounds
     enum { QUADS = As::QUADS, SUMS = As::SUMS, SHARED = HELD ? SUMS - 2 : SUMS };
     const unsigned packs = C / Pack<X>::N, teams = blockDim.x / team;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -396,7 +393,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
         return (Pack<float> *)cells + (k * As::CELLS + c) * stride + thread;
     };
     Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][2];
-    const auto sum = [&](int k, int q, int of) {  // of quad q of this thread's k-th pack
+    const auto sum = [&](int k, int q, int of) {  // for quad q of this thread's k-th pack
         return of < SHARED ? cell(k, of * QUADS + q, threadIdx.x)
                            : &held[k * QUADS + q][of - SHARED];
     };
@@ -422,11 +419,11 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
     unsigned parity = 0;
     for (unsigned first = begin; first < last; first += teams) {
         const unsigned n = first + mine;
-        const bool active = n < last;  // else: only here for the barrier
+        const bool active = n < last;  // else: only takes part in the barrier
         const float mu = next_mu, r = next_r;
         __pipeline_commit();
         __pipeline_wait_prior(0);
-        __syncwarp();  // before this no cell is read
+        __syncwarp();  // after this, cells may be read
         float d_mean = 0, d_dot = 0;  // means over c of dnorm, and of dnorm * norm
         UNROLL for (int k = 0; k < ROW_PACKS; k++)
             if (active && i + k * team < packs) {
@@ -441,8 +438,8 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
         if (!RMS) d_mean = warp_sum(d_mean);
         d_dot = warp_sum(d_dot);
         if (team > 32) {
-            // One barrier is enough: two rounds later, when this part is written again, everyone
-            // has passed the barrier of the round between.
+            // One barrier per round is enough: part[parity] is written again two rounds later,
+            // after the barrier of the round between.
             if (lane == 0) part[parity][warp] = make_float2(d_mean, d_dot);
             __syncthreads();
             d_mean = d_dot = 0;
@@ -466,7 +463,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
                     dx.x[j] += (dnorm - d_mean - norm[j] * d_dot) * r;
                 }
                 int4 bits = narrow<X>(dx);
-                forget(&bits);  // else nvcc rounds each twice, in a pair and alone
+                forget(&bits);  // else nvcc rounds each number twice, in a pair and alone
                 store_bits((X *)from(2, n, k), bits);
                 fetch(n + teams, k);
                 dx = widen<X>(bits);
@@ -493,8 +490,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
         }
 }
 
-// Returns the number of rows that a block of layernorm_backward takes: its partial sums are few
-// against the bytes that it reads.
+// Returns how many rows a block of layernorm_backward takes: many, so that partial sums are few.
 static size_t layernorm_backward_rows(size_t N) { return rows_of_block(N, 16, 512); }
 
 // Returns the floats of scratch that layernorm_backward needs for N rows or fewer.
@@ -502,19 +498,19 @@ static size_t layernorm_backward_scratch(size_t N, size_t C) {
     return most_blocks(N, 16, 512) * 3 * C;
 }
 
-// Returns the bytes of shared memory that a block of layernorm_backward asks for; RMS norm, fewer.
-// Its static shared memory is less than 2 KiB.
+// Returns the bytes of dynamic shared memory of a block of layernorm_backward, which are fewer for
+// RMS norm. Its static shared memory is less than 2 KiB.
 template <typename X, bool RMS = false> static size_t layernorm_backward_shared(size_t C) {
     const size_t team = layernorm_team<X>(C), threads = max_size(team, HELD_THREADS);
     return ceil_div(C / Pack<X>::N, team) * LayernormBackward<X, true, RMS>::CELLS * 16 * threads;
 }
 
-// Adds to dinp (the residual stream's gradient runs past this layer and is already there);
-// overwrites dw and db, and dinp_sum (C) with the sums of the columns of dinp as stored: the
-// gradient of the bias of the linear layer whose output's gradient dinp now is. NULL:
-// layernorm_dinp_sum() makes them later. scratch: layernorm_backward_scratch(N, C) floats. Ends the
-// program where C is too large for a block: 16384 channels in bf16 (A100: 13312), 12288 in fp32
-// (10240); 8192 (6144) where a block has 99 KiB of shared memory, see check_device().
+// Adds to dinp, which has the gradient of the residual stream around this layer. Overwrites dw, db
+// and dinp_sum (C), the column sums of dinp as stored: the gradient of a bias, that of the linear
+// layer whose output's gradient is dinp. dinp_sum NULL: layernorm_dinp_sum() makes it later.
+// scratch: layernorm_backward_scratch(N, C) floats. Ends the program if C is too large for a block:
+// above 16384 channels in bf16 (A100: 13312), 12288 in fp32 (10240); on GPUs whose blocks have 99
+// KiB of shared memory above 8192 in bf16, 6144 in fp32 (check_device()).
 template <typename X>
 static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratch, const X *dout,
                                const X *inp, const X *w, const float *mean, const float *rstd,
@@ -531,7 +527,7 @@ static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratc
                                    : layernorm_backward_kernel<X, false, false>;
     if (team > LayernormBackward<X, false, false>::MAX_THREADS)
         fail("backward of layer normalisation: %zu channels are too many", C);
-    index_32(N * C / Pack<X>::N);  // the kernel counts packs so
+    index_32(N * C / Pack<X>::N);  // the kernel counts packs in 32 bits
     if (shared > 47 << 10) LET_SHARED(kernel, shared + 1024);  // its static part included
     LAUNCH(kernel, ceil_div(N, rows), teams * team, shared, stream, dinp, scratch, dout, inp, w,
            mean, rstd, (unsigned)N, (unsigned)C, (unsigned)rows, team);
@@ -541,7 +537,7 @@ static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratc
            to[first + 2], scratch + first * C, ceil_div(N, rows), 3 * C, width, C);
 }
 
-// Sums dinp's columns, from what layernorm_backward() of the same N rows left in scratch.
+// Computes dinp_sum from the sums that layernorm_backward() of the same N rows left in scratch.
 template <typename X>
 static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size_t C,
                                cudaStream_t stream) {
@@ -551,20 +547,19 @@ static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size
 
 // --- rotary positions (Su et al. 2021), and the norm of q and k: as on the CPU ----------------
 //
-// A team of lanes, a power of two, takes a head. Its thread i has run i, i + team, .. of the W
-// channels of each half.
+// A team of lanes (a power of two) takes a head. Each half of a head is cut into runs of W
+// channels; lane i of the team has runs i, i + team, ... of both halves.
 
 enum { HEAD_MOST = 256 };  // channels of a head
 
-// A thread's part of a head: a run of the first half, the run of the second half that is rotated
-// with it, and so on.
+// A lane's part of a head: a run of the first half, the run of the second that rotates with it, ...
 template <int W> struct HeadPart {
     enum { N = W == 1 ? HEAD_MOST / 32 : 2 * W };
     float x[N];
 };
-typedef struct { unsigned i, team, half, end; } HeadLane;  // end: half, or 0: there is no head
+typedef struct { unsigned i, team, half, end; } HeadLane;  // end: half; 0: no head
 
-// For each run k of a part, and the channel `at` of its half at which it begins.
+// Loops over the runs k of a part; `at`: the channel of the half at which the run begins.
 #define FOR_RUNS(k, at) UNROLL for (unsigned k = 0, at = lane.i * W; \
     k < HeadPart<W>::N / W && at < lane.end; k++, at = (lane.i + k / 2 * lane.team) * W)
 
@@ -600,7 +595,7 @@ template <int W> __device__ static inline void rotate_part(HeadPart<W> *part, co
         }
 }
 
-// all: the heads of all rows. sign -1, without a norm: backward.
+// Normalises (NORM) and rotates the heads of q and k; `all`: their number. sign -1: rotates back.
 template <typename X, int W, bool NORM>
 __global__ static void heads_forward_kernel(X *qkv, X *qk, float *qk_rstd, const X *q_norm_w,
                                             const X *k_norm_w, const float *table,
@@ -626,8 +621,9 @@ __global__ static void heads_forward_kernel(X *qkv, X *qk, float *qk_rstd, const
     store_part(y, part, lane);
 }
 
-// With a norm. Even blocks take the heads of q, odd ones those of k, each of a run of rows; the
-// teams of a block take turns. A thread has the same channels of every head, and holds their sums.
+// Computes backward with a norm. A block takes the heads of q (even blocks) or k (odd blocks) in a
+// run of rows; each of its teams takes every `teams`-th head. A lane sums the same channels in
+// each.
 template <typename X, int W>
 __global__ static void __launch_bounds__(BLOCK_THREADS)
 heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, s.HS) */, const X *qk,
@@ -643,7 +639,7 @@ heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, s.HS) */, const X *
     const HeadPart<W> w = load_part<X, W>(is_k ? k_norm_w : q_norm_w, lane);
     HeadPart<W> sum = {};
     for (unsigned first = 0; first < count; first += teams) {
-        const bool active = first + mine < count;  // else: only here for the shuffles
+        const bool active = first + mine < count;  // else: only takes part in shuffles
         const unsigned n = begin + (first + mine) / heads;
         const unsigned h = is_k * s.NH + (first + mine) % heads;
         const unsigned t = !active ? 0 : n % s.T - (begins == NULL ? 0 : (unsigned)begins[n]);
@@ -686,8 +682,9 @@ template <typename X> static unsigned head_team(size_t HS) {
     return team;
 }
 
-// Does as on the CPU: overwrites q and k in qkv, and with a norm copies them to qk before. HS must
-// be even; ends the program where it exceeds HEAD_MOST. sign -1 rotates back (heads_backward()).
+// Overwrites q and k in qkv, normalised (if q_norm_w is not NULL) and rotated. With a norm, first
+// copies q and k to qk, unless that is NULL. HS must be even; ends the program if HS exceeds
+// HEAD_MOST. sign -1 rotates back (heads_backward()).
 template <typename X>
 static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
                           X *qk,           // (B, T, (NH + NKV) HS)
@@ -707,13 +704,13 @@ static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
            q_norm_w, k_norm_w, table, begins, sign, all, s, eps, team);
 }
 
-// Returns the floats of scratch that heads_backward needs for N rows or fewer, if there is a norm.
+// Returns the floats of scratch that heads_backward needs for N rows or fewer, with a norm.
 static size_t heads_backward_scratch(size_t N, size_t HS) {
     return most_blocks(N, 4, 512) * 2 * HS;
 }
 
-// dqkv holds the gradient of what heads_forward() left on entry, and of what it found on return.
-// Overwrites dq_norm_w and dk_norm_w.
+// Replaces in dqkv the gradient of the q and k that heads_forward() wrote by that of the q and k
+// that it read. Overwrites dq_norm_w and dk_norm_w.
 template <typename X>
 static void heads_backward(X *dqkv, X *dq_norm_w, X *dk_norm_w, float *scratch, const X *qk,
                            const float *qk_rstd, const X *q_norm_w, const X *k_norm_w,
@@ -723,7 +720,7 @@ static void heads_backward(X *dqkv, X *dq_norm_w, X *dk_norm_w, float *scratch, 
         heads_forward<X>(dqkv, NULL, NULL, NULL, NULL, table, begins, s, 0, stream, -1);
         return;
     }
-    // blocks are as many for q as for k
+    // q has as many blocks as k
     const size_t N = (size_t)s.B * s.T, rows = rows_of_block(N, 4, 512), blocks = ceil_div(N, rows);
     const auto kernel = head_run<X>(s.HS) > 1 ? heads_backward_kernel<X, Pack<X>::N>
                                               : heads_backward_kernel<X, 1>;
@@ -736,11 +733,11 @@ static void heads_backward(X *dqkv, X *dq_norm_w, X *dk_norm_w, float *scratch, 
 // --- the MLP's non-linearity -----------------------------------------------------------------
 //
 // GELU (Hendrycks & Gimpel 2016, tanh form): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
-// Here with s = (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which costs half of tanh and keeps all
-// digits where tanh is near -1. Its derivative is s + x ds/du du/dx, ds/du = 2 s (1 - s).
+// Computed as x s, s = (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which costs half of tanh and keeps
+// all digits if tanh is near -1. The derivative is s + x ds/du du/dx, ds/du = 2 s (1 - s).
 
-// For 16-bit X the exponential and the reciprocal are approximate, to a few units of fp32's last
-// place: with the exact ones, arithmetic took twice the time of memory.
+// For 16-bit X the exponential and the reciprocal are approximate, with errors of a few units of
+// fp32's last place: with exact ones, arithmetic took twice as long as memory.
 
 #define GELU_SCALE 0.7978845608028654f  // sqrt(2 / pi)
 
@@ -754,14 +751,13 @@ template <typename X> __device__ static inline float gelu_sigmoid(float x) {
     }
 }
 
-// Returns silu(z) = z sigmoid(z), as exact as GELU.
+// Returns the sigmoid in silu(z) = z sigmoid(z), as exact as gelu_sigmoid().
 template <typename X> __device__ static inline float sigmoid(float z) {
     if constexpr (sizeof(X) == 2) return rcp_fast(1.0f + exp2_fast(-LOG2_E * z));
     else return 1.0f / (1.0f + expf(-z));
 }
 
-// With a GATE, each row of inp is the gate, then what it lets through: F channels each. all: the
-// packs of out.
+// With a GATE, a row of inp is F channels of the gate, then F that it multiplies. all: out's packs.
 template <typename X, bool GATE>
 __global__ static void activation_forward_kernel(X *out, const X *inp, unsigned all, unsigned F,
                                                  int activation) {
@@ -795,7 +791,7 @@ __global__ static void gate_backward_kernel(X *d, const X *inp, unsigned all, un
     store_bits(d + at + F, narrow<X>(d_up));
 }
 
-// Computes out (N, F); inp is as wide, or (N, 2F) with a gate. F must be whole packs.
+// Computes out (N, F) from inp (N, F), or (N, 2F) with a gate. F must be whole packs.
 template <typename X>
 static void activation_forward(X *out, const X *inp, size_t N, size_t F, int activation,
                                cudaStream_t stream) {
@@ -805,8 +801,8 @@ static void activation_forward(X *out, const X *inp, size_t N, size_t F, int act
            index_32(N * F / Pack<X>::N), (unsigned)F, activation);
 }
 
-// Multiplies rows begin, begin + BLOCK_WARPS, ... below last of a pack of columns of d (N, width)
-// by the slope at inp, and adds what it stores to sum, in this order.
+// Multiplies a pack of columns of d (N, width), in rows begin, begin + BLOCK_WARPS, ... below last,
+// by the slope at inp; adds the stored products to sum, in this order.
 template <typename X>
 __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X *inp, size_t width,
                                          int activation, size_t begin, size_t last) {
@@ -821,7 +817,7 @@ __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X
         UNROLL for (int k = 0; k < AHEAD; k++) {
             const size_t i = first + k * BLOCK_WARPS;
             if (i >= last) break;
-            const Pack<X> v = as_pack<X>(bits_x[k]);  // by widen(), more registers: a block less
+            const Pack<X> v = as_pack<X>(bits_x[k]);  // widen() takes registers: a block less fits
             Wide<X> g = widen<X>(bits_d[k]);
             for (int j = 0; j < Pack<X>::N; j++) {
                 const float x = to_f32(v.x[j]);
@@ -834,7 +830,7 @@ __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X
                 g.x[j] *= slope;
             }
             bits_d[k] = narrow<X>(g);
-            forget(&bits_d[k]);  // as above
+            forget(&bits_d[k]);  // see layernorm_backward_kernel()
             store_bits(d + i * width, bits_d[k]);
             g = widen<X>(bits_d[k]);
             for (int j = 0; j < Pack<X>::N; j++) sum[j] += g.x[j];
@@ -844,8 +840,8 @@ __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X
 
 // --- bias of a linear layer: db = sum over the rows of dout ----------------------------------
 
-// A block takes `rows` rows of 32 packs of columns, each warp every 8th row. With SLOPES, d is
-// first multiplied by the activation's slope at inp; else it is only read.
+// A block takes `rows` rows of 32 packs of columns, each warp every 8th row. With SLOPES, first
+// multiplies d by the activation's slope at inp.
 template <typename X, bool SLOPES>
 __global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, X *d, const X *inp,
                                             int activation, size_t N, size_t OC, size_t rows,
@@ -863,13 +859,13 @@ __global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, X
     if (threadIdx.x < width && column < OC) partial[split * OC + column] = total;
 }
 
-// Returns how many blocks share a slice's rows, so that all slices have about 2048 blocks.
+// Returns how many blocks share the rows of a slice, so that all slices together have about 2048.
 static size_t bias_backward_splits(size_t OC) {
     const size_t slices = ceil_div(OC, 256);
     return slices < 2048 ? 2048 / slices : 1;
 }
 
-// Returns the floats of scratch that both need for N rows or fewer; a larger OC may need less.
+// Returns the floats of scratch of column_sums() for N rows or fewer; a larger OC may need less.
 static size_t bias_backward_scratch(size_t N, size_t OC) {
     return most_blocks(N, 64, bias_backward_splits(OC)) * OC;
 }
@@ -894,8 +890,8 @@ static void bias_backward(X *db, float *scratch, const X *dout, size_t N, size_t
     column_sums<X, false>(db, scratch, (X *)dout, NULL, 0, N, OC, stream);
 }
 
-// d, as wide as inp, holds dout on entry, in the first F columns, and dinp on return; then db is
-// that of bias_backward(), or NULL. F must be whole packs.
+// Replaces dout in the first F columns of d, which is as wide as inp, by dinp in all columns. Then
+// overwrites db by the column sums of d, unless it is NULL. F must be whole packs.
 template <typename X>
 static void activation_backward(X *d, X *db, float *scratch, const X *inp, size_t N, size_t F,
                                 int activation, cudaStream_t stream) {
@@ -916,11 +912,10 @@ static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X
     gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, (X *)b, false, stream);
 }
 
-// Overwrites both gradients, or adds to dw, which is in fp32 then; the rows of dinp (N, C) are
-// `pitch` apart. db, if there is one: the sums of dout's columns, in the epilogue of dw's product
-// or by bias_backward(). (A kernel of ours that writes dout makes them in passing.) fc, if inp is
-// GELU of it: its slopes are multiplied into dinp in the epilogue, which returns true, or false
-// where activation_backward() has to.
+// Overwrites dinp and dw, or (`adds`) adds to dw, which then is fp32. The rows of dinp (N, C) are
+// `pitch` apart. db, if not NULL: overwritten by the column sums of dout, in the epilogue of dw's
+// product or by bias_backward(). fc, if not NULL: inp is GELU of fc. Then the epilogue multiplies
+// dinp by GELU's slopes and the function returns true, unless activation_backward() has to do it.
 template <typename X, typename D>
 static bool matmul_backward(Matmul *lt, X *dinp, size_t pitch, D *dw, const X *dout, const X *inp,
                             const X *w, size_t N, size_t C, size_t OC, cudaStream_t stream,
@@ -942,13 +937,13 @@ static bool matmul_backward(Matmul *lt, X *dinp, size_t pitch, D *dw, const X *d
 //
 // losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. If grad_scale is not 0, the logits
 // are overwritten by their gradient, grad_scale (softmax - onehot(target)), and the padding,
-// columns V to Vp, which counts for nothing, by 0. A row whose target is -1 is not trained: its
-// loss and its gradient are 0.
+// columns V to Vp, by 0. The padding counts for nothing. A row whose target is -1 is not trained:
+// its loss and gradient are 0.
 
-// A block takes one row: once for the maximum and the sum, which each thread rescales whenever its
-// maximum grows, and a second time to write the gradient. exp(x - max) is 2^(x LOG2_E - bias): one
-// multiply-add and one instruction (attention.cuh). KEEPS: for the second time, each thread has its
-// packs in shared memory, and the row is read once.
+// A block takes one row, and walks over it twice: for the maximum and the sum, which each thread
+// rescales whenever its maximum grows; then to write the gradient. exp(x - max) is computed as 2^(x
+// LOG2_E - bias): one multiply-add and one instruction. KEEPS: each thread keeps its packs in
+// shared memory for the second walk, so that the row is read once.
 template <typename X, bool KEEPS>
 __global__ static void __launch_bounds__(1024)
 crossentropy_kernel(float *losses, X *logits, const int32_t *targets, float grad_scale, unsigned V,
@@ -964,15 +959,15 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets, float grad
         for (unsigned v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) store_pack(z + v, zero);
         return;
     }
-    const float target_logit = to_f32(z[target]);  // read by all before the first barrier
-    float max = -1e38f, sum = 0;  // finite, also times LOG2_E: infinity - infinity is NaN
+    const float target_logit = to_f32(z[target]);  // all threads read it before the first barrier
+    float max = -1e38f, sum = 0;  // finite, even times LOG2_E: infinity - infinity is NaN
     #pragma unroll 4
     for (unsigned v = threadIdx.x * Pack<X>::N; v < (KEEPS ? Vp : V); v += stride) {
         const int4 bits = load_bits(z + v);
         if (KEEPS) kept[v / Pack<X>::N] = bits;
         Wide<X> x = widen<X>(bits);
         float top = max;
-        if (v + Pack<X>::N > V)  // the last pack of the row holds columns that do not count
+        if (v + Pack<X>::N > V)  // the last pack has columns of the padding
             for (int j = 0; j < Pack<X>::N; j++) x.x[j] = v + j < V ? x.x[j] : -INFINITY;
         for (int j = 0; j < Pack<X>::N; j++) top = fmaxf(top, x.x[j]);
         sum *= exp2_fast((max - top) * LOG2_E);
@@ -996,12 +991,12 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets, float grad
     }
 }
 
-// Returns whether two blocks with so much shared memory fit a multiprocessor, with what they have
-// without asking, less than 1 KiB, and the 1 KiB that CUDA takes for each.
+// Do two blocks with so much dynamic shared memory fit a multiprocessor? Each also has less than 1
+// KiB of static memory, and CUDA takes 1 KiB.
 static bool two_blocks_fit(size_t shared) { return 2 * (shared + 2048) <= multiprocessor_shared(); }
 
-// losses (N), logits (N, Vp), targets (N); Vp must be whole packs. A row is read once if shared
-// memory can keep it and `twice` is not set; else it is read twice, with the same bits.
+// Computes losses (N) of logits (N, Vp) and targets (N). Vp must be whole packs. A row is read once
+// if shared memory can keep it; else, or if `twice` (tests), twice, with the same bits.
 template <typename X>
 static void crossentropy(float *losses, X *logits, const int32_t *targets, float grad_scale,
                          size_t N, size_t V, size_t Vp, cudaStream_t stream, bool twice = false) {
@@ -1023,7 +1018,7 @@ __global__ static void loss_accumulate_kernel(double *total, const float *losses
     if (threadIdx.x == 0) *total = (first ? 0 : *total) + sum * scale;
 }
 
-// Computes *total (+)= scale * sum of losses (N), in double; `first` overwrites.
+// Adds scale * (sum of losses (N)), in double, to *total; `first`: overwrites *total.
 static void loss_accumulate(double *total, const float *losses, size_t N, double scale, bool first,
                             cudaStream_t stream) {
     LAUNCH(loss_accumulate_kernel, 1, 1024, 0, stream, total, losses, N, scale, first);
@@ -1031,10 +1026,9 @@ static void loss_accumulate(double *total, const float *losses, size_t N, double
 
 // --- sums of two tensors, element by element ---------------------------------------------------
 //
-// Residual branches, and gradients of several micro-batches, are added. n must be a multiple of 8
-// elements.
+// For residual branches, and gradients of several micro-batches. n must be a multiple of 8.
 
-// Computes out = in, or out += in: in fp32, rounded once.
+// Computes out = in, or (ADDS) out += in: in fp32, rounded once.
 template <typename O, typename I, bool ADDS>
 __global__ static void add_kernel(O *out, const I *in, size_t n) {
     enum { N = 16 / (sizeof(O) < sizeof(I) ? sizeof(O) : sizeof(I)) };
@@ -1053,14 +1047,14 @@ __global__ static void add_kernel(O *out, const I *in, size_t n) {
     }
 }
 
-// Computes out += inp. Its backward is the identity into both branches.
+// Computes out += inp. In backward, both summands have the gradient of the sum.
 template <typename X>
 static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream) {
     const auto kernel = add_kernel<X, X, true>;
     LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, inp, n);
 }
 
-// Computes out = in, rounded to X: the one rounding of a gradient that was summed in fp32.
+// Computes out = in, rounded to X: the only rounding of a gradient that was summed in fp32.
 template <typename X>
 static void round_gradient(X *out, const float *in, size_t n, cudaStream_t stream) {
     GPU_TAKES(stream, (sizeof(float) + sizeof(X)) * n, gpu_bytes);
@@ -1068,7 +1062,7 @@ static void round_gradient(X *out, const float *in, size_t n, cudaStream_t strea
     LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, in, n);
 }
 
-// Computes acc (+)= g, in fp32, never rounded to X; the first micro-batch overwrites.
+// Computes acc += g, in fp32; first: acc = g.
 template <typename X>
 static void accumulate_gradient(float *acc, const X *g, size_t n, bool first,
                                 cudaStream_t stream) {

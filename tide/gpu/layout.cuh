@@ -1,5 +1,5 @@
-// layout.cuh: the memory of a model on the GPU. A choice (offload.h) decides where pieces and
-// segments are; one list names every buffer, and the plan of memory is that list.
+// layout.cuh: the memory of a model on the GPU. A choice (OffloadChoice) decides where pieces and
+// segments are stored. One list names every buffer, and the plan of memory is that list.
 //   gpt2_place(), zo_place()               place pieces, segments and rooms by g->choice
 //   gpt2_buffers()                         lists every buffer; gpt2_bytes(): their sum
 //   gpt2_take(), gpt2_settle()             take a choice; settle each "auto" in it
@@ -11,10 +11,9 @@
 #include "weights.cuh"
 #include "zenflow.cuh"
 #include "zo.cuh"
-#include <assert.h>
 
-// Places gradients that wait for the update over the activations of their layer, which nothing
-// reads any more by then, as many as fit; the others are side by side in g->waiting.
+// Places gradients that wait for the update over the activations of their own layer, as many as
+// fit: nothing reads the activations any more. The other gradients are side by side in g->waiting.
 static void gradients_over_acts(GPT2 *g) {
     Pieces *list = &g->pieces;
     const size_t stride = acts_place(g).stride;
@@ -35,9 +34,9 @@ static void gradients_over_acts(GPT2 *g) {
     }
 }
 
-// Places each segment's weights, and its gradient: in a room of its own if it waits there for the
-// update, else in one that the layers use in turn. Places the rooms for visitors and for landings,
-// and counts the weights that the host stores.
+// Places each segment's weights, and its gradient: in a room of its own if the gradient waits there
+// for the update, else in a room that layers use in turn. Sizes the slots and the landings, and
+// counts the weights that the host stores.
 static void rooms_place(GPT2 *g) {
     const Pieces *list = &g->pieces;
     const int tail = g->segments - 1, L = tail - 1;
@@ -70,15 +69,15 @@ static void rooms_place(GPT2 *g) {
         if (p->kind != PIECE_HOST && !late && !visits) continue;
         p->weights_at = g->weights_on_host;
         g->weights_on_host += p->length;
-        if (streams && late) g->weights_on_host += p->length;  // the newest, and those in use
+        if (streams && late) g->weights_on_host += p->length;  // newest weights, and weights in use
     }
     g->slots = Rooms{.count = rooms_of(g->choice.slots, LEAST_SLOTS, list->visits),
                      .bytes = list->longest_visit
                             * (g->piece_bytes[PIECE_VISIT] + weights + grad)};
 }
 
-// Sets where gradients wait on the host: each piece has a place of its own. But if the update
-// begins in backward, the layers use HOST_ROOMS rooms in turn; embeddings and tail have one each.
+// Sets where gradients wait on the host. Each piece has memory of its own. But if updates begin in
+// backward, the layers use HOST_ROOMS rooms in turn, and embeddings and tail have one each.
 enum { HOST_ROOMS = 3 };
 static void host_rooms_place(GPT2 *g) {
     const int tail = g->segments - 1;
@@ -103,7 +102,7 @@ static void host_rooms_place(GPT2 *g) {
 }
 
 // Cuts the parameters that this process updates into segments and pieces, as g->choice says, and
-// places each of them (train_gpt2.cu explains the words).
+// places them in memory (train_gpt2.cu explains the words).
 static void gpt2_place(GPT2 *g) {
     const GPT2Table *t = &g->table;
     const int stage = zero_stage(g->zero);
@@ -152,8 +151,8 @@ static void gpt2_place(GPT2 *g) {
     host_rooms_place(g);
 }
 
-// Places a model of zeroth order, with `residents` layers on the GPU and the others on the host.
-// Residents are spread evenly: work on each overlaps with the copy of the next visitor.
+// Places a model for zeroth-order training, with `residents` layers on the GPU and the others on
+// the host. Layers on the GPU are spread evenly: while one computes, the next visitor is copied.
 static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     Zo *zo = g->zo;
     const GPT2Table *t = &g->table;
@@ -185,26 +184,24 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
         zo->group_at[k] = t->tensors[first[k]].offset - t->tensors[t->first_layer].offset;
         if (zo->group[k].length > zo->scratch) zo->scratch = zo->group[k].length;
     }
-    // A chunk of the vocabulary: as many tokens as the scratch has room for, and 512 at least.
+    // A chunk of the vocabulary: as many tokens as scratch has room for, but from 512 to 8192.
     zo->chunk = max_size(zo->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS, 512);
     zo->chunk = min_size(min_size(zo->chunk, 8192), g->config.vocab_padded);
     zo->scratch = max_size(zo->scratch, round_up(zo->chunk * C, ALIGN_ELEMENTS));
 }
 
-// Returns the floats that backward's sums over rows take.
+// Returns how many floats of scratch backward's sums over rows take.
 static size_t sums_scratch(const GPT2Config *c, size_t N) {
-    const size_t sums[] = {layernorm_backward_scratch(N, c->channels),
-                           c->qk_norm ? heads_backward_scratch(N, config_head(c)) : 0,
-                           bias_backward_scratch(N, config_qkv(c)),
-                           bias_backward_scratch(N, config_mlp(c))};
-    size_t most = 0;
-    for (size_t n : sums) most = n > most ? n : most;
-    return most;
+    const size_t norms = layernorm_backward_scratch(N, c->channels);
+    const size_t heads = c->qk_norm ? heads_backward_scratch(N, config_head(c)) : 0;
+    const size_t biases = max_size(bias_backward_scratch(N, config_qkv(c)),
+                                   bias_backward_scratch(N, config_mlp(c)));
+    return max_size(norms, max_size(heads, biases));
 }
 
-// Lists every buffer of the memory plan, on the GPU for max_B x max_T, and on the host. Arenas
-// begin as zeros, because of the gaps between tensors. Other buffers begin with any bytes: the
-// emulated GPU fills them with NaN.
+// Lists every buffer, on the GPU and on the host, for batches of max_B x max_T. Arenas (ZERO) begin
+// as zeros, because no kernel writes the gaps between tensors. Other buffers (ANY) begin with any
+// bytes; the emulated GPU fills them with NaN.
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, A = config_att(&g->config), N = g->max_B * g->max_T;
     const size_t wide = config_wide(&g->config), X_ = sizeof(floatX), f32 = sizeof(float);
@@ -260,7 +257,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
                g->landings.memory);
         if (g->zen != NULL) n = zen_buffers(g, list, n);
     }
-    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};  // matmul_open()'s
+    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};  // made by matmul_open()
     return n;
 }
 
@@ -269,23 +266,22 @@ static size_t gpt2_bytes(GPT2 *g, bool host) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     size_t total = 0, unit = host ? 4096 : 256;
-    assert(n <= MAX_BUFFERS);
     for (int i = 0; i < n; i++)
         if ((list[i].kind == BUFFER_HOST) == host) total += round_up(list[i].bytes, unit);
     return total;
 }
 
-// Takes a choice, and places everything by it; allocates nothing.
+// Makes *c the choice, and places everything by it; allocates nothing.
 static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
     g->choice = *c;
-    if (g->zen != NULL) {  // sums on the host: of two, one
+    if (g->zen != NULL) {  // with sums on the host: one, not two
         zen_settle_sums(g->zen, c->sum_on_host);
         g->choice.sum_on_host = false;
     }
     gpt2_place(g);
 }
 
-// Implements OffloadNeeds of plan.h: the memory that choice c needs. Side effect: the model is
+// Implements OffloadNeeds of plan.h: computes the memory that choice c needs, and leaves the model
 // placed by c. With --weights host, the weights of at least one layer must be on the host.
 static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t *host) {
     GPT2 *g = (GPT2 *)model;
@@ -295,15 +291,14 @@ static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t 
 }
 
 static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
-    const OffloadMemory m = {gpt2_needs, g, min_size(gpu, SIZE_MAX - 1), host,
-                             !g->training ? (int)RECOMPUTE_NONE
-                             : g->choice.inputs_leave ? (int)RECOMPUTE_BLOCK : recompute,
-                             g->accumulating || g->zen != NULL, g->weights,
-                             (int)g->config.layers, g->least, zero_stage(g->zero) == 3};
-    return m;
+    return OffloadMemory{gpt2_needs, g, min_size(gpu, SIZE_MAX - 1), host,
+                         !g->training ? (int)RECOMPUTE_NONE
+                         : g->choice.inputs_leave ? (int)RECOMPUTE_BLOCK : recompute,
+                         g->accumulating || g->zen != NULL, g->weights, (int)g->config.layers,
+                         g->least, zero_stage(g->zero) == 3};
 }
 
-// Settles each "auto" in g->choice, whose mode is given.
+// Replaces each "auto" in g->choice, whose mode is given. Returns whether the result fits.
 static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
     OffloadChoice c = g->choice;
     const bool fits = choice_settle(m, &c);
@@ -372,7 +367,7 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
 
 // Makes the streams, and the events that order their work.
 static void streams_make(GPT2 *g) {
-    // Short kernels that other streams wait for are urgent: blocks of products fill the GPU.
+    // Short kernels that other streams wait for are urgent: else blocks of products delay them.
     g->compute = stream_make("compute", false);
     g->sums = stream_make("sums", true);
     g->out = stream_make("out", false);
@@ -401,13 +396,13 @@ static void gpt2_allocate(GPT2 *g) {
         host_queue_open(&g->host, g->host_threads);
     owner_begin(&g->owner);
     for (const Buffer *b = list; b < list + buffers; b++) {
-        if (b->pointer == NULL) continue;  // memory that is somebody else's
+        if (b->pointer == NULL) continue;  // other code allocates it
         void *p = b->kind == BUFFER_HOST ? host_alloc(&g->host, b->bytes, b->purpose)
                                          : gpu_alloc(b->bytes, b->purpose);
         if (b->kind == BUFFER_ZERO && rehearsal == NULL) CUDA(cudaMemset(p, 0, b->bytes));
         buffer_set(b, p);
     }
-    if (!g->training && g->state_bytes[PIECE_RESIDENT][0] > 0)  // only to load from, and to save
+    if (!g->training && g->state_bytes[PIECE_RESIDENT][0] > 0)  // for loading and saving alone
         g->state[0] = owner_add(free, ALLOC(uint16_t, g->table.elements, "parameters"));
     streams_make(g);
     for (size_t i = 0; i < STAGINGS; i++) {
@@ -436,7 +431,7 @@ static void gpt2_allocate(GPT2 *g) {
     if (g->zo != NULL) zo_allocate(g);
     owner_end();
     rope_upload(g);
-    device_sync();  // the zeros are there before any stream begins
+    device_sync();  // no stream begins before all zeros are written
 }
 
 // Frees what gpt2_allocate() has made.
@@ -450,7 +445,7 @@ static void gpt2_release(GPT2 *g) {
 
 static void gpt2_free(GPT2 *g) {
     device_sync();
-    if (g->zero != NULL) zero_free(g->zero);  // the communicator before its stream
+    if (g->zero != NULL) zero_free(g->zero);  // frees the communicator before its stream
     if (g->zen != NULL) zen_free(g->zen);
     gpt2_release(g);
     free(g->zo);
@@ -465,7 +460,7 @@ static void gpt2_free(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // The state, as checkpoints save and load it
 
-// Waits until all of an update is done, of weights and of state.
+// Waits until the last update is complete, of weights and of state.
 static void gpt2_update_wait(GPT2 *g) {
     if (g->zen != NULL) zen_compute_until(g, SIZE_MAX);
     if (g->zo != NULL) zo_update_weights(g);
@@ -478,8 +473,8 @@ static size_t arena_at(const GPT2 *g, const Piece *p) {
     return seg->own_from + (p->at - seg->own_at);
 }
 
-// Implements RunState.move: copies state between its pieces and w. Masters that are loaded also
-// become the weights in use.
+// Implements RunState.move: copies state between pieces and w. Also loads masters as weights in
+// use.
 static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     const GPT2 *g = (const GPT2 *)owner;
     for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
@@ -493,18 +488,18 @@ static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool
     }
 }
 
-// Returns the state of this process's shards.
+// Describes the state of this process's shards, for checkpoints.
 static RunState gpt2_state(GPT2 *g) {
     return RunState{g->training ? 3 : 1, g->ranges, g->segments,
                     g->zen != NULL ? zen_move : gpt2_move, g, g->moments_bf16, 0};
 }
 
-// Loads the first values: a checkpoint's, or those that --model names.
+// Loads the first values of weights and state: a checkpoint's, or those that --model names.
 static void gpt2_load(GPT2 *g, Run *r) {
     RunState state = gpt2_state(g);
     if (g->zen != NULL && zen_is_saved(r)) state.parts = STATE_PARTS;
     run_load(r, &state);
-    if (g->zen != NULL) {  // an update that was under way is made again from the newest weights
+    if (g->zen != NULL) {  // the checkpoint contains the update that was under way
         r->saves.parts = STATE_PARTS;
         g->zen->queued = g->zen->map.segments;
     }

@@ -1,5 +1,5 @@
-// main.cu: one program of three. train_gpt2.cu is compiled once for each type in which it may store
-// parameters (floatX of gpu.cuh), each with a main() of its own; --precision says which one runs.
+// main.cu: one program of three. train_gpt2.cu is compiled once for each type of parameters (floatX
+// of gpu.cuh), each time with a main() of another name; --precision says which main() runs.
 #include "../run/open.h"
 
 int main_BF16(int argc, char **argv);

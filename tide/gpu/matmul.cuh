@@ -4,12 +4,12 @@
 // Row-major on a column-major library. A row-major matrix (rows, cols) is, byte for byte, the
 // column-major matrix (cols, rows): its transpose. So instead of out = op(A) op(B) the library is
 // asked for out^T = op(B)^T op(A)^T, with the operands swapped, M and N swapped, and each matrix
-// described as the transpose that its bytes already are. Nothing is moved. A bias per column of out
-// is a bias per row of out^T, which is the one that the library can add.
+// described as the transpose that its bytes already are. No element is moved. A bias for each
+// column of out is a bias for each row of out^T, as the library wants it.
 //
 // Bits. The same product must give the same bits in every run and wherever its operands lie:
 //   - the algorithm is the first that the library's heuristic names for a shape, or with --tune the
-//     one that a file names (tune.cuh): nothing is timed but what that file lacks, once.
+//     one in a file (tune.cuh): only products that the file lacks are timed, once.
 //     The heuristic is told of 16-byte alignment even where addresses happen to be multiples of
 //     256, so that moving a tensor cannot change the algorithm;
 //   - there is one workspace of constant size. Two products must not run at the same time: order
@@ -28,7 +28,7 @@
 #include "queue.cuh"
 #include "tune.cuh"
 
-// Every call of cuBLASLt is made by LT().
+// LT() checks each call of cuBLASLt.
 #define LT(call) lt_check((call), #call, __FILE__, __LINE__)
 
 static inline void lt_check(cublasStatus_t e, const char *call, const char *file, int line) {
@@ -36,22 +36,22 @@ static inline void lt_check(cublasStatus_t e, const char *call, const char *file
         fail("cuBLASLt: %s (%d): %s (%s:%d)", cublasLtGetStatusString(e), (int)e, call, file, line);
 }
 
-// The library's names for the storage types.
+// The library's name for each storage type.
 template <typename X> struct MatmulType;
 template <> struct MatmulType<float> { typedef float type; enum { CUDA = CUDA_R_32F }; };
 template <> struct MatmulType<bf16> { typedef bf16 type; enum { CUDA = CUDA_R_16BF }; };
 template <> struct MatmulType<f16> { typedef f16 type; enum { CUDA = CUDA_R_16F }; };
 
-// A product's epilogue has an operand, `extra`. PLAIN ignores it. BIAS adds it (N) to every row.
-// SLOPE multiplies the product by GELU's slope at it (M, N), whose rows are as far apart as the
-// output's. SUMS stores the sums of op(A)'s rows in it (M).
+// The last step of a product, its epilogue, has an operand `extra`. PLAIN: none. BIAS adds extra
+// (N) to each row. SLOPE multiplies the product by GELU's slope at extra (M, N), whose rows have
+// the output's pitch. SUMS stores the sums of op(A)'s rows in extra (M).
 enum { GEMM_PLAIN, GEMM_BIAS, GEMM_SLOPE, GEMM_SUMS };
 
 // The library's description of a shape, and the algorithm for it.
 typedef struct {
     MatmulShape shape;
-    bool none;                // there is no algorithm: the epilogue is a pass of its own
-    bool settled;             // --tune has been asked about it
+    bool none;                // no algorithm has this epilogue: the caller makes it itself
+    bool settled;             // --tune has been looked up for it
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algo;
@@ -64,7 +64,7 @@ typedef struct {
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
     void *workspace;          // MATMUL_WORKSPACE bytes
-    uint32_t alignment;       // bytes: addresses count as multiples of at most this
+    uint32_t alignment;       // the largest alignment that is looked at, in bytes
     size_t made;              // plans so far; the newest MATMUL_PLANS of them are kept
     Tune tune;
     MatmulPlan plans[MATMUL_PLANS];
@@ -75,8 +75,8 @@ static inline void matmul_prefer(const Matmul *lt, cublasLtMatmulPreferenceAttri
     LT(cublasLtMatmulPreferenceSetAttribute(lt->preference, attribute, &value, sizeof value));
 }
 
-// Opens the library on the current device. The workspace is all the device memory that products
-// ever take beyond their operands. Ends the program if there is no room for it.
+// Opens the library on the current device. Products need no other device memory than their operands
+// and the workspace. Ends the program if there is no room for the workspace.
 static inline void matmul_open(Matmul *lt) {
     const uint64_t bytes = MATMUL_WORKSPACE;
     memset(lt, 0, sizeof *lt);
@@ -88,7 +88,7 @@ static inline void matmul_open(Matmul *lt) {
     LT(cublasLtMatmulPreferenceSetAttribute(lt->preference,
            CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
     matmul_prefer(lt, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                  CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);  // or none: no bit, always in
+                  CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);  // "no reduction" is always allowed
 }
 
 static inline void matmul_plan_free(MatmulPlan *p) {
@@ -98,7 +98,7 @@ static inline void matmul_plan_free(MatmulPlan *p) {
     LT(cublasLtMatrixLayoutDestroy(p->out));
 }
 
-// Closes the library. The products must be done: synchronise their stream first.
+// Closes the library. The caller has waited for all products.
 static inline void matmul_close(Matmul *lt) {
     if (lt->handle == NULL) return;
     for (size_t i = 0; i < lt->made && i < MATMUL_PLANS; i++) matmul_plan_free(&lt->plans[i]);
@@ -121,7 +121,7 @@ static inline void matmul_set(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttribu
     LT(cublasLtMatmulDescSetAttribute(op, attribute, value, bytes));
 }
 
-// Lets the epilogue read or write `extra`.
+// Sets the epilogue's operand.
 static inline void matmul_extra(const MatmulPlan *p, const void *extra) {
     if (p->shape.epilogue != GEMM_PLAIN)
         matmul_set(p->op, p->shape.epilogue == GEMM_SLOPE
@@ -129,8 +129,8 @@ static inline void matmul_extra(const MatmulPlan *p, const void *extra) {
                               : CUBLASLT_MATMUL_DESC_BIAS_POINTER, &extra, sizeof extra);
 }
 
-// Describes a shape to the library and asks for an algorithm. Prints that there is none for the
-// epilogue of a gradient; ends the program if there is none for another product.
+// Describes a shape to the library and asks for an algorithm. If there is none, prints so for SLOPE
+// and SUMS, and ends the program for other epilogues.
 static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) {
     const cublasOperation_t op_a = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -139,14 +139,14 @@ static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) 
     const int64_t pitch = (int64_t)s->ldo;
     p->shape = *s;
     p->settled = false;
-    // Swapped, as the top of this file says: the library's A is our b.
+    // The operands are swapped (top of this file): the library's A is our b.
     LT(cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     matmul_set(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
     matmul_set(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
     matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogues[s->epilogue], sizeof *epilogues);
     if (s->epilogue == GEMM_SLOPE)
         matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &pitch, sizeof pitch);
-    // A row-major matrix of `cols` columns: column-major with `cols` rows.
+    // A row-major matrix with `cols` columns is column-major with `cols` rows.
     LT(cublasLtMatrixLayoutCreate(&p->a, (cudaDataType_t)s->type, s->trans_a ? s->M : s->K,
                                   s->trans_a ? s->K : s->M, (int64_t)s->lda));
     LT(cublasLtMatrixLayoutCreate(&p->b, (cudaDataType_t)s->type, s->trans_b ? s->K : s->N,
@@ -178,20 +178,19 @@ static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) 
     p->algo = found.algo;
 }
 
-// Returns the plan for a shape: from the table, or made now and kept, even if there is no
-// algorithm. A training run has some twenty shapes, so after its first step none is searched or
-// created any more.
+// Returns the plan for a shape, from the table or made now, even if there is no algorithm. A
+// training run has some twenty shapes, so the first step makes all plans.
 static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
     for (size_t i = 0; i < lt->made && i < MATMUL_PLANS; i++)
         if (memcmp(&lt->plans[i].shape, s, sizeof *s) == 0) return &lt->plans[i];
     MatmulPlan *p = &lt->plans[lt->made % MATMUL_PLANS];
-    if (lt->made >= MATMUL_PLANS) matmul_plan_free(p);  // full: the oldest goes
+    if (lt->made >= MATMUL_PLANS) matmul_plan_free(p);  // full: replaces the oldest
     matmul_plan(lt, s, p);
     lt->made++;
     return p;
 }
 
-// The library's call.
+// The operands of the library's call.
 typedef struct { const void *a, *b; void *out; cudaStream_t stream; } MatmulOperands;
 
 static inline cublasStatus_t matmul_run(const Matmul *lt, const MatmulPlan *p,
@@ -202,7 +201,7 @@ static inline cublasStatus_t matmul_run(const Matmul *lt, const MatmulPlan *p,
                           x->out, p->out, algo, lt->workspace, MATMUL_WORKSPACE, x->stream);
 }
 
-// Returns the seconds of one product, of n in a row; INFINITY if the library refuses it.
+// Returns the mean seconds of n products in a row; INFINITY if the library refuses one.
 static double matmul_seconds(const Matmul *lt, const MatmulPlan *p,
                              const cublasLtMatmulAlgo_t *algo, const MatmulOperands *x, int n) {
     cudaEvent_t start, end;
@@ -220,8 +219,8 @@ static double matmul_seconds(const Matmul *lt, const MatmulPlan *p,
 }
 
 // Measures the heuristic's algorithms for a plan, in turn, and takes the one with the least median,
-// if that is clearly less than the first one's. `out` has the result of one of them afterwards. The
-// GPU works for a while before the first plan, so that its clocks are those of a busy GPU.
+// if this is at least 1 % less than the first algorithm's. Leaves the result of one of them in
+// `out`. Before the first plan the GPU works for 0.2 s, so that its clocks are those of a busy GPU.
 static void matmul_measure(Matmul *lt, const MatmulPlan *p, const MatmulOperands *x, Tuned *best) {
     enum { CANDIDATES = 16, ROUNDS = 7 };
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
@@ -249,8 +248,8 @@ static void matmul_measure(Matmul *lt, const MatmulPlan *p, const MatmulOperands
     }
 }
 
-// Settles the algorithm of a plan, by --tune. A product that is added to a sum takes the algorithm
-// of the sum's first part, the same product: measuring it would change the sum.
+// Settles the algorithm of a plan by --tune. A product that is added to a sum takes the algorithm
+// of the sum's first part: measuring would add to the sum.
 static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
     Tuned mine = {p->shape, p->algo, 0, 0, 0};
     mine.shape.accumulate = 0;
@@ -277,14 +276,14 @@ static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
 
 // Computes out (M, N) = op(A) (M, K) op(B) (K, N), or out += op(A) op(B) with `accumulate`. A is
 // stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all row-major,
-// lda, ldb, ldo elements from row to row. extra: the epilogue's, as above; NULL: it does nothing.
-// Returns false, having done nothing, if the library has no algorithm with GEMM_SLOPE or GEMM_SUMS
-// for the shape: the caller makes them in a pass of its own. In fp32 the caller always does: the
-// library's tanh is good to 2^-11 there, too (seen on an H200). An epilogue does not go with
-// accumulate, nor does an output of 16 bits: the library rounds the product before it adds (seen
-// with cuBLASLt 13.0 on an H200). O is X, or float for sums that are not to be rounded. Sizes are
-// at least 1; rows of 16-bit types should begin at multiples of 16 bytes (else it is slow, or there
-// is no algorithm, and the program ends saying so). out must overlap no operand.
+// lda, ldb, ldo elements from row to row. extra: the epilogue's operand; NULL: no epilogue. Does
+// nothing and returns false if the library has no algorithm with GEMM_SLOPE or GEMM_SUMS for the
+// shape, and always with these in fp32, where the library's tanh has only 11 good bits (seen on an
+// H200): the caller makes them in a pass of its own. `accumulate` needs an fp32 output and no
+// epilogue: with 16 bits the library rounds the product before it adds (seen with cuBLASLt 13.0 on
+// an H200). O is X, or float for sums that are not to be rounded. Sizes are at least 1. Rows of
+// 16-bit types should begin at multiples of 16 bytes: else products are slow, or the program ends
+// for lack of an algorithm. out must overlap no operand.
 template <typename X, typename O>
 static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                  const X *a, size_t lda, const X *b, size_t ldb, O *out, size_t ldo,

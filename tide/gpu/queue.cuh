@@ -1,9 +1,9 @@
-// queue.cuh: streams, events, and work for streams. The GPU runs it; a rehearsal (rehearsal.h) only
-// writes it down. The training step makes these calls and no others of CUDA.
+// queue.cuh: streams, events, and work for streams. The GPU runs the work; a rehearsal
+// (rehearsal.h) only writes it down. The training step uses CUDA through these functions alone.
 //
 //   stream_make(), event_make(), events_make(), stream_free(), event_free()
 //   stream_wait(), event_record()                    order the work of two streams
-//   event_wait(), stream_sync(), device_sync()       let the host wait
+//   event_wait(), stream_sync(), device_sync()       make the host wait
 //   device_seconds()                                 the time between two timing events
 //   LAUNCH(), stream_copy(), stream_zero()           queue work for the GPU and the link
 //   tell_host()                                      copies a few numbers, past the link's queue
@@ -19,7 +19,7 @@
 #include "../plan/rehearsal.h"
 
 // ---------------------------------------------------------------------------------------------
-// Owners: owner_free() frees all that is made between owner_begin() and owner_end()
+// Owners: owner_free() frees all that was made between owner_begin() and owner_end()
 
 typedef struct { void (*free)(void *p); void *p; } Owned;
 typedef struct { Owned *list; int count; } Owner;
@@ -46,7 +46,7 @@ static void owner_free(Owner *o) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Memory. To free the GPU's waits for all work of all streams.
+// Memory. Freeing memory of the GPU waits for all work of all streams.
 
 static void device_sync(void) {
     if (rehearsal == NULL) CUDA(cudaDeviceSynchronize());
@@ -85,8 +85,8 @@ static void *gpu_alloc(size_t bytes, const char *what) {
     return owner_add(gpu_free, p);
 }
 
-// Ends the run if page-locked memory for `what` is refused. Other errors are those of work that was
-// queued before.
+// Ends the run if e says that page-locked memory for `what` is refused. All other errors belong to
+// work that was queued before.
 static void pinned_check(cudaError_t e, size_t bytes, const char *what) {
     const MachineText system = machine_text("/proc/sys/kernel/osrelease", "");
     const char *limit = "`dmesg` may say why";
@@ -99,8 +99,8 @@ static void pinned_check(cudaError_t e, size_t bytes, const char *what) {
     CUDA(e);
 }
 
-// Returns zeroed page-locked host memory, without which copies to and from the GPU are not
-// asynchronous. A rehearsal has it, too: the host itself reads and writes it.
+// Returns zeroed host memory that is page-locked, so that copies to and from the GPU are
+// asynchronous. A rehearsal allocates it, too, because the host reads and writes it.
 static void *pinned_alloc(size_t bytes, const char *what) {
     void *p = NULL;
     if (rehearsal != NULL) return owner_add(pinned_free, alloc_or_fail(bytes, 1, what));
@@ -123,8 +123,8 @@ static void event_free(void *event) {
     if (rehearsal == NULL) CUDA(cudaEventDestroy((cudaEvent_t)event));
 }
 
-// Makes a stream. urgent: its kernels are the first to get room on the GPU, for short kernels that
-// other streams wait for (copies have no such order). name: in reports of the emulated GPU.
+// Makes a stream. urgent: its kernels get room on the GPU first, for short kernels that other
+// streams wait for (copies have no such order). name: for reports of the emulated GPU.
 static cudaStream_t stream_make(const char *name, bool urgent) {
     int lowest, highest;
     cudaStream_t stream;
@@ -144,26 +144,25 @@ static void event_make(cudaEvent_t *event, bool sleeps) {
     owner_add(event_free, *event);
 }
 
-// Makes n events.
 static cudaEvent_t *events_make(size_t n) {
     cudaEvent_t *events = (cudaEvent_t *)owner_add(free, ALLOC(cudaEvent_t, n, "events"));
     for (size_t i = 0; i < n; i++) event_make(&events[i], false);
     return events;
 }
 
-// Makes all work that is queued in the stream from now on wait for the event, as last recorded.
+// Makes all work that is queued in the stream from now on wait for the newest record of the event.
 static void stream_wait(cudaStream_t stream, cudaEvent_t event) {
     if (rehearsal != NULL) rehearse_wait(stream_number(stream), event_number(event));
     else CUDA(cudaStreamWaitEvent(stream, event, 0));
 }
 
-// Records an event: it is complete once the stream has done all work that is queued so far.
+// Records an event, which is complete once the stream has done all work that is queued so far.
 static void event_record(cudaEvent_t event, cudaStream_t stream) {
     if (rehearsal != NULL) rehearse_record(event_number(event), stream_number(stream));
     else CUDA(cudaEventRecord(event, stream));
 }
 
-// Let the host wait: for an event, for all work of a stream, or, device_sync(), of all streams.
+// Make the host wait for an event, or for all work of a stream (device_sync(): of all streams).
 static void event_wait(cudaEvent_t event) {
     if (rehearsal != NULL) rehearse_wait(THE_HOST, event_number(event));
     else CUDA(cudaEventSynchronize(event));
@@ -193,7 +192,7 @@ static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
         CUDA(cudaGetLastError()); \
     } while (0)
 
-// Allows a kernel more shared memory than the 48 KiB that each kernel may use.
+// Allows a kernel `bytes` of shared memory, more than the 48 KiB that every kernel may use.
 #define LET_SHARED(kernel, bytes) \
     do { \
         if (rehearsal == NULL) \
@@ -201,8 +200,8 @@ static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
                                       (int)(bytes))); \
     } while (0)
 
-// Says how long the work that is queued here takes in a rehearsal: `amount` at a rate of rates.h,
-// as in GPU_TAKES(stream, 2 * M * N * K, gpu_flops).
+// Says how long the next work takes in a rehearsal: `amount` divided by a rate of rates.h, as in
+// GPU_TAKES(stream, 2 * M * N * K, gpu_flops).
 #define GPU_TAKES(stream, amount, rate) \
     do { \
         if (rehearsal != NULL) \
@@ -214,10 +213,10 @@ static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
     } while (0)
 
 // The driver locks less than 512 GiB in a call. So host_alloc() locks memory in parts, which begin
-// at multiples of this, and no copy may cross their borders. Tests make it smaller.
+// at multiples of host_part, and no copy may cross a part's border. Tests make parts smaller.
 static size_t host_part = (size_t)256 << 30;
 
-// Returns how many of the `bytes` at p, from p + at on, are left before the next border.
+// Returns how many of the `bytes` bytes at p are left from p + at to the next border or the end.
 static size_t part_at(const void *p, size_t at, size_t bytes) {
     return min_size(bytes - at, host_part - ((uintptr_t)p + at) % host_part);
 }
@@ -242,8 +241,8 @@ __global__ static void tell_host_kernel(double *host, const double *from, size_t
     host[blockIdx.x * blockDim.x + threadIdx.x] = from[blockIdx.x * stride + threadIdx.x];
 }
 
-// Lets a kernel write a few numbers, `rows` times `n` that are `stride` apart, to page-locked
-// memory of the host. A copy would wait for the copies of gradients that other streams have queued.
+// Lets a kernel write `rows` rows of n numbers, which begin `stride` apart, to page-locked memory
+// of the host. A copy would wait for the copies of gradients that other streams have queued.
 static inline void tell_host(double *host, const double *from, unsigned rows, size_t stride,
                              unsigned n, cudaStream_t stream) {
     LAUNCH(tell_host_kernel, rows, n, 0, stream, host, from, stride);

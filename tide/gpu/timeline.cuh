@@ -1,6 +1,6 @@
-// timeline.cuh: records when each stream did what. A span is two timing events, recorded in the
-// stream that does its work, and read a step later, when they are complete for long: no thread
-// waits for a measurement, and no work is ordered by one. The results are the counters of a step
+// timeline.cuh: records what each stream did, and when. A span is two timing events, recorded in
+// the stream that does the work. They are read a step later, when both are complete: no thread
+// waits for a measurement, and no measurement orders work. The results are the counters of a step
 // and, with a file, the trace (trace.h).
 //   timeline_open(), timeline_step(), timeline_close()   a run, its steps
 //   timeline_begin(), timeline_end()                     a span
@@ -14,26 +14,26 @@
 typedef struct {
     TraceSpan span;
     cudaEvent_t begin, end;
-    bool ended;               // or it is no span yet
-    bool between;             // of no step
+    bool ended;               // timeline_end() has recorded `end`
+    bool between;             // it belongs to no step
 } TimelineSlot;
 
 typedef struct { size_t step; int count, made; TimelineSlot *slot; } TimelineHalf;
 
-// A zeroed timeline is closed, and every function here does nothing with it.
+// A zeroed timeline is closed: every function of this file does nothing with it.
 typedef struct Timeline {
     bool between;             // spans that begin now are of an evaluation or a sample: they are
                               // traced, but not counted
-    TimelineStep done;        // counters of the newest step that was read
+    TimelineStep done;        // counters of the newest step whose spans were read
     TraceFile trace;          // trace.file NULL: counters only
-    TimelineHalf half[2];     // one records a step, one holds the step before
-    int now;                  // which one records
+    TimelineHalf half[2];     // one is for this step, one has the step before
+    int now;                  // the half for this step
     int doing;                // the compute stream's open span, or -1
-    cudaEvent_t base;         // a complete event (NULL: it is closed), and
-    double base_at;           // its time in seconds since opening
+    cudaEvent_t base;         // a complete event; NULL: the timeline is closed
+    double base_at;           // the time of `base` in seconds since opening
 } Timeline;
 
-// Opens a timeline on the current GPU. file: of the trace, or NULL. Dies if it cannot be made.
+// Opens a timeline on the current GPU. file: the trace's, or NULL. Dies if the file cannot be made.
 static void timeline_open(Timeline *t, const char *file) {
     Error err;
     memset(t, 0, sizeof *t);
@@ -61,15 +61,14 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
         CUDA(cudaEventCreate(&h->slot[h->made++].end));
     }
     TimelineSlot *slot = &h->slot[h->count];
-    const TraceSpan span = {0, 0, row, name, number, bytes};
-    slot->span = span;
+    slot->span = TraceSpan{0, 0, row, name, number, bytes};
     slot->ended = false;
     slot->between = t->between;
     CUDA(cudaEventRecord(slot->begin, s));
     return 2 * h->count++ + t->now;
 }
 
-// Ends a span, at the latest before the next timeline_step() but one.
+// Ends a span: in this step or the next one, before the second timeline_step() from now.
 static void timeline_end(Timeline *t, int span, cudaStream_t s) {
     if (rehearsal != NULL) rehearse_span_end(stream_number(s));
     if (span < 0 || rehearsal != NULL) return;
@@ -77,7 +76,7 @@ static void timeline_end(Timeline *t, int span, cudaStream_t s) {
     timeline_slot(t, span)->ended = true;
 }
 
-// Says what the compute stream does from now on; NULL: nothing. bytes: as in trace.h.
+// Ends the compute stream's open span and begins the next one; name NULL: none. bytes: see trace.h.
 static void timeline_compute(Timeline *t, const char *name, size_t number, size_t bytes,
                              cudaStream_t compute) {
     if (rehearsal != NULL)
@@ -100,13 +99,13 @@ static double timeline_seconds(const Timeline *t, cudaEvent_t e) {
 
 static void timeline_read(Timeline *t, TimelineHalf *h) {
     TraceSpan *spans = ALLOC(TraceSpan, (size_t)h->count, "timeline");
-    int n = 0, apart = h->count, kept = 0;  // from apart on: spans of no step
+    int n = 0, apart = h->count, kept = 0;  // spans[apart ..]: of no step
     for (int i = 0; i < h->count; i++) {
         TimelineSlot *slot = &h->slot[i];
         if (!slot->ended) fail("step %zu: the span \"%s\" never ended", h->step, slot->span.name);
-        if (cudaEventQuery(slot->end) == cudaErrorNotReady) {  // it counts for a later step
+        if (cudaEventQuery(slot->end) == cudaErrorNotReady) {  // a later call reads it
             const TimelineSlot later = *slot;
-            (void)cudaGetLastError();  // that it is not ready is no mistake
+            (void)cudaGetLastError();  // clears the error: "not ready" is none
             *slot = h->slot[kept];
             h->slot[kept++] = later;
             continue;
@@ -115,8 +114,8 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
         slot->span.end = timeline_seconds(t, slot->end);
         spans[slot->between ? --apart : n++] = slot->span;
     }
-    // CUDA gives a float of milliseconds: after some minutes from one base for ever, it would no
-    // longer tell microseconds. So this step has the base of the next.
+    // CUDA gives times as floats of milliseconds. Minutes after its base, such a float does not
+    // resolve microseconds. So the base moves: this step's first span is the next base.
     if (kept < h->count) {
         const cudaEvent_t older = t->base;
         t->base = h->slot[kept].begin;
@@ -134,22 +133,22 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
     h->count = kept;
 }
 
-// Begins a step, once in each. Reads the spans that were recorded before the last call, if they are
-// complete: t->done then has the counters of the step before the one that has just ended, and the
-// file has its rows. If the file cannot be written, prints that, and goes on without it.
+// Begins a step; called once per step. Reads the spans of the step before the last one, if they are
+// complete: t->done gets their counters, and the file their rows. If the file cannot be written,
+// prints an error and goes on without it.
 static void timeline_step(Timeline *t, size_t step) {
     Error err;
     if (t->base == NULL) return;
     t->now = 1 - t->now;
     timeline_read(t, &t->half[t->now]);
     t->half[t->now].step = step;
-    if (t->trace.file != NULL && !trace_flush(&t->trace, &err)) {  // the run is worth more
+    if (t->trace.file != NULL && !trace_flush(&t->trace, &err)) {  // training goes on
         fprintf(stderr, "tide: %s: the trace ends with step %zu\n", err.text, t->done.step);
         (void)trace_close(&t->trace, &err);
     }
 }
 
-// Writes what was busy how long in the newest step that was read, as members of a JSON object.
+// Writes how long GPU, CPU and link were busy in the newest step that was read, as JSON members.
 static void timeline_log(const Timeline *t, char *json, size_t n) {
     const double *s = t->done.busy;
     snprintf(json, n, ",\"gpu_busy_ms\":%.6g,\"cpu_busy_ms\":%.6g,\"h2d_busy_ms\":%.6g,"
@@ -157,7 +156,7 @@ static void timeline_log(const Timeline *t, char *json, size_t n) {
              1e3 * s[USES_D2H]);
 }
 
-// Reads all other spans, ends the file and frees memory; t->done has the last step's counters.
+// Reads the last spans, ends the file, frees memory. t->done gets the last step's counters.
 static void timeline_close(Timeline *t) {
     Error err;
     if (t->base == NULL) return;

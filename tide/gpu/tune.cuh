@@ -1,39 +1,39 @@
-// tune.cuh: a file (--tune) with the algorithm of each matrix product, so that an algorithm that
-// was measured once is used by all later runs, which then have the same bits.
+// tune.cuh: a file (--tune) with the algorithm of each matrix product. All later runs use an
+// algorithm that was measured once, so they compute the same bits.
 //   tune_open()   reads FILE, if it exists and is of this device
 //   tune_find()   finds the algorithm of a shape
 //   tune_add()    adds one, and writes the file anew
 //   tune_print()  prints what is new
-// matmul.cuh measures. An algorithm is 64 bytes that only the library reads; they may be kept in a
-// file and used by the same version of it (cuBLAS documentation, cublasLtMatmulAlgo_t). So the file
-// names the device and the library, and is of no use to others.
+// matmul.cuh measures. An algorithm is 64 bytes that only the library understands; a file may keep
+// them for the same version of the library (cuBLAS documentation, cublasLtMatmulAlgo_t). So the
+// file names the device and the library, and runs with others do not use it.
 #ifndef TIDE_TUNE_CUH
 #define TIDE_TUNE_CUH
 #include "gpu.cuh"
 #include <cublasLt.h>
 
-// All that an algorithm may depend on. Compared byte by byte: clear it first.
+// All that an algorithm may depend on. Shapes are compared byte by byte: clear one, then fill it.
 typedef struct {
     size_t M, N, K, lda, ldb, ldo;
     int trans_a, trans_b, type, out_type, epilogue, accumulate;
-    uint32_t align_a, align_b, align_out, align_extra;  // bytes; 0: there is none
+    uint32_t align_a, align_b, align_out, align_extra;  // alignments in bytes; 0: no operand
 } MatmulShape;
 
 typedef struct {
-    MatmulShape shape;           // without accumulate: a sum is made as its first part is
+    MatmulShape shape;           // accumulate is 0: all parts of a sum use one algorithm
     cublasLtMatmulAlgo_t algo;
-    int number;                  // in the heuristic's list, from 0
-    double us, first_us;         // what it takes, and what the first of the list does
+    int number;                  // the algorithm's in the heuristic's list, from 0
+    double us, first_us;         // times of this algorithm and of the first in the list
 } Tuned;
 
 typedef struct {
     const char *file;            // NULL: no --tune
-    bool measures;               // what is not in the file is measured
-    char device[320];            // its first line
+    bool measures;               // products that are not in the file are measured
+    char device[320];            // the file's first line
     Tuned *list;
-    int count, measured;         // entries; those of this run
-    int missing, told;           // products that it lacks; those that were printed
-    uint64_t seal;               // the hash of the file's contents; 0: there are none
+    int count, measured;         // numbers of entries; of entries that this run has added
+    int missing, told;           // products that it lacks; entries and lacks printed so far
+    uint64_t seal;               // the hash of the file's contents; 0: no file
 } Tune;
 
 static const Tuned *tune_find(const Tune *t, const MatmulShape *s) {
@@ -42,7 +42,7 @@ static const Tuned *tune_find(const Tune *t, const MatmulShape *s) {
     return NULL;
 }
 
-// The file's lines: M, N, K, number and times, for people; shape and algorithm as in memory.
+// A line of the file: M, N, K, number and times, for people; then shape and algorithm as in memory.
 enum { TUNE_WORDS = (sizeof(MatmulShape) + sizeof(cublasLtMatmulAlgo_t)) / 8 };
 
 static bool tune_parse(const char *line, Tuned *tuned) {
@@ -88,8 +88,8 @@ static void tune_add(Tune *t, const Tuned *tuned) {
     if (!replace_close(f, t->file, &err)) fail("--tune: %s", err.text);
 }
 
-// Opens the file of --tune, or none (NULL). measures: missing products are measured, and added. A
-// file of another device or library is reported, and not used; a damaged one is refused.
+// Opens the file of --tune; NULL: none. measures: products that the file lacks are measured and
+// added. Reports a file of another device or library, and does not use it; refuses a damaged file.
 static void tune_open(Tune *t, const char *file, bool measures) {
     cudaDeviceProp device;
     int number = 0;
@@ -130,7 +130,7 @@ static void tune_open(Tune *t, const char *file, bool measures) {
     free(text);
 }
 
-// Prints what is new, for people.
+// Prints how many products have been measured or are missing, if the numbers have changed.
 static void tune_print(Tune *t) {
     double first = 0, best = 0;
     int better = 0;

@@ -1,19 +1,19 @@
-// weights.cuh: weights that are not stored where they are used: those of layers on the host, and,
+// weights.cuh: weights that are not stored where they are used: weights of layers on the host, and,
 // in stage 3 of ZeRO, the shards of all ranks. They are copied or gathered shortly before forward
 // uses them, and again before backward does, into rooms that layers use in turn: while one room is
 // used, others are filled. Weights that are still in a room are not fetched again: those of the
-// last layers when backward begins, and those of the first when the next micro-batch begins.
+// last layers when backward begins, those of the first layers when the next micro-batch begins.
 //
-// An update writes the stored weights: the CPU's in place; a visitor's (offload.h) are copied to
-// the host with its state; layers of residents stay on the GPU. doc/offload.md is the lesson.
+// An update writes the stored weights: the CPU updates host pieces in place; a visitor's new
+// weights are copied to the host with its state; layers with residents stay on the GPU.
+// doc/offload.md is the lesson.
 #ifndef TIDE_WEIGHTS_CUH
 #define TIDE_WEIGHTS_CUH
 #include "zenflow.cuh"
 
 // Sets the address of each segment's weights. The layers that stay on the GPU are spread evenly
-// among the others, which are copied while those that stay compute: so the link is always busy, and
-// behind by as little as possible. The first layer is one that stays: forward need not wait for it.
-// The rooms are at the begin of GPT2.params.
+// among the layers on the host: while one that stays computes, the link copies others. The first
+// layer stays if any does: forward need not wait for it. GPT2.params begins with the rooms.
 static void weights_place(GPT2 *g) {
     const int tail = g->segments - 1;
     const bool dealt = zero_stage(g->zero) == 3;
@@ -53,10 +53,10 @@ static void weights_place(GPT2 *g) {
     g->param_elements = at;
 }
 
-// Queues the copy of this process's part of segment s's weights from the host, after its update.
+// Queues the copy of this process's part of segment s's weights to the GPU, after their update.
 static void weights_copy(GPT2 *g, size_t s) {
     const Segment *seg = &g->segment[s];
-    // ZenFlow: the late columns are copied, packed
+    // ZenFlow: only the late columns are copied, packed
     const Piece *p = g->zen != NULL ? seg->end - 1 : seg->first;
     const size_t bytes = (g->zen != NULL ? p->length : seg->own) * sizeof(floatX);
     floatX *const weights = g->params + seg->own_param_at;
@@ -71,7 +71,7 @@ static void weights_copy(GPT2 *g, size_t s) {
     event_record(g->weight_rooms.full[seg->weight_room], g->weights_in);
 }
 
-// Queues the fetch of segment s's weights into their room, once that is free, unless it has them.
+// Queues the fetch of segment s's weights into their room, once it is free, unless they are there.
 static void weights_fetch(GPT2 *g, size_t s) {
     const Segment *seg = &g->segment[s];
     if (seg->weight_room < 0 || g->tenant[seg->weight_room] == (int)s + 1) return;
@@ -84,9 +84,9 @@ static void weights_fetch(GPT2 *g, size_t s) {
     if (g->zero != NULL) zero_gather(g, s);
 }
 
-// Prepares the weights of segment s, the next one that is computed; s + next (1 or -1) follows:
-// frees the room of s - next, and fetches the weights of s and, as far as there are rooms, of the
-// segments that follow.
+// Prepares the weights of segment s, which is computed next. `next` is 1 in forward, -1 in
+// backward. Frees the room of segment s - next, and fetches the weights of s and, as far as there
+// are rooms, of s + next and so on.
 static void weights_use(GPT2 *g, int s, int next) {
     const int before = s - next;
     int ahead = g->no_overlap && zero_stage(g->zero) < 3 ? 1 : g->weight_rooms.count;
@@ -98,15 +98,15 @@ static void weights_use(GPT2 *g, int s, int next) {
     }
 }
 
-// Returns the event that is recorded when segment s's weights have been copied to the GPU.
+// Returns the event that says that segment s's weights are complete on the GPU.
 static cudaEvent_t weights_event(const GPT2 *g, size_t s) {
     return g->zero != NULL ? g->zero->gathered[s] : g->weight_rooms.full[g->segment[s].weight_room];
 }
 
-// Marks the weights in all rooms as old, after an update is queued or weights were loaded. Frees
-// the rooms, for fetches that wait for the update (weights_copy()). In stages 1 and 2 of ZeRO,
-// queues the gathering of all segments, each after its update; with ZenFlow, between two windows,
-// of the chosen columns alone.
+// Marks the weights in all rooms as old and the rooms as free, after an update is queued or weights
+// are loaded; fetches wait for the update (weights_copy()). In stages 1 and 2 of ZeRO, queues the
+// gathering of all segments, each after its update; with ZenFlow, only of the chosen columns in
+// steps that change no others.
 static void weights_renew(GPT2 *g) {
     for (int i = 0; i < g->weight_rooms.count + g->weight_rooms.apart; i++) {
         event_record(g->weight_rooms.free[i], g->compute);

@@ -1,19 +1,19 @@
-// zenflow.cuh: importance-aware updates on the GPU: the order of all work for pieces of kind
-// PIECE_CHOSEN and PIECE_LATE; train_gpt2.cu orders the other pieces. zenflow.h defines the
-// results, and doc/zenflow.md is the lesson. A ZenFlow is the `zen` of a GPT2 (gpt2.cuh).
+// zenflow.cuh: ZenFlow on the GPU: queues all work for pieces of kind PIECE_CHOSEN and PIECE_LATE,
+// as train_gpt2.cu does for other pieces. zenflow.h defines the results, and doc/zenflow.md is the
+// lesson. "The rest" of a matrix is its late columns.
 //
 //   1. Memory: zen_pieces(), zen_buffers(), zen_allocate(), zen_free()
-//   2. Gradients, packed, of the chosen columns: zen_chosen_waits(), and of the rest:
-//      zen_rest_leaves(); and sums over columns: zen_sums_leave()
+//   2. Gradients: packing the chosen columns' part, zen_chosen_waits(), and the rest's,
+//      zen_rest_leaves(); sums over columns: zen_sums_leave()
 //   3. The end of a step: zen_begin(), update_chosen(), zen_window(), zen_log()
 //   4. Selection: columns are chosen anew: zen_exchange_columns()
 //   5. Checkpoints: zen_move()
 //
-// A layer's gradient is packed as soon as it is complete: the part of the chosen columns waits on
-// the GPU; the part of the rest is copied to a buffer on the host, which has room for one step.
-// Both wait for the norm, which clips them. Then the GPU updates the chosen columns, and the worker
-// adds the rest to the window's sum, which frees the buffer, segment by segment. The worker makes a
-// window's update during the next window; the new weights are then copied to the GPU.
+// A layer's gradient is packed as soon as it is complete: the chosen columns' part waits on the
+// GPU; the rest's part is copied to a buffer on the host, which has room for one step. Both parts
+// wait for the norm, by which they are clipped. Then the GPU updates the chosen columns; the worker
+// adds the rest's part to the window's sum, and so frees the buffer. During the next window the
+// worker makes the window's update; then its weights are copied to the GPU.
 #ifndef TIDE_ZENFLOW_CUH
 #define TIDE_ZENFLOW_CUH
 #include "../run/zen_run.h"
@@ -26,39 +26,39 @@ struct ZenFlow {
     ZenConfig config;
     ZenMap map;
     ZenClock clock;
-    ZenRates rates;             // of this step,
-    ZenTurn turn;               // and what its end brings
-    bool only_chosen;           // the step changes no weights in use but those of chosen columns
-    int sums;                   // of gradients on the host: 2, 1, or 0 where a window is one step
-    int sum;                    // the sum that the open window is added to
-    int queued;                 // segments of the late update that the worker has been given
-    size_t share, due;          // elements of it that each step gives, and that are given by now
+    ZenRates rates;             // AdamW's options in this step
+    ZenTurn turn;               // the work at the end of this step
+    bool only_chosen;           // the step changes only the chosen columns of the weights in use
+    int sums;                   // sums of gradients on the host: 2, 1, or 0 if a window is one step
+    int sum;                    // number of the open window's sum
+    int queued;                 // number of segments whose late update is queued for the worker
+    size_t share, due;          // elements of the late update: to queue per step, due by now
     AdamStep late_step;
-    cudaStream_t pack;          // packs the gradients of the rest
-    size_t swapped;             // columns that changed places in this step
-    size_t proxy_bytes;         // of this rank's norms and magnitudes in this step, counted once
-    cudaEvent_t *computed, *result_free;  // per segment: its late update is, has left the host
-    // GPU memory, in the layouts of ZenMap; GPT2 has the chosen columns' state, like a resident's.
+    cudaStream_t pack;          // packs the rest's gradients
+    size_t swapped;             // number of columns that were newly chosen in this step
+    size_t proxy_bytes;         // bytes of this rank's sums over columns in this step
+    cudaEvent_t *computed, *result_free;  // per segment: late update made; its result copied
+    // GPU memory, in the layouts of ZenMap. GPT2.state has the state of the chosen columns.
     int32_t *column;            // (columns)
     void *grad;                 // (chosen): floatX, or fp32 if micro-batches were summed
-    Rooms packed;               // (2, longest): the rest's gradients on their way out
-    floatX *landing;            // (longest): new weights of the rest that have come in
-    floatX *shown;              // (longest): those of layers whose weights live on the host
+    Rooms packed;               // (2, longest): the rest's gradients, packed, before their copy
+    floatX *landing;            // (longest): the rest's new weights, copied from the host
+    floatX *shown;              // (longest): the same for layers whose weights are on the host
     float *column_sums;         // (2, mixed): zen_sums()
     ZenSum *scratch;
-    float *all_sums;            // (ranks, numbers, mixed), if there are several
-    floatX *shared;             // a segment's weights in chosen columns, on their way to all ranks
-    // Page-locked host memory; GPT2 has the state of the rest.
+    float *all_sums;            // (ranks, numbers, mixed), if there are several ranks
+    floatX *shared;             // chosen columns of a segment's weights, packed for all ranks
+    // Page-locked host memory. GPT2.host_state has the state of the rest.
     float *acc;                 // (sums, rest)
     float *host_sums;           // (ranks, numbers, mixed): see zen_numbers()
-    // Several ranks: the map of all ranks' tensors, and where in a segment's packed chosen columns
-    // the rows of each rank begin.
+    // Several ranks: the map of all ranks' tensors, and the begins of the ranks' rows in a
+    // segment's packed chosen columns.
     ZenMap all;
     size_t *begin;              // (segments, ranks + 1)
 };
 
 // Sets how many sums the host keeps. With two, the worker has a whole window's time for an update.
-// With one, where memory is tight, it has until the segment's next gradient is to be added.
+// With one (`tight`), it has time until the segment's next gradient arrives.
 static void zen_settle_sums(ZenFlow *z, bool tight) {
     if (z->config.window == 1) z->sums = 0;
     else z->sums = z->config.overlap && !tight ? 2 : 1;
@@ -66,8 +66,7 @@ static void zen_settle_sums(ZenFlow *z, bool tight) {
 
 static size_t zen_ranks(const GPT2 *g) { return g->zero != NULL ? g->zero->world : 1; }
 
-// Keeps the map of all ranks' tensors in `all`, and sets where each rank's packed columns begin;
-// leaves in `map` what this rank owns (zen_map_own()).
+// With ZeRO: makes `all` and `begin`, and reduces `map` to this rank's part (zen_map_own()).
 static void zen_own(GPT2 *g) {
     ZenFlow *z = g->zen;
     const Zero *zero = g->zero;
@@ -95,8 +94,8 @@ static void zen_maps_free(ZenFlow *z) {
     free(z->begin);
 }
 
-// Makes two pieces of each segment's one: the chosen columns, whose norm is the whole segment's;
-// and the rest, all of which decays. The state of both is packed, with a run for each tensor.
+// Splits each segment's piece in two: the chosen columns, whose blocks of the norm are the whole
+// segment's; and the rest, all of whose tensors decay. The state of both is packed.
 static void zen_pieces(Pieces *list, ZenFlow *z) {
     const ZenMap *map = &z->map;
     z->packed = Rooms{.count = 2, .bytes = map->longest * sizeof(floatX)};
@@ -129,13 +128,13 @@ static void zen_pieces(Pieces *list, ZenFlow *z) {
     list->elements[PIECE_LATE] = list->grads_host = map->rest;
 }
 
-// Adds zenflow's lines to the memory plan; returns how many lines there are now.
+// Adds ZenFlow's buffers to the list; returns the new length of the list.
 static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     ZenFlow *z = g->zen;
     const ZenMap *map = &z->map;
     const size_t longest = map->longest, sums = map->mixed * sizeof(float);
     const size_t all_sums = zen_ranks(g) * zen_numbers(&z->config) * sums;
-    size_t most = 0;  // in chosen columns of a segment, of all ranks
+    size_t most = 0;  // the most elements in a segment's chosen columns, of all ranks
     for (const ZenSegment *x = z->all.segment; x < z->all.segment + z->all.segments; x++)
         if (x->rest > 0 && x->chosen > most) most = x->chosen;
     BUFFER(ZERO, "gradients", map->chosen * g->waiting_bytes, z->grad);
@@ -153,7 +152,7 @@ static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     return n;
 }
 
-// Prints how many parameters are chosen and late, after their number.
+// Prints how many parameters are chosen and late; gpt2_print() has printed how many there are.
 static void zen_print(const GPT2 *g) {
     const ZenFlow *z = g->zen;
     printf(", ");
@@ -163,7 +162,7 @@ static void zen_print(const GPT2 *g) {
     if (whole > 0) printf("; on the GPU for good: the last %zu layer%s", whole, plural(whole));
 }
 
-// Makes stream and events, and copies the chosen columns to the GPU, once buffers are allocated.
+// Makes stream and events, and copies the list of columns to the GPU, once buffers are allocated.
 static void zen_allocate(GPT2 *g) {
     ZenFlow *z = g->zen;
     const size_t segments = (size_t)z->map.segments;
@@ -188,8 +187,8 @@ static void *zen_grad(const GPT2 *g, const Piece *p) {
     return (char *)g->zen->grad + p->grad_at * g->waiting_bytes;
 }
 
-// Queues in stream `sums`, once segment s of the step's gradient is complete: its sums over
-// columns, if they are needed, and the packing of the chosen columns' part.
+// Queues in stream `sums`, after segment s of the step's gradient: its sums over columns, if they
+// are needed, and the packing of the chosen columns' part.
 static void zen_chosen_waits(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     const bool is_half = g->waiting_bytes == 2;
@@ -201,7 +200,7 @@ static void zen_chosen_waits(GPT2 *g, size_t s) {
                      z->column, g->sums);
 }
 
-// Packs the part of the rest for the link, in its own stream, whose waits do not delay the norm.
+// Packs the rest's part of a segment's gradient, in stream `pack`: its waits do not delay the norm.
 static void zen_rest_leaves(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     order(g, g->sums, z->pack);
@@ -211,8 +210,8 @@ static void zen_rest_leaves(GPT2 *g, size_t s) {
                      z->column, z->pack);
 }
 
-// Copies the sums over columns to the host, in stream `sums`, after all gradients of the step. Each
-// rank has the sums over its own rows, and all ranks get all of them.
+// Copies the sums over columns to the host, after all gradients of the step. Each rank has the sums
+// over its own rows, and sends them to all ranks.
 static void zen_sums_leave(GPT2 *g) {
     ZenFlow *z = g->zen;
     const size_t bytes = zen_numbers(&z->config) * z->map.mixed * sizeof(float);
@@ -233,8 +232,8 @@ static void zen_sums_leave(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 3. The end of a step
 
-// Begins a step: decides whether it is the last of its window, and whether it selects columns.
-// rates: AdamW's. loss_scale: of its gradients (run.h).
+// Begins the end of a step: decides whether the step ends its window, and whether it selects
+// columns. rates: AdamW's options. loss_scale: the factor of all gradients (run.h).
 static void zen_begin(GPT2 *g, ZenRates rates, double loss_scale) {
     ZenFlow *z = g->zen;
     const size_t n = zen_ranks(g) * zen_numbers(&z->config) * z->map.mixed;
@@ -247,8 +246,8 @@ static void zen_begin(GPT2 *g, ZenRates rates, double loss_scale) {
                   && !(z->turn.closes && zen_is_late(&z->config, &z->clock));
 }
 
-// Updates the chosen columns of a segment, and copies the new weights into the segment; if its
-// weights are stored on the host, this happens after each of their copies (zen_arrived()).
+// Updates the chosen columns of a segment, and copies the new weights into the segment. If the host
+// stores the segment's weights, zen_arrived() copies them instead.
 static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
     const ZenFlow *z = g->zen;
     const size_t s = (size_t)p->segment;
@@ -259,12 +258,12 @@ static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
     timeline_end(&g->timeline, updating, g->update);
 }
 
-// Queues the worker's work on segment s: to add this step's gradient to the window's sum, to make
-// the last window's update, from the other sum (update), or both in one pass.
+// Queues the worker's work on segment s: `gradient`: adds this step's gradient to the window's sum;
+// `update`: makes the last window's update, from the other sum. Both: one pass, from the same sum.
 static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale) {
     ZenFlow *z = g->zen;
     if (z->map.segment[s].rest == 0) return;
-    const Piece *p = g->segment[s].end - 1;  // the rest
+    const Piece *p = g->segment[s].end - 1;  // the late piece
     AdamWork work = host_work(g, p, update ? &z->late_step : NULL);
     work.first = gradient && z->clock.filled == 0;
     work.scale = scale;
@@ -281,27 +280,27 @@ static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale)
     if (update) event_record(z->computed[s], g->host.stream);
 }
 
-// Queues the next segments of the late update for the worker, up to `due` elements in all.
+// Queues the late update of more segments for the worker, until `due` elements are queued in all.
 static void zen_compute_until(GPT2 *g, size_t due) {
     ZenFlow *z = g->zen;
     for (; z->queued < z->map.segments && z->map.segment[z->queued].rest_at < due; z->queued++)
         zen_on_host(g, z->queued, false, true, 0);
 }
 
-// Work for the host: copies the newest weights to those in use.
+// Copies a piece's newest weights to the weights in use. The worker runs it.
 static void zen_copies(const void *piece) {
     const Piece *p = (const Piece *)piece;
     cpu_copy(p->params, p->weights, p->length * sizeof(floatX));
 }
 
 // Copies the rest's updated weights of segment s to the GPU and into their columns; or, if the host
-// stores the weights in use, to those. The next forward pass waits for this. (No copy of the old
-// weights is under way: backward has used them.)
+// stores the weights in use, to those. The next forward pass waits for the copy. (No copy from the
+// weights in use is under way: backward has used them.)
 static void zen_show(GPT2 *g, int s) {
     ZenFlow *z = g->zen;
     const bool is_half = sizeof(floatX) == 2, streams = g->segment[s].on_host;
     if (z->map.segment[s].rest == 0) return;
-    const Piece *p = g->segment[s].end - 1;  // the rest
+    const Piece *p = g->segment[s].end - 1;  // the late piece
     const size_t bytes = p->length * sizeof(floatX);
     cudaStream_t stream = streams ? g->host.stream : g->back;
     stream_wait(stream, z->computed[s]);
@@ -321,9 +320,8 @@ static void zen_show(GPT2 *g, int s) {
     event_record(g->returned[s], stream);
 }
 
-// Completes segment s after its weights of the rest, which the host stores, were copied to the GPU:
-// copies them into their columns, and fills the chosen columns from their masters, which are on the
-// GPU.
+// Completes segment s after the rest's weights, which the host stores, were copied to the GPU:
+// unpacks them into their columns, and fills the chosen columns from their masters.
 static void zen_arrived(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     const bool is_half = sizeof(floatX) == 2;
@@ -335,7 +333,7 @@ static void zen_arrived(GPT2 *g, size_t s) {
                      &z->map, (int)s, false, z->column, g->weights_in);
 }
 
-// Gathers segment s's weights of the chosen columns, packed. zero_gather() gathers all columns.
+// Gathers the chosen columns of segment s's weights, packed. zero_gather() gathers all columns.
 static void zen_gather(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     Zero *zero = g->zero;
@@ -353,15 +351,16 @@ static void zen_gather(GPT2 *g, size_t s) {
     event_record(zero->gathered[s], zero->stream);
 }
 
-// Queues the work on the rest at the end of a step, whose gradient has this scale. The worker first
-// does what is needed first: new weights, in forward's order; or room, in backward's order.
+// Queues the work on the rest at the end of a step; scale: the factor that clips its gradient. If
+// forward waits for new weights, the worker takes segments in forward's order; else in backward's
+// order, which frees the buffer in the order in which backward fills it.
 static void zen_window(GPT2 *g, float scale) {
     ZenFlow *z = g->zen;
     const ZenTurn turn = z->turn;
     const int segments = z->map.segments;
     const bool one_pass = turn.closes && (turn.drains || z->sums < 2);
     if (turn.closes && zen_is_late(&z->config, &z->clock)) {
-        zen_compute_until(g, SIZE_MAX);  // what a window that was too short has left
+        zen_compute_until(g, SIZE_MAX);  // what a short window has left of its update
         for (int s = 0; !turn.drains && s < segments; s++) zen_show(g, s);
     }
     for (int s = segments - 1; !one_pass && s >= 0; s--) zen_on_host(g, s, true, false, scale);
@@ -380,9 +379,9 @@ static void zen_window(GPT2 *g, float scale) {
     zen_turn_end(&z->config, &z->clock, &turn);
 }
 
-// Adds counters, for log.jsonl. Stalls are those of the step that "offload" names: forward's waits
-// for new weights or, at a selection, for all work; and backward's waits until the gradients of the
-// step before have left their room.
+// Adds ZenFlow's counters to the line of log.jsonl. Stalls are of the step that "offload" names:
+// forward waits for new weights or, at a selection, for all work; backward waits until the
+// gradients of the step before have left the buffer.
 static void zen_log(const GPT2 *g, char *json, size_t n) {
     const ZenFlow *z = g->zen;
     const TimelineStep *d = &g->timeline.done;
@@ -397,7 +396,7 @@ static void zen_log(const GPT2 *g, char *json, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // 4. Selection
 
-// Swaps columns of tensor t in segment s, in masters (k 0), m or v. The CPU does it.
+// Swaps columns of tensor z in segment s, on the CPU: of the masters (k = 0), m (1) or v (2).
 static void zen_exchange(GPT2 *g, int s, const ZenTensor *z, const ZenSwap *swaps, size_t count,
                          int k) {
     const ZenSegment *x = &g->zen->map.segment[s];
@@ -434,11 +433,11 @@ static void zen_exchange(GPT2 *g, int s, const ZenTensor *z, const ZenSwap *swap
     g->moved_in += bytes;
 }
 
-// Selects columns anew, while no update is under way and no gradient waits. Columns that are chosen
-// now, and those that are no longer, swap masters and moments; the weights in use stay as they are.
+// Selects columns anew, while no update is under way and no gradient waits. Swaps masters and
+// moments of columns that become chosen and columns that are no longer chosen; weights in use stay.
 static void zen_exchange_columns(GPT2 *g) {
     ZenFlow *z = g->zen;
-    compute_span(g, "wait", 0);  // as the host does not queue what follows
+    compute_span(g, "wait", 0);  // compute has no work until the host has swapped
     device_sync();
     ZenSwap *swaps = ALLOC(ZenSwap, z->map.columns, "columns");
     for (int i = 0; i < z->map.count; i++) {
@@ -457,8 +456,9 @@ static void zen_exchange_columns(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 5. Checkpoints
 
-// Copies n elements of a part of a packed piece, from its element `at` on: its state; or, if its
-// layer streams, the weights in use (part 3), which for chosen columns are the masters, rounded.
+// Copies n elements of a part of a packed piece, from its element `at` on. Parts 0, 1, 2 are its
+// state. Part 3, if the host stores the layer's weights, is the weights in use, which for chosen
+// columns are the masters, rounded.
 static void zen_part(const GPT2 *g, const Piece *p, int part, size_t at, float *w, size_t n,
                      bool out) {
     const bool late = p->kind == PIECE_LATE, streams = g->segment[p->segment].on_host;
@@ -469,8 +469,8 @@ static void zen_part(const GPT2 *g, const Piece *p, int part, size_t at, float *
         w[i] = to_f32(weight_from<floatX>(w[i]));
 }
 
-// Implements RunState.move: copies the weights in use, or a part of the state, between w, in the
-// table's layout, and the two packed pieces. Newest weights that are loaded are also put in use.
+// Implements RunState.move: copies the weights in use (part 3) or a part of the state between w, in
+// the table's layout, and the two packed pieces. Loaded masters also become the weights in use.
 static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     GPT2 *g = (GPT2 *)owner;
     const ZenFlow *z = g->zen;

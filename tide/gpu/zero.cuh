@@ -1,12 +1,11 @@
-// zero.cuh: ZeRO on the GPU: the collectives between the ranks (zero.h says who owns what, and
-// doc/zero.md is the lesson).
+// zero.cuh: ZeRO's collectives between the ranks. zero.h: who owns what. doc/zero.md: the lesson.
 //
 // All collectives are queued in one stream, in the same order on all ranks, as NCCL demands:
 // - in each micro-batch, while backward runs, from the last segment to the first: the gradient is
-//   summed over the ranks, and each keeps its shard of the sum (reduce-scatter);
-// - in each step: all ranks exchange losses and block sums of the gradient's squares; - after each
-// segment's update, in forward's order: its weights are gathered; in stage 3, a layer's
-//   shortly before each use (weights.cuh).
+//   summed over the ranks, and each rank keeps its shard of the sum (reduce-scatter);
+// - in each step: all ranks exchange losses and block sums of the gradient's squares;
+// - after each segment's update, in forward's order: its weights are gathered; in stage 3, the
+//   weights of a layer are gathered shortly before each use (weights.cuh).
 #ifndef TIDE_ZERO_CUH
 #define TIDE_ZERO_CUH
 #include "../../zero.h"
@@ -38,14 +37,14 @@ struct Zero {
     int stage;
     size_t world, rank;
     bool rows;                  // shards are cut between rows (zero.h)
-    size_t *begin;              // (segments, world + 1): where shards begin, zero_begin()
+    size_t *begin;              // (segments, world + 1): begins of the shards, zero_begin()
     ncclComm_t comm;
-    cudaStream_t stream;        // all that this file queues
+    cudaStream_t stream;        // the stream of all collectives
     cudaEvent_t *reduced;       // per segment: its gradient is summed over the ranks
     cudaEvent_t *gathered;      // per segment: its weights are whole
-    size_t *blocks, all_blocks; // of the norm: zero_blocks(), and their sum
-    size_t exchanged;           // numbers that each rank sends to the others: ZERO_HEAD + the most
-    size_t reduced_bytes, gathered_bytes;  // that this rank gave away in this step
+    size_t *blocks, all_blocks; // blocks of the norm: zero_blocks(), and their sum
+    size_t exchanged;           // numbers per rank in the exchange: ZERO_HEAD + the most blocks
+    size_t reduced_bytes, gathered_bytes;  // bytes that this rank sent in this step
     // GPU memory.
     double *mine, *all;         // (exchanged), (world, exchanged)
     uint32_t *order;            // (all_blocks): zero_order()
@@ -54,16 +53,17 @@ struct Zero {
     double *host_all;           // (world, ZERO_HEAD)
 };
 
-enum { ZERO_LOSS, ZERO_NEWS, ZERO_HEAD = ZERO_NEWS + NEWS };  // before a rank's block sums
+enum { ZERO_LOSS, ZERO_NEWS, ZERO_HEAD = ZERO_NEWS + NEWS };  // places before a rank's block sums
 
 static int zero_stage(const Zero *zero) { return zero == NULL ? 0 : zero->stage; }
 
-// Returns where the ranks' shards of segment s begin, and where the last one ends (world + 1).
+// Returns the begins of the ranks' shards of segment s, and the end of the last one (world + 1).
 static const size_t *shards_of(const Zero *zero, size_t s) {
     return zero->begin + s * (zero->world + 1);
 }
 
-// Rehearses a collective: a ring that moves `bytes` on each GPU. Returns whether NCCL is to run it.
+// Returns true if NCCL is to run a collective. In a rehearsal writes it down, as a ring that moves
+// `bytes` on each GPU, and returns false.
 static bool between_gpus(const Zero *zero, size_t bytes) {
     if (rehearsal != NULL)
         rehearse(stream_number(zero->stream), TAKES_COMM,
@@ -71,8 +71,8 @@ static bool between_gpus(const Zero *zero, size_t bytes) {
     return rehearsal == NULL;
 }
 
-// Sums each rank's part of data over all ranks (sums), or copies it to all ranks; in place, for
-// shards that are cut between rows. begin (world + 1): where the ranks' parts begin.
+// Sums each rank's part of data over all ranks (`sums`), or copies it to all ranks, in place. For
+// shards that are cut between rows. begin (world + 1): the begins of the ranks' parts.
 static void between_rows(Zero *zero, floatX *data, const size_t *begin, bool sums) {
     const size_t mine = begin[zero->rank + 1] - begin[zero->rank], all = begin[zero->world];
     if (sums) zero->reduced_bytes += (all - mine) * sizeof *data;
@@ -92,7 +92,7 @@ static void between_rows(Zero *zero, floatX *data, const size_t *begin, bool sum
 #endif
 }
 
-// Sums data (world, cut) over all ranks; each rank keeps its shard of the sum, in place.
+// Sums data (world, cut) over all ranks; each rank keeps its own shard of the sum, in place.
 static void sum_shards(Zero *zero, floatX *data, size_t cut) {
     const size_t bytes = cut * sizeof *data;
     zero->reduced_bytes += (zero->world - 1) * bytes;
@@ -116,7 +116,7 @@ static void all_gather(Zero *zero, void *data, const void *mine, size_t bytes) {
 // ---------------------------------------------------------------------------------------------
 // 2. Memory
 
-// Returns the stage that --zero names; auto: the first to try.
+// Returns the stage that --zero names; auto: the stage that is tried first.
 static int zero_asked(const Options *o) {
     return o->zero > 0 ? (int)o->zero : o->weights == WEIGHTS_HOST ? 3 : 2;
 }
@@ -125,7 +125,7 @@ static int zero_asked(const Options *o) {
 // in the first one that needs them, so a plan may use all memory that is free afterwards.
 static void zero_connect(Zero *zero) {
 #ifdef TIDE_NCCL
-    const size_t most = 1 << 20;  // elements of a rank
+    const size_t most = 1 << 20;  // elements per rank
     floatX *data = (floatX *)gpu_alloc(zero->world * most * sizeof *data, "NCCL");
     CUDA(cudaMemset(data, 0, zero->world * most * sizeof *data));
     for (size_t n = 64; n <= most; n *= 128) {
@@ -138,12 +138,12 @@ static void zero_connect(Zero *zero) {
         }
         NCCL(ncclAllGather(mine, data, n, nccl_floatX, zero->comm, NULL));
     }
-    gpu_free(data);  // waits for all of them
+    gpu_free(data);  // waits for all collectives
 #endif
     (void)zero;
 }
 
-// Makes a Zero for several GPUs or --zero, connected unless this is only a plan; else returns NULL.
+// Makes a Zero for several GPUs or --zero, and connects the ranks unless it is a plan; else NULL.
 static Zero *zero_open(const Run *r) {
     const Options *o = &r->o;
     if (!r->training || o->optimizer == OPTIMIZER_MEZO || o->dump != NULL) return NULL;
@@ -181,17 +181,17 @@ static Zero *zero_open(const Run *r) {
     return zero;
 }
 
-// Sets how segment s is cut into shards, and which is this rank's.
+// Sets how segment s is cut into shards, and which shard this rank owns.
 static void zero_place(const Zero *zero, int s, Segment *seg) {
     const size_t *shard = shards_of(zero, (size_t)s) + zero->rank;
     seg->cut = zero->rows ? 0 : zero_cut(seg->length, zero->world);
     seg->padded = zero->rows ? seg->length : seg->cut * zero->world;
     seg->own = shard[1] - shard[0];
-    // an empty shard has a place as well: NCCL needs it there to work in place
+    // an empty shard also has a begin, which NCCL needs to work in place
     seg->own_from = seg->at + (zero->rows ? shard[0] : zero->rank * seg->cut);
 }
 
-// Adds the lines of this file to the memory plan of the GPU; returns how many there are now.
+// Adds the buffers of this file to the list; returns the new length of the list.
 static int zero_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     Zero *zero = g->zero;
     const size_t bytes = zero->exchanged * sizeof(double);
@@ -204,7 +204,7 @@ static int zero_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
 // Makes stream, events and memory for the norm, once the buffers are allocated.
 static void zero_allocate(GPT2 *g) {
     Zero *zero = g->zero;
-    zero->stream = stream_make("ranks", true);  // where a collective begins late, all ranks wait
+    zero->stream = stream_make("ranks", true);  // if a collective begins late, all ranks wait
     zero->reduced = events_make((size_t)g->segments);
     zero->gathered = events_make((size_t)g->segments);
     const size_t head = ZERO_HEAD * sizeof(double);
@@ -229,8 +229,8 @@ static void zero_free(Zero *zero) {
 // ---------------------------------------------------------------------------------------------
 // 3. Gradients
 
-// Sums segment s of the gradient over the ranks, once this rank's is complete, in the type in which
-// it is stored. Each rank keeps its shard of the sum, in place of that part of its own gradient.
+// Sums segment s of the gradient over the ranks, in floatX, once this rank's gradient is complete.
+// Each rank keeps its own shard of the sum, in place.
 static void zero_reduce(GPT2 *g, size_t s) {
     Zero *zero = g->zero;
     const Segment *seg = &g->segment[s];
@@ -244,14 +244,14 @@ static void zero_reduce(GPT2 *g, size_t s) {
     event_record(zero->reduced[s], zero->stream);
 }
 
-// Returns the event that is recorded when segment s of the gradient is ready for the update.
+// Returns the event that is recorded when segment s of the gradient is complete.
 static cudaEvent_t gradient_event(const GPT2 *g, size_t s) {
     return g->zero != NULL ? g->zero->reduced[s] : g->grad_rooms.full[g->segment[s].grad_room];
 }
 
-// Computes gpt2_grad_norm_squared() for several ranks: after all work of the stream `sums`, each
-// rank sends its loss, its block sums and its other numbers to all others, and each rank's GPU adds
-// all block sums in one order. (Sums of runs would be fewer numbers, but shards cut runs.)
+// Computes gpt2_grad_norm_squared() for several ranks: after all work of stream `sums`, each rank
+// sends its loss, its block sums and its news (run_tell()) to all others, and each rank's GPU adds
+// up all block sums in one order. (Sums of runs would be fewer numbers, but shards cut runs.)
 static double zero_norm_squared(GPT2 *g, double *loss) {
     Zero *zero = g->zero;
     const size_t n = zero->exchanged;
@@ -278,7 +278,7 @@ static double zero_norm_squared(GPT2 *g, double *loss) {
 // ---------------------------------------------------------------------------------------------
 // 4. Weights
 
-// Gathers segment s's weights from all ranks, once they are updated and, if need be, on the GPU.
+// Gathers segment s's weights from all ranks, once the own shard is updated and on the GPU.
 static void zero_gather(GPT2 *g, size_t s) {
     Zero *zero = g->zero;
     const Segment *seg = &g->segment[s];
@@ -297,8 +297,8 @@ static void zero_gather(GPT2 *g, size_t s) {
 // ---------------------------------------------------------------------------------------------
 // 5. The host
 
-// Returns the least of all ranks' numbers. It first waits for all queued work: a rank that waits
-// for the exchange would not do its part of a collective on the emulated GPU.
+// Returns the least of all ranks' numbers. First waits for all queued work: on the emulated GPU, a
+// rank that waits for the exchange would not do its part of a queued collective.
 static size_t zero_least(size_t mine, size_t world) {
     size_t *all = ALLOC(size_t, world, "ranks");
     device_sync();
@@ -308,8 +308,8 @@ static size_t zero_least(size_t mine, size_t world) {
     return mine;
 }
 
-// Adds counters for log.jsonl: the bytes that this rank sent to others in this step; and how long
-// forward and backward waited in the newest complete step (see step_log()).
+// Adds ZeRO's counters to the line of log.jsonl: the bytes that this rank sent in this step; and
+// how long forward and backward waited in the newest complete step (step_log()).
 static void zero_log(const GPT2 *g, char *json, size_t n) {
     const Zero *zero = g->zero;
     const TimelineStep *d = &g->timeline.done;

@@ -1,4 +1,4 @@
-// zo.cuh: zeroth-order training on the GPU, of models that need not fit there.
+// zo.cuh: zeroth-order training on the GPU, also of models that do not fit there.
 //
 //   1. Kernels
 //   2. MeZO's part of the model, and the memory for it
@@ -6,14 +6,13 @@
 //   4. The forward passes of both signs
 //   5. Evaluation, and a step
 //
-// Source: ZO-Offloading (Wang et al. 2024). A layer is copied to the GPU, updated by the step
-// before, used for both signs, and copied back, while other layers are copied; embeddings and head
-// stay on the GPU. doc/zo_streaming.md lists the differences. zo.h defines the operations on each
-// element; the CPU's results have the same bits. The forward pass runs train_gpt2.cu's parts of a
-// layer (GPT2.steps).
+// Source: ZO-Offloading (Wang et al. 2024). A layer is copied to the GPU, given the last step's
+// update, used for both signs, and copied back, while other layers are copied. Embeddings and head
+// stay on the GPU. doc/zo_streaming.md lists the differences from the paper. zo.h defines the
+// operations on each element: the CPU's results have the same bits. The forward pass runs
+// train_gpt2.cu's parts of a layer (GPT2.steps).
 //
-// floatX is the type of the weights and of the arithmetic's inputs (float, bf16 or fp16), as in the
-// layers.
+// Weights and the inputs of arithmetic are floatX (float, bf16 or fp16), as in train_gpt2.cu.
 #ifndef TIDE_ZO_CUH
 #define TIDE_ZO_CUH
 #include "gpt2.cuh"
@@ -26,9 +25,9 @@
 // =============================================================================================
 // 1. Kernels
 
-// A group is up to six tensors that are side by side; in a layer, those that one part uses. Weights
-// are copied, updated and perturbed by groups. Elements [at, at + n) of the group are elements
-// first .. of the tensor; all between two ranges is padding.
+// A group is up to six tensors that are side by side: in a layer, those that one part uses. Each
+// group is copied, updated and perturbed at once. A range of a group: elements [at, at + n) are
+// elements first .. first + n - 1 of the tensor. Elements between ranges are padding.
 typedef struct { uint64_t at, n, first; uint32_t tensor; int decay; } ZoRange;
 typedef struct { size_t length; int count; ZoRange range[6]; } ZoGroup;
 
@@ -44,15 +43,15 @@ __device__ static inline void zo_store8(floatX *p, const float w[8]) {
     }
 }
 
-// Sets the padding, elements n .. 7, to 0. Few threads have padding; the others skip the loop.
+// Sets the padding, elements n .. 7, to 0. Few threads have padding; all others skip the loop.
 __device__ static inline void zo_clear_padding(float x[8], int n) {
     if (n < 8)
         for (int k = 0; k < 8; k++)
             if (k >= n) x[k] = 0;
 }
 
-// Updates a group of weights, and writes both perturbed copies, in one pass. minus NULL: only plus.
-// plus NULL: no copy. Each weight is read once, and each random number is drawn once.
+// Updates a group of weights, and writes both perturbed copies, in one pass. minus NULL: writes
+// only plus; plus NULL: writes no copy. Reads each weight once, and draws each random number once.
 __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *minus, ZoGroup group,
                                          ZoConfig c, ZoUpdate u, uint32_t step, uint32_t query,
                                          float scale) {
@@ -82,8 +81,8 @@ __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *mi
     zo_store8(minus + i, w);
 }
 
-// Adds the embeddings of tokens and of positions for one sign, or takes one of the two (the other
-// is NULL). Only the rows that are used are perturbed.
+// Adds the perturbed embeddings of tokens and of positions, for one sign. If wte or wpe is NULL,
+// writes the other one alone. Perturbs only the rows that are used.
 __global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, const int32_t *begins,
                                          const floatX *wte, const floatX *wpe, ZoConfig c,
                                          int wte_tensor, int wpe_tensor, uint32_t step,
@@ -101,19 +100,19 @@ __global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, con
     for (int k = 0; k < 4; k++) out[i + k] = from_f32<floatX>(a[k] + b[k]);
 }
 
-// Takes the next chunk of the vocabulary into a loss (doc/classifier.md): each row's maximum and
-// sum of exponentials so far, and the target's logit once its chunk was there. logits (rows, width)
-// are those of tokens v0 .. v0 + valid - 1. The last chunk leaves the loss, which is 0 where the
-// target is -1. One block per row.
+// Adds a chunk of the vocabulary to the losses of rows (doc/classifier.md). Between chunks, row_max
+// and row_sum have each row's maximum and sum of exponentials so far, and target_logit the logit of
+// the target. logits (rows, width): of tokens v0 .. v0 + valid - 1. The last chunk writes the
+// losses; a row whose target is -1 has loss 0. A block takes a row.
 __global__ static void __launch_bounds__(1024)
 zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *target_logit,
                        const float *logits, const int32_t *targets, size_t v0, size_t valid,
                        size_t width, bool last) {
     const size_t n = blockIdx.x;
     const float *z = logits + n * width;
-    const size_t target = (size_t)targets[n];  // -1: larger than all
+    const size_t target = (size_t)targets[n];  // -1 becomes larger than all v
     float max = -FLT_MAX, sum = 0;
-    #pragma unroll 8  // so many loads are under way
+    #pragma unroll 8  // keeps many loads under way
     for (size_t v = threadIdx.x; v < valid; v += blockDim.x) max = fmaxf(max, z[v]);
     max = block_max(max);
     #pragma unroll 8
@@ -132,70 +131,68 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
 }
 
 // =============================================================================================
-// 2. Its part of the model, and the place of each layer
+// 2. MeZO's part of the model, and the memory for it
 
-enum { ZO_EVALUATION = 2 };  // the staging of evaluations; those of training are 0 and 1, by turns
+enum { ZO_EVALUATION = 2 };  // the staging for evaluations; training takes 0 and 1 in turn
 
-// The work of a pass over the layers. signs 2: forward with theta + scale z and theta - scale z,
-// for each query. signs 1: forward with theta. signs 0: only the update.
+// The work of a pass over the layers. signs 2: forward with theta + scale z and with theta - scale
+// z, for each query. signs 1: forward with theta. signs 0: only the update.
 typedef struct {
-    ZoUpdate update;            // that is not yet in the weights: it is put there
+    ZoUpdate update;            // the update that the pass applies to the weights first
     int signs, queries;
     float scale;
     uint32_t step;
     const Staging *batch;
 } ZoPass;
 
-// Room for a visitor. It is free when the GPU has used it and the copy back is over, in either
-// order: so a slot has three events, and Rooms have two.
+// A slot of a visiting layer. A group's memory is free when the GPU has used the group and its copy
+// back is complete, in either order: so a slot has three events, where Rooms have two.
 typedef struct {
     floatX *weights;     // (layer)
-    cudaEvent_t *there;  // per part: the group has arrived
-    cudaEvent_t *used;   // no kernel reads it any more
-    cudaEvent_t *left;   // it is on the host again
+    cudaEvent_t *there;  // per part: the group is copied to the GPU
+    cudaEvent_t *used;   // per part: no kernel reads the group any more
+    cudaEvent_t *left;   // per part: the group is copied to the host
 } ZoSlot;
 
 // The zeroth-order part of a GPT2. GPT2.params has the embeddings, the layers that stay on the GPU,
-// and the tail; GPT2.host_weights has the layers that visit. GPT2.loss and the last two of totals
-// are of evaluations alone. x is (queries, 2, N, C); atty and act are of both signs, ln_1, qkv,
-// mean_1, rstd_1 and lse of one; tokens are (3, 2N).
+// and the tail; GPT2.host_weights has the visitors. For evaluations, GPT2.loss is the end of
+// `totals`.
 struct Zo {
     ZoConfig config;
-    ZoUpdate pending;           // that the next pass is to put into the weights
+    ZoUpdate pending;           // the update that the next pass applies to the weights
     size_t accum;               // micro-batches of a step, on this rank
     bool keeps_slots;           // false: the memory of a visitor is allocated at each visit
-    bool fused;                 // updates join the next step's pass; false: have one of their own
+    bool fused;                 // the next step's pass applies updates; false: one of their own
     size_t slots;
-    ZoGroup group[LAYER_PARTS]; // the parameters of each part of layer 0 (model.h); those of the
-                                // others differ in the numbers of their tensors
-    size_t group_at[LAYER_PARTS];  // elements, within a layer
-    size_t row;                 // width of the rows of atty, which attention and the norms make
+    ZoGroup group[LAYER_PARTS]; // each part's parameters in layer 0 (model.h); groups of other
+                                // layers differ only in the numbers of their tensors
+    size_t group_at[LAYER_PARTS];  // begins of the groups in a layer, in elements
+    size_t row;                 // width of atty's rows: attention and norms write them
     size_t chunk;               // tokens of the vocabulary whose logits are made at a time
     size_t scratch;             // elements of perturbed weights, for each sign
-    size_t visits, fetched;     // of all passes: visits that have been computed, and fetched for
-    size_t newest;              // layer that was fetched last, counted from 1
-    uint64_t sent;              // micro-batches of the run that have been sent
+    size_t visits, fetched;     // numbers of visits, in all passes: computed; fetched
+    size_t newest;              // number of the newest fetched layer, from 1
+    uint64_t sent;              // number of the run's micro-batches that were copied to the GPU
     ZoSlot *slot;               // (slots)
     // GPU memory
     floatX *perturbed[2];       // (scratch): weights plus and minus the noise
     float *logits;              // (head_rows, chunk)
     float *row_max, *row_sum, *target_logit;  // (2, N)
-    floatX *x;                  // (queries, 2, N, C): of both signs; so are
+    floatX *x;                  // (queries, 2, N, C): the residual stream; 2: both signs
     floatX *atty, *act;         // (2, N, row), (2, N, F)
-    floatX *ln, *qkv;           // (N, C), (N, Q); of a gated MLP also fc (N, 2F)
-    floatX *norm;               // (2, zo_norm()), with narrow embeddings
+    floatX *ln, *qkv;           // (N, C), (N, Q); qkv is also fc (N, 2F) of a gated MLP
+    floatX *norm;               // (2, zo_norm()), in post-norm models: zo_keep_norm()
     float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
     float *right;               // (B)
-    double *totals;             // (accum, queries, 2): losses; and one number more
+    double *totals;             // (accum, queries, 2): losses; then one number more
     // host memory
-    double side[2 * ZO_QUERIES];  // (queries, 2): the means of all micro-batches and ranks
-    double *all;                // (world, zo_news()): what each rank has said of this step;
-    double *mine;               // and what this one is about to say, behind that: totals first
+    double side[2 * ZO_QUERIES];  // (queries, 2): mean losses of all micro-batches and ranks
+    double *all;                // (world, zo_news()): the numbers of all ranks in this step
+    double *mine;               // (zo_news()), after `all`: this rank's; the losses are first
 };
 
-// Count the losses that a rank has in a step; and the numbers that it sends to other ranks: the
-// losses, and ZO_SAYS more.
-enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // run_tell(); its data cannot be read
+// Count the losses of a rank in a step; and the numbers that it sends: losses, and ZO_SAYS more.
+enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // places: of run_tell(); of "data is damaged"
 static size_t zo_losses(const Zo *zo) { return zo->accum * 2 * (size_t)zo->config.queries; }
 static size_t zo_news(const Zo *zo) { return zo_losses(zo) + ZO_SAYS; }
 
@@ -212,7 +209,7 @@ static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
     return g;
 }
 
-// Returns where segment s is stored, from its first element on.
+// Returns the address at which segment s is stored.
 static floatX *zo_home(const GPT2 *g, size_t s) { return (floatX *)g->segment[s].first->weights; }
 
 // Counts the elements of a norm's weight and bias, which are side by side.
@@ -251,7 +248,7 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER(ANY, "logits", 2 * N * f32, zo->target_logit);
     BUFFER(ANY, "logits", N * f32, g->losses);
     BUFFER(ANY, "logits", N * f32, zo->right);
-    // zeroed, because all numbers are copied, and some may not be set
+    // zeroed, because all numbers are copied, even if some are not set
     BUFFER(ZERO, "logits", (zo_losses(zo) + 1) * sizeof(double), zo->totals);
     BUFFER(ANY, "tokens", STAGINGS * batch_numbers(g, false) * sizeof(int32_t), g->tokens);
     list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};
@@ -273,7 +270,7 @@ static void zo_allocate(GPT2 *g) {
         slot->used = events_make(LAYER_PARTS);
         slot->left = events_make(LAYER_PARTS);
     }
-    owner_end();  // --zo-no-slots frees slots and allocates them anew; gpt2_release() frees them
+    owner_end();  // zo_fetch() may replace slots (--zo-no-slots), so gpt2_release() frees them
     for (ZoSlot *slot = zo->slot; slot < zo->slot + zo->slots; slot++)
         slot->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
 }
@@ -299,12 +296,12 @@ static void zo_open(GPT2 *g, const Run *r) {
 //
 // Layers visit in order, pass after pass; visit v takes slot v % slots. Each group of a layer has
 // its own events: the GPU computes as soon as the first group is copied; a group is copied back as
-// soon as it is updated; and its room takes a group of a later layer while other groups are still
-// in use. The host queues a whole pass without waiting, and the first fetches of the next pass,
-// which do not depend on the losses.
+// soon as it is updated; and its memory receives a group of a later layer while the slot's other
+// groups are still used. The host queues a whole pass without waiting, and the first fetches of the
+// next pass, which do not depend on the losses.
 
-// Queues the copy of the next visitor to the GPU. Its last copy to the host is over by then: there
-// are no more slots than visitors, so the slot was last used by this visitor or by a later one.
+// Queues the copy of the next visitor to the GPU. The visitor's last copy to the host is complete
+// by then: there are no more slots than visitors, so it or a later one used the slot last.
 static void zo_fetch(GPT2 *g) {
     Zo *zo = g->zo;
     ZoSlot *slot = &zo->slot[zo->fetched++ % zo->slots];
@@ -330,8 +327,8 @@ static void zo_fetch(GPT2 *g) {
     }
 }
 
-// Launches zo_weights_kernel(). In a rehearsal it takes the time of its bytes or of its random
-// numbers, whichever is longer (random signs take none).
+// Launches zo_weights_kernel(). In a rehearsal the kernel takes the time of its bytes or of its
+// random numbers, whichever is longer (random signs take no time).
 static void zo_weights(GPT2 *g, floatX *theta, const ZoGroup *group, const ZoUpdate *update,
                        const ZoPass *p, int query) {
     const Zo *zo = g->zo;
@@ -351,8 +348,8 @@ static void zo_weights(GPT2 *g, floatX *theta, const ZoGroup *group, const ZoUpd
 
 static const ZoUpdate zo_nothing = {};
 
-// Makes the perturbed weights of group k of layer l for a query. A visitor is in `slot`; NULL: the
-// layer stays. The first query also updates the group, and copies a visitor's group back at once.
+// Makes the perturbed weights of group k of layer l for a query. slot: the visitor's; NULL: the
+// layer stays on the GPU. The first query also updates the group, and copies a visitor's back.
 static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, ZoSlot *slot, int query) {
     const Zo *zo = g->zo;
     const bool first = query == 0, last = query + 1 >= p->queries || p->signs == 0;
@@ -386,16 +383,15 @@ static floatX *zo_x(const GPT2 *g, int query, int sign) {
     return g->zo->x + (size_t)(query * 2 + sign) * g->max_B * g->max_T * g->config.channels;
 }
 
-// Keeps a norm's perturbed weights: in post-norm layers, the next group is perturbed in the same
-// memory before the norm is applied.
+// Copies a norm's perturbed weights to zo->norm, because in post-norm layers the next group is
+// perturbed in the same memory before the norm is applied.
 static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
     const Zo *zo = g->zo;
     stream_copy(zo->norm + (size_t)sign * zo_norm(g), zo->perturbed[sign] + at,
                 zo_norm(g) * sizeof(floatX), cudaMemcpyDeviceToDevice, g->compute);
 }
 
-// Runs the part of a layer for which group k was perturbed, for one query and sign. Adds to the
-// residual stream in place.
+// Runs part k of a layer with the perturbed group k, for one query and sign; adds to x in place.
 static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const Zo *zo = g->zo;
@@ -422,7 +418,7 @@ static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     w.mid_w = w.ln_2_w;
     w.mid_b = w.ln_2_b;
     if (post && k == 0) zo_keep_norm(g, range[0].at, sign);
-    if (post && k % 2 == 1) {  // the norm of this part's sum
+    if (post && k % 2 == 1) {  // zo_keep_norm() has copied the norm of this part's sum
         w.mid_w = w.ln_2_w = zo->norm + (size_t)sign * zo_norm(g);
         w.mid_b = w.ln_2_b = w.mid_w + zo_norm(g) / 2;
     }
@@ -435,7 +431,7 @@ static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     if (k == LAYER_PARTS - 1) layer_passes(g, false);
 }
 
-// Writes the sum of the perturbed rows of tokens and of positions (N, C); either may be left out.
+// Writes the sum of the perturbed rows of tokens and of positions (N, C); wte or wpe may be NULL.
 static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out,
                      const floatX *wte, const floatX *wpe, size_t C) {
     const size_t N = g->B * g->T;
@@ -447,7 +443,7 @@ static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out,
            sign == 0 ? p->scale : -p->scale, N, g->T, C);
 }
 
-// Computes the first layer's input, for both signs.
+// Computes the first layer's input, for p->signs signs.
 static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, E = g->config.embed, N = g->B * g->T;
     const Zo *zo = g->zo;
@@ -468,11 +464,11 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
     }
 }
 
-// Computes the head's input, for both signs: atty (N, C) = ln_f(x), or (N, E) = project_out x.
+// Computes the head's input, for p->signs signs: atty (N, C) = ln_f(x), or (N, E) = project_out x.
 static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const GPT2Table *t = &g->table;
-    const ZoGroup group = zo_group(t, t->tail, t->ln_f_b < 0 ? 1 : 2);  // or project_out
+    const ZoGroup group = zo_group(t, t->tail, t->ln_f_b < 0 ? 1 : 2);  // or it is project_out
     const Zo *zo = g->zo;
     floatX *const *w = zo->perturbed;
     zo_weights(g, tensor(g, t->tail), &group, &zo_nothing, p, query);
@@ -488,7 +484,7 @@ static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     }
 }
 
-// Makes the perturbed rows of the head for tokens v0 .. v0 + count - 1; v0 is in the vocabulary.
+// Makes the perturbed rows of the head for tokens v0 .. v0 + count - 1; v0 < V.
 static void zo_head_weights(GPT2 *g, const ZoPass *p, int query, size_t v0, size_t count) {
     const size_t C = config_embed(&g->config);
     ZoGroup group = zo_group(&g->table, g->table.lm_head, 1);
@@ -498,7 +494,7 @@ static void zo_head_weights(GPT2 *g, const ZoPass *p, int query, size_t v0, size
     zo_weights(g, tensor(g, g->table.lm_head) + v0 * C, &group, &zo_nothing, p, query);
 }
 
-// Writes the mean loss of a language model, for both signs, to totals[0] and totals[1].
+// Writes the mean loss of a language model to totals[0] and, for the second sign, totals[1].
 static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const Zo *zo = g->zo;
     const size_t E = config_embed(&g->config), V = g->config.vocab;
@@ -516,7 +512,7 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
                 const floatX *x = zo->atty + (size_t)s * most * zo->row + first * E;
                 gemm(&g->lt, false, true, rows, width, E, x, E, zo->perturbed[s], E,
                      zo->logits, width, NULL, false, g->compute);
-                GPU_TAKES(g->compute, 8 * rows * width, gpu_bytes);  // the product's, and here
+                GPU_TAKES(g->compute, 8 * rows * width, gpu_bytes);  // written, then read
                 LAUNCH(zo_crossentropy_kernel, (unsigned)rows, BLOCK_THREADS, 0, g->compute,
                        g->losses + first, zo->row_max + row, zo->row_sum + row,
                        zo->target_logit + row, zo->logits, targets + first, v0, valid, width, last);
@@ -526,7 +522,7 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
     }
 }
 
-// Does the same for labelled sentences; an evaluation also counts the right labels in totals[1].
+// Does zo_head() for labelled sentences. An evaluation counts the right labels in totals[1].
 static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const Zo *zo = g->zo;
     const size_t B = g->B, most = g->max_B * g->max_T;
@@ -542,14 +538,14 @@ static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
     if (p->signs == 1) loss_accumulate(totals + 1, zo->right, B, 1, true, g->compute);
 }
 
-// Queues a pass over all layers; with a batch, from the embeddings to the last norm, and then head
-// or classification, which write losses (queries, 2) to totals. NULL: no head. Nothing here waits.
+// Queues a pass over all layers. With signs, begins with the embeddings and ends with the last norm
+// and the head, which writes losses (queries, 2) to totals (NULL: no head).
 static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
     Zo *zo = g->zo;
     const GPT2Table *t = &g->table;
     const bool looks = p->signs > 0;
     g->timeline.between = p->signs == 1 || (!looks && zo->fused);
-    if (p->update.step != 0) {  // what stays on the GPU beside the layers
+    if (p->update.step != 0) {  // embeddings and tail
         const ZoPass quiet = {zo_nothing, 0, 1, 0, p->step, NULL};
         const ZoGroup head = zo_group(t, t->wte, t->first_layer);
         const ZoGroup tail = zo_group(t, t->tail, t->count - t->tail);
@@ -590,8 +586,8 @@ static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
     compute_span(g, NULL, 0);
 }
 
-// Applies the last step's update to the weights: after each step with --zo-no-fused-update; else
-// only before weights are evaluated or saved, because the next step's pass applies it.
+// Applies the last step's update to the weights. Called after each step with --zo-no-fused-update;
+// else only before weights are evaluated or saved, because the next step's pass applies the update.
 static void zo_update_weights(GPT2 *g) {
     Zo *zo = g->zo;
     const ZoPass p = {zo->pending, 0, 1, 0, zo->pending.step, NULL};
@@ -602,8 +598,8 @@ static void zo_update_weights(GPT2 *g) {
 // =============================================================================================
 // 5. Evaluation, and a step
 
-// Queues a pass over g->inputs (B, T) with the weights as they are. Leaves the loss by g->targets
-// in g->loss; or copies the logits (V) behind token `last` to the host, unless logits is NULL.
+// Queues a pass over g->inputs (B, T) with unperturbed weights. Leaves the loss for g->targets in
+// g->loss; or, if logits (V) is not NULL, copies to it the logits after token `last`.
 static void zo_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
     const Zo *zo = g->zo;
     const size_t C = config_embed(&g->config), V = g->config.vocab;
@@ -619,7 +615,7 @@ static void zo_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
     }
 }
 
-// Copies this rank's micro-batch number `micro` of the run to the GPU, by the next set of staging.
+// Copies this rank's micro-batch number `micro` of the run to the GPU. False if it cannot be read.
 static bool zo_send_batch(GPT2 *g, const Run *r, uint64_t micro, Error *err) {
     const uint64_t position = run_position(r, micro / g->zo->accum + 1, micro % g->zo->accum);
     if (rehearsal == NULL
@@ -629,29 +625,28 @@ static bool zo_send_batch(GPT2 *g, const Run *r, uint64_t micro, Error *err) {
     return true;
 }
 
-// Queues the passes of a step, and the batch after each. False if a token file is damaged.
+// Queues the passes of a step and the copies of the next batches. False: a token file is damaged.
 static bool zo_forward(GPT2 *g, Run *r, size_t step) {
     Zo *zo = g->zo;
     Error later;
-    if (zo->sent < (step - 1) * zo->accum) zo->sent = (step - 1) * zo->accum;  // a run that goes on
+    if (zo->sent < (step - 1) * zo->accum) zo->sent = (step - 1) * zo->accum;  // a resumed run
     for (size_t m = 0; m < zo->accum; m++) {
         const uint64_t micro = (step - 1) * zo->accum + m;
         const ZoPass p = {zo->pending, 2, zo->config.queries, zo->config.eps, (uint32_t)step,
                           &g->staging[micro % 2]};
-        // The next batch is copied before the layers that are fetched for its pass. If it cannot be
-        // read, the error is reported in its step.
+        // The next batch is copied before the layers that its pass fetches. If the batch cannot be
+        // read, its own step reports the error.
         for (; zo->sent <= micro + 1 && zo->sent < r->o.steps * zo->accum; zo->sent++)
             if (!zo_send_batch(g, r, zo->sent, zo->sent == micro ? &r->damage : &later)) break;
         if (zo->sent == micro) return false;
         zo_pass(g, &p, zo->totals + 2 * m * (size_t)zo->config.queries);
-        zo->pending = zo_nothing;  // it is in the weights now
+        zo->pending = zo_nothing;  // it is in the weights by then
     }
     return true;
 }
 
-// Adds the counters of a step, for log.jsonl. Bytes over the link are those of this step, times
-// those of the newest complete step ("step"). Then: the bytes that this rank sent to the others,
-// and the seconds for which it waited for them.
+// Writes the counters of a step, for log.jsonl. Bytes over the link are of this step, times of the
+// newest complete step ("step"). sent: bytes sent to other ranks. waited: seconds, for them.
 static void zo_log(const GPT2 *g, char *json, size_t n, size_t sent, double waited) {
     const TimelineStep *d = &g->timeline.done;
     char busy[160];
@@ -665,9 +660,9 @@ static void zo_log(const GPT2 *g, char *json, size_t n, size_t sent, double wait
 }
 
 // Makes a step of MeZO, as mezo_step() in train_gpt2.c does. All passes are queued before the host
-// waits for the losses. Ranks then exchange their losses, so all have the same numbers, to the last
-// bit: all apply one update, or skip it, and stop together. If a token file is
-// damaged, all ranks report it; r->damage has the reason on the ranks that found it.
+// waits for the losses. Ranks then exchange their losses, so all have the same bits: all apply the
+// same update, or skip it, and stop together. If a token file is damaged, all ranks report this;
+// r->damage has the reason on the ranks that found it.
 static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     Zo *zo = g->zo;
     const size_t n = zo_losses(zo), news = zo_news(zo), bytes = news * sizeof(double);
@@ -695,8 +690,7 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     return result;
 }
 
-// Ends a run whose ranks have loaded different weights. All ranks load, and rank 0 alone saves, so
-// the weights of the others would be lost.
+// Ends a run whose ranks have loaded different weights: only those of rank 0 would be saved.
 static void zo_loaded(const GPT2 *g, Run *r) {
     uint64_t hash = 0;
     char text[40];

@@ -216,7 +216,7 @@ static void device_names(void) {
         {"NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"}, {"NVIDIA A100 80GB PCIe", "A100 80GB PCIe"},
         {"NVIDIA H100 PCIe", "H100 PCIe"}, {"NVIDIA H200", "H200"}, {"NVIDIA H200 NVL", "H200 NVL"},
         {"NVIDIA GH200 480GB", "GH200 480GB"}, {"NVIDIA L4", "L4"}, {"NVIDIA L40", "L40"},
-        {"NVIDIA L40S", "L40S"}, {"NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"},
+        {"NVIDIA L40S", "L40S"}, {"NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada Generation"},
         {"NVIDIA GeForce RTX 3090", "GeForce RTX 3090"},
         {"NVIDIA GeForce RTX 3090 Ti", "GeForce RTX 3090 Ti"},
         {"NVIDIA A10G", NULL}, {"NVIDIA A100-SXM4-80GB MIG 1g.10gb", NULL},
