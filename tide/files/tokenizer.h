@@ -12,8 +12,8 @@
 //
 // A text is encoded in four steps. A family of models may leave some out:
 // 1. Added tokens, such as <|im_end|>, are cut out. The pieces between them are encoded separately.
-// 2. A piece is normalised: composed (nfc.h), or given a space in front. Then added tokens are cut out
-//    whose contents are normalised, too.
+// 2. A piece is normalised: composed (nfc.h), or given a space in front. Then added tokens are cut
+//    out whose contents are normalised, too.
 // 3. A byte-level piece is cut into words (words.h). In the style of SentencePiece it is one word.
 // 4. The symbols of each word are merged (vocabulary.h).
 // A directory has a tokenizer.json, whose parts describe the steps, or vocab.json and merges.txt of
