@@ -3,7 +3,7 @@
 //   1. The functions of a model, forward and backward, in the order in which a token passes them
 //   2. The model: memory, forward, backward, update
 //   3. One step of AdamW, or of MeZO
-//   4. The loop. What surrounds a step is in tide/run/run.h.
+//   4. The loop; tide/run/run.h has the functions around a step
 //
 // Everything else in tide.c is checked against this reference, so each function is the plain loop
 // that defines it. Two of them would be slow as plain loops. The matrix product is in

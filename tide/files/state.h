@@ -24,8 +24,8 @@
 // complete.
 //
 // Several ranks save the same file that one process would write, each its own part. Rank 0 makes
-// the file, and renames it when all have flushed. An error on one rank is an error on all. If a
-// function's comment says so, all ranks must call the function at the same point.
+// the file, and renames it when all have flushed. An error on one rank is an error on all. All
+// ranks call the functions whose comments demand it, at the same point.
 
 // The parts of a parameter's state: the newest weight; AdamW's m and v; and, for ZenFlow, the
 // weight that the GPU uses.

@@ -173,7 +173,7 @@ static void *rehearse_memory(size_t bytes) {
 // ---------------------------------------------------------------------------------------------
 // The machine
 
-// Divides `total` evenly among three wants. What one of them does not need is left to the others.
+// Divides `total` evenly among three wants. One that needs less leaves the rest to the others.
 static void share_out(double total, double want[3]) {
     bool served[3] = {false, false, false};
     for (int left = 3; left > 0; left--) {
