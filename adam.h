@@ -10,7 +10,6 @@
 #define TIDE_ADAM_H
 #include "tide/base/bf16.h"
 #include <float.h>
-#include <math.h>
 
 // ---------------------------------------------------------------------------------------------
 // Single operations, each rounded once to nearest even. nvcc would otherwise fuse a product with a

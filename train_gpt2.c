@@ -21,20 +21,15 @@
 // query heads share a key head, the MLP has a gate with SiLU, and there are no biases. (Qwen2 has
 // biases of q, k and v. Qwen3 normalises each head of q and k.)
 
-#include "tide/base/memory.h"
-#include "tide/base/model.h"
 #include "tide/cpu/adam_fast.h"
 #include "tide/cpu/attention.h"
 #include "tide/cpu/labels.h"
 #include "tide/run/evaluate.h"
-#include "tide/run/sample.h"
 #include "tide/run/zen_run.h"
 #include "zo.h"
-#include <math.h>
 
 // =============================================================================================
 // 1. The functions
-//
 //
 // X_forward computes the outputs. X_backward computes the gradients of the loss with respect to
 // inputs and weights from the gradient with respect to the outputs ("dout"). doc/backward.md

@@ -9,7 +9,6 @@
 #ifndef TIDE_BF16_H
 #define TIDE_BF16_H
 #include "util.h"
-#include <math.h>
 
 HOST_DEVICE static inline float bf16_to_f32(uint16_t x) { return bits_float((uint32_t)x << 16); }
 

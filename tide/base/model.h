@@ -9,7 +9,6 @@
 //     gpt2_flops_per_token()   counts the operations of a forward and backward pass
 #ifndef TIDE_MODEL_H
 #define TIDE_MODEL_H
-#include "util.h"
 #include "rng.h"
 #include "vmath.h"
 

@@ -9,7 +9,6 @@
 #ifndef TIDE_RNG_H
 #define TIDE_RNG_H
 #include "util.h"
-#include <math.h>
 
 // Values in place of the step, for random numbers that are not noise of a training step.
 enum { RNG_INIT = 0xffffffff, RNG_SHUFFLE = 0xfffffffe, RNG_SAMPLE = 0xfffffffd };

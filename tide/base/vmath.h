@@ -13,7 +13,6 @@
 #ifndef TIDE_VMATH_H
 #define TIDE_VMATH_H
 #include "util.h"
-#include <math.h>
 
 // Marks functions to be inlined: a loop around a call is not vectorised.
 #define VECTORISED __attribute__((always_inline)) static inline

@@ -19,7 +19,6 @@
 #ifndef TIDE_DATA_H
 #define TIDE_DATA_H
 #include "../base/ranks.h"
-#include "../base/memory.h"
 #include "../base/rng.h"
 #include "tokenizer.h"
 

@@ -11,13 +11,10 @@
 // A whole file is never overwritten: a new one gets its name when it is complete and flushed.
 #ifndef TIDE_HF_H
 #define TIDE_HF_H
-#include "../base/util.h"
 #include "../base/model.h"
-#include "json.h"
 #include "../base/ranks.h"
 #include "safetensors.h"
 #include <fnmatch.h>
-#include <math.h>
 
 // ---------------------------------------------------------------------------------------------
 // 1. What is saved and loaded

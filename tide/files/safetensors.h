@@ -10,7 +10,6 @@
 // Specification: https://github.com/huggingface/safetensors, "Format".
 #ifndef TIDE_SAFETENSORS_H
 #define TIDE_SAFETENSORS_H
-#include "../base/util.h"
 #include "../base/bf16.h"
 #include "json.h"
 

@@ -22,7 +22,6 @@
 // Sources: Radford et al. 2019 (section 2.2); Hugging Face tokenizers 0.23.
 #ifndef TIDE_TOKENIZER_H
 #define TIDE_TOKENIZER_H
-#include "json.h"
 #include "nfc.h"
 #include "vocabulary.h"
 

@@ -7,7 +7,6 @@
 #ifndef TIDE_RATES_H
 #define TIDE_RATES_H
 #include "../base/util.h"
-#include <math.h>
 
 // Bytes, parameters or floating-point operations per second; 0: unknown. Name and unit of each.
 #define RATES(X) \

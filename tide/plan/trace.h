@@ -5,7 +5,6 @@
 #ifndef TIDE_TRACE_H
 #define TIDE_TRACE_H
 #include "../base/util.h"
-#include <math.h>
 
 // A row for each stream of the trainer. FETCH, BACK, WEIGHTS and INPUTS_BACK copy over the link to
 // the GPU; LEAVE, FLUSH and INPUTS_OUT to the host.

@@ -10,18 +10,10 @@
 // save.h loads and saves a run, run.h has the functions of its loop.
 #ifndef TIDE_OPEN_H
 #define TIDE_OPEN_H
-#include "../base/util.h"
-#include "../base/model.h"
-#include "../base/ranks.h"
-#include "../cpu/cpu.h"
-#include "../files/data.h"
 #include "../files/state.h"
 #include "../files/task.h"
-#include "../files/tokenizer.h"
 #include "log.h"
-#include "options.h"
 #include "out.h"
-#include <fnmatch.h>
 
 // A run. It must not be moved in memory: its loaders have pointers to its members.
 typedef struct {

@@ -10,7 +10,6 @@
 //     options_resume()    merges the options of a checkpoint with those of the command line
 #ifndef TIDE_OPTIONS_H
 #define TIDE_OPTIONS_H
-#include "../base/util.h"
 #include "../cpu/cpu.h"
 #include "../base/model.h"
 #include <assert.h>

@@ -6,11 +6,8 @@
 //   out_take         makes --out, and locks it
 #ifndef TIDE_OUT_H
 #define TIDE_OUT_H
-#include "../base/util.h"
-#include "../base/ranks.h"
 #include "../files/state.h"
 #include "options.h"
-#include <fnmatch.h>
 #include <sys/file.h>
 
 // Locks --out for a run. Its processes hold a lock (flock) on the file .lock there; the system

@@ -5,13 +5,9 @@
 //   sample()         draws a token
 #ifndef TIDE_SAMPLE_H
 #define TIDE_SAMPLE_H
-#include "../base/util.h"
-#include "../base/model.h"
 #include "options.h"
-#include "../base/rng.h"
 #include "../files/chat.h"
 #include "../base/vmath.h"
-#include <signal.h>
 
 static int sample_compare(const void *a, const void *b) {  // descending
     const float x = *(const float *)a, y = *(const float *)b;

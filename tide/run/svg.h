@@ -7,7 +7,6 @@
 //   svg_curve, svg_series      draw a line through points; through many, or noisy, points
 #ifndef TIDE_SVG_H
 #define TIDE_SVG_H
-#include <math.h>
 #include "../base/util.h"
 
 enum { SVG_BUCKETS = 400 };  // most points of a curve
