@@ -638,8 +638,8 @@ static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool 
     return sum / (double)N;
 }
 
-// Is gpt2_head() for classification by label words of one token each (tide/cpu/labels.h): returns
-// the mean loss of the sequences; grad_scale is 1 / (sequences of the step).
+// Does the same for classification by label words of one token each (tide/cpu/labels.h). Returns
+// the mean loss of the sequences. grad_scale is 1 / (sequences of the step), or 0.
 static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32_t *where,
                             float grad_scale, bool accumulate, size_t *right) {
     const size_t C = config_embed(&g->config), size = g->table.tensors[g->table.lm_head].size;
@@ -766,7 +766,7 @@ static void gpt2_zo_update(GPT2 *g, const ZoConfig *zo, const ZoUpdate *u) {
     memcpy(g->params, g->theta, g->table.elements * sizeof(float));
 }
 
-// Is the RunState.move of the arenas. m and v may be bf16.
+// Implements RunState.move for the model's arenas. m and v may be bf16.
 static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     const GPT2 *g = (const GPT2 *)owner;
     if (g->moments_bf16 && part > 0) bf16_move((uint16_t *)g->parts[part] + at, w, n, out);
@@ -874,7 +874,7 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step) {
 // =============================================================================================
 // 4. The loop
 
-// Is the RunLoss of run_eval().
+// Implements RunLoss: computes losses for run_eval().
 static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, float *losses,
                         size_t *right) {
     GPT2 *g = (GPT2 *)model;
@@ -886,8 +886,9 @@ static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, float *l
     return loss;
 }
 
-// Is the SampleNext of run_sample(). New tokens pass forward in parts for which the buffers have
-// room. The cache has the keys and values of the tokens before them.
+// Implements SampleNext for run_sample(): computes the logits of the next token. New tokens pass
+// forward in parts for which the buffers have room. The cache has the keys and values of the tokens
+// before them.
 static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t fresh,
                       float *logits) {
     GPT2 *g = (GPT2 *)model;

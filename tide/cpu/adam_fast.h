@@ -60,7 +60,7 @@ static inline void adam_prefetch(const void *array, size_t at, size_t size) {
     for (size_t k = 0; k < ADAM_BLOCK * size; k += 64) __builtin_prefetch(from + k);
 }
 
-// Is the loop of adam_range(), which inlines it 20 times with constants, so that each is
+// Computes adam_range(), which inlines this loop 20 times with constants, so that each is
 // vectorised. `rounded` weights have no lower halves.
 __attribute__((always_inline))
 static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ low,

@@ -38,8 +38,8 @@ typedef struct {
                                // range may be empty
     int count;                 // the number of ranges
     // Copies elements [at, at + n) of a part to w as fp32, or from w if out is false. The copy is
-    // complete at the return. The elements are of one tensor. Only from w may zeros follow them,
-    // for the padding and the gap after the tensor.
+    // complete at the return. The elements are of one tensor; if out is false, zeros for the
+    // tensor's padding and for the gap after it may follow them.
     void (*move)(void *owner, int part, size_t at, size_t n, float *w, bool out);
     void *owner;
     bool moments_bf16;         // AdamW's m and v are stored as bf16
@@ -47,7 +47,7 @@ typedef struct {
     bool master_bf16;          // a loaded weight is rounded to bf16
 } RunState;
 
-// Is the RunState.move of arenas in host memory. owner: a list of them, one for each part.
+// Implements RunState.move for arenas in host memory. owner: a list of them, one for each part.
 static void state_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     float *there = ((float *const *)owner)[part] + at;
     memcpy(out ? w : there, out ? there : w, n * sizeof *w);

@@ -9,9 +9,9 @@
 //   json_write_string, json_write_others   write a string with its quotes; members of an object
 //
 // The reader is as strict as RFC 8259: no comments, no trailing commas, no NaN, only valid UTF-8.
-// Two more things are allowed: numbers like 01, +1 or 1. and a byte order mark in front. The reader
-// refuses lone surrogates, numbers too large for a double, more than 64 levels, and an object that
-// has a key twice: another reader may take the other value. Memory: 106 bytes per byte of text.
+// Two more things are allowed: numbers like 01, +1 or .5, and a byte order mark in front. Refused
+// are lone surrogates, numbers too large for a double, more than 64 levels, and a key twice in an
+// object: another reader may take the other value. Memory: at most 106 bytes per byte of text.
 #ifndef TIDE_JSON_H
 #define TIDE_JSON_H
 #include "../base/util.h"

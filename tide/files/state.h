@@ -18,10 +18,9 @@
 // 1. Training state
 //
 // OUT/checkpoints/step_N/ holds two files. state.safetensors has every tensor of every part, in our
-// own names and layout, without padding: PART.NAME, where PART is param, m or v. state.txt has
-// lines "name value": numbers, the hashes of the tensors, lines of the optimizer, the run's
-// options; and a hash of all these lines. The directory is OUT/checkpoints/tmp_N until it is
-// complete.
+// own names and layout, without padding: PART.NAME, where PART is param, m, v or shown. state.txt
+// has lines "name value": numbers, the hashes of the tensors, lines of the optimizer, the run's
+// options; and a hash of all these lines. The directory is named tmp_N until it is complete.
 //
 // Several ranks save the same file that one process would write, each its own part. Rank 0 makes
 // the file, and renames it when all have flushed. An error on one rank is an error on all. All
