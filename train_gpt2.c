@@ -516,21 +516,20 @@ static size_t gpt2_allocate(GPT2 *g, size_t other, bool quiet) {
     return planned;
 }
 
-// Returns pointers to the tensors of layer l in an arena of weights or gradients.
+// Returns a pointer to a tensor in an arena of weights or gradients. index -1: the family has no
+// such tensor; then the pointer is NULL.
+static float *tensor(const GPT2 *g, float *arena, int index) {
+    return index < 0 ? NULL : arena + g->table.tensors[index].offset;
+}
+
+// Returns pointers to the tensors of layer l in an arena.
 static LayerWeights layer_weights(const GPT2 *g, float *arena, size_t l) {
     LayerWeights w;
-    for (int k = 0; k < LAYER_TENSORS; k++) {
-        const int i = layer_tensor(&g->table, l, k);
-        w.kind[k] = i < 0 ? NULL : arena + g->table.tensors[i].offset;
-    }
+    for (int k = 0; k < LAYER_TENSORS; k++)
+        w.kind[k] = tensor(g, arena, layer_tensor(&g->table, l, k));
     w.mid_w = g->config.post_norm ? w.ln_1_w : w.ln_2_w;
     w.mid_b = g->config.post_norm ? w.ln_1_b : w.ln_2_b;
     return w;
-}
-
-// Returns a tensor that is in no layer; NULL: the family has no such tensor.
-static float *tensor(const GPT2 *g, float *arena, int index) {
-    return index < 0 ? NULL : arena + g->table.tensors[index].offset;
 }
 
 static LayerActs layer_acts(const GPT2 *g, size_t l) {

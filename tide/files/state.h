@@ -229,7 +229,6 @@ typedef struct {
     const GPT2Table *table;
     const RunState *here;
     int keep;                // how many checkpoints stay, with this one; 0: all
-    size_t best;             // the checkpoint of this step stays, too; 0: there is none
     TrainState state;
 } StateSave;
 
@@ -290,7 +289,7 @@ static void state_prune(const StateSave *save) {
     if (ranks.rank > 0 || save->keep <= 0) return;
     for (int kept = 0; (step = state_newest(save->out, step, false)) > 0; kept++) {
         state_path(path, save->out, step);
-        if (kept >= save->keep && step != save->best) checkpoint_remove(path);
+        if (kept >= save->keep && step != save->state.best.step) checkpoint_remove(path);
     }
 }
 

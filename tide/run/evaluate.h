@@ -15,8 +15,8 @@
 typedef double RunLoss(void *model, Run *r, size_t first, size_t rows, float *losses,
                        size_t *right);
 
-// Of a batch: the sum of its losses, and its right labels. Of a row: the sum of the losses of its
-// tokens, and the number of these.
+// The score of a batch is the sum of its rows' losses, and the number of right labels. The score of
+// a row is the sum of its tokens' losses, and the number of tokens in that sum.
 typedef struct { double loss, count; } RunScore;
 
 // Sums a row's losses (T), which are 0 for tokens that are not trained.
@@ -51,8 +51,7 @@ static double run_rank(const Task *t, const RunScore *rows, size_t count, double
         right += n > 1 && best == (size_t)t->label[i];
     }
     *mean = sum.loss / sum.count;
-    if (asked == 0) return -1;
-    return right / asked;
+    return asked > 0 ? right / asked : -1;
 }
 
 // Writes the file of --scores, with a line for each row.

@@ -171,10 +171,10 @@ static void run_open_tokenizer(Run *r) {
     char home[PATH_MAX] = "", list[PATH_MAX];
     struct stat merges;
     if (saved != NULL) model_directory(saved, home);
-    path_join(list, home, "tokenizer.json");
-    const bool json = path_exists(list);
     path_join(list, home, "merges.txt");
-    const bool own = saved != NULL && (json || path_exists(list));
+    const bool has_merges = stat(list, &merges) == 0;
+    path_join(list, home, "tokenizer.json");
+    const bool own = saved != NULL && (has_merges || path_exists(list));
     const char *dir = o->tokenizer != NULL ? o->tokenizer : own ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
         Error err;
@@ -189,9 +189,8 @@ static void run_open_tokenizer(Run *r) {
     if (r->tokenizer == NULL && !own && path_exists(list))
         snprintf(tokenizer_why, sizeof tokenizer_why, "%.300s is not read; transformers makes "
                  "tokenizer.json of it: AutoTokenizer.from_pretrained(), save_pretrained()", list);
-    path_join(list, home, "merges.txt");
     if (saved != NULL && strcmp(dir, "bytes") == 0 && o->tokenizer != NULL  // bytes have no merges
-        && (stat(list, &merges) == 0 ? merges.st_size > 16 : own || r->config.vocab >= 50257))
+        && (has_merges ? merges.st_size > 16 : own || r->config.vocab >= 50257))
         die("--tokenizer bytes: the model in %s knows %zu other tokens: leave it out, or name the "
             "directory of theirs", home, r->config.vocab);
 }

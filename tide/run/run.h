@@ -71,12 +71,12 @@ static bool run_batch(const Run *r, const Loader *loader, uint64_t position, siz
 // Signals, and what ranks tell each other
 
 static volatile sig_atomic_t stop_requested;  // the number of the signal that asks to save and exit
-static volatile double stop_time;  // when this process got its first one, by seconds_now()
+static volatile double stop_time;  // when the first such signal came, by seconds_now()
 static bool stop_waits;                       // ZenFlow's window is open, and must end first
 
 // Handles a signal. The terminal, make and a launcher may each send the same one. So only a second
 // signal, more than a second after the first, ends the program at once, and only SIGHUP, SIGINT or
-// SIGTERM. Others repeat: SIGPIPE, for each line to a `tee` that Ctrl-C has ended.
+// SIGTERM. SIGPIPE repeats: once for each line written to a `tee` that Ctrl-C has ended.
 static void request_stop(int n) {
     if (stop_time == 0) {
         stop_time = seconds_now();

@@ -240,8 +240,6 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
                         void *model, const volatile sig_atomic_t *stop) {
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");
     bool full = false;
-    const bool spaceless = (chat->format->rules & CHAT_SPACED) != 0;
-    const ChatMessage given = {CHAT_SYSTEM, o->prompt, system ? strlen(o->prompt) : 0};
     Sampler s = sampler_make(o, chat->t, c, chat->begin, 0, next, model);
     const size_t room = min_size(o->sample_tokens, s.context / 2);
     ChatMessage *m = (ChatMessage *)array_grow(NULL, 0, sizeof *m, "a conversation");
@@ -249,7 +247,7 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
     char *text;
     s.end = chat->ids[0];
     s.stop = stop;
-    if (system) m[count++] = given;
+    if (system) m[count++] = (ChatMessage){CHAT_SYSTEM, o->prompt, strlen(o->prompt)};
     if (terminal) printf("(a line that ends with \\ goes on in the next one)\n");
     while (*stop == 0 && (text = chat_turn(terminal, &length)) != NULL) {
         const ChatMessage turn[2] = {{CHAT_USER, text, length}, {CHAT_ASSISTANT, NULL, 0}};
@@ -281,7 +279,7 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
         char *answer = NULL;
         s.tokens = (int32_t *)realloc(s.tokens, (s.n + most) * sizeof *s.tokens);
         if (s.tokens == NULL) fail("out of memory: a conversation");
-        s.spaceless = spaceless;
+        s.spaceless = (chat->format->rules & CHAT_SPACED) != 0;
         s.copy = text_open(&answer, &m[count - 1].n);
         sample_on(&s, most);
         text_close(s.copy);

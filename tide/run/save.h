@@ -99,10 +99,11 @@ static void run_write(Run *r, size_t step, bool state) {
     const bool bf16 = r->o.save_dtype == SAVE_BF16;
     const double start = seconds_now();
     const bool improved = state && r->o.keep_best && r->lowest < run_best_loss(r);
-    StateSave save = {r->o.out, &r->table, &r->saves, (int)r->o.keep, 0, r->state};
+    StateSave save = {r->o.out, &r->table, &r->saves, (int)r->o.keep, r->state};
     char best[PATH_MAX], path[PATH_MAX];
     Error err;
     if (r->o.no_save) return;
+    save.state.step = step;
     save.state.config = r->config;
     save.state.seed = r->o.seed;
     save.state.data_position = step * r->step_sequences;
@@ -115,8 +116,6 @@ static void run_write(Run *r, size_t step, bool state) {
         log_best(&r->log, step, r->lowest);
     }
     for (int again = 0; again < 2; again++) {
-        save.state.step = step;
-        save.best = save.state.best.step;
         bool ok = !state || state_save(&save, &err);
         if (state && ok) {
             r->state.step = step;
@@ -133,9 +132,9 @@ static void run_write(Run *r, size_t step, bool state) {
         if (state_agree(ok, &err)) break;
         if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
             save.keep = 1;  // older checkpoints are removed to make room
-            save.best = r->state.best.step;
-            save.state.step = r->state.step;
-            state_prune(&save);
+            StateSave saved = save;
+            saved.state = r->state;
+            state_prune(&saved);
             continue;
         }
         if (r->state.step == 0) fail("%s", err.text);
