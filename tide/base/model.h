@@ -4,7 +4,7 @@
 //
 //     gpt2_preset()        fills a configuration by its name; call gpt2_finish() after any change
 //     gpt2_table()         lists all parameter tensors; gpt2_tensor_at(): finds that of an element
-//     gpt2_acts()          lists the activations of a layer that backward reads
+//     LAYER_ACTIVATIONS    lists the activations of a layer that backward reads
 //     gpt2_init_range()    makes the first values of a part of a tensor
 //     gpt2_flops_per_token()   counts the operations of a forward and backward pass
 #ifndef TIDE_MODEL_H
@@ -442,41 +442,30 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
 
 // The activations of a layer, in the order in which they are in the memory of a GPU. Columns: name,
 // elements per token (0: there is none), whether they are fp32 (else of the type of the trainer),
-// the part of the layer that computes them (train_gpt2.cu), and the strongest --recompute that
-// keeps them. Activations that a stronger --recompute keeps are first.
+// and the strongest --recompute that keeps them. Activations that a stronger --recompute keeps are
+// first.
 #define LAYER_ACTIVATIONS(ACT, c) \
-    ACT(qkv, config_qkv(c), false, 0, RECOMPUTE_LIGHT) \
-    ACT(atty, config_att(c), false, 0, RECOMPUTE_LIGHT) \
-    ACT(lse, (c)->heads, true, 0, RECOMPUTE_LIGHT) \
-    ACT(qk, (c)->qk_norm ? config_qk(c) : 0, false, 0, RECOMPUTE_LIGHT) \
-    ACT(qk_rstd, (c)->qk_norm ? (c)->heads + config_kv(c) : 0, true, 0, RECOMPUTE_LIGHT) \
-    ACT(mid, (c)->channels, false, 1, RECOMPUTE_LIGHT) \
-    ACT(fc, config_mlp(c), false, 2, RECOMPUTE_LIGHT) \
-    ACT(mean_1, !(c)->rms, true, (c)->post_norm ? 1 : 0, RECOMPUTE_LIGHT) \
-    ACT(rstd_1, 1, true, (c)->post_norm ? 1 : 0, RECOMPUTE_LIGHT) \
-    ACT(mean_2, !(c)->rms, true, (c)->post_norm ? 3 : 1, RECOMPUTE_LIGHT) \
-    ACT(rstd_2, 1, true, (c)->post_norm ? 3 : 1, RECOMPUTE_LIGHT) \
-    ACT(ln_1, (c)->channels, false, (c)->post_norm ? 1 : 0, RECOMPUTE_NONE) \
-    ACT(ln_2, (c)->channels, false, (c)->post_norm ? 3 : 1, RECOMPUTE_NONE) \
-    ACT(act, (c)->ffn, false, 2, RECOMPUTE_NONE)
+    ACT(qkv, config_qkv(c), false, RECOMPUTE_LIGHT) \
+    ACT(atty, config_att(c), false, RECOMPUTE_LIGHT) \
+    ACT(lse, (c)->heads, true, RECOMPUTE_LIGHT) \
+    ACT(qk, (c)->qk_norm ? config_qk(c) : 0, false, RECOMPUTE_LIGHT) \
+    ACT(qk_rstd, (c)->qk_norm ? (c)->heads + config_kv(c) : 0, true, RECOMPUTE_LIGHT) \
+    ACT(mid, (c)->channels, false, RECOMPUTE_LIGHT) \
+    ACT(fc, config_mlp(c), false, RECOMPUTE_LIGHT) \
+    ACT(mean_1, !(c)->rms, true, RECOMPUTE_LIGHT) \
+    ACT(rstd_1, 1, true, RECOMPUTE_LIGHT) \
+    ACT(mean_2, !(c)->rms, true, RECOMPUTE_LIGHT) \
+    ACT(rstd_2, 1, true, RECOMPUTE_LIGHT) \
+    ACT(ln_1, (c)->channels, false, RECOMPUTE_NONE) \
+    ACT(ln_2, (c)->channels, false, RECOMPUTE_NONE) \
+    ACT(act, (c)->ffn, false, RECOMPUTE_NONE)
 
-typedef struct {
-    const char *name;
-    size_t width;     // elements per token
-    bool f32;
-    int part, kept;   // kept: RECOMPUTE_*
-} LayerAct;
+// A row of the table, without its name.
+typedef struct { size_t width; bool f32; int kept; } LayerAct;
+#define ACT_ROW(name, width, f32, kept) {width, f32, kept},
 
 #define ACT_COUNT(...) + 1
 enum { LAYER_ACTS = 0 LAYER_ACTIVATIONS(ACT_COUNT, 0) };
-
-typedef struct { LayerAct acts[LAYER_ACTS]; } ActTable;
-
-static ActTable gpt2_acts(const GPT2Config *c) {
-    #define ACT_ROW(name, width, f32, part, kept) {#name, width, f32, part, kept},
-    const ActTable t = {{LAYER_ACTIVATIONS(ACT_ROW, c)}};
-    return t;
-}
 
 // ---------------------------------------------------------------------------------------------
 // Shard map

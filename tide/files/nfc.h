@@ -5,7 +5,6 @@
 // Source: Unicode Standard Annex 15.
 #ifndef TIDE_NFC_H
 #define TIDE_NFC_H
-#include "unicode_nfc.h"
 #include "words.h"
 
 // A Hangul syllable is HANGUL + (leading consonant * 21 + vowel) * 28 + trailing consonant.

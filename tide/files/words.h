@@ -16,12 +16,11 @@
 // not valid UTF-8 counts as one code point that is no letter, number or space.
 #ifndef TIDE_WORDS_H
 #define TIDE_WORDS_H
-#include "../base/util.h"
 #include "unicode.h"
 #include "unicode_nfc.h"
 
 typedef struct {
-    const char *name, *expression;  // as tokenizer.json has it
+    const char *expression;         // as tokenizer.json has it
     // Newer: contractions may be in upper case. Any character but CR, LF, a letter or a number may
     // stand before letters, and no space before numbers. Other characters include the CRs and LFs
     // after them. White space ends after its last CR or LF.
@@ -36,12 +35,11 @@ enum { RULE_GPT2, RULE_LLAMA3, RULE_QWEN2, RULE_TEKKEN, RULES };
 #define CASED(upper, lower) "[^\\r\\n\\p{L}\\p{N}]?" \
     "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]" upper "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]" lower
 static const WordRule word_rules[RULES] = {
-    {"GPT-2's", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
-     "\\s+(?!\\S)|\\s+", false, false, SIZE_MAX},
-    {"Llama-3's", NEWER_WORDS(LETTERS, "\\p{N}{1,3}", "\\r\\n"), true, false, 3},
-    {"Qwen2's", NEWER_WORDS(LETTERS, "\\p{N}", "\\r\\n"), true, false, 1},
-    {"Tekken's", NEWER_WORDS(CASED("*", "+") "|" CASED("+", "*"), "\\p{N}", "\\r\\n/"),
-     true, true, 1}};
+    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+     false, false, SIZE_MAX},
+    {NEWER_WORDS(LETTERS, "\\p{N}{1,3}", "\\r\\n"), true, false, 3},
+    {NEWER_WORDS(LETTERS, "\\p{N}", "\\r\\n"), true, false, 1},
+    {NEWER_WORDS(CASED("*", "+") "|" CASED("+", "*"), "\\p{N}", "\\r\\n/"), true, true, 1}};
 
 // ---------------------------------------------------------------------------------------------
 // Classes of code points

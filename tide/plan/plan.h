@@ -12,7 +12,6 @@
 // host.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
-#include "../base/model.h"
 #include "../../offload.h"
 #include "rehearsal.h"
 

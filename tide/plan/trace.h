@@ -34,7 +34,7 @@ typedef struct {
 #define TRACE_NONE SIZE_MAX
 
 // ---------------------------------------------------------------------------------------------
-// What a step did
+// The times of a step
 
 // The part of the machine that each row uses. A span of the link is a copy only if it has bytes.
 enum { USES_GPU, USES_CPU, USES_H2D, USES_D2H, USES_DUPLEX, USES_NOTHING, TRACE_USES };
@@ -69,7 +69,7 @@ typedef struct {
     size_t step;
     double busy[TRACE_USES];  // seconds in which each part of the machine worked
     double stalled;       // waits of compute
-    double stalled_backward;  // the part of them before backward
+    double stalled_backward;  // those of these waits that are before backward
     double forward, backward;  // work in these
     double update_seconds;  // from the first "update" to the last end of the update's spans
 } TimelineStep;

@@ -10,7 +10,6 @@
 // save.h loads and saves a run, run.h has the functions of its loop.
 #ifndef TIDE_OPEN_H
 #define TIDE_OPEN_H
-#include "../files/state.h"
 #include "../files/task.h"
 #include "log.h"
 #include "out.h"

@@ -7,7 +7,6 @@
 #define TIDE_SAMPLE_H
 #include "options.h"
 #include "../files/chat.h"
-#include "../base/vmath.h"
 
 static int sample_compare(const void *a, const void *b) {  // descending
     const float x = *(const float *)a, y = *(const float *)b;
