@@ -1,21 +1,20 @@
 // adam.h: one AdamW step and the global gradient norm, each with one definition.
 //
-// adam_scalar() is the definition of the update: a written order of IEEE single-precision
-// operations. The host's loop (tide/cpu/adam_fast.h) and the GPU's kernel both call this function:
-// moving the update from one to the other never changes a bit.
-// Sources: Kingma and Ba, "Adam" (ICLR 2015), algorithm 1; Loshchilov and Hutter, "Decoupled
-// weight decay regularization" (ICLR 2019), algorithm 2; clipping by the global norm: Pascanu,
-// Mikolov and Bengio (ICML 2013), algorithm 1.
+// adam_scalar() defines the update: a fixed order of IEEE single-precision operations. The host's
+// loop (tide/cpu/adam_fast.h) and the GPU's kernel both call this function. So who makes the update
+// never changes a bit.
+// Sources: Kingma and Ba, "Adam" (ICLR 2015), algorithm 1; Loshchilov and Hutter, "Decoupled weight
+// decay regularization" (ICLR 2019), algorithm 2; clipping by the global norm: Pascanu, Mikolov and
+// Bengio (ICML 2013), algorithm 1.
 #ifndef TIDE_ADAM_H
 #define TIDE_ADAM_H
 #include "tide/base/bf16.h"
 #include <float.h>
-#include <math.h>
 
 // ---------------------------------------------------------------------------------------------
-// Single operations, each rounded once to nearest even. nvcc would otherwise fuse a product with
-// the sum that follows it, and may be told to approximate division and square root. fma_f32() is in
-// util.h: random numbers need it, too.
+// Single operations, each rounded once to nearest even. nvcc would otherwise fuse a product with a
+// sum after it, and may be told to approximate division and square root. fma_f32() is in util.h,
+// because random numbers use it, too.
 
 #ifdef __CUDA_ARCH__
 __device__ static inline float mul_f32(float a, float b) { return __fmul_rn(a, b); }
@@ -30,23 +29,23 @@ HOST_DEVICE static inline float sqrt_f32(float a) { return sqrtf(a); }
 // ---------------------------------------------------------------------------------------------
 // The update
 
-// The numbers that all elements of one step share, computed once per step, on the host, in double.
+// The numbers that all elements of a step share. The host computes them in double, once per step.
 typedef struct {
-    float grad_scale;       // the clip scale (times 1/accumulation, if the caller wants that)
+    float grad_scale;       // the clip scale, times other factors of the caller
     float beta1, one_minus_beta1;
     float beta2, one_minus_beta2;
     float root_scale, eps;  // bc1 / sqrt(bc2) and bc1 * eps; bc1, bc2: the bias corrections
     float minus_lr;
     float weight_decay;
     int moments_bf16;       // m and v are stored in bf16 (adam_bf16()); else in fp32
-    uint32_t noise;         // seed of this step's random bits, by which numbers are rounded
+    uint32_t noise;         // the seed of this step's random bits, for rounding
     int master_bf16;        // weights are bf16 numbers without a lower half (adam_weight())
 } AdamStep;
 
-// t counts from 1. eps must be positive (and 1e-30 or more, to stay normal in fp32). With the
-// bias corrections bc1 = 1 - beta1^t and bc2 = 1 - beta2^t,
-//   mhat / (sqrt(vhat) + eps) = m / (sqrt(v) * bc1 / sqrt(bc2) + bc1 * eps),
-// which leaves two constants per step and one division per element.
+// Prepares step t, which counts from 1. eps must be 1e-30 or more, so that it is normal in fp32.
+// With the bias corrections bc1 = 1 - beta1^t and bc2 = 1 - beta2^t,
+//   mhat / (sqrt(vhat) + eps) = m / (sqrt(v) * bc1 / sqrt(bc2) + bc1 * eps):
+// two constants for a step, and one division for an element.
 static inline AdamStep adam_step_prepare(double lr, double beta1, double beta2, double eps,
                                          double weight_decay, uint64_t t, double grad_scale) {
     const double bc1 = 1 - pow(beta1, (double)t), bc2 = 1 - pow(beta2, (double)t);
@@ -57,9 +56,9 @@ static inline AdamStep adam_step_prepare(double lr, double beta1, double beta2, 
     return s;
 }
 
-// Updates the moments m and v of one element by its gradient g. A moment that is too small for a
-// normal number becomes +0: such numbers change nothing, are slow on many CPUs, and not all
-// hardware has them. NaN stays NaN.
+// Updates the moments m and v of an element by its gradient g. A moment below the smallest normal
+// number becomes +0: it would change nothing, be slow on many CPUs, and be missing on some
+// hardware. NaN stays NaN.
 HOST_DEVICE static inline void adam_moments(float *m, float *v, float g, const AdamStep *s) {
     const float gs = mul_f32(g, s->grad_scale);
     const float m1 = fma_f32(s->beta1, *m, mul_f32(s->one_minus_beta1, gs));
@@ -68,20 +67,20 @@ HOST_DEVICE static inline void adam_moments(float *m, float *v, float g, const A
     *v = v1 < FLT_MIN ? 0.0f : v1;
 }
 
-// Updates an element: its moments and its parameter p. `decay` is s->weight_decay, or 0 for tensors
+// Updates an element: its moments and its parameter p. decay: s->weight_decay, or 0 for a tensor
 // without weight decay.
 HOST_DEVICE static inline void adam_scalar(float *p, float *m, float *v, float g,
                                            const AdamStep *s, float decay) {
     adam_moments(m, v, g, s);
     const float step = div_f32(*m, fma_f32(sqrt_f32(*v), s->root_scale, s->eps));
-    // p - lr (step + decay p): decay p is added to the step, not to p, where digits would be lost
+    // p - lr (step + decay p): decay p is added to the step; added to p, it would lose digits
     *p = fma_f32(s->minus_lr, fma_f32(decay, *p, step), *p);
 }
 
-// Rounds moments to bf16, at random. v changes by a thousandth of itself per step; bf16 has 8 bits,
-// and rounding to nearest would lose that (doc/rounding.md). index: the element's number in the
-// arena, modulo 2^32. The random bits depend only on it and on the step, not on who updates, or in
-// which order. The upper halves of *m and *v are the results.
+// Rounds moments to bf16, at random. v changes by a thousandth of itself in a step; bf16 has 8
+// bits, and rounding to nearest would lose such a change (doc/rounding.md). index: the number of
+// the element in the arena, modulo 2^32. The random bits depend only on index and step. The results
+// are the upper halves of *m and *v.
 HOST_DEVICE static inline void adam_round(uint32_t *m, uint32_t *v, float m1, float v1,
                                           const AdamStep *s, uint32_t index) {
     const uint32_t random = mix_bits(index ^ s->noise);
@@ -89,7 +88,7 @@ HOST_DEVICE static inline void adam_round(uint32_t *m, uint32_t *v, float m1, fl
     *v = random_upper(v1, random >> 16);
 }
 
-// Computes adam_scalar() with bf16 moments, the upper halves of *m and *v, and rounds them.
+// Computes adam_scalar() with bf16 moments, which are the upper halves of *m and *v.
 HOST_DEVICE static inline void adam_upper(float *p, uint32_t *m, uint32_t *v, float g,
                                           const AdamStep *s, float decay, uint32_t index) {
     float m1 = bits_float(*m & 0xffff0000), v1 = bits_float(*v & 0xffff0000);
@@ -97,11 +96,11 @@ HOST_DEVICE static inline void adam_upper(float *p, uint32_t *m, uint32_t *v, fl
     adam_round(m, v, m1, v1, s, index);
 }
 
-// Rounds a new weight to bf16, at random (--master bf16). Returns its upper half, over zeros. Most
-// updates are smaller than half the distance of two bf16 numbers: rounding to nearest would lose
-// them all. The random bits are those of the moments times a prime near 2^32 / 1.618. For one value
-// of their lower half, the values of the upper half give all 16 bits once; for one value of the
-// upper half, nearly so: the result does not depend on the bits that round m or v.
+// Rounds a new weight to bf16, at random (--master bf16). Returns it in the upper half of a word.
+// Most updates are smaller than half the distance of two bf16 numbers, and rounding to nearest
+// would lose them all. The random bits are those of the moments times a prime near 2^32 / 1.618: if
+// one of their halves is given, the other one still makes all 16 bits once, or nearly so. So the
+// result does not depend on how m or v was rounded.
 HOST_DEVICE static inline uint32_t adam_weight(float p, const AdamStep *s, uint32_t index) {
     const uint32_t random = mix_bits(index ^ s->noise) * 0x9e3779b1u;
     return random_upper(p, random >> 16) & 0xffff0000;
@@ -121,18 +120,18 @@ HOST_DEVICE static inline float grad_at(const void *grad, int is_half, size_t i)
 }
 
 // A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one. index:
-// the number of its first element in the whole model, of which the arenas may hold a part.
+// the number of its first element in the whole model; the arenas may hold a part of the model.
 typedef struct { size_t at, length; int decay; size_t index; } AdamRun;
 
 // ---------------------------------------------------------------------------------------------
 // The global gradient norm
 //
-// Each tensor is cut into blocks of 4096 elements from its own start. Within a block, lane j of 32
-// adds up the squares of elements j, j + 32, ... in double; the lanes are folded 16, 8, 4, 2, 1.
-// The blocks' sums are added in two levels: first those of 1024 blocks that follow each other in
-// table order, as the elements of a block are added; then the results, one after the other. 32
-// lanes fill the vector registers of a CPU, and are one warp of a GPU, which needs microseconds for
-// both levels. The result does not depend on who computed which block.
+// Each tensor is cut into blocks of 4096 elements from its own start. In a block, lane j of 32 adds
+// up the squares of elements j, j + 32, ... in double. Then the lanes are folded: 16, 8, 4, 2, 1.
+// The sums of blocks are added in two levels. First the sums of 1024 consecutive blocks are added
+// like the elements of a block; then these results are added in order. 32 lanes fill the vector
+// registers of a CPU, and are a warp of a GPU, which needs microseconds for both levels. The result
+// does not depend on who computed which block.
 
 enum { NORM_LANES = 32, NORM_BLOCK = 4096, NORM_RUN = 1024 };
 static inline size_t norm_blocks(size_t n) { return (n + NORM_BLOCK - 1) / NORM_BLOCK; }
@@ -145,14 +144,14 @@ static inline double norm_fold(double lane[NORM_LANES]) {
     return lane[0];
 }
 
-// Returns the sum of squares of n <= NORM_BLOCK elements. Squares are exact in double: a fused
-// multiply-add has the same bits.
+// Returns the sum of squares of n <= NORM_BLOCK elements. The squares are exact in double, so a
+// fused multiply-add has the same bits.
 __attribute__((always_inline))
 static inline double norm_block_sum(const float *g, size_t n) {
     double lane[NORM_LANES] = {0};
     const size_t whole = n / NORM_LANES * NORM_LANES;
     for (size_t i = 0; i < whole; i += NORM_LANES) {
-        #pragma omp simd  // gcc would unroll the loop first, and then not always vectorise it
+        #pragma omp simd  // else gcc unrolls the loop first, and may not vectorise it
         for (size_t j = 0; j < NORM_LANES; j++) {
             const double x = g[i + j];
             lane[j] += x * x;
@@ -162,7 +161,7 @@ static inline double norm_block_sum(const float *g, size_t n) {
     return norm_fold(lane);
 }
 
-// Writes the sums of squares of one tensor's n gradients, block by block, to sums[norm_blocks(n)].
+// Writes the sums of squares of a tensor's n gradients, by block, to sums[norm_blocks(n)].
 static void norm_block_sums(const float *g, size_t n, double *sums) {
     const size_t blocks = norm_blocks(n), full = NORM_BLOCK;
     #pragma omp parallel for schedule(dynamic, 4) if (blocks > 4)
@@ -172,7 +171,7 @@ static void norm_block_sums(const float *g, size_t n, double *sums) {
     }
 }
 
-// Returns the square of the global norm: adds the block sums of all tensors, in table order.
+// Returns the square of the global norm: the sum over the blocks of all tensors, in table order.
 static inline double norm_total(const double *sums, size_t count) {
     const size_t full = NORM_RUN;
     double total = 0;
@@ -185,9 +184,9 @@ static inline double norm_total(const double *sums, size_t count) {
     return total;
 }
 
-// Computes the factor that makes the gradients' norm at most `clip`: clip / norm, rounded once;
-// exactly 1 if the norm is not above clip, or if clip <= 0 (no clipping). If the norm is infinite
-// or NaN, the factor is NaN, also without clipping: such a step must not be taken.
+// Returns the factor that makes the gradients' norm at most `clip`: clip / norm, rounded once. It
+// is exactly 1 if the norm is not above clip, or if clip <= 0 (no clipping). It is NaN if the norm
+// is infinite or NaN, also without clipping: such a step must not be made.
 static inline float clip_scale(double norm_squared, double clip) {
     if (!(norm_squared <= DBL_MAX)) return NAN;
     const double norm = sqrt(norm_squared);

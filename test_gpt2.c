@@ -1,9 +1,10 @@
-// test_gpt2.c: does the trainer compute what GPT-2 is? It is held against dev/reference/fixtures,
-// which an independent float64 implementation wrote: loss, logits and every gradient of one batch,
-// and ten AdamW steps. dev/test/c/test_layers.c holds the CPU trainer against itself.
+// test_gpt2.c: does the trainer compute what GPT-2 is? An independent float64 implementation has
+// written dev/reference/fixtures: loss, logits and every gradient of one batch, and ten AdamW
+// steps. This test compares the trainer with them. dev/test/c/test_layers.c compares the CPU
+// trainer with itself.
 //
-// It includes the trainer's source, so that it tests the very functions that train: the CPU's, or
-// (from dev/test/gpu/test_gpt2cu.cu, on a GPU real or emulated) the GPU's, in fp32 or bf16.
+// It includes the source of the trainer, so that it tests the functions that train: the CPU's, or,
+// in dev/test/gpu/test_gpt2cu.cu, those of a real or emulated GPU, in fp32 or bf16.
 #ifdef ON_GPU
 #include "dev/test/gpu/model_harness.cuh"
 #else
@@ -20,19 +21,19 @@ static const char *const cases[] = {"gpt2", "gpt2-odd", "gpt2-untied", "gpt2-acc
                                     "mistral-packed", "mistral", "qwen2", "qwen3", "smollm3"};
 enum { CASES = sizeof cases / sizeof cases[0] };
 
-// Largest |a - b| / max|b| that fp32 rounding may cause. dev/reference/README.md has the study
-// behind them: rounding alone stays below a tenth of these, the smallest missing term is far above.
+// The largest |a - b| / max|b| that fp32 rounding may cause. dev/reference/README.md has the study:
+// rounding alone stays below a tenth of these, and the smallest missing term is far above them.
 #define LOSS_TOLERANCE 2e-6
 #define LOGITS_TOLERANCE 1e-5
 #define GRAD_TOLERANCE 2e-5
 #define NORM_TOLERANCE 2e-5
 #define PARAM_TOLERANCE 4e-5
 
-static char work_dir[] = "/tmp/tide-test-XXXXXX";  // temporary files of this run
+static char work_dir[] = "/tmp/tide-test-XXXXXX";  // the temporary files of this test
 
 // --- helpers ---------------------------------------------------------------------------------
 
-// Counts the targets that are trained: all of n but those that are -1.
+// Counts the targets that are trained: those of n that are not -1.
 static size_t targets_of(const int32_t *targets, size_t n) {
     size_t trained = 0;
     for (size_t i = 0; i < n; i++) trained += targets[i] >= 0;
@@ -68,7 +69,7 @@ static const SafeTensor *find(const SafeTensors *st, const char *name) {
     return ten;
 }
 
-// Numbers that are stored as I32; NULL: there are none of this name.
+// Returns the numbers of a tensor of I32; NULL: there is no such tensor.
 static const int32_t *ints(const SafeTensors *st, const char *name) {
     const SafeTensor *ten = safetensors_find(st, name);
     return ten == NULL ? NULL : (const int32_t *)(const void *)ten->data;
@@ -88,16 +89,16 @@ static double tensor_error(const SafeTensor *a, const SafeTensor *b, const SafeT
     return d.invalid == 0 && scale > 0 ? d.absolute / scale : d.unequal > 0 ? INFINITY : 0;
 }
 
-// Every tensor of `reference` whose name starts with prefix is in `ours` (under the name without
-// `strip`) and agrees. Returns how many were compared.
+// Checks that each tensor of `reference` whose name begins with prefix is in `ours`, under the name
+// without its first `strip` characters, and agrees. Returns how many were compared.
 static int compare_tensors(const char *label, const SafeTensors *ours, const SafeTensors *reference,
                            const char *prefix, size_t strip, double tolerance) {
     int compared = 0;
     for (int i = 0; i < reference->count; i++) {
         const SafeTensor *b = &reference->tensors[i];
         if (strncmp(b->name, prefix, strlen(prefix)) != 0) continue;
-        // The gradient of the keys' bias is zero but for rounding (softmax does not see it), so it
-        // has no scale of its own: the values' bias lends it one.
+        // The gradient of the keys' bias is zero but for rounding, because softmax does not see
+        // this bias. So its error is measured by the gradient of the values' bias.
         char sibling[128];
         snprintf(sibling, sizeof sibling, "%s", b->name);
         char *key_bias = strstr(sibling, "k_proj.bias");
@@ -111,7 +112,7 @@ static int compare_tensors(const char *label, const SafeTensors *ours, const Saf
     return compared;
 }
 
-// Entry `step` - 1 of the reference's numbers `name` is this one.
+// Checks that `ours` is entry `step` - 1 of the reference's numbers `name`.
 static void check_number(const char *label, const SafeTensors *reference, const char *name,
                          size_t step, double ours, double tolerance) {
     const double wanted = ((const double *)(const void *)find(reference, name)->data)[step - 1];
@@ -121,7 +122,7 @@ static void check_number(const char *label, const SafeTensors *reference, const 
 
 // --- against the reference -------------------------------------------------------------------
 
-// One forward and backward, through the same dump that --dump writes.
+// Compares one forward and backward pass, through a file as --dump writes it.
 static void test_reference_gradients(void) {
     for (int i = 0; i < CASES; i++) {
         char dir[PATH_MAX], path[PATH_MAX];
@@ -161,7 +162,7 @@ static void test_reference_gradients(void) {
     }
 }
 
-// Ten AdamW steps with warm-up, clipping, decay and, in one case, accumulation.
+// Compares ten AdamW steps with warm-up, clipping, decay and, in one case, accumulation.
 static void test_reference_training(void) {
     for (int i = 0; i < CASES; i++) {
         char dir[PATH_MAX], path[PATH_MAX];

@@ -1,13 +1,12 @@
-// train_gpt2.c: train a GPT-2, OPT, LLaMA, Mistral or Qwen on a CPU, in fp32. The whole of it, in
-// one file.
+// train_gpt2.c: trains a GPT-2, OPT, LLaMA, Mistral, Qwen or SmolLM3 on a CPU, in fp32: one file.
 //
 //   1. The functions of a model, forward and backward, in the order in which a token passes them
 //   2. The model: memory, forward, backward, update
-//   3. One step: AdamW's, or that of MeZO
-//   4. The loop; tide/run/run.h has what surrounds it
+//   3. One step of AdamW, or of MeZO
+//   4. The loop; tide/run/run.h has the functions around a step
 //
-// This is the reference that everything else in tide.c is checked against, so each function is the
-// plain loop that defines it. Two of them are not fast as plain loops. The matrix product is in
+// Everything else in tide.c is checked against this reference, so each function is the plain loop
+// that defines it. Two of them would be slow as plain loops. The matrix product is in
 // tide/cpu/matmul.h, with its definition. Attention's definition is here, and its fast form is in
 // tide/cpu/attention.h.
 //
@@ -18,33 +17,29 @@
 // with a gate. All arrays are row-major fp32. A loop never splits a sum over threads: one thread
 // sums each output element, in one order, so that the bits do not depend on the number of threads.
 //
-// LLaMA differs from GPT-2 in this: its norms have no mean, positions rotate q and k, several query
-// heads share a key head, the MLP has a gate with SiLU, and there are no biases. (Qwen2 has those
-// of q, k and v. Qwen3 normalises q and k, head by head.)
+// LLaMA differs from GPT-2 in five ways: its norms have no mean, positions rotate q and k, several
+// query heads share a key head, the MLP has a gate with SiLU, and there are no biases. (Qwen2 has
+// biases of q, k and v. Qwen3 normalises each head of q and k.)
 
-#include "tide/base/memory.h"
-#include "tide/base/model.h"
 #include "tide/cpu/adam_fast.h"
 #include "tide/cpu/attention.h"
 #include "tide/cpu/labels.h"
 #include "tide/run/evaluate.h"
-#include "tide/run/sample.h"
 #include "tide/run/zen_run.h"
 #include "zo.h"
-#include <math.h>
 
 // =============================================================================================
 // 1. The functions
 //
-// X_forward computes the outputs; X_backward turns the gradient of the loss with respect to the
-// outputs ("dout") into the gradients with respect to the inputs and the weights. doc/backward.md
-// derives each one. Weight gradients are summed over the micro-batches of a step. The first
-// micro-batch overwrites them (accumulate false), so nothing has to be zeroed.
+// X_forward computes the outputs. X_backward computes the gradients of the loss with respect to
+// inputs and weights from the gradient with respect to the outputs ("dout"). doc/backward.md
+// derives each one. Gradients of weights are summed over the micro-batches of a step. The first
+// micro-batch overwrites them (accumulate false).
 
-// For sums over rows: the number of channels that a thread sums at a time, a few cache lines.
+// The number of channels that a thread sums at a time, in sums over rows: a few cache lines.
 enum { SLICE = 64 };
 
-// Writes the sums of a slice of channels, or adds them to what is there.
+// Stores the sums of a slice of channels, or adds them to the stored ones.
 static void store_sums(float *out, const float *sum, size_t width, bool accumulate) {
     #pragma omp simd
     for (size_t i = 0; i < width; i++) out[i] = accumulate ? out[i] + sum[i] : sum[i];
@@ -52,8 +47,8 @@ static void store_sums(float *out, const float *sum, size_t width, bool accumula
 
 // --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]] ----------------------------
 //
-// wte or wpe may be NULL: then out is the other one alone. A row may hold several documents. Then
-// begins (B, T) is, for each token, the place in the row where its document begins. Positions count
+// If wte or wpe is NULL, out is the other one alone. A row may hold several documents. Then begins
+// (B, T) is, for each token, the place in the row at which its document begins. Positions count
 // from there, and attention sees nothing before it. begins NULL: a row is one document.
 
 static size_t position(const int32_t *begins, size_t i, size_t T) {
@@ -76,8 +71,8 @@ static void encoder_forward(float *out,               // (B, T, C)
     }
 }
 
-// Adds to dwte and dwpe (NULL: there is none). Several rows may hold the same token, so each thread
-// takes some channels of all rows.
+// Adds to dwte and dwpe, unless NULL. Several rows may have the same token. So a thread takes some
+// channels of all rows.
 static void encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
                              const int32_t *begins, size_t B, size_t T, size_t C) {
     #pragma omp parallel for
@@ -95,8 +90,8 @@ static void encoder_backward(float *dwte, float *dwpe, const float *dout, const 
 
 // --- layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(var + eps) * w + b --------
 //
-// Or RMS norm (Zhang & Sennrich 2019): out = x / sqrt(mean of x^2 + eps) * w. Its mean is 0, and it
-// has no bias: mean, b and db are NULL.
+// Or RMS norm (Zhang & Sennrich 2019): out = x / sqrt(mean of x^2 + eps) * w. This norm has no mean
+// and no bias: mean, b and db are NULL.
 
 static void layernorm_forward(float *out, float *mean, float *rstd,  // (N, C), (N), (N)
                               const float *inp, const float *w, const float *b,
@@ -106,7 +101,7 @@ static void layernorm_forward(float *out, float *mean, float *rstd,  // (N, C), 
         rstd[n] = normalise(out + n * C, mean == NULL ? NULL : &mean[n], inp + n * C, w, b, C, eps);
 }
 
-// Adds to dinp, which has the residual stream's gradient: that bypasses the norm.
+// Adds to dinp, which has the gradient that bypasses the norm in the residual stream.
 static void layernorm_backward(float *dinp, float *dw, float *db, const float *dout,
                                const float *inp, const float *w, const float *mean,
                                const float *rstd, size_t N, size_t C, bool accumulate) {
@@ -115,7 +110,7 @@ static void layernorm_backward(float *dinp, float *dw, float *db, const float *d
         const float *x = inp + n * C, *d = dout + n * C;
         float *dx = dinp + n * C;
         const float mu = mean == NULL ? 0 : mean[n], r = rstd[n];
-        float d_mean = 0, d_dot = 0;  // means over c of dnorm, and of dnorm * norm
+        float d_mean = 0, d_dot = 0;  // means, over c, of dnorm, and of dnorm * norm
         #pragma omp simd reduction(+ : d_mean, d_dot)
         for (size_t c = 0; c < C; c++) {
             d_mean += d[c] * w[c];
@@ -172,13 +167,13 @@ static void matmul_backward(float *dinp, size_t pitch, float *dw, float *db, con
 
 // --- rotary positions (Su et al. 2021), and the norm of q and k -------------------------------
 //
-// For each head x of q and of k, of HS channels, at position t, with the angles a[i] = t w[i] of
-// rope_table():
+// x is one head of q or k, of HS channels, at position t; its angles are a[i] = t w[i]
+// (rope_table()):
 //     y[i]        = n[i] cos a[i] - n[i + HS/2] sin a[i]
 //     y[i + HS/2] = n[i + HS/2] cos a[i] + n[i] sin a[i]
-// n is x. Or, in Qwen3, x's RMS norm: all heads of q have one weight, and all of k.
+// n is x. In Qwen3, n is the RMS norm of x. All heads of q share one weight, and so do those of k.
 
-// Overwrites q and k in qkv by y. With a norm, x is copied to qk for the backward pass; without,
+// Replaces q and k in qkv by y. With a norm, copies x to qk, for the backward pass. Without one,
 // qk, qk_rstd, q_norm_w and k_norm_w are NULL.
 static void heads_forward(float *qkv,             // (B, T, (NH + 2 NKV) HS)
                           float *qk,              // (B, T, (NH + NKV) HS)
@@ -215,7 +210,7 @@ static void heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, cons
                     -1);
     if (q_norm_w == NULL) return;
     #pragma omp parallel for collapse(2)
-    for (size_t k = 0; k < 2; k++)  // the norm's weights of q, then of k
+    for (size_t k = 0; k < 2; k++)  // the weights of q's norm, then of k's
     for (size_t first = 0; first < HS; first += SLICE) {
         const size_t width = min_size(SLICE, HS - first);
         float sum[SLICE] = {0};
@@ -244,21 +239,21 @@ static void heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, cons
 
 // --- causal self-attention (Vaswani et al. 2017) ---------------------------------------------
 //
-// For each sequence and head, with rows q[t], k[t], v[t] of HS channels inside qkv (B, T, Q), whose
-// rows are NH query heads, NKV key heads, NKV value heads: Q = (NH + 2 NKV) HS. Query head h reads
+// Computes, for each sequence and head, with rows q[t], k[t], v[t] of HS channels. A row of qkv (B,
+// T, Q) has NH query heads, NKV key heads, NKV value heads: Q = (NH + 2 NKV) HS. Query head h uses
 // key head h / (NH / NKV) (grouped attention, Ainslie et al. 2023).
 //     s[t,u]   = q[t] . k[u] / sqrt(HS)            for begins[t] <= u <= t
 //     p[t,u]   = exp(s[t,u]) / sum over u' of exp(s[t,u'])
 //     out[t]   = sum over u of p[t,u] v[u]
-// Only lse[t] = log sum exp(s[t,:]) is kept for the backward pass; it rebuilds p = exp(s - lse)
-// (Dao et al. 2022), so that no (T, T) matrix is ever in memory:
+// Forward stores only lse[t] = log sum exp(s[t,:]). Backward computes p = exp(s - lse) from it (Dao
+// et al. 2022), so that no (T, T) matrix is ever in memory:
 //     ds[t,u] = p[t,u] (dout[t] . v[u] - dout[t] . out[t]) / sqrt(HS)
 //     dq[t]   = sum over u of ds[t,u] k[u]
 //     dk[u]   = sum over t, and over the group's query heads, of ds[t,u] q[t]
-//     dv[u]   = the same of p[t,u] dout[t]
+//     dv[u]   = sum over t, and over the group's query heads, of p[t,u] dout[t]
 
-// Defines attention by plain loops. Training calls attention_forward() and attention_backward() of
-// tide/cpu/attention.h, which are faster and cannot overflow; test_layers.c compares them.
+// Defines attention by plain loops. Training calls the functions of tide/cpu/attention.h, which are
+// faster and cannot overflow; test_layers.c compares the two.
 static void attention_definition(float *out, float *lse, const float *qkv, const int32_t *begins,
                                  size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
     const size_t Q = (NH + 2 * NKV) * HS;
@@ -312,8 +307,8 @@ static void attention_backward_definition(float *dqkv, const float *dout, const 
 
 // --- the MLP's non-linearity -----------------------------------------------------------------
 //
-// GELU (gelu_f32 in tide/base/vmath.h): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
-// With a gate (Shazeer 2020), inp has 2F columns: F of the gate z, then F of `up`:
+// GELU (gelu_f32 in tide/base/vmath.h): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3). With
+// a gate (Shazeer 2020), a row of inp has the F columns of the gate z, then F columns `up`:
 //     out = silu(z) up, silu(z) = z s, s = 1 / (1 + exp(-z)).
 
 static void activation_forward(float *out,        // (N, F)
@@ -353,7 +348,7 @@ static void activation_backward(float *d, const float *inp, size_t N, size_t F, 
         else if (activation == ACTIVATION_RELU)
             #pragma omp simd
             for (size_t f = 0; f < F; f++) {
-                const float dout = dz[f];  // also where it is not needed: the loop vectorises
+                const float dout = dz[f];  // is read also for z <= 0: only so the loop vectorises
                 dz[f] = z[f] > 0 ? dout : 0;
             }
         else
@@ -364,7 +359,7 @@ static void activation_backward(float *d, const float *inp, size_t N, size_t F, 
 
 // --- residual connection ---------------------------------------------------------------------
 
-// Computes out += inp. Backward copies the gradient to both.
+// Computes out += inp. Backward copies the gradient of the sum to both.
 static void residual_forward(float *out, const float *inp, size_t n) {
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) out[i] += inp[i];
@@ -372,9 +367,9 @@ static void residual_forward(float *out, const float *inp, size_t n) {
 
 // --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
 //
-// losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. The logits are overwritten: by their
-// gradient, grad_scale (softmax - onehot(target)), if grad_scale is not 0. A row whose target is
-// -1 is not trained: its loss and its gradient are 0.
+// losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. Overwrites the logits; if grad_scale
+// is not 0, by their gradient, grad_scale (softmax - onehot(target)). A row whose target is -1 is
+// not trained: its loss and gradient are 0.
 
 static void crossentropy(float *losses, float *logits, const int32_t *targets, float grad_scale,
                          size_t N, size_t V, size_t Vp) {
@@ -401,9 +396,9 @@ static void crossentropy(float *losses, float *logits, const int32_t *targets, f
 // =============================================================================================
 // 2. The model
 
-// The activations of one layer, which its backward pass reads: pointers into GPT2's buffers.
+// The activations of one layer that its backward pass reads: pointers into GPT2's buffers.
 typedef struct {
-    float *x;                       // (N, C)  the residual stream on entry
+    float *x;                       // (N, C)  the residual stream before the layer
     float *ln_1, *mean_1, *rstd_1;  // (N, C), (N), (N)
     float *qkv;                     // (N, Q), Q = (NH + 2 NKV) HS: queries, keys, values
     float *qk, *qk_rstd;            // (N, (NH + NKV) HS), (N, NH + NKV): q and k before their norm
@@ -413,7 +408,7 @@ typedef struct {
     float *fc, *act;                // (N, M), (N, F)  before and after the non-linearity; M is F,
                                     //         or 2F with a gate
     // Inputs of attention and of the MLP: ln_1, and ln_2 = norm(mid). In post-norm layers: x, and
-    // ln_1 = norm(mid); ln_2 is the second sum. Then the statistics (mean and rstd) of norm(mid).
+    // ln_1 = norm(mid); there ln_2 is the second sum. Then the mean and rstd of norm(mid).
     float *att_in, *mlp_in, *mid_mean, *mid_rstd;
 } LayerActs;
 
@@ -422,50 +417,50 @@ typedef LAYER_WEIGHTS(float) LayerWeights;
 typedef struct {
     GPT2Config config;
     GPT2Table table;
-    size_t max_B, max_T;        // the largest micro-batch for which the buffers have room
-    size_t B, T;                // the micro-batch of the last forward pass,
-    const int32_t *documents;   // and its begins (B, T), or NULL
-    const int32_t *sees;        // (B, T): first token that each one sees; often `documents`
-    bool training;              // false: no gradients, no moments, one layer's activations
-    bool sampling, caching;     // room for a cache of keys and values; forward fills and reads it
-    size_t position;            // in the text, of the first token that forward gets
-    bool dumping;               // room for all logits
-    bool zeroth;                // zeroth-order training: params are perturbed theta
+    size_t max_B, max_T;        // the largest micro-batch; the buffers have room for it
+    size_t B, T;                // the micro-batch of the last forward pass
+    const int32_t *documents;   // its begins (B, T), or NULL
+    const int32_t *sees;        // (B, T): the first token that each token sees (window_sees())
+    bool training;              // false: no gradients, no moments, the activations of one layer
+    bool sampling, caching;     // there is a cache of keys and values; and it is in use
+    size_t position;            // the place in the text of the first token of forward
+    bool dumping;               // there is room for all logits
+    bool zeroth;                // zeroth-order training: params = theta + noise
     bool moments_bf16;          // m and v are stored in bf16
-    bool zenflow;               // params are ZenReference.shown (zenflow.h)
-    bool packed;                // rows that are trained have several documents
-    int32_t *inputs, *targets;                   // (B, T): a micro-batch's tokens
+    bool zenflow;               // params is ZenReference.shown (zenflow.h)
+    bool packed;                // rows of training have several documents
+    int32_t *inputs, *targets;                   // (B, T): the tokens of a micro-batch
     int32_t *begins;                             // (B, T), if packed: see encoder_forward()
-    int32_t *first_seen;                         // (B, T), if rows are longer than the window
+    int32_t *first_seen;  // (B, T), if rows are longer than the window: `sees`
     float *params, *grads;                       // arenas of table.elements floats
-    void *m, *v;                                 // the same, or in bf16 (--moments)
-    float *theta;                                // zeroth order: the weights
+    void *m, *v;                                 // the same, or of bf16 (--moments)
+    float *theta;                                // zeroth-order training: the weights
     float *master, *acc;                         // ZenFlow: newest weights, sums of gradients
     ZenReference zen;
     ZoConfig zo;
-    float *parts[STATE_PARTS];                   // arenas that a checkpoint has
-    LayerActs acts;                              // layer 0's; those of other layers follow
+    float *parts[STATE_PARTS];                   // the arenas in a checkpoint
+    LayerActs acts;                              // layer 0's; those of the other layers follow them
     float *ln_f, *mean_f, *rstd_f;               // (N, C), (N), (N)
     float *logits;                               // (chunk rows, Vp)
     float *losses;                               // (N)
-    float *rope;                                 // (T, HS/2, 2): see rope_table()
+    float *rope;                                 // (T, HS/2, 2): rope_table()
     float *dx, *dc, *dwide;                      // backward: (N, C), (N, max(C, A)), (N, max(Q, M))
-    float *cache;                                // for sampling: (L, window, 2, NKV HS)
-    float *all_logits;                           // for --dump: (N, Vp)
-    float *scratch;                              // attention, per thread
-    double *norm_sums;                           // one per block of 4096 gradients
+    float *cache;                                // sampling: (L, window, 2, NKV HS)
+    float *all_logits;                           // --dump: (N, Vp)
+    float *scratch;                              // of attention, for each thread
+    double *norm_sums;                           // for each block of 4096 gradients
 } GPT2;
 
-// Number of rows whose logits are computed, used and overwritten at a time: (N, V) logits are never
-// in memory together.
+// The number of rows whose logits are computed and used at a time: all (N, V) logits are never in
+// memory together.
 enum { HEAD_ROWS = 256 };
 
-// Lists every buffer of the model for max_B x max_T. The same list is printed and allocated.
+// Lists all buffers of the model for max_B x max_T. The same list is printed and allocated.
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, N = g->max_B * g->max_T, P = g->table.elements;
     const size_t A = config_att(&g->config), wide = config_wide(&g->config);
     const size_t window = config_window(&g->config), positions = max_size(g->max_T, window);
-    const size_t L = g->training ? g->config.layers : 1;  // layers share, if there is no backward
+    const size_t L = g->training ? g->config.layers : 1;  // without backward, all layers share
     size_t blocks = 0;
     for (int i = 0; i < g->table.count; i++) blocks += norm_blocks(g->table.tensors[i].size);
     int n = 0;
@@ -507,7 +502,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     return n;
 }
 
-// Plans the buffers (see plan_fits()) and allocates them. Returns the plan's bytes.
+// Plans the buffers (plan_fits()) and allocates them. Returns the bytes of the plan.
 static size_t gpt2_allocate(GPT2 *g, size_t other, bool quiet) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
@@ -521,21 +516,20 @@ static size_t gpt2_allocate(GPT2 *g, size_t other, bool quiet) {
     return planned;
 }
 
-// Returns the tensors of layer l in an arena of parameters or gradients.
+// Returns a pointer to a tensor in an arena of weights or gradients. index -1: the family has no
+// such tensor; then the pointer is NULL.
+static float *tensor(const GPT2 *g, float *arena, int index) {
+    return index < 0 ? NULL : arena + g->table.tensors[index].offset;
+}
+
+// Returns pointers to the tensors of layer l in an arena.
 static LayerWeights layer_weights(const GPT2 *g, float *arena, size_t l) {
     LayerWeights w;
-    for (int k = 0; k < LAYER_TENSORS; k++) {
-        const int i = layer_tensor(&g->table, l, k);
-        w.kind[k] = i < 0 ? NULL : arena + g->table.tensors[i].offset;
-    }
+    for (int k = 0; k < LAYER_TENSORS; k++)
+        w.kind[k] = tensor(g, arena, layer_tensor(&g->table, l, k));
     w.mid_w = g->config.post_norm ? w.ln_1_w : w.ln_2_w;
     w.mid_b = g->config.post_norm ? w.ln_1_b : w.ln_2_b;
     return w;
-}
-
-// Returns a tensor outside the layers; NULL: this family does not have it.
-static float *tensor(const GPT2 *g, float *arena, int index) {
-    return index < 0 ? NULL : arena + g->table.tensors[index].offset;
 }
 
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
@@ -555,9 +549,9 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     return a;
 }
 
-// Computes, from tokens (B, T), the normalised output of the last layer, g->ln_f (N, C), or with
-// narrow embeddings project_out's result (N, E). begins (B, T): see encoder_forward();
-// gpt2_backward() reads it, too.
+// Runs the forward pass of tokens (B, T). The result is the normalised output of the last layer,
+// g->ln_f (N, C); with narrow embeddings it is that of project_out (N, E). begins (B, T): see
+// encoder_forward(); gpt2_backward() reads it, too.
 static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, size_t B,
                          size_t T) {
     const GPT2Config *c = &g->config;
@@ -617,10 +611,10 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
                           tensor(g, g->params, g->table.ln_f_b), N, C, eps);
 }
 
-// Computes head and loss, in chunks of rows. Returns the mean loss of the micro-batch in nats per
-// token. With grad_scale = 1 / (tokens of the whole step) it also computes the head's part of the
-// backward pass: dc = dln_f, and the head's weight gradient. With grad_scale 0 it only evaluates.
-// all_logits (N, Vp), if not NULL, gets the logits.
+// Computes the head and the loss, in chunks of rows. Returns the mean loss of the micro-batch, in
+// nats per token. With grad_scale = 1 / (tokens of the step) also runs the head's backward pass:
+// sets dc = dln_f, and adds the gradient of the head's weight. With grad_scale 0 only evaluates.
+// Copies the logits to all_logits (N, Vp), unless NULL.
 static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool accumulate,
                         float *all_logits) {
     const size_t C = config_embed(&g->config), V = g->config.vocab, Vp = g->config.vocab_padded;
@@ -643,9 +637,8 @@ static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool 
     return sum / (double)N;
 }
 
-// Does the same for classification by a few words, each one token (tide/cpu/labels.h): the mean
-// over the sequences. With grad_scale = 1 / (sequences of the whole step) it also computes the
-// head's part of the backward pass, like gpt2_head().
+// Does the same for classification by label words of one token each (tide/cpu/labels.h). Returns
+// the mean loss of the sequences. grad_scale is 1 / (sequences of the step), or 0.
 static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32_t *where,
                             float grad_scale, bool accumulate, size_t *right) {
     const size_t C = config_embed(&g->config), size = g->table.tensors[g->table.lm_head].size;
@@ -656,9 +649,9 @@ static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32
                        where, grad_scale, g->B, g->T, C, right);
 }
 
-// Runs the backward pass of layer l. g->dx is the gradient of the residual stream, first of the
-// layer's output, at the end of its input: every branch reads it, and adds its own part where it
-// left the stream.
+// Runs the backward pass of layer l. g->dx is the gradient of the residual stream: before the call
+// at the layer's output, after it at its input. Each branch reads it, and adds its own gradient
+// where the branch begins.
 static void layer_backward(GPT2 *g, size_t l, bool accumulate) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
@@ -667,9 +660,9 @@ static void layer_backward(GPT2 *g, size_t l, bool accumulate) {
     const bool post = c->post_norm;
     const LayerActs a = layer_acts(g, l);
     const LayerWeights w = layer_weights(g, g->params, l), d = layer_weights(g, g->grads, l);
-    // gradients of the residual stream and in a branch
+    // the gradient of the residual stream, and that in a branch
     float *residual = post ? g->dc : g->dx, *branch = post ? g->dx : g->dc, *dwide = g->dwide;
-    if (post) {  // backward through the norm after the second sum
+    if (post) {  // the norm after the second sum
         memset(residual, 0, N * C * sizeof(float));
         layernorm_backward(residual, d.ln_2_w, d.ln_2_b, branch, a.ln_2, w.ln_2_w, a.mean_2,
                            a.rstd_2, N, C, accumulate);
@@ -694,12 +687,12 @@ static void layer_backward(GPT2 *g, size_t l, bool accumulate) {
         heads_backward(dwide, d.q_norm, d.k_norm, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
                        g->documents, B, T, NH, NKV, HS, accumulate);
     matmul_backward(branch, C, d.qkv_w, d.qkv_b, dwide, a.att_in, w.qkv_w, N, C, Q, accumulate);
-    if (post) residual_forward(branch, residual, N * C);  // dx again
+    if (post) residual_forward(branch, residual, N * C);  // again g->dx
     else layernorm_backward(residual, d.ln_1_w, d.ln_1_b, branch, a.x, w.ln_1_w, a.mean_1,
                             a.rstd_1, N, C, accumulate);
 }
 
-// Computes the gradients from gpt2_head()'s down to the embeddings.
+// Runs the backward pass from the gradient that gpt2_head() made, down to the embeddings.
 static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, B = g->B, T = g->T, N = B * T, L = c->layers, E = c->embed;
@@ -716,7 +709,7 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
                            accumulate);
     }
     for (size_t l = L; l-- > 0 && !run_gives_up();) layer_backward(g, l, accumulate);
-    // A tied head has written its part of dwte; the embeddings add theirs.
+    // A tied head has stored its part of dwte; the embeddings add theirs.
     float *dwte = tensor(g, g->grads, t->wte), *dwpe = tensor(g, g->grads, t->wpe);
     if (!accumulate && dwpe != NULL) memset(dwpe, 0, t->tensors[t->wpe].size * sizeof(float));
     if (!accumulate && !c->tied) memset(dwte, 0, t->tensors[t->wte].size * sizeof(float));
@@ -731,7 +724,7 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     }
 }
 
-// Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines.
+// Returns the sum of squares of all gradients, in the blocks and the order that adam.h defines.
 static double gpt2_grad_norm_squared(GPT2 *g) {
     size_t blocks = 0;
     for (int i = 0; i < g->table.count; i++) {
@@ -742,7 +735,7 @@ static double gpt2_grad_norm_squared(GPT2 *g) {
     return norm_total(g->norm_sums, blocks);
 }
 
-// Makes one AdamW step (adam.h) of all tensors.
+// Makes one AdamW step (adam.h) for all tensors.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     for (int i = 0; i < g->table.count; i++) {
         const GPT2Tensor *t = &g->table.tensors[i];
@@ -753,8 +746,8 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
     }
 }
 
-// Computes params = theta + scale z for zeroth-order training (zo.h). z is the step's direction
-// number `query`; scale is eps or -eps.
+// Computes params = theta + scale z, for zeroth-order training (zo.h). z: direction number `query`
+// of the step. scale: eps or -eps.
 static void gpt2_perturb(GPT2 *g, const ZoConfig *zo, size_t step, int query, float scale) {
     for (int i = 0; i < g->table.count; i++) {
         const GPT2Tensor *t = &g->table.tensors[i];
@@ -772,14 +765,14 @@ static void gpt2_zo_update(GPT2 *g, const ZoConfig *zo, const ZoUpdate *u) {
     memcpy(g->params, g->theta, g->table.elements * sizeof(float));
 }
 
-// Moves a part of the state for a checkpoint (RunState): arenas of floats; m and v may be bf16.
+// Implements RunState.move for the model's arenas. m and v may be bf16.
 static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     const GPT2 *g = (const GPT2 *)owner;
     if (g->moments_bf16 && part > 0) bf16_move((uint16_t *)g->parts[part] + at, w, n, out);
     else state_move((void *)g->parts, part, at, n, w, out);
 }
 
-// Allocates the memory for an open run, and sets first values. Returns the bytes that it planned.
+// Allocates the model of an open run, and loads its first values. Returns the bytes of the plan.
 static size_t gpt2_open(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     memset(g, 0, sizeof *g);
@@ -790,7 +783,7 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     g->zenflow = g->training && o->offload == OFFLOAD_ZENFLOW;
     g->sampling = r->sampling;
     g->dumping = o->dump != NULL;
-    g->moments_bf16 = o->moments == MOMENTS_BF16 && !g->zenflow;  // the reference has floats
+    g->moments_bf16 = o->moments == MOMENTS_BF16 && !g->zenflow;  // ZenFlow's reference has floats
     g->packed = r->packed;
     g->max_B = r->batches ? r->B : 1;
     g->max_T = r->batches ? r->T : min_size(config_window(&r->config), 64);
@@ -818,9 +811,9 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
 // =============================================================================================
 // 3. One step
 
-// Returns the loss after gpt2_forward() of g->inputs: the mean over tokens. With --labels of one
-// token each, it is the mean over sentences, and *right counts right answers. With grad_scale,
-// 1 / (tokens or sentences of the step), computes the head's gradients, too.
+// Returns the mean loss over the tokens, after gpt2_forward() of g->inputs. With label words of one
+// token each it is the mean over the sentences, and *right counts right answers. With grad_scale =
+// 1 / (tokens or sentences of the step) also computes the gradients of the head.
 static double gpt2_loss(GPT2 *g, const Run *r, float grad_scale, bool accumulate, size_t *right) {
     const Task *t = run_task(r);
     if (r->words)
@@ -828,8 +821,8 @@ static double gpt2_loss(GPT2 *g, const Run *r, float grad_scale, bool accumulate
     return gpt2_head(g, g->targets, grad_scale, accumulate, NULL);
 }
 
-// Does one step of AdamW: sums the gradient of the mean loss over the step's micro-batches, clips
-// it to --clip by its global norm, and updates.
+// Makes one step of AdamW: sums the gradient of the mean loss over the micro-batches, clips it to
+// --clip by its global norm, and updates the weights.
 static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
     const float grad_scale = 1.0f / (float)run_targets(r, step);
     const double parts = run_parts(r, step);
@@ -851,8 +844,8 @@ static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
     return result;
 }
 
-// Does one step of MeZO (zo.h): two losses for each direction give the projected gradient, by which
-// the weights move along the direction. loss and norm: see zo_estimate().
+// Makes one step of MeZO (zo.h). Two losses for each direction give the projected gradient, by
+// which the weights move along the direction. zo_estimate() defines loss and norm.
 static StepResult mezo_step(GPT2 *g, Run *r, size_t step) {
     const ZoConfig *zo = &g->zo;
     const double parts = run_parts(r, step);
@@ -880,7 +873,7 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step) {
 // =============================================================================================
 // 4. The loop
 
-// Computes losses for run_eval(): see RunLoss.
+// Implements RunLoss: computes losses for run_eval().
 static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, float *losses,
                         size_t *right) {
     GPT2 *g = (GPT2 *)model;
@@ -892,8 +885,9 @@ static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, float *l
     return loss;
 }
 
-// Returns the logits (V) of the next token, for run_sample(). New tokens pass forward in parts for
-// which the buffers have room; the cache has the keys and values of the tokens before them.
+// Implements SampleNext for run_sample(): computes the logits of the next token. New tokens pass
+// forward in parts for which the buffers have room. The cache has the keys and values of the tokens
+// before them.
 static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t fresh,
                       float *logits) {
     GPT2 *g = (GPT2 *)model;
@@ -910,7 +904,7 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t f
     g->position = 0;
 }
 
-// Does what --dump asks for: the first batch's loss, logits and gradients.
+// Writes the file of --dump: loss, logits and gradients of the first batch.
 static int gpt2_dump(GPT2 *g, Run *r) {
     if (!run_micro_batch(r, 1, 0, g->inputs, g->targets, g->begins)) die("%s", r->damage.text);
     gpt2_forward(g, g->inputs, g->begins, r->B, r->T);

@@ -1,20 +1,20 @@
-# common.sh: what the scripts share: paths, refusals, usage, and the folders that they write to. A script
-# never removes or overwrites files of an earlier call, or of a user. To be sourced.
+# common.sh: functions that the scripts share: paths, refusals, usage, and the folders to which they write. A
+# script never removes or overwrites files of an earlier call, or of a user. To be sourced.
 # shellcheck shell=sh
-export LC_ALL=C  # a decimal comma is none to awk, sort and printf
+export LC_ALL=C  # awk, sort and printf need a decimal point
 
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/${1#./}" ;; esac; }
 refuse() { echo "tide: ${0##*/}: $*" >&2; exit 2; }
 
-# usage: prints the usage at the script's head, with the indented lines below it, and ends the script.
+# usage: prints the usage at the head of the script, with the indented lines after it. Ends the script.
 usage() {
     awk '/^# usage: / { on = 1; print substr($0, 3); next }
          on { if (!/^#  /) exit; print substr($0, 3) }' "$0" >&2
     exit 2
 }
 
-# aside FOLDER [INPUT...]: moves it to the first of FOLDER-1, FOLDER-2 .. that is free. It is refused if a
-# run is at work in it, or if an INPUT of this call is in it.
+# aside FOLDER [INPUT...]: renames FOLDER to FOLDER-1, FOLDER-2 .., the first name that is free. Refuses a
+# folder in which a run is under way, or which has an INPUT of this call.
 aside() {
     folder=$1 real=$(realpath -m "$1")
     shift
@@ -33,8 +33,8 @@ aside() {
     echo "the earlier $folder is $folder-$number now"
 }
 
-# new_folder FOLDER [INPUT...]: makes an empty one, with a note that a script made it. One that has such a
-# note is moved aside; one in which anything else lies is refused.
+# new_folder FOLDER [INPUT...]: makes an empty folder, with a note that a script made it. A folder with such a
+# note is moved aside. A folder with anything else in it is refused.
 new_folder() {
     new=${1%/} note=${1%/}/.made_by
     shift

@@ -1,28 +1,28 @@
 #!/bin/sh
-# Compares every way to place the optimizer's state, with the same model, data and seed: the time of an
-# iteration and its parts, and the memory. Losses and gradient norms of all that compute the same must
-# be equal, to the last digit in log.jsonl; if they are not, it ends with 1.
+# Compares every placement of the optimizer's state with the same model, data and seed: the time of an
+# iteration and its parts, and the memory. Placements that compute the same must have the same losses
+# and gradient norms, to the last digit in log.jsonl. If they have not, the script ends with 1.
 # usage: [MODEL=7b] [DATA=FILE] [OUT=DIR] [MODES="zero twinflow"] [RESIDENT=0.2] [WINDOW=4]
 #        [EVALS=8] [ZEN="--zen-topk 0.05"] [STREAMED="--gpu-memory 8G"]
 #        scripts/compare_offload.sh [OPTION...]     e.g. --batch 1 --seq 2048 --gpu-memory 48G
-# The options go to every run; further variables are in scripts/measure.sh. RESIDENT: what twinflow
-# keeps on the GPU; without it, all that fits. "published" is without the overlaps, as ZeRO-Offload
-# and TwinFlow are; stride2 is the paper's choice; streamed is zero with weights on the host as well
-# (STREAMED: options for it, as with all memory each layer has a place of its own). There are also
-# auto, interleave-streamed, zenflow-streamed, interleave-published, none-uncapped, which ignores
-# --gpu-memory, none-light, which also recomputes a little, and zero-held, in which the CPU's work
-# holds a thread of the driver (doc/offload.md). One mode alone is measured, and compared with
-# nothing. The table is also in OUT/compare.tsv.
+# The options are passed to every run; scripts/measure.sh has more variables. RESIDENT: twinflow's share
+# on the GPU (default: all that fits). "published" has no overlaps, like ZeRO-Offload and TwinFlow as
+# they were published. "stride2" is the paper's choice. "streamed" is zero with weights on the host, too
+# (STREAMED: its options; with all of the GPU's memory each layer would have a place of its own). MODES
+# may also name auto, interleave-streamed, zenflow-streamed, interleave-published, none-uncapped
+# (without --gpu-memory), none-light (which recomputes a little) and zero-held (in which the CPU's work
+# holds a thread of the driver: doc/offload.md). A single mode is measured, and compared with nothing.
+# OUT/compare.tsv has the table, too.
 #
 # The rows from zero-accum on compute something else, so their losses differ. All train on the same
 # tokens; times, bytes and waits are per step of the other rows:
-#   zero-accum     one update by WINDOW steps' tokens, whose gradients the GPU sums
+#   zero-accum     one update for the tokens of WINDOW steps, whose gradients the GPU sums
 #   zero-late      updates on the host are used one step late; those of vectors at once
 #   zenflow-sync   ZenFlow, windows of WINDOW steps; their updates are used at once
-#   zenflow        as it is meant to be: one window late; zenflow-serial: without any overlap
-# ZEN: options for ZenFlow's. All with zenflow get no --subgroup, --slots and --grad-wire. With
-# EVALS, each run is evaluated so many times, and a second table, OUT/loss.tsv, has what was reached
-# with the same tokens, and in the same time.
+#   zenflow        ZenFlow as published: updates are used a window late
+#   zenflow-serial ZenFlow without any overlap
+# ZEN: options for all zenflow rows, which get no --subgroup, --slots and --grad-wire. EVALS: evaluates
+# each run so often, and writes OUT/loss.tsv: the losses after the same tokens, and at the same time.
 # The first window is warm-up, and in the second no update is late: times are of the windows after it.
 set -eu
 modes=${MODES:-none zero twinflow interleave stride2 streamed zero-published twinflow-published \
@@ -52,7 +52,7 @@ for option in "$@"; do
     before=$option
 done
 
-# run_whole NAME OPTION...: run, without the options that cut the state into pieces.
+# run_whole NAME OPTION...: is run(), without the options that cut the state into pieces.
 run_whole() {
     name=$1 left=$#
     shift
@@ -126,9 +126,9 @@ agree $plain
 # shellcheck disable=SC2086
 agree $windowed
 
-# The table of losses: where each row was with the tokens that all have seen, and at the time at
-# which the fastest had seen them; in between evaluations on the straight line between two. The time
-# is the one in the table above, per step: evaluations take none.
+# The table of losses: the loss of each row after the tokens that all have trained, and at the time at
+# which the fastest had trained them. Between two evaluations the loss is taken from a straight line.
+# The time is that of the table above, per step, without evaluations.
 if [ "$evals" -gt 0 ]; then
     for mode in "$@"; do
         case $mode in zero-accum) micro=$window ;; *) micro=1 ;; esac

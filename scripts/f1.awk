@@ -1,12 +1,12 @@
 # f1.awk: how well generated answers match the right ones: exact match and F1 as SQuAD defines them
-# (Rajpurkar et al. 2016). Each line has an answer, a tab and a right answer, and may have more
-# right ones behind further tabs: the best score counts.
+# (Rajpurkar et al. 2016). Each line has an answer, a tab and a right answer. More right answers may
+# follow, each after a tab; the best score counts.
 #     LC_ALL=C awk -f f1.awk ANSWERS      prints "N answers: exact match 50.0 %, F1 62.5 %"
-# Words are what stands between white space, in lower case, without ASCII punctuation; a, an and
-# the are no words. Exact match: the words are the same, in the same order. F1: with c words in
-# common, counted as often as both have them, 2 c / (words of the answer + words of the right one):
-# the harmonic mean of precision and recall. If either has no words, F1 is 1 if both have none, else
-# 0 (as for SQuAD 2.0, Rajpurkar et al. 2018). Letters beyond ASCII keep their case.
+# Words are separated by white space, in lower case, without ASCII punctuation; a, an and the are
+# left out. Exact match: the words are the same, in the same order. F1: with c common words, counted
+# as often as both have them, 2 c / (words of the answer + words of the right one), the harmonic
+# mean of precision and recall; if either has no words, 1 if both have none, else 0 (as in SQuAD
+# 2.0, Rajpurkar et al. 2018). Letters beyond ASCII keep their case.
 
 BEGIN { FS = "\t" }
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Fine-tunes all weights of a model on examples or conversations, JSON lines or one array (doc/finetuning.md), with AdamW.
-# The last tenth of the examples is held out unless --val names others. Then shows the model's answers to the last three,
-# before and after.
+# Fine-tunes all weights of a model with AdamW, on examples or conversations in JSON (doc/finetuning.md). The last tenth
+# of them is held out, unless --val names others. Then shows the answers of the model to the last three examples, before
+# and after.
 # usage: [DEMO=chat] scripts/finetune.sh [OPTION...]      without FILE: a small model reads made-up film reviews
 #        and is then taught to say what they come to, with DEMO=chat in conversations; a minute on a CPU,
 #        without network; in out/finetune-demo
@@ -11,10 +11,10 @@
 #        [TRAINER=./train_gpt2cu] [OUT=DIR]; --resume goes on with a run that was stopped.
 #        LAUNCH="sh scripts/launch.sh 4": on so many GPUs, the options as they are given; a relative path in it
 #        is seen from your folder, so this one works from the top. --plan is of one GPU, or of --world N.
-# The GPU trainer, if there is a GPU, chooses a placement that fits. If none does, the script adds the options that the
-# plan proposes, and prints them. Rows have 256 tokens, or the model's context if that is less, or --seq. A step has 4
-# rows (16 if there are 1,000 examples or more), or --batch times --accum; the plan predicts how many rows at a time are
-# fastest. Without --steps or --epochs three epochs are trained; with fewer than 100 examples ten, one row a step.
+# On a GPU, the trainer chooses a placement that fits. If none does, the script adds the options that the plan proposes,
+# and prints them. Rows have 256 tokens, or the model's context if that is shorter, or --seq. A step has 4 rows (16 with
+# 1,000 or more examples), or --batch times --accum; the plan predicts which micro-batch is fastest. Without --steps or
+# --epochs three epochs are trained; with fewer than 100 examples ten epochs, with one row in a step.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -27,19 +27,19 @@ case $model in
     */*) if [ -e "$model" ]; then hub=''; else hub=$model; fi ;;
     *) hub='' ;;
 esac
-case $plan:$model in  # a name without a folder is a preset's
+case $plan:$model in  # a name without a folder is that of a preset
     1:*/*) ;;
     1:?*) [ -e "$model" ] || preset=$model ;;
 esac
 [ -z "$model" ] || [ -n "$hub${preset-}" ] || model=$(absolute "$model")
 cd "$(dirname "$0")/.."
-if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # what is printed works where we were called
+if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # printed commands work in the caller's folder
 [ -n "$file" ] || [ -z "$model" ] || refuse "MODEL without FILE: name your examples with FILE=my.jsonl"
 [ -n "$file" ] || [ -z "$plan" ] || refuse "--plan without FILE: name your examples with FILE=my.jsonl"
 [ -z "$file" ] || [ -r "$file" ] || refuse "FILE=$file: there is no such file"
 case ${DEMO-}:$file in : | :* | chat:) ;; *) refuse "DEMO=$DEMO: it is chat, without FILE" ;; esac
 
-# option NAME OPTION...: prints the value that the options give it
+# option NAME OPTION...: prints the last value of this option
 option() {
     name=$1
     shift
@@ -50,14 +50,14 @@ option() {
     done | tail -n 1
 }
 
-# count NAME OPTION...: prints the number that the options give it, or 1; 08 is no number to a shell
+# count NAME OPTION...: prints the number of this option, or 1; removes leading zeros, which a shell reads as octal
 count() {
     number=$(option "$@" | sed 's/^0*\([0-9]\)/\1/')
     case $number in '' | *[!0-9]*) number=1 ;; esac
     echo "$number"
 }
 
-# answers MODEL: prints its answers to the last three examples
+# answers MODEL: prints the model's answers to the last three examples
 answers() {
     for k in 3 2 1; do
         if asked=$("${top}build/ask" "$file" $k prompt); then
@@ -73,8 +73,8 @@ answers() {
     done
 }
 
-# faster OPTION...: sets $micro to the --batch and --accum that are predicted to be fastest, with as many rows to a
-# step as asked for; to nothing if none fits, or nothing is predicted
+# faster OPTION...: sets $micro to the --batch and --accum that are predicted to be fastest, with the rows of a step
+# that were asked for; to nothing if none fits, or there is no prediction
 faster() {
     accum=$(count --accum "$@")
     rows=$(($(count --batch "$@") * accum))
@@ -89,14 +89,14 @@ faster() {
     *) micro='' ;; esac
 }
 
-# fit OPTION...: sets $fits to the options that make this fit, as the plan proposes them
+# fit OPTION...: sets $fits to the options with which the run fits, as the plan proposes them
 fit() {
     fits=''
     # shellcheck disable=SC2086  # fits is words
     while ! said=$("$trainer" --plan --out "$tuned" "$@" -- $fits 2>&1 >/dev/null); do
         more=$(echo "$said" | sed -n 's/.*; it fits with \(--[a-z0-9 .-]*\).*/\1/p')
         case "$fits" in *"${more:-none}"*) more='' ;; esac
-        if [ -z "$fits$more" ] && [ "$accum" -gt 1 ]; then  # the sums of gradients may be too much
+        if [ -z "$fits$more" ] && [ "$accum" -gt 1 ]; then  # sums of gradients may need too much
             fits="--batch $rows --accum 1"
             continue
         fi
@@ -109,10 +109,10 @@ fit() {
     done
 }
 
-# made_up N SEED PRINT: prints N lines by awk's statement PRINT, which reads a review as $1 and its verdict as v
+# made_up N SEED PRINT: prints N lines with the awk statement PRINT, where $1 is a review and v its verdict
 made_up() { build/reviews "$1" "$2" | awk -F '\t' "NR > 1 { v = \$2 ? \"good\" : \"bad\"; $3 }"; }
 
-# The demo's model, which is then taught: by conversations as a user's model is.
+# The model of the demo. With DEMO=chat it is then tuned by conversations, like a user's model.
 if [ -z "$file" ]; then
     make train_gpt2 build/reviews
     trainer=${trainer:-${top:-./}train_gpt2} out=${out:-${top}out/finetune-demo}
@@ -153,12 +153,12 @@ if [ -n "$file" ]; then
         make train_gpt2
         trainer=${top:-./}train_gpt2
     fi
-    if [ -n "${preset-}" ]; then :  # a shape, whose weights are not needed
+    if [ -n "${preset-}" ]; then :  # only the shape: no weights are fetched
     elif [ -n "$hub" ] || [ -z "$model" ]; then
         sh dev/data/model.sh ${plan:+--tokenizer} "${hub:-gpt2}"
         model=${top}data/$(basename "${hub:-gpt2}")
     fi
-    cd "$caller"  # files among the options are named as seen from there
+    cd "$caller"  # options name files from the caller's folder
     config=$model/config.json
     [ -d "$model" ] || config=$(dirname "$model")/config.json
     context=$([ ! -r "$config" ] || tr -d ' \t\r\n' <"$config" |
@@ -173,7 +173,7 @@ if [ -n "$file" ]; then
     case " $* " in *" --val"*) held=0 ;; esac
     format=$(option --chat-format "$@") tokenizer=$(option --tokenizer "$@")
     # shellcheck disable=SC2086  # steps is words
-    if [ -n "${preset-}" ]; then  # without a tokenizer, the examples cannot be read
+    if [ -n "${preset-}" ]; then  # without a tokenizer the plan cannot read the examples
         set -- --model "$preset" $batch --seq "$seq" -- "$@"
         if [ -n "$steps" ]; then
             case " $* " in *" --val"*) ;; *) lines=$((lines - lines / 10)) ;; esac
@@ -206,7 +206,7 @@ if [ -n "$file" ]; then
     answers "$tuned"
     exit
 fi
-# examples N SEED: a review, and which of two verdicts is right
+# examples N SEED: prints N reviews, each with two verdicts and the right one
 examples() {
     made_up "$1" "$2" 'printf "{\"prompt\": \"%s so it is\", ", $1
         printf "\"choices\": [\" a bad film.\", \" a good one.\"], \"answer\": %d}\n", $2'

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Which model trains on which card, by --plan: the smallest host on which it fits, the options that
-# --offload auto takes there, and the predicted speed of a step of one micro-batch; the smallest host
-# with 95 % of the speed that the largest gives; and, with a step of 524,288 tokens (--accum), the
-# smallest host on which that is no slower: sums of gradients need room. Needs neither GPU nor data.
+# Prints which model trains on which card, by --plan: the smallest host on which it fits, the options
+# that --offload auto chooses there, and the predicted speed of a step of one micro-batch; the smallest
+# host with 95 % of the speed on the largest one; and, for a step of 524,288 tokens (--accum), the
+# smallest host on which this is no slower: sums of gradients need room. Needs neither GPU nor data.
 # usage: [TRAINER=./train_gpt2emu] [MODELS="7b 20b"] [CARDS="24 80"] [HOSTS="64 128"]
 #        scripts/fits.sh [OPTION...]
-# Prints a table in Markdown; the whole of it is doc/fits.md. 5 % of the card and of the host stay
-# free: for CUDA's context, what cuBLASLt has of its own, and the system. Micro-batches of 2,048 to
-# 32,768 tokens: the fastest that fits. The small step again with less on the host: --activations host
-# --clip 0 --moments bf16, which nothing chooses unasked, where it then fits, or does with a smaller
-# host. The rates are those of rates/; more channels of memory in a larger host are not counted.
+# Prints a table in Markdown; doc/fits.md has all of it. 5 % of the memory of the card and of the host
+# stay free, for CUDA's context, cuBLASLt and the system. Of micro-batches of 2,048 to 32,768 tokens the
+# fastest that fits is taken. Another column has the small step with less memory of the host, by
+# --activations host --clip 0 --moments bf16 (never chosen unasked), if it then fits, or fits a smaller
+# host. The rates are in rates/; that a larger host may have more memory channels is not counted.
 set -eu
 export LC_ALL=C
 case " $* " in *" --help "*) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
@@ -23,9 +23,9 @@ hosts=${HOSTS:-32 64 96 128 192 256 512}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# machine CARD: its rates in $work/rates, and in $gib what is there of its memory. Cards without a
-# file have the desktop of another, with their own arithmetic (87 % of the data sheet's, as the RTX
-# 4090's) and memory: Tflop/s, GB/s (89 % of them count, as in rates/), share of the link.
+# machine CARD: writes the card's rates to $work/rates, and its memory to $gib. A card without a file
+# gets the rates of another desktop, with its own arithmetic (87 % of the data sheet's, as for the RTX
+# 4090) and memory: Tflop/s, GB/s (89 % of the data sheet's, as in rates/), share of the link.
 machine() {
     case $1 in
         8) gib=8 made="rtx4090_desktop 26 272 0.5" ;;   # RTX 4060, 30.2 and 272; PCIe 4 x8
@@ -47,8 +47,8 @@ machine() {
         { print $1, $2 }' "$rates/$1.txt" | sed '/^#/d' >"$work/rates"
 }
 
-# plan HOST BATCH OPTION...: what --plan says with 5 % to spare; BATCH in 2,048 tokens, of 256 of
-# which a step is, if $spread says so
+# plan HOST BATCH OPTION...: prints the plan, with 5 % of memory free. BATCH: units of 2,048 tokens.
+# With $spread a step has 256 units.
 plan() {
     host=$1 batch=$2
     shift 2
@@ -57,14 +57,14 @@ plan() {
         --gpu-memory $((gib * 1024 * 95 / 100))M --host-memory $((host * 1024 * 95 / 100))M -- "$@" 2>&1
 }
 
-# best HOST FLOOR OPTION...: "HOST TOKENS/S BATCH OPTIONS", of the smallest host on which it fits and
-# makes at least FLOOR tokens/s, or nothing if that is none below HOST
+# best HOST FLOOR OPTION...: prints "HOST TOKENS/S BATCH OPTIONS" of the smallest host on which it fits
+# and makes FLOOR tokens/s or more; nothing if there is none below HOST
 best() {
     end=$1 floor=$2
     shift 2
     for h in $hosts; do
         [ "$h" != "$end" ] || return 0
-        # The least memory has as many residents as fit; this needs no rates, and no search.
+        # With the least memory there are as many residents as fit: no rates and no search are needed.
         plan "$h" 1 "$@" -- --offload twinflow >/dev/null || continue
         for batch in 1 2 4 8 16; do
             plan "$h" $batch "$@" -- --offload auto --rates "$work/rates" >"$work/plan" || break
@@ -81,13 +81,13 @@ best() {
     done
 }
 
-# The options have to be right, whether it fits or not.
+# The options must be valid, whether the run fits or not.
 spread=
 machine "${cards%% *}"
 model=${models%% *} seq=1024
 plan 99999 1 "$@" >"$work/said" || grep -q 'this run needs' "$work/said" ||
     { cat "$work/said" >&2; exit 2; }
-# row SPREAD END FLOOR OPTION...: best()'s line, or an empty one
+# row SPREAD END FLOOR OPTION...: prints best()'s line, or an empty one
 row() {
     spread=$1
     shift

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Trains GPT-2 124M from scratch on one GPU: half a million tokens per step, ten billion in all,
-# from FineWeb (20 GB of .bin files), which is fetched if no data is given.
-# By the trainer's own plan (bf16, no recomputation) BATCH=16 takes some 7.2 GiB of GPU memory, 32
-# takes 12 and 64 takes 21; the number of micro-batches follows, so that the step stays the same.
-# Products take the algorithms of build/tune.txt, which the first run makes (doc/speed.md).
+# Trains GPT-2 124M from scratch on one GPU: half a million tokens per step, ten billion in all, from
+# FineWeb (20 GB of .bin files), which is fetched if no data is given. By the trainer's plan (bf16, no
+# recomputation), BATCH=16 takes 7.2 GiB of GPU memory, 32 takes 12 and 64 takes 21. The number of
+# micro-batches is set so that a step keeps its tokens. Products use the algorithms of build/tune.txt,
+# which the first run makes (doc/speed.md).
 # usage: [BATCH=32] [STEPS=19560] scripts/gpt2_124m.sh [DATA_GLOB VAL_GLOB [OPTION...]]
 set -eu
 # shellcheck source=scripts/common.sh

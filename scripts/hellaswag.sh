@@ -1,7 +1,7 @@
 #!/bin/sh
-# Asks a model HellaSwag's 10,042 questions (Zellers et al. 2019), or the first N of them, and says
-# which share it answers, scored as in llm.c: doc/evaluation.md. OUT gets a line for each ending.
-# The questions and the weights are fetched, unless a file and a directory are given.
+# Asks a model the 10,042 questions of HellaSwag (Zellers et al. 2019), or the first N of them. Prints
+# the share that it answers right, scored as in llm.c (doc/evaluation.md). OUT gets a line for each
+# ending. Questions and weights are fetched, unless a file and a directory are given.
 # usage: [QUESTIONS=N] [HELLASWAG=FILE.jsonl] [OUT=FILE] [TRAINER=./train_gpt2cu]
 #        scripts/hellaswag.sh [gpt2|gpt2-medium|gpt2-large|gpt2-xl|OWNER/NAME|DIRECTORY [OPTION...]]
 set -eu

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Goes from the name of a model to a conversation with it: 1. does it fit, 2. fetch it, 3. look at the data, 4. fine-tune,
-# 5. talk. Prints the time and disk of each step. It calls finetune.sh (1, 4), dev/data/model.sh (2), build/rows (3) and the
-# trainer (5).
+# Goes from the name of a model to a conversation with it, in five steps: 1. does it fit, 2. fetch it, 3. look at the
+# data, 4. fine-tune, 5. talk. Prints the time and disk of each. Uses finetune.sh (1, 4), dev/data/model.sh (2),
+# build/rows (3) and the trainer (5).
 # usage: FILE=my.jsonl [MODEL=OWNER/NAME|DIR] scripts/journey.sh [OPTION...]
 #        FILE has your conversations or examples (doc/finetuning.md). MODEL is of the hub, or a folder; default GPT-2
 #        124M. OPTION..., OUT and TRAINER are finetune.sh's; what is tuned is in OUT/tuned (out/finetune/tuned).
-# The conversation is read from the standard input, a line for each turn. If FILE has no conversations, step 5 is left out.
-# The CPU trainer has no prediction for step 1.
+# The conversation is read from the standard input, a line for each turn. If FILE has no conversations, step 5 is left
+# out. With the CPU trainer, step 1 has no prediction.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -18,7 +18,7 @@ model=${MODEL:-gpt2} out=${OUT:-$top/out/finetune} began=$(date +%s) took=
 export MODEL="$model" FILE OUT="$out"
 trainer=${TRAINER:-$top/train_gpt2$([ ! -e /dev/nvidiactl ] || echo cu)}
 
-# noted STEP [FOLDER]: notes the seconds since the step before, and what FOLDER has on the disk
+# noted STEP [FOLDER]: notes the seconds of this step, and the disk space of FOLDER
 noted() {
     now=$(date +%s)
     size=$([ -z "${2-}" ] || du -sk "$2" | awk '{ printf $1 < 1e6 ? "%.0f MB" : "%.1f GB", $1 / ($1 < 1e6 ? 1e3 : 1e6) }')

@@ -3,22 +3,21 @@
 #
 #     scripts/launch.sh 4 ./train_gpt2cu --data text.txt --model d12 --zero 2
 #
-# Each gets its number as from torchrun: RANK and LOCAL_RANK, WORLD_SIZE and
-# LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free port, unless it is set). Each gets its share
-# of the cores as OMP_NUM_THREADS, unless that is set. None of them has a standard input.
+# Each process gets the variables that torchrun would set: RANK, LOCAL_RANK, WORLD_SIZE,
+# LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free port, unless it is set). OMP_NUM_THREADS is its
+# share of the cores, unless that is set. None of them has a standard input.
 #
-# On a machine with several NUMA nodes, numactl or taskset keeps each rank on the node of its GPU,
-# unless a node has no GPU of this run (its part of the memory's bandwidth would be lost), a GPU's
-# node is not known, or the cores are chosen already (taskset, OMP_PLACES, OMP_PROC_BIND). Each then
-# has as many threads as the rank with the smallest part of its node.
+# On a machine with several NUMA nodes, numactl or taskset keeps each rank on the node of its GPU. This
+# is not done if a node has no GPU of this run (the bandwidth of its memory would be lost), if a GPU's
+# node is unknown, or if the cores are chosen already (taskset, OMP_PLACES, OMP_PROC_BIND). Then each
+# rank has as many threads as the one with the smallest part of its node.
 #
-# SIGINT (Ctrl-C), SIGTERM, SIGHUP, and what batch systems send (SIGUSR1, SIGUSR2, SIGXCPU) are
-# passed on, and each is one signal for a rank: it saves and ends. If a rank fails, the others have
-# 15 seconds to end too. The exit code is that of the first that failed. Nothing that they started
-# is left running.
-# On several machines: torchrun, mpirun or srun instead (scripts/README.md).
+# SIGINT (Ctrl-C), SIGTERM, SIGHUP, and the signals of batch systems (SIGUSR1, SIGUSR2, SIGXCPU) are
+# passed on. Each is one signal for a rank, which saves and ends. If a rank fails, the others have 15
+# seconds to end, too. The exit code is that of the first rank that failed. Nothing that a rank has
+# started is left running. On several machines use torchrun, mpirun or srun (scripts/README.md).
 set -u
-(true >&2) || exec 2>/dev/null  # closed: what is opened first would be given the number
+(true >&2) || exec 2>/dev/null  # if a descriptor is closed, the next file would get its number
 (true >&1) 2>/dev/null || exec >/dev/null
 (true <&0) 2>/dev/null || exec </dev/null
 usage() { echo "tide: usage: scripts/launch.sh N COMMAND [ARGUMENT...]" >&2; exit 2; }
@@ -29,7 +28,7 @@ case $ranks in '' | *[!0-9]* | ?????*) usage ;; esac
 [ "$ranks" -ge 1 ] || usage
 command -v "$1" >/dev/null || { echo "tide: launch.sh: $1: no such command" >&2; exit 2; }
 
-# A port that nobody uses, below those that the kernel gives to connections.
+# free_port: prints an unused port, below those that the kernel gives to connections.
 free_port() {
     taken=$(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | awk '{ sub(/.*:/, "", $2); print $2 }')
     while :; do
@@ -44,10 +43,10 @@ share=$((cores / ranks))
 [ $share -gt 0 ] || share=1
 export MASTER_ADDR=127.0.0.1 WORLD_SIZE="$ranks" LOCAL_WORLD_SIZE="$ranks"
 export MASTER_PORT="${MASTER_PORT:-$(free_port)}"
-export TIDE_JOB="$$-$MASTER_PORT"  # ranks of another run, at the same port, are strangers
+export TIDE_JOB="$$-$MASTER_PORT"  # ranks of another run on this port are refused
 unset TORCHELASTIC_RUN_ID
 
-# near_gpu RANK: "NODE HARDWARE-THREADS" of its GPU; nothing if they are not known
+# near_gpu RANK: prints "NODE HARDWARE-THREADS" of its GPU; fails if they are unknown
 devices=${TIDE_MACHINE-}/sys/bus/pci/devices nodes=${TIDE_MACHINE-}/sys/devices/system/node
 near_gpu() {
     gpu=$1
@@ -56,7 +55,7 @@ near_gpu() {
     node=$(cat "$devices/${bus#0000}/numa_node" 2>/dev/null) &&
         threads=$(cat "$nodes/node$node/cpulist" 2>/dev/null) && echo "$node $threads"
 }
-# One line for each rank, if they are to be kept there.
+# near: the node and threads of each rank, a line each; empty if ranks are not kept on nodes.
 near=''
 if [ "$(cat "$nodes"/node*/cpulist 2>/dev/null | grep -c .)" -gt 1 ] &&
     [ -z "${OMP_PLACES-}${OMP_PROC_BIND-}" ] &&
@@ -69,7 +68,7 @@ if [ "$(cat "$nodes"/node*/cpulist 2>/dev/null | grep -c .)" -gt 1 ] &&
     done
     case $near in *unknown*) near='' ;; esac
 fi
-# keeper RANK: the words that start its command
+# keeper RANK: prints the words before its command
 keeper() {
     place=$(echo "$near" | sed -n "$(($1 + 1))p")
     if [ -z "$place" ]; then return
@@ -95,19 +94,19 @@ if [ -n "$(keeper 0)" ]; then
 fi
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$share}"
 
-# Ranks have sessions of their own: Ctrl-C reaches this script alone, which passes it on, and with a
-# rank goes all that it started. A shell starts what is in the background with SIGINT ignored.
+# Each rank has a session of its own. So Ctrl-C reaches only this script, which passes it on, and a rank
+# can be ended with all that it has started. (A shell starts background jobs with SIGINT ignored.)
 session='' group='' signals=''
 command -v setsid >/dev/null && session=setsid group=-
 env --default-signal=INT,QUIT true 2>/dev/null && signals=--default-signal=INT,QUIT
 
 all='' alive=''
 send() { for p in $2; do kill -s "$1" -- "$group$p" 2>/dev/null; done; }
-# shellcheck disable=SC2064  # the signal's name now, the ranks then
+# shellcheck disable=SC2064  # $s is replaced now, $alive when the signal comes
 for s in INT TERM HUP USR1 USR2 XCPU; do trap "send $s \"\$alive\"" $s; done
 trap 'send KILL "$all"' EXIT
 
-exec 3>&2 2>/dev/null  # from here on only the ranks speak: bash would tell of each that is killed
+exec 3>&2 2>/dev/null  # only ranks print from here on; bash would report each that is killed
 rank=0
 while [ $rank -lt "$ranks" ]; do
     # shellcheck disable=SC2046,SC2086  # lists of words, or none
@@ -116,7 +115,7 @@ while [ $rank -lt "$ranks" ]; do
     rank=$((rank + 1))
 done
 
-# Looks at them every now and then: often at first, and after a failure.
+# Looks at the ranks in turn: often at first, and after a failure.
 code=0 looks=0 failed=0
 while [ -n "$alive" ]; do
     looks=$((looks + 1))
@@ -126,8 +125,8 @@ while [ -n "$alive" ]; do
         if kill -0 "$p" 2>/dev/null; then left="$left $p"; continue; fi
         wait "$p"
         ended=$?
-        # Of those that ended since the last look any may have been the first: whoever follows one
-        # that was killed ends with 1, and that has the larger code (128 + a signal).
+        # Any of the ranks that ended since the last look may have been the first. One that only
+        # followed a killed rank ends with 1; the killed one has a larger code (128 + a signal).
         if [ $first -eq 0 ] && [ $ended -gt $code ]; then code=$ended; fi
     done
     alive=$left

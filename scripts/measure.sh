@@ -1,16 +1,16 @@
-# measure.sh: what compare_offload.sh, zo_compare.sh, sweep_offload.sh and paper/ share: runs of the
-# trainer, the numbers that they leave, and whether losses agree. To be sourced; goes to the top of
-# the repository. From the environment:
+# measure.sh: shared by compare_offload.sh, zo_compare.sh, sweep_offload.sh and paper/: makes runs of the
+# trainer, reads their numbers, and checks that losses agree. To be sourced; changes to the top of the
+# repository. Variables of the environment:
 #   TRAINER   default ./train_gpt2cu; ./train_gpt2emu tries a script where there is no GPU
 #   MODEL     default 7b
 #   DATA      default tinyshakespeare, which is fetched
-#   OUT       where everything goes; default out/ and the script's name. What an earlier call left there
-#             is kept: as OUT-1, or the next number that is free
-#   RATES     the machine's rates, from --calibrate; default: measured of MODEL, once for all runs
-#   STEPS     of each run, default 12; the first WARMUP of them, default 2, do not count
-#   LIMIT     seconds for each run: it then ends with the step that it is in (needs timeout(1))
+#   OUT       the folder of all results; default out/ and the name of the script. An earlier folder is kept
+#             as OUT-1, or the next number that is free
+#   RATES     the machine's rates, from --calibrate; default: measured once for all runs, with MODEL
+#   STEPS     steps of each run, default 12; the first WARMUP of them, default 2, do not count
+#   LIMIT     seconds of each run, which then ends after the step under way (needs timeout(1))
 #   LAUNCH    the words that start the ranks of each run, for several GPUs: sh scripts/launch.sh 4
-#   PLAN=1    nothing is trained: what --plan predicts from RATES, without data or GPU; WORLD GPUs
+#   PLAN=1    trains nothing: prints what --plan predicts from RATES, without data or GPU, for WORLD GPUs
 # shellcheck shell=sh disable=SC2016,SC2034,SC2154  # the scripts use $columns, $ended, and set $table
 
 # shellcheck source=scripts/common.sh
@@ -20,7 +20,7 @@ trainer=${TRAINER:+$(absolute "$TRAINER")} data=${DATA:+$(absolute "$DATA")}
 rates=${RATES:+$(absolute "$RATES")} plan=${PLAN:+1}
 cd "${top:-$(dirname "$0")/..}" || exit
 model=${MODEL:-7b} steps=${STEPS:-12} warmup=${WARMUP:-2}
-[ -z "$plan" ] || steps=1000 warmup=0  # those of a step that goes on for ever
+[ -z "$plan" ] || steps=1000 warmup=0  # a plan is of a long run
 [ "$warmup" -lt "$steps" ] || refuse "of $steps STEPS, WARMUP $warmup leaves none"
 [ "$steps" -ge $((warmup + 3)) ] ||
     echo "of $steps STEPS, $warmup of WARMUP: times come two steps late, so some stay empty" >&2
@@ -48,14 +48,14 @@ fi
 columns=$(printf '%s\t' steps ms mean forward backward exposed update bound% Gpar/s 'GB in' 'GB out' \
     'plan ms' GPU host waits 'in bwd' Tflop/s GPU% CPU% in% out%)loss
 unknown=$(echo "$columns" | awk -F '\t' '{ while (++n < NF) printf "-\t" }')
-every=0   # steps from one evaluation to the next
-micro=1   # a step of the run counts as so many: all its numbers are divided by that
-period=1  # steps that are not alike: then means over whole periods are taken, not medians
+every=0   # steps between two evaluations
+micro=1   # a step of the run counts as this many: its numbers are divided by that
+period=1  # above 1: steps differ, and means over whole periods replace medians
 
-# What both numbers() read with (awk): numbers of a log's lines, the median, or the mean over whole
-# periods, of one over the steps that count (`counted` with this `sum`), and what the run printed.
+# Functions in awk that both numbers() use: read a line of a log; take the median, or the mean over whole
+# periods, of the steps that count (`counted`, with their `sum`); read what the run printed.
 reader='
-    function field(line, name) {  # a number of a JSON object, "" if it has none
+    function field(line, name) {  # a number of a JSON object, "" if there is none
         if (!match(line, "\"" name "\":[^,}]*")) return ""
         return substr(line, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
     }
@@ -99,11 +99,11 @@ reader='
         }
     }'
 
-# numbers NAME: those of $columns, as one line with tabs: medians over the steps that count, of ms the
-# mean as well, and what the run printed. "-": not known. Exposed is the time outside forward and
-# backward; bound% the share of the update's bound that is reached; waits the time that compute waited
-# for copies and updates, and in bwd its part before parts of backward. The counters of a step are in
-# the line of a later one. A step behind an evaluation does not count: the evaluation hides its update.
+# numbers NAME: prints the numbers of $columns in one line, with tabs: medians over the steps that count, for
+# ms also the mean, and numbers that the run printed. "-": unknown. exposed: the time outside forward and
+# backward. bound%: the share of the bound of the update that is reached. waits: the time that compute waited
+# for copies and updates; in bwd: the part of it before backward. The counters of a step are in the line of a
+# later step. The step after an evaluation, which hides its update, does not count.
 numbers() {
     awk -v warmup="$warmup" -v text="$out/$1.txt" -v micro="$micro" -v period="$period" "$reader"'
         /"val_loss"/ {
@@ -125,7 +125,7 @@ numbers() {
             read_text()
             ms = typical("ms")
             mean = counted > 0 ? sum / counted : 0
-            update = period > 1 ? 0 : typical("update_ms")  # or it is never alone
+            update = period > 1 ? 0 : typical("update_ms")  # in a period no update is by itself
             compute = typical("forward_ms") + typical("backward_ms")
             exposed = ms > compute ? ms - compute : 0
             bound = update > 0 ? 100 * typical("bound_ms") / update : 0
@@ -146,7 +146,7 @@ numbers() {
         }' "$out/$1/log.jsonl"
 }
 
-# The same of --plan: what is predicted. Its Tflop/s count what is recomputed.
+# planned_numbers NAME: the same from --plan. Its Tflop/s include recomputation.
 planned_numbers() {
     awk -v text="$out/$1.txt" -v micro="$micro" "$reader"'
         BEGIN {
@@ -161,7 +161,7 @@ planned_numbers() {
         }'
 }
 
-# line NAME NUMBERS: into $table, and aligned onto the screen.
+# line NAME NUMBERS: adds a line to $table, and prints it in columns.
 line() {
     printf '%s\t%s\n' "$1" "$2" | tee -a "$table" | awk -F '\t' '{
         printf "%-22s", $1
@@ -170,9 +170,9 @@ line() {
     }'
 }
 
-# run NAME OPTION...: trains with these, into $out/NAME, NAME.txt and NAME.trace (without a trace,
-# none has no counters), and adds a line to the table. Leaves in $ended: ok, small (there is not
-# enough memory for it) or failed.
+# run NAME OPTION...: trains with these options, into $out/NAME, NAME.txt and NAME.trace (only a run with a
+# trace has counters). Adds a line to the table. Sets $ended to ok, small (there is not enough memory) or
+# failed.
 run() {
     name=$1
     shift
@@ -201,11 +201,11 @@ run() {
     fi
 }
 
-losses() {  # of a run, with its gradient norms
+losses() {  # of a run, with the gradient norms
     sed -n 's/.*\("step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*\),.*/\1/p' "$out/$1/log.jsonl"
 }
 
-# agree MODE...: the first against the others, over the steps that both took: to $wrong and $same
+# agree MODE...: compares the first run with the others, over the steps that both made; sets $wrong and $same
 agree() {
     [ $# -gt 1 ] && [ -z "$plan" ] || return 0
     first=$1 others=0 number=$#
@@ -224,7 +224,7 @@ agree() {
     if [ $others -eq 0 ]; then same="$same${same:+, and of }$first ($number)"; else wrong=1; fi
 }
 
-# agreed: the last words, after all agree().
+# agreed: prints the result of all agree(). Ends the script if runs differ.
 agreed() {
     [ "$wrong" -eq 0 ] || { echo "something is wrong" >&2; exit 1; }
     [ -z "$same" ] || echo "the losses and gradient norms of $same are identical, digit by digit"

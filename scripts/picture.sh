@@ -1,11 +1,11 @@
 #!/bin/sh
-# Draws one step of a run as README.md's picture does: what each stream does when, and what is in GPU
-# memory. OUT then has picture.svg, and trace.json, which ui.perfetto.dev opens.
+# Draws a step of a run, like README.md's picture: what each stream does, and what is in GPU memory. Writes
+# picture.svg, and trace.json for ui.perfetto.dev, to OUT.
 # usage: [OUT=out/picture] [STEP=3] [TRAINER=./train_gpt2cu] scripts/picture.sh [OPTION...]
 #        OPTION... are the trainer's: those of your run, whose first STEP + 2 steps are trained and not
 #        saved; with --plan, those of a run that is rehearsed by --rates. Without any: README's picture.
-# On the emulated GPU, which is taken if there is no other, times are those of its virtual clock: each kernel
-# takes 10 us, each piece on the CPU 150 us, each direction of the link 2 GB/s (EMU_KERNEL_US, EMU_HOST_US, EMU_LINK).
+# Without a GPU the emulated one is used. Times are then those of its virtual clock: each kernel takes 10 us, each
+# piece on the CPU 150 us, each direction of the link 2 GB/s (EMU_KERNEL_US, EMU_HOST_US, EMU_LINK).
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -23,7 +23,7 @@ new_folder "$out" "$trainer"
 export EMU_CLOCK="${EMU_CLOCK:-virtual}" EMU_KERNEL_US="${EMU_KERNEL_US:-10}" \
        EMU_HOST_US="${EMU_HOST_US:-150}" EMU_LINK="${EMU_LINK:-2000000000}"
 case " $* " in
-    *" --plan "*)  # one step, of which memory is not drawn
+    *" --plan "*)  # one step, without its memory
         "$trainer" "$@" -- --trace "$out/trace.json"
         set -- ;;
     *)

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Prints a table: what memory a model needs, and how fast the machines of scripts/rates/ are predicted
-# to train it. Needs neither GPU nor data. "host" is the memory that the machine must have. In a row
-# like "rtx4090_desktop, 128" the host has that many GiB, of which 5 % stay free; in the others its
-# size is no limit. A card of 24 GB has some 23 GiB free.
+# Prints a table of the memory that a model needs, and of the predicted speed on the machines of
+# scripts/rates/. Needs neither GPU nor data. "host": the memory that the machine must have. In a row
+# like "rtx4090_desktop, 128" the host has 128 GiB, of which 5 % stay free; in the others it may have
+# any size. A card of 24 GB has about 23 GiB free.
 # usage: [TRAINER=./train_gpt2emu] [MACHINES="NAME:GPU[:HOST] .."] scripts/plan_offload.sh OPTION...
 # e.g. --model 7b --batch 1. MACHINES: files of rates/, GiB of GPU memory that are free, and of a host
 set -eu
@@ -14,9 +14,9 @@ rates=$(dirname "$0")/rates
 [ -x "$trainer" ] ||
     { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 "$trainer" --plan "$@" -- --gpu-memory 99T --host-memory 99T --rates "$rates/h200_16cores.txt" \
-    >/dev/null  # or says what is wrong
+    >/dev/null  # or ends with an error
 
-# plan GPU_MEMORY HOST_MEMORY OPTION...: what --plan says, or why it cannot be
+# plan GPU_MEMORY HOST_MEMORY OPTION...: prints the plan, or why there is none
 plan() {
     gpu=$1 host=$2
     shift 2

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Weak scaling, as in figure 17 of Deep Optimizer States: the models of its table 2 on more and more
-# GPUs, each with the same micro-batch, as --plan predicts it. Needs neither GPU nor data; the
-# machine's memory is no limit. "step": seconds; "waits": those in which a GPU does not compute;
-# "shown": by how much the step would be shorter if collectives took no time; "comm": their time.
-# "tok/s" is that of each GPU. "x zero": times faster than without interleaving and overlaps, as
-# ZeRO-Offload is described. Memory is in GiB, of each GPU and of the host for each GPU. "?": the
-# rates lack something. RATE: one rate, instead of the file's.
+# Predicts weak scaling by --plan, as in figure 17 of Deep Optimizer States: the models of its table 2
+# on more and more GPUs, each with the same micro-batch. Needs neither GPU nor data; memory of the
+# machine is no limit. "step": seconds. "waits": seconds in which a GPU does not compute. "comm":
+# seconds of collectives. "shown": by how much the step would be shorter without them. "tok/s": of each
+# GPU. "x zero": times faster than ZeRO-Offload as published, without interleaving and overlaps. Memory
+# is in GiB, of each GPU, and of the host for each GPU. "?": a rate is missing. RATE: a rate that
+# replaces one of the file.
 # usage: [TRAINER=./train_gpt2emu] [RATES=FILE] [RATE="gpu_link 12e9"] [MODELS="7b 20b"]
 #        [WORLDS="1 8"] scripts/plan_scaling.sh [OPTION...]     e.g. --zero 2, --offload auto
-# Without options, as in the paper: ZeRO-3, one sequence of 2048 tokens, recomputing, no state that
-# stays on the GPU.
+# Without options, as in the paper: ZeRO-3, one sequence of 2048 tokens, recomputation, and no state
+# that stays on the GPU.
 set -eu
 export LC_ALL=C
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
@@ -32,7 +32,7 @@ plan() {
         --gpu-memory 99T --host-memory 99T --rates "$rates" -- "$@"
 }
 
-# Or says what is wrong.
+# Ends here with an error if the options are wrong.
 plan --model "${models%% *}" -- "$@" -- --gpu-memory 99T --host-memory 99T >/dev/null
 echo "$name, --zero 3 --batch 1 --seq 2048 --recompute block${*:+ $*}"
 printf '%-6s %5s %7s %7s %7s %7s %7s %7s %7s %7s  %s\n' model GPUs step waits shown comm tok/s \

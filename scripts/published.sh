@@ -1,9 +1,9 @@
 #!/bin/sh
-# What --plan predicts for the steps that other people have measured, beside what they measured, as
-# a table in Markdown: that of doc/speed.md, with its notes. Needs neither GPU nor data.
+# Prints, beside step times that others have measured, what --plan predicts for them, as a table in
+# Markdown: doc/speed.md has it, with notes. Needs neither GPU nor data.
 # usage: [TRAINER=./train_gpt2emu] [ROWS=PATTERN] scripts/published.sh
-# The rates are those of the card (rates/), from its data sheet and from one published measurement
-# of a product; nothing is fitted to a row. ROWS: only the rows with these words, as of grep -E.
+# The rates of a card (rates/) are from its data sheet and one published measurement of a product; none
+# is fitted to a row. ROWS: only rows with this pattern (grep -E).
 set -eu
 export LC_ALL=C
 case " $* " in *" --help "*) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
@@ -12,9 +12,9 @@ rates=$(dirname "$0")/rates
 [ -x "$trainer" ] ||
     { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 
-# A row: who measured, the card, its file of rates, measured tokens/s, notes, options; separated
-# by semicolons. llmq: 524,288 tokens a step, its own micro-batch and recomputation, moments of 16
-# bits; what it keeps on the host is left to --offload auto. 5 % of the card stay free.
+# A row, separated by semicolons: who measured, the card, its file of rates, measured tokens/s, notes,
+# options. llmq: 524,288 tokens in a step, its own micro-batch and recomputation, 16-bit moments;
+# --offload auto chooses what is stored on the host. 5 % of the card stay free.
 moments="--seq 1024 --moments bf16 --offload auto --host-memory 480G"
 c4090="$moments --gpu-memory 23347M" c5090="$moments --gpu-memory 31130M"
 l40s="$moments --gpu-memory 46694M" h100="$moments --gpu-memory 76900M"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# `make run`: trains a small GPT on the text $DATA, in a minute to six. A short context learns most in
-# that time (doc/speed.md). An earlier run in $OUT is kept: as $OUT-1, or the next number that is free.
+# `make run`: trains a small GPT on the text $DATA, in one to six minutes. A short context learns most
+# in that time (doc/speed.md). An earlier run in $OUT is kept as $OUT-1, or the next free number.
 # usage: [DATA=FILE] [OUT=FOLDER] sh scripts/run.sh TRAINER [OPTION...]
 set -u
 # shellcheck source=scripts/common.sh

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the knobs of offloading change: one table per sweep, on the screen and in OUT/SWEEP.tsv. The
-# figures are those of Deep Optimizer States (Maurya et al. 2024).
+# Measures how each setting of offloading changes a step: a table for each sweep, on the screen and in
+# OUT/SWEEP.tsv. Figures are those of Deep Optimizer States (Maurya et al. 2024).
 #   subgroup  parameters of a sub-group (figure 2)     SUBGROUPS  25 to 1000 million
 #   resident  share that stays on the GPU (10, 11)     RESIDENTS  0 to 0.5
 #   share     share that visits the GPU (16)           SHARES     0 to 1
@@ -11,15 +11,15 @@
 #   drift     100 iterations in a row (9): the median of their first quarter and of their last
 # usage: [SWEEPS="share drift"] [MODEL=7b] [DATA=FILE] [OUT=DIR] [SHARES="0.1 0.9"]
 #        scripts/sweep_offload.sh [OPTION...]     e.g. --batch 1 --seq 2048 --gpu-memory 48G
-# The options go to every run; further variables are in scripts/measure.sh. Ends with 1 if a run
-# failed; what does not fit is said to.
+# The options are passed to every run; scripts/measure.sh has more variables. Ends with 1 if a run
+# failed; a run that does not fit has a line that says so.
 set -eu
 # shellcheck source=scripts/measure.sh
 . "$(dirname "$0")/measure.sh"
 threads=$(getconf _NPROCESSORS_ONLN)
 wrong=0
 
-# sweep NAME MODES OPTION VALUES [OPTION...]: a table of each value in each mode
+# sweep NAME MODES OPTION VALUES [OPTION...]: makes a table of each value in each mode
 sweep() {
     sweep=$1 modes=$2 option=$3 values=$4
     shift 4

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A 4-layer, 128-channel GPT on the bytes of tinyshakespeare, the last tenth held out: below 1.65
-# nats per byte on the held-out part in under 10 minutes on two AVX-512 cores.
+# Trains a GPT of 4 layers and 128 channels on the bytes of tinyshakespeare. The held-out last tenth
+# gets below 1.65 nats per byte, in less than 10 minutes on two AVX-512 cores.
 # usage: scripts/tinyshakespeare.sh [FILE]    fetches the text if FILE is not given
 set -eu
 # shellcheck source=scripts/common.sh

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Trains a model that is larger than the GPU: a row of scripts/models.txt. With --plan
-# behind the name, it prints what this machine would do; plan_offload.sh prints that of other machines.
+# Trains a model that is larger than the GPU: a row of scripts/models.txt. --plan after the name prints
+# the plan for this machine; plan_offload.sh has plans for other machines.
 # usage: scripts/train_model.sh NAME [OPTION...]     (train_offload.sh says what else can be set)
 set -eu
 # shellcheck source=scripts/common.sh

@@ -1,14 +1,11 @@
 #!/bin/sh
-# Trains a model that is larger than the GPU, in bf16, its optimizer's state where --offload auto
-# finds that it should be: the body of train_model.sh and zero_*.sh.
+# Trains a model larger than the GPU, in bf16. --offload auto places the optimizer's state. train_model.sh and zero_*.sh call this script.
 # usage: [DATA=FILES] [VAL=FILES] [OUT=DIR] [STEPS=1000] [TRAINER=./train_gpt2cu] [LAUNCH=WORDS]
 #        scripts/train_offload.sh NAME OPTION...
-# LAUNCH: on several GPUs, the words that start as many processes, as seen from the top of the
-# repository, like "sh scripts/launch.sh 4" or "torchrun --nproc-per-node 4 --no-python".
-# Without DATA, 100M tokens of FineWeb and as many to evaluate are fetched (0.4 GB). OUT is out/NAME
-# otherwise. Products take the algorithms of build/tune.txt, which a run on one GPU makes and adds to
-# (doc/speed.md); another file: --tune FILE. Checkpoints come by time, unless --save-every says otherwise. --plan only prints what it would
-# do (on several GPUs: with --world), --no-save leaves only the log.
+# LAUNCH: on several GPUs, the words that start as many processes, as seen from the top of the repository, like "sh scripts/launch.sh 4" or "torchrun
+# --nproc-per-node 4 --no-python". Without DATA, 100M tokens of FineWeb, and as many to evaluate, are fetched (0.4 GB). OUT is out/NAME by default.
+# Products use the algorithms of build/tune.txt (or --tune FILE), which a run on one GPU makes (doc/speed.md). Checkpoints are saved by time, unless
+# --save-every is given. --plan only prints the plan (on several GPUs with --world); --no-save leaves only the log.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -31,7 +28,7 @@ if [ -z "$data" ]; then
     sh dev/data/fineweb10B.sh 1
     data='data/fineweb10B/fineweb_train_*.bin' val='data/fineweb10B/fineweb_val_*.bin'
 fi
-# Products by measured algorithms, which one process alone measures; several ranks read them.
+# One process alone measures the algorithms of products; several ranks only read them.
 mkdir -p build
 tune=''
 case $trainer in *cu) [ -n "${LAUNCH-}" ] && [ ! -e build/tune.txt ] || tune='--tune build/tune.txt' ;; esac

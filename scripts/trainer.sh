@@ -1,6 +1,6 @@
-# trainer.sh: the GPU trainer of a script, made if need be; --plan needs no GPU: where there is none,
-# a trainer that is there, or the emulated one. To be sourced at the top of the repository, with the
-# script's options as arguments; sets $trainer, unless it has one.
+# trainer.sh: sets $trainer to the GPU trainer, unless it is set, and makes it if needed. --plan needs
+# no GPU: without one, any trainer that exists is taken, or the emulated one. To be sourced at the top
+# of the repository, with the options of the script as arguments.
 # shellcheck shell=sh disable=SC2154
 default=train_gpt2cu
 case " $* " in *" --plan "*)

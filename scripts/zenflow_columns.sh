@@ -1,8 +1,8 @@
 #!/bin/sh
-# How much of the gradient is in few columns? Trains the model of scripts/tinyshakespeare.sh on the
-# first half of a text, and prints, matrix by matrix, the share of the squared norm in the top 1 %
-# and 10 % of the columns and rows, summed over 16 batches: of the text it learned and, if OTHER is
-# given, of another one, as in fine-tuning. Minutes on two cores; STEPS=2000 is doc/zenflow.md's.
+# Measures how much of the gradient is in few columns. Trains the model of scripts/tinyshakespeare.sh on the
+# first half of a text. Prints for each matrix the share of the squared norm in the top 1 % and 10 % of the
+# columns and rows, summed over 16 batches: of this text and, as in fine-tuning, of OTHER, if given. Takes
+# minutes on two cores; doc/zenflow.md has STEPS=2000.
 # usage: [STEPS=600] [OUT=DIR] scripts/zenflow_columns.sh [FILE [OTHER]]    (fetches FILE if it is not given)
 set -eu
 # shellcheck source=scripts/common.sh

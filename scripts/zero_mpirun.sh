@@ -1,14 +1,12 @@
 #!/bin/sh
-# The models of Deep Optimizer States (table 2) on the GPUs of several nodes, started by mpirun (of
-# Open MPI, or MPICH's): ZeRO-3, micro-batches of 1 x 2048 on each GPU, the optimizer's state where
-# --offload auto finds that it should be. mpirun only starts the processes and tells them who they
-# are: they do not use MPI. All nodes must have NCCL, and see the repository, DATA and OUT under the
-# same paths. Build and fetch first.
+# Trains the models of Deep Optimizer States (table 2) on the GPUs of several nodes: ZeRO-3, micro-batches of 1 x 2048 on each GPU, the optimizer's
+# state placed by --offload auto. mpirun (of Open MPI, or MPICH's) only starts the processes and sets their ranks: they do not use MPI. All nodes must
+# have NCCL, and see the repository, DATA and OUT under the same paths. Build and fetch first.
 # usage: [MPIRUN=mpirun] [MASTER_PORT=29500] scripts/zero_mpirun.sh HOST:GPUS,... SIZE [OPTION...] (SIZE: 7b, 8.3b, 10b, 13b or 20b)
 # e.g.   scripts/zero_mpirun.sh node1:8,node2:8 20b --save-every 100
 # train_offload.sh says what else can be set.
-# NCCL finds its way by itself; where it takes the wrong one, NCCL_SOCKET_IFNAME or NCCL_IB_HCA say
-# the right one, and NCCL_DEBUG=INFO shows it. They are passed on.
+# NCCL chooses the network by itself. If it takes a wrong one, NCCL_SOCKET_IFNAME or NCCL_IB_HCA names the right one, and NCCL_DEBUG=INFO shows it.
+# These variables are passed on.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -26,14 +24,14 @@ gpus=$(echo "$hosts" | awk -F , '{
 [ -n "$gpus" ] || usage
 case " $* " in *" --plan "*) set -- --world "$gpus" "$@" ;; esac
 mpirun=${MPIRUN:-mpirun}
-# rank 0 is on the first of the hosts
+# Rank 0 is on the first host.
 set -- "zero_${size}_$gpus" --model "$size" --batch 1 --seq 2048 --zero 3 -- "$@"
 environment="MASTER_ADDR=${MASTER_ADDR:-${hosts%%:*}} MASTER_PORT=${MASTER_PORT:-29500}"
 for name in NCCL_SOCKET_IFNAME NCCL_IB_HCA NCCL_DEBUG NCCL_HOME LD_LIBRARY_PATH; do
     eval "value=\${$name-}"
     [ -z "$value" ] || environment="$environment $name=$value"
 done
-# Neither may bind a process to one core: it has a team of threads.
+# No process may be bound to one core: it has several threads.
 case $($mpirun --version 2>&1) in
     *"Open MPI"*|*"Open RTE"*) start="$mpirun --host $hosts --bind-to none -np $gpus" ;;
     *) start="$mpirun -hosts $hosts -bind-to none -n $gpus" ;;

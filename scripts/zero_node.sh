@@ -1,7 +1,7 @@
 #!/bin/sh
-# The models of Deep Optimizer States (table 2) on the GPUs of one node, as the paper ran them:
-# ZeRO-3, micro-batches of 1 x 2048 on each, the optimizer's state where --offload auto finds that
-# it should be. launch.sh starts one process per GPU.
+# Trains the models of Deep Optimizer States (table 2) on the GPUs of one node, as the paper did:
+# ZeRO-3, micro-batches of 1 x 2048 on each GPU. --offload auto places the optimizer's state. launch.sh
+# starts a process for each GPU.
 # usage: scripts/zero_node.sh GPUS SIZE [OPTION...]      (SIZE: 7b, 8.3b, 10b, 13b or 20b)
 # MODEL=NAME|DIR: another shape, or a model of yours; then there is no SIZE.
 # train_offload.sh says what else can be set.

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Answers of several words, learned by AdamW and by MeZO (Malladi et al. 2023), who score SQuAD and
-# DROP so: held-out questions are answered by the likeliest token each time, and the answers' words
-# are compared with the right ones. Prints exact match and F1 (scripts/f1.awk), before and after.
+# Teaches answers of several words by AdamW and by MeZO (Malladi et al. 2023), which scores SQuAD and
+# DROP like this: held-out questions are answered by the likeliest token each time, and the words of the
+# answers are compared with the right ones. Prints exact match and F1 (scripts/f1.awk), before and
+# after.
 # usage: scripts/zo_answers.sh [OPTION...]      made-up questions on film reviews, without network
 #        MODEL=DIR DATA=train.jsonl VAL=val.jsonl scripts/zo_answers.sh [OPTION...]      lines of
 #        {"prompt": "..", "completion": " .."}; VAL's may add right answers: "answers": ["..", ".."]
@@ -9,8 +10,8 @@
 #        METHODS="AdamW MeZO"; SIZE="--batch 16 --pack off", and OPTIONs: of both;
 #        STEPS=300, LR=1e-3; MEZO_STEPS=1500, MEZO_LR=1e-4, MEZO_EPS=1e-2; with MODEL LR=1e-5,
 #        MEZO_LR=1e-6, MEZO_EPS=1e-3; [TRAINER=./train_gpt2] [OUT=DIR]
-# Without MODEL a small model reads reviews with questions and wordy answers first, for READ=2000
-# steps, and is then to answer tersely. Each question starts the trainer, which loads the model.
+# Without MODEL a small model first reads reviews with questions and wordy answers, for READ=2000 steps,
+# and then learns short answers. Each question starts the trainer, which loads the model.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -36,9 +37,9 @@ make build/ask
 trainer=${trainer:-./train_gpt2}
 new_folder "$out" "$trainer" ${model:+"$model" "$train" "$val"}
 
-# made_up N SEED WORDY: prints N reviews of two statements, each with a question about the first or
-# the second, as JSON lines. WORDY=0: the answer is the judgement on the film's part, "very dull" or
-# "i hate". WORDY=1: prompt and answer are one text, and two of three answers repeat the statement.
+# made_up N SEED WORDY: prints N reviews of two statements, each with a question about one of them, as
+# JSON lines. WORDY=0: the answer is the judgement on that part of the film, "very dull" or "i hate".
+# WORDY=1: prompt and answer are one text, and two of three answers repeat the statement.
 made_up() {
     build/reviews $(($1 * 3 + 200)) "$2" | awk -F '\t' -v wanted="$1" -v wordy="$3" '
         # returns "very dull" of "the plot is very dull", and "i hate" of "i hate the plot"
@@ -100,7 +101,7 @@ asked_of=${QUESTIONS:-200}
 [ "$asked_of" -le "$lines" ] || asked_of=$lines
 score before "$model"
 
-# tune METHOD OPTION...: trains the model by it, and scores the result
+# tune METHOD OPTION...: trains the model by METHOD, and scores the result
 tune() {
     method=$1
     shift

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Zeroth-order training in GPU memory, streamed from the host, and streamed without each of the
-# things that make it fast, with the same model, data and seed: what a step takes, what the GPU
-# waits for, and the memory; and that the losses of all of them are the same to the last digit that
-# log.jsonl has. Ends with 1 if they are not.
+# Compares zeroth-order training in GPU memory, streamed from the host, and streamed without each
+# feature that makes it fast, with the same model, data and seed: the time of a step, the waits of the
+# GPU, the memory. Checks that the losses of all are the same, to the last digit in log.jsonl. Ends with
+# 1 if they are not.
 # usage: [MODEL=opt-1.3b] [DATA=FILE] [OUT=DIR] [MODES="memory streamed"]
 #        scripts/zo_compare.sh [OPTION...]        e.g. --batch 1 --seq 2048 --zo-queries 2
-# The options go to every run; further variables are in scripts/measure.sh. Other modes: slotsN and
-# residentN, with N slots and N layers that stay. "waited": for layers, by the events between
-# streams; "plan ms" is what --plan predicts. The table is also in OUT/compare.tsv.
+# The options are passed to every run; scripts/measure.sh has more variables. Other modes: slotsN and
+# residentN, with N slots and N resident layers. "waited": for layers, by the events between streams.
+# "plan ms": what --plan predicts. OUT/compare.tsv has the table, too.
 set -eu
 MODEL=${MODEL:-opt-1.3b}
 # shellcheck source=scripts/measure.sh
@@ -21,7 +21,7 @@ line mode "$columns"
 wrong=0 same='' ran=''
 for mode in $modes; do
     case $mode in
-        memory) options="--resident-blocks 1000" ;;  # or it would stream what does not fit
+        memory) options="--resident-blocks 1000" ;;  # else it would stream layers that do not fit
         streamed) options="--resident-blocks 0" ;;
         no-overlap) options="--resident-blocks 0 --no-overlap" ;;
         no-slots | no-fused-update) options="--resident-blocks 0 --zo-$mode" ;;

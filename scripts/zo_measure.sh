@@ -1,10 +1,10 @@
-# zo_measure.sh: what a step of zeroth order comes to: the columns of zo_compare.sh and paper/zo_*.sh,
-# which source it after measure.sh.
+# zo_measure.sh: the columns of zo_compare.sh and paper/zo_*.sh, for a step of zeroth order. They source it
+# after measure.sh.
 # shellcheck shell=sh disable=SC2016,SC2034,SC2154
 columns=$(printf '%s\t' steps ms tokens/s waited 'GB in' 'GB out' 'plan ms' GPU host)loss
 unknown=$(echo "$columns" | awk -F '\t' '{ while (++n < NF) printf "-\t" }')
 
-# numbers NAME: as in measure.sh.
+# numbers NAME: as in measure.sh
 numbers() {
     awk -v warmup="$warmup" -v text="$out/$1.txt" -v micro=1 -v period=1 "$reader"'
         /"grad_norm"/ {
@@ -12,7 +12,7 @@ numbers() {
             loss = field($0, "loss")
             add("ms", $0)
             add("tokens_per_s", $0)
-            if (!(at = index($0, "\"zo\""))) next  # of an earlier step
+            if (!(at = index($0, "\"zo\""))) next  # counters of an earlier step
             $0 = substr($0, at)
             add("waited_ms", $0)
             add("h2d_bytes", $0)

@@ -1,18 +1,18 @@
 #!/bin/sh
-# GPU memory of AdamW, SGD, MeZO and streamed MeZO side by side, in GiB, as figure 1 of ZO-Offloading
-# (Wang et al. 2024) has it: OPT at 2048 tokens, from --plan. Needs neither GPU nor data. SGD is
-# AdamW without master weights and moments; both keep all activations.
+# Prints the GPU memory of AdamW, SGD, MeZO and streamed MeZO, in GiB, as in figure 1 of ZO-Offloading
+# (Wang et al. 2024): OPT with 2048 tokens, by --plan. Needs neither GPU nor data. SGD is AdamW without
+# master weights and moments; both keep all activations.
 # usage: [TRAINER=./train_gpt2emu] scripts/zo_memory.sh [MODEL...]
 set -eu
 export LC_ALL=C
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
-rates=$(dirname "$0")/rates/h200_16cores.txt  # with --rates, --plan asks for no GPU
+rates=$(dirname "$0")/rates/h200_16cores.txt  # with --rates, --plan needs no GPU
 case $trainer in */*) ;; *) trainer=./$trainer ;; esac
 [ -x "$trainer" ] ||
     { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 [ $# -ge 1 ] || set -- opt-1.3b opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b
 
-for model in "$@"; do  # or it says what is wrong
+for model in "$@"; do  # a wrong model ends the script with an error
     "$trainer" --plan --optimizer mezo --model "$model" --seq 2048 --rates "$rates" >/dev/null
 done
 plan() { "$trainer" --plan --batch 1 --seq 2048 --rates "$rates" "$@"; }

@@ -1,8 +1,7 @@
 #!/bin/sh
-# Zeroth-order training of OPT, from 1.3B to 175B, on a machine of scripts/rates/: what is predicted
-# in memory and with all layers on the host, by --plan. Needs neither GPU nor data; how much memory
-# the machine has is not asked. Memory in GiB. The link is hidden, or seen: so much of a step waits for
-# it.
+# Predicts zeroth-order training of OPT, from 1.3B to 175B, on a machine of scripts/rates/, by --plan: with
+# all layers in GPU memory, and all on the host. Needs neither GPU nor data; the memory of the machine is no
+# limit. Memory is in GiB. The link is hidden, or the table has the share of a step that waits for it.
 # usage: [TRAINER=./train_gpt2emu] [RATES=FILE] [MODELS="opt-13b"] scripts/zo_plan.sh [OPTION...]
 #        e.g. RATES=scripts/rates/rtx4090_desktop.txt scripts/zo_plan.sh --batch 16 --seq 64
 # Without options, as ZO-Offloading was measured (Wang et al. 2024): one sequence of 2048 tokens.
@@ -22,7 +21,7 @@ plan() {
 }
 
 first=${models%% *}
-plan "$first" --resident-blocks 0 -- "$@" >/dev/null  # or says what is wrong
+plan "$first" --resident-blocks 0 -- "$@" >/dev/null  # or ends with an error
 echo "$(basename "$rates" .txt), --batch 1 --seq 2048${*:+ $*}"
 printf '%-9s %8s %9s | %8s %8s %8s %9s  %s\n' model GPU tokens/s GPU host s/step tokens/s \
     'the link is'

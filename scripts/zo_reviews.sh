@@ -1,7 +1,7 @@
 #!/bin/sh
-# MeZO from end to end in half a minute, on a CPU, without network: a small model first reads made-up
-# film reviews (AdamW, dev/data/reviews.c), then learns by forward passes alone to tell good from
-# bad. Prints the accuracy on 400 reviews before and after.
+# Shows MeZO from end to end, in half a minute on a CPU, without network. A small model first reads
+# made-up film reviews (AdamW, dev/data/reviews.c). Then it learns by forward passes alone to tell good
+# from bad. Prints the accuracy on 400 reviews before and after.
 # usage: [TRAINER=./train_gpt2] [OUT=DIR] scripts/zo_reviews.sh [OPTION...]      options of the second
 #        part, e.g. --zo-noise rademacher; with TRAINER=./train_gpt2emu (slow) also --resident-blocks 0
 set -eu
@@ -9,7 +9,7 @@ set -eu
 . "$(dirname "$0")/common.sh"
 trainer=${TRAINER:+$(absolute "$TRAINER")} out=${OUT:+$(absolute "$OUT")} top=$PWD
 cd "$(dirname "$0")/.."
-if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # what is printed works where we were called
+if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # printed commands work in the caller's folder
 trainer=${trainer:-${top:-./}train_gpt2} out=${out:-${top}out/zo_reviews}
 make train_gpt2 build/reviews
 new_folder "$out" "$trainer"

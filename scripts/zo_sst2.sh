@@ -1,16 +1,16 @@
 #!/bin/sh
-# Fine-tunes OPT to tell good film reviews from bad ones by forward passes alone, with the data and
-# settings of MeZO (Malladi et al. 2023): 1000 sentences of SST-2, prompts "... It was" that
-# " terrible" or " great" could follow, batches of 16, eps 1e-3, 20000 steps in fp16. Every 4000
-# steps, accuracy on 500 others; at the end, on the 872 of the development set. Sentences and
+# Fine-tunes OPT by forward passes alone to tell good film reviews from bad ones, with the data and
+# settings of MeZO (Malladi et al. 2023): 1000 sentences of SST-2, prompts "... It was" before "
+# terrible" or " great", batches of 16, eps 1e-3, 20000 steps in fp16. Measures the accuracy on 500
+# other sentences every 4000 steps, and on the 872 of the development set at the end. Sentences and
 # weights are fetched, unless a directory of weights is given.
 # usage: [LR=1e-6] [STEPS=20000] [OUT=DIR] [SST2=DIR] [TRAINER=./train_gpt2cu]
 #        scripts/zo_sst2.sh [opt-125m|opt-1.3b|..|opt-66b|DIRECTORY [OPTION...]]
-# e.g. LR=1e-7 scripts/zo_sst2.sh opt-13b --gpu-memory 8G: layers that do not fit stream from the
-# host. --plan fetches nothing; --resume goes on; a GPU trainer is needed, for fp16. MeZO tries LR
-# 1e-6 and 1e-7, and keeps what is best on the 500: here, the weights of the lowest loss (OUT/best),
-# which the end evaluates. A checkpoint holds all weights in fp32, 51 GB of OPT-13B: the newest two
-# and the best one are kept, and OUT and OUT/best have the weights again.
+# Example: LR=1e-7 scripts/zo_sst2.sh opt-13b --gpu-memory 8G: layers that do not fit stream from the
+# host. --plan fetches nothing; --resume goes on; fp16 needs a GPU trainer. MeZO tries LR 1e-6 and 1e-7,
+# and keeps the best on the 500 sentences: here the weights of the lowest loss (OUT/best), which are
+# evaluated at the end. A checkpoint has all weights in fp32, 51 GB of OPT-13B: the newest two and the
+# best one are kept, and OUT and OUT/best have the weights again.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

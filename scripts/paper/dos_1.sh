@@ -1,14 +1,14 @@
 #!/bin/sh
-# Figure 1 (c) of Deep Optimizer States: what lies where when all optimizer state is on the host, by
-# model, in GB for each of the four GPUs, as planned. The paper's numbers are a quarter of table 2's:
-# 4 bytes per parameter on the GPU (fp16 weights and gradients), 16 on the host (fp32 weights,
-# gradients, m and v). Here they are 14 on the host, for gradients are of 16 bits; and on the GPU
-# gradients have as many places, of whole layers, as there is room for.
+# Figure 1 (c) of Deep Optimizer States: the planned memory with all optimizer state on the host, by
+# model, in GB for each of the four GPUs. The paper's numbers are a quarter of table 2's: 4 bytes per
+# parameter on the GPU (fp16 weights and gradients), 16 on the host (fp32 weights, gradients, m and v).
+# Here the host has 14, because gradients have 16 bits, and the GPU has places for the gradients of as
+# many layers as fit.
 # usage: [MODELS="7b 20b"] [GPU_MEMORY=24G] scripts/paper/dos_1.sh; see figure.sh
 id=dos_1 PLAN=1
 # shellcheck source=scripts/paper/dos.sh
 . "$(dirname "$0")/dos.sh"
-# planned PLACE NAME..: of the last plan, in GB
+# planned PLACE NAME..: prints these parts of the last plan, in GB
 planned() {
     awk -v place="$1" -v names=" $2 " '
         /^(GPU|host) memory/ { unit = /GiB/ ? 1.0737418 : 0.0010485760 }

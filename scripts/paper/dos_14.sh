@@ -1,7 +1,7 @@
 #!/bin/sh
-# Figure 14 of Deep Optimizer States: an iteration of 20B by the cores of each GPU. Measured with
-# so many threads; predicted as if the CPU's part grew with the cores: the paper's machine has 24
-# for each GPU, whose rates are those of paper_h100.txt.
+# Figure 14 of Deep Optimizer States: an iteration of 20B by the cores of each GPU. Measured with this
+# number of threads; predicted as if the CPU's speed grew with its cores. The paper's machine has 24
+# cores for each GPU, with the rates of paper_h100.txt.
 # usage: [MODELS=20b] [CORES="6 24"] scripts/paper/dos_14.sh; see figure.sh
 id=dos_14 xs='cores for each GPU'
 # shellcheck source=scripts/paper/dos.sh

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Figure 15 of Deep Optimizer States: how much of an iteration GPU, CPU and each direction of the
-# link are at work, and the TFLOP/s, by the share that visits the GPU, for 20B. (The paper reads
-# NVML, which calls a GPU busy that copies.)
+# Figure 15 of Deep Optimizer States: for 20B, the share of an iteration in which GPU, CPU and each
+# direction of the link work, and the TFLOP/s, by the share that visits the GPU. (The paper reads NVML,
+# for which a GPU that copies is busy.)
 # usage: [MODELS=20b] [STRIDES="2 4"] scripts/paper/dos_15.sh; see figure.sh
 id=dos_15
 # shellcheck source=scripts/paper/dos.sh

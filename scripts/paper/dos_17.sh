@@ -1,6 +1,6 @@
 #!/bin/sh
-# Figure 17 of Deep Optimizer States: by how much an iteration is faster than that of ZeRO-3, by the
-# number of GPUs, each with the same micro-batch. On GPUs: those of this machine.
+# Figure 17 of Deep Optimizer States: how many times faster an iteration is than with ZeRO-3, by the
+# number of GPUs, each with the same micro-batch. Measured on this machine's GPUs.
 # usage: [MODELS="7b 20b"] [WORLDS="1 2"] scripts/paper/dos_17.sh; see figure.sh
 id=dos_17
 # shellcheck source=scripts/paper/dos.sh

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Figure 3 of Deep Optimizer States: what lies in GPU memory during an iteration with all state on
-# the host, with all activations and recomputed. It is traced, not planned: without a GPU from a
-# small model on the emulated one, whose clock is virtual and whose proportions are those of SIZE.
+# Figure 3 of Deep Optimizer States: what is in GPU memory during an iteration with all state on the
+# host, with all activations stored, or recomputed. It is traced, not planned. Without a GPU it is of a
+# small model, with the proportions of SIZE, on the emulated GPU with its virtual clock.
 # usage: [MODELS=20b] [LAUNCH="sh scripts/launch.sh 4"] scripts/paper/dos_3.sh; see figure.sh
 id=dos_3 STEPS=${STEPS:-6} WARMUP=${WARMUP:-2}
 top=$(cd "$(dirname "$0")/../.." && pwd)

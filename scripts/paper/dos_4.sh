@@ -1,13 +1,13 @@
 #!/bin/sh
-# Figure 4 of Deep Optimizer States: how busy the link is during an iteration, in GB/s each way: of
-# ZeRO-3, and of DOS; of an iteration and the update before it. Bytes are spread evenly over a copy,
-# so that where two share the link a peak may be above what it can do.
+# Figure 4 of Deep Optimizer States: the traffic of the link in an iteration and the update before it,
+# in GB/s each way, for ZeRO-3 and DOS. The bytes of a copy are spread evenly over its time. So where
+# two copies share the link, a peak may be above its speed.
 # usage: [MODELS=20b] scripts/paper/dos_4.sh; see figure.sh
 id=dos_4
 # shellcheck source=scripts/paper/dos.sh
 . "$(dirname "$0")/dos.sh"
 model=$largest
-# over_time TRACE: of its last 80 %, in 200 parts: seconds, GB/s to the GPU and to the host
+# over_time TRACE: prints its last 80 % in 200 parts: seconds, GB/s to the GPU and to the host
 over_time() {
     awk '
         function field(name) {

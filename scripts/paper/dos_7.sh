@@ -1,6 +1,6 @@
 #!/bin/sh
-# Figure 7 of Deep Optimizer States: what an iteration is made of, by model. (Of an update, most is
-# in the time of the next forward.)
+# Figure 7 of Deep Optimizer States: the parts of an iteration, by model. (Most of an update is in the
+# time of the next forward pass.)
 # usage: [MODELS="7b 20b"] [LAUNCH="sh scripts/launch.sh 4"] scripts/paper/dos_7.sh; see figure.sh
 id=dos_7
 # shellcheck source=scripts/paper/dos.sh

@@ -1,19 +1,19 @@
 #!/bin/sh
-# Figure 9 of Deep Optimizer States: 100 iterations in a row, from beginning to end, by model; and of
-# each run, whether steps become longer. What is predicted is a hundred times one; the drift on the
-# emulated GPU's virtual clock is a test (test_placement.cu, test_a_hundred_steps()).
+# Figure 9 of Deep Optimizer States: 100 iterations in a row, by model: the time of all, and whether
+# later steps take longer. A prediction is a hundred times one iteration. That no step takes longer on
+# the emulated GPU's clock is a test (test_placement.cu, test_a_hundred_steps()).
 # usage: [MODELS="7b 20b"] [STEPS=100] scripts/paper/dos_9.sh; see figure.sh
 id=dos_9 STEPS=${STEPS:-100} WARMUP=${WARMUP:-2}
 # shellcheck source=scripts/paper/dos.sh
 . "$(dirname "$0")/dos.sh"
-# seconds: of the whole run
+# seconds: prints those of the whole run
 seconds() {
     [ "$(value ms)" != "?" ] || { echo "?"; return; }
     if [ -n "$plan" ]; then calculate "0.1 * $(value ms)"
     else sed -n 's/.*"ms":\([^,]*\),.*/\1/p' "$out/$1/log.jsonl" |
         awk '{ s += $1 } END { print NR == 0 ? "?" : s / 1000 }'; fi
 }
-# drift NAME: of a run, in one line
+# drift NAME: prints how the steps of a run change, in one line
 drift() {
     sed -n 's/.*"ms":\([^,]*\),.*/\1/p' "$out/$1/log.jsonl" | tail -n +$((warmup + 1)) | awk -v name="$1" '
         { ms[NR] = $1; sum += $1 }

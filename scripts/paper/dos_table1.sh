@@ -1,14 +1,14 @@
 #!/bin/sh
-# Table 1 of Deep Optimizer States, and the rates of Eq. 1: what this machine's link, CPU and GPU do
-# beside the paper's. G and H are tensors on the GPU and on the host, page-locked unless pageable, of
-# 32 and 16 bits. Casts count fp32's bytes; H32-G16 and G16-H32, which cast on the host and pass
-# through pageable memory, what crosses the link. Measured by --calibrate and, casts and pageable
-# copies, by build/gpu/bench_offload --casts; without a GPU, what RATES (a file of rates/) says.
+# Table 1 of Deep Optimizer States, and the rates of Eq. 1: the speed of this machine's link, CPU and
+# GPU beside the paper's. G and H are tensors on the GPU and on the host, of 32 and 16 bits; the host's
+# are page-locked unless called pageable. Casts count the bytes of fp32; H32-G16 and G16-H32, which cast
+# on the host through pageable memory, those on the link. Measured by --calibrate and
+# build/gpu/bench_offload --casts; without a GPU from RATES (a file of rates/).
 # usage: [MODEL=7b] scripts/paper/dos_table1.sh [OPTION...]; see figure.sh
 id=dos_table1
 # shellcheck source=scripts/paper/dos.sh
 . "$(dirname "$0")/dos.sh"
-# compare NAME UNIT RATE [FACTOR]: a row of this machine and the paper's
+# compare NAME UNIT RATE [FACTOR]: adds a row with this machine's rate and the paper's
 compare() {
     row "$1" "$(calculate "${4:-1} * $(rate "$3" "$2")")" \
         "$(calculate "${4:-1} * $(rate "$3" "$2" $paper)")"

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Table 2 of Deep Optimizer States: its models, and what their weights (2 bytes per parameter),
-# gradients (2) and state (10: m, v, and 2 of the master) take here, in GB. The host's own copy of
-# the weights is not in it. Its 7B and 13B are LLaMA-2's, which follow with their own names. (The paper counts by ZeRO-Infinity's formula, with fp32 gradients.)
+# Table 2 of Deep Optimizer States: its models, and the GB of their weights (2 bytes per parameter),
+# gradients (2) and state (10: m, v, and 2 of the master) here, without the host's copy of the weights.
+# Its 7B and 13B are LLaMA-2's, which follow under their own names. (The paper counts by ZeRO-Infinity's
+# formula, with fp32 gradients.)
 # usage: [MODELS="7b 20b"] scripts/paper/dos_table2.sh; see figure.sh
 id=dos_table2 PLAN=1
 # shellcheck source=scripts/paper/dos.sh

@@ -1,7 +1,7 @@
-# figure.sh: what the scripts of this folder share: cells that are measured, or predicted where there
-# is no GPU; a table of them beside the paper's values; its picture. To be sourced, after
-#   id=       of the script; rates_of=  the file of rates/ with the paper's machine
-# From the environment: those of ../measure.sh (OUT: default out/paper/ID), and
+# figure.sh: shared by the scripts of this folder: cells that are measured, or predicted without a GPU; a table
+# of them beside the paper's values; its picture. To be sourced, with these variables set:
+#   id=       the name of the figure; rates_of=  the file of rates/ with the paper's machine
+# The environment has the variables of ../measure.sh (OUT: default out/paper/ID), and
 #   MODELS    instead of the paper's, from small to large
 #   SIZE      options for every run, e.g. a smaller shape; default: the paper's batch and sequence
 #   PLAN=1    predict although there is a GPU; RATES: from these rates
@@ -9,7 +9,7 @@
 set -eu
 top=$(cd "$(dirname "$0")/../.." && pwd)
 if [ -z "${PLAN-}" ] && ! nvidia-smi -L >/dev/null 2>&1; then
-    case ${TRAINER-}:${SIZE-} in :* | *emu:) PLAN=1 ;; esac  # unless it is a small model
+    case ${TRAINER-}:${SIZE-} in :* | *emu:) PLAN=1 ;; esac  # a small model is measured
 fi
 [ -z "${PLAN-}" ] || RATES=${RATES:-$top/scripts/rates/$rates_of.txt}
 OUT=${OUT:-$top/out/paper/$id}
@@ -21,8 +21,8 @@ runs=$out/runs.tsv table=$runs
 line run "$columns" >"$out/columns"
 : >"$runs"
 
-# What is compared, as the paper has it: ZeRO-3 with its optimizer offloaded, and TwinFlow, without
-# overlaps; Deep Optimizer States' own setting; and what this trainer does if it is let.
+# The compared modes, as in the paper: ZeRO-3 with its optimizer offloaded, and TwinFlow, both without overlaps;
+# the setting of Deep Optimizer States; and this trainer's own choice.
 system() {
     case $1 in
         ZeRO-3) echo --offload zero --no-overlap ;;
@@ -35,7 +35,7 @@ system() {
     esac
 }
 
-# measure NAME OPTION...: a run of the current $model, once; its line of the table in $ran.
+# measure NAME OPTION...: runs the current $model once, and stores its line of the table in $ran.
 measure() {
     ran=$(awk -F '\t' -v name="$1" '$1 == name { print; exit }' "$runs")
     [ -z "$ran" ] || return 0
@@ -46,7 +46,7 @@ measure() {
 }
 failed=0
 
-# value COLUMN: of the last measure(), "?" if there is none. Columns: those of ../README.md.
+# value COLUMN: prints this column of the last measure(), or "?". ../README.md explains the columns.
 value() {
     printf '%s\n' "$columns" | awk -F '\t' -v name="$1" -v ran="$ran" '{
         for (i = 1; i <= NF && $i != name;) i++
@@ -54,10 +54,10 @@ value() {
         print i < n && cell[i + 1] + 0 == cell[i + 1] ? cell[i + 1] : "?"
     }'
 }
-# calculate EXPRESSION: of awk; "?" if a number in it is not known
+# calculate EXPRESSION: prints the value of an awk expression; "?" if a number in it is unknown
 calculate() { case $1 in *"?"*) echo "?" ;; *) awk "BEGIN { printf \"%.4g\\n\", $1 }" ;; esac; }
 
-# row CELL...: of the figure's own table; the first one has its names.
+# row CELL...: adds a row to the figure's table. The first row has the names of the columns.
 figure=$out/$id.tsv
 : >"$figure"
 row() {
@@ -68,7 +68,7 @@ row() {
     echo >>"$figure"
 }
 
-# draw TITLE UNIT [OPTION...]: the table as a picture, and on the screen.
+# draw TITLE UNIT [OPTION...]: draws the table as a picture, and on the screen.
 draw() {
     title=$1 unit=$2
     shift 2
@@ -87,8 +87,8 @@ draw() {
     echo "$out/$id.svg"
 }
 
-# grid COLUMN "X .." "SERIES ..": the figure's table of that column, one row for each X, one cell for
-# each series: those of `cell X SERIES`, which measures it. "no-room": it needs more memory than there is.
+# grid COLUMN "X .." "SERIES ..": makes the figure's table of this column. `cell X SERIES` measures each cell: a
+# row for each X, a cell for each series. "no-room": there is not enough memory.
 grid() {
     # shellcheck disable=SC2086  # these are lists
     row "$xs" $3
@@ -103,7 +103,7 @@ grid() {
     done
 }
 
-# ratio FIRST SECOND: of two series of the table, its smallest and largest value
+# ratio FIRST SECOND: prints the smallest and largest ratio of two series of the table
 ratio() {
     awk -F '\t' -v a="$1" -v b="$2" '
         NR == 1 { for (i = 2; i <= NF; i++) { if ($i == a) at = i; if ($i == b) by = i } next }
@@ -115,7 +115,7 @@ ratio() {
         END { if (n > 0) printf "%s / %s: %.2f to %.2f\n", a, b, least, most }' "$figure"
 }
 
-# finish: the exit code of the script.
+# finish: ends the script with its exit code.
 finish() {
     [ $failed -eq 0 ] || { echo "a run failed: see $out/*.txt" >&2; exit 1; }
 }

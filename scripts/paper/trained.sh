@@ -1,5 +1,5 @@
-# trained.sh: what the scripts share that train where there is no GPU, too: on the CPU, with the
-# reference's semantics. To be sourced before figure.sh; sets $top and TRAINER.
+# trained.sh: shared by the scripts that also train without a GPU: on the CPU, with the reference of
+# ZenFlow. To be sourced before figure.sh; sets $top and TRAINER.
 # shellcheck shell=sh
 unset PLAN
 top=$(cd "$(dirname "$0")/../.." && pwd)

@@ -1,17 +1,17 @@
 #!/bin/sh
-# ZenFlow (Lan et al. 2025): the numbers of its page beside what --plan predicts for four A100s, as
-# doc/zenflow.md's table in Markdown, and a picture of a step. Everything is predicted, twice: with
-# the CPU that the page's times imply, and with the A100 server of the other tables.
+# ZenFlow (Lan et al. 2025): the numbers of its page beside the predictions of --plan for four A100s, as
+# the table in doc/zenflow.md, and a picture of a step. Everything is predicted twice: with a CPU as
+# fast as the times of the page imply, and with the A100 server of the other tables.
 # usage: [MODELS=llama2-7b] scripts/paper/zen_claims.sh; see figure.sh
-# The page names no batch. Its authors' example has 4 x 512 tokens for each GPU, with which a step
-# in GPU memory takes the page's 0.5 s.
+# The page names no batch. The example of its authors has 4 x 512 tokens for each GPU; with these a step
+# in GPU memory takes the 0.5 s of the page.
 id=zen_claims rates_of=a100_server PLAN=1
 # shellcheck source=scripts/paper/figure.sh
 . "$(dirname "$0")/figure.sh"
 size="--batch 4 --seq 512 --recompute block --gpu-memory 79G --host-memory 960G"
 WORLD=4 small=${MODELS:-llama2-7b} large=${MODELS:-llama2-13b}
 
-# options RUN: those of one letter of the table
+# options RUN: prints the options of a run, which has one letter in the table
 options() {
     case $1 in
         A) echo --zero 2 --offload none ;;
@@ -22,7 +22,7 @@ options() {
     esac
 }
 
-# of RUN COLUMN: a number of this run with the current rates
+# of RUN COLUMN: prints a number of this run with the current rates
 of() {
     model=$small
     [ "$1" != F ] || model=$large
@@ -31,7 +31,7 @@ of() {
     value "$2"
 }
 
-# predicted FORMAT EXPRESSION...: with RUN.COLUMN for numbers, for each file of rates, as two cells
+# predicted FORMAT EXPRESSION...: prints two cells, one for each file of rates, from RUN.COLUMN
 predicted() {
     format=$1
     shift
@@ -54,7 +54,7 @@ predicted() {
         printf " $format |" $numbers
     done
 }
-# claim TEXT PAGE RUNS VERDICT FORMAT EXPRESSION...: a line of the table
+# claim TEXT PAGE RUNS VERDICT FORMAT EXPRESSION...: prints a line of the table
 claim() {
     said=$1 page=$2 runs_of=$3 verdict=$4
     shift 4

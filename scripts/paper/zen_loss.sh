@@ -1,10 +1,10 @@
 #!/bin/sh
-# ZenFlow: the held-out loss by tokens, and by time, of AdamW and of ZenFlow. Without a GPU it trains
-# a small model on the CPU, with the reference's semantics and AdamW's own speed: times are of no use
-# there, and only the first picture is drawn.
+# ZenFlow: the held-out loss of AdamW and of ZenFlow, by tokens and by time. Without a GPU trains a
+# small model on the CPU, with the reference of ZenFlow, at AdamW's speed: its times mean nothing, and
+# only the first picture is drawn.
 # usage: [MODELS=gpt2] [DATA=FILE] [STEPS=400] [TOPKS="0.05 0.1"] [MORE=1] scripts/paper/zen_loss.sh
-# MORE: also what lateness, the warm-up and selections change, and AdamW with four micro-batches
-# summed: doc/zenflow.md's table.
+# MORE: also the effects of lateness, the warm-up and selections, and of AdamW with the sum of four
+# micro-batches: the table of doc/zenflow.md.
 id=zen_loss rates_of=h200_16cores STEPS=${STEPS:-400}
 # shellcheck source=scripts/paper/trained.sh
 . "$(dirname "$0")/trained.sh"
@@ -16,8 +16,8 @@ esac
 . "$(dirname "$0")/figure.sh"
 size='' model=${MODELS:-gpt2} every=$((steps / 20)) names='' sum=1
 [ "$every" -gt 0 ] || refuse "of $steps STEPS, none is evaluated"
-# train NAME OPTION...: its evaluations, as step, loss and seconds of training until then; of $sum
-# micro-batches in a step, as many times fewer steps
+# train NAME OPTION...: trains, and prints the evaluations: step, loss, seconds of training. With $sum
+# micro-batches in a step there are as many times fewer steps.
 train() {
     name=$1
     shift
@@ -59,7 +59,7 @@ if [ -n "${MORE-}" ]; then
     train k=0.1,at-once "$@" --zen-overlap off
     train k=0.1,at-once,reselect-4 "$@" --zen-overlap off --zen-reselect 4
 fi
-# by COLUMN: the loss by step, or by time: each row has one series
+# by COLUMN: prints the loss by step, or by time; each row has one series
 by() {
     # shellcheck disable=SC2086
     row "$2" $names

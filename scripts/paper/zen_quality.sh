@@ -10,8 +10,8 @@
 #        EXAMPLES=2000 to train on, half as many are held out; SIZE="--batch 16": options of all runs;
 #        STEPS=300, LR=1e-3 of AdamW and ZenFlow; MEZO_STEPS=3000, MEZO_LR=3e-5, MEZO_EPS=1e-2;
 #        with MODEL LR=1e-5, MEZO_LR=1e-6, MEZO_EPS=1e-3
-# Without MODEL a small model reads made-up reviews first, for READ=1200 steps, and knows the marks
-# behind them, but judges poorly. Needs no network; 15 minutes on two cores.
+# Without MODEL a small model first reads made-up reviews, for READ=1200 steps: it learns the marks
+# after them, but judges poorly. Needs no network; takes 15 minutes on two cores.
 id=zen_quality rates_of=h200_16cores DATA=$0 tuning=${STEPS:-300}
 unset STEPS  # those of measure.sh
 # shellcheck source=scripts/paper/trained.sh
@@ -55,7 +55,7 @@ make_examples() {
     esac
 }
 
-# task MODEL TASK OPTION...: trains it, or evaluates it
+# task MODEL TASK OPTION...: trains a model on a task, or evaluates it
 task() {
     weights=$1 data_of=$2
     shift 2
@@ -64,13 +64,13 @@ task() {
         --labels "$labels" ${tokenizer:+--tokenizer $tokenizer} $SIZE -- "$@"
 }
 
-# accuracy MODEL TASK: in percent; "?" if there is none
+# accuracy MODEL TASK: prints it in percent; "?" if there is none
 accuracy() {
     task "$1" "$2" --steps 0 2>&1 | awk '/accuracy [0-9.]+ %/ { for (i = 1; i < NF; i++)
         if ($i == "accuracy") found = $(i + 1) } END { print found == "" ? "?" : found }'
 }
 
-# tune TASK METHOD OPTION...: prints its accuracies, of one seed each
+# tune TASK METHOD OPTION...: prints the accuracies of METHOD, one for each seed
 tune() {
     tuned_for=$1 method=$2
     shift 2
@@ -86,7 +86,7 @@ tune() {
     done
 }
 
-# spread: of numbers, one in each line: their mean, and the standard deviation of such a number
+# spread: reads numbers, one on each line; prints their mean and standard deviation
 spread() {
     awk '/[?]/ { wrong = 1 } { sum += $1; squares += $1 * $1 }
         END {

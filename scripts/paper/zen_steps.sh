@@ -1,6 +1,7 @@
 #!/bin/sh
-# ZenFlow (Lan et al. 2025): a step, what of it the GPU waits, and what crosses the link, by the share
-# of chosen columns k, by the window S, and with and without overlap, beside ZeRO-Offload.
+# ZenFlow (Lan et al. 2025): the time of a step, the waits of the GPU in it, and the traffic of the
+# link, by the share of chosen columns k, by the window S, and with and without overlap, beside
+# ZeRO-Offload.
 # usage: [MODELS=7b] [TOPKS="0.05 0.1"] [WINDOWS="2 4"] scripts/paper/zen_steps.sh; see figure.sh
 id=zen_steps rates_of=paper_zenflow_a100 STEPS=${STEPS:-52}  # two whole windows of 16
 # shellcheck source=scripts/paper/figure.sh
@@ -15,7 +16,7 @@ add() {  # LABEL: of the last run, times in ms, traffic in GB
     printf '%s\t%s\t%s\n' "$1" "$(value 'GB in')" "$(value 'GB out')" >>"$traffic"
 }
 stalls=waits
-[ -z "$plan" ] || stalls=exposed  # a plan counts all that is not compute
+[ -z "$plan" ] || stalls=exposed  # a plan counts all time without compute
 row 'k and S' step 'not compute'
 measure zero --offload zero
 add ZeRO-Offload

@@ -1,4 +1,4 @@
-# zo.sh: what zo_table1.sh, zo_table2.sh and zo_1.sh share, which source it.
+# zo.sh: shared by zo_table1.sh, zo_table2.sh and zo_1.sh, which source it.
 # shellcheck shell=sh disable=SC2034,SC2154
 # shellcheck source=scripts/paper/figure.sh
 . "$(dirname "$0")/figure.sh"
@@ -8,7 +8,7 @@
 line run "$columns" >"$out/columns"
 : >"$runs"
 all=$rates
-# Products in fp32, which the rates do not know: the 15 TFLOP/s that the paper's times come to
+# The rates have no products in fp32: this is the 15 TFLOP/s that the paper's times imply
 # (doc/speed.md).
 precision_rates() {
     [ -n "$plan" ] || return 0

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Table 1 of ZO-Offloading (Wang et al. 2024): tokens/s and GPU memory of MeZO and of MeZO with
-# streamed layers, in 16 and 32 bits; OPT, one sequence of 2048 tokens. (125M and 350M, where
-# starting kernels is what takes the time, are measured with MODELS, and predicted far too fast.)
+# Table 1 of ZO-Offloading (Wang et al. 2024): tokens/s and GPU memory of MeZO, and of MeZO with
+# streamed layers, in 16 and 32 bits; OPT, one sequence of 2048 tokens. (125M and 350M can be measured
+# with MODELS. They are predicted far too fast: starts of kernels take most of their time.)
 # usage: [MODELS="opt-1.3b opt-13b"] [PRECISIONS=fp16] scripts/paper/zo_table1.sh; see figure.sh
 id=zo_table1 rates_of=a100_80gb_pcie4_zo size="--batch 1 --seq 2048"
 # shellcheck source=scripts/paper/zo.sh

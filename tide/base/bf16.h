@@ -1,36 +1,35 @@
-// bf16.h: numbers of 16 bits: bfloat16, the upper half of an fp32 number, or fp16, half precision
-// in IEEE 754. An fp32 number is rounded to the nearest one or at random, or it is split into a
-// 16-bit weight and 16 bits more.
-//   bf16_to_f32(), f32_to_bf16()           to and from the nearest, ties to even
-//   f16_to_f32(); half_to_f32(), f32_to_half()     fp16; the 16-bit type of the program
-//   master_weight(), master_low(), master_f32()    a master weight in two halves
-//   random_upper(), mix_bits()             rounding at random, and the bits for it
-//   bf16_move(), master_move()             the same for arrays
+// bf16.h: numbers of 16 bits: bfloat16, the upper half of an fp32 number, and fp16, the half
+// precision of IEEE 754. An fp32 number is rounded to the nearest 16-bit number, or at random to
+// one of the two nearest; or it is split into a 16-bit weight and 16 more bits.
+//   bf16_to_f32(), f32_to_bf16()           convert; to the nearest, ties to even
+//   f16_to_f32(), half_to_f32(), f32_to_half()     fp16; the 16-bit type of this program
+//   master_weight(), master_low(), master_f32()    split a master weight, and join it
+//   random_upper(), mix_bits()             round at random; make the random bits
+//   bf16_move(), master_move()             convert, split or join arrays
 #ifndef TIDE_BF16_H
 #define TIDE_BF16_H
 #include "util.h"
-#include <math.h>
 
 HOST_DEVICE static inline float bf16_to_f32(uint16_t x) { return bits_float((uint32_t)x << 16); }
 
-// Rounds to nearest even; overflow becomes infinity; NaN stays a (quiet) NaN of the same sign.
+// Rounds to nearest even. Overflow gives infinity. NaN stays a quiet NaN of the same sign.
 HOST_DEVICE static inline uint16_t f32_to_bf16(float f) {
     const uint32_t bits = float_bits(f);
     return (uint16_t)((f != f ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Returns a or b, both of which are computed: compilers make vectors of loops without branches.
+// Returns a or b without a branch: compilers make vectors of loops without branches.
 HOST_DEVICE static inline uint32_t bits_if(bool condition, uint32_t a, uint32_t b) {
     const uint32_t mask = 0u - (uint32_t)condition;
     return (a & mask) | (b & ~mask);
 }
 
-// Bits of fp32 numbers. F16_BEGINS has 112 in its exponent: fp32's bias less fp16's. F16_NORMAL is
-// 2^-14, the smallest normal fp16 number.
+// Bits of fp32 numbers. F16_BEGINS: the exponent 112, which is the bias of fp32 less that of fp16.
+// F16_NORMAL: 2^-14, the smallest normal fp16 number.
 #define F16_BEGINS 0x38000000u
 #define F16_NORMAL 0x38800000u
 
-// Returns h as fp32. Below 2^-14 fp16 numbers are 2^-24 apart.
+// Converts fp16 to fp32. fp16 numbers below 2^-14 are 2^-24 apart.
 HOST_DEVICE static inline float f16_to_f32(uint16_t h) {
     const uint32_t half = h & 0x7fff;
     const float small = (float)(int32_t)half * 0x1p-24f;
@@ -42,8 +41,8 @@ HOST_DEVICE static inline float f16_to_f32(uint16_t h) {
 // An fp32 master weight is stored in two parts: the bf16 weight, which forward and backward read,
 // and the master's lower 16 bits, which only the update reads. The weight is the nearest bf16
 // number; a tie is rounded away from zero. So the master's upper half is the weight, less 1 if the
-// weight was rounded up. (If ties were rounded to even, two masters would have the same two parts.)
-// NaN stays NaN. A word that is called `upper` has a number in its upper half; the rest is ignored.
+// weight was rounded up. (With ties to even, two masters could have the same two parts.) NaN stays
+// NaN. A word that is called `upper` has a number in its upper half; its lower half is ignored.
 HOST_DEVICE static inline uint32_t master_upper(float f) {
     return f != f ? float_bits(f) | 0x400000 : float_bits(f) + 0x8000;
 }
@@ -57,14 +56,14 @@ HOST_DEVICE static inline uint16_t bf16_weight(float f) { return master_upper(f)
 // A `half` is the 16-bit type in which this program stores weights and gradients: bf16, or fp16.
 #ifdef ENABLE_FP16
 // A master weight is split into an fp16 weight and 16 bits, which hold the distance between the
-// two. From 2^-14 on, it is counted in last places of the fp32 number: 8,192 at most. Below, it is
-// counted in steps of 2^-39, and the master is rounded to such a step, towards zero; fp32 is finer
-// only below 2^-16. A master that is too large for fp16 has an infinite weight, and is lost.
+// two. For weights from 2^-14 on, the unit is the last place of the fp32 number: at most 8,192
+// units. Below, the unit is 2^-39, and the master is rounded to it, towards zero. (fp32 is finer
+// only below 2^-16.) A master that is too large for fp16 has an infinite weight, and is lost.
 enum { HALF_IS_FP16 = 1 };
 HOST_DEVICE static inline float half_to_f32(uint16_t x) { return f16_to_f32(x); }
 
-// Rounds an fp32 number that is not negative to the nearest fp16 number, ties to even: bits to
-// bits. if_small: the result to return if the number is below 2^-14. Infinity from 65520 on.
+// Rounds an fp32 number >= 0 to the nearest fp16 number, ties to even. Argument and result are
+// bits. Below 2^-14 returns if_small. From 65520 on returns infinity.
 HOST_DEVICE static inline uint32_t f16_of_bits(uint32_t bits, uint32_t if_small) {
     uint32_t half = (bits - F16_BEGINS + 0xfff + (bits >> 13 & 1)) >> 13;
     half = bits_if(bits < F16_NORMAL, if_small, half);
@@ -72,13 +71,13 @@ HOST_DEVICE static inline uint32_t f16_of_bits(uint32_t bits, uint32_t if_small)
     return bits_if(bits > 0x7f800000u, 0x7e00, half);
 }
 
-// Rounds to nearest even. Below 2^-14, adding 0.5 rounds to a multiple of 2^-24, as fp16 needs.
+// Rounds to the nearest, ties to even. Below 2^-14, adding 0.5 rounds to a multiple of 2^-24.
 HOST_DEVICE static inline uint16_t f32_to_half(float f) {
     const uint32_t small = float_bits(fabsf(f) + 0.5f) - 0x3f000000u;
     return (uint16_t)(f16_of_bits(float_bits(fabsf(f)), small) | (float_bits(f) >> 16 & 0x8000));
 }
 
-// Returns how many steps of 2^-39 a master below 2^-14 has; 0 for a larger one.
+// Returns a master below 2^-14 in steps of 2^-39; 0 for a larger one.
 HOST_DEVICE static inline uint32_t master_steps(uint32_t bits) {
     return (uint32_t)(int32_t)(bits_float(bits_if(bits < F16_NORMAL, bits, 0)) * 0x1p39f);
 }
@@ -103,7 +102,7 @@ HOST_DEVICE static inline float master_f32(uint16_t weight, uint16_t low) {
     return bits_float(bits | (uint32_t)(weight & 0x8000) << 16);
 }
 
-// Returns the master weight as it is after it was stored and read.
+// Returns the value of a master weight after it was stored and read again.
 HOST_DEVICE static inline float master_rounded(float f) {
     return master_f32(master_weight(f), master_low(f));
 }
@@ -119,9 +118,9 @@ HOST_DEVICE static inline float master_f32(uint16_t weight, uint16_t low) {
 }
 #endif
 
-// Rounds f at random to one of its two bf16 neighbours, so that the mean is f: up if the 16 dropped
-// bits plus r, 16 random bits, carry into the upper half. Infinity and NaN stay. (NaN needs a test:
-// a GPU's NaN has all bits set, and a carry would turn it into 0.)
+// Rounds f at random to one of its two bf16 neighbours, so that the mean is f. It is the upper one
+// if adding r, 16 random bits, to the 16 lower bits carries into the upper half. Infinity and NaN
+// stay. (NaN is tested: a carry would turn a GPU's NaN, all of whose bits are set, into 0.)
 HOST_DEVICE static inline uint32_t random_upper(float f, uint32_t r) {
     return f != f ? float_bits(f) | 0x400000 : float_bits(f) + r;
 }
@@ -148,8 +147,8 @@ static inline void master_move(uint16_t *weights, uint16_t *low, float *w, size_
     }
 }
 
-// Hashes a number to 32 random bits, in few operations, which vector instructions have. Source of
-// the constants: Wellons, "Prospecting for hash functions" (2018). No other of its hashes with
+// Hashes a number to 32 random bits, by few operations, all of which vectors have. The constants
+// are from Wellons, "Prospecting for hash functions" (2018). None of the other hashes there with
 // two products passes noise_is_even_and_independent() of test_adam.c.
 HOST_DEVICE static inline uint32_t mix_bits(uint32_t x) {
     x = (x ^ x >> 15) * 0x2c1b3c6du;

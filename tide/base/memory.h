@@ -1,18 +1,18 @@
-// memory.h: how much memory there is, and what a trainer plans to do with it.
+// memory.h: how much memory there is, and a trainer's plan of its own memory.
 //
-//   memory_available   how many bytes the process can still allocate
-//   memory_container   how many bytes the limits of a container or a job leave
-//   memory_held        how many bytes the process holds now, or held at most
+//   memory_available   returns the bytes that this process can still allocate
+//   memory_container   returns the bytes that the limits of a container or a job leave
+//   memory_held        returns the bytes that this process has, or had at most
 //   Buffer             a line of a memory plan; buffer_set() sets its address
 //   plan_print         prints a plan as a table
-//   size_text          bytes for people
-//   plan_fits          a CPU's plan: printed, and refused where it does not fit
+//   size_text          prints bytes for people
+//   plan_fits          prints a CPU's plan, and refuses one that does not fit
 #ifndef TIDE_MEMORY_H
 #define TIDE_MEMORY_H
 #include "util.h"
 
-// Returns the text after `key` in the first line with that key of a file in /proc or /sys; "" if
-// there is none. TIDE_MACHINE names a folder with made-up files, which tests describe machines by.
+// Returns the text after `key` in the first line that has it, in a file of /proc or /sys; "" if
+// there is none. TIDE_MACHINE names a folder with other such files: tests describe a machine by it.
 typedef struct { char text[4096]; } MachineText;
 
 static MachineText machine_text(const char *path, const char *key) {
@@ -27,16 +27,16 @@ static MachineText machine_text(const char *path, const char *key) {
     return rest;
 }
 
-// Returns the number after `key`; SIZE_MAX if there is none.
+// Returns the number after `key`, or SIZE_MAX if there is none.
 static size_t machine_number(const char *path, const char *key) {
     size_t number = SIZE_MAX;
     sscanf(machine_text(path, key).text, "%zu", &number);
     return number;
 }
 
-// Returns the bytes that this process's control group, or a group above it, still allows: the
-// least of all. Containers, SLURM and systemd set such limits. SIZE_MAX: there is no limit. In a
-// container the group's name may be the one outside; then only the root's folder is found.
+// Returns the bytes that the limits of this process's control group, and of all groups above it,
+// still allow. Containers, SLURM and systemd set such limits. SIZE_MAX: there is none. In a
+// container the group may have its outside name; then only the folder of the root is found.
 static size_t memory_container(void) {
     static const char root[] = "/sys/fs/cgroup";
     static const char *const files[3] = {"memory.max", "memory.current", "memory.stat"};
@@ -50,7 +50,7 @@ static size_t memory_container(void) {
             snprintf(path, sizeof path, "%s/%s", folder, files[i]);
             n[i] = machine_number(path, i < 2 ? "" : "inactive_file ");
         }
-        // cached files count as used, but Linux drops them when memory is needed
+        // Cached files count as used, but Linux drops them when memory is needed.
         const size_t used = n[2] == SIZE_MAX ? n[1] : n[1] > n[2] ? n[1] - n[2] : 0;
         if (n[0] < SIZE_MAX && n[1] < SIZE_MAX)
             least = min_size(least, n[0] - min_size(used, n[0]));
@@ -58,22 +58,22 @@ static size_t memory_container(void) {
     return least;
 }
 
-// Returns how many bytes this process can still allocate before the machine swaps: what Linux calls
-// available, but no more than memory_container(). SIZE_MAX if neither is known.
+// Returns the bytes that this process can still allocate before the machine swaps: what Linux calls
+// available, but at most memory_container(). SIZE_MAX if neither is known.
 static size_t memory_available(void) {
     const size_t container = memory_container();
     const size_t kib = machine_number("/proc/meminfo", "MemAvailable:");
     return kib < container / 1024 ? kib * 1024 : container;
 }
 
-// Returns the bytes of memory that this process has now, or had at most; 0 if that is not known.
+// Returns the bytes of memory that this process has now, or had at most; 0 if unknown.
 static size_t memory_held(bool most) {
     const size_t kib = machine_number("/proc/self/status", most ? "VmHWM:" : "VmRSS:");
     return kib != SIZE_MAX ? kib * 1024 : 0;
 }
 
-// One line of a trainer's memory plan: a buffer's purpose and size, the pointer (of any type) that
-// gets its address, and the kind of memory. The same list is printed, allocated and freed.
+// A line of a memory plan: the purpose of a buffer, its size, the pointer (of any type) to set to
+// its address, and the kind of memory. The same list is printed, allocated and freed.
 typedef struct { const char *purpose; size_t bytes; void *pointer; int kind; } Buffer;
 enum { MAX_BUFFERS = 64 };
 
@@ -83,9 +83,9 @@ enum { BUFFER_ANY,      // device memory, not initialised
 
 static void buffer_set(const Buffer *b, void *p) { memcpy(b->pointer, &p, sizeof p); }
 
-// Prints what each of `world` ranks plans for a place ("host", or a device) as a table: a line for
-// each purpose, like "GPU gradients 12.55", and "GPU total 40.10 of 79.00 GiB"; in MiB if the total
-// is below 1 GiB. "other" is padding, and what is too small for a line. limit SIZE_MAX: none.
+// Prints a table of what each of `world` ranks plans for a place ("host", or a device): a line for
+// each purpose, like "GPU gradients 12.55", then "GPU total 40.10 of 79.00 GiB"; MiB if the total
+// is below 1 GiB. "other" is padding, and purposes too small for a line. limit SIZE_MAX: none.
 static void plan_print(const char *place, const Buffer *list, int n, size_t total, size_t limit,
                        size_t world) {
     const bool large = total >> 30 > 0;
@@ -114,7 +114,7 @@ static void plan_print(const char *place, const Buffer *list, int n, size_t tota
     printf(" %s\n", name);
 }
 
-// Prints bytes as in that table: "67.15 GiB", "812.3 MiB"; rounded up, or to nearest.
+// Formats bytes as in that table: "67.15 GiB", "812.3 MiB". Rounds up, or to the nearest.
 static Count size_text(size_t bytes, bool up) {
     const bool large = bytes >> 30 > 0;
     const double step = large ? (1 << 30) / 100.0 : (1 << 20) / 10.0, n = (double)bytes / step;
@@ -125,9 +125,9 @@ static Count size_text(size_t bytes, bool up) {
     return c;
 }
 
-// Returns a CPU's plan in bytes, and prints it unless `quiet`; refuses what the free memory cannot
-// hold, with a hint. `other` counts bytes that are not the model's, the program and a text's
-// tokens; they become the list's last line.
+// Returns the bytes of a CPU's plan, and prints it unless `quiet`. Ends the program, with a hint,
+// if the free memory is too small. `other`: the bytes of the program and of a text's tokens, which
+// become the list's last line.
 static size_t plan_fits(Buffer *list, int n, size_t other, bool quiet, const char *hint) {
     const size_t free_bytes = memory_available();
     size_t bytes = 0;

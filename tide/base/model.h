@@ -1,30 +1,29 @@
-// model.h: what a model is (GPT-2, OPT, LLaMA, Mistral, Qwen): its configuration, its presets, the
-// one table that describes every parameter tensor, its first values, and how many bytes everything
-// takes. Nothing here computes.
+// model.h: what a model is (GPT-2, OPT, LLaMA, Mistral, Qwen, SmolLM3): its configuration, its
+// presets, the table of its parameter tensors, their first values, and the table of its
+// activations. Nothing here computes a forward or backward pass.
 //
-//     gpt2_preset()        a configuration by its name; gpt2_finish() after any change of one
-//     gpt2_table()         all parameter tensors; gpt2_tensor_at(): the one at an element
-//     gpt2_acts()          what a layer makes: all activations that backward reads
-//     gpt2_init_range()    first values of a part of a tensor
-//     gpt2_flops_per_token()
+//     gpt2_preset()        fills a configuration by its name; call gpt2_finish() after any change
+//     gpt2_table()         lists all parameter tensors; gpt2_tensor_at(): finds that of an element
+//     LAYER_ACTIVATIONS    lists the activations of a layer that backward reads
+//     gpt2_init_range()    makes the first values of a part of a tensor
+//     gpt2_flops_per_token()   counts the operations of a forward and backward pass
 #ifndef TIDE_MODEL_H
 #define TIDE_MODEL_H
-#include "util.h"
 #include "rng.h"
 #include "vmath.h"
 
 // ---------------------------------------------------------------------------------------------
 // Configuration
 
-// Hugging Face's model types: names of files and tensors, and what config_family() fills.
+// Hugging Face's model types. They decide names of files and tensors, and config_family().
 enum { FAMILY_GPT2, FAMILY_OPT, FAMILY_LLAMA, FAMILY_MISTRAL, FAMILY_QWEN2, FAMILY_QWEN3,
        FAMILY_SMOLLM3, FAMILIES };
-// GELU in its tanh form ("gelu_new"). SILU: the MLP is gated, silu(gate) * up.
+// GELU: its tanh form ("gelu_new"). SILU: the MLP has a gate, and computes silu(gate) * up.
 enum { ACTIVATION_GELU, ACTIVATION_RELU, ACTIVATION_SILU };
 
 // Values of options. --recompute: which activations backward computes again. --offload: where the
-// optimizer's state is, and who updates it (offload.h). --weights: where the weights are.
-// --activations: where the inputs of layers wait for backward.
+// optimizer's state is stored, and who updates it (offload.h). --weights: where the weights are
+// stored. --activations: where the inputs of layers are stored until backward.
 enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_LIGHT, RECOMPUTE_BLOCK };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };
@@ -33,39 +32,39 @@ enum { ACTIVATIONS_GPU, ACTIVATIONS_HOST };
 enum { TASK_LABELS = 16 };  // most words of --labels
 
 #define LAYERNORM_EPS 1e-5f
-#define ALIGN_ELEMENTS 128  // every tensor starts at a multiple of this, and Vp is one
+#define ALIGN_ELEMENTS 128  // each tensor's first element, and Vp, are multiples of this
 
 enum { BIAS_QKV = 1, BIAS_ATTPROJ = 2, BIAS_MLP = 4 };
 
-// Fields that are 0 describe GPT-2.
+// GPT-2 has 0 in all fields that it does not need.
 typedef struct {
     size_t layers;        // L
-    size_t heads;         // NH, of queries
+    size_t heads;         // NH, heads of queries
     size_t channels;      // C
-    size_t ffn;           // F, hidden width of the MLP; 4 C unless a loaded model says otherwise
-    size_t context;       // longest sequence: rows of the position table, if there is one
-    size_t window;        // most tokens that a token sees, itself included; 0: all before it
+    size_t ffn;           // F, the width inside the MLP; 0 becomes 4 C
+    size_t context;       // the longest sequence, and the rows of wpe if there is one
+    size_t window;        // a token sees at most this many, itself included; 0: all before it
     size_t vocab;         // V, tokens 0 .. V-1
     size_t vocab_padded;  // Vp, V rounded up to a multiple of 128; only gpt2_finish() sets it
     int family;           // FAMILY_*
     int activation;       // ACTIVATION_*
-    int tied;             // 1: the head's weights are wte; 0: they are a tensor, lm_head
-    size_t embed;         // 0, or E, as in OPT-350M: embeddings have E < C channels, and project_in
-                          // and project_out connect them to the layers
-    int post_norm;        // 1 if embed > 0, set by gpt2_finish(): norms are after each sum, not
+    int tied;             // 1: the head uses wte; 0: it has a tensor of its own, lm_head
+    size_t embed;         // E, channels of the embeddings, if below C (OPT-350M); project_in and
+                          // project_out then connect them to the layers; 0: they have C
+    int post_norm;        // 1 if embed > 0 (gpt2_finish() sets it): a norm is after each sum, not
                           // before each branch, and there is none after the last layer
     size_t kv_heads;      // NKV, heads of keys and of values (grouped attention); 0: NH
     size_t head_size;     // HS; 0: C / NH
-    int rms;              // 1: RMS norm, which has neither a mean nor a bias
+    int rms;              // 1: RMS norm, which has no mean and no bias
     double norm_eps;      // 0: 1e-5
-    int unbiased;         // BIAS_* of the products that have none
-    int qk_norm;          // 1, as in Qwen3: q and k are normalised, head by head
+    int unbiased;         // BIAS_*: the products without a bias
+    int qk_norm;          // 1 (Qwen3): each head of q and k is normalised
     Rope rope;            // rotary positions; theta 0: a table of positions (wpe)
-    size_t unturned;      // n: every n-th layer has no positions (SmolLM3); 0: all have
+    size_t unturned;      // n: every n-th layer has no positions (SmolLM3); 0: all layers have
 } GPT2Config;
 
-// Widths in channels. embed: wte and the head. kv: heads of keys. head: one attention head. att:
-// all query heads. mlp: the result of the MLP's first product. wide: the widest result in a layer.
+// Widths in channels. embed: wte and the head. kv: the number of key heads. head: one head. att:
+// all query heads. qk, qkv: these together. mlp: the MLP's first product. wide: the widest result.
 static size_t config_embed(const GPT2Config *c) { return c->embed > 0 ? c->embed : c->channels; }
 static size_t config_kv(const GPT2Config *c) { return c->kv_heads > 0 ? c->kv_heads : c->heads; }
 static size_t config_head(const GPT2Config *c) {
@@ -76,7 +75,7 @@ static size_t config_qk(const GPT2Config *c) { return (c->heads + config_kv(c)) 
 static size_t config_qkv(const GPT2Config *c) {
     return config_qk(c) + config_kv(c) * config_head(c);
 }
-// True if q and k of layer l are turned by their positions.
+// Are q and k of layer l rotated by their positions?
 static bool config_turns(const GPT2Config *c, size_t l) {
     return c->rope.theta > 0 && (c->unturned == 0 || (l + 1) % c->unturned != 0);
 }
@@ -86,17 +85,17 @@ static size_t config_wide(const GPT2Config *c) {
     return config_mlp(c) > config_qkv(c) ? config_mlp(c) : config_qkv(c);
 }
 
-// Returns how many tokens the model sees at most while a text is sampled. Memory grows with each of
-// them, so a model with a long context does not get its whole context.
+// Returns how many tokens the model sees at most in sampling. The limit of 4096 is for models with
+// a long context: each token takes memory.
 static size_t config_window(const GPT2Config *c) {
     return min_size(c->window > 0 ? min_size(c->window, c->context) : c->context, 4096);
 }
 
-// True if rows of T tokens are longer than what a token sees (Mistral's sliding window).
+// Does a row of T tokens have tokens that its last token does not see (Mistral's window)?
 static bool config_slides(const GPT2Config *c, size_t T) { return c->window > 0 && c->window < T; }
-// Returns sees (N / T, T): for each token the place in its row of the first token that it sees,
-// which is in its document, as begins says (NULL: a row is one), and in the window. That is begins
-// itself where no row is longer than the window; else sees is filled.
+// Returns sees (N / T, T): for each token, the place in its row of the first token that it sees.
+// That token is in its document (begins; NULL: a row is one document) and in its window. If no row
+// is longer than the window, this is begins itself; else fills sees.
 static const int32_t *window_sees(int32_t *sees, const int32_t *begins, size_t N, size_t T,
                                   const GPT2Config *c) {
     if (!config_slides(c, T)) return begins;
@@ -107,7 +106,7 @@ static const int32_t *window_sees(int32_t *sees, const int32_t *begins, size_t N
     return sees;
 }
 
-// Returns the elements that one layer's cache of keys and values has for a token: (2, NKV HS).
+// Returns the floats of one layer's cache for one token: its key and its value, (2, NKV HS).
 static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_head(c); }
 
 static bool config_biased(const GPT2Config *c, int product) { return !(c->unbiased & product); }
@@ -115,7 +114,7 @@ static float config_eps(const GPT2Config *c) {
     return c->norm_eps > 0 ? (float)c->norm_eps : LAYERNORM_EPS;
 }
 
-// Fills the derived fields and refuses what is not a model. Call it after any change.
+// Sets the derived fields. Refuses a configuration that is no model. Call it after any change.
 static bool gpt2_finish(GPT2Config *c, Error *err) {
     if (c->layers < 1 || c->layers > 1000) return error_set(err, "layers must be 1 to 1000");
     if (c->channels < 1 || c->channels > 1 << 16)
@@ -153,7 +152,7 @@ static bool gpt2_finish(GPT2Config *c, Error *err) {
     return true;
 }
 
-// Fills what the models of a family have in common.
+// Sets the fields that all models of a family share.
 static void config_family(GPT2Config *c, int family) {
     const bool opt = family == FAMILY_OPT, llama = !opt && family != FAMILY_GPT2;
     memset(c, 0, sizeof *c);
@@ -170,9 +169,9 @@ static void config_family(GPT2Config *c, int family) {
     c->unturned = family == FAMILY_SMOLLM3 ? 4 : 0;
 }
 
-// GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1. 7b to 20b: Deep Optimizer
-// States, table 2, with the GPT-2 vocabulary. The others: their models' config.json; nano-llama is
-// ours. HS 0: C / NH. Llama-3's rotary positions are slowed by a factor; 0: they are not.
+// Presets. GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1. 7b to 20b: Deep
+// Optimizer States, table 2, with GPT-2's vocabulary. Others: config.json of the model; nano-llama
+// is ours. HS 0: C / NH. factor: how much Llama-3's rotary positions are slowed; 0: they are not.
 typedef struct {
     const char *name;
     int family;
@@ -222,7 +221,7 @@ static const Preset gpt2_presets[] = {
     {"llama3.2-3b",    LLAMA3(28, 24, 3072,  8192, 1, 32)},
     {"llama3.1-8b",    LLAMA3(32, 32, 4096, 14336, 0, 8)},
     {"llama3.1-70b",   LLAMA3(80, 64, 8192, 28672, 0, 8)},
-    {"120b",           LLAMA3(138, 64, 8192, 28672, 0, 8)},  // of no family: its shape, deeper
+    {"120b",           LLAMA3(138, 64, 8192, 28672, 0, 8)},  // llama3.1-70b, deeper
     {"smollm3-3b",     FAMILY_SMOLLM3, 36, 16, 4, 0, 2048, 11008, 8192, 128256, 0, 1, 5e6, 0},
     {"mistral-7b",     FAMILY_MISTRAL, 32, 32, 8, 0, 4096, 14336, 8192, 32000, 0, 0, 1e4, 0},
     {"qwen2.5-0.5b",   QWEN2(24, 14, 2,  896,  4864, 151936, 1)},
@@ -240,8 +239,8 @@ static const Preset gpt2_presets[] = {
     {"qwen3-32b",      QWEN3(64, 64, 5120, 25600, 0)},
 };
 
-// Fills *c from a preset's name, or from "dN": depth N at GPT-2's proportions, 64 channels per
-// layer and 64 per head, so that d12 is GPT-2 124M. Returns false if there is no such name.
+// Fills *c by the name of a preset, or by "dN": N layers with the proportions of GPT-2, 64 channels
+// for each layer and for each head. So d12 is GPT-2 124M. Returns false if the name is unknown.
 static bool gpt2_preset(GPT2Config *c, const char *name) {
     const Preset *p = gpt2_presets, *end = p + sizeof gpt2_presets / sizeof *p;
     size_t depth = 0;
@@ -275,11 +274,11 @@ static bool gpt2_preset(GPT2Config *c, const char *name) {
 // ---------------------------------------------------------------------------------------------
 // The parameter table
 
-// The tensors of one layer, in the order in which they are in memory: kind, field of LayerWeights,
-// native name, the part of the layer that reads it (train_gpt2.cu), first values, rows, columns. A
-// linear layer's weight is (OC, C). attn.qkv has the rows of all query heads, then of the key
-// heads, then of the value heads. A gated mlp.fc has the gate's rows, then the rows that it
-// multiplies. 0 rows: the family has no such tensor.
+// The tensors of a layer, in the order in which they are in memory. Columns: kind, field of
+// LayerWeights, name, the part of the layer that reads it (train_gpt2.cu), first values, rows,
+// columns. A linear layer's weight is (OC, C). attn.qkv has the rows of all query heads, key heads,
+// value heads. A gated mlp.fc has the rows of the gate, then those of `up`. 0 rows: there is no
+// such tensor.
 #define LAYER_PARAMETERS(PARAM, c) \
     PARAM(LN_1_W, ln_1_w, "ln_1.w", 0, INIT_ONE, 1, (c)->channels) \
     PARAM(LN_1_B, ln_1_b, "ln_1.b", 0, INIT_ZERO, !(c)->rms, (c)->channels) \
@@ -300,13 +299,12 @@ static bool gpt2_preset(GPT2Config *c, const char *name) {
 #define LAYER_KIND(kind, ...) kind,
 enum { LAYER_PARAMETERS(LAYER_KIND, 0) LAYER_TENSORS, LAYER_PARTS = 4 };
 
-// First values, as in GPT-2: normal(0, 0.02), and 0.02 / sqrt(2 L) for the two projections that
-// write into the residual stream, because 2 L of them add up there; or a constant, of vectors.
+// First values, as in GPT-2: normal(0, 0.02) for matrices, 0.02 / sqrt(2 L) for the two projections
+// that add to the residual stream, because 2 L of them add up there; a constant for vectors.
 enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL };
 
-// The parameters of one layer, or their gradients: by kind, or by name. NULL: this family has no
-// such tensor. mid_w and mid_b: the norm after attention's sum, which is ln_2, or ln_1 in post-norm
-// layers.
+// The tensors of one layer, weights or gradients, by kind or by name. NULL: the family has no such
+// tensor. mid_w, mid_b: the norm after attention's sum: ln_2, or in post-norm layers ln_1.
 #define LAYER_FIELD(kind, field, ...) *field,
 #define LAYER_WEIGHTS(type) union { \
         type *kind[LAYER_TENSORS]; \
@@ -314,11 +312,11 @@ enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL };
     }
 
 typedef struct {
-    char name[32];        // "wte", "h.3.attn.qkv.w", "ln_f.b": native names, one per tensor
+    char name[32];        // "wte", "h.3.attn.qkv.w", "ln_f.b": our own names
     int layer;            // -1 before the layers (wte, wpe), L after them (ln_f, lm_head)
-    int kind;             // within a layer: LN_1_W ..; otherwise -1
+    int kind;             // LN_1_W ..; outside the layers -1
     int rank;             // 2: a (rows, cols) matrix, row-major; 1: a vector (rows = 1)
-    int decay;            // 1: weight decay applies (rank 2)
+    int decay;            // 1: weight decay applies, as to all matrices
     size_t rows, cols;    // logical shape; a linear layer's weight is (OC, C)
     size_t rows_padded;   // rows in memory: Vp for wte and lm_head, else rows
     size_t size;          // rows_padded * cols elements
@@ -329,18 +327,18 @@ typedef struct {
 
 typedef struct {
     int count;
-    GPT2Tensor *tensors;  // in memory order
+    GPT2Tensor *tensors;  // in the order in which they are in memory
     int wte, wpe, ln_f_w, ln_f_b, lm_head;  // indices; lm_head == wte when the head is tied
     int project_in, project_out;  // (C, E) and (E, C), instead of ln_f; -1: there is none
     int first_layer;      // index of layer 0's first tensor
-    int per_layer;        // tensors of a layer
-    int within[LAYER_TENSORS];  // by kind: index within a layer, -1: this family has no such tensor
+    int per_layer;        // number of tensors of a layer
+    int within[LAYER_TENSORS];  // by kind: index within a layer; -1: there is none
     int tail;             // index of the first tensor after the layers
-    size_t elements;      // length of the arena in elements, gaps included (they stay zero)
-    size_t parameters;    // the model's size as people count it: without padding
+    size_t elements;      // length of the arena, with gaps, which stay zero
+    size_t parameters;    // the model's size as usually counted: without padding
 } GPT2Table;
 
-// Appends a tensor, and returns its index.
+// Adds a tensor to the table. Returns its index.
 static int table_add(GPT2Table *t, const char *name, int layer, int kind, size_t rows, size_t cols,
                      int init, size_t L) {
     GPT2Tensor *ten = &t->tensors[t->count++];
@@ -358,8 +356,8 @@ static int table_add(GPT2Table *t, const char *name, int layer, int kind, size_t
 }
 
 // Makes the table: wte, wpe (unless positions are rotary), the layers, ln_f, lm_head (unless tied).
-// With narrow embeddings project_in follows wpe, and project_out is in ln_f's place. A layer is one
-// contiguous range. The caller frees the table with gpt2_table_free().
+// With narrow embeddings project_in is after wpe, and project_out is in place of ln_f. A layer is
+// one range. gpt2_table_free() frees the table.
 static GPT2Table gpt2_table(const GPT2Config *c) {
     #define LAYER_ROW(kind, field, name, part, init, rows, cols) {name, init, rows, cols},
     const struct { const char *name; int init; size_t rows, cols; } layer[LAYER_TENSORS] = {
@@ -400,12 +398,12 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
     return t;
 }
 
-// Returns the index of layer l's tensor of this kind, or -1.
+// Returns the index of the tensor of this kind in layer l; -1: there is none.
 static int layer_tensor(const GPT2Table *t, size_t l, int kind) {
     return t->within[kind] < 0 ? -1 : t->first_layer + (int)l * t->per_layer + t->within[kind];
 }
 
-// Finds the index of the first tensor of each part of layer 0, and of the tensor after the last.
+// Finds the first tensor of each part of layer 0, and the tensor after the layer.
 static void gpt2_parts(const GPT2Table *t, int first[LAYER_PARTS + 1]) {
     #define LAYER_PART(kind, field, name, part, ...) part,
     static const int parts[LAYER_TENSORS] = {LAYER_PARAMETERS(LAYER_PART, 0)};
@@ -419,16 +417,15 @@ static void gpt2_parts(const GPT2Table *t, int first[LAYER_PARTS + 1]) {
 
 static void gpt2_table_free(GPT2Table *t) { free(t->tensors); memset(t, 0, sizeof *t); }
 
-// Returns the index of the tensor that element `at` of the arena is in, or is in the gap after.
+// Returns the tensor with element `at` of the arena. A gap belongs to the tensor before it.
 static int gpt2_tensor_at(const GPT2Table *t, size_t at) {
     int i = t->count - 1;
     while (t->tensors[i].offset > at) i--;
     return i;
 }
 
-// Fills p with the initial values of elements [first, first + n) of tensor i; padding is zero. A
-// value depends only on the seed, the tensor's index and the element's logical position: not on
-// padding or threads.
+// Fills p with the first values of elements [first, first + n) of tensor i. Padding is zero. A
+// value depends only on the seed, the tensor's index, and the element's place without padding.
 static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, float *p,
                             uint64_t seed) {
     const GPT2Tensor *ten = &t->tensors[i];
@@ -443,69 +440,58 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
 // ---------------------------------------------------------------------------------------------
 // The activation table
 
-// The activations of one layer, in the order in which they are in a GPU's memory: name, elements
-// per token (0: the family has no such activation), whether it is fp32 (else the trainer's type),
-// the part of the layer that computes it (train_gpt2.cu), and the strongest --recompute that keeps
-// it. Activations that a stronger --recompute keeps come first.
+// The activations of a layer, in the order in which they are in the memory of a GPU. Columns: name,
+// elements per token (0: there is none), whether they are fp32 (else of the type of the trainer),
+// and the strongest --recompute that keeps them. Activations that a stronger --recompute keeps are
+// first.
 #define LAYER_ACTIVATIONS(ACT, c) \
-    ACT(qkv, config_qkv(c), false, 0, RECOMPUTE_LIGHT) \
-    ACT(atty, config_att(c), false, 0, RECOMPUTE_LIGHT) \
-    ACT(lse, (c)->heads, true, 0, RECOMPUTE_LIGHT) \
-    ACT(qk, (c)->qk_norm ? config_qk(c) : 0, false, 0, RECOMPUTE_LIGHT) \
-    ACT(qk_rstd, (c)->qk_norm ? (c)->heads + config_kv(c) : 0, true, 0, RECOMPUTE_LIGHT) \
-    ACT(mid, (c)->channels, false, 1, RECOMPUTE_LIGHT) \
-    ACT(fc, config_mlp(c), false, 2, RECOMPUTE_LIGHT) \
-    ACT(mean_1, !(c)->rms, true, (c)->post_norm ? 1 : 0, RECOMPUTE_LIGHT) \
-    ACT(rstd_1, 1, true, (c)->post_norm ? 1 : 0, RECOMPUTE_LIGHT) \
-    ACT(mean_2, !(c)->rms, true, (c)->post_norm ? 3 : 1, RECOMPUTE_LIGHT) \
-    ACT(rstd_2, 1, true, (c)->post_norm ? 3 : 1, RECOMPUTE_LIGHT) \
-    ACT(ln_1, (c)->channels, false, (c)->post_norm ? 1 : 0, RECOMPUTE_NONE) \
-    ACT(ln_2, (c)->channels, false, (c)->post_norm ? 3 : 1, RECOMPUTE_NONE) \
-    ACT(act, (c)->ffn, false, 2, RECOMPUTE_NONE)
+    ACT(qkv, config_qkv(c), false, RECOMPUTE_LIGHT) \
+    ACT(atty, config_att(c), false, RECOMPUTE_LIGHT) \
+    ACT(lse, (c)->heads, true, RECOMPUTE_LIGHT) \
+    ACT(qk, (c)->qk_norm ? config_qk(c) : 0, false, RECOMPUTE_LIGHT) \
+    ACT(qk_rstd, (c)->qk_norm ? (c)->heads + config_kv(c) : 0, true, RECOMPUTE_LIGHT) \
+    ACT(mid, (c)->channels, false, RECOMPUTE_LIGHT) \
+    ACT(fc, config_mlp(c), false, RECOMPUTE_LIGHT) \
+    ACT(mean_1, !(c)->rms, true, RECOMPUTE_LIGHT) \
+    ACT(rstd_1, 1, true, RECOMPUTE_LIGHT) \
+    ACT(mean_2, !(c)->rms, true, RECOMPUTE_LIGHT) \
+    ACT(rstd_2, 1, true, RECOMPUTE_LIGHT) \
+    ACT(ln_1, (c)->channels, false, RECOMPUTE_NONE) \
+    ACT(ln_2, (c)->channels, false, RECOMPUTE_NONE) \
+    ACT(act, (c)->ffn, false, RECOMPUTE_NONE)
 
-typedef struct {
-    const char *name;
-    size_t width;     // elements per token
-    bool f32;
-    int part, kept;   // kept: RECOMPUTE_*
-} LayerAct;
+// A row of the table, without its name.
+typedef struct { size_t width; bool f32; int kept; } LayerAct;
+#define ACT_ROW(name, width, f32, kept) {width, f32, kept},
 
 #define ACT_COUNT(...) + 1
 enum { LAYER_ACTS = 0 LAYER_ACTIVATIONS(ACT_COUNT, 0) };
 
-typedef struct { LayerAct acts[LAYER_ACTS]; } ActTable;
-
-static ActTable gpt2_acts(const GPT2Config *c) {
-    #define ACT_ROW(name, width, f32, part, kept) {#name, width, f32, part, kept},
-    const ActTable t = {{LAYER_ACTIVATIONS(ACT_ROW, c)}};
-    return t;
-}
-
 // ---------------------------------------------------------------------------------------------
 // Shard map
 
-// A range of the arena that this process owns (zero.h). All its ranges, one after the other in the
-// arena's order, are its shard space. A gap after a tensor belongs to the range before it.
+// A range of the arena that this process owns (zero.h). All its ranges, in the order of the arena,
+// are its shard space. A gap after a tensor belongs to the range before it.
 typedef struct {
     int tensor;      // index into the table
     size_t offset;   // first element within the tensor
-    size_t length;   // elements (padded rows included: their gradients are zero, so they stay zero)
+    size_t length;   // elements, with padded rows, whose gradients and values stay zero
     size_t at;       // its first element in the shard space
-    int decay;       // that of its tensor
+    int decay;       // decay of the tensor
 } Shard;
 
 typedef struct {
     int count;
     Shard *shards;
-    size_t elements;  // of the shard space, gaps included
+    size_t elements;  // elements of the shard space, with gaps
 } ShardMap;
 
 // ---------------------------------------------------------------------------------------------
 // Arithmetic
 
-// Returns the floating-point operations of one forward and backward per token at sequence length T:
-// 6 for every weight that enters a matrix product (the embedding lookups do none, the head does),
-// and 6 T NH HS per layer for the two attention products over T/2 keys on average.
+// Returns the floating-point operations of forward and backward for one token of sequences of T: 6
+// for each weight in a matrix product (the head's, but not those of the lookup of embeddings), and
+// 6 T NH HS for each layer: attention's two products with T/2 keys, on average.
 static double gpt2_flops_per_token(const GPT2Config *c, size_t T) {
     const double C = (double)c->channels, A = (double)config_att(c), L = (double)c->layers;
     const double E = (double)config_embed(c), V = (double)c->vocab;

@@ -1,21 +1,21 @@
-// ranks.h: several processes that are one run, one process per GPU: who is here, how they talk
-// before and besides NCCL, and how they end together.
+// ranks.h: several processes that are one run, one process for each GPU: how they find each other,
+// exchange small data without NCCL, and end together.
 //
-//     ranks_open       reads the launcher's environment and meets the other ranks
+//     ranks_open       reads the launcher's environment, and connects to the other ranks
 //     ranks_exchange   sends bytes of every rank to all ranks, in rank order
 //     ranks_broadcast  sends bytes of rank 0 to all ranks
-//     ranks_barrier    nobody returns before all have called it
+//     ranks_barrier    returns when all ranks have called it
 //     ranks_agree      ends the run unless a text is the same on all ranks
-//     ranks_close      this rank has done its part
+//     ranks_close      tells the others that this rank has done its part
 //
 // The ranks form a star: rank 0 listens on MASTER_PORT, and each other rank has two TCP connections
 // to it. One carries data. The other carries news: a byte, sent when a rank ends. In each process a
 // thread, the watcher, reads only news, because the main thread may be computing, or waiting in
 // NCCL for a rank that has ended. If one rank ends, all end, within seconds:
-//   - die() and fail() print their line and send their exit code. Rank 0 passes it on.
-//   - A process that is killed closes its connections; if its machine fails, TCP notices after
-//     about 25 seconds. Rank 0 then prints a line; if it was rank 0, each of the others does.
-//   - The watcher ends its process by _exit(), as the main thread may hang.
+//   - die() and fail() print their line and send their exit code. Rank 0 sends it to the others.
+//   - If a process is killed, its connections end; if its machine fails, TCP notices after about 25
+//     seconds. Then rank 0 prints a line; if rank 0 itself is gone, each of the others prints one.
+//   - The watcher ends its process by _exit(), because the main thread may hang.
 #ifndef TIDE_RANKS_H
 #define TIDE_RANKS_H
 #include "memory.h"
@@ -27,19 +27,19 @@
 
 typedef struct {
     int rank, world;         // this process, and how many there are
-    int local, local_world;  // the same on this machine: rank `local` uses GPU number `local`
-    int port;                // where rank 0 listens, at `address`
-    int timeout;             // seconds to wait for each other at the start
+    int local, local_world;  // the same on this machine; rank `local` uses GPU number `local`
+    int port;                // rank 0 listens there, at `address`
+    int timeout;             // seconds in which all ranks must meet at the start
     char address[256];
-    const char *job;         // this run's name: another run on the same port has another
+    const char *job;         // the run's name: two runs may use the same port
 } Ranks;
 
-ONE_PER_PROGRAM Ranks ranks = {0, 1, 0, 1, 29500, 30, "127.0.0.1", ""};  // one, alone
+ONE_PER_PROGRAM Ranks ranks = {0, 1, 0, 1, 29500, 30, "127.0.0.1", ""};  // a single process
 
 // ---------------------------------------------------------------------------------------------
 // The environment
 
-// Reads a number of the environment. Slurm's may be like "4(x2)": four on each of two machines.
+// Reads a number from the environment. Slurm's "4(x2)" is 4 on each of two machines.
 static int ranks_number(const char *name, int unset, int most) {
     const char *text = getenv(name);
     char *end;
@@ -50,8 +50,8 @@ static int ranks_number(const char *name, int unset, int most) {
     return (int)n;
 }
 
-// Reads the variables that the launcher has set. If there are none, this process is alone. If some
-// are missing, the program ends: training alone would be a silent error. Kubernetes sets neither
+// Reads the variables that the launcher has set. Without any, this process is the only one. If only
+// some are there, ends the program: to train alone would be a silent error. Kubernetes sets neither
 // LOCAL_RANK nor LOCAL_WORLD_SIZE; then each process has a machine, or a pod, of its own.
 static void ranks_find(void) {
     enum { TORCH, LAUNCHERS = 4, MOST = 1 << 16 };
@@ -61,7 +61,7 @@ static void ranks_find(void) {
          "OMPI_COMM_WORLD_LOCAL_SIZE"},                                  // Open MPI
         {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},  // MPICH, Intel MPI
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"}};
-    // The variable that proves a launcher: srun sets PMI_RANK, too; batch scripts, SLURM_PROCID.
+    // The variable that shows the launcher. (srun sets PMI_RANK, too; batch scripts SLURM_PROCID.)
     static const int tells[LAUNCHERS] = {0, 0, 2, 1};
     Ranks *const r = &ranks;
     int by = 0;
@@ -101,24 +101,24 @@ static void ranks_find(void) {
 // ---------------------------------------------------------------------------------------------
 // News
 
-// The first message on a connection, and rank 0's answer. news: the connection is for news.
+// The first message on a connection, and rank 0's answer. news: the connection carries news.
 typedef struct { char magic[8], job[72]; int32_t world, rank, news; } RanksHello;
 
 ONE_PER_PROGRAM RanksHello ranks_self;
-ONE_PER_PROGRAM int *ranks_data;  // (world) sockets, -1: none; ranks 1.. have one, to rank 0
-ONE_PER_PROGRAM struct pollfd *ranks_news;  // the same for news
-ONE_PER_PROGRAM pthread_mutex_t ranks_end = PTHREAD_MUTEX_INITIALIZER;  // held from then to exit
+ONE_PER_PROGRAM int *ranks_data;  // [world] sockets, -1: none; ranks 1.. use [0], to rank 0
+ONE_PER_PROGRAM struct pollfd *ranks_news;  // [world], the same for news
+ONE_PER_PROGRAM pthread_mutex_t ranks_end = PTHREAD_MUTEX_INITIALIZER;  // held until exit
 
 static int ranks_peer_count(void) { return ranks.rank == 0 ? ranks.world : 1; }
 
-// Tells all peers that this rank has failed with an exit code; 0: that it has done its part.
+// Sends news to all peers: the exit code with which this rank failed, or 0: it has done its part.
 static void ranks_tell(int code) {
     const unsigned char news = (unsigned char)code;
     for (int p = 0; p < ranks_peer_count(); p++)
         (void)!send(__atomic_load_n(&ranks_news[p].fd, __ATOMIC_SEQ_CST), &news, 1, MSG_NOSIGNAL);
 }
 
-// Waits for news. If a rank has failed, or its connection has ended, this process ends.
+// Waits for news. Ends this process if another rank has failed, or its connection has ended.
 static void *ranks_watch(void *unused) {
     for (int p = 0;; p = (p + 1) % ranks_peer_count()) {
         while (p == 0 && poll(ranks_news, (nfds_t)ranks_peer_count(), -1) < 1) {}
@@ -127,7 +127,7 @@ static void *ranks_watch(void *unused) {
         const bool tells = recv(ranks_news[p].fd, &news, 1, 0) == 1;
         __atomic_store_n(&ranks_news[p].fd, -1, __ATOMIC_SEQ_CST);
         if (news == 0) continue;
-        if (!tells) usleep(200000);  // if all ranks exit, as after --help, this one exits meanwhile
+        if (!tells) usleep(200000);  // if all ranks exit, as after --help, this one does meanwhile
         pthread_mutex_lock(&ranks_end);
         if (!tells)
             dprintf(STDERR_FILENO, "tide: rank %d is gone: it was killed, or crashed\n", p);
@@ -137,8 +137,8 @@ static void *ranks_watch(void *unused) {
     return unused;
 }
 
-// Prints the line of die() or fail(), on any thread. Often all ranks find the same fault, and one
-// line is enough: the waits let "rank N is gone" come first, then rank 0's line, then any other.
+// Prints the line of die() or fail(), on any thread. All ranks may have the same error, and one
+// line is enough: the waits let the line "rank N is gone" be printed first, then that of rank 0.
 static void ranks_report(int code, const char *line) {
     usleep(ranks.rank == 0 ? 400000 : 800000);
     pthread_mutex_lock(&ranks_end);
@@ -147,7 +147,7 @@ static void ranks_report(int code, const char *line) {
     ranks_tell(code);
 }
 
-// Tells the others that this rank has done its part: its exit is no failure from here on.
+// Tells the others that this rank has done its part: then its exit is no failure.
 static void ranks_close(void) {
     if (report_for_all == NULL) return;
     pthread_mutex_lock(&ranks_end);
@@ -158,7 +158,7 @@ static void ranks_close(void) {
 // ---------------------------------------------------------------------------------------------
 // Meeting
 
-// Sets how long calls wait for the other side (0: for ever). A failed machine is noticed in 25 s.
+// Sets how long calls wait for the other side (0: for ever). Then a failed machine is noticed.
 static void ranks_tune(int fd, double seconds) {
     static const int options[][3] = {
         {IPPROTO_TCP, TCP_NODELAY, 1}, {SOL_SOCKET, SO_REUSEADDR, 1}, {SOL_SOCKET, SO_KEEPALIVE, 1},
@@ -171,7 +171,7 @@ static void ranks_tune(int fd, double seconds) {
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
 }
 
-// Returns a socket that listens at the name's address, or is connected to it; -1 and the reason.
+// Returns a socket that listens at an address, or is connected to it. On error -1, and why.
 static int ranks_socket(const char *name, bool listens, double seconds, Error *why) {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
     char port[16];
@@ -192,13 +192,13 @@ static int ranks_socket(const char *name, bool listens, double seconds, Error *w
     return fd;
 }
 
-// Reads the first message of the other side; false if it is not a rank of this run.
+// Reads the first message of the other side. Returns false if that is no rank of this run.
 static bool ranks_knows(int fd, RanksHello *h) {
     return recv(fd, h, sizeof *h, MSG_WAITALL) == sizeof *h
         && memcmp(h, &ranks_self, offsetof(RanksHello, rank)) == 0;
 }
 
-// Connects one of ranks 1.. to rank 0.
+// Connects this rank, which is not rank 0, to rank 0.
 static int ranks_reach(bool news, double until) {
     Error why = {"no answer"};
     RanksHello zero;
@@ -218,10 +218,10 @@ static int ranks_reach(bool news, double until) {
          ranks.timeout, why.text);
 }
 
-// Accepts, on rank 0, two connections of each other rank. Strangers and duplicates are closed.
+// Accepts, on rank 0, two connections from each other rank. Closes all others.
 static void ranks_gather(double until) {
     Error why;
-    int listener = ranks_socket("::", true, 5, &why);  // takes IPv4, too
+    int listener = ranks_socket("::", true, 5, &why);  // accepts IPv4, too
     if (listener < 0) listener = ranks_socket("0.0.0.0", true, 5, &why);
     if (listener < 0)
         die("MASTER_PORT %d: %s; choose another, if another run or program has it", ranks.port,
@@ -253,11 +253,11 @@ static void ranks_gather(double until) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Small data of the host. One thread of each rank calls these functions, in the same order on all
-// ranks. Data passes rank 0, which gets `bytes` from each of R ranks, and sends R * bytes to each.
+// Small data. One thread of each rank calls these functions, in the same order on all ranks. Rank 0
+// receives `bytes` from each of R ranks, and sends R * bytes to each.
 
-// Sends or receives. If the connection has ended, this thread waits: the watcher, which often knows
-// the reason, ends the process.
+// Sends or receives bytes. If the connection has ended, waits: the watcher, which often has the
+// reason, ends the process.
 static void ranks_pass(bool out, int peer, void *data, size_t bytes) {
     for (size_t at = 0; at < bytes;) {
         char *const p = (char *)data + at;
@@ -270,14 +270,14 @@ static void ranks_pass(bool out, int peer, void *data, size_t bytes) {
     }
 }
 
-// Copies rank 0's `bytes` at data to `data` on all ranks.
+// Copies `bytes` at data on rank 0 to data on all ranks.
 static void ranks_broadcast(void *data, size_t bytes) {
     for (int p = 1; p < ranks_peer_count(); p++) ranks_pass(true, p, data, bytes);
     if (ranks.rank > 0) ranks_pass(false, 0, data, bytes);
 }
 
-// Copies the `bytes` at each rank's `mine` to `all` (world, bytes) on every rank, in rank order.
-// `bytes` is the same on all ranks. `mine` may be the rank's own row of `all`.
+// Copies the `bytes` at `mine` of each rank to `all` (world, bytes) on every rank. `bytes` must be
+// equal on all ranks. `mine` may be this rank's row of `all`.
 static void ranks_exchange(const void *mine, size_t bytes, void *all) {
     char *const out = (char *)all, *const own = out + (size_t)ranks.rank * bytes;
     memmove(own, mine, bytes);
@@ -293,8 +293,8 @@ static void ranks_barrier(void) {
     free(all);
 }
 
-// Ends the run unless `text` is the same on all ranks. `what` is its name in the error, like
-// "options"; the error shows the first line, or part between commas, that differs.
+// Ends the run unless `text` is the same on all ranks. The error begins with `what`, like
+// "options", and shows the first line, or part between commas, that differs.
 static void ranks_agree(const char *what, const char *text) {
     size_t length = strlen(text), at = 0;
     ranks_broadcast(&length, sizeof length);
@@ -308,11 +308,11 @@ static void ranks_agree(const char *what, const char *text) {
         die("the %s of all ranks must be the same: here %.*s, on rank 0 %.*s", what,
             (int)strcspn(text + at, ",\n"), text + at, (int)strcspn(zero + at, ",\n"), zero + at);
     free(zero);
-    ranks_barrier();  // nobody goes on before all have compared
+    ranks_barrier();  // all ranks have compared before any goes on
 }
 
-// Ends the run where two processes would use the same GPU; says which rank has which, if there are
-// several machines. A machine is its name and its kernel's boot id: two may have the same name.
+// Ends the run if two processes would use the same GPU. On several machines, prints which rank has
+// which GPU. Two machines may have one name, but not one boot id of the kernel.
 static void ranks_meet(void) {
     typedef struct { char host[64], boot[64]; int local; } Place;
     Place mine = {"", "", ranks.local}, *all = ALLOC(Place, (size_t)ranks.world, "ranks");
@@ -331,8 +331,8 @@ static void ranks_meet(void) {
     free(all);
 }
 
-// Meets the other ranks. main() calls it first: stdout of all but rank 0 becomes /dev/null, so that
-// only rank 0 prints. A second call, by another source file of the program, does nothing.
+// Connects the ranks; main() calls it first. Sends stdout of all ranks but 0 to /dev/null, so that
+// only rank 0 prints. A second call, from another source file of the program, does nothing.
 static void ranks_open(void) {
     pthread_t watcher;
     if (ranks_data != NULL) return;

@@ -1,23 +1,22 @@
-// rng.h: random numbers that depend on what they are for, not on when or where they are drawn.
+// rng.h: random numbers that depend on their purpose, not on when or where they are drawn.
 //
-// A counter-based generator is a hash: seed and counter in, 128 random bits out, no state. Any
-// element of any noise tensor can be computed (again) alone, by any thread, on the CPU or on the
-// GPU, and has the same bits: the counter is made of (element, query, tensor, step).
+// A counter-based generator is a hash of a seed and a counter to 128 random bits, without a state.
+// Any thread, on the CPU or the GPU, can compute any element of a noise tensor alone, and again,
+// with the same bits: the counter is made of element, query, tensor and step.
 // Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011),
 // Philox4x32. Normal numbers: Wallace, "Fast pseudorandom generators for normal and exponential
 // variates" (ACM TOMS 1996): orthogonal sums of numbers that are nearly normal (doc/noise.md).
 #ifndef TIDE_RNG_H
 #define TIDE_RNG_H
 #include "util.h"
-#include <math.h>
 
-// "Step" values for everything that is not the noise of a training step.
+// Values in place of the step, for random numbers that are not noise of a training step.
 enum { RNG_INIT = 0xffffffff, RNG_SHUFFLE = 0xfffffffe, RNG_SAMPLE = 0xfffffffd };
 
 typedef struct { uint32_t x[4]; } Philox4;
 
-// Returns all 64 bits of a product. For plain C, nvcc 13 multiplies 64-bit numbers whose upper
-// halves are zero: a tenth more instructions in philox_rounds(), and more registers.
+// Returns all 64 bits of a product. In plain C, nvcc 13 would multiply 64-bit numbers, whose upper
+// halves are zero: philox_rounds() would have a tenth more instructions, and more registers.
 HOST_DEVICE static inline uint64_t wide_product(uint32_t a, uint32_t b) {
 #ifdef __CUDA_ARCH__
     uint64_t product;
@@ -28,7 +27,7 @@ HOST_DEVICE static inline uint64_t wide_product(uint32_t a, uint32_t b) {
 #endif
 }
 
-// Returns 128 random bits for (seed, counter). Each round is two 32 x 32 -> 64 bit products.
+// Returns 128 random bits for a seed and a counter. A round has two products of 32 x 32 bits.
 HOST_DEVICE static inline Philox4 philox_rounds(int rounds, uint64_t seed, uint32_t c0, uint32_t c1,
                                                 uint32_t c2, uint32_t c3) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
@@ -62,7 +61,7 @@ HOST_DEVICE static inline float rng_slope(float u) {
     return fma_f32(fma_f32(2.22438227e-22f, uu, -2.46543373e-13f), uu, 4.32717461e-05f);
 }
 
-// Takes two u from 32 random bits, computes x / sqrt(8) of each, and returns sum and difference.
+// Takes two u from 32 random bits. Returns the sum and the difference of their x / sqrt(8).
 HOST_DEVICE static inline void rng_two(uint32_t bits, float *sum, float *difference) {
     const uint32_t odd = bits | 0x00010001u;
     const float a = (float)(int16_t)(odd & 0xffffu), b = (float)((int32_t)odd >> 16);
@@ -77,11 +76,11 @@ HOST_DEVICE static inline void rng_butterfly(float *a, float *b) {
     *b = difference;
 }
 
-// Computes eight numbers from 128 random bits. 16 bits give each of eight x; the results are eight
-// sums of all x with different signs: Hadamard's matrix over sqrt(8). Means of products up to
+// Computes eight normal numbers from 128 random bits. Each 16 bits give one x. The results are sums
+// of all eight x with different signs: Hadamard's matrix over sqrt(8). The means of products up to
 // degree 7 are those of independent normal(0, 1) numbers. The tails end at +-9.171 (doc/noise.md).
-// Every operation is an explicit fma, a single product, or a sum without a product in it. So no
-// compiler may fuse or reorder anything, and the bits are the same everywhere.
+// Each operation is an explicit fma, a single product, or a sum without a product. So no compiler
+// may fuse or reorder anything, and the bits are the same everywhere.
 HOST_DEVICE static inline void rng_normal8(Philox4 r, float z[8]) {
     rng_two(r.x[0], &z[0], &z[1]);
     rng_two(r.x[1], &z[2], &z[3]);
@@ -94,9 +93,9 @@ HOST_DEVICE static inline void rng_normal8(Philox4 r, float z[8]) {
     for (int k = 0; k < 4; k++) rng_butterfly(&z[k], &z[k + 4]);
 }
 
-// Draws from the normal distribution, for a tensor's elements 8 * octet to 8 * octet + 7. octet <
-// 2^48; the upper 16 bits of the second counter word are the query (zeroth-order training), else 0.
-// Philox with 7 rounds is the shortest variant that passed all tests of its authors.
+// Draws normal numbers for elements 8 * octet to 8 * octet + 7 of a tensor. octet < 2^48: the upper
+// 16 bits of the second counter word are the query (zeroth-order training), else 0. Philox with 7
+// rounds is the shortest one that passed all tests of its authors.
 HOST_DEVICE static inline void rng_octet(float out[8], uint64_t seed, uint32_t step, uint32_t query,
                                          uint32_t tensor, uint64_t octet) {
     rng_normal8(philox_rounds(7, seed, (uint32_t)octet, (uint32_t)(octet >> 32) | query << 16,
@@ -108,7 +107,7 @@ HOST_DEVICE static inline void rng_octet(float out[8], uint64_t seed, uint32_t s
 static inline void rng_normals(float *out, size_t n, uint64_t seed, uint32_t step, uint32_t tensor,
                                uint64_t first_element) {
     float z[8];
-    // elements before the first whole octet, one at a time
+    // elements before the first whole octet
     for (; n > 0 && first_element % 8 != 0; n--, first_element++) {
         rng_octet(z, seed, step, 0, tensor, first_element / 8);
         *out++ = z[first_element % 8];

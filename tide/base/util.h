@@ -1,23 +1,23 @@
-// util.h: the few things that every file here needs: how the program ends when something is wrong,
-// memory that is checked, time, and small path helpers.
+// util.h: what every file here needs: how the program ends after an error, memory that is checked,
+// time, texts, and whole files.
 //
-// Two ways to end, and one convention:
+// A function reports an error in one of three ways:
 //   die()   bad input: an impossible option, a missing or damaged file. One line, exit code 2.
 //   fail()  the machine gave out while running: no memory, disk full. One line, exit code 1.
-//   A function whose caller may go on (with an older checkpoint) or has to save first returns false
-//   (or NULL), with one sentence in `err`: error_set().
+//   It returns false (or NULL), with one sentence in `err` (error_set()), if its caller may go on,
+//   say with an older checkpoint, or has to save first.
 //
 //     alloc_or_fail(), ALLOC(), array_grow()       memory
-//     replace_open(), replace_close()              a file that is the old one or the new one, whole
+//     replace_open(), replace_close()              replace a whole file at once
 //     text_open(), text_close()                    a text in memory, written like a file
 //     path_join(), path_exists(), ..               names of files
 //     program_begin()                              sets up output, and signals of broken files
-//     output_check()                               an output that exists is refused
-//     file_map(), file_read(), text_read()         a whole file; one that must be text
-//     file_kind()                                  names a file's format by its first bytes
-//     text_line()                                  a value in a text of lines "name value"
+//     output_check()                               refuses an output that exists
+//     file_map(), file_read(), text_read()         map or read a whole file; one that must be text
+//     file_kind()                                  recognises a format by a file's first bytes
+//     text_line()                                  finds a value in a text of lines "name value"
 //     utf8_decode(), utf8_encode()                 one code point
-//     hash_word(), hash_words(), hash_bytes()      to find out if a file was damaged
+//     hash_word(), hash_words(), hash_bytes()      hashes, to notice damaged files
 //     seal_print(), seal_find()                    a text that ends with its own hash
 #ifndef TIDE_UTIL_H
 #define TIDE_UTIL_H
@@ -30,6 +30,7 @@
 #include <glob.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -44,7 +45,7 @@
 #include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
-#else  // one thread
+#else  // without OpenMP there is one thread
 static int omp_get_thread_num(void) { return 0; }
 static int omp_get_max_threads(void) { return 1; }
 static int omp_get_num_threads(void) { return 1; }
@@ -59,10 +60,10 @@ static void end_at_cut_file(int number) {
     _exit(1);
 }
 
-// Sets up output and signals; main() calls it first. Opens /dev/null for each of descriptors 0 to 2
-// that is closed: a file or socket would get its number, and what is printed. From here on each
-// line is printed at once, also into a file or a pipe. A mapped file that is cut short ends the
-// program with a line; a write beyond ulimit -f is an error of the call.
+// Sets up output and signals; main() calls it first. Opens /dev/null in place of closed descriptors
+// 0 to 2: else a file or socket would get the number of stdout, and printed lines. From here on
+// each line is printed at once, also into a file or a pipe. If a mapped file is cut short, the
+// program ends with a line. A write beyond ulimit -f is an error of the call.
 static void program_begin(void) {
     int fd;
     do fd = open("/dev/null", O_RDWR); while (fd >= 0 && fd <= 2);
@@ -74,7 +75,7 @@ static void program_begin(void) {
 
 static const char *plural(size_t n) { return n == 1 ? "" : "s"; }
 
-// Marks functions that the GPU runs, too. They are always inlined.
+// Marks functions that the GPU runs as well. They are always inlined.
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #define HOST_DEVICE __host__ __device__ __attribute__((always_inline))
@@ -85,7 +86,7 @@ static const char *plural(size_t n) { return n == 1 ? "" : "s"; }
 HOST_DEVICE static inline uint32_t float_bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 HOST_DEVICE static inline float bits_float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
-// Returns a b + c, rounded once: the same bits everywhere. (On a CPU without FMA this is slow.)
+// Returns a b + c, rounded once, with the same bits everywhere. (A CPU without FMA is slow here.)
 HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_rn(a, b, c);
@@ -96,11 +97,11 @@ HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
 
 #define TIDE_VERSION "0.2.0"
 
-// One sentence: which file or option is wrong, where, and why.
+// One sentence about an error: in which file or option, where, why.
 #define ERR_MAX 512
 typedef struct { char text[ERR_MAX]; } Error;
 
-// Writes the sentence and returns false, so that a parser can `return error_set(err, ...)`.
+// Writes the sentence. Returns false, so that a parser can `return error_set(err, ...)`.
 __attribute__((format(printf, 2, 3)))
 static bool error_set(Error *err, const char *format, ...) {
     va_list args;
@@ -110,19 +111,19 @@ static bool error_set(Error *err, const char *format, ...) {
     return false;
 }
 
-// True in threads that exit() may wait for, like CUDA's for host functions: they must call _exit().
+// Is true in threads that exit() may wait for, like those of CUDA: they must call _exit().
 static __thread bool thread_is_awaited;
 
-// Declares a variable that all source files of a program share. A GPU's trainer has a file for each
-// precision, and main.cu; a C program has one file.
+// Declares a variable that all source files of a program share. A GPU's trainer has one file for
+// each precision, and main.cu; a C program has one file.
 #ifdef __cplusplus
 #define ONE_PER_PROGRAM inline
 #else
 #define ONE_PER_PROGRAM static
 #endif
 
-// Prints the program's last line instead, if it is not NULL: of a run with several processes, one
-// prints (ranks.h). Tests set it, too, and go on (dev/test/dies.h).
+// If not NULL, prints the program's last line: of a run with several processes only one prints it
+// (ranks.h). Tests set it, too, and go on (dev/test/dies.h).
 ONE_PER_PROGRAM void (*report_for_all)(int code, const char *line);
 
 __attribute__((format(printf, 2, 3), noreturn))
@@ -133,7 +134,7 @@ static void end_program(int code, const char *format, ...) {
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    for (char *c = line; *c != '\0'; c++)  // a file's name may hold a newline: still one line
+    for (char *c = line; *c != '\0'; c++)  // a file's name may have a newline
         if ((unsigned char)*c < 32 || *c == 127) *c = '?';
     if (report_for_all != NULL) report_for_all(code, line);
     else fprintf(stderr, "tide: %s\n", line);
@@ -154,8 +155,8 @@ static size_t round_up(size_t n, size_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }
 
-// Allocates zeroed memory at a 64-byte boundary (a cache line, and the widest vector register). The
-// caller frees it with free(). `what` names the buffer in the error line.
+// Allocates memory of zeros at a 64-byte boundary (a cache line, and the widest vector register),
+// to be freed by free(). `what` names the buffer in the error.
 static void *alloc_or_fail(size_t count, size_t size, const char *what) {
     const double needed = (double)count * (double)size / (1 << 20);  // a size_t may overflow
     const size_t bytes = count * size > 0 ? round_up(count * size, 64) : 64;
@@ -166,7 +167,7 @@ static void *alloc_or_fail(size_t count, size_t size, const char *what) {
 }
 #define ALLOC(type, count, what) ((type *)alloc_or_fail(count, sizeof(type), what))
 
-// Returns the array p of `count` elements with room for one more: a full array is doubled.
+// Returns the array p with room for one more than `count` elements. Doubles an array that is full.
 static void *array_grow(void *p, size_t count, size_t size, const char *what) {
     if ((count & (count - 1)) != 0) return p;
     p = realloc(p, (count > 0 ? 2 * count : 1) * size);
@@ -174,7 +175,7 @@ static void *array_grow(void *p, size_t count, size_t size, const char *what) {
     return p;
 }
 
-// Compare, for qsort(), ascending: numbers (or structures that begin with one), and 64-bit words.
+// Compare numbers, or structures that begin with one, for qsort(), ascending; 64-bit words.
 static int compare_doubles(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -185,14 +186,14 @@ static int compare_words(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Returns seconds on a clock that never jumps.
+// Returns seconds of a clock that never jumps.
 static double seconds_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// Prints a number of parameters for people: "0.42 M", "12.85 G".
+// Formats a number of parameters for people: "0.42 M", "12.85 G".
 typedef struct { char text[24]; } Count;
 static Count count_text(double n) {
     Count c;
@@ -200,16 +201,16 @@ static Count count_text(double n) {
     return c;
 }
 
-// Writes dir + "/" + name to out; dies if that does not fit.
+// Writes dir + "/" + name to out. Ends the program if that is too long.
 static void path_join(char out[PATH_MAX], const char *dir, const char *name) {
     if (snprintf(out, PATH_MAX, "%s/%s", dir, name) >= PATH_MAX)
         die("path too long: %s/%s", dir, name);
 }
 
-// Replaces a file: the new one is written to PATH.tmp, flushed to the disk, and then renamed, so
-// that at every moment PATH is the old file or the new one, whole. replace_open() returns the FILE
-// to write to. replace_close() renames it. If anything has failed, or if err is NULL, the new file
-// is removed and the old one stays.
+// Replace a file. The new one is written to PATH.tmp, flushed to the disk, and renamed: at every
+// moment PATH is the whole old file or the whole new one. replace_open() returns the FILE to write
+// to. replace_close() renames it. After an error, or if err is NULL, it removes the new file, and
+// the old one stays.
 static void replace_name(char out[PATH_MAX], const char *path) {
     if (snprintf(out, PATH_MAX, "%s.tmp", path) >= PATH_MAX) die("path too long: %s", path);
 }
@@ -217,7 +218,7 @@ static void replace_name(char out[PATH_MAX], const char *path) {
 static FILE *replace_open(const char *path, Error *err) {
     char temporary[PATH_MAX];
     replace_name(temporary, path);
-    unlink(temporary);  // if it is a link, the linked file must not be written
+    unlink(temporary);  // PATH.tmp may be a link to a file that must not be written
     FILE *f = fopen(temporary, "wbx");
     if (f == NULL) error_set(err, "cannot write %.400s: %s", path, strerror(errno));
     return f;
@@ -233,7 +234,7 @@ static bool replace_close(FILE *f, const char *path, Error *err) {
     return false;
 }
 
-// Opens *text for writing. After text_close() it has *n bytes; the caller frees it.
+// Opens *text for writing. After text_close() it has *n bytes, and is to be freed.
 static FILE *text_open(char **text, size_t *n) {
     FILE *f = open_memstream(text, n);
     if (f == NULL) fail("out of memory: a text");
@@ -244,7 +245,7 @@ static void text_close(FILE *f) {
     if (fclose(f) != 0) fail("out of memory: a text");
 }
 
-// Returns what follows a name in a text of lines "name value" or "name"; NULL: it is not there.
+// Returns the text after a name in a text of lines "name value" or "name"; NULL: there is none.
 static const char *text_line(const char *text, const char *name) {
     const size_t n = strlen(name);
     for (const char *at = text; at != NULL; at = strchr(at, '\n')) {
@@ -261,7 +262,7 @@ static bool path_is_directory(const char *path) {
 
 static bool path_exists(const char *path) { return access(path, F_OK) == 0; }
 
-// Refuses the output `path` of `option` if the file or its temporary file exists, or if its
+// Refuses the output `path` of an option if the file or its temporary file exists, or if its
 // directory cannot be written. path NULL: there is no output.
 static void output_check(const char *option, const char *path) {
     char temporary[PATH_MAX], dir[PATH_MAX];
@@ -279,7 +280,7 @@ static void output_check(const char *option, const char *path) {
     if (access(dir, W_OK | X_OK) != 0) die("%s %s: %s", option, path, strerror(errno));
 }
 
-// Does mkdir -p. Returns false with errno set if a part of the path cannot be made.
+// Makes a directory and those above it. Returns false, with errno set, if it cannot.
 static bool make_directories(const char *path) {
     char part[PATH_MAX];
     size_t n = strlen(path);
@@ -298,7 +299,7 @@ static bool make_directories(const char *path) {
 // UTF-8
 
 // Decodes one code point of UTF-8 (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF).
-// Returns its length in bytes, or 0 if s does not start with a valid one.
+// Returns its bytes; 0 if s does not begin with a valid one.
 static size_t utf8_decode(const char *s, size_t n, uint32_t *point) {
     static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
     const unsigned char *u = (const unsigned char *)s;
@@ -316,7 +317,7 @@ static size_t utf8_decode(const char *s, size_t n, uint32_t *point) {
     return length;
 }
 
-// Writes code point c as 1 to 4 bytes and returns how many.
+// Writes code point c, and returns its bytes, 1 to 4.
 static size_t utf8_encode(uint32_t c, char *out) {
     if (c < 0x80) { out[0] = (char)c; return 1; }
     size_t length = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
@@ -333,8 +334,8 @@ static size_t utf8_mark(const char *text, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Whole files
 
-// Recognises a file by its first n bytes: returns what it is, and what to do with it, to follow
-// "PATH is ". NULL: not recognised. '|' separates patterns; upper and lower case are the same.
+// Returns a sentence on what a file is, by its first n bytes, and what to do with it; it follows
+// "PATH is ". NULL: unknown. '|' separates patterns; upper and lower case are equal.
 static const char *file_kind(const void *bytes, size_t n) {
     static const struct { const char *patterns, *kind; } kinds[] = {
         {"\xc6\xd7\x34\x01", "an llm.c checkpoint: no weights in Hugging Face's naming: llm.c's "
@@ -373,11 +374,11 @@ static const char *file_kind(const void *bytes, size_t n) {
     return NULL;
 }
 
-// Maps a whole regular file of *n bytes read-only. On failure NULL, and the reason in err.
+// Maps a whole regular file of *n bytes, read-only. On failure returns NULL, and the reason in err.
 static void *file_open_map(const char *path, size_t *n, Error *err) {
     struct stat s;
     void *map = MAP_FAILED;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait on a pipe
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait on a pipe
     const bool there = fd >= 0 && fstat(fd, &s) == 0, regular = there && S_ISREG(s.st_mode);
     *n = regular ? (size_t)s.st_size : 0;
     if (regular) map = mmap(NULL, *n > 0 ? *n : 1, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -386,7 +387,7 @@ static void *file_open_map(const char *path, size_t *n, Error *err) {
     return map == MAP_FAILED ? NULL : map;
 }
 
-// Maps a file that must not be empty; dies if it cannot.
+// Maps a file. Ends the program if it cannot, or if the file is empty.
 static void *file_map(const char *path, size_t *n) {
     Error err;
     void *map = file_open_map(path, n, &err);
@@ -396,8 +397,8 @@ static void *file_map(const char *path, size_t *n) {
     return map;
 }
 
-// Reads a whole regular file, without a byte order mark, and puts a NUL after its *n bytes. The
-// caller frees it. On failure NULL, and the reason in err.
+// Reads a whole regular file, without a byte order mark, and adds a NUL after its *n bytes. The
+// caller frees it. On failure returns NULL, with the reason in err.
 static char *file_read(const char *path, size_t *n, Error *err) {
     char *map = (char *)file_open_map(path, n, err);
     if (map == NULL) return NULL;
@@ -408,7 +409,7 @@ static char *file_read(const char *path, size_t *n, Error *err) {
     return text;
 }
 
-// Reads a text file. Refuses one that file_kind() recognises as something else, and one with a NUL.
+// Reads a text file. Refuses one with a NUL, or with another format that file_kind() recognises.
 static char *text_read(const char *path, size_t *n, Error *err) {
     char *text = file_read(path, n, err);
     const char *kind = text != NULL ? file_kind(text, *n) : NULL;
@@ -422,10 +423,10 @@ static char *text_read(const char *path, size_t *n, Error *err) {
 // ---------------------------------------------------------------------------------------------
 // Hash
 //
-// The hash is a sum of one number for each 8-byte word, so parts of a file may be hashed in any
+// The hash is a sum with one number for each 8-byte word, so parts of a file can be hashed in any
 // order. The number depends on the word and its place, by splitmix64's mixing (Steele, Lea, Flood
-// 2014). That is a bijection of the word: a change within one word always changes the sum. Other
-// damage goes unnoticed with a chance of 2^-64. The hash is no defence against a forger.
+// 2014). For a given place that is a bijection: a change of one word always changes the sum. Other
+// damage is not noticed with a chance of 2^-64. The hash is no defence against a forger.
 
 static uint64_t hash_word(uint64_t place, uint64_t x) {
     x ^= place * 0x9e3779b97f4a7c15u;
@@ -434,7 +435,7 @@ static uint64_t hash_word(uint64_t place, uint64_t x) {
     return x ^ x >> 31;
 }
 
-// Returns the hash of n bytes from byte `place` of a file. Only at a tensor's end may n % 8 be > 0.
+// Returns the hash of n bytes from byte `place` of a file. n is a multiple of 8, except at the end.
 static uint64_t hash_words(uint64_t place, const void *bytes, size_t n) {
     const unsigned char *p = (const unsigned char *)bytes;
     uint64_t sum = 0;
@@ -451,13 +452,13 @@ static uint64_t hash_bytes(const void *bytes, size_t n) {
     return hash_word(n, hash_words(0, bytes, n));
 }
 
-// Prints a text's last line, "seal 16 digits": the hash of the text before it.
+// Prints the last line of a text, "seal 16 digits": the hash of the text before this line.
 enum { SEAL = 22 };
 static void seal_print(FILE *f, const char *text, size_t n) {
     fprintf(f, "seal %016" PRIx64 "\n", hash_bytes(text, n));
 }
 
-// Returns how many of n bytes are before the seal; SIZE_MAX if the seal is not theirs.
+// Returns the length of a text of n bytes without its seal; SIZE_MAX if the seal is wrong.
 static size_t seal_find(const char *text, size_t n) {
     char seal[SEAL + 1];
     if (n < SEAL) return SIZE_MAX;

@@ -1,26 +1,25 @@
-// vmath.h: exp, tanh, a maximum and a layer norm that vectorise. libm's functions are calls, one
-// number at a time; softmax and GELU need millions per step. These are straight-line code without
-// tables or branches, so a compiler turns a `#pragma omp simd` loop over them into vector
-// instructions. Every rounding is spelled out (fmaf), so the bits are the same vectorised or not,
-// whatever the compiler contracts. (fma_f32() would let the loops become vectors on processors
-// without the instruction, too, and so change the order in which softmax adds up what exp returns.)
+// vmath.h: exp, tanh, a maximum and a layer norm, as code that compilers turn into vectors. softmax
+// and GELU need millions of them in a step, and a function of libm computes one number per call.
+// These have no tables or branches, so a compiler makes vectors of a `#pragma omp simd` loop over
+// them. Every fused operation is written as fmaf: the bits are the same in vectors or not, whatever
+// the compiler contracts. (With fma_f32(), processors without the instruction would make vectors of
+// the loops, too, and add up the results of exp in another order.)
 //
-// Method: x = n ln 2 + r with |r| <= ln 2 / 2; e^r - 1 by a polynomial, interpolated at Chebyshev
-// nodes (relative error below 2e-9, then rounded); 2^n by writing the exponent bits. Keeping
-// e^r - 1, rather than e^r, is what lets tanh be exact to its last bits near 0.
+// Method: x = n ln 2 + r with |r| <= ln 2 / 2. A polynomial, interpolated at Chebyshev nodes, gives
+// e^r - 1 (relative error below 2e-9, then rounded); n is written into the exponent bits of 2^n.
+// With e^r - 1 instead of e^r, tanh is exact to its last bits near 0.
 // Errors over all floats, as test_vmath.c measures them: exp below 1.1 ulp, tanh below 2.5 ulp.
 // Rotary positions are at the end: rope_table() and rope_rotate().
 #ifndef TIDE_VMATH_H
 #define TIDE_VMATH_H
 #include "util.h"
-#include <math.h>
 
-// If these were calls, the loop around them could not be vectorised.
+// Marks functions to be inlined: a loop around a call is not vectorised.
 #define VECTORISED __attribute__((always_inline)) static inline
 
-// Returns e^r - 1, and n, where x = n ln 2 + r. |x| < 2^21, or NaN: then the result is NaN, n any.
+// Returns e^r - 1, and n, where x = n ln 2 + r and |x| < 2^21. For NaN returns NaN, and any n.
 VECTORISED float expm1_reduced(float x, int32_t *n) {
-    // Adding 1.5 * 2^23 rounds to an integer, which then sits in the low bits of the sum.
+    // Adding 1.5 * 2^23 rounds to an integer, in the low bits of the sum.
     const float shift = 12582912.0f;
     const float shifted = __builtin_fmaf(x, 0x1.715476p+0f, shift);  // x / ln 2
     const float whole = shifted - shift;
@@ -39,19 +38,19 @@ VECTORISED float expm1_reduced(float x, int32_t *n) {
 // Returns 2^n for -127 < n < 128.
 static inline float exp2_int(int32_t n) { return bits_float(((uint32_t)n + 127u) << 23); }
 
-// e^x. Overflows to infinity above 88.72; results below FLT_MIN are rounded to subnormals, and to 0
-// below -103.98; exp(-infinity) = 0; NaN stays NaN.
+// Returns e^x: infinity above 88.72, a subnormal number below FLT_MIN, and 0 below -103.98.
+// exp(-infinity) is 0. NaN stays NaN.
 VECTORISED float exp_f32(float x) {
-    x = x > 89.0f ? 89.0f : x;      // a comparison with NaN is false, so NaN stays
+    x = x > 89.0f ? 89.0f : x;      // a comparison with NaN is false: NaN stays
     x = x < -104.0f ? -104.0f : x;
     int32_t n;
     const float m = expm1_reduced(x, &n);
-    const int32_t half = n >> 1;    // two factors, because 2^n alone may overflow
+    const int32_t half = n >> 1;    // two factors: 2^n alone may overflow
     return (m + 1.0f) * exp2_int(half) * exp2_int(n - half);
 }
 
-// tanh x = (e^2|x| - 1) / (e^2|x| + 1) with the sign of x. There is no cancellation: the numerator
-// is 2^n (e^r - 1) + (2^n - 1). Exactly +-1 from 9.02 on; subnormals, -0 and NaN are returned.
+// Returns tanh x = (e^2|x| - 1) / (e^2|x| + 1) with the sign of x. No digits cancel: the numerator
+// is 2^n (e^r - 1) + (2^n - 1). From 9.02 on it is +-1. Subnormals, -0 and NaN are returned.
 VECTORISED float tanh_f32(float x) {
     const uint32_t sign = float_bits(x) & 0x80000000u;
     float y = bits_float(float_bits(x) ^ sign);
@@ -62,7 +61,7 @@ VECTORISED float tanh_f32(float x) {
     return bits_float(float_bits(numerator / (numerator + 2.0f)) | sign);
 }
 
-// GELU (Hendrycks & Gimpel 2016, tanh form): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+// Returns GELU (Hendrycks & Gimpel 2016): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
 VECTORISED float gelu_f32(float x) {
     const float tanh_u = tanh_f32(0.7978845608028654f * (x + 0.044715f * x * x * x));
     return 0.5f * x * (1.0f + tanh_u);
@@ -77,10 +76,10 @@ VECTORISED float gelu_slope_f32(float x) {
 
 VECTORISED float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 
-// Returns the largest of n numbers; -infinity if n is 0. NaNs make it NaN, or are ignored. Because
-// of NaN, compilers may not change the order of comparisons of floats, and clang then compares one
-// by one. Integers can be compared in any order. So this compares the bits as integers, with those
-// of negative numbers inverted, so that they are in the order of the numbers.
+// Returns the largest of n numbers; -infinity if n is 0. NaNs are ignored, or make the result NaN.
+// Compares the bits as integers, and inverts those of negative numbers, so that the order is that
+// of the numbers. (Comparisons of floats may not be reordered, because of NaN: clang would make
+// them one by one.)
 static inline int32_t float_order(int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
 
 static inline float max_f32(const float *x, size_t n) {
@@ -93,8 +92,8 @@ static inline float max_f32(const float *x, size_t n) {
     return bits_float((uint32_t)float_order(max));
 }
 
-// Normalises n numbers: out = (x - mean) r w + b. Returns r = 1 / sqrt(variance + eps). mean NULL:
-// RMS norm, for which mean and b are 0, and b is NULL, too.
+// Normalises n numbers: out = (x - mean) r w + b. Returns r = 1 / sqrt(variance + eps). With mean
+// NULL computes the RMS norm, in which mean and b are 0; b is NULL, too.
 VECTORISED float normalise(float *out, float *mean, const float *x, const float *w, const float *b,
                            size_t n, float eps) {
     float sum = 0, squares = 0, mu = 0;
@@ -112,8 +111,8 @@ VECTORISED float normalise(float *out, float *mean, const float *x, const float 
 }
 
 // ---------------------------------------------------------------------------------------------
-// Rotary positions (Su et al. 2021) in Hugging Face's order: channel i of a head is rotated with
-// channel i + HS/2, by an angle that grows with the position.
+// Rotary positions (Su et al. 2021) in Hugging Face's order: channels i and i + HS/2 of a head are
+// rotated together, by an angle that grows with the position.
 
 enum { ROPE_NONE, ROPE_LINEAR, ROPE_LLAMA3 };  // how a longer context stretches the angles
 
@@ -124,21 +123,21 @@ typedef struct {
     size_t original;           // for LLAMA3: the context before it was stretched
 } Rope;
 
-// Returns the angle between two positions for channel i: w = theta^(-2i/HS), or w / factor. LLAMA3
-// divides only long waves, of more than original / low positions. Waves of less than
-// original / high positions stay; those between are a mixture.
+// Returns w, by which the angle of channel i grows from a position to the next: theta^(-2i/HS).
+// With LINEAR it is divided by factor. LLAMA3 divides only long waves, of more than original / low
+// positions; waves below original / high positions stay; those between are mixed.
 static double rope_frequency(const Rope *r, size_t i, size_t HS) {
     const double w = pow(r->theta, -2.0 * (double)i / (double)HS);
     const double waves = (double)r->original * w / (2 * M_PI);
-    double part = (waves - r->low) / (r->high - r->low);  // share of w that is not divided
+    double part = (waves - r->low) / (r->high - r->low);  // the share of w that is not divided
     if (r->scaling == ROPE_NONE) return w;
     if (r->scaling == ROPE_LINEAR || part < 0) part = 0;
     if (part > 1) part = 1;
     return (1 - part) * w / r->factor + part * w;
 }
 
-// Fills table (T, HS/2, 2) with the cosines and sines of the angles at each position. Angles are
-// computed in double: in fp32 the product t w is off by 1.5e-3 at position 32768.
+// Fills table (T, HS/2, 2) with the cosine and sine of the angle at each position. The angles are
+// in double: in fp32 the product t w would be off by 1.5e-3 at position 32768.
 static void rope_table(const Rope *r, size_t T, size_t HS, float *table) {
     #pragma omp parallel for
     for (size_t t = 0; t < T; t++)
@@ -149,8 +148,8 @@ static void rope_table(const Rope *r, size_t T, size_t HS, float *table) {
         }
 }
 
-// Rotates x (HS) by the angles of a position; turn (HS/2, 2) is its row of the table. sign -1
-// rotates back.
+// Rotates x (HS) by the angles of a position. turn (HS/2, 2): the position's row of the table. sign
+// -1 rotates back.
 VECTORISED void rope_rotate(float *x, const float *turn, size_t HS, float sign) {
     const size_t half = HS / 2;
     #pragma omp simd

@@ -1,41 +1,41 @@
-// adam_fast.h: AdamW (adam.h) over the arenas of a model, as fast as host memory allows: vector
-// loops with the bits of adam_scalar() and adam_bf16(), and the sums of gradients.
+// adam_fast.h: AdamW (adam.h) on the arenas of a model, as fast as host memory allows: loops of
+// vectors with the bits of adam_scalar() and adam_bf16(), and sums of gradients.
 //
-//   adam_work()            one pass over the state of some runs, with all threads
-//   adam_update()          the step of an arena
-//   adam_range()           the step of a range of elements, in the calling thread
+//   adam_work()            makes one pass over the state of some runs, with all threads
+//   adam_update()          makes the step of an arena
+//   adam_range()           makes the step of a range of elements, on the calling thread
 #ifndef TIDE_ADAM_FAST_H
 #define TIDE_ADAM_FAST_H
 #include "../../adam.h"
 
-// One pass over some runs (ranges) of the arenas, to which all pointers point. It makes an AdamW
-// step by the gradient, by the sum of several, or by both added up (the sum is not changed). Or,
-// without weights, it adds the gradient to the sum. The arrays must not overlap.
+// One pass over some runs, which are ranges of the arenas at these pointers. It makes an AdamW step
+// by the gradient, by the sum of several gradients, or by both added up (the sum is not changed).
+// Or, with w NULL, it adds the gradient to the sum. The arrays must not overlap.
 typedef struct {
-    void *w;              // weights, in place; NULL: no step
-    uint16_t *low;        // the rest of the master weights: master_low(); NULL: there is none
-    void *m, *v;          // float, or bf16: as `step` says
-    float *sum;           // sum of gradients; NULL: there is none
-    const void *grad;     // a gradient to be added; NULL: the sum is complete
+    void *w;              // weights, which the step changes; NULL: no step
+    uint16_t *low;        // lower halves of the master weights (master_low()); NULL: there are none
+    void *m, *v;          // float, or bf16 if step.moments_bf16
+    float *sum;           // the sum of gradients; NULL: there is none
+    const void *grad;     // a gradient to add; NULL: the sum is complete
     int grad_is_half;
-    int first;            // the sum holds nothing yet
-    float scale;          // by which the gradient is multiplied in the sum
-    double *block_sums;   // gets the norm's block sums of the new sum, run after run; or NULL
+    int first;            // the gradient is the first one of the sum
+    float scale;          // the factor of the gradient in the sum
+    double *block_sums;   // receives the norm's sums of blocks, run after run; or NULL
     const AdamRun *runs;
     int count;
     AdamStep step;
-    int halves;           // weights are halves; with `low`, they are in any case
+    int halves;           // weights are halves (they are always, if there is `low`)
 } AdamWork;
 
-// Returns how many bytes the pass reads and writes for each element.
+// Returns the bytes that the pass reads and writes for each element.
 static inline size_t adam_work_bytes(const AdamWork *w) {
     const size_t grad = w->grad == NULL ? 0 : w->grad_is_half ? 2 : 4;
-    const size_t sum = w->sum == NULL || w->first ? 0 : 4;  // read
+    const size_t sum = w->sum == NULL || w->first ? 0 : 4;  // is read
     const size_t weight = w->low == NULL && w->halves ? 4 : 8;
     return grad + sum + (w->w == NULL ? 4 : weight + (w->step.moments_bf16 ? 8 : 16));
 }
 
-// Load and store two 16-bit numbers as one word, the first in the lower half.
+// Load and store two 16-bit numbers as one word. The first one is the lower half.
 static inline uint32_t load_pair(const uint16_t *x) { uint32_t w; memcpy(&w, x, 4); return w; }
 static inline void store_pair(uint16_t *x, uint32_t upper, uint32_t upper_next) {
     const uint32_t both = upper >> 16 | (upper_next & 0xffff0000);
@@ -51,8 +51,8 @@ static inline void adam_upper_split(AdamUpper *x, float g, const AdamStep *s, fl
     x->low = float_bits(p) << 16;
 }
 
-// Prefetches cache lines ahead of element `at`. The update works on five or six arrays at once, and
-// a processor's own prefetching stops at the end of each page of each of them.
+// Prefetches cache lines ahead of element `at`. The update reads five or six arrays at once; a
+// processor's own prefetching stops at the end of each page of each array.
 enum { ADAM_BLOCK = 128, ADAM_AHEAD = 512 };
 __attribute__((always_inline))
 static inline void adam_prefetch(const void *array, size_t at, size_t size) {
@@ -60,8 +60,8 @@ static inline void adam_prefetch(const void *array, size_t at, size_t size) {
     for (size_t k = 0; k < ADAM_BLOCK * size; k += 64) __builtin_prefetch(from + k);
 }
 
-// The loop of adam_range(), inlined there 20 times with constants, so that each is vectorised.
-// Weights that are `rounded` have no lower halves.
+// Computes adam_range(), which inlines this loop 20 times with constants, so that each is
+// vectorised. `rounded` weights have no lower halves.
 __attribute__((always_inline))
 static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ low,
                              void *__restrict__ m, void *__restrict__ v,
@@ -69,7 +69,7 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
                              const AdamWork *w, size_t first, size_t last, uint32_t index,
                              int decay, int moments_bf16, int rounded, int halves, int has_sum,
                              int grad_is_half) {
-    const AdamStep s = w->step;  // a copy, which the stores below cannot change
+    const AdamStep s = w->step;  // a copy: stores to the arrays cannot change it
     const float d = decay ? s.weight_decay : 0.0f, scale = w->scale;
     const size_t moment = moments_bf16 ? 2 : 4;
     const int is_split = halves && !rounded;
@@ -84,8 +84,8 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
         adam_prefetch(grad, i, grad_is_half ? 2 : 4);
         if (has_sum) adam_prefetch(sum, i, 4);
         uint32_t number = index + (uint32_t)i;
-        // 16-bit state is processed in pairs: to split and join words takes fewer instructions than
-        // to widen and narrow numbers. (gcc is told once more that arrays do not overlap.)
+        // 16-bit state is read in pairs: splitting and joining words takes fewer instructions than
+        // widening and narrowing numbers. (ivdep tells gcc again that the arrays do not overlap.)
         if (!HALF_IS_FP16 && moments_bf16 && halves) {
             #pragma GCC ivdep
             for (; i + 1 < end; i += 2, number += 2) {
@@ -123,10 +123,10 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
     }
 }
 
-// Makes the AdamW step of elements first .. last - 1 in the calling thread, for teams that divide
-// the work themselves. The bits do not depend on how a range is cut. fp32 weights have gradients in
-// fp32. index: the number of element 0 in the arena, for adam_bf16(). For Intel's AVX-512 gcc must
-// be told to use 512 bits.
+// Makes the AdamW step of elements first .. last - 1 on the calling thread, for teams that divide
+// the work themselves. The bits do not depend on how a range is cut. fp32 weights have fp32
+// gradients. index: the number of element 0 in the arena (adam_bf16()). For Intel's AVX-512, gcc
+// uses vectors of 512 bits only if told to.
 #if defined __AVX512F__ && !defined __clang__
 __attribute__((noinline, target("prefer-vector-width=512")))
 #endif
@@ -163,8 +163,8 @@ static inline void accumulate_loop(float *__restrict__ sum, const void *__restri
     }
 }
 
-// Adds the gradient to the sum in a chunk of a run: sum = scale * grad if first, else sum += scale
-// * grad, rounded once. Computes the norm's block sums, from number `block` on, while in the cache.
+// Adds the gradient to the sum in a chunk of a run, rounded once: sum += scale * grad, or, if
+// first, sum = scale * grad. Computes the sums for the norm, from block `block` on, from the cache.
 static inline void accumulate_range(const AdamWork *w, const AdamRun *r, size_t block) {
     const size_t full = NORM_BLOCK;
     for (size_t i = r->at, end = r->at + r->length; i < end; i += full, block++) {
@@ -181,11 +181,11 @@ static inline void accumulate_range(const AdamWork *w, const AdamRun *r, size_t 
 // ---------------------------------------------------------------------------------------------
 // With all threads
 
-// A team's work on many runs is cut into chunks, each run from its own start, so that no norm block
-// is divided between chunks. A thread that has finished a chunk takes the next one. If another
-// program takes a core for a while, the team waits for one chunk at most, some 50 us of work. (With
-// equal shares, all would wait for the slowest thread. With smaller chunks, more of the time would
-// be starts of chunks, where nothing is prefetched.)
+// Each run is cut into chunks from its own start, so that no block of the norm is in two chunks. A
+// thread that has finished a chunk takes the next one. If another program takes a core for a while,
+// the team waits for one chunk at most, about 50 us of work. (With equal shares all would wait for
+// the slowest thread. With smaller chunks more time would be spent at starts of chunks, where
+// nothing has been prefetched.)
 enum { ADAM_CHUNK = 16 * NORM_BLOCK };
 
 static inline size_t adam_chunks(const AdamRun *runs, int count) {
@@ -194,7 +194,7 @@ static inline size_t adam_chunks(const AdamRun *runs, int count) {
     return chunks;
 }
 
-// Returns chunk c of the runs; *block is the number of norm blocks before it.
+// Returns chunk c of the runs. *block: the number of blocks of the norm before it.
 static inline AdamRun adam_chunk(const AdamRun *runs, size_t c, size_t *block) {
     *block = 0;
     for (size_t n; c >= (n = adam_chunks(runs, 1)); runs++, c -= n)
@@ -206,7 +206,7 @@ static inline AdamRun adam_chunk(const AdamRun *runs, size_t c, size_t *block) {
     return chunk;
 }
 
-// Does the whole pass, with all threads.
+// Makes a whole pass, with all threads.
 static inline void adam_work(const AdamWork *w) {
     const size_t chunks = adam_chunks(w->runs, w->count);
     #pragma omp parallel for schedule(dynamic) if (chunks > 1)
@@ -219,7 +219,7 @@ static inline void adam_work(const AdamWork *w) {
     }
 }
 
-// Makes the AdamW step of elements 0 .. n - 1 of an arena by their gradient.
+// Makes the AdamW step of elements 0 .. n - 1 of an arena, by their gradient.
 static inline void adam_update(void *w, uint16_t *low, void *m, void *v, const void *grad,
                                int grad_is_half, size_t n, const AdamStep *s, int decay) {
     const AdamRun run = {0, n, decay, 0};

@@ -1,12 +1,12 @@
 // attention.h: causal self-attention on a CPU, as fast as the machine allows.
 //
-//   attention_forward()         what attention_definition() in train_gpt2.c defines
-//   attention_backward()        its gradient
-//   attention_cached()          attention of new tokens, whose text's keys and values are cached
-//   attention_scratch_floats()  the scratch of forward and backward, for each thread
+//   attention_forward()         computes what attention_definition() in train_gpt2.c defines
+//   attention_backward()        computes its gradient
+//   attention_cached()          computes attention of new tokens, with keys and values from a cache
+//   attention_scratch_floats()  returns the scratch of forward and backward, for each thread
 //
 // Small matrix products (matmul.h) compute the scores of a strip of query rows with all keys that
-// these see; the scores stay in the core's cache. doc/attention.md derives both.
+// these rows see. The scores stay in the cache of the core. doc/attention.md derives both passes.
 #ifndef TIDE_ATTENTION_H
 #define TIDE_ATTENTION_H
 #include "matmul.h"
@@ -14,7 +14,7 @@
 
 enum { STRIP = 64 };
 
-// Returns the floats of scratch of one thread: two strips of scores, and what a product needs.
+// Returns the floats of scratch of a thread: two strips of scores, and what a product needs.
 static size_t attention_scratch_floats(size_t T) {
     return 2 * STRIP * round_up(T, 16) + round_up(gemm_scratch_floats(), 16);
 }
@@ -33,7 +33,7 @@ static void attention_forward(float *out,        // (B, T, NH HS)
     for (size_t i = 0; i < strips; i++) {
         const size_t strip = strips - 1 - i;  // the longest first, so that threads end together
         const size_t first = strip * STRIP, rows = min_size(STRIP, T - first);
-        // keys begin at `low`, the first that the strip's first row sees
+        // `low`: the first key that the strip's first row sees.
         const int32_t *begin = begins == NULL ? NULL : begins + b * T + first;
         const size_t low = begin == NULL ? 0 : (size_t)begin[0], keys = first + rows - low;
         const float *q = qkv + (b * T + first) * Q + h * HS;
@@ -61,13 +61,13 @@ static void attention_forward(float *out,        // (B, T, NH HS)
     }
 }
 
-// Turns a row's scores and dp over all keys into p and ds. The row sees keys from .. visible - 1.
+// Replaces a row's scores and dp, over all keys, by p and ds. It sees keys from .. visible - 1.
 static inline void attention_row_backward(float *p, float *dp, const float *d, const float *o,
                                           float lse, size_t from, size_t visible, size_t keys,
                                           size_t HS) {
     const float scale = 1.0f / sqrtf((float)HS);
-    // The loop runs to the end of a whole vector, and what is not visible is cleared after it: a
-    // scalar loop over the last few would take as long as all others.
+    // The loop runs to the end of a whole vector; results that are not visible are cleared after
+    // it. A scalar loop over the last few keys would take as long as all others.
     const size_t whole = min_size(round_up(visible, 16), keys);
     float d_dot_o = 0;
     #pragma omp simd reduction(+ : d_dot_o)
@@ -81,8 +81,8 @@ static inline void attention_row_backward(float *p, float *dp, const float *d, c
     for (size_t u = visible; u < keys; u++) p[u] = dp[u] = 0;
 }
 
-// Overwrites dqkv. Gradients of keys and values are sums over strips and over the query heads of a
-// group, so one thread computes a whole group, in order.
+// Computes dqkv, overwriting it. Gradients of keys and values are sums over strips and over the
+// query heads of a group. So one thread computes a whole group, in order.
 static void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
                                const float *qkv, const int32_t *begins, float *scratch,
                                size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
@@ -106,8 +106,8 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
             const float *kl = k + low * Q, *vl = v + low * Q;
             const float *o = out + (b * T + first) * A + h * HS;
             const float *d = dout + (b * T + first) * A + h * HS;
-            // For the group's first head, the strip's own rows of dk and dv begin as zeros; all
-            // other rows have sums from earlier strips or heads.
+            // The rows of dk and dv of this strip are zeroed for the first head of the group. All
+            // other rows have sums of earlier strips or heads.
             const size_t fresh = h == kv * group ? first + rows : first;
             for (size_t u = first; u < fresh; u++) {
                 memset(dk + u * Q, 0, HS * sizeof(float));
@@ -115,7 +115,7 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
             }
             gemm_serial(false, true, rows, keys, HS, q, Q, kl, Q, p, keys, false, product_scratch);
             gemm_serial(false, true, rows, keys, HS, d, A, vl, Q, ds, keys, false,
-                        product_scratch);  // dp, for now
+                        product_scratch);  // this is dp, until attention_row_backward()
             for (size_t r = 0; r < rows; r++) {
                 const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
                 attention_row_backward(p + r * keys, ds + r * keys, d + r * A, o + r * A,
@@ -132,9 +132,9 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
     }
 }
 
-// Appends the keys and values of T new tokens to those of the `first` tokens before them, and
-// computes attention for each new query over all keys up to its own. Scores are read once: the
-// softmax keeps the largest so far, and scales its sums at a larger one (doc/attention.md).
+// Adds keys and values of T new tokens to the cache, which has those of `first` tokens. Each new
+// query attends to all keys up to its own. A score is read once: the softmax keeps the largest so
+// far, and scales its sums when a larger one follows (doc/attention.md).
 static void attention_cached(float *out,        // (T, NH HS)
                              float *cache,      // (window, 2, NKV HS)
                              const float *qkv,  // (T, Q)

@@ -1,8 +1,8 @@
 // cpu.h: which vector instructions this build uses, and how many threads it has.
-//   CPU_VECTORS           vector instructions of this build: for --version
-//   cpu_describe()        the line at the start of a run
+//   CPU_VECTORS           the vector instructions, for --version
+//   cpu_describe()        prints the line at the start of a run
 //   cpu_wait_briefly()    makes waiting threads sleep soon; main() calls it first
-//   cpu_threads()         threads of one process, which may share the machine with others
+//   cpu_threads()         returns the threads of a process, which may share the machine
 //   cpu_copy()            copies memory with all threads
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
@@ -19,7 +19,7 @@
 #define CPU_VECTORS "no AVX2"
 #endif
 
-// Prints the CPU's name, as Linux has it (for ARM it has none), the threads and the instructions.
+// Prints the CPU's name, as Linux has it (it has none for ARM), the threads and the instructions.
 static void cpu_describe(void) {
     const int threads = omp_get_max_threads();
     const MachineText model = machine_text("/proc/cpuinfo", "model name\t: ");
@@ -28,10 +28,10 @@ static void cpu_describe(void) {
            plural((size_t)threads), CPU_VECTORS);
 }
 
-// Makes a thread that waits for others at the end of a loop sleep after some 30 to 60 us. By
-// default OpenMP's libraries spin longer, and may take the core from the thread that all wait for
-// (doc/speed.md). They read the setting from the environment before main(). So the program sets it,
-// starts itself once more, and restores its name. It changes nothing that the user has set.
+// Makes a thread that waits at the end of a loop sleep after 30 to 60 us. By default the OpenMP
+// libraries spin longer, and may take the core of the thread for which all wait (doc/speed.md).
+// They read the setting from the environment before main() runs. So the program sets it and starts
+// itself once more, and restores its name. A setting of the user stays as it is.
 static void cpu_wait_briefly(char **argv) {
 #ifdef _OPENMP
     prctl(PR_SET_NAME, program_invocation_short_name);
@@ -40,15 +40,15 @@ static void cpu_wait_briefly(char **argv) {
         if (getenv(settings[i]) != NULL) return;
     setenv("GOMP_SPINCOUNT", "1000", 1);
     setenv("KMP_BLOCKTIME", "1", 1);
-    execv("/proc/self/exe", argv);  // without /proc this fails, and the defaults stay
+    execv("/proc/self/exe", argv);  // fails without /proc; then the defaults stay
 #endif
     (void)argv;
 }
 
-// Returns the number of threads: `asked` (--threads) unless that is 0; else OMP_NUM_THREADS (but
-// not the 1 that torchrun sets for several ranks); else the hardware threads that this process may
-// use, at most its share of the machine if `ranks` of them run on it. No thread is bound to a core:
-// Linux's scheduler keeps several ranks apart, and moves a thread whose core another process wants.
+// Returns the number of threads: `asked` (--threads) unless that is 0; else OMP_NUM_THREADS, but
+// not the 1 that torchrun sets for several ranks; else the hardware threads that this process may
+// use, at most its share of the machine if `ranks` processes run there. No thread is bound to a
+// core: Linux's scheduler keeps ranks apart, and moves a thread away from another process.
 static int cpu_threads(size_t asked, int ranks) {
     const char *text = getenv("OMP_NUM_THREADS");
     const int said = text != NULL ? atoi(text) : 0;

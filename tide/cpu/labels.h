@@ -1,11 +1,11 @@
-// labels.h: labels_loss(), classification by a few words, each one token: which of them comes next,
-// at one position of each sequence? The loss is the cross-entropy over the words' logits alone, as
-// in MeZO (Malladi et al. 2023).
+// labels.h: labels_loss(), classification by a few label words of one token each: which of them is
+// next at a given position of each sequence? The loss is the cross-entropy over the logits of these
+// words alone, as in MeZO (Malladi et al. 2023).
 #ifndef TIDE_LABELS_H
 #define TIDE_LABELS_H
 #include "../base/model.h"
 
-// Returns the mean loss of the B sequences. x (B, T, C): the head's inputs; head (V, C); word: the
+// Returns the mean loss of B sequences. x (B, T, C): the head's inputs; head (V, C); word: the
 // words' tokens; where (B, 2): the position, and the index of the right word. Adds to *right how
 // often the right word is the likeliest. If grad_scale is not 0, adds to dx and dhead.
 static double labels_loss(float *dx, float *dhead, const float *x, const float *head,

@@ -1,15 +1,15 @@
 // matmul.h: the matrix product, where a transformer on a CPU spends nine tenths of its time.
 //
-// gemm_plain() is the definition: three loops. gemm() and gemm_serial() compute the same thing as
-// fast as the machine allows, in panels and register tiles: doc/matmul.md is the lesson.
+// gemm_plain() is the definition: three loops. gemm() and gemm_serial() compute the same product as
+// fast as the machine allows, in panels and register tiles. doc/matmul.md is the lesson.
 //
-// Bits. k is cut into blocks of KC. In each block the products are summed from 0 in order of k; the
+// k is cut into blocks of KC. Within a block the products are summed from 0 in order of k; the
 // blocks' sums are added to the result in order. So the bits do not depend on MC, on the tile, on
-// the row or on the number of threads, and gemm() and gemm_serial() agree. (Nor do they depend on
-// the width of vectors; only hardware without fused multiply-add has other bits.)
+// the row or on the number of threads, and gemm() and gemm_serial() agree. (They also do not depend
+// on the width of vectors. But hardware without fused multiply-add has other bits.)
 //
-// The scheme is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
-// (2008), in the loop order of Van Zee and van de Geijn, "BLIS" (2015), with A as the shared side.
+// The scheme is from Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+// (2008), with the order of loops of Van Zee and van de Geijn, "BLIS" (2015); A is shared.
 #ifndef TIDE_MATMUL_H
 #define TIDE_MATMUL_H
 #include "../base/util.h"
@@ -21,7 +21,7 @@
 
 // ---------------------------------------------------------------------------------------------
 // Vectors are as wide as the registers of the compiler's target. They are GNU C's vector
-// extensions, and one intrinsic function, the fused multiply-add, which these lack.
+// extensions; the fused multiply-add, which these lack, is one intrinsic function.
 
 #if defined __AVX512F__
 #define VEC_LANES 16
@@ -33,13 +33,13 @@
 typedef float Vec __attribute__((vector_size(4 * VEC_LANES)));
 typedef float VecLoose __attribute__((vector_size(4 * VEC_LANES), aligned(4), may_alias));
 
-// Arrays of vectors become registers only if every index is a constant early on: unroll, always.
+// An array of vectors becomes registers only if the compiler unrolls early, to constant indices.
 #define UNROLL _Pragma("GCC unroll 24")
 
-// Returns a * b + c, fused. The compiler must not fuse by itself (bits would depend on it), so the
-// instruction is spelled out: gcc turns a loop of fmaf into 16 scalar ones where it prefers vectors
-// of 256 bits, as for Intel's AVX-512. Hardware without the instruction multiplies, then adds,
-// because fmaf() would be a slow call.
+// Returns a * b + c, fused, by an explicit instruction: the compiler must not decide what is fused,
+// because bits would depend on it. (gcc makes 16 scalar instructions of a loop of fmaf if it
+// prefers vectors of 256 bits, as for Intel's AVX-512.) Hardware without the instruction multiplies
+// and then adds, because fmaf() would be a slow call.
 static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 #if defined __AVX512F__
     return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -52,8 +52,8 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// Keeps gcc from moving instructions across. For ARM it would load a number of all six rows first,
-// and would then have too few registers for the sums. It moves nothing across a volatile asm.
+// Ends a row: gcc moves no instruction across a volatile asm. For ARM it would load a number of all
+// six rows first, and would then have too few registers for the sums.
 #if defined __aarch64__ && !defined __clang__
 #define ROW_ENDS __asm__ volatile("")
 #else
@@ -62,21 +62,21 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 
 #define GEMM_MR ((size_t)6)         // rows of a tile: 6 x 4 (or 6 x 2) vectors of sums
 #if defined __AVX512F__ || defined __aarch64__
-#define GEMM_NV ((size_t)4)         // 32 vector registers
+#define GEMM_NV ((size_t)4)         // of 32 vector registers
 #else
-#define GEMM_NV ((size_t)2)         // 16
+#define GEMM_NV ((size_t)2)         // of 16
 #endif
 #define GEMM_NR (GEMM_NV * VEC_LANES)
-#define GEMM_KC ((size_t)384)       // depth of a panel; part of the definition of the bits
-#define GEMM_MC ((size_t)1536)      // rows of A that are packed at once; a multiple of MR
+#define GEMM_KC ((size_t)384)       // depth of a panel; the bits depend on it
+#define GEMM_MC ((size_t)1536)      // rows of A that are packed at once; a multiple of 8 MR
 
 // ---------------------------------------------------------------------------------------------
 // The definition
 
 // Computes out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
-// A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all
-// row-major, lda, ldb, ldo elements from row to row. bias (N) is added to every row, but not with
-// accumulate; NULL: none. Any size may be 0; out must overlap neither A nor B.
+// A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b. All are
+// row-major; rows are lda, ldb, ldo elements apart. bias (N), or NULL, is added to each row, but
+// not with accumulate. Any size may be 0. out must not overlap A or B.
 static void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                               const float *a, size_t lda, const float *b, size_t ldb,
                               float *out, size_t ldo, const float *bias, bool accumulate) {
@@ -93,11 +93,11 @@ static void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
 // ---------------------------------------------------------------------------------------------
 // The fast product
 
-// The rows of A: row r of tile t begins at base + t * tile + r * row; its elements are `k` apart.
+// The rows of A. Row r of tile t begins at base + t * tile + r * row; its elements are `k` apart.
 typedef struct { const float *base; size_t tile, row, k; } GemmA;
 
-// Packs rows [0, rows) and kc columns of op(A). If A is stored along k, this is a plain copy, KC
-// floats per row. With trans_a: [tile][k][MR], eight tiles at a time, to read whole cache lines.
+// Packs rows [0, rows) and kc columns of op(A). A that is stored along k is copied, KC floats for
+// each row. With trans_a the result is [tile][k][MR]; eight tiles at a time read whole cache lines.
 static void gemm_pack_a(bool trans_a, size_t rows, size_t kc, const float *a, size_t lda,
                                float *pack) {
     if (!trans_a) {
@@ -114,8 +114,8 @@ static void gemm_pack_a(bool trans_a, size_t rows, size_t kc, const float *a, si
             }
 }
 
-// Packs kc rows and `cols` <= NR columns of op(B) as [k][NR]. The other columns are not written: a
-// tile computes them, too, and its results for them are never stored.
+// Packs kc rows and `cols` <= NR columns of op(B) as [k][NR]. Does not write the other columns: a
+// tile computes with them, too, but these results are never stored.
 static void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float *b, size_t ldb,
                                float *pack) {
     if (!trans_b) {
@@ -125,17 +125,17 @@ static void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float *b, si
         }
         return;
     }
-    // Sixteen columns at a time: whole cache lines are written, and few rows of B are open at once.
+    // Sixteen columns at a time write whole cache lines, and read few rows of B at once.
     for (size_t first = 0; first < cols; first += 16)
         for (size_t k = 0; k < kc; k++)
             for (size_t j = first; j < cols && j < first + 16; j++)
                 pack[k * GEMM_NR + j] = b[j * ldb + k];
 }
 
-// The register tile: out (MR, columns) = start + A's rows times a packed panel of B. start may be
-// out; start_ld 0 repeats one row, the bias. The function calls nothing, is not inlined, and has
-// its width as a constant: otherwise compilers kept some of the sums in memory (gcc 12: 40 %
-// slower; clang 14: 70 %).
+// Computes a register tile: out (MR, columns) = start + rows of A times a packed panel of B. start
+// may be out; with start_ld 0 it is one row for all, the bias. The function calls nothing, is not
+// inlined, and has a constant width. Otherwise compilers kept some of the sums in memory (gcc 12:
+// 40 % slower; clang 14: 70 %).
 #define GEMM_TILE(name, VECTORS)                                                                  \
 static __attribute__((noinline)) void name(size_t kc, const float *const a[GEMM_MR],              \
                                            size_t a_step, const float *packed_b,                  \
@@ -163,9 +163,9 @@ static __attribute__((noinline)) void name(size_t kc, const float *const a[GEMM_
                 ((const VecLoose *)(start + r * start_ld))[v] + sum[r][v];                        \
 }
 GEMM_TILE(gemm_tile, GEMM_NV)             // NR columns
-GEMM_TILE(gemm_tile_narrow, GEMM_NV / 2)  // half of them: for heads of 32 channels in attention
+GEMM_TILE(gemm_tile_narrow, GEMM_NV / 2)  // half as many, for attention's heads of 32 channels
 
-// Computes rows [0, rows) of one panel of the result: packs B once, then goes down the rows of A.
+// Computes rows [0, rows) of one panel of the result: packs B once, and then all tiles of A.
 // `fresh`: this is the first block of k, so out begins with the bias or zero.
 static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_b,
                               const float *b, size_t ldb, float *out, size_t ldo,
@@ -177,14 +177,14 @@ static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_
     for (size_t i = 0; i < rows; i += GEMM_MR, a.base += a.tile, out += GEMM_MR * ldo) {
         const size_t height = min_size(rows - i, GEMM_MR);
         const float *row[GEMM_MR];
-        for (size_t r = 0; r < GEMM_MR; r++)  // rows beyond the last one read the last one
+        for (size_t r = 0; r < GEMM_MR; r++)  // rows after the last one repeat the last one
             row[r] = a.base + min_size(r, height - 1) * a.row;
         if (height == GEMM_MR && cols == (narrow ? GEMM_NR / 2 : GEMM_NR)) {
             (narrow ? gemm_tile_narrow : gemm_tile)(kc, row, a.k, pack, fresh ? first : out,
                                                     fresh ? 0 : ldo, out, ldo);
             continue;
         }
-        // a tile at an edge of the result: all is computed, and only what exists is stored
+        // At an edge of the result a whole tile is computed, and its existing part is stored.
         memset(edge, 0, sizeof edge);
         for (size_t r = 0; r < height; r++)
             memcpy(edge + r * GEMM_NR, fresh ? first : out + r * ldo, cols * sizeof *out);
@@ -194,16 +194,16 @@ static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_
     }
 }
 
-// Returns the floats of scratch that gemm_serial() needs, at a 64-byte boundary.
+// Returns the floats of scratch, at a 64-byte boundary, that gemm_serial() needs.
 static size_t gemm_scratch_floats(void) { return GEMM_KC * GEMM_NR; }
 
-// Computes gemm_plain() without a bias on the calling thread: for many small products that run side
-// by side in a parallel region. A is not packed, which would not pay for one tile of attention.
+// Computes gemm_plain() without a bias on the calling thread, for many small products side by side
+// in a parallel region. Does not pack A, which would not pay for one tile of attention.
 static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                                const float *a, size_t lda, const float *b, size_t ldb,
                                float *out, size_t ldo, bool accumulate, float *scratch) {
     size_t k = 0;
-    do {  // at least once: with K = 0 the result is 0
+    do {  // once at least: with K = 0 the result is 0
         const size_t kc = min_size(K - k, GEMM_KC);
         const GemmA block = {a + (trans_a ? k * lda : k), GEMM_MR * (trans_a ? 1 : lda),
                              trans_a ? 1 : lda, trans_a ? lda : 1};
@@ -215,13 +215,13 @@ static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K
     } while (k < K);
 }
 
-// Computes gemm_plain() on all threads. Not to be called from inside a parallel region, nor by two
-// threads at once: the packing buffers are allocated once and kept (2.3 MiB, 96 KiB per thread).
+// Computes gemm_plain() on all threads. Must not be called in a parallel region, nor by two threads
+// at once: its packing buffers are allocated once and kept (2.3 MiB, and 96 KiB per thread).
 static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                         const float *a, size_t lda, const float *b, size_t ldb,
                         float *out, size_t ldo, const float *bias, bool accumulate) {
-    const size_t chunk = 8 * GEMM_MR;  // rows packed at a time
-    static float *pack_a = NULL;       // MC x KC for all, then KC x NR for each thread
+    const size_t chunk = 8 * GEMM_MR;  // rows that are packed at a time
+    static float *pack_a = NULL;  // MC x KC, which all threads share; then KC x NR for each thread
     static size_t pack_threads = 0;
     const size_t threads = (size_t)omp_get_max_threads();
     if (pack_threads < threads) {
@@ -237,11 +237,11 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
         const size_t panels = (N + GEMM_NR - 1) / GEMM_NR;
         for (size_t m0 = 0; m0 < M; m0 += GEMM_MC) {
             const size_t mc = min_size(M - m0, GEMM_MC);
-            // with fewer panels than threads, cuts the rows, too (and packs a panel several times)
+            // with fewer panels than threads, rows are cut, too, and a panel is packed repeatedly
             size_t part = chunk;
             while (part < mc && panels * (mc / part) > 4 * threads) part *= 2;
             const size_t parts = (mc + part - 1) / part;
-            // packs as many blocks of k as the buffer has room for: fewer barriers when M is small
+            // Packs as many blocks of k as there is room for: fewer barriers when M is small.
             const size_t chunks = (mc + chunk - 1) / chunk, block = chunks * chunk * GEMM_KC;
             const size_t depth = GEMM_MC * GEMM_KC / block * GEMM_KC;
             size_t k0 = 0;
@@ -261,7 +261,7 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                     GemmA tiles = {pack_a + m * GEMM_KC, GEMM_MR * GEMM_KC,
                                    trans_a ? 1 : GEMM_KC, trans_a ? GEMM_MR : 1};
                     size_t k = k0;
-                    do {  // at least once: with K = 0 the result is the bias
+                    do {  // once at least: with K = 0 the result is the bias
                         gemm_panel(min_size(mc - m, part), min_size(N - n, GEMM_NR),
                                    min_size(k1 - k, GEMM_KC), tiles, trans_b,
                                    b + (trans_b ? n * ldb + k : k * ldb + n), ldb,
@@ -277,8 +277,8 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
     }
 }
 
-// Computes the product of one row: out (N) = B (N, K) x (K) + bias (N); bias may be NULL. Reading B
-// is what takes time, so nothing is packed. The sums have another order than gemm()'s.
+// Computes the product of one row: out (N) = B (N, K) x (K) + bias (N); bias may be NULL. Packs
+// nothing, because reading B takes the time. The order of its sums is not gemm()'s.
 static void gemv(size_t N, size_t K, const float *x, const float *b, float *out,
                  const float *bias) {
     #pragma omp parallel for

@@ -1,36 +1,34 @@
-// data.h: tokens in. A data set is a list of segments of uint16 or uint32 tokens: the shards of an
-// llm.c token file, mapped into memory, or the tokens of text. A loader turns a position into a
-// sequence, and keeps no state: the same position gives the same sequence after a restart, on
+// data.h: reads tokens. A data set is a list of segments of uint16 or uint32 tokens. A segment is a
+// token file in llm.c's format, mapped into memory, or the tokens of encoded text. A loader maps a
+// position to a sequence. It has no state: a position has the same sequence after a restart, on
 // another rank, and with any number of threads.
 //
-//     data_open()         files that match a pattern: token files, or text to be encoded
-//     data_check()        ends the program if a model does not know all tokens of a text
-//     data_view()         a part of it
-//     loader_make()       sequences of T tokens of a data set
-//     loader_check()      ends the program if there is none
-//     loader_sequence()   the one at a position
-//     segment_parse(), permute(): also of use elsewhere
+//     data_open()         opens the files that match a pattern: token files, or text to be encoded
+//     data_check()        ends the program if a token of a text is outside the model's vocabulary
+//     data_view()         makes a part of a data set
+//     loader_make()       makes a loader of sequences of T tokens
+//     loader_check()      ends the program if a loader has no sequence
+//     loader_sequence()   reads the sequence at a position
+//     segment_parse(), permute()   are also used by other files
 //
-// A fault in a file ends the program with one line. Files stay mapped, and views look into the data
-// set that they are of: nothing here is ever closed.
+// A fault in a file ends the program with one line. Files are never closed: views point into them.
 //
-// Token files are those of llm.c (dev/data/data_common.py there): 256 int32, of which the first
-// three are magic, version and number of tokens, then the tokens; all little-endian.
+// Token files (dev/data/data_common.py of llm.c): a header of 256 int32 that begins with a magic
+// number, a version and the number of tokens; then the tokens. All numbers are little-endian.
 //   magic 20240520, version 1: uint16 tokens (GPT-2);  magic 20240801, version 7: uint32 tokens.
 #ifndef TIDE_DATA_H
 #define TIDE_DATA_H
 #include "../base/ranks.h"
-#include "../base/memory.h"
 #include "../base/rng.h"
 #include "tokenizer.h"
 
 enum { BIN_HEADER = 256 * 4, BIN_MAGIC_16 = 20240520, BIN_MAGIC_32 = 20240801 };
 
 typedef struct {
-    const char *name;      // the file, for messages
+    const char *name;      // the file's name, for messages
     const void *tokens;    // count tokens of `width` bytes
     size_t count;
-    size_t first;          // index within the file of tokens[0], for messages
+    size_t first;          // the place of tokens[0] in the file, for messages
     int width;             // 2 or 4
 } TokenSegment;
 
@@ -38,7 +36,7 @@ typedef struct {
     size_t count;
     TokenSegment *segments;  // sorted by name
     size_t tokens;           // in all segments
-    bool text;               // encoded here: one segment
+    bool text;               // the tokens are of text that was encoded here: one segment
 } TokenData;
 
 static uint32_t segment_token(const TokenSegment *s, size_t i) {
@@ -49,14 +47,14 @@ static uint32_t segment_token(const TokenSegment *s, size_t i) {
 // ---------------------------------------------------------------------------------------------
 // Token files
 
-// Returns the bytes per token if these n bytes begin like a token file, else 0.
+// Returns the bytes of a token if these n bytes begin like a token file, else 0.
 static int bin_width(const void *bytes, size_t n) {
     int32_t magic = 0;
     if (n >= sizeof magic) memcpy(&magic, bytes, sizeof magic);
     return magic == BIN_MAGIC_16 ? 2 : magic == BIN_MAGIC_32 ? 4 : 0;
 }
 
-// Returns the tokens of a token file of n bytes in memory (4-byte aligned), which stays.
+// Returns the tokens of a token file of n bytes in memory (4-byte aligned), without a copy.
 static TokenSegment segment_parse(const char *name, const void *bytes, size_t n) {
     int32_t header[3] = {0, 0, 0};
     TokenSegment s = {name, (const char *)bytes + BIN_HEADER, 0, 0, bin_width(bytes, n)};
@@ -78,16 +76,17 @@ static TokenSegment segment_parse(const char *name, const void *bytes, size_t n)
 // ---------------------------------------------------------------------------------------------
 // Opening
 
-// Why there is no tokenizer, for the line that says that one is needed.
+// The reason that there is no tokenizer, for the error that asks for one.
 static char tokenizer_why[ERR_MAX] = "the model came without one";
 
-// Makes one segment of tokens from texts, which are segments of bytes: each text is a document with
-// the tokens around it (document_encode). The texts are no longer mapped then.
+// Encodes texts, whose segments are bytes, into one segment of tokens. Each text is a document with
+// the tokens around it (document_encode()). Unmaps each text after its encoding.
 static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
     TokenSegment all = {name, NULL, 0, 0, tok->vocab <= 65536 ? 2 : 4};
-    // A token takes 4 bytes until all are known. Texts have about as many bytes for each, but where
-    // every byte is one; and a normalised text is a copy, which NFC may make three times as long.
-    // malloc() gives what is not there, and Linux kills who writes there.
+    // A token takes 4 bytes here, and a text has about 4 bytes a token (1 in a vocabulary of
+    // bytes). A normalised text is a copy, which NFC may make three times as long. The check is
+    // here because malloc() promises memory that is not free, and Linux kills the process that
+    // writes to it.
     const int steps = tok->steps, spaces = STEP_PREPEND | STEP_METASPACE;
     const int copy = steps & STEP_NFC ? 3 : steps & spaces ? 1 : 0;
     const double peak = (double)texts->tokens * (tok->vocab == 256 ? 4 : 1 + copy);
@@ -113,8 +112,8 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     return all;
 }
 
-// Looks at a file that is taken as text. Refuses a kind of file that its first bytes name, if they
-// are no text; warns of NUL bytes (UTF-16 has them), and of text that is something else.
+// Checks a file that is taken as text. Refuses a binary file of a known kind. Warns of NUL bytes
+// (UTF-16 has them), and of text in a known format.
 static void data_warn(const char *name, const char *bytes, size_t n) {
     const char *kind = file_kind(bytes, n);
     uint32_t c = 9;
@@ -128,24 +127,24 @@ static void data_warn(const char *name, const char *bytes, size_t n) {
     fprintf(stderr, "tide: warning: %s is %s; its bytes are taken as text\n", name, kind);
 }
 
-// Opens a file, or every file that matches a glob pattern, in the order of their names. All are
-// token files, which begin with a magic number, or all are text, which `tok` encodes (NULL: text is
-// refused). Mapped files must not be cut short while they are in use. `pattern` stays.
+// Opens a file, or each file that matches a glob pattern, in the order of their names. All must be
+// token files, or all text, which `tok` encodes; with tok NULL, text is refused. Mapped files must
+// not be cut short while they are used. The string `pattern` must stay.
 static TokenData data_open(const char *pattern, const Tokenizer *tok) {
     glob_t found;
     TokenData d = {1, NULL, 0, false};
     char *single = (char *)pattern, **paths = &single;
     memset(&found, 0, sizeof found);
-    if (!path_exists(pattern)) {  // a file whose name has a '[' is found by that name first
+    if (!path_exists(pattern)) {  // a file's own name may have a '['
         if (glob(pattern, 0, NULL, &found) != 0) die("%s: there is no such file", pattern);
-        paths = found.gl_pathv;   // sorted (bytewise in the C locale); the names stay
+        paths = found.gl_pathv;   // sorted by byte in the C locale; the names are never freed
         d.count = found.gl_pathc;
     }
     d.segments = ALLOC(TokenSegment, d.count, "list of data files");
     for (size_t i = 0; i < d.count; i++) {
         TokenSegment *s = &d.segments[i];
         s->name = paths[i];
-        s->tokens = file_map(s->name, &s->count);  // bytes, for now
+        s->tokens = file_map(s->name, &s->count);  // s->count: bytes until the file is parsed
         const size_t length = strlen(s->name);
         const bool named_bin = length > 4 && strcmp(s->name + length - 4, ".bin") == 0;
         const bool text = !named_bin && bin_width(s->tokens, s->count) == 0;
@@ -168,7 +167,7 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
     return d;
 }
 
-// Ends the program if an encoded text has a token that the model does not know.
+// Ends the program if an encoded text has a token outside the model's vocabulary.
 static void data_check(const TokenData *d, size_t vocab) {
     for (size_t i = 0; d->text && i < d->tokens; i++)
         if (segment_token(d->segments, i) >= vocab)
@@ -176,7 +175,7 @@ static void data_check(const TokenData *d, size_t vocab) {
                 d->segments->name, i, segment_token(d->segments, i), vocab);
 }
 
-// Returns a view of tokens from .. to-1, counted over all segments of `all`.
+// Returns a view of tokens from .. to-1. The numbers count the tokens of all segments.
 static TokenData data_view(const TokenData *all, size_t from, size_t to) {
     TokenData view = {0, ALLOC(TokenSegment, all->count, "data view"), 0, false};
     for (size_t i = 0, start = 0; i < all->count; start += all->segments[i++].count) {
@@ -201,23 +200,23 @@ typedef struct {
     size_t T;          // tokens per sequence
     uint64_t seed;
     bool shuffle;
-    size_t sequences;  // per epoch
+    size_t sequences;  // in an epoch
 } Loader;
 
-// True if this segment's windows move from epoch to epoch: T - 1 tokens more than one window has.
+// Does the start of the windows of this segment change with the epoch? It must have 2 T tokens.
 static bool segment_has_phase(const Loader *l, const TokenSegment *s) {
     return l->shuffle && s->count / 2 >= l->T;
 }
 
-// Returns a segment's sequences per epoch, each T + 1 tokens of which the last is the next one's
-// first. With a phase, those that the largest phase, T - 1, leaves: every epoch has as many.
+// Returns the sequences of a segment in an epoch. Each has T + 1 tokens; its last is the first of
+// the next one. With a phase, counts those after the largest phase, T - 1: all epochs have as many.
 static size_t segment_sequences(const Loader *l, const TokenSegment *s) {
     if (s->count <= l->T) return 0;
     return (segment_has_phase(l, s) ? s->count - l->T : s->count - 1) / l->T;
 }
 
-// Makes a loader of sequences of T > 0 tokens. With shuffle, the order and the phase of the windows
-// depend on seed and epoch; without, they come in the order of the files.
+// Makes a loader of sequences of T > 0 tokens. With shuffle, their order and the phase of the
+// windows depend on the seed and the epoch; without, sequences are in the order of the files.
 static Loader loader_make(const TokenData *data, size_t T, uint64_t seed, bool shuffle) {
     Loader l = {data, T, seed, shuffle, 0};
     for (size_t i = 0; i < data->count; i++)
@@ -225,7 +224,7 @@ static Loader loader_make(const TokenData *data, size_t T, uint64_t seed, bool s
     return l;
 }
 
-// Ends the program if there is no sequence.
+// Ends the program if the loader has no sequence.
 static void loader_check(const Loader *l) {
     size_t longest = 0;
     for (size_t i = 0; i < l->data->count; i++)
@@ -238,9 +237,9 @@ static void loader_check(const Loader *l) {
 }
 
 // Maps index i of 0 .. n-1 to its place in the pseudorandom permutation of `key`. A Feistel network
-// is a bijection whatever its round function is (Luby and Rackoff 1988); numbers outside 0 .. n-1
-// go around again until they are inside (cycle walking: Black and Rogaway 2002), fewer than 4 times
-// on average. Eight rounds, because with halves of a few bits four are visibly biased.
+// is a bijection for any round function (Luby and Rackoff 1988). A result outside 0 .. n-1 is
+// mapped again until one is inside (cycle walking: Black and Rogaway 2002), fewer than 4 times on
+// average. There are eight rounds: four are visibly biased when a half has only a few bits.
 static uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
     int half = 1;  // bits
     while (half < 32 && (n - 1) >> (2 * half) != 0) half++;
@@ -258,8 +257,8 @@ static uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
     return i;
 }
 
-// Returns which of n sequences or rows is at `position`, counted over all epochs, in the order of
-// its epoch; *phase: a random number of the epoch.
+// Returns which of n sequences or rows stands at `position` in the shuffled order of its epoch.
+// Positions count over all epochs. *phase becomes a random number of the epoch.
 static uint64_t epoch_index(uint64_t seed, uint64_t position, uint64_t n, uint64_t *phase) {
     const uint64_t epoch = position / n;
     const Philox4 k = philox4x32(seed, (uint32_t)epoch, (uint32_t)(epoch >> 32), 0, RNG_SHUFFLE);
@@ -267,8 +266,8 @@ static uint64_t epoch_index(uint64_t seed, uint64_t position, uint64_t n, uint64
     return permute(position % n, n, (uint64_t)k.x[0] << 32 | k.x[1]);
 }
 
-// Reads the sequence at `position`, counted from the start of training over all epochs and ranks: T
-// inputs, and T targets that are the inputs one token later. Fails on a token >= vocab.
+// Reads the sequence at `position`, which counts from the start of training over all epochs and
+// ranks: T inputs, and T targets: the inputs one token later. Fails if a token is >= vocab.
 static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, int32_t *inputs,
                             int32_t *targets, Error *err) {
     uint64_t index = position % l->sequences, phase = 0;
@@ -287,8 +286,8 @@ static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, in
     return true;
 }
 
-// Tells one training text from another: the hash of all tokens, or, of each file of more than 2^30
-// bytes, of some 1,024 blocks that are spread over it, and its end.
+// Returns a hash by which a resumed run recognises its data: of all tokens, or, for a file of more
+// than 2^30 bytes, of about 1,024 blocks spread over it, and of its end.
 static uint64_t data_hash(const TokenData *d) {
     const size_t BLOCK = 1 << 16;
     uint64_t hash = 0;

@@ -1,31 +1,28 @@
-// hf.h: models on disk, in Hugging Face's naming and layout.
+// hf.h: models on disk, with the names and layout of Hugging Face.
 //
 //   model_config_load   reads the config.json of a model
 //   model_load          reads the weights of a model from *.safetensors
 //   model_save          writes config.json and model.safetensors
-//   dump_save           writes the reference dump that other frameworks repeat
-//   model_directory     the directory of a model that is named by a file of it
-//   RunState, state_in  the tensors that are saved and loaded, and where they are stored
+//   dump_save           writes the reference dump, which other frameworks can repeat
+//   model_directory     finds a model's directory from the path of one of its files
+//   RunState, state_in  describe the tensors to be saved or loaded, and where they are stored
 //   state.h also uses tensors_add, tensors_put, part_read, own_tensor and directory_sync
 //
-// Nothing that is whole is ever overwritten: a file gets its name once it is complete and flushed.
+// A whole file is never overwritten: a new one gets its name when it is complete and flushed.
 #ifndef TIDE_HF_H
 #define TIDE_HF_H
-#include "../base/util.h"
 #include "../base/model.h"
-#include "json.h"
 #include "../base/ranks.h"
 #include "safetensors.h"
 #include <fnmatch.h>
-#include <math.h>
 
 // ---------------------------------------------------------------------------------------------
 // 1. What is saved and loaded
 //
-// State may lie in several places, in a GPU's memory and the host's, and in any form: the trainer
-// that has it moves it. Each of several ranks writes its own part of a file, and loads its own
-// part. Files and state meet in a buffer of PART_UNIT elements: a second whole copy would not fit
-// beside a model that is larger than the GPU.
+// Tensors may be stored in several places (the GPU's memory, the host's) and types. So the trainer
+// that owns them gives a function, `move`, which copies them. Each of several ranks writes and
+// loads its own part of a file. All data passes through a buffer of PART_UNIT elements: a whole
+// second copy would not fit beside a model that is larger than the GPU.
 
 #ifndef PART_UNIT
 #define PART_UNIT ((size_t)1 << 18)
@@ -35,35 +32,35 @@
 typedef struct { size_t at, length; } StateRange;
 
 typedef struct {
-    int parts;                 // so many of state_parts (state.h), from the first
-    const StateRange *ranges;  // of each of them, what this process has: in the arena's order, cut
-                               // at multiples of ALIGN_ELEMENTS; without gaps, but for what other
-                               // ranks have. Empty ones may be anywhere
-    int count;                 // of ranges
-    // Brings elements [at, at + n) of a part to w as fp32, or with out == false from w, and is done
-    // when it returns. They lie within one tensor, with its padding and the gap behind it only when
-    // they come from w, as zeros.
+    int parts;                 // the number of parts: the first ones of state_parts (state.h)
+    const StateRange *ranges;  // what this process has of each part, in the arena's order. Borders
+                               // are multiples of ALIGN_ELEMENTS. All between is of other ranks. A
+                               // range may be empty
+    int count;                 // the number of ranges
+    // Copies elements [at, at + n) of a part to w as fp32, or from w if out is false. The copy is
+    // complete at the return. The elements are of one tensor; if out is false, zeros for the
+    // tensor's padding and for the gap after it may follow them.
     void (*move)(void *owner, int part, size_t at, size_t n, float *w, bool out);
     void *owner;
-    bool moments_bf16;         // AdamW's are stored as bf16
-    float limit;               // weights from this size on are refused; 0: only infinite ones
-    bool master_bf16;          // weights are rounded to bf16 as they are loaded
+    bool moments_bf16;         // AdamW's m and v are stored as bf16
+    float limit;  // a weight with |w| >= limit is refused; 0: only NaN and infinity are
+    bool master_bf16;          // a loaded weight is rounded to bf16
 } RunState;
 
-// Implements RunState.move: owner is a list of arenas in host memory, by part.
+// Implements RunState.move for arenas in host memory. owner: a list of them, one for each part.
 static void state_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     float *there = ((float *const *)owner)[part] + at;
     memcpy(out ? w : there, out ? there : w, n * sizeof *w);
 }
 
-// Returns a state all of which is in so many arenas.
+// Returns a RunState of whole arenas in host memory, one for each of `parts` parts.
 static RunState state_in(float *const *arenas, int parts) {
     static const StateRange all = {0, SIZE_MAX};
     const RunState state = {parts, &all, 1, state_move, (void *)arenas, false, 0, false};
     return state;
 }
 
-// Copies first values from w, which it may change, to a part.
+// Copies n loaded values from w to a part. Rounds weights to bf16, in w, if the state demands it.
 static void part_set(const RunState *state, int part, size_t at, size_t n, float *w) {
     const bool weights = part == 0 || part == 3;
     for (size_t i = 0; weights && state->master_bf16 && i < n; i++)
@@ -71,8 +68,8 @@ static void part_set(const RunState *state, int part, size_t at, size_t n, float
     state->move(state->owner, part, at, n, w, false);
 }
 
-// Moves *at to the first element of [*at, end) that this rank has, and returns the number of
-// elements that follow without a gap, at most PART_UNIT (0: none).
+// Moves *at to the first element of [*at, end) that this rank has. Returns how many follow without
+// a gap, at most PART_UNIT; 0 if there is none.
 static size_t state_next(const RunState *state, size_t *at, size_t end) {
     for (const StateRange *s = state->ranges; s < state->ranges + state->count; s++) {
         if (s->length == 0 || s->at + s->length <= *at || s->at >= end) continue;
@@ -85,23 +82,23 @@ static size_t state_next(const RunState *state, size_t *at, size_t end) {
 // ---------------------------------------------------------------------------------------------
 // 2. Names and layouts
 //
-// One table serves loading, saving and dumping: what each tensor is called in Hugging Face's files,
-// and where its elements are in our arena. GPT-2 keeps the weights of its linear layers as
-// (in, out); the others have q, k and v apart, and OPT two rows that no position uses in front of
-// the positions'.
+// One table serves loading, saving and dumping. It maps the name of a tensor in Hugging Face's
+// files to a range of elements in the arena. The files differ from the arena: GPT-2's linear layers
+// are stored as (in, out); the other families store q, k and v as three tensors; OPT's positions
+// begin with two rows that no position uses.
 
 typedef struct {
-    char name[96];      // with the prefix under which we write it
-    size_t prefix;      // its length
-    int tensor, row;    // indices into the table and hf_rows; before the first: -1, 0
+    char name[96];      // as it is written, with its prefix
+    size_t prefix;      // the length of the prefix
+    int tensor, row;    // indices into GPT2Table and hf_rows; -1 and 0 before the first tensor
     int rank;
-    size_t shape[2];    // as stored
-    size_t skip;        // leading elements that are only in the file
-    size_t first, n;    // the others are our elements [first, first + n) of the tensor
-    bool transpose;     // a matrix; ours is the other way round
+    size_t shape[2];    // as stored in the file
+    size_t skip;        // leading elements in the file that are not in the arena
+    size_t first, n;    // the others are elements [first, first + n) of the tensor in the arena
+    bool transpose;     // the file stores this matrix transposed
 } HfTensor;
 
-// The families: model_type, architecture, and the naming that several share.
+// For each family: model_type, architecture, and the naming of its tensors, which several share.
 enum { NAMING_GPT2, NAMING_OPT, NAMING_LLAMA, NAMINGS };
 static const struct { const char *type, *architecture; int naming; } hf_families[FAMILIES] = {
     {"gpt2", "GPT2LMHeadModel", NAMING_GPT2}, {"opt", "OPTForCausalLM", NAMING_OPT},
@@ -111,16 +108,16 @@ static const struct { const char *type, *architecture; int naming; } hf_families
 
 static int hf_naming(const GPT2Config *c) { return hf_families[c->family].naming; }
 
-// The prefixes under which the same tensor is found; the first is the one that we write.
+// The prefixes that a tensor may have in a file, by naming. The first one is written.
 static const char *const hf_prefixes[NAMINGS][5] = {
     {"transformer.", "", NULL, NULL, NULL},
     {"model.decoder.", "decoder.", "model.", "", NULL},
     {"model.", "", NULL, NULL, NULL},
 };
 
-// A row for each tensor as it is stored: the name of ours without its layer, .w and .b; its names
-// behind the prefix, without .weight and .bias, where %d is the layer; and the part of ours: the
-// rows of q, k or v, or those of a gated MLP's first product, the gate's and the others.
+// A row for each stored tensor: its name in the arena without its layer, .w and .b; by naming, its
+// name in files without prefix, .weight and .bias, where %d is the layer; and which rows of the
+// tensor in the arena it has: those of q, k or v, or of a gated MLP's gate or its other half.
 enum { HF_WHOLE, HF_Q, HF_K, HF_V, HF_GATE, HF_UP };
 static const struct { const char *own, *names[NAMINGS]; int part; } hf_rows[] = {
     {"wte", {"wte", "embed_tokens", "embed_tokens"}},
@@ -145,7 +142,7 @@ static const struct { const char *own, *names[NAMINGS]; int part; } hf_rows[] = 
     {"lm_head", {"lm_head", "lm_head", "lm_head"}}};
 enum { HF_ROWS = sizeof hf_rows / sizeof hf_rows[0] };
 
-// Returns tensor i of the table in our own layout and naming, as checkpoints store it.
+// Returns tensor i of the table with our own name and layout, which checkpoints use.
 static HfTensor own_tensor(const GPT2Table *t, int i) {
     const GPT2Tensor *ten = &t->tensors[i];
     const size_t n = ten->rows * ten->cols;
@@ -156,11 +153,11 @@ static HfTensor own_tensor(const GPT2Table *t, int i) {
     return hf;
 }
 
-// Moves *hf to the next tensor of a file, in the order of the table. Returns false behind the last
-// one. c NULL: own_tensor().
+// Moves *hf to the next tensor of a file, in the order of the table. Returns false after the last
+// one. With c NULL, names and layout are our own (own_tensor()).
 static bool hf_next(const GPT2Config *c, const GPT2Table *t, HfTensor *hf) {
     const int naming = c != NULL ? hf_naming(c) : 0;
-    const char *own;  // the name of ours without its layer
+    const char *own;  // the name in the arena, without its layer
     int i = hf->tensor, row = hf->row, layer;
     do {
         if (c == NULL || i < 0 || ++row == HF_ROWS) i++, row = 0;
@@ -197,13 +194,13 @@ static bool hf_next(const GPT2Config *c, const GPT2Table *t, HfTensor *hf) {
     return true;
 }
 
-// Elements [first, first + n) of ours, in our order, from stored tensor s: a part of each stored
-// row of a matrix to be transposed. Any other tensor is one row.
-enum { HF_LINES = 16, HF_CHUNK = 1 << 10 };  // a chunk is on the stack of a thread
+// Reads elements [first, first + n) of tensor hf, in the order of the arena, from the stored
+// tensor. A stored row of a transposed matrix has some of them; any other tensor counts as one row.
+enum { HF_LINES = 16, HF_CHUNK = 1 << 10 };  // a chunk is on a thread's stack
 
 static void hf_read(const HfTensor *hf, const SafeTensor *ten, size_t first, size_t n, float *w) {
     const size_t R = hf->transpose ? hf->shape[0] : 1, C = hf->shape[1];
-    const size_t begin = first / R, end = (first + n - 1) / R + 1;  // stored columns
+    const size_t begin = first / R, end = (first + n - 1) / R + 1;  // columns in the file
     #pragma omp parallel for collapse(2) if (n > 1 << 16)
     for (size_t row = 0; row < R; row++)
         for (size_t col = begin; col < end; col += HF_CHUNK) {
@@ -211,14 +208,14 @@ static void hf_read(const HfTensor *hf, const SafeTensor *ten, size_t first, siz
             float line[HF_CHUNK];
             safetensor_floats(ten, hf->skip + row * C + col, cols, line);
             for (size_t c = 0; c < cols; c++) {
-                const size_t at = (col + c) * R + row - first;  // huge if before
+                const size_t at = (col + c) * R + row - first;  // huge if before `first`
                 if (at < n) w[at] = line[c];
             }
         }
 }
 
-// Loads what there is here of a part's tensor x, which is stored as s; with its last elements, what
-// follows them in the arena becomes zero. False if a number is not finite, or reaches the limit.
+// Loads this process's elements of tensor hf into a part. Sets the gap between this tensor and the
+// next to zero. Returns false if a number is not finite, or reaches the limit.
 static bool part_read(const RunState *state, int part, const GPT2Table *t, const HfTensor *hf,
                       const SafeTensor *ten) {
     const GPT2Tensor *ours = &t->tensors[hf->tensor];
@@ -241,9 +238,8 @@ static bool part_read(const RunState *state, int part, const GPT2Table *t, const
     return !bad;
 }
 
-// Saves this process's part of tensor hf as number i of the file, rounded to bf16 if it is declared
-// so there. A matrix to be transposed must be here as a whole; HF_LINES stored rows are made at a
-// time.
+// Saves this process's elements of tensor hf as tensor i of the file, in the type declared there. A
+// matrix to be transposed must be whole on this process; it is written HF_LINES rows at a time.
 static void part_write(const RunState *state, int part, const GPT2Table *t, const HfTensor *hf,
                        SafeWriter *file, int i) {
     const size_t begin = t->tensors[hf->tensor].offset + hf->first, R = hf->shape[0],
@@ -256,10 +252,10 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
         ours = ALLOC(float, hf->n, "a matrix to be transposed");
         state->move(state->owner, part, begin, hf->n, ours, true);
     }
-    safewriter_put(file, i, 0, w, hf->skip * size);  // zeros
+    safewriter_put(file, i, 0, w, hf->skip * size);  // zeros: w is still empty
     for (size_t at = begin, n; (n = state_next(state, &at, begin + hf->n)) > 0; at += n) {
         if (hf->transpose) {
-            const float *from = ours + (at - begin) / C;  // our column
+            const float *from = ours + (at - begin) / C;  // column of the arena, row of the file
             n = min_size(unit, begin + hf->n - at);
             #pragma omp parallel for if (n > 1 << 16)
             for (size_t o = 0; o < C; o++)
@@ -268,7 +264,7 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
             state->move(state->owner, part, at, n, w, true);
         }
         if (bf16)
-            for (size_t j = 0; j < n; j++) {  // in the same memory
+            for (size_t j = 0; j < n; j++) {  // overwrites w: bf16 is narrower
                 const uint16_t half = bf16_weight(w[j]);
                 memcpy((char *)w + j * size, &half, size);
             }
@@ -281,8 +277,8 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
 // ---------------------------------------------------------------------------------------------
 // 3. Reading a model
 
-// The names that config.json has for a model's sizes, for each naming. A GPT-2 may have OPT's, but
-// for the last; transformers reads those first.
+// The keys of a model's sizes in config.json, by naming. A GPT-2 may use OPT's keys, except
+// ffn_dim; transformers prefers these, too.
 static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = {
     {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers", "num_hidden_layers"}},
     {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads", "num_attention_heads"}},
@@ -294,11 +290,11 @@ static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = 
 };
 enum { CONFIG_SIZES = sizeof config_sizes / sizeof config_sizes[0] };
 
-// The other members of the config.json that we write. One that we read may lack them, or have null;
-// a value that is `needed` must be the same: other models need arithmetic that is not in
-// train_gpt2.c, and no result is better than a slightly wrong one. Dropout is 0: that is how the
-// model was trained. OPT gets no padding token, since PyTorch would freeze its row. The last rows
-// (NAMINGS) are of all models, and are not written.
+// The other members that are written to config.json. A config.json that is read may lack them, or
+// have null. A value that is `needed` must be equal: another one means arithmetic that train_gpt2.c
+// lacks, and an error is better than slightly wrong results. Dropout is 0, as in training here.
+// OPT's padding token is null: PyTorch would freeze its row. NAMINGS marks rows of all models,
+// which are not written.
 static const struct { int naming; bool needed; const char *key, *value; } config_fixed[] = {
     {NAMING_GPT2, true, "layer_norm_epsilon", "1e-05"},
     {NAMING_GPT2, true, "scale_attn_weights", "true"},
@@ -321,7 +317,7 @@ static const struct { int naming; bool needed; const char *key, *value; } config
 };
 enum { CONFIG_FIXED = sizeof config_fixed / sizeof config_fixed[0] };
 
-// The other members that are read, then those that change no result here: patterns of fnmatch().
+// The other members that are read; then members that change no result here. fnmatch() patterns.
 static const char *const config_known[] = {
     "model_type", "is_causal", "tie_word_embeddings", "activation_function", "word_embed_proj_dim",
     "hidden_act", "head_dim", "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias",
@@ -338,7 +334,7 @@ static const char *const config_known[] = {
     "early_stopping", "num_beam*", "num_return_sequences", "*_penalty", "*ngram_size",
     "bad_words_ids", "remove_invalid_values"};
 
-// Warns of the members of a configuration that are in none of the three tables, in one line.
+// Warns, in one line, of the members of a configuration that none of the three tables has.
 static void config_warn(const Json *root, const char *path) {
     char names[200] = "";
     for (const Json *m = root->child; m != NULL; m = m->next) {
@@ -355,7 +351,7 @@ static void config_warn(const Json *root, const char *path) {
         fprintf(stderr, "tide: warning: %s: unknown here, and not read: %s\n", path, names);
 }
 
-// Refuses a configuration in which a member that config_fixed needs has another value.
+// Refuses a configuration with another value in a member that config_fixed calls needed.
 static void config_check_fixed(const Json *object, const char *path, int naming) {
     for (int i = 0; i < CONFIG_FIXED; i++) {
         const char *text = config_fixed[i].value;
@@ -369,7 +365,7 @@ static void config_check_fixed(const Json *object, const char *path, int naming)
     }
 }
 
-// Members of a configuration; `missing` where there is none.
+// Return a member of a configuration, or `missing` if there is none.
 static double config_number(const Json *object, const char *key, double missing, const char *path) {
     const Json *value = json_get(object, key);
     if (value != NULL && (value->type != JSON_NUMBER || !(value->number > 0)))
@@ -395,8 +391,8 @@ static const char *config_text(const Json *object, const char *key, const char *
     return value == NULL ? missing : value->type == JSON_STRING ? value->string : "no name";
 }
 
-// Rotary positions: transformers 4 has rope_theta and rope_scaling, transformers 5 one object,
-// rope_parameters. transformers 5 reads rope_scaling first, if there is anything in it.
+// Reads the rotary positions. transformers 4 writes rope_theta and rope_scaling, transformers 5 one
+// object, rope_parameters, but still reads rope_scaling first if that is not empty.
 static void config_read_rope(const Json *root, const char *path, GPT2Config *c) {
     const Json *scaling = json_get(root, "rope_scaling"), *rope = scaling;
     Rope *r = &c->rope;
@@ -420,8 +416,8 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
     r->original = config_size(root, "original_max_position_embeddings", r->original, path);
 }
 
-// Reads every how many layers there are no positions: from the list of the layers that have them,
-// 1 or 0 each, or else from the interval.
+// Reads N from a model in which every Nth layer has no rotary positions. The model has an interval,
+// or a list with a 1 for each layer with positions and a 0 for each without; or both.
 static size_t config_read_unturned(const Json *root, const char *path, const GPT2Config *c) {
     const Json *list = json_get(root, "no_rope_layers"), *value = list ? list->child : NULL;
     size_t every = config_size(root, "no_rope_layer_interval", c->unturned, path), l = 0, turned;
@@ -432,11 +428,11 @@ static size_t config_read_unturned(const Json *root, const char *path, const GPT
     return every;
 }
 
-// Reads the members that only the LLaMA family's config.json has. A window of some layers alone
-// limits the context: in a sequence that is no longer, these layers are like all others.
+// Reads the members that only config.json of the LLaMA family has. If only some layers have a
+// window, it limits the context: for sequences up to its length, all layers compute the same.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
-    const Json *window = json_member(root, "sliding_window");  // null: there is none
+    const Json *window = json_member(root, "sliding_window");  // null: no window
     const bool slides = c->family == FAMILY_MISTRAL
         || ((qwen || c->unturned > 0) && config_flag(root, "use_sliding_window", false, path));
     c->kv_heads = config_size(root, "num_key_value_heads", c->heads, path);
@@ -449,9 +445,9 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
             c->unbiased &= ~(BIAS_QKV | BIAS_ATTPROJ);
     if (both && config_flag(root, "mlp_bias", false, path)) c->unbiased &= ~BIAS_MLP;
     if (c->unturned > 0) c->unturned = config_read_unturned(root, path, c);
-    config_read_rope(root, path, c);  // which asks for the context without a window
+    config_read_rope(root, path, c);  // reads c->context, which the window changes below
     if (!slides || (window != NULL && window->type == JSON_NULL)) return;
-    size_t whole = qwen ? 28 : c->unturned > 0;  // layers that attend to all positions
+    size_t whole = qwen ? 28 : c->unturned > 0;  // layers without a window
     const Json *layers = json_get(root, "max_window_layers");
     if (qwen && layers != NULL && !json_size(layers, &whole))
         die("%s: max_window_layers must be a whole number", path);
@@ -461,9 +457,9 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     else c->context = min_size(c->context, most);
 }
 
-// Reads the Hugging Face config.json of a model into *c.
+// Reads a model's config.json into *c. Ends the program if the model is not supported.
 static void config_read(const Json *root, const char *path, GPT2Config *c) {
-    // from "gelu_new" on: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    // The names from "gelu_new" on mean x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
     static const char *const activations[8] = {"silu", "swish", "relu", "gelu_new", "gelu_fast",
         "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate"};
     Error err;
@@ -480,7 +476,7 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
         size_t *size = (size_t *)(void *)((char *)c + config_sizes[i].at);
         if (size != &c->ffn && naming == NAMING_GPT2 && json_get(root, also) != NULL) key = also;
         const Json *value = json_get(root, key);
-        if (size == &c->ffn && value == NULL && naming != NAMING_LLAMA) continue;  // 4 C
+        if (size == &c->ffn && value == NULL && naming != NAMING_LLAMA) continue;  // means 4 C
         if (!json_size(value, size) || *size == 0)
             die("%s: %s must be there, and a whole number of at least 1", path, key);
     }
@@ -493,7 +489,7 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
             die("%s: word_embed_proj_dim must be hidden_size (%zu), or smaller where "
                 "do_layer_norm_before is false", path, c->channels);
     }
-    const Json *causal = json_member(root, "is_causal");  // null is false in transformers
+    const Json *causal = json_member(root, "is_causal");  // transformers reads null as false
     if (causal != NULL && causal->type != JSON_TRUE)
         die("%s: models whose is_causal is not true are not supported", path);
     c->tied = config_flag(root, "tie_word_embeddings", c->tied, path);
@@ -511,8 +507,8 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     config_warn(root, path);
 }
 
-// Finds the directory of the model at `path`: it, or that of a .safetensors file, or of the root of
-// a model in the hub's cache the snapshot that refs/main names, or the only one.
+// Finds the directory of the model at `path`. It is a directory, a .safetensors file in one, or a
+// model's root in the hub's cache: then its snapshot that refs/main names, or its only one.
 static void model_directory(const char *path, char dir[PATH_MAX]) {
     char ref[PATH_MAX], revision[64];
     glob_t found = {0};
@@ -532,8 +528,8 @@ static void model_directory(const char *path, char dir[PATH_MAX]) {
     else slash[slash == dir] = '\0';
 }
 
-// Opens the file that was named, or the directory's model.safetensors, or else every file that
-// model.safetensors.index.json names in its weight_map (tensor -> file). Returns *count of them.
+// Opens the named file; or, in a directory, model.safetensors; or else all files in the weight_map
+// (tensor -> file) of model.safetensors.index.json. Returns them, and their number in *count.
 static SafeTensors *model_open(const char *model, int *count) {
     char dir[PATH_MAX], path[PATH_MAX];
     Error err;
@@ -559,7 +555,7 @@ static SafeTensors *model_open(const char *model, int *count) {
         if (e->type != JSON_STRING || strchr(e->string, '/') != NULL)
             die("%s: it names an impossible file", path);
         while (same != e && strcmp(same->string, e->string) != 0) same = same->next;
-        if (same != e) continue;  // it is open
+        if (same != e) continue;  // the file is open
         path_join(path, dir, e->string);
         if (!safetensors_open(&files[(*count)++], path, &err)) die("%s", err.text);
     }
@@ -573,7 +569,7 @@ static void model_close(SafeTensors *files, int count) {
     free(files);
 }
 
-// Finds a tensor, in the right shape. (One that is there twice is left over, and refused then.)
+// Finds the stored tensor for hf and checks its shape. model_load() refuses a second one.
 static SafeTensor *model_find(const SafeTensors *files, int count, const char *model,
                               const GPT2Config *c, const HfTensor *hf) {
     SafeTensor *found = NULL;
@@ -582,7 +578,7 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
         snprintf(name, sizeof name, "%s%s", hf->prefix > 0 ? *prefix : "", hf->name + hf->prefix);
         for (int i = 0; i < count && found == NULL; i++) found = safetensors_find(&files[i], name);
     }
-    // tied embeddings may be stored under the head's name alone
+    // Tied embeddings may be stored under the name of the head alone.
     for (int i = 0; i < count && found == NULL && c->tied && hf->tensor == 0; i++)
         found = safetensors_find(&files[i], "lm_head.weight");
     shape_text(here, hf->rank, hf->shape);
@@ -595,7 +591,7 @@ static SafeTensor *model_find(const SafeTensors *files, int count, const char *m
     return found;
 }
 
-// Reads the configuration of the model at `path`: its directory's config.json.
+// Reads the configuration of the model at `path` from config.json in the model's directory.
 static void model_config_load(const char *path, GPT2Config *c) {
     char dir[PATH_MAX], name[PATH_MAX], config[PATH_MAX];
     int count = 0;
@@ -604,7 +600,7 @@ static void model_config_load(const char *path, GPT2Config *c) {
     path_join(name, dir, "state.txt");
     if (path_exists(name))
         die("%s is a checkpoint: --model takes the OUT that it is in, --resume goes on", path);
-    if (path_exists(path) && !path_is_directory(path))  // is it one of safetensors?
+    if (path_exists(path) && !path_is_directory(path))  // check that it is a safetensors file
         model_close(model_open(path, &count), count);
     path_join(name, dir, "adapter_config.json");
     path_join(config, dir, "config.json");
@@ -617,14 +613,14 @@ static void model_config_load(const char *path, GPT2Config *c) {
     json_free(root);
 }
 
-// Fills the first part with the model at `path`, as for model_config_load(); padding becomes zero.
-// Stored as fp32, fp16, bf16 or fp64, with or without the prefixes that Hugging Face's classes put
-// before the names, in one file or several. Refuses, naming the tensor: one that is missing, is
-// there twice, has an odd shape, would not be used, or has numbers that are not finite; and a tied
-// model's head that is not its embeddings: a merged adapter leaves one, and config.json as it was.
+// Loads the weights of the model at `path` into part 0. They may be fp32, fp16, bf16 or fp64, with
+// or without the prefixes of Hugging Face's classes, in one file or several. Refuses, by name, a
+// tensor that is missing, stored twice, of another shape, unused, or not finite; and a head that
+// differs from the embeddings of a tied model: a merged adapter may leave one, with the old
+// config.json.
 static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t,
                        const RunState *state) {
-    // causal masks, the number that they put, and the rotation's frequencies
+    // causal masks, the value of a masked score, and the frequencies of the rotation
     static const char *const made_anew[] = {"*.attn.bias", "*.attn.masked_bias",
                                             "*.rotary_emb.inv_freq"};
     HfTensor hf = {.tensor = -1};
@@ -661,18 +657,18 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
 // ---------------------------------------------------------------------------------------------
 // 4. Writing a model
 
-// Flushes a directory, so that renames within it survive a power cut.
+// Flushes a directory, so that a rename in it survives a power cut.
 static bool directory_sync(const char *dir, Error *err) {
     const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    // Some file systems cannot flush a directory and say EINVAL; there is nothing more to do then.
+    // Some file systems cannot flush a directory: they return EINVAL, and nothing more can be done.
     const bool ok = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL);
     if (!ok) error_set(err, "cannot flush %s: %s", dir, strerror(errno));
     if (fd >= 0) close(fd);
     return ok;
 }
 
-// tensors_add() declares all of the model's tensors, each name after `prefix`; tensors_put() writes
-// a part of the state as those from number `i` on. c NULL: in our own naming and layout.
+// tensors_add() declares all tensors of the model, with `prefix` before each name. tensors_put()
+// writes a part of the state as tensors i and on. With c NULL, names and layout are our own.
 static void tensors_add(SafeWriter *file, const GPT2Config *c, const GPT2Table *t,
                         const char *prefix, int dtype) {
     HfTensor hf = {.tensor = -1};
@@ -689,7 +685,7 @@ static void tensors_put(SafeWriter *file, const GPT2Config *c, const GPT2Table *
     while (!file->failed && hf_next(c, t, &hf)) part_write(state, part, t, &hf, file, i++);
 }
 
-// A number to 15 digits. A whole one gets ".0": without it JSON has an integer.
+// A number with 15 digits. A whole one ends with ".0": JSON would read it as an integer.
 typedef struct { char text[32]; } NumberText;
 
 static NumberText number_text(double value) {
@@ -699,7 +695,7 @@ static NumberText number_text(double value) {
     return t;
 }
 
-// Writes what only the LLaMA family has, by the keys that transformers 4 and 5 read.
+// Writes the members that only the LLaMA family has, with keys for transformers 4 and 5.
 static void config_write_llama(FILE *f, const GPT2Config *c) {
     const Rope *r = &c->rope;
     fprintf(f, "  \"num_key_value_heads\": %zu,\n  \"head_dim\": %zu,\n"
@@ -712,7 +708,7 @@ static void config_write_llama(FILE *f, const GPT2Config *c) {
         fprintf(f, "  \"use_sliding_window\": true,\n  \"max_window_layers\": 0,\n"
                 "  \"sliding_window\": %zu,\n", c->window);
     else if (c->family == FAMILY_MISTRAL) fprintf(f, "  \"sliding_window\": null,\n");
-    if (c->unturned > 0)  // its pad_token_id is 128004 unless there is one
+    if (c->unturned > 0)  // without the null, transformers takes 128004 for pad_token_id
         fprintf(f, "  \"no_rope_layer_interval\": %zu,\n  \"pad_token_id\": null,\n", c->unturned);
     if (r->scaling == ROPE_NONE) return;
     fprintf(f, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %s",
@@ -724,10 +720,10 @@ static void config_write_llama(FILE *f, const GPT2Config *c) {
     fprintf(f, "},\n");
 }
 
-typedef struct { int bos, eos; } TextEnds;  // the tokens that begin and end a text, or -1
+typedef struct { int bos, eos; } TextEnds;  // tokens that begin and end a text; -1: none
 
-// Writes config.json's members for a model that has no config.json to keep. GPT-2 and OPT begin a
-// text with the token that ends one.
+// Writes the members of config.json for a model that keeps no older config.json. GPT-2 and OPT
+// begin a text with the token that ends one.
 static void config_write_new(FILE *f, const GPT2Config *c, TextEnds ends) {
     const int naming = hf_naming(c);
     const int tokens[2] = {naming == NAMING_LLAMA ? ends.bos : ends.eos, ends.eos};
@@ -750,9 +746,9 @@ static void config_write_new(FILE *f, const GPT2Config *c, TextEnds ends) {
     }
 }
 
-// Writes config.json: the members of that in the directory of `origin`, the model from which this
-// one was trained, as they are there, but for those that training changes; or new ones, if there is
-// no such file (NULL), or it is not of this family.
+// Writes config.json. It keeps the members of the config.json of `origin`, the model from which
+// this one was trained, except those that training changes. If origin is NULL, has none, or is of
+// another family, all members are new.
 static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
                          const char *origin) {
     static const char *const ours[] = {"architectures", "model_type", "tie_word_embeddings",
@@ -772,9 +768,9 @@ static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
     json_free(from);
 }
 
-// Writes dir/model.safetensors and dir/config.json so that Hugging Face's
-// AutoModelForCausalLM.from_pretrained(dir) loads them: fp32, or bf16 rounded to the nearest.
-// Makes dir if it must. On failure what was there before is still there.
+// Writes dir/model.safetensors, as fp32 or as bf16 rounded to nearest, and dir/config.json. Hugging
+// Face's AutoModelForCausalLM.from_pretrained(dir) loads them. Makes dir if needed. On failure,
+// older files are unchanged.
 static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
                        const RunState *state, bool bf16, TextEnds ends, const char *origin,
                        Error *err) {
@@ -786,7 +782,7 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     FILE *f = replace_open(config, err);
     if (f == NULL) return false;
     config_write(f, c, bf16, ends, origin);
-    // Flushed before the old weights are replaced: the new weights may need this config.json.
+    // config.json is flushed before the weights are replaced: new weights may need the new one.
     if (fflush(f) != 0) return replace_close(f, config, err);
     memset(&out, 0, sizeof out);
     tensors_add(&out, c, t, "", bf16 ? ST_BF16 : ST_F32);
@@ -798,10 +794,10 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     return false;
 }
 
-// Writes a reference dump: one forward and backward pass that any framework can repeat. tokens and
-// targets (B, T), begins (B, T) of rows of several documents, else NULL, the loss, logits (B*T, Vp)
-// of which the first V columns are written, and the gradient of every parameter (an arena) as
-// grad.NAME in Hugging Face's naming and layout.
+// Writes a reference dump: a forward and backward pass that any framework can repeat. It has tokens
+// and targets (B, T); begins (B, T), if rows have several documents, else NULL; the loss; the first
+// V columns of logits (B*T, Vp); and, as grad.NAME, the gradient of every parameter, from an arena,
+// with the names and layout of Hugging Face.
 static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t, size_t B,
                       size_t T, const int32_t *tokens, const int32_t *targets,
                       const int32_t *begins, double loss, const float *logits, const float *grads,

@@ -1,17 +1,17 @@
-// json.h: JSON in (config.json, vocab.json, safetensors headers) and strings out.
+// json.h: reads JSON (config.json, vocab.json, headers of safetensors files) and writes strings.
 //
-//   json_parse, json_named, json_read, json_free  a text, that of a file, a file, as a tree
-//   json_get, json_size                 a member of an object; a number that is a size
-//   json_is, json_flag                  is it this string?; true or false
-//   json_write_string, json_write_others  a string with its quotes; the members of an object
-//   json_empty                          is it null, "", [] or {}, or not there?
-//   json_begins                         does a text begin like JSON?
+//   json_parse, json_read    parse a text, or a file, into a tree of values
+//   json_named, json_free    parse a file's text, with the file's name in errors; free a tree
+//   json_get                 a member of an object
+//   json_size, json_flag     a number that is a size; a member that is true or false
+//   json_is, json_empty      is a value this string?; is it null, "", [], {} or missing?
+//   json_begins              does a text begin like JSON?
+//   json_write_string, json_write_others   write a string with its quotes; members of an object
 //
-// A strict reader of RFC 8259: no comments, no trailing commas, no NaN; strings are valid UTF-8.
-// (Only numbers may also be like 01, +1 or 1, and a byte order mark may stand first.) It also
-// refuses lone surrogates, numbers too large for a double, more than 64 levels, and a key that an
-// object has twice: another reader may take the other value. A member that is null counts as none.
-// Memory: one block, at most 106 bytes per byte of text.
+// The reader is as strict as RFC 8259: no comments, no trailing commas, no NaN, only valid UTF-8.
+// Two more things are allowed: numbers like 01, +1 or .5, and a byte order mark in front. Refused
+// are lone surrogates, numbers too large for a double, more than 64 levels, and a key twice in an
+// object: another reader may take the other value. Memory: at most 106 bytes per byte of text.
 #ifndef TIDE_JSON_H
 #define TIDE_JSON_H
 #include "../base/util.h"
@@ -23,14 +23,14 @@ typedef enum {
 typedef struct Json {
     JsonType type;
     double number;          // JSON_NUMBER
-    const char *string;     // JSON_STRING: decoded, UTF-8, NUL-terminated; all others: as written
-    size_t length;          // bytes of string, without the NUL (a string may contain NULs, too)
-    const char *key;        // inside an object, else NULL
+    const char *string;  // JSON_STRING: decoded UTF-8 and a NUL; other types: the text in the file
+    size_t length;          // bytes of string, without the last NUL; a string may contain NULs
+    const char *key;        // the key of an object's member; NULL if the parent is no object
     size_t key_length;
-    struct Json *child;     // JSON_ARRAY, JSON_OBJECT: the first of count members
+    struct Json *child;     // JSON_ARRAY, JSON_OBJECT: the first of its members
     struct Json *next;      // the next member of the same parent
     size_t count;
-    struct Json **table;    // JSON_OBJECT: 2 count + 1 places of a hash table, see json_place()
+    struct Json **table;    // JSON_OBJECT: 2 count + 1 places of a hash table (json_place())
 } Json;
 
 enum { JSON_DEPTH = 64 };
@@ -40,11 +40,11 @@ typedef struct {
     Json *free_node;    // the next unused node
     Json **free_place;  // the next unused place of the hash tables
     char *free_string;  // the next unused byte of the strings
-    bool failed;        // err says why; nothing is left to read
+    bool failed;        // err has the reason, and `at` is the end of the text
     Error *err;
 } JsonParser;
 
-// Notes an error: the first one stays. Whoever reads on after it finds the end of the text.
+// Stores an error, unless there is one already. Ends the text here, so that no loop reads on.
 static void json_error(JsonParser *p, const char *what) {
     size_t line = 1;
     if (p->failed) return;
@@ -54,7 +54,7 @@ static void json_error(JsonParser *p, const char *what) {
     p->at = p->end;
 }
 
-// Takes a character, and the white space in front of it.
+// Skips white space. Then, if the next character is c, reads it and returns true.
 static bool json_take(JsonParser *p, char c) {
     while (p->at < p->end && memchr(" \t\r\n", *p->at, 4) != NULL) p->at++;
     if (p->at == p->end || *p->at != c) return false;
@@ -62,10 +62,10 @@ static bool json_take(JsonParser *p, char c) {
     return true;
 }
 
-// The escapes of one letter: the letters, and what they stand for. Only a / may do without.
+// Escapes of one letter, and their characters. Writing escapes all of them but the last, /.
 static const char json_letters[] = "\"\\bfnrt/", json_meanings[] = "\"\\\b\f\n\r\t/";
 
-// Reads the rest of an escape \uXXXX from its u on.
+// Reads the u and the four digits of an escape \uXXXX.
 static uint32_t json_hex4(JsonParser *p) {
     char digits[5] = "";
     if (p->end - p->at >= 5 && *p->at == 'u') memcpy(digits, p->at + 1, 4);
@@ -75,7 +75,7 @@ static uint32_t json_hex4(JsonParser *p) {
     return (uint32_t)strtoul(digits, NULL, 16);
 }
 
-// Reads an escape behind its backslash, and returns its code point.
+// Reads an escape whose backslash has been read. Returns its code point.
 static uint32_t json_escape(JsonParser *p) {
     const char *found = p->at < p->end ? (const char *)memchr(json_letters, *p->at, 8) : NULL;
     if (found != NULL) {
@@ -84,7 +84,7 @@ static uint32_t json_escape(JsonParser *p) {
     }
     const uint32_t c = json_hex4(p);
     if (c < 0xd800 || c >= 0xe000) return c;
-    // beyond U+FFFF: a pair of surrogates
+    // A code point beyond U+FFFF is written as a pair of surrogates.
     const bool pair = c < 0xdc00 && p->at < p->end && *p->at == '\\';
     p->at += pair;
     const uint32_t low = pair ? json_hex4(p) : 0;
@@ -92,7 +92,7 @@ static uint32_t json_escape(JsonParser *p) {
     return 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
 }
 
-// Reads a string. It never grows when it is decoded, and its two quotes leave room for the NUL.
+// Reads a string. Decoded text is never longer, and the NUL takes the place of a quote.
 static void json_string(JsonParser *p, const char **string, size_t *length) {
     char *out = p->free_string;
     if (!json_take(p, '"')) json_error(p, "expected a string in double quotes");
@@ -112,9 +112,9 @@ static void json_string(JsonParser *p, const char **string, size_t *length) {
     p->free_string = out + 1;
 }
 
-// Reads a number, null, false or true: all up to the next delimiter.
+// Reads a number, null, false or true: all characters up to the next delimiter.
 static void json_bare(JsonParser *p, Json *node) {
-    static const char *const words[3] = {"null", "false", "true"};  // in the order of JsonType
+    static const char *const words[3] = {"null", "false", "true"};  // as JsonType orders them
     const size_t n = node->length = strcspn(p->at, " \t\r\n,:[]{}\"");
     char *end;
     p->at += n;
@@ -128,7 +128,7 @@ static void json_bare(JsonParser *p, Json *node) {
         || node->number - node->number != 0) json_error(p, "expected a value");
 }
 
-// Returns the place of a key in an object's hash table: its member, or NULL where it would be.
+// Returns the place of a key in an object's hash table. It is NULL if there is no such member.
 static Json **json_place(const Json *object, const char *key, size_t length) {
     for (uint64_t at = hash_bytes(key, length);; at++) {
         Json **place = &object->table[at % (2 * object->count + 1)];
@@ -137,7 +137,7 @@ static Json **json_place(const Json *object, const char *key, size_t length) {
     }
 }
 
-// Fills it. A key that is there twice is an error.
+// Fills the hash table of an object. A key that occurs twice is an error.
 static void json_index(JsonParser *p, Json *object) {
     char what[128];
     object->table = p->free_place;
@@ -153,7 +153,7 @@ static void json_index(JsonParser *p, Json *object) {
     }
 }
 
-// Reads a value into a node, which is zero.
+// Reads a value into a node whose bytes are zero.
 static void json_value(JsonParser *p, Json *node, int depth) {
     const bool object = json_take(p, '{'), list = object || json_take(p, '[');
     node->string = p->at - list;
@@ -183,15 +183,15 @@ static void json_value(JsonParser *p, Json *node, int depth) {
     if (object && !p->failed) json_index(p, node);
 }
 
-// Does a text begin like JSON: with {" or [{, with or without white space?
+// Does a text begin with {" or [{, where white space may stand before each character?
 static bool json_begins(const char *text, size_t n) {
     JsonParser p = {text, text + n, text + utf8_mark(text, n), NULL, NULL, NULL, false, NULL};
     return json_take(&p, '{') ? json_take(&p, '"') : json_take(&p, '[') && json_take(&p, '{');
 }
 
-// Reads one JSON text of n bytes. Returns the root, for json_free(); NULL, and the reason in err.
+// Parses a JSON text of n bytes. Returns the root, for json_free(); on error NULL and err.
 static Json *json_parse(const char *text, size_t n, Error *err) {
-    size_t nodes = 1;  // every other value follows one of these
+    size_t nodes = 1;  // the root; each other value follows a comma or a bracket
     for (size_t i = 0; i < n; i++) nodes += text[i] == ',' || text[i] == '[' || text[i] == '{';
     Json *root = (Json *)calloc(1, nodes * (sizeof(Json) + 3 * sizeof(Json *)) + 2 * n + 2);
     if (root == NULL) fail("out of memory: a JSON text of %zu bytes", n);
@@ -201,7 +201,7 @@ static Json *json_parse(const char *text, size_t n, Error *err) {
     JsonParser p = {copy, copy + n, copy + utf8_mark(copy, n), root + 1, places, strings, false,
                     err};
     json_value(&p, root, 0);
-    json_take(&p, ' ');  // what is left of the white space
+    json_take(&p, ' ');  // skips white space at the end
     if (p.at < p.end) json_error(&p, "something follows the end of the value");
     if (!p.failed) return root;
     free(root);
@@ -210,20 +210,20 @@ static Json *json_parse(const char *text, size_t n, Error *err) {
 
 static void json_free(Json *root) { free(root); }
 
-// Returns the member of an object with that key, NULL if there is none, or if it is not an object.
+// Returns the member with this key. NULL: there is none, or `object` is no object.
 static const Json *json_member(const Json *object, const char *key) {
     if (object == NULL || object->type != JSON_OBJECT) return NULL;
     return *json_place(object, key, strlen(key));
 }
 
-// Returns the same, but a member that is null counts as none.
+// Returns the member with this key. NULL also if the member is null.
 static const Json *json_get(const Json *object, const char *key) {
     const Json *member = json_member(object, key);
     return member == NULL || member->type == JSON_NULL ? NULL : member;
 }
 
-// Returns the value of a number written as digits only and below 2^53, where a double is still
-// exact. False, and *out as it was, if it is something else.
+// Stores a number that is written as digits only and is below 2^53, where a double is exact.
+// Returns false, and leaves *out, for any other value.
 static bool json_size(const Json *value, size_t *out) {
     if (value == NULL || value->type != JSON_NUMBER || value->number >= 9007199254740992.0
         || strspn(value->string, "0123456789") != value->length) return false;
@@ -231,13 +231,13 @@ static bool json_size(const Json *value, size_t *out) {
     return true;
 }
 
-// Is a value this string?
+// Is this value the string `text`?
 static bool json_is(const Json *value, const char *text) {
     return value != NULL && value->type == JSON_STRING && value->length == strlen(text)
         && memcmp(value->string, text, value->length) == 0;
 }
 
-// Returns a member that is true (1) or false (0); `missing` if there is none, else -1.
+// Returns 1 for a member that is true, 0 for false, -1 for others; `missing` if there is none.
 static int json_flag(const Json *object, const char *key, bool missing) {
     const Json *member = json_get(object, key);
     if (member == NULL) return missing;
@@ -250,7 +250,7 @@ static bool json_empty(const Json *value) {
             : value->type >= JSON_ARRAY && value->count == 0);
 }
 
-// Writes n bytes as a JSON string with its quotes. A byte that is not UTF-8 becomes U+FFFD.
+// Writes n bytes as a JSON string in quotes. A byte that is not UTF-8 is written as U+FFFD.
 static void json_write_string(FILE *f, const char *s, size_t n) {
     fputc('"', f);
     for (size_t i = 0; i < n;) {
@@ -266,8 +266,8 @@ static void json_write_string(FILE *f, const char *s, size_t n) {
     fputc('"', f);
 }
 
-// Writes the members of an object as they were read, but for those with the keys `but` (to NULL):
-// each on a line, with a comma behind it. NULL or another value: it has none.
+// Writes the members of an object as they were read, each on a line that ends with a comma. Leaves
+// out the keys in `but`, a list that ends with NULL. Writes nothing if `object` is no object.
 static void json_write_others(FILE *f, const Json *object, const char *const *but) {
     const Json *m = object != NULL && object->type == JSON_OBJECT ? object->child : NULL;
     for (; m != NULL; m = m->next) {
@@ -283,7 +283,7 @@ static void json_write_others(FILE *f, const Json *object, const char *const *bu
     }
 }
 
-// Does json_parse() for the text of a file, which the error names.
+// Parses the text of a file. Errors begin with its path.
 static Json *json_named(const char *path, const char *text, size_t n, Error *err) {
     Error inner;
     Json *root = json_parse(text, n, &inner);
@@ -291,7 +291,7 @@ static Json *json_named(const char *path, const char *text, size_t n, Error *err
     return root;
 }
 
-// Does text_read() and json_named().
+// Reads and parses a file.
 static Json *json_read(const char *path, Error *err) {
     size_t n = 0;
     char *text = text_read(path, &n, err);

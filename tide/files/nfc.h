@@ -1,21 +1,20 @@
-// nfc.h: nfc_text(), Unicode's canonical composition of a text: "e" and U+0301 become U+00E9.
-// A text consists of segments that do not depend on each other: one code point that is not marked
-// (WORD_COMPOSES), and the marked ones behind it. Only segments with marked ones are decomposed,
-// sorted by combining class and composed. A byte that is not UTF-8 belongs to no segment.
+// nfc.h: nfc_text(), Unicode's canonical composition (NFC): "e" and U+0301 become U+00E9. A text is
+// cut into segments: a code point without the mark WORD_COMPOSES, and the marked ones that follow
+// it. Segments do not depend on each other. One with marked code points is decomposed, sorted by
+// combining class, and composed; others are copied. A byte that is not UTF-8 is in no segment.
 // Source: Unicode Standard Annex 15.
 #ifndef TIDE_NFC_H
 #define TIDE_NFC_H
-#include "unicode_nfc.h"
 #include "words.h"
 
-// A syllable of Hangul is HANGUL + (leading consonant * 21 + vowel) * 28 + trailing consonant, from
-// 1 on; 0: none.
+// A Hangul syllable is HANGUL + (leading consonant * 21 + vowel) * 28 + trailing consonant.
+// Trailing consonants count from 1; 0 means none.
 enum {
     HANGUL = 0xac00, HANGUL_END = 0xd7a4, HANGUL_LEADING = 0x1100, HANGUL_VOWEL = 0x1161,
     HANGUL_TRAILING = 0x11a7, HANGUL_LEADINGS = 19, HANGUL_VOWELS = 21, HANGUL_TRAILINGS = 28
 };
 
-// Finds the last of n ascending numbers that is at most `key`; the first, if none is.
+// Returns the last of n ascending numbers that is at most `key`, or the first if none is.
 static uint64_t nfc_search(const uint64_t *numbers, size_t n, uint64_t key) {
     size_t low = 0;
     for (size_t high = n; high - low > 1;) {
@@ -27,7 +26,7 @@ static uint64_t nfc_search(const uint64_t *numbers, size_t n, uint64_t key) {
 }
 #define NFC_SEARCH(numbers, key) nfc_search(numbers, sizeof(numbers) / sizeof(numbers)[0], key)
 
-// Gives the code point that two others compose, or 0.
+// Returns the code point that a and b compose to, or 0.
 static uint32_t nfc_compose(uint32_t a, uint32_t b) {
     const uint32_t leading = a - HANGUL_LEADING, vowel = b - HANGUL_VOWEL;
     const uint32_t trailing = b - HANGUL_TRAILING;
@@ -40,11 +39,11 @@ static uint32_t nfc_compose(uint32_t a, uint32_t b) {
     return found >> 21 == pair ? (uint32_t)found & 0x1fffff : 0;
 }
 
-// The code points of a segment: class << 56 | place << 21 | code point, so that sorted numbers are
-// sorted by class, and those of one class by place.
+// A segment. Each number is class << 56 | place << 21 | code point. Sorting the numbers sorts by
+// class, and keeps the order of places within a class.
 typedef struct { uint64_t *points; size_t count; } NfcSegment;
 
-// Adds a code point, decomposed.
+// Decomposes a code point, and adds the parts to the segment.
 static void nfc_add(NfcSegment *g, uint32_t c) {
     const uint64_t d = NFC_SEARCH(unicode_decompositions, (uint64_t)c << 42 | 0x3ffffffffff);
     const uint32_t syllable = c - HANGUL, trailing = syllable % HANGUL_TRAILINGS;
@@ -66,12 +65,12 @@ static void nfc_add(NfcSegment *g, uint32_t c) {
     g->count++;
 }
 
-// Writes the segment composed and returns its bytes. A code point composes with the last one of
-// class 0 before it, its starter, if all between them have a lower class.
+// Composes a segment, writes it to out, and returns its bytes. The starter is the last code point
+// of class 0. A later one composes with it if all code points between have a lower class.
 static size_t nfc_write(NfcSegment *g, char *out) {
     size_t starter = SIZE_MAX, kept = 0, used = 0;
     uint64_t last = 0;
-    for (size_t i = 0, end; i < g->count; i = end + 1) {  // sorts each run of marks
+    for (size_t i = 0, end; i < g->count; i = end + 1) {  // sort each run of marks
         end = i;
         while (end < g->count && g->points[end] >> 56 > 0) end++;
         if (end > i + 1) qsort(g->points + i, end - i, sizeof *g->points, compare_words);
@@ -92,8 +91,8 @@ static size_t nfc_write(NfcSegment *g, char *out) {
     return used;
 }
 
-// Returns a text of *n bytes composed: itself if nothing in it is marked, else a copy of *n bytes,
-// which is *room, to be freed. A copy has at most three times the bytes.
+// Returns a text of *n bytes composed. If nothing in it is marked, this is s itself. Else *room is
+// a new copy, to be freed, and *n its length, at most three times the old one.
 static const char *nfc_text(const unsigned char *classes, const char *s, size_t *n, char **room) {
     NfcSegment g = {NULL, 0};
     size_t done = 0, start = 0, at = 0, used = 0, length;  // start: of the segment

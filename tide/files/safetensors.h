@@ -1,23 +1,22 @@
-// safetensors.h: the file format that weights, training state and reference dumps share.
+// safetensors.h: the file format of weights, training state and reference dumps.
 //
-//   safetensors_open, safetensors_parse, safetensors_close   a file, or one that lies in memory
-//   safetensors_find, safetensor_floats, safetensor_release  a tensor; its elements; enough of it
-//   safewriter_add, safewriter_open,
-//   safewriter_put, safewriter_flush, safewriter_close       writes a file, also of several ranks
+//   safetensors_open, safetensors_parse, safetensors_close  open a file; one in memory; close
+//   safetensors_find, safetensor_floats                 find a tensor; read its elements as fp32
+//   safetensor_release                                  frees the pages of a tensor already read
+//   safewriter_add, _open, _put, _flush, _close         write a file, also from several ranks
 //
-// A file is: the header's length (8 bytes, little-endian), the header (JSON: for each tensor its
-// dtype, its shape and where its bytes begin and end), the bytes of all tensors without gaps.
+// A file has three parts: the header's length (8 bytes, little-endian); the header, JSON with the
+// dtype, the shape and the byte range of each tensor; the bytes of all tensors, without gaps.
 // Specification: https://github.com/huggingface/safetensors, "Format".
 #ifndef TIDE_SAFETENSORS_H
 #define TIDE_SAFETENSORS_H
-#include "../base/util.h"
 #include "../base/bf16.h"
 #include "json.h"
 
 enum { ST_F32, ST_F16, ST_BF16, ST_F64, ST_I32, ST_I64, ST_DTYPES = 16 };
 enum { ST_MAX_RANK = 8, ST_MAX_HEADER = 100000000 };
 
-// A file may also have those that have no name above: nothing reads their elements.
+// A file may also have the types without a name above. Their elements are never read.
 static const struct { const char *name; size_t size; } st_dtypes[ST_DTYPES] = {
     {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F64", 8}, {"I32", 4}, {"I64", 8}, {"U8", 1}, {"BOOL", 1},
     {"I8", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}, {"C64", 8}, {"F8_E4M3", 1},
@@ -33,9 +32,9 @@ typedef struct {
     int rank;
     size_t shape[ST_MAX_RANK];
     size_t elements, bytes;
-    const unsigned char *data;  // in the file's map, with no alignment promised
-    bool seen;                  // set by readers, which refuse a tensor that none has used
-    uint64_t place;             // for a writer: its first byte in the file
+    const unsigned char *data;  // in the mapped file, at any alignment
+    bool seen;  // a reader has used this tensor; a model with an unused one is refused
+    uint64_t place;             // its first byte in the file (SafeWriter)
 } SafeTensor;
 
 typedef struct {
@@ -46,7 +45,7 @@ typedef struct {
     size_t map_bytes;
 } SafeTensors;
 
-// Writes "(3, 4)", or "()" for a scalar. Returns out.
+// Writes a shape as "(3, 4)", or "()" for a scalar. Returns out.
 static char *shape_text(char out[200], int rank, const size_t *shape) {
     size_t n = (size_t)snprintf(out, 200, "(");
     for (int i = 0; i < rank; i++)
@@ -58,10 +57,10 @@ static char *shape_text(char out[200], int rank, const size_t *shape) {
 static int st_compare_data(const void *a, const void *b) {
     const SafeTensor *x = (const SafeTensor *)a, *y = (const SafeTensor *)b;
     if (x->data != y->data) return x->data < y->data ? -1 : 1;
-    return (x->bytes > y->bytes) - (x->bytes < y->bytes);  // empty ones first
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes);  // empty tensors first
 }
 
-// Reads one entry of the header. Tensor data starts at `data`.
+// Reads one entry of the header into *ten. The bytes of all tensors begin at `data`.
 static bool st_tensor(SafeTensor *ten, const Json *entry, const unsigned char *data, Error *err) {
     const Json *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape");
     const Json *offsets = json_get(entry, "data_offsets");
@@ -97,8 +96,8 @@ static void safetensors_close(SafeTensors *st) {
     memset(st, 0, sizeof *st);
 }
 
-// Lets go of the memory behind a mapped tensor that was copied: its pages would count as ours until
-// the file is closed, beside the copy. They can still be read (from the file, again).
+// Frees the pages of a mapped tensor that has been copied. Else they would count as this process's
+// memory until the file is closed. A later access reads them from the file again.
 static void safetensor_release(const SafeTensor *ten) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)ten->data;
     const uintptr_t first = (start + page - 1) / page * page;
@@ -106,9 +105,9 @@ static void safetensor_release(const SafeTensor *ten) {
     if (last > first) madvise((void *)first, last - first, MADV_DONTNEED);
 }
 
-// Reads a file that lies in memory and checks all of it: the header's length, every dtype, shape
-// and offset, that the tensors fill the data without gap or overlap. `bytes` must stay until
-// safetensors_close(), which follows in any case.
+// Parses a file of n bytes in memory. Checks the header's length, every dtype, shape and offset,
+// and that the tensors fill the data without gap or overlap. `bytes` must stay until
+// safetensors_close(), which is called even after an error.
 static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Error *err) {
     uint64_t length = 0;
     memset(st, 0, sizeof *st);
@@ -134,7 +133,7 @@ static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Erro
                                           "describes %zu", n, n - size + (size_t)(at - data));
 }
 
-// Does the same for a file, which is mapped, not read.
+// Maps a file into memory and parses it.
 static bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
     Error why;
     size_t size = 0;
@@ -154,7 +153,7 @@ static SafeTensor *safetensors_find(const SafeTensors *st, const char *name) {
     return NULL;
 }
 
-// Reads elements [first, first + n) of a tensor of floats of any width, as fp32.
+// Copies elements [first, first + n) of a tensor of floats, of any width, to out as fp32.
 static void safetensor_floats(const SafeTensor *ten, size_t first, size_t n, float *out) {
     const size_t size = st_dtypes[ten->dtype].size;
     const unsigned char *p = ten->data + first * size;
@@ -175,24 +174,25 @@ static void safetensor_floats(const SafeTensor *ten, size_t first, size_t n, flo
 // ---------------------------------------------------------------------------------------------
 // Writing
 //
-// Zero a SafeWriter, declare all tensors in file order, open, put their bytes, in any order, and
-// close in any case. The writer keeps its first error, after which it does
-// nothing; close tells it. The file replaces an older one when it is whole (util.h: replace_open).
+// To write a file: zero a SafeWriter, declare all tensors in file order, open, put their bytes in
+// any order, and close, even after an error. The writer keeps its first error and then writes
+// nothing; close returns the error. An older file is replaced when the new one is whole
+// (replace_open()).
 //
-// Several processes may put into one file. Set writer, declare the same tensors, and open on writer
-// 0 before on the others; add up all sums on writer 0, and close it when the others have flushed.
+// Several processes can write one file. Each sets `writer` and declares the same tensors. Writer 0
+// opens first, adds up the sums of all writers, and closes when the others have flushed.
 
 typedef struct {
-    int writer;               // which of the processes that put this is
+    int writer;  // the number of this process among the writers; writer 0 makes the file
     int count;
     SafeTensor *tensors;
     FILE *file;
     char path[PATH_MAX];
-    uint64_t total;           // bytes
-    uint64_t *sums;           // of what was put: bytes, then hash_words() of the tensors, the
-                              // header with the first
+    uint64_t total;           // the bytes of the file
+    uint64_t *sums;           // [1 + count]: bytes written; then hash_words() of each tensor's
+                              // bytes, where the header belongs to tensor 0
     bool failed;
-    Error err;                // the reason
+    Error err;                // the first error
 } SafeWriter;
 
 static void safewriter_fail(SafeWriter *w) {
@@ -213,7 +213,7 @@ static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
     for (int i = 0; i < rank; i++) ten->bytes *= ten->shape[i] = shape[i];
 }
 
-// Writes n bytes at byte `place` of the file, of tensor i, or of the header, which is of the first.
+// Writes n bytes at byte `place` of the file. They belong to tensor i; the header to tensor 0.
 static void safewriter_bytes(SafeWriter *w, int i, uint64_t place, const void *bytes, size_t n) {
     w->sums[0] += n;
     w->sums[1 + i] += hash_words(place, bytes, n);
@@ -225,12 +225,12 @@ static void safewriter_bytes(SafeWriter *w, int i, uint64_t place, const void *b
     }
 }
 
-// Writes n bytes of tensor i at its byte `first`: multiples of 8, but at the tensor's end.
+// Writes n bytes of tensor i from its byte `first` on: multiples of 8, except at the tensor's end.
 static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
     safewriter_bytes(w, i, w->tensors[i].place + first, bytes, n);
 }
 
-// Makes the file's first *length bytes: the header's length, and it, padded to a multiple of 8.
+// Makes the start of the file: the length of the header, and the header, padded to 8 bytes.
 static char *safewriter_header(SafeWriter *w, size_t *length) {
     char *header = NULL;
     uint64_t begin = 0;
@@ -258,9 +258,9 @@ static char *safewriter_header(SafeWriter *w, size_t *length) {
     return header;
 }
 
-// Creates the file and writes the header; on others than writer 0, opens what writer 0 has created.
-// That only for writing: a client of NFS could else read a page to change a part of it, and write
-// it back whole, over what others have put there since. False if it has failed.
+// Creates the file and writes the header. On other writers than 0, opens the file, for writing
+// only: else a client of NFS could read a page, change a part of it, and write the page back over
+// the bytes of other writers. Returns false after an error.
 static bool safewriter_open(SafeWriter *w, const char *path) {
     size_t length = 0;
     char temporary[PATH_MAX];
@@ -270,7 +270,7 @@ static bool safewriter_open(SafeWriter *w, const char *path) {
     if (w->writer == 0) {
         w->file = replace_open(path, &w->err);
         w->failed = w->file == NULL;
-        // Its size from the start: a client of NFS fills a page beyond the end with zeros.
+        // The file has its full size now: a client of NFS fills a page beyond the end with zeros.
         if (!w->failed && ftruncate(fileno(w->file), (off_t)w->total) != 0) safewriter_fail(w);
         safewriter_bytes(w, 0, 0, header, length);
     } else {
@@ -283,14 +283,14 @@ static bool safewriter_open(SafeWriter *w, const char *path) {
     return !w->failed;
 }
 
-// On others than writer 0: sends to the disk what was put.
+// Sends the bytes that were put to the disk. Writers other than 0 call it.
 static void safewriter_flush(SafeWriter *w) {
     if (!w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
 }
 
-// Checks on writer 0 that all declared bytes were written, sends them to the disk, there puts the
-// file in its place, and frees the writer. Returns false, with the first reason in err, if anything
-// went wrong since open; what was there before is still there then.
+// Checks on writer 0 that all declared bytes were written, sends them to the disk, and renames the
+// file. Frees the writer. Returns false, with the first error since open in err, if anything went
+// wrong; an older file is unchanged then.
 static bool safewriter_close(SafeWriter *w, Error *err) {
     if (w->writer == 0 && !w->failed && w->sums[0] != w->total)
         w->failed = !error_set(&w->err, "%s: %llu of %llu bytes were written", w->path,

@@ -1,14 +1,14 @@
 // state.h: training runs on disk, as checkpoints.
 //
 //   state_save    writes a new checkpoint of a run
-//   state_prune   removes the checkpoints that a new one leaves too many
+//   state_prune   removes the oldest checkpoints when there are more than --keep
 //   state_find    finds the newest whole checkpoint
 //   state_load    reads the state of a checkpoint that was found
-//   state_newest  finds the newest step; removes the files that killed processes have left
+//   state_newest  finds the newest step; removes files of processes that were killed
 //   state_model   writes the weights of a checkpoint as a model
 //   state_agree   have all ranks succeeded?
 //
-// A checkpoint gets its name once it is complete and flushed.
+// A checkpoint gets its name when it is complete and flushed.
 #ifndef TIDE_STATE_H
 #define TIDE_STATE_H
 #include "hf.h"
@@ -17,17 +17,17 @@
 // ---------------------------------------------------------------------------------------------
 // 1. Training state
 //
-// OUT/checkpoints/step_N/ holds state.safetensors (PART.NAME for every part, such as param, m and
-// v, and every tensor in our naming and layout, without padding) and state.txt: lines "name value",
-// of numbers, the first file's hashes, what the optimizer adds, and the run's options, under a hash
-// of them all. Written as OUT/checkpoints/tmp_N and renamed.
+// OUT/checkpoints/step_N/ holds two files. state.safetensors has every tensor of every part, in our
+// own names and layout, without padding: PART.NAME, where PART is param, m, v or shown. state.txt
+// has lines "name value": numbers, the hashes of the tensors, lines of the optimizer, the run's
+// options; and a hash of all these lines. The directory is named tmp_N until it is complete.
 //
-// Several ranks save together, each what it has, into the file that one process would write. Rank 0
-// makes the file, and names it when all have flushed; what fails on one rank fails on all.
-// All ranks call a function whose comment demands it, at the same point.
+// Several ranks save the same file that one process would write, each its own part. Rank 0 makes
+// the file, and renames it when all have flushed. An error on one rank is an error on all. All
+// ranks call the functions whose comments demand it, at the same point.
 
-// The parts of a parameter's state: the newest weights; AdamW's two moments; with importance-aware
-// updates, the weights in use.
+// The parts of a parameter's state: the newest weight; AdamW's m and v; and, for ZenFlow, the
+// weight that the GPU uses.
 enum { STATE_PARTS = 4 };
 static const char *const state_parts[STATE_PARTS] = {"param", "m", "v", "shown"};
 
@@ -35,32 +35,32 @@ static int state_dtype(const RunState *state, int part) {
     return state->moments_bf16 && (part == 1 || part == 2) ? ST_BF16 : ST_F32;
 }
 
-// The checkpoint of the lowest validation loss (--keep-best), that loss, and the hash of the data
-// that it was measured on. step 0: there is none.
+// The checkpoint with the lowest validation loss (--keep-best), the loss, and the hash of the
+// validation data. step 0: there is none.
 typedef struct { size_t step; double loss; uint64_t data; } StateBest;
 
-// Loss scaling (run.h): the factor, 0 if there was none yet; steps in a row without an overflow;
-// and steps that one has cost.
+// Loss scaling (run.h): the factor, 0 before the first one; steps since the last overflow; steps
+// that were skipped for an overflow.
 typedef struct { double scale; uint64_t good, skipped; } LossScale;
 
 typedef struct {
     uint64_t version;        // STATE_VERSION
     size_t step;             // steps done
     uint64_t seed;
-    uint64_t data_position;  // the next sequence's
-    uint64_t data_hash;      // of the training data, as the trainer defines it
+    uint64_t data_position;  // the position of the next sequence
+    uint64_t data_hash;      // the hash of the training data (data_hash() or task_hash())
     GPT2Config config;
-    uint64_t products;       // the hash of --tune's file; 0: there was none
+    uint64_t products;       // the hash of the --tune file; 0: none
     StateBest best;
     LossScale scaling;
-    char options[4096];      // the run's, as lines (options.h)
-    char *text;              // one that was loaded: all of state.txt; one to be saved: lines that
-                             // the optimizer adds, of which the first is named so; or NULL
+    char options[4096];      // the run's options, one a line (options.h)
+    char *text;              // loaded: all of state.txt. To be saved: lines of the optimizer, which
+                             // begin with "optimizer", or NULL
 } TrainState;
 
 enum { STATE_VERSION = 10 };
 
-// The numbers in state.txt.
+// The numbers in state.txt, in the order of their lines.
 #define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
 static const struct { const char *name; size_t at, size; } state_fields[] = {
     STATE_FIELD(version), STATE_FIELD(step), STATE_FIELD(seed), STATE_FIELD(data_position),
@@ -82,8 +82,8 @@ static void train_state_free(TrainState *s) {
     s->text = NULL;
 }
 
-// Removes a checkpoint's directory: its files, and the directory, or the link to one. Anything else
-// that somebody has put there stays, which is said on stderr.
+// Removes a checkpoint: its files and its directory, or a link to one. A directory with other files
+// stays, and stderr names it.
 static void checkpoint_remove(const char *path) {
     static const char *const files[] = {"state.txt", "state.safetensors", "state.txt.tmp",
                                         "state.safetensors.tmp"};
@@ -98,15 +98,15 @@ static void checkpoint_remove(const char *path) {
         fprintf(stderr, "tide: cannot remove %s: %s\n", path, strerror(errno));
 }
 
-// Writes the name of a checkpoint's directory.
+// Writes the path of the checkpoint of a step.
 static void state_path(char path[PATH_MAX], const char *out, size_t step) {
     char name[64];
     snprintf(name, sizeof name, "checkpoints/step_%08zu", step);
     path_join(path, out, name);
 }
 
-// Returns the newest checkpoint of a step before `before` in OUT/checkpoints, or 0. With `clean`,
-// removes those that killed processes were writing.
+// Returns the step of the newest checkpoint before step `before`, or 0. With `clean`, also removes
+// the directories tmp_* of processes that were killed.
 static size_t state_newest(const char *out, size_t before, bool clean) {
     char all[PATH_MAX], path[PATH_MAX], end;
     size_t newest = 0, step;
@@ -123,8 +123,8 @@ static size_t state_newest(const char *out, size_t before, bool clean) {
     return newest;
 }
 
-// Have all ranks succeeded? If not, err has the sentence of the first one that failed, on each of
-// them. All ranks call it.
+// Have all ranks succeeded? If not, err becomes the error of the first rank that failed, on all
+// ranks. All ranks must call it.
 static bool state_agree(bool ok, Error *err) {
     Error *all = ALLOC(Error, (size_t)ranks.world, "answers"), none = {""};
     int failed = 0, first = 0;
@@ -134,7 +134,7 @@ static bool state_agree(bool ok, Error *err) {
         failed++;
         first = i;
     }
-    if (failed == ranks.world) *err = all[0];  // no matter of one rank
+    if (failed == ranks.world) *err = all[0];  // all have failed: no rank is named
     else if (failed > 0) error_set(err, "%.480s (rank %d)", all[first].text, first);
     free(all);
     return failed == 0;
@@ -143,7 +143,7 @@ static bool state_agree(bool ok, Error *err) {
 // ---------------------------------------------------------------------------------------------
 // 2. Is it whole?
 
-// Reads state.txt's text of n bytes, malloc'ed, which is then that of *s, to be freed in any case.
+// Parses state.txt, n bytes that were malloc'ed. *s owns the text, also after an error.
 static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
     const GPT2Config *c = &s->config;
     const size_t end = seal_find(text, n);
@@ -182,7 +182,7 @@ static bool state_read(const char *dir, TrainState *s, Error *err) {
     return false;
 }
 
-// Is tensor i of a state file what was written? The header belongs to the first.
+// Does tensor i of a state file have the hash in state.txt? The header belongs to tensor 0.
 static bool state_intact(const SafeTensors *st, int i, const TrainState *s, Error *err) {
     enum { CHUNK = 1 << 12 };
     const unsigned char *start = (const unsigned char *)st->map, *data = st->tensors[i].data;
@@ -207,9 +207,9 @@ static bool state_open(const char *dir, SafeTensors *st, Error *err) {
         && (st->count > 0 || error_set(err, "%.400s is empty", path));
 }
 
-// Reads one checkpoint, and checks its first tensor, and the size of the others; but all of them if
-// an optimizer has lines in the state, because it sets up the trainer before they are loaded. On
-// failure *s holds nothing.
+// Reads state.txt of a checkpoint, checks the header of the other file, and the hash of tensor 0;
+// the hashes of all tensors if the optimizer has lines, which are used before tensors are loaded.
+// On failure *s is empty.
 static bool state_check(const char *dir, TrainState *s, Error *err) {
     SafeTensors st;
     if (!state_read(dir, s, err)) return false;
@@ -225,15 +225,14 @@ static bool state_check(const char *dir, TrainState *s, Error *err) {
 // 3. Saving it
 
 typedef struct {
-    const char *out;         // what is to be saved, where: OUT/checkpoints/step_N
+    const char *out;         // the checkpoint is OUT/checkpoints/step_N
     const GPT2Table *table;
     const RunState *here;
-    int keep;                // then all but so many checkpoints up to this step go; 0: none
-    size_t best;             // but not this step's; 0: there is none
+    int keep;                // how many checkpoints stay, with this one; 0: all
     TrainState state;
 } StateSave;
 
-// Returns the text of state.txt, of *n bytes; free() it.
+// Makes the text of state.txt, of *n bytes, to be freed.
 static char *state_describe(const StateSave *save, const SafeWriter *file, size_t *n) {
     char *text = NULL;
     FILE *f = text_open(&text, n);
@@ -253,7 +252,7 @@ static char *state_describe(const StateSave *save, const SafeWriter *file, size_
     return text;
 }
 
-// Adds up what all ranks have written.
+// Adds up the sums of all ranks.
 static void state_gather(SafeWriter *file) {
     const size_t sums = (size_t)file->count + 1, all_sums = (size_t)ranks.world * sums;
     uint64_t *all = ALLOC(uint64_t, all_sums, "hashes");
@@ -263,7 +262,7 @@ static void state_gather(SafeWriter *file) {
     free(all);
 }
 
-// Completes and names it, or removes what there is; on rank 0.
+// Completes the checkpoint and renames it, or removes it after an error. Rank 0 calls it.
 static bool state_commit(const StateSave *save, SafeWriter *file, const char *made, Error *err) {
     char path[PATH_MAX], final[PATH_MAX], all[PATH_MAX];
     size_t n = 0;
@@ -276,33 +275,33 @@ static bool state_commit(const StateSave *save, SafeWriter *file, const char *ma
     if (ok) fwrite(text, 1, n, f);
     ok = ok && replace_close(f, path, err) && directory_sync(made, err);
     free(text);
-    if (ok && path_exists(final)) checkpoint_remove(final);  // it is damaged: the run began before
+    if (ok && path_exists(final)) checkpoint_remove(final);  // damaged: the run began before it
     if (ok && rename(made, final) != 0)
         ok = error_set(err, "cannot rename %s: %s", made, strerror(errno));
     if (!ok) checkpoint_remove(made);
     return ok && directory_sync(all, err);
 }
 
-// Removes the checkpoints that a new one leaves too many; on rank 0.
+// Removes old checkpoints, so that `keep` and the best one stay, on rank 0.
 static void state_prune(const StateSave *save) {
     char path[PATH_MAX];
     size_t step = save->state.step + 1;
     if (ranks.rank > 0 || save->keep <= 0) return;
     for (int kept = 0; (step = state_newest(save->out, step, false)) > 0; kept++) {
         state_path(path, save->out, step);
-        if (kept >= save->keep && step != save->best) checkpoint_remove(path);
+        if (kept >= save->keep && step != save->state.best.step) checkpoint_remove(path);
     }
 }
 
-// Saves a checkpoint. On failure, and if the process dies at any point, the checkpoints that were
-// there are still there. All ranks call it.
+// Saves a checkpoint. Older checkpoints stay whole on failure, and if the process dies at any
+// point. All ranks must call it.
 static bool state_save(const StateSave *save, Error *err) {
     char made[PATH_MAX], path[PATH_MAX], name[128];
     const bool first = ranks.rank == 0;
     SafeWriter file;
     memset(&file, 0, sizeof file);
     file.writer = ranks.rank;
-    // (NFS remembers names)
+    // The name has the step, because clients of NFS cache names.
     snprintf(name, sizeof name, "checkpoints/tmp_%08zu", save->state.step);
     path_join(made, save->out, name);
     if (first) state_newest(save->out, 0, true);
@@ -331,9 +330,9 @@ static bool state_save(const StateSave *save, Error *err) {
 // ---------------------------------------------------------------------------------------------
 // 4. Loading it
 
-// Finds the newest checkpoint, of a step before `before`, of the run in `out`, reads its *s, to be
-// freed, and puts its path into dir. Torn and truncated ones are named on stderr and passed over.
-// Returns false if none is left. Rank 0 decides for all ranks, which must all call it.
+// Finds the newest whole checkpoint of the run in `out` before step `before`. Reads its state.txt
+// into *s, to be freed, and writes its path to dir. Names damaged ones on stderr. Returns false if
+// none is whole. Rank 0 decides; all ranks must call it.
 static bool state_find(const char *out, size_t before, TrainState *s, char dir[PATH_MAX],
                        Error *err) {
     const bool first = ranks.rank == 0;
@@ -353,10 +352,10 @@ static bool state_find(const char *out, size_t before, TrainState *s, char dir[P
     return false;
 }
 
-// Fills *here from the checkpoint *s, which state_find() has found in dir; padding becomes zero. It
-// must hold these parts. Others are not loaded. Moments may have been stored in another type.
-// The hash of each tensor is checked by one of the ranks, in the pass that loads it. All ranks call
-// it.
+// Loads the checkpoint *s, which state_find() has found in dir, into the parts of *state. Padding
+// becomes zero. The file must have these parts; its other parts are not read. Moments may have
+// another type in the file. One of the ranks checks the hash of each tensor while loading it. All
+// ranks must call it.
 static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
                        const RunState *state, Error *err) {
     SafeTensors st;
@@ -384,7 +383,7 @@ static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
     return state_agree(ok, err);
 }
 
-// A RunState's move, outwards: the first part of a checkpoint that is open.
+// A checkpoint as the owner of a RunState: move() reads its weights (part 0), and writes nothing.
 typedef struct { const GPT2Table *table; SafeTensors file; } StateFile;
 
 static void state_file_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
@@ -394,7 +393,7 @@ static void state_file_move(void *owner, int part, size_t at, size_t n, float *w
         safetensor_floats(&x->file.tensors[i], at - x->table->tensors[i].offset, n, w);
 }
 
-// Writes model.safetensors and config.json, in `out`, of a step's checkpoint; on rank 0.
+// Writes the weights of a step's checkpoint as a model in `out`. Rank 0 calls it.
 static bool state_model(const StateSave *save, size_t step, const char *out, bool bf16,
                         TextEnds ends, const char *origin, Error *err) {
     char dir[PATH_MAX];

@@ -1,9 +1,9 @@
 // task.h: examples to fine-tune on.
 //
-// An example is a prompt, which may be empty, and one or more choices, one of which is right. The
-// right choice is trained, the prompt is only read. Two kinds of files have them:
-//   - JSON lines, told by their name (.jsonl) or their beginning, an object on each line, or one
-//     array of objects:
+// An example is a prompt, which may be empty, and one or more choices, one of which is right.
+// Training reads the prompt and learns the right choice. Two kinds of files have examples:
+//   - JSON: an object on each line, or one array of objects. The program recognises such a file by
+//     its name (.jsonl) or its first characters. An object has one of these forms:
 //         {"prompt": "Capital of Peru?", "completion": " Lima"}
 //         {"text": "a document: an empty prompt, and one choice"}
 //         {"prompt": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}
@@ -11,25 +11,23 @@
 //         {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", ..}]}    ShareGPT
 //         {"instruction": "Add.", "input": "2 + 2", "output": "4"}                      Alpaca
 //     Completions and texts end with the tokenizer's end-of-text token, if it has one. A prompt and
-//     what follows it are encoded each by itself: a space between them belongs to what follows.
-//     Messages are a conversation (chat.h): up to its first answer that is trained it is a prompt,
-//     the rest is a choice, in which answers are trained, and what stands between them is read.
-//   - that of GLUE's SST-2: lines "sentence TAB number of the label", below a line "sentence TAB
-//     label" that may be absent. A template makes the sentence a prompt, the labels are choices:
+//     the text after it are encoded separately: the text must begin with the space between them.
+//     Messages are a conversation (chat.h). Its prompt ends at the first trained answer. Its one
+//     choice is the rest: there the answers are trained, and all between them is only read.
+//   - labelled sentences, as in GLUE's SST-2: lines "sentence TAB number of the label". The first
+//     line may be a title. A prompt is a sentence and the template; the label words are choices:
 //         "a warm and witty film" + " It was"     then " terrible" (label 0) or " great" (label 1)
-//     If every label is one token, the label words share the prompt, and the cross-entropy over the
-//     candidates is that over their logits at the prompt's last position: one sequence per example,
-//     and no softmax over the vocabulary.
+//     If every label is one token, an example is one sequence. Its cross-entropy is a softmax over
+//     the labels' logits at the last position of the prompt, not over the vocabulary.
 //
-//     task_open()    reads a file; task_parse(): the text of one
-//     task_view()    a part of it
+//     task_open()    reads a file; task_parse(): reads the text of one
+//     task_view()    makes a part of a task
 //     task_pack()    puts several examples into each row that is trained
-//     task_batch()   the rows at a position; task_targets(): how many of their tokens are trained
-//     task_row()     an example and a choice as a row; task_find(): which ones has this row?
+//     task_batch()   fills rows with examples; task_targets(): counts their trained tokens
+//     task_row()     writes an example with a choice as a row; task_find(): finds those of a row
 //
 // A fault in a file ends the program with one line. Sources: Malladi et al. 2023 (MeZO); Gao, Fisch
-// and Chen 2021 (templates and label words); Ding et al. 2024 (packing by best fit, in which
-// documents stay whole).
+// and Chen 2021 (templates and label words); Ding et al. 2024 (packing by best fit, without cuts).
 #ifndef TIDE_TASK_H
 #define TIDE_TASK_H
 #include "../base/model.h"
@@ -38,20 +36,20 @@
 
 typedef struct {
     size_t count;              // examples
-    size_t *example;           // (count + 1): example i is piece example[i], its prompt, and those
-                               // behind it up to example[i+1] - 1, its choices
+    size_t *example;           // (count + 1): the prompt of example i is piece example[i]. The next
+                               // pieces, up to example[i+1] - 1, are its choices
     size_t *first;             // (pieces + 1): piece k is tokens first[k] .. first[k+1] - 1
-    int32_t *tokens;           // ~token: in a choice, but only read
-    int *label;                // (count): which choice is right, from 0 on
-    size_t pieces;             // of the whole file
-    size_t longest;            // inputs of the longest row, see task_row()
-    Chat chat;                 // of conversations; .format NULL: there are none
-    int labels;                // of one token each: pieces are prompts only; 0: with choices
-    int32_t word[TASK_LABELS]; // the token of each label
-    int32_t first_token;       // with which every prompt begins, or -1
-    size_t rows;               // made by task_pack(); 0: each example has its own
-    size_t *row, *packed;      // (rows + 1), (count): row k is examples packed[row[k]] and on, up
-                               // to packed[row[k+1] - 1]
+    int32_t *tokens;           // ~token: a token of a choice that is only read
+    int *label;                // (count): the right choice, from 0 on
+    size_t pieces;             // pieces of the whole file
+    size_t longest;            // inputs of the longest row (task_row())
+    Chat chat;                 // the format of conversations; .format NULL: there are none
+    int labels;  // label words of one token each; then pieces are prompts only; else 0
+    int32_t word[TASK_LABELS]; // the token of each label word
+    int32_t first_token;       // the first token of every prompt; -1: none
+    size_t rows;               // rows that task_pack() made; 0: each example is one row
+    size_t *row, *packed;      // (rows + 1), (count): row k has the examples packed[row[k]] to
+                               // packed[row[k+1] - 1]
 } Task;
 
 // ---------------------------------------------------------------------------------------------
@@ -63,12 +61,12 @@ typedef struct {
     size_t vocab;
     Tokens out;                // t.tokens
     int format;                // --chat-format, for chat_open()
-    bool last;                 // of a conversation only the last answer is trained
-    bool starts;               // no text stands in front of the next pieces: the prompt is empty
-    char where[PATH_MAX + 32]; // file and line
+    bool last;                 // only the last answer of a conversation is trained
+    bool starts;               // the prompt is empty, so the next piece begins the text
+    char where[PATH_MAX + 32]; // the file and line, for messages
 } TaskReader;
 
-// Makes the tokens up to `end` the next piece. The model must know all of them.
+// Makes the tokens up to `end` a piece. A token outside the model's vocabulary is an error.
 static void task_ends_piece(TaskReader *r, size_t end) {
     Task *t = &r->t;
     t->tokens = (int32_t *)r->out.ids;
@@ -82,9 +80,10 @@ static void task_ends_piece(TaskReader *r, size_t end) {
     t->first[t->pieces] = end;
 }
 
-// Adds n bytes as the next piece. If it `begins` an example, the first token stands in front of it;
-// if it `ends` one, the end-of-text token stands behind it. A token that the text has there itself
-// is not added. The first token of a text behind an empty prompt is in the prompt.
+// Adds a text of n bytes as a piece. If the text begins the example, the first token is added in
+// front; if it ends the example, the end-of-text token is added after it. A token that the text
+// already has there is not added. After an empty prompt, which has the first token, it is not added
+// again.
 static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, bool ends) {
     const bool starts = begins || r->starts;
     const size_t at = r->out.count;
@@ -96,7 +95,7 @@ static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, b
     task_ends_piece(r, r->out.count);
 }
 
-// Adds two texts as one piece.
+// Adds two texts, a and then b, as one piece.
 static void task_joined(TaskReader *r, const char *a, const char *b, bool begins) {
     char *both = ALLOC(char, strlen(a) + strlen(b) + 1, "a prompt");
     task_piece(r, both, (size_t)sprintf(both, "%s%s", a, b), begins, false);
@@ -105,7 +104,7 @@ static void task_joined(TaskReader *r, const char *a, const char *b, bool begins
 
 static size_t piece_tokens(const Task *t, size_t k) { return t->first[k + 1] - t->first[k]; }
 
-// Makes the pieces since the last example an example, whose choice number `label` is right.
+// Makes the pieces since the last example a new example. Choice number `label` is right.
 static void task_example(TaskReader *r, size_t label) {
     Task *t = &r->t;
     const size_t prompt = t->example[t->count], tokens = piece_tokens(t, prompt);
@@ -121,7 +120,7 @@ static void task_example(TaskReader *r, size_t label) {
     }
 }
 
-// Adds the string `value` of member `key` as a piece. Only a prompt may be empty, or not there.
+// Adds the string `value` of member `key` as a piece. Only a prompt may be empty or missing.
 static void task_string(TaskReader *r, const Json *value, const char *key) {
     const bool prompt = strcmp(key, "prompt") == 0, choice = strcmp(key, "choices") == 0;
     if (value != NULL && value->type != JSON_STRING) die("%s: \"%s\" is no string", r->where, key);
@@ -131,7 +130,7 @@ static void task_string(TaskReader *r, const Json *value, const char *key) {
     task_piece(r, n > 0 ? value->string : "", n, prompt, !prompt && !choice);
 }
 
-// Adds the choices of an example as pieces: at least two, and no two that are the same.
+// Adds the choices of an example as pieces: two or more, no two of which are equal.
 static void task_choices(TaskReader *r, const Json *choices) {
     if (choices->type != JSON_ARRAY || choices->count < 2)
         die("%s: \"choices\" is no list of at least two strings", r->where);
@@ -143,13 +142,13 @@ static void task_choices(TaskReader *r, const Json *choices) {
     }
 }
 
-// Adds the pieces of a conversation: what stands before the first answer that is trained, and the
-// rest, without what is only read at its end.
+// Adds the two pieces of a conversation: the part before the first trained answer, and the rest.
+// Leaves out untrained tokens at the end.
 static void task_messages(TaskReader *r, const ChatMessage *list, size_t count) {
     size_t n, first = 0;
     int32_t *tokens = chat_encode(&r->t.chat, list, count, &n);
     while (first < n && tokens[first] < 0) first++;
-    while (n > 0 && tokens[n - 1] < 0) n--;  // a turn's last token is trained
+    while (n > 0 && tokens[n - 1] < 0) n--;  // tokens >= 0 are trained
     for (size_t i = 0; i < n; i++)
         tokens_add(&r->out, (uint32_t)(i < first ? ~tokens[i] : tokens[i]));
     task_ends_piece(r, r->out.count - (n - first));
@@ -157,8 +156,8 @@ static void task_messages(TaskReader *r, const ChatMessage *list, size_t count) 
     free(tokens);
 }
 
-// Adds the pieces of an instruction, as a conversation: the user says the instruction and, on the
-// next line, the input; the answer is the output.
+// Adds the pieces of an instruction as a conversation. The question is the instruction and, on the
+// next line, the input. The answer is the output.
 static void task_instruction(TaskReader *r, const Json *root) {
     static const char *const keys[3] = {"instruction", "input", "output"};
     char *question = NULL;
@@ -182,12 +181,12 @@ static void task_instruction(TaskReader *r, const Json *root) {
     free(question);
 }
 
-// Adds the example of an object of one of the forms at the head of this file.
+// Adds the example of an object in one of the forms at the top of this file.
 static void task_object(TaskReader *r, const Json *root) {
     enum { KEYS = 8, OTHERS = 6, REFUSED = 21 };
     static const char *const keys[KEYS] = {"prompt", "completion", "text", "choices", "answer",
                                            "messages", "conversations", "instruction"};
-    // Other forms; members that change what is learned.
+    // Members of other forms; then members that would change which tokens are trained.
     static const char *const refused[REFUSED] = {
         "input", "output", "context", "chosen", "question", "response",
         "system", "history", "tools", "functions", "images", "videos", "audios", "weight", "loss",
@@ -202,7 +201,7 @@ static void task_object(TaskReader *r, const Json *root) {
         value[k] = json_get(root, keys[k]);
         if (k <= 5 ? value[k] != NULL : !json_empty(value[k])) form |= 1 << k;
     }
-    // Alpaca's files have all three once more in "text", as one prompt of 2023 words them.
+    // Alpaca's files repeat the other members in "text", with a prompt in words of 2023.
     if (form == (INSTRUCTION | TEXT) && json_get(root, "output") != NULL) form = INSTRUCTION;
     const bool chat = form == MESSAGES || form == SHARED || form == INSTRUCTION;
     const bool good = form == COMPLETION || form == TEXT || form == CHOICES || chat;
@@ -236,7 +235,7 @@ static void task_object(TaskReader *r, const Json *root) {
     task_example(r, answer);
 }
 
-// Adds the example of a line, a JSON object; skips an empty line.
+// Adds the example of a line, which is a JSON object. Skips an empty line.
 static void task_json(TaskReader *r, const char *line) {
     Error err = {""};
     if (line[strspn(line, " \t\r")] == '\0') return;
@@ -251,7 +250,7 @@ static void task_json(TaskReader *r, const char *line) {
     json_free(root);
 }
 
-// Adds the examples of one array of objects. A fault is in its Nth entry.
+// Adds the examples of a JSON array. An error names the number of the entry.
 static void task_array(TaskReader *r, const char *name, const char *text) {
     Error err;
     size_t number = 0;
@@ -285,9 +284,9 @@ static void task_sentence(TaskReader *r, char *line, const char *template_text, 
     task_example(r, (size_t)label);
 }
 
-// Cuts "word|word|.." into labels, and returns how many there are. If each is one token, it must
-// also be one token of its own where it stands behind the template (in GPT-2's vocabulary a space
-// belongs to the word behind it, so that "It was " and "great" are not what they seem).
+// Cuts "word|word|.." into labels, and returns their number. If each label is one token, it must be
+// one token after the template, too. (In GPT-2's vocabulary a space belongs to the word after it,
+// so that the template "It was " and the label "great" would be other tokens together.)
 static int task_labels(TaskReader *r, char *words, const char *template_text,
                        char *labels[TASK_LABELS]) {
     Task *t = &r->t;
@@ -318,7 +317,7 @@ static int task_labels(TaskReader *r, char *words, const char *template_text,
     return count;
 }
 
-// Reads examples from the text of a file, which is cut into pieces on the way; see task_open().
+// Reads examples from the text of a file (see task_open()). Overwrites the text.
 static Task task_parse(const char *name, char *text, const char *labels, const char *template_text,
                        const Tokenizer *tok, int32_t first_token, size_t vocab, int format,
                        bool last) {
@@ -360,10 +359,10 @@ static Task task_parse(const char *name, char *text, const char *labels, const c
     return r->t;
 }
 
-// Opens a file of examples: labelled sentences, where label number i is the i-th word of `labels`,
-// "word|word|..", 2 to 16 of them, and a prompt is the sentence without white space around it and
-// `template_text`; or, if labels is NULL, JSON lines. Every prompt begins with `first_token` (OPT:
-// 2; -1: none). All tokens must be < `vocab`. format: of conversations, see chat_open().
+// Opens a file of examples. labels NULL: it is JSON. Else it has labelled sentences: label number i
+// is the i-th word of `labels`, "word|word|..", 2 to 16 of them, and a prompt is the sentence,
+// without white space around it, and `template_text`. Every prompt begins with `first_token` (OPT:
+// 2; -1: none). All tokens must be below `vocab`. format: that of conversations (chat_open()).
 static Task task_open(const char *path, const char *labels, const char *template_text,
                       const Tokenizer *tok, int32_t first_token, size_t vocab, int format,
                       bool last) {
@@ -379,7 +378,7 @@ static Task task_open(const char *path, const char *labels, const char *template
     return t;
 }
 
-// Are there JSON lines in a file, or should there be? By its name, or by how it begins.
+// Is this a file of JSON examples, by its name or by its first characters?
 static bool path_is_examples(const char *path) {
     const size_t length = strlen(path);
     size_t n;
@@ -395,7 +394,7 @@ static bool path_is_examples(const char *path) {
 static Task task_view(const Task *all, size_t from, size_t to) {
     Task v = *all;
     v.count = to - from;
-    v.example += from;  // whose entries count from the start of the file
+    v.example += from;  // its values still count pieces of the whole file
     v.label += from;
     return v;
 }
@@ -403,12 +402,12 @@ static Task task_view(const Task *all, size_t from, size_t to) {
 // ---------------------------------------------------------------------------------------------
 // Rows
 //
-// A row holds the tokens of a prompt and a choice. Its inputs are all but the last one, its targets
-// all but the first one. A target that is only read is -1: it is not trained. An example of more
-// than T inputs is cut: its prompt loses the front, but not the token that begins every text. A
-// choice that is too long by itself loses its end. A conversation loses its last turns first.
+// A row holds the tokens of a prompt and a choice. Its inputs are all tokens but the last; its
+// targets are all but the first. A target of -1 is not trained: it is only read. An example of more
+// than T inputs is cut. Its prompt loses tokens at the front, but not the token that begins every
+// text. A choice that is still too long loses its end. A conversation loses its last turns first.
 
-typedef struct { size_t prompt, choice, read; } TaskCut;  // tokens that stay; the choice's ~tokens
+typedef struct { size_t prompt, choice, read; } TaskCut;  // how many stay; the untrained of choice
 
 static TaskCut task_cut(const Task *t, size_t i, size_t choice, size_t T) {
     const size_t k = t->example[i], prompt = piece_tokens(t, k);
@@ -416,7 +415,7 @@ static TaskCut task_cut(const Task *t, size_t i, size_t choice, size_t T) {
     TaskCut cut = {prompt, min_size(all, prompt > 0 ? T : T + 1), 0};
     if (t->chat.format != NULL) {
         const int32_t *token = t->tokens + t->first[k + 1 + choice];
-        size_t answer = 0;  // the first one
+        size_t answer = 0;  // the length of the first answer
         while (answer < cut.choice && token[answer] >= 0) answer++;
         if (prompt + cut.choice > T + 1)
             cut.choice = prompt + answer > T + 1 ? answer : T + 1 - prompt;
@@ -431,8 +430,8 @@ static size_t cut_inputs(TaskCut cut) { return cut.prompt + cut.choice - 1; }
 
 static size_t cut_targets(TaskCut cut) { return cut.choice - cut.read - (cut.prompt == 0); }
 
-// Writes example i with this choice: its inputs, and, unless NULL, targets; returns how many, at
-// most T.
+// Writes example i with this choice as a row: its inputs and, unless NULL, its targets. Returns the
+// number of inputs, at most T.
 static size_t task_row(const Task *t, size_t i, size_t choice, size_t T, int32_t *inputs,
                        int32_t *targets) {
     const size_t k = t->example[i];
@@ -448,18 +447,17 @@ static size_t task_row(const Task *t, size_t i, size_t choice, size_t T, int32_t
     return cut_inputs(cut);
 }
 
-// Counts the rows of an epoch of training, in which an example has its right choice only; or those
-// of an evaluation, in which each choice has a row, in the file's order, unless the choices are
-// label words.
+// Counts rows. In an epoch of training, each example has a row with its right choice. In an
+// evaluation, each choice has a row, in the file's order; with label words, each example has one.
 static size_t task_rows(const Task *t, bool training) {
     if (training && t->rows > 0) return t->rows;
     if (training || t->labels > 0) return t->count;
     return t->example[t->count] - t->example[0] - t->count;
 }
 
-// Finds the example, and its choice, of a row of evaluation.
+// Finds the example and the choice of a row of an evaluation.
 static size_t task_find(const Task *t, size_t row, size_t *choice) {
-    size_t i = 0, end = t->count;  // it is in i .. end-1
+    size_t i = 0, end = t->count;  // the row is in examples i .. end-1
     while (end - i > 1) {
         const size_t middle = (i + end) / 2;
         if (t->example[middle] - t->example[0] - middle <= row) i = middle;
@@ -469,13 +467,13 @@ static size_t task_find(const Task *t, size_t row, size_t *choice) {
     return i;
 }
 
-// Puts the examples into as few rows of T tokens as best-fit decreasing finds: from the longest to
-// the shortest, each goes where it leaves the least room.
+// Puts the examples into few rows of T tokens, by best-fit decreasing: in order of length, the
+// longest first, each example is put into the row in which it leaves the least room.
 static void task_pack(Task *t, size_t T) {
-    enum { INDEX = 40 };                             // bits
+    enum { INDEX = 40 };                             // bits of the index of an example
     uint64_t *order = ALLOC(uint64_t, t->count, "packing");
     size_t *row_of = ALLOC(size_t, 2 * t->count, "packing"), *next = row_of + t->count;
-    size_t *open = ALLOC(size_t, T + 1, "packing");  // 1 + a row with so much room; 0: none
+    size_t *open = ALLOC(size_t, T + 1, "packing");  // open[n]: 1 + a row with room n; 0: none
     for (size_t i = 0; i < t->count; i++)
         order[i] = (T - cut_inputs(task_cut(t, i, (size_t)t->label[i], T))) << INDEX | i;
     qsort(order, t->count, sizeof *order, compare_words);
@@ -501,23 +499,23 @@ static void task_pack(Task *t, size_t T) {
     free(open);
 }
 
-// Finds the row at a position, counted from the start of training over all epochs: in an order that
-// depends on seed and epoch, or, without training, in the file's order.
+// Returns the row at a position, which counts from the start of training over all epochs. Training
+// shuffles rows by seed and epoch; an evaluation reads them in the order of the file.
 static size_t task_at(const Task *t, uint64_t seed, bool training, uint64_t position) {
     const size_t rows = task_rows(t, training);
     uint64_t phase;
     return training ? epoch_index(seed, position, rows, &phase) : position % rows;
 }
 
-// Training's row k has packed examples number row_begin(k) .. row_begin(k+1) - 1.
+// A row of training, k, has the packed examples row_begin(k) to row_begin(k+1) - 1.
 static size_t row_begin(const Task *t, size_t k) { return t->rows > 0 ? t->row[k] : k; }
 
 static size_t row_example(const Task *t, size_t j) { return t->rows > 0 ? t->packed[j] : j; }
 
-// Fills rows of T tokens with those at `position` and behind it. A shorter row is filled up with
-// zeros, which no other token sees, and which are not trained. inputs, targets (rows, T). begins
-// (rows, T), unless NULL: for each token, where in its row its document begins. With label words,
-// targets is (rows, 2): the index of the prompt's last token in its row, and the label. t->count
+// Fills rows of T tokens with those at `position` and after it. A shorter row is padded with zeros,
+// which no other token sees, and which are not trained. inputs, targets (rows, T). begins (rows,
+// T), or NULL: for each token, the place in its row at which its document begins. With label words,
+// targets is (rows, 2): the place of the prompt's last token in its row, and the label. t->count
 // and T must not be 0.
 static void task_batch(const Task *t, uint64_t seed, bool training, uint64_t position, size_t rows,
                        size_t T, int32_t *inputs, int32_t *targets, int32_t *begins) {
@@ -545,7 +543,7 @@ static void task_batch(const Task *t, uint64_t seed, bool training, uint64_t pos
     }
 }
 
-// Counts the trained tokens, or prompts of label words, of the `rows` rows from `position` on.
+// Counts trained tokens (with label words, prompts) in the `rows` rows from `position` on.
 static size_t task_targets(const Task *t, uint64_t seed, uint64_t position, size_t rows, size_t T) {
     size_t sum = 0;
     for (size_t b = 0; b < rows; b++) {
@@ -558,7 +556,7 @@ static size_t task_targets(const Task *t, uint64_t seed, uint64_t position, size
     return sum;
 }
 
-// Of all examples: how many lose tokens; inputs and trained tokens of the right choices.
+// Sums over all examples: how many are cut; inputs and trained tokens of the right choices.
 typedef struct { size_t cut, inputs, targets; } TaskSum;
 
 static TaskSum task_sum(const Task *t, size_t T) {
@@ -576,7 +574,7 @@ static TaskSum task_sum(const Task *t, size_t T) {
     return sum;
 }
 
-// Returns a hash of all of a task's tokens, choices and labels.
+// Returns a hash of a task's tokens, choices and labels.
 static uint64_t task_hash(const Task *t) {
     if (t->count == 0) return 0;
     const uint64_t parts[] = {hash_bytes(t->first, (t->pieces + 1) * sizeof *t->first),

@@ -1,35 +1,33 @@
-// tokenizer.h: text to tokens and back, as the models of Hugging Face have it.
+// tokenizer.h: text to tokens and back, with the ids of Hugging Face's tokenizers.
 //
-//     tokenizer_bytes()    a byte is a token
-//     tokenizer_open()     of a directory
-//     tokenizer_parse()    of a directory, some of whose files have been read
-//     tokenizer_save()     into another one
-//     tokenizer_encode()   text to tokens
-//     tokenizer_text()     a text with the tokens around it; document_encode(): one to train on
+//     tokenizer_bytes()    makes a tokenizer in which a byte is a token
+//     tokenizer_open()     reads the tokenizer of a directory
+//     tokenizer_parse()    the same, with texts of some files given
+//     tokenizer_save()     writes the files of a tokenizer
+//     tokenizer_encode()   encodes a text
+//     tokenizer_text()     encodes a text, with the tokens around it
+//     document_encode()    encodes a document to train on
 //     tokenizer_token()    the text of one token
 //     tokenizer_added()    the id of an added token; tokenizer_ends(): does a token end a text?
-//     tokenizer_free()
 //
-// A text becomes tokens in four steps; each family of models uses some:
-// 1. Added tokens, such as <|im_end|>, are cut out. Each piece between them goes on by itself.
-// 2. The piece is normalised: composed (nfc.h), or given a space in front. Added tokens whose
-//    contents are normalised are cut out now.
+// A text is encoded in four steps. A family of models may leave some out:
+// 1. Added tokens, such as <|im_end|>, are cut out. The pieces between them are encoded separately.
+// 2. A piece is normalised: composed (nfc.h), or given a space in front. Then added tokens are cut
+//    out whose contents are normalised, too.
 // 3. A byte-level piece is cut into words (words.h). In the style of SentencePiece it is one word.
 // 4. The symbols of each word are merged (vocabulary.h).
 // A directory has a tokenizer.json, whose parts describe the steps, or vocab.json and merges.txt of
-// GPT-2 or OPT. A part that is not known here is refused by its name: wrong ids are worse
-// than none.
-// Any bytes are text: a byte that is not UTF-8 is a code point of its own.
+// GPT-2 or OPT. An unknown part is refused by its name: an error is better than wrong ids. Any
+// bytes are a text: a byte that is not UTF-8 counts as a code point.
 // Sources: Radford et al. 2019 (section 2.2); Hugging Face tokenizers 0.23.
 #ifndef TIDE_TOKENIZER_H
 #define TIDE_TOKENIZER_H
-#include "json.h"
 #include "nfc.h"
 #include "vocabulary.h"
 
 #define TOKENIZER_EOT "<|endoftext|>"
 
-// The files of a tokenizer, in the order in which they are saved: those that decide come last.
+// The files of a tokenizer, in the order of saving. The last ones make a directory a tokenizer.
 enum { FILE_CONFIG, FILE_GENERATION, FILE_MAP, FILE_ADDED, FILE_TEMPLATE, FILE_JSON = 6, FILE_VOCAB,
        FILE_MERGES, BESIDE_MODEL = FILE_TEMPLATE };
 static const char *const tokenizer_files[TOKENIZER_FILES] = {
@@ -40,8 +38,8 @@ static const char *const tokenizer_files[TOKENIZER_FILES] = {
 // ---------------------------------------------------------------------------------------------
 // Added tokens
 
-// Adds a token to a list. content: n bytes, as the file has them. known: the vocabulary has the
-// token. flags: see added_flags.
+// Adds a token to a list. content: its n bytes in the file. known: the token is in the vocabulary.
+// flags: the values of added_flags.
 static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id, bool known,
                        const int *flags) {
     const bool normalized = flags[2], front = normalized && (t->steps & STEP_PREPEND);
@@ -66,14 +64,14 @@ static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id,
     list->first[(unsigned char)a.content[0]] = true;
 }
 
-// Orders added tokens: a longer content comes first.
+// Orders added tokens. A longer content is first.
 static int added_compare(const void *a, const void *b) {
     const AddedToken *x = (const AddedToken *)a, *y = (const AddedToken *)b;
     if (x->length != y->length) return x->length > y->length ? -1 : 1;
     return memcmp(x->content, y->content, x->length);
 }
 
-// Sorts a list. Returns a token whose content another one has, or NULL.
+// Sorts a list. Returns a token whose content is in the list twice, or NULL.
 static const AddedToken *added_sort(AddedTokens *list) {
     if (list->count > 0) qsort(list->tokens, list->count, sizeof *list->tokens, added_compare);
     for (size_t i = 1; i < list->count; i++)
@@ -81,8 +79,8 @@ static const AddedToken *added_sort(AddedTokens *list) {
     return NULL;
 }
 
-// Finds the first place from *at on with the content of a token, and the longest such token, or
-// NULL.
+// Moves *at to the next place with an added token's content. Returns the longest token there, or
+// NULL if there is none.
 static const AddedToken *added_find(const AddedTokens *list, const char *s, size_t n, size_t *at) {
     size_t i = list->count > 0 ? *at : n;
     for (; i < n; i++) {
@@ -94,7 +92,7 @@ static const AddedToken *added_find(const AddedTokens *list, const char *s, size
     return NULL;
 }
 
-// Finds the id of the added token with this content, or TOKENIZER_NONE.
+// Returns the id of the added token with this content, or TOKENIZER_NONE.
 static uint32_t tokenizer_added(const Tokenizer *t, const char *content) {
     for (int k = 0; k < 2; k++)
         for (size_t i = 0; i < t->added[k].count; i++)
@@ -102,7 +100,7 @@ static uint32_t tokenizer_added(const Tokenizer *t, const char *content) {
     return TOKENIZER_NONE;
 }
 
-// Finds the added token with this id, or NULL.
+// Returns the added token with this id, or NULL.
 static AddedToken *added_token(const Tokenizer *t, int32_t id) {
     for (int k = 0; k < 2; k++)
         for (size_t i = 0; i < t->added[k].count; i++)
@@ -138,16 +136,16 @@ typedef struct {
     Tokenizer *t;
     const char *path;          // for messages
     const Json *root, *vocabulary;
-    Json *beside[5];           // the first of tokenizer_files, and config.json; NULL: not there
-    char paths[TOKENIZER_FILES][PATH_MAX];  // of tokenizer_files
-    size_t next;               // the id of the next token that is not in the vocabulary
-    const char *end;           // ends a text of vocab.json; NULL: of tokenizer.json
-    uint32_t bos, eos;         // as the files beside name them
+    Json *beside[5];           // parsed: the first tokenizer_files, and config.json; NULL: missing
+    char paths[TOKENIZER_FILES][PATH_MAX];  // paths of tokenizer_files
+    size_t next;               // the id for the next token that is not in the vocabulary
+    const char *end;           // the end-of-text token of merges.txt; NULL: tokenizer.json is read
+    uint32_t bos, eos;         // the tokens with which a text begins and ends, by the other files
     Error *err;
 } PartReader;
 
-// The steps that are known, in the order in which they stand in their part, with the members that
-// must have one value, and that value.
+// The known steps, in the order in which a part must have them, and pairs of a member and the value
+// that it must have.
 static const struct { const char *part, *type; int step; const char *members[7]; } known_steps[] = {
     {"normalizer", "NFC", STEP_NFC, {NULL}},
     {"normalizer", "Prepend", STEP_PREPEND, {"prepend", TOKENIZER_SPACE}},
@@ -162,14 +160,14 @@ static const struct { const char *part, *type; int step; const char *members[7];
     {"decoder", "ByteFallback", STEP_FALLBACK, {NULL}},
     {"decoder", "Fuse", STEP_FUSE, {NULL}},
     {"decoder", "Strip", STEP_STRIP, {"content", " ", "start", "1", "stop", "0"}},
-    {"post_processor", "ByteLevel", 0, {NULL}},  // is about offsets
+    {"post_processor", "ByteLevel", 0, {NULL}},  // changes only offsets
     {"post_processor", "TemplateProcessing", 0, {NULL}}};
 
 static bool part_refuse(PartReader *r, const char *part, const char *what) {
     return error_set(r->err, "%.200s: %s %.250s: not supported", r->path, part, what);
 }
 
-// Reads a part: null, a Sequence, or a step.
+// Reads a part of tokenizer.json: null, a step, or a Sequence of steps.
 static bool read_part(PartReader *r, const char *name, const char *list) {
     const size_t known = sizeof known_steps / sizeof known_steps[0];
     const Json *part = json_get(r->root, name), *all = json_get(part, list);
@@ -205,7 +203,7 @@ static bool read_part(PartReader *r, const char *name, const char *list) {
     return true;
 }
 
-// Reads all parts but the post_processor, which must go together.
+// Reads all parts but the post_processor. Refuses an unknown combination of steps.
 static bool read_steps(PartReader *r) {
     static const int bytes = STEP_BYTES | STEP_UNBYTES;
     static const int spaced = STEP_SPACES | STEP_FALLBACK | STEP_FUSE;
@@ -232,7 +230,7 @@ static bool read_model(PartReader *r) {
     const Json *merges = json_get(m, "merges"), *added = json_get(r->root, "added_tokens");
     const int fallback = json_flag(m, "byte_fallback", false);
     const int ignore = json_flag(m, "ignore_merges", false);
-    size_t bytes = added != NULL ? added->length : 0;  // of the texts with added tokens
+    size_t bytes = added != NULL ? added->length : 0;  // of files with added tokens
     if (json_get(m, "type") != NULL && !json_is(json_get(m, "type"), "BPE"))
         return part_refuse(r, "model", "of a type other than BPE");
     if (vocabulary == NULL || vocabulary->type != JSON_OBJECT || vocabulary->count == 0
@@ -255,15 +253,15 @@ static bool read_model(PartReader *r) {
                            ? "with bytes that have no token"
                            : "without byte_fallback, <0x00> to <0xFF> and U+2581, or with "
                              "ignore_merges");
-    for (int i = '\t'; i <= 0xF0; i++)  // bytes of text: no 0xC0, 0xC1, 0xF1 .., few below ' '
+    for (int i = '\t'; i <= 0xF0; i++)  // UTF-8 text has no 0xC0, 0xC1, 0xF1 .., few below ' '
         if (t->byte_id[i] == TOKENIZER_NONE && (i <= '\r' || i >= ' ') && (i & 0xFE) != 0xC0)
             return part_refuse(r, "model", "with bytes of ordinary text that have no token");
     return tokenizer_read_merges(t, r->path, vocabulary, merges, r->err);
 }
 
-// Adds a token of tokenizer.json, or of a file beside it (beside). Tokens that are not in the
-// vocabulary are numbered behind it. If tokenizer.json has a token of this id, the content must be
-// the same, and its flags are replaced.
+// Adds a token of tokenizer.json, or (beside) of another file. A token that is not in the
+// vocabulary gets the next id after it. If tokenizer.json has a token with this id, the content
+// must be equal, and the flags are replaced.
 static bool added_read(PartReader *r, const Json *text, size_t id, const int *flags, bool beside) {
     Tokenizer *t = r->t;
     AddedToken *old = beside && id < t->vocab ? added_token(t, (int32_t)id) : NULL;
@@ -288,13 +286,13 @@ static bool added_read(PartReader *r, const Json *text, size_t id, const int *fl
     return true;
 }
 
-// Returns a token's text, which is a string, or the content of an object; NULL: it is neither.
+// Returns the text of a token, which is a string, or an object with "content"; NULL: neither.
 static const Json *token_text(const Json *value) {
     const Json *text = json_get(value, "content") != NULL ? json_get(value, "content") : value;
     return text != NULL && text->type == JSON_STRING && text->length > 0 ? text : NULL;
 }
 
-// Adds a token that a file beside names a special one, if the vocabulary has it. Returns its id.
+// Adds a token that another file calls special, if the vocabulary has it. Returns its id.
 static uint32_t added_name(PartReader *r, const Json *value) {
     const Json *text = token_text(value);
     int flags[5] = {0, 1};
@@ -307,8 +305,8 @@ static uint32_t added_name(PartReader *r, const Json *value) {
     return id;
 }
 
-// Adds the tokens of tokenizer.json, those that tokenizer_config.json has with an id, and those
-// that the files beside name, and the vocabulary has.
+// Adds the tokens of tokenizer.json, the tokens with an id in tokenizer_config.json, and those
+// tokens of the vocabulary that other files call special.
 static bool read_added(PartReader *r) {
     const char *const path = r->path;
     const Json *const lists[2] = {json_get(r->root, "added_tokens"),
@@ -326,7 +324,7 @@ static bool read_added(PartReader *r) {
             size_t id = k == 1 ? strtoul(i->key, &end, 10) : 0;
             bool wrong = k == 1 ? *end != '\0' : !json_size(json_get(i, "id"), &id);
             int flags[5];
-            for (int f = 0; f < 5; f++)  // absent, beside, normalized is: not special
+            for (int f = 0; f < 5; f++)  // the default of normalized in other files is: not special
                 wrong |= (flags[f] = json_flag(i, added_flags[f],
                                                k > 0 && f == 2 && !flags[1])) < 0;
             if (wrong || flags[0] || text == NULL)
@@ -337,7 +335,7 @@ static bool read_added(PartReader *r) {
     }
     for (int k = 0; k <= FILE_MAP; k += FILE_MAP) {
         const Json *m = r->beside[k] != NULL ? r->beside[k]->child : NULL;
-        for (; m != NULL && m->key != NULL; m = m->next) {  // "eos_token", "extra_special_tokens"
+        for (; m != NULL && m->key != NULL; m = m->next) {  // e.g. "eos_token"
             const bool one = token_text(m) != NULL;
             const char *end = strrchr(m->key, '_');
             if (end == NULL || (strcmp(end, "_token") != 0 && strcmp(end, "_tokens") != 0)
@@ -358,7 +356,7 @@ static bool read_added(PartReader *r) {
     return true;
 }
 
-// Reads which token the template of a post_processor puts in front of a text, and which behind it.
+// Reads the tokens that the template of a post_processor puts in front of a text and after it.
 static bool read_template(PartReader *r) {
     const Json *step = json_get(r->root, "post_processor"), *all = json_get(step, "processors");
     bool text = false;
@@ -383,8 +381,8 @@ static bool read_template(PartReader *r) {
         || part_refuse(r, "post_processor", "with add_bos_token false in tokenizer_config.json");
 }
 
-// Settles the token that ends a text, as the files beside name it, and those that end a model's
-// answer: generation_config.json, or else config.json, has their ids.
+// Sets the token that ends a text, by the other files, and the tokens that end an answer, by
+// generation_config.json or else config.json.
 static void read_ends(PartReader *r) {
     Tokenizer *t = r->t;
     const Json *config = r->beside[FILE_CONFIG];
@@ -415,8 +413,8 @@ static void read_ends(PartReader *r) {
     if (t->behind < 0 && t->bos >= 0 && t->bos != t->eot) t->behind = t->eot;
 }
 
-// Are vocab.json and merges.txt those of GPT-2's class, as tokenizer_config.json says, or else the
-// model's type? If not, the reason is in r->err.
+// Are vocab.json and merges.txt those of GPT-2's class, by tokenizer_config.json, or else by the
+// model's type in config.json? If not, r->err has the reason.
 static bool merges_known(const PartReader *r, const char *dir) {
     static const char *const names[4] = {"GPT2Tokenizer", "GPT2TokenizerFast", "gpt2", "opt"};
     const Json *name = json_get(r->beside[FILE_CONFIG], "tokenizer_class");
@@ -429,8 +427,8 @@ static bool merges_known(const PartReader *r, const char *dir) {
                      "tokenizer.json", dir, name->type == JSON_STRING ? name->string : "no name");
 }
 
-// Writes tokenizer_class into a tokenizer_config.json that lacks it, because the config.json beside
-// it may be of another model_type. Makes the file if there is none. end: that of a text, as JSON.
+// Adds tokenizer_class to tokenizer_config.json, or makes this file: the config.json of a model
+// trained here may have another model_type. end: the end-of-text token, as JSON.
 static void merges_name(PartReader *r, const char *end) {
     const Json *config = r->beside[FILE_CONFIG];
     TokenizerFile *file = &r->t->files[FILE_CONFIG];
@@ -441,16 +439,15 @@ static void merges_name(PartReader *r, const char *end) {
     fputs("{\"tokenizer_class\": \"GPT2Tokenizer\"", f);
     if (config != NULL)
         fprintf(f, "%s%s", config->count > 0 ? ", " : "", strchr(before, '{') + 1);
-    else  // null, not absent: else transformers adds its own <|endoftext|>
+    else  // null, not left out: transformers would add <|endoftext|>
         fprintf(f, ", \"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
                 "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
     text_close(f);
     free(before);
 }
 
-// Writes the texts of vocab.json and merges.txt as that of a tokenizer.json, to be freed. Lines
-// without a merge count as the version's. NULL and r->err if the files are damaged, or of another
-// tokenizer class.
+// Converts vocab.json and merges.txt to the text of a tokenizer.json, to be freed. A line without a
+// merge becomes a version line, which is skipped. On error returns NULL, with the reason in r->err.
 static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     const char *vocab = r->t->files[FILE_VOCAB].text, *merges = r->t->files[FILE_MERGES].text;
     const Json *config = r->beside[FILE_CONFIG];
@@ -466,7 +463,7 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
         json_free(json);
         return NULL;
     }
-    // OPT's vocabulary has GPT-2's token as well, and never uses it.
+    // OPT's vocabulary also has GPT-2's token, which OPT never uses.
     r->end = config == NULL && (type != NULL ? json_is(type, "opt")
              : vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE) ? "</s>" : TOKENIZER_EOT;
     const uint32_t id = vocabulary_find(json, r->end, strlen(r->end));
@@ -475,7 +472,7 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     fprintf(f, "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": %s}, "
             "\"decoder\": {\"type\": \"ByteLevel\"}, \"added_tokens\": [",
             json_flag(config, "add_prefix_space", false) == 1 ? "true" : "false");
-    // the class has this token where tokenizer_config.json names none
+    // If tokenizer_config.json lacks one of the three names, the class takes this token.
     if (id != TOKENIZER_NONE
         && (json_member(config, "unk_token") == NULL || json_member(config, "eos_token") == NULL
             || json_member(config, "bos_token") == NULL))
@@ -494,9 +491,9 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     return text;
 }
 
-// Fills a tokenizer from dir: tokenizer.json, else vocab.json and merges.txt, and the files beside
-// them. A file whose text the tokenizer has is not read; dir NULL: none is. Frees it and returns
-// NULL, with the reason in err, if one is not there or damaged, or a part is not supported.
+// Fills a tokenizer from the files of dir: tokenizer.json, or else vocab.json and merges.txt, and
+// the files beside. A file whose text *t has already is not read; dir NULL: none is. On error frees
+// *t and returns NULL, with the reason in err.
 static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     char path[PATH_MAX] = "", model[PATH_MAX] = "", *made = NULL;
     PartReader *r = ALLOC(PartReader, 1, "tokenizer");
@@ -516,7 +513,7 @@ static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
         const bool decides = needed || i == FILE_JSON;
         file->text = (decides ? text_read : file_read)(r->paths[i], &file->length, err);
         ok = file->text != NULL;
-        const bool old = i == FILE_ADDED || (i == FILE_MAP  // not read where there is a decoder
+        const bool old = i == FILE_ADDED || (i == FILE_MAP  // the decoder has its tokens
                          && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL);
         if (ok && i < BESIDE_MODEL && !old)
             ok = (r->beside[i] = json_named(r->paths[i], file->text, file->length, err)) != NULL;
@@ -544,7 +541,7 @@ static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     return NULL;
 }
 
-// Makes 256 tokens without merges; an id is the value of the byte.
+// Makes a tokenizer of 256 tokens without merges. The id of a token is the value of its byte.
 static Tokenizer *tokenizer_bytes(void) {
     Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
     TokenizerFile *vocab = &t->files[FILE_VOCAB], *merges = &t->files[FILE_MERGES];
@@ -572,16 +569,16 @@ static Tokenizer *tokenizer_open(const char *dir, Error *err) {
 // Text to tokens
 
 enum {
-    TOKENIZER_PLAIN = 1,    // a user's text: special tokens in it are text
-    TOKENIZER_GOES_ON = 2,  // a text that stands behind another one
-    TOKENIZER_INSIDE = 4    // a text that stands behind an added token
+    TOKENIZER_PLAIN = 1,    // special tokens in this text are text
+    TOKENIZER_GOES_ON = 2,  // another text stands before this one
+    TOKENIZER_INSIDE = 4    // an added token stands before this text
 };
 
-// Encodes a byte-level piece, in which numbers may be pieces of their own: white space in front of
-// one is at the end of a text.
+// Encodes a byte-level piece. With STEP_DIGITS each number is a piece of its own: white space
+// before it is then at the end of a text.
 static void encode_bytes(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     for (size_t at = 0, end, length = 0; at < n; at = end + length) {
-        end = t->steps & STEP_DIGITS ? at : n;  // of the words up to the next number
+        end = t->steps & STEP_DIGITS ? at : n;  // the start of the next number
         while (end < n && !(word_bits(t->classes, s + end, n - end, &length) & WORD_NUMERIC))
             end += length;
         for (size_t word; at < end; at += word) {
@@ -592,8 +589,8 @@ static void encode_bytes(const Tokenizer *t, const char *s, size_t n, Tokens *ou
     }
 }
 
-// Encodes a piece in the style of SentencePiece. The piece is one word, but cut between two bytes
-// that no token has side by side it becomes the same tokens, faster.
+// Encodes a piece in the style of SentencePiece, as one word. The word is cut between two bytes
+// that no token has side by side: the tokens are the same, and merging is faster.
 static void encode_spaced(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     const unsigned char *u = (const unsigned char *)s;
     for (size_t at = 0, end = 1; at < n; at = end++) {
@@ -602,8 +599,8 @@ static void encode_spaced(const Tokenizer *t, const char *s, size_t n, Tokens *o
     }
 }
 
-// Returns a text of *n bytes with a space for each U+2581, and maybe one in front: itself, if
-// nothing changes, else *room, to be freed.
+// Returns a text of *n bytes with a space for each U+2581 and, with `front`, one in front. Returns
+// s itself if nothing changes; else *room is a copy, to be freed.
 static const char *text_spaced(const char *s, size_t *n, bool front, char **room) {
     if (!front && memmem(s, *n, TOKENIZER_SPACE, 3) == NULL) return s;
     *room = (char *)malloc(*n + 1);
@@ -613,8 +610,8 @@ static const char *text_spaced(const char *s, size_t *n, bool front, char **room
     return *room;
 }
 
-// Encodes a normalised piece without added tokens. Metaspace puts a space before the first one,
-// unless it begins with one.
+// Encodes a normalised piece without added tokens. Metaspace puts a space in front of the first
+// piece of a text that does not begin with one.
 static void encode_piece(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
     const bool space = s[0] == ' ' || (n >= 3 && memcmp(s, TOKENIZER_SPACE, 3) == 0);
     const bool front = !space && !(how & (TOKENIZER_GOES_ON | TOKENIZER_INSIDE));
@@ -628,7 +625,7 @@ static void encode_piece(const Tokenizer *t, const char *s, size_t n, int how, T
 static void encode_added(const Tokenizer *t, bool normalized, const char *s, size_t n, int how,
                          Tokens *out);
 
-// Encodes a piece between added tokens that is not normalised yet.
+// Normalises a piece between added tokens, and encodes it.
 static void encode_raw(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
     char *composed = NULL, *spaced = NULL;
     if (t->steps & STEP_NFC) s = nfc_text(t->classes, s, &n, &composed);
@@ -638,8 +635,8 @@ static void encode_raw(const Tokenizer *t, const char *s, size_t n, int how, Tok
     free(spaced);
 }
 
-// Gives the length of the white space at the end (at_end) of a text of n bytes, or at its start. A
-// space that stands for U+2581 is none (spaces false).
+// Returns the length of the white space at the end of a text (at_end), or at its start. Without
+// `spaces`, ' ' does not count, because it stands for U+2581.
 static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_end, bool spaces) {
     size_t white = 0, length;
     for (size_t at = 0; at < n; at += length) {
@@ -651,8 +648,8 @@ static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_
     return white;
 }
 
-// Cuts out the added tokens whose contents are normalised, or the others, and encodes the pieces
-// between them. White space that a token has taken is not in a piece.
+// Cuts out the added tokens whose contents are normalised (`normalized`) or are not, and encodes
+// the pieces between. White space that belongs to a token (lstrip, rstrip) is in no piece.
 static void encode_added(const Tokenizer *t, bool normalized, const char *s, size_t n, int how,
                          Tokens *out) {
     const bool spaces = !normalized || !(t->steps & STEP_PREPEND);
@@ -675,14 +672,14 @@ static void encode_added(const Tokenizer *t, bool normalized, const char *s, siz
     } while (a != NULL);
 }
 
-// Encodes n bytes of a text; how: any of TOKENIZER_PLAIN and the others. Memory beyond the list is
-// a few copies of the longest piece, and 24 bytes per byte of the longest word.
+// Encodes a text of n bytes. how: TOKENIZER_PLAIN and the other flags, added up. Takes memory for a
+// few copies of the longest piece, and 24 bytes for each byte of the longest word.
 static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int how, Tokens *out) {
     encode_added(t, false, text, n, how, out);
 }
 
-// Adds token `front`, the encoded text and token `behind` (-1: none). Leaves one out if the text
-// has it at that end.
+// Adds token `front`, the encoded text, and token `behind` (-1: none). A token that the text has at
+// its end already is not added.
 static void tokenizer_text(const Tokenizer *t, const char *text, size_t n, int how, int front,
                            int behind, Tokens *out) {
     const size_t first = out->count + (front >= 0);
@@ -696,10 +693,10 @@ static void tokenizer_text(const Tokenizer *t, const char *text, size_t n, int h
     if (behind >= 0 && !ends) tokens_add(out, (uint32_t)behind);
 }
 
-// Encodes bytes at .. at + n - 1 of a training document of `all` bytes. In front of the document
-// stands the token that begins every text. A tokenizer without one puts the token that ends a text
-// there, as in GPT-2's training, but not in front of the first document, or behind another such
-// token (first). Tokenizer.behind stands behind the document.
+// Encodes n bytes, from `at` on, of a training document of `all` bytes. The token that begins every
+// text is in front of the document. If the tokenizer has none, the token that ends a text is, as in
+// GPT-2's training; but not in front of the first document or after another such token (first).
+// After the document is the token Tokenizer.behind.
 static void document_encode(const Tokenizer *t, const char *text, size_t all, size_t at, size_t n,
                             bool first, Tokens *out) {
     const int front = t->bos >= 0 ? t->bos : t->behind >= 0 || first ? -1 : t->eot;
@@ -707,7 +704,7 @@ static void document_encode(const Tokenizer *t, const char *text, size_t all, si
                    at + n == all ? t->behind : -1, out);
 }
 
-// Does this token end what a model writes?
+// Does this token end a text or an answer of the model?
 static bool tokenizer_ends(const Tokenizer *t, int32_t id) {
     for (size_t i = 0; i < t->stops.count; i++) if ((int32_t)t->stops.ids[i] == id) return true;
     return id >= 0 && id == t->eot;
@@ -716,8 +713,8 @@ static bool tokenizer_ends(const Tokenizer *t, int32_t id) {
 // ---------------------------------------------------------------------------------------------
 // Tokens to text
 
-// Gives the bytes of one token, not NUL-terminated; *length is 0 if there is no such id. The text
-// of a sequence is the bytes of its tokens behind each other.
+// Returns the bytes of one token, without a NUL; *length is 0 if there is no such id. The text of a
+// sequence is the texts of its tokens, joined.
 static const char *tokenizer_token(const Tokenizer *t, uint32_t id, size_t *length) {
     *length = id < t->vocab ? t->tokens[id].length : 0;
     if (*length == 0) return "";
@@ -725,9 +722,8 @@ static const char *tokenizer_token(const Tokenizer *t, uint32_t id, size_t *leng
     return t->bytes + t->tokens[id].start - t->tokens[id].front;
 }
 
-// Writes the tokenizer's files into an existing directory, as they were read, so that the
-// transformers library and tokenizer_open() read the same tokenizer again. Each file is replaced at
-// once.
+// Writes the tokenizer's files into an existing directory, as they were read. Transformers and
+// tokenizer_open() then read the same tokenizer. Each file is replaced when it is whole.
 static void tokenizer_save(const Tokenizer *t, const char *dir) {
     char path[PATH_MAX];
     for (int i = 0; i < TOKENIZER_FILES; i++) {

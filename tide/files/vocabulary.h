@@ -1,66 +1,66 @@
 // vocabulary.h: the tokens and merges of a tokenizer in memory, and the merging of a word.
 //
-//     tokenizer_read_tokens()   the tokens of a vocabulary, tokenizer_read_bytes() those of bytes
-//     tokenizer_read_merges()   a list of merges
-//     tokenizer_find()          the token of a text
-//     tokenizer_word()          a word to tokens, which are added to a list (Tokens)
+//     tokenizer_read_tokens()   reads a vocabulary; tokenizer_read_bytes(): finds the bytes' tokens
+//     tokenizer_read_merges()   reads a list of merges
+//     tokenizer_find()          finds the token with a text
+//     tokenizer_word()          encodes a word, and adds its tokens to a list (Tokens)
 //
-// A word starts as one token for each symbol. As long as two neighbours are in the list of merges,
-// the pair that comes first in the list (of equal ones the leftmost) becomes one token. There are
-// two kinds of vocabularies:
-//   - byte-level (GPT-2, Llama-3, Qwen): a symbol is a byte. In the files a byte is one printable
-//     code point: itself if it is printable Latin-1, else the next free one from U+0100 on (a space
-//     is U+0120).
-//   - in the style of SentencePiece (Llama-2, Mistral): a symbol is a code point that is a token,
-//     else each of its bytes, whose tokens are <0x00> .. <0xFF> in the files. A space is U+2581.
-// In memory the text of a token is the bytes that it stands for, a space a space. Most words are
-// tokens: a hash table finds them without merging.
+// A word begins as a token for each of its symbols. Then pairs of neighbours are merged into one
+// token, as long as the list of merges has a pair: the pair that stands first in the list, and of
+// equal pairs the leftmost one. There are two kinds of vocabularies:
+//   - byte-level (GPT-2, Llama-3, Qwen): a symbol is a byte. Files write it as one printable code
+//     point: itself if it is printable Latin-1, else the next unused one from U+0100 on. A space is
+//     written as U+0120.
+//   - in the style of SentencePiece (Llama-2, Mistral): a symbol is a code point that has a token.
+//     Others are split into bytes, whose tokens files write as <0x00> .. <0xFF>. A space is U+2581.
+// In memory the text of a token is its plain bytes, with a space as a space. Most words are tokens,
+// which a hash table finds without merging.
 // Source: Sennrich et al. 2016 (byte-pair encoding).
 #ifndef TIDE_VOCABULARY_H
 #define TIDE_VOCABULARY_H
 #include "json.h"
 #include "words.h"
 
-#define TOKENIZER_NONE UINT32_MAX          // no such token, no such merge
+#define TOKENIZER_NONE UINT32_MAX          // there is no such token or merge
 #define TOKENIZER_SPACE "\xe2\x96\x81"     // U+2581
 enum {
     TOKENIZER_MAX_IDS = 1 << 24,
-    TOKENIZER_SHORT = 64                   // words up to here are merged without malloc()
+    TOKENIZER_SHORT = 64  // bytes of the longest word that is merged without malloc()
 };
 
 typedef struct {
     size_t start;                          // in Tokenizer.bytes
-    uint32_t length;                       // 0: no such id
-    bool whole;                            // a word with this text has become this token
-    bool front;                            // a space stands in front of it, which is written, too
+    uint32_t length;                       // 0: there is no token with this id
+    bool whole;                            // a word with this text has been merged to this token
+    bool front;                            // a space is stored before the text; output has it
 } TokenText;
 typedef struct { uint32_t left, right, result; } TokenMerge;
-typedef struct { uint32_t hash, place; } TokenPlace;  // in a hash table: place + 1; 0: free
+typedef struct { uint32_t hash, place; } TokenPlace;  // place + 1 in a list; 0: unused
 
-// A token that text becomes wherever the content stands, before the text is cut into words.
+// An added token. It is found in a text before the text is cut into words.
 typedef struct {
-    char *content, *name;                  // as it is looked for, maybe normalised; as the file
-                                           // has it, in the same memory
+    char *content, *name;                  // what is searched for, which may be normalised; and
+                                           // its text in the file, in the same memory
     size_t length;
     uint32_t id;
     bool special, normalized, lstrip, rstrip;
 } AddedToken;
 typedef struct {
-    AddedToken *tokens;                    // [count], sorted: a longer content comes first
+    AddedToken *tokens;                    // [count], in the order of added_compare()
     size_t count;
-    bool first[256];                       // the bytes with which contents begin
+    bool first[256];                       // is there a content that begins with this byte?
 } AddedTokens;
 
-// The steps of a tokenizer from a text to the merges, and back.
+// The steps of encoding; then those of decoding.
 enum {
-    STEP_NFC = 1, STEP_PREPEND = 2,         // a piece is composed, is given a space in front
-    STEP_REPLACE = 4,                       // U+2581 is a space
-    STEP_METASPACE = 8,                     // both later, and in front of the first piece only
-    STEP_DIGITS = 16, STEP_SPLIT = 32,      // each number is a piece; an expression cuts words
-    STEP_BYTES = 64, STEP_WORDS = 128,      // byte-level, whose own expression cuts words
-    STEP_UNBYTES = 256,                     // from bytes back
-    STEP_SPACES = 512, STEP_FALLBACK = 1024, STEP_FUSE = 2048,  // from U+2581 and <0x00> .. back
-    STEP_STRIP = 4096                       // the first space is not written
+    STEP_NFC = 1, STEP_PREPEND = 2,         // composes a piece; puts a space in front of it
+    STEP_REPLACE = 4,                       // replaces spaces by U+2581
+    STEP_METASPACE = 8,                     // replaces spaces; puts one in front of the first piece
+    STEP_DIGITS = 16, STEP_SPLIT = 32,      // makes numbers pieces; cuts words by an expression
+    STEP_BYTES = 64, STEP_WORDS = 128,      // is byte-level; cuts words by GPT-2's expression
+    STEP_UNBYTES = 256,                     // decodes a byte-level text
+    STEP_SPACES = 512, STEP_FALLBACK = 1024, STEP_FUSE = 2048,  // decode U+2581 and <0x00> ..
+    STEP_STRIP = 4096                       // decoding removes the first space
 };
 
 // A list of tokens that grows. Zero it first; free(ids) at the end.
@@ -74,33 +74,33 @@ enum { TOKENIZER_FILES = 9 };
 
 typedef struct Tokenizer {
     int steps;
-    bool byte_level;                       // else in the style of SentencePiece
-    const WordRule *rule;                  // how a byte-level piece is cut into words
-    unsigned char *classes;                // of code points, words.h
-    AddedTokens added[2];                  // found before a piece is normalised, and after
-    size_t vocab, base;                    // largest id + 1; the same without added tokens
-    uint32_t byte_id[256];                 // of a byte as a symbol; TOKENIZER_NONE: it is dropped
+    bool byte_level;                       // else the style of SentencePiece
+    const WordRule *rule;                  // cuts a byte-level piece into words
+    unsigned char *classes;                // classes of code points (words.h)
+    AddedTokens added[2];                  // those found before a piece is normalised; after it
+    size_t vocab, base;                    // largest id + 1, with added tokens and without
+    uint32_t byte_id[256];                 // the token of a byte as a symbol; TOKENIZER_NONE: none
     TokenText *tokens;                     // [vocab]
-    char *bytes;                           // of all tokens
-    size_t used;                           // of them
-    TokenPlace *places;                    // hash of a text -> its token
+    char *bytes;                           // the texts of all tokens
+    size_t used;                           // bytes of these texts
+    TokenPlace *places;                    // a hash table: text -> id
     size_t place_mask;
-    TokenMerge *merges;                    // [merge_count], the first comes first
+    TokenMerge *merges;                    // [merge_count], in the order of the list
     size_t merge_count;
-    TokenPlace *table;                     // hash of (left, right) -> the place of the merge
+    TokenPlace *table;                     // a hash table: (left, right) -> merge
     size_t table_mask;
-    bool ignore_merges;                    // a word that is a token becomes it, merges or not
-    bool *joins;                           // [256 * 256]: has a token these bytes side by side?
-                                           // NULL if byte-level
-    int bos, eot;                          // the token in front of a text, and the one that ends it
-    int named_bos;                         // bos_token, also if no text begins with it; -1: none
-    int behind;                            // the token behind a document; -1: none
-    Tokens stops;                          // end what a model writes, too
-    bool generation_stops;                 // .. as generation_config.json has it, not config.json
-    TokenizerFile files[TOKENIZER_FILES];  // as they were read, see tokenizer_files
+    bool ignore_merges;                    // a word that is a token is never merged
+    bool *joins;                           // [256 * 256]: does any token have these two bytes side
+                                           // by side? NULL if byte-level
+    int bos, eot;                          // the tokens that begin and end a text; -1: none
+    int named_bos;                         // bos_token, also if it begins no text; -1: none
+    int behind;                            // the token after a document; -1: none
+    Tokens stops;                          // tokens that end the model's answer, besides eot
+    bool generation_stops;                 // stops are from generation_config.json, not config.json
+    TokenizerFile files[TOKENIZER_FILES];  // as they were read, in the order of tokenizer_files
 } Tokenizer;
 
-// Makes room for n more tokens, and returns where they go.
+// Makes room for n more tokens in a list. Returns the address of the first of them.
 static uint32_t *tokens_room(Tokens *out, size_t n) {
     if (out->count + n > out->room) {
         out->room = 2 * (out->count + n);
@@ -124,14 +124,14 @@ static uint32_t tokenizer_byte_to_char(int byte) {
     return byte == 173 ? 323 : (uint32_t)byte;
 }
 
-// Returns the byte that a code point stands for, or -1.
+// Returns the byte that a printable code point is written for, or -1.
 static int tokenizer_char_to_byte(uint32_t c) {
     int byte = c < 256 ? (int)c : c < 289 ? (int)c - 256 : c < 323 ? (int)c - 162 : 173;
     return c <= 323 && tokenizer_byte_to_char(byte) == c ? byte : -1;
 }
 
-// Writes the bytes for which a text of n bytes stands and returns how many; 0 if it is not made of
-// such characters, as <pad> in other alphabets.
+// Decodes a byte-level text of n bytes. Returns the number of bytes, or 0 if one of the characters
+// stands for no byte.
 static size_t tokenizer_decode(const char *text, size_t n, char *out) {
     size_t used = 0;
     for (size_t i = 0; i < n;) {
@@ -145,7 +145,7 @@ static size_t tokenizer_decode(const char *text, size_t n, char *out) {
     return used;
 }
 
-// Copies a text of n bytes with a space for each U+2581 and returns its length.
+// Copies a text of n bytes with a space for each U+2581. Returns its length.
 static size_t tokenizer_spaces(const char *text, size_t n, char *out) {
     size_t used = 0;
     for (size_t i = 0; i < n; used++) {
@@ -156,7 +156,7 @@ static size_t tokenizer_spaces(const char *text, size_t n, char *out) {
     return used;
 }
 
-// Returns the byte for which <0x00> .. <0xFF> stands, or -1.
+// Returns the byte for which a text <0x00> .. <0xFF> stands, or -1 for another text.
 static int tokenizer_hex(const char *text, size_t n) {
     char digits[3] = "";
     if (n != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
@@ -167,7 +167,7 @@ static int tokenizer_hex(const char *text, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Tokens
 
-// Returns a hash of a text, eight bytes at a time.
+// Returns a hash of a text. Reads eight bytes at a time.
 static uint32_t tokenizer_hash(const char *text, size_t n) {
     uint64_t h = n, word;
     for (; n >= 8; text += 8, n -= 8) {
@@ -180,7 +180,7 @@ static uint32_t tokenizer_hash(const char *text, size_t n) {
     return (uint32_t)(((h ^ word) * 0x9e3779b97f4a7c15u) >> 32);
 }
 
-// Finds the place of a text in the hash table: its token's, or a free one.
+// Returns the place in the hash table of the token with this text, or an unused place.
 static TokenPlace *tokenizer_place(const Tokenizer *t, const char *text, size_t n, uint32_t hash) {
     for (size_t slot = hash;; slot++) {
         TokenPlace *p = &t->places[slot & t->place_mask];
@@ -191,20 +191,20 @@ static TokenPlace *tokenizer_place(const Tokenizer *t, const char *text, size_t 
     }
 }
 
-// Finds the token of the vocabulary with this text, or TOKENIZER_NONE.
+// Returns the token of the vocabulary with this text, or TOKENIZER_NONE.
 static uint32_t tokenizer_find(const Tokenizer *t, const char *text, size_t n) {
     return tokenizer_place(t, text, n, tokenizer_hash(text, n))->place - 1;
 }
 
-// Finds the id of the token that is written like this in a file, or TOKENIZER_NONE.
+// Returns the id of the token that files write as `key`, or TOKENIZER_NONE.
 static uint32_t vocabulary_find(const Json *vocabulary, const char *key, size_t length) {
     size_t id = TOKENIZER_NONE;
     json_size(*json_place(vocabulary, key, length), &id);
     return (uint32_t)id;
 }
 
-// Stores the text of a token, which a file writes as key, of n bytes. Returns true if merges can
-// make the token: its text has only symbols of this kind of vocabulary.
+// Stores the text of a token that the file writes as key, of n bytes. Returns true if merges can
+// make the token: its text consists of symbols.
 static bool tokenizer_store(Tokenizer *t, size_t id, const char *key, size_t n) {
     char *text = t->bytes + t->used;
     const int byte = t->byte_level ? -1 : tokenizer_hex(key, n);
@@ -212,14 +212,14 @@ static bool tokenizer_store(Tokenizer *t, size_t id, const char *key, size_t n) 
     const bool symbols = t->byte_level ? length > 0 : byte < 0 && memchr(key, ' ', n) == NULL;
     if (byte >= 0) text[length++] = (char)byte;
     else if (!t->byte_level) length = tokenizer_spaces(key, n, text);
-    else if (!symbols) memcpy(text, key, length = n);  // the text stands for itself
+    else if (!symbols) memcpy(text, key, length = n);  // the text is not encoded
     const TokenText stored = {t->used, (uint32_t)length, false, false};
     t->tokens[id] = stored;
     t->used += length;
     return symbols;
 }
 
-// Makes a hash table for so many, which is at most half full. *mask: its places but one.
+// Makes a hash table for `count` entries, at most half full. *mask: its size - 1.
 static TokenPlace *places_make(size_t count, size_t *mask) {
     size_t places = 4;
     while (places < 2 * count + 2) places *= 2;
@@ -227,7 +227,7 @@ static TokenPlace *places_make(size_t count, size_t *mask) {
     return ALLOC(TokenPlace, places, "vocabulary");
 }
 
-// Reads the tokens of a vocabulary {"text": id, ..}, with room for `more` others of `more_bytes`.
+// Reads a vocabulary {"text": id, ..}. Leaves room for `more` tokens with `more_bytes` of text.
 static bool tokenizer_read_tokens(Tokenizer *t, const char *file, const Json *vocabulary,
                                   size_t more, size_t more_bytes, Error *err) {
     size_t id = 0, bytes = more_bytes;
@@ -258,7 +258,7 @@ static bool tokenizer_read_tokens(Tokenizer *t, const char *file, const Json *vo
     return true;
 }
 
-// Finds the tokens of the 256 bytes, and returns how many are missing.
+// Finds the tokens of the 256 bytes. Returns how many bytes have none.
 static int tokenizer_read_bytes(Tokenizer *t, const Json *vocabulary) {
     char key[8];
     int missing = 0;
@@ -281,7 +281,7 @@ static uint32_t merge_hash(uint32_t left, uint32_t right) {
     return (uint32_t)((((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u) >> 32);
 }
 
-// Finds the place of a merge in the hash table: its own, or a free one.
+// Returns the place of a merge in the hash table, or an unused place.
 static TokenPlace *merge_place(const Tokenizer *t, uint32_t left, uint32_t right, uint32_t hash) {
     for (size_t slot = hash;; slot++) {
         TokenPlace *p = &t->table[slot & t->table_mask];
@@ -292,13 +292,13 @@ static TokenPlace *merge_place(const Tokenizer *t, uint32_t left, uint32_t right
     }
 }
 
-// Gives the rank of the merge of two tokens, its place in the list, or TOKENIZER_NONE.
+// Returns the rank of the merge of two tokens, its place in the list, or TOKENIZER_NONE.
 static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right) {
     return merge_place(t, left, right, merge_hash(left, right))->place - 1;
 }
 
-// Reads a list of merges of tokens of the vocabulary: "left right" or ["left", "right"]. file: its
-// name, for messages.
+// Reads a list of merges, each "left right" or ["left", "right"]. All tokens must be in the
+// vocabulary. file: the name, for messages.
 static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vocabulary,
                                   const Json *list, Error *err) {
     const char *what = NULL;
@@ -314,7 +314,7 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
         const size_t a = pair ? left->length : text ? strcspn(m->string, " ") : 0;
         const size_t b = pair ? right->length : text && a < m->length ? m->length - a - 1 : 0;
         number++;
-        // as Hugging Face has it, wherever such a string stands
+        // Hugging Face skips such a line wherever it stands.
         if (text && strncmp(m->string, "#version", 8) == 0) continue;
         memcpy(both, pair ? left->string : m->string, a);
         memcpy(both + a, pair ? right->string : m->string + m->length - b, b);
@@ -331,7 +331,7 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
             what = "gives a token that is not in the vocabulary";
         else if (found->place > 0) what = "occurs twice";
         if (!t->byte_level && (tokenizer_hex(both, a) >= 0 || tokenizer_hex(both + a, b) >= 0))
-            memset(t->joins, true, 1 << 16);  // bytes become a token that is not their text
+            memset(t->joins, true, 1 << 16);  // bytes become a token with other bytes
         t->merges[t->merge_count++] = merge;
         found->hash = hash;
         found->place = (uint32_t)t->merge_count;
@@ -343,8 +343,8 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
 // ---------------------------------------------------------------------------------------------
 // Merging
 
-// Adds a pair to a binary heap, smallest first: rank << 32 | position, so that equal ranks go
-// leftmost first. A pair that nothing merges is left out.
+// Adds a pair to a binary heap, if the list has a merge for it. The smallest item is at the top: an
+// item is rank << 32 | position, so the leftmost of equal pairs is first.
 static void tokenizer_heap_push(const Tokenizer *t, uint64_t *heap, size_t *count,
                                 const uint32_t *ids, size_t left, size_t right) {
     const uint32_t rank = tokenizer_rank(t, ids[left], ids[right]);
@@ -367,9 +367,9 @@ static uint64_t tokenizer_heap_pop(uint64_t *heap, size_t *count) {
     return top;
 }
 
-// Merges the n tokens of a word in place and returns how many are left. The tokens are a linked
-// list, the pairs a heap. A pair that has changed since it was pushed is dropped. Each merge pops
-// one and pushes at most two, so 2n places are enough.
+// Merges the n tokens of a word in place, and returns how many are left. The tokens are a linked
+// list; the pairs are in a heap, with 2n places: each merge takes one pair out and adds at most
+// two. A pair that is no longer there when it is taken out is dropped.
 static size_t tokenizer_merge(const Tokenizer *t, uint32_t *ids, size_t n) {
     uint64_t few[3 * TOKENIZER_SHORT], *room = few;
     if (n > TOKENIZER_SHORT) room = ALLOC(uint64_t, 3 * n, "a long word");
@@ -385,7 +385,7 @@ static size_t tokenizer_merge(const Tokenizer *t, uint32_t *ids, size_t n) {
     while (count > 0) {
         const uint64_t top = tokenizer_heap_pop(heap, &count);
         const uint32_t rank = (uint32_t)(top >> 32), i = (uint32_t)top, j = next[i];
-        // (a token that has become the last one has changed, too: no pair of it is read)
+        // A merge replaced one of the two tokens. (An i that has become the last one changed, too.)
         if (t->merges[rank].left != ids[i] || t->merges[rank].right != ids[j]) continue;
         ids[i] = t->merges[rank].result;
         ids[j] = TOKENIZER_NONE;
@@ -399,7 +399,7 @@ static size_t tokenizer_merge(const Tokenizer *t, uint32_t *ids, size_t n) {
     return left;
 }
 
-// Writes the symbols of a word of n bytes, at most n, and returns how many.
+// Writes the symbols of a word of n bytes as tokens, and returns their number, at most n.
 static size_t tokenizer_symbols(const Tokenizer *t, const char *s, size_t n, uint32_t *ids) {
     size_t count = 0, step;
     for (size_t i = 0; i < n; i += step) {
@@ -407,7 +407,7 @@ static size_t tokenizer_symbols(const Tokenizer *t, const char *s, size_t n, uin
         const bool wide = !t->byte_level && (s[i] & 0x80) != 0;
         step = wide ? utf8_decode(s + i, n - i, &c) : 0;
         ids[count] = step > 0 ? tokenizer_find(t, s + i, step) : TOKENIZER_NONE;
-        if (ids[count] == TOKENIZER_NONE) {  // no token: its bytes, one by one
+        if (ids[count] == TOKENIZER_NONE) {  // this code point is split into bytes
             step = 1;
             ids[count] = t->byte_id[(unsigned char)s[i]];
         }
@@ -416,8 +416,8 @@ static size_t tokenizer_symbols(const Tokenizer *t, const char *s, size_t n, uin
     return count;
 }
 
-// Encodes a word of n bytes, with room for n ids in *out, and 24 bytes for each byte of a long
-// word. The next time, a word that became one token is not merged again.
+// Encodes a word of n bytes. A long one takes 24 bytes of memory for each byte. A word that became
+// one token is marked, and is not merged the next time.
 static void tokenizer_word(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     const uint32_t id = tokenizer_find(t, s, n);
     TokenText *token = id != TOKENIZER_NONE ? &t->tokens[id] : NULL;

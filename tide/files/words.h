@@ -1,32 +1,31 @@
-// words.h: a text cut into words, whose borders no token crosses.
+// words.h: cuts a text into words. No token spans two words.
 //
 //     word_rules            the expressions of GPT-2, Llama-3, Qwen2 and Tekken, as a table
-//     word_length()         of the first word of a text
-//     word_classes_make()   a class for every code point
-//     word_class()          that of the code point with which a text begins
+//     word_length()         the bytes of the first word of a text
+//     word_classes_make()   makes the table of the classes of all code points
+//     word_class()          the class of the first code point of a text
 //
-// The expressions try the same alternatives, in this order, at each place of a text:
+// At each place of a text, GPT-2's expression tries these alternatives in this order:
 //     's|'t|'re|'ve|'m|'ll|'d     a contraction
-//      ?\p{L}+                    letters, and a character in front of them
-//      ?\p{N}+                    numbers
-//      ?[^\s\p{L}\p{N}]+          other characters
-//     \s+(?!\S)|\s+               white space, which leaves its last character to a word behind it
-// These are GPT-2's; a WordRule says how the newer ones differ. Tekken's (Mistral Nemo and later)
-// has no contractions, and ends a word where a capital follows a small letter: word_cased(). A byte
-// that is not part of valid UTF-8 counts as one code point that is no letter, number or space.
+//      ?\p{L}+                    letters, and a space in front of them
+//      ?\p{N}+                    numbers, and a space in front of them
+//      ?[^\s\p{L}\p{N}]+          other characters, and a space in front of them
+//     \s+(?!\S)|\s+               white space; its last character is left for a word after it
+// WordRule has the differences of the newer ones. Tekken (Mistral Nemo and later) has no
+// contractions, and begins a word at a capital after a small letter: word_cased(). A byte that is
+// not valid UTF-8 counts as one code point that is no letter, number or space.
 #ifndef TIDE_WORDS_H
 #define TIDE_WORDS_H
-#include "../base/util.h"
 #include "unicode.h"
 #include "unicode_nfc.h"
 
 typedef struct {
-    const char *name, *expression;  // as tokenizer.json has it
-    // Contractions may be in upper case. Any character may stand in front of letters, but CR, LF,
-    // letters and numbers; no space in front of numbers. Other characters take the CR and LF behind
-    // them; white space ends behind its last CR or LF.
-    bool newer, cased;              // cased: Tekken's; other characters take "/" behind them, too
-    size_t max_number;              // numbers in one word
+    const char *expression;         // as tokenizer.json has it
+    // Newer: contractions may be in upper case. Any character but CR, LF, a letter or a number may
+    // stand before letters, and no space before numbers. Other characters include the CRs and LFs
+    // after them. White space ends after its last CR or LF.
+    bool newer, cased;              // cased: Tekken's; other characters include "/" after them, too
+    size_t max_number;              // the most numbers in one word
 } WordRule;
 
 enum { RULE_GPT2, RULE_LLAMA3, RULE_QWEN2, RULE_TEKKEN, RULES };
@@ -36,37 +35,36 @@ enum { RULE_GPT2, RULE_LLAMA3, RULE_QWEN2, RULE_TEKKEN, RULES };
 #define CASED(upper, lower) "[^\\r\\n\\p{L}\\p{N}]?" \
     "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]" upper "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]" lower
 static const WordRule word_rules[RULES] = {
-    {"GPT-2's", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
-     "\\s+(?!\\S)|\\s+", false, false, SIZE_MAX},
-    {"Llama-3's", NEWER_WORDS(LETTERS, "\\p{N}{1,3}", "\\r\\n"), true, false, 3},
-    {"Qwen2's", NEWER_WORDS(LETTERS, "\\p{N}", "\\r\\n"), true, false, 1},
-    {"Tekken's", NEWER_WORDS(CASED("*", "+") "|" CASED("+", "*"), "\\p{N}", "\\r\\n/"),
-     true, true, 1}};
+    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+     false, false, SIZE_MAX},
+    {NEWER_WORDS(LETTERS, "\\p{N}{1,3}", "\\r\\n"), true, false, 3},
+    {NEWER_WORDS(LETTERS, "\\p{N}", "\\r\\n"), true, false, 1},
+    {NEWER_WORDS(CASED("*", "+") "|" CASED("+", "*"), "\\p{N}", "\\r\\n/"), true, true, 1}};
 
 // ---------------------------------------------------------------------------------------------
 // Classes of code points
 
 enum {
     WORD_CLASS = 3,            // the bits of UNICODE_OTHER, UNICODE_LETTER, ..
-    WORD_NUMERIC = 4,          // the pre-tokenizer Digits cuts it out
-    WORD_COMPOSES = 8,         // it may change in NFC, or change the code point before it: nfc.h
-    WORD_UPPER = 16,           // not a small letter: a capital, a letter without case, or a mark
-    WORD_LOWER = 32,           // not a capital: a small letter, a letter without case, or a mark
+    WORD_NUMERIC = 4,          // the pre-tokenizer Digits makes this code point a piece
+    WORD_COMPOSES = 8,         // NFC may change it, or the code point before it (nfc.h)
+    WORD_UPPER = 16,           // a capital, a letter without case, or a mark
+    WORD_LOWER = 32,           // a small letter, a letter without case, or a mark
     WORD_POINTS = 0x323b0,     // code points from here on are of class UNICODE_OTHER
-    WORD_END = UNICODE_SPACE + 1  // no code point: the text ends
+    WORD_END = UNICODE_SPACE + 1  // the class after the last code point of a text
 };
 
-// Sets a bit of the code points in ranges, given by their first and last ones.
+// Sets a bit of the code points in n / 2 ranges, which are given as first and last code points.
 static void word_mark(unsigned char *classes, const uint32_t *ranges, size_t n, int bit) {
     for (size_t i = 0; i < n; i += 2)
         for (uint32_t c = ranges[i]; c <= ranges[i + 1]; c++) classes[c] |= (unsigned char)bit;
 }
 
-// Makes a table of the bits of each code point below WORD_POINTS: a search in ranges takes longer
-// than everything else.
+// Makes a table of the bits of each code point below WORD_POINTS. Without the table, a search in
+// ranges would take most of the time.
 static unsigned char *word_classes_make(void) {
     enum { LETTER = UNICODE_LETTER, BOTH = WORD_UPPER | WORD_LOWER };
-    static const unsigned char bits[UNICODE_MARK + 1] = {  // of the kinds in unicode_ranges
+    static const unsigned char bits[UNICODE_MARK + 1] = {  // by the kinds in unicode_ranges
         UNICODE_OTHER, LETTER | BOTH, UNICODE_NUMBER | WORD_NUMERIC, UNICODE_SPACE,
         LETTER | WORD_UPPER, LETTER | WORD_LOWER, UNICODE_OTHER | BOTH};
     unsigned char *classes = ALLOC(unsigned char, WORD_POINTS, "classes of characters");
@@ -80,7 +78,7 @@ static unsigned char *word_classes_make(void) {
     return classes;
 }
 
-// Returns the bits of the first code point of a text of n > 0 bytes. *length: its bytes.
+// Returns the bits of the first code point of a text of n > 0 bytes, and its bytes in *length.
 static inline int word_bits(const unsigned char *classes, const char *s, size_t n, size_t *length) {
     uint32_t c = 0;
     *length = 1;
@@ -100,7 +98,7 @@ static inline int word_class(const unsigned char *classes, const char *s, size_t
 // ---------------------------------------------------------------------------------------------
 // Words
 
-// Finds the end of a run of at most `most` code points of one class from `at` on.
+// Returns the end of a run, from `at` on, of at most `most` code points of one class.
 static inline size_t word_run(const unsigned char *classes, const char *s, size_t at, size_t n,
                               int kind, size_t most) {
     size_t length;
@@ -109,7 +107,7 @@ static inline size_t word_run(const unsigned char *classes, const char *s, size_
     return at;
 }
 
-// Gives the length of a contraction at the apostrophe with which a text begins, or 0.
+// Returns the bytes of a contraction if a text, which begins with an apostrophe, has one, or 0.
 static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
     static const char *const ends[7] = {"s", "t", "re", "ve", "m", "ll", "d"};
     for (int i = 0; i < 7; i++) {
@@ -117,15 +115,16 @@ static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
         if (n > length && (rule->newer ? strncasecmp(s + 1, ends[i], length)
                                        : memcmp(s + 1, ends[i], length)) == 0) return 1 + length;
     }
-    // a long s, U+017F, is the only other letter that folds to one of these
+    // U+017F, the long s, is the only other letter that a comparison without case takes for one.
     return rule->newer && n > 2 && memcmp(s + 1, "\xc5\xbf", 2) == 0 ? 3 : 0;
 }
 
-// Gives the end of a word of Tekken's whose letters begin at `at`, or 0: any letters but small
-// ones, then at least one that is no capital; or capitals alone. The first run gives letters back
-// to the second until that has one, as a regular expression does.
+// Returns the end of Tekken's word whose letters begin at `at`, or 0. The word is a run without
+// small letters and then one or more letters that are no capitals; or a run without small letters
+// alone. The first run gives letters back to the second until that has one, as in a regular
+// expression.
 static size_t word_cased(const unsigned char *classes, const char *s, size_t at, size_t n) {
-    size_t length, end = at, last = 0;  // last: behind the last one that is no capital
+    size_t length, end = at, last = 0;  // last: the end of the last letter that is no capital
     for (int bits, run = WORD_UPPER; end < n; end += length) {
         bits = word_bits(classes, s + end, n - end, &length);
         if (!(bits & WORD_UPPER)) run = WORD_LOWER;  // the second run has begun
@@ -135,7 +134,7 @@ static size_t word_cased(const unsigned char *classes, const char *s, size_t at,
     return last > 0 ? last : end > at ? end : 0;
 }
 
-// Gives the length of the first word of a text of n > 0 bytes.
+// Returns the bytes of the first word of a text of n > 0 bytes.
 static size_t word_length(const WordRule *rule, const unsigned char *classes, const char *s,
                           size_t n) {
     size_t first, second = 0;
@@ -146,7 +145,7 @@ static size_t word_length(const WordRule *rule, const unsigned char *classes, co
     if (contraction > 0) return contraction;
     const bool prefix = space || (rule->newer && kind != UNICODE_NUMBER && s[0] != '\r'
                                   && s[0] != '\n');
-    if (rule->cased) {  // a mark in front is taken for a letter: the word is the same
+    if (rule->cased) {  // a mark in front counts as a letter, and the word is the same
         const bool leads = prefix && !(bits & (WORD_UPPER | WORD_LOWER));
         const size_t end = word_cased(classes, s, leads ? first : 0, n);
         if (end > 0) return end;
@@ -162,8 +161,8 @@ static size_t word_length(const WordRule *rule, const unsigned char *classes, co
                && (s[end] == '\r' || s[end] == '\n' || (rule->cased && s[end] == '/'))) end++;
         return end;
     }
-    size_t end = 0, last = 0, line = 0;  // ends: of the white space, without its last character,
-                                         // behind its last CR or LF
+    size_t end = 0, last = 0, line = 0;  // the ends of the white space: whole; without its last
+                                         // character; after its last CR or LF
     for (size_t length; end < n && word_class(classes, s + end, n - end, &length) == UNICODE_SPACE;
          end += length) {
         last = end;

@@ -329,15 +329,15 @@ static bool shares_acts(const GPT2 *g) {
 }
 
 static ActsPlace acts_place(const GPT2 *g) {
-    const ActTable t = gpt2_acts(&g->config);
+    const LayerAct act[] = {LAYER_ACTIVATIONS(ACT_ROW, &g->config)};
     const size_t N = g->max_B * g->max_T;
     size_t sizes[2] = {0, 0};  // of a layer's own rows, and of shared ones
     ActsPlace p;
     p.entry = round_up(N * g->config.channels * sizeof(floatX), 256);
     for (int k = 0; k < LAYER_ACTS; k++) {
-        const size_t size = t.acts[k].f32 ? sizeof(float) : sizeof(floatX);
-        p.shared[k] = !g->training || g->choice.recompute > t.acts[k].kept;
-        p.bytes[k] = round_up(N * t.acts[k].width * size, 256);
+        const size_t size = act[k].f32 ? sizeof(float) : sizeof(floatX);
+        p.shared[k] = !g->training || g->choice.recompute > act[k].kept;
+        p.bytes[k] = round_up(N * act[k].width * size, 256);
         p.at[k] = sizes[p.shared[k]];
         sizes[p.shared[k]] += p.bytes[k];
     }

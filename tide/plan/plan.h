@@ -1,51 +1,50 @@
-// plan.h: how long a training step takes, before it is taken: what a rehearsal of the trainer's own
-// step comes to (rehearsal.h); and with it, the choice that --offload auto makes. No CUDA here.
+// plan.h: predicts how long a training step takes, from a rehearsal of the trainer's own step
+// (rehearsal.h), and makes the choice of --offload auto by such predictions. No CUDA here.
 // doc/speed.md is the lesson.
-//   predict()            the Prediction of a rehearsal
-//   plan_print_time()    says it
-//   choice_settle()      what only costs memory, or only costs time, of a choice
-//   offload_search()     --offload auto
+//   predict()            computes the Prediction of a rehearsal
+//   plan_print_time()    prints a Prediction
+//   choice_settle()      completes a choice whose mode is given, so that it fits into memory
+//   offload_search()     makes the choice of --offload auto
 //
-// Left out: the start of a kernel or a copy; what gradient norms and the backward pass of the
-// embeddings need of the GPU; passes where cuBLASLt lacks an epilogue of backward; that collectives
-// cross the link to the host where there is no other way, or a network: all ranks are in one node,
-// and like the one that is planned.
+// A prediction leaves out: the start of each kernel and copy; the GPU's work on gradient norms and
+// on the embeddings' backward pass; passes that replace a missing epilogue of cuBLASLt; networks.
+// It assumes ranks that are all alike, in one node, whose collectives do not cross the link to the
+// host.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
-#include "../base/model.h"
 #include "../../offload.h"
 #include "rehearsal.h"
 
 typedef struct {
-    double step;               // seconds from one gradient norm to the next; of these:
-    double forward, backward;  // from their first work to their last, stalls included
-    double compute;            // what products and attention would take in both if they never
-    double attention;          // waited; of these, attention; and
-    double other;              // what else the compute stream has for the GPU
-    double update;             // from the norm to the last weight and the last state in its place
-    double bound;              // the update's by rates.h, as if nobody had come before it; 0: none
-    char limit[40];            // which of the machine's limits makes the bound
-    double h2d_bytes, d2h_bytes;   // gradients, weights and state
-    double stall_forward;      // before a part of forward, for new weights; and
-    double stall_backward;     // before a part of backward, for room
-    double comm;               // seconds of all collectives
-    double comm_exposed;       // by so much, the step would be shorter if they took no time
-    double reduced_bytes;      // of gradients, from each GPU to the others, to be summed there; and
-    double gathered_bytes;     // of weights
-    double busy[TRACE_USES];   // shares of the time in which each is at work; 0: not asked for
+    double step;               // seconds from one gradient norm to the next; the next ones, too
+    double forward, backward;  // from the first work to the last, with stalls
+    double compute;            // products and attention in both, without stalls
+    double attention;          // the part of compute that is attention
+    double other;              // the GPU's other work in the compute stream
+    double update;             // from the norm until all weights and state are in their places
+    double bound;  // the least time of the update by rates.h, if no visitor is early; 0: none
+    char limit[40];            // the limits of the machine that make this bound
+    double h2d_bytes, d2h_bytes;   // gradients, weights and state on the link
+    double stall_forward;      // waits before parts of forward, for new weights
+    double stall_backward;     // waits before parts of backward, for free rooms
+    double comm;               // all collectives
+    double comm_exposed;       // by how much the step is longer because of them
+    double reduced_bytes;      // gradients that each GPU sends to the others, to be summed
+    double gathered_bytes;     // weights that each GPU sends to the others
+    double busy[TRACE_USES];   // the share of the time in which each is at work; 0: not computed
 } Prediction;
 
 // A step of a rehearsal: the job that ends its norm, and the number of jobs up to its update.
 typedef struct { int norm, end; } StepMark;
 
-// Micro-batches that are rehearsed, at most: the last but one stands for all that are left out.
+// The most micro-batches that are rehearsed. The last but one stands for those left out, too.
 enum { REHEARSED_MICRO = 5 };
 
 static bool job_is(const Job *t, const char *name) {
     return t->span.row == ROW_COMPUTE && strcmp(t->span.name, name) == 0;
 }
 
-// Adds to *x what jobs (before, end] of one step are, of which `more` micro-batches were left out.
+// Adds what jobs (before, end] of one step take to *pred. `more` micro-batches were left out.
 static void predict_step(const Rehearsal *q, int before, int end, size_t more, Prediction *pred) {
     const Job *t = q->jobs;
     double done = t[before].span.end, begin = 0, tail = 0, back = 0, times = 1;
@@ -55,7 +54,7 @@ static void predict_step(const Rehearsal *q, int before, int end, size_t more, P
     for (int i = before + 1; i <= end; i++) {
         const bool is_forward = job_is(&t[i], "forward"), is_backward = job_is(&t[i], "backward");
         const bool first = is_forward && t[i].span.number == 0;
-        if (first && !begins) {  // a micro-batch
+        if (first && !begins) {  // a micro-batch begins
             if (micro >= 0) pred->backward += times * (t[i].span.begin - tail);
             if (times > 1) pred->step += (times - 1) * (done - back);
             back = done;
@@ -76,7 +75,7 @@ static void predict_step(const Rehearsal *q, int before, int end, size_t more, P
         if (t[i].takes == TAKES_PRODUCTS || t[i].takes == TAKES_ATTENTION)
             pred->compute += times * t[i].work;
         if (t[i].span.row == ROW_COMPUTE) done = t[i].span.end;
-        if (t[i].takes == TAKES_COMM) {  // without a name and bytes: norms
+        if (t[i].takes == TAKES_COMM) {  // (the exchange of norms has no bytes)
             const bool sums = strcmp(t[i].span.name, "reduce") == 0;
             *(sums ? &pred->reduced_bytes : &pred->gathered_bytes) += times
                                                                     * (double)t[i].span.bytes;
@@ -88,7 +87,7 @@ static void predict_step(const Rehearsal *q, int before, int end, size_t more, P
     pred->backward += t[end].span.end - tail;
 }
 
-// Computes the shares at work between the norms of two steps.
+// Computes for each part of the machine the share of time at work, from `begin` to `end`.
 static void predict_busy(const Rehearsal *q, double begin, double end, Prediction *pred) {
     TraceSpan *s = ALLOC(TraceSpan, q->count, "plan");
     int n = 0;
@@ -103,10 +102,10 @@ static void predict_busy(const Rehearsal *q, double begin, double end, Predictio
     free(s);
 }
 
-// Returns the mean of the last `counted` of `steps`, which should be a steady state. `more` micro-
-// batches of each were left out; `world` GPUs train together. With a trace (NULL: none), finds what
-// is at work when, unless something was left out, and draws the steps, with the update before them,
-// from time 0 on, if the file is open. Changes *q.
+// Returns the mean of the last `counted` of `steps` steps, which should be a steady state. `more`
+// micro-batches of each were left out; `world` GPUs train together. With a trace (NULL: none),
+// computes `busy`, unless micro-batches were left out, and draws the steps, with the update before
+// them, if the file is open. Overwrites *q.
 static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int counted, size_t more,
                           size_t world, TraceFile *trace) {
     const StepMark *first = &marks[steps - counted - 1], *last = &marks[steps - 1];
@@ -119,7 +118,7 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
                              &pred.stall_forward, &pred.stall_backward, &pred.comm,
                              &pred.reduced_bytes, &pred.gathered_bytes};
     for (size_t i = 0; i < sizeof means / sizeof *means; i++) *means[i] /= counted;
-    pred.reduced_bytes *= (double)(world - 1) / (double)world;  // a ring passes on all but one part
+    pred.reduced_bytes *= (double)(world - 1) / (double)world;  // each GPU has its own part
     pred.gathered_bytes *= (double)(world - 1) / (double)world;
     for (int i = 0; i < first->end; i++)
         pred.update = fmax(pred.update, q->jobs[i].span.end - start);
@@ -140,13 +139,13 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
 // ---------------------------------------------------------------------------------------------
 // For people
 
-// The planned run, for the sentences about it.
+// The planned run, for the text about it.
 typedef struct {
-    size_t tokens;           // of a step, on all GPUs
+    size_t tokens;           // tokens of a step, on all GPUs
     size_t world;            // GPUs that train together
-    size_t steps;            // of a run whose time is printed, else 0
-    size_t window;           // ZenFlow: steps that a Prediction is the mean of; else 0
-    bool zeroth;             // zeroth order: without a backward pass
+    size_t steps;            // steps of the whole run, to print its time; 0: does not
+    size_t window;           // ZenFlow: the steps of which a Prediction is the mean; else 0
+    bool zeroth;             // zeroth order: there is no backward pass
 } PlanRun;
 
 // Prints how long a step is, and what is at work in it.
@@ -173,7 +172,7 @@ static void plan_print_speed(const Rates *rates, const PlanRun *run, const Predi
            length < 10 ? 2 : length < 100 ? 1 : 0, length, names[k]);
 }
 
-// Prints a Prediction in lines.
+// Prints a Prediction in several lines.
 static void plan_print_time(const Rates *rates, const PlanRun *run, const Prediction *pred) {
     printf("predicted time of a step, in seconds: ");
     if (run->zeroth)
@@ -201,23 +200,23 @@ static void plan_print_time(const Rates *rates, const PlanRun *run, const Predic
 // ---------------------------------------------------------------------------------------------
 // The choice
 
-// Bytes of GPU and host memory that the trainer would take with this choice: its own memory plan.
+// Sets the bytes of GPU and host memory that this choice takes, by the trainer's memory plan.
 typedef void (*OffloadNeeds)(void *model, const OffloadChoice *c, size_t *gpu, size_t *host);
 
-// The least memory that would do if nothing fits: of the GPU, with this host's, and of the host,
-// with this GPU's. SIZE_MAX: no amount would.
+// If nothing fits: the GPU memory that would be enough on this host, and the host memory that would
+// be enough with this GPU. SIZE_MAX: no amount would.
 typedef struct { size_t gpu, host; } OffloadLeast;
 
-// The memory that a choice has to fit into.
+// The memory into which a choice must fit.
 typedef struct {
     OffloadNeeds needs;
     void *model;             // for needs()
-    size_t gpu, host;        // bytes that are there
-    int recompute;           // RECOMPUTE_AUTO, or the one that it must be
-    bool sums;               // gradients are summed, on the GPU or, if that is too small, the host
-    int weights, layers;     // --weights, as far as there is a choice; the model's layers
-    OffloadLeast *least;     // not NULL: of all that is tried, nothing fits, and this is noted
-    bool dealt;              // ZeRO-3: every layer's weights are gathered into the ring
+    size_t gpu, host;        // bytes of memory that may be used
+    int recompute;           // --recompute; RECOMPUTE_AUTO: any
+    bool sums;               // micro-batches' gradients are summed, on the GPU or the host
+    int weights, layers;     // --weights, where there is a choice; the model's layers
+    OffloadLeast *least;  // NULL, or where memory_fits() notes what is missing; then nothing fits
+    bool dealt;              // ZeRO-3: the weights of every layer are gathered into the ring
 } OffloadMemory;
 
 static bool memory_fits(const OffloadMemory *m, size_t gpu, size_t host) {
@@ -233,9 +232,9 @@ static bool choice_fits(const OffloadMemory *m, const OffloadChoice *c) {
     return memory_fits(m, gpu, host);
 }
 
-// Finds the number from `worst` to `best` that is nearest to `best` and with which *c fits: where
-// none does, `worst`. n: the number, in *c; NULL: of residents, in 256ths. The best is tried first:
-// where all is resident, nothing needs slots.
+// Finds the number, from `worst` to `best`, nearest to `best` with which *c fits; `worst` if there
+// is none. n: where *c has the number; NULL: it is the residents, in 256ths. Tries `best` first: if
+// all is resident, nothing needs slots.
 static void choice_search(const OffloadMemory *m, OffloadChoice *c, int *n, int worst, int best) {
     for (int middle = best;; middle = best + (worst - best) / 2) {
         if (n != NULL) *n = middle;
@@ -246,8 +245,8 @@ static void choice_search(const OffloadMemory *m, OffloadChoice *c, int *n, int 
     }
 }
 
-// Returns the largest share of residents with which *c fits on the GPU; -1: none. If m->least is
-// set, also tries the smallest with which it fits on the host.
+// Returns the largest share of residents with which *c fits on the GPU, or -1. With m->least, also
+// tries the smallest share with which *c fits on the host.
 static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
     OffloadMemory gpu = *m, host = *m;
     gpu.host = host.gpu = SIZE_MAX;
@@ -260,10 +259,10 @@ static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
     return c.resident > 0 || choice_fits(&gpu, &c) ? c.resident : -1;
 }
 
-// Uses what *c leaves of the GPU's memory for weights that stay, unless all are to stream; then for
-// rooms of gradients and of weights, whose bytes spare backward a wait (there is none where
-// gradients are summed on the GPU); then for visitors' gradients, which spare the link two copies;
-// then for slots, which only shorten a wait. All if "auto".
+// Uses the GPU's memory that *c leaves free, for numbers that are "auto": for weights that stay;
+// for rooms of gradients and of weights, which spare backward a wait (none if gradients are summed
+// on the GPU); for visitors' gradients, which spare the link two copies; for slots, which only
+// shorten a wait.
 static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
     if (m->weights == WEIGHTS_AUTO) choice_search(m, c, &c->streamed, c->streamed, 0);
     const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
@@ -277,10 +276,10 @@ static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
         choice_search(m, c, &c->slots, LEAST_SLOTS, 1000);
 }
 
-// Completes a choice whose mode is given: residents, if they are below 0; then, one by one, until
-// it fits: sums on the host, or gradients over activations; visitors' gradients on the host;
-// recomputation; weights on the host. Then fills the memory that is left. False: nothing fits, and
-// *c is the choice that needs the least.
+// Completes a choice whose mode is given. Chooses residents, if they are below 0. Then changes
+// these one by one until *c fits: sums on the host, or gradients over activations; visitors'
+// gradients on the host; recomputation; weights on the host. Then fills the memory that is left.
+// Returns false if nothing fits, with the choice that needs the least in *c.
 static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
     const bool any = c->resident < 0;
     const int weights = c->mode == OFFLOAD_NONE ? WEIGHTS_GPU : m->weights;
@@ -301,7 +300,7 @@ static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
     return false;
 }
 
-// How long a step would take with this choice.
+// Predicts a step with this choice.
 typedef Prediction (*OffloadRehearse)(const void *trainer, const OffloadChoice *c);
 
 typedef struct {
@@ -309,14 +308,15 @@ typedef struct {
     OffloadMemory memory;
     OffloadRehearse rehearse;
     const void *trainer;     // for rehearse()
-    UpdateBytes bytes;       // of the run
-    OffloadChoice choice;    // .subgroup, .wire_f32 are given; numbers of rooms, if not 0
+    UpdateBytes bytes;       // bytes of the run's update on the link
+    OffloadChoice choice;    // .subgroup and .wire_f32 are given; so are numbers of rooms above 0
     Prediction predicted;
-    double none;             // seconds of a step with nothing offloaded; INFINITY: it does not fit
+    double none;             // the step with nothing offloaded; INFINITY: that does not fit
 } OffloadSearch;
 
-// Tries a choice, if `residents` with all that fit, and without; then with all rooms that fit.
-// Takes it if its step is clearly shorter than that of those tried before, which are simpler.
+// Tries a choice: with `residents`, once with all that fit and once with none; in both, with all
+// rooms that fit. Takes it if its step is clearly shorter than those tried before, which are
+// simpler.
 static void search_try(OffloadSearch *q, const OffloadChoice *tried, bool residents) {
     for (int stay = residents && tried->mode != OFFLOAD_NONE; stay >= 0; stay--) {
         OffloadChoice c = *tried;
@@ -332,11 +332,11 @@ static void search_try(OffloadSearch *q, const OffloadChoice *tried, bool reside
     }
 }
 
-// Tries, with so many layers streaming: none, twinflow (zero, if nothing stays), interleave
-// at shares around the best of rates.h; each with and without recomputation, with the sums of
-// gradients on either side, and those of visitors; with as many residents as fit, too, or without.
+// Tries with `streamed` layers: none; twinflow (zero if nothing stays); interleave at shares near
+// the best one of rates.h. Each of them with and without recomputation, with sums of gradients and
+// of visitors on either side, and without residents; with `residents`, also with those that fit.
 static void search_all(OffloadSearch *q, int streamed, bool residents) {
-    static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best
+    static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best share
     static const int keeps[] = {KEEP_ALL, 0, -1};
     const OffloadMemory *m = &q->memory;
     OffloadChoice c = q->choice;
@@ -370,9 +370,9 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
         }
 }
 
-// Chooses for --offload auto what a rehearsal finds fastest; with weights on the host only if that
-// is clearly faster, or if it is asked for, and then with residents, whose layers' weights stay,
-// only if nothing fits without. False if nothing fits.
+// Makes the choice of --offload auto: the fastest one in rehearsals. Puts weights on the host only
+// if that is clearly faster, or asked for. Then residents, whose layers stay on the GPU, are tried
+// only if nothing fits without them. Returns false if nothing fits.
 static bool offload_search(OffloadSearch *q) {
     const OffloadMemory *m = &q->memory;
     q->predicted.step = q->none = INFINITY;
@@ -383,7 +383,7 @@ static bool offload_search(OffloadSearch *q) {
     return q->predicted.step < INFINITY;
 }
 
-// Prints what was found, and why.
+// Prints the choice, and how it compares with offloading nothing.
 static void search_print(const OffloadSearch *q) {
     const OffloadChoice *c = &q->choice;
     printf("offload auto: %s%s, predicted %.3g s per step", offload_names[c->mode],

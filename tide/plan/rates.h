@@ -1,36 +1,34 @@
-// rates.h: how fast a machine moves and updates optimizer state, and what follows from that. Pure
-// functions of measured numbers (calibrate.cuh), or of those in a file (scripts/rates/).
-//   rates_load(), rates_write()            the file
-//   rates_of_rank(), collective_seconds()  several GPUs: what each has, how long collectives take
-//   eq1_stride()                           the split that Deep Optimizer States computes (Maurya et
-//                                          al. 2024, Eq. 1)
-//   update_bound(), best_share()           what no schedule can beat, and the split for it
+// rates.h: how fast a machine moves and updates optimizer state, and what follows from that. All
+// functions compute from numbers measured by calibrate.cuh, or those in a file (scripts/rates/).
+//   rates_load(), rates_write()            read and write a file of rates
+//   rates_of_rank(), collective_seconds()  several GPUs: rates of each; time of a collective
+//   eq1_stride()                           Eq. 1 of Deep Optimizer States (Maurya et al. 2024)
+//   update_bound(), best_share()           the least time of any schedule; the split that has it
 #ifndef TIDE_RATES_H
 #define TIDE_RATES_H
 #include "../base/util.h"
-#include <math.h>
 
-// Bytes, parameters or floating-point operations per second; 0: not known. Name and unit of each.
+// Bytes, parameters or floating-point operations per second; 0: unknown. Name and unit of each.
 #define RATES(X) \
-    /* page-locked memory: one direction alone; both at once; one of them while the host */ \
-    /* updates; both while it does */ \
+    /* copies of page-locked memory, in one direction; in both at once (_duplex); in one while */ \
+    /* the cores run AdamW (_host); in both while they do (_busy) */ \
     X(h2d, "bytes/s") X(d2h, "bytes/s") X(h2d_duplex, "bytes/s") X(d2h_duplex, "bytes/s") \
     X(h2d_host, "bytes/s") X(d2h_host, "bytes/s") X(h2d_busy, "bytes/s") X(d2h_busy, "bytes/s") \
-    X(dram, "bytes/s")      /* that the cores alone reach in AdamW: 26 bytes per parameter */ \
+    X(dram, "bytes/s")      /* of the cores in AdamW, which moves 26 bytes per parameter */ \
     X(dram_dma, "bytes/s")  /* of the cores and both directions of the link together */ \
-    /* fused AdamW out of cache, all threads (the paper's Uc); a pass of its own from fp32 to 16 \
-       bits (the paper's Dc), which Eq. 1 counts and this trainer's update does not need */ \
+    /* AdamW from memory on all threads (the paper's Uc); a separate pass from fp32 to 16 bits \
+       (the paper's Dc), which Eq. 1 counts and this trainer's update does not need */ \
     X(host_adam, "parameters/s") X(host_cast, "parameters/s") \
-    X(gpu_adam, "parameters/s")    /* (the paper's Ug) */ \
-    X(gpu_flops, "flop/s")         /* that products reach, not the peak */ \
-    X(gpu_attention, "flop/s")     /* of attention's seven products, half of them masked */ \
-    X(gpu_bytes, "bytes/s")        /* GPU memory */ \
-    X(gpu_normals, "numbers/s")    /* drawn (rng.h): the noise of zeroth-order training */ \
+    X(gpu_adam, "parameters/s")    /* the same on the GPU (the paper's Ug) */ \
+    X(gpu_flops, "flop/s")         /* measured in products, not the peak */ \
+    X(gpu_attention, "flop/s")     /* in attention's seven products, half of them masked */ \
+    X(gpu_bytes, "bytes/s")        /* of GPU memory */ \
+    X(gpu_normals, "numbers/s")    /* noise of zeroth-order training (rng.h) */ \
     X(gpu_alloc, "bytes/s")        /* of GPU memory freed and allocated: --zo-no-slots */ \
-    /* Several GPUs of a node. All share its memory and cores; each has its own link to them. */ \
-    X(host_gpus, "GPUs")           /* so many may have dram .. host_cast at once, each of them; \
+    /* Several GPUs of a node share its memory and cores; each has its own link to them. */ \
+    X(host_gpus, "GPUs")           /* how many GPUs can have dram .. host_cast at the same time; \
                                       0: one, as measured by one process */ \
-    /* bus bandwidth of collectives, as nccl-tests define it; time of each */ \
+    /* bus bandwidth of collectives, as nccl-tests define it; time to start one */ \
     X(gpu_link, "bytes/s") X(gpu_latency, "s")
 
 #define RATE_FIELD(name, unit) double name;
@@ -44,11 +42,11 @@ static double rate_or(double rate, double otherwise) { return rate > 0 ? rate : 
 static double *rate_at(const Rates *rates, int field) { return (double *)rates + field; }
 
 // ---------------------------------------------------------------------------------------------
-// The file: "name value  # comment" per line; names and units as above
+// The file: "name value  # comment" on each line; names and units as above
 
-// Rates that the file does not name are 0, but for gpu_attention: such a file counts six products
-// of attention in gpu_flops. false, and a sentence with file and line in err, for anything that is
-// not such a line, for a name that is not known or comes twice, and for no name.
+// Reads a file of rates. A rate that is not in the file is 0. Without gpu_attention, the file
+// counts six products of attention in gpu_flops. Returns false, with file and line in err, at a
+// line of another form, at an unknown or repeated name, and if there is no rate at all.
 static bool rates_load(Rates *rates, const char *path, Error *err) {
     size_t n = 0, line = 0;
     bool seen[RATE_FIELDS] = {false}, any = false;
@@ -81,8 +79,7 @@ static bool rates_load(Rates *rates, const char *path, Error *err) {
     return any || error_set(err, "%.300s: names no rate", path);
 }
 
-// Writes rates for rates_load(), with three digits: the next measurement would differ in the
-// fourth.
+// Writes rates for rates_load(), with three digits: two measurements differ in the fourth.
 static void rates_write(FILE *f, const Rates *rates) {
     for (int i = 0; i < RATE_FIELDS; i++) {
         const double v = *rate_at(rates, i);
@@ -94,8 +91,8 @@ static void rates_write(FILE *f, const Rates *rates) {
 // ---------------------------------------------------------------------------------------------
 // Several GPUs
 
-// Computes the rates of each of `local` GPUs of a node when all are at work. If more GPUs share the
-// host than the rates are for, those of the link beside all cores (_host, _busy) are dropped.
+// Returns the rates of each of `local` GPUs of a node when all are at work. Sets those of the link
+// beside the cores (_host, _busy) to 0 if more GPUs share the host than were measured.
 static Rates rates_of_rank(const Rates *rates, size_t local) {
     Rates x = *rates;
     const double sharing = (double)local / fmax(rates->host_gpus, 1);
@@ -108,8 +105,8 @@ static Rates rates_of_rank(const Rates *rates, size_t local) {
     return x;
 }
 
-// Returns the seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs:
-// each sends all but its own part (nccl-tests, doc/PERFORMANCE.md). Without gpu_link: the latency.
+// Returns the seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs.
+// Each sends all but its own part (nccl-tests, doc/PERFORMANCE.md). Unknown gpu_link: the latency.
 static double collective_seconds(const Rates *rates, size_t world, double bytes) {
     const double R = (double)world;
     if (world <= 1) return 0;
@@ -119,12 +116,12 @@ static double collective_seconds(const Rates *rates, size_t world, double bytes)
 // ---------------------------------------------------------------------------------------------
 // The paper's model
 
-// Eq. 1: k sub-groups are updated on the CPU for each one on the GPU, so that both take as long:
+// Computes Eq. 1: k sub-groups are updated on the CPU for each one on the GPU, so that both take
+// equal time:
 //   k (1/Uc + 1/Dc) = 3/B + k/(2B) + 1/Ug,   hence   k = (3/B + 1/Ug) / (1/Uc + 1/Dc - 1/(2B))
-// with B the link's fp32 parameters per second in one direction. A Dc or Ug that is not known is
-// no limit. INFINITY where the CPU updates faster than the link brings its 16-bit weights back: one
-// on the GPU never pays. NAN if B or Uc is not known. As published, k has two meanings
-// (doc/speed.md); here it is what the equation says.
+// B is the link's fp32 parameters per second in one direction. An unknown Dc or Ug is no limit.
+// Returns INFINITY if the CPU updates faster than the link returns its 16-bit weights, and NAN if B
+// or Uc is unknown. The paper uses k in two ways (doc/speed.md); here k is as in the equation.
 static double eq1_stride(const Rates *rates) {
     if (!(rates->h2d > 0 && rates->host_adam > 0)) return NAN;
     const double B = rates->h2d / 4, ug = rates->gpu_adam > 0 ? 1 / rates->gpu_adam : 0;
@@ -135,23 +132,24 @@ static double eq1_stride(const Rates *rates) {
 // ---------------------------------------------------------------------------------------------
 // The bound
 
-// The bytes on the link that depend on a run's choices.
+// The bytes of an update per parameter, which depend on the run's options.
 typedef struct {
-    double grad;         // bytes of a gradient, on the link and in host memory: 2 or 4
-    double weight;       // bytes of a weight: 2; or 4
+    double grad;         // of a gradient, on the link and in host memory: 2 or 4
+    double weight;       // of a weight: 2 or 4
     double kept_grads;   // share of the visitors' gradients that stay on the GPU
-    double state;        // bytes of m, v and the rest of the master weight: 10 (fp32: 8); or 6, 4
-    double streams;      // share of the weights that live on the host
+    double state;        // of m, v and the rest of the master weight: 10 (fp32: 8); or 6, 4
+    double streams;      // share of the weights that are stored on the host
 } UpdateBytes;
 
-#define ADAM_BYTES 26.0  // that host_adam reads and writes: weight, state and a gradient of 2 bytes
+#define ADAM_BYTES 26.0  // read and written for host_adam: weight, state, a 2-byte gradient
 
 enum { UPDATE_LINES = 6 };
 
-// Sets t to seconds per parameter if the GPU updates `share` of the state that lives on the host,
-// as linear functions of it: H2D, D2H, host memory (two, see update_bound()), cores, GPU. The line
-// of an unknown rate is 0. Each byte of the link is one of host memory, too; the cores read weight,
-// state and gradient, and write weight and state. Backward hides the gradients' way.
+// Computes six times, in seconds per parameter, if the GPU updates `share` of the state on the
+// host: of H2D, D2H, host memory (two, see update_bound()), cores, GPU. Each is a linear function
+// of `share`; an unknown rate gives 0. A byte on the link is also a byte of host memory. The cores
+// read weight, state and gradient, and write weight and state. Backward hides the copies of
+// gradients.
 static void update_lines(const Rates *rates, const UpdateBytes *b, double share,
                          double t[UPDATE_LINES]) {
     const double cpu = 1 - share, d2h = (b->state + b->streams * b->weight) * share;
@@ -170,14 +168,13 @@ static void update_lines(const Rates *rates, const UpdateBytes *b, double share,
     t[5] = rates->gpu_adam > 0 ? share * update / rates->gpu_adam : 0;
 }
 
-// Returns the seconds per parameter that no schedule can beat at this share (0 to 1), but for what
-// it does before the update begins, like fetching the first visitors; 0 if no rate is known. Host
-// memory gives `dram_dma` while both directions of the link are busy, which is as long as the one
-// with less to do takes, and `dram` for the rest of the step's time T:
+// Returns the seconds per parameter that no schedule can beat at this share (0 to 1); 0 if no rate
+// is known. (Work before the update begins, like fetching the first visitors, is not counted.) Host
+// memory has the rate dram_dma while both directions of the link are busy: the time t of the
+// direction with less to do. In the rest of the update's time T its rate is dram:
 //   bytes = dram_dma t + dram (T - t).
-// doc/speed.md has T where each is one rate.
-// limit, if not NULL: which of them binds, for people, or several that meet, as at most best
-// shares: "link and DRAM"; "nothing" if no rate is known.
+// doc/speed.md derives T from one rate. limit, if not NULL, gets the names of the limits that are
+// reached, like "link and DRAM" (at a best share several are), or "nothing" if no rate is known.
 static double update_bound(const Rates *rates, const UpdateBytes *b, double share, char limit[40]) {
     static const char *const names[] = {"link", "DRAM", "cores", "GPU"};
     double t[UPDATE_LINES];
@@ -191,8 +188,8 @@ static double update_bound(const Rates *rates, const UpdateBytes *b, double shar
     return bound;
 }
 
-// Returns the share with the least bound. Between two crossings of its lines the bound is linear,
-// so that it is least at a crossing, or at 0 or 1. 0 if no rate is known.
+// Returns the share with the least bound; 0 if no rate is known. The bound is linear between two
+// crossings of its six lines, so the least one is at a crossing, at 0 or at 1.
 static double best_share(const Rates *rates, const UpdateBytes *b) {
     double at0[UPDATE_LINES], at1[UPDATE_LINES], best = 0, least = update_bound(rates, b, 0, NULL);
     update_lines(rates, b, 0, at0);

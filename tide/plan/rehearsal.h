@@ -1,62 +1,62 @@
-// rehearsal.h: a step that is not run but written down: what each stream is given, what that waits
-// for, and how long a machine (rates.h) takes for all of it. No CUDA here: queue.cuh rehearses.
-//   rehearsal_begin(), rehearsal_end()     while one is open, queue.cuh's calls end up here
-//   rehearse_stream(), rehearse_event()    make one
-//   rehearse_wait(), rehearse_record()     what waits for what
-//   rehearse(), rehearse_span()            work for a stream; what the trace calls it
-//   rehearsal_time()                       when each job begins and ends
+// rehearsal.h: a step that is written down instead of run: the work of each stream, the jobs for
+// which it waits, and the time that a machine (rates.h) takes. No CUDA here: queue.cuh rehearses.
+//   rehearsal_begin(), rehearsal_end()     open and close one; queue.cuh calls the others
+//   rehearse_stream(), rehearse_event()    make a stream; an event
+//   rehearse_wait(), rehearse_record()     let a stream wait for an event; record one
+//   rehearse(), rehearse_span()            give a stream work; name the work for the trace
+//   rehearsal_time()                       computes when each job begins and ends
 //
-// While nothing begins or ends, all that is under way goes at a constant speed:
-//   - the GPU's time is shared by the streams that have work for it;
-//   - each direction of the link by what copies, at `h2d` or `d2h` alone, `_duplex` with the other
-//     direction; at `_host` or, with the other direction, `_busy` if the cores work as well;
-//   - host memory, of `dram` bytes a second, `dram_dma` while both directions are busy, by each
-//     direction and the cores, evenly: who wants less than his part leaves the rest to the others.
-//     Where the _host and _busy rates are known, they are what the link gets;
-//   - collectives between GPUs take the time of rates.h, one by one, whatever else is at work.
-// A rate of 0 is not known, and limits nothing.
+// Until the next job begins or ends, each job under way has a constant speed:
+//   - The streams with work for the GPU share its time evenly.
+//   - The copies in one direction share the link. Its speed is `h2d` or `d2h`; `_duplex` while the
+//     other direction is busy; `_host` while the cores are; `_busy` while both are.
+//   - Both directions and the cores share host memory evenly: `dram` bytes a second, or `dram_dma`
+//     while both directions are busy. A part that needs less than its share leaves the rest to the
+//     others. But if the _host and _busy rates are known, the link has these speeds.
+//   - Collectives take the time of rates.h, one by one, whatever else is under way.
+// A rate of 0 is unknown, and limits nothing.
 #ifndef TIDE_REHEARSAL_H
 #define TIDE_REHEARSAL_H
 #include "rates.h"
 #include "trace.h"
 
-// What a job takes: nothing; seconds of the GPU's time, for products, attention or anything else;
-// bytes over the link; bytes in host memory, of the cores; seconds between GPUs.
+// What a job takes: nothing; seconds of the GPU, for products, attention or other work; bytes of
+// the link, to the GPU or back; bytes of host memory, for the cores; seconds of a collective.
 enum { TAKES_NOTHING, TAKES_PRODUCTS, TAKES_ATTENTION, TAKES_GPU, TAKES_H2D, TAKES_D2H, TAKES_HOST,
        TAKES_COMM, TAKES_KINDS };
 
 enum { JOB_WAITS = 3, REHEARSAL_STREAMS = 16, THE_HOST = 0, NO_JOB = -1 };
 static const double UNLIMITED = 1e24;
 
-// One piece of a stream's work. Tasks are numbered in the order in which the host has queued them.
+// A part of a stream's work. Jobs are numbered in the order in which the host queues them.
 typedef struct {
     int stream, next;        // the next job of this stream, or NO_JOB
-    int waits[JOB_WAITS];   // jobs that must be complete besides the one before in its stream
+    int waits[JOB_WAITS];   // jobs that must be complete, besides the one before it in its stream
     int takes;
     double work;
-    TraceSpan span;          // when it begins and ends: by rehearsal_time()
+    TraceSpan span;          // rehearsal_time() sets its begin and end
 } Job;
 
 typedef struct {
-    int first, last;         // jobs
-    int waits[JOB_WAITS], count;  // what the next job is to wait for
-    int host;                // of the host, the job that this stream knows is complete
-    bool sealed;             // somebody waits for the last job: it is complete as it is
-    TraceSpan span, outer;   // the open one, and the one that it is within
+    int first, last;         // jobs; NO_JOB: none yet
+    int waits[JOB_WAITS], count;  // jobs for which the next job must wait
+    int host;                // the last job of THE_HOST for which this stream waits
+    bool sealed;             // a stream or event waits for the last job: no work may join it
+    TraceSpan span, outer;   // the open span, and the span around it
 } RehearsedStream;
 
 typedef struct {
     Rates rates;
     Job *jobs;
     int count;
-    RehearsedStream streams[REHEARSAL_STREAMS];  // THE_HOST's: where it waits
+    RehearsedStream streams[REHEARSAL_STREAMS];  // THE_HOST's jobs are its waits
     int stream_count;
-    int *events;             // the job that each was recorded behind
+    int *events;             // [event]: the job after which it was recorded
     int event_count;
-    size_t memory;           // addresses that were given out
+    size_t memory;           // the next address that rehearse_memory() returns
 } Rehearsal;
 
-static Rehearsal *rehearsal;  // the one that is open; NULL: what is queued is run
+static Rehearsal *rehearsal;  // the open one; NULL: work is run
 
 static int rehearse_stream(void) {
     Rehearsal *q = rehearsal;
@@ -74,14 +74,14 @@ static int rehearse_event(void) {
     return q->event_count++;
 }
 
-// Opens *q. Nothing is run until rehearsal_end().
+// Opens *q. Until rehearsal_end(), no work is run.
 static void rehearsal_begin(Rehearsal *q, const Rates *rates) {
     memset(q, 0, sizeof *q);
     q->rates = *rates;
     q->memory = 4096;
     rehearsal = q;
     rehearse_stream();  // THE_HOST
-    rehearse_event();   // number 0 is no event
+    rehearse_event();   // event 0 is none
 }
 
 static void rehearsal_end(Rehearsal *q) {
@@ -93,7 +93,7 @@ static void rehearsal_end(Rehearsal *q) {
 
 static int rehearse(int stream, int takes, double work);
 
-// Makes all work that the stream is given from now on wait for this job; the host waits at once.
+// Makes all later work of this stream wait for a job. The host waits at once.
 static void rehearse_wait_for(int stream, int job) {
     RehearsedStream *s = &rehearsal->streams[stream];
     if (job == NO_JOB || rehearsal->jobs[job].stream == stream) return;
@@ -111,7 +111,7 @@ static void rehearse_wait(int stream, int event) {
     rehearse_wait_for(stream, rehearsal->events[event]);
 }
 
-// Begins a span in a stream; ends it.
+// Begins a span in a stream; rehearse_span_end() ends it.
 static void rehearse_span(int stream, int row, const char *name, size_t number, size_t bytes) {
     RehearsedStream *s = &rehearsal->streams[stream];
     const TraceSpan span = {-1, -1, row, name, number, bytes};
@@ -123,13 +123,13 @@ static void rehearse_span_end(int stream) {
     rehearsal->streams[stream].span = rehearsal->streams[stream].outer;
 }
 
-// Gives a stream work; returns its job. Work of the kind before it joins that job. Without work, a
-// job is made only if it has to wait.
+// Gives a stream work, and returns its job. The work joins the last job if that has the same kind
+// and span. Without work, makes a job only if it has to wait.
 static int rehearse(int stream, int takes, double work) {
     Rehearsal *q = rehearsal;
     RehearsedStream *s = &q->streams[stream];
     const int host = q->streams[THE_HOST].last;
-    if (stream != THE_HOST && host != s->host) {  // the host has queued it only now
+    if (stream != THE_HOST && host != s->host) {  // the host queues this work only now
         s->host = host;
         rehearse_wait_for(stream, host);
     }
@@ -151,19 +151,19 @@ static int rehearse(int stream, int takes, double work) {
     return s->last = q->count++;
 }
 
-// Records an event: it is complete when the stream has done all work that it has so far.
+// Records an event. It is complete when the stream has done all work that it has been given.
 static void rehearse_record(int event, int stream) {
     rehearsal->events[event] = rehearse(stream, TAKES_NOTHING, 0);
     rehearsal->streams[stream].sealed = true;
 }
 
-// Lets the host wait until a stream has done all its work.
+// Makes the host wait until a stream has done all its work.
 static void rehearse_rest(int stream) {
     rehearse_wait_for(THE_HOST, rehearse(stream, TAKES_NOTHING, 0));
     rehearsal->streams[stream].sealed = true;
 }
 
-// Returns an address of memory that does not exist.
+// Returns an address for memory that does not exist.
 static void *rehearse_memory(size_t bytes) {
     const size_t at = rehearsal->memory;
     rehearsal->memory += round_up(bytes + 1, 4096);
@@ -173,7 +173,7 @@ static void *rehearse_memory(size_t bytes) {
 // ---------------------------------------------------------------------------------------------
 // The machine
 
-// Divides `total` evenly among three wants: what one of them does not need, the others get.
+// Divides `total` evenly among three wants. One that needs less leaves the rest to the others.
 static void share_out(double total, double want[3]) {
     bool served[3] = {false, false, false};
     for (int left = 3; left > 0; left--) {
@@ -186,8 +186,8 @@ static void share_out(double total, double want[3]) {
     }
 }
 
-// Sets the work per second of a job of each kind, while so many of each are at work. The cores can
-// work on 26 bytes per second for each parameter of host_adam, AdamW's traffic.
+// Sets the speed of a job of each kind, in work per second, while this number of each is busy. The
+// cores move at most 26 bytes (AdamW's) for each parameter of host_adam.
 static void machine_speeds(const Rates *rates, const int busy[TAKES_KINDS],
                            double speed[TAKES_KINDS]) {
     const bool in = busy[TAKES_H2D] > 0, out = busy[TAKES_D2H] > 0, host = busy[TAKES_HOST] > 0;
@@ -219,7 +219,7 @@ static bool job_is_ready(const Rehearsal *q, const Job *t) {
     return true;
 }
 
-// Fills in when each job begins and ends.
+// Computes when each job begins and ends.
 static void rehearsal_time(Rehearsal *q) {
     int head[REHEARSAL_STREAMS], done = 0;
     double left[REHEARSAL_STREAMS] = {0}, now = 0;
@@ -229,7 +229,7 @@ static void rehearsal_time(Rehearsal *q) {
     while (done < q->count) {
         int busy[TAKES_KINDS] = {0};
         double speed[TAKES_KINDS], dt = INFINITY;
-        for (bool more = true; more;) {  // what can begin, begins; what has no work left, ends
+        for (bool more = true; more;) {  // begin all jobs that can; end those without work left
             more = false;
             for (int s = 0; s < q->stream_count; s++) {
                 at_work[s] = false;
@@ -254,7 +254,7 @@ static void rehearsal_time(Rehearsal *q) {
         machine_speeds(&q->rates, busy, speed);
         for (int s = 0; s < q->stream_count; s++)
             if (at_work[s]) dt = fmin(dt, left[s] / speed[q->jobs[head[s]].takes]);
-        if (!(dt < INFINITY)) fail("rehearsal: jobs wait for each other");  // an error of ours
+        if (!(dt < INFINITY)) fail("rehearsal: jobs wait for each other");  // an error in this code
         for (int s = 0; s < q->stream_count; s++) {
             if (!at_work[s]) continue;
             const Job *t = &q->jobs[head[s]];
@@ -265,7 +265,7 @@ static void rehearsal_time(Rehearsal *q) {
     }
 }
 
-// Draws jobs [first, end), from time `start` on.
+// Draws jobs [first, end). Time `start` of the rehearsal is time 0 of the trace.
 static void rehearsal_draw(const Rehearsal *q, TraceFile *trace, int first, int end,
                            double start) {
     double last = 0;

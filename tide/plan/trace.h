@@ -1,14 +1,13 @@
-// trace.h: what happened when, on the GPU's streams and on the host: the file that Perfetto
-// (ui.perfetto.dev) and chrome://tracing open, and what each step did. No CUDA here.
-//   trace_open(), trace_span(), trace_counter(), trace_flush(), trace_close()   the file
-//   trace_counters()                                                            what a step did
+// trace.h: a timeline of the GPU's streams and the host. It is written as a file that Perfetto
+// (ui.perfetto.dev) and chrome://tracing open, and summed up for each step. No CUDA here.
+//   trace_open(), trace_span(), trace_counter(), trace_flush(), trace_close()   write the file
+//   trace_counters()                                                            sums up a step
 #ifndef TIDE_TRACE_H
 #define TIDE_TRACE_H
 #include "../base/util.h"
-#include <math.h>
 
-// One row for each stream of the trainer. The link carries fetch, back, weights and inputs back one
-// way, leave, flush and inputs out the other.
+// A row for each stream of the trainer. FETCH, BACK, WEIGHTS and INPUTS_BACK copy over the link to
+// the GPU; LEAVE, FLUSH and INPUTS_OUT to the host.
 enum { ROW_COMPUTE, ROW_LEAVE, ROW_FETCH, ROW_UPDATE, ROW_FLUSH, ROW_HOST, ROW_BACK,
        ROW_WEIGHTS, ROW_COMM, ROW_INPUTS_OUT, ROW_INPUTS_BACK, ROWS };
 
@@ -18,32 +17,32 @@ static const char *const trace_rows[ROWS] = {
     "weights: layers to the GPU", "comm: between the GPUs", "inputs: of layers to the host",
     "inputs: back to the GPU"};
 
-// Seconds are those since the trace began. Names with a meaning: "wait" is a stall, no work;
-// "fetch", "update", "flush" and "back" are the update of the parameters. "reduce" and "gather"
-// move gradients and weights between GPUs; "weights" are layers' that live on the host, "input" the
-// input of a layer.
-// dev/timeline.c knows "forward", "backward", "leave", "norm", "accumulate" and "save", too.
+// A span of a stream. Times are seconds since the trace began. Some names have a meaning: "wait" is
+// a stall, without work; "fetch", "update", "flush" and "back" are parts of the update; "reduce"
+// and "gather" send gradients and weights between GPUs; "weights" copies a layer's weights, which
+// are stored on the host; "input" copies the input of a layer. dev/timeline.c also recognises
+// "forward", "backward", "leave", "norm", "accumulate" and "save".
 typedef struct {
     double begin, end;      // seconds
-    int row;                // ROW_COMPUTE ..; -1: of none, not to be written
+    int row;                // ROW_COMPUTE ..; -1: no row, the span is not written
     const char *name;       // static
-    size_t number;          // of the layer or piece; TRACE_NONE: it has none
-    size_t bytes;           // that cross the link; 0: none. ROW_COMPUTE: that it makes, in forward
-                            // of activations, in backward of a gradient
+    size_t number;          // the layer or piece; TRACE_NONE: none
+    size_t bytes;           // on the link; 0: none. In ROW_COMPUTE: of the result, which is
+                            // activations in forward, a gradient in backward
 } TraceSpan;
 
 #define TRACE_NONE SIZE_MAX
 
 // ---------------------------------------------------------------------------------------------
-// What a step did
+// The times of a step
 
-// The rows occupy these parts of the machine. Spans of the link are copies if they have bytes.
+// The part of the machine that each row uses. A span of the link is a copy only if it has bytes.
 enum { USES_GPU, USES_CPU, USES_H2D, USES_D2H, USES_DUPLEX, USES_NOTHING, TRACE_USES };
 static const int row_uses[ROWS] = {USES_GPU, USES_D2H, USES_H2D, USES_GPU, USES_D2H, USES_CPU,
                                    USES_H2D, USES_H2D, USES_NOTHING, USES_D2H, USES_H2D};
 
-// Adds up the seconds in which each was at work, in one span or several. DUPLEX: both directions of
-// the link.
+// Adds to `busy` the seconds in which each part of the machine worked, in one span or several.
+// USES_DUPLEX: both directions of the link did.
 static void trace_busy(const TraceSpan *s, int n, double busy[TRACE_USES]) {
     typedef struct { double at; int uses, change; } Edge;
     Edge *edge = ALLOC(Edge, 2 * (size_t)n, "trace");
@@ -68,14 +67,14 @@ static void trace_busy(const TraceSpan *s, int n, double busy[TRACE_USES]) {
 // The times of one step, in seconds.
 typedef struct {
     size_t step;
-    double busy[TRACE_USES];  // each worked, or copied, whatever it was; or both directions did
-    double stalled;       // compute waited; of that,
-    double stalled_backward;  // before a part of backward
-    double forward, backward;  // work on these
+    double busy[TRACE_USES];  // seconds in which each part of the machine worked
+    double stalled;       // waits of compute
+    double stalled_backward;  // those of these waits that are before backward
+    double forward, backward;  // work in these
     double update_seconds;  // from the first "update" to the last end of the update's spans
 } TimelineStep;
 
-// Returns the name of compute's next span after a wait that ended at `end`, or "".
+// Returns the name of compute's next span after a wait that ended at `end`; "" if there is none.
 static const char *trace_after(const TraceSpan *s, int n, double end) {
     const TraceSpan *next = NULL;
     for (int i = 0; i < n; i++)
@@ -84,10 +83,10 @@ static const char *trace_after(const TraceSpan *s, int n, double end) {
     return next != NULL ? next->name : "";
 }
 
-// Fills all of c but step from the n spans of a step, whose waits do not overlap.
+// Fills *c, except step, from the n spans of a step. Its waits must not overlap.
 static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     static const char *const update[4] = {"fetch", "update", "flush", "back"};
-    double first = INFINITY, last = -INFINITY;  // of the update
+    double first = INFINITY, last = -INFINITY;  // begin and end of the update
     const TimelineStep none = {.step = c->step};
     *c = none;
     trace_busy(s, n, c->busy);
@@ -103,7 +102,7 @@ static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
         for (int k = 0; k < 4; k++)
             if (strcmp(s[i].name, update[k]) == 0) last = fmax(last, s[i].end);
     }
-    c->update_seconds = fmax(last - first, 0);  // 0: nothing was updated
+    c->update_seconds = fmax(last - first, 0);  // 0: there was no update
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -113,25 +112,25 @@ static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
 typedef struct {
     FILE *file;
     const char *path;
-    size_t step;  // that the next spans belong to
+    size_t step;  // the step of the next spans
 } TraceFile;
 
-// Rounds to whole nanoseconds, so that what touches still touches after rounding.
+// Rounds to whole nanoseconds, so that spans that touch each other still do.
 static double trace_microseconds(double seconds) { return round(1e9 * seconds) / 1e3; }
 
 static bool trace_error(const TraceFile *t, Error *err) {
     return error_set(err, "cannot write %.400s: %s", t->path, strerror(errno != 0 ? errno : EIO));
 }
 
-// Names a row; rows are shown in the order of their numbers. No name here or below needs escapes.
+// Writes the name of a row. Rows are shown in the order of their numbers. No name needs escapes.
 static void trace_row(TraceFile *t, int row, const char *name) {
     fprintf(t->file, ",\n{\"ph\":\"M\",\"pid\":0,\"name\":\"thread_name\",\"tid\":%d,\"args\":{"
             "\"name\":\"%s\"}},\n{\"ph\":\"M\",\"pid\":0,\"name\":\"thread_sort_index\","
             "\"tid\":%d,\"args\":{\"sort_index\":%d}}", row, name, row, row);
 }
 
-// Starts a trace at `path`, which must stay valid; an older file is replaced; and names
-// the rows. On failure false and the reason in err.
+// Begins a trace file at `path`, which must stay valid, and names the rows. Replaces an older file.
+// On failure returns false, with the reason in err.
 static bool trace_open(TraceFile *t, const char *path, Error *err) {
     memset(t, 0, sizeof *t);
     t->path = path;
@@ -155,15 +154,15 @@ static void trace_span(TraceFile *t, const TraceSpan *s) {
     fputs("}}", t->file);
 }
 
-// Sets class `what` of counter `name` to this value, from `seconds` on.
+// Writes that part `what` of counter `name` has this value from `seconds` on.
 static void trace_counter(TraceFile *t, const char *name, const char *what, double seconds,
                           double value) {
     fprintf(t->file, ",\n{\"ph\":\"C\",\"pid\":0,\"name\":\"%s\",\"ts\":%.3f,\"args\":{"
             "\"%s\":%.17g}}", name, trace_microseconds(seconds), what, value);
 }
 
-// Writes all of it to the file, which is whole until the next event is written (in a pipe: only
-// when it is closed). False and the reason in err if the disk does not take it.
+// Flushes the events so far. The file is complete until the next event is written (a pipe is not).
+// Returns false, with the reason in err, if the disk is full.
 static bool trace_flush(TraceFile *t, Error *err) {
     const long end = ftell(t->file);
     errno = 0;
@@ -173,7 +172,7 @@ static bool trace_flush(TraceFile *t, Error *err) {
     return end < 0 || fseek(t->file, end, SEEK_SET) == 0 || trace_error(t, err);
 }
 
-// Ends the file. On failure false and the reason in err; it is closed in any case.
+// Ends and closes the file. On failure returns false, with the reason in err.
 static bool trace_close(TraceFile *t, Error *err) {
     errno = 0;
     fputs("\n]}\n", t->file);

@@ -1,25 +1,25 @@
-// evaluate.h: how good a run's model is: the loss of held-out data, the share of questions that are
-// answered right, and losses by row.
+// evaluate.h: evaluates the model of a run: the loss of held-out data, the share of questions with
+// a right answer, and the loss of each row.
 //
 //     run_eval()            evaluates --val or the held-out part
-//     run_without_steps()   --steps 0: a sample, a conversation, or an evaluation
+//     run_without_steps()   does the work of --steps 0: a sample, a conversation, or an evaluation
 //
-// A trainer offers a RunLoss.
+// A trainer gives the function RunLoss.
 #ifndef TIDE_EVALUATE_H
 #define TIDE_EVALUATE_H
 #include "run.h"
 
-// A trainer's function. Returns the mean loss of `rows` sequences of r->val from number `first` on.
-// Unless losses is NULL, fills it with each token's loss (rows, r->val.T). With one-token labels,
-// adds to *right how often the right one is the likeliest. r->damage: what could not be read.
+// A trainer's function: returns the mean loss of `rows` sequences of r->val, from number `first`
+// on. Writes each token's loss to losses (rows, r->val.T), unless NULL. With one-token labels, adds
+// to *right how often the right one is the likeliest. r->damage: data that cannot be read.
 typedef double RunLoss(void *model, Run *r, size_t first, size_t rows, float *losses,
                        size_t *right);
 
-// For a batch: the sum of its losses, and the number of right labels. For a row: the sum of its
-// tokens' losses, and the number of these tokens.
+// The score of a batch is the sum of its rows' losses, and the number of right labels. The score of
+// a row is the sum of its tokens' losses, and the number of tokens in that sum.
 typedef struct { double loss, count; } RunScore;
 
-// Sums a row's losses (T), which are 0 where nothing is trained.
+// Sums a row's losses (T), which are 0 for tokens that are not trained.
 static RunScore run_score_row(const Task *t, size_t row, size_t T, const float *losses) {
     RunScore x = {0, (double)T};
     size_t to = T, choice = 0;
@@ -33,9 +33,9 @@ static RunScore run_score_row(const Task *t, size_t row, size_t T, const float *
     return x;
 }
 
-// Sets *mean to the mean loss of the tokens of a task's right choices. Returns the share of
-// questions (examples with several choices) whose right choice has the highest likelihood per
-// token, as llm.c scores HellaSwag; -1: there are no questions.
+// Sets *mean to the mean loss of the tokens of all right choices. Returns the share of questions
+// (examples with several choices) whose right choice has the highest likelihood per token, which is
+// how llm.c scores HellaSwag; -1: there are no questions.
 static double run_rank(const Task *t, const RunScore *rows, size_t count, double *mean) {
     RunScore sum = {0, 0};
     double asked = 0, right = 0;
@@ -51,11 +51,10 @@ static double run_rank(const Task *t, const RunScore *rows, size_t count, double
         right += n > 1 && best == (size_t)t->label[i];
     }
     *mean = sum.loss / sum.count;
-    if (asked == 0) return -1;
-    return right / asked;
+    return asked > 0 ? right / asked : -1;
 }
 
-// Writes the file of --scores, a line for each row.
+// Writes the file of --scores, with a line for each row.
 static void run_write_scores(const char *path, const Task *t, const RunScore *rows, size_t count) {
     Error err;
     FILE *f = replace_open(path, &err);
@@ -72,15 +71,14 @@ static void run_write_scores(const char *path, const Task *t, const RunScore *ro
     if (!replace_close(f, path, &err)) fail("%s", err.text);
 }
 
-// Sets *mean to the mean loss over the first --eval-batches batches of r->val: always the same
-// ones, in the same order. Returns the share that is right, or -1. Each of several ranks takes as
-// many. One with no batch left repeats the last one, because others may need its shard of the
-// weights.
+// Sets *mean to the mean loss of the first --eval-batches batches of r->val, in their order.
+// Returns the share of right answers, or -1. Each of several ranks evaluates equally many. A rank
+// without a further batch repeats its last one, because others may need its shard of the weights.
 static double run_score(Run *r, RunLoss *loss, void *model, double *mean) {
     const Task *t = r->words ? NULL : run_examples(r, &r->val);
     const size_t B = r->B, T = r->val.T, R = r->world;
     size_t sequences = run_val_rows(r), choice = 0;
-    if (t != NULL) {  // with all choices of the last example
+    if (t != NULL) {  // all choices of the last example are included
         const size_t i = task_find(t, sequences - 1, &choice);
         sequences += t->example[i + 1] - t->example[i] - 2 - choice;
     }
@@ -96,7 +94,7 @@ static double run_score(Run *r, RunLoss *loss, void *model, double *mean) {
         size_t right = 0;
         mine[i * each].loss = loss(model, r, first, rows, losses, &right) * (double)rows;
         mine[i * each].count = (double)right;
-        if (r->o.scores != NULL) sum.loss += mine[i * each].loss;  // --scores is of one rank
+        if (r->o.scores != NULL) sum.loss += mine[i * each].loss;  // --scores has one rank
         for (size_t b = 0; by_row && b < rows; b++)
             mine[i * each + b] = run_score_row(t, first + b, T, losses + b * T);
         r->damaged = r->damage.text[0] != '\0' || run_gives_up();
@@ -121,8 +119,8 @@ static double run_score(Run *r, RunLoss *loss, void *model, double *mean) {
     return share;
 }
 
-// Evaluates the held-out data, and writes the result to the log; at step 0 prints it. A signal ends
-// the evaluation, unless --keep-best needs it, ZenFlow's window is open, or it is the last one.
+// Evaluates the held-out data. Writes the result to the log; at step 0 prints it. A signal ends the
+// evaluation, unless --keep-best needs it, ZenFlow's window is open, or it is the last one.
 static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     double mean;
     Error err;
@@ -142,11 +140,11 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     if (!log_plot(&r->log, &err)) fprintf(stderr, "tide: warning: %s\n", err.text);
     if (r->o.keep_best && mean < r->lowest) {
         r->lowest = mean;
-        r->due = true;  // the checkpoint waits for an open window
+        r->due = true;  // the checkpoint waits while a window is open
     }
 }
 
-// Does what --steps 0 asks for: a sample, a conversation or an evaluation; with --out, also writes
+// Does the work of --steps 0: a sample, a conversation, or an evaluation. With --out also writes
 // the loaded model there, which converts it.
 static int run_without_steps(Run *r, RunLoss *loss, SampleNext *next, void *model) {
     if (r->only_sampling) run_sample(r, 0, next, model);

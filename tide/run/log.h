@@ -1,14 +1,14 @@
-// log.h: a run's output: a line per step for people, DIR/log.jsonl for programs, and a plot of the
-// losses, DIR/loss.svg.
+// log.h: the output of a run: a line per step for people, DIR/log.jsonl for programs, and a plot of
+// the losses, DIR/loss.svg.
 //
 //   log_open, log_close             open and close the log of a new run, or of a resumed one
-//   log_step, log_skip, log_eval    write both lines of a step, or of an evaluation
+//   log_step, log_skip, log_eval    write both lines of a step; of a skipped one; of an evaluation
 //   log_best                        writes which checkpoint is the best so far
 //   log_clear                       removes the progress line, before anything else is printed
 //   log_plot                        draws the losses
 //
-// log.jsonl has one JSON object per line, for a training step, {"step":1,"loss":..,"grad_norm":..,
-// "lr":..,"ms":..,"tokens_per_s":..,"tflops":..}, or for an evaluation, {"step":..,"val_loss":..};
+// A line of log.jsonl is a JSON object: {"step":1,"loss":..,"grad_norm":..,"lr":..,"ms":..,
+// "tokens_per_s":..,"tflops":..} for a step, {"step":..,"val_loss":..} for an evaluation.
 // doc/logs.md explains each field. Every line is in the file before the next step begins. A resumed
 // run removes a line that a crash cut short.
 #ifndef TIDE_LOG_H
@@ -22,28 +22,28 @@ typedef struct {
     char dir[PATH_MAX];
     FILE *file;              // DIR/log.jsonl
     FILE *screen;            // stdout
-    bool terminal;           // the screen is a terminal, where progress is redrawn in place
+    bool terminal;           // the screen is a terminal: the progress line is redrawn in place
     bool drawn;              // a progress line is on the screen
-    double last_drawn;       // time of the last progress line, in seconds
-    double start;            // time at which the step before this session's first one ended
-    size_t first;            // this session's first step
+    double last_drawn;       // when the last progress line was drawn
+    double start;            // when this session's first step began
+    size_t first;            // the first step of this session
     size_t resumed;          // steps before this session
-    size_t every;            // steps per line on the screen; 0: auto
-    double peak;             // FLOP/s of all devices, 0: unknown; raised by a step that is faster
-    off_t whole;             // bytes of the file that are complete lines
+    size_t every;            // steps for each line on the screen; 0: auto
+    double peak;  // FLOP/s of all devices, at least those of the fastest step; 0: unknown
+    off_t whole;             // bytes of the complete lines in the file
     bool failing;            // the last line could not be written
     LogSeries train, val;
 } Log;
 
 static void log_add(LogSeries *s, size_t step, double loss) {
-    if (fabs(loss) > 1e30) return;  // could not be drawn
+    if (fabs(loss) > 1e30) return;  // it cannot be drawn
     const SvgPoint point = {(double)step, loss};
     s->points = (SvgPoint *)array_grow(s->points, s->count, sizeof point, "the log");
     s->points[s->count++] = point;
 }
 
-// Reads the n bytes of a log. Complete, valid lines of steps up to `last` are added to the series,
-// and copied to `kept`. Everything else is dropped.
+// Reads the n bytes of a log. Adds each complete, valid line of a step up to `last` to the series,
+// and copies it to `kept`. Drops all other lines.
 static void log_load(Log *l, const char *text, size_t n, size_t last, FILE *kept) {
     Error ignored;
     const char *end;
@@ -65,7 +65,7 @@ static void log_load(Log *l, const char *text, size_t n, size_t last, FILE *kept
     }
 }
 
-// Removes the progress line. It is called before anything else is printed.
+// Removes the progress line. Call it before anything else is printed.
 static void log_clear(Log *l) {
     if (l->drawn) fputs("\r\033[K", l->screen);
     l->drawn = false;
@@ -80,8 +80,8 @@ static void log_close(Log *l) {
 }
 
 // Opens the log of a run in `dir`, which must exist. Keeps the lines of steps up to resume_step (0:
-// a new run), whose losses the plot will show. dir NULL: no log is written, as on all GPUs but the
-// first. On failure returns false, with the reason in err; nothing needs to be closed.
+// a new run); the plot will show their losses. dir NULL: no log is written, as on all ranks but 0.
+// On failure returns false, with the reason in err; then nothing needs to be closed.
 static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
     char path[PATH_MAX] = "/dev/null";
     const char *term = getenv("TERM");
@@ -108,8 +108,8 @@ static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
     return true;
 }
 
-// Flushes the lines of a step. If the disk is full, the log lacks lines, but the run goes on: a
-// part of a line is removed, and a warning names the first step that is missing.
+// Flushes the lines of a step. If the disk is full, the run goes on, and the log lacks lines: a
+// part of a line is removed, and a warning names the first missing step.
 static void log_flush(Log *l, size_t step) {
     fflush(l->screen);
     const bool ok = fflush(l->file) == 0 && !ferror(l->file);
@@ -121,7 +121,7 @@ static void log_flush(Log *l, size_t step) {
     if (!ok && ftruncate(fileno(l->file), l->whole) == 0) clearerr(l->file);
 }
 
-// Prints a duration: "41 s", "3 m 12 s", "2 h 05 m", "4 d 03 h".
+// Formats a duration: "41 s", "3 m 12 s", "2 h 05 m", "4 d 03 h".
 static void log_duration(char *out, size_t n, double seconds) {
     unsigned long s = seconds < 1e9 ? (unsigned long)(seconds + 0.5) : 1000000000UL;
     if (s < 60) snprintf(out, n, "%lu s", s);
@@ -130,10 +130,10 @@ static void log_duration(char *out, size_t n, double seconds) {
     else snprintf(out, n, "%lu d %02lu h", s / 86400, s % 86400 / 3600);
 }
 
-// Writes both lines of a step (the first is 1) of `steps`. ms: its milliseconds. more: further
-// members of the JSON object, each after a comma, or "". flops: its FLOP/s; divided by l->peak this
-// is "mfu", model FLOPs utilization (Chowdhery et al. 2022, section 4.1). On a terminal the line
-// for people is redrawn in place with a bar; about 20 lines of a run stay.
+// Writes both lines of a step (the first is 1) of `steps`. ms: its milliseconds. more: other
+// members of the JSON object, each after a comma, or "". flops: its FLOP/s; divided by l->peak they
+// are "mfu", model FLOPs utilization (Chowdhery et al. 2022, section 4.1). On a terminal the line
+// for people is redrawn in place, with a bar; about 20 lines of a run stay.
 static void log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm, double lr,
                      double ms, double tokens_per_s, double flops, const char *more) {
     log_add(&l->train, step, loss);
@@ -167,7 +167,7 @@ static void log_step(Log *l, size_t step, size_t steps, double loss, double grad
     log_flush(l, step);
 }
 
-// Writes both lines of a step without an update, whose loss or norm is no number, or too large.
+// Writes both lines of a step without an update: its loss or norm is not finite, or too large.
 static void log_skip(Log *l, size_t step, size_t steps, double loss, double norm,
                      const char *more) {
     fprintf(l->file, "{\"step\":%zu,\"skipped\":true%s}\n", step, more);
@@ -177,8 +177,8 @@ static void log_skip(Log *l, size_t step, size_t steps, double loss, double norm
     log_flush(l, step);
 }
 
-// Writes both lines of an evaluation at `step`. accuracy: the share of the held-out questions that
-// are answered right; -1: there are none.
+// Writes both lines of an evaluation at `step`. accuracy: the share of held-out questions with a
+// right answer; -1: there are no questions.
 static void log_eval(Log *l, size_t step, double val_loss, double accuracy) {
     log_add(&l->val, step, val_loss);
     log_clear(l);
@@ -204,7 +204,7 @@ static void log_best(Log *l, size_t step, double val_loss) {
 enum { PLOT_WIDTH = 800, PLOT_HEIGHT = 450, PLOT_LEFT = 60, PLOT_RIGHT = 30, PLOT_TOP = 30,
        PLOT_BOTTOM = 50 };
 
-// Draws a series, and its legend with its last value.
+// Draws a series, and its name and last value as a legend.
 static void log_draw(const SvgFrame *f, const char *name, const LogSeries *s, bool noisy, int y) {
     if (s->count == 0) return;
     const SvgPoint last = svg_series(f, name, noisy, s->points, s->count);
@@ -212,7 +212,7 @@ static void log_draw(const SvgFrame *f, const char *name, const LogSeries *s, bo
             "</text>\n", name, y, y + 4, name, last.y, noisy ? " (mean)" : "");
 }
 
-// Draws both losses over the steps, and replaces DIR/loss.svg. Losses of the first twentieth of the
+// Draws both losses over the steps, and replaces DIR/loss.svg. Losses in the first twentieth of the
 // steps that are higher than all later ones are cut off: they would take most of the height.
 static bool log_plot(const Log *l, Error *err) {
     char path[PATH_MAX];

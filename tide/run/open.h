@@ -1,27 +1,18 @@
-// open.h: a run (Run), from its command line to its data and shapes. Everything that can be wrong
-// with the options and the files that they name is found here, before anything is computed.
+// open.h: a run (Run), from its command line to its data and shapes. All errors in options, and in
+// the files that they name, are found here, before anything is computed.
 //
 //   run_open                       fills a Run, or ends the program with one line
 //   run_precision                  returns --precision before run_open()
-//   schedule_lr                    the learning rate of a step
-//   run_val_rows, run_val_hash     how many sequences are evaluated; which ones
-//   run_first_token, run_task      the token that begins a text; the task, with --labels
+//   schedule_lr                    returns the learning rate of a step
+//   run_val_rows, run_val_hash     return how many sequences are evaluated; a hash of them
+//   run_first_token, run_task      return the first token of every text; the task with --labels
 //
 // save.h loads and saves a run, run.h has the functions of its loop.
 #ifndef TIDE_OPEN_H
 #define TIDE_OPEN_H
-#include "../base/util.h"
-#include "../base/model.h"
-#include "../base/ranks.h"
-#include "../cpu/cpu.h"
-#include "../files/data.h"
-#include "../files/state.h"
 #include "../files/task.h"
-#include "../files/tokenizer.h"
 #include "log.h"
-#include "options.h"
 #include "out.h"
-#include <fnmatch.h>
 
 // A run. It must not be moved in memory: its loaders have pointers to its members.
 typedef struct {
@@ -29,24 +20,24 @@ typedef struct {
     const char *program;            // argv[0]
     GPT2Config config;
     GPT2Table table;
-    Tokenizer *tokenizer;           // NULL: the data are token files, whose tokenizer is not known
+    Tokenizer *tokenizer;           // NULL: token files, whose tokenizer is unknown
     TokenData data, val_data;       // the files of --data and --val
     TokenData train_view, val_view;
-    bool task, asks;                // --data, or the held-out data, are examples (task.h), not
-                                    // running text
+    bool task, asks;                // --data has examples (task.h), not running text; so have
+                                    // the held-out data
     bool words;                     // each of --labels is one token
     bool packed;                    // rows of several examples are trained
     Task task_all, task_val_all;    // the examples of --data and --val
     Task task_train, task_val;      // the examples to train on, and those held out
-    Loader train, val;              // .sequences counts sequences, or rows of a task; 0: no data
+    Loader train, val;              // .sequences: sequences, or rows of a task; 0: no data
     size_t B, T;                    // shape of a micro-batch: sequences, tokens
-    size_t world, rank;             // number of GPUs that train together; this one (ranks.h)
+    size_t world, rank;             // number of GPUs that train together; number of this one
     size_t step_sequences;          // sequences (or rows) of a step, on all GPUs together
     size_t step_tokens;
     const char *saved_model;        // directory or file of --model; NULL: a preset, or --resume
-    bool training;                  // gradients are needed: for steps, or for --dump
+    bool training;                  // gradients are needed, for steps or for --dump
     bool only_sampling;             // --prompt or --chat without training
-    Chat chat;                      // format of conversations (--chat)
+    Chat chat;                      // the format of conversations (--chat)
     bool batches;                   // batches of B x T are read, to train on or to evaluate
     bool sampling;                  // samples are drawn, in training or without it
     TrainState state;               // the newest whole checkpoint; step 0: there is none
@@ -54,7 +45,7 @@ typedef struct {
     int lock;                       // the file .lock in --out, see out_lock(); -1: not open
     RunState saves;                 // what run_save() saves; run_load() sets it (save.h)
     Log log;
-    double start;                   // time at which the step began, by seconds_now()
+    double start;                   // when the step began, by seconds_now()
     size_t done;                    // number of complete steps
     size_t idle;                    // zeroth-order steps in a row that had no effect
     bool due;                       // a checkpoint is due
@@ -62,8 +53,8 @@ typedef struct {
     double lowest;                  // --keep-best: the lowest loss of all evaluations
     bool best_is_out;               // OUT/best has the weights of state.best
     bool open;                      // ZenFlow's window is open: a checkpoint must wait
-    bool waits;                     // a signal must wait for that, too
-    bool ends;                      // the next checkpoint is the last: saving must not fail
+    bool waits;                     // a signal waits for the end of this window
+    bool ends;  // the next checkpoint is the last one: an error in saving ends the run
     bool damaged;                   // a token file is damaged, here or on another rank
     Error damage;                   // the damage that this rank found
 } Run;
@@ -87,7 +78,7 @@ static double schedule_lr(const Options *o, size_t step) {
     if (step < warmup) return o->lr * (double)step / (double)warmup;
     if (step <= warmup || o->schedule == SCHEDULE_CONSTANT) return o->lr;
     if (step >= o->steps) return low;
-    const double x = (double)(step - warmup) / (double)(o->steps - warmup);  // 0 at lr, 1 at low
+    const double x = (double)(step - warmup) / (double)(o->steps - warmup);  // 0 is lr, 1 is low
     const double fall = o->schedule == SCHEDULE_LINEAR ? 1 - x : 0.5 * (1 + cos(x * M_PI));
     return low + (o->lr - low) * fall;
 }
@@ -95,8 +86,8 @@ static double schedule_lr(const Options *o, size_t step) {
 // ---------------------------------------------------------------------------------------------
 // The model, the tokenizer and the data
 
-// Keeps the number of sequences per step of a resumed run, on which data and schedule depend: sets
-// --accum, if it was not given, by --batch and the number of GPUs.
+// Keeps the sequences per step of a resumed run, because data and schedule depend on this number.
+// If --accum was not given, sets it from --batch and the number of GPUs.
 static void run_resume_batch(Run *r) {
     Options *o = &r->o;
     const size_t each = o->batch * r->world, was = o->accum;
@@ -109,7 +100,7 @@ static void run_resume_batch(Run *r) {
     if (o->accum != was) printf("--accum is %zu now, for %zu sequences per step\n", o->accum, all);
 }
 
-// Finds the checkpoint to resume, and takes the model's shape and options that were not given.
+// Finds the checkpoint to resume. Takes its shape of the model, and its options unless given.
 static void run_open_checkpoint(Run *r) {
     Options *o = &r->o;
     Error err;
@@ -129,12 +120,12 @@ static void run_open_checkpoint(Run *r) {
     run_resume_batch(r);
 }
 
-// Takes the shape of a new model from a preset and the options.
+// Changes the shape of a preset by the options.
 static void run_open_preset(Run *r) {
     const Options *o = &r->o;
     GPT2Config *c = &r->config;
     if (o->layers) c->layers = o->layers;
-    // an MLP width that the preset names keeps its proportion
+    // The MLP's width, if the preset has one, grows in proportion.
     if (o->channels) c->ffn = round_up(c->ffn * o->channels / c->channels, 8);
     if (o->channels) c->channels = o->channels;
     if (o->channels && c->embed > 0) c->embed = c->channels / 2;
@@ -179,10 +170,10 @@ static void run_open_tokenizer(Run *r) {
     char home[PATH_MAX] = "", list[PATH_MAX];
     struct stat merges;
     if (saved != NULL) model_directory(saved, home);
-    path_join(list, home, "tokenizer.json");
-    const bool json = path_exists(list);
     path_join(list, home, "merges.txt");
-    const bool own = saved != NULL && (json || path_exists(list));
+    const bool has_merges = stat(list, &merges) == 0;
+    path_join(list, home, "tokenizer.json");
+    const bool own = saved != NULL && (has_merges || path_exists(list));
     const char *dir = o->tokenizer != NULL ? o->tokenizer : own ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
         Error err;
@@ -192,31 +183,30 @@ static void run_open_tokenizer(Run *r) {
     } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
         r->tokenizer = tokenizer_bytes();
     }
-    // The model may have been saved without a tokenizer; it can train on token files.
+    // A model may be saved without a tokenizer: it can train on token files.
     path_join(list, home, "tokenizer.model");
     if (r->tokenizer == NULL && !own && path_exists(list))
         snprintf(tokenizer_why, sizeof tokenizer_why, "%.300s is not read; transformers makes "
                  "tokenizer.json of it: AutoTokenizer.from_pretrained(), save_pretrained()", list);
-    path_join(list, home, "merges.txt");
-    if (saved != NULL && strcmp(dir, "bytes") == 0 && o->tokenizer != NULL  // whose merges are none
-        && (stat(list, &merges) == 0 ? merges.st_size > 16 : own || r->config.vocab >= 50257))
+    if (saved != NULL && strcmp(dir, "bytes") == 0 && o->tokenizer != NULL  // bytes have no merges
+        && (has_merges ? merges.st_size > 16 : own || r->config.vocab >= 50257))
         die("--tokenizer bytes: the model in %s knows %zu other tokens: leave it out, or name the "
             "directory of theirs", home, r->config.vocab);
 }
 
-// Returns the task that has the tokens of --labels, and the format of conversations.
+// Returns the task with the tokens of --labels and the format of conversations.
 static const Task *run_task(const Run *r) { return r->task ? &r->task_all : &r->task_val_all; }
 
-// Returns the token with which the tokenizer begins every text; OPT's texts begin with </s>. -1:
-// none.
+// Returns the token with which the tokenizer begins every text (OPT's texts begin with </s>), or
+// -1.
 static int32_t run_first_token(const Run *r) {
     if (r->tokenizer->bos >= 0) return r->tokenizer->bos;
     if (r->config.family == FAMILY_OPT && r->tokenizer->vocab != 256) return 2;
     return -1;
 }
 
-// Opens --data and --val as examples (task.h), if they have examples. Without --seq, rows have room
-// for the longest example, packed rows for all of them together, up to SEQ_AUTO.
+// Opens --data and --val if they have examples (task.h). Without --seq, a row has room for the
+// longest example; a packed row for all of them, up to SEQ_AUTO tokens.
 static void run_open_task(Run *r) {
     Options *o = &r->o;
     const bool tasks[2] = {r->task, r->asks};
@@ -253,8 +243,8 @@ static void run_open_task(Run *r) {
     if (r->asks) r->val.sequences = task_rows(&r->task_val, false);
 }
 
-// Opens --data and --val. Holds out the last tenth of --data if there is no --val. Sets the
-// vocabulary of a new model: --vocab, or what the tokenizer needs.
+// Opens --data and --val. Without --val, holds out the last tenth of --data. Sets the vocabulary of
+// a new model: --vocab, or the size that the tokenizer needs.
 static void run_open_data(Run *r) {
     const Options *o = &r->o;
     GPT2Config *c = &r->config;
@@ -267,17 +257,17 @@ static void run_open_data(Run *r) {
     if (texts) r->data = data_open(o->data, r->tokenizer);
     if (texts && !r->data.text && o->tokenizer == NULL && r->tokenizer != NULL
         && r->tokenizer->vocab == 256) {
-        tokenizer_free(r->tokenizer);  // bytes was a guess: token files are taken for GPT-2's
+        tokenizer_free(r->tokenizer);  // bytes was a guess; token files are taken for GPT-2's
         r->tokenizer = NULL;
     }
     const size_t needed = r->tokenizer != NULL ? r->tokenizer->vocab : 50257;
     if (!o->resume && r->saved_model == NULL) {
         if (o->vocab) c->vocab = o->vocab;
-        else if (o->data == NULL && (o->plan || o->calibrate)) {}  // the preset's vocabulary
+        else if (o->data == NULL && (o->plan || o->calibrate)) {}  // the preset's vocabulary stays
         else if (needed == 256 || c->vocab < needed) c->vocab = needed;
     }
     if (!gpt2_finish(c, &err)) die("%s", err.text);
-    // A tokenizer may have added tokens that the saved model lacks; texts with them are refused.
+    // A tokenizer may have added tokens that the saved model lacks. Texts with them are refused.
     const size_t base = r->tokenizer == NULL ? 0 : o->vocab > 0 ? needed : r->tokenizer->base;
     if (base > c->vocab) die("the tokenizer has %zu tokens and the model only %zu", base, c->vocab);
     data_check(&r->data, c->vocab);
@@ -328,9 +318,9 @@ static uint64_t run_val_hash(const Run *r) {
 // ---------------------------------------------------------------------------------------------
 // The lines that a run prints before its first step, and its refusals
 
-// Prints what is trained on what, and which processor computes. A preset is a shape with random
-// weights. A note says so if it is sampled, evaluated or tuned with MeZO, or if weights are
-// published under its name.
+// Prints which model is trained on which data, and the processor. A preset is only a shape: its
+// weights are random. A note says this if they are sampled, evaluated or tuned with MeZO, or if
+// trained weights have been published under this name.
 static void run_describe(const Run *r) {
     const GPT2Config *c = &r->config;
     const Options *o = &r->o;
@@ -391,8 +381,8 @@ static void run_describe(const Run *r) {
     if (!o->plan) cpu_describe();
 }
 
-// Refuses shapes that the GPU's kernels cannot compute: they work on whole packs of 16 bytes, and
-// one block of threads has a whole row of channels.
+// Refuses shapes that the GPU's kernels cannot compute: they read whole packs of 16 bytes, and one
+// block of threads has a whole row of channels.
 static void run_check_shape(const Run *r) {
     const GPT2Config *c = &r->config;
     const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
@@ -422,7 +412,7 @@ static void run_agree(const Run *r) {
     ranks_agree("data", text);
 }
 
-// Returns --precision before run_open(): from the command line, or with --resume from the newest
+// Returns --precision before run_open(): that of the command line or, with --resume, of the newest
 // readable checkpoint.
 static int run_precision(int argc, char **argv) {
     Options o;
@@ -443,7 +433,7 @@ static int run_precision(int argc, char **argv) {
     return o.precision;
 }
 
-// Reads the command line, which must be the same on all ranks. Checks --out and locks it.
+// Reads the command line, which must be the same on all ranks. Checks and locks --out.
 static void run_open_options(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
     ranks_open();
@@ -457,7 +447,7 @@ static void run_open_options(Run *r, int argc, char **argv, bool gpu_build) {
     }
     if (!gpu_build && r->world > 1) die("the CPU trainer is one process; for several: a GPU build");
     if (o->plan && r->world > 1) die("--plan is one process: say --world %zu", r->world);
-    if (r->world > 1)  // ranks must not go different ways; run_agree() compares the other options
+    if (r->world > 1)  // ranks must take the same path; run_agree() compares other options
         ranks_agree("options", o->resume ? o->no_save ? "--resume, --no-save" : "--resume, saving"
                                          : o->no_save ? "new run, --no-save" : "new run, saving");
     if (o->plan) r->world = o->world;
@@ -465,11 +455,11 @@ static void run_open_options(Run *r, int argc, char **argv, bool gpu_build) {
     out_check(o, &r->lock);
 }
 
-// Sets what a step reads, and the number of steps.
+// Sets the number of steps, and what a step reads.
 static void run_open_steps(Run *r) {
     Options *o = &r->o;
     r->B = o->batch;
-    if (o->dump != NULL) o->accum = 1;  // the first micro-batch counts as the step
+    if (o->dump != NULL) o->accum = 1;  // the first micro-batch counts as a step
     r->step_sequences = r->B * o->accum * r->world;
     r->step_tokens = r->step_sequences * r->T;
     if (o->epochs > 0) {
@@ -486,7 +476,7 @@ static void run_open_steps(Run *r) {
     r->sampling = r->only_sampling || (o->steps > 0 && o->sample_every > 0);
 }
 
-// Refuses options for which the data or the model lack something.
+// Refuses options that need something that the data or the model lack.
 static void run_check_together(Run *r) {
     const Options *o = &r->o;
     const bool trains = r->training && r->task, evaluated = r->val.sequences > 0;
@@ -511,8 +501,8 @@ static void run_check_together(Run *r) {
     if (ranks.world > 1) run_agree(r);
 }
 
-// Fills *r from the command line and the files that it names. Everything that can be wrong with
-// them is found here, and ends the program.
+// Fills *r from the command line and the files that it names. Finds all their errors, which end the
+// program.
 static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
     memset(r, 0, sizeof *r);
@@ -526,7 +516,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     run_open_steps(r);
     run_check_together(r);
     if (!o->calibrate) run_describe(r);
-    o->seq = r->T;  // the checkpoint gets the value that 0 stood for
+    o->seq = r->T;  // a checkpoint has the value, not 0
     if (o->data != NULL && o->val != NULL && strcmp(o->data, o->val) == 0)
         printf("note: --val is --data: its loss says nothing of other data\n");
 }

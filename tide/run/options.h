@@ -1,22 +1,21 @@
 // options.h: the command line of every trainer.
 //
 // One table has everything about an option: its name, its field in Options, type, default, range,
-// the builds that have it, and what --resume does with it. Parsing, --help, the options saved in a
-// checkpoint and their merging on --resume all iterate over that table. A mistake ends the program
+// the builds that have it, and what --resume does with it. Parsing, --help, the options in a
+// checkpoint and their merging on --resume all walk over this table. A mistake ends the program
 // with one line.
 //
 //     options_parse()     reads the command line; option_given(): is an option on it?
 //     options_write()     writes the options for a checkpoint
-//     options_resume()    merges the options of a checkpoint and of the command line
+//     options_resume()    merges the options of a checkpoint with those of the command line
 #ifndef TIDE_OPTIONS_H
 #define TIDE_OPTIONS_H
-#include "../base/util.h"
 #include "../cpu/cpu.h"
 #include "../base/model.h"
 #include <assert.h>
 
-// Values of options with choices, in the order in which the table has their names. Those that place
-// something are in model.h.
+// Values of options with choices, in the order of their names in the table. Those of placements are
+// in model.h.
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
 enum { SAVE_FP32, SAVE_BF16 };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MEZO };
@@ -33,29 +32,29 @@ enum { EMULATED = 1 };  // the emulated GPU is slow, and its times mean nothing
 enum { EMULATED = 0 };
 #endif
 
-#define AUTO_COUNT SIZE_MAX     // "auto", for a count whose range begins at 0
-#define AUTO_REAL (-1.0)        // "auto", for a real number whose range begins at 0
+#define AUTO_COUNT SIZE_MAX     // "auto" for a count whose range begins at 0
+#define AUTO_REAL (-1.0)        // "auto" for a real number whose range begins at 0
 
 enum { O_TITLE, O_TEXT, O_COUNT, O_BYTES, O_REAL, O_CHOICE, O_FLAG };
 
 enum {
-    O_FIXED = 1,  // defines the run: saved; --resume refuses another value
-    O_OWN = 2,    // belongs to one call: not saved
+    O_FIXED = 1,  // defines the run: it is saved, and --resume refuses another value
+    O_OWN = 2,    // is for one call: it is not saved
     O_GPU = 4,    // only in the GPU builds
-    O_SPLIT = 8,  // only for the interleaved update
-    O_FO = 16, O_ZO = 32,  // only for first-order, only for zeroth-order training
-    O_ZEN = 64,   // only for importance-aware updates
-    O_AUTO = 128, // a number that may be "auto", though that is not the default
+    O_SPLIT = 8,  // only with --offload interleave
+    O_FO = 16, O_ZO = 32,  // only with --optimizer adamw; only with mezo
+    O_ZEN = 64,   // only with --offload zenflow
+    O_AUTO = 128, // may be "auto", though that is not the default
     O_SHARE = 256, O_OTHER = 512,  // only for modes with resident state; not with zenflow
     O_PLAN = 1024,  // only with --plan
     O_EMPTY = 4096,  // a text that may be empty
-    O_MOST = 8192    // shown by --help, because most runs need it; the others: --help all
-};                // neither O_FIXED nor O_OWN: saved; --resume takes the saved value by default
+    O_MOST = 8192    // --help shows it, because most runs need it; others: --help all
+};                // without O_FIXED and O_OWN: saved, and the default of --resume
 
 #define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
 
-// "auto" is stored as AUTO_COUNT or AUTO_REAL, but as 0 if the option's range begins above 0. A
-// text that was not given is NULL. Texts point into argv, the table, or `saved`.
+// "auto" is stored as AUTO_COUNT or AUTO_REAL, or as 0 if the range begins above 0. A text that was
+// not given is NULL. Texts point into argv, the table, or `saved`.
 enum { OPTION_MOST = 100 };  // most rows of the table
 typedef struct {  // the fields of the table's options
     const char *model, *data, *val, *tokenizer, *labels, *template_text, *scores, *prompt, *out,
@@ -73,22 +72,22 @@ typedef struct {  // the fields of the table's options
     bool resume_auto;          // --resume auto: resume if there is a checkpoint
     bool help_all;             // --help all: every option
     bool gpu_build;
-    bool given[OPTION_MOST];   // by row of the table: the option was on the command line
-    char *saved;               // memory of the texts that were read from a checkpoint
+    bool given[OPTION_MOST];   // by row of the table: is it on the command line?
+    char *saved;               // memory of the texts from a checkpoint
 } Options;
 
 typedef struct {
     int type;
-    const char *name;     // without the two dashes; of a title row: the title
-    size_t offset;        // of the field in Options
-    const char *initial;  // default, written as on the command line; NULL: none
-    const char *values;   // choices, "a|b|c"; for a flag, a word that may follow; or for --help
+    const char *name;     // without the two dashes; or a title
+    size_t offset;        // the field in Options
+    const char *initial;  // the default, as on the command line; NULL: none
+    const char *values;   // choices, "a|b|c"; a word that may follow a flag; or text for --help
     int flags;
     const char *help;
-    double min, max;      // range of a number, both included
+    double min, max;      // the range of a number, both ends included
 } Option;
 
-// Every option. A row of --help is a row here.
+// All options, a row each, in the order of --help.
 #define AT(field) offsetof(Options, field)
 static const Option option_table[] = {
     {O_TITLE, "Model"},
@@ -273,7 +272,7 @@ static int option_find(const char *name, size_t n) {
     return -1;
 }
 
-// True if --name was on the command line.
+// Is --name on the command line?
 static bool option_given(const Options *o, const char *name) {
     int row = option_find(name, strlen(name));
     return row >= 0 && o->given[row];
@@ -282,8 +281,8 @@ static bool option_given(const Options *o, const char *name) {
 // ---------------------------------------------------------------------------------------------
 // Values
 
-// Reads a number. A count has digits only, with a sign if it is below 0. A size may have a unit, a
-// power of 1024: 23.5G; K, KB or KiB, M, G, T, or the same in small letters.
+// Reads a number. A count has only digits, and a sign if it is below 0. A size may have a unit, a
+// power of 1024, as in 23.5G: K, KB or KiB, M, G, T, in capital or small letters.
 static bool parse_number(const char *text, int type, double *out) {
     static const char units[] = "KkMmGgTt", digits[] = "+-eE.0123456789";
     const size_t sign = *text == '-';
@@ -312,7 +311,7 @@ static bool option_has_auto(const Option *opt) {
     return (opt->flags & O_AUTO) || (opt->initial != NULL && strcmp(opt->initial, "auto") == 0);
 }
 
-// Stores a value, which is a text, in the option's field.
+// Stores a value, which is given as a text, in the option's field.
 static void option_set(Options *o, const Option *opt, const char *text) {
     void *field = (char *)o + opt->offset;
     const bool real = opt->type == O_REAL, size = opt->type == O_BYTES;
@@ -345,8 +344,8 @@ static void option_set(Options *o, const Option *opt, const char *text) {
     }
 }
 
-// Writes a blank and the value of a field, as option_set() reads it: \n stands for a newline, two
-// backslashes for one. Writes nothing for a text that was not given.
+// Writes a blank and the value of a field, so that option_set() can read it: a newline as \n, a
+// backslash twice. Writes nothing for a text that is NULL.
 static void option_write(FILE *f, const Options *o, const Option *opt) {
     const void *field = (const char *)o + opt->offset;
     char number[32];
@@ -362,7 +361,7 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
         n = strcspn(text, "|");
     } else if (opt->type == O_REAL) {
         const double v = *(const double *)field;
-        for (int digits = 6; digits <= 17; digits++) {  // the fewest digits that are exact
+        for (int digits = 6; digits <= 17; digits++) {  // the fewest digits that give v
             snprintf(number, sizeof number, "%.*g", digits, v);
             if (strtod(number, NULL) == v) break;
         }
@@ -383,8 +382,8 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
-// Returns how many changes turn the n bytes at a into b (Levenshtein 1966), or a number above
-// `most` if more are needed. _ counts as -.
+// Returns the number of changes that turn the n bytes at a into b (Levenshtein 1966), or a number
+// above `most` if it is larger. _ counts as -.
 static size_t edit_distance(const char *a, size_t n, const char *b, size_t most) {
     for (; n > 0 && *b != '\0' && (*a == '_' ? '-' : *a) == *b; n--, a++) b++;
     if (n == 0 || *b == '\0' || most == 0) return n > strlen(b) ? n : strlen(b);
@@ -394,24 +393,24 @@ static size_t edit_distance(const char *a, size_t n, const char *b, size_t most)
     return 1 + min_size(changed, min_size(less, more));
 }
 
-// Refuses an unknown option, and proposes a similar one. arg has dashes, and perhaps "=value".
+// Refuses an unknown option, and proposes a similar one. arg begins with dashes.
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
-    size_t n = strcspn(name, "="), best = 5;  // only a distance below 5 is similar
+    size_t n = strcspn(name, "="), best = 5;  // below 5 changes is similar
     char words[64], key[64];
     snprintf(words, sizeof words, " %.*s", n < sizeof words ? (int)n : 0, name);
     for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
     for (int i = 0; i < OPTION_COUNT; i++) {
         const char *known = option_table[i].name;
         if (option_table[i].type == O_TITLE) continue;
-        const size_t first = strcspn(name, "-_=");  // length of "batch" in --batch-size
+        const size_t first = strcspn(name, "-_=");  // the first word, as in --batch-size
         size_t d = edit_distance(name, n, known, 4);
-        if (d > 1 && 2 * d >= n) d = best;  // half the word differs: --lora is not --lr
+        if (d > 1 && 2 * d >= n) d = best;  // half of it differs: --lora is not --lr
         snprintf(key, sizeof key, " %s", known);  // for --max-seq-length, --output-dir
         if (d > 2 && known[2] != '\0' && strstr(words, key) != NULL) d = 2;
         if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
         if (d > 2 && first < n && strstr(option_table[i].help, words + 1) != NULL)
-            d = 2;  // for --learning-rate: the help of --lr has these words
+            d = 2;  // as for --learning-rate, which is in the help of --lr
         if (d < best) { best = d; nearest = known; }
     }
     int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
@@ -419,7 +418,7 @@ static void unknown_option(const char *arg) {
     die("unknown option %.*s; did you mean --%s?", shown, arg, nearest);
 }
 
-// Refuses options whose flags say that they are for another optimizer or mode.
+// Refuses options whose flags belong to another optimizer or mode.
 static void options_check_flags(const Options *o) {
     const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
     const bool interleave = o->offload == OFFLOAD_INTERLEAVE;
@@ -436,7 +435,7 @@ static void options_check_flags(const Options *o) {
                 die("--%s needs %s", option_table[i].name, groups[k].needed);
 }
 
-// Refuses options that cannot be combined, with the words of the first row that is true.
+// Refuses options that exclude each other, with the words of the first row that is true.
 static void options_check(const Options *o) {
     options_check_flags(o);
     const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
@@ -493,7 +492,7 @@ static void options_check(const Options *o) {
         if (refused[k].is) die(refused[k].why, refused[k].x, refused[k].y);
 }
 
-// Prints what most runs need, or with `all` every option.
+// Prints the options that most runs need, or with `all` every option.
 static void options_help(FILE *f, const char *program, bool all) {
     const Option *title = NULL;
     fprintf(f, "usage: %s --data FILE [options]\n\n"
@@ -544,7 +543,7 @@ static void options_default(Options *o) {
         if (!option_given(o, "seq")) o->seq = EMULATED ? 64 : 2048;
         if (!option_given(o, "batch")) o->batch = 1;
     }
-    if (o->optimizer == OPTIMIZER_MEZO) {  // with AdamW's values MeZO would diverge
+    if (o->optimizer == OPTIMIZER_MEZO) {  // MeZO would diverge with AdamW's values
         if (!option_given(o, "lr")) o->lr = 1e-6;
         if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;
         if (!option_given(o, "weight-decay")) o->weight_decay = 0;
@@ -553,10 +552,10 @@ static void options_default(Options *o) {
     }
 }
 
-// Fills *o with the defaults, then from the command line. An option may be given once; after "--"
-// it replaces an earlier one, so that scripts put "--" between their options and the user's. With
-// --resume, options_resume() checks the combinations later. --help and --version print and exit
-// with 0. A mistake ends the program with one line and exit code 2, before anything is allocated.
+// Fills *o with the defaults, and then from the command line. An option may be given once. After
+// "--" it replaces an earlier one: scripts put "--" between their options and the user's. With
+// --resume, the combinations are checked later, by options_resume(). --help and --version print and
+// exit with 0. A mistake ends the program with one line and exit code 2.
 static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     memset(o, 0, sizeof *o);
     o->gpu_build = gpu_build;
@@ -616,8 +615,8 @@ static bool option_is_saved(const Options *o, const Option *opt) {
     return opt->type != O_TITLE && !(opt->flags & O_OWN) && (o->gpu_build || !(opt->flags & O_GPU));
 }
 
-// Writes the options that describe the run to buf, as lines "--name value" of less than n bytes. A
-// trainer has replaced `seq` 0 and the like by the values that they stand for.
+// Writes the options that describe the run to buf, as lines "--name value", in less than n bytes.
+// The trainer has replaced values like 0 of --seq by those that they stand for.
 static void options_write(const Options *o, char *buf, size_t n) {
     FILE *f = fmemopen(buf, n, "w");
     if (f == NULL) fail("out of memory: options");
@@ -631,7 +630,7 @@ static void options_write(const Options *o, char *buf, size_t n) {
     if (fclose(f) != 0 || !fits) die("the options are too long: shorten --prompt or the paths");
 }
 
-// True if option x, a text, a choice or a number, has the same value in a and b.
+// Has an option, which is a text, a choice or a number, the same value in a and b?
 static bool option_same(const Options *a, const Options *b, const Option *opt) {
     const void *p = (const char *)a + opt->offset, *q = (const char *)b + opt->offset;
     if (opt->type != O_TEXT) return memcmp(p, q, opt->type == O_CHOICE ? sizeof(int) : 8) == 0;
@@ -639,10 +638,10 @@ static bool option_same(const Options *a, const Options *b, const Option *opt) {
     return s != NULL && t != NULL ? strcmp(s, t) == 0 : s == t;
 }
 
-// Merges the options of a checkpoint (lines of options_write()) into those of a command line with
-// --resume. An option that was not given is taken from the checkpoint. One that was given is used,
-// but refused if it differs and is O_FIXED. Then checks the combinations. Unknown lines are
-// skipped: another build may have written them. Returns the checkpoint's options.
+// Merges the options of a checkpoint, which are lines of options_write(), with those of a command
+// line with --resume. An option that was not given is taken from the checkpoint. One that was given
+// is used, but refused if it is O_FIXED and differs. Then checks the combinations. Skips unknown
+// lines: another build may have written them. Returns the options of the checkpoint.
 static Options options_resume(Options *o, const char *lines) {
     Options before = *o;
     char *end = o->saved = ALLOC(char, strlen(lines) + 1, "options");

@@ -1,21 +1,18 @@
 // out.h: the folder --out. Nothing that exists is overwritten: a new run needs an --out that is
-// empty or not there, --resume one with a run in it. A run that is at work holds a lock.
+// empty or not there; --resume needs one with a run in it. A run that is under way holds a lock.
 //
-//   out_is_written   true if a run writes to --out
-//   out_check        refuses an --out with files in it, and outputs that exist
+//   out_is_written   does this run write to --out?
+//   out_check        refuses an --out with files in it, and other outputs that exist
 //   out_take         makes --out, and locks it
 #ifndef TIDE_OUT_H
 #define TIDE_OUT_H
-#include "../base/util.h"
-#include "../base/ranks.h"
 #include "../files/state.h"
 #include "options.h"
-#include <fnmatch.h>
 #include <sys/file.h>
 
-// Locks --out for a run: its processes hold a lock (flock) on the file .lock there, which the
-// system releases however they end. how: LOCK_EX, and then LOCK_SH to share it with other ranks.
-// warns: prints a warning if there can be no lock.
+// Locks --out for a run. Its processes hold a lock (flock) on the file .lock there; the system
+// releases it, however they end. how: LOCK_EX, and then LOCK_SH to share it with other ranks.
+// warns: print a warning if no lock is possible.
 static void out_lock(const char *out, int *lock, int how, bool warns) {
     char path[PATH_MAX], owner[256] = "nobody knows which", host[128] = "";
     path_join(path, out, ".lock");
@@ -37,15 +34,15 @@ static void out_lock(const char *out, int *lock, int how, bool warns) {
         dprintf(*lock, "process %d on %s\n", (int)getpid(), host);
 }
 
-// True if this run writes to --out. With --no-save it writes its log, and only if --out is given.
+// Does this run write to --out? With --no-save, it writes its log if --out is given.
 static bool out_is_written(const Options *o) {
     const bool given = option_given(o, "out");
     return o->dump == NULL && !o->plan && !o->calibrate
         && (o->steps > 0 ? given || !o->no_save : given && !o->resume && !o->no_save);
 }
 
-// Ends a new run if its --out has anything but a lock. used: a run has locked it before. If that
-// run was stopped before it saved weights, --resume auto begins it again.
+// Ends a new run if its --out has more than a lock. used: an earlier run has locked it. If that run
+// was stopped before it saved weights, --resume auto begins it again.
 static void out_check_empty(const Options *o, bool used) {
     char name[256] = "";
     bool begun = used;
@@ -67,8 +64,8 @@ static void out_check_empty(const Options *o, bool used) {
         name);
 }
 
-// Refuses outputs that exist, and an --out that is of another run, before anything is computed.
-// Locks an --out that a run has used. Rank 0 decides for all ranks.
+// Refuses outputs that exist, and an --out of another run, before anything is computed. Locks an
+// --out that was used before. Rank 0 decides for all ranks.
 static void out_check(const Options *o, int *lock) {
     char path[PATH_MAX];
     if (ranks.rank > 0) return;
@@ -86,9 +83,9 @@ static void out_check(const Options *o, int *lock) {
     if (!o->resume) out_check_empty(o, used);
 }
 
-// Makes and locks --out before anything is written there, and after everything that can refuse a
-// run. All ranks call it. They share rank 0's lock, and must see in --out the lock file that it has
-// written.
+// Makes and locks --out: after all checks that may refuse a run, and before anything is written
+// there. All ranks must call it. They share the lock of rank 0, and must see its lock file in their
+// --out.
 static void out_take(const Options *o, int *lock) {
     char mine[256] = "", first[256];
     if (!out_is_written(o)) return;
@@ -97,7 +94,7 @@ static void out_take(const Options *o, int *lock) {
         if (!make_directories(o->out) || access(o->out, W_OK | X_OK) != 0)
             die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
         out_lock(o->out, lock, LOCK_EX, true);
-        if (!owned && !o->resume) out_check_empty(o, false);  // another run may have been there
+        if (!owned && !o->resume) out_check_empty(o, false);  // another run may have begun there
     }
     if (ranks.world == 1) return;
     if (ranks.rank == 0) out_lock(o->out, lock, LOCK_SH, false);

@@ -1,7 +1,7 @@
-// run.h: the functions of a trainer's loop. They do what surrounds a step in both trainers: data,
-// signals, damaged data, and the lines that are printed at the end. open.h opens a run, save.h
-// loads and saves it, evaluate.h evaluates it. main() in train_gpt2.c calls them in their order. A
-// step reads data with run_micro_batch(), and AdamW's constants are run_adam_step()'s.
+// run.h: the functions of a trainer's loop. They do everything around a step that the CPU's and the
+// GPU's trainer share: data, signals, damaged data, the lines at the end. open.h opens a run,
+// save.h loads and saves it, evaluate.h evaluates it. main() in train_gpt2.c calls them in order. A
+// step reads data by run_micro_batch(), and gets AdamW's constants from run_adam_step().
 #ifndef TIDE_RUN_H
 #define TIDE_RUN_H
 #include "../../adam.h"
@@ -11,23 +11,23 @@
 // The result of a step.
 typedef struct {
     double loss, norm;
-    bool skipped;     // nothing was updated: the loss or the norm is no number, or too large
-    bool damaged;     // nothing was updated: a token file is damaged, or a signal ended the step
-    char more[1024];  // further members of its line in log.jsonl, each after a comma
+    bool skipped;     // nothing was updated: loss or norm is not finite, or too large
+    bool damaged;     // nothing was updated: data is damaged, or a signal ended the step
+    char more[1024];  // other members of its line in log.jsonl, each after a comma
 } StepResult;
 
 // ---------------------------------------------------------------------------------------------
 // Data
 
-// Returns the first sequence of a micro-batch (the first is 0) of a step (the first is 1). In the
-// order of the data, micro-batch 0 of all GPUs comes first, then micro-batch 1 of all, and so on.
+// Returns the position of the first sequence of a micro-batch (the first is 0) of a step (the first
+// is 1). The order of the data is micro-batch 0 of all GPUs, then micro-batch 1 of all, and so on.
 // So a step has the same sequences on any number of GPUs.
 static uint64_t run_position(const Run *r, size_t step, size_t micro) {
     return (((uint64_t)(step - 1) * r->o.accum + micro) * r->world + r->rank) * r->B;
 }
 
-// Counts the tokens that a step trains, in all its micro-batches on all GPUs; with label words, it
-// counts prompts. Gradient and loss are means over this number.
+// Counts the tokens (with label words, prompts) that a step trains, in all micro-batches on all
+// GPUs. Gradient and loss are means over this number.
 static size_t run_targets(const Run *r, size_t step) {
     if (r->words) return r->step_tokens / r->T;
     if (!r->task || r->train.sequences == 0) return r->step_tokens;  // 0: a plan, without data
@@ -35,8 +35,8 @@ static size_t run_targets(const Run *r, size_t step) {
                         r->step_sequences, r->T);
 }
 
-// Returns the divisor of a sum of means over whole micro-batches. If all tokens are trained, it is
-// the number of micro-batches.
+// Returns the divisor of a sum of micro-batches' means over all their tokens. It is the number of
+// micro-batches if all tokens are trained.
 static double run_parts(const Run *r, size_t step) {
     const size_t tokens = r->words ? r->B : r->B * r->T;
     return (double)run_targets(r, step) / (double)tokens;
@@ -49,8 +49,8 @@ static const Task *run_examples(const Run *r, const Loader *loader) {
 }
 
 // Fills `rows` rows of the loader's T tokens with the sequences from `position` on. Returns false,
-// with the reason in err, at a token that the model does not have. With label words, targets are
-// (rows, 2): see task_batch(). begins (rows, T), or NULL, is written for packed rows only.
+// with the reason in err, at a token outside the vocabulary. With label words targets are (rows,
+// 2), as task_batch() has them. begins (rows, T), or NULL, is written only for packed rows.
 static bool run_batch(const Run *r, const Loader *loader, uint64_t position, size_t rows,
                       int32_t *inputs, int32_t *targets, int32_t *begins, Error *err) {
     const bool train = loader == &r->train;
@@ -70,13 +70,13 @@ static bool run_batch(const Run *r, const Loader *loader, uint64_t position, siz
 // ---------------------------------------------------------------------------------------------
 // Signals, and what ranks tell each other
 
-static volatile sig_atomic_t stop_requested;  // the signal that asks the run to save and exit
-static volatile double stop_time;             // time of this process's first one, by seconds_now()
-static bool stop_waits;                       // ZenFlow's window is open: it is finished first
+static volatile sig_atomic_t stop_requested;  // the number of the signal that asks to save and exit
+static volatile double stop_time;  // when the first such signal came, by seconds_now()
+static bool stop_waits;                       // ZenFlow's window is open, and must end first
 
-// Notes a signal. The terminal, make and a launcher may each send the same one. So only a signal
-// that arrives more than a second after the first ends the program at once, and only SIGHUP, SIGINT
-// and SIGTERM do. Others repeat: SIGPIPE, for each line to a `tee` that Ctrl-C has ended.
+// Handles a signal. The terminal, make and a launcher may each send the same one. So only a second
+// signal, more than a second after the first, ends the program at once, and only SIGHUP, SIGINT or
+// SIGTERM. SIGPIPE repeats: once for each line written to a `tee` that Ctrl-C has ended.
 static void request_stop(int n) {
     if (stop_time == 0) {
         stop_time = seconds_now();
@@ -87,9 +87,9 @@ static void request_stop(int n) {
     }
 }
 
-// True if a signal makes the program give up the step that it computes. Before its update a step
-// has changed nothing that is saved. The CPU's passes ask at each layer; a GPU's trainer asks at
-// each micro-batch of AdamW. Several ranks finish the step, so that all do the same.
+// Does a signal make the program give up the step under way? A step changes nothing that is saved
+// before its update. The CPU's passes ask at each layer; a GPU's trainer at each micro-batch of
+// AdamW. Several ranks finish the step, so that all do the same.
 static bool run_gives_up(void) {
     return stop_requested != 0 && !stop_waits && ranks.world == 1;
 }
@@ -105,15 +105,15 @@ static void run_catch_signals(void) {
     const int signals[] = {SIGHUP, SIGINT, SIGTERM, SIGPIPE, SIGUSR1, SIGUSR2, SIGXCPU};
     struct sigaction action = {0}, before;
     sigaction(SIGHUP, NULL, &before);
-    const int first = before.sa_handler == SIG_IGN;  // nohup
+    const int first = before.sa_handler == SIG_IGN;  // nohup ignores it
     sigfillset(&action.sa_mask);
     action.sa_handler = request_stop;
     for (int i = first; i < 7; i++) sigaction(signals[i], &action, NULL);
 }
 
-// Numbers that ranks exchange at every step, with their losses: the number of a signal, or 0; 1 if
-// a checkpoint is due. Each rank uses the largest of all ranks' numbers, so all ranks do the same
-// after the step.
+// The numbers that ranks exchange at each step, with their losses: a signal's number, or 0; 1 if a
+// checkpoint is due. Each rank uses the largest number of all ranks. So all ranks do the same after
+// the step.
 enum { NEWS_SIGNAL, NEWS_DUE, NEWS };
 static double run_news[NEWS];
 
@@ -122,7 +122,7 @@ static void run_tell(double *mine) {
     mine[NEWS_DUE] = seconds_now() >= run_save_due;
 }
 
-// Takes the largest numbers. Those that rank k's run_tell() wrote begin at said[k * stride].
+// Takes the largest numbers. The numbers of run_tell() on rank k begin at said[k * stride].
 static void run_hear(const double *said, size_t stride) {
     memset(run_news, 0, sizeof run_news);
     for (size_t k = 0; k < (size_t)ranks.world; k++)
@@ -140,17 +140,17 @@ static bool run_hears(int news) {
 // ---------------------------------------------------------------------------------------------
 // The loop
 
-// Prepares a run for its first step: writes what --out has from the start, and catches signals.
-// peak: FLOP/s of all devices. Returns the number of the first step.
+// Prepares a run for its first step: writes the first files to --out, and catches signals. peak:
+// the FLOP/s of all devices. Returns the number of the first step.
 static size_t run_begin(Run *r, double peak) {
     char path[PATH_MAX];
     Error err;
     options_write(&r->o, r->state.options, sizeof r->state.options);
-    r->state.products = 0;  // a trainer with a tune file sets it when it saves
+    r->state.products = 0;  // a trainer with a --tune file sets it when it saves
     if (r->rank == 0) run_check_disk(r);
     const char *out = out_is_written(&r->o) ? r->o.out : NULL;
     for (int i = 0; i < TOKENIZER_FILES && !r->o.resume && out != NULL && r->rank == 0; i++) {
-        path_join(path, out, tokenizer_files[i]);  // left by a run that saved nothing
+        path_join(path, out, tokenizer_files[i]);  // files of a run that saved nothing
         unlink(path);
     }
     if (!r->o.resume && out != NULL && !r->o.no_save) run_save_tokenizer(r, out);
@@ -167,7 +167,7 @@ static size_t run_begin(Run *r, double peak) {
     return r->done + 1;
 }
 
-// True if there is another step. A signal ends the run as soon as its state can be saved.
+// Is there another step? A signal ends the run as soon as its state can be saved.
 static bool run_goes_on(Run *r, size_t step) {
     const bool signalled = run_hears(NEWS_SIGNAL);
     r->start = seconds_now();
@@ -181,7 +181,7 @@ static bool run_goes_on(Run *r, size_t step) {
     return !r->ends;
 }
 
-// Returns the result of a step whose data cannot be read, or that is given up. Several ranks end
+// Returns the result of a step that is given up, or whose data cannot be read. Several ranks end
 // here, because no rank can save without the others.
 static StepResult run_damaged(const Run *r) {
     const StepResult result = {0, 0, false, true, ""};
@@ -195,18 +195,18 @@ static void run_diverged(size_t step, double loss, double norm, const char *what
 }
 
 // Loss scaling. Many gradients are too small for fp16. So the head's gradient is multiplied by a
-// power of two, which multiplies all gradients (Micikevicius et al., "Mixed precision training",
-// 2018, section 3.2), and the update divides by it. A step whose gradients overflow updates nothing
-// and halves the factor; after SCALING_STEPS good steps in a row the factor is doubled.
+// power of two, and with it all gradients; the update divides by it (Micikevicius et al., "Mixed
+// precision training", 2018, section 3.2). If gradients overflow, the step updates nothing, and the
+// factor is halved. After SCALING_STEPS good steps in a row it is doubled.
 enum { SCALING_FIRST = 1 << 16, SCALING_STEPS = 2000 };
 
-// Returns the factor of the next step; 1 in other precisions.
+// Returns the factor of the next step; 1 without fp16.
 static double run_loss_scale(const Run *r) {
     if (r->o.precision != PRECISION_FP16 || r->o.optimizer == OPTIMIZER_MEZO) return 1;
     return r->state.scaling.scale > 0 ? r->state.scaling.scale : (double)SCALING_FIRST;
 }
 
-// Computes the factor after a step.
+// Updates the factor after a step.
 static void run_scale_loss(Run *r, size_t step, const StepResult *result) {
     LossScale *s = &r->state.scaling;
     if (r->o.precision != PRECISION_FP16 || r->o.optimizer == OPTIMIZER_MEZO) return;
@@ -224,10 +224,10 @@ static void run_scale_loss(Run *r, size_t step, const StepResult *result) {
                      : "activations overflow fp16, so take --precision bf16");
 }
 
-// Computes AdamW's constants for a step, with the schedule's learning rate and with clipping, and
-// result->norm, from the squared norm of the scaled gradient. If loss or norm is no number, fp16
-// skips the step; in other precisions the run ends, and nothing of the step is saved. Skipped steps
-// do not count in the bias corrections.
+// Computes AdamW's constants of a step, with the learning rate of the schedule and the clip scale,
+// and result->norm, from the squared norm of the scaled gradient. If loss or norm is not finite,
+// fp16 skips the step; in other precisions the run ends, and saves nothing of the step. Skipped
+// steps do not count in the bias corrections.
 static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, StepResult *result) {
     const Options *o = &r->o;
     const double scale = run_loss_scale(r), squared = norm_squared / (scale * scale);
@@ -245,14 +245,14 @@ static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, St
     return adam;
 }
 
-// Writes a step to the log. Zeroth order goes on after a step without an update, but ten such steps
-// in a row end the run. So do ten steps whose losses are all equal, bit for bit, so that only
-// weight decay changes weights: training has diverged, or eps is too small.
+// Writes a step to the log. Zeroth-order training goes on after a step without an update, but ten
+// such steps in a row end the run. So do ten steps whose losses are all equal, bit for bit, so that
+// only weight decay changes the weights: training has diverged, or eps is too small.
 static void run_log_step(Run *r, size_t step, const StepResult *result) {
     const double seconds = seconds_now() - r->start, lr = schedule_lr(&r->o, step);
     const bool mezo = r->o.optimizer == OPTIMIZER_MEZO, idle = result->skipped || result->norm == 0;
     double flops = gpt2_flops_per_token(&r->config, r->T) * (double)r->step_tokens;
-    if (mezo) flops *= 2.0 / 3 * (double)r->o.zo_queries;  // two forward passes per direction
+    if (mezo) flops *= 2.0 / 3 * (double)r->o.zo_queries;  // each direction has two forward passes
     r->damaged = result->damaged;
     if (result->damaged) return;
     r->done = step;
@@ -267,12 +267,12 @@ static void run_log_step(Run *r, size_t step, const StepResult *result) {
                   (double)r->step_tokens / seconds, flops / seconds, result->more);
 }
 
-// True after each `every` steps, and after the last one.
+// Is this step a multiple of `every`, or the last one?
 static bool run_is_time(const Run *r, size_t step, size_t every) {
     return !r->damaged && every > 0 && (step % every == 0 || step == r->o.steps);
 }
 
-// True if an evaluation is due. With --keep-best it waits until a checkpoint can be saved.
+// Is an evaluation due? With --keep-best it waits until a checkpoint can be saved.
 static bool run_wants_eval(Run *r, size_t step) {
     if (r->val.sequences == 0 || r->damaged) return false;
     r->unasked = r->unasked || run_is_time(r, step, r->o.eval_every);
@@ -285,16 +285,16 @@ static bool run_wants_sample(const Run *r, size_t step) {
     return r->tokenizer != NULL && run_is_time(r, step, r->o.sample_every);
 }
 
-// True if a checkpoint is due. It waits while ZenFlow's window is open.
+// Is a checkpoint due? It waits while ZenFlow's window is open.
 static bool run_wants_save(Run *r, size_t step) {
     const size_t every = r->o.save_every;
     if (every == AUTO_COUNT) r->due = r->due || run_hears(NEWS_DUE);
     else if (every > 0) r->due = r->due || step % every == 0;
-    if (r->o.no_save || step == r->o.steps) return false;  // the end of the run saves anyway
+    if (r->o.no_save || step == r->o.steps) return false;  // the end of the run saves
     return r->due && !r->open && !r->damaged;
 }
 
-// Prints --prompt and its continuation, or answers in a conversation, until a signal.
+// Prints a sample of --prompt; or, with --chat, answers in a conversation until a signal.
 static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
     if (step > 0) log_clear(&r->log);
     if (r->o.chat) run_catch_signals();
@@ -310,7 +310,7 @@ static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
 static void run_hint(const Run *r) {
     const bool chats = run_task(r)->chat.format != NULL;
     const int format = chats ? r->o.chat_format : 0;
-    const char *words = strpbrk(r->o.out, " \t\n\"'$`\\*?[&;|<>()#!~");  // a shell needs quotes
+    const char *words = strpbrk(r->o.out, " \t\n\"'$`\\*?[&;|<>()#!~");  // needs quotes in a shell
     const char *quote = words == NULL ? "" : strchr(r->o.out, '\'') != NULL ? "\"" : "'";
     if (r->tokenizer == NULL) return;
     printf("try it: %s --model %s%s%s %s%s%s\n", r->program, quote, r->o.out, quote,
@@ -318,9 +318,9 @@ static void run_hint(const Run *r) {
            format > 0 ? chat_formats[format - 1].name : "");
 }
 
-// Ends a run that was saved: draws the plot, prints the last lines. Returns the program's exit
-// code, after a signal 128 + its number, as a shell's. Dies if the data is damaged; of several
-// ranks, the rank that found the damage ends all.
+// Ends a run after its last save: draws the plot, prints the last lines. Returns the exit code;
+// after a signal it is 128 + its number, as for a shell. Ends the program if data is damaged; with
+// several ranks, the rank that found the damage ends all.
 static int run_end(Run *r) {
     const char *out = r->o.out;
     const char *where = out_is_written(&r->o) ? "log.jsonl and loss.svg are in " : "";
@@ -355,7 +355,7 @@ static int run_end(Run *r) {
 }
 
 // Writes the file of --dump, which other implementations can check: loss, logits (B*T, Vp) and
-// gradients (an arena) of the first batch, all in host memory.
+// gradients (an arena) of the first batch. All are in host memory.
 static int run_dump(const Run *r, const int32_t *inputs, const int32_t *targets,
                     const int32_t *begins, double loss, const float *logits, const float *grads) {
     Error err;

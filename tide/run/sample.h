@@ -1,17 +1,12 @@
-// sample.h: text from a model: how a token is drawn from logits, and everything about a sample that
-// does not depend on who computes the logits: the prompt, the window that the model sees, output.
+// sample.h: text from a model: how a token is drawn from logits, and all parts of a sample that do
+// not depend on who computes the logits: the prompt, the window that the model sees, the output.
 //   sample_text()    prints --prompt and its continuation
-//   sample_chat()    --chat: answers the lines of the standard input
+//   sample_chat()    --chat: answers each turn from the standard input
 //   sample()         draws a token
 #ifndef TIDE_SAMPLE_H
 #define TIDE_SAMPLE_H
-#include "../base/util.h"
-#include "../base/model.h"
 #include "options.h"
-#include "../base/rng.h"
 #include "../files/chat.h"
-#include "../base/vmath.h"
-#include <signal.h>
 
 static int sample_compare(const void *a, const void *b) {  // descending
     const float x = *(const float *)a, y = *(const float *)b;
@@ -26,8 +21,8 @@ static float *sample_sorted(const float *x, size_t n) {
     return sorted;
 }
 
-// Keeps the nucleus (Holtzman et al. 2020): as few of the largest of n probabilities as add up to
-// `enough`, which is above 0; of equal ones, the first. Sets all others to 0. Returns the sum.
+// Keeps the nucleus (Holtzman et al. 2020): the fewest of the largest of n probabilities whose sum
+// is at least `enough` > 0; of equal ones the first. Sets all others to 0. Returns the sum.
 static double sample_nucleus(float *p, size_t n, double enough) {
     float *sorted = sample_sorted(p, n);
     size_t kept = 0, equal = 0;
@@ -44,10 +39,10 @@ static double sample_nucleus(float *p, size_t n, double enough) {
     return sum;
 }
 
-// Draws a token from softmax(logits / temperature), by a random number `uniform` in [0, 1). Only
-// the top_k largest of n logits can be drawn (0: all), and of these only as few of the largest as
-// have the share top_p of the probability (1: all). Temperature 0 (below 1e-6) takes the largest.
-// Overwrites the logits. Returns -1 if one of them is not finite.
+// Draws a token from softmax(logits / temperature), by a random number `uniform` in [0, 1). Draws
+// only from the top_k largest of n logits (0: all), and of these only from the fewest that have the
+// share top_p of the probability (1: all). Temperature 0 (below 1e-6) takes the largest. Overwrites
+// the logits. Returns -1 if one of them is not finite.
 static int32_t sample(float *logits, size_t n, double temperature, size_t top_k, double top_p,
                       float uniform) {
     size_t best = 0;
@@ -77,9 +72,9 @@ static int32_t sample(float *logits, size_t n, double temperature, size_t top_k,
     return (int32_t)best;  // rounding used up the sum
 }
 
-// Prints a part of the text, which follows the byte *last. For a terminal, control characters but
-// newline and tab become '?', because a terminal would obey them. Control characters beyond ASCII
-// are C2 80 to C2 9F in UTF-8.
+// Prints a part of a text, after the byte *last. On a terminal prints '?' for control characters,
+// except newline and tab, because a terminal would obey them. Those beyond ASCII are C2 80 to C2 9F
+// in UTF-8.
 static void sample_print(const char *text, size_t n, unsigned char *last) {
     const bool terminal = isatty(STDOUT_FILENO);
     for (size_t i = 0; i < n; i++) {
@@ -92,8 +87,8 @@ static void sample_print(const char *text, size_t n, unsigned char *last) {
     fflush(stdout);
 }
 
-// A trainer's function. Returns the logits (V) of the token after the last of `count` tokens. All
-// but the last `fresh` tokens are the same as at the previous call.
+// A trainer's function: computes the logits (V) of the token after `count` tokens. All of them but
+// the last `fresh` are the same as in the previous call.
 typedef void SampleNext(void *model, const int32_t *tokens, size_t count, size_t fresh,
                         float *logits);
 
@@ -103,18 +98,18 @@ typedef struct {
     const Tokenizer *tokenizer;
     SampleNext *next;
     void *model;
-    int32_t begin, end;       // the first token of every text, and one more that ends it; -1: none
-    uint32_t number;          // number of the sample, for its random numbers
-    size_t V, context;        // number of tokens that may be drawn, and that the model sees
-    int32_t *tokens;          // [n], with room for tokens to be drawn
+    int32_t begin, end;  // the token that begins every text; another one that ends it; -1: none
+    uint32_t number;          // the number of the sample, for its random numbers
+    size_t V, context;        // the tokens that may be drawn; that the model sees
+    int32_t *tokens;          // [n], with room for the drawn ones
     size_t n, first, fresh;   // the model sees tokens[first .. n - 1]; the last `fresh` are new
-    size_t seen;              // number of tokens at the last call of next()
+    size_t seen;              // how many tokens the last call of next() had
     size_t drawn;
-    bool spaceless;           // the next text is printed without the space that it begins with
+    bool spaceless;           // the next text is printed without the space at its start
     unsigned char last;       // the last byte that was printed
     float *logits;
-    FILE *copy;               // gets a copy of what is printed; NULL: there is none
-    const volatile sig_atomic_t *stop;  // ends the text when it is not 0; NULL: nothing does
+    FILE *copy;               // all that is printed is copied to it; NULL: to none
+    const volatile sig_atomic_t *stop;  // the text ends when it is not 0; NULL: it is ignored
 } Sampler;
 
 static Sampler sampler_make(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
@@ -133,9 +128,9 @@ static void sample_check(const Sampler *s, const char *what) {
             die("the %s has token %d, the model knows 0 to %zu", what, s->tokens[i], s->V - 1);
 }
 
-// Draws and prints at most `most` tokens, up to the end of the text. The model sees as many of the
-// last tokens as config_window() allows. When the window is full, it begins again with the window's
-// second half. Logits that are not finite end the program.
+// Draws and prints at most `most` tokens, up to the end of the text. The model sees the last
+// tokens, as many as config_window() allows. When this window is full, a new one begins with its
+// second half. The program ends if logits are not finite.
 static void sample_on(Sampler *s, size_t most) {
     for (size_t i = 0; i < most && (s->stop == NULL || *s->stop == 0); i++) {
         if (s->first > 0 && s->begin >= 0) s->tokens[s->first] = s->begin;
@@ -167,10 +162,10 @@ static void sample_on(Sampler *s, size_t most) {
 }
 
 // Prints --prompt and its continuation, up to the end of the text or to --sample-tokens. begin: the
-// first token of every text of this model, which stays the first that the model sees; -1: none. An
-// empty prompt is replaced by the token that ends a text. A token that the model lacks ends the
-// program. number: the same seed and number give the same text, so a run numbers its samples; 0:
-// nothing is trained.
+// token that begins every text of this model, and stays the first one that the model sees; -1:
+// none. An empty prompt becomes the token that ends a text. A token that the model lacks ends the
+// program. number: the same seed and number give the same text. So a run numbers its samples;
+// without training it is 0.
 static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
                         int32_t begin, uint32_t number, SampleNext *next, void *model) {
     const char *prompt = o->prompt != NULL ? o->prompt : "";
@@ -198,8 +193,8 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
 // ---------------------------------------------------------------------------------------------
 // A conversation
 
-// Gives the sampler the tokens of the conversation. Those at the beginning that the model has seen
-// already are not computed again.
+// Replaces the sampler's tokens by those of the conversation. Those at its beginning that the model
+// has seen already are not computed again.
 static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size_t count) {
     size_t n, same = 0;
     int32_t *tokens = chat_encode(chat, m, count, &n);
@@ -214,8 +209,8 @@ static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size
     sample_check(s, "conversation");
 }
 
-// Reads a user's turn of *n bytes: a line of the standard input. If it ends with \, the next line
-// belongs to the turn. NULL: the input has ended.
+// Reads a user's turn of *n bytes: a line of the standard input. If it ends with \, the turn goes
+// on in the next line. Returns NULL at the end of the input.
 static char *chat_turn(bool terminal, size_t *n) {
     char *text = NULL, *line = NULL;
     size_t space = 0;
@@ -237,15 +232,13 @@ static char *chat_turn(bool terminal, size_t *n) {
     return NULL;
 }
 
-// Does what --chat asks for: answers each turn that is not empty, with at most --sample-tokens.
-// --prompt is the system message. If the window has no room left for an answer, the oldest turns
-// are forgotten. Ends with the input, or when *stop is not 0.
+// Does the work of --chat: answers each turn that is not empty with at most --sample-tokens.
+// --prompt is the system message. If the window has no room for an answer, forgets the oldest
+// turns. Ends with the input, or when *stop is not 0.
 static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c, SampleNext *next,
                         void *model, const volatile sig_atomic_t *stop) {
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");
     bool full = false;
-    const bool spaceless = (chat->format->rules & CHAT_SPACED) != 0;
-    const ChatMessage given = {CHAT_SYSTEM, o->prompt, system ? strlen(o->prompt) : 0};
     Sampler s = sampler_make(o, chat->t, c, chat->begin, 0, next, model);
     const size_t room = min_size(o->sample_tokens, s.context / 2);
     ChatMessage *m = (ChatMessage *)array_grow(NULL, 0, sizeof *m, "a conversation");
@@ -253,7 +246,7 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
     char *text;
     s.end = chat->ids[0];
     s.stop = stop;
-    if (system) m[count++] = given;
+    if (system) m[count++] = (ChatMessage){CHAT_SYSTEM, o->prompt, strlen(o->prompt)};
     if (terminal) printf("(a line that ends with \\ goes on in the next one)\n");
     while (*stop == 0 && (text = chat_turn(terminal, &length)) != NULL) {
         const ChatMessage turn[2] = {{CHAT_USER, text, length}, {CHAT_ASSISTANT, NULL, 0}};
@@ -285,7 +278,7 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
         char *answer = NULL;
         s.tokens = (int32_t *)realloc(s.tokens, (s.n + most) * sizeof *s.tokens);
         if (s.tokens == NULL) fail("out of memory: a conversation");
-        s.spaceless = spaceless;
+        s.spaceless = (chat->format->rules & CHAT_SPACED) != 0;
         s.copy = text_open(&answer, &m[count - 1].n);
         sample_on(&s, most);
         text_close(s.copy);

@@ -12,7 +12,7 @@
 #include "open.h"
 #include <sys/statvfs.h>
 
-// Loads the weights of a new run: those of the files of --model, or a preset's random ones.
+// Loads the weights of a new run: from the files of --model, or the random ones of a preset.
 static void run_load_first(Run *r, const RunState *state) {
     const GPT2Table *t = &r->table;
     if (r->saved_model != NULL) {
@@ -31,15 +31,15 @@ static void run_load_first(Run *r, const RunState *state) {
     free(w);
 }
 
-// Loads the values for the first step: all parts of a checkpoint, or weights alone
-// (run_load_first). Damaged tensors are found only now. Then the checkpoint is renamed, and the one
-// before is loaded, if it has the same settings and the trainer was not set up by the damaged one
-// (ZenFlow). Otherwise the next --resume finds it. From here on --out belongs to this run.
+// Loads all parts of a checkpoint, or only weights (run_load_first). A damaged tensor is noticed
+// only now. Then the checkpoint is renamed, and the one before is loaded, unless its settings
+// differ or the damaged one has already set up the trainer (ZenFlow). Else the program ends, and
+// the next --resume finds the older one. From here on this run owns --out.
 static void run_load(Run *r, const RunState *state) {
     Error err, why;
     TrainState before;
     char aside[PATH_MAX], note[3 * PATH_MAX];
-    // By --precision, the smallest number that is rounded to infinity.
+    // For each --precision, the smallest number that is rounded to infinity.
     static const float limits[] = {0x1.ffp127f, INFINITY, 65520};
     r->saves = *state;
     r->saves.master_bf16 = r->o.master == MASTER_BF16;
@@ -88,21 +88,22 @@ static double run_best_loss(const Run *r) {
     return r->state.best.step > 0 ? r->state.best.loss : INFINITY;
 }
 
-// Writes weights that other programs can load to --out, and with `state` a checkpoint to resume
-// from. Each is whole or not there; if writing fails, what was saved before stays. With several
-// ranks, no rank has all weights: they are read from the checkpoint. If the disk is full, all
-// checkpoints but the newest whole one and the best are removed. If it is still full, the run ends
-// only if there is no checkpoint, or if this is the last one.
+// Writes weights that other programs can load to --out and, with `state`, a checkpoint to resume
+// from. After an error, the older files are still whole. With several ranks, no rank has all
+// weights: rank 0 reads them from the checkpoint. If the disk is full, all checkpoints but the
+// newest whole one and the best are removed. If it is still full, the run ends only if there is no
+// checkpoint, or if this is its last one.
 static void run_write(Run *r, size_t step, bool state) {
     const Tokenizer *tok = r->tokenizer;
     const TextEnds ends = {tok != NULL ? tok->bos : -1, tok != NULL ? tok->eot : -1};
     const bool bf16 = r->o.save_dtype == SAVE_BF16;
     const double start = seconds_now();
     const bool improved = state && r->o.keep_best && r->lowest < run_best_loss(r);
-    StateSave save = {r->o.out, &r->table, &r->saves, (int)r->o.keep, 0, r->state};
+    StateSave save = {r->o.out, &r->table, &r->saves, (int)r->o.keep, r->state};
     char best[PATH_MAX], path[PATH_MAX];
     Error err;
     if (r->o.no_save) return;
+    save.state.step = step;
     save.state.config = r->config;
     save.state.seed = r->o.seed;
     save.state.data_position = step * r->step_sequences;
@@ -115,8 +116,6 @@ static void run_write(Run *r, size_t step, bool state) {
         log_best(&r->log, step, r->lowest);
     }
     for (int again = 0; again < 2; again++) {
-        save.state.step = step;
-        save.best = save.state.best.step;
         bool ok = !state || state_save(&save, &err);
         if (state && ok) {
             r->state.step = step;
@@ -133,9 +132,9 @@ static void run_write(Run *r, size_t step, bool state) {
         if (state_agree(ok, &err)) break;
         if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
             save.keep = 1;  // older checkpoints are removed to make room
-            save.best = r->state.best.step;
-            save.state.step = r->state.step;
-            state_prune(&save);
+            StateSave saved = save;
+            saved.state = r->state;
+            state_prune(&saved);
             continue;
         }
         if (r->state.step == 0) fail("%s", err.text);
@@ -149,8 +148,8 @@ static void run_write(Run *r, size_t step, bool state) {
     run_save_next(seconds_now() - start);
 }
 
-// Saves the run after its complete steps. more: text that the optimizer adds to the checkpoint
-// (TrainState.text), or NULL; the run frees it.
+// Saves the run after its complete steps. more: lines of the optimizer for the checkpoint
+// (TrainState.text), which the run frees; or NULL.
 static void run_save(Run *r, char *more) {
     free(r->state.text);
     r->state.text = more;
@@ -158,9 +157,9 @@ static void run_save(Run *r, char *more) {
     if (r->done > 0) run_write(r, r->done, r->done != r->state.step);
 }
 
-// Returns the bytes of so many checkpoints, and of the weights, with those of the best. The most is
-// needed when a new checkpoint is there beside all that are kept. (New weights are written after an
-// old checkpoint was removed, and are not larger.)
+// Returns the bytes of `checkpoints` checkpoints and of the weights, which are there twice with
+// --keep-best. The disk is fullest while a new checkpoint stands beside all that are kept. (New
+// weights are written after an old checkpoint was removed, and are not larger.)
 static double run_disk(const Run *r, size_t checkpoints) {
     const Options *o = &r->o;
     const double moment = o->optimizer == OPTIMIZER_MEZO ? 0 : o->moments == MOMENTS_BF16 ? 2 : 4;
@@ -169,7 +168,7 @@ static double run_disk(const Run *r, size_t checkpoints) {
     return (double)r->table.parameters * ((double)checkpoints * state + weights);
 }
 
-// Prints when the run saves, and what disk space that takes. Refuses a disk that has too little.
+// Prints when the run saves, and the disk space that takes. Refuses a disk with too little.
 static void run_check_disk(const Run *r) {
     const Options *o = &r->o;
     const double least = run_disk(r, 1), most = run_disk(r, o->keep + 1 + o->keep_best);
@@ -194,9 +193,9 @@ static void run_check_disk(const Run *r) {
            room + there < most ? ", NOT ENOUGH for so many: older ones go when it is full" : "");
 }
 
-// Finds the best checkpoint for --keep-best. That of a resumed run stays the best if its weights
-// are there and its loss is of the same validation data. Otherwise OUT/best is renamed, and the
-// best is chosen anew.
+// Finds the best checkpoint for --keep-best. A resumed run's best one stays if its weights exist
+// and its loss is of the same validation data. Else OUT/best is renamed, and the best one is chosen
+// anew.
 static void run_find_best(Run *r) {
     StateBest *b = &r->state.best;
     char best[PATH_MAX], path[PATH_MAX], name[64];
@@ -205,7 +204,7 @@ static void run_find_best(Run *r) {
     r->best_is_out = path_exists(path);
     state_path(path, r->o.out, b->step);
     if (b->step > 0 && b->data == run_val_hash(r) && (r->best_is_out || path_exists(path))) {
-        r->best_is_out = !path_exists(path);  // otherwise they are written again
+        r->best_is_out = !path_exists(path);  // if the checkpoint exists, OUT/best is written again
     } else if (b->step > 0 || r->best_is_out) {
         snprintf(name, sizeof name, "best_until_%zu", r->state.step);
         path_join(path, r->o.out, name);

@@ -1,13 +1,12 @@
 // svg.h: pictures as SVG, for light and dark pages: axes with round numbers, curves, text.
 //
-//   svg_begin, svg_page        the head of a picture; the caller writes "</svg>" at its end
+//   svg_begin, svg_page        write the head of a picture; the caller writes "</svg>" at its end
 //   svg_x, svg_y               convert a value to a place in a frame
-//   svg_levels, svg_ticks      draw round numbers beside a frame, and below it
+//   svg_levels, svg_ticks      draw round numbers beside a frame; below it
 //   svg_axes                   draw the line below a frame, and the names of both axes
-//   svg_curve, svg_series      draw a line through points; through very many or noisy points
+//   svg_curve, svg_series      draw a line through points; through many, or noisy, points
 #ifndef TIDE_SVG_H
 #define TIDE_SVG_H
-#include <math.h>
 #include "../base/util.h"
 
 enum { SVG_BUCKETS = 400 };  // most points of a curve
@@ -17,12 +16,12 @@ typedef struct { double x, y; } SvgPoint;
 typedef struct {
     FILE *f;
     int left, right;
-    double top, bottom;     // in pixels, as left and right
+    double top, bottom;     // pixels, as left and right
     double x0, x1, y0, y1;  // the values at left and right, at bottom and top
 } SvgFrame;
 
-// Writes the head of a picture, up to its rules of style, to which the caller may add. ".n" is text
-// on a coloured box.
+// Writes the head of a picture, up to its rules of style; the caller may add some. ".n" is text on
+// a coloured box.
 static void svg_begin(FILE *f, int width, double height) {
     fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %.0f\" width=\"%d\" "
             "height=\"%.0f\">\n<style>\ntext{font:12px sans-serif;fill:#444} .page{fill:#fff} "
@@ -30,7 +29,7 @@ static void svg_begin(FILE *f, int width, double height) {
             "text-anchor:middle} ", width, height, width, height);
 }
 
-// Ends the style, with `dark`, the rules of a dark page, or "", and paints the page.
+// Ends the rules of style, and paints the page. dark: more rules, for a dark page, or "".
 static void svg_page(FILE *f, const char *dark) {
     fprintf(f, "@media(prefers-color-scheme:dark){text:not(.n){fill:#bbb} .page{fill:#161b22}%s}\n"
             "</style>\n<rect class=\"page\" width=\"100%%\" height=\"100%%\"/>\n", dark);
@@ -44,7 +43,7 @@ static double svg_y(const SvgFrame *s, double y) {
     return s->bottom - (s->bottom - s->top) * (y - s->y0) / (s->y1 - s->y0);
 }
 
-// Returns the distance between ticks: 1, 2 or 5 times a power of ten, for at most n of them.
+// Returns the distance of ticks, 1, 2 or 5 times a power of ten, so that there are at most n.
 static double svg_tick(double span, int n) {
     const double unit = pow(10, floor(log10(span / n)));
     for (int m = 1; m < 10; m = m == 1 ? 2 : m == 2 ? 5 : 10)
@@ -52,18 +51,18 @@ static double svg_tick(double span, int n) {
     return unit * 10;
 }
 
-// Draws a line across the frame at each of at most n + 1 round values, with its number on the left;
-// `unit`, or "", is beside the zero.
+// Draws a line across the frame at each round value, at most n + 1 of them, with its number on the
+// left. unit, or "", is printed beside the zero.
 static void svg_levels(const SvgFrame *s, int n, const char *unit) {
     const double d = svg_tick(s->y1 - s->y0, n);
-    for (double i = ceil(s->y0 / d) + 0.0; i * d <= s->y1; i++)  // + 0.0: no "-0"
+    for (double i = ceil(s->y0 / d) + 0.0; i * d <= s->y1; i++)  // + 0.0 avoids "-0"
         fprintf(s->f, "<path class=\"grid\" d=\"M%d %.1fh%d\"/><text x=\"%d\" y=\"%.1f\" "
                 "text-anchor=\"end\">%.6g%s%s</text>\n", s->left, svg_y(s, i * d),
                 s->right - s->left, s->left - 8, svg_y(s, i * d) + 4, i * d,
                 i == 0 && *unit != '\0' ? " " : "", i == 0 ? unit : "");
 }
 
-// Draws ticks at round values, d apart, and their numbers below; `across`: from top to bottom.
+// Draws ticks at multiples of d, and their numbers below; with `across`, lines up to the top.
 static void svg_ticks(const SvgFrame *s, double d, bool across, const char *unit) {
     for (double i = ceil(s->x0 / d) + 0.0; i * d <= s->x1 * 1.0001; i++) {
         const double x = fmin(svg_x(s, i * d), s->right);
@@ -74,7 +73,7 @@ static void svg_ticks(const SvgFrame *s, double d, bool across, const char *unit
     }
 }
 
-// Draws the line below the frame, the name of x so many pixels below it, and that of y: both XML.
+// Draws the line below the frame, the name of x, `below` pixels lower, and the name of y, as XML.
 static void svg_axes(const SvgFrame *s, const char *x, int below, const char *y) {
     fprintf(s->f, "<path class=\"axis\" d=\"M%d %.0fH%d\"/>\n<text x=\"%d\" y=\"%.0f\" "
             "text-anchor=\"middle\">%s</text>\n<text transform=\"translate(16 %.0f) rotate(-90)\""
@@ -82,7 +81,7 @@ static void svg_axes(const SvgFrame *s, const char *x, int below, const char *y)
             (s->left + s->right) / 2, s->bottom + below, x, (s->top + s->bottom) / 2, y);
 }
 
-// Draws a line through n points, those without a y (NaN) left out.
+// Draws a line through n points. Leaves out those without a y (NaN).
 static void svg_curve(const SvgFrame *s, const char *style, const SvgPoint *points, size_t n) {
     fprintf(s->f, "<polyline class=\"%s\" points=\"", style);
     for (size_t i = 0; i < n; i++)
@@ -91,7 +90,7 @@ static void svg_curve(const SvgFrame *s, const char *style, const SvgPoint *poin
     fputs("\"/>\n", s->f);
 }
 
-// Returns the mean of n / 25 points around point i; near both ends, of fewer points.
+// Returns the mean of n / 25 points around point i; near both ends of fewer.
 static SvgPoint svg_mean(const SvgPoint *points, size_t n, size_t i) {
     const size_t back = min_size(i, n / 50), ahead = min_size(back, n - 1 - i);
     SvgPoint mean = {points[i].x, 0};
@@ -100,10 +99,10 @@ static SvgPoint svg_mean(const SvgPoint *points, size_t n, size_t i) {
     return mean;
 }
 
-// Draws n > 0 points, however many: the last one of each bucket, and a ring at the end, which alone
-// shows a single point. The curve of noisy points is the mean around the end of each bucket; below
-// it, a thin curve in style "raw" has the lowest and highest (no spike is lost). Returns the
-// curve's end.
+// Draws a series of n > 0 points: the last one of each bucket, and a ring at the end (all that is
+// seen of a single point). For noisy points the curve has the mean around the end of each bucket;
+// below it a thin curve of style "raw" has the lowest and highest point of each, so that no spike
+// is lost. Returns the end of the curve.
 static SvgPoint svg_series(const SvgFrame *s, const char *style, bool noisy, const SvgPoint *points,
                            size_t n) {
     SvgPoint curve[SVG_BUCKETS], raw[2 * SVG_BUCKETS];

@@ -1,16 +1,16 @@
-// zen_run.h: what a run with importance-aware updates (zenflow.h) needs besides its steps.
+// zen_run.h: the parts of a run with ZenFlow (zenflow.h) that are outside its steps.
 //
-//   zen_config, zen_rates   its settings
-//   zen_describe            its line at the start of a run
-//   zen_text, zen_open      write and read its text in checkpoints, beside weights and moments
-//   zen_reference           zenflow.h's reference for a run
+//   zen_config, zen_rates   return its settings
+//   zen_describe            prints its line at the start of a run
+//   zen_text, zen_open      write and read its lines in a checkpoint
+//   zen_reference           makes zenflow.h's reference for a run
 #ifndef TIDE_ZEN_RUN_H
 #define TIDE_ZEN_RUN_H
 #include "run.h"
 #include "../../zenflow.h"
 
 static ZenConfig zen_config(const Options *o) {
-    const double window = o->zen_window;  // below 1: the share of matrices that end a window
+    const double window = o->zen_window;  // below 1: a share of matrices ends a window
     const ZenConfig c = {.topk = o->zen_topk, .window = window < 1 ? 0 : (size_t)window,
                          .reselect = o->zen_reselect, .warmup = o->zen_warmup,
                          .overlap = o->zen_overlap == OVERLAP_ON,
@@ -24,8 +24,8 @@ static ZenRates zen_rates(const Options *o, size_t step) {
     return r;
 }
 
-// Prints what is updated when, and by whom, like "0.09 M in chosen columns updated by the GPU at
-// every step, ..": no end of line.
+// Prints what is updated, when and by whom, like "0.09 M in chosen columns updated by the GPU at
+// every step, ..", without an end of line.
 static void zen_describe(const ZenConfig *c, const ZenMap *map, const char *gpu, const char *cpu) {
     const double all = (double)map->elements, chosen = (double)map->chosen_elements;
     printf("%s in chosen columns updated%s at every step, %s%s ", count_text(chosen).text, gpu,
@@ -39,15 +39,15 @@ static void zen_describe(const ZenConfig *c, const ZenMap *map, const char *gpu,
 // ---------------------------------------------------------------------------------------------
 // Checkpoints
 //
-// doc/zenflow.md says when a run is saved. A checkpoint has param (newest weights), m, v and, if
-// an update is not used yet, shown (the weights in use). The rest is in state.txt: the lines below.
-// The last one continues with the columns of each matrix in the order of their slots, the chosen
-// ones first, then a bar. (Slots matter because the rounding of bf16 moments depends on them.)
+// doc/zenflow.md describes when a run is saved. A checkpoint has param (the newest weights), m, v
+// and, if an update is not used yet, shown (the weights in use). state.txt has the lines below. The
+// last one goes on with the columns of each matrix in the order of their slots: the chosen ones, a
+// bar, the others. (The rounding of bf16 moments depends on the slots.)
 
 #define ZEN_LINES " zenflow\nzen.whole %zu\nzen.warm %zu\nzen.rest_t %zu\nzen.windows %zu\n" \
     "zen.selections %zu\nzen.columns"
 
-// Returns the state as TrainState.text; the caller frees it.
+// Returns the lines of a checkpoint (TrainState.text). The caller frees them.
 static char *zen_text(const ZenMap *map, const ZenClock *clock) {
     char *text = NULL;
     size_t n = 0;
@@ -62,12 +62,12 @@ static char *zen_text(const ZenMap *map, const ZenClock *clock) {
     return text;
 }
 
-// True if the checkpoint that is resumed has such a state.
+// Does the checkpoint that is resumed have lines of ZenFlow?
 static bool zen_is_saved(const Run *r) {
     return r->o.resume && r->state.text != NULL && text_line(r->state.text, "optimizer") != NULL;
 }
 
-// Reads *map and *clock from a text that zen_text() wrote: state.txt's hash has been checked.
+// Reads *map and *clock from zen_text()'s lines. The hash of state.txt has been checked.
 static void zen_parse(const char *text, const GPT2Table *t, size_t layers, const ZenConfig *c,
                       ZenMap *map, ZenClock *clock) {
     const char *at = text_line(text, "optimizer"), *number = text_line(text, "zen.whole");
@@ -87,8 +87,8 @@ static void zen_parse(const char *text, const GPT2Table *t, size_t layers, const
         }
 }
 
-// Reads *map and *clock from the checkpoint that is resumed, or makes new ones, with the last
-// `whole` layers chosen whole.
+// Reads *map and *clock from the checkpoint that is resumed, or makes new ones, in which all
+// columns of the last `whole` layers are chosen.
 static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
     const size_t layers = r->config.layers;
     const ZenConfig c = zen_config(&r->o);
@@ -101,8 +101,8 @@ static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
     }
 }
 
-// Opens the reference (zenflow.h, section 4) of a run with these arenas, and prints its line. If no
-// checkpoint has it, the weights in use are the newest.
+// Makes the reference (zenflow.h, section 4) of a run with these arenas, and prints its line. If
+// the checkpoint has no weights in use, they are the newest weights.
 static ZenReference zen_reference(Run *r, float *master, float *m, float *v, float *shown,
                                   float *acc) {
     ZenReference ref = {.config = zen_config(&r->o), .master = master, .m = m, .v = v,

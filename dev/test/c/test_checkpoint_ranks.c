@@ -147,7 +147,7 @@ static void check_loaded(const Model *g, int parts, float seed) {
 // A save of it after `step` steps.
 static const StateSave *what(const Model *g, const char *out, size_t step) {
     static StateSave x;
-    x = (StateSave){out, &g->t, &g->here, 1, 0, g->state};
+    x = (StateSave){out, &g->t, &g->here, 1, g->state};
     x.state.config = g->c;
     x.state.step = step;
     return &x;
@@ -156,7 +156,7 @@ static const StateSave *what(const Model *g, const char *out, size_t step) {
 static bool save(const Model *g, const char *out, size_t step, int keep, size_t best) {
     StateSave x = *what(g, out, step);
     x.keep = keep;
-    x.best = best;
+    x.state.best.step = best;
     return state_save(&x, &err);
 }
 
