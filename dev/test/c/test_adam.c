@@ -41,6 +41,10 @@ static void bf16_rounds_to_nearest_even(void) {
 // ---------------------------------------------------------------------------------------------
 // The loop is that of one element
 
+// Runs of all kinds in an arena of RUNS_END elements: many that are shorter than a chunk and start
+// anywhere, empty ones, whole chunks, several chunks and a bit, with and without gaps.
+enum { RUNS = 66, RUNS_END = 430000 };
+
 // Weights are p, or in `half` and `low`, split.
 typedef struct { float *p, *m, *v, *g; uint16_t *g16, *half, *low; } Arrays;
 
@@ -79,12 +83,17 @@ static void arrays_fill(Arrays *a, size_t n, uint64_t seed) {
     master_move(a->half, a->low, a->p, n, false);
 }
 
-static void copy_state(Arrays *to, const Arrays *from, size_t n) {
-    memcpy(to->p, from->p, n * 4);
-    memcpy(to->m, from->m, n * 4);
-    memcpy(to->v, from->v, n * 4);
-    memcpy(to->half, from->half, n * 2);
-    memcpy(to->low, from->low, n * 2);
+// Lets the work be on *to, a copy of *from.
+static void start(AdamWork *w, Arrays *to, const Arrays *from) {
+    memcpy(to->p, from->p, RUNS_END * 4);
+    memcpy(to->m, from->m, RUNS_END * 4);
+    memcpy(to->v, from->v, RUNS_END * 4);
+    memcpy(to->half, from->half, RUNS_END * 2);
+    memcpy(to->low, from->low, RUNS_END * 2);
+    w->w = w->halves ? (void *)to->half : to->p;
+    w->low = w->halves && !w->step.master_bf16 ? to->low : NULL;
+    w->m = to->m;
+    w->v = to->v;
 }
 
 // Which NaN a sum of two NaNs is depends on the instruction.
@@ -104,10 +113,6 @@ static size_t different_state(const Arrays *a, const Arrays *b, size_t n, bool h
     return count + (memcmp(a->m, b->m, n * 4) != 0) + (memcmp(a->v, b->v, n * 4) != 0);
 }
 
-// Runs of all kinds in an arena of RUNS_END elements: many that are shorter than a chunk and start
-// anywhere, empty ones, whole chunks, several chunks and a bit, with and without gaps.
-enum { RUNS = 66, RUNS_END = 430000 };
-
 static void runs_make(AdamRun *runs) {
     static const size_t longer[] = {ADAM_CHUNK, 3 * ADAM_CHUNK + 1, NORM_BLOCK, ADAM_CHUNK - 1,
                                     ADAM_CHUNK + NORM_BLOCK + 33, 5000};
@@ -122,8 +127,9 @@ static void runs_make(AdamRun *runs) {
     CHECK(at < RUNS_END, "%zu", at);
 }
 
-// In every mode, with any threads, for any cut of the runs; with moments in fp32 or in bf16, which
-// then take 2 bytes of each 4; and with weights that are rounded at random, without lower halves.
+// In every mode, with any threads, for any cut of the runs, against the step of one element at a time
+// by the whole gradient. Moments are fp32, or bf16, which take 2 bytes of each 4; weights have lower
+// halves, or are rounded at random.
 static void check_runs(int half, int rounded) {
     Arrays a = arrays_make(RUNS_END), b = arrays_make(RUNS_END), want = arrays_make(RUNS_END);
     AdamRun runs[RUNS], cut[2 * RUNS];
@@ -146,7 +152,7 @@ static void check_runs(int half, int rounded) {
     work.step.master_bf16 = rounded;
     // of a gradient; of a sum; of a sum and a gradient
     enum { FP32, SPLIT_FP32, SPLIT_BF16, SUM, SPLIT_SUM, SUM_FP32, SPLIT_SUM_BF16, MODES };
-    float *sum = floats(RUNS_END);
+    float *sum = floats(RUNS_END), *total = floats(RUNS_END);
     rng_normals(sum, RUNS_END, 7, 0, 2, 0);
     for (int mode = FP32; mode < MODES; mode++) {
         work.halves = mode != FP32 && mode != SUM && mode != SUM_FP32;
@@ -154,20 +160,23 @@ static void check_runs(int half, int rounded) {
         work.grad = work.grad_is_half ? (const void *)a.g16 : (const void *)a.g;
         if (mode == SUM || mode == SPLIT_SUM) work.grad = NULL;
         work.sum = mode >= SUM ? sum : NULL;
-        for (int threads = 0; threads <= 5; threads++) {  // 0: element by element
-            Arrays *to = threads == 0 ? &want : &b;
-            copy_state(to, &a, RUNS_END);
-            work.w = work.halves ? (void *)to->half : to->p;
-            work.low = work.halves && !rounded ? to->low : NULL;
-            work.m = to->m;
-            work.v = to->v;
+        for (size_t i = 0; i < RUNS_END; i++) {
+            const float g = work.grad_is_half ? bf16_to_f32(a.g16[i]) : a.g[i];
+            total[i] = mode < SUM ? g : work.grad == NULL ? sum[i] : fmaf(0.7f, g, sum[i]);
+        }
+        AdamWork one = work;
+        one.sum = NULL;
+        one.grad = total;
+        one.grad_is_half = 0;
+        start(&one, &want, &a);
+        for (const AdamRun *r = runs; r < runs + RUNS; r++)
+            for (size_t i = r->at; i < r->at + r->length; i++)
+                adam_range(&one, i, i + 1, (uint32_t)(r->index - r->at), r->decay);
+        for (int threads = 1; threads <= 5; threads++) {
             work.runs = threads % 2 == 0 ? cut : runs;
             work.count = threads % 2 == 0 ? 2 * RUNS : RUNS;
-            for (const AdamRun *r = runs; threads == 0 && r < runs + RUNS; r++)
-                for (size_t i = r->at; i < r->at + r->length; i++)
-                    adam_range(&work, i, i + 1, (uint32_t)(r->index - r->at), r->decay);
-            if (threads == 0) continue;
             use_threads(threads);
+            start(&work, &b, &a);
             adam_work(&work);
             const size_t wrong = different_state(&b, &want, RUNS_END, half);
             CHECK(wrong == 0, "%zu differ (mode %d, %d threads)", wrong, mode, threads);
@@ -175,6 +184,7 @@ static void check_runs(int half, int rounded) {
         CHECK(different_state(&a, &want, RUNS_END, half) > 1, "mode %d has no effect", mode);
     }
     free(sum);
+    free(total);
     use_threads(0);
     arrays_free(&a);
     arrays_free(&b);

@@ -142,6 +142,12 @@ typedef struct {
 
 typedef struct { bool closes, selects; size_t length; } Moment;
 
+static size_t first_column(const GPT2Table *t, int i) {
+    size_t n = 0;
+    while (i-- > 0) n += t->tensors[i].cols;
+    return n;
+}
+
 static size_t share_of(const Model *m, const Case *c, int i) {
     const GPT2Tensor *t = &m->table.tensors[i];
     if (t->rank == 1) return t->cols;
@@ -154,7 +160,7 @@ static size_t share_of(const Model *m, const Case *c, int i) {
 static ZenSimulator simulator_of(const Model *m, const Case *c) {
     const size_t n = m->table.elements;
     ZenSimulator s = {.m = m, .c = c, .from = 1};
-    for (int i = 0; i < m->table.count; i++) s.columns += m->table.tensors[i].cols;
+    s.columns = first_column(&m->table, m->table.count);
     s.chosen = ALLOC(bool, s.columns, "columns");
     s.squares = ALLOC(double, 2 * (STEPS + 1) * s.columns, "columns");
     s.magnitudes = s.squares + (STEPS + 1) * s.columns;
@@ -165,10 +171,9 @@ static ZenSimulator simulator_of(const Model *m, const Case *c) {
     for (int k = 0; k < MOST; k++) s.waiting[k] = s.shown + (size_t)(k + 1) * n;
     gpt2_init(&m->table, s.master, 3);
     for (size_t e = 0; e < n; e++) s.shown[e] = c->bf16 ? weight(s.master[e]) : s.master[e];
-    bool *first = s.chosen;
-    for (int i = 0; i < m->table.count; first += m->table.tensors[i++].cols) {
+    for (int i = 0; i < m->table.count; i++) {
         const size_t share = share_of(m, c, i);
-        for (size_t j = 0; j < share; j++) first[j] = true;
+        for (size_t j = 0; j < share; j++) s.chosen[first_column(&m->table, i) + j] = true;
         s.mixed = s.mixed || (share > 0 && share < m->table.tensors[i].cols);
     }
     return s;
@@ -191,24 +196,24 @@ static double over_steps(const ZenSimulator *s, const double *sums, size_t colum
 // Has the open window, which may end with step `to`, seen enough?
 static bool has_seen_enough(const ZenSimulator *s, size_t to) {
     const size_t length = to - s->from + 1;
-    size_t voters = 0, votes = 0, first = 0;
-    for (int i = 0; i < s->m->table.count; first += s->m->table.tensors[i++].cols) {
+    size_t voters = 0, votes = 0;
+    for (int i = 0; i < s->m->table.count; i++) {
         const size_t share = share_of(s->m, s->c, i), cols = s->m->table.tensors[i].cols;
-        double inside = 0, outside = 0;
+        const size_t first = first_column(&s->m->table, i);
+        double sums[2] = {0, 0};  // of the rest, of the chosen
         if (share == 0 || share == cols) continue;
         for (size_t j = first; j < first + cols; j++)
-            *(s->chosen[j] ? &inside : &outside) += over_steps(s, s->magnitudes, j, s->from, to);
+            sums[s->chosen[j]] += over_steps(s, s->magnitudes, j, s->from, to);
         voters++;  // sum of the rest's averages against the average of the chosen's averages
-        votes += outside / (double)(cols - share) >= inside / (double)share / (double)length;
+        votes += sums[0] / (double)(cols - share) >= sums[1] / (double)share / (double)length;
     }
     return (double)votes >= s->c->zen.agree * (double)voters || length >= MOST;
 }
 
 // Chooses columns for their gradients in steps `from` to `to`.
 static void choose(ZenSimulator *s, size_t from, size_t to) {
-    size_t first = 0;
-    for (int i = 0; i < s->m->table.count; first += s->m->table.tensors[i++].cols) {
-        const size_t cols = s->m->table.tensors[i].cols;
+    for (int i = 0; i < s->m->table.count; i++) {
+        const size_t cols = s->m->table.tensors[i].cols, first = first_column(&s->m->table, i);
         double *score = ALLOC(double, cols, "scores");
         for (size_t j = 0; j < cols; j++) score[j] = over_steps(s, s->squares, first + j, from, to);
         for (size_t j = 0; j < cols; j++) {
@@ -238,14 +243,15 @@ static Moment simulator_turn(ZenSimulator *s, size_t step) {
 static Moment simulate(ZenSimulator *s, size_t step, const float *g) {
     const GPT2Table *t = &s->m->table;
     const bool bf16 = s->c->bf16;
-    size_t column = 0;
-    for (int i = 0; i < t->count; column += t->tensors[i++].cols)
-        for (size_t e = 0; e < t->tensors[i].size; e++) {
-            const size_t at = step * s->columns + column + e % t->tensors[i].cols;
-            const double x = g[t->tensors[i].offset + e];
+    for (int i = 0; i < t->count; i++) {
+        const size_t first = step * s->columns + first_column(t, i);
+        for (size_t k = 0; k < t->tensors[i].size; k++) {
+            const size_t at = first + k % t->tensors[i].cols;
+            const double x = g[t->tensors[i].offset + k];
             s->squares[at] += x * x;
             s->magnitudes[at] += fabs(x);
         }
+    }
     const Moment x = simulator_turn(s, step);
     const ZenConfig *c = &s->c->zen;
     const bool warm = step <= c->warmup, at_once = warm || !c->overlap || x.selects;
@@ -256,11 +262,12 @@ static Moment simulate(ZenSimulator *s, size_t step, const float *g) {
     const AdamStep late = adam_step_prepare(r.lr, r.beta1, r.beta2, r.eps, r.weight_decay * n,
                                             s->updates, 1 / n);
     s->scale[x.length - 1] = scale_of(step);
-    column = 0;
-    for (int i = 0; i < t->count; column += t->tensors[i++].cols)
-        for (size_t k = 0; k < t->tensors[i].size; k++) {
-            const size_t e = t->tensors[i].offset + k;
-            const bool is_chosen = s->chosen[column + k % t->tensors[i].cols];
+    for (int i = 0; i < t->count; i++) {
+        const GPT2Tensor *ten = &t->tensors[i];
+        const bool *chosen = s->chosen + first_column(t, i);
+        for (size_t k = 0; k < ten->size; k++) {
+            const size_t e = ten->offset + k;
+            const bool is_chosen = chosen[k % ten->cols];
             const AdamStep *a = is_chosen ? &now : &late;
             float *p = &s->master[e], sum = g[e];
             s->waiting[x.length - 1][e] = bf16 ? rounded(g[e]) : g[e];
@@ -269,10 +276,10 @@ static Moment simulate(ZenSimulator *s, size_t step, const float *g) {
             for (size_t w = 0; !is_chosen && w < x.length; w++)
                 sum = w == 0 ? s->scale[w] * s->waiting[w][e]
                              : fmaf(s->scale[w], s->waiting[w][e], sum);
-            adam_scalar(p, &s->mean[e], &s->square[e], sum, a,
-                        t->tensors[i].decay ? a->weight_decay : 0);
+            adam_scalar(p, &s->mean[e], &s->square[e], sum, a, ten->decay ? a->weight_decay : 0);
             if (is_chosen || at_once) s->shown[e] = bf16 ? weight(*p) : *p;
         }
+    }
     const size_t most = c->window > 0 ? c->window : MOST;  // scores of a warm-up count from then on
     if (x.selects) choose(s, !warm ? s->from : step > most ? step - most + 1 : 1, step);
     if (x.selects) s->windows = 0;
@@ -297,11 +304,12 @@ static Case case_of(int k) {
 
 // Are columns in the slots that the simulator says, and did those that stay chosen, or stay among
 // the rest, keep theirs?
-static void check_slots(const ZenMap *map, const int32_t *before, const bool *chosen,
+static void check_slots(const ZenMap *map, const int32_t *before, const ZenSimulator *s,
                         const Case *c) {
-    for (int i = 0; i < map->count; chosen += map->tensor[i++].cols)
+    for (int i = 0; i < map->count; i++)
         for (size_t j = 0; j < map->tensor[i].cols; j++) {
             const ZenTensor *z = &map->tensor[i];
+            const bool *chosen = s->chosen + first_column(&s->m->table, i);
             const int32_t now = map->column[z->column_at + j], was = before[z->column_at + j];
             CHECK(chosen[now] == (j < z->chosen), "%s: tensor %d, column %d", case_text(c), i, now);
             CHECK(chosen[was] != (j < z->chosen) || now == was, "%s: tensor %d, slot %zu",
@@ -347,7 +355,7 @@ static void the_reference_is_what_the_simulator_says(void) {
             CHECK(x.clock.rest_t == s.updates, "%s: %zu", case_text(&c), x.clock.rest_t);
             CHECK(x.clock.filled == (now.closes ? 0 : now.length), "%s: %zu", case_text(&c),
                   x.clock.filled);
-            check_slots(&x.map, slots, s.chosen, &c);
+            check_slots(&x.map, slots, &s, &c);
             if (step <= c.zen.warmup) continue;
             if (now.closes && c.zen.window == 0 && s.mixed) lengths[now.length] = true;
             late += now.closes && c.zen.overlap && !now.selects;
