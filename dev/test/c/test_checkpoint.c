@@ -237,6 +237,8 @@ static void test_load_layouts(void) {
 static void test_load_others(void) {
     static const struct { const char *model, *file, *text, *words; } rows[] = {
         {"others", "model-2-of-2.safetensors", "GGUF\3a file", "model-2-of-2.safetensors: a GGUF"},
+        {"others", "model-2-of-2.safetensors", "", "2-of-2.safetensors: not a safetensors file, or "
+         "cut short: 0 bytes"},
         {"others", "config.json", "GGUF\3", "config.json is a GGUF"},
         {"others", "model.safetensors.index.json",
          "{'weight_map':{'transformer.wte.weight':'model-1-of-2.safetensors'}}", "is missing"},

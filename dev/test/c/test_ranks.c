@@ -391,6 +391,7 @@ static void test_environment(void) {
         {"PMI_RANK=0 PMI_SIZE=1", "0/1 0/1 127.0.0.1 29500"},
         // half a description
         {"WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"},
+        {"WORLD_SIZE=0", "WORLD_SIZE is 0, but RANK is not set"},
         {"LOCAL_WORLD_SIZE=2", "LOCAL_WORLD_SIZE is 2, but RANK is not set"},
         {"OMPI_COMM_WORLD_SIZE=2", "SIZE is 2, but OMPI_COMM_WORLD_RANK is not set"},
         {"PMI_SIZE=2", "PMI_SIZE is 2, but MPI_LOCALRANKID is not set"},
