@@ -44,7 +44,9 @@ static void task_reads(void) {
         CHECK(t.longest == 11 && t.first[0] == 0 && t.first_token == -1, "longest %zu", t.longest);
     }
     Task t = parse_task("sentence\t1\nlabel\t0");
+    const Task other = parse_task("sentence\t1\nlabel\t1");
     CHECK(task_is(&t, 0, "sentence = ", 1) && t.count == 2, "a sentence like the header");
+    CHECK(task_hash(&t) != task_hash(&other), "another label is other data");
     t = parse_with("a\t0\nbc\t1", "n|y", "", bytes, 2, 256);
     CHECK(task_is(&t, 0, "\2a", 0) && task_is(&t, 1, "\2bc", 1) && t.longest == 3, "with a first token");
 }
