@@ -15,12 +15,12 @@
 // is compiled once for each type: bf16, float, and f16 (run.h scales its gradients). All arithmetic
 // is in fp32. Shapes have the letters of train_gpt2.c. No sum uses atomics: the same run gives the
 // same bits. The host queues all work in streams, and runs ahead of the GPU by at most two
-// micro-batches (upload()). It waits for one result per step, the gradient norm. --plan runs
+// micro-batches (upload()). It waits once per step, for loss and gradient norm. --plan runs
 // train_step() with streams that only write their work down (rehearsal.h).
 //
 // The words:
-//   segment     the embeddings, a layer, or the tail (the last norm, an untied head): one range of
-//               the parameters; backward completes its gradient in one go
+//   segment     0: the embeddings; l + 1: layer l; L + 1: the tail (the last norm, an untied head).
+//               One range of the parameters, whose gradient backward completes in one go
 //   shard       the part of a segment that this process updates: all of it, or ZeRO's share
 //   piece       what is updated in one go (offload.h): a range of one shard
 //   resident    a piece whose optimizer state is on the GPU
@@ -50,8 +50,8 @@
 //     part 1      projection, sum and norm       part 3      its second product
 
 // Runs part number `part` of a layer. w has the part's weights, and those of the norm after it.
-// Part 0 reads a->att_in, which in pre-norm layers the caller has made from x. Part 3 leaves its
-// result in a->branch; in post-norm layers it also adds a->ln_1, and normalises into a->out.
+// Pre-norm: att_in is ln_1, which the caller has made from x, and part 3 ends in branch. Post-norm:
+// att_in is x, mlp_in is ln_1; part 3 also makes the sum ln_2 = ln_1 + branch, and its norm, out.
 static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights *w) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
@@ -87,11 +87,11 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
     }
 }
 
-// Runs the backward pass of layer l. On entry g->dx is the gradient of the layer's output, on
-// return that of its input: each branch reads g->dx, and adds its own gradient where the branch
-// left the stream. The column sums of g->dx are the gradient of a bias; the kernel that writes
-// g->dx makes them. The segment above makes those of fcproj's bias, before this layer's gradient
-// has a room: they wait in g->scratch.
+// Runs the backward pass of layer l: g->dx is the gradient of its output, on return of its input.
+// dx is the gradient of the residual sum, dc that inside a branch; post-norm layers swap their
+// buffers. The column sums of dx are a bias's gradient: the kernel that writes dx makes them. For
+// fcproj's bias of pre-norm layers this kernel is in the segment above, and runs before this
+// layer's gradient has a room: those sums wait in g->scratch.
 static void layer_backward(GPT2 *g, size_t l) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
@@ -99,10 +99,10 @@ static void layer_backward(GPT2 *g, size_t l) {
     const AttentionShape s = attention_shape(B, T, c->heads, config_kv(c), config_head(c));
     const bool post = c->post_norm;
     const LayerActs a = layer_acts(g, l);
-    const LayerWeights w = layer_weights(g, l);  // d: their gradients
-    const LayerWeights d = layer_pointers(g, l, g->grads + g->segment[l + 1].grad_at);
+    const LayerWeights w = layer_weights(g, l);
+    const LayerWeights d = layer_pointers(g, l, g->grads + g->segment[l + 1].grad_at);  // of w
     floatX *dwide = g->dwide;
-    floatX *dx = g->dx, *dc = g->branch;  // gradients: of the stream, in a branch
+    floatX *dx = g->dx, *dc = g->branch;
     float *sum = g->scratch;
     Matmul *lt = &g->lt;
     cudaStream_t stream = g->compute;
@@ -115,7 +115,7 @@ static void layer_backward(GPT2 *g, size_t l) {
     } else if (d.fcproj_b != NULL) {
         layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // of the norm above this layer
     }
-    // MLP branch: dx -> dact -> dfc -> dmlp_in -> dx
+    // MLP branch: dx -> dact -> dfc (both in dwide) -> dmlp_in (in dc) -> dx
     const bool sloped = matmul_backward(lt, dwide, M, d.fcproj_w, dx, a.act, w.fcproj_w, N, F, C,
                                         stream, c->activation == ACTIVATION_GELU ? a.fc : NULL);
     if (!sloped) activation_backward(dwide, d.fc_b, sum, a.fc, N, F, c->activation, stream);
@@ -127,7 +127,7 @@ static void layer_backward(GPT2 *g, size_t l) {
     }
     layernorm_backward(dx, d.mid_w, d.mid_b, d.attproj_b, sum, dc, a.mid, w.mid_w,
                        a.mid_mean, a.mid_rstd, N, C, stream);
-    // attention branch: dx -> datty -> dqkv -> datt_in -> dx
+    // attention branch: dx -> datty (in dc) -> dqkv (in dwide) -> datt_in (in dc) -> dx
     matmul_backward(lt, dc, A, d.attproj_w, dx, a.atty, w.attproj_w, N, A, C, stream);
     attention_backward(dwide, attention_room(g), g->delta, dc, a.atty, a.lse, a.qkv, g->sees, s,
                        stream);
@@ -213,7 +213,7 @@ static void backward_segment(GPT2 *g, size_t s) {
     const GPT2Table *t = &g->table;
     cudaStream_t stream = g->compute;
     if (s > L) {
-        if (!g->config.tied && !head_in_place(g)) {  // dwte has the head's sum; wte's begins
+        if (!g->config.tied && !head_in_place(g)) {  // g->dwte: lm_head's sum, from now on wte's
             round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size,
                            stream);
             stream_zero(g->dwte, t->tensors[t->wte].size * sizeof(float), stream);
@@ -231,11 +231,11 @@ static void backward_segment(GPT2 *g, size_t s) {
         layer_backward(g, s - 1);
         layer_passes(g, true);
     } else {
-        // A tied head has left its gradient in dwte: the embeddings add theirs, and round the sum.
+        // A tied head has left its sum in g->dwte: the embeddings add theirs, and round it.
         const size_t positions = g->by_position.groups > 0 ? g->by_position.groups : T;
         const size_t size = t->tensors[t->wte].size;
-        floatX *dwte = tensor_grad(g, t->wte), *const none = NULL;
-        floatX *rounded = head_in_place(g) ? dwte : NULL;
+        floatX *wte_grad = tensor_grad(g, t->wte), *const none = NULL;
+        floatX *rounded = head_in_place(g) ? wte_grad : NULL;
         float *sum = rounded != NULL ? NULL : g->dwte;
         if (rounded != NULL) stream_zero(rounded, size * sizeof(floatX), stream);
         encoder_backward(E > 0 ? NULL : sum, E > 0 ? NULL : rounded, tensor_grad(g, t->wpe), g->dx,
@@ -247,7 +247,7 @@ static void backward_segment(GPT2 *g, size_t s) {
             encoder_backward(sum, rounded, none, g->branch, g->tokens, g->by_token, g->by_position,
                              B, T, E, stream);
         }
-        if (sum != NULL) round_gradient(dwte, sum, size, stream);
+        if (sum != NULL) round_gradient(wte_grad, sum, size, stream);
         if (t->wpe >= 0)  // positions that no token has
             stream_zero(tensor_grad(g, t->wpe) + positions * C,
                         (g->config.context - positions) * C * sizeof(floatX), stream);
@@ -264,7 +264,7 @@ static void backward_segment(GPT2 *g, size_t s) {
 //     [compute] the head: logits, loss, and their gradient
 //     for each segment, from the last to the first:
 //         [compute] wait until its room is free; make its gradient there
-//         [sums]    the gradient's share of the norm
+//         [sums]    copy its parts that wait on the GPU; the gradient's share of the norm
 //         [out]     copy its parts that wait on the host for the update; the room is free
 //     the host waits for loss and norm
 //     for each piece, in the order of the next forward pass, in all streams at once:
@@ -437,9 +437,10 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     event_record(g->grad_arrived[s], lands ? g->host.stream : g->out);
 }
 
-// Adds segment s of a micro-batch's gradient to the step's sum, or copies it to the memory in which
-// it waits for the update, while the compute stream goes on. In the step's last micro-batch
-// (`last`), also sums the squares of each piece for the norm, unless the worker sums that piece.
+// Takes segment s of a micro-batch's gradient from its room (p->made) to where it waits for the
+// update: p->grad on the GPU, which may be p->made, or the step's sum; or the host, to which
+// p->leaves is copied. If `last`, sums the squares of p->normed for the norm; the worker sums those
+// of pieces without p->normed.
 static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
     stream_wait(g->sums, gradient_event(g, s));
@@ -459,11 +460,11 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     const bool leaves = seg->leaving > 0 && (last || !g->sums_on_gpu);
     if (leaves) {
         if (g->zen != NULL) zen_rest_leaves(g, s);
-        order(g, g->ready_in, g->out);
+        order(g, g->ready_stream, g->out);
         gradient_to_host(g, s, accumulate, last);
     }
     if (!updates_from_room(g, seg))
-        event_record(g->grad_rooms.free[seg->grad_room], leaves ? g->freed_in : g->sums);
+        event_record(g->grad_rooms.free[seg->grad_room], leaves ? g->freed_stream : g->sums);
     if (g->no_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
         stream_wait(g->compute, leaves ? g->grad_arrived[s] : g->zero->reduced[s]);
@@ -480,7 +481,7 @@ static void visitor_fetch(GPT2 *g, int visit) {
     stream_wait(g->fetch, g->slots.free[v->slot]);
     const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", v->number, v->bytes,
                                     g->fetch);
-    for (int k = first_state(g, p); k < 3; k++)
+    for (int k = first_state(g, p); k < 3; k++)  // 0: the weights' low bits, 1: m, 2: v
         copy_in(g, v->here.state[k], p->state[k], p->length * g->state_bytes[p->kind][k],
                 g->fetch);
     if (v->weight_bytes > 0) copy_in(g, v->here.params, p->weights, v->weight_bytes, g->fetch);
@@ -544,8 +545,8 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
 }
 
 // Queues the update of segment s, whose first visitor is number `visit`; returns the number of the
-// next segment's first one. If backward has not ended, stream `update` first waits until it has
-// read the weights of s and made the gradient; the other streams wait for grad_arrived.
+// next segment's first one. In backward, stream `update` first waits until backward has read the
+// weights of s and made the gradient; the other streams wait for grad_arrived.
 static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
     const Segment *seg = &g->segment[s];
     if (g->update_in_backward) order(g, g->sums, g->update);
@@ -588,7 +589,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
             compute_span(g, "wait", s);
             stream_wait(g->compute, weights_event(g, s));
         }
-        if (shares_acts(g) && s >= 1 && s < L) {  // the last layer's activations are complete
+        if (shares_acts(g) && s >= 1 && s < L) {  // segment L, the last layer, needs none again
             if (g->choice.inputs_leave) {
                 compute_span(g, "wait", s);
                 stream_wait(g->compute, g->input_rooms.full[input_room(g, s - 1)]);
@@ -602,7 +603,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
                      seg->own * (g->sums_on_gpu ? g->waiting_bytes : sizeof(floatX)));
         backward_segment(g, s);
         compute_span(g, NULL, 0);
-        if (g->choice.inputs_leave && s >= 3) input_moves(g, s - 3, true);
+        if (g->choice.inputs_leave && s >= 3) input_moves(g, s - 3, true);  // two layers below
         event_record(g->grad_rooms.full[seg->grad_room], g->compute);
         if (g->zero != NULL) zero_reduce(g, s);  // the gradient becomes the sum over ranks
         gradient_complete(g, s, accumulate, last);
@@ -634,8 +635,8 @@ static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
 }
 
 // Queues one AdamW step (adam.h) over everything that this process owns, unless backward has queued
-// it: first the last choice.early segments, then the others in the order in which the next forward
-// pass needs them. That pass waits for each by itself. zen_window() queues late columns.
+// it: first of the top choice.early segments, then of the others, as the next forward pass needs
+// them. That pass waits for each segment by itself. zen_window() queues late columns.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     for (int i = 0, visit = 0; i < g->segments && !g->update_in_backward; i++)
         visit = update_segment(g, (size_t)update_order(g, i), visit, step);
@@ -654,7 +655,7 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     if (g->zero != NULL) g->zero->reduced_bytes = g->zero->gathered_bytes = 0;
     const double loss_scale = run_loss_scale(r);
     const float grad_scale = (float)loss_scale / (float)run_targets(r, step);
-    const double share = 1 / run_parts(r, step);
+    const double share = 1 / run_parts(r, step);  // of a micro-batch in the mean loss
     const AdamStep unclipped = run_adam_step(r, step, 0, &result);  // for updates in backward
 
     // Queue the gradient of the mean loss over all trained tokens of the step. Forward waits for

@@ -199,8 +199,8 @@ struct GPT2 {
     cudaStream_t weights_in;    // the table's `weights`
     cudaStream_t inputs_link;   // the table's `inputs`
     HostQueue host;             // AdamW on the host, in a stream of its own
-    cudaStream_t ready_in;      // the copy of a gradient to the host waits for this stream
-    cudaStream_t freed_in;      // the stream that reads a gradient's room last
+    cudaStream_t ready_stream;  // the copy of a gradient to the host waits for this stream
+    cudaStream_t freed_stream;  // the stream that reads a gradient's room last
     cudaEvent_t handover;       // recorded anew by each order()
     cudaEvent_t *grad_arrived, *updated, *returned;  // per segment
     cudaEvent_t step_left;

@@ -424,8 +424,8 @@ static void gpt2_allocate(GPT2 *g) {
     g->positions = g->packed ? g->begins + N : NULL;
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
-    g->ready_in = g->zen != NULL ? g->zen->pack : g->sums;
-    g->freed_in = g->zen == NULL && !g->sums_on_gpu ? g->out : g->ready_in;
+    g->ready_stream = g->zen != NULL ? g->zen->pack : g->sums;
+    g->freed_stream = g->zen == NULL && !g->sums_on_gpu ? g->out : g->ready_stream;
     pieces_point(g);
     visitors_point(g);
     if (g->zo != NULL) zo_allocate(g);
