@@ -89,9 +89,8 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
 
 // Runs the backward pass of layer l: g->dx is the gradient of its output, on return of its input.
 // dx is the gradient of the residual sum, dc that inside a branch; post-norm layers swap their
-// buffers. The column sums of dx are a bias's gradient: the kernel that writes dx makes them. For
-// fcproj's bias of pre-norm layers this kernel is in the segment above, and runs before this
-// layer's gradient has a room: those sums wait in g->scratch.
+// buffers. The column sums of dx are a bias's gradient; the kernel that writes dx makes them. The
+// sums for fcproj's bias of a pre-norm layer are made by the segment above, and wait in g->scratch.
 static void layer_backward(GPT2 *g, size_t l) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
