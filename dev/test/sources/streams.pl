@@ -45,7 +45,7 @@ my @lines;
 while (<>) {
     next if $ARGV =~ /(queue|timeline|calibrate|choose)\.cuh/;  # the calls themselves; no step's
     push @lines, [$ARGV, $_];
-    push @{$field{$1}}, $2 if /->((?:ready|freed)_in) = ([^;]*);/;
+    push @{$field{$1}}, $2 if /->((?:ready|freed)_stream) = ([^;]*);/;
     push @uploads, $1 if /^ .*\bupload\(g, .*, ([^,]*)\);/;
 }
 for (@lines) {
