@@ -56,8 +56,7 @@ static void state_move(void *owner, int part, size_t at, size_t n, float *w, boo
 // Returns a RunState of whole arenas in host memory, one for each of `parts` parts.
 static RunState state_in(float *const *arenas, int parts) {
     static const StateRange all = {0, SIZE_MAX};
-    const RunState state = {parts, &all, 1, state_move, (void *)arenas, false, 0, false};
-    return state;
+    return (RunState){parts, &all, 1, state_move, (void *)arenas, false, 0, false};
 }
 
 // Copies n loaded values from w to a part. Rounds weights to bf16, in w, if the state demands it.

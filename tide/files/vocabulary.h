@@ -212,8 +212,7 @@ static bool tokenizer_store(Tokenizer *t, size_t id, const char *key, size_t n) 
     if (byte >= 0) text[length++] = (char)byte;
     else if (!t->byte_level) length = tokenizer_spaces(key, n, text);
     else if (!symbols) memcpy(text, key, length = n);  // the text is not encoded
-    const TokenText stored = {t->used, (uint32_t)length, false, false};
-    t->tokens[id] = stored;
+    t->tokens[id] = (TokenText){t->used, (uint32_t)length, false, false};
     t->used += length;
     return symbols;
 }

@@ -184,9 +184,8 @@ static bool run_goes_on(Run *r, size_t step) {
 // Returns the result of a step that is given up, or whose data cannot be read. Several ranks end
 // here, because no rank can save without the others.
 static StepResult run_damaged(const Run *r) {
-    const StepResult result = {0, 0, false, true, ""};
     if (r->world > 1) die("%s", r->damage.text);
-    return result;
+    return (StepResult){0, 0, false, true, ""};
 }
 
 static void run_diverged(size_t step, double loss, double norm, const char *what) {
