@@ -35,7 +35,7 @@ typedef struct {
     bool front;                            // a space is stored before the text; output has it
 } TokenText;
 typedef struct { uint32_t left, right, result; } TokenMerge;
-typedef struct { uint32_t hash, place; } TokenPlace;  // place + 1 in a list; 0: unused
+typedef struct { uint32_t hash, place; } TokenPlace;  // place: 1 + an index; 0: unused
 
 // An added token. It is found in a text before the text is cut into words.
 typedef struct {
