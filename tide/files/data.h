@@ -208,8 +208,8 @@ static bool segment_has_phase(const Loader *l, const TokenSegment *s) {
     return l->shuffle && s->count / 2 >= l->T;
 }
 
-// Returns the sequences of a segment in an epoch. Each has T + 1 tokens; its last is the first of
-// the next one. With a phase, counts those after the largest phase, T - 1: all epochs have as many.
+// Returns the sequences of a segment in an epoch. A sequence has T + 1 tokens, and the next one
+// begins with its last token. With a phase, counts those that fit after any phase, 0 to T - 1.
 static size_t segment_sequences(const Loader *l, const TokenSegment *s) {
     if (s->count <= l->T) return 0;
     return (segment_has_phase(l, s) ? s->count - l->T : s->count - 1) / l->T;

@@ -364,7 +364,7 @@ static void config_check_fixed(const Json *object, const char *path, int naming)
     }
 }
 
-// Return a member of a configuration, or `missing` if there is none.
+// The next four functions return a member of a configuration, or `missing` if there is none.
 static double config_number(const Json *object, const char *key, double missing, const char *path) {
     const Json *value = json_get(object, key);
     if (value != NULL && (value->type != JSON_NUMBER || !(value->number > 0)))
@@ -554,7 +554,7 @@ static SafeTensors *model_open(const char *model, int *count) {
         if (e->type != JSON_STRING || strchr(e->string, '/') != NULL)
             die("%s: it names an impossible file", path);
         while (same != e && strcmp(same->string, e->string) != 0) same = same->next;
-        if (same != e) continue;  // the file is open
+        if (same != e) continue;  // an earlier tensor opened this file
         path_join(path, dir, e->string);
         if (!safetensors_open(&files[(*count)++], path, &err)) die("%s", err.text);
     }

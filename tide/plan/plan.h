@@ -22,7 +22,7 @@ typedef struct {
     double attention;          // the part of compute that is attention
     double other;              // the GPU's other work in the compute stream
     double update;             // from the norm until all weights and state are in their places
-    double bound;  // the least time of the update by rates.h, if no visitor is early; 0: none
+    double bound;  // the least time of the update by rates.h, if nothing begins earlier; 0: none
     char limit[40];            // the limits of the machine that make this bound
     double h2d_bytes, d2h_bytes;   // gradients, weights and state on the link
     double stall_forward;      // waits before parts of forward, for new weights

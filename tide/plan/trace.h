@@ -67,9 +67,9 @@ static void trace_busy(const TraceSpan *s, int n, double busy[TRACE_USES]) {
 typedef struct {
     size_t step;
     double busy[TRACE_USES];  // seconds in which each part of the machine worked
-    double stalled;       // waits of compute
+    double stalled;       // waits of the compute stream
     double stalled_backward;  // those of these waits that are before backward
-    double forward, backward;  // work in these
+    double forward, backward;  // in the spans of these names
     double update_seconds;  // from the first "update" to the last end of the update's spans
 } TimelineStep;
 
