@@ -277,7 +277,7 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
 // 3. Reading a model
 
 // The keys of a model's sizes in config.json, by naming. A GPT-2 may use OPT's keys, except
-// ffn_dim; transformers prefers these, too.
+// ffn_dim; transformers, too, prefers OPT's keys.
 static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = {
     {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers", "num_hidden_layers"}},
     {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads", "num_attention_heads"}},

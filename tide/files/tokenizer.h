@@ -677,8 +677,8 @@ static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int
     encode_added(t, false, text, n, how, out);
 }
 
-// Adds token `front`, the encoded text, and token `behind` (-1: none). A token that the text has at
-// its end already is not added.
+// Adds token `front`, the encoded text, and token `behind` (-1: none). A token is not added where
+// the text has it already.
 static void tokenizer_text(const Tokenizer *t, const char *text, size_t n, int how, int front,
                            int behind, Tokens *out) {
     const size_t first = out->count + (front >= 0);

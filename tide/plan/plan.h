@@ -336,7 +336,7 @@ static void search_try(OffloadSearch *q, const OffloadChoice *tried, bool reside
 // the best one of rates.h. Each of them with and without recomputation, with sums of gradients and
 // of visitors on either side, and without residents; with `residents`, also with those that fit.
 static void search_all(OffloadSearch *q, int streamed, bool residents) {
-    static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best share
+    static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // of the best share
     static const int keeps[] = {KEEP_ALL, 0, -1};
     const OffloadMemory *m = &q->memory;
     OffloadChoice c = q->choice;

@@ -30,7 +30,7 @@ static uint64_t run_position(const Run *r, size_t step, size_t micro) {
 // GPUs. Gradient and loss are means over this number.
 static size_t run_targets(const Run *r, size_t step) {
     if (r->words) return r->step_tokens / r->T;
-    if (!r->task || r->train.sequences == 0) return r->step_tokens;  // 0: a plan, without data
+    if (!r->task || r->train.sequences == 0) return r->step_tokens;  // a plan without data
     return task_targets(&r->task_train, r->o.seed, run_position(r, step, 0) - r->rank * r->B,
                         r->step_sequences, r->T);
 }
