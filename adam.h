@@ -49,11 +49,10 @@ typedef struct {
 static inline AdamStep adam_step_prepare(double lr, double beta1, double beta2, double eps,
                                          double weight_decay, uint64_t t, double grad_scale) {
     const double bc1 = 1 - pow(beta1, (double)t), bc2 = 1 - pow(beta2, (double)t);
-    const AdamStep s = {(float)grad_scale, (float)beta1, (float)(1 - beta1),
-                        (float)beta2, (float)(1 - beta2),
-                        (float)(bc1 / sqrt(bc2)), (float)(bc1 * eps),
-                        (float)-lr, (float)weight_decay, 0, mix_bits((uint32_t)t), 0};
-    return s;
+    return (AdamStep){(float)grad_scale, (float)beta1, (float)(1 - beta1),
+                      (float)beta2, (float)(1 - beta2),
+                      (float)(bc1 / sqrt(bc2)), (float)(bc1 * eps),
+                      (float)-lr, (float)weight_decay, 0, mix_bits((uint32_t)t), 0};
 }
 
 // Updates the moments m and v of an element by its gradient g. A moment below the smallest normal

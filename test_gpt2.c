@@ -220,7 +220,7 @@ static void test_reference_training(void) {
     }
 }
 
-#ifndef NO_MAIN  // dev/test/c/test_layers.c has its own
+#ifndef NO_MAIN  // dev/test/c/test_layers.c has its own main()
 int main(void) {
     if (mkdtemp(work_dir) == NULL) die("cannot make a temporary directory");
     RUN(test_reference_gradients);

@@ -421,7 +421,7 @@ typedef struct {
     size_t B, T;                // the micro-batch of the last forward pass
     const int32_t *documents;   // its begins (B, T), or NULL
     const int32_t *sees;        // (B, T): the first token that each token sees (window_sees())
-    bool training;              // false: no gradients, no moments, the activations of one layer
+    bool training;              // false: no gradients or moments, activations of one layer only
     bool sampling, caching;     // there is a cache of keys and values; and it is in use
     size_t position;            // the place in the text of the first token of forward
     bool dumping;               // there is room for all logits
@@ -447,7 +447,7 @@ typedef struct {
     float *dx, *dc, *dwide;                      // backward: (N, C), (N, max(C, A)), (N, max(Q, M))
     float *cache;                                // sampling: (L, window, 2, NKV HS)
     float *all_logits;                           // --dump: (N, Vp)
-    float *scratch;                              // of attention, for each thread
+    float *scratch;                              // attention's, for each thread
     double *norm_sums;                           // for each block of 4096 gradients
 } GPT2;
 

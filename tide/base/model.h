@@ -32,7 +32,7 @@ enum { ACTIVATIONS_GPU, ACTIVATIONS_HOST };
 enum { TASK_LABELS = 16 };  // most words of --labels
 
 #define LAYERNORM_EPS 1e-5f
-#define ALIGN_ELEMENTS 128  // each tensor's first element, and Vp, are multiples of this
+#define ALIGN_ELEMENTS 128  // the offsets of tensors, and Vp, are multiples of this
 
 enum { BIAS_QKV = 1, BIAS_ATTPROJ = 2, BIAS_MLP = 4 };
 

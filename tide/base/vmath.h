@@ -24,8 +24,8 @@ VECTORISED float expm1_reduced(float x, int32_t *n) {
     const float shifted = __builtin_fmaf(x, 0x1.715476p+0f, shift);  // x / ln 2
     const float whole = shifted - shift;
     *n = (int32_t)(float_bits(shifted) - float_bits(shift));
-    float r = __builtin_fmaf(whole, -0x1.62e43p-1f, x);    // x - n ln 2: the first constant is
-    r = __builtin_fmaf(whole, 0x1.05c61p-29f, r);          // ln 2 rounded, the second its error
+    float r = __builtin_fmaf(whole, -0x1.62e43p-1f, x);    // r = x - n ln 2, in two steps: by
+    r = __builtin_fmaf(whole, 0x1.05c61p-29f, r);          // the rounded ln 2, by its error
     float p = 0x1.a1256cp-13f;
     p = __builtin_fmaf(p, r, 0x1.6d43bp-10f);
     p = __builtin_fmaf(p, r, 0x1.1110ep-7f);
@@ -41,7 +41,7 @@ static inline float exp2_int(int32_t n) { return bits_float(((uint32_t)n + 127u)
 // Returns e^x: infinity above 88.72, a subnormal number below FLT_MIN, and 0 below -103.98.
 // exp(-infinity) is 0. NaN stays NaN.
 VECTORISED float exp_f32(float x) {
-    x = x > 89.0f ? 89.0f : x;      // a comparison with NaN is false: NaN stays
+    x = x > 89.0f ? 89.0f : x;      // NaN stays: comparisons with it are false
     x = x < -104.0f ? -104.0f : x;
     int32_t n;
     const float m = expm1_reduced(x, &n);

@@ -201,9 +201,8 @@ static inline AdamRun adam_chunk(const AdamRun *runs, size_t c, size_t *block) {
         *block += norm_blocks(runs->length);
     *block += c * (ADAM_CHUNK / NORM_BLOCK);
     const size_t full = ADAM_CHUNK, left = runs->length - c * full;
-    const AdamRun chunk = {runs->at + c * full, left < full ? left : full, runs->decay,
-                           runs->index + c * full};
-    return chunk;
+    return (AdamRun){runs->at + c * full, left < full ? left : full, runs->decay,
+                     runs->index + c * full};
 }
 
 // Makes a whole pass, with all threads.

@@ -241,7 +241,7 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
             size_t part = chunk;
             while (part < mc && panels * (mc / part) > 4 * threads) part *= 2;
             const size_t parts = (mc + part - 1) / part;
-            // Packs as many blocks of k as there is room for: fewer barriers when M is small.
+            // Packs as many blocks of k as there is room for: a small M then needs fewer barriers.
             const size_t chunks = (mc + chunk - 1) / chunk, block = chunks * chunk * GEMM_KC;
             const size_t depth = GEMM_MC * GEMM_KC / block * GEMM_KC;
             size_t k0 = 0;

@@ -208,8 +208,8 @@ static bool segment_has_phase(const Loader *l, const TokenSegment *s) {
     return l->shuffle && s->count / 2 >= l->T;
 }
 
-// Returns the sequences of a segment in an epoch. Each has T + 1 tokens; its last is the first of
-// the next one. With a phase, counts those after the largest phase, T - 1: all epochs have as many.
+// Returns the sequences of a segment in an epoch. A sequence has T + 1 tokens, and the next one
+// begins with its last token. With a phase, counts those that fit after any phase, 0 to T - 1.
 static size_t segment_sequences(const Loader *l, const TokenSegment *s) {
     if (s->count <= l->T) return 0;
     return (segment_has_phase(l, s) ? s->count - l->T : s->count - 1) / l->T;
@@ -241,7 +241,7 @@ static void loader_check(const Loader *l) {
 // mapped again until one is inside (cycle walking: Black and Rogaway 2002), fewer than 4 times on
 // average. There are eight rounds: four are visibly biased when a half has only a few bits.
 static uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
-    int half = 1;  // bits
+    int half = 1;  // the bits of left, and of right
     while (half < 32 && (n - 1) >> (2 * half) != 0) half++;
     const uint64_t mask = ((uint64_t)1 << half) - 1;
     do {

@@ -56,8 +56,7 @@ static void state_move(void *owner, int part, size_t at, size_t n, float *w, boo
 // Returns a RunState of whole arenas in host memory, one for each of `parts` parts.
 static RunState state_in(float *const *arenas, int parts) {
     static const StateRange all = {0, SIZE_MAX};
-    const RunState state = {parts, &all, 1, state_move, (void *)arenas, false, 0, false};
-    return state;
+    return (RunState){parts, &all, 1, state_move, (void *)arenas, false, 0, false};
 }
 
 // Copies n loaded values from w to a part. Rounds weights to bf16, in w, if the state demands it.
@@ -278,7 +277,7 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
 // 3. Reading a model
 
 // The keys of a model's sizes in config.json, by naming. A GPT-2 may use OPT's keys, except
-// ffn_dim; transformers prefers these, too.
+// ffn_dim; transformers, too, prefers OPT's keys.
 static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = {
     {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers", "num_hidden_layers"}},
     {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads", "num_attention_heads"}},
@@ -365,7 +364,7 @@ static void config_check_fixed(const Json *object, const char *path, int naming)
     }
 }
 
-// Return a member of a configuration, or `missing` if there is none.
+// The next four functions return a member of a configuration, or `missing` if there is none.
 static double config_number(const Json *object, const char *key, double missing, const char *path) {
     const Json *value = json_get(object, key);
     if (value != NULL && (value->type != JSON_NUMBER || !(value->number > 0)))
@@ -555,7 +554,7 @@ static SafeTensors *model_open(const char *model, int *count) {
         if (e->type != JSON_STRING || strchr(e->string, '/') != NULL)
             die("%s: it names an impossible file", path);
         while (same != e && strcmp(same->string, e->string) != 0) same = same->next;
-        if (same != e) continue;  // the file is open
+        if (same != e) continue;  // an earlier tensor opened this file
         path_join(path, dir, e->string);
         if (!safetensors_open(&files[(*count)++], path, &err)) die("%s", err.text);
     }

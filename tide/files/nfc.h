@@ -1,8 +1,8 @@
 // nfc.h: nfc_text(), Unicode's canonical composition (NFC): "e" and U+0301 become U+00E9. A text is
 // cut into segments: a code point without the mark WORD_COMPOSES, and the marked ones that follow
 // it. Segments do not depend on each other. One with marked code points is decomposed, sorted by
-// combining class, and composed; others are copied. A byte that is not UTF-8 is in no segment.
-// Source: Unicode Standard Annex 15.
+// combining class, and composed; other segments are copied. A byte that is not UTF-8 is in no
+// segment. Source: Unicode Standard Annex 15.
 #ifndef TIDE_NFC_H
 #define TIDE_NFC_H
 #include "words.h"

@@ -252,7 +252,7 @@ static char *state_describe(const StateSave *save, const SafeWriter *file, size_
     return text;
 }
 
-// Adds up the sums of all ranks.
+// Adds up SafeWriter.sums of all ranks.
 static void state_gather(SafeWriter *file) {
     const size_t sums = (size_t)file->count + 1, all_sums = (size_t)ranks.world * sums;
     uint64_t *all = ALLOC(uint64_t, all_sums, "hashes");

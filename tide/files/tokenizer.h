@@ -400,7 +400,7 @@ static void read_ends(PartReader *r) {
         if (eot == TOKENIZER_NONE && json_member(config, "eos_token") == NULL)
             eot = tokenizer_added(t, r->end);
         if (r->bos == TOKENIZER_NONE && json_member(config, "bos_token") == NULL)
-            r->bos = tokenizer_added(t, r->end);  // GPT-2's default
+            r->bos = tokenizer_added(t, r->end);  // as GPT-2's class does
         if (json_flag(config, "add_bos_token", false) == 1) t->bos = (int)r->bos;
         if (json_flag(config, "add_eos_token", false) == 1) t->behind = (int)eot;
     } else {
@@ -446,8 +446,8 @@ static void merges_name(PartReader *r, const char *end) {
     free(before);
 }
 
-// Converts vocab.json and merges.txt to the text of a tokenizer.json, to be freed. A line without a
-// merge becomes a version line, which is skipped. On error returns NULL, with the reason in r->err.
+// Converts vocab.json and merges.txt to the text of a tokenizer.json, to be freed. An empty line
+// becomes a version line, which is skipped. On error returns NULL, with the reason in r->err.
 static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     const char *vocab = r->t->files[FILE_VOCAB].text, *merges = r->t->files[FILE_MERGES].text;
     const Json *config = r->beside[FILE_CONFIG];
@@ -678,8 +678,8 @@ static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int
     encode_added(t, false, text, n, how, out);
 }
 
-// Adds token `front`, the encoded text, and token `behind` (-1: none). A token that the text has at
-// its end already is not added.
+// Adds token `front`, the encoded text, and token `behind` (-1: none). A token is not added where
+// the text has it already.
 static void tokenizer_text(const Tokenizer *t, const char *text, size_t n, int how, int front,
                            int behind, Tokens *out) {
     const size_t first = out->count + (front >= 0);

@@ -35,7 +35,7 @@ typedef struct {
     bool front;                            // a space is stored before the text; output has it
 } TokenText;
 typedef struct { uint32_t left, right, result; } TokenMerge;
-typedef struct { uint32_t hash, place; } TokenPlace;  // place + 1 in a list; 0: unused
+typedef struct { uint32_t hash, place; } TokenPlace;  // place: 1 + an index; 0: unused
 
 // An added token. It is found in a text before the text is cut into words.
 typedef struct {
@@ -213,8 +213,7 @@ static bool tokenizer_store(Tokenizer *t, size_t id, const char *key, size_t n) 
     if (byte >= 0) text[length++] = (char)byte;
     else if (!t->byte_level) length = tokenizer_spaces(key, n, text);
     else if (!symbols) memcpy(text, key, length = n);  // the text is not encoded
-    const TokenText stored = {t->used, (uint32_t)length, false, false};
-    t->tokens[id] = stored;
+    t->tokens[id] = (TokenText){t->used, (uint32_t)length, false, false};
     t->used += length;
     return symbols;
 }

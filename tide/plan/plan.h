@@ -22,7 +22,7 @@ typedef struct {
     double attention;          // the part of compute that is attention
     double other;              // the GPU's other work in the compute stream
     double update;             // from the norm until all weights and state are in their places
-    double bound;  // the least time of the update by rates.h, if no visitor is early; 0: none
+    double bound;  // the least time of the update by rates.h, if nothing begins earlier; 0: none
     char limit[40];            // the limits of the machine that make this bound
     double h2d_bytes, d2h_bytes;   // gradients, weights and state on the link
     double stall_forward;      // waits before parts of forward, for new weights
@@ -336,7 +336,7 @@ static void search_try(OffloadSearch *q, const OffloadChoice *tried, bool reside
 // the best one of rates.h. Each of them with and without recomputation, with sums of gradients and
 // of visitors on either side, and without residents; with `residents`, also with those that fit.
 static void search_all(OffloadSearch *q, int streamed, bool residents) {
-    static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best share
+    static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // of the best share
     static const int keeps[] = {KEEP_ALL, 0, -1};
     const OffloadMemory *m = &q->memory;
     OffloadChoice c = q->choice;

@@ -137,7 +137,7 @@ typedef struct {
     double grad;         // of a gradient, on the link and in host memory: 2 or 4
     double weight;       // of a weight: 2 or 4
     double kept_grads;   // share of the visitors' gradients that stay on the GPU
-    double state;        // of m, v and the rest of the master weight: 10 (fp32: 8); or 6, 4
+    double state;        // of m, v and the rest of the master weight: 10 (fp32: 8); with bf16: 6, 4
     double streams;      // share of the weights that are stored on the host
 } UpdateBytes;
 

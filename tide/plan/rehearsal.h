@@ -62,8 +62,7 @@ static int rehearse_stream(void) {
     Rehearsal *q = rehearsal;
     if (q->stream_count == REHEARSAL_STREAMS) fail("rehearsal: too many streams");
     const TraceSpan no = {-1, -1, -1, "", 0, 0};
-    const RehearsedStream none = {NO_JOB, NO_JOB, {0}, 0, NO_JOB, true, no, no};
-    q->streams[q->stream_count] = none;
+    q->streams[q->stream_count] = (RehearsedStream){NO_JOB, NO_JOB, {0}, 0, NO_JOB, true, no, no};
     return q->stream_count++;
 }
 
@@ -114,9 +113,8 @@ static void rehearse_wait(int stream, int event) {
 // Begins a span in a stream; rehearse_span_end() ends it.
 static void rehearse_span(int stream, int row, const char *name, size_t number, size_t bytes) {
     RehearsedStream *s = &rehearsal->streams[stream];
-    const TraceSpan span = {-1, -1, row, name, number, bytes};
     s->outer = s->span;
-    s->span = span;
+    s->span = (TraceSpan){-1, -1, row, name, number, bytes};
 }
 
 static void rehearse_span_end(int stream) {

@@ -49,10 +49,9 @@ static void trace_busy(const TraceSpan *s, int n, double busy[TRACE_USES]) {
     int edges = 0, open[TRACE_USES] = {0};
     for (int i = 0; i < n; i++) {
         const int uses = row_uses[s[i].row];
-        const Edge begin = {s[i].begin, uses, 1}, end = {s[i].end, uses, -1};
         if (strcmp(s[i].name, "wait") == 0 || (uses >= USES_H2D && s[i].bytes == 0)) continue;
-        edge[edges++] = begin;
-        edge[edges++] = end;
+        edge[edges++] = (Edge){s[i].begin, uses, 1};
+        edge[edges++] = (Edge){s[i].end, uses, -1};
     }
     qsort(edge, (size_t)edges, sizeof *edge, compare_doubles);
     for (int i = 0; i + 1 < edges; i++) {
@@ -68,9 +67,9 @@ static void trace_busy(const TraceSpan *s, int n, double busy[TRACE_USES]) {
 typedef struct {
     size_t step;
     double busy[TRACE_USES];  // seconds in which each part of the machine worked
-    double stalled;       // waits of compute
+    double stalled;       // waits of the compute stream
     double stalled_backward;  // those of these waits that are before backward
-    double forward, backward;  // work in these
+    double forward, backward;  // in the spans of these names
     double update_seconds;  // from the first "update" to the last end of the update's spans
 } TimelineStep;
 
@@ -87,8 +86,7 @@ static const char *trace_after(const TraceSpan *s, int n, double end) {
 static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     static const char *const update[4] = {"fetch", "update", "flush", "back"};
     double first = INFINITY, last = -INFINITY;  // begin and end of the update
-    const TimelineStep none = {.step = c->step};
-    *c = none;
+    *c = (TimelineStep){.step = c->step};
     trace_busy(s, n, c->busy);
     for (int i = 0; i < n; i++) {
         const double length = s[i].end - s[i].begin;

@@ -37,9 +37,8 @@ typedef struct {
 
 static void log_add(LogSeries *s, size_t step, double loss) {
     if (fabs(loss) > 1e30) return;  // it cannot be drawn
-    const SvgPoint point = {(double)step, loss};
-    s->points = (SvgPoint *)array_grow(s->points, s->count, sizeof point, "the log");
-    s->points[s->count++] = point;
+    s->points = (SvgPoint *)array_grow(s->points, s->count, sizeof *s->points, "the log");
+    s->points[s->count++] = (SvgPoint){(double)step, loss};
 }
 
 // Reads the n bytes of a log. Adds each complete, valid line of a step up to `last` to the series,

@@ -406,7 +406,7 @@ static void unknown_option(const char *arg) {
         const size_t first = strcspn(name, "-_=");  // the first word, as in --batch-size
         size_t d = edit_distance(name, n, known, 4);
         if (d > 1 && 2 * d >= n) d = best;  // half of it differs: --lora is not --lr
-        snprintf(key, sizeof key, " %s", known);  // for --max-seq-length, --output-dir
+        snprintf(key, sizeof key, " %s", known);  // as seq in --max-seq-length
         if (d > 2 && known[2] != '\0' && strstr(words, key) != NULL) d = 2;
         if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
         if (d > 2 && first < n && strstr(option_table[i].help, words + 1) != NULL)

@@ -30,7 +30,7 @@ static uint64_t run_position(const Run *r, size_t step, size_t micro) {
 // GPUs. Gradient and loss are means over this number.
 static size_t run_targets(const Run *r, size_t step) {
     if (r->words) return r->step_tokens / r->T;
-    if (!r->task || r->train.sequences == 0) return r->step_tokens;  // 0: a plan, without data
+    if (!r->task || r->train.sequences == 0) return r->step_tokens;  // a plan without data
     return task_targets(&r->task_train, r->o.seed, run_position(r, step, 0) - r->rank * r->B,
                         r->step_sequences, r->T);
 }
@@ -122,7 +122,7 @@ static void run_tell(double *mine) {
     mine[NEWS_DUE] = seconds_now() >= run_save_due;
 }
 
-// Takes the largest numbers. The numbers of run_tell() on rank k begin at said[k * stride].
+// Sets run_news. The numbers of run_tell() on rank k begin at said[k * stride].
 static void run_hear(const double *said, size_t stride) {
     memset(run_news, 0, sizeof run_news);
     for (size_t k = 0; k < (size_t)ranks.world; k++)
@@ -184,9 +184,8 @@ static bool run_goes_on(Run *r, size_t step) {
 // Returns the result of a step that is given up, or whose data cannot be read. Several ranks end
 // here, because no rank can save without the others.
 static StepResult run_damaged(const Run *r) {
-    const StepResult result = {0, 0, false, true, ""};
     if (r->world > 1) die("%s", r->damage.text);
-    return result;
+    return (StepResult){0, 0, false, true, ""};
 }
 
 static void run_diverged(size_t step, double loss, double norm, const char *what) {

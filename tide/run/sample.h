@@ -114,11 +114,10 @@ typedef struct {
 
 static Sampler sampler_make(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
                             int32_t begin, uint32_t number, SampleNext *next, void *model) {
-    const Sampler s = {.o = o, .tokenizer = tokenizer, .next = next, .model = model, .begin = begin,
-                       .end = -1, .number = number, .V = min_size(c->vocab, tokenizer->vocab),
-                       .context = config_window(c),
-                       .logits = ALLOC(float, c->vocab, "sampling")};
-    return s;
+    return (Sampler){.o = o, .tokenizer = tokenizer, .next = next, .model = model, .begin = begin,
+                     .end = -1, .number = number, .V = min_size(c->vocab, tokenizer->vocab),
+                     .context = config_window(c),
+                     .logits = ALLOC(float, c->vocab, "sampling")};
 }
 
 // Ends the program if the model lacks one of the tokens.

@@ -111,8 +111,7 @@ static void run_write(Run *r, size_t step, bool state) {
     path_join(path, r->o.out, "config.json");
     const char *origin = !r->o.resume ? r->saved_model : path_exists(path) ? r->o.out : r->o.model;
     if (improved) {
-        const StateBest now = {step, r->lowest, run_val_hash(r)};
-        save.state.best = now;
+        save.state.best = (StateBest){step, r->lowest, run_val_hash(r)};
         log_best(&r->log, step, r->lowest);
     }
     for (int again = 0; again < 2; again++) {

@@ -11,17 +11,15 @@
 
 static ZenConfig zen_config(const Options *o) {
     const double window = o->zen_window;  // below 1: a share of matrices ends a window
-    const ZenConfig c = {.topk = o->zen_topk, .window = window < 1 ? 0 : (size_t)window,
-                         .reselect = o->zen_reselect, .warmup = o->zen_warmup,
-                         .overlap = o->zen_overlap == OVERLAP_ON,
-                         .agree = window > 0 ? window : 0.99};
-    return c;
+    return (ZenConfig){.topk = o->zen_topk, .window = window < 1 ? 0 : (size_t)window,
+                       .reselect = o->zen_reselect, .warmup = o->zen_warmup,
+                       .overlap = o->zen_overlap == OVERLAP_ON,
+                       .agree = window > 0 ? window : 0.99};
 }
 
 static ZenRates zen_rates(const Options *o, size_t step) {
-    const ZenRates r = {schedule_lr(o, step), o->beta1, o->beta2, o->eps, o->weight_decay,
-                        o->moments == MOMENTS_BF16, o->master == MASTER_BF16};
-    return r;
+    return (ZenRates){schedule_lr(o, step), o->beta1, o->beta2, o->eps, o->weight_decay,
+                      o->moments == MOMENTS_BF16, o->master == MASTER_BF16};
 }
 
 // Prints what is updated, when and by whom, like "0.09 M in chosen columns updated by the GPU at
