@@ -190,8 +190,8 @@ static void collectives_are_as_by_hand(void) {
 
 // Nothing where it fits, with recomputation too if a step is long beside an update of everything.
 // Else, of the CPU and the GPU, the faster one gets the work: cores and memory that outrun a slow
-// link have no visitors, and as many residents as there is room; with slow cores, most visits. With
-// little host memory, what does not fit there must be resident.
+// link have no visitors, and as many residents as there is room; with slow cores, most visits; with
+// little of the GPU's memory, fewer than would be best. With little host memory, what does not fit there must be resident.
 static void the_search_takes_what_suits_the_machine(void) {
     enum { AUTO = RECOMPUTE_AUTO, ANY = AUTO, NOTHING_FITS = -1, FAST_HOST = 1, SLOW_CORES };
     static const struct {
@@ -210,6 +210,7 @@ static void the_search_takes_what_suits_the_machine(void) {
         {"7b", 1, FAST_HOST, AUTO, 24e9, 200e9, OFFLOAD_TWINFLOW, ANY, {0, 0}, {0, 1}},
         {"7b", 1, FAST_HOST, AUTO, 16.237e9, 200e9, OFFLOAD_ZERO, ANY, {0, 0}, {0, 0}},
         {"7b", 1, SLOW_CORES, AUTO, 40e9, 200e9, OFFLOAD_INTERLEAVE, ANY, {0.6, 0.95}, {0, 1}},
+        {"7b", 1, 0, AUTO, 22e9, 200e9, OFFLOAD_INTERLEAVE, AGAIN, {0.2, 0.3}, {0, 1}},
         {"7b", 1, 0, AUTO, 10e9, 200e9, NOTHING_FITS, ANY, {0, 1}, {0, 1}},
         {"7b", 1, 0, AUTO, 24e9, 40e9, NOTHING_FITS, ANY, {0, 1}, {0, 1}},
         {"7b", 1, 0, AUTO, 80e9, 40e9, OFFLOAD_INTERLEAVE, ANY, {0, 1}, {0.5, 1}},
