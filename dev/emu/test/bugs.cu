@@ -82,18 +82,12 @@ __global__ static void branches_kernel(float *y, bool bug) {
     __shared__ float half[64];
     const unsigned t = threadIdx.x;
     half[t] = (float)t;
-    if (bug) {
-        if (t < 32) {
-            __syncthreads();
-            y[t] = half[63 - t];
-        } else {
-            __syncthreads();
-            y[t] = half[63 - t];
-        }
+    if (bug && t < 32) {
+        __syncthreads();
     } else {
         __syncthreads();
-        y[t] = half[63 - t];
     }
+    y[t] = half[63 - t];
 }
 
 // Half of the warp has returned when the other half shuffles with all of it.

@@ -84,6 +84,7 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     const double back0 = left + e0 * HOST_TAKES / 1e9 + e0 * W / 3e9, back1 = back0 + e1 * W / 3e9;
     const double back2 = back1 + e2 * W / 3e9, tail = fmax(back1 + f1, back2);
     IS(x.update, back2 - norm);
+    IS(x.bound, (e0 + e1 + e2) * HOST_TAKES / 1e9);  // nobody visits: by the cores
     IS(x.compute, 3 * (f1 + f2));
     IS(x.backward, 2 * f1);
     IS(x.step, tail + f2);
@@ -189,8 +190,8 @@ static void collectives_are_as_by_hand(void) {
 
 // Nothing where it fits, with recomputation too if a step is long beside an update of everything.
 // Else, of the CPU and the GPU, the faster one gets the work: cores and memory that outrun a slow
-// link have no visitors, and as many residents as there is room; with slow cores, most visits. With
-// little host memory, what does not fit there must be resident.
+// link have no visitors, and as many residents as there is room; with slow cores, most visits; with
+// little of the GPU's memory, fewer than would be best. With little host memory, what does not fit there must be resident.
 static void the_search_takes_what_suits_the_machine(void) {
     enum { AUTO = RECOMPUTE_AUTO, ANY = AUTO, NOTHING_FITS = -1, FAST_HOST = 1, SLOW_CORES };
     static const struct {
@@ -209,6 +210,7 @@ static void the_search_takes_what_suits_the_machine(void) {
         {"7b", 1, FAST_HOST, AUTO, 24e9, 200e9, OFFLOAD_TWINFLOW, ANY, {0, 0}, {0, 1}},
         {"7b", 1, FAST_HOST, AUTO, 16.237e9, 200e9, OFFLOAD_ZERO, ANY, {0, 0}, {0, 0}},
         {"7b", 1, SLOW_CORES, AUTO, 40e9, 200e9, OFFLOAD_INTERLEAVE, ANY, {0.6, 0.95}, {0, 1}},
+        {"7b", 1, 0, AUTO, 22e9, 200e9, OFFLOAD_INTERLEAVE, AGAIN, {0.2, 0.3}, {0, 1}},
         {"7b", 1, 0, AUTO, 10e9, 200e9, NOTHING_FITS, ANY, {0, 1}, {0, 1}},
         {"7b", 1, 0, AUTO, 24e9, 40e9, NOTHING_FITS, ANY, {0, 1}, {0, 1}},
         {"7b", 1, 0, AUTO, 80e9, 40e9, OFFLOAD_INTERLEAVE, ANY, {0, 1}, {0.5, 1}},
@@ -373,21 +375,14 @@ template <typename F> static void cell_range(int n, int digits, F value) {
     cell("%.*f to %.*f", digits, least, digits, most);
 }
 
-static Case of_size(Case x, int i) {
-    static const char *const sizes[] = {"7b", "8.3b", "10b", "13b", "20b"};
-    x.model = sizes[i];
+static const char *const sizes[] = {"7b", "8.3b", "10b", "13b", "20b"};
+
+template <typename T> static Case with(Case x, T Case::*field, T value) {
+    x.*field = value;
     return x;
 }
 
-static Case with_resident(Case x, double resident) {
-    x.resident = resident;
-    return x;
-}
-
-static Case with_stride(Case x, size_t stride) {
-    x.stride = stride;
-    return x;
-}
+static Case of_size(Case x, int i) { return with(x, &Case::model, sizes[i]); }
 
 static void cells_of_systems(void) {
     const Case zero = case_of(DEEPSPEED, 0), half = case_of(OVERLAPPED, 0), deep = case_of(DEEP, 2);
@@ -403,14 +398,15 @@ static void cells_of_systems(void) {
     cell("%.2f", faster(zero, deep));
     cell("%.2f", step(deep) / step(of_size(zero, 0)));
     cell_range(6, 2, [&](int i) {
-        return update(with_resident(zero, 0.1 * i)) / update(with_resident(deep, 0.1 * i));
+        return update(with(zero, &Case::resident, 0.1 * i))
+             / update(with(deep, &Case::resident, 0.1 * i));
     });
-    const Case twin = with_resident(zero, 0.5), fifth = with_resident(zero, 0.2);
-    cell("%.2f", faster(twin, with_resident(deep, 0.5)));
+    const Case twin = with(zero, &Case::resident, 0.5), fifth = with(zero, &Case::resident, 0.2);
+    cell("%.2f", faster(twin, with(deep, &Case::resident, 0.5)));
     cell("%.2f s and %.2f s: %.2f", step(deep), step(twin), faster(twin, deep));
     cell("%.0f %%", 100 * (update(zero) / update(fifth) - 1));
     cell_range(5, 2, [&](int i) {
-        return faster(of_size(fifth, i), of_size(with_resident(deep, 0.2), i));
+        return faster(of_size(fifth, i), of_size(with(deep, &Case::resident, 0.2), i));
     });
 }
 
@@ -459,10 +455,10 @@ static void cells_of_utilisation(void) {
 static void cells_of_strides(void) {
     const Case deep = case_of(DEEP, 2);
     double best[2] = {0, 0}, where[2] = {0, 0};
-    cell_list(3, 1, [&](int i) { return throughput(with_stride(deep, 2 + (size_t)i)); });
+    cell_list(3, 1, [&](int i) { return throughput(with(deep, &Case::stride, 2 + (size_t)i)); });
     for (int i = 0; i <= 200; i++) {
         const int k = i / 101;
-        Case x = with_stride(deep, 0);
+        Case x = with(deep, &Case::stride, (size_t)0);
         x.slots = k == 0 ? 1 : 3;
         x.share = 0.01 * (i % 101);
         const double t = throughput(x);
@@ -471,14 +467,16 @@ static void cells_of_strides(void) {
     }
     cell("%.0f %%: %.1f; %.0f %%: %.1f", 100 * where[0], best[0], 100 * where[1], best[1]);
     cell("%.2f, %.0f %%", eq1_stride(&deep.rates), 100 / (1 + eq1_stride(&deep.rates)));
-    Case old = with_stride(of_size(deep, 0), 0);
+    Case old = with(of_size(deep, 0), &Case::stride, (size_t)0);
     old.rates = rates_named("paper_v100");
     old.ranks = 1;
     old.slots = 3;
     cell("%.2f", eq1_stride(&old.rates));
     cell("%.2f", throughput(old));
     for (size_t first = 2; first <= 3; first++)
-        cell_list(4, 2, [&](int i) { return throughput(with_stride(old, first + (size_t)i)); });
+        cell_list(4, 2, [&](int i) {
+            return throughput(with(old, &Case::stride, first + (size_t)i));
+        });
 }
 
 // This trainer, where host memory has a rate; and the artefact's log: one H100, 10 iterations of a
