@@ -251,8 +251,8 @@ static void a_prediction_is_read_off(void) {
 // The choice
 
 // A model of 1000 bytes of weights, 20 in each of 40 layers, and 12000 of state, in the small.
-// Everything of it that may wait on the GPU or the host takes room there. ZeRO-3 (dealt) gathers all
-// layers into the ring.
+// Everything of it that may wait on the GPU or the host takes room there. ZeRO-3 (dealt) gathers
+// all layers into the ring.
 typedef struct { bool sums, dealt; } Toy;
 
 static int ring_of(const OffloadChoice *c, bool dealt) {
@@ -272,10 +272,10 @@ static void toy_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *ho
     *host = (size_t)(12000 * (1 - resident)) + (toy->sums && c->sum_on_host ? 2000 : 0);
 }
 
-// What a choice becomes. Given: --weights, the mode, bytes of the GPU, whether gradients are summed.
-// Then: whether it fits, what is computed again, whether sums are on the host, visitors' gradients
-// that stay, places, slots, layers that stream, and places in their ring (-1: not looked at). At last
-// whether it is ZeRO-3.
+// What a choice becomes. Given: --weights, the mode, bytes of the GPU, whether gradients are
+// summed. Then: whether it fits, what is computed again, whether sums are on the host, visitors' gradients
+// that stay, places, slots, layers that stream, and places in their ring (-1: not looked at).
+// At last whether it is ZeRO-3.
 static const struct {
     int weights, mode;
     size_t gpu;
@@ -329,8 +329,8 @@ static void a_choice_is_settled(void) {
               && is_as(settled[i].places, places) && is_as(settled[i].slots, slots)
               && c.streamed == settled[i].streamed && is_as(settled[i].ring, ring)
               && (c.weight_rooms == 0 || toy.dealt || c.streamed > 0),
-              "case %zu: fits %d, again %d, on the host %d, %d kept, %d places, %d slots, %d stream "
-              "through %d", i, fits, c.recompute, c.sum_on_host, c.kept_grads, places, slots,
+              "case %zu: fits %d, again %d, on the host %d, %d kept, %d places, %d slots, %d "
+              "stream through %d", i, fits, c.recompute, c.sum_on_host, c.kept_grads, places, slots,
               c.streamed, ring);
         c.slots = 4;  // what is said is kept
         c.grad_rooms = 6;
