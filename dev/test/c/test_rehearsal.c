@@ -273,9 +273,9 @@ static void toy_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *ho
 }
 
 // What a choice becomes. Given: --weights, the mode, bytes of the GPU, whether gradients are
-// summed. Then: whether it fits, what is computed again, whether sums are on the host, visitors' gradients
-// that stay, places, slots, layers that stream, and places in their ring (-1: not looked at).
-// At last whether it is ZeRO-3.
+// summed. Then: whether it fits, what is computed again, whether sums are on the host, visitors'
+// gradients that stay, places, slots, layers that stream, and places in their ring (-1: not looked
+// at). At last whether it is ZeRO-3.
 static const struct {
     int weights, mode;
     size_t gpu;
