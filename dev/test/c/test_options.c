@@ -21,7 +21,7 @@ static const char *saved(const Options *o) {
 }
 
 // Would a checkpoint of these options have all that the words of a line say?
-static bool says(const Options *o, const char *line) {
+static bool has_saved(const Options *o, const char *line) {
     char *words = strdup(line), *rest = words, *word;
     bool all = true;
     saved(o);
@@ -65,10 +65,10 @@ static void mezo_has_defaults_of_its_own(void) {
     // On --resume the checkpoint's values stand before them, whether the optimizer is named or not.
     const Options run = cpu("--data d " OTHERS);
     char *first = strdup(saved(&run));
-    CHECK(says(&run, OTHERS), "given");
+    CHECK(has_saved(&run, OTHERS), "given");
     for (int i = 0; i < 2; i++) {
         o = resume(i == 0 ? "--resume" : "--resume --optimizer mezo", first, false);
-        CHECK(says(&o, OTHERS), "%d", i);
+        CHECK(has_saved(&o, OTHERS), "%d", i);
     }
 }
 
@@ -90,7 +90,7 @@ static void options_are_stored_in_their_fields(void) {
             "--no-overlap --zo-no-slots --zo-no-fused-update"}};
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         const Options o = options_of(runs[i].line, runs[i].gpu);
-        CHECK(says(&o, runs[i].line), "line %zu", i);
+        CHECK(has_saved(&o, runs[i].line), "line %zu", i);
     }
     Options o = cpu("--data=d --out o --threads 8 --dump f --prompt _ --lr .5e-3");
     CHECK(strcmp(o.data, "d") == 0 && strcmp(o.out, "o") == 0 && o.threads == 8, "not saved");
@@ -189,14 +189,15 @@ static void a_checkpoint_restores_what_was_not_given(void) {
                             "--eps 1e-9 --steps 500 --weight-decay 0");
     char *first = strdup(saved(&run));
     Options o = resume("--resume", first, false);
-    CHECK(o.lr == run.lr && o.clip == run.clip && strcmp(o.prompt, "a \x01\n\\n") == 0, "%s", o.prompt);
+    CHECK(o.lr == run.lr && o.clip == run.clip && strcmp(o.prompt, "a \x01\n\\n") == 0, "%s",
+          o.prompt);
     CHECK(o.threads == 0 && strcmp(o.out, "out/default") == 0, "threads and out are not restored");
     CHECK(strcmp(first, saved(&o)) == 0, "%s", lines);
     // Given and allowed to change; given and equal; the auto values.
     #define CHANGES "--steps 900 --lr 1 --schedule cosine --warmup auto --data other --batch 3 " \
         "--seq 64 --keep 1 --min-lr 0.5 --eval-every 0 --save-dtype bf16 --val v"
     o = resume("--resume " CHANGES, first, false);
-    CHECK(says(&o, CHANGES " --seed 9007199254740991"), "new and old values");
+    CHECK(has_saved(&o, CHANGES " --seed 9007199254740991"), "new and old values");
     for (size_t n = 1; n <= strlen(first) + 1; n += 1 + 37 * (n < strlen(first) - 40)) {
         char *exact = (char *)malloc(n);
         const bool fits = DIES(options_write(&run, exact, n)) == NULL;
@@ -236,7 +237,7 @@ static void settings_of_a_mode_that_is_left_may_change(void) {
     const Options run = cpu("--data d " ZEN);
     char line[200], *first = strdup(saved(&run)), *left;
     Options o = resume("--resume --zen-window auto --zen-topk 0.2", first, false);
-    CHECK(says(&o, ZEN), "restored, and the same");
+    CHECK(has_saved(&o, ZEN), "restored, and the same");
     o = resume("--resume --offload none", first, false);
     left = strdup(saved(&o));
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
@@ -246,16 +247,17 @@ static void settings_of_a_mode_that_is_left_may_change(void) {
         CHECK(DIES_WITH("needs --offload zenflow", resume(line, left, false)), "%s", line);
         snprintf(line, sizeof line, "--resume --offload zenflow %s", fixed[i]);
         o = resume(line, left, false);
-        CHECK(says(&o, fixed[i]) && (o.zen_topk == 0.2) == (i > 0) && (o.zen_window < 0) == (i != 1),
-              "what is not given is as before: %s", line);
+        CHECK(has_saved(&o, fixed[i]) && (o.zen_topk == 0.2) == (i > 0)
+              && (o.zen_window < 0) == (i != 1), "what is not given is as before: %s", line);
     }
 }
 
 static void gpu_options_are_saved_by_gpu_builds_only(void) {
     Options o = cpu("--data d");
-    CHECK(strstr(saved(&o), "--precision") == NULL && says(&o, "--offload auto"), "%s", lines);
+    CHECK(strstr(saved(&o), "--precision") == NULL && has_saved(&o, "--offload auto"), "%s", lines);
     o = options_of("--data d --offload twinflow --resident 0.5", true);
-    CHECK(says(&o, "--precision bf16 --stride auto") && !strstr(lines, "--gpu-memory"), "%s", lines);
+    CHECK(has_saved(&o, "--precision bf16 --stride auto") && !strstr(lines, "--gpu-memory"), "%s",
+          lines);
     o = resume("--resume", lines, false);
     CHECK(o.offload == OFFLOAD_TWINFLOW, "CPU and GPU");
 }

@@ -232,7 +232,8 @@ static void test_row_length(void) {
         {"9000", "--data %s", false, 3, 10, 32}, {"9000", "--data %s --pack off", false, 3, 10, 16},
         {"24", "--data %s", false, 3, 10, 24}, {"9000", "--data %s --seq 640", false, 3, 10, 640},
         {"9000", "--data %s", false, 400, 10, 2048}, {"9000", "--data %s", false, 2, 3000, 2048},
-        {"2040", "--data %s", false, 2, 3000, 2040}, {"9000", "--steps 0 --val %s", false, 3, 10, 16},
+        {"2040", "--data %s", false, 2, 3000, 2040},
+        {"9000", "--steps 0 --val %s", false, 3, 10, 16},
         {"600", "--data LICENSE --val %s", false, 3, 10, 600},  // questions beside a text
         {"9000", "--data %s", true, 1, 9000, 2048}, {"1024", "--data %s", true, 1, 9000, 1024}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -301,12 +302,7 @@ static void test_first_values(void) {
 static void test_loss_scaling(void) {
     Run *r = ALLOC(Run, 1, "test");
     StepResult fine = {.loss = 2, .norm = 3}, wild = {.loss = 2, .norm = INFINITY, .skipped = true};
-    r->o.precision = PRECISION_FP16;
-    r->o.beta1 = 0.9;
-    r->o.beta2 = 0.95;
-    r->o.eps = 1e-8;
-    r->o.clip = 1;
-    r->o.steps = 100;
+    r->o = options_of("--data d --precision fp16 --weight-decay 0 --steps 100", true);
     CHECK(run_loss_scale(r) == SCALING_FIRST, "%g at first", run_loss_scale(r));
     run_scale_loss(r, 1, &wild);
     CHECK(run_loss_scale(r) == SCALING_FIRST / 2 && r->state.scaling.skipped == 1, "%g, halved",

@@ -240,9 +240,8 @@ static void tokenizer_special(void) {
 }
 
 static void tokenizer_merge_files(void) {
-    static const char *const good[] = {"#version: 0.2\na b\nab c\n", "a b\nab c\n", "a b\nab c",
-                                       "#version: 0.2\r\na b\r\nab c\r\n", "a b\n\nab c\n\n",
-                                       "#version\na b\nab c\r\n"};
+    static const char *const good[] = {"#version: 0.2\r\na b\r\nab c\r\n", "a b\nab c",
+                                       "a b\n\nab c\n\n", "#version\na b\nab c\r\n"};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         const Tokenizer *t = parse_tokenizer(", \"ab\": 400, \"abc\": 1", good[i]);
         const uint32_t id = 1;
@@ -504,8 +503,9 @@ static void tokenizer_beside(void) {
     // normalised is what is not special: the space of " <x>" is looked for
     write_fixture(LLAMA2);
     for (int special = 0; special < 2; special++) {
-        write_text("tokenizer_config.json", special ? "{" DECODER("2005", "<x>") ",'special':true}}}"
-                                                    : "{" DECODER("2005", "<x>") "}}}");
+        write_text("tokenizer_config.json",
+                   special ? "{" DECODER("2005", "<x>") ",'special':true}}}"
+                           : "{" DECODER("2005", "<x>") "}}}");
         CHECK((strstr(ids_text(tokenizer_load(base), "a<x>", 0), "2005 ") != NULL) == special,
               "special %d", special);
     }

@@ -91,8 +91,10 @@ static void file_says_what_happened(void) {
         "'step':12,'bytes':7}},\n"
         "{'ph':'X','pid':0,'name':'backwards','tid':0,'ts':2000000.000,'dur':0.000,'args':{"
         "'step':12,'number':0}},\n"
-        "{'ph':'X','pid':0,'name':'a','tid':0,'ts':3600000000.123,'dur':0.445,'args':{'step':12}},\n"
-        "{'ph':'X','pid':0,'name':'b','tid':0,'ts':3600000000.568,'dur':0.332,'args':{'step':12}},\n"
+        "{'ph':'X','pid':0,'name':'a','tid':0,'ts':3600000000.123,'dur':0.445,'args':{"
+        "'step':12}},\n"
+        "{'ph':'X','pid':0,'name':'b','tid':0,'ts':3600000000.568,'dur':0.332,'args':{"
+        "'step':12}},\n"
         "{'ph':'C','pid':0,'name':'memory','ts':500000.000,'args':{'weights':8589934593}}\n]}\n"),
         "at the end");
 }
