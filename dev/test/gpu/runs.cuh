@@ -153,8 +153,7 @@ static const struct {
     "odd --master bf16 --accum 2 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 3 "
         "--zen-reselect 2 --resident 0.4 sizes places=9 streamed=1 above=selected,swapped",
     // gradients that are scaled, as fp16's: sums over columns, too
-    "five scaled --offload zenflow --zen-topk 0.3 --zen-window 2 --zen-reselect 3 --zen-warmup 2 "
-        "--zen-overlap off above=selected",
+    "five scaled --offload zenflow --zen-topk 0.3 --zen-window 2 --zen-warmup 4 steps=3",
     // plain AdamW: each step is a window, all is chosen, or a warm-up
     "five adamw --clip 0.5 --offload zenflow --zen-topk 0 --zen-window 1 --zen-reselect 0 "
         "--zen-overlap off --resident 0.2",
