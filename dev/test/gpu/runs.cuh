@@ -152,7 +152,7 @@ static const struct {
         "--zen-reselect 3 --moments bf16 evaluates above=late,selected,swapped",
     "odd --master bf16 --accum 2 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 3 "
         "--zen-reselect 2 --resident 0.4 sizes places=9 streamed=1 above=selected,swapped",
-    // gradients that are scaled, as fp16's: sums over columns, too
+    // gradients that are scaled, as fp16's, by another factor in the next step
     "five scaled --offload zenflow --zen-topk 0.3 --zen-window 2 --zen-reselect 3 --zen-warmup 2 "
         "--zen-overlap off above=selected",
     // plain AdamW: each step is a window, all is chosen, or a warm-up
@@ -211,7 +211,7 @@ typedef struct {
     int timed, rests;                  // with a timeline; all comes to rest after each step
     int steps;                         // 0: as many as row_steps() says
     int adamw, plain;                  // ZenFlow that is plain AdamW; zenflow.h's reference
-    int scaled;                        // gradients are, as fp16's
+    int scaled;                        // gradients are, in every second step
     int waits;                         // without clipping, too, the update waits for the norm
     // on the virtual clock: percent of a step in memory that the host takes for all updates, and
     // for all additions to sums
@@ -695,7 +695,6 @@ static void rank_train(const Config *c, Shared *to) {
     Report *report = &to->rank[ranks.rank];
     moments_bf16 = c->o.moments == MOMENTS_BF16;
     master_bf16 = c->o.master == MASTER_BF16;
-    loss_scale = c->scaled ? 64 : USUAL_SCALE;
     const size_t before = free_memory();
     GPT2 *g = x->open(c, to);
     const size_t allocated = before - free_memory();

@@ -229,6 +229,7 @@ static uint64_t row_step(GPT2 *g, const Config *c, size_t step, uint64_t hash, d
     const Shape s = config_shape(c);
     const Recipe recipe = zen_recipe(c, step);
     const size_t selections = c->plain ? 0 : g->zen->clock.selections;
+    loss_scale = c->scaled && step % 2 == 1 ? 64 : USUAL_SCALE;
     counted = {};
     train_one(g, &s, &recipe, step, numbers);
     if (!c->plain) swapped_here += g->zen->swapped;

@@ -265,8 +265,8 @@ static double losses_with(GPT2 *g, float *w, size_t step, CPUModel *cpu, double 
 }
 
 // Each loss of a step has the bits of an evaluation with the weights that the CPU perturbs, and is
-// that of the CPU's model, to rounding; then the weights are those that the CPU updates. (All
-// layers stay on the GPU: what travels may be under way.)
+// that of the CPU's model, to rounding; the next step's weights are those that the CPU updates.
+// (All layers stay on the GPU: what travels may be under way.)
 static void check_cpu(const Config *c) {
     feed_make(c, 5);
     float *theta = shape_params(c->shape, false);
@@ -279,9 +279,11 @@ static void check_cpu(const Config *c) {
     for (size_t step = 1; step <= 5; step++) {
         const StepResult x = zo_step(g, &feed.r, step, rate_of(step));
         const ZoUpdate u = z->pending;
-        CHECK(!x.damaged, "%s", feed.r.damage.text);
-        zo_update_weights(g);
         float *stored = weights_get(g);
+        CHECK(!x.damaged, "%s", feed.r.damage.text);
+        CHECK(memcmp(stored, theta, t->elements * sizeof *w) == 0, "%s: weights of step %zu",
+              c->text, step);
+        g->zo->pending = zo_nothing;
         for (int i = 0; i < 2 * z->config.queries; i++) {
             const float scale = i % 2 == 0 ? z->config.eps : -z->config.eps;
             cpu_perturbed(t, &z->config, theta, w, step, i / 2, scale);
@@ -290,14 +292,13 @@ static void check_cpu(const Config *c) {
                   got, loss);
             worst = fmax(worst, fabs(got - cpus));
         }
+        gpt2_move(g, 0, 0, t->elements, theta, false);
+        g->zo->pending = u;  // the next step applies it
         for (int i = 0; i < t->count; i++) {
             const GPT2Tensor *a = &t->tensors[i];
             zo_update(theta + a->offset, a->rows * a->cols, &z->config, &u, (uint32_t)i, a->decay,
                       0);
         }
-        CHECK(memcmp(stored, theta, t->elements * sizeof *w) == 0, "%s: weights after step %zu",
-              c->text, step);
-        gpt2_move(g, 0, 0, t->elements, theta, false);
         free(stored);
     }
     CHECK(test_within(worst, IS_BF16 ? 0.05 : IS_FP16 ? 0.006 : 4e-6), "%s: a loss is off by %g",
