@@ -126,12 +126,10 @@ static void combinations_that_work_are_accepted(void) {
         {0, "--steps 0 --prompt _"}, {0, "--steps 0 --val v"}, {0, "--data d --dump f --steps 0"},
         {0, "--data d --steps 10 --warmup 10"}, {0, "--data d --lr 1e-4 --min-lr 1e-4"},
         {0, "--steps 0 --data d --warmup 99"}, {0, "--steps 0 --out x"}, {0, "--data d --lr 0"},
-        {0, "--steps 0 --optimizer mezo --prompt x"}, {0, "--data d --optimizer mezo --labels a|b"},
-        {0, "--steps 0 --val v --labels a|b --template x"}, {0, "--data d --offload auto"},
-        {0, "--data d --offload none"}, {0, "--data d --offload zenflow --zen-window 0.5"},
-        {0, "--steps 0 --data d --offload zenflow"},
+        {0, "--steps 0 --val v --labels a|b --template x"}, {0, "--data d --offload none"},
+        {0, "--data d --offload zenflow --zen-window 0.5"},
         {0, "--data d --offload zenflow --zen-topk 0 --zen-window 1048576"},
-        {1, "--plan"}, {1, "--calibrate --rates f"}, {1, "--plan --model 7b --rates f --trace t"},
+        {1, "--plan"}, {1, "--calibrate --rates f"},
         {1, "--data d --offload interleave --stride auto --resident 0.2 --subgroup 4096 --slots 1"},
         {1, "--data d --offload twinflow --resident 1"}, {1, "--plan --optimizer mezo --slots 2"},
         {1, "--data d --optimizer mezo --offload none"},
@@ -265,15 +263,13 @@ static void gpu_options_are_saved_by_gpu_builds_only(void) {
 static void the_learning_rate_follows_its_schedule(void) {
     #define HUNDRED "--data d --steps 110 --warmup 10 --lr 1 --min-lr 0.2"
     static const struct { const char *line; size_t step; double lr; } rows[] = {
-        {HUNDRED, 1, 0.1}, {HUNDRED, 9, 0.9}, {HUNDRED, 10, 1}, {HUNDRED, 60, 0.6},  // half way
+        {HUNDRED, 1, 0.1}, {HUNDRED, 10, 1}, {HUNDRED, 60, 0.6},     // half way
         {HUNDRED, 35, 0.2 + 0.8 * 0.5 * (1 + 0.70710678118654752)},  // a quarter
-        {HUNDRED, 110, 0.2}, {HUNDRED, 111, 0.2},
-        {HUNDRED " --schedule linear", 35, 0.8}, {HUNDRED " --schedule linear", 110, 0.2},
+        {HUNDRED, 110, 0.2}, {HUNDRED, 111, 0.2}, {HUNDRED " --schedule linear", 35, 0.8},
         {HUNDRED " --schedule constant", 5, 0.5}, {HUNDRED " --schedule constant", 110, 1},
         {"--data d --steps 100 --lr 1", 4, 0.8}, {"--data d --steps 100 --lr 1", 5, 1},  // auto: 5
         {"--data d --steps 100 --lr 1", 100, 0.1},  // and lr / 10
-        {"--data d --steps 1 --lr 1", 1, 0.1},      // one step is the last
-        {"--data d --steps 5 --warmup 5 --lr 1", 5, 1}};
+        {"--data d --steps 1 --lr 1", 1, 0.1}};     // one step is the last
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const Options o = cpu(rows[i].line);
         const double lr = schedule_lr(&o, rows[i].step);

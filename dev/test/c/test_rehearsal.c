@@ -65,9 +65,8 @@ static const struct { Rates rates; SceneJob jobs[7]; } scenes[] = {
     {{MACHINE, DUPLEX, .h2d_busy = 4, .d2h_busy = 5},
      {{FETCH, 100, -1, 4 + 3.75 + 5.4}, {OUT, 80, -1, 4 + 60.0 / 16},
       {CPU, 4 * ADAM_BYTES, -1, 4}}},
-    // one direction beside the cores, which do not get what it takes of memory: 16, then 24
-    {{MACHINE, .dram = 24, .h2d_host = 8}, {{CPU, 120, -1, 5 + 40.0 / 24}, {FETCH, 40, -1, 5}}},
-    // rates of both directions do not count then
+    // one direction beside the cores, which do not get what it takes of memory: 16, then 24; rates
+    // of both directions do not count then
     {{MACHINE, .dram = 24, .h2d_host = 8, .h2d_duplex = 1, .d2h_duplex = 1, .h2d_busy = 1,
       .d2h_busy = 1}, {{CPU, 120, -1, 5 + 40.0 / 24}, {FETCH, 40, -1, 5}}},
     // nor does the other direction's: if its own is not known, memory is shared evenly
@@ -75,7 +74,6 @@ static const struct { Rates rates; SceneJob jobs[7]; } scenes[] = {
      {{CPU, 70, -1, 70.0 / 12}, {OUT, 80, -1, 70.0 / 12 + 0.5}}},
     {{MACHINE, .dram = 24, .d2h_host = 10}, {{CPU, 70, -1, 5}, {OUT, 80, -1, 5 + 30.0 / 20}}},
     // host memory is shared evenly: the cores alone get 24, not 26; beside the link 14, then 24
-    {{MACHINE, .dram = 24}, {{CPU, 120, -1, 5}}},
     {{MACHINE, .dram = 24}, {{CPU, 120, -1, 5 + 50.0 / 24}, {FETCH, 50, -1, 5}}},
     // of 36, the way in needs 10, and 13 each are for the other two
     {{MACHINE, .dram = 24, .dram_dma = 36},
