@@ -530,7 +530,7 @@ static void test_dump(void) {
     static float shown[B * T * V];
     const GPT2Config c = config_of(FAMILY_GPT2, 1);
     GPT2Table t = gpt2_table(&c);
-    SafeTensors st;
+    SafeTensors st = {0};
     float *grads = zeros(&c), *logits = ALLOC(float, B * T * c.vocab_padded, "logits");
     for (size_t i = 0; i < B * T * c.vocab_padded; i++) logits[i] = (float)i;
     for (size_t i = 0; i < B * T * V; i++) shown[i] = logits[i / V * c.vocab_padded + i % V];

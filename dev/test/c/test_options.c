@@ -141,19 +141,19 @@ static void combinations_that_work_are_accepted(void) {
     }
 }
 
-static char *help(bool whole) {
-    char *text = NULL;
+static void help(char **text, bool whole) {
     size_t n = 0;
-    FILE *f = open_memstream(&text, &n);
+    FILE *f = open_memstream(text, &n);
     options_help(f, "train_gpt2", whole);
     fclose(f);
-    return text;
 }
 
 // What --help shows without a word: the rows of what most runs need, on a screen. With `all`: each
 // row, with its default and whether it is fixed.
 static void help_is_complete_and_narrow(void) {
-    const char *most = help(false), *text = help(true);
+    char *most, *text;
+    help(&most, false);
+    help(&text, true);
     size_t screen = 0;
     for (const char *c = most; *c != '\0'; c++) screen += *c == '\n';
     CHECK(screen <= 48 && !strstr(most, "\nImportance"), "%zu lines", screen);
