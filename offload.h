@@ -186,7 +186,7 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
 
 // Returns the end of the sub-group that begins at `at`.
 static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size, size_t at) {
-    if (size > 0) {  // ends are multiples of `size`, as far as legal
+    if (size > 0) {  // the end is the legal cut nearest to a multiple of `size`
         for (size_t next = (at / size + 1) * size;; next += size) {
             const size_t end = legal_cut(map, next);
             if (end > at) return end;

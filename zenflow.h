@@ -40,7 +40,7 @@ enum { ZEN_WINDOW_MOST = 16 };  // the most steps of a window that zen_votes() e
 typedef struct {
     size_t rows, cols;   // as in memory, with padded rows; a vector has 1 row
     size_t row;          // the first row that this rank has
-    size_t at;           // its first element in the arena, or in the shard space
+    size_t at;           // its first element in the arena, or in ZeRO's shards side by side
     size_t chosen;       // number of chosen columns (below 2^31, as is cols)
     size_t column_at;    // begin of its columns in the list of all columns
     size_t chosen_at;    // begin of its (rows, chosen) in the packed state of chosen columns
@@ -270,7 +270,7 @@ typedef struct {
     size_t selections;
     double *scores;         // (columns): importance, summed for the next selection
     double *chosen_mean;    // (tensors): mean magnitude of the chosen columns' gradients, summed
-    double *rest_mean;      // over the window's steps; the same of the rest's
+    double *rest_mean;      // over the window's steps; the same for the late columns
 } ZenClock;
 
 static ZenClock zen_clock(const ZenMap *map) {

@@ -483,7 +483,7 @@ typedef struct {
 typedef struct {
     int count;
     Shard *shards;
-    size_t elements;  // elements of the shard space, with gaps
+    size_t elements;  // of all shards side by side, the gaps between them included
 } ShardMap;
 
 // ---------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ static void ranks_close(void) {
 // ---------------------------------------------------------------------------------------------
 // Meeting
 
-// Sets how long calls wait for the other side (0: for ever). Then a failed machine is noticed.
+// Sets how long calls wait for the other side, so that a failed machine is noticed; 0: for ever.
 static void ranks_tune(int fd, double seconds) {
     static const int options[][3] = {
         {IPPROTO_TCP, TCP_NODELAY, 1}, {SOL_SOCKET, SO_REUSEADDR, 1}, {SOL_SOCKET, SO_KEEPALIVE, 1},

@@ -34,7 +34,7 @@ typedef struct {
     bool tools;                     // the template has turns of tools
     bool drops;                     // the template leaves out an empty system message
     const char *system;             // of a conversation without a system message; NULL: none
-    bool unread;                    // the template seems to have one, which is no literal
+    bool unread;                    // the template seems to have one, but not as a literal
     char front[96];                 // stands in front of every system message
 } Chat;
 
@@ -75,7 +75,7 @@ typedef struct ChatFormat {
 // Pieces
 
 // Encodes the piece. A token is trained if a byte of its text is. NFC composes nothing across the
-// border, so that the part that is read has as many bytes in the whole as by itself.
+// border of the trained bytes, so the bytes before it are as many in the whole as by themselves.
 static void chat_flush(ChatWriter *w) {
     const Tokenizer *t = w->chat->t;
     const int how = TOKENIZER_PLAIN | (w->out.count > 0 ? TOKENIZER_INSIDE : 0);
@@ -423,8 +423,8 @@ static void added_hide(const Tokenizer *t, int32_t id) {
     if (a != NULL) a->special = true;
 }
 
-// Finds the format number `asked`, or the one whose marks the template has; of a model without a
-// template the one whose token the tokenizer has. NULL and the reason in err if there is none.
+// Finds the format: number `asked`, if any is; else, if there is a template, the one whose marks it
+// has; else the one whose token the tokenizer has. NULL and the reason in err if there is none.
 static const ChatFormat *chat_find(const Tokenizer *t, int asked, const char *text, Error *err) {
     static const char *const others[] = {"<｜User｜>", "[SYSTEM_PROMPT]", "<|user|>", "</think>",
                                          "<start_of_turn>", "<|im_sep|>", "[INST]", ""};
@@ -490,8 +490,8 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
 // ---------------------------------------------------------------------------------------------
 // From JSON
 
-// Reads one message, whose text is that of the JSON. shared: it has ShareGPT's form, else OpenAI's.
-// An answer is trained by its "weight", 1 or 0; without one it is.
+// Reads one message. Its text stays in the JSON's memory. shared: it has ShareGPT's form, else
+// OpenAI's. An answer is trained if its "weight" is 1 or missing, and not if it is 0.
 static ChatMessage chat_message(const Chat *chat, const Json *m, bool shared, const char *at) {
     static const char *const shared_roles[CHAT_ROLES] = {"system", "human", "gpt", "tool"};
     const char *const known[6] = {shared ? "from" : "role", shared ? "value" : "content", "name",

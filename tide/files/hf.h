@@ -194,7 +194,7 @@ static bool hf_next(const GPT2Config *c, const GPT2Table *t, HfTensor *hf) {
 }
 
 // Reads elements [first, first + n) of tensor hf, in the order of the arena, from the stored
-// tensor. A stored row of a transposed matrix has some of them; any other tensor counts as one row.
+// tensor. In a transposed matrix they lie in many stored rows; any other tensor counts as one row.
 enum { HF_LINES = 16, HF_CHUNK = 1 << 10 };  // a chunk is on a thread's stack
 
 static void hf_read(const HfTensor *hf, const SafeTensor *ten, size_t first, size_t n, float *w) {
@@ -707,7 +707,7 @@ static void config_write_llama(FILE *f, const GPT2Config *c) {
         fprintf(f, "  \"use_sliding_window\": true,\n  \"max_window_layers\": 0,\n"
                 "  \"sliding_window\": %zu,\n", c->window);
     else if (c->family == FAMILY_MISTRAL) fprintf(f, "  \"sliding_window\": null,\n");
-    if (c->unturned > 0)  // without the null, transformers takes 128004 for pad_token_id
+    if (c->unturned > 0)  // a missing pad_token_id is 128004 for transformers
         fprintf(f, "  \"no_rope_layer_interval\": %zu,\n  \"pad_token_id\": null,\n", c->unturned);
     if (r->scaling == ROPE_NONE) return;
     fprintf(f, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %s",

@@ -91,7 +91,7 @@ static size_t nfc_write(NfcSegment *g, char *out) {
     return used;
 }
 
-// Returns a text of *n bytes composed. If nothing in it is marked, this is s itself. Else *room is
+// Returns a text of *n bytes composed: s itself if `classes` marks no character of it, else *room,
 // a new copy, to be freed, and *n its length, at most three times the old one.
 static const char *nfc_text(const unsigned char *classes, const char *s, size_t *n, char **room) {
     NfcSegment g = {NULL, 0};

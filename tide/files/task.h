@@ -512,11 +512,11 @@ static size_t row_begin(const Task *t, size_t k) { return t->rows > 0 ? t->row[k
 
 static size_t row_example(const Task *t, size_t j) { return t->rows > 0 ? t->packed[j] : j; }
 
-// Fills rows of T tokens with those at `position` and after it. A shorter row is padded with zeros,
-// which no other token sees, and which are not trained. inputs, targets (rows, T). begins (rows,
-// T), or NULL: for each token, the place in its row at which its document begins. With label words,
-// targets is (rows, 2): the place of the prompt's last token in its row, and the label. t->count
-// and T must not be 0.
+// Fills `rows` rows of T tokens with the task's rows from `position` on. A shorter row is padded
+// with zeros, which no other token sees, and which are not trained. inputs, targets (rows, T).
+// begins (rows, T), or NULL: for each token, the index in its row at which its document begins.
+// With label words, targets is (rows, 2): the index of the prompt's last token in its row, and the
+// label. t->count and T must not be 0.
 static void task_batch(const Task *t, uint64_t seed, bool training, uint64_t position, size_t rows,
                        size_t T, int32_t *inputs, int32_t *targets, int32_t *begins) {
     const bool words = t->labels > 0, choices = !training && !words;

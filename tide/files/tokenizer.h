@@ -636,7 +636,7 @@ static void encode_raw(const Tokenizer *t, const char *s, size_t n, int how, Tok
 }
 
 // Returns the length of the white space at the end of a text (at_end), or at its start. Without
-// `spaces`, ' ' does not count, because it stands for U+2581.
+// `spaces`, ' ' does not count, because it becomes U+2581, which is no white space.
 static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_end, bool spaces) {
     size_t white = 0, length;
     for (size_t at = 0; at < n; at += length) {

@@ -115,7 +115,7 @@ static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
         if (n > length && (rule->newer ? strncasecmp(s + 1, ends[i], length)
                                        : memcmp(s + 1, ends[i], length)) == 0) return 1 + length;
     }
-    // U+017F, the long s, is the only other letter that a comparison without case takes for one.
+    // Without case, one letter outside ASCII equals a letter of a contraction: U+017F, a long s.
     return rule->newer && n > 2 && memcmp(s + 1, "\xc5\xbf", 2) == 0 ? 3 : 0;
 }
 

@@ -24,9 +24,9 @@ static_assert((int)LAYER_TENSORS <= (int)BATCH_MOST, "one launch has all tensors
 enum { COLUMNS_THREADS = 256, COLUMNS_EACH = 16 };  // a block's threads; a thread's loads under way
 
 // Columns of a matrix (rows, cols), in `slots` slots; packed they are (rows, slots). Slots are cut
-// into strips of equal width but the last, at most COLUMNS_THREADS. A block takes `band` rows of a
-// strip at once, as many as it has threads for. For sums over all columns, packed_at is the begin
-// of the sums of blocks of rows (blocks, cols) in scratch memory, and slots, width, band are 0.
+// into strips of one width, at most COLUMNS_THREADS; the last may be narrower. A block takes `band`
+// rows of a strip at once, as many as it has threads for. To sum all columns, each block of rows
+// writes a row of sums (blocks, cols) at packed_at of scratch memory; slots, width, band are 0.
 typedef struct {
     size_t at;         // begin of the matrix in its segment of an arena
     size_t packed_at;  // begin of its packed elements

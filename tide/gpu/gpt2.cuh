@@ -361,7 +361,7 @@ static size_t layer_cache(const GPT2 *g) {
     return config_window(&g->config) * cache_row(&g->config);
 }
 
-// Returns how many floats after dqkv in g->dwide attention's backward pass may overwrite.
+// Returns how many floats the backward pass of attention may overwrite, after dqkv in g->dwide.
 static size_t attention_room(const GPT2 *g) {
     const size_t free_width = config_wide(&g->config) - config_qkv(&g->config);
     return g->B * g->T * free_width * sizeof(floatX) / sizeof(float);
@@ -409,7 +409,7 @@ static void pieces_point(GPT2 *g) {
         if (g->in_place || (chosen && !g->sums_on_gpu)) p->grad = p->made;
         if (p->over_acts) p->grad = g->acts + acts.entry + layer * acts.stride + p->grad_at;
         p->host_grad = (char *)g->host_grads + p->grad_at * g->host_grad_bytes;
-        // a chosen piece's runs also cover the late columns, so it alone is summed for the norm
+        // the norm needs no late piece: the chosen piece's runs also cover the late columns
         if (p->kind == PIECE_LATE || !(p->grad_on_gpu || g->sums_on_gpu)) p->grad = NULL;
         if (p->kind != PIECE_LATE)
             p->normed = p->grad != NULL ? p->grad : g->accumulating ? NULL : p->made;
@@ -535,8 +535,8 @@ static bool head_in_place(const GPT2 *g) {
     return !g->config.tied && g->words.count == 0 && g->max_B * g->max_T <= g->head_rows;
 }
 
-// Tells the timeline that the compute stream begins to work on segment s; NULL: it ends its work.
-// bytes: of activations or gradients that it makes, for the picture of memory.
+// Tells the timeline that the compute stream begins to work on segment s; name NULL: that it ends
+// its work. bytes: of activations or gradients that it makes, for the picture of memory.
 static void compute_span(GPT2 *g, const char *name, size_t s, size_t bytes = 0) {
     timeline_compute(&g->timeline, name, s, bytes, g->compute);
 }
@@ -582,8 +582,8 @@ static void copy_out_wide(GPT2 *g, float *host, const floatX *device, size_t n) 
     }
 }
 
-// Sorts `numbers` (N), each below V, and appends the order to a set that has `count` integers.
-// Returns how many the set has then.
+// Sorts `numbers` (N), each below V, and appends the order to the `count` integers that the staging
+// buffer has. Returns how many it has then.
 static size_t upload_order(GPT2 *g, const Staging *s, size_t count, TokenOrder *order,
                            const int32_t *numbers, size_t N, size_t V) {
     int32_t *rows = s->tokens + count;

@@ -117,8 +117,8 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
     compute_span(g, NULL, 0);
 }
 
-// Queues the head for labels, gpt2_classify() of train_gpt2.c: which of g->words comes next, at one
-// position of each sequence (where its target is)? Arguments and results are those of gpt2_head();
+// Queues the head for labels, as gpt2_classify() of train_gpt2.c: it predicts which of g->words is
+// next at one position of each sequence, its target's. Arguments and results are gpt2_head()'s;
 // grad_scale is 1 / (sequences of the whole step). If it is 0, g->loss[1] becomes the number of
 // sequences whose right word is the likeliest.
 static void gpt2_classify(GPT2 *g, float grad_scale, double share, bool accumulate) {

@@ -830,7 +830,7 @@ __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X
                 g.x[j] *= slope;
             }
             bits_d[k] = narrow<X>(g);
-            forget(&bits_d[k]);  // see layernorm_backward_kernel()
+            forget(&bits_d[k]);  // else the compiler keeps g beside it, in more registers
             store_bits(d + i * width, bits_d[k]);
             g = widen<X>(bits_d[k]);
             for (int j = 0; j < Pack<X>::N; j++) sum[j] += g.x[j];
@@ -890,8 +890,8 @@ static void bias_backward(X *db, float *scratch, const X *dout, size_t N, size_t
     column_sums<X, false>(db, scratch, (X *)dout, NULL, 0, N, OC, stream);
 }
 
-// Replaces dout in the first F columns of d, which is as wide as inp, by dinp in all columns. Then
-// overwrites db by the column sums of d, unless it is NULL. F must be whole packs.
+// d is as wide as inp, and has dout in its first F columns. Overwrites all columns of d by dinp;
+// then db, unless it is NULL, by the column sums of d. F must be a multiple of a pack's elements.
 template <typename X>
 static void activation_backward(X *d, X *db, float *scratch, const X *inp, size_t N, size_t F,
                                 int activation, cudaStream_t stream) {

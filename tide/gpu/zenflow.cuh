@@ -351,9 +351,9 @@ static void zen_gather(GPT2 *g, size_t s) {
     event_record(zero->gathered[s], zero->stream);
 }
 
-// Queues the work on the rest at the end of a step; scale: the factor that clips its gradient. If
-// forward waits for new weights, the worker takes segments in forward's order; else in backward's
-// order, which frees the buffer in the order in which backward fills it.
+// Queues the work on late columns at the end of a step; scale: the factor that clips the gradient.
+// If forward waits for new weights, the worker takes segments in forward's order; else in that of
+// backward, so that rooms for gradients are freed in the order in which backward fills them.
 static void zen_window(GPT2 *g, float scale) {
     ZenFlow *z = g->zen;
     const ZenTurn turn = z->turn;
@@ -456,9 +456,9 @@ static void zen_exchange_columns(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 5. Checkpoints
 
-// Copies n elements of a part of a packed piece, from its element `at` on. Parts 0, 1, 2 are its
-// state. Part 3, if the host stores the layer's weights, is the weights in use, which for chosen
-// columns are the masters, rounded.
+// Copies n elements of an array of a packed piece, from element `at` on, to w (`out`) or back.
+// Parts 0, 1, 2 are the state. Part 3, if the host stores the layer's weights, is the weights in
+// use, which for chosen columns are the masters, rounded.
 static void zen_part(const GPT2 *g, const Piece *p, int part, size_t at, float *w, size_t n,
                      bool out) {
     const bool late = p->kind == PIECE_LATE, streams = g->segment[p->segment].on_host;

@@ -53,7 +53,7 @@ struct Zero {
     double *host_all;           // (world, ZERO_HEAD)
 };
 
-enum { ZERO_LOSS, ZERO_NEWS, ZERO_HEAD = ZERO_NEWS + NEWS };  // places before a rank's block sums
+enum { ZERO_LOSS, ZERO_NEWS, ZERO_HEAD = ZERO_NEWS + NEWS };  // indices; then a rank's block sums
 
 static int zero_stage(const Zero *zero) { return zero == NULL ? 0 : zero->stage; }
 

@@ -155,8 +155,8 @@ typedef struct {
 } ZoSlot;
 
 // The zeroth-order part of a GPT2. GPT2.params has the embeddings, the layers that stay on the GPU,
-// and the tail; GPT2.host_weights has the visitors. For evaluations, GPT2.loss is the end of
-// `totals`.
+// and the tail; GPT2.host_weights has the layers that visit the GPU. In evaluations, GPT2.loss
+// points to the end of `totals`.
 struct Zo {
     ZoConfig config;
     ZoUpdate pending;           // the update that the next pass applies to the weights
@@ -188,7 +188,7 @@ struct Zo {
     // host memory
     double side[2 * ZO_QUERIES];  // (queries, 2): mean losses of all micro-batches and ranks
     double *all;                // (world, zo_news()): the numbers of all ranks in this step
-    double *mine;               // (zo_news()), after `all`: this rank's; the losses are first
+    double *mine;               // (zo_news()), after `all`: this rank's numbers; losses first
 };
 
 // Count the losses of a rank in a step; and the numbers that it sends: losses, and ZO_SAYS more.
@@ -270,7 +270,7 @@ static void zo_allocate(GPT2 *g) {
         slot->used = events_make(LAYER_PARTS);
         slot->left = events_make(LAYER_PARTS);
     }
-    owner_end();  // zo_fetch() may replace slots (--zo-no-slots), so gpt2_release() frees them
+    owner_end();  // slots have no owner: zo_fetch() may replace them, gpt2_release() frees them
     for (ZoSlot *slot = zo->slot; slot < zo->slot + zo->slots; slot++)
         slot->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
 }
@@ -348,8 +348,8 @@ static void zo_weights(GPT2 *g, floatX *theta, const ZoGroup *group, const ZoUpd
 
 static const ZoUpdate zo_nothing = {};
 
-// Makes the perturbed weights of group k of layer l for a query. slot: the visitor's; NULL: the
-// layer stays on the GPU. The first query also updates the group, and copies a visitor's back.
+// Makes the perturbed weights of group k of layer l for a query. slot: where the visiting layer is;
+// NULL: the layer stays on the GPU. The first query also updates the group, and copies it back.
 static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, ZoSlot *slot, int query) {
     const Zo *zo = g->zo;
     const bool first = query == 0, last = query + 1 >= p->queries || p->signs == 0;
@@ -378,7 +378,7 @@ static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, ZoSlot *
 // =============================================================================================
 // 4. The forward passes of both signs
 
-// Returns the residual stream of a query and a sign.
+// Returns the residual stream of a query (a random direction), added or subtracted (sign 0 or 1).
 static floatX *zo_x(const GPT2 *g, int query, int sign) {
     return g->zo->x + (size_t)(query * 2 + sign) * g->max_B * g->max_T * g->config.channels;
 }

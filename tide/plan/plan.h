@@ -332,9 +332,9 @@ static void search_try(OffloadSearch *q, const OffloadChoice *tried, bool reside
     }
 }
 
-// Tries with `streamed` layers: none; twinflow (zero if nothing stays); interleave at shares near
-// the best one of rates.h. Each of them with and without recomputation, with sums of gradients and
-// of visitors on either side, and without residents; with `residents`, also with those that fit.
+// Tries, with `streamed` layers, the modes none; twinflow (zero if nothing stays); interleave, at
+// shares near the best one of rates.h. Tries each with and without recomputation, with sums and
+// visitors' gradients on either side, and without residents or, if `residents`, with all that fit.
 static void search_all(OffloadSearch *q, int streamed, bool residents) {
     static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // of the best share
     static const int keeps[] = {KEEP_ALL, 0, -1};

@@ -122,7 +122,7 @@ static void rehearse_span_end(int stream) {
 }
 
 // Gives a stream work, and returns its job. The work joins the last job if that has the same kind
-// and span. Without work, makes a job only if it has to wait.
+// and span. With work 0, makes a job only if the stream has to wait.
 static int rehearse(int stream, int takes, double work) {
     Rehearsal *q = rehearsal;
     RehearsedStream *s = &q->streams[stream];

@@ -286,7 +286,7 @@ static bool option_given(const Options *o, const char *name) {
 static bool parse_number(const char *text, int type, double *out) {
     static const char units[] = "KkMmGgTt", digits[] = "+-eE.0123456789";
     const size_t sign = *text == '-';
-    const size_t other = type == O_REAL ? 0 : type == O_BYTES ? 4 : 5;  // first allowed digit
+    const size_t other = type == O_REAL ? 0 : type == O_BYTES ? 4 : 5;  // skips "+-eE", or "."
     const size_t n = sign + strspn(text + sign, digits + other);
     const char *unit = type == O_BYTES && text[n] != '\0' ? strchr(units, text[n]) : NULL;
     char *end;

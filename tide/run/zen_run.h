@@ -10,7 +10,7 @@
 #include "../../zenflow.h"
 
 static ZenConfig zen_config(const Options *o) {
-    const double window = o->zen_window;  // below 1: a share of matrices ends a window
+    const double window = o->zen_window;  // below 1: a window ends if this share of matrices asks
     return (ZenConfig){.topk = o->zen_topk, .window = window < 1 ? 0 : (size_t)window,
                        .reselect = o->zen_reselect, .warmup = o->zen_warmup,
                        .overlap = o->zen_overlap == OVERLAP_ON,
