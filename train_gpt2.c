@@ -2,7 +2,7 @@
 //
 //   1. The functions of a model, forward and backward, in the order in which a token passes them
 //   2. The model: memory, forward, backward, update
-//   3. One step of AdamW, or of MeZO
+//   3. One step of AdamW (or of ZenFlow's reference, zenflow.h), or of MeZO
 //   4. The loop; tide/run/run.h has the functions around a step
 //
 // Everything else in tide.c is checked against this reference, so each function is the plain loop
@@ -18,8 +18,9 @@
 // sums each output element, in one order, so that the bits do not depend on the number of threads.
 //
 // LLaMA differs from GPT-2 in five ways: its norms have no mean, positions rotate q and k, several
-// query heads share a key head, the MLP has a gate with SiLU, and there are no biases. (Qwen2 has
-// biases of q, k and v. Qwen3 normalises each head of q and k.)
+// query heads share a key head, the MLP has a gate with SiLU, and there are no biases. Qwen2 has
+// biases of q, k and v; Qwen3 normalises each head of q and k; Mistral's attention sees a window;
+// OPT has ReLU, and OPT-350M post-norm and narrow embeddings; SmolLM3 rotates in some layers only.
 
 #include "tide/cpu/adam_fast.h"
 #include "tide/cpu/attention.h"
@@ -47,9 +48,9 @@ static void store_sums(float *out, const float *sum, size_t width, bool accumula
 
 // --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]] ----------------------------
 //
-// If wte or wpe is NULL, out is the other one alone. A row may hold several documents. Then begins
-// (B, T) is, for each token, the place in the row at which its document begins. Positions count
-// from there, and attention sees nothing before it. begins NULL: a row is one document.
+// If wte or wpe is NULL, out is the other one alone. A sequence may hold several documents. Then
+// begins[b,t] is the index at which the document of token t begins. Positions count from there, and
+// attention sees nothing before it. begins NULL: a sequence is one document.
 
 static size_t position(const int32_t *begins, size_t i, size_t T) {
     return begins == NULL ? i % T : i % T - (size_t)begins[i];
@@ -110,7 +111,7 @@ static void layernorm_backward(float *dinp, float *dw, float *db, const float *d
         const float *x = inp + n * C, *d = dout + n * C;
         float *dx = dinp + n * C;
         const float mu = mean == NULL ? 0 : mean[n], r = rstd[n];
-        float d_mean = 0, d_dot = 0;  // means, over c, of dnorm, and of dnorm * norm
+        float d_mean = 0, d_dot = 0;  // means over c, of d w, and of d w times the norm
         #pragma omp simd reduction(+ : d_mean, d_dot)
         for (size_t c = 0; c < C; c++) {
             d_mean += d[c] * w[c];
@@ -167,11 +168,10 @@ static void matmul_backward(float *dinp, size_t pitch, float *dw, float *db, con
 
 // --- rotary positions (Su et al. 2021), and the norm of q and k -------------------------------
 //
-// x is one head of q or k, of HS channels, at position t; its angles are a[i] = t w[i]
-// (rope_table()):
-//     y[i]        = n[i] cos a[i] - n[i + HS/2] sin a[i]
-//     y[i + HS/2] = n[i + HS/2] cos a[i] + n[i] sin a[i]
-// n is x. In Qwen3, n is the RMS norm of x. All heads of q share one weight, and so do those of k.
+// x is one head of q or k, of HS channels, at position t. u is x, or in Qwen3 the RMS norm of x
+// (all heads of q share one weight, and so do those of k). Angles a[i] = t freq[i] (rope_table()):
+//     y[i]        = u[i] cos a[i] - u[i + HS/2] sin a[i]
+//     y[i + HS/2] = u[i + HS/2] cos a[i] + u[i] sin a[i]
 
 // Replaces q and k in qkv by y. With a norm, copies x to qk, for the backward pass. Without one,
 // qk, qk_rstd, q_norm_w and k_norm_w are NULL.
@@ -359,7 +359,7 @@ static void activation_backward(float *d, const float *inp, size_t N, size_t F, 
 
 // --- residual connection ---------------------------------------------------------------------
 
-// Computes out += inp. Backward copies the gradient of the sum to both.
+// Computes out += inp. In backward the gradient of the sum is that of each summand.
 static void residual_forward(float *out, const float *inp, size_t n) {
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) out[i] += inp[i];
@@ -407,8 +407,8 @@ typedef struct {
     float *ln_2, *mean_2, *rstd_2;  // (N, C), (N), (N)
     float *fc, *act;                // (N, M), (N, F)  before and after the non-linearity; M is F,
                                     //         or 2F with a gate
-    // Inputs of attention and of the MLP: ln_1, and ln_2 = norm(mid). In post-norm layers: x, and
-    // ln_1 = norm(mid); there ln_2 is the second sum. Then the mean and rstd of norm(mid).
+    // Pre-norm: att_in = ln_1, mlp_in = ln_2 = norm(mid). Post-norm: att_in = x, mlp_in = ln_1 =
+    // norm(mid), and ln_2 is the sum ln_1 + MLP. mid_mean and mid_rstd are those of norm(mid).
     float *att_in, *mlp_in, *mid_mean, *mid_rstd;
 } LayerActs;
 
@@ -443,7 +443,7 @@ typedef struct {
     float *ln_f, *mean_f, *rstd_f;               // (N, C), (N), (N)
     float *logits;                               // (chunk rows, Vp)
     float *losses;                               // (N)
-    float *rope;                                 // (T, HS/2, 2): rope_table()
+    float *rope;                                 // (positions, HS/2, 2): rope_table()
     float *dx, *dc, *dwide;                      // backward: (N, C), (N, max(C, A)), (N, max(Q, M))
     float *cache;                                // sampling: (L, window, 2, NKV HS)
     float *all_logits;                           // --dump: (N, Vp)
@@ -568,7 +568,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
     const float *wpe = tensor(g, g->params, g->table.wpe);
     if (wpe != NULL) wpe += g->position * C;
     float *x = g->acts.x;
-    if (c->embed > 0) {
+    if (c->embed > 0) {  // narrow embeddings, E < C; ln_f is only scratch here
         const size_t E = c->embed;
         encoder_forward(g->ln_f, tokens, begins, wte, NULL, B, T, E);
         encoder_forward(x, tokens, begins, NULL, wpe, B, T, C);
@@ -613,8 +613,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
 
 // Computes the head and the loss, in chunks of rows. Returns the mean loss of the micro-batch, in
 // nats per token. With grad_scale = 1 / (tokens of the step) also runs the head's backward pass:
-// sets dc = dln_f, and adds the gradient of the head's weight. With grad_scale 0 only evaluates.
-// Copies the logits to all_logits (N, Vp), unless NULL.
+// sets dc = dln_f, and sets the gradient of the head's weight, or adds to it (`accumulate`). With
+// grad_scale 0 only evaluates. Copies the logits to all_logits (N, Vp), unless NULL.
 static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool accumulate,
                         float *all_logits) {
     const size_t C = config_embed(&g->config), V = g->config.vocab, Vp = g->config.vocab_padded;
@@ -660,7 +660,7 @@ static void layer_backward(GPT2 *g, size_t l, bool accumulate) {
     const bool post = c->post_norm;
     const LayerActs a = layer_acts(g, l);
     const LayerWeights w = layer_weights(g, g->params, l), d = layer_weights(g, g->grads, l);
-    // the gradient of the residual stream, and that in a branch
+    // gradients of the residual stream and in a branch; post-norm swaps their buffers
     float *residual = post ? g->dc : g->dx, *branch = post ? g->dx : g->dc, *dwide = g->dwide;
     if (post) {  // the norm after the second sum
         memset(residual, 0, N * C * sizeof(float));
@@ -735,7 +735,7 @@ static double gpt2_grad_norm_squared(GPT2 *g) {
     return norm_total(g->norm_sums, blocks);
 }
 
-// Makes one AdamW step (adam.h) for all tensors.
+// Makes one AdamW step (adam.h) for all tensors. The step's grad_scale clips the gradient.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     for (int i = 0; i < g->table.count; i++) {
         const GPT2Tensor *t = &g->table.tensors[i];
@@ -844,8 +844,8 @@ static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
     return result;
 }
 
-// Makes one step of MeZO (zo.h). Two losses for each direction give the projected gradient, by
-// which the weights move along the direction. zo_estimate() defines loss and norm.
+// Makes one step of MeZO (zo.h): for each random direction z, theta moves along -z by lr times
+// (loss(theta + eps z) - loss(theta - eps z)) / (2 eps). zo_estimate() defines loss and norm.
 static StepResult mezo_step(GPT2 *g, Run *r, size_t step) {
     const ZoConfig *zo = &g->zo;
     const double parts = run_parts(r, step);
