@@ -106,7 +106,7 @@ static const int32_t *window_sees(int32_t *sees, const int32_t *begins, size_t N
     return sees;
 }
 
-// Returns the floats of one layer's cache for one token: its key and its value, (2, NKV HS).
+// Returns the numbers of one layer's cache for one token: its key and its value, (2, NKV HS).
 static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_head(c); }
 
 static bool config_biased(const GPT2Config *c, int product) { return !(c->unbiased & product); }

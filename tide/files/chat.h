@@ -456,11 +456,9 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
                       Error *err) {
     char *text = chat_template(t), today[16] = CHAT_DATE;
     const ChatFormat *f = chat_find(t, asked, text, err);
-    memset(chat, 0, sizeof *chat);
-    chat->format = f;
-    chat->t = t;
-    chat->begin = f != NULL && chat_fits(f, text) ? chat_begin(t, text, begin) : begin;
-    chat->has_template = *text != '\0';
+    const bool fits = f != NULL && chat_fits(f, text);
+    *chat = (Chat){.format = f, .t = t, .begin = fits ? chat_begin(t, text, begin) : begin,
+                   .has_template = *text != '\0'};
     for (int k = 0; f != NULL && k < 5 && f->tokens[k] != NULL; k++) {
         const bool eot = strcmp(f->tokens[k], "</s>") == 0;
         const uint32_t id = eot ? (uint32_t)t->eot : tokenizer_added(t, f->tokens[k]);
@@ -471,8 +469,9 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
         chat->ids[k] = (int32_t)id;
         added_hide(t, chat->ids[k]);
     }
+    added_hide(t, begin);
     added_hide(t, chat->begin);
-    if (f != NULL && chat_fits(f, text)) {
+    if (fits) {
         chat_default(chat, text);
         chat->tools = f->tools != NULL && chat_has(text, f->tools);
         chat->drops = chat_has(text, "'system' and message['content']");

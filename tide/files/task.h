@@ -46,7 +46,7 @@ typedef struct {
     Chat chat;                 // the format of conversations; .format NULL: there are none
     int labels;  // label words of one token each; then pieces are prompts only; else 0
     int32_t word[TASK_LABELS]; // the token of each label word
-    int32_t first_token;       // the first token of every prompt; -1: none
+    int32_t first_token;       // the first token of other prompts; -1: none
     size_t rows;               // rows that task_pack() made; 0: each example is one row
     size_t *row, *packed;      // (rows + 1), (count): row k has the examples packed[row[k]] to
                                // packed[row[k+1] - 1]
@@ -361,8 +361,9 @@ static Task task_parse(const char *name, char *text, const char *labels, const c
 
 // Opens a file of examples. labels NULL: it is JSON. Else it has labelled sentences: label number i
 // is the i-th word of `labels`, "word|word|..", 2 to 16 of them, and a prompt is the sentence,
-// without white space around it, and `template_text`. Every prompt begins with `first_token` (OPT:
-// 2; -1: none). All tokens must be below `vocab`. format: that of conversations (chat_open()).
+// without white space around it, and `template_text`. Prompts that are no conversation begin with
+// `first_token` (OPT: 2; -1: none). All tokens must be below `vocab`. format: that of
+// conversations (chat_open()).
 static Task task_open(const char *path, const char *labels, const char *template_text,
                       const Tokenizer *tok, int32_t first_token, size_t vocab, int format,
                       bool last) {
@@ -443,7 +444,9 @@ static size_t task_row(const Task *t, size_t i, size_t choice, size_t T, int32_t
         if (j < cut_inputs(cut)) inputs[j] = token_id(token);
         if (j > 0 && targets != NULL) targets[j - 1] = j < cut.prompt || token < 0 ? -1 : token;
     }
-    if (cut.prompt > 0 && t->tokens[t->first[k]] == t->first_token) inputs[0] = t->first_token;
+    const int32_t head = t->tokens[t->first[k]];
+    const bool talk = t->chat.format != NULL && head == t->chat.begin;
+    if (cut.prompt > 0 && head >= 0 && (talk || head == t->first_token)) inputs[0] = head;
     return cut_inputs(cut);
 }
 

@@ -243,7 +243,7 @@ template <typename Work> static unsigned batch_units(const Batch<Work> *batch) {
     return batch->count > 0 ? batch->end[batch->count - 1] : 0;
 }
 
-// Adds work that has `units` units.
+// Adds work of `units` units. gpt2_finish() bounds a model so that all of it has room.
 template <typename Work> static void batch_add(Batch<Work> *batch, const Work &work, size_t units) {
     if (units == 0) return;
     const unsigned end = batch_units(batch) + (unsigned)units;

@@ -419,7 +419,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
     unsigned parity = 0;
     for (unsigned first = begin; first < last; first += teams) {
         const unsigned n = first + mine;
-        const bool active = n < last;  // else: only takes part in the barrier
+        const bool active = n < last;  // else: only takes part in barriers, shuffles
         const float mu = next_mu, r = next_r;
         __pipeline_commit();
         __pipeline_wait_prior(0);

@@ -184,7 +184,7 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
         zo->group_at[k] = t->tensors[first[k]].offset - t->tensors[t->first_layer].offset;
         if (zo->group[k].length > zo->scratch) zo->scratch = zo->group[k].length;
     }
-    // A chunk of the vocabulary: as many tokens as scratch has room for, but from 512 to 8192.
+    // A chunk of the vocabulary: as many tokens as scratch has room for, but 512 to 8192, or all.
     zo->chunk = max_size(zo->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS, 512);
     zo->chunk = min_size(min_size(zo->chunk, 8192), g->config.vocab_padded);
     zo->scratch = max_size(zo->scratch, round_up(zo->chunk * C, ALIGN_ELEMENTS));

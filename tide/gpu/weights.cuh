@@ -11,9 +11,9 @@
 #define TIDE_WEIGHTS_CUH
 #include "zenflow.cuh"
 
-// Sets the address of each segment's weights. The layers that stay on the GPU are spread evenly
-// among the layers on the host: while one that stays computes, the link copies others. The first
-// layer stays if any does: forward need not wait for it. GPT2.params begins with the rooms.
+// Sets the address of each segment's weights. Layers with residents stay on the GPU. Others that
+// stay are spread evenly among those on the host: while one computes, the link copies others. Their
+// first stays if any does: forward need not wait for it. GPT2.params begins with the rooms.
 static void weights_place(GPT2 *g) {
     const int tail = g->segments - 1;
     const bool dealt = zero_stage(g->zero) == 3;

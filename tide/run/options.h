@@ -552,8 +552,8 @@ static void options_default(Options *o) {
     }
 }
 
-// Fills *o with the defaults, and then from the command line. An option may be given once. After
-// "--" it replaces an earlier one: scripts put "--" between their options and the user's. With
+// Fills *o with the defaults, and then from the command line. No option has two values. After
+// "--" one replaces an earlier one: scripts put "--" between their options and the user's. With
 // --resume, the combinations are checked later, by options_resume(). --help and --version print and
 // exit with 0. A mistake ends the program with one line and exit code 2.
 static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {

@@ -32,9 +32,9 @@ static void run_load_first(Run *r, const RunState *state) {
 }
 
 // Loads all parts of a checkpoint, or only weights (run_load_first). A damaged tensor is noticed
-// only now. Then the checkpoint is renamed, and the one before is loaded, unless its settings
-// differ or the damaged one has already set up the trainer (ZenFlow). Else the program ends, and
-// the next --resume finds the older one. From here on this run owns --out.
+// only now. Then the checkpoint is renamed, and the one before is loaded. If there is none, or its
+// settings differ, or the damaged one has already set up the trainer (ZenFlow), the program ends,
+// and the next --resume finds the older one. From here on this run owns --out.
 static void run_load(Run *r, const RunState *state) {
     Error err, why;
     TrainState before;

@@ -1,6 +1,6 @@
 // Tests of what ZenFlow does to columns on the GPU (columns.cuh) where no small model comes: places
-// beyond 32 bits, the size of the scratch memory, what has no room in a launch. (All else that is
-// packed, updated and added up: the rows of test_zenflow_gpu, against zenflow.h.)
+// beyond 32 bits, the size of the scratch memory. (All else that is packed, updated and added up:
+// the rows of test_zenflow_gpu, against zenflow.h.)
 #include "model_harness.cuh"
 #include "tensors.cuh"
 
@@ -110,34 +110,7 @@ static void far_away(void) {
 }
 #endif
 
-// Is it refused to name the columns of segment 1?
-static bool refuses(const ZenMap *map) {
-    char line[1024];
-    int status;
-    if (in_child(line, &status)) {
-        columns_of(map, 1, false);
-        _exit(0);
-    }
-    return WIFEXITED(status) && WEXITSTATUS(status) == 1;
-}
-
-// What has no room in a launch is refused, not left out.
-static void limits(void) {
-    Matrix m[MANY];
-    for (int i = 0; i < MANY; i++) m[i] = {5, 3, 1};
-    ZenMap map = map_of(m, MANY);
-    CHECK(!refuses(&map), "16 tensors");
-    map.tensor[3].rows = (size_t)1 << 31;
-    CHECK(refuses(&map), "2^31 rows");
-    map.tensor[3].rows = 5;
-    map.segment[1].first--;
-    map.segment[1].count++;
-    CHECK(refuses(&map), "17 tensors");
-    zen_map_free(&map);
-}
-
 int main(void) {
-    RUN(limits);
     RUN(scratch_is_that_of_the_largest);
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
 #ifdef __CUDA_EMU__
