@@ -407,11 +407,15 @@ static void chat_rows(void) {
         CHECK(trained == cases[i].targets && sum.targets == trained && sum.inputs == n
               && sum.cut == (T < N - 1), "T %zu: %zu trained, not %zu", T, trained, sum.targets);
     }
-    // a row that is cut begins with the token that begins a text where the format has it, only
-    for (int k = 0; k < 2; k++) {
-        t = load(&of_v3, IN_FILE, k ? V7 : ZEPHYR);
+    // a row that is cut keeps the token that begins a conversation, if the template writes one
+    const struct { const Kind *kind; const char *template_text; int32_t begin; } cut[] = {
+        {&of_v3, V7, 1}, {&of_v3, ZEPHYR, -1}, {&of_smollm2, BOS TURNS, 1}};
+    for (size_t i = 0; i < COUNT_OF(cut); i++) {
+        t = load(cut[i].kind, IN_FILE, cut[i].template_text);
         task = parse_lines(t, LINE(USER "," KING), CHAT_AUTO, false);
-        CHECK(task_row(&task, 0, 0, 8, in, to) == 8 && (in[0] == 1) == (k == 1), "%d", in[0]);
+        const int32_t first = task.tokens[0];
+        CHECK(task.chat.begin == cut[i].begin && task_row(&task, 0, 0, 7, in, to) == 7
+              && (in[0] == first) == (cut[i].begin >= 0), "row %zu: %d", i, in[0]);
     }
 }
 
